@@ -1,0 +1,37 @@
+package engine
+
+import (
+	"context"
+	"time"
+)
+
+// Lease is mutual exclusion for efficiency: SET NX EX. It is no proof of
+// ownership; terms in the store are.
+type Lease interface {
+	// Acquire takes the lease for ttl if it is free or already owner's.
+	Acquire(ctx context.Context, name, owner string, ttl time.Duration) (bool, error)
+	// Renew prolongs it if it is still owner's.
+	Renew(ctx context.Context, name, owner string, ttl time.Duration) (bool, error)
+	// Release frees it if it is still owner's.
+	Release(ctx context.Context, name, owner string) error
+}
+
+// Limits keeps token buckets and blocked accounts that all workers share.
+type Limits interface {
+	// Take takes up to n tokens of a bucket refilled at rate per second up to
+	// burst, and returns how many it got and, if fewer than n, how long until
+	// the next is there.
+	Take(ctx context.Context, bucket string, n int, rate float64, burst int) (got int, wait time.Duration, err error)
+	// Block marks an account as blocked until a time; an earlier time than the
+	// stored one changes nothing.
+	Block(ctx context.Context, account string, until time.Time) error
+	// Blocked returns until when each account is blocked; the zero time: it is not.
+	Blocked(ctx context.Context, accounts []string) ([]time.Time, error)
+}
+
+// Meta is a small durable table for identity and format versions.
+type Meta interface {
+	// GetMeta returns the value of a name; nil when there is none.
+	GetMeta(ctx context.Context, name string) ([]byte, error)
+	PutMeta(ctx context.Context, name string, value []byte) error
+}

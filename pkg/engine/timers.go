@@ -1,0 +1,59 @@
+package engine
+
+import "context"
+
+// Timer is something that happens later: an envelope to append, or (issue 2) a
+// trigger to call.
+type Timer struct {
+	FireAt  int64  // ms since 1970
+	ID      []byte // unique within its partition at FireAt, at most 64 bytes; decides the shard
+	Kind    uint8  // what the payload is; the timer engine does not look inside
+	Target  string // Kind envelope: the topic to append to
+	Payload []byte
+}
+
+// TimerPartition is one bucket of one shard. Rows of a partition are ordered by
+// fire time, then id.
+type TimerPartition struct {
+	Minute int64 // FireAt / 60,000
+	Shard  uint16
+}
+
+// TimerCursor is a place in a partition: after the row (FireAt, ID).
+type TimerCursor struct {
+	FireAt int64
+	ID     []byte
+}
+
+// ShardState is the row that makes one owner's writes valid.
+type ShardState struct {
+	Term      uint64 // raised by each take-over
+	Owner     string
+	Closed    int64 // last minute that was closed: no row may be added to it
+	Watermark int64 // every minute up to here was dropped
+}
+
+// Timers keeps timers by (minute, shard). Rows are inserted and never changed;
+// a closed minute is dropped whole.
+type Timers interface {
+	// Put stores timers. Storing the same (FireAt, ID) again changes nothing.
+	Put(ctx context.Context, shards int, ts []Timer) error
+	// Scan returns up to max rows of p behind after with FireAt <= until, in
+	// order.
+	Scan(ctx context.Context, p TimerPartition, after TimerCursor, until int64, max int) ([]Timer, error)
+	// Minutes returns the minutes of shard in [from, to] that hold rows,
+	// ascending: what a catch-up has to read.
+	Minutes(ctx context.Context, shard uint16, from, to int64) ([]int64, error)
+	// Shard returns the state of a shard; the zero state before its first owner.
+	Shard(ctx context.Context, shard uint16) (ShardState, error)
+	// TakeOver raises the term of a shard if it still is term, and names the
+	// new owner. A stale term is notify.KindConflict.
+	TakeOver(ctx context.Context, shard uint16, term uint64, owner string) (ShardState, error)
+	// Advance moves Closed and Watermark forward if the shard's term is
+	// s.Term; neither ever moves back. A stale term is notify.KindConflict.
+	Advance(ctx context.Context, shard uint16, s ShardState) error
+	// Drop removes a partition with one delete.
+	Drop(ctx context.Context, p TimerPartition) error
+	// Pending calls fn with every stored timer, for counts and audits.
+	Pending(ctx context.Context, fn func(*Timer) error) error
+}

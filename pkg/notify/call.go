@@ -1,0 +1,76 @@
+package notify
+
+import "time"
+
+// Call is one claim window handed to a provider: one content, n items.
+type Call struct {
+	Channel  Channel
+	Category Category
+	Caller   string
+	Content  *Content
+	Expires  int64 // ms since 1970; 0: never
+	Trace    string
+	Items    []Item
+}
+
+// Item is one address of one receiver. Its slices alias the log record.
+type Item struct {
+	ID        ID
+	Key       RowKey // of the envelope; with ID it makes the Ref of receipts
+	Addr      uint8  // ordinal of the address
+	User      []byte
+	Address   []byte // push: "apns:<token>" or "fcm:<token>"; sms: E.164; email: addr-spec
+	Variables []byte // JSON object or nil
+}
+
+// Class says what a provider's answer means for the receiver.
+type Class uint8
+
+const (
+	// ClassAccepted: the provider took it.
+	ClassAccepted Class = iota
+	// ClassRetry: not taken; try again after RetryAfter or the backoff. The
+	// provider is well, this item or moment is not.
+	ClassRetry
+	// ClassUnavailable: not taken; the provider or account is in trouble
+	// (5xx, refused connections, throttled). Feeds its breaker.
+	ClassUnavailable
+	// ClassThrottled: not taken; a rate limit of the account. RetryAfter blocks
+	// the account for everyone.
+	ClassThrottled
+	// ClassPermanent: never for this item (bad content, payload too large).
+	ClassPermanent
+	// ClassDeadAddress: the address is dead: permanent, and it joins the
+	// suppression list.
+	ClassDeadAddress
+	// ClassOptedOut: the receiver told the provider to stop (Twilio 21610).
+	ClassOptedOut
+	// ClassConfig: our credentials or settings are wrong (401, 403): not the
+	// item's fault; the breaker opens at once and somebody is paged.
+	ClassConfig
+	// ClassAmbiguous: the provider may have taken it: the connection was cut
+	// or timed out after the request was sent.
+	ClassAmbiguous
+)
+
+var classNames = [...]string{
+	"accepted", "retry", "unavailable", "throttled", "permanent",
+	"dead_address", "opted_out", "config", "ambiguous",
+}
+
+func (c Class) String() string {
+	if int(c) < len(classNames) {
+		return classNames[c]
+	}
+	return "unknown"
+}
+
+// Result is a provider's answer for one item.
+type Result struct {
+	Class      Class
+	Confirmed  bool          // accepted and nothing further will be confirmed: Delivered
+	RetryAfter time.Duration // 0: none given
+	Provider   string        // "apns", "twilio:AC…": the provider and account that answered
+	ProviderID string        // the provider's id of the message; empty when it is the AttemptID
+	Code       string        // "apns_unregistered", "twilio_21610", "http_503", "timeout"
+}

@@ -1,0 +1,152 @@
+package notify
+
+import "strings"
+
+// Channel is the way a notification travels.
+type Channel uint8
+
+// The channels. The zero value is not a channel.
+const (
+	Push Channel = iota + 1
+	SMS
+	Email
+)
+
+// Channels lists every channel.
+var Channels = [...]Channel{Push, SMS, Email}
+
+func (c Channel) String() string {
+	switch c {
+	case Push:
+		return "push"
+	case SMS:
+		return "sms"
+	case Email:
+		return "email"
+	}
+	return "unknown"
+}
+
+// ParseChannel returns the channel named s.
+func ParseChannel(s string) (Channel, bool) {
+	for _, c := range Channels {
+		if c.String() == s {
+			return c, true
+		}
+	}
+	return 0, false
+}
+
+// Category is what a notification is about. It decides the lane, whether the
+// receiver may mute it, and what happens when a send is ambiguous.
+type Category uint8
+
+// The categories. The zero value is not a category.
+const (
+	OTP Category = iota + 1
+	Alert
+	Transactional
+	Marketing
+	Digest
+)
+
+// Categories lists every category.
+var Categories = [...]Category{OTP, Alert, Transactional, Marketing, Digest}
+
+func (c Category) String() string {
+	switch c {
+	case OTP:
+		return "otp"
+	case Alert:
+		return "alert"
+	case Transactional:
+		return "transactional"
+	case Marketing:
+		return "marketing"
+	case Digest:
+		return "digest"
+	}
+	return "unknown"
+}
+
+// ParseCategory returns the category named s.
+func ParseCategory(s string) (Category, bool) {
+	for _, c := range Categories {
+		if c.String() == s {
+			return c, true
+		}
+	}
+	return 0, false
+}
+
+// Critical reports whether the category can be muted by nobody: otp and alert
+// ignore opt-outs and quiet hours, and fail open when a store is away.
+func (c Category) Critical() bool { return c == OTP || c == Alert }
+
+// Bulk reports whether the category travels in the bulk lane.
+func (c Category) Bulk() bool { return c == Marketing || c == Digest }
+
+// Lane is a channel and its speed: every lane has its own topic, workers and
+// share of provider capacity, so that a code never waits behind a campaign.
+type Lane struct {
+	Channel Channel
+	Bulk    bool
+}
+
+// LaneOf returns the lane of a notification.
+func LaneOf(ch Channel, cat Category) Lane { return Lane{ch, cat.Bulk()} }
+
+// Lanes lists every lane, the fast ones first.
+func Lanes() []Lane {
+	ls := make([]Lane, 0, 2*len(Channels))
+	for _, bulk := range []bool{false, true} {
+		for _, c := range Channels {
+			ls = append(ls, Lane{c, bulk})
+		}
+	}
+	return ls
+}
+
+// String is the lane's name in metrics and on the command line: "push", "push-bulk".
+func (l Lane) String() string {
+	if l.Bulk {
+		return l.Channel.String() + "-bulk"
+	}
+	return l.Channel.String()
+}
+
+// ParseLane is the inverse of Lane.String.
+func ParseLane(s string) (Lane, bool) {
+	name, bulk := strings.CutSuffix(s, "-bulk")
+	c, ok := ParseChannel(name)
+	return Lane{c, bulk}, ok
+}
+
+// Topic is the lane's topic of first attempts and deferrals.
+func (l Lane) Topic() string { return "notifications-" + l.String() }
+
+// DLQTopic is the lane's transport for retries.
+func (l Lane) DLQTopic() string { return l.Topic() + "-dlq" }
+
+// Topics that belong to no lane.
+const (
+	TopicFailed = "notifications-failed" // JSON, one record per failed notification
+	TopicPoison = "notifications-poison" // records nobody could decode, with their origin
+)
+
+// Consumer groups of the channel workers. Both lanes of a channel are read by
+// separate groups, so that a paused bulk lane never holds the other back.
+func (l Lane) Group() string {
+	if l.Bulk {
+		return l.Channel.String() + "-bulk-workers"
+	}
+	return l.Channel.String() + "-workers"
+}
+
+// RetryGroup is the consumer group of the lane's retry workers.
+func (l Lane) RetryGroup() string {
+	if l.Bulk {
+		return l.Channel.String() + "-bulk-retry-workers"
+	}
+	return l.Channel.String() + "-retry-workers"
+}

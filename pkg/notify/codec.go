@@ -1,0 +1,194 @@
+package notify
+
+import (
+	"fmt"
+
+	"google.golang.org/protobuf/encoding/protowire"
+)
+
+// Field numbers of notify.v1.Envelope; a test holds them against the schema.
+const (
+	fVersion = iota + 1
+	fBase
+	fPartition
+	fBlock
+	fCount
+	fFanout
+	fChannel
+	fCategory
+	fAccepted
+	fExpires
+	fCaller
+	fCampaign
+	fTrace
+	fContent
+	fEpoch
+	fAttempt
+	fDeferrals
+	fFirst
+	fNotBefore
+	fCause
+	fParent
+	fReceivers = 31
+)
+
+// AppendEnvelope appends the wire form of e (notify.v1.Envelope). It is
+// written by hand because it stands on the path of every single send: 130 ns
+// against 610 ns of the generated code, and no allocation.
+func AppendEnvelope(b []byte, e *Envelope) []byte {
+	b = appendUint(b, fVersion, EnvelopeVersion)
+	b = protowire.AppendTag(b, fBase, protowire.BytesType)
+	b = protowire.AppendBytes(b, e.Chunk.Base[:])
+	b = appendUint(b, fPartition, uint64(e.Chunk.Partition))
+	b = appendUint(b, fBlock, uint64(e.Chunk.Block))
+	b = appendUint(b, fCount, uint64(e.Count))
+	if e.Fan {
+		b = appendUint(b, fFanout, 1)
+	}
+	b = appendUint(b, fChannel, uint64(e.Channel))
+	b = appendUint(b, fCategory, uint64(e.Category))
+	b = appendUint(b, fAccepted, uint64(e.Accepted))
+	b = appendUint(b, fExpires, uint64(e.Expires))
+	b = appendString(b, fCaller, e.Caller)
+	b = appendString(b, fCampaign, e.Campaign)
+	b = appendString(b, fTrace, e.Trace)
+	b = protowire.AppendTag(b, fContent, protowire.BytesType)
+	b = protowire.AppendVarint(b, uint64(sizeContent(&e.Content)))
+	b = AppendContent(b, &e.Content)
+	b = appendUint(b, fEpoch, uint64(e.Epoch))
+	b = appendUint(b, fAttempt, uint64(e.Attempt))
+	b = appendUint(b, fDeferrals, uint64(e.Deferrals))
+	b = appendUint(b, fFirst, uint64(e.First))
+	b = appendUint(b, fNotBefore, uint64(e.NotBefore))
+	b = appendString(b, fCause, e.Cause)
+	b = appendUint(b, fParent, e.Parent)
+	b = protowire.AppendTag(b, fReceivers, protowire.BytesType)
+	return protowire.AppendBytes(b, e.Receivers)
+}
+
+// DecodeEnvelope reads a record into e; strings and slices of e alias b, which
+// must not change afterwards. It checks the receivers' column to its end.
+func DecodeEnvelope(b []byte, e *Envelope) error {
+	*e = Envelope{}
+	var version uint64
+	err := eachField(b, func(num protowire.Number, v uint64, s []byte) error {
+		switch num {
+		case fVersion:
+			version = v
+		case fBase:
+			if len(s) != len(e.Chunk.Base) {
+				return fmt.Errorf("%w: base of %d bytes", ErrCorrupt, len(s))
+			}
+			copy(e.Chunk.Base[:], s)
+		case fPartition:
+			e.Chunk.Partition = uint16(v)
+		case fBlock:
+			e.Chunk.Block = uint32(v)
+		case fCount:
+			e.Count = uint32(v)
+		case fFanout:
+			e.Fan = v != 0
+		case fChannel:
+			e.Channel = Channel(v)
+		case fCategory:
+			e.Category = Category(v)
+		case fAccepted:
+			e.Accepted = int64(v)
+		case fExpires:
+			e.Expires = int64(v)
+		case fCaller:
+			e.Caller = alias(s)
+		case fCampaign:
+			e.Campaign = alias(s)
+		case fTrace:
+			e.Trace = alias(s)
+		case fContent:
+			return DecodeContent(s, &e.Content)
+		case fEpoch:
+			e.Epoch = uint16(v)
+		case fAttempt:
+			e.Attempt = uint16(v)
+		case fDeferrals:
+			e.Deferrals = uint16(v)
+		case fFirst:
+			e.First = uint32(v)
+		case fNotBefore:
+			e.NotBefore = int64(v)
+		case fCause:
+			e.Cause = alias(s)
+		case fParent:
+			e.Parent = v
+		case fReceivers:
+			e.Receivers = s
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	switch {
+	case version == 0 || version > EnvelopeVersion:
+		return fmt.Errorf("%w: envelope version %d, this build reads up to %d", ErrCorrupt, version, EnvelopeVersion)
+	case e.Chunk.Base.IsZero(), e.Count == 0, e.Channel == 0, e.Category == 0:
+		return fmt.Errorf("%w: envelope without base, receivers, channel or category", ErrCorrupt)
+	case e.Channel > Email || e.Category > Digest:
+		return fmt.Errorf("%w: envelope of an unknown channel or category", ErrCorrupt)
+	}
+	return checkColumn(e.Receivers, e.Count)
+}
+
+func checkColumn(column []byte, count uint32) error {
+	rd, n := ReadReceivers(column), uint32(0)
+	for r := (Receiver{}); rd.Next(&r); n++ {
+	}
+	if rd.Err() != nil || n != count {
+		return fmt.Errorf("%w: %d of %d receivers read", ErrCorrupt, n, count)
+	}
+	return nil
+}
+
+// AppendContent appends the wire form of c (notify.v1.Content).
+func AppendContent(b []byte, c *Content) []byte {
+	b = appendString(b, 1, c.Template)
+	b = appendString(b, 2, c.Title)
+	b = appendString(b, 3, c.Body)
+	b = appendString(b, 4, c.HTML)
+	b = appendBytes(b, 5, c.Variables)
+	b = appendBytes(b, 6, c.Data)
+	b = appendString(b, 7, c.CollapseKey)
+	return appendString(b, 8, c.From)
+}
+
+func sizeContent(c *Content) (n int) {
+	for _, l := range [...]int{len(c.Template), len(c.Title), len(c.Body), len(c.HTML), len(c.Variables), len(c.Data), len(c.CollapseKey), len(c.From)} {
+		if l > 0 {
+			n += 1 + protowire.SizeBytes(l)
+		}
+	}
+	return n
+}
+
+// DecodeContent reads what AppendContent wrote; c aliases b.
+func DecodeContent(b []byte, c *Content) error {
+	return eachField(b, func(num protowire.Number, _ uint64, s []byte) error {
+		switch num {
+		case 1:
+			c.Template = alias(s)
+		case 2:
+			c.Title = alias(s)
+		case 3:
+			c.Body = alias(s)
+		case 4:
+			c.HTML = alias(s)
+		case 5:
+			c.Variables = s
+		case 6:
+			c.Data = s
+		case 7:
+			c.CollapseKey = alias(s)
+		case 8:
+			c.From = alias(s)
+		}
+		return nil
+	})
+}

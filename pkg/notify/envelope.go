@@ -1,0 +1,103 @@
+package notify
+
+import (
+	"time"
+)
+
+// EnvelopeVersion is what this build writes. A reader refuses a higher one.
+const EnvelopeVersion = 1
+
+// Limits of one notification, in bytes. They hold at intake.
+const (
+	MaxUserID    = 128
+	MaxAddress   = 512
+	MaxVariables = 8 << 10
+	MaxTitle     = 1 << 10
+	MaxBody      = 16 << 10
+	MaxHTML      = 256 << 10
+	MaxData      = 3 << 10
+	MaxTemplate  = 128
+	MaxCaller    = 128
+)
+
+// Envelope is the log record: content once, and the receivers of one chunk. A
+// single send is a chunk of one. It is immutable once decoded; its slices and
+// strings may alias the record it was decoded from.
+type Envelope struct {
+	Chunk    Chunk
+	Fan      bool // ids carry the receiver's index
+	Channel  Channel
+	Category Category
+	Accepted int64 // ms since 1970
+	Expires  int64 // ms since 1970; 0: never
+	Caller   string
+	Campaign string // cmp_<ULID>; empty outside campaigns
+	Trace    string // W3C traceparent
+	Content  Content
+
+	Epoch     uint16 // raised by a replay
+	Attempt   uint16 // 0: first attempt
+	Deferrals uint16 // how often this part was put off
+	First     uint32 // derived envelopes: request index of the first receiver
+	NotBefore int64  // ms since 1970; 0: at once
+	Cause     string // derived envelopes: code of the failure or deferral
+	Parent    uint64 // derived envelopes: digest of the original chunk's receivers
+
+	Count     uint32 // receivers in the column
+	Receivers []byte // packed column, see envelope.proto; walk it with Each or a ReceiverReader
+}
+
+// Chunk names the part of a request that one original envelope carries:
+// reproducible from the request's reservation, so that a repeated request
+// writes the same chunks.
+type Chunk struct {
+	Base      Base
+	Partition uint16
+	Block     uint32
+}
+
+// Content is what every receiver of a request is sent. Strings of {{name}} are
+// replaced by variables, a receiver's own before the shared ones.
+type Content struct {
+	Template    string
+	Title       string
+	Body        string
+	HTML        string
+	Variables   []byte // JSON object or nil
+	Data        []byte // JSON object or nil; push only
+	CollapseKey string
+	From        string
+}
+
+// Receiver is one entry of the column. Its slices alias the column.
+type Receiver struct {
+	Index     uint32
+	User      []byte
+	Address   []byte // nil: look it up
+	Variables []byte // JSON object or nil
+}
+
+// Lane is where the envelope travels.
+func (e *Envelope) Lane() Lane { return LaneOf(e.Channel, e.Category) }
+
+// Key is the outcome row's key of this envelope.
+func (e *Envelope) Key() RowKey {
+	return RowKey{Chunk: e.Chunk, Epoch: e.Epoch, Attempt: e.Attempt, Deferrals: e.Deferrals, First: e.First}
+}
+
+// ID is the notification id of the receiver with this request index.
+func (e *Envelope) ID(index uint32) ID {
+	if !e.Fan {
+		return ID{Base: e.Chunk.Base}
+	}
+	return ID{Base: e.Chunk.Base, Index: index, Fan: true}
+}
+
+// Derived reports whether the envelope is a retry, a deferral or a replay and
+// not the chunk as accepted. Only originals count towards what was accepted.
+func (e *Envelope) Derived() bool { return e.Epoch > 0 || e.Attempt > 0 || e.Deferrals > 0 }
+
+// Expired reports whether the envelope's deadline has passed at now.
+func (e *Envelope) Expired(now time.Time) bool {
+	return e.Expires != 0 && now.UnixMilli() >= e.Expires
+}

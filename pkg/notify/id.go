@@ -1,0 +1,129 @@
+package notify
+
+import (
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/oklog/ulid/v2"
+)
+
+// Base identifies one request, or one item of a batch: a ULID, 48 bits of
+// milliseconds since 1970 and 80 random bits.
+type Base [16]byte
+
+// NewBase returns a fresh base for a request accepted at t.
+func NewBase(t time.Time) Base {
+	var b Base
+	putTime(&b, t.UnixMilli())
+	rand.Read(b[6:]) // never fails since Go 1.24
+	return b
+}
+
+// Item derives the base of item i of a batch request. It keeps the request's
+// time, and is the same each time it is asked: a repeated request meets the
+// same ids.
+func (b Base) Item(i int) Base {
+	var in [20]byte
+	copy(in[:], b[:])
+	binary.BigEndian.PutUint32(in[16:], uint32(i))
+	sum := sha256.Sum256(in[:])
+	out := b
+	copy(out[6:], sum[:10])
+	return out
+}
+
+// Time is the moment the base was made, in milliseconds precision.
+func (b Base) Time() time.Time { return time.UnixMilli(int64(ulid.ULID(b).Time())) }
+
+// String is the ULID, 26 characters of Crockford base32.
+func (b Base) String() string { return ulid.ULID(b).String() }
+
+// IsZero reports whether b is unset.
+func (b Base) IsZero() bool { return b == Base{} }
+
+// ParseBase reads a ULID.
+func ParseBase(s string) (Base, error) {
+	u, err := ulid.ParseStrict(strings.ToUpper(s))
+	return Base(u), err
+}
+
+func putTime(b *Base, ms int64) {
+	var t [8]byte
+	binary.BigEndian.PutUint64(t[:], uint64(ms))
+	copy(b[:6], t[2:])
+}
+
+// ID names one notification: ntf_<ULID>, or ntf_<ULID>-<index> for a receiver
+// of a fan-out.
+type ID struct {
+	Base  Base
+	Index uint32 // the receiver's index in its request, rejected items counted too
+	Fan   bool   // a receiver of a fan-out
+}
+
+// MaxIndex is the highest receiver index of a request.
+const MaxIndex = 1<<31 - 1
+
+func (id ID) String() string {
+	s := "ntf_" + id.Base.String()
+	if id.Fan {
+		s += "-" + strconv.FormatUint(uint64(id.Index), 10)
+	}
+	return s
+}
+
+// ParseID reads what String wrote.
+func ParseID(s string) (ID, error) {
+	rest, ok := strings.CutPrefix(s, "ntf_")
+	if !ok {
+		return ID{}, Invalid("bad_id", "id", "a notification id starts with ntf_")
+	}
+	ulidPart, index, fan := strings.Cut(rest, "-")
+	base, err := ParseBase(ulidPart)
+	if err != nil {
+		return ID{}, Invalid("bad_id", "id", "a notification id is ntf_ and a ULID, with -<index> for a receiver of a fan-out")
+	}
+	id := ID{Base: base, Fan: fan}
+	if fan {
+		n, err := strconv.ParseUint(index, 10, 32)
+		if err != nil || n > MaxIndex || (len(index) > 1 && index[0] == '0') {
+			return ID{}, Invalid("bad_id", "id", fmt.Sprintf("the index of a receiver is a number from 0 to %d", MaxIndex))
+		}
+		id.Index = uint32(n)
+	}
+	return id, nil
+}
+
+// MarshalText and UnmarshalText make an ID a JSON string.
+func (id ID) MarshalText() ([]byte, error) { return []byte(id.String()), nil }
+
+// UnmarshalText is the inverse of MarshalText.
+func (id *ID) UnmarshalText(b []byte) error {
+	v, err := ParseID(string(b))
+	if err == nil {
+		*id = v
+	}
+	return err
+}
+
+// AttemptID is what a provider is given to recognise a repeated call: the same
+// for the same (id, epoch, address), so that a resend of an ambiguous call
+// carries the same one. It has the form of a UUID (version 8).
+func AttemptID(id ID, epoch uint16, addr int) [16]byte {
+	var in [16 + 4 + 2 + 2]byte
+	copy(in[:], id.Base[:])
+	binary.BigEndian.PutUint32(in[16:], id.Index)
+	binary.BigEndian.PutUint16(in[20:], epoch)
+	binary.BigEndian.PutUint16(in[22:], uint16(addr))
+	sum := sha256.Sum256(in[:])
+	var out [16]byte
+	copy(out[:], sum[:])
+	out[6] = out[6]&0x0f | 0x80
+	out[8] = out[8]&0x3f | 0x80
+	return out
+}

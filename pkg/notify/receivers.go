@@ -1,0 +1,144 @@
+package notify
+
+import (
+	"encoding/binary"
+	"errors"
+)
+
+// ErrCorrupt reports a record that does not have the form this package writes.
+var ErrCorrupt = errors.New("corrupt record")
+
+// ReceiverWriter appends receivers to a packed column. The zero value is ready;
+// Reset keeps the buffer.
+type ReceiverWriter struct {
+	buf   []byte
+	next  uint32 // lowest index that may come
+	count uint32
+}
+
+// Append adds r. Indexes must ascend strictly; the caller has checked lengths.
+func (w *ReceiverWriter) Append(r Receiver) {
+	delta := r.Index - w.next
+	flags := uint64(len(r.User)) << 2
+	if len(r.Address) > 0 {
+		flags |= 1
+	}
+	if len(r.Variables) > 0 {
+		flags |= 2
+	}
+	b := w.buf
+	if delta < 0x80 && flags < 0x80 { // the common case, 4 ns less
+		b = append(b, byte(delta), byte(flags))
+	} else {
+		b = binary.AppendUvarint(b, uint64(delta))
+		b = binary.AppendUvarint(b, flags)
+	}
+	b = append(b, r.User...)
+	if flags&1 != 0 {
+		b = binary.AppendUvarint(b, uint64(len(r.Address)))
+		b = append(b, r.Address...)
+	}
+	if flags&2 != 0 {
+		b = binary.AppendUvarint(b, uint64(len(r.Variables)))
+		b = append(b, r.Variables...)
+	}
+	w.buf = b
+	w.next = r.Index + 1
+	w.count++
+}
+
+// Bytes is the column so far; it aliases the writer's buffer.
+func (w *ReceiverWriter) Bytes() []byte { return w.buf }
+
+// Count is the number of receivers so far.
+func (w *ReceiverWriter) Count() uint32 { return w.count }
+
+// Len is the column's size so far, in bytes.
+func (w *ReceiverWriter) Len() int { return len(w.buf) }
+
+// Reset empties the column and keeps its buffer.
+func (w *ReceiverWriter) Reset() { w.buf, w.next, w.count = w.buf[:0], 0, 0 }
+
+// ReceiverReader walks a packed column without allocating.
+type ReceiverReader struct {
+	buf  []byte
+	next uint32
+	err  error
+}
+
+// ReadReceivers starts at the beginning of the column.
+func ReadReceivers(column []byte) ReceiverReader { return ReceiverReader{buf: column} }
+
+// Next reads the next receiver into r; false at the end or at damage.
+func (d *ReceiverReader) Next(r *Receiver) bool {
+	b := d.buf
+	if len(b) == 0 {
+		return false
+	}
+	var delta, flags uint64
+	if len(b) >= 2 && b[0] < 0x80 && b[1] < 0x80 {
+		delta, flags = uint64(b[0]), uint64(b[1])
+		b = b[2:]
+	} else {
+		var n, m int
+		if delta, n = binary.Uvarint(b); n <= 0 {
+			return d.fail()
+		}
+		if flags, m = binary.Uvarint(b[n:]); m <= 0 {
+			return d.fail()
+		}
+		b = b[n+m:]
+	}
+	index := uint64(d.next) + delta
+	size := flags >> 2
+	if index > MaxIndex || size > uint64(len(b)) {
+		return d.fail()
+	}
+	r.Index = uint32(index)
+	r.User, b = b[:size:size], b[size:]
+	r.Address, r.Variables = nil, nil
+	if flags&3 != 0 {
+		var ok bool
+		if flags&1 != 0 {
+			if r.Address, b, ok = cutBytes(b); !ok {
+				return d.fail()
+			}
+		}
+		if flags&2 != 0 {
+			if r.Variables, b, ok = cutBytes(b); !ok {
+				return d.fail()
+			}
+		}
+	}
+	d.buf, d.next = b, uint32(index)+1
+	return true
+}
+
+// Err is ErrCorrupt when Next stopped at damage, else nil.
+func (d *ReceiverReader) Err() error { return d.err }
+
+// Rest is the part of the column not read yet.
+func (d *ReceiverReader) Rest() []byte { return d.buf }
+
+func (d *ReceiverReader) fail() bool {
+	d.err = ErrCorrupt
+	d.buf = nil
+	return false
+}
+
+func cutBytes(b []byte) (val, rest []byte, ok bool) {
+	size, n := binary.Uvarint(b)
+	if n <= 0 || size > uint64(len(b)-n) {
+		return nil, nil, false
+	}
+	end := n + int(size)
+	return b[n:end:end], b[end:], true
+}
+
+// ColumnDigest is a fingerprint of a column: equal columns, equal digests. It guards
+// a chunk's identity, it is no protection against somebody who wants a match.
+func ColumnDigest(column []byte) uint64 { return hash64(column) }
+
+// HashUser hashes a user id for tables, filters and history: the same in every
+// process and release (xxHash64, seed 0).
+func HashUser(user []byte) uint64 { return hash64(user) }

@@ -1,0 +1,208 @@
+package notify
+
+import "sort"
+
+// RowKey names an outcome row: what became of the receivers of one envelope.
+type RowKey struct {
+	Chunk     Chunk
+	Epoch     uint16
+	Attempt   uint16
+	Deferrals uint16
+	First     uint32 // request index of the first receiver of a derived envelope
+	Kind      RowKind
+}
+
+// RowKind tells outcomes of our own calls from news that came later.
+type RowKind uint8
+
+const (
+	// RowOutcome is written by the worker that handled the envelope.
+	RowOutcome RowKind = iota
+	// RowReceipt is a provider's delivery receipt for one receiver (First).
+	RowReceipt
+)
+
+// Row is the outcome of one envelope: a default state and the exceptions. A
+// worker first writes it as a claim (StartedUpTo moves before the provider is
+// called), last with Done set; the same key is overwritten, nothing is deleted.
+type Row struct {
+	Key    RowKey
+	Count  uint32   // receivers of the envelope
+	Digest uint64   // ColumnDigest of its receivers
+	Index  []uint32 // request index per position; nil for originals, whose chunk body holds them
+
+	DoneUpTo    uint32 // positions below have an outcome
+	StartedUpTo uint32 // positions below may have been handed to a provider
+	Starts      uint16 // how often the window at DoneUpTo was started
+	Done        bool   // every position has an outcome
+
+	Default    State       // outcome of positions below DoneUpTo that have no exception
+	Exceptions []Exception // ascending (Pos, Addr)
+
+	Caller   string
+	Campaign string
+	Channel  Channel
+	Category Category
+	Accepted int64 // ms since 1970, of the request
+	Updated  int64 // ms since 1970, of this row
+	Topic    string
+	LogPart  int32 // where the envelope lies in the log
+	Offset   int64
+}
+
+// Exception is the outcome of one position, or of one of its addresses, that
+// is not the row's default.
+type Exception struct {
+	Pos      uint32
+	Addr     uint8 // ordinal of the address, 0 for the first or only one
+	Of       uint8 // number of addresses tried; 0 and 1 mean one
+	State    State
+	Retry    bool   // State Deferred: goes on as a retry (attempt + 1), else as a deferral
+	Wake     int64  // State Deferred: when it goes on, ms since 1970
+	Code     string // why, e.g. "apns_unregistered", "opted_out", "no_address"
+	Provider string // which provider or account answered
+	Receipt  string // the provider's own id of the message
+}
+
+// At returns the exceptions of position pos.
+func (r *Row) At(pos uint32) []Exception {
+	lo := sort.Search(len(r.Exceptions), func(i int) bool { return r.Exceptions[i].Pos >= pos })
+	hi := lo
+	for hi < len(r.Exceptions) && r.Exceptions[hi].Pos == pos {
+		hi++
+	}
+	return r.Exceptions[lo:hi]
+}
+
+// PosOf returns the position of the receiver with this request index, for rows
+// that list their receivers.
+func (r *Row) PosOf(index uint32) (uint32, bool) {
+	i := sort.Search(len(r.Index), func(i int) bool { return r.Index[i] >= index })
+	return uint32(i), i < len(r.Index) && r.Index[i] == index
+}
+
+// Outcome is what the fold says of one receiver.
+type Outcome struct {
+	State   State
+	Epoch   uint16
+	Attempt uint16 // of the row that decided
+	Code    string
+	Updated int64 // ms since 1970; 0 while nothing happened
+}
+
+// Fold returns the state of the receiver with request index index, whose
+// position in the original chunk is pos, from all rows of its chunk in any
+// order. The highest epoch wins; within it, per address the best report, and
+// over the addresses the best address; a receiver that is still waiting
+// somewhere is Deferred.
+//
+// A row that handed a receiver on (Deferred) is answered by the row of the
+// envelope it handed it to, so only the latest (attempt, deferrals) of an
+// epoch speaks, and receipts speak about what was Sent or Unknown.
+func Fold(rows []Row, index, pos uint32) Outcome {
+	out := Outcome{State: Accepted}
+	epoch := -1
+	for i := range rows {
+		if _, ok := rows[i].position(index, pos); ok && int(rows[i].Key.Epoch) > epoch {
+			epoch = int(rows[i].Key.Epoch)
+		}
+	}
+	if epoch < 0 {
+		return out
+	}
+	out.Epoch = uint16(epoch)
+	var addrs [256]State
+	count, whole := 0, None // whole: an outcome of the receiver without a call
+	var wholeCode string
+	for _, r := range inOrder(rows, uint16(epoch)) {
+		p, ok := r.position(index, pos)
+		if !ok || (p >= r.DoneUpTo && !r.Done) {
+			continue
+		}
+		out.Updated = max(out.Updated, r.Updated)
+		ex := r.At(p)
+		if len(ex) == 0 {
+			ex = []Exception{{Pos: p, State: r.Default}}
+		}
+		for _, x := range ex {
+			switch x.State {
+			case Suppressed, Expired, Cancelled:
+				whole, wholeCode = x.State, x.Code
+				out.Attempt = r.Key.Attempt
+				continue
+			case Failed:
+				if x.Code == CodeNoAddress {
+					whole, wholeCode = x.State, x.Code
+					continue
+				}
+			}
+			was := addrs[x.Addr]
+			now := BetterAddressState(was, x.State)
+			if was == Deferred && r.Key.Kind == RowOutcome {
+				now = x.State // the envelope it was handed to has answered
+			}
+			if now != was {
+				addrs[x.Addr] = now
+				out.Code, out.Attempt = x.Code, r.Key.Attempt
+			}
+			count = max(count, int(x.Addr)+1, int(x.Of))
+		}
+	}
+	called := FoldAddresses(addrs[:count])
+	switch {
+	case called == Deferred && whole != None:
+		// It waited for a retry or a deferral, which then ended without a call;
+		// an address that had been reached before still counts.
+		rest := addrs[:0:0]
+		for _, s := range addrs[:count] {
+			if s != Deferred && s != None {
+				rest = append(rest, s)
+			}
+		}
+		if s := FoldAddresses(rest); s == Sent || s == Delivered || s == Unknown {
+			out.State = s
+		} else {
+			out.State, out.Code = whole, wholeCode
+		}
+	case called != None:
+		out.State = called
+	case whole != None:
+		out.State, out.Code = whole, wholeCode
+	}
+	return out
+}
+
+// CodeNoAddress is the code of a receiver that had no address at fire time.
+const CodeNoAddress = "no_address"
+
+// position returns where the receiver stands in r's envelope.
+func (r *Row) position(index, pos uint32) (uint32, bool) {
+	switch {
+	case r.Key.Kind == RowReceipt:
+		return 0, r.Key.First == index
+	case r.Index != nil:
+		return r.PosOf(index)
+	}
+	return pos, pos < r.Count
+}
+
+// inOrder returns the rows of an epoch as they happened.
+func inOrder(rows []Row, epoch uint16) []*Row {
+	var rs []*Row
+	for i := range rows {
+		if rows[i].Key.Epoch == epoch {
+			rs = append(rs, &rows[i])
+		}
+	}
+	sort.SliceStable(rs, func(i, j int) bool {
+		a, b := &rs[i].Key, &rs[j].Key
+		if a.Kind != b.Kind {
+			return a.Kind < b.Kind
+		}
+		if a.Attempt != b.Attempt {
+			return a.Attempt < b.Attempt
+		}
+		return a.Deferrals < b.Deferrals
+	})
+	return rs
+}
