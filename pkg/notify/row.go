@@ -36,7 +36,11 @@ type Row struct {
 	Starts      uint16 // how often the window at DoneUpTo was started
 	Done        bool   // every position has an outcome
 
-	Default    State       // outcome of positions below DoneUpTo that have no exception
+	// Resent counts receivers that were handed to a provider again although an
+	// earlier call may have been taken: the bound of duplicates, exactly.
+	Resent uint32
+
+	Default    Exception   // outcome of positions below DoneUpTo that have no exception; its Pos and Addr mean nothing
 	Exceptions []Exception // ascending (Pos, Addr)
 
 	Caller   string
@@ -96,6 +100,9 @@ type Outcome struct {
 // over the addresses the best address; a receiver that is still waiting
 // somewhere is Deferred.
 //
+// (A row that is not done may hold exceptions at and behind DoneUpTo, of windows
+// that finished early; they are ignored.)
+//
 // A row that handed a receiver on (Deferred) is answered by the row of the
 // envelope it handed it to, so only the latest (attempt, deferrals) of an
 // epoch speaks, and receipts speak about what was Sent or Unknown.
@@ -122,7 +129,8 @@ func Fold(rows []Row, index, pos uint32) Outcome {
 		out.Updated = max(out.Updated, r.Updated)
 		ex := r.At(p)
 		if len(ex) == 0 {
-			ex = []Exception{{Pos: p, State: r.Default}}
+			ex = []Exception{r.Default}
+			ex[0].Pos, ex[0].Addr = p, 0
 		}
 		for _, x := range ex {
 			switch x.State {
