@@ -1,6 +1,10 @@
 package engine
 
-import "context"
+import (
+	"context"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
 
 // Timer is something that happens later: an envelope to append, or (issue 2) a
 // trigger to call.
@@ -10,6 +14,11 @@ type Timer struct {
 	Kind    uint8  // what the payload is; the timer engine does not look inside
 	Target  string // Kind envelope: the topic to append to
 	Payload []byte
+}
+
+// ShardOf is the shard of a timer id: the same in every engine and release.
+func ShardOf(id []byte, shards int) uint16 {
+	return uint16(notify.ColumnDigest(id) % uint64(shards))
 }
 
 // TimerPartition is one bucket of one shard. Rows of a partition are ordered by
@@ -36,7 +45,7 @@ type ShardState struct {
 // Timers keeps timers by (minute, shard). Rows are inserted and never changed;
 // a closed minute is dropped whole.
 type Timers interface {
-	// Put stores timers. Storing the same (FireAt, ID) again changes nothing.
+	// Put stores timers, each in shard ShardOf(ID, shards). Storing the same (FireAt, ID) again changes nothing.
 	Put(ctx context.Context, shards int, ts []Timer) error
 	// Scan returns up to max rows of p behind after with FireAt <= until, in
 	// order.
