@@ -33,8 +33,9 @@ const (
 )
 
 // AppendEnvelope appends the wire form of e (notify.v1.Envelope). It is
-// written by hand because it stands on the path of every single send: 130 ns
-// against 610 ns of the generated code, and no allocation.
+// written by hand because it stands on the path of every single send: 226 ns
+// against 474 ns of the generated code (reading: 317 ns and no allocation against
+// 755 ns and 14; BenchmarkAppendEnvelope, BenchmarkDecodeEnvelope).
 func AppendEnvelope(b []byte, e *Envelope) []byte {
 	b = appendUint(b, fVersion, EnvelopeVersion)
 	b = protowire.AppendTag(b, fBase, protowire.BytesType)
