@@ -1,0 +1,162 @@
+package provider
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+	"golang.org/x/net/http2"
+)
+
+// Confirmation says what "accepted" means for a provider: whether an accepted
+// item is Sent or already Delivered.
+type Confirmation uint8
+
+const (
+	// ConfirmDefault is ConfirmAccepted for push, whose providers report
+	// nothing further, and ConfirmReceipt for the others.
+	ConfirmDefault Confirmation = iota
+	// ConfirmAccepted: accepted is the last thing this provider will confirm,
+	// so it counts as Delivered.
+	ConfirmAccepted
+	// ConfirmReceipt: accepted is Sent; Delivered comes by receipt.
+	ConfirmReceipt
+)
+
+func (c Confirmation) or(d Confirmation) Confirmation {
+	if c == ConfirmDefault {
+		return d
+	}
+	return c
+}
+
+// verdict is a line of an error table: what an answer means for the item.
+type verdict struct {
+	class notify.Class
+	// after is used where the provider named no time of its own.
+	after time.Duration
+	then  action
+}
+
+// action is what the client itself does upon an answer, beyond reporting it.
+type action uint8
+
+const (
+	// renewToken: our bearer token was refused as old.
+	renewToken action = iota + 1
+	// leaveConn: the server wants this connection to be given up.
+	leaveConn
+	// badAddress: counts towards the guard against a mass of dead addresses.
+	badAddress
+)
+
+// byStatus is what a status without a known reason means, for every provider.
+func byStatus(status int) verdict {
+	switch {
+	case status >= 200 && status < 300:
+		return verdict{class: notify.ClassAccepted}
+	case status == 401 || status == 403 || status == 407:
+		return verdict{class: notify.ClassConfig}
+	case status == 408 || status == 425:
+		return verdict{class: notify.ClassRetry}
+	case status == 429:
+		return verdict{class: notify.ClassThrottled, after: time.Second}
+	case status >= 500:
+		return verdict{class: notify.ClassUnavailable}
+	case status >= 300 && status < 400:
+		return verdict{class: notify.ClassConfig} // a base URL that redirects
+	}
+	return verdict{class: notify.ClassPermanent}
+}
+
+// httpCode is the code of an answer that named no reason: "http_503".
+func httpCode(status int) string { return "http_" + strconv.Itoa(status) }
+
+// snake turns a provider's reason ("BadDeviceToken", "QUOTA_EXCEEDED") into the
+// form of our codes.
+func snake(prefix, s string) string {
+	var b strings.Builder
+	b.WriteString(prefix)
+	lower := false // the byte before was a lower-case letter or a digit
+	for i := 0; i < len(s) && i < 64; i++ {
+		switch c := s[i]; {
+		case c >= 'A' && c <= 'Z':
+			if lower {
+				b.WriteByte('_')
+			}
+			b.WriteByte(c + 'a' - 'A')
+			lower = false
+		case c >= 'a' && c <= 'z', c >= '0' && c <= '9':
+			b.WriteByte(c)
+			lower = true
+		default:
+			b.WriteByte('_')
+			lower = false
+		}
+	}
+	return b.String()
+}
+
+// failure is what became of an exchange that brought no answer.
+type failure struct {
+	class notify.Class
+	code  string
+	// elsewhere: the server did not look at it and said so, or the connection
+	// was already closing; another connection may take it at once.
+	elsewhere bool
+}
+
+// classify translates the error of a round trip. sent says whether the request
+// may have been complete on the wire.
+func classify(ctx context.Context, err error, sent bool) failure {
+	var stream http2.StreamError
+	switch {
+	case errors.As(err, &stream) && stream.Code == http2.ErrCodeRefusedStream,
+		strings.Contains(err.Error(), "graceful shutdown GOAWAY"),
+		!sent && strings.Contains(err.Error(), "client conn not usable"):
+		// RFC 9113, 8.7 and 6.8: refused streams, and those above a GOAWAY's
+		// last stream, were not processed.
+		return failure{notify.ClassUnavailable, "connection_closing", true}
+	case sent && errors.Is(err, context.DeadlineExceeded):
+		return failure{notify.ClassAmbiguous, "timeout", false}
+	case sent && ctx.Err() != nil:
+		return failure{notify.ClassAmbiguous, "cancelled", false}
+	case sent:
+		return failure{notify.ClassAmbiguous, "connection_lost", false}
+	case ctx.Err() != nil:
+		return failure{notify.ClassRetry, "cancelled", false}
+	case errors.Is(err, context.DeadlineExceeded):
+		return failure{notify.ClassUnavailable, "timeout", false}
+	}
+	return failure{notify.ClassUnavailable, "connection_failed", false}
+}
+
+func (f failure) result(provider string) notify.Result {
+	return notify.Result{Class: f.class, Code: f.code, Provider: provider}
+}
+
+// failed translates an error of our own side of a call: a token that could not
+// be had, a connection that is not there, a template without its variable.
+func failed(ctx context.Context, provider string, err error) notify.Result {
+	r := notify.Result{Class: notify.ClassUnavailable, Code: "unavailable", Provider: provider}
+	e, ok := errors.AsType[*notify.Error](err)
+	if !ok {
+		if ctx.Err() != nil {
+			r.Class, r.Code = notify.ClassRetry, "cancelled"
+		}
+		return r
+	}
+	r.Code, r.RetryAfter = e.Code, e.RetryAfter
+	switch e.Kind {
+	case notify.KindUnauthorized, notify.KindForbidden:
+		r.Class = notify.ClassConfig
+	case notify.KindInvalid, notify.KindTooLarge, notify.KindPermanent:
+		r.Class = notify.ClassPermanent
+	case notify.KindThrottled:
+		r.Class = notify.ClassThrottled
+	}
+	return r
+}

@@ -1,0 +1,110 @@
+package provider
+
+import (
+	"encoding/json"
+	"sync"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// apnsReasons is the table of APNs' error answers.
+var apnsReasons = map[string]verdict{
+	// the device
+	"BadDeviceToken":         {class: notify.ClassDeadAddress, then: badAddress},
+	"DeviceTokenNotForTopic": {class: notify.ClassDeadAddress, then: badAddress},
+	"Unregistered":           {class: notify.ClassDeadAddress},
+	"ExpiredToken":           {class: notify.ClassDeadAddress},
+	"TooManyRequests":        {class: notify.ClassRetry}, // to this device
+
+	// the request
+	"PayloadEmpty":       {class: notify.ClassPermanent},
+	"PayloadTooLarge":    {class: notify.ClassPermanent},
+	"BadCollapseId":      {class: notify.ClassPermanent},
+	"BadExpirationDate":  {class: notify.ClassPermanent},
+	"BadMessageId":       {class: notify.ClassPermanent},
+	"BadPriority":        {class: notify.ClassPermanent},
+	"BadTopic":           {class: notify.ClassPermanent},
+	"MissingTopic":       {class: notify.ClassPermanent},
+	"MissingDeviceToken": {class: notify.ClassPermanent},
+	"TopicDisallowed":    {class: notify.ClassPermanent},
+	"InvalidPushType":    {class: notify.ClassPermanent},
+	"DuplicateHeaders":   {class: notify.ClassPermanent},
+	"BadPath":            {class: notify.ClassPermanent},
+	"MethodNotAllowed":   {class: notify.ClassPermanent},
+
+	// our credentials
+	"ExpiredProviderToken":        {class: notify.ClassRetry, then: renewToken},
+	"InvalidProviderToken":        {class: notify.ClassConfig},
+	"MissingProviderToken":        {class: notify.ClassConfig},
+	"BadCertificate":              {class: notify.ClassConfig},
+	"BadCertificateEnvironment":   {class: notify.ClassConfig},
+	"Forbidden":                   {class: notify.ClassConfig},
+	"UnrelatedKeyIdInToken":       {class: notify.ClassConfig},
+	"BadEnvironmentKeyIdInToken":  {class: notify.ClassConfig},
+	"TooManyProviderTokenUpdates": {class: notify.ClassThrottled, after: 5 * time.Minute},
+
+	// the service
+	"IdleTimeout":         {class: notify.ClassRetry, then: leaveConn},
+	"InternalServerError": {class: notify.ClassUnavailable},
+	"ServiceUnavailable":  {class: notify.ClassUnavailable},
+	"Shutdown":            {class: notify.ClassUnavailable, then: leaveConn},
+}
+
+// apnsResult classifies an answer: by its reason, else by its status.
+func apnsResult(a *answer, now time.Time) (notify.Result, action) {
+	if a.status == 200 {
+		return notify.Result{Class: notify.ClassAccepted, Provider: "apns"}, 0
+	}
+	var body struct {
+		Reason string `json:"reason"`
+	}
+	_ = json.Unmarshal(a.body, &body) // a proxy's page has no reason
+	v, known := apnsReasons[body.Reason]
+	code := httpCode(a.status)
+	switch {
+	case known:
+		code = snake("apns_", body.Reason)
+	case a.status == 410:
+		v = verdict{class: notify.ClassDeadAddress}
+	case a.status == 429:
+		v = verdict{class: notify.ClassRetry}
+	default:
+		v = byStatus(a.status)
+	}
+	r := notify.Result{Class: v.class, Code: code, Provider: "apns", RetryAfter: a.retryAfter(now)}
+	if r.RetryAfter == 0 {
+		r.RetryAfter = v.after
+	}
+	return r, v.then
+}
+
+// spike guards against marking every device dead because a topic or an
+// environment is wrong: when most of the last answers say so, it is our
+// configuration.
+type spike struct {
+	mu         sync.Mutex
+	good, dead float64 // halved every spikeWindow answers
+}
+
+const (
+	spikeWindow = 1000
+	spikeLeast  = 200 // answers before the guard judges
+	spikeShare  = 0.5 // of dead addresses among them
+)
+
+// note counts an answer and reports whether dead ones are a spike.
+func (s *spike) note(dead bool) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if dead {
+		s.dead++
+	} else {
+		s.good++
+	}
+	all := s.good + s.dead
+	if all >= spikeWindow {
+		s.good, s.dead = s.good/2, s.dead/2
+	}
+	return all >= spikeLeast && s.dead/(s.good+s.dead) > spikeShare
+}

@@ -1,0 +1,110 @@
+package provider
+
+import (
+	"context"
+	"log/slog"
+	"math/rand/v2"
+	"sync/atomic"
+	"time"
+)
+
+// token is one bearer token.
+type token struct {
+	value   string
+	header  []string // {"Bearer <value>"}, shared by all requests
+	minted  time.Time
+	renewAt time.Time
+	expires time.Time
+}
+
+// bearer keeps one token fresh. Whoever needs a new one waits for the one
+// caller that is getting it; nobody ever gets two.
+type bearer struct {
+	scheme string // "bearer" or "Bearer"
+	// mint gets a token: its value, when to renew it, and when it is dead.
+	mint func(ctx context.Context) (value string, renewAt, expires time.Time, err error)
+	// minAge is how old a token must be before it is replaced.
+	minAge time.Duration
+	// retry is the time between attempts while mint fails.
+	retry time.Duration
+	log   *slog.Logger
+
+	lock    chan struct{} // one slot; a channel so that waiting ends with a context
+	current atomic.Pointer[token]
+	failure struct { // guarded by lock
+		err   error
+		until time.Time
+	}
+}
+
+func newBearer(scheme string, minAge time.Duration, log *slog.Logger,
+	mint func(ctx context.Context) (string, time.Time, time.Time, error)) *bearer {
+	return &bearer{scheme: scheme, mint: mint, minAge: minAge, retry: 5 * time.Second, log: log, lock: make(chan struct{}, 1)}
+}
+
+// get returns a token that is alive, getting one if there is none.
+func (b *bearer) get(ctx context.Context) (*token, error) {
+	if t := b.current.Load(); t != nil && time.Now().Before(t.expires) {
+		return t, nil
+	}
+	return b.replace(ctx, b.current.Load())
+}
+
+// replace gets a token to follow old, unless that has happened already. A token
+// younger than minAge is returned as it is.
+func (b *bearer) replace(ctx context.Context, old *token) (*token, error) {
+	select {
+	case b.lock <- struct{}{}:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	defer func() { <-b.lock }()
+	now := time.Now()
+	cur := b.current.Load()
+	if cur != nil && now.Before(cur.expires) && (cur != old || now.Sub(cur.minted) < b.minAge) {
+		return cur, nil
+	}
+	// A failure answers everybody for a while: a thousand waiting items are not
+	// a thousand requests for a token.
+	if b.failure.err != nil && now.Before(b.failure.until) {
+		return nil, b.failure.err
+	}
+	value, renewAt, expires, err := b.mint(ctx)
+	if err != nil {
+		if ctx.Err() == nil {
+			b.failure.err, b.failure.until = err, now.Add(b.retry)
+		}
+		return nil, err
+	}
+	b.failure.err = nil
+	t := &token{value: value, header: []string{b.scheme + " " + value}, minted: now, renewAt: renewAt, expires: expires}
+	b.current.Store(t)
+	return t, nil
+}
+
+// run gets the first token and renews it in time until ctx ends.
+func (b *bearer) run(ctx context.Context) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+		}
+		cur := b.current.Load()
+		var err error
+		if cur == nil || !time.Now().Before(cur.renewAt) {
+			cur, err = b.replace(ctx, cur)
+		}
+		wait := b.retry + rand.N(b.retry/4)
+		if err != nil {
+			if ctx.Err() == nil {
+				b.log.Warn("no new provider token", "err", err)
+			}
+		} else if d := time.Until(cur.renewAt); d > 0 {
+			wait = d
+		}
+		timer.Reset(wait)
+	}
+}

@@ -1,0 +1,404 @@
+package provider
+
+import (
+	"container/list"
+	"context"
+	"log/slog"
+	"math/rand/v2"
+	"net/http"
+	"net/url"
+	"sync"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// clientConn is what the pool needs of an *http.ClientConn.
+type clientConn interface {
+	http.RoundTripper
+	// Available and InFlight together are the server's limit of streams, live.
+	Available() int
+	InFlight() int
+	Err() error
+	Close() error
+	SetStateHook(func(*http.ClientConn))
+}
+
+// connPool keeps size HTTP/2 connections open and hands out their streams, the
+// least busy connection first. It never opens another connection because the
+// open ones are full.
+//
+// A connection takes one request at a time until one was answered with our
+// token accepted: a server may allow a single stream until then (APNs does),
+// and before its SETTINGS arrive any number would be a guess. The first real
+// item is that request.
+//
+// Streams are counted here and not by Reserve: a stream ends in the transport a
+// little after its answer, the state hook may coalesce, and a reservation that
+// failed in between would wait for an event that never comes. Taking too many
+// for a moment is harmless, because RoundTrip of an http.ClientConn waits for
+// the server's limit.
+type connPool struct {
+	size    int
+	dial    func(ctx context.Context) (clientConn, error)
+	stagger time.Duration // least time between two dials of the pool
+	backoff [2]time.Duration
+	drain   time.Duration // how long Run waits for requests in flight
+	log     *slog.Logger
+
+	mu       sync.Mutex
+	conns    []*pooledConn
+	waiters  list.List // of *waiter
+	inflight int       // on all connections, those that left included
+	idle     chan struct{}
+	nextDial time.Time
+	down     error // why there is no connection; nil: not known yet
+	stopped  bool
+}
+
+func newConnPool(size int, stagger, backoffMin, backoffMax time.Duration, e Endpoint, base *url.URL, log *slog.Logger) *connPool {
+	t := e.transport(http2Only)
+	scheme, address := base.Scheme, hostPort(base)
+	return &connPool{
+		size: size, stagger: stagger, backoff: [2]time.Duration{backoffMin, backoffMax},
+		drain: e.Timeout, log: log, idle: make(chan struct{}, 1),
+		dial: func(ctx context.Context) (clientConn, error) {
+			ctx, cancel := context.WithTimeout(ctx, e.DialTimeout)
+			defer cancel()
+			cc, err := t.NewClientConn(ctx, scheme, address)
+			if err != nil {
+				return nil, err // (not cc: a nil *ClientConn is no nil interface)
+			}
+			return cc, nil
+		},
+	}
+}
+
+type pooledConn struct {
+	cc       clientConn
+	limit    int
+	inflight int
+	proven   bool
+	out      bool          // takes nothing more
+	gone     chan struct{} // closed with out
+}
+
+type waiter struct {
+	granted chan *pooledConn // one slot; closed when the pool went down
+}
+
+// connState is what an answer said about its connection.
+type connState uint8
+
+const (
+	connUnknown connState = iota // no answer
+	connProven                   // it was answered, our credentials are good
+	connRefused                  // our credentials were refused
+	connLeave                    // the server wants it to be closed
+)
+
+func (p *connPool) unavailable() error {
+	err := p.down
+	if p.stopped {
+		err = context.Canceled
+	}
+	var after time.Duration
+	if d := time.Until(p.nextDial); d > 0 {
+		after = d
+	}
+	return &notify.Error{Kind: notify.KindUnavailable, Code: "no_connection", Msg: "no connection", RetryAfter: after, Err: err}
+}
+
+// acquire waits for a free stream. The caller gives it back with release.
+func (p *connPool) acquire(ctx context.Context) (*pooledConn, error) {
+	p.mu.Lock()
+	if c := p.pick(); c != nil {
+		p.take(c)
+		p.mu.Unlock()
+		return c, nil
+	}
+	if p.stopped || (len(p.conns) == 0 && p.down != nil) {
+		err := p.unavailable()
+		p.mu.Unlock()
+		return nil, err
+	}
+	w := &waiter{granted: make(chan *pooledConn, 1)}
+	at := p.waiters.PushBack(w)
+	p.mu.Unlock()
+	select {
+	case c, ok := <-w.granted:
+		if !ok {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			return nil, p.unavailable()
+		}
+		return c, nil
+	case <-ctx.Done():
+	}
+	p.mu.Lock()
+	p.waiters.Remove(at) // nothing happens if it is out already
+	p.mu.Unlock()
+	select {
+	case c, ok := <-w.granted: // it was granted in the same moment
+		if ok {
+			p.release(c, connUnknown)
+		}
+	default:
+	}
+	return nil, ctx.Err()
+}
+
+func (p *connPool) pick() *pooledConn {
+	var best *pooledConn
+	for _, c := range p.conns {
+		if c.inflight < c.gate() && (best == nil || c.inflight < best.inflight) {
+			best = c
+		}
+	}
+	return best
+}
+
+func (c *pooledConn) gate() int {
+	if !c.proven {
+		return min(1, c.limit)
+	}
+	return c.limit
+}
+
+func (p *connPool) take(c *pooledConn) {
+	c.inflight++
+	p.inflight++
+}
+
+// release gives a stream back and says what its answer said of the connection.
+func (p *connPool) release(c *pooledConn, s connState) {
+	p.mu.Lock()
+	c.inflight--
+	p.inflight--
+	switch s {
+	case connProven:
+		c.proven = true
+	case connRefused:
+		c.proven = false
+	case connLeave:
+		p.remove(c)
+	}
+	p.refresh(c)
+	p.grant()
+	last := c.out && c.inflight == 0
+	if p.stopped && p.inflight == 0 {
+		select {
+		case p.idle <- struct{}{}:
+		default:
+		}
+	}
+	p.mu.Unlock()
+	if last {
+		c.cc.Close() // runs the state hook, so not under the lock
+	}
+}
+
+// refresh reads the server's limit. In this order: a stream that ends between
+// the two readings makes the limit one too high, which is harmless, and never a
+// living connection look dead.
+func (p *connPool) refresh(c *pooledConn) {
+	if c.out {
+		return
+	}
+	inflight, available := c.cc.InFlight(), c.cc.Available()
+	switch {
+	case available > 0:
+		c.limit = inflight + available
+	case c.cc.Err() != nil || inflight == 0:
+		p.remove(c) // closed, or after a GOAWAY the last stream has ended
+	case inflight < c.limit:
+		c.limit = inflight // the limit was lowered, or a GOAWAY came
+	}
+}
+
+func (p *connPool) remove(c *pooledConn) {
+	if c.out {
+		return
+	}
+	c.out = true
+	close(c.gone)
+	for i := range p.conns {
+		if p.conns[i] == c {
+			p.conns = append(p.conns[:i], p.conns[i+1:]...)
+			break
+		}
+	}
+}
+
+// grant serves waiters in order while there are streams.
+func (p *connPool) grant() {
+	for p.waiters.Len() > 0 {
+		c := p.pick()
+		if c == nil {
+			return
+		}
+		p.take(c)
+		p.waiters.Remove(p.waiters.Front()).(*waiter).granted <- c
+	}
+}
+
+func (p *connPool) failWaiters() {
+	for p.waiters.Len() > 0 {
+		close(p.waiters.Remove(p.waiters.Front()).(*waiter).granted)
+	}
+}
+
+// changed is the state hook: SETTINGS came, or the connection broke.
+func (p *connPool) changed(c *pooledConn) {
+	p.mu.Lock()
+	p.refresh(c)
+	p.grant()
+	p.mu.Unlock()
+}
+
+// run keeps the connections open until ctx ends, then waits for the requests in
+// flight and closes everything.
+func (p *connPool) run(ctx context.Context) {
+	var wg sync.WaitGroup
+	for range p.size {
+		wg.Go(func() { p.slot(ctx) })
+	}
+	<-ctx.Done()
+	p.mu.Lock()
+	p.stopped = true
+	p.failWaiters()
+	busy := p.inflight > 0
+	p.mu.Unlock()
+	if busy {
+		t := time.NewTimer(p.drain)
+		select {
+		case <-p.idle:
+		case <-t.C:
+		}
+		t.Stop()
+	}
+	wg.Wait()
+	p.mu.Lock()
+	open := append([]*pooledConn(nil), p.conns...)
+	for _, c := range open {
+		p.remove(c)
+	}
+	p.mu.Unlock()
+	for _, c := range open {
+		c.cc.Close()
+	}
+}
+
+// slot keeps one connection open.
+func (p *connPool) slot(ctx context.Context) {
+	fails := 0
+	for {
+		if fails > 0 {
+			d := min(p.backoff[0]<<min(fails-1, 10), p.backoff[1])
+			if !sleep(ctx, d/2+rand.N(d/2+1)) {
+				return
+			}
+		}
+		if !p.turn(ctx) {
+			return
+		}
+		cc, err := p.dial(ctx)
+		if err != nil {
+			if ctx.Err() != nil {
+				return
+			}
+			fails++
+			p.lost(err)
+			continue
+		}
+		c := &pooledConn{cc: cc, gone: make(chan struct{})}
+		p.install(c)
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.gone:
+		}
+		p.mu.Lock()
+		if c.proven {
+			fails = 0
+		} else {
+			fails++
+		}
+		last := c.inflight == 0
+		p.mu.Unlock()
+		if last {
+			cc.Close() // twice is harmless
+		}
+	}
+}
+
+func (p *connPool) install(c *pooledConn) {
+	p.mu.Lock()
+	p.down = nil
+	c.limit = 1
+	p.conns = append(p.conns, c)
+	p.mu.Unlock()
+	c.cc.SetStateHook(func(*http.ClientConn) { p.changed(c) })
+	p.changed(c)
+}
+
+// lost notes that a dial failed. With no connection left, nobody waits.
+func (p *connPool) lost(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.conns) > 0 {
+		return
+	}
+	if p.down == nil {
+		p.log.Warn("provider cannot be reached", "err", err)
+	}
+	p.down = err
+	p.failWaiters()
+}
+
+// turn waits until this slot may dial. Many connections opened at once look
+// like an attack.
+func (p *connPool) turn(ctx context.Context) bool {
+	p.mu.Lock()
+	now := time.Now()
+	at := p.nextDial
+	if at.Before(now) {
+		at = now
+	}
+	p.nextDial = at.Add(p.stagger)
+	p.mu.Unlock()
+	return sleep(ctx, at.Sub(now))
+}
+
+// sleep waits and reports whether ctx is still alive.
+func sleep(ctx context.Context, d time.Duration) bool {
+	if d <= 0 {
+		return ctx.Err() == nil
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}
+
+// Connections is the state of a client's connections.
+type Connections struct {
+	Open     int // connections that take requests
+	Streams  int // how many requests they take together now
+	InFlight int
+	Waiting  int // items waiting for a stream
+}
+
+func (p *connPool) state() Connections {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := Connections{Open: len(p.conns), InFlight: p.inflight, Waiting: p.waiters.Len()}
+	for _, c := range p.conns {
+		s.Streams += c.gate()
+	}
+	return s
+}

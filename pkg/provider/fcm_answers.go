@@ -1,0 +1,85 @@
+package provider
+
+import (
+	"encoding/json"
+	"strings"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// fcmCodes is the table of FCM's error answers, by the errorCode of FcmError
+// or, where there is none, by the status of the error.
+var fcmCodes = map[string]verdict{
+	"INVALID_ARGUMENT":       {class: notify.ClassPermanent}, // of the token: see fcmResult
+	"UNREGISTERED":           {class: notify.ClassDeadAddress},
+	"NOT_FOUND":              {class: notify.ClassDeadAddress},
+	"SENDER_ID_MISMATCH":     {class: notify.ClassDeadAddress}, // a token of another project
+	"QUOTA_EXCEEDED":         {class: notify.ClassThrottled},
+	"RESOURCE_EXHAUSTED":     {class: notify.ClassThrottled},
+	"THIRD_PARTY_AUTH_ERROR": {class: notify.ClassConfig},
+	"UNAUTHENTICATED":        {class: notify.ClassConfig, then: renewToken},
+	"PERMISSION_DENIED":      {class: notify.ClassConfig},
+	"INTERNAL":               {class: notify.ClassUnavailable},
+	"UNAVAILABLE":            {class: notify.ClassUnavailable},
+}
+
+type fcmError struct {
+	Error struct {
+		Message string `json:"message"`
+		Status  string `json:"status"`
+		Details []struct {
+			Type      string `json:"@type"`
+			ErrorCode string `json:"errorCode"`
+		} `json:"details"`
+	} `json:"error"`
+}
+
+func (e *fcmError) code() string {
+	for _, d := range e.Error.Details {
+		if strings.HasSuffix(d.Type, "fcm.v1.FcmError") && d.ErrorCode != "" {
+			return d.ErrorCode
+		}
+	}
+	return e.Error.Status
+}
+
+// fcmResult classifies an answer: by its errorCode first, then by status.
+func fcmResult(a *answer, now time.Time, quota time.Duration) (notify.Result, action) {
+	r := notify.Result{Provider: "fcm"}
+	if a.status == 200 {
+		var ok struct {
+			Name string `json:"name"`
+		}
+		_ = json.Unmarshal(a.body, &ok) // accepted, with or without a name
+		r.ProviderID = ok.Name
+		return r, 0
+	}
+	var e fcmError
+	_ = json.Unmarshal(a.body, &e) // a proxy's page has no code
+	code := e.code()
+	v, known := fcmCodes[code]
+	r.Code = snake("fcm_", code)
+	if !known {
+		v = byStatus(a.status)
+		r.Code = httpCode(a.status)
+	}
+	message := strings.ToLower(e.Error.Message)
+	switch {
+	case code == "NOT_FOUND" && a.status != 404:
+		v.class = notify.ClassPermanent
+	case code == "INVALID_ARGUMENT" && strings.Contains(message, "registration token is not a valid"):
+		v.class, r.Code = notify.ClassDeadAddress, "fcm_invalid_token"
+	case v.class == notify.ClassThrottled && (strings.Contains(message, "device") || strings.Contains(message, "topic")):
+		// The rate of one device or topic says nothing about the others.
+		v.class = notify.ClassRetry
+	}
+	r.Class = v.class
+	if r.RetryAfter = a.retryAfter(now); r.RetryAfter == 0 {
+		r.RetryAfter = v.after
+		if v.class == notify.ClassThrottled || (v.class == notify.ClassRetry && a.status == 429) {
+			r.RetryAfter = quota
+		}
+	}
+	return r, v.then
+}

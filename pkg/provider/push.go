@@ -1,0 +1,75 @@
+package provider
+
+import (
+	"bytes"
+	"context"
+	"sync"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Sender is a provider's client: it delivers every item of a call and reports
+// each once before it returns.
+type Sender interface {
+	Send(ctx context.Context, call *notify.Call, report func(i int, r notify.Result))
+}
+
+// Push sends the items of a call to APNs or FCM by the scheme of their address,
+// "apns:" or "fcm:".
+type Push struct {
+	apns, fcm Sender // nil: not configured
+}
+
+// NewPush returns a router. A nil provider is one that is not configured; its
+// items are answered with ClassConfig.
+func NewPush(apns, fcm Sender) *Push { return &Push{apns, fcm} }
+
+var schemes = [...][]byte{[]byte("apns:"), []byte("fcm:")}
+
+// Send implements Sender.
+func (p *Push) Send(ctx context.Context, call *notify.Call, report func(i int, r notify.Result)) {
+	var where [len(schemes)][]int
+	for i := range call.Items {
+		s := schemeOf(call.Items[i].Address)
+		if s < 0 {
+			report(i, notify.Result{Class: notify.ClassPermanent, Code: "bad_address", Provider: "push"})
+			continue
+		}
+		where[s] = append(where[s], i)
+	}
+	var wg sync.WaitGroup
+	for s, to := range [...]Sender{p.apns, p.fcm} {
+		switch n := len(where[s]); {
+		case n == 0:
+		case to == nil:
+			name := string(schemes[s][:len(schemes[s])-1])
+			for _, i := range where[s] {
+				report(i, notify.Result{Class: notify.ClassConfig, Code: name + "_not_configured", Provider: name})
+			}
+		case n == len(call.Items):
+			to.Send(ctx, call, report)
+		default:
+			wg.Go(func() { sendPart(ctx, to, call, where[s], report) })
+		}
+	}
+	wg.Wait()
+}
+
+// sendPart sends the items at these indexes.
+func sendPart(ctx context.Context, to Sender, call *notify.Call, at []int, report func(i int, r notify.Result)) {
+	part := *call
+	part.Items = make([]notify.Item, len(at))
+	for j, i := range at {
+		part.Items[j] = call.Items[i]
+	}
+	to.Send(ctx, &part, func(j int, r notify.Result) { report(at[j], r) })
+}
+
+func schemeOf(address []byte) int {
+	for s := range schemes {
+		if bytes.HasPrefix(address, schemes[s]) {
+			return s
+		}
+	}
+	return -1
+}

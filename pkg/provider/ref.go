@@ -1,0 +1,100 @@
+package provider
+
+import (
+	"encoding/base64"
+	"encoding/binary"
+	"math"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Ref is what a provider carries for us from the call to the receipt: the row
+// the call belongs to, and the receiver and address within it.
+type Ref struct {
+	Key   notify.RowKey // of the envelope; its Kind is not carried
+	Index uint32        // the receiver's index in its request
+	Addr  uint8         // ordinal of the address
+	Fan   bool
+}
+
+// RefOf returns the Ref of an item of a call.
+func RefOf(it *notify.Item) Ref {
+	return Ref{Key: it.Key, Index: it.ID.Index, Addr: it.Addr, Fan: it.ID.Fan}
+}
+
+// ID is the notification the Ref belongs to.
+func (r Ref) ID() notify.ID {
+	if !r.Fan {
+		return notify.ID{Base: r.Key.Chunk.Base}
+	}
+	return notify.ID{Base: r.Key.Chunk.Base, Index: r.Index, Fan: true}
+}
+
+const refVersion = 1
+
+// refFan marks a receiver of a fan-out; it shares a byte with the version.
+const refFan = 1 << 7
+
+// MaxRef is the longest Ref, in bytes of text.
+const MaxRef = 64
+
+// EncodeRef returns r as text that is safe in a URL: opaque to others, 36
+// characters for a single send.
+func EncodeRef(r Ref) string { return string(AppendRef(nil, r)) }
+
+// AppendRef appends EncodeRef(r).
+func AppendRef(dst []byte, r Ref) []byte {
+	var in [MaxRef]byte
+	b := append(in[:0], refVersion)
+	if r.Fan {
+		b[0] |= refFan
+	}
+	b = append(b, r.Key.Chunk.Base[:]...)
+	b = append(b, r.Addr)
+	b = binary.AppendUvarint(b, uint64(r.Key.Chunk.Partition))
+	b = binary.AppendUvarint(b, uint64(r.Key.Chunk.Block))
+	b = binary.AppendUvarint(b, uint64(r.Key.Epoch))
+	b = binary.AppendUvarint(b, uint64(r.Key.Attempt))
+	b = binary.AppendUvarint(b, uint64(r.Key.Deferrals))
+	b = binary.AppendUvarint(b, uint64(r.Key.First))
+	b = binary.AppendUvarint(b, uint64(r.Index))
+	return base64.RawURLEncoding.AppendEncode(dst, b)
+}
+
+var errRef = notify.Invalid("bad_ref", "ref", "this is no reference of ours")
+
+// DecodeRef reads what EncodeRef wrote, and nothing else.
+func DecodeRef(s string) (Ref, error) {
+	var r Ref
+	if len(s) > MaxRef {
+		return r, errRef
+	}
+	b, err := base64.RawURLEncoding.Strict().DecodeString(s)
+	if err != nil || len(b) < 18 || b[0]&^refFan != refVersion {
+		return r, errRef
+	}
+	r.Fan = b[0]&refFan != 0
+	copy(r.Key.Chunk.Base[:], b[1:])
+	r.Addr = b[17]
+	b = b[18:]
+	next := func(limit uint64) uint64 {
+		v, n := binary.Uvarint(b)
+		if n <= 0 || v > limit || (n > 1 && b[n-1] == 0) {
+			b, err = nil, errRef
+			return 0
+		}
+		b = b[n:]
+		return v
+	}
+	r.Key.Chunk.Partition = uint16(next(math.MaxUint16))
+	r.Key.Chunk.Block = uint32(next(math.MaxUint32))
+	r.Key.Epoch = uint16(next(math.MaxUint16))
+	r.Key.Attempt = uint16(next(math.MaxUint16))
+	r.Key.Deferrals = uint16(next(math.MaxUint16))
+	r.Key.First = uint32(next(math.MaxUint32))
+	r.Index = uint32(next(math.MaxUint32))
+	if err != nil || len(b) > 0 {
+		return Ref{}, errRef
+	}
+	return r, nil
+}

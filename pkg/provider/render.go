@@ -1,0 +1,214 @@
+package provider
+
+import (
+	"strings"
+	"unicode/utf8"
+)
+
+// Encoding is what a rendered text is put into.
+type Encoding uint8
+
+const (
+	// Plain leaves text and values as they are.
+	Plain Encoding = iota
+	// HTML escapes values; the text itself is markup and stays.
+	HTML
+	// JSON escapes text and values for the inside of a JSON string.
+	JSON
+)
+
+// Template is an inline text with {{name}} placeholders, parsed once per call.
+// A name is made of letters, digits, '_', '-' and '.', and may stand between
+// spaces; anything else between braces is text.
+type Template struct {
+	parts []part
+	enc   Encoding
+}
+
+type part struct {
+	text string // encoded already
+	name string // of the variable that follows; empty at the end
+}
+
+// ParseTemplate never fails: what is no placeholder is text.
+func ParseTemplate(s string, enc Encoding) Template {
+	t := Template{enc: enc}
+	start := 0 // of the text not yet in a part
+	for at := 0; ; {
+		open := strings.Index(s[at:], "{{")
+		if open < 0 {
+			break
+		}
+		open += at
+		end := strings.Index(s[open:], "}}")
+		if end < 0 {
+			break
+		}
+		name := strings.Trim(s[open+2:open+end], " ")
+		if !validName(name) {
+			at = open + 1 // "{{{name}}" has a placeholder one byte later
+			continue
+		}
+		t.parts = append(t.parts, part{text: t.encodeText(s[start:open]), name: name})
+		start = open + end + 2
+		at = start
+	}
+	if start < len(s) || len(t.parts) == 0 {
+		t.parts = append(t.parts, part{text: t.encodeText(s[start:])})
+	}
+	return t
+}
+
+func validName(s string) bool {
+	for i := 0; i < len(s); i++ {
+		c := s[i]
+		if !(c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '_' || c == '-' || c == '.') {
+			return false
+		}
+	}
+	return s != "" && len(s) <= 64
+}
+
+func (t *Template) encodeText(s string) string {
+	if t.enc != JSON {
+		return s
+	}
+	return string(appendJSON(nil, s))
+}
+
+// Static reports whether every receiver gets the same.
+func (t *Template) Static() bool { return len(t.parts) == 1 && t.parts[0].name == "" }
+
+// Empty reports whether the text was empty.
+func (t *Template) Empty() bool { return t.Static() && t.parts[0].text == "" }
+
+// Names appends the names of the variables the template uses, once each.
+func (t *Template) Names(dst []string) []string {
+next:
+	for i := range t.parts {
+		if t.parts[i].name == "" {
+			continue
+		}
+		for _, have := range dst {
+			if have == t.parts[i].name {
+				continue next
+			}
+		}
+		dst = append(dst, t.parts[i].name)
+	}
+	return dst
+}
+
+// Append renders the template. A variable that is missing, or is no string,
+// number or boolean, is a notify.KindInvalid error.
+func (t *Template) Append(dst []byte, v *Variables) ([]byte, error) {
+	for i := range t.parts {
+		p := &t.parts[i]
+		dst = append(dst, p.text...)
+		if p.name == "" {
+			continue
+		}
+		val, err := v.value(p.name)
+		if err != nil {
+			return dst, err
+		}
+		dst = appendEncoded(dst, val, t.enc)
+	}
+	return dst, nil
+}
+
+// Substitute renders the template with each placeholder replaced by the tag of
+// its variable, for providers that put the values in themselves.
+func (t *Template) Substitute(tag func(name string) string) string {
+	var b strings.Builder
+	for i := range t.parts {
+		b.WriteString(t.parts[i].text)
+		if t.parts[i].name != "" {
+			b.WriteString(tag(t.parts[i].name))
+		}
+	}
+	return b.String()
+}
+
+func appendEncoded[T string | []byte](dst []byte, s T, enc Encoding) []byte {
+	switch enc {
+	case HTML:
+		return appendHTML(dst, s)
+	case JSON:
+		return appendJSON(dst, s)
+	}
+	return append(dst, s...)
+}
+
+func appendHTML[T string | []byte](dst []byte, s T) []byte {
+	for i := 0; i < len(s); i++ {
+		switch c := s[i]; c {
+		case '&':
+			dst = append(dst, "&amp;"...)
+		case '<':
+			dst = append(dst, "&lt;"...)
+		case '>':
+			dst = append(dst, "&gt;"...)
+		case '"':
+			dst = append(dst, "&#34;"...)
+		case '\'':
+			dst = append(dst, "&#39;"...)
+		default:
+			dst = append(dst, c)
+		}
+	}
+	return dst
+}
+
+const hex = "0123456789abcdef"
+
+// appendJSON appends s for the inside of a JSON string. Bytes that are no UTF-8
+// become U+FFFD.
+func appendJSON[T string | []byte](dst []byte, s T) []byte {
+	start := 0
+	for i := 0; i < len(s); {
+		c := s[i]
+		switch {
+		case c >= utf8.RuneSelf:
+			var r rune
+			var n int
+			// (a copy of at most four bytes; it does not escape)
+			r, n = utf8.DecodeRuneInString(string(s[i:min(i+utf8.UTFMax, len(s))]))
+			if r == utf8.RuneError && n == 1 {
+				dst = append(dst, s[start:i]...)
+				dst = append(dst, "\ufffd"...)
+				i++
+				start = i
+				continue
+			}
+			i += n
+			continue
+		case c >= ' ' && c != '"' && c != '\\':
+			i++
+			continue
+		}
+		dst = append(dst, s[start:i]...)
+		switch c {
+		case '"', '\\':
+			dst = append(dst, '\\', c)
+		case '\n':
+			dst = append(dst, '\\', 'n')
+		case '\r':
+			dst = append(dst, '\\', 'r')
+		case '\t':
+			dst = append(dst, '\\', 't')
+		default:
+			dst = append(dst, '\\', 'u', '0', '0', hex[c>>4], hex[c&15])
+		}
+		i++
+		start = i
+	}
+	return append(dst, s[start:]...)
+}
+
+// appendQuoted appends s as a JSON string.
+func appendQuoted[T string | []byte](dst []byte, s T) []byte {
+	dst = append(dst, '"')
+	dst = appendJSON(dst, s)
+	return append(dst, '"')
+}
