@@ -63,6 +63,7 @@ type Exception struct {
 	State    State
 	Retry    bool   // State Deferred: goes on as a retry (attempt + 1), else as a deferral
 	Wake     int64  // State Deferred: when it goes on, ms since 1970
+	Class    Class  // of the provider's last answer; ClassAccepted where there was no call
 	Code     string // why, e.g. "apns_unregistered", "opted_out", "no_address"
 	Provider string // which provider or account answered
 	Receipt  string // the provider's own id of the message

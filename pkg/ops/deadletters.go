@@ -1,0 +1,96 @@
+package ops
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/stream"
+)
+
+// DeadLetterGroup is the consumer group that indexes notifications-failed.
+const DeadLetterGroup = "dead-letter-index"
+
+// Indexer turns the records of notifications-failed into dead letters. A dead
+// letter is an index row, derived: read twice, it is one.
+type Indexer struct {
+	Store     engine.DeadLetters
+	Retention time.Duration // how long a dead letter is kept: 30 days
+	Logger    *slog.Logger
+}
+
+// Assigned implements stream.Handler.
+func (x *Indexer) Assigned(ctx context.Context, _ stream.TopicPartition) stream.PartitionHandler {
+	return indexPartition{x, ctx}
+}
+
+type indexPartition struct {
+	x   *Indexer
+	ctx context.Context
+}
+
+// Handle implements stream.PartitionHandler.
+func (p indexPartition) Handle(ctx context.Context, msgs []*stream.Msg) error {
+	ds := make([]engine.DeadLetter, 0, len(msgs))
+	for _, m := range msgs {
+		d, err := deadLetter(m.Value)
+		if err != nil {
+			p.x.Logger.Error("undecodable failure", "topic", m.Topic, "partition", m.Partition, "offset", m.Offset, "err", err)
+			continue
+		}
+		d.Until = d.LastFailed + p.retention().Milliseconds()
+		ds = append(ds, d)
+	}
+	if len(ds) > 0 {
+		if err := p.x.Store.Put(ctx, ds); err != nil {
+			return err // the group hands the batch over again
+		}
+	}
+	for _, m := range msgs {
+		m.Done()
+	}
+	return nil
+}
+
+func (p indexPartition) retention() time.Duration {
+	if p.x.Retention > 0 {
+		return p.x.Retention
+	}
+	return 30 * 24 * time.Hour
+}
+
+func deadLetter(value []byte) (engine.DeadLetter, error) {
+	var f notify.Failure
+	if err := json.Unmarshal(value, &f); err != nil {
+		return engine.DeadLetter{}, err
+	}
+	if f.Version != 1 {
+		return engine.DeadLetter{}, fmt.Errorf("schema version %d, this build reads 1", f.Version)
+	}
+	id, err := notify.ParseID(f.ID)
+	if err != nil {
+		return engine.DeadLetter{}, err
+	}
+	part, block, _ := strings.Cut(f.Chunk, ".")
+	p, err := strconv.ParseUint(part, 10, 16)
+	if err != nil {
+		return engine.DeadLetter{}, fmt.Errorf("chunk %q: %w", f.Chunk, err)
+	}
+	b, err := strconv.ParseUint(block, 10, 32)
+	if err != nil {
+		return engine.DeadLetter{}, fmt.Errorf("chunk %q: %w", f.Chunk, err)
+	}
+	return engine.DeadLetter{
+		ID: id, Epoch: uint16(f.Epoch), Caller: f.Caller, Campaign: f.Campaign, Channel: f.Channel,
+		Category: f.Category, User: f.User, Template: f.Template, Class: f.Class, Code: f.Code,
+		Provider: f.Provider, Attempts: f.Attempts, FirstFailed: f.Accepted, LastFailed: f.Failed,
+		Expires: f.Expires, Chunk: notify.Chunk{Base: id.Base, Partition: uint16(p), Block: uint32(b)},
+		Topic: f.Topic, Partition: f.Partition, Offset: f.Offset, State: "dead",
+	}, nil
+}
