@@ -1,0 +1,264 @@
+package intake
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+
+	"github.com/go-json-experiment/json/jsontext"
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Batch answers POST /v1/notifications:batch: 200 with a result per item, in
+// their order. A bad item does not fail the rest, only a body whose items
+// cannot be told apart is refused whole.
+//
+// While the log is away, items of otp and alert are accepted (spill buffer)
+// and the others' results are errors; such an answer is not kept for the key,
+// so a repeat tries the others again.
+func (s *Service) Batch(ctx context.Context, m Meta, body []byte) (a Answer, err error) {
+	end := s.cfg.Events.begin(m, len(body))
+	defer func() { end(err) }()
+	if err := checkMeta(&m); err != nil {
+		return Answer{}, err
+	}
+	var each func([]byte, func([]byte) error) error
+	decode := decodeNote
+	switch t := media(m.ContentType); t {
+	case mediaJSON:
+		each = eachElement
+	case mediaNDJSON:
+		each = eachLine
+	case mediaProto:
+		each, decode = eachNotification, readNote
+	default:
+		return Answer{}, unsupported(t, mediaJSON, mediaNDJSON, mediaProto)
+	}
+	key := engine.IdemKey{Caller: m.Caller, Route: m.Route, Key: m.Key}
+	return s.handle(ctx, &m, key, body, func(l layout) (*plan, error) {
+		b := batch{s: s, m: &m, l: l, p: &plan{block: s.lanesSum(), parts: 1}}
+		if l.resumed && l.block != b.p.block {
+			// The records could not be the same again: better a clear error
+			// than items that go out twice.
+			return nil, &notify.Error{Kind: notify.KindConflict, Code: "layout_changed", Field: "Idempotency-Key", Msg: "the log's partitions were changed since this request was first sent, and part of it may have been accepted: look at its items before sending it under another key"}
+		}
+		b.w.buf = make([]byte, 0, len(body)+len(body)/2)
+		if err := each(body, func(item []byte) error { return b.item(item, decode) }); err != nil {
+			return nil, err
+		}
+		if len(b.items) == 0 {
+			return nil, invalid("empty", "", "the batch has no items")
+		}
+		b.p.answer = b.answer
+		return b.p, nil
+	})
+}
+
+// batch makes the plan of one batch.
+type batch struct {
+	s     *Service
+	m     *Meta
+	l     layout
+	p     *plan
+	w     noteWriter
+	n     note
+	items []batchItem
+	lanes [len(notify.Channels) + 1][2]lanePartitions // by channel; fast, bulk
+}
+
+type batchItem struct {
+	base     notify.Base
+	channel  notify.Channel
+	category notify.Category
+	class    class
+	err      error
+}
+
+type lanePartitions struct {
+	topic string
+	n     uint16
+}
+
+func (b *batch) item(raw []byte, decode func([]byte, *note) error) error {
+	i := len(b.items)
+	if i == b.s.cfg.MaxBatch {
+		return &notify.Error{Kind: notify.KindTooLarge, Code: "too_many_items", Msg: fmt.Sprintf("a batch has at most %d items", b.s.cfg.MaxBatch)}
+	}
+	b.items = append(b.items, batchItem{})
+	it, n := &b.items[i], &b.n
+	if it.err = decode(raw, n); it.err != nil {
+		return nil
+	}
+	if it.err = b.s.admitNote(n, b.l.accepted, false); it.err != nil {
+		return nil
+	}
+	speed := 0
+	if n.category.Bulk() {
+		speed = 1
+	}
+	lane := &b.lanes[n.channel][speed]
+	if lane.n == 0 {
+		lane.topic = n.lane().Topic()
+		var err error
+		if lane.n, err = b.s.partitions(lane.topic, 0); err != nil {
+			return err
+		}
+	}
+	it.base, it.channel, it.category, it.class = b.l.base.Item(i), n.channel, n.category, classOf(n.category)
+	fire := b.s.rules.fire(&n.terms, it.base, b.l.accepted)
+	if fire != 0 {
+		it.class = later
+		b.p.fire = max(b.p.fire, fire)
+	}
+	b.w.write(b.p, b.s.cfg.TimerKind, b.m, n, it.base, b.l.accepted, fire, lane.topic, lane.n)
+	return nil
+}
+
+// answer lists the results. An item that could not be stored is an error of
+// its own as long as another was; else the whole request failed.
+func (b *batch) answer(failed *failures) (Answer, bool, error) {
+	accepted, unstored := 0, error(nil)
+	for i := range b.items {
+		it := &b.items[i]
+		if it.err != nil {
+			continue
+		}
+		if it.err = failed[it.class]; it.err != nil {
+			unstored = it.err
+			continue
+		}
+		accepted++
+	}
+	if accepted == 0 && unstored != nil {
+		return Answer{}, false, unstored
+	}
+	ev := &b.s.cfg.Events
+	out := append(make([]byte, 0, 96*len(b.items)+64), `{"results":[`...)
+	for i := range b.items {
+		it := &b.items[i]
+		if i > 0 {
+			out = append(out, ',')
+		}
+		switch {
+		case it.err != nil:
+			out = appendProblem(out, it.err)
+			ev.rejected(b.m.Caller, codeOf(it.err), 1)
+		case it.class == later:
+			out = appendResult(out, it.base, notify.Scheduled)
+			ev.accepted(it.channel, it.category, b.m.Caller, 1)
+		default:
+			out = appendResult(out, it.base, notify.Accepted)
+			ev.accepted(it.channel, it.category, b.m.Caller, 1)
+		}
+	}
+	out = append(out, `],"accepted":`...)
+	out = strconv.AppendInt(out, int64(accepted), 10)
+	out = append(out, `,"rejected":`...)
+	out = strconv.AppendInt(out, int64(len(b.items)-accepted), 10)
+	return Answer{Status: http.StatusOK, Body: append(out, '}')}, unstored == nil, nil
+}
+
+// appendProblem appends {"error":{code,field,detail}}; field only if there is one.
+func appendProblem(b []byte, err error) []byte {
+	e, ok := errors.AsType[*notify.Error](err)
+	if !ok {
+		e = &notify.Error{Code: notify.KindOf(err).String(), Msg: "the item could not be stored"}
+	}
+	b = append(b, `{"error":{"code":`...)
+	b = appendString(b, e.Code)
+	if e.Field != "" {
+		b = append(b, `,"field":`...)
+		b = appendString(b, e.Field)
+	}
+	b = append(b, `,"detail":`...)
+	b = appendString(b, e.Msg)
+	return append(b, `}}`...)
+}
+
+// appendString appends s as JSON; invalid UTF-8 in it is replaced.
+func appendString(b []byte, s string) []byte {
+	b, _ = jsontext.AppendQuote(b, s)
+	return b
+}
+
+// eachElement calls fn with every element of the JSON array b. It only finds
+// where they end; fn checks them.
+func eachElement(b []byte, fn func([]byte) error) error {
+	i := skipSpace(b, 0)
+	if i == len(b) {
+		return invalid("bad_json", "", "the body is empty")
+	}
+	if b[i] != '[' {
+		return invalid("wrong_type", "", "the body must be an array")
+	}
+	i = skipSpace(b, i+1)
+	if i < len(b) && b[i] == ']' {
+		return trailing(b, i+1)
+	}
+	for {
+		end, ok := skipValue(b, i)
+		if !ok {
+			return badJSON(end, "an item is expected")
+		}
+		if err := fn(b[i:end:end]); err != nil {
+			return err
+		}
+		switch i = skipSpace(b, end); {
+		case i >= len(b):
+			return badJSON(i, "the array does not end")
+		case b[i] == ']':
+			return trailing(b, i+1)
+		case b[i] != ',':
+			return badJSON(i, "a comma is expected after an item")
+		}
+		i = skipSpace(b, i+1)
+	}
+}
+
+func trailing(b []byte, i int) error {
+	if i = skipSpace(b, i); i < len(b) {
+		return badJSON(i, "nothing may follow")
+	}
+	return nil
+}
+
+// eachLine calls fn with every line of b that is not blank.
+func eachLine(b []byte, fn func([]byte) error) error {
+	for line := range bytes.Lines(b) {
+		if line = bytes.Trim(line, " \t\r\n"); len(line) == 0 {
+			continue
+		}
+		if err := fn(line); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// eachNotification calls fn with every item of a notify.v1.Batch.
+func eachNotification(b []byte, fn func([]byte) error) error {
+	for i := 0; len(b) > 0; i++ {
+		num, typ, n := protowire.ConsumeTag(b)
+		if n < 0 {
+			return badProto("", "a damaged tag")
+		}
+		if num != 1 || typ != protowire.BytesType {
+			return invalid("unknown_field", fmt.Sprintf("#%d", num), "a batch has only field 1, notifications")
+		}
+		v, k := protowire.ConsumeBytes(b[n:])
+		if k < 0 {
+			return badProto(fmt.Sprintf("notifications[%d]", i), "the item ends too early")
+		}
+		if err := fn(v); err != nil {
+			return err
+		}
+		b = b[n+k:]
+	}
+	return nil
+}

@@ -1,0 +1,123 @@
+package intake
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"strconv"
+	"testing"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/stream"
+)
+
+type nullLog struct{}
+
+func (nullLog) Append(context.Context, []stream.Record) error { return nil }
+
+func benchService(b *testing.B) *Service {
+	r := newRig(b, Config{})
+	st := r.st
+	st.Log = nullLog{}
+	s, err := New(st, Config{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	return s
+}
+
+func fanBodyJSON(n int, object bool) []byte {
+	var b bytes.Buffer
+	b.WriteString(`{"channel":"push","category":"marketing","content":{"title":"Sale","body":"Everything must go"},"receivers":[`)
+	for i := range n {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		if object {
+			fmt.Fprintf(&b, `{"user_id":"u%08d","address":"apns:%064d"}`, i, i)
+		} else {
+			fmt.Fprintf(&b, `"u%08d"`, i)
+		}
+	}
+	b.WriteString(`]}`)
+	return b.Bytes()
+}
+
+func fanBodyProto(n int) []byte {
+	var w notify.ReceiverWriter
+	for i := range n {
+		w.Append(notify.Receiver{Index: uint32(i), User: fmt.Appendf(nil, "u%08d", i)})
+	}
+	return protoFanout("push", "marketing", notify.Content{Title: "Sale"}, "", 0, uint32(n), w.Bytes())
+}
+
+func BenchmarkFanout(b *testing.B) {
+	const n = 50_000
+	for _, c := range []struct {
+		name, media, key string
+		body             []byte
+	}{
+		{"json/ids", mediaJSON, "", fanBodyJSON(n, false)},
+		{"json/ids/keyed", mediaJSON, "k", fanBodyJSON(n, false)},
+		{"json/objects", mediaJSON, "", fanBodyJSON(n, true)},
+		{"protobuf/ids", mediaProto, "", fanBodyProto(n)},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			s := benchService(b)
+			b.SetBytes(int64(len(c.body)))
+			b.ReportAllocs()
+			i := 0
+			for b.Loop() {
+				m := Meta{Caller: "bench", ContentType: c.media}
+				if c.key != "" {
+					m.Key = strconv.Itoa(i)
+					i++
+				}
+				if _, err := s.Fanout(b.Context(), m, c.body); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/n, "ns/receiver")
+		})
+	}
+}
+
+const singleBody = `{"channel":"push","category":"otp","to":{"user_id":"user-000001"},"content":{"title":"Your code","body":"Your code is 123456","collapse_key":"otp"}}`
+
+func BenchmarkSingle(b *testing.B) {
+	s := benchService(b)
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := s.Single(b.Context(), Meta{Caller: "bench"}, []byte(singleBody)); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkBatch(b *testing.B) {
+	const n = 500
+	var array, lines, proto []byte
+	for i := range n {
+		item := fmt.Sprintf(`{"channel":"push","category":"transactional","to":{"user_id":"user-%06d"},"content":{"title":"Order %d","body":"Your order was shipped"}}`, i, i)
+		array = append(append(array, ','), item...)
+		lines = append(append(lines, item...), '\n')
+		proto = appendProtoNote(proto, "push", "transactional", fmt.Sprintf("user-%06d", i), notify.Content{Title: "Order", Body: "Your order was shipped"})
+	}
+	array[0] = '['
+	array = append(array, ']')
+	for _, c := range []struct {
+		name, media string
+		body        []byte
+	}{{"json", mediaJSON, array}, {"ndjson", mediaNDJSON, lines}, {"protobuf", mediaProto, proto}} {
+		b.Run(c.name, func(b *testing.B) {
+			s := benchService(b)
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := s.Batch(b.Context(), Meta{Caller: "bench", ContentType: c.media}, c.body); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/n, "ns/item")
+		})
+	}
+}

@@ -1,0 +1,67 @@
+package intake
+
+import (
+	"context"
+	"strconv"
+	"strings"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// campaignPart is one request of a campaign.
+type campaignPart struct {
+	id                 string
+	part               uint32
+	accepted, rejected int
+}
+
+// campaignRoute is the scope of the keys of campaign parts.
+const campaignRoute = "campaign"
+
+// campaignKey is the key of a part. It takes the place of an Idempotency-Key,
+// so that a part goes out once whatever key a client makes up for its retry.
+func campaignKey(caller, campaign string, part uint32) engine.IdemKey {
+	return engine.IdemKey{Caller: caller, Route: campaignRoute, Key: campaign + "/" + strconv.FormatUint(uint64(part), 10)}
+}
+
+// checkCampaign checks the form of a campaign's id, and that a part comes with
+// one.
+func checkCampaign(id string, hasPart bool) error {
+	if id == "" {
+		if hasPart {
+			return invalid("required", "campaign", "a part belongs to a campaign")
+		}
+		return nil
+	}
+	ulid, ok := strings.CutPrefix(id, "cmp_")
+	if base, err := notify.ParseBase(ulid); !ok || err != nil || base.String() != ulid {
+		return invalid("bad_campaign", "campaign", "a campaign is cmp_ and a ULID made by the client")
+	}
+	return nil
+}
+
+// checkCampaignOpen refuses parts of a cancelled campaign and of one that is
+// another caller's, before anything is appended.
+func (s *Service) checkCampaignOpen(ctx context.Context, m *Meta, id string) error {
+	c, ok, err := s.st.Campaigns.Get(ctx, id)
+	if err != nil {
+		return err
+	}
+	if ok && c.Caller != m.Caller {
+		return notify.NotFound("campaign")
+	}
+	_, cancelled, err := s.st.Cancels.Get(ctx, id)
+	if err != nil {
+		return err
+	}
+	if cancelled {
+		return &notify.Error{Kind: notify.KindConflict, Code: "campaign_cancelled", Field: "campaign", Msg: "the campaign was cancelled and takes no more parts"}
+	}
+	return nil
+}
+
+// add records a part that is durable.
+func (p *campaignPart) add(ctx context.Context, s *Service, m *Meta, l layout) error {
+	return s.st.Campaigns.AddPart(ctx, p.id, m.Caller, p.part, l.base, int64(p.accepted), int64(p.rejected), l.accepted)
+}

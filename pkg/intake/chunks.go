@@ -1,0 +1,211 @@
+package intake
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/bits"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/stream"
+)
+
+// splitter spreads the receivers of one fan-out over packed columns, one per
+// (partition, block of request indexes). Its buffers are used again by the
+// next request.
+type splitter struct {
+	channel notify.Channel
+	block   uint32 // receivers of a block, a power of two
+	index   uint32 // of the next receiver, refused ones counted
+	edge    uint32 // index that starts the next block
+	start   uint32 // block number of the current block
+
+	cols   []column
+	chunks []chunk
+	users  seen
+
+	accepted    int
+	rejected    []rejection
+	rejects     map[string]int // by code
+	maxRejected int
+
+	values []byte          // envelopes
+	recs   []stream.Record // over values
+}
+
+// column collects the receivers of one partition; chunks are pieces of it.
+type column struct {
+	buf   []byte
+	start int    // of the current chunk
+	next  uint32 // lowest index that may come in it
+	count uint32
+}
+
+// chunk is a finished piece of a column.
+type chunk struct {
+	partition  uint16
+	block      uint32
+	start, end int
+	count      uint32
+}
+
+type rejection struct {
+	index uint32
+	why   reason
+}
+
+func newSplitter() *splitter { return &splitter{rejects: map[string]int{}} }
+
+// begin starts a request (or starts it again with another block size).
+func (f *splitter) begin(ch notify.Channel, partitions uint16, block uint32, maxRejected int) {
+	f.channel, f.block, f.edge = ch, block, block
+	f.index, f.start, f.accepted = 0, 0, 0
+	if cap(f.cols) < int(partitions) {
+		f.cols = append(f.cols[:cap(f.cols)], make([]column, int(partitions)-cap(f.cols))...)
+	}
+	f.cols = f.cols[:partitions]
+	for i := range f.cols {
+		f.cols[i] = column{buf: f.cols[i].buf[:0]}
+	}
+	f.chunks, f.rejected, f.maxRejected = f.chunks[:0], f.rejected[:0], maxRejected
+	clear(f.rejects)
+	f.users.begin()
+}
+
+// plain adds a receiver that is a user id of printable ASCII and nothing else.
+// 17 ns on the reference machine, of which 6 are the duplicate check.
+func (f *splitter) plain(user []byte) {
+	if uint(len(user)-1) >= notify.MaxUserID {
+		f.add(user, nil, nil)
+		return
+	}
+	if f.index == f.edge {
+		f.closeBlock()
+	}
+	slot, entry, fresh := f.users.find(user, f.cols)
+	if !fresh {
+		f.reject(reasonSecondTime)
+		return
+	}
+	part := uint16(stream.Partition(user, len(f.cols)))
+	c := &f.cols[part]
+	delta, flags := f.index-c.next, uint32(len(user))<<2
+	if delta|flags < 0x80 {
+		c.buf = append(c.buf, byte(delta), byte(flags))
+	} else {
+		c.buf = binary.AppendUvarint(c.buf, uint64(delta))
+		c.buf = binary.AppendUvarint(c.buf, uint64(flags))
+	}
+	f.users.put(slot, entry, part, len(c.buf), len(user))
+	c.buf = append(c.buf, user...)
+	f.index++
+	c.next = f.index
+	c.count++
+	f.accepted++
+}
+
+// add adds any receiver, or refuses it.
+func (f *splitter) add(user, address, vars []byte) {
+	if f.index == f.edge {
+		f.closeBlock()
+	}
+	if why := checkReceiver(f.channel, user, address, vars); why != noReason {
+		f.reject(why)
+		return
+	}
+	slot, entry, fresh := f.users.find(user, f.cols)
+	if !fresh {
+		f.reject(reasonSecondTime)
+		return
+	}
+	part := uint16(stream.Partition(user, len(f.cols)))
+	c := &f.cols[part]
+	flags := uint64(len(user)) << 2
+	if len(address) > 0 {
+		flags |= 1
+	}
+	if len(vars) > 0 {
+		flags |= 2
+	}
+	b := binary.AppendUvarint(c.buf, uint64(f.index-c.next))
+	b = binary.AppendUvarint(b, flags)
+	f.users.put(slot, entry, part, len(b), len(user))
+	b = append(b, user...)
+	if flags&1 != 0 {
+		b = binary.AppendUvarint(b, uint64(len(address)))
+		b = append(b, address...)
+	}
+	if flags&2 != 0 {
+		b = binary.AppendUvarint(b, uint64(len(vars)))
+		b = append(b, vars...)
+	}
+	c.buf = b
+	f.index++
+	c.next = f.index
+	c.count++
+	f.accepted++
+}
+
+func (f *splitter) reject(why reason) {
+	if len(f.rejected) < f.maxRejected {
+		f.rejected = append(f.rejected, rejection{f.index, why})
+	}
+	f.rejects[why.code]++
+	f.index++
+}
+
+// closeBlock ends the chunks of the current block.
+func (f *splitter) closeBlock() {
+	for p := range f.cols {
+		c := &f.cols[p]
+		if c.count > 0 {
+			f.chunks = append(f.chunks, chunk{uint16(p), f.start, c.start, len(c.buf), c.count})
+		}
+		c.start, c.next, c.count = len(c.buf), 0, 0
+	}
+	f.start++
+	f.edge += f.block
+}
+
+// largest returns the size of the largest chunk's column, after the last
+// receiver.
+func (f *splitter) largest() (n int) {
+	f.closeBlock()
+	for _, c := range f.chunks {
+		n = max(n, c.end-c.start)
+	}
+	return n
+}
+
+// records makes one record per chunk. e holds what they have in common; it is
+// overwritten. The records are valid until the splitter's next request.
+func (f *splitter) records(e *notify.Envelope, topic string) []stream.Record {
+	size, overhead := 0, len(notify.AppendEnvelope(nil, e))+64
+	for _, c := range f.chunks {
+		size += c.end - c.start + overhead
+	}
+	if cap(f.values) < size {
+		f.values = make([]byte, 0, size)
+	}
+	b, recs := f.values[:0], f.recs[:0]
+	for _, c := range f.chunks {
+		at := len(b)
+		e.Chunk.Partition, e.Chunk.Block = c.partition, c.block
+		e.Count, e.Receivers = c.count, f.cols[c.partition].buf[c.start:c.end]
+		b = notify.AppendEnvelope(b, e)
+		recs = append(recs, stream.Record{Topic: topic, Partition: int32(c.partition), Value: b[at:len(b):len(b)]})
+	}
+	f.values, f.recs = b, recs
+	return recs
+}
+
+// at names the receiver an error is about.
+func (f *splitter) at(err error) error {
+	return under(fmt.Sprintf("receivers[%d]", f.index), err)
+}
+
+// firstBlock is the block size a fan-out starts with: per receivers of each
+// partition, rounded up to a power of two.
+func firstBlock(partitions, per int) uint32 {
+	n := uint(max(partitions, 1) * per)
+	return 1 << bits.Len(n-1)
+}

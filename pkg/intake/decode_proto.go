@@ -1,0 +1,178 @@
+package intake
+
+import (
+	"fmt"
+	"unicode/utf8"
+	"unsafe"
+
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// The protobuf bodies of envelope.proto, read by hand: strict as the JSON
+// forms are (unknown fields, repeated singular fields and invalid UTF-8 are
+// refused, where generated code would skip, overwrite or copy), and without an
+// allocation per field.
+
+// protoField is one field of a message: its name, and where its value goes.
+type protoField struct {
+	name string
+	text *string // UTF-8
+	raw  *[]byte
+	num  *uint64
+}
+
+// readMessage reads b into the fields, whose place is their number minus 1.
+// prefix names the message in errors.
+func readMessage(b []byte, prefix string, fields []protoField) error {
+	var had uint32
+	for len(b) > 0 {
+		num, typ, n := protowire.ConsumeTag(b)
+		if n < 0 {
+			return badProto(prefix, "a damaged tag")
+		}
+		b = b[n:]
+		if num < 1 || int(num) > len(fields) {
+			return invalid("unknown_field", fmt.Sprintf("%s#%d", prefix, num), "there is no field of this number")
+		}
+		f := &fields[num-1]
+		if had&(1<<num) != 0 {
+			return invalid("duplicate_key", prefix+f.name, "the field is given twice")
+		}
+		had |= 1 << num
+		want := protowire.BytesType
+		if f.num != nil {
+			want = protowire.VarintType
+		}
+		if typ != want {
+			return invalid("wrong_type", prefix+f.name, "another wire type is expected")
+		}
+		if f.num != nil {
+			if *f.num, n = protowire.ConsumeVarint(b); n < 0 {
+				return badProto(prefix+f.name, "a damaged number")
+			}
+			b = b[n:]
+			continue
+		}
+		v, n := protowire.ConsumeBytes(b)
+		if n < 0 {
+			return badProto(prefix+f.name, "the field ends too early")
+		}
+		b = b[n:]
+		if f.raw != nil {
+			*f.raw = v
+			continue
+		}
+		if !utf8.Valid(v) {
+			return invalid("bad_utf8", prefix+f.name, "invalid UTF-8")
+		}
+		*f.text = alias(v)
+	}
+	return nil
+}
+
+func badProto(field, msg string) error { return invalid("bad_protobuf", field, msg) }
+
+// alias returns b as a string without a copy: bodies do not change while a
+// request is worked on, and what is kept of them is copied into records.
+func alias(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
+
+func readContent(b []byte, prefix string, c *notify.Content) error {
+	err := readMessage(b, prefix, []protoField{
+		{name: "template", text: &c.Template},
+		{name: "title", text: &c.Title},
+		{name: "body", text: &c.Body},
+		{name: "html", text: &c.HTML},
+		{name: "variables", raw: &c.Variables},
+		{name: "data", raw: &c.Data},
+		{name: "collapse_key", text: &c.CollapseKey},
+		{name: "from", text: &c.From},
+	})
+	if err != nil {
+		return err
+	}
+	if c.Variables, err = objectBytes(c.Variables, prefix+"variables", 0); err != nil {
+		return err
+	}
+	c.Data, err = objectBytes(c.Data, prefix+"data", 0)
+	return err
+}
+
+// objectBytes checks a JSON object that came as bytes; nil for none.
+func objectBytes(v []byte, field string, depth int) ([]byte, error) {
+	if len(v) == 0 {
+		return nil, nil
+	}
+	if err := checkValue(v); err != nil {
+		return nil, under(field, err)
+	}
+	return object(v, field, depth)
+}
+
+// readNote reads a notify.v1.Notification.
+func readNote(b []byte, n *note) error {
+	var channel, category string
+	var content []byte
+	var user, address string
+	var expires, scheduled uint64
+	err := readMessage(b, "", []protoField{
+		{name: "channel", text: &channel},
+		{name: "category", text: &category},
+		{name: "user_id", text: &user},
+		{name: "address", text: &address},
+		{name: "content", raw: &content},
+		{name: "expires_ms", num: &expires},
+		{name: "scheduled_ms", num: &scheduled},
+	})
+	if err != nil {
+		return err
+	}
+	*n = note{}
+	if n.channel, n.category, err = parseLane(channel, category); err != nil {
+		return err
+	}
+	n.user, n.address = []byte(user), []byte(address)
+	n.expires, n.scheduled = int64(expires), int64(scheduled)
+	return readContent(content, "content.", &n.content)
+}
+
+// fanHead is a fan-out without its receivers.
+type fanHead struct {
+	terms
+	campaign string
+	part     uint32
+}
+
+// readFanout reads a notify.v1.Fanout.
+func readFanout(b []byte) (h fanHead, count uint32, column []byte, err error) {
+	var channel, category string
+	var content []byte
+	var expires, scheduled, part, n uint64
+	err = readMessage(b, "", []protoField{
+		{name: "channel", text: &channel},
+		{name: "category", text: &category},
+		{name: "content", raw: &content},
+		{name: "expires_ms", num: &expires},
+		{name: "scheduled_ms", num: &scheduled},
+		{name: "campaign", text: &h.campaign},
+		{name: "part", num: &part},
+		{name: "count", num: &n},
+		{name: "receivers", raw: &column},
+	})
+	if err != nil {
+		return h, 0, nil, err
+	}
+	if h.channel, h.category, err = parseLane(channel, category); err != nil {
+		return h, 0, nil, err
+	}
+	if part > 1<<32-1 || n > notify.MaxIndex {
+		return h, 0, nil, invalid("wrong_type", "part", "part and count must be numbers of 32 bits")
+	}
+	h.expires, h.scheduled, h.part = int64(expires), int64(scheduled), uint32(part)
+	if err = checkCampaign(h.campaign, h.part != 0); err != nil {
+		return h, 0, nil, err
+	}
+	err = readContent(content, "content.", &h.content)
+	return h, uint32(n), column, err
+}

@@ -1,0 +1,286 @@
+package intake
+
+import (
+	"bytes"
+	"context"
+	"net/http"
+	"strconv"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Fanout answers POST /v1/notifications:fanout: 201 with the first id, how many
+// receivers were accepted, and which were refused. Receiver i of the request
+// has the id of the first with i for its index, refused ones counted too.
+//
+// A part of a campaign has (caller, campaign, part) for its key, with or
+// without an Idempotency-Key.
+func (s *Service) Fanout(ctx context.Context, m Meta, body []byte) (a Answer, err error) {
+	end := s.cfg.Events.begin(m, len(body))
+	defer func() { end(err) }()
+	if err := checkMeta(&m); err != nil {
+		return Answer{}, err
+	}
+	var read func([]byte, *fanBody) error
+	switch t := media(m.ContentType); t {
+	case mediaJSON:
+		read = readFanJSON
+	case mediaNDJSON:
+		read = readFanLines
+	case mediaProto:
+		read = readFanProto
+	default:
+		return Answer{}, unsupported(t, mediaJSON, mediaNDJSON, mediaProto)
+	}
+	b := fanBody{body: body}
+	key := engine.IdemKey{Caller: m.Caller, Route: m.Route, Key: m.Key}
+	if err := read(body, &b); err != nil {
+		if key.Key == "" {
+			return Answer{}, err
+		}
+		return s.handle(ctx, &m, key, body, func(layout) (*plan, error) { return nil, err })
+	}
+	if b.campaign != "" {
+		key = campaignKey(m.Caller, b.campaign, b.part)
+	}
+	return s.handle(ctx, &m, key, body, func(l layout) (*plan, error) { return s.planFanout(&m, &b, l) })
+}
+
+// fanBody is a fan-out whose head is read and whose receivers are not.
+type fanBody struct {
+	fanHead
+	body []byte
+	// feed reads the receivers, and checks what follows them.
+	feed func(f *splitter) error
+}
+
+func (s *Service) planFanout(m *Meta, b *fanBody, l layout) (*plan, error) {
+	topic := b.lane().Topic()
+	parts, err := s.partitions(topic, l.partitions)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.rules.admit(&b.terms, l.accepted, l.resumed); err != nil {
+		return nil, err
+	}
+	block := l.block
+	if block == 0 {
+		block = firstBlock(int(parts), s.cfg.BlockReceivers)
+	}
+	fire := l.fire
+	if !l.resumed {
+		fire = s.rules.fire(&b.terms, l.base, l.accepted)
+	}
+	e := notify.Envelope{
+		Chunk: notify.Chunk{Base: l.base}, Fan: true,
+		Channel: b.channel, Category: b.category, Accepted: l.accepted, Expires: b.expires,
+		Caller: m.Caller, Campaign: b.campaign, Trace: m.Trace, Content: b.content, NotBefore: fire,
+	}
+	room := s.cfg.MaxRecord - len(notify.AppendEnvelope(nil, &e)) - 64
+
+	f := s.fans.Get().(*splitter)
+	for {
+		f.begin(b.channel, parts, block, s.cfg.MaxRejected)
+		if err := b.feed(f); err != nil {
+			s.fans.Put(f)
+			return nil, err
+		}
+		if f.largest() <= room || block == 1 || l.block != 0 {
+			break
+		}
+		block /= 2
+	}
+	if f.index == 0 {
+		s.fans.Put(f)
+		return nil, invalid("required", "receivers", "a fan-out has at least one receiver")
+	}
+	p := &plan{fire: fire, parts: parts, block: block, done: func() { s.giveBack(f) }}
+	s.addChunks(p, f, &e, topic)
+	if b.campaign != "" {
+		p.campaign = &campaignPart{id: b.campaign, part: b.part, accepted: f.accepted, rejected: int(f.index) - f.accepted}
+	}
+	p.answer = func(failed *failures) (Answer, bool, error) { return s.answerFanout(m, b, l.base, fire, f, failed) }
+	return p, nil
+}
+
+func (s *Service) addChunks(p *plan, f *splitter, e *notify.Envelope, topic string) {
+	recs := f.records(e, topic)
+	if e.NotBefore == 0 {
+		p.recs = make([]rec, len(recs))
+		for i, r := range recs {
+			p.recs[i] = rec{Record: r, class: classOf(e.Category)}
+		}
+		return
+	}
+	p.timers = make([]engine.Timer, len(recs))
+	for i, r := range recs {
+		c := f.chunks[i]
+		p.timers[i] = engine.Timer{
+			FireAt: e.NotBefore, Kind: s.cfg.TimerKind, Target: topic, Payload: r.Value,
+			ID: timerID(notify.Chunk{Base: e.Chunk.Base, Partition: c.partition, Block: c.block}),
+		}
+	}
+}
+
+// giveBack keeps a splitter for the next request, unless it grew very large.
+func (s *Service) giveBack(f *splitter) {
+	const most = 64 << 20
+	if cap(f.values) <= most {
+		s.fans.Put(f)
+	}
+}
+
+func (s *Service) answerFanout(m *Meta, b *fanBody, base notify.Base, fire int64, f *splitter, failed *failures) (Answer, bool, error) {
+	c := classOf(b.category)
+	if fire != 0 {
+		c = later
+	}
+	if failed[c] != nil {
+		return Answer{}, false, failed[c]
+	}
+	ev := &s.cfg.Events
+	ev.accepted(b.channel, b.category, m.Caller, f.accepted)
+	for code, n := range f.rejects {
+		ev.rejected(m.Caller, code, n)
+	}
+	out := append(make([]byte, 0, 128+128*len(f.rejected)), `{"first_id":"`...)
+	out = append(out, notify.ID{Base: base, Fan: true}.String()...)
+	out = append(out, `","accepted":`...)
+	out = strconv.AppendInt(out, int64(f.accepted), 10)
+	out = append(out, `,"rejected_count":`...)
+	out = strconv.AppendInt(out, int64(f.index)-int64(f.accepted), 10)
+	out = append(out, `,"rejected":[`...)
+	for i, r := range f.rejected {
+		if i > 0 {
+			out = append(out, ',')
+		}
+		out = append(out, `{"index":`...)
+		out = strconv.AppendUint(out, uint64(r.index), 10)
+		out = append(out, `,"code":`...)
+		out = appendString(out, r.why.code)
+		out = append(out, `,"detail":`...)
+		out = appendString(out, r.why.field+": "+r.why.detail)
+		out = append(out, '}')
+	}
+	return Answer{Status: http.StatusCreated, Body: append(out, `]}`...)}, true, nil
+}
+
+type fanHeadJSON struct {
+	termsJSON
+	Campaign string  `json:"campaign"`
+	Part     *uint32 `json:"part"`
+}
+
+// fanJSON is a JSON body with its receivers cut out.
+type fanJSON struct {
+	fanHeadJSON
+	Receivers jsontext.Value `json:"receivers"`
+}
+
+func (j *fanHeadJSON) head(h *fanHead) error {
+	if err := j.termsJSON.terms(&h.terms); err != nil {
+		return err
+	}
+	h.campaign = j.Campaign
+	if j.Part != nil {
+		h.part = *j.Part
+	}
+	return checkCampaign(h.campaign, j.Part != nil)
+}
+
+// readFanJSON reads {head..., "receivers": [...], head...}. The library checks
+// the body with null in place of the array, the scanner checks the array:
+// together that is the whole body.
+func readFanJSON(body []byte, b *fanBody) error {
+	at, err := topLevel(body, "receivers")
+	if err != nil {
+		return err
+	}
+	if at < 0 {
+		if err := readFanHead(body, &b.fanHead); err != nil {
+			return err
+		}
+		return invalid("required", "receivers", "a fan-out has at least one receiver")
+	}
+	// Where the array ends is needed before it is read. A body that ends in
+	// "]}" ends with it: no other field is an array. So it need not be looked
+	// through twice; should the guess be wrong, the body is.
+	end := lastArrayEnd(body)
+	if end <= at || readFanHead(without(body, at, end), &b.fanHead) != nil {
+		var ok bool
+		if end, ok = skipValue(body, at); !ok {
+			return badJSON(end, "the receivers do not end")
+		}
+		if err := readFanHead(without(body, at, end), &b.fanHead); err != nil {
+			return err
+		}
+	}
+	b.feed = func(f *splitter) error {
+		got, err := scanArray(body, at, f)
+		if err == nil && got != end {
+			if err = readFanHead(without(body, at, got), new(fanHead)); err == nil {
+				err = badJSON(got, "the receivers do not end here")
+			}
+		}
+		return err
+	}
+	return nil
+}
+
+// lastArrayEnd returns the position behind the array that is the last thing in
+// the object b, -1 when something else is.
+func lastArrayEnd(b []byte) int {
+	b = bytes.TrimRight(b, " \t\r\n")
+	b, ok := bytes.CutSuffix(b, []byte("}"))
+	if b = bytes.TrimRight(b, " \t\r\n"); ok && len(b) > 0 && b[len(b)-1] == ']' {
+		return len(b)
+	}
+	return -1
+}
+
+// without returns b with null in place of b[from:to].
+func without(b []byte, from, to int) []byte {
+	out := make([]byte, 0, from+4+len(b)-to)
+	out = append(out, b[:from]...)
+	out = append(out, "null"...)
+	return append(out, b[to:]...)
+}
+
+// readFanHead reads a body whose receivers are null or left out.
+func readFanHead(b []byte, h *fanHead) error {
+	var j fanJSON
+	if err := json.Unmarshal(b, &j, strict); err != nil {
+		return decodeError(err)
+	}
+	return j.head(h)
+}
+
+// readFanLines reads a head without receivers in the first line and a receiver
+// in each line after it. Blank lines are skipped.
+func readFanLines(body []byte, b *fanBody) error {
+	start := skipSpace(body, 0)
+	end := len(body)
+	if n := bytes.IndexByte(body[start:], '\n'); n >= 0 {
+		end = start + n
+	}
+	var j fanHeadJSON
+	if err := json.Unmarshal(body[start:end], &j, strict); err != nil {
+		return decodeError(err)
+	}
+	b.feed = func(f *splitter) error { return scanLines(body, end, f) }
+	return j.head(&b.fanHead)
+}
+
+func readFanProto(body []byte, b *fanBody) error {
+	h, count, column, err := readFanout(body)
+	if err != nil {
+		return err
+	}
+	b.fanHead = h
+	b.feed = func(f *splitter) error { return columnReceivers(column, count, f) }
+	return nil
+}

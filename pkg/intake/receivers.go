@@ -1,0 +1,231 @@
+package intake
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/go-json-experiment/json/jsontext"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// scanArray feeds the receivers of the JSON array that starts at b[i] to f and
+// returns the position behind it.
+func scanArray(b []byte, i int, f *splitter) (int, error) {
+	if i >= len(b) || b[i] != '[' {
+		if i+4 <= len(b) && string(b[i:i+4]) == "null" {
+			return i + 4, nil
+		}
+		return i, invalid("wrong_type", "receivers", "must be an array")
+	}
+	if i = skipSpace(b, i+1); i < len(b) && b[i] == ']' {
+		return i + 1, nil
+	}
+	for {
+		var err error
+		if i, err = scanReceiver(b, i, 2, f); err != nil {
+			return i, f.at(err)
+		}
+		if i < len(b) && b[i] != ',' {
+			i = skipSpace(b, i)
+		}
+		switch {
+		case i >= len(b):
+			return i, badJSON(i, "the receivers do not end")
+		case b[i] == ']':
+			return i + 1, nil
+		case b[i] != ',':
+			return i, badJSON(i, "a comma is expected after a receiver")
+		}
+		if i++; i < len(b) && b[i] <= ' ' {
+			i = skipSpace(b, i)
+		}
+	}
+}
+
+// scanLines feeds the receivers of b, one per line, to f.
+func scanLines(b []byte, i int, f *splitter) error {
+	for {
+		if i = skipSpace(b, i); i == len(b) {
+			return nil
+		}
+		end, err := scanReceiver(b, i, 0, f)
+		if err != nil {
+			return f.at(err)
+		}
+		for end < len(b) && (b[end] == ' ' || b[end] == '\t' || b[end] == '\r') {
+			end++
+		}
+		if end < len(b) && b[end] != '\n' {
+			return f.at(badJSON(end, "one receiver per line is expected"))
+		}
+		i = end
+	}
+}
+
+// scanReceiver reads one receiver, a user id or an object, that lies depth
+// values deep.
+func scanReceiver(b []byte, i, depth int, f *splitter) (int, error) {
+	if i >= len(b) {
+		return i, badJSON(i, "a receiver is expected")
+	}
+	switch b[i] {
+	case '"':
+		if j := plainEnd(b, i+1); j < len(b) && b[j] == '"' {
+			f.plain(b[i+1 : j])
+			return j + 1, nil
+		}
+		user, end, err := stringAt(b, i)
+		if err != nil {
+			return i, err
+		}
+		f.add(user, nil, nil)
+		return end, nil
+	case '{':
+		return scanObject(b, i, depth+1, f)
+	}
+	return i, invalid("wrong_type", "", fmt.Sprintf("a receiver is a user id or an object, at byte %d", i))
+}
+
+func scanObject(b []byte, i, depth int, f *splitter) (int, error) {
+	var user, address, vars []byte
+	var seen [3]bool
+	if i = skipSpace(b, i+1); i < len(b) && b[i] == '}' {
+		f.add(nil, nil, nil)
+		return i + 1, nil
+	}
+	for {
+		if i = skipSpace(b, i); i >= len(b) || b[i] != '"' {
+			return i, badJSON(i, "a field name is expected")
+		}
+		key, end, err := stringAt(b, i)
+		if err != nil {
+			return i, err
+		}
+		if i = skipSpace(b, end); i >= len(b) || b[i] != ':' {
+			return i, badJSON(i, "a colon is expected")
+		}
+		i = skipSpace(b, i+1)
+		field := 0
+		switch string(key) {
+		case "user_id":
+			user, i, err = stringOrNull(b, i, "user_id")
+		case "address":
+			field = 1
+			address, i, err = stringOrNull(b, i, "address")
+		case "variables":
+			field = 2
+			vars, i, err = objectOrNull(b, i, depth)
+		default:
+			return i, invalid("unknown_field", fieldPath(jsontext.Pointer("").AppendToken(string(key))), "there is no such field")
+		}
+		if err != nil {
+			return i, err
+		}
+		if seen[field] {
+			return i, invalid("duplicate_key", string(key), "the field is given twice")
+		}
+		seen[field] = true
+		if i = skipSpace(b, i); i < len(b) && b[i] == '}' {
+			f.add(user, address, vars)
+			return i + 1, nil
+		}
+		if i >= len(b) || b[i] != ',' {
+			return i, badJSON(i, "a comma or a closing brace is expected")
+		}
+		i++
+	}
+}
+
+func stringOrNull(b []byte, i int, field string) ([]byte, int, error) {
+	switch {
+	case i < len(b) && b[i] == '"':
+		s, end, err := stringAt(b, i)
+		return s, end, under(field, err)
+	case i+4 <= len(b) && string(b[i:i+4]) == "null":
+		return nil, i + 4, nil
+	}
+	return nil, i, invalid("wrong_type", field, "must be a string")
+}
+
+func objectOrNull(b []byte, i, depth int) ([]byte, int, error) {
+	if i+4 <= len(b) && string(b[i:i+4]) == "null" {
+		return nil, i + 4, nil
+	}
+	if i >= len(b) || b[i] != '{' {
+		return nil, i, invalid("wrong_type", "variables", "must be an object")
+	}
+	end, ok := skipValue(b, i)
+	if !ok {
+		return nil, i, badJSON(end, "the variables do not end")
+	}
+	v := b[i:end:end]
+	if nesting(v)+depth > maxDepth {
+		return nil, i, tooDeep("variables")
+	}
+	if err := checkValue(v); err != nil {
+		return nil, i, under("variables", err)
+	}
+	return v, end, nil
+}
+
+// checkValue checks one JSON value with nothing around it.
+func checkValue(v []byte) error {
+	if jsontext.Value(v).IsValid() {
+		return nil
+	}
+	var x jsontext.Value
+	dec := jsontext.NewDecoder(readerOf(v))
+	x, err := dec.ReadValue()
+	if err == nil { // then something follows it
+		return badJSON(len(x), "one value is expected")
+	}
+	return decodeError(err)
+}
+
+// columnReceivers feeds a packed column (protobuf) to f.
+func columnReceivers(column []byte, count uint32, f *splitter) error {
+	rd := notify.ReadReceivers(column)
+	for r := (notify.Receiver{}); rd.Next(&r); {
+		if r.Index != f.index {
+			return invalid("bad_column", fmt.Sprintf("receivers[%d]", f.index), "indexes must run from 0 to count-1 without gaps")
+		}
+		if r.Address == nil && r.Variables == nil && plainEnd(r.User, 0) == len(r.User) {
+			f.plain(r.User)
+			continue
+		}
+		if !validUTF8(r.User) || !validUTF8(r.Address) {
+			return invalid("bad_utf8", fmt.Sprintf("receivers[%d]", f.index), "invalid UTF-8")
+		}
+		vars, err := objectBytes(r.Variables, fmt.Sprintf("receivers[%d].variables", f.index), 0)
+		if err != nil {
+			return err
+		}
+		f.add(r.User, r.Address, vars)
+	}
+	if rd.Err() != nil {
+		return invalid("bad_column", fmt.Sprintf("receivers[%d]", f.index), "the packed column is damaged")
+	}
+	if f.index != count {
+		return invalid("bad_column", "count", fmt.Sprintf("the column holds %d receivers", f.index))
+	}
+	return nil
+}
+
+// under puts the name of the field an error is about before its own.
+func under(field string, err error) error {
+	e, ok := errors.AsType[*notify.Error](err)
+	if !ok {
+		return err
+	}
+	c := *e
+	switch {
+	case c.Field == "":
+		c.Field = field
+	case c.Field[0] == '[':
+		c.Field = field + c.Field
+	default:
+		c.Field = field + "." + c.Field
+	}
+	return &c
+}

@@ -1,0 +1,257 @@
+package intake
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+	"unicode/utf8"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Limits that are the intake's own, in bytes.
+const (
+	maxCollapseKey = 64  // APNs' limit of apns-collapse-id
+	maxFrom        = 320 // the longest e-mail address
+	maxKey         = 255
+	maxTrace       = 128
+	maxDepth       = 32
+)
+
+// terms are what all receivers of a request have in common.
+type terms struct {
+	channel   notify.Channel
+	category  notify.Category
+	content   notify.Content
+	scheduled int64 // ms since 1970; 0: now
+	expires   int64 // ms since 1970; 0: never
+}
+
+func (t *terms) lane() notify.Lane { return notify.LaneOf(t.channel, t.category) }
+
+// rules are the configured part of admission.
+type rules struct {
+	refused  [len(notify.Channels) + 1][len(notify.Categories) + 1]bool
+	sms      [len(notify.Categories) + 1]bool
+	later    bool
+	maxDelay time.Duration
+	jitter   time.Duration
+}
+
+func newRules(cfg Config) rules {
+	r := rules{maxDelay: cfg.MaxDelay, jitter: cfg.Jitter}
+	for ch, cats := range cfg.Refuse {
+		for _, cat := range cats {
+			r.refused[ch][cat] = true
+		}
+	}
+	for _, cat := range cfg.SMS {
+		r.sms[cat] = true
+	}
+	return r
+}
+
+// admit checks the terms of a request accepted at now (ms). resumed requests
+// passed the switches when they were first accepted, and part of them may be
+// in the log already: only what cannot change is checked again.
+func (r *rules) admit(t *terms, now int64, resumed bool) error {
+	switch {
+	case t.channel == notify.SMS && !r.sms[t.category] && !resumed:
+		return invalid("category_not_for_channel", "category", "sms does not take "+t.category.String())
+	case r.refused[t.channel][t.category] && !resumed:
+		return invalid("category_refused", "category", "intake.refuse: "+t.category.String()+" by "+t.channel.String()+" is switched off")
+	case t.expires != 0 && t.expires <= now:
+		return invalid("expires_in_past", "expires_at", "must lie in the future")
+	}
+	if t.scheduled > now {
+		switch {
+		case !r.later:
+			return invalid("scheduling_disabled", "scheduled_at", "this server does not schedule: leave it out to send now")
+		case t.scheduled-now > r.maxDelay.Milliseconds():
+			return invalid("scheduled_too_far", "scheduled_at", "lies more than "+r.maxDelay.String()+" ahead")
+		case t.expires != 0 && t.expires <= t.scheduled:
+			return invalid("expires_before_scheduled", "expires_at", "must lie after scheduled_at")
+		}
+	}
+	return checkContent(t.channel, &t.content)
+}
+
+// fire returns when an admitted request is due, 0: now. Jitter only moves it
+// later, never past its deadline, and is the same for the same base.
+func (r *rules) fire(t *terms, base notify.Base, now int64) int64 {
+	if t.scheduled <= now {
+		return 0
+	}
+	spread := r.jitter.Milliseconds()
+	if t.expires != 0 {
+		spread = min(spread, t.expires-t.scheduled-1)
+	}
+	if spread <= 0 || t.category.Critical() {
+		return t.scheduled
+	}
+	return t.scheduled + int64(notify.HashUser(base[:])%uint64(spread+1))
+}
+
+func checkContent(ch notify.Channel, c *notify.Content) error {
+	for _, f := range [...]struct {
+		name string
+		n    int
+		max  int
+	}{
+		{"content.template", len(c.Template), notify.MaxTemplate},
+		{"content.title", len(c.Title), notify.MaxTitle},
+		{"content.body", len(c.Body), notify.MaxBody},
+		{"content.html", len(c.HTML), notify.MaxHTML},
+		{"content.variables", len(c.Variables), notify.MaxVariables},
+		{"content.data", len(c.Data), notify.MaxData},
+		{"content.collapse_key", len(c.CollapseKey), maxCollapseKey},
+		{"content.from", len(c.From), maxFrom},
+	} {
+		if f.n > f.max {
+			return tooLong(f.name, f.n, f.max)
+		}
+	}
+	not := func(field string) error {
+		return invalid("not_for_channel", "content."+field, ch.String()+" does not carry "+field)
+	}
+	switch {
+	case c.HTML != "" && ch != notify.Email:
+		return not("html")
+	case len(c.Data) > 0 && ch != notify.Push:
+		return not("data")
+	case c.CollapseKey != "" && ch != notify.Push:
+		return not("collapse_key")
+	case c.From != "" && ch == notify.Push:
+		return not("from")
+	case c.Title != "" && ch == notify.SMS:
+		return not("title")
+	case c.Template != "":
+		return nil
+	}
+	switch ch {
+	case notify.Push:
+		if c.Title == "" && c.Body == "" {
+			return invalid("content_required", "content", "push needs a title, a body or a template")
+		}
+	case notify.Email:
+		if c.Title == "" {
+			return invalid("content_required", "content.title", "email needs a title (its subject), or a template")
+		}
+		if c.Body == "" && c.HTML == "" {
+			return invalid("content_required", "content.body", "email needs a body or html, or a template")
+		}
+	case notify.SMS:
+		if c.Body == "" {
+			return invalid("content_required", "content.body", "sms needs a body or a template")
+		}
+	}
+	return nil
+}
+
+// A reason says why one receiver is refused; "" is none.
+type reason struct {
+	code, field, detail string
+}
+
+var (
+	noReason         = reason{}
+	reasonNoUser     = reason{"user_id_required", "user_id", "a receiver has a user_id"}
+	reasonLongUser   = reason{"user_id_too_long", "user_id", fmt.Sprintf("at most %d bytes", notify.MaxUserID)}
+	reasonBadUser    = reason{"bad_user_id", "user_id", "control characters are not allowed"}
+	reasonLongAddr   = reason{"address_too_long", "address", fmt.Sprintf("at most %d bytes", notify.MaxAddress)}
+	reasonBadPush    = reason{"bad_address", "address", "a push address is apns:<token> or fcm:<token>"}
+	reasonBadSMS     = reason{"bad_address", "address", "an sms address is a phone number in E.164, e.g. +14155550100"}
+	reasonBadEmail   = reason{"bad_address", "address", "an email address is local@domain"}
+	reasonLongVars   = reason{"variables_too_long", "variables", fmt.Sprintf("at most %d bytes", notify.MaxVariables)}
+	reasonSecondTime = reason{"duplicate_user", "user_id", "the user is already in this request"}
+)
+
+// checkReceiver checks what the fast path of a plain user id does not need.
+func checkReceiver(ch notify.Channel, user, address, vars []byte) reason {
+	switch {
+	case len(user) == 0:
+		return reasonNoUser
+	case len(user) > notify.MaxUserID:
+		return reasonLongUser
+	case hasControl(user):
+		return reasonBadUser
+	case len(vars) > notify.MaxVariables:
+		return reasonLongVars
+	case len(address) == 0:
+		return noReason
+	}
+	return checkAddress(ch, address)
+}
+
+// checkAddress checks the form of an address, not whether it exists.
+func checkAddress(ch notify.Channel, a []byte) reason {
+	if len(a) > notify.MaxAddress {
+		return reasonLongAddr
+	}
+	switch ch {
+	case notify.Push:
+		provider, token, _ := bytes.Cut(a, []byte(":"))
+		if (string(provider) != "apns" && string(provider) != "fcm") || len(token) == 0 || !isGraphic(token) {
+			return reasonBadPush
+		}
+	case notify.SMS:
+		if len(a) < 8 || len(a) > 16 || a[0] != '+' || a[1] == '0' {
+			return reasonBadSMS
+		}
+		for _, c := range a[1:] {
+			if c < '0' || c > '9' {
+				return reasonBadSMS
+			}
+		}
+	case notify.Email:
+		at := bytes.LastIndexByte(a, '@')
+		if at < 1 || at == len(a)-1 || hasControl(a) || bytes.ContainsAny(a, " <>,;") || bytes.IndexByte(a, '@') != at {
+			return reasonBadEmail
+		}
+	}
+	return noReason
+}
+
+func hasControl(b []byte) bool {
+	return slices.ContainsFunc(b, func(c byte) bool { return c < 0x20 || c == 0x7f })
+}
+
+func isGraphic(b []byte) bool {
+	return !slices.ContainsFunc(b, func(c byte) bool { return c <= 0x20 || c >= 0x7f })
+}
+
+func checkMeta(m *Meta) error {
+	if m.Caller == "" || len(m.Caller) > notify.MaxCaller {
+		return invalid("bad_caller", "", fmt.Sprintf("a caller has 1 to %d bytes", notify.MaxCaller))
+	}
+	if len(m.Key) > maxKey || hasControl([]byte(m.Key)) || !utf8.ValidString(m.Key) {
+		return invalid("bad_idempotency_key", "Idempotency-Key", fmt.Sprintf("at most %d bytes without control characters", maxKey))
+	}
+	if len(m.Trace) > maxTrace {
+		m.Trace = "" // not worth refusing a message for
+	}
+	return nil
+}
+
+func invalid(code, field, msg string) error { return notify.Invalid(code, field, msg) }
+
+func tooLong(field string, n, limit int) error {
+	return &notify.Error{Kind: notify.KindTooLarge, Code: "too_long", Field: field, Msg: fmt.Sprintf("%d bytes, at most %d are allowed", n, limit)}
+}
+
+func (r reason) err(prefix string) error {
+	e := notify.Invalid(r.code, prefix+r.field, r.detail)
+	if r == reasonLongUser || r == reasonLongAddr || r == reasonLongVars {
+		e.Kind = notify.KindTooLarge
+	}
+	return e
+}
+
+func codeOf(err error) string {
+	if e, ok := errors.AsType[*notify.Error](err); ok && e.Code != "" {
+		return e.Code
+	}
+	return notify.KindOf(err).String()
+}

@@ -1,0 +1,142 @@
+package intake
+
+import (
+	"context"
+	"encoding/binary"
+	"hash/crc32"
+	"net/http"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/stream"
+)
+
+// Single answers POST /v1/notifications: 201 with the id and the status
+// ACCEPTED or SCHEDULED. Errors are *notify.Error; nothing is stored then,
+// unless it is KindUnavailable: the record may or may not be in the log.
+func (s *Service) Single(ctx context.Context, m Meta, body []byte) (a Answer, err error) {
+	end := s.cfg.Events.begin(m, len(body))
+	defer func() { end(err) }()
+	if err := checkMeta(&m); err != nil {
+		return Answer{}, err
+	}
+	if t := media(m.ContentType); t != mediaJSON {
+		return Answer{}, unsupported(t, mediaJSON)
+	}
+	key := engine.IdemKey{Caller: m.Caller, Route: m.Route, Key: m.Key}
+	return s.handle(ctx, &m, key, body, func(l layout) (*plan, error) {
+		var n note
+		if err := decodeNote(body, &n); err != nil {
+			return nil, err
+		}
+		return s.planSingle(&m, &n, l)
+	})
+}
+
+func (s *Service) planSingle(m *Meta, n *note, l layout) (*plan, error) {
+	if err := s.admitNote(n, l.accepted, l.resumed); err != nil {
+		return nil, err
+	}
+	fire := l.fire
+	if !l.resumed {
+		fire = s.rules.fire(&n.terms, l.base, l.accepted)
+	}
+	topic := n.lane().Topic()
+	parts, err := s.partitions(topic, l.partitions)
+	if err != nil {
+		return nil, err
+	}
+	var w noteWriter
+	p := &plan{fire: fire, parts: parts, block: 1}
+	w.write(p, s.cfg.TimerKind, m, n, l.base, l.accepted, fire, topic, parts)
+	p.answer = func(failed *failures) (Answer, bool, error) {
+		c, state := classOf(n.category), notify.Accepted
+		if fire != 0 {
+			c, state = later, notify.Scheduled
+		}
+		if failed[c] != nil {
+			return Answer{}, false, failed[c]
+		}
+		s.cfg.Events.accepted(n.channel, n.category, m.Caller, 1)
+		return Answer{Status: http.StatusCreated, Body: appendResult(nil, l.base, state)}, true, nil
+	}
+	return p, nil
+}
+
+// appendResult appends the answer for one notification.
+func appendResult(b []byte, base notify.Base, state notify.State) []byte {
+	b = append(b, `{"notification_id":"ntf_`...)
+	b = append(b, base.String()...)
+	b = append(b, `","status":"`...)
+	b = append(b, state.String()...)
+	return append(b, `"}`...)
+}
+
+func (s *Service) admitNote(n *note, now int64, resumed bool) error {
+	if why := checkReceiver(n.channel, n.user, n.address, n.vars); why != noReason {
+		return why.err("to.")
+	}
+	return s.rules.admit(&n.terms, now, resumed)
+}
+
+// partitions returns how many partitions topic has, or the frozen number.
+func (s *Service) partitions(topic string, frozen uint16) (uint16, error) {
+	if frozen != 0 {
+		return frozen, nil
+	}
+	n := s.st.Partitions(topic)
+	if n < 1 || n > 1<<16-1 {
+		return 0, notify.Unavailable("log", retryUnavailable, nil)
+	}
+	return uint16(n), nil
+}
+
+// lanesSum is a fingerprint of the partition counts of all lanes.
+func (s *Service) lanesSum() uint32 {
+	var b []byte
+	for _, lane := range notify.Lanes() {
+		b = binary.AppendUvarint(b, uint64(s.st.Partitions(lane.Topic())))
+	}
+	return crc32.ChecksumIEEE(b) | 1 // never 0
+}
+
+// noteWriter makes the records or timers of notifications for one receiver.
+// Its buffer is never written to again once handed out, so records of earlier
+// calls stay as they are when it grows.
+type noteWriter struct {
+	buf []byte
+	col notify.ReceiverWriter
+}
+
+func (w *noteWriter) write(p *plan, kind uint8, m *Meta, n *note, base notify.Base, accepted, fire int64, topic string, parts uint16) {
+	w.col.Reset()
+	w.col.Append(notify.Receiver{User: n.user, Address: n.address, Variables: n.vars})
+	part := stream.Partition(n.user, int(parts))
+	e := notify.Envelope{
+		Chunk:   notify.Chunk{Base: base, Partition: uint16(part)},
+		Channel: n.channel, Category: n.category, Accepted: accepted, Expires: n.expires,
+		Caller: m.Caller, Trace: m.Trace, Content: n.content, NotBefore: fire,
+		Count: 1, Receivers: w.col.Bytes(),
+	}
+	at := len(w.buf)
+	w.buf = notify.AppendEnvelope(w.buf, &e)
+	mid := len(w.buf)
+	if fire != 0 {
+		p.timers = append(p.timers, engine.Timer{
+			FireAt: fire, ID: timerID(e.Chunk), Kind: kind, Target: topic, Payload: w.buf[at:mid:mid],
+		})
+		return
+	}
+	w.buf = append(w.buf, n.user...) // the body may not outlive the request, the key may
+	p.recs = append(p.recs, rec{
+		Record: stream.Record{Topic: topic, Partition: part, Key: w.buf[mid:len(w.buf):len(w.buf)], Value: w.buf[at:mid:mid]},
+		class:  classOf(n.category),
+	})
+}
+
+// timerID names the timer of a chunk: 22 bytes.
+func timerID(c notify.Chunk) []byte {
+	b := append(make([]byte, 0, 22), c.Base[:]...)
+	b = binary.BigEndian.AppendUint16(b, c.Partition)
+	return binary.BigEndian.AppendUint32(b, c.Block)
+}

@@ -1,0 +1,203 @@
+package intake
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/stream"
+)
+
+// class groups records by what happens to them when the log is away.
+type class uint8
+
+const (
+	critical class = iota // joins the spill buffer
+	prompt                // shares its lane with critical ones: refused while any of those is spilled
+	bulk                  // a lane of its own
+	later                 // timers; no record
+	classes  = int(later) + 1
+)
+
+func classOf(cat notify.Category) class {
+	switch {
+	case cat.Critical():
+		return critical
+	case cat.Bulk():
+		return bulk
+	}
+	return prompt
+}
+
+// rec is a record with its class.
+type rec struct {
+	stream.Record
+	class class
+}
+
+// failures says of each class a request holds why its records could not be
+// stored.
+type failures [classes]error
+
+func (f *failures) any() bool {
+	for _, err := range f {
+		if err != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// store appends what p holds and makes the answer. final: the answer holds for
+// repeats too. touched: something may have been stored although there is an
+// error.
+func (s *Service) store(ctx context.Context, m *Meta, l layout, p *plan) (a Answer, final, touched bool, err error) {
+	held := false // the log may still refer to the records
+	defer func() {
+		if !held {
+			p.release()
+		}
+	}()
+	if len(p.recs) > 0 {
+		if err := s.checkGate(); err != nil {
+			return Answer{}, false, false, err
+		}
+	}
+	if p.campaign != nil {
+		if err := s.checkCampaignOpen(ctx, m, p.campaign.id); err != nil {
+			return Answer{}, false, false, err
+		}
+	}
+	var failed failures
+	if len(p.timers) > 0 {
+		failed[later] = s.st.Later.Put(ctx, p.timers)
+	}
+	if len(p.recs) > 0 {
+		held = s.append(ctx, p.recs, l.accepted, &failed)
+	}
+	if p.campaign != nil && !failed.any() {
+		if err := p.campaign.add(ctx, s, m, l); err != nil {
+			return Answer{}, false, true, err
+		}
+	}
+	a, final, err = p.answer(&failed)
+	return a, final, true, err
+}
+
+func (s *Service) checkGate() error {
+	if s.st.Gate == nil {
+		return nil
+	}
+	err := s.st.Gate.Err()
+	if err == nil {
+		return nil
+	}
+	if _, ok := errors.AsType[*notify.Error](err); ok {
+		return err
+	}
+	return notify.Unavailable("log", 5*time.Second, err)
+}
+
+// append puts records into the log, or into the spill buffer when the log is
+// away. While the buffer holds anything, critical records join it and prompt
+// ones are refused: nothing overtakes a spilled message of its lane. That is
+// read here every time: the drainer empties the buffer only after the log has
+// acknowledged what was in it, so a request that sees it empty may append.
+//
+// held: the log gave an error and may still refer to the records.
+func (s *Service) append(ctx context.Context, recs []rec, at int64, failed *failures) (held bool) {
+	var by [classes][]rec
+	for c := range by[:later] {
+		by[c] = only(recs, class(c))
+	}
+	if s.spilling(ctx, len(recs)-len(by[bulk])) {
+		failed[critical] = s.spill(ctx, by[critical], at)
+		if len(by[prompt]) > 0 {
+			failed[prompt] = notify.Unavailable("log_draining", retryUnavailable, nil)
+		}
+		failed[bulk] = s.appendLog(ctx, by[bulk])
+		return failed[bulk] != nil
+	}
+	err := s.appendLog(ctx, recs)
+	if err == nil {
+		return false
+	}
+	for c := range by[:later] {
+		if len(by[c]) > 0 {
+			failed[c] = err
+		}
+	}
+	if notify.KindOf(err) == notify.KindUnavailable && s.st.Spill != nil {
+		failed[critical] = s.spill(ctx, by[critical], at)
+	}
+	return true
+}
+
+func (s *Service) appendLog(ctx context.Context, recs []rec) error {
+	if len(recs) == 0 {
+		return nil
+	}
+	out := make([]stream.Record, len(recs))
+	for i := range recs {
+		out[i] = recs[i].Record
+	}
+	return s.st.Log.Append(ctx, out)
+}
+
+// spilling reports whether the spill buffer holds anything; n is how many
+// records must not overtake it.
+func (s *Service) spilling(ctx context.Context, n int) bool {
+	if s.st.Spill == nil || n == 0 {
+		return false
+	}
+	waiting, _, _, err := s.st.Spill.Stats(ctx)
+	if err != nil {
+		// Not known; the log decides. Refusing codes because a buffer that is
+		// almost always empty cannot be read would be the worse failure.
+		s.cfg.Logger.Warn("spill buffer not readable", slog.Any("error", err))
+		return false
+	}
+	return waiting > 0
+}
+
+// spill pushes critical records.
+func (s *Service) spill(ctx context.Context, crit []rec, at int64) error {
+	if len(crit) == 0 {
+		return nil
+	}
+	out := make([]engine.Spilled, len(crit))
+	for i, r := range crit {
+		out[i] = engine.Spilled{Topic: r.Topic, Key: r.Key, Part: r.Partition, Value: r.Value, At: at}
+	}
+	// The caller may have given up on the log; its message is kept anyway.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanup)
+	defer cancel()
+	if err := s.st.Spill.Push(ctx, out, s.cfg.SpillBytes); err != nil {
+		return err
+	}
+	s.cfg.Events.spilled(len(out))
+	return nil
+}
+
+// only returns the records of a class; recs itself if all are.
+func only(recs []rec, c class) []rec {
+	n := 0
+	for i := range recs {
+		if recs[i].class == c {
+			n++
+		}
+	}
+	if n == len(recs) {
+		return recs
+	}
+	out := make([]rec, 0, n)
+	for _, r := range recs {
+		if r.class == c {
+			out = append(out, r)
+		}
+	}
+	return out
+}
