@@ -1,0 +1,280 @@
+package stream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Compression of batches on their way to the broker and on its disk.
+type Compression string
+
+// The codecs.
+const (
+	None   Compression = "none"
+	Snappy Compression = "snappy"
+	LZ4    Compression = "lz4"
+	Zstd   Compression = "zstd"
+)
+
+// ProducerConfig configures a Producer. The zero value of a field means its
+// default.
+type ProducerConfig struct {
+	Conn Conn
+	// Linger is how long a record waits for others of its partition. Default
+	// 5 ms: the embedded log pays two fsyncs a batch on the goroutine that also
+	// serves reads, and without linger it fell behind at 5M receivers/s.
+	// Negative: none.
+	Linger time.Duration
+	// MaxRecordBytes is the largest key + value + headers, and so the largest
+	// batch. Default 1,000,000, which a Kafka left at its defaults takes. The
+	// topics' max.message.bytes must be at least 48,000 above it: see
+	// AdminConfig.MaxRecordBytes; the embedded broker takes up to 8 MiB.
+	MaxRecordBytes int
+	// AppendTimeout bounds an Append. Default 1 s.
+	AppendTimeout time.Duration
+	// MaxBufferedBytes is how much may wait for the broker; more makes Append
+	// wait, up to its timeout. Default 128 MiB.
+	MaxBufferedBytes int
+	// Compression default none: the records are dense and the network is a loopback.
+	Compression Compression
+}
+
+func (c ProducerConfig) withDefaults() ProducerConfig {
+	c.Conn = c.Conn.withDefaults()
+	if c.Linger == 0 {
+		c.Linger = 5 * time.Millisecond
+	}
+	c.Linger = max(c.Linger, 0)
+	if c.MaxRecordBytes == 0 {
+		c.MaxRecordBytes = maxRecordBytes
+	}
+	if c.AppendTimeout == 0 {
+		c.AppendTimeout = time.Second
+	}
+	if c.MaxBufferedBytes == 0 {
+		c.MaxBufferedBytes = 128 << 20
+	}
+	if c.Compression == "" {
+		c.Compression = None
+	}
+	return c
+}
+
+func (c ProducerConfig) validate() error {
+	switch {
+	case c.AppendTimeout < 0 || c.MaxRecordBytes < 0 || c.MaxBufferedBytes < 0:
+		return errors.New("stream: negative limit")
+	case c.MaxBufferedBytes < c.MaxRecordBytes:
+		return errors.New("stream: MaxBufferedBytes is smaller than one record")
+	}
+	if _, ok := codecs[c.Compression]; !ok {
+		return fmt.Errorf("stream: no compression is called %q", c.Compression)
+	}
+	return c.Conn.validate()
+}
+
+var codecs = map[Compression]kgo.CompressionCodec{
+	None: kgo.NoCompression(), Snappy: kgo.SnappyCompression(),
+	LZ4: kgo.Lz4Compression(), Zstd: kgo.ZstdCompression(),
+}
+
+const (
+	maxRecordBytes = 1_000_000
+	// batchOverhead is what a batch of one record may add to it.
+	batchOverhead = 48_000
+	// maxPooledCall is the most records a call may hold to be kept for reuse.
+	maxPooledCall = 16 << 10
+	// maxBufferedRecords stands above what MaxBufferedBytes allows of the
+	// smallest records, so that bytes decide.
+	maxBufferedRecords = 1 << 20
+)
+
+// Producer appends records. It may be used from any goroutine. It holds
+// connections from the first append on; Close frees them.
+type Producer struct {
+	cfg   ProducerConfig
+	cl    *kgo.Client
+	calls sync.Pool // *call
+}
+
+// NewProducer returns a producer. It does not connect.
+func NewProducer(cfg ProducerConfig) (*Producer, error) {
+	cfg = cfg.withDefaults()
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	// With the defaults an idempotent producer reports nothing for as long as
+	// the broker is away: the promises hang. These settings make it fail
+	// records after about a second, and keep their order, which giving up
+	// idempotence would not.
+	opts := append(cfg.Conn.options(),
+		kgo.RequiredAcks(kgo.AllISRAcks()),
+		kgo.AllowIdempotentProduceCancellation(),
+		kgo.RecordDeliveryTimeout(time.Second+cfg.Linger),
+		kgo.ProduceRequestTimeout(time.Second),
+		kgo.ProducerLinger(cfg.Linger),
+		kgo.ProducerBatchMaxBytes(int32(cfg.MaxRecordBytes+batchOverhead)),
+		kgo.ProducerBatchCompression(codecs[cfg.Compression]),
+		kgo.MaxBufferedRecords(maxBufferedRecords),
+		kgo.MaxBufferedBytes(cfg.MaxBufferedBytes+maxBufferedRecords),
+		kgo.RecordPartitioner(partitioner()),
+		kgo.UnknownTopicRetries(1),
+	)
+	cl, err := kgo.NewClient(opts...)
+	if err != nil {
+		return nil, fmt.Errorf("stream: producer: %w", err)
+	}
+	return &Producer{cfg: cfg, cl: cl}, nil
+}
+
+// partitioner honours Record.Partition and hashes keys for the rest. Records
+// without a key go round the partitions.
+func partitioner() kgo.Partitioner {
+	return kgo.BasicConsistentPartitioner(func(string) func(*kgo.Record, int) int {
+		var turn atomic.Uint32
+		return func(r *kgo.Record, n int) int {
+			switch {
+			case r.Partition >= 0:
+				return int(r.Partition)
+			case r.Key == nil:
+				return int(turn.Add(1) % uint32(n))
+			}
+			return int(Partition(r.Key, n))
+		}
+	})
+}
+
+// call is one Append under way. It goes back to the pool only after every
+// promise was kept, so nobody else can still refer to its records.
+type call struct {
+	recs []kgo.Record
+	left atomic.Int64
+	err  atomic.Pointer[error] // the first
+	done func(error)
+}
+
+func (c *call) keep(_ *kgo.Record, err error) {
+	if err != nil {
+		c.err.CompareAndSwap(nil, &err)
+	}
+	if c.left.Add(-1) == 0 {
+		c.finish()
+	}
+}
+
+func (c *call) finish() {
+	var err error
+	if e := c.err.Load(); e != nil {
+		err = *e
+	}
+	c.done(err)
+}
+
+// Append appends records, in the order given per partition, and returns nil
+// when every one is acknowledged; nothing of recs is referred to any more then.
+//
+// Any error means that each of them may or may not be stored, and, unless it is
+// of notify.KindTooLarge, that keys and values may still be read for a while:
+// the caller must not write to them. A slice may be split in several batches
+// and requests, so some may be stored and others not. KindTooLarge comes before
+// anything is appended. KindUnavailable with code "log": the broker is away,
+// slow beyond AppendTimeout, or ctx ended.
+func (p *Producer) Append(ctx context.Context, recs []Record) error {
+	if len(recs) == 0 {
+		return nil
+	}
+	done := make(chan error, 1)
+	ctx, stop := context.WithTimeoutCause(ctx, p.cfg.AppendTimeout, errTooSlow)
+	defer stop()
+	if err := p.produce(ctx, recs, func(err error) { done <- err }); err != nil {
+		return err
+	}
+	select {
+	case err := <-done:
+		return p.failure(ctx, err)
+	case <-ctx.Done():
+	}
+	select {
+	case err := <-done: // both were ready
+		return p.failure(ctx, err)
+	default:
+		return p.failure(ctx, ctx.Err())
+	}
+}
+
+// AppendFunc appends like Append and calls done once with what Append would
+// return, from a goroutine of the client that done must not hold up. It waits
+// only while the buffer is full. Where ctx has no deadline, AppendTimeout does
+// not apply: a frozen broker is then reported after about two seconds.
+func (p *Producer) AppendFunc(ctx context.Context, recs []Record, done func(error)) {
+	if len(recs) == 0 {
+		done(nil)
+		return
+	}
+	err := p.produce(ctx, recs, func(err error) { done(p.failure(ctx, err)) })
+	if err != nil {
+		done(err)
+	}
+}
+
+// produce hands recs to the client; done is called once all promises are kept,
+// unless produce returns an error.
+func (p *Producer) produce(ctx context.Context, recs []Record, done func(error)) error {
+	for i := range recs {
+		if n := recs[i].size(); n > p.cfg.MaxRecordBytes {
+			return &notify.Error{
+				Kind: notify.KindTooLarge, Code: "record_too_large",
+				Msg: fmt.Sprintf("a record of %d bytes; the log takes %d", n, p.cfg.MaxRecordBytes),
+			}
+		}
+	}
+	c, _ := p.calls.Get().(*call)
+	if c == nil {
+		c = new(call)
+	}
+	if cap(c.recs) < len(recs) {
+		c.recs = make([]kgo.Record, len(recs))
+	}
+	c.recs = c.recs[:len(recs)]
+	c.err.Store(nil)
+	c.left.Store(int64(len(recs)))
+	c.done = func(err error) {
+		clear(c.recs)
+		c.done = nil
+		if cap(c.recs) <= maxPooledCall {
+			p.calls.Put(c)
+		}
+		done(err)
+	}
+	keep := c.keep
+	for i := range recs {
+		r, k := &recs[i], &c.recs[i]
+		k.Topic, k.Partition, k.Key, k.Value, k.Timestamp = r.Topic, r.Partition, r.Key, r.Value, r.Time
+		for _, h := range r.Headers {
+			k.Headers = append(k.Headers, kgo.RecordHeader{Key: h.Key, Value: h.Value})
+		}
+		p.cl.Produce(ctx, k, keep)
+	}
+	return nil
+}
+
+func (p *Producer) failure(ctx context.Context, err error) error {
+	if err == nil {
+		return nil
+	}
+	if cause := context.Cause(ctx); cause != nil && errors.Is(err, ctx.Err()) {
+		err = cause
+	}
+	return translate(err)
+}
+
+// Close fails what is still buffered and frees the connections.
+func (p *Producer) Close() { p.cl.Close() }

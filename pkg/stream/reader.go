@@ -1,0 +1,231 @@
+package stream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Reader reads partitions from given offsets, without a group: it commits
+// nothing and shares with nobody. It may be used from any goroutine.
+type Reader struct {
+	conn Conn
+	adm  *kadm.Client
+
+	mu   sync.Mutex // Fetch reads one record at a time
+	once *kgo.Client
+}
+
+// NewReader returns a reader. It does not connect.
+func NewReader(conn Conn) (*Reader, error) {
+	conn = conn.withDefaults()
+	if err := conn.validate(); err != nil {
+		return nil, err
+	}
+	cl, err := kgo.NewClient(conn.options()...)
+	if err != nil {
+		return nil, fmt.Errorf("stream: reader: %w", err)
+	}
+	return &Reader{conn: conn, adm: kadm.NewClient(cl)}, nil
+}
+
+// Close frees the connections of HighWater and Fetch. Runs end with their
+// contexts.
+func (r *Reader) Close() {
+	r.adm.Close()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.once != nil {
+		r.once.Close()
+		r.once = nil
+	}
+}
+
+// Run calls fn with the records of each partition of from, in order, beginning
+// at its offset, until ctx ends, when it returns nil, or fn returns an error,
+// which Run returns. fn is called by one goroutine; recs is its own, keys and
+// values must not be written to. An offset that the log does not hold, at the
+// start or later, is notify.KindGone: nothing is skipped. While brokers are
+// away Run waits.
+func (r *Reader) Run(ctx context.Context, from map[TopicPartition]int64, fn func(tp TopicPartition, recs []Record) error) error {
+	at := make(map[TopicPartition]kgo.Offset, len(from))
+	for tp, offset := range from {
+		at[tp] = kgo.NewOffset().At(offset)
+	}
+	cl, err := r.partitions(byTopic(at))
+	if err != nil {
+		return err
+	}
+	defer cl.Close()
+	if err := r.check(ctx, from); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return err
+	}
+	for {
+		fs := cl.PollRecords(ctx, 0)
+		if ctx.Err() != nil {
+			return nil
+		}
+		var failure error
+		fs.EachPartition(func(p kgo.FetchTopicPartition) {
+			tp := TopicPartition{p.Topic, p.Partition}
+			if failure == nil && len(p.Records) > 0 {
+				failure = fn(tp, fromKgos(p.Records))
+			}
+			if failure == nil && p.Err != nil {
+				failure = readFailure(tp, p.Err)
+			}
+		})
+		if failure != nil {
+			return failure
+		}
+	}
+}
+
+// partitions returns a client that reads from exact offsets and stops, rather
+// than moves, when one is not there.
+func (r *Reader) partitions(at map[string]map[int32]kgo.Offset) (*kgo.Client, error) {
+	cl, err := kgo.NewClient(append(r.conn.options(),
+		kgo.ConsumePartitions(at),
+		kgo.ConsumeResetOffset(kgo.NoResetOffset()),
+		kgo.FetchMaxPartitionBytes(4<<20),
+		kgo.FetchMaxBytes(32<<20),
+	)...)
+	if err != nil {
+		return nil, fmt.Errorf("stream: reader: %w", err)
+	}
+	return cl, nil
+}
+
+// check fails for offsets outside of the log: the client bounds an exact offset
+// to what is there before it asks, and would skip in silence.
+func (r *Reader) check(ctx context.Context, from map[TopicPartition]int64) error {
+	seen := make(map[string]bool)
+	var topics []string
+	for tp := range from {
+		if !seen[tp.Topic] {
+			seen[tp.Topic] = true
+			topics = append(topics, tp.Topic)
+		}
+	}
+	if len(topics) == 0 {
+		return nil
+	}
+	starts, err := r.adm.ListStartOffsets(ctx, topics...)
+	if err == nil {
+		err = starts.Error()
+	}
+	if err != nil {
+		return translate(err)
+	}
+	ends, err := r.adm.ListEndOffsets(ctx, topics...)
+	if err == nil {
+		err = ends.Error()
+	}
+	if err != nil {
+		return translate(err)
+	}
+	for tp, at := range from {
+		start, ok1 := starts.Lookup(tp.Topic, tp.Partition)
+		end, ok2 := ends.Lookup(tp.Topic, tp.Partition)
+		if !ok1 || !ok2 {
+			return translate(kerr.UnknownTopicOrPartition)
+		}
+		if at < start.Offset || at > end.Offset {
+			return translate(fmt.Errorf("%s@%d, the log holds %d to %d: %w", tp, at, start.Offset, end.Offset, kerr.OffsetOutOfRange))
+		}
+	}
+	return nil
+}
+
+// readFailure is nil for what the client goes on from.
+func readFailure(tp TopicPartition, err error) error {
+	if _, lost := errors.AsType[*kgo.ErrDataLoss](err); lost {
+		return translate(fmt.Errorf("%s: %w: %w", tp, kerr.OffsetOutOfRange, err))
+	}
+	_, broker := errors.AsType[*kerr.Error](err)
+	if errors.Is(err, kgo.ErrClientClosed) || errors.Is(err, kerr.OffsetOutOfRange) || broker && !kerr.IsRetriable(err) {
+		return translate(fmt.Errorf("%s: %w", tp, err))
+	}
+	return nil
+}
+
+// HighWater returns the end of each partition of topics: the offset the next
+// record will get.
+func (r *Reader) HighWater(ctx context.Context, topics ...string) (map[TopicPartition]int64, error) {
+	return offsetsOf(r.adm.ListEndOffsets(ctx, topics...))
+}
+
+// Fetch reads one record. notify.KindGone: it is trimmed; notify.KindNotFound:
+// it is not written yet. It costs a few round trips and is meant for people and
+// checks.
+func (r *Reader) Fetch(ctx context.Context, tp TopicPartition, offset int64) (Record, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.check(ctx, map[TopicPartition]int64{tp: offset}); err != nil {
+		return Record{}, err
+	}
+	ends, err := r.HighWater(ctx, tp.Topic)
+	if err != nil {
+		return Record{}, err
+	}
+	if offset >= ends[tp] {
+		return Record{}, notify.NotFound("record")
+	}
+	if r.once == nil {
+		if r.once, err = r.partitions(nil); err != nil {
+			return Record{}, err
+		}
+	}
+	r.once.AddConsumePartitions(map[string]map[int32]kgo.Offset{tp.Topic: {tp.Partition: kgo.NewOffset().At(offset)}})
+	defer r.once.RemoveConsumePartitions(map[string][]int32{tp.Topic: {tp.Partition}})
+	for {
+		fs := r.once.PollRecords(ctx, 1)
+		if err := ctx.Err(); err != nil {
+			return Record{}, translate(err)
+		}
+		for _, e := range fs.Errors() {
+			if err := readFailure(tp, e.Err); err != nil {
+				return Record{}, err
+			}
+		}
+		for it := fs.RecordIter(); !it.Done(); {
+			rec := it.Next()
+			if rec.Topic == tp.Topic && rec.Partition == tp.Partition && rec.Offset >= offset {
+				if rec.Offset > offset { // compacted or a control record
+					return Record{}, notify.NotFound("record")
+				}
+				return fromKgo(rec), nil
+			}
+		}
+	}
+}
+
+func fromKgos(rs []*kgo.Record) []Record {
+	out := make([]Record, len(rs))
+	for i, r := range rs {
+		out[i] = fromKgo(r)
+	}
+	return out
+}
+
+func offsetsOf(listed kadm.ListedOffsets, err error) (map[TopicPartition]int64, error) {
+	if err == nil {
+		err = listed.Error()
+	}
+	if err != nil {
+		return nil, translate(err)
+	}
+	out := make(map[TopicPartition]int64)
+	listed.Each(func(o kadm.ListedOffset) { out[TopicPartition{o.Topic, o.Partition}] = o.Offset })
+	return out, nil
+}
