@@ -1,0 +1,158 @@
+package app
+
+import (
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Config of a notifyd process. The comment of a field is its documentation:
+// `notifyd config example` prints it.
+type Config struct {
+	DataDir string `koanf:"data_dir" doc:"folder of the embedded log and stores; empty: $XDG_DATA_HOME/notifyd"`
+
+	API struct {
+		Listen    string  `koanf:"listen" doc:"address of the API; loopback unless you say otherwise"`
+		Admin     string  `koanf:"admin" doc:"address of /metrics and pprof; empty: none"`
+		PublicURL string  `koanf:"public_url" doc:"where providers reach the API for receipts; empty: http://<listen>"`
+		Rate      float64 `koanf:"rate" doc:"requests a second a caller may make; 0: no limit"`
+		Burst     int     `koanf:"burst" doc:"requests a caller may make at once"`
+		BodyMiB   int     `koanf:"body_mib" doc:"MiB of request bodies in memory at once; more answers 503"`
+	} `koanf:"api"`
+
+	Auth struct {
+		Issuer   string `koanf:"issuer" doc:"iss a token must carry"`
+		Audience string `koanf:"audience" doc:"aud a token must carry"`
+		JWKSURL  string `koanf:"jwks_url" doc:"where the verification keys are published"`
+		JWKSFile string `koanf:"jwks_file" doc:"file with verification keys"`
+		KeyFile  string `koanf:"key_file" doc:"PEM file with one verification (or signing) key: RS256, ES256, EdDSA"`
+		HS256    string `koanf:"hs256_file" doc:"file with a shared secret, for one machine"`
+	} `koanf:"auth"`
+
+	Log struct {
+		Listen     string         `koanf:"listen" doc:"loopback address of the embedded Kafka broker; port 0: any"`
+		Partitions map[string]int `koanf:"partitions" doc:"partitions of each channel's topics"`
+		Sync       bool           `koanf:"sync" doc:"fsync before a record is acknowledged; off loses acknowledged records at a power cut"`
+		CapMiB     int            `koanf:"cap_mib" doc:"MiB the embedded log may hold; at the cap intake answers 503"`
+		MinFreeMiB int            `koanf:"min_free_mib" doc:"MiB that must stay free on its volume"`
+		Linger     time.Duration  `koanf:"linger" doc:"how long records wait for others to share a batch and its fsync"`
+	} `koanf:"log"`
+
+	Intake struct {
+		Refuse      map[string][]string `koanf:"refuse" doc:"categories a channel refuses, e.g. {sms: [marketing, digest]}"`
+		SMS         []string            `koanf:"sms_categories" doc:"categories SMS takes"`
+		SpillMiB    int                 `koanf:"spill_mib" doc:"MiB of otp and alert kept while the log is away"`
+		Idempotency time.Duration       `koanf:"idempotency" doc:"how long idempotency keys are kept at least"`
+	} `koanf:"intake"`
+
+	History struct {
+		Retention time.Duration `koanf:"retention" doc:"how long who-got-what is kept; older ids answer 410"`
+	} `koanf:"history"`
+
+	Workers struct {
+		Push       Lane          `koanf:"push" doc:"push lanes"`
+		SMS        Lane          `koanf:"sms" doc:"sms lanes"`
+		Email      Lane          `koanf:"email" doc:"email lanes"`
+		MaxRetries int           `koanf:"max_retries" doc:"attempts after the first"`
+		BatchAge   time.Duration `koanf:"batch_age" doc:"longest a mail waits for others of its content"`
+		Bulk       float64       `koanf:"bulk_share" doc:"share of a provider's capacity that bulk lanes may use, 0 to 1"`
+		Drain      time.Duration `koanf:"drain" doc:"how long a stop waits for work in flight"`
+		CallLimit  time.Duration `koanf:"call_limit" doc:"longest provider call"`
+	} `koanf:"workers"`
+
+	Providers struct {
+		CAFile string `koanf:"ca_file" doc:"PEM of a CA to trust besides the system's"`
+		APNs   struct {
+			URL         string `koanf:"url" doc:"base URL"`
+			KeyFile     string `koanf:"key_file" doc:"PKCS#8 key (.p8) that signs provider tokens"`
+			KeyID       string `koanf:"key_id" doc:"its id"`
+			TeamID      string `koanf:"team_id" doc:"the team's id"`
+			Topic       string `koanf:"topic" doc:"bundle id of the app"`
+			Connections int    `koanf:"connections" doc:"HTTP/2 connections"`
+			Confirmed   bool   `koanf:"confirmed" doc:"accepted is DELIVERED, for nothing further will be confirmed"`
+		} `koanf:"apns"`
+		FCM struct {
+			URL         string  `koanf:"url" doc:"base URL"`
+			TokenURL    string  `koanf:"token_url" doc:"OAuth token endpoint; empty: the credentials'"`
+			Credentials string  `koanf:"credentials_file" doc:"service account JSON"`
+			Rate        float64 `koanf:"rate" doc:"messages a second the project may send"`
+			Confirmed   bool    `koanf:"confirmed" doc:"accepted is DELIVERED, for nothing further will be confirmed"`
+		} `koanf:"fcm"`
+		Twilio struct {
+			URL      string          `koanf:"url" doc:"base URL"`
+			Accounts []TwilioAccount `koanf:"accounts" doc:"account pool: sid, token or token_file, from"`
+			File     string          `koanf:"accounts_file" doc:"JSON file with the account pool"`
+			Rate     float64         `koanf:"rate" doc:"messages a second an account may send"`
+			Parallel int             `koanf:"parallel" doc:"requests at once an account may make"`
+		} `koanf:"twilio"`
+		SendGrid struct {
+			URL        string   `koanf:"url" doc:"base URL"`
+			KeyFile    string   `koanf:"key_file" doc:"file with the API key"`
+			From       string   `koanf:"from" doc:"default sender"`
+			Pools      []string `koanf:"pools" doc:"IP pools, each with a rate of its own"`
+			Rate       float64  `koanf:"rate" doc:"mails a second a pool may send"`
+			WebhookKey string   `koanf:"webhook_key_file" doc:"PEM or base64 public key of the event webhook"`
+		} `koanf:"sendgrid"`
+	} `koanf:"providers"`
+
+	Logging struct {
+		Level  string `koanf:"level" doc:"debug, info, warn or error"`
+		Format string `koanf:"format" doc:"json or text"`
+	} `koanf:"logging"`
+}
+
+// Lane of a channel.
+type Lane struct {
+	InFlight int `koanf:"in_flight" doc:"addresses at the provider at once"`
+	Window   int `koanf:"window" doc:"receivers a claim window"`
+	Ahead    int `koanf:"ahead" doc:"claim windows open per partition"`
+}
+
+// TwilioAccount is one account of the pool.
+type TwilioAccount struct {
+	SID   string `koanf:"sid" json:"sid"`
+	Token string `koanf:"token" json:"token"`
+	From  string `koanf:"from" json:"from"`
+}
+
+// Default returns the configuration of a process without files, environment
+// and flags.
+func Default() Config {
+	var c Config
+	c.API.Listen, c.API.Admin = "127.0.0.1:7420", "127.0.0.1:7421"
+	c.API.BodyMiB = 512
+	c.API.Burst = 1000
+	c.Auth.Issuer, c.Auth.Audience = "notifyd", "notifyd"
+	c.Log.Listen = "127.0.0.1:7422"
+	c.Log.Partitions = map[string]int{"push": 6, "sms": 4, "email": 4}
+	c.Log.Sync, c.Log.CapMiB, c.Log.MinFreeMiB, c.Log.Linger = true, 2048, 256, 2*time.Millisecond
+	c.Intake.Refuse = map[string][]string{}
+	c.Intake.SMS = []string{"otp", "alert"}
+	c.Intake.SpillMiB, c.Intake.Idempotency = 64, 24*time.Hour
+	c.History.Retention = 30 * 24 * time.Hour
+	c.Workers.MaxRetries, c.Workers.BatchAge, c.Workers.Bulk = 3, 5*time.Second, 0.5
+	c.Workers.Drain, c.Workers.CallLimit = 20*time.Second, 30*time.Second
+	c.Workers.Push = Lane{InFlight: 10_000, Window: 1000, Ahead: 16}
+	c.Workers.SMS = Lane{InFlight: 500, Window: 50, Ahead: 16}
+	c.Workers.Email = Lane{InFlight: 16_000, Window: 1000, Ahead: 16}
+	c.Providers.APNs.URL, c.Providers.APNs.Connections, c.Providers.APNs.Confirmed = "https://api.push.apple.com", 10, true
+	c.Providers.FCM.URL, c.Providers.FCM.Rate, c.Providers.FCM.Confirmed = "https://fcm.googleapis.com", 10_000, true
+	c.Providers.Twilio.URL, c.Providers.Twilio.Rate, c.Providers.Twilio.Parallel = "https://api.twilio.com", 1000, 100
+	c.Providers.SendGrid.URL, c.Providers.SendGrid.Rate = "https://api.sendgrid.com", 100
+	c.Logging.Level, c.Logging.Format = "info", "json"
+	return c
+}
+
+// lane returns the settings of a lane.
+func (c *Config) lane(l notify.Lane) Lane {
+	switch l.Channel {
+	case notify.Push:
+		return c.Workers.Push
+	case notify.SMS:
+		return c.Workers.SMS
+	}
+	return c.Workers.Email
+}
+
+// partitions returns the partition count of a channel's topics.
+func (c *Config) partitions(ch notify.Channel) int { return c.Log.Partitions[ch.String()] }

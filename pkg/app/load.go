@@ -1,0 +1,308 @@
+package app
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/go-viper/mapstructure/v2"
+	"github.com/knadh/koanf/parsers/yaml"
+	"github.com/knadh/koanf/providers/confmap"
+	"github.com/knadh/koanf/providers/rawbytes"
+	"github.com/knadh/koanf/v2"
+	yamlv3 "go.yaml.in/yaml/v3"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// EnvPrefix begins every environment variable that sets a value:
+// NOTIFYD__API__LISTEN. The double underscore keeps clear of the variables a
+// Kubernetes service of the name notifyd injects.
+const EnvPrefix = "NOTIFYD__"
+
+// Loaded is a configuration and where each value came from.
+type Loaded struct {
+	Config Config
+	Origin map[string]string // key -> "default", a file, an environment variable or a flag
+}
+
+// Load builds the configuration: defaults < files < environment < flags. It
+// reports every problem it finds, not only the first.
+func Load(files, environ []string, flags map[string]any) (Loaded, error) {
+	defaults := flatten(Default())
+	k := koanf.New(".")
+	origin := map[string]string{}
+	var problems []error
+	put := func(values map[string]any, from func(key string) string) {
+		for key := range values {
+			if !known(defaults, key) {
+				problems = append(problems, fmt.Errorf("%s: unknown key %q%s", from(key), key, suggest(defaults, key)))
+				continue
+			}
+			origin[key] = from(key)
+		}
+		if err := k.Load(confmap.Provider(values, "."), nil); err != nil {
+			problems = append(problems, err)
+		}
+	}
+	for key := range defaults {
+		origin[key] = "default"
+	}
+	for _, file := range files {
+		b, err := os.ReadFile(file)
+		if err != nil {
+			problems = append(problems, err)
+			continue
+		}
+		one := koanf.New(".")
+		if err := one.Load(rawbytes.Provider(b), yaml.Parser()); err != nil {
+			problems = append(problems, fmt.Errorf("%s: %w", file, err))
+			continue
+		}
+		put(one.All(), func(string) string { return file })
+	}
+	env, names := fromEnv(environ)
+	put(env, func(key string) string { return names[key] })
+	put(flags, func(string) string { return "flag" })
+
+	cfg := Default()
+	if err := k.UnmarshalWithConf("", &cfg, koanf.UnmarshalConf{DecoderConfig: &mapstructure.DecoderConfig{
+		DecodeHook: mapstructure.ComposeDecodeHookFunc(
+			mapstructure.StringToTimeDurationHookFunc(), mapstructure.StringToSliceHookFunc(",")),
+		Result: &cfg, WeaklyTypedInput: true, TagName: "koanf",
+	}}); err != nil {
+		problems = append(problems, err)
+	}
+	problems = append(problems, cfg.validate()...)
+	return Loaded{cfg, origin}, errors.Join(problems...)
+}
+
+func fromEnv(environ []string) (values map[string]any, names map[string]string) {
+	values, names = map[string]any{}, map[string]string{}
+	for _, kv := range environ {
+		name, value, _ := strings.Cut(kv, "=")
+		rest, ok := strings.CutPrefix(name, EnvPrefix)
+		if !ok {
+			continue
+		}
+		key := strings.ToLower(strings.ReplaceAll(rest, "__", "."))
+		values[key], names[key] = value, name
+	}
+	return values, names
+}
+
+// known reports whether key names a value, or lies inside one that is a map or
+// a list.
+func known(defaults map[string]field, key string) bool {
+	for {
+		if f, ok := defaults[key]; ok {
+			return f.value.Kind() == reflect.Map || f.value.Kind() == reflect.Slice || f.key == key
+		}
+		i := strings.LastIndexByte(key, '.')
+		if i < 0 {
+			return false
+		}
+		key = key[:i]
+		if f, ok := defaults[key]; ok {
+			return f.value.Kind() == reflect.Map
+		}
+	}
+}
+
+func suggest(defaults map[string]field, key string) string {
+	best, dist := "", 4
+	for k := range defaults {
+		if d := distance(k, key); d < dist || (d == dist && k < best) {
+			best, dist = k, d
+		}
+	}
+	if best == "" {
+		return ""
+	}
+	return fmt.Sprintf("; did you mean %q?", best)
+}
+
+// distance is the Levenshtein distance of two short strings.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range a {
+		prev := row[0]
+		row[0] = i + 1
+		for j := range b {
+			cost := prev
+			if a[i] != b[j] {
+				cost++
+			}
+			prev = row[j+1]
+			row[j+1] = min(cost, row[j+1]+1, row[j]+1)
+		}
+	}
+	return row[len(b)]
+}
+
+// field is one value of the configuration.
+type field struct {
+	key, doc string
+	value    reflect.Value
+}
+
+func flatten(c Config) map[string]field {
+	out := map[string]field{}
+	var walk func(prefix string, v reflect.Value)
+	walk = func(prefix string, v reflect.Value) {
+		for i := range v.NumField() {
+			t := v.Type().Field(i)
+			key := prefix + t.Tag.Get("koanf")
+			if v.Field(i).Kind() == reflect.Struct {
+				walk(key+".", v.Field(i))
+				continue
+			}
+			out[key] = field{key, t.Tag.Get("doc"), v.Field(i)}
+		}
+	}
+	walk("", reflect.ValueOf(c))
+	return out
+}
+
+// Print writes the configuration, one "key: value" a line, with where each
+// value came from.
+func (l Loaded) Print() string {
+	var b strings.Builder
+	fs := flatten(l.Config)
+	for _, key := range slices.Sorted(maps.Keys(fs)) {
+		origin := l.Origin[key]
+		for k, o := range l.Origin { // a value set inside a map
+			if strings.HasPrefix(k, key+".") && o != "default" {
+				origin = o
+			}
+		}
+		fmt.Fprintf(&b, "%-36s %-40s # %s\n", key+":", show(fs[key].value), origin)
+	}
+	return b.String()
+}
+
+func show(v reflect.Value) string {
+	switch x := v.Interface().(type) {
+	case time.Duration:
+		return x.String()
+	case string:
+		return strconv.Quote(x)
+	case []TwilioAccount:
+		ids := make([]string, len(x))
+		for i := range x {
+			ids[i] = x[i].SID
+		}
+		return fmt.Sprintf("%v (tokens redacted)", ids)
+	}
+	return fmt.Sprint(v.Interface())
+}
+
+// Example writes a complete configuration file with its documentation.
+func Example() string {
+	var doc yamlv3.Node
+	build(reflect.ValueOf(Default()), &doc)
+	var b bytes.Buffer
+	enc := yamlv3.NewEncoder(&b)
+	enc.SetIndent(2)
+	_ = enc.Encode(&doc) // of scalars only: cannot fail
+	return "# notifyd configuration with every key and its default.\n" + b.String()
+}
+
+func build(v reflect.Value, n *yamlv3.Node) {
+	n.Kind = yamlv3.MappingNode
+	for i := range v.NumField() {
+		t := v.Type().Field(i)
+		key := &yamlv3.Node{Kind: yamlv3.ScalarNode, Value: t.Tag.Get("koanf"), HeadComment: t.Tag.Get("doc")}
+		val := &yamlv3.Node{}
+		f := v.Field(i)
+		if f.Kind() == reflect.Struct {
+			build(f, val)
+		} else if d, ok := f.Interface().(time.Duration); ok {
+			_ = val.Encode(d.String())
+		} else {
+			_ = val.Encode(f.Interface())
+		}
+		n.Content = append(n.Content, key, val)
+	}
+}
+
+func (c *Config) validate() (problems []error) {
+	bad := func(key, format string, args ...any) {
+		problems = append(problems, fmt.Errorf("%s: %s", key, fmt.Sprintf(format, args...)))
+	}
+	for key, addr := range map[string]string{"api.listen": c.API.Listen, "api.admin": c.API.Admin, "log.listen": c.Log.Listen} {
+		if addr == "" && key == "api.admin" {
+			continue
+		}
+		if _, _, err := net.SplitHostPort(addr); err != nil {
+			bad(key, "%q is not host:port", addr)
+		}
+	}
+	for name, n := range c.Log.Partitions {
+		if _, ok := notify.ParseChannel(name); !ok {
+			bad("log.partitions", "no channel is called %q", name)
+		}
+		if n < 1 || n > 1000 {
+			bad("log.partitions."+name, "%d is not between 1 and 1000", n)
+		}
+	}
+	for _, ch := range notify.Channels {
+		if c.Log.Partitions[ch.String()] == 0 {
+			bad("log.partitions", "no partition count for %s", ch)
+		}
+	}
+	for ch, cats := range c.Intake.Refuse {
+		if _, ok := notify.ParseChannel(ch); !ok {
+			bad("intake.refuse", "no channel is called %q", ch)
+		}
+		for _, cat := range cats {
+			if _, ok := notify.ParseCategory(cat); !ok {
+				bad("intake.refuse."+ch, "no category is called %q", cat)
+			}
+		}
+	}
+	for _, cat := range c.Intake.SMS {
+		if _, ok := notify.ParseCategory(cat); !ok {
+			bad("intake.sms_categories", "no category is called %q", cat)
+		}
+	}
+	if c.Log.CapMiB < 64 {
+		bad("log.cap_mib", "%d is below 64", c.Log.CapMiB)
+	}
+	if c.Workers.Bulk <= 0 || c.Workers.Bulk > 1 {
+		bad("workers.bulk_share", "%v is not above 0 and at most 1", c.Workers.Bulk)
+	}
+	for name, l := range map[string]Lane{"push": c.Workers.Push, "sms": c.Workers.SMS, "email": c.Workers.Email} {
+		if l.InFlight < 1 || l.Window < 1 || l.Ahead < 1 {
+			bad("workers."+name, "in_flight, window and ahead must be at least 1")
+		}
+	}
+	if !slices.Contains([]string{"debug", "info", "warn", "error"}, c.Logging.Level) {
+		bad("logging.level", "%q is not debug, info, warn or error", c.Logging.Level)
+	}
+	if c.Logging.Format != "json" && c.Logging.Format != "text" {
+		bad("logging.format", "%q is not json or text", c.Logging.Format)
+	}
+	return problems
+}
+
+// DataFolder is where a process without data_dir keeps its data.
+func DataFolder(getenv func(string) string, name string) string {
+	base := getenv("XDG_DATA_HOME")
+	if base == "" {
+		base = filepath.Join(getenv("HOME"), ".local", "share")
+	}
+	return filepath.Join(base, "notifyd", name)
+}
