@@ -1,0 +1,193 @@
+package history
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Append takes records in offset order; those below what was appended before
+// are skipped, so feeding a range again is safe. It returns when the records
+// can be found, which is before they are durable here: the log is what makes
+// them so until Sealed passes them. It waits while two full tails of the
+// partition wait to be sealed.
+//
+// After an error feed the same records again.
+func (s *Store) Append(ctx context.Context, recs ...Record) error {
+	for len(recs) > 0 {
+		n := 1
+		for n < len(recs) && recs[n].Partition == recs[0].Partition && recs[n].Topic == recs[0].Topic {
+			n++
+		}
+		if err := s.appendPart(ctx, s.partOf(Part{recs[0].Topic, recs[0].Partition}), recs[:n]); err != nil {
+			return unavailable(err)
+		}
+		recs = recs[n:]
+	}
+	return nil
+}
+
+// Advance tells that the partition has nothing below next that was not
+// appended, for where the log itself begins later or holds no records.
+func (s *Store) Advance(tp Part, next int64) {
+	p := s.partOf(tp)
+	p.appendMu.Lock()
+	if next > p.next.Load() {
+		p.next.Store(next)
+	}
+	p.appendMu.Unlock()
+	s.progress.moved()
+}
+
+func (s *Store) appendPart(ctx context.Context, p *part, recs []Record) error {
+	p.appendMu.Lock()
+	defer p.appendMu.Unlock()
+	defer s.progress.moved()
+	if err := s.failed.Load(); err != nil {
+		return *err
+	}
+	var env notify.Envelope
+	for i := range recs {
+		r := &recs[i]
+		if r.Offset < p.next.Load() {
+			continue
+		}
+		if err := notify.DecodeEnvelope(r.Value, &env); err != nil {
+			// The workers put it into the poison topic; here it has no receivers.
+			s.cfg.Log.Warn("history skips a record it cannot read", "part", p.Part, "offset", r.Offset, "err", err)
+		} else if !env.Derived() {
+			if err := s.add(ctx, p, r, &env); err != nil {
+				return err
+			}
+		}
+		p.next.Store(r.Offset + 1)
+	}
+	return nil
+}
+
+// add indexes an original chunk. The hashes are made without the lock, so that
+// readers wait for the linking only.
+func (s *Store) add(ctx context.Context, p *part, r *Record, env *notify.Envelope) error {
+	hs, first, last := hashColumn(p.hashes[:0], env.Receivers)
+	p.hashes = hs
+	t := p.active
+	if t != nil && (t.users.len()+len(hs) > s.cfg.SegmentReceivers || t.size() >= s.cfg.SegmentBytes) {
+		if err := s.freeze(ctx, p); err != nil {
+			return err
+		}
+		t = nil
+	}
+	if len(hs) > maxOrdinals {
+		s.cfg.Log.Error("history skips a chunk too large to index", "part", p.Part, "offset", r.Offset, "receivers", len(hs))
+		return nil
+	}
+	if t == nil {
+		var err error
+		if t, err = s.newTail(p); err != nil {
+			return err
+		}
+	}
+	if len(t.rows) > 0 && len(t.buf) > 0 && len(t.buf)+recordHeader+len(r.Value) > s.cfg.BufferBytes {
+		if err := s.flush(p, t); err != nil {
+			return err
+		}
+	}
+	ms := r.Time
+	if ms == 0 {
+		ms = time.Now().UnixMilli()
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	row := row{base: env.Chunk.Base, off: t.size(), start: uint32(t.users.len()), first: first, last: last}
+	t.buf = appendStored(t.buf, &stored{offset: r.Offset, value: r.Value})
+	row.size = uint32(t.size() - row.off)
+	t.note(row, ms)
+	t.users.add(hs)
+	t.bases.add([]uint64{hashBase(row.base)})
+	p.active = t
+	return nil
+}
+
+// hashColumn appends the hashes of a column's users and returns its first and
+// last index. The column has been checked.
+func hashColumn(hs []uint64, column []byte) (_ []uint64, first, last uint32) {
+	index := uint64(0)
+	for start := true; len(column) > 0; start = false {
+		var delta, flags uint64
+		if len(column) >= 2 && column[0] < 0x80 && column[1] < 0x80 {
+			delta, flags, column = uint64(column[0]), uint64(column[1]), column[2:]
+		} else {
+			var n, m int
+			delta, n = binary.Uvarint(column)
+			flags, m = binary.Uvarint(column[n:])
+			column = column[n+m:]
+		}
+		if index += delta; start {
+			first = uint32(index)
+		}
+		last = uint32(index)
+		index++
+		user := column[:flags>>2]
+		hs = append(hs, notify.HashUser(user))
+		column = column[len(user):]
+		for bits := flags & 3; bits != 0; bits &= bits - 1 { // address, variables
+			n, m := binary.Uvarint(column)
+			column = column[m+int(n):]
+		}
+	}
+	return hs, first, last
+}
+
+func (s *Store) newTail(p *part) (*tail, error) {
+	num := s.nextNum.Add(1)
+	name := segmentName(num, tmpSuffix)
+	f, err := s.cfg.FS.Create(s.path(name))
+	if err != nil {
+		return nil, fmt.Errorf("create a segment: %w", err)
+	}
+	var a arrays
+	select {
+	case a = <-s.free:
+	default:
+	}
+	return newTail(num, newBlob(f, segmentName(num, fileSuffix)), s.path(name), p.next.Load(), a), nil
+}
+
+// flush writes the buffered bodies. Readers keep finding them: in writing until
+// the file has them. A failed write is tried again by the next flush.
+func (s *Store) flush(p *part, t *tail) error {
+	if t.writing == nil {
+		p.mu.Lock()
+		t.writing, t.buf, t.spare = t.buf, t.spare[:0], nil
+		p.mu.Unlock()
+	}
+	if _, err := t.blob.WriteAt(t.writing, t.flushed); err != nil {
+		return fmt.Errorf("write %s: %w", t.blob.name, err)
+	}
+	t.blob.WriteBack(t.flushed, int64(len(t.writing)))
+	p.mu.Lock()
+	t.flushed += int64(len(t.writing))
+	t.writing, t.spare = nil, t.writing[:0]
+	p.mu.Unlock()
+	return nil
+}
+
+// freeze hands the active tail to the sealer. The caller holds appendMu.
+func (s *Store) freeze(ctx context.Context, p *part) error {
+	select {
+	case p.slots <- struct{}{}:
+	case <-ctx.Done():
+		return notify.Unavailable("history", time.Second, fmt.Errorf("%v waits for its segments to be sealed: %w", p.Part, ctx.Err()))
+	}
+	p.mu.Lock()
+	t := p.active
+	t.to = p.next.Load()
+	p.frozen = append(p.frozen[:len(p.frozen):len(p.frozen)], t)
+	p.active = nil
+	p.mu.Unlock()
+	s.queue.push(frozen{p, t})
+	return nil
+}

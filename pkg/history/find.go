@@ -1,0 +1,238 @@
+package history
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sort"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// lookup is one query: the tails it met and the view it reads. It looks into
+// the tails first and takes the view then, so that a segment sealed in between
+// is met at least once.
+type lookup struct {
+	s       *Store
+	view    *view
+	held    []*blob
+	damaged error // the first damage met; what was not found may lie there
+	buf     []byte
+	ords    []uint32
+}
+
+// chunk is a candidate: a row, and where its body is.
+type chunk struct {
+	row
+	ordinal uint32 // of the receiver looked for, when by user
+	seg     *segment
+	part    *part // of a tail
+	tail    *tail
+}
+
+// begin visits every tail under its lock; the visitor returns whether it keeps
+// the tail beyond.
+func (s *Store) begin(visit func(*part, *tail) bool) *lookup {
+	l := &lookup{s: s}
+	for _, p := range s.allParts() {
+		p.mu.RLock()
+		for _, t := range p.tails() {
+			if visit(p, t) {
+				t.blob.hold()
+				l.held = append(l.held, t.blob)
+			}
+		}
+		p.mu.RUnlock()
+	}
+	l.view = s.acquire()
+	return l
+}
+
+func (l *lookup) end() {
+	l.view.release()
+	for _, b := range l.held {
+		b.release()
+	}
+}
+
+// note remembers damage of a segment. The query goes on with what is left.
+func (l *lookup) note(seg *segment, err error) {
+	seg.bad.Store(true)
+	l.s.damage(seg.blob.name, err)
+	if l.damaged == nil {
+		l.damaged = fmt.Errorf("%s: %w", seg.blob.name, err)
+	}
+}
+
+// open reads and decodes a candidate's body into f; false when it is damaged.
+func (l *lookup) open(c *chunk, f *engine.Found) bool {
+	var b []byte
+	var err error
+	if c.seg != nil {
+		b, err = c.seg.body(&c.row)
+	} else {
+		b, err = c.part.body(c.tail, &c.row)
+	}
+	var st stored
+	if err == nil {
+		err = decodeStored(b, &st)
+	}
+	*f = engine.Found{}
+	if err == nil {
+		err = notify.DecodeEnvelope(st.value, &f.Envelope)
+	}
+	if err == nil && f.Envelope.Chunk.Base != c.base {
+		err = fmt.Errorf("%w: body of another chunk", errDamaged)
+	}
+	if c.seg == nil {
+		if err != nil {
+			// The log has it still: a start rebuilds it.
+			l.s.damage(c.tail.blob.name, err)
+			l.damaged = err
+			return false
+		}
+		f.Topic, f.LogPart, f.Offset = c.part.Topic, c.part.Partition, st.offset
+		return true
+	}
+	if err == nil && int(st.part) >= len(c.seg.meta.Parts) {
+		err = fmt.Errorf("%w: partition %d of %d", errDamaged, st.part, len(c.seg.meta.Parts))
+	}
+	if err != nil {
+		l.note(c.seg, err)
+		return false
+	}
+	sp := c.seg.meta.Parts[st.part]
+	f.Topic, f.LogPart, f.Offset = sp.Topic, sp.Partition, st.offset
+	return true
+}
+
+// chunksOf returns the candidates of a base, those that may hold want only.
+func (s *Store) chunksOf(base notify.Base, want func(*row) bool) (*lookup, []chunk) {
+	var found []chunk
+	h := hashBase(base)
+	var ords []uint32
+	l := s.begin(func(p *part, t *tail) bool {
+		n := len(found)
+		ords = t.bases.find(ords[:0], h)
+		for _, o := range ords {
+			if r := t.rows[o]; r.base == base && want(&r) {
+				found = append(found, chunk{row: r, part: p, tail: t})
+			}
+		}
+		return len(found) > n
+	})
+	for _, seg := range l.view.segs {
+		if !seg.has(base) {
+			continue
+		}
+		if seg.bad.Load() && l.damaged == nil {
+			l.damaged = fmt.Errorf("%s: %w", seg.blob.name, errDamaged)
+		}
+		var err error
+		l.ords, l.buf, err = seg.bases.find(seg.blob, l.buf, l.ords[:0], h)
+		for _, o := range l.ords {
+			c := chunk{seg: seg}
+			if err = seg.row(o, &c.row); err != nil {
+				break
+			}
+			if c.base == base && want(&c.row) {
+				found = append(found, c)
+			}
+		}
+		if err != nil {
+			l.note(seg, err)
+		}
+	}
+	return l, found
+}
+
+// Find implements engine.History. On a miss it waits at the barrier and looks
+// once more.
+func (s *Store) Find(ctx context.Context, id notify.ID) (engine.Found, error) {
+	f, err := s.find(id)
+	if err == nil || s.cfg.Barrier == nil {
+		return f, err
+	}
+	ends, berr := s.cfg.Barrier(ctx)
+	if berr == nil {
+		berr = s.Sync(ctx, ends)
+	}
+	if berr != nil {
+		return f, unavailable(berr)
+	}
+	return s.find(id)
+}
+
+func (s *Store) find(id notify.ID) (f engine.Found, err error) {
+	l, chunks := s.chunksOf(id.Base, func(r *row) bool { return r.first <= id.Index && id.Index <= r.last })
+	defer l.end()
+	for i := range chunks {
+		if !l.open(&chunks[i], &f) || f.Envelope.Fan != id.Fan {
+			continue
+		}
+		rd, r := notify.ReadReceivers(f.Envelope.Receivers), notify.Receiver{}
+		for pos := uint32(0); rd.Next(&r) && r.Index <= id.Index; pos++ {
+			if r.Index == id.Index {
+				f.ID, f.Pos, f.User, f.Address = id, pos, r.User, r.Address
+				return f, nil
+			}
+		}
+	}
+	return engine.Found{}, s.missing(id.Base, l.damaged)
+}
+
+// missing is the error for a base of which nothing was found.
+func (s *Store) missing(base notify.Base, damaged error) error {
+	switch {
+	case damaged != nil:
+	case s.unknown.Load() > 0:
+		damaged = errors.New("a segment cannot be read")
+	case time.Since(base.Time()) > s.cfg.Retention:
+		return &notify.Error{Kind: notify.KindGone, Code: "notification_gone", Msg: "the history of this notification has passed its retention"}
+	default:
+		return notify.NotFound("notification")
+	}
+	return &notify.Error{Kind: notify.KindInternal, Code: "history_damaged", Msg: "not found, but part of the history is damaged", Err: damaged}
+}
+
+// Each implements engine.History. It waits at the barrier first: a part of a
+// request would be a wrong answer. Chunks come by their first index; found is
+// reused, its slices are not.
+func (s *Store) Each(ctx context.Context, base notify.Base, fn func(*engine.Found) error) error {
+	if s.cfg.Barrier != nil {
+		ends, err := s.cfg.Barrier(ctx)
+		if err == nil {
+			err = s.Sync(ctx, ends)
+		}
+		if err != nil {
+			return unavailable(err)
+		}
+	}
+	l, chunks := s.chunksOf(base, func(*row) bool { return true })
+	defer l.end()
+	sort.SliceStable(chunks, func(i, j int) bool { return chunks[i].first < chunks[j].first })
+	seen := map[notify.Chunk]bool{} // a chunk may lie in the log twice
+	for i := range chunks {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		var f engine.Found
+		if !l.open(&chunks[i], &f) || seen[f.Envelope.Chunk] {
+			continue
+		}
+		seen[f.Envelope.Chunk] = true
+		rd, r := notify.ReadReceivers(f.Envelope.Receivers), notify.Receiver{}
+		for pos := uint32(0); rd.Next(&r); pos++ {
+			f.ID, f.Pos, f.User, f.Address = f.Envelope.ID(r.Index), pos, r.User, r.Address
+			if err := fn(&f); err != nil {
+				return err
+			}
+		}
+	}
+	if l.damaged != nil || len(seen) == 0 {
+		return s.missing(base, l.damaged)
+	}
+	return nil
+}

@@ -1,0 +1,212 @@
+package history
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// errDamaged marks content of a file that is not what this package wrote.
+var errDamaged = errors.New("damaged")
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+const (
+	fileHeader   = "NTFYHST1"
+	footerMagic  = "NTFYEND1"
+	footerSize   = 8 + 4 + 4 + 8 // meta offset, meta length, checksum, magic
+	recordHeader = 4 + 4 + 2 + 8
+	rowSize      = 40
+	strideLen    = 64 // ordinals a stride
+	maxMeta      = 16 << 20
+)
+
+// row is one chunk in the chunk table.
+type row struct {
+	base        notify.Base
+	off         int64 // of the body record
+	size        uint32
+	start       uint32 // ordinal of its first receiver
+	first, last uint32 // request indexes
+}
+
+func appendRow(b []byte, r *row) []byte {
+	b = append(b, r.base[:]...)
+	b = binary.LittleEndian.AppendUint64(b, uint64(r.off))
+	b = binary.LittleEndian.AppendUint32(b, r.size)
+	b = binary.LittleEndian.AppendUint32(b, r.start)
+	b = binary.LittleEndian.AppendUint32(b, r.first)
+	return binary.LittleEndian.AppendUint32(b, r.last)
+}
+
+func decodeRow(b []byte, r *row) {
+	_ = b[rowSize-1]
+	copy(r.base[:], b)
+	r.off = int64(binary.LittleEndian.Uint64(b[16:]))
+	r.size = binary.LittleEndian.Uint32(b[24:])
+	r.start = binary.LittleEndian.Uint32(b[28:])
+	r.first = binary.LittleEndian.Uint32(b[32:])
+	r.last = binary.LittleEndian.Uint32(b[36:])
+}
+
+// stored is one body record: where the chunk lay in the log, and its envelope.
+type stored struct {
+	part   uint16 // of meta.Parts
+	offset int64
+	value  []byte
+}
+
+// appendStored appends a body record; its checksum covers all but the length.
+func appendStored(b []byte, s *stored) []byte {
+	start := len(b)
+	b = binary.LittleEndian.AppendUint32(b, uint32(len(s.value)))
+	b = append(b, 0, 0, 0, 0)
+	b = binary.LittleEndian.AppendUint16(b, s.part)
+	b = binary.LittleEndian.AppendUint64(b, uint64(s.offset))
+	b = append(b, s.value...)
+	binary.LittleEndian.PutUint32(b[start+4:], crc32.Checksum(b[start+8:], castagnoli))
+	return b
+}
+
+// decodeStored reads a body record; value aliases b.
+func decodeStored(b []byte, s *stored) error {
+	if len(b) < recordHeader || int(binary.LittleEndian.Uint32(b)) != len(b)-recordHeader {
+		return fmt.Errorf("%w: body record of %d bytes", errDamaged, len(b))
+	}
+	if crc32.Checksum(b[8:], castagnoli) != binary.LittleEndian.Uint32(b[4:]) {
+		return fmt.Errorf("%w: checksum of a body", errDamaged)
+	}
+	s.part = binary.LittleEndian.Uint16(b[8:])
+	s.offset = int64(binary.LittleEndian.Uint64(b[10:]))
+	s.value = b[recordHeader:]
+	return nil
+}
+
+// section is a part of the file behind the bodies.
+type section struct {
+	Off int64  `json:"off"`
+	Len int64  `json:"len"`
+	CRC uint32 `json:"crc"`
+}
+
+// span is what a segment holds of one partition of the log: [From, To).
+type span struct {
+	Topic     string `json:"topic"`
+	Partition int32  `json:"partition"`
+	From      int64  `json:"from"`
+	To        int64  `json:"to"`
+}
+
+// meta describes a segment. It is JSON so that an operator can read it with
+// tail -c.
+type meta struct {
+	Num       uint64   `json:"num"`
+	Chunks    int      `json:"chunks"`
+	Receivers int      `json:"receivers"`
+	Bodies    int64    `json:"bodies"` // where they end
+	Rows      section  `json:"rows"`
+	Strides   section  `json:"strides"`
+	Users     section  `json:"users"`
+	Bases     section  `json:"bases"`
+	UserBits  int      `json:"user_bits"`
+	BaseBits  int      `json:"base_bits"`
+	MinBase   string   `json:"min_base"`
+	MaxBase   string   `json:"max_base"`
+	MinTime   int64    `json:"min_time"` // of records, ms since 1970
+	MaxTime   int64    `json:"max_time"`
+	Parts     []span   `json:"parts"`
+	Replaces  []uint64 `json:"replaces,omitempty"` // segments this one was merged from
+}
+
+// check reports whether m can describe a file whose meta begins at end.
+func (m *meta) check(end int64) error {
+	if m.Chunks < 1 || m.Receivers < m.Chunks || m.Receivers > maxOrdinals || len(m.Parts) < 1 {
+		return fmt.Errorf("%w: %d chunks, %d receivers, %d partitions", errDamaged, m.Chunks, m.Receivers, len(m.Parts))
+	}
+	if m.UserBits < 0 || m.UserBits > maxDirBits || m.BaseBits < 0 || m.BaseBits > maxDirBits {
+		return fmt.Errorf("%w: directories of %d and %d bits", errDamaged, m.UserBits, m.BaseBits)
+	}
+	if m.Bodies < int64(len(fileHeader)) {
+		return fmt.Errorf("%w: bodies end at %d", errDamaged, m.Bodies)
+	}
+	at := m.Bodies
+	for _, s := range []struct {
+		section
+		want int64
+	}{
+		{m.Rows, int64(m.Chunks) * rowSize},
+		{m.Strides, strides(m.Receivers) * 4},
+		{m.Users, indexSize(m.Receivers, m.UserBits)},
+		{m.Bases, indexSize(m.Chunks, m.BaseBits)},
+	} {
+		if s.Off != at || s.Len != s.want {
+			return fmt.Errorf("%w: section of %d bytes at %d, not %d at %d", errDamaged, s.Len, s.Off, s.want, at)
+		}
+		at += s.Len
+	}
+	if at != end {
+		return fmt.Errorf("%w: sections end at %d, not %d", errDamaged, at, end)
+	}
+	return nil
+}
+
+// strides is the number of stride entries for n ordinals.
+func strides(n int) int64 { return int64((n + strideLen - 1) / strideLen) }
+
+// appendFooter appends meta and the footer; off is where they will lie.
+func appendFooter(b []byte, m *meta, off int64) ([]byte, error) {
+	js, err := json.Marshal(m)
+	if err != nil {
+		return b, err
+	}
+	b = append(b, js...)
+	var f [footerSize]byte
+	binary.LittleEndian.PutUint64(f[:], uint64(off))
+	binary.LittleEndian.PutUint32(f[8:], uint32(len(js)))
+	crc := crc32.Update(crc32.Checksum(js, castagnoli), castagnoli, f[:12])
+	binary.LittleEndian.PutUint32(f[12:], crc)
+	copy(f[16:], footerMagic)
+	return append(b, f[:]...), nil
+}
+
+// readMeta reads and checks header, footer and meta of a sealed file.
+func readMeta(f File) (*meta, error) {
+	size, err := f.Size()
+	if err != nil {
+		return nil, err
+	}
+	if size < int64(len(fileHeader)+footerSize) {
+		return nil, fmt.Errorf("%w: file of %d bytes", errDamaged, size)
+	}
+	var head [len(fileHeader)]byte
+	if err := readFull(f, head[:], 0); err != nil {
+		return nil, err
+	}
+	var foot [footerSize]byte
+	if err := readFull(f, foot[:], size-footerSize); err != nil {
+		return nil, err
+	}
+	if string(head[:]) != fileHeader || string(foot[16:]) != footerMagic {
+		return nil, fmt.Errorf("%w: not a sealed segment of this version", errDamaged)
+	}
+	off, n := int64(binary.LittleEndian.Uint64(foot[:])), int64(binary.LittleEndian.Uint32(foot[8:]))
+	if off < 0 || n > maxMeta || off != size-footerSize-n {
+		return nil, fmt.Errorf("%w: meta of %d bytes at %d", errDamaged, n, off)
+	}
+	js := make([]byte, n)
+	if err := readFull(f, js, off); err != nil {
+		return nil, err
+	}
+	if crc32.Update(crc32.Checksum(js, castagnoli), castagnoli, foot[:12]) != binary.LittleEndian.Uint32(foot[12:]) {
+		return nil, fmt.Errorf("%w: checksum of the meta", errDamaged)
+	}
+	m := new(meta)
+	if err := json.Unmarshal(js, m); err != nil {
+		return nil, fmt.Errorf("%w: %w", errDamaged, err)
+	}
+	return m, m.check(off)
+}

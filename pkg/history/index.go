@@ -1,0 +1,187 @@
+package history
+
+import (
+	"encoding/binary"
+	"fmt"
+	"io"
+	"math/bits"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// chain is the index of a tail: hashes in order of arrival, an entry's place
+// being its ordinal, chained from a table of heads. 12 bytes an entry, one
+// random write per add into a table that stays in the cache.
+type chain struct {
+	hashes []uint64
+	next   []uint32 // ordinal+1 of the entry before with the same head; 0: none
+	head   []uint32 // ordinal+1 of the last entry
+	shift  uint8
+}
+
+const (
+	headBitsMin = 8
+	headBitsMax = 16
+)
+
+func (c *chain) len() int { return len(c.hashes) }
+
+// add appends hashes in order.
+func (c *chain) add(hs []uint64) {
+	n := len(c.hashes)
+	c.hashes = append(c.hashes, hs...)
+	if want := n + len(hs); cap(c.next) < want {
+		c.next = append(make([]uint32, 0, max(want, 2*cap(c.next))), c.next...)
+	}
+	c.next = c.next[:n+len(hs)]
+	if len(c.head) < 1<<headBitsMax && len(c.hashes) > 8*len(c.head) {
+		c.rehead()
+		return
+	}
+	c.link(n)
+}
+
+// link enters the entries from on.
+func (c *chain) link(from int) {
+	hashes := c.hashes[from:]
+	next := c.next[from:][:len(hashes)]
+	head, shift := c.head, c.shift
+	for i, h := range hashes {
+		slot := &head[h>>(shift&63)]
+		next[i] = *slot
+		*slot = uint32(from + i + 1)
+	}
+}
+
+// rehead makes the table of heads large enough and enters everything again.
+func (c *chain) rehead() {
+	b := min(max(bits.Len(uint(len(c.hashes)/4)), headBitsMin), headBitsMax)
+	if cap(c.head) >= 1<<b {
+		c.head = c.head[:1<<b]
+		clear(c.head)
+	} else {
+		c.head = make([]uint32, 1<<b)
+	}
+	c.shift = uint8(64 - b)
+	c.link(0)
+}
+
+// find appends the ordinals of h, latest first.
+func (c *chain) find(dst []uint32, h uint64) []uint32 {
+	if len(c.hashes) == 0 {
+		return dst
+	}
+	for o := c.head[h>>c.shift]; o != 0; o = c.next[o-1] {
+		if c.hashes[o-1] == h {
+			dst = append(dst, o-1)
+		}
+	}
+	return dst
+}
+
+// reset empties the chain and keeps its arrays.
+func (c *chain) reset() {
+	c.hashes, c.next = c.hashes[:0], c.next[:0]
+	c.head = c.head[:0]
+}
+
+func hashBase(b notify.Base) uint64 { return notify.HashUser(b[:]) }
+
+// The sorted index of a sealed segment.
+const (
+	entrySize   = 5
+	bucketSize  = 16      // entries a directory slot, on average
+	maxOrdinals = 1 << 24 // ordinals of an entry
+	maxDirBits  = 20
+)
+
+// dirBits is the directory's size for n entries, as a power of two.
+func dirBits(n int) int { return min(max(bits.Len(uint(n/bucketSize))-1, 0), maxDirBits) }
+
+// indexSize is the size of the index of n entries, in bytes.
+func indexSize(n, dirBits int) int64 { return 4*(1<<dirBits+1) + int64(n)*entrySize }
+
+// appendIndex appends the sorted index of hashes, whose places are their
+// ordinals: a directory of 2^bits+1 counts on the top bits of the hash, then
+// per entry the 16 bits of hash below and the ordinal. Entries of a bucket are
+// in order of arrival.
+func appendIndex(b []byte, hashes []uint64, dirBits int) []byte {
+	n, slots := len(hashes), 1<<dirBits
+	shift := uint(64 - dirBits)
+	at := make([]uint32, slots+1)
+	for _, h := range hashes {
+		at[h>>shift+1]++
+	}
+	start := len(b)
+	size := int(indexSize(n, dirBits))
+	if cap(b)-start < size {
+		b = append(make([]byte, 0, start+size), b...)
+	}
+	b = b[:start+size]
+	dir, entries := b[start:start+4*(slots+1)], b[start+4*(slots+1):]
+	var sum uint32
+	for i := range at {
+		sum += at[i]
+		at[i] = sum
+		binary.LittleEndian.PutUint32(dir[4*i:], sum)
+	}
+	for o, h := range hashes {
+		slot := &at[h>>shift]
+		e := entries[int(*slot)*entrySize:][:entrySize]
+		*slot++
+		below := uint16(h << (uint(dirBits) & 63) >> 48)
+		e[0], e[1] = byte(below), byte(below>>8)
+		e[2], e[3], e[4] = byte(o), byte(o>>8), byte(o>>16)
+	}
+	return b
+}
+
+// sortedIndex is the place of an index within a file.
+type sortedIndex struct {
+	off     int64
+	entries int
+	bits    int
+}
+
+// find appends the ordinals whose hash bits are h's. Two reads; buf is scratch.
+func (x sortedIndex) find(r io.ReaderAt, buf []byte, dst []uint32, h uint64) ([]uint32, []byte, error) {
+	var d [8]byte
+	slot := int64(h >> uint(64-x.bits))
+	if err := readFull(r, d[:], x.off+4*slot); err != nil {
+		return dst, buf, err
+	}
+	lo, hi := binary.LittleEndian.Uint32(d[:]), binary.LittleEndian.Uint32(d[4:])
+	if lo > hi || int64(hi) > int64(x.entries) {
+		return dst, buf, fmt.Errorf("%w: directory slot %d spans %d to %d of %d", errDamaged, slot, lo, hi, x.entries)
+	}
+	if lo == hi {
+		return dst, buf, nil
+	}
+	n := int(hi-lo) * entrySize
+	if cap(buf) < n {
+		buf = make([]byte, n)
+	}
+	buf = buf[:n]
+	if err := readFull(r, buf, x.off+4*(1<<x.bits+1)+int64(lo)*entrySize); err != nil {
+		return dst, buf, err
+	}
+	below := uint16(h << uint(x.bits) >> 48)
+	for e := buf; len(e) >= entrySize; e = e[entrySize:] {
+		if uint16(e[0])|uint16(e[1])<<8 == below {
+			dst = append(dst, uint32(e[2])|uint32(e[3])<<8|uint32(e[4])<<16)
+		}
+	}
+	return dst, buf, nil
+}
+
+// readFull reads len(b) bytes; a shorter file is damage.
+func readFull(r io.ReaderAt, b []byte, off int64) error {
+	n, err := r.ReadAt(b, off)
+	if n == len(b) {
+		return nil
+	}
+	if err == io.EOF || err == nil {
+		return fmt.Errorf("%w: %d of %d bytes at %d", errDamaged, n, len(b), off)
+	}
+	return err
+}

@@ -1,0 +1,122 @@
+package history
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io/fs"
+	"path/filepath"
+	"sort"
+	"sync"
+	"time"
+)
+
+const offsetsName = "OFFSETS"
+
+// offsetsFile keeps sealed offsets that no segment's meta holds: of partitions
+// with nothing to keep, and of segments retention removed. It is replaced
+// whole.
+type offsetsFile struct {
+	fs  FS
+	dir string
+
+	mu   sync.Mutex
+	last time.Time // of the last write
+}
+
+type offsetsContent struct {
+	CRC   uint32          `json:"crc"`
+	Parts json.RawMessage `json:"parts"` // []span, From unused
+}
+
+// due reports whether the last write is older than age; the first one is.
+func (o *offsetsFile) due(age time.Duration) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.last.IsZero() {
+		o.last = time.Now() // counts from the first time it was asked for
+		return age == 0
+	}
+	return time.Since(o.last) >= age
+}
+
+func (o *offsetsFile) write(sealed map[Part]int64) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	spans := make([]span, 0, len(sealed))
+	for tp, off := range sealed {
+		spans = append(spans, span{Topic: tp.Topic, Partition: tp.Partition, To: off})
+	}
+	sort.Slice(spans, func(i, j int) bool {
+		a, b := spans[i], spans[j]
+		return a.Topic < b.Topic || a.Topic == b.Topic && a.Partition < b.Partition
+	})
+	parts, err := json.Marshal(spans)
+	if err != nil {
+		return err
+	}
+	js, err := json.Marshal(offsetsContent{crc32.Checksum(parts, castagnoli), parts})
+	if err != nil {
+		return err
+	}
+	tmp := filepath.Join(o.dir, offsetsName+tmpSuffix)
+	f, err := o.fs.Create(tmp)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if _, err := f.WriteAt(js, 0); err != nil {
+		return err
+	}
+	if err := f.SyncData(); err != nil {
+		return err
+	}
+	if err := o.fs.Rename(tmp, filepath.Join(o.dir, offsetsName)); err != nil {
+		return err
+	}
+	if err := o.fs.SyncDir(o.dir); err != nil {
+		return err
+	}
+	o.last = time.Now()
+	return nil
+}
+
+// read returns what write stored; nil when there is nothing.
+func (o *offsetsFile) read() (map[Part]int64, error) {
+	f, err := o.fs.Open(filepath.Join(o.dir, offsetsName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	size, err := f.Size()
+	if err != nil {
+		return nil, err
+	}
+	if size > maxMeta {
+		return nil, fmt.Errorf("%w: offsets of %d bytes", errDamaged, size)
+	}
+	js := make([]byte, size)
+	if err := readFull(f, js, 0); err != nil {
+		return nil, err
+	}
+	var c offsetsContent
+	var spans []span
+	if err := json.Unmarshal(js, &c); err != nil {
+		return nil, fmt.Errorf("%w: %w", errDamaged, err)
+	}
+	if crc32.Checksum(c.Parts, castagnoli) != c.CRC {
+		return nil, fmt.Errorf("%w: checksum of the offsets", errDamaged)
+	}
+	if err := json.Unmarshal(c.Parts, &spans); err != nil {
+		return nil, fmt.Errorf("%w: %w", errDamaged, err)
+	}
+	m := map[Part]int64{}
+	for _, sp := range spans {
+		m[Part{sp.Topic, sp.Partition}] = sp.To
+	}
+	return m, nil
+}

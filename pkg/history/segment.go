@@ -1,0 +1,202 @@
+package history
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"hash/crc32"
+	"path/filepath"
+	"sort"
+	"sync/atomic"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// segment is a sealed file. It keeps nothing of the index in memory, only its
+// place: 0.5 KB a segment.
+type segment struct {
+	blob     *blob
+	size     int64
+	meta     *meta
+	minBase  notify.Base
+	maxBase  notify.Base
+	users    sortedIndex
+	bases    sortedIndex
+	replaced bool
+	bad      atomic.Bool // found damaged; not merged
+}
+
+func openSegment(fs FS, dir, name string) (*segment, error) {
+	f, err := fs.Open(filepath.Join(dir, name))
+	if err != nil {
+		return nil, err
+	}
+	m, err := readMeta(f)
+	if err == nil {
+		if num, ok := numOf(name); !ok || num != m.Num {
+			err = fmt.Errorf("%w: meta is of segment %d", errDamaged, m.Num)
+		}
+	}
+	var size int64
+	if err == nil {
+		size, err = f.Size()
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	seg, err := newSegment(newBlob(f, name), m, size)
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return seg, nil
+}
+
+// newSegment takes over the caller's reference to b.
+func newSegment(b *blob, m *meta, size int64) (*segment, error) {
+	s := &segment{
+		blob: b, size: size, meta: m,
+		users: sortedIndex{m.Users.Off, m.Receivers, m.UserBits},
+		bases: sortedIndex{m.Bases.Off, m.Chunks, m.BaseBits},
+	}
+	var err1, err2 error
+	s.minBase, err1 = notify.ParseBase(m.MinBase)
+	s.maxBase, err2 = notify.ParseBase(m.MaxBase)
+	if err1 != nil || err2 != nil {
+		return nil, fmt.Errorf("%w: bounds %q and %q", errDamaged, m.MinBase, m.MaxBase)
+	}
+	return s, nil
+}
+
+// has reports whether base lies in the segment's bounds.
+func (s *segment) has(base notify.Base) bool {
+	return bytes.Compare(base[:], s.minBase[:]) >= 0 && bytes.Compare(base[:], s.maxBase[:]) <= 0
+}
+
+// row reads a chunk's row.
+func (s *segment) row(chunk uint32, r *row) error {
+	if int64(chunk) >= int64(s.meta.Chunks) {
+		return fmt.Errorf("%w: chunk %d of %d", errDamaged, chunk, s.meta.Chunks)
+	}
+	var b [rowSize]byte
+	if err := readFull(s.blob, b[:], s.meta.Rows.Off+int64(chunk)*rowSize); err != nil {
+		return err
+	}
+	decodeRow(b[:], r)
+	return s.checkRow(r)
+}
+
+func (s *segment) checkRow(r *row) error {
+	if r.off < int64(len(fileHeader)) || r.size < recordHeader || r.off > s.meta.Bodies-int64(r.size) || int64(r.start) >= int64(s.meta.Receivers) {
+		return fmt.Errorf("%w: row of ordinal %d points to %d bytes at %d", errDamaged, r.start, r.size, r.off)
+	}
+	return nil
+}
+
+// rowOf reads the row of the chunk that holds an ordinal: two reads, however
+// many chunks there are.
+func (s *segment) rowOf(ordinal uint32, buf []byte, r *row) ([]byte, error) {
+	if int64(ordinal) >= int64(s.meta.Receivers) {
+		return buf, fmt.Errorf("%w: ordinal %d of %d", errDamaged, ordinal, s.meta.Receivers)
+	}
+	stride := int64(ordinal / strideLen)
+	var b [8]byte
+	n := min(8, s.meta.Strides.Len-4*stride)
+	if err := readFull(s.blob, b[:n], s.meta.Strides.Off+4*stride); err != nil {
+		return buf, err
+	}
+	lo, hi := binary.LittleEndian.Uint32(b[:]), uint32(s.meta.Chunks-1)
+	if n == 8 {
+		hi = binary.LittleEndian.Uint32(b[4:])
+	}
+	if lo > hi || int64(hi) >= int64(s.meta.Chunks) || hi-lo > strideLen {
+		return buf, fmt.Errorf("%w: stride %d spans chunks %d to %d", errDamaged, stride, lo, hi)
+	}
+	size := int(hi-lo+1) * rowSize
+	if cap(buf) < size {
+		buf = make([]byte, size)
+	}
+	buf = buf[:size]
+	if err := readFull(s.blob, buf, s.meta.Rows.Off+int64(lo)*rowSize); err != nil {
+		return buf, err
+	}
+	i := sort.Search(int(hi-lo+1), func(i int) bool { return binary.LittleEndian.Uint32(buf[i*rowSize+28:]) > ordinal })
+	if i == 0 {
+		return buf, fmt.Errorf("%w: ordinal %d lies before its stride", errDamaged, ordinal)
+	}
+	decodeRow(buf[(i-1)*rowSize:], r)
+	return buf, s.checkRow(r)
+}
+
+// body reads the body record of a row.
+func (s *segment) body(r *row) ([]byte, error) {
+	b := make([]byte, r.size)
+	return b, readFull(s.blob, b, r.off)
+}
+
+// verify reads the index sections and compares their checksums.
+func (s *segment) verify(buf []byte) error {
+	for _, sec := range []section{s.meta.Rows, s.meta.Strides, s.meta.Users, s.meta.Bases} {
+		crc := uint32(0)
+		for at := int64(0); at < sec.Len; {
+			b := buf[:min(int64(len(buf)), sec.Len-at)]
+			if err := readFull(s.blob, b, sec.Off+at); err != nil {
+				return err
+			}
+			crc = crc32.Update(crc, castagnoli, b)
+			at += int64(len(b))
+		}
+		if crc != sec.CRC {
+			return fmt.Errorf("%w: checksum of the section at %d", errDamaged, sec.Off)
+		}
+	}
+	return nil
+}
+
+// view is an unchanging list of segments, by their youngest id, youngest
+// first. It holds a reference to each file, so that a segment removed while it
+// is read stays readable.
+type view struct {
+	segs []*segment
+	refs atomic.Int64
+}
+
+func (v *view) release() {
+	if v.refs.Add(-1) == 0 {
+		for _, s := range v.segs {
+			s.blob.release()
+		}
+	}
+}
+
+func (s *Store) acquire() *view {
+	s.viewMu.RLock()
+	defer s.viewMu.RUnlock()
+	s.view.refs.Add(1)
+	return s.view
+}
+
+// install replaces the view. The caller keeps its own references.
+func (s *Store) install(add, drop []*segment) {
+	gone := map[*segment]bool{}
+	for _, d := range drop {
+		gone[d] = true
+	}
+	v := &view{}
+	v.refs.Store(1)
+	s.viewMu.Lock()
+	old := s.view
+	for _, seg := range append(old.segs[:len(old.segs):len(old.segs)], add...) {
+		if !gone[seg] {
+			seg.blob.hold()
+			v.segs = append(v.segs, seg)
+		}
+	}
+	sort.SliceStable(v.segs, func(i, j int) bool {
+		return bytes.Compare(v.segs[i].maxBase[:], v.segs[j].maxBase[:]) > 0
+	})
+	s.view = v
+	s.viewMu.Unlock()
+	old.release()
+}
