@@ -1,0 +1,107 @@
+package memory
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"slices"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+type status struct{ *Store }
+
+func (s status) Put(ctx context.Context, rows []notify.Row) error {
+	if err := check(ctx); err != nil {
+		return err
+	}
+	for i := range rows {
+		for _, x := range append([]notify.Exception{rows[i].Default}, rows[i].Exceptions...) {
+			if int(x.State) >= notify.States {
+				return notify.Invalid("bad_row", "state", "no such state")
+			}
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, r := range rows {
+		s.rows[r.Key] = cloneRow(r)
+	}
+	return nil
+}
+
+func cloneRow(r notify.Row) notify.Row {
+	r.Index = slices.Clone(r.Index)
+	r.Exceptions = slices.Clone(r.Exceptions)
+	return r
+}
+
+func (s status) Get(ctx context.Context, keys []notify.RowKey) ([]notify.Row, error) {
+	if err := check(ctx); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := make([]notify.Row, len(keys))
+	for i, k := range keys {
+		if r, ok := s.rows[k]; ok {
+			out[i] = cloneRow(r)
+		}
+	}
+	return out, nil
+}
+
+// sorted returns copies of the rows that keep selects, in key order.
+func (s status) sorted(ctx context.Context, keep func(notify.RowKey) bool) ([]notify.Row, error) {
+	if err := check(ctx); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var out []notify.Row
+	for k, r := range s.rows {
+		if keep(k) {
+			out = append(out, cloneRow(r))
+		}
+	}
+	slices.SortFunc(out, func(a, b notify.Row) int { return compareKeys(&a.Key, &b.Key) })
+	return out, nil
+}
+
+func compareKeys(a, b *notify.RowKey) int {
+	return cmp.Or(
+		bytes.Compare(a.Chunk.Base[:], b.Chunk.Base[:]),
+		cmp.Compare(a.Chunk.Partition, b.Chunk.Partition),
+		cmp.Compare(a.Chunk.Block, b.Chunk.Block),
+		cmp.Compare(a.Epoch, b.Epoch),
+		cmp.Compare(a.Attempt, b.Attempt),
+		cmp.Compare(a.Deferrals, b.Deferrals),
+		cmp.Compare(a.First, b.First),
+		cmp.Compare(a.Kind, b.Kind),
+	)
+}
+
+func (s status) Chunk(ctx context.Context, c notify.Chunk) ([]notify.Row, error) {
+	return s.sorted(ctx, func(k notify.RowKey) bool { return k.Chunk == c })
+}
+
+func (s status) Request(ctx context.Context, base notify.Base, fn func(*notify.Row) error) error {
+	return s.each(ctx, func(k notify.RowKey) bool { return k.Chunk.Base == base }, fn)
+}
+
+func (s status) Scan(ctx context.Context, from, to int64, fn func(*notify.Row) error) error {
+	return s.each(ctx, func(k notify.RowKey) bool {
+		ms := k.Chunk.Base.Time().UnixMilli()
+		return ms >= from && ms < to
+	}, fn)
+}
+
+func (s status) each(ctx context.Context, keep func(notify.RowKey) bool, fn func(*notify.Row) error) error {
+	rows, err := s.sorted(ctx, keep)
+	for i := range rows {
+		if err := fn(&rows[i]); err != nil {
+			return err
+		}
+	}
+	return err
+}

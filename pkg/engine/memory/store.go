@@ -1,0 +1,73 @@
+package memory
+
+import (
+	"context"
+	"sync"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Store holds every durable contract. One mutex guards all of it, so each call
+// is atomic and visible at once.
+type Store struct {
+	mu        sync.Mutex
+	rows      map[notify.RowKey]notify.Row
+	timers    map[timerKey]engine.Timer
+	shards    map[uint16]engine.ShardState
+	profiles  map[string]engine.Profile
+	profileV  uint64
+	callers   map[string]engine.Caller
+	meta      map[string][]byte
+	keys      map[engine.IdemKey]engine.Reservation
+	spilled   []engine.Spilled
+	spillSeq  uint64
+	dead      map[letterKey]engine.DeadLetter
+	deadSeq   map[string]uint64
+	cancels   []engine.Cancel
+	campaigns map[string]*campaign
+	jobs      map[string]engine.Job
+}
+
+// New returns an empty store.
+func New() *Store {
+	return &Store{
+		rows:      map[notify.RowKey]notify.Row{},
+		timers:    map[timerKey]engine.Timer{},
+		shards:    map[uint16]engine.ShardState{},
+		profiles:  map[string]engine.Profile{},
+		callers:   map[string]engine.Caller{},
+		meta:      map[string][]byte{},
+		keys:      map[engine.IdemKey]engine.Reservation{},
+		dead:      map[letterKey]engine.DeadLetter{},
+		deadSeq:   map[string]uint64{},
+		campaigns: map[string]*campaign{},
+		jobs:      map[string]engine.Job{},
+	}
+}
+
+// The contracts.
+
+func (s *Store) Status() engine.Status           { return status{s} }
+func (s *Store) Timers() engine.Timers           { return timers{s} }
+func (s *Store) Prefs() engine.Prefs             { return prefs{s} }
+func (s *Store) Callers() engine.Callers         { return callers{s} }
+func (s *Store) Meta() engine.Meta               { return meta{s} }
+func (s *Store) Idem() engine.Idem               { return idem{s} }
+func (s *Store) Spill() engine.Spill             { return spill{s} }
+func (s *Store) DeadLetters() engine.DeadLetters { return deadLetters{s} }
+func (s *Store) Cancels() engine.Cancels         { return cancels{s} }
+func (s *Store) Campaigns() engine.Campaigns     { return campaigns{s} }
+func (s *Store) Jobs() engine.Jobs               { return jobs{s} }
+
+// check makes a context that has ended what it is in every engine.
+func check(ctx context.Context) error {
+	if ctx.Err() == nil {
+		return nil
+	}
+	return notify.Unavailable("store", 0, context.Cause(ctx))
+}
+
+func conflict(code, msg string) error {
+	return &notify.Error{Kind: notify.KindConflict, Code: code, Msg: msg}
+}

@@ -1,0 +1,160 @@
+package memory
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"slices"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+type timers struct{ *Store }
+
+type timerKey struct {
+	shard  uint16
+	fireAt int64
+	id     string
+}
+
+func (k timerKey) minute() int64 { return k.fireAt / 60_000 }
+
+func (s timers) Put(ctx context.Context, shards int, ts []engine.Timer) error {
+	if err := check(ctx); err != nil {
+		return err
+	}
+	if shards < 1 || shards > 1<<16 {
+		return notify.Invalid("bad_timer", "shards", "there are 1 to 65,536 shards")
+	}
+	for _, t := range ts {
+		if t.FireAt < 0 || len(t.ID) == 0 || len(t.ID) > 64 {
+			return notify.Invalid("bad_timer", "id", "a timer fires after 1970 and has an id of 1 to 64 bytes")
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, t := range ts {
+		k := timerKey{uint16(notify.HashUser(t.ID) % uint64(shards)), t.FireAt, string(t.ID)}
+		if _, ok := s.timers[k]; !ok {
+			s.timers[k] = cloneTimer(t)
+		}
+	}
+	return nil
+}
+
+func cloneTimer(t engine.Timer) engine.Timer {
+	t.ID, t.Payload = bytes.Clone(t.ID), bytes.Clone(t.Payload)
+	if len(t.Payload) == 0 {
+		t.Payload = nil
+	}
+	return t
+}
+
+// sorted returns copies of the timers that keep selects, by shard and time.
+func (s timers) sorted(ctx context.Context, keep func(timerKey) bool) ([]engine.Timer, error) {
+	if err := check(ctx); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var ks []timerKey
+	for k := range s.timers {
+		if keep(k) {
+			ks = append(ks, k)
+		}
+	}
+	slices.SortFunc(ks, func(a, b timerKey) int {
+		return cmp.Or(cmp.Compare(a.shard, b.shard), cmp.Compare(a.fireAt, b.fireAt), cmp.Compare(a.id, b.id))
+	})
+	var out []engine.Timer
+	for _, k := range ks {
+		out = append(out, cloneTimer(s.timers[k]))
+	}
+	return out, nil
+}
+
+func (s timers) Scan(ctx context.Context, p engine.TimerPartition, behind engine.TimerCursor, until int64, max int) ([]engine.Timer, error) {
+	out, err := s.sorted(ctx, func(k timerKey) bool {
+		if k.shard != p.Shard || k.minute() != p.Minute || k.fireAt > until {
+			return false
+		}
+		return k.fireAt > behind.FireAt || k.fireAt == behind.FireAt && k.id > string(behind.ID)
+	})
+	if err != nil || max <= 0 {
+		return nil, err
+	}
+	return out[:min(len(out), max)], nil
+}
+
+func (s timers) Minutes(ctx context.Context, shard uint16, from, to int64) ([]int64, error) {
+	if err := check(ctx); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var out []int64
+	for k := range s.timers {
+		if m := k.minute(); k.shard == shard && m >= from && m <= to {
+			out = append(out, m)
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out), nil
+}
+
+func (s timers) Shard(ctx context.Context, shard uint16) (engine.ShardState, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.shards[shard], check(ctx)
+}
+
+func (s timers) TakeOver(ctx context.Context, shard uint16, term uint64, owner string) (engine.ShardState, error) {
+	return s.update(ctx, shard, term, func(st *engine.ShardState) { st.Term, st.Owner = st.Term+1, owner })
+}
+
+func (s timers) Advance(ctx context.Context, shard uint16, to engine.ShardState) error {
+	_, err := s.update(ctx, shard, to.Term, func(st *engine.ShardState) {
+		st.Closed, st.Watermark = max(st.Closed, to.Closed), max(st.Watermark, to.Watermark)
+	})
+	return err
+}
+
+func (s timers) update(ctx context.Context, shard uint16, term uint64, change func(*engine.ShardState)) (engine.ShardState, error) {
+	if err := check(ctx); err != nil {
+		return engine.ShardState{}, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st := s.shards[shard]
+	if st.Term != term {
+		return engine.ShardState{}, conflict("stale_term", "somebody else owns the shard now")
+	}
+	change(&st)
+	s.shards[shard] = st
+	return st, nil
+}
+
+func (s timers) Drop(ctx context.Context, p engine.TimerPartition) error {
+	if err := check(ctx); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for k := range s.timers {
+		if k.shard == p.Shard && k.minute() == p.Minute {
+			delete(s.timers, k)
+		}
+	}
+	return nil
+}
+
+func (s timers) Pending(ctx context.Context, fn func(*engine.Timer) error) error {
+	ts, err := s.sorted(ctx, func(timerKey) bool { return true })
+	for i := range ts {
+		if err := fn(&ts[i]); err != nil {
+			return err
+		}
+	}
+	return err
+}

@@ -1,0 +1,200 @@
+package pebble
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	pebbledb "github.com/cockroachdb/pebble/v2"
+)
+
+// A group is closed when it holds this much; the next writer waits until it
+// was taken. It bounds memory and the time one fsync covers.
+const (
+	maxGroupOps   = 4096
+	maxGroupBytes = 4 << 20
+)
+
+// committer merges the writes of all goroutines into one batch at a time: while
+// one group is being synced, the next fills. One commit in flight at a time
+// also gives what the contracts need: groups become visible, durable and
+// answered in the order they were filled, so versions and sequence numbers
+// handed out while filling are never seen out of order.
+//
+// Measured on 2 cores (BenchmarkPutRow): see bench_test.go.
+type committer struct {
+	db     *pebbledb.DB
+	opts   *pebbledb.WriteOptions
+	latch  *latch
+	wake   chan struct{} // 1: a group has something
+	exited chan struct{}
+
+	groups, writes atomic.Uint64
+
+	mu      sync.Mutex
+	filling *group
+	closed  bool
+}
+
+// group is what one batch holds.
+type group struct {
+	tx
+	after []func(error)
+	taken chan struct{} // closed when the committer took it
+	done  chan struct{} // closed when err is set
+	err   error
+}
+
+// tx is the batch being filled.
+type tx struct{ b *pebbledb.Batch }
+
+// The batch only refuses what is larger than 4 GiB, by a panic.
+
+func (t tx) set(key, value []byte)       { _ = t.b.Set(key, value, nil) }
+func (t tx) insert(key, value []byte)    { _ = t.b.Merge(key, value, nil) }
+func (t tx) delete(key []byte)           { _ = t.b.Delete(key, nil) }
+func (t tx) deleteRange(from, to []byte) { _ = t.b.DeleteRange(from, to, nil) }
+
+func (t tx) setUint(key []byte, v uint64) {
+	t.set(key, binary.BigEndian.AppendUint64(nil, v))
+}
+
+func newCommitter(db *pebbledb.DB, opts *pebbledb.WriteOptions, l *latch) *committer {
+	c := &committer{
+		db: db, opts: opts, latch: l,
+		wake: make(chan struct{}, 1), exited: make(chan struct{}),
+	}
+	c.filling = c.newGroup()
+	return c
+}
+
+func (c *committer) newGroup() *group {
+	return &group{
+		tx:    tx{c.db.NewBatchWithSize(16 << 10)},
+		taken: make(chan struct{}), done: make(chan struct{}),
+	}
+}
+
+// write adds what fill puts to the next group and waits until it is durable.
+// fill runs under the committer's lock: no I/O, no waiting. after runs once,
+// when the outcome is settled, even when the caller has left because of its
+// context; locks that guard a read-modify-write are released there. When the
+// store fails, after may never run.
+func (c *committer) write(ctx context.Context, fill func(tx), after func(error)) error {
+	g, err := c.join(ctx, fill, after)
+	if err != nil {
+		if after != nil {
+			after(err)
+		}
+		return err
+	}
+	select {
+	case <-g.done:
+		return g.err
+	default:
+	}
+	select {
+	case <-g.done:
+		return g.err
+	case <-ctx.Done():
+		return translate(context.Cause(ctx))
+	case <-c.latch.failed:
+		return translate(c.latch.cause())
+	}
+}
+
+func (c *committer) join(ctx context.Context, fill func(tx), after func(error)) (*group, error) {
+	for {
+		if err := ctx.Err(); err != nil {
+			return nil, translate(context.Cause(ctx))
+		}
+		if err := c.latch.cause(); err != nil {
+			return nil, translate(err)
+		}
+		c.mu.Lock()
+		if c.closed {
+			c.mu.Unlock()
+			return nil, translate(errClosed)
+		}
+		g := c.filling
+		if g.b.Count() < maxGroupOps && g.b.Len() < maxGroupBytes {
+			fill(g.tx)
+			if after != nil {
+				g.after = append(g.after, after)
+			}
+			c.mu.Unlock()
+			c.writes.Add(1)
+			select {
+			case c.wake <- struct{}{}:
+			default: // it knows
+			}
+			return g, nil
+		}
+		c.mu.Unlock()
+		select {
+		case <-g.taken:
+		case <-ctx.Done():
+		case <-c.latch.failed:
+		}
+	}
+}
+
+// run commits groups until close was called and everything is written.
+func (c *committer) run() {
+	defer close(c.exited)
+	for range c.wake {
+		c.mu.Lock()
+		g, closed := c.filling, c.closed
+		c.filling = c.newGroup()
+		c.mu.Unlock()
+		close(g.taken)
+		g.err = c.commit(g.b)
+		for _, fn := range g.after {
+			fn(g.err)
+		}
+		close(g.done)
+		if closed {
+			return
+		}
+	}
+}
+
+// commit returns nil only after the fsync.
+func (c *committer) commit(b *pebbledb.Batch) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("commit: %v", r)
+			c.latch.trip(err)
+			err = translate(err)
+		}
+	}()
+	if err := c.latch.cause(); err != nil {
+		return translate(err)
+	}
+	if b.Empty() {
+		return b.Close()
+	}
+	c.groups.Add(1)
+	if err := c.db.Apply(b, c.opts); err != nil {
+		c.latch.trip(err)
+		return translate(err)
+	}
+	return b.Close()
+}
+
+// close refuses new writes and waits for those that were accepted.
+func (c *committer) close() {
+	c.mu.Lock()
+	c.closed = true
+	c.mu.Unlock()
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+	select {
+	case <-c.exited:
+	case <-c.latch.failed:
+	}
+}

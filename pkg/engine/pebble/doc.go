@@ -1,0 +1,40 @@
+// Package pebble keeps every durable contract of pkg/engine in one Pebble
+// database: one folder, one write-ahead log, one fsync for everything that
+// happens at the same time.
+//
+// Every write goes through one group commit (commit.go) and is answered after
+// its fsync. The first failure of the disk closes the store for writing until
+// the next start (failstop.go): a write that was not stored is never answered
+// with nil.
+//
+// Keys begin with one byte that names the table. Integers are big-endian;
+// signed ones have their sign bit flipped, and ~x sorts descending. str is two
+// bytes of length and the bytes. dl is a dead letter's base, index, fan, epoch.
+//
+//	prefix  key                                              value
+//	a       name                                             meta value
+//	b       str campaign, seq                                base, part: parts in the order they came
+//	c       version                                          user: profile changes, one row a user
+//	d       dl                                               dead letter
+//	e       until, dl                                        -: dead letters by retention
+//	f       str caller, seq                                  dl: a caller's feed
+//	g       campaign                                         campaign totals
+//	h       shard                                            shard state
+//	i       str caller, str route, key                       reservation
+//	j       expires, str caller, str route, key              -: reservations by expiry
+//	k       scope                                            cancellation
+//	l       ~last failed, dl                                 -: dead letters, newest first
+//	m       str campaign, part                               -: parts that were counted
+//	n       str caller                                       last seq of the caller's feed
+//	o       job                                              job
+//	p       user                                             version, profile
+//	s       base, partition, block, epoch, attempt,          outcome row
+//	        deferrals, first, kind
+//	t       shard, fire at, id                               timer; written by merge, the oldest wins
+//	u       caller                                           caller
+//	v       version                                          scope: cancellations in order
+//	w       str kind, name                                   job id
+//	y                                                        last seq of the spill buffer
+//	z       seq                                              spilled record
+//	(0x00)  "format"                                         version of this layout
+package pebble

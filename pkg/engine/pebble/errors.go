@@ -1,0 +1,57 @@
+package pebble
+
+import (
+	"errors"
+	"fmt"
+	"syscall"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// retryAfter is what callers are told when the store is away: it comes back
+// with a new process, not by itself.
+const retryAfter = 5 * time.Second
+
+var errClosed = errors.New("the store is closed")
+
+// translate turns any error of Pebble, the disk or a context into ours.
+func translate(err error) error {
+	if err == nil {
+		return nil
+	}
+	if e, ok := errors.AsType[*notify.Error](err); ok {
+		return e
+	}
+	code := "store"
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		code = "store_full"
+	}
+	return notify.Unavailable(code, retryAfter, err)
+}
+
+// corrupt reports a value that this package did not write.
+func corrupt(what string, key []byte) error {
+	return notify.Unavailable("store", 0, fmt.Errorf("%w: %s at %x", notify.ErrCorrupt, what, key))
+}
+
+func locked(dir string, err error) error {
+	return &notify.Error{
+		Kind: notify.KindUnavailable, Code: "store_locked",
+		Msg: "the folder " + dir + " is in use by another process", Err: err,
+	}
+}
+
+func newer(dir string, found, known int) error {
+	return &notify.Error{
+		Kind: notify.KindConflict, Code: "store_newer",
+		Msg: fmt.Sprintf("the folder %s was written by a newer release (format %d, this build reads up to %d)", dir, found, known),
+	}
+}
+
+func foreign(dir string) error {
+	return &notify.Error{
+		Kind: notify.KindConflict, Code: "store_foreign",
+		Msg: "the folder " + dir + " holds a database that is not ours",
+	}
+}

@@ -1,0 +1,89 @@
+package pebble
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+
+	pebbledb "github.com/cockroachdb/pebble/v2"
+)
+
+// span is a range of keys: From included, To not; nil is open.
+type span struct{ From, To []byte }
+
+// under is every key that begins with prefix.
+func under(prefix []byte) span { return span{prefix, after(prefix)} }
+
+// get returns a copy of a value, nil when there is none.
+func (s *Store) get(key []byte) ([]byte, error) {
+	v, c, err := s.db.Get(key)
+	if errors.Is(err, pebbledb.ErrNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, translate(err)
+	}
+	out := bytes.Clone(v)
+	if out == nil {
+		out = []byte{}
+	}
+	return out, c.Close()
+}
+
+func (s *Store) getUint(key []byte) (uint64, error) {
+	v, err := s.get(key)
+	if err != nil || v == nil {
+		return 0, err
+	}
+	if len(v) != 8 {
+		return 0, corrupt("counter", key)
+	}
+	return binary.BigEndian.Uint64(v), nil
+}
+
+// each calls fn with the pairs of a span in order, until it returns false. Key
+// and value are valid until fn returns.
+func (s *Store) each(r span, fn func(k, v []byte) (more bool, err error)) (err error) {
+	it, err := s.db.NewIter(&pebbledb.IterOptions{LowerBound: r.From, UpperBound: r.To})
+	if err != nil {
+		return translate(err)
+	}
+	defer func() { err = errors.Join(err, translate(it.Close())) }()
+	for ok := it.First(); ok; ok = it.Next() {
+		v, err := it.ValueAndErr()
+		if err != nil {
+			return translate(err)
+		}
+		if more, err := fn(it.Key(), v); !more || err != nil {
+			return err
+		}
+	}
+	return translate(it.Error())
+}
+
+// lastUint returns the number in the last key of a table, 0 when it is empty.
+func (s *Store) lastUint(table byte) (n uint64, err error) {
+	it, err := s.db.NewIter(&pebbledb.IterOptions{LowerBound: []byte{table}, UpperBound: []byte{table + 1}})
+	if err != nil {
+		return 0, translate(err)
+	}
+	if it.Last() {
+		if len(it.Key()) != 9 {
+			return 0, errors.Join(corrupt("sequence", it.Key()), it.Close())
+		}
+		n = binary.BigEndian.Uint64(it.Key()[1:])
+	}
+	return n, translate(errors.Join(it.Error(), it.Close()))
+}
+
+// sometimes lets long scans hear that their caller has left.
+func sometimes(ctx context.Context, n *int) error {
+	if *n++; *n&255 != 0 {
+		return nil
+	}
+	if ctx.Err() != nil {
+		return translate(context.Cause(ctx))
+	}
+	return nil
+}

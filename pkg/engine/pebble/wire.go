@@ -1,0 +1,99 @@
+package pebble
+
+import (
+	"encoding/binary"
+	"unsafe"
+)
+
+// reader takes a packed value apart. After the first damage every read yields
+// zero and bad is set. What it returns aliases the value.
+type reader struct {
+	b   []byte
+	bad bool
+}
+
+func (r *reader) byte() byte {
+	if len(r.b) == 0 {
+		r.bad = true
+		return 0
+	}
+	c := r.b[0]
+	r.b = r.b[1:]
+	return c
+}
+
+func (r *reader) uint() uint64 {
+	if len(r.b) > 0 && r.b[0] < 0x80 {
+		v := r.b[0]
+		r.b = r.b[1:]
+		return uint64(v)
+	}
+	v, n := binary.Uvarint(r.b)
+	if n <= 0 {
+		r.bad, r.b = true, nil
+		return 0
+	}
+	r.b = r.b[n:]
+	return v
+}
+
+func (r *reader) int() int64 {
+	v := r.uint()
+	return int64(v>>1) ^ -int64(v&1)
+}
+
+// count reads how many items follow, of at least size bytes each, so that
+// damage cannot make the caller allocate more than the value is long.
+func (r *reader) count(size int) int {
+	n := r.uint()
+	if n > uint64(len(r.b)/size) {
+		r.bad, r.b = true, nil
+		return 0
+	}
+	return int(n)
+}
+
+func (r *reader) fixed(n int) []byte {
+	if n > len(r.b) {
+		r.bad, r.b = true, nil
+		return nil
+	}
+	p := r.b[:n:n]
+	r.b = r.b[n:]
+	return p
+}
+
+func (r *reader) u64() uint64 {
+	if p := r.fixed(8); p != nil {
+		return binary.LittleEndian.Uint64(p)
+	}
+	return 0
+}
+
+func (r *reader) bytes() []byte {
+	n := r.count(1)
+	if n == 0 {
+		return nil
+	}
+	return r.fixed(n)
+}
+
+func (r *reader) string() string {
+	p := r.bytes()
+	return unsafe.String(unsafe.SliceData(p), len(p))
+}
+
+// done reports whether the whole value was read without damage.
+func (r *reader) done() bool { return !r.bad && len(r.b) == 0 }
+
+func appendInt64(b []byte, v int64) []byte { return binary.AppendVarint(b, v) }
+
+func appendLen(b []byte, s string) []byte {
+	b = binary.AppendUvarint(b, uint64(len(s)))
+	return append(b, s...)
+}
+
+func appendBytes(b, s []byte) []byte {
+	b = binary.AppendUvarint(b, uint64(len(s)))
+	return append(b, s...)
+}
