@@ -51,6 +51,9 @@ const (
 	leaveConn
 	// badAddress: counts towards the guard against a mass of dead addresses.
 	badAddress
+	// senderFault: the sender was refused; where our configuration chose it,
+	// that is a configuration error.
+	senderFault
 )
 
 // byStatus is what a status without a known reason means, for every provider.

@@ -1,0 +1,111 @@
+package provider
+
+import (
+	"crypto/ecdsa"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/json"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// ParseSendGridKey reads the verification key of the event webhook: base64 of
+// its DER form, as SendGrid shows it.
+func ParseSendGridKey(s string) (*ecdsa.PublicKey, error) {
+	bad := notify.Invalid("bad_key", "sendgrid.public_key", "the webhook's verification key is needed: base64, ECDSA")
+	der, err := base64.StdEncoding.DecodeString(strings.TrimSpace(s))
+	if err != nil {
+		return nil, bad
+	}
+	k, err := x509.ParsePKIXPublicKey(der)
+	if err != nil {
+		return nil, bad
+	}
+	key, ok := k.(*ecdsa.PublicKey)
+	if !ok {
+		return nil, bad
+	}
+	return key, nil
+}
+
+type sendGridEvent struct {
+	Event     string `json:"event"`
+	Type      string `json:"type"` // of a bounce: "bounce" or "blocked"
+	Reason    string `json:"reason"`
+	Email     string `json:"email"`
+	MessageID string `json:"sg_message_id"`
+	Timestamp int64  `json:"timestamp"`
+	Ref       string `json:"ref"`
+}
+
+// ParseSendGrid reads a batch of events. Events that say nothing of delivery or
+// of the address (processed, deferred, open, click) are left out.
+func ParseSendGrid(r *http.Request, key *ecdsa.PublicKey) ([]Receipt, error) {
+	body, err := readReceipt(r, maxSendGridReceipt)
+	if err != nil {
+		return nil, err
+	}
+	if !sendGridSigned(key, r.Header, body) {
+		return nil, errSignature
+	}
+	var events []sendGridEvent
+	if err := json.Unmarshal(body, &events); err != nil {
+		return nil, notify.Invalid("bad_body", "", "the body is no array of events")
+	}
+	rcs := make([]Receipt, 0, len(events))
+	for i := range events {
+		if rc, ok := events[i].receipt(); ok {
+			rcs = append(rcs, rc)
+		}
+	}
+	return rcs, nil
+}
+
+// sendGridSigned checks the signature: ECDSA over SHA-256 of timestamp and body.
+func sendGridSigned(key *ecdsa.PublicKey, h http.Header, body []byte) bool {
+	sig, err := base64.StdEncoding.DecodeString(h.Get("X-Twilio-Email-Event-Webhook-Signature"))
+	if err != nil || key == nil {
+		return false
+	}
+	d := sha256.New()
+	d.Write([]byte(h.Get("X-Twilio-Email-Event-Webhook-Timestamp")))
+	d.Write(body)
+	return ecdsa.VerifyASN1(key, d.Sum(nil), sig)
+}
+
+func (e *sendGridEvent) receipt() (Receipt, bool) {
+	rc := Receipt{Provider: "sendgrid", Address: e.Email, Code: "sendgrid_" + e.Event}
+	rc.ProviderID, _, _ = strings.Cut(e.MessageID, ".") // X-Message-Id, and then the filter's
+	if e.Timestamp > 0 {
+		rc.At = time.Unix(e.Timestamp, 0)
+	}
+	rc.setRef(e.Ref)
+	switch e.Event {
+	case "delivered":
+		rc.State, rc.Code = notify.Delivered, ""
+	case "bounce":
+		rc.State = notify.Failed
+		if e.Type == "blocked" { // soft: this message, not the address
+			rc.Code = "sendgrid_blocked"
+		} else {
+			rc.DeadAddress = true
+		}
+	case "dropped":
+		rc.State = notify.Failed
+		switch reason := strings.ToLower(e.Reason); {
+		case strings.Contains(reason, "unsubscribed"), strings.Contains(reason, "spam report"):
+			rc.OptedOut = true
+		case strings.Contains(reason, "bounced"), strings.Contains(reason, "invalid"):
+			rc.DeadAddress = true
+		}
+	case "spamreport", "unsubscribe", "group_unsubscribe":
+		rc.OptedOut = true // it was delivered, or there would be nothing to report
+	default:
+		return rc, false
+	}
+	return rc, true
+}

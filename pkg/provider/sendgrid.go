@@ -1,0 +1,236 @@
+package provider
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"net/http"
+	"net/mail"
+	"net/url"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// SendGridPool is an IP pool of the account.
+type SendGridPool struct {
+	// Name of the pool (ip_pool_name). Empty: the account's default.
+	Name string
+	// IPs in the pool. Default 1.
+	IPs int
+	// Rate of messages per second and IP. Default SendGridConfig.Rate.
+	Rate float64
+}
+
+// SendGridConfig is how to reach SendGrid's Mail Send API.
+type SendGridConfig struct {
+	// Endpoint; BaseURL defaults to https://api.sendgrid.com.
+	Endpoint Endpoint
+	// APIKey ("SG.…"). Required.
+	APIKey string
+	// From is the sender of contents that name none: an address, or
+	// "Name <address>". Required.
+	From string
+	// ReplyTo, in the same form. Default: none.
+	ReplyTo string
+	// Pools of IPs, used in turn. Default: one without a name.
+	Pools []SendGridPool
+	// Rate of messages per second and IP. SendGrid names none; default 100.
+	Rate float64
+	// Concurrency is the number of requests at a time and pool. Default 8.
+	Concurrency int
+	// Blocks is shared by all workers. Default: this process alone.
+	Blocks Blocks
+	// Confirm: default ConfirmReceipt.
+	Confirm Confirmation
+	// Log gets refusals of our credentials. Default: nowhere.
+	Log *slog.Logger
+}
+
+func (c SendGridConfig) withDefaults() SendGridConfig {
+	c.Endpoint = c.Endpoint.withDefaults("https://api.sendgrid.com", 30*time.Second)
+	if c.Rate == 0 {
+		c.Rate = 100
+	}
+	c.Concurrency = orInt(c.Concurrency, 8)
+	c.Confirm = c.Confirm.or(ConfirmReceipt)
+	c.Log = orDiscard(c.Log).With("provider", "sendgrid")
+	c.Pools = append([]SendGridPool(nil), c.Pools...)
+	if len(c.Pools) == 0 {
+		c.Pools = []SendGridPool{{}}
+	}
+	for i := range c.Pools {
+		p := &c.Pools[i]
+		p.IPs = orInt(p.IPs, 1)
+		if p.Rate == 0 {
+			p.Rate = c.Rate
+		}
+	}
+	return c
+}
+
+func (c SendGridConfig) validate() error {
+	if err := required("sendgrid", "api_key", c.APIKey, "from", c.From); err != nil {
+		return err
+	}
+	if _, err := mail.ParseAddress(c.From); err != nil {
+		return notify.Invalid("bad_from", "sendgrid.from", "an address, or a name and an address in angle brackets")
+	}
+	if c.ReplyTo != "" {
+		if _, err := mail.ParseAddress(c.ReplyTo); err != nil {
+			return notify.Invalid("bad_from", "sendgrid.reply_to", "an address, or a name and an address in angle brackets")
+		}
+	}
+	if c.Concurrency < 1 {
+		return notify.Invalid("bad_concurrency", "sendgrid.concurrency", "at least 1")
+	}
+	for _, p := range c.Pools {
+		if p.IPs < 1 || p.Rate <= 0 || len(p.Name) > 64 {
+			return notify.Invalid("bad_pool", "sendgrid.pools", "IPs and rate are positive, a name has at most 64 bytes")
+		}
+	}
+	return nil
+}
+
+// SendGrid is the client of SendGrid's Mail Send API: one call carries up to
+// 1,000 receivers of one content, by one IP pool.
+type SendGrid struct {
+	cfg      SendGridConfig
+	url      *url.URL
+	auth     []string
+	accounts *accounts // the pools
+	rt       *http.Transport
+}
+
+// NewSendGrid checks cfg.
+func NewSendGrid(cfg SendGridConfig) (*SendGrid, error) {
+	cfg = cfg.withDefaults()
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	base, err := cfg.Endpoint.parse("sendgrid")
+	if err != nil {
+		return nil, err
+	}
+	s := &SendGrid{cfg: cfg, url: base.JoinPath("v3/mail/send"), auth: []string{"Bearer " + cfg.APIKey},
+		rt: cfg.Endpoint.transport(http1), accounts: newAccounts("sendgrid", cfg.Blocks, cfg.Log)}
+	for _, p := range cfg.Pools {
+		name := "sendgrid"
+		if p.Name != "" {
+			name += ":" + p.Name
+		}
+		rate := p.Rate * float64(p.IPs)
+		s.accounts.add(name, rate, max(sendGridBatch, int(rate)), cfg.Concurrency)
+		s.rt.MaxIdleConnsPerHost += cfg.Concurrency
+	}
+	return s, nil
+}
+
+// Run waits for ctx and closes the connections.
+func (s *SendGrid) Run(ctx context.Context) error {
+	<-ctx.Done()
+	s.rt.CloseIdleConnections()
+	return nil
+}
+
+// Send delivers every item of call and reports each once. Addresses are bare
+// ("user@example.com").
+func (s *SendGrid) Send(ctx context.Context, call *notify.Call, report func(i int, r notify.Result)) {
+	m, err := s.newMailing(call)
+	if err != nil {
+		for i := range call.Items {
+			report(i, failed(ctx, "sendgrid", err))
+		}
+		return
+	}
+	parts := make([]personalization, 0, len(call.Items))
+	for i := range call.Items {
+		p, err := m.personalize(i)
+		if err != nil {
+			report(i, failed(ctx, "sendgrid", err))
+			continue
+		}
+		parts = append(parts, p)
+	}
+	for len(parts) > 0 {
+		var batch []personalization
+		batch, parts = m.nextBatch(parts)
+		s.sendBatch(ctx, m, batch, report)
+	}
+}
+
+// sendBatch brings a batch to an answer. A request that is refused for one bad
+// receiver was taken for none: the bad one is found, by what the answer says or
+// by halves, and the others are sent again.
+func (s *SendGrid) sendBatch(ctx context.Context, m *mailing, batch []personalization, report func(i int, r notify.Result)) {
+	for len(batch) > 0 {
+		a, err := s.accounts.take(ctx, laneIndex(m.call.Category), len(batch))
+		if err != nil {
+			reportAll(batch, failed(ctx, "sendgrid", err), report)
+			return
+		}
+		ans, fail := s.post(ctx, m, batch, a)
+		s.accounts.done(a)
+		if fail != nil {
+			reportAll(batch, fail.result(a.name), report)
+			return
+		}
+		v := sendGridResult(&ans, len(batch), time.Now())
+		v.result.Provider = a.name
+		switch {
+		case v.split && len(batch) > 1:
+			half := len(batch) / 2
+			s.sendBatch(ctx, m, batch[:half], report)
+			batch = batch[half:]
+			continue
+		case len(v.bad) > 0:
+			rest := batch[:0:0]
+			for i := range batch {
+				if r, bad := v.bad[i]; bad {
+					r.Provider = a.name
+					report(batch[i].item, r)
+				} else {
+					rest = append(rest, batch[i])
+				}
+			}
+			batch = rest
+			continue
+		case v.result.Class == notify.ClassThrottled:
+			v.result.RetryAfter = s.blockAll(ctx, v.result.RetryAfter)
+		case v.result.Class == notify.ClassConfig:
+			s.cfg.Log.Error("account refused", "code", v.result.Code)
+		case v.result.Class == notify.ClassAccepted:
+			s.accounts.well(a)
+			v.result.Confirmed = s.cfg.Confirm == ConfirmAccepted
+		}
+		reportAll(batch, v.result, report)
+		return
+	}
+}
+
+func reportAll(batch []personalization, r notify.Result, report func(i int, r notify.Result)) {
+	for i := range batch {
+		report(batch[i].item, r)
+	}
+}
+
+// blockAll blocks every pool: SendGrid's limits are of the account.
+func (s *SendGrid) blockAll(ctx context.Context, d time.Duration) time.Duration {
+	longest := time.Duration(0)
+	for _, a := range s.accounts.list {
+		longest = max(longest, s.accounts.block(ctx, a, d))
+	}
+	return longest
+}
+
+func (s *SendGrid) post(ctx context.Context, m *mailing, batch []personalization, a *account) (answer, *failure) {
+	var body bytes.Buffer
+	if err := m.encode(&body, batch, s.cfg.Pools[a.at].Name); err != nil {
+		return answer{}, &failure{class: notify.ClassPermanent, code: "encoding"}
+	}
+	h := http.Header{
+		"Authorization": s.auth, "User-Agent": agentHeader, "Accept": jsonHeader,
+		"Content-Type": jsonHeader, "Content-Encoding": {"gzip"},
+	}
+	return exchange(ctx, s.rt, s.cfg.Endpoint.Timeout, s.url, h, body.Bytes())
+}

@@ -1,0 +1,112 @@
+package provider
+
+import (
+	"encoding/json"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// sendGridStatus is the table of SendGrid's answers; it has no error codes.
+// What is missing means what it means everywhere, see byStatus.
+var sendGridStatus = map[int]verdict{
+	400: {class: notify.ClassPermanent},
+	401: {class: notify.ClassConfig},
+	403: {class: notify.ClassConfig}, // or a temporary block, see sendGridResult
+	404: {class: notify.ClassConfig},
+	405: {class: notify.ClassConfig},
+	406: {class: notify.ClassConfig},
+	413: {class: notify.ClassPermanent},
+	415: {class: notify.ClassConfig},
+	451: {class: notify.ClassConfig}, // data residency
+	429: {class: notify.ClassThrottled},
+}
+
+const sendGridCooldown = 5 * time.Minute
+
+// sendGridVerdict is what an answer means for the receivers of a request.
+type sendGridVerdict struct {
+	result notify.Result         // of all that are not bad
+	bad    map[int]notify.Result // by position in the request
+	split  bool                  // try again by halves
+}
+
+type sendGridErrors struct {
+	Errors []struct {
+		Message string `json:"message"`
+		Field   string `json:"field"` // "personalizations.3.to.0.email", or null
+	} `json:"errors"`
+}
+
+// sendGridResult classifies the answer to a request of n receivers.
+func sendGridResult(a *answer, n int, now time.Time) sendGridVerdict {
+	var v sendGridVerdict
+	if a.status >= 200 && a.status < 300 {
+		v.result = notify.Result{Class: notify.ClassAccepted, ProviderID: a.header.Get("X-Message-Id")}
+		return v
+	}
+	line, known := sendGridStatus[a.status]
+	if !known {
+		line = byStatus(a.status)
+	}
+	v.result = notify.Result{Class: line.class, Code: httpCode(a.status), RetryAfter: a.retryAfter(now)}
+	var body sendGridErrors
+	_ = json.Unmarshal(a.body, &body) // free text; the status speaks where it cannot be read
+	switch a.status {
+	case 400:
+		v.result.Code = "sendgrid_bad_request"
+		v.find(&body, n)
+	case 403:
+		for _, e := range body.Errors {
+			if m := strings.ToLower(e.Message); strings.Contains(m, "too many") || strings.Contains(m, "temporar") {
+				v.result.Class, v.result.Code = notify.ClassThrottled, "sendgrid_temporary_block"
+				v.result.RetryAfter = max(v.result.RetryAfter, sendGridCooldown)
+			}
+		}
+	case 413:
+		v.result.Code = "payload_too_large"
+		v.split = true
+	case 429:
+		v.result.Code = "sendgrid_rate_limit"
+		if at, err := strconv.ParseInt(a.header.Get("X-RateLimit-Reset"), 10, 64); err == nil {
+			// (the clocks differ; less than a second would be a storm)
+			wait := min(max(time.Unix(at, 0).Sub(now), time.Second), time.Hour)
+			v.result.RetryAfter = max(v.result.RetryAfter, wait)
+		}
+	}
+	return v
+}
+
+// find sorts out who a refused request was refused for.
+func (v *sendGridVerdict) find(body *sendGridErrors, n int) {
+	shared, vague := false, len(body.Errors) == 0
+	for _, e := range body.Errors {
+		rest, of := strings.CutPrefix(e.Field, "personalizations.")
+		at, field, _ := strings.Cut(rest, ".")
+		i, err := strconv.Atoi(at)
+		switch {
+		case of && err == nil && i >= 0 && i < n:
+			if v.bad == nil {
+				v.bad = make(map[int]notify.Result)
+			}
+			r := notify.Result{Class: notify.ClassPermanent, Code: "sendgrid_bad_request"}
+			if strings.HasPrefix(field, "to") && strings.HasSuffix(field, "email") {
+				r.Class, r.Code = notify.ClassDeadAddress, "sendgrid_invalid_address"
+			}
+			v.bad[i] = r
+		case of || e.Field == "":
+			vague = true
+		default:
+			shared = true
+		}
+	}
+	switch {
+	case shared: // sender, subject, content: nobody can get this
+		v.bad = nil
+	case len(v.bad) > 0:
+	case vague:
+		v.split = true
+	}
+}

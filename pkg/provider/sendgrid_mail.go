@@ -1,0 +1,259 @@
+package provider
+
+import (
+	"bytes"
+	"compress/gzip"
+	"io"
+	"net/mail"
+	"strconv"
+	"sync"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Limits of one request.
+const (
+	sendGridBatch         = 1000  // personalizations
+	sendGridSubstitutions = 10000 // bytes of one personalization's substitutions
+)
+
+// mailing is what all receivers of a call share, and the rendered
+// personalizations.
+//
+// The content of a request is one for all, so placeholders in it become tags
+// that SendGrid replaces by each personalization's substitutions: one tag for
+// the plain text and one, with an escaped value, for the HTML. With a template
+// id the values go into dynamic_template_data.
+type mailing struct {
+	call                *notify.Call
+	from                []byte // JSON
+	replyTo             []byte // JSON or nil
+	subject, text, html Template
+	names               [2][]string // used in text and html
+	vars                Variables
+	buf                 []byte // the personalizations
+	scratch             []byte
+}
+
+// personalization is one receiver's part of a request.
+type personalization struct {
+	item     int // index in the call
+	from, to int // in mailing.buf
+	// alone is the content rendered for this receiver only, where its
+	// substitutions are larger than SendGrid takes: it gets a request of its own.
+	alone []byte
+}
+
+func (s *SendGrid) newMailing(call *notify.Call) (*mailing, error) {
+	text := call.Content
+	m := &mailing{call: call}
+	var err error
+	if m.vars, err = SharedVariables(text.Variables); err != nil {
+		return nil, err
+	}
+	from := s.cfg.From
+	if text.From != "" {
+		from = text.From
+	}
+	if m.from, err = sender(from); err != nil {
+		return nil, err
+	}
+	if s.cfg.ReplyTo != "" {
+		if m.replyTo, err = sender(s.cfg.ReplyTo); err != nil {
+			return nil, err
+		}
+	}
+	if text.Template != "" {
+		return m, nil
+	}
+	m.subject = ParseTemplate(text.Title, Plain)
+	m.text, m.html = ParseTemplate(text.Body, Plain), ParseTemplate(text.HTML, HTML)
+	m.names[0], m.names[1] = m.text.Names(nil), m.html.Names(nil)
+	if m.text.Empty() && m.html.Empty() {
+		return nil, notify.Invalid("empty_content", "content.body", "a mail needs a body, html or a template")
+	}
+	return m, nil
+}
+
+// sender is the JSON of an address with an optional name.
+func sender(s string) ([]byte, error) {
+	a, err := mail.ParseAddress(s)
+	if err != nil {
+		return nil, notify.Invalid("bad_from", "content.from", "an address, or a name and an address in angle brackets")
+	}
+	b := appendQuoted([]byte(`{"email":`), a.Address)
+	if a.Name != "" {
+		b = appendQuoted(append(b, `,"name":`...), a.Name)
+	}
+	return append(b, '}'), nil
+}
+
+// tag stands in the content for a variable. It has an end, so that no tag is
+// the beginning of another.
+func tag(kind byte, i int) string { return "-ntf." + string(kind) + strconv.Itoa(i) + "-" }
+
+func tagger(kind byte, names []string) func(string) string {
+	return func(name string) string {
+		for i := range names {
+			if names[i] == name {
+				return tag(kind, i)
+			}
+		}
+		return ""
+	}
+}
+
+// personalize renders the part of one receiver.
+func (m *mailing) personalize(i int) (personalization, error) {
+	it := &m.call.Items[i]
+	p := personalization{item: i, from: len(m.buf)}
+	if err := m.vars.SetOwn(it.Variables); err != nil {
+		return p, err
+	}
+	b := append(m.buf, `{"to":[{"email":`...)
+	b = appendQuoted(b, it.Address)
+	b = append(b, `}],"custom_args":{"ntf":"`...)
+	b = appendID(b, it.ID)
+	b = append(b, `","ref":"`...)
+	b = AppendRef(b, RefOf(it))
+	b = append(b, `"}`...)
+	var err error
+	if m.call.Content.Template != "" {
+		at := len(b)
+		var any bool
+		if b, any = m.vars.appendObject(append(b, `,"dynamic_template_data":`...), asGiven); !any {
+			b = b[:at]
+		}
+	} else if b, err = m.inline(b, &p); err != nil {
+		return p, err
+	}
+	m.buf = append(b, '}')
+	p.to = len(m.buf)
+	return p, nil
+}
+
+// inline appends subject and substitutions.
+func (m *mailing) inline(b []byte, p *personalization) ([]byte, error) {
+	var err error
+	if !m.subject.Static() {
+		if m.scratch, err = m.subject.Append(m.scratch[:0], &m.vars); err != nil {
+			return b, err
+		}
+		b = appendQuoted(append(b, `,"subject":`...), m.scratch)
+	}
+	at, size, open := len(b), 0, `,"substitutions":{`
+	for kind, names := range m.names {
+		for i, name := range names {
+			val, err := m.vars.value(name)
+			if err != nil {
+				return b, err
+			}
+			t := tag("th"[kind], i)
+			b = appendQuoted(append(b, open...), t)
+			b = append(b, ':')
+			m.scratch = appendEncoded(m.scratch[:0], val, [...]Encoding{Plain, HTML}[kind])
+			b = appendQuoted(b, m.scratch)
+			size += len(t) + len(m.scratch)
+			open = ","
+		}
+	}
+	if open == "," {
+		b = append(b, '}')
+	}
+	if size > sendGridSubstitutions {
+		b = b[:at]
+		text, err := m.text.Append(nil, &m.vars)
+		if err != nil {
+			return b, err
+		}
+		html, err := m.html.Append(nil, &m.vars)
+		if err != nil {
+			return b, err
+		}
+		p.alone = appendContent(nil, text, html)
+	}
+	return b, nil
+}
+
+func appendContent[T string | []byte](b []byte, text, html T) []byte {
+	b = append(b, `,"content":[`...)
+	if len(text) > 0 {
+		b = appendQuoted(append(b, `{"type":"text/plain","value":`...), text)
+		b = append(b, '}')
+		if len(html) > 0 {
+			b = append(b, ',')
+		}
+	}
+	if len(html) > 0 {
+		b = appendQuoted(append(b, `{"type":"text/html","value":`...), html)
+		b = append(b, '}')
+	}
+	return append(b, ']')
+}
+
+// nextBatch takes the first request's share off parts: at most 1,000, no
+// address twice.
+func (m *mailing) nextBatch(parts []personalization) (batch, rest []personalization) {
+	if parts[0].alone != nil {
+		return parts[:1], parts[1:]
+	}
+	seen := make(map[string]struct{}, min(len(parts), sendGridBatch))
+	var key []byte
+	for i := range parts {
+		key = append(key[:0], m.call.Items[parts[i].item].Address...)
+		for j, c := range key {
+			if c >= 'A' && c <= 'Z' {
+				key[j] = c + 'a' - 'A'
+			}
+		}
+		_, twice := seen[string(key)]
+		if twice || parts[i].alone != nil || len(batch) == sendGridBatch {
+			rest = append(rest, parts[i])
+			continue
+		}
+		seen[string(key)] = struct{}{}
+		batch = append(batch, parts[i])
+	}
+	return batch, rest
+}
+
+var gzips = sync.Pool{New: func() any { w, _ := gzip.NewWriterLevel(io.Discard, gzip.BestSpeed); return w }}
+
+// encode writes the request's body, compressed, without building it whole.
+func (m *mailing) encode(to *bytes.Buffer, batch []personalization, pool string) error {
+	z := gzips.Get().(*gzip.Writer)
+	defer gzips.Put(z)
+	z.Reset(to)
+	io.WriteString(z, `{"personalizations":[`)
+	for i := range batch {
+		if i > 0 {
+			z.Write([]byte{','})
+		}
+		z.Write(m.buf[batch[i].from:batch[i].to])
+	}
+	b := append(m.scratch[:0], `],"from":`...)
+	b = append(b, m.from...)
+	if m.replyTo != nil {
+		b = append(append(b, `,"reply_to":`...), m.replyTo...)
+	}
+	text := m.call.Content
+	if text.Template != "" {
+		b = appendQuoted(append(b, `,"template_id":`...), text.Template)
+	} else {
+		if m.subject.Static() {
+			b = appendQuoted(append(b, `,"subject":`...), text.Title)
+		}
+		if batch[0].alone != nil {
+			b = append(b, batch[0].alone...)
+		} else {
+			b = appendContent(b, m.text.Substitute(tagger('t', m.names[0])), m.html.Substitute(tagger('h', m.names[1])))
+		}
+	}
+	b = append(b, `,"categories":["`+m.call.Category.String()+`"]`...)
+	if pool != "" {
+		b = appendQuoted(append(b, `,"ip_pool_name":`...), pool)
+	}
+	m.scratch = append(b, '}')
+	z.Write(m.scratch)
+	return z.Close() // reports the first failed write
+}

@@ -1,0 +1,80 @@
+package provider
+
+import (
+	"encoding/json"
+	"strconv"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// twilioCodes is the table of Twilio's error codes of calls.
+var twilioCodes = map[int]verdict{
+	// limits: never processed
+	20429: {class: notify.ClassThrottled},
+	14107: {class: notify.ClassRetry, after: time.Minute},
+	21611: {class: notify.ClassRetry, after: time.Minute}, // the sender's queue is full
+	30001: {class: notify.ClassRetry, after: time.Minute},
+
+	// the account
+	20003: {class: notify.ClassConfig},
+	20005: {class: notify.ClassConfig},
+	20008: {class: notify.ClassConfig}, // test credentials
+	20404: {class: notify.ClassConfig},
+	30002: {class: notify.ClassConfig},
+	21701: {class: notify.ClassConfig}, // messaging service
+	21703: {class: notify.ClassConfig},
+	21704: {class: notify.ClassConfig},
+
+	// the number
+	21211: {class: notify.ClassDeadAddress},
+	21217: {class: notify.ClassDeadAddress},
+	21614: {class: notify.ClassDeadAddress},
+	21635: {class: notify.ClassDeadAddress},
+	21610: {class: notify.ClassOptedOut},
+
+	// number and sender together
+	21212: {class: notify.ClassPermanent, then: senderFault},
+	21408: {class: notify.ClassPermanent}, // no permission for the country
+	21606: {class: notify.ClassPermanent, then: senderFault},
+	21608: {class: notify.ClassPermanent}, // trial account, number not verified
+	21612: {class: notify.ClassPermanent},
+	21659: {class: notify.ClassPermanent, then: senderFault},
+	21660: {class: notify.ClassPermanent, then: senderFault},
+
+	// the content
+	21602: {class: notify.ClassPermanent},
+	21617: {class: notify.ClassPermanent},
+	21655: {class: notify.ClassPermanent},
+	21656: {class: notify.ClassPermanent},
+	30007: {class: notify.ClassPermanent},
+	30450: {class: notify.ClassRetry, after: 20 * time.Minute}, // fraud guard
+}
+
+// twilioResult classifies an answer: by its code first, then by status.
+func twilioResult(a *answer, now time.Time) (notify.Result, action) {
+	var body struct {
+		SID  string `json:"sid"`
+		Code int    `json:"code"`
+	}
+	_ = json.Unmarshal(a.body, &body) // the status speaks where the body does not
+	if a.status >= 200 && a.status < 300 {
+		return notify.Result{Class: notify.ClassAccepted, ProviderID: body.SID}, 0
+	}
+	v, known := twilioCodes[body.Code]
+	r := notify.Result{Code: twilioCode(body.Code)}
+	if !known {
+		v = byStatus(a.status)
+		v.after = 0 // a 429 without a time doubles, see accounts.block
+		if body.Code == 0 {
+			r.Code = httpCode(a.status)
+		}
+	}
+	r.Class = v.class
+	if r.RetryAfter = a.retryAfter(now); r.RetryAfter == 0 {
+		r.RetryAfter = v.after
+	}
+	return r, v.then
+}
+
+func twilioCode(code int) string { return "twilio_" + strconv.Itoa(code) }
