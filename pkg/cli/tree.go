@@ -1,0 +1,114 @@
+package cli
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// Polish gives a command tree its manners. cobra 1.10 prints help and exits 0
+// for a mistyped command below the root, and never suggests a flag; here both
+// are usage errors with a suggestion, at every level.
+func Polish(root *cobra.Command) {
+	root.SilenceErrors, root.SilenceUsage = true, true
+	root.SuggestionsMinimumDistance = 3
+	root.SetFlagErrorFunc(flagError)
+	root.InitDefaultHelpCmd()
+	walk(root)
+}
+
+func walk(c *cobra.Command) {
+	if c.HasSubCommands() && c.Name() != "help" && c.Name() != "completion" {
+		if c.SuggestionsMinimumDistance == 0 {
+			c.SuggestionsMinimumDistance = 3
+		}
+		if c.RunE == nil && c.Run == nil {
+			c.Args = func(c *cobra.Command, args []string) error {
+				if len(args) == 0 {
+					return nil
+				}
+				return unknown(c, args[0])
+			}
+			c.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
+		}
+	}
+	if c.Name() == "help" {
+		c.RunE = func(c *cobra.Command, args []string) error {
+			to, rest, err := c.Root().Find(args)
+			if err != nil || to == nil || len(rest) > 0 {
+				if to == nil {
+					to = c.Root()
+				}
+				return unknown(to, strings.Join(append(slices.Clone(rest), args[:0]...), " "))
+			}
+			to.InitDefaultHelpFlag()
+			return to.Help()
+		}
+		c.Run = nil
+	}
+	for _, sub := range c.Commands() {
+		walk(sub)
+	}
+}
+
+func unknown(c *cobra.Command, arg string) error {
+	msg := fmt.Sprintf("unknown command %q for %q", arg, c.CommandPath())
+	if s := c.SuggestionsFor(arg); len(s) > 0 {
+		msg += fmt.Sprintf("; did you mean %s?", strings.Join(s, " or "))
+	}
+	return &Error{Exit: ExitUsage, Err: fmt.Errorf("%s", msg), Next: []string{c.CommandPath() + " --help"}}
+}
+
+func flagError(c *cobra.Command, err error) error {
+	msg := err.Error()
+	if name, ok := strings.CutPrefix(msg, "unknown flag: --"); ok {
+		name, _, _ = strings.Cut(name, "=")
+		best, dist := "", 4
+		c.Flags().VisitAll(func(f *pflag.Flag) {
+			if d := Distance(f.Name, name); d < dist && !f.Hidden {
+				best, dist = f.Name, d
+			}
+		})
+		if best != "" {
+			msg += fmt.Sprintf("; did you mean --%s?", best)
+		}
+	}
+	return &Error{Exit: ExitUsage, Err: fmt.Errorf("%s", msg), Next: []string{c.CommandPath() + " --help"}}
+}
+
+// Exact wants n arguments and names them when they are missing.
+func Exact(names ...string) cobra.PositionalArgs {
+	return func(c *cobra.Command, args []string) error {
+		switch {
+		case len(args) < len(names):
+			return Usage("%s needs %s", c.CommandPath(), strings.Join(names[len(args):], " and "))
+		case len(args) > len(names):
+			return Usage("%s takes %d argument(s), got %q too many", c.CommandPath(), len(names), args[len(names)])
+		}
+		return nil
+	}
+}
+
+// Distance is the Levenshtein distance of two short strings.
+func Distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range a {
+		prev := row[0]
+		row[0] = i + 1
+		for j := range b {
+			cost := prev
+			if a[i] != b[j] {
+				cost++
+			}
+			prev = row[j+1]
+			row[j+1] = min(cost, row[j+1]+1, row[j]+1)
+		}
+	}
+	return row[len(b)]
+}
