@@ -1,0 +1,249 @@
+package api
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Post sends a body as it is to one of the sending routes, e.g.
+// "/v1/notifications:batch": for callers that build their bodies themselves.
+// Without a key it is not repeated after an unclear failure.
+func (cl *Client) Post(ctx context.Context, path, contentType string, body []byte, key string) (Reply, error) {
+	return cl.do(ctx, call{method: http.MethodPost, path: path, contentType: contentType, body: body, key: key, repeatable: key != ""}, nil)
+}
+
+// Send sends one notification. key is its Idempotency-Key; empty: none.
+func (cl *Client) Send(ctx context.Context, n Notification, key string) (out Accepted, err error) {
+	err = cl.post(ctx, "/v1/notifications", n, key, key != "", &out)
+	return out, err
+}
+
+// SendBatch sends different notifications in one request. The error is about
+// the request; what is wrong with an item stands in its place in the result.
+func (cl *Client) SendBatch(ctx context.Context, ns []Notification, key string) (out BatchResult, err error) {
+	err = cl.post(ctx, "/v1/notifications:batch", ns, key, key != "", &out)
+	return out, err
+}
+
+// Fanout sends one content to many receivers in one request. A part of a
+// campaign is repeatable without a key.
+func (cl *Client) Fanout(ctx context.Context, f Fanout, key string) (out FanoutResult, err error) {
+	err = cl.post(ctx, "/v1/notifications:fanout", f, key, key != "" || f.Campaign != "", &out)
+	return out, err
+}
+
+// Notification returns where a notification stands.
+func (cl *Client) Notification(ctx context.Context, id string) (out Status, err error) {
+	err = cl.get(ctx, "/v1/notifications/"+url.PathEscape(id), nil, &out)
+	return out, err
+}
+
+// Page asks for one page of counts: at most Limit receivers (0: the server's
+// default) from After on, which is the Next of the page before.
+type Page struct {
+	Limit int
+	After string
+}
+
+// Summary counts the receivers of a fan-out request (an id without an index).
+func (cl *Client) Summary(ctx context.Context, id string, p Page) (out Summary, err error) {
+	err = cl.get(ctx, "/v1/notifications/"+url.PathEscape(id), p.query(), &out)
+	return out, err
+}
+
+// Timeline returns what became of a notification.
+func (cl *Client) Timeline(ctx context.Context, id string) (out Timeline, err error) {
+	err = cl.get(ctx, "/v1/notifications/"+url.PathEscape(id)+"/timeline", nil, &out)
+	return out, err
+}
+
+// Cancel stops what has not started of a notification, a fan-out request or
+// one receiver of it.
+func (cl *Client) Cancel(ctx context.Context, id string) (out Cancelled, err error) {
+	_, err = cl.do(ctx, call{method: http.MethodDelete, path: "/v1/notifications/" + url.PathEscape(id), repeatable: true}, &out)
+	return out, err
+}
+
+// Campaign returns a campaign and counts its receivers.
+func (cl *Client) Campaign(ctx context.Context, id string, p Page) (out Summary, err error) {
+	err = cl.get(ctx, "/v1/campaigns/"+url.PathEscape(id), p.query(), &out)
+	return out, err
+}
+
+// CancelCampaign stops what has not started of a campaign, its later parts too.
+func (cl *Client) CancelCampaign(ctx context.Context, id string) (out Cancelled, err error) {
+	_, err = cl.do(ctx, call{method: http.MethodDelete, path: "/v1/campaigns/" + url.PathEscape(id), repeatable: true}, &out)
+	return out, err
+}
+
+// UserNotifications returns one page of a user's notifications, newest first.
+// cursor is empty for the first page; limit 0 is the server's default.
+func (cl *Client) UserNotifications(ctx context.Context, user, cursor string, limit int) (out UserHistory, err error) {
+	q := url.Values{}
+	set(q, "cursor", cursor)
+	setInt(q, "limit", int64(limit))
+	err = cl.get(ctx, "/v1/users/"+url.PathEscape(user)+"/notifications", q, &out)
+	return out, err
+}
+
+// User returns what a user set.
+func (cl *Client) User(ctx context.Context, user string) (out User, err error) {
+	err = cl.get(ctx, "/v1/users/"+url.PathEscape(user), nil, &out)
+	return out, err
+}
+
+// PutUser stores what a user set; u.Version other than 0 must be the stored
+// one, else the result is notify.KindConflict.
+func (cl *Client) PutUser(ctx context.Context, u User) (out UserVersion, err error) {
+	body, err := encode(u)
+	if err != nil {
+		return out, err
+	}
+	_, err = cl.do(ctx, call{method: http.MethodPut, path: "/v1/users/" + url.PathEscape(u.UserID), contentType: TypeJSON, body: body, repeatable: u.Version == 0}, &out)
+	return out, err
+}
+
+// Failed returns the caller's failed notifications behind after. Where there
+// are none, the server waits up to wait (at most 30 s) for one.
+func (cl *Client) Failed(ctx context.Context, after uint64, wait time.Duration, limit int) (out FailedPage, err error) {
+	q := url.Values{}
+	setInt(q, "after", int64(after))
+	setInt(q, "limit", int64(limit))
+	if wait > 0 {
+		q.Set("wait", wait.String())
+	}
+	err = cl.get(ctx, "/v1/failed", q, &out)
+	return out, err
+}
+
+// DeadLetterQuery selects dead letters; empty fields select all.
+type DeadLetterQuery struct {
+	Caller, Channel, Category, Class, Code, Provider, Template, State string
+	Since, Until                                                      time.Time // last failure in [Since, Until)
+	Cursor                                                            string
+	Limit                                                             int
+}
+
+// DeadLetters returns one page of dead letters of every caller.
+func (cl *Client) DeadLetters(ctx context.Context, f DeadLetterQuery) (out DeadLetterPage, err error) {
+	q := url.Values{}
+	for name, v := range map[string]string{
+		"caller": f.Caller, "channel": f.Channel, "category": f.Category, "class": f.Class, "code": f.Code,
+		"provider": f.Provider, "template": f.Template, "state": f.State, "cursor": f.Cursor,
+	} {
+		set(q, name, v)
+	}
+	if !f.Since.IsZero() {
+		q.Set("since", f.Since.UTC().Format(time.RFC3339Nano))
+	}
+	if !f.Until.IsZero() {
+		q.Set("until", f.Until.UTC().Format(time.RFC3339Nano))
+	}
+	setInt(q, "limit", int64(f.Limit))
+	err = cl.get(ctx, "/v1/ops/dead-letters", q, &out)
+	return out, err
+}
+
+// DeadLetter returns one dead letter of the latest epoch.
+func (cl *Client) DeadLetter(ctx context.Context, id string) (out DeadLetter, err error) {
+	err = cl.get(ctx, "/v1/ops/dead-letters/"+url.PathEscape(id), nil, &out)
+	return out, err
+}
+
+// Doctor returns the server's findings about itself.
+func (cl *Client) Doctor(ctx context.Context) (out json.RawMessage, err error) {
+	err = cl.get(ctx, "/v1/ops/doctor", nil, &out)
+	return out, err
+}
+
+// Lag returns how far each group is behind its topic.
+func (cl *Client) Lag(ctx context.Context) (out json.RawMessage, err error) {
+	err = cl.get(ctx, "/v1/ops/lag", nil, &out)
+	return out, err
+}
+
+// Ready is nil when the server takes requests.
+func (cl *Client) Ready(ctx context.Context) error { return cl.get(ctx, "/readyz", nil, nil) }
+
+// Tail calls fn with the caller's outcomes as they happen, and with heartbeats
+// and gaps, until ctx ends, fn returns an error, or the server closes the
+// stream (nil). An operator may name another caller, or "*" for all; empty is
+// the token's own. The HTTP client must have no overall timeout.
+func (cl *Client) Tail(ctx context.Context, caller string, fn func(Event) error) error {
+	q := url.Values{}
+	set(q, "caller", caller)
+	resp, err := cl.roundTrip(ctx, call{method: http.MethodGet, path: "/v1/tail", query: q})
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode >= 300 {
+		body, err := readBody(resp)
+		if err != nil {
+			return connError(ctx, err)
+		}
+		return problemOf(resp, body)
+	}
+	lines := bufio.NewScanner(resp.Body)
+	for lines.Scan() {
+		var e Event
+		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
+			return &notify.Error{Kind: notify.KindInternal, Code: "bad_answer", Msg: "a line of the stream is not the JSON expected", Err: err}
+		}
+		if err := fn(e); err != nil {
+			return err
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return connError(ctx, err)
+	}
+	return nil
+}
+
+func (cl *Client) get(ctx context.Context, path string, q url.Values, out any) error {
+	_, err := cl.do(ctx, call{method: http.MethodGet, path: path, query: q, repeatable: true}, out)
+	return err
+}
+
+func (cl *Client) post(ctx context.Context, path string, in any, key string, repeatable bool, out any) error {
+	body, err := encode(in)
+	if err != nil {
+		return err
+	}
+	_, err = cl.do(ctx, call{method: http.MethodPost, path: path, contentType: TypeJSON, body: body, key: key, repeatable: repeatable}, out)
+	return err
+}
+
+func (p Page) query() url.Values {
+	q := url.Values{}
+	setInt(q, "limit", int64(p.Limit))
+	set(q, "after", p.After)
+	return q
+}
+
+func encode(v any) ([]byte, error) {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return nil, &notify.Error{Kind: notify.KindInvalid, Code: CodeMalformed, Msg: "the request cannot be written as JSON", Err: err}
+	}
+	return b, nil
+}
+
+func set(q url.Values, name, v string) {
+	if v != "" {
+		q.Set(name, v)
+	}
+}
+
+func setInt(q url.Values, name string, v int64) {
+	if v != 0 {
+		q.Set(name, strconv.FormatInt(v, 10))
+	}
+}

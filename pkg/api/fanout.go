@@ -1,0 +1,265 @@
+package api
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"iter"
+	"sync"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+	"golang.org/x/sync/errgroup"
+)
+
+// FanoutSend describes a fan-out of any size, sent as the parts of a campaign.
+type FanoutSend struct {
+	// Fanout is the content. Campaign must be set; Part and Receivers are not
+	// looked at.
+	Fanout Fanout
+	// Receivers is read once, in order, and never held whole. An error of it
+	// stops the sending.
+	Receivers iter.Seq2[Receiver, error]
+	// PartSize is the number of receivers of a part. Default: 50,000.
+	PartSize int
+	// PartBytes ends a part early, so that receivers with variables stay below
+	// the server's limit of 64 MiB. Default: 16 MiB.
+	PartBytes int
+	// InFlight is the number of parts under way. Default: 4.
+	InFlight int
+	// Skip says which parts an earlier run got through; they are not sent. The
+	// same source, PartSize and PartBytes give the same parts. nil: none.
+	Skip func(part uint32) bool
+	// Done is told of each part that the server has stored, one at a time, in
+	// any order; what it keeps is what Skip needs later. An error stops the
+	// sending. nil: nobody is told.
+	Done func(PartDone) error
+}
+
+// PartDone is one stored part.
+type PartDone struct {
+	Part      uint32
+	First     int64 // index of the part's first receiver in the source
+	Receivers int
+	Replayed  bool // an earlier try had stored it
+	FanoutResult
+}
+
+// FanoutTotal counts a whole sending.
+type FanoutTotal struct {
+	Parts     int // stored now
+	Skipped   int // parts of an earlier run
+	Receivers int64
+	Accepted  int64
+	Rejected  int64
+}
+
+// SendFanout sends a fan-out of any size in parts, each repeated until the
+// server has stored it: (campaign, part) makes a repeat harmless. It keeps
+// InFlight+1 parts in memory. After an error, or the end of ctx, the parts
+// told to Done are stored, and those under way may be. A client whose Retries
+// is 0 gets 10 here.
+func (cl *Client) SendFanout(ctx context.Context, s FanoutSend) (FanoutTotal, error) {
+	if s.Fanout.Campaign == "" {
+		return FanoutTotal{}, notify.Invalid("campaign_missing", "campaign", "a fan-out in parts needs a campaign id")
+	}
+	s.PartSize = orDefault(s.PartSize, 50_000)
+	s.PartBytes = orDefault(s.PartBytes, 16<<20)
+	s.InFlight = orDefault(s.InFlight, 4)
+	sender := *cl
+	if sender.Retries == 0 {
+		sender.Retries = 10
+	}
+	p := &partSender{client: &sender, send: s, free: make(chan []byte, s.InFlight+1)}
+	for range s.InFlight + 1 {
+		p.free <- nil
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(s.InFlight)
+	err := p.split(ctx, g)
+	if werr := g.Wait(); werr != nil {
+		err = werr // what stopped a part explains why the splitting stopped
+	}
+	return p.total, err
+}
+
+type partSender struct {
+	client *Client
+	send   FanoutSend
+	free   chan []byte // buffers of parts; nil: not made yet
+
+	mu    sync.Mutex // guards total and calls of Done
+	total FanoutTotal
+}
+
+// part is one part while it is filled.
+type part struct {
+	number    uint32
+	first     int64
+	receivers int
+	body      []byte
+	skip      bool
+}
+
+// split reads the source and hands the parts to g.
+func (p *partSender) split(ctx context.Context, g *errgroup.Group) error {
+	var (
+		cur   part
+		open  bool
+		index int64
+		size  int // bytes of receivers in the part, counted for skipped parts as well
+	)
+	var scratch []byte
+	for r, err := range p.send.Receivers {
+		if err != nil {
+			p.drop(&cur, open)
+			return err
+		}
+		scratch = appendReceiver(scratch[:0], r)
+		if open && (cur.receivers == p.send.PartSize || size+len(scratch) > p.send.PartBytes) {
+			p.start(ctx, g, cur)
+			cur, open = part{number: cur.number + 1}, false
+		}
+		if !open {
+			if cur, err = p.begin(ctx, cur.number, index); err != nil {
+				return err
+			}
+			open, size = true, 0
+		}
+		if !cur.skip {
+			if cur.receivers > 0 {
+				cur.body = append(cur.body, ',')
+			}
+			cur.body = append(cur.body, scratch...)
+		}
+		size += len(scratch)
+		cur.receivers++
+		index++
+	}
+	if open {
+		p.start(ctx, g, cur)
+	}
+	return nil
+}
+
+// begin opens part number: its body holds everything up to the receivers.
+func (p *partSender) begin(ctx context.Context, number uint32, first int64) (part, error) {
+	out := part{number: number, first: first, skip: p.send.Skip != nil && p.send.Skip(number)}
+	if out.skip {
+		return out, ctx.Err()
+	}
+	select {
+	case out.body = <-p.free:
+	case <-ctx.Done():
+		return out, ctx.Err()
+	}
+	f := p.send.Fanout
+	f.Part, f.Receivers = number, nil
+	head, err := encode(f)
+	if err != nil {
+		p.free <- out.body
+		return out, err
+	}
+	out.body = append(out.body[:0], bytes.TrimSuffix(head, []byte("]}"))...)
+	return out, nil
+}
+
+// start sends a filled part in the background; it waits while InFlight are
+// under way.
+func (p *partSender) start(ctx context.Context, g *errgroup.Group, cur part) {
+	if cur.skip {
+		p.mu.Lock()
+		p.total.Skipped++
+		p.mu.Unlock()
+		return
+	}
+	cur.body = append(cur.body, ']', '}')
+	g.Go(func() error {
+		defer func() { p.free <- cur.body }()
+		return p.deliver(ctx, cur)
+	})
+}
+
+func (p *partSender) drop(cur *part, open bool) {
+	if open && !cur.skip {
+		p.free <- cur.body
+	}
+}
+
+func (p *partSender) deliver(ctx context.Context, cur part) error {
+	done := PartDone{Part: cur.number, First: cur.first, Receivers: cur.receivers}
+	reply, err := p.client.do(ctx, call{
+		method: "POST", path: "/v1/notifications:fanout",
+		contentType: TypeJSON, body: cur.body, repeatable: true,
+	}, &done.FanoutResult)
+	if err != nil {
+		return err
+	}
+	done.Replayed = reply.Replayed
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.total.Parts++
+	p.total.Receivers += int64(cur.receivers)
+	p.total.Accepted += int64(done.Accepted)
+	p.total.Rejected += int64(done.RejectedCount)
+	if p.send.Done != nil {
+		return p.send.Done(done)
+	}
+	return nil
+}
+
+// MarshalJSON writes the short form where there is only a user id.
+func (rs Receivers) MarshalJSON() ([]byte, error) {
+	b := []byte{'['}
+	for i, r := range rs {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = appendReceiver(b, r)
+	}
+	return append(b, ']'), nil
+}
+
+// UnmarshalJSON reads both forms of a receiver.
+func (r *Receiver) UnmarshalJSON(b []byte) error {
+	if len(b) > 0 && b[0] == '"' {
+		*r = Receiver{}
+		return json.Unmarshal(b, &r.UserID)
+	}
+	type plain Receiver
+	return json.Unmarshal(b, (*plain)(r))
+}
+
+// appendReceiver is written by hand: a campaign has hundreds of millions of
+// them (see BenchmarkAppendReceiver).
+func appendReceiver(b []byte, r Receiver) []byte {
+	if r.Address == "" && len(r.Variables) == 0 {
+		return appendString(b, r.UserID)
+	}
+	b = appendString(append(b, `{"user_id":`...), r.UserID)
+	if r.Address != "" {
+		b = appendString(append(b, `,"address":`...), r.Address)
+	}
+	if len(r.Variables) > 0 {
+		b = append(append(b, `,"variables":`...), r.Variables...)
+	}
+	return append(b, '}')
+}
+
+func appendString(b []byte, s string) []byte {
+	for i := range len(s) {
+		if c := s[i]; c < 0x20 || c >= 0x7f || c == '"' || c == '\\' {
+			quoted, _ := json.Marshal(s) // a string always marshals
+			return append(b, quoted...)
+		}
+	}
+	b = append(b, '"')
+	b = append(b, s...)
+	return append(b, '"')
+}
+
+func orDefault(v, def int) int {
+	if v <= 0 {
+		return def
+	}
+	return v
+}

@@ -1,0 +1,286 @@
+package api
+
+import (
+	"encoding/json"
+	"time"
+)
+
+// Content types the sending routes take.
+const (
+	TypeJSON     = "application/json"
+	TypeNDJSON   = "application/x-ndjson"
+	TypeProtobuf = "application/x-protobuf"
+	TypeProblem  = "application/problem+json"
+)
+
+// Header names of the API.
+const (
+	HeaderIdempotencyKey      = "Idempotency-Key"
+	HeaderIdempotencyReplayed = "Idempotency-Replayed"
+	HeaderRequestID           = "X-Request-Id"
+	HeaderTraceparent         = "Traceparent"
+)
+
+// Scopes of a token's claim "scope".
+const (
+	ScopeSend    = "send"    // send and cancel notifications
+	ScopeTrigger = "trigger" // register and cancel triggers
+	ScopeRead    = "read"    // read the caller's own notifications, and users
+	ScopeUsers   = "users"   // change users' preferences and addresses
+	ScopeOperate = "operate" // operators: everything of every caller
+)
+
+// Scopes lists every scope.
+var Scopes = [...]string{ScopeSend, ScopeTrigger, ScopeRead, ScopeUsers, ScopeOperate}
+
+// Content is what a receiver is sent: a provider's template, or inline text in
+// which {{name}} is replaced by a variable. Sizes in bytes.
+type Content struct {
+	Template    string          `json:"template,omitempty"`     // a provider's template id, at most 128
+	Title       string          `json:"title,omitempty"`        // subject of a mail, title of a push; at most 1 KiB
+	Body        string          `json:"body,omitempty"`         // at most 16 KiB
+	HTML        string          `json:"html,omitempty"`         // email only, at most 256 KiB
+	Variables   json.RawMessage `json:"variables,omitempty"`    // JSON object, at most 8 KiB
+	Data        json.RawMessage `json:"data,omitempty"`         // push only: JSON object for the app, at most 3 KiB
+	CollapseKey string          `json:"collapse_key,omitempty"` // push only: replaces an earlier one on the device
+	From        string          `json:"from,omitempty"`         // a configured sender; empty: the default one
+}
+
+// Notification is the body of POST /v1/notifications and one item of a batch.
+type Notification struct {
+	Channel     string     `json:"channel"`  // push, sms, email
+	Category    string     `json:"category"` // otp, alert, transactional, marketing, digest
+	To          Receiver   `json:"to"`
+	Content     Content    `json:"content"`
+	ScheduledAt *time.Time `json:"scheduled_at,omitempty"` // nil or past: now
+	ExpiresAt   *time.Time `json:"expires_at,omitempty"`   // nil: never
+}
+
+// Accepted is the answer to one notification.
+type Accepted struct {
+	NotificationID string `json:"notification_id"`
+	Status         string `json:"status"` // ACCEPTED or SCHEDULED
+}
+
+// BatchItem is the answer to one item of a batch: an id, or what was wrong.
+type BatchItem struct {
+	NotificationID string     `json:"notification_id,omitempty"`
+	Status         string     `json:"status,omitempty"`
+	Error          *ItemError `json:"error,omitempty"`
+}
+
+// ItemError says why an item of a batch was not accepted.
+type ItemError struct {
+	Code   string `json:"code"`
+	Field  string `json:"field,omitempty"`
+	Detail string `json:"detail,omitempty"`
+}
+
+// BatchResult is the answer to a batch; results stand in the order of the
+// request's items.
+type BatchResult struct {
+	Results  []BatchItem `json:"results"`
+	Accepted int         `json:"accepted"`
+	Rejected int         `json:"rejected"`
+}
+
+// Receiver is whom a notification goes to.
+type Receiver struct {
+	UserID    string          `json:"user_id"`             // at most 128 bytes
+	Address   string          `json:"address,omitempty"`   // empty: looked up when it is sent
+	Variables json.RawMessage `json:"variables,omitempty"` // win over the content's
+}
+
+// Receivers are those of a fan-out. On the wire one is a plain string when it
+// is only a user id.
+type Receivers []Receiver
+
+// Fanout is the body of POST /v1/notifications:fanout: one content, many
+// receivers. Campaign and Part join many requests; (campaign, part) is then
+// the request's idempotency key.
+type Fanout struct {
+	Channel     string     `json:"channel"`
+	Category    string     `json:"category"`
+	Content     Content    `json:"content"`
+	ScheduledAt *time.Time `json:"scheduled_at,omitempty"`
+	ExpiresAt   *time.Time `json:"expires_at,omitempty"`
+	Campaign    string     `json:"campaign,omitempty"` // cmp_<ULID>, made by the client
+	Part        uint32     `json:"part,omitempty"`     // 0, 1, 2...
+	Receivers   Receivers  `json:"receivers"`          // the last field: SendFanout fills it in a stream
+}
+
+// Rejected is one receiver a fan-out refused; the others went on.
+type Rejected struct {
+	Index  uint32 `json:"index"`
+	Code   string `json:"code"`
+	Detail string `json:"detail,omitempty"`
+}
+
+// FanoutResult is the answer to a fan-out. The id of the receiver at index i is
+// FirstID's with -i in place of -0. Rejected lists at most the server's
+// configured number of the RejectedCount refused ones.
+type FanoutResult struct {
+	FirstID       string     `json:"first_id"`
+	Accepted      int        `json:"accepted"`
+	RejectedCount int        `json:"rejected_count"`
+	Rejected      []Rejected `json:"rejected"`
+}
+
+// Status is where one notification stands.
+type Status struct {
+	NotificationID string     `json:"notification_id"`
+	Status         string     `json:"status"`
+	Channel        string     `json:"channel"`
+	Category       string     `json:"category"`
+	Caller         string     `json:"caller"`
+	Campaign       string     `json:"campaign,omitempty"`
+	UserID         string     `json:"user_id"`
+	Epoch          uint16     `json:"epoch"`    // raised by a replay
+	Attempts       int        `json:"attempts"` // calls to a provider in this epoch
+	Code           string     `json:"code,omitempty"`
+	AcceptedAt     time.Time  `json:"accepted_at"`
+	UpdatedAt      *time.Time `json:"updated_at,omitempty"`
+	ExpiresAt      *time.Time `json:"expires_at,omitempty"`
+}
+
+// Summary counts the receivers of a fan-out, or of a campaign, by state.
+// Counting stops after a number of receivers; Next then goes on behind them,
+// and the counts of the pages add up.
+type Summary struct {
+	NotificationID string         `json:"notification_id,omitempty"`
+	CampaignID     string         `json:"campaign_id,omitempty"`
+	Caller         string         `json:"caller"`
+	Channel        string         `json:"channel,omitempty"`
+	Category       string         `json:"category,omitempty"`
+	CreatedAt      time.Time      `json:"created_at"`
+	Parts          int            `json:"parts,omitempty"`    // campaigns
+	Accepted       int64          `json:"accepted,omitempty"` // campaigns: receivers of all parts
+	Rejected       int64          `json:"rejected,omitempty"` // campaigns
+	CancelledAt    *time.Time     `json:"cancelled_at,omitempty"`
+	Counted        int64          `json:"counted"`  // receivers in Counts
+	Counts         map[string]int `json:"counts"`   // by state
+	Complete       bool           `json:"complete"` // Counts reach the end
+	Next           string         `json:"next,omitempty"`
+}
+
+// TimelineEvent is one thing that happened to a notification.
+type TimelineEvent struct {
+	At                *time.Time `json:"at,omitempty"` // when it was recorded; nil when only the order is known
+	Type              string     `json:"type"`         // accepted, claimed, attempt, deferred, receipt, outcome, cancel
+	State             string     `json:"state,omitempty"`
+	Epoch             uint16     `json:"epoch"`
+	Attempt           int        `json:"attempt,omitempty"` // 1 is the first
+	Address           int        `json:"address"`           // ordinal among the receiver's addresses
+	Addresses         int        `json:"addresses,omitempty"`
+	Provider          string     `json:"provider,omitempty"`
+	Code              string     `json:"code,omitempty"`
+	ProviderMessageID string     `json:"provider_message_id,omitempty"`
+	Until             *time.Time `json:"until,omitempty"`
+	Detail            string     `json:"detail,omitempty"`
+}
+
+// Timeline tells what became of a notification, oldest first.
+type Timeline struct {
+	Status
+	Events []TimelineEvent `json:"events"`
+	Next   string          `json:"next"` // one sentence: what happens next, and when
+}
+
+// Cancelled is the answer to a cancel. It binds calls that start at BindsAt or
+// later; what is running then is not stopped.
+type Cancelled struct {
+	Scope       string    `json:"scope"`
+	CancelledAt time.Time `json:"cancelled_at"`
+	BindsAt     time.Time `json:"binds_at"`
+}
+
+// UserHistory is one page of what a user was sent, newest first.
+type UserHistory struct {
+	Items  []Status `json:"items"`
+	Cursor string   `json:"cursor,omitempty"` // empty: there is no more
+}
+
+// QuietHours is a daily span of local time; From may lie after To.
+type QuietHours struct {
+	From string `json:"from"` // "22:00"
+	To   string `json:"to"`   // "07:30"
+}
+
+// User is what a user set. Suppressed and UserID are ignored in a PUT; Version
+// other than 0 makes the PUT conditional.
+type User struct {
+	UserID     string              `json:"user_id,omitempty"`
+	Addresses  map[string][]string `json:"addresses,omitempty"`
+	OptOut     []string            `json:"opt_out,omitempty"` // "push", "marketing", "email/marketing"
+	QuietHours *QuietHours         `json:"quiet_hours,omitempty"`
+	TimeZone   string              `json:"time_zone,omitempty"` // IANA name
+	Suppressed map[string]string   `json:"suppressed,omitempty"`
+	Version    uint64              `json:"version,omitempty"`
+}
+
+// UserVersion is the answer to a PUT of a user: an opt-out in it binds every
+// call that starts a second later.
+type UserVersion struct {
+	UserID  string `json:"user_id"`
+	Version uint64 `json:"version"`
+}
+
+// DeadLetter is a notification that failed for good.
+type DeadLetter struct {
+	NotificationID string         `json:"notification_id"`
+	Epoch          uint16         `json:"epoch"`
+	Seq            uint64         `json:"seq"` // position in the caller's feed
+	Caller         string         `json:"caller"`
+	Campaign       string         `json:"campaign,omitempty"`
+	Channel        string         `json:"channel"`
+	Category       string         `json:"category"`
+	UserID         string         `json:"user_id"`
+	Template       string         `json:"template,omitempty"`
+	Class          string         `json:"class"`
+	Code           string         `json:"code"`
+	Provider       string         `json:"provider,omitempty"`
+	Attempts       int            `json:"attempts"`
+	State          string         `json:"state"` // dead, replayed, discarded
+	FirstFailedAt  time.Time      `json:"first_failed_at"`
+	LastFailedAt   time.Time      `json:"last_failed_at"`
+	ExpiresAt      *time.Time     `json:"expires_at,omitempty"`
+	Extra          map[string]any `json:"extra,omitempty"`
+}
+
+// FailedPage is one page of a caller's failed feed, oldest first. After goes
+// into the next request, also when Items is empty.
+type FailedPage struct {
+	Items []DeadLetter `json:"items"`
+	After uint64       `json:"after"`
+}
+
+// DeadLetterPage is one page of dead letters, newest first.
+type DeadLetterPage struct {
+	Items  []DeadLetter `json:"items"`
+	Cursor string       `json:"cursor,omitempty"`
+}
+
+// Event is one line of GET /v1/tail: an outcome of the caller's, a heartbeat,
+// or a gap that says how many outcomes were dropped because the reader or its
+// line was too slow.
+type Event struct {
+	Type           string    `json:"type"` // outcome, heartbeat, gap
+	At             time.Time `json:"at"`
+	NotificationID string    `json:"notification_id,omitempty"`
+	Caller         string    `json:"caller,omitempty"`
+	Channel        string    `json:"channel,omitempty"`
+	Category       string    `json:"category,omitempty"`
+	Status         string    `json:"status,omitempty"`
+	Code           string    `json:"code,omitempty"`
+	Provider       string    `json:"provider,omitempty"`
+	Attempt        int       `json:"attempt,omitempty"`
+	Receivers      int       `json:"receivers,omitempty"` // over 1: one line for many of a fan-out
+	Dropped        int64     `json:"dropped,omitempty"`
+}
+
+// Types of Event.
+const (
+	EventOutcome   = "outcome"
+	EventHeartbeat = "heartbeat"
+	EventGap       = "gap"
+)

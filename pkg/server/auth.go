@@ -1,0 +1,282 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/golang-jwt/jwt/v5"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// AuthConfig says which tokens are good. Exactly one of JWKSURL, JWKSFile,
+// KeyFile and SecretFile is set; it also fixes the algorithms: RS256, ES256 and
+// EdDSA, each only with its own kind of key, or HS256.
+type AuthConfig struct {
+	Issuer   string // required: claim iss
+	Audience string // required: in claim aud
+
+	JWKSURL    string // https, or http on loopback
+	JWKSFile   string // read again every Refresh
+	KeyFile    string // PEM: public keys, or private ones whose public halves count
+	SecretFile string // HS256, at least 32 bytes, not readable by everybody; for one machine
+
+	Leeway      time.Duration // for clocks that differ, at most 30 s; default 10 s
+	MaxLifetime time.Duration // a token may not be good for longer; default 31 days
+	CacheFor    time.Duration // a verified token is believed this long, at most 60 s; default 60 s
+	CacheSize   int           // verified tokens kept; default 10,000
+
+	Refresh    time.Duration // of the JWK set; default 5 min
+	MinRefresh time.Duration // between fetches caused by unknown keys; default 10 s
+	MaxStale   time.Duration // how long old keys hold while fetching fails; default 24 h
+
+	HTTPClient *http.Client     // for JWKSURL; default: one with a timeout of 5 s
+	Now        func() time.Time // default time.Now
+}
+
+func (c AuthConfig) withDefaults() AuthConfig {
+	def := func(d *time.Duration, v time.Duration) {
+		if *d == 0 {
+			*d = v
+		}
+	}
+	def(&c.Leeway, 10*time.Second)
+	def(&c.MaxLifetime, 31*24*time.Hour)
+	def(&c.CacheFor, time.Minute)
+	def(&c.Refresh, 5*time.Minute)
+	def(&c.MinRefresh, 10*time.Second)
+	def(&c.MaxStale, 24*time.Hour)
+	if c.CacheSize == 0 {
+		c.CacheSize = 10_000
+	}
+	if c.Now == nil {
+		c.Now = time.Now
+	}
+	return c
+}
+
+func (c AuthConfig) validate() error {
+	sources := 0
+	for _, s := range []string{c.JWKSURL, c.JWKSFile, c.KeyFile, c.SecretFile} {
+		if s != "" {
+			sources++
+		}
+	}
+	switch {
+	case sources != 1:
+		return notify.Invalid("bad_config", "auth", "exactly one of jwks_url, jwks_file, key_file and secret_file must be set")
+	case c.Issuer == "" || c.Audience == "":
+		return notify.Invalid("bad_config", "auth", "issuer and audience must be set")
+	case c.Leeway < 0 || c.Leeway > 30*time.Second:
+		return notify.Invalid("bad_config", "auth.leeway", "leeway must be from 0 to 30 s")
+	case c.CacheFor < 0 || c.CacheFor > time.Minute:
+		return notify.Invalid("bad_config", "auth.cache_for", "cache_for must be from 0 to 60 s")
+	}
+	return nil
+}
+
+// maxToken bounds a token, in bytes.
+const maxToken = 8 << 10
+
+// Verifier checks tokens. It may be used from many goroutines.
+type Verifier struct {
+	cfg    AuthConfig
+	parser *jwt.Parser
+	fixed  keySet // KeyFile, SecretFile
+	set    *jwks  // JWKSURL, JWKSFile
+	cache  *recent[[sha256.Size]byte, cached]
+}
+
+type cached struct {
+	id    *Identity
+	until time.Time
+}
+
+// NewVerifier reads the configured keys; a JWK set is fetched by Run or by the
+// first token.
+func NewVerifier(cfg AuthConfig) (*Verifier, error) {
+	cfg = cfg.withDefaults()
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	v := &Verifier{cfg: cfg, cache: newRecent[[sha256.Size]byte, cached](max(1, cfg.CacheSize/2))}
+	methods := []string{"RS256", "ES256", "EdDSA"}
+	var fetch func(context.Context) ([]byte, error)
+	var err error
+	switch {
+	case cfg.SecretFile != "":
+		methods = []string{"HS256"}
+		v.fixed, err = readHMAC(cfg.SecretFile)
+	case cfg.KeyFile != "":
+		var data []byte
+		if data, err = os.ReadFile(cfg.KeyFile); err == nil {
+			v.fixed, err = parsePEM(data)
+		}
+	case cfg.JWKSFile != "":
+		fetch = fileFetcher(cfg.JWKSFile)
+	default:
+		fetch, err = urlFetcher(cfg.JWKSURL, cfg.HTTPClient)
+	}
+	if err != nil {
+		return nil, &notify.Error{Kind: notify.KindInvalid, Code: "bad_config", Field: "auth", Msg: "the keys cannot be read", Err: err}
+	}
+	if fetch != nil {
+		v.set = &jwks{fetch: fetch, refresh: cfg.Refresh, minWait: cfg.MinRefresh, maxStale: cfg.MaxStale, now: cfg.Now}
+	}
+	v.parser = jwt.NewParser(
+		jwt.WithValidMethods(methods), jwt.WithIssuer(cfg.Issuer), jwt.WithAudience(cfg.Audience),
+		jwt.WithExpirationRequired(), jwt.WithIssuedAt(), jwt.WithLeeway(cfg.Leeway),
+		jwt.WithStrictDecoding(), jwt.WithTimeFunc(cfg.Now),
+	)
+	return v, nil
+}
+
+func readHMAC(path string) (keySet, error) {
+	secret, err := readSecret(path)
+	if err != nil {
+		return nil, err
+	}
+	secret = bytes.TrimSpace(secret)
+	if len(secret) < minSecret {
+		return nil, fmt.Errorf("the secret has %d bytes, need %d", len(secret), minSecret)
+	}
+	return keySet{{alg: "HS256", key: secret}}, nil
+}
+
+// Run keeps a JWK set fresh until ctx ends; with other keys it only waits.
+// report is told of each failed fetch.
+func (v *Verifier) Run(ctx context.Context, report func(error)) error {
+	if v.set == nil {
+		<-ctx.Done()
+		return nil
+	}
+	return v.set.run(ctx, report)
+}
+
+// Verify returns who a token speaks for. A good token is remembered by its
+// hash for at most CacheFor, and never past its expiry: one ES256 check costs
+// 53 us, a hit well under one.
+func (v *Verifier) Verify(ctx context.Context, token string) (*Identity, error) {
+	if len(token) > maxToken {
+		return nil, unauthorized("token_too_long", "the token is longer than 8 KiB", nil)
+	}
+	now := v.cfg.Now()
+	sum := sha256.Sum256([]byte(token))
+	if c, ok := v.cache.get(sum); ok {
+		if now.Before(c.until) {
+			return c.id, nil
+		}
+		v.cache.drop(sum)
+	}
+	id, exp, err := v.check(ctx, token, now)
+	if err != nil {
+		return nil, err
+	}
+	until := now.Add(v.cfg.CacheFor)
+	if exp.Before(until) {
+		until = exp
+	}
+	v.cache.put(sum, cached{id, until})
+	return id, nil
+}
+
+type claims struct {
+	jwt.RegisteredClaims
+	Scope string `json:"scope"`
+}
+
+func (v *Verifier) check(ctx context.Context, token string, now time.Time) (*Identity, time.Time, error) {
+	var c claims
+	var keyErr error
+	_, err := v.parser.ParseWithClaims(token, &c, func(t *jwt.Token) (any, error) {
+		var keys jwt.VerificationKeySet
+		keys, keyErr = v.keysFor(ctx, t)
+		return keys, keyErr
+	})
+	switch {
+	case keyErr != nil:
+		return nil, time.Time{}, keyErr
+	case err != nil:
+		return nil, time.Time{}, translateJWT(err)
+	case c.ExpiresAt.Unix()-now.Unix() > int64((v.cfg.MaxLifetime+v.cfg.Leeway)/time.Second):
+		return nil, time.Time{}, unauthorized("token_lifetime", "the token is good for longer than allowed", nil)
+	case !checkCaller(c.Subject):
+		return nil, time.Time{}, unauthorized("token_subject", "the token's sub is missing, too long or has characters other than letters, digits and ._:@/|+-", nil)
+	}
+	return NewIdentity(c.Subject, strings.Fields(c.Scope)...), c.ExpiresAt.Time, nil
+}
+
+// keysFor checks the header and returns the keys it may have been signed with.
+// jku, x5u and jwk are never looked at: keys come from the configuration.
+func (v *Verifier) keysFor(ctx context.Context, t *jwt.Token) (jwt.VerificationKeySet, error) {
+	var none jwt.VerificationKeySet
+	if _, ok := t.Header["crit"]; ok {
+		return none, unauthorized("token_critical", "the token has critical extensions, which are not understood", nil)
+	}
+	if typ, ok := t.Header["typ"]; ok {
+		s, _ := typ.(string)
+		if !strings.EqualFold(s, "JWT") && !strings.EqualFold(s, "at+jwt") {
+			return none, unauthorized("token_type", "the token's typ is not JWT or at+jwt", nil)
+		}
+	}
+	alg := t.Method.Alg()
+	found := v.fixed
+	if v.set != nil {
+		kid, _ := t.Header["kid"].(string)
+		if kid == "" || len(kid) > 256 {
+			return none, unauthorized("token_key_unknown", "the token names no key (kid)", nil)
+		}
+		var err error
+		if found, err = v.set.find(ctx, kid, alg); err != nil {
+			return none, err
+		}
+	}
+	for _, k := range found {
+		if k.alg == alg {
+			none.Keys = append(none.Keys, k.key)
+		}
+	}
+	if len(none.Keys) == 0 {
+		return none, unauthorized("token_key_unknown", "the token's key is not known here", nil)
+	}
+	return none, nil
+}
+
+// translateJWT says what is wrong with a token, without its contents.
+func translateJWT(err error) error {
+	for _, c := range []struct {
+		is        error
+		code, msg string
+	}{
+		{jwt.ErrTokenMalformed, "token_malformed", "the token is not a JWT"},
+		{jwt.ErrTokenUnverifiable, "token_algorithm", "the token's algorithm is not accepted"},
+		{jwt.ErrTokenSignatureInvalid, "token_signature", "the token's signature or algorithm is not accepted"},
+		{jwt.ErrTokenExpired, "token_expired", "the token has expired"},
+		{jwt.ErrTokenRequiredClaimMissing, "token_claims", "the token lacks exp, iss or aud"},
+		{jwt.ErrTokenNotValidYet, "token_not_yet", "the token is not valid yet"},
+		{jwt.ErrTokenUsedBeforeIssued, "token_not_yet", "the token was issued in the future"},
+		{jwt.ErrTokenInvalidAudience, "token_audience", "the token is for another audience"},
+		{jwt.ErrTokenInvalidIssuer, "token_issuer", "the token is from another issuer"},
+	} {
+		if errors.Is(err, c.is) {
+			return unauthorized(c.code, c.msg, err)
+		}
+	}
+	return unauthorized("token_invalid", "the token is not valid", err)
+}
+
+func unauthorized(code, msg string, err error) *notify.Error {
+	return &notify.Error{Kind: notify.KindUnauthorized, Code: code, Msg: msg, Err: err}
+}
+
+func isLoopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || (ip != nil && ip.IsLoopback())
+}

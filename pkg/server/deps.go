@@ -1,0 +1,86 @@
+package server
+
+import (
+	"context"
+	"log/slog"
+	"net/http"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/intake"
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Intake stores notifications. It keeps nothing of the body after it returned:
+// the server uses the buffer again.
+type Intake interface {
+	Single(ctx context.Context, m intake.Meta, body []byte) (intake.Answer, error)
+	Batch(ctx context.Context, m intake.Meta, body []byte) (intake.Answer, error)
+	Fanout(ctx context.Context, m intake.Meta, body []byte) (intake.Answer, error)
+}
+
+// Users keeps what users set.
+type Users interface {
+	Get(ctx context.Context, user string) (p engine.Profile, ok bool, err error)
+	// Put stores a profile; when it returns, an opt-out in it binds every call
+	// that starts a second later. p.Version other than 0 must be the stored
+	// one, else the result is notify.KindConflict.
+	Put(ctx context.Context, p engine.Profile) (version uint64, err error)
+}
+
+// Tail tells of a caller's outcomes as they happen; caller "" is everybody. The
+// channel is closed when ctx ends. It never waits for a slow reader, which
+// loses events; missed says how many so far.
+type Tail interface {
+	Subscribe(ctx context.Context, caller string) (events <-chan api.Event, missed func() int64)
+}
+
+// Receipt takes a provider's delivery receipts: it verifies the signature over
+// the request and its body, and stores what they say. The body must not be kept.
+type Receipt func(r *http.Request, body []byte) error
+
+// Report answers an operator's question with something that can be JSON.
+type Report func(ctx context.Context) (any, error)
+
+// Deps are the parts the server stands on. Auth, Intake, Users, History,
+// Status, DeadLetters, Cancels and Campaigns are required.
+type Deps struct {
+	Auth        *Verifier
+	Intake      Intake
+	Users       Users
+	History     engine.History
+	Status      engine.Status
+	DeadLetters engine.DeadLetters
+	Cancels     engine.Cancels
+	Campaigns   engine.Campaigns
+	Callers     engine.Callers              // nil: every caller has the default rate
+	Receipts    map[string]Receipt          // by provider; nil: none
+	Tail        Tail                        // nil: GET /v1/tail is 503
+	Doctor      Report                      // nil: GET /v1/ops/doctor is 503
+	Lag         Report                      // nil: GET /v1/ops/lag is 503
+	Ready       func(context.Context) error // nil: ready unless draining
+	Metrics     prometheus.Gatherer         // nil: no /metrics
+	Hooks       Hooks
+	Log         *slog.Logger     // nil: discarded
+	Now         func() time.Time // nil: time.Now
+}
+
+// Hooks are callbacks for metrics; each may be nil. They run on the request's
+// goroutine and must not block.
+type Hooks struct {
+	// Request: a request was answered. route is the pattern, "other" for none;
+	// in and out are bytes of bodies, in as they came over the wire.
+	Request func(route, method string, status int, took time.Duration, in, out int64)
+	// InFlight: the number of requests under way changed by delta.
+	InFlight func(delta int)
+	// Refused: a request was turned away before its handler; reason is
+	// "in_flight", "memory", "streams", "rate" or "disabled".
+	Refused func(reason string)
+}
+
+func (h *Hooks) refused(reason string) {
+	if h.Refused != nil {
+		h.Refused(reason)
+	}
+}

@@ -1,0 +1,81 @@
+package server
+
+import (
+	"encoding/json"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// exchange is one request and its answer. It is used again after the request.
+type exchange struct {
+	srv   *Server
+	route *route
+	w     http.ResponseWriter
+	r     *http.Request
+	start time.Time
+
+	id        *Identity // nil on routes without a token
+	requestID string
+	body      body
+	status    int // 0: nothing written yet
+	out       int64
+}
+
+// Header values that are the same in every answer; never changed.
+var (
+	typeJSON    = []string{api.TypeJSON}
+	typeNDJSON  = []string{api.TypeNDJSON}
+	typeProblem = []string{api.TypeProblem}
+	noStore     = []string{"no-store"}
+	isTrue      = []string{"true"}
+)
+
+// bytes answers with a body that is JSON already.
+func (x *exchange) bytes(status int, body []byte) error {
+	h := x.w.Header()
+	if body != nil {
+		h["Content-Type"] = typeJSON
+	}
+	if len(body) >= 2048 { // smaller ones net/http counts itself
+		h["Content-Length"] = []string{strconv.Itoa(len(body))}
+	}
+	x.write(status, body)
+	return nil
+}
+
+// json answers with v.
+func (x *exchange) json(status int, v any) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return &notify.Error{Kind: notify.KindInternal, Code: "encode", Err: err}
+	}
+	x.w.Header()["Cache-Control"] = noStore
+	return x.bytes(status, append(b, '\n'))
+}
+
+// write sends the answer; an error of it means the client is gone, which is
+// nobody's fault here.
+func (x *exchange) write(status int, body []byte) {
+	x.status = status
+	x.w.WriteHeader(status)
+	if body == nil {
+		return
+	}
+	n, _ := x.w.Write(body)
+	x.out += int64(n)
+}
+
+// deadlines moves the connection's deadlines for this request: until its body
+// must be there, and until its answer must be written. The zero time is none.
+func (x *exchange) deadlines(read, write time.Time) {
+	rc := http.NewResponseController(x.w)
+	_ = rc.SetReadDeadline(read) // a recorder in a test has none
+	_ = rc.SetWriteDeadline(write)
+}
+
+// operator reports whether the token sees everybody's.
+func (x *exchange) operator() bool { return x.id.Has(api.ScopeOperate) }

@@ -1,0 +1,153 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// maxWait is the longest a feed request may wait for something to come.
+const maxWait = 30 * time.Second
+
+// failedFeed answers with the caller's own failures behind a place. With wait
+// it answers as soon as there is one, so that a service can follow it.
+func (s *Server) failedFeed(x *exchange) error {
+	q := x.query()
+	after, err := q.unsigned("after")
+	if err != nil {
+		return err
+	}
+	limit, err := q.number("limit", int64(s.cfg.PageSize), int64(s.cfg.MaxPageSize))
+	if err != nil {
+		return err
+	}
+	wait, err := q.span("wait", maxWait)
+	if err != nil {
+		return err
+	}
+	if err := q.rest(); err != nil {
+		return err
+	}
+	ctx := x.r.Context()
+	if wait > 0 {
+		x.deadlines(time.Time{}, time.Now().Add(wait+s.cfg.WriteTimeout))
+	}
+	ds, err := s.waitFeed(ctx, x.id.Caller, after, int(limit), wait)
+	if err != nil {
+		return err
+	}
+	page := api.FailedPage{Items: make([]api.DeadLetter, 0, len(ds)), After: after}
+	for i := range ds {
+		page.Items = append(page.Items, deadLetter(&ds[i]))
+		page.After = ds[i].Seq
+	}
+	return x.json(http.StatusOK, page)
+}
+
+// waitFeed looks until there is something, the wait is over, or the server
+// drains.
+func (s *Server) waitFeed(ctx context.Context, caller string, after uint64, limit int, wait time.Duration) ([]engine.DeadLetter, error) {
+	over := time.NewTimer(wait)
+	defer over.Stop()
+	poll := time.NewTicker(s.cfg.FeedPoll)
+	defer poll.Stop()
+	for {
+		ds, err := s.deps.DeadLetters.Feed(ctx, caller, after, limit)
+		if err != nil || len(ds) > 0 || wait == 0 {
+			return ds, err
+		}
+		select {
+		case <-poll.C:
+		case <-over.C:
+			return nil, nil
+		case <-s.draining:
+			return nil, nil
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// tail streams outcomes, one JSON object a line, until the client or the
+// server goes.
+func (s *Server) tail(x *exchange) error {
+	if s.deps.Tail == nil {
+		return &notify.Error{Kind: notify.KindUnavailable, Code: "tail_unavailable", Msg: "this server does not see outcomes: its role has no workers"}
+	}
+	q := x.query()
+	of := x.id.Caller
+	if x.operator() {
+		switch name := q.text("caller"); name {
+		case "":
+		case "*":
+			of = ""
+		default:
+			of = name
+		}
+	}
+	if err := q.rest(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(x.r.Context())
+	defer cancel()
+	events, missed := s.deps.Tail.Subscribe(ctx, of)
+	h := x.w.Header()
+	h["Content-Type"], h["Cache-Control"] = typeNDJSON, noStore
+	x.w.WriteHeader(http.StatusOK)
+	x.status = http.StatusOK
+	return x.stream(ctx, events, missed)
+}
+
+// stream writes events until they end. Lines are flushed when no further event
+// waits, and a client that does not read is cut off after WriteTimeout.
+func (x *exchange) stream(ctx context.Context, events <-chan api.Event, missed func() int64) error {
+	rc := http.NewResponseController(x.w)
+	beat := time.NewTicker(x.srv.cfg.Heartbeat)
+	defer beat.Stop()
+	told := int64(0)
+	line := func(e api.Event) error {
+		x.deadlines(time.Time{}, time.Now().Add(x.srv.cfg.WriteTimeout))
+		b, err := json.Marshal(e)
+		if err != nil {
+			return err
+		}
+		n, err := x.w.Write(append(b, '\n'))
+		x.out += int64(n)
+		return err
+	}
+	now := func() time.Time { return x.srv.deps.Now().UTC().Truncate(time.Millisecond) }
+	if line(api.Event{Type: api.EventHeartbeat, At: now()}) != nil || rc.Flush() != nil {
+		return nil // gone
+	}
+	for {
+		var err error
+		select {
+		case e, ok := <-events:
+			if !ok {
+				return nil
+			}
+			err = line(e)
+		case <-beat.C:
+			err = line(api.Event{Type: api.EventHeartbeat, At: now()})
+		case <-x.srv.draining:
+			return nil
+		case <-ctx.Done():
+			return nil
+		}
+		if n := missed(); err == nil && n > told {
+			err = line(api.Event{Type: api.EventGap, At: now(), Dropped: n - told})
+			told = n
+		}
+		if err == nil && len(events) == 0 {
+			err = rc.Flush()
+		}
+		if err != nil {
+			return nil // the client is gone, or does not read
+		}
+	}
+}

@@ -1,0 +1,199 @@
+package server
+
+import (
+	"fmt"
+	"log/slog"
+	"net/http"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// serve takes one request through its whole way.
+func (s *Server) serve(rt *route, w http.ResponseWriter, r *http.Request) {
+	x, _ := s.exchanges.Get().(*exchange)
+	if x == nil {
+		x = new(exchange)
+	}
+	*x = exchange{srv: s, route: rt, w: w, r: r, start: s.deps.Now()}
+	defer s.finish(x)
+	x.requestID = s.requestID(r)
+	w.Header()[api.HeaderRequestID] = []string{x.requestID}
+	if err := s.handle(x); err != nil {
+		x.fail(err)
+	}
+}
+
+// finish gives back what the request held and tells the hooks. It also turns a
+// panic of a handler into a 500: the other requests go on.
+func (s *Server) finish(x *exchange) {
+	if v := recover(); v != nil {
+		if v == http.ErrAbortHandler {
+			panic(v)
+		}
+		s.deps.Log.Error("panic in a handler", slog.String("route", x.route.label()), slog.String("stack", string(debug.Stack())))
+		x.fail(fmt.Errorf("panic: %v", v))
+	}
+	if hook := s.deps.Hooks.Request; hook != nil {
+		hook(x.route.label(), x.r.Method, x.status, s.deps.Now().Sub(x.start), x.body.wire, x.out)
+	}
+	if ctx := x.r.Context(); s.deps.Log.Enabled(ctx, slog.LevelDebug) {
+		caller := ""
+		if x.id != nil {
+			caller = x.id.Caller
+		}
+		// The pattern, not the path: a path may hold a user's id.
+		s.deps.Log.LogAttrs(ctx, slog.LevelDebug, "request",
+			slog.String("method", x.r.Method), slog.String("route", x.route.label()), slog.Int("status", x.status),
+			slog.String("caller", caller), slog.String("request_id", x.requestID),
+			slog.Int64("in", x.body.wire), slog.Int64("out", x.out), slog.Duration("took", s.deps.Now().Sub(x.start)))
+	}
+	x.body.release()
+	*x = exchange{}
+	s.exchanges.Put(x)
+}
+
+// handle admits the request and calls its handler.
+func (s *Server) handle(x *exchange) error {
+	rt := x.route
+	if rt.class != classProbe {
+		leave, err := s.enter(rt.class)
+		if err != nil {
+			return err
+		}
+		defer leave()
+	}
+	if rt.scope != "" {
+		if err := s.authorise(x); err != nil {
+			return err
+		}
+	}
+	if rt.body != noBody {
+		if err := s.readBody(x); err != nil {
+			return err
+		}
+	}
+	return rt.handler(s, x)
+}
+
+// enter counts the request in, unless there are too many.
+func (s *Server) enter(c class) (leave func(), err error) {
+	count, most, reason := &s.inFlight, s.cfg.MaxInFlight, "in_flight"
+	leave = s.leave
+	if c == classStream {
+		count, most, reason = &s.streams, s.cfg.MaxStreams, "streams"
+		leave = s.leaveStream
+	}
+	if count.Add(1) > int64(most) {
+		count.Add(-1)
+		s.deps.Hooks.refused(reason)
+		return nil, &notify.Error{Kind: notify.KindUnavailable, Code: "busy", Msg: "too many requests at a time", RetryAfter: time.Second}
+	}
+	if hook := s.deps.Hooks.InFlight; hook != nil {
+		hook(1)
+	}
+	return leave, nil
+}
+
+func (s *Server) leave() {
+	s.inFlight.Add(-1)
+	if hook := s.deps.Hooks.InFlight; hook != nil {
+		hook(-1)
+	}
+}
+
+func (s *Server) leaveStream() {
+	s.streams.Add(-1)
+	if hook := s.deps.Hooks.InFlight; hook != nil {
+		hook(-1)
+	}
+}
+
+// authorise checks the token, its scope and its caller's rate.
+func (s *Server) authorise(x *exchange) error {
+	token, err := bearer(x.r)
+	if err != nil {
+		return err
+	}
+	if x.id, err = s.deps.Auth.Verify(x.r.Context(), token); err != nil {
+		return err
+	}
+	if !x.id.Has(x.route.scope) {
+		return &notify.Error{Kind: notify.KindForbidden, Code: "scope_missing", Msg: "the token lacks the scope " + x.route.scope}
+	}
+	if err := s.callers.admit(x.r.Context(), x.id.Caller, s.deps.Now()); err != nil {
+		if notify.KindOf(err) == notify.KindThrottled {
+			s.deps.Hooks.refused("rate")
+		} else {
+			s.deps.Hooks.refused("disabled")
+		}
+		return err
+	}
+	return nil
+}
+
+func bearer(r *http.Request) (string, error) {
+	hs := r.Header["Authorization"]
+	switch {
+	case len(hs) == 0:
+		return "", unauthorized("no_token", "a bearer token is needed", nil)
+	case len(hs) > 1:
+		return "", unauthorized("token_malformed", "more than one Authorization header", nil)
+	}
+	const scheme = "Bearer "
+	h := hs[0]
+	if len(h) <= len(scheme) || !strings.EqualFold(h[:len(scheme)], scheme) {
+		return "", unauthorized("token_malformed", "Authorization is not of the form Bearer <token>", nil)
+	}
+	return strings.TrimLeft(h[len(scheme):], " "), nil
+}
+
+// readBody reads the body within the limits of the route. Small and large
+// bodies have memory of their own, so that a code never waits behind a campaign.
+func (s *Server) readBody(x *exchange) error {
+	limit, from := s.cfg.MaxSingle, s.small
+	switch x.route.body {
+	case batchBody:
+		limit, from = s.cfg.MaxBatch, s.bulk
+	case fanoutBody:
+		limit, from = s.cfg.MaxFanout, s.bulk
+	}
+	if from == s.bulk {
+		until := time.Now().Add(s.cfg.BulkReadTimeout)
+		x.deadlines(until, until.Add(s.cfg.WriteTimeout))
+	}
+	err := x.body.read(x.r, limit, from)
+	if notify.KindOf(err) == notify.KindUnavailable && err != nil {
+		s.deps.Hooks.refused("memory")
+	}
+	return err
+}
+
+// requestID is the caller's, if it can stand in a log, else a fresh one.
+func (s *Server) requestID(r *http.Request) string {
+	if hs := r.Header[api.HeaderRequestID]; len(hs) == 1 && checkCaller(hs[0]) {
+		return hs[0]
+	}
+	var b [32]byte
+	return string(strconv.AppendUint(append(append(b[:0], s.idPrefix...), '-'), s.idNext.Add(1), 36))
+}
+
+// trace is the request's W3C traceparent; "" when there is none or it is not one.
+func trace(r *http.Request) string {
+	hs := r.Header[api.HeaderTraceparent]
+	if len(hs) != 1 || len(hs[0]) != 55 {
+		return ""
+	}
+	for i := range len(hs[0]) {
+		c := hs[0][i]
+		dash := i == 2 || i == 35 || i == 52
+		if dash != (c == '-') || (!dash && !('0' <= c && c <= '9' || 'a' <= c && c <= 'f')) {
+			return ""
+		}
+	}
+	return hs[0]
+}

@@ -1,0 +1,56 @@
+package server
+
+import (
+	"strings"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Identity is who a verified token speaks for.
+type Identity struct {
+	Caller string // the token's sub
+	scopes uint8
+}
+
+// NewIdentity returns the identity of a caller with these scopes; unknown ones
+// mean nothing.
+func NewIdentity(caller string, scopes ...string) *Identity {
+	id := &Identity{Caller: caller}
+	for _, s := range scopes {
+		id.scopes |= scopeBit(s)
+	}
+	return id
+}
+
+// Has reports whether the token carries a scope of package api.
+func (id *Identity) Has(scope string) bool {
+	bit := scopeBit(scope)
+	return bit != 0 && id.scopes&bit != 0
+}
+
+func scopeBit(scope string) uint8 {
+	for i, s := range api.Scopes {
+		if s == scope {
+			return 1 << i
+		}
+	}
+	return 0
+}
+
+// checkCaller holds a caller's name to what can stand in keys, labels and logs.
+func checkCaller(s string) bool {
+	if s == "" || len(s) > notify.MaxCaller {
+		return false
+	}
+	for i := range len(s) {
+		c := s[i]
+		switch {
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9':
+		case strings.IndexByte("._:@/|+-", c) >= 0:
+		default:
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,259 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// cancelBinds is how long after its answer a cancel holds for every call.
+const cancelBinds = time.Second
+
+// errNoNotification is one value, so that a notification of another caller
+// looks the same as none.
+func errNoNotification() error { return notify.NotFound("notification") }
+
+// known is one notification with everything stored about it.
+type known struct {
+	found engine.Found
+	rows  []notify.Row
+	out   notify.Outcome
+}
+
+// find returns a notification that x may see. fanout is true when id names a
+// fan-out request and not one of its receivers; found is then its first.
+func (x *exchange) find(raw string) (k known, fanout bool, err error) {
+	ctx, st := x.r.Context(), x.srv.deps
+	id, err := notify.ParseID(raw)
+	if err != nil {
+		return k, false, errNoNotification() // an id nobody was given
+	}
+	k.found, err = st.History.Find(ctx, id)
+	switch {
+	case err == nil && id.Fan != k.found.Envelope.Fan:
+		if id.Fan { // ntf_X-0 of a single notification
+			return k, false, errNoNotification()
+		}
+		fanout = true
+	case notify.KindOf(err) == notify.KindNotFound && err != nil && !id.Fan:
+		if k.found, err = x.first(ctx, id.Base); err != nil {
+			return k, false, err
+		}
+		fanout = true
+	case err != nil:
+		return k, false, err
+	}
+	if !x.sees(k.found.Envelope.Caller) {
+		return k, false, errNoNotification()
+	}
+	if fanout {
+		return k, true, nil
+	}
+	return k, false, k.load(ctx, st.Status)
+}
+
+// load reads the rows of a found notification.
+func (k *known) load(ctx context.Context, st engine.Status) (err error) {
+	if k.rows, err = st.Chunk(ctx, k.found.Envelope.Chunk); err != nil {
+		return err
+	}
+	k.fold()
+	return nil
+}
+
+func (k *known) fold() { k.out = notify.Fold(k.rows, k.found.ID.Index, k.found.Pos) }
+
+func (x *exchange) sees(caller string) bool { return caller == x.id.Caller || x.operator() }
+
+// first returns the first receiver of a fan-out request.
+func (x *exchange) first(ctx context.Context, base notify.Base) (f engine.Found, err error) {
+	found := errors.New("found")
+	err = x.srv.deps.History.Each(ctx, base, func(each *engine.Found) error {
+		f = *each
+		return found
+	})
+	switch {
+	case errors.Is(err, found) && f.Envelope.Fan:
+		return f, nil
+	case err == nil, errors.Is(err, found):
+		return f, errNoNotification()
+	}
+	return f, err
+}
+
+func (s *Server) getNotification(x *exchange) error {
+	raw := x.r.PathValue("id")
+	k, fanout, err := x.find(raw)
+	if err != nil {
+		return err
+	}
+	if fanout {
+		return x.fanoutSummary(&k.found)
+	}
+	return x.json(http.StatusOK, statusOf(&k))
+}
+
+// statusOf is the wire form of where a notification stands.
+func statusOf(k *known) api.Status {
+	e := &k.found.Envelope
+	return api.Status{
+		NotificationID: k.found.ID.String(),
+		Status:         k.out.State.String(),
+		Channel:        e.Channel.String(),
+		Category:       e.Category.String(),
+		Caller:         e.Caller,
+		Campaign:       e.Campaign,
+		UserID:         string(k.found.User),
+		Epoch:          k.out.Epoch,
+		Attempts:       attempts(k),
+		Code:           k.out.Code,
+		AcceptedAt:     moment(e.Accepted),
+		UpdatedAt:      moments(k.out.Updated),
+		ExpiresAt:      moments(e.Expires),
+	}
+}
+
+// attempts counts the attempts of the current epoch that called a provider.
+func attempts(k *known) int {
+	tried := map[uint16]bool{}
+	for i := range k.rows {
+		r := &k.rows[i]
+		if r.Key.Kind != notify.RowOutcome || r.Key.Epoch != k.out.Epoch {
+			continue
+		}
+		pos, ok := position(r, k.found.ID.Index, k.found.Pos)
+		if !ok || !settled(r, pos) {
+			continue
+		}
+		for _, x := range outcomesAt(r, pos) {
+			if called(&x) {
+				tried[r.Key.Attempt] = true
+			}
+		}
+	}
+	return len(tried)
+}
+
+// called reports whether an outcome came from a provider: a retry follows a
+// call, any other deferral is before one.
+func called(x *notify.Exception) bool {
+	switch x.State {
+	case notify.Sent, notify.Delivered, notify.Unknown:
+		return true
+	case notify.Failed:
+		return x.Code != notify.CodeNoAddress
+	case notify.Deferred:
+		return x.Retry
+	}
+	return false
+}
+
+// position is where a receiver stands in r's envelope.
+func position(r *notify.Row, index, pos uint32) (uint32, bool) {
+	switch {
+	case r.Key.Kind == notify.RowReceipt:
+		return 0, r.Key.First == index
+	case r.Index != nil:
+		return r.PosOf(index)
+	}
+	return pos, pos < r.Count
+}
+
+func settled(r *notify.Row, pos uint32) bool { return r.Done || pos < r.DoneUpTo }
+
+// outcomesAt returns what a row says of a position: its exceptions, or the
+// default.
+func outcomesAt(r *notify.Row, pos uint32) []notify.Exception {
+	if ex := r.At(pos); len(ex) > 0 {
+		return ex
+	}
+	d := r.Default
+	d.Pos, d.Addr = pos, 0
+	return []notify.Exception{d}
+}
+
+// cancelNotification stops what has not started of a notification, a fan-out
+// request, or one receiver of it.
+func (s *Server) cancelNotification(x *exchange) error {
+	k, fanout, err := x.find(x.r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	scope := k.found.ID.String()
+	if fanout {
+		scope = notify.ID{Base: k.found.ID.Base}.String()
+	}
+	return x.cancel(scope, k.found.Envelope.Caller, func() error {
+		if !fanout && k.out.State.Terminal() {
+			return &notify.Error{Kind: notify.KindConflict, Code: "already_terminal", Msg: "the notification is " + k.out.State.String() + " already"}
+		}
+		return nil
+	})
+}
+
+// cancel stores a cancellation, once; again gives the first answer again.
+// allowed is asked only when there is none yet.
+func (x *exchange) cancel(scope, caller string, allowed func() error) error {
+	ctx, cancels := x.r.Context(), x.srv.deps.Cancels
+	c, ok, err := cancels.Get(ctx, scope)
+	if err != nil {
+		return err
+	}
+	if !ok {
+		if err := allowed(); err != nil {
+			return err
+		}
+		c = engine.Cancel{Scope: scope, Caller: caller, At: x.srv.deps.Now().UnixMilli()}
+		if _, err := cancels.Put(ctx, c); err != nil {
+			return err
+		}
+	}
+	at := moment(c.At)
+	return x.json(http.StatusAccepted, api.Cancelled{Scope: c.Scope, CancelledAt: at, BindsAt: at.Add(cancelBinds)})
+}
+
+// cancellation returns the earliest cancellation that covers a notification.
+func (x *exchange) cancellation(k *known) (c engine.Cancel, ok bool, err error) {
+	scopes := []string{k.found.ID.String()}
+	if k.found.ID.Fan {
+		scopes = append(scopes, notify.ID{Base: k.found.ID.Base}.String())
+	}
+	if id := k.found.Envelope.Campaign; id != "" {
+		scopes = append(scopes, id)
+	}
+	for _, scope := range scopes {
+		one, found, err := x.srv.deps.Cancels.Get(x.r.Context(), scope)
+		if err != nil {
+			return c, false, err
+		}
+		if found && (!ok || one.At < c.At) {
+			c, ok = one, true
+		}
+	}
+	return c, ok, nil
+}
+
+// moment is a time of ours on the wire.
+func moment(ms int64) time.Time { return time.UnixMilli(ms).UTC() }
+
+// moments is moment where 0 means none.
+func moments(ms int64) *time.Time {
+	if ms == 0 {
+		return nil
+	}
+	t := moment(ms)
+	return &t
+}
+
+// campaignID reports whether s has the form of a campaign's id.
+func campaignID(s string) bool {
+	rest, ok := strings.CutPrefix(s, "cmp_")
+	_, err := notify.ParseBase(rest)
+	return ok && err == nil
+}

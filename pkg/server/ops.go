@@ -1,0 +1,155 @@
+package server
+
+import (
+	"net/http"
+	"strings"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+func deadLetter(d *engine.DeadLetter) api.DeadLetter {
+	return api.DeadLetter{
+		NotificationID: d.ID.String(), Epoch: d.Epoch, Seq: d.Seq, Caller: d.Caller, Campaign: d.Campaign,
+		Channel: d.Channel, Category: d.Category, UserID: d.User, Template: d.Template,
+		Class: d.Class, Code: d.Code, Provider: d.Provider, Attempts: d.Attempts, State: d.State,
+		FirstFailedAt: moment(d.FirstFailed), LastFailedAt: moment(d.LastFailed), ExpiresAt: moments(d.Expires),
+		Extra: d.Extra,
+	}
+}
+
+func (s *Server) listDeadLetters(x *exchange) error {
+	q := x.query()
+	limit, err := q.number("limit", int64(s.cfg.PageSize), int64(s.cfg.MaxPageSize))
+	if err != nil {
+		return err
+	}
+	f := engine.DeadLetterFilter{
+		Caller: q.text("caller"), Channel: q.text("channel"), Category: q.text("category"), Class: q.text("class"),
+		Code: q.text("code"), Provider: q.text("provider"), Template: q.text("template"), State: q.text("state"),
+	}
+	if err := checkFilter(&f); err != nil {
+		return err
+	}
+	since := x.r.URL.Query().Get("since")
+	until := x.r.URL.Query().Get("until")
+	if f.Since, err = q.moment("since"); err != nil {
+		return err
+	}
+	if f.Until, err = q.moment("until"); err != nil {
+		return err
+	}
+	bound := []string{"dead", f.Caller, f.Channel, f.Category, f.Class, f.Code, f.Provider, f.Template, f.State, since, until, x.id.Caller}
+	cursor, err := s.cursors.open(q.text("cursor"), bound...)
+	if err != nil {
+		return err
+	}
+	if err := q.rest(); err != nil {
+		return err
+	}
+	ds, next, err := s.deps.DeadLetters.List(x.r.Context(), f, cursor, int(limit))
+	if err != nil {
+		return err
+	}
+	page := api.DeadLetterPage{Items: make([]api.DeadLetter, 0, len(ds)), Cursor: s.cursors.seal(next, bound...)}
+	for i := range ds {
+		page.Items = append(page.Items, deadLetter(&ds[i]))
+	}
+	return x.json(http.StatusOK, page)
+}
+
+// checkFilter refuses names that select nothing because they are mistyped.
+func checkFilter(f *engine.DeadLetterFilter) error {
+	if _, ok := notify.ParseChannel(f.Channel); f.Channel != "" && !ok {
+		return notify.Invalid("unknown_channel", "channel", "push, sms or email")
+	}
+	if _, ok := notify.ParseCategory(f.Category); f.Category != "" && !ok {
+		return notify.Invalid("unknown_category", "category", "otp, alert, transactional, marketing or digest")
+	}
+	if f.State != "" && !strings.Contains("|dead|replayed|discarded|", "|"+f.State+"|") {
+		return notify.Invalid("bad_state", "state", "dead, replayed or discarded")
+	}
+	return nil
+}
+
+// getDeadLetter answers with the dead letter of an epoch; the latest unless
+// the query names one.
+func (s *Server) getDeadLetter(x *exchange) error {
+	id, err := notify.ParseID(x.r.PathValue("id"))
+	if err != nil {
+		return notify.NotFound("dead_letter")
+	}
+	q := x.query()
+	named := x.r.URL.Query().Has("epoch")
+	epoch, err := q.unsigned("epoch")
+	if err != nil {
+		return err
+	}
+	if epoch > 1<<16-1 {
+		return notify.Invalid("out_of_range", "epoch", "must be a number from 0 to 65,535")
+	}
+	if err := q.rest(); err != nil {
+		return err
+	}
+	d, err := s.deadLetterOf(x, id, uint16(epoch), named)
+	if err != nil {
+		return err
+	}
+	return x.json(http.StatusOK, deadLetter(&d))
+}
+
+// deadLetterOf looks from the latest epoch the notification reached down to 0,
+// unless the epoch is named.
+func (s *Server) deadLetterOf(x *exchange, id notify.ID, epoch uint16, named bool) (engine.DeadLetter, error) {
+	ctx := x.r.Context()
+	if named {
+		return s.deps.DeadLetters.Get(ctx, id, epoch)
+	}
+	var k known
+	var err error
+	if k.found, err = s.deps.History.Find(ctx, id); err == nil {
+		err = k.load(ctx, s.deps.Status)
+	}
+	if kind := notify.KindOf(err); err != nil && kind != notify.KindNotFound && kind != notify.KindGone {
+		return engine.DeadLetter{}, err
+	}
+	for e := int(k.out.Epoch); ; e-- {
+		d, err := s.deps.DeadLetters.Get(ctx, id, uint16(e))
+		if e == 0 || err == nil || notify.KindOf(err) != notify.KindNotFound {
+			return d, err
+		}
+	}
+}
+
+func (s *Server) doctor(x *exchange) error { return x.answer("doctor", s.deps.Doctor) }
+
+func (s *Server) lag(x *exchange) error { return x.answer("lag", s.deps.Lag) }
+
+// answer passes on what a report says.
+func (x *exchange) answer(name string, ask Report) error {
+	if ask == nil {
+		return &notify.Error{Kind: notify.KindUnavailable, Code: name + "_unavailable", Msg: "this server's roles do not include what answers this"}
+	}
+	if err := x.query().rest(); err != nil {
+		return err
+	}
+	v, err := ask(x.r.Context())
+	if err != nil {
+		return err
+	}
+	return x.json(http.StatusOK, v)
+}
+
+// receipt takes a provider's delivery receipts. There is no token: the
+// provider's own signature is checked over the body as it came.
+func (s *Server) receipt(x *exchange) error {
+	take, ok := s.deps.Receipts[x.r.PathValue("provider")]
+	if !ok {
+		return notify.NotFound("provider")
+	}
+	if err := take(x.r, x.body.data); err != nil {
+		return err
+	}
+	return x.bytes(http.StatusNoContent, nil)
+}

@@ -1,0 +1,121 @@
+package server
+
+import (
+	"net/url"
+	"sort"
+	"strconv"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// query reads a request's parameters strictly: each at most once, and none
+// that the route does not have.
+type query struct {
+	values url.Values
+	err    error
+}
+
+func (x *exchange) query() *query {
+	q := &query{}
+	if x.r.URL.RawQuery == "" {
+		return q
+	}
+	var err error
+	if q.values, err = url.ParseQuery(x.r.URL.RawQuery); err != nil {
+		q.err = notify.Invalid(api.CodeMalformed, "", "the query cannot be read")
+	}
+	return q
+}
+
+// text takes the parameter name; "" when it is not there.
+func (q *query) text(name string) string {
+	vs, ok := q.values[name]
+	if !ok {
+		return ""
+	}
+	delete(q.values, name)
+	if len(vs) > 1 && q.err == nil {
+		q.err = notify.Invalid("duplicate_key", name, "the parameter is given twice")
+	}
+	return vs[0]
+}
+
+// number takes a number from 1 to most; def when it is not there.
+func (q *query) number(name string, def, most int64) (int64, error) {
+	s := q.text(name)
+	if s == "" {
+		return def, nil
+	}
+	n, err := strconv.ParseInt(s, 10, 64)
+	if err != nil || n < 1 || n > most {
+		return 0, notify.Invalid("out_of_range", name, "must be a number from 1 to "+strconv.FormatInt(most, 10))
+	}
+	return n, nil
+}
+
+// unsigned takes a number from 0 on; 0 when it is not there.
+func (q *query) unsigned(name string) (uint64, error) {
+	s := q.text(name)
+	if s == "" {
+		return 0, nil
+	}
+	n, err := strconv.ParseUint(s, 10, 64)
+	if err != nil {
+		return 0, notify.Invalid("out_of_range", name, "must be a number from 0 on")
+	}
+	return n, nil
+}
+
+// moment takes a time, as ms since 1970; 0 when it is not there.
+func (q *query) moment(name string) (int64, error) {
+	s := q.text(name)
+	if s == "" {
+		return 0, nil
+	}
+	t, err := time.Parse(time.RFC3339, s)
+	if err != nil {
+		return 0, notify.Invalid("bad_time", name, "must be a time of RFC 3339, e.g. 2026-01-02T15:04:05Z")
+	}
+	return t.UnixMilli(), nil
+}
+
+// span takes a duration, "30s", or a number of seconds, up to most.
+func (q *query) span(name string, most time.Duration) (time.Duration, error) {
+	s := q.text(name)
+	if s == "" {
+		return 0, nil
+	}
+	d, err := time.ParseDuration(s)
+	if n, nerr := strconv.ParseUint(s, 10, 16); nerr == nil {
+		d, err = time.Duration(n)*time.Second, nil
+	}
+	if err != nil || d < 0 || d > most {
+		return 0, notify.Invalid("out_of_range", name, "must be from 0s to "+most.String())
+	}
+	return d, nil
+}
+
+// rest is the error of what was taken, and of what nobody took.
+func (q *query) rest() error {
+	if q.err != nil {
+		return q.err
+	}
+	if len(q.values) == 0 {
+		return nil
+	}
+	names := make([]string, 0, len(q.values))
+	for name := range q.values {
+		names = append(names, name)
+	}
+	sort.Strings(names)
+	return notify.Invalid("unknown_field", clip(names[0], 64), "there is no such parameter")
+}
+
+func clip(s string, n int) string {
+	if len(s) > n {
+		return s[:n]
+	}
+	return s
+}

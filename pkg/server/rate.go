@@ -1,0 +1,106 @@
+package server
+
+import (
+	"context"
+	"math"
+	"net/http"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"golang.org/x/time/rate"
+)
+
+// callerTTL is how long a caller's own settings are believed.
+const callerTTL = 30 * time.Second
+
+// callers keeps the request rate of each caller.
+type callers struct {
+	store engine.Callers // nil: all have the default
+	rate  float64
+	burst int
+	known *recent[string, *caller]
+}
+
+type caller struct {
+	limiter  *rate.Limiter
+	disabled atomic.Bool
+	looked   atomic.Int64 // when the store was last asked, ns since 1970
+}
+
+func newCallers(store engine.Callers, perSecond float64, burst, max int) *callers {
+	return &callers{store: store, rate: perSecond, burst: burst, known: newRecent[string, *caller](max/2 + 1)}
+}
+
+// admit takes one request of id's rate. It fails open: while the store cannot
+// be asked, a caller keeps the settings it had.
+func (c *callers) admit(ctx context.Context, id string, now time.Time) error {
+	who, ok := c.known.get(id)
+	if !ok {
+		who = c.known.putNew(id, &caller{limiter: rate.NewLimiter(rate.Limit(c.rate), c.burst)})
+	}
+	if c.store != nil {
+		c.refresh(ctx, who, id, now)
+	}
+	if who.disabled.Load() {
+		return &notify.Error{Kind: notify.KindForbidden, Code: "caller_disabled", Msg: "this caller is switched off"}
+	}
+	if who.limiter.AllowN(now, 1) {
+		return nil
+	}
+	missing := 1 - who.limiter.TokensAt(now)
+	wait := time.Duration(missing / float64(who.limiter.Limit()) * float64(time.Second))
+	return &throttled{
+		err:   &notify.Error{Kind: notify.KindThrottled, Code: "rate_limited", Msg: "this caller's request rate is used up", RetryAfter: max(wait, time.Millisecond)},
+		limit: float64(who.limiter.Limit()), burst: who.limiter.Burst(),
+	}
+}
+
+// refresh reads the caller's settings if they are old; one request does it,
+// the others go on with what is known.
+func (c *callers) refresh(ctx context.Context, who *caller, id string, now time.Time) {
+	last := who.looked.Load()
+	if now.UnixNano()-last < int64(callerTTL) || !who.looked.CompareAndSwap(last, now.UnixNano()) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	set, ok, err := c.store.Get(ctx, id)
+	if err != nil {
+		return
+	}
+	perSecond, burst := c.rate, c.burst
+	if ok && set.Rate > 0 {
+		perSecond, burst = set.Rate, max(1, int(math.Ceil(set.Rate)))
+	}
+	if ok && set.Burst > 0 {
+		burst = set.Burst
+	}
+	who.disabled.Store(ok && set.Disabled)
+	if float64(who.limiter.Limit()) != perSecond || who.limiter.Burst() != burst {
+		who.limiter.SetLimitAt(now, rate.Limit(perSecond))
+		who.limiter.SetBurstAt(now, burst)
+	}
+}
+
+// throttled is a refusal that also says what the limit is.
+type throttled struct {
+	err   *notify.Error
+	limit float64
+	burst int
+}
+
+func (t *throttled) Error() string { return t.err.Error() }
+func (t *throttled) Unwrap() error { return t.err }
+
+// headers sets the RateLimit fields of the IETF draft: requests per window of
+// one second, and when the next is let through.
+func (t *throttled) headers(h http.Header) {
+	h.Set("RateLimit-Policy", `"caller";q=`+strconv.FormatFloat(math.Ceil(t.limit), 'f', 0, 64)+`;w=1;burst=`+strconv.Itoa(t.burst))
+	h.Set("RateLimit", `"caller";r=0;t=`+strconv.FormatInt(seconds(t.err.RetryAfter), 10))
+}
+
+// seconds rounds up: a client that comes back then is let through.
+func seconds(d time.Duration) int64 { return max(1, int64((d+time.Second-1)/time.Second)) }

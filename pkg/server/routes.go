@@ -1,0 +1,103 @@
+package server
+
+import (
+	"net/http"
+	"sort"
+	"strings"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// class says which limits hold for a route.
+type class uint8
+
+const (
+	classProbe  class = iota // answered whatever the load is
+	classNormal              // counts against MaxInFlight
+	classStream              // may last; counts against MaxStreams
+)
+
+// bodySize says how large a route's body may be.
+type bodySize uint8
+
+const (
+	noBody bodySize = iota
+	singleBody
+	batchBody
+	fanoutBody
+)
+
+// route is one row of the route table.
+type route struct {
+	method  string
+	path    string // ServeMux pattern without method
+	scope   string // the token needs it; empty: no token
+	class   class
+	body    bodySize
+	handler func(*Server, *exchange) error
+}
+
+// label names the route in metrics and logs.
+func (rt *route) label() string { return rt.path }
+
+// routes is the API: what is not in it does not exist, and the OpenAPI document
+// is held against it by a test.
+func routes() []route {
+	const (
+		get, post, put, del = http.MethodGet, http.MethodPost, http.MethodPut, http.MethodDelete
+	)
+	return []route{
+		{post, "/v1/notifications", api.ScopeSend, classNormal, singleBody, (*Server).sendSingle},
+		{post, "/v1/notifications:batch", api.ScopeSend, classNormal, batchBody, (*Server).sendBatch},
+		{post, "/v1/notifications:fanout", api.ScopeSend, classNormal, fanoutBody, (*Server).sendFanout},
+		{get, "/v1/notifications/{id}", api.ScopeRead, classNormal, noBody, (*Server).getNotification},
+		{get, "/v1/notifications/{id}/timeline", api.ScopeRead, classNormal, noBody, (*Server).getTimeline},
+		{del, "/v1/notifications/{id}", api.ScopeSend, classNormal, noBody, (*Server).cancelNotification},
+		{get, "/v1/campaigns/{id}", api.ScopeRead, classNormal, noBody, (*Server).getCampaign},
+		{del, "/v1/campaigns/{id}", api.ScopeSend, classNormal, noBody, (*Server).cancelCampaign},
+		{get, "/v1/users/{id}", api.ScopeRead, classNormal, noBody, (*Server).getUser},
+		{put, "/v1/users/{id}", api.ScopeUsers, classNormal, singleBody, (*Server).putUser},
+		{get, "/v1/users/{id}/notifications", api.ScopeRead, classNormal, noBody, (*Server).userHistory},
+		{get, "/v1/failed", api.ScopeRead, classStream, noBody, (*Server).failedFeed},
+		{get, "/v1/tail", api.ScopeRead, classStream, noBody, (*Server).tail},
+		{get, "/v1/ops/dead-letters", api.ScopeOperate, classNormal, noBody, (*Server).listDeadLetters},
+		{get, "/v1/ops/dead-letters/{id}", api.ScopeOperate, classNormal, noBody, (*Server).getDeadLetter},
+		{get, "/v1/ops/doctor", api.ScopeOperate, classNormal, noBody, (*Server).doctor},
+		{get, "/v1/ops/lag", api.ScopeOperate, classNormal, noBody, (*Server).lag},
+		{post, "/v1/receipts/{provider}", "", classNormal, batchBody, (*Server).receipt},
+		{get, "/openapi.yaml", "", classProbe, noBody, (*Server).openapi},
+		{get, "/healthz", "", classProbe, noBody, (*Server).healthz},
+		{get, "/readyz", "", classProbe, noBody, (*Server).readyz},
+	}
+}
+
+// mux builds the handler of the table. Each path also answers the methods it
+// does not have, and "/" every path there is not, both with a problem.
+func (s *Server) mux(table []route) http.Handler {
+	mux := http.NewServeMux()
+	handle := func(pattern string, rt *route) {
+		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) { s.serve(rt, w, r) })
+	}
+	methods := map[string][]string{}
+	for i := range table {
+		rt := &table[i]
+		handle(rt.method+" "+rt.path, rt)
+		methods[rt.path] = append(methods[rt.path], rt.method)
+		if rt.method == http.MethodGet {
+			methods[rt.path] = append(methods[rt.path], http.MethodHead)
+		}
+	}
+	for path, allowed := range methods {
+		sort.Strings(allowed)
+		allow := strings.Join(allowed, ", ")
+		handle(path, &route{path: path, class: classProbe, handler: func(_ *Server, x *exchange) error {
+			x.w.Header().Set("Allow", allow)
+			return notify.Invalid(api.CodeMethodNotAllowed, "", "this path takes "+allow)
+		}})
+	}
+	handle("/", &route{path: "other", class: classProbe, handler: func(*Server, *exchange) error {
+		return &notify.Error{Kind: notify.KindNotFound, Code: api.CodeRouteNotFound, Msg: "there is no such path; GET /openapi.yaml lists them"}
+	}})
+	return mux
+}

@@ -1,0 +1,217 @@
+package server
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+	"golang.org/x/net/netutil"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/time/rate"
+)
+
+// Server is the HTTP API of one process.
+type Server struct {
+	cfg     Config
+	deps    Deps
+	api     http.Handler
+	admin   http.Handler
+	apiLn   net.Listener
+	adminLn net.Listener
+
+	callers *callers
+	cursors cursors
+	small   *memory // bodies of single requests
+	bulk    *memory // bodies of batches and fan-outs
+
+	exchanges sync.Pool // *exchange
+	inFlight  atomic.Int64
+	streams   atomic.Int64
+	idPrefix  string // of request ids: this process
+	idNext    atomic.Uint64
+
+	unavailable rate.Sometimes // logs of a dependency that is away
+	draining    chan struct{}  // closed when the end begins
+	drainOnce   sync.Once
+}
+
+// New checks the configuration and opens the listeners, so that Addr is known;
+// nothing is served before Run. Close gives the listeners back where Run is
+// never called.
+func New(cfg Config, deps Deps) (*Server, error) {
+	cfg = cfg.withDefaults()
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	deps, err := deps.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	key := cfg.CursorKey
+	if key == nil {
+		key = make([]byte, 32)
+		rand.Read(key) // never fails
+	}
+	s := &Server{
+		cfg: cfg, deps: deps,
+		callers:     newCallers(deps.Callers, cfg.CallerRate, cfg.CallerBurst, cfg.MaxCallers),
+		cursors:     cursors{key},
+		small:       newMemory(cfg.SmallMemory, 0),
+		bulk:        newMemory(cfg.BulkMemory, cfg.MemoryWait),
+		idPrefix:    rand.Text()[:10],
+		unavailable: rate.Sometimes{Interval: time.Second},
+		draining:    make(chan struct{}),
+	}
+	s.api = s.mux(routes())
+	s.admin = s.adminMux()
+	if err := s.listen(); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+func (d Deps) withDefaults() (Deps, error) {
+	if d.Auth == nil || d.Intake == nil || d.Users == nil || d.History == nil || d.Status == nil ||
+		d.DeadLetters == nil || d.Cancels == nil || d.Campaigns == nil {
+		return d, errors.New("server: Auth, Intake, Users, History, Status, DeadLetters, Cancels and Campaigns are required")
+	}
+	if d.Log == nil {
+		d.Log = slog.New(slog.DiscardHandler)
+	}
+	if d.Now == nil {
+		d.Now = time.Now
+	}
+	return d, nil
+}
+
+func (s *Server) listen() (err error) {
+	open := func(ln net.Listener, addr string) (net.Listener, error) {
+		if ln != nil {
+			return ln, nil
+		}
+		if ln, err = net.Listen("tcp", addr); err != nil {
+			return nil, &notify.Error{Kind: notify.KindUnavailable, Code: "listen", Msg: "cannot listen on " + addr, Err: err}
+		}
+		return ln, nil
+	}
+	if s.apiLn, err = open(s.cfg.Listener, s.cfg.Addr); err != nil {
+		return err
+	}
+	if s.adminLn, err = open(s.cfg.AdminListener, s.cfg.AdminAddr); err != nil {
+		return errors.Join(err, s.apiLn.Close())
+	}
+	err = s.cfg.mayListen("addr", s.apiLn, s.cfg.TLS)
+	if err == nil {
+		err = s.cfg.mayListen("admin_addr", s.adminLn, nil)
+	}
+	if err != nil {
+		return errors.Join(err, s.Close())
+	}
+	return nil
+}
+
+// Close closes the listeners of a server that was not run.
+func (s *Server) Close() error { return errors.Join(s.apiLn.Close(), s.adminLn.Close()) }
+
+// Addr is where the API listens, AdminAddr where metrics and pprof are.
+func (s *Server) Addr() string      { return s.apiLn.Addr().String() }
+func (s *Server) AdminAddr() string { return s.adminLn.Addr().String() }
+
+// Handler is the API; AdminHandler serves /metrics, /debug/pprof, /healthz and
+// /readyz. Run serves both; they are for tests and for other listeners.
+func (s *Server) Handler() http.Handler      { return s.api }
+func (s *Server) AdminHandler() http.Handler { return s.admin }
+
+// Run serves until ctx ends, then drains: /readyz answers 503, DrainDelay
+// passes, the listeners close, requests under way get DrainTimeout to end, and
+// tails and waiting requests end at once. It returns nil after a clean end.
+func (s *Server) Run(ctx context.Context) error {
+	main := s.httpServer(s.api)
+	admin := s.httpServer(s.admin)
+	admin.WriteTimeout = 0 // a CPU profile takes as long as asked for
+	ln := netutil.LimitListener(s.apiLn, s.cfg.MaxConns)
+	if s.cfg.TLS != nil {
+		t := s.cfg.TLS.Clone()
+		t.MinVersion = max(t.MinVersion, tls.VersionTLS12)
+		t.NextProtos = []string{"h2", "http/1.1"}
+		main.TLSConfig = t
+	}
+
+	// Serving does not end with ctx but with the drain.
+	g, serving := errgroup.WithContext(context.WithoutCancel(ctx))
+	background, stop := context.WithCancel(serving)
+	g.Go(func() error {
+		if main.TLSConfig != nil {
+			return served(ln, main.ServeTLS(ln, "", ""))
+		}
+		return served(ln, main.Serve(ln))
+	})
+	g.Go(func() error { return served(s.adminLn, admin.Serve(s.adminLn)) })
+	g.Go(func() error {
+		return s.deps.Auth.Run(background, func(err error) {
+			s.deps.Log.Warn("the key set could not be fetched; the last one holds", slog.Any("error", err))
+		})
+	})
+	g.Go(func() error {
+		defer stop()
+		select {
+		case <-ctx.Done():
+		case <-serving.Done(): // a listener broke
+		}
+		return s.drain(main, admin)
+	})
+	return g.Wait()
+}
+
+func served(ln net.Listener, err error) error {
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return fmt.Errorf("serving on %s: %w", ln.Addr(), err)
+}
+
+// drain ends serving; the admin listener goes last, so that the drain can be
+// watched.
+func (s *Server) drain(main, admin *http.Server) error {
+	s.drainOnce.Do(func() { close(s.draining) })
+	if s.cfg.DrainDelay > 0 {
+		<-time.After(s.cfg.DrainDelay)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), s.cfg.DrainTimeout)
+	defer cancel()
+	err := main.Shutdown(ctx)
+	if err != nil {
+		err = fmt.Errorf("requests were cut off after %v: %w", s.cfg.DrainTimeout, errors.Join(err, main.Close()))
+	}
+	return errors.Join(err, admin.Close())
+}
+
+func (s *Server) isDraining() bool {
+	select {
+	case <-s.draining:
+		return true
+	default:
+		return false
+	}
+}
+
+func (s *Server) httpServer(h http.Handler) *http.Server {
+	return &http.Server{
+		Handler:           h,
+		ReadHeaderTimeout: s.cfg.ReadHeaderTimeout,
+		ReadTimeout:       s.cfg.ReadTimeout,
+		WriteTimeout:      s.cfg.WriteTimeout,
+		IdleTimeout:       s.cfg.IdleTimeout,
+		MaxHeaderBytes:    s.cfg.MaxHeaderBytes,
+		ErrorLog:          slog.NewLogLogger(s.deps.Log.Handler(), slog.LevelDebug),
+	}
+}

@@ -1,0 +1,251 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// tally counts receivers by state, walking requests receiver by receiver. Most
+// of them have the default outcome of their chunk and nothing else, which
+// costs a few nanoseconds; only the others are folded.
+type tally struct {
+	status engine.Status
+	left   int64 // receivers still to count
+	counts [notify.States]int64
+	done   int64
+
+	chunk   notify.Chunk
+	rows    []notify.Row
+	plain   *notify.Row     // the original's row when positions without exception are settled by it alone
+	special map[uint32]bool // request indexes other rows speak of
+}
+
+var errEnough = errors.New("enough counted")
+
+// place is where counting goes on: in which base, behind how many receivers.
+type place struct {
+	base int
+	skip int64
+}
+
+// count counts the receivers of bases from place on; complete is false when it
+// stopped for having counted enough, at next.
+func (t *tally) count(ctx context.Context, h engine.History, bases []notify.Base, from place) (next place, complete bool, err error) {
+	for i := from.base; i < len(bases); i++ {
+		skip := int64(0)
+		if i == from.base {
+			skip = from.skip
+		}
+		seen := int64(0)
+		err := h.Each(ctx, bases[i], func(f *engine.Found) error {
+			if seen++; seen <= skip {
+				return nil
+			}
+			if t.left == 0 {
+				return errEnough
+			}
+			return t.add(ctx, f)
+		})
+		switch {
+		case errors.Is(err, errEnough):
+			return place{i, seen - 1}, false, nil
+		case err != nil && notify.KindOf(err) != notify.KindNotFound:
+			return place{}, false, err
+		}
+	}
+	return place{}, true, nil
+}
+
+func (t *tally) add(ctx context.Context, f *engine.Found) error {
+	if t.rows == nil || f.Envelope.Chunk != t.chunk {
+		rows, err := t.status.Chunk(ctx, f.Envelope.Chunk)
+		if err != nil {
+			return err
+		}
+		t.enter(f.Envelope.Chunk, rows)
+	}
+	t.counts[t.state(f.ID.Index, f.Pos)]++
+	t.done++
+	t.left--
+	return nil
+}
+
+// enter prepares the rows of the next chunk.
+func (t *tally) enter(c notify.Chunk, rows []notify.Row) {
+	if rows == nil {
+		rows = []notify.Row{}
+	}
+	t.chunk, t.rows, t.plain, t.special = c, rows, nil, nil
+	for i := range rows {
+		r := &rows[i]
+		switch {
+		case r.Key.Kind == notify.RowReceipt:
+			t.mark(r.Key.First)
+		case r.Index != nil:
+			for _, index := range r.Index {
+				t.mark(index)
+			}
+		case t.plain == nil:
+			t.plain = r
+		default: // two rows speak of every position
+			t.plain = nil
+			t.special = nil
+			return
+		}
+	}
+}
+
+func (t *tally) mark(index uint32) {
+	if t.special == nil {
+		t.special = map[uint32]bool{}
+	}
+	t.special[index] = true
+}
+
+// state is notify.Fold with a short cut.
+func (t *tally) state(index, pos uint32) notify.State {
+	switch {
+	case len(t.rows) == 0:
+		return notify.Accepted
+	case t.plain == nil || pos >= t.plain.Count || t.special[index]:
+		return notify.Fold(t.rows, index, pos).State
+	case !settled(t.plain, pos):
+		return notify.Accepted
+	case len(t.plain.At(pos)) > 0:
+		return notify.Fold(t.rows, index, pos).State
+	}
+	return t.plain.Default.State
+}
+
+func (t *tally) byName() map[string]int {
+	out := map[string]int{}
+	for s, n := range t.counts {
+		if n > 0 {
+			out[notify.State(s).String()] = int(n)
+		}
+	}
+	return out
+}
+
+// summarise fills in the counts of a page that the query asks for.
+func (x *exchange) summarise(out *api.Summary, bases []notify.Base) error {
+	q := x.query()
+	limit, err := q.number("limit", int64(x.srv.cfg.CountLimit), 10*int64(x.srv.cfg.CountLimit))
+	if err != nil {
+		return err
+	}
+	from, err := parsePlace(q.text("after"), len(bases))
+	if err != nil {
+		return err
+	}
+	if err := q.rest(); err != nil {
+		return err
+	}
+	t := tally{status: x.srv.deps.Status, left: limit}
+	next, complete, err := t.count(x.r.Context(), x.srv.deps.History, bases, from)
+	if err != nil {
+		return err
+	}
+	out.Counted, out.Counts, out.Complete = t.done, t.byName(), complete
+	if !complete {
+		out.Next = strconv.Itoa(next.base) + "." + strconv.FormatInt(next.skip, 10)
+	}
+	return nil
+}
+
+func parsePlace(s string, bases int) (p place, err error) {
+	if s == "" {
+		return place{}, nil
+	}
+	base, skip, ok := strings.Cut(s, ".")
+	b, err1 := strconv.Atoi(base)
+	n, err2 := strconv.ParseInt(skip, 10, 64)
+	if !ok || err1 != nil || err2 != nil || b < 0 || b >= bases || n < 0 {
+		return p, notify.Invalid("bad_cursor", "after", "not the next of a page before")
+	}
+	return place{b, n}, nil
+}
+
+// fanoutSummary answers for a fan-out request as a whole.
+func (x *exchange) fanoutSummary(first *engine.Found) error {
+	e := &first.Envelope
+	out := api.Summary{
+		NotificationID: notify.ID{Base: first.ID.Base}.String(), CampaignID: e.Campaign, Caller: e.Caller,
+		Channel: e.Channel.String(), Category: e.Category.String(), CreatedAt: moment(e.Accepted),
+	}
+	if err := x.addCancel(&out, out.NotificationID, e.Campaign); err != nil {
+		return err
+	}
+	if err := x.summarise(&out, []notify.Base{first.ID.Base}); err != nil {
+		return err
+	}
+	return x.json(http.StatusOK, out)
+}
+
+// addCancel notes the earliest cancellation of these scopes.
+func (x *exchange) addCancel(out *api.Summary, scopes ...string) error {
+	for _, scope := range scopes {
+		if scope == "" {
+			continue
+		}
+		c, ok, err := x.srv.deps.Cancels.Get(x.r.Context(), scope)
+		if err != nil {
+			return err
+		}
+		if ok && (out.CancelledAt == nil || moment(c.At).Before(*out.CancelledAt)) {
+			out.CancelledAt = moments(c.At)
+		}
+	}
+	return nil
+}
+
+// campaign returns a campaign that x may see.
+func (x *exchange) campaign() (engine.Campaign, error) {
+	id := x.r.PathValue("id")
+	if !campaignID(id) {
+		return engine.Campaign{}, notify.NotFound("campaign")
+	}
+	c, ok, err := x.srv.deps.Campaigns.Get(x.r.Context(), id)
+	if err != nil {
+		return c, err
+	}
+	if !ok || !x.sees(c.Caller) {
+		return c, notify.NotFound("campaign")
+	}
+	return c, nil
+}
+
+func (s *Server) getCampaign(x *exchange) error {
+	c, err := x.campaign()
+	if err != nil {
+		return err
+	}
+	out := api.Summary{
+		CampaignID: c.ID, Caller: c.Caller, CreatedAt: moment(c.Created),
+		Parts: c.Parts, Accepted: c.Accepted, Rejected: c.Rejected,
+	}
+	if err := x.addCancel(&out, c.ID); err != nil {
+		return err
+	}
+	if err := x.summarise(&out, slices.Clip(c.Bases)); err != nil {
+		return err
+	}
+	return x.json(http.StatusOK, out)
+}
+
+// cancelCampaign stops what has not started of a campaign, and its later parts.
+func (s *Server) cancelCampaign(x *exchange) error {
+	c, err := x.campaign()
+	if err != nil {
+		return err
+	}
+	return x.cancel(c.ID, c.Caller, func() error { return nil })
+}

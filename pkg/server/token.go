@@ -1,0 +1,118 @@
+package server
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/golang-jwt/jwt/v5"
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Signer makes tokens, for development and for one machine: where there is an
+// identity provider, it makes them.
+type Signer struct {
+	method jwt.SigningMethod
+	key    any
+	kid    string
+}
+
+// TokenSpec is what a token says.
+type TokenSpec struct {
+	Caller   string // claim sub
+	Scopes   []string
+	Issuer   string
+	Audience string
+	TTL      time.Duration
+	Now      time.Time
+}
+
+// NewSigningKey returns a fresh ES256 key as a PKCS #8 PEM file; AuthConfig's
+// KeyFile takes the same file. Keep it with mode 0600.
+func NewSigningKey() ([]byte, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return nil, err
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), nil
+}
+
+// OpenSigner reads a private key (PEM: P-256, RSA or Ed25519) or, when the file
+// holds no PEM block, an HS256 secret. A file everybody can read is refused.
+func OpenSigner(path string) (*Signer, error) {
+	data, err := readSecret(path)
+	if err != nil {
+		return nil, err
+	}
+	return NewSigner(data)
+}
+
+// NewSigner is OpenSigner for a key already read.
+func NewSigner(data []byte) (*Signer, error) {
+	for rest := data; ; {
+		var block *pem.Block
+		if block, rest = pem.Decode(rest); block == nil {
+			break
+		}
+		if !strings.HasSuffix(block.Type, "PRIVATE KEY") {
+			continue
+		}
+		key, err := parsePrivate(block)
+		if err != nil {
+			return nil, err
+		}
+		return signerOf(key)
+	}
+	secret := bytes.TrimSpace(data)
+	if bytes.HasPrefix(secret, []byte("-----BEGIN")) || len(secret) < minSecret {
+		return nil, fmt.Errorf("neither a PEM private key nor a secret of at least %d bytes", minSecret)
+	}
+	return &Signer{method: jwt.SigningMethodHS256, key: secret}, nil
+}
+
+func signerOf(key crypto.Signer) (*Signer, error) {
+	alg := algorithm(key.Public())
+	if alg == "" {
+		return nil, fmt.Errorf("a %T of this size cannot sign: need P-256, RSA of 2048 bits or Ed25519", key)
+	}
+	kid, err := thumbprint(key.Public())
+	if err != nil {
+		return nil, err
+	}
+	return &Signer{method: jwt.GetSigningMethod(alg), key: key, kid: kid}, nil
+}
+
+// Sign returns a token.
+func (s *Signer) Sign(t TokenSpec) (string, error) {
+	if !checkCaller(t.Caller) {
+		return "", notify.Invalid("bad_caller", "caller", "a caller is 1 to 128 letters, digits and ._:@/|+-")
+	}
+	for _, scope := range t.Scopes {
+		if scopeBit(scope) == 0 {
+			return "", notify.Invalid("bad_scope", "scope", fmt.Sprintf("no scope is called %q; there are %s", scope, strings.Join(api.Scopes[:], ", ")))
+		}
+	}
+	token := jwt.NewWithClaims(s.method, claims{
+		RegisteredClaims: jwt.RegisteredClaims{
+			Subject: t.Caller, Issuer: t.Issuer, Audience: jwt.ClaimStrings{t.Audience},
+			IssuedAt: jwt.NewNumericDate(t.Now), ExpiresAt: jwt.NewNumericDate(t.Now.Add(t.TTL)),
+		},
+		Scope: strings.Join(t.Scopes, " "),
+	})
+	if s.kid != "" {
+		token.Header["kid"] = s.kid
+	}
+	return token.SignedString(s.key)
+}

@@ -1,0 +1,182 @@
+package server
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// user returns the path's user id.
+func (x *exchange) user() (string, error) {
+	id := x.r.PathValue("id")
+	if id == "" || len(id) > notify.MaxUserID || !utf8.ValidString(id) || strings.ContainsFunc(id, func(r rune) bool { return r < 0x20 || r == 0x7f }) {
+		return "", notify.Invalid("bad_user_id", "id", "a user id is 1 to 128 bytes of text without control characters")
+	}
+	return id, nil
+}
+
+func (s *Server) getUser(x *exchange) error {
+	id, err := x.user()
+	if err != nil {
+		return err
+	}
+	p, ok, err := s.deps.Users.Get(x.r.Context(), id)
+	if err != nil {
+		return err
+	}
+	if !ok {
+		return notify.NotFound("user")
+	}
+	u := api.User{
+		UserID: id, Addresses: p.Addresses, OptOut: p.OptOut, TimeZone: p.TimeZone,
+		Suppressed: p.Suppressed, Version: p.Version,
+	}
+	if p.QuietHours != nil {
+		u.QuietHours = &api.QuietHours{From: p.QuietHours.From, To: p.QuietHours.To}
+	}
+	return x.json(http.StatusOK, u)
+}
+
+// putUser stores what a user set. What providers' answers set stays: which
+// addresses are suppressed is not a preference.
+func (s *Server) putUser(x *exchange) error {
+	id, err := x.user()
+	if err != nil {
+		return err
+	}
+	var u api.User
+	if err := x.decode(&u); err != nil {
+		return err
+	}
+	if u.UserID != "" && u.UserID != id {
+		return notify.Invalid("wrong_user", "user_id", "is another than the path's")
+	}
+	p := engine.Profile{User: id, Addresses: u.Addresses, OptOut: u.OptOut, TimeZone: u.TimeZone, Version: u.Version}
+	if u.QuietHours != nil {
+		p.QuietHours = &engine.QuietHours{From: u.QuietHours.From, To: u.QuietHours.To}
+	}
+	version, err := s.keepSuppressed(x, p)
+	if err != nil {
+		return err
+	}
+	return x.json(http.StatusOK, api.UserVersion{UserID: id, Version: version})
+}
+
+// keepSuppressed stores p with the suppressions that are stored now. An
+// unconditional PUT is made conditional on what was read, so that a
+// suppression that comes in between is not lost, and tried again when it was.
+func (s *Server) keepSuppressed(x *exchange, p engine.Profile) (uint64, error) {
+	conditional := p.Version != 0
+	for try := 0; ; try++ {
+		stored, ok, err := s.deps.Users.Get(x.r.Context(), p.User)
+		if err != nil {
+			return 0, err
+		}
+		p.Suppressed = nil
+		if ok {
+			p.Suppressed = stored.Suppressed
+			if !conditional {
+				p.Version = stored.Version
+			}
+		}
+		version, err := s.deps.Users.Put(x.r.Context(), p)
+		if err == nil || conditional || notify.KindOf(err) != notify.KindConflict || try == 4 {
+			return version, err
+		}
+	}
+}
+
+// userHistory lists what a user was sent, newest first: the caller's own, and
+// everybody's for an operator.
+func (s *Server) userHistory(x *exchange) error {
+	user, err := x.user()
+	if err != nil {
+		return err
+	}
+	q := x.query()
+	limit, err := q.number("limit", int64(s.cfg.PageSize), int64(s.cfg.MaxPageSize))
+	if err != nil {
+		return err
+	}
+	only := x.id.Caller
+	if x.operator() {
+		only = q.text("caller")
+	}
+	bound := []string{"user", user, only, x.id.Caller}
+	before, err := s.cursors.open(q.text("cursor"), bound...)
+	if err != nil {
+		return err
+	}
+	if err := q.rest(); err != nil {
+		return err
+	}
+	ctx := x.r.Context()
+	found, cursor, err := s.deps.History.User(ctx, engine.HistoryQuery{User: user, Caller: only, Before: before, Limit: int(limit)})
+	if err != nil {
+		return err
+	}
+	page := api.UserHistory{Items: make([]api.Status, 0, len(found)), Cursor: s.cursors.seal(cursor, bound...)}
+	var k known
+	for i := range found {
+		same := i > 0 && found[i].Envelope.Chunk == found[i-1].Envelope.Chunk
+		k.found = found[i]
+		if same {
+			k.fold()
+		} else if err := k.load(ctx, s.deps.Status); err != nil {
+			return err
+		}
+		page.Items = append(page.Items, statusOf(&k))
+	}
+	return x.json(http.StatusOK, page)
+}
+
+// decode reads the body as one strict JSON value: no unknown or double fields,
+// no invalid UTF-8, nothing behind it.
+func (x *exchange) decode(v any) error {
+	if ct := x.r.Header.Get("Content-Type"); ct != "" {
+		media, _, _ := strings.Cut(ct, ";")
+		if !strings.EqualFold(strings.TrimSpace(media), api.TypeJSON) {
+			return notify.Invalid(api.CodeUnsupportedMediaType, "Content-Type", "must be "+api.TypeJSON)
+		}
+	}
+	if len(bytes.TrimSpace(x.body.data)) == 0 {
+		return notify.Invalid(api.CodeMalformed, "", "the body is empty")
+	}
+	err := json.Unmarshal(x.body.data, v, json.RejectUnknownMembers(true))
+	if err == nil {
+		return nil
+	}
+	if e, ok := errors.AsType[*json.SemanticError](err); ok {
+		if errors.Is(e.Err, json.ErrUnknownName) {
+			return notify.Invalid("unknown_field", fieldPath(e.JSONPointer), "there is no such field")
+		}
+		return notify.Invalid("wrong_type", fieldPath(e.JSONPointer), "is of another type than it should be")
+	}
+	if e, ok := errors.AsType[*jsontext.SyntacticError](err); ok {
+		switch {
+		case errors.Is(e.Err, jsontext.ErrDuplicateName):
+			return notify.Invalid("duplicate_key", fieldPath(e.JSONPointer), "the field is given twice")
+		case errors.Is(e.Err, io.ErrUnexpectedEOF):
+			return notify.Invalid(api.CodeMalformed, "", "the JSON ends too early")
+		}
+	}
+	return notify.Invalid(api.CodeMalformed, "", "not valid JSON")
+}
+
+// fieldPath makes /quiet_hours/from quiet_hours.from.
+func fieldPath(p jsontext.Pointer) string {
+	var parts []string
+	for tok := range p.Tokens() {
+		parts = append(parts, tok)
+	}
+	return strings.ToValidUTF8(clip(strings.Join(parts, "."), 200), "")
+}
