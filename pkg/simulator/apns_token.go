@@ -1,0 +1,105 @@
+package simulator
+
+import (
+	"crypto/ecdsa"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/golang-jwt/jwt/v5"
+)
+
+// tokenChecker verifies provider tokens. A signature costs 60 us to verify, so
+// the last good tokens are remembered.
+type tokenChecker struct {
+	key       *ecdsa.PublicKey
+	keyID     string
+	teamID    string
+	ttl       time.Duration
+	floor     time.Duration
+	mu        sync.Mutex
+	good      map[string]time.Time // token -> issued at
+	parserCfg *jwt.Parser
+}
+
+// tokensKept bounds the remembered tokens; beyond it all are forgotten.
+const tokensKept = 256
+
+// clockSkew is how far in the future a token may have been issued.
+const clockSkew = time.Minute
+
+func newTokenChecker(s *Simulator) *tokenChecker {
+	return &tokenChecker{
+		key: &s.keys.apns.PublicKey, keyID: s.keys.creds.APNs.KeyID, teamID: s.keys.creds.APNs.TeamID,
+		ttl: s.cfg.APNs.TokenTTL, floor: s.cfg.APNs.TokenFloor, good: map[string]time.Time{},
+		parserCfg: jwt.NewParser(jwt.WithValidMethods([]string{"ES256"}), jwt.WithoutClaimsValidation()),
+	}
+}
+
+// apnsConn is what APNs remembers of a connection: the token in use and when it
+// came, for the limit on changing it.
+type apnsConn struct {
+	mu      sync.Mutex
+	token   string
+	changed time.Time
+	blocked time.Time // until then every request is refused
+}
+
+// check returns the reason to refuse the request's provider token, or "".
+func (t *tokenChecker) check(r *http.Request, now time.Time) string {
+	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	if !strings.EqualFold(scheme, "bearer") || token == "" {
+		return "MissingProviderToken"
+	}
+	issued, ok := t.verify(token)
+	switch {
+	case !ok || issued.After(now.Add(clockSkew)):
+		return "InvalidProviderToken"
+	case now.Sub(issued) > t.ttl:
+		return "ExpiredProviderToken"
+	}
+	if c := connOf(r.Context()); c != nil && t.floor > 0 && !c.apns.use(token, now, t.floor) {
+		return "TooManyProviderTokenUpdates"
+	}
+	return ""
+}
+
+// use notes the token of one more request; false when it changed too soon.
+func (c *apnsConn) use(token string, now time.Time, floor time.Duration) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if now.Before(c.blocked) {
+		return false
+	}
+	if token == c.token {
+		return true
+	}
+	if c.token != "" && now.Sub(c.changed) < floor {
+		c.blocked = c.changed.Add(floor)
+		return false
+	}
+	c.token, c.changed = token, now
+	return true
+}
+
+func (t *tokenChecker) verify(token string) (issued time.Time, ok bool) {
+	t.mu.Lock()
+	issued, ok = t.good[token]
+	t.mu.Unlock()
+	if ok {
+		return issued, true
+	}
+	var claims jwt.RegisteredClaims
+	parsed, err := t.parserCfg.ParseWithClaims(token, &claims, func(*jwt.Token) (any, error) { return t.key, nil })
+	if err != nil || parsed.Header["kid"] != t.keyID || claims.Issuer != t.teamID || claims.IssuedAt == nil {
+		return time.Time{}, false
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.good) >= tokensKept {
+		clear(t.good)
+	}
+	t.good[token] = claims.IssuedAt.Time
+	return claims.IssuedAt.Time, true
+}

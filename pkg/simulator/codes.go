@@ -1,0 +1,44 @@
+package simulator
+
+import (
+	"fmt"
+	"strconv"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// codeStatus returns the HTTP status that a provider gives an error code.
+func codeStatus(p Provider, code string) (int, bool) {
+	switch p {
+	case APNs:
+		s, ok := apnsReasons[code]
+		return s, ok
+	case FCM:
+		e, ok := fcmCodes[code]
+		return e.http, ok
+	case Twilio:
+		n, err := strconv.Atoi(code)
+		e, ok := twilioErrors[n]
+		return e.status, err == nil && ok
+	case OAuth:
+		return 400, code == "invalid_grant" || code == "invalid_scope" || code == "unsupported_grant_type" || code == "invalid_request"
+	}
+	return 0, false
+}
+
+// validReceiptCode checks what a Receipt rule may say.
+func validReceiptCode(p Provider, code string) error {
+	switch p {
+	case Twilio:
+		if n, err := strconv.Atoi(code); err != nil || n < 30000 || n > 39999 {
+			return notify.Invalid("bad_code", "code", fmt.Sprintf("%q is not an error code of a message, from 30000 to 39999", code))
+		}
+		return nil
+	case SendGrid:
+		if _, ok := mailEvents[code]; !ok {
+			return notify.Invalid("bad_code", "code", fmt.Sprintf("%q is not bounce, blocked, dropped, deferred or spamreport", code))
+		}
+		return nil
+	}
+	return notify.Invalid("no_receipts", "provider", "a receipt rule names twilio or sendgrid: the others send no receipts")
+}

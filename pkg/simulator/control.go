@@ -1,0 +1,269 @@
+package simulator
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"strconv"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// control is the listener for people and harnesses, in plain HTTP and without
+// authentication: it belongs on loopback. Errors are {"code","field","message"}.
+//
+//	GET    /inbox[.json]?channel=&q=           the last messages
+//	GET    /urls.json /credentials.json /ca.pem
+//	GET    /control/rules                      newest first, with counts
+//	POST   /control/rules                      a Rule; 201 with its number
+//	DELETE /control/rules/{number}
+//	GET    /control/latency                    by provider
+//	PUT    /control/latency/{provider}         a Latency; "all" for every provider
+//	GET    /control/receipts                   the settings and counts
+//	PUT    /control/receipts                   Receipts
+//	PUT    /control/optouts/{phone}            refuse with 21610; DELETE undoes it
+//	POST   /control/reset                      what Reset does
+//	GET    /ledger/totals
+//	GET    /ledger?id=                         404 when it was never seen
+//	GET    /ledger/duplicates?limit=
+//	GET    /ledger/bases
+//	GET    /ledger/base?base=&expected=        what is missing of a fan-out
+//	GET    /ledger/order
+//	GET    /ledger/dump                        NDJSON, one line per (id, address)
+//	POST   /ledger/check                       ids, one a line; which were not delivered
+//	DELETE /ledger                             forget everything
+//	GET    /healthz
+func (s *Simulator) control() http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET /{$}", http.RedirectHandler("/inbox", http.StatusFound))
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
+		writeJSON(w, http.StatusOK, map[string]string{"status": "ok"})
+	})
+	mux.HandleFunc("GET /inbox", s.inboxPage)
+	mux.HandleFunc("GET /inbox.json", s.inboxJSON)
+	mux.HandleFunc("GET /urls.json", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, s.URLs()) })
+	mux.HandleFunc("GET /credentials.json", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, s.Credentials()) })
+	mux.HandleFunc("GET /ca.pem", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/x-pem-file")
+		_, _ = w.Write(s.ca.pem)
+	})
+	s.controlRoutes(mux)
+	s.ledgerRoutes(mux)
+	// A page from elsewhere, open in a browser on this machine, must not script faults.
+	return http.NewCrossOriginProtection().Handler(mux)
+}
+
+func (s *Simulator) controlRoutes(mux *http.ServeMux) {
+	mux.HandleFunc("GET /control/rules", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, s.Rules()) })
+	mux.HandleFunc("POST /control/rules", func(w http.ResponseWriter, r *http.Request) {
+		var rule Rule
+		if !readJSON(w, r, &rule) {
+			return
+		}
+		rule, err := s.AddRule(rule)
+		if err != nil {
+			writeError(w, err)
+			return
+		}
+		writeJSON(w, http.StatusCreated, map[string]uint64{"number": rule.Number})
+	})
+	mux.HandleFunc("DELETE /control/rules/{number}", func(w http.ResponseWriter, r *http.Request) {
+		n, err := strconv.ParseUint(r.PathValue("number"), 10, 64)
+		if err != nil || !s.RemoveRule(n) {
+			writeError(w, notify.NotFound("rule"))
+			return
+		}
+		w.WriteHeader(http.StatusNoContent)
+	})
+	mux.HandleFunc("GET /control/latency", func(w http.ResponseWriter, _ *http.Request) {
+		out := map[string]Latency{}
+		for p := APNs; p <= allProviders; p++ {
+			out[p.String()] = s.Latency(p)
+		}
+		writeJSON(w, http.StatusOK, out)
+	})
+	mux.HandleFunc("PUT /control/latency/{provider}", s.putLatency)
+	mux.HandleFunc("GET /control/receipts", func(w http.ResponseWriter, _ *http.Request) {
+		writeJSON(w, http.StatusOK, struct {
+			Receipts
+			Stats ReceiptStats `json:"stats"`
+		}{s.Receipts(), s.ReceiptStats()})
+	})
+	mux.HandleFunc("PUT /control/receipts", func(w http.ResponseWriter, r *http.Request) {
+		var v Receipts
+		if readJSON(w, r, &v) {
+			s.done(w, s.SetReceipts(v))
+		}
+	})
+	mux.HandleFunc("PUT /control/optouts/{phone}", func(w http.ResponseWriter, r *http.Request) {
+		s.OptOut(r.PathValue("phone"))
+		w.WriteHeader(http.StatusNoContent)
+	})
+	mux.HandleFunc("DELETE /control/optouts/{phone}", func(w http.ResponseWriter, r *http.Request) {
+		s.OptIn(r.PathValue("phone"))
+		w.WriteHeader(http.StatusNoContent)
+	})
+	mux.HandleFunc("POST /control/reset", func(w http.ResponseWriter, _ *http.Request) {
+		s.Reset()
+		w.WriteHeader(http.StatusNoContent)
+	})
+}
+
+func (s *Simulator) putLatency(w http.ResponseWriter, r *http.Request) {
+	var p Provider
+	if name := r.PathValue("provider"); name != "all" {
+		if err := p.UnmarshalText([]byte(name)); err != nil {
+			writeError(w, err)
+			return
+		}
+	}
+	var l Latency
+	if readJSON(w, r, &l) {
+		s.done(w, s.SetLatency(p, l))
+	}
+}
+
+func (s *Simulator) done(w http.ResponseWriter, err error) {
+	if err != nil {
+		writeError(w, err)
+		return
+	}
+	w.WriteHeader(http.StatusNoContent)
+}
+
+func (s *Simulator) ledgerRoutes(mux *http.ServeMux) {
+	l := s.ledger
+	mux.HandleFunc("GET /ledger/totals", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, l.Summary()) })
+	mux.HandleFunc("GET /ledger/order", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, l.Order()) })
+	mux.HandleFunc("GET /ledger/bases", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, l.Bases()) })
+	mux.HandleFunc("GET /ledger", func(w http.ResponseWriter, r *http.Request) {
+		found := l.Lookup(r.FormValue("id"))
+		if found == nil {
+			writeError(w, notify.NotFound("notification"))
+			return
+		}
+		writeJSON(w, http.StatusOK, found)
+	})
+	mux.HandleFunc("GET /ledger/duplicates", func(w http.ResponseWriter, r *http.Request) {
+		limit, ok := formUint(w, r, "limit", 1000, 1_000_000)
+		if !ok {
+			return
+		}
+		total := l.Summary().Duplicates
+		pairs, recent := l.Duplicates(int(limit))
+		writeJSON(w, http.StatusOK, map[string]any{"total": total, "pairs": pairs, "recent": recent})
+	})
+	mux.HandleFunc("GET /ledger/base", func(w http.ResponseWriter, r *http.Request) {
+		base, err := notify.ParseBase(r.FormValue("base"))
+		if err != nil {
+			writeError(w, notify.Invalid("bad_base", "base", "is a ULID"))
+			return
+		}
+		if expected, ok := formUint(w, r, "expected", 0, notify.MaxIndex); ok {
+			writeJSON(w, http.StatusOK, l.Base(base, uint32(expected)))
+		}
+	})
+	mux.HandleFunc("GET /ledger/dump", l.dump)
+	mux.HandleFunc("POST /ledger/check", l.check)
+	mux.HandleFunc("DELETE /ledger", func(w http.ResponseWriter, _ *http.Request) { s.done(w, l.Reset()) })
+}
+
+func (l *Ledger) dump(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "application/x-ndjson")
+	buf := bufio.NewWriterSize(w, 64<<10)
+	enc := json.NewEncoder(buf)
+	for d := range l.All() {
+		if enc.Encode(d) != nil {
+			return // the reader left
+		}
+	}
+	_ = buf.Flush()
+}
+
+// maxListed bounds the missing ids of an answer; they are all counted.
+const maxListed = 1000
+
+func (l *Ledger) check(w http.ResponseWriter, r *http.Request) {
+	out := struct {
+		Checked  uint64   `json:"checked"`
+		MissingN uint64   `json:"missing_count"`
+		Missing  []string `json:"missing"`
+	}{Missing: []string{}}
+	lines := bufio.NewScanner(r.Body)
+	for lines.Scan() {
+		id := lines.Text()
+		if id == "" {
+			continue
+		}
+		out.Checked++
+		if l.Delivered(id) {
+			continue
+		}
+		out.MissingN++
+		if len(out.Missing) < maxListed {
+			out.Missing = append(out.Missing, id)
+		}
+	}
+	if err := lines.Err(); err != nil {
+		writeError(w, notify.Invalid("bad_body", "", "one id a line: "+err.Error()))
+		return
+	}
+	writeJSON(w, http.StatusOK, out)
+}
+
+// formUint reads a number from the query; on a bad one it answers and returns false.
+func formUint(w http.ResponseWriter, r *http.Request, name string, def, most uint64) (uint64, bool) {
+	text := r.FormValue(name)
+	if text == "" {
+		return def, true
+	}
+	n, err := strconv.ParseUint(text, 10, 64)
+	if err != nil || n > most {
+		writeError(w, notify.Invalid("bad_number", name, "is a number from 0 to "+strconv.FormatUint(most, 10)))
+		return 0, false
+	}
+	return n, true
+}
+
+func readJSON(w http.ResponseWriter, r *http.Request, v any) bool {
+	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<20))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(v); err != nil {
+		if _, ok := errors.AsType[*notify.Error](err); !ok {
+			err = notify.Invalid("bad_json", "", err.Error())
+		}
+		writeError(w, err)
+		return false
+	}
+	return true
+}
+
+func writeJSON(w http.ResponseWriter, status int, v any) {
+	body, err := json.Marshal(v)
+	if err != nil {
+		writeError(w, err)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_, _ = w.Write(append(body, '\n'))
+}
+
+func writeError(w http.ResponseWriter, err error) {
+	e := &notify.Error{Code: "internal", Msg: err.Error()}
+	if found, ok := errors.AsType[*notify.Error](err); ok {
+		e = found
+	}
+	status := http.StatusInternalServerError
+	switch e.Kind {
+	case notify.KindInvalid:
+		status = http.StatusBadRequest
+	case notify.KindNotFound:
+		status = http.StatusNotFound
+	}
+	body, _ := json.Marshal(map[string]string{"code": e.Code, "field": e.Field, "message": e.Msg}) // strings marshal
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_, _ = w.Write(append(body, '\n'))
+}

@@ -1,0 +1,177 @@
+package simulator
+
+import (
+	"crypto/ecdsa"
+	"crypto/rsa"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Credentials is everything a client of the simulated providers needs.
+type Credentials struct {
+	CAPEM    string              `json:"ca_pem"` // signs the certificates of all four
+	APNs     APNsCredentials     `json:"apns"`
+	FCM      FCMCredentials      `json:"fcm"`
+	Twilio   []TwilioAccount     `json:"twilio"`
+	SendGrid SendGridCredentials `json:"sendgrid"`
+}
+
+// APNsCredentials are those of a provider token.
+type APNsCredentials struct {
+	KeyPEM string `json:"key_pem"` // the .p8 file: PKCS #8, P-256
+	KeyID  string `json:"key_id"`
+	TeamID string `json:"team_id"`
+	Topic  string `json:"topic"`
+}
+
+// FCMCredentials hold a service account file, whose token_uri is the simulator's.
+type FCMCredentials struct {
+	Project            string          `json:"project"`
+	ServiceAccountJSON json.RawMessage `json:"service_account"`
+}
+
+// TwilioAccount is one account and what it may send from.
+type TwilioAccount struct {
+	SID                 string `json:"sid"`
+	Token               string `json:"token"`
+	From                string `json:"from"`
+	MessagingServiceSID string `json:"messaging_service_sid"`
+}
+
+// SendGridCredentials are an API key, the IP pools, and the public key that
+// proves the event webhook, as SendGrid shows it: base64 of a PKIX DER.
+type SendGridCredentials struct {
+	APIKey           string   `json:"api_key"`
+	Pools            []string `json:"pools"`
+	WebhookPublicKey string   `json:"webhook_public_key"`
+}
+
+// keyring is the server's side of the credentials.
+type keyring struct {
+	creds    Credentials
+	apns     *ecdsa.PrivateKey
+	fcm      *rsa.PrivateKey
+	fcmEmail string
+	fcmKeyID string
+	webhook  *ecdsa.PrivateKey
+	access   [32]byte // signs FCM access tokens
+	accounts map[string]*TwilioAccount
+}
+
+func newKeyring(s seed, c Config) (*keyring, error) {
+	k := &keyring{access: s.derive("access tokens"), accounts: map[string]*TwilioAccount{}}
+	var err error
+	if k.apns, err = keyOr(c.APNs.KeyPEM, func() (*ecdsa.PrivateKey, error) { return s.ec("apns") }); err != nil {
+		return nil, notify.Invalid("bad_key", "apns.key_pem", err.Error())
+	}
+	if k.fcm, err = keyOr(c.FCM.KeyPEM, func() (*rsa.PrivateKey, error) { return s.rsa("fcm") }); err != nil {
+		return nil, notify.Invalid("bad_key", "fcm.key_pem", err.Error())
+	}
+	if k.webhook, err = s.ec("sendgrid webhook"); err != nil {
+		return nil, err
+	}
+	k.fcmEmail = "simulator@" + c.FCM.Project + ".iam.gserviceaccount.com"
+	k.fcmKeyID = s.hex("fcm key id")
+
+	apnsPEM, err := pkcs8(k.apns)
+	if err != nil {
+		return nil, err
+	}
+	k.creds.APNs = APNsCredentials{
+		KeyPEM: apnsPEM, Topic: c.APNs.Topic,
+		KeyID: orString(c.APNs.KeyID, s.code("apns key", 10)), TeamID: orString(c.APNs.TeamID, s.code("apns team", 10)),
+	}
+	der, err := x509.MarshalPKIXPublicKey(&k.webhook.PublicKey)
+	if err != nil {
+		return nil, err
+	}
+	k.creds.SendGrid = SendGridCredentials{
+		APIKey: orString(c.SendGrid.APIKey, s.apiKey()), Pools: slices.Clone(c.SendGrid.Pools),
+		WebhookPublicKey: base64.StdEncoding.EncodeToString(der),
+	}
+	k.creds.Twilio = twilioAccounts(s, c.Twilio)
+	for i := range k.creds.Twilio {
+		a := &k.creds.Twilio[i]
+		if a.SID == "" || a.Token == "" || k.accounts[a.SID] != nil {
+			return nil, notify.Invalid("bad_account", fmt.Sprintf("twilio.accounts[%d]", i), "has a SID of its own and a token")
+		}
+		k.accounts[a.SID] = a
+	}
+	return k, nil
+}
+
+func twilioAccounts(s seed, c TwilioConfig) []TwilioAccount {
+	if len(c.Accounts) > 0 {
+		return slices.Clone(c.Accounts)
+	}
+	out := make([]TwilioAccount, c.N)
+	for i := range out {
+		out[i] = TwilioAccount{
+			SID:                 "AC" + s.hex(fmt.Sprint("twilio sid", i)),
+			Token:               s.hex(fmt.Sprint("twilio token", i)),
+			From:                fmt.Sprintf("+1500555%04d", i),
+			MessagingServiceSID: "MG" + s.hex(fmt.Sprint("twilio service", i)),
+		}
+	}
+	return out
+}
+
+// bind completes the credentials with what depends on the addresses.
+func (k *keyring) bind(ca []byte, project, tokenURL string) error {
+	key, err := pkcs8(k.fcm)
+	if err != nil {
+		return err
+	}
+	account, err := json.MarshalIndent(map[string]string{
+		"type": "service_account", "project_id": project, "private_key_id": k.fcmKeyID, "private_key": key,
+		"client_email": k.fcmEmail, "client_id": "100000000000000000000", "token_uri": tokenURL,
+		"universe_domain": "googleapis.com",
+	}, "", "  ")
+	if err != nil {
+		return err
+	}
+	k.creds.CAPEM = string(ca)
+	k.creds.FCM = FCMCredentials{Project: project, ServiceAccountJSON: account}
+	return nil
+}
+
+// save writes the credentials to dir, each file whole or not at all.
+func (c Credentials) save(dir string, u URLs) error {
+	all, err := json.MarshalIndent(struct {
+		URLs        URLs        `json:"urls"`
+		Credentials Credentials `json:"credentials"`
+	}{u, c}, "", "  ")
+	if err != nil {
+		return err
+	}
+	for _, f := range []struct {
+		name string
+		data []byte
+	}{
+		{"ca.pem", []byte(c.CAPEM)}, {"apns.p8", []byte(c.APNs.KeyPEM)},
+		{"fcm-service-account.json", c.FCM.ServiceAccountJSON}, {"simulator.json", all},
+	} {
+		path := filepath.Join(dir, f.name)
+		if err := os.WriteFile(path+".new", f.data, 0o600); err != nil {
+			return err
+		}
+		if err := os.Rename(path+".new", path); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func orString(v, def string) string {
+	if v == "" {
+		return def
+	}
+	return v
+}

@@ -1,0 +1,159 @@
+package simulator
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/base32"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/big"
+	randv2 "math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// seed is where every key comes from. Its keys guard a simulator on loopback
+// and nothing else: whoever has the seed has them all, which is the point.
+type seed [32]byte
+
+const seedFile = "seed"
+
+// newSeed returns the seed kept in dir; without dir, or before there is one, that
+// of n. In a dir, and with n = 0, it is drawn at random. It is written to dir.
+func newSeed(dir string, n uint64) (seed, error) {
+	fromN := seed(sha256.Sum256(fmt.Appendf(nil, "notifyd simulator %d", n)))
+	if dir == "" {
+		return fromN, nil
+	}
+	path := filepath.Join(dir, seedFile)
+	text, err := os.ReadFile(path)
+	if err == nil {
+		var s seed
+		raw, err := hex.DecodeString(strings.TrimSpace(string(text)))
+		if err != nil || len(raw) != len(s) {
+			return seed{}, fmt.Errorf("%s does not hold a seed", path)
+		}
+		copy(s[:], raw)
+		return s, nil
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		return seed{}, err
+	}
+	s := fromN
+	if n == 0 {
+		rand.Read(s[:]) // never fails since Go 1.24
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return seed{}, err
+	}
+	return s, os.WriteFile(path, []byte(hex.EncodeToString(s[:])+"\n"), 0o600)
+}
+
+func (s seed) derive(label string) [32]byte {
+	return sha256.Sum256(append(s[:], label...))
+}
+
+// number is for random choices that need no secrecy.
+func (s seed) number() uint64 {
+	d := s.derive("choices")
+	return uint64(d[0]) | uint64(d[1])<<8 | uint64(d[2])<<16 | uint64(d[3])<<24 | uint64(d[4])<<32 | uint64(d[5])<<40 | uint64(d[6])<<48 | uint64(d[7])<<56
+}
+
+// hex returns 32 hexadecimal digits.
+func (s seed) hex(label string) string {
+	d := s.derive(label)
+	return hex.EncodeToString(d[:16])
+}
+
+// code returns n letters and digits, as Apple's ids have; n up to 52.
+func (s seed) code(label string, n int) string {
+	d := s.derive(label)
+	return base32.StdEncoding.EncodeToString(d[:])[:n]
+}
+
+func (s seed) apiKey() string {
+	a, b := s.derive("sendgrid key id"), s.derive("sendgrid key")
+	return "SG." + base64.RawURLEncoding.EncodeToString(a[:16]) + "." + base64.RawURLEncoding.EncodeToString(b[:])
+}
+
+// ec returns a P-256 key.
+func (s seed) ec(label string) (*ecdsa.PrivateKey, error) {
+	for i := range 100 { // all but 2^-32 of the candidates are below the order
+		d := s.derive(fmt.Sprint(label, i))
+		if k, err := ecdsa.ParseRawPrivateKey(elliptic.P256(), d[:]); err == nil {
+			return k, nil
+		}
+	}
+	return nil, errors.New("no P-256 key in the seed")
+}
+
+// rsa returns a 2048-bit RSA key. crypto/rsa makes none from a seed, so the two
+// primes are searched here.
+func (s seed) rsa(label string) (*rsa.PrivateKey, error) {
+	src := randv2.NewChaCha8(s.derive(label))
+	p, q := prime(src), prime(src)
+	one, e := big.NewInt(1), big.NewInt(65537)
+	phi := new(big.Int).Mul(new(big.Int).Sub(p, one), new(big.Int).Sub(q, one))
+	k := &rsa.PrivateKey{
+		PublicKey: rsa.PublicKey{N: new(big.Int).Mul(p, q), E: 65537},
+		D:         new(big.Int).ModInverse(e, phi),
+		Primes:    []*big.Int{p, q},
+	}
+	k.Precompute()
+	return k, k.Validate()
+}
+
+// prime returns a 1024-bit prime whose top two bits are set, so that a product of
+// two has 2048, and that fits the exponent 65537.
+func prime(src *randv2.ChaCha8) *big.Int {
+	var raw [128]byte
+	e := big.NewInt(65537)
+	for {
+		src.Read(raw[:]) // never fails
+		raw[0] |= 0xc0
+		raw[127] |= 1
+		p := new(big.Int).SetBytes(raw[:])
+		if new(big.Int).Mod(new(big.Int).Sub(p, big.NewInt(1)), e).Sign() != 0 && p.ProbablyPrime(20) {
+			return p
+		}
+	}
+}
+
+// keyOr reads a PKCS #8 key from text, or takes derive's when there is none.
+func keyOr[K crypto.Signer](text string, derive func() (K, error)) (K, error) {
+	if text == "" {
+		return derive()
+	}
+	var none K
+	block, _ := pem.Decode([]byte(text))
+	if block == nil {
+		return none, errors.New("is not PEM")
+	}
+	k, err := x509.ParsePKCS8PrivateKey(block.Bytes)
+	if err != nil {
+		return none, err
+	}
+	key, ok := k.(K)
+	if !ok {
+		return none, fmt.Errorf("is a %T", k)
+	}
+	return key, nil
+}
+
+func pkcs8(k crypto.Signer) (string, error) {
+	der, err := x509.MarshalPKCS8PrivateKey(k)
+	if err != nil {
+		return "", err
+	}
+	return string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})), nil
+}

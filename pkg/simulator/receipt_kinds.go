@@ -1,0 +1,212 @@
+package simulator
+
+import (
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha1" //nolint:gosec // Twilio's signature is HMAC-SHA1
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// smsReceipt is one status callback.
+type smsReceipt struct {
+	m      *sms
+	status string
+	code   string   // ErrorCode; empty for none
+	next   *receipt // pushed once this one has been sent, so that they arrive in order
+}
+
+// sms plans the callbacks of a message that was taken: sent, then its fate.
+func (r *receipts) sms(m *sms, rule *Rule) {
+	cfg := r.cfg.Load()
+	if cfg.Off || m.callback == "" {
+		return
+	}
+	code := ""
+	switch {
+	case m.queued > m.validity():
+		code = "30036"
+	case rule != nil:
+		code = rule.Code
+	case r.draw() < cfg.Undelivered:
+		code = "30003"
+	}
+	status := "delivered"
+	switch code {
+	case "":
+	case "30001", "30036": // never left Twilio
+		status = "failed"
+	default:
+		status = "undelivered"
+	}
+	now := time.Now()
+	delay := cfg.Delay.at(r.draw())
+	if status == "failed" {
+		m.queued = min(m.queued, m.validity())
+	}
+	final := &receipt{due: now.Add(m.queued + delay), sms: &smsReceipt{m: m, status: status, code: code}}
+	if r.draw() < cfg.Duplicates {
+		final.sms.next = &receipt{due: final.due, sms: &smsReceipt{m: m, status: status, code: code}}
+	}
+	if status == "failed" {
+		r.push(final)
+		return
+	}
+	r.push(&receipt{due: now.Add(m.queued + delay/2), sms: &smsReceipt{m: m, status: "sent", next: final}})
+}
+
+func (s *smsReceipt) post(token string) post {
+	f := url.Values{
+		"MessageSid": {s.m.sid}, "SmsSid": {s.m.sid}, "MessageStatus": {s.status}, "SmsStatus": {s.status},
+		"To": {s.m.to}, "AccountSid": {s.m.account}, "ApiVersion": {"2010-04-01"},
+	}
+	if s.m.from != "" {
+		f.Set("From", s.m.from)
+	}
+	if s.m.service != "" {
+		f.Set("MessagingServiceSid", s.m.service)
+	}
+	if s.code != "" {
+		f.Set("ErrorCode", s.code)
+	}
+	h := http.Header{"Content-Type": {"application/x-www-form-urlencoded"}, "User-Agent": {"TwilioProxy/1.1"}}
+	h.Set("X-Twilio-Signature", TwilioSignature(token, s.m.callback, f))
+	return post{url: s.m.callback, header: h, body: []byte(f.Encode())}
+}
+
+// TwilioSignature is what X-Twilio-Signature holds for a form posted to rawURL:
+// base64 of HMAC-SHA1 over the URL and the sorted fields.
+func TwilioSignature(token, rawURL string, form url.Values) string {
+	m := hmac.New(sha1.New, []byte(token))
+	m.Write([]byte(rawURL))
+	for _, k := range slices.Sorted(maps.Keys(form)) {
+		for _, v := range form[k] {
+			m.Write([]byte(k + v))
+		}
+	}
+	return base64.StdEncoding.EncodeToString(m.Sum(nil))
+}
+
+// mailEvent is one event of the webhook, as it is marshalled.
+type mailEvent map[string]any
+
+// mailEvents are the fates a Receipt rule can give a mail, with the fields that
+// tell them.
+var mailEvents = map[string]mailEvent{
+	"bounce": {
+		"event": "bounce", "type": "bounce", "status": "5.1.1", "bounce_classification": "Invalid Address",
+		"reason": "550 5.1.1 The email account that you tried to reach does not exist.",
+	},
+	"async_bounce": { // reported later by the receiving server, without sg_message_id
+		"event": "bounce", "type": "bounce", "status": "5.0.0", "bounce_classification": "Invalid Address",
+		"reason": "The recipient's server returned the message.",
+	},
+	"blocked": {
+		"event": "bounce", "type": "blocked", "status": "5.7.1", "bounce_classification": "Reputation",
+		"reason": "554 5.7.1 The message has been blocked.",
+	},
+	"dropped":    {"event": "dropped", "reason": "Bounced Address"},
+	"deferred":   {"event": "deferred", "response": "451 4.2.1 The mailbox is busy, try again later.", "attempt": "1"},
+	"spamreport": {"event": "spamreport"},
+}
+
+var mailDelivered = mailEvent{"event": "delivered", "response": "250 OK"}
+
+// mail plans the events of a request that was taken.
+func (r *receipts) mail(q *mailRequest, id string, rule *Rule) {
+	cfg := r.cfg.Load()
+	if cfg.Off || cfg.SendGridURL == "" {
+		return
+	}
+	now := time.Now()
+	n := 0
+	for i := range q.Personalizations {
+		p := &q.Personalizations[i]
+		for _, to := range p.To {
+			code := ""
+			switch {
+			case rule != nil && (rule.Prefix == "" || strings.HasPrefix(to.Email, rule.Prefix)) && rule.ID == "":
+				code = rule.Code
+			case rule != nil && rule.ID != "" && (p.CustomArgs["ntf"] == rule.ID || q.CustomArgs["ntf"] == rule.ID):
+				code = rule.Code
+			case r.draw() < cfg.Undelivered:
+				code = "bounce"
+			}
+			r.oneMail(q, p, to.Email, fmt.Sprintf("%s.filter-sim-%d", id, n), code, cfg, now)
+			n++
+		}
+	}
+}
+
+func (r *receipts) oneMail(q *mailRequest, p *personalization, to, msgID, code string, cfg *Receipts, now time.Time) {
+	delay := cfg.Delay.at(r.draw())
+	step := 0
+	at := func(e mailEvent, d time.Duration) {
+		ev := mailEvent{}
+		maps.Copy(ev, q.CustomArgs)
+		maps.Copy(ev, p.CustomArgs)
+		maps.Copy(ev, e)
+		ev["email"], ev["timestamp"] = to, r.sim.now().Add(d).Unix()
+		ev["smtp-id"] = "<" + msgID + "@simulator.invalid>"
+		sum := sha256.Sum256([]byte(msgID + strconv.Itoa(step)))
+		step++
+		ev["sg_event_id"] = base64.RawURLEncoding.EncodeToString(sum[:16])
+		if code != "async_bounce" || e["event"] != "bounce" {
+			ev["sg_message_id"] = msgID
+		}
+		if len(q.Categories) > 0 {
+			ev["category"] = q.Categories
+		}
+		if q.IPPool != "" {
+			ev["pool"] = map[string]any{"name": q.IPPool}
+		}
+		r.push(&receipt{due: now.Add(d), event: &ev})
+		if r.draw() < cfg.Duplicates {
+			r.push(&receipt{due: now.Add(d), event: &ev})
+		}
+	}
+	if code == "dropped" { // before it was processed
+		at(mailEvents[code], delay)
+		return
+	}
+	at(mailEvent{"event": "processed"}, delay/2)
+	switch code {
+	case "":
+		at(mailDelivered, delay)
+	case "deferred":
+		at(mailEvents[code], delay)
+		at(mailDelivered, 2*delay)
+	case "spamreport", "async_bounce":
+		at(mailDelivered, delay)
+		at(mailEvents[code], 2*delay)
+	default:
+		at(mailEvents[code], delay)
+	}
+}
+
+// events builds a signed webhook call; its URL is empty when there is none.
+func (k *keyring) events(batch []*mailEvent, to string, now time.Time) (post, error) {
+	body, err := json.Marshal(batch)
+	if err != nil {
+		return post{}, err
+	}
+	ts := strconv.FormatInt(now.Unix(), 10)
+	sum := sha256.Sum256(append([]byte(ts), body...))
+	sig, err := k.webhook.Sign(rand.Reader, sum[:], nil)
+	if err != nil {
+		return post{}, err
+	}
+	h := http.Header{"Content-Type": {"application/json"}, "User-Agent": {"SendGrid Event API"}}
+	h.Set("X-Twilio-Email-Event-Webhook-Signature", base64.StdEncoding.EncodeToString(sig))
+	h.Set("X-Twilio-Email-Event-Webhook-Timestamp", ts)
+	return post{url: to, header: h, body: body}, nil
+}

@@ -1,0 +1,381 @@
+package simulator
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Simulator is the four providers and their control listener. Its methods are
+// safe for concurrent use.
+type Simulator struct {
+	cfg  Config
+	log  *slog.Logger
+	now  func() time.Time
+	seed uint64
+	keys *keyring
+	ca   *authority
+
+	rules    *rules
+	ledger   *Ledger
+	inbox    *inbox
+	receipts *receipts
+	latency  [allProviders + 1]atomic.Pointer[Latency] // by Provider
+	drawn    atomic.Uint64                             // latencies drawn so far
+	optedOut sync.Map                                  // phone number -> struct{}
+
+	apns   *apnsServer
+	fcm    *fcmServer
+	twilio *twilioServer
+	mail   *mailServer
+
+	listeners [5]net.Listener // as in Addrs
+	stopping  chan struct{}   // closed when Run ends; hanging requests end then
+
+	mu  sync.Mutex
+	ran bool // Run or Close was called
+}
+
+// Addrs are the addresses listened on, as host:port.
+type Addrs struct {
+	APNs, FCM, Twilio, SendGrid, Control string
+}
+
+// URLs are the base URLs of the providers, without a slash at the end, and those
+// of the pages.
+type URLs struct {
+	APNs     string `json:"apns"`
+	FCM      string `json:"fcm"`
+	FCMToken string `json:"fcm_token"`
+	Twilio   string `json:"twilio"`
+	SendGrid string `json:"sendgrid"`
+	Control  string `json:"control"`
+	Inbox    string `json:"inbox"`
+}
+
+// New derives the keys, reads the ledger file and binds the ports. Nothing is
+// served before Run; who does not call Run must call Close. Errors of
+// notify.KindInvalid are the configuration's.
+func New(cfg Config) (*Simulator, error) {
+	cfg = cfg.withDefaults()
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	sd, err := newSeed(cfg.Dir, cfg.Seed)
+	if err != nil {
+		return nil, err
+	}
+	s := &Simulator{cfg: cfg, log: cfg.Log, now: cfg.Now, seed: sd.number(), stopping: make(chan struct{})}
+	if s.keys, err = newKeyring(sd, cfg); err != nil {
+		return nil, err
+	}
+	s.rules = newRules(s.seed, s.now)
+	s.ledger = newLedger(s.now)
+	s.inbox = newInbox(cfg.InboxSize)
+	s.resetLatency()
+	if err := s.bind(sd); err != nil {
+		return nil, errors.Join(err, s.closeListeners())
+	}
+	s.receipts = newReceipts(s)
+	s.apns, s.fcm, s.twilio, s.mail = newAPNs(s), newFCM(s), newTwilio(s), newMail(s)
+	return s, nil
+}
+
+// bind listens, and completes what needs the addresses.
+func (s *Simulator) bind(sd seed) error {
+	addrs := [...]string{s.cfg.APNs.Addr, s.cfg.FCM.Addr, s.cfg.Twilio.Addr, s.cfg.SendGrid.Addr, s.cfg.ControlAddr}
+	var hosts []string
+	for i, addr := range addrs {
+		l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", addr)
+		if err != nil {
+			return notify.Unavailable("simulator_port", 0, err)
+		}
+		s.listeners[i] = l
+		if host, _, err := net.SplitHostPort(addr); err == nil && !slices.Contains(hosts, host) {
+			hosts = append(hosts, host)
+		}
+	}
+	var err error
+	if s.ca, err = newAuthority(sd, hosts); err != nil {
+		return err
+	}
+	u := s.URLs()
+	if err := s.keys.bind(s.ca.pem, s.cfg.FCM.Project, u.FCMToken); err != nil {
+		return err
+	}
+	if s.cfg.Dir != "" {
+		if err := s.keys.creds.save(s.cfg.Dir, u); err != nil {
+			return err
+		}
+	}
+	if s.cfg.LedgerFile != "" {
+		s.ledger.file, err = openLedgerFile(s.cfg.LedgerFile, s.ledger)
+	}
+	return err
+}
+
+// Addrs returns the bound addresses.
+func (s *Simulator) Addrs() Addrs {
+	a := func(i int) string { return s.listeners[i].Addr().String() }
+	return Addrs{a(0), a(1), a(2), a(3), a(4)}
+}
+
+// URLs returns where clients find the providers.
+func (s *Simulator) URLs() URLs {
+	a := s.Addrs()
+	return URLs{
+		APNs: "https://" + a.APNs, FCM: "https://" + a.FCM, FCMToken: "https://" + a.FCM + "/token",
+		Twilio: "https://" + a.Twilio, SendGrid: "https://" + a.SendGrid,
+		Control: "http://" + a.Control, Inbox: "http://" + a.Control + "/inbox",
+	}
+}
+
+// Credentials returns what the providers accept.
+func (s *Simulator) Credentials() Credentials { return s.keys.creds }
+
+// CAPool returns the CA of the providers' certificates.
+func (s *Simulator) CAPool() *x509.CertPool { return s.ca.pool.Clone() }
+
+// CAPEM returns the same as PEM.
+func (s *Simulator) CAPEM() []byte { return slices.Clone(s.ca.pem) }
+
+// Ledger returns the record of everything received.
+func (s *Simulator) Ledger() *Ledger { return s.ledger }
+
+// AddRule puts r in front of the other rules and returns it with its number.
+// Errors are of notify.KindInvalid.
+func (s *Simulator) AddRule(r Rule) (Rule, error) { return s.rules.add(r) }
+
+// RemoveRule removes a rule; false when there is none of that number.
+func (s *Simulator) RemoveRule(number uint64) bool { return s.rules.remove(number) }
+
+// Rules returns the rules in force, newest first.
+func (s *Simulator) Rules() []Rule { return s.rules.all() }
+
+// SetLatency sets a provider's latency; of all of them for p = 0.
+func (s *Simulator) SetLatency(p Provider, l Latency) error {
+	if p > allProviders {
+		return notify.Invalid("bad_provider", "provider", "is not known")
+	}
+	if err := l.validate("latency"); err != nil {
+		return err
+	}
+	for i := APNs; i <= allProviders; i++ {
+		if p == 0 || p == i {
+			s.latency[i].Store(&l)
+		}
+	}
+	return nil
+}
+
+func (s *Simulator) resetLatency() {
+	for p, l := range map[Provider]Latency{
+		APNs: s.cfg.APNs.Latency, FCM: s.cfg.FCM.Latency, Twilio: s.cfg.Twilio.Latency,
+		SendGrid: s.cfg.SendGrid.Latency, OAuth: s.cfg.OAuthLatency,
+	} {
+		s.latency[p].Store(&l)
+	}
+}
+
+// Latency returns a provider's latency.
+func (s *Simulator) Latency(p Provider) Latency {
+	if p < 1 || p > allProviders {
+		return Latency{}
+	}
+	return *s.latency[p].Load()
+}
+
+// SetReceipts changes what is sent back for messages that come from now on.
+func (s *Simulator) SetReceipts(r Receipts) error {
+	r.Batch = orInt(r.Batch, 500)
+	if err := r.validate(); err != nil {
+		return err
+	}
+	s.receipts.cfg.Store(&r)
+	return nil
+}
+
+// Receipts returns what is sent back.
+func (s *Simulator) Receipts() Receipts { return *s.receipts.cfg.Load() }
+
+// OptOut makes Twilio refuse a number with 21610, as after a STOP.
+func (s *Simulator) OptOut(phone string) { s.optedOut.Store(phone, struct{}{}) }
+
+// OptIn undoes OptOut, as after a START.
+func (s *Simulator) OptIn(phone string) { s.optedOut.Delete(phone) }
+
+// Reset removes every rule and opt-out, and restores the latencies and receipts
+// of the configuration. The ledger and the inbox stay.
+func (s *Simulator) Reset() {
+	s.rules.clear()
+	s.resetLatency()
+	s.optedOut.Clear()
+	r := s.cfg.Receipts
+	s.receipts.cfg.Store(&r)
+}
+
+// Inbox returns the last messages, newest first.
+func (s *Simulator) Inbox() []Message { return s.inbox.messages() }
+
+// flushEvery is how long a line waits for the ledger file at most.
+const flushEvery = 100 * time.Millisecond
+
+// Run serves until ctx ends, then cuts what is still open, flushes the ledger
+// file and frees the ports. It returns nil when ctx ended it. Call it once.
+func (s *Simulator) Run(ctx context.Context) error {
+	s.mu.Lock()
+	if s.ran {
+		s.mu.Unlock()
+		return errors.New("simulator: Run after Run or Close")
+	}
+	s.ran = true
+	s.mu.Unlock()
+
+	servers := s.servers()
+	g, ctx := errgroup.WithContext(ctx)
+	for i, srv := range servers {
+		g.Go(func() error {
+			err := s.serve(srv, s.listeners[i])
+			if errors.Is(err, http.ErrServerClosed) {
+				return nil
+			}
+			return err
+		})
+	}
+	g.Go(func() error { return s.receipts.run(ctx) })
+	g.Go(func() error { return s.flushLoop(ctx) })
+	g.Go(func() error {
+		<-ctx.Done()
+		close(s.stopping)
+		var err error
+		for _, srv := range servers {
+			err = errors.Join(err, stopServer(srv))
+		}
+		return err
+	})
+	return errors.Join(g.Wait(), s.ledger.close())
+}
+
+// stopServer gives answers that are due now a moment to leave, then cuts.
+func stopServer(srv *http.Server) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
+	defer cancel()
+	if srv.Shutdown(ctx) == nil {
+		return nil
+	}
+	return srv.Close()
+}
+
+// Close frees the ports of a simulator that was never run; after Run it does nothing.
+func (s *Simulator) Close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ran {
+		return nil
+	}
+	s.ran = true
+	return errors.Join(s.closeListeners(), s.ledger.close())
+}
+
+func (s *Simulator) closeListeners() error {
+	var err error
+	for _, l := range s.listeners {
+		if l != nil {
+			err = errors.Join(err, l.Close())
+		}
+	}
+	return err
+}
+
+func (s *Simulator) flushLoop(ctx context.Context) error {
+	if s.ledger.file == nil {
+		return nil
+	}
+	t := time.NewTicker(flushEvery)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-t.C:
+			if err := s.ledger.file.flush(); err != nil {
+				return err // the proof is incomplete from here on
+			}
+		}
+	}
+}
+
+// servers returns one server per listener.
+func (s *Simulator) servers() []*http.Server {
+	proto := func(h1, h2 bool) *http.Protocols {
+		p := new(http.Protocols)
+		p.SetHTTP1(h1)
+		p.SetHTTP2(h2)
+		return p
+	}
+	out := []*http.Server{
+		{Handler: s.apns, Protocols: proto(false, true), HTTP2: &http.HTTP2Config{MaxConcurrentStreams: s.cfg.APNs.Streams}},
+		{Handler: s.fcm.routes(), Protocols: proto(true, true), HTTP2: &http.HTTP2Config{MaxConcurrentStreams: s.cfg.FCM.Streams}},
+		{Handler: s.twilio.routes(), Protocols: proto(true, true)},
+		{Handler: s.mail.routes(), Protocols: proto(true, true)},
+		{Handler: s.control(), Protocols: proto(true, false)},
+	}
+	for i, srv := range out {
+		srv.ErrorLog = slog.NewLogLogger(s.log.Handler(), slog.LevelDebug)
+		srv.ReadHeaderTimeout = 10 * time.Second
+		srv.MaxHeaderBytes = 16 << 10
+		srv.ConnContext = withConn
+		if i < providers {
+			srv.TLSConfig = s.ca.serverConfig()
+		}
+	}
+	return out
+}
+
+func (s *Simulator) serve(srv *http.Server, l net.Listener) error {
+	if srv.TLSConfig != nil {
+		return srv.ServeTLS(l, "", "")
+	}
+	return srv.Serve(l)
+}
+
+// conn is what a connection's requests share.
+type conn struct {
+	net.Conn
+	apns apnsConn
+}
+
+type connKey struct{}
+
+func withConn(ctx context.Context, c net.Conn) context.Context {
+	return context.WithValue(ctx, connKey{}, &conn{Conn: c})
+}
+
+func connOf(ctx context.Context) *conn {
+	c, _ := ctx.Value(connKey{}).(*conn)
+	return c
+}
+
+// reset ends the connection with a RST rather than an orderly close.
+func (c *conn) reset() {
+	nc := c.Conn
+	if t, ok := nc.(*tls.Conn); ok {
+		nc = t.NetConn()
+	}
+	if t, ok := nc.(*net.TCPConn); ok {
+		_ = t.SetLinger(0) // the close that follows is what matters
+	}
+	_ = nc.Close()
+}

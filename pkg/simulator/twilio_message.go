@@ -1,0 +1,119 @@
+package simulator
+
+import (
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf16"
+)
+
+// sms is one message of the Messages resource.
+type sms struct {
+	form                        url.Values
+	bad                         error // why the body is no form
+	sid, account                string
+	to, from, service, callback string
+	id                          string // our notification id, from the callback's URL
+	user                        string
+	seq                         uint64
+	queued                      time.Duration // wait for its sender's turn
+}
+
+func newSMS(t *twilioServer, account string, raw []byte) *sms {
+	m := &sms{account: account}
+	m.form, m.bad = url.ParseQuery(string(raw))
+	m.to, m.from = m.form.Get("To"), m.form.Get("From")
+	m.service, m.callback = m.form.Get("MessagingServiceSid"), m.form.Get("StatusCallback")
+	if u, err := url.Parse(m.callback); err == nil {
+		q := u.Query()
+		m.id = orString(q.Get("id"), q.Get("ref"))
+	}
+	m.user, m.seq = userSuffix(m.form.Get("Body"))
+	n := t.sent.Add(1)
+	b := strconv.AppendUint([]byte("SM"), mix(t.sim.seed, n)|1<<63, 16)
+	b = strconv.AppendUint(b, mix(n, uint64(t.sim.now().UnixNano()))|1<<63, 16)
+	m.sid = string(b)
+	return m
+}
+
+// userSuffix reads " #usr:seq" off the end of a body.
+func userSuffix(body string) (user string, seq uint64) {
+	i := strings.LastIndex(body, " #")
+	if i < 0 {
+		return "", 0
+	}
+	tail := body[i+2:]
+	j := strings.LastIndexByte(tail, ':')
+	if j < 1 {
+		return "", 0
+	}
+	seq, err := strconv.ParseUint(tail[j+1:], 10, 64)
+	if err != nil || strings.ContainsAny(tail[:j], " \n") {
+		return "", 0
+	}
+	return tail[:j], seq
+}
+
+// created is the resource as Twilio returns it.
+func (m *sms) created(now time.Time) []byte {
+	status, count := "queued", strconv.Itoa(segments(m.form.Get("Body")))
+	if m.service != "" {
+		status, count = "accepted", "0" // the sender, so the encoding, is chosen later
+	}
+	date := now.UTC().Format(time.RFC1123Z)
+	null := func(s string) any {
+		if s == "" {
+			return nil
+		}
+		return s
+	}
+	uri := "/2010-04-01/Accounts/" + m.account + "/Messages/" + m.sid
+	return mustJSON(map[string]any{
+		"sid": m.sid, "account_sid": m.account, "api_version": "2010-04-01", "body": m.form.Get("Body"),
+		"to": m.to, "from": null(m.from), "messaging_service_sid": null(m.service),
+		"status": status, "direction": "outbound-api", "num_segments": count, "num_media": strconv.Itoa(len(m.form["MediaUrl"])),
+		"price": nil, "price_unit": "USD", "error_code": nil, "error_message": nil,
+		"date_created": date, "date_updated": date, "date_sent": nil,
+		"uri": uri + ".json", "subresource_uris": map[string]string{"media": uri + "/Media.json"},
+	})
+}
+
+// validity is how long the message may wait in the queue.
+func (m *sms) validity() time.Duration {
+	n, err := strconv.Atoi(m.form.Get("ValidityPeriod"))
+	if err != nil {
+		n = twilioMaxValidity
+	}
+	return time.Duration(n) * time.Second
+}
+
+// gsm7 is the basic GSM 03.38 alphabet; the extension costs two septets.
+const (
+	gsm7      = "@£$¥èéùìòÇ\nØø\rÅåΔ_ΦΓΛΩΠΨΣΘΞÆæßÉ !\"#¤%&'()*+,-./0123456789:;<=>?¡ABCDEFGHIJKLMNOPQRSTUVWXYZÄÖÑÜ§¿abcdefghijklmnopqrstuvwxyzäöñüà"
+	gsm7Extra = "^{}\\[~]|€\f"
+)
+
+// segments counts the SMS segments of a body: 160 septets, or 153 each of
+// several, in GSM 7-bit; 70 or 67 UTF-16 units as soon as one character is not in it.
+func segments(body string) int {
+	septets := 0
+	for _, c := range body {
+		switch {
+		case strings.ContainsRune(gsm7, c):
+			septets++
+		case strings.ContainsRune(gsm7Extra, c):
+			septets += 2
+		default:
+			return pieces(len(utf16.Encode([]rune(body))), 70, 67)
+		}
+	}
+	return pieces(septets, 160, 153)
+}
+
+func pieces(n, single, each int) int {
+	if n <= single {
+		return 1
+	}
+	return (n + each - 1) / each
+}
