@@ -1,0 +1,230 @@
+package limit
+
+import (
+	"cmp"
+	"sync"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Outcome is what a call says about the health of whom it called.
+type Outcome uint8
+
+const (
+	// Healthy: it answered, be it with a refusal of this one message.
+	Healthy Outcome = iota
+	// Unhealthy: 5xx, a refused connection, a timeout.
+	Unhealthy
+	// Misconfigured: 401 or 403. Trying on only makes it worse.
+	Misconfigured
+	// Neutral says nothing: a rate limit has its own remedy, the blocked account.
+	Neutral
+)
+
+// OutcomeOf returns what a provider's answer says about its health.
+func OutcomeOf(c notify.Class) Outcome {
+	switch c {
+	case notify.ClassUnavailable, notify.ClassAmbiguous:
+		return Unhealthy
+	case notify.ClassConfig:
+		return Misconfigured
+	case notify.ClassThrottled:
+		return Neutral
+	}
+	return Healthy
+}
+
+// BreakerState is where a breaker stands.
+type BreakerState uint8
+
+// The states of a breaker.
+const (
+	Closed   BreakerState = iota // calls pass
+	Open                         // calls are refused until a time
+	HalfOpen                     // a few probes pass and decide
+)
+
+func (s BreakerState) String() string { return [...]string{"closed", "open", "half_open"}[s%3] }
+
+// Reason is why a breaker is not closed.
+type Reason uint8
+
+// The reasons. ReasonConfig needs a person: it pages.
+const (
+	ReasonNone   Reason = iota
+	ReasonErrors        // too many errors
+	ReasonConfig        // the provider refused our credentials or settings
+)
+
+func (r Reason) String() string { return [...]string{"", "errors", "config"}[r%3] }
+
+// BreakerConfig tunes a Breaker. The zero value means the defaults.
+type BreakerConfig struct {
+	Window        time.Duration // errors are counted over this; default 30 s
+	MinVolume     int           // calls in the window before it may open; default 3: a retried single message opens it before its attempts are used up
+	Ratio         float64       // opens at this share of errors, 0 to 1; default 0.5
+	OpenFor       time.Duration // until the first probes; doubles each time they fail; default 5 s
+	MaxOpenFor    time.Duration // default 30 s
+	ConfigOpenFor time.Duration // the same after a config error, without doubling; default 5 min
+	Probes        int           // calls let through to decide, all of which must succeed; default 3
+	ProbeTimeout  time.Duration // probes without an answer by then are given up and new ones let through; default 30 s
+}
+
+func (c BreakerConfig) withDefaults() BreakerConfig {
+	c.Window = cmp.Or(c.Window, 30*time.Second)
+	c.MinVolume = cmp.Or(c.MinVolume, 3)
+	c.Ratio = cmp.Or(c.Ratio, 0.5)
+	c.OpenFor = cmp.Or(c.OpenFor, 5*time.Second)
+	c.MaxOpenFor = max(cmp.Or(c.MaxOpenFor, 30*time.Second), c.OpenFor)
+	c.ConfigOpenFor = cmp.Or(c.ConfigOpenFor, 5*time.Minute)
+	c.Probes = cmp.Or(c.Probes, 3)
+	c.ProbeTimeout = cmp.Or(c.ProbeTimeout, 30*time.Second)
+	return c
+}
+
+func (c BreakerConfig) validate() error {
+	switch {
+	case c.Window < 0 || c.OpenFor < 0 || c.MaxOpenFor < 0 || c.ConfigOpenFor < 0 || c.ProbeTimeout < 0:
+		return notify.Invalid("bad_duration", "breaker", "durations must not be negative")
+	case c.MinVolume < 0 || c.Probes < 0:
+		return notify.Invalid("bad_count", "breaker", "min_volume and probes must not be negative")
+	case !(c.Ratio >= 0 && c.Ratio <= 1):
+		return notify.Invalid("bad_ratio", "breaker.ratio", "must lie between 0 and 1")
+	}
+	return nil
+}
+
+// Breaker keeps calls away from a provider, or one of its accounts, that is in
+// trouble.
+//
+//	closed ──errors or config error──> open ──time──> half-open ──all probes healthy──> closed
+//	                                    ^                  └──one is not──┐
+//	                                    └─────────────────────────────────┘
+//
+// Probes are let through in rounds of Probes calls. A probe whose answer never
+// comes (its worker died) is not waited for: after ProbeTimeout a new round
+// begins, so no lost answer can keep a breaker from closing.
+type Breaker struct {
+	cfg BreakerConfig
+
+	mu      sync.Mutex
+	state   BreakerState // Open turns into HalfOpen with the first call allowed
+	reason  Reason
+	since   time.Time // when it left Closed, or closed again
+	until   time.Time // Open: first probes; HalfOpen: end of the round
+	openFor time.Duration
+	granted int // probes of the round let through
+	healthy int // probes of the round that succeeded
+	window  window
+}
+
+// NewBreaker returns a closed breaker; the error is a notify.KindInvalid.
+func NewBreaker(now time.Time, cfg BreakerConfig) (*Breaker, error) {
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	return newBreaker(now, cfg), nil
+}
+
+func newBreaker(now time.Time, cfg BreakerConfig) *Breaker {
+	cfg = cfg.withDefaults()
+	return &Breaker{cfg: cfg, since: now, window: window{width: max(cfg.Window/windowParts, 1)}}
+}
+
+// probeRecheck is when to ask again while probes are out: their answers may come
+// any moment.
+const probeRecheck = 100 * time.Millisecond
+
+// Allow reports whether a call may be made now; if it may not, retryAt is when
+// to ask again. In the half-open state each true is one probe: report how it
+// went.
+func (b *Breaker) Allow(now time.Time) (ok bool, retryAt time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.state == Closed {
+		return true, time.Time{}
+	}
+	switch inTime := now.Before(b.until); {
+	case inTime && b.state == Open:
+		return false, b.until
+	case inTime && b.granted == b.cfg.Probes:
+		if at := now.Add(probeRecheck); at.Before(b.until) {
+			return false, at
+		}
+		return false, b.until
+	case !inTime: // it was open long enough, or the round's probes are given up
+		b.state, b.granted, b.healthy = HalfOpen, 0, 0
+		b.until = now.Add(b.cfg.ProbeTimeout)
+	}
+	b.granted++
+	return true, time.Time{}
+}
+
+// Report counts the outcome of one call.
+func (b *Breaker) Report(now time.Time, o Outcome) { b.ReportN(now, o, 1) }
+
+// ReportN counts n calls with the same outcome, e.g. those of a claim window.
+func (b *Breaker) ReportN(now time.Time, o Outcome, n int) {
+	if o == Neutral || n <= 0 {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case o == Misconfigured:
+		b.open(now, ReasonConfig, b.cfg.ConfigOpenFor)
+	case b.state == Open:
+		// Calls from before it opened; they have had their say.
+	case b.state == HalfOpen && o == Unhealthy:
+		b.openFor = min(2*b.openFor, b.cfg.MaxOpenFor)
+		b.open(now, ReasonErrors, b.openFor)
+	case b.state == HalfOpen:
+		// One call is one probe, however many messages it carried.
+		if b.healthy++; b.healthy >= b.cfg.Probes {
+			b.state, b.reason, b.since, b.until = Closed, ReasonNone, now, time.Time{}
+			b.window.reset()
+		}
+	default:
+		b.window.add(now, o, n)
+		all, bad := b.window.sum(now)
+		if o == Unhealthy && all >= b.cfg.MinVolume && float64(bad) >= b.cfg.Ratio*float64(all) {
+			b.open(now, ReasonErrors, b.cfg.OpenFor)
+		}
+	}
+}
+
+func (b *Breaker) open(now time.Time, why Reason, d time.Duration) {
+	until := now.Add(d)
+	switch b.state {
+	case Closed:
+		b.since, b.openFor = now, b.cfg.OpenFor
+	case Open: // a config error among the answers still on their way
+		if until.Before(b.until) {
+			until = b.until
+		}
+	}
+	b.state, b.reason, b.until = Open, why, until
+}
+
+// BreakerStatus is what an operator sees of a breaker.
+type BreakerStatus struct {
+	State  BreakerState
+	Reason Reason    // why it is not closed
+	Since  time.Time // since when it is closed, or is not
+	Until  time.Time // Open: when the first probes pass
+}
+
+// State returns where the breaker stands at now.
+func (b *Breaker) State(now time.Time) BreakerStatus {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	s := BreakerStatus{State: b.state, Reason: b.reason, Since: b.since}
+	switch {
+	case b.state == Open && now.Before(b.until):
+		s.Until = b.until
+	case b.state == Open:
+		s.State = HalfOpen
+	}
+	return s
+}

@@ -1,0 +1,245 @@
+package limit
+
+import (
+	"cmp"
+	"context"
+	"sync"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Blocks shares until when accounts are blocked, between all workers. Of an
+// account's times the latest counts; the zero time: it is not blocked.
+type Blocks interface {
+	Block(ctx context.Context, account string, until time.Time) error
+	Blocked(ctx context.Context, accounts []string) ([]time.Time, error)
+}
+
+// PoolConfig describes the accounts of one provider.
+type PoolConfig struct {
+	Accounts  []Account     // at least one, names unique
+	BulkShare float64       // most of an account's capacity that bulk may use, up to 1; default 0.5
+	Breaker   BreakerConfig // of each account
+	Blocks    Blocks        // nil: blocked accounts are known to this process only
+}
+
+// Pool spreads calls over accounts: round robin over those that are healthy,
+// not blocked and within their rate. An account that drops out is not made up
+// for: every other keeps its own rate, and what is too much waits.
+type Pool struct {
+	blocks Blocks
+	share  float64
+	names  []string
+
+	mu       sync.Mutex
+	accounts []*account
+	next     int // where the next Pick begins
+}
+
+// NewPool returns a pool with full buckets; the error is a notify.KindInvalid.
+func NewPool(now time.Time, cfg PoolConfig) (*Pool, error) {
+	cfg.BulkShare = cmp.Or(cfg.BulkShare, 0.5)
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	p := &Pool{blocks: cfg.Blocks, share: cfg.BulkShare}
+	for _, a := range cfg.Accounts {
+		p.names = append(p.names, a.Name)
+		p.accounts = append(p.accounts, newAccount(now, a, cfg.BulkShare, cfg.Breaker))
+	}
+	return p, nil
+}
+
+func (c PoolConfig) validate() error {
+	if len(c.Accounts) == 0 {
+		return notify.Invalid("no_accounts", "accounts", "a provider needs at least one account")
+	}
+	if !(c.BulkShare > 0 && c.BulkShare <= 1) {
+		return notify.Invalid("bad_share", "bulk_share", "must be more than 0 and at most 1")
+	}
+	seen := map[string]bool{}
+	for _, a := range c.Accounts {
+		if err := a.validate(); err != nil {
+			return err
+		}
+		if seen[a.Name] {
+			return notify.Invalid("same_name", "accounts.name", "two accounts are called "+a.Name)
+		}
+		seen[a.Name] = true
+	}
+	return c.Breaker.validate()
+}
+
+// Want says what a caller of Pick would send.
+type Want struct {
+	Lane Lane
+	N    int // messages, at least 1
+	Min  int // fewer are not worth a call; default 1. Counts as the most an account holds where that is less
+}
+
+// Grant is the permission to send N messages over an account in one call. How
+// it went is reported with Report.
+type Grant struct {
+	Account string
+	N       int
+	Probe   bool // the account was in trouble: this call finds out whether it still is; N is 1
+}
+
+// Pick takes capacity for a call. When no account has any, earliest is the
+// first time one may, if nobody else takes it.
+func (p *Pool) Pick(now time.Time, w Want) (g Grant, ok bool, earliest time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for k := range p.accounts {
+		i := (p.next + k) % len(p.accounts)
+		a := p.accounts[i]
+		g, at := a.grant(now, w)
+		if g.N > 0 {
+			p.next = i + 1
+			return g, true, time.Time{}
+		}
+		if earliest.IsZero() || at.Before(earliest) {
+			earliest = at
+		}
+	}
+	return Grant{}, false, earliest
+}
+
+// grant takes capacity of one account, or says when it may have some.
+func (a *account) grant(now time.Time, w Want) (Grant, time.Time) {
+	if now.Before(a.blocked) {
+		return Grant{}, a.blocked
+	}
+	n := max(w.N, 1)
+	least := min(max(w.Min, 1), n, a.most(w.Lane))
+	probe := a.breaker.State(now).State != Closed
+	if probe {
+		n, least = 1, 1
+	}
+	// The bucket is looked at before the breaker is asked: a breaker's yes is
+	// a probe, which must not be wasted on an empty bucket.
+	if ok, at := a.available(now, w.Lane, least); !ok {
+		return Grant{}, at
+	}
+	if ok, at := a.breaker.Allow(now); !ok {
+		return Grant{}, at
+	}
+	return Grant{Account: a.name, N: a.take(now, w.Lane, n), Probe: probe}, time.Time{}
+}
+
+// Ready reports whether any account is neither blocked nor behind an open
+// breaker, whatever its bucket holds; if none is, when the first may be. A lane
+// none of whose pools is ready stops reading.
+func (p *Pool) Ready(now time.Time) (ok bool, earliest time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, a := range p.accounts {
+		at := a.breaker.State(now).Until
+		if a.blocked.After(at) {
+			at = a.blocked
+		}
+		if !at.After(now) {
+			return true, time.Time{}
+		}
+		if earliest.IsZero() || at.Before(earliest) {
+			earliest = at
+		}
+	}
+	return false, earliest
+}
+
+// Report tells the account's breaker how n messages sent over it went. Unknown
+// accounts are ignored.
+func (p *Pool) Report(now time.Time, account string, o Outcome, n int) {
+	if a := p.find(account); a != nil {
+		a.breaker.ReportN(now, o, n)
+	}
+}
+
+// Block refuses an account until a time, here at once and elsewhere when Sync
+// runs there. The account starts again with empty buckets. The error is that of
+// Blocks; the account is blocked here all the same.
+func (p *Pool) Block(ctx context.Context, now time.Time, account string, until time.Time) error {
+	a := p.find(account)
+	if a == nil {
+		return notify.NotFound("account")
+	}
+	p.mu.Lock()
+	a.block(now, until)
+	p.mu.Unlock()
+	if p.blocks == nil {
+		return nil
+	}
+	return p.blocks.Block(ctx, account, until)
+}
+
+// Sync learns which accounts other workers blocked. Between two calls a pool
+// may use an account another one blocked: call it about every 250 ms. When it
+// fails, what this process knows still holds.
+func (p *Pool) Sync(ctx context.Context, now time.Time) error {
+	if p.blocks == nil {
+		return nil
+	}
+	until, err := p.blocks.Blocked(ctx, p.names)
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i, at := range until[:min(len(until), len(p.accounts))] {
+		if at.After(now) {
+			p.accounts[i].block(now, at)
+		}
+	}
+	return nil
+}
+
+// SetRate changes an account's rate (messages per second) and burst.
+func (p *Pool) SetRate(now time.Time, account string, rate float64, burst int) error {
+	to := Account{Name: account, Rate: rate, Burst: burst}
+	if err := to.validate(); err != nil {
+		return err
+	}
+	a := p.find(account)
+	if a == nil {
+		return notify.NotFound("account")
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	a.setRate(now, rate, to.withDefaults().Burst, p.share)
+	return nil
+}
+
+// AccountStatus is what an operator sees of an account.
+type AccountStatus struct {
+	Name    string
+	Blocked time.Time // until when; zero: it is not
+	Breaker BreakerStatus
+	Tokens  float64 // messages that may be sent at once
+}
+
+// Status returns the accounts in their configured order.
+func (p *Pool) Status(now time.Time) []AccountStatus {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	out := make([]AccountStatus, len(p.accounts))
+	for i, a := range p.accounts {
+		a.all.refill(now)
+		out[i] = AccountStatus{Name: a.name, Breaker: a.breaker.State(now), Tokens: max(a.all.level, 0)}
+		if a.blocked.After(now) {
+			out[i].Blocked, out[i].Tokens = a.blocked, 0
+		}
+	}
+	return out
+}
+
+// find returns an account, or nil; names never change, so it takes no lock.
+func (p *Pool) find(name string) *account {
+	for i, n := range p.names {
+		if n == name {
+			return p.accounts[i]
+		}
+	}
+	return nil
+}
