@@ -1,0 +1,173 @@
+package kfake
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/twmb/franz-go/pkg/kfake"
+)
+
+// Broker is the embedded log. It may be used from any goroutine.
+type Broker struct {
+	cfg     Config
+	cluster *kfake.Cluster
+	addr    string
+	id      string
+	guard   *Guard
+	watch   *watcher
+	dial    func(ctx context.Context, network, address string) (net.Conn, error)
+}
+
+// Open starts the broker on what Dir holds. It serves from its return on; Run
+// keeps its guards up to date. It refuses a folder that does not carry
+// Config.StoreID (see there) with an error of code "store_id_mismatch".
+func Open(cfg Config) (*Broker, error) {
+	cfg = cfg.withDefaults()
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	b := &Broker{cfg: cfg, id: cfg.StoreID, dial: (&net.Dialer{}).DialContext}
+	b.guard = newGuard(cfg)
+	b.watch = newWatcher(cfg, b.guard)
+	if cfg.Dir == "" {
+		return b, b.start(cfg.Port)
+	}
+	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
+		return nil, fmt.Errorf("kfake: %w", err)
+	}
+	var err error
+	if b.id, err = storeID(cfg.Dir, cfg.StoreID); err != nil {
+		return nil, err
+	}
+	if err := b.watch.look(cfg.Dir); err != nil {
+		return nil, err
+	}
+	if err := b.open(); err != nil {
+		return nil, err
+	}
+	if err := b.measure(); err != nil {
+		b.cluster.Close()
+		return nil, err
+	}
+	return b, nil
+}
+
+// open starts on the configured port, or on the last one, or on any.
+func (b *Broker) open() error {
+	if b.cfg.Port != 0 {
+		return b.start(b.cfg.Port)
+	}
+	file := filepath.Join(b.cfg.Dir, "port")
+	if s, err := os.ReadFile(file); err == nil {
+		if port, err := strconv.Atoi(strings.TrimSpace(string(s))); err == nil && port > 0 {
+			err := b.start(port)
+			if op, ok := errors.AsType[*net.OpError](err); !ok || op.Op != "listen" {
+				return err
+			}
+		}
+	}
+	if err := b.start(0); err != nil {
+		return err
+	}
+	_, port, err := net.SplitHostPort(b.addr)
+	if err == nil {
+		err = os.WriteFile(file, []byte(port+"\n"), 0o600)
+	}
+	if err != nil {
+		b.cluster.Close()
+		return fmt.Errorf("kfake: remembering the port: %w", err)
+	}
+	return nil
+}
+
+func (b *Broker) start(port int, more ...kfake.Opt) error {
+	opts := append([]kfake.Opt{
+		kfake.Ports(port),
+		kfake.ClusterID("notifyd"),
+		kfake.WithLogger(b.watch),
+		kfake.BrokerConfigs(map[string]string{
+			"message.max.bytes":   strconv.Itoa(b.cfg.MaxBatchBytes),
+			"log.segment.bytes":   strconv.FormatInt(b.cfg.SegmentBytes, 10),
+			"log.retention.ms":    "-1",
+			"log.retention.bytes": "-1",
+			// A group that was away for long must still find its place: 100 years.
+			"offsets.retention.minutes": "52560000",
+		}),
+	}, more...)
+	if b.cfg.Dir != "" {
+		opts = append(opts, kfake.DataDir(b.cfg.Dir))
+		if b.cfg.Durability == Fsync {
+			opts = append(opts, kfake.SyncWrites())
+		}
+	}
+	c, err := kfake.NewCluster(opts...)
+	if err != nil {
+		return fmt.Errorf("kfake: %w", err)
+	}
+	for topic, n := range b.cfg.Topics {
+		have := len(c.PartitionInfos(topic))
+		if have == n {
+			continue
+		}
+		if have > 0 {
+			b.cfg.Logger.Warn("topic keeps its partition count", "topic", topic, "partitions", have, "configured", n)
+			continue
+		}
+		if err := c.CreateTopic(topic, int32(n), nil); err != nil {
+			c.Close()
+			return fmt.Errorf("kfake: creating %s: %w", topic, err)
+		}
+	}
+	b.cluster, b.addr = c, c.ListenAddrs()[0]
+	return nil
+}
+
+// Addr is where clients connect: 127.0.0.1:port.
+func (b *Broker) Addr() string { return b.addr }
+
+// Dial connects to the broker, wherever it listens.
+func (b *Broker) Dial(ctx context.Context, network, address string) (net.Conn, error) {
+	return b.dial(ctx, network, address)
+}
+
+// StoreID is the id of this log; empty in memory unless configured.
+func (b *Broker) StoreID() string { return b.id }
+
+// Guard says whether the log may take more.
+func (b *Broker) Guard() *Guard { return b.guard }
+
+// Truncated lists the segments that were cut when the log opened.
+func (b *Broker) Truncated() []Truncation { return b.watch.truncated() }
+
+// Partitions is the number of partitions of topic; 0: there is no such topic.
+func (b *Broker) Partitions(topic string) int { return len(b.cluster.PartitionInfos(topic)) }
+
+// Close stops the broker and stores what it keeps in memory. Everything
+// acknowledged is stored before, so a kill instead loses nothing.
+func (b *Broker) Close() error {
+	b.cluster.Close()
+	return nil
+}
+
+// Ephemeral starts a broker in memory, for tests.
+func Ephemeral(topics map[string]int) (*Broker, error) { return Open(Config{Topics: topics}) }
+
+// Virtual starts a broker in memory on a network in memory, for tests inside of
+// testing/synctest. Clients must use Dial.
+func Virtual(topics map[string]int) (*Broker, error) {
+	cfg := Config{Topics: topics}.withDefaults()
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	var vn kfake.VirtualNetwork
+	b := &Broker{cfg: cfg, dial: vn.DialContext}
+	b.guard = newGuard(cfg)
+	b.watch = newWatcher(cfg, b.guard)
+	return b, b.start(9092, kfake.ListenFn(vn.Listen))
+}

@@ -1,0 +1,23 @@
+// Package kfake is the embedded log: franz-go's own broker run in the process
+// on a loopback port, so that the embedded default uses the client code that
+// production uses, and kcat or rpk can attach.
+//
+// The broker is a good log and a careless keeper. This package adds what it
+// lacks:
+//
+//   - a cap on the log's size, room left on its volume, and an fsync probe, in
+//     one Guard that intake asks (the broker drops errors of fsync);
+//   - trimming behind what the caller says is safe, and never the last record of
+//     a partition: the broker rebuilds a partition's end from its files, so one
+//     whose files are all gone would begin at offset 0 again after a crash,
+//     below the offsets its groups have committed. Its own retention knows no
+//     consumers and stays off;
+//   - a store id, so that a log and a database that do not belong together are
+//     not started together;
+//   - a report of segments that were cut at a bad checksum when it opened.
+//
+// What is left: one node, hence no replication. Opening reads the whole log into
+// memory. The start of a partition is not kept across a crash: records trimmed
+// from a file that is not yet gone come back. A new segment file's directory
+// entry is left to the file system's journal.
+package kfake

@@ -1,0 +1,87 @@
+package kfake
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Guard says whether the log may take more from outside. It is for intake:
+// workers must still be able to append retries and dead letters when the log is
+// at its cap, or it would never empty; the cap leaves room for them.
+type Guard struct {
+	cap, minFree int64
+
+	size     atomic.Int64 // measured
+	appended atomic.Int64 // since the last measure, as reported
+	free     atomic.Int64 // -1: not known
+	slowest  atomic.Int64 // ns, last fsync of the probe
+	noSpace  atomic.Bool  // a write failed for lack of room since the last measure
+	broken   atomic.Pointer[notify.Error]
+}
+
+func newGuard(cfg Config) *Guard {
+	g := &Guard{cap: cfg.CapBytes, minFree: cfg.MinFreeBytes}
+	g.free.Store(-1)
+	return g
+}
+
+// Err is nil when the log may take more, else notify.KindUnavailable with code
+//
+//	log_full    the log is at its cap; trimming makes room
+//	disk_full   the volume is nearly full
+//	disk_error  the volume failed a write or an fsync. What the kernel dropped
+//	            then is not known, so this holds until a restart reads the log
+//	            back.
+//
+// It costs a few atomic loads.
+func (g *Guard) Err() error {
+	if e := g.broken.Load(); e != nil {
+		return e
+	}
+	if free := g.free.Load(); g.noSpace.Load() || free >= 0 && free < g.minFree {
+		return &notify.Error{Kind: notify.KindUnavailable, Code: "disk_full", Msg: "the log's volume is full", RetryAfter: 5 * time.Second}
+	}
+	if g.size.Load()+g.appended.Load() >= g.cap {
+		return &notify.Error{Kind: notify.KindUnavailable, Code: "log_full", Msg: "the log is at its cap", RetryAfter: time.Second}
+	}
+	return nil
+}
+
+// Appended counts bytes just appended, so that the cap holds between measures.
+func (g *Guard) Appended(bytes int) { g.appended.Add(int64(bytes)) }
+
+// Usage is a snapshot for metrics and doctor.
+type Usage struct {
+	LogBytes int64 // on disk, at the last measure
+	CapBytes int64
+	Free     int64         // bytes left on the volume; -1: not known
+	Fsync    time.Duration // of the last probe
+	Err      error         // what Err returns
+}
+
+// Usage returns a snapshot.
+func (g *Guard) Usage() Usage {
+	return Usage{g.size.Load(), g.cap, g.free.Load(), time.Duration(g.slowest.Load()), g.Err()}
+}
+
+// writeFailed notes a failed write of the broker.
+func (g *Guard) writeFailed(err error) {
+	if errors.Is(err, syscall.ENOSPC) {
+		g.noSpace.Store(true)
+		return
+	}
+	g.fail(fmt.Errorf("write: %w", err))
+}
+
+// fail stops intake until a restart.
+func (g *Guard) fail(err error) {
+	g.broken.CompareAndSwap(nil, &notify.Error{
+		Kind: notify.KindUnavailable, Code: "disk_error",
+		Msg: "the log's volume failed; intake stands until a restart", Err: err,
+	})
+}
