@@ -189,7 +189,7 @@ func (r *Row) position(index, pos uint32) (uint32, bool) {
 	switch {
 	case r.Key.Kind == RowReceipt:
 		return 0, r.Key.First == index
-	case r.Index != nil:
+	case len(r.Index) > 0:
 		return r.PosOf(index)
 	}
 	return pos, pos < r.Count

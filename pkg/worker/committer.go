@@ -1,0 +1,120 @@
+package worker
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Committer writes outcome rows in groups: everything that waits goes into one
+// durable Put. Rows of one key are written in the order they were handed in.
+type Committer struct {
+	cfg CommitterConfig
+	in  chan commit
+}
+
+// CommitterConfig of a Committer.
+type CommitterConfig struct {
+	Put    func(ctx context.Context, rows []notify.Row) error
+	Group  int // rows a Put at most: 1,024
+	Queue  int // rows that may wait: 4,096; more block their workers
+	Logger *slog.Logger
+	// Stalled is told how long the store has been refusing, 0 when it is well.
+	Stalled func(time.Duration)
+}
+
+type commit struct {
+	row  notify.Row
+	done func()
+}
+
+// NewCommitter returns a committer that works while Run runs.
+func NewCommitter(cfg CommitterConfig) *Committer {
+	if cfg.Group == 0 {
+		cfg.Group = 1024
+	}
+	if cfg.Queue == 0 {
+		cfg.Queue = 4096
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Stalled == nil {
+		cfg.Stalled = func(time.Duration) {}
+	}
+	return &Committer{cfg: cfg, in: make(chan commit, cfg.Queue)}
+}
+
+// Commit hands in a row; done is called from the committer's goroutine once it
+// is durable, and must not block. It returns ctx's error if the queue stays
+// full until ctx ends.
+func (c *Committer) Commit(ctx context.Context, row notify.Row, done func()) error {
+	select {
+	case c.in <- commit{row, done}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Run writes until ctx ends. A store that refuses is asked again until it
+// takes the rows: nothing is marked meanwhile, and workers stop at a full queue.
+func (c *Committer) Run(ctx context.Context) error {
+	var group []commit
+	var rows []notify.Row
+	for {
+		group, rows = group[:0], rows[:0]
+		select {
+		case x := <-c.in:
+			group = append(group, x)
+		case <-ctx.Done():
+			return nil
+		}
+	drain:
+		for len(group) < c.cfg.Group {
+			select {
+			case x := <-c.in:
+				group = append(group, x)
+			default:
+				break drain
+			}
+		}
+		for i := range group {
+			rows = append(rows, group[i].row)
+		}
+		if !c.put(ctx, rows) {
+			return nil
+		}
+		for i := range group {
+			group[i].done()
+			group[i] = commit{}
+		}
+		clear(rows)
+	}
+}
+
+func (c *Committer) put(ctx context.Context, rows []notify.Row) bool {
+	var since time.Time
+	for wait := 50 * time.Millisecond; ; wait = min(2*wait, time.Second) {
+		err := c.cfg.Put(ctx, rows)
+		if err == nil {
+			if !since.IsZero() {
+				c.cfg.Stalled(0)
+				c.cfg.Logger.Info("status store is back", "after", time.Since(since))
+			}
+			return true
+		}
+		if since.IsZero() {
+			since = time.Now()
+			c.cfg.Logger.Error("status store refuses outcomes; workers hold", "rows", len(rows), "err", err)
+		}
+		c.cfg.Stalled(time.Since(since))
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return false
+		}
+	}
+}

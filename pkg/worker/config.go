@@ -1,0 +1,183 @@
+package worker
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/limit"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/stream"
+)
+
+// Provider takes a call to the outside world.
+type Provider interface {
+	// Send delivers every item of call and calls report exactly once per item
+	// index, possibly concurrently, before it returns.
+	Send(ctx context.Context, call *notify.Call, report func(i int, r notify.Result))
+}
+
+// Verdict is what a user's preferences say of one notification.
+type Verdict struct {
+	Do    Decision
+	Until int64 // Quiet: the end of the quiet hours, ms since 1970
+}
+
+// Decision is the kind of a Verdict.
+type Decision uint8
+
+// The decisions.
+const (
+	Reach    Decision = iota // send it
+	OptedOut                 // the user does not want it
+	Quiet                    // not before Until
+)
+
+// Preferences decides, from memory, whether and where a user is reached.
+type Preferences interface {
+	Decide(hash uint64, user []byte, ch notify.Channel, cat notify.Category, now time.Time) Verdict
+	Addresses(dst []notify.Target, user []byte, ch notify.Channel) []notify.Target
+	Suppressed(ch notify.Channel, address []byte) bool
+	Suppress(ctx context.Context, user string, ch notify.Channel, address, reason string) error
+	Fresh(now time.Time) bool
+}
+
+// Cancels knows what was cancelled.
+type Cancels interface {
+	Cancelled(e *notify.Envelope, index uint32) bool
+}
+
+// Log takes records; nil means every one is acknowledged.
+type Log interface {
+	Append(ctx context.Context, recs []stream.Record) error
+}
+
+// Parker keeps envelopes until their time; nil means durable.
+type Parker interface {
+	Park(ctx context.Context, ts []engine.Timer) error
+}
+
+// Role says which topic of its lane a worker reads.
+type Role uint8
+
+const (
+	// First takes first attempts and deferrals from the lane's topic and keeps
+	// the order of first attempts per user.
+	First Role = iota
+	// Retries takes retries from the lane's -dlq topic.
+	Retries
+)
+
+// Config of a Worker. The zero value of a number means its default.
+type Config struct {
+	Lane notify.Lane
+	Role Role
+
+	Window   int // receivers a claim window: push 1000, email 1000, sms 50
+	Ahead    int // claim windows open per partition: 16
+	InFlight int // addresses at the provider at once: push 10,000, sms 500, email 16,000
+
+	MaxRetries int           // attempts after the first: 3
+	Hold       time.Duration // longest wait that is not parked: 5 s
+	BatchAge   time.Duration // longest wait of a mail for others of its content: 5 s; < 0: none
+	CallLimit  time.Duration // longest provider call: 30 s
+	MaxStarts  int           // starts of a window before its receivers run one by one: 3
+	Backoff    limit.Backoff // 1 s, 2 s, 4 s with jitter
+
+	// Routes maps an address to the name of the provider that serves it, for
+	// breakers: "apns", "fcm", "twilio", "sendgrid".
+	Routes Routes
+	// Unknown lists the categories that become UNKNOWN, not resent, when an
+	// answer is ambiguous. Default: marketing and digest by sms and email.
+	Unknown []notify.Category
+
+	Log       Log
+	Status    engine.Status
+	Committer *Committer
+	Prefs     Preferences
+	Cancels   Cancels
+	Parker    Parker
+	Provider  Provider
+	Health    *Health
+	// Seen returns the request indexes of the envelope a row is about, read
+	// from history or the log; used when a chunk comes again with other
+	// receivers.
+	Seen        func(ctx context.Context, row *notify.Row) (map[uint32]struct{}, error)
+	Events      Events
+	Logger      *slog.Logger
+	MaxEnvelope int // bytes of a derived record: 900,000
+}
+
+// Routes names the providers of a lane and finds the one of an address.
+type Routes struct {
+	Names []string
+	Of    func(address []byte) int // index into Names; -1: none serves it
+}
+
+func (c Config) withDefaults() Config {
+	set := func(p *int, push, sms, email int) {
+		if *p != 0 {
+			return
+		}
+		switch c.Lane.Channel {
+		case notify.Push:
+			*p = push
+		case notify.SMS:
+			*p = sms
+		default:
+			*p = email
+		}
+	}
+	set(&c.Window, 1000, 50, 1000)
+	set(&c.Ahead, 16, 16, 16)
+	set(&c.InFlight, 10_000, 500, 16_000)
+	set(&c.MaxRetries, 3, 3, 3)
+	set(&c.MaxStarts, 3, 3, 3)
+	set(&c.MaxEnvelope, 900_000, 900_000, 900_000)
+	if c.Hold == 0 {
+		c.Hold = 5 * time.Second
+	}
+	if c.BatchAge == 0 {
+		c.BatchAge = 5 * time.Second
+	}
+	if c.CallLimit == 0 {
+		c.CallLimit = 30 * time.Second
+	}
+	if c.Unknown == nil && c.Lane.Channel != notify.Push {
+		c.Unknown = []notify.Category{notify.Marketing, notify.Digest}
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return c
+}
+
+// Events are told what happens, once per window or envelope and never per
+// receiver. Nil functions are skipped.
+type Events struct {
+	// Settled reports the outcomes of one window.
+	Settled func(SettledInfo)
+	// Resumed reports receivers found started without an outcome after a crash.
+	Resumed func(lane notify.Lane, receivers int)
+	// Duplicate reports an envelope that had been finished before.
+	Duplicate func(lane notify.Lane, receivers int)
+	// Parked reports receivers put into the timer store.
+	Parked func(lane notify.Lane, receivers int, wait time.Duration)
+	// Poison reports a record nobody could decode.
+	Poison func(topic string)
+	// Panic reports a panic of a provider or of ours while handling a window.
+	Panic func(lane notify.Lane, v any)
+}
+
+// SettledInfo is what became of one window.
+type SettledInfo struct {
+	Lane     notify.Lane
+	Envelope *notify.Envelope
+	Row      notify.RowKey
+	Count    int
+	States   [notify.States]int
+	Codes    map[string]int // of receivers with a code; nil when none has one
+	Called   time.Duration  // in the provider
+	Age      time.Duration  // from acceptance to the provider call
+}

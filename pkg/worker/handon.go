@@ -1,0 +1,192 @@
+package worker
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/fault"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/stream"
+	"github.com/notifyd/notifyd/pkg/timer"
+)
+
+// handOn gives away what a finished row says goes on: retries, waits and
+// failures. It is derived from the row alone, so a repeat after a crash hands on
+// the same things under the same keys.
+func (j *job) handOn(ctx context.Context, row *notify.Row) error {
+	if row.Default.State != notify.Deferred && row.Default.State != notify.Failed && !slices.ContainsFunc(row.Exceptions, func(x notify.Exception) bool {
+		return x.State == notify.Deferred || x.State == notify.Failed
+	}) {
+		j.p.forget(j)
+		return nil
+	}
+	recs, timers := j.derive(row)
+	err := j.p.w.until(ctx, "log", func() error {
+		if len(recs) == 0 {
+			return nil
+		}
+		return j.p.w.cfg.Log.Append(ctx, recs)
+	})
+	fault.Hit("retries-before-parked")
+	if err == nil && len(timers) > 0 {
+		err = j.p.w.until(ctx, "timer store", func() error { return j.p.w.cfg.Parker.Park(ctx, timers) })
+	}
+	j.p.forget(j)
+	return err
+}
+
+// part is a group of receivers that go on together.
+type group struct {
+	retry bool
+	wake  int64
+	cause string
+	w     notify.ReceiverWriter
+	first uint32
+}
+
+// derive walks the receivers beside their outcomes.
+func (j *job) derive(row *notify.Row) (recs []stream.Record, timers []engine.Timer) {
+	w := j.p.w
+	e := &j.env
+	var groups []*group
+	flush := func(g *group) {
+		d := *e
+		d.Count, d.Receivers = g.w.Count(), g.w.Bytes()
+		d.First, d.NotBefore, d.Cause = g.first, g.wake, g.cause
+		d.Parent = e.Parent
+		if !e.Derived() {
+			d.Parent = row.Digest
+		}
+		topic := w.cfg.Lane.Topic()
+		if g.retry {
+			d.Attempt++
+			d.Deferrals = 0
+			topic = w.cfg.Lane.DLQTopic()
+		} else {
+			d.Deferrals++
+			if w.cfg.Role == Retries {
+				topic = w.cfg.Lane.DLQTopic()
+			}
+		}
+		value := notify.AppendEnvelope(nil, &d)
+		if g.retry && g.wake-time.Now().UnixMilli() <= w.cfg.Hold.Milliseconds() {
+			recs = append(recs, stream.Record{Topic: topic, Partition: j.msg.Partition, Value: value})
+		} else {
+			timers = append(timers, engine.Timer{FireAt: g.wake, ID: timerID(d.Key()), Kind: timer.KindEnvelope, Target: topic, Payload: value})
+		}
+	}
+	rd := notify.ReadReceivers(e.Receivers)
+	var rec notify.Receiver
+	var targets []notify.Target
+	for pos := uint32(0); rd.Next(&rec); pos++ {
+		ex := row.At(pos)
+		if len(ex) == 0 {
+			ex = []notify.Exception{row.Default}
+		}
+		var g *group
+		failed := -1
+		for i := range ex {
+			x := &ex[i]
+			switch x.State {
+			case notify.Failed:
+				failed = i
+			case notify.Deferred:
+				if k := slices.IndexFunc(groups, func(g *group) bool { return g.retry == x.Retry && g.wake == x.Wake }); k >= 0 {
+					g = groups[k]
+				} else {
+					g = &group{retry: x.Retry, wake: x.Wake, cause: cause(e, x), first: rec.Index}
+					groups = append(groups, g)
+				}
+			}
+		}
+		if g != nil {
+			out := rec
+			if len(ex) > 1 || ex[0].Of > 1 {
+				out.Address = j.failedTargets(targets, &rec, ex)
+			}
+			if g.w.Len()+len(out.User)+len(out.Address)+len(out.Variables)+16 > w.cfg.MaxEnvelope {
+				flush(g)
+				g.w = notify.ReceiverWriter{}
+				g.first = rec.Index
+			}
+			g.w.Append(out)
+		}
+		if failed >= 0 && g == nil && allFailed(ex) {
+			recs = append(recs, j.failure(row, &rec, &ex[failed]))
+		}
+	}
+	for _, g := range groups {
+		flush(g)
+	}
+	return recs, timers
+}
+
+// failedTargets is the address field that names just the addresses that go on.
+func (j *job) failedTargets(buf []notify.Target, rec *notify.Receiver, ex []notify.Exception) []byte {
+	all, err := notify.Targets(buf[:0], rec.Address)
+	if err != nil || len(all) == 0 {
+		all = j.p.w.cfg.Prefs.Addresses(buf[:0], rec.User, j.env.Channel)
+	}
+	var on []notify.Target
+	for _, x := range ex {
+		if x.State != notify.Deferred {
+			continue
+		}
+		if i := slices.IndexFunc(all, func(t notify.Target) bool { return t.Addr == x.Addr }); i >= 0 {
+			on = append(on, all[i])
+		}
+	}
+	if len(on) == 0 {
+		return rec.Address // resolved again at its time
+	}
+	return notify.AppendTargets(nil, on)
+}
+
+// allFailed reports whether no address of a receiver was reached or still may be.
+func allFailed(ex []notify.Exception) bool {
+	for i := range ex {
+		if ex[i].State != notify.Failed {
+			return false
+		}
+	}
+	return true
+}
+
+// cause is why an envelope was derived; it remembers that a call was made.
+func cause(e *notify.Envelope, x *notify.Exception) string {
+	called := x.Provider != "" || strings.HasPrefix(e.Cause, causeCalled)
+	if called && !x.Retry {
+		return causeCalled + x.Code
+	}
+	return x.Code
+}
+
+// timerID names a derived envelope in the timer store: parked twice, it is one.
+func timerID(k notify.RowKey) []byte {
+	b := make([]byte, 0, 32)
+	b = append(b, k.Chunk.Base[:]...)
+	b = binary.BigEndian.AppendUint16(b, k.Chunk.Partition)
+	b = binary.BigEndian.AppendUint32(b, k.Chunk.Block)
+	b = binary.BigEndian.AppendUint16(b, k.Epoch)
+	b = binary.BigEndian.AppendUint16(b, k.Attempt)
+	b = binary.BigEndian.AppendUint16(b, k.Deferrals)
+	return binary.BigEndian.AppendUint32(b, k.First)
+}
+
+func (j *job) failure(row *notify.Row, rec *notify.Receiver, x *notify.Exception) stream.Record {
+	e := &j.env
+	f := notify.Failure{
+		Version: 1, ID: e.ID(rec.Index).String(), Epoch: int(e.Epoch), Caller: e.Caller, Campaign: e.Campaign,
+		Channel: e.Channel.String(), Category: e.Category.String(), User: string(rec.User),
+		Template: e.Content.Template, Class: x.Class.String(), Code: x.Code, Provider: x.Provider, Attempts: int(e.Attempt) + 1,
+		Accepted: e.Accepted, Failed: row.Updated, Expires: e.Expires,
+		Chunk: chunkName(e.Chunk), Topic: j.msg.Topic, Partition: j.msg.Partition, Offset: j.msg.Offset,
+	}
+	b, _ := json.Marshal(f) // of strings and numbers: cannot fail
+	return stream.Record{Topic: notify.TopicFailed, Key: rec.User, Value: b, Partition: -1}
+}

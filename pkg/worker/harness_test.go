@@ -1,0 +1,353 @@
+package worker
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/engine/memory"
+	"github.com/notifyd/notifyd/pkg/limit"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/stream"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// rig is a worker between doubles: a log and timers that only remember, a
+// provider that does as told.
+type rig struct {
+	t      *testing.T
+	cfg    Config
+	status engine.Status
+	log    *fakeLog
+	parked *fakeParker
+	prov   *fakeProvider
+	prefs  *fakePrefs
+	cancel *fakeCancels
+	w      *Worker
+	part   stream.PartitionHandler
+	ctx    context.Context
+	stop   context.CancelFunc
+	done   sync.WaitGroup
+
+	mu     sync.Mutex
+	marked map[int64]bool
+	offset int64
+}
+
+func newRig(t *testing.T, lane notify.Lane, change ...func(*Config)) *rig {
+	t.Helper()
+	store := memory.New()
+	r := &rig{
+		t: t, status: store.Status(), log: &fakeLog{}, parked: &fakeParker{}, prov: &fakeProvider{},
+		prefs: &fakePrefs{}, cancel: &fakeCancels{}, marked: map[int64]bool{},
+	}
+	r.cfg = Config{
+		Lane: lane, Routes: oneRoute("prov"), Log: r.log, Status: r.status, Prefs: r.prefs, Cancels: r.cancel,
+		Parker: r.parked, Provider: r.prov,
+	}
+	for _, f := range change {
+		f(&r.cfg)
+	}
+	r.start()
+	t.Cleanup(r.close)
+	return r
+}
+
+func oneRoute(name string) Routes {
+	return Routes{Names: []string{name}, Of: func([]byte) int { return 0 }}
+}
+
+// start begins a new life of the process: same stores, new worker.
+func (r *rig) start() {
+	r.ctx, r.stop = context.WithCancel(context.Background())
+	committer := NewCommitter(CommitterConfig{Put: r.cfg.Status.Put})
+	ctx := r.ctx
+	r.done.Go(func() { _ = committer.Run(ctx) })
+	health, err := NewHealth(limit.BreakerConfig{})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	cfg := r.cfg
+	cfg.Committer, cfg.Health = committer, health
+	r.w = New(cfg)
+	r.part = r.w.Assigned(r.ctx, stream.TopicPartition{Topic: r.cfg.Lane.Topic()})
+}
+
+// crash ends the life without a word: nothing in memory survives.
+func (r *rig) crash() {
+	r.stop()
+	r.part.(*partition).wg.Wait()
+	r.done.Wait()
+}
+
+func (r *rig) close() {
+	r.crash()
+}
+
+// envelope makes an envelope for users.
+func (r *rig) envelope(cat notify.Category, users ...string) notify.Envelope {
+	var w notify.ReceiverWriter
+	for i, u := range users {
+		w.Append(notify.Receiver{Index: uint32(i), User: []byte(u), Address: []byte("addr-" + u)})
+	}
+	return notify.Envelope{
+		Chunk: notify.Chunk{Base: notify.NewBase(time.Now())}, Fan: len(users) > 1, Channel: r.cfg.Lane.Channel, Category: cat,
+		Accepted: time.Now().UnixMilli(), Caller: "caller", Content: notify.Content{Body: "hello"},
+		Count: uint32(len(users)), Receivers: w.Bytes(),
+	}
+}
+
+// feed hands envelopes to the partition in log order and returns their offsets.
+func (r *rig) feed(envs ...notify.Envelope) []int64 {
+	r.t.Helper()
+	var msgs []*stream.Msg
+	var at []int64
+	for i := range envs {
+		topic := r.cfg.Lane.Topic()
+		if r.cfg.Role == Retries {
+			topic = r.cfg.Lane.DLQTopic()
+		}
+		r.mu.Lock()
+		off := r.offset
+		r.offset++
+		r.mu.Unlock()
+		at = append(at, off)
+		rec := stream.Record{Topic: topic, Offset: off, Value: notify.AppendEnvelope(nil, &envs[i])}
+		msgs = append(msgs, stream.NewMsg(rec, func() {
+			r.mu.Lock()
+			r.marked[off] = true
+			r.mu.Unlock()
+		}))
+	}
+	if err := r.part.Handle(r.ctx, msgs); err != nil {
+		r.t.Fatal(err)
+	}
+	return at
+}
+
+func (r *rig) isMarked(off int64) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.marked[off]
+}
+
+// state folds what the store says of the receiver with this index.
+func (r *rig) state(e *notify.Envelope, index uint32) notify.Outcome {
+	r.t.Helper()
+	rows, err := r.status.Chunk(context.Background(), e.Chunk)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return notify.Fold(rows, index, index)
+}
+
+type fakeLog struct {
+	mu   sync.Mutex
+	recs []stream.Record
+	err  error
+}
+
+func (l *fakeLog) Append(_ context.Context, recs []stream.Record) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.err != nil {
+		return l.err
+	}
+	l.recs = append(l.recs, recs...)
+	return nil
+}
+
+func (l *fakeLog) take() []stream.Record {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	recs := l.recs
+	l.recs = nil
+	return recs
+}
+
+// failures decodes the records of notifications-failed among recs.
+func failures(t *testing.T, recs []stream.Record) (fs []notify.Failure) {
+	t.Helper()
+	for _, rec := range recs {
+		if rec.Topic != notify.TopicFailed {
+			continue
+		}
+		var f notify.Failure
+		if err := json.Unmarshal(rec.Value, &f); err != nil {
+			t.Fatal(err)
+		}
+		fs = append(fs, f)
+	}
+	return fs
+}
+
+type fakeParker struct {
+	mu sync.Mutex
+	ts []engine.Timer
+}
+
+func (p *fakeParker) Park(_ context.Context, ts []engine.Timer) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ts = append(p.ts, ts...)
+	return nil
+}
+
+func (p *fakeParker) take() []engine.Timer {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	ts := p.ts
+	p.ts = nil
+	return ts
+}
+
+func decode(t *testing.T, value []byte) notify.Envelope {
+	t.Helper()
+	var e notify.Envelope
+	if err := notify.DecodeEnvelope(value, &e); err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+// fakeProvider answers by its function, after its latency, and remembers.
+type fakeProvider struct {
+	mu      sync.Mutex
+	calls   [][]string // users per call
+	users   []string
+	latency time.Duration
+	answer  func(item *notify.Item) notify.Result
+	before  func(call *notify.Call)
+}
+
+func (p *fakeProvider) Send(ctx context.Context, call *notify.Call, report func(int, notify.Result)) {
+	p.mu.Lock()
+	latency, answer, before := p.latency, p.answer, p.before
+	p.mu.Unlock()
+	if before != nil {
+		before(call)
+	}
+	var users []string
+	for i := range call.Items {
+		users = append(users, string(call.Items[i].User))
+	}
+	p.mu.Lock()
+	p.calls = append(p.calls, users)
+	p.users = append(p.users, users...)
+	p.mu.Unlock()
+	if latency > 0 {
+		select {
+		case <-time.After(latency):
+		case <-ctx.Done():
+			for i := range call.Items {
+				report(i, notify.Result{Class: notify.ClassAmbiguous, Code: "timeout", Provider: "prov"})
+			}
+			return
+		}
+	}
+	for i := range call.Items {
+		res := notify.Result{Class: notify.ClassAccepted, Confirmed: true, Provider: "prov"}
+		if answer != nil {
+			res = answer(&call.Items[i])
+		}
+		report(i, res)
+	}
+}
+
+func (p *fakeProvider) set(f func(*notify.Item) notify.Result) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.answer = f
+}
+
+func (p *fakeProvider) count() map[string]int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	m := map[string]int{}
+	for _, u := range p.users {
+		m[u]++
+	}
+	return m
+}
+
+func (p *fakeProvider) order() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return append([]string(nil), p.users...)
+}
+
+func answer(class notify.Class, code string) func(*notify.Item) notify.Result {
+	return func(*notify.Item) notify.Result {
+		return notify.Result{Class: class, Code: code, Provider: "prov"}
+	}
+}
+
+type fakePrefs struct {
+	mu         sync.Mutex
+	verdict    func(user string) Verdict
+	addresses  map[string][]string
+	suppressed map[string]bool
+}
+
+func (p *fakePrefs) Decide(_ uint64, user []byte, _ notify.Channel, cat notify.Category, _ time.Time) Verdict {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.verdict == nil || cat.Critical() {
+		return Verdict{}
+	}
+	return p.verdict(string(user))
+}
+
+func (p *fakePrefs) Addresses(dst []notify.Target, user []byte, _ notify.Channel) []notify.Target {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	as := p.addresses[string(user)]
+	for i, a := range as {
+		dst = append(dst, notify.Target{Addr: uint8(i), Of: uint8(len(as)), Address: []byte(a)})
+	}
+	return dst
+}
+
+func (p *fakePrefs) Suppressed(_ notify.Channel, address []byte) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.suppressed[string(address)]
+}
+
+func (p *fakePrefs) Suppress(_ context.Context, _ string, _ notify.Channel, address, _ string) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.suppressed == nil {
+		p.suppressed = map[string]bool{}
+	}
+	p.suppressed[address] = true
+	return nil
+}
+
+func (p *fakePrefs) Fresh(time.Time) bool { return true }
+
+type fakeCancels struct {
+	mu  sync.Mutex
+	ids map[notify.ID]bool
+}
+
+func (c *fakeCancels) Cancelled(e *notify.Envelope, index uint32) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.ids[e.ID(index)]
+}
+
+func users(n int) []string {
+	us := make([]string, n)
+	for i := range us {
+		us[i] = fmt.Sprintf("u%05d", i)
+	}
+	return us
+}

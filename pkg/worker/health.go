@@ -1,0 +1,237 @@
+package worker
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/limit"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Health is what the workers of a process know of their providers: a breaker
+// and a blocked-until per route. Both lanes of a channel, and both roles, share
+// one. Safe for concurrent use.
+type Health struct {
+	cfg limit.BreakerConfig
+
+	mu       sync.Mutex
+	routes   map[string]*routeHealth
+	troubled int           // routes not closed or blocked
+	change   chan struct{} // closed when a route opens or closes
+}
+
+type routeHealth struct {
+	breaker *limit.Breaker
+	blocked time.Time
+	well    bool
+}
+
+// NewHealth returns a Health in which every route is well; the error is that of
+// a bad configuration.
+func NewHealth(cfg limit.BreakerConfig) (*Health, error) {
+	if _, err := limit.NewBreaker(time.Now(), cfg); err != nil {
+		return nil, err
+	}
+	return &Health{cfg: cfg, routes: map[string]*routeHealth{}, change: make(chan struct{})}, nil
+}
+
+func (h *Health) routeLocked(name string) *routeHealth {
+	r := h.routes[name]
+	if r == nil {
+		b, err := limit.NewBreaker(time.Now(), h.cfg)
+		if err != nil {
+			panic(err) // NewHealth has checked the configuration
+		}
+		r = &routeHealth{breaker: b, well: true}
+		h.routes[name] = r
+	}
+	return r
+}
+
+// allClosed is the fast path: every route of the lane is well.
+func (h *Health) allClosed(rs *Routes) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.troubled == 0 {
+		return true
+	}
+	for _, n := range rs.Names {
+		if !h.routeLocked(n).well {
+			return false
+		}
+	}
+	return true
+}
+
+// allow asks to make one call on a route; if not now, at tells when to ask again.
+func (h *Health) allow(name string, now time.Time) (ok bool, at time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	r := h.routeLocked(name)
+	if now.Before(r.blocked) {
+		return false, r.blocked
+	}
+	ok, at = r.breaker.Allow(now)
+	return ok, at
+}
+
+// report feeds the answer of n items to their route's breaker and says whether
+// the breaker is closed now.
+func (h *Health) report(name string, res *notify.Result, n int, now time.Time) (closed bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	r := h.routeLocked(name)
+	if res.Class == notify.ClassThrottled {
+		if until := now.Add(max(res.RetryAfter, time.Second)); until.After(r.blocked) {
+			r.blocked = until
+		}
+	}
+	r.breaker.ReportN(now, limit.OutcomeOf(res.Class), n)
+	h.judgeLocked(r, now)
+	return r.breaker.State(now).State == limit.Closed
+}
+
+func (h *Health) judgeLocked(r *routeHealth, now time.Time) {
+	well := r.breaker.State(now).State == limit.Closed && !now.Before(r.blocked)
+	if well == r.well {
+		return
+	}
+	r.well = well
+	if well {
+		h.troubled--
+	} else {
+		h.troubled++
+	}
+	close(h.change)
+	h.change = make(chan struct{})
+}
+
+// reopens is when a route may be tried again.
+func (h *Health) reopens(name string, now time.Time) time.Time {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.reopensLocked(h.routeLocked(name), now)
+}
+
+func (h *Health) reopensLocked(r *routeHealth, now time.Time) time.Time {
+	at := r.breaker.State(now).Until
+	if r.blocked.After(at) {
+		at = r.blocked
+	}
+	return at
+}
+
+// otherOpen reports whether a route of the lane other than number n works now.
+func (h *Health) otherOpen(rs *Routes, n int, now time.Time) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for i, name := range rs.Names {
+		if i == n {
+			continue
+		}
+		if r := h.routeLocked(name); r.breaker.State(now).State == limit.Closed && !now.Before(r.blocked) {
+			return true
+		}
+	}
+	return false
+}
+
+// earliest is when the first route of the lane may be tried; now if one may.
+func (h *Health) earliest(rs *Routes, now time.Time) time.Time {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var first time.Time
+	for i, name := range rs.Names {
+		if at := h.reopensLocked(h.routeLocked(name), now); i == 0 || at.Before(first) {
+			first = at
+		}
+	}
+	if first.Before(now) {
+		return now
+	}
+	return first
+}
+
+// waitReady holds a window back, before its claim, while every route of the
+// lane is shut: the lane stands and the log buffers. It lets it through at its
+// expiry, to be dropped. False: ctx has ended.
+func (h *Health) waitReady(ctx context.Context, rs *Routes, expires int64) bool {
+	for {
+		if h.allClosed(rs) {
+			return true
+		}
+		now := time.Now()
+		at := h.earliest(rs, now)
+		if !at.After(now) {
+			return true
+		}
+		if expires != 0 && !now.Before(time.UnixMilli(expires)) {
+			return true
+		}
+		if expires != 0 && time.UnixMilli(expires).Before(at) {
+			at = time.UnixMilli(expires)
+		}
+		if !h.wait(ctx, at) {
+			return false
+		}
+	}
+}
+
+// shut reports whether no route of the lane works now, until when at most, and
+// a channel that is closed when that may have changed.
+func (h *Health) shut(rs *Routes) (bool, time.Time, <-chan struct{}) {
+	if h.allClosed(rs) {
+		return false, time.Time{}, nil
+	}
+	now := time.Now()
+	at := h.earliest(rs, now)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return at.After(now), at, h.change
+}
+
+// wait returns at a time, or when the health of a route changes; false: ctx has
+// ended.
+func (h *Health) wait(ctx context.Context, until time.Time) bool {
+	h.mu.Lock()
+	change := h.change
+	h.mu.Unlock()
+	t := time.NewTimer(max(time.Until(until), time.Millisecond))
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-change:
+	case <-ctx.Done():
+		return false
+	}
+	return true
+}
+
+// Circuit is the state of one route, for operators.
+type Circuit struct {
+	Route   string    `json:"route"`
+	State   string    `json:"state"`
+	Reason  string    `json:"reason,omitempty"`
+	Blocked time.Time `json:"blocked_until,omitzero"`
+	RetryAt time.Time `json:"retry_at,omitzero"`
+}
+
+// Circuits lists every route that was ever used.
+func (h *Health) Circuits(now time.Time) []Circuit {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var cs []Circuit
+	for name, r := range h.routes {
+		st := r.breaker.State(now)
+		c := Circuit{Route: name, State: st.State.String(), Reason: st.Reason.String()}
+		if now.Before(r.blocked) {
+			c.Blocked = r.blocked
+		}
+		if at := h.reopensLocked(r, now); at.After(now) {
+			c.RetryAt = at
+		}
+		cs = append(cs, c)
+	}
+	return cs
+}

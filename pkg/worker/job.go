@@ -1,0 +1,347 @@
+package worker
+
+import (
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/fault"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// job is one envelope on its way.
+type job struct {
+	p    *partition
+	env  notify.Envelope
+	msg  message
+	row  notify.Row // what does not change: key, count, digest, origin
+	turn *turn      // nil: order does not matter
+
+	index []uint32 // request index per position, derived envelopes only
+	at    []mark   // one per window boundary: where its receivers begin
+
+	// handIn is held from the snapshot of a row until it stands in the
+	// committer's queue: else a claim that saw less could be written last.
+	handIn sync.Mutex
+
+	mu        sync.Mutex
+	settled   []bool // per position: has its outcome
+	startedTo uint32
+	doneTo    uint32
+	resumedTo uint32 // positions below were started by a process that died
+	starts    uint16 // how often, the start under way included
+	resent    uint32
+	def       notify.Exception   // the default outcome, once there is one
+	ex        []notify.Exception // unsorted
+	windows   int                // not finished
+	claimed   bool               // all windows have been handed out
+}
+
+// mark is a place in the receivers' column.
+type mark struct {
+	pos uint32
+	rd  notify.ReceiverReader
+}
+
+// window is a span of positions that is claimed, called and settled together.
+type window struct {
+	job    *job
+	lo, hi uint32
+	rd     notify.ReceiverReader // at lo
+}
+
+// newJob reads the column once: window boundaries, and the users' hashes for
+// the order (only where they are few).
+func newJob(p *partition, m message, env notify.Envelope) (*job, []uint64) {
+	cfg := &p.w.cfg
+	j := &job{p: p, env: env, msg: m}
+	j.row = notify.Row{
+		Key: env.Key(), Count: env.Count, Digest: notify.ColumnDigest(env.Receivers),
+		Caller: env.Caller, Campaign: env.Campaign, Channel: env.Channel, Category: env.Category,
+		Accepted: env.Accepted, Topic: m.Topic, LogPart: m.Partition, Offset: m.Offset,
+	}
+	small := env.Count < barrierFrom && cfg.Role == First
+	var hashes []uint64
+	if small {
+		hashes = make([]uint64, 0, env.Count)
+	}
+	derived := env.Derived()
+	rd := notify.ReadReceivers(env.Receivers)
+	size := uint32(cfg.Window)
+	var r notify.Receiver
+	for pos := uint32(0); ; pos++ {
+		if pos%size == 0 && pos < env.Count {
+			j.at = append(j.at, mark{pos, rd})
+		}
+		if !rd.Next(&r) {
+			break
+		}
+		if small {
+			hashes = append(hashes, notify.HashUser(r.User))
+		}
+		if derived {
+			j.index = append(j.index, r.Index)
+		}
+	}
+	j.row.Index = j.index
+	j.settled = make([]bool, env.Count)
+	return j, hashes
+}
+
+// resume takes over what an earlier start of the same envelope left: outcomes
+// below DoneUpTo stand; receivers from there to StartedUpTo are ambiguous. It
+// reports whether those have been started too often and must run one by one, so
+// that the one that kills the process is found.
+func (j *job) resume(row *notify.Row) (alone bool) {
+	cfg := &j.p.w.cfg
+	j.doneTo, j.startedTo = row.DoneUpTo, row.StartedUpTo
+	j.resumedTo = row.StartedUpTo
+	j.resent, j.starts = row.Resent, row.Starts+1
+	j.def = row.Default
+	for i := uint32(0); i < row.DoneUpTo && i < j.env.Count; i++ {
+		j.settled[i] = true
+	}
+	for _, x := range row.Exceptions {
+		if x.Pos < row.DoneUpTo {
+			j.ex = append(j.ex, x)
+		}
+	}
+	open := row.StartedUpTo - row.DoneUpTo
+	if open == 0 {
+		return false
+	}
+	if f := cfg.Events.Resumed; f != nil {
+		f(cfg.Lane, int(open))
+	}
+	starts := int(row.Starts)
+	switch {
+	case open == 1 && starts >= 2*cfg.MaxStarts:
+		// Alone in its window, and the process died each time: it is the one.
+		j.settleLocked(row.DoneUpTo, notify.Exception{Pos: row.DoneUpTo, State: notify.Failed, Code: "killed_worker"})
+	case slices.Contains(cfg.Unknown, j.env.Category):
+		for pos := row.DoneUpTo; pos < row.StartedUpTo; pos++ {
+			j.settleLocked(pos, notify.Exception{Pos: pos, State: notify.Unknown, Code: "interrupted"})
+		}
+	default:
+		j.resent += open
+		if starts < cfg.MaxStarts {
+			return false
+		}
+		j.startedTo = j.doneTo // each claim below names one receiver
+		j.starts = max(j.starts, uint16(cfg.MaxStarts)+1)
+		return true
+	}
+	j.advanceLocked()
+	return false
+}
+
+// snapshot is the row as of now. Called with mu held.
+func (j *job) snapshotLocked() notify.Row {
+	row := j.row
+	row.Starts, row.Resent = 1, j.resent
+	if j.doneTo < j.resumedTo {
+		row.Starts = j.starts
+	}
+	row.DoneUpTo, row.StartedUpTo = j.doneTo, j.startedTo
+	row.Default = j.def
+	row.Updated = time.Now().UnixMilli()
+	if len(j.ex) > 0 {
+		row.Exceptions = slices.Clone(j.ex)
+		slices.SortFunc(row.Exceptions, func(a, b notify.Exception) int {
+			if a.Pos != b.Pos {
+				return int(a.Pos) - int(b.Pos)
+			}
+			return int(a.Addr) - int(b.Addr)
+		})
+	}
+	return row
+}
+
+// settleLocked records an outcome of a position. The first outcome that could
+// stand for many becomes the default.
+func (j *job) settleLocked(pos uint32, x notify.Exception) {
+	j.settled[pos] = true
+	x.Pos = pos
+	if x.Of <= 1 && x.Receipt == "" {
+		if j.def.State == notify.None {
+			j.def = x
+			j.def.Pos, j.def.Addr = 0, 0
+			return
+		}
+		if sameOutcome(&j.def, &x) {
+			return
+		}
+	}
+	j.ex = append(j.ex, x)
+}
+
+func sameOutcome(a, b *notify.Exception) bool {
+	return a.State == b.State && a.Class == b.Class && a.Wake == b.Wake && a.Retry == b.Retry && a.Of == b.Of &&
+		a.Code == b.Code && a.Provider == b.Provider && a.Receipt == b.Receipt
+}
+
+func (j *job) advanceLocked() {
+	for j.doneTo < j.env.Count && j.settled[j.doneTo] {
+		j.doneTo++
+	}
+	if j.startedTo < j.doneTo {
+		j.startedTo = j.doneTo
+	}
+}
+
+// claim moves StartedUpTo to hi in the durable row, and waits for it.
+func (j *job) claim(w *window) error {
+	return j.commit(func() (notify.Row, bool) {
+		j.startedTo = max(j.startedTo, w.hi)
+		return j.snapshotLocked(), true
+	})
+}
+
+// commit makes the row that snapshot returns (called with mu held) durable.
+func (j *job) commit(snapshot func() (row notify.Row, ok bool)) error {
+	ctx := j.p.ctx
+	done := make(chan struct{})
+	j.handIn.Lock()
+	j.mu.Lock()
+	row, ok := snapshot()
+	j.mu.Unlock()
+	if !ok {
+		j.handIn.Unlock()
+		return nil
+	}
+	err := j.p.w.cfg.Committer.Commit(ctx, row, func() { close(done) })
+	j.handIn.Unlock()
+	if err != nil {
+		return err
+	}
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// save makes the progress of a job that is left behind durable: its windows
+// have all been settled, so the next owner finds nothing ambiguous.
+func (j *job) save() {
+	// An error means the partition is gone: the claim stands instead.
+	_ = j.commit(func() (notify.Row, bool) { return j.snapshotLocked(), j.doneTo > 0 })
+}
+
+// finishWindow merges a window's outcomes and reports whether it was the last.
+func (j *job) finishWindow(def notify.Exception, plain []bool, lo uint32, ex []notify.Exception) (last bool) {
+	j.mu.Lock()
+	if j.def.State == notify.None && def.State != notify.None {
+		j.def = def
+		j.def.Pos, j.def.Addr = 0, 0
+	}
+	same := sameOutcome(&j.def, &def)
+	for i, is := range plain {
+		if !is {
+			continue
+		}
+		pos := lo + uint32(i)
+		j.settled[pos] = true
+		if !same {
+			x := def
+			x.Pos = pos
+			j.ex = append(j.ex, x)
+		}
+	}
+	for i := range ex {
+		j.settled[ex[i].Pos] = true
+		if x := ex[i]; x.Of <= 1 && sameOutcome(&j.def, &x) {
+			continue
+		}
+		j.ex = append(j.ex, ex[i])
+	}
+	j.advanceLocked()
+	j.windows--
+	last = j.windows == 0 && j.claimed
+	j.mu.Unlock()
+	return last
+}
+
+// handedOut says that every window of the job has been made.
+func (j *job) handedOut() {
+	j.mu.Lock()
+	j.claimed = true
+	last := j.windows == 0
+	j.mu.Unlock()
+	if last {
+		j.finish()
+	}
+}
+
+// finish commits the finished row, hands on what it hands on, and marks the
+// record. It runs in the goroutine of the last window.
+func (j *job) finish() {
+	j.p.leave(j)
+	fault.Hit("before-outcome")
+	var row notify.Row
+	err := j.commit(func() (notify.Row, bool) {
+		j.rebaseLocked()
+		row = j.snapshotLocked()
+		row.Done = true
+		row.DoneUpTo, row.StartedUpTo = row.Count, row.Count
+		return row, true
+	})
+	if err != nil {
+		return
+	}
+	fault.Hit("outcome-before-handon")
+	if j.handOn(j.p.ctx, &row) != nil {
+		return
+	}
+	fault.Hit("handon-before-mark")
+	j.msg.Done()
+}
+
+// rebaseLocked makes the commonest exception the default when most receivers
+// have one: the first window may have gone differently from the rest.
+func (j *job) rebaseLocked() {
+	if len(j.ex) <= int(j.env.Count)/2 || len(j.ex) < 8 {
+		return
+	}
+	type outcome struct {
+		state               notify.State
+		retry               bool
+		wake                int64
+		class               notify.Class
+		code, prov, receipt string
+	}
+	count := map[outcome]int{}
+	var best outcome
+	with := map[uint32]bool{}
+	for i := range j.ex {
+		x := &j.ex[i]
+		with[x.Pos] = true
+		if x.Of > 1 || x.Receipt != "" {
+			continue
+		}
+		o := outcome{x.State, x.Retry, x.Wake, x.Class, x.Code, x.Provider, x.Receipt}
+		if count[o]++; count[o] > count[best] {
+			best = o
+		}
+	}
+	if count[best] <= int(j.env.Count)-len(with) {
+		return
+	}
+	old := j.def
+	j.def = notify.Exception{State: best.state, Retry: best.retry, Wake: best.wake, Class: best.class, Code: best.code, Provider: best.prov}
+	kept := j.ex[:0]
+	for _, x := range j.ex {
+		if x.Of > 1 || !sameOutcome(&j.def, &x) {
+			kept = append(kept, x)
+		}
+	}
+	for pos := uint32(0); pos < j.env.Count; pos++ {
+		if !with[pos] {
+			x := old
+			x.Pos = pos
+			kept = append(kept, x)
+		}
+	}
+	j.ex = kept
+}

@@ -1,0 +1,148 @@
+package worker
+
+import (
+	"sync"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// mailbox brings single mails of one content together, so that one call to the
+// provider carries up to a window of them. Codes and alerts are not held; nor
+// is a content nobody else has been seen to send.
+type mailbox struct {
+	p *partition
+
+	mu    sync.Mutex
+	bags  map[uint64]*bag
+	seen  map[uint64]time.Time // contents met in the last BatchAge
+	swept time.Time
+}
+
+// bag holds mails of one content until it is full or BatchAge old.
+type bag struct {
+	jobs []*job
+	full chan struct{}
+}
+
+func newMailbox(p *partition) *mailbox {
+	return &mailbox{p: p, bags: map[uint64]*bag{}, seen: map[uint64]time.Time{}}
+}
+
+// takes reports whether a mail may meet others of its content: templates may
+// at once, inline content once it was seen twice.
+func (m *mailbox) takes(j *job) bool {
+	if j.env.Category.Critical() {
+		return false
+	}
+	h := contentHash(&j.env)
+	now := time.Now()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if now.Sub(m.swept) > m.p.w.cfg.BatchAge {
+		for k, t := range m.seen {
+			if now.Sub(t) > m.p.w.cfg.BatchAge {
+				delete(m.seen, k)
+			}
+		}
+		m.swept = now
+	}
+	_, again := m.seen[h]
+	m.seen[h] = now
+	return again || j.env.Content.Template != ""
+}
+
+// add puts a mail into its bag; the first one waits and takes the whole bag
+// through the provider, the others leave their goroutine.
+func (m *mailbox) add(j *job) {
+	cfg := &m.p.w.cfg
+	h := contentHash(&j.env)
+	m.mu.Lock()
+	b := m.bags[h]
+	first := b == nil
+	if first {
+		b = &bag{full: make(chan struct{})}
+		m.bags[h] = b
+	}
+	b.jobs = append(b.jobs, j)
+	if len(b.jobs) == cfg.Window {
+		delete(m.bags, h)
+		close(b.full)
+	}
+	m.mu.Unlock()
+	if !first {
+		return
+	}
+	t := time.NewTimer(cfg.BatchAge)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		m.mu.Lock()
+		if m.bags[h] == b {
+			delete(m.bags, h)
+		}
+		m.mu.Unlock()
+	case <-b.full:
+	case <-m.p.soft.Done():
+		return
+	}
+	m.send(b.jobs)
+}
+
+// send claims all mails of a bag, waits for their turns and calls the provider
+// once.
+func (m *mailbox) send(jobs []*job) {
+	p := m.p
+	held, err := p.budget.acquire(p.soft, jobs[0].env.Category, len(jobs))
+	if err != nil {
+		return
+	}
+	defer p.budget.release(held)
+	if !p.w.cfg.Health.waitReady(p.soft, &p.w.cfg.Routes, 0) {
+		return
+	}
+	parts := make([]*window, len(jobs))
+	errs := make(chan error, len(jobs))
+	for i, j := range jobs {
+		parts[i] = &window{job: j, lo: 0, hi: 1, rd: j.readerAt(0)}
+		j.mu.Lock()
+		j.windows, j.claimed = 1, true
+		j.mu.Unlock()
+		go func() { errs <- j.claim(parts[i]) }()
+	}
+	for range jobs {
+		if <-errs != nil {
+			return
+		}
+	}
+	// A user's second mail waits for the first: it goes in the next call.
+	var now, later []*window
+	for _, w := range parts {
+		if w.job.turn == nil {
+			now = append(now, w)
+			continue
+		}
+		select {
+		case <-w.job.turn.ready:
+			now = append(now, w)
+		default:
+			later = append(later, w)
+		}
+	}
+	if len(now) > 0 {
+		p.w.runWindow(now)
+	}
+	for _, w := range later {
+		if !w.job.myTurn() {
+			return
+		}
+		p.w.runWindow([]*window{w})
+	}
+}
+
+func contentHash(e *notify.Envelope) uint64 {
+	b := notify.AppendContent(nil, &e.Content)
+	b = append(b, byte(e.Category), byte(e.Expires), byte(e.Expires>>8), byte(e.Expires>>16), byte(e.Expires>>24))
+	b = append(b, e.Caller...)
+	return notify.ColumnDigest(b)
+}

@@ -1,0 +1,328 @@
+package worker
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/fault"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/stream"
+)
+
+// message is a record of the log that must be marked once.
+type message = *stream.Msg
+
+// partition is a worker's view of one assigned partition. accept is called in
+// log order by one goroutine; jobs run in goroutines of their own.
+type partition struct {
+	w      *Worker
+	ctx    context.Context // ends when the partition is gone
+	soft   context.Context // ends when it is about to go: nothing new starts
+	stop   context.CancelFunc
+	order  *order
+	budget *quota     // receivers in claimed windows
+	alone  sync.Mutex // held by a job that runs its receivers one by one
+	mail   *mailbox
+
+	mu   sync.Mutex
+	live map[notify.RowKey]*job // copies of an envelope in flight wait for it
+	wg   sync.WaitGroup
+}
+
+func newPartition(ctx context.Context, w *Worker) *partition {
+	soft, stop := context.WithCancel(ctx)
+	p := &partition{w: w, ctx: ctx, soft: soft, stop: stop, budget: newQuota(w.cfg.Ahead * w.cfg.Window), live: map[notify.RowKey]*job{}}
+	if w.cfg.Role == First {
+		p.order = newOrder()
+	}
+	if w.cfg.Lane.Channel == notify.Email && w.cfg.BatchAge > 0 {
+		p.mail = newMailbox(p)
+	}
+	return p
+}
+
+// Drain implements stream.Drainer: calls under way end and are settled, what
+// waits for a route is parked, everything else is left for the next owner; what
+// was settled is durable when it returns, so that a graceful stop repeats
+// nothing.
+func (p *partition) Drain(ctx context.Context) {
+	p.stop()
+	done := make(chan struct{})
+	go func() {
+		p.wg.Wait()
+		p.mu.Lock()
+		jobs := slices.Collect(maps.Values(p.live))
+		p.mu.Unlock()
+		for _, j := range jobs {
+			j.save()
+		}
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-ctx.Done():
+	}
+}
+
+// accept takes the next records of the partition, in order.
+func (p *partition) accept(msgs []message) error {
+	jobs := make([]*job, 0, len(msgs))
+	keys := make([]notify.RowKey, 0, len(msgs))
+	for _, m := range msgs {
+		var env notify.Envelope
+		if err := notify.DecodeEnvelope(m.Value, &env); err != nil || env.Lane() != p.w.cfg.Lane {
+			if err := p.w.poison(p.ctx, m, err); err != nil {
+				return err
+			}
+			continue
+		}
+		j, hashes := newJob(p, m, env)
+		if p.order != nil {
+			j.turn = p.order.enter(hashes, env.Count)
+		}
+		jobs = append(jobs, j)
+		keys = append(keys, j.row.Key)
+	}
+	if len(jobs) == 0 {
+		return nil
+	}
+	rows, err := p.rows(keys)
+	if err != nil {
+		return err
+	}
+	for i, j := range jobs {
+		p.start(j, &rows[i])
+	}
+	return nil
+}
+
+// rows reads outcome rows, asking again while the store is away: without them
+// nothing can be started, for it might be a second time.
+func (p *partition) rows(keys []notify.RowKey) ([]notify.Row, error) {
+	for wait := 50 * time.Millisecond; ; wait = min(2*wait, time.Second) {
+		rows, err := p.w.cfg.Status.Get(p.ctx, keys)
+		if err == nil {
+			return rows, nil
+		}
+		if p.ctx.Err() != nil {
+			return nil, p.ctx.Err()
+		}
+		p.w.cfg.Logger.Error("status store does not answer; lane holds", "lane", p.w.cfg.Lane.String(), "err", err)
+		select {
+		case <-time.After(wait):
+		case <-p.ctx.Done():
+			return nil, p.ctx.Err()
+		}
+	}
+}
+
+// start runs a job, or ends it at once when it was finished before.
+func (p *partition) start(j *job, row *notify.Row) {
+	p.mu.Lock()
+	if first, ok := p.live[j.row.Key]; ok {
+		// A copy of an envelope that is in flight here: whatever comes of the
+		// first is durable before the first is marked, and so before this one.
+		p.mu.Unlock()
+		p.leave(j)
+		first.msg.After(j.msg)
+		p.duplicate(j)
+		return
+	}
+	p.live[j.row.Key] = j
+	p.mu.Unlock()
+	p.wg.Add(1)
+	go func() {
+		defer p.wg.Done()
+		if row.Key != (notify.RowKey{}) && row.Digest == j.row.Digest {
+			if row.Done {
+				p.leave(j)
+				p.duplicate(j)
+				if j.handOn(p.ctx, row) == nil {
+					p.forget(j)
+					j.msg.Done()
+				}
+				return
+			}
+			j.run(j.resume(row))
+			return
+		}
+		if row.Key != (notify.RowKey{}) {
+			p.w.mismatch(p.ctx, j, row)
+			return
+		}
+		j.run(false)
+	}()
+}
+
+func (p *partition) duplicate(j *job) {
+	if f := p.w.cfg.Events.Duplicate; f != nil {
+		f(p.w.cfg.Lane, int(j.env.Count))
+	}
+}
+
+// leave ends the job's turn in the order.
+func (p *partition) leave(j *job) {
+	if j.turn != nil {
+		p.order.leave(j.turn)
+	}
+}
+
+func (p *partition) forget(j *job) {
+	p.mu.Lock()
+	delete(p.live, j.row.Key)
+	p.mu.Unlock()
+}
+
+// run hands out the windows of a job that are not done yet. alone: the span
+// that was started too often runs one receiver at a time, and nothing of this
+// kind beside it, so that the one that kills the process is found.
+func (j *job) run(alone bool) {
+	p, cfg := j.p, &j.p.w.cfg
+	if cfg.Role == Retries && !p.w.due(j) {
+		return
+	}
+	if whole, code := p.w.wholly(j, time.Now()); whole != notify.None {
+		j.mu.Lock()
+		for pos := j.doneTo; pos < j.env.Count; pos++ {
+			j.settleLocked(pos, notify.Exception{State: whole, Code: code})
+		}
+		j.advanceLocked()
+		j.mu.Unlock()
+		p.w.settledWhole(j, whole, code)
+		j.handedOut()
+		return
+	}
+	j.mu.Lock()
+	from, again := j.doneTo, j.resumedTo
+	j.mu.Unlock()
+	if alone {
+		p.alone.Lock()
+		for pos := from; pos < again; pos++ {
+			if !j.window(pos, pos+1, runHere) {
+				p.alone.Unlock()
+				return
+			}
+		}
+		p.alone.Unlock()
+		from = again
+	}
+	if p.mail != nil && j.env.Count == 1 && from == 0 && again == 0 && p.mail.takes(j) {
+		p.mail.add(j)
+		return
+	}
+	for from < j.env.Count {
+		hi := min((from/uint32(cfg.Window)+1)*uint32(cfg.Window), j.env.Count)
+		if from < again {
+			hi = min(hi, again)
+		}
+		if !j.window(from, hi, runBeside) {
+			return
+		}
+		from = hi
+	}
+	j.handedOut()
+}
+
+// Where a window runs: in the goroutine of its job, or in one of its own.
+type runWhere uint8
+
+const (
+	runHere runWhere = iota
+	runBeside
+)
+
+// window claims [lo, hi) and runs it. False: the partition is going, the rest
+// of the job is left.
+func (j *job) window(lo, hi uint32, where runWhere) bool {
+	p := j.p
+	held, err := p.budget.acquire(p.soft, j.env.Category, int(hi-lo))
+	if err != nil {
+		return false
+	}
+	if !p.w.claimLast && !p.w.cfg.Health.waitReady(p.soft, &p.w.cfg.Routes, j.env.Expires) {
+		p.budget.release(held)
+		return false
+	}
+	w := &window{job: j, lo: lo, hi: hi, rd: j.readerAt(lo)}
+	j.mu.Lock()
+	j.windows++
+	j.mu.Unlock()
+	work := func() {
+		defer p.budget.release(held)
+		if p.w.claimLast {
+			if !j.myTurn() {
+				return
+			}
+			n, err := p.w.capacity.acquire(p.soft, j.env.Category, int(hi-lo))
+			if err != nil {
+				return
+			}
+			defer p.w.capacity.release(n)
+			if j.claim(w) != nil {
+				return
+			}
+		} else if j.claim(w) != nil || !j.myTurn() {
+			return
+		}
+		fault.Hit("claimed")
+		p.w.runWindow([]*window{w})
+	}
+	if where == runHere || (lo == 0 && hi == j.env.Count) {
+		work()
+	} else {
+		p.wg.Go(work)
+	}
+	return p.soft.Err() == nil
+}
+
+// myTurn waits until the envelopes before this one have answered.
+func (j *job) myTurn() bool {
+	if j.turn == nil {
+		return true
+	}
+	select {
+	case <-j.turn.ready:
+		return true
+	case <-j.p.soft.Done():
+		return false
+	}
+}
+
+// readerAt returns a reader that stands at position pos.
+func (j *job) readerAt(pos uint32) notify.ReceiverReader {
+	m := j.at[pos/uint32(j.p.w.cfg.Window)]
+	var r notify.Receiver
+	for m.pos < pos {
+		m.rd.Next(&r)
+		m.pos++
+	}
+	return m.rd
+}
+
+// wholly says whether the whole envelope ends without a call.
+func (w *Worker) wholly(j *job, now time.Time) (notify.State, string) {
+	e := &j.env
+	if e.Expired(now) {
+		return w.expired(e)
+	}
+	if !e.Fan && w.cfg.Cancels.Cancelled(e, 0) {
+		return notify.Cancelled, "cancelled"
+	}
+	return notify.None, ""
+}
+
+// expired is the outcome of a receiver whose deadline has passed: EXPIRED only
+// if no call was ever made for it.
+func (w *Worker) expired(e *notify.Envelope) (notify.State, string) {
+	if e.Attempt > 0 || strings.HasPrefix(e.Cause, causeCalled) {
+		return notify.Failed, "deadline"
+	}
+	return notify.Expired, "expired"
+}
+
+// causeCalled marks, in a deferral's cause, that a call had been made before.
+const causeCalled = "called:"

@@ -1,0 +1,161 @@
+package worker
+
+import (
+	"container/heap"
+	"context"
+	"sync"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// quota is a weighted semaphore whose waiters are served by category first
+// (otp, alert, transactional, then the rest), then in the order they came: when
+// capacity returns after a block, codes go first.
+//
+// While it is shut nobody is served: all wait in their order, not in that in
+// which their goroutines happen to wake when it opens.
+type quota struct {
+	size int
+	// shut, if set, reports whether the quota is shut, until when at most, and
+	// a channel that is closed when that may have changed.
+	shut func() (shut bool, until time.Time, change <-chan struct{})
+
+	mu       sync.Mutex
+	free     int
+	n        uint64
+	wait     waiters
+	watching bool
+	idle     chan struct{} // closed when nobody waits any more; while watching
+}
+
+func newQuota(size int) *quota { return &quota{size: size, free: size} }
+
+// acquire takes n (at most the whole size) or returns ctx's error.
+func (q *quota) acquire(ctx context.Context, cat notify.Category, n int) (int, error) {
+	n = min(n, q.size)
+	q.mu.Lock()
+	if len(q.wait) == 0 && q.free >= n && !q.isShut() {
+		q.free -= n
+		q.mu.Unlock()
+		return n, nil
+	}
+	q.n++
+	w := &waiter{cat: cat, seq: q.n, want: n, ready: make(chan struct{})}
+	heap.Push(&q.wait, w)
+	q.serve()
+	q.mu.Unlock()
+	select {
+	case <-w.ready:
+		return n, nil
+	case <-ctx.Done():
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		select {
+		case <-w.ready: // served at the same moment
+			q.free += n
+		default:
+			heap.Remove(&q.wait, w.at)
+		}
+		q.serve()
+		if q.watching && len(q.wait) == 0 {
+			close(q.idle)
+			q.watching = false
+		}
+		return 0, ctx.Err()
+	}
+}
+
+func (q *quota) isShut() bool {
+	if q.shut == nil {
+		return false
+	}
+	shut, _, _ := q.shut()
+	return shut
+}
+
+// watch serves the waiters once the quota opens; it ends then, or when nobody
+// waits any more.
+func (q *quota) watch(idle <-chan struct{}) {
+	for {
+		shut, until, change := q.shut()
+		if !shut {
+			break
+		}
+		t := time.NewTimer(max(time.Until(until), time.Millisecond))
+		select {
+		case <-t.C:
+		case <-change:
+		case <-idle:
+			t.Stop()
+			return
+		}
+		t.Stop()
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	select {
+	case <-idle:
+	default:
+		q.watching = false
+		q.serve()
+	}
+}
+
+func (q *quota) release(n int) {
+	if n == 0 {
+		return
+	}
+	q.mu.Lock()
+	q.free += n
+	q.serve()
+	q.mu.Unlock()
+}
+
+func (q *quota) serve() {
+	if len(q.wait) > 0 && q.isShut() {
+		if !q.watching {
+			q.watching, q.idle = true, make(chan struct{})
+			go q.watch(q.idle)
+		}
+		return
+	}
+	for len(q.wait) > 0 && q.wait[0].want <= q.free {
+		w := heap.Pop(&q.wait).(*waiter)
+		q.free -= w.want
+		close(w.ready)
+	}
+}
+
+type waiter struct {
+	cat   notify.Category
+	seq   uint64
+	want  int
+	at    int
+	ready chan struct{}
+}
+
+type waiters []*waiter
+
+func (w waiters) Len() int { return len(w) }
+func (w waiters) Less(i, j int) bool {
+	if w[i].cat != w[j].cat {
+		return w[i].cat < w[j].cat
+	}
+	return w[i].seq < w[j].seq
+}
+func (w waiters) Swap(i, j int) {
+	w[i], w[j] = w[j], w[i]
+	w[i].at, w[j].at = i, j
+}
+func (w *waiters) Push(x any) {
+	x.(*waiter).at = len(*w)
+	*w = append(*w, x.(*waiter))
+}
+func (w *waiters) Pop() any {
+	old := *w
+	x := old[len(old)-1]
+	old[len(old)-1] = nil
+	*w = old[:len(old)-1]
+	return x
+}

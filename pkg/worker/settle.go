@@ -1,0 +1,197 @@
+package worker
+
+import (
+	"slices"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// settle turns a provider's answer into the outcome of an item: the one place
+// that decides between done, again, later and never. Called with r.mu held.
+func (r *round) settle(i int, res *notify.Result) {
+	cfg := &r.w.cfg
+	item, at := &r.call.Items[i], r.refs[i]
+	if res.Class == notify.ClassAccepted {
+		r.accepted(item, at, res)
+		return
+	}
+	now := time.Now()
+	job := r.parts[at.part].job
+	e := &job.env
+	route := r.w.routeOf(item.Address)
+	closed := cfg.Health.report(route, res, 1, now)
+	x := notify.Exception{Pos: at.pos, Addr: item.Addr, Of: at.of, Class: res.Class, Code: res.Code, Provider: res.Provider, Receipt: res.ProviderID}
+	switch res.Class {
+	case notify.ClassThrottled, notify.ClassConfig:
+		// Not the item's fault and not taken: it waits for the account, and
+		// that costs no attempt.
+		r.later(i, x, cfg.Health.reopens(route, now), now)
+		return
+	case notify.ClassUnavailable:
+		if !closed {
+			r.later(i, x, cfg.Health.reopens(route, now), now)
+			return
+		}
+		r.retry(x, e, res.RetryAfter, now)
+		return
+	case notify.ClassRetry:
+		r.retry(x, e, res.RetryAfter, now)
+		return
+	case notify.ClassAmbiguous:
+		if slices.Contains(cfg.Unknown, e.Category) {
+			x.State = notify.Unknown
+			break
+		}
+		job.ambiguous()
+		r.retry(x, e, res.RetryAfter, now)
+		return
+	case notify.ClassDeadAddress, notify.ClassOptedOut:
+		x.State = notify.Failed
+		r.w.suppress(e.Channel, item, res.Code)
+	default:
+		x.State = notify.Failed
+	}
+	r.add(at.part, x)
+}
+
+// accepted is the common case: the first one becomes the default of the round.
+func (r *round) accepted(item *notify.Item, at ref, res *notify.Result) {
+	state := notify.Sent
+	if res.Confirmed {
+		state = notify.Delivered
+	}
+	if n := r.w.cfg.Routes.Of(item.Address); n >= 0 {
+		r.fine[n]++
+	}
+	if at.of == 0 && res.ProviderID == "" {
+		if r.def.State == notify.None {
+			r.def = notify.Exception{State: state, Provider: res.Provider, Code: res.Code}
+		}
+		if r.def.State == state && r.def.Provider == res.Provider && r.def.Code == res.Code {
+			r.plain[at.part][at.pos-r.parts[at.part].lo] = true
+			return
+		}
+	}
+	r.add(at.part, notify.Exception{
+		Pos: at.pos, Addr: item.Addr, Of: at.of, State: state,
+		Code: res.Code, Provider: res.Provider, Receipt: res.ProviderID,
+	})
+}
+
+// later puts an item off without an attempt: it stays with the round when the
+// wait is short or the whole lane stands anyway, else it is parked.
+func (r *round) later(i int, x notify.Exception, at, now time.Time) {
+	cfg := &r.w.cfg
+	e := &r.parts[r.refs[i].part].job.env
+	n := cfg.Routes.Of(r.call.Items[i].Address)
+	if at.Sub(now) <= cfg.Hold || n < 0 || !cfg.Health.otherOpen(&cfg.Routes, n, now) {
+		r.again = append(r.again, i)
+		return
+	}
+	r.wait(x, e, at)
+}
+
+// retry plans the next attempt, or ends the item when there is none.
+func (r *round) retry(x notify.Exception, e *notify.Envelope, after time.Duration, now time.Time) {
+	cfg := &r.w.cfg
+	if int(e.Attempt) >= cfg.MaxRetries {
+		x.State = notify.Failed
+		r.add(r.partOf(e), x)
+		return
+	}
+	wake := now.Add(cfg.Backoff.Delay(int(e.Attempt), after, jitterOf(e)))
+	if e.Expires != 0 && wake.UnixMilli() >= e.Expires {
+		x.State = notify.Failed
+		r.add(r.partOf(e), x)
+		return
+	}
+	x.State, x.Retry, x.Wake = notify.Deferred, true, roundUp(wake, 250*time.Millisecond)
+	r.add(r.partOf(e), x)
+}
+
+// wait parks an item until at.
+func (r *round) wait(x notify.Exception, e *notify.Envelope, at time.Time) {
+	x.State, x.Wake = notify.Deferred, roundUp(at, time.Second)
+	if e.Expires != 0 && x.Wake >= e.Expires {
+		x.State, _ = r.w.expired(e)
+		x.Wake = 0
+	}
+	r.add(r.partOf(e), x)
+}
+
+// settleWait is wait for an item that was not called.
+func (r *round) settleWait(at ref, addr uint8, code string, until time.Time) {
+	e := &r.parts[at.part].job.env
+	r.wait(notify.Exception{Pos: at.pos, Addr: addr, Of: at.of, Code: code}, e, until)
+}
+
+func (r *round) add(part uint16, x notify.Exception) { r.ex[part] = append(r.ex[part], x) }
+
+func (r *round) partOf(e *notify.Envelope) uint16 {
+	for i := range r.parts {
+		if &r.parts[i].job.env == e {
+			return uint16(i)
+		}
+	}
+	return 0
+}
+
+// roundUp makes the wakes of one failure meet, so that few envelopes carry many
+// receivers: never earlier than asked.
+func roundUp(t time.Time, to time.Duration) int64 {
+	ms, step := t.UnixMilli(), to.Milliseconds()
+	return (ms + step - 1) / step * step
+}
+
+// jitterOf returns a number in [0,1) that is the same for all receivers of an
+// envelope: they retry together, envelopes apart.
+func jitterOf(e *notify.Envelope) func() float64 {
+	var h uint64
+	for _, b := range e.Chunk.Base {
+		h = h*1099511628211 + uint64(b)
+	}
+	h += uint64(e.Chunk.Partition)*7919 + uint64(e.Chunk.Block)*104729 + uint64(e.Attempt)*31
+	h *= 0x9e3779b97f4a7c15
+	return func() float64 { return float64(h>>11) / (1 << 53) }
+}
+
+func (j *job) ambiguous() {
+	j.mu.Lock()
+	j.resent++
+	j.mu.Unlock()
+}
+
+// note tells the observers what became of a call.
+func (r *round) note(began time.Time) {
+	f := r.w.cfg.Events.Settled
+	if f == nil {
+		return
+	}
+	now := time.Now()
+	for i, p := range r.parts {
+		e := &p.job.env
+		info := SettledInfo{
+			Lane: r.w.cfg.Lane, Envelope: e, Row: p.job.row.Key,
+			Called: now.Sub(began), Age: began.Sub(time.UnixMilli(e.Accepted)),
+		}
+		for _, is := range r.plain[i] {
+			if is {
+				info.States[r.def.State]++
+			}
+		}
+		for k := range r.ex[i] {
+			info.States[r.ex[i][k].State]++
+			if c := r.ex[i][k].Code; c != "" {
+				if info.Codes == nil {
+					info.Codes = map[string]int{}
+				}
+				info.Codes[c]++
+			}
+		}
+		for _, n := range info.States {
+			info.Count += n
+		}
+		f(info)
+	}
+}

@@ -1,0 +1,326 @@
+package worker
+
+import (
+	"context"
+	"fmt"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// round is one or more claimed windows of the same content on their way
+// through the provider. It is used by one goroutine, but for settle.
+type round struct {
+	w     *Worker
+	parts []*window
+	call  notify.Call
+	refs  []ref    // per item
+	plain [][]bool // per part and position: has the default outcome
+	again []int    // items not taken yet: wait for their route
+
+	mu   sync.Mutex
+	def  notify.Exception
+	ex   [][]notify.Exception // per part
+	fine []int                // accepted items per route, not reported yet
+}
+
+// ref says whose address an item is.
+type ref struct {
+	part uint16
+	of   uint8
+	pos  uint32
+}
+
+// runWindow looks at every receiver once more, calls the provider and settles.
+func (w *Worker) runWindow(parts []*window) {
+	e := &parts[0].job.env
+	r := &round{w: w, parts: parts, plain: make([][]bool, len(parts)), ex: make([][]notify.Exception, len(parts)), fine: make([]int, len(w.cfg.Routes.Names))}
+	r.call = notify.Call{
+		Channel: e.Channel, Category: e.Category, Caller: e.Caller,
+		Content: &e.Content, Expires: e.Expires, Trace: e.Trace,
+	}
+	for i, p := range parts {
+		r.plain[i] = make([]bool, p.hi-p.lo)
+		r.look(i, time.Now())
+	}
+	// A round whose partition is gone leaves its windows open: they are
+	// ambiguous, as after a crash.
+	if len(r.call.Items) == 0 || r.deliver(parts[0].job.p) {
+		for i, p := range r.parts {
+			j := p.job
+			if !j.finishWindow(r.def, r.plain[i], p.lo, r.ex[i]) {
+				continue
+			}
+			if len(r.parts) == 1 {
+				j.finish()
+			} else { // their rows are committed as one group
+				j.p.wg.Go(j.finish)
+			}
+		}
+	}
+}
+
+// look decides for every receiver of part i whether and where it is called.
+func (r *round) look(i int, now time.Time) {
+	p, cfg := r.parts[i], &r.w.cfg
+	e := &p.job.env
+	key := e.Key()
+	rd := p.rd
+	var rec notify.Receiver
+	var buf [4]notify.Target
+	if e.Expired(now) {
+		state, code := r.w.expired(e)
+		for pos := p.lo; pos < p.hi; pos++ {
+			r.decided(i, pos, state, code, 0)
+		}
+		return
+	}
+	if cap(r.call.Items) == 0 {
+		r.call.Items = make([]notify.Item, 0, p.hi-p.lo)
+		r.refs = make([]ref, 0, p.hi-p.lo)
+	}
+	for pos := p.lo; pos < p.hi; pos++ {
+		if !rd.Next(&rec) {
+			r.decided(i, pos, notify.Failed, "corrupt", 0)
+			continue
+		}
+		if cfg.Cancels.Cancelled(e, rec.Index) {
+			r.decided(i, pos, notify.Cancelled, "cancelled", 0)
+			continue
+		}
+		switch v := cfg.Prefs.Decide(notify.HashUser(rec.User), rec.User, e.Channel, e.Category, now); v.Do {
+		case OptedOut:
+			r.decided(i, pos, notify.Suppressed, "opted_out", 0)
+			continue
+		case Quiet:
+			if e.Expires != 0 && v.Until >= e.Expires {
+				state, code := r.w.expired(e)
+				r.decided(i, pos, state, code, 0)
+			} else {
+				r.decided(i, pos, notify.Deferred, "quiet_hours", v.Until)
+			}
+			continue
+		}
+		targets, err := notify.Targets(buf[:0], rec.Address)
+		if err == nil && len(targets) == 0 {
+			targets = cfg.Prefs.Addresses(buf[:0], rec.User, e.Channel)
+		}
+		n := len(r.call.Items)
+		dead := 0
+		for _, t := range targets {
+			if cfg.Prefs.Suppressed(e.Channel, t.Address) {
+				dead++
+				continue
+			}
+			of := t.Of
+			if of <= 1 {
+				of = 0
+			}
+			r.call.Items = append(r.call.Items, notify.Item{
+				ID: e.ID(rec.Index), Key: key, Addr: t.Addr, User: rec.User, Address: t.Address, Variables: rec.Variables,
+			})
+			r.refs = append(r.refs, ref{uint16(i), of, pos})
+		}
+		if len(r.call.Items) == n {
+			if dead > 0 {
+				r.decided(i, pos, notify.Suppressed, "suppressed_address", 0)
+			} else {
+				r.decided(i, pos, notify.Failed, notify.CodeNoAddress, 0)
+			}
+		}
+	}
+}
+
+// decided records an outcome that needed no call.
+func (r *round) decided(part int, pos uint32, s notify.State, code string, wake int64) {
+	r.ex[part] = append(r.ex[part], notify.Exception{Pos: pos, State: s, Code: code, Wake: wake})
+}
+
+// deliver calls the provider until every item has an outcome. Items whose
+// route is shut are parked if another route of the lane still works, else they
+// wait here: the lane stands, the log buffers, order is kept.
+func (r *round) deliver(p *partition) bool {
+	cfg := &r.w.cfg
+	items, refs := r.call.Items, r.refs
+	for {
+		var wait time.Time
+		items, refs, wait = r.admitted(items, refs)
+		if len(r.call.Items) > 0 {
+			if !r.send(p) {
+				return false
+			}
+		}
+		// Items the provider did not take for lack of capacity join those
+		// that were not admitted.
+		for _, i := range r.again {
+			items = append(items, r.call.Items[i])
+			refs = append(refs, r.refs[i])
+		}
+		r.again = r.again[:0]
+		if len(items) == 0 {
+			return true
+		}
+		if wait.IsZero() {
+			wait = cfg.Health.earliest(&cfg.Routes, time.Now()).Add(50 * time.Millisecond)
+		}
+		if at := r.nextDeadline(refs); !at.IsZero() && at.Before(wait) {
+			wait = at
+		}
+		if !cfg.Health.wait(p.soft, wait) {
+			if p.ctx.Err() != nil {
+				return false
+			}
+			for i := range items { // the partition is about to go
+				r.settleWait(refs[i], items[i].Addr, "handed_over", time.Now().Add(time.Second))
+			}
+			return true
+		}
+		items, refs = r.lookAgain(items, refs)
+		if len(items) == 0 {
+			return true
+		}
+	}
+}
+
+// admitted splits the items: those whose route lets them pass now become the
+// call; the rest is returned with the time to look again.
+func (r *round) admitted(items []notify.Item, refs []ref) (rest []notify.Item, restRefs []ref, wait time.Time) {
+	cfg := &r.w.cfg
+	now := time.Now()
+	if cfg.Health.allClosed(&cfg.Routes) {
+		r.call.Items, r.refs = items, refs
+		return nil, nil, now
+	}
+	r.call.Items, r.refs = nil, nil
+	for i := range items {
+		n := cfg.Routes.Of(items[i].Address)
+		if n < 0 {
+			r.call.Items, r.refs = append(r.call.Items, items[i]), append(r.refs, refs[i])
+			continue
+		}
+		ok, at := cfg.Health.allow(cfg.Routes.Names[n], now)
+		switch {
+		case ok:
+			r.call.Items, r.refs = append(r.call.Items, items[i]), append(r.refs, refs[i])
+		case cfg.Health.otherOpen(&cfg.Routes, n, now):
+			r.settleWait(refs[i], items[i].Addr, "circuit_open", at)
+		default:
+			rest, restRefs = append(rest, items[i]), append(restRefs, refs[i])
+			if wait.IsZero() || at.Before(wait) {
+				wait = at
+			}
+		}
+	}
+	return rest, restRefs, wait
+}
+
+// nextDeadline is the earliest expiry of the envelopes that wait; zero: none.
+func (r *round) nextDeadline(refs []ref) (at time.Time) {
+	for i := range refs {
+		if i > 0 && refs[i].part == refs[i-1].part {
+			continue
+		}
+		if ms := r.parts[refs[i].part].job.env.Expires; ms != 0 {
+			if t := time.UnixMilli(ms); at.IsZero() || t.Before(at) {
+				at = t
+			}
+		}
+	}
+	return at
+}
+
+// lookAgain drops what expired or was cancelled or muted while it waited.
+func (r *round) lookAgain(items []notify.Item, refs []ref) ([]notify.Item, []ref) {
+	cfg := &r.w.cfg
+	now := time.Now()
+	keepItems, keepRefs := items[:0], refs[:0]
+	for i := range items {
+		e := &r.parts[refs[i].part].job.env
+		x := notify.Exception{Pos: refs[i].pos, Addr: items[i].Addr, Of: refs[i].of}
+		switch v := cfg.Prefs.Decide(notify.HashUser(items[i].User), items[i].User, e.Channel, e.Category, now); {
+		case e.Expired(now):
+			x.State, x.Code = r.w.expired(e)
+		case cfg.Cancels.Cancelled(e, items[i].ID.Index):
+			x.State, x.Code = notify.Cancelled, "cancelled"
+		case v.Do == OptedOut:
+			x.State, x.Code = notify.Suppressed, "opted_out"
+		case v.Do == Quiet:
+			x.State, x.Code, x.Wake = notify.Deferred, "quiet_hours", v.Until
+		default:
+			keepItems, keepRefs = append(keepItems, items[i]), append(keepRefs, refs[i])
+			continue
+		}
+		r.ex[refs[i].part] = append(r.ex[refs[i].part], x)
+	}
+	return keepItems, keepRefs
+}
+
+// send makes one provider call for r.call.Items.
+func (r *round) send(p *partition) bool {
+	cfg, ctx := &r.w.cfg, p.ctx
+	if !r.w.claimLast {
+		n, err := r.w.capacity.acquire(p.soft, r.call.Category, len(r.call.Items))
+		if err != nil {
+			for i := range r.call.Items {
+				r.again = append(r.again, i)
+			}
+			return ctx.Err() == nil
+		}
+		defer r.w.capacity.release(n)
+	}
+	began := time.Now()
+	cctx, stop := context.WithTimeout(ctx, cfg.CallLimit)
+	defer stop()
+	reported := make([]bool, len(r.call.Items))
+	func() {
+		defer func() {
+			if v := recover(); v != nil {
+				cfg.Logger.Error("panic in a provider call", "lane", cfg.Lane.String(), "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
+				if f := cfg.Events.Panic; f != nil {
+					f(cfg.Lane, v)
+				}
+			}
+		}()
+		cfg.Provider.Send(cctx, &r.call, func(i int, res notify.Result) {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			// An answer that came because the partition is gone is none.
+			if !reported[i] && ctx.Err() == nil {
+				reported[i] = true
+				r.settle(i, &res)
+			}
+		})
+	}()
+	if ctx.Err() != nil {
+		return false
+	}
+	r.mu.Lock()
+	for i := range reported { // a panic, or a provider that broke its word
+		if !reported[i] {
+			r.settle(i, &notify.Result{Class: notify.ClassAmbiguous, Code: "panic"})
+		}
+	}
+	r.mu.Unlock()
+	now := time.Now()
+	for i, n := range r.fine {
+		if n > 0 {
+			cfg.Health.report(cfg.Routes.Names[i], &notify.Result{Class: notify.ClassAccepted}, n, now)
+			r.fine[i] = 0
+		}
+	}
+	r.note(began)
+	return true
+}
+
+func sleepUntil(ctx context.Context, at time.Time) bool {
+	t := time.NewTimer(max(time.Until(at), time.Millisecond))
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

@@ -1,0 +1,174 @@
+package worker
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/stream"
+	"github.com/notifyd/notifyd/pkg/timer"
+)
+
+// Worker brings the envelopes of one lane to their outcomes. It is the handler
+// of a consumer group; the group owns the goroutine that calls it.
+type Worker struct {
+	cfg      Config
+	capacity *quota // addresses at the provider
+	// claimLast: windows are claimed once they hold capacity. SMS is sent at a
+	// rate far below that of claims; claimed late, codes pass alerts in the
+	// queue for capacity, and nothing is ambiguous that was never called. Push
+	// and mail claim ahead, to keep thousands of calls under way.
+	claimLast bool
+}
+
+// New returns a worker that starts nothing.
+func New(cfg Config) *Worker {
+	cfg = cfg.withDefaults()
+	w := &Worker{cfg: cfg, capacity: newQuota(cfg.InFlight), claimLast: cfg.Lane.Channel == notify.SMS}
+	if w.claimLast {
+		w.capacity.shut = func() (bool, time.Time, <-chan struct{}) { return cfg.Health.shut(&w.cfg.Routes) }
+	}
+	return w
+}
+
+// Assigned implements stream.Handler: it returns what handles a partition's
+// records until ctx ends.
+func (w *Worker) Assigned(ctx context.Context, _ stream.TopicPartition) stream.PartitionHandler {
+	return newPartition(ctx, w)
+}
+
+// Handle implements stream.PartitionHandler.
+func (p *partition) Handle(_ context.Context, msgs []*stream.Msg) error { return p.accept(msgs) }
+
+// due waits for a retry's time, or parks it when that is far. False: the job
+// ends here, parked or dropped.
+func (w *Worker) due(j *job) bool {
+	at := time.UnixMilli(j.env.NotBefore)
+	wait := time.Until(at)
+	switch {
+	case wait <= 0:
+		return true
+	case wait <= w.cfg.Hold:
+		return sleepUntil(j.p.soft, at)
+	}
+	ctx := j.p.ctx
+	t := engine.Timer{FireAt: j.env.NotBefore, ID: timerID(j.row.Key), Kind: timer.KindEnvelope, Target: j.msg.Topic, Payload: j.msg.Value}
+	if w.until(ctx, "timer store", func() error { return w.cfg.Parker.Park(ctx, []engine.Timer{t}) }) == nil {
+		j.p.forget(j)
+		j.msg.Done()
+	}
+	return false
+}
+
+// mismatch handles an envelope whose key has a row of other receivers: a
+// request was split differently the second time. What the row says is done is
+// done; the others run as a derived part of their own.
+func (w *Worker) mismatch(ctx context.Context, j *job, row *notify.Row) {
+	w.cfg.Logger.Error("chunk met again with other receivers; deduplicating one by one",
+		"base", j.env.Chunk.Base.String(), "partition", j.env.Chunk.Partition, "block", j.env.Chunk.Block)
+	seen, err := w.cfg.Seen(ctx, row)
+	if err != nil {
+		w.cfg.Logger.Error("cannot read the first copy of a chunk", "err", err)
+		return // not marked: met again after a restart or reassignment
+	}
+	d := j.env
+	var wr notify.ReceiverWriter
+	rd := notify.ReadReceivers(d.Receivers)
+	for r := (notify.Receiver{}); rd.Next(&r); {
+		if _, ok := seen[r.Index]; !ok {
+			wr.Append(r)
+			if wr.Count() == 1 {
+				d.First = r.Index
+			}
+		}
+	}
+	j.p.leave(j)
+	if wr.Count() > 0 {
+		d.Receivers, d.Count = wr.Bytes(), wr.Count()
+		d.Deferrals = 1<<15 | d.Deferrals
+		d.Cause, d.Parent = "split_differently", row.Digest
+		rec := stream.Record{Topic: w.cfg.Lane.Topic(), Partition: j.msg.Partition, Value: notify.AppendEnvelope(nil, &d)}
+		if w.until(ctx, "log", func() error { return w.cfg.Log.Append(ctx, []stream.Record{rec}) }) != nil {
+			return
+		}
+	}
+	j.p.forget(j)
+	j.msg.Done()
+}
+
+// poison puts a record nobody can decode aside, with its origin.
+func (w *Worker) poison(ctx context.Context, m message, cause error) error {
+	if f := w.cfg.Events.Poison; f != nil {
+		f(m.Topic)
+	}
+	why := "not of this lane"
+	if cause != nil {
+		why = cause.Error()
+	}
+	w.cfg.Logger.Error("undecodable record", "topic", m.Topic, "partition", m.Partition, "offset", m.Offset, "err", why)
+	rec := stream.Record{Topic: notify.TopicPoison, Key: m.Key, Value: m.Value, Partition: -1, Headers: []stream.Header{
+		{Key: "notify-origin", Value: []byte(fmt.Sprintf("%s/%d/%d", m.Topic, m.Partition, m.Offset))},
+		{Key: "notify-error", Value: []byte(why)},
+	}}
+	err := w.until(ctx, "log", func() error { return w.cfg.Log.Append(ctx, []stream.Record{rec}) })
+	if err == nil {
+		m.Done()
+	}
+	return err
+}
+
+// suppress adds an address to the suppression list; best effort, for the next
+// failure of the same address tries again.
+func (w *Worker) suppress(ch notify.Channel, item *notify.Item, why string) {
+	user, addr := string(item.User), string(item.Address)
+	go func() {
+		ctx, stop := context.WithTimeout(context.Background(), 10*time.Second)
+		defer stop()
+		if err := w.cfg.Prefs.Suppress(ctx, user, ch, addr, why); err != nil {
+			w.cfg.Logger.Warn("suppression not stored", "err", err)
+		}
+	}()
+}
+
+func (w *Worker) routeOf(address []byte) string {
+	if n := w.cfg.Routes.Of(address); n >= 0 {
+		return w.cfg.Routes.Names[n]
+	}
+	return ""
+}
+
+// until repeats f until it succeeds or ctx ends: what must be durable before a
+// mark is never given up.
+func (w *Worker) until(ctx context.Context, what string, f func() error) error {
+	for wait := 50 * time.Millisecond; ; wait = min(2*wait, 2*time.Second) {
+		err := f()
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		w.cfg.Logger.Error("cannot hand on; trying again", "to", what, "lane", w.cfg.Lane.String(), "err", err)
+		if !sleepUntil(ctx, time.Now().Add(wait)) {
+			return ctx.Err()
+		}
+	}
+}
+
+// settledWhole reports an envelope that ended without a call.
+func (w *Worker) settledWhole(j *job, s notify.State, code string) {
+	f := w.cfg.Events.Settled
+	if f == nil {
+		return
+	}
+	info := SettledInfo{Lane: w.cfg.Lane, Envelope: &j.env, Row: j.row.Key, Count: int(j.env.Count), Codes: map[string]int{code: int(j.env.Count)}}
+	info.States[s] = info.Count
+	f(info)
+}
+
+func chunkName(c notify.Chunk) string {
+	return strconv.Itoa(int(c.Partition)) + "." + strconv.FormatUint(uint64(c.Block), 10)
+}

@@ -1,0 +1,378 @@
+package worker
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/stream"
+)
+
+var (
+	pushLane  = notify.Lane{Channel: notify.Push}
+	smsLane   = notify.Lane{Channel: notify.SMS}
+	bulkMail  = notify.Lane{Channel: notify.Email, Bulk: true}
+	emailLane = notify.Lane{Channel: notify.Email}
+)
+
+func TestDeliversASingle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, pushLane)
+		e := r.envelope(notify.OTP, "ann")
+		at := r.feed(e)
+		synctest.Wait()
+		if got := r.state(&e, 0); got.State != notify.Delivered {
+			t.Fatalf("state %v", got)
+		}
+		if !r.isMarked(at[0]) {
+			t.Fatal("not marked")
+		}
+		if n := r.prov.count()["ann"]; n != 1 {
+			t.Fatalf("%d calls", n)
+		}
+		r.crash()
+		r.start()
+		r.feed(e) // the mark was not committed: the record comes again
+		synctest.Wait()
+		if n := r.prov.count()["ann"]; n != 1 {
+			t.Fatalf("%d calls after a redelivery", n)
+		}
+	})
+}
+
+func TestDeliversAChunk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, pushLane)
+		r.prov.latency = 50 * time.Millisecond
+		e := r.envelope(notify.Transactional, users(8300)...)
+		at := r.feed(e)
+		synctest.Wait()
+		if r.isMarked(at[0]) {
+			t.Fatal("marked before the outcome")
+		}
+		time.Sleep(time.Second) // of the bubble: the provider answers
+		synctest.Wait()
+		if !r.isMarked(at[0]) {
+			t.Fatal("not marked")
+		}
+		for _, i := range []uint32{0, 999, 1000, 8299} {
+			if got := r.state(&e, i); got.State != notify.Delivered {
+				t.Fatalf("receiver %d: %v", i, got)
+			}
+		}
+		if n := len(r.prov.count()); n != 8300 || len(r.prov.order()) != 8300 {
+			t.Fatalf("%d users in %d calls", n, len(r.prov.order()))
+		}
+	})
+}
+
+// A crash between the claim and the outcome leaves the claimed receivers
+// ambiguous, and only them: the row counts who was called again.
+func TestCrashAfterTheClaim(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, pushLane, func(c *Config) { c.Window, c.Ahead = 100, 2 })
+		r.prov.latency = time.Hour
+		e := r.envelope(notify.Transactional, users(1000)...)
+		at := r.feed(e)
+		synctest.Wait()
+		if n := len(r.prov.order()); n != 200 {
+			t.Fatalf("%d receivers called, want 2 windows of 100", n)
+		}
+		r.crash()
+		r.prov.latency = 0
+		r.start()
+		r.feed(e)
+		synctest.Wait()
+		again := 0
+		for u, n := range r.prov.count() {
+			if n > 2 {
+				t.Fatalf("%s called %d times", u, n)
+			}
+			again += n - 1
+		}
+		rows, err := r.status.Chunk(context.Background(), e.Chunk)
+		if err != nil || len(rows) != 1 {
+			t.Fatal(rows, err)
+		}
+		if again != 200 || rows[0].Resent != 200 {
+			t.Fatalf("called again %d, row says %d, want 200", again, rows[0].Resent)
+		}
+		if !r.isMarked(at[0] + 1) {
+			t.Fatal("not marked")
+		}
+	})
+}
+
+// Marketing by SMS and mail is not sent a second time when it may have been
+// taken: it is UNKNOWN.
+func TestCrashMakesMarketingMailUnknown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, bulkMail, func(c *Config) { c.Window = 100; c.Ahead = 1 })
+		r.prov.latency = time.Hour
+		e := r.envelope(notify.Marketing, users(300)...)
+		r.feed(e)
+		synctest.Wait()
+		r.crash()
+		r.prov.latency = 0
+		r.start()
+		r.feed(e)
+		synctest.Wait()
+		for u, n := range r.prov.count() {
+			if n != 1 {
+				t.Fatalf("%s called %d times", u, n)
+			}
+		}
+		if s := r.state(&e, 0).State; s != notify.Unknown {
+			t.Fatalf("started: %v", s)
+		}
+		if s := r.state(&e, 299).State; s != notify.Delivered {
+			t.Fatalf("not started: %v", s)
+		}
+	})
+}
+
+// A receiver whose handling kills the process is found, and only it is given up.
+func TestFindsTheReceiverThatKills(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, pushLane, func(c *Config) { c.Window, c.Ahead = 10, 1 })
+		killed := false
+		r.prov.before = func(call *notify.Call) {
+			if slices.ContainsFunc(call.Items, func(i notify.Item) bool { return string(i.User) == "u00013" }) {
+				killed = true
+				r.stop() // the process dies before the provider answers
+				<-r.ctx.Done()
+			}
+		}
+		e := r.envelope(notify.Transactional, users(30)...)
+		lives := 0
+		for {
+			lives++
+			killed = false
+			r.feed(e)
+			synctest.Wait()
+			if !killed {
+				break
+			}
+			if lives > 10 {
+				t.Fatal("the receiver is never given up")
+			}
+			r.crash()
+			r.start()
+		}
+		for i := range uint32(30) {
+			want := notify.Delivered
+			if i == 13 {
+				want = notify.Failed
+			}
+			if got := r.state(&e, i); got.State != want {
+				t.Errorf("receiver %d: %+v", i, got)
+			}
+		}
+		fs := failures(t, r.log.take())
+		if len(fs) != 1 || fs[0].User != "u00013" || fs[0].Code != "killed_worker" {
+			t.Fatalf("failures %+v", fs)
+		}
+		t.Logf("found in %d lives", lives)
+	})
+}
+
+func TestRetryThenFailed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, pushLane)
+		r.prov.set(answer(notify.ClassRetry, "apns_500"))
+		e := r.envelope(notify.OTP, "ann")
+		r.feed(e)
+		synctest.Wait()
+		for attempt := 1; attempt <= 3; attempt++ {
+			recs := r.log.take()
+			if len(recs) != 1 || recs[0].Topic != pushLane.DLQTopic() {
+				t.Fatalf("attempt %d: %d records", attempt, len(recs))
+			}
+			d := decode(t, recs[0].Value)
+			if int(d.Attempt) != attempt {
+				t.Fatalf("attempt %d, want %d", d.Attempt, attempt)
+			}
+			if wait := d.NotBefore - time.Now().UnixMilli(); wait < 1000<<(attempt-1) {
+				t.Fatalf("attempt %d comes after %d ms", attempt, wait)
+			}
+			if s := r.state(&e, 0).State; s != notify.Deferred {
+				t.Fatalf("state %v", s)
+			}
+			r.retries(func() { r.feed(d); time.Sleep(time.Until(time.UnixMilli(d.NotBefore))); synctest.Wait() })
+		}
+		fs := failures(t, r.log.take())
+		if len(fs) != 1 || fs[0].Code != "apns_500" || fs[0].Attempts != 4 || fs[0].Class != "retry" {
+			t.Fatalf("failures %+v", fs)
+		}
+		if s := r.state(&e, 0).State; s != notify.Failed {
+			t.Fatalf("state %v", s)
+		}
+	})
+}
+
+// retries runs f with the rig's worker in the role of the retry worker.
+func (r *rig) retries(f func()) {
+	r.crash()
+	was := r.cfg.Role
+	r.cfg.Role = Retries
+	r.start()
+	f()
+	r.crash()
+	r.cfg.Role = was
+	r.start()
+}
+
+func TestOrderPerUser(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, pushLane)
+		r.prov.latency = 50 * time.Millisecond
+		var envs []notify.Envelope
+		for range 5 {
+			envs = append(envs, r.envelope(notify.OTP, "ann"), r.envelope(notify.OTP, "bob"))
+		}
+		began := time.Now()
+		r.feed(envs...)
+		synctest.Wait()
+		if n := len(r.prov.order()); n != 2 {
+			t.Fatalf("%d calls at once, want one a user", n)
+		}
+		time.Sleep(300 * time.Millisecond)
+		synctest.Wait()
+		if n := len(r.prov.order()); n != 10 || time.Since(began) > time.Second {
+			t.Fatalf("%d calls", n)
+		}
+	})
+}
+
+func TestQuietHoursDefer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, pushLane)
+		wake := time.Now().Add(3 * time.Hour).Truncate(time.Second)
+		r.prefs.verdict = func(u string) Verdict {
+			if u < "u00010" {
+				return Verdict{Do: Quiet, Until: wake.UnixMilli()}
+			}
+			return Verdict{}
+		}
+		e := r.envelope(notify.Transactional, users(100)...)
+		at := r.feed(e)
+		synctest.Wait()
+		if !r.isMarked(at[0]) {
+			t.Fatal("waiting holds the mark")
+		}
+		ts := r.parked.take()
+		if len(ts) != 1 || ts[0].FireAt != wake.UnixMilli() || ts[0].Target != pushLane.Topic() {
+			t.Fatalf("parked %+v", ts)
+		}
+		d := decode(t, ts[0].Payload)
+		if d.Count != 10 || d.Deferrals != 1 || d.Attempt != 0 {
+			t.Fatalf("%+v", d)
+		}
+		time.Sleep(time.Until(wake))
+		r.prefs.verdict = nil
+		r.feed(d)
+		synctest.Wait()
+		for i := range uint32(100) {
+			if s := r.state(&e, i).State; s != notify.Delivered {
+				t.Fatalf("receiver %d: %v", i, s)
+			}
+		}
+	})
+}
+
+// All routes shut: nothing fails, the lane stands, codes go first when it opens
+// again, and what expired meanwhile is dropped.
+func TestBlockedLane(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, smsLane, func(c *Config) { c.InFlight = 1 })
+		blocked := time.Now().Add(10 * time.Minute)
+		r.prov.set(func(*notify.Item) notify.Result {
+			if d := time.Until(blocked); d > 0 {
+				return notify.Result{Class: notify.ClassThrottled, RetryAfter: d, Code: "twilio_20429", Provider: "prov"}
+			}
+			return notify.Result{Class: notify.ClassAccepted, Provider: "prov", ProviderID: "SM1"}
+		})
+		first := r.envelope(notify.Alert, "first")
+		r.feed(first)
+		synctest.Wait()
+		alert, short, code := r.envelope(notify.Alert, "alert"), r.envelope(notify.OTP, "short"), r.envelope(notify.OTP, "code")
+		short.Expires = time.Now().Add(time.Minute).UnixMilli()
+		r.feed(alert, short, code)
+		time.Sleep(11 * time.Minute)
+		synctest.Wait()
+		order := r.prov.order()
+		if !slices.Equal(order[len(order)-3:], []string{"first", "code", "alert"}) && !slices.Equal(order[len(order)-3:], []string{"code", "first", "alert"}) {
+			t.Fatalf("order %v", order)
+		}
+		if slices.Contains(order, "short") {
+			t.Fatal("an expired code was sent")
+		}
+		if s := r.state(&short, 0).State; s != notify.Expired {
+			t.Fatalf("expired: %v", s)
+		}
+		for _, e := range []*notify.Envelope{&first, &alert, &code} {
+			if s := r.state(e, 0).State; s != notify.Sent {
+				t.Fatalf("state %v", s)
+			}
+		}
+		if fs := failures(t, r.log.take()); len(fs) != 0 {
+			t.Fatalf("failures %+v", fs)
+		}
+	})
+}
+
+// A provider that is down for ten minutes fails nothing; it goes on by itself.
+func TestOutageFailsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, pushLane, func(c *Config) { c.Window, c.Ahead = 10, 4 })
+		up := time.Now().Add(10 * time.Minute)
+		r.prov.set(func(*notify.Item) notify.Result {
+			if time.Now().Before(up) {
+				return notify.Result{Class: notify.ClassUnavailable, Code: "http_503", Provider: "prov"}
+			}
+			return notify.Result{Class: notify.ClassAccepted, Confirmed: true, Provider: "prov"}
+		})
+		var envs []notify.Envelope
+		for _, u := range users(50) {
+			envs = append(envs, r.envelope(notify.Transactional, u))
+		}
+		r.feed(envs...)
+		time.Sleep(9 * time.Minute)
+		synctest.Wait()
+		calls := len(r.prov.order())
+		time.Sleep(3 * time.Minute)
+		synctest.Wait()
+		if fs := failures(t, r.log.take()); len(fs) != 0 {
+			t.Fatalf("%d failures", len(fs))
+		}
+		retried := r.log.recs
+		for i := range envs {
+			s := r.state(&envs[i], 0).State
+			if s != notify.Delivered && s != notify.Deferred {
+				t.Fatalf("%d: %v", i, s)
+			}
+		}
+		if calls > 400 {
+			t.Errorf("%d calls against a provider that is down: the breaker does not hold them back", calls)
+		}
+		_ = retried
+	})
+}
+
+func TestPoison(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, emailLane)
+		marked := false
+		m := stream.NewMsg(stream.Record{Topic: emailLane.Topic(), Offset: 7, Value: []byte("garbage")}, func() { marked = true })
+		if err := r.part.Handle(r.ctx, []*stream.Msg{m}); err != nil {
+			t.Fatal(err)
+		}
+		recs := r.log.take()
+		if !marked || len(recs) != 1 || recs[0].Topic != notify.TopicPoison || string(recs[0].Value) != "garbage" {
+			t.Fatalf("marked %v, records %+v", marked, recs)
+		}
+	})
+}
