@@ -163,3 +163,18 @@ func delivered(t testing.TB, s *Simulator, id string, n int) {
 		t.Errorf("the ledger has %s %d times, want %d", id, got, n)
 	}
 }
+
+// waitFor waits for a condition that no signal announces.
+func waitFor(t testing.TB, ok func() bool) {
+	t.Helper()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	late := time.After(20 * time.Second)
+	for !ok() {
+		select {
+		case <-tick.C:
+		case <-late:
+			t.Fatal("it did not come to pass")
+		}
+	}
+}
