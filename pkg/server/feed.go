@@ -93,6 +93,10 @@ func (s *Server) tail(x *exchange) error {
 	if err := q.rest(); err != nil {
 		return err
 	}
+	if x.r.Method == http.MethodHead {
+		x.write(http.StatusOK, nil)
+		return nil
+	}
 	ctx, cancel := context.WithCancel(x.r.Context())
 	defer cancel()
 	events, missed := s.deps.Tail.Subscribe(ctx, of)

@@ -1,0 +1,447 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/intake"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const (
+	issuer   = "https://issuer.test"
+	audience = "notifyd"
+)
+
+// world is everything behind the server, in memory: small stores that keep the
+// contracts' words as far as the server leans on them.
+type world struct {
+	mu       sync.Mutex
+	intake   func(ctx context.Context, route string, m intake.Meta, body []byte) (intake.Answer, error)
+	requests []intake.Meta
+	users    map[string]engine.Profile
+	version  uint64
+	found    []engine.Found // of history
+	findErr  error
+	rows     map[notify.Chunk][]notify.Row
+	dead     []engine.DeadLetter
+	deadNews chan struct{} // told when a feed was asked
+	cancels  map[string]engine.Cancel
+	camps    map[string]engine.Campaign
+	callers  map[string]engine.Caller
+	lookups  int // of callers
+}
+
+func newWorld() *world {
+	return &world{
+		users: map[string]engine.Profile{}, rows: map[notify.Chunk][]notify.Row{},
+		cancels: map[string]engine.Cancel{}, camps: map[string]engine.Campaign{}, callers: map[string]engine.Caller{},
+	}
+}
+
+func (w *world) Single(ctx context.Context, m intake.Meta, body []byte) (intake.Answer, error) {
+	return w.take(ctx, "single", m, body)
+}
+func (w *world) Batch(ctx context.Context, m intake.Meta, body []byte) (intake.Answer, error) {
+	return w.take(ctx, "batch", m, body)
+}
+func (w *world) Fanout(ctx context.Context, m intake.Meta, body []byte) (intake.Answer, error) {
+	return w.take(ctx, "fanout", m, body)
+}
+
+func (w *world) take(ctx context.Context, route string, m intake.Meta, body []byte) (intake.Answer, error) {
+	w.mu.Lock()
+	w.requests = append(w.requests, m)
+	fn := w.intake
+	w.mu.Unlock()
+	if fn != nil {
+		return fn(ctx, route, m, body)
+	}
+	return intake.Answer{Status: 201, Body: []byte(`{"notification_id":"ntf_01KAJ8Q2T5E7V9XCB3M4N6P8RS","status":"ACCEPTED"}`)}, nil
+}
+
+func (w *world) taken() []intake.Meta {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.requests)
+}
+
+type usersOf struct{ *world }
+
+func (u usersOf) Get(_ context.Context, user string) (engine.Profile, bool, error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	p, ok := u.users[user]
+	return p, ok, nil
+}
+
+func (u usersOf) Put(_ context.Context, p engine.Profile) (uint64, error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if p.Version != 0 && u.users[p.User].Version != p.Version {
+		return 0, &notify.Error{Kind: notify.KindConflict, Code: "version_changed", Msg: "the user was changed meanwhile"}
+	}
+	u.version++
+	p.Version = u.version
+	u.users[p.User] = p
+	return u.version, nil
+}
+
+type historyOf struct{ *world }
+
+func (h historyOf) Find(_ context.Context, id notify.ID) (engine.Found, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.findErr != nil {
+		return engine.Found{}, h.findErr
+	}
+	for _, f := range h.found {
+		if f.ID == id {
+			return f, nil
+		}
+	}
+	return engine.Found{}, notify.NotFound("notification")
+}
+
+func (h historyOf) Each(_ context.Context, base notify.Base, fn func(*engine.Found) error) error {
+	h.mu.Lock()
+	found := slices.Clone(h.found)
+	h.mu.Unlock()
+	for i := range found {
+		if found[i].ID.Base == base {
+			if err := fn(&found[i]); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (h historyOf) User(_ context.Context, q engine.HistoryQuery) ([]engine.Found, engine.HistoryCursor, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	skip := len(q.Before) // as many bytes as were listed before
+	var out []engine.Found
+	for i := len(h.found) - 1; i >= 0; i-- {
+		f := h.found[i]
+		if string(f.User) != q.User || (q.Caller != "" && f.Envelope.Caller != q.Caller) {
+			continue
+		}
+		if skip > 0 {
+			skip--
+			continue
+		}
+		if len(out) == q.Limit {
+			return out, bytes.Repeat([]byte{1}, len(q.Before)+q.Limit), nil
+		}
+		out = append(out, f)
+	}
+	return out, nil, nil
+}
+
+type statusOfWorld struct {
+	engine.Status
+	*world
+}
+
+func (s statusOfWorld) Chunk(_ context.Context, c notify.Chunk) ([]notify.Row, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.rows[c], nil
+}
+
+type deadOf struct {
+	engine.DeadLetters
+	*world
+}
+
+func (d deadOf) Get(_ context.Context, id notify.ID, epoch uint16) (engine.DeadLetter, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, x := range d.dead {
+		if x.ID == id && x.Epoch == epoch {
+			return x, nil
+		}
+	}
+	return engine.DeadLetter{}, notify.NotFound("dead_letter")
+}
+
+func (d deadOf) Feed(_ context.Context, caller string, after uint64, max int) (out []engine.DeadLetter, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.deadNews != nil {
+		select {
+		case d.deadNews <- struct{}{}:
+		default:
+		}
+	}
+	for _, x := range d.dead {
+		if x.Caller == caller && x.Seq > after && len(out) < max {
+			out = append(out, x)
+		}
+	}
+	return out, nil
+}
+
+func (d deadOf) List(_ context.Context, f engine.DeadLetterFilter, cursor []byte, max int) (out []engine.DeadLetter, next []byte, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	skip := len(cursor)
+	for _, x := range d.dead {
+		if f.Channel != "" && f.Channel != x.Channel {
+			continue
+		}
+		if skip > 0 {
+			skip--
+			continue
+		}
+		if len(out) == max {
+			return out, bytes.Repeat([]byte{1}, len(cursor)+max), nil
+		}
+		out = append(out, x)
+	}
+	return out, nil, nil
+}
+
+type cancelsOf struct {
+	engine.Cancels
+	*world
+}
+
+func (c cancelsOf) Put(_ context.Context, x engine.Cancel) (uint64, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.cancels[x.Scope] = x
+	return uint64(len(c.cancels)), nil
+}
+
+func (c cancelsOf) Get(_ context.Context, scope string) (engine.Cancel, bool, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	x, ok := c.cancels[scope]
+	return x, ok, nil
+}
+
+type campaignsOf struct {
+	engine.Campaigns
+	*world
+}
+
+func (c campaignsOf) Get(_ context.Context, id string) (engine.Campaign, bool, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	x, ok := c.camps[id]
+	return x, ok, nil
+}
+
+type callersOf struct {
+	engine.Callers
+	*world
+}
+
+func (c callersOf) Get(_ context.Context, id string) (engine.Caller, bool, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.lookups++
+	x, ok := c.callers[id]
+	return x, ok, nil
+}
+
+// signingKey is one key for all tests of the package: making one is slow.
+var signingKey = sync.OnceValue(func() []byte {
+	key, err := NewSigningKey()
+	if err != nil {
+		panic(err)
+	}
+	return key
+})
+
+func keyFile(t testing.TB, data []byte) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "key")
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func newVerifier(t testing.TB, cfg AuthConfig) *Verifier {
+	t.Helper()
+	cfg.Issuer, cfg.Audience = issuer, audience
+	v, err := NewVerifier(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+func token(t testing.TB, caller string, scopes ...string) string {
+	t.Helper()
+	return tokenAt(t, time.Now(), caller, scopes...)
+}
+
+func tokenAt(t testing.TB, now time.Time, caller string, scopes ...string) string {
+	t.Helper()
+	signer, err := NewSigner(signingKey())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := signer.Sign(TokenSpec{Caller: caller, Scopes: scopes, Issuer: issuer, Audience: audience, TTL: time.Hour, Now: now})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func (w *world) deps(t testing.TB) Deps {
+	return Deps{
+		Auth:   newVerifier(t, AuthConfig{KeyFile: keyFile(t, signingKey())}),
+		Intake: w, Users: usersOf{w}, History: historyOf{w}, Status: statusOfWorld{world: w},
+		DeadLetters: deadOf{world: w}, Cancels: cancelsOf{world: w}, Campaigns: campaignsOf{world: w},
+		Log: slog.New(slog.DiscardHandler),
+	}
+}
+
+// start makes a server over w without serving it.
+func (w *world) start(t testing.TB, cfg Config, change func(*Deps)) *Server {
+	t.Helper()
+	deps := w.deps(t)
+	if change != nil {
+		change(&deps)
+	}
+	if cfg.Listener == nil {
+		cfg.Addr = "127.0.0.1:0"
+	}
+	cfg.AdminAddr = "127.0.0.1:0"
+	s, err := New(cfg, deps)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
+// reply is an answer a test looks at.
+type reply struct {
+	status int
+	header http.Header
+	body   string
+}
+
+func (r reply) problem(t testing.TB) api.Problem {
+	t.Helper()
+	if got := r.header.Get("Content-Type"); got != api.TypeProblem {
+		t.Fatalf("Content-Type %q of status %d: %s", got, r.status, r.body)
+	}
+	var p api.Problem
+	if err := json.Unmarshal([]byte(r.body), &p); err != nil {
+		t.Fatalf("%v: %s", err, r.body)
+	}
+	if p.Status != r.status || p.Code == "" || p.Title == "" || p.Type != "urn:notifyd:"+p.Code || p.RequestID == "" {
+		t.Fatalf("incomplete problem: %s", r.body)
+	}
+	return p
+}
+
+func (r reply) into(t testing.TB, v any) {
+	t.Helper()
+	if err := json.Unmarshal([]byte(r.body), v); err != nil {
+		t.Fatalf("%v: %s", err, r.body)
+	}
+}
+
+type option func(*http.Request)
+
+func header(name, value string) option {
+	return func(r *http.Request) { r.Header.Set(name, value) }
+}
+
+func ask(s *Server, method, path, token, body string, opts ...option) reply {
+	var rd io.Reader
+	if body != "" {
+		rd = strings.NewReader(body)
+	}
+	r := httptest.NewRequest(method, path, rd)
+	if token != "" {
+		r.Header.Set("Authorization", "Bearer "+token)
+	}
+	for _, o := range opts {
+		o(r)
+	}
+	w := httptest.NewRecorder()
+	s.Handler().ServeHTTP(w, r)
+	return reply{w.Code, w.Result().Header, w.Body.String()}
+}
+
+// Bases of tests: distinct and readable.
+func baseOf(n byte) notify.Base {
+	b := notify.NewBase(time.UnixMilli(1_800_000_000_000))
+	for i := 6; i < 16; i++ {
+		b[i] = n
+	}
+	return b
+}
+
+// single stores one single notification of caller in w.
+func (w *world) single(n byte, caller, user string, rows ...notify.Row) notify.ID {
+	id := notify.ID{Base: baseOf(n)}
+	f := engine.Found{ID: id, User: []byte(user), Topic: "notifications-sms", Envelope: notify.Envelope{
+		Chunk: notify.Chunk{Base: id.Base}, Channel: notify.SMS, Category: notify.OTP,
+		Accepted: 1_800_000_000_000, Expires: 1_800_000_300_000, Caller: caller, Count: 1,
+	}}
+	w.add(f, rows)
+	return id
+}
+
+func (w *world) add(f engine.Found, rows []notify.Row) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.found = append(w.found, f)
+	for _, r := range rows {
+		r.Key.Chunk = f.Envelope.Chunk
+		if r.Count == 0 {
+			r.Count = 1
+		}
+		w.rows[f.Envelope.Chunk] = append(w.rows[f.Envelope.Chunk], r)
+	}
+}
+
+// fanout stores a fan-out of n receivers in chunks of size.
+func (w *world) fanout(base notify.Base, caller, campaign string, n, size int, rows func(chunk int) []notify.Row) {
+	for i := range n {
+		f := engine.Found{
+			ID: notify.ID{Base: base, Index: uint32(i), Fan: true}, Pos: uint32(i % size), User: []byte("u" + string(rune('a'+i%26))),
+			Envelope: notify.Envelope{
+				Chunk: notify.Chunk{Base: base, Block: uint32(i / size)}, Fan: true, Channel: notify.Push, Category: notify.Marketing,
+				Accepted: 1_800_000_000_000, Caller: caller, Campaign: campaign, Count: uint32(size),
+			},
+		}
+		var rs []notify.Row
+		if i%size == 0 && rows != nil {
+			rs = rows(i / size)
+			for j := range rs {
+				if rs[j].Count == 0 {
+					rs[j].Count = uint32(size)
+				}
+			}
+		}
+		w.add(f, rs)
+	}
+}
