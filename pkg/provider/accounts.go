@@ -10,92 +10,92 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Blocks is what all workers know of blocked accounts. engine.Limits has it.
-type Blocks interface {
-	// Block marks an account as blocked until a time.
-	Block(ctx context.Context, account string, until time.Time) error
-	// Blocked returns until when each account is blocked; the zero time: it is not.
-	Blocked(ctx context.Context, accounts []string) ([]time.Time, error)
-}
-
 const (
-	blockMin    = time.Second // doubles with each refusal in a row
-	blockMax    = time.Minute
-	blockConfig = 5 * time.Minute
-	blocksAge   = 100 * time.Millisecond // how old our view of the shared blocks may be
+	blockMin = time.Second // doubles with each refusal in a row
+	blockMax = time.Minute
+	viewAge  = 250 * time.Millisecond // how old our view of the shared blocks may be
+	lookIn   = time.Second            // whoever waits looks again after this at the latest
 )
 
-// accounts picks who sends next: round robin over those that are not blocked
-// and have room. A blocked account's share is not made up for by the others:
-// each keeps to its own rate and concurrency.
+// accounts gives out permissions to call: rate, blocks and breakers are a
+// limit.Pool's, the number of calls at a time is kept here.
 //
-// One goroutine per lane chooses at a time, in order of arrival; the bulk lane
-// has a queue of its own and leaves a quarter of each account's slots.
+// One goroutine per lane chooses at a time, in order of arrival, so that a
+// thousand waiting items are one timer; the bulk lane has a queue of its own and
+// leaves a quarter of each account's slots.
 type accounts struct {
 	provider string
-	blocks   Blocks // nil: this process only
+	pool     *limit.Pool
+	shared   bool
 	log      *slog.Logger
-	turn     [2]chan struct{} // fast, bulk
+	turn     [2]chan struct{} // by limit.Lane
 	freed    [2]chan struct{}
 
 	mu     sync.Mutex
 	list   []*account
-	next   int
 	viewed time.Time
 }
 
 type account struct {
 	name  string // as in Result.Provider and in the shared store
-	rate  *limit.Bucket
-	slots int // requests at a time
-	at    int // position in the configuration
+	at    int    // position in the configuration
+	slots int    // calls at a time
 
 	// guarded by accounts.mu
 	inflight int
-	until    time.Time // blocked
-	refusals int       // in a row
+	refusals int // in a row
 }
 
-func newAccounts(provider string, blocks Blocks, log *slog.Logger) *accounts {
-	p := &accounts{provider: provider, blocks: blocks, log: log}
+// slot is one account of a pool: its rate, and how many calls at a time.
+type slot struct {
+	limit.Account
+	calls int
+}
+
+func newAccounts(provider string, of []slot, blocks limit.Blocks, log *slog.Logger) (*accounts, error) {
+	p := &accounts{provider: provider, shared: blocks != nil, log: log}
+	cfg := limit.PoolConfig{Blocks: blocks}
+	for i, s := range of {
+		cfg.Accounts = append(cfg.Accounts, s.Account)
+		p.list = append(p.list, &account{name: s.Name, at: i, slots: s.calls})
+	}
 	for i := range p.turn {
 		p.turn[i], p.freed[i] = make(chan struct{}, 1), make(chan struct{}, 1)
 	}
-	return p
+	var err error
+	p.pool, err = limit.NewPool(time.Now(), cfg)
+	return p, err
 }
 
-func (p *accounts) add(name string, rate float64, burst, slots int) {
-	p.list = append(p.list, &account{name: name, at: len(p.list), slots: slots, rate: limit.NewBucket(time.Now(), rate, burst)})
+func laneOf(call *notify.Call) limit.Lane {
+	return limit.LaneOf(notify.LaneOf(call.Channel, call.Category))
 }
 
-func laneIndex(c notify.Category) int {
-	if c.Bulk() {
-		return 1
-	}
-	return 0
-}
-
-// take waits for an account with room for a request of n tokens and takes a
-// slot of it; give it back with done. With all accounts blocked it returns a
-// KindThrottled error at once, whose RetryAfter is the earliest end.
-func (p *accounts) take(ctx context.Context, lane, n int) (*account, error) {
+// take waits for an account that may be called for up to n messages, and takes
+// a slot of it; got of them are allowed. Give the slot back with done. With no
+// account in service it returns at once, with an error that says why and when.
+func (p *accounts) take(ctx context.Context, lane limit.Lane, n int) (a *account, got int, err error) {
 	select {
 	case p.turn[lane] <- struct{}{}:
 	case <-ctx.Done():
-		return nil, ctx.Err()
+		return nil, 0, ctx.Err()
 	}
 	defer func() { <-p.turn[lane] }()
 	for {
 		p.view(ctx)
-		a, wait, err := p.choose(time.Now(), lane, n)
-		if a != nil || err != nil {
-			return a, err
+		now := time.Now()
+		if ok, at := p.pool.Ready(now); !ok {
+			return nil, 0, p.outOfService(now, at)
+		}
+		a, got, wait := p.choose(now, lane, n)
+		if a != nil {
+			return a, got, nil
 		}
 		t := time.NewTimer(wait)
 		select {
 		case <-ctx.Done():
 			t.Stop()
-			return nil, ctx.Err()
+			return nil, 0, ctx.Err()
 		case <-t.C:
 		case <-p.freed[lane]:
 			t.Stop()
@@ -103,57 +103,72 @@ func (p *accounts) take(ctx context.Context, lane, n int) (*account, error) {
 	}
 }
 
-// choose returns an account, or how long to wait for one unless a slot is freed
-// before.
-func (p *accounts) choose(now time.Time, lane, n int) (*account, time.Duration, error) {
+// choose returns an account, or how long to wait unless a slot is freed before.
+// A grant for an account whose slots are taken is let go: the account is then
+// slower than its rate, so the tokens are not missed.
+func (p *accounts) choose(now time.Time, lane limit.Lane, n int) (*account, int, time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	wait := time.Duration(-1)
-	var earliest time.Time
-	healthy := false
-	for i := range p.list {
-		a := p.list[(p.next+i)%len(p.list)]
-		if a.until.After(now) {
-			if earliest.IsZero() || a.until.Before(earliest) {
-				earliest = a.until
-			}
-			continue
+	free := false
+	for _, a := range p.list {
+		free = free || a.inflight < a.room(lane)
+	}
+	if !free {
+		return nil, 0, lookIn
+	}
+	for range p.list {
+		g, ok, earliest := p.pool.Pick(now, limit.Want{Lane: lane, N: n, Min: n})
+		if !ok {
+			return nil, 0, min(max(earliest.Sub(now), time.Microsecond), lookIn)
 		}
-		healthy = true
-		if a.inflight >= a.room(lane) {
-			continue
-		}
-		ok, w := a.rate.Take(now, n)
-		if ok {
+		if a := p.find(g.Account); a.inflight < a.room(lane) {
 			a.inflight++
-			p.next = (p.next + i + 1) % len(p.list)
-			return a, 0, nil
-		}
-		if wait < 0 || w < wait {
-			wait = w
+			return a, g.N, 0
 		}
 	}
-	switch {
-	case !healthy:
-		return nil, 0, &notify.Error{Kind: notify.KindThrottled, Code: p.provider + "_blocked",
-			Msg: "all accounts are blocked", RetryAfter: earliest.Sub(now)}
-	case wait < 0 || wait > time.Second:
-		wait = time.Second // somebody frees a slot before; blocks are looked at again
-	}
-	return nil, wait, nil
+	return nil, 0, lookIn
 }
 
-func (a *account) room(lane int) int {
-	if lane == 0 {
+func (p *accounts) find(name string) *account {
+	for _, a := range p.list {
+		if a.name == name {
+			return a
+		}
+	}
+	return nil
+}
+
+func (a *account) room(lane limit.Lane) int {
+	if lane == limit.Fast {
 		return a.slots
 	}
 	return max(1, a.slots*3/4)
 }
 
-// done gives the slot back.
-func (p *accounts) done(a *account) {
+// outOfService says why no account can be called: blocked, refused, or in
+// trouble.
+func (p *accounts) outOfService(now, at time.Time) error {
+	e := &notify.Error{Kind: notify.KindUnauthorized, Code: p.provider + "_refused", Msg: "every account was refused", RetryAfter: at.Sub(now)}
+	for _, s := range p.pool.Status(now) {
+		switch {
+		case s.Blocked.After(now):
+			e.Kind, e.Code, e.Msg = notify.KindThrottled, p.provider+"_blocked", "every account is blocked"
+			return e
+		case s.Breaker.Reason != limit.ReasonConfig:
+			e.Kind, e.Code, e.Msg = notify.KindUnavailable, p.provider+"_circuit_open", "every account is in trouble"
+		}
+	}
+	return e
+}
+
+// done gives the slot back and tells how the call went.
+func (p *accounts) done(a *account, class notify.Class) {
+	p.pool.Report(time.Now(), a.name, limit.OutcomeOf(class), 1)
 	p.mu.Lock()
 	a.inflight--
+	if class == notify.ClassAccepted {
+		a.refusals = 0
+	}
 	p.mu.Unlock()
 	for i := range p.freed {
 		select {
@@ -163,49 +178,37 @@ func (p *accounts) done(a *account) {
 	}
 }
 
-// well notes that the account was not refused.
-func (p *accounts) well(a *account) {
-	p.mu.Lock()
-	a.refusals = 0
-	p.mu.Unlock()
-}
-
 // block keeps everybody away from the account for d; 0 stands for 1 s, doubling
 // with each refusal in a row. It returns the time.
 func (p *accounts) block(ctx context.Context, a *account, d time.Duration) time.Duration {
 	now := time.Now()
+	blocked := p.pool.Status(now)[a.at].Blocked
 	p.mu.Lock()
 	if d <= 0 {
-		d = min(blockMin<<min(a.refusals, 10), blockMax)
-	}
-	// Answers to requests that were under way together are one refusal.
-	if !a.until.After(now) {
-		a.refusals++
-	}
-	until := now.Add(d)
-	if until.After(a.until) {
-		a.until = until
-	} else {
-		until = a.until
-	}
-	p.mu.Unlock()
-	if p.blocks != nil {
-		if err := p.blocks.Block(ctx, a.name, until); err != nil {
-			p.log.Warn("a blocked account could not be shared", "account", a.name, "err", err)
+		if blocked.After(now) {
+			// It was under way together with the one that was refused first.
+			d = blocked.Sub(now)
+		} else {
+			d = min(blockMin<<min(a.refusals, 10), blockMax)
+			a.refusals++
 		}
 	}
-	return until.Sub(now)
+	p.mu.Unlock()
+	if err := p.pool.Block(ctx, now, a.name, now.Add(d)); err != nil {
+		p.log.Warn("a blocked account could not be shared", "account", a.name, "err", err)
+	}
+	return d
 }
 
 // view takes over what other workers found out. When the store is away, what
 // this process knows has to do.
 func (p *accounts) view(ctx context.Context) {
-	if p.blocks == nil {
+	if !p.shared {
 		return
 	}
 	now := time.Now()
 	p.mu.Lock()
-	fresh := now.Sub(p.viewed) < blocksAge
+	fresh := now.Sub(p.viewed) < viewAge
 	if !fresh {
 		p.viewed = now
 	}
@@ -213,19 +216,13 @@ func (p *accounts) view(ctx context.Context) {
 	if fresh {
 		return
 	}
-	names := make([]string, len(p.list))
-	for i, a := range p.list {
-		names[i] = a.name
-	}
-	until, err := p.blocks.Blocked(ctx, names)
-	if err != nil || len(until) != len(names) {
-		return
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for i, a := range p.list {
-		if until[i].After(a.until) {
-			a.until = until[i]
-		}
+	if err := p.pool.Sync(ctx, now); err != nil && ctx.Err() == nil {
+		p.log.Warn("blocked accounts could not be read", "err", err)
 	}
 }
+
+// Accounts is what an operator sees of a client's accounts or IP pools.
+func (t *Twilio) Accounts() []limit.AccountStatus { return t.accounts.pool.Status(time.Now()) }
+
+// Accounts is what an operator sees of the IP pools.
+func (s *SendGrid) Accounts() []limit.AccountStatus { return s.accounts.pool.Status(time.Now()) }

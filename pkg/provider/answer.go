@@ -107,9 +107,11 @@ func snake(prefix, s string) string {
 type failure struct {
 	class notify.Class
 	code  string
-	// elsewhere: the server did not look at it and said so, or the connection
-	// was already closing; another connection may take it at once.
+	// elsewhere: the server did not look at it and said so; it may be sent
+	// again at once.
 	elsewhere bool
+	// closing: nor will this connection take anything else.
+	closing bool
 }
 
 // classify translates the error of a round trip. sent says whether the request
@@ -117,24 +119,25 @@ type failure struct {
 func classify(ctx context.Context, err error, sent bool) failure {
 	var stream http2.StreamError
 	switch {
-	case errors.As(err, &stream) && stream.Code == http2.ErrCodeRefusedStream,
-		strings.Contains(err.Error(), "graceful shutdown GOAWAY"),
+	// RFC 9113, 8.7 and 6.8: refused streams, and those above a GOAWAY's last
+	// stream, were not processed.
+	case errors.As(err, &stream) && stream.Code == http2.ErrCodeRefusedStream:
+		return failure{class: notify.ClassUnavailable, code: "stream_refused", elsewhere: true}
+	case strings.Contains(err.Error(), "graceful shutdown GOAWAY"),
 		!sent && strings.Contains(err.Error(), "client conn not usable"):
-		// RFC 9113, 8.7 and 6.8: refused streams, and those above a GOAWAY's
-		// last stream, were not processed.
-		return failure{notify.ClassUnavailable, "connection_closing", true}
+		return failure{class: notify.ClassUnavailable, code: "connection_closing", elsewhere: true, closing: true}
 	case sent && errors.Is(err, context.DeadlineExceeded):
-		return failure{notify.ClassAmbiguous, "timeout", false}
+		return failure{class: notify.ClassAmbiguous, code: "timeout"}
 	case sent && ctx.Err() != nil:
-		return failure{notify.ClassAmbiguous, "cancelled", false}
+		return failure{class: notify.ClassAmbiguous, code: "cancelled"}
 	case sent:
-		return failure{notify.ClassAmbiguous, "connection_lost", false}
+		return failure{class: notify.ClassAmbiguous, code: "connection_lost"}
 	case ctx.Err() != nil:
-		return failure{notify.ClassRetry, "cancelled", false}
+		return failure{class: notify.ClassRetry, code: "cancelled"}
 	case errors.Is(err, context.DeadlineExceeded):
-		return failure{notify.ClassUnavailable, "timeout", false}
+		return failure{class: notify.ClassUnavailable, code: "timeout"}
 	}
-	return failure{notify.ClassUnavailable, "connection_failed", false}
+	return failure{class: notify.ClassUnavailable, code: "connection_failed"}
 }
 
 func (f failure) result(provider string) notify.Result {

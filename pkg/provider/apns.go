@@ -144,8 +144,8 @@ func (a *APNs) Send(ctx context.Context, call *notify.Call, report func(i int, r
 	})
 }
 
-// send brings one item to an answer. What a closing connection did not look at
-// goes to another one; an outdated token is renewed and used once.
+// send brings one item to an answer. An outdated token is renewed, and the item
+// sent once more.
 func (a *APNs) send(ctx context.Context, c *apnsCall, w *apnsWriter, it *notify.Item) notify.Result {
 	address := apnsToken(it.Address)
 	if address == "" {
@@ -157,26 +157,20 @@ func (a *APNs) send(ctx context.Context, c *apnsCall, w *apnsWriter, it *notify.
 	}
 	u := *a.base
 	u.Path += "/3/device/" + address
-	renewed := false
-	for try := 1; ; try++ {
+	var r notify.Result
+	var then action
+	judge := func(ans *answer) connState {
+		r, then = apnsResult(ans, time.Now())
+		return connStateOf(ans.status, then)
+	}
+	for renewed := false; ; renewed = true {
 		tok, err := a.token.get(ctx)
 		if err != nil {
 			return failed(ctx, "apns", err)
 		}
-		conn, err := a.pool.acquire(ctx)
-		if err != nil {
-			return failed(ctx, "apns", err)
+		if _, lost := a.pool.post(ctx, "apns", a.cfg.Endpoint.Timeout, &u, c.header(it, tok), payload, judge); lost != nil {
+			return *lost
 		}
-		ans, fail := exchange(ctx, conn.cc, a.cfg.Endpoint.Timeout, &u, c.header(it, tok), payload)
-		if fail != nil {
-			a.pool.release(conn, connUnknown)
-			if fail.elsewhere && try < 3 && ctx.Err() == nil {
-				continue
-			}
-			return fail.result("apns")
-		}
-		r, then := apnsResult(&ans, time.Now())
-		a.pool.release(conn, connStateOf(ans.status, then))
 		switch {
 		case r.Class == notify.ClassAccepted:
 			r.Confirmed = a.cfg.Confirm == ConfirmAccepted
@@ -188,7 +182,6 @@ func (a *APNs) send(ctx context.Context, c *apnsCall, w *apnsWriter, it *notify.
 		case then == renewToken:
 			next, err := a.token.replace(ctx, tok)
 			if err == nil && next != tok && !renewed {
-				renewed = true
 				continue
 			}
 			r.RetryAfter = max(r.RetryAfter, time.Until(tok.minted.Add(apnsMinTokenAge)))

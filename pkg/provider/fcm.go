@@ -141,8 +141,13 @@ func (f *FCM) send(ctx context.Context, w *fcmWriter, it *notify.Item) notify.Re
 	if err != nil {
 		return failed(ctx, "fcm", err)
 	}
-	renewed := false
-	for try := 1; ; try++ {
+	var r notify.Result
+	var then action
+	judge := func(ans *answer) connState {
+		r, then = fcmResult(ans, time.Now(), f.cfg.QuotaBlock)
+		return connStateOf(ans.status, then)
+	}
+	for renewed := false; ; renewed = true {
 		if left := f.blocked(); left > 0 {
 			return notify.Result{Class: notify.ClassThrottled, Code: "fcm_quota_exceeded", Provider: "fcm", RetryAfter: left}
 		}
@@ -150,21 +155,10 @@ func (f *FCM) send(ctx context.Context, w *fcmWriter, it *notify.Item) notify.Re
 		if err != nil {
 			return failed(ctx, "fcm", err)
 		}
-		conn, err := f.pool.acquire(ctx)
-		if err != nil {
-			return failed(ctx, "fcm", err)
-		}
 		h := http.Header{"Authorization": tok.header, "Content-Type": jsonHeader, "User-Agent": agentHeader}
-		ans, fail := exchange(ctx, conn.cc, f.cfg.Endpoint.Timeout, f.url, h, message)
-		if fail != nil {
-			f.pool.release(conn, connUnknown)
-			if fail.elsewhere && try < 3 && ctx.Err() == nil {
-				continue
-			}
-			return fail.result("fcm")
+		if _, lost := f.pool.post(ctx, "fcm", f.cfg.Endpoint.Timeout, f.url, h, message, judge); lost != nil {
+			return *lost
 		}
-		r, then := fcmResult(&ans, time.Now(), f.cfg.QuotaBlock)
-		f.pool.release(conn, connStateOf(ans.status, then))
 		switch {
 		case r.Class == notify.ClassAccepted:
 			r.Confirmed = f.cfg.Confirm == ConfirmAccepted
@@ -172,7 +166,6 @@ func (f *FCM) send(ctx context.Context, w *fcmWriter, it *notify.Item) notify.Re
 			f.block(r.RetryAfter)
 		case then == renewToken && !renewed:
 			if next, err := f.token.replace(ctx, tok); err == nil && next != tok {
-				renewed = true
 				continue
 			}
 		}

@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/limit"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -40,7 +41,7 @@ type SendGridConfig struct {
 	// Concurrency is the number of requests at a time and pool. Default 8.
 	Concurrency int
 	// Blocks is shared by all workers. Default: this process alone.
-	Blocks Blocks
+	Blocks limit.Blocks
 	// Confirm: default ConfirmReceipt.
 	Confirm Confirmation
 	// Log gets refusals of our credentials. Default: nowhere.
@@ -113,15 +114,20 @@ func NewSendGrid(cfg SendGridConfig) (*SendGrid, error) {
 		return nil, err
 	}
 	s := &SendGrid{cfg: cfg, url: base.JoinPath("v3/mail/send"), auth: []string{"Bearer " + cfg.APIKey},
-		rt: cfg.Endpoint.transport(http1), accounts: newAccounts("sendgrid", cfg.Blocks, cfg.Log)}
+		rt: cfg.Endpoint.transport(http1)}
+	var slots []slot
 	for _, p := range cfg.Pools {
 		name := "sendgrid"
 		if p.Name != "" {
 			name += ":" + p.Name
 		}
 		rate := p.Rate * float64(p.IPs)
-		s.accounts.add(name, rate, max(sendGridBatch, int(rate)), cfg.Concurrency)
+		// (bulk may use half of a burst: it still holds a whole batch)
+		slots = append(slots, slot{limit.Account{Name: name, Rate: rate, Burst: max(2*sendGridBatch, int(rate))}, cfg.Concurrency})
 		s.rt.MaxIdleConnsPerHost += cfg.Concurrency
+	}
+	if s.accounts, err = newAccounts("sendgrid", slots, cfg.Blocks, cfg.Log); err != nil {
+		return nil, err
 	}
 	return s, nil
 }
@@ -164,48 +170,53 @@ func (s *SendGrid) Send(ctx context.Context, call *notify.Call, report func(i in
 // by halves, and the others are sent again.
 func (s *SendGrid) sendBatch(ctx context.Context, m *mailing, batch []personalization, report func(i int, r notify.Result)) {
 	for len(batch) > 0 {
-		a, err := s.accounts.take(ctx, laneIndex(m.call.Category), len(batch))
+		a, got, err := s.accounts.take(ctx, laneOf(m.call), len(batch))
 		if err != nil {
 			reportAll(batch, failed(ctx, "sendgrid", err), report)
 			return
 		}
-		ans, fail := s.post(ctx, m, batch, a)
-		s.accounts.done(a)
-		if fail != nil {
-			reportAll(batch, fail.result(a.name), report)
-			return
-		}
-		v := sendGridResult(&ans, len(batch), time.Now())
-		v.result.Provider = a.name
-		switch {
-		case v.split && len(batch) > 1:
-			half := len(batch) / 2
-			s.sendBatch(ctx, m, batch[:half], report)
-			batch = batch[half:]
-			continue
-		case len(v.bad) > 0:
-			rest := batch[:0:0]
-			for i := range batch {
-				if r, bad := v.bad[i]; bad {
-					r.Provider = a.name
-					report(batch[i].item, r)
-				} else {
-					rest = append(rest, batch[i])
-				}
-			}
-			batch = rest
-			continue
-		case v.result.Class == notify.ClassThrottled:
-			v.result.RetryAfter = s.blockAll(ctx, v.result.RetryAfter)
-		case v.result.Class == notify.ClassConfig:
-			s.cfg.Log.Error("account refused", "code", v.result.Code)
-		case v.result.Class == notify.ClassAccepted:
-			s.accounts.well(a)
-			v.result.Confirmed = s.cfg.Confirm == ConfirmAccepted
-		}
-		reportAll(batch, v.result, report)
-		return
+		rest := s.sendPart(ctx, m, batch[:got], a, report)
+		batch = append(rest, batch[got:]...)
 	}
+}
+
+// sendPart makes one request and reports what it settled. It returns what is to
+// be sent again.
+func (s *SendGrid) sendPart(ctx context.Context, m *mailing, part []personalization, a *account, report func(i int, r notify.Result)) (again []personalization) {
+	ans, fail := s.post(ctx, m, part, a)
+	var v sendGridVerdict
+	if fail != nil {
+		v.result = fail.result("")
+	} else {
+		v = sendGridResult(&ans, len(part), time.Now())
+	}
+	v.result.Provider = a.name
+	s.accounts.done(a, v.result.Class)
+	switch {
+	case v.split && len(part) > 1:
+		half := len(part) / 2
+		s.sendBatch(ctx, m, part[:half:half], report)
+		s.sendBatch(ctx, m, part[half:], report)
+		return nil
+	case len(v.bad) > 0:
+		for i := range part {
+			if r, bad := v.bad[i]; bad {
+				r.Provider = a.name
+				report(part[i].item, r)
+			} else {
+				again = append(again, part[i])
+			}
+		}
+		return again
+	case v.result.Class == notify.ClassThrottled:
+		v.result.RetryAfter = s.blockAll(ctx, v.result.RetryAfter)
+	case v.result.Class == notify.ClassConfig:
+		s.cfg.Log.Error("account refused", "code", v.result.Code)
+	case v.result.Class == notify.ClassAccepted:
+		v.result.Confirmed = s.cfg.Confirm == ConfirmAccepted
+	}
+	reportAll(part, v.result, report)
+	return nil
 }
 
 func reportAll(batch []personalization, r notify.Result, report func(i int, r notify.Result)) {

@@ -11,6 +11,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/notifyd/notifyd/pkg/limit"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -49,7 +50,7 @@ type TwilioConfig struct {
 	// asked for.
 	PublicURL string
 	// Blocks is shared by all workers. Default: this process alone.
-	Blocks Blocks
+	Blocks limit.Blocks
 	// Confirm: default ConfirmReceipt.
 	Confirm Confirmation
 	// Log gets accounts that are refused. Default: nowhere.
@@ -117,9 +118,11 @@ func NewTwilio(cfg TwilioConfig) (*Twilio, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &Twilio{cfg: cfg, rt: cfg.Endpoint.transport(http1), accounts: newAccounts("twilio", cfg.Blocks, cfg.Log)}
+	t := &Twilio{cfg: cfg, rt: cfg.Endpoint.transport(http1)}
+	var slots []slot
 	for _, a := range cfg.Accounts {
-		t.accounts.add("twilio:"+a.SID, a.Rate, max(1, int(a.Rate/10)), a.Concurrency)
+		// A burst of a tenth of a second: enough for a claim window of 50.
+		slots = append(slots, slot{limit.Account{Name: "twilio:" + a.SID, Rate: a.Rate, Burst: max(2, int(a.Rate/10))}, a.Concurrency})
 		t.urls = append(t.urls, base.JoinPath("2010-04-01/Accounts", a.SID, "Messages.json"))
 		user, secret := a.SID, a.AuthToken
 		if a.APIKey != "" {
@@ -127,6 +130,9 @@ func NewTwilio(cfg TwilioConfig) (*Twilio, error) {
 		}
 		t.auth = append(t.auth, []string{"Basic " + base64.StdEncoding.EncodeToString([]byte(user+":"+secret))})
 		t.rt.MaxIdleConnsPerHost += a.Concurrency
+	}
+	if t.accounts, err = newAccounts("twilio", slots, cfg.Blocks, cfg.Log); err != nil {
+		return nil, err
 	}
 	return t, nil
 }
@@ -177,7 +183,7 @@ func (t *Twilio) send(ctx context.Context, m *sms, it *notify.Item) notify.Resul
 	}
 	var last *notify.Result
 	for range t.cfg.Accounts {
-		a, err := t.accounts.take(ctx, laneIndex(m.call.Category), 1)
+		a, _, err := t.accounts.take(ctx, laneOf(m.call), 1)
 		if err != nil {
 			if last != nil && last.Class == notify.ClassConfig {
 				return *last
@@ -195,7 +201,7 @@ func (t *Twilio) send(ctx context.Context, m *sms, it *notify.Item) notify.Resul
 
 // try sends one item by one account.
 func (t *Twilio) try(ctx context.Context, a *account, m *sms, form url.Values) (r notify.Result, again bool) {
-	defer t.accounts.done(a)
+	defer func() { t.accounts.done(a, r.Class) }()
 	ours := m.sender(form, &t.cfg.Accounts[a.at])
 	h := http.Header{
 		"Authorization": t.auth[a.at], "User-Agent": agentHeader, "Accept": jsonHeader,
@@ -216,12 +222,10 @@ func (t *Twilio) try(ctx context.Context, a *account, m *sms, form url.Values) (
 		return r, true
 	case notify.ClassConfig:
 		t.cfg.Log.Error("account refused", "account", a.name, "code", r.Code)
-		t.accounts.block(ctx, a, blockConfig)
-		return r, true
+		return r, true // its breaker opens
 	case notify.ClassAccepted:
 		r.Confirmed = t.cfg.Confirm == ConfirmAccepted
 	}
-	t.accounts.well(a)
 	return r, false
 }
 

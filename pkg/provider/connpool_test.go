@@ -1,0 +1,351 @@
+package provider
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// fakeConn stands for an *http.ClientConn: a stream ends a moment after its
+// answer, as there.
+type fakeConn struct {
+	pool *fakeServer
+
+	mu     sync.Mutex
+	max    int
+	busy   int
+	peak   int
+	goAway bool
+	closed bool
+	hook   func(*http.ClientConn)
+	opened time.Time
+}
+
+type fakeServer struct {
+	latency time.Duration
+	max     int  // streams of new connections
+	refuse  bool // dials fail
+
+	mu    sync.Mutex
+	conns []*fakeConn
+	dials []time.Time
+}
+
+func (s *fakeServer) dial(context.Context) (clientConn, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.dials = append(s.dials, time.Now())
+	if s.refuse {
+		return nil, errors.New("refused")
+	}
+	c := &fakeConn{pool: s, max: s.max, opened: time.Now()}
+	s.conns = append(s.conns, c)
+	return c, nil
+}
+
+func (c *fakeConn) RoundTrip(req *http.Request) (*http.Response, error) {
+	c.mu.Lock()
+	if c.goAway || c.closed {
+		c.mu.Unlock()
+		return nil, errors.New("http2: client conn not usable")
+	}
+	c.busy++
+	c.peak = max(c.peak, c.busy)
+	c.mu.Unlock()
+	if !sleep(req.Context(), c.pool.latency) {
+		return nil, req.Context().Err()
+	}
+	go func() { // the stream ends after the answer
+		sleep(context.Background(), time.Millisecond)
+		c.change(func() { c.busy-- })
+	}()
+	return &http.Response{StatusCode: 200, Body: http.NoBody, Header: http.Header{}}, nil
+}
+
+// change runs f and then the hook, which sees a change of state.
+func (c *fakeConn) change(f func()) {
+	c.mu.Lock()
+	f()
+	hook := c.hook
+	c.mu.Unlock()
+	if hook != nil {
+		hook(nil)
+	}
+}
+
+func (c *fakeConn) Available() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.goAway || c.closed {
+		return 0
+	}
+	return max(0, c.max-c.busy)
+}
+
+func (c *fakeConn) InFlight() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return 0
+	}
+	return c.busy
+}
+
+func (c *fakeConn) Err() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return errors.New("closed")
+	}
+	return nil
+}
+
+func (c *fakeConn) Close() error {
+	c.change(func() { c.closed = true })
+	return nil
+}
+
+func (c *fakeConn) SetStateHook(f func(*http.ClientConn)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.hook = f
+}
+
+// poolTest runs f with a pool of size connections to s.
+func poolTest(t *testing.T, size int, s *fakeServer, f func(t *testing.T, p *connPool)) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &connPool{
+			size: size, dial: s.dial, stagger: time.Second, backoff: [2]time.Duration{time.Second, 30 * time.Second},
+			drain: 10 * time.Second, log: slog.New(slog.DiscardHandler), idle: make(chan struct{}, 1),
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() { p.run(ctx) })
+		f(t, p)
+		cancel()
+		wg.Wait()
+		time.Sleep(time.Minute) // streams that end late
+		for _, c := range s.conns {
+			if c.Err() == nil {
+				t.Error("a connection was left open")
+			}
+		}
+	})
+}
+
+var testURL = &url.URL{Scheme: "https", Host: "x", Path: "/"}
+
+// use makes one request.
+func use(ctx context.Context, p *connPool) *notify.Result {
+	_, lost := p.post(ctx, "test", time.Minute, testURL, http.Header{}, []byte("x"), func(*answer) connState { return connProven })
+	return lost
+}
+
+func many(t *testing.T, p *connPool, n int) {
+	t.Helper()
+	var wg sync.WaitGroup
+	for range n {
+		wg.Go(func() {
+			if lost := use(t.Context(), p); lost != nil {
+				t.Errorf("%+v", lost)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func TestPoolKeepsToStreams(t *testing.T) {
+	t.Parallel()
+	s := &fakeServer{latency: 50 * time.Millisecond, max: 7}
+	poolTest(t, 3, s, func(t *testing.T, p *connPool) {
+		time.Sleep(10 * time.Second)
+		start := time.Now()
+		many(t, p, 2100)
+		// 2100 over 21 streams of 50 ms
+		if d := time.Since(start); d > 6200*time.Millisecond {
+			t.Errorf("the streams were not used: %v", d)
+		}
+		if len(s.conns) != 3 {
+			t.Errorf("%d connections", len(s.conns))
+		}
+		// (a stream ends up to 1 ms after its answer, in which RoundTrip of the
+		// real connection waits: the fake counts it as one more)
+		for _, c := range s.conns {
+			if c.peak > 2*c.max {
+				t.Errorf("%d streams of %d", c.peak, c.max)
+			}
+		}
+		if st := p.state(); st.InFlight != 0 || st.Waiting != 0 || st.Open != 3 {
+			t.Errorf("%+v", st)
+		}
+	})
+}
+
+// Until the first answer, a connection gets one request at a time.
+func TestPoolWarms(t *testing.T) {
+	t.Parallel()
+	s := &fakeServer{latency: time.Second, max: 100}
+	poolTest(t, 2, s, func(t *testing.T, p *connPool) {
+		time.Sleep(10 * time.Second)
+		var wg sync.WaitGroup
+		for range 50 {
+			wg.Go(func() { use(t.Context(), p) })
+		}
+		time.Sleep(500 * time.Millisecond)
+		if st := p.state(); st.InFlight != 2 || st.Waiting != 48 {
+			t.Errorf("before the first answer: %+v", st)
+		}
+		time.Sleep(time.Second)
+		if st := p.state(); st.InFlight != 48 || st.Waiting != 0 {
+			t.Errorf("after it: %+v", st)
+		}
+		wg.Wait()
+	})
+}
+
+// SETTINGS that raise the limit wake those who wait; lowered ones are kept to.
+func TestPoolFollowsSettings(t *testing.T) {
+	t.Parallel()
+	s := &fakeServer{latency: time.Second, max: 1}
+	poolTest(t, 1, s, func(t *testing.T, p *connPool) {
+		many(t, p, 1)
+		time.Sleep(time.Second)
+		var wg sync.WaitGroup
+		var done atomic.Int64
+		for range 20 {
+			wg.Go(func() { use(t.Context(), p); done.Add(1) })
+		}
+		time.Sleep(500 * time.Millisecond)
+		if st := p.state(); st.InFlight != 1 {
+			t.Errorf("limit 1: %+v", st)
+		}
+		s.conns[0].change(func() { s.conns[0].max = 10 })
+		synctest.Wait()
+		if st := p.state(); st.InFlight != 10 {
+			t.Errorf("limit 10: %+v", st)
+		}
+		s.conns[0].change(func() { s.conns[0].max = 2 })
+		time.Sleep(1100 * time.Millisecond) // the ten are done
+		for p.state().Waiting > 0 {
+			if st := p.state(); st.InFlight > 2 {
+				t.Errorf("limit 2: %+v", st)
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		wg.Wait()
+		if done.Load() != 20 || len(s.conns) != 1 {
+			t.Errorf("%d done over %d connections", done.Load(), len(s.conns))
+		}
+	})
+}
+
+// After a GOAWAY the connection finishes what it has, and another takes over.
+func TestPoolGoAway(t *testing.T) {
+	t.Parallel()
+	s := &fakeServer{latency: 10 * time.Second, max: 10}
+	poolTest(t, 1, s, func(t *testing.T, p *connPool) {
+		many(t, p, 1)
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			if lost := use(t.Context(), p); lost != nil {
+				t.Errorf("what was under way: %+v", lost)
+			}
+		})
+		synctest.Wait()
+		s.conns[0].change(func() { s.conns[0].goAway = true })
+		many(t, p, 5)
+		wg.Wait()
+		if len(s.conns) != 2 {
+			t.Errorf("%d connections", len(s.conns))
+		}
+		time.Sleep(time.Second)
+		if s.conns[0].Err() == nil {
+			t.Error("the old one was not closed")
+		}
+	})
+}
+
+// A server that cannot be reached answers everybody at once, is tried ever more
+// slowly, and is found again.
+func TestPoolDown(t *testing.T) {
+	t.Parallel()
+	s := &fakeServer{latency: time.Millisecond, max: 10, refuse: true}
+	poolTest(t, 2, s, func(t *testing.T, p *connPool) {
+		time.Sleep(10 * time.Second)
+		start := time.Now()
+		lost := use(t.Context(), p)
+		if lost == nil || lost.Class != notify.ClassUnavailable || lost.Code != "no_connection" || time.Since(start) > 0 {
+			t.Errorf("%+v after %v", lost, time.Since(start))
+		}
+		time.Sleep(10 * time.Minute)
+		if n := len(s.dials); n < 40 || n > 120 {
+			t.Errorf("%d dials in 10 minutes", n)
+		}
+		s.mu.Lock()
+		s.refuse = false
+		s.mu.Unlock()
+		time.Sleep(31 * time.Second)
+		many(t, p, 10)
+	})
+}
+
+// Connections are opened one after the other.
+func TestPoolStaggers(t *testing.T) {
+	t.Parallel()
+	s := &fakeServer{latency: time.Millisecond, max: 10}
+	poolTest(t, 5, s, func(t *testing.T, p *connPool) {
+		time.Sleep(time.Minute)
+		if len(s.dials) != 5 {
+			t.Fatalf("%d dials", len(s.dials))
+		}
+		for i := 1; i < 5; i++ {
+			if d := s.dials[i].Sub(s.dials[i-1]); d < time.Second {
+				t.Errorf("dial %d after %v", i, d)
+			}
+		}
+	})
+}
+
+// Whoever stops waiting leaves nothing behind, and takes nothing with them.
+func TestPoolAbandoned(t *testing.T) {
+	t.Parallel()
+	s := &fakeServer{latency: time.Second, max: 1}
+	poolTest(t, 1, s, func(t *testing.T, p *connPool) {
+		time.Sleep(5 * time.Second)
+		var wg sync.WaitGroup
+		for i := range 20 {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i%3)*time.Second)
+			wg.Go(func() { defer cancel(); use(ctx, p) })
+		}
+		wg.Wait()
+		time.Sleep(5 * time.Second)
+		if st := p.state(); st.InFlight != 0 || st.Waiting != 0 {
+			t.Errorf("%+v", st)
+		}
+		many(t, p, 3)
+	})
+}
+
+// Run lets what is in flight finish.
+func TestPoolDrains(t *testing.T) {
+	t.Parallel()
+	s := &fakeServer{latency: 5 * time.Second, max: 10}
+	lost := &notify.Result{}
+	poolTest(t, 1, s, func(t *testing.T, p *connPool) {
+		time.Sleep(time.Second)
+		go func() { lost = use(context.Background(), p) }()
+		synctest.Wait()
+	})
+	if lost != nil {
+		t.Errorf("cut off: %+v", lost)
+	}
+}

@@ -1,0 +1,81 @@
+package provider
+
+import (
+	"context"
+	"crypto/x509"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"testing"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var testBase = notify.Base{0x01, 0x8f, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14}
+
+// testCall is a fan-out of n items to addresses made by address(i).
+func testCall(ch notify.Channel, c notify.Content, n int, address func(i int) string) *notify.Call {
+	call := &notify.Call{Channel: ch, Category: notify.Transactional, Caller: "shop", Content: &c}
+	for i := range n {
+		id := notify.ID{Base: testBase, Index: uint32(i), Fan: true}
+		call.Items = append(call.Items, notify.Item{
+			ID: id, Key: notify.RowKey{Chunk: notify.Chunk{Base: testBase, Partition: 3, Block: 1}, Epoch: 2},
+			User: []byte("u"), Address: []byte(address(i)),
+		})
+	}
+	return call
+}
+
+// collect sends the call and returns the results by item; it fails the test
+// unless every item was reported exactly once.
+func collect(t testing.TB, ctx context.Context, s Sender, call *notify.Call) []notify.Result {
+	t.Helper()
+	var mu sync.Mutex
+	out := make([]notify.Result, len(call.Items))
+	times := make([]int, len(call.Items))
+	s.Send(ctx, call, func(i int, r notify.Result) {
+		mu.Lock()
+		defer mu.Unlock()
+		out[i] = r
+		times[i]++
+	})
+	mu.Lock()
+	defer mu.Unlock()
+	for i, n := range times {
+		if n != 1 {
+			t.Fatalf("item %d was reported %d times", i, n)
+		}
+	}
+	return out
+}
+
+// run runs a client until the test ends.
+func run(t testing.TB, r interface{ Run(context.Context) error }) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- r.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func tlsServer(t testing.TB, h http.Handler, change func(*httptest.Server)) (*httptest.Server, Endpoint) {
+	t.Helper()
+	s := httptest.NewUnstartedServer(h)
+	s.EnableHTTP2 = true
+	if change != nil {
+		change(s)
+	}
+	s.StartTLS()
+	t.Cleanup(s.Close)
+	roots := x509.NewCertPool()
+	roots.AddCert(s.Certificate())
+	return s, Endpoint{BaseURL: s.URL, RootCAs: roots}
+}
