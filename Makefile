@@ -1,0 +1,98 @@
+# "make" lists the targets. Everything a target needs beyond Go, git and bash it
+# installs into ./bin.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules
+
+GOLANGCI_VERSION := v2.15.0
+PROTOC_GEN_GO_VERSION := v1.36.12
+
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+FUZZTIME ?= 20s
+KILLS ?= 20
+ONLY ?=
+SHORT ?=
+PKGS ?= ./...
+
+BIN := $(CURDIR)/bin
+TESTFLAGS := -timeout 20m $(if $(SHORT),-short)
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: go ## Build bin/notifyd and bin/notifyctl: static, the same bytes from the same sources
+	CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(VERSION)' -o '$(BIN)/' ./cmd/notifyd ./cmd/notifyctl
+
+.PHONY: test
+test: go ## Run all tests; SHORT=1 leaves out the long ones, PKGS=./pkg/wheel picks some
+	go test $(TESTFLAGS) $(PKGS)
+
+.PHONY: race
+race: go cc ## Run all tests with the race detector; SHORT=1, PKGS= as for test
+	CGO_ENABLED=1 go test -race $(TESTFLAGS) $(PKGS)
+
+.PHONY: lint
+lint: go $(BIN)/golangci-lint-$(GOLANGCI_VERSION) ## Check format, vet and golangci-lint (installed when missing)
+	@out=$$(gofmt -l $(wildcard cmd pkg) *.go); if [ -n "$$out" ]; then echo "gofmt -w these files:"; echo "$$out"; exit 1; fi
+	go vet ./...
+	$(BIN)/golangci-lint-$(GOLANGCI_VERSION) run ./...
+
+.PHONY: fuzz
+fuzz: go ## Run every fuzz target for FUZZTIME (20s)
+	@grep -rnoE '^func Fuzz[A-Za-z0-9_]*' --include='*_test.go' $(wildcard cmd pkg) | sort | while IFS=: read -r file _ name; do \
+		name=$${name#func }; dir=./$$(dirname "$$file"); \
+		echo "== $$dir $$name"; \
+		go test "$$dir" -run '^$$' -fuzz "^$$name\$$" -fuzztime '$(FUZZTIME)' </dev/null; \
+	done
+
+.PHONY: bench
+bench: go ## Measure against the references in DESIGN.md; ONLY=P2 runs one
+	ONLY='$(ONLY)' scripts/bench.sh
+
+.PHONY: demo
+demo: go ## Start everything, send a little of each kind, show what became of it
+	scripts/demo.sh
+
+.PHONY: torture
+torture: go ## Kill the process KILLS (20) times under load and check that nothing was lost
+	KILLS='$(KILLS)' scripts/torture.sh
+
+.PHONY: engines
+engines: go ## Run the conformance suites of every engine; NOTIFY_REQUIRE_ENGINES=1 fails on a skip
+	go test -count=1 $(TESTFLAGS) ./pkg/engine/...
+
+.PHONY: cover
+cover: go ## Write coverage.out and coverage.html
+	go test $(TESTFLAGS) -coverprofile=coverage.out -coverpkg=./pkg/... $(PKGS)
+	go tool cover -html=coverage.out -o coverage.html
+	@go tool cover -func=coverage.out | tail -1
+
+.PHONY: proto
+proto: go $(BIN)/protoc-gen-go ## Generate the Go code of proto/ again (needs protoc)
+	@command -v protoc >/dev/null || { echo "protoc is missing: install the package protobuf-compiler"; exit 1; }
+	find proto -name '*.proto' -exec protoc --plugin='$(BIN)/protoc-gen-go' --go_out=. --go_opt=paths=source_relative {} +
+
+.PHONY: clean
+clean: ## Remove what the other targets made
+	rm -rf '$(BIN)' coverage.out coverage.html
+
+.PHONY: go
+go:
+	@command -v go >/dev/null || { echo "Go is missing: install $$(sed -n 's/^go /Go /p' go.mod) or later from https://go.dev/dl/ and put it on the PATH"; exit 1; }
+
+.PHONY: cc
+cc:
+	@command -v "$$(go env CC)" >/dev/null || { echo "The race detector needs a C compiler: install the package gcc"; exit 1; }
+
+# The version is in the file's name, so that a new one is installed by itself.
+$(BIN)/golangci-lint-$(GOLANGCI_VERSION): | go
+	GOBIN='$(BIN)' go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_VERSION)
+	mv '$(BIN)/golangci-lint' '$@'
+
+$(BIN)/protoc-gen-go: | go
+	GOBIN='$(BIN)' go install google.golang.org/protobuf/cmd/protoc-gen-go@$(PROTOC_GEN_GO_VERSION)

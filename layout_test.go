@@ -1,0 +1,199 @@
+package layout_test
+
+import (
+	"errors"
+	"fmt"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/fstest"
+)
+
+const module = "github.com/notifyd/notifyd/"
+
+// mayImport is the architecture: every package of ours, the lowest first, and
+// which others of pkg it may import. A package that is not listed fails the
+// test, and so does an arrow that is not.
+var mayImport = map[string]string{
+	// Foundations: they know nothing of each other but notify.
+	"pkg/notify": "",
+	"pkg/wheel":  "",
+	"pkg/fault":  "",
+	"pkg/cli":    "notify",
+	"pkg/engine": "notify",
+
+	// Engines: one technology each.
+	"pkg/engine/pebble":     "engine notify",
+	"pkg/engine/memory":     "engine notify",
+	"pkg/engine/kfake":      "engine notify stream",
+	"pkg/engine/enginetest": "engine notify",
+	"pkg/engine/faulty":     "engine notify",
+
+	// Logic over contracts.
+	"pkg/stream":  "notify",
+	"pkg/history": "engine notify stream",
+	"pkg/timer":   "engine notify stream wheel fault",
+	"pkg/dedup":   "engine notify",
+	"pkg/limit":   "engine notify",
+	"pkg/prefs":   "engine notify",
+
+	// Stages.
+	"pkg/intake":   "engine notify stream prefs limit",
+	"pkg/worker":   "engine notify stream wheel dedup limit prefs timer fault",
+	"pkg/provider": "notify limit",
+
+	// Providers' side of the wire: knows nothing of how we call them.
+	"pkg/simulator": "",
+
+	// What callers and operators see.
+	"pkg/ops":    "engine notify stream history",
+	"pkg/api":    "notify",
+	"pkg/server": "engine notify api intake ops prefs history limit",
+	"pkg/load":   "notify api",
+	"pkg/tui":    "load",
+
+	// The only place that knows more than one engine. Load and tui belong to
+	// notifyctl, faulty and enginetest to tests.
+	"pkg/app": everything("load", "tui", "engine/faulty", "engine/enginetest"),
+
+	"cmd/notifyd":   "app api notify simulator load cli",
+	"cmd/notifyctl": "app api load tui notify cli",
+}
+
+// everything stands for all packages of pkg but some.
+func everything(but ...string) string { return "* -" + strings.Join(but, " -") }
+
+// onlyTests may be imported by test files alone, and by enginetest, which is
+// one in all but name.
+var onlyTests = []string{"testing", "testing/", module + "pkg/engine/enginetest"}
+
+func TestImports(t *testing.T) {
+	t.Parallel()
+	for _, problem := range check(os.DirFS(".")) {
+		t.Error(problem)
+	}
+}
+
+// check opens the files itself rather than asking "go list", so that the test
+// cache notices when an import changes. It looks at every file, whatever its
+// build tags.
+func check(repo fs.FS) (problems []string) {
+	report := func(format string, args ...any) { problems = append(problems, fmt.Sprintf(format, args...)) }
+	for _, root := range []string{"cmd", "pkg"} {
+		err := fs.WalkDir(repo, root, func(name string, d fs.DirEntry, err error) error {
+			switch {
+			case err != nil && name == root && errors.Is(err, fs.ErrNotExist):
+				return nil // not begun yet
+			case err != nil:
+				return err
+			case d.IsDir() && d.Name() == "testdata":
+				return fs.SkipDir
+			case d.IsDir() || path.Ext(name) != ".go" || strings.HasSuffix(name, "_test.go"):
+				return nil
+			}
+			from := path.Dir(name)
+			list, listed := mayImport[from]
+			if !listed {
+				report("%s: package %s is not in the table", name, from)
+				return nil
+			}
+			imports, err := importsOf(repo, name)
+			if err != nil {
+				return err
+			}
+			for _, to := range imports {
+				if from != "pkg/engine/enginetest" && slices.ContainsFunc(onlyTests, func(p string) bool {
+					return to == p || strings.HasSuffix(p, "/") && strings.HasPrefix(to, p)
+				}) {
+					report("%s imports %s, which is for tests", name, to)
+					continue
+				}
+				if ours, ok := strings.CutPrefix(to, module); ok && !allowed(list, ours) {
+					report("%s must not import %s", name, ours)
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			report("%v", err)
+		}
+	}
+	return problems
+}
+
+func importsOf(repo fs.FS, name string) ([]string, error) {
+	src, err := fs.ReadFile(repo, name)
+	if err != nil {
+		return nil, err
+	}
+	file, err := parser.ParseFile(token.NewFileSet(), name, src, parser.ImportsOnly)
+	if err != nil {
+		return nil, err
+	}
+	var imports []string
+	for _, spec := range file.Imports {
+		to, err := strconv.Unquote(spec.Path.Value)
+		if err != nil {
+			return nil, err
+		}
+		imports = append(imports, to)
+	}
+	return imports, nil
+}
+
+// allowed reports whether a list of the table holds a package of ours.
+func allowed(list, ours string) bool {
+	name, ok := strings.CutPrefix(ours, "pkg/")
+	if !ok {
+		return false // cmd is nobody's to import, generated code only the tests'
+	}
+	words := strings.Fields(list)
+	if slices.Contains(words, "*") {
+		return !slices.Contains(words, "-"+name)
+	}
+	return slices.Contains(words, name)
+}
+
+// TestTableNamesPackages catches a word in the table that stands for nothing.
+func TestTableNamesPackages(t *testing.T) {
+	t.Parallel()
+	for from, list := range mayImport {
+		for _, word := range strings.Fields(list) {
+			if _, ok := mayImport["pkg/"+strings.TrimPrefix(word, "-")]; !ok && word != "*" {
+				t.Errorf("%s may import %q, which is not in the table", from, word)
+			}
+		}
+	}
+}
+
+func TestCheckFindsProblems(t *testing.T) {
+	t.Parallel()
+	f := func(name, imported, want string) {
+		t.Helper()
+		src := "//go:build never\n\npackage p\n\nimport _ " + strconv.Quote(imported) + "\n"
+		got := strings.Join(check(fstest.MapFS{name: {Data: []byte(src)}}), "; ")
+		if (want == "") != (got == "") || !strings.Contains(got, want) {
+			t.Errorf("%s importing %s: %q, want %q", name, imported, got, want)
+		}
+	}
+	f("pkg/engine/a.go", module+"pkg/notify", "")
+	f("pkg/engine/a.go", "net/http", "")
+	f("pkg/engine/a.go", module+"pkg/stream", "must not import pkg/stream")
+	f("pkg/engine/a_test.go", module+"pkg/stream", "")
+	f("pkg/engine/testdata/a.go", module+"pkg/stream", "")
+	f("pkg/util/a.go", "net/http", "not in the table")
+	f("pkg/app/a.go", module+"pkg/engine/pebble", "")
+	f("pkg/app/a.go", module+"pkg/load", "must not import pkg/load")
+	f("pkg/app/a.go", module+"cmd/notifyd", "must not import cmd/notifyd")
+	f("pkg/app/a.go", module+"pkg/engine/enginetest", "is for tests")
+	f("pkg/app/a.go", "testing", "is for tests")
+	f("pkg/app/a.go", "testing/fstest", "is for tests")
+	f("pkg/engine/enginetest/a.go", "testing", "")
+	f("cmd/notifyctl/main.go", module+"pkg/server", "must not import pkg/server")
+}
