@@ -28,7 +28,10 @@ type Probe struct {
 	err atomic.Pointer[error]
 }
 
-var errNotAsked = errors.New("not asked yet")
+var (
+	errNotAsked = errors.New("not asked yet")
+	errNoAnswer = errors.New("no broker answers")
+)
 
 // NewProbe returns a probe that reports the log unavailable until Run has had a
 // first answer.
@@ -45,7 +48,8 @@ func NewProbe(cfg ProbeConfig) (*Probe, error) {
 	}
 	// A client of its own: a retry, or a request queued behind a large one,
 	// would blur what is measured.
-	cl, err := kgo.NewClient(append(cfg.Conn.options(), kgo.RequestRetries(0), kgo.RetryTimeout(cfg.Timeout))...)
+	cl, err := kgo.NewClient(append(cfg.Conn.options(),
+		kgo.RequestRetries(0), kgo.RetryTimeout(cfg.Timeout), kgo.RequestTimeoutOverhead(cfg.Timeout))...)
 	if err != nil {
 		return nil, fmt.Errorf("stream: probe: %w", err)
 	}
@@ -61,16 +65,35 @@ func (p *Probe) Run(ctx context.Context) error {
 	tick := time.NewTicker(p.cfg.Every)
 	defer tick.Stop()
 	for ctx.Err() == nil {
-		asking, stop := context.WithTimeout(ctx, p.cfg.Timeout)
-		err := translate(p.cl.Ping(asking))
-		stop()
-		p.err.Store(&err)
+		p.ask(ctx)
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
 		}
 	}
 	return nil
+}
+
+// ask pings once. The verdict falls at Timeout, whatever the client does: while
+// it opens a connection it does not look at its context, and it goes on to the
+// next broker.
+func (p *Probe) ask(ctx context.Context) {
+	asking, stop := context.WithTimeout(ctx, p.cfg.Timeout)
+	defer stop()
+	answer := make(chan error, 1)
+	go func() { answer <- p.cl.Ping(asking) }()
+	select {
+	case err := <-answer:
+		p.set(err)
+	case <-asking.Done():
+		p.set(errNoAnswer)
+		<-answer // one question at a time
+	}
+}
+
+func (p *Probe) set(err error) {
+	err = translate(err)
+	p.err.Store(&err)
 }
 
 // Err is nil when the last question was answered, else KindUnavailable with
