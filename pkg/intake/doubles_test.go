@@ -150,8 +150,11 @@ func (f *fakeIdem) Finish(_ context.Context, key engine.IdemKey, status int, bod
 func (f *fakeIdem) Release(_ context.Context, key engine.IdemKey) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if err := f.err("Release"); err != nil {
+		return err
+	}
 	delete(f.rows, key)
-	return f.err("Release")
+	return nil
 }
 
 func (f *fakeIdem) Purge(context.Context, int64) (int, error) { return 0, nil }

@@ -1,83 +1,105 @@
 package intake
 
 import (
+	"encoding/binary"
 	"hash/maphash"
+	"math/bits"
+	"math/rand/v2"
 )
 
 // seen finds users that come twice in a request: an open-addressed table of
-// 8-byte entries {epoch 16, tag 16, ordinal 32}. An entry of another epoch is
-// free, so nothing is cleared between requests. The hash is keyed by a secret
-// of the process, and equal tags are settled by comparing the bytes: neither a
-// collision nor somebody who looks for one can drop a real receiver.
+// ordinals, 4 bytes a slot. What an ordinal leaves free of the 4 bytes holds a
+// tag of the hash; equal tags are settled by comparing the users' bytes, so no
+// collision drops a real receiver. The hash is keyed by a secret, so that
+// nobody can make a request whose users all meet in one slot.
+//
+// The table is cleared for each request. An entry with an epoch instead needs
+// no clearing and 8 bytes: at 50,000 users clearing costs 0.3 ns a user, twice
+// the table 4 ns, because it no longer stays in the second-level cache.
 type seen struct {
 	seed  maphash.Seed
-	epoch uint64   // 1..65535, in the top bits
-	slots []uint64 // at least mask+1
-	mask  uint64
-	limit uint32   // users before the table doubles
+	k0    uint64
+	k1    uint64
+	slots []uint32 // a power of two; 0 is free, else tag | ordinal+1
+	width uint     // log2 of len(slots): ordinal+1 fits in as many bits
 	where []uint64 // by ordinal: partition 16, offset 40, length 8 of the user's bytes
+	keep  []uint32 // the longest slots so far
 }
 
 const (
 	firstSlots = 1 << 12
-	keptSlots  = 1 << 22 // a larger table is not kept: 32 MiB
+	keptSlots  = 1 << 22 // a larger table is not kept for the next request: 16 MiB
 )
 
-// begin starts a request.
-func (s *seen) begin() {
-	if s.slots == nil {
-		s.seed = maphash.MakeSeed()
-	}
-	if len(s.slots) > keptSlots {
-		s.slots = nil
-	}
+func newSeen() seen {
+	return seen{seed: maphash.MakeSeed(), k0: rand.Uint64(), k1: rand.Uint64()}
+}
+
+// begin starts a request of about n users.
+func (s *seen) begin(n int) {
 	if cap(s.where) > keptSlots {
 		s.where = nil
 	}
+	if len(s.keep) > keptSlots {
+		s.keep = nil
+	}
 	s.where = s.where[:0]
-	s.nextEpoch()
-	s.resize(firstSlots)
+	s.resize(n)
 }
 
-func (s *seen) nextEpoch() {
-	if s.epoch += 1 << 48; s.epoch == 0 { // wrapped
-		clear(s.slots)
-		s.epoch = 1 << 48
-	}
-}
-
-// resize uses n slots, a power of two.
+// resize empties the table and makes it fit n users.
 func (s *seen) resize(n int) {
-	if len(s.slots) < n {
-		s.slots = make([]uint64, n)
-		s.epoch = 1 << 48
+	size := max(firstSlots, 1<<bits.Len(uint(2*n-1)))
+	if len(s.keep) < size {
+		s.keep = make([]uint32, size)
 	}
-	s.mask, s.limit = uint64(n-1), uint32(n/2)
+	s.slots, s.width = s.keep[:size], uint(bits.Len(uint(size-1)))
+	clear(s.slots)
 }
 
-// find returns the slot user belongs into and the entry to put there; false
-// when the user is there already. cols holds the users' bytes.
-func (s *seen) find(user []byte, cols []column) (slot, entry uint64, fresh bool) {
-	if uint32(len(s.where)) >= s.limit {
+// hash hashes any user; hash16 gives the same for the users it takes.
+func (s *seen) hash(user []byte) uint64 {
+	if len(user) > 16 {
+		return maphash.Bytes(s.seed, user)
+	}
+	var b [16]byte
+	copy(b[:], user)
+	return s.mix(binary.LittleEndian.Uint64(b[:8]), binary.LittleEndian.Uint64(b[8:]), len(user))
+}
+
+// mix hashes up to 16 bytes, padded with zeros to two words.
+func (s *seen) mix(a, b uint64, n int) uint64 {
+	hi, lo := bits.Mul64(a^s.k0, b^s.k1)
+	hi, lo = bits.Mul64(lo^s.k1, hi^s.k0^uint64(n))
+	return hi ^ lo
+}
+
+// find returns the slot that user, whose hash is h, belongs into; false when
+// the user is there already. cols holds the users' bytes.
+func (s *seen) find(h uint64, user []byte, cols []column) (slot uint32, fresh bool) {
+	if 2*len(s.where) >= len(s.slots) {
 		s.grow(cols)
 	}
-	h := maphash.Bytes(s.seed, user)
-	tag := s.epoch | h>>48<<32
-	for slot = h & s.mask; ; slot = (slot + 1) & s.mask {
-		e := s.slots[slot]
-		if (e^s.epoch)>>48 != 0 {
-			return slot, tag | uint64(len(s.where)), true
+	mask := uint32(len(s.slots) - 1)
+	slot = uint32(h) & mask
+	tag := uint32(h>>32) >> s.width << s.width
+	for {
+		e := s.slots[slot&mask]
+		if e == 0 {
+			return slot, true
 		}
-		if (e^tag)>>32 == 0 && string(s.bytes(uint32(e), cols)) == string(user) {
-			return 0, 0, false
+		if (e^tag)>>s.width == 0 && string(s.bytes(e&mask-1, cols)) == string(user) {
+			return 0, false
 		}
+		slot = (slot + 1) & mask
 	}
 }
 
-// put stores what find returned; the user's bytes are at offset off of cols[part].
-func (s *seen) put(slot, entry uint64, part uint16, off, n int) {
-	s.slots[slot] = entry
+// put stores the user find had a slot for, whose bytes are at offset off of
+// cols[part].
+func (s *seen) put(slot uint32, h uint64, part uint16, off, n int) {
 	s.where = append(s.where, uint64(part)<<48|uint64(off)<<8|uint64(n))
+	s.slots[slot] = uint32(h>>32)>>s.width<<s.width | uint32(len(s.where))
 }
 
 func (s *seen) bytes(ordinal uint32, cols []column) []byte {
@@ -87,15 +109,14 @@ func (s *seen) bytes(ordinal uint32, cols []column) []byte {
 }
 
 func (s *seen) grow(cols []column) {
-	n := 4 * int(s.mask+1)
-	s.nextEpoch()
-	s.resize(n)
+	s.resize(2 * len(s.slots)) // four times the users
+	mask := uint32(len(s.slots) - 1)
 	for i := range s.where {
-		h := maphash.Bytes(s.seed, s.bytes(uint32(i), cols))
-		slot := h & s.mask
-		for (s.slots[slot]^s.epoch)>>48 == 0 {
-			slot = (slot + 1) & s.mask
+		h := s.hash(s.bytes(uint32(i), cols))
+		slot := uint32(h) & mask
+		for s.slots[slot] != 0 {
+			slot = (slot + 1) & mask
 		}
-		s.slots[slot] = s.epoch | h>>48<<32 | uint64(i)
+		s.slots[slot] = uint32(h>>32)>>s.width<<s.width | uint32(i+1)
 	}
 }

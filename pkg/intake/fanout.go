@@ -36,7 +36,7 @@ func (s *Service) Fanout(ctx context.Context, m Meta, body []byte) (a Answer, er
 	default:
 		return Answer{}, unsupported(t, mediaJSON, mediaNDJSON, mediaProto)
 	}
-	b := fanBody{body: body}
+	b := fanBody{guess: len(body) / 16}
 	key := engine.IdemKey{Caller: m.Caller, Route: m.Route, Key: m.Key}
 	if err := read(body, &b); err != nil {
 		if key.Key == "" {
@@ -53,7 +53,7 @@ func (s *Service) Fanout(ctx context.Context, m Meta, body []byte) (a Answer, er
 // fanBody is a fan-out whose head is read and whose receivers are not.
 type fanBody struct {
 	fanHead
-	body []byte
+	guess int // how many receivers there are, about
 	// feed reads the receivers, and checks what follows them.
 	feed func(f *splitter) error
 }
@@ -82,9 +82,9 @@ func (s *Service) planFanout(m *Meta, b *fanBody, l layout) (*plan, error) {
 	}
 	room := s.cfg.MaxRecord - len(notify.AppendEnvelope(nil, &e)) - 64
 
-	f := s.fans.Get().(*splitter)
+	f, users := s.fans.Get().(*splitter), b.guess
 	for {
-		f.begin(b.channel, parts, block, s.cfg.MaxRejected)
+		f.begin(b.channel, parts, block, s.cfg.MaxRejected, users)
 		if err := b.feed(f); err != nil {
 			s.fans.Put(f)
 			return nil, err
@@ -92,7 +92,7 @@ func (s *Service) planFanout(m *Meta, b *fanBody, l layout) (*plan, error) {
 		if f.largest() <= room || block == 1 || l.block != 0 {
 			break
 		}
-		block /= 2
+		block, users = block/2, int(f.index)
 	}
 	if f.index == 0 {
 		s.fans.Put(f)

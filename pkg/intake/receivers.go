@@ -1,6 +1,7 @@
 package intake
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 
@@ -50,6 +51,9 @@ func scanLines(b []byte, i int, f *splitter) error {
 			return nil
 		}
 		end, err := scanReceiver(b, i, 0, f)
+		if err == nil && b[i] == '{' && bytes.IndexByte(b[i:end], '\n') >= 0 {
+			err = badJSON(i, "a receiver must stay on its line")
+		}
 		if err != nil {
 			return f.at(err)
 		}
@@ -72,7 +76,7 @@ func scanReceiver(b []byte, i, depth int, f *splitter) (int, error) {
 	switch b[i] {
 	case '"':
 		if j := plainEnd(b, i+1); j < len(b) && b[j] == '"' {
-			f.plain(b[i+1 : j])
+			f.plain(b, i+1, j)
 			return j + 1, nil
 		}
 		user, end, err := stringAt(b, i)
@@ -191,7 +195,8 @@ func columnReceivers(column []byte, count uint32, f *splitter) error {
 			return invalid("bad_column", fmt.Sprintf("receivers[%d]", f.index), "indexes must run from 0 to count-1 without gaps")
 		}
 		if r.Address == nil && r.Variables == nil && plainEnd(r.User, 0) == len(r.User) {
-			f.plain(r.User)
+			end := len(column) - len(rd.Rest())
+			f.plain(column, end-len(r.User), end)
 			continue
 		}
 		if !validUTF8(r.User) || !validUTF8(r.Address) {

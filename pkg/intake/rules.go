@@ -215,11 +215,15 @@ func checkAddress(ch notify.Channel, a []byte) reason {
 }
 
 func hasControl(b []byte) bool {
-	return slices.ContainsFunc(b, func(c byte) bool { return c < 0x20 || c == 0x7f })
+	return plainEnd(b, 0) < len(b) && slices.ContainsFunc(b, func(c byte) bool { return c < 0x20 || c == 0x7f })
 }
 
+// isGraphic reports whether b is printable ASCII without spaces.
 func isGraphic(b []byte) bool {
-	return !slices.ContainsFunc(b, func(c byte) bool { return c <= 0x20 || c >= 0x7f })
+	if bytes.IndexByte(b, ' ') >= 0 {
+		return false
+	}
+	return plainEnd(b, 0) == len(b) || !slices.ContainsFunc(b, func(c byte) bool { return c < 0x20 || c >= 0x7f })
 }
 
 func checkMeta(m *Meta) error {

@@ -155,11 +155,11 @@ type Answer struct {
 // Service is the intake of one process. Its methods may be called from any
 // goroutine; they keep nothing of the body after they returned.
 type Service struct {
-	cfg    Config
-	st     Stores
-	rules  rules
-	seq    atomic.Uint64 // of requests with a key: makes their owner unique
-	fans   sync.Pool     // *splitter
+	cfg   Config
+	st    Stores
+	rules rules
+	seq   atomic.Uint64 // of requests with a key: makes their owner unique
+	fans  sync.Pool     // *splitter
 }
 
 // New returns a Service over st.

@@ -1,0 +1,234 @@
+package intake
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// refReceiver decodes a receiver with the strict library alone.
+type refReceiver struct{ receiverJSON }
+
+func (r *refReceiver) UnmarshalJSONFrom(dec *jsontext.Decoder) error {
+	switch dec.PeekKind() {
+	case '"':
+		return json.UnmarshalDecode(dec, &r.User)
+	case '{':
+		if err := json.UnmarshalDecode(dec, &r.receiverJSON); err != nil {
+			return err
+		}
+		if k := r.Variables.Kind(); len(r.Variables) > 0 && k != 'n' && k != '{' {
+			return errors.New("variables are no object")
+		}
+		return nil
+	}
+	return errors.New("neither string nor object")
+}
+
+// reference reads a JSON fan-out the slow way.
+func reference(body []byte) (fanHead, []refReceiver, error) {
+	var j struct {
+		fanHeadJSON
+		Receivers []refReceiver `json:"receivers"`
+	}
+	var h fanHead
+	if err := json.Unmarshal(body, &j, strict); err != nil {
+		return h, nil, err
+	}
+	if err := j.head(&h); err != nil {
+		return h, nil, err
+	}
+	for _, r := range j.Receivers {
+		if nesting(r.Variables)+3 > maxDepth {
+			return h, nil, errors.New("too deep")
+		}
+	}
+	if len(j.Receivers) == 0 {
+		return h, nil, errors.New("no receivers")
+	}
+	return h, j.Receivers, nil
+}
+
+// outcome is what a fan-out comes to: its receivers and refusals in order.
+func outcome(f *splitter) []string {
+	out := make([]string, f.index)
+	for _, r := range f.rejected {
+		out[r.index] = "refused " + r.why.code
+	}
+	f.closeBlock()
+	for _, c := range f.chunks {
+		rd := notify.ReadReceivers(f.cols[c.partition].buf[c.start:c.end])
+		for x := (notify.Receiver{}); rd.Next(&x); {
+			out[x.Index] = fmt.Sprintf("%q %q %q", x.User, x.Address, x.Variables)
+		}
+	}
+	return out
+}
+
+func fanSeeds(f *testing.F) {
+	for _, s := range []string{
+		string(fanout(`["u1","u2","u1",{"user_id":"u3","address":"apns:x","variables":{"a":[1,"\""]}}]`)),
+		string(fanout(`[ {"user_id" : null , "variables" : null} , "\u00e9\ud83d\ude00" , "` + "é" + `" ]`)),
+		`{"receivers":["a"],"channel":"push","category":"otp","content":{"title":"t"}}`,
+		`{"channel":"push","category":"otp","content":{"title":"t"},"receivers":["a"],"expires_at":"2999-01-01T00:00:00Z"}`,
+		`{"channel":"push","category":"otp","content":{"title":"t"},"receivers":["a"],"content":{"variables":{"x":[1]}}}`,
+		`{"channel":"sms","category":"otp","content":{"body":"t"},"receivers":[{"address":"+14155550100","user_id":"0123456789abcdef"},"0123456789abcdefg"]}`,
+		string(fanout(`["a",]`)), string(fanout(`["a"}`)), string(fanout(`[["a"]]`)), string(fanout("[\"a\x80\"]")), string(fanout("[\"\\x\"]")), `{`, `{"receivers":[`,
+		string(fanout(`["a"]`)) + "]}", string(fanout(`[{"user_id":"a","a":1}]`)), string(fanout(`[{"user_id":"a","user\u005fid":"b"}]`)),
+	} {
+		f.Add([]byte(s))
+	}
+}
+
+// FuzzFanoutJSON holds the scanner against the strict library: the same bodies
+// are accepted, with the same head and the same receivers.
+func FuzzFanoutJSON(f *testing.F) {
+	fanSeeds(f)
+	fast, slow := newSplitter(), newSplitter()
+	f.Fuzz(func(t *testing.T, body []byte) {
+		const parts, block = 3, 4
+		want, receivers, refErr := reference(body)
+
+		var b fanBody
+		err := readFanJSON(body, &b)
+		if err == nil {
+			fast.begin(b.channel, parts, block, 1<<20, 0)
+			if err = b.feed(fast); err == nil && fast.index == 0 {
+				err = errors.New("no receivers")
+			}
+		}
+		if (err == nil) != (refErr == nil) {
+			t.Fatalf("scanner: %v; library: %v", err, refErr)
+		}
+		if err != nil {
+			if e, ok := errors.AsType[*notify.Error](err); ok && (e.Kind != notify.KindInvalid || e.Code == "" || e.Msg == "") {
+				t.Fatalf("refusal %+v", e)
+			}
+			return
+		}
+		if fmt.Sprintf("%+v", b.fanHead) != fmt.Sprintf("%+v", want) {
+			t.Fatalf("head %+v, library %+v", b.fanHead, want)
+		}
+		slow.begin(b.channel, parts, block, 1<<20, 0)
+		for _, r := range receivers {
+			vars := []byte(r.Variables)
+			if string(vars) == "null" {
+				vars = nil
+			}
+			slow.add([]byte(r.User), []byte(r.Address), vars)
+		}
+		got, ref := outcome(fast), outcome(slow)
+		if fmt.Sprint(got) != fmt.Sprint(ref) {
+			t.Fatalf("receivers %q, library %q", got, ref)
+		}
+	})
+}
+
+// FuzzFanoutLines: line by line, the scanner accepts what the library accepts.
+func FuzzFanoutLines(f *testing.F) {
+	const head = `{"channel":"push","category":"otp","content":{"title":"t"}}` + "\n"
+	for _, s := range []string{"\"a\"\n\"b\"\n", "{\"user_id\":\"a\"}\r\n\n\"b\"", "\"a\" \"b\"", "{\"user_id\":\n\"a\"}", "[\"a\"]", "\"a\n\"", "\"a\"\n}"} {
+		f.Add([]byte(s))
+	}
+	fast, slow := newSplitter(), newSplitter()
+	f.Fuzz(func(t *testing.T, lines []byte) {
+		var refErr error
+		slow.begin(notify.Push, 3, 4, 1<<20, 0)
+		for line := range bytes.SplitSeq(lines, []byte("\n")) {
+			if line = bytes.Trim(line, " \t\r"); len(line) == 0 {
+				continue
+			}
+			var r refReceiver
+			if refErr = json.Unmarshal(line, &r, strict); refErr != nil {
+				break
+			}
+			if nesting(r.Variables)+1 > maxDepth {
+				refErr = errors.New("too deep")
+				break
+			}
+			if string(r.Variables) == "null" {
+				r.Variables = nil
+			}
+			slow.add([]byte(r.User), []byte(r.Address), r.Variables)
+		}
+		body := append([]byte(head), lines...)
+		var b fanBody
+		if err := readFanLines(body, &b); err != nil {
+			t.Fatal(err)
+		}
+		fast.begin(notify.Push, 3, 4, 1<<20, 0)
+		err := b.feed(fast)
+		if (err == nil) != (refErr == nil) {
+			t.Fatalf("scanner: %v; library: %v", err, refErr)
+		}
+		if err == nil && fmt.Sprint(outcome(fast)) != fmt.Sprint(outcome(slow)) {
+			t.Fatalf("receivers differ")
+		}
+	})
+}
+
+// FuzzFanoutProto: no body makes it panic, and what it accepts is what the
+// column holds.
+func FuzzFanoutProto(f *testing.F) {
+	var w notify.ReceiverWriter
+	w.Append(notify.Receiver{Index: 0, User: []byte("u1")})
+	w.Append(notify.Receiver{Index: 1, User: []byte("user-of-more-than-sixteen"), Address: []byte("fcm:x"), Variables: []byte(`{"a":1}`)})
+	f.Add(protoFanout("push", "otp", notify.Content{Title: "t", Data: []byte(`{}`)}, "", 0, 2, w.Bytes()))
+	s := newSplitter()
+	f.Fuzz(func(t *testing.T, body []byte) {
+		var b fanBody
+		if readFanProto(body, &b) != nil {
+			return
+		}
+		s.begin(b.channel, 3, 4, 1<<20, 0)
+		if b.feed(s) != nil {
+			return
+		}
+		_, count, column, _ := readFanout(body)
+		got := outcome(s)
+		rd := notify.ReadReceivers(column)
+		for x := (notify.Receiver{}); rd.Next(&x); {
+			want := fmt.Sprintf("%q %q %q", x.User, x.Address, x.Variables)
+			if g := got[x.Index]; g != want && g[:8] != "refused " {
+				t.Fatalf("receiver %d: %s, column %s", x.Index, g, want)
+			}
+		}
+		if uint32(len(got)) != count {
+			t.Fatalf("%d receivers of %d", len(got), count)
+		}
+	})
+}
+
+// FuzzBatch: array, lines and protobuf never panic, and every item has a result.
+func FuzzBatch(f *testing.F) {
+	f.Add([]byte("["+singleBody+","+singleBody+"]"), uint8(0))
+	f.Add([]byte(singleBody+"\n"+singleBody), uint8(1))
+	f.Add(appendProtoNote(nil, "push", "otp", "u", notify.Content{Title: "t"}), uint8(2))
+	f.Fuzz(func(t *testing.T, body []byte, form uint8) {
+		r := newRig(t, Config{})
+		m := Meta{Caller: "c", ContentType: []string{mediaJSON, mediaNDJSON, mediaProto}[form%3]}
+		a, err := r.Batch(t.Context(), m, body)
+		if err != nil {
+			if r.stored() {
+				t.Fatal("refused and stored")
+			}
+			return
+		}
+		var ans struct {
+			Results            []jsontext.Value `json:"results"`
+			Accepted, Rejected int
+		}
+		if err := json.Unmarshal(a.Body, &ans, json.MatchCaseInsensitiveNames(true)); err != nil {
+			t.Fatalf("%v in %s", err, a.Body)
+		}
+		if len(ans.Results) != ans.Accepted+ans.Rejected || len(r.log.records())+len(r.later.ts) != ans.Accepted {
+			t.Fatalf("answer %s, %d records", a.Body, len(r.log.records()))
+		}
+	})
+}

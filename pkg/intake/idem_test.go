@@ -1,0 +1,372 @@
+package intake
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"reflect"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/stream"
+)
+
+// request is one of the three ways in, with a body it takes.
+type request struct {
+	name string
+	call func(*Service, context.Context, Meta, []byte) (Answer, error)
+	body []byte
+}
+
+func requests() []request {
+	var batch [][]byte
+	for i := range 20 {
+		batch = append(batch, []byte(single(fmt.Sprintf(`"to":{"user_id":"u%d"}`, i))))
+	}
+	return []request{
+		{"single", (*Service).Single, []byte(singleBody)},
+		{"batch", (*Service).Batch, slicesJoin("[", batch, "]")},
+		{"fanout", (*Service).Fanout, fanBodyJSON(300, false)},
+	}
+}
+
+func slicesJoin(open string, parts [][]byte, end string) []byte {
+	return []byte(open + string(bytes.Join(parts, []byte(","))) + end)
+}
+
+func TestReplay(t *testing.T) {
+	t.Parallel()
+	for _, q := range requests() {
+		t.Run(q.name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, Config{})
+			m := Meta{Caller: "c", Key: "k", Route: q.name}
+			first, err := q.call(r.Service, t.Context(), m, q.body)
+			if err != nil || first.Replayed {
+				t.Fatalf("first: %+v, %v", first, err)
+			}
+			appended := len(r.log.records())
+			again, err := q.call(r.Service, t.Context(), m, q.body)
+			if err != nil || !again.Replayed || again.Status != first.Status || !bytes.Equal(again.Body, first.Body) {
+				t.Errorf("again: %+v, %v; want %s replayed", again, err, first.Body)
+			}
+			_, err = q.call(r.Service, t.Context(), m, append(bytes.Clone(q.body), ' '))
+			refused(t, err, notify.KindMismatch, "idempotency_mismatch", "Idempotency-Key")
+			_, err = q.call(r.Service, t.Context(), m, []byte(`{`))
+			refused(t, err, notify.KindMismatch, "idempotency_mismatch", "Idempotency-Key")
+			if n := len(r.log.records()); n != appended {
+				t.Errorf("%d records after the repeats, want %d", n, appended)
+			}
+			m.Caller = "other" // its keys are its own
+			if a, err := q.call(r.Service, t.Context(), m, q.body); err != nil || a.Replayed {
+				t.Errorf("another caller: %+v, %v", a, err)
+			}
+		})
+	}
+}
+
+// A replay does not judge the body again: what was admitted then may be past
+// its deadline now.
+func TestReplayAfterExpiry(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, Config{})
+		m := Meta{Caller: "c", Key: "k"}
+		body := []byte(single(`"expires_at":"2000-01-01T00:01:00Z"`))
+		if _, err := r.Single(t.Context(), m, body); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Hour)
+		if a, err := r.Single(t.Context(), m, body); err != nil || !a.Replayed {
+			t.Errorf("%+v, %v", a, err)
+		}
+		time.Sleep(23 * time.Hour) // the key is forgotten after a day, and the body is judged
+		_, err := r.Single(t.Context(), m, body)
+		refused(t, err, notify.KindInvalid, "expires_in_past", "expires_at")
+	})
+}
+
+func TestKeysOfScheduledAreKept(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, Config{})
+		m := Meta{Caller: "c", Key: "k"}
+		at := time.Now().Add(72 * time.Hour)
+		if _, err := r.Single(t.Context(), m, []byte(single(`"scheduled_at":"`+at.Format(time.RFC3339)+`"`))); err != nil {
+			t.Fatal(err)
+		}
+		row := r.idem.edit(t, func(*engine.Reservation) {})
+		if want := at.Add(time.Hour).UnixMilli(); row.Expires != want || row.Fire != at.UnixMilli() {
+			t.Errorf("kept until %d, fires %d; want %d, %d", row.Expires, row.Fire, want, at.UnixMilli())
+		}
+	})
+}
+
+func TestOneBasePerKey(t *testing.T) {
+	t.Parallel()
+	for _, q := range requests() {
+		t.Run(q.name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, Config{})
+			var wg sync.WaitGroup
+			var mu sync.Mutex
+			bodies := map[string]int{}
+			for range 64 {
+				wg.Go(func() {
+					for {
+						a, err := q.call(r.Service, t.Context(), Meta{Caller: "c", Key: "k"}, q.body)
+						if notify.KindOf(err) == notify.KindConflict && notify.RetryAfterOf(err) > 0 {
+							continue
+						}
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						mu.Lock()
+						bodies[string(a.Body)]++
+						mu.Unlock()
+						return
+					}
+				})
+			}
+			wg.Wait()
+			if len(bodies) != 1 || r.log.appends != 1 {
+				t.Errorf("%d different answers, %d appends; want one each", len(bodies), r.log.appends)
+			}
+		})
+	}
+}
+
+// crash stands for a kill of the process: the goroutine ends where it is.
+type crash struct{}
+
+// dies calls fn and reports whether it crashed.
+func dies(fn func()) (died bool) {
+	defer func() {
+		if v := recover(); v != nil {
+			if _, ok := v.(crash); !ok {
+				panic(v)
+			}
+			died = true
+		}
+	}()
+	fn()
+	return false
+}
+
+// TestKill kills the process around the append, and repeats the request with
+// the same key: same ids, same chunks, the same bytes in every record, so that
+// delivery, which goes by chunk, happens once.
+func TestKill(t *testing.T) {
+	t.Parallel()
+	for _, q := range requests() {
+		for _, point := range []string{"between reservation and append", "between append and finish"} {
+			for _, retry := range []string{"after the lease", "too early"} {
+				t.Run(q.name+" "+point+", "+retry, func(t *testing.T) {
+					t.Parallel()
+					synctest.Test(t, func(t *testing.T) {
+						r := newRig(t, Config{Owner: "a"})
+						kill := func() { panic(crash{}) }
+						var first []stream.Record
+						r.log.before = func(recs []stream.Record) {
+							for _, rec := range recs {
+								rec.Key, rec.Value = bytes.Clone(rec.Key), bytes.Clone(rec.Value)
+								first = append(first, rec)
+							}
+							if strings.HasSuffix(point, "append") {
+								kill()
+							}
+						}
+						r.log.after = func() error { kill(); return nil }
+						m := Meta{Caller: "c", Key: "k"}
+						if !dies(func() { q.call(r.Service, t.Context(), m, q.body) }) {
+							t.Fatal("it did not crash")
+						}
+						r.log.before, r.log.after = nil, nil
+						appended := len(r.log.records())
+
+						// The process starts again, with other settings and a
+						// different count of partitions for single sends.
+						if q.name != "batch" {
+							r.parts = 9
+						}
+						s := r.service(t, Config{Owner: "b", BlockReceivers: 1, SMS: []notify.Category{}})
+						if retry == "too early" {
+							time.Sleep(29 * time.Second)
+							_, err := q.call(s, t.Context(), m, q.body)
+							refused(t, err, notify.KindConflict, "idempotency_running", "Idempotency-Key")
+							if notify.RetryAfterOf(err) <= 0 || len(r.log.records()) != appended {
+								t.Error("no Retry-After, or something was appended")
+							}
+							return
+						}
+						time.Sleep(31 * time.Second)
+						a, err := q.call(s, t.Context(), m, q.body)
+						if err != nil || a.Replayed {
+							t.Fatalf("%+v, %v", a, err)
+						}
+						second := r.log.records()[appended:]
+						if len(first) == 0 || !reflect.DeepEqual(first, second) {
+							t.Errorf("%d records before the crash, %d after it, and they differ", len(first), len(second))
+						}
+						chunks := map[notify.RowKey]bool{}
+						receivers := 0
+						for _, e := range r.log.envelopes(t) {
+							if !chunks[e.Key()] {
+								receivers += int(e.Count)
+							}
+							chunks[e.Key()] = true
+						}
+						if want := map[string]int{"single": 1, "batch": 20, "fanout": 300}[q.name]; receivers != want {
+							t.Errorf("%d receivers in distinct chunks, want %d", receivers, want)
+						}
+						if a, err := q.call(s, t.Context(), m, q.body); err != nil || !a.Replayed {
+							t.Errorf("afterwards: %+v, %v", a, err)
+						}
+					})
+				})
+			}
+		}
+	}
+}
+
+// A batch spreads over topics whose counts one reservation cannot hold: where
+// they were changed the repeat is refused, not sent twice.
+func TestBatchLayoutChanged(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Config{})
+	q := requests()[1]
+	r.log.after = func() error { panic(crash{}) }
+	m := Meta{Caller: "c", Key: "k"}
+	if !dies(func() { q.call(r.Service, t.Context(), m, q.body) }) {
+		t.Fatal("it did not crash")
+	}
+	r.log.after, r.parts = nil, 7
+	r.idem.edit(t, func(row *engine.Reservation) { row.LeaseUntil = 0 })
+	_, err := r.Batch(t.Context(), m, q.body)
+	refused(t, err, notify.KindConflict, "layout_changed", "Idempotency-Key")
+	if len(r.log.records()) != 20 {
+		t.Errorf("%d records, want the first 20", len(r.log.records()))
+	}
+}
+
+func TestRefusedReleasesKey(t *testing.T) {
+	t.Parallel()
+	for _, q := range requests() {
+		t.Run(q.name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, Config{})
+			m := Meta{Caller: "c", Key: "k"}
+			for _, bad := range []string{`{`, `{"nope":1}`, `[`} {
+				if _, err := q.call(r.Service, t.Context(), m, []byte(bad)); notify.KindOf(err) != notify.KindInvalid {
+					t.Fatalf("%s: %v", bad, err)
+				}
+			}
+			if r.idem.len() != 0 {
+				t.Error("a refused request holds its key")
+			}
+			if _, err := q.call(r.Service, t.Context(), m, q.body); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// A process that dies between the reservation of a refused body and its
+// release leaves a key that holds no layout; a repeat judges the body again.
+func TestTakeOverOfRefused(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, Config{})
+		m := Meta{Caller: "c", Key: "k"}
+		body := []byte(single(`"channel":"sms","category":"marketing","content":{"body":"b"}`))
+		r.idem.fail["Release"] = errDown
+		_, err := r.Single(t.Context(), m, body)
+		refused(t, err, notify.KindInvalid, "category_not_for_channel", "category")
+		r.idem.rows[engine.IdemKey{Caller: "c", Key: "k"}] = engine.Reservation{
+			Key: engine.IdemKey{Caller: "c", Key: "k"}, Fingerprint: fingerprint(&m, body), Base: notify.NewBase(time.Now()),
+			Accepted: time.Now().UnixMilli(), Owner: "dead", LeaseUntil: time.Now().UnixMilli(), Expires: time.Now().Add(time.Hour).UnixMilli(),
+		}
+		_, err = r.Single(t.Context(), m, body)
+		refused(t, err, notify.KindInvalid, "category_not_for_channel", "category")
+		r.idem.fail["Release"] = nil
+		// An operator switches it on: now the same request is admitted.
+		r.idem.edit(t, func(row *engine.Reservation) { row.LeaseUntil = 0; row.Version = 0 })
+		s := r.service(t, Config{SMS: []notify.Category{notify.Marketing}})
+		a, err := s.Single(t.Context(), m, body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		row := r.idem.edit(t, func(*engine.Reservation) {})
+		if !row.Done || row.Version != Version || row.Partitions != 6 || !bytes.Contains(a.Body, []byte(row.Base.String())) {
+			t.Errorf("reservation %+v, answer %s", row, a.Body)
+		}
+	})
+}
+
+// Where the log fails, what was appended is not known: the key keeps its ids,
+// and the next try need not wait for the lease.
+func TestFailedAppendKeepsIDs(t *testing.T) {
+	t.Parallel()
+	for _, q := range requests() {
+		t.Run(q.name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, Config{})
+			r.st.Spill = nil
+			m := Meta{Caller: "c", Key: "k"}
+			r.log.set(notify.Unavailable("log", time.Second, errDown))
+			_, err := q.call(r.Service, t.Context(), m, q.body)
+			if notify.KindOf(err) != notify.KindUnavailable || notify.RetryAfterOf(err) <= 0 {
+				t.Fatalf("%v, want unavailable with Retry-After", err)
+			}
+			base := r.idem.edit(t, func(*engine.Reservation) {}).Base
+			r.log.set(nil)
+			if _, err = q.call(r.Service, t.Context(), m, q.body); err != nil {
+				t.Fatal(err)
+			}
+			if row := r.idem.edit(t, func(*engine.Reservation) {}); row.Base != base || !row.Done {
+				t.Errorf("base %s, then %s, done %v", base, row.Base, row.Done)
+			}
+		})
+	}
+}
+
+// An answer that cannot be kept is given: the records are durable.
+func TestFinishFails(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Config{})
+	m := Meta{Caller: "c", Key: "k"}
+	r.idem.fail["Finish"] = errDown
+	first, err := r.Single(t.Context(), m, []byte(singleBody))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.idem.fail["Finish"] = nil
+	again, err := r.Single(t.Context(), m, []byte(singleBody))
+	if err != nil || !bytes.Equal(first.Body, again.Body) {
+		t.Errorf("%s, then %s, %v", first.Body, again.Body, err)
+	}
+	if recs := r.log.records(); len(recs) != 2 || !bytes.Equal(recs[0].Value, recs[1].Value) {
+		t.Errorf("%d records, want the same one twice", len(recs))
+	}
+}
+
+func TestReserveFails(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Config{})
+	r.idem.fail["Reserve"] = errDown
+	if _, err := r.Single(t.Context(), Meta{Caller: "c", Key: "k"}, []byte(singleBody)); notify.KindOf(err) != notify.KindUnavailable {
+		t.Errorf("%v, want unavailable", err)
+	}
+	if r.stored() {
+		t.Error("stored without a reservation")
+	}
+	if _, err := r.Single(t.Context(), Meta{Caller: "c"}, []byte(singleBody)); err != nil {
+		t.Errorf("without a key: %v", err)
+	}
+}
