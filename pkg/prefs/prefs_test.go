@@ -1,0 +1,576 @@
+package prefs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+var noon = time.Date(2026, 3, 10, 12, 0, 0, 0, time.UTC)
+
+func decide(s *Service, user string, ch notify.Channel, cat notify.Category, at time.Time) Verdict {
+	return s.snap.Decide(notify.HashUser([]byte(user)), []byte(user), ch, cat, at)
+}
+
+func addresses(s *Service, user string, ch notify.Channel) (list []string) {
+	for i, t := range s.snap.Addresses(nil, []byte(user), ch) {
+		if int(t.Addr) != i {
+			panic(fmt.Sprintf("ordinal %d at %d", t.Addr, i))
+		}
+		list = append(list, string(t.Address))
+	}
+	return list
+}
+
+func TestValidate(t *testing.T) {
+	t.Parallel()
+	s := loaded(t, newStore())
+	f := func(p engine.Profile, field, code string) {
+		t.Helper()
+		if p.User == "" {
+			p.User = "ann"
+		}
+		_, err := s.Put(t.Context(), p)
+		if field == "" {
+			must(t, err)
+			return
+		}
+		e, ok := errors.AsType[*notify.Error](err)
+		if !ok || e.Kind != notify.KindInvalid || e.Field != field || e.Code != code {
+			t.Errorf("%+v: %v, want %s in %s", p, err, code, field)
+		}
+	}
+	addr := func(ch string, list ...string) engine.Profile {
+		return engine.Profile{Addresses: map[string][]string{ch: list}}
+	}
+	quiet := func(from, to, zone string) engine.Profile {
+		return engine.Profile{QuietHours: &engine.QuietHours{From: from, To: to}, TimeZone: zone}
+	}
+	f(engine.Profile{User: strings.Repeat("x", 129)}, "user_id", "bad_user")
+	f(engine.Profile{User: "a\xff"}, "user_id", "bad_user")
+	f(engine.Profile{User: strings.Repeat("x", 128)}, "", "")
+	f(addr("push", "apns:0a1b", "fcm:x:y_z"), "", "")
+	f(addr("push", "0a1b"), "addresses.push[0]", "bad_address")
+	f(addr("push", "apns:"), "addresses.push[0]", "bad_address")
+	f(addr("push", "apns:a b"), "addresses.push[0]", "bad_address")
+	f(addr("sms", "+4915112345678"), "", "")
+	f(addr("sms", "+4915112345678", "015112345678"), "addresses.sms[1]", "bad_address")
+	f(addr("sms", "+0151123456"), "addresses.sms[0]", "bad_address")
+	f(addr("sms", "+1234567890123456"), "addresses.sms[0]", "bad_address")
+	f(addr("sms", "+123", "+123"), "addresses.sms[1]", "duplicate_address")
+	f(addr("email", "ann@example.org"), "", "")
+	f(addr("email", "Ann <ann@example.org>"), "addresses.email[0]", "bad_address")
+	f(addr("email", "ann"), "addresses.email[0]", "bad_address")
+	f(addr("email", "ann@ex\r\nBcc: x@y"), "addresses.email[0]", "bad_address")
+	f(addr("fax", "1"), "addresses.fax", "bad_channel")
+	var many []string
+	for i := range 21 {
+		many = append(many, fmt.Sprintf("+1555000%02d", i))
+	}
+	f(addr("sms", many[:20]...), "", "")
+	f(addr("sms", many...), "addresses.sms", "too_many_addresses")
+	f(engine.Profile{OptOut: []string{"push", "marketing", "email/digest"}}, "", "")
+	f(engine.Profile{OptOut: []string{"push", "otp"}}, "opt_out[1]", "cannot_mute")
+	f(engine.Profile{OptOut: []string{"sms/alert"}}, "opt_out[0]", "cannot_mute")
+	f(engine.Profile{OptOut: []string{"fax"}}, "opt_out[0]", "bad_opt_out")
+	f(engine.Profile{OptOut: []string{"push/fax"}}, "opt_out[0]", "bad_opt_out")
+	f(engine.Profile{OptOut: []string{"marketing/push"}}, "opt_out[0]", "bad_opt_out")
+	f(quiet("22:00", "07:30", "Europe/Berlin"), "", "")
+	f(quiet("22:00", "07:30", ""), "", "")
+	f(quiet("24:00", "07:30", ""), "quiet_hours.from", "bad_quiet_hours")
+	f(quiet("22:00", "7:30", ""), "quiet_hours.to", "bad_quiet_hours")
+	f(quiet("2 :00", "07:30", ""), "quiet_hours.from", "bad_quiet_hours")
+	f(quiet("22:00", "22:00", ""), "quiet_hours.to", "bad_quiet_hours")
+	f(quiet("22:00", "07:30", "Europe/Atlantis"), "time_zone", "bad_time_zone")
+	f(quiet("22:00", "07:30", "Local"), "time_zone", "bad_time_zone")
+	f(quiet("22:00", "07:30", "../etc/passwd"), "time_zone", "bad_time_zone")
+}
+
+func TestPutBindsAtOnce(t *testing.T) {
+	t.Parallel()
+	s := loaded(t, newStore())
+	for _, cat := range notify.Categories {
+		if v := decide(s, "ann", notify.Push, cat, noon); v.Action != Send {
+			t.Fatalf("default is %v", v)
+		}
+	}
+	p, err := s.Put(t.Context(), engine.Profile{User: "ann", OptOut: []string{"sms", "email/digest"},
+		Addresses: map[string][]string{"push": {"apns:1", "fcm:2"}, "sms": {"+4930123"}}})
+	must(t, err)
+	for _, ch := range notify.Channels {
+		for _, cat := range notify.Categories {
+			want := Send
+			if !cat.Critical() && (ch == notify.SMS || ch == notify.Email && cat == notify.Digest) {
+				want = OptedOut
+			}
+			if v := decide(s, "ann", ch, cat, noon); v.Action != want {
+				t.Errorf("%v %v: %v, not %v", ch, cat, v.Action, want)
+			}
+		}
+	}
+	if got := addresses(s, "ann", notify.Push); !slices.Equal(got, []string{"apns:1", "fcm:2"}) {
+		t.Fatal(got)
+	}
+	if got := s.snap.Addresses(nil, []byte("ann"), notify.SMS); len(got) != 1 || got[0].Of != 1 {
+		t.Fatal(got)
+	}
+	if got := addresses(s, "ann", notify.Email); got != nil {
+		t.Fatal(got)
+	}
+	stale := p
+	p.OptOut = nil
+	p, err = s.Put(t.Context(), p)
+	must(t, err)
+	if v := decide(s, "ann", notify.SMS, notify.Marketing, noon); v.Action != Send {
+		t.Fatal("opting in again did not bind")
+	}
+	if _, err := s.Put(t.Context(), stale); notify.KindOf(err) != notify.KindConflict {
+		t.Fatalf("an old version: %v", err)
+	}
+	if _, err := s.Get(t.Context(), "bob"); notify.KindOf(err) != notify.KindNotFound {
+		t.Fatal(err)
+	}
+	got, err := s.Get(t.Context(), "ann")
+	if err != nil || got.Version != p.Version {
+		t.Fatal(got, err)
+	}
+}
+
+func TestSuppressIsGlobal(t *testing.T) {
+	t.Parallel()
+	st := newStore()
+	s := loaded(t, st)
+	is := func(s *Service, ch notify.Channel, a string) bool { return s.snap.Suppressed(ch, []byte(a)) }
+	must(t, s.Suppress(t.Context(), "ann", notify.Push, "fcm:dead", "fcm_unregistered"))
+	must(t, s.Suppress(t.Context(), "ann", notify.Push, "fcm:dead", "again"))
+	must(t, s.Suppress(t.Context(), "bob", notify.Push, "fcm:dead", "fcm_unregistered"))
+	must(t, s.Suppress(t.Context(), "ann", notify.Email, "Ann@Example.org", "bounce"))
+	if err := s.Suppress(t.Context(), "ann", notify.SMS, "nonsense", "x"); notify.KindOf(err) != notify.KindInvalid {
+		t.Fatal(err)
+	}
+	check := func(s *Service) {
+		t.Helper()
+		if !is(s, notify.Push, "fcm:dead") || is(s, notify.Push, "fcm:Dead") || is(s, notify.Push, "fcm:alive") {
+			t.Fatal("push")
+		}
+		if !is(s, notify.Email, "ann@example.org") || !is(s, notify.Email, "ANN@example.org") {
+			t.Fatal("mailboxes are compared without regard to case")
+		}
+	}
+	check(s)
+	check(loaded(t, st)) // it was stored
+	// What the user stores leaves it.
+	_, err := s.Put(t.Context(), engine.Profile{User: "ann", Addresses: map[string][]string{"push": {"fcm:dead"}}})
+	must(t, err)
+	check(s)
+	// ann's is lifted, bob's still holds.
+	must(t, s.Unsuppress(t.Context(), "ann", "fcm:dead"))
+	check(s)
+	must(t, s.Unsuppress(t.Context(), "bob", "fcm:dead"))
+	if is(s, notify.Push, "fcm:dead") || !is(s, notify.Email, "ann@example.org") {
+		t.Fatal("lifting did not bind, or too much")
+	}
+}
+
+func TestQuietHours(t *testing.T) {
+	t.Parallel()
+	z := newZones()
+	f := func(from, to, zone, now, want string) {
+		t.Helper()
+		i, err := z.index(zone)
+		must(t, err)
+		r := rule{zone: i}
+		r.from, err = parseClock(from)
+		must(t, err)
+		r.to, err = parseClock(to)
+		must(t, err)
+		at, err := time.Parse(time.RFC3339, now)
+		must(t, err)
+		end := r.quietUntil(at, z.location(i))
+		got := ""
+		if end.After(at) {
+			got = end.UTC().Format(time.RFC3339)
+		}
+		if got != want {
+			t.Errorf("%s-%s %s at %s: until %q, want %q", from, to, zone, now, got, want)
+		}
+	}
+	// Plain, over midnight, and the borders.
+	f("22:00", "07:30", "UTC", "2026-03-10T21:59:59Z", "")
+	f("22:00", "07:30", "UTC", "2026-03-10T22:00:00Z", "2026-03-11T07:30:00Z")
+	f("22:00", "07:30", "UTC", "2026-03-11T00:00:00Z", "2026-03-11T07:30:00Z")
+	f("22:00", "07:30", "UTC", "2026-03-11T07:29:59Z", "2026-03-11T07:30:00Z")
+	f("22:00", "07:30", "UTC", "2026-03-11T07:30:00Z", "")
+	f("12:00", "14:00", "UTC", "2026-03-11T13:00:30Z", "2026-03-11T14:00:00Z")
+	f("12:00", "14:00", "UTC", "2026-03-11T14:00:00Z", "")
+	f("00:00", "06:00", "UTC", "2026-03-11T00:00:00Z", "2026-03-11T06:00:00Z")
+	f("18:00", "00:00", "UTC", "2026-03-11T23:59:00Z", "2026-03-12T00:00:00Z")
+	f("22:00", "07:00", "Asia/Kolkata", "2026-03-10T17:00:00Z", "2026-03-11T01:30:00Z")
+	// Berlin, 29 March 2026: 02:00 becomes 03:00. The night is an hour shorter.
+	f("22:00", "07:00", "Europe/Berlin", "2026-03-28T21:00:00Z", "2026-03-29T05:00:00Z")
+	// Its end lies in the hour that does not exist: over when the clock jumps past it.
+	f("22:00", "02:30", "Europe/Berlin", "2026-03-28T22:00:00Z", "2026-03-29T01:00:00Z")
+	f("02:15", "02:45", "Europe/Berlin", "2026-03-29T01:00:00Z", "")
+	// Berlin, 25 October 2026: 03:00 becomes 02:00. The night is an hour longer.
+	f("22:00", "07:00", "Europe/Berlin", "2026-10-24T20:00:00Z", "2026-10-25T06:00:00Z")
+	// 02:30 comes twice: over at the first, quiet again when the clock falls back.
+	f("22:00", "02:30", "Europe/Berlin", "2026-10-25T00:00:00Z", "2026-10-25T00:30:00Z")
+	f("22:00", "02:30", "Europe/Berlin", "2026-10-25T00:45:00Z", "")
+	f("22:00", "02:30", "Europe/Berlin", "2026-10-25T01:00:00Z", "2026-10-25T01:30:00Z")
+	// The end is the very moment the clock falls back into the quiet hour.
+	f("02:00", "03:00", "Europe/Berlin", "2026-10-25T00:10:00Z", "2026-10-25T02:00:00Z")
+	// New York, 8 March 2026; Lord Howe shifts by half an hour, 5 April 2026.
+	f("21:00", "06:00", "America/New_York", "2026-03-08T03:00:00Z", "2026-03-08T10:00:00Z")
+	f("21:00", "06:00", "Australia/Lord_Howe", "2026-04-04T11:00:00Z", "2026-04-04T19:30:00Z")
+	// A profile of a zone reaches the decision.
+	s := loaded(t, newStore())
+	_, err := s.Put(t.Context(), engine.Profile{User: "ann", TimeZone: "Asia/Kolkata", QuietHours: &engine.QuietHours{From: "22:00", To: "07:00"}})
+	must(t, err)
+	at := time.Date(2026, 3, 10, 17, 0, 0, 0, time.UTC)
+	want := Verdict{Quiet, time.Date(2026, 3, 11, 1, 30, 0, 0, time.UTC).UnixMilli()}
+	if v := decide(s, "ann", notify.Push, notify.Transactional, at); v != want {
+		t.Errorf("%+v, not %+v", v, want)
+	}
+	if v := decide(s, "ann", notify.Push, notify.OTP, at); v.Action != Send {
+		t.Errorf("a code waits: %v", v)
+	}
+}
+
+// The end is the first moment that is not quiet: compared with looking at
+// every minute.
+func TestQuietHoursAgainstEveryMinute(t *testing.T) {
+	t.Parallel()
+	z := newZones()
+	rapid.Check(t, func(t *rapid.T) {
+		zone := rapid.SampledFrom([]string{"UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kathmandu", "Africa/Casablanca", "Pacific/Apia"}).Draw(t, "zone")
+		i, err := z.index(zone)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := rule{zone: i, from: rapid.Uint16Range(0, 1439).Draw(t, "from"), to: rapid.Uint16Range(0, 1439).Draw(t, "to")}
+		if r.from == r.to {
+			return
+		}
+		loc := z.location(i)
+		at := time.Unix(rapid.Int64Range(1262304000, 1830000000).Draw(t, "at"), 0)
+		if rapid.Bool().Draw(t, "near a change") {
+			if _, change := at.In(loc).ZoneBounds(); !change.IsZero() {
+				at = change.Add(time.Duration(rapid.IntRange(-86400, 3600).Draw(t, "by")) * time.Second)
+			}
+		}
+		quiet := func(x time.Time) bool {
+			h, m, _ := x.In(loc).Clock()
+			return r.quietAt(uint16(h*60 + m))
+		}
+		want := at
+		if quiet(at) {
+			for want = at.Truncate(time.Minute); quiet(want); want = want.Add(time.Minute) {
+			}
+		}
+		if got := r.quietUntil(at, loc); !got.Equal(want) {
+			t.Fatalf("%v until %v, want %v", at.In(loc), got, want.In(loc))
+		}
+	})
+}
+
+// Whatever happens in whatever order, the snapshot is the store.
+func TestSnapshotAgainstMap(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(rt *rapid.T) {
+		st := newStore()
+		a, b := loaded(t, st), loaded(t, st)
+		model := map[string]engine.Profile{}
+		user := rapid.Custom(func(t *rapid.T) string { return fmt.Sprint("u", rapid.IntRange(0, 30).Draw(t, "user")) })
+		opt := rapid.SliceOfN(rapid.SampledFrom([]string{"push", "email/digest", "marketing", "sms/transactional"}), 0, 2)
+		phones := rapid.SliceOfNDistinct(rapid.Map(rapid.IntRange(100, 110), func(n int) string { return fmt.Sprintf("+%d", n) }), 0, 3, rapid.ID[string])
+		check := func(s *Service) {
+			sup := map[string]bool{}
+			for i := range 31 {
+				name := fmt.Sprint("u", i)
+				p := model[name]
+				for a := range p.Suppressed {
+					sup[a] = true
+				}
+				for _, ch := range notify.Channels {
+					for _, cat := range notify.Categories {
+						want := Send
+						for _, o := range p.OptOut {
+							if !cat.Critical() && (o == ch.String() || o == cat.String() || o == ch.String()+"/"+cat.String()) {
+								want = OptedOut
+							}
+						}
+						if v := decide(s, name, ch, cat, noon); v.Action != want {
+							rt.Fatalf("%s %v %v: %v, want %v", name, ch, cat, v.Action, want)
+						}
+					}
+					if got := addresses(s, name, ch); !slices.Equal(got, p.Addresses[ch.String()]) {
+						rt.Fatalf("%s %v: %v, want %v", name, ch, got, p.Addresses[ch.String()])
+					}
+				}
+			}
+			for n := 100; n <= 110; n++ {
+				ad := fmt.Sprintf("+%d", n)
+				if got := s.snap.Suppressed(notify.SMS, []byte(ad)); got != sup[ad] {
+					rt.Fatalf("%s suppressed: %v", ad, got)
+				}
+			}
+		}
+		put := func(s *Service) func(*rapid.T) {
+			return func(rt *rapid.T) {
+				p := engine.Profile{User: user.Draw(rt, "user"), OptOut: opt.Draw(rt, "opt"), Addresses: map[string][]string{"sms": phones.Draw(rt, "sms")}}
+				p, err := s.Put(t.Context(), p)
+				must(t, err)
+				model[p.User] = p
+			}
+		}
+		rt.Repeat(map[string]func(*rapid.T){
+			"put at a": put(a),
+			"put at b": put(b),
+			"suppress": func(rt *rapid.T) {
+				u, n := user.Draw(rt, "user"), rapid.IntRange(100, 110).Draw(rt, "phone")
+				must(t, a.Suppress(t.Context(), u, notify.SMS, fmt.Sprintf("+%d", n), "why"))
+				model[u], _ = a.Get(t.Context(), u)
+			},
+			"lift": func(rt *rapid.T) {
+				u, n := user.Draw(rt, "user"), rapid.IntRange(100, 110).Draw(rt, "phone")
+				must(t, b.Unsuppress(t.Context(), u, fmt.Sprintf("+%d", n)))
+				if p, ok := model[u]; ok {
+					p.Suppressed = maps.Clone(p.Suppressed)
+					delete(p.Suppressed, fmt.Sprintf("+%d", n))
+					model[u] = p
+				}
+			},
+			"restart b": func(*rapid.T) { b = loaded(t, st) },
+			"": func(*rapid.T) {
+				must(t, a.Follow(t.Context()))
+				must(t, b.Follow(t.Context()))
+				check(a)
+				check(b)
+			},
+		})
+	})
+}
+
+// Many changes of one shard, packed over and over.
+func TestTableAgainstMap(t *testing.T) {
+	t.Parallel()
+	var tb table
+	var keys []string
+	for i := 0; len(keys) < 300; i++ {
+		if k := fmt.Sprint("k", i); hashKey([]byte(k))>>(64-shardBits) == 3 {
+			keys = append(keys, k)
+		}
+	}
+	model := map[string]string{}
+	r := rand.New(rand.NewPCG(7, 7))
+	for i := range 20_000 {
+		k := keys[r.IntN(len(keys))]
+		if r.IntN(3) == 0 {
+			delete(model, k)
+			tb.set(hashKey([]byte(k)), []byte(k), nil)
+		} else {
+			v := strings.Repeat("v", 1+r.IntN(200))
+			model[k] = v
+			tb.set(hashKey([]byte(k)), []byte(k), []byte(v))
+		}
+		if i%97 != 0 {
+			continue
+		}
+		for _, k := range keys {
+			v, ok := tb.get(hashKey([]byte(k)), []byte(k))
+			if want, has := model[k]; ok != has || string(v) != want {
+				t.Fatalf("%s: %q %v, want %q %v", k, v, ok, want, has)
+			}
+		}
+		if tb.len() != len(model) {
+			t.Fatalf("%d entries, want %d", tb.len(), len(model))
+		}
+	}
+}
+
+// No reader sees what an answered opt-out forbids, while others change too.
+func TestOptOutBindsWhileReadersLoop(t *testing.T) {
+	t.Parallel()
+	st := newStore()
+	s := loaded(t, st)
+	var answered [64]atomic.Bool
+	var stop atomic.Bool
+	var wg sync.WaitGroup
+	var reads atomic.Int64
+	for range 2 {
+		wg.Go(func() {
+			for !stop.Load() {
+				for i := range answered {
+					before := answered[i].Load()
+					v := decide(s, fmt.Sprint("u", i), notify.Push, notify.Marketing, noon)
+					if before && v.Action != OptedOut {
+						t.Errorf("u%d is called after its opt-out was answered", i)
+						return
+					}
+					reads.Add(1)
+				}
+			}
+		})
+	}
+	wg.Go(func() { // a follower that reads old changes meanwhile
+		for !stop.Load() {
+			must(t, s.Follow(context.Background()))
+		}
+	})
+	for round := range 20 {
+		for i := range answered {
+			if round == 0 {
+				_, err := s.Put(t.Context(), engine.Profile{User: fmt.Sprint("u", i)})
+				must(t, err)
+			}
+			p := engine.Profile{User: fmt.Sprint("u", i), OptOut: []string{"marketing"}, TimeZone: "UTC",
+				Addresses: map[string][]string{"sms": {fmt.Sprintf("+%d", 100+round)}}}
+			_, err := s.Put(t.Context(), p)
+			must(t, err)
+			answered[i].Store(true)
+		}
+	}
+	stop.Store(true)
+	wg.Wait()
+	if reads.Load() == 0 {
+		t.Fatal("nobody read")
+	}
+}
+
+// A change that was read before an opt-out and is applied after it must not
+// undo it.
+func TestLateChangeDoesNotUndo(t *testing.T) {
+	t.Parallel()
+	st := newStore()
+	s := loaded(t, st)
+	_, err := s.Put(t.Context(), engine.Profile{User: "ann"})
+	must(t, err)
+	old, err := st.Changes(t.Context(), 0, 10)
+	must(t, err)
+	_, err = s.Put(t.Context(), engine.Profile{User: "ann", OptOut: []string{"push"}})
+	must(t, err)
+	s.followed(old)
+	if v := decide(s, "ann", notify.Push, notify.Digest, noon); v.Action != OptedOut {
+		t.Fatal("an old change undid the opt-out")
+	}
+	must(t, s.Follow(t.Context()))
+	if v := decide(s, "ann", notify.Push, notify.Digest, noon); v.Action != OptedOut || len(s.own) != 0 {
+		t.Fatal("the follower undid the opt-out, or remembers it for good")
+	}
+}
+
+func TestSecondProcessFollowsWithinASecond(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		st := newStore()
+		var down atomic.Bool
+		st.fail = func(op string) error {
+			if down.Load() {
+				return notify.Unavailable("prefs", 0, errors.New("down"))
+			}
+			return nil
+		}
+		a := loaded(t, st)
+		b, err := New(st, Config{})
+		must(t, err)
+		if b.Fresh(time.Now()) {
+			t.Error("fresh before it was loaded")
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- b.Run(ctx) }()
+		synctest.Wait()
+		for i := range 50 {
+			user := fmt.Sprint("u", i)
+			_, err := a.Put(ctx, engine.Profile{User: user, OptOut: []string{"push"}})
+			must(t, err)
+			answered := time.Now()
+			for decide(b, user, notify.Push, notify.Marketing, noon).Action != OptedOut {
+				if time.Since(answered) > time.Second {
+					t.Fatal("not bound within a second")
+				}
+				<-time.After(10 * time.Millisecond)
+			}
+			if !b.Fresh(time.Now()) {
+				t.Error("not fresh while it follows")
+			}
+			<-time.After(37 * time.Millisecond)
+		}
+		down.Store(true)
+		<-time.After(1500 * time.Millisecond)
+		if b.Fresh(time.Now()) || b.Age(time.Now()) < 1250*time.Millisecond {
+			t.Errorf("the store is down for 1.5 s and the age is %v", b.Age(time.Now()))
+		}
+		if _, err := a.Put(ctx, engine.Profile{User: "x"}); notify.KindOf(err) != notify.KindUnavailable {
+			t.Errorf("a write that was not stored was answered %v", err)
+		}
+		down.Store(false)
+		<-time.After(300 * time.Millisecond)
+		if !b.Fresh(time.Now()) {
+			t.Error("not fresh after the store came back")
+		}
+		cancel()
+		must(t, <-done)
+	})
+}
+
+func TestCancels(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		st := &cancelStore{}
+		a, err := NewCancels(st, Config{})
+		must(t, err)
+		b, err := NewCancels(st, Config{Batch: 2})
+		must(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- b.Run(ctx) }()
+		env := func(fan bool, campaign string) *notify.Envelope {
+			return &notify.Envelope{Chunk: notify.Chunk{Base: notify.NewBase(time.Now())}, Fan: fan, Campaign: campaign}
+		}
+		one, whole, camp, other := env(true, ""), env(true, ""), env(true, "cmp_"+notify.NewBase(noon).String()), env(true, "cmp_"+notify.NewBase(noon).String())
+		single := env(false, "")
+		must(t, a.Put(ctx, one.ID(5).String(), "c", noon))
+		must(t, a.Put(ctx, "ntf_"+whole.Chunk.Base.String(), "c", noon))
+		must(t, a.Put(ctx, camp.Campaign, "c", noon))
+		must(t, a.Put(ctx, single.ID(0).String(), "c", noon))
+		if err := a.Put(ctx, "trg_x", "c", noon); notify.KindOf(err) != notify.KindInvalid {
+			t.Errorf("%v", err)
+		}
+		check := func(c *Cancels) {
+			t.Helper()
+			for _, x := range []struct {
+				e     *notify.Envelope
+				index uint32
+				want  bool
+			}{{one, 5, true}, {one, 4, false}, {whole, 0, true}, {whole, 9, true}, {camp, 1, true}, {other, 1, false}, {single, 0, true}, {env(false, ""), 0, false}} {
+				if got := c.Cancelled(x.e, x.index); got != x.want {
+					t.Errorf("%v %s: %v", x.e.ID(x.index), x.e.Campaign, got)
+				}
+			}
+		}
+		check(a)
+		<-time.After(time.Second)
+		check(b)
+		for range 2000 { // the filter grows and forgets nothing
+			must(t, a.Put(ctx, env(true, "").ID(1).String(), "c", noon))
+		}
+		check(a)
+		cancel()
+		must(t, <-done)
+	})
+}

@@ -1,0 +1,344 @@
+// Package prefs answers, for every single send, whether a user wants it, when,
+// and at which addresses. Profiles are kept by engine.Prefs; each process holds
+// a Snapshot of all of them that its workers read without waiting, and follows
+// the change table, so that an opt-out binds everywhere within a second.
+package prefs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Config of a Service. The zero value is valid.
+type Config struct {
+	// Poll is how often changes of other processes are looked for; default 250 ms.
+	Poll time.Duration
+	// MaxAge is how old the snapshot may be for bulk; default 1 s.
+	MaxAge time.Duration
+	// Batch is how many changes are read at once; default 1000.
+	Batch int
+	// Log receives failures to follow; default: discarded.
+	Log *slog.Logger
+}
+
+func (c Config) withDefaults() Config {
+	if c.Poll == 0 {
+		c.Poll = 250 * time.Millisecond
+	}
+	if c.MaxAge == 0 {
+		c.MaxAge = time.Second
+	}
+	if c.Batch == 0 {
+		c.Batch = 1000
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	return c
+}
+
+func (c Config) validate() error {
+	if c.Poll < 0 || c.MaxAge < 0 || c.Batch < 0 {
+		return fmt.Errorf("prefs: poll %v, max age %v and batch %d must be positive", c.Poll, c.MaxAge, c.Batch)
+	}
+	return nil
+}
+
+// Service reads and writes profiles and keeps the Snapshot current. Methods may
+// be called from any goroutine.
+type Service struct {
+	cfg   Config
+	store engine.Prefs
+	snap  *Snapshot
+
+	asOf atomic.Pointer[time.Time] // the snapshot holds all changes before; nil: not loaded
+
+	writing [64]sync.Mutex // by user: read, change and store are one step here
+
+	followMu sync.Mutex // one follower at a time; before applyMu
+	cursor   uint64     // changes up to here are applied
+
+	applyMu sync.Mutex
+	own     map[string]uint64  // version of a write of ours that the cursor has not reached
+	pending map[string]*uint64 // users a write of ours is under way for: the latest version followed meanwhile
+}
+
+// New returns a Service over a store. Call Load, then Run.
+func New(store engine.Prefs, cfg Config) (*Service, error) {
+	cfg = cfg.withDefaults()
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	return &Service{cfg: cfg, store: store, snap: newSnapshot(), own: map[string]uint64{}, pending: map[string]*uint64{}}, nil
+}
+
+// Snapshot is what workers read. It is always the same one, and current.
+func (s *Service) Snapshot() *Snapshot { return s.snap }
+
+// Load reads every profile. Until it returns the snapshot is empty and not
+// Fresh. Memory: the snapshot and one profile.
+func (s *Service) Load(ctx context.Context) error {
+	s.followMu.Lock()
+	defer s.followMu.Unlock()
+	s.applyMu.Lock()
+	defer s.applyMu.Unlock()
+	at := time.Now()
+	version, err := s.store.Version(ctx)
+	if err != nil {
+		return err
+	}
+	var rules, addresses, supp loader
+	rules.t, addresses.t, supp.t = &s.snap.rules.table, &s.snap.addresses, &s.snap.bySupp
+	suppressed := newSet()
+	var buf []byte
+	err = s.store.Scan(ctx, func(p *engine.Profile) error {
+		user := []byte(p.User)
+		h := hashKey(user)
+		if r := s.snap.zones.ruleOf(p); !r.isDefault() {
+			buf = r.append(buf[:0])
+			rules.add(h, user, buf)
+		}
+		if buf = packAddresses(buf[:0], p); len(buf) > 0 {
+			addresses.add(h, user, buf)
+		}
+		if len(p.Suppressed) > 0 {
+			buf = packSuppressed(buf[:0], p)
+			supp.add(h, user, buf)
+			for b := buf; len(b) > 0; {
+				var a []byte
+				a, b = cut(b)
+				suppressed.count(a, 1)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	s.snap.suppressed.become(suppressed)
+	supp.done()
+	rules.done()
+	s.snap.rules.refill()
+	addresses.done()
+	s.cursor = version
+	s.asOf.Store(&at)
+	return nil
+}
+
+// Run loads the snapshot if that was not done, and follows changes until ctx
+// ends; nil then. While the store is away the snapshot ages, see Fresh.
+func (s *Service) Run(ctx context.Context) error {
+	failing := false
+	tick := time.NewTicker(s.cfg.Poll)
+	defer tick.Stop()
+	for {
+		var err error
+		if s.asOf.Load() == nil {
+			err = s.Load(ctx)
+		} else {
+			err = s.Follow(ctx)
+		}
+		if err != nil && ctx.Err() == nil && !failing {
+			s.cfg.Log.Error("preferences cannot follow changes", "err", err, "age", s.Age(time.Now()))
+		}
+		failing = err != nil
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// Follow applies all changes stored before the call; Run calls it.
+func (s *Service) Follow(ctx context.Context) error {
+	s.followMu.Lock()
+	defer s.followMu.Unlock()
+	for {
+		at := time.Now()
+		changes, err := s.store.Changes(ctx, s.cursor, s.cfg.Batch)
+		if err != nil {
+			return err
+		}
+		s.followed(changes)
+		if len(changes) < s.cfg.Batch {
+			s.asOf.Store(&at)
+			return nil
+		}
+	}
+}
+
+func (s *Service) followed(changes []engine.Change) {
+	s.applyMu.Lock()
+	defer s.applyMu.Unlock()
+	for i := range changes {
+		c := &changes[i]
+		if s.own[c.Profile.User] <= c.Version { // else ours is newer
+			s.snap.apply(&c.Profile)
+		}
+		if v := s.pending[c.Profile.User]; v != nil {
+			*v = max(*v, c.Version)
+		}
+		s.cursor = max(s.cursor, c.Version)
+	}
+	for user, version := range s.own {
+		if version <= s.cursor {
+			delete(s.own, user)
+		}
+	}
+}
+
+// Age is how long ago the snapshot was known to hold every change; very long
+// before the first load.
+func (s *Service) Age(now time.Time) time.Duration { return age(s.asOf.Load(), now) }
+
+// Fresh reports whether bulk may be sent: the snapshot is not older than
+// MaxAge.
+func (s *Service) Fresh(now time.Time) bool { return s.Age(now) <= s.cfg.MaxAge }
+
+// Get returns the profile of a user from the store; notify.KindNotFound when
+// there is none.
+func (s *Service) Get(ctx context.Context, user string) (engine.Profile, error) {
+	p, ok, err := s.store.Get(ctx, user)
+	if err == nil && !ok {
+		err = notify.NotFound("user")
+	}
+	return p, err
+}
+
+// Put stores what a user set and returns it as stored. It binds every Decide of
+// this process that begins after the return, and those of others within a
+// second. Version, when not 0, must be the stored one (notify.KindConflict).
+// Suppressed is not the user's to set: the stored one stays.
+func (s *Service) Put(ctx context.Context, p engine.Profile) (engine.Profile, error) {
+	if err := s.Validate(&p); err != nil {
+		return p, err
+	}
+	return s.change(ctx, p.User, func(stored *engine.Profile) error {
+		if p.Version != 0 && p.Version != stored.Version {
+			return &notify.Error{Kind: notify.KindConflict, Code: "version_conflict", Field: "version", Msg: "the profile has changed since it was read"}
+		}
+		suppressed, version := stored.Suppressed, stored.Version
+		*stored = p
+		stored.Suppressed, stored.Version = suppressed, version
+		return nil
+	})
+}
+
+// Suppress stores in the user's profile that an address is dead or unwanted,
+// and why; it binds at once, for all users. Again is the same as once.
+func (s *Service) Suppress(ctx context.Context, user string, ch notify.Channel, address, reason string) error {
+	if user == "" || len(user) > notify.MaxUserID {
+		return notify.Invalid("bad_user", "user_id", fmt.Sprintf("a user id has 1 to %d bytes", notify.MaxUserID))
+	}
+	if err := ValidateAddress(ch, address); err != nil {
+		return notify.Invalid("bad_address", "address", err.Error())
+	}
+	_, err := s.change(ctx, user, func(p *engine.Profile) error {
+		if _, ok := p.Suppressed[address]; ok {
+			return errUnchanged
+		}
+		m := make(map[string]string, len(p.Suppressed)+1)
+		for a, why := range p.Suppressed {
+			m[a] = why
+		}
+		m[address] = reason
+		p.Suppressed = m
+		return nil
+	})
+	return err
+}
+
+// Unsuppress takes an address off the user's list; it stays suppressed while
+// another user's profile says so.
+func (s *Service) Unsuppress(ctx context.Context, user, address string) error {
+	_, err := s.change(ctx, user, func(p *engine.Profile) error {
+		m := map[string]string{}
+		for a, why := range p.Suppressed {
+			if suppressKey(a) != suppressKey(address) {
+				m[a] = why
+			}
+		}
+		if len(m) == len(p.Suppressed) {
+			return errUnchanged
+		}
+		p.Suppressed = m
+		return nil
+	})
+	return err
+}
+
+var errUnchanged = errors.New("unchanged")
+
+// change reads, changes and stores a profile and applies it. Another process
+// may store in between: then it reads again. (Only the very first write of a
+// user has no version to compare, so two processes that make the same user at
+// the same moment leave the later one.)
+func (s *Service) change(ctx context.Context, user string, fn func(*engine.Profile) error) (engine.Profile, error) {
+	mu := &s.writing[hashKey([]byte(user))%uint64(len(s.writing))]
+	mu.Lock()
+	defer mu.Unlock()
+	defer s.begin(user)()
+	for {
+		p, ok, err := s.store.Get(ctx, user)
+		if err != nil {
+			return p, err
+		}
+		if !ok {
+			p = engine.Profile{User: user}
+		}
+		err = fn(&p)
+		if errors.Is(err, errUnchanged) {
+			s.applied(&p) // another process may have stored it; it binds here too
+			return p, nil
+		}
+		if err != nil {
+			return p, err
+		}
+		read := p.Version
+		p.Version, err = s.store.Put(ctx, p)
+		if notify.KindOf(err) == notify.KindConflict && read != 0 && ctx.Err() == nil {
+			continue
+		}
+		if err != nil {
+			p.Version = read
+			return p, err
+		}
+		s.applied(&p)
+		return p, nil
+	}
+}
+
+// begin tells the follower that a write of the user is under way. The caller
+// holds the user's writing lock; the result ends it.
+func (s *Service) begin(user string) (end func()) {
+	s.applyMu.Lock()
+	s.pending[user] = new(uint64)
+	s.applyMu.Unlock()
+	return func() {
+		s.applyMu.Lock()
+		delete(s.pending, user)
+		s.applyMu.Unlock()
+	}
+}
+
+// applied puts a profile that was stored into the snapshot: neither a change
+// that was read before and is followed later may undo it, nor may it undo a
+// later one that was followed already.
+func (s *Service) applied(p *engine.Profile) {
+	s.applyMu.Lock()
+	defer s.applyMu.Unlock()
+	if p.Version < s.own[p.User] || p.Version < *s.pending[p.User] {
+		return
+	}
+	s.snap.apply(p)
+	s.own[p.User] = p.Version // until the follower has passed it
+}
