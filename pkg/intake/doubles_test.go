@@ -349,3 +349,8 @@ func (r *rig) service(t testing.TB, cfg Config) *Service {
 func (r *rig) stored() bool {
 	return len(r.log.records()) > 0 || r.idem.len() > 0 || r.spill.len() > 0 || len(r.later.ts) > 0 || len(r.campaigns.rows) > 0
 }
+
+// logFunc is a log that only looks at the context.
+type logFunc func(context.Context) error
+
+func (f logFunc) Append(ctx context.Context, _ []stream.Record) error { return f(ctx) }
