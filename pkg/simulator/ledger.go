@@ -68,7 +68,8 @@ type Ledger struct {
 
 	recent struct {
 		sync.Mutex
-		dups []Duplicate // the last keepDups of them
+		dups []Duplicate // a ring of the last keepDups
+		next int         // where the next one goes once it is full
 	}
 }
 
@@ -87,7 +88,7 @@ type counters struct {
 // shard holds the ids whose base ends in the same six bits.
 type shard struct {
 	mu      sync.Mutex
-	singles map[notify.Base]slot
+	singles singles
 	fans    map[notify.Base]*fan
 	foreign map[string]slot // ids of another form, by their text
 	extras  map[extraKey]slot
@@ -159,7 +160,7 @@ func (l *Ledger) Reset() error {
 	}
 	for i := range l.shards {
 		s := &l.shards[i]
-		s.singles = map[notify.Base]slot{}
+		s.singles = singles{}
 		s.fans = map[notify.Base]*fan{}
 		s.foreign = map[string]slot{}
 		s.extras = map[extraKey]slot{}
@@ -172,7 +173,7 @@ func (l *Ledger) Reset() error {
 	l.seq.Store(0)
 	l.order.reset()
 	l.recent.Lock()
-	l.recent.dups = nil
+	l.recent.dups, l.recent.next = nil, 0
 	l.recent.Unlock()
 	if l.file != nil {
 		return l.file.truncate()
@@ -282,7 +283,7 @@ func (s *shard) hit(id notify.ID, foreign bool, e *entry, status int, start int6
 		}
 		first = pg[id.Index%pageSize]
 	default:
-		first = s.singles[id.Base]
+		first = s.singles.get(id.Base)
 	}
 
 	addr := uint32(e.addr)
@@ -308,7 +309,7 @@ func (s *shard) hit(id notify.ID, foreign bool, e *entry, status int, start int6
 		f.deliveries += b2u(h.first)
 		f.duplicates += b2u(h.duplicate)
 	default:
-		s.singles[id.Base] = first
+		s.singles.put(id.Base, first)
 	}
 	return h, true
 }
@@ -345,10 +346,12 @@ func (l *Ledger) keepDuplicate(e *entry, before slot) {
 	}
 	l.recent.Lock()
 	defer l.recent.Unlock()
-	if len(l.recent.dups) == keepDups {
-		l.recent.dups = append(l.recent.dups[:0], l.recent.dups[1:]...)
+	if len(l.recent.dups) < keepDups {
+		l.recent.dups = append(l.recent.dups, d)
+		return
 	}
-	l.recent.dups = append(l.recent.dups, d)
+	l.recent.dups[l.recent.next] = d
+	l.recent.next = (l.recent.next + 1) % keepDups
 }
 
 func (l *Ledger) slotTime(s slot) time.Time { return time.Unix(0, l.start.Load()+int64(s.at)*slotTick) }

@@ -22,14 +22,21 @@ import (
 // enough against the death of the product: the simulator of such a run is a
 // process of its own.
 type ledgerFile struct {
-	mu  sync.Mutex
-	f   *os.File
+	full chan struct{} // holds one: a write is worth it
+
+	writing sync.Mutex // held over a write; taken before mu
+	f       *os.File
+	spare   []byte // the buffer not in use
+
+	mu  sync.Mutex // never held over a write: a slow disk must not slow the providers
 	buf []byte
 	err error // the first failure; nothing is written after it
 }
 
-// ledgerBuffer is how much is gathered before a write.
-const ledgerBuffer = 256 << 10
+const (
+	ledgerBuffer  = 256 << 10 // this much asks for a write
+	ledgerBacklog = 32 << 20  // with this much the recorder has to write itself
+)
 
 // ledgerLine is a line as the reader sees it.
 type ledgerLine struct {
@@ -62,7 +69,7 @@ func openLedgerFile(path string, l *Ledger) (*ledgerFile, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("ledger file %s: %w", path, err), f.Close())
 	}
-	return &ledgerFile{f: f, buf: make([]byte, 0, ledgerBuffer+4096)}, nil
+	return &ledgerFile{full: make(chan struct{}, 1), f: f}, nil
 }
 
 // replay counts the whole lines of r and returns where they end.
@@ -114,28 +121,40 @@ func parseLedgerLine(line []byte) (entry, error) {
 
 func (w *ledgerFile) append(e *entry) {
 	w.mu.Lock()
-	defer w.mu.Unlock()
 	if w.err != nil {
+		w.mu.Unlock()
 		return
 	}
 	w.buf = appendLedgerLine(w.buf, e)
-	if len(w.buf) >= ledgerBuffer {
-		w.write()
+	n := len(w.buf)
+	w.mu.Unlock()
+	if n >= ledgerBacklog {
+		_ = w.flush() // a failure is kept, and Run's next flush returns it
+	} else if n >= ledgerBuffer {
+		select {
+		case w.full <- struct{}{}:
+		default:
+		}
 	}
 }
 
-func (w *ledgerFile) write() {
-	if w.err == nil && len(w.buf) > 0 {
-		_, w.err = w.f.Write(w.buf)
-	}
-	w.buf = w.buf[:0]
-}
-
+// flush writes what was appended before it was called.
 func (w *ledgerFile) flush() error {
+	w.writing.Lock()
+	defer w.writing.Unlock()
 	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.write()
-	return w.err
+	b, err := w.buf, w.err
+	w.buf = w.spare[:0]
+	w.mu.Unlock()
+	w.spare = b
+	if err == nil && len(b) > 0 {
+		if _, err = w.f.Write(b); err != nil {
+			w.mu.Lock()
+			w.err = err
+			w.mu.Unlock()
+		}
+	}
+	return err
 }
 
 func (w *ledgerFile) failure() error {
@@ -144,7 +163,10 @@ func (w *ledgerFile) failure() error {
 	return w.err
 }
 
+// truncate empties the file and drops what waits for it.
 func (w *ledgerFile) truncate() error {
+	w.writing.Lock()
+	defer w.writing.Unlock()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.buf = w.buf[:0]

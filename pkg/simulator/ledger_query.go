@@ -187,7 +187,7 @@ func (s *shard) primary(id notify.ID, foreign bool, text string) slot {
 		}
 		return slot{}
 	}
-	return s.singles[id.Base]
+	return s.singles.get(id.Base)
 }
 
 // Delivered reports whether any address of id was taken.
@@ -274,7 +274,7 @@ func (l *Ledger) Bases() []BaseCount {
 }
 
 // Duplicates returns up to limit pairs that were taken more than once, and the
-// details of the last of those takes.
+// details of the last of those takes, in order.
 func (l *Ledger) Duplicates(limit int) (pairs []Delivery, recent []Duplicate) {
 	pairs = []Delivery{}
 	for d := range l.All() {
@@ -287,7 +287,8 @@ func (l *Ledger) Duplicates(limit int) (pairs []Delivery, recent []Duplicate) {
 	}
 	l.recent.Lock()
 	defer l.recent.Unlock()
-	return pairs, append([]Duplicate{}, l.recent.dups...)
+	n := l.recent.next
+	return pairs, append(append([]Duplicate{}, l.recent.dups[n:]...), l.recent.dups[:n]...)
 }
 
 // Order reports on the order of first deliveries.
@@ -307,8 +308,8 @@ func (l *Ledger) All() iter.Seq[Delivery] {
 
 func (s *shard) all(l *Ledger, yield func(Delivery) bool) bool {
 	s.mu.Lock()
-	few := make([]Delivery, 0, len(s.singles)+len(s.foreign)+len(s.extras))
-	for b, x := range s.singles {
+	few := make([]Delivery, 0, s.singles.n+len(s.foreign)+len(s.extras))
+	for b, x := range s.singles.all() {
 		few = append(few, l.delivery(notify.ID{Base: b}.String(), x))
 	}
 	for t, x := range s.foreign {

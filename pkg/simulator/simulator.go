@@ -310,9 +310,10 @@ func (s *Simulator) flushLoop(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-t.C:
-			if err := s.ledger.file.flush(); err != nil {
-				return err // the proof is incomplete from here on
-			}
+		case <-s.ledger.file.full:
+		}
+		if err := s.ledger.file.flush(); err != nil {
+			return err // the proof is incomplete from here on
 		}
 	}
 }
