@@ -1,0 +1,273 @@
+package enginetest
+
+import (
+	"strconv"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/engine/memory"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+func letter(n int) engine.DeadLetter {
+	id := notify.ID{Base: base(1000, uint64(n))}
+	if n%2 == 1 {
+		id.Fan, id.Index = true, uint32(n)
+	}
+	return engine.DeadLetter{
+		ID: id, Epoch: 1,
+		Caller: "shop", Campaign: "cmp_1", Channel: "sms", Category: "otp", User: "u" + strconv.Itoa(n), Template: "t",
+		Class: "permanent", Code: "twilio_21610", Provider: "twilio:AC1", Attempts: 4,
+		FirstFailed: 1000, LastFailed: int64(2000 + n), Expires: 9000,
+		Chunk: notify.Chunk{Base: base(1000, uint64(n)), Partition: 5, Block: 6},
+		Topic: "notifications-sms", Partition: 5, Offset: 77, State: "dead", Until: int64(100_000 + n),
+		Extra: map[string]any{"region": "eu"},
+	}
+}
+
+// DeadLetters runs the suite of engine.DeadLetters.
+func DeadLetters(t *testing.T, open Opener[engine.DeadLetters]) {
+	t.Run("Put stores dead letters", func(t *testing.T) {
+		s, reopen := open(t)
+		a, b := letter(1), letter(2)
+		must(t, s.Put(bg, []engine.DeadLetter{a, b}))
+		must(t, s.Put(bg, nil))
+		if reopen != nil {
+			s = reopen()
+		}
+		a.Seq, b.Seq = 1, 2
+		same(t, "a", val(s.Get(bg, a.ID, 1))(t), a)
+		same(t, "b", val(s.Get(bg, b.ID, 1))(t), b)
+	})
+	t.Run("Put: the same (ID, Epoch) again changes nothing but State", func(t *testing.T) {
+		s, reopen := open(t)
+		a, again := letter(1), letter(1)
+		again.State, again.Caller, again.LastFailed, again.Until, again.Code = "replayed", "other", 9, 9, "other"
+		must(t, s.Put(bg, []engine.DeadLetter{a}))
+		must(t, s.Put(bg, []engine.DeadLetter{again}))
+		if reopen != nil {
+			s = reopen()
+		}
+		a.Seq, a.State = 1, "replayed"
+		same(t, "letter", val(s.Get(bg, a.ID, 1))(t), a)
+		must(t, s.Put(bg, []engine.DeadLetter{letter(5), {ID: letter(5).ID, Epoch: 1, State: "discarded"}}))
+		five := letter(5)
+		five.Seq, five.State = 2, "discarded"
+		same(t, "twice in one call", val(s.Get(bg, five.ID, 1))(t), five)
+		same(t, "feed", val(s.Feed(bg, "shop", 0, 10))(t), []engine.DeadLetter{a, five})
+	})
+	t.Run("another epoch is another dead letter", func(t *testing.T) {
+		s, _ := open(t)
+		a, b := letter(1), letter(1)
+		b.Epoch = 2
+		must(t, s.Put(bg, []engine.DeadLetter{a, b}))
+		same(t, "feed", len(val(s.Feed(bg, "shop", 0, 10))(t)), 2)
+	})
+	t.Run("Each new one gets the next Seq of its caller", func(t *testing.T) {
+		s, reopen := open(t)
+		for i := range 6 {
+			l := letter(i)
+			l.Caller = []string{"a", "b"}[i%2]
+			must(t, s.Put(bg, []engine.DeadLetter{l}))
+			must(t, s.Put(bg, []engine.DeadLetter{l})) // takes none
+			if reopen != nil && i == 3 {
+				s = reopen()
+			}
+			same(t, "seq", val(s.Get(bg, l.ID, 1))(t).Seq, uint64(i/2+1))
+		}
+		val(s.Purge(bg, 1<<60))(t)
+		if reopen != nil {
+			s = reopen()
+		}
+		l := letter(9)
+		l.Caller = "a"
+		must(t, s.Put(bg, []engine.DeadLetter{l}))
+		same(t, "seq after all were purged", val(s.Get(bg, l.ID, 1))(t).Seq, uint64(4))
+	})
+	t.Run("Get is notify.KindNotFound when there is none", func(t *testing.T) {
+		s, _ := open(t)
+		must(t, s.Put(bg, []engine.DeadLetter{letter(1)}))
+		_, err := s.Get(bg, letter(1).ID, 2)
+		wantKind(t, err, notify.KindNotFound)
+		_, err = s.Get(bg, letter(2).ID, 1)
+		wantKind(t, err, notify.KindNotFound)
+	})
+	t.Run("Feed returns a caller's dead letters with Seq > after, ascending", func(t *testing.T) {
+		s, _ := open(t)
+		for i := range 10 {
+			l := letter(20 - i)
+			if i == 4 {
+				l.Caller = "shopper"
+			}
+			must(t, s.Put(bg, []engine.DeadLetter{l}))
+		}
+		var seqs []uint64
+		for _, l := range val(s.Feed(bg, "shop", 3, 4))(t) {
+			same(t, "caller", l.Caller, "shop")
+			seqs = append(seqs, l.Seq)
+		}
+		same(t, "seqs", seqs, []uint64{4, 5, 6, 7})
+		same(t, "end", val(s.Feed(bg, "shop", 9, 4))(t), []engine.DeadLetter{})
+		same(t, "nobody", val(s.Feed(bg, "sho", 0, 4))(t), []engine.DeadLetter{})
+	})
+	t.Run("who follows the feed while others put misses none", func(t *testing.T) {
+		s, _ := open(t)
+		const writers, each = 4, 40
+		together(writers+1, func(i int) {
+			if i < writers {
+				for n := range each {
+					if err := s.Put(bg, []engine.DeadLetter{letter(i*each + n)}); err != nil {
+						t.Error(err)
+					}
+				}
+				return
+			}
+			for last := uint64(0); last < writers*each; {
+				page, err := s.Feed(bg, "shop", last, 7)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				for _, l := range page {
+					if l.Seq != last+1 {
+						t.Errorf("seq %d follows %d", l.Seq, last)
+						return
+					}
+					last = l.Seq
+				}
+			}
+		})
+	})
+	t.Run("List returns matching dead letters", func(t *testing.T) {
+		s, _ := open(t)
+		a, b := letter(1), letter(2)
+		b.Caller, b.Channel, b.Category, b.Class, b.Code, b.Provider, b.Template, b.State = "c", "push", "digest", "k", "co", "p", "te", "replayed"
+		must(t, s.Put(bg, []engine.DeadLetter{a, b}))
+		a.Seq, b.Seq = 1, 1
+		for _, f := range []engine.DeadLetterFilter{
+			{Caller: "c"}, {Channel: "push"}, {Category: "digest"}, {Class: "k"}, {Code: "co"}, {Provider: "p"},
+			{Template: "te"}, {State: "replayed"}, {Since: 2002}, {Since: 2002, Until: 2003},
+		} {
+			got, next, err := s.List(bg, f, nil, 10)
+			must(t, err)
+			same(t, "letters", got, []engine.DeadLetter{b})
+			same(t, "cursor", len(next), 0)
+		}
+		for _, f := range []engine.DeadLetterFilter{{Until: 2001}, {Since: 2003}, {Caller: "c", Channel: "sms"}, {Since: 2002, Until: 2002}} {
+			got, _, err := s.List(bg, f, nil, 10)
+			must(t, err)
+			same(t, "none", got, []engine.DeadLetter{})
+		}
+		got, _, err := s.List(bg, engine.DeadLetterFilter{Until: 2002}, nil, 10)
+		must(t, err)
+		same(t, "until", got, []engine.DeadLetter{a})
+	})
+	t.Run("newest first, behind the cursor; a nil cursor starts, and a nil one is returned at the end", func(t *testing.T) {
+		s, _ := open(t)
+		for i := range 9 {
+			l := letter(i)
+			l.LastFailed = int64(2000 + i/3) // ties
+			must(t, s.Put(bg, []engine.DeadLetter{l}))
+		}
+		for _, size := range []int{1, 2, 3, 9, 10} {
+			var users []string
+			var cursor []byte
+			prev := int64(1 << 60)
+			for {
+				page, next, err := s.List(bg, engine.DeadLetterFilter{}, cursor, size)
+				must(t, err)
+				for _, l := range page {
+					users = append(users, l.User)
+					if l.LastFailed > prev {
+						t.Fatalf("%d follows %d", l.LastFailed, prev)
+					}
+					prev = l.LastFailed
+				}
+				if cursor = next; cursor == nil {
+					break
+				}
+			}
+			if len(users) != 9 {
+				t.Fatalf("pages of %d: %v", size, users)
+			}
+		}
+	})
+	t.Run("Purge removes those with Until <= now and returns how many", func(t *testing.T) {
+		s, reopen := open(t)
+		for i := range 5 {
+			must(t, s.Put(bg, []engine.DeadLetter{letter(i)}))
+		}
+		same(t, "purged", val(s.Purge(bg, 100_001))(t), 2)
+		if reopen != nil {
+			s = reopen()
+		}
+		same(t, "again", val(s.Purge(bg, 100_001))(t), 0)
+		_, err := s.Get(bg, letter(1).ID, 1)
+		wantKind(t, err, notify.KindNotFound)
+		same(t, "feed", len(val(s.Feed(bg, "shop", 0, 10))(t)), 3)
+		got, _, err := s.List(bg, engine.DeadLetterFilter{}, nil, 10)
+		must(t, err)
+		same(t, "list", len(got), 3)
+	})
+	t.Run("model", func(t *testing.T) { deadLettersModel(t, open) })
+}
+
+func deadLettersModel(t *testing.T, open Opener[engine.DeadLetters]) {
+	model(t, func(rt *rapid.T) map[string]func(*rapid.T) {
+		s, reopen := open(rt)
+		m := memory.New().DeadLetters()
+		pick := func(rt *rapid.T, name string, of ...string) string { return rapid.SampledFrom(of).Draw(rt, name) }
+		ms := rapid.Int64Range(0, 6)
+		gen := func(rt *rapid.T) engine.DeadLetter {
+			l := letter(rapid.IntRange(0, 5).Draw(rt, "n"))
+			l.Epoch = rapid.Uint16Range(0, 1).Draw(rt, "epoch")
+			l.Caller, l.Code, l.State = pick(rt, "caller", "", "a", "ab"), pick(rt, "code", "x", "y"), pick(rt, "state", "dead", "replayed")
+			l.LastFailed, l.Until = ms.Draw(rt, "failed"), ms.Draw(rt, "until")
+			return l
+		}
+		actions := map[string]func(*rapid.T){
+			"put": func(rt *rapid.T) {
+				ds := rapid.SliceOfN(rapid.Custom(gen), 0, 4).Draw(rt, "letters")
+				must(rt, s.Put(bg, ds))
+				must(rt, m.Put(bg, ds))
+			},
+			"get": func(rt *rapid.T) {
+				l := gen(rt)
+				a, aerr := s.Get(bg, l.ID, l.Epoch)
+				b, berr := m.Get(bg, l.ID, l.Epoch)
+				same(rt, "Get", a, b)
+				same(rt, "Get error", notify.KindOf(aerr), notify.KindOf(berr))
+			},
+			"feed": func(rt *rapid.T) {
+				c, after, n := gen(rt).Caller, rapid.Uint64Range(0, 5).Draw(rt, "after"), rapid.IntRange(0, 4).Draw(rt, "max")
+				same(rt, "Feed", val(s.Feed(bg, c, after, n))(rt), val(m.Feed(bg, c, after, n))(rt))
+			},
+			"list": func(rt *rapid.T) {
+				f := engine.DeadLetterFilter{Caller: pick(rt, "fcaller", "", "a"), Code: pick(rt, "fcode", "", "x"), State: pick(rt, "fstate", "", "dead"), Since: ms.Draw(rt, "since"), Until: ms.Draw(rt, "funtil")}
+				size := rapid.IntRange(1, 4).Draw(rt, "max")
+				var ac, bc []byte
+				for {
+					a, an, aerr := s.List(bg, f, ac, size)
+					b, bn, berr := m.List(bg, f, bc, size)
+					must(rt, aerr)
+					must(rt, berr)
+					same(rt, "List", a, b)
+					same(rt, "end", an == nil, bn == nil)
+					if ac, bc = an, bn; ac == nil {
+						return
+					}
+				}
+			},
+			"purge": func(rt *rapid.T) {
+				now := ms.Draw(rt, "now") - 3
+				same(rt, "Purge", val(s.Purge(bg, now))(rt), val(m.Purge(bg, now))(rt))
+			},
+		}
+		if reopen != nil {
+			actions["restart"] = func(*rapid.T) { s = reopen() }
+		}
+		return actions
+	})
+}

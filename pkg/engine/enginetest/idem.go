@@ -1,0 +1,294 @@
+package enginetest
+
+import (
+	"strconv"
+	"sync/atomic"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/engine/memory"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+func reservation(key string) engine.Reservation {
+	return engine.Reservation{
+		Key:         engine.IdemKey{Caller: "shop", Route: "POST /v1/notifications", Key: key},
+		Fingerprint: [32]byte{1, 2, 31: 3}, Base: base(1000, 1), Accepted: 1000, Fire: 5000,
+		Partitions: 18, BlockSize: 50_000, Version: 2,
+		Owner: "intake-1", LeaseUntil: 31_000, Expires: 90_000,
+	}
+}
+
+// stored looks at a reservation without changing it: it lives for ever.
+func stored(t T, s engine.Idem, key engine.IdemKey) (engine.Reservation, bool) {
+	t.Helper()
+	probe := engine.Reservation{Key: key, Owner: "probe", Expires: 1 << 60}
+	r, won, err := s.Reserve(bg, probe, -1<<60)
+	must(t, err)
+	if won {
+		must(t, s.Release(bg, key))
+	}
+	return r, !won
+}
+
+// Idem runs the suite of engine.Idem.
+func Idem(t *testing.T, open Opener[engine.Idem]) {
+	t.Run("Reserve stores r if its key is free, and returns r and true", func(t *testing.T) {
+		s, reopen := open(t)
+		r := reservation("k")
+		got, won, err := s.Reserve(bg, r, 1000)
+		must(t, err)
+		same(t, "reservation", got, r)
+		same(t, "won", won, true)
+		if reopen != nil {
+			s = reopen()
+		}
+		got, ok := stored(t, s, r.Key)
+		same(t, "stored", ok, true)
+		same(t, "stored reservation", got, r)
+	})
+	t.Run("Reserve else returns what is stored and false", func(t *testing.T) {
+		s, _ := open(t)
+		r, other := reservation("k"), reservation("k")
+		other.Base, other.Owner = base(2000, 2), "intake-2"
+		_, _, err := s.Reserve(bg, r, 1000)
+		must(t, err)
+		got, won, err := s.Reserve(bg, other, r.Expires-1)
+		must(t, err)
+		same(t, "won", won, false)
+		same(t, "reservation", got, r)
+	})
+	t.Run("Reserve takes a forgotten key (Expires <= now)", func(t *testing.T) {
+		s, reopen := open(t)
+		r, other := reservation("k"), reservation("k")
+		other.Base, other.Expires = base(2000, 2), 200_000
+		_, _, err := s.Reserve(bg, r, 1000)
+		must(t, err)
+		must(t, s.Finish(bg, r.Key, 201, []byte("old"), r.Expires))
+		_, won, err := s.Reserve(bg, other, r.Expires)
+		must(t, err)
+		same(t, "won", won, true)
+		if reopen != nil {
+			s = reopen()
+		}
+		n := val(s.Purge(bg, r.Expires))(t)
+		same(t, "purged", n, 0) // the old expiry went with the old reservation
+		got, _ := stored(t, s, r.Key)
+		same(t, "reservation", got, other)
+	})
+	t.Run("keys are apart by caller, route and key", func(t *testing.T) {
+		s, _ := open(t)
+		for _, k := range []engine.IdemKey{{Caller: "ab", Route: "c", Key: "d"}, {Caller: "a", Route: "bc", Key: "d"}, {Caller: "a", Route: "b", Key: "cd"}, {}} {
+			r := reservation("")
+			r.Key = k
+			_, won, err := s.Reserve(bg, r, 0)
+			must(t, err)
+			same(t, "won", won, true)
+		}
+	})
+	t.Run("of many who reserve the same key one wins, the others see it", func(t *testing.T) {
+		s, reopen := open(t)
+		var won atomic.Int32
+		var winner atomic.Value
+		seen := make([]string, 32)
+		together(len(seen), func(i int) {
+			r := reservation("k")
+			r.Owner = strconv.Itoa(i)
+			got, ok, err := s.Reserve(bg, r, 1000)
+			if err != nil {
+				t.Error(err)
+			}
+			if ok {
+				won.Add(1)
+				winner.Store(r.Owner)
+			}
+			seen[i] = got.Owner
+		})
+		same(t, "winners", won.Load(), int32(1))
+		if reopen != nil { // nobody saw what a loss of power takes back
+			got, _ := stored(t, reopen(), reservation("k").Key)
+			same(t, "owner after a restart", got.Owner, winner.Load())
+		}
+		for _, owner := range seen {
+			same(t, "owner", owner, winner.Load())
+		}
+	})
+	t.Run("TakeOver makes owner the owner until leaseUntil", func(t *testing.T) {
+		s, reopen := open(t)
+		r := reservation("k")
+		_, _, err := s.Reserve(bg, r, 1000)
+		must(t, err)
+		same(t, "taken", val(s.TakeOver(bg, r, "intake-2", 61_000))(t), true)
+		if reopen != nil {
+			s = reopen()
+		}
+		want := r
+		want.Owner, want.LeaseUntil = "intake-2", 61_000
+		got, _ := stored(t, s, r.Key)
+		same(t, "reservation", got, want)
+	})
+	t.Run("TakeOver is false when somebody was faster, when it is done, when there is none", func(t *testing.T) {
+		s, _ := open(t)
+		r := reservation("k")
+		same(t, "none", val(s.TakeOver(bg, r, "intake-2", 61_000))(t), false)
+		_, _, err := s.Reserve(bg, r, 1000)
+		must(t, err)
+		var won atomic.Int32
+		together(16, func(i int) {
+			ok, err := s.TakeOver(bg, r, "intake-"+strconv.Itoa(i+10), 61_000)
+			if err != nil {
+				t.Error(err)
+			}
+			if ok {
+				won.Add(1)
+			}
+		})
+		same(t, "winners", won.Load(), int32(1))
+		must(t, s.Finish(bg, r.Key, 201, nil, 90_000))
+		now, _ := stored(t, s, r.Key)
+		same(t, "done", val(s.TakeOver(bg, now, "late", 99_000))(t), false)
+	})
+	t.Run("Freeze stores the layout of a reservation that owner holds", func(t *testing.T) {
+		s, reopen := open(t)
+		r := reservation("k")
+		r.Fire, r.Partitions, r.BlockSize, r.Version = 0, 0, 0, 0
+		_, _, err := s.Reserve(bg, r, 1000)
+		must(t, err)
+		r.Fire, r.Partitions, r.BlockSize, r.Version = 7000, 6, 1000, 3
+		changed := r
+		changed.Expires, changed.Base = 1, base(9, 9) // only the layout is stored
+		must(t, s.Freeze(bg, changed))
+		if reopen != nil {
+			s = reopen()
+		}
+		got, _ := stored(t, s, r.Key)
+		same(t, "reservation", got, r)
+	})
+	t.Run("Freeze is notify.KindConflict when it does not hold it any more", func(t *testing.T) {
+		s, _ := open(t)
+		r := reservation("k")
+		wantKind(t, s.Freeze(bg, r), notify.KindConflict)
+		_, _, err := s.Reserve(bg, r, 1000)
+		must(t, err)
+		val(s.TakeOver(bg, r, "intake-2", 61_000))(t)
+		r.Partitions = 99
+		wantKind(t, s.Freeze(bg, r), notify.KindConflict)
+		got, _ := stored(t, s, r.Key)
+		same(t, "partitions", got.Partitions, uint16(18))
+	})
+	t.Run("Finish stores the answer of a reservation", func(t *testing.T) {
+		s, reopen := open(t)
+		r := reservation("k")
+		_, _, err := s.Reserve(bg, r, 1000)
+		must(t, err)
+		body := []byte(`{"notification_id":"ntf_1"}`)
+		must(t, s.Finish(bg, r.Key, 201, body, 500_000))
+		must(t, s.Finish(bg, r.Key, 201, body, 500_000)) // an answer that got lost
+		want := r
+		want.Done, want.Status, want.Body, want.Expires = true, 201, []byte(`{"notification_id":"ntf_1"}`), 500_000
+		body[0] = 'x'
+		if reopen != nil {
+			s = reopen()
+		}
+		got, _ := stored(t, s, r.Key)
+		same(t, "reservation", got, want)
+		same(t, "purged", val(s.Purge(bg, 90_000))(t), 0) // it lives as long as Finish said
+		same(t, "purged later", val(s.Purge(bg, 500_000))(t), 1)
+		wantKind(t, s.Finish(bg, r.Key, 201, nil, 1), notify.KindNotFound)
+	})
+	t.Run("Release forgets a reservation, so that its key can be used again", func(t *testing.T) {
+		s, reopen := open(t)
+		r := reservation("k")
+		_, _, err := s.Reserve(bg, r, 1000)
+		must(t, err)
+		must(t, s.Release(bg, r.Key))
+		must(t, s.Release(bg, r.Key))
+		if reopen != nil {
+			s = reopen()
+		}
+		same(t, "purged", val(s.Purge(bg, 1<<60))(t), 0)
+		_, won, err := s.Reserve(bg, r, 1000)
+		must(t, err)
+		same(t, "won", won, true)
+		must(t, s.Finish(bg, r.Key, 201, nil, 90_000))
+		wantKind(t, s.Release(bg, r.Key), notify.KindConflict) // it stored something
+	})
+	t.Run("Purge forgets keys with Expires <= now and returns how many", func(t *testing.T) {
+		s, reopen := open(t)
+		for i := range 2100 {
+			r := reservation(strconv.Itoa(i))
+			r.Expires = int64(i)
+			_, _, err := s.Reserve(bg, r, -1)
+			must(t, err)
+			if i%100 == 99 && testing.Short() {
+				break
+			}
+		}
+		n := val(s.Purge(bg, 49))(t)
+		same(t, "purged", n, 50)
+		rest := val(s.Purge(bg, 1<<40))(t)
+		if rest < 50 {
+			t.Fatalf("%d purged", rest)
+		}
+		if reopen != nil {
+			s = reopen()
+		}
+		same(t, "purged again", val(s.Purge(bg, 1<<60))(t), 0)
+	})
+	t.Run("model", func(t *testing.T) { idemModel(t, open) })
+}
+
+func idemModel(t *testing.T, open Opener[engine.Idem]) {
+	model(t, func(rt *rapid.T) map[string]func(*rapid.T) {
+		s, reopen := open(rt)
+		m := memory.New().Idem()
+		ms := rapid.Int64Range(0, 8)
+		gen := func(rt *rapid.T) engine.Reservation {
+			r := reservation(rapid.SampledFrom([]string{"", "a", "b"}).Draw(rt, "key"))
+			r.Owner = rapid.SampledFrom([]string{"x", "y"}).Draw(rt, "owner")
+			r.Expires, r.LeaseUntil = ms.Draw(rt, "expires"), ms.Draw(rt, "lease")
+			r.Partitions, r.Fire = rapid.Uint16().Draw(rt, "partitions"), rapid.Int64().Draw(rt, "fire")
+			return r
+		}
+		actions := map[string]func(*rapid.T){
+			"reserve": func(rt *rapid.T) {
+				r, now := gen(rt), ms.Draw(rt, "now")
+				a, awon, aerr := s.Reserve(bg, r, now)
+				b, bwon, berr := m.Reserve(bg, r, now)
+				must(rt, aerr)
+				must(rt, berr)
+				same(rt, "Reserve", a, b)
+				same(rt, "won", awon, bwon)
+			},
+			"takeover": func(rt *rapid.T) {
+				r, until := gen(rt), ms.Draw(rt, "until")
+				same(rt, "TakeOver", val(s.TakeOver(bg, r, "z", until))(rt), val(m.TakeOver(bg, r, "z", until))(rt))
+			},
+			"freeze": func(rt *rapid.T) {
+				r := gen(rt)
+				same(rt, "Freeze", notify.KindOf(s.Freeze(bg, r)), notify.KindOf(m.Freeze(bg, r)))
+			},
+			"finish": func(rt *rapid.T) {
+				r, body := gen(rt), []byte(rapid.String().Draw(rt, "body"))
+				if len(body) == 0 {
+					body = nil
+				}
+				same(rt, "Finish", notify.KindOf(s.Finish(bg, r.Key, 201, body, r.Expires)), notify.KindOf(m.Finish(bg, r.Key, 201, body, r.Expires)))
+			},
+			"release": func(rt *rapid.T) {
+				r := gen(rt)
+				same(rt, "Release", notify.KindOf(s.Release(bg, r.Key)), notify.KindOf(m.Release(bg, r.Key)))
+			},
+			"purge": func(rt *rapid.T) {
+				now := ms.Draw(rt, "now")
+				same(rt, "Purge", val(s.Purge(bg, now))(rt), val(m.Purge(bg, now))(rt))
+			},
+		}
+		if reopen != nil {
+			actions["restart"] = func(*rapid.T) { s = reopen() }
+		}
+		return actions
+	})
+}

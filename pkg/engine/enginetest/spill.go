@@ -1,0 +1,220 @@
+package enginetest
+
+import (
+	"strconv"
+	"sync"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/engine/memory"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+func spilled(n int) engine.Spilled {
+	return engine.Spilled{Topic: "notifications-sms", Key: []byte("user"), Part: int32(n % 3), Value: []byte("value " + strconv.Itoa(n)), At: int64(1000 + n)}
+}
+
+// withSeqs returns records with the seqs of got, which must ascend.
+func withSeqs(t T, got, want []engine.Spilled) []engine.Spilled {
+	t.Helper()
+	out := append([]engine.Spilled(nil), want...)
+	for i := range got {
+		if i > 0 && got[i].Seq <= got[i-1].Seq {
+			t.Fatalf("seq %d follows %d", got[i].Seq, got[i-1].Seq)
+		}
+		if i < len(out) {
+			out[i].Seq = got[i].Seq
+		}
+	}
+	return out
+}
+
+func stats(t T, s engine.Spill) [3]int64 {
+	t.Helper()
+	records, bytes, oldest, err := s.Stats(bg)
+	must(t, err)
+	return [3]int64{records, bytes, oldest}
+}
+
+// Spill runs the suite of engine.Spill.
+func Spill(t *testing.T, open Opener[engine.Spill]) {
+	const roomy = 1 << 30
+	t.Run("Push stores records in order", func(t *testing.T) {
+		s, reopen := open(t)
+		want := []engine.Spilled{spilled(1), spilled(2), spilled(3)}
+		must(t, s.Push(bg, want[:2], roomy))
+		must(t, s.Push(bg, want[2:], roomy))
+		must(t, s.Push(bg, nil, 0))
+		if reopen != nil {
+			s = reopen()
+		}
+		got := val(s.Peek(bg, 10))(t)
+		same(t, "records", got, withSeqs(t, got, want))
+	})
+	t.Run("Push is notify.KindUnavailable when limit bytes would be passed, and nothing is stored", func(t *testing.T) {
+		s, _ := open(t)
+		must(t, s.Push(bg, []engine.Spilled{spilled(1)}, roomy))
+		before := stats(t, s)
+		one := before[1]
+		wantKind(t, s.Push(bg, []engine.Spilled{spilled(2), spilled(3)}, 3*one-1), notify.KindUnavailable)
+		same(t, "stats", stats(t, s), before)
+		must(t, s.Push(bg, []engine.Spilled{spilled(2), spilled(3)}, 3*one))
+		wantKind(t, s.Push(bg, []engine.Spilled{spilled(4)}, 3*one), notify.KindUnavailable)
+		same(t, "records", len(val(s.Peek(bg, 10))(t)), 3)
+	})
+	t.Run("many who push together do not pass the limit", func(t *testing.T) {
+		s, _ := open(t)
+		must(t, s.Push(bg, []engine.Spilled{spilled(1)}, roomy))
+		one := stats(t, s)[1]
+		together(16, func(int) {
+			if err := s.Push(bg, []engine.Spilled{spilled(1)}, 10*one); err != nil && notify.KindOf(err) != notify.KindUnavailable {
+				t.Error(err)
+			}
+		})
+		got := stats(t, s)
+		same(t, "records and bytes", [2]int64(got[:2]), [2]int64{10, 10 * one})
+	})
+	t.Run("Peek returns the oldest max records", func(t *testing.T) {
+		s, _ := open(t)
+		for i := range 10 {
+			must(t, s.Push(bg, []engine.Spilled{spilled(i)}, roomy))
+		}
+		got := val(s.Peek(bg, 3))(t)
+		same(t, "records", got, withSeqs(t, got, []engine.Spilled{spilled(0), spilled(1), spilled(2)}))
+		same(t, "none", val(s.Peek(bg, 0))(t), []engine.Spilled{})
+		got[0].Value[0] = 'x' // it is ours
+		same(t, "again", val(s.Peek(bg, 1))(t)[0].Value, spilled(0).Value)
+	})
+	t.Run("Drop removes the records up to seq", func(t *testing.T) {
+		s, reopen := open(t)
+		must(t, s.Push(bg, []engine.Spilled{spilled(1), spilled(2), spilled(3)}, roomy))
+		all := val(s.Peek(bg, 10))(t)
+		must(t, s.Drop(bg, all[0].Seq-1))
+		must(t, s.Drop(bg, all[1].Seq))
+		must(t, s.Drop(bg, all[1].Seq))
+		if reopen != nil {
+			s = reopen()
+		}
+		same(t, "records", val(s.Peek(bg, 10))(t), all[2:])
+		same(t, "how many", stats(t, s)[0], int64(1))
+	})
+	t.Run("Seq ascends past a Drop of everything and a restart", func(t *testing.T) {
+		s, reopen := open(t)
+		last := uint64(0)
+		for i := range 4 {
+			must(t, s.Push(bg, []engine.Spilled{spilled(i)}, roomy))
+			got := val(s.Peek(bg, 10))(t)
+			if len(got) != 1 || got[0].Seq <= last {
+				t.Fatalf("%+v after seq %d", got, last)
+			}
+			last = got[0].Seq
+			must(t, s.Drop(bg, last))
+			if reopen != nil {
+				s = reopen()
+			}
+		}
+	})
+	t.Run("Stats returns how many records and bytes wait, and since when", func(t *testing.T) {
+		s, reopen := open(t)
+		same(t, "empty", stats(t, s), [3]int64{})
+		must(t, s.Push(bg, []engine.Spilled{spilled(1)}, roomy))
+		one := stats(t, s)
+		must(t, s.Push(bg, []engine.Spilled{spilled(2)}, roomy))
+		if reopen != nil {
+			s = reopen()
+		}
+		same(t, "two", stats(t, s), [3]int64{2, 2 * one[1], 1001})
+		must(t, s.Drop(bg, val(s.Peek(bg, 1))(t)[0].Seq))
+		same(t, "one", stats(t, s), [3]int64{1, one[1], 1002})
+		must(t, s.Drop(bg, 1<<60))
+		same(t, "none", stats(t, s), [3]int64{})
+	})
+	t.Run("what is pushed while others drop is kept in order, once", func(t *testing.T) {
+		s, _ := open(t)
+		const writers, each = 4, 50
+		var mu sync.Mutex
+		drained := map[string]int{}
+		var last uint64
+		drain := func() {
+			mu.Lock()
+			defer mu.Unlock()
+			recs, err := s.Peek(bg, 7)
+			if err != nil || len(recs) == 0 {
+				return
+			}
+			for _, r := range recs {
+				if r.Seq <= last {
+					t.Errorf("seq %d again, after %d", r.Seq, last)
+				}
+				last = r.Seq
+				drained[string(r.Value)]++
+			}
+			if err := s.Drop(bg, last); err != nil {
+				t.Error(err)
+			}
+		}
+		together(writers+2, func(i int) {
+			for n := range each {
+				if i >= writers {
+					drain()
+				} else if err := s.Push(bg, []engine.Spilled{spilled(i*each + n)}, roomy); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+		for stats(t, s)[0] > 0 {
+			drain()
+		}
+		for i := range writers * each {
+			same(t, "times drained", drained[string(spilled(i).Value)], 1)
+		}
+		same(t, "stats", stats(t, s), [3]int64{})
+	})
+	t.Run("model", func(t *testing.T) { spillModel(t, open) })
+}
+
+func spillModel(t *testing.T, open Opener[engine.Spill]) {
+	model(t, func(rt *rapid.T) map[string]func(*rapid.T) {
+		s, reopen := open(rt)
+		m := memory.New().Spill()
+		same2 := func(rt *rapid.T) {
+			got, want := val(s.Peek(bg, 100))(rt), val(m.Peek(bg, 100))(rt)
+			if len(got) != len(want) {
+				rt.Fatalf("%d records, want %d", len(got), len(want))
+			}
+			same(rt, "Peek", got, withSeqs(rt, got, want))
+			same(rt, "Stats", stats(rt, s), stats(rt, m))
+		}
+		actions := map[string]func(*rapid.T){
+			"push": func(rt *rapid.T) {
+				var recs []engine.Spilled
+				for range rapid.IntRange(0, 3).Draw(rt, "n") {
+					r := spilled(rapid.IntRange(0, 1000).Draw(rt, "record"))
+					if rapid.Bool().Draw(rt, "bare") {
+						r = engine.Spilled{Part: -1, At: r.At}
+					}
+					recs = append(recs, r)
+				}
+				limit := rapid.Int64Range(0, 200).Draw(rt, "limit")
+				same(rt, "Push", notify.KindOf(s.Push(bg, recs, limit)), notify.KindOf(m.Push(bg, recs, limit)))
+				same2(rt)
+			},
+			"drop": func(rt *rapid.T) {
+				got, want := val(s.Peek(bg, 100))(rt), val(m.Peek(bg, 100))(rt)
+				if len(got) == 0 {
+					return
+				}
+				i := rapid.IntRange(0, len(got)-1).Draw(rt, "i")
+				must(rt, s.Drop(bg, got[i].Seq))
+				must(rt, m.Drop(bg, want[i].Seq))
+				same2(rt)
+			},
+		}
+		if reopen != nil {
+			actions["restart"] = func(rt *rapid.T) { s = reopen(); same2(rt) }
+		}
+		return actions
+	})
+}

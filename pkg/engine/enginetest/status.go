@@ -1,0 +1,267 @@
+package enginetest
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/engine/memory"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// chunkRow is an original's row with every field set.
+func chunkRow(ms int64, n uint64) notify.Row {
+	return notify.Row{
+		Key:   notify.RowKey{Chunk: notify.Chunk{Base: base(ms, n), Partition: 3, Block: 7}},
+		Count: 8300, Digest: 0xfeedface12345678, DoneUpTo: 5000, StartedUpTo: 6000, Starts: 2, Resent: 17,
+		Default: notify.Exception{State: notify.Sent, Provider: "apns"},
+		Exceptions: []notify.Exception{
+			{Pos: 4, Addr: 0, Of: 2, State: notify.Failed, Code: "apns_unregistered", Provider: "apns"},
+			{Pos: 4, Addr: 1, Of: 2, State: notify.Unknown, Code: "timeout", Provider: "apns"},
+			{Pos: 900, State: notify.Deferred, Retry: true, Wake: ms + 2000, Code: "http_503", Provider: "twilio:AC1"},
+			{Pos: 4999, State: notify.Delivered, Receipt: "SM123"},
+		},
+		Caller: "shop", Campaign: "cmp_1", Channel: notify.Push, Category: notify.Marketing,
+		Accepted: ms, Updated: ms + 12, Topic: "notifications-push-bulk", LogPart: 3, Offset: 1 << 40,
+	}
+}
+
+// retryRow is a derived row of the same chunk: it lists its receivers.
+func retryRow(ms int64, n uint64) notify.Row {
+	r := chunkRow(ms, n)
+	r.Key.Attempt, r.Key.First = 1, 12
+	r.Index, r.Count, r.Done = []uint32{12, 13, 700_000}, 3, true
+	r.Default = notify.Exception{State: notify.Deferred, Code: "quiet_hours", Wake: ms + 3_600_000}
+	r.Exceptions = nil
+	return r
+}
+
+// Status runs the suite of engine.Status.
+func Status(t *testing.T, open Opener[engine.Status]) {
+	t.Run("Put stores rows", func(t *testing.T) {
+		s, _ := open(t)
+		rows := []notify.Row{chunkRow(1000, 1), retryRow(1000, 1), {Key: notify.RowKey{Chunk: notify.Chunk{Base: base(5, 5)}}}}
+		must(t, s.Put(bg, rows))
+		got := val(s.Get(bg, []notify.RowKey{rows[0].Key, rows[1].Key, rows[2].Key}))(t)
+		same(t, "rows", got, rows)
+		must(t, s.Put(bg, nil))
+	})
+	t.Run("all or none of one call", func(t *testing.T) {
+		s, _ := open(t)
+		bad := retryRow(1000, 1)
+		bad.Default.State = 200
+		wantKind(t, s.Put(bg, []notify.Row{chunkRow(1000, 1), bad}), notify.KindInvalid)
+		same(t, "rows", val(s.Chunk(bg, bad.Key.Chunk))(t), []notify.Row{})
+	})
+	t.Run("all or none of one call, seen by readers", func(t *testing.T) {
+		s, _ := open(t)
+		a, b := chunkRow(1000, 1), chunkRow(1000, 1)
+		b.Key.Chunk.Block++
+		together(4, func(i int) {
+			for v := range uint32(50) {
+				if i == 0 {
+					a.Count, b.Count = v+1, v+1
+					if err := s.Put(bg, []notify.Row{a, b}); err != nil {
+						t.Error(err)
+					}
+					continue
+				}
+				var counts []uint32
+				err := s.Request(bg, a.Key.Chunk.Base, func(r *notify.Row) error {
+					counts = append(counts, r.Count)
+					return nil
+				})
+				if err != nil || len(counts) == 1 || len(counts) == 2 && counts[0] != counts[1] {
+					t.Errorf("counts %v, %v: half of a call is visible", counts, err)
+				}
+			}
+		})
+	})
+	t.Run("the last write of a key wins", func(t *testing.T) {
+		s, reopen := open(t)
+		r := chunkRow(1000, 1)
+		must(t, s.Put(bg, []notify.Row{r}))
+		r.Done, r.DoneUpTo, r.Exceptions = true, r.Count, r.Exceptions[:1]
+		must(t, s.Put(bg, []notify.Row{chunkRow(1000, 1), r}))
+		same(t, "row", val(s.Get(bg, []notify.RowKey{r.Key}))(t), []notify.Row{r})
+		if reopen != nil {
+			same(t, "row after a restart", val(reopen().Get(bg, []notify.RowKey{r.Key}))(t), []notify.Row{r})
+		}
+	})
+	t.Run("Get returns rows in the order of keys; without a row the zero RowKey", func(t *testing.T) {
+		s, _ := open(t)
+		a, b := chunkRow(1000, 1), chunkRow(1000, 2)
+		must(t, s.Put(bg, []notify.Row{a, b}))
+		none := chunkRow(1000, 3).Key
+		got := val(s.Get(bg, []notify.RowKey{b.Key, none, a.Key, b.Key}))(t)
+		same(t, "rows", got, []notify.Row{b, {}, a, b})
+		same(t, "no keys", val(s.Get(bg, nil))(t), []notify.Row{})
+	})
+	t.Run("Chunk returns originals, derived and receipts in the order of their keys", func(t *testing.T) {
+		s, _ := open(t)
+		orig, derived, receipt, epoch, other := chunkRow(1000, 1), retryRow(1000, 1), chunkRow(1000, 1), chunkRow(1000, 1), chunkRow(1000, 1)
+		receipt.Key.Kind = notify.RowReceipt
+		epoch.Key.Epoch = 1
+		other.Key.Chunk.Block++
+		must(t, s.Put(bg, []notify.Row{epoch, other, receipt, derived, orig}))
+		same(t, "rows", val(s.Chunk(bg, orig.Key.Chunk))(t), []notify.Row{orig, receipt, derived, epoch})
+		same(t, "none", val(s.Chunk(bg, notify.Chunk{Base: base(9, 9)}))(t), []notify.Row{})
+	})
+	t.Run("Request calls fn with every row of a request in order", func(t *testing.T) {
+		s, _ := open(t)
+		var want, all []notify.Row
+		for part := range uint16(3) {
+			for block := range uint32(3) {
+				for _, n := range []uint64{1, 2} {
+					r := chunkRow(1000, n)
+					r.Key.Chunk.Partition, r.Key.Chunk.Block = 255*part, 255*block
+					if all = append(all, r); n == 1 {
+						want = append(want, r)
+					}
+				}
+			}
+		}
+		slices.Reverse(all)
+		must(t, s.Put(bg, all))
+		each := func(fn func(*notify.Row) error) error { return s.Request(bg, base(1000, 1), fn) }
+		same(t, "rows", collect(t, each), want)
+	})
+	t.Run("until fn returns an error, which Request returns", func(t *testing.T) {
+		s, _ := open(t)
+		must(t, s.Put(bg, []notify.Row{chunkRow(1000, 1), retryRow(1000, 1)}))
+		stops(t, func(fn func(*notify.Row) error) error { return s.Request(bg, base(1000, 1), fn) })
+		stops(t, func(fn func(*notify.Row) error) error { return s.Scan(bg, 0, 5000, fn) })
+	})
+	t.Run("Scan calls fn with every row made in [from, to) in order", func(t *testing.T) {
+		s, _ := open(t)
+		var rows []notify.Row
+		for _, ms := range []int64{0, 999, 1000, 1255, 1256, 1 << 40} {
+			rows = append(rows, chunkRow(ms, ^uint64(0)))
+		}
+		must(t, s.Put(bg, rows))
+		scan := func(from, to int64) []notify.Row {
+			return collect(t, func(fn func(*notify.Row) error) error { return s.Scan(bg, from, to, fn) })
+		}
+		same(t, "middle", scan(999, 1256), rows[1:4])
+		same(t, "empty", scan(1256, 1256), []notify.Row{})
+		same(t, "turned", scan(1256, 0), []notify.Row{})
+		same(t, "all", scan(-1, 1<<62), rows)
+	})
+	t.Run("slices passed in may be reused, slices returned belong to the caller", func(t *testing.T) {
+		s, _ := open(t)
+		r := retryRow(1000, 1)
+		r.Exceptions = chunkRow(1000, 1).Exceptions
+		want := r
+		want.Index, want.Exceptions = slices.Clone(r.Index), slices.Clone(r.Exceptions)
+		must(t, s.Put(bg, []notify.Row{r}))
+		r.Index[0], r.Exceptions[0].Code = 99, "overwritten"
+		got := val(s.Get(bg, []notify.RowKey{r.Key}))(t)
+		same(t, "row", got[0], want)
+		got[0].Index[0], got[0].Exceptions[0].Code = 77, "again"
+		same(t, "row again", val(s.Get(bg, []notify.RowKey{r.Key}))(t)[0], want)
+	})
+	t.Run("a nil error of a writing method means durable", func(t *testing.T) {
+		s, reopen := open(t)
+		if reopen == nil {
+			t.Skip("nothing of this engine is durable")
+		}
+		together(8, func(i int) {
+			for n := range 20 {
+				if err := s.Put(bg, []notify.Row{chunkRow(int64(i), uint64(n))}); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+		s = reopen()
+		rows := collect(t, func(fn func(*notify.Row) error) error { return s.Scan(bg, 0, 1000, fn) })
+		if len(rows) != 160 {
+			t.Fatalf("%d of 160 rows left", len(rows))
+		}
+	})
+	t.Run("a failure is notify.KindUnavailable", func(t *testing.T) {
+		s, _ := open(t)
+		wantKind(t, s.Put(ended(), []notify.Row{chunkRow(1, 1)}), notify.KindUnavailable)
+	})
+	t.Run("model", func(t *testing.T) { statusModel(t, open) })
+}
+
+func genRow(rt *rapid.T) notify.Row {
+	small := func(name string, n int) int { return rapid.IntRange(0, n).Draw(rt, name) }
+	text := rapid.SampledFrom([]string{"", "a", "apns_unregistered", "twilio:AC1", "ö"})
+	r := notify.Row{
+		Key: notify.RowKey{
+			Chunk: notify.Chunk{Base: base(int64(small("ms", 3)), uint64(small("n", 1))), Partition: uint16(small("part", 1)), Block: uint32(small("block", 1))},
+			Epoch: uint16(small("epoch", 1)), Attempt: uint16(small("attempt", 1)), Deferrals: uint16(small("deferrals", 1)),
+			First: uint32(small("first", 2)), Kind: notify.RowKind(small("kind", 1)),
+		},
+		Count: rapid.Uint32().Draw(rt, "count"), Digest: rapid.Uint64().Draw(rt, "digest"),
+		DoneUpTo: rapid.Uint32().Draw(rt, "done"), StartedUpTo: rapid.Uint32().Draw(rt, "started"),
+		Starts: rapid.Uint16().Draw(rt, "starts"), Done: rapid.Bool().Draw(rt, "isdone"), Resent: rapid.Uint32().Draw(rt, "resent"),
+		Caller: text.Draw(rt, "caller"), Campaign: text.Draw(rt, "campaign"),
+		Channel: notify.Channel(small("channel", 3)), Category: notify.Category(small("category", 5)),
+		Accepted: rapid.Int64().Draw(rt, "accepted"), Updated: rapid.Int64().Draw(rt, "updated"),
+		Topic: text.Draw(rt, "topic"), LogPart: rapid.Int32().Draw(rt, "part"), Offset: rapid.Int64().Draw(rt, "offset"),
+	}
+	exception := func() notify.Exception {
+		return notify.Exception{
+			State: notify.State(small("state", notify.States-1)), Of: uint8(small("of", 3)), Retry: rapid.Bool().Draw(rt, "retry"),
+			Wake: rapid.Int64().Draw(rt, "wake"), Code: text.Draw(rt, "code"), Provider: text.Draw(rt, "provider"), Receipt: text.Draw(rt, "receipt"),
+		}
+	}
+	r.Default = exception()
+	for i := range small("exceptions", 4) {
+		x := exception()
+		x.Pos, x.Addr = uint32(10*i), uint8(small("addr", 3))
+		r.Exceptions = append(r.Exceptions, x)
+	}
+	for i := range small("index", 3) {
+		r.Index = append(r.Index, uint32(1000*i+small("step", 999)))
+	}
+	return r
+}
+
+func statusModel(t *testing.T, open Opener[engine.Status]) {
+	model(t, func(rt *rapid.T) map[string]func(*rapid.T) {
+		s, reopen := open(rt)
+		m := memory.New().Status()
+		actions := map[string]func(*rapid.T){
+			"put": func(rt *rapid.T) {
+				rows := rapid.SliceOfN(rapid.Custom(genRow), 0, 5).Draw(rt, "rows")
+				must(rt, s.Put(bg, rows))
+				must(rt, m.Put(bg, rows))
+			},
+			"get": func(rt *rapid.T) {
+				var keys []notify.RowKey
+				for range rapid.IntRange(0, 5).Draw(rt, "keys") {
+					keys = append(keys, genRow(rt).Key)
+				}
+				same(rt, "Get", val(s.Get(bg, keys))(rt), val(m.Get(bg, keys))(rt))
+			},
+			"chunk": func(rt *rapid.T) {
+				c := genRow(rt).Key.Chunk
+				same(rt, "Chunk", val(s.Chunk(bg, c))(rt), val(m.Chunk(bg, c))(rt))
+			},
+			"request": func(rt *rapid.T) {
+				b := genRow(rt).Key.Chunk.Base
+				all := func(s engine.Status) []notify.Row {
+					return collect(rt, func(fn func(*notify.Row) error) error { return s.Request(bg, b, fn) })
+				}
+				same(rt, "Request", all(s), all(m))
+			},
+			"scan": func(rt *rapid.T) {
+				from, to := rapid.Int64Range(-1, 5).Draw(rt, "from"), rapid.Int64Range(-1, 5).Draw(rt, "to")
+				all := func(s engine.Status) []notify.Row {
+					return collect(rt, func(fn func(*notify.Row) error) error { return s.Scan(bg, from, to, fn) })
+				}
+				same(rt, fmt.Sprint("Scan ", from, to), all(s), all(m))
+			},
+		}
+		if reopen != nil {
+			actions["restart"] = func(*rapid.T) { s = reopen() }
+		}
+		return actions
+	})
+}

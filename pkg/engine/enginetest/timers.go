@@ -1,0 +1,284 @@
+package enginetest
+
+import (
+	"bytes"
+	"cmp"
+	"math"
+	"slices"
+	"strconv"
+	"sync/atomic"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/engine/memory"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+const minute = 60_000
+
+func timer(fire int64, id string) engine.Timer {
+	return engine.Timer{FireAt: fire, ID: []byte(id), Kind: 7, Target: "notifications-push", Payload: []byte("payload of " + id)}
+}
+
+// whole reads a partition to its end in pages of two.
+func whole(t T, s engine.Timers, p engine.TimerPartition) (out []engine.Timer) {
+	t.Helper()
+	var c engine.TimerCursor
+	for {
+		page := val(s.Scan(bg, p, c, math.MaxInt64, 2))(t)
+		if len(page) == 0 {
+			return out
+		}
+		out = append(out, page...)
+		last := page[len(page)-1]
+		c = engine.TimerCursor{FireAt: last.FireAt, ID: last.ID}
+	}
+}
+
+// Timers runs the suite of engine.Timers.
+func Timers(t *testing.T, open Opener[engine.Timers]) {
+	t.Run("Put stores timers", func(t *testing.T) {
+		s, reopen := open(t)
+		bare := engine.Timer{FireAt: 0, ID: bytes.Repeat([]byte{0xff}, 64)}
+		ts := []engine.Timer{bare, timer(1000, "a"), timer(1000, "b"), timer(2000, "a")}
+		must(t, s.Put(bg, 1, ts))
+		must(t, s.Put(bg, 1, nil))
+		same(t, "timers", whole(t, s, engine.TimerPartition{}), ts)
+		if reopen != nil {
+			same(t, "timers after a restart", whole(t, reopen(), engine.TimerPartition{}), ts)
+		}
+	})
+	t.Run("Storing the same (FireAt, ID) again changes nothing", func(t *testing.T) {
+		s, reopen := open(t)
+		first, again := timer(1000, "a"), timer(1000, "a")
+		again.Payload, again.Kind = []byte("other"), 9
+		must(t, s.Put(bg, 1, []engine.Timer{first, again}))
+		must(t, s.Put(bg, 1, []engine.Timer{again}))
+		same(t, "timers", whole(t, s, engine.TimerPartition{}), []engine.Timer{first})
+		if reopen != nil {
+			s = reopen()
+			must(t, s.Put(bg, 1, []engine.Timer{again}))
+			same(t, "timers after a restart", whole(t, s, engine.TimerPartition{}), []engine.Timer{first})
+		}
+	})
+	t.Run("ID decides the shard", func(t *testing.T) {
+		s, _ := open(t)
+		var ts []engine.Timer
+		for i := range 200 {
+			ts = append(ts, timer(1000, "id"+strconv.Itoa(i)), timer(minute+1000, "id"+strconv.Itoa(i)))
+		}
+		must(t, s.Put(bg, 8, ts))
+		total := 0
+		for shard := range uint16(8) {
+			one := whole(t, s, engine.TimerPartition{Shard: shard})
+			two := whole(t, s, engine.TimerPartition{Minute: 1, Shard: shard})
+			if len(one) != len(two) || len(one) < 5 {
+				t.Fatalf("shard %d has %d and %d of 200 timers", shard, len(one), len(two))
+			}
+			for i := range one {
+				same(t, "id", one[i].ID, two[i].ID)
+			}
+			total += len(one)
+		}
+		same(t, "timers", total, 200)
+	})
+	t.Run("Scan returns up to max rows behind after with FireAt <= until, in order", func(t *testing.T) {
+		s, _ := open(t)
+		a, b, c, d := timer(1000, "a"), timer(1000, "ab"), timer(1000, "b"), timer(2000, "a")
+		must(t, s.Put(bg, 1, []engine.Timer{d, c, b, a, timer(minute, "next")}))
+		scan := func(c engine.TimerCursor, until int64, max int) []engine.Timer {
+			return val(s.Scan(bg, engine.TimerPartition{}, c, until, max))(t)
+		}
+		same(t, "all", scan(engine.TimerCursor{}, math.MaxInt64, 10), []engine.Timer{a, b, c, d})
+		same(t, "max", scan(engine.TimerCursor{}, math.MaxInt64, 2), []engine.Timer{a, b})
+		same(t, "max 0", scan(engine.TimerCursor{}, math.MaxInt64, 0), []engine.Timer{})
+		same(t, "until", scan(engine.TimerCursor{}, 1999, 10), []engine.Timer{a, b, c})
+		same(t, "until itself", scan(engine.TimerCursor{}, 2000, 10), []engine.Timer{a, b, c, d})
+		same(t, "after", scan(engine.TimerCursor{FireAt: 1000, ID: []byte("a")}, math.MaxInt64, 10), []engine.Timer{b, c, d})
+		same(t, "after a row that is gone", scan(engine.TimerCursor{FireAt: 1000, ID: []byte("aa")}, math.MaxInt64, 10), []engine.Timer{b, c, d})
+		same(t, "after a time", scan(engine.TimerCursor{FireAt: 2000}, math.MaxInt64, 10), []engine.Timer{d})
+		same(t, "after the end", scan(engine.TimerCursor{FireAt: minute + 1, ID: []byte("z")}, math.MaxInt64, 10), []engine.Timer{})
+	})
+	t.Run("Minutes returns the minutes of shard in [from, to] that hold rows, ascending", func(t *testing.T) {
+		s, _ := open(t)
+		var ts []engine.Timer
+		for _, m := range []int64{9, 3, 4, 1000} {
+			ts = append(ts, timer(m*minute, "a"), timer(m*minute+minute-1, "b"))
+		}
+		must(t, s.Put(bg, 1, ts))
+		same(t, "some", val(s.Minutes(bg, 0, 4, 9))(t), []int64{4, 9})
+		same(t, "all", val(s.Minutes(bg, 0, 0, math.MaxInt64))(t), []int64{3, 4, 9, 1000})
+		same(t, "none", val(s.Minutes(bg, 0, 5, 8))(t), []int64{})
+		same(t, "turned", val(s.Minutes(bg, 0, 9, 3))(t), []int64{})
+		same(t, "other shard", val(s.Minutes(bg, 1, 0, 2000))(t), []int64{})
+	})
+	t.Run("Drop removes a partition", func(t *testing.T) {
+		s, reopen := open(t)
+		keep, next := timer(minute-1, "a"), timer(2*minute, "a")
+		gone := []engine.Timer{timer(minute, "a"), timer(2*minute-1, "z")}
+		must(t, s.Put(bg, 1, append([]engine.Timer{keep, next}, gone...)))
+		must(t, s.Drop(bg, engine.TimerPartition{Minute: 1}))
+		same(t, "minutes", val(s.Minutes(bg, 0, 0, 10))(t), []int64{0, 2})
+		if reopen != nil {
+			s = reopen()
+			same(t, "minutes after a restart", val(s.Minutes(bg, 0, 0, 10))(t), []int64{0, 2})
+		}
+		must(t, s.Put(bg, 1, gone[:1])) // a new timer is stored all the same
+		same(t, "again", whole(t, s, engine.TimerPartition{Minute: 1}), gone[:1])
+	})
+	t.Run("Pending calls fn with every stored timer", func(t *testing.T) {
+		s, _ := open(t)
+		var ts []engine.Timer
+		for i := range 20 {
+			ts = append(ts, timer(int64(i)*minute, "id"+strconv.Itoa(i)))
+		}
+		must(t, s.Put(bg, 4, ts))
+		got := collect(t, func(fn func(*engine.Timer) error) error { return s.Pending(bg, fn) })
+		same(t, "timers", sorted(got, func(a, b engine.Timer) int { return cmp.Compare(a.FireAt, b.FireAt) }), ts)
+		stops(t, func(fn func(*engine.Timer) error) error { return s.Pending(bg, fn) })
+	})
+	t.Run("a bad timer is notify.KindInvalid and nothing is stored", func(t *testing.T) {
+		s, _ := open(t)
+		for _, bad := range []engine.Timer{{FireAt: -1, ID: []byte("a")}, {FireAt: 1}, {FireAt: 1, ID: make([]byte, 65)}} {
+			wantKind(t, s.Put(bg, 1, []engine.Timer{timer(1, "ok"), bad}), notify.KindInvalid)
+		}
+		wantKind(t, s.Put(bg, 0, []engine.Timer{timer(1, "ok")}), notify.KindInvalid)
+		same(t, "timers", whole(t, s, engine.TimerPartition{}), []engine.Timer{})
+	})
+	t.Run("slices passed in may be reused, slices returned belong to the caller", func(t *testing.T) {
+		s, _ := open(t)
+		a := timer(1, "a")
+		must(t, s.Put(bg, 1, []engine.Timer{a}))
+		a.ID[0], a.Payload[0] = 'x', 'x'
+		got := whole(t, s, engine.TimerPartition{})
+		same(t, "timers", got, []engine.Timer{timer(1, "a")})
+		got[0].ID[0], got[0].Payload[0] = 'y', 'y'
+		same(t, "timers again", whole(t, s, engine.TimerPartition{}), []engine.Timer{timer(1, "a")})
+	})
+	shards(t, open)
+	t.Run("model", func(t *testing.T) { timersModel(t, open) })
+}
+
+func shards(t *testing.T, open Opener[engine.Timers]) {
+	t.Run("Shard returns the zero state before its first owner", func(t *testing.T) {
+		s, _ := open(t)
+		same(t, "state", val(s.Shard(bg, 5))(t), engine.ShardState{})
+	})
+	t.Run("TakeOver raises the term if it still is term, and names the new owner", func(t *testing.T) {
+		s, reopen := open(t)
+		one := val(s.TakeOver(bg, 5, 0, "a"))(t)
+		same(t, "first", one, engine.ShardState{Term: 1, Owner: "a"})
+		two := val(s.TakeOver(bg, 5, 1, "b"))(t)
+		same(t, "second", two, engine.ShardState{Term: 2, Owner: "b"})
+		_, err := s.TakeOver(bg, 5, 1, "c")
+		wantKind(t, err, notify.KindConflict)
+		if reopen != nil {
+			s = reopen()
+		}
+		same(t, "kept", val(s.Shard(bg, 5))(t), two)
+		same(t, "others", val(s.Shard(bg, 6))(t), engine.ShardState{})
+	})
+	t.Run("of many who take over the same term one wins", func(t *testing.T) {
+		s, _ := open(t)
+		var won atomic.Int32
+		together(16, func(i int) {
+			_, err := s.TakeOver(bg, 1, 0, strconv.Itoa(i))
+			if err == nil {
+				won.Add(1)
+			} else if notify.KindOf(err) != notify.KindConflict {
+				t.Error(err)
+			}
+		})
+		same(t, "winners", won.Load(), int32(1))
+	})
+	t.Run("Advance moves Closed and Watermark forward; neither ever moves back", func(t *testing.T) {
+		s, reopen := open(t)
+		st := val(s.TakeOver(bg, 5, 0, "a"))(t)
+		st.Closed, st.Watermark = 10, 8
+		must(t, s.Advance(bg, 5, st))
+		must(t, s.Advance(bg, 5, engine.ShardState{Term: 1, Closed: 9, Watermark: 9}))
+		if reopen != nil {
+			s = reopen()
+		}
+		same(t, "state", val(s.Shard(bg, 5))(t), engine.ShardState{Term: 1, Owner: "a", Closed: 10, Watermark: 9})
+		next := val(s.TakeOver(bg, 5, 1, "b"))(t)
+		same(t, "taken over", next, engine.ShardState{Term: 2, Owner: "b", Closed: 10, Watermark: 9})
+	})
+	t.Run("Advance with a stale term is notify.KindConflict", func(t *testing.T) {
+		s, _ := open(t)
+		val(s.TakeOver(bg, 5, 0, "a"))(t)
+		val(s.TakeOver(bg, 5, 1, "b"))(t)
+		wantKind(t, s.Advance(bg, 5, engine.ShardState{Term: 1, Closed: 99}), notify.KindConflict)
+		same(t, "closed", val(s.Shard(bg, 5))(t).Closed, int64(0))
+	})
+}
+
+func timersModel(t *testing.T, open Opener[engine.Timers]) {
+	model(t, func(rt *rapid.T) map[string]func(*rapid.T) {
+		s, reopen := open(rt)
+		m := memory.New().Timers()
+		shard := rapid.Uint16Range(0, 2)
+		min := rapid.Int64Range(0, 3)
+		actions := map[string]func(*rapid.T){
+			"put": func(rt *rapid.T) {
+				ts := rapid.SliceOfN(rapid.Custom(func(rt *rapid.T) engine.Timer {
+					tm := engine.Timer{
+						FireAt: min.Draw(rt, "minute")*minute + rapid.SampledFrom([]int64{0, 1, 255, minute - 1}).Draw(rt, "ms"),
+						ID:     []byte(rapid.StringMatching(`[ab]{1,3}`).Draw(rt, "id")),
+						Kind:   rapid.Uint8().Draw(rt, "kind"), Target: rapid.SampledFrom([]string{"", "t"}).Draw(rt, "target"),
+					}
+					if p := rapid.String().Draw(rt, "payload"); p != "" {
+						tm.Payload = []byte(p)
+					}
+					return tm
+				}), 0, 4).Draw(rt, "timers")
+				must(rt, s.Put(bg, 3, ts))
+				must(rt, m.Put(bg, 3, ts))
+			},
+			"scan": func(rt *rapid.T) {
+				p := engine.TimerPartition{Minute: min.Draw(rt, "minute"), Shard: shard.Draw(rt, "shard")}
+				c := engine.TimerCursor{FireAt: rapid.Int64Range(0, 4*minute).Draw(rt, "after"), ID: []byte(rapid.StringMatching(`[ab]{0,2}`).Draw(rt, "id"))}
+				until, n := rapid.Int64Range(0, 4*minute).Draw(rt, "until"), rapid.IntRange(0, 5).Draw(rt, "max")
+				same(rt, "Scan", val(s.Scan(bg, p, c, until, n))(rt), val(m.Scan(bg, p, c, until, n))(rt))
+			},
+			"minutes": func(rt *rapid.T) {
+				sh, from, to := shard.Draw(rt, "shard"), rapid.Int64Range(-1, 4).Draw(rt, "from"), rapid.Int64Range(-1, 4).Draw(rt, "to")
+				same(rt, "Minutes", val(s.Minutes(bg, sh, from, to))(rt), val(m.Minutes(bg, sh, from, to))(rt))
+			},
+			"drop": func(rt *rapid.T) {
+				p := engine.TimerPartition{Minute: min.Draw(rt, "minute"), Shard: shard.Draw(rt, "shard")}
+				must(rt, s.Drop(bg, p))
+				must(rt, m.Drop(bg, p))
+			},
+			"takeover": func(rt *rapid.T) {
+				sh, term := shard.Draw(rt, "shard"), rapid.Uint64Range(0, 3).Draw(rt, "term")
+				a, aerr := s.TakeOver(bg, sh, term, "o")
+				b, berr := m.TakeOver(bg, sh, term, "o")
+				same(rt, "TakeOver", a, b)
+				same(rt, "TakeOver error", notify.KindOf(aerr), notify.KindOf(berr))
+			},
+			"advance": func(rt *rapid.T) {
+				sh := shard.Draw(rt, "shard")
+				st := engine.ShardState{Term: rapid.Uint64Range(0, 3).Draw(rt, "term"), Closed: rapid.Int64Range(-5, 5).Draw(rt, "closed"), Watermark: rapid.Int64Range(-5, 5).Draw(rt, "mark")}
+				same(rt, "Advance", notify.KindOf(s.Advance(bg, sh, st)), notify.KindOf(m.Advance(bg, sh, st)))
+				same(rt, "Shard", val(s.Shard(bg, sh))(rt), val(m.Shard(bg, sh))(rt))
+			},
+			"pending": func(rt *rapid.T) {
+				all := func(s engine.Timers) []engine.Timer {
+					ts := collect(rt, func(fn func(*engine.Timer) error) error { return s.Pending(bg, fn) })
+					slices.SortFunc(ts, func(a, b engine.Timer) int {
+						return cmp.Or(cmp.Compare(a.FireAt, b.FireAt), bytes.Compare(a.ID, b.ID))
+					})
+					return ts
+				}
+				same(rt, "Pending", all(s), all(m))
+			},
+		}
+		if reopen != nil {
+			actions["restart"] = func(*rapid.T) { s = reopen() }
+		}
+		return actions
+	})
+}

@@ -1,0 +1,317 @@
+package enginetest
+
+import (
+	"strconv"
+	"sync/atomic"
+	"testing"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Callers runs the suite of engine.Callers.
+func Callers(t *testing.T, open Opener[engine.Callers]) {
+	t.Run("keeps callers", func(t *testing.T) {
+		s, reopen := open(t)
+		a, b := engine.Caller{ID: "a", Rate: 10.5, Burst: 20}, engine.Caller{ID: "b", Disabled: true}
+		must(t, s.Put(bg, b))
+		must(t, s.Put(bg, engine.Caller{ID: "a", Rate: 1}))
+		must(t, s.Put(bg, a))
+		if reopen != nil {
+			s = reopen()
+		}
+		got, ok, err := s.Get(bg, "a")
+		must(t, err)
+		same(t, "ok", ok, true)
+		same(t, "caller", got, a)
+		_, ok, err = s.Get(bg, "c")
+		must(t, err)
+		same(t, "none", ok, false)
+		same(t, "list", sorted(val(s.List(bg))(t), func(a, b engine.Caller) int { return int(a.ID[0]) - int(b.ID[0]) }), []engine.Caller{a, b})
+		wantKind(t, s.Put(bg, engine.Caller{}), notify.KindInvalid)
+	})
+}
+
+// Meta runs the suite of engine.Meta.
+func Meta(t *testing.T, open Opener[engine.Meta]) {
+	t.Run("GetMeta returns the value of a name; nil when there is none", func(t *testing.T) {
+		s, reopen := open(t)
+		value := []byte("value")
+		must(t, s.PutMeta(bg, "store_id", value))
+		must(t, s.PutMeta(bg, "empty", nil))
+		value[0] = 'x'
+		if reopen != nil {
+			s = reopen()
+		}
+		same(t, "value", val(s.GetMeta(bg, "store_id"))(t), []byte("value"))
+		if v := val(s.GetMeta(bg, "empty"))(t); v == nil || len(v) > 0 {
+			t.Fatalf("empty value is %v", v)
+		}
+		if v := val(s.GetMeta(bg, "store"))(t); v != nil {
+			t.Fatalf("missing value is %v", v)
+		}
+	})
+}
+
+// Cancels runs the suite of engine.Cancels.
+func Cancels(t *testing.T, open Opener[engine.Cancels]) {
+	t.Run("Put returns its version, higher than every one before", func(t *testing.T) {
+		s, reopen := open(t)
+		last := uint64(0)
+		for i := range 5 {
+			v := val(s.Put(bg, engine.Cancel{Scope: "ntf_" + strconv.Itoa(i)}))(t)
+			if v <= last {
+				t.Fatalf("version %d after %d", v, last)
+			}
+			if last = v; reopen != nil {
+				s = reopen()
+			}
+		}
+	})
+	t.Run("The same scope again keeps the first", func(t *testing.T) {
+		s, reopen := open(t)
+		first := engine.Cancel{Scope: "cmp_1", Caller: "shop", At: 1000}
+		first.Version = val(s.Put(bg, first))(t)
+		if reopen != nil {
+			s = reopen()
+		}
+		again := val(s.Put(bg, engine.Cancel{Scope: "cmp_1", Caller: "other", At: 2000}))(t)
+		same(t, "version", again, first.Version)
+		got, ok, err := s.Get(bg, "cmp_1")
+		must(t, err)
+		same(t, "ok", ok, true)
+		same(t, "cancel", got, first)
+		same(t, "changes", val(s.Changes(bg, 0, 10))(t), []engine.Cancel{first})
+	})
+	t.Run("of many who cancel the same scope one is kept", func(t *testing.T) {
+		s, _ := open(t)
+		var versions [16]uint64
+		together(16, func(i int) {
+			var err error
+			if versions[i], err = s.Put(bg, engine.Cancel{Scope: "cmp_1", At: int64(i)}); err != nil {
+				t.Error(err)
+			}
+		})
+		kept := val(s.Changes(bg, 0, 10))(t)
+		same(t, "kept", len(kept), 1)
+		for _, v := range versions {
+			same(t, "version", v, kept[0].Version)
+		}
+	})
+	t.Run("Get returns the cancellation of a scope", func(t *testing.T) {
+		s, _ := open(t)
+		val(s.Put(bg, engine.Cancel{Scope: "ntf_1-2"}))(t)
+		_, ok, err := s.Get(bg, "ntf_1")
+		must(t, err)
+		same(t, "another scope", ok, false)
+		wantKind(t, ignore(s.Put(bg, engine.Cancel{})), notify.KindInvalid)
+	})
+	t.Run("Changes returns cancellations after since, in version order, at most max", func(t *testing.T) {
+		s, reopen := open(t)
+		var all []engine.Cancel
+		for i := range 7 {
+			c := engine.Cancel{Scope: "ntf_" + strconv.Itoa(9-i), Caller: "shop", At: int64(i)}
+			c.Version = val(s.Put(bg, c))(t)
+			all = append(all, c)
+		}
+		if reopen != nil {
+			s = reopen()
+		}
+		same(t, "first", val(s.Changes(bg, 0, 3))(t), all[:3])
+		same(t, "rest", val(s.Changes(bg, all[2].Version, 10))(t), all[3:])
+		same(t, "end", val(s.Changes(bg, all[6].Version, 10))(t), []engine.Cancel{})
+	})
+	t.Run("who follows the changes while others put misses none", func(t *testing.T) {
+		s, _ := open(t)
+		const writers, each = 4, 40
+		var left atomic.Int32
+		left.Store(writers)
+		n := 0
+		together(writers+1, func(i int) {
+			if i < writers {
+				for k := range each {
+					if _, err := s.Put(bg, engine.Cancel{Scope: strconv.Itoa(i*each + k)}); err != nil {
+						t.Error(err)
+					}
+				}
+				left.Add(-1)
+				return
+			}
+			since := uint64(0)
+			for last := false; !last; {
+				last = left.Load() == 0
+				cs, err := s.Changes(bg, since, 1000)
+				if err != nil {
+					t.Error(err)
+				}
+				for _, c := range cs {
+					n, since = n+1, c.Version
+				}
+			}
+		})
+		same(t, "seen", n, writers*each)
+	})
+}
+
+// Campaigns runs the suite of engine.Campaigns.
+func Campaigns(t *testing.T, open Opener[engine.Campaigns]) {
+	t.Run("AddPart records that part of the campaign was accepted as base", func(t *testing.T) {
+		s, reopen := open(t)
+		for i, part := range []uint32{7, 0, 3} {
+			must(t, s.AddPart(bg, "cmp_1", "shop", part, base(1, uint64(i)), 100, 1, int64(1000+i)))
+			must(t, s.AddPart(bg, "cmp_12", "shop", part, base(2, uint64(i)), 1, 0, 5))
+		}
+		if reopen != nil {
+			s = reopen()
+		}
+		got, ok, err := s.Get(bg, "cmp_1")
+		must(t, err)
+		same(t, "ok", ok, true)
+		same(t, "campaign", got, engine.Campaign{
+			ID: "cmp_1", Caller: "shop", Created: 1000, Parts: 3, Accepted: 300, Rejected: 3,
+			Bases: []notify.Base{base(1, 0), base(1, 1), base(1, 2)},
+		})
+	})
+	t.Run("The same (campaign, part) again changes nothing", func(t *testing.T) {
+		s, reopen := open(t)
+		must(t, s.AddPart(bg, "cmp_1", "shop", 1, base(1, 1), 100, 1, 1000))
+		if reopen != nil {
+			s = reopen()
+		}
+		before, _, err := s.Get(bg, "cmp_1")
+		must(t, err)
+		together(8, func(int) {
+			if err := s.AddPart(bg, "cmp_1", "shop", 1, base(9, 9), 7, 7, 7); err != nil {
+				t.Error(err)
+			}
+		})
+		after, _, err := s.Get(bg, "cmp_1")
+		must(t, err)
+		same(t, "campaign", after, before)
+	})
+	t.Run("A campaign of another caller is notify.KindNotFound", func(t *testing.T) {
+		s, _ := open(t)
+		must(t, s.AddPart(bg, "cmp_1", "shop", 1, base(1, 1), 100, 1, 1000))
+		wantKind(t, s.AddPart(bg, "cmp_1", "thief", 2, base(1, 2), 1, 1, 1), notify.KindNotFound)
+		wantKind(t, s.AddPart(bg, "cmp_1", "thief", 1, base(1, 1), 1, 1, 1), notify.KindNotFound)
+		got, _, err := s.Get(bg, "cmp_1")
+		must(t, err)
+		same(t, "parts", got.Parts, 1)
+	})
+	t.Run("parts added together are all counted", func(t *testing.T) {
+		s, _ := open(t)
+		together(32, func(i int) {
+			if err := s.AddPart(bg, "cmp_1", "shop", uint32(i), base(1, uint64(i)), 10, 1, 5); err != nil {
+				t.Error(err)
+			}
+		})
+		got, _, err := s.Get(bg, "cmp_1")
+		must(t, err)
+		same(t, "totals", [4]int64{int64(got.Parts), got.Accepted, got.Rejected, int64(len(got.Bases))}, [4]int64{32, 320, 32, 32})
+		_, ok, err := s.Get(bg, "cmp_")
+		must(t, err)
+		same(t, "none", ok, false)
+	})
+}
+
+func job(id, name string) engine.Job {
+	return engine.Job{ID: id, Kind: "replay", Name: name, State: "running", Cursor: []byte{1}, Spec: []byte(`{"a":1}`), Created: 1000, Updated: 1000}
+}
+
+// Jobs runs the suite of engine.Jobs.
+func Jobs(t *testing.T, open Opener[engine.Jobs]) {
+	create := func(t T, s engine.Jobs, j engine.Job) (engine.Job, bool) {
+		t.Helper()
+		got, ok, err := s.Create(bg, j)
+		must(t, err)
+		return got, ok
+	}
+	t.Run("Create stores a job, or returns the one that has its (Kind, Name) and false", func(t *testing.T) {
+		s, reopen := open(t)
+		a, ok := create(t, s, job("1", "n"))
+		same(t, "created", ok, true)
+		if reopen != nil {
+			s = reopen()
+		}
+		again, ok := create(t, s, job("2", "n"))
+		same(t, "created again", ok, false)
+		same(t, "job", again, a)
+		other := job("3", "n")
+		other.Kind = "purge"
+		_, ok = create(t, s, other)
+		same(t, "another kind", ok, true)
+		_, _, err := s.Create(bg, job("1", "other"))
+		wantKind(t, err, notify.KindConflict)
+	})
+	t.Run("of many who create the same name one does", func(t *testing.T) {
+		s, _ := open(t)
+		var won atomic.Int32
+		var ids [16]string
+		together(16, func(i int) {
+			j, ok, err := s.Create(bg, job(strconv.Itoa(i), "n"))
+			if err != nil {
+				t.Error(err)
+			}
+			if ids[i] = j.ID; ok {
+				won.Add(1)
+			}
+		})
+		same(t, "winners", won.Load(), int32(1))
+		for _, id := range ids {
+			same(t, "id", id, ids[0])
+		}
+	})
+	t.Run("Put stores j if the stored version is j.Version; else notify.KindConflict", func(t *testing.T) {
+		s, reopen := open(t)
+		j, _ := create(t, s, job("1", "n"))
+		stale := j
+		j.State, j.Cursor, j.Result, j.Updated = "done", []byte{2}, []byte(`{}`), 2000
+		next := val(s.Put(bg, j))(t)
+		if next.Version <= j.Version {
+			t.Fatalf("version %d after %d: raised by each Put", next.Version, j.Version)
+		}
+		if reopen != nil {
+			s = reopen()
+		}
+		_, err := s.Put(bg, stale)
+		wantKind(t, err, notify.KindConflict)
+		_, err = s.Put(bg, job("9", "none"))
+		wantKind(t, err, notify.KindConflict)
+		got, ok, err := s.Get(bg, "1")
+		must(t, err)
+		same(t, "ok", ok, true)
+		same(t, "job", got, next)
+		j.Version = next.Version
+		same(t, "what was put", got, j)
+	})
+	t.Run("of many who put the same version one wins", func(t *testing.T) {
+		s, _ := open(t)
+		j, _ := create(t, s, job("1", "n"))
+		var won atomic.Int32
+		together(16, func(int) {
+			if _, err := s.Put(bg, j); err == nil {
+				won.Add(1)
+			} else if notify.KindOf(err) != notify.KindConflict {
+				t.Error(err)
+			}
+		})
+		same(t, "winners", won.Load(), int32(1))
+	})
+	t.Run("List returns jobs, newest first", func(t *testing.T) {
+		s, _ := open(t)
+		for i, created := range []int64{5, 9, 1} {
+			j := job(strconv.Itoa(i), strconv.Itoa(i))
+			j.Created = created
+			create(t, s, j)
+		}
+		var ids []string
+		for _, j := range val(s.List(bg, 10))(t) {
+			ids = append(ids, j.ID)
+		}
+		same(t, "ids", ids, []string{"1", "0", "2"})
+		same(t, "max", len(val(s.List(bg, 2))(t)), 2)
+		_, ok, err := s.Get(bg, "7")
+		must(t, err)
+		same(t, "none", ok, false)
+	})
+}
