@@ -1,0 +1,162 @@
+package server
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+const campaign = "cmp_01KAJ8Q2T5E7V9XCB3M4N6P8RS"
+
+// matrixWorld holds something of caller "owner" behind every path.
+func matrixWorld() (*world, *strings.Replacer) {
+	w := newWorld()
+	id := w.single(1, "owner", "u1")
+	base := baseOf(2)
+	w.fanout(base, "owner", campaign, 4, 2, nil)
+	w.camps[campaign] = engine.Campaign{ID: campaign, Caller: "owner", Parts: 1, Accepted: 4, Bases: []notify.Base{base}}
+	w.users["u1"] = engine.Profile{User: "u1", Version: 1}
+	w.dead = []engine.DeadLetter{{ID: id, Caller: "owner", Seq: 1, Code: "secret_failure", State: "dead"}}
+	return w, strings.NewReplacer(
+		"/notifications/{id}", "/notifications/"+id.String(), "/campaigns/{id}", "/campaigns/"+campaign,
+		"/users/{id}", "/users/u1", "/dead-letters/{id}", "/dead-letters/"+id.String(), "{provider}", "twilio",
+	)
+}
+
+func bodyFor(rt *route) string {
+	if rt.body == noBody {
+		return ""
+	}
+	return `{}`
+}
+
+// Every route against no token, every wrong scope, and another caller.
+func TestRouteMatrix(t *testing.T) {
+	t.Parallel()
+	w, paths := matrixWorld()
+	s := w.start(t, Config{}, func(d *Deps) {
+		report := func() Report { return func(context.Context) (any, error) { return map[string]int{"n": 1}, nil } }
+		d.Doctor, d.Lag = report(), report()
+		d.Receipts = map[string]Receipt{"twilio": func(*http.Request, []byte) error { return nil }}
+	})
+	for _, rt := range routes() {
+		name, path, body := rt.method+" "+rt.path, paths.Replace(rt.path), bodyFor(&rt)
+		if rt.scope == "" {
+			if got := ask(s, rt.method, path, "", body); got.status >= 300 {
+				t.Errorf("%s without a token: %d %s", name, got.status, got.body)
+			}
+			continue
+		}
+		got := ask(s, rt.method, path, "", body)
+		if p := got.problem(t); got.status != 401 || p.Code != "no_token" || got.header.Get("WWW-Authenticate") != `Bearer realm="notifyd"` {
+			t.Errorf("%s without a token: %d %q %s", name, got.status, got.header.Get("WWW-Authenticate"), got.body)
+		}
+		var others []string
+		for _, sc := range api.Scopes {
+			if sc != rt.scope {
+				others = append(others, sc)
+			}
+		}
+		got = ask(s, rt.method, path, token(t, "owner", others...), body)
+		if p := got.problem(t); got.status != 403 || p.Code != "scope_missing" {
+			t.Errorf("%s with scopes %v: %d %s", name, others, got.status, got.body)
+		}
+		if rt.path == "/v1/tail" {
+			continue // has a test of its own
+		}
+		got = ask(s, rt.method, path, token(t, "owner", rt.scope), body)
+		if got.status >= 300 {
+			t.Errorf("%s of its owner: %d %s", name, got.status, got.body)
+		}
+		if rt.scope == api.ScopeOperate || rt.method == http.MethodPost || rt.scope == api.ScopeUsers || rt.path == "/v1/users/{id}" {
+			continue // nobody's own: operators', new, or shared by decision
+		}
+		got = ask(s, rt.method, path, token(t, "stranger", rt.scope), body)
+		if strings.Contains(got.body, "owner") || strings.Contains(got.body, "secret_failure") {
+			t.Errorf("%s shows another caller's: %s", name, got.body)
+		}
+		if strings.Contains(rt.path, "{id}") && rt.path != "/v1/users/{id}/notifications" {
+			missing := ask(s, rt.method, strings.NewReplacer("01KAJ8Q2T5E7V9XCB3M4N6P8RS", "01KAJ8Q2T5E7V9XCB3M4N6P8RT", baseOf(1).String(), baseOf(9).String()).Replace(path), token(t, "stranger", rt.scope), body)
+			clean := func(r reply) string { return strings.ReplaceAll(r.body, r.header.Get("X-Request-Id"), "") }
+			if got.status != 404 || clean(got) != clean(missing) {
+				t.Errorf("%s of another caller: %d %s, of nobody: %d %s", name, got.status, got.body, missing.status, missing.body)
+			}
+		}
+	}
+}
+
+func TestUnknownPathsAndMethods(t *testing.T) {
+	t.Parallel()
+	w, _ := matrixWorld()
+	s := w.start(t, Config{}, nil)
+	f := func(method, path string, status int, code, allow string) {
+		t.Helper()
+		got := ask(s, method, path, "", "")
+		if p := got.problem(t); got.status != status || p.Code != code || got.header.Get("Allow") != allow {
+			t.Errorf("%s %s: %d %s, Allow %q", method, path, got.status, got.body, got.header.Get("Allow"))
+		}
+	}
+	f("GET", "/", 404, api.CodeRouteNotFound, "")
+	f("GET", "/v2/notifications", 404, api.CodeRouteNotFound, "")
+	f("POST", "/v1/notifications:else", 404, api.CodeRouteNotFound, "")
+	f("POST", "/v1/notifications/x/y/z", 404, api.CodeRouteNotFound, "")
+	f("GET", "/v1/notifications", 405, api.CodeMethodNotAllowed, "POST")
+	f("PATCH", "/v1/notifications:batch", 405, api.CodeMethodNotAllowed, "POST")
+	f("POST", "/v1/notifications/ntf_1", 405, api.CodeMethodNotAllowed, "DELETE, GET, HEAD")
+	f("DELETE", "/healthz", 405, api.CodeMethodNotAllowed, "GET, HEAD")
+}
+
+func TestRequestIDs(t *testing.T) {
+	t.Parallel()
+	s := newWorld().start(t, Config{}, nil)
+	f := func(in, want string) {
+		t.Helper()
+		got := ask(s, "GET", "/healthz", "", "", header("X-Request-Id", in)).header.Get("X-Request-Id")
+		if want == "" && (got == in || got == "") || want != "" && got != want {
+			t.Errorf("%q came back as %q", in, got)
+		}
+	}
+	f("order-7719:2", "order-7719:2")
+	f("has space", "")
+	f("line\nbreak", "")
+	f(strings.Repeat("x", 129), "")
+	a := ask(s, "GET", "/healthz", "", "").header.Get("X-Request-Id")
+	b := ask(s, "GET", "/healthz", "", "").header.Get("X-Request-Id")
+	if a == b || a == "" {
+		t.Errorf("ids %q and %q", a, b)
+	}
+}
+
+func TestIntakeIsToldWhatItNeeds(t *testing.T) {
+	t.Parallel()
+	const good = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+	w := newWorld()
+	s := w.start(t, Config{}, nil)
+	tok := token(t, "shop", api.ScopeSend)
+	f := func(path, route, key, traceparent, wantTrace string) {
+		t.Helper()
+		opts := []option{header("Content-Type", "application/json; charset=utf-8"), header("Traceparent", traceparent)}
+		if key != "" {
+			opts = append(opts, header("Idempotency-Key", key))
+		}
+		if got := ask(s, "POST", path, tok, `{}`, opts...); got.status != 201 {
+			t.Fatalf("%d %s", got.status, got.body)
+		}
+		all := w.taken()
+		m := all[len(all)-1]
+		if m.Caller != "shop" || m.Route != route || m.Key != key || m.Trace != wantTrace || m.ContentType != "application/json; charset=utf-8" {
+			t.Errorf("%+v", m)
+		}
+	}
+	f("/v1/notifications", "POST /v1/notifications", "", good, good)
+	f("/v1/notifications:batch", "POST /v1/notifications:batch", "k1", "00-zz", "")
+	f("/v1/notifications:fanout", "POST /v1/notifications:fanout", "k1", strings.ToUpper(good), "")
+	if got := ask(s, "POST", "/v1/notifications", tok, `{}`, header("Idempotency-Key", "")); got.status != 422 {
+		t.Errorf("empty key: %d", got.status)
+	}
+}
