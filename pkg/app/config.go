@@ -61,6 +61,7 @@ type Config struct {
 	} `koanf:"workers"`
 
 	Providers struct {
+		Stub   bool   `koanf:"stub" doc:"accept everything inside the process, to measure the rest"`
 		CAFile string `koanf:"ca_file" doc:"PEM of a CA to trust besides the system's"`
 		APNs   struct {
 			URL         string `koanf:"url" doc:"base URL"`

@@ -8,6 +8,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/limit"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/prefs"
 	"github.com/notifyd/notifyd/pkg/stream"
 )
 
@@ -18,28 +19,13 @@ type Provider interface {
 	Send(ctx context.Context, call *notify.Call, report func(i int, r notify.Result))
 }
 
-// Verdict is what a user's preferences say of one notification.
-type Verdict struct {
-	Do    Decision
-	Until int64 // Quiet: the end of the quiet hours, ms since 1970
-}
-
-// Decision is the kind of a Verdict.
-type Decision uint8
-
-// The decisions.
-const (
-	Reach    Decision = iota // send it
-	OptedOut                 // the user does not want it
-	Quiet                    // not before Until
-)
-
 // Preferences decides, from memory, whether and where a user is reached.
 type Preferences interface {
-	Decide(hash uint64, user []byte, ch notify.Channel, cat notify.Category, now time.Time) Verdict
+	Decide(hash uint64, user []byte, ch notify.Channel, cat notify.Category, now time.Time) prefs.Verdict
 	Addresses(dst []notify.Target, user []byte, ch notify.Channel) []notify.Target
 	Suppressed(ch notify.Channel, address []byte) bool
 	Suppress(ctx context.Context, user string, ch notify.Channel, address, reason string) error
+	// Fresh reports whether what is known is recent enough for bulk.
 	Fresh(now time.Time) bool
 }
 

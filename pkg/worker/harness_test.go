@@ -14,6 +14,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine/memory"
 	"github.com/notifyd/notifyd/pkg/limit"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/prefs"
 	"github.com/notifyd/notifyd/pkg/stream"
 )
 
@@ -291,16 +292,16 @@ func answer(class notify.Class, code string) func(*notify.Item) notify.Result {
 
 type fakePrefs struct {
 	mu         sync.Mutex
-	verdict    func(user string) Verdict
+	verdict    func(user string) prefs.Verdict
 	addresses  map[string][]string
 	suppressed map[string]bool
 }
 
-func (p *fakePrefs) Decide(_ uint64, user []byte, _ notify.Channel, cat notify.Category, _ time.Time) Verdict {
+func (p *fakePrefs) Decide(_ uint64, user []byte, _ notify.Channel, cat notify.Category, _ time.Time) prefs.Verdict {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.verdict == nil || cat.Critical() {
-		return Verdict{}
+		return prefs.Verdict{}
 	}
 	return p.verdict(string(user))
 }

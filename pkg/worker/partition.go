@@ -326,3 +326,15 @@ func (w *Worker) expired(e *notify.Envelope) (notify.State, string) {
 
 // causeCalled marks, in a deferral's cause, that a call had been made before.
 const causeCalled = "called:"
+
+// fresh holds a bulk window back while preferences are too old to be believed:
+// an opt-out may be among what is not known yet.
+func (p *partition) fresh() bool {
+	cfg := &p.w.cfg
+	for cfg.Lane.Bulk && !cfg.Prefs.Fresh(time.Now()) {
+		if !sleepUntil(p.soft, time.Now().Add(50*time.Millisecond)) {
+			return false
+		}
+	}
+	return true
+}

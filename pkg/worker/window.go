@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/prefs"
 )
 
 // round is one or more claimed windows of the same content on their way
@@ -40,6 +41,9 @@ func (w *Worker) runWindow(parts []*window) {
 	r.call = notify.Call{
 		Channel: e.Channel, Category: e.Category, Caller: e.Caller,
 		Content: &e.Content, Expires: e.Expires, Trace: e.Trace,
+	}
+	if !parts[0].job.p.fresh() {
+		return
 	}
 	for i, p := range parts {
 		r.plain[i] = make([]bool, p.hi-p.lo)
@@ -90,11 +94,11 @@ func (r *round) look(i int, now time.Time) {
 			r.decided(i, pos, notify.Cancelled, "cancelled", 0)
 			continue
 		}
-		switch v := cfg.Prefs.Decide(notify.HashUser(rec.User), rec.User, e.Channel, e.Category, now); v.Do {
-		case OptedOut:
+		switch v := cfg.Prefs.Decide(notify.HashUser(rec.User), rec.User, e.Channel, e.Category, now); v.Action {
+		case prefs.OptedOut:
 			r.decided(i, pos, notify.Suppressed, "opted_out", 0)
 			continue
-		case Quiet:
+		case prefs.Quiet:
 			if e.Expires != 0 && v.Until >= e.Expires {
 				state, code := r.w.expired(e)
 				r.decided(i, pos, state, code, 0)
@@ -244,9 +248,9 @@ func (r *round) lookAgain(items []notify.Item, refs []ref) ([]notify.Item, []ref
 			x.State, x.Code = r.w.expired(e)
 		case cfg.Cancels.Cancelled(e, items[i].ID.Index):
 			x.State, x.Code = notify.Cancelled, "cancelled"
-		case v.Do == OptedOut:
+		case v.Action == prefs.OptedOut:
 			x.State, x.Code = notify.Suppressed, "opted_out"
-		case v.Do == Quiet:
+		case v.Action == prefs.Quiet:
 			x.State, x.Code, x.Wake = notify.Deferred, "quiet_hours", v.Until
 		default:
 			keepItems, keepRefs = append(keepItems, items[i]), append(keepRefs, refs[i])

@@ -2,7 +2,7 @@ package worker
 
 import (
 	"context"
-	"fmt"
+	"errors"
 	"strconv"
 	"time"
 
@@ -104,20 +104,12 @@ func (w *Worker) poison(ctx context.Context, m message, cause error) error {
 	if f := w.cfg.Events.Poison; f != nil {
 		f(m.Topic)
 	}
-	why := "not of this lane"
-	if cause != nil {
-		why = cause.Error()
+	if cause == nil {
+		cause = errors.New("not of this lane")
 	}
-	w.cfg.Logger.Error("undecodable record", "topic", m.Topic, "partition", m.Partition, "offset", m.Offset, "err", why)
-	rec := stream.Record{Topic: notify.TopicPoison, Key: m.Key, Value: m.Value, Partition: -1, Headers: []stream.Header{
-		{Key: "notify-origin", Value: []byte(fmt.Sprintf("%s/%d/%d", m.Topic, m.Partition, m.Offset))},
-		{Key: "notify-error", Value: []byte(why)},
-	}}
-	err := w.until(ctx, "log", func() error { return w.cfg.Log.Append(ctx, []stream.Record{rec}) })
-	if err == nil {
-		m.Done()
-	}
-	return err
+	w.cfg.Logger.Error("undecodable record", "topic", m.Topic, "partition", m.Partition, "offset", m.Offset, "err", cause)
+	aside := stream.Poisoner{Log: w.cfg.Log}
+	return w.until(ctx, "log", func() error { return aside.Poison(ctx, m, cause) })
 }
 
 // suppress adds an address to the suppression list; best effort, for the next

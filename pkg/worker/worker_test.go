@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/prefs"
 	"github.com/notifyd/notifyd/pkg/stream"
 )
 
@@ -251,11 +252,11 @@ func TestQuietHoursDefer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, pushLane)
 		wake := time.Now().Add(3 * time.Hour).Truncate(time.Second)
-		r.prefs.verdict = func(u string) Verdict {
+		r.prefs.verdict = func(u string) prefs.Verdict {
 			if u < "u00010" {
-				return Verdict{Do: Quiet, Until: wake.UnixMilli()}
+				return prefs.Verdict{Action: prefs.Quiet, Until: wake.UnixMilli()}
 			}
-			return Verdict{}
+			return prefs.Verdict{}
 		}
 		e := r.envelope(notify.Transactional, users(100)...)
 		at := r.feed(e)

@@ -1,0 +1,112 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// Finding is one thing the doctor looked at.
+type Finding struct {
+	Check  string `json:"check"`
+	Level  string `json:"level"` // "ok", "warn" or "fail"
+	Detail string `json:"detail"`
+}
+
+// doctor looks at everything that can be wrong with this process.
+func (n *Node) doctor(ctx context.Context) (any, error) {
+	var fs []Finding
+	add := func(check string, bad bool, level, format string, args ...any) {
+		if !bad {
+			level = "ok"
+		}
+		fs = append(fs, Finding{check, level, fmt.Sprintf(format, args...)})
+	}
+	use := n.broker.Guard().Usage()
+	add("log", use.Err != nil, "fail", "%d of %d MiB, fsync %s%s", use.LogBytes>>20, use.CapBytes>>20, use.Fsync.Round(10*time.Microsecond), suffix(use.Err))
+	add("log size", use.LogBytes > use.CapBytes*3/4, "warn", "%.0f%% of the cap; trimmed behind sealed history and outcomes", 100*float64(use.LogBytes)/float64(use.CapBytes))
+	lost := 0
+	for _, t := range n.broker.Truncated() {
+		if !t.Tail {
+			lost++
+		}
+		add("log segment", true, map[bool]string{true: "warn", false: "fail"}[t.Tail], "%s", t)
+	}
+	add("log segments", lost > 0, "fail", "%d were cut in the middle when the log opened", lost)
+	add("log durability", !n.cfg.Log.Sync, "warn", "fsync before an acknowledgement: %v", n.cfg.Log.Sync)
+	err := n.store.Err()
+	add("store", err != nil, "fail", "pebble%s", suffix(err))
+	if d, err := n.store.DiskUsage(); err == nil {
+		add("disk", d.Available < 1<<30, "warn", "%d MiB free of %d", d.Available>>20, d.Total>>20)
+	}
+	damaged := n.history.Damaged()
+	add("history", len(damaged) > 0, "fail", "%d segments, %d damaged files", n.history.Stats().Segments, len(damaged))
+	age := n.prefs.Age(time.Now())
+	add("preferences", !n.prefs.Fresh(time.Now()), "fail", "snapshot is %s old", age.Round(time.Millisecond))
+	for _, c := range n.health.Circuits(time.Now()) {
+		add("circuit "+c.Route, c.State != "closed" || !c.Blocked.IsZero(), "warn", "%s %s", c.State, c.Reason)
+	}
+	for ch, p := range map[string]bool{"push": n.provs.apns != nil || n.provs.fcm != nil, "sms": n.provs.twilio != nil, "email": n.provs.sendgrid != nil} {
+		add("provider "+ch, !p, "warn", "configured: %v", p)
+	}
+	if recs, bytes, oldest, err := n.store.Spill().Stats(ctx); err == nil {
+		add("spill", recs > 0, "warn", "%d records, %d bytes wait for the log%s", recs, bytes, since(oldest))
+	}
+	for _, l := range n.lags() {
+		add("lag "+l.Group, l.Lag > 1_000_000, "warn", "%d records behind, %d in flight", l.Lag, l.InFlight)
+	}
+	return fs, nil
+}
+
+func suffix(err error) string {
+	if err == nil {
+		return ""
+	}
+	return ": " + err.Error()
+}
+
+func since(ms int64) string {
+	if ms == 0 {
+		return ""
+	}
+	return ", oldest " + time.Since(time.UnixMilli(ms)).Round(time.Second).String()
+}
+
+// Lag is how far a consumer group is behind.
+type Lag struct {
+	Group    string `json:"group"`
+	Topic    string `json:"topic"`
+	Lag      int64  `json:"lag"`       // records not read yet
+	InFlight int    `json:"in_flight"` // records read and not done
+	Paused   int    `json:"paused"`    // partitions over their cap
+}
+
+func (n *Node) lags() []Lag {
+	var out []Lag
+	for i, g := range n.groups {
+		l := Lag{Group: n.groupNames[i]}
+		for _, p := range g.Stats().Partitions {
+			l.Topic = p.TP.Topic
+			l.Lag += p.Lag()
+			l.InFlight += p.InFlight
+			if p.Paused {
+				l.Paused++
+			}
+		}
+		out = append(out, l)
+	}
+	return out
+}
+
+func (n *Node) lag(context.Context) (any, error) { return n.lags(), nil }
+
+// Idle reports whether nothing waits to be handled: every group has read and
+// finished its topic, and no timer is due within the horizon.
+func (n *Node) Idle() bool {
+	for _, l := range n.lags() {
+		if l.Lag > 0 || l.InFlight > 0 {
+			return false
+		}
+	}
+	return n.timers.Pending() == 0
+}

@@ -1,0 +1,281 @@
+package app
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/intake"
+	"github.com/notifyd/notifyd/pkg/limit"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/ops"
+	"github.com/notifyd/notifyd/pkg/server"
+	"github.com/notifyd/notifyd/pkg/stream"
+	"github.com/notifyd/notifyd/pkg/worker"
+)
+
+// metrics turns what the stages report into Prometheus metrics. Their names
+// and meanings stand in docs/metrics.md, which a test holds against this
+// registry. Labels are bounded: no ids, no users, no callers.
+type metrics struct {
+	registry *prometheus.Registry
+
+	accepted, rejected, refused, replayed, spilled *prometheus.CounterVec
+	requests                                       *prometheus.CounterVec
+	requestSeconds                                 *prometheus.HistogramVec
+	inFlight                                       prometheus.Gauge
+	turnedAway                                     *prometheus.CounterVec
+	outcomes, codes                                *prometheus.CounterVec
+	callSeconds, ageSeconds                        *prometheus.HistogramVec
+	resumed, duplicates, parked                    *prometheus.CounterVec
+	poison, panics, handlerFailures, resets        *prometheus.CounterVec
+	timersReleased                                 prometheus.Counter
+	timerLate                                      prometheus.Histogram
+	storeStalled                                   prometheus.Gauge
+	receiptRows                                    *prometheus.CounterVec
+}
+
+func newMetrics(n *Node) *metrics {
+	m := &metrics{registry: prometheus.NewRegistry()}
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "notifyd_" + name, Help: help}, labels)
+		m.registry.MustRegister(c)
+		return c
+	}
+	histogram := func(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
+		h := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "notifyd_" + name, Help: help, Buckets: buckets}, labels)
+		m.registry.MustRegister(h)
+		return h
+	}
+	gauge := func(name, help string) prometheus.Gauge {
+		g := prometheus.NewGauge(prometheus.GaugeOpts{Name: "notifyd_" + name, Help: help})
+		m.registry.MustRegister(g)
+		return g
+	}
+	seconds := []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300}
+	m.accepted = counter("accepted_receivers_total", "Receivers made durable by intake.", "channel", "category")
+	m.rejected = counter("rejected_receivers_total", "Receivers and batch items refused by intake.", "code")
+	m.refused = counter("refused_requests_total", "Whole requests refused or failed at intake.", "code")
+	m.replayed = counter("replayed_requests_total", "Requests answered again from their idempotency key.", "how")
+	m.spilled = counter("spilled_records_total", "Records put into the spill buffer while the log was away.")
+	m.requests = counter("http_requests_total", "Requests answered by the API.", "route", "method", "status")
+	m.requestSeconds = histogram("http_request_seconds", "Time from the first byte of a request to the end of its answer.", seconds, "route")
+	m.inFlight = gauge("http_in_flight", "Requests under way.")
+	m.turnedAway = counter("http_turned_away_total", "Requests turned away before their handler.", "reason")
+	m.outcomes = counter("outcomes_total", "Outcomes of receivers.", "lane", "state")
+	m.codes = counter("outcome_codes_total", "Outcomes of receivers that carry a code.", "lane", "code")
+	m.callSeconds = histogram("provider_call_seconds", "Time of one claim window at the provider.", seconds, "lane")
+	m.ageSeconds = histogram("acceptance_to_call_seconds", "Time from acceptance to the provider call.", seconds, "lane")
+	m.resumed = counter("resumed_receivers_total", "Receivers found started without an outcome after a crash.", "lane")
+	m.duplicates = counter("duplicate_receivers_total", "Receivers of envelopes that had been finished before, dropped.", "lane")
+	m.parked = counter("parked_receivers_total", "Receivers put into the timer store.", "lane")
+	m.poison = counter("poison_records_total", "Undecodable records put aside.", "topic")
+	m.panics = counter("handler_panics_total", "Panics while handling a window.", "lane")
+	m.handlerFailures = counter("handler_failures_total", "Failed calls of a group's handler.", "topic")
+	m.resets = counter("log_resets_total", "Positions that were not in the log.", "topic")
+	m.receiptRows = counter("receipts_total", "Delivery receipts stored.", "channel")
+	m.timersReleased = prometheus.NewCounter(prometheus.CounterOpts{Name: "notifyd_timers_released_total", Help: "Timers published when due."})
+	m.timerLate = prometheus.NewHistogram(prometheus.HistogramOpts{Name: "notifyd_timer_late_seconds", Help: "Lateness of the latest timer of each published batch.", Buckets: seconds})
+	m.registry.MustRegister(m.timersReleased, m.timerLate, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.storeStalled = gauge("status_store_stalled_seconds", "How long the status store has been refusing outcomes; 0: it is well.")
+	m.registry.MustRegister(&nodeCollector{n})
+	return m
+}
+
+func add(c *prometheus.CounterVec, n int, labels ...string) {
+	c.WithLabelValues(labels...).Add(float64(n))
+}
+
+func (m *metrics) intake() intake.Events {
+	return intake.Events{
+		Accepted: func(ch notify.Channel, cat notify.Category, _ string, n int) {
+			add(m.accepted, n, ch.String(), cat.String())
+		},
+		Rejected:  func(_, code string, n int) { add(m.rejected, n, code) },
+		Refused:   func(_, code string) { add(m.refused, 1, code) },
+		Replayed:  func(string) { add(m.replayed, 1, "answer") },
+		TakenOver: func(string) { add(m.replayed, 1, "taken_over") },
+		Spilled:   func(n int) { add(m.spilled, n) },
+	}
+}
+
+func (m *metrics) http() server.Hooks {
+	return server.Hooks{
+		Request: func(route, method string, status int, took time.Duration, _, _ int64) {
+			m.requests.WithLabelValues(route, method, statusText(status)).Inc()
+			m.requestSeconds.WithLabelValues(route).Observe(took.Seconds())
+		},
+		InFlight: func(d int) { m.inFlight.Add(float64(d)) },
+		Refused:  func(reason string) { add(m.turnedAway, 1, reason) },
+	}
+}
+
+var statusTexts = func() (t [600]string) {
+	for i := range t {
+		t[i] = string([]byte{byte('0' + i/100), byte('0' + i/10%10), byte('0' + i%10)})
+	}
+	return t
+}()
+
+func statusText(code int) string {
+	if code < 0 || code >= len(statusTexts) {
+		return "other"
+	}
+	return statusTexts[code]
+}
+
+func (m *metrics) worker(tail *ops.Tail[api.Event]) worker.Events {
+	return worker.Events{
+		Settled: func(s worker.SettledInfo) {
+			lane := s.Lane.String()
+			for state, n := range s.States {
+				if n > 0 {
+					add(m.outcomes, n, lane, notify.State(state).String())
+				}
+			}
+			for code, n := range s.Codes {
+				add(m.codes, n, lane, code)
+			}
+			if s.Called > 0 {
+				m.callSeconds.WithLabelValues(lane).Observe(s.Called.Seconds())
+				if !s.Envelope.Derived() {
+					m.ageSeconds.WithLabelValues(lane).Observe(s.Age.Seconds())
+				}
+			}
+			if tail.Watching() {
+				publish(tail, &s)
+			}
+		},
+		Resumed:   func(l notify.Lane, n int) { add(m.resumed, n, l.String()) },
+		Duplicate: func(l notify.Lane, n int) { add(m.duplicates, n, l.String()) },
+		Parked:    func(l notify.Lane, n int, _ time.Duration) { add(m.parked, n, l.String()) },
+		Poison:    func(topic string) { add(m.poison, 1, topic) },
+		Panic:     func(l notify.Lane, _ any) { add(m.panics, 1, l.String()) },
+	}
+}
+
+// publish tells whoever watches: a line per state of a window.
+func publish(tail *ops.Tail[api.Event], s *worker.SettledInfo) {
+	e := s.Envelope
+	for state, n := range s.States {
+		if n == 0 {
+			continue
+		}
+		ev := api.Event{
+			Type: api.EventOutcome, At: time.Now().UTC(), Caller: e.Caller, Channel: e.Channel.String(), Category: e.Category.String(),
+			Status: notify.State(state).String(), Attempt: int(e.Attempt), Receivers: n,
+			NotificationID: notify.ID{Base: e.Chunk.Base}.String(),
+		}
+		if len(s.Codes) == 1 {
+			for code := range s.Codes {
+				ev.Code = code
+			}
+		}
+		tail.Publish(e.Caller, ev)
+	}
+}
+
+func (m *metrics) group(log *slog.Logger) stream.GroupEvents {
+	return stream.GroupEvents{
+		Failed: func(tp stream.TopicPartition, err error) {
+			add(m.handlerFailures, 1, tp.Topic)
+			log.Error("handler failed", "topic", tp.Topic, "partition", tp.Partition, "err", err)
+		},
+		Reset: func(r stream.Reset) {
+			add(m.resets, 1, r.TP.Topic)
+			log.Error("committed position is not in the log", "topic", r.TP.Topic, "partition", r.TP.Partition,
+				"committed", r.Committed, "start", r.Start, "end", r.End, "next", r.Next)
+		},
+		Trouble: func(err error) { log.Warn("consumer group", "err", err) },
+	}
+}
+
+func (m *metrics) released(n int, late time.Duration) {
+	m.timersReleased.Add(float64(n))
+	m.timerLate.Observe(late.Seconds())
+}
+
+func (m *metrics) stalled(d time.Duration) { m.storeStalled.Set(d.Seconds()) }
+
+func (m *metrics) receipts(ch notify.Channel, n int) { add(m.receiptRows, n, ch.String()) }
+
+// nodeCollector reads the gauges of the parts when they are asked for.
+type nodeCollector struct{ n *Node }
+
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("notifyd_"+name, help, labels, nil)
+}
+
+var (
+	descLogBytes = desc("log_bytes", "Size of the embedded log on disk.")
+	descLogCap   = desc("log_cap_bytes", "Size at which intake answers 503.")
+	descLogOpen  = desc("log_open", "1 while the log takes more, else 0.")
+	descLogFsync = desc("log_fsync_seconds", "Duration of the last fsync probe.")
+	descFree     = desc("disk_free_bytes", "Room left on the log's volume.")
+	descLag      = desc("group_lag_records", "Records a consumer group has not read yet.", "group")
+	descFlight   = desc("group_in_flight_records", "Records read and not done.", "group")
+	descCircuit  = desc("circuit_closed", "1 while calls on a route pass, else 0.", "route")
+	descTimers   = desc("timers_loaded", "Timers in the wheel or being published.")
+	descPrefs    = desc("preferences_age_seconds", "Age of the preferences workers decide by.")
+	descHistory  = desc("history_bytes", "Size of the sealed history.")
+	descTail     = desc("history_tail_receivers", "Receivers of the history that are not sealed yet.")
+	descStore    = desc("store_bytes", "Size of the store on disk.")
+	descSpill    = desc("spill_records", "Records that wait for the log.")
+	descSpillAge = desc("spill_age_seconds", "Age of the oldest of them.")
+)
+
+// Describe implements prometheus.Collector.
+func (c *nodeCollector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{
+		descLogBytes, descLogCap, descLogOpen, descLogFsync, descFree, descLag, descFlight, descCircuit, descTimers,
+		descPrefs, descHistory, descTail, descStore, descSpill, descSpillAge,
+	} {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c *nodeCollector) Collect(ch chan<- prometheus.Metric) {
+	n := c.n
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	truth := func(ok bool) float64 {
+		if ok {
+			return 1
+		}
+		return 0
+	}
+	use := n.broker.Guard().Usage()
+	gauge(descLogBytes, float64(use.LogBytes))
+	gauge(descLogCap, float64(use.CapBytes))
+	gauge(descLogOpen, truth(use.Err == nil))
+	gauge(descLogFsync, use.Fsync.Seconds())
+	gauge(descFree, float64(use.Free))
+	for _, l := range n.lags() {
+		gauge(descLag, float64(l.Lag), l.Group)
+		gauge(descFlight, float64(l.InFlight), l.Group)
+	}
+	now := time.Now()
+	for _, r := range n.health.Circuits(now) {
+		gauge(descCircuit, truth(r.State == limit.Closed.String() && r.Blocked.IsZero()), r.Route)
+	}
+	gauge(descTimers, float64(n.timers.Pending()))
+	gauge(descPrefs, n.prefs.Age(now).Seconds())
+	h := n.history.Stats()
+	gauge(descHistory, float64(h.Bytes))
+	gauge(descTail, float64(h.Tail))
+	gauge(descStore, float64(n.store.Metrics().DiskBytes))
+	if recs, _, oldest, err := n.store.Spill().Stats(context.Background()); err == nil {
+		gauge(descSpill, float64(recs))
+		age := 0.0
+		if oldest != 0 {
+			age = now.Sub(time.UnixMilli(oldest)).Seconds()
+		}
+		gauge(descSpillAge, age)
+	}
+}

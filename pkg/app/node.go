@@ -1,0 +1,499 @@
+// Package app turns a configuration into a running process: it opens the
+// engines, builds the stages, runs them and stops them in order. It is the only
+// package that knows more than one engine, and the only place that wires.
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/engine/kfake"
+	"github.com/notifyd/notifyd/pkg/engine/memory"
+	"github.com/notifyd/notifyd/pkg/engine/pebble"
+	"github.com/notifyd/notifyd/pkg/history"
+	"github.com/notifyd/notifyd/pkg/intake"
+	"github.com/notifyd/notifyd/pkg/limit"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/ops"
+	"github.com/notifyd/notifyd/pkg/prefs"
+	"github.com/notifyd/notifyd/pkg/server"
+	"github.com/notifyd/notifyd/pkg/stream"
+	"github.com/notifyd/notifyd/pkg/timer"
+	"github.com/notifyd/notifyd/pkg/worker"
+)
+
+// Roles of a process.
+const (
+	RoleAll       = "all"
+	RoleAPI       = "api"
+	RoleWorker    = "worker"
+	RoleScheduler = "scheduler"
+)
+
+// Roles lists the roles a process may take.
+var Roles = []string{RoleAll, RoleAPI, RoleWorker, RoleScheduler}
+
+// Node is one notifyd process.
+type Node struct {
+	cfg Config
+	log *slog.Logger
+
+	store      *pebble.Store
+	limits     *memory.Limits
+	broker     *kfake.Broker
+	producer   *stream.Producer
+	reader     *stream.Reader
+	admin      *stream.Admin
+	history    *history.Store
+	prefs      *prefs.Service
+	cancels    *prefs.Cancels
+	timers     *timer.Engine
+	intake     *intake.Service
+	server     *server.Server
+	verifier   *server.Verifier
+	health     *worker.Health
+	commit     *worker.Committer
+	provs      *providers
+	groups     []*stream.Group
+	groupNames []string
+	metrics    *metrics
+	tail       *ops.Tail[api.Event]
+	started    time.Time
+}
+
+// New opens the engines and builds everything; nothing runs before Run. Who
+// does not call Run must call Close.
+func New(cfg Config, log *slog.Logger) (_ *Node, err error) {
+	n := &Node{cfg: cfg, log: log, tail: &ops.Tail[api.Event]{}, started: time.Now()}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, n.Close())
+		}
+	}()
+	if err := n.open(); err != nil {
+		return nil, err
+	}
+	n.metrics = newMetrics(n)
+	if err := n.build(); err != nil {
+		return nil, err
+	}
+	return n, nil
+}
+
+// open opens the stores. Pebble first: its lock guards the folder.
+func (n *Node) open() error {
+	cfg := &n.cfg
+	if err := os.MkdirAll(cfg.DataDir, 0o700); err != nil {
+		return notify.Unavailable("data_dir", 0, err)
+	}
+	var err error
+	if n.store, err = pebble.Open(pebble.Config{Dir: filepath.Join(cfg.DataDir, "store"), Logger: n.log}); err != nil {
+		return err
+	}
+	n.limits = memory.NewLimits()
+	ctx := context.Background()
+	id, err := n.store.Meta().GetMeta(ctx, "store_id")
+	if err != nil {
+		return err
+	}
+	durability := kfake.Fsync
+	if !cfg.Log.Sync {
+		durability = kfake.PageCache
+	}
+	port, err := portOf(cfg.Log.Listen)
+	if err != nil {
+		return err
+	}
+	n.broker, err = kfake.Open(kfake.Config{
+		Dir: filepath.Join(cfg.DataDir, "log"), Durability: durability, Port: port, Topics: topics(cfg), StoreID: string(id),
+		CapBytes: int64(cfg.Log.CapMiB) << 20, MinFreeBytes: int64(cfg.Log.MinFreeMiB) << 20, Logger: n.log,
+	})
+	if err != nil {
+		return err
+	}
+	if len(id) == 0 {
+		if err := n.store.Meta().PutMeta(ctx, "store_id", []byte(n.broker.StoreID())); err != nil {
+			return err
+		}
+	}
+	conn := n.conn()
+	if n.producer, err = stream.NewProducer(stream.ProducerConfig{Conn: conn, Linger: linger(cfg.Log.Linger), AppendTimeout: 5 * time.Second}); err != nil {
+		return err
+	}
+	if n.reader, err = stream.NewReader(conn); err != nil {
+		return err
+	}
+	if n.admin, err = stream.NewAdmin(stream.AdminConfig{Conn: conn}); err != nil {
+		return err
+	}
+	n.history, err = history.Open(history.Config{
+		Dir: filepath.Join(cfg.DataDir, "history"), Retention: cfg.History.Retention, Barrier: n.barrier, Log: n.log,
+	})
+	return err
+}
+
+// linger keeps the meaning "0: none" that a configuration file has.
+func linger(d time.Duration) time.Duration {
+	if d == 0 {
+		return -1
+	}
+	return d
+}
+
+func (n *Node) conn() stream.Conn {
+	return stream.Conn{Brokers: []string{n.broker.Addr()}, Logger: n.log}
+}
+
+// topics of the embedded log with their partition counts.
+func topics(cfg *Config) map[string]int {
+	ts := map[string]int{notify.TopicFailed: 1, notify.TopicPoison: 1}
+	for _, l := range notify.Lanes() {
+		ts[l.Topic()] = cfg.partitions(l.Channel)
+		ts[l.DLQTopic()] = cfg.partitions(l.Channel)
+	}
+	return ts
+}
+
+// build makes the stages.
+func (n *Node) build() error {
+	cfg := &n.cfg
+	var err error
+	if n.prefs, err = prefs.New(n.store.Prefs(), prefs.Config{Log: n.log}); err != nil {
+		return err
+	}
+	if n.cancels, err = prefs.NewCancels(n.store.Cancels(), prefs.Config{Log: n.log}); err != nil {
+		return err
+	}
+	n.timers = timer.New(timer.Config{
+		Store: n.store.Timers(), Publish: timer.ToLog(n.producer), Owner: n.broker.StoreID(), Logger: n.log,
+		Released: n.metrics.released,
+	})
+	if n.provs, err = newProviders(cfg, n.limits, n.log); err != nil {
+		return err
+	}
+	if n.health, err = worker.NewHealth(limit.BreakerConfig{}); err != nil {
+		return err
+	}
+	n.commit = worker.NewCommitter(worker.CommitterConfig{Put: n.store.Status().Put, Logger: n.log, Stalled: n.metrics.stalled})
+	for _, l := range notify.Lanes() {
+		if err := n.lane(l); err != nil {
+			return err
+		}
+	}
+	index, err := stream.NewGroup(stream.GroupConfig{
+		Conn: n.conn(), Group: ops.DeadLetterGroup, Topics: []string{notify.TopicFailed},
+	}, &ops.Indexer{Store: n.store.DeadLetters(), Logger: n.log})
+	if err != nil {
+		return err
+	}
+	n.groups, n.groupNames = append(n.groups, index), append(n.groupNames, ops.DeadLetterGroup)
+	n.intake, err = intake.New(intake.Stores{
+		Log: n.counted(), Partitions: n.broker.Partitions, Idem: n.store.Idem(), Campaigns: n.store.Campaigns(),
+		Cancels: n.store.Cancels(), Spill: n.store.Spill(), Gate: n.broker.Guard(),
+	}, intake.Config{
+		Refuse: refusals(cfg.Intake.Refuse), SMS: categories(cfg.Intake.SMS), Keep: cfg.Intake.Idempotency,
+		SpillBytes: int64(cfg.Intake.SpillMiB) << 20, Events: n.metrics.intake(), Logger: n.log,
+	})
+	if err != nil {
+		return err
+	}
+	return n.buildServer()
+}
+
+// lane builds the two workers of a lane and their consumer groups.
+func (n *Node) lane(l notify.Lane) error {
+	set := n.cfg.lane(l)
+	for _, role := range []worker.Role{worker.First, worker.Retries} {
+		w := worker.New(worker.Config{
+			Lane: l, Role: role, Window: set.Window, Ahead: set.Ahead, InFlight: set.InFlight,
+			MaxRetries: n.cfg.Workers.MaxRetries, BatchAge: n.cfg.Workers.BatchAge, CallLimit: n.cfg.Workers.CallLimit,
+			Routes: n.provs.routes(l.Channel), Log: n.producer, Status: n.store.Status(), Committer: n.commit,
+			Prefs: preferences{n.prefs.Snapshot(), n.prefs}, Cancels: n.cancels, Parker: n.timers,
+			Provider: n.provs.lane(l), Health: n.health, Events: n.metrics.worker(n.tail), Logger: n.log, Seen: n.seen,
+		})
+		topic, group := l.Topic(), l.Group()
+		if role == worker.Retries {
+			topic, group = l.DLQTopic(), l.RetryGroup()
+		}
+		g, err := stream.NewGroup(stream.GroupConfig{
+			Conn: n.conn(), Group: group, Topics: []string{topic}, DrainTimeout: n.cfg.Workers.Drain,
+			Poison: (&stream.Poisoner{Log: n.producer}).Poison, Events: n.metrics.group(n.log),
+		}, w)
+		if err != nil {
+			return err
+		}
+		n.groups, n.groupNames = append(n.groups, g), append(n.groupNames, group)
+	}
+	return nil
+}
+
+// preferences is what workers see of them: the snapshot to read, the service to
+// suppress and to know how old the snapshot is.
+type preferences struct {
+	*prefs.Snapshot
+	*prefs.Service
+}
+
+// barrier returns the end of every first-attempt topic.
+func (n *Node) barrier(ctx context.Context) (map[history.Part]int64, error) {
+	ends, err := n.admin.EndOffsets(ctx, firstTopics()...)
+	if err != nil {
+		return nil, err
+	}
+	out := make(map[history.Part]int64, len(ends))
+	for tp, at := range ends {
+		out[history.Part(tp)] = at
+	}
+	return out, nil
+}
+
+func firstTopics() (ts []string) {
+	for _, l := range notify.Lanes() {
+		ts = append(ts, l.Topic())
+	}
+	return ts
+}
+
+// seen reads the receivers of the envelope a row is about.
+func (n *Node) seen(ctx context.Context, row *notify.Row) (map[uint32]struct{}, error) {
+	seen := map[uint32]struct{}{}
+	rec, err := n.reader.Fetch(ctx, stream.TopicPartition{Topic: row.Topic, Partition: row.LogPart}, row.Offset)
+	if err != nil {
+		return nil, fmt.Errorf("the first copy of the chunk: %w", err)
+	}
+	var env notify.Envelope
+	if err := notify.DecodeEnvelope(rec.Value, &env); err != nil {
+		return nil, err
+	}
+	rd := notify.ReadReceivers(env.Receivers)
+	for r := (notify.Receiver{}); rd.Next(&r); {
+		seen[r.Index] = struct{}{}
+	}
+	return seen, nil
+}
+
+func refusals(in map[string][]string) map[notify.Channel][]notify.Category {
+	out := map[notify.Channel][]notify.Category{}
+	for name, cats := range in {
+		if ch, ok := notify.ParseChannel(name); ok {
+			out[ch] = categories(cats)
+		}
+	}
+	return out
+}
+
+func categories(names []string) (out []notify.Category) {
+	for _, name := range names {
+		if c, ok := notify.ParseCategory(strings.TrimSpace(name)); ok {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+// Addr is where the API listens, Kafka where the embedded log does.
+func (n *Node) Addr() string { return n.server.Addr() }
+
+// Admin is where metrics and pprof are.
+func (n *Node) Admin() string { return n.server.AdminAddr() }
+
+// Kafka is where the embedded log listens.
+func (n *Node) Kafka() string { return n.broker.Addr() }
+
+// Close frees what New opened, in the reverse order.
+func (n *Node) Close() error {
+	var errs []error
+	if n.server != nil {
+		errs = append(errs, n.server.Close())
+	}
+	if n.history != nil {
+		errs = append(errs, n.history.Close())
+	}
+	if n.admin != nil {
+		n.admin.Close()
+	}
+	if n.reader != nil {
+		n.reader.Close()
+	}
+	if n.producer != nil {
+		n.producer.Close()
+	}
+	if n.broker != nil {
+		errs = append(errs, n.broker.Close())
+	}
+	if n.store != nil {
+		errs = append(errs, n.store.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// Run runs the process until ctx ends, then stops in order: the API answers 503
+// and finishes its requests, workers finish their calls and commit, timers and
+// history stop, stores close. An error of any part ends the process.
+func (n *Node) Run(ctx context.Context) error {
+	// Three rings, stopped from the outside in: each is stopped only when the
+	// ring before it is done, for that one still needs it.
+	front, stopFront := context.WithCancelCause(ctx)
+	middle, stopMiddle := context.WithCancelCause(context.WithoutCancel(ctx))
+	inner, stopInner := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer stopFront(nil)
+	defer stopMiddle(nil)
+	defer stopInner(nil)
+	var first error
+	fail := func(what string, err error) {
+		if err != nil && !errors.Is(err, context.Canceled) {
+			n.log.Error("a part of the process failed", "part", what, "err", err)
+			stopFront(fmt.Errorf("%s: %w", what, err))
+		}
+	}
+	ring := func(ctx context.Context, parts map[string]func(context.Context) error) *errgroup.Group {
+		g := &errgroup.Group{}
+		for name, run := range parts {
+			g.Go(func() error {
+				err := run(ctx)
+				if err == nil && ctx.Err() == nil {
+					err = errors.New("ended by itself")
+				}
+				fail(name, err)
+				return nil
+			})
+		}
+		return g
+	}
+	innerParts := map[string]func(context.Context) error{
+		"log": n.broker.Run, "trim": func(ctx context.Context) error { return n.broker.Trim(ctx, n.safe) },
+		"history": n.history.Run, "history pump": n.pump, "preferences": n.prefs.Run, "cancels": n.cancels.Run,
+		"committer": n.commit.Run, "store": n.watchStore, "purge": n.purge,
+	}
+	for name, run := range n.provs.runs() {
+		innerParts[name] = run
+	}
+	innerG := ring(inner, innerParts)
+	if err := n.prefs.Load(ctx); err != nil {
+		fail("preferences", err)
+	}
+	middleParts := map[string]func(context.Context) error{"timers": n.timers.Run}
+	for i, g := range n.groups {
+		middleParts[fmt.Sprintf("group %d", i)] = g.Run
+	}
+	drainer := &intake.Drainer{Spill: n.store.Spill(), Log: n.producer, Logger: n.log}
+	middleParts["spill drainer"] = drainer.Run
+	middleG := ring(middle, middleParts)
+	frontG := ring(front, map[string]func(context.Context) error{
+		"api": n.server.Run,
+		"keys": func(ctx context.Context) error {
+			return n.verifier.Run(ctx, func(err error) { n.log.Warn("keys", "err", err) })
+		},
+	})
+	<-front.Done()
+	if cause := context.Cause(front); ctx.Err() == nil {
+		first = cause
+	}
+	_ = frontG.Wait()
+	stopMiddle(nil)
+	_ = middleG.Wait()
+	stopInner(nil)
+	_ = innerG.Wait()
+	return errors.Join(first, n.Close())
+}
+
+// watchStore ends the process at the first failure of its disk: what is durable
+// is not known then, and a new start reads it.
+func (n *Node) watchStore(ctx context.Context) error {
+	select {
+	case <-n.store.Failed():
+		return n.store.Err()
+	case <-ctx.Done():
+		return nil
+	}
+}
+
+// purge forgets idempotency keys and dead letters whose time is over.
+func (n *Node) purge(ctx context.Context) error {
+	t := time.NewTicker(10 * time.Minute)
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			return nil
+		}
+		now := time.Now().UnixMilli()
+		_, err := n.store.Idem().Purge(ctx, now)
+		if err == nil {
+			_, err = n.store.DeadLetters().Purge(ctx, now)
+		}
+		if err != nil && ctx.Err() == nil {
+			n.log.Warn("purge", "err", err)
+		}
+	}
+}
+
+// pump follows the first-attempt topics into history.
+func (n *Node) pump(ctx context.Context) error {
+	starts, err := n.admin.StartOffsets(ctx, firstTopics()...)
+	if err != nil {
+		return err
+	}
+	from := make(map[stream.TopicPartition]int64, len(starts))
+	resume := n.history.Resume()
+	for tp, start := range starts {
+		at, ok := resume[history.Part(tp)]
+		from[tp] = max(at, start)
+		if !ok || at < start {
+			n.history.Advance(history.Part(tp), start)
+		}
+	}
+	return n.reader.Run(ctx, from, func(tp stream.TopicPartition, recs []stream.Record) error {
+		hs := make([]history.Record, len(recs))
+		for i := range recs {
+			hs[i] = history.Record{Topic: tp.Topic, Partition: tp.Partition, Offset: recs[i].Offset, Value: recs[i].Value, Time: recs[i].Time.UnixMilli()}
+		}
+		return n.history.Append(ctx, hs...)
+	})
+}
+
+// keepFailed is how many of the latest records of notifications-failed stay for
+// services that read the topic; callers' feeds do not depend on it.
+const keepFailed = 100_000
+
+// safe is what may be trimmed: behind what the groups have committed and, for
+// first attempts, behind what history has sealed.
+func (n *Node) safe() map[string]map[int32]int64 {
+	out := map[string]map[int32]int64{}
+	for _, g := range n.groups {
+		for _, p := range g.Stats().Partitions {
+			if out[p.TP.Topic] == nil {
+				out[p.TP.Topic] = map[int32]int64{}
+			}
+			at := p.Committed
+			if p.TP.Topic == notify.TopicFailed {
+				at -= keepFailed // others read it too
+			}
+			if at > 0 {
+				out[p.TP.Topic][p.TP.Partition] = at
+			}
+		}
+	}
+	sealed := n.history.Sealed()
+	first := firstTopics()
+	for topic, parts := range out {
+		if !slices.Contains(first, topic) {
+			continue
+		}
+		for part, at := range parts {
+			parts[part] = min(at, sealed[history.Part{Topic: topic, Partition: part}])
+		}
+	}
+	return out
+}

@@ -1,0 +1,252 @@
+package app
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/x509"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"strings"
+
+	"github.com/notifyd/notifyd/pkg/limit"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/provider"
+	"github.com/notifyd/notifyd/pkg/worker"
+)
+
+// providers are the clients of a process, by channel. A channel without a
+// configured provider answers ClassConfig: its breaker opens and pages.
+type providers struct {
+	apns        *provider.APNs
+	fcm         *provider.FCM
+	twilio      *provider.Twilio
+	sendgrid    *provider.SendGrid
+	sendgridKey *ecdsa.PublicKey
+	byChannel   map[notify.Channel]worker.Provider
+}
+
+func newProviders(cfg *Config, blocks limit.Blocks, log *slog.Logger) (*providers, error) {
+	p := &providers{byChannel: map[notify.Channel]worker.Provider{}}
+	if cfg.Providers.Stub {
+		for _, ch := range notify.Channels {
+			p.byChannel[ch] = stub{}
+		}
+		return p, nil
+	}
+	roots, err := trusted(cfg.Providers.CAFile)
+	if err != nil {
+		return nil, err
+	}
+	end := func(url string) provider.Endpoint { return provider.Endpoint{BaseURL: url, RootCAs: roots} }
+	confirm := func(on bool) provider.Confirmation {
+		if on {
+			return provider.ConfirmAccepted
+		}
+		return provider.ConfirmReceipt
+	}
+	var apns, fcm provider.Sender
+	if c := cfg.Providers.APNs; c.KeyFile != "" {
+		pem, err := os.ReadFile(c.KeyFile)
+		if err != nil {
+			return nil, fmt.Errorf("providers.apns.key_file: %w", err)
+		}
+		key, err := provider.ParseAPNsKey(pem)
+		if err != nil {
+			return nil, fmt.Errorf("providers.apns.key_file: %w", err)
+		}
+		p.apns, err = provider.NewAPNs(provider.APNsConfig{
+			Endpoint: end(c.URL), TeamID: c.TeamID, KeyID: c.KeyID, Key: key, Topic: c.Topic,
+			Connections: c.Connections, Confirm: confirm(c.Confirmed), Log: log,
+		})
+		if err != nil {
+			return nil, err
+		}
+		apns = p.apns
+	}
+	if c := cfg.Providers.FCM; c.Credentials != "" {
+		b, err := os.ReadFile(c.Credentials)
+		if err != nil {
+			return nil, fmt.Errorf("providers.fcm.credentials_file: %w", err)
+		}
+		sa, err := provider.ParseServiceAccount(b)
+		if err != nil {
+			return nil, fmt.Errorf("providers.fcm.credentials_file: %w", err)
+		}
+		url := c.TokenURL
+		if url == "" {
+			url = sa.TokenURL
+		}
+		p.fcm, err = provider.NewFCM(provider.FCMConfig{
+			Endpoint: end(c.URL), Project: sa.Project, Email: sa.Email, Key: sa.Key, KeyID: sa.KeyID, TokenURL: url,
+			Confirm: confirm(c.Confirmed), Log: log,
+		})
+		if err != nil {
+			return nil, err
+		}
+		fcm = p.fcm
+	}
+	p.byChannel[notify.Push] = provider.NewPush(apns, fcm)
+	if err := p.addTwilio(cfg, blocks, end, log); err != nil {
+		return nil, err
+	}
+	return p, p.addSendGrid(cfg, blocks, end, log)
+}
+
+func (p *providers) addTwilio(cfg *Config, blocks limit.Blocks, end func(string) provider.Endpoint, log *slog.Logger) error {
+	c := cfg.Providers.Twilio
+	accounts := c.Accounts
+	if c.File != "" {
+		b, err := os.ReadFile(c.File)
+		if err == nil {
+			err = json.Unmarshal(b, &accounts)
+		}
+		if err != nil {
+			return fmt.Errorf("providers.twilio.accounts_file: %w", err)
+		}
+	}
+	if len(accounts) == 0 {
+		return nil
+	}
+	list := make([]provider.TwilioAccount, len(accounts))
+	for i, a := range accounts {
+		list[i] = provider.TwilioAccount{SID: a.SID, AuthToken: a.Token, From: a.From}
+	}
+	public := cfg.API.PublicURL
+	if public == "" {
+		public = "http://" + cfg.API.Listen
+	}
+	var err error
+	p.twilio, err = provider.NewTwilio(provider.TwilioConfig{
+		Endpoint: end(c.URL), Accounts: list, Rate: c.Rate, Concurrency: c.Parallel, PublicURL: public, Blocks: blocks, Log: log,
+	})
+	if err == nil {
+		p.byChannel[notify.SMS] = p.twilio
+	}
+	return err
+}
+
+func (p *providers) addSendGrid(cfg *Config, blocks limit.Blocks, end func(string) provider.Endpoint, log *slog.Logger) error {
+	c := cfg.Providers.SendGrid
+	if c.KeyFile == "" {
+		return nil
+	}
+	key, err := os.ReadFile(c.KeyFile)
+	if err != nil {
+		return fmt.Errorf("providers.sendgrid.key_file: %w", err)
+	}
+	var pools []provider.SendGridPool
+	for _, name := range c.Pools {
+		pools = append(pools, provider.SendGridPool{Name: name, Rate: c.Rate})
+	}
+	p.sendgrid, err = provider.NewSendGrid(provider.SendGridConfig{
+		Endpoint: end(c.URL), APIKey: strings.TrimSpace(string(key)), From: c.From, Pools: pools, Rate: c.Rate, Blocks: blocks, Log: log,
+	})
+	if err != nil {
+		return err
+	}
+	p.byChannel[notify.Email] = p.sendgrid
+	if c.WebhookKey == "" {
+		return nil
+	}
+	b, err := os.ReadFile(c.WebhookKey)
+	if err == nil {
+		p.sendgridKey, err = provider.ParseSendGridKey(strings.TrimSpace(string(b)))
+	}
+	if err != nil {
+		return fmt.Errorf("providers.sendgrid.webhook_key_file: %w", err)
+	}
+	return nil
+}
+
+// lane returns the provider of a lane's channel.
+func (p *providers) lane(l notify.Lane) worker.Provider {
+	if s, ok := p.byChannel[l.Channel]; ok {
+		return s
+	}
+	return unconfigured{}
+}
+
+// unconfigured is the provider of a channel nobody has configured.
+type unconfigured struct{}
+
+func (unconfigured) Send(_ context.Context, call *notify.Call, report func(int, notify.Result)) {
+	for i := range call.Items {
+		report(i, notify.Result{Class: notify.ClassConfig, Code: "provider_not_configured"})
+	}
+}
+
+// stub accepts everything at once: benchmarks measure the product without a
+// provider's own cost.
+type stub struct{}
+
+func (stub) Send(_ context.Context, call *notify.Call, report func(int, notify.Result)) {
+	res := notify.Result{Class: notify.ClassAccepted, Confirmed: true, Provider: "stub"}
+	for i := range call.Items {
+		report(i, res)
+	}
+}
+
+// routes names the providers behind a channel.
+func (p *providers) routes(ch notify.Channel) worker.Routes {
+	switch ch {
+	case notify.Push:
+		return worker.Routes{Names: []string{"apns", "fcm"}, Of: func(a []byte) int {
+			if bytes.HasPrefix(a, []byte("fcm:")) {
+				return 1
+			}
+			return 0
+		}}
+	case notify.SMS:
+		return worker.Routes{Names: []string{"twilio"}, Of: func([]byte) int { return 0 }}
+	}
+	return worker.Routes{Names: []string{"sendgrid"}, Of: func([]byte) int { return 0 }}
+}
+
+// runs are the background parts of the clients.
+func (p *providers) runs() map[string]func(context.Context) error {
+	out := map[string]func(context.Context) error{}
+	if p.apns != nil {
+		out["apns"] = p.apns.Run
+	}
+	if p.fcm != nil {
+		out["fcm"] = p.fcm.Run
+	}
+	if p.twilio != nil {
+		out["twilio"] = p.twilio.Run
+	}
+	if p.sendgrid != nil {
+		out["sendgrid"] = p.sendgrid.Run
+	}
+	return out
+}
+
+func trusted(file string) (*x509.CertPool, error) {
+	if file == "" {
+		return nil, nil
+	}
+	pem, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("providers.ca_file: %w", err)
+	}
+	pool, err := x509.SystemCertPool()
+	if err != nil {
+		pool = x509.NewCertPool()
+	}
+	if !pool.AppendCertsFromPEM(pem) {
+		return nil, fmt.Errorf("providers.ca_file: no certificate in %s", file)
+	}
+	return pool, nil
+}
+
+// withBody gives a request the body that was read from it.
+func withBody(r *http.Request, body []byte) *http.Request {
+	c := r.Clone(r.Context())
+	c.Body = io.NopCloser(bytes.NewReader(body))
+	c.ContentLength = int64(len(body))
+	return c
+}

@@ -1,0 +1,165 @@
+package app
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"net"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/intake"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/prefs"
+	"github.com/notifyd/notifyd/pkg/provider"
+	"github.com/notifyd/notifyd/pkg/server"
+	"github.com/notifyd/notifyd/pkg/stream"
+)
+
+func portOf(addr string) (int, error) {
+	_, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return 0, notify.Invalid("bad_address", "log.listen", err.Error())
+	}
+	return strconv.Atoi(port)
+}
+
+// countedLog tells the guard of the embedded log what intake adds, so that the
+// cap holds between two measures of the disk.
+type countedLog struct {
+	intake.Log
+	appended func(bytes int)
+}
+
+func (l countedLog) Append(ctx context.Context, recs []stream.Record) error {
+	n := 0
+	for i := range recs {
+		n += len(recs[i].Value) + 80
+	}
+	l.appended(n)
+	return l.Log.Append(ctx, recs)
+}
+
+func (n *Node) counted() intake.Log {
+	return countedLog{n.producer, n.broker.Guard().Appended}
+}
+
+// users serves profiles through the preferences, so that a change binds.
+type users struct{ s *prefs.Service }
+
+func (u users) Get(ctx context.Context, user string) (engine.Profile, bool, error) {
+	p, err := u.s.Get(ctx, user)
+	if notify.KindOf(err) == notify.KindNotFound && err != nil {
+		return engine.Profile{}, false, nil
+	}
+	return p, err == nil, err
+}
+
+func (u users) Put(ctx context.Context, p engine.Profile) (uint64, error) {
+	p, err := u.s.Put(ctx, p)
+	return p.Version, err
+}
+
+func (n *Node) buildServer() error {
+	cfg := &n.cfg
+	auth := server.AuthConfig{
+		Issuer: cfg.Auth.Issuer, Audience: cfg.Auth.Audience, JWKSURL: cfg.Auth.JWKSURL, JWKSFile: cfg.Auth.JWKSFile,
+		KeyFile: cfg.Auth.KeyFile, SecretFile: cfg.Auth.HS256,
+	}
+	var err error
+	if n.verifier, err = server.NewVerifier(auth); err != nil {
+		return err
+	}
+	sum := sha256.Sum256([]byte("cursors of " + n.broker.StoreID()))
+	n.server, err = server.New(server.Config{
+		Addr: cfg.API.Listen, AdminAddr: cfg.API.Admin, CallerRate: cfg.API.Rate, CallerBurst: cfg.API.Burst,
+		BulkMemory: int64(cfg.API.BodyMiB) << 20, CursorKey: sum[:], DrainTimeout: cfg.Workers.Drain,
+	}, server.Deps{
+		Auth: n.verifier, Intake: n.intake, Users: users{n.prefs}, History: n.history, Status: n.store.Status(),
+		DeadLetters: n.store.DeadLetters(), Cancels: n.store.Cancels(), Campaigns: n.store.Campaigns(), Callers: n.store.Callers(),
+		Receipts: n.receipts(), Tail: n.tail, Doctor: n.doctor, Lag: n.lag, Ready: n.ready,
+		Metrics: n.metrics.registry, Hooks: n.metrics.http(), Log: n.log,
+	})
+	return err
+}
+
+// receipts are the webhooks of the providers that confirm later.
+func (n *Node) receipts() map[string]server.Receipt {
+	out := map[string]server.Receipt{}
+	if tw := n.provs.twilio; tw != nil {
+		out["twilio"] = func(r *http.Request, body []byte) error {
+			rs, err := provider.ParseTwilioPool(withBody(r, body), tw.AuthToken, n.publicURL())
+			return n.received(r.Context(), notify.SMS, rs, err)
+		}
+	}
+	if key := n.provs.sendgridKey; key != nil {
+		out["sendgrid"] = func(r *http.Request, body []byte) error {
+			rs, err := provider.ParseSendGrid(withBody(r, body), key)
+			return n.received(r.Context(), notify.Email, rs, err)
+		}
+	}
+	return out
+}
+
+// received stores what receipts say: a row each, beside the rows of the calls
+// they are about, and dead addresses on the suppression list.
+func (n *Node) received(ctx context.Context, ch notify.Channel, rs []provider.Receipt, err error) error {
+	if err != nil {
+		return err
+	}
+	var rows []notify.Row
+	now := time.Now().UnixMilli()
+	for i := range rs {
+		r := &rs[i]
+		if r.HasRef && r.State != notify.None {
+			key := r.Ref.Key
+			key.Kind, key.First = notify.RowReceipt, r.Ref.Index
+			// Receipts come in any order and more than once: each state of an
+			// address has a row of its own, and the fold says which holds.
+			key.Deferrals = uint16(r.Ref.Addr)<<8 | uint16(r.State)
+			rows = append(rows, notify.Row{
+				Key: key, Count: 1, Done: true, Channel: ch, Updated: now, Accepted: r.Ref.ID().Base.Time().UnixMilli(),
+				Default:    notify.Exception{State: r.State, Code: r.Code, Provider: r.Provider, Receipt: r.ProviderID},
+				Exceptions: []notify.Exception{{Addr: r.Ref.Addr, State: r.State, Code: r.Code, Provider: r.Provider, Receipt: r.ProviderID}},
+			})
+		}
+		if (r.DeadAddress || r.OptedOut) && r.HasRef && r.Address != "" {
+			found, err := n.history.Find(ctx, r.Ref.ID())
+			if err != nil {
+				n.log.Warn("receipt of a dead address without its user", "err", err)
+				continue
+			}
+			if err := n.prefs.Suppress(ctx, string(found.User), ch, r.Address, r.Code); err != nil {
+				return err
+			}
+		}
+	}
+	n.metrics.receipts(ch, len(rows))
+	if len(rows) == 0 {
+		return nil
+	}
+	return n.store.Status().Put(ctx, rows)
+}
+
+func (n *Node) publicURL() string {
+	if n.cfg.API.PublicURL != "" {
+		return n.cfg.API.PublicURL
+	}
+	return "http://" + n.cfg.API.Listen
+}
+
+// ready is nil when the process can do its work.
+func (n *Node) ready(context.Context) error {
+	if err := n.store.Err(); err != nil {
+		return err
+	}
+	if err := n.broker.Guard().Err(); err != nil {
+		return err
+	}
+	if !n.prefs.Fresh(time.Now()) {
+		return notify.Unavailable("preferences", time.Second, fmt.Errorf("snapshot is %s old", n.prefs.Age(time.Now())))
+	}
+	return nil
+}
