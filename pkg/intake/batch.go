@@ -48,12 +48,21 @@ func (s *Service) Batch(ctx context.Context, m Meta, body []byte) (a Answer, err
 			// than items that go out twice.
 			return nil, &notify.Error{Kind: notify.KindConflict, Code: "layout_changed", Field: "Idempotency-Key", Msg: "the log's partitions were changed since this request was first sent, and part of it may have been accepted: look at its items before sending it under another key"}
 		}
-		b.w.buf = make([]byte, 0, len(body)+len(body)/2)
-		if err := each(body, func(item []byte) error { return b.item(item, decode) }); err != nil {
-			return nil, err
+		b.w = s.notes.Get().(*noteWriter)
+		b.w.begin(b.p)
+		b.items = b.w.items[:0]
+		b.p.done = func() {
+			clear(b.items) // drops their errors
+			b.w.items = b.items
+			s.giveBackNotes(b.w)
 		}
-		if len(b.items) == 0 {
-			return nil, invalid("empty", "", "the batch has no items")
+		err := each(body, func(item []byte) error { return b.item(item, decode) })
+		if err == nil && len(b.items) == 0 {
+			err = invalid("empty", "", "the batch has no items")
+		}
+		if err != nil {
+			b.p.release()
+			return nil, err
 		}
 		b.p.answer = b.answer
 		return b.p, nil
@@ -66,7 +75,7 @@ type batch struct {
 	m     *Meta
 	l     layout
 	p     *plan
-	w     noteWriter
+	w     *noteWriter
 	n     note
 	items []batchItem
 	lanes [len(notify.Channels) + 1][2]lanePartitions // by channel; fast, bulk

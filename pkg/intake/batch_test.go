@@ -89,7 +89,9 @@ func TestEvents(t *testing.T) {
 	var got []string
 	note := func(format string, a ...any) { got = append(got, fmt.Sprintf(format, a...)) }
 	r := newRig(t, Config{Events: Events{
-		Accepted: func(ch notify.Channel, cat notify.Category, caller string, n int) { note("+%d %s %s %s", n, ch, cat, caller) },
+		Accepted: func(ch notify.Channel, cat notify.Category, caller string, n int) {
+			note("+%d %s %s %s", n, ch, cat, caller)
+		},
 		Rejected: func(caller, code string, n int) { note("-%d %s %s", n, caller, code) },
 		Refused:  func(caller, code string) { note("refused %s %s", caller, code) },
 		Body:     func(route string, n int) { note("body %v", n > 0) },

@@ -56,7 +56,15 @@ type note struct {
 	user, address, vars []byte
 }
 
+// decodeNote reads the body of a single notification, or one item of a batch.
 func decodeNote(b []byte, n *note) error {
+	if fastNote(b, n) {
+		return nil
+	}
+	return slowNote(b, n)
+}
+
+func slowNote(b []byte, n *note) error {
 	var j noteJSON
 	if err := json.Unmarshal(b, &j, strict); err != nil {
 		return decodeError(err)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"net/http"
+	"slices"
 	"strconv"
 
 	"github.com/go-json-experiment/json"
@@ -110,10 +111,7 @@ func (s *Service) planFanout(m *Meta, b *fanBody, l layout) (*plan, error) {
 func (s *Service) addChunks(p *plan, f *splitter, e *notify.Envelope, topic string) {
 	recs := f.records(e, topic)
 	if e.NotBefore == 0 {
-		p.recs = make([]rec, len(recs))
-		for i, r := range recs {
-			p.recs[i] = rec{Record: r, class: classOf(e.Category)}
-		}
+		p.recs, p.classes = recs, slices.Repeat([]class{classOf(e.Category)}, len(recs))
 		return
 	}
 	p.timers = make([]engine.Timer, len(recs))

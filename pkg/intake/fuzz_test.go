@@ -232,3 +232,40 @@ func FuzzBatch(f *testing.F) {
 		}
 	})
 }
+
+// FuzzNote: what the fast reader takes, the library takes, and they read the same.
+func FuzzNote(f *testing.F) {
+	for _, s := range []string{
+		singleBody, single(`"to":{"user_id":"\u00e9","address":null,"variables":{"a":[1]}},"expires_at":"2999-01-01T00:00:00Z"`),
+		single(`"scheduled_at":null,"content":{"title":"t","data":{"a":{"b":1}},"variables":null}`), " " + singleBody + "\n", singleBody + "x",
+		single(`"to":{"user_id":"a","user_id":"b"}`), single(`"to":null`), single(`"content":{"title":"t","data":{"a":1,"a":1}}`), "{\"channel\":\"push\"\xff}",
+	} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, body []byte) {
+		var fast, slow note
+		if !fastNote(body, &fast) {
+			return
+		}
+		if err := slowNote(body, &slow); err != nil {
+			t.Fatalf("the library refuses: %v", err)
+		}
+		if got, want := fmt.Sprintf("%q", fmt.Sprint(fast)), fmt.Sprintf("%q", fmt.Sprint(slow)); got != want {
+			t.Fatalf("read %s, library %s", got, want)
+		}
+	})
+}
+
+// The fast reader is worth its lines only if it takes what callers send.
+func TestFastNoteTakes(t *testing.T) {
+	t.Parallel()
+	for _, s := range []string{
+		singleBody,
+		single(`"to":{"user_id":"u","address":"fcm:x","variables":{"a":1}},"expires_at":"2999-01-01T00:00:00Z","scheduled_at":null`),
+		`{ "channel" : "email", "category" : "digest", "to" : { "user_id" : "u" }, "content" : { "title" : "Grüße", "html" : "<a href=\"x\">", "from" : "a@b.c" } }`,
+	} {
+		if !fastNote([]byte(s), new(note)) {
+			t.Errorf("not taken: %s", s)
+		}
+	}
+}

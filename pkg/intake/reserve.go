@@ -9,6 +9,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/stream"
 )
 
 // layout is everything that decides the ids and records of a request besides
@@ -27,7 +28,8 @@ type plan struct {
 	fire     int64 // latest of its notifications; 0: now
 	parts    uint16
 	block    uint32
-	recs     []rec
+	recs     []stream.Record
+	classes  []class // of recs
 	timers   []engine.Timer
 	campaign *campaignPart
 

@@ -32,7 +32,7 @@ type Gate interface {
 }
 
 // Later keeps envelopes until they are due. It follows engine.Timers.Put:
-// storing the same timer again changes nothing.
+// storing the same timer again changes nothing. It may keep the payloads.
 type Later interface {
 	Put(ctx context.Context, ts []engine.Timer) error
 }
@@ -160,6 +160,7 @@ type Service struct {
 	rules rules
 	seq   atomic.Uint64 // of requests with a key: makes their owner unique
 	fans  sync.Pool     // *splitter
+	notes sync.Pool     // *noteWriter
 }
 
 // New returns a Service over st.
@@ -173,6 +174,7 @@ func New(st Stores, cfg Config) (*Service, error) {
 	}
 	s := &Service{cfg: cfg, st: st, rules: newRules(cfg)}
 	s.rules.later = st.Later != nil
+	s.notes.New = func() any { return new(noteWriter) }
 	s.fans.New = func() any { return newSplitter() }
 	return s, nil
 }

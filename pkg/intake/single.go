@@ -5,6 +5,9 @@ import (
 	"encoding/binary"
 	"hash/crc32"
 	"net/http"
+	"slices"
+
+	"github.com/oklog/ulid/v2"
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -25,11 +28,11 @@ func (s *Service) Single(ctx context.Context, m Meta, body []byte) (a Answer, er
 	}
 	key := engine.IdemKey{Caller: m.Caller, Route: m.Route, Key: m.Key}
 	return s.handle(ctx, &m, key, body, func(l layout) (*plan, error) {
-		var n note
-		if err := decodeNote(body, &n); err != nil {
+		n := new(note)
+		if err := decodeNote(body, n); err != nil {
 			return nil, err
 		}
-		return s.planSingle(&m, &n, l)
+		return s.planSingle(&m, n, l)
 	})
 }
 
@@ -46,8 +49,9 @@ func (s *Service) planSingle(m *Meta, n *note, l layout) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	var w noteWriter
-	p := &plan{fire: fire, parts: parts, block: 1}
+	w := s.notes.Get().(*noteWriter)
+	p := &plan{fire: fire, parts: parts, block: 1, done: func() { s.giveBackNotes(w) }}
+	w.begin(p)
 	w.write(p, s.cfg.TimerKind, m, n, l.base, l.accepted, fire, topic, parts)
 	p.answer = func(failed *failures) (Answer, bool, error) {
 		c, state := classOf(n.category), notify.Accepted
@@ -66,7 +70,9 @@ func (s *Service) planSingle(m *Meta, n *note, l layout) (*plan, error) {
 // appendResult appends the answer for one notification.
 func appendResult(b []byte, base notify.Base, state notify.State) []byte {
 	b = append(b, `{"notification_id":"ntf_`...)
-	b = append(b, base.String()...)
+	n := len(b)
+	b = slices.Grow(b, ulid.EncodedSize)[:n+ulid.EncodedSize]
+	_ = ulid.ULID(base).MarshalTextTo(b[n:]) // fails only for another length
 	b = append(b, `","status":"`...)
 	b = append(b, state.String()...)
 	return append(b, `"}`...)
@@ -101,11 +107,28 @@ func (s *Service) lanesSum() uint32 {
 }
 
 // noteWriter makes the records or timers of notifications for one receiver.
-// Its buffer is never written to again once handed out, so records of earlier
-// calls stay as they are when it grows.
+// While a request lasts nothing in its buffer is written twice, so records of
+// earlier calls stay as they are when it grows; the next request uses it again.
 type noteWriter struct {
-	buf []byte
-	col notify.ReceiverWriter
+	buf     []byte
+	col     notify.ReceiverWriter
+	recs    []stream.Record
+	classes []class
+	items   []batchItem
+}
+
+// begin lends the writer's buffers to p.
+func (w *noteWriter) begin(p *plan) {
+	w.buf = w.buf[:0]
+	p.recs, p.classes = w.recs[:0], w.classes[:0]
+}
+
+// giveBackNotes keeps a writer for the next request, unless it grew very large.
+func (s *Service) giveBackNotes(w *noteWriter) {
+	const most = 4 << 20
+	if cap(w.buf) <= most {
+		s.notes.Put(w)
+	}
 }
 
 func (w *noteWriter) write(p *plan, kind uint8, m *Meta, n *note, base notify.Base, accepted, fire int64, topic string, parts uint16) {
@@ -128,10 +151,11 @@ func (w *noteWriter) write(p *plan, kind uint8, m *Meta, n *note, base notify.Ba
 		return
 	}
 	w.buf = append(w.buf, n.user...) // the body may not outlive the request, the key may
-	p.recs = append(p.recs, rec{
-		Record: stream.Record{Topic: topic, Partition: part, Key: w.buf[mid:len(w.buf):len(w.buf)], Value: w.buf[at:mid:mid]},
-		class:  classOf(n.category),
+	p.recs = append(p.recs, stream.Record{
+		Topic: topic, Partition: part, Key: w.buf[mid:len(w.buf):len(w.buf)], Value: w.buf[at:mid:mid],
 	})
+	p.classes = append(p.classes, classOf(n.category))
+	w.recs, w.classes = p.recs, p.classes
 }
 
 // timerID names the timer of a chunk: 22 bytes.

@@ -32,12 +32,6 @@ func classOf(cat notify.Category) class {
 	return prompt
 }
 
-// rec is a record with its class.
-type rec struct {
-	stream.Record
-	class class
-}
-
 // failures says of each class a request holds why its records could not be
 // stored.
 type failures [classes]error
@@ -55,7 +49,7 @@ func (f *failures) any() bool {
 // repeats too. touched: something may have been stored although there is an
 // error.
 func (s *Service) store(ctx context.Context, m *Meta, l layout, p *plan) (a Answer, final, touched bool, err error) {
-	held := false // the log may still refer to the records
+	held := false // somebody may still refer to the records
 	defer func() {
 		if !held {
 			p.release()
@@ -74,9 +68,10 @@ func (s *Service) store(ctx context.Context, m *Meta, l layout, p *plan) (a Answ
 	var failed failures
 	if len(p.timers) > 0 {
 		failed[later] = s.st.Later.Put(ctx, p.timers)
+		held = true // near ones may be in a wheel now
 	}
 	if len(p.recs) > 0 {
-		held = s.append(ctx, p.recs, l.accepted, &failed)
+		held = s.append(ctx, p, l.accepted, &failed) || held
 	}
 	if p.campaign != nil && !failed.any() {
 		if err := p.campaign.add(ctx, s, m, l); err != nil {
@@ -108,43 +103,34 @@ func (s *Service) checkGate() error {
 // acknowledged what was in it, so a request that sees it empty may append.
 //
 // held: the log gave an error and may still refer to the records.
-func (s *Service) append(ctx context.Context, recs []rec, at int64, failed *failures) (held bool) {
-	var by [classes][]rec
-	for c := range by[:later] {
-		by[c] = only(recs, class(c))
+func (s *Service) append(ctx context.Context, p *plan, at int64, failed *failures) (held bool) {
+	var has [classes]int
+	for _, c := range p.classes {
+		has[c]++
 	}
-	if s.spilling(ctx, len(recs)-len(by[bulk])) {
-		failed[critical] = s.spill(ctx, by[critical], at)
-		if len(by[prompt]) > 0 {
+	if s.spilling(ctx, has[critical]+has[prompt]) {
+		failed[critical] = s.spill(ctx, p.only(critical), at)
+		if has[prompt] > 0 {
 			failed[prompt] = notify.Unavailable("log_draining", retryUnavailable, nil)
 		}
-		failed[bulk] = s.appendLog(ctx, by[bulk])
+		if has[bulk] > 0 {
+			failed[bulk] = s.st.Log.Append(ctx, p.only(bulk))
+		}
 		return failed[bulk] != nil
 	}
-	err := s.appendLog(ctx, recs)
+	err := s.st.Log.Append(ctx, p.recs)
 	if err == nil {
 		return false
 	}
-	for c := range by[:later] {
-		if len(by[c]) > 0 {
+	for c, n := range has {
+		if n > 0 {
 			failed[c] = err
 		}
 	}
 	if notify.KindOf(err) == notify.KindUnavailable && s.st.Spill != nil {
-		failed[critical] = s.spill(ctx, by[critical], at)
+		failed[critical] = s.spill(ctx, p.only(critical), at)
 	}
 	return true
-}
-
-func (s *Service) appendLog(ctx context.Context, recs []rec) error {
-	if len(recs) == 0 {
-		return nil
-	}
-	out := make([]stream.Record, len(recs))
-	for i := range recs {
-		out[i] = recs[i].Record
-	}
-	return s.st.Log.Append(ctx, out)
 }
 
 // spilling reports whether the spill buffer holds anything; n is how many
@@ -164,7 +150,7 @@ func (s *Service) spilling(ctx context.Context, n int) bool {
 }
 
 // spill pushes critical records.
-func (s *Service) spill(ctx context.Context, crit []rec, at int64) error {
+func (s *Service) spill(ctx context.Context, crit []stream.Record, at int64) error {
 	if len(crit) == 0 {
 		return nil
 	}
@@ -182,20 +168,10 @@ func (s *Service) spill(ctx context.Context, crit []rec, at int64) error {
 	return nil
 }
 
-// only returns the records of a class; recs itself if all are.
-func only(recs []rec, c class) []rec {
-	n := 0
-	for i := range recs {
-		if recs[i].class == c {
-			n++
-		}
-	}
-	if n == len(recs) {
-		return recs
-	}
-	out := make([]rec, 0, n)
-	for _, r := range recs {
-		if r.class == c {
+// only returns the records of a class.
+func (p *plan) only(c class) (out []stream.Record) {
+	for i, r := range p.recs {
+		if p.classes[i] == c {
 			out = append(out, r)
 		}
 	}
