@@ -24,6 +24,7 @@ type Cancels struct {
 	store engine.Cancels
 
 	count  atomic.Int64 // of scopes
+	camps  atomic.Int64 // of them campaigns
 	filter atomic.Pointer[filter]
 
 	asOf     atomic.Pointer[time.Time]
@@ -57,7 +58,7 @@ func (c *Cancels) Cancelled(e *notify.Envelope, index uint32) bool {
 		return false
 	}
 	f := c.filter.Load()
-	if !f.may(hashOfBase(e.Chunk.Base)) && (e.Campaign == "" || !f.may(hashOfCampaign(e.Campaign))) {
+	if !f.may(hashOfBase(e.Chunk.Base)) && (e.Campaign == "" || c.camps.Load() == 0 || !f.may(hashOfCampaign(e.Campaign))) {
 		return false
 	}
 	c.mu.RLock()
@@ -186,6 +187,7 @@ func (c *Cancels) add(scope string) bool {
 		c.filter.Store(f)
 	}
 	f.add(h)
+	c.camps.Store(int64(len(c.campaigns)))
 	c.count.Store(int64(c.size()))
 	return true
 }

@@ -105,12 +105,7 @@ func (s *Snapshot) AddressesHash(dst []notify.Target, userHash uint64, user []by
 // Touch reads what Addresses of these users will read first. Called for a
 // block of some dozens before their lookups, it overlaps the cache misses. The
 // result means nothing.
-func (s *Snapshot) Touch(userHashes []uint64) (sum uint64) {
-	for _, h := range userHashes {
-		sum += s.addresses.touch(h)
-	}
-	return sum
-}
+func (s *Snapshot) Touch(userHashes []uint64) (sum uint64) { return s.addresses.touch(userHashes) }
 
 // Suppressed reports whether an address is known to be dead or has told a
 // provider to stop, for whichever user.

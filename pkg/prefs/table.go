@@ -105,18 +105,30 @@ func (s *state) entry(at uint64) (key, value []byte) {
 	return b[:k:k], b[k : k+v : k+v]
 }
 
-// touch reads what a lookup of hash will read first, so that the cache misses
-// of many lookups overlap. The result only keeps the reads from being left out.
-func (t *table) touch(hash uint64) uint64 {
-	s := t.shards[hash>>(64-shardBits)].state.Load()
-	if s == nil || len(s.slots) == 0 {
-		return 0
+// touch reads what lookups of these hashes will read: first all slots, then
+// all entries, so that the cache misses of each kind overlap. The result only
+// keeps the reads from being left out.
+func (t *table) touch(hashes []uint64) (sum uint64) {
+	for _, h := range hashes {
+		if s := t.shards[h>>(64-shardBits)].state.Load(); s != nil && len(s.slots) > 0 {
+			sum += s.slots[place(h)&uint64(len(s.slots)-1)]
+		}
 	}
-	slot := s.slots[place(hash)&uint64(len(s.slots)-1)]
-	if slot == 0 {
-		return 0
+	for _, h := range hashes {
+		s := t.shards[h>>(64-shardBits)].state.Load()
+		if s == nil || len(s.slots) == 0 {
+			continue
+		}
+		mask := uint64(len(s.slots) - 1)
+		i := place(h) & mask
+		for s.slots[i] != 0 && s.slots[i]>>offsetBits != h&(1<<(64-offsetBits)-1) {
+			i = (i + 1) & mask
+		}
+		if at := s.slots[i] & offsetMask; at != 0 { // an address of 64 bytes takes a second cache line
+			sum += uint64(s.arena[at-1]) + uint64(s.arena[min(at+63, uint64(len(s.arena)-1))])
+		}
 	}
-	return uint64(s.arena[slot&offsetMask-1])
+	return sum
 }
 
 // set stores a value, or removes the key when value is nil.
