@@ -155,8 +155,7 @@ func (a *APNs) send(ctx context.Context, c *apnsCall, w *apnsWriter, it *notify.
 	if err != nil {
 		return failed(ctx, "apns", err)
 	}
-	u := *a.base
-	u.Path += "/3/device/" + address
+	u := under(a.base, "/3/device/"+address)
 	var r notify.Result
 	var then action
 	judge := func(ans *answer) connState {
@@ -168,13 +167,15 @@ func (a *APNs) send(ctx context.Context, c *apnsCall, w *apnsWriter, it *notify.
 		if err != nil {
 			return failed(ctx, "apns", err)
 		}
-		if _, lost := a.pool.post(ctx, "apns", a.cfg.Endpoint.Timeout, &u, c.header(it, tok), payload, judge); lost != nil {
+		if _, lost := a.pool.post(ctx, "apns", a.cfg.Endpoint.Timeout, u, c.header(it, tok), payload, judge); lost != nil {
 			return *lost
 		}
 		switch {
 		case r.Class == notify.ClassAccepted:
 			r.Confirmed = a.cfg.Confirm == ConfirmAccepted
 			a.dead.note(false)
+		case r.Class == notify.ClassThrottled:
+			a.pool.hold.set(&r)
 		case then == badAddress:
 			if a.dead.note(true) {
 				r.Class, r.Code = notify.ClassConfig, "apns_bad_token_spike"

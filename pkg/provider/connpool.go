@@ -45,6 +45,8 @@ type connPool struct {
 	drain   time.Duration // how long Run waits for requests in flight
 	log     *slog.Logger
 
+	hold hold
+
 	mu       sync.Mutex
 	conns    []*pooledConn
 	waiters  list.List // of *waiter
@@ -264,6 +266,11 @@ func (p *connPool) post(ctx context.Context, provider string, timeout time.Durat
 	for try := 1; ; try++ {
 		c, err := p.acquire(ctx)
 		if err != nil {
+			r := failed(ctx, provider, err)
+			return answer{}, &r
+		}
+		if err := p.hold.err(); err != nil { // it may have come while we waited
+			p.release(c, connUnknown)
 			r := failed(ctx, provider, err)
 			return answer{}, &r
 		}

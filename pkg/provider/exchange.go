@@ -62,6 +62,13 @@ func (e Endpoint) parse(field string) (*url.URL, error) {
 	return u, nil
 }
 
+// under is base with path below it.
+func under(base *url.URL, path string) *url.URL {
+	u := *base
+	u.Path += path
+	return &u
+}
+
 // protocol chooses between many streams on few connections, and one request
 // after the other on many.
 type protocol uint8

@@ -83,11 +83,6 @@ type FCM struct {
 	pool  *connPool
 	token *bearer
 	oauth *http.Transport
-
-	quota struct {
-		sync.Mutex
-		until time.Time
-	}
 }
 
 // NewFCM checks cfg. Send waits until Run has opened a connection.
@@ -100,7 +95,7 @@ func NewFCM(cfg FCMConfig) (*FCM, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &FCM{cfg: cfg, url: base.JoinPath("v1/projects", cfg.Project, "messages:send"), oauth: cfg.Endpoint.transport(http1)}
+	f := &FCM{cfg: cfg, url: under(base, "/v1/projects/"+cfg.Project+"/messages:send"), oauth: cfg.Endpoint.transport(http1)}
 	f.token = newBearer("Bearer", fcmMinTokenAge, cfg.Log, f.mint)
 	f.pool = newConnPool(cfg.Connections, cfg.Stagger, cfg.BackoffMin, cfg.BackoffMax, cfg.Endpoint, base, cfg.Log)
 	return f, nil
@@ -148,9 +143,6 @@ func (f *FCM) send(ctx context.Context, w *fcmWriter, it *notify.Item) notify.Re
 		return connStateOf(ans.status, then)
 	}
 	for renewed := false; ; renewed = true {
-		if left := f.blocked(); left > 0 {
-			return notify.Result{Class: notify.ClassThrottled, Code: "fcm_quota_exceeded", Provider: "fcm", RetryAfter: left}
-		}
 		tok, err := f.token.get(ctx)
 		if err != nil {
 			return failed(ctx, "fcm", err)
@@ -163,7 +155,7 @@ func (f *FCM) send(ctx context.Context, w *fcmWriter, it *notify.Item) notify.Re
 		case r.Class == notify.ClassAccepted:
 			r.Confirmed = f.cfg.Confirm == ConfirmAccepted
 		case r.Class == notify.ClassThrottled:
-			f.block(r.RetryAfter)
+			f.pool.hold.set(&r)
 		case then == renewToken && !renewed:
 			if next, err := f.token.replace(ctx, tok); err == nil && next != tok {
 				continue
@@ -171,21 +163,4 @@ func (f *FCM) send(ctx context.Context, w *fcmWriter, it *notify.Item) notify.Re
 		}
 		return r
 	}
-}
-
-func (f *FCM) block(d time.Duration) {
-	f.quota.Lock()
-	defer f.quota.Unlock()
-	if until := time.Now().Add(d); until.After(f.quota.until) {
-		f.quota.until = until
-	}
-}
-
-func (f *FCM) blocked() time.Duration {
-	f.quota.Lock()
-	defer f.quota.Unlock()
-	if f.quota.until.IsZero() {
-		return 0
-	}
-	return time.Until(f.quota.until)
 }

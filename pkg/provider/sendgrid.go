@@ -113,7 +113,7 @@ func NewSendGrid(cfg SendGridConfig) (*SendGrid, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &SendGrid{cfg: cfg, url: base.JoinPath("v3/mail/send"), auth: []string{"Bearer " + cfg.APIKey},
+	s := &SendGrid{cfg: cfg, url: under(base, "/v3/mail/send"), auth: []string{"Bearer " + cfg.APIKey},
 		rt: cfg.Endpoint.transport(http1)}
 	var slots []slot
 	for _, p := range cfg.Pools {

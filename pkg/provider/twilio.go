@@ -123,7 +123,7 @@ func NewTwilio(cfg TwilioConfig) (*Twilio, error) {
 	for _, a := range cfg.Accounts {
 		// A burst of a tenth of a second: enough for a claim window of 50.
 		slots = append(slots, slot{limit.Account{Name: "twilio:" + a.SID, Rate: a.Rate, Burst: max(2, int(a.Rate/10))}, a.Concurrency})
-		t.urls = append(t.urls, base.JoinPath("2010-04-01/Accounts", a.SID, "Messages.json"))
+		t.urls = append(t.urls, under(base, "/2010-04-01/Accounts/"+a.SID+"/Messages.json"))
 		user, secret := a.SID, a.AuthToken
 		if a.APIKey != "" {
 			user, secret = a.APIKey, a.APISecret

@@ -1,0 +1,39 @@
+package provider
+
+import (
+	"sync"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// hold keeps everybody from calling until a time: a used-up quota answers all
+// who wait, not only the one who found out.
+type hold struct {
+	mu    sync.Mutex
+	until time.Time
+	code  string
+}
+
+func (h *hold) set(r *notify.Result) {
+	until := time.Now().Add(r.RetryAfter)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if until.After(h.until) {
+		h.until, h.code = until, r.Code
+	}
+}
+
+// err is a KindThrottled error while calls are held.
+func (h *hold) err() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.until.IsZero() {
+		return nil
+	}
+	left := time.Until(h.until)
+	if left <= 0 {
+		return nil
+	}
+	return &notify.Error{Kind: notify.KindThrottled, Code: h.code, Msg: "calls are held", RetryAfter: left}
+}
