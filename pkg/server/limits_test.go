@@ -1,0 +1,298 @@
+package server
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/intake"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+func zipped(t testing.TB, s string) string {
+	t.Helper()
+	var b bytes.Buffer
+	z := gzip.NewWriter(&b)
+	if _, err := io.WriteString(z, s); err != nil {
+		t.Fatal(err)
+	}
+	if err := z.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+// chunked hides the length of a body.
+func chunked(r *http.Request) { r.ContentLength = -1 }
+
+func TestBodies(t *testing.T) {
+	t.Parallel()
+	w := newWorld()
+	var mu sync.Mutex
+	var got string
+	w.intake = func(_ context.Context, _ string, _ intake.Meta, body []byte) (intake.Answer, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		got = string(body)
+		return intake.Answer{Status: 201, Body: []byte(`{}`)}, nil
+	}
+	s := w.start(t, Config{MaxSingle: 40_000, MaxBatch: 70_000}, nil)
+	tok := token(t, "shop", api.ScopeSend)
+	const single, batch = "/v1/notifications", "/v1/notifications:batch"
+	f := func(name, path, body string, status int, code, want string, opts ...option) {
+		t.Helper()
+		got = ""
+		r := ask(s, "POST", path, tok, body, opts...)
+		if r.status != status {
+			t.Errorf("%s: %d %s", name, r.status, r.body)
+		}
+		if status >= 400 && r.problem(t).Code != code {
+			t.Errorf("%s: %s", name, r.body)
+		}
+		if got != want {
+			t.Errorf("%s: intake got %d bytes, want %d", name, len(got), len(want))
+		}
+	}
+	x := func(n int) string { return strings.Repeat("x", n) }
+	gz := header("Content-Encoding", "gzip")
+	f("small", single, "{}", 201, "", "{}")
+	f("empty", single, "", 201, "", "")
+	f("just in", single, x(40_000), 201, "", x(40_000))
+	f("one over", single, x(40_001), 413, "body_too_large", "")
+	f("larger route", batch, x(70_000), 201, "", x(70_000))
+	f("no length", single, x(39_000), 201, "", x(39_000), chunked)
+	f("no length, just in", single, x(40_000), 201, "", x(40_000), chunked)
+	f("no length, over", single, x(40_001), 413, "body_too_large", "", chunked)
+	f("gzip", single, zipped(t, x(40_000)), 201, "", x(40_000), gz)
+	f("gzip without length", single, zipped(t, x(40_000)), 201, "", x(40_000), gz, chunked)
+	f("gzip bomb", single, zipped(t, x(10<<20)), 413, "body_too_large", "", gz)
+	f("not gzip", single, "{}{}{}{}{}{}{}{}", 400, api.CodeMalformed, "", gz)
+	f("gzip cut", single, zipped(t, x(40_000))[:40], 400, api.CodeMalformed, "", gz)
+	f("brotli", single, "{}", 415, api.CodeUnsupportedMediaType, "", header("Content-Encoding", "br"))
+	f("length lies", single, "{}", 400, api.CodeMalformed, "", func(r *http.Request) { r.ContentLength = 100 })
+}
+
+// A body that says it is too large is refused before any of it is read.
+func TestTooLargeIsRefusedUnread(t *testing.T) {
+	t.Parallel()
+	s := newWorld().start(t, Config{}, nil)
+	r := httptest.NewRequest("POST", "/v1/notifications", errReader{t})
+	r.ContentLength = 512<<10 + 1
+	r.Header.Set("Authorization", "Bearer "+token(t, "shop", api.ScopeSend))
+	w := httptest.NewRecorder()
+	s.Handler().ServeHTTP(w, r)
+	if w.Code != 413 {
+		t.Errorf("%d", w.Code)
+	}
+	// So is the body of one without a token.
+	r = httptest.NewRequest("POST", "/v1/notifications:fanout", errReader{t})
+	r.ContentLength = 60 << 20
+	w = httptest.NewRecorder()
+	if s.Handler().ServeHTTP(w, r); w.Code != 401 {
+		t.Errorf("%d", w.Code)
+	}
+}
+
+type errReader struct{ t *testing.T }
+
+func (r errReader) Read([]byte) (int, error) {
+	r.t.Error("the body was read")
+	return 0, io.EOF
+}
+
+// Buffers are used again: no request may see another's body.
+func TestBodiesAreNotMixedUp(t *testing.T) {
+	t.Parallel()
+	w := newWorld()
+	w.intake = func(_ context.Context, _ string, m intake.Meta, body []byte) (intake.Answer, error) {
+		if strings.Trim(string(body), m.Key[:1]) != "" {
+			return intake.Answer{}, errors.New("mixed up")
+		}
+		return intake.Answer{Status: 201, Body: []byte(`{}`)}, nil
+	}
+	s := w.start(t, Config{}, nil)
+	tok := token(t, "shop", api.ScopeSend)
+	var wg sync.WaitGroup
+	for g := range 8 {
+		wg.Go(func() {
+			letter := string(rune('a' + g))
+			for i := range 50 {
+				body := strings.Repeat(letter, 1+i*997%20_000)
+				opts := []option{header("Idempotency-Key", letter)}
+				if i%3 == 0 {
+					opts = append(opts, chunked)
+				}
+				if got := ask(s, "POST", "/v1/notifications", tok, body, opts...); got.status != 201 {
+					t.Errorf("%d %s", got.status, got.body)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if !s.small.sem.TryAcquire(s.cfg.SmallMemory) {
+		t.Error("memory was not given back")
+	}
+}
+
+// hold makes intake wait and says when it was entered.
+func (w *world) hold() (entered chan struct{}, release chan struct{}) {
+	entered, release = make(chan struct{}, 16), make(chan struct{})
+	w.intake = func(context.Context, string, intake.Meta, []byte) (intake.Answer, error) {
+		entered <- struct{}{}
+		<-release
+		return intake.Answer{Status: 201, Body: []byte(`{}`)}, nil
+	}
+	return entered, release
+}
+
+func TestInFlightCap(t *testing.T) {
+	t.Parallel()
+	w := newWorld()
+	entered, release := w.hold()
+	refused := make(chan string, 1)
+	s := w.start(t, Config{MaxInFlight: 1}, func(d *Deps) { d.Hooks.Refused = func(reason string) { refused <- reason } })
+	tok := token(t, "shop", api.ScopeSend)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if got := ask(s, "POST", "/v1/notifications", tok, "{}"); got.status != 201 {
+			t.Errorf("the first: %d", got.status)
+		}
+	})
+	<-entered
+	got := ask(s, "POST", "/v1/notifications", tok, "{}")
+	if p := got.problem(t); got.status != 503 || p.Code != "busy" || got.header.Get("Retry-After") != "1" || <-refused != "in_flight" {
+		t.Errorf("%d %s", got.status, got.body)
+	}
+	if got := ask(s, "GET", "/healthz", "", ""); got.status != 200 {
+		t.Errorf("a probe was refused: %d", got.status)
+	}
+	close(release)
+	wg.Wait()
+	if got := ask(s, "POST", "/v1/notifications", tok, "{}"); got.status != 201 {
+		t.Errorf("after: %d", got.status)
+	}
+}
+
+// Large bodies that fill their memory do not keep small ones out.
+func TestBulkMemoryIsApart(t *testing.T) {
+	t.Parallel()
+	w := newWorld()
+	entered, release := w.hold()
+	s := w.start(t, Config{MaxFanout: 1 << 20, MaxBatch: 1 << 20, BulkMemory: 2 << 20, MemoryWait: time.Millisecond}, nil)
+	tok := token(t, "shop", api.ScopeSend)
+	big := strings.Repeat("x", 1<<20)
+	var wg sync.WaitGroup
+	for range 2 {
+		wg.Go(func() { ask(s, "POST", "/v1/notifications:fanout", tok, big) })
+		<-entered
+	}
+	if got := ask(s, "POST", "/v1/notifications:fanout", tok, big); got.status != 503 {
+		t.Errorf("a third fan-out: %d", got.status)
+	}
+	wg.Go(func() {
+		if got := ask(s, "POST", "/v1/notifications", tok, "{}"); got.status != 201 {
+			t.Errorf("a single beside full bulk memory: %d", got.status)
+		}
+	})
+	<-entered
+	close(release)
+	wg.Wait()
+	if !s.bulk.sem.TryAcquire(s.cfg.BulkMemory) || !s.small.sem.TryAcquire(s.cfg.SmallMemory) {
+		t.Error("memory was not given back")
+	}
+}
+
+func TestCallerRate(t *testing.T) {
+	t.Parallel()
+	w := newWorld()
+	w.callers["slow"] = engine.Caller{ID: "slow", Rate: 0.5, Burst: 2}
+	w.callers["off"] = engine.Caller{ID: "off", Disabled: true}
+	now := time.Unix(1_800_000_000, 0)
+	s := w.start(t, Config{CallerRate: 10, CallerBurst: 3}, func(d *Deps) {
+		d.Callers = callersOf{world: w}
+		d.Now = func() time.Time { return now }
+		d.Auth = newVerifier(t, AuthConfig{KeyFile: keyFile(t, signingKey()), Now: func() time.Time { return now }})
+	})
+	tokens := map[string]string{}
+	for _, c := range []string{"slow", "usual", "off"} {
+		tokens[c] = tokenAt(t, now, c, api.ScopeSend)
+	}
+	send := func(caller string) reply { return ask(s, "POST", "/v1/notifications", tokens[caller], "{}") }
+	f := func(caller string, ok int, retry, rate string) {
+		t.Helper()
+		for i := range ok {
+			if got := send(caller); got.status != 201 {
+				t.Errorf("%s %d: %d %s", caller, i, got.status, got.body)
+			}
+		}
+		got := send(caller)
+		if got.status != 429 || got.problem(t).Code != "rate_limited" || got.header.Get("Retry-After") != retry || got.header.Get("RateLimit-Policy") != rate {
+			t.Errorf("%s: %d %v", caller, got.status, got.header)
+		}
+	}
+	f("usual", 3, "1", `"caller";q=10;w=1;burst=3`)
+	f("slow", 2, "2", `"caller";q=1;w=1;burst=2`)
+	now = now.Add(2 * time.Second) // what Retry-After said is true
+	f("slow", 1, "2", `"caller";q=1;w=1;burst=2`)
+	f("usual", 3, "1", `"caller";q=10;w=1;burst=3`)
+	if got := send("off"); got.status != 403 || got.problem(t).Code != "caller_disabled" {
+		t.Errorf("%d %s", got.status, got.body)
+	}
+	if w.lookups != 3 {
+		t.Errorf("the store was asked %d times for 3 callers", w.lookups)
+	}
+	w.callers["off"] = engine.Caller{ID: "off"}
+	now = now.Add(callerTTL)
+	if got := send("off"); got.status != 201 {
+		t.Errorf("switched on again: %d", got.status)
+	}
+}
+
+func TestPanicIsA500(t *testing.T) {
+	t.Parallel()
+	w := newWorld()
+	w.intake = func(context.Context, string, intake.Meta, []byte) (intake.Answer, error) { panic("secret detail") }
+	s := w.start(t, Config{}, nil)
+	tok := token(t, "shop", api.ScopeSend)
+	got := ask(s, "POST", "/v1/notifications", tok, "{}")
+	if p := got.problem(t); got.status != 500 || strings.Contains(got.body, "secret") || p.Code != "internal" {
+		t.Errorf("%d %s", got.status, got.body)
+	}
+	if n := s.inFlight.Load(); n != 0 {
+		t.Errorf("%d in flight after the panic", n)
+	}
+}
+
+func TestErrorsOfIntake(t *testing.T) {
+	t.Parallel()
+	w := newWorld()
+	s := w.start(t, Config{}, nil)
+	tok := token(t, "shop", api.ScopeSend)
+	f := func(err error, status int, code, retry string) {
+		t.Helper()
+		w.intake = func(context.Context, string, intake.Meta, []byte) (intake.Answer, error) { return intake.Answer{}, err }
+		got := ask(s, "POST", "/v1/notifications", tok, "{}")
+		if p := got.problem(t); got.status != status || p.Code != code || got.header.Get("Retry-After") != retry {
+			t.Errorf("%v: %d %s Retry-After %q", err, got.status, got.body, got.header.Get("Retry-After"))
+		}
+	}
+	f(notify.Invalid("expires_in_past", "expires_at", "must lie in the future"), 422, "expires_in_past", "")
+	f(notify.Invalid("bad_json", "", "no"), 400, "bad_json", "")
+	f(notify.Invalid("unsupported_media_type", "Content-Type", "no"), 415, "unsupported_media_type", "")
+	f(&notify.Error{Kind: notify.KindMismatch, Code: api.CodeMismatch}, 422, api.CodeMismatch, "")
+	f(&notify.Error{Kind: notify.KindConflict, Code: "idempotency_running", RetryAfter: 1500 * time.Millisecond}, 409, "idempotency_running", "2")
+	f(&notify.Error{Kind: notify.KindTooLarge, Code: "too_long"}, 413, "too_long", "")
+	f(notify.Unavailable("log", 0, nil), 503, "log", "1")
+	f(context.DeadlineExceeded, 503, "timeout", "1")
+	f(errors.New("?"), 500, "internal", "")
+}
