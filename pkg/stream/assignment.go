@@ -1,6 +1,7 @@
 package stream
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"runtime/debug"
@@ -103,7 +104,9 @@ func (a *assignment) finished(m *Msg) []*Msg {
 	defer a.mu.Unlock()
 	next := m.next
 	m.next = nil
-	a.handed--
+	if !m.abandoned {
+		a.handed--
+	}
 	a.records--
 	a.bytes -= m.size()
 	if a.track.head < len(a.track.pending) && a.track.pending[a.track.head] == m {
@@ -141,9 +144,9 @@ func (a *assignment) run() {
 		if batch == nil {
 			return
 		}
-		err := a.handle(batch)
-		for wait := a.g.cfg.RetryBackoff; err != nil && a.ctx.Err() == nil; wait = min(2*wait, 5*time.Second) {
-			err = a.again(batch, err, wait)
+		if err := a.handle(batch); err != nil && a.ctx.Err() == nil {
+			a.g.cfg.Events.failed(a.tp, err)
+			a.retry(batch, err)
 		}
 		a.mu.Lock()
 		a.running = false
@@ -189,42 +192,80 @@ func (a *assignment) handle(batch []*Msg) (err error) {
 	return a.handler.Handle(a.ctx, batch)
 }
 
-// again delivers what a failed batch left undone once more, after a wait and
-// one record at a time, so that the one that makes the handler fail is found
-// and does not take the others with it. It returns the last failure.
-func (a *assignment) again(batch []*Msg, cause error, wait time.Duration) error {
-	a.g.cfg.Events.failed(a.tp, cause)
-	timer := time.NewTimer(wait)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-a.ctx.Done():
-		return a.ctx.Err()
-	}
-	var last error
-	for i := range batch {
-		if a.ctx.Err() != nil {
-			return a.ctx.Err()
+// retry delivers what a failed batch left undone again until it is taken, after
+// a backoff and one record at a time, so that the one that makes the handler
+// fail is found and does not take the others with it. It gives up when the
+// partition is about to go.
+func (a *assignment) retry(todo []*Msg, cause error) {
+	causes := make(map[*Msg]error, 1)
+	for wait := a.g.cfg.RetryBackoff; len(todo) > 0; wait = min(2*wait, 5*time.Second) {
+		if !a.pause(wait) {
+			a.abandon(todo)
+			return
 		}
-		m := batch[i]
-		if m.IsDone() {
-			continue
-		}
-		if m.Attempt >= a.g.cfg.MaxAttempts && a.g.cfg.Poison != nil {
-			if err := a.g.cfg.Poison(a.ctx, m, cause); err != nil {
-				last = fmt.Errorf("putting %s@%d aside: %w", a.tp, m.Offset, err)
+		var failed []*Msg
+		for i, m := range todo {
+			if a.ctx.Err() != nil {
+				return
 			}
-			continue
-		}
-		m.Attempt++
-		if err := a.handle(batch[i : i+1 : i+1]); err != nil {
-			last = err
-			if i+1 < len(batch) {
+			if m.IsDone() {
+				continue
+			}
+			if err := a.retryOne(todo[i:i+1:i+1], cmp.Or(causes[m], cause)); err != nil {
 				a.g.cfg.Events.failed(a.tp, err)
+				causes[m] = err
+				failed = append(failed, m)
 			}
 		}
+		todo = failed
 	}
-	return last
+}
+
+func (a *assignment) retryOne(one []*Msg, cause error) error {
+	m := one[0]
+	if m.Attempt >= a.g.cfg.MaxAttempts && a.g.cfg.Poison != nil {
+		if err := a.g.cfg.Poison(a.ctx, m, cause); err != nil {
+			return fmt.Errorf("putting %s@%d aside: %w", a.tp, m.Offset, err)
+		}
+		return nil
+	}
+	m.Attempt++
+	return a.handle(one)
+}
+
+// pause waits; false: the partition is about to go.
+func (a *assignment) pause(d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	for {
+		a.mu.Lock()
+		draining, changed := a.draining, a.changed
+		a.mu.Unlock()
+		if draining {
+			return false
+		}
+		select {
+		case <-timer.C:
+			return true
+		case <-changed:
+		case <-a.ctx.Done():
+			return false
+		}
+	}
+}
+
+// abandon stops counting records that nobody works on as handed: a drain need
+// not wait for them.
+func (a *assignment) abandon(msgs []*Msg) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, m := range msgs {
+		if !m.done.Load() && !m.abandoned {
+			m.abandoned = true
+			a.handed--
+		}
+	}
+	a.wakeLocked()
 }
 
 // drain stops handing out records and waits until nothing handed is unfinished,

@@ -24,10 +24,11 @@ type Group struct {
 	commits  commits
 	stop     error // set by a callback: Run ends with it
 
-	// committing is held from reading the marks until the broker has answered.
-	// A revocation takes it before it lets go of its partitions, so that no
-	// commit of ours arrives after another member's: that would rewind it.
-	committing sync.Mutex
+	// committing holds a token while somebody reads the marks and waits for the
+	// broker to take them. A revocation takes it before it lets go of its
+	// partitions, so that no commit of ours arrives after another member's: that
+	// would rewind it.
+	committing chan struct{}
 }
 
 // commits counts what Stats reports.
@@ -39,7 +40,7 @@ func NewGroup(cfg GroupConfig, h Handler) (*Group, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	g := &Group{cfg: cfg, handler: h, assigned: make(map[TopicPartition]*assignment)}
+	g := &Group{cfg: cfg, handler: h, assigned: make(map[TopicPartition]*assignment), committing: make(chan struct{}, 1)}
 	next := cfg.Events.Failed
 	g.cfg.Events.Failed = func(tp TopicPartition, cause error) {
 		g.count(func(c *commits) { c.failures++ })
@@ -194,20 +195,20 @@ func (g *Group) onRevoked(base context.Context, cl *kgo.Client, tps map[string][
 		return
 	}
 	g.drain(base, as, g.cfg.RevokeWait)
-	g.committing.Lock()
+	g.committing <- struct{}{}
 	as = g.still(as) // leave may have let them go meanwhile
-	g.commitLocked(base, cl, as)
+	g.commit(base, cl, as)
 	g.forget(as)
-	g.committing.Unlock()
+	<-g.committing
 	g.release(base, as, false)
 }
 
 // onLost lets go of partitions that are somebody else's already.
 func (g *Group) onLost(base context.Context, tps map[string][]int32) {
 	as := g.of(tps)
-	g.committing.Lock()
+	g.committing <- struct{}{}
 	g.forget(as)
-	g.committing.Unlock()
+	<-g.committing
 	g.release(base, as, true)
 }
 
@@ -220,11 +221,11 @@ func (g *Group) leave(base context.Context, cl *kgo.Client) error {
 	}
 	g.mu.Unlock()
 	g.drain(base, as, g.cfg.DrainTimeout)
-	g.committing.Lock()
+	g.committing <- struct{}{}
 	as = g.still(as) // some may have been revoked meanwhile
-	g.commitLocked(base, cl, as)
+	g.commit(base, cl, as)
 	g.forget(as)
-	g.committing.Unlock()
+	<-g.committing
 	err := g.release(base, as, false)
 
 	ctx, stop := context.WithTimeout(base, commitTimeout)

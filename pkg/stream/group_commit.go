@@ -23,21 +23,22 @@ func (g *Group) commitEvery(ctx context.Context, cl *kgo.Client) {
 		case <-ctx.Done():
 			return
 		}
-		g.committing.Lock()
+		g.committing <- struct{}{}
 		g.mu.Lock()
 		as := make([]*assignment, 0, len(g.assigned))
 		for _, a := range g.assigned {
 			as = append(as, a)
 		}
 		g.mu.Unlock()
-		g.commitLocked(ctx, cl, as)
-		g.committing.Unlock()
+		g.commit(ctx, cl, as)
+		<-g.committing
 	}
 }
 
-// commitLocked commits the marks of as that moved. Offsets only ever grow: a
-// mark is committed when it is above what is committed. committing is held.
-func (g *Group) commitLocked(ctx context.Context, cl *kgo.Client, as []*assignment) {
+// commit commits the marks of as that moved. Offsets only ever grow: a
+// mark is committed when it is above what is committed. The token of
+// committing is held.
+func (g *Group) commit(ctx context.Context, cl *kgo.Client, as []*assignment) {
 	moved := make(map[TopicPartition]*assignment, len(as))
 	offsets := make(map[TopicPartition]kgo.EpochOffset, len(as))
 	for _, a := range as {

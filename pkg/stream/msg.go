@@ -14,7 +14,9 @@ type Msg struct {
 	epoch int32
 	done  atomic.Bool
 	owner owner
-	next  []*Msg // guarded by owner
+
+	next      []*Msg // guarded by owner
+	abandoned bool   // guarded by owner
 }
 
 // owner is told of the first Done of a message.
