@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/url"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -27,7 +28,6 @@ type fakeConn struct {
 	goAway bool
 	closed bool
 	hook   func(*http.ClientConn)
-	opened time.Time
 }
 
 type fakeServer struct {
@@ -47,9 +47,32 @@ func (s *fakeServer) dial(context.Context) (clientConn, error) {
 	if s.refuse {
 		return nil, errors.New("refused")
 	}
-	c := &fakeConn{pool: s, max: s.max, opened: time.Now()}
+	c := &fakeConn{pool: s, max: s.max}
 	s.conns = append(s.conns, c)
 	return c, nil
+}
+
+func (s *fakeServer) opened() []*fakeConn {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.conns)
+}
+
+func (s *fakeServer) dialed() []time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.dials)
+}
+
+// set changes the connection's state.
+func (c *fakeConn) set(streams int, goAway bool) {
+	c.change(func() { c.max, c.goAway = streams, goAway })
+}
+
+func (c *fakeConn) most() (peak, max int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.peak, c.max
 }
 
 func (c *fakeConn) RoundTrip(req *http.Request) (*http.Response, error) {
@@ -134,7 +157,7 @@ func poolTest(t *testing.T, size int, s *fakeServer, f func(t *testing.T, p *con
 		cancel()
 		wg.Wait()
 		time.Sleep(time.Minute) // streams that end late
-		for _, c := range s.conns {
+		for _, c := range s.opened() {
 			if c.Err() == nil {
 				t.Error("a connection was left open")
 			}
@@ -174,14 +197,14 @@ func TestPoolKeepsToStreams(t *testing.T) {
 		if d := time.Since(start); d > 6200*time.Millisecond {
 			t.Errorf("the streams were not used: %v", d)
 		}
-		if len(s.conns) != 3 {
-			t.Errorf("%d connections", len(s.conns))
+		if len(s.opened()) != 3 {
+			t.Errorf("%d connections", len(s.opened()))
 		}
 		// (a stream ends up to 1 ms after its answer, in which RoundTrip of the
 		// real connection waits: the fake counts it as one more)
-		for _, c := range s.conns {
-			if c.peak > 2*c.max {
-				t.Errorf("%d streams of %d", c.peak, c.max)
+		for _, c := range s.opened() {
+			if peak, limit := c.most(); peak > 2*limit {
+				t.Errorf("%d streams of %d", peak, limit)
 			}
 		}
 		if st := p.state(); st.InFlight != 0 || st.Waiting != 0 || st.Open != 3 {
@@ -228,12 +251,12 @@ func TestPoolFollowsSettings(t *testing.T) {
 		if st := p.state(); st.InFlight != 1 {
 			t.Errorf("limit 1: %+v", st)
 		}
-		s.conns[0].change(func() { s.conns[0].max = 10 })
+		s.opened()[0].set(10, false)
 		synctest.Wait()
 		if st := p.state(); st.InFlight != 10 {
 			t.Errorf("limit 10: %+v", st)
 		}
-		s.conns[0].change(func() { s.conns[0].max = 2 })
+		s.opened()[0].set(2, false)
 		time.Sleep(1100 * time.Millisecond) // the ten are done
 		for p.state().Waiting > 0 {
 			if st := p.state(); st.InFlight > 2 {
@@ -242,8 +265,8 @@ func TestPoolFollowsSettings(t *testing.T) {
 			time.Sleep(100 * time.Millisecond)
 		}
 		wg.Wait()
-		if done.Load() != 20 || len(s.conns) != 1 {
-			t.Errorf("%d done over %d connections", done.Load(), len(s.conns))
+		if done.Load() != 20 || len(s.opened()) != 1 {
+			t.Errorf("%d done over %d connections", done.Load(), len(s.opened()))
 		}
 	})
 }
@@ -261,14 +284,14 @@ func TestPoolGoAway(t *testing.T) {
 			}
 		})
 		synctest.Wait()
-		s.conns[0].change(func() { s.conns[0].goAway = true })
+		s.opened()[0].set(10, true)
 		many(t, p, 5)
 		wg.Wait()
-		if len(s.conns) != 2 {
-			t.Errorf("%d connections", len(s.conns))
+		if len(s.opened()) != 2 {
+			t.Errorf("%d connections", len(s.opened()))
 		}
 		time.Sleep(time.Second)
-		if s.conns[0].Err() == nil {
+		if s.opened()[0].Err() == nil {
 			t.Error("the old one was not closed")
 		}
 	})
@@ -287,7 +310,7 @@ func TestPoolDown(t *testing.T) {
 			t.Errorf("%+v after %v", lost, time.Since(start))
 		}
 		time.Sleep(10 * time.Minute)
-		if n := len(s.dials); n < 40 || n > 120 {
+		if n := len(s.dialed()); n < 40 || n > 120 {
 			t.Errorf("%d dials in 10 minutes", n)
 		}
 		s.mu.Lock()
@@ -304,11 +327,11 @@ func TestPoolStaggers(t *testing.T) {
 	s := &fakeServer{latency: time.Millisecond, max: 10}
 	poolTest(t, 5, s, func(t *testing.T, p *connPool) {
 		time.Sleep(time.Minute)
-		if len(s.dials) != 5 {
-			t.Fatalf("%d dials", len(s.dials))
+		if len(s.dialed()) != 5 {
+			t.Fatalf("%d dials", len(s.dialed()))
 		}
 		for i := 1; i < 5; i++ {
-			if d := s.dials[i].Sub(s.dials[i-1]); d < time.Second {
+			if d := s.dialed()[i].Sub(s.dialed()[i-1]); d < time.Second {
 				t.Errorf("dial %d after %v", i, d)
 			}
 		}

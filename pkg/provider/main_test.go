@@ -3,6 +3,8 @@ package provider
 import (
 	"context"
 	"crypto/x509"
+	"io"
+	"log"
 	"net/http"
 	"net/http/httptest"
 	"sync"
@@ -70,6 +72,7 @@ func tlsServer(t testing.TB, h http.Handler, change func(*httptest.Server)) (*ht
 	t.Helper()
 	s := httptest.NewUnstartedServer(h)
 	s.EnableHTTP2 = true
+	s.Config.ErrorLog = log.New(io.Discard, "", 0) // connections cut on purpose
 	if change != nil {
 		change(s)
 	}

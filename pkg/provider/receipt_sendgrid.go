@@ -99,7 +99,7 @@ func (e *sendGridEvent) receipt() (Receipt, bool) {
 		switch reason := strings.ToLower(e.Reason); {
 		case strings.Contains(reason, "unsubscribed"), strings.Contains(reason, "spam report"):
 			rc.OptedOut = true
-		case strings.Contains(reason, "bounced"), strings.Contains(reason, "invalid"):
+		case strings.Contains(reason, "bounced"), reason == "invalid":
 			rc.DeadAddress = true
 		}
 	case "spamreport", "unsubscribe", "group_unsubscribe":
