@@ -1,0 +1,384 @@
+package server
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/intake"
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// pipes is a listener of in-memory connections, so that synctest's clock holds
+// for them.
+type pipes struct {
+	conns chan net.Conn
+	done  chan struct{}
+	once  sync.Once
+}
+
+func newPipes() *pipes { return &pipes{conns: make(chan net.Conn), done: make(chan struct{})} }
+
+func (p *pipes) Accept() (net.Conn, error) {
+	select {
+	case c := <-p.conns:
+		return c, nil
+	case <-p.done:
+		return nil, net.ErrClosed
+	}
+}
+func (p *pipes) Close() error   { p.once.Do(func() { close(p.done) }); return nil }
+func (p *pipes) Addr() net.Addr { return &net.UnixAddr{Name: "pipe", Net: "unix"} }
+func (p *pipes) dial() net.Conn {
+	client, server := net.Pipe()
+	p.conns <- server
+	return client
+}
+
+// run serves s until the returned function is called, which waits for the end.
+func run(t *testing.T, s *Server) (stop func() error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	return func() error { cancel(); return <-done }
+}
+
+// pipeServer runs a server over pipes in a synctest bubble.
+func pipeServer(t *testing.T, w *world, cfg Config) (*pipes, *Server, func() error) {
+	ln := newPipes()
+	cfg.Listener, cfg.AdminListener = ln, newPipes()
+	s, err := New(cfg, w.deps(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ln, s, run(t, s)
+}
+
+func TestSlowClientsAreCutOff(t *testing.T) {
+	t.Parallel()
+	// f sends text and measures how long the server lets the client wait.
+	f := func(name, text string, want time.Duration, answer string) {
+		t.Helper()
+		synctest.Test(t, func(t *testing.T) {
+			ln, _, stop := pipeServer(t, newWorld(), Config{})
+			tok := token(t, "shop", api.ScopeSend)
+			c := ln.dial()
+			start := time.Now()
+			go io.WriteString(c, strings.ReplaceAll(text, "TOKEN", tok))
+			got, _ := io.ReadAll(c)
+			if took := time.Since(start); took < want || took > want+time.Second {
+				t.Errorf("%s: cut off after %v, want %v", name, took, want)
+			}
+			if !strings.Contains(string(got), answer) {
+				t.Errorf("%s: answered %q", name, got)
+			}
+			c.Close()
+			if err := stop(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	const head = "Host: x\r\nAuthorization: Bearer TOKEN\r\n"
+	f("headers that do not end", "POST /v1/notifications HTTP/1.1\r\nHost: x\r\nX-A: ", 5*time.Second, "")
+	f("a body that does not come", "POST /v1/notifications HTTP/1.1\r\n"+head+"Content-Length: 100\r\n\r\n{", 15*time.Second, api.CodeBodyTimeout)
+	f("a fan-out that does not come", "POST /v1/notifications:fanout HTTP/1.1\r\n"+head+"Content-Length: 100\r\n\r\n{", time.Minute, api.CodeBodyTimeout)
+	f("an idle connection", "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n", time.Minute, "200 OK")
+	f("a header line of 1 MiB", "GET /healthz HTTP/1.1\r\nX-A: "+strings.Repeat("a", 1<<20), 0, "431")
+}
+
+func TestDrain(t *testing.T) {
+	t.Parallel()
+	w := newWorld()
+	entered, release := w.hold()
+	w.deadNews = make(chan struct{}, 1)
+	s := w.start(t, Config{}, func(d *Deps) { d.Tail = noTail{} })
+	stop := run(t, s)
+	c := &api.Client{BaseURL: "http://" + s.Addr(), HTTPClient: &http.Client{Transport: api.NewTransport(0)}, Token: fixed(token(t, "shop", api.ScopeSend, api.ScopeRead))}
+	defer c.HTTPClient.CloseIdleConnections()
+	if err := c.Ready(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if _, err := c.Post(t.Context(), "/v1/notifications", api.TypeJSON, []byte("{}"), ""); err != nil {
+			t.Errorf("a request under way: %v", err)
+		}
+	})
+	<-entered
+	tailing := make(chan struct{})
+	var once sync.Once
+	wg.Go(func() {
+		err := c.Tail(t.Context(), "", func(api.Event) error { once.Do(func() { close(tailing) }); return nil })
+		if err != nil {
+			t.Errorf("the tail: %v", err)
+		}
+	})
+	<-tailing
+	wg.Go(func() {
+		if _, err := c.Failed(t.Context(), 0, 30*time.Second, 10); err != nil {
+			t.Errorf("a waiting feed: %v", err)
+		}
+	})
+	<-w.deadNews
+	stopped := make(chan error, 1)
+	go func() { stopped <- stop() }()
+	<-s.draining
+	if got := ask(s, "GET", "/readyz", "", ""); got.status != 503 || got.problem(t).Code != "draining" {
+		t.Errorf("readyz: %d", got.status)
+	}
+	if got := ask(s, "GET", "/healthz", "", ""); got.status != 200 {
+		t.Errorf("healthz: %d", got.status)
+	}
+	select {
+	case err := <-stopped:
+		t.Errorf("stopped before the request ended: %v", err)
+	default:
+	}
+	close(release)
+	if err := <-stopped; err != nil {
+		t.Error(err)
+	}
+	wg.Wait()
+	if _, err := net.Dial("tcp", s.Addr()); err == nil {
+		t.Error("still listening")
+	}
+}
+
+type noTail struct{}
+
+func (noTail) Subscribe(ctx context.Context, _ string) (<-chan api.Event, func() int64) {
+	return make(chan api.Event), func() int64 { return 0 }
+}
+
+func fixed(token string) func(context.Context) (string, error) {
+	return func(context.Context) (string, error) { return token, nil }
+}
+
+func TestDrainHasADeadline(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		w.intake = func(ctx context.Context, _ string, _ intake.Meta, _ []byte) (intake.Answer, error) {
+			<-ctx.Done() // until the connection is cut
+			return intake.Answer{}, ctx.Err()
+		}
+		ln, s, stop := pipeServer(t, w, Config{DrainDelay: 3 * time.Second, DrainTimeout: 7 * time.Second})
+		c := ln.dial()
+		io.WriteString(c, "POST /v1/notifications HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer "+token(t, "shop", api.ScopeSend)+"\r\nContent-Length: 2\r\n\r\n{}")
+		synctest.Wait()
+		start := time.Now()
+		err := stop()
+		if took := time.Since(start); took != 10*time.Second || !errors.Is(err, context.DeadlineExceeded) || !s.isDraining() {
+			t.Errorf("%v after %v", err, took)
+		}
+		c.Close()
+		synctest.Wait()
+	})
+}
+
+func TestPlaintextBeyondLoopbackIsRefused(t *testing.T) {
+	t.Parallel()
+	if _, err := New(Config{Addr: "0.0.0.0:0", AdminAddr: "127.0.0.1:0"}, newWorld().deps(t)); err == nil {
+		t.Error("the API listens on every address without TLS")
+	}
+	if _, err := New(Config{Addr: "127.0.0.1:0", AdminAddr: "0.0.0.0:0"}, newWorld().deps(t)); err == nil {
+		t.Error("metrics and pprof listen on every address")
+	}
+	s, err := New(Config{Addr: "0.0.0.0:0", AdminAddr: "127.0.0.1:0", Plaintext: "anywhere"}, newWorld().deps(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Close()
+	var c Config
+	if c = c.withDefaults(); !strings.HasPrefix(c.Addr, "127.0.0.1:") || !strings.HasPrefix(c.AdminAddr, "127.0.0.1:") {
+		t.Errorf("by default: %s %s", c.Addr, c.AdminAddr)
+	}
+}
+
+func TestAdmin(t *testing.T) {
+	t.Parallel()
+	reg := prometheus.NewRegistry()
+	n := prometheus.NewCounter(prometheus.CounterOpts{Name: "notifyd_test_total"})
+	reg.MustRegister(n)
+	s := newWorld().start(t, Config{}, func(d *Deps) { d.Metrics = reg })
+	stop := run(t, s)
+	hc := &http.Client{}
+	defer hc.CloseIdleConnections()
+	f := func(path string, status int, contains string) {
+		t.Helper()
+		resp, err := hc.Get("http://" + s.AdminAddr() + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		b, _ := io.ReadAll(resp.Body)
+		if resp.StatusCode != status || !strings.Contains(string(b), contains) {
+			t.Errorf("%s: %d %.200s", path, resp.StatusCode, b)
+		}
+	}
+	f("/metrics", 200, "notifyd_test_total 0")
+	f("/debug/pprof/", 200, "goroutine")
+	f("/healthz", 200, "ok")
+	f("/readyz", 200, "ready")
+	f("/v1/notifications/x", 404, "")
+	if got := ask(s, "GET", "/debug/pprof/", "", ""); got.status != 404 {
+		t.Errorf("pprof on the API: %d", got.status)
+	}
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestFailedFeedWaits(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		ln := newPipes()
+		s, err := New(Config{Listener: ln, AdminListener: newPipes()}, w.deps(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		tok := token(t, "shop", api.ScopeRead)
+		start := time.Now()
+		got := ask(s, "GET", "/v1/failed?after=7&wait=30s", tok, "")
+		var p api.FailedPage
+		if got.into(t, &p); len(p.Items) != 0 || p.After != 7 || time.Since(start) != 30*time.Second {
+			t.Errorf("%s after %v", got.body, time.Since(start))
+		}
+		start = time.Now()
+		time.AfterFunc(4*time.Second, func() {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.dead = append(w.dead, engine.DeadLetter{Seq: 8, Caller: "bank"}, engine.DeadLetter{Seq: 9, Caller: "shop", Code: "http_400"})
+		})
+		got = ask(s, "GET", "/v1/failed?after=7&wait=30s", tok, "")
+		got.into(t, &p)
+		if took := time.Since(start); len(p.Items) != 1 || p.Items[0].Code != "http_400" || p.After != 9 || took < 4*time.Second || took > 5*time.Second {
+			t.Errorf("%s after %v", got.body, took)
+		}
+		for _, q := range []string{"wait=31s", "wait=-1s", "wait=x", "after=-1", "limit=0"} {
+			if got := ask(s, "GET", "/v1/failed?"+q, tok, ""); got.status != 422 {
+				t.Errorf("%s: %d", q, got.status)
+			}
+		}
+		s.Close()
+	})
+}
+
+// oneTail is a subscription the test feeds.
+type oneTail struct {
+	events chan api.Event
+	missed func() int64
+	asked  chan string
+}
+
+func (o *oneTail) Subscribe(_ context.Context, caller string) (<-chan api.Event, func() int64) {
+	o.asked <- caller
+	return o.events, o.missed
+}
+
+func TestTail(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		missed := int64(0)
+		tail := &oneTail{events: make(chan api.Event, 4), asked: make(chan string, 1), missed: func() int64 { return missed }}
+		w, ln := newWorld(), newPipes()
+		deps := w.deps(t)
+		deps.Tail = tail
+		s, err := New(Config{Listener: ln, AdminListener: newPipes()}, deps)
+		if err != nil {
+			t.Fatal(err)
+		}
+		stop := run(t, s)
+		c := ln.dial()
+		defer c.Close()
+		go io.WriteString(c, "GET /v1/tail HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer "+token(t, "shop", api.ScopeRead)+"\r\n\r\n")
+		resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+		if err != nil || resp.StatusCode != 200 || resp.Header.Get("Content-Type") != api.TypeNDJSON {
+			t.Fatalf("%v %+v", err, resp)
+		}
+		if got := <-tail.asked; got != "shop" {
+			t.Errorf("subscribed to %q", got)
+		}
+		lines := bufio.NewScanner(resp.Body)
+		next := func() (e api.Event) {
+			t.Helper()
+			if !lines.Scan() {
+				t.Fatalf("the stream ended: %v", lines.Err())
+			}
+			if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
+				t.Fatal(err)
+			}
+			return e
+		}
+		start := time.Now()
+		if e := next(); e.Type != api.EventHeartbeat {
+			t.Errorf("%+v", e)
+		}
+		tail.events <- api.Event{Type: api.EventOutcome, NotificationID: "ntf_1", Status: "SENT"}
+		if e := next(); e.NotificationID != "ntf_1" || time.Since(start) != 0 {
+			t.Errorf("%+v after %v", e, time.Since(start))
+		}
+		if e := next(); e.Type != api.EventHeartbeat || time.Since(start) != 15*time.Second {
+			t.Errorf("%+v after %v", e, time.Since(start))
+		}
+		synctest.Wait()
+		missed = 12
+		tail.events <- api.Event{Type: api.EventOutcome, NotificationID: "ntf_2"}
+		next()
+		if e := next(); e.Type != api.EventGap || e.Dropped != 12 {
+			t.Errorf("%+v", e)
+		}
+		// Ten minutes are nothing to a tail, though they pass every other timeout.
+		for time.Since(start) < 10*time.Minute {
+			next()
+		}
+		// A client that does not read is cut off.
+		synctest.Wait()
+		<-time.After(2 * time.Minute)
+		synctest.Wait()
+		if n := s.streams.Load(); n != 0 {
+			t.Errorf("%d streams are open to a client that does not read", n)
+		}
+		if err := stop(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestTailOfOthersIsForOperators(t *testing.T) {
+	t.Parallel()
+	tail := &oneTail{events: make(chan api.Event), asked: make(chan string, 1), missed: func() int64 { return 0 }}
+	close(tail.events) // each stream ends at once
+	s := newWorld().start(t, Config{}, func(d *Deps) { d.Tail = tail })
+	f := func(query, want string, scopes ...string) {
+		t.Helper()
+		got := ask(s, "GET", "/v1/tail"+query, token(t, "shop", scopes...), "")
+		if want == "refused" {
+			if got.status != 422 {
+				t.Errorf("%s: %d", query, got.status)
+			}
+			return
+		}
+		if asked := <-tail.asked; got.status != 200 || asked != want {
+			t.Errorf("%s: %d, subscribed to %q", query, got.status, asked)
+		}
+	}
+	f("", "shop", api.ScopeRead)
+	f("?caller=bank", "refused", api.ScopeRead)
+	f("?caller=*", "refused", api.ScopeRead)
+	f("", "shop", api.ScopeRead, api.ScopeOperate)
+	f("?caller=bank", "bank", api.ScopeRead, api.ScopeOperate)
+	f("?caller=*", "", api.ScopeRead, api.ScopeOperate)
+}
