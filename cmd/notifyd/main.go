@@ -1,0 +1,116 @@
+// Command notifyd is the runtime: it takes notifications, keeps them, and
+// brings them to push, SMS and mail providers.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/notifyd/notifyd/pkg/app"
+	"github.com/notifyd/notifyd/pkg/cli"
+)
+
+// version is set by the linker.
+var version = "dev"
+
+// program is what commands use of the outside world.
+type program struct {
+	out, err io.Writer
+	getenv   func(string) string
+	environ  []string
+}
+
+func main() {
+	p := &program{out: os.Stdout, err: os.Stderr, getenv: os.Getenv, environ: os.Environ()}
+	ctx, stop := signals()
+	defer stop()
+	root := newRoot(p)
+	err := root.ExecuteContext(ctx)
+	if err != nil {
+		cli.Report(p.err, err, "")
+	}
+	os.Exit(cli.ExitCode(err))
+}
+
+// signals returns a context that ends at the first SIGINT or SIGTERM: the
+// process drains. The second one ends the process.
+func signals() (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(context.Background())
+	ch := make(chan os.Signal, 2)
+	signal.Notify(ch, syscall.SIGINT, syscall.SIGTERM)
+	go func() {
+		<-ch
+		cancel()
+		if s := <-ch; s == syscall.SIGTERM {
+			os.Exit(cli.ExitTerminated)
+		}
+		os.Exit(cli.ExitInterrupt)
+	}()
+	return ctx, cancel
+}
+
+func newRoot(p *program) *cobra.Command {
+	root := &cobra.Command{
+		Use:   "notifyd",
+		Short: "Notifications that arrive: now or later, once, and accounted for",
+		Long: `notifyd takes notifications over HTTP, keeps them in a log, and brings them to
+push, SMS and mail providers, with retries, dead letters and a status for each.
+
+Start with "notifyd dev": everything in one process, with simulated providers.`,
+	}
+	root.SetOut(p.out)
+	root.SetErr(p.err)
+	root.AddCommand(newDev(p), newServe(p), newSimulate(p), newConfig(p), newToken(p), newMigrate(p), newHealthcheck(p), newVersion(p))
+	cli.Polish(root)
+	return root
+}
+
+func newVersion(p *program) *cobra.Command {
+	return &cobra.Command{
+		Use: "version", Short: "Print the version and how it was built", Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			fmt.Fprintf(p.out, "notifyd %s\n", version)
+			if info, ok := debug.ReadBuildInfo(); ok {
+				fmt.Fprintf(p.out, "  go      %s\n", info.GoVersion)
+				for _, s := range info.Settings {
+					switch s.Key {
+					case "GOOS", "GOARCH", "CGO_ENABLED", "-tags":
+						fmt.Fprintf(p.out, "  %-7s %s\n", s.Key, s.Value)
+					}
+				}
+				for _, d := range info.Deps {
+					switch d.Path {
+					case "github.com/twmb/franz-go", "github.com/twmb/franz-go/pkg/kfake", "github.com/cockroachdb/pebble/v2":
+						fmt.Fprintf(p.out, "  dep     %s %s\n", d.Path, d.Version)
+					}
+				}
+			}
+			return nil
+		},
+	}
+}
+
+// logger writes to standard error; a daemon's output is its log.
+func logger(w io.Writer, cfg *app.Config) *slog.Logger {
+	var level slog.Level
+	_ = level.UnmarshalText([]byte(cfg.Logging.Level)) // validated before
+	opts := &slog.HandlerOptions{Level: level, ReplaceAttr: redact}
+	if cfg.Logging.Format == "text" {
+		return slog.New(slog.NewTextHandler(w, opts))
+	}
+	return slog.New(slog.NewJSONHandler(w, opts))
+}
+
+// interrupted says whether an error is only the end that was asked for.
+func interrupted(ctx context.Context, err error) bool {
+	return err == nil || (ctx.Err() != nil && errors.Is(err, context.Canceled))
+}

@@ -1,0 +1,213 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/notifyd/notifyd/pkg/app"
+	"github.com/notifyd/notifyd/pkg/cli"
+)
+
+// configFlags are the flags every command with a configuration has.
+type configFlags struct {
+	files []string
+	set   []string
+}
+
+func (f *configFlags) add(c *cobra.Command) {
+	c.Flags().StringArrayVar(&f.files, "config", nil, "configuration file; may be given more than once, the later wins")
+	c.Flags().StringArrayVar(&f.set, "set", nil, "one value, as key=value, e.g. --set api.listen=127.0.0.1:8000")
+}
+
+// load builds the configuration: defaults < files < environment < flags.
+func (f *configFlags) load(p *program, extra map[string]any) (app.Loaded, error) {
+	flags := map[string]any{}
+	for _, kv := range f.set {
+		key, value, ok := strings.Cut(kv, "=")
+		if !ok {
+			return app.Loaded{}, cli.Usage("--set %q is not key=value", kv)
+		}
+		flags[key] = value
+	}
+	for k, v := range extra {
+		flags[k] = v
+	}
+	l, err := app.Load(f.files, p.environ, flags)
+	if err != nil {
+		return l, &cli.Error{Exit: cli.ExitUsage, Err: err, Next: []string{"notifyd config example"}}
+	}
+	if l.Config.DataDir == "" {
+		l.Config.DataDir = app.DataFolder(p.getenv, "data")
+	}
+	return l, nil
+}
+
+func newServe(p *program) *cobra.Command {
+	var cf configFlags
+	var role, data string
+	c := &cobra.Command{
+		Use: "serve", Short: "Run a server", Args: cobra.NoArgs,
+		Long: `serve runs the API, the workers and the scheduler on the embedded engines: a
+Kafka-compatible log and a store in the data folder, no other server needed.
+SIGTERM drains: no new requests, work in flight is finished; a second signal ends
+the process at once.`,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if role != app.RoleAll {
+				if !slices.Contains(app.Roles, role) {
+					return cli.Usage("--role %q: roles are %s", role, strings.Join(app.Roles, ", "))
+				}
+				return cli.Usage("--role %s: roles are spread over processes only with engines that processes share; the embedded ones belong to one process, which runs all", role)
+			}
+			extra := map[string]any{}
+			if data != "" {
+				extra["data_dir"] = data
+			}
+			l, err := cf.load(p, extra)
+			if err != nil {
+				return err
+			}
+			log := logger(p.err, &l.Config)
+			n, err := app.New(l.Config, log)
+			if err != nil {
+				return err
+			}
+			log.Info("ready", "api", n.Addr(), "admin", n.Admin(), "kafka", n.Kafka(), "data", l.Config.DataDir, "version", version)
+			if err := n.Run(c.Context()); !interrupted(c.Context(), err) {
+				return err
+			}
+			log.Info("stopped")
+			return nil
+		},
+	}
+	cf.add(c)
+	c.Flags().StringVar(&role, "role", app.RoleAll, "what this process does: "+strings.Join(app.Roles, ", "))
+	c.Flags().StringVar(&data, "data-dir", "", "folder of the embedded engines")
+	return c
+}
+
+func newConfig(p *program) *cobra.Command {
+	c := &cobra.Command{Use: "config", Short: "Check and print the configuration"}
+	var cf configFlags
+	check := &cobra.Command{
+		Use: "check", Short: "Report every problem of the configuration", Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			if _, err := cf.load(p, nil); err != nil {
+				return err
+			}
+			fmt.Fprintln(p.out, "configuration is good")
+			return nil
+		},
+	}
+	var origin bool
+	show := &cobra.Command{
+		Use: "print", Short: "Print the configuration as the server sees it", Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			l, err := cf.load(p, nil)
+			if err != nil {
+				return err
+			}
+			for _, line := range strings.SplitAfter(l.Print(), "\n") {
+				if value, _, _ := strings.Cut(line, " # "); !origin && line != "" {
+					line = strings.TrimRight(value, " ") + "\n"
+				}
+				fmt.Fprint(p.out, line)
+			}
+			return nil
+		},
+	}
+	show.Flags().BoolVar(&origin, "origin", false, "say where each value came from")
+	cf.add(check)
+	cf.add(show)
+	example := &cobra.Command{
+		Use: "example", Short: "Print a file with every key, its default and its meaning", Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			_, err := fmt.Fprint(p.out, app.Example())
+			return err
+		},
+	}
+	c.AddCommand(check, show, example)
+	return c
+}
+
+func newMigrate(p *program) *cobra.Command {
+	c := &cobra.Command{Use: "migrate", Short: "Bring the stores to this version's format"}
+	c.AddCommand(&cobra.Command{
+		Use: "status", Short: "Say which formats the stores have", Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			fmt.Fprintln(p.out, "embedded  the store carries its format and is opened, or refused, by serve; nothing to migrate")
+			return nil
+		},
+	})
+	return c
+}
+
+func newHealthcheck(p *program) *cobra.Command {
+	var server string
+	c := &cobra.Command{
+		Use: "healthcheck", Short: "Exit 0 when a server is ready, 7 when not", Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			ctx, stop := context.WithTimeout(c.Context(), 3*time.Second)
+			defer stop()
+			req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimRight(server, "/")+"/readyz", nil)
+			if err != nil {
+				return cli.Usage("--server: %v", err)
+			}
+			resp, err := http.DefaultClient.Do(req)
+			if err != nil {
+				return cli.Exitf(cli.ExitUnavailable, "%v", err)
+			}
+			defer resp.Body.Close()
+			if resp.StatusCode != http.StatusOK {
+				return cli.Exitf(cli.ExitUnavailable, "not ready: %s", resp.Status)
+			}
+			fmt.Fprintln(p.out, "ready")
+			return nil
+		},
+	}
+	c.Flags().StringVar(&server, "server", "http://"+app.Default().API.Listen, "address of the API")
+	return c
+}
+
+func newToken(p *program) *cobra.Command {
+	var key, caller, issuer, audience string
+	var scopes []string
+	var ttl time.Duration
+	c := &cobra.Command{
+		Use: "token", Short: "Sign a token with a key file", Args: cobra.NoArgs,
+		Long: `token signs a token for a caller. The server verifies it with the same key file
+(auth.key_file). Where there is an identity provider, use its tokens and
+auth.jwks_url instead.`,
+		RunE: func(*cobra.Command, []string) error {
+			if key == "" || caller == "" {
+				return cli.Usage("token needs --key and --caller")
+			}
+			if _, err := os.Stat(key); os.IsNotExist(err) {
+				if err := makeKey(key); err != nil {
+					return err
+				}
+				fmt.Fprintf(p.err, "made a new key in %s\n", key)
+			}
+			token, err := sign(key, caller, issuer, audience, scopes, ttl)
+			if err != nil {
+				return err
+			}
+			fmt.Fprintln(p.out, token)
+			return nil
+		},
+	}
+	d := app.Default()
+	c.Flags().StringVar(&key, "key", "", "signing key, PEM; made when the file is missing")
+	c.Flags().StringVar(&caller, "caller", "", "who the token speaks for (sub)")
+	c.Flags().StringSliceVar(&scopes, "scope", []string{"send", "read"}, "send, trigger, read, users, operate")
+	c.Flags().StringVar(&issuer, "issuer", d.Auth.Issuer, "iss")
+	c.Flags().StringVar(&audience, "audience", d.Auth.Audience, "aud")
+	c.Flags().DurationVar(&ttl, "ttl", 24*time.Hour, "how long it is good; at most 31 days")
+	return c
+}
