@@ -157,21 +157,23 @@ func (s *Store) newTail(p *part) (*tail, error) {
 }
 
 // flush writes the buffered bodies. Readers keep finding them: in writing until
-// the file has them. A failed write is tried again by the next flush.
+// the file has them. What a failed write left is written first by the next.
 func (s *Store) flush(p *part, t *tail) error {
-	if t.writing == nil {
+	for t.writing != nil || len(t.buf) > 0 {
+		if t.writing == nil {
+			p.mu.Lock()
+			t.writing, t.buf, t.spare = t.buf, t.spare[:0], nil
+			p.mu.Unlock()
+		}
+		if _, err := t.blob.WriteAt(t.writing, t.flushed); err != nil {
+			return fmt.Errorf("write %s: %w", t.blob.name, err)
+		}
+		t.blob.WriteBack(t.flushed, int64(len(t.writing)))
 		p.mu.Lock()
-		t.writing, t.buf, t.spare = t.buf, t.spare[:0], nil
+		t.flushed += int64(len(t.writing))
+		t.writing, t.spare = nil, t.writing[:0]
 		p.mu.Unlock()
 	}
-	if _, err := t.blob.WriteAt(t.writing, t.flushed); err != nil {
-		return fmt.Errorf("write %s: %w", t.blob.name, err)
-	}
-	t.blob.WriteBack(t.flushed, int64(len(t.writing)))
-	p.mu.Lock()
-	t.flushed += int64(len(t.writing))
-	t.writing, t.spare = nil, t.writing[:0]
-	p.mu.Unlock()
 	return nil
 }
 
@@ -179,6 +181,8 @@ func (s *Store) flush(p *part, t *tail) error {
 func (s *Store) freeze(ctx context.Context, p *part) error {
 	select {
 	case p.slots <- struct{}{}:
+	case <-s.dead:
+		return *s.failed.Load()
 	case <-ctx.Done():
 		return notify.Unavailable("history", time.Second, fmt.Errorf("%v waits for its segments to be sealed: %w", p.Part, ctx.Err()))
 	}

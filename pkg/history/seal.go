@@ -194,7 +194,7 @@ func (s *Store) commit(b *blob, path string, m *meta, sections []byte) (*segment
 	} {
 		if err := step(); err != nil {
 			err = notify.Unavailable("history", 0, fmt.Errorf("seal %s: %w", b.name, err))
-			s.failed.CompareAndSwap(nil, &err)
+			s.fail(err)
 			return nil, err
 		}
 	}

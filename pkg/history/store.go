@@ -34,7 +34,8 @@ type Store struct {
 	view   *view
 
 	nextNum  atomic.Uint64
-	failed   atomic.Pointer[error] // a sync failed: what is durable is unknown
+	failed   atomic.Pointer[error] // closed, or a sync failed: what is durable is unknown
+	dead     chan struct{}         // closed when failed is set
 	free     chan arrays
 	progress progress
 	queue    sealQueue
@@ -64,7 +65,7 @@ func Open(cfg Config) (*Store, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	s := &Store{cfg: cfg, free: make(chan arrays, 16), damaged: map[string]error{}}
+	s := &Store{cfg: cfg, free: make(chan arrays, 16), damaged: map[string]error{}, dead: make(chan struct{})}
 	s.parts.byName = map[Part]*part{}
 	s.progress.ch = make(chan struct{})
 	s.queue.wake = make(chan struct{}, 1)
@@ -100,8 +101,7 @@ func (s *Store) Run(ctx context.Context) error {
 // Close closes the files. What is not sealed is read from the log again by the
 // next Open. Run must have returned.
 func (s *Store) Close() error {
-	err := error(notify.Unavailable("history", 0, errors.New("closed")))
-	s.failed.CompareAndSwap(nil, &err)
+	s.fail(notify.Unavailable("history", 0, errors.New("closed")))
 	for _, p := range s.allParts() {
 		p.appendMu.Lock()
 		p.mu.Lock()
@@ -120,6 +120,13 @@ func (s *Store) Close() error {
 	s.viewMu.Unlock()
 	old.release()
 	return nil
+}
+
+// fail ends all writing, for good.
+func (s *Store) fail(err error) {
+	if s.failed.CompareAndSwap(nil, &err) {
+		close(s.dead)
+	}
 }
 
 // Resume returns where each partition must be read again after a start.
