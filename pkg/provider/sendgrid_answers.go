@@ -92,7 +92,7 @@ func (v *sendGridVerdict) find(body *sendGridErrors, n int) {
 				v.bad = make(map[int]notify.Result)
 			}
 			r := notify.Result{Class: notify.ClassPermanent, Code: "sendgrid_bad_request"}
-			if strings.HasPrefix(field, "to") && strings.HasSuffix(field, "email") {
+			if strings.HasPrefix(field, "to") && (strings.HasSuffix(field, "email") || strings.Contains(strings.ToLower(e.Message), "valid address")) {
 				r.Class, r.Code = notify.ClassDeadAddress, "sendgrid_invalid_address"
 			}
 			v.bad[i] = r

@@ -1,0 +1,141 @@
+package provider
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// BenchmarkAPNs is pushes over 10 connections x 1,000 streams to a server of
+// net/http in the same process, calls of 1,000 items, 16 at a time.
+//
+// 2 shared cores, Go 1.26, server included: see the numbers in the comment of
+// the sub-benchmarks below; of the CPU per push about half is the server's.
+func BenchmarkAPNs(b *testing.B) {
+	for _, latency := range []time.Duration{0, 50 * time.Millisecond} {
+		b.Run(fmt.Sprint(latency), func(b *testing.B) {
+			_, e := tlsServer(b, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				io.Copy(io.Discard, r.Body)
+				if latency > 0 {
+					sleep(r.Context(), latency)
+				}
+			}), func(s *httptest.Server) { s.Config.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: 1000} })
+			e.Timeout = 30 * time.Second
+			a := testAPNs(b, e, func(c *APNsConfig) { c.Connections = 10 })
+			call := testCall(notify.Push, notify.Content{Title: "Your order", Body: "It is on its way.", Data: []byte(`{"order":"12345"}`)}, 1000, deviceToken)
+			warm := func(n int) {
+				each(n, 16, func() func(int) {
+					return func(int) {
+						a.Send(b.Context(), call, func(i int, r notify.Result) {
+							if r.Class != notify.ClassAccepted {
+								b.Errorf("%+v", r)
+							}
+						})
+					}
+				})
+			}
+			warm(16)
+			cpu, n := cpuTime(), 0
+			for b.Loop() {
+				warm(16)
+				n += 16 * 1000
+			}
+			b.ReportMetric(float64(n)/b.Elapsed().Seconds(), "pushes/s")
+			b.ReportMetric(float64((cpuTime()-cpu).Microseconds())/float64(n), "cpu-us/push")
+		})
+	}
+}
+
+func cpuTime() time.Duration {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// BenchmarkAPNsPayload is one payload.
+func BenchmarkAPNsPayload(b *testing.B) {
+	a, err := NewAPNs(APNsConfig{TeamID: "T", KeyID: "K", Key: testECKey, Topic: "t"})
+	if err != nil {
+		b.Fatal(err)
+	}
+	f := func(name, body, variables string) {
+		b.Run(name, func(b *testing.B) {
+			call := testCall(notify.Push, notify.Content{Title: "Your order", Body: body, Data: []byte(`{"order":"12345"}`)}, 1, deviceToken)
+			call.Items[0].Variables = []byte(variables)
+			c, err := a.newCall(call, testNow)
+			if err != nil {
+				b.Fatal(err)
+			}
+			w := &apnsWriter{call: c, vars: c.vars.Fork()}
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := w.payload(&call.Items[0]); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+	f("static", "It is on its way, dear customer.", "")
+	f("variables", "It is on its way, {{name}}: {{order}}.", `{"name":"Ann Example","order":12345}`)
+}
+
+func BenchmarkRef(b *testing.B) {
+	r := RefOf(&testCall(notify.SMS, notify.Content{}, 1, phone).Items[0])
+	buf := make([]byte, 0, MaxRef)
+	b.Run("encode", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			buf = AppendRef(buf[:0], r)
+		}
+	})
+	s := EncodeRef(r)
+	b.Run("decode", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			if _, err := DecodeRef(s); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+}
+
+// BenchmarkSendGridEncode is a request of 1,000 receivers, compressed.
+func BenchmarkSendGridEncode(b *testing.B) {
+	sg, err := NewSendGrid(SendGridConfig{APIKey: "k", From: "a@b.example"})
+	if err != nil {
+		b.Fatal(err)
+	}
+	call := testCall(notify.Email, notify.Content{Title: "Hi", Body: "Dear {{name}}", HTML: "<p>{{name}}</p>"}, 1000, mailbox)
+	for i := range call.Items {
+		call.Items[i].Variables = fmt.Appendf(nil, `{"name":"user %d"}`, i)
+	}
+	var body bytes.Buffer
+	b.ReportAllocs()
+	for b.Loop() {
+		m, err := sg.newMailing(call)
+		if err != nil {
+			b.Fatal(err)
+		}
+		var parts []personalization
+		for i := range call.Items {
+			p, err := m.personalize(i)
+			if err != nil {
+				b.Fatal(err)
+			}
+			parts = append(parts, p)
+		}
+		body.Reset()
+		if err := m.encode(&body, parts, "pool"); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,316 @@
+package provider_test
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/provider"
+	"github.com/notifyd/notifyd/pkg/simulator"
+)
+
+// world is the four clients against the simulated providers.
+type world struct {
+	sim      *simulator.Simulator
+	push     *provider.Push
+	twilio   *provider.Twilio
+	sendgrid *provider.SendGrid
+
+	mu       sync.Mutex
+	receipts []provider.Receipt
+	came     chan struct{}
+}
+
+func runUntilEnd(t testing.TB, r interface{ Run(context.Context) error }) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- r.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func must[T any](t testing.TB) func(v T, err error) T {
+	return func(v T, err error) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+}
+
+func newWorld(t testing.TB, cfg simulator.Config, timeout time.Duration) *world {
+	t.Helper()
+	w := &world{came: make(chan struct{}, 1)}
+	w.sim = must[*simulator.Simulator](t)(simulator.New(cfg))
+	runUntilEnd(t, w.sim)
+	cred, at := w.sim.Credentials(), w.sim.URLs()
+	hook := httptest.NewServer(http.HandlerFunc(w.receive))
+	t.Cleanup(hook.Close)
+	r := w.sim.Receipts()
+	r.SendGridURL = hook.URL + "/v1/receipts/sendgrid"
+	if err := w.sim.SetReceipts(r); err != nil {
+		t.Fatal(err)
+	}
+	end := func(u string) provider.Endpoint {
+		return provider.Endpoint{BaseURL: u, RootCAs: w.sim.CAPool(), Timeout: timeout}
+	}
+	key, err := provider.ParseAPNsKey([]byte(cred.APNs.KeyPEM))
+	if err != nil {
+		t.Fatal(err)
+	}
+	apns := must[*provider.APNs](t)(provider.NewAPNs(provider.APNsConfig{Endpoint: end(at.APNs), TeamID: cred.APNs.TeamID, KeyID: cred.APNs.KeyID,
+		Key: key, Topic: cred.APNs.Topic, Stagger: time.Millisecond}))
+	account, err := provider.ParseServiceAccount(cred.FCM.ServiceAccountJSON)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fcm := must[*provider.FCM](t)(provider.NewFCM(provider.FCMConfig{Endpoint: end(at.FCM), Project: account.Project, Email: account.Email,
+		Key: account.Key, KeyID: account.KeyID, TokenURL: account.TokenURL, Stagger: time.Millisecond}))
+	var accounts []provider.TwilioAccount
+	for _, a := range cred.Twilio {
+		accounts = append(accounts, provider.TwilioAccount{SID: a.SID, AuthToken: a.Token, From: a.From})
+	}
+	w.twilio = must[*provider.Twilio](t)(provider.NewTwilio(provider.TwilioConfig{Endpoint: end(at.Twilio), Accounts: accounts, PublicURL: hook.URL}))
+	var pools []provider.SendGridPool
+	for _, p := range cred.SendGrid.Pools {
+		pools = append(pools, provider.SendGridPool{Name: p, Rate: 1e6})
+	}
+	w.sendgrid = must[*provider.SendGrid](t)(provider.NewSendGrid(provider.SendGridConfig{Endpoint: end(at.SendGrid), APIKey: cred.SendGrid.APIKey,
+		From: "Shop <shop@example.com>", Pools: pools}))
+	for _, r := range []interface{ Run(context.Context) error }{apns, fcm, w.twilio, w.sendgrid} {
+		runUntilEnd(t, r)
+	}
+	w.push = provider.NewPush(apns, fcm)
+	return w
+}
+
+// receive is what the server does with receipts.
+func (w *world) receive(rw http.ResponseWriter, r *http.Request) {
+	var rs []provider.Receipt
+	var err error
+	if r.URL.Path == "/v1/receipts/twilio" {
+		rs, err = provider.ParseTwilioPool(r, w.twilio.AuthToken, "http://"+r.Host)
+	} else {
+		key, kerr := provider.ParseSendGridKey(w.sim.Credentials().SendGrid.WebhookPublicKey)
+		if rs, err = provider.ParseSendGrid(r, key); kerr != nil {
+			err = kerr
+		}
+	}
+	if err != nil {
+		rw.WriteHeader(http.StatusUnauthorized)
+		return
+	}
+	w.mu.Lock()
+	w.receipts = append(w.receipts, rs...)
+	w.mu.Unlock()
+	select {
+	case w.came <- struct{}{}:
+	default:
+	}
+}
+
+func call(ch notify.Channel, n int, c notify.Content, address func(i int) string) *notify.Call {
+	base := notify.NewBase(time.Now())
+	out := &notify.Call{Channel: ch, Category: notify.Transactional, Content: &c, Expires: time.Now().Add(time.Hour).UnixMilli()}
+	for i := range n {
+		out.Items = append(out.Items, notify.Item{ID: notify.ID{Base: base, Index: uint32(i), Fan: true},
+			Key: notify.RowKey{Chunk: notify.Chunk{Base: base, Block: uint32(i / 100)}}, Address: []byte(address(i)),
+			Variables: fmt.Appendf(nil, `{"name":"user %d"}`, i)})
+	}
+	return out
+}
+
+func send(t testing.TB, s provider.Sender, c *notify.Call) []notify.Result {
+	t.Helper()
+	var mu sync.Mutex
+	out := make([]notify.Result, len(c.Items))
+	n := 0
+	s.Send(t.Context(), c, func(i int, r notify.Result) {
+		mu.Lock()
+		defer mu.Unlock()
+		out[i] = r
+		n++
+	})
+	if n != len(out) {
+		t.Fatalf("%d reports of %d", n, len(out))
+	}
+	return out
+}
+
+func device(i int) string {
+	if i%4 == 3 {
+		return "fcm:" + simulator.RegistrationToken(uint64(i))
+	}
+	return "apns:" + simulator.DeviceToken(uint64(i))
+}
+
+func number(i int) string  { return simulator.Phone(uint64(i)) }
+func mailbox(i int) string { return simulator.Mailbox(uint64(i)) }
+
+var hello = notify.Content{Title: "Hello {{name}}", Body: "Dear {{name}}, it works.", HTML: "<p>Dear {{name}}</p>", Data: []byte(`{"k":"v"}`)}
+
+// Everything arrives, once, over the providers' own protocols, and the receipts
+// find their way back.
+func TestSimulatorDelivers(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, simulator.Config{APNs: simulator.APNsConfig{Streams: 20}}, 20*time.Second)
+	f := func(s provider.Sender, c *notify.Call, confirmed bool) {
+		t.Helper()
+		for i, r := range send(t, s, c) {
+			if r.Class != notify.ClassAccepted || r.Confirmed != confirmed || r.Provider == "" {
+				t.Fatalf("%d: %+v", i, r)
+			}
+		}
+		if rep := w.sim.Ledger().Base(c.Items[0].ID.Base, uint32(len(c.Items))); rep.IDs != uint64(len(c.Items)) || rep.MissingN != 0 || rep.Duplicates != 0 || rep.Beyond != 0 {
+			t.Errorf("%+v", rep)
+		}
+	}
+	f(w.push, call(notify.Push, 3000, hello, device), true)
+	f(w.twilio, call(notify.SMS, 400, hello, number), false)
+	f(w.sendgrid, call(notify.Email, 2500, hello, mailbox), false)
+
+	want := 400 + 2500
+	timeout := time.NewTimer(20 * time.Second)
+	defer timeout.Stop()
+	for {
+		seen := map[string]bool{}
+		w.mu.Lock()
+		for _, r := range w.receipts {
+			if r.State == notify.Delivered && r.HasRef {
+				seen[r.Ref.ID().String()] = true
+			}
+		}
+		w.mu.Unlock()
+		if len(seen) == want {
+			break
+		}
+		select {
+		case <-w.came:
+		case <-timeout.C:
+			t.Fatalf("%d of %d receipts came; %+v", len(seen), want, w.sim.ReceiptStats())
+		}
+	}
+}
+
+// Each scripted error is understood.
+func TestSimulatorFaults(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, simulator.Config{}, time.Second)
+	f := func(rule simulator.Rule, s provider.Sender, ch notify.Channel, address func(int) string, class notify.Class, code string) {
+		t.Helper()
+		c := call(ch, 1, hello, address)
+		rule.Prefix = string(c.Items[0].Address)
+		if ch == notify.Push {
+			_, rule.Prefix, _ = cut(rule.Prefix)
+		}
+		added, err := w.sim.AddRule(rule)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := send(t, s, c)[0]
+		w.sim.RemoveRule(added.Number)
+		if r.Class != class || r.Code != code {
+			t.Errorf("%+v: %+v", rule, r)
+		}
+	}
+	apns := func(n int) func(int) string {
+		return func(int) string { return "apns:" + simulator.DeviceToken(uint64(n)) }
+	}
+	fcm := func(n int) func(int) string {
+		return func(int) string { return "fcm:" + simulator.RegistrationToken(uint64(n)) }
+	}
+	rule := func(p simulator.Provider, do simulator.Action, code string) simulator.Rule {
+		return simulator.Rule{Provider: p, Do: do, Code: code}
+	}
+	f(rule(simulator.APNs, simulator.Fail, "Unregistered"), w.push, notify.Push, apns(1), notify.ClassDeadAddress, "apns_unregistered")
+	f(rule(simulator.APNs, simulator.Fail, "TooManyRequests"), w.push, notify.Push, apns(2), notify.ClassRetry, "apns_too_many_requests")
+	f(rule(simulator.APNs, simulator.Outage, ""), w.push, notify.Push, apns(3), notify.ClassUnavailable, "apns_service_unavailable")
+	f(rule(simulator.APNs, simulator.Fail, "Shutdown"), w.push, notify.Push, apns(4), notify.ClassUnavailable, "apns_shutdown")
+	f(rule(simulator.APNs, simulator.Deny, ""), w.push, notify.Push, apns(5), notify.ClassConfig, "apns_invalid_provider_token")
+	f(rule(simulator.APNs, simulator.Reset, ""), w.push, notify.Push, apns(6), notify.ClassAmbiguous, "connection_lost")
+	f(rule(simulator.APNs, simulator.ResetStream, ""), w.push, notify.Push, apns(7), notify.ClassAmbiguous, "connection_lost")
+	f(rule(simulator.APNs, simulator.Hang, ""), w.push, notify.Push, apns(8), notify.ClassAmbiguous, "timeout")
+	f(rule(simulator.FCM, simulator.Fail, "UNREGISTERED"), w.push, notify.Push, fcm(1), notify.ClassDeadAddress, "fcm_unregistered")
+	f(rule(simulator.FCM, simulator.Fail, "SENDER_ID_MISMATCH"), w.push, notify.Push, fcm(2), notify.ClassDeadAddress, "fcm_sender_id_mismatch")
+	f(rule(simulator.FCM, simulator.Fail, "INVALID_ARGUMENT"), w.push, notify.Push, fcm(3), notify.ClassDeadAddress, "fcm_invalid_token")
+	f(rule(simulator.FCM, simulator.Fail, "THIRD_PARTY_AUTH_ERROR"), w.push, notify.Push, fcm(4), notify.ClassConfig, "fcm_third_party_auth_error")
+	f(rule(simulator.FCM, simulator.Fail, "UNAVAILABLE"), w.push, notify.Push, fcm(5), notify.ClassUnavailable, "fcm_unavailable")
+	f(rule(simulator.FCM, simulator.Hang, ""), w.push, notify.Push, fcm(6), notify.ClassAmbiguous, "timeout")
+	f(rule(simulator.FCM, simulator.Fail, "QUOTA_EXCEEDED"), w.push, notify.Push, fcm(7), notify.ClassThrottled, "fcm_quota_exceeded")
+	f(rule(simulator.Twilio, simulator.Fail, "21610"), w.twilio, notify.SMS, number, notify.ClassOptedOut, "twilio_21610")
+	f(rule(simulator.Twilio, simulator.Fail, "21211"), w.twilio, notify.SMS, number, notify.ClassDeadAddress, "twilio_21211")
+	f(rule(simulator.Twilio, simulator.Fail, "21611"), w.twilio, notify.SMS, number, notify.ClassRetry, "twilio_21611")
+	f(rule(simulator.Twilio, simulator.Outage, ""), w.twilio, notify.SMS, number, notify.ClassUnavailable, "twilio_20503")
+	f(rule(simulator.Twilio, simulator.Reset, ""), w.twilio, notify.SMS, number, notify.ClassAmbiguous, "connection_lost")
+	f(rule(simulator.Twilio, simulator.Hang, ""), w.twilio, notify.SMS, number, notify.ClassAmbiguous, "timeout")
+	f(rule(simulator.SendGrid, simulator.Outage, ""), w.sendgrid, notify.Email, mailbox, notify.ClassUnavailable, "http_503")
+	f(rule(simulator.SendGrid, simulator.Reset, ""), w.sendgrid, notify.Email, mailbox, notify.ClassAmbiguous, "connection_lost")
+	f(rule(simulator.SendGrid, simulator.Deny, ""), w.sendgrid, notify.Email, mailbox, notify.ClassConfig, "http_401")
+
+	w.sim.OptOut(number(77))
+	if r := send(t, w.twilio, call(notify.SMS, 1, hello, func(int) string { return number(77) }))[0]; r.Class != notify.ClassOptedOut {
+		t.Errorf("%+v", r)
+	}
+}
+
+func cut(address string) (scheme, rest string, ok bool) {
+	for i := range address {
+		if address[i] == ':' {
+			return address[:i], address[i+1:], true
+		}
+	}
+	return "", address, false
+}
+
+// One bad address in a batch of mail fails alone.
+func TestSimulatorBadMailbox(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, simulator.Config{}, 20*time.Second)
+	c := call(notify.Email, 200, hello, func(i int) string {
+		if i == 123 {
+			return "not an address"
+		}
+		return mailbox(i)
+	})
+	for i, r := range send(t, w.sendgrid, c) {
+		want := notify.ClassAccepted
+		if i == 123 {
+			want = notify.ClassDeadAddress
+		}
+		if r.Class != want {
+			t.Errorf("%d: %+v", i, r)
+		}
+	}
+}
+
+// Throttled accounts are left alone, and nothing is lost.
+func TestSimulatorTwilioConcurrency(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, simulator.Config{Twilio: simulator.TwilioConfig{N: 3, Latency: simulator.Latency{Median: simulator.Duration(5 * time.Millisecond)}}}, 20*time.Second)
+	throttled := w.sim.Credentials().Twilio[0].SID
+	rule, err := w.sim.AddRule(simulator.Rule{Provider: simulator.Twilio, Account: throttled, Do: simulator.Throttle, RetryAfter: simulator.Duration(time.Minute)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, r := range send(t, w.twilio, call(notify.SMS, 400, hello, number)) {
+		if r.Class != notify.ClassAccepted || r.Provider == "twilio:"+throttled {
+			t.Fatalf("%d: %+v", i, r)
+		}
+	}
+	for _, r := range w.sim.Rules() {
+		if r.Number == rule.Number && r.Picked > 80 {
+			t.Errorf("%d calls to a blocked account", r.Picked)
+		}
+	}
+}
