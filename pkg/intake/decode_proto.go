@@ -19,7 +19,7 @@ import (
 type protoField struct {
 	name string
 	text *string // UTF-8
-	raw  *[]byte
+	raw  *[]byte // whoever uses it checks it
 	num  *uint64
 }
 
@@ -113,14 +113,13 @@ func objectBytes(v []byte, field string, depth int) ([]byte, error) {
 // readNote reads a notify.v1.Notification.
 func readNote(b []byte, n *note) error {
 	var channel, category string
-	var content []byte
-	var user, address string
+	var content, user, address []byte
 	var expires, scheduled uint64
 	err := readMessage(b, "", []protoField{
 		{name: "channel", text: &channel},
 		{name: "category", text: &category},
-		{name: "user_id", text: &user},
-		{name: "address", text: &address},
+		{name: "user_id", raw: &user},
+		{name: "address", raw: &address},
 		{name: "content", raw: &content},
 		{name: "expires_ms", num: &expires},
 		{name: "scheduled_ms", num: &scheduled},
@@ -132,7 +131,10 @@ func readNote(b []byte, n *note) error {
 	if n.channel, n.category, err = parseLane(channel, category); err != nil {
 		return err
 	}
-	n.user, n.address = []byte(user), []byte(address)
+	if !utf8.Valid(user) || !utf8.Valid(address) {
+		return invalid("bad_utf8", "user_id", "user_id or address is invalid UTF-8")
+	}
+	n.user, n.address = user, address
 	n.expires, n.scheduled = int64(expires), int64(scheduled)
 	return readContent(content, "content.", &n.content)
 }

@@ -190,12 +190,14 @@ func TestKill(t *testing.T) {
 						r.log.before, r.log.after = nil, nil
 						appended := len(r.log.records())
 
-						// The process starts again, with other settings and a
-						// different count of partitions for single sends.
+						// The process starts again, with other settings and
+						// partitions; what was admitted stays admitted.
+						cfg := Config{Owner: "b", BlockReceivers: 1}
 						if q.name != "batch" {
 							r.parts = 9
+							cfg.Refuse = map[notify.Channel][]notify.Category{notify.Push: {notify.OTP, notify.Marketing}}
 						}
-						s := r.service(t, Config{Owner: "b", BlockReceivers: 1, SMS: []notify.Category{}})
+						s := r.service(t, cfg)
 						if retry == "too early" {
 							time.Sleep(29 * time.Second)
 							_, err := q.call(s, t.Context(), m, q.body)

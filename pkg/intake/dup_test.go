@@ -1,0 +1,121 @@
+package intake
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/stream"
+)
+
+// feedIDs adds users to f as a scanner would and returns how many were refused.
+func feedIDs(f *splitter, users []string) int {
+	body := []byte(strings.Join(users, `"`) + strings.Repeat(" ", 16))
+	at := 0
+	for _, u := range users {
+		f.plain(body, at, at+len(u))
+		at += len(u) + 1
+	}
+	return int(f.index) - f.accepted
+}
+
+// Users whose tags are all equal are told apart by their bytes.
+func TestSameTag(t *testing.T) {
+	t.Parallel()
+	f := newSplitter()
+	f.begin(notify.Push, 3, 1<<20, 10, 2000)
+	f.users.width = 32 // no bit is left for a tag
+	var users []string
+	for i := range 1000 {
+		users = append(users, fmt.Sprintf("u%d", i), fmt.Sprintf("a-longer-user-id-%d", i))
+	}
+	if n := feedIDs(f, users); n != 0 {
+		t.Errorf("%d real receivers are dropped", n)
+	}
+	if n := feedIDs(f, users); n != len(users) {
+		t.Errorf("%d of %d repeated users are found", n, len(users))
+	}
+}
+
+// The table finds the same with any guess of how many users come, request
+// after request, whichever way a user is written.
+func TestSeenGrows(t *testing.T) {
+	t.Parallel()
+	f := newSplitter()
+	for _, guess := range []int{0, 10, 100_000, 1} {
+		f.begin(notify.Push, 7, 1024, 10, guess)
+		var users []string
+		for i := range 20_000 {
+			users = append(users, fmt.Sprintf("%0*d", 1+i%24, i))
+		}
+		want := map[string]bool{}
+		for _, u := range users {
+			want[u] = true
+		}
+		if n := feedIDs(f, users); n != len(users)-len(want) {
+			t.Errorf("guess %d: %d of %d users refused, want %d", guess, n, len(users), len(users)-len(want))
+		}
+		for u := range want {
+			before := f.accepted
+			if f.add([]byte(u), []byte("fcm:x"), nil); f.accepted != before {
+				t.Fatalf("guess %d: %s is taken twice", guess, u)
+			}
+		}
+	}
+}
+
+// A log that failed may still send what it was given: the bytes must not
+// change under it.
+func TestBytesStayAfterFailure(t *testing.T) {
+	t.Parallel()
+	for _, q := range requests() {
+		t.Run(q.name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, Config{})
+			var held []stream.Record
+			var want [][]byte
+			r.log.before = func(recs []stream.Record) {
+				for _, rec := range recs {
+					held = append(held, rec)
+					want = append(want, bytes.Clone(rec.Value))
+				}
+			}
+			r.log.set(notify.Unavailable("log", time.Second, nil))
+			q.call(r.Service, t.Context(), Meta{Caller: "c"}, q.body)
+			if len(held) == 0 {
+				t.Fatal("nothing was appended")
+			}
+			r.log.before = nil
+			r.log.set(nil)
+			r.spill.recs = nil
+			for range 20 {
+				if _, err := q.call(r.Service, t.Context(), Meta{Caller: "d"}, q.body); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for i, rec := range held {
+				if !bytes.Equal(rec.Value, want[i]) {
+					t.Fatalf("record %d was overwritten", i)
+				}
+			}
+		})
+	}
+}
+
+func TestConfig(t *testing.T) {
+	t.Parallel()
+	if _, err := New(Stores{}, Config{}); err == nil {
+		t.Error("a service without stores")
+	}
+	for name, cfg := range map[string]Config{
+		"small records": {MaxRecord: 1000}, "negative batch": {MaxBatch: -1}, "short lease": {Lease: time.Millisecond},
+		"keys kept shorter than the lease": {Keep: time.Second}, "negative jitter": {Jitter: -1},
+	} {
+		if err := cfg.withDefaults().validate(); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+}
