@@ -163,7 +163,7 @@ func (v *Verifier) Run(ctx context.Context, report func(error)) error {
 
 // Verify returns who a token speaks for. A good token is remembered by its
 // hash for at most CacheFor, and never past its expiry: one ES256 check costs
-// 53 us, a hit well under one.
+// some 100 us, a hit about one (BenchmarkVerify).
 func (v *Verifier) Verify(ctx context.Context, token string) (*Identity, error) {
 	if len(token) > maxToken {
 		return nil, unauthorized("token_too_long", "the token is longer than 8 KiB", nil)

