@@ -32,7 +32,7 @@ var mayImport = map[string]string{
 	"pkg/engine/pebble":     "engine notify",
 	"pkg/engine/memory":     "engine notify",
 	"pkg/engine/kfake":      "engine notify stream",
-	"pkg/engine/enginetest": "engine notify",
+	"pkg/engine/enginetest": "engine engine/memory notify",
 	"pkg/engine/faulty":     "engine notify",
 
 	// Logic over contracts.
@@ -49,7 +49,7 @@ var mayImport = map[string]string{
 	"pkg/provider": "notify limit",
 
 	// Providers' side of the wire: knows nothing of how we call them.
-	"pkg/simulator": "",
+	"pkg/simulator": "notify",
 
 	// What callers and operators see.
 	"pkg/ops":    "engine notify stream history",
@@ -62,7 +62,7 @@ var mayImport = map[string]string{
 	// notifyctl, faulty and enginetest to tests.
 	"pkg/app": everything("load", "tui", "engine/faulty", "engine/enginetest"),
 
-	"cmd/notifyd":   "app api notify simulator load cli",
+	"cmd/notifyd":   "app api notify server simulator load cli",
 	"cmd/notifyctl": "app api load tui notify cli",
 }
 

@@ -133,7 +133,7 @@ func Default() Config {
 	c.History.Retention = 30 * 24 * time.Hour
 	c.Workers.MaxRetries, c.Workers.BatchAge, c.Workers.Bulk = 3, 5*time.Second, 0.5
 	c.Workers.Drain, c.Workers.CallLimit = 20*time.Second, 30*time.Second
-	c.Workers.Push = Lane{InFlight: 10_000, Window: 1000, Ahead: 16}
+	c.Workers.Push = Lane{InFlight: 2000, Window: 1000, Ahead: 16}
 	c.Workers.SMS = Lane{InFlight: 500, Window: 50, Ahead: 16}
 	c.Workers.Email = Lane{InFlight: 16_000, Window: 1000, Ahead: 16}
 	c.Providers.APNs.URL, c.Providers.APNs.Connections, c.Providers.APNs.Confirmed = "https://api.push.apple.com", 10, true

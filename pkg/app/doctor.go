@@ -87,7 +87,7 @@ func (n *Node) lags() []Lag {
 		l := Lag{Group: n.groupNames[i]}
 		for _, p := range g.Stats().Partitions {
 			l.Topic = p.TP.Topic
-			l.Lag += p.Lag()
+			l.Lag += max(p.Lag(), 0) // below 0: its end is not known yet
 			l.InFlight += p.InFlight
 			if p.Paused {
 				l.Paused++

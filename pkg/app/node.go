@@ -68,13 +68,13 @@ type Node struct {
 	groupNames []string
 	metrics    *metrics
 	tail       *ops.Tail[api.Event]
-	started    time.Time
+	served     bool // the server has run, and closed its listeners
 }
 
 // New opens the engines and builds everything; nothing runs before Run. Who
 // does not call Run must call Close.
 func New(cfg Config, log *slog.Logger) (_ *Node, err error) {
-	n := &Node{cfg: cfg, log: log, tail: &ops.Tail[api.Event]{}, started: time.Now()}
+	n := &Node{cfg: cfg, log: log, tail: &ops.Tail[api.Event]{}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, n.Close())
@@ -127,7 +127,7 @@ func (n *Node) open() error {
 		}
 	}
 	conn := n.conn()
-	if n.producer, err = stream.NewProducer(stream.ProducerConfig{Conn: conn, Linger: linger(cfg.Log.Linger), AppendTimeout: 5 * time.Second}); err != nil {
+	if n.producer, err = stream.NewProducer(stream.ProducerConfig{Conn: conn, Linger: linger(cfg.Log.Linger), AppendTimeout: 20 * time.Second}); err != nil {
 		return err
 	}
 	if n.reader, err = stream.NewReader(conn); err != nil {
@@ -313,7 +313,7 @@ func (n *Node) Kafka() string { return n.broker.Addr() }
 // Close frees what New opened, in the reverse order.
 func (n *Node) Close() error {
 	var errs []error
-	if n.server != nil {
+	if n.server != nil && !n.served {
 		errs = append(errs, n.server.Close())
 	}
 	if n.history != nil {
@@ -343,6 +343,7 @@ func (n *Node) Close() error {
 func (n *Node) Run(ctx context.Context) error {
 	// Three rings, stopped from the outside in: each is stopped only when the
 	// ring before it is done, for that one still needs it.
+	n.served = true
 	front, stopFront := context.WithCancelCause(ctx)
 	middle, stopMiddle := context.WithCancelCause(context.WithoutCancel(ctx))
 	inner, stopInner := context.WithCancelCause(context.WithoutCancel(ctx))

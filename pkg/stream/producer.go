@@ -38,7 +38,9 @@ type ProducerConfig struct {
 	// topics' max.message.bytes must be at least 48,000 above it: see
 	// AdminConfig.MaxRecordBytes; the embedded broker takes up to 8 MiB.
 	MaxRecordBytes int
-	// AppendTimeout bounds an Append. Default 1 s.
+	// AppendTimeout bounds an Append, and how long the client itself tries.
+	// Default 1 s, which is how soon a dead broker is noticed; the embedded log,
+	// which cannot be away but whose disk can be slow, is given longer.
 	AppendTimeout time.Duration
 	// MaxBufferedBytes is how much may wait for the broker; more makes Append
 	// wait, up to its timeout. Default 128 MiB.
@@ -113,13 +115,13 @@ func NewProducer(cfg ProducerConfig) (*Producer, error) {
 	}
 	// With the defaults an idempotent producer reports nothing for as long as
 	// the broker is away: the promises hang. These settings make it fail
-	// records after about a second, and keep their order, which giving up
+	// records after AppendTimeout, and keep their order, which giving up
 	// idempotence would not.
 	opts := append(cfg.Conn.options(),
 		kgo.RequiredAcks(kgo.AllISRAcks()),
 		kgo.AllowIdempotentProduceCancellation(),
-		kgo.RecordDeliveryTimeout(time.Second+cfg.Linger),
-		kgo.ProduceRequestTimeout(time.Second),
+		kgo.RecordDeliveryTimeout(max(cfg.AppendTimeout, time.Second)+cfg.Linger),
+		kgo.ProduceRequestTimeout(max(cfg.AppendTimeout, time.Second)),
 		kgo.ProducerLinger(cfg.Linger),
 		kgo.ProducerBatchMaxBytes(int32(cfg.MaxRecordBytes+batchOverhead)),
 		kgo.ProducerBatchCompression(codecs[cfg.Compression]),
