@@ -15,15 +15,16 @@ import (
 const (
 	maxGroupOps   = 4096
 	maxGroupBytes = 4 << 20
+
+	// maxSyncing bounds the groups that wait for an fsync.
+	maxSyncing = 8
 )
 
 // committer merges the writes of all goroutines into one batch at a time: while
-// one group is being synced, the next fills. One commit in flight at a time
-// also gives what the contracts need: groups become visible, durable and
-// answered in the order they were filled, so versions and sequence numbers
-// handed out while filling are never seen out of order.
-//
-// Measured on 2 cores (BenchmarkPutRow): see bench_test.go.
+// one group is being written, the next fills. It also gives what the contracts
+// need: groups become visible, durable and answered in the order they were
+// filled, so versions and sequence numbers handed out while filling are never
+// seen out of order.
 type committer struct {
 	db     *pebbledb.DB
 	opts   *pebbledb.WriteOptions
@@ -141,47 +142,69 @@ func (c *committer) join(ctx context.Context, fill func(tx), after func(error)) 
 	}
 }
 
-// run commits groups until close was called and everything is written.
+// run writes groups until close was called and everything is written. A group
+// that is in the log and waits for its fsync does not hold up the next one:
+// the disk is never idle while there is work.
 func (c *committer) run() {
-	defer close(c.exited)
+	syncing := make(chan *group, maxSyncing)
+	go c.settle(syncing)
+	defer close(syncing)
 	for range c.wake {
 		c.mu.Lock()
 		g, closed := c.filling, c.closed
 		c.filling = c.newGroup()
 		c.mu.Unlock()
 		close(g.taken)
-		g.err = c.commit(g.b)
-		for _, fn := range g.after {
-			fn(g.err)
-		}
-		close(g.done)
+		g.err = c.apply(g.b)
+		syncing <- g
 		if closed {
 			return
 		}
 	}
 }
 
-// commit returns nil only after the fsync.
-func (c *committer) commit(b *pebbledb.Batch) (err error) {
+// apply puts a group into the log and the memtable.
+func (c *committer) apply(b *pebbledb.Batch) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			err = fmt.Errorf("commit: %v", r)
 			c.latch.trip(err)
-			err = translate(err)
 		}
 	}()
-	if err := c.latch.cause(); err != nil {
-		return translate(err)
-	}
-	if b.Empty() {
-		return b.Close()
+	if err := c.latch.cause(); err != nil || b.Empty() {
+		return err
 	}
 	c.groups.Add(1)
-	if err := c.db.Apply(b, c.opts); err != nil {
-		c.latch.trip(err)
-		return translate(err)
+	if c.opts.GetSync() {
+		err = c.db.ApplyNoSyncWait(b, c.opts)
+	} else {
+		err = c.db.Apply(b, c.opts)
 	}
-	return b.Close()
+	if err != nil {
+		c.latch.trip(err)
+	}
+	return err
+}
+
+// settle waits for the fsync of each group, in their order, and tells its
+// writers.
+func (c *committer) settle(syncing <-chan *group) {
+	defer close(c.exited)
+	for g := range syncing {
+		if g.err == nil && !g.b.Empty() && c.opts.GetSync() {
+			if g.err = g.b.SyncWait(); g.err != nil {
+				c.latch.trip(g.err)
+			}
+		}
+		if g.err == nil {
+			g.err = g.b.Close()
+		}
+		g.err = translate(g.err)
+		for _, fn := range g.after {
+			fn(g.err)
+		}
+		close(g.done)
+	}
 }
 
 // close refuses new writes and waits for those that were accepted.

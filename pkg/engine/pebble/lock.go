@@ -27,6 +27,9 @@ func newKeyLocks(l *latch) *keyLocks {
 // lock takes the keys, in an order that cannot deadlock, and returns what
 // releases them. It gives up when the context ends or the store fails.
 func (k *keyLocks) lock(ctx context.Context, keys ...string) (unlock func(), err error) {
+	if err := k.latch.cause(); err != nil {
+		return nil, translate(err) // no write begins, whatever a read would say
+	}
 	if len(keys) > 1 {
 		keys = slices.Clone(keys)
 		slices.Sort(keys)

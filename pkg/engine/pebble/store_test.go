@@ -1,0 +1,301 @@
+package pebble
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	pebbledb "github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"go.uber.org/goleak"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+func wantCode(t *testing.T, err error, kind notify.Kind, code, part string) {
+	t.Helper()
+	e, ok := errors.AsType[*notify.Error](err)
+	if !ok || e.Kind != kind || e.Code != code || !strings.Contains(e.Error(), part) {
+		t.Fatalf("error %v, want %v %q that names %q", err, kind, code, part)
+	}
+}
+
+// TestSecondProcess runs this test binary again on the folder.
+func TestSecondProcess(t *testing.T) {
+	if dir := os.Getenv("PEBBLE_TEST_DIR"); dir != "" {
+		_, err := Open(Config{Dir: dir})
+		wantCode(t, err, notify.KindUnavailable, "store_locked", dir)
+		return
+	}
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "a", "b") // made by Open
+	s := mustOpen(t, Config{Dir: dir})
+	_, err := Open(Config{Dir: dir})
+	wantCode(t, err, notify.KindUnavailable, "store_locked", dir)
+	cmd := exec.Command(os.Args[0], "-test.run=^TestSecondProcess$")
+	cmd.Env = append(os.Environ(), "PEBBLE_TEST_DIR="+dir)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("second process: %v\n%s", err, out)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := mustOpen(t, Config{Dir: dir}).Close(); err != nil { // the lock is gone
+		t.Fatal(err)
+	}
+}
+
+func TestFormats(t *testing.T) {
+	t.Parallel()
+	fs := vfs.NewMem()
+	s := mustOpen(t, testConfig(fs))
+	if err := s.db.Set(key(tFormat, "format"), []byte("2"), pebbledb.Sync); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	_, err := Open(testConfig(fs))
+	wantCode(t, err, notify.KindConflict, "store_newer", "format 2, this build reads up to 1")
+	_, err = Open(testConfig(fs)) // the refusal let go of the folder
+	wantCode(t, err, notify.KindConflict, "store_newer", "data")
+
+	other := vfs.NewMem()
+	db, err := pebbledb.Open("data", &pebbledb.Options{FS: other, Merger: firstWins})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(db.Set([]byte("x"), nil, pebbledb.Sync), db.Close()); err != nil {
+		t.Fatal(err)
+	}
+	_, err = Open(testConfig(other))
+	wantCode(t, err, notify.KindConflict, "store_foreign", "data")
+}
+
+func TestBadConfig(t *testing.T) {
+	t.Parallel()
+	for _, cfg := range []Config{{}, {Dir: "d", CacheBytes: 5}, {Dir: "d", MemTableBytes: 5}, {Dir: "d", MemTableBytes: 1 << 40}} {
+		_, err := Open(cfg)
+		wantCode(t, err, notify.KindInvalid, "bad_config", "")
+	}
+}
+
+func TestDamagedFolderIsAnError(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	s := mustOpen(t, Config{Dir: dir})
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	manifests, err := filepath.Glob(filepath.Join(dir, "MANIFEST-*"))
+	if err != nil || len(manifests) == 0 {
+		t.Fatal(manifests, err)
+	}
+	for _, m := range manifests {
+		if err := os.WriteFile(m, []byte("this is no manifest"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err = Open(Config{Dir: dir})
+	wantCode(t, err, notify.KindUnavailable, "store", "")
+}
+
+// TestCloseWritesWhatWasAccepted: each call that was in before Close is durable
+// or answered with an error, and no goroutine is left.
+func TestCloseWritesWhatWasAccepted(t *testing.T) {
+	fs := vfs.NewCrashableMem()
+	leaks := goleak.IgnoreCurrent()
+	s := mustOpen(t, testConfig(fs))
+	var p promises
+	ended := make(chan error)
+	for i := range 8 {
+		go func() {
+			for n := 0; ; n++ {
+				row := testRow(i<<16+n, 0)
+				if err := s.Status().Put(context.Background(), []notify.Row{row}); err != nil {
+					ended <- err
+					return
+				}
+				p.add("row", func(s *Store) error {
+					got, err := s.Status().Get(context.Background(), []notify.RowKey{row.Key})
+					return found(err == nil && got[0].Count == 1, err)
+				})
+			}
+		}()
+	}
+	for len(p.soFar()) < 100 {
+		if _, err := s.Status().Get(t.Context(), nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for range 8 {
+		wantCode(t, <-ended, notify.KindUnavailable, "store", "closed")
+	}
+	goleak.VerifyNone(t, leaks)
+	again := mustOpen(t, testConfig(fs.CrashClone(vfs.CrashCloneCfg{})))
+	if lost := broken(again, p.soFar()); len(lost) > 0 {
+		t.Fatalf("%d lost", len(lost))
+	}
+	if err := again.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestCheckpoint(t *testing.T) {
+	t.Parallel()
+	fs := vfs.NewMem()
+	s := mustOpen(t, testConfig(fs))
+	if err := s.Meta().PutMeta(t.Context(), "store_id", []byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Checkpoint("copy"); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Checkpoint("copy"); err == nil { // exists; the store itself is well
+		t.Fatal("a second checkpoint in the same folder")
+	}
+	if err := s.Meta().PutMeta(t.Context(), "store_id", []byte("later")); err != nil {
+		t.Fatal(err)
+	}
+	cfg := testConfig(fs)
+	cfg.Dir = "copy"
+	c := mustOpen(t, cfg)
+	got, err := c.Meta().GetMeta(t.Context(), "store_id")
+	if err != nil || string(got) != "x" {
+		t.Fatalf("%q, %v", got, err)
+	}
+	if err := errors.Join(c.Close(), s.Close()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestMetricsAndDiskUsage(t *testing.T) {
+	t.Parallel()
+	s := mustOpen(t, Config{Dir: t.TempDir()})
+	for n := range 10 {
+		if err := s.Status().Put(t.Context(), []notify.Row{testRow(n, 100)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m := s.Metrics()
+	if m.Writes != 10 || m.Groups == 0 || m.Groups > 10 || m.WALBytes == 0 || m.DiskBytes == 0 {
+		t.Fatalf("%+v", m)
+	}
+	u, err := s.DiskUsage()
+	if err != nil || u.Available == 0 || u.Total < u.Available || u.Store == 0 {
+		t.Fatalf("%+v, %v", u, err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestCallerLeaves: a context that ends while the disk hangs frees the caller;
+// who takes the same key next waits until the first write has settled.
+func TestCallerLeaves(t *testing.T) {
+	t.Parallel()
+	disk := newHangingFS(vfs.NewMem())
+	s := mustOpen(t, testConfig(disk))
+	disk.hang()
+	ctx, cancel := context.WithCancel(t.Context())
+	put := make(chan error)
+	go func() {
+		_, err := s.Prefs().Put(ctx, engine.Profile{User: "u", TimeZone: "first"})
+		put <- err
+	}()
+	<-disk.hanging
+	cancel()
+	if err := <-put; !errors.Is(err, context.Canceled) || notify.KindOf(err) != notify.KindUnavailable {
+		t.Fatalf("error %v", err)
+	}
+	second := make(chan error)
+	go func() {
+		_, err := s.Prefs().Put(t.Context(), engine.Profile{User: "u", TimeZone: "second", Version: 1})
+		second <- err
+	}()
+	select {
+	case err := <-second:
+		t.Fatalf("the second write did not wait: %v", err)
+	default:
+	}
+	disk.release()
+	if err := <-second; err != nil { // it saw the first one's version
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// hangingFS holds every sync until it is released.
+type hangingFS struct {
+	vfs.FS
+	gate    chan chan struct{}
+	hanging chan struct{} // a sync has come to hang
+}
+
+func newHangingFS(fs vfs.FS) *hangingFS {
+	h := &hangingFS{FS: fs, gate: make(chan chan struct{}, 1), hanging: make(chan struct{}, 100)}
+	open := make(chan struct{})
+	close(open)
+	h.gate <- open
+	return h
+}
+
+func (h *hangingFS) hang()    { <-h.gate; h.gate <- make(chan struct{}) }
+func (h *hangingFS) release() { g := <-h.gate; close(g); h.gate <- g }
+
+func (h *hangingFS) wait() {
+	g := <-h.gate
+	h.gate <- g
+	select {
+	case <-g:
+	default:
+		h.hanging <- struct{}{}
+		<-g
+	}
+}
+
+func (h *hangingFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	f, err := h.FS.Create(name, c)
+	if err != nil {
+		return nil, err
+	}
+	return hangingFile{f, h}, nil
+}
+
+type hangingFile struct {
+	vfs.File
+	h *hangingFS
+}
+
+func (f hangingFile) Sync() error     { f.h.wait(); return f.File.Sync() }
+func (f hangingFile) SyncData() error { f.h.wait(); return f.File.SyncData() }
+
+// TestInBubble: the store runs under a fake clock, several times a process.
+func TestInBubble(t *testing.T) {
+	for range 3 {
+		synctest.Test(t, func(t *testing.T) {
+			s := mustOpen(t, testConfig(vfs.NewMem()))
+			for n := range 10 {
+				time.Sleep(5 * time.Minute)
+				if err := s.Status().Put(t.Context(), []notify.Row{testRow(n, 0)}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := s.Close(); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
