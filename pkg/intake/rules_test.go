@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/prefs"
 )
 
 // single wraps members into an otherwise good single notification.
@@ -269,5 +270,44 @@ func TestGate(t *testing.T) {
 	}
 	if r.stored() {
 		t.Error("something is stored behind a closed gate")
+	}
+}
+
+// Intake and stored addresses follow the same rules.
+func FuzzAddress(f *testing.F) {
+	for _, a := range []string{
+		"apns:x", "fcm:", "apns:a b", "fcm:\u00e9", "+14155550100", "+0123", "+1", "+1234567890123456", "14155550100",
+		"ann@example.com", "a.b+c@x.y", ".a@x", "a..b@x", "a@b@c", "a@x.", "Ann <a@b>", "\"q\"@x", "a@", "@x", "ü@x.y", "a@[1.2.3.4]",
+	} {
+		for ch := range uint8(3) {
+			f.Add(ch, a)
+		}
+	}
+	f.Fuzz(func(t *testing.T, n uint8, a string) {
+		ch := notify.Channels[int(n)%len(notify.Channels)]
+		if a == "" {
+			return // none
+		}
+		got, want := checkAddress(ch, []byte(a)), prefs.ValidateAddress(ch, a)
+		if (got == noReason) != (want == nil) {
+			t.Errorf("%s %q: %v, stored addresses: %v", ch, a, got.code, want)
+		}
+	})
+}
+
+// What was admitted once is not refused by switches that were moved since.
+func TestResumedIsAdmitted(t *testing.T) {
+	t.Parallel()
+	r := newRules(Config{Refuse: map[notify.Channel][]notify.Category{notify.Push: {notify.Digest}}}.withDefaults())
+	for _, terms := range []terms{
+		{channel: notify.SMS, category: notify.Marketing, content: notify.Content{Body: "b"}},
+		{channel: notify.Push, category: notify.Digest, content: notify.Content{Body: "b"}},
+	} {
+		if r.admit(&terms, 1, false) == nil {
+			t.Errorf("%s by %s is admitted", terms.category, terms.channel)
+		}
+		if err := r.admit(&terms, 1, true); err != nil {
+			t.Errorf("%s by %s, admitted before: %v", terms.category, terms.channel, err)
+		}
 	}
 }
