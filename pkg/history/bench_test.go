@@ -63,36 +63,57 @@ func TestChunkMaker(t *testing.T) {
 	}
 }
 
-// Append alone, and with sealing (fdatasync included) in the background, over
-// 6 partitions. ns/receiver is wall time of the appender.
+// nullFS forgets what is written: what is left is our own cost.
+type nullFS struct{ FS }
+
+type nullFile struct{ File }
+
+func (n nullFS) Create(name string) (File, error) {
+	f, err := n.FS.Create(name)
+	return nullFile{f}, err
+}
+func (nullFile) WriteAt(b []byte, _ int64) (int, error) { return len(b), nil }
+
+// Appending over 6 partitions and sealing beside it. ns/receiver is wall time
+// of the appender; cpu-ns/receiver is the whole process, index and fdatasync
+// included. 8,000 chunks of 8,333 on a machine with a load of 10:
+//
+//	nullFS   60 ns   41 cpu-ns
+//	osFS    106 ns   86 cpu-ns   of it 41 in write
 func BenchmarkAppend(b *testing.B) {
 	for _, n := range []int{8333, 1000, 50, 1} {
-		b.Run(fmt.Sprintf("chunk=%d", n), func(b *testing.B) {
-			s, stop := open(b, Config{Dir: b.TempDir()})
-			makers := make([][]byte, 64)
-			m := chunkMaker{n: n}
-			for i := range makers {
-				makers[i] = slices.Clone(m.next())
-			}
-			var off [6]int64
-			i := 0
-			b.ReportAllocs()
-			cpu := cpuTime(b)
-			for b.Loop() {
-				p := i % 6
-				must(b, s.Append(b.Context(), Record{Topic: topic, Partition: int32(p), Offset: off[p], Value: makers[i%64], Time: now}))
-				off[p]++
-				i++
-			}
-			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(i*n), "ns/receiver")
-			b.StopTimer()
-			sealNow(b, s)
-			b.ReportMetric(float64(cpuTime(b)-cpu)/float64(i*n), "cpu-ns/receiver")
-			st := s.Stats()
-			b.ReportMetric(float64(st.Bytes)/float64(st.Receivers), "B/receiver")
-			stop()
-		})
+		for _, fs := range []FS{nullFS{osFS{}}, osFS{}} {
+			benchAppend(b, n, fs)
+		}
 	}
+}
+
+func benchAppend(b *testing.B, n int, fs FS) {
+	b.Run(fmt.Sprintf("chunk=%d/%T", n, fs), func(b *testing.B) {
+		s, stop := open(b, Config{Dir: b.TempDir(), FS: fs})
+		makers := make([][]byte, 64)
+		m := chunkMaker{n: n}
+		for i := range makers {
+			makers[i] = slices.Clone(m.next())
+		}
+		var off [6]int64
+		i := 0
+		b.ReportAllocs()
+		cpu := cpuTime(b)
+		for b.Loop() {
+			p := i % 6
+			must(b, s.Append(b.Context(), Record{Topic: topic, Partition: int32(p), Offset: off[p], Value: makers[i%64], Time: now}))
+			off[p]++
+			i++
+		}
+		b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(i*n), "ns/receiver")
+		b.StopTimer()
+		sealNow(b, s)
+		b.ReportMetric(float64(cpuTime(b)-cpu)/float64(i*n), "cpu-ns/receiver")
+		st := s.Stats()
+		b.ReportMetric(float64(st.Bytes)/float64(st.Receivers), "B/receiver")
+		stop()
+	})
 }
 
 // cpuTime is what the process has used so far, in ns. The machine is shared,
@@ -103,47 +124,40 @@ func cpuTime(b *testing.B) int64 {
 	return u.Utime.Nano() + u.Stime.Nano()
 }
 
+// The parts of it, in CPU time.
 func BenchmarkIndex(b *testing.B) {
 	hashes := make([]uint64, 1<<20)
 	for i := range hashes {
 		hashes[i] = notify.HashUser(fmt.Appendf(nil, "user%07d", i))
 	}
-	b.Run("chain", func(b *testing.B) {
-		var c chain
-		for b.Loop() {
-			c.reset()
-			for i := 0; i < len(hashes); i += 8192 {
-				c.add(hashes[i : i+8192])
+	m := chunkMaker{n: 8333}
+	value := m.next()
+	var env, into notify.Envelope
+	must(b, notify.DecodeEnvelope(value, &env))
+	run := func(name string, n int, fn func()) {
+		b.Run(name, func(b *testing.B) {
+			fn()
+			cpu := cpuTime(b)
+			for b.Loop() {
+				fn()
 			}
+			b.ReportMetric(float64(cpuTime(b)-cpu)/float64(b.N*n), "cpu-ns/receiver")
+		})
+	}
+	run("decode", 8333, func() { must(b, notify.DecodeEnvelope(value, &into)) })
+	var hs []uint64
+	run("hash", 8333, func() { hs, _, _ = hashColumn(hs[:0], env.Receivers) })
+	var c chain
+	run("chain", len(hashes), func() {
+		c.reset()
+		for i := 0; i < len(hashes); i += 8192 {
+			c.add(hashes[i : i+8192])
 		}
-		b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N<<20), "ns/receiver")
 	})
-	b.Run("sort", func(b *testing.B) {
-		var buf []byte
-		for b.Loop() {
-			buf = appendIndex(buf[:0], hashes, dirBits(len(hashes)))
-		}
-		b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N<<20), "ns/receiver")
-	})
-	b.Run("hash", func(b *testing.B) {
-		m := chunkMaker{n: 8333}
-		var env notify.Envelope
-		must(b, notify.DecodeEnvelope(m.next(), &env))
-		var hs []uint64
-		for b.Loop() {
-			hs, _, _ = hashColumn(hs[:0], env.Receivers)
-		}
-		b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*8333), "ns/receiver")
-	})
-	b.Run("decode", func(b *testing.B) {
-		m := chunkMaker{n: 8333}
-		v := m.next()
-		var env notify.Envelope
-		for b.Loop() {
-			must(b, notify.DecodeEnvelope(v, &env))
-		}
-		b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*8333), "ns/receiver")
-	})
+	var body []byte
+	run("body", 8333, func() { body = appendStored(body[:0], &stored{value: value}) })
+	var buf []byte
+	run("sort", len(hashes), func() { buf = appendIndex(buf[:0], hashes, dirBits(len(hashes))) })
 }
 
 // 50M receivers in about 6,000 chunks, 10 notifications a user, 44 sealed

@@ -28,8 +28,28 @@
 // against its body. The directory has one slot per 16 entries, 65,536 at a
 // million receivers and one in a segment of ten.
 //
-// # Figures (2 cores at 2.6 GHz, page cache warm; see bench_test.go)
+// # Figures
 //
-// See BenchmarkAppend, BenchmarkSeal and BenchmarkLookup for what was measured
-// and when.
+// BenchmarkIndex, BenchmarkAppend, BenchmarkLookup on 2 cores shared with other
+// work (load 4 to 10), CPU time per receiver in chunks of 8,333 with ids of 11
+// bytes:
+//
+//	notify.DecodeEnvelope    10.6 ns   the check of the column
+//	hash                      6.6 ns
+//	chain                     1.8 ns
+//	body and checksum         0.7 ns
+//	sort at the seal          5.9 ns   beside the appender
+//	write                    10-40 ns  more where the kernel's pages are new to the guest
+//
+// On disk 18.2 bytes a receiver, 13.2 of them the body; 134 for a single with a
+// short text. In memory 12 bytes a receiver of the tail and half a kilobyte a
+// sealed segment.
+//
+// Of 50M receivers in 48 segments and 10 notifications a user, one page cache
+// away: Find 0.14 ms (p99 0.26), the newest of a user 0.35 ms (p99 1.0), a user
+// nobody knows 0.09 ms (p99 0.4), a page of 10 out of ten chunks of 110 KB 2 ms
+// (p99 7). What a hit costs is reading and checking its chunk's body.
+//
+// Directories are not cached: a look into a segment is two or three preads of
+// some bytes, 1.5 us together, and a cache would cost 0.25 bytes a receiver.
 package history

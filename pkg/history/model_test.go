@@ -489,3 +489,40 @@ func FuzzSegment(f *testing.F) {
 		s.mergeOnce(t.Context())
 	})
 }
+
+// A crash between a merge and the removal of what it replaced leaves nothing
+// behind after the next start.
+func TestMergeCutBeforeCleanUp(t *testing.T) {
+	t.Parallel()
+	ffs := &faultFS{FS: newMem(), hook: func(op, _ string) error {
+		if op == "remove" {
+			return errors.New("cut")
+		}
+		return nil
+	}}
+	m, r := newModel(3), rng(5)
+	s, stop, err := runStore(Config{Dir: "/h", FS: ffs, MergeCount: 4})
+	must(t, err)
+	for range 4 {
+		for {
+			rec := m.write(r)
+			must(t, s.Append(t.Context(), rec))
+			if rec.Partition == 0 && s.Stats().Tail > 0 {
+				break
+			}
+		}
+		sealNow(t, s)
+	}
+	before := s.Stats().Segments
+	if _, err := s.mergeOnce(t.Context()); err == nil {
+		t.Fatal("the removal was not cut")
+	}
+	must(t, stop())
+	again, stop, err := runStore(Config{Dir: "/h", FS: ffs.FS})
+	must(t, err)
+	if got := again.Stats().Segments; got != before-3 {
+		t.Errorf("%d segments after the start, of %d with 4 merged into one", got, before)
+	}
+	must(t, m.check(again, 2))
+	must(t, stop())
+}

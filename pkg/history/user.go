@@ -163,12 +163,8 @@ func (w *walk) resolve(group []chunk, q engine.HistoryQuery) []engine.Found {
 		if !w.open(c, &f) || q.Caller != "" && f.Envelope.Caller != q.Caller {
 			continue
 		}
-		r, pos := notify.Receiver{}, c.ordinal-c.start
-		rd := notify.ReadReceivers(f.Envelope.Receivers)
-		ok := pos < f.Envelope.Count
-		for n := uint32(0); ok && n <= pos; n++ {
-			ok = rd.Next(&r)
-		}
+		pos := c.ordinal - c.start
+		r, ok := receiverAt(f.Envelope.Receivers, pos)
 		if !ok {
 			if c.seg != nil {
 				w.note(c.seg, fmt.Errorf("%w: position %d of %d receivers", errDamaged, pos, f.Envelope.Count))
@@ -190,6 +186,30 @@ func (w *walk) resolve(group []chunk, q engine.HistoryQuery) []engine.Found {
 		}
 	}
 	return fs[:n]
+}
+
+// receiverAt returns the receiver at a position of a column that has been
+// checked. Skipping is most of what a hit costs behind the read, so it does not
+// look at what it skips.
+func receiverAt(column []byte, pos uint32) (r notify.Receiver, ok bool) {
+	index := uint64(0)
+	for n := uint32(0); n < pos; n++ {
+		if len(column) >= 2 && column[0] < 0x80 && column[1] < 0x80 && column[1]&3 == 0 {
+			index += uint64(column[0]) + 1
+			column = column[2+column[1]>>2:]
+			continue
+		}
+		rd := notify.ReadReceivers(column)
+		if !rd.Next(&r) {
+			return r, false
+		}
+		index += uint64(r.Index) + 1
+		column = rd.Rest()
+	}
+	rd := notify.ReadReceivers(column)
+	ok = rd.Next(&r)
+	r.Index += uint32(index)
+	return r, ok
 }
 
 // byBase is a heap, newest base on top.

@@ -473,6 +473,27 @@ func TestLateChangeDoesNotUndo(t *testing.T) {
 	}
 }
 
+// A write of ours whose answer comes late must not undo one of another process
+// that was stored after it and followed already.
+func TestLateAnswerDoesNotUndo(t *testing.T) {
+	t.Parallel()
+	st := newStore()
+	a, b := loaded(t, st), loaded(t, st)
+	end := a.begin("ann")
+	ours := engine.Profile{User: "ann"}
+	var err error
+	ours.Version, err = st.Put(t.Context(), ours)
+	must(t, err)
+	_, err = b.Put(t.Context(), engine.Profile{User: "ann", OptOut: []string{"push"}})
+	must(t, err)
+	must(t, a.Follow(t.Context()))
+	a.applied(&ours)
+	end()
+	if v := decide(a, "ann", notify.Push, notify.Digest, noon); v.Action != OptedOut {
+		t.Fatal("a late answer undid the opt-out")
+	}
+}
+
 func TestSecondProcessFollowsWithinASecond(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -33,7 +33,11 @@ type Verdict struct {
 // Snapshot is every user's preferences and addresses as one process sees them
 // now. Readers never wait; users who set nothing cost nothing.
 //
-// Measured with 5M users (BenchmarkDecide, BenchmarkAddresses): see there.
+// Measured with 5M users on 2 cores shared with other work (load 4): Decide
+// 5.1 ns for users without an exception, 12.4 ns where 4% have one; Addresses
+// 94 ns in touched blocks of 64, 280 ns one by one; 96 bytes a user with one
+// address of 64 bytes, of which 11 are the user id that each hit is compared
+// with: a hash alone could send to somebody else's device.
 type Snapshot struct {
 	zones      *zones
 	rules      *set  // user -> rule, of users who set one
