@@ -29,6 +29,7 @@ type seen struct {
 const (
 	firstSlots = 1 << 12
 	keptSlots  = 1 << 22 // a larger table is not kept for the next request: 16 MiB
+	maxGuess   = 1 << 20 // users the table is made for before they are seen
 )
 
 func newSeen() seen {
@@ -44,7 +45,7 @@ func (s *seen) begin(n int) {
 		s.keep = nil
 	}
 	s.where = s.where[:0]
-	s.resize(n)
+	s.resize(min(n, maxGuess))
 }
 
 // resize empties the table and makes it fit n users.

@@ -37,7 +37,7 @@ func (s *Service) Fanout(ctx context.Context, m Meta, body []byte) (a Answer, er
 	default:
 		return Answer{}, unsupported(t, mediaJSON, mediaNDJSON, mediaProto)
 	}
-	b := fanBody{guess: len(body) / 16}
+	var b fanBody
 	key := engine.IdemKey{Caller: m.Caller, Route: m.Route, Key: m.Key}
 	if err := read(body, &b); err != nil {
 		if key.Key == "" {
@@ -54,7 +54,7 @@ func (s *Service) Fanout(ctx context.Context, m Meta, body []byte) (a Answer, er
 // fanBody is a fan-out whose head is read and whose receivers are not.
 type fanBody struct {
 	fanHead
-	guess int // how many receivers there are, about
+	guess int // how many receivers there are, by the size of the first
 	// feed reads the receivers, and checks what follows them.
 	feed func(f *splitter) error
 }
@@ -217,6 +217,7 @@ func readFanJSON(body []byte, b *fanBody) error {
 			return err
 		}
 	}
+	b.guess = guess(body, at+1, end)
 	b.feed = func(f *splitter) error {
 		got, err := scanArray(body, at, f)
 		if err == nil && got != end {
@@ -227,6 +228,16 @@ func readFanJSON(body []byte, b *fanBody) error {
 		return err
 	}
 	return nil
+}
+
+// guess returns how many values like the first one fit in b[from:to].
+func guess(b []byte, from, to int) int {
+	from = skipSpace(b, from)
+	end, ok := skipValue(b, from)
+	if !ok || end >= to {
+		return 1
+	}
+	return (to-from)/(end-from+1) + 1
 }
 
 // lastArrayEnd returns the position behind the array that is the last thing in
@@ -269,6 +280,7 @@ func readFanLines(body []byte, b *fanBody) error {
 	if err := json.Unmarshal(body[start:end], &j, strict); err != nil {
 		return decodeError(err)
 	}
+	b.guess = guess(body, end, len(body))
 	b.feed = func(f *splitter) error { return scanLines(body, end, f) }
 	return j.head(&b.fanHead)
 }
@@ -278,7 +290,7 @@ func readFanProto(body []byte, b *fanBody) error {
 	if err != nil {
 		return err
 	}
-	b.fanHead = h
+	b.fanHead, b.guess = h, min(int(count), len(column)/2) // a receiver has at least two bytes
 	b.feed = func(f *splitter) error { return columnReceivers(column, count, f) }
 	return nil
 }
