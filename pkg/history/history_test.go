@@ -194,10 +194,13 @@ func TestPagesWithEqualTimes(t *testing.T) {
 func TestRetention(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	s, stop := open(t, Config{Dir: dir, Retention: time.Hour})
+	s, stop := open(t, Config{Dir: dir})
 	old := baseAt(now-2*time.Hour.Milliseconds(), 1)
 	must(t, s.Append(t.Context(), record(0, 4, envelope(old, 0, 0, "c", receiver{0, "ann"}))))
 	sealNow(t, s)
+	stop()
+	s, err := Open(Config{Dir: dir, Retention: time.Hour}) // nothing runs: expire is called here
+	must(t, err)
 	must(t, s.Append(t.Context(), record(0, 5, envelope(baseAt(now, 2), 0, 0, "c", receiver{0, "ann"}))))
 	if got := users(t, s, "ann", 5); len(got) != 2 {
 		t.Fatalf("%v", got)
@@ -215,7 +218,7 @@ func TestRetention(t *testing.T) {
 	if _, err := s.Find(t.Context(), notify.ID{Base: baseAt(now, 9), Fan: true}); notify.KindOf(err) != notify.KindNotFound {
 		t.Fatalf("never there: %v", err)
 	}
-	stop()
+	must(t, s.Close())
 	again, _ := open(t, Config{Dir: dir, Retention: time.Hour})
 	if off := again.Resume()[Part{topic, 0}]; off != 5 {
 		t.Fatalf("the sealed offset went with its segment: resumes at %d", off)

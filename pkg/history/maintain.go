@@ -71,6 +71,8 @@ func (s *Store) Verify(ctx context.Context) error {
 // expire removes segments whose youngest record has passed its retention. The
 // sealed offsets they carry are kept first.
 func (s *Store) expire(now time.Time) error {
+	s.changeMu.Lock()
+	defer s.changeMu.Unlock()
 	limit := now.Add(-s.cfg.Retention).UnixMilli()
 	v := s.acquire()
 	defer v.release()
@@ -137,6 +139,8 @@ func (s *Store) mergeable(segs []*segment) []*segment {
 // new one names those it replaces, so that a crash before they are removed
 // leaves no doubt.
 func (s *Store) mergeOnce(ctx context.Context) (bool, error) {
+	s.changeMu.Lock()
+	defer s.changeMu.Unlock()
 	v := s.acquire()
 	defer v.release()
 	run := s.mergeable(v.segs)

@@ -33,6 +33,7 @@ type Store struct {
 	viewMu sync.RWMutex
 	view   *view
 
+	changeMu sync.Mutex // one merge or removal of segments at a time
 	nextNum  atomic.Uint64
 	failed   atomic.Pointer[error] // closed, or a sync failed: what is durable is unknown
 	dead     chan struct{}         // closed when failed is set
