@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -186,107 +187,6 @@ func TestSuppressIsGlobal(t *testing.T) {
 	}
 }
 
-func TestQuietHours(t *testing.T) {
-	t.Parallel()
-	z := newZones()
-	f := func(from, to, zone, now, want string) {
-		t.Helper()
-		i, err := z.index(zone)
-		must(t, err)
-		r := rule{zone: i}
-		r.from, err = parseClock(from)
-		must(t, err)
-		r.to, err = parseClock(to)
-		must(t, err)
-		at, err := time.Parse(time.RFC3339, now)
-		must(t, err)
-		end := r.quietUntil(at, z.location(i))
-		got := ""
-		if end.After(at) {
-			got = end.UTC().Format(time.RFC3339)
-		}
-		if got != want {
-			t.Errorf("%s-%s %s at %s: until %q, want %q", from, to, zone, now, got, want)
-		}
-	}
-	// Plain, over midnight, and the borders.
-	f("22:00", "07:30", "UTC", "2026-03-10T21:59:59Z", "")
-	f("22:00", "07:30", "UTC", "2026-03-10T22:00:00Z", "2026-03-11T07:30:00Z")
-	f("22:00", "07:30", "UTC", "2026-03-11T00:00:00Z", "2026-03-11T07:30:00Z")
-	f("22:00", "07:30", "UTC", "2026-03-11T07:29:59Z", "2026-03-11T07:30:00Z")
-	f("22:00", "07:30", "UTC", "2026-03-11T07:30:00Z", "")
-	f("12:00", "14:00", "UTC", "2026-03-11T13:00:30Z", "2026-03-11T14:00:00Z")
-	f("12:00", "14:00", "UTC", "2026-03-11T14:00:00Z", "")
-	f("00:00", "06:00", "UTC", "2026-03-11T00:00:00Z", "2026-03-11T06:00:00Z")
-	f("18:00", "00:00", "UTC", "2026-03-11T23:59:00Z", "2026-03-12T00:00:00Z")
-	f("22:00", "07:00", "Asia/Kolkata", "2026-03-10T17:00:00Z", "2026-03-11T01:30:00Z")
-	// Berlin, 29 March 2026: 02:00 becomes 03:00. The night is an hour shorter.
-	f("22:00", "07:00", "Europe/Berlin", "2026-03-28T21:00:00Z", "2026-03-29T05:00:00Z")
-	// Its end lies in the hour that does not exist: over when the clock jumps past it.
-	f("22:00", "02:30", "Europe/Berlin", "2026-03-28T22:00:00Z", "2026-03-29T01:00:00Z")
-	f("02:15", "02:45", "Europe/Berlin", "2026-03-29T01:00:00Z", "")
-	// Berlin, 25 October 2026: 03:00 becomes 02:00. The night is an hour longer.
-	f("22:00", "07:00", "Europe/Berlin", "2026-10-24T20:00:00Z", "2026-10-25T06:00:00Z")
-	// 02:30 comes twice: over at the first, quiet again when the clock falls back.
-	f("22:00", "02:30", "Europe/Berlin", "2026-10-25T00:00:00Z", "2026-10-25T00:30:00Z")
-	f("22:00", "02:30", "Europe/Berlin", "2026-10-25T00:45:00Z", "")
-	f("22:00", "02:30", "Europe/Berlin", "2026-10-25T01:00:00Z", "2026-10-25T01:30:00Z")
-	// The end is the very moment the clock falls back into the quiet hour.
-	f("02:00", "03:00", "Europe/Berlin", "2026-10-25T00:10:00Z", "2026-10-25T02:00:00Z")
-	// New York, 8 March 2026; Lord Howe shifts by half an hour, 5 April 2026.
-	f("21:00", "06:00", "America/New_York", "2026-03-08T03:00:00Z", "2026-03-08T10:00:00Z")
-	f("21:00", "06:00", "Australia/Lord_Howe", "2026-04-04T11:00:00Z", "2026-04-04T19:30:00Z")
-	// A profile of a zone reaches the decision.
-	s := loaded(t, newStore())
-	_, err := s.Put(t.Context(), engine.Profile{User: "ann", TimeZone: "Asia/Kolkata", QuietHours: &engine.QuietHours{From: "22:00", To: "07:00"}})
-	must(t, err)
-	at := time.Date(2026, 3, 10, 17, 0, 0, 0, time.UTC)
-	want := Verdict{Quiet, time.Date(2026, 3, 11, 1, 30, 0, 0, time.UTC).UnixMilli()}
-	if v := decide(s, "ann", notify.Push, notify.Transactional, at); v != want {
-		t.Errorf("%+v, not %+v", v, want)
-	}
-	if v := decide(s, "ann", notify.Push, notify.OTP, at); v.Action != Send {
-		t.Errorf("a code waits: %v", v)
-	}
-}
-
-// The end is the first moment that is not quiet: compared with looking at
-// every minute.
-func TestQuietHoursAgainstEveryMinute(t *testing.T) {
-	t.Parallel()
-	z := newZones()
-	rapid.Check(t, func(t *rapid.T) {
-		zone := rapid.SampledFrom([]string{"UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kathmandu", "Africa/Casablanca", "Pacific/Apia"}).Draw(t, "zone")
-		i, err := z.index(zone)
-		if err != nil {
-			t.Fatal(err)
-		}
-		r := rule{zone: i, from: rapid.Uint16Range(0, 1439).Draw(t, "from"), to: rapid.Uint16Range(0, 1439).Draw(t, "to")}
-		if r.from == r.to {
-			return
-		}
-		loc := z.location(i)
-		at := time.Unix(rapid.Int64Range(1262304000, 1830000000).Draw(t, "at"), 0)
-		if rapid.Bool().Draw(t, "near a change") {
-			if _, change := at.In(loc).ZoneBounds(); !change.IsZero() {
-				at = change.Add(time.Duration(rapid.IntRange(-86400, 3600).Draw(t, "by")) * time.Second)
-			}
-		}
-		quiet := func(x time.Time) bool {
-			h, m, _ := x.In(loc).Clock()
-			return r.quietAt(uint16(h*60 + m))
-		}
-		want := at
-		if quiet(at) {
-			for want = at.Truncate(time.Minute); quiet(want); want = want.Add(time.Minute) {
-			}
-		}
-		if got := r.quietUntil(at, loc); !got.Equal(want) {
-			t.Fatalf("%v until %v, want %v", at.In(loc), got, want.In(loc))
-		}
-	})
-}
-
 // Whatever happens in whatever order, the snapshot is the store.
 func TestSnapshotAgainstMap(t *testing.T) {
 	t.Parallel()
@@ -419,6 +319,7 @@ func TestOptOutBindsWhileReadersLoop(t *testing.T) {
 					v := decide(s, fmt.Sprint("u", i), notify.Push, notify.Marketing, noon)
 					if before && v.Action != OptedOut {
 						t.Errorf("u%d is called after its opt-out was answered", i)
+						stop.Store(true)
 						return
 					}
 					reads.Add(1)
@@ -443,12 +344,12 @@ func TestOptOutBindsWhileReadersLoop(t *testing.T) {
 			must(t, err)
 			answered[i].Store(true)
 		}
+		for seen := reads.Load(); reads.Load() < seen+2*int64(len(answered)) && !stop.Load(); {
+			runtime.Gosched() // the readers pass over all of it in every round
+		}
 	}
 	stop.Store(true)
 	wg.Wait()
-	if reads.Load() == 0 {
-		t.Fatal("nobody read")
-	}
 }
 
 // A change that was read before an opt-out and is applied after it must not
@@ -544,53 +445,6 @@ func TestSecondProcessFollowsWithinASecond(t *testing.T) {
 		if !b.Fresh(time.Now()) {
 			t.Error("not fresh after the store came back")
 		}
-		cancel()
-		must(t, <-done)
-	})
-}
-
-func TestCancels(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		st := &cancelStore{}
-		a, err := NewCancels(st, Config{})
-		must(t, err)
-		b, err := NewCancels(st, Config{Batch: 2})
-		must(t, err)
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- b.Run(ctx) }()
-		env := func(fan bool, campaign string) *notify.Envelope {
-			return &notify.Envelope{Chunk: notify.Chunk{Base: notify.NewBase(time.Now())}, Fan: fan, Campaign: campaign}
-		}
-		one, whole, camp, other := env(true, ""), env(true, ""), env(true, "cmp_"+notify.NewBase(noon).String()), env(true, "cmp_"+notify.NewBase(noon).String())
-		single := env(false, "")
-		must(t, a.Put(ctx, one.ID(5).String(), "c", noon))
-		must(t, a.Put(ctx, "ntf_"+whole.Chunk.Base.String(), "c", noon))
-		must(t, a.Put(ctx, camp.Campaign, "c", noon))
-		must(t, a.Put(ctx, single.ID(0).String(), "c", noon))
-		if err := a.Put(ctx, "trg_x", "c", noon); notify.KindOf(err) != notify.KindInvalid {
-			t.Errorf("%v", err)
-		}
-		check := func(c *Cancels) {
-			t.Helper()
-			for _, x := range []struct {
-				e     *notify.Envelope
-				index uint32
-				want  bool
-			}{{one, 5, true}, {one, 4, false}, {whole, 0, true}, {whole, 9, true}, {camp, 1, true}, {other, 1, false}, {single, 0, true}, {env(false, ""), 0, false}} {
-				if got := c.Cancelled(x.e, x.index); got != x.want {
-					t.Errorf("%v %s: %v", x.e.ID(x.index), x.e.Campaign, got)
-				}
-			}
-		}
-		check(a)
-		<-time.After(time.Second)
-		check(b)
-		for range 2000 { // the filter grows and forgets nothing
-			must(t, a.Put(ctx, env(true, "").ID(1).String(), "c", noon))
-		}
-		check(a)
 		cancel()
 		must(t, <-done)
 	})
