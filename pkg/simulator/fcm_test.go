@@ -186,7 +186,7 @@ func TestFCMQuota(t *testing.T) {
 
 	one, two := fcmMessageFor(RegistrationToken(1), ""), fcmMessageFor(RegistrationToken(2), "")
 	var got []int
-	for _, b := range []string{one, one, one, `{}`, two} { // the third is over its device's limit, and uses quota as `{}` does
+	for _, b := range []string{one, one, one, `{`, two} { // the third is over its device's limit, and uses quota as `{` does
 		got = append(got, send(b).status)
 	}
 	if fmt.Sprint(got) != "[200 200 429 400 429]" {

@@ -54,8 +54,9 @@ type entry struct {
 // taken, and every take after the first of a pair, a duplicate. A user with two
 // devices is two pairs of one id. Addresses are compared by 32 bits of a hash.
 //
-// It is safe for concurrent use. Recording takes 0.2 us; a receiver of a fan-out
-// takes 12 bytes, in pages of 256 neighbours, a single about 50.
+// It is safe for concurrent use. Recording takes 0.2 us for a receiver of a
+// fan-out, 0.5 for a single; in memory 12 bytes, in pages of 256 neighbours, and
+// 38 to 75. The order of users takes 24 bytes and more for each.
 type Ledger struct {
 	now   func() time.Time
 	start atomic.Int64 // Unix nanoseconds; slots count from here

@@ -101,6 +101,44 @@ func TestLedgerModel(t *testing.T) {
 	})
 }
 
+// TestSingles: many bases, those that differ in one bit as well.
+func TestSingles(t *testing.T) {
+	t.Parallel()
+	var s singles
+	want := map[notify.Base]uint32{}
+	put := func(b notify.Base, n uint32) {
+		s.put(b, slot{addr: n, counts: 1})
+		want[b] = n
+	}
+	first := notify.NewBase(time.Unix(1, 0))
+	for i := range uint32(20_000) {
+		b := first.Item(int(i))
+		put(b, i)
+		b[i%16] ^= 1 << (i % 8)
+		put(b, i+1)
+		put(b, i+2)
+		put(notify.Base{byte(i >> 8), byte(i)}, i)
+	}
+	if s.n != len(want) {
+		t.Errorf("%d, want %d", s.n, len(want))
+	}
+	for b, n := range want {
+		if got := s.get(b); got.addr != n {
+			t.Fatalf("%s: %d, want %d", b, got.addr, n)
+		}
+	}
+	n := 0
+	for b, x := range s.all() {
+		n++
+		if want[b] != x.addr {
+			t.Fatalf("%s: %d, want %d", b, x.addr, want[b])
+		}
+	}
+	if n != len(want) || s.get(first).used() {
+		t.Errorf("%d of %d", n, len(want))
+	}
+}
+
 func TestLedgerBase(t *testing.T) {
 	t.Parallel()
 	l := testLedger()
@@ -229,6 +267,9 @@ func TestLedgerFile(t *testing.T) {
 	if !l.Delivered(odd.id) || l.Base(base(1), 300).MissingN != 0 {
 		t.Error("lost in the file")
 	}
+	if text, _ := os.ReadFile(path); !bytes.HasSuffix(text, []byte("}\n")) {
+		t.Error("half a line was left")
+	}
 	l.record(hitOf(notify.ID{Base: base(2)}.String(), "a", Accepted))
 	if l.seq.Load() != 303 {
 		t.Errorf("sequence %d", l.seq.Load())
@@ -298,8 +339,8 @@ func TestLedgerRecentDuplicates(t *testing.T) {
 	}
 }
 
-// On two shared cores of a Xeon, one goroutine: fan-out NNN ns, single NNN ns,
-// duplicate NNN ns, fan-out with a file NNN ns.
+// On two shared cores of a Xeon, one goroutine, with neighbours: fan-out 220 ns,
+// single 470 ns, duplicate 240 to 320 ns, fan-out with a file 500 to 820 ns.
 func BenchmarkLedger(b *testing.B) {
 	const n = 1 << 20
 	run := func(name string, withFile string, id func(i int) notify.ID) {

@@ -1,6 +1,7 @@
 package simulator
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -54,6 +55,16 @@ func TestRuleRate(t *testing.T) {
 	}
 	if got := picks(t, 1, Rule{Do: Outage, Rate: 0.1, Count: 3}, 20_000); !slices.Equal(got, a[:3]) {
 		t.Errorf("the first three of a tenth: %v, want %v", got, a[:3])
+	}
+}
+
+// TestRuleCount: "the next one" is one, also for requests that all looked before
+// any of them was picked.
+func TestRuleCount(t *testing.T) {
+	t.Parallel()
+	a := &activeRule{Rule: Rule{Count: 1, Rate: 1}}
+	if got := fmt.Sprint(a.pick(1), a.pick(1), a.pick(1)); got != "true false false" {
+		t.Error(got)
 	}
 }
 
@@ -201,9 +212,14 @@ func TestAmbiguous(t *testing.T) {
 			rule(t, s, Rule{Provider: v.provider, Do: tc.do, Count: 1})
 			id := newID().String()
 			r := v.send(id)
-			r.GetBody = nil // or net/http would send it again by itself
-			if tc.do == Hang {
-				c.Timeout = 50 * time.Millisecond
+			r.GetBody = nil    // or net/http would send it again by itself
+			if tc.do == Hang { // the caller gives up once it is there
+				ctx, cancel := context.WithCancel(t.Context())
+				r = r.WithContext(ctx)
+				go func() {
+					defer cancel()
+					waitFor(t, func() bool { return len(s.Ledger().Lookup(id)) > 0 })
+				}()
 			}
 			if got, err := try(c, r); err == nil {
 				t.Errorf("%s %s: answered %+v", v.provider, tc.do, got)
@@ -218,7 +234,6 @@ func TestAmbiguous(t *testing.T) {
 				t.Errorf("%s %s: %+v", v.provider, tc.do, m)
 			}
 			// The caller cannot know, sends again, and only where it was taken is that a duplicate.
-			c.Timeout = 0
 			before := s.Ledger().Summary().Duplicates
 			if got := do(t, c, v.send(id)); got.status != v.accepted {
 				t.Errorf("%s after %s: %+v", v.provider, tc.do, got)

@@ -4,10 +4,12 @@ import (
 	"bytes"
 	"context"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"reflect"
 	"testing"
+	"time"
 
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -110,5 +112,38 @@ func TestClose(t *testing.T) {
 	}
 	if s.Run(context.Background()) == nil {
 		t.Error("Run after Close")
+	}
+}
+
+// TestStopWhileHanging: requests that hang, or wait out a latency, do not hold Run.
+func TestStopWhileHanging(t *testing.T) {
+	t.Parallel()
+	s, err := New(Config{FCM: FCMConfig{Latency: Constant(time.Hour)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(ctx) }()
+	rule(t, s, Rule{Provider: APNs, Do: Hang})
+	c := client(t, s, "h2")
+	auth := accessToken(t, s, c)
+	left := make(chan error, 2)
+	for _, r := range []*http.Request{push(t, s, DeviceToken(1), ""), fcmSend(t, s, auth, fcmMessageFor(RegistrationToken(1), ""))} {
+		r.GetBody = nil
+		go func() {
+			_, err := try(c, r)
+			left <- err
+		}()
+	}
+	waitFor(t, func() bool { return s.Ledger().Summary().Receivers == 2 })
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	for range 2 {
+		if err := <-left; err == nil {
+			t.Error("a hanging request was answered")
+		}
 	}
 }

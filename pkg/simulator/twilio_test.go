@@ -192,7 +192,7 @@ func TestUserSuffix(t *testing.T) {
 	}
 }
 
-// callbacks is a receiver of callbacks, one answer for each.
+// callbacks is a receiver of callbacks; those it answers well come on the channel.
 func callbacks(t testing.TB, answer func(r *http.Request) int) (string, <-chan *http.Request) {
 	got := make(chan *http.Request, 1000)
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -206,8 +206,11 @@ func callbacks(t testing.TB, answer func(r *http.Request) int) (string, <-chan *
 			}
 		}
 		r.Form = url.Values{"raw": {body.String()}}
-		w.WriteHeader(answer(r))
-		got <- r
+		status := answer(r)
+		w.WriteHeader(status)
+		if status < 300 {
+			got <- r
+		}
 	}))
 	t.Cleanup(srv.Close)
 	return srv.URL, got
