@@ -45,10 +45,18 @@
 // short text. In memory 12 bytes a receiver of the tail and half a kilobyte a
 // sealed segment.
 //
-// Of 50M receivers in 48 segments and 10 notifications a user, one page cache
-// away: Find 0.14 ms (p99 0.26), the newest of a user 0.35 ms (p99 1.0), a user
-// nobody knows 0.09 ms (p99 0.4), a page of 10 out of ten chunks of 110 KB 2 ms
-// (p99 7). What a hit costs is reading and checking its chunk's body.
+// Lookups in 50M receivers, 10 notifications a user, page cache warm, wall time
+// over three runs under the same load: mean, then p99, in ms. They need a quiet
+// machine to be judged.
+//
+//	Find                           0.14-0.20   0.26-2.0
+//	Find, no such id               0.004-0.005 0.01
+//	User, the newest               0.31-0.51   0.64-5.1
+//	User, nobody                   0.08-0.12   0.19-1.5
+//	User, 10 out of ten chunks     1.8-2.7     5.1-10
+//
+// What a hit costs is reading and checking its chunk's body of 110 KB, most of
+// it in notify.DecodeEnvelope.
 //
 // Directories are not cached: a look into a segment is two or three preads of
 // some bytes, 1.5 us together, and a cache would cost 0.25 bytes a receiver.
