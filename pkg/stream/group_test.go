@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
@@ -165,8 +166,10 @@ func TestRebalanceHandsOverWithoutRepeats(t *testing.T) {
 		commits := b.watchCommits()
 		done := newEffects()
 		run := func() (*pool, *member) {
-			h := &pool{dead: func() bool { return false }, effects: done, slow: 300 * time.Millisecond}
-			return h, start(t, GroupConfig{Conn: b.conn, Group: "g", Topics: []string{"topic"}}, h)
+			h := &pool{dead: func() bool { return false }, effects: done, slow: 3 * time.Second} // always some in flight
+			// No commits but those of hand-overs: the client waits for a join on
+			// a lock, which would stop the bubble's clock.
+			return h, start(t, GroupConfig{Conn: b.conn, Group: "g", Topics: []string{"topic"}, CommitEvery: 1000 * time.Hour}, h)
 		}
 		p := newProducer(t, ProducerConfig{Conn: b.conn})
 		_, first := run()
@@ -205,6 +208,69 @@ func TestRebalanceHandsOverWithoutRepeats(t *testing.T) {
 		}
 		commits.check(t.Errorf)
 	})
+}
+
+// The same in real time, with a commit under way at nearly every moment: none
+// arrives after its partition went to somebody else.
+func TestRebalanceUnderConstantCommits(t *testing.T) {
+	t.Parallel()
+	c, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(4, "topic"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	b := &broker{c, Conn{Brokers: c.ListenAddrs()}}
+	commits := b.watchCommits()
+	done := newEffects()
+	run := func() *member {
+		h := &pool{dead: func() bool { return false }, effects: done, slow: 100 * time.Millisecond}
+		return start(t, GroupConfig{Conn: b.conn, Group: "g", Topics: []string{"topic"}, CommitEvery: time.Millisecond}, h)
+	}
+	stable := func(members int) {
+		t.Helper()
+		ctx, stop := context.WithTimeout(t.Context(), 20*time.Second)
+		defer stop()
+		if _, err := c.WaitGroupStable(ctx, "g", members); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first := run()
+	stable(1)
+	p := newProducer(t, ProducerConfig{Conn: b.conn})
+	sent := 0
+	produce := func() {
+		for range 20 {
+			for part := range int32(4) {
+				if err := p.Append(t.Context(), numbered("topic", part, 0, 10)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			sent += 40
+		}
+	}
+	for range 2 {
+		produce()
+		second := run()
+		stable(2)
+		produce()
+		if err := second.wait(); err != nil {
+			t.Error(err)
+		}
+		stable(1)
+	}
+	produce()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for done.distinct() < sent {
+		<-tick.C
+	}
+	if err := first.wait(); err != nil {
+		t.Error(err)
+	}
+	if n := done.repeated(); n != 0 {
+		t.Errorf("%d of %d repeated", n, sent)
+	}
+	commits.check(t.Errorf)
 }
 
 // A member that is cut off learns that its partitions are lost: their context

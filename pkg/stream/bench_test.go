@@ -1,0 +1,111 @@
+package stream
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"sync"
+	"testing"
+
+	"github.com/twmb/franz-go/pkg/kfake"
+)
+
+func diskBroker(b *testing.B, partitions int32, opts ...kfake.Opt) Conn {
+	c, err := kfake.NewCluster(append([]kfake.Opt{
+		kfake.NumBrokers(1), kfake.DataDir(b.TempDir()), kfake.SeedTopics(partitions, "topic"),
+		kfake.BrokerConfigs(map[string]string{"message.max.bytes": strconv.Itoa(9 << 20), "log.segment.bytes": strconv.Itoa(32 << 20)}),
+	}, opts...)...)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(c.Close)
+	return Conn{Brokers: c.ListenAddrs()}
+}
+
+// BenchmarkAppend: the embedded broker on disk, 6 partitions, callers that each
+// wait for their own append of n records.
+func BenchmarkAppend(b *testing.B) {
+	for _, mode := range []string{"fsync", "page-cache"} {
+		for _, c := range []struct{ size, n, callers int }{{200, 1, 256}, {200, 1000, 8}, {50_000, 6, 8}} {
+			b.Run(fmt.Sprintf("%s/%dB/%dx%d", mode, c.size, c.callers, c.n), func(b *testing.B) {
+				var opts []kfake.Opt
+				if mode == "fsync" {
+					opts = append(opts, kfake.SyncWrites())
+				}
+				p := newProducer(b, ProducerConfig{Conn: diskBroker(b, 6, opts...)})
+				recs := make([]Record, c.n)
+				for i := range recs {
+					recs[i] = Record{Topic: "topic", Partition: -1, Key: fmt.Appendf(nil, "user-%d", i), Value: make([]byte, c.size)}
+				}
+				if err := p.Append(b.Context(), recs); err != nil {
+					b.Fatal(err)
+				}
+				b.ReportAllocs()
+				b.ResetTimer()
+				work := make(chan struct{})
+				var wg sync.WaitGroup
+				for range c.callers {
+					wg.Go(func() {
+						for range work {
+							if err := p.Append(b.Context(), recs); err != nil {
+								b.Error(err)
+							}
+						}
+					})
+				}
+				for range b.N {
+					work <- struct{}{}
+				}
+				close(work)
+				wg.Wait()
+				n := float64(b.N * c.n)
+				b.ReportMetric(n/b.Elapsed().Seconds(), "records/s")
+				b.ReportMetric(n*float64(c.size)/1e6/b.Elapsed().Seconds(), "MB/s")
+			})
+		}
+	}
+}
+
+// BenchmarkGroup: records of 200 and 50,000 bytes read through a group, each
+// marked done.
+func BenchmarkGroup(b *testing.B) {
+	for _, c := range []struct{ size, total int }{{200, 1_000_000}, {50_000, 6000}} {
+		b.Run(fmt.Sprintf("%dB", c.size), func(b *testing.B) {
+			conn := diskBroker(b, 6)
+			p := newProducer(b, ProducerConfig{Conn: conn})
+			recs := make([]Record, c.total/200)
+			for i := range recs {
+				recs[i] = Record{Topic: "topic", Partition: int32(i % 6), Value: make([]byte, c.size)}
+			}
+			for range 200 {
+				if err := p.Append(b.Context(), recs); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportAllocs()
+			b.ResetTimer()
+			for i := range b.N {
+				done := make(chan int, 1000)
+				m := start(b, GroupConfig{Conn: conn, Group: strconv.Itoa(i), Topics: []string{"topic"}}, handlerFunc(
+					func(_ context.Context, _ TopicPartition, msgs []*Msg) error {
+						for _, m := range msgs {
+							m.Done()
+						}
+						done <- len(msgs)
+						return nil
+					}))
+				for n := 0; n < len(recs)*200; {
+					n += <-done
+				}
+				b.StopTimer()
+				if err := m.wait(); err != nil {
+					b.Fatal(err)
+				}
+				b.StartTimer()
+			}
+			n := float64(b.N * len(recs) * 200)
+			b.ReportMetric(n/b.Elapsed().Seconds(), "records/s")
+			b.ReportMetric(n*float64(c.size)/1e6/b.Elapsed().Seconds(), "MB/s")
+		})
+	}
+}
