@@ -3,6 +3,7 @@ package api
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"reflect"
 	"strings"
@@ -85,6 +86,28 @@ func TestReceiversHaveTwoForms(t *testing.T) {
 	}
 	if last := reflect.TypeFor[Fanout]().Field(reflect.TypeFor[Fanout]().NumField() - 1); last.Name != "Receivers" {
 		t.Errorf("SendFanout needs Receivers to be Fanout's last field, not %s", last.Name)
+	}
+}
+
+// answersEarly is a transport that answers before it has read the body, and
+// reads on afterwards, as http.Transport may.
+type answersEarly struct{ body io.ReadCloser }
+
+func (a *answersEarly) RoundTrip(r *http.Request) (*http.Response, error) {
+	a.body = r.Body
+	return &http.Response{StatusCode: 204, Header: http.Header{}, Body: http.NoBody, Request: r}, nil
+}
+
+// A body is the caller's again when Post returns.
+func TestPostGivesTheBodyBack(t *testing.T) {
+	t.Parallel()
+	tr := &answersEarly{}
+	c := Client{BaseURL: "http://x", HTTPClient: &http.Client{Transport: tr}}
+	if _, err := c.Post(t.Context(), "/v1/notifications", TypeJSON, []byte("{}"), ""); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := io.ReadAll(tr.body); len(b) > 0 || err == nil {
+		t.Errorf("the transport still reads %q, %v", b, err)
 	}
 }
 

@@ -295,4 +295,5 @@ func TestErrorsOfIntake(t *testing.T) {
 	f(notify.Unavailable("log", 0, nil), 503, "log", "1")
 	f(context.DeadlineExceeded, 503, "timeout", "1")
 	f(errors.New("?"), 500, "internal", "")
+	f(&notify.Error{Kind: notify.KindInternal, Code: "pebble_corrupt", Msg: "/data/000017.sst"}, 500, "internal", "")
 }
