@@ -88,7 +88,7 @@ func BenchmarkFanout(b *testing.B) {
 
 const singleBody = `{"channel":"push","category":"otp","to":{"user_id":"user-000001"},"content":{"title":"Your code","body":"Your code is 123456","collapse_key":"otp"}}`
 
-// 970 ns; 1,980 with the library's decoder.
+// 970 ns on two busy cores; 1,980 with the library's decoder.
 func BenchmarkSingle(b *testing.B) {
 	s := benchService(b)
 	b.ReportAllocs()
@@ -99,8 +99,9 @@ func BenchmarkSingle(b *testing.B) {
 	}
 }
 
-// ns an item: JSON 490, lines 490, protobuf 480; JSON with the library's decoder
-// and no reused buffers 1,580.
+// Best of 20 runs on two busy cores, ns an item: JSON 600, lines 570, protobuf
+// 500, 18 allocations a batch; JSON with the library's decoder and no reused
+// buffers 1,580 and 2,041.
 func BenchmarkBatch(b *testing.B) {
 	const n = 500
 	var array, lines, proto []byte

@@ -202,9 +202,9 @@ func columnReceivers(column []byte, count uint32, f *splitter) error {
 		if !validUTF8(r.User) || !validUTF8(r.Address) {
 			return invalid("bad_utf8", fmt.Sprintf("receivers[%d]", f.index), "invalid UTF-8")
 		}
-		vars, err := objectBytes(r.Variables, fmt.Sprintf("receivers[%d].variables", f.index), 0)
+		vars, err := objectBytes(r.Variables, "variables", 0)
 		if err != nil {
-			return err
+			return f.at(err)
 		}
 		f.add(r.User, r.Address, vars)
 	}
