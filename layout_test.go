@@ -44,7 +44,7 @@ var mayImport = map[string]string{
 	"pkg/prefs":   "engine notify",
 
 	// Stages.
-	"pkg/intake":   "engine notify stream prefs limit",
+	"pkg/intake":   "engine notify stream prefs limit fault",
 	"pkg/worker":   "engine notify stream wheel dedup limit prefs timer fault",
 	"pkg/provider": "notify limit",
 

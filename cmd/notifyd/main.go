@@ -12,6 +12,7 @@ import (
 	"os/signal"
 	"runtime/debug"
 	"syscall"
+	_ "time/tzdata" // quiet hours work in images without zone files
 
 	"github.com/spf13/cobra"
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/fault"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/stream"
 )
@@ -154,6 +155,7 @@ func (s *Service) repeat(ctx context.Context, m *Meta, stored, mine engine.Reser
 			return Answer{}, err
 		}
 	}
+	fault.Hit("reserved-before-append")
 	return s.finish(ctx, m, r, l, p)
 }
 
@@ -172,6 +174,7 @@ func (s *Service) finish(ctx context.Context, m *Meta, r engine.Reservation, l l
 		s.yield(ctx, r)
 		return a, nil
 	}
+	fault.Hit("appended-before-answer")
 	// The records are durable, so the answer stands even if it cannot be kept:
 	// a repeat then takes over and writes the same records once more.
 	if err := s.st.Idem.Finish(ctx, r.Key, a.Status, a.Body, r.Expires); err != nil {

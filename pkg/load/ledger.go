@@ -31,10 +31,10 @@ type totals struct {
 
 // Check is what the ledger says of what was acknowledged.
 type Check struct {
-	Expected   int64         `json:"expected"`  // receivers acknowledged
-	Delivered  int64         `json:"delivered"` // of them, taken by a provider
-	Lost       int64         `json:"lost"`        // neither delivered nor on its way: nothing came any more
-	Pending    int64         `json:"pending"`     // still coming in when the drain's time was over
+	Expected   int64         `json:"expected"`   // receivers acknowledged
+	Delivered  int64         `json:"delivered"`  // of them, taken by a provider
+	Lost       int64         `json:"lost"`       // neither delivered nor on its way: nothing came any more
+	Pending    int64         `json:"pending"`    // still coming in when the drain's time was over
 	Duplicates int64         `json:"duplicates"` // takes after the first
 	Reordered  int64         `json:"reordered"`  // first deliveries out of their user's order
 	Examples   []string      `json:"examples,omitempty"`

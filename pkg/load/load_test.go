@@ -134,7 +134,7 @@ func TestData(t *testing.T) {
 	}
 	for _, ch := range []string{"push", "sms", "email"} {
 		for _, target := range []string{Single, Batch} {
-			s := scenario(target, func(s *Scenario) { s.Channel, s.Address, s.Ordered = ch, true, true })
+			s := scenario(target, func(s *Scenario) { s.Channel, s.Address, s.Ordered = ch, true, target == Single })
 			if b := newData(s).request(nil, 0, s.Size); !json.Valid(b) {
 				t.Fatalf("%s %s: %s", ch, target, b)
 			}
@@ -201,7 +201,7 @@ func TestLedger(t *testing.T) {
 		mu.Unlock()
 		return fmt.Sprintf(`{"notification_id":%q}`, id)
 	}}
-	s := scenario(Single, func(s *Scenario) { s.Rate, s.Count, s.Drain = 0, 20, 300 * time.Millisecond })
+	s := scenario(Single, func(s *Scenario) { s.Rate, s.Count, s.Drain = 0, 20, 300*time.Millisecond })
 	res, err := Run(t.Context(), s, Config{Target: tg, Ledger: &Ledger{URL: srv.URL}})
 	if err != nil {
 		t.Fatal(err)
@@ -233,6 +233,7 @@ func TestRefuses(t *testing.T) {
 	f("size", func(s *Scenario) { s.Size = 1001 })
 	f("rate", func(s *Scenario) { s.Rate = -1 })
 	f("duration", func(s *Scenario) { s.Duration = 0 })
+	f("ordered", func(s *Scenario) { s.Ordered = true })
 	f("users", func(s *Scenario) { s.Users = 3 })
 }
 

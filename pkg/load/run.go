@@ -135,11 +135,17 @@ func (r *run) due(n int64) time.Time {
 func (r *run) send(ctx context.Context) {
 	var wg sync.WaitGroup
 	last := r.requests()
-	for _, rec := range r.recs {
+	for w, rec := range r.recs {
 		wg.Go(func() {
 			body := make([]byte, 0, 1024+r.s.Size*24)
-			for ctx.Err() == nil {
-				n := r.next.Add(1) - 1
+			for turn := int64(0); ctx.Err() == nil; turn++ {
+				// Ordered, a user always has the same worker, which sends the
+				// next message only after the answer to the one before: the
+				// order notifyd promises to keep.
+				n := turn*int64(r.s.Workers) + int64(w)
+				if !r.s.Ordered {
+					n = r.next.Add(1) - 1
+				}
 				if n >= last || (r.s.Rate == 0 && r.s.Duration > 0 && time.Since(r.began) >= r.s.Duration) {
 					return
 				}

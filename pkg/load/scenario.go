@@ -123,6 +123,8 @@ func (s Scenario) Validate() error {
 		return bad("size", "a batch has at most 1,000 items")
 	case s.Size < 1 || s.Workers < 1:
 		return bad("size", "size and workers must be at least 1")
+	case s.Ordered && (s.Target != Single || s.Users%uint64(s.Workers) != 0):
+		return bad("ordered", "is for http-single, with a number of users that workers divides")
 	case uint64(s.Size) > s.Users:
 		return bad("users", "a fan-out of %d needs as many users", s.Size)
 	}

@@ -1,0 +1,288 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/load"
+)
+
+// victim is the notifyd under torture, and the simulated providers beside it,
+// which are never killed: their ledger is the proof.
+type victim struct {
+	bin, dir string
+	port     int
+	client   *api.Client
+	control  string // of the simulators
+	sims     *exec.Cmd
+	proc     *exec.Cmd
+	exited   chan error
+	log      *os.File
+}
+
+func newVictim(ctx context.Context, bin, dir string) (*victim, error) {
+	v := &victim{bin: bin, dir: dir}
+	var err error
+	if v.port, err = portBlock(); err != nil {
+		return nil, err
+	}
+	if v.log, err = os.Create(filepath.Join(dir, "notifyd.log")); err != nil {
+		return nil, err
+	}
+	url := "http://127.0.0.1:" + strconv.Itoa(v.port)
+	simDir := filepath.Join(dir, "simulator")
+	v.sims = exec.CommandContext(ctx, bin, "simulate", "--dir", simDir, "--latency", "5ms", "--sendgrid-webhook", url+"/v1/receipts/sendgrid")
+	v.sims.Stderr = v.log
+	if err := v.sims.Start(); err != nil {
+		return nil, err
+	}
+	var s struct {
+		URLs struct{ Control string } `json:"urls"`
+	}
+	err = eventually(ctx, 20*time.Second, func() error {
+		b, err := os.ReadFile(filepath.Join(simDir, "simulator.json"))
+		if err == nil {
+			err = json.Unmarshal(b, &s)
+		}
+		if err == nil {
+			err = v.get(ctx, s.URLs.Control+"/healthz", nil)
+		}
+		return err
+	})
+	v.control = s.URLs.Control
+	v.client = &api.Client{BaseURL: url, Token: v.token, HTTPClient: &http.Client{Transport: api.NewTransport(0)}}
+	return v, err
+}
+
+func (v *victim) token(context.Context) (string, error) {
+	b, err := os.ReadFile(filepath.Join(v.dir, "dev", "token"))
+	return strings.TrimSpace(string(b)), err
+}
+
+// faults make providers fail now and then, so that retries, parked work and
+// ambiguous answers are under way when the process dies.
+func (v *victim) faults(ctx context.Context) error {
+	for _, rule := range []string{
+		`{"provider":"apns","rate":0.03,"do":"outage"}`,
+		`{"provider":"apns","rate":0.002,"do":"reset_stream"}`,
+		`{"provider":"apns","rate":0.005,"do":"error","code":"InternalServerError"}`,
+		`{"provider":"sendgrid","rate":0.02,"do":"error","status":503}`,
+	} {
+		req, err := http.NewRequestWithContext(ctx, http.MethodPost, v.control+"/control/rules", strings.NewReader(rule))
+		if err != nil {
+			return err
+		}
+		resp, err := httpClient.Do(req)
+		if err != nil {
+			return err
+		}
+		b, _ := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if resp.StatusCode/100 != 2 {
+			return fmt.Errorf("rule %s: %s %s", rule, resp.Status, b)
+		}
+	}
+	return nil
+}
+
+// start starts notifyd, with a fault point ordered, and waits until it is ready.
+func (v *victim) start(ctx context.Context, point string) error {
+	c := exec.CommandContext(ctx, v.bin, "dev", "--data-dir", filepath.Join(v.dir, "dev"), "--port", strconv.Itoa(v.port),
+		"--simulator-dir", filepath.Join(v.dir, "simulator"), "--context", "", "--seed", "none")
+	c.Env = append(os.Environ(), "NOTIFYD_FAULT="+point)
+	c.Stdout, c.Stderr = v.log, v.log
+	if err := c.Start(); err != nil {
+		return err
+	}
+	v.proc, v.exited = c, make(chan error, 1)
+	go func() { v.exited <- c.Wait() }()
+	err := eventually(ctx, 60*time.Second, func() error {
+		select {
+		case err := <-v.exited:
+			v.exited <- err
+			return nil // died at its fault point already
+		default:
+		}
+		return v.client.Ready(ctx)
+	})
+	if err != nil {
+		return fmt.Errorf("notifyd does not become ready: %w (see %s)", err, v.log.Name())
+	}
+	return nil
+}
+
+// restart starts the next life; the one before must have ended.
+func (v *victim) restart(ctx context.Context, point string) error {
+	select {
+	case <-v.exited:
+		return v.start(ctx, point)
+	default:
+		if err := v.stop(); err != nil {
+			return err
+		}
+		return v.start(ctx, point)
+	}
+}
+
+// die lets the process live for a while and kills it, or waits for it to die at
+// its fault point.
+func (v *victim) die(ctx context.Context, point string, after time.Duration) (string, error) {
+	began := time.Now()
+	wait := after
+	if point != "" {
+		wait = 6 * time.Second
+	}
+	select {
+	case err := <-v.exited:
+		v.exited <- err
+		if !killed(err) {
+			return "", fmt.Errorf("notifyd ended by itself: %v (see %s)", err, v.log.Name())
+		}
+		return fmt.Sprintf("at %s after %.1f s", point, time.Since(began).Seconds()), nil
+	case <-time.After(wait):
+	case <-ctx.Done():
+		return "", ctx.Err()
+	}
+	if err := v.proc.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return "", err
+	}
+	err := <-v.exited
+	v.exited <- err
+	if point != "" {
+		return fmt.Sprintf("at a random moment (%s was not reached) after %.1f s", point, time.Since(began).Seconds()), nil
+	}
+	return fmt.Sprintf("at a random moment after %.1f s", time.Since(began).Seconds()), nil
+}
+
+func killed(err error) bool {
+	e, ok := errors.AsType[*exec.ExitError](err)
+	if !ok {
+		return false
+	}
+	st, ok := e.Sys().(syscall.WaitStatus)
+	return ok && st.Signaled() && st.Signal() == syscall.SIGKILL
+}
+
+// stop asks the process to drain and end.
+func (v *victim) stop() error {
+	if err := v.proc.Process.Signal(syscall.SIGTERM); err != nil {
+		return err
+	}
+	select {
+	case err := <-v.exited:
+		v.exited <- err
+		return err
+	case <-time.After(60 * time.Second):
+		return errors.New("it does not end")
+	}
+}
+
+// end kills what is left.
+func (v *victim) end() {
+	for _, c := range []*exec.Cmd{v.proc, v.sims} {
+		if c != nil && c.Process != nil {
+			_ = c.Process.Kill()
+		}
+	}
+	if v.sims != nil {
+		_ = v.sims.Wait()
+	}
+	v.log.Close()
+}
+
+func (v *victim) get(ctx context.Context, url string, out any) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	return v.do(req, out)
+}
+
+func (v *victim) do(req *http.Request, out any) error {
+	resp, err := httpClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return err
+	}
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %s: %s", req.URL, resp.Status, b)
+	}
+	if out == nil {
+		return nil
+	}
+	return json.Unmarshal(b, out)
+}
+
+// ledgerMissing counts the ids no provider was sent.
+func (v *victim) ledgerMissing(ctx context.Context, ids map[string]bool) (int64, error) {
+	var b strings.Builder
+	for id := range ids {
+		b.WriteString(id)
+		b.WriteByte('\n')
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, v.control+"/ledger/check", strings.NewReader(b.String()))
+	if err != nil {
+		return 0, err
+	}
+	var out struct {
+		Missing int64    `json:"missing_count"`
+		IDs     []string `json:"missing"`
+	}
+	err = v.do(req, &out)
+	for i, id := range out.IDs {
+		if i < 5 {
+			fmt.Println("  lost:", id)
+		}
+	}
+	return out.Missing, err
+}
+
+// ledgerBase counts the receivers of a fan-out that a provider was sent.
+func (v *victim) ledgerBase(ctx context.Context, f load.Acked) (int64, error) {
+	var out struct {
+		IDs int64 `json:"ids"`
+	}
+	err := v.get(ctx, fmt.Sprintf("%s/ledger/base?base=%s&expected=%d", v.control, f.Base, f.Count), &out)
+	return out.IDs, err
+}
+
+func (v *victim) ledgerTotals(ctx context.Context, r *result) error {
+	var out struct {
+		Duplicates int64 `json:"duplicates"`
+		Ambiguous  int64 `json:"ambiguous"`
+		NoID       int64 `json:"no_id"`
+		Order      struct {
+			Reordered int64 `json:"reordered_attempts"`
+		} `json:"order"`
+	}
+	err := v.get(ctx, v.control+"/ledger/totals", &out)
+	r.duplicates, r.ambiguous, r.reordered, r.noID = out.Duplicates, out.Ambiguous, out.Order.Reordered, out.NoID
+	return err
+}
+
+func eventually(ctx context.Context, limit time.Duration, f func() error) error {
+	deadline := time.Now().Add(limit)
+	for {
+		err := f()
+		if err == nil || time.Now().After(deadline) || ctx.Err() != nil {
+			return err
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
