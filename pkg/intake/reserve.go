@@ -155,7 +155,6 @@ func (s *Service) repeat(ctx context.Context, m *Meta, stored, mine engine.Reser
 			return Answer{}, err
 		}
 	}
-	fault.Hit("reserved-before-append")
 	return s.finish(ctx, m, r, l, p)
 }
 
@@ -165,6 +164,7 @@ func running() error {
 
 // finish stores the request that r was reserved for, and its answer.
 func (s *Service) finish(ctx context.Context, m *Meta, r engine.Reservation, l layout, p *plan) (Answer, error) {
+	fault.Hit("reserved-before-append")
 	a, final, touched, err := s.store(ctx, m, l, p)
 	switch {
 	case err != nil:
