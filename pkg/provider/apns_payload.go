@@ -151,6 +151,7 @@ type apnsWriter struct {
 	call *apnsCall
 	vars Variables
 	buf  []byte
+	id   idText
 }
 
 // payload renders an item. The result is valid until the next one.
@@ -171,7 +172,7 @@ func (w *apnsWriter) payload(it *notify.Item) ([]byte, error) {
 		}
 		b = append(b, c.suffix...)
 	}
-	b = appendID(b, it.ID)
+	b = w.id.append(b, it.ID)
 	b = append(b, `"}`...)
 	w.buf = b
 	if len(b) > c.max {
@@ -179,8 +180,6 @@ func (w *apnsWriter) payload(it *notify.Item) ([]byte, error) {
 	}
 	return b, nil
 }
-
-func appendID(b []byte, id notify.ID) []byte { return append(b, id.String()...) }
 
 // header makes the headers of one request. The values all items have in common
 // are shared.

@@ -77,6 +77,7 @@ type fcmWriter struct {
 	call *fcmCall
 	vars Variables
 	buf  []byte
+	id   idText
 }
 
 // message renders an item. The result is valid until the next one.
@@ -114,7 +115,7 @@ func (w *fcmWriter) message(it *notify.Item) ([]byte, error) {
 	b = append(b, `,"data":{`...)
 	b = append(b, c.data...)
 	b = append(b, `"ntf":"`...)
-	b = appendID(b, it.ID)
+	b = w.id.append(b, it.ID)
 	b = append(b, `"},"token":`...)
 	b = appendQuoted(b, bytes.TrimPrefix(it.Address, []byte("fcm:")))
 	b = append(b, '}', '}')

@@ -4,6 +4,7 @@ import (
 	"encoding/base64"
 	"encoding/binary"
 	"math"
+	"strings"
 
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -66,7 +67,7 @@ var errRef = notify.Invalid("bad_ref", "ref", "this is no reference of ours")
 // DecodeRef reads what EncodeRef wrote, and nothing else.
 func DecodeRef(s string) (Ref, error) {
 	var r Ref
-	if len(s) > MaxRef {
+	if len(s) > MaxRef || strings.ContainsAny(s, "\r\n") { // which base64 would skip
 		return r, errRef
 	}
 	b, err := base64.RawURLEncoding.Strict().DecodeString(s)

@@ -33,6 +33,7 @@ type mailing struct {
 	vars                Variables
 	buf                 []byte // the personalizations
 	scratch             []byte
+	id                  idText
 }
 
 // personalization is one receiver's part of a request.
@@ -113,7 +114,7 @@ func (m *mailing) personalize(i int) (personalization, error) {
 	b := append(m.buf, `{"to":[{"email":`...)
 	b = appendQuoted(b, it.Address)
 	b = append(b, `}],"custom_args":{"ntf":"`...)
-	b = appendID(b, it.ID)
+	b = m.id.append(b, it.ID)
 	b = append(b, `","ref":"`...)
 	b = AppendRef(b, RefOf(it))
 	b = append(b, `"}`...)
