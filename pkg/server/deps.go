@@ -22,11 +22,13 @@ type Intake interface {
 
 // Users keeps what users set.
 type Users interface {
-	Get(ctx context.Context, user string) (p engine.Profile, ok bool, err error)
-	// Put stores a profile; when it returns, an opt-out in it binds every call
-	// that starts a second later. p.Version other than 0 must be the stored
-	// one, else the result is notify.KindConflict.
-	Put(ctx context.Context, p engine.Profile) (version uint64, err error)
+	// Get returns the profile of a user; notify.KindNotFound when there is none.
+	Get(ctx context.Context, user string) (engine.Profile, error)
+	// Put checks and stores a profile and returns it as stored; an opt-out in it
+	// then binds every call that starts a second later. p.Version other than 0
+	// must be the stored one, else the result is notify.KindConflict. What is
+	// stored as suppressed stays.
+	Put(ctx context.Context, p engine.Profile) (engine.Profile, error)
 }
 
 // Tail tells of a caller's outcomes as they happen; caller "" is everybody. The
@@ -37,7 +39,8 @@ type Tail interface {
 }
 
 // Receipt takes a provider's delivery receipts: it verifies the signature over
-// the request and its body, and stores what they say. The body must not be kept.
+// the request and its body, which can be read from r once more, and stores what
+// they say. The body must not be kept.
 type Receipt func(r *http.Request, body []byte) error
 
 // Report answers an operator's question with something that can be JSON.

@@ -85,23 +85,31 @@ func (w *world) taken() []intake.Meta {
 
 type usersOf struct{ *world }
 
-func (u usersOf) Get(_ context.Context, user string) (engine.Profile, bool, error) {
+func (u usersOf) Get(_ context.Context, user string) (engine.Profile, error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	p, ok := u.users[user]
-	return p, ok, nil
+	if p, ok := u.users[user]; ok {
+		return p, nil
+	}
+	return engine.Profile{}, notify.NotFound("user")
 }
 
-func (u usersOf) Put(_ context.Context, p engine.Profile) (uint64, error) {
+func (u usersOf) Put(_ context.Context, p engine.Profile) (engine.Profile, error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if p.Version != 0 && u.users[p.User].Version != p.Version {
-		return 0, &notify.Error{Kind: notify.KindConflict, Code: "version_changed", Msg: "the user was changed meanwhile"}
+	stored, ok := u.users[p.User]
+	switch {
+	case p.Suppressed != nil:
+		return p, notify.Invalid("suppressed", "suppressed", "is not the user's to set")
+	case p.Version != 0 && stored.Version != p.Version:
+		return p, &notify.Error{Kind: notify.KindConflict, Code: "version_changed", Msg: "the user was changed meanwhile"}
+	case ok:
+		p.Suppressed = stored.Suppressed
 	}
 	u.version++
 	p.Version = u.version
 	u.users[p.User] = p
-	return u.version, nil
+	return p, nil
 }
 
 type historyOf struct{ *world }

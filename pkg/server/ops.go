@@ -1,6 +1,8 @@
 package server
 
 import (
+	"bytes"
+	"io"
 	"net/http"
 	"strings"
 
@@ -148,6 +150,8 @@ func (s *Server) receipt(x *exchange) error {
 	if !ok {
 		return notify.NotFound("provider")
 	}
+	x.r.Body = io.NopCloser(bytes.NewReader(x.body.data)) // again, for who reads it there
+	x.r.ContentLength = int64(len(x.body.data))
 	if err := take(x.r, x.body.data); err != nil {
 		return err
 	}

@@ -29,12 +29,9 @@ func (s *Server) getUser(x *exchange) error {
 	if err != nil {
 		return err
 	}
-	p, ok, err := s.deps.Users.Get(x.r.Context(), id)
+	p, err := s.deps.Users.Get(x.r.Context(), id)
 	if err != nil {
 		return err
-	}
-	if !ok {
-		return notify.NotFound("user")
 	}
 	u := api.User{
 		UserID: id, Addresses: p.Addresses, OptOut: p.OptOut, TimeZone: p.TimeZone,
@@ -46,8 +43,8 @@ func (s *Server) getUser(x *exchange) error {
 	return x.json(http.StatusOK, u)
 }
 
-// putUser stores what a user set. What providers' answers set stays: which
-// addresses are suppressed is not a preference.
+// putUser stores what a user set. A suppressed in the body is not handed on:
+// which addresses are dead is what providers say, not a preference.
 func (s *Server) putUser(x *exchange) error {
 	id, err := x.user()
 	if err != nil {
@@ -64,35 +61,10 @@ func (s *Server) putUser(x *exchange) error {
 	if u.QuietHours != nil {
 		p.QuietHours = &engine.QuietHours{From: u.QuietHours.From, To: u.QuietHours.To}
 	}
-	version, err := s.keepSuppressed(x, p)
-	if err != nil {
+	if p, err = s.deps.Users.Put(x.r.Context(), p); err != nil {
 		return err
 	}
-	return x.json(http.StatusOK, api.UserVersion{UserID: id, Version: version})
-}
-
-// keepSuppressed stores p with the suppressions that are stored now. An
-// unconditional PUT is made conditional on what was read, so that a
-// suppression that comes in between is not lost, and tried again when it was.
-func (s *Server) keepSuppressed(x *exchange, p engine.Profile) (uint64, error) {
-	conditional := p.Version != 0
-	for try := 0; ; try++ {
-		stored, ok, err := s.deps.Users.Get(x.r.Context(), p.User)
-		if err != nil {
-			return 0, err
-		}
-		p.Suppressed = nil
-		if ok {
-			p.Suppressed = stored.Suppressed
-			if !conditional {
-				p.Version = stored.Version
-			}
-		}
-		version, err := s.deps.Users.Put(x.r.Context(), p)
-		if err == nil || conditional || notify.KindOf(err) != notify.KindConflict || try == 4 {
-			return version, err
-		}
-	}
+	return x.json(http.StatusOK, api.UserVersion{UserID: id, Version: p.Version})
 }
 
 // userHistory lists what a user was sent, newest first: the caller's own, and

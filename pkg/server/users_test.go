@@ -1,6 +1,8 @@
 package server
 
 import (
+	"errors"
+	"io"
 	"net/http"
 	"strings"
 	"testing"
@@ -189,7 +191,11 @@ func TestReceipts(t *testing.T) {
 			if r.Header.Get("X-Twilio-Signature") != "good" {
 				return &notify.Error{Kind: notify.KindForbidden, Code: "bad_signature", Msg: "the signature does not fit"}
 			}
+			again, err := io.ReadAll(r.Body)
 			got = string(body)
+			if err != nil || string(again) != got {
+				return errors.New("the body cannot be read from the request")
+			}
 			return nil
 		}}
 	})
