@@ -9,10 +9,8 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/intake"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/prefs"
 	"github.com/notifyd/notifyd/pkg/provider"
 	"github.com/notifyd/notifyd/pkg/server"
 	"github.com/notifyd/notifyd/pkg/stream"
@@ -46,22 +44,6 @@ func (n *Node) counted() intake.Log {
 	return countedLog{n.producer, n.broker.Guard().Appended}
 }
 
-// users serves profiles through the preferences, so that a change binds.
-type users struct{ s *prefs.Service }
-
-func (u users) Get(ctx context.Context, user string) (engine.Profile, bool, error) {
-	p, err := u.s.Get(ctx, user)
-	if notify.KindOf(err) == notify.KindNotFound && err != nil {
-		return engine.Profile{}, false, nil
-	}
-	return p, err == nil, err
-}
-
-func (u users) Put(ctx context.Context, p engine.Profile) (uint64, error) {
-	p, err := u.s.Put(ctx, p)
-	return p.Version, err
-}
-
 func (n *Node) buildServer() error {
 	cfg := &n.cfg
 	auth := server.AuthConfig{
@@ -77,7 +59,7 @@ func (n *Node) buildServer() error {
 		Addr: cfg.API.Listen, AdminAddr: cfg.API.Admin, CallerRate: cfg.API.Rate, CallerBurst: cfg.API.Burst,
 		BulkMemory: int64(cfg.API.BodyMiB) << 20, CursorKey: sum[:], DrainTimeout: cfg.Workers.Drain,
 	}, server.Deps{
-		Auth: n.verifier, Intake: n.intake, Users: users{n.prefs}, History: n.history, Status: n.store.Status(),
+		Auth: n.verifier, Intake: n.intake, Users: n.prefs, History: n.history, Status: n.store.Status(),
 		DeadLetters: n.store.DeadLetters(), Cancels: n.store.Cancels(), Campaigns: n.store.Campaigns(), Callers: n.store.Callers(),
 		Receipts: n.receipts(), Tail: n.tail, Doctor: n.doctor, Lag: n.lag, Ready: n.ready,
 		Metrics: n.metrics.registry, Hooks: n.metrics.http(), Log: n.log,
