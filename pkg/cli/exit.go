@@ -79,9 +79,10 @@ func ExitCode(err error) int {
 
 // Report writes err to w: as JSON when format is json or jsonl, else as
 //
-//	error: what happened
+//	error: what happened, with the input it is about
 //	  code:  its code
-//	  field: the input it is about
+//	  why:   the cause
+//	  retry: when to try again
 //	  next:  what to do
 func Report(w io.Writer, err error, format string) {
 	var next []string
@@ -90,18 +91,25 @@ func Report(w io.Writer, err error, format string) {
 	}
 	var ne *notify.Error
 	errors.As(err, &ne)
+	msg, why := strings.TrimSpace(err.Error()), ""
+	if ne != nil && ne.Err != nil {
+		why = ne.Err.Error()
+		msg = strings.TrimSuffix(strings.TrimSuffix(msg, why), ": ")
+	}
 	if format == "json" || format == "jsonl" {
 		out := struct {
 			Error struct {
 				Code      string   `json:"code,omitempty"`
 				Field     string   `json:"field,omitempty"`
 				Message   string   `json:"message"`
+				Why       string   `json:"why,omitempty"`
 				Hint      []string `json:"hint,omitempty"`
 				Exit      int      `json:"exit"`
 				Retryable bool     `json:"retryable"`
 			} `json:"error"`
 		}{}
-		out.Error.Message, out.Error.Hint, out.Error.Exit = err.Error(), next, ExitCode(err)
+		out.Error.Message, out.Error.Why = msg, why
+		out.Error.Hint, out.Error.Exit = next, ExitCode(err)
 		out.Error.Retryable = out.Error.Exit == ExitUnavailable
 		if ne != nil {
 			out.Error.Code, out.Error.Field = ne.Code, ne.Field
@@ -110,9 +118,16 @@ func Report(w io.Writer, err error, format string) {
 		fmt.Fprintf(w, "%s\n", b)
 		return
 	}
-	fmt.Fprintf(w, "error: %s\n", strings.TrimSpace(err.Error()))
+	lines := strings.Split(msg, "\n") // several problems, one a line
+	for i := range lines {
+		lines[i] = Clean(lines[i])
+	}
+	fmt.Fprintf(w, "error: %s\n", strings.Join(lines, "\n       "))
 	if ne != nil && ne.Code != "" {
-		fmt.Fprintf(w, "  code:  %s\n", ne.Code)
+		fmt.Fprintf(w, "  code:  %s\n", Clean(ne.Code))
+	}
+	if why != "" {
+		fmt.Fprintf(w, "  why:   %s\n", Clean(why))
 	}
 	if ne != nil && ne.RetryAfter > 0 {
 		fmt.Fprintf(w, "  retry: after %s\n", ne.RetryAfter)

@@ -7,7 +7,7 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"text/tabwriter"
+	"unicode/utf8"
 
 	"github.com/itchyny/gojq"
 	"go.yaml.in/yaml/v3"
@@ -22,7 +22,14 @@ type Printer struct {
 	Format    string // one of Formats
 	JQ        string // filter, applied to the JSON form
 	NoHeaders bool
+
+	// Paint colours a cell of a table; header says whether it is one of the
+	// first row. It adds only what takes no room. nil: no colour.
+	Paint func(cell string, header Header) string
 }
+
+// Header says whether a cell names its column.
+type Header bool
 
 // Check reports a wrong format or filter before any work is done.
 func (p *Printer) Check() error {
@@ -77,6 +84,21 @@ func (p *Printer) Print(v any, table func() Table) error {
 	return p.table(table())
 }
 
+// Record writes one thing: to a human as a list of names and values, of which
+// those without a value are left out.
+func (p *Printer) Record(v any, fields func() Table) error {
+	if p.JQ != "" || p.Format != "table" {
+		return p.Print(v, nil)
+	}
+	var t Table
+	for _, f := range fields() {
+		if len(f) > 1 && f[1] != "" {
+			t = append(t, f)
+		}
+	}
+	return p.rows(t, Header(false))
+}
+
 // Line writes one item of a stream: a JSON line unless the format is table,
 // then text.
 func (p *Printer) Line(v any, text func() string) error {
@@ -99,25 +121,55 @@ func (p *Printer) json(v any, indent string) error {
 
 func (p *Printer) table(t Table) error {
 	if p.NoHeaders && len(t) > 0 {
-		t = t[1:]
+		return p.rows(t[1:], Header(false))
 	}
-	w := tabwriter.NewWriter(p.Out, 0, 8, 2, ' ', 0)
-	for _, row := range t {
-		clean := make([]string, len(row))
-		for i, cell := range row {
-			clean[i] = strings.Map(printable, cell)
-		}
-		fmt.Fprintln(w, strings.TrimRight(strings.Join(clean, "\t"), "\t"))
-	}
-	return w.Flush()
+	return p.rows(t, Header(true))
 }
+
+// rows lays cells out in columns. The widths are counted before anything is
+// coloured, and the last cell of a row is not filled up.
+func (p *Printer) rows(t Table, first Header) error {
+	var widths []int
+	for _, row := range t {
+		for i, cell := range row {
+			row[i] = strings.Map(printable, cell)
+			if i == len(widths) {
+				widths = append(widths, 0)
+			}
+			widths[i] = max(widths[i], utf8.RuneCountInString(row[i]))
+		}
+	}
+	var b bytes.Buffer
+	for n, row := range t {
+		for len(row) > 0 && row[len(row)-1] == "" {
+			row = row[:len(row)-1]
+		}
+		for i, cell := range row {
+			fill := 0
+			if i < len(row)-1 {
+				fill = widths[i] - utf8.RuneCountInString(cell) + 2
+			}
+			if p.Paint != nil {
+				cell = p.Paint(cell, first && n == 0)
+			}
+			b.WriteString(cell)
+			b.WriteString(strings.Repeat(" ", fill))
+		}
+		b.WriteByte('\n')
+	}
+	_, err := p.Out.Write(b.Bytes())
+	return err
+}
+
+// Clean takes what steers a terminal out of a text that came from outside.
+func Clean(s string) string { return strings.Map(printable, s) }
 
 // printable keeps what comes from outside from steering the terminal.
 func printable(r rune) rune {
 	switch {
 	case r == '\n' || r == '\t' || r == '\r':
 		return ' '
-	case r < 0x20 || r == 0x7f || (r >= 0x80 && r < 0xa0):
+	case r < 0x20 || (r >= 0x7f && r < 0xa0):
 		return -1
 	}
 	return r

@@ -1,8 +1,8 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -11,17 +11,23 @@ import (
 
 // Polish gives a command tree its manners. cobra 1.10 prints help and exits 0
 // for a mistyped command below the root, and never suggests a flag; here both
-// are usage errors with a suggestion, at every level.
+// are usage errors with a suggestion, at every level, and so is an argument too
+// many.
 func Polish(root *cobra.Command) {
 	root.SilenceErrors, root.SilenceUsage = true, true
 	root.SuggestionsMinimumDistance = 3
 	root.SetFlagErrorFunc(flagError)
 	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
 	walk(root)
 }
 
 func walk(c *cobra.Command) {
-	if c.HasSubCommands() && c.Name() != "help" && c.Name() != "completion" {
+	switch {
+	case c.Name() == "help":
+	case !c.HasSubCommands():
+		c.Args = usage(c.Args)
+	default:
 		if c.SuggestionsMinimumDistance == 0 {
 			c.SuggestionsMinimumDistance = 3
 		}
@@ -42,7 +48,7 @@ func walk(c *cobra.Command) {
 				if to == nil {
 					to = c.Root()
 				}
-				return unknown(to, strings.Join(append(slices.Clone(rest), args[:0]...), " "))
+				return unknown(to, strings.Join(rest, " "))
 			}
 			to.InitDefaultHelpFlag()
 			return to.Help()
@@ -51,6 +57,21 @@ func walk(c *cobra.Command) {
 	}
 	for _, sub := range c.Commands() {
 		walk(sub)
+	}
+}
+
+// usage makes what is wrong with arguments an error of the command line; a
+// command that says nothing about them takes none.
+func usage(check cobra.PositionalArgs) cobra.PositionalArgs {
+	if check == nil {
+		check = Exact()
+	}
+	return func(c *cobra.Command, args []string) error {
+		err := check(c, args)
+		if _, ours := errors.AsType[*Error](err); err == nil || ours {
+			return err
+		}
+		return &Error{Exit: ExitUsage, Err: err, Next: []string{c.CommandPath() + " --help"}}
 	}
 }
 

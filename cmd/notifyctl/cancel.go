@@ -1,0 +1,43 @@
+package main
+
+import (
+	"context"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/cli"
+)
+
+func newCancel(p *program) *cobra.Command {
+	return &cobra.Command{
+		Use: "cancel ID", Short: "Stop what has not started of a notification, fan-out or campaign", Args: cli.Exact("an id"),
+		Long: `cancel stops what has not started: one notification (ntf_...), one receiver of a
+fan-out (ntf_...-7), a whole fan-out, or a campaign (cmp_...) with its later parts.
+It binds calls that start a second later; what is running then is not stopped. A
+campaign is only cancelled after a yes.`,
+		RunE: func(c *cobra.Command, args []string) error { return runCancel(c.Context(), p, args[0]) },
+	}
+}
+
+func runCancel(ctx context.Context, p *program, id string) error {
+	t, err := p.target()
+	if err != nil {
+		return err
+	}
+	d, cancel := changes, (*api.Client).Cancel
+	if strings.HasPrefix(id, "cmp_") {
+		d, cancel = undone, (*api.Client).CancelCampaign
+	}
+	if err := p.confirm(&t, d, "cancel "+id); err != nil {
+		return err
+	}
+	out, err := cancel(p.clientOf(&t), ctx, id)
+	if err != nil {
+		return err
+	}
+	return p.printer().Record(out, func() cli.Table {
+		return cli.Table{{"cancelled", out.Scope}, {"at", p.when(out.CancelledAt)}, {"binds calls from", out.BindsAt.Local().Format("15:04:05.000")}}
+	})
+}

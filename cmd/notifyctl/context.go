@@ -1,0 +1,319 @@
+package main
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/notifyd/notifyd/pkg/cli"
+)
+
+func newContext(p *program) *cobra.Command {
+	c := &cobra.Command{
+		Use: "context", Short: "Choose the server to talk to", Aliases: []string{"ctx"},
+		Long: `A context is a server and how to talk to it. They are kept in
+$XDG_CONFIG_HOME/notifyctl/config.yaml; which one is current, in
+$XDG_STATE_HOME/notifyctl, so that a shared configuration can be read-only.`,
+	}
+	c.AddCommand(newContextList(p), newContextShow(p), newContextAdd(p), newContextUse(p), newContextRemove(p), newContextPrevious(p), newContextCheck(p))
+	return c
+}
+
+// named is a context as it is printed.
+type named struct {
+	Name    string `json:"name"`
+	Current bool   `json:"current"`
+	cli.Context
+}
+
+func newContextList(p *program) *cobra.Command {
+	return &cobra.Command{
+		Use: "ls", Short: "List the contexts", Args: cobra.NoArgs, Aliases: []string{"list"},
+		RunE: func(*cobra.Command, []string) error {
+			cs, err := cli.OpenContexts(p.getenv)
+			if err != nil {
+				return err
+			}
+			current, list := cs.Current(), []named{}
+			for _, n := range cs.Names() {
+				list = append(list, named{n, n == current, cs.List[n]})
+			}
+			if len(list) == 0 {
+				p.note(`none; "notifyd dev" writes one, or see: notifyctl context add --help`)
+			}
+			return p.printer().Print(list, func() cli.Table {
+				t := cli.Table{{"", "NAME", "SERVER", "PROTECTED"}}
+				for _, n := range list {
+					t = append(t, []string{mark(n.Current, "*"), n.Name, n.Server, mark(n.Protected, "yes")})
+				}
+				return t
+			})
+		},
+	}
+}
+
+func mark(on bool, text string) string { //nolint:revive // the value is what is marked, not a switch
+	if on {
+		return text
+	}
+	return ""
+}
+
+func (p *program) completeContexts(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	return p.contextNames(), cobra.ShellCompDirectiveNoFileComp
+}
+
+func newContextShow(p *program) *cobra.Command {
+	return &cobra.Command{
+		Use: "show [NAME]", Short: "Show a context; the one in use without a name", Args: cobra.MaximumNArgs(1),
+		ValidArgsFunction: p.completeContexts,
+		RunE: func(_ *cobra.Command, args []string) error {
+			cs, err := cli.OpenContexts(p.getenv)
+			if err != nil {
+				return err
+			}
+			name := first(append(args, p.global.context, p.getenv("NOTIFYCTL_CONTEXT"), cs.Current())...)
+			if name == "" {
+				return cli.Exitf(cli.ExitNotFound, "no context is in use")
+			}
+			x, err := cs.Get(name)
+			if err != nil {
+				return err
+			}
+			n := named{name, name == cs.Current(), x}
+			return p.printer().Record(n, func() cli.Table {
+				return cli.Table{
+					{"name", n.Name}, {"current", mark(n.Current, "yes")}, {"server", n.Server}, {"token file", n.TokenFile},
+					{"simulators", n.Simulators}, {"protected", mark(n.Protected, "yes")}, {"kept in", cs.File()},
+				}
+			})
+		},
+	}
+}
+
+func newContextAdd(p *program) *cobra.Command {
+	var x cli.Context
+	var use bool
+	c := &cobra.Command{
+		Use: "add NAME --server URL", Short: "Add or replace a context", Args: cli.Exact("a name"),
+		Long: `add stores a context. --token-file names the file the token is in, which is read
+at each use; "--token-file -" takes the token from standard input and keeps it,
+readable by you alone.`,
+		Example: `  notifyctl context add prod --server https://notify.example.com --token-file ~/.secrets/notify --protected
+  vault read -field=token notify | notifyctl context add prod --server https://notify.example.com --token-file -`,
+		RunE: func(_ *cobra.Command, args []string) error {
+			x.Server, x.TokenFile = p.global.server, p.global.tokenFile
+			return runContextAdd(p, args[0], x, use)
+		},
+	}
+	c.Flags().StringVar(&x.Simulators, "simulators", "", "control URL of simulated providers")
+	c.Flags().BoolVar(&x.Protected, "protected", false, "ask before anything is changed there")
+	c.Flags().BoolVar(&use, "use", false, "make it the current one")
+	return c
+}
+
+func runContextAdd(p *program, name string, x cli.Context, use bool) error { //nolint:revive // use is a flag of the command line
+	if x.Server == "" {
+		return cli.Usage("--server is missing: the URL of the server")
+	}
+	if name == "" || strings.ContainsAny(name, "/\\ \t\n") || name == "-" {
+		return cli.Usage("%q is not a name for a context", name)
+	}
+	cs, err := cli.OpenContexts(p.getenv)
+	if err != nil {
+		return err
+	}
+	switch {
+	case x.TokenFile == "-":
+		if x.TokenFile, err = keepToken(p, filepath.Join(filepath.Dir(cs.File()), "tokens"), name); err != nil {
+			return err
+		}
+	case x.TokenFile != "":
+		if x.TokenFile, err = filepath.Abs(x.TokenFile); err != nil {
+			return err
+		}
+	}
+	if err := cs.Set(name, x); err != nil {
+		return err
+	}
+	if use || cs.Current() == "" {
+		if err := cs.Use(name); err != nil {
+			return err
+		}
+		p.note("context %q is stored and in use", name)
+		return nil
+	}
+	p.note("context %q is stored; choose it with: notifyctl context use %s", name, quote(name))
+	return nil
+}
+
+func keepToken(p *program, dir, name string) (string, error) {
+	token, err := readAll(p, "-")
+	if err != nil {
+		return "", err
+	}
+	text := strings.TrimSpace(string(token))
+	if text == "" {
+		return "", cli.Usage("there is no token on standard input")
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", err
+	}
+	file := filepath.Join(dir, name)
+	return file, os.WriteFile(file, []byte(text+"\n"), 0o600)
+}
+
+func newContextUse(p *program) *cobra.Command {
+	return &cobra.Command{
+		Use: "use NAME", Short: "Make a context the current one; - for the one before", Args: cli.Exact("a name"),
+		ValidArgsFunction: p.completeContexts,
+		RunE: func(_ *cobra.Command, args []string) error {
+			cs, err := cli.OpenContexts(p.getenv)
+			if err != nil {
+				return err
+			}
+			if args[0] == "-" {
+				return usePrevious(p, cs)
+			}
+			if err := cs.Use(args[0]); err != nil {
+				return err
+			}
+			p.note("now using context %q: %s", args[0], cs.List[args[0]].Server)
+			return nil
+		},
+	}
+}
+
+func newContextPrevious(p *program) *cobra.Command {
+	return &cobra.Command{
+		Use: "previous", Short: "Go back to the context before", Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			cs, err := cli.OpenContexts(p.getenv)
+			if err != nil {
+				return err
+			}
+			return usePrevious(p, cs)
+		},
+	}
+}
+
+func usePrevious(p *program, cs *cli.Contexts) error {
+	name := cs.Previous()
+	if name == "" {
+		return cli.Exitf(cli.ExitNotFound, "there is no context before this one")
+	}
+	if err := cs.Use(name); err != nil {
+		return err
+	}
+	p.note("now using context %q: %s", name, cs.List[name].Server)
+	return nil
+}
+
+func newContextRemove(p *program) *cobra.Command {
+	return &cobra.Command{
+		Use: "rm NAME", Short: "Forget a context", Args: cli.Exact("a name"), Aliases: []string{"remove"},
+		ValidArgsFunction: p.completeContexts,
+		RunE: func(_ *cobra.Command, args []string) error {
+			cs, err := cli.OpenContexts(p.getenv)
+			if err != nil {
+				return err
+			}
+			if err := cs.Remove(args[0]); err != nil {
+				return err
+			}
+			kept := filepath.Join(filepath.Dir(cs.File()), "tokens", args[0])
+			if err := os.Remove(kept); err != nil && !os.IsNotExist(err) {
+				return err
+			}
+			p.note("context %q is forgotten", args[0])
+			return nil
+		},
+	}
+}
+
+func newContextCheck(p *program) *cobra.Command {
+	return &cobra.Command{
+		Use: "check [NAME]", Short: "Try the server and the token of a context", Args: cobra.MaximumNArgs(1),
+		ValidArgsFunction: p.completeContexts,
+		RunE: func(c *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				p.global.context = args[0]
+			}
+			return runContextCheck(c.Context(), p)
+		},
+	}
+}
+
+// checked is what a check of a context found.
+type checked struct {
+	Context string     `json:"context,omitempty"`
+	Server  string     `json:"server"`
+	Ready   bool       `json:"ready"`
+	Took    string     `json:"took"`
+	Caller  string     `json:"caller,omitempty"`
+	Scopes  string     `json:"scopes,omitempty"`
+	Expires *time.Time `json:"expires,omitempty"`
+}
+
+func runContextCheck(ctx context.Context, p *program) error {
+	t, err := p.target()
+	if err != nil {
+		return err
+	}
+	cl := p.clientOf(&t)
+	cl.Retries = 0
+	out := checked{Context: t.name, Server: t.server}
+	began := p.now()
+	if err := cl.Ready(ctx); err != nil {
+		return err
+	}
+	out.Ready, out.Took = true, span(p.now().Sub(began))
+	if t.token == nil {
+		p.note("there is no token: only what needs none was tried")
+	} else {
+		if _, err := cl.Failed(ctx, 0, 0, 1); err != nil {
+			return err
+		}
+		if token, err := t.token(ctx); err == nil {
+			out.claims(token)
+		}
+	}
+	return p.printer().Record(out, func() cli.Table {
+		return cli.Table{
+			{"context", out.Context}, {"server", out.Server}, {"ready", fmt.Sprintf("yes, after %s", out.Took)},
+			{"token of", out.Caller}, {"scopes", out.Scopes}, {"expires", p.whenever(out.Expires)},
+		}
+	})
+}
+
+// claims reads what a token says of itself. The server has just checked it.
+func (c *checked) claims(token string) {
+	parts := strings.Split(token, ".")
+	if len(parts) != 3 {
+		return
+	}
+	b, err := base64.RawURLEncoding.DecodeString(parts[1])
+	if err != nil {
+		return
+	}
+	var claims struct {
+		Subject string  `json:"sub"`
+		Scope   string  `json:"scope"`
+		Expires float64 `json:"exp"`
+	}
+	if json.Unmarshal(b, &claims) != nil {
+		return
+	}
+	c.Caller, c.Scopes = claims.Subject, claims.Scope
+	if claims.Expires > 0 {
+		at := time.Unix(int64(claims.Expires), 0).UTC()
+		c.Expires = &at
+	}
+}

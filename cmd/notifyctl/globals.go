@@ -1,0 +1,195 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/cli"
+)
+
+// globals are the flags every command has. A flag wins over its environment
+// variable, and that over the context.
+type globals struct {
+	context    string
+	server     string
+	tokenFile  string
+	output     string
+	jq         string
+	noHeaders  bool
+	quiet      bool
+	color      string
+	timeFormat string
+	timeout    time.Duration
+	noInput    bool
+	yes        bool
+}
+
+func (g *globals) add(p *program, root *cobra.Command) {
+	f := root.PersistentFlags()
+	f.StringVar(&g.context, "context", "", "context to use (env NOTIFYCTL_CONTEXT; default: the current one)")
+	f.StringVar(&g.server, "server", "", "URL of the server (env NOTIFYCTL_SERVER; default: the context's)")
+	f.StringVar(&g.tokenFile, "token-file", "", "file with the token (env NOTIFYCTL_TOKEN_FILE, or the token in NOTIFYCTL_TOKEN)")
+	f.StringVarP(&g.output, "output", "o", "table", "format: "+strings.Join(cli.Formats, ", "))
+	f.StringVar(&g.jq, "jq", "", "filter the JSON form with a jq expression")
+	f.BoolVar(&g.noHeaders, "no-headers", false, "leave out the headers of tables")
+	f.BoolVarP(&g.quiet, "quiet", "q", false, "no progress and no remarks on standard error")
+	f.StringVar(&g.color, "color", "auto", "colours: auto, always, never (NO_COLOR is heeded)")
+	f.StringVar(&g.timeFormat, "time-format", "relative", "times in tables: "+strings.Join(timeFormats, ", "))
+	f.DurationVar(&g.timeout, "timeout", 30*time.Second, "longest wait for an answer, and of --wait as a whole")
+	f.BoolVar(&g.noInput, "no-input", false, "never ask; fail where a question would be asked")
+	f.BoolVarP(&g.yes, "yes", "y", false, "answer yes to every question")
+
+	complete(root, "output", cli.Formats)
+	complete(root, "color", colors)
+	complete(root, "time-format", timeFormats)
+	_ = root.RegisterFlagCompletionFunc("context", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+		return p.contextNames(), cobra.ShellCompDirectiveNoFileComp
+	})
+}
+
+// complete offers the values of a flag to the shell.
+func complete(c *cobra.Command, flag string, values []string) {
+	// The error is only about a flag that does not exist, which the first test run shows.
+	_ = c.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
+}
+
+var colors = []string{"auto", "always", "never"}
+
+// check refuses wrong values before any work is done.
+func (g *globals) check() error {
+	if err := (&cli.Printer{Format: g.output, JQ: g.jq}).Check(); err != nil {
+		return err
+	}
+	if !slices.Contains(colors, g.color) {
+		return cli.Usage("--color %q: it is %s", g.color, strings.Join(colors, ", "))
+	}
+	if !slices.Contains(timeFormats, g.timeFormat) {
+		return cli.Usage("--time-format %q: it is %s", g.timeFormat, strings.Join(timeFormats, ", "))
+	}
+	if g.timeout <= 0 {
+		return cli.Usage("--timeout %s: it is above 0", g.timeout)
+	}
+	return nil
+}
+
+// target is the server a command talks to.
+type target struct {
+	name   string // of the context; empty: none
+	ctx    cli.Context
+	server string
+	token  func(context.Context) (string, error) // nil: none is known
+}
+
+// target finds out which server is meant. A server named without a context
+// does not get the current context's token.
+func (p *program) target() (t target, err error) {
+	cs, err := cli.OpenContexts(p.getenv)
+	if err != nil {
+		return t, err
+	}
+	server := first(p.global.server, p.getenv("NOTIFYCTL_SERVER"))
+	t.name = first(p.global.context, p.getenv("NOTIFYCTL_CONTEXT"))
+	if t.name == "" && server == "" {
+		t.name = cs.Current()
+	}
+	if t.name != "" {
+		if t.ctx, err = cs.Get(t.name); err != nil {
+			return t, err
+		}
+	}
+	t.server = first(server, t.ctx.Server)
+	if t.server == "" {
+		return t, &cli.Error{Exit: cli.ExitUsage, Err: fmt.Errorf("no server is chosen"), Next: []string{
+			"notifyd dev                      (starts one, and writes a context)",
+			"notifyctl context add NAME --server URL --token-file FILE",
+		}}
+	}
+	if u, err := url.Parse(t.server); err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {
+		return t, cli.Usage("server %q is not a URL such as http://127.0.0.1:7420", t.server)
+	}
+	t.token = p.token(t.ctx.TokenFile)
+	return t, nil
+}
+
+// token returns where the token comes from; nil: nowhere.
+func (p *program) token(fromContext string) func(context.Context) (string, error) {
+	file := first(p.global.tokenFile, p.getenv("NOTIFYCTL_TOKEN_FILE"))
+	if env := p.getenv("NOTIFYCTL_TOKEN"); file == "" && env != "" {
+		return func(context.Context) (string, error) { return env, nil }
+	}
+	if file = first(file, fromContext); file == "" {
+		return nil
+	}
+	return func(context.Context) (string, error) { // read each time: it may be renewed during a long sending
+		b, err := os.ReadFile(file)
+		return strings.TrimSpace(string(b)), err
+	}
+}
+
+// client returns a client of the chosen server whose requests each take no
+// longer than --timeout.
+func (p *program) client() (*api.Client, error) {
+	t, err := p.target()
+	if err != nil {
+		return nil, err
+	}
+	return p.clientOf(&t), nil
+}
+
+func (p *program) clientOf(t *target) *api.Client {
+	if u, err := url.Parse(t.server); err == nil && u.Scheme == "http" && t.token != nil && !loopback(u.Hostname()) {
+		p.note("warning: the token goes to %s without encryption", u.Host)
+	}
+	return &api.Client{
+		BaseURL: t.server, Token: t.token, Retries: 3, UserAgent: "notifyctl/" + version,
+		HTTPClient: &http.Client{Transport: api.NewTransport(16), Timeout: p.global.timeout},
+	}
+}
+
+func loopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || (ip != nil && ip.IsLoopback())
+}
+
+// printer writes results as the flags say.
+func (p *program) printer() *cli.Printer {
+	out := &cli.Printer{Out: p.out, Format: p.global.output, JQ: p.global.jq, NoHeaders: p.global.noHeaders}
+	if p.coloured() {
+		out.Paint = paint
+	}
+	return out
+}
+
+// note says something about the work; it is not data.
+func (p *program) note(format string, args ...any) {
+	if !p.global.quiet {
+		fmt.Fprintln(p.err, cli.Clean(fmt.Sprintf(format, args...)))
+	}
+}
+
+func (p *program) contextNames() []string {
+	cs, err := cli.OpenContexts(p.getenv)
+	if err != nil {
+		return nil
+	}
+	return cs.Names()
+}
+
+func first(values ...string) string {
+	for _, v := range values {
+		if v != "" {
+			return v
+		}
+	}
+	return ""
+}

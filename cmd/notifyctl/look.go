@@ -1,0 +1,158 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/cli"
+)
+
+// timeFormats are the values of --time-format.
+var timeFormats = []string{"relative", "iso", "local"}
+
+// when writes a moment for people: "12s ago", "in 5m", or a full time.
+func (p *program) when(t time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	switch p.global.timeFormat {
+	case "iso":
+		return t.UTC().Format("2006-01-02T15:04:05.000Z")
+	case "local":
+		return t.Local().Format("2006-01-02 15:04:05.000")
+	}
+	d := t.Sub(p.now())
+	switch {
+	case d > -time.Second && d < time.Second:
+		return "now"
+	case d < 0:
+		return span(-d) + " ago"
+	}
+	return "in " + span(d)
+}
+
+// whenever is when for a time that may be unknown.
+func (p *program) whenever(t *time.Time) string {
+	if t == nil {
+		return ""
+	}
+	return p.when(*t)
+}
+
+// span writes a length of time with the two units that matter.
+func span(d time.Duration) string {
+	switch {
+	case d < time.Microsecond:
+		return fmt.Sprintf("%dns", d)
+	case d < time.Millisecond:
+		return fmt.Sprintf("%dus", d/time.Microsecond)
+	case d < time.Second:
+		return fmt.Sprintf("%dms", d/time.Millisecond)
+	case d < 10*time.Second:
+		return fmt.Sprintf("%.1fs", d.Truncate(100*time.Millisecond).Seconds())
+	case d < time.Minute:
+		return fmt.Sprintf("%ds", d/time.Second)
+	case d < time.Hour:
+		return two(d, time.Minute, "m", time.Second, "s")
+	case d < 24*time.Hour:
+		return two(d, time.Hour, "h", time.Minute, "m")
+	}
+	return two(d, 24*time.Hour, "d", time.Hour, "h")
+}
+
+func two(d, big time.Duration, bigName string, small time.Duration, smallName string) string {
+	s := fmt.Sprintf("%d%s", d/big, bigName)
+	if rest := d % big / small; rest > 0 {
+		s += fmt.Sprintf("%d%s", rest, smallName)
+	}
+	return s
+}
+
+// parseTime reads a moment: RFC 3339, "now", or a distance from now such as
+// "+10m", "in 10m", "-2h" or "2h ago". Days are "d".
+func parseTime(s string, now time.Time) (time.Time, error) {
+	in := strings.TrimSpace(s)
+	if in == "now" {
+		return now, nil
+	}
+	if t, err := time.Parse(time.RFC3339Nano, in); err == nil {
+		return t, nil
+	}
+	sign := time.Duration(1)
+	rest, ok := strings.CutPrefix(in, "+")
+	if !ok {
+		rest, ok = strings.CutPrefix(in, "in ")
+	}
+	if !ok {
+		sign = -1
+		if rest, ok = strings.CutPrefix(in, "-"); !ok {
+			rest, ok = strings.CutSuffix(in, " ago")
+		}
+	}
+	if ok {
+		if d, err := parseSpan(strings.TrimSpace(rest)); err == nil {
+			return now.Add(sign * d), nil
+		}
+	}
+	return time.Time{}, cli.Usage("%q is not a time: write 2026-03-01T09:00:00Z, now, +10m, or -2h", s)
+}
+
+// parseSpan reads a Go duration that may begin with days: "2d", "1d12h".
+func parseSpan(s string) (time.Duration, error) {
+	var total time.Duration
+	if days, rest, ok := strings.Cut(s, "d"); ok {
+		var n int
+		if _, err := fmt.Sscanf(days, "%d", &n); err != nil || fmt.Sprint(n) != days || n < 0 || n > 36500 {
+			return 0, cli.Usage("%q is not a duration such as 90s, 10m or 2d", s)
+		}
+		total = time.Duration(n) * 24 * time.Hour
+		if rest == "" {
+			return total, nil
+		}
+		s = rest
+	}
+	d, err := time.ParseDuration(s)
+	if err != nil || d < 0 {
+		return 0, cli.Usage("%q is not a duration such as 90s, 10m or 2d", s)
+	}
+	return total + d, nil
+}
+
+// coloured says whether standard output takes colours.
+func (p *program) coloured() bool {
+	switch p.global.color {
+	case "always":
+		return true
+	case "never":
+		return false
+	}
+	return p.outTerminal && p.getenv("NO_COLOR") == "" && p.getenv("TERM") != "dumb"
+}
+
+// hues are the colours of states and levels, as SGR numbers.
+var hues = map[string]string{
+	"DELIVERED": "32", "SENT": "32", "ok": "32", "closed": "32",
+	"FAILED": "31", "fail": "31", "dead": "31",
+	"UNKNOWN": "33", "DEFERRED": "33", "warn": "33", "EXPIRED": "33", "SUPPRESSED": "33", "CANCELLED": "33",
+	"ACCEPTED": "36", "SCHEDULED": "36",
+}
+
+func paint(cell string, header cli.Header) string {
+	if header {
+		return "\x1b[1m" + cell + "\x1b[0m"
+	}
+	if hue := hues[cell]; hue != "" {
+		return "\x1b[" + hue + "m" + cell + "\x1b[0m"
+	}
+	return cell
+}
+
+// count writes a number with separators: 1,204,000.
+func count[N int | int64 | uint32 | uint64](n N) string {
+	s := fmt.Sprint(n)
+	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return s
+}

@@ -1,0 +1,94 @@
+package main
+
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/cli"
+)
+
+type listOptions struct {
+	user   string
+	limit  int
+	cursor string
+}
+
+func newList(p *program) *cobra.Command {
+	var o listOptions
+	c := &cobra.Command{
+		Use: "ls --user USER", Short: "List what a user was sent, newest first", Args: cobra.NoArgs, Aliases: []string{"list"},
+		Example: `  notifyctl ls --user ann
+  notifyctl ls --user ann --limit 1000 -o jsonl --jq 'select(.status == "FAILED") | .notification_id'`,
+		RunE: func(c *cobra.Command, _ []string) error { return runList(c.Context(), p, &o) },
+	}
+	f := c.Flags()
+	f.StringVar(&o.user, "user", "", "the user")
+	f.IntVar(&o.limit, "limit", 50, "how many at most")
+	f.StringVar(&o.cursor, "cursor", "", "go on where an earlier list ended")
+	return c
+}
+
+// maxPage is the largest page the server gives.
+const maxPage = 1000
+
+func runList(ctx context.Context, p *program, o *listOptions) error {
+	if o.user == "" {
+		return cli.Usage("--user is missing: whose notifications?")
+	}
+	if o.limit < 1 {
+		return cli.Usage("--limit %d: it is above 0", o.limit)
+	}
+	cl, err := p.client()
+	if err != nil {
+		return err
+	}
+	out := api.UserHistory{Items: []api.Status{}, Cursor: o.cursor}
+	for len(out.Items) < o.limit {
+		page, err := cl.UserNotifications(ctx, o.user, out.Cursor, min(o.limit-len(out.Items), maxPage))
+		if err != nil {
+			return err
+		}
+		out.Items, out.Cursor = append(out.Items, page.Items...), page.Cursor
+		if page.Cursor == "" {
+			break
+		}
+	}
+	if err := printPage(p, out, out.Items, func() cli.Table {
+		t := cli.Table{{"NOTIFICATION", "STATUS", "CHANNEL", "CATEGORY", "ACCEPTED", "CODE"}}
+		for i := range out.Items {
+			s := &out.Items[i]
+			t = append(t, []string{s.NotificationID, s.Status, s.Channel, s.Category, p.when(s.AcceptedAt), s.Code})
+		}
+		return t
+	}); err != nil {
+		return err
+	}
+	p.more(len(out.Items), out.Cursor, "notifyctl ls --user "+quote(o.user))
+	return nil
+}
+
+// printPage writes a page: as its items where one line is one thing.
+func printPage[P, T any](p *program, page P, items []T, table func() cli.Table) error {
+	pr := p.printer()
+	if pr.Format == "jsonl" {
+		for i := range items {
+			if err := pr.Line(items[i], nil); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return pr.Print(page, table)
+}
+
+// more says how to get the next page.
+func (p *program) more(n int, cursor, command string) {
+	switch {
+	case n == 0:
+		p.note("none")
+	case cursor != "":
+		p.note("there are more: %s --cursor %s", command, cursor)
+	}
+}

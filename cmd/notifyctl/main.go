@@ -1,0 +1,105 @@
+// Command notifyctl sends notifications, shows what became of them, and helps
+// those who run notifyd. Data goes to standard output, everything said about it
+// to standard error.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"golang.org/x/term"
+
+	"github.com/notifyd/notifyd/pkg/cli"
+)
+
+// version is set by the linker.
+var version = "dev"
+
+// program is what commands use of the outside world, and what the global flags
+// say. One runs one command.
+type program struct {
+	out, err io.Writer
+	in       io.Reader
+	getenv   func(string) string
+	now      func() time.Time
+
+	inTerminal, outTerminal, errTerminal bool
+
+	global globals
+}
+
+func main() {
+	ctx, stop := signals()
+	p := &program{
+		out: os.Stdout, err: os.Stderr, in: os.Stdin, getenv: os.Getenv, now: time.Now,
+		inTerminal:  term.IsTerminal(int(os.Stdin.Fd())),
+		outTerminal: term.IsTerminal(int(os.Stdout.Fd())),
+		errTerminal: term.IsTerminal(int(os.Stderr.Fd())),
+	}
+	code := run(ctx, p, os.Args[1:])
+	stop()
+	os.Exit(code)
+}
+
+// run runs one command line and returns its exit code.
+func run(ctx context.Context, p *program, args []string) int {
+	root := newRoot(p)
+	root.SetArgs(args)
+	err := root.ExecuteContext(ctx)
+	code := cli.ExitCode(err)
+	if err != nil && ctx.Err() != nil && (code == cli.ExitInterrupt || errors.Is(err, context.Canceled)) {
+		if s, ok := errors.AsType[*stopped](context.Cause(ctx)); ok {
+			code = s.code
+		}
+		err = interrupted(err, code)
+	}
+	if err != nil {
+		cli.Report(p.err, err, p.global.output)
+	}
+	return code
+}
+
+// interrupted words the end that a signal brought; what the command said about
+// going on stays.
+func interrupted(err error, code int) error {
+	out := &cli.Error{Exit: code, Err: errors.New("interrupted")}
+	if e, ok := errors.AsType[*cli.Error](err); ok {
+		out.Err, out.Next = e.Err, e.Next
+	}
+	return out
+}
+
+// stopped is why the context ended.
+type stopped struct {
+	signal os.Signal
+	code   int
+}
+
+func (s *stopped) Error() string { return fmt.Sprintf("stopped by %v", s.signal) }
+
+// signals returns a context that ends at the first SIGINT or SIGTERM: commands
+// say how far they came, and how to go on. The second one ends the process.
+func signals() (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	ch := make(chan os.Signal, 2)
+	signal.Notify(ch, syscall.SIGINT, syscall.SIGTERM)
+	go func() {
+		for first := true; ; first = false {
+			s := &stopped{<-ch, cli.ExitInterrupt}
+			if s.signal == syscall.SIGTERM {
+				s.code = cli.ExitTerminated
+			}
+			if !first {
+				os.Exit(s.code)
+			}
+			cancel(s)
+		}
+	}()
+	return ctx, func() { signal.Stop(ch); cancel(nil) }
+}

@@ -1,0 +1,273 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/csv"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"path/filepath"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	jsonv2 "github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// input is an open file.
+type input struct {
+	io.Reader
+	close func() error
+}
+
+// receiverFormats are the values of --fanout-format.
+var receiverFormats = []string{"auto", "lines", "ndjson", "csv"}
+
+// headSize is how much of a file is looked at to know it again, and its form.
+const headSize = 64 << 10
+
+// receiverFormat finds out the form of a file of receivers: by its name, else
+// by how it begins.
+func receiverFormat(asked, name string, head []byte) (string, error) {
+	if !slices.Contains(receiverFormats, asked) {
+		return "", cli.Usage("--fanout-format %q: it is %s", asked, strings.Join(receiverFormats, ", "))
+	}
+	if asked != "auto" {
+		return asked, nil
+	}
+	switch strings.ToLower(filepath.Ext(name)) {
+	case ".csv":
+		return "csv", nil
+	case ".ndjson", ".jsonl":
+		return "ndjson", nil
+	}
+	head = bytes.TrimSpace(bytes.TrimPrefix(head, bom))
+	line, _, _ := bytes.Cut(head, []byte("\n"))
+	line = bytes.TrimSpace(line)
+	switch {
+	case bytes.HasPrefix(line, []byte("{")):
+		return "ndjson", nil
+	case string(line) == "user_id" || bytes.HasPrefix(line, []byte("user_id,")) || bytes.HasPrefix(line, []byte(`"user_id"`)):
+		return "csv", nil
+	}
+	return "lines", nil
+}
+
+var bom = []byte("\xef\xbb\xbf")
+
+// badLine is what is wrong with one line of a file of receivers. Reading may go
+// on behind it.
+type badLine struct {
+	name string
+	line int
+	what string
+}
+
+func (e *badLine) Error() string { return fmt.Sprintf("%s:%d: %s", e.name, e.line, e.what) }
+
+// readReceivers reads receivers one after the other, in bounded memory. What is
+// wrong with a line is a *badLine in its place; any other error is the last.
+func readReceivers(r io.Reader, name, format string) iter.Seq2[api.Receiver, error] {
+	if format == "csv" {
+		return readCSV(r, name)
+	}
+	parse := parseLine
+	if format == "ndjson" {
+		parse = parseObject
+	}
+	return func(yield func(api.Receiver, error) bool) {
+		lines := bufio.NewScanner(r)
+		lines.Buffer(make([]byte, 64<<10), maxLine)
+		n := 0
+		for lines.Scan() {
+			n++
+			line := lines.Bytes()
+			if n == 1 {
+				line = bytes.TrimPrefix(line, bom)
+			}
+			line = bytes.TrimSpace(line)
+			if len(line) == 0 {
+				continue
+			}
+			rcv, what := parse(line)
+			if what == "" {
+				what = wrong(&rcv)
+			}
+			if !yieldOr(yield, rcv, name, n, what) {
+				return
+			}
+		}
+		if err := lines.Err(); errors.Is(err, bufio.ErrTooLong) {
+			yield(api.Receiver{}, cli.Usage("%s:%d: the line is over 1 MiB", name, n+1))
+		} else if err != nil {
+			yield(api.Receiver{}, err)
+		}
+	}
+}
+
+func yieldOr(yield func(api.Receiver, error) bool, r api.Receiver, name string, line int, what string) bool {
+	if what != "" {
+		return yield(api.Receiver{}, &badLine{name, line, what})
+	}
+	return yield(r, nil)
+}
+
+func parseLine(line []byte) (api.Receiver, string) {
+	return api.Receiver{UserID: string(line)}, ""
+}
+
+// receiverObject is a receiver of NDJSON, read strictly.
+type receiverObject struct {
+	UserID    string         `json:"user_id"`
+	Address   string         `json:"address"`
+	Variables jsontext.Value `json:"variables"`
+}
+
+func parseObject(line []byte) (api.Receiver, string) {
+	var o receiverObject
+	var err error
+	if line[0] == '"' {
+		err = jsonv2.Unmarshal(line, &o.UserID)
+	} else {
+		err = jsonv2.Unmarshal(line, &o, jsonv2.RejectUnknownMembers(true))
+	}
+	if err != nil {
+		var se *jsonv2.SemanticError
+		if errors.As(err, &se) && se.JSONPointer != "" {
+			what := "is of another type than it should be"
+			if errors.Is(se.Err, jsonv2.ErrUnknownName) {
+				what = "is not known; a receiver has user_id, address, variables"
+			}
+			return api.Receiver{}, fmt.Sprintf("field %s %s", strings.TrimPrefix(string(se.JSONPointer), "/"), what)
+		}
+		return api.Receiver{}, `not a JSON object {"user_id","address","variables"}`
+	}
+	r := api.Receiver{UserID: o.UserID, Address: o.Address}
+	if v := bytes.TrimSpace(o.Variables); len(v) > 0 && string(v) != "null" {
+		if v[0] != '{' {
+			return r, "variables is not an object"
+		}
+		r.Variables = json.RawMessage(v)
+	}
+	return r, ""
+}
+
+// wrong says what the server would refuse; empty: nothing.
+func wrong(r *api.Receiver) string {
+	switch {
+	case r.UserID == "" && r.Address == "":
+		return "neither a user_id nor an address"
+	case len(r.UserID) > notify.MaxUserID:
+		return fmt.Sprintf("the user id is over %d bytes", notify.MaxUserID)
+	case !utf8.ValidString(r.UserID) || !utf8.ValidString(r.Address):
+		return "not valid UTF-8"
+	case strings.ContainsFunc(r.UserID, func(c rune) bool { return c < 0x20 || c == 0x7f }):
+		return "the user id has control characters"
+	case len(r.Address) > notify.MaxAddress:
+		return fmt.Sprintf("the address is over %d bytes", notify.MaxAddress)
+	case len(r.Variables) > notify.MaxVariables:
+		return fmt.Sprintf("the variables are over %d bytes", notify.MaxVariables)
+	}
+	return ""
+}
+
+// readCSV reads CSV with a header: user_id, address, and any other column as a
+// variable of its name. Empty values are left out.
+func readCSV(r io.Reader, name string) iter.Seq2[api.Receiver, error] {
+	return func(yield func(api.Receiver, error) bool) {
+		rows := csv.NewReader(r)
+		rows.ReuseRecord = true
+		rows.FieldsPerRecord = -1 // said below, with the line
+		header, err := rows.Read()
+		if err != nil {
+			if errors.Is(err, io.EOF) {
+				return
+			}
+			yield(api.Receiver{}, csvError(name, err))
+			return
+		}
+		cols := slices.Clone(header)
+		cols[0] = strings.TrimPrefix(cols[0], string(bom))
+		for i := range cols {
+			cols[i] = strings.TrimSpace(cols[i])
+		}
+		if what := badHeader(cols); what != "" {
+			yield(api.Receiver{}, cli.Usage("%s:1: %s", name, what))
+			return
+		}
+		for {
+			row, err := rows.Read()
+			if errors.Is(err, io.EOF) {
+				return
+			}
+			if err != nil {
+				yield(api.Receiver{}, csvError(name, err))
+				return
+			}
+			line, _ := rows.FieldPos(0)
+			if len(row) != len(cols) {
+				if !yieldOr(yield, api.Receiver{}, name, line, fmt.Sprintf("%d fields, the header has %d", len(row), len(cols))) {
+					return
+				}
+				continue
+			}
+			rcv := fromRow(cols, row)
+			if !yieldOr(yield, rcv, name, line, wrong(&rcv)) {
+				return
+			}
+		}
+	}
+}
+
+func badHeader(cols []string) string {
+	seen := map[string]bool{}
+	for _, c := range cols {
+		if c == "" {
+			return "a column of the header has no name"
+		}
+		if seen[c] {
+			return fmt.Sprintf("the header names %q twice", c)
+		}
+		seen[c] = true
+	}
+	if !seen["user_id"] && !seen["address"] {
+		return "the header has neither user_id nor address"
+	}
+	return ""
+}
+
+func fromRow(cols, row []string) (r api.Receiver) {
+	var vars map[string]string
+	for i, v := range row {
+		switch {
+		case cols[i] == "user_id":
+			r.UserID = strings.Clone(strings.TrimSpace(v))
+		case cols[i] == "address":
+			r.Address = strings.Clone(strings.TrimSpace(v))
+		case v != "":
+			if vars == nil {
+				vars = make(map[string]string, len(cols))
+			}
+			vars[cols[i]] = v
+		}
+	}
+	if vars != nil {
+		r.Variables, _ = json.Marshal(vars) // strings always marshal, in the order of their names
+	}
+	return r
+}
+
+func csvError(name string, err error) error {
+	if pe, ok := errors.AsType[*csv.ParseError](err); ok {
+		return cli.Usage("%s:%d: %v", name, pe.Line, pe.Err)
+	}
+	return err
+}

@@ -1,0 +1,351 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+type sendOptions struct {
+	channel, category                                 string
+	user, address                                     string
+	title, body, html, template, data, from, collapse string
+	vars                                              []string
+	at, ttl                                           string
+	key                                               string
+
+	file          string
+	fanout        string
+	format        string
+	campaign      string
+	partSize      int
+	inFlight      int
+	wait, dryRun  bool
+	contentNamed  bool // a flag of the content or the channel was given
+	addressedFlag bool // --user or --address was given
+}
+
+func newSend(p *program) *cobra.Command {
+	var o sendOptions
+	c := &cobra.Command{
+		Use: "send", Short: "Send one notification, a file of them, or one content to many", Args: cobra.NoArgs,
+		Long: `send has three forms:
+
+  one       --channel, a receiver and a content; prints the notification's id
+  a batch   -f FILE: different notifications, one JSON object a line, as the API
+            takes them; sent in order, a thousand a request
+  a fan-out --fanout FILE: one content for the receivers in a file, one user id a
+            line, or NDJSON {"user_id","address","variables"}, or CSV with a header
+            (user_id, address, and variables by name); a campaign in parts, any
+            size in bounded memory
+
+Every form is safe to run again. A batch keeps its idempotency keys by the file's
+content: what an earlier run sent is not sent twice. A fan-out notes how far it
+came; when it is stopped it prints the command that goes on.`,
+		Example: `  notifyctl send --channel push --user ann --title Hello --body 'It works' --wait
+  notifyctl send --channel sms --category otp --address +4915112345678 --body 'Code {{code}}' --var code=1234 --ttl 5m
+  notifyctl send -f orders.ndjson -o jsonl
+  notifyctl send --channel push --category marketing --title Sale --body 'Hi {{name}}' --fanout users.csv --wait --timeout 10m`,
+		RunE: func(c *cobra.Command, _ []string) error {
+			for _, name := range contentFlags {
+				o.contentNamed = o.contentNamed || c.Flags().Changed(name)
+			}
+			o.addressedFlag = c.Flags().Changed("user") || c.Flags().Changed("address")
+			return runSend(c.Context(), p, &o)
+		},
+	}
+	o.add(c)
+	return c
+}
+
+// contentFlags make up what is sent, and how.
+var contentFlags = []string{
+	"channel", "category", "title", "body", "html", "template", "var", "data", "from", "collapse-key", "at", "ttl", "expires-in",
+}
+
+func (o *sendOptions) add(c *cobra.Command) {
+	f := c.Flags()
+	f.SortFlags = false
+	f.StringVar(&o.channel, "channel", "", "push, sms or email")
+	f.StringVar(&o.category, "category", "transactional", "otp, alert, transactional, marketing or digest")
+	f.StringVar(&o.user, "user", "", "user to send to; the addresses are looked up when it is sent")
+	f.StringVar(&o.address, "address", "", "address to send to: apns:TOKEN, fcm:TOKEN, a phone number, a mail address")
+	f.StringVar(&o.title, "title", "", "title of a push, subject of a mail")
+	f.StringVar(&o.body, "body", "", "text, in which {{name}} is a variable; -: standard input")
+	f.StringVar(&o.html, "html", "", "HTML of a mail; @FILE reads a file")
+	f.StringVar(&o.template, "template", "", "id of a provider's template")
+	f.StringArrayVar(&o.vars, "var", nil, "a variable, as name=value; may be given more than once")
+	f.StringVar(&o.data, "data", "", "push: JSON object for the app; @FILE reads a file")
+	f.StringVar(&o.from, "from", "", "a configured sender")
+	f.StringVar(&o.collapse, "collapse-key", "", "push: replaces an earlier one on the device")
+	f.StringVar(&o.ttl, "ttl", "", "give up after, e.g. 10m or 2d; default: never")
+	f.StringVar(&o.ttl, "expires-in", "", "the same as --ttl")
+	f.StringVar(&o.at, "at", "", "send later: a time, or a distance such as +10m")
+	f.StringVar(&o.key, "idempotency-key", "", "one: the key (default: random); a batch: a name that begins its keys, another one sends the file anew")
+
+	f.StringVarP(&o.file, "file", "f", "", "batch: NDJSON file of notifications; -: standard input")
+	f.StringVar(&o.fanout, "fanout", "", "fan-out: file of receivers; -: standard input")
+	f.StringVar(&o.format, "fanout-format", "auto", "form of that file: auto, lines, ndjson, csv")
+	f.StringVar(&o.campaign, "campaign", "", "fan-out: id of the campaign to go on with")
+	f.IntVar(&o.partSize, "part-size", 50_000, "fan-out: receivers of a part")
+	f.IntVar(&o.inFlight, "in-flight", 4, "fan-out: parts under way at a time")
+
+	f.BoolVar(&o.wait, "wait", false, "wait for the outcome; exit 8 when --timeout passes first")
+	f.BoolVar(&o.dryRun, "dry-run", false, "print the request instead of sending it")
+	completeKinds(c)
+	complete(c, "fanout-format", receiverFormats)
+}
+
+func runSend(ctx context.Context, p *program, o *sendOptions) error {
+	if err := checkKinds(o.channel, o.category); err != nil {
+		return err
+	}
+	switch {
+	case o.file != "" && o.fanout != "":
+		return cli.Usage("-f and --fanout are different forms of sending")
+	case o.file != "":
+		if o.contentNamed || o.addressedFlag {
+			return cli.Usage("-f: the notifications are in the file; flags of the content and the receiver do not go with it")
+		}
+		return runSendBatch(ctx, p, o)
+	case o.fanout != "":
+		if o.addressedFlag || o.key != "" {
+			return cli.Usage("--fanout: the receivers are in the file, and the campaign is the key; --user, --address and --idempotency-key do not go with it")
+		}
+		return runSendFanout(ctx, p, o)
+	case o.campaign != "":
+		return cli.Usage("--campaign goes with --fanout")
+	}
+	return runSendOne(ctx, p, o)
+}
+
+func runSendOne(ctx context.Context, p *program, o *sendOptions) error {
+	if !o.addressedFlag {
+		return cli.Usage("to whom? --user or --address, -f FILE for a batch, --fanout FILE for many")
+	}
+	n, err := o.notification(p)
+	if err != nil {
+		return err
+	}
+	key := first(o.key, newKey(p.now()))
+	t, err := p.target()
+	if err != nil {
+		return err
+	}
+	if o.dryRun {
+		return p.printRequest(t.server+"/v1/notifications", key, n)
+	}
+	if err := p.confirm(&t, changes, "send"); err != nil {
+		return err
+	}
+	cl := p.clientOf(&t)
+	out, err := cl.Send(ctx, n, key)
+	if err != nil {
+		if notify.KindOf(err) == notify.KindUnavailable || ctx.Err() != nil {
+			return &cli.Error{Exit: exitOf(ctx, err), Err: err, Next: []string{"the same command with --idempotency-key " + quote(key) + " does not send twice"}}
+		}
+		return err
+	}
+	if o.wait {
+		return p.waitOne(ctx, cl, out.NotificationID)
+	}
+	if err := p.printer().Record(out, func() cli.Table {
+		return cli.Table{{"notification", out.NotificationID}, {"status", out.Status}}
+	}); err != nil {
+		return err
+	}
+	p.note("what becomes of it: notifyctl why %s", out.NotificationID)
+	return nil
+}
+
+// exitOf is the exit code of an error that gets advice added.
+func exitOf(ctx context.Context, err error) int {
+	if ctx.Err() != nil {
+		return cli.ExitInterrupt
+	}
+	return cli.ExitCode(err)
+}
+
+// newKey is an idempotency key nobody used before.
+func newKey(now time.Time) string { return "ctl-" + notify.NewBase(now).String() }
+
+func (o *sendOptions) notification(p *program) (n api.Notification, err error) {
+	if o.channel == "" {
+		return n, cli.Usage("--channel is missing: %s", strings.Join(channelNames(), ", "))
+	}
+	n = api.Notification{Channel: o.channel, Category: o.category, To: api.Receiver{UserID: o.user, Address: o.address}}
+	if n.Content, err = o.content(p); err != nil {
+		return n, err
+	}
+	n.ScheduledAt, n.ExpiresAt, err = o.times(p.now())
+	return n, err
+}
+
+func (o *sendOptions) content(p *program) (c api.Content, err error) {
+	c = api.Content{Template: o.template, Title: o.title, Body: o.body, From: o.from, CollapseKey: o.collapse}
+	if o.body == "-" {
+		if o.fanout == "-" {
+			return c, cli.Usage("--body - and --fanout -: there is only one standard input")
+		}
+		b, err := readAll(p, "-")
+		if err != nil {
+			return c, err
+		}
+		c.Body = strings.TrimSuffix(string(b), "\n")
+	}
+	if c.HTML, err = textOrFile(p, o.html); err != nil {
+		return c, err
+	}
+	data, err := textOrFile(p, o.data)
+	if err != nil {
+		return c, err
+	}
+	if data != "" {
+		if !isObject([]byte(data)) {
+			return c, cli.Usage("--data is not a JSON object")
+		}
+		c.Data = compact([]byte(data))
+	}
+	c.Variables, err = variables(o.vars)
+	return c, err
+}
+
+// textOrFile returns the text of a flag, or of the file behind its @.
+func textOrFile(p *program, v string) (string, error) {
+	name, ok := strings.CutPrefix(v, "@")
+	if !ok {
+		return v, nil
+	}
+	if name == "-" {
+		return "", cli.Usage("@- is not read; name a file")
+	}
+	b, err := readAll(p, name)
+	return string(b), err
+}
+
+func isObject(b []byte) bool {
+	b = bytes.TrimSpace(b)
+	return len(b) > 0 && b[0] == '{' && json.Valid(b)
+}
+
+func compact(b []byte) json.RawMessage {
+	var out bytes.Buffer
+	if json.Compact(&out, b) != nil {
+		return b
+	}
+	return out.Bytes()
+}
+
+func variables(list []string) (json.RawMessage, error) {
+	if len(list) == 0 {
+		return nil, nil
+	}
+	vars := map[string]string{}
+	for _, kv := range list {
+		name, value, ok := strings.Cut(kv, "=")
+		if !ok || name == "" {
+			return nil, cli.Usage("--var %q is not name=value", kv)
+		}
+		if _, twice := vars[name]; twice {
+			return nil, cli.Usage("--var %s is given twice", name)
+		}
+		vars[name] = value
+	}
+	return json.Marshal(vars)
+}
+
+// times are when it is sent and when it is given up; nil: now, never.
+func (o *sendOptions) times(now time.Time) (at, until *time.Time, err error) {
+	begin := now
+	if o.at != "" {
+		t, err := parseTime(o.at, now)
+		if err != nil {
+			return nil, nil, err
+		}
+		t = t.UTC().Truncate(time.Millisecond)
+		at, begin = &t, t
+	}
+	if o.ttl != "" {
+		d, err := parseSpan(o.ttl)
+		if err != nil {
+			return nil, nil, err
+		}
+		if d == 0 {
+			return nil, nil, cli.Usage("--ttl 0: it is above 0")
+		}
+		t := begin.Add(d).UTC().Truncate(time.Millisecond)
+		until = &t
+	}
+	return at, until, nil
+}
+
+// request is a request as --dry-run prints it. The token is left out.
+type request struct {
+	Method  string            `json:"method"`
+	URL     string            `json:"url"`
+	Headers map[string]string `json:"headers"`
+	Body    any               `json:"body"`
+}
+
+func (p *program) printRequest(url, key string, body any) error {
+	r := request{Method: "POST", URL: url, Headers: map[string]string{"Content-Type": api.TypeJSON}, Body: body}
+	if key != "" {
+		r.Headers[api.HeaderIdempotencyKey] = key
+	}
+	pr := p.printer()
+	if pr.Format != "table" || pr.JQ != "" {
+		return pr.Print(r, nil)
+	}
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	enc.SetIndent("", "  ")
+	if err := enc.Encode(body); err != nil {
+		return err
+	}
+	fmt.Fprintf(p.out, "%s %s\nContent-Type: %s\n", r.Method, r.URL, api.TypeJSON)
+	if key != "" {
+		fmt.Fprintf(p.out, "%s: %s\n", api.HeaderIdempotencyKey, key)
+	}
+	_, err := fmt.Fprintf(p.out, "\n%s", b.Bytes())
+	p.note("nothing was sent")
+	return err
+}
+
+// openInput opens a file, or standard input for "-". size is -1 where it is
+// not known.
+func openInput(p *program, name string) (f input, size int64, err error) {
+	if name == "-" {
+		if p.inTerminal {
+			p.note("reading standard input; end it with Ctrl-D")
+		}
+		return input{p.in, func() error { return nil }}, -1, nil
+	}
+	file, err := os.Open(name)
+	if err != nil {
+		return f, 0, &cli.Error{Exit: cli.ExitUsage, Err: err}
+	}
+	info, err := file.Stat()
+	if err == nil && info.IsDir() {
+		err = fmt.Errorf("%s is a folder", name)
+	}
+	if err != nil {
+		return f, 0, &cli.Error{Exit: cli.ExitUsage, Err: errors.Join(err, file.Close())}
+	}
+	size = -1
+	if info.Mode().IsRegular() {
+		size = info.Size()
+	}
+	return input{file, file.Close}, size, nil
+}

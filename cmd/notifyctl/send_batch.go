@@ -1,0 +1,334 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/cli"
+)
+
+// Limits of a request of a batch. They decide where a file is cut, and so which
+// keys its chunks have: they stay as they are.
+const (
+	chunkItems = 1000
+	chunkBytes = 4 << 20
+	maxLine    = 1 << 20
+)
+
+// sentItem is what became of one line of a batch.
+type sentItem struct {
+	Line int `json:"line"`
+	api.BatchItem
+}
+
+// batchTotal is the result of a whole batch.
+type batchTotal struct {
+	Sent     int            `json:"sent"`
+	Accepted int            `json:"accepted"`
+	Rejected int            `json:"rejected"`
+	Replayed int            `json:"replayed"` // of the accepted, those an earlier run had sent
+	Failed   []sentItem     `json:"failed,omitempty"`
+	States   map[string]int `json:"states,omitempty"` // with --wait
+}
+
+// maxFailed bounds the failed items that are kept for the result.
+const maxFailed = 10_000
+
+// batchSender sends a file of notifications, chunk by chunk in order: two lines
+// for one user arrive in the order of the file.
+type batchSender struct {
+	p     *program
+	o     *sendOptions
+	cl    *api.Client
+	key   string    // begins the keys of all chunks
+	chain hash.Hash // of a stream: everything up to the chunk
+	total batchTotal
+	few   []sentItem // the accepted ones while there are few, to show them
+	ids   []string   // with --wait
+}
+
+func runSendBatch(ctx context.Context, p *program, o *sendOptions) error {
+	if o.dryRun {
+		return dryBatch(p, o)
+	}
+	t, err := p.target()
+	if err != nil {
+		return err
+	}
+	if err := p.confirm(&t, changes, "send "+label(o.file)); err != nil {
+		return err
+	}
+	s := &batchSender{p: p, o: o, cl: p.clientOf(&t), chain: sha256.New()}
+	if s.key, err = batchKey(p, o); err != nil {
+		return err
+	}
+	err = eachChunk(p, o.file, func(c *chunk) error { return s.send(ctx, c) })
+	if perr := s.print(); perr != nil {
+		return perr
+	}
+	if err != nil {
+		return s.stopped(ctx, err)
+	}
+	if s.total.Sent == 0 {
+		return cli.Usage("%s holds no notifications", label(o.file))
+	}
+	if o.wait {
+		if err := s.wait(ctx); err != nil {
+			return err
+		}
+	}
+	if n := s.total.Rejected; n > 0 {
+		return cli.Exitf(cli.ExitPartial, "%s of %s notifications were refused", count(n), count(s.total.Sent))
+	}
+	return nil
+}
+
+// batchKey begins the keys of a batch. That of a file follows from all of it,
+// so that running it again repeats nothing; a stream is only known as it comes.
+func batchKey(p *program, o *sendOptions) (string, error) {
+	if o.file == "-" {
+		return first(o.key, "ctl-stream"), nil
+	}
+	f, _, err := openInput(p, o.file)
+	if err != nil {
+		return "", err
+	}
+	defer f.close()
+	sum := sha256.New()
+	if _, err := io.Copy(sum, f); err != nil {
+		return "", err
+	}
+	return first(o.key, "ctl-file") + "-" + hex.EncodeToString(sum.Sum(nil)[:16]), nil
+}
+
+// chunk is the lines of one request.
+type chunk struct {
+	number int
+	lines  []int // the number of each in the file
+	body   []byte
+}
+
+// eachChunk cuts a file into chunks.
+func eachChunk(p *program, name string, fn func(*chunk) error) error {
+	f, _, err := openInput(p, name)
+	if err != nil {
+		return err
+	}
+	defer f.close()
+	var c chunk
+	flush := func() error {
+		if len(c.lines) == 0 {
+			return nil
+		}
+		err := fn(&c)
+		c.number, c.lines, c.body = c.number+1, c.lines[:0], c.body[:0]
+		return err
+	}
+	lines := bufio.NewScanner(f)
+	lines.Buffer(make([]byte, 64<<10), maxLine)
+	n := 0
+	for lines.Scan() {
+		n++
+		line := bytes.TrimSpace(lines.Bytes())
+		if n == 1 {
+			line = bytes.TrimPrefix(line, []byte("\xef\xbb\xbf"))
+		}
+		if len(line) == 0 {
+			continue
+		}
+		if len(c.lines) == chunkItems || len(c.body)+len(line) > chunkBytes {
+			if err := flush(); err != nil {
+				return err
+			}
+		}
+		c.lines, c.body = append(c.lines, n), append(append(c.body, line...), '\n')
+	}
+	if err := lines.Err(); errors.Is(err, bufio.ErrTooLong) {
+		return errors.Join(flush(), cli.Usage("%s:%d: the line is over 1 MiB", label(name), n+1))
+	} else if err != nil {
+		return errors.Join(flush(), err)
+	}
+	return flush()
+}
+
+func (s *batchSender) send(ctx context.Context, c *chunk) error {
+	key := fmt.Sprintf("%s-%d", s.key, c.number)
+	if s.o.file == "-" {
+		s.chain.Write(c.body)
+		key += "-" + hex.EncodeToString(s.chain.Sum(nil)[:16])
+	}
+	reply, err := s.cl.Post(ctx, "/v1/notifications:batch", api.TypeNDJSON, c.body, key)
+	if err != nil {
+		return err
+	}
+	var r api.BatchResult
+	if err := json.Unmarshal(reply.Body, &r); err != nil || len(r.Results) != len(c.lines) {
+		return badAnswer(err)
+	}
+	s.total.Sent += len(r.Results)
+	s.total.Accepted += r.Accepted
+	s.total.Rejected += r.Rejected
+	if reply.Replayed {
+		s.total.Replayed += r.Accepted
+	}
+	return s.take(c, r.Results)
+}
+
+// take keeps what has to be said about the items; a line each is said now.
+func (s *batchSender) take(c *chunk, results []api.BatchItem) error {
+	pr := s.p.printer()
+	each := pr.Format == "jsonl"
+	for i, r := range results {
+		item := sentItem{c.lines[i], r}
+		if each {
+			if err := pr.Line(item, nil); err != nil {
+				return err
+			}
+		}
+		switch {
+		case r.Error != nil:
+			if len(s.total.Failed) < maxFailed {
+				s.total.Failed = append(s.total.Failed, item)
+			}
+		case len(s.few) <= shownItems:
+			s.few = append(s.few, item)
+		}
+		if r.Error == nil && s.o.wait {
+			s.ids = append(s.ids, r.NotificationID)
+		}
+	}
+	return nil
+}
+
+// shownItems is how many accepted items a table still lists one by one.
+const shownItems = 20
+
+func (s *batchSender) print() error {
+	pr := s.p.printer()
+	if pr.Format == "jsonl" {
+		s.remark()
+		return nil
+	}
+	if err := pr.Print(s.total, func() cli.Table {
+		if len(s.few) > shownItems && len(s.total.Failed) == 0 {
+			return nil
+		}
+		t := cli.Table{{"LINE", "STATUS", "NOTIFICATION", "CODE", "DETAIL"}}
+		if len(s.few) <= shownItems {
+			for _, it := range s.few {
+				t = append(t, []string{fmt.Sprint(it.Line), it.Status, it.NotificationID})
+			}
+		}
+		for _, it := range s.total.Failed {
+			detail := it.Error.Detail
+			if it.Error.Field != "" {
+				detail = it.Error.Field + ": " + detail
+			}
+			t = append(t, []string{fmt.Sprint(it.Line), "refused", "", it.Error.Code, detail})
+		}
+		return t
+	}); err != nil {
+		return err
+	}
+	s.remark()
+	return nil
+}
+
+func (s *batchSender) remark() {
+	t := &s.total
+	if t.Sent == 0 {
+		return
+	}
+	text := fmt.Sprintf("%s notifications: %s accepted, %s refused", count(t.Sent), count(t.Accepted), count(t.Rejected))
+	if t.Replayed > 0 {
+		text += fmt.Sprintf(" (%s had been sent by an earlier run and were not sent again; --idempotency-key NAME sends them anew)", count(t.Replayed))
+	}
+	s.p.note("%s", text)
+}
+
+// stopped adds how to go on.
+func (s *batchSender) stopped(ctx context.Context, err error) error {
+	if cli.ExitCode(err) == cli.ExitUsage {
+		return err
+	}
+	advice := "the same command goes on: what was sent is not sent again"
+	if ctx.Err() != nil {
+		err = fmt.Errorf("interrupted after %s notifications", count(s.total.Sent))
+	}
+	return &cli.Error{Exit: exitOf(ctx, err), Err: err, Next: []string{advice}}
+}
+
+// wait polls every accepted item until it has an outcome.
+func (s *batchSender) wait(ctx context.Context) error {
+	s.total.States = map[string]int{}
+	open := s.ids
+	err := s.p.until(ctx, s.p.now().Add(s.p.global.timeout), func(ctx context.Context) (bool, error) {
+		var left []string
+		for _, id := range open {
+			st, err := s.cl.Notification(ctx, id)
+			if err != nil {
+				return false, err
+			}
+			if !terminal(st.Status) {
+				left = append(left, id)
+				continue
+			}
+			s.total.States[st.Status]++
+		}
+		open = left
+		return len(open) == 0, nil
+	})
+	for state, n := range s.total.States {
+		s.p.note("%10s %s", count(n), state)
+	}
+	switch {
+	case err == errPending: //nolint:errorlint // the very value
+		return cli.Exitf(cli.ExitPending, "%s of %s notifications have no outcome yet; they go on", count(len(open)), count(len(s.ids)))
+	case err != nil:
+		return err
+	}
+	if n := undelivered(s.total.States); n > 0 {
+		return cli.Exitf(cli.ExitPartial, "%s of %s notifications were not delivered", count(n), count(len(s.ids)))
+	}
+	return nil
+}
+
+// dryBatch prints what would be sent of the first chunk.
+func dryBatch(p *program, o *sendOptions) error {
+	t, err := p.target()
+	if err != nil {
+		return err
+	}
+	key, err := batchKey(p, o)
+	if err != nil {
+		return err
+	}
+	chunks, lines := 0, 0
+	err = eachChunk(p, o.file, func(c *chunk) error {
+		chunks, lines = chunks+1, lines+len(c.lines)
+		if c.number > 0 {
+			return nil
+		}
+		var body []json.RawMessage
+		for i, line := range bytes.Split(bytes.TrimSuffix(c.body, []byte("\n")), []byte("\n")) {
+			if !json.Valid(line) {
+				return cli.Usage("%s:%d: not valid JSON", label(o.file), c.lines[i])
+			}
+			body = append(body, bytes.Clone(line))
+		}
+		return p.printRequest(t.server+"/v1/notifications:batch", key+"-0", body)
+	})
+	if err == nil {
+		p.note("%s notifications in %d requests", count(lines), chunks)
+	}
+	return err
+}

@@ -1,0 +1,418 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// fanoutResult is what a fan-out prints at its end.
+type fanoutResult struct {
+	Campaign     string         `json:"campaign"`
+	Parts        int            `json:"parts"`         // stored, by this run and by earlier ones
+	SkippedParts int            `json:"skipped_parts"` // of these, by earlier ones
+	Receivers    int64          `json:"receivers"`
+	Accepted     int64          `json:"accepted"`
+	Rejected     int64          `json:"rejected"`
+	RejectedFile string         `json:"rejected_file,omitempty"`
+	Counts       map[string]int `json:"counts,omitempty"` // by state, with --wait
+}
+
+// fanoutRun is one run of "send --fanout".
+type fanoutRun struct {
+	p      *program
+	o      *sendOptions
+	t      target
+	cl     *api.Client
+	state  *campaignState
+	source *bufio.Reader
+	head   []byte
+	size   int64
+	bar    *progress
+	begun  bool // the state is on disk, so there is something to go on with
+	result fanoutResult
+}
+
+func runSendFanout(ctx context.Context, p *program, o *sendOptions) error {
+	t, err := p.target()
+	if err != nil {
+		return err
+	}
+	f, size, err := openInput(p, o.fanout)
+	if err != nil {
+		return err
+	}
+	defer f.close()
+	r := &fanoutRun{p: p, o: o, t: t, source: bufio.NewReaderSize(f, headSize), size: size}
+	if r.head, err = r.source.Peek(headSize); err != nil && !errors.Is(err, io.EOF) {
+		return fmt.Errorf("%s: %w", label(o.fanout), err)
+	}
+	r.head = bytes.Clone(r.head)
+	if err := r.begin(ctx); err != nil {
+		return err
+	}
+	if o.dryRun {
+		return r.dry()
+	}
+	if r.state.Complete {
+		p.note("campaign %s was sent completely by an earlier run; nothing is left to send", r.state.Campaign)
+		r.fill()
+	} else {
+		if err := p.confirm(&t, changes, "send "+label(o.fanout)+" as campaign "+r.state.Campaign); err != nil {
+			return err
+		}
+		r.cl = p.clientOf(&t)
+		r.cl.Retries = 10
+		if err := r.send(ctx); err != nil {
+			return r.stopped(ctx, err)
+		}
+	}
+	return r.finish(ctx)
+}
+
+// begin finds or makes the state of the campaign, and reads the file through
+// once before anything of it is sent.
+func (r *fanoutRun) begin(ctx context.Context) error {
+	o, abs := r.o, r.o.fanout
+	if abs != "-" {
+		a, err := filepath.Abs(abs)
+		if err != nil {
+			return err
+		}
+		abs = a
+	}
+	if o.campaign != "" {
+		if _, err := notify.ParseBase(strings.TrimPrefix(o.campaign, "cmp_")); err != nil || !strings.HasPrefix(o.campaign, "cmp_") {
+			return cli.Usage("--campaign %q: it is cmp_ and a ULID", o.campaign)
+		}
+		s, err := openCampaign(r.p.getenv, o.campaign)
+		if err != nil {
+			return err
+		}
+		if s != nil {
+			r.state, r.begun = s, true
+			return r.goOn()
+		}
+	}
+	if !o.contentNamed {
+		if o.campaign != "" {
+			return cli.Exitf(cli.ExitNotFound, "nothing is noted here of campaign %s; give the same content again to go on with it", o.campaign)
+		}
+		return cli.Usage("what is sent? --channel and --title, --body or --template")
+	}
+	n, err := o.notification(r.p)
+	if err != nil {
+		return err
+	}
+	format, err := receiverFormat(o.format, o.fanout, r.head)
+	if err != nil {
+		return err
+	}
+	id := first(o.campaign, "cmp_"+notify.NewBase(r.p.now()).String())
+	r.state = &campaignState{
+		Campaign: id, Server: r.t.server, Created: r.p.now().UTC(), PartSize: o.partSize,
+		Fanout: api.Fanout{Channel: n.Channel, Category: n.Category, Content: n.Content, ScheduledAt: n.ScheduledAt, ExpiresAt: n.ExpiresAt, Campaign: id},
+		File:   abs, Size: r.size, Head: digest(r.head), Format: format, path: campaignFile(r.p.getenv, id),
+	}
+	if o.partSize < 1 || o.partSize > 1_000_000 {
+		return cli.Usage("--part-size %d: it is 1 to 1,000,000", o.partSize)
+	}
+	return r.check(ctx)
+}
+
+// goOn checks that this run continues what an earlier one began.
+func (r *fanoutRun) goOn() error {
+	s, o := r.state, r.o
+	if err := s.same(r.t.server, o.fanout, digest(r.head), r.size); err != nil {
+		return err
+	}
+	if !o.contentNamed {
+		return nil
+	}
+	n, err := o.notification(r.p)
+	if err != nil {
+		return err
+	}
+	was, now := s.Fanout, api.Fanout{Channel: n.Channel, Category: n.Category, Content: n.Content, Campaign: s.Campaign}
+	was.ScheduledAt, was.ExpiresAt = nil, nil // fixed by the first run
+	a, errA := json.Marshal(was)
+	b, errB := json.Marshal(now)
+	if err := errors.Join(errA, errB); err != nil {
+		return err
+	}
+	if !bytes.Equal(a, b) {
+		return &cli.Error{Exit: cli.ExitConflict, Err: fmt.Errorf("campaign %s was begun with another content", s.Campaign), Next: []string{"go on without content flags, or leave out --campaign to begin a new one"}}
+	}
+	return nil
+}
+
+// shownBad is how many bad lines are printed.
+const shownBad = 10
+
+// check reads a file through: every bad line is told before anything is sent,
+// and the receivers are counted. A stream is checked as it comes.
+func (r *fanoutRun) check(ctx context.Context) error {
+	if r.size < 0 {
+		return nil
+	}
+	f, _, err := openInput(r.p, r.o.fanout)
+	if err != nil {
+		return err
+	}
+	defer f.close()
+	bar := r.p.progress("checking", 0)
+	defer bar.end()
+	var bad []string
+	n, wrongs := int64(0), 0
+	for _, err := range readReceivers(f, r.o.fanout, r.state.Format) {
+		if err != nil {
+			if _, ok := errors.AsType[*badLine](err); !ok {
+				return err
+			}
+			if wrongs++; wrongs <= shownBad {
+				bad = append(bad, err.Error())
+			}
+			continue
+		}
+		if n++; n%10_000 == 0 {
+			bar.add(10_000)
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+		}
+	}
+	if wrongs > shownBad {
+		bad = append(bad, fmt.Sprintf("and %s more", count(wrongs-shownBad)))
+	}
+	if wrongs > 0 {
+		return cli.Usage("%s of %s receivers are wrong; nothing was sent\n%s", count(wrongs), count(n+int64(wrongs)), strings.Join(bad, "\n"))
+	}
+	if n == 0 {
+		return cli.Usage("%s holds no receivers", label(r.o.fanout))
+	}
+	r.state.Total = n
+	return nil
+}
+
+func (r *fanoutRun) send(ctx context.Context) error {
+	s := r.state
+	if err := s.save(); err != nil {
+		return err
+	}
+	skipped := s.parts()
+	r.begun, r.result.SkippedParts = true, skipped
+	if skipped > 0 {
+		r.p.note("campaign %s goes on behind %s receivers in %d parts", s.Campaign, count(s.Stored), skipped)
+	} else {
+		r.p.note("campaign %s", s.Campaign)
+	}
+	r.bar = r.p.progress("sending", max(0, s.Total-s.Stored))
+	defer r.bar.end()
+	was := &campaignState{Done: slices.Clone(s.Done)} // Done changes s while Skip is asked
+	_, err := r.cl.SendFanout(ctx, api.FanoutSend{
+		Fanout: s.Fanout, Receivers: r.receivers(ctx), PartSize: s.PartSize, InFlight: r.o.inFlight,
+		Skip: was.has, Done: r.done,
+	})
+	if err != nil {
+		return err
+	}
+	if s.parts() == 0 {
+		return cli.Usage("%s holds no receivers", label(r.o.fanout))
+	}
+	s.Complete = true
+	r.fill()
+	return s.save()
+}
+
+// receivers reads the source, and stops at the end of ctx between parts too.
+func (r *fanoutRun) receivers(ctx context.Context) iter.Seq2[api.Receiver, error] {
+	return func(yield func(api.Receiver, error) bool) {
+		n := 0
+		for rcv, err := range readReceivers(r.source, r.o.fanout, r.state.Format) {
+			if n++; n%1000 == 0 && ctx.Err() != nil {
+				yield(api.Receiver{}, ctx.Err())
+				return
+			}
+			if !yield(rcv, err) {
+				return
+			}
+		}
+	}
+}
+
+// done notes a stored part. SendFanout calls it one part at a time.
+func (r *fanoutRun) done(d api.PartDone) error {
+	if err := r.noteRejected(&d); err != nil {
+		return err
+	}
+	s := r.state
+	s.add(d.Part)
+	s.Stored += int64(d.Receivers)
+	s.Accepted += int64(d.Accepted)
+	s.Rejected += int64(d.RejectedCount)
+	r.bar.add(d.Receivers)
+	return s.save()
+}
+
+// rejectedFile is where the refused receivers of a campaign are listed.
+func (s *campaignState) rejectedFile() string {
+	return strings.TrimSuffix(s.path, ".json") + ".rejected.jsonl"
+}
+
+func (r *fanoutRun) noteRejected(d *api.PartDone) error {
+	if len(d.Rejected) == 0 {
+		return nil
+	}
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	for _, x := range d.Rejected {
+		if err := enc.Encode(map[string]any{"receiver": d.First + int64(x.Index) + 1, "code": x.Code, "detail": x.Detail}); err != nil {
+			return err
+		}
+	}
+	f, err := os.OpenFile(r.state.rejectedFile(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b.Bytes())
+	return errors.Join(err, f.Close())
+}
+
+func (r *fanoutRun) fill() {
+	s := r.state
+	r.result.Campaign, r.result.Parts, r.result.Receivers = s.Campaign, s.parts(), s.Stored
+	r.result.Accepted, r.result.Rejected = s.Accepted, s.Rejected
+	if s.Rejected > 0 {
+		r.result.RejectedFile = s.rejectedFile()
+	}
+}
+
+// stopped says how far it came, and the command that goes on.
+func (r *fanoutRun) stopped(ctx context.Context, err error) error {
+	s := r.state
+	out := &cli.Error{Exit: exitOf(ctx, err), Err: err}
+	if _, ok := errors.AsType[*badLine](err); ok {
+		out.Exit = cli.ExitUsage
+	}
+	if !r.begun {
+		return err
+	}
+	if ctx.Err() != nil {
+		of := ""
+		if s.Total > 0 {
+			of = " of " + count(s.Total)
+		}
+		out.Err = fmt.Errorf("interrupted: %s%s receivers are stored", count(s.Stored), of)
+	}
+	out.Next = []string{r.resume()}
+	return out
+}
+
+// resume is the command that goes on with the campaign.
+func (r *fanoutRun) resume() string {
+	words := []string{"notifyctl", "send", "--campaign", r.state.Campaign, "--fanout", r.o.fanout}
+	g := &r.p.global
+	for _, f := range [][2]string{{"--context", g.context}, {"--server", g.server}, {"--token-file", g.tokenFile}} {
+		if f[1] != "" {
+			words = append(words, f[0], f[1])
+		}
+	}
+	if r.o.wait {
+		words = append(words, "--wait", "--timeout", g.timeout.String())
+	}
+	for i := range words {
+		words[i] = quote(words[i])
+	}
+	cmd := strings.Join(words, " ")
+	if r.o.fanout == "-" {
+		cmd += "   (with the same input)"
+	}
+	return cmd
+}
+
+// finish waits if asked to, and prints the result.
+func (r *fanoutRun) finish(ctx context.Context) error {
+	var waited error
+	if r.o.wait {
+		if r.cl == nil {
+			r.cl = r.p.clientOf(&r.t)
+		}
+		bar := r.p.progress("delivering", max(1, r.state.Accepted))
+		sum, err := r.p.waitCampaign(ctx, r.cl, r.state.Campaign, r.state.Accepted, bar.set)
+		bar.end()
+		r.result.Counts, waited = sum.Counts, err
+	}
+	if err := r.p.printer().Record(r.result, r.fields); err != nil {
+		return err
+	}
+	show := []string{"notifyctl show " + r.state.Campaign}
+	switch {
+	case ctx.Err() != nil:
+		return &cli.Error{Exit: cli.ExitInterrupt, Err: errors.New("interrupted; everything is stored and goes on"), Next: show}
+	case waited == errPending: //nolint:errorlint // the very value
+		return &cli.Error{Exit: cli.ExitPending, Err: fmt.Errorf("not every receiver has an outcome after %s; they go on", r.p.global.timeout), Next: show}
+	case waited != nil:
+		return waited
+	case r.result.Rejected > 0:
+		return &cli.Error{Exit: cli.ExitPartial, Err: fmt.Errorf("%s of %s receivers were refused", count(r.result.Rejected), count(r.result.Receivers)), Next: []string{"less " + quote(r.result.RejectedFile)}}
+	}
+	if n := undelivered(r.result.Counts); n > 0 {
+		return &cli.Error{Exit: cli.ExitPartial, Err: fmt.Errorf("%s of %s receivers were not delivered", count(n), count(r.result.Accepted)), Next: show}
+	}
+	if !r.o.wait {
+		r.p.note("how far they are: %s", show[0])
+	}
+	return nil
+}
+
+func (r *fanoutRun) fields() cli.Table {
+	x := &r.result
+	parts := count(x.Parts)
+	if x.SkippedParts > 0 {
+		parts += fmt.Sprintf("  (%d of them by an earlier run)", x.SkippedParts)
+	}
+	t := cli.Table{
+		{"campaign", x.Campaign}, {"parts", parts}, {"receivers", count(x.Receivers)}, {"accepted", count(x.Accepted)},
+		{"rejected", mark(x.Rejected > 0, count(x.Rejected))}, {"rejected list", x.RejectedFile},
+	}
+	for state := notify.State(1); int(state) < notify.States; state++ {
+		if n := x.Counts[state.String()]; n > 0 {
+			t = append(t, []string{"  " + state.String(), count(n)})
+		}
+	}
+	return t
+}
+
+// dry prints the request of the first part, with the first few receivers.
+func (r *fanoutRun) dry() error {
+	f := r.state.Fanout
+	for rcv, err := range readReceivers(r.source, r.o.fanout, r.state.Format) {
+		if err != nil {
+			return &cli.Error{Exit: cli.ExitUsage, Err: err}
+		}
+		if f.Receivers = append(f.Receivers, rcv); len(f.Receivers) == 3 {
+			break
+		}
+	}
+	if err := r.p.printRequest(r.t.server+"/v1/notifications:fanout", "", f); err != nil {
+		return err
+	}
+	if r.state.Total > 0 {
+		size := int64(r.state.PartSize)
+		r.p.note("%s receivers (%s) in about %s parts; the first three are shown", count(r.state.Total), r.state.Format, count((r.state.Total+size-1)/size))
+	}
+	return nil
+}

@@ -1,0 +1,144 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+func newShow(p *program) *cobra.Command {
+	return &cobra.Command{
+		Use: "show ID", Short: "Show where a notification, a fan-out or a campaign stands", Args: cli.Exact("an id"),
+		Long: `show prints the status of a notification (ntf_..., or ntf_...-7 for one receiver of
+a fan-out). For a fan-out or a campaign (cmp_...) it counts the receivers by state.`,
+		Example: `  notifyctl show ntf_01K3ZV7Q0N8M2D4R6T8W0Y2A4C
+  notifyctl show cmp_01K3ZV7Q0N8M2D4R6T8W0Y2A4C -o json --jq .counts`,
+		RunE: func(c *cobra.Command, args []string) error { return runShow(c.Context(), p, args[0]) },
+	}
+}
+
+func runShow(ctx context.Context, p *program, id string) error {
+	cl, err := p.client()
+	if err != nil {
+		return err
+	}
+	if strings.HasPrefix(id, "cmp_") {
+		return showCampaign(ctx, p, cl, id)
+	}
+	s, err := cl.Notification(ctx, id)
+	if err != nil {
+		return err
+	}
+	if s.Status == "" { // the answer was that of a fan-out as a whole
+		sum, err := total(ctx, func(page api.Page) (api.Summary, error) { return cl.Summary(ctx, id, page) })
+		if err != nil {
+			return err
+		}
+		return p.printSummary(&sum)
+	}
+	return p.printer().Record(s, func() cli.Table { return p.statusFields(&s) })
+}
+
+func newCampaign(p *program) *cobra.Command {
+	c := &cobra.Command{Use: "campaign", Short: "Look at campaigns"}
+	c.AddCommand(&cobra.Command{
+		Use: "show CAMPAIGN", Short: "Count a campaign's receivers by state", Args: cli.Exact("a campaign id"),
+		RunE: func(c *cobra.Command, args []string) error {
+			cl, err := p.client()
+			if err != nil {
+				return err
+			}
+			return showCampaign(c.Context(), p, cl, args[0])
+		},
+	})
+	return c
+}
+
+func showCampaign(ctx context.Context, p *program, cl *api.Client, id string) error {
+	sum, err := total(ctx, func(page api.Page) (api.Summary, error) { return cl.Campaign(ctx, id, page) })
+	if err != nil {
+		return err
+	}
+	return p.printSummary(&sum)
+}
+
+// total adds up the pages of a count.
+func total(ctx context.Context, get func(api.Page) (api.Summary, error)) (api.Summary, error) {
+	sum, err := get(api.Page{})
+	for page := sum; err == nil && !page.Complete && page.Next != ""; {
+		if err := ctx.Err(); err != nil {
+			return sum, err
+		}
+		if page, err = get(api.Page{After: page.Next}); err != nil {
+			break
+		}
+		sum.Counted += page.Counted
+		sum.Complete, sum.Next = page.Complete, page.Next
+		for state, n := range page.Counts {
+			sum.Counts[state] += n
+		}
+	}
+	return sum, err
+}
+
+func (p *program) printSummary(s *api.Summary) error {
+	return p.printer().Record(s, func() cli.Table {
+		t := cli.Table{
+			{"campaign", s.CampaignID}, {"fan-out", s.NotificationID}, {"caller", s.Caller},
+			{"channel", s.Channel}, {"category", s.Category}, {"created", p.when(s.CreatedAt)},
+			{"cancelled", p.whenever(s.CancelledAt)},
+		}
+		if s.Parts > 0 {
+			t = append(t, []string{"parts", count(s.Parts)})
+		}
+		if s.Accepted > 0 {
+			t = append(t, []string{"accepted", count(s.Accepted)})
+		}
+		if s.Rejected > 0 {
+			t = append(t, []string{"rejected", count(s.Rejected)})
+		}
+		t = append(t, []string{"counted", count(s.Counted)})
+		for state := notify.State(1); int(state) < notify.States; state++ {
+			if n := s.Counts[state.String()]; n > 0 {
+				t = append(t, []string{"  " + state.String(), fmt.Sprintf("%s  (%s)", count(n), share(int64(n), s.Counted))})
+			}
+		}
+		return t
+	})
+}
+
+// share writes n of all as a percentage; what is not all of it is never 100%.
+func share(n, all int64) string {
+	pc := 100 * float64(n) / float64(max(all, 1))
+	switch {
+	case n == all:
+		return "100%"
+	case pc > 99.9:
+		return ">99.9%"
+	case pc < 0.1:
+		return "<0.1%"
+	}
+	return fmt.Sprintf("%.1f%%", pc)
+}
+
+func (p *program) statusFields(s *api.Status) cli.Table {
+	t := cli.Table{
+		{"notification", s.NotificationID}, {"status", s.Status}, {"code", s.Code},
+		{"channel", s.Channel}, {"category", s.Category}, {"user", s.UserID},
+		{"caller", s.Caller}, {"campaign", s.Campaign},
+	}
+	if s.Attempts > 0 {
+		t = append(t, []string{"attempts", fmt.Sprint(s.Attempts)})
+	}
+	if s.Epoch > 0 {
+		t = append(t, []string{"epoch", fmt.Sprintf("%d (replayed)", s.Epoch)})
+	}
+	return append(t, []string{"accepted", p.when(s.AcceptedAt)},
+		[]string{"updated", p.whenever(s.UpdatedAt)}, []string{"expires", p.whenever(s.ExpiresAt)})
+}

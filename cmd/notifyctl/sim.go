@@ -1,0 +1,271 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// simClient calls the control API of simulated providers.
+type simClient struct {
+	base string
+	http *http.Client
+}
+
+func newSim(p *program) *cobra.Command {
+	var control string
+	c := &cobra.Command{
+		Use: "sim", Short: "Look into simulated providers and script their faults",
+		Long: `sim talks to the control API of simulated providers: those of "notifyd dev", whose
+context names them, or those that --simulators names.`,
+	}
+	c.PersistentFlags().StringVar(&control, "simulators", "", "control URL (default: the context's)")
+	dial := func() (*simClient, error) { return p.simulators(control) }
+	rule := &cobra.Command{Use: "rule", Short: "Script faults"}
+	rule.AddCommand(newSimRuleAdd(p, dial), newSimRuleList(p, dial), newSimRuleRemove(p, dial))
+	c.AddCommand(newSimSummary(p, dial), newSimInbox(p, dial), rule, newSimReset(p, dial), newSimLedger(p, dial))
+	return c
+}
+
+func (p *program) simulators(control string) (*simClient, error) {
+	if control == "" {
+		t, err := p.target()
+		if err != nil {
+			return nil, err
+		}
+		control = t.ctx.Simulators
+	}
+	if control == "" {
+		return nil, &cli.Error{Exit: cli.ExitUsage, Err: errors.New("the context names no simulated providers"), Next: []string{"notifyctl sim --simulators URL ..."}}
+	}
+	return &simClient{strings.TrimSuffix(control, "/"), &http.Client{Timeout: p.global.timeout, Transport: &http.Transport{DisableKeepAlives: true}}}, nil
+}
+
+func (s *simClient) call(ctx context.Context, method, path string, in, out any) error {
+	var body io.Reader = http.NoBody
+	if in != nil {
+		b, err := json.Marshal(in)
+		if err != nil {
+			return err
+		}
+		body = bytes.NewReader(b)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, s.base+path, body)
+	if err != nil {
+		return cli.Usage("--simulators: %v", err)
+	}
+	resp, err := s.http.Do(req)
+	if err != nil {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if ue, ok := errors.AsType[*url.Error](err); ok {
+			err = ue.Err
+		}
+		return &notify.Error{Kind: notify.KindUnavailable, Code: "no_answer", Msg: "the simulators did not answer", Err: err}
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(io.LimitReader(resp.Body, 64<<20))
+	if err != nil {
+		return &notify.Error{Kind: notify.KindUnavailable, Code: "no_answer", Msg: "the simulators' answer broke off", Err: err}
+	}
+	if resp.StatusCode >= 300 {
+		return simError(resp, b)
+	}
+	if out == nil || len(b) == 0 {
+		return nil
+	}
+	if err := json.Unmarshal(b, out); err != nil {
+		return badAnswer(err)
+	}
+	return nil
+}
+
+func simError(resp *http.Response, body []byte) error {
+	var e struct{ Code, Field, Message string }
+	if json.Unmarshal(body, &e) != nil || e.Message == "" {
+		e.Message = "the simulators answered " + resp.Status
+	}
+	kind := notify.KindInternal
+	switch resp.StatusCode {
+	case http.StatusBadRequest:
+		kind = notify.KindInvalid
+	case http.StatusNotFound:
+		kind = notify.KindNotFound
+	}
+	return &notify.Error{Kind: kind, Code: e.Code, Field: e.Field, Msg: e.Message}
+}
+
+// simTotals are the counts of the ledger.
+type simTotals struct {
+	Requests   uint64 `json:"requests"`
+	Receivers  uint64 `json:"receivers"`
+	Accepted   uint64 `json:"accepted"`
+	Ambiguous  uint64 `json:"ambiguous"`
+	Rejected   uint64 `json:"rejected"`
+	IDs        uint64 `json:"ids"`
+	Deliveries uint64 `json:"deliveries"`
+	Duplicates uint64 `json:"duplicates"`
+}
+
+func newSimSummary(p *program, dial func() (*simClient, error)) *cobra.Command {
+	return &cobra.Command{
+		Use: "summary", Short: "Count what the providers were sent", Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			s, err := dial()
+			if err != nil {
+				return err
+			}
+			var raw json.RawMessage
+			if err := s.call(c.Context(), http.MethodGet, "/ledger/totals", nil, &raw); err != nil {
+				return err
+			}
+			var sum struct {
+				simTotals
+				Providers map[string]simTotals `json:"providers"`
+			}
+			if err := json.Unmarshal(raw, &sum); err != nil {
+				return badAnswer(err)
+			}
+			return p.printer().Print(raw, func() cli.Table {
+				t := cli.Table{{"PROVIDER", "REQUESTS", "RECEIVERS", "ACCEPTED", "AMBIGUOUS", "REJECTED", "IDS", "DELIVERIES", "DUPLICATES"}}
+				row := func(name string, v *simTotals) {
+					t = append(t, []string{
+						name, count(v.Requests), count(v.Receivers), count(v.Accepted), count(v.Ambiguous),
+						count(v.Rejected), count(v.IDs), count(v.Deliveries), count(v.Duplicates),
+					})
+				}
+				for _, name := range slices.Sorted(maps.Keys(sum.Providers)) {
+					v := sum.Providers[name]
+					row(name, &v)
+				}
+				row("all", &sum.simTotals)
+				return t
+			})
+		},
+	}
+}
+
+// simMessage is one message as its receiver would see it.
+type simMessage struct {
+	At       time.Time `json:"at"`
+	Provider string    `json:"provider"`
+	Channel  string    `json:"channel"`
+	To       string    `json:"to"`
+	Title    string    `json:"title"`
+	Body     string    `json:"body"`
+	ID       string    `json:"id"`
+	Attempt  string    `json:"attempt,omitempty"`
+	Status   int       `json:"status"`
+	Outcome  string    `json:"outcome"`
+}
+
+func newSimInbox(p *program, dial func() (*simClient, error)) *cobra.Command {
+	var channel, query string
+	var limit int
+	c := &cobra.Command{
+		Use: "inbox", Short: "Show the last messages as their receivers would see them", Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := checkKinds(channel, ""); err != nil {
+				return err
+			}
+			s, err := dial()
+			if err != nil {
+				return err
+			}
+			var list []simMessage
+			q := url.Values{"channel": {channel}, "q": {query}}
+			if err := s.call(c.Context(), http.MethodGet, "/inbox.json?"+q.Encode(), nil, &list); err != nil {
+				return err
+			}
+			list = list[:min(max(limit, 0), len(list))]
+			return p.printer().Print(list, func() cli.Table {
+				t := cli.Table{{"AT", "PROVIDER", "TO", "TITLE", "BODY", "STATUS", "NOTIFICATION"}}
+				for i := range list {
+					m := &list[i]
+					t = append(t, []string{p.when(m.At), m.Provider, brief(m.To, 24), brief(m.Title, 24), brief(m.Body, 40), fmt.Sprint(m.Status), m.ID})
+				}
+				return t
+			})
+		},
+	}
+	c.Flags().StringVar(&channel, "channel", "", "only this channel")
+	c.Flags().StringVar(&query, "query", "", "only messages that hold this text")
+	c.Flags().IntVar(&limit, "limit", 20, "how many at most")
+	complete(c, "channel", channelNames())
+	return c
+}
+
+// brief shortens a text for a table.
+func brief(s string, most int) string {
+	if r := []rune(s); len(r) > most {
+		return string(r[:most-1]) + "…"
+	}
+	return s
+}
+
+func newSimReset(p *program, dial func() (*simClient, error)) *cobra.Command {
+	return &cobra.Command{
+		Use: "reset", Short: "Remove every rule, and restore latencies and receipts", Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			s, err := dial()
+			if err != nil {
+				return err
+			}
+			if err := s.call(c.Context(), http.MethodPost, "/control/reset", nil, nil); err != nil {
+				return err
+			}
+			p.note("rules are removed; ledger and inbox are kept")
+			return nil
+		},
+	}
+}
+
+// simDelivery is what the ledger knows of one id at one address.
+type simDelivery struct {
+	ID         string    `json:"id"`
+	Provider   string    `json:"provider"`
+	Address    string    `json:"address"`
+	At         time.Time `json:"at"`
+	Attempts   int       `json:"attempts"`
+	Deliveries int       `json:"deliveries"`
+	Status     int       `json:"status"`
+}
+
+func newSimLedger(p *program, dial func() (*simClient, error)) *cobra.Command {
+	return &cobra.Command{
+		Use: "ledger ID", Short: "Show what the providers received of one notification", Args: cli.Exact("a notification id"),
+		RunE: func(c *cobra.Command, args []string) error {
+			s, err := dial()
+			if err != nil {
+				return err
+			}
+			var list []simDelivery
+			if err := s.call(c.Context(), http.MethodGet, "/ledger?id="+url.QueryEscape(args[0]), nil, &list); err != nil {
+				return err
+			}
+			return p.printer().Print(list, func() cli.Table {
+				t := cli.Table{{"NOTIFICATION", "PROVIDER", "ADDRESS", "AT", "ATTEMPTS", "DELIVERIES", "STATUS"}}
+				for i := range list {
+					d := &list[i]
+					t = append(t, []string{d.ID, d.Provider, d.Address, p.when(d.At), fmt.Sprint(d.Attempts), fmt.Sprint(d.Deliveries), fmt.Sprint(d.Status)})
+				}
+				return t
+			})
+		},
+	}
+}

@@ -1,0 +1,155 @@
+package main
+
+import (
+	"fmt"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/notifyd/notifyd/pkg/cli"
+)
+
+// simRule scripts faults of simulated providers.
+type simRule struct {
+	Number     uint64     `json:"number,omitempty"`
+	Provider   string     `json:"provider,omitempty"`
+	Account    string     `json:"account,omitempty"`
+	Pool       string     `json:"pool,omitempty"`
+	Prefix     string     `json:"prefix,omitempty"`
+	ID         string     `json:"id,omitempty"`
+	Rate       float64    `json:"rate,omitempty"`
+	Count      uint64     `json:"count,omitempty"`
+	For        string     `json:"for,omitempty"`
+	Until      *time.Time `json:"until,omitempty"`
+	Do         string     `json:"do"`
+	Status     int        `json:"status,omitempty"`
+	Code       string     `json:"code,omitempty"`
+	RetryAfter string     `json:"retry_after,omitempty"`
+	Latency    *simDelay  `json:"latency,omitempty"`
+	Matched    uint64     `json:"matched,omitempty"`
+	Picked     uint64     `json:"picked,omitempty"`
+}
+
+type simDelay struct {
+	Median string `json:"median"`
+	P99    string `json:"p99,omitempty"`
+}
+
+var (
+	simProviders = []string{"apns", "fcm", "twilio", "sendgrid"}
+	simActions   = []string{"error", "outage", "throttle", "unauthorized", "reset", "reset_stream", "drop", "hang", "drip", "latency", "receipt"}
+)
+
+func newSimRuleAdd(p *program, dial func() (*simClient, error)) *cobra.Command {
+	var r simRule
+	var lasts, retryAfter, median, p99 time.Duration
+	c := &cobra.Command{
+		Use: "add ACTION", Short: "Add a rule; newer rules come first", Args: cli.Exact("an action"),
+		Long: `add makes the providers misbehave. Actions: error (with --status or --code), outage
+(503), throttle (429), unauthorized, reset, reset_stream, drop (the connection
+breaks after or before the message was taken), hang, drip, latency (--median),
+receipt (taken, its receipt later says --code).`,
+		Example: `  notifyctl sim rule add outage --provider apns --for 30s
+  notifyctl sim rule add error --provider apns --code Unregistered --rate 0.05
+  notifyctl sim rule add latency --provider twilio --median 2s --p99 8s`,
+		ValidArgs: simActions,
+		RunE: func(c *cobra.Command, args []string) error {
+			s, err := dial()
+			if err != nil {
+				return err
+			}
+			r.Do, r.For, r.RetryAfter = args[0], written(lasts), written(retryAfter)
+			if median > 0 || p99 > 0 {
+				r.Latency = &simDelay{Median: median.String(), P99: written(p99)}
+			}
+			var out struct {
+				Number uint64 `json:"number"`
+			}
+			if err := s.call(c.Context(), http.MethodPost, "/control/rules", r, &out); err != nil {
+				return err
+			}
+			return p.printer().Record(out, func() cli.Table { return cli.Table{{"rule", fmt.Sprint(out.Number)}} })
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&r.Provider, "provider", "", "only this provider: apns, fcm, twilio, sendgrid")
+	f.StringVar(&r.Account, "account", "", "only this Twilio account")
+	f.StringVar(&r.Pool, "pool", "", "only this SendGrid IP pool")
+	f.StringVar(&r.Prefix, "prefix", "", "only addresses that begin so")
+	f.StringVar(&r.ID, "id", "", "only this notification")
+	f.Float64Var(&r.Rate, "rate", 0, "share of the matching requests, above 0 to 1; 0: all")
+	f.Uint64Var(&r.Count, "count", 0, "most requests it is applied to; 0: no limit")
+	f.DurationVar(&lasts, "for", 0, "how long it holds; 0: until it is removed")
+	f.IntVar(&r.Status, "status", 0, "error: HTTP status")
+	f.StringVar(&r.Code, "code", "", "error: the provider's code; receipt: what it says")
+	f.DurationVar(&retryAfter, "retry-after", 0, "error, throttle: the Retry-After header")
+	f.DurationVar(&median, "median", 0, "drip, latency: median")
+	f.DurationVar(&p99, "p99", 0, "drip, latency: 99th percentile")
+	complete(c, "provider", simProviders)
+	return c
+}
+
+// written is a duration as the control API reads it; 0 is left out.
+func written(d time.Duration) string {
+	if d == 0 {
+		return ""
+	}
+	return d.String()
+}
+
+func newSimRuleList(p *program, dial func() (*simClient, error)) *cobra.Command {
+	return &cobra.Command{
+		Use: "ls", Short: "List the rules in force, newest first", Args: cobra.NoArgs, Aliases: []string{"list"},
+		RunE: func(c *cobra.Command, _ []string) error {
+			s, err := dial()
+			if err != nil {
+				return err
+			}
+			var list []simRule
+			if err := s.call(c.Context(), http.MethodGet, "/control/rules", nil, &list); err != nil {
+				return err
+			}
+			if len(list) == 0 {
+				p.note("none: the providers behave")
+			}
+			return p.printer().Print(list, func() cli.Table {
+				t := cli.Table{{"RULE", "DO", "PROVIDER", "STATUS", "CODE", "RATE", "ENDS", "MATCHED", "PICKED"}}
+				for i := range list {
+					r := &list[i]
+					ends := ""
+					if r.Until != nil {
+						ends = p.when(*r.Until)
+					}
+					t = append(t, []string{
+						fmt.Sprint(r.Number), r.Do, first(r.Provider, "all"), mark(r.Status > 0, fmt.Sprint(r.Status)), r.Code,
+						strconv.FormatFloat(r.Rate, 'g', -1, 64), ends, count(r.Matched), count(r.Picked),
+					})
+				}
+				return t
+			})
+		},
+	}
+}
+
+func newSimRuleRemove(p *program, dial func() (*simClient, error)) *cobra.Command {
+	return &cobra.Command{
+		Use: "rm RULE", Short: "Remove a rule", Args: cli.Exact("the number of a rule"), Aliases: []string{"remove"},
+		RunE: func(c *cobra.Command, args []string) error {
+			n, err := strconv.ParseUint(args[0], 10, 64)
+			if err != nil {
+				return cli.Usage("%q is not the number of a rule", args[0])
+			}
+			s, err := dial()
+			if err != nil {
+				return err
+			}
+			if err := s.call(c.Context(), http.MethodDelete, fmt.Sprintf("/control/rules/%d", n), nil, nil); err != nil {
+				return err
+			}
+			p.note("rule %d is removed", n)
+			return nil
+		},
+	}
+}

@@ -1,0 +1,234 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+func newUser(p *program) *cobra.Command {
+	c := &cobra.Command{Use: "user", Short: "Read and change addresses, opt-outs and quiet hours"}
+	c.AddCommand(newUserGet(p), newUserSet(p))
+	return c
+}
+
+func newUserGet(p *program) *cobra.Command {
+	return &cobra.Command{
+		Use: "get USER", Short: "Show what a user set", Args: cli.Exact("a user id"),
+		RunE: func(c *cobra.Command, args []string) error {
+			cl, err := p.client()
+			if err != nil {
+				return err
+			}
+			u, err := cl.User(c.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			return p.printer().Record(u, func() cli.Table { return userFields(&u) })
+		},
+	}
+}
+
+func userFields(u *api.User) cli.Table {
+	t := cli.Table{{"user", u.UserID}}
+	for _, ch := range slices.Sorted(maps.Keys(u.Addresses)) {
+		t = append(t, []string{ch, strings.Join(u.Addresses[ch], "  ")})
+	}
+	t = append(t, []string{"opted out of", strings.Join(u.OptOut, ", ")})
+	if u.QuietHours != nil {
+		t = append(t, []string{"quiet hours", u.QuietHours.From + "-" + u.QuietHours.To})
+	}
+	t = append(t, []string{"time zone", u.TimeZone})
+	for _, a := range slices.Sorted(maps.Keys(u.Suppressed)) {
+		t = append(t, []string{"suppressed", a + "  (" + u.Suppressed[a] + ")"})
+	}
+	return append(t, []string{"version", fmt.Sprint(u.Version)})
+}
+
+type userOptions struct {
+	file            string
+	push, sms, mail []string
+	optOut, optIn   []string
+	quiet, zone     string
+	changed         func(flag string) bool
+}
+
+func newUserSet(p *program) *cobra.Command {
+	var o userOptions
+	c := &cobra.Command{
+		Use: "set USER", Short: "Change what a user set", Args: cli.Exact("a user id"),
+		Long: `set changes what its flags name and keeps the rest; it is conditional on the
+version it read, so that a change in between is not lost. Addresses of a channel
+are replaced, and removed by an empty value. With -f a whole document, as "user
+get -o json" prints it, takes the place of what is stored; a version in it makes
+that conditional. An opt-out binds every call that starts a second later.`,
+		Example: `  notifyctl user set ann --push apns:0f3a... --sms +4915112345678 --email ann@example.com
+  notifyctl user set ann --opt-out marketing --opt-out email/digest --quiet 22:00-07:00 --tz Europe/Berlin
+  notifyctl user get ann -o json > ann.json; notifyctl user set ann -f ann.json`,
+		RunE: func(c *cobra.Command, args []string) error {
+			o.changed = func(name string) bool { return c.Flags().Changed(name) }
+			return runUserSet(c.Context(), p, &o, args[0])
+		},
+	}
+	f := c.Flags()
+	f.StringVarP(&o.file, "file", "f", "", "JSON document of the user; -: standard input")
+	f.StringSliceVar(&o.push, "push", nil, "device tokens, as apns:TOKEN or fcm:TOKEN")
+	f.StringSliceVar(&o.sms, "sms", nil, "phone numbers, as +4915112345678")
+	f.StringSliceVar(&o.mail, "email", nil, "mail addresses")
+	f.StringSliceVar(&o.optOut, "opt-out", nil, "channel, category or channel/category not to be sent")
+	f.StringSliceVar(&o.optIn, "opt-in", nil, "undoes an --opt-out")
+	f.StringVar(&o.quiet, "quiet", "", "quiet hours in local time, as 22:00-07:00; none: no quiet hours")
+	f.StringVar(&o.zone, "tz", "", "time zone, as Europe/Berlin")
+	complete(c, "opt-out", append(channelNames(), categoryNames()...))
+	complete(c, "opt-in", append(channelNames(), categoryNames()...))
+	return c
+}
+
+func runUserSet(ctx context.Context, p *program, o *userOptions, user string) error {
+	named := slices.ContainsFunc([]string{"push", "sms", "email", "opt-out", "opt-in", "quiet", "tz"}, o.changed)
+	switch {
+	case o.file == "" && !named:
+		return cli.Usage("nothing to change: name what to set, or a file with -f")
+	case o.file != "" && named:
+		return cli.Usage("-f replaces the whole document; it does not go with other changes")
+	}
+	t, err := p.target()
+	if err != nil {
+		return err
+	}
+	if err := p.confirm(&t, changes, "change user "+user); err != nil {
+		return err
+	}
+	cl := p.clientOf(&t)
+	var out api.UserVersion
+	if o.file != "" {
+		u, err := readUser(p, o.file)
+		if err != nil {
+			return err
+		}
+		if u.UserID != "" && u.UserID != user {
+			return cli.Usage("the document is of user %q, not of %q", u.UserID, user)
+		}
+		u.UserID = user
+		out, err = cl.PutUser(ctx, u)
+		if err != nil {
+			return err
+		}
+	} else if out, err = o.change(ctx, cl, user); err != nil {
+		return err
+	}
+	return p.printer().Record(out, func() cli.Table {
+		return cli.Table{{"user", out.UserID}, {"version", fmt.Sprint(out.Version)}}
+	})
+}
+
+// change reads, changes and writes, again when somebody else wrote in between.
+func (o *userOptions) change(ctx context.Context, cl *api.Client, user string) (out api.UserVersion, err error) {
+	for range 5 {
+		u, err := cl.User(ctx, user)
+		if err != nil && notify.KindOf(err) != notify.KindNotFound {
+			return out, err
+		}
+		u.UserID = user
+		if err := o.apply(&u); err != nil {
+			return out, err
+		}
+		out, err = cl.PutUser(ctx, u)
+		if notify.KindOf(err) != notify.KindConflict {
+			return out, err
+		}
+	}
+	return out, cli.Exitf(cli.ExitConflict, "user %q is being changed by others again and again", user)
+}
+
+func (o *userOptions) apply(u *api.User) error {
+	if u.Addresses == nil {
+		u.Addresses = map[string][]string{}
+	}
+	for ch, list := range map[string][]string{"push": o.push, "sms": o.sms, "email": o.mail} {
+		if !o.changed(ch) {
+			continue
+		}
+		if list = slices.DeleteFunc(list, func(a string) bool { return a == "" }); len(list) == 0 {
+			delete(u.Addresses, ch)
+			continue
+		}
+		u.Addresses[ch] = list
+	}
+	u.OptOut = slices.DeleteFunc(u.OptOut, func(s string) bool { return slices.Contains(o.optIn, s) })
+	for _, s := range o.optOut {
+		if !slices.Contains(u.OptOut, s) {
+			u.OptOut = append(u.OptOut, s)
+		}
+	}
+	if o.changed("tz") {
+		u.TimeZone = o.zone
+	}
+	switch {
+	case !o.changed("quiet"):
+	case o.quiet == "none" || o.quiet == "":
+		u.QuietHours = nil
+	default:
+		from, to, ok := strings.Cut(o.quiet, "-")
+		if !ok {
+			return cli.Usage("--quiet %q: write 22:00-07:00, or none", o.quiet)
+		}
+		u.QuietHours = &api.QuietHours{From: from, To: to}
+	}
+	return nil
+}
+
+func readUser(p *program, name string) (u api.User, err error) {
+	b, err := readAll(p, name)
+	if err != nil {
+		return u, err
+	}
+	dec := json.NewDecoder(bytes.NewReader(b))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&u); err != nil {
+		return u, cli.Usage("%s: %v", label(name), err)
+	}
+	if _, err := dec.Token(); err != io.EOF { //nolint:errorlint // Token returns io.EOF itself
+		return u, cli.Usage("%s: there is something behind the document", label(name))
+	}
+	return u, nil
+}
+
+// readAll reads a small file; "-" is standard input.
+func readAll(p *program, name string) ([]byte, error) {
+	f := io.NopCloser(p.in)
+	if name != "-" {
+		file, err := os.Open(name)
+		if err != nil {
+			return nil, cli.Usage("%v", err)
+		}
+		f = file
+	}
+	defer f.Close()
+	const most = 1 << 20
+	b, err := io.ReadAll(io.LimitReader(f, most+1))
+	if err == nil && len(b) > most {
+		err = cli.Usage("%s: over 1 MiB", label(name))
+	}
+	return b, err
+}
+
+// label names an input in messages.
+func label(name string) string {
+	if name == "-" {
+		return "standard input"
+	}
+	return name
+}

@@ -1,0 +1,103 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/cli"
+)
+
+func newWhy(p *program) *cobra.Command {
+	return &cobra.Command{
+		Use: "why ID", Short: "Tell what happened to a notification, and what happens next", Args: cli.Exact("a notification id"),
+		Long: `why prints the timeline of a notification, one line an event with the time since
+the event before, and then one sentence about what happens next.`,
+		Aliases: []string{"timeline"},
+		RunE:    func(c *cobra.Command, args []string) error { return runWhy(c.Context(), p, args[0]) },
+	}
+}
+
+func runWhy(ctx context.Context, p *program, id string) error {
+	cl, err := p.client()
+	if err != nil {
+		return err
+	}
+	t, err := cl.Timeline(ctx, id)
+	if err != nil {
+		return err
+	}
+	pr := p.printer()
+	if pr.Format != "table" || pr.JQ != "" {
+		return pr.Print(t, nil)
+	}
+	if !p.global.noHeaders {
+		to := t.UserID
+		if to == "" {
+			to = "an address"
+		}
+		fmt.Fprintf(p.out, "%s is %s: %s %s to %s, from %s\n\n", t.NotificationID, t.Status.Status, t.Category, t.Channel, cli.Clean(to), cli.Clean(t.Caller))
+	}
+	if err := pr.Print(t, func() cli.Table { return p.story(t.Events) }); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(p.out, "\nNext: %s\n", cli.Clean(t.Next))
+	return err
+}
+
+// story is a line an event. Moments are written in full whatever the format of
+// times: what counts here is their distance.
+func (p *program) story(events []api.TimelineEvent) cli.Table {
+	t := cli.Table{{"TIME", "AFTER", "EVENT", "STATE", "DETAIL"}}
+	var before *time.Time
+	for i := range events {
+		e := &events[i]
+		row := []string{"", "", e.Type, e.State, detail(p, e)}
+		if e.At != nil {
+			row[0] = e.At.Local().Format("15:04:05.000")
+			if p.global.timeFormat == "iso" {
+				row[0] = p.when(*e.At)
+			}
+			if before != nil && !e.At.Before(*before) {
+				row[1] = "+" + span(e.At.Sub(*before))
+			}
+			before = e.At
+		}
+		if e.Attempt > 0 {
+			row[2] = fmt.Sprintf("%s %d", e.Type, e.Attempt)
+		}
+		t = append(t, row)
+	}
+	return t
+}
+
+func detail(p *program, e *api.TimelineEvent) string {
+	var parts []string
+	add := func(format string, v any) { parts = append(parts, fmt.Sprintf(format, v)) }
+	if e.Addresses > 1 {
+		parts = append(parts, fmt.Sprintf("address %d of %d", e.Address+1, e.Addresses))
+	}
+	if e.Provider != "" {
+		add("by %s", e.Provider)
+	}
+	if e.Code != "" {
+		add("%s", e.Code)
+	}
+	if e.ProviderMessageID != "" {
+		add("as %s", e.ProviderMessageID)
+	}
+	if e.Until != nil {
+		add("until %s", p.when(*e.Until))
+	}
+	if e.Epoch > 0 {
+		add("epoch %d", e.Epoch)
+	}
+	if e.Detail != "" {
+		add("%s", e.Detail)
+	}
+	return strings.Join(parts, ", ")
+}
