@@ -266,7 +266,7 @@ func deadLettersModel(t *testing.T, open Opener[engine.DeadLetters]) {
 			},
 		}
 		if reopen != nil {
-			actions["restart"] = func(*rapid.T) { s = reopen() }
+			actions["restart"] = func(rt *rapid.T) { sometimes(rt, func() { s = reopen() }) }
 		}
 		return actions
 	})

@@ -287,7 +287,7 @@ func idemModel(t *testing.T, open Opener[engine.Idem]) {
 			},
 		}
 		if reopen != nil {
-			actions["restart"] = func(*rapid.T) { s = reopen() }
+			actions["restart"] = func(rt *rapid.T) { sometimes(rt, func() { s = reopen() }) }
 		}
 		return actions
 	})

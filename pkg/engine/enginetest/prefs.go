@@ -297,7 +297,7 @@ func prefsModel(t *testing.T, open Opener[engine.Prefs]) {
 			},
 		}
 		if reopen != nil {
-			actions["restart"] = func(*rapid.T) { s = reopen() }
+			actions["restart"] = func(rt *rapid.T) { sometimes(rt, func() { s = reopen() }) }
 		}
 		return actions
 	})

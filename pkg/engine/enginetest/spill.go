@@ -213,7 +213,7 @@ func spillModel(t *testing.T, open Opener[engine.Spill]) {
 			},
 		}
 		if reopen != nil {
-			actions["restart"] = func(rt *rapid.T) { s = reopen(); same2(rt) }
+			actions["restart"] = func(rt *rapid.T) { sometimes(rt, func() { s = reopen(); same2(rt) }) }
 		}
 		return actions
 	})

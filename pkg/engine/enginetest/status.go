@@ -260,7 +260,7 @@ func statusModel(t *testing.T, open Opener[engine.Status]) {
 			},
 		}
 		if reopen != nil {
-			actions["restart"] = func(*rapid.T) { s = reopen() }
+			actions["restart"] = func(rt *rapid.T) { sometimes(rt, func() { s = reopen() }) }
 		}
 		return actions
 	})

@@ -277,7 +277,7 @@ func timersModel(t *testing.T, open Opener[engine.Timers]) {
 			},
 		}
 		if reopen != nil {
-			actions["restart"] = func(*rapid.T) { s = reopen() }
+			actions["restart"] = func(rt *rapid.T) { sometimes(rt, func() { s = reopen() }) }
 		}
 		return actions
 	})

@@ -77,7 +77,7 @@ func BenchmarkPutRow(b *testing.B) {
 			})
 			b.ReportMetric(float64(b.N*c.rows)/b.Elapsed().Seconds(), "rows/s")
 			m := s.Metrics()
-			b.ReportMetric(float64(m.Writes)/float64(m.Groups), "calls/fsync")
+			b.ReportMetric(float64(m.Writes)/float64(m.Groups), "calls/group")
 		})
 	}
 }

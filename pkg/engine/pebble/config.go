@@ -16,7 +16,7 @@ type Config struct {
 	// FS is the file system. Default: the operating system's, with a warning
 	// in the log for each operation that takes over 5 seconds.
 	FS vfs.FS
-	// CacheBytes bounds the block cache. Default: 128 MiB.
+	// CacheBytes bounds the block cache; memtables come on top. Default: 128 MiB.
 	CacheBytes int64
 	// MemTableBytes is the size of one memtable; up to four exist at a time.
 	// Default: 64 MiB.

@@ -39,7 +39,8 @@ func appendRow(b []byte, r *notify.Row) []byte {
 	if r.Index != nil {
 		flags |= rowIndex
 	}
-	var tab texts
+	var first [8]string // keeps small tables off the heap
+	tab := append(texts(first[:0]), "")
 	if len(r.Exceptions) > 0 || r.Default.Code != "" || r.Default.Provider != "" {
 		flags |= rowTexts
 	}
@@ -66,12 +67,12 @@ func appendRow(b []byte, r *notify.Row) []byte {
 		}
 	}
 	if flags&rowTexts != 0 {
-		tab.collect(&r.Default)
+		tab = tab.collect(&r.Default)
 		for i := range r.Exceptions {
-			tab.collect(&r.Exceptions[i])
+			tab = tab.collect(&r.Exceptions[i])
 		}
-		b = binary.AppendUvarint(b, uint64(len(tab.list)))
-		for _, s := range tab.list {
+		b = binary.AppendUvarint(b, uint64(len(tab)))
+		for _, s := range tab {
 			b = appendLen(b, s)
 		}
 	}
@@ -90,40 +91,35 @@ func appendRow(b []byte, r *notify.Row) []byte {
 }
 
 // texts is the table of codes and providers of one row.
-type texts struct {
-	list  []string
-	first [8]string // keeps small tables off the heap
-}
+type texts []string
 
-func (t *texts) collect(x *notify.Exception) {
-	if t.list == nil {
-		t.list = append(t.first[:0], "")
-	}
+func (t texts) collect(x *notify.Exception) texts {
 	for _, s := range [...]string{x.Code, x.Provider} {
 		if _, ok := t.find(s); !ok {
-			t.list = append(t.list, s)
+			t = append(t, s)
 		}
 	}
+	return t
 }
 
 // find looks at the head of the table and at its last entries: a row with very
 // many different codes stores some twice rather than search for long.
-func (t *texts) find(s string) (int, bool) {
+func (t texts) find(s string) (int, bool) {
 	const near = 32
-	for i := 0; i < len(t.list) && i < near; i++ {
-		if t.list[i] == s {
+	for i := 0; i < len(t) && i < near; i++ {
+		if t[i] == s {
 			return i, true
 		}
 	}
-	for i := len(t.list) - 1; i >= near && i >= len(t.list)-near; i-- {
-		if t.list[i] == s {
+	for i := len(t) - 1; i >= near && i >= len(t)-near; i-- {
+		if t[i] == s {
 			return i, true
 		}
 	}
 	return 0, false
 }
 
-func (t *texts) appendException(b []byte, x *notify.Exception, accepted int64, named bool) []byte {
+func (t texts) appendException(b []byte, x *notify.Exception, accepted int64, named bool) []byte {
 	head := byte(x.State) & 0x0f
 	if x.Retry {
 		head |= exRetry
@@ -156,11 +152,11 @@ func (t *texts) appendException(b []byte, x *notify.Exception, accepted int64, n
 
 // appendText writes a text's place in the table, or, when find looked past it
 // since it was collected, 0 behind the table's end and the text itself.
-func (t *texts) appendText(b []byte, s string) []byte {
+func (t texts) appendText(b []byte, s string) []byte {
 	if i, ok := t.find(s); ok {
 		return binary.AppendUvarint(b, uint64(i))
 	}
-	b = binary.AppendUvarint(b, uint64(len(t.list)))
+	b = binary.AppendUvarint(b, uint64(len(t)))
 	return appendLen(b, s)
 }
 

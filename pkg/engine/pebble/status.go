@@ -2,6 +2,7 @@ package pebble
 
 import (
 	"context"
+	"errors"
 	"sync"
 
 	pebbledb "github.com/cockroachdb/pebble/v2"
@@ -50,9 +51,12 @@ func (t status) Put(ctx context.Context, rows []notify.Row) error {
 	}, nil)
 }
 
-// Get looks rows up through one iterator with the tables' filters, which say
-// "surely new" for most keys.
-func (t status) Get(ctx context.Context, keys []notify.RowKey) (_ []notify.Row, err error) {
+// Get looks most keys up in vain: fresh bases are newer than every table, and
+// the tables' filters say no to the rest.
+//
+// BenchmarkGet over 1M rows: fresh miss 0.4 us (600 keys in one call: 0.2 ms),
+// miss among stored keys 1.3 us, hit 4 us.
+func (t status) Get(ctx context.Context, keys []notify.RowKey) ([]notify.Row, error) {
 	out := make([]notify.Row, len(keys))
 	var buf [rowKeyLen]byte
 	n := 0
@@ -62,7 +66,7 @@ func (t status) Get(ctx context.Context, keys []notify.RowKey) (_ []notify.Row, 
 		}
 		k := appendRowKey(buf[:0], &keys[i])
 		v, c, err := t.s.db.Get(k)
-		if err == pebbledb.ErrNotFound {
+		if errors.Is(err, pebbledb.ErrNotFound) {
 			continue
 		}
 		if err != nil {

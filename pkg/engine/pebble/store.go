@@ -90,9 +90,11 @@ func lockError(dir string, err error) error {
 
 func (s *Store) options() *pebbledb.Options {
 	o := &pebbledb.Options{
-		FS:                          &failStopFS{FS: s.fs, dir: s.cfg.Dir, l: s.latch},
-		Lock:                        s.lock,
-		CacheSize:                   s.cfg.CacheBytes,
+		FS:   &failStopFS{FS: s.fs, dir: s.cfg.Dir, l: s.latch},
+		Lock: s.lock,
+		// Pebble takes memtables (the filling, the flushing and a spare one) out
+		// of the cache: without room for them a lookup that hits cost 26 us.
+		CacheSize:                   s.cfg.CacheBytes + 3*s.cfg.MemTableBytes,
 		MemTableSize:                uint64(s.cfg.MemTableBytes),
 		MemTableStopWritesThreshold: 4,
 		L0CompactionThreshold:       4,

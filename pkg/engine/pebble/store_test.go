@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -201,51 +202,109 @@ func TestMetricsAndDiskUsage(t *testing.T) {
 }
 
 // TestCallerLeaves: a context that ends while the disk hangs frees the caller;
-// who takes the same key next waits until the first write has settled.
+// who takes the same key next waits until the first write has settled, and
+// nobody is told of a version before it is durable.
 func TestCallerLeaves(t *testing.T) {
-	t.Parallel()
-	disk := newHangingFS(vfs.NewMem())
-	s := mustOpen(t, testConfig(disk))
-	disk.hang()
-	ctx, cancel := context.WithCancel(t.Context())
-	put := make(chan error)
-	go func() {
-		_, err := s.Prefs().Put(ctx, engine.Profile{User: "u", TimeZone: "first"})
-		put <- err
-	}()
-	<-disk.hanging
-	cancel()
-	if err := <-put; !errors.Is(err, context.Canceled) || notify.KindOf(err) != notify.KindUnavailable {
-		t.Fatalf("error %v", err)
-	}
-	second := make(chan error)
-	go func() {
-		_, err := s.Prefs().Put(t.Context(), engine.Profile{User: "u", TimeZone: "second", Version: 1})
-		second <- err
-	}()
-	select {
-	case err := <-second:
-		t.Fatalf("the second write did not wait: %v", err)
-	default:
-	}
-	disk.release()
-	if err := <-second; err != nil { // it saw the first one's version
-		t.Fatal(err)
-	}
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
+	synctest.Test(t, func(t *testing.T) {
+		disk := newHangingFS(vfs.NewMem())
+		s := mustOpen(t, testConfig(disk))
+		disk.hang()
+		ctx, cancel := context.WithCancel(t.Context())
+		var first, second error
+		var version uint64
+		go func() {
+			_, first = s.Prefs().Put(ctx, engine.Profile{User: "u", TimeZone: "first"})
+		}()
+		synctest.Wait()
+		if v, err := s.Prefs().Version(t.Context()); v != 0 || err != nil {
+			t.Fatalf("version %d, %v before it is durable", v, err)
+		}
+		cancel()
+		synctest.Wait()
+		if !errors.Is(first, context.Canceled) || notify.KindOf(first) != notify.KindUnavailable {
+			t.Fatalf("error %v", first)
+		}
+		go func() {
+			version, second = s.Prefs().Put(t.Context(), engine.Profile{User: "u", TimeZone: "second", Version: 1})
+		}()
+		synctest.Wait()
+		if s.commit.writes.Load() != 1 {
+			t.Fatal("the second write did not wait for the first")
+		}
+		disk.release()
+		synctest.Wait()
+		if second != nil || version != 2 { // it saw the first one's version
+			t.Fatalf("version %d, %v", version, second)
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// TestNobodySeesWhatIsNotDurable: who loses the race for an idempotency key, or
+// repeats a cancellation, hears of the first one only when a loss of power
+// cannot take it back.
+func TestNobodySeesWhatIsNotDurable(t *testing.T) {
+	for name, call := range map[string]func(*Store) error{
+		"reserve": func(s *Store) error {
+			_, _, err := s.Idem().Reserve(context.Background(), engine.Reservation{Key: engine.IdemKey{Key: "k"}, Expires: 9}, 0)
+			return err
+		},
+		"cancel": func(s *Store) error {
+			_, err := s.Cancels().Put(context.Background(), engine.Cancel{Scope: "cmp_1"})
+			return err
+		},
+		"part": func(s *Store) error {
+			return s.Campaigns().AddPart(context.Background(), "cmp_1", "shop", 1, notify.Base{1}, 1, 0, 0)
+		},
+		"job": func(s *Store) error {
+			_, _, err := s.Jobs().Create(context.Background(), engine.Job{ID: "1", Kind: "k", Name: "n"})
+			return err
+		},
+		"dead letter": func(s *Store) error {
+			return s.DeadLetters().Put(context.Background(), []engine.DeadLetter{{Caller: "c"}})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				disk := newHangingFS(vfs.NewMem())
+				s := mustOpen(t, testConfig(disk))
+				disk.hang()
+				var returned atomic.Int32
+				for range 3 {
+					go func() {
+						if err := call(s); err != nil {
+							t.Error(err)
+						}
+						returned.Add(1)
+					}()
+					synctest.Wait()
+				}
+				if n := returned.Load(); n != 0 {
+					t.Fatalf("%d calls returned while the disk hangs", n)
+				}
+				disk.release()
+				synctest.Wait()
+				if n := returned.Load(); n != 3 {
+					t.Fatalf("%d of 3 calls returned", n)
+				}
+				if err := s.Close(); err != nil {
+					t.Fatal(err)
+				}
+			})
+		})
 	}
 }
 
 // hangingFS holds every sync until it is released.
 type hangingFS struct {
 	vfs.FS
-	gate    chan chan struct{}
-	hanging chan struct{} // a sync has come to hang
+	gate chan chan struct{}
 }
 
 func newHangingFS(fs vfs.FS) *hangingFS {
-	h := &hangingFS{FS: fs, gate: make(chan chan struct{}, 1), hanging: make(chan struct{}, 100)}
+	h := &hangingFS{FS: fs, gate: make(chan chan struct{}, 1)}
 	open := make(chan struct{})
 	close(open)
 	h.gate <- open
@@ -258,12 +317,7 @@ func (h *hangingFS) release() { g := <-h.gate; close(g); h.gate <- g }
 func (h *hangingFS) wait() {
 	g := <-h.gate
 	h.gate <- g
-	select {
-	case <-g:
-	default:
-		h.hanging <- struct{}{}
-		<-g
-	}
+	<-g
 }
 
 func (h *hangingFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
