@@ -74,6 +74,22 @@ func TestBearerSingleFlight(t *testing.T) {
 	})
 }
 
+// Whoever complains late, about a token that was replaced, gets the new one.
+func TestBearerLateComplaint(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		m := &minter{}
+		b := newTestBearer(m)
+		first, _ := b.get(t.Context())
+		time.Sleep(25 * time.Minute)
+		second, _ := b.replace(t.Context(), first)
+		time.Sleep(25 * time.Minute)
+		if got, err := b.replace(t.Context(), first); err != nil || got != second || second == first || m.n.Load() != 2 {
+			t.Errorf("minted %d times, %v", m.n.Load(), err)
+		}
+	})
+}
+
 func TestBearerRenews(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -34,6 +34,7 @@ type fakeServer struct {
 	latency time.Duration
 	max     int  // streams of new connections
 	refuse  bool // dials fail
+	mute    bool // the state hook never runs
 
 	mu    sync.Mutex
 	conns []*fakeConn
@@ -87,6 +88,9 @@ func (c *fakeConn) RoundTrip(req *http.Request) (*http.Response, error) {
 	if !sleep(req.Context(), c.pool.latency) {
 		return nil, req.Context().Err()
 	}
+	if c.Err() != nil { // closed meanwhile
+		return nil, errors.New("http2: client connection force closed via ClientConn.Close")
+	}
 	go func() { // the stream ends after the answer
 		sleep(context.Background(), time.Millisecond)
 		c.change(func() { c.busy-- })
@@ -100,7 +104,7 @@ func (c *fakeConn) change(f func()) {
 	f()
 	hook := c.hook
 	c.mu.Unlock()
-	if hook != nil {
+	if hook != nil && !c.pool.mute {
 		hook(nil)
 	}
 }
@@ -210,6 +214,27 @@ func TestPoolKeepsToStreams(t *testing.T) {
 		if st := p.state(); st.InFlight != 0 || st.Waiting != 0 || st.Open != 3 {
 			t.Errorf("%+v", st)
 		}
+	})
+}
+
+// The state hook coalesces events and may leave one out: streams given back are
+// handed on without it.
+func TestPoolWithoutHook(t *testing.T) {
+	t.Parallel()
+	s := &fakeServer{latency: 50 * time.Millisecond, max: 7, mute: true}
+	poolTest(t, 1, s, func(t *testing.T, p *connPool) {
+		time.Sleep(10 * time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		var wg sync.WaitGroup
+		for range 70 {
+			wg.Go(func() {
+				if lost := use(ctx, p); lost != nil {
+					t.Errorf("%+v", lost)
+				}
+			})
+		}
+		wg.Wait()
 	})
 }
 

@@ -1,6 +1,7 @@
 package provider
 
 import (
+	"encoding/base64"
 	"math"
 	"net/url"
 	"testing"
@@ -44,7 +45,9 @@ func TestRef(t *testing.T) {
 		t.Errorf("%d %v", len(EncodeRef(single)), single.ID())
 	}
 	good := EncodeRef(Ref{Key: notify.RowKey{Chunk: notify.Chunk{Base: testBase}, First: math.MaxUint32}, Index: math.MaxUint32})
-	for _, bad := range []string{"", "A", good + "A", good[1:], good[:len(good)-1], "!" + good[1:], "AA" + good[2:], good + "=", good + good} {
+	overlong := append([]byte{refVersion}, make([]byte, 17)...)
+	overlong = append(overlong, 0x80, 0, 0, 0, 0, 0, 0, 0) // a partition of 0 in two bytes
+	for _, bad := range []string{base64.RawURLEncoding.EncodeToString(overlong), "", "A", good + "A", good[1:], good[:len(good)-1], "!" + good[1:], "AA" + good[2:], good + "=", good + good} {
 		if got, err := DecodeRef(bad); notify.KindOf(err) != notify.KindInvalid || got != (Ref{}) {
 			t.Errorf("%q: %+v %v", bad, got, err)
 		}
