@@ -30,7 +30,8 @@ const (
 // repeat, once in a table. A done chunk of 8,300 receivers with 100 failures
 // takes 520 bytes, without failures 102, a chunk of one 69.
 //
-// BenchmarkRowCodec, chunk of one, encode + decode: 140 ns, 1 allocation.
+// BenchmarkRowCodec, chunk of one, encode + decode: 213 ns, 1 allocation (the
+// copy of the value); chunk with 100 exceptions: 7.8 us.
 func appendRow(b []byte, r *notify.Row) []byte {
 	flags := byte(0)
 	if r.Done {
