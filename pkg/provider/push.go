@@ -20,8 +20,8 @@ type Push struct {
 	apns, fcm Sender // nil: not configured
 }
 
-// NewPush returns a router. A nil provider is one that is not configured; its
-// items are answered with ClassConfig.
+// NewPush returns a router. A nil provider (nil itself, not a nil *APNs) is one
+// that is not configured; its items are answered with ClassConfig.
 func NewPush(apns, fcm Sender) *Push { return &Push{apns, fcm} }
 
 var schemes = [...][]byte{[]byte("apns:"), []byte("fcm:")}
