@@ -181,7 +181,7 @@ func (n *Node) build() error {
 	if n.provs, err = newProviders(cfg, n.limits, n.log); err != nil {
 		return err
 	}
-	if n.health, err = worker.NewHealth(limit.BreakerConfig{}); err != nil {
+	if n.health, err = worker.NewHealth(limit.BreakerConfig{}, n.log); err != nil {
 		return err
 	}
 	n.commit = worker.NewCommitter(worker.CommitterConfig{Put: n.store.Status().Put, Logger: n.log, Stalled: n.metrics.stalled})

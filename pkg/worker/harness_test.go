@@ -71,7 +71,7 @@ func (r *rig) start() {
 	committer := NewCommitter(CommitterConfig{Put: r.cfg.Status.Put})
 	ctx := r.ctx
 	r.done.Go(func() { _ = committer.Run(ctx) })
-	health, err := NewHealth(limit.BreakerConfig{})
+	health, err := NewHealth(limit.BreakerConfig{}, nil)
 	if err != nil {
 		r.t.Fatal(err)
 	}

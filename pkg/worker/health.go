@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 // one. Safe for concurrent use.
 type Health struct {
 	cfg limit.BreakerConfig
+	log *slog.Logger
 
 	mu       sync.Mutex
 	routes   map[string]*routeHealth
@@ -29,11 +31,14 @@ type routeHealth struct {
 
 // NewHealth returns a Health in which every route is well; the error is that of
 // a bad configuration.
-func NewHealth(cfg limit.BreakerConfig) (*Health, error) {
+func NewHealth(cfg limit.BreakerConfig, log *slog.Logger) (*Health, error) {
 	if _, err := limit.NewBreaker(time.Now(), cfg); err != nil {
 		return nil, err
 	}
-	return &Health{cfg: cfg, routes: map[string]*routeHealth{}, change: make(chan struct{})}, nil
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	return &Health{cfg: cfg, log: log, routes: map[string]*routeHealth{}, change: make(chan struct{})}, nil
 }
 
 func (h *Health) routeLocked(name string) *routeHealth {
@@ -87,9 +92,14 @@ func (h *Health) report(name string, res *notify.Result, n int, now time.Time) (
 			r.blocked = until
 		}
 	}
+	was := r.breaker.State(now).State
 	r.breaker.ReportN(now, limit.OutcomeOf(res.Class), n)
 	h.judgeLocked(r, now)
-	return r.breaker.State(now).State == limit.Closed
+	is := r.breaker.State(now)
+	if is.State != was && (was == limit.Closed || is.State == limit.Closed) {
+		h.log.Warn("circuit "+is.State.String(), "route", name, "reason", is.Reason.String(), "code", res.Code)
+	}
+	return is.State == limit.Closed
 }
 
 func (h *Health) judgeLocked(r *routeHealth, now time.Time) {

@@ -20,6 +20,7 @@ func (r *round) settle(i int, res *notify.Result) {
 	job := r.parts[at.part].job
 	e := &job.env
 	route := r.w.routeOf(item.Address)
+	r.reportFine(now)
 	closed := cfg.Health.report(route, res, 1, now)
 	x := notify.Exception{Pos: at.pos, Addr: item.Addr, Of: at.of, Class: res.Class, Code: res.Code, Provider: res.Provider, Receipt: res.ProviderID}
 	switch res.Class {
@@ -77,6 +78,18 @@ func (r *round) accepted(item *notify.Item, at ref, res *notify.Result) {
 		Pos: at.pos, Addr: item.Addr, Of: at.of, State: state,
 		Code: res.Code, Provider: res.Provider, Receipt: res.ProviderID,
 	})
+}
+
+// reportFine tells the breakers of the successes not told yet. They are counted
+// first, one by one they would cost a lock each; but always before a failure is
+// told, else the breaker sees the failures of a window without its successes.
+func (r *round) reportFine(now time.Time) {
+	for i, n := range r.fine {
+		if n > 0 {
+			r.w.cfg.Health.report(r.w.cfg.Routes.Names[i], &notify.Result{Class: notify.ClassAccepted}, n, now)
+			r.fine[i] = 0
+		}
+	}
 }
 
 // later puts an item off without an attempt: it stays with the round when the

@@ -307,13 +307,9 @@ func (r *round) send(p *partition) bool {
 		}
 	}
 	r.mu.Unlock()
-	now := time.Now()
-	for i, n := range r.fine {
-		if n > 0 {
-			cfg.Health.report(cfg.Routes.Names[i], &notify.Result{Class: notify.ClassAccepted}, n, now)
-			r.fine[i] = 0
-		}
-	}
+	r.mu.Lock()
+	r.reportFine(time.Now())
+	r.mu.Unlock()
 	r.note(began)
 	return true
 }

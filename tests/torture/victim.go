@@ -269,11 +269,38 @@ func (v *victim) ledgerTotals(ctx context.Context, r *result) error {
 		NoID       int64 `json:"no_id"`
 		Order      struct {
 			Reordered int64 `json:"reordered_attempts"`
+			Examples  []struct {
+				User       string
+				ID         string
+				Seq, After uint64
+			} `json:"examples"`
 		} `json:"order"`
 	}
 	err := v.get(ctx, v.control+"/ledger/totals", &out)
+	for i, x := range out.Order.Examples {
+		if i < 3 && out.Order.Reordered > 0 {
+			fmt.Printf("  reordered: user %s: message %d (%s) came after %d\n", x.User, x.Seq, x.ID, x.After)
+			v.explain(ctx, x.ID)
+		}
+	}
 	r.duplicates, r.ambiguous, r.reordered, r.noID = out.Duplicates, out.Ambiguous, out.Order.Reordered, out.NoID
 	return err
+}
+
+// explain prints what is known of a notification.
+func (v *victim) explain(ctx context.Context, id string) {
+	t, err := v.client.Timeline(ctx, id)
+	if err != nil {
+		fmt.Println("    ", err)
+		return
+	}
+	for _, e := range t.Events {
+		at := "-"
+		if e.At != nil {
+			at = e.At.Format("15:04:05.000")
+		}
+		fmt.Printf("    %s  %s %s attempt=%d code=%s %s\n", at, e.Type, e.State, e.Attempt, e.Code, e.Detail)
+	}
 }
 
 func eventually(ctx context.Context, limit time.Duration, f func() error) error {
