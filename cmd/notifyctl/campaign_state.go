@@ -33,11 +33,12 @@ type campaignState struct {
 	Format string `json:"format"` // of the receivers
 	Total  int64  `json:"total"`  // receivers in the file; 0: not known
 
-	Done     []partRange `json:"done"`
-	Stored   int64       `json:"stored"` // receivers of the parts done
-	Accepted int64       `json:"accepted"`
-	Rejected int64       `json:"rejected"`
-	Complete bool        `json:"complete"`
+	Done     []partRange      `json:"done"`
+	Stored   int64            `json:"stored"` // receivers of the parts done
+	Accepted int64            `json:"accepted"`
+	Rejected int64            `json:"rejected"`
+	Reasons  map[string]int64 `json:"reasons,omitempty"` // of the rejected, by code
+	Complete bool             `json:"complete"`
 
 	path string
 }

@@ -53,26 +53,20 @@ func run(ctx context.Context, p *program, args []string) int {
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)
 	code := cli.ExitCode(err)
-	if err != nil && ctx.Err() != nil && (code == cli.ExitInterrupt || errors.Is(err, context.Canceled)) {
+	if err != nil && ctx.Err() != nil && code == cli.ExitInterrupt {
 		if s, ok := errors.AsType[*stopped](context.Cause(ctx)); ok {
 			code = s.code
 		}
-		err = interrupted(err, code)
+		e, ok := errors.AsType[*cli.Error](err)
+		if !ok {
+			return code // whoever pressed Ctrl-C knows
+		}
+		err = &cli.Error{Exit: code, Err: e.Err, Next: e.Next}
 	}
 	if err != nil {
 		cli.Report(p.err, err, p.global.output)
 	}
 	return code
-}
-
-// interrupted words the end that a signal brought; what the command said about
-// going on stays.
-func interrupted(err error, code int) error {
-	out := &cli.Error{Exit: code, Err: errors.New("interrupted")}
-	if e, ok := errors.AsType[*cli.Error](err); ok {
-		out.Err, out.Next = e.Err, e.Next
-	}
-	return out
 }
 
 // stopped is why the context ended.

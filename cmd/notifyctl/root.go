@@ -20,7 +20,7 @@ func commands(p *program) map[string][]*cobra.Command {
 	return map[string][]*cobra.Command{
 		groupSend:  {newSend(p), newCancel(p), newUser(p)},
 		groupLook:  {newShow(p), newWhy(p), newList(p), newCampaign(p), newTail(p), newFailed(p)},
-		groupRun:   {newDoctor(p), newLag(p), newDLQ(p), newSim(p)},
+		groupRun:   {newDoctor(p), newLag(p), newDLQ(p), newSim(p), newLoad(p)},
 		groupSetup: {newContext(p), newVersion(p)},
 	}
 }

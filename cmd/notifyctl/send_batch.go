@@ -11,6 +11,8 @@ import (
 	"fmt"
 	"hash"
 	"io"
+	"maps"
+	"slices"
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/cli"
@@ -72,19 +74,21 @@ func runSendBatch(ctx context.Context, p *program, o *sendOptions) error {
 		return err
 	}
 	err = eachChunk(p, o.file, func(c *chunk) error { return s.send(ctx, c) })
+	if err == nil && s.total.Sent == 0 {
+		return cli.Usage("%s holds no notifications", label(o.file))
+	}
+	var waited error
+	if err == nil && o.wait {
+		waited = s.wait(ctx)
+	}
 	if perr := s.print(); perr != nil {
 		return perr
 	}
-	if err != nil {
+	switch {
+	case err != nil:
 		return s.stopped(ctx, err)
-	}
-	if s.total.Sent == 0 {
-		return cli.Usage("%s holds no notifications", label(o.file))
-	}
-	if o.wait {
-		if err := s.wait(ctx); err != nil {
-			return err
-		}
+	case waited != nil:
+		return waited
 	}
 	if n := s.total.Rejected; n > 0 {
 		return cli.Exitf(cli.ExitPartial, "%s of %s notifications were refused", count(n), count(s.total.Sent))
@@ -253,6 +257,9 @@ func (s *batchSender) remark() {
 		text += fmt.Sprintf(" (%s had been sent by an earlier run and were not sent again; --idempotency-key NAME sends them anew)", count(t.Replayed))
 	}
 	s.p.note("%s", text)
+	for _, state := range slices.Sorted(maps.Keys(t.States)) {
+		s.p.note("%10s %s", count(t.States[state]), state)
+	}
 }
 
 // stopped adds how to go on.
@@ -287,9 +294,6 @@ func (s *batchSender) wait(ctx context.Context) error {
 		open = left
 		return len(open) == 0, nil
 	})
-	for state, n := range s.total.States {
-		s.p.note("%10s %s", count(n), state)
-	}
 	switch {
 	case err == errPending: //nolint:errorlint // the very value
 		return cli.Exitf(cli.ExitPending, "%s of %s notifications have no outcome yet; they go on", count(len(open)), count(len(s.ids)))

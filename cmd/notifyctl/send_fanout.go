@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -21,14 +22,15 @@ import (
 
 // fanoutResult is what a fan-out prints at its end.
 type fanoutResult struct {
-	Campaign     string         `json:"campaign"`
-	Parts        int            `json:"parts"`         // stored, by this run and by earlier ones
-	SkippedParts int            `json:"skipped_parts"` // of these, by earlier ones
-	Receivers    int64          `json:"receivers"`
-	Accepted     int64          `json:"accepted"`
-	Rejected     int64          `json:"rejected"`
-	RejectedFile string         `json:"rejected_file,omitempty"`
-	Counts       map[string]int `json:"counts,omitempty"` // by state, with --wait
+	Campaign     string           `json:"campaign"`
+	Parts        int              `json:"parts"`         // stored, by this run and by earlier ones
+	SkippedParts int              `json:"skipped_parts"` // of these, by earlier ones
+	Receivers    int64            `json:"receivers"`
+	Accepted     int64            `json:"accepted"`
+	Rejected     int64            `json:"rejected"`
+	Reasons      map[string]int64 `json:"reasons,omitempty"` // of the rejected, by code
+	RejectedFile string           `json:"rejected_file,omitempty"`
+	Counts       map[string]int   `json:"counts,omitempty"` // by state, with --wait
 }
 
 // fanoutRun is one run of "send --fanout".
@@ -278,7 +280,11 @@ func (r *fanoutRun) noteRejected(d *api.PartDone) error {
 	}
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
+	if r.state.Reasons == nil {
+		r.state.Reasons = map[string]int64{}
+	}
 	for _, x := range d.Rejected {
+		r.state.Reasons[x.Code]++
 		if err := enc.Encode(map[string]any{"receiver": d.First + int64(x.Index) + 1, "code": x.Code, "detail": x.Detail}); err != nil {
 			return err
 		}
@@ -294,7 +300,7 @@ func (r *fanoutRun) noteRejected(d *api.PartDone) error {
 func (r *fanoutRun) fill() {
 	s := r.state
 	r.result.Campaign, r.result.Parts, r.result.Receivers = s.Campaign, s.parts(), s.Stored
-	r.result.Accepted, r.result.Rejected = s.Accepted, s.Rejected
+	r.result.Accepted, r.result.Rejected, r.result.Reasons = s.Accepted, s.Rejected, s.Reasons
 	if s.Rejected > 0 {
 		r.result.RejectedFile = s.rejectedFile()
 	}
@@ -386,8 +392,12 @@ func (r *fanoutRun) fields() cli.Table {
 	}
 	t := cli.Table{
 		{"campaign", x.Campaign}, {"parts", parts}, {"receivers", count(x.Receivers)}, {"accepted", count(x.Accepted)},
-		{"rejected", mark(x.Rejected > 0, count(x.Rejected))}, {"rejected list", x.RejectedFile},
+		{"rejected", mark(x.Rejected > 0, count(x.Rejected))},
 	}
+	for _, code := range slices.Sorted(maps.Keys(x.Reasons)) {
+		t = append(t, []string{"  " + code, count(x.Reasons[code])})
+	}
+	t = append(t, []string{"rejected list", x.RejectedFile})
 	for state := notify.State(1); int(state) < notify.States; state++ {
 		if n := x.Counts[state.String()]; n > 0 {
 			t = append(t, []string{"  " + state.String(), count(n)})

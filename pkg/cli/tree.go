@@ -3,6 +3,7 @@ package cli
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -15,7 +16,6 @@ import (
 // many.
 func Polish(root *cobra.Command) {
 	root.SilenceErrors, root.SilenceUsage = true, true
-	root.SuggestionsMinimumDistance = 3
 	root.SetFlagErrorFunc(flagError)
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
@@ -28,9 +28,6 @@ func walk(c *cobra.Command) {
 	case !c.HasSubCommands():
 		c.Args = usage(c.Args)
 	default:
-		if c.SuggestionsMinimumDistance == 0 {
-			c.SuggestionsMinimumDistance = 3
-		}
 		if c.RunE == nil && c.Run == nil {
 			c.Args = func(c *cobra.Command, args []string) error {
 				if len(args) == 0 {
@@ -71,16 +68,44 @@ func usage(check cobra.PositionalArgs) cobra.PositionalArgs {
 		if _, ours := errors.AsType[*Error](err); err == nil || ours {
 			return err
 		}
+		if strings.HasPrefix(err.Error(), "unknown command") { // how cobra words an argument too many
+			err = fmt.Errorf("%s takes no arguments, got %q", c.CommandPath(), args[0])
+		}
 		return &Error{Exit: ExitUsage, Err: err, Next: []string{c.CommandPath() + " --help"}}
 	}
 }
 
 func unknown(c *cobra.Command, arg string) error {
 	msg := fmt.Sprintf("unknown command %q for %q", arg, c.CommandPath())
-	if s := c.SuggestionsFor(arg); len(s) > 0 {
+	if s := nearest(c, arg); len(s) > 0 {
 		msg += fmt.Sprintf("; did you mean %s?", strings.Join(s, " or "))
 	}
 	return &Error{Exit: ExitUsage, Err: fmt.Errorf("%s", msg), Next: []string{c.CommandPath() + " --help"}}
+}
+
+// nearest lists the commands below c that arg may have meant: those that begin
+// with it, that are suggested for it, or that are the fewest typing errors away.
+func nearest(c *cobra.Command, arg string) (names []string) {
+	best := min(3, (len(arg)+1)/2) + 1 // as many errors make another word
+	for _, sub := range c.Commands() {
+		if !sub.IsAvailableCommand() && sub.Name() != "help" {
+			continue
+		}
+		d := Distance(sub.Name(), arg)
+		for _, a := range sub.Aliases {
+			d = min(d, Distance(a, arg))
+		}
+		if slices.Contains(sub.SuggestFor, arg) || (len(arg) > 1 && strings.HasPrefix(sub.Name(), arg)) {
+			d = 0
+		}
+		switch {
+		case d < best:
+			best, names = d, []string{sub.Name()}
+		case d == best && len(names) > 0:
+			names = append(names, sub.Name())
+		}
+	}
+	return names
 }
 
 func flagError(c *cobra.Command, err error) error {
@@ -113,22 +138,27 @@ func Exact(names ...string) cobra.PositionalArgs {
 	}
 }
 
-// Distance is the Levenshtein distance of two short strings.
+// Distance is the number of typing errors between two short words: a letter
+// missing, added or wrong, or two neighbours swapped.
 func Distance(a, b string) int {
+	before := make([]int, len(b)+1) // the row before the last
+	last := make([]int, len(b)+1)
 	row := make([]int, len(b)+1)
 	for j := range row {
 		row[j] = j
 	}
-	for i := range a {
-		prev := row[0]
+	for i := range len(a) {
+		before, last, row = last, row, before
 		row[0] = i + 1
-		for j := range b {
-			cost := prev
+		for j := range len(b) {
+			cost := last[j]
 			if a[i] != b[j] {
 				cost++
 			}
-			prev = row[j+1]
-			row[j+1] = min(cost, row[j+1]+1, row[j]+1)
+			row[j+1] = min(cost, last[j+1]+1, row[j]+1)
+			if i > 0 && j > 0 && a[i] == b[j-1] && a[i-1] == b[j] {
+				row[j+1] = min(row[j+1], before[j-1]+1)
+			}
 		}
 	}
 	return row[len(b)]
