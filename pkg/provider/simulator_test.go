@@ -203,11 +203,22 @@ func TestSimulatorDelivers(t *testing.T) {
 	}
 }
 
-// Each scripted error is understood.
-func TestSimulatorFaults(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t, simulator.Config{}, time.Second)
-	f := func(rule simulator.Rule, s provider.Sender, ch notify.Channel, address func(int) string, class notify.Class, code string) {
+// apnsDevice and fcmDevice are push addresses.
+func apnsDevice(n int) func(int) string {
+	return func(int) string { return "apns:" + simulator.DeviceToken(uint64(n)) }
+}
+
+func fcmDevice(n int) func(int) string {
+	return func(int) string { return "fcm:" + simulator.RegistrationToken(uint64(n)) }
+}
+
+func rule(p simulator.Provider, do simulator.Action, code string) simulator.Rule {
+	return simulator.Rule{Provider: p, Do: do, Code: code}
+}
+
+// scripted returns a function that sends one item under a rule.
+func (w *world) scripted(t *testing.T) func(rule simulator.Rule, s provider.Sender, ch notify.Channel, address func(int) string, class notify.Class, code string) {
+	return func(rule simulator.Rule, s provider.Sender, ch notify.Channel, address func(int) string, class notify.Class, code string) {
 		t.Helper()
 		c := call(ch, 1, hello, address)
 		rule.Prefix = string(c.Items[0].Address)
@@ -224,36 +235,31 @@ func TestSimulatorFaults(t *testing.T) {
 			t.Errorf("%+v: %+v", rule, r)
 		}
 	}
-	apns := func(n int) func(int) string {
-		return func(int) string { return "apns:" + simulator.DeviceToken(uint64(n)) }
-	}
-	fcm := func(n int) func(int) string {
-		return func(int) string { return "fcm:" + simulator.RegistrationToken(uint64(n)) }
-	}
-	rule := func(p simulator.Provider, do simulator.Action, code string) simulator.Rule {
-		return simulator.Rule{Provider: p, Do: do, Code: code}
-	}
-	f(rule(simulator.APNs, simulator.Fail, "Unregistered"), w.push, notify.Push, apns(1), notify.ClassDeadAddress, "apns_unregistered")
-	f(rule(simulator.APNs, simulator.Fail, "TooManyRequests"), w.push, notify.Push, apns(2), notify.ClassRetry, "apns_too_many_requests")
-	f(rule(simulator.APNs, simulator.Outage, ""), w.push, notify.Push, apns(3), notify.ClassUnavailable, "apns_service_unavailable")
-	f(rule(simulator.APNs, simulator.Fail, "Shutdown"), w.push, notify.Push, apns(4), notify.ClassUnavailable, "apns_shutdown")
-	f(rule(simulator.APNs, simulator.Deny, ""), w.push, notify.Push, apns(5), notify.ClassConfig, "apns_invalid_provider_token")
-	f(rule(simulator.APNs, simulator.Reset, ""), w.push, notify.Push, apns(6), notify.ClassAmbiguous, "connection_lost")
-	f(rule(simulator.APNs, simulator.ResetStream, ""), w.push, notify.Push, apns(7), notify.ClassAmbiguous, "connection_lost")
-	f(rule(simulator.APNs, simulator.Hang, ""), w.push, notify.Push, apns(8), notify.ClassAmbiguous, "timeout")
-	f(rule(simulator.FCM, simulator.Fail, "UNREGISTERED"), w.push, notify.Push, fcm(1), notify.ClassDeadAddress, "fcm_unregistered")
-	f(rule(simulator.FCM, simulator.Fail, "SENDER_ID_MISMATCH"), w.push, notify.Push, fcm(2), notify.ClassDeadAddress, "fcm_sender_id_mismatch")
-	f(rule(simulator.FCM, simulator.Fail, "INVALID_ARGUMENT"), w.push, notify.Push, fcm(3), notify.ClassDeadAddress, "fcm_invalid_token")
-	f(rule(simulator.FCM, simulator.Fail, "THIRD_PARTY_AUTH_ERROR"), w.push, notify.Push, fcm(4), notify.ClassConfig, "fcm_third_party_auth_error")
-	f(rule(simulator.FCM, simulator.Fail, "UNAVAILABLE"), w.push, notify.Push, fcm(5), notify.ClassUnavailable, "fcm_unavailable")
-	f(rule(simulator.FCM, simulator.Hang, ""), w.push, notify.Push, fcm(6), notify.ClassAmbiguous, "timeout")
-	f(rule(simulator.FCM, simulator.Fail, "QUOTA_EXCEEDED"), w.push, notify.Push, fcm(7), notify.ClassThrottled, "fcm_quota_exceeded")
+}
+
+// Each scripted error is understood.
+func TestSimulatorFaults(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, simulator.Config{}, 20*time.Second)
+	f := w.scripted(t)
+	f(rule(simulator.APNs, simulator.Fail, "Unregistered"), w.push, notify.Push, apnsDevice(1), notify.ClassDeadAddress, "apns_unregistered")
+	f(rule(simulator.APNs, simulator.Fail, "TooManyRequests"), w.push, notify.Push, apnsDevice(2), notify.ClassRetry, "apns_too_many_requests")
+	f(rule(simulator.APNs, simulator.Outage, ""), w.push, notify.Push, apnsDevice(3), notify.ClassUnavailable, "apns_service_unavailable")
+	f(rule(simulator.APNs, simulator.Fail, "Shutdown"), w.push, notify.Push, apnsDevice(4), notify.ClassUnavailable, "apns_shutdown")
+	f(rule(simulator.APNs, simulator.Deny, ""), w.push, notify.Push, apnsDevice(5), notify.ClassConfig, "apns_invalid_provider_token")
+	f(rule(simulator.APNs, simulator.Reset, ""), w.push, notify.Push, apnsDevice(6), notify.ClassAmbiguous, "connection_lost")
+	f(rule(simulator.APNs, simulator.ResetStream, ""), w.push, notify.Push, apnsDevice(7), notify.ClassAmbiguous, "connection_lost")
+	f(rule(simulator.FCM, simulator.Fail, "UNREGISTERED"), w.push, notify.Push, fcmDevice(1), notify.ClassDeadAddress, "fcm_unregistered")
+	f(rule(simulator.FCM, simulator.Fail, "SENDER_ID_MISMATCH"), w.push, notify.Push, fcmDevice(2), notify.ClassDeadAddress, "fcm_sender_id_mismatch")
+	f(rule(simulator.FCM, simulator.Fail, "INVALID_ARGUMENT"), w.push, notify.Push, fcmDevice(3), notify.ClassDeadAddress, "fcm_invalid_token")
+	f(rule(simulator.FCM, simulator.Fail, "THIRD_PARTY_AUTH_ERROR"), w.push, notify.Push, fcmDevice(4), notify.ClassConfig, "fcm_third_party_auth_error")
+	f(rule(simulator.FCM, simulator.Fail, "UNAVAILABLE"), w.push, notify.Push, fcmDevice(5), notify.ClassUnavailable, "fcm_unavailable")
+	f(rule(simulator.FCM, simulator.Fail, "QUOTA_EXCEEDED"), w.push, notify.Push, fcmDevice(7), notify.ClassThrottled, "fcm_quota_exceeded")
 	f(rule(simulator.Twilio, simulator.Fail, "21610"), w.twilio, notify.SMS, number, notify.ClassOptedOut, "twilio_21610")
 	f(rule(simulator.Twilio, simulator.Fail, "21211"), w.twilio, notify.SMS, number, notify.ClassDeadAddress, "twilio_21211")
 	f(rule(simulator.Twilio, simulator.Fail, "21611"), w.twilio, notify.SMS, number, notify.ClassRetry, "twilio_21611")
 	f(rule(simulator.Twilio, simulator.Outage, ""), w.twilio, notify.SMS, number, notify.ClassUnavailable, "twilio_20503")
 	f(rule(simulator.Twilio, simulator.Reset, ""), w.twilio, notify.SMS, number, notify.ClassAmbiguous, "connection_lost")
-	f(rule(simulator.Twilio, simulator.Hang, ""), w.twilio, notify.SMS, number, notify.ClassAmbiguous, "timeout")
 	f(rule(simulator.SendGrid, simulator.Outage, ""), w.sendgrid, notify.Email, mailbox, notify.ClassUnavailable, "http_503")
 	f(rule(simulator.SendGrid, simulator.Reset, ""), w.sendgrid, notify.Email, mailbox, notify.ClassAmbiguous, "connection_lost")
 	f(rule(simulator.SendGrid, simulator.Deny, ""), w.sendgrid, notify.Email, mailbox, notify.ClassConfig, "http_401")
@@ -262,6 +268,19 @@ func TestSimulatorFaults(t *testing.T) {
 	if r := send(t, w.twilio, call(notify.SMS, 1, hello, func(int) string { return number(77) }))[0]; r.Class != notify.ClassOptedOut {
 		t.Errorf("%+v", r)
 	}
+}
+
+// A provider that takes a request and never answers leaves us in the dark.
+func TestSimulatorHangs(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, simulator.Config{}, time.Second)
+	f := w.scripted(t)
+	// The connections are there before the clock counts.
+	send(t, w.push, call(notify.Push, 8, hello, device))
+	send(t, w.twilio, call(notify.SMS, 1, hello, number))
+	f(rule(simulator.APNs, simulator.Hang, ""), w.push, notify.Push, apnsDevice(8), notify.ClassAmbiguous, "timeout")
+	f(rule(simulator.FCM, simulator.Hang, ""), w.push, notify.Push, fcmDevice(6), notify.ClassAmbiguous, "timeout")
+	f(rule(simulator.Twilio, simulator.Hang, ""), w.twilio, notify.SMS, number, notify.ClassAmbiguous, "timeout")
 }
 
 func cut(address string) (scheme, rest string, ok bool) {
