@@ -23,7 +23,13 @@ func diskBroker(b *testing.B, partitions int32, opts ...kfake.Opt) Conn {
 }
 
 // BenchmarkAppend: the embedded broker on disk, 6 partitions, callers that each
-// wait for their own append of n records.
+// wait for their own append of n records. On 2 cores under a load of 5 to 8 by
+// others, so a lower bound:
+//
+//	                     fsync              page cache
+//	200 B, 256 x 1       19-27K records/s   40-43K records/s
+//	200 B, 8 x 1000      183-217K           573-592K
+//	50 KB, 8 x 6         63-77 MB/s         109-153 MB/s
 func BenchmarkAppend(b *testing.B) {
 	for _, mode := range []string{"fsync", "page-cache"} {
 		for _, c := range []struct{ size, n, callers int }{{200, 1, 256}, {200, 1000, 8}, {50_000, 6, 8}} {
@@ -67,7 +73,7 @@ func BenchmarkAppend(b *testing.B) {
 }
 
 // BenchmarkGroup: records of 200 and 50,000 bytes read through a group, each
-// marked done.
+// marked done: 440-740K records/s, 160-230 MB/s under the same load.
 func BenchmarkGroup(b *testing.B) {
 	for _, c := range []struct{ size, total int }{{200, 1_000_000}, {50_000, 6000}} {
 		b.Run(fmt.Sprintf("%dB", c.size), func(b *testing.B) {

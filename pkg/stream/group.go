@@ -235,6 +235,9 @@ func (g *Group) leave(base context.Context, cl *kgo.Client) error {
 		g.cfg.Events.trouble(translate(lerr)) // the session times out instead
 	}
 	cl.CloseAllowingRebalance()
+	// Closing polls once more, which counts as a poll under way and would hold
+	// up the second leave that closing started, for ever.
+	cl.AllowRebalance()
 	return err
 }
 

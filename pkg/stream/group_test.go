@@ -284,8 +284,8 @@ func TestLostPartitionsAreDropped(t *testing.T) {
 		ended := make(chan struct{}, 10)
 		lost := make(chan bool, 10)
 		m := start(t, GroupConfig{Conn: b.conn, Group: "g", Topics: []string{"topic"}, CommitEvery: 100 * time.Millisecond,
-			DrainTimeout: time.Second,
-			Events:       GroupEvents{Gone: func(_ TopicPartition, l bool) { lost <- l }}},
+			DrainTimeout: time.Second, MaxInFlight: 2, // it is paused when it goes, and must not stay so
+			Events: GroupEvents{Gone: func(_ TopicPartition, l bool) { lost <- l }}},
 			handlerFunc(func(ctx context.Context, _ TopicPartition, msgs []*Msg) error {
 				context.AfterFunc(ctx, func() { ended <- struct{}{} })
 				handed <- msgs
@@ -392,6 +392,53 @@ func TestStopWaitsForWorkInFlight(t *testing.T) {
 		}
 		if c := b.committed(t, "g"); c[TopicPartition{"topic", 0}] != 5 {
 			t.Errorf("committed %v, want 5", c)
+		}
+	})
+}
+
+// A handler that fails over and over works on nothing: stopping does not wait.
+func TestStopDoesNotWaitForFailures(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBroker(t, 1, "topic")
+		b.append(t, numbered("topic", 0, 0, 10))
+		m := start(t, GroupConfig{Conn: b.conn, Group: "g", Topics: []string{"topic"}}, handlerFunc(
+			func(_ context.Context, _ TopicPartition, msgs []*Msg) error {
+				if msgs[0].Offset == 0 {
+					msgs[0].Done()
+				}
+				return errors.New("store away")
+			}))
+		time.Sleep(30 * time.Second)
+		before := time.Now()
+		if err := m.wait(); err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(before); took > time.Second {
+			t.Errorf("stopped after %v", took)
+		}
+		if c := b.committed(t, "g"); c[TopicPartition{"topic", 0}] != 1 {
+			t.Errorf("committed %v, want 1", c)
+		}
+	})
+}
+
+// A commit costs the embedded log an fsync: what has not moved is not committed.
+func TestIdleGroupCommitsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBroker(t, 3, "topic")
+		b.append(t, numbered("topic", 0, 0, 10))
+		commits := b.watchCommits()
+		m := start(t, GroupConfig{Conn: b.conn, Group: "g", Topics: []string{"topic"}}, &pool{
+			dead: func() bool { return false }, effects: newEffects(), slow: time.Second})
+		time.Sleep(5 * time.Second)
+		b.append(t, numbered("topic", 1, 0, 10))
+		time.Sleep(time.Minute)
+		if err := m.wait(); err != nil {
+			t.Fatal(err)
+		}
+		commits.check(t.Errorf)
+		if commits.commits > 6 {
+			t.Errorf("%d commits of partitions for two short bursts", commits.commits)
 		}
 	})
 }

@@ -2,8 +2,8 @@ package stream
 
 // Partition returns the partition of a keyed record among n: Kafka's murmur2,
 // as the Java client and kgo's sticky key partitioner compute it. n must be
-// positive. It does not allocate: 4 ns for a key of 20 bytes
-// (BenchmarkPartition).
+// positive. It does not allocate, and takes 9 ns for a key of 18
+// bytes (BenchmarkPartition, on a busy machine).
 func Partition(key []byte, n int) int32 {
 	return int32(murmur2(key)&0x7fffffff) % int32(n)
 }

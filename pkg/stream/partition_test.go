@@ -32,7 +32,7 @@ func TestPartitionDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// 4.5 ns for 18 bytes on the reference machine.
+// 9 ns, no allocation (2 cores, load 8).
 func BenchmarkPartition(b *testing.B) {
 	key := []byte("user-0000000000017")
 	for b.Loop() {

@@ -165,12 +165,15 @@ type call struct {
 
 func (c *call) keep(_ *kgo.Record, err error) {
 	if err != nil {
-		c.err.CompareAndSwap(nil, &err)
+		c.fail(err)
 	}
 	if c.left.Add(-1) == 0 {
 		c.finish()
 	}
 }
+
+// fail is not part of keep: there, err would escape for every record.
+func (c *call) fail(err error) { c.err.CompareAndSwap(nil, &err) }
 
 func (c *call) finish() {
 	var err error

@@ -64,12 +64,6 @@ func (r *Reader) Run(ctx context.Context, from map[TopicPartition]int64, fn func
 		return err
 	}
 	defer cl.Close()
-	if err := r.check(ctx, from); err != nil {
-		if ctx.Err() != nil {
-			return nil
-		}
-		return err
-	}
 	for {
 		fs := cl.PollRecords(ctx, 0)
 		if ctx.Err() != nil {
@@ -106,47 +100,6 @@ func (r *Reader) partitions(at map[string]map[int32]kgo.Offset) (*kgo.Client, er
 	return cl, nil
 }
 
-// check fails for offsets outside of the log: the client bounds an exact offset
-// to what is there before it asks, and would skip in silence.
-func (r *Reader) check(ctx context.Context, from map[TopicPartition]int64) error {
-	seen := make(map[string]bool)
-	var topics []string
-	for tp := range from {
-		if !seen[tp.Topic] {
-			seen[tp.Topic] = true
-			topics = append(topics, tp.Topic)
-		}
-	}
-	if len(topics) == 0 {
-		return nil
-	}
-	starts, err := r.adm.ListStartOffsets(ctx, topics...)
-	if err == nil {
-		err = starts.Error()
-	}
-	if err != nil {
-		return translate(err)
-	}
-	ends, err := r.adm.ListEndOffsets(ctx, topics...)
-	if err == nil {
-		err = ends.Error()
-	}
-	if err != nil {
-		return translate(err)
-	}
-	for tp, at := range from {
-		start, ok1 := starts.Lookup(tp.Topic, tp.Partition)
-		end, ok2 := ends.Lookup(tp.Topic, tp.Partition)
-		if !ok1 || !ok2 {
-			return translate(kerr.UnknownTopicOrPartition)
-		}
-		if at < start.Offset || at > end.Offset {
-			return translate(fmt.Errorf("%s@%d, the log holds %d to %d: %w", tp, at, start.Offset, end.Offset, kerr.OffsetOutOfRange))
-		}
-	}
-	return nil
-}
-
 // readFailure is nil for what the client goes on from.
 func readFailure(tp TopicPartition, err error) error {
 	if _, lost := errors.AsType[*kgo.ErrDataLoss](err); lost {
@@ -171,10 +124,7 @@ func (r *Reader) HighWater(ctx context.Context, topics ...string) (map[TopicPart
 func (r *Reader) Fetch(ctx context.Context, tp TopicPartition, offset int64) (Record, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err := r.check(ctx, map[TopicPartition]int64{tp: offset}); err != nil {
-		return Record{}, err
-	}
-	ends, err := r.HighWater(ctx, tp.Topic)
+	ends, err := r.HighWater(ctx, tp.Topic) // the client would wait for a record to come
 	if err != nil {
 		return Record{}, err
 	}

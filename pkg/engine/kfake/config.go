@@ -39,7 +39,7 @@ type Config struct {
 	// MinFreeBytes is the room on the volume below which Guard says disk_full.
 	// Default 256 MiB.
 	MinFreeBytes int64
-	// MaxRecordBytes is the largest batch. Default 8 MiB + 64 KiB.
+	// MaxBatchBytes is the largest batch. Default 8 MiB + 64 KiB.
 	MaxBatchBytes int
 	// SegmentBytes is when a partition's file is closed; only whole files are
 	// trimmed. Default 32 MiB, less where the partitions' open files together
