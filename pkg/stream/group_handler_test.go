@@ -1,0 +1,171 @@
+package stream
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// A handler that falls behind on one partition stops that partition's fetches
+// at the cap, and only that one's; as it catches up they go on.
+func TestInFlightCaps(t *testing.T) {
+	f := func(name string, cfg GroupConfig, most int) {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const each = 3000
+				b := newBroker(t, 2, "topic")
+				for p := range int32(2) {
+					for i := range each / 100 { // batches: a fetch takes whole ones
+						b.append(t, numbered("topic", p, i*100, 100))
+					}
+				}
+				var mu sync.Mutex
+				var held []*Msg
+				fast := 0
+				cfg.Conn, cfg.Group, cfg.Topics, cfg.MaxPollRecords = b.conn, "g", []string{"topic"}, 100
+				m := start(t, cfg, handlerFunc(func(_ context.Context, tp TopicPartition, msgs []*Msg) error {
+					mu.Lock()
+					defer mu.Unlock()
+					if tp.Partition == 0 {
+						held = append(held, msgs...)
+						return nil
+					}
+					fast += len(msgs)
+					for _, msg := range msgs {
+						msg.Done()
+					}
+					return nil
+				}))
+				time.Sleep(10 * time.Second)
+				mu.Lock()
+				if len(held) > most+100 || len(held) < most/2 || fast != each {
+					t.Errorf("%d held, cap %d; the other partition got %d", len(held), most, fast)
+				}
+				mu.Unlock()
+				paused := slices.ContainsFunc(m.Stats().Partitions, func(p PartitionStats) bool {
+					return p.TP.Partition == 0 && p.Paused && p.InFlight >= most && p.Lag() > 0
+				})
+				if !paused {
+					t.Errorf("not paused: %+v", m.Stats().Partitions)
+				}
+				for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
+					mu.Lock()
+					batch := held
+					held = nil
+					mu.Unlock()
+					slices.Reverse(batch)
+					for _, msg := range batch {
+						msg.Done()
+					}
+					if s := m.Stats(); !slices.ContainsFunc(s.Partitions, func(p PartitionStats) bool { return p.LowWater != each }) {
+						break
+					}
+					if time.Now().After(deadline) {
+						t.Fatalf("stuck: %+v", m.Stats())
+					}
+				}
+			})
+		})
+	}
+	f("records", GroupConfig{MaxInFlight: 200}, 200)
+	f("bytes", GroupConfig{MaxInFlightBytes: 600}, 200) // values of 1 to 4 digits
+}
+
+// A record that makes the handler panic is tried again alone and put aside
+// after MaxAttempts; its neighbours are delivered, and the process lives.
+func TestPanicIsAnAttempt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBroker(t, 1, "topic", notify.TopicPoison)
+		b.append(t, []Record{{Topic: "topic", Value: []byte("0")}, {Topic: "topic", Value: []byte("1")},
+			{Topic: "topic", Key: []byte("k"), Value: []byte("bad"), Headers: []Header{{"h", []byte("v")}}}, {Topic: "topic", Value: []byte("3")}})
+		poisoner := Poisoner{Log: newProducer(t, ProducerConfig{Conn: b.conn})}
+		var mu sync.Mutex
+		var attempts []int
+		var panics, failures int
+		finished := make(chan struct{})
+		m := start(t, GroupConfig{
+			Conn: b.conn, Group: "g", Topics: []string{"topic"}, MaxAttempts: 3,
+			Poison: func(ctx context.Context, msg *Msg, cause error) error {
+				defer close(finished)
+				return poisoner.Poison(ctx, msg, cause)
+			},
+			Events: GroupEvents{Failed: func(_ TopicPartition, cause error) {
+				mu.Lock()
+				defer mu.Unlock()
+				if p, ok := errors.AsType[*Panic](cause); ok && p.Value == "ouch" && len(p.Stack) > 0 {
+					panics++
+				} else {
+					failures++
+				}
+			}},
+		}, handlerFunc(func(_ context.Context, _ TopicPartition, msgs []*Msg) error {
+			for _, msg := range msgs {
+				if string(msg.Value) == "bad" {
+					mu.Lock()
+					attempts = append(attempts, msg.Attempt)
+					mu.Unlock()
+					panic("ouch")
+				}
+				msg.Done()
+			}
+			return nil
+		}))
+		<-finished
+		synctest.Wait()
+		if err := m.wait(); err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(attempts, []int{1, 2, 3}) || panics != 3 || failures != 0 || m.Stats().Failures != 3 {
+			t.Errorf("attempts %v, %d panics, %d failures", attempts, panics, failures)
+		}
+		if c := b.committed(t, "g"); c[TopicPartition{"topic", 0}] != 4 {
+			t.Errorf("committed %v", c)
+		}
+		got := b.collect(t, notify.TopicPoison)
+		if len(got) != 1 || string(got[0].Value) != "bad" || string(got[0].Key) != "k" {
+			t.Fatalf("poison: %+v", got)
+		}
+		headers := make(map[string]string)
+		for _, h := range got[0].Headers {
+			headers[h.Key] = string(h.Value)
+		}
+		if headers["h"] != "v" || headers[HeaderOriginTopic] != "topic" || headers[HeaderOriginPartition] != "0" ||
+			headers[HeaderOriginOffset] != "2" || headers[HeaderCause] != "handler panicked: ouch" {
+			t.Errorf("headers %v", headers)
+		}
+	})
+}
+
+// Without a Poison hook a failing record is tried until it succeeds.
+func TestFailedHandleIsTriedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBroker(t, 1, "topic")
+		b.append(t, numbered("topic", 0, 0, 3))
+		tries := 0
+		done := make(chan struct{})
+		start(t, GroupConfig{Conn: b.conn, Group: "g", Topics: []string{"topic"}}, handlerFunc(
+			func(_ context.Context, _ TopicPartition, msgs []*Msg) error {
+				if tries++; tries < 30 {
+					return errors.New("store away")
+				}
+				for _, msg := range msgs {
+					msg.Done()
+					if msg.Offset == 2 {
+						close(done)
+					}
+				}
+				return nil
+			}))
+		before := time.Now()
+		<-done
+		if took := time.Since(before); took < 10*time.Second {
+			t.Errorf("29 failures took only %v", took)
+		}
+	})
+}
