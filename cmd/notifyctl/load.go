@@ -133,4 +133,3 @@ func onlyLoopback(cl *api.Client) error {
 	}
 	return nil
 }
-

@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+# The main job, shown: build, start a server with simulated providers, send, look
+# at what became of it, check it against the providers' ledger, stop.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+make --no-print-directory build >/dev/null
+work=$(mktemp -d)
+export XDG_CONFIG_HOME=$work/config XDG_STATE_HOME=$work/state XDG_DATA_HOME=$work/data
+export PATH=$PWD/bin:$PATH
+server=
+finish() {
+	if [ -n "$server" ] && kill -TERM "$server" 2>/dev/null; then wait "$server" || true; fi
+	rm -rf "$work"
+}
+trap finish EXIT
+
+say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
+[ -t 1 ] || say() { printf '\n%s\n' "$*"; }
+run() {
+	local line='$' arg
+	for arg in "$@"; do
+		case $arg in *[!A-Za-z0-9_./:=@-]*) line+=" '$arg'" ;; *) line+=" $arg" ;; esac
+	done
+	printf '%s\n' "${line//$work\//}"
+	"$@"
+}
+
+say "1. A server: log, store, workers and simulated providers in one process"
+echo '$ notifyd dev --ephemeral --port 0'
+notifyd dev --ephemeral --port 0 >"$work/dev.out" 2>"$work/dev.err" &
+server=$!
+for _ in $(seq 300); do
+	grep -q '^Try:' "$work/dev.out" 2>/dev/null && break
+	kill -0 "$server" 2>/dev/null || { cat "$work/dev.err"; exit 1; }
+	sleep 0.1
+done
+sed '/^Try:/,$d' "$work/dev.out"
+
+say "2. One of each channel"
+run notifyctl send --channel push --user ann --title 'Your order' --body 'It is on its way.' --wait
+run notifyctl send --channel sms --category otp --user ann --body 'Your code is 123456' --ttl 5m --wait
+run notifyctl send --channel email --user ann --title Receipt --body 'Thank you, {{name}}.' --var name=Ann --wait
+
+say "3. A batch of 300 different notifications"
+for i in $(seq 0 99); do
+	u=$(printf 'user-%03d' "$i")
+	printf '{"channel":"push","category":"transactional","to":{"user_id":"%s"},"content":{"title":"Hello","body":"You are number %d"}}\n' "$u" "$i"
+	printf '{"channel":"email","category":"transactional","to":{"user_id":"%s"},"content":{"title":"News %d","body":"For you alone"}}\n' "$u" "$i"
+	printf '{"channel":"sms","category":"alert","to":{"user_id":"%s"},"content":{"body":"Alert %d"}}\n' "$u" "$i"
+done >"$work/batch.ndjson"
+run notifyctl send -f "$work/batch.ndjson"
+
+say "4. A fan-out: one content, 100,000 receivers"
+awk 'BEGIN { for (i = 0; i < 100000; i++) printf "{\"user_id\":\"fan-%06d\",\"address\":\"apns:%064x\"}\n", i, i + 1000000 }' >"$work/receivers.ndjson"
+run notifyctl send --channel push --category marketing --title 'Summer sale' --body 'Everything must go.' --fanout "$work/receivers.ndjson"
+
+say "5. What happened to the first one"
+id=$(notifyctl ls --user ann -o json --jq '.items[-1].notification_id // .notifications[-1].notification_id')
+run notifyctl why "$id"
+run notifyctl ls --user ann
+
+say "6. The providers' ledger: what really arrived"
+sent=$((3 + 300 + 100000))
+delivered=0
+for _ in $(seq 900); do
+	delivered=$(notifyctl sim summary -o json --jq .ids)
+	[ "$delivered" -ge "$sent" ] && break
+	sleep 0.1
+done
+run notifyctl sim summary
+duplicates=$(notifyctl sim summary -o json --jq .duplicates)
+run notifyctl doctor || true
+
+say "7. Stop: SIGTERM drains"
+kill -TERM "$server"
+wait "$server" && echo "stopped cleanly"
+server=
+lost=$((sent - delivered))
+echo
+echo "demo sent=$sent delivered=$delivered lost=$lost duplicates=$duplicates"
+[ "$lost" -eq 0 ] && [ "$duplicates" -eq 0 ]
