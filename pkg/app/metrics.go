@@ -30,7 +30,7 @@ type metrics struct {
 	inFlight                                       prometheus.Gauge
 	turnedAway                                     *prometheus.CounterVec
 	outcomes, codes                                *prometheus.CounterVec
-	callSeconds, ageSeconds                        *prometheus.HistogramVec
+	callSeconds, ageSeconds, outcomeSeconds        *prometheus.HistogramVec
 	resumed, duplicates, parked                    *prometheus.CounterVec
 	poison, panics, handlerFailures, resets        *prometheus.CounterVec
 	timersReleased                                 prometheus.Counter
@@ -70,6 +70,7 @@ func newMetrics(n *Node) *metrics {
 	m.codes = counter("outcome_codes_total", "Outcomes of receivers that carry a code.", "lane", "code")
 	m.callSeconds = histogram("provider_call_seconds", "Time of one claim window at the provider.", seconds, "lane")
 	m.ageSeconds = histogram("acceptance_to_call_seconds", "Time from acceptance to the provider call.", seconds, "lane")
+	m.outcomeSeconds = histogram("acceptance_to_outcome_seconds", "Time from acceptance to the durable outcome of a first attempt's envelope.", seconds, "lane")
 	m.resumed = counter("resumed_receivers_total", "Receivers found started without an outcome after a crash.", "lane")
 	m.duplicates = counter("duplicate_receivers_total", "Receivers of envelopes that had been finished before, dropped.", "lane")
 	m.parked = counter("parked_receivers_total", "Receivers put into the timer store.", "lane")
@@ -128,8 +129,14 @@ func statusText(code int) string {
 	return statusTexts[code]
 }
 
-func (m *metrics) worker(tail *ops.Tail[api.Event]) worker.Events {
+func (m *metrics) worker(tail *ops.Tail[api.Event], observe func(*notify.Envelope)) worker.Events {
 	return worker.Events{
+		Finished: func(l notify.Lane, e *notify.Envelope) {
+			if !e.Derived() {
+				m.outcomeSeconds.WithLabelValues(l.String()).Observe(time.Since(time.UnixMilli(e.Accepted)).Seconds())
+			}
+			observe(e)
+		},
 		Settled: func(s worker.SettledInfo) {
 			lane := s.Lane.String()
 			for state, n := range s.States {

@@ -69,6 +69,7 @@ type Node struct {
 	metrics    *metrics
 	tail       *ops.Tail[api.Event]
 	served     bool // the server has run, and closed its listeners
+	finished   func(*notify.Envelope)
 }
 
 // New opens the engines and builds everything; nothing runs before Run. Who
@@ -219,7 +220,7 @@ func (n *Node) lane(l notify.Lane) error {
 			MaxRetries: n.cfg.Workers.MaxRetries, BatchAge: n.cfg.Workers.BatchAge, CallLimit: n.cfg.Workers.CallLimit,
 			Routes: n.provs.routes(l.Channel), Log: n.producer, Status: n.store.Status(), Committer: n.commit,
 			Prefs: preferences{n.prefs.Snapshot(), n.prefs}, Cancels: n.cancels, Parker: n.timers,
-			Provider: n.provs.lane(l), Health: n.health, Events: n.metrics.worker(n.tail), Logger: n.log, Seen: n.seen,
+			Provider: n.provs.lane(l), Health: n.health, Events: n.metrics.worker(n.tail, n.observe), Logger: n.log, Seen: n.seen,
 		})
 		topic, group := l.Topic(), l.Group()
 		if role == worker.Retries {
@@ -337,10 +338,25 @@ func (n *Node) Close() error {
 	return errors.Join(errs...)
 }
 
+// Observe calls f with every envelope whose outcome has become durable, from
+// the workers' goroutines. Set it before Run.
+func (n *Node) Observe(f func(*notify.Envelope)) { n.finished = f }
+
+func (n *Node) observe(e *notify.Envelope) {
+	if n.finished != nil {
+		n.finished(e)
+	}
+}
+
 // Run runs the process until ctx ends, then stops in order: the API answers 503
 // and finishes its requests, workers finish their calls and commit, timers and
 // history stop, stores close. An error of any part ends the process.
-func (n *Node) Run(ctx context.Context) error {
+func (n *Node) Run(ctx context.Context) error { return n.RunAs(ctx, RoleAll) }
+
+// RunAs is Run for a process that does not do everything: with RoleAPI it takes
+// requests and makes them durable, and leaves delivery to a start with the
+// workers; the log is not trimmed meanwhile. Every other role is RoleAll.
+func (n *Node) RunAs(ctx context.Context, role string) error {
 	// Three rings, stopped from the outside in: each is stopped only when the
 	// ring before it is done, for that one still needs it.
 	n.served = true
@@ -372,9 +388,12 @@ func (n *Node) Run(ctx context.Context) error {
 		return g
 	}
 	innerParts := map[string]func(context.Context) error{
-		"log": n.broker.Run, "trim": func(ctx context.Context) error { return n.broker.Trim(ctx, n.safe) },
-		"history": n.history.Run, "history pump": n.pump, "preferences": n.prefs.Run, "cancels": n.cancels.Run,
+		"log": n.broker.Run, "history": n.history.Run, "preferences": n.prefs.Run, "cancels": n.cancels.Run,
 		"committer": n.commit.Run, "store": n.watchStore, "purge": n.purge,
+	}
+	if role != RoleAPI {
+		innerParts["trim"] = func(ctx context.Context) error { return n.broker.Trim(ctx, n.safe) }
+		innerParts["history pump"] = n.pump
 	}
 	for name, run := range n.provs.runs() {
 		innerParts[name] = run
@@ -384,8 +403,10 @@ func (n *Node) Run(ctx context.Context) error {
 		fail("preferences", err)
 	}
 	middleParts := map[string]func(context.Context) error{"timers": n.timers.Run}
-	for i, g := range n.groups {
-		middleParts[fmt.Sprintf("group %d", i)] = g.Run
+	if role != RoleAPI {
+		for i, g := range n.groups {
+			middleParts[fmt.Sprintf("group %d", i)] = g.Run
+		}
 	}
 	drainer := &intake.Drainer{Spill: n.store.Spill(), Log: n.producer, Logger: n.log}
 	middleParts["spill drainer"] = drainer.Run

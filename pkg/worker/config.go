@@ -144,6 +144,8 @@ func (c Config) withDefaults() Config {
 type Events struct {
 	// Settled reports the outcomes of one window.
 	Settled func(SettledInfo)
+	// Finished reports an envelope whose outcome row is durable.
+	Finished func(lane notify.Lane, e *notify.Envelope)
 	// Resumed reports receivers found started without an outcome after a crash.
 	Resumed func(lane notify.Lane, receivers int)
 	// Duplicate reports an envelope that had been finished before.

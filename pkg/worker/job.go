@@ -290,6 +290,9 @@ func (j *job) finish() {
 	if err != nil {
 		return
 	}
+	if f := j.p.w.cfg.Events.Finished; f != nil {
+		f(j.p.w.cfg.Lane, &j.env)
+	}
 	fault.Hit("outcome-before-handon")
 	if j.handOn(j.p.ctx, &row) != nil {
 		return

@@ -1,0 +1,116 @@
+// Command bench measures the figures of DESIGN.md 14 that stand today: P2
+// (fan-outs accepted), P3 (batches accepted), P4 (single requests) and P6 (the
+// whole chain). Each figure has its reference measured in the same run, in
+// turns with it where both are rates; the best of the rounds counts, for the
+// machine may be shared.
+//
+// It prints a table and one line of key=value pairs, and writes
+// bench/results.json. It exits 1 only when a measurement itself fails: a figure
+// below its need is said, not hidden.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+type options struct {
+	only    string
+	short   bool
+	out     string
+	dir     string
+	profile string
+	users   int
+	open    time.Duration
+	rounds  int
+	rate    float64
+	verbose bool
+}
+
+// figure measures one line or more of the table.
+type figure struct {
+	id  string
+	run func(ctx context.Context, b *bench) error
+}
+
+var figures = []figure{{"P2", fanouts}, {"P3", batches}, {"P4", singles}, {"P6", chain}}
+
+func main() {
+	var o options
+	flag.StringVar(&o.only, "only", "", "comma-separated figures, e.g. P2,P6; empty: all")
+	flag.BoolVar(&o.short, "short", false, "shorter runs and fewer users; under a minute")
+	flag.StringVar(&o.out, "out", "bench/results.json", "where the results are written; empty: nowhere")
+	flag.StringVar(&o.dir, "dir", "", "data folder, kept; empty: a temporary one, removed")
+	flag.StringVar(&o.profile, "profile", "", "folder for CPU, allocation, block and mutex profiles of the measured spans")
+	flag.IntVar(&o.users, "users", 0, "users of P6; 0: 5,000,000, short 200,000")
+	flag.DurationVar(&o.open, "open", 0, "length of P6's open loop; 0: 20 s, short 4 s")
+	flag.IntVar(&o.rounds, "rounds", 0, "rounds of each side; 0: 5, short 2")
+	flag.Float64Var(&o.rate, "rate", 5e6, "receivers per second of P6's open loop")
+	flag.BoolVar(&o.verbose, "v", false, "print every round and the server's log")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := run(ctx, o); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, o options) error {
+	def := func(p *int, long, short int) {
+		if *p == 0 {
+			if *p = long; o.short {
+				*p = short
+			}
+		}
+	}
+	def(&o.rounds, 5, 2)
+	def(&o.users, 5_000_000, 200_000)
+	if o.open == 0 {
+		if o.open = 20 * time.Second; o.short {
+			o.open = 4 * time.Second
+		}
+	}
+	only := strings.FieldsFunc(strings.ToUpper(o.only), func(r rune) bool { return r == ',' || r == ' ' })
+	for _, id := range only {
+		if !slices.ContainsFunc(figures, func(f figure) bool { return f.id == id }) {
+			return fmt.Errorf("no figure is called %q", id)
+		}
+	}
+	b := &bench{options: o}
+	if o.dir == "" {
+		dir, err := os.MkdirTemp("", "notifyd-bench-")
+		if err != nil {
+			return err
+		}
+		defer os.RemoveAll(dir)
+		b.dir = dir
+	} else if err := os.MkdirAll(filepath.Join(o.dir), 0o700); err != nil {
+		return err
+	}
+	for _, f := range figures {
+		if len(only) > 0 && !slices.Contains(only, f.id) {
+			continue
+		}
+		began, load := time.Now(), loadAverage()
+		if err := f.run(ctx, b); err != nil {
+			return fmt.Errorf("%s: %w", f.id, err)
+		}
+		b.notef("%s took %.0f s; load average %s before, %s after", f.id, time.Since(began).Seconds(), load, loadAverage())
+	}
+	b.table(os.Stdout)
+	if o.out != "" {
+		if err := b.write(o.out); err != nil {
+			return err
+		}
+	}
+	fmt.Println(b.line())
+	return nil
+}

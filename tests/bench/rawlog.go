@@ -1,0 +1,106 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/notifyd/notifyd/pkg/engine/kfake"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// rawLog is an embedded broker of its own and a plain kgo client on it: what
+// the log alone does with records of the same size and durability.
+type rawLog struct {
+	broker *kfake.Broker
+	client *kgo.Client
+	stop   context.CancelFunc
+	done   chan error
+}
+
+const rawTopic = "raw"
+
+func (b *bench) rawLog(ctx context.Context, d kfake.Durability, partitions int) (*rawLog, error) {
+	broker, err := kfake.Open(kfake.Config{Dir: b.folder("raw"), Durability: d, Topics: map[string]int{rawTopic: partitions}, CapBytes: 16 << 30})
+	if err != nil {
+		return nil, err
+	}
+	client, err := kgo.NewClient(
+		kgo.SeedBrokers(broker.Addr()), kgo.DefaultProduceTopic(rawTopic), kgo.RequiredAcks(kgo.AllISRAcks()),
+		kgo.ProducerLinger(5*time.Millisecond), kgo.ProducerBatchMaxBytes(1<<20), kgo.ProducerBatchCompression(kgo.NoCompression()),
+		kgo.MaxBufferedRecords(200_000), kgo.MaxBufferedBytes(64<<20), kgo.RecordPartitioner(kgo.ManualPartitioner()),
+	)
+	if err != nil {
+		return nil, err
+	}
+	r := &rawLog{broker: broker, client: client, done: make(chan error, 1)}
+	ctx, r.stop = context.WithCancel(ctx)
+	go func() { r.done <- broker.Run(ctx) }() // paces write-back, as in a node
+	return r, nil
+}
+
+func (r *rawLog) close() error {
+	r.client.Close()
+	r.stop()
+	err := <-r.done
+	_ = r.broker.Close()
+	return err
+}
+
+// produce appends values in turn for about d and returns acknowledged records
+// per second.
+func (r *rawLog) produce(ctx context.Context, d time.Duration, values [][]byte) (float64, error) {
+	partitions := r.broker.Partitions(rawTopic)
+	var acked atomic.Int64
+	var failed atomic.Pointer[error]
+	began := time.Now()
+	n := 0
+	for ; time.Since(began) < d && failed.Load() == nil; n += 64 {
+		for i := range 64 { // the clock is read once in 64
+			r.client.Produce(ctx, &kgo.Record{Partition: int32((n + i) % partitions), Value: values[(n+i)%len(values)]}, func(_ *kgo.Record, err error) {
+				if err != nil {
+					failed.CompareAndSwap(nil, &err)
+					return
+				}
+				acked.Add(1)
+			})
+		}
+	}
+	if err := r.client.Flush(ctx); err != nil {
+		return 0, err
+	}
+	if err := failed.Load(); err != nil {
+		return 0, *err
+	}
+	return float64(acked.Load()) / time.Since(began).Seconds(), nil
+}
+
+// envelopes makes log records with as many receivers each, as intake does.
+func envelopes(count, receivers int, body string) [][]byte {
+	out := make([][]byte, count)
+	var w notify.ReceiverWriter
+	for i := range out {
+		w.Reset()
+		for k := range receivers {
+			w.Append(notify.Receiver{Index: uint32(k), User: fmt.Appendf(nil, "u%08d", (i*receivers+k)%5_000_000)})
+		}
+		e := notify.Envelope{
+			Chunk: notify.Chunk{Base: notify.NewBase(time.Now())}, Channel: notify.Push, Category: notify.Marketing, Fan: receivers > 1,
+			Accepted: time.Now().UnixMilli(), Caller: "bench", Content: notify.Content{Title: "Hello", Body: body},
+			Count: uint32(receivers), Receivers: w.Bytes(),
+		}
+		out[i] = notify.AppendEnvelope(nil, &e)
+	}
+	return out
+}
+
+// forget removes folders whose node has ended, so that the disk does not fill.
+func forget(dirs ...string) {
+	for _, d := range dirs {
+		_ = os.RemoveAll(d)
+	}
+}

@@ -1,0 +1,133 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"text/tabwriter"
+)
+
+// result is one line of the table and one element of results.json.
+type result struct {
+	ID        string  `json:"id"`
+	Work      string  `json:"work"`
+	Value     float64 `json:"value"`
+	Unit      string  `json:"unit"`
+	Reference float64 `json:"reference"` // of the same run; 0: none
+	Ratio     float64 `json:"ratio"`     // value / reference; 0: none
+	Need      string  `json:"need"`      // empty: for information
+	Pass      *bool   `json:"pass"`      // null: for information
+
+	main bool // the value of the closing line
+}
+
+// bench collects results.
+type bench struct {
+	options
+	results []result
+	nodes   int
+}
+
+func (b *bench) notef(format string, args ...any) {
+	fmt.Fprintf(os.Stderr, format+"\n", args...)
+}
+
+// add adds a line; need is checked against what it speaks of.
+func (b *bench) add(r result, n need) {
+	if r.Reference > 0 {
+		r.Ratio = round(r.Value/r.Reference, 3)
+	}
+	r.Value, r.Reference = round(r.Value, 4), round(r.Reference, 4)
+	if n.text != "" {
+		pass := n.holds(r)
+		r.Need, r.Pass = n.text, &pass
+	}
+	b.results = append(b.results, r)
+}
+
+// need is what a figure must reach.
+type need struct {
+	text  string
+	holds func(result) bool
+}
+
+func atLeast(v float64, unit string) need {
+	return need{fmt.Sprintf(">= %g %s", v, unit), func(r result) bool { return r.Value >= v }}
+}
+
+func atMost(v float64, unit string) need {
+	return need{fmt.Sprintf("<= %g %s", v, unit), func(r result) bool { return r.Value <= v }}
+}
+
+func ratioOf(v float64) need {
+	return need{fmt.Sprintf("ratio >= %g", v), func(r result) bool { return r.Ratio >= v }}
+}
+
+var info need
+
+func round(v float64, digits int) float64 {
+	if v == 0 || math.IsNaN(v) || math.IsInf(v, 0) {
+		return 0
+	}
+	f := math.Pow(10, float64(digits-1)-math.Floor(math.Log10(math.Abs(v))))
+	return math.Round(v*f) / f
+}
+
+func (b *bench) table(w io.Writer) {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "id\twork\tvalue\tunit\treference\tratio\tneed\tpass")
+	for _, r := range b.results {
+		ref, ratio, need, pass := "-", "-", "-", "-"
+		if r.Reference > 0 {
+			ref, ratio = number(r.Reference), fmt.Sprintf("%.2f", r.Ratio)
+		}
+		if r.Pass != nil {
+			need, pass = r.Need, map[bool]string{true: "yes", false: "NO"}[*r.Pass]
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", r.ID, r.Work, number(r.Value), r.Unit, ref, ratio, need, pass)
+	}
+	_ = t.Flush()
+}
+
+func number(v float64) string {
+	switch {
+	case v >= 1e6:
+		return fmt.Sprintf("%.2fM", v/1e6)
+	case v >= 1e4:
+		return fmt.Sprintf("%.0fK", v/1e3)
+	}
+	return fmt.Sprintf("%g", v)
+}
+
+func (b *bench) write(path string) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	out, err := json.MarshalIndent(b.results, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, append(out, '\n'), 0o644)
+}
+
+// line is the last one printed: each figure's main value, and whether all needs
+// hold.
+func (b *bench) line() string {
+	var s strings.Builder
+	s.WriteString("bench")
+	missed := 0
+	for _, r := range b.results {
+		if r.main {
+			fmt.Fprintf(&s, " %s=%s", r.ID, number(r.Value))
+		}
+		if r.Pass != nil && !*r.Pass {
+			missed++
+		}
+	}
+	fmt.Fprintf(&s, " missed=%d", missed)
+	return s.String()
+}

@@ -1,0 +1,91 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"runtime"
+	"runtime/pprof"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// cpu is the processor time of this process so far.
+func cpu() time.Duration {
+	var u syscall.Rusage
+	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u) // fails for a bad pointer only
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// rss is the resident memory in MiB; 0 where /proc does not say.
+func rss() float64 {
+	b, err := os.ReadFile("/proc/self/statm")
+	f := strings.Fields(string(b))
+	if err != nil || len(f) < 2 {
+		return 0
+	}
+	pages, _ := strconv.ParseFloat(f[1], 64)
+	return pages * float64(os.Getpagesize()) / (1 << 20)
+}
+
+// loadAverage is that of the last minute, "?" where /proc does not say.
+func loadAverage() string {
+	b, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return "?"
+	}
+	one, _, _ := bytes.Cut(b, []byte(" "))
+	return string(one)
+}
+
+// span measures what the process uses between its start and its end.
+type span struct {
+	began time.Time
+	cpu   time.Duration
+	stop  func()
+}
+
+// span begins a measured span; with -profile its profiles get the name.
+func (b *bench) span(name string) *span {
+	s := &span{stop: func() {}}
+	if b.profile != "" {
+		s.stop = b.profiles(name)
+	}
+	s.began, s.cpu = time.Now(), cpu()
+	return s
+}
+
+// cores ends the span and returns how many cores it kept busy.
+func (s *span) cores() (cores float64, took time.Duration) {
+	took = time.Since(s.began)
+	cores = float64(cpu()-s.cpu) / float64(took)
+	s.stop()
+	return cores, took
+}
+
+func (b *bench) profiles(name string) (stop func()) {
+	if os.MkdirAll(b.profile, 0o755) != nil {
+		return func() {}
+	}
+	f, err := os.Create(filepath.Join(b.profile, name+".cpu"))
+	if err != nil {
+		return func() {}
+	}
+	runtime.SetBlockProfileRate(int(time.Millisecond))
+	runtime.SetMutexProfileFraction(100)
+	_ = pprof.StartCPUProfile(f) // fails when one runs already
+	return func() {
+		pprof.StopCPUProfile()
+		_ = f.Close()
+		for _, kind := range []string{"allocs", "block", "mutex"} {
+			if f, err := os.Create(filepath.Join(b.profile, name+"."+kind)); err == nil {
+				_ = pprof.Lookup(kind).WriteTo(f, 0)
+				_ = f.Close()
+			}
+		}
+		runtime.SetBlockProfileRate(0)
+		runtime.SetMutexProfileFraction(0)
+	}
+}
