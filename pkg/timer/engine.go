@@ -3,6 +3,7 @@ package timer
 import (
 	"context"
 	"log/slog"
+	"math"
 	"sync"
 	"time"
 
@@ -23,8 +24,13 @@ type Config struct {
 	Lookahead time.Duration // how far ahead of now rows are loaded: 2 s
 	Grace     time.Duration // from a minute's end to its close: 10 s
 	Batch     int           // timers a Publish at most, and rows a scan: 512
-	Owner     string        // name written into the shard rows
-	Logger    *slog.Logger
+	BatchSize int           // bytes of payload a Publish at most, unless one has more: 4 MiB
+	// Loading pauses at either limit while Publish is slow or refuses, so that
+	// an outage of any length is caught up in bounded memory.
+	MaxPending int    // timers loaded and not acknowledged: 131,072
+	MaxBytes   int    // their payload, in bytes: 128 MiB
+	Owner      string // name written into the shard rows
+	Logger     *slog.Logger
 	// Released is told of each published batch: its size and the lateness of
 	// its latest timer.
 	Released func(n int, late time.Duration)
@@ -34,7 +40,8 @@ type Config struct {
 // also before Run; what it stores is released once Run runs.
 type Engine struct {
 	cfg  Config
-	wake chan struct{}
+	wake chan struct{} // something went into the wheel
+	room chan struct{} // a shard that was full may load again
 
 	mu      sync.Mutex
 	wheel   *wheel.Wheel[*entry]
@@ -47,8 +54,14 @@ type shard struct {
 	state   engine.ShardState
 	owned   bool
 	loaded  int64 // rows with FireAt <= loaded go into the wheel as they are stored
-	scanned int64 // rows with FireAt <= scanned need no scan; the sweeper's own
+	scanned int64 // rows with FireAt < scanned need no scan; the sweeper's own
+	missed  int64 // first FireAt of the rows that found the shard full
+	fresh   bool  // rows below the watermark have not been looked for yet
+	page    int   // rows the next scan asks for; the sweeper's own
 	minutes map[int64]*minute
+
+	open, bytes int  // timers loaded and not acknowledged, and their payload
+	full        bool // loading pauses
 }
 
 // minute is what is known of a minute that is not dropped yet.
@@ -66,9 +79,9 @@ func idOf(t *engine.Timer) rowID {
 
 // entry is a timer in the wheel or on its way out.
 type entry struct {
-	t   engine.Timer
-	s   *shard
-	min int64
+	t engine.Timer
+	s *shard
+	m *minute
 }
 
 // New returns an engine that starts nothing.
@@ -81,21 +94,25 @@ func New(cfg Config) *Engine {
 	def(&cfg.Poll, time.Second)
 	def(&cfg.Lookahead, 2*time.Second)
 	def(&cfg.Grace, 10*time.Second)
-	if cfg.Shards == 0 {
-		cfg.Shards = 16
+	size := func(p *int, n int) {
+		if *p == 0 {
+			*p = n
+		}
 	}
-	if cfg.Batch == 0 {
-		cfg.Batch = 512
-	}
+	size(&cfg.Shards, 16)
+	size(&cfg.Batch, 512)
+	size(&cfg.BatchSize, 4<<20)
+	size(&cfg.MaxPending, 1<<17)
+	size(&cfg.MaxBytes, 128<<20)
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	if cfg.Released == nil {
 		cfg.Released = func(int, time.Duration) {}
 	}
-	e := &Engine{cfg: cfg, wake: make(chan struct{}, 1), wheel: wheel.New[*entry](time.Now())}
+	e := &Engine{cfg: cfg, wake: make(chan struct{}, 1), room: make(chan struct{}, 1), wheel: wheel.New[*entry](time.Now())}
 	for n := range cfg.Shards {
-		e.shards = append(e.shards, &shard{n: uint16(n), minutes: map[int64]*minute{}})
+		e.shards = append(e.shards, &shard{n: uint16(n), missed: math.MaxInt64, page: min(64, cfg.Batch), minutes: map[int64]*minute{}})
 	}
 	return e
 }
@@ -113,15 +130,19 @@ func (e *Engine) Park(ctx context.Context, ts []engine.Timer) error {
 	return nil
 }
 
-// rehome moves timers of closed minutes to now.
+// rehome moves timers of closed minutes to now; which minutes an earlier owner
+// has closed is not known before the take-over, so then it moves all that are
+// due.
 func (e *Engine) rehome(ts []engine.Timer) []engine.Timer {
 	now := time.Now().UnixMilli()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	out := make([]engine.Timer, len(ts))
 	for i, t := range ts {
-		if t.FireAt/60_000 <= e.shards[engine.ShardOf(t.ID, e.cfg.Shards)].state.Closed {
-			t.FireAt = max(t.FireAt, now)
+		s := e.shards[engine.ShardOf(t.ID, e.cfg.Shards)]
+		if !s.owned || t.FireAt/60_000 <= s.state.Closed {
+			// The second term holds when the clock was set back.
+			t.FireAt = max(t.FireAt, now, (s.state.Closed+1)*60_000)
 		}
 		out[i] = t
 	}
@@ -139,7 +160,10 @@ func (e *Engine) admit(ts []engine.Timer) (again []engine.Timer) {
 		case !s.owned:
 		case ts[i].FireAt/60_000 <= s.state.Closed:
 			again = append(again, ts[i])
-		case ts[i].FireAt <= s.loaded:
+		case ts[i].FireAt > s.loaded: // the sweeper will come by
+		case s.full:
+			s.missed = min(s.missed, ts[i].FireAt)
+		default:
 			e.loadLocked(s, &ts[i])
 		}
 	}
@@ -148,8 +172,7 @@ func (e *Engine) admit(ts []engine.Timer) (again []engine.Timer) {
 
 // loadLocked puts a row into the wheel, once.
 func (e *Engine) loadLocked(s *shard, t *engine.Timer) {
-	at := t.FireAt / 60_000
-	m := s.minute(at)
+	m := s.minute(t.FireAt / 60_000)
 	id := idOf(t)
 	if _, dup := m.seen[id]; dup {
 		return
@@ -157,7 +180,17 @@ func (e *Engine) loadLocked(s *shard, t *engine.Timer) {
 	m.seen[id] = struct{}{}
 	m.open++
 	e.pending++
-	e.wheel.Add(time.UnixMilli(t.FireAt), &entry{*t, s, at})
+	s.open++
+	s.bytes += len(t.Payload)
+	if s.open >= e.cfg.MaxPending/e.cfg.Shards || s.bytes >= e.cfg.MaxBytes/e.cfg.Shards {
+		s.full = true
+	}
+	e.wheel.Add(time.UnixMilli(t.FireAt), &entry{*t, s, m})
+	e.rouse()
+}
+
+// rouse makes the releaser look at the wheel again.
+func (e *Engine) rouse() {
 	select {
 	case e.wake <- struct{}{}:
 	default:
@@ -171,6 +204,22 @@ func (s *shard) minute(at int64) *minute {
 		s.minutes[at] = m
 	}
 	return m
+}
+
+// ackLocked forgets a timer that is durable where it went.
+func (e *Engine) ackLocked(x *entry) {
+	s := x.s
+	x.m.open--
+	e.pending--
+	s.open--
+	s.bytes -= len(x.t.Payload)
+	if s.full && s.open <= e.cfg.MaxPending/e.cfg.Shards/2 && s.bytes <= e.cfg.MaxBytes/e.cfg.Shards/2 {
+		s.full = false
+		select {
+		case e.room <- struct{}{}:
+		default:
+		}
+	}
 }
 
 // Pending is the number of timers in the wheel or being published.

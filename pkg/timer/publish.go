@@ -2,7 +2,7 @@ package timer
 
 import (
 	"context"
-	"fmt"
+	"strconv"
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -25,7 +25,11 @@ func ToLog(log Log) func(ctx context.Context, ts []engine.Timer) error {
 		recs := make([]stream.Record, 0, len(ts))
 		for i := range ts {
 			if ts[i].Kind != KindEnvelope {
-				return fmt.Errorf("timer of unknown kind %d", ts[i].Kind)
+				// Of a later release. It must hold nobody else up, and not be lost.
+				recs = append(recs, stream.Record{Topic: notify.TopicPoison, Partition: -1, Key: ts[i].ID, Value: ts[i].Payload, Headers: []stream.Header{
+					{Key: stream.HeaderCause, Value: []byte("timer of unknown kind " + strconv.Itoa(int(ts[i].Kind)))},
+				}})
+				continue
 			}
 			var env notify.Envelope
 			if err := notify.DecodeEnvelope(ts[i].Payload, &env); err != nil {

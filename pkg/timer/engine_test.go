@@ -1,0 +1,471 @@
+package timer
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/engine/faulty"
+	"github.com/notifyd/notifyd/pkg/engine/memory"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/stream"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// rig is an engine over a store that outlives it, and a Publish that remembers
+// when each timer came.
+type rig struct {
+	t     *testing.T
+	cfg   Config
+	store engine.Timers
+	plan  *faulty.Plan
+	e     *Engine
+	stop  context.CancelFunc
+	done  chan error
+
+	mu   sync.Mutex
+	came map[string][]time.Time
+	seq  []string
+	fail func(ts []engine.Timer) error
+}
+
+func newRig(t *testing.T, change ...func(*Config)) *rig {
+	r := &rig{t: t, plan: faulty.NewPlan(1), came: map[string][]time.Time{}}
+	r.store = memory.New().Timers()
+	r.cfg = Config{Store: faulty.NewTimers(r.store, r.plan), Publish: r.publish, Shards: 4}
+	for _, f := range change {
+		f(&r.cfg)
+	}
+	r.e = New(r.cfg)
+	return r
+}
+
+func (r *rig) publish(_ context.Context, ts []engine.Timer) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.fail != nil {
+		if err := r.fail(ts); err != nil {
+			return err
+		}
+	}
+	for i := range ts {
+		id := string(ts[i].ID)
+		r.came[id] = append(r.came[id], time.Now())
+		r.seq = append(r.seq, id)
+		if now := time.Now().UnixMilli(); now < ts[i].FireAt {
+			r.t.Errorf("%s released %d ms early", id, ts[i].FireAt-now)
+		}
+	}
+	return nil
+}
+
+func (r *rig) setFail(f func([]engine.Timer) error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.fail = f
+}
+
+// run starts a life of the engine.
+func (r *rig) run() {
+	ctx, stop := context.WithCancel(context.Background())
+	r.stop, r.done = stop, make(chan error, 1)
+	e, done := r.e, r.done
+	go func() { done <- e.Run(ctx) }()
+	synctest.Wait()
+}
+
+// crash ends the life; the next one knows what the store holds.
+func (r *rig) crash() {
+	r.stop()
+	if err := <-r.done; err != nil {
+		r.t.Errorf("Run: %v", err)
+	}
+	r.e = New(r.cfg)
+}
+
+func (r *rig) park(id string, in time.Duration) {
+	r.t.Helper()
+	if err := r.e.Park(r.t.Context(), []engine.Timer{timerIn(id, in)}); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func timerIn(id string, in time.Duration) engine.Timer {
+	return engine.Timer{FireAt: time.Now().Add(in).UnixMilli(), ID: []byte(id), Kind: KindEnvelope, Target: "topic", Payload: []byte(id)}
+}
+
+func (r *rig) times(id string) []time.Time {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.came[id])
+}
+
+// left is how many rows the store holds.
+func (r *rig) left() int {
+	n := 0
+	if err := r.store.Pending(context.Background(), func(*engine.Timer) error { n++; return nil }); err != nil {
+		r.t.Fatal(err)
+	}
+	return n
+}
+
+func wait(d time.Duration) {
+	time.Sleep(d) // of the bubble
+	synctest.Wait()
+}
+
+func TestReleasesAtItsTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.run()
+		began := time.Now()
+		waits := map[string]time.Duration{}
+		for i := range 500 {
+			waits[fmt.Sprint(i)] = time.Duration(i*i) * time.Millisecond // 0 s to 4 min
+		}
+		for id, d := range waits {
+			r.park(id, d)
+		}
+		wait(5 * time.Minute)
+		for id, d := range waits {
+			got := r.times(id)
+			if len(got) != 1 {
+				t.Fatalf("%s: released %d times", id, len(got))
+			}
+			if late := got[0].Sub(began) - d; late < 0 || late > 2*time.Millisecond {
+				t.Fatalf("%s: %v late", id, late)
+			}
+		}
+		wait(2 * time.Minute)
+		if n := r.left(); n != 0 {
+			t.Errorf("%d rows left behind the closes", n)
+		}
+		if n := len(r.e.shards[0].minutes); n > 3 {
+			t.Errorf("%d minutes remembered", n)
+		}
+		r.crash()
+	})
+}
+
+// A row written behind the load cursor is not met by a scan; it goes into the
+// wheel as it is stored.
+func TestParkBehindTheLoadCursor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, func(c *Config) { c.Poll = time.Minute; c.Lookahead = time.Minute })
+		r.run()
+		r.park("soon", 20*time.Millisecond)
+		r.park("past", -5*time.Second)
+		wait(25 * time.Millisecond)
+		for _, id := range []string{"soon", "past"} {
+			if n := len(r.times(id)); n != 1 {
+				t.Errorf("%s: released %d times", id, n)
+			}
+		}
+		r.crash()
+	})
+}
+
+func TestParkIntoAClosedMinute(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.run()
+		wait(5 * time.Minute)
+		r.park("old", -3*time.Minute)
+		wait(10 * time.Millisecond)
+		if n := len(r.times("old")); n != 1 {
+			t.Fatalf("released %d times", n)
+		}
+		wait(3 * time.Minute)
+		if n := r.left(); n != 0 {
+			t.Errorf("%d rows left", n)
+		}
+		r.crash()
+	})
+}
+
+// A minute that is closed while a Put is under way: the row lands in a
+// partition nobody looks at, so it is written again.
+func TestCloseOvertakesPut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.run()
+		hold := make(chan struct{})
+		r.plan.Add(faulty.Rule{Method: "Timers.Put", Times: 1, Hold: hold})
+		parked := make(chan error, 1)
+		go func() { parked <- r.e.Park(context.Background(), []engine.Timer{timerIn("slow", time.Second)}) }()
+		wait(3 * time.Minute)
+		close(hold)
+		if err := <-parked; err != nil {
+			t.Fatal(err)
+		}
+		wait(10 * time.Millisecond)
+		if n := len(r.times("slow")); n != 1 {
+			t.Fatalf("released %d times", n)
+		}
+		r.crash()
+	})
+}
+
+// Before the take-over nobody knows which minutes an earlier life has closed.
+func TestParkBeforeRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.run()
+		wait(10 * time.Minute)
+		r.crash()
+		r.park("due long ago", -5*time.Minute)
+		r.park("later", time.Minute)
+		r.run()
+		wait(2 * time.Second)
+		if n := len(r.times("due long ago")); n != 1 {
+			t.Fatalf("released %d times", n)
+		}
+		wait(time.Minute)
+		if n := len(r.times("later")); n != 1 {
+			t.Fatalf("released %d times", n)
+		}
+		r.crash()
+	})
+}
+
+// Rows below the watermark, left by a writer that died between its Put and the
+// next: released once more, and removed.
+func TestRowsBelowTheWatermark(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.run()
+		wait(10 * time.Minute)
+		if err := r.store.Put(t.Context(), r.cfg.Shards, []engine.Timer{timerIn("orphan", -5*time.Minute)}); err != nil {
+			t.Fatal(err)
+		}
+		r.crash()
+		r.run()
+		wait(5 * time.Second)
+		if n := len(r.times("orphan")); n != 1 {
+			t.Fatalf("released %d times", n)
+		}
+		if n := r.left(); n != 0 {
+			t.Errorf("%d rows left", n)
+		}
+		r.crash()
+	})
+}
+
+// A crash before the watermark moves releases the same ids again, and no other.
+func TestCrashReleasesAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.run()
+		r.park("a", time.Second)
+		wait(2 * time.Second)
+		r.crash()
+		r.run()
+		wait(2 * time.Second)
+		if n := len(r.times("a")); n != 2 {
+			t.Fatalf("released %d times, want 2: the minute was open", n)
+		}
+		wait(3 * time.Minute)
+		r.crash()
+		r.run()
+		wait(3 * time.Minute)
+		if n := len(r.times("a")); n != 2 {
+			t.Fatalf("released %d times, want 2: the minute was dropped", n)
+		}
+		r.crash()
+	})
+}
+
+// The store is away, then the log: everything is released when they are back.
+func TestOutages(t *testing.T) {
+	for _, away := range []string{"store", "log"} {
+		t.Run(away, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t, func(c *Config) { c.MaxPending = 400 })
+				r.run()
+				const n = 2000
+				for i := range n {
+					r.park(fmt.Sprint(i), time.Duration(i)*100*time.Millisecond)
+				}
+				back := func() {}
+				if away == "store" {
+					back = r.plan.Add(faulty.Rule{Method: "Timers.*", Err: faulty.ErrDown})
+				} else {
+					r.setFail(func([]engine.Timer) error { return notify.Unavailable("log", 0, errors.New("down")) })
+				}
+				wait(5 * time.Minute)
+				if p := r.e.Pending(); p > 400+4 {
+					t.Errorf("%d timers in memory, the limit is 400", p)
+				}
+				back()
+				r.setFail(nil)
+				wait(20 * time.Second)
+				for i := range n {
+					if len(r.times(fmt.Sprint(i))) == 0 {
+						t.Fatalf("%d was not released", i)
+					}
+				}
+				wait(3 * time.Minute)
+				if left := r.left(); left != 0 {
+					t.Errorf("%d rows left", left)
+				}
+				r.crash()
+			})
+		})
+	}
+}
+
+// While the shard is full, a row behind the load cursor is not forgotten.
+func TestParkWhileFull(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, func(c *Config) { c.MaxPending = 40 })
+		r.setFail(func([]engine.Timer) error { return faulty.ErrDown })
+		r.run()
+		for i := range 400 {
+			r.park(fmt.Sprint(i), time.Duration(i)*time.Millisecond)
+		}
+		wait(10 * time.Second)
+		if p := r.e.Pending(); p > 40 {
+			t.Errorf("%d timers in memory, the limit is 40", p)
+		}
+		r.setFail(nil)
+		wait(10 * time.Second)
+		for i := range 400 {
+			if len(r.times(fmt.Sprint(i))) != 1 {
+				t.Fatalf("%d was released %d times", i, len(r.times(fmt.Sprint(i))))
+			}
+		}
+		r.crash()
+	})
+}
+
+// A batch the log refuses for one timer in it goes on without that one.
+func TestRefusedTimer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var logged bytes.Buffer
+		r := newRig(t, func(c *Config) { c.Logger = slog.New(slog.NewTextHandler(&logged, nil)) })
+		refuse := true
+		r.setFail(func(ts []engine.Timer) error {
+			if refuse && slices.ContainsFunc(ts, func(t engine.Timer) bool { return string(t.ID) == "7" }) {
+				return &notify.Error{Kind: notify.KindTooLarge, Code: "record_too_large"}
+			}
+			return nil
+		})
+		r.run()
+		var ts []engine.Timer
+		for i := range 50 {
+			ts = append(ts, timerIn(fmt.Sprint(i), time.Second))
+		}
+		if err := r.e.Park(t.Context(), ts); err != nil {
+			t.Fatal(err)
+		}
+		wait(2 * time.Second)
+		for i := range 50 {
+			if got := len(r.times(fmt.Sprint(i))); (i == 7) != (got == 0) {
+				t.Errorf("%d: released %d times", i, got)
+			}
+		}
+		if !bytes.Contains(logged.Bytes(), []byte("refused")) {
+			t.Error("nobody is told")
+		}
+		refuse = false
+		wait(time.Minute)
+		if got := len(r.times("7")); got != 1 {
+			t.Errorf("released %d times", got)
+		}
+		r.crash()
+	})
+}
+
+// Somebody else takes the shards over: this engine must not go on.
+func TestStaleTermStops(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.run()
+		st, err := r.store.Shard(t.Context(), 2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.store.TakeOver(t.Context(), 2, st.Term, "other"); err != nil {
+			t.Fatal(err)
+		}
+		wait(2 * time.Minute)
+		select {
+		case err := <-r.done:
+			if notify.KindOf(err) != notify.KindConflict {
+				t.Errorf("Run: %v", err)
+			}
+		default:
+			t.Error("still running")
+		}
+		r.stop()
+	})
+}
+
+func TestCloseMovesTheWatermark(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.run()
+		r.park("a", 30*time.Second)
+		wait(time.Hour)
+		now := time.Now().UnixMilli() / 60_000
+		for n := range r.cfg.Shards {
+			st, err := r.store.Shard(t.Context(), uint16(n))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if st.Watermark != st.Closed || now-st.Watermark > 2 {
+				t.Errorf("shard %d: closed %d, watermark %d, now %d", n, st.Closed, st.Watermark, now)
+			}
+			if m := len(r.e.shards[n].minutes); m > 2 {
+				t.Errorf("shard %d remembers %d minutes", n, m)
+			}
+		}
+		if n := r.left(); n != 0 {
+			t.Errorf("%d rows left", n)
+		}
+		r.crash()
+	})
+}
+
+// An unknown kind and a payload nobody can read hold no other timer up.
+func TestToLog(t *testing.T) {
+	var w notify.ReceiverWriter
+	w.Append(notify.Receiver{User: []byte("ann")})
+	env := notify.Envelope{
+		Chunk: notify.Chunk{Base: notify.NewBase(time.Now()), Partition: 3}, Channel: notify.Push, Category: notify.OTP,
+		Content: notify.Content{Body: "b"}, Count: 1, Receivers: w.Bytes(),
+	}
+	var log recorder
+	err := ToLog(&log)(t.Context(), []engine.Timer{
+		{ID: []byte("a"), Kind: KindEnvelope, Target: "topic", Payload: notify.AppendEnvelope(nil, &env)},
+		{ID: []byte("b"), Kind: KindEnvelope, Target: "topic", Payload: []byte("garbage")},
+		{ID: []byte("c"), Kind: 9, Payload: []byte("of tomorrow")},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"topic/3", "topic/0", notify.TopicPoison + "/-1"}
+	for i, w := range want {
+		if got := fmt.Sprintf("%s/%d", log[i].Topic, log[i].Partition); got != w {
+			t.Errorf("%d: %s, want %s", i, got, w)
+		}
+	}
+}
+
+type recorder []stream.Record
+
+func (r *recorder) Append(_ context.Context, recs []stream.Record) error {
+	*r = append(*r, recs...)
+	return nil
+}
