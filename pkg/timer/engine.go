@@ -130,9 +130,9 @@ func (e *Engine) Park(ctx context.Context, ts []engine.Timer) error {
 	return nil
 }
 
-// rehome moves timers of closed minutes to now; which minutes an earlier owner
-// has closed is not known before the take-over, so then it moves all that are
-// due.
+// rehome moves timers of closed minutes to now. (Which minutes an earlier owner
+// has closed is not known before the take-over: what is stored there until then
+// is found by the first close.)
 func (e *Engine) rehome(ts []engine.Timer) []engine.Timer {
 	now := time.Now().UnixMilli()
 	e.mu.Lock()
@@ -140,7 +140,7 @@ func (e *Engine) rehome(ts []engine.Timer) []engine.Timer {
 	out := make([]engine.Timer, len(ts))
 	for i, t := range ts {
 		s := e.shards[engine.ShardOf(t.ID, e.cfg.Shards)]
-		if !s.owned || t.FireAt/60_000 <= s.state.Closed {
+		if t.FireAt/60_000 <= s.state.Closed {
 			// The second term holds when the clock was set back.
 			t.FireAt = max(t.FireAt, now, (s.state.Closed+1)*60_000)
 		}

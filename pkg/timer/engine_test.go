@@ -325,6 +325,26 @@ func TestOutages(t *testing.T) {
 	}
 }
 
+// The log is away past a minute's close, and the process dies: the minute was
+// not dropped.
+func TestCrashWhileTheLogIsAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.setFail(func([]engine.Timer) error { return faulty.ErrDown })
+		r.run()
+		r.park("a", time.Second)
+		wait(10 * time.Minute)
+		r.crash()
+		r.setFail(nil)
+		r.run()
+		wait(2 * time.Second)
+		if n := len(r.times("a")); n != 1 {
+			t.Fatalf("released %d times", n)
+		}
+		r.crash()
+	})
+}
+
 // While the shard is full, a row behind the load cursor is not forgotten.
 func TestParkWhileFull(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
