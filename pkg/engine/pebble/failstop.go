@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -50,75 +49,82 @@ func (l *latch) cause() error {
 }
 
 // freeze never returns. Pebble answers a failure of its log or manifest by
-// ending the process, and in one place (a failing log rotation) by a throw no
-// recover can stop; it has no state to go on from. The goroutine is held where
-// it is instead: nothing it would have changed or acknowledged happens, readers
-// go on, and the process can say what is wrong and stop in order.
+// ending the process, in one place (a failing log rotation) by a throw no
+// recover can stop, and a failed flush by trying again at once, for ever. The
+// goroutine is held where it is instead: nothing it would have changed or
+// acknowledged happens, readers go on, and the process can say what is wrong
+// and stop in order.
 func (l *latch) freeze() { select {} }
 
-// failStopFS watches what is written to the store's folder.
+// failStopFS watches what is written to the store's folder. The first failure
+// trips the latch; it and every later write to the folder hold their goroutine.
+// Files outside (a checkpoint's) are their caller's business.
 type failStopFS struct {
 	vfs.FS
 	dir string
 	l   *latch
 }
 
-// check trips the latch for a failed write to the store's own files, and
-// freezes the caller if Pebble could not survive hearing of it. Files outside
-// (a checkpoint's) are their caller's business. A failed flush or compaction
-// loses nothing, as the log still has it, so Pebble may see that error.
-func (f *failStopFS) check(name string, err error) error {
-	if err == nil || !f.l.armed.Load() {
-		return err
+// ours reports whether a file belongs to the open store.
+func (f *failStopFS) ours(name string) bool {
+	return f.l.armed.Load() && (name == f.dir || f.PathDir(name) == f.dir)
+}
+
+// do runs a write to the file called name.
+func (f *failStopFS) do(name string, write func() error) error {
+	if !f.ours(name) {
+		return write()
 	}
-	if name != f.dir && f.PathDir(name) != f.dir {
-		return err
+	select {
+	case <-f.l.failed:
+		f.l.freeze()
+	default:
 	}
-	f.l.trip(fmt.Errorf("%s: %w", f.PathBase(name), err))
-	base := f.PathBase(name)
-	if name == f.dir || strings.HasSuffix(base, ".log") || strings.HasPrefix(base, "MANIFEST-") || strings.HasPrefix(base, "marker.") {
+	err := write()
+	if err != nil {
+		f.l.trip(fmt.Errorf("%s: %w", f.PathBase(name), err))
 		f.l.freeze()
 	}
 	return err
 }
 
-func (f *failStopFS) wrap(name string, file vfs.File, err error) (vfs.File, error) {
+func (f *failStopFS) open(name string, open func() (vfs.File, error)) (file vfs.File, err error) {
+	err = f.do(name, func() (err error) {
+		file, err = open()
+		return err
+	})
 	if err != nil {
-		return nil, f.check(name, err)
+		return nil, err
 	}
 	return &failStopFile{File: file, name: name, fs: f}, nil
 }
 
 func (f *failStopFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
-	file, err := f.FS.Create(name, c)
-	return f.wrap(name, file, err)
+	return f.open(name, func() (vfs.File, error) { return f.FS.Create(name, c) })
 }
 
 func (f *failStopFS) OpenReadWrite(name string, c vfs.DiskWriteCategory, opts ...vfs.OpenOption) (vfs.File, error) {
-	file, err := f.FS.OpenReadWrite(name, c, opts...)
-	return f.wrap(name, file, err)
+	return f.open(name, func() (vfs.File, error) { return f.FS.OpenReadWrite(name, c, opts...) })
 }
 
 func (f *failStopFS) ReuseForWrite(oldname, newname string, c vfs.DiskWriteCategory) (vfs.File, error) {
-	file, err := f.FS.ReuseForWrite(oldname, newname, c)
-	return f.wrap(newname, file, err)
+	return f.open(newname, func() (vfs.File, error) { return f.FS.ReuseForWrite(oldname, newname, c) })
 }
 
 func (f *failStopFS) OpenDir(name string) (vfs.File, error) {
-	file, err := f.FS.OpenDir(name)
-	return f.wrap(name, file, err)
+	return f.open(name, func() (vfs.File, error) { return f.FS.OpenDir(name) })
 }
 
 func (f *failStopFS) Link(oldname, newname string) error {
-	return f.check(newname, f.FS.Link(oldname, newname))
+	return f.do(newname, func() error { return f.FS.Link(oldname, newname) })
 }
 
 func (f *failStopFS) Rename(oldname, newname string) error {
-	return f.check(newname, f.FS.Rename(oldname, newname))
+	return f.do(newname, func() error { return f.FS.Rename(oldname, newname) })
 }
 
 func (f *failStopFS) MkdirAll(name string, perm os.FileMode) error {
-	return f.check(name, f.FS.MkdirAll(name, perm))
+	return f.do(name, func() error { return f.FS.MkdirAll(name, perm) })
 }
 
 func (f *failStopFS) Unwrap() vfs.FS { return f.FS }
@@ -129,24 +135,24 @@ type failStopFile struct {
 	fs   *failStopFS
 }
 
-func (f *failStopFile) Write(p []byte) (int, error) {
-	n, err := f.File.Write(p)
-	return n, f.fs.check(f.name, err)
+func (f *failStopFile) Write(p []byte) (n int, err error) {
+	err = f.fs.do(f.name, func() (err error) { n, err = f.File.Write(p); return err })
+	return n, err
 }
 
-func (f *failStopFile) WriteAt(p []byte, off int64) (int, error) {
-	n, err := f.File.WriteAt(p, off)
-	return n, f.fs.check(f.name, err)
+func (f *failStopFile) WriteAt(p []byte, off int64) (n int, err error) {
+	err = f.fs.do(f.name, func() (err error) { n, err = f.File.WriteAt(p, off); return err })
+	return n, err
 }
 
-func (f *failStopFile) Sync() error     { return f.fs.check(f.name, f.File.Sync()) }
-func (f *failStopFile) SyncData() error { return f.fs.check(f.name, f.File.SyncData()) }
-func (f *failStopFile) Close() error    { return f.fs.check(f.name, f.File.Close()) }
-
-func (f *failStopFile) SyncTo(n int64) (bool, error) {
-	full, err := f.File.SyncTo(n)
-	return full, f.fs.check(f.name, err)
+func (f *failStopFile) SyncTo(length int64) (full bool, err error) {
+	err = f.fs.do(f.name, func() (err error) { full, err = f.File.SyncTo(length); return err })
+	return full, err
 }
+
+func (f *failStopFile) Sync() error     { return f.fs.do(f.name, f.File.Sync) }
+func (f *failStopFile) SyncData() error { return f.fs.do(f.name, f.File.SyncData) }
+func (f *failStopFile) Close() error    { return f.fs.do(f.name, f.File.Close) }
 
 // pebbleLog passes Pebble's own log on.
 type pebbleLog struct{ l *latch }

@@ -200,6 +200,9 @@ func (s *Store) Err() error { return translate(s.latch.cause()) }
 // Checkpoint makes a consistent copy of the store in dir, which must not exist;
 // files are hard links where the file system can.
 func (s *Store) Checkpoint(dir string) error {
+	if err := s.latch.cause(); err != nil {
+		return translate(err)
+	}
 	return translate(s.db.Checkpoint(dir, pebbledb.WithFlushedWAL()))
 }
 
