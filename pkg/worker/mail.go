@@ -89,17 +89,40 @@ func (m *mailbox) add(j *job) {
 	m.send(b.jobs)
 }
 
-// send claims all mails of a bag, waits for their turns and calls the provider
-// once.
+// send takes the mails of a bag whose turn has come through the provider in one
+// call, then the others one by one: a user's second mail waits for the first,
+// and holds no budget meanwhile.
 func (m *mailbox) send(jobs []*job) {
+	var now, later []*job
+	for _, j := range jobs {
+		if j.turn == nil || j.turn.come() {
+			now = append(now, j)
+		} else {
+			later = append(later, j)
+		}
+	}
+	if len(now) > 0 && !m.sendNow(now) {
+		return
+	}
+	for _, j := range later {
+		if !j.myTurn() || !j.window(0, 1, runHere) {
+			return
+		}
+		j.handedOut()
+	}
+}
+
+// sendNow claims mails and calls the provider once for all. False: the
+// partition is going.
+func (m *mailbox) sendNow(jobs []*job) bool {
 	p := m.p
 	held, err := p.budget.acquire(p.soft, jobs[0].env.Category, len(jobs))
 	if err != nil {
-		return
+		return false
 	}
 	defer p.budget.release(held)
 	if !p.w.cfg.Health.waitReady(p.soft, &p.w.cfg.Routes, 0) {
-		return
+		return false
 	}
 	parts := make([]*window, len(jobs))
 	errs := make(chan error, len(jobs))
@@ -112,32 +135,11 @@ func (m *mailbox) send(jobs []*job) {
 	}
 	for range jobs {
 		if <-errs != nil {
-			return
+			return false
 		}
 	}
-	// A user's second mail waits for the first: it goes in the next call.
-	var now, later []*window
-	for _, w := range parts {
-		if w.job.turn == nil {
-			now = append(now, w)
-			continue
-		}
-		select {
-		case <-w.job.turn.ready:
-			now = append(now, w)
-		default:
-			later = append(later, w)
-		}
-	}
-	if len(now) > 0 {
-		p.w.runWindow(now)
-	}
-	for _, w := range later {
-		if !w.job.myTurn() {
-			return
-		}
-		p.w.runWindow([]*window{w})
-	}
+	p.w.runWindow(parts)
+	return true
 }
 
 func contentHash(e *notify.Envelope) uint64 {

@@ -32,6 +32,16 @@ type turn struct {
 	ready  chan struct{}
 }
 
+// come reports whether all before it have left.
+func (t *turn) come() bool {
+	select {
+	case <-t.ready:
+		return true
+	default:
+		return false
+	}
+}
+
 func newOrder() *order {
 	return &order{slots: make([]uint32, orderSlots), next: 1, open: map[uint32]*turn{}}
 }

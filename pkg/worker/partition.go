@@ -25,6 +25,7 @@ type partition struct {
 	stop   context.CancelFunc
 	order  *order
 	budget *quota     // receivers in claimed windows
+	early  *quota     // the half of it for envelopes whose turn has not come
 	alone  sync.Mutex // held by a job that runs its receivers one by one
 	mail   *mailbox
 
@@ -35,7 +36,9 @@ type partition struct {
 
 func newPartition(ctx context.Context, w *Worker) *partition {
 	soft, stop := context.WithCancel(ctx)
-	p := &partition{w: w, ctx: ctx, soft: soft, stop: stop, budget: newQuota(w.cfg.Ahead * w.cfg.Window), live: map[notify.RowKey]*job{}}
+	p := &partition{w: w, ctx: ctx, soft: soft, stop: stop, live: map[notify.RowKey]*job{}}
+	p.budget = newQuota(w.cfg.Ahead * w.cfg.Window)
+	p.early = newQuota(w.cfg.Ahead / 2 * w.cfg.Window)
 	if w.cfg.Role == First {
 		p.order = newOrder()
 	}
@@ -200,6 +203,9 @@ func (j *job) run(alone bool) {
 	from, again := j.doneTo, j.resumedTo
 	j.mu.Unlock()
 	if alone {
+		if !j.myTurn() { // before the lock: the one before may need it
+			return
+		}
 		p.alone.Lock()
 		for pos := from; pos < again; pos++ {
 			if !j.window(pos, pos+1, runHere) {
@@ -239,11 +245,12 @@ const (
 // of the job is left.
 func (j *job) window(lo, hi uint32, where runWhere) bool {
 	p := j.p
-	held, err := p.budget.acquire(p.soft, j.env.Category, int(hi-lo))
+	held, early, err := p.reserve(j, int(hi-lo))
 	if err != nil {
 		return false
 	}
 	if !p.w.claimLast && !p.w.cfg.Health.waitReady(p.soft, &p.w.cfg.Routes, j.env.Expires) {
+		p.early.release(early)
 		p.budget.release(held)
 		return false
 	}
@@ -253,10 +260,16 @@ func (j *job) window(lo, hi uint32, where runWhere) bool {
 	j.mu.Unlock()
 	work := func() {
 		defer p.budget.release(held)
+		if !p.w.claimLast && j.claim(w) != nil {
+			p.early.release(early)
+			return
+		}
+		mine := j.myTurn()
+		p.early.release(early)
+		if !mine {
+			return
+		}
 		if p.w.claimLast {
-			if !j.myTurn() {
-				return
-			}
 			n, err := p.w.capacity.acquire(p.soft, j.env.Category, int(hi-lo))
 			if err != nil {
 				return
@@ -265,8 +278,6 @@ func (j *job) window(lo, hi uint32, where runWhere) bool {
 			if j.claim(w) != nil {
 				return
 			}
-		} else if j.claim(w) != nil || !j.myTurn() {
-			return
 		}
 		fault.Hit("claimed")
 		p.w.runWindow([]*window{w})
@@ -277,6 +288,26 @@ func (j *job) window(lo, hi uint32, where runWhere) bool {
 		p.wg.Go(work)
 	}
 	return p.soft.Err() == nil
+}
+
+// reserve takes n of the partition's budget for a window of j. While j's turn
+// has not come it may take only of the half that is for those: else windows that
+// wait for an envelope before them could hold all that this one needs, and the
+// partition would stand for ever. The earliest envelopes go ahead first.
+func (p *partition) reserve(j *job, n int) (budget, early int, err error) {
+	if j.turn != nil && !j.turn.come() {
+		if p.early.size < n {
+			if !j.myTurn() {
+				return 0, 0, p.soft.Err()
+			}
+		} else if early, err = p.early.acquireOr(p.soft, 0, uint64(j.turn.n), n, j.turn.ready); err != nil {
+			return 0, 0, err
+		}
+	}
+	if budget, err = p.budget.acquire(p.soft, j.env.Category, n); err != nil {
+		p.early.release(early)
+	}
+	return budget, early, err
 }
 
 // myTurn waits until the envelopes before this one have answered.

@@ -33,6 +33,12 @@ func newQuota(size int) *quota { return &quota{size: size, free: size} }
 
 // acquire takes n (at most the whole size) or returns ctx's error.
 func (q *quota) acquire(ctx context.Context, cat notify.Category, n int) (int, error) {
+	return q.acquireOr(ctx, cat, 0, n, nil)
+}
+
+// acquireOr is acquire that returns 0 once or is closed. Of the same category
+// the lowest place is served first; 0 is the place behind all who wait.
+func (q *quota) acquireOr(ctx context.Context, cat notify.Category, place uint64, n int, or <-chan struct{}) (int, error) {
 	n = min(n, q.size)
 	q.mu.Lock()
 	if len(q.wait) == 0 && q.free >= n && !q.isShut() {
@@ -40,29 +46,40 @@ func (q *quota) acquire(ctx context.Context, cat notify.Category, n int) (int, e
 		q.mu.Unlock()
 		return n, nil
 	}
-	q.n++
-	w := &waiter{cat: cat, seq: q.n, want: n, ready: make(chan struct{})}
+	if place == 0 {
+		q.n++
+		place = q.n
+	}
+	w := &waiter{cat: cat, seq: place, want: n, ready: make(chan struct{})}
 	heap.Push(&q.wait, w)
 	q.serve()
 	q.mu.Unlock()
 	select {
 	case <-w.ready:
 		return n, nil
+	case <-or:
+		q.quit(w)
+		return 0, nil
 	case <-ctx.Done():
-		q.mu.Lock()
-		defer q.mu.Unlock()
-		select {
-		case <-w.ready: // served at the same moment
-			q.free += n
-		default:
-			heap.Remove(&q.wait, w.at)
-		}
-		q.serve()
-		if q.watching && len(q.wait) == 0 {
-			close(q.idle)
-			q.watching = false
-		}
+		q.quit(w)
 		return 0, ctx.Err()
+	}
+}
+
+// quit ends the waiting of w, which may have been served at the same moment.
+func (q *quota) quit(w *waiter) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	select {
+	case <-w.ready:
+		q.free += w.want
+	default:
+		heap.Remove(&q.wait, w.at)
+	}
+	q.serve()
+	if q.watching && len(q.wait) == 0 {
+		close(q.idle)
+		q.watching = false
 	}
 }
 

@@ -70,6 +70,30 @@ func TestDeliversAChunk(t *testing.T) {
 	})
 }
 
+// Windows that wait for envelopes before theirs must not hold all that those
+// need: many large envelopes at once, and codes behind one of them.
+func TestManyEnvelopesShareTheBudget(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, pushLane, func(c *Config) { c.Window, c.Ahead = 200, 4 })
+		r.prov.latency = 10 * time.Millisecond
+		var envs []notify.Envelope
+		for range 20 {
+			envs = append(envs, r.envelope(notify.Transactional, users(1000)...))
+		}
+		for _, u := range users(1000) {
+			envs = append(envs, r.envelope(notify.OTP, u))
+		}
+		at := r.feed(envs...)
+		time.Sleep(time.Minute) // of the bubble
+		synctest.Wait()
+		for i, off := range at {
+			if !r.isMarked(off) {
+				t.Fatalf("envelope %d of %d stands", i, len(at))
+			}
+		}
+	})
+}
+
 // A crash between the claim and the outcome leaves the claimed receivers
 // ambiguous, and only them: the row counts who was called again.
 func TestCrashAfterTheClaim(t *testing.T) {
