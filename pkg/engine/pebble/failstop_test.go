@@ -145,7 +145,7 @@ func TestFullDisk(t *testing.T) {
 func everyOp(t *testing.T, mode fails, err error, code string) {
 	t.Helper()
 	step := int64(1)
-	if testing.Short() {
+	if testing.Short() || raceEnabled { // ten times slower
 		step = 11
 	}
 	runs, noticed := 0, 0
