@@ -128,7 +128,8 @@ type Reordered struct {
 	Provider Provider `json:"provider"`
 	Seq      uint64   `json:"seq"`
 	After    uint64   `json:"after"`
-	At       int64    `json:"at"` // Unix nanoseconds
+	At       int64    `json:"at"`      // Unix nanoseconds
+	Attempt  bool     `json:"attempt"` // the first attempt came late, not only the first delivery
 }
 
 // BaseReport is the account of one request's receivers.

@@ -62,8 +62,12 @@ func (o *orderBook) see(e *entry, h hit) {
 	defer o.mu.Unlock()
 	o.late.attempts += b2u(lateTry)
 	o.late.deliveries += b2u(late)
-	if late && len(o.ex) < keepReordered {
-		o.ex = append(o.ex, Reordered{User: e.user, ID: e.id, Provider: e.provider, Seq: e.userSeq, After: was.taken, At: e.at})
+	if len(o.ex) < keepReordered {
+		x := Reordered{User: e.user, ID: e.id, Provider: e.provider, Seq: e.userSeq, After: was.taken, At: e.at, Attempt: lateTry}
+		if lateTry {
+			x.After = was.tried
+		}
+		o.ex = append(o.ex, x)
 	}
 }
 

@@ -58,8 +58,8 @@ func main() {
 	flag.DurationVar(&o.drain, "drain", 90*time.Second, "longest wait for everything to become terminal")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer stop()
 	ok, err := run(ctx, o)
+	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "torture:", err)
 		os.Exit(2)
@@ -257,7 +257,8 @@ func (v *victim) check(ctx context.Context, p *promises, limit time.Duration) (r
 		return r, err
 	}
 	r.lost += missing + r.accepted - r.terminal
-	return r, v.ledgerTotals(ctx, &r)
+	err = v.ledgerTotals(ctx, &r) // before r is copied
+	return r, err
 }
 
 func (r *result) count(state string, n int64) {

@@ -78,6 +78,8 @@ func (v *victim) faults(ctx context.Context) error {
 		`{"provider":"apns","rate":0.03,"do":"outage"}`,
 		`{"provider":"apns","rate":0.002,"do":"reset_stream"}`,
 		`{"provider":"apns","rate":0.005,"do":"error","code":"InternalServerError"}`,
+		// A wait of more than 5 s is parked in the timer store.
+		`{"provider":"apns","rate":0.01,"do":"error","code":"TooManyRequests","retry_after":"6s"}`,
 		`{"provider":"sendgrid","rate":0.02,"do":"error","status":503}`,
 	} {
 		req, err := http.NewRequestWithContext(ctx, http.MethodPost, v.control+"/control/rules", strings.NewReader(rule))
@@ -126,7 +128,7 @@ func (v *victim) start(ctx context.Context, point string) error {
 // restart starts the next life; the one before must have ended.
 func (v *victim) restart(ctx context.Context, point string) error {
 	select {
-	case <-v.exited:
+	case _ = <-v.exited: // how, die has looked at
 		return v.start(ctx, point)
 	default:
 		if err := v.stop(); err != nil {
@@ -148,7 +150,7 @@ func (v *victim) die(ctx context.Context, point string, after time.Duration) (st
 	case err := <-v.exited:
 		v.exited <- err
 		if !killed(err) {
-			return "", fmt.Errorf("notifyd ended by itself: %v (see %s)", err, v.log.Name())
+			return "", fmt.Errorf("notifyd ended by itself: %v (see %s)", err, v.log.Name()) //nolint:errorlint // nil when it exited with 0
 		}
 		return fmt.Sprintf("at %s after %.1f s", point, time.Since(began).Seconds()), nil
 	case <-time.After(wait):
@@ -270,15 +272,18 @@ func (v *victim) ledgerTotals(ctx context.Context, r *result) error {
 		Order      struct {
 			Reordered int64 `json:"reordered_attempts"`
 			Examples  []struct {
-				User       string
+				User       string `json:"usr"`
+				Attempt    bool
 				ID         string
 				Seq, After uint64
 			} `json:"examples"`
 		} `json:"order"`
 	}
 	err := v.get(ctx, v.control+"/ledger/totals", &out)
-	for i, x := range out.Order.Examples {
-		if i < 3 && out.Order.Reordered > 0 {
+	shown := 0
+	for _, x := range out.Order.Examples {
+		if x.Attempt && shown < 5 {
+			shown++
 			fmt.Printf("  reordered: user %s: message %d (%s) came after %d\n", x.User, x.Seq, x.ID, x.After)
 			v.explain(ctx, x.ID)
 		}
