@@ -62,7 +62,8 @@ func (r Reason) String() string { return [...]string{"", "errors", "config"}[r%3
 // BreakerConfig tunes a Breaker. The zero value means the defaults.
 type BreakerConfig struct {
 	Window        time.Duration // errors are counted over this; default 30 s
-	MinVolume     int           // calls in the window before it may open; default 3: a retried single message opens it before its attempts are used up
+	MinVolume     int           // calls in the window before Ratio may open it; default 20: the first calls of a process must not open it by chance
+	AllBad        int           // it also opens after so many calls in the window none of which succeeded; default 3: a retried single message opens it before its attempts are used up
 	Ratio         float64       // opens at this share of errors, 0 to 1; default 0.5
 	OpenFor       time.Duration // until the first probes; doubles each time they fail; default 5 s
 	MaxOpenFor    time.Duration // default 30 s
@@ -73,7 +74,8 @@ type BreakerConfig struct {
 
 func (c BreakerConfig) withDefaults() BreakerConfig {
 	c.Window = cmp.Or(c.Window, 30*time.Second)
-	c.MinVolume = cmp.Or(c.MinVolume, 3)
+	c.MinVolume = cmp.Or(c.MinVolume, 20)
+	c.AllBad = cmp.Or(c.AllBad, 3)
 	c.Ratio = cmp.Or(c.Ratio, 0.5)
 	c.OpenFor = cmp.Or(c.OpenFor, 5*time.Second)
 	c.MaxOpenFor = max(cmp.Or(c.MaxOpenFor, 30*time.Second), c.OpenFor)
@@ -87,8 +89,8 @@ func (c BreakerConfig) validate() error {
 	switch {
 	case c.Window < 0 || c.OpenFor < 0 || c.MaxOpenFor < 0 || c.ConfigOpenFor < 0 || c.ProbeTimeout < 0:
 		return notify.Invalid("bad_duration", "breaker", "durations must not be negative")
-	case c.MinVolume < 0 || c.Probes < 0:
-		return notify.Invalid("bad_count", "breaker", "min_volume and probes must not be negative")
+	case c.MinVolume < 0 || c.AllBad < 0 || c.Probes < 0:
+		return notify.Invalid("bad_count", "breaker", "min_volume, all_bad and probes must not be negative")
 	case !(c.Ratio >= 0 && c.Ratio <= 1):
 		return notify.Invalid("bad_ratio", "breaker.ratio", "must lie between 0 and 1")
 	}
@@ -188,7 +190,8 @@ func (b *Breaker) ReportN(now time.Time, o Outcome, n int) {
 	default:
 		b.window.add(now, o, n)
 		all, bad := b.window.sum(now)
-		if o == Unhealthy && all >= b.cfg.MinVolume && float64(bad) >= b.cfg.Ratio*float64(all) {
+		most := all >= b.cfg.MinVolume && float64(bad) >= b.cfg.Ratio*float64(all)
+		if o == Unhealthy && (most || bad == all && bad >= b.cfg.AllBad) {
 			b.open(now, ReasonErrors, b.cfg.OpenFor)
 		}
 	}

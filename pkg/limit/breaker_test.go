@@ -92,9 +92,27 @@ func TestBreakerSingleMessageOpensItBeforeItsAttemptsAreUsedUp(t *testing.T) {
 	at(t, b, 3*sec, Open, ReasonErrors)
 }
 
+// A process has just started: a few unlucky calls among good ones must not open
+// it, and a provider that answers nothing but errors must, before a single
+// message has used up its attempts.
+func TestBreakerOfFewCalls(t *testing.T) {
+	t.Parallel()
+	b := mustBreaker(t, BreakerConfig{})
+	b.Report(after(0), Healthy)
+	b.ReportN(after(0), Unhealthy, 10)
+	at(t, b, 0, Closed, ReasonNone) // 10 of 11
+	b.ReportN(after(0), Unhealthy, 9)
+	at(t, b, 0, Open, ReasonErrors) // 19 of 20
+	b = mustBreaker(t, BreakerConfig{})
+	b.ReportN(after(0), Unhealthy, 2)
+	at(t, b, 0, Closed, ReasonNone)
+	b.Report(after(sec), Unhealthy)
+	at(t, b, sec, Open, ReasonErrors)
+}
+
 func TestBreakerWindowSlides(t *testing.T) {
 	t.Parallel()
-	b := mustBreaker(t, BreakerConfig{MinVolume: 4})
+	b := mustBreaker(t, BreakerConfig{MinVolume: 4, AllBad: 4})
 	b.ReportN(after(0), Unhealthy, 3)
 	b.Report(after(31*sec), Unhealthy)
 	at(t, b, 31*sec, Closed, ReasonNone)
@@ -143,7 +161,7 @@ func TestBreakerLostProbesAreGivenUp(t *testing.T) {
 
 func TestBreakerIgnoresNeutral(t *testing.T) {
 	t.Parallel()
-	b := mustBreaker(t, BreakerConfig{MinVolume: 4})
+	b := mustBreaker(t, BreakerConfig{MinVolume: 4, AllBad: 4})
 	b.ReportN(after(0), Neutral, 100)
 	b.ReportN(after(0), Unhealthy, 3)
 	at(t, b, 0, Closed, ReasonNone)
@@ -154,7 +172,7 @@ func TestBreakerIgnoresNeutral(t *testing.T) {
 func TestBreakerConfigIsChecked(t *testing.T) {
 	t.Parallel()
 	for _, cfg := range []BreakerConfig{
-		{Window: -1}, {OpenFor: -1}, {MaxOpenFor: -1}, {ConfigOpenFor: -1}, {ProbeTimeout: -1}, {MinVolume: -1}, {Probes: -1}, {Ratio: -0.1}, {Ratio: 1.1},
+		{Window: -1}, {OpenFor: -1}, {MaxOpenFor: -1}, {ConfigOpenFor: -1}, {ProbeTimeout: -1}, {MinVolume: -1}, {AllBad: -1}, {Probes: -1}, {Ratio: -0.1}, {Ratio: 1.1},
 	} {
 		if _, err := NewBreaker(start, cfg); notify.KindOf(err) != notify.KindInvalid {
 			t.Errorf("%+v: %v, want invalid", cfg, err)
@@ -247,7 +265,7 @@ func (m *modelBreaker) report(now time.Time, o Outcome) {
 			}
 		}
 	}
-	if o == Unhealthy && all >= m.cfg.MinVolume && float64(bad)/float64(all) >= m.cfg.Ratio {
+	if o == Unhealthy && (all >= m.cfg.MinVolume && float64(bad)/float64(all) >= m.cfg.Ratio || bad == all && bad >= m.cfg.AllBad) {
 		m.openFor = m.cfg.OpenFor
 		m.state, m.reason, m.until, m.events = Open, ReasonErrors, now.Add(m.openFor), nil
 	}
@@ -259,6 +277,7 @@ func TestBreakerAgainstModel(t *testing.T) {
 		cfg := BreakerConfig{
 			Window:        time.Duration(rapid.IntRange(1, 60).Draw(t, "window")) * sec,
 			MinVolume:     rapid.IntRange(1, 8).Draw(t, "volume"),
+			AllBad:        rapid.IntRange(1, 8).Draw(t, "all bad"),
 			Ratio:         rapid.SampledFrom([]float64{0.25, 0.5, 0.75, 1}).Draw(t, "ratio"),
 			OpenFor:       time.Duration(rapid.IntRange(1, 10).Draw(t, "open for")) * sec,
 			ConfigOpenFor: time.Duration(rapid.IntRange(1, 300).Draw(t, "config open for")) * sec,
