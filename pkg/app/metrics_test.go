@@ -1,0 +1,242 @@
+package app
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/goleak"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/ops"
+	"github.com/notifyd/notifyd/pkg/server"
+	"github.com/notifyd/notifyd/pkg/stream"
+	"github.com/notifyd/notifyd/pkg/worker"
+)
+
+// entry is what the catalogue or the registry says of a metric.
+type entry struct{ kind, labels string }
+
+// TestMetricsCatalogue holds docs/metrics.md against the registry of a running
+// node, in both directions.
+func TestMetricsCatalogue(t *testing.T) {
+	at := goleak.IgnoreCurrent()
+	t.Cleanup(func() { goleak.VerifyNone(t, at) }) // after the node has stopped
+	want := catalogue(t)
+	n := runNode(t)
+	feed(n.metrics)
+
+	got := map[string]entry{}
+	for name, labels := range described(n.metrics.registry) {
+		got[name] = entry{labels: labels}
+	}
+	families, err := n.metrics.registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		if e, ok := got[f.GetName()]; ok {
+			e.kind = strings.ToLower(f.GetType().String())
+			got[f.GetName()] = e
+		}
+	}
+	for name, e := range got {
+		switch w, ok := want[name]; {
+		case e.kind == "":
+			t.Errorf("%s is registered, but nothing feeds it", name)
+		case !ok:
+			t.Errorf("%s (%s, labels %q) is not in docs/metrics.md", name, e.kind, e.labels)
+		case w != e:
+			t.Errorf("%s: docs/metrics.md says %+v, the registry %+v", name, w, e)
+		case strings.HasSuffix(name, "_total") != (e.kind == "counter"):
+			t.Errorf("%s: counters, and only they, end in _total", name)
+		}
+	}
+	for name := range want {
+		if _, ok := got[name]; !ok {
+			t.Errorf("docs/metrics.md lists %s, which does not exist", name)
+		}
+	}
+
+	served := scrape(t, n)
+	for name := range got {
+		if !strings.Contains(served, "\n# TYPE "+name+" ") {
+			t.Errorf("/metrics does not serve %s", name)
+		}
+	}
+}
+
+// catalogue reads the table of docs/metrics.md.
+func catalogue(t *testing.T) map[string]entry {
+	b, err := os.ReadFile(filepath.Join("..", "..", "docs", "metrics.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	row := regexp.MustCompile("(?m)^\\| `(notifyd_[a-z_]+)` \\| ([a-z]+) \\| ([^|]*?) ?\\| [^|]+ \\| [^|]*\\|$")
+	out := map[string]entry{}
+	for _, m := range row.FindAllStringSubmatch(string(b), -1) {
+		if _, ok := out[m[1]]; ok {
+			t.Errorf("docs/metrics.md lists %s twice", m[1])
+		}
+		labels := strings.Fields(strings.ReplaceAll(m[3], "`", ""))
+		slices.Sort(labels)
+		out[m[1]] = entry{m[2], strings.Join(labels, " ")}
+	}
+	if rows := strings.Count(string(b), "\n| `"); rows != len(out) {
+		t.Errorf("docs/metrics.md has %d rows, of which %d read as metrics", rows, len(out))
+	}
+	return out
+}
+
+// described returns the labels of every metric of ours, also of those that have
+// no value yet.
+func described(r *prometheus.Registry) map[string]string {
+	ch := make(chan *prometheus.Desc)
+	go func() {
+		defer close(ch)
+		r.Describe(ch)
+	}()
+	text := regexp.MustCompile(`fqName: "(notifyd_[a-z_]+)".*variableLabels: \{([^}]*)\}`)
+	out := map[string]string{}
+	for d := range ch {
+		if m := text.FindStringSubmatch(d.String()); m != nil {
+			labels := strings.FieldsFunc(m[2], func(r rune) bool { return r == ',' || r == ' ' })
+			slices.Sort(labels)
+			out[m[1]] = strings.Join(labels, " ")
+		}
+	}
+	return out
+}
+
+// feed gives each hook an event, as the stages would: what the node did not
+// happen to do must still have a metric behind it.
+func feed(m *metrics) {
+	in, h := m.intake(), m.http()
+	in.Accepted(notify.Push, notify.Alert, "caller", 1)
+	in.Rejected("caller", "code", 1)
+	in.Refused("caller", "code")
+	in.Replayed("caller")
+	in.TakenOver("caller")
+	in.Spilled(1)
+	h.Request("/v1/notifications", http.MethodPost, http.StatusCreated, time.Millisecond, 1, 1)
+	h.InFlight(1)
+	h.InFlight(-1)
+	h.Refused("reason")
+	lane := notify.Lane{Channel: notify.Push}
+	w := m.worker(&ops.Tail[api.Event]{}, func(*notify.Envelope) {})
+	info := worker.SettledInfo{Lane: lane, Envelope: &notify.Envelope{}, Codes: map[string]int{"code": 1}, Called: time.Millisecond}
+	info.States[notify.Sent] = 1
+	w.Settled(info)
+	w.Finished(lane, &notify.Envelope{})
+	w.Resumed(lane, 1)
+	w.Duplicate(lane, 1)
+	w.Parked(lane, 1, time.Second)
+	w.Poison("topic")
+	w.Panic(lane, "value")
+	g := m.group(slog.New(slog.DiscardHandler))
+	g.Failed(stream.TopicPartition{Topic: "topic"}, io.ErrUnexpectedEOF)
+	g.Reset(stream.Reset{TP: stream.TopicPartition{Topic: "topic"}})
+	m.released(1, time.Millisecond)
+	m.stalled(0)
+	m.receipts(notify.SMS, 1)
+}
+
+// runNode runs an embedded node whose providers accept everything, and sends
+// one push through it, so that its route has a circuit.
+func runNode(t *testing.T) *Node {
+	dir := t.TempDir()
+	cfg := Default()
+	cfg.DataDir = filepath.Join(dir, "data")
+	cfg.API.Listen, cfg.API.Admin, cfg.Log.Listen = "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"
+	cfg.Log.Sync, cfg.Providers.Stub = false, true
+	cfg.Auth.KeyFile = filepath.Join(dir, "key.pem")
+	key, err := server.NewSigningKey()
+	if err == nil {
+		err = os.WriteFile(cfg.Auth.KeyFile, key, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	signer, err := server.OpenSigner(cfg.Auth.KeyFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	token, err := signer.Sign(server.TokenSpec{
+		Caller: "test", Scopes: api.Scopes[:], Issuer: cfg.Auth.Issuer, Audience: cfg.Auth.Audience, TTL: time.Hour, Now: time.Now(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := New(cfg, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	settled := make(chan struct{}, 1)
+	n.Observe(func(*notify.Envelope) {
+		select {
+		case settled <- struct{}{}:
+		default:
+		}
+	})
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- n.Run(ctx) }()
+	transport := api.NewTransport(0)
+	t.Cleanup(func() {
+		stop()
+		if err := <-done; err != nil {
+			t.Errorf("the node ended with %v", err)
+		}
+		transport.CloseIdleConnections()
+	})
+	cl := &api.Client{
+		BaseURL: "http://" + n.Addr(), HTTPClient: &http.Client{Transport: transport}, Retries: 100, Backoff: 10 * time.Millisecond,
+		Token: func(context.Context) (string, error) { return token, nil },
+	}
+	if err := cl.Ready(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	_, err = cl.Send(t.Context(), api.Notification{
+		Channel: "push", Category: "transactional", To: api.Receiver{UserID: "ann", Address: "apns:" + strings.Repeat("ab", 32)},
+		Content: api.Content{Title: "Hello", Body: "It works"},
+	}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-settled:
+	case <-time.After(30 * time.Second):
+		t.Fatal("the push was not delivered")
+	}
+	return n
+}
+
+// scrape reads /metrics of the admin listener.
+func scrape(t *testing.T, n *Node) string {
+	transport := api.NewTransport(0)
+	defer transport.CloseIdleConnections()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+n.Admin()+"/metrics", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := (&http.Client{Transport: transport}).Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != http.StatusOK {
+		t.Fatalf("/metrics: %s, %v", resp.Status, err)
+	}
+	return "\n" + string(b)
+}
