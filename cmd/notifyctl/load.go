@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
+	"net/url"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -127,8 +128,8 @@ func override[T comparable](to *T, v T) {
 // onlyLoopback refuses to load anything but this machine: a mistyped context
 // must not become somebody's outage.
 func onlyLoopback(cl *api.Client) error {
-	req, err := http.NewRequest(http.MethodGet, cl.BaseURL, nil)
-	if err != nil || !loopback(req.URL.Hostname()) {
+	u, err := url.Parse(cl.BaseURL)
+	if err != nil || !loopback(u.Hostname()) {
 		return cli.Usage("load goes to loopback addresses only, not to %s", cl.BaseURL)
 	}
 	return nil

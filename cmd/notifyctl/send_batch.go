@@ -106,7 +106,7 @@ func batchKey(p *program, o *sendOptions) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	defer f.close()
+	defer func() { _ = f.close() }() // it was only read
 	sum := sha256.New()
 	if _, err := io.Copy(sum, f); err != nil {
 		return "", err
@@ -127,7 +127,7 @@ func eachChunk(p *program, name string, fn func(*chunk) error) error {
 	if err != nil {
 		return err
 	}
-	defer f.close()
+	defer func() { _ = f.close() }() // it was only read
 	var c chunk
 	flush := func() error {
 		if len(c.lines) == 0 {

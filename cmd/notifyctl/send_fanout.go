@@ -57,7 +57,7 @@ func runSendFanout(ctx context.Context, p *program, o *sendOptions) error {
 	if err != nil {
 		return err
 	}
-	defer f.close()
+	defer func() { _ = f.close() }() // it was only read
 	r := &fanoutRun{p: p, o: o, t: t, source: bufio.NewReaderSize(f, headSize), size: size}
 	if r.head, err = r.source.Peek(headSize); err != nil && !errors.Is(err, io.EOF) {
 		return fmt.Errorf("%s: %w", label(o.fanout), err)
@@ -174,7 +174,7 @@ func (r *fanoutRun) check(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer f.close()
+	defer func() { _ = f.close() }() // it was only read
 	bar := r.p.progress("checking", 0)
 	defer bar.end()
 	var bad []string

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -200,7 +201,7 @@ func readUser(p *program, name string) (u api.User, err error) {
 	if err := dec.Decode(&u); err != nil {
 		return u, cli.Usage("%s: %v", label(name), err)
 	}
-	if _, err := dec.Token(); err != io.EOF { //nolint:errorlint // Token returns io.EOF itself
+	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
 		return u, cli.Usage("%s: there is something behind the document", label(name))
 	}
 	return u, nil

@@ -32,7 +32,6 @@ type devOptions struct {
 	seed      string
 	context   string
 	ledger    string
-	simulator string // control URL of simulators that run elsewhere
 	simDir    string
 	latency   time.Duration
 }
@@ -80,7 +79,7 @@ func runDev(ctx context.Context, p *program, o *devOptions) error {
 		fmt.Fprintf(p.err, "notifyd dev is already running (pid %d) on this data\n  API    %s\n  Inbox  %s\nStop it with: kill %d\n", r.PID, r.API, r.Inbox, r.PID)
 		return nil
 	}
-	ports, err := devPorts(o.port)
+	ports, err := devPorts(ctx, o.port)
 	if err != nil {
 		return err
 	}
@@ -136,7 +135,7 @@ func runDev(ctx context.Context, p *program, o *devOptions) error {
 		return n.Run(gctx)
 	})
 	g.Go(func() error {
-		if err := devReady(gctx, p, o, dir, apiURL, token, l.Config, n, urls, began); err != nil && gctx.Err() == nil {
+		if err := devReady(gctx, p, o, dir, apiURL, token, n, urls, began); err != nil && gctx.Err() == nil {
 			return err
 		}
 		return nil
@@ -197,17 +196,17 @@ func alreadyRunning(ctx context.Context, dir string) (r running, ok bool) {
 type devAddrs struct{ api, admin, kafka, control string }
 
 // devPorts are four neighbours, so that they are easy to remember, or free ones.
-func devPorts(port int) (a devAddrs, err error) {
+func devPorts(ctx context.Context, port int) (a devAddrs, err error) {
 	addr := func(n int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(n)) }
 	if port != 0 {
 		return devAddrs{addr(port), addr(port + 1), addr(port + 2), addr(port + 3)}, nil
 	}
 	for _, to := range []*string{&a.api, &a.admin, &a.kafka} {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
+		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
 		if err != nil {
 			return a, err
 		}
-		defer l.Close() // all are held until all are chosen
+		defer l.Close() //nolint:gocritic // all are held until all are chosen
 		*to = l.Addr().String()
 	}
 	a.control = "127.0.0.1:0"
@@ -301,7 +300,7 @@ func devContext(p *program, o *devOptions, dir, apiURL, control string) (token s
 }
 
 // devReady waits for the API, seeds users and prints the banner.
-func devReady(ctx context.Context, p *program, o *devOptions, dir, apiURL, token string, cfg app.Config, n *app.Node, urls simulator.URLs, began time.Time) error {
+func devReady(ctx context.Context, p *program, o *devOptions, dir, apiURL, token string, n *app.Node, urls simulator.URLs, began time.Time) error {
 	cl := &api.Client{BaseURL: apiURL, Token: func(context.Context) (string, error) { return token, nil }, Retries: 3}
 	for cl.Ready(ctx) != nil {
 		select {
@@ -344,7 +343,6 @@ func devReady(ctx context.Context, p *program, o *devOptions, dir, apiURL, token
 	fmt.Fprintf(&w, "Try:  notifyctl send --channel push --user ann --title Hello --body 'It works' --wait\n")
 	fmt.Fprintf(&w, "      notifyctl ls --user ann        notifyctl tail\n")
 	_, err = fmt.Fprint(p.out, w.String())
-	_ = cfg
 	return err
 }
 

@@ -33,9 +33,8 @@ type program struct {
 func main() {
 	p := &program{out: os.Stdout, err: os.Stderr, getenv: os.Getenv, environ: os.Environ()}
 	ctx, stop := signals()
-	defer stop()
-	root := newRoot(p)
-	err := root.ExecuteContext(ctx)
+	err := newRoot(p).ExecuteContext(ctx)
+	stop()
 	if err != nil {
 		cli.Report(p.err, err, "")
 	}

@@ -33,14 +33,14 @@ const (
 func StatusOf(kind notify.Kind, code string) int {
 	switch kind {
 	case notify.KindInvalid:
-		switch {
-		case code == CodeUnsupportedMediaType:
+		switch code {
+		case CodeUnsupportedMediaType:
 			return http.StatusUnsupportedMediaType
-		case code == CodeMethodNotAllowed:
+		case CodeMethodNotAllowed:
 			return http.StatusMethodNotAllowed
-		case code == CodeBodyTimeout:
+		case CodeBodyTimeout:
 			return http.StatusRequestTimeout
-		case code == CodeMalformed, code == "bad_json", code == "bad_utf8", code == "bad_protobuf", code == "bad_column":
+		case CodeMalformed, "bad_json", "bad_utf8", "bad_protobuf", "bad_column":
 			return http.StatusBadRequest
 		}
 		return http.StatusUnprocessableEntity

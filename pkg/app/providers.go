@@ -94,7 +94,8 @@ func newProviders(cfg *Config, blocks limit.Blocks, log *slog.Logger) (*provider
 	if err := p.addTwilio(cfg, blocks, end, log); err != nil {
 		return nil, err
 	}
-	return p, p.addSendGrid(cfg, blocks, end, log)
+	err = p.addSendGrid(cfg, blocks, end, log)
+	return p, err
 }
 
 func (p *providers) addTwilio(cfg *Config, blocks limit.Blocks, end func(string) provider.Endpoint, log *slog.Logger) error {

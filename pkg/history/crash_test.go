@@ -95,13 +95,13 @@ func (f skipFS) Create(name string) (File, error) {
 	return skipFile{file}, err
 }
 func (f skipFS) SyncDir(dir string) error {
-	if err := f.faultFS.SyncDir(dir); err != errSkip {
+	if err := f.faultFS.SyncDir(dir); !errors.Is(err, errSkip) {
 		return err
 	}
 	return nil
 }
 func (f skipFile) SyncData() error {
-	if err := f.File.SyncData(); err != errSkip {
+	if err := f.File.SyncData(); !errors.Is(err, errSkip) {
 		return err
 	}
 	return nil

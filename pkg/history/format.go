@@ -208,5 +208,6 @@ func readMeta(f File) (*meta, error) {
 	if err := json.Unmarshal(js, m); err != nil {
 		return nil, fmt.Errorf("%w: %w", errDamaged, err)
 	}
-	return m, m.check(off)
+	err = m.check(off)
+	return m, err
 }

@@ -31,7 +31,7 @@ func (f osFile) WriteBack(off, n int64) {
 	if err != nil {
 		return
 	}
-	c.Control(func(fd uintptr) {
-		unix.SyncFileRange(int(fd), off, n, unix.SYNC_FILE_RANGE_WRITE)
+	_ = c.Control(func(fd uintptr) {
+		_ = unix.SyncFileRange(int(fd), off, n, unix.SYNC_FILE_RANGE_WRITE)
 	})
 }

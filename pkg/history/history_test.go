@@ -81,7 +81,7 @@ func TestFindInTailAndSegment(t *testing.T) {
 			t.Fatalf("each gave %s", got)
 		}
 		boom := errors.New("boom")
-		if err := s.Each(t.Context(), baseAt(now, 1), func(*engine.Found) error { return boom }); err != boom {
+		if err := s.Each(t.Context(), baseAt(now, 1), func(*engine.Found) error { return boom }); !errors.Is(err, boom) {
 			t.Fatalf("each returned %v", err)
 		}
 	}

@@ -171,7 +171,7 @@ func (s *Store) mergeOnce(ctx context.Context) (bool, error) {
 	if err != nil {
 		m.file.release()
 		if s.failed.Load() == nil {
-			s.cfg.FS.Remove(path) // else the next start does
+			_ = s.cfg.FS.Remove(path) // else the next start does
 		}
 		return false, fmt.Errorf("merge: %w", err)
 	}
@@ -241,7 +241,7 @@ func (m *merger) add(body []byte, r row, parts []uint16) error {
 	}
 	var env notify.Envelope
 	if err := notify.DecodeEnvelope(st.value, &env); err != nil || int(st.part) >= len(parts) {
-		return fmt.Errorf("%w: body at %d: %v", errDamaged, r.off, err)
+		return fmt.Errorf("%w: body at %d: %v", errDamaged, r.off, err) //nolint:errorlint // err is nil when the part is what is wrong
 	}
 	st.part = parts[st.part]
 	r.off, r.start = m.at+int64(len(m.buf)), uint32(len(m.users))

@@ -215,12 +215,13 @@ func (s *Store) load() error {
 		default:
 			s.nextNum.Store(max(s.nextNum.Load(), num))
 			seg, err := openSegment(s.cfg.FS, s.cfg.Dir, name)
-			if errors.Is(err, errDamaged) {
+			switch {
+			case errors.Is(err, errDamaged):
 				s.unknown.Add(1)
 				s.damage(name, err)
-			} else if err != nil {
+			case err != nil:
 				return fmt.Errorf("%s: %w", name, err)
-			} else {
+			default:
 				byNum[num] = seg
 			}
 		}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -224,7 +225,7 @@ func TestRefuses(t *testing.T) {
 		t.Helper()
 		s := scenario(Batch, change)
 		err := s.Validate()
-		if e, ok := err.(*notify.Error); !ok || e.Field != field {
+		if e, ok := errors.AsType[*notify.Error](err); !ok || e.Field != field {
 			t.Errorf("want an error about %s, got %v", field, err)
 		}
 	}

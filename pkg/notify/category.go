@@ -134,8 +134,8 @@ const (
 	TopicPoison = "notifications-poison" // records nobody could decode, with their origin
 )
 
-// Consumer groups of the channel workers. Both lanes of a channel are read by
-// separate groups, so that a paused bulk lane never holds the other back.
+// Group is the consumer group of the lane's workers. Both lanes of a channel are
+// read by separate groups, so that a paused bulk lane never holds the other back.
 func (l Lane) Group() string {
 	if l.Bulk {
 		return l.Channel.String() + "-bulk-workers"

@@ -17,7 +17,7 @@ func TestIDs(t *testing.T) {
 	if !b.Time().Equal(at) {
 		t.Fatalf("time %v, want %v", b.Time(), at)
 	}
-	if b.Item(3) != b.Item(3) || b.Item(3) == b.Item(4) || b.Item(3) == b {
+	if again := b.Item(3); b.Item(3) != again || b.Item(3) == b.Item(4) || b.Item(3) == b {
 		t.Fatal("items must be reproducible and apart")
 	}
 	if !b.Item(3).Time().Equal(at) {

@@ -20,8 +20,6 @@ type rule struct {
 	zone     uint16 // of zones
 }
 
-const ruleSize = 8
-
 func (r rule) isDefault() bool { return r.muted == 0 && r.from == r.to }
 
 func (r rule) append(b []byte) []byte {

@@ -259,7 +259,7 @@ func (l *loader) add(hash uint64, key, value []byte) {
 // done publishes, shard by shard, packed: the peak is one shard above the sum.
 func (l *loader) done() {
 	n := 0
-	for i, s := range l.states {
+	for i, s := range &l.states {
 		if s != nil {
 			n += s.count
 			s = s.packed()

@@ -11,10 +11,10 @@ import (
 )
 
 const (
-	blockMin = time.Second // doubles with each refusal in a row
-	blockMax = time.Minute
-	viewAge  = 250 * time.Millisecond // how old our view of the shared blocks may be
-	lookIn   = time.Second            // whoever waits looks again after this at the latest
+	firstBlock   = time.Second // doubles with each refusal in a row
+	longestBlock = time.Minute
+	viewAge      = 250 * time.Millisecond // how old our view of the shared blocks may be
+	lookIn       = time.Second            // whoever waits looks again after this at the latest
 )
 
 // accounts gives out permissions to call: rate, blocks and breakers are a
@@ -189,7 +189,7 @@ func (p *accounts) block(ctx context.Context, a *account, d time.Duration) time.
 			// It was under way together with the one that was refused first.
 			d = blocked.Sub(now)
 		} else {
-			d = min(blockMin<<min(a.refusals, 10), blockMax)
+			d = min(firstBlock<<min(a.refusals, 10), longestBlock)
 			a.refusals++
 		}
 	}

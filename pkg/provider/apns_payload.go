@@ -68,7 +68,8 @@ func (a *APNs) newCall(call *notify.Call, now time.Time) (*apnsCall, error) {
 	if text.CollapseKey != "" {
 		c.collapse = []string{collapseID(text.CollapseKey)}
 	}
-	return c, c.render(text, alert)
+	err = c.render(text, alert)
+	return c, err
 }
 
 func (c *apnsCall) render(text *notify.Content, alert bool) error {

@@ -8,6 +8,7 @@ import (
 	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -111,7 +112,7 @@ func TestAPNsPayloads(t *testing.T) {
 		call.Items[0].Variables = []byte(variables)
 		ac, err := a.newCall(call, testNow)
 		if err != nil {
-			if err.(*notify.Error).Code != want {
+			if e, ok := errors.AsType[*notify.Error](err); !ok || e.Code != want {
 				t.Errorf("%+v: %v", c, err)
 			}
 			return nil
@@ -119,7 +120,7 @@ func TestAPNsPayloads(t *testing.T) {
 		w := &apnsWriter{call: ac, vars: ac.vars.Fork()}
 		got, err := w.payload(&call.Items[0])
 		if err != nil {
-			if err.(*notify.Error).Code != want {
+			if e, ok := errors.AsType[*notify.Error](err); !ok || e.Code != want {
 				t.Errorf("%+v: %v", c, err)
 			}
 			return ac

@@ -3,6 +3,7 @@ package provider
 import (
 	"bufio"
 	"context"
+	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -105,10 +106,10 @@ func TestSeal(t *testing.T) {
 	if r.seal() {
 		t.Error("sent without its last byte")
 	}
-	if _, err := b.Read(make([]byte, 9)); err != errSealed {
+	if _, err := b.Read(make([]byte, 9)); !errors.Is(err, errSealed) {
 		t.Errorf("read on after the seal: %v", err)
 	}
-	if _, err := r.open(); err != errSealed {
+	if _, err := r.open(); !errors.Is(err, errSealed) {
 		t.Errorf("opened again after the seal: %v", err)
 	}
 	r = newRequest([]byte("0123456789"))

@@ -225,12 +225,12 @@ func (m *mailing) encode(to *bytes.Buffer, batch []personalization, pool string)
 	z := gzips.Get().(*gzip.Writer)
 	defer gzips.Put(z)
 	z.Reset(to)
-	io.WriteString(z, `{"personalizations":[`)
+	_, _ = io.WriteString(z, `{"personalizations":[`) // Close reports the first failed write
 	for i := range batch {
 		if i > 0 {
-			z.Write([]byte{','})
+			_, _ = z.Write([]byte{','})
 		}
-		z.Write(m.buf[batch[i].from:batch[i].to])
+		_, _ = z.Write(m.buf[batch[i].from:batch[i].to])
 	}
 	b := append(m.scratch[:0], `],"from":`...)
 	b = append(b, m.from...)
@@ -255,6 +255,6 @@ func (m *mailing) encode(to *bytes.Buffer, batch []personalization, pool string)
 		b = appendQuoted(append(b, `,"ip_pool_name":`...), pool)
 	}
 	m.scratch = append(b, '}')
-	z.Write(m.scratch)
-	return z.Close() // reports the first failed write
+	_, _ = z.Write(m.scratch)
+	return z.Close()
 }

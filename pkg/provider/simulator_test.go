@@ -103,8 +103,8 @@ func (w *world) receive(rw http.ResponseWriter, r *http.Request) {
 		rs, err = provider.ParseTwilioPool(r, w.twilio.AuthToken, "http://"+r.Host)
 	} else {
 		key, kerr := provider.ParseSendGridKey(w.sim.Credentials().SendGrid.WebhookPublicKey)
-		if rs, err = provider.ParseSendGrid(r, key); kerr != nil {
-			err = kerr
+		if err = kerr; err == nil {
+			rs, err = provider.ParseSendGrid(r, key)
 		}
 	}
 	if err != nil {

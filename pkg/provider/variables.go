@@ -2,6 +2,7 @@ package provider
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"sync"
 
@@ -180,7 +181,7 @@ func parseVariables(dst []variable, buf, object []byte) ([]variable, []byte, err
 	if tok, err := d.dec.ReadToken(); err != nil || tok.Kind() != '}' {
 		return dst, buf, errVariables
 	}
-	if _, err := d.dec.ReadToken(); err != io.EOF {
+	if _, err := d.dec.ReadToken(); !errors.Is(err, io.EOF) {
 		return dst, buf, errVariables
 	}
 	return dst, buf, nil

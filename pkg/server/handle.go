@@ -32,7 +32,7 @@ func (s *Server) serve(rt *route, w http.ResponseWriter, r *http.Request) {
 // panic of a handler into a 500: the other requests go on.
 func (s *Server) finish(x *exchange) {
 	if v := recover(); v != nil {
-		if v == http.ErrAbortHandler {
+		if v == http.ErrAbortHandler { //nolint:errorlint // v is any; net/http compares it the same way
 			panic(v)
 		}
 		s.deps.Log.Error("panic in a handler", slog.String("route", x.route.label()), slog.String("stack", string(debug.Stack())))

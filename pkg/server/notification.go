@@ -55,7 +55,8 @@ func (x *exchange) find(raw string) (k known, fanout bool, err error) {
 	if fanout {
 		return k, true, nil
 	}
-	return k, false, k.load(ctx, st.Status)
+	err = k.load(ctx, st.Status)
+	return k, false, err
 }
 
 // load reads the rows of a found notification.

@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"io"
 	"net/http"
-	"strings"
+	"slices"
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
@@ -69,7 +69,7 @@ func checkFilter(f *engine.DeadLetterFilter) error {
 	if _, ok := notify.ParseCategory(f.Category); f.Category != "" && !ok {
 		return notify.Invalid("unknown_category", "category", "otp, alert, transactional, marketing or digest")
 	}
-	if f.State != "" && !strings.Contains("|dead|replayed|discarded|", "|"+f.State+"|") {
+	if !slices.Contains([]string{"", "dead", "replayed", "discarded"}, f.State) {
 		return notify.Invalid("bad_state", "state", "dead, replayed or discarded")
 	}
 	return nil

@@ -98,7 +98,7 @@ func (s *Server) listen() (err error) {
 		if ln != nil {
 			return ln, nil
 		}
-		if ln, err = net.Listen("tcp", addr); err != nil {
+		if ln, err = (&net.ListenConfig{}).Listen(context.Background(), "tcp", addr); err != nil {
 			return nil, &notify.Error{Kind: notify.KindUnavailable, Code: "listen", Msg: "cannot listen on " + addr, Err: err}
 		}
 		return ln, nil

@@ -110,7 +110,8 @@ func (s seed) rsa(label string) (*rsa.PrivateKey, error) {
 		Primes:    []*big.Int{p, q},
 	}
 	k.Precompute()
-	return k, k.Validate()
+	err := k.Validate()
+	return k, err
 }
 
 // prime returns a 1024-bit prime whose top two bits are set, so that a product of
@@ -119,7 +120,7 @@ func prime(src *randv2.ChaCha8) *big.Int {
 	var raw [128]byte
 	e := big.NewInt(65537)
 	for {
-		src.Read(raw[:]) // never fails
+		_, _ = src.Read(raw[:]) // never fails
 		raw[0] |= 0xc0
 		raw[127] |= 1
 		p := new(big.Int).SetBytes(raw[:])

@@ -78,7 +78,7 @@ func (l *Ledger) replay(r io.Reader) (int64, error) {
 	br := bufio.NewReaderSize(r, 1<<20)
 	for {
 		line, err := br.ReadBytes('\n')
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return end, nil // a line without its end was being written when the writer died
 		}
 		if err != nil {

@@ -200,7 +200,7 @@ func (g *Group) onRevoked(base context.Context, cl *kgo.Client, tps map[string][
 	g.commit(base, cl, as)
 	g.forget(as)
 	<-g.committing
-	g.release(base, as, false)
+	_ = g.release(base, as, false) // it has told Events
 }
 
 // onLost lets go of partitions that are somebody else's already.
@@ -209,7 +209,7 @@ func (g *Group) onLost(base context.Context, tps map[string][]int32) {
 	g.committing <- struct{}{}
 	g.forget(as)
 	<-g.committing
-	g.release(base, as, true)
+	_ = g.release(base, as, true)
 }
 
 // leave drains everything, commits and leaves the group.

@@ -87,7 +87,7 @@ func (p *Probe) ask(ctx context.Context) {
 		p.set(err)
 	case <-asking.Done():
 		p.set(errNoAnswer)
-		<-answer // one question at a time
+		_ = <-answer // one question at a time
 	}
 }
 

@@ -15,7 +15,6 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -56,8 +55,9 @@ func main() {
 	flag.BoolVar(&o.verbose, "v", false, "print every round and the server's log")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer stop()
-	if err := run(ctx, o); err != nil {
+	err := run(ctx, o)
+	stop()
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
@@ -92,7 +92,7 @@ func run(ctx context.Context, o options) error {
 		}
 		defer os.RemoveAll(dir)
 		b.dir = dir
-	} else if err := os.MkdirAll(filepath.Join(o.dir), 0o700); err != nil {
+	} else if err := os.MkdirAll(o.dir, 0o700); err != nil {
 		return err
 	}
 	for _, f := range figures {

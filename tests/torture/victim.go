@@ -128,7 +128,7 @@ func (v *victim) start(ctx context.Context, point string) error {
 // restart starts the next life; the one before must have ended.
 func (v *victim) restart(ctx context.Context, point string) error {
 	select {
-	case _ = <-v.exited: // how, die has looked at
+	case <-v.exited: //nolint:errcheck // how, die has looked at
 		return v.start(ctx, point)
 	default:
 		if err := v.stop(); err != nil {

@@ -75,7 +75,7 @@ func stored(t *testing.T, m engine.Meta) bool {
 }
 
 func TestRefused(t *testing.T) {
-	m, next, plan := meta(faulty.Rule{Method: "Meta.PutMeta", Skip: 1, Times: 2, Err: faulty.ErrDown})
+	m, _, plan := meta(faulty.Rule{Method: "Meta.PutMeta", Skip: 1, Times: 2, Err: faulty.ErrDown})
 	for i, want := range []bool{true, false, false, true} {
 		if err := m.PutMeta(t.Context(), "n", nil); (err == nil) != want || (err != nil && notify.KindOf(err) != notify.KindUnavailable) {
 			t.Errorf("call %d: %v", i, err)
@@ -84,7 +84,7 @@ func TestRefused(t *testing.T) {
 	if plan.Calls("Meta.PutMeta") != 4 || plan.Calls("Meta.GetMeta") != 0 {
 		t.Error("calls were counted wrong")
 	}
-	m, next, _ = meta(faulty.Rule{Method: "Meta.*", Err: faulty.ErrDown})
+	m, next, _ := meta(faulty.Rule{Method: "Meta.*", Err: faulty.ErrDown})
 	if err := m.PutMeta(t.Context(), "n", nil); err == nil || stored(t, next) {
 		t.Errorf("a refused call was applied: %v", err)
 	}

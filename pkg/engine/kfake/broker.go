@@ -36,7 +36,8 @@ func Open(cfg Config) (*Broker, error) {
 	b.guard = newGuard(cfg)
 	b.watch = newWatcher(cfg, b.guard)
 	if cfg.Dir == "" {
-		return b, b.start(cfg.Port)
+		err := b.start(cfg.Port)
+		return b, err
 	}
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("kfake: %w", err)
@@ -169,5 +170,6 @@ func Virtual(topics map[string]int) (*Broker, error) {
 	b := &Broker{cfg: cfg, dial: vn.DialContext}
 	b.guard = newGuard(cfg)
 	b.watch = newWatcher(cfg, b.guard)
-	return b, b.start(9092, kfake.ListenFn(vn.Listen))
+	err := b.start(9092, kfake.ListenFn(vn.Listen))
+	return b, err
 }
