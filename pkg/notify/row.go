@@ -133,52 +133,56 @@ func Fold(rows []Row, index, pos uint32) Outcome {
 			ex = []Exception{r.Default}
 			ex[0].Pos, ex[0].Addr = p, 0
 		}
+		if r.Key.Kind == RowOutcome {
+			// What was handed to this row's envelope is answered by it: by an
+			// outcome of the address, by one of the whole receiver, or, for an
+			// address it left out, by nothing.
+			for a := range addrs[:count] {
+				if addrs[a] == Deferred {
+					addrs[a] = answer(ex, uint8(a))
+					out.Code, out.Attempt = ex[0].Code, r.Key.Attempt
+				}
+			}
+		}
 		for _, x := range ex {
-			switch x.State {
-			case Suppressed, Expired, Cancelled:
+			switch {
+			case x.State == Suppressed, x.State == Expired, x.State == Cancelled, x.State == Failed && x.Code == CodeNoAddress:
 				whole, wholeCode = x.State, x.Code
 				out.Attempt = r.Key.Attempt
 				continue
-			case Failed:
-				if x.Code == CodeNoAddress {
-					whole, wholeCode = x.State, x.Code
-					continue
-				}
+			case r.Key.Kind == RowOutcome && x.Of <= 1 && count > 1:
+				continue // of the receiver, and said above
 			}
 			was := addrs[x.Addr]
-			now := BetterAddressState(was, x.State)
-			if was == Deferred && r.Key.Kind == RowOutcome {
-				now = x.State // the envelope it was handed to has answered
-			}
-			if now != was {
+			if now := BetterAddressState(was, x.State); now != was || now == Deferred {
 				addrs[x.Addr] = now
 				out.Code, out.Attempt = x.Code, r.Key.Attempt
 			}
 			count = max(count, int(x.Addr)+1, int(x.Of))
 		}
 	}
-	called := FoldAddresses(addrs[:count])
-	switch {
-	case called == Deferred && whole != None:
-		// It waited for a retry or a deferral, which then ended without a call;
-		// an address that had been reached before still counts.
-		rest := addrs[:0:0]
-		for _, s := range addrs[:count] {
-			if s != Deferred && s != None {
-				rest = append(rest, s)
-			}
-		}
-		if s := FoldAddresses(rest); s == Sent || s == Delivered || s == Unknown {
-			out.State = s
-		} else {
-			out.State, out.Code = whole, wholeCode
-		}
-	case called != None:
+	if called := FoldAddresses(addrs[:count]); called != None {
 		out.State = called
-	case whole != None:
+	} else if whole != None {
 		out.State, out.Code = whole, wholeCode
 	}
 	return out
+}
+
+// answer is what the outcomes of a receiver say of its address addr.
+func answer(ex []Exception, addr uint8) State {
+	for i := range ex {
+		x := &ex[i]
+		if x.Addr != addr && x.Of > 1 {
+			continue
+		}
+		switch {
+		case x.State == Suppressed, x.State == Expired, x.State == Cancelled, x.Code == CodeNoAddress:
+			return None
+		}
+		return x.State
+	}
+	return None
 }
 
 // CodeNoAddress is the code of a receiver that had no address at fire time.

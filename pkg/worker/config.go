@@ -22,7 +22,11 @@ type Provider interface {
 // Preferences decides, from memory, whether and where a user is reached.
 type Preferences interface {
 	Decide(hash uint64, user []byte, ch notify.Channel, cat notify.Category, now time.Time) prefs.Verdict
-	Addresses(dst []notify.Target, user []byte, ch notify.Channel) []notify.Target
+	// AddressesHash appends the addresses of a user, whose notify.HashUser is
+	// userHash; Touch, called with those of some dozens of users before, makes
+	// it three times as fast.
+	AddressesHash(dst []notify.Target, userHash uint64, user []byte, ch notify.Channel) []notify.Target
+	Touch(userHashes []uint64) uint64
 	Suppressed(ch notify.Channel, address []byte) bool
 	Suppress(ctx context.Context, user string, ch notify.Channel, address, reason string) error
 	// Fresh reports whether what is known is recent enough for bulk.

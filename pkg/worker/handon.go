@@ -42,11 +42,17 @@ func (j *job) handOn(ctx context.Context, row *notify.Row) error {
 
 // part is a group of receivers that go on together.
 type group struct {
-	retry bool
-	wake  int64
+	goesOn
 	cause string
 	w     notify.ReceiverWriter
 	first uint32
+}
+
+// goesOn is what the receivers of a group have in common.
+type goesOn struct {
+	retry bool
+	wake  int64
+	calls string // earlier calls: "", causeCalled or causeMaybe
 }
 
 // derive walks the receivers beside their outcomes.
@@ -80,6 +86,12 @@ func (j *job) derive(row *notify.Row) (recs []stream.Record, timers []engine.Tim
 			timers = append(timers, engine.Timer{FireAt: g.wake, ID: timerID(d.Key()), Kind: timer.KindEnvelope, Target: topic, Payload: value})
 		}
 	}
+	room := w.cfg.MaxEnvelope
+	if e.Count > 0 {
+		empty := *e
+		empty.Receivers, empty.Count = nil, 0
+		room -= len(notify.AppendEnvelope(nil, &empty)) + 64
+	}
 	rd := notify.ReadReceivers(e.Receivers)
 	var rec notify.Receiver
 	var targets []notify.Target
@@ -88,7 +100,8 @@ func (j *job) derive(row *notify.Row) (recs []stream.Record, timers []engine.Tim
 		if len(ex) == 0 {
 			ex = []notify.Exception{row.Default}
 		}
-		var g *group
+		var on goesOn
+		var code string
 		failed := -1
 		for i := range ex {
 			x := &ex[i]
@@ -96,27 +109,33 @@ func (j *job) derive(row *notify.Row) (recs []stream.Record, timers []engine.Tim
 			case notify.Failed:
 				failed = i
 			case notify.Deferred:
-				if k := slices.IndexFunc(groups, func(g *group) bool { return g.retry == x.Retry && g.wake == x.Wake }); k >= 0 {
-					g = groups[k]
-				} else {
-					g = &group{retry: x.Retry, wake: x.Wake, cause: cause(e, x), first: rec.Index}
-					groups = append(groups, g)
-				}
+				// All of its addresses go on together, at the last one's time.
+				on.retry = on.retry || x.Retry
+				on.wake = max(on.wake, x.Wake)
+				on.calls = max(on.calls, calls(e, x)) // "" < called < maybe
+				code = x.Code
 			}
 		}
-		if g != nil {
+		if on.wake != 0 {
+			var g *group
+			if k := slices.IndexFunc(groups, func(g *group) bool { return g.goesOn == on }); k >= 0 {
+				g = groups[k]
+			} else {
+				g = &group{goesOn: on, cause: on.calls + code, first: rec.Index}
+				groups = append(groups, g)
+			}
 			out := rec
 			if len(ex) > 1 || ex[0].Of > 1 {
 				out.Address = j.failedTargets(targets, &rec, ex)
 			}
-			if g.w.Len()+len(out.User)+len(out.Address)+len(out.Variables)+16 > w.cfg.MaxEnvelope {
+			if g.w.Count() > 0 && g.w.Len()+len(out.User)+len(out.Address)+len(out.Variables)+16 > room {
 				flush(g)
 				g.w = notify.ReceiverWriter{}
 				g.first = rec.Index
 			}
 			g.w.Append(out)
 		}
-		if failed >= 0 && g == nil && allFailed(ex) {
+		if failed >= 0 && on.wake == 0 && allFailed(ex) && !reached(&rec) {
 			recs = append(recs, j.failure(row, &rec, &ex[failed]))
 		}
 	}
@@ -126,14 +145,36 @@ func (j *job) derive(row *notify.Row) (recs []stream.Record, timers []engine.Tim
 	return recs, timers
 }
 
-// failedTargets is the address field that names just the addresses that go on.
+// reached reports whether an earlier attempt reached one of the addresses.
+func reached(rec *notify.Receiver) bool {
+	if len(rec.Address) == 0 || rec.Address[0] != 0 {
+		return false
+	}
+	ts, _ := notify.Targets(nil, rec.Address)
+	return slices.ContainsFunc(ts, func(t notify.Target) bool { return len(t.Address) == 0 })
+}
+
+// failedTargets is the address field that names just the addresses that go on,
+// and, without the address, those that were reached or may have been: the last
+// attempt must know that the receiver has not failed.
 func (j *job) failedTargets(buf []notify.Target, rec *notify.Receiver, ex []notify.Exception) []byte {
 	all, err := notify.Targets(buf[:0], rec.Address)
 	if err != nil || len(all) == 0 {
-		all = j.p.w.cfg.Prefs.Addresses(buf[:0], rec.User, j.env.Channel)
+		all = j.p.w.cfg.Prefs.AddressesHash(buf[:0], notify.HashUser(rec.User), rec.User, j.env.Channel)
 	}
 	var on []notify.Target
+	for _, t := range all {
+		if len(t.Address) == 0 {
+			on = append(on, t)
+		}
+	}
+	marks := len(on)
 	for _, x := range ex {
+		if x.State == notify.Sent || x.State == notify.Delivered || x.State == notify.Unknown {
+			on = append(on, notify.Target{Addr: x.Addr, Of: x.Of})
+			marks++
+			continue
+		}
 		if x.State != notify.Deferred {
 			continue
 		}
@@ -141,7 +182,7 @@ func (j *job) failedTargets(buf []notify.Target, rec *notify.Receiver, ex []noti
 			on = append(on, all[i])
 		}
 	}
-	if len(on) == 0 {
+	if len(on) == marks {
 		return rec.Address // resolved again at its time
 	}
 	return notify.AppendTargets(nil, on)
@@ -157,13 +198,15 @@ func allFailed(ex []notify.Exception) bool {
 	return true
 }
 
-// cause is why an envelope was derived; it remembers that a call was made.
-func cause(e *notify.Envelope, x *notify.Exception) string {
-	called := x.Provider != "" || strings.HasPrefix(e.Cause, causeCalled)
-	if called && !x.Retry {
-		return causeCalled + x.Code
+// calls is what the cause of a derived envelope says of calls made so far.
+func calls(e *notify.Envelope, x *notify.Exception) string {
+	switch {
+	case x.Class == notify.ClassAmbiguous && x.Code != codePanic, strings.HasPrefix(e.Cause, causeMaybe):
+		return causeMaybe
+	case x.Provider != "" || strings.HasPrefix(e.Cause, causeCalled):
+		return causeCalled
 	}
-	return x.Code
+	return ""
 }
 
 // timerID names a derived envelope in the timer store: parked twice, it is one.

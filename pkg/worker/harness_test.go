@@ -306,7 +306,9 @@ func (p *fakePrefs) Decide(_ uint64, user []byte, _ notify.Channel, cat notify.C
 	return p.verdict(string(user))
 }
 
-func (p *fakePrefs) Addresses(dst []notify.Target, user []byte, _ notify.Channel) []notify.Target {
+func (p *fakePrefs) Touch([]uint64) uint64 { return 0 }
+
+func (p *fakePrefs) AddressesHash(dst []notify.Target, _ uint64, user []byte, _ notify.Channel) []notify.Target {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	as := p.addresses[string(user)]

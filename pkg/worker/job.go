@@ -34,7 +34,8 @@ type job struct {
 	def       notify.Exception   // the default outcome, once there is one
 	ex        []notify.Exception // unsorted
 	windows   int                // not finished
-	claimed   bool               // all windows have been handed out
+	fate      decision
+	claimed   bool // all windows have been handed out
 }
 
 // mark is a place in the receivers' column.
@@ -42,6 +43,15 @@ type mark struct {
 	pos uint32
 	rd  notify.ReceiverReader
 }
+
+// decision says whether a job is called by this owner of the partition.
+type decision uint8
+
+const (
+	undecided decision = iota
+	called
+	left // for the next owner
+)
 
 // window is a span of positions that is claimed, called and settled together.
 type window struct {
@@ -222,11 +232,16 @@ func (j *job) commit(snapshot func() (row notify.Row, ok bool)) error {
 	}
 }
 
-// save makes the progress of a job that is left behind durable: its windows
-// have all been settled, so the next owner finds nothing ambiguous.
+// save takes back the claims of a job that is left behind, beside its progress:
+// windows that were called have all been settled, the others were not called, so
+// the next owner finds nothing ambiguous.
 func (j *job) save() {
 	// An error means the partition is gone: the claim stands instead.
-	_ = j.commit(func() (notify.Row, bool) { return j.snapshotLocked(), j.doneTo > 0 })
+	_ = j.commit(func() (notify.Row, bool) {
+		claimed := j.startedTo > 0
+		j.startedTo = max(j.doneTo, min(j.startedTo, j.resumedTo))
+		return j.snapshotLocked(), claimed
+	})
 }
 
 // finishWindow merges a window's outcomes and reports whether it was the last.

@@ -1,6 +1,10 @@
 package worker
 
 import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/binary"
+	"slices"
 	"sync"
 	"time"
 
@@ -14,9 +18,10 @@ type mailbox struct {
 	p *partition
 
 	mu    sync.Mutex
-	bags  map[uint64]*bag
-	seen  map[uint64]time.Time // contents met in the last BatchAge
+	bags  map[contentKey]*bag
+	seen  map[contentKey]time.Time // contents met in the last BatchAge
 	swept time.Time
+	rush  int // codes that wait for a turn behind mails: nothing is held
 }
 
 // bag holds mails of one content until it is full or BatchAge old.
@@ -26,7 +31,7 @@ type bag struct {
 }
 
 func newMailbox(p *partition) *mailbox {
-	return &mailbox{p: p, bags: map[uint64]*bag{}, seen: map[uint64]time.Time{}}
+	return &mailbox{p: p, bags: map[contentKey]*bag{}, seen: map[contentKey]time.Time{}}
 }
 
 // takes reports whether a mail may meet others of its content: templates may
@@ -49,6 +54,9 @@ func (m *mailbox) takes(j *job) bool {
 	}
 	_, again := m.seen[h]
 	m.seen[h] = now
+	if m.rush > 0 {
+		return false
+	}
 	return again || j.env.Content.Template != ""
 }
 
@@ -65,7 +73,7 @@ func (m *mailbox) add(j *job) {
 		m.bags[h] = b
 	}
 	b.jobs = append(b.jobs, j)
-	if len(b.jobs) == cfg.Window {
+	if len(b.jobs) == cfg.Window || first && m.rush > 0 {
 		delete(m.bags, h)
 		close(b.full)
 	}
@@ -104,6 +112,8 @@ func (m *mailbox) send(jobs []*job) {
 	if len(now) > 0 && !m.sendNow(now) {
 		return
 	}
+	// In the order of the log: else two bags could wait for each other.
+	slices.SortFunc(later, func(a, b *job) int { return cmp.Compare(a.turn.n, b.turn.n) })
 	for _, j := range later {
 		if !j.myTurn() || !j.window(0, 1, runHere) {
 			return
@@ -142,9 +152,37 @@ func (m *mailbox) sendNow(jobs []*job) bool {
 	return true
 }
 
-func contentHash(e *notify.Envelope) uint64 {
+// hurry is told of a code or alert: mails that its turn waits for are not held.
+func (m *mailbox) hurry(j *job) {
+	if j.turn == nil || j.turn.come() {
+		return
+	}
+	m.mu.Lock()
+	m.rush++
+	for k, b := range m.bags {
+		delete(m.bags, k)
+		close(b.full)
+	}
+	m.mu.Unlock()
+	m.p.wg.Go(func() {
+		select {
+		case <-j.turn.ready:
+		case <-m.p.soft.Done():
+		}
+		m.mu.Lock()
+		m.rush--
+		m.mu.Unlock()
+	})
+}
+
+// contentKey is a cryptographic hash: whoever finds two contents of one key
+// could have his own sent to another's receivers.
+type contentKey [sha256.Size]byte
+
+func contentHash(e *notify.Envelope) contentKey {
 	b := notify.AppendContent(nil, &e.Content)
-	b = append(b, byte(e.Category), byte(e.Expires), byte(e.Expires>>8), byte(e.Expires>>16), byte(e.Expires>>24))
+	b = append(b, byte(e.Category))
+	b = binary.BigEndian.AppendUint64(b, uint64(e.Expires))
 	b = append(b, e.Caller...)
-	return notify.ColumnDigest(b)
+	return sha256.Sum256(b)
 }

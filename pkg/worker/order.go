@@ -28,6 +28,7 @@ const (
 type turn struct {
 	n      uint32
 	before int // envelopes it waits for
+	left   bool
 	behind []*turn
 	ready  chan struct{}
 }
@@ -87,18 +88,27 @@ func (o *order) after(t *turn, n uint32) {
 	u.behind = append(u.behind, t)
 }
 
-// leave ends a turn: its users have had their first results.
+// leave ends a turn: its users have had their first results. One that leaves
+// without having waited (it was finished before, expired or cancelled) stays in
+// the line until those before it have left: who is behind waits for them, too.
 func (o *order) leave(t *turn) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.open[t.n] != t {
+	t.left = true
+	if t.before > 0 || o.open[t.n] != t {
 		return
 	}
-	delete(o.open, t.n)
-	for _, u := range t.behind {
-		if u.before--; u.before == 0 {
-			close(u.ready)
+	for gone := []*turn{t}; len(gone) > 0; {
+		t, gone = gone[len(gone)-1], gone[:len(gone)-1]
+		delete(o.open, t.n)
+		for _, u := range t.behind {
+			if u.before--; u.before == 0 {
+				close(u.ready)
+				if u.left {
+					gone = append(gone, u)
+				}
+			}
 		}
+		t.behind = nil
 	}
-	t.behind = nil
 }

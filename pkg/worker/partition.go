@@ -84,6 +84,11 @@ func (p *partition) accept(msgs []message) error {
 			continue
 		}
 		j, hashes := newJob(p, m, env)
+		// Known as live before its row is read: a copy that finishes in between
+		// would else be started again from the claim that was read.
+		if p.copyOf(j) {
+			continue
+		}
 		if p.order != nil {
 			j.turn = p.order.enter(hashes, env.Count)
 		}
@@ -123,20 +128,30 @@ func (p *partition) rows(keys []notify.RowKey) ([]notify.Row, error) {
 	}
 }
 
-// start runs a job, or ends it at once when it was finished before.
-func (p *partition) start(j *job, row *notify.Row) {
+// copyOf makes j the live job of its key, or reports true when there is one:
+// then j is done with it, for whatever comes of the first copy is durable before
+// that is marked, and so before this one.
+func (p *partition) copyOf(j *job) bool {
 	p.mu.Lock()
-	if first, ok := p.live[j.row.Key]; ok {
-		// A copy of an envelope that is in flight here: whatever comes of the
-		// first is durable before the first is marked, and so before this one.
-		p.mu.Unlock()
-		p.leave(j)
+	first, ok := p.live[j.row.Key]
+	if !ok {
+		p.live[j.row.Key] = j
+	}
+	p.mu.Unlock()
+	switch {
+	case !ok:
+		return false
+	case first.row.Digest != j.row.Digest:
+		p.wg.Go(func() { p.w.mismatch(p.ctx, j, &first.row) })
+	default:
 		first.msg.After(j.msg)
 		p.duplicate(j)
-		return
 	}
-	p.live[j.row.Key] = j
-	p.mu.Unlock()
+	return true
+}
+
+// start runs a job, or ends it at once when it was finished before.
+func (p *partition) start(j *job, row *notify.Row) {
 	p.wg.Add(1)
 	go func() {
 		defer p.wg.Done()
@@ -176,7 +191,9 @@ func (p *partition) leave(j *job) {
 
 func (p *partition) forget(j *job) {
 	p.mu.Lock()
-	delete(p.live, j.row.Key)
+	if p.live[j.row.Key] == j {
+		delete(p.live, j.row.Key)
+	}
 	p.mu.Unlock()
 }
 
@@ -191,7 +208,8 @@ func (j *job) run(alone bool) {
 	if whole, code := p.w.wholly(j, time.Now()); whole != notify.None {
 		j.mu.Lock()
 		for pos := j.doneTo; pos < j.env.Count; pos++ {
-			j.settleLocked(pos, notify.Exception{State: whole, Code: code})
+			state, code := j.unsent(pos, whole, code)
+			j.settleLocked(pos, notify.Exception{State: state, Code: code})
 		}
 		j.advanceLocked()
 		j.mu.Unlock()
@@ -220,8 +238,17 @@ func (j *job) run(alone bool) {
 		p.mail.add(j)
 		return
 	}
+	if p.mail != nil && j.env.Category.Critical() {
+		p.mail.hurry(j)
+	}
+	// After a panic its receivers run one by one, so that it costs the one that
+	// causes it its attempts, and no other.
+	size := uint32(cfg.Window)
+	if strings.HasSuffix(j.env.Cause, codePanic) {
+		size = 1
+	}
 	for from < j.env.Count {
-		hi := min((from/uint32(cfg.Window)+1)*uint32(cfg.Window), j.env.Count)
+		hi := min((from/size+1)*size, j.env.Count)
 		if from < again {
 			hi = min(hi, again)
 		}
@@ -272,6 +299,7 @@ func (j *job) window(lo, hi uint32, where runWhere) bool {
 		if p.w.claimLast {
 			n, err := p.w.capacity.acquire(p.soft, j.env.Category, int(hi-lo))
 			if err != nil {
+				w.putOff()
 				return
 			}
 			defer p.w.capacity.release(n)
@@ -310,16 +338,43 @@ func (p *partition) reserve(j *job, n int) (budget, early int, err error) {
 	return budget, early, err
 }
 
-// myTurn waits until the envelopes before this one have answered.
+// myTurn waits until the envelopes before this one have answered. False: the
+// partition is going first; then no window of the job is called, so that what
+// was called is always a beginning of the job.
 func (j *job) myTurn() bool {
 	if j.turn == nil {
 		return true
 	}
 	select {
 	case <-j.turn.ready:
-		return true
 	case <-j.p.soft.Done():
-		return false
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.fate == undecided {
+		j.fate = left
+		if j.turn.come() {
+			j.fate = called
+		}
+	}
+	return j.fate == called
+}
+
+// putOff ends a window that the partition's end overtook before its call. The
+// job's other windows may have been called, so its receivers go on by
+// themselves; a job of one window is left to the next owner instead.
+func (w *window) putOff() {
+	j := w.job
+	if w.lo == 0 && w.hi == j.env.Count {
+		return
+	}
+	wake := roundUp(time.Now().Add(time.Second), time.Second)
+	ex := make([]notify.Exception, 0, w.hi-w.lo)
+	for pos := w.lo; pos < w.hi; pos++ {
+		ex = append(ex, notify.Exception{Pos: pos, State: notify.Deferred, Code: codeHandedOver, Wake: wake})
+	}
+	if j.finishWindow(notify.Exception{}, nil, w.lo, ex) {
+		j.finish()
 	}
 }
 
@@ -338,7 +393,7 @@ func (j *job) readerAt(pos uint32) notify.ReceiverReader {
 func (w *Worker) wholly(j *job, now time.Time) (notify.State, string) {
 	e := &j.env
 	if e.Expired(now) {
-		return w.expired(e)
+		return notify.Expired, codeExpired
 	}
 	if !e.Fan && w.cfg.Cancels.Cancelled(e, 0) {
 		return notify.Cancelled, "cancelled"
@@ -346,17 +401,33 @@ func (w *Worker) wholly(j *job, now time.Time) (notify.State, string) {
 	return notify.None, ""
 }
 
-// expired is the outcome of a receiver whose deadline has passed: EXPIRED only
-// if no call was ever made for it.
-func (w *Worker) expired(e *notify.Envelope) (notify.State, string) {
-	if e.Attempt > 0 || strings.HasPrefix(e.Cause, causeCalled) {
-		return notify.Failed, "deadline"
+// unsent is the outcome of a receiver that ends without a call, or without a
+// further one: EXPIRED, SUPPRESSED and CANCELLED stand only where none was ever
+// made.
+func (j *job) unsent(pos uint32, s notify.State, code string) (notify.State, string) {
+	e := &j.env
+	switch {
+	case pos < j.resumedTo || strings.HasPrefix(e.Cause, causeMaybe):
+		return notify.Unknown, code
+	case e.Attempt == 0 && !strings.HasPrefix(e.Cause, causeCalled):
+		return s, code
+	case s == notify.Expired:
+		code = "deadline"
 	}
-	return notify.Expired, "expired"
+	return notify.Failed, code
 }
 
-// causeCalled marks, in a deferral's cause, that a call had been made before.
-const causeCalled = "called:"
+// What the cause of a derived envelope says of earlier calls, before the code.
+const (
+	causeCalled = "called:" // a deferral: a call was made, and not taken
+	causeMaybe  = "maybe:"  // a call was made that may have been taken
+)
+
+const (
+	codeExpired    = "expired"
+	codePanic      = "panic"
+	codeHandedOver = "handed_over"
+)
 
 // fresh holds a bulk window back while preferences are too old to be believed:
 // an opt-out may be among what is not known yet.

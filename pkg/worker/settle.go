@@ -2,6 +2,7 @@ package worker
 
 import (
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -49,7 +50,7 @@ func (r *round) settle(i int, res *notify.Result) {
 		return
 	case notify.ClassDeadAddress, notify.ClassOptedOut:
 		x.State = notify.Failed
-		r.w.suppress(e.Channel, item, res.Code)
+		r.dead, r.deadCode = append(r.dead, *item), append(r.deadCode, res.Code)
 	default:
 		x.State = notify.Failed
 	}
@@ -109,28 +110,40 @@ func (r *round) later(i int, x notify.Exception, at, now time.Time) {
 func (r *round) retry(x notify.Exception, e *notify.Envelope, after time.Duration, now time.Time) {
 	cfg := &r.w.cfg
 	if int(e.Attempt) >= cfg.MaxRetries {
-		x.State = notify.Failed
-		r.add(r.partOf(e), x)
+		r.giveUp(x, e)
 		return
 	}
 	wake := now.Add(cfg.Backoff.Delay(int(e.Attempt), after, jitterOf(e)))
 	if e.Expires != 0 && wake.UnixMilli() >= e.Expires {
-		x.State = notify.Failed
-		r.add(r.partOf(e), x)
+		r.giveUp(x, e)
 		return
 	}
 	x.State, x.Retry, x.Wake = notify.Deferred, true, roundUp(wake, 250*time.Millisecond)
 	r.add(r.partOf(e), x)
 }
 
+// giveUp ends an item after its last attempt: FAILED, or UNKNOWN when one of
+// them may have been taken. (A panic is counted as a call that was not.)
+func (r *round) giveUp(x notify.Exception, e *notify.Envelope) {
+	x.State = notify.Failed
+	if x.Class == notify.ClassAmbiguous && x.Code != codePanic || strings.HasPrefix(e.Cause, causeMaybe) {
+		x.State = notify.Unknown
+	}
+	r.add(r.partOf(e), x)
+}
+
 // wait parks an item until at.
 func (r *round) wait(x notify.Exception, e *notify.Envelope, at time.Time) {
 	x.State, x.Wake = notify.Deferred, roundUp(at, time.Second)
+	part := r.partOf(e)
 	if e.Expires != 0 && x.Wake >= e.Expires {
-		x.State, _ = r.w.expired(e)
+		x.State, _ = r.parts[part].job.unsent(x.Pos, notify.Expired, codeExpired)
+		if x.State == notify.Expired && x.Provider != "" {
+			x.State = notify.Failed // a call was made, and not taken
+		}
 		x.Wake = 0
 	}
-	r.add(r.partOf(e), x)
+	r.add(part, x)
 }
 
 // settleWait is wait for an item that was not called.
@@ -175,13 +188,17 @@ func (j *job) ambiguous() {
 	j.mu.Unlock()
 }
 
-// note tells the observers what became of a call.
-func (r *round) note(began time.Time) {
+// note tells the observers what became of the windows.
+func (r *round) note() {
 	f := r.w.cfg.Events.Settled
 	if f == nil {
 		return
 	}
 	now := time.Now()
+	began := r.began
+	if began.IsZero() {
+		began = now
+	}
 	for i, p := range r.parts {
 		e := &p.job.env
 		info := SettledInfo{

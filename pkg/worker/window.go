@@ -14,12 +14,17 @@ import (
 // round is one or more claimed windows of the same content on their way
 // through the provider. It is used by one goroutine, but for settle.
 type round struct {
-	w     *Worker
-	parts []*window
-	call  notify.Call
-	refs  []ref    // per item
-	plain [][]bool // per part and position: has the default outcome
-	again []int    // items not taken yet: wait for their route
+	w        *Worker
+	parts    []*window
+	call     notify.Call
+	refs     []ref     // per item
+	plain    [][]bool  // per part and position: has the default outcome
+	again    []int     // items not taken yet: wait for their route
+	began    time.Time // of the first call
+	looked   time.Time
+	dead     []notify.Item // and why, in deadCode
+	deadCode []string
+	targets  []notify.Target // of the receiver looked at
 
 	mu   sync.Mutex
 	def  notify.Exception
@@ -43,15 +48,21 @@ func (w *Worker) runWindow(parts []*window) {
 		Content: &e.Content, Expires: e.Expires, Trace: e.Trace,
 	}
 	if !parts[0].job.p.fresh() {
+		for _, p := range parts {
+			p.putOff()
+		}
 		return
 	}
+	r.looked = time.Now()
 	for i, p := range parts {
 		r.plain[i] = make([]bool, p.hi-p.lo)
-		r.look(i, time.Now())
+		r.look(i, r.looked)
 	}
 	// A round whose partition is gone leaves its windows open: they are
 	// ambiguous, as after a crash.
 	if len(r.call.Items) == 0 || r.deliver(parts[0].job.p) {
+		r.suppress(parts[0].job.p)
+		r.note()
 		for i, p := range r.parts {
 			j := p.job
 			if !j.finishWindow(r.def, r.plain[i], p.lo, r.ex[i]) {
@@ -72,12 +83,9 @@ func (r *round) look(i int, now time.Time) {
 	e := &p.job.env
 	key := e.Key()
 	rd := p.rd
-	var rec notify.Receiver
-	var buf [4]notify.Target
 	if e.Expired(now) {
-		state, code := r.w.expired(e)
 		for pos := p.lo; pos < p.hi; pos++ {
-			r.decided(i, pos, state, code, 0)
+			r.unsent(i, pos, notify.Expired, codeExpired)
 		}
 		return
 	}
@@ -85,56 +93,93 @@ func (r *round) look(i int, now time.Time) {
 		r.call.Items = make([]notify.Item, 0, p.hi-p.lo)
 		r.refs = make([]ref, 0, p.hi-p.lo)
 	}
-	for pos := p.lo; pos < p.hi; pos++ {
-		if !rd.Next(&rec) {
-			r.decided(i, pos, notify.Failed, "corrupt", 0)
+	var block [64]looked
+	var hashes [len(block)]uint64
+	for pos := p.lo; pos < p.hi; {
+		n, lookups := 0, 0
+		for ; n < len(block) && pos+uint32(n) < p.hi && rd.Next(&block[n].rec); n++ {
+			l := &block[n]
+			l.hash = notify.HashUser(l.rec.User)
+			if len(l.rec.Address) == 0 {
+				hashes[lookups] = l.hash
+				lookups++
+			}
+		}
+		if n == 0 {
+			for ; pos < p.hi; pos++ {
+				r.decided(i, pos, notify.Failed, "corrupt", 0)
+			}
+			return
+		}
+		if lookups > 1 {
+			cfg.Prefs.Touch(hashes[:lookups])
+		}
+		for k := range block[:n] {
+			r.lookAt(i, pos+uint32(k), &block[k], e, key, now)
+		}
+		pos += uint32(n)
+	}
+}
+
+// looked is a receiver of the block that is looked at together.
+type looked struct {
+	rec  notify.Receiver
+	hash uint64
+}
+
+func (r *round) lookAt(i int, pos uint32, l *looked, e *notify.Envelope, key notify.RowKey, now time.Time) {
+	cfg := &r.w.cfg
+	rec := &l.rec
+	if cfg.Cancels.Cancelled(e, rec.Index) {
+		r.unsent(i, pos, notify.Cancelled, "cancelled")
+		return
+	}
+	switch v := cfg.Prefs.Decide(l.hash, rec.User, e.Channel, e.Category, now); v.Action {
+	case prefs.OptedOut:
+		r.unsent(i, pos, notify.Suppressed, "opted_out")
+		return
+	case prefs.Quiet:
+		if e.Expires != 0 && v.Until >= e.Expires {
+			r.unsent(i, pos, notify.Expired, codeExpired)
+		} else {
+			r.decided(i, pos, notify.Deferred, "quiet_hours", v.Until)
+		}
+		return
+	}
+	targets, err := notify.Targets(r.targets[:0], rec.Address)
+	if err == nil && len(targets) == 0 {
+		targets = cfg.Prefs.AddressesHash(targets, l.hash, rec.User, e.Channel)
+	}
+	r.targets = targets
+	n := len(r.call.Items)
+	dead := 0
+	for _, t := range targets {
+		if cfg.Prefs.Suppressed(e.Channel, t.Address) {
+			dead++
 			continue
 		}
-		if cfg.Cancels.Cancelled(e, rec.Index) {
-			r.decided(i, pos, notify.Cancelled, "cancelled", 0)
-			continue
+		of := t.Of
+		if of <= 1 {
+			of = 0
 		}
-		switch v := cfg.Prefs.Decide(notify.HashUser(rec.User), rec.User, e.Channel, e.Category, now); v.Action {
-		case prefs.OptedOut:
-			r.decided(i, pos, notify.Suppressed, "opted_out", 0)
-			continue
-		case prefs.Quiet:
-			if e.Expires != 0 && v.Until >= e.Expires {
-				state, code := r.w.expired(e)
-				r.decided(i, pos, state, code, 0)
-			} else {
-				r.decided(i, pos, notify.Deferred, "quiet_hours", v.Until)
-			}
-			continue
-		}
-		targets, err := notify.Targets(buf[:0], rec.Address)
-		if err == nil && len(targets) == 0 {
-			targets = cfg.Prefs.Addresses(buf[:0], rec.User, e.Channel)
-		}
-		n := len(r.call.Items)
-		dead := 0
-		for _, t := range targets {
-			if cfg.Prefs.Suppressed(e.Channel, t.Address) {
-				dead++
-				continue
-			}
-			of := t.Of
-			if of <= 1 {
-				of = 0
-			}
-			r.call.Items = append(r.call.Items, notify.Item{
-				ID: e.ID(rec.Index), Key: key, Addr: t.Addr, User: rec.User, Address: t.Address, Variables: rec.Variables,
-			})
-			r.refs = append(r.refs, ref{uint16(i), of, pos})
-		}
-		if len(r.call.Items) == n {
-			if dead > 0 {
-				r.decided(i, pos, notify.Suppressed, "suppressed_address", 0)
-			} else {
-				r.decided(i, pos, notify.Failed, notify.CodeNoAddress, 0)
-			}
+		r.call.Items = append(r.call.Items, notify.Item{
+			ID: e.ID(rec.Index), Key: key, Addr: t.Addr, User: rec.User, Address: t.Address, Variables: rec.Variables,
+		})
+		r.refs = append(r.refs, ref{uint16(i), of, pos})
+	}
+	if len(r.call.Items) == n {
+		if dead > 0 {
+			r.unsent(i, pos, notify.Suppressed, "suppressed_address")
+		} else {
+			r.decided(i, pos, notify.Failed, notify.CodeNoAddress, 0)
 		}
 	}
+}
+
+// unsent records the outcome of a receiver that ends without a call now.
+func (r *round) unsent(part int, pos uint32, s notify.State, code string) {
+	s, code = r.parts[part].job.unsent(pos, s, code)
+	r.decided(part, pos, s, code, 0)
 }
 
 // decided records an outcome that needed no call.
@@ -172,12 +217,12 @@ func (r *round) deliver(p *partition) bool {
 		if at := r.nextDeadline(refs); !at.IsZero() && at.Before(wait) {
 			wait = at
 		}
-		if !cfg.Health.wait(p.soft, wait) {
+		if !cfg.Health.wait(p.soft, wait) || !p.fresh() {
 			if p.ctx.Err() != nil {
 				return false
 			}
 			for i := range items { // the partition is about to go
-				r.settleWait(refs[i], items[i].Addr, "handed_over", time.Now().Add(time.Second))
+				r.settleWait(refs[i], items[i].Addr, codeHandedOver, time.Now().Add(time.Second))
 			}
 			return true
 		}
@@ -239,17 +284,23 @@ func (r *round) nextDeadline(refs []ref) (at time.Time) {
 func (r *round) lookAgain(items []notify.Item, refs []ref) ([]notify.Item, []ref) {
 	cfg := &r.w.cfg
 	now := time.Now()
+	r.looked = now
 	keepItems, keepRefs := items[:0], refs[:0]
 	for i := range items {
-		e := &r.parts[refs[i].part].job.env
+		j := r.parts[refs[i].part].job
+		e := &j.env
 		x := notify.Exception{Pos: refs[i].pos, Addr: items[i].Addr, Of: refs[i].of}
 		switch v := cfg.Prefs.Decide(notify.HashUser(items[i].User), items[i].User, e.Channel, e.Category, now); {
 		case e.Expired(now):
-			x.State, x.Code = r.w.expired(e)
+			x.State, x.Code = j.unsent(x.Pos, notify.Expired, codeExpired)
 		case cfg.Cancels.Cancelled(e, items[i].ID.Index):
-			x.State, x.Code = notify.Cancelled, "cancelled"
+			x.State, x.Code = j.unsent(x.Pos, notify.Cancelled, "cancelled")
 		case v.Action == prefs.OptedOut:
-			x.State, x.Code = notify.Suppressed, "opted_out"
+			x.State, x.Code = j.unsent(x.Pos, notify.Suppressed, "opted_out")
+		case cfg.Prefs.Suppressed(e.Channel, items[i].Address):
+			x.State, x.Code = j.unsent(x.Pos, notify.Suppressed, "suppressed_address")
+		case v.Action == prefs.Quiet && e.Expires != 0 && v.Until >= e.Expires:
+			x.State, x.Code = j.unsent(x.Pos, notify.Expired, codeExpired)
 		case v.Action == prefs.Quiet:
 			x.State, x.Code, x.Wake = notify.Deferred, "quiet_hours", v.Until
 		default:
@@ -273,8 +324,16 @@ func (r *round) send(p *partition) bool {
 			return ctx.Err() == nil
 		}
 		defer r.w.capacity.release(n)
+		// What changed while it waited for capacity binds this call.
+		if time.Since(r.looked) > relook {
+			if r.call.Items, r.refs = r.lookAgain(r.call.Items, r.refs); len(r.call.Items) == 0 {
+				return true
+			}
+		}
 	}
-	began := time.Now()
+	if r.began.IsZero() {
+		r.began = time.Now()
+	}
 	cctx, stop := context.WithTimeout(ctx, cfg.CallLimit)
 	defer stop()
 	reported := make([]bool, len(r.call.Items))
@@ -303,16 +362,20 @@ func (r *round) send(p *partition) bool {
 	r.mu.Lock()
 	for i := range reported { // a panic, or a provider that broke its word
 		if !reported[i] {
-			r.settle(i, &notify.Result{Class: notify.ClassAmbiguous, Code: "panic"})
+			reported[i] = true
+			r.settle(i, &notify.Result{Class: notify.ClassAmbiguous, Code: codePanic})
 		}
 	}
 	r.mu.Unlock()
 	r.mu.Lock()
 	r.reportFine(time.Now())
 	r.mu.Unlock()
-	r.note(began)
 	return true
 }
+
+// relook is how old a look at preferences and cancels may be when a call starts:
+// an opt-out binds calls that start a second later.
+const relook = 250 * time.Millisecond
 
 func sleepUntil(ctx context.Context, at time.Time) bool {
 	t := time.NewTimer(max(time.Until(at), time.Millisecond))

@@ -69,10 +69,10 @@ func (w *Worker) due(j *job) bool {
 func (w *Worker) mismatch(ctx context.Context, j *job, row *notify.Row) {
 	w.cfg.Logger.Error("chunk met again with other receivers; deduplicating one by one",
 		"base", j.env.Chunk.Base.String(), "partition", j.env.Chunk.Partition, "block", j.env.Chunk.Block)
-	seen, err := w.cfg.Seen(ctx, row)
-	if err != nil {
-		w.cfg.Logger.Error("cannot read the first copy of a chunk", "err", err)
-		return // not marked: met again after a restart or reassignment
+	j.p.leave(j)
+	var seen map[uint32]struct{}
+	if w.until(ctx, "the first copy of a chunk", func() (err error) { seen, err = w.seen(ctx, row); return err }) != nil {
+		return
 	}
 	d := j.env
 	var wr notify.ReceiverWriter
@@ -85,7 +85,6 @@ func (w *Worker) mismatch(ctx context.Context, j *job, row *notify.Row) {
 			}
 		}
 	}
-	j.p.leave(j)
 	if wr.Count() > 0 {
 		d.Receivers, d.Count = wr.Bytes(), wr.Count()
 		d.Deferrals = 1<<15 | d.Deferrals
@@ -97,6 +96,18 @@ func (w *Worker) mismatch(ctx context.Context, j *job, row *notify.Row) {
 	}
 	j.p.forget(j)
 	j.msg.Done()
+}
+
+// seen is the request indexes of the envelope that a row is about.
+func (w *Worker) seen(ctx context.Context, row *notify.Row) (map[uint32]struct{}, error) {
+	if len(row.Index) == 0 {
+		return w.cfg.Seen(ctx, row)
+	}
+	m := make(map[uint32]struct{}, len(row.Index))
+	for _, x := range row.Index {
+		m[x] = struct{}{}
+	}
+	return m, nil
 }
 
 // poison puts a record nobody can decode aside, with its origin.
@@ -112,17 +123,23 @@ func (w *Worker) poison(ctx context.Context, m message, cause error) error {
 	return w.until(ctx, "log", func() error { return aside.Poison(ctx, m, cause) })
 }
 
-// suppress adds an address to the suppression list; best effort, for the next
-// failure of the same address tries again.
-func (w *Worker) suppress(ch notify.Channel, item *notify.Item, why string) {
-	user, addr := string(item.User), string(item.Address)
-	go func() {
-		ctx, stop := context.WithTimeout(context.Background(), 10*time.Second)
+// suppress adds the dead addresses of a round to the suppression list, beside
+// the work; best effort, for the next failure of the same address tries again.
+func (r *round) suppress(p *partition) {
+	if len(r.dead) == 0 {
+		return
+	}
+	p.wg.Go(func() {
+		ctx, stop := context.WithTimeout(p.ctx, 10*time.Second)
 		defer stop()
-		if err := w.cfg.Prefs.Suppress(ctx, user, ch, addr, why); err != nil {
-			w.cfg.Logger.Warn("suppression not stored", "err", err)
+		for i := range r.dead {
+			x := &r.dead[i]
+			if err := p.w.cfg.Prefs.Suppress(ctx, string(x.User), r.call.Channel, string(x.Address), r.deadCode[i]); err != nil {
+				p.w.cfg.Logger.Warn("suppression not stored", "addresses", len(r.dead)-i, "err", err)
+				return
+			}
 		}
-	}()
+	})
 }
 
 func (w *Worker) routeOf(address []byte) string {
