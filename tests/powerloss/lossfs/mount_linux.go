@@ -1,0 +1,340 @@
+package lossfs
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"sync"
+	"syscall"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+)
+
+// Available is nil where a Disk can be mounted: /dev/fuse can be opened and the
+// process may mount.
+func Available() error {
+	f, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
+	if err != nil {
+		return fmt.Errorf("no FUSE here: %w", err)
+	}
+	f.Close()
+	if os.Geteuid() != 0 {
+		return fmt.Errorf("mounting needs root, this is user %d", os.Geteuid())
+	}
+	return nil
+}
+
+// Mount mounts d on the folder dir until unmount is called, which fails as long
+// as somebody has files open there.
+func (d *Disk) Mount(dir string) (unmount func() error, err error) {
+	s := &server{RawFileSystem: fuse.NewDefaultRawFileSystem(), d: d, lists: map[uint64][]fuse.DirEntry{}}
+	srv, err := fuse.NewServer(s, dir, &fuse.MountOptions{
+		FsName: "lossfs", Name: "lossfs", DirectMountStrict: true, MaxWrite: 1 << 20,
+		DisableXAttrs: true, DisableReadDirPlus: true,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("lossfs: %w", err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(srv.Serve)
+	if err := srv.WaitMount(); err != nil {
+		return nil, fmt.Errorf("lossfs: %w", err)
+	}
+	return func() error {
+		if err := srv.Unmount(); err != nil {
+			return fmt.Errorf("lossfs: %w", err)
+		}
+		wg.Wait()
+		return nil
+	}, nil
+}
+
+// server answers the kernel. Nothing is cached there: reads and writes are
+// direct, names and attributes are asked for each time, so that a cut needs no
+// new mount.
+type server struct {
+	fuse.RawFileSystem
+	d *Disk
+
+	mu    sync.Mutex
+	lists map[uint64][]fuse.DirEntry // by handle of an open folder
+	last  uint64
+}
+
+// node must be called under the disk's lock. A node of before a cut is stale.
+func (s *server) node(id uint64) (*node, fuse.Status) {
+	if id == fuse.FUSE_ROOT_ID {
+		return s.d.root, fuse.OK
+	}
+	n := s.d.nodes[id]
+	if n == nil {
+		return nil, fuse.Status(syscall.ESTALE)
+	}
+	return n, fuse.OK
+}
+
+func (s *server) entry(n *node, out *fuse.EntryOut) {
+	s.d.nodes[n.id] = n
+	n.lookups++
+	out.NodeId, out.Generation = n.id, 1
+	attr(n, &out.Attr)
+}
+
+func attr(n *node, a *fuse.Attr) {
+	a.Ino, a.Size, a.Nlink, a.Blksize = n.id, uint64(n.size), 1, pageSize
+	a.Mode = syscall.S_IFREG | n.mode
+	if n.dir {
+		a.Mode, a.Nlink = syscall.S_IFDIR|n.mode, 2
+	} else {
+		a.Blocks = uint64(len(n.pages)) * pageSize / 512
+		if n.parent == nil {
+			a.Nlink = 0
+		}
+	}
+	a.Uid, a.Gid = uint32(os.Geteuid()), uint32(os.Getegid())
+	a.SetTimes(nil, &n.mtime, &n.mtime)
+}
+
+func (s *server) Lookup(_ <-chan struct{}, h *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
+	s.d.mu.Lock()
+	defer s.d.mu.Unlock()
+	dir, st := s.node(h.NodeId)
+	if !st.Ok() {
+		return st
+	}
+	n := dir.live[name]
+	if n == nil {
+		return fuse.ENOENT
+	}
+	s.entry(n, out)
+	return fuse.OK
+}
+
+func (s *server) Forget(id, lookups uint64) {
+	s.d.mu.Lock()
+	defer s.d.mu.Unlock()
+	if n := s.d.nodes[id]; n != nil {
+		if n.lookups -= min(lookups, n.lookups); n.lookups == 0 {
+			delete(s.d.nodes, id)
+		}
+	}
+}
+
+func (s *server) GetAttr(_ <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
+	s.d.mu.Lock()
+	defer s.d.mu.Unlock()
+	n, st := s.node(in.NodeId)
+	if st.Ok() {
+		attr(n, &out.Attr)
+	}
+	return st
+}
+
+func (s *server) SetAttr(_ <-chan struct{}, in *fuse.SetAttrIn, out *fuse.AttrOut) fuse.Status {
+	s.d.mu.Lock()
+	defer s.d.mu.Unlock()
+	n, st := s.node(in.NodeId)
+	if !st.Ok() {
+		return st
+	}
+	if size, ok := in.GetSize(); ok {
+		if n.dir {
+			return fuse.EISDIR
+		}
+		n.truncate(int64(size))
+	}
+	if mode, ok := in.GetMode(); ok {
+		n.mode = mode
+	}
+	if t, ok := in.GetMTime(); ok {
+		n.mtime = t
+	}
+	attr(n, &out.Attr)
+	return fuse.OK
+}
+
+func (s *server) Mkdir(_ <-chan struct{}, in *fuse.MkdirIn, name string, out *fuse.EntryOut) fuse.Status {
+	s.d.mu.Lock()
+	defer s.d.mu.Unlock()
+	return s.make(in.NodeId, name, true, in.Mode, out)
+}
+
+func (s *server) make(id uint64, name string, folder bool, mode uint32, out *fuse.EntryOut) fuse.Status {
+	dir, st := s.node(id)
+	if !st.Ok() {
+		return st
+	}
+	n, errno := s.d.create(dir, name, folder, mode)
+	if errno != 0 {
+		return fuse.Status(errno)
+	}
+	s.entry(n, out)
+	return fuse.OK
+}
+
+func (s *server) Create(_ <-chan struct{}, in *fuse.CreateIn, name string, out *fuse.CreateOut) fuse.Status {
+	s.d.mu.Lock()
+	defer s.d.mu.Unlock()
+	out.OpenFlags = fuse.FOPEN_DIRECT_IO
+	return s.make(in.NodeId, name, false, in.Mode, &out.EntryOut)
+}
+
+func (s *server) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+	s.d.mu.Lock()
+	defer s.d.mu.Unlock()
+	n, st := s.node(in.NodeId)
+	if st.Ok() && in.Flags&syscall.O_TRUNC != 0 {
+		n.truncate(0)
+	}
+	out.OpenFlags = fuse.FOPEN_DIRECT_IO
+	return st
+}
+
+func (s *server) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
+	s.d.mu.Lock()
+	defer s.d.mu.Unlock()
+	n, st := s.node(in.NodeId)
+	if !st.Ok() {
+		return nil, st
+	}
+	return fuse.ReadResultData(buf[:n.read(buf, int64(in.Offset))]), fuse.OK
+}
+
+func (s *server) Write(_ <-chan struct{}, in *fuse.WriteIn, data []byte) (uint32, fuse.Status) {
+	s.d.mu.Lock()
+	defer s.d.mu.Unlock()
+	n, st := s.node(in.NodeId)
+	if !st.Ok() {
+		return 0, st
+	}
+	off := int64(in.Offset)
+	if in.Flags&syscall.O_APPEND != 0 {
+		off = n.size
+	}
+	n.write(data, off)
+	return uint32(len(data)), fuse.OK
+}
+
+func (s *server) Fsync(_ <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
+	s.d.mu.Lock()
+	defer s.d.mu.Unlock()
+	n, st := s.node(in.NodeId)
+	if st.Ok() {
+		s.d.sync(n)
+	}
+	return st
+}
+
+func (s *server) FsyncDir(c <-chan struct{}, in *fuse.FsyncIn) fuse.Status { return s.Fsync(c, in) }
+
+// Fallocate reserves nothing; it only makes a file longer when told so.
+func (s *server) Fallocate(_ <-chan struct{}, in *fuse.FallocateIn) fuse.Status {
+	const keepSize = 1
+	s.d.mu.Lock()
+	defer s.d.mu.Unlock()
+	n, st := s.node(in.NodeId)
+	switch {
+	case !st.Ok():
+		return st
+	case in.Mode&^keepSize != 0:
+		return fuse.ENOTSUP
+	case in.Mode == 0:
+		n.size = max(n.size, int64(in.Offset+in.Length))
+	}
+	return fuse.OK
+}
+
+func (s *server) Flush(<-chan struct{}, *fuse.FlushIn) fuse.Status { return fuse.OK }
+func (s *server) Release(<-chan struct{}, *fuse.ReleaseIn)         {}
+
+func (s *server) Unlink(_ <-chan struct{}, h *fuse.InHeader, name string) fuse.Status {
+	return s.remove(h.NodeId, name, false)
+}
+
+func (s *server) Rmdir(_ <-chan struct{}, h *fuse.InHeader, name string) fuse.Status {
+	return s.remove(h.NodeId, name, true)
+}
+
+func (s *server) remove(id uint64, name string, folder bool) fuse.Status {
+	s.d.mu.Lock()
+	defer s.d.mu.Unlock()
+	dir, st := s.node(id)
+	if !st.Ok() {
+		return st
+	}
+	return fuse.Status(s.d.remove(dir, name, folder))
+}
+
+func (s *server) Rename(_ <-chan struct{}, in *fuse.RenameIn, name, target string) fuse.Status {
+	const noReplace = 1
+	s.d.mu.Lock()
+	defer s.d.mu.Unlock()
+	from, st := s.node(in.NodeId)
+	if !st.Ok() {
+		return st
+	}
+	to, st := s.node(in.Newdir)
+	if !st.Ok() {
+		return st
+	}
+	var replace syscall.Errno
+	switch in.Flags {
+	case 0:
+	case noReplace:
+		replace = syscall.EEXIST
+	default:
+		return fuse.EINVAL
+	}
+	return fuse.Status(s.d.rename(from, name, to, target, replace))
+}
+
+func (s *server) OpenDir(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+	s.d.mu.Lock()
+	defer s.d.mu.Unlock()
+	dir, st := s.node(in.NodeId)
+	if !st.Ok() {
+		return st
+	}
+	var list []fuse.DirEntry
+	for _, name := range slices.Sorted(maps.Keys(dir.live)) {
+		n := dir.live[name]
+		mode := uint32(syscall.S_IFREG)
+		if n.dir {
+			mode = syscall.S_IFDIR
+		}
+		list = append(list, fuse.DirEntry{Name: name, Ino: n.id, Mode: mode, Off: uint64(len(list) + 1)})
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.last++
+	s.lists[s.last] = list
+	out.Fh = s.last
+	return fuse.OK
+}
+
+func (s *server) ReadDir(_ <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	list := s.lists[in.Fh]
+	for _, e := range list[min(in.Offset, uint64(len(list))):] {
+		if !out.AddDirEntry(e) {
+			break
+		}
+	}
+	return fuse.OK
+}
+
+func (s *server) ReleaseDir(in *fuse.ReleaseIn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.lists, in.Fh)
+}
+
+func (s *server) Access(<-chan struct{}, *fuse.AccessIn) fuse.Status { return fuse.OK }
+
+func (s *server) StatFs(_ <-chan struct{}, _ *fuse.InHeader, out *fuse.StatfsOut) fuse.Status {
+	const blocks = 64 << 30 / pageSize
+	*out = fuse.StatfsOut{Blocks: blocks, Bfree: blocks, Bavail: blocks, Files: 1 << 20, Ffree: 1 << 20, Bsize: pageSize, Frsize: pageSize, NameLen: 255}
+	return fuse.OK
+}
