@@ -131,6 +131,8 @@ func Exact(names ...string) cobra.PositionalArgs {
 		switch {
 		case len(args) < len(names):
 			return Usage("%s needs %s", c.CommandPath(), strings.Join(names[len(args):], " and "))
+		case len(names) == 0 && len(args) > 0:
+			return Usage("%s takes no arguments, got %q", c.CommandPath(), args[0])
 		case len(args) > len(names):
 			return Usage("%s takes %d argument(s), got %q too many", c.CommandPath(), len(names), args[len(names)])
 		}

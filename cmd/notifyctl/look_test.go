@@ -1,0 +1,151 @@
+package main
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+func TestTimes(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 3, 1, 9, 0, 0, 0, time.UTC)
+	p := &program{now: func() time.Time { return now }}
+	f := func(format string, d time.Duration, want string) {
+		t.Helper()
+		p.global.timeFormat = format
+		if got := p.when(now.Add(d)); got != want {
+			t.Errorf("%s %s: got %q, want %q", format, d, got, want)
+		}
+	}
+	f("relative", 0, "now")
+	f("relative", -999*time.Millisecond, "now")
+	f("relative", -2500*time.Millisecond, "2.5s ago")
+	f("relative", -59*time.Second, "59s ago")
+	f("relative", 61*time.Second, "in 1m1s")
+	f("relative", -2*time.Hour, "2h ago")
+	f("relative", 49*time.Hour+time.Minute, "in 2d1h")
+	f("iso", time.Millisecond, "2026-03-01T09:00:00.001Z")
+	p.global.timeFormat = "local"
+	if got, want := p.when(now), now.Local().Format("2006-01-02 15:04:05.000"); got != want {
+		t.Errorf("local: got %q, want %q", got, want)
+	}
+	if got := p.when(time.Time{}); got != "" {
+		t.Errorf("no time: got %q", got)
+	}
+	for d, want := range map[time.Duration]string{0: "0ns", 1500: "1us", 2 * time.Millisecond: "2ms", 9900 * time.Millisecond: "9.9s", 24 * time.Hour: "1d"} {
+		if got := span(d); got != want {
+			t.Errorf("span %d: got %q, want %q", d, got, want)
+		}
+	}
+}
+
+func TestParseTime(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 3, 1, 9, 0, 0, 0, time.UTC)
+	f := func(in, want string) {
+		t.Helper()
+		got := "refused"
+		if at, err := parseTime(in, now); err == nil {
+			got = at.UTC().Format("01-02 15:04:05")
+		}
+		if got != want {
+			t.Errorf("%q: got %s, want %s", in, got, want)
+		}
+	}
+	f("now", "03-01 09:00:00")
+	f("+10m", "03-01 09:10:00")
+	f("in 1d12h", "03-02 21:00:00")
+	f("-2h", "03-01 07:00:00")
+	f("3d ago", "02-26 09:00:00")
+	f("2026-03-01T09:00:00+02:00", "03-01 07:00:00")
+	for _, bad := range []string{"", "10m", "yesterday", "--2h", "+-2h", "+1.5d", "+d", "in", "ago", "+99999999d", "2026-03-01", "2h ago x"} {
+		f(bad, "refused")
+	}
+}
+
+func TestCount(t *testing.T) {
+	t.Parallel()
+	for n, want := range map[int]string{0: "0", 999: "999", 1000: "1,000", -1234567: "-1,234,567", 10_000_000: "10,000,000"} {
+		if got := count(n); got != want {
+			t.Errorf("%d: got %s", n, got)
+		}
+	}
+}
+
+func TestQuote(t *testing.T) {
+	t.Parallel()
+	for in, want := range map[string]string{"a/b.csv": "a/b.csv", "": "''", "a b": "'a b'", "it's": `'it'\''s'`, "$x": "'$x'", "~x": "'~x'"} {
+		if got := quote(in); got != want {
+			t.Errorf("%q: got %s, want %s", in, got, want)
+		}
+	}
+}
+
+// TestWait checks what a wait says and exits with, by the states it meets.
+func TestWait(t *testing.T) {
+	t.Parallel()
+	f := func(timeout string, states []string, code int, says string) {
+		t.Helper()
+		var polls atomic.Int32
+		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Method == http.MethodPost {
+				w.WriteHeader(http.StatusCreated)
+				fmt.Fprint(w, `{"notification_id":"ntf_1","status":"ACCEPTED"}`)
+				return
+			}
+			i := min(int(polls.Add(1)), len(states)) - 1
+			fmt.Fprintf(w, `{"notification_id":"ntf_1","status":%q}`, states[i])
+		}))
+		defer srv.Close()
+		out, errs, got := newWorld(t, srv.URL).ctl(t.Context(), "send", "--channel", "push", "--user", "u", "--body", "x", "--wait", "--timeout", timeout)
+		if got != code || !strings.Contains(errs, says) || !strings.Contains(out, states[len(states)-1]) {
+			t.Errorf("%v: code %d, want %d; %s%s", states, got, code, out, errs)
+		}
+	}
+	f("30s", []string{"ACCEPTED", "DEFERRED", "DELIVERED"}, 0, "")
+	f("30s", []string{"SENT"}, 0, "")
+	f("30s", []string{"ACCEPTED", "SUPPRESSED"}, 1, "it was not delivered: SUPPRESSED")
+	f("150ms", []string{"ACCEPTED"}, 8, "still ACCEPTED after 150ms")
+}
+
+// TestUnclearSend checks that an answer that never came names the key that
+// makes a second try harmless.
+func TestUnclearSend(t *testing.T) {
+	t.Parallel()
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusServiceUnavailable) }))
+	defer srv.Close()
+	_, errs, code := newWorld(t, srv.URL).ctl(t.Context(), "send", "--channel", "push", "--user", "u", "--body", "x", "--idempotency-key", "k 1")
+	if code != 7 || !strings.Contains(errs, "--idempotency-key 'k 1'") {
+		t.Errorf("code %d, %s", code, errs)
+	}
+}
+
+// TestConfirm checks that a cancel of a campaign asks where somebody can answer.
+func TestConfirm(t *testing.T) {
+	t.Parallel()
+	var calls atomic.Int32
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		calls.Add(1)
+		fmt.Fprint(w, `{"scope":"cmp_1"}`)
+	}))
+	defer srv.Close()
+	f := func(in string, code int, called int32, args ...string) {
+		t.Helper()
+		w := newWorld(t, srv.URL)
+		w.in, w.terminal = in, true
+		calls.Store(0)
+		_, errs, got := w.ctl(t.Context(), append(args, "cancel", "cmp_1")...)
+		if got != code || calls.Load() != called {
+			t.Errorf("%q %v: code %d, %d calls: %s", in, args, got, calls.Load(), errs)
+		}
+	}
+	f("y\n", 0, 1)
+	f("n\n", 1, 0)
+	f("", 1, 0)
+	f("y\n", 2, 0, "--no-input")
+	f("", 0, 1, "--yes")
+}
