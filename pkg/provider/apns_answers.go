@@ -2,7 +2,7 @@ package provider
 
 import (
 	"encoding/json"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -80,31 +80,26 @@ func apnsResult(a *answer, now time.Time) (notify.Result, action) {
 }
 
 // spike guards against marking every device dead because a topic or an
-// environment is wrong: when most of the last answers say so, it is our
-// configuration.
+// environment is wrong: when all of the first answers say so, it is our
+// configuration. One success refutes that for good, since topic and environment
+// are fixed while the process runs: a request full of made-up tokens must not
+// stop everybody's pushes.
 type spike struct {
-	mu         sync.Mutex
-	good, dead float64 // halved every spikeWindow answers
+	proven atomic.Bool
+	dead   atomic.Int64 // answers before the first success
 }
 
-const (
-	spikeWindow = 1000
-	spikeLeast  = 200 // answers before the guard judges
-	spikeShare  = 0.5 // of dead addresses among them
-)
+// spikeLeast is how many dead addresses the guard waits for before it judges.
+const spikeLeast = 200
 
 // note counts an answer and reports whether dead ones are a spike.
 func (s *spike) note(dead bool) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if dead {
-		s.dead++
-	} else {
-		s.good++
+	switch {
+	case s.proven.Load():
+		return false
+	case !dead:
+		s.proven.Store(true)
+		return false
 	}
-	all := s.good + s.dead
-	if all >= spikeWindow {
-		s.good, s.dead = s.good/2, s.dead/2
-	}
-	return all >= spikeLeast && s.dead/(s.good+s.dead) > spikeShare
+	return s.dead.Add(1) >= spikeLeast
 }

@@ -190,6 +190,11 @@ func (s *SendGrid) sendPart(ctx context.Context, m *mailing, part []personalizat
 	} else {
 		v = sendGridResult(&ans, len(part), time.Now())
 	}
+	if v.sender && v.result.Class == notify.ClassConfig && m.call.Content.From != "" {
+		// The request chose a sender the account does not have: that is no
+		// reason to stop everybody else's mail.
+		v.result.Class, v.result.Code = notify.ClassPermanent, "sendgrid_sender"
+	}
 	v.result.Provider = a.name
 	s.accounts.done(a, v.result.Class)
 	switch {

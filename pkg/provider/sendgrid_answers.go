@@ -14,7 +14,7 @@ import (
 var sendGridStatus = map[int]verdict{
 	400: {class: notify.ClassPermanent},
 	401: {class: notify.ClassConfig},
-	403: {class: notify.ClassConfig}, // or a temporary block, see sendGridResult
+	403: {class: notify.ClassConfig}, // or a temporary block or a sender, see sendGridResult
 	404: {class: notify.ClassConfig},
 	405: {class: notify.ClassConfig},
 	406: {class: notify.ClassConfig},
@@ -31,6 +31,7 @@ type sendGridVerdict struct {
 	result notify.Result         // of all that are not bad
 	bad    map[int]notify.Result // by position in the request
 	split  bool                  // try again by halves
+	sender bool                  // the account may not send from this address
 }
 
 type sendGridErrors struct {
@@ -64,6 +65,7 @@ func sendGridResult(a *answer, n int, now time.Time) sendGridVerdict {
 				v.result.Class, v.result.Code = notify.ClassThrottled, "sendgrid_temporary_block"
 				v.result.RetryAfter = max(v.result.RetryAfter, sendGridCooldown)
 			}
+			v.sender = v.sender || e.Field == "from" || strings.HasPrefix(e.Field, "from.")
 		}
 	case 413:
 		v.result.Code = "payload_too_large"

@@ -303,6 +303,30 @@ func TestSendGridThrottled(t *testing.T) {
 	}
 }
 
+// A sender the account may not use is the request's fault where the request
+// named it, and then stops nobody else's mail; else it is our configuration.
+func TestSendGridSender(t *testing.T) {
+	t.Parallel()
+	sg, _ := testSendGrid(t, func(s *sendGridServer, _ *SendGridConfig) {
+		s.reply = func(*sentMail) (int, string, http.Header) {
+			return 403, `{"errors":[{"message":"The from address does not match a verified Sender Identity.","field":"from"}]}`, nil
+		}
+	})
+	f := func(from string, class notify.Class, code string) {
+		t.Helper()
+		call := testCall(notify.Email, notify.Content{Title: "t", Body: "b", From: from}, 2, mailbox)
+		for i, r := range collect(t, t.Context(), sg, call) {
+			if r.Class != class || r.Code != code {
+				t.Errorf("from %q, %d: %+v", from, i, r)
+			}
+		}
+	}
+	for range 20 { // often enough to switch an account off
+		f("ceo@elsewhere.example", notify.ClassPermanent, "sendgrid_sender")
+	}
+	f("", notify.ClassConfig, "http_403")
+}
+
 // Values larger than SendGrid substitutes go out in a request of their own.
 func TestSendGridLargeVariables(t *testing.T) {
 	t.Parallel()
