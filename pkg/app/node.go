@@ -398,10 +398,12 @@ func (n *Node) RunAs(ctx context.Context, role string) error {
 	for name, run := range n.provs.runs() {
 		innerParts[name] = run
 	}
-	innerG := ring(inner, innerParts)
+	// Before anything follows changes: two loads of millions of profiles would
+	// leave the snapshot too old for bulk while the second one runs.
 	if err := n.prefs.Load(ctx); err != nil {
 		fail("preferences", err)
 	}
+	innerG := ring(inner, innerParts)
 	middleParts := map[string]func(context.Context) error{"timers": n.timers.Run}
 	if role != RoleAPI {
 		for i, g := range n.groups {
