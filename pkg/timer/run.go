@@ -18,6 +18,9 @@ import (
 // store or a log that is away is asked again; nothing is lost by it.
 func (e *Engine) Run(ctx context.Context) error {
 	if err := e.takeOver(ctx); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
 		return err
 	}
 	due := make(chan []*entry, 64)

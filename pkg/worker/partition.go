@@ -297,7 +297,7 @@ func (j *job) window(lo, hi uint32, where runWhere) bool {
 			return
 		}
 		if p.w.claimLast {
-			n, err := p.w.capacity.acquire(p.soft, j.env.Category, int(hi-lo))
+			n, err := p.capacity(j.env.Category, int(hi-lo), w.whole())
 			if err != nil {
 				w.putOff()
 				return
@@ -360,12 +360,28 @@ func (j *job) myTurn() bool {
 	return j.fate == called
 }
 
+// capacity takes n of the provider's. When the partition is about to go, a job
+// of one window is left to the next owner; windows of a job that may have been
+// called in part go on, unless every route is shut.
+func (p *partition) capacity(cat notify.Category, n int, whole bool) (int, error) {
+	held, err := p.w.capacity.acquire(p.soft, cat, n)
+	if err != nil && !whole && !p.w.capacity.isShut() {
+		held, err = p.w.capacity.acquire(p.ctx, cat, n)
+	}
+	return held, err
+}
+
+// whole reports whether the window is all of its job.
+func (w *window) whole() bool { return w.lo == 0 && w.hi == w.job.env.Count }
+
 // putOff ends a window that the partition's end overtook before its call. The
 // job's other windows may have been called, so its receivers go on by
-// themselves; a job of one window is left to the next owner instead.
+// themselves, and may be passed by later messages of their users (a row cannot
+// say that positions behind an open one are done); a job of one window is left
+// to the next owner instead.
 func (w *window) putOff() {
 	j := w.job
-	if w.lo == 0 && w.hi == j.env.Count {
+	if w.whole() {
 		return
 	}
 	wake := roundUp(time.Now().Add(time.Second), time.Second)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"time"
 
@@ -19,6 +20,7 @@ type round struct {
 	call     notify.Call
 	refs     []ref     // per item
 	plain    [][]bool  // per part and position: has the default outcome
+	open     []bool    // per part: left without any outcome
 	again    []int     // items not taken yet: wait for their route
 	began    time.Time // of the first call
 	looked   time.Time
@@ -42,7 +44,7 @@ type ref struct {
 // runWindow looks at every receiver once more, calls the provider and settles.
 func (w *Worker) runWindow(parts []*window) {
 	e := &parts[0].job.env
-	r := &round{w: w, parts: parts, plain: make([][]bool, len(parts)), ex: make([][]notify.Exception, len(parts)), fine: make([]int, len(w.cfg.Routes.Names))}
+	r := &round{w: w, parts: parts, plain: make([][]bool, len(parts)), open: make([]bool, len(parts)), ex: make([][]notify.Exception, len(parts)), fine: make([]int, len(w.cfg.Routes.Names))}
 	r.call = notify.Call{
 		Channel: e.Channel, Category: e.Category, Caller: e.Caller,
 		Content: &e.Content, Expires: e.Expires, Trace: e.Trace,
@@ -65,6 +67,9 @@ func (w *Worker) runWindow(parts []*window) {
 		r.note()
 		for i, p := range r.parts {
 			j := p.job
+			if r.open[i] {
+				continue
+			}
 			if !j.finishWindow(r.def, r.plain[i], p.lo, r.ex[i]) {
 				continue
 			}
@@ -222,6 +227,10 @@ func (r *round) deliver(p *partition) bool {
 				return false
 			}
 			for i := range items { // the partition is about to go
+				if part := refs[i].part; r.untouched(part) {
+					r.open[part] = true // left to the next owner
+					continue
+				}
 				r.settleWait(refs[i], items[i].Addr, codeHandedOver, time.Now().Add(time.Second))
 			}
 			return true
@@ -231,6 +240,12 @@ func (r *round) deliver(p *partition) bool {
 			return true
 		}
 	}
+}
+
+// untouched reports whether part is the whole of its job and nothing of it has
+// an outcome.
+func (r *round) untouched(part uint16) bool {
+	return r.parts[part].whole() && len(r.ex[part]) == 0 && !slices.Contains(r.plain[part], true)
 }
 
 // admitted splits the items: those whose route lets them pass now become the
@@ -316,7 +331,7 @@ func (r *round) lookAgain(items []notify.Item, refs []ref) ([]notify.Item, []ref
 func (r *round) send(p *partition) bool {
 	cfg, ctx := &r.w.cfg, p.ctx
 	if !r.w.claimLast {
-		n, err := r.w.capacity.acquire(p.soft, r.call.Category, len(r.call.Items))
+		n, err := p.capacity(r.call.Category, len(r.call.Items), r.parts[0].whole())
 		if err != nil {
 			for i := range r.call.Items {
 				r.again = append(r.again, i)

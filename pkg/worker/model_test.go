@@ -1,0 +1,175 @@
+package worker
+
+import (
+	"math/rand/v2"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/notifyd/notifyd/pkg/engine/faulty"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// TestModel lives through crashes, drains, stores and a log that refuse, lose
+// acknowledgements or hang, and a provider that answers anything. In the end
+// every receiver has one terminal state, what the provider took beyond once is
+// within what the rows admit, first attempts kept the order of each user, and
+// nothing waits any more.
+func TestModel(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		synctest.Test(t, func(t *testing.T) { model(t, rt) })
+	})
+}
+
+func model(t *testing.T, rt *rapid.T) {
+	lane := rapid.SampledFrom([]notify.Lane{pushLane, smsLane, emailLane, bulkMail}).Draw(rt, "lane")
+	cats := []notify.Category{notify.OTP, notify.Alert, notify.Transactional}
+	if lane.Bulk {
+		cats = []notify.Category{notify.Marketing}
+	}
+	p := newPlant(t, lane, func(c *Config) {
+		c.Window = rapid.SampledFrom([]int{1, 3, 50}).Draw(rt, "window")
+		c.Ahead = rapid.SampledFrom([]int{1, 2, 16}).Draw(rt, "ahead")
+		c.InFlight = rapid.SampledFrom([]int{1, 4, 1000}).Draw(rt, "in flight")
+		c.MaxEnvelope = rapid.SampledFrom([]int{200, 900_000}).Draw(rt, "max envelope")
+	})
+	rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(rt, "seed"), 1))
+	trouble := 0.0
+	p.prov.set(20*time.Millisecond, func(*notify.Item) (notify.Result, bool) {
+		if rng.Float64() >= trouble {
+			return notify.Result{Class: notify.ClassAccepted, Confirmed: true, Provider: "prov"}, true
+		}
+		r := notify.Result{Class: notify.Class(1 + rng.IntN(8)), Code: "code", Provider: "prov"}
+		if rng.IntN(4) == 0 {
+			r.RetryAfter = time.Duration(rng.IntN(20)) * time.Second
+		}
+		return r, r.Class == notify.ClassAmbiguous && rng.IntN(2) == 0
+	})
+	var sent []notify.Envelope
+	order := map[string][]notify.ID{}
+	var undo []func()
+	for _, op := range rapid.SliceOfN(rapid.IntRange(0, 11), 1, 30).Draw(rt, "ops") {
+		switch op {
+		case 0, 1, 2:
+			for range rapid.IntRange(1, 12).Draw(rt, "envelopes") {
+				n := 1
+				if rapid.IntRange(0, 3).Draw(rt, "kind") == 0 {
+					n = rapid.IntRange(2, 12).Draw(rt, "receivers")
+				}
+				us := make([]string, n)
+				at := rapid.IntRange(0, 6).Draw(rt, "user")
+				for i := range us {
+					us[i] = name(at + i)
+				}
+				e := p.envelope(rapid.SampledFrom(cats).Draw(rt, "category"), us...)
+				e.Content.Template = "tpl"
+				sent = append(sent, e)
+				for i, u := range us {
+					order[u] = append(order[u], e.ID(uint32(i)))
+				}
+				p.send(e)
+			}
+		case 3, 4:
+			p.crash()
+			p.start()
+		case 5:
+			p.drain()
+			p.start()
+		case 6:
+			trouble = rapid.SampledFrom([]float64{0, 0.2, 0.9}).Draw(rt, "trouble")
+		case 7:
+			undo = append(undo, p.plan.Add(faulty.Rule{
+				Method: rapid.SampledFrom([]string{"Status.Put", "Status.Get", "Status.Scan", "Timers.Put", "Timers.*"}).Draw(rt, "method"),
+				Times:  rapid.IntRange(1, 5).Draw(rt, "times"), Err: faulty.ErrDown,
+				Lost: rapid.SampledFrom([]faulty.Loss{faulty.NotApplied, faulty.Applied}).Draw(rt, "lost"),
+			}))
+		case 8:
+			hold := make(chan struct{})
+			time.AfterFunc(3*time.Second, func() { close(hold) })
+			p.plan.Add(faulty.Rule{Method: rapid.SampledFrom([]string{"Status.Put", "Status.Get"}).Draw(rt, "method"), Times: 1, Hold: hold})
+		case 9: // a record that was stored twice
+			if len(sent) > 0 {
+				p.send(sent[rapid.IntRange(0, len(sent)-1).Draw(rt, "again")])
+			}
+		default:
+			pass(time.Duration(rapid.SampledFrom([]int{1, 15, 400, 20_000}).Draw(rt, "ms")) * time.Millisecond)
+		}
+	}
+	for _, f := range undo {
+		f()
+	}
+	trouble = 0
+	pass(3 * time.Hour)
+
+	failed := p.failed()
+	resent, again := 0, 0
+	passed := map[notify.Base]bool{} // requests that later ones may pass
+	for i := range sent {
+		e := &sent[i]
+		rows := p.rows(e)
+		for k := range rows {
+			resent += int(rows[k].Resent)
+			for _, x := range append(rows[k].Exceptions, rows[k].Default) {
+				if x.Code == codeHandedOver {
+					passed[e.Chunk.Base] = true
+				}
+			}
+		}
+		for r := range e.Count {
+			id := e.ID(r)
+			out := notify.Fold(rows, r, r)
+			_, dead := failed[id.String()]
+			took := p.prov.took(id)
+			again += max(0, took-1)
+			switch {
+			case !out.State.Terminal():
+				rt.Errorf("%s is %v at the end (rows %+v)", id, out.State, rows)
+			case dead != (out.State == notify.Failed):
+				rt.Errorf("%s is %v (%s); dead letter: %v", id, out.State, out.Code, dead)
+			case out.State == notify.Delivered && took == 0:
+				rt.Errorf("%s is %v, the provider never took it", id, out.State)
+			case out.State != notify.Delivered && out.State != notify.Unknown && took > 0 && resent == 0:
+				rt.Errorf("%s is %v, the provider took it", id, out.State)
+			}
+		}
+	}
+	if again > resent {
+		rt.Errorf("the provider took %d again, the rows admit %d", again, resent)
+	}
+	for u, ids := range order {
+		first := p.prov.first[u]
+		at := 0
+		for _, id := range first {
+			if passed[id.Base] {
+				continue
+			}
+			for at < len(ids) && ids[at] != id {
+				at++
+			}
+		}
+		if at == len(ids) && len(first) > 0 {
+			rt.Errorf("first attempts of %s: %v, sent %v", u, first, ids)
+		}
+	}
+	for _, topic := range []string{lane.Topic(), lane.DLQTopic()} {
+		if n := p.log.waiting(topic); n != 0 {
+			rt.Errorf("%d records of %s are not done", n, topic)
+		}
+	}
+	if n := p.life.timers.Pending(); n != 0 {
+		rt.Errorf("%d timers pending", n)
+	}
+	for topic, part := range p.life.parts {
+		if n := len(part.live); n != 0 {
+			rt.Errorf("%s: %d jobs live", topic, n)
+		}
+		if part.order != nil && len(part.order.open) != 0 {
+			rt.Errorf("%s: %d turns open", topic, len(part.order.open))
+		}
+		if b := part.budget; b.free != b.size {
+			rt.Errorf("%s: %d of the budget are held", topic, b.size-b.free)
+		}
+	}
+}
