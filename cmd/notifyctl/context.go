@@ -59,7 +59,7 @@ func newContextList(p *program) *cobra.Command {
 	}
 }
 
-func mark(on bool, text string) string { //nolint:revive // the value is what is marked, not a switch
+func mark(on bool, text string) string {
 	if on {
 		return text
 	}
@@ -119,7 +119,7 @@ readable by you alone.`,
 	return c
 }
 
-func runContextAdd(p *program, name string, x cli.Context, use bool) error { //nolint:revive // use is a flag of the command line
+func runContextAdd(p *program, name string, x cli.Context, use bool) error {
 	if x.Server == "" {
 		return cli.Usage("--server is missing: the URL of the server")
 	}

@@ -12,12 +12,13 @@ type Config struct {
 	DataDir string `koanf:"data_dir" doc:"folder of the embedded log and stores; empty: $XDG_DATA_HOME/notifyd"`
 
 	API struct {
-		Listen    string  `koanf:"listen" doc:"address of the API; loopback unless you say otherwise"`
+		Listen    string  `koanf:"listen" doc:"address of the API"`
+		Plaintext string  `koanf:"plaintext" doc:"where HTTP without TLS may listen: loopback, or anywhere, where something in front encrypts"`
 		Admin     string  `koanf:"admin" doc:"address of /metrics and pprof; empty: none"`
 		PublicURL string  `koanf:"public_url" doc:"where providers reach the API for receipts; empty: http://<listen>"`
-		Rate      float64 `koanf:"rate" doc:"requests a second a caller may make; 0: no limit"`
-		Burst     int     `koanf:"burst" doc:"requests a caller may make at once"`
-		BodyMiB   int     `koanf:"body_mib" doc:"MiB of request bodies in memory at once; more answers 503"`
+		Rate      float64 `koanf:"rate" doc:"requests a second a caller may make that has no rate of its own"`
+		Burst     int     `koanf:"burst" doc:"requests such a caller may make at once"`
+		BodyMiB   int     `koanf:"body_mib" doc:"MiB of batches and fan-outs in memory at once; more answers 503"`
 	} `koanf:"api"`
 
 	Auth struct {
@@ -73,11 +74,10 @@ type Config struct {
 			Confirmed   bool   `koanf:"confirmed" doc:"accepted is DELIVERED, for nothing further will be confirmed"`
 		} `koanf:"apns"`
 		FCM struct {
-			URL         string  `koanf:"url" doc:"base URL"`
-			TokenURL    string  `koanf:"token_url" doc:"OAuth token endpoint; empty: the credentials'"`
-			Credentials string  `koanf:"credentials_file" doc:"service account JSON"`
-			Rate        float64 `koanf:"rate" doc:"messages a second the project may send"`
-			Confirmed   bool    `koanf:"confirmed" doc:"accepted is DELIVERED, for nothing further will be confirmed"`
+			URL         string `koanf:"url" doc:"base URL"`
+			TokenURL    string `koanf:"token_url" doc:"OAuth token endpoint; empty: the credentials'"`
+			Credentials string `koanf:"credentials_file" doc:"service account JSON"`
+			Confirmed   bool   `koanf:"confirmed" doc:"accepted is DELIVERED, for nothing further will be confirmed"`
 		} `koanf:"fcm"`
 		Twilio struct {
 			URL      string          `koanf:"url" doc:"base URL"`
@@ -121,8 +121,9 @@ type TwilioAccount struct {
 func Default() Config {
 	var c Config
 	c.API.Listen, c.API.Admin = "127.0.0.1:7420", "127.0.0.1:7421"
+	c.API.Plaintext = "loopback"
 	c.API.BodyMiB = 512
-	c.API.Burst = 1000
+	c.API.Rate, c.API.Burst = 50_000, 1000
 	c.Auth.Issuer, c.Auth.Audience = "notifyd", "notifyd"
 	c.Log.Listen = "127.0.0.1:7422"
 	c.Log.Partitions = map[string]int{"push": 6, "sms": 4, "email": 4}
@@ -137,7 +138,7 @@ func Default() Config {
 	c.Workers.SMS = Lane{InFlight: 500, Window: 50, Ahead: 16}
 	c.Workers.Email = Lane{InFlight: 16_000, Window: 1000, Ahead: 16}
 	c.Providers.APNs.URL, c.Providers.APNs.Connections, c.Providers.APNs.Confirmed = "https://api.push.apple.com", 10, true
-	c.Providers.FCM.URL, c.Providers.FCM.Rate, c.Providers.FCM.Confirmed = "https://fcm.googleapis.com", 10_000, true
+	c.Providers.FCM.URL, c.Providers.FCM.Confirmed = "https://fcm.googleapis.com", true
 	c.Providers.Twilio.URL, c.Providers.Twilio.Rate, c.Providers.Twilio.Parallel = "https://api.twilio.com", 1000, 100
 	c.Providers.SendGrid.URL, c.Providers.SendGrid.Rate = "https://api.sendgrid.com", 100
 	c.Logging.Level, c.Logging.Format = "info", "json"

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"net/url"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -278,8 +279,51 @@ func (c *Config) validate() (problems []error) {
 			bad("intake.sms_categories", "no category is called %q", cat)
 		}
 	}
-	if c.Log.CapMiB < 64 {
-		bad("log.cap_mib", "%d is below 64", c.Log.CapMiB)
+	least := func(key string, v, min int64) {
+		if v < min {
+			bad(key, "%d is below %d", v, min)
+		}
+	}
+	least("log.cap_mib", int64(c.Log.CapMiB), 64)
+	least("log.min_free_mib", int64(c.Log.MinFreeMiB), 1)
+	least("api.burst", int64(c.API.Burst), 1)
+	least("api.body_mib", int64(c.API.BodyMiB), 128) // a fan-out of 64 MiB, compressed and not
+	least("intake.spill_mib", int64(c.Intake.SpillMiB), 1)
+	least("workers.max_retries", int64(c.Workers.MaxRetries), 0)
+	least("providers.apns.connections", int64(c.Providers.APNs.Connections), 1)
+	least("providers.twilio.parallel", int64(c.Providers.Twilio.Parallel), 1)
+	for key, rate := range map[string]float64{
+		"api.rate": c.API.Rate, "providers.twilio.rate": c.Providers.Twilio.Rate, "providers.sendgrid.rate": c.Providers.SendGrid.Rate,
+	} {
+		if !(rate > 0) {
+			bad(key, "%v is not above 0", rate)
+		}
+	}
+	for key, d := range map[string]time.Duration{
+		"history.retention": c.History.Retention, "intake.idempotency": c.Intake.Idempotency, "workers.batch_age": c.Workers.BatchAge,
+		"workers.drain": c.Workers.Drain, "workers.call_limit": c.Workers.CallLimit,
+	} {
+		if d <= 0 {
+			bad(key, "%s is not above 0", d)
+		}
+	}
+	if c.Log.Linger < 0 {
+		bad("log.linger", "%s is below 0", c.Log.Linger)
+	}
+	if c.API.Plaintext != "loopback" && c.API.Plaintext != "anywhere" {
+		bad("api.plaintext", "%q is not loopback or anywhere", c.API.Plaintext)
+	}
+	if u, err := url.Parse(c.API.PublicURL); c.API.PublicURL != "" && (err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https")) {
+		bad("api.public_url", "%q is not an http or https URL", c.API.PublicURL)
+	}
+	keys := 0
+	for _, from := range []string{c.Auth.JWKSURL, c.Auth.JWKSFile, c.Auth.KeyFile, c.Auth.HS256} {
+		if from != "" {
+			keys++
+		}
+	}
+	if keys > 1 {
+		bad("auth", "only one of jwks_url, jwks_file, key_file and hs256_file may be set, not %d", keys)
 	}
 	if c.Workers.Bulk <= 0 || c.Workers.Bulk > 1 {
 		bad("workers.bulk_share", "%v is not above 0 and at most 1", c.Workers.Bulk)
@@ -295,6 +339,7 @@ func (c *Config) validate() (problems []error) {
 	if c.Logging.Format != "json" && c.Logging.Format != "text" {
 		bad("logging.format", "%q is not json or text", c.Logging.Format)
 	}
+	slices.SortFunc(problems, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
 	return problems
 }
 

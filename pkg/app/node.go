@@ -8,13 +8,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
-	"golang.org/x/sync/errgroup"
+	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine/kfake"
@@ -68,14 +68,25 @@ type Node struct {
 	groupNames []string
 	metrics    *metrics
 	tail       *ops.Tail[api.Event]
-	served     bool // the server has run, and closed its listeners
+	listener   net.Listener // of the API; the server's once there is one
+	served     bool         // the server has run, and closed its listeners
 	finished   func(*notify.Envelope)
+	seams      seams
+}
+
+// seams are what only tests change.
+type seams struct {
+	storeFS    vfs.FS        // of the store
+	historyAge time.Duration // when a history segment is sealed at the latest
+	segment    int64         // bytes of a segment of the log
 }
 
 // New opens the engines and builds everything; nothing runs before Run. Who
 // does not call Run must call Close.
-func New(cfg Config, log *slog.Logger) (_ *Node, err error) {
-	n := &Node{cfg: cfg, log: log, tail: &ops.Tail[api.Event]{}}
+func New(cfg Config, log *slog.Logger) (*Node, error) { return newNode(cfg, log, seams{}) }
+
+func newNode(cfg Config, log *slog.Logger, seams seams) (_ *Node, err error) {
+	n := &Node{cfg: cfg, log: log, tail: &ops.Tail[api.Event]{}, seams: seams}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, n.Close())
@@ -98,11 +109,16 @@ func (n *Node) open() error {
 		return notify.Unavailable("data_dir", 0, err)
 	}
 	var err error
-	if n.store, err = pebble.Open(pebble.Config{Dir: filepath.Join(cfg.DataDir, "store"), Logger: n.log}); err != nil {
+	if n.store, err = pebble.Open(pebble.Config{Dir: filepath.Join(cfg.DataDir, "store"), FS: n.seams.storeFS, Logger: n.log}); err != nil {
 		return err
 	}
 	n.limits = memory.NewLimits()
 	ctx := context.Background()
+	// Before anything is told where the API is: its port may be any.
+	if n.listener, err = (&net.ListenConfig{}).Listen(ctx, "tcp", cfg.API.Listen); err != nil {
+		return &notify.Error{Kind: notify.KindUnavailable, Code: "listen", Msg: "cannot listen on " + cfg.API.Listen, Err: err}
+	}
+	cfg.API.Listen = n.listener.Addr().String()
 	id, err := n.store.Meta().GetMeta(ctx, "store_id")
 	if err != nil {
 		return err
@@ -118,6 +134,7 @@ func (n *Node) open() error {
 	n.broker, err = kfake.Open(kfake.Config{
 		Dir: filepath.Join(cfg.DataDir, "log"), Durability: durability, Port: port, Topics: topics(cfg), StoreID: string(id),
 		CapBytes: int64(cfg.Log.CapMiB) << 20, MinFreeBytes: int64(cfg.Log.MinFreeMiB) << 20, Logger: n.log,
+		SegmentBytes: n.seams.segment,
 	})
 	if err != nil {
 		return err
@@ -139,6 +156,7 @@ func (n *Node) open() error {
 	}
 	n.history, err = history.Open(history.Config{
 		Dir: filepath.Join(cfg.DataDir, "history"), Retention: cfg.History.Retention, Barrier: n.barrier, Log: n.log,
+		SegmentAge: n.seams.historyAge,
 	})
 	return err
 }
@@ -305,7 +323,7 @@ func categories(names []string) (out []notify.Category) {
 // Addr is where the API listens, Kafka where the embedded log does.
 func (n *Node) Addr() string { return n.server.Addr() }
 
-// Admin is where metrics and pprof are.
+// Admin is where metrics and pprof are; empty: nowhere.
 func (n *Node) Admin() string { return n.server.AdminAddr() }
 
 // Kafka is where the embedded log listens.
@@ -314,8 +332,11 @@ func (n *Node) Kafka() string { return n.broker.Addr() }
 // Close frees what New opened, in the reverse order.
 func (n *Node) Close() error {
 	var errs []error
-	if n.server != nil && !n.served {
+	switch {
+	case n.server != nil && !n.served:
 		errs = append(errs, n.server.Close())
+	case n.server == nil && n.listener != nil:
+		_ = n.listener.Close() // the server may have, before it gave up
 	}
 	if n.history != nil {
 		errs = append(errs, n.history.Close())
@@ -336,188 +357,4 @@ func (n *Node) Close() error {
 		errs = append(errs, n.store.Close())
 	}
 	return errors.Join(errs...)
-}
-
-// Observe calls f with every envelope whose outcome has become durable, from
-// the workers' goroutines. Set it before Run.
-func (n *Node) Observe(f func(*notify.Envelope)) { n.finished = f }
-
-func (n *Node) observe(e *notify.Envelope) {
-	if n.finished != nil {
-		n.finished(e)
-	}
-}
-
-// Run runs the process until ctx ends, then stops in order: the API answers 503
-// and finishes its requests, workers finish their calls and commit, timers and
-// history stop, stores close. An error of any part ends the process.
-func (n *Node) Run(ctx context.Context) error { return n.RunAs(ctx, RoleAll) }
-
-// RunAs is Run for a process that does not do everything: with RoleAPI it takes
-// requests and makes them durable, and leaves delivery to a start with the
-// workers; the log is not trimmed meanwhile. Every other role is RoleAll.
-func (n *Node) RunAs(ctx context.Context, role string) error {
-	// Three rings, stopped from the outside in: each is stopped only when the
-	// ring before it is done, for that one still needs it.
-	n.served = true
-	front, stopFront := context.WithCancelCause(ctx)
-	middle, stopMiddle := context.WithCancelCause(context.WithoutCancel(ctx))
-	inner, stopInner := context.WithCancelCause(context.WithoutCancel(ctx))
-	defer stopFront(nil)
-	defer stopMiddle(nil)
-	defer stopInner(nil)
-	var first error
-	fail := func(what string, err error) {
-		if err != nil && !errors.Is(err, context.Canceled) {
-			n.log.Error("a part of the process failed", "part", what, "err", err)
-			stopFront(fmt.Errorf("%s: %w", what, err))
-		}
-	}
-	ring := func(ctx context.Context, parts map[string]func(context.Context) error) *errgroup.Group {
-		g := &errgroup.Group{}
-		for name, run := range parts {
-			g.Go(func() error {
-				err := run(ctx)
-				if err == nil && ctx.Err() == nil {
-					err = errors.New("ended by itself")
-				}
-				fail(name, err)
-				return nil
-			})
-		}
-		return g
-	}
-	innerParts := map[string]func(context.Context) error{
-		"log": n.broker.Run, "history": n.history.Run, "preferences": n.prefs.Run, "cancels": n.cancels.Run,
-		"committer": n.commit.Run, "store": n.watchStore, "purge": n.purge,
-	}
-	if role != RoleAPI {
-		innerParts["trim"] = func(ctx context.Context) error { return n.broker.Trim(ctx, n.safe) }
-		innerParts["history pump"] = n.pump
-	}
-	for name, run := range n.provs.runs() {
-		innerParts[name] = run
-	}
-	// Before anything follows changes: two loads of millions of profiles would
-	// leave the snapshot too old for bulk while the second one runs.
-	if err := n.prefs.Load(ctx); err != nil {
-		fail("preferences", err)
-	}
-	innerG := ring(inner, innerParts)
-	middleParts := map[string]func(context.Context) error{"timers": n.timers.Run}
-	if role != RoleAPI {
-		for i, g := range n.groups {
-			middleParts[fmt.Sprintf("group %d", i)] = g.Run
-		}
-	}
-	drainer := &intake.Drainer{Spill: n.store.Spill(), Log: n.producer, Logger: n.log}
-	middleParts["spill drainer"] = drainer.Run
-	middleG := ring(middle, middleParts)
-	frontG := ring(front, map[string]func(context.Context) error{
-		"api": n.server.Run,
-		"keys": func(ctx context.Context) error {
-			return n.verifier.Run(ctx, func(err error) { n.log.Warn("keys", "err", err) })
-		},
-	})
-	<-front.Done()
-	if cause := context.Cause(front); ctx.Err() == nil {
-		first = cause
-	}
-	_ = frontG.Wait()
-	stopMiddle(nil)
-	_ = middleG.Wait()
-	stopInner(nil)
-	_ = innerG.Wait()
-	return errors.Join(first, n.Close())
-}
-
-// watchStore ends the process at the first failure of its disk: what is durable
-// is not known then, and a new start reads it.
-func (n *Node) watchStore(ctx context.Context) error {
-	select {
-	case <-n.store.Failed():
-		return n.store.Err()
-	case <-ctx.Done():
-		return nil
-	}
-}
-
-// purge forgets idempotency keys and dead letters whose time is over.
-func (n *Node) purge(ctx context.Context) error {
-	t := time.NewTicker(10 * time.Minute)
-	defer t.Stop()
-	for {
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			return nil
-		}
-		now := time.Now().UnixMilli()
-		_, err := n.store.Idem().Purge(ctx, now)
-		if err == nil {
-			_, err = n.store.DeadLetters().Purge(ctx, now)
-		}
-		if err != nil && ctx.Err() == nil {
-			n.log.Warn("purge", "err", err)
-		}
-	}
-}
-
-// pump follows the first-attempt topics into history.
-func (n *Node) pump(ctx context.Context) error {
-	starts, err := n.admin.StartOffsets(ctx, firstTopics()...)
-	if err != nil {
-		return err
-	}
-	from := make(map[stream.TopicPartition]int64, len(starts))
-	resume := n.history.Resume()
-	for tp, start := range starts {
-		at, ok := resume[history.Part(tp)]
-		from[tp] = max(at, start)
-		if !ok || at < start {
-			n.history.Advance(history.Part(tp), start)
-		}
-	}
-	return n.reader.Run(ctx, from, func(tp stream.TopicPartition, recs []stream.Record) error {
-		hs := make([]history.Record, len(recs))
-		for i := range recs {
-			hs[i] = history.Record{Topic: tp.Topic, Partition: tp.Partition, Offset: recs[i].Offset, Value: recs[i].Value, Time: recs[i].Time.UnixMilli()}
-		}
-		return n.history.Append(ctx, hs...)
-	})
-}
-
-// keepFailed is how many of the latest records of notifications-failed stay for
-// services that read the topic; callers' feeds do not depend on it.
-const keepFailed = 100_000
-
-// safe is what may be trimmed: behind what the groups have committed and, for
-// first attempts, behind what history has sealed.
-func (n *Node) safe() map[string]map[int32]int64 {
-	out := map[string]map[int32]int64{}
-	for _, g := range n.groups {
-		for _, p := range g.Stats().Partitions {
-			if out[p.TP.Topic] == nil {
-				out[p.TP.Topic] = map[int32]int64{}
-			}
-			at := p.Committed
-			if p.TP.Topic == notify.TopicFailed {
-				at -= keepFailed // others read it too
-			}
-			if at > 0 {
-				out[p.TP.Topic][p.TP.Partition] = at
-			}
-		}
-	}
-	sealed := n.history.Sealed()
-	first := firstTopics()
-	for topic, parts := range out {
-		if !slices.Contains(first, topic) {
-			continue
-		}
-		for part, at := range parts {
-			parts[part] = min(at, sealed[history.Part{Topic: topic, Partition: part}])
-		}
-	}
-	return out
 }

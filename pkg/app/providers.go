@@ -117,13 +117,9 @@ func (p *providers) addTwilio(cfg *Config, blocks limit.Blocks, end func(string)
 	for i, a := range accounts {
 		list[i] = provider.TwilioAccount{SID: a.SID, AuthToken: a.Token, From: a.From}
 	}
-	public := cfg.API.PublicURL
-	if public == "" {
-		public = "http://" + cfg.API.Listen
-	}
 	var err error
 	p.twilio, err = provider.NewTwilio(provider.TwilioConfig{
-		Endpoint: end(c.URL), Accounts: list, Rate: c.Rate, Concurrency: c.Parallel, PublicURL: public, Blocks: blocks, Log: log,
+		Endpoint: end(c.URL), Accounts: list, Rate: c.Rate, Concurrency: c.Parallel, PublicURL: cfg.publicURL(), Blocks: blocks, Log: log,
 	})
 	if err == nil {
 		p.byChannel[notify.SMS] = p.twilio

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/intake"
@@ -55,8 +56,12 @@ func (n *Node) buildServer() error {
 		return err
 	}
 	sum := sha256.Sum256([]byte("cursors of " + n.broker.StoreID()))
+	admin := cfg.API.Admin
+	if admin == "" {
+		admin = server.NoAdmin
+	}
 	n.server, err = server.New(server.Config{
-		Addr: cfg.API.Listen, AdminAddr: cfg.API.Admin, CallerRate: cfg.API.Rate, CallerBurst: cfg.API.Burst,
+		Listener: n.listener, AdminAddr: admin, Plaintext: cfg.API.Plaintext, CallerRate: cfg.API.Rate, CallerBurst: cfg.API.Burst,
 		BulkMemory: int64(cfg.API.BodyMiB) << 20, CursorKey: sum[:], DrainTimeout: cfg.Workers.Drain,
 	}, server.Deps{
 		Auth: n.verifier, Intake: n.intake, Users: n.prefs, History: n.history, Status: n.store.Status(),
@@ -72,7 +77,7 @@ func (n *Node) receipts() map[string]server.Receipt {
 	out := map[string]server.Receipt{}
 	if tw := n.provs.twilio; tw != nil {
 		out["twilio"] = func(r *http.Request, body []byte) error {
-			rs, err := provider.ParseTwilioPool(withBody(r, body), tw.AuthToken, n.publicURL())
+			rs, err := provider.ParseTwilioPool(withBody(r, body), tw.AuthToken, n.cfg.publicURL())
 			return n.received(r.Context(), notify.SMS, rs, err)
 		}
 	}
@@ -125,11 +130,12 @@ func (n *Node) received(ctx context.Context, ch notify.Channel, rs []provider.Re
 	return n.store.Status().Put(ctx, rows)
 }
 
-func (n *Node) publicURL() string {
-	if n.cfg.API.PublicURL != "" {
-		return n.cfg.API.PublicURL
+// publicURL is where providers reach the API.
+func (c *Config) publicURL() string {
+	if c.API.PublicURL != "" {
+		return strings.TrimRight(c.API.PublicURL, "/")
 	}
-	return "http://" + n.cfg.API.Listen
+	return "http://" + c.API.Listen
 }
 
 // ready is nil when the process can do its work.

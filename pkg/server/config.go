@@ -9,11 +9,14 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
+// NoAdmin is the AdminAddr of a server without a listener for metrics and pprof.
+const NoAdmin = "none"
+
 // Config are the server's addresses and limits. The zero value listens on
 // loopback with the defaults.
 type Config struct {
 	Addr      string // of the API; default "127.0.0.1:8080"
-	AdminAddr string // of metrics and pprof; default "127.0.0.1:9090"
+	AdminAddr string // of metrics and pprof; NoAdmin: none; default "127.0.0.1:9090"
 	// Listener and AdminListener are used instead of opening Addr and AdminAddr.
 	Listener, AdminListener net.Listener
 

@@ -106,11 +106,13 @@ func (s *Server) listen() (err error) {
 	if s.apiLn, err = open(s.cfg.Listener, s.cfg.Addr); err != nil {
 		return err
 	}
-	if s.adminLn, err = open(s.cfg.AdminListener, s.cfg.AdminAddr); err != nil {
-		return errors.Join(err, s.apiLn.Close())
+	if s.cfg.AdminAddr != NoAdmin || s.cfg.AdminListener != nil {
+		if s.adminLn, err = open(s.cfg.AdminListener, s.cfg.AdminAddr); err != nil {
+			return errors.Join(err, s.apiLn.Close())
+		}
 	}
 	err = s.cfg.mayListen("addr", s.apiLn, s.cfg.TLS)
-	if err == nil {
+	if err == nil && s.adminLn != nil {
 		err = s.cfg.mayListen("admin_addr", s.adminLn, nil)
 	}
 	if err != nil {
@@ -120,15 +122,29 @@ func (s *Server) listen() (err error) {
 }
 
 // Close closes the listeners of a server that was not run.
-func (s *Server) Close() error { return errors.Join(s.apiLn.Close(), s.adminLn.Close()) }
+func (s *Server) Close() error {
+	err := s.apiLn.Close()
+	if s.adminLn != nil {
+		err = errors.Join(err, s.adminLn.Close())
+	}
+	return err
+}
 
-// Addr is where the API listens, AdminAddr where metrics and pprof are.
-func (s *Server) Addr() string      { return s.apiLn.Addr().String() }
-func (s *Server) AdminAddr() string { return s.adminLn.Addr().String() }
+// Addr is where the API listens.
+func (s *Server) Addr() string { return s.apiLn.Addr().String() }
 
-// Handler is the API; AdminHandler serves /metrics, /debug/pprof, /healthz and
-// /readyz. Run serves both; they are for tests and for other listeners.
-func (s *Server) Handler() http.Handler      { return s.api }
+// AdminAddr is where metrics and pprof are; empty: nowhere.
+func (s *Server) AdminAddr() string {
+	if s.adminLn == nil {
+		return ""
+	}
+	return s.adminLn.Addr().String()
+}
+
+// Handler is the API, for tests and for other listeners than Run's.
+func (s *Server) Handler() http.Handler { return s.api }
+
+// AdminHandler serves /metrics, /debug/pprof, /healthz and /readyz.
 func (s *Server) AdminHandler() http.Handler { return s.admin }
 
 // Run serves until ctx ends, then drains: /readyz answers 503, DrainDelay
@@ -155,7 +171,9 @@ func (s *Server) Run(ctx context.Context) error {
 		}
 		return served(ln, main.Serve(ln))
 	})
-	g.Go(func() error { return served(s.adminLn, admin.Serve(s.adminLn)) })
+	if s.adminLn != nil {
+		g.Go(func() error { return served(s.adminLn, admin.Serve(s.adminLn)) })
+	}
 	g.Go(func() error {
 		return s.deps.Auth.Run(background, func(err error) {
 			s.deps.Log.Warn("the key set could not be fetched; the last one holds", slog.Any("error", err))

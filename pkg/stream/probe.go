@@ -87,7 +87,7 @@ func (p *Probe) ask(ctx context.Context) {
 		p.set(err)
 	case <-asking.Done():
 		p.set(errNoAnswer)
-		_ = <-answer // one question at a time
+		<-answer //nolint:errcheck // one question at a time
 	}
 }
 

@@ -49,7 +49,7 @@ func (b *broker) collect(t testing.TB, topic string) []Record {
 		}
 		return nil
 	})
-	if err != enough {
+	if !errors.Is(err, enough) {
 		t.Fatal(err)
 	}
 	return out

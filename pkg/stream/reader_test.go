@@ -57,7 +57,7 @@ func TestReaderFollows(t *testing.T) {
 			t.Error(err)
 		}
 		bad := errors.New("bad")
-		if err := r.Run(t.Context(), from, func(TopicPartition, []Record) error { return bad }); err != bad {
+		if err := r.Run(t.Context(), from, func(TopicPartition, []Record) error { return bad }); !errors.Is(err, bad) {
 			t.Errorf("%v, want the function's error", err)
 		}
 	})
