@@ -49,7 +49,14 @@ func Open(cfg Config) (*Broker, error) {
 	if err := b.watch.look(cfg.Dir); err != nil {
 		return nil, err
 	}
+	if err := b.makeFolders(); err != nil {
+		return nil, err
+	}
 	if err := b.open(); err != nil {
+		return nil, err
+	}
+	if err := b.syncFolders(); err != nil {
+		b.cluster.Close()
 		return nil, err
 	}
 	if err := b.measure(); err != nil {
@@ -153,7 +160,10 @@ func (b *Broker) Partitions(topic string) int { return len(b.cluster.PartitionIn
 // acknowledged is stored before, so a kill instead loses nothing.
 func (b *Broker) Close() error {
 	b.cluster.Close()
-	return nil
+	if b.cfg.Dir == "" {
+		return nil
+	}
+	return b.syncFolders()
 }
 
 // Ephemeral starts a broker in memory, for tests.

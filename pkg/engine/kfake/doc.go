@@ -14,10 +14,14 @@
 //     consumers and stays off;
 //   - a store id, so that a log and a database that do not belong together are
 //     not started together;
+//   - an fsync of its folders: the broker replaces its lists of topics and of
+//     groups by a rename and leaves it at that, and a power cut that takes the
+//     list of topics takes the log with it;
 //   - a report of segments that were cut at a bad checksum when it opened.
 //
 // What is left: one node, hence no replication. Opening reads the whole log into
 // memory. The start of a partition is not kept across a crash: records trimmed
-// from a file that is not yet gone come back. A new segment file's directory
-// entry is left to the file system's journal.
+// from a file that is not yet gone come back. The name of a new segment becomes
+// durable with the first fsync of the file, not of its folder: that is enough on
+// ext4, XFS and btrfs, and less than POSIX asks for.
 package kfake

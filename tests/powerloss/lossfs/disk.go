@@ -121,6 +121,16 @@ func (d *Disk) Cut(rng *rand.Rand) Loss {
 	return loss
 }
 
+// Copy returns a disk that holds what a cut would leave of this one, to look at
+// it without touching it.
+func (d *Disk) Copy() *Disk {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	c := New(d.names)
+	c.root = c.revive(d.root, nil, nil, new(Loss))
+	return c
+}
+
 // revive copies what a cut leaves of n into a new node, so that nobody who
 // still holds the old one reaches it.
 func (d *Disk) revive(n, parent *node, rng *rand.Rand, loss *Loss) *node {
@@ -134,7 +144,7 @@ func (d *Disk) revive(n, parent *node, rng *rand.Rand, loss *Loss) *node {
 		return r
 	}
 	loss.Pages += n.tear(rng)
-	r.pages, r.safePages = n.safePages, maps.Clone(n.safePages)
+	r.pages, r.safePages = maps.Clone(n.safePages), maps.Clone(n.safePages)
 	r.size, r.safeSize, r.low = n.safeSize, n.safeSize, n.safeSize
 	return r
 }

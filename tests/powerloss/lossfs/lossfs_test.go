@@ -360,3 +360,26 @@ func TestFilesOpenOverACutReachNothing(t *testing.T) {
 		t.Errorf("%q", got)
 	}
 }
+
+func TestACopyIsWhatACutWouldLeave(t *testing.T) {
+	t.Parallel()
+	d, dir := mount(t, WithFile)
+	s := script{t, dir}
+	s.write("a", "1")
+	s.sync("a")
+	s.add("a", "2")
+	c := d.Copy()
+	n := c.root.live["a"]
+	n.write([]byte("x"), 0)
+	c.sync(n)
+	if n.size != 1 {
+		t.Errorf("the copy has %d bytes, want 1", n.size)
+	}
+	if got := s.files(); !maps.Equal(got, map[string]string{"a": "12"}) {
+		t.Errorf("%q", got)
+	}
+	d.Cut(nil)
+	if got := s.files(); !maps.Equal(got, map[string]string{"a": "1"}) {
+		t.Errorf("%q", got)
+	}
+}

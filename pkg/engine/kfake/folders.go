@@ -1,0 +1,43 @@
+package kfake
+
+import (
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+)
+
+// makeFolders makes the folders of all partitions, which the broker would make
+// with their first records and not sync.
+func (b *Broker) makeFolders() error {
+	for topic, n := range b.cfg.Topics {
+		for p := range n {
+			if err := os.MkdirAll(filepath.Join(b.cfg.Dir, "partitions", fmt.Sprintf("%s-%d", url.PathEscape(topic), p)), 0o700); err != nil {
+				return fmt.Errorf("kfake: %w", err)
+			}
+		}
+	}
+	return nil
+}
+
+// syncFolders makes durable which files the log consists of: the broker syncs
+// files and never folders.
+func (b *Broker) syncFolders() error {
+	parts := filepath.Join(b.cfg.Dir, "partitions")
+	list, err := os.ReadDir(parts)
+	if err != nil {
+		return fmt.Errorf("kfake: %w", err)
+	}
+	folders := []string{filepath.Dir(b.cfg.Dir), b.cfg.Dir, parts}
+	for _, d := range list {
+		if d.IsDir() {
+			folders = append(folders, filepath.Join(parts, d.Name()))
+		}
+	}
+	for _, dir := range folders {
+		if err := syncDir(dir); err != nil {
+			return fmt.Errorf("kfake: syncing %s: %w", dir, err)
+		}
+	}
+	return nil
+}

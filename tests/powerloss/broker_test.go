@@ -1,0 +1,250 @@
+//go:build linux
+
+package powerloss
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/notifyd/notifyd/pkg/engine/kfake"
+	"github.com/notifyd/notifyd/tests/powerloss/lossfs"
+)
+
+// What the embedded log acknowledged, it still has after the power was cut:
+// each record at its offset, and each offset a group committed.
+func TestLogKeepsWhatItAcknowledged(t *testing.T) {
+	t.Parallel()
+	r := runBroker(t, lossfs.WithFile, kfake.Fsync, trials(t, 10))
+	if r.lost != 0 || r.regressed != 0 {
+		t.Errorf("%v", r)
+	}
+	if r.acked == 0 || r.commits == 0 {
+		t.Errorf("nothing was proved: %v", r)
+	}
+	t.Log(r)
+}
+
+// The same without fsync: the proof that the test can fail.
+func TestLogWithoutFsyncIsCaught(t *testing.T) {
+	t.Parallel()
+	r := runBroker(t, lossfs.WithFile, kfake.PageCache, 4)
+	if r.lost == 0 {
+		t.Errorf("no loss was noticed: %v", r)
+	}
+	t.Log(r)
+}
+
+// history is what the child said, over all of its lives.
+type history struct {
+	acked     map[int32]map[int64]string // partition, offset -> value
+	committed map[int32]int64
+	trimmed   map[int32]int64
+	commits   int
+}
+
+type verdict struct {
+	cuts, acked, commits int
+	lost                 int // acknowledged records that are gone or another
+	regressed            int // committed offsets that went back
+}
+
+func (v verdict) String() string {
+	return fmt.Sprintf("broker cuts=%d acknowledged=%d commits=%d lost=%d regressed=%d", v.cuts, v.acked, v.commits, v.lost, v.regressed)
+}
+
+func runBroker(t *testing.T, names lossfs.Names, durability kfake.Durability, cuts int) (v verdict) {
+	disk, dir := mount(t, names)
+	dir = filepath.Join(dir, "log")
+	rng := seed(t)
+	h := newHistory()
+	for trial := range cuts {
+		h.live(t, dir, durability, rng)
+		loss := disk.Cut(torn(trial, rng))
+		lost, regressed := h.check(t, disk.Copy(), durability)
+		t.Logf("cut %d dropped %d pages and %d names: lost %d records, %d commits", trial+1, loss.Pages, loss.Names, lost, regressed)
+		v.cuts++
+		v.lost, v.regressed = v.lost+lost, v.regressed+regressed
+		if lost+regressed > 0 {
+			break // what follows would count the same ones again
+		}
+	}
+	for _, m := range h.acked {
+		v.acked += len(m)
+	}
+	v.commits = h.commits
+	return v
+}
+
+func newHistory() *history {
+	h := &history{acked: map[int32]map[int64]string{}, committed: map[int32]int64{}, trimmed: map[int32]int64{}}
+	for p := range int32(partitions) {
+		h.acked[p] = map[int64]string{}
+	}
+	return h
+}
+
+// live is one life of the child: it is killed after a random number of
+// acknowledgements.
+func (h *history) live(t *testing.T, dir string, durability kfake.Durability, rng *rand.Rand) {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var complaint strings.Builder
+	c := exec.Command(exe)
+	c.Env = append(os.Environ(), childEnv+"="+dir, childEnv+"_DURABILITY="+string(durability))
+	c.Stderr = &complaint
+	pipe, err := c.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(pipe)
+	end := rng.IntN(1500)
+	n := 0
+	for n < end && lines.Scan() {
+		h.hear(t, lines.Text())
+		n++
+	}
+	if n < end {
+		t.Fatalf("the broker ended by itself: %v\n%s", c.Wait(), &complaint)
+	}
+	if err := c.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	for lines.Scan() { // what it had said by then counts
+		h.hear(t, lines.Text())
+	}
+	_, _ = io.Copy(io.Discard, pipe)
+	_ = c.Wait() // killed
+}
+
+func (h *history) hear(t *testing.T, line string) {
+	t.Helper()
+	var p int32
+	var off int64
+	var value string
+	switch what, rest, _ := strings.Cut(line, " "); what {
+	case "ack":
+		if _, err := fmt.Sscan(rest, &p, &off, &value); err != nil {
+			t.Fatalf("%q: %v", line, err)
+		}
+		h.acked[p][off] = value
+	case "commit", "trim":
+		if _, err := fmt.Sscan(rest, &p, &off); err != nil {
+			t.Fatalf("%q: %v", line, err)
+		}
+		if what == "commit" {
+			h.committed[p] = max(h.committed[p], off)
+			h.commits++
+		} else {
+			h.trimmed[p] = max(h.trimmed[p], off)
+		}
+	default:
+		t.Fatalf("the broker says %q", line)
+	}
+}
+
+// check opens a copy of the log as it is after the cut, so that the next life
+// begins on what the cut left and not on what a graceful stop tidied up, and
+// counts what is missing.
+func (h *history) check(t *testing.T, disk *lossfs.Disk, durability kfake.Durability) (lost, regressed int) {
+	t.Helper()
+	dir, unmount := mountDisk(t, disk)
+	defer unmount()
+	dir = filepath.Join(dir, "log")
+	id, _ := os.ReadFile(dir + ".id")
+	cfg := brokerConfig(dir, durability)
+	cfg.StoreID = string(id)
+	b, err := kfake.Open(cfg)
+	if err != nil {
+		for p := range h.acked {
+			lost += len(h.acked[p])
+		}
+		if lost == 0 { // cut before anything was acknowledged: it must start
+			t.Fatal(err)
+		}
+		t.Log(err)
+		return lost, 0
+	}
+	defer func() {
+		if err := b.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	for p := range int32(partitions) {
+		found := readAll(t, b, p)
+		for off, value := range h.acked[p] {
+			if off >= h.trimmed[p] && found[off] != value {
+				if lost++; lost < 4 {
+					t.Logf("partition %d, offset %d: %q, acknowledged %q", p, off, found[off], value)
+				}
+			}
+		}
+	}
+	cl, err := kgo.NewClient(kgo.SeedBrokers(b.Addr()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cl.Close()
+	offsets, err := kadm.NewClient(cl).FetchOffsets(t.Context(), group)
+	if err != nil && !errors.Is(err, kerr.GroupIDNotFound) {
+		t.Fatal(err)
+	}
+	for p, want := range h.committed {
+		got, _ := offsets.Lookup(topic, p)
+		if got.At < want {
+			t.Logf("partition %d: the group is at %d, had committed %d", p, got.At, want)
+			regressed++
+		}
+	}
+	return lost, regressed
+}
+
+// readAll returns the values of a partition by offset.
+func readAll(t *testing.T, b *kfake.Broker, p int32) map[int64]string {
+	t.Helper()
+	cl, err := kgo.NewClient(kgo.SeedBrokers(b.Addr()),
+		kgo.ConsumePartitions(map[string]map[int32]kgo.Offset{topic: {p: kgo.NewOffset().AtStart()}}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cl.Close()
+	ends, err := kadm.NewClient(cl).ListEndOffsets(t.Context(), topic)
+	if err != nil {
+		t.Fatal(err)
+	}
+	starts, err := kadm.NewClient(cl).ListStartOffsets(t.Context(), topic)
+	if err != nil {
+		t.Fatal(err)
+	}
+	end, _ := ends.Lookup(topic, p)
+	start, _ := starts.Lookup(topic, p)
+	found := map[int64]string{}
+	for next := start.Offset; next < end.Offset; {
+		fetches := cl.PollFetches(t.Context())
+		if err := fetches.Err(); err != nil {
+			t.Fatal(err)
+		}
+		fetches.EachRecord(func(r *kgo.Record) {
+			found[r.Offset] = name(r.Value)
+			next = r.Offset + 1
+		})
+	}
+	return found
+}

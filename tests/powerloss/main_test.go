@@ -1,0 +1,91 @@
+//go:build linux
+
+package powerloss
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/notifyd/notifyd/tests/powerloss/lossfs"
+)
+
+// childEnv makes the test binary be the broker that is killed.
+const childEnv = "POWERLOSS_BROKER"
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(childEnv); dir != "" {
+		fmt.Fprintln(os.Stderr, "broker:", beBroker(dir, os.Getenv(childEnv+"_DURABILITY")))
+		os.Exit(1)
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// mount mounts a disk under a new folder, or skips the test.
+func mount(t *testing.T, names lossfs.Names) (*lossfs.Disk, string) {
+	t.Helper()
+	if err := lossfs.Available(); err != nil {
+		if os.Getenv("NOTIFY_REQUIRE_FUSE") == "1" {
+			t.Fatal(err)
+		}
+		t.Skip(err)
+	}
+	d := lossfs.New(names)
+	dir, unmount := mountDisk(t, d)
+	t.Cleanup(unmount)
+	return d, dir
+}
+
+func mountDisk(t *testing.T, d *lossfs.Disk) (dir string, unmount func()) {
+	t.Helper()
+	dir = t.TempDir()
+	u, err := d.Mount(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir, func() {
+		if err := u(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func trials(t *testing.T, standard int) int {
+	t.Helper()
+	s := os.Getenv("POWERLOSS_TRIALS")
+	if s == "" {
+		return standard
+	}
+	n, err := strconv.Atoi(s)
+	if err != nil || n < 1 {
+		t.Fatalf("POWERLOSS_TRIALS=%q", s)
+	}
+	return n
+}
+
+func seed(t *testing.T) *rand.Rand {
+	t.Helper()
+	s := uint64(time.Now().UnixNano())
+	if v := os.Getenv("POWERLOSS_SEED"); v != "" {
+		var err error
+		if s, err = strconv.ParseUint(v, 10, 64); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Logf("POWERLOSS_SEED=%d", s)
+	return rand.New(rand.NewPCG(s, 0))
+}
+
+// torn makes every second cut keep a random part of what was not synced: each
+// way finds what the other hides.
+func torn(trial int, rng *rand.Rand) *rand.Rand {
+	if trial%2 == 0 {
+		return nil
+	}
+	return rng
+}
