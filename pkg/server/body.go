@@ -25,6 +25,7 @@ import (
 const (
 	minBuffer = 1 << 10
 	maxBuffer = 64 << 20
+	firstRead = 16 << 10 // what is taken for a body whose length is not believed
 )
 
 // buffer is pooled memory for a body; b has the size of its class.
@@ -117,9 +118,13 @@ func (b *body) read(r *http.Request, limit int64, from *memory) error {
 	default:
 		return notify.Invalid(api.CodeUnsupportedMediaType, "Content-Encoding", "bodies may be gzip or not compressed")
 	}
-	if r.ContentLength < 0 {
+	// Where nobody waits for memory it is taken as the body comes: a length that
+	// is only announced must not keep others out.
+	if r.ContentLength < 0 || (from.wait == 0 && r.ContentLength > firstRead) {
 		n, err := b.readAll(r.Context(), r.Body, limit)
-		b.wire = int64(n)
+		if b.wire = int64(n); err == nil && r.ContentLength > b.wire {
+			err = readError(io.ErrUnexpectedEOF)
+		}
 		return err
 	}
 	if err := b.grow(r.Context(), r.ContentLength, 0); err != nil {
@@ -136,7 +141,7 @@ func (b *body) read(r *http.Request, limit int64, from *memory) error {
 
 // readAll reads src to its end, at most limit bytes.
 func (b *body) readAll(ctx context.Context, src io.Reader, limit int64) (n int, err error) {
-	if err := b.grow(ctx, min(16<<10, limit), 0); err != nil {
+	if err := b.grow(ctx, min(firstRead, limit), 0); err != nil {
 		return 0, err
 	}
 	for {

@@ -78,7 +78,7 @@ type Hooks struct {
 	// InFlight: the number of requests under way changed by delta.
 	InFlight func(delta int)
 	// Refused: a request was turned away before its handler; reason is
-	// "in_flight", "memory", "streams", "rate" or "disabled".
+	// "in_flight", "memory", "receipts", "streams", "rate" or "disabled".
 	Refused func(reason string)
 }
 

@@ -84,9 +84,13 @@ func (s *Server) handle(x *exchange) error {
 func (s *Server) enter(c class) (leave func(), err error) {
 	count, most, reason := &s.inFlight, s.cfg.MaxInFlight, "in_flight"
 	leave = s.leave
-	if c == classStream {
+	switch c {
+	case classStream:
 		count, most, reason = &s.streams, s.cfg.MaxStreams, "streams"
 		leave = s.leaveStream
+	case classReceipt:
+		count, most, reason = &s.receipts, maxReceipts, "receipts"
+		leave = s.leaveReceipt
 	}
 	if count.Add(1) > int64(most) {
 		count.Add(-1)
@@ -108,6 +112,13 @@ func (s *Server) leave() {
 
 func (s *Server) leaveStream() {
 	s.streams.Add(-1)
+	if hook := s.deps.Hooks.InFlight; hook != nil {
+		hook(-1)
+	}
+}
+
+func (s *Server) leaveReceipt() {
+	s.receipts.Add(-1)
 	if hook := s.deps.Hooks.InFlight; hook != nil {
 		hook(-1)
 	}
@@ -161,6 +172,11 @@ func (s *Server) readBody(x *exchange) error {
 		limit, from = s.cfg.MaxBatch, s.bulk
 	case fanoutBody:
 		limit, from = s.cfg.MaxFanout, s.bulk
+	case receiptBody:
+		if _, ok := s.deps.Receipts[x.r.PathValue("provider")]; !ok {
+			return notify.NotFound("provider") // before its body is read
+		}
+		limit, from = maxReceipt, s.posts
 	}
 	if from == s.bulk {
 		until := time.Now().Add(s.cfg.BulkReadTimeout)

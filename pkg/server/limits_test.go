@@ -212,6 +212,56 @@ func TestBulkMemoryIsApart(t *testing.T) {
 	}
 }
 
+// Whoever opens receipts and sends nothing, or announces much, keeps out
+// nobody who has a token.
+func TestReceiptsTakeNothingOfCallers(t *testing.T) {
+	t.Parallel()
+	entered, release := make(chan struct{}), make(chan struct{})
+	s := newWorld().start(t, Config{MaxInFlight: 1, MaxFanout: 1 << 20, BulkMemory: 2 << 20, MemoryWait: time.Millisecond}, func(d *Deps) {
+		d.Receipts = map[string]Receipt{"twilio": func(*http.Request, []byte) error { return nil }}
+	})
+	ask(s, "POST", "/v1/receipts/else", "", "", func(r *http.Request) { // not read: nobody takes it
+		r.Body, r.ContentLength = io.NopCloser(errReader{t}), maxReceipt
+	})
+	slow := func(r *http.Request) {
+		r.Body, r.ContentLength = io.NopCloser(&stalled{entered: entered, release: release}), maxReceipt
+	}
+	var wg sync.WaitGroup
+	for range maxReceipts {
+		wg.Go(func() { ask(s, "POST", "/v1/receipts/twilio", "", "", slow) })
+		<-entered
+	}
+	if got := ask(s, "POST", "/v1/receipts/twilio", "", "a=b"); got.status != 503 || got.problem(t).Code != "busy" {
+		t.Errorf("one receipt too many: %d %s", got.status, got.body)
+	}
+	tok := token(t, "shop", api.ScopeSend)
+	for path, body := range map[string]string{"/v1/notifications": "{}", "/v1/notifications:fanout": strings.Repeat("x", 1<<20)} {
+		if got := ask(s, "POST", path, tok, body); got.status != 201 {
+			t.Errorf("%s beside receipts: %d %s", path, got.status, got.body)
+		}
+	}
+	close(release)
+	wg.Wait()
+	if got := ask(s, "POST", "/v1/receipts/twilio", "", strings.Repeat("x", maxReceipt)); got.status != 204 {
+		t.Errorf("after, the largest: %d %s", got.status, got.body)
+	}
+	if got := ask(s, "POST", "/v1/receipts/twilio", "", strings.Repeat("x", maxReceipt+1)); got.status != 413 {
+		t.Errorf("too large: %d %s", got.status, got.body)
+	}
+	if !s.posts.sem.TryAcquire(receiptMemory) {
+		t.Error("memory was not given back")
+	}
+}
+
+// stalled is a body that does not come until it is released, and is cut then.
+type stalled struct{ entered, release chan struct{} }
+
+func (b *stalled) Read([]byte) (int, error) {
+	b.entered <- struct{}{}
+	<-b.release
+	return 0, io.ErrUnexpectedEOF
+}
+
 func TestCallerRate(t *testing.T) {
 	t.Parallel()
 	w := newWorld()

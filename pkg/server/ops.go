@@ -143,6 +143,14 @@ func (x *exchange) answer(name string, ask Report) error {
 	return x.json(http.StatusOK, v)
 }
 
+// Receipts come without a token, so whoever reaches the API may open them: they
+// have a share of requests and memory of their own, and take none of callers.
+const (
+	maxReceipts   = 256      // at a time
+	maxReceipt    = 4 << 20  // bytes of one: a batch of SendGrid's events
+	receiptMemory = 32 << 20 // bytes of all
+)
+
 // receipt takes a provider's delivery receipts. There is no token: the
 // provider's own signature is checked over the body as it came.
 func (s *Server) receipt(x *exchange) error {

@@ -13,9 +13,10 @@ import (
 type class uint8
 
 const (
-	classProbe  class = iota // answered whatever the load is
-	classNormal              // counts against MaxInFlight
-	classStream              // may last; counts against MaxStreams
+	classProbe   class = iota // answered whatever the load is
+	classNormal               // counts against MaxInFlight
+	classStream               // may last; counts against MaxStreams
+	classReceipt              // without a token; counts against maxReceipts
 )
 
 // bodySize says how large a route's body may be.
@@ -26,6 +27,7 @@ const (
 	singleBody
 	batchBody
 	fanoutBody
+	receiptBody
 )
 
 // route is one row of the route table.
@@ -65,7 +67,7 @@ func routes() []route {
 		{get, "/v1/ops/dead-letters/{id}", api.ScopeOperate, classNormal, noBody, (*Server).getDeadLetter},
 		{get, "/v1/ops/doctor", api.ScopeOperate, classNormal, noBody, (*Server).doctor},
 		{get, "/v1/ops/lag", api.ScopeOperate, classNormal, noBody, (*Server).lag},
-		{post, "/v1/receipts/{provider}", "", classNormal, batchBody, (*Server).receipt},
+		{post, "/v1/receipts/{provider}", "", classReceipt, receiptBody, (*Server).receipt},
 		{get, "/openapi.yaml", "", classProbe, noBody, (*Server).openapi},
 		{get, "/healthz", "", classProbe, noBody, (*Server).healthz},
 		{get, "/readyz", "", classProbe, noBody, (*Server).readyz},

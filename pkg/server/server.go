@@ -32,10 +32,12 @@ type Server struct {
 	cursors cursors
 	small   *memory // bodies of single requests
 	bulk    *memory // bodies of batches and fan-outs
+	posts   *memory // bodies of receipts
 
 	exchanges sync.Pool // *exchange
 	inFlight  atomic.Int64
 	streams   atomic.Int64
+	receipts  atomic.Int64
 	idPrefix  string // of request ids: this process
 	idNext    atomic.Uint64
 
@@ -67,6 +69,7 @@ func New(cfg Config, deps Deps) (*Server, error) {
 		cursors:     cursors{key},
 		small:       newMemory(cfg.SmallMemory, 0),
 		bulk:        newMemory(cfg.BulkMemory, cfg.MemoryWait),
+		posts:       newMemory(receiptMemory, 0),
 		idPrefix:    rand.Text()[:10],
 		unavailable: rate.Sometimes{Interval: time.Second},
 		draining:    make(chan struct{}),
