@@ -27,18 +27,28 @@ func main() {
 	tokenFile := flag.String("token-file", "", "file with a token of scopes send and read")
 	user := flag.String("user", "", "whom to write to")
 	text := flag.String("text", "", "what to write")
-	dir := flag.String("dir", ".fallback", "folder in which the service keeps what it sent and how far it read")
+	dir := flag.String("dir", "", "folder in which the service keeps what it sent and how far it read (default: a new temporary one)")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer stop()
-	if err := run(ctx, *server, *tokenFile, *dir, *user, *text); err != nil && !errors.Is(err, context.Canceled) {
+	err := run(ctx, *server, *tokenFile, *dir, *user, *text)
+	stop()
+	if !errors.Is(err, context.Canceled) {
 		fmt.Fprintln(os.Stderr, "fallback:", err)
 		os.Exit(1)
 	}
 }
 
-// run sends the text, if there is one, and follows the feed until Ctrl-C.
+// run sends the text, if there is one, and follows the feed until Ctrl-C; its
+// error is never nil.
 func run(ctx context.Context, server, tokenFile, dir, user, text string) error {
+	if dir == "" {
+		temporary, err := os.MkdirTemp("", "fallback-")
+		if err != nil {
+			return err
+		}
+		defer os.RemoveAll(temporary)
+		dir = temporary
+	}
 	store, err := OpenStore(dir)
 	if err != nil {
 		return err

@@ -48,8 +48,8 @@ type life struct {
 
 func newPlant(t *testing.T, lane notify.Lane, change ...func(*Config)) *plant {
 	p := &plant{
-		t: t, plan: faulty.NewPlan(7), store: memory.New(), prefs: &fakePrefs{}, cancel: &fakeCancels{},
-		prov: &ledger{taken: map[notify.ID]int{}, first: map[string][]notify.ID{}, called: map[notify.ID]bool{}},
+		t: t, plan: faulty.NewPlan(7), store: memory.New(), prefs: &fakePrefs{addresses: map[string][]string{}}, cancel: &fakeCancels{},
+		prov: &ledger{taken: map[target]int{}, first: map[string][]notify.ID{}, called: map[notify.ID]bool{}},
 	}
 	p.log = &plantLog{plan: p.plan, topics: map[string]*plantTopic{}}
 	p.cfg = Config{
@@ -133,7 +133,7 @@ func (p *plant) send(envs ...notify.Envelope) {
 }
 
 func (p *plant) envelope(cat notify.Category, users ...string) notify.Envelope {
-	return (&rig{cfg: p.cfg}).envelope(cat, users...)
+	return (&rig{cfg: p.cfg, prefs: p.prefs}).envelope(cat, users...)
 }
 
 func (p *plant) rows(e *notify.Envelope) []notify.Row {
@@ -143,11 +143,6 @@ func (p *plant) rows(e *notify.Envelope) []notify.Row {
 		p.t.Fatal(err)
 	}
 	return rows
-}
-
-func (p *plant) state(e *notify.Envelope, index uint32) notify.Outcome {
-	p.t.Helper()
-	return notify.Fold(p.rows(e), index, index)
 }
 
 func (p *plant) failed() map[string]notify.Failure {
@@ -274,7 +269,7 @@ type ledger struct {
 	mu      sync.Mutex
 	latency time.Duration
 	answer  func(item *notify.Item) (res notify.Result, took bool)
-	taken   map[notify.ID]int
+	taken   map[target]int
 	calls   int
 	called  map[notify.ID]bool
 	first   map[string][]notify.ID // per user: ids in the order of their first call
@@ -293,7 +288,7 @@ func (l *ledger) Send(ctx context.Context, call *notify.Call, report func(int, n
 		}
 		l.calls++
 		if took {
-			l.taken[item.ID]++
+			l.taken[target{item.ID, item.Addr}]++
 		}
 		if !l.called[item.ID] {
 			l.called[item.ID] = true
@@ -321,16 +316,30 @@ func (l *ledger) set(latency time.Duration, f func(item *notify.Item) (notify.Re
 	l.latency, l.answer = latency, f
 }
 
+// took returns how many addresses of a notification the provider took, and how
+// often it took one more than once.
 func (l *ledger) count() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.calls
 }
 
-func (l *ledger) took(id notify.ID) int {
+func (l *ledger) took(id notify.ID) (addresses, again int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.taken[id]
+	for a := range 4 {
+		if n := l.taken[target{id, uint8(a)}]; n > 0 {
+			addresses++
+			again += n - 1
+		}
+	}
+	return addresses, again
+}
+
+// target is an address of a notification.
+type target struct {
+	id   notify.ID
+	addr uint8
 }
 
 func pass(d time.Duration) {

@@ -273,10 +273,10 @@ func (n *node) truncate(size int64) {
 // writable returns page i for writing; the caller must not hold it over a sync.
 func (n *node) writable(i int64) *page {
 	p := n.pages[i]
-	switch {
-	case p == nil:
+	switch p {
+	case nil:
 		p = new(page)
-	case p == n.safePages[i]:
+	case n.safePages[i]:
 		c := *p
 		p = &c
 	}
