@@ -199,11 +199,15 @@ func (r *run) one(ctx context.Context, rec *recorder, n int64, due time.Time, bo
 	}
 	done := time.Now()
 	var out outcome
+	read := r.s.read
+	if !r.asked() {
+		read = r.s.count
+	}
 	if err == nil {
-		out, err = r.s.read(reply, size)
+		out, err = read(reply, size)
 	}
 	rec.record(due, sent, done, size, out, err)
-	if err == nil && r.s.Target != Null {
+	if err == nil && r.s.Target != Null && r.asked() {
 		a := Acked{Request: n, IDs: out.ids, Base: out.base, Count: size, Rejected: out.rejected}
 		r.acked.add(a)
 		if r.cfg.Acked != nil {
@@ -211,6 +215,9 @@ func (r *run) one(ctx context.Context, rec *recorder, n int64, due time.Time, bo
 		}
 	}
 }
+
+// asked reports whether anybody wants to know what was promised.
+func (r *run) asked() bool { return r.cfg.Ledger != nil || r.cfg.Acked != nil }
 
 // again reports whether a request whose outcome is unknown may be repeated
 // under its key.

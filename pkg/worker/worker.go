@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
@@ -16,7 +17,8 @@ import (
 // of a consumer group; the group owns the goroutine that calls it.
 type Worker struct {
 	cfg      Config
-	capacity *quota // addresses at the provider
+	capacity *quota    // addresses at the provider
+	scratch  sync.Pool // *scratch
 	// claimLast: windows are claimed once they hold capacity. SMS is sent at a
 	// rate far below that of claims; claimed late, codes pass alerts in the
 	// queue for capacity, and nothing is ambiguous that was never called. Push

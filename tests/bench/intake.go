@@ -107,7 +107,7 @@ func batches(ctx context.Context, b *bench) error {
 	}
 	records := envelopes(4096, 1, text)
 	batch := &side{name: "batch", run: func(d time.Duration) (float64, error) {
-		s, err := offer(ctx, load.Scenario{Name: "P3", Target: load.Batch, Size: 1000, Workers: 16, Duration: d, Body: text}, p.node.client)
+		s, err := offer(ctx, load.Scenario{Name: "P3", Target: load.Batch, Size: 1000, Workers: inFlight / 1000, Duration: d, Body: text}, p.node.client)
 		return s.AcceptedPS, err
 	}}
 	raw := &side{name: "log", run: func(d time.Duration) (float64, error) { return p.raw.produce(ctx, d, records) }}

@@ -22,7 +22,10 @@ type rawLog struct {
 	done   chan error
 }
 
-const rawTopic = "raw"
+const (
+	rawTopic = "raw"
+	inFlight = 64_000 // records at a time, as in the batches of P3
+)
 
 func (b *bench) rawLog(ctx context.Context, d kfake.Durability, partitions int) (*rawLog, error) {
 	broker, err := kfake.Open(kfake.Config{Dir: b.folder("raw"), Durability: d, Topics: map[string]int{rawTopic: partitions}, CapBytes: 16 << 30})
@@ -32,7 +35,7 @@ func (b *bench) rawLog(ctx context.Context, d kfake.Durability, partitions int) 
 	client, err := kgo.NewClient(
 		kgo.SeedBrokers(broker.Addr()), kgo.DefaultProduceTopic(rawTopic), kgo.RequiredAcks(kgo.AllISRAcks()),
 		kgo.ProducerLinger(5*time.Millisecond), kgo.ProducerBatchMaxBytes(1<<20), kgo.ProducerBatchCompression(kgo.NoCompression()),
-		kgo.MaxBufferedRecords(200_000), kgo.MaxBufferedBytes(64<<20), kgo.RecordPartitioner(kgo.ManualPartitioner()),
+		kgo.MaxBufferedRecords(inFlight), kgo.MaxBufferedBytes(64<<20), kgo.RecordPartitioner(kgo.ManualPartitioner()),
 	)
 	if err != nil {
 		return nil, err
