@@ -49,6 +49,9 @@ func Open(cfg Config) (*Broker, error) {
 	if err := b.watch.look(cfg.Dir); err != nil {
 		return nil, err
 	}
+	if err := cutTails(cfg.Dir, cfg.Logger); err != nil {
+		return nil, err
+	}
 	if err := b.makeFolders(); err != nil {
 		return nil, err
 	}

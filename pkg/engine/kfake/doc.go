@@ -17,6 +17,9 @@
 //   - an fsync of its folders: the broker replaces its lists of topics and of
 //     groups by a rename and leaves it at that, and a power cut that takes the
 //     list of topics takes the log with it;
+//   - a cut of half-written entries at the end of its lists of groups and of
+//     producers, which it skips, but would append behind, where the next start
+//     reads nothing;
 //   - a report of segments that were cut at a bad checksum when it opened.
 //
 // What is left: one node, hence no replication. Opening reads the whole log into

@@ -10,11 +10,15 @@ import (
 // makeFolders makes the folders of all partitions, which the broker would make
 // with their first records and not sync.
 func (b *Broker) makeFolders() error {
+	folders := []string{filepath.Join(b.cfg.Dir, "partitions")}
 	for topic, n := range b.cfg.Topics {
 		for p := range n {
-			if err := os.MkdirAll(filepath.Join(b.cfg.Dir, "partitions", fmt.Sprintf("%s-%d", url.PathEscape(topic), p)), 0o700); err != nil {
-				return fmt.Errorf("kfake: %w", err)
-			}
+			folders = append(folders, filepath.Join(folders[0], fmt.Sprintf("%s-%d", url.PathEscape(topic), p)))
+		}
+	}
+	for _, dir := range folders {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return fmt.Errorf("kfake: %w", err)
 		}
 	}
 	return nil
