@@ -223,10 +223,14 @@ func timerID(k notify.RowKey) []byte {
 
 func (j *job) failure(row *notify.Row, rec *notify.Receiver, x *notify.Exception) stream.Record {
 	e := &j.env
+	class, calls := x.Class.String(), int(e.Attempt)+1
+	if x.Class == notify.ClassAccepted { // no call was made, or none is known to have been answered
+		class, calls = notify.FailureUndeliverable, int(e.Attempt)
+	}
 	f := notify.Failure{
 		Version: 1, ID: e.ID(rec.Index).String(), Epoch: int(e.Epoch), Caller: e.Caller, Campaign: e.Campaign,
 		Channel: e.Channel.String(), Category: e.Category.String(), User: string(rec.User),
-		Template: e.Content.Template, Class: x.Class.String(), Code: x.Code, Provider: x.Provider, Attempts: int(e.Attempt) + 1,
+		Template: e.Content.Template, Class: class, Code: x.Code, Provider: x.Provider, Attempts: calls,
 		Accepted: e.Accepted, Failed: row.Updated, Expires: e.Expires,
 		Chunk: chunkName(e.Chunk), Topic: j.msg.Topic, Partition: j.msg.Partition, Offset: j.msg.Offset,
 	}

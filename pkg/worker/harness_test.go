@@ -96,7 +96,11 @@ func (r *rig) close() {
 func (r *rig) envelope(cat notify.Category, users ...string) notify.Envelope {
 	var w notify.ReceiverWriter
 	for i, u := range users {
-		w.Append(notify.Receiver{Index: uint32(i), User: []byte(u), Address: []byte("addr-" + u)})
+		rec := notify.Receiver{Index: uint32(i), User: []byte(u)}
+		if _, ok := r.prefs.addresses[u]; !ok {
+			rec.Address = []byte("addr-" + u)
+		}
+		w.Append(rec)
 	}
 	return notify.Envelope{
 		Chunk: notify.Chunk{Base: notify.NewBase(time.Now())}, Fan: len(users) > 1, Channel: r.cfg.Lane.Channel, Category: cat,
@@ -339,12 +343,13 @@ func (p *fakePrefs) Fresh(time.Time) bool { return true }
 type fakeCancels struct {
 	mu  sync.Mutex
 	ids map[notify.ID]bool
+	all bool
 }
 
 func (c *fakeCancels) Cancelled(e *notify.Envelope, index uint32) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.ids[e.ID(index)]
+	return c.all || c.ids[e.ID(index)]
 }
 
 func users(n int) []string {

@@ -145,6 +145,11 @@ func (p *plant) rows(e *notify.Envelope) []notify.Row {
 	return rows
 }
 
+func (p *plant) state(e *notify.Envelope, index uint32) notify.Outcome {
+	p.t.Helper()
+	return notify.Fold(p.rows(e), index, index)
+}
+
 func (p *plant) failed() map[string]notify.Failure {
 	m := map[string]notify.Failure{}
 	for _, f := range failures(p.t, p.log.all(notify.TopicFailed)) {

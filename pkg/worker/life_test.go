@@ -1,0 +1,297 @@
+package worker
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/prefs"
+)
+
+var accepted = notify.Result{Class: notify.ClassAccepted, Confirmed: true, Provider: "prov"}
+
+// in runs a test in a bubble.
+func in(t *testing.T, f func(t *testing.T)) {
+	t.Helper()
+	t.Parallel()
+	synctest.Test(t, f)
+}
+
+// A provider that is down for ten minutes fails nothing, uses up no attempts,
+// and is sent everything by itself when it is back: first attempts and retries.
+func TestOutageOfTenMinutes(t *testing.T) {
+	in(t, func(t *testing.T) {
+		p := newPlant(t, pushLane, func(c *Config) { c.Window, c.Ahead = 10, 4 })
+		up := time.Now().Add(10 * time.Minute)
+		p.prov.set(20*time.Millisecond, func(*notify.Item) (notify.Result, bool) {
+			if time.Now().Before(up) {
+				return notify.Result{Class: notify.ClassUnavailable, Code: "http_503", Provider: "prov"}, false
+			}
+			return accepted, true
+		})
+		var envs []notify.Envelope
+		for i := range 300 {
+			envs = append(envs, p.envelope(notify.Transactional, name(i)))
+		}
+		envs = append(envs, p.envelope(notify.Transactional, users(1000)...))
+		p.send(envs...)
+		pass(10 * time.Minute)
+		down := p.prov.count()
+		pass(time.Minute)
+		for i := range envs {
+			rows := p.rows(&envs[i])
+			for r := range envs[i].Count {
+				if s := notify.Fold(rows, r, r).State; s != notify.Delivered {
+					t.Fatalf("%s a minute after the outage: %v", envs[i].ID(r), s)
+				}
+			}
+		}
+		if n := len(p.failed()); n != 0 {
+			t.Errorf("%d failed", n)
+		}
+		t.Logf("1,300 receivers, %d calls while the provider was down", down)
+		if down > 300 {
+			t.Errorf("%d calls against a provider that is down", down)
+		}
+	})
+}
+
+// lag sends a chunk of 2,000 and 200 singles through a push lane of which
+// answer says how the provider takes them, and returns the p99 of the time to
+// DELIVERED of the receivers for whom slow is false.
+func lag(t *testing.T, slow func(user string) bool, verdict func(string) prefs.Verdict, answer func(*notify.Item) (notify.Result, bool)) time.Duration {
+	p := newPlant(t, pushLane, func(c *Config) { c.Window, c.Ahead, c.InFlight = 100, 4, 500 })
+	p.prefs.verdict = verdict
+	began := time.Now()
+	took := map[string]time.Duration{}
+	p.prov.set(50*time.Millisecond, func(item *notify.Item) (notify.Result, bool) {
+		r, ok := accepted, true
+		if answer != nil {
+			r, ok = answer(item)
+		}
+		if ok {
+			took[item.ID.String()] = time.Since(began)
+		}
+		return r, ok
+	})
+	envs := []notify.Envelope{p.envelope(notify.Transactional, users(2000)...)}
+	for i := range 200 {
+		envs = append(envs, p.envelope(notify.Transactional, name(i)))
+	}
+	p.send(envs...)
+	pass(time.Minute)
+	var rest []time.Duration
+	for i := range envs {
+		for r, u := range users(int(envs[i].Count)) {
+			if envs[i].Count == 1 {
+				u = name(i - 1)
+			}
+			if slow(u) {
+				continue
+			}
+			d, ok := took[envs[i].ID(uint32(r)).String()]
+			if !ok {
+				t.Fatalf("%s was not sent within a minute", u)
+			}
+			rest = append(rest, d)
+		}
+	}
+	if n := p.log.waiting(pushLane.Topic()); n != 0 {
+		t.Errorf("waiting holds the mark: %d records are not done", n)
+	}
+	slices.Sort(rest)
+	return rest[len(rest)*99/100]
+}
+
+// Quiet hours and an hour's Retry-After on a tenth of a partition do not slow
+// the rest.
+func TestWaitsDoNotSlowTheRest(t *testing.T) {
+	tenth := func(u string) bool { return strings.HasSuffix(u, "7") }
+	var plain, quiet, hour time.Duration
+	synctest.Test(t, func(t *testing.T) { plain = lag(t, tenth, nil, nil) })
+	synctest.Test(t, func(t *testing.T) {
+		wake := time.Now().Add(8 * time.Hour).UnixMilli()
+		quiet = lag(t, tenth, func(u string) (v prefs.Verdict) {
+			if tenth(u) {
+				v = prefs.Verdict{Action: prefs.Quiet, Until: wake}
+			}
+			return v
+		}, nil)
+	})
+	synctest.Test(t, func(t *testing.T) {
+		hour = lag(t, tenth, nil, func(item *notify.Item) (notify.Result, bool) {
+			if tenth(string(item.User)) {
+				return notify.Result{Class: notify.ClassRetry, RetryAfter: time.Hour, Code: "busy", Provider: "prov"}, false
+			}
+			return accepted, true
+		})
+	})
+	t.Logf("p99 of the rest: %v without, %v beside quiet hours, %v beside an hour's Retry-After", plain, quiet, hour)
+	if quiet > plain*11/10 || hour > plain*11/10 {
+		t.Errorf("the rest is slowed: %v, %v, without %v", quiet, hour, plain)
+	}
+}
+
+// An opt-out, a cancel and a suppression bind a running fan-out: no call starts
+// a second later. (Here they are known at once; how fast they become known is
+// for package prefs to show.)
+func TestBindsARunningFanout(t *testing.T) {
+	for _, what := range []string{"opt-out", "cancel", "suppression"} {
+		t.Run(what, func(t *testing.T) {
+			in(t, func(t *testing.T) {
+				p := newPlant(t, pushLane, func(c *Config) { c.Window, c.Ahead, c.InFlight = 1000, 16, 1000 })
+				var at, last time.Time
+				p.prov.set(2*time.Second, func(*notify.Item) (notify.Result, bool) { last = time.Now(); return accepted, true })
+				e := p.envelope(notify.Transactional, users(20_000)...)
+				p.send(e)
+				pass(9 * time.Second) // of 40
+				at = time.Now()
+				want := notify.Suppressed
+				switch what {
+				case "opt-out":
+					p.prefs.mu.Lock()
+					p.prefs.verdict = func(string) prefs.Verdict { return prefs.Verdict{Action: prefs.OptedOut} }
+					p.prefs.mu.Unlock()
+				case "cancel":
+					want = notify.Cancelled
+					p.cancel.mu.Lock()
+					p.cancel.all = true
+					p.cancel.mu.Unlock()
+				default:
+					p.prefs.mu.Lock()
+					p.prefs.suppressed = map[string]bool{}
+					for _, u := range users(20_000) {
+						p.prefs.suppressed["addr-"+u] = true
+					}
+					p.prefs.mu.Unlock()
+				}
+				pass(time.Minute)
+				if after := last.Sub(at); after > time.Second {
+					t.Errorf("a call started %v later", after)
+				}
+				n, rows := 0, p.rows(&e)
+				for r := range e.Count {
+					if s := notify.Fold(rows, r, r).State; s == want {
+						n++
+					} else if s != notify.Delivered {
+						t.Fatalf("%d: %v", r, s)
+					}
+				}
+				t.Logf("%d of 20,000 receivers were not called; the last call started %v after the %s", n, max(0, last.Sub(at)), what)
+				if n < 14_000 {
+					t.Errorf("only %d were held back", n)
+				}
+			})
+		})
+	}
+}
+
+// A retry touches the failed addresses only; a receiver that was reached at one
+// address has not failed.
+func TestSeveralAddresses(t *testing.T) {
+	in(t, func(t *testing.T) {
+		p := newPlant(t, pushLane)
+		p.prefs.addresses["ann"] = []string{"good", "bad"}
+		p.prefs.addresses["bob"] = []string{"bad", "bad"}
+		p.prefs.addresses["cyd"] = nil
+		p.prefs.addresses["dan"] = []string{"dead"}
+		p.prefs.suppressed = map[string]bool{"dead": true}
+		calls := map[string]int{}
+		p.prov.set(0, func(item *notify.Item) (notify.Result, bool) {
+			calls[string(item.User)+"/"+string(item.Address)]++
+			if string(item.Address) == "bad" {
+				return notify.Result{Class: notify.ClassRetry, Code: "busy", Provider: "prov"}, false
+			}
+			return accepted, true
+		})
+		e := p.envelope(notify.Transactional, "ann", "bob", "cyd", "dan")
+		p.send(e)
+		pass(time.Minute)
+		for i, want := range []notify.State{notify.Delivered, notify.Failed, notify.Failed, notify.Suppressed} {
+			if got := p.state(&e, uint32(i)); got.State != want {
+				t.Errorf("receiver %d: %+v, want %v", i, got, want)
+			}
+		}
+		if got := p.state(&e, 2).Code; got != notify.CodeNoAddress {
+			t.Errorf("code %q", got)
+		}
+		for who, want := range map[string]int{"ann/good": 1, "ann/bad": 4, "bob/bad": 8} {
+			if calls[who] != want {
+				t.Errorf("%s: %d calls, want %d", who, calls[who], want)
+			}
+		}
+		dead := p.failed()
+		if _, ok := dead[e.ID(0).String()]; ok || len(dead) != 2 {
+			t.Errorf("failed: %+v", dead)
+		}
+	})
+}
+
+// A deadline that passes while one of two addresses waits for its retry ends
+// the receiver, and does not take back what was reached.
+func TestDeadlineBetweenAddresses(t *testing.T) {
+	in(t, func(t *testing.T) {
+		p := newPlant(t, pushLane)
+		p.prefs.addresses["ann"] = []string{"good", "bad"}
+		p.prov.set(0, func(item *notify.Item) (notify.Result, bool) {
+			if string(item.Address) == "bad" {
+				return notify.Result{Class: notify.ClassThrottled, RetryAfter: 2 * time.Second, Code: "busy", Provider: "prov"}, false
+			}
+			return accepted, true
+		})
+		e := p.envelope(notify.OTP, "ann")
+		e.Expires = time.Now().Add(10 * time.Second).UnixMilli()
+		p.send(e)
+		pass(time.Minute)
+		if got := p.state(&e, 0); got.State != notify.Delivered {
+			t.Errorf("%+v", got)
+		}
+	})
+}
+
+// One of two push providers is down: its receivers are parked, the others go
+// on, and the mark moves.
+func TestOneOfTwoProvidersOpen(t *testing.T) {
+	in(t, func(t *testing.T) {
+		p := newPlant(t, pushLane, func(c *Config) {
+			c.Routes = Routes{Names: []string{"apns", "fcm"}, Of: func(a []byte) int { return int(a[len(a)-1]) % 2 }}
+		})
+		up := time.Now().Add(10 * time.Minute)
+		p.prov.set(20*time.Millisecond, func(item *notify.Item) (notify.Result, bool) {
+			if item.Address[len(item.Address)-1]%2 == 1 && time.Now().Before(up) {
+				return notify.Result{Class: notify.ClassUnavailable, Code: "http_503", Provider: "fcm"}, false
+			}
+			return accepted, true
+		})
+		var envs []notify.Envelope
+		for i := range 100 {
+			envs = append(envs, p.envelope(notify.Transactional, name(i)))
+		}
+		p.send(envs...)
+		pass(5 * time.Minute)
+		if n := p.log.waiting(pushLane.Topic()); n > 0 {
+			t.Errorf("%d records are not done", n)
+		}
+		for i := range envs {
+			want := notify.Delivered
+			if i%2 == 1 {
+				want = notify.Deferred
+			}
+			if s := p.state(&envs[i], 0).State; s != want {
+				t.Fatalf("%d: %v, want %v", i, s, want)
+			}
+		}
+		pass(6 * time.Minute)
+		for i := range envs {
+			if s := p.state(&envs[i], 0).State; s != notify.Delivered {
+				t.Fatalf("%d: %v", i, s)
+			}
+		}
+		if n := len(p.failed()); n != 0 {
+			t.Errorf("%d failed", n)
+		}
+	})
+}
