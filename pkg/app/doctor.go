@@ -3,7 +3,10 @@ package app
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // Finding is one thing the doctor looked at.
@@ -44,10 +47,11 @@ func (n *Node) doctor(ctx context.Context) (any, error) {
 	age := n.prefs.Age(time.Now())
 	add("preferences", !n.prefs.Fresh(time.Now()), "fail", "snapshot is %s old", age.Round(time.Millisecond))
 	for _, c := range n.health.Circuits(time.Now()) {
-		add("circuit "+c.Route, c.State != "closed" || !c.Blocked.IsZero(), "warn", "%s %s", c.State, c.Reason)
+		add("circuit "+c.Route, c.State != "closed" || !c.Blocked.IsZero(), "warn", "%s", strings.TrimSpace(c.State+" "+c.Reason))
 	}
-	for ch, p := range map[string]bool{"push": n.provs.apns != nil || n.provs.fcm != nil, "sms": n.provs.twilio != nil, "email": n.provs.sendgrid != nil} {
-		add("provider "+ch, !p, "warn", "configured: %v", p)
+	for _, ch := range notify.Channels {
+		_, ok := n.provs.byChannel[ch]
+		add("provider "+ch.String(), !ok, "warn", "configured: %v", ok)
 	}
 	if recs, bytes, oldest, err := n.store.Spill().Stats(ctx); err == nil {
 		add("spill", recs > 0, "warn", "%d records, %d bytes wait for the log%s", recs, bytes, since(oldest))

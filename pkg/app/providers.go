@@ -90,7 +90,9 @@ func newProviders(cfg *Config, blocks limit.Blocks, log *slog.Logger) (*provider
 		}
 		fcm = p.fcm
 	}
-	p.byChannel[notify.Push] = provider.NewPush(apns, fcm)
+	if apns != nil || fcm != nil {
+		p.byChannel[notify.Push] = provider.NewPush(apns, fcm)
+	}
 	if err := p.addTwilio(cfg, blocks, end, log); err != nil {
 		return nil, err
 	}

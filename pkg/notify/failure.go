@@ -13,10 +13,10 @@ type Failure struct {
 	Category  string `json:"category"`
 	User      string `json:"user_id"`
 	Template  string `json:"template,omitempty"`
-	Class     string `json:"class"`
+	Class     string `json:"class"` // of the last answer, or FailureUndeliverable
 	Code      string `json:"code"`
 	Provider  string `json:"provider,omitempty"`
-	Attempts  int    `json:"attempts"`
+	Attempts  int    `json:"attempts"` // provider calls
 	Accepted  int64  `json:"accepted_ms"`
 	Failed    int64  `json:"failed_ms"`
 	Expires   int64  `json:"expires_ms,omitempty"`
@@ -25,3 +25,6 @@ type Failure struct {
 	Partition int32  `json:"partition"`
 	Offset    int64  `json:"offset"`
 }
+
+// FailureUndeliverable is the class of a failure without a provider call.
+const FailureUndeliverable = "undeliverable"

@@ -86,7 +86,8 @@ func TestFailureSchemaKnowsEveryName(t *testing.T) {
 	for _, c := range Categories {
 		categories = append(categories, c.String())
 	}
-	for c := ClassAccepted; c <= ClassAmbiguous; c++ {
+	classes = append(classes, FailureUndeliverable)
+	for c := ClassRetry; c <= ClassAmbiguous; c++ {
 		classes = append(classes, c.String())
 	}
 	f("channel", channels)
@@ -121,7 +122,7 @@ func TestFailureFitsItsSchema(t *testing.T) {
 	full.Campaign, full.Template, full.Provider, full.Expires = "cmp_01M7YZV16V1AK06NN6GR5VEFN7", "welcome", "twilio:AC1", 1795262700000
 	f(full)
 	bad := good
-	bad.Version, bad.ID, bad.Channel, bad.Attempts, bad.Chunk = 2, "12", "fax", 0, "1"
+	bad.Version, bad.ID, bad.Channel, bad.Attempts, bad.Chunk = 2, "12", "fax", -1, "1"
 	f(bad, "attempts", "channel", "chunk", "id", "version")
 }
 

@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Makes the pictures of the README again, from real output. It needs bin/ (make
+# build), chromium, and the ports 7420 to 7423.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+out=$PWD/docs/img work=$(mktemp -d) server=
+trap '[ -z "$server" ] || { kill "$server"; wait "$server" || true; }; rm -rf "$work"' EXIT
+export XDG_CONFIG_HOME=$work/config XDG_STATE_HOME=$work/state XDG_DATA_HOME=$work/data PATH=$PWD/bin:$PATH
+notifyd dev --ephemeral >"$work/dev.out" &
+server=$!
+until grep -q '^Try:' "$work/dev.out"; do kill -0 "$server"; sleep 0.1; done
+
+run() {
+	local line='$' arg
+	for arg in "$@"; do case $arg in *[!A-Za-z0-9_./:=@-]*) line+=" '$arg'" ;; *) line+=" $arg" ;; esac; done
+	printf '%s\n' "$line"
+	"$@" 2>&1
+}
+{
+	run notifyctl send --channel push --user ann --title 'Your order' --body 'It is on its way.' --wait
+	run notifyctl send --channel sms --category otp --user ann --body 'Your code is {{code}}' --var code=482913 --ttl 5m -q
+	run notifyctl send --channel email --category alert --user ann --title 'New sign-in' --body 'Was it you?' -q
+	until [ "$(notifyctl sim summary -o json --jq .ids)" = 3 ]; do sleep 0.1; done
+	sleep 1 # receipts
+	run notifyctl ls --user ann
+	run notifyctl why "$(notifyctl ls --user ann -o json --jq '.items[1].notification_id')"
+} >"$work/session.txt"
+awk -f "$out/term.awk" "$work/session.txt" >"$out/session.svg"
+
+notifyctl send --channel push --user bob --title 'New sign-in' --body 'Was it you, {{name}}?' --var name=Bob --category alert -q
+notifyctl send --channel email --category alert --user cleo --title 'Your receipt' --body 'Thank you, {{name}}.' --var name=Cleo -q
+until [ "$(notifyctl sim summary -o json --jq .ids)" = 5 ]; do sleep 0.1; done
+chromium --headless --no-sandbox --disable-gpu --user-data-dir="$work/chromium" --hide-scrollbars \
+	--window-size=900,640 --screenshot="$out/inbox.png" http://127.0.0.1:7423/inbox >/dev/null 2>&1
+cat "$work/session.txt"
