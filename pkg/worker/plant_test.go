@@ -353,3 +353,15 @@ func pass(d time.Duration) {
 }
 
 func name(i int) string { return fmt.Sprintf("u%05d", i) }
+
+// slowGet reads first and answers later.
+type slowGet struct {
+	engine.Status
+	after time.Duration
+}
+
+func (s *slowGet) Get(ctx context.Context, keys []notify.RowKey) ([]notify.Row, error) {
+	rows, err := s.Status.Get(ctx, keys)
+	time.Sleep(s.after) // of the bubble
+	return rows, err
+}

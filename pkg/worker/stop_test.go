@@ -1,0 +1,322 @@
+package worker
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/stream"
+)
+
+// A graceful stop repeats nothing, wherever windows stand: at the provider,
+// waiting for the order, for capacity, or for a provider that is shut. What was
+// claimed and not called is not taken for called by the next owner.
+func TestDrainRepeatsNothing(t *testing.T) {
+	for name, c := range map[string]struct {
+		lane    notify.Lane
+		change  func(*Config)
+		envs    func(p *plant) []notify.Envelope
+		latency time.Duration
+		down    time.Duration
+	}{
+		"at the provider": {
+			lane: pushLane, latency: 3 * time.Second,
+			envs: func(p *plant) []notify.Envelope {
+				return []notify.Envelope{p.envelope(notify.Transactional, users(100)...)}
+			},
+		},
+		"for the order": {
+			lane: bulkMail, latency: 3 * time.Second, change: func(c *Config) { c.BatchAge = -1 },
+			envs: func(p *plant) (es []notify.Envelope) {
+				for range 10 {
+					es = append(es, p.envelope(notify.Marketing, "ann"))
+				}
+				return es
+			},
+		},
+		"for capacity": {
+			lane: bulkMail, latency: 3 * time.Second, change: func(c *Config) { c.InFlight, c.BatchAge = 2, -1 },
+			envs: func(p *plant) (es []notify.Envelope) {
+				for i := range 20 {
+					es = append(es, p.envelope(notify.Marketing, fmt.Sprint(i)))
+				}
+				return append(es, p.envelope(notify.Marketing, users(200)...))
+			},
+		},
+		"for capacity, sms": {
+			lane: smsLane, latency: 3 * time.Second, change: func(c *Config) { c.InFlight = 10 },
+			envs: func(p *plant) (es []notify.Envelope) {
+				for i := range 20 {
+					es = append(es, p.envelope(notify.OTP, fmt.Sprint(i)))
+				}
+				return append(es, p.envelope(notify.Alert, users(200)...))
+			},
+		},
+		"for the provider": {
+			lane: bulkMail, latency: 100 * time.Millisecond, down: time.Minute, change: func(c *Config) { c.BatchAge = -1 },
+			envs: func(p *plant) (es []notify.Envelope) {
+				for i := range 20 {
+					es = append(es, p.envelope(notify.Marketing, fmt.Sprint(i)))
+				}
+				return append(es, p.envelope(notify.Marketing, users(200)...))
+			},
+		},
+		"in a bag of mails": {
+			lane: bulkMail, latency: 3 * time.Second,
+			envs: func(p *plant) (es []notify.Envelope) {
+				for i := range 20 {
+					e := p.envelope(notify.Marketing, fmt.Sprint(i%15))
+					e.Content.Template = "tpl"
+					es = append(es, e)
+				}
+				return es
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, after := range []time.Duration{time.Millisecond, time.Second, 4 * time.Second, 7 * time.Second} {
+				t.Run(after.String(), func(t *testing.T) {
+					in(t, func(t *testing.T) {
+						p := newPlant(t, c.lane, func(cfg *Config) {
+							cfg.Window, cfg.Ahead = 10, 4
+							if c.change != nil {
+								c.change(cfg)
+							}
+						})
+						up := time.Now().Add(c.down)
+						p.prov.set(c.latency, func(*notify.Item) (notify.Result, bool) {
+							if time.Now().Before(up) {
+								return notify.Result{Class: notify.ClassThrottled, RetryAfter: time.Until(up), Code: "http_429", Provider: "prov"}, false
+							}
+							return accepted, true
+						})
+						envs := c.envs(p)
+						p.send(envs...)
+						pass(after)
+						began := time.Now()
+						p.drain()
+						if took := time.Since(began); took > 31*time.Second {
+							t.Errorf("the stop took %v", took)
+						}
+						p.start()
+						pass(20 * time.Minute)
+						for i := range envs {
+							rows := p.rows(&envs[i])
+							for r := range envs[i].Count {
+								if s := notify.Fold(rows, r, r).State; s != notify.Delivered {
+									t.Fatalf("%s: %v\n%+v", envs[i].ID(r), s, rows)
+								}
+								if n, again := p.prov.took(envs[i].ID(r)); n != 1 || again != 0 {
+									t.Fatalf("%s: taken %d times", envs[i].ID(r), n+again)
+								}
+							}
+							for k := range rows {
+								if rows[k].Resent != 0 {
+									t.Fatalf("the row says that %d were sent again", rows[k].Resent)
+								}
+							}
+						}
+					})
+				})
+			}
+		})
+	}
+}
+
+// A copy of an envelope in flight is done with it, and called once.
+func TestCopyInFlight(t *testing.T) {
+	in(t, func(t *testing.T) {
+		p := newPlant(t, pushLane)
+		p.prov.set(time.Second, nil)
+		e, next := p.envelope(notify.OTP, "ann"), p.envelope(notify.OTP, "ann")
+		p.send(e, e)
+		pass(100 * time.Millisecond)
+		p.send(e, next)
+		pass(100 * time.Millisecond)
+		if n := p.prov.count(); n != 1 {
+			t.Fatalf("%d calls: the copy passed the order", n)
+		}
+		pass(time.Minute)
+		for _, id := range []notify.ID{e.ID(0), next.ID(0)} {
+			if n, again := p.prov.took(id); n != 1 || again != 0 {
+				t.Errorf("taken %d times", n+again)
+			}
+		}
+		if n := p.log.waiting(pushLane.Topic()); n != 0 {
+			t.Errorf("%d records are not done", n)
+		}
+	})
+}
+
+// A copy that was read while the first was finishing: the row it would have
+// been judged by is older than the outcome.
+func TestCopyReadBeforeTheOutcome(t *testing.T) {
+	in(t, func(t *testing.T) {
+		p := newPlant(t, pushLane)
+		p.prov.set(time.Second, nil)
+		e := p.envelope(notify.OTP, "ann")
+		p.send(e)
+		pass(500 * time.Millisecond)
+		status := &slowGet{Status: p.cfg.Status, after: time.Second}
+		p.life.parts[pushLane.Topic()].w.cfg.Status = status
+		p.send(e)
+		pass(time.Minute)
+		if n, again := p.prov.took(e.ID(0)); n != 1 || again != 0 {
+			t.Errorf("taken %d times", n+again)
+		}
+	})
+}
+
+// A chunk met again with other receivers, in flight or finished: every receiver
+// is called once.
+func TestMismatch(t *testing.T) {
+	for _, when := range []time.Duration{time.Millisecond, time.Minute} {
+		t.Run(when.String(), func(t *testing.T) {
+			in(t, func(t *testing.T) {
+				p := newPlant(t, pushLane)
+				p.prov.set(time.Second, nil)
+				a := p.envelope(notify.Transactional, users(10)...)
+				b := a
+				var w notify.ReceiverWriter
+				for i := range 15 {
+					w.Append(notify.Receiver{Index: uint32(i), User: []byte(name(i)), Address: []byte("addr")})
+				}
+				b.Receivers, b.Count = w.Bytes(), w.Count()
+				p.send(a)
+				pass(when)
+				p.send(b, b)
+				pass(time.Minute)
+				p.crash()
+				p.start()
+				p.send(b)
+				pass(time.Minute)
+				for i := range uint32(15) {
+					if n, again := p.prov.took(a.ID(i)); n != 1 || again != 0 {
+						t.Errorf("receiver %d: taken %d times", i, n+again)
+					}
+				}
+				if n := p.log.waiting(pushLane.Topic()); n != 0 {
+					t.Errorf("%d records are not done", n)
+				}
+			})
+		})
+	}
+}
+
+// A panic is an attempt, and costs the others of its window none but that one.
+func TestPanic(t *testing.T) {
+	in(t, func(t *testing.T) {
+		p := newPlant(t, pushLane)
+		p.prov.set(0, func(item *notify.Item) (notify.Result, bool) {
+			if string(item.User) == name(7) {
+				p.prov.mu.Unlock() // held by Send
+				panic("of the provider")
+			}
+			return accepted, true
+		})
+		e := p.envelope(notify.Transactional, users(20)...)
+		p.send(e)
+		pass(time.Minute)
+		for i := range e.Count {
+			want := notify.Delivered
+			if i == 7 {
+				want = notify.Failed
+			}
+			if s := p.state(&e, i).State; s != want {
+				t.Errorf("receiver %d: %v, want %v", i, s, want)
+			}
+		}
+		if f := p.failed()[e.ID(7).String()]; f.Attempts != 4 || f.Code != "panic" {
+			t.Errorf("%+v", f)
+		}
+	})
+}
+
+// Single mails of one template share calls; codes wait for nobody, not even
+// behind a mail that is held.
+func TestMailBatches(t *testing.T) {
+	in(t, func(t *testing.T) {
+		r := newRig(t, emailLane, func(c *Config) { c.Window = 50 })
+		var envs []notify.Envelope
+		for i := range 120 {
+			e := r.envelope(notify.Transactional, name(i))
+			e.Content.Template = "receipt"
+			envs = append(envs, e)
+		}
+		other := r.envelope(notify.Transactional, "other")
+		other.Content.Template = "other"
+		began := time.Now()
+		r.feed(append(envs, other, r.envelope(notify.OTP, "code"))...)
+		pass(time.Millisecond)
+		sizes := func() (ns []int) {
+			r.prov.mu.Lock()
+			defer r.prov.mu.Unlock()
+			for _, c := range r.prov.calls {
+				ns = append(ns, len(c))
+			}
+			slices.Sort(ns)
+			return ns
+		}
+		if got := sizes(); !slices.Equal(got, []int{1, 50, 50}) {
+			t.Fatalf("calls of %v at once, want the code and two full ones", got)
+		}
+		r.feed(r.envelope(notify.OTP, name(119))) // behind one that is held
+		pass(time.Millisecond)
+		if r.prov.count()[name(119)] != 2 {
+			t.Errorf("a code waits %v behind a mail that is held", time.Since(began))
+		}
+		pass(5 * time.Second)
+		if got := sizes(); !slices.Equal(got, []int{1, 1, 1, 20, 50, 50}) {
+			t.Errorf("calls of %v", got)
+		}
+	})
+}
+
+// An ambiguous answer: marketing mail is UNKNOWN and not sent again; others are,
+// and UNKNOWN if it never becomes clear.
+func TestAmbiguous(t *testing.T) {
+	in(t, func(t *testing.T) {
+		for lane, want := range map[notify.Lane]int{bulkMail: 1, emailLane: 4} {
+			p := newPlant(t, lane)
+			p.prov.set(0, func(*notify.Item) (notify.Result, bool) {
+				return notify.Result{Class: notify.ClassAmbiguous, Code: "timeout", Provider: "prov"}, true
+			})
+			cat := notify.Marketing
+			if !lane.Bulk {
+				cat = notify.OTP
+			}
+			e := p.envelope(cat, "ann")
+			p.send(e)
+			pass(time.Hour)
+			if s := p.state(&e, 0).State; s != notify.Unknown || p.prov.count() != want {
+				t.Errorf("%v: %v after %d calls, want UNKNOWN after %d", lane, s, p.prov.count(), want)
+			}
+			if len(p.failed()) != 0 {
+				t.Error("a dead letter for what may have been delivered")
+			}
+		}
+	})
+}
+
+// Turns of those that leave without waiting do not let others pass.
+func TestOrderIsPassedOn(t *testing.T) {
+	t.Parallel()
+	o := newOrder()
+	a, b, c := o.enter([]uint64{1}, 1), o.enter([]uint64{1}, 1), o.enter([]uint64{1}, 1)
+	o.leave(b)
+	if c.come() {
+		t.Fatal("the third passed the first")
+	}
+	o.leave(a)
+	if !c.come() {
+		t.Fatal("the third waits for nobody")
+	}
+	o.leave(c)
+	if len(o.open) != 0 {
+		t.Fatalf("%d turns open", len(o.open))
+	}
+}
+
+var _ stream.Drainer = (*partition)(nil)
