@@ -223,6 +223,9 @@ func TestSeveralAddresses(t *testing.T) {
 				t.Errorf("%s: %d calls, want %d", who, calls[who], want)
 			}
 		}
+		if len(calls) != 3 {
+			t.Errorf("calls: %v", calls)
+		}
 		dead := p.failed()
 		if _, ok := dead[e.ID(0).String()]; ok || len(dead) != 2 {
 			t.Errorf("failed: %+v", dead)

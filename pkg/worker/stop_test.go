@@ -112,6 +112,9 @@ func TestDrainRepeatsNothing(t *testing.T) {
 									t.Fatalf("%s: taken %d times", envs[i].ID(r), n+again)
 								}
 							}
+							if len(rows) != 1 && (c.down == 0 || envs[i].Count == 1) {
+								t.Fatalf("the stop put %s off behind what its users are sent next: %+v", envs[i].ID(0), rows)
+							}
 							for k := range rows {
 								if rows[k].Resent != 0 {
 									t.Fatalf("the row says that %d were sent again", rows[k].Resent)
@@ -188,6 +191,11 @@ func TestMismatch(t *testing.T) {
 				pass(when)
 				p.send(b, b)
 				pass(time.Minute)
+				for i := range uint32(15) {
+					if n, _ := p.prov.took(a.ID(i)); n != 1 {
+						t.Errorf("receiver %d: taken %d times", i, n)
+					}
+				}
 				p.crash()
 				p.start()
 				p.send(b)

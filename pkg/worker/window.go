@@ -173,6 +173,9 @@ func (r *round) lookAt(i int, pos uint32, l *looked, e *notify.Envelope, key not
 	n := len(r.call.Items)
 	dead := 0
 	for _, t := range targets {
+		if len(t.Address) == 0 { // reached by an earlier attempt
+			continue
+		}
 		if cfg.Prefs.Suppressed(e.Channel, t.Address) {
 			dead++
 			continue
