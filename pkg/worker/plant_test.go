@@ -322,7 +322,7 @@ func (l *ledger) set(latency time.Duration, f func(item *notify.Item) (notify.Re
 }
 
 // took returns how many addresses of a notification the provider took, and how
-// often it took one more than once.
+// often again: a receiver that is resent is resent at all of its addresses.
 func (l *ledger) count() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -335,7 +335,7 @@ func (l *ledger) took(id notify.ID) (addresses, again int) {
 	for a := range 4 {
 		if n := l.taken[target{id, uint8(a)}]; n > 0 {
 			addresses++
-			again += n - 1
+			again = max(again, n-1)
 		}
 	}
 	return addresses, again
