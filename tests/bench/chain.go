@@ -67,13 +67,13 @@ func (b *bench) chainRuns(ctx context.Context, n *node, m *meter, with addresses
 	}
 	// Closed loop first: it warms up everything.
 	closed := s
-	closed.Duration, closed.Workers = b.length(10*time.Second, 3*time.Second), 4
+	closed.Duration, closed.Workers = b.length(10*time.Second, 3*time.Second), 12
 	flat, err := b.drive(ctx, n, m, closed, "P6-closed-"+string(with))
 	if err != nil {
 		return err
 	}
 	open := s
-	open.Duration, open.Rate, open.Workers = b.open, b.rate, 8
+	open.Duration, open.Rate, open.Workers = b.open, b.rate, 32
 	at, err := b.drive(ctx, n, m, open, "P6-open-"+string(with))
 	if err != nil {
 		return err

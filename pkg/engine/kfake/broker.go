@@ -1,6 +1,7 @@
 package kfake
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,6 +20,7 @@ type Broker struct {
 	cluster *kfake.Cluster
 	addr    string
 	id      string
+	counts  map[string]int // partitions of the configured topics
 	guard   *Guard
 	watch   *watcher
 	dial    func(ctx context.Context, network, address string) (net.Conn, error)
@@ -121,8 +123,10 @@ func (b *Broker) start(port int, more ...kfake.Opt) error {
 	if err != nil {
 		return fmt.Errorf("kfake: %w", err)
 	}
+	b.counts = make(map[string]int, len(b.cfg.Topics))
 	for topic, n := range b.cfg.Topics {
 		have := len(c.PartitionInfos(topic))
+		b.counts[topic] = cmp.Or(have, n)
 		if have == n {
 			continue
 		}
@@ -157,7 +161,15 @@ func (b *Broker) Guard() *Guard { return b.guard }
 func (b *Broker) Truncated() []Truncation { return b.watch.truncated() }
 
 // Partitions is the number of partitions of topic; 0: there is no such topic.
-func (b *Broker) Partitions(topic string) int { return len(b.cluster.PartitionInfos(topic)) }
+// That of a configured topic is the one it had when the broker opened: the
+// broker answers only between two batches and their fsyncs, and every request
+// asks this, a batch six times.
+func (b *Broker) Partitions(topic string) int {
+	if n, ok := b.counts[topic]; ok {
+		return n
+	}
+	return len(b.cluster.PartitionInfos(topic))
+}
 
 // Close stops the broker and stores what it keeps in memory. Everything
 // acknowledged is stored before, so a kill instead loses nothing.
