@@ -1,0 +1,249 @@
+package app
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/simulator"
+)
+
+// simulated runs a node beside simulated providers that send receipts to it.
+func simulated(t *testing.T, receipts simulator.Receipts) (*life, *simulator.Simulator) {
+	t.Helper()
+	dir := t.TempDir()
+	sim, err := simulator.New(simulator.Config{Dir: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- sim.Run(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	cfg := testConfig(t, t.TempDir())
+	cfg.Providers.Stub = false
+	write := func(name string, b []byte) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	urls, creds := sim.URLs(), sim.Credentials()
+	accounts, err := json.Marshal(creds.Twilio)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &cfg.Providers
+	p.CAFile = filepath.Join(dir, "ca.pem")
+	p.Twilio.URL, p.Twilio.File = urls.Twilio, write("twilio.json", accounts)
+	p.SendGrid.URL, p.SendGrid.KeyFile = urls.SendGrid, write("sendgrid.key", []byte(creds.SendGrid.APIKey))
+	p.SendGrid.WebhookKey = write("webhook.key", []byte(creds.SendGrid.WebhookPublicKey))
+	p.SendGrid.From, p.SendGrid.Pools = "test <no-reply@example.com>", creds.SendGrid.Pools
+	cfg.Workers.BatchAge = 20 * time.Millisecond
+	l := run(t, cfg, seams{}, func(n *Node) {
+		receipts.SendGridURL = "http://" + n.Addr() + "/v1/receipts/sendgrid"
+		if err := sim.SetReceipts(receipts); err != nil {
+			t.Fatal(err)
+		}
+	})
+	return l, sim
+}
+
+func sms(user, phone string) api.Notification {
+	return api.Notification{
+		Channel: "sms", Category: "otp", To: api.Receiver{UserID: user, Address: phone}, Content: api.Content{Body: "Your code is 1"},
+	}
+}
+
+func email(user, address string) api.Notification {
+	return api.Notification{
+		Channel: "email", Category: "transactional", To: api.Receiver{UserID: user, Address: address},
+		Content: api.Content{Title: "Hello", Body: "It works"},
+	}
+}
+
+// TestReceiptsMoveSentToDelivered takes the whole way: call, SENT, the
+// provider's signed webhook on the real route, DELIVERED.
+func TestReceiptsMoveSentToDelivered(t *testing.T) {
+	t.Parallel()
+	l, sim := simulated(t, simulator.Receipts{Off: true})
+	one, err := l.client.Send(t.Context(), sms("ann", simulator.Phone(1)), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	two, err := l.client.Send(t.Context(), email("ann", simulator.Mailbox(1)), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.becomes(t, one.NotificationID, "SENT") // and no further without a receipt
+	l.becomes(t, two.NotificationID, "SENT")
+	r := sim.Receipts()
+	r.Off, r.Duplicates = false, 1
+	if err := sim.SetReceipts(r); err != nil {
+		t.Fatal(err)
+	}
+	if one, err = l.client.Send(t.Context(), sms("bob", simulator.Phone(2)), ""); err != nil {
+		t.Fatal(err)
+	}
+	if two, err = l.client.Send(t.Context(), email("bob", simulator.Mailbox(2)), ""); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range []string{one.NotificationID, two.NotificationID} {
+		l.becomes(t, id, "DELIVERED")
+		line, err := l.client.Timeline(t.Context(), id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.ContainsFunc(line.Events, func(e api.TimelineEvent) bool { return e.Type == "receipt" && e.State == "DELIVERED" }) {
+			t.Errorf("no receipt in the timeline of %s: %+v", id, line.Events)
+		}
+	}
+}
+
+func TestReceiptsOfFailures(t *testing.T) {
+	t.Parallel()
+	l, _ := simulated(t, simulator.Receipts{Undelivered: 1})
+	one, err := l.client.Send(t.Context(), sms("ann", simulator.Phone(1)), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	two, err := l.client.Send(t.Context(), email("ann", simulator.Mailbox(1)), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.becomes(t, one.NotificationID, "FAILED")
+	l.becomes(t, two.NotificationID, "FAILED")
+	// A mailbox that bounced is dead; it is not written to again.
+	eventually(t, "the mailbox is suppressed", func() bool {
+		u, err := l.client.User(t.Context(), "ann")
+		return err == nil && len(u.Suppressed) == 1
+	})
+	three, err := l.client.Send(t.Context(), email("ann", simulator.Mailbox(1)), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.becomes(t, three.NotificationID, "SUPPRESSED")
+}
+
+// TestForgedReceipts: without the provider's signature nothing is believed.
+func TestForgedReceipts(t *testing.T) {
+	t.Parallel()
+	l, _ := simulated(t, simulator.Receipts{Off: true})
+	sent, err := l.client.Send(t.Context(), sms("ann", simulator.Phone(1)), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.becomes(t, sent.NotificationID, "SENT")
+	for path, body := range map[string]string{
+		"/v1/receipts/twilio?id=" + sent.NotificationID: url.Values{"MessageSid": {"SM1"}, "AccountSid": {"AC1"}, "MessageStatus": {"delivered"}}.Encode(),
+		"/v1/receipts/sendgrid":                         `[{"event":"delivered","notification_id":"` + sent.NotificationID + `"}]`,
+	} {
+		for _, sign := range []string{"", "Zm9yZ2Vk"} {
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, l.client.BaseURL+path, strings.NewReader(body))
+			if err != nil {
+				t.Fatal(err)
+			}
+			req.Header.Set("Content-Type", "application/json")
+			if strings.Contains(path, "twilio") {
+				req.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+			}
+			if sign != "" {
+				req.Header.Set("X-Twilio-Signature", sign)
+				req.Header.Set("X-Twilio-Email-Event-Webhook-Signature", sign)
+				req.Header.Set("X-Twilio-Email-Event-Webhook-Timestamp", "1")
+			}
+			resp, err := l.client.HTTPClient.Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			resp.Body.Close()
+			if resp.StatusCode != http.StatusUnauthorized && resp.StatusCode != http.StatusForbidden {
+				t.Errorf("%s signed %q: %s", path, sign, resp.Status)
+			}
+		}
+	}
+	st, err := l.client.Notification(t.Context(), sent.NotificationID)
+	if err != nil || st.Status != "SENT" {
+		t.Errorf("then %+v, %v", st, err)
+	}
+}
+
+func TestDoctorAndLag(t *testing.T) {
+	t.Parallel()
+	l, _ := simulated(t, simulator.Receipts{})
+	sent, err := l.client.Send(t.Context(), sms("ann", simulator.Phone(1)), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.becomes(t, sent.NotificationID, "DELIVERED")
+	eventually(t, "idle", l.Idle)
+
+	raw, err := l.client.Doctor(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var fs []Finding
+	if err := json.Unmarshal(raw, &fs); err != nil {
+		t.Fatal(err)
+	}
+	levels := map[string]string{}
+	for _, f := range fs {
+		levels[f.Check] = f.Level
+		if f.Detail == "" {
+			t.Errorf("%s says nothing", f.Check)
+		}
+	}
+	for check, want := range map[string]string{
+		"log": "ok", "log size": "ok", "log segments": "ok", "log durability": "warn", "store": "ok", "history": "ok",
+		"preferences": "ok", "provider sms": "ok", "provider email": "ok", "provider push": "warn", "spill": "ok",
+	} {
+		if levels[check] != want {
+			t.Errorf("%s is %q, want %q", check, levels[check], want)
+		}
+	}
+	if _, ok := levels["disk"]; !ok {
+		t.Error("nothing about the disk")
+	}
+
+	if raw, err = l.client.Lag(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	var lags []Lag
+	if err := json.Unmarshal(raw, &lags); err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]string{}
+	for _, g := range lags {
+		got[g.Group] = g.Topic
+		if g.Lag != 0 || g.InFlight != 0 {
+			t.Errorf("%+v of an idle node", g)
+		}
+	}
+	want := map[string]string{"dead-letter-index": notify.TopicFailed}
+	for _, lane := range notify.Lanes() {
+		want[lane.Group()], want[lane.RetryGroup()] = lane.Topic(), lane.DLQTopic()
+	}
+	for group, topic := range want {
+		if got[group] != topic {
+			t.Errorf("group %s reads %q, want %q", group, got[group], topic)
+		}
+	}
+	if len(got) != len(want) {
+		t.Errorf("groups %v", got)
+	}
+}
