@@ -105,6 +105,9 @@ func (j *job) derive(row *notify.Row) (recs []stream.Record, timers []engine.Tim
 		failed := -1
 		for i := range ex {
 			x := &ex[i]
+			if x.Provider != "" { // of whichever address
+				on.calls = max(on.calls, causeCalled)
+			}
 			switch x.State {
 			case notify.Failed:
 				failed = i
@@ -191,7 +194,8 @@ func (j *job) failedTargets(buf []notify.Target, rec *notify.Receiver, ex []noti
 // allFailed reports whether no address of a receiver was reached or still may be.
 func allFailed(ex []notify.Exception) bool {
 	for i := range ex {
-		if ex[i].State != notify.Failed {
+		switch ex[i].State {
+		case notify.Sent, notify.Delivered, notify.Unknown, notify.Deferred:
 			return false
 		}
 	}
