@@ -28,7 +28,7 @@ run() {
 awk -f "$out/term.awk" "$work/session.txt" >"$out/session.svg"
 
 notifyctl send --channel push --user bob --title 'New sign-in' --body 'Was it you, {{name}}?' --var name=Bob --category alert -q
-notifyctl send --channel email --category alert --user cleo --title 'Your receipt' --body 'Thank you, {{name}}.' --var name=Cleo -q
+notifyctl send --channel email --category alert --user cleo --title 'Your receipt' --body 'Thank you for your order.' -q
 until [ "$(notifyctl sim summary -o json --jq .ids)" = 5 ]; do sleep 0.1; done
 chromium --headless --no-sandbox --disable-gpu --user-data-dir="$work/chromium" --hide-scrollbars \
 	--window-size=900,640 --screenshot="$out/inbox.png" http://127.0.0.1:7423/inbox >/dev/null 2>&1
