@@ -3,10 +3,12 @@
 package powerloss
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"strconv"
+	"sync"
 	"testing"
 	"time"
 
@@ -23,7 +25,46 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, "broker:", beBroker(dir, os.Getenv(childEnv+"_DURABILITY")))
 		os.Exit(1)
 	}
-	goleak.VerifyTestMain(m)
+	var err error
+	if binDir, err = os.MkdirTemp("", "notifyd-powerloss-"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		_ = os.RemoveAll(binDir)
+		if os.Getenv("POWERLOSS_SUMMARY") == "1" {
+			fmt.Println(&total)
+		}
+		os.Exit(code)
+	}))
+}
+
+var (
+	background = context.Background()
+	binDir     string // of the notifyd under test
+	total      totals
+)
+
+// totals are the sums over the tests that may lose nothing.
+type totals struct {
+	mu                        sync.Mutex
+	trials, cuts, acked, lost int
+	duplicates, bound         int64
+}
+
+func (s *totals) add(cuts, acked, lost int, duplicates, bound int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.trials = max(s.trials, cuts)
+	s.cuts, s.acked, s.lost = s.cuts+cuts, s.acked+acked, s.lost+lost
+	s.duplicates, s.bound = s.duplicates+duplicates, s.bound+bound
+}
+
+func (s *totals) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return fmt.Sprintf("powerloss trials=%d cuts=%d acknowledged=%d lost=%d duplicates=%d bound=%d",
+		s.trials, s.cuts, s.acked, s.lost, s.duplicates, s.bound)
 }
 
 // mount mounts a disk under a new folder, or skips the test.

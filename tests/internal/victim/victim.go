@@ -1,4 +1,6 @@
-package main
+// Package victim runs a real notifyd that is going to be killed, gives it load,
+// and checks what it promised.
+package victim
 
 import (
 	"context"
@@ -19,34 +21,55 @@ import (
 	"github.com/notifyd/notifyd/pkg/load"
 )
 
-// victim is the notifyd under torture, and the simulated providers beside it,
-// which are never killed: their ledger is the proof.
-type victim struct {
-	bin, dir string
-	port     int
-	client   *api.Client
-	control  string // of the simulators
-	sims     *exec.Cmd
-	proc     *exec.Cmd
-	exited   chan error
-	log      *os.File
+// Config of a Victim.
+type Config struct {
+	// Bin is the notifyd; see Build.
+	Bin string
+	// Dir keeps what must not be lost: the logs, and the simulators' ledger.
+	Dir string
+	// Data is where notifyd keeps its own. Default: the folder dev in Dir.
+	Data string
+	// Args are further arguments of notifyd dev.
+	Args []string
+	// Out gets examples of what is wrong. Default: os.Stdout.
+	Out io.Writer
 }
 
-func newVictim(ctx context.Context, bin, dir string) (*victim, error) {
-	v := &victim{bin: bin, dir: dir}
+// Victim is the notifyd under torture, and the simulated providers beside it,
+// which are never killed: their ledger is the proof.
+type Victim struct {
+	cfg     Config
+	port    int
+	client  *api.Client
+	control string // of the simulators
+	sims    *exec.Cmd
+	proc    *exec.Cmd
+	exited  chan error
+	log     *os.File
+}
+
+// New starts the simulators. End must be called, also after an error.
+func New(ctx context.Context, cfg Config) (*Victim, error) {
+	if cfg.Data == "" {
+		cfg.Data = filepath.Join(cfg.Dir, "dev")
+	}
+	if cfg.Out == nil {
+		cfg.Out = os.Stdout
+	}
+	v := &Victim{cfg: cfg}
 	var err error
 	if v.port, err = portBlock(); err != nil {
-		return nil, err
+		return v, err
 	}
-	if v.log, err = os.Create(filepath.Join(dir, "notifyd.log")); err != nil {
-		return nil, err
+	if v.log, err = os.Create(filepath.Join(cfg.Dir, "notifyd.log")); err != nil {
+		return v, err
 	}
 	url := "http://127.0.0.1:" + strconv.Itoa(v.port)
-	simDir := filepath.Join(dir, "simulator")
-	v.sims = exec.CommandContext(ctx, bin, "simulate", "--dir", simDir, "--latency", "5ms", "--sendgrid-webhook", url+"/v1/receipts/sendgrid")
+	simDir := filepath.Join(cfg.Dir, "simulator")
+	v.sims = exec.CommandContext(ctx, cfg.Bin, "simulate", "--dir", simDir, "--latency", "5ms", "--sendgrid-webhook", url+"/v1/receipts/sendgrid")
 	v.sims.Stderr = v.log
 	if err := v.sims.Start(); err != nil {
-		return nil, err
+		return v, err
 	}
 	var s struct {
 		URLs struct{ Control string } `json:"urls"`
@@ -66,14 +89,14 @@ func newVictim(ctx context.Context, bin, dir string) (*victim, error) {
 	return v, err
 }
 
-func (v *victim) token(context.Context) (string, error) {
-	b, err := os.ReadFile(filepath.Join(v.dir, "dev", "token"))
+func (v *Victim) token(context.Context) (string, error) {
+	b, err := os.ReadFile(filepath.Join(v.cfg.Data, "token"))
 	return strings.TrimSpace(string(b)), err
 }
 
-// faults make providers fail now and then, so that retries, parked work and
+// Faults make providers fail now and then, so that retries, parked work and
 // ambiguous answers are under way when the process dies.
-func (v *victim) faults(ctx context.Context) error {
+func (v *Victim) Faults(ctx context.Context) error {
 	for _, rule := range []string{
 		`{"provider":"apns","rate":0.03,"do":"outage"}`,
 		`{"provider":"apns","rate":0.002,"do":"reset_stream"}`,
@@ -99,10 +122,11 @@ func (v *victim) faults(ctx context.Context) error {
 	return nil
 }
 
-// start starts notifyd, with a fault point ordered, and waits until it is ready.
-func (v *victim) start(ctx context.Context, point string) error {
-	c := exec.CommandContext(ctx, v.bin, "dev", "--data-dir", filepath.Join(v.dir, "dev"), "--port", strconv.Itoa(v.port),
-		"--simulator-dir", filepath.Join(v.dir, "simulator"), "--context", "", "--seed", "none")
+// Start starts notifyd, with a fault point ordered, and waits until it is ready.
+func (v *Victim) Start(ctx context.Context, point string) error {
+	args := []string{"dev", "--data-dir", v.cfg.Data, "--port", strconv.Itoa(v.port),
+		"--simulator-dir", filepath.Join(v.cfg.Dir, "simulator"), "--context", "", "--seed", "none"}
+	c := exec.CommandContext(ctx, v.cfg.Bin, append(args, v.cfg.Args...)...)
 	c.Env = append(os.Environ(), "NOTIFYD_FAULT="+point)
 	c.Stdout, c.Stderr = v.log, v.log
 	if err := c.Start(); err != nil {
@@ -125,22 +149,22 @@ func (v *victim) start(ctx context.Context, point string) error {
 	return nil
 }
 
-// restart starts the next life; the one before must have ended.
-func (v *victim) restart(ctx context.Context, point string) error {
+// Restart starts the next life; the one before must have ended.
+func (v *Victim) Restart(ctx context.Context, point string) error {
 	select {
 	case <-v.exited: //nolint:errcheck // how, die has looked at
-		return v.start(ctx, point)
+		return v.Start(ctx, point)
 	default:
-		if err := v.stop(); err != nil {
+		if err := v.Stop(); err != nil {
 			return err
 		}
-		return v.start(ctx, point)
+		return v.Start(ctx, point)
 	}
 }
 
-// die lets the process live for a while and kills it, or waits for it to die at
+// Die lets the process live for a while and kills it, or waits for it to die at
 // its fault point.
-func (v *victim) die(ctx context.Context, point string, after time.Duration) (string, error) {
+func (v *Victim) Die(ctx context.Context, point string, after time.Duration) (string, error) {
 	began := time.Now()
 	wait := after
 	if point != "" {
@@ -177,8 +201,8 @@ func killed(err error) bool {
 	return ok && st.Signaled() && st.Signal() == syscall.SIGKILL
 }
 
-// stop asks the process to drain and end.
-func (v *victim) stop() error {
+// Stop asks the process to drain and end.
+func (v *Victim) Stop() error {
 	if err := v.proc.Process.Signal(syscall.SIGTERM); err != nil {
 		return err
 	}
@@ -191,20 +215,29 @@ func (v *victim) stop() error {
 	}
 }
 
-// end kills what is left.
-func (v *victim) end() {
+// End kills what is left.
+func (v *Victim) End() {
 	for _, c := range []*exec.Cmd{v.proc, v.sims} {
 		if c != nil && c.Process != nil {
 			_ = c.Process.Kill()
 		}
 	}
-	if v.sims != nil {
+	if v.proc != nil && v.exited != nil {
+		<-v.exited
+	}
+	if v.sims != nil && v.sims.Process != nil {
 		_ = v.sims.Wait()
 	}
-	v.log.Close()
+	if v.log != nil {
+		v.log.Close()
+	}
+	if v.client != nil {
+		v.client.HTTPClient.CloseIdleConnections()
+	}
+	httpClient.CloseIdleConnections()
 }
 
-func (v *victim) get(ctx context.Context, url string, out any) error {
+func (v *Victim) get(ctx context.Context, url string, out any) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return err
@@ -212,7 +245,7 @@ func (v *victim) get(ctx context.Context, url string, out any) error {
 	return v.do(req, out)
 }
 
-func (v *victim) do(req *http.Request, out any) error {
+func (v *Victim) do(req *http.Request, out any) error {
 	resp, err := httpClient.Do(req)
 	if err != nil {
 		return err
@@ -232,7 +265,7 @@ func (v *victim) do(req *http.Request, out any) error {
 }
 
 // ledgerMissing counts the ids no provider was sent.
-func (v *victim) ledgerMissing(ctx context.Context, ids map[string]bool) (int64, error) {
+func (v *Victim) ledgerMissing(ctx context.Context, ids map[string]bool) (int64, error) {
 	var b strings.Builder
 	for id := range ids {
 		b.WriteString(id)
@@ -249,14 +282,14 @@ func (v *victim) ledgerMissing(ctx context.Context, ids map[string]bool) (int64,
 	err = v.do(req, &out)
 	for i, id := range out.IDs {
 		if i < 5 {
-			fmt.Println("  lost:", id)
+			fmt.Fprintln(v.cfg.Out, "  lost:", id)
 		}
 	}
 	return out.Missing, err
 }
 
 // ledgerBase counts the receivers of a fan-out that a provider was sent.
-func (v *victim) ledgerBase(ctx context.Context, f load.Acked) (int64, error) {
+func (v *Victim) ledgerBase(ctx context.Context, f load.Acked) (int64, error) {
 	var out struct {
 		IDs int64 `json:"ids"`
 	}
@@ -264,7 +297,7 @@ func (v *victim) ledgerBase(ctx context.Context, f load.Acked) (int64, error) {
 	return out.IDs, err
 }
 
-func (v *victim) ledgerTotals(ctx context.Context, r *result) error {
+func (v *Victim) ledgerTotals(ctx context.Context, r *Result) error {
 	var out struct {
 		Duplicates int64 `json:"duplicates"`
 		Ambiguous  int64 `json:"ambiguous"`
@@ -284,19 +317,19 @@ func (v *victim) ledgerTotals(ctx context.Context, r *result) error {
 	for _, x := range out.Order.Examples {
 		if x.Attempt && shown < 5 {
 			shown++
-			fmt.Printf("  reordered: user %s: message %d (%s) came after %d\n", x.User, x.Seq, x.ID, x.After)
+			fmt.Fprintf(v.cfg.Out, "  reordered: user %s: message %d (%s) came after %d\n", x.User, x.Seq, x.ID, x.After)
 			v.explain(ctx, x.ID)
 		}
 	}
-	r.duplicates, r.ambiguous, r.reordered, r.noID = out.Duplicates, out.Ambiguous, out.Order.Reordered, out.NoID
+	r.Duplicates, r.Ambiguous, r.Reordered, r.NoID = out.Duplicates, out.Ambiguous, out.Order.Reordered, out.NoID
 	return err
 }
 
 // explain prints what is known of a notification.
-func (v *victim) explain(ctx context.Context, id string) {
+func (v *Victim) explain(ctx context.Context, id string) {
 	t, err := v.client.Timeline(ctx, id)
 	if err != nil {
-		fmt.Println("    ", err)
+		fmt.Fprintln(v.cfg.Out, "    ", err)
 		return
 	}
 	for _, e := range t.Events {
@@ -304,7 +337,7 @@ func (v *victim) explain(ctx context.Context, id string) {
 		if e.At != nil {
 			at = e.At.Format("15:04:05.000")
 		}
-		fmt.Printf("    %s  %s %s attempt=%d code=%s %s\n", at, e.Type, e.State, e.Attempt, e.Code, e.Detail)
+		fmt.Fprintf(v.cfg.Out, "    %s  %s %s attempt=%d code=%s %s\n", at, e.Type, e.State, e.Attempt, e.Code, e.Detail)
 	}
 }
 

@@ -1,0 +1,196 @@
+package victim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/engine/pebble"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Result is what became of the promises, in receivers.
+type Result struct {
+	Accepted  int64 // promised
+	Terminal  int64 // in a terminal state
+	Lost      int64 // not terminal, or said to be reached and no provider was sent them
+	Unknown   int64
+	Failed    int64
+	Ambiguous int64 // calls a provider took and answered with an error
+	NoID      int64 // calls without an id
+
+	Duplicates int64 // calls beyond the first of an attempt
+	Bound      int64 // duplicates the store knows of: handed to a provider again
+	Reordered  int64 // first attempts out of their user's order
+}
+
+// Check waits until every promised id is terminal, and holds the states against
+// the ledger of the simulated providers.
+func (v *Victim) Check(ctx context.Context, p *Promises, limit time.Duration) (Result, error) {
+	var r Result
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	r.Accepted = int64(len(p.ids))
+	for _, f := range p.fans {
+		r.Accepted += int64(f.Count - f.Rejected)
+	}
+	fmt.Fprintf(v.cfg.Out, "  promised %d receivers in %d singles and %d fan-outs; waiting for their ends\n", r.Accepted, len(p.ids), len(p.fans))
+	deadline := time.Now().Add(limit)
+	reached := map[string]bool{} // ids whose state says a provider took them
+	for _, id := range p.ids {
+		state, err := v.terminal(ctx, id, deadline)
+		if err != nil {
+			return r, err
+		}
+		r.count(state, 1)
+		if state == notify.Sent.String() || state == notify.Delivered.String() {
+			reached[id] = true
+		}
+	}
+	for _, f := range p.fans {
+		counts, err := v.counts(ctx, notify.ID{Base: f.Base}.String(), int64(f.Count-f.Rejected), deadline)
+		if err != nil {
+			return r, err
+		}
+		took := int64(0)
+		for state, n := range counts {
+			r.count(state, n)
+			if state == notify.Sent.String() || state == notify.Delivered.String() {
+				took += n
+			}
+		}
+		ids, err := v.ledgerBase(ctx, f)
+		if err != nil {
+			return r, err
+		}
+		r.Lost += max(took-ids, 0) // said to be reached, and was not
+	}
+	missing, err := v.ledgerMissing(ctx, reached)
+	if err != nil {
+		return r, err
+	}
+	r.Lost += missing + r.Accepted - r.Terminal
+	err = v.ledgerTotals(ctx, &r) // before r is copied
+	return r, err
+}
+
+func (r *Result) count(state string, n int64) {
+	s, _ := notify.ParseState(state)
+	if s.Terminal() {
+		r.Terminal += n
+	}
+	switch s {
+	case notify.Unknown:
+		r.Unknown += n
+	case notify.Failed:
+		r.Failed += n
+	}
+}
+
+func (v *Victim) terminal(ctx context.Context, id string, deadline time.Time) (string, error) {
+	for {
+		st, err := v.client.Notification(ctx, id)
+		if err != nil && notify.KindOf(err) != notify.KindUnavailable {
+			if notify.KindOf(err) == notify.KindNotFound {
+				return "LOST", nil
+			}
+			return "", err
+		}
+		if s, _ := notify.ParseState(st.Status); s.Terminal() || time.Now().After(deadline) {
+			return st.Status, nil
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+func (v *Victim) counts(ctx context.Context, id string, want int64, deadline time.Time) (map[string]int64, error) {
+	for {
+		sum, err := v.client.Summary(ctx, id, api.Page{Limit: 10_000})
+		if err != nil && notify.KindOf(err) != notify.KindUnavailable {
+			return nil, err
+		}
+		done := int64(0)
+		counts := map[string]int64{}
+		for state, n := range sum.Counts {
+			counts[state] = int64(n)
+			if s, _ := notify.ParseState(state); s.Terminal() {
+				done += int64(n)
+			}
+		}
+		if done >= want || time.Now().After(deadline) {
+			return counts, nil
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
+// Rows reads the bound from the store: how many receivers were handed to a
+// provider again although an earlier call may have been taken. notifyd must have
+// stopped.
+func (v *Victim) Rows(ctx context.Context, r *Result) error {
+	s, err := pebble.Open(pebble.Config{Dir: filepath.Join(v.cfg.Data, "data", "store")})
+	if err != nil {
+		return err
+	}
+	rows := map[notify.Base][]notify.Row{}
+	err = s.Status().Scan(ctx, 0, 1<<60, func(row *notify.Row) error {
+		r.Bound += int64(row.Resent)
+		kept := *row // the scan reuses it
+		kept.Exceptions = append([]notify.Exception(nil), row.Exceptions...)
+		rows[row.Key.Chunk.Base] = append(rows[row.Key.Chunk.Base], kept)
+		return nil
+	})
+	if err = errors.Join(err, s.Close()); err != nil || r.Duplicates <= r.Bound {
+		return err
+	}
+	return v.explainDuplicates(ctx, rows)
+}
+
+// explainDuplicates prints the requests whose receivers were taken more often
+// than their rows know of.
+func (v *Victim) explainDuplicates(ctx context.Context, rows map[notify.Base][]notify.Row) error {
+	var out struct {
+		Recent []struct {
+			ID      string    `json:"id"`
+			At      time.Time `json:"at"`
+			FirstAt time.Time `json:"first_at"`
+		} `json:"recent"`
+	}
+	if err := v.get(ctx, v.control+"/ledger/duplicates?limit=1000", &out); err != nil {
+		return err
+	}
+	taken := map[notify.Base]int64{}
+	for _, d := range out.Recent {
+		if id, err := notify.ParseID(d.ID); err == nil {
+			taken[id.Base]++
+		}
+	}
+	for base, n := range taken {
+		known := int64(0)
+		for i := range rows[base] {
+			known += int64(rows[base][i].Resent)
+		}
+		if n <= known {
+			continue
+		}
+		fmt.Fprintf(v.cfg.Out, "  %d duplicates of %s, its rows know of %d\n", n, base, known)
+		for _, d := range out.Recent {
+			if id, err := notify.ParseID(d.ID); err == nil && id.Base == base {
+				fmt.Fprintf(v.cfg.Out, "    %s taken %s and %s\n", d.ID, d.FirstAt.Format("15:04:05.000"), d.At.Format("15:04:05.000"))
+			}
+		}
+		for i := range rows[base] {
+			x := &rows[base][i]
+			fmt.Fprintf(v.cfg.Out, "    row %+v: of %d done to %d, started to %d, starts=%d resent=%d done=%v, %s/%d/%d, at %s, default %v, %d exceptions\n",
+				x.Key, x.Count, x.DoneUpTo, x.StartedUpTo, x.Starts, x.Resent, x.Done, x.Topic, x.LogPart, x.Offset,
+				time.UnixMilli(x.Updated).Format("15:04:05.000"), x.Default.State, len(x.Exceptions))
+			for _, e := range x.Exceptions {
+				fmt.Fprintf(v.cfg.Out, "      %+v\n", e)
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,22 @@
+package victim
+
+import (
+	"fmt"
+	"math/rand/v2"
+)
+
+// faultPoints are where a kill can be ordered, with the highest count to draw:
+// points that are passed often are hit later.
+var faultPoints = []struct {
+	name string
+	most int
+}{
+	{"reserved-before-append", 60}, {"appended-before-answer", 60}, {"claimed", 60}, {"before-outcome", 60},
+	{"outcome-before-handon", 60}, {"handon-before-mark", 60}, {"retries-before-parked", 4}, {"timers-published", 2},
+}
+
+// Point draws a fault point for Start.
+func Point(rng *rand.Rand) string {
+	p := faultPoints[rng.IntN(len(faultPoints))]
+	return fmt.Sprintf("%s:%d:kill", p.name, 1+rng.IntN(p.most))
+}

@@ -1,0 +1,108 @@
+//go:build linux
+
+package powerloss
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/notifyd/notifyd/tests/internal/victim"
+	"github.com/notifyd/notifyd/tests/powerloss/lossfs"
+)
+
+// What notifyd answered for reaches its end although the power was cut: log,
+// store, history, keys, everything it keeps is on the disk that forgets; the
+// simulated providers, whose ledger is the proof, are not.
+func TestProcessKeepsItsPromises(t *testing.T) {
+	t.Parallel()
+	cuts := trials(t, 4)
+	r := runProcess(t, cuts, 90*time.Second)
+	if r.Accepted == 0 {
+		t.Error("nothing was promised")
+	}
+	if r.Lost != 0 || r.Terminal != r.Accepted {
+		t.Errorf("lost %d; %d of %d are terminal", r.Lost, r.Terminal, r.Accepted)
+	}
+	if r.Duplicates > r.Bound {
+		t.Errorf("%d duplicates, the store knows of %d", r.Duplicates, r.Bound)
+	}
+	if r.Reordered != 0 || r.NoID != 0 {
+		t.Errorf("%d reordered, %d calls without an id", r.Reordered, r.NoID)
+	}
+	total.add(cuts, int(r.Accepted), int(r.Lost), r.Duplicates, r.Bound)
+}
+
+// The same with a log that does not sync: the proof that the test can fail.
+func TestProcessWithoutFsyncIsCaught(t *testing.T) {
+	t.Parallel()
+	r := runProcess(t, 2, 10*time.Second, "--set", "log.sync=false")
+	if r.Lost == 0 {
+		t.Errorf("no loss was noticed: %+v", r)
+	}
+}
+
+func runProcess(t *testing.T, cuts int, drain time.Duration, args ...string) victim.Result {
+	disk, mnt := mount(t, lossfs.WithFile)
+	rng := seed(t)
+	ctx := t.Context()
+	dir := t.TempDir()
+	out := t.Output()
+	v, err := victim.New(ctx, victim.Config{Bin: notifyd(t), Dir: dir, Data: filepath.Join(mnt, "dev"), Args: args, Out: out})
+	t.Cleanup(func() {
+		v.End() // before the disk is unmounted
+		if t.Failed() {
+			b, _ := os.ReadFile(filepath.Join(dir, "notifyd.log"))
+			fmt.Fprintf(out, "the end of notifyd's log:\n%s\n", b[max(0, len(b)-4000):])
+		}
+	})
+	do := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	do(err)
+	do(v.Faults(ctx))
+	do(v.Start(ctx, ""))
+	sent := v.Load(ctx, 200, rng.Uint64())
+	for k := range cuts {
+		point := ""
+		if k > 0 {
+			if k%2 == 1 {
+				point = victim.Point(rng)
+			}
+			do(v.Start(ctx, point))
+		}
+		how, err := v.Die(ctx, point, time.Duration(300+rng.IntN(1500))*time.Millisecond)
+		do(err)
+		loss := disk.Cut(torn(k, rng))
+		fmt.Fprintf(out, "cut %d dropped %d pages and %d names, %s\n", k+1, loss.Pages, loss.Names, how)
+	}
+	do(v.Start(ctx, ""))
+	promises, err := sent()
+	do(err)
+	r, err := v.Check(ctx, promises, drain)
+	do(err)
+	do(v.Stop())
+	do(v.Rows(ctx, &r))
+	fmt.Fprintf(out, "process cuts=%d %+v\n", cuts, r)
+	return r
+}
+
+var buildOnce = sync.OnceValues(func() (string, error) {
+	return victim.Build(background, "../..", binDir, nil)
+})
+
+// notifyd builds it, once for all tests.
+func notifyd(t *testing.T) string {
+	t.Helper()
+	bin, err := buildOnce()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return bin
+}
