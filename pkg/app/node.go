@@ -210,8 +210,9 @@ func (n *Node) build() error {
 		}
 	}
 	index, err := stream.NewGroup(stream.GroupConfig{
-		Conn: n.conn(), Group: ops.DeadLetterGroup, Topics: []string{notify.TopicFailed},
-	}, &ops.Indexer{Store: n.store.DeadLetters(), Logger: n.log})
+		Conn: n.conn(), Group: ops.DeadLetterGroup, Topics: []string{notify.TopicFailed}, DrainTimeout: n.cfg.Workers.Drain,
+		Events: n.metrics.group(n.log),
+	}, &ops.Indexer{Store: n.store.DeadLetters(), Logger: n.log, Undecodable: func(topic string) { add(n.metrics.poison, 1, topic) }})
 	if err != nil {
 		return err
 	}

@@ -21,8 +21,11 @@ const DeadLetterGroup = "dead-letter-index"
 // letter is an index row, derived: read twice, it is one.
 type Indexer struct {
 	Store     engine.DeadLetters
-	Retention time.Duration // how long a dead letter is kept: 30 days
+	Retention time.Duration // how long a dead letter is kept; default 30 days
 	Logger    *slog.Logger
+	// Undecodable is told of each record that is no failure this build reads. It
+	// is passed over, not put aside: the topic keeps it. May be nil.
+	Undecodable func(topic string)
 }
 
 // Assigned implements stream.Handler.
@@ -42,6 +45,9 @@ func (p indexPartition) Handle(ctx context.Context, msgs []*stream.Msg) error {
 		d, err := deadLetter(m.Value)
 		if err != nil {
 			p.x.Logger.Error("undecodable failure", "topic", m.Topic, "partition", m.Partition, "offset", m.Offset, "err", err)
+			if f := p.x.Undecodable; f != nil {
+				f(m.Topic)
+			}
 			continue
 		}
 		d.Until = d.LastFailed + p.retention().Milliseconds()
@@ -89,7 +95,7 @@ func deadLetter(value []byte) (engine.DeadLetter, error) {
 	return engine.DeadLetter{
 		ID: id, Epoch: uint16(f.Epoch), Caller: f.Caller, Campaign: f.Campaign, Channel: f.Channel,
 		Category: f.Category, User: f.User, Template: f.Template, Class: f.Class, Code: f.Code,
-		Provider: f.Provider, Attempts: f.Attempts, FirstFailed: f.Accepted, LastFailed: f.Failed,
+		Provider: f.Provider, Attempts: f.Attempts, FirstFailed: f.Failed, LastFailed: f.Failed,
 		Expires: f.Expires, Chunk: notify.Chunk{Base: id.Base, Partition: uint16(p), Block: uint32(b)},
 		Topic: f.Topic, Partition: f.Partition, Offset: f.Offset, State: "dead",
 	}, nil
