@@ -6,6 +6,9 @@ import (
 	"syscall"
 	"time"
 
+	pebbledb "github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/record"
+
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -28,6 +31,18 @@ func translate(err error) error {
 		code = "store_full"
 	}
 	return notify.Unavailable(code, retryAfter, err)
+}
+
+// opening is translate for a store that cannot be opened: damage does not go
+// away by waiting, and whoever runs the server has to hear what it is.
+func opening(dir string, err error) error {
+	if !pebbledb.IsCorruptionError(err) && !errors.Is(err, record.ErrInvalidChunk) && !errors.Is(err, record.ErrZeroedChunk) {
+		return translate(err)
+	}
+	return &notify.Error{
+		Kind: notify.KindInternal, Code: "store_corrupt",
+		Msg: "the store in " + dir + " is damaged: restore its folder and the log's from one copy, or move both away to begin anew", Err: err,
+	}
 }
 
 // corrupt reports a value that this package did not write.

@@ -37,7 +37,7 @@ func (l *latch) trip(err error) {
 		return
 	}
 	l.err = err
-	l.log.Error("store failed; it takes no more writes until the next start", "err", err)
+	l.log.Error("store failed; it takes no more writes until the next start", "err", err.Error()) // some carry stacks
 	close(l.failed)
 }
 

@@ -66,7 +66,7 @@ func Open(cfg Config) (_ *Store, err error) {
 	}
 	if s.db, err = pebbledb.Open(cfg.Dir, s.options()); err != nil {
 		s.lock.Close()
-		return nil, translate(err)
+		return nil, opening(cfg.Dir, err)
 	}
 	s.locks = newKeyLocks(s.latch)
 	if err = s.load(); err != nil {
@@ -160,7 +160,13 @@ func (s *Store) checkFormat() error {
 		if !empty {
 			return foreign(s.cfg.Dir)
 		}
-		return s.db.Set(name, strconv.AppendInt(nil, formatVersion, 10), pebbledb.Sync)
+		if err := s.db.Set(name, strconv.AppendInt(nil, formatVersion, 10), pebbledb.Sync); err != nil {
+			return err
+		}
+		// The write-ahead log of a folder just made is of the oldest form, in
+		// which damage looks like the end and what follows is dropped without a
+		// word. The next one says up to where it was synced.
+		return s.db.Flush()
 	}
 	found, err := strconv.Atoi(string(v))
 	switch {

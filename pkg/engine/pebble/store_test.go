@@ -1,6 +1,7 @@
 package pebble
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"os"
@@ -105,7 +106,44 @@ func TestDamagedFolderIsAnError(t *testing.T) {
 		}
 	}
 	_, err = Open(Config{Dir: dir})
-	wantCode(t, err, notify.KindUnavailable, "store", "")
+	wantCode(t, err, notify.KindInternal, "store_corrupt", dir)
+}
+
+// A damaged write-ahead log is an error, already in the life of the store that
+// made it: what was acknowledged behind the damage is not dropped without a word.
+func TestDamagedWriteAheadLogIsAnError(t *testing.T) {
+	t.Parallel()
+	s := mustOpen(t, Config{Dir: t.TempDir()})
+	for i := range 200 {
+		if err := s.db.Set(key(tFormat, "x", string(rune('a'+i))), bytes.Repeat([]byte{7}, 1000), pebbledb.Sync); err != nil {
+			t.Fatal(err)
+		}
+	}
+	dir := t.TempDir() // what a kill now would leave
+	if err := os.CopyFS(filepath.Join(dir, "copy"), os.DirFS(s.cfg.Dir)); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	dir = filepath.Join(dir, "copy")
+	logs, err := filepath.Glob(filepath.Join(dir, "*.log"))
+	if err != nil || len(logs) == 0 {
+		t.Fatal(logs, err)
+	}
+	name := logs[len(logs)-1]
+	b, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 8 {
+		b[100_000+i] ^= 0xff
+	}
+	if err := os.WriteFile(name, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err = Open(Config{Dir: dir})
+	wantCode(t, err, notify.KindInternal, "store_corrupt", dir)
 }
 
 // TestCloseWritesWhatWasAccepted: each call that was in before Close is durable
