@@ -60,7 +60,7 @@ func (b *blob) release() {
 
 type osFS struct{}
 
-func (osFS) MkdirAll(dir string) error { return os.MkdirAll(dir, 0o755) }
+func (osFS) MkdirAll(dir string) error { return os.MkdirAll(dir, 0o700) }
 
 func (osFS) List(dir string) ([]string, error) {
 	f, err := os.Open(dir)
@@ -72,7 +72,7 @@ func (osFS) List(dir string) ([]string, error) {
 }
 
 func (osFS) Create(name string) (File, error) {
-	f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o644)
+	f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600) // it holds what people were told
 	if err != nil {
 		return nil, err
 	}

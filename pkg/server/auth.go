@@ -117,7 +117,10 @@ func NewVerifier(cfg AuthConfig) (*Verifier, error) {
 		v.fixed, err = readHMAC(cfg.SecretFile)
 	case cfg.KeyFile != "":
 		var data []byte
-		if data, err = os.ReadFile(cfg.KeyFile); err == nil {
+		if data, err = os.ReadFile(cfg.KeyFile); err == nil && bytes.Contains(data, []byte("PRIVATE KEY-----")) {
+			data, err = readSecret(cfg.KeyFile) // who can read it can sign any token
+		}
+		if err == nil {
 			v.fixed, err = parsePEM(data)
 		}
 	case cfg.JWKSFile != "":

@@ -182,6 +182,13 @@ func TestSecretFileTakesOnlyHS256(t *testing.T) {
 	if _, err := NewVerifier(cfg); err == nil {
 		t.Error("a secret everybody can read was taken")
 	}
+	private := keyFile(t, signingKey())
+	if err := os.Chmod(private, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := NewVerifier(AuthConfig{KeyFile: private, Issuer: issuer, Audience: audience}); err == nil {
+		t.Error("a private key everybody can read was taken")
+	}
 	if _, err := NewVerifier(AuthConfig{SecretFile: keyFile(t, []byte("short")), Issuer: issuer, Audience: audience}); err == nil {
 		t.Error("a short secret was taken")
 	}
