@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -374,9 +375,10 @@ func TestRefusedTimer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var logged bytes.Buffer
 		r := newRig(t, func(c *Config) { c.Logger = slog.New(slog.NewTextHandler(&logged, nil)) })
-		refuse := true
+		var refuse atomic.Bool
+		refuse.Store(true)
 		r.setFail(func(ts []engine.Timer) error {
-			if refuse && slices.ContainsFunc(ts, func(t engine.Timer) bool { return string(t.ID) == "7" }) {
+			if refuse.Load() && slices.ContainsFunc(ts, func(t engine.Timer) bool { return string(t.ID) == "7" }) {
 				return &notify.Error{Kind: notify.KindTooLarge, Code: "record_too_large"}
 			}
 			return nil
@@ -398,7 +400,7 @@ func TestRefusedTimer(t *testing.T) {
 		if !bytes.Contains(logged.Bytes(), []byte("refused")) {
 			t.Error("nobody is told")
 		}
-		refuse = false
+		refuse.Store(false)
 		wait(time.Minute)
 		if got := len(r.times("7")); got != 1 {
 			t.Errorf("released %d times", got)

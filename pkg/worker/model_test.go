@@ -46,7 +46,12 @@ func model(t *testing.T, rt *rapid.T) {
 		p.prefs.addresses[name(i)] = []string{"a", "b", "c"}[:i%3+1]
 	}
 	rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(rt, "seed"), 1))
-	trouble := 0.0
+	trouble := 0.0 // under the ledger's lock
+	troubled := func(share float64) {
+		p.prov.mu.Lock()
+		defer p.prov.mu.Unlock()
+		trouble = share
+	}
 	p.prov.set(20*time.Millisecond, func(*notify.Item) (notify.Result, bool) {
 		if rng.Float64() >= trouble {
 			return notify.Result{Class: notify.ClassAccepted, Confirmed: true, Provider: "prov"}, true
@@ -88,7 +93,7 @@ func model(t *testing.T, rt *rapid.T) {
 			p.drain()
 			p.start()
 		case 6:
-			trouble = rapid.SampledFrom([]float64{0, 0.2, 0.9}).Draw(rt, "trouble")
+			troubled(rapid.SampledFrom([]float64{0, 0.2, 0.9}).Draw(rt, "trouble"))
 		case 7:
 			undo = append(undo, p.plan.Add(faulty.Rule{
 				Method: rapid.SampledFrom([]string{"Status.Put", "Status.Get", "Status.Scan", "Timers.Put", "Timers.*"}).Draw(rt, "method"),
@@ -110,7 +115,7 @@ func model(t *testing.T, rt *rapid.T) {
 	for _, f := range undo {
 		f()
 	}
-	trouble = 0
+	troubled(0)
 	pass(3 * time.Hour)
 
 	failed := p.failed()
