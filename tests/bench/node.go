@@ -32,6 +32,9 @@ func (b *bench) config(dir string, sync bool) (app.Config, error) {
 	cfg.API.Listen, cfg.API.Admin, cfg.Log.Listen = "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"
 	cfg.API.Rate, cfg.API.Burst = 1e6, 1e6
 	cfg.Log.Sync, cfg.Log.CapMiB = sync, 16<<10
+	if !sync {
+		cfg.Log.Linger = 500 * time.Microsecond // no fsync to share
+	}
 	cfg.Providers.Stub = true
 	cfg.Auth.KeyFile = filepath.Join(dir, "key.pem")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
