@@ -39,7 +39,7 @@ func TestProcessKeepsItsPromises(t *testing.T) {
 // The same with a log that does not sync: the proof that the test can fail.
 func TestProcessWithoutFsyncIsCaught(t *testing.T) {
 	t.Parallel()
-	r := runProcess(t, 2, 10*time.Second, "--set", "log.sync=false")
+	r := runProcess(t, 1, 10*time.Second, "--set", "log.sync=false")
 	if r.Lost == 0 {
 		t.Errorf("no loss was noticed: %+v", r)
 	}

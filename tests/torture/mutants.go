@@ -19,10 +19,12 @@ var mutants = map[string]victim.Mutant{
 		File: "pkg/worker/job.go", Old: "func (j *job) claim(w *window) error {",
 		New: "func (j *job) claim(w *window) error {\n\tif w != nil {\n\t\treturn nil\n\t}",
 	},
-	// The record is marked before its outcome is durable.
+	// The record is marked before its outcome is durable. Marks are committed
+	// once a second and outcomes take milliseconds, so the mutant waits between
+	// the two: else twenty kills would mostly miss the moment.
 	"mark-first": {
 		File: "pkg/worker/job.go", Old: "\tfault.Hit(\"before-outcome\")\n",
-		New: "\tj.msg.Done()\n\tfault.Hit(\"before-outcome\")\n",
+		New: "\tj.msg.Done()\n\tselect {\n\tcase <-time.After(1500 * time.Millisecond):\n\tcase <-j.p.ctx.Done():\n\t}\n\tfault.Hit(\"before-outcome\")\n",
 	},
 }
 

@@ -109,7 +109,11 @@ func (v *Victim) terminal(ctx context.Context, id string, deadline time.Time) (s
 func (v *Victim) counts(ctx context.Context, id string, want int64, deadline time.Time) (map[string]int64, error) {
 	for {
 		sum, err := v.client.Summary(ctx, id, api.Page{Limit: 10_000})
-		if err != nil && notify.KindOf(err) != notify.KindUnavailable {
+		switch {
+		case err == nil, notify.KindOf(err) == notify.KindUnavailable:
+		case notify.KindOf(err) == notify.KindNotFound:
+			return nil, nil // lost
+		default:
 			return nil, err
 		}
 		done := int64(0)

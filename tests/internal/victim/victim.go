@@ -138,6 +138,9 @@ func (v *Victim) Start(ctx context.Context, point string) error {
 		select {
 		case err := <-v.exited:
 			v.exited <- err
+			if point == "" {
+				return errEnded
+			}
 			return nil // died at its fault point already
 		default:
 		}
@@ -148,6 +151,8 @@ func (v *Victim) Start(ctx context.Context, point string) error {
 	}
 	return nil
 }
+
+var errEnded = errors.New("it ended by itself")
 
 // Restart starts the next life; the one before must have ended.
 func (v *Victim) Restart(ctx context.Context, point string) error {
@@ -345,7 +350,7 @@ func eventually(ctx context.Context, limit time.Duration, f func() error) error 
 	deadline := time.Now().Add(limit)
 	for {
 		err := f()
-		if err == nil || time.Now().After(deadline) || ctx.Err() != nil {
+		if err == nil || errors.Is(err, errEnded) || time.Now().After(deadline) || ctx.Err() != nil {
 			return err
 		}
 		time.Sleep(20 * time.Millisecond)
