@@ -156,9 +156,20 @@ func (n *Node) open() error {
 	}
 	n.history, err = history.Open(history.Config{
 		Dir: filepath.Join(cfg.DataDir, "history"), Retention: cfg.History.Retention, Barrier: n.barrier, Log: n.log,
-		SegmentAge: n.seams.historyAge,
+		SegmentAge: n.seams.historyAge, SegmentBytes: segmentBytes(cfg),
 	})
 	return err
+}
+
+// segmentBytes keeps what history has not sealed, and the log therefore cannot
+// trim, below half of the log's cap: else a log at its cap would stay there until
+// the tails are old enough to be sealed.
+func segmentBytes(cfg *Config) int64 {
+	tails := 0
+	for _, l := range notify.Lanes() {
+		tails += cfg.partitions(l.Channel)
+	}
+	return max(min(64<<20, int64(cfg.Log.CapMiB)<<20/int64(2*max(tails, 1))), 64<<10)
 }
 
 // linger keeps the meaning "0: none" that a configuration file has.
