@@ -188,6 +188,9 @@ auth.jwks_url instead.`,
 			if key == "" || caller == "" {
 				return cli.Usage("token needs --key and --caller")
 			}
+			if ttl <= 0 || ttl > 31*24*time.Hour {
+				return cli.Usage("--ttl %s: servers take tokens of up to 31 days", ttl)
+			}
 			if _, err := os.Stat(key); os.IsNotExist(err) {
 				if err := makeKey(key); err != nil {
 					return err

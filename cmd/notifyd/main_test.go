@@ -1,0 +1,183 @@
+package main
+
+import (
+	"bytes"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/app"
+	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/server"
+)
+
+// mainEnv makes the test binary the program itself.
+const mainEnv = "NOTIFYD_TEST_MAIN"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(mainEnv) != "" {
+		main()
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// output may be read while it is written.
+type output struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.buf.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.buf.String()
+}
+
+// notifyd runs a command line in this process, with environ as its environment.
+func notifyd(t *testing.T, environ []string, args ...string) (stdout, stderr string, code int) {
+	t.Helper()
+	var out, errs output
+	p := &program{out: &out, err: &errs, environ: environ, getenv: func(name string) string {
+		for _, kv := range slices.Backward(environ) {
+			if k, v, _ := strings.Cut(kv, "="); k == name {
+				return v
+			}
+		}
+		return ""
+	}}
+	root := newRoot(p)
+	root.SetArgs(args)
+	err := root.ExecuteContext(t.Context())
+	if err != nil {
+		cli.Report(p.err, err, "")
+	}
+	return out.String(), errs.String(), cli.ExitCode(err)
+}
+
+func TestCommands(t *testing.T) {
+	t.Parallel()
+	bad := filepath.Join(t.TempDir(), "bad.yaml")
+	if err := os.WriteFile(bad, []byte("api: {listne: 'a:1'}\nlogging: {level: loud}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f := func(code int, out, errs string, args ...string) {
+		t.Helper()
+		stdout, stderr, got := notifyd(t, []string{"HOME=/nowhere", "NOTIFYD__LOG__LINGER=7ms"}, args...)
+		if got != code || !regexp.MustCompile(out).MatchString(stdout) || !regexp.MustCompile(errs).MatchString(stderr) {
+			t.Errorf("notifyd %v: exit %d, want %d\nstdout %q, want %s\nstderr %q, want %s", args, got, code, stdout, out, stderr, errs)
+		}
+	}
+	f(0, `^notifyd \S+\n  go +go1\.(.|\n)*franz-go`, `^$`, "version")
+	f(0, `^configuration is good\n$`, `^$`, "config", "check")
+	f(0, `^configuration is good\n$`, `^$`, "config", "check", "--set", "api.rate=5")
+	f(2, `^$`, `did you mean "api.listen"\?(.|\n)*logging.level(.|\n)*next:  notifyd config example`, "config", "check", "--config", bad)
+	f(2, `^$`, `--set "api.rate" is not key=value`, "config", "check", "--set", "api.rate")
+	f(2, `^$`, `/no/such/file`, "config", "print", "--config", "/no/such/file")
+	f(0, `(?m)^log\.linger: +7ms$`, `^$`, "config", "print")
+	f(0, `(?m)^log\.linger: +7ms +# NOTIFYD__LOG__LINGER$`, `^$`, "config", "print", "--origin")
+	f(0, `(?m)^api\.listen: +"h:1" +# flag$`, `^$`, "config", "print", "--origin", "--set", "api.listen=h:1")
+	f(0, `(?m)^  # address of the API$`, `^$`, "config", "example")
+	f(0, `nothing to migrate`, `^$`, "migrate", "status")
+	f(2, `^$`, `unknown command "chek" for "notifyd config"; did you mean check\?`, "config", "chek")
+	f(2, `^$`, `unknown flag: --ephemral; did you mean --ephemeral\?`, "dev", "--ephemral")
+	f(2, `^$`, `--role "boss": roles are all, api, worker, scheduler`, "serve", "--role", "boss")
+	f(2, `^$`, `--role worker: roles are spread over processes only with engines`, "serve", "--role", "worker")
+	f(2, `^$`, `token needs --key and --caller`, "token")
+	f(2, `^$`, `set one of auth.key_file,`, "serve", "--data-dir", t.TempDir(), "--set", "log.listen=127.0.0.1:0", "--set", "api.listen=127.0.0.1:0", "--set", "api.admin=")
+}
+
+// TestExampleFileIsGood: what config example prints, serve takes.
+func TestExampleFileIsGood(t *testing.T) {
+	t.Parallel()
+	text, _, _ := notifyd(t, nil, "config", "example")
+	file := filepath.Join(t.TempDir(), "notifyd.yaml")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, errs, code := notifyd(t, nil, "config", "check", "--config", file); code != 0 {
+		t.Errorf("exit %d: %s%s", code, out, errs)
+	}
+}
+
+func TestHealthcheck(t *testing.T) {
+	t.Parallel()
+	ready := true
+	var mu sync.Mutex
+	ts := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		if r.URL.Path != "/readyz" || !ready {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+	}))
+	defer ts.Close()
+	f := func(want int, server string) {
+		t.Helper()
+		if out, errs, code := notifyd(t, nil, "healthcheck", "--server", server); code != want {
+			t.Errorf("exit %d, want %d: %s%s", code, want, out, errs)
+		}
+	}
+	f(cli.ExitOK, ts.URL)
+	f(cli.ExitOK, ts.URL+"/")
+	mu.Lock()
+	ready = false
+	mu.Unlock()
+	f(cli.ExitUnavailable, ts.URL)
+	ts.Close()
+	f(cli.ExitUnavailable, ts.URL)
+	f(cli.ExitUsage, "http://\x7f")
+}
+
+// TestToken: a token made with a fresh key is what a server with that key takes.
+func TestToken(t *testing.T) {
+	t.Parallel()
+	key := filepath.Join(t.TempDir(), "key.pem")
+	first, errs, code := notifyd(t, nil, "token", "--key", key, "--caller", "shop", "--scope", "send,users")
+	if code != 0 || !strings.Contains(errs, "made a new key in "+key) {
+		t.Fatalf("exit %d: %s", code, errs)
+	}
+	if info, err := os.Stat(key); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("the key's file: %v, %v", info, err)
+	}
+	second, errs, code := notifyd(t, nil, "token", "--key", key, "--caller", "bank")
+	if code != 0 || errs != "" {
+		t.Fatalf("the key is there: exit %d, %s", code, errs)
+	}
+	d := app.Default()
+	v, err := server.NewVerifier(server.AuthConfig{Issuer: d.Auth.Issuer, Audience: d.Auth.Audience, KeyFile: key})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := func(token, caller string, has, hasNot string) {
+		t.Helper()
+		id, err := v.Verify(t.Context(), strings.TrimSpace(token))
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		if id.Caller != caller || !id.Has(has) || id.Has(hasNot) {
+			t.Errorf("%+v, want %s with %s and without %s", id, caller, has, hasNot)
+		}
+	}
+	f(first, "shop", api.ScopeUsers, api.ScopeRead)
+	f(second, "bank", api.ScopeRead, api.ScopeOperate)
+	if _, errs, code := notifyd(t, nil, "token", "--key", key, "--caller", "x", "--ttl", "10000h"); code == 0 {
+		t.Errorf("a token for longer than servers take was made: %s", errs)
+	}
+}
