@@ -13,6 +13,7 @@ PROTOC_GEN_GO_VERSION := v1.36.12
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 FUZZTIME ?= 20s
 KILLS ?= 20
+TRIALS ?= 10
 ONLY ?=
 SHORT ?=
 PKGS ?= ./...
@@ -61,6 +62,10 @@ demo: go ## Start everything, send a little of each kind, show what became of it
 .PHONY: torture
 torture: go ## Kill the process KILLS (20) times under load and check that nothing was lost
 	KILLS='$(KILLS)' scripts/torture.sh
+
+.PHONY: powerloss
+powerloss: go ## Cut the power TRIALS (10) times under the log and the process (root, /dev/fuse)
+	TRIALS='$(TRIALS)' scripts/powerloss.sh
 
 .PHONY: engines
 engines: go ## Run the conformance suites of every engine; NOTIFY_REQUIRE_ENGINES=1 fails on a skip

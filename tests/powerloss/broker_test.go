@@ -47,8 +47,8 @@ func TestLogWithoutFsyncIsCaught(t *testing.T) {
 	t.Log(r)
 }
 
-// history is what the child said, over all of its lives.
-type history struct {
+// story is what the child said, over all of its lives.
+type story struct {
 	acked     map[int32]map[int64]string // partition, offset -> value
 	committed map[int32]int64
 	trimmed   map[int32]int64
@@ -69,7 +69,7 @@ func runBroker(t *testing.T, names lossfs.Names, durability kfake.Durability, cu
 	disk, dir := mount(t, names)
 	dir = filepath.Join(dir, "log")
 	rng := seed(t)
-	h := newHistory()
+	h := newStory()
 	for trial := range cuts {
 		h.live(t, dir, durability, rng)
 		loss := disk.Cut(torn(trial, rng))
@@ -88,8 +88,8 @@ func runBroker(t *testing.T, names lossfs.Names, durability kfake.Durability, cu
 	return v
 }
 
-func newHistory() *history {
-	h := &history{acked: map[int32]map[int64]string{}, committed: map[int32]int64{}, trimmed: map[int32]int64{}}
+func newStory() *story {
+	h := &story{acked: map[int32]map[int64]string{}, committed: map[int32]int64{}, trimmed: map[int32]int64{}}
 	for p := range int32(partitions) {
 		h.acked[p] = map[int64]string{}
 	}
@@ -98,7 +98,7 @@ func newHistory() *history {
 
 // live is one life of the child: it is killed after a random number of
 // acknowledgements.
-func (h *history) live(t *testing.T, dir string, durability kfake.Durability, rng *rand.Rand) {
+func (h *story) live(t *testing.T, dir string, durability kfake.Durability, rng *rand.Rand) {
 	t.Helper()
 	exe, err := os.Executable()
 	if err != nil {
@@ -135,7 +135,7 @@ func (h *history) live(t *testing.T, dir string, durability kfake.Durability, rn
 	_ = c.Wait() // killed
 }
 
-func (h *history) hear(t *testing.T, line string) {
+func (h *story) hear(t *testing.T, line string) {
 	t.Helper()
 	var p int32
 	var off int64
@@ -164,7 +164,7 @@ func (h *history) hear(t *testing.T, line string) {
 // check opens a copy of the log as it is after the cut, so that the next life
 // begins on what the cut left and not on what a graceful stop tidied up, and
 // counts what is missing.
-func (h *history) check(t *testing.T, disk *lossfs.Disk, durability kfake.Durability) (lost, regressed int) {
+func (h *story) check(t *testing.T, disk *lossfs.Disk, durability kfake.Durability) (lost, regressed int) {
 	t.Helper()
 	dir, unmount := mountDisk(t, disk)
 	defer unmount()

@@ -17,12 +17,19 @@ import (
 	"github.com/notifyd/notifyd/tests/powerloss/lossfs"
 )
 
-// childEnv makes the test binary be the broker that is killed.
-const childEnv = "POWERLOSS_BROKER"
+// These make the test binary be the process that is killed.
+const (
+	childEnv   = "POWERLOSS_BROKER"
+	historyEnv = "POWERLOSS_HISTORY"
+)
 
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(childEnv); dir != "" {
 		fmt.Fprintln(os.Stderr, "broker:", beBroker(dir, os.Getenv(childEnv+"_DURABILITY")))
+		os.Exit(1)
+	}
+	if dir := os.Getenv(historyEnv); dir != "" {
+		fmt.Fprintln(os.Stderr, "history:", beHistory(dir))
 		os.Exit(1)
 	}
 	var err error
