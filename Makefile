@@ -39,7 +39,7 @@ race: go cc ## Run all tests with the race detector; SHORT=1, PKGS= as for test
 
 .PHONY: lint
 lint: go $(BIN)/golangci-lint-$(GOLANGCI_VERSION) ## Check format, vet and golangci-lint (installed when missing)
-	@out=$$(gofmt -l $(wildcard cmd pkg) *.go); if [ -n "$$out" ]; then echo "gofmt -w these files:"; echo "$$out"; exit 1; fi
+	@out=$$(gofmt -l $(wildcard cmd pkg tests examples) *.go); if [ -n "$$out" ]; then echo "gofmt -w these files:"; echo "$$out"; exit 1; fi
 	go vet ./...
 	$(BIN)/golangci-lint-$(GOLANGCI_VERSION) run ./...
 
