@@ -66,7 +66,7 @@ func New(ctx context.Context, cfg Config) (*Victim, error) {
 	}
 	url := "http://127.0.0.1:" + strconv.Itoa(v.port)
 	simDir := filepath.Join(cfg.Dir, "simulator")
-	v.sims = exec.CommandContext(ctx, cfg.Bin, "simulate", "--dir", simDir, "--latency", "5ms", "--sendgrid-webhook", url+"/v1/receipts/sendgrid")
+	v.sims = exec.CommandContext(ctx, cfg.Bin, "simulate", "--dir", simDir, "--latency", "20ms", "--latency-p99", "600ms", "--sendgrid-webhook", url+"/v1/receipts/sendgrid")
 	v.sims.Stderr = v.log
 	if err := v.sims.Start(); err != nil {
 		return v, err
