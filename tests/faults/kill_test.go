@@ -20,6 +20,9 @@ import (
 // SIGKILL between the reservation of a request's key and the append of its
 // record; the caller tries again with the same key: one delivery.
 func TestKillBetweenReservationAndAppend(t *testing.T) {
+	if testing.Short() {
+		t.Skip("waits 30 s for the lease of the process that died")
+	}
 	w := newWorld(t, simulator.Config{})
 	bin, err := victim.Build(t.Context(), "../..", t.TempDir(), nil)
 	if err != nil {
