@@ -59,10 +59,23 @@ const (
 	Retries
 )
 
+// Order is what a lane promises of a user's messages beyond their first attempts.
+type Order uint8
+
+const (
+	// Relaxed keeps the order of first attempts only.
+	Relaxed Order = iota
+	// Strict parks a user's messages behind one that waits, until it has ended.
+	Strict
+)
+
 // Config of a Worker. The zero value of a number means its default.
 type Config struct {
 	Lane notify.Lane
 	Role Role
+	// Order says what a user's next messages do while one waits for a retry or a
+	// later time: pass it (Relaxed, the default), or wait behind it (Strict).
+	Order Order
 
 	Window   int // receivers a claim window: push 1000, email 1000, sms 50
 	Ahead    int // claim windows open per partition: 16
@@ -90,6 +103,7 @@ type Config struct {
 	Parker    Parker
 	Provider  Provider
 	Health    *Health
+	Holds     engine.Holds // of a strict lane
 	// Seen returns the request indexes of the envelope a row is about, read
 	// from history or the log; used when a chunk comes again with other
 	// receivers.

@@ -19,6 +19,10 @@ import (
 // failures. It is derived from the row alone, so a repeat after a crash hands on
 // the same things under the same keys.
 func (j *job) handOn(ctx context.Context, row *notify.Row) error {
+	// Before what goes on can end and take its hold away.
+	if err := j.hold(ctx, row); err != nil {
+		return err
+	}
 	if row.Default.State != notify.Deferred && row.Default.State != notify.Failed && !slices.ContainsFunc(row.Exceptions, func(x notify.Exception) bool {
 		return x.State == notify.Deferred || x.State == notify.Failed
 	}) {

@@ -292,7 +292,9 @@ func (j *job) handedOut() {
 // finish commits the finished row, hands on what it hands on, and marks the
 // record. It runs in the goroutine of the last window.
 func (j *job) finish() {
-	j.p.leave(j)
+	if j.p.w.cfg.Order == Relaxed {
+		j.p.leave(j)
+	}
 	fault.Hit("before-outcome")
 	var row notify.Row
 	err := j.commit(func() (notify.Row, bool) {
@@ -311,6 +313,9 @@ func (j *job) finish() {
 	fault.Hit("outcome-before-handon")
 	if j.handOn(j.p.ctx, &row) != nil {
 		return
+	}
+	if j.p.w.cfg.Order == Strict { // who is behind must meet the holds
+		j.p.leave(j)
 	}
 	fault.Hit("handon-before-mark")
 	j.msg.Done()

@@ -37,6 +37,7 @@ func model(t *testing.T, rt *rapid.T) {
 		cats = []notify.Category{notify.Marketing}
 	}
 	p := newPlant(t, lane, func(c *Config) {
+		c.Order = rapid.SampledFrom([]Order{Relaxed, Strict}).Draw(rt, "order")
 		c.Window = rapid.SampledFrom([]int{1, 3, 50}).Draw(rt, "window")
 		c.Ahead = rapid.SampledFrom([]int{1, 2, 16}).Draw(rt, "ahead")
 		c.InFlight = rapid.SampledFrom([]int{1, 4, 1000}).Draw(rt, "in flight")
@@ -96,7 +97,7 @@ func model(t *testing.T, rt *rapid.T) {
 			troubled(rapid.SampledFrom([]float64{0, 0.2, 0.9}).Draw(rt, "trouble"))
 		case 7:
 			undo = append(undo, p.plan.Add(faulty.Rule{
-				Method: rapid.SampledFrom([]string{"Status.Put", "Status.Get", "Status.Scan", "Timers.Put", "Timers.*"}).Draw(rt, "method"),
+				Method: rapid.SampledFrom([]string{"Status.Put", "Status.Get", "Status.Scan", "Holds.*", "Timers.Put", "Timers.*"}).Draw(rt, "method"),
 				Times:  rapid.IntRange(1, 5).Draw(rt, "times"), Err: faulty.ErrDown,
 				Lost: rapid.SampledFrom([]faulty.Loss{faulty.NotApplied, faulty.Applied}).Draw(rt, "lost"),
 			}))
@@ -153,6 +154,26 @@ func model(t *testing.T, rt *rapid.T) {
 	if again > resent {
 		rt.Errorf("the provider took %d again, the rows admit %d", again, resent)
 	}
+	if p.cfg.Order == Strict {
+		for u, ids := range order {
+			if at := outOfOrder(ids, p.prov.all[u]); at >= 0 {
+				rt.Errorf("call %d of %s passes one that waited: %v, sent %v", at, u, p.prov.all[u], ids)
+			}
+		}
+		var us []string
+		for u := range order {
+			us = append(us, u)
+		}
+		held, err := p.store.Holds().Get(t.Context(), lane.String(), us)
+		if err != nil {
+			rt.Fatal(err)
+		}
+		for i := range held {
+			if len(held[i]) > 0 {
+				rt.Errorf("%s is held: %+v", us[i], held[i])
+			}
+		}
+	}
 	for u, ids := range order {
 		first := p.prov.first[u]
 		at := 0
@@ -187,4 +208,23 @@ func model(t *testing.T, rt *rapid.T) {
 			rt.Errorf("%s: %d of the budget are held", topic, b.size-b.free)
 		}
 	}
+}
+
+// outOfOrder returns the first of the calls that is of an earlier id than one
+// before it, in the order of ids; -1: none.
+func outOfOrder(ids, calls []notify.ID) int {
+	place := map[notify.ID]int{}
+	for i, id := range ids {
+		if _, ok := place[id]; !ok {
+			place[id] = i
+		}
+	}
+	latest := 0
+	for i, id := range calls {
+		if place[id] < latest {
+			return i
+		}
+		latest = place[id]
+	}
+	return -1
 }

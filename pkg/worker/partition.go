@@ -157,9 +157,12 @@ func (p *partition) start(j *job, row *notify.Row) {
 		defer p.wg.Done()
 		if row.Key != (notify.RowKey{}) && row.Digest == j.row.Digest {
 			if row.Done {
-				p.leave(j)
+				if p.w.cfg.Order == Relaxed {
+					p.leave(j)
+				}
 				p.duplicate(j)
 				if j.handOn(p.ctx, row) == nil {
+					p.leave(j)
 					p.forget(j)
 					j.msg.Done()
 				}

@@ -55,6 +55,7 @@ func newPlant(t *testing.T, lane notify.Lane, change ...func(*Config)) *plant {
 	p.cfg = Config{
 		Lane: lane, Routes: oneRoute("prov"), Log: p.log, Status: faulty.NewStatus(p.store.Status(), p.plan),
 		Prefs: p.prefs, Cancels: p.cancel, Provider: p.prov, Seen: p.seen,
+		Holds: faulty.NewHolds(p.store.Holds(), p.plan),
 	}
 	for _, f := range change {
 		f(&p.cfg)
@@ -278,6 +279,7 @@ type ledger struct {
 	calls   int
 	called  map[notify.ID]bool
 	first   map[string][]notify.ID // per user: ids in the order of their first call
+	all     map[string][]notify.ID // per user: the ids of all calls
 }
 
 func (l *ledger) Send(ctx context.Context, call *notify.Call, report func(int, notify.Result)) {
@@ -295,6 +297,10 @@ func (l *ledger) Send(ctx context.Context, call *notify.Call, report func(int, n
 		if took {
 			l.taken[target{item.ID, item.Addr}]++
 		}
+		if l.all == nil {
+			l.all = map[string][]notify.ID{}
+		}
+		l.all[string(item.User)] = append(l.all[string(item.User)], item.ID)
 		if !l.called[item.ID] {
 			l.called[item.ID] = true
 			l.first[string(item.User)] = append(l.first[string(item.User)], item.ID)

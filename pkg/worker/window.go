@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/prefs"
 )
@@ -28,6 +29,8 @@ type round struct {
 	deadCode []string
 	targets  []notify.Target // of the receiver looked at
 	broken   bool            // a provider panicked or did not answer: it may still hold the call
+
+	heads map[string]engine.Hold // strict lanes: first of those that wait, by user
 
 	mu   sync.Mutex
 	def  notify.Exception
@@ -71,6 +74,10 @@ func (w *Worker) runWindow(parts []*window) {
 	r.call.Items, r.refs, r.targets = kept.items[:0], kept.refs[:0], kept.targets
 	r.looked = time.Now()
 	for i, p := range parts {
+		var ok bool
+		if r.heads, ok = r.queues(i); !ok {
+			return
+		}
 		r.plain[i] = make([]bool, p.hi-p.lo)
 		r.look(i, r.looked)
 	}
@@ -151,6 +158,9 @@ func (r *round) lookAt(i int, pos uint32, l *looked, e *notify.Envelope, key not
 	rec := &l.rec
 	if cfg.Cancels.Cancelled(e, rec.Index) {
 		r.unsent(i, pos, notify.Cancelled, "cancelled")
+		return
+	}
+	if r.behind(i, pos, rec, e, now) {
 		return
 	}
 	switch v := cfg.Prefs.Decide(l.hash, rec.User, e.Channel, e.Category, now); v.Action {

@@ -105,3 +105,20 @@ func (w DeadLetters) List(ctx context.Context, f engine.DeadLetterFilter, cursor
 func (w DeadLetters) Purge(ctx context.Context, now int64) (int, error) {
 	return get(ctx, w.plan, "DeadLetters", "Purge", func() (int, error) { return w.next.Purge(ctx, now) })
 }
+
+// Holds misbehaves as its plan says.
+type Holds struct {
+	next engine.Holds
+	plan *Plan
+}
+
+// NewHolds wraps next.
+func NewHolds(next engine.Holds, p *Plan) engine.Holds { return Holds{next, p} }
+
+func (w Holds) Update(ctx context.Context, add, remove []engine.Hold) error {
+	return w.plan.do(ctx, "Holds", "Update", func() error { return w.next.Update(ctx, add, remove) })
+}
+
+func (w Holds) Get(ctx context.Context, lane string, users []string) ([][]engine.Hold, error) {
+	return get(ctx, w.plan, "Holds", "Get", func() ([][]engine.Hold, error) { return w.next.Get(ctx, lane, users) })
+}

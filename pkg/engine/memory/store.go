@@ -27,6 +27,7 @@ type Store struct {
 	cancels   []engine.Cancel
 	campaigns map[string]*campaign
 	jobs      map[string]engine.Job
+	held      map[holdKey][]engine.Hold
 }
 
 // New returns an empty store.
@@ -43,6 +44,7 @@ func New() *Store {
 		deadSeq:   map[string]uint64{},
 		campaigns: map[string]*campaign{},
 		jobs:      map[string]engine.Job{},
+		held:      map[holdKey][]engine.Hold{},
 	}
 }
 

@@ -26,6 +26,7 @@ func TestIdem(t *testing.T)        { enginetest.Idem(t, open((*memory.Store).Ide
 func TestSpill(t *testing.T)       { enginetest.Spill(t, open((*memory.Store).Spill)) }
 func TestDeadLetters(t *testing.T) { enginetest.DeadLetters(t, open((*memory.Store).DeadLetters)) }
 func TestCancels(t *testing.T)     { enginetest.Cancels(t, open((*memory.Store).Cancels)) }
+func TestHolds(t *testing.T)       { enginetest.Holds(t, open((*memory.Store).Holds)) }
 func TestCampaigns(t *testing.T)   { enginetest.Campaigns(t, open((*memory.Store).Campaigns)) }
 func TestJobs(t *testing.T)        { enginetest.Jobs(t, open((*memory.Store).Jobs)) }
 

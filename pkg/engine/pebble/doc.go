@@ -21,6 +21,7 @@
 //	g       campaign                                         campaign totals
 //	h       shard                                            shard state
 //	i       str caller, str route, key                       reservation
+//	q       str lane, user                                  holds of a strict lane, 31 bytes each
 //	j       expires, str caller, str route, key              -: reservations by expiry
 //	k       scope                                            cancellation
 //	l       ~last failed, dl                                 -: dead letters, newest first

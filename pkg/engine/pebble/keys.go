@@ -18,6 +18,7 @@ const (
 	tFeed       = 'f'
 	tCampaign   = 'g'
 	tShard      = 'h'
+	tHold       = 'q'
 	tIdem       = 'i'
 	tIdemExpiry = 'j'
 	tCancel     = 'k'

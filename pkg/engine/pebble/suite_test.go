@@ -60,3 +60,4 @@ func TestDeadLetters(t *testing.T) {
 func TestCancels(t *testing.T)   { t.Parallel(); enginetest.Cancels(t, open((*Store).Cancels)) }
 func TestCampaigns(t *testing.T) { t.Parallel(); enginetest.Campaigns(t, open((*Store).Campaigns)) }
 func TestJobs(t *testing.T)      { t.Parallel(); enginetest.Jobs(t, open((*Store).Jobs)) }
+func TestHolds(t *testing.T)     { t.Parallel(); enginetest.Holds(t, open((*Store).Holds)) }

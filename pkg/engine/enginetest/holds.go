@@ -1,0 +1,61 @@
+package enginetest
+
+import (
+	"strconv"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/engine/memory"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Holds runs the suite of engine.Holds.
+func Holds(t *testing.T, open Opener[engine.Holds]) {
+	hold := func(user string, n int, wake int64) engine.Hold {
+		id := notify.ID{Base: notify.Base{byte(n)}, Index: uint32(n), Fan: n%2 == 1}
+		return engine.Hold{Lane: "push", User: user, ID: id, Epoch: uint16(n / 4), Wake: wake}
+	}
+	get := func(t T, s engine.Holds, users ...string) [][]engine.Hold {
+		return val(s.Get(bg, "push", users))(t)
+	}
+	t.Run("Update adds behind, keeps places and removes", func(t *testing.T) {
+		s, reopen := open(t)
+		must(t, s.Update(bg, nil, nil))
+		must(t, s.Update(bg, []engine.Hold{hold("ann", 1, 10), hold("bob", 1, 5), hold("ann", 2, 20)}, nil))
+		must(t, s.Update(bg, []engine.Hold{hold("ann", 3, 30), hold("ann", 1, 99)}, []engine.Hold{hold("ann", 7, 0), hold("cyd", 1, 0)}))
+		want := [][]engine.Hold{{hold("ann", 1, 99), hold("ann", 2, 20), hold("ann", 3, 30)}, nil, {hold("bob", 1, 5)}}
+		same(t, "holds", get(t, s, "ann", "cyd", "bob"), want)
+		if reopen != nil {
+			s = reopen()
+			same(t, "holds after a restart", get(t, s, "ann", "cyd", "bob"), want)
+		}
+		must(t, s.Update(bg, []engine.Hold{hold("ann", 4, 40)}, []engine.Hold{hold("ann", 1, 0), hold("bob", 1, 0)}))
+		want = [][]engine.Hold{{hold("ann", 2, 20), hold("ann", 3, 30), hold("ann", 4, 40)}, nil}
+		same(t, "holds", get(t, s, "ann", "bob"), want)
+		other := val(s.Get(bg, "sms", []string{"ann"}))(t)
+		same(t, "holds of another lane", other, [][]engine.Hold{nil})
+	})
+	t.Run("model", func(t *testing.T) {
+		rapid.Check(t, func(t *rapid.T) {
+			s, reopen := open(t)
+			model := memory.New().Holds()
+			draw := func(name string) (hs []engine.Hold) {
+				for range rapid.IntRange(0, 4).Draw(t, name) {
+					hs = append(hs, hold(strconv.Itoa(rapid.IntRange(0, 2).Draw(t, "user")), rapid.IntRange(0, 9).Draw(t, "n"), rapid.Int64().Draw(t, "wake")))
+				}
+				return hs
+			}
+			for range rapid.IntRange(1, 12).Draw(t, "updates") {
+				add, remove := draw("add"), draw("remove")
+				must(t, s.Update(bg, add, remove))
+				must(t, model.Update(bg, add, remove))
+				if reopen != nil && rapid.IntRange(0, 3).Draw(t, "restart") == 0 {
+					s = reopen()
+				}
+				same(t, "holds", get(t, s, "0", "1", "2"), get(t, model, "0", "1", "2"))
+			}
+		})
+	})
+}

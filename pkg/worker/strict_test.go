@@ -1,0 +1,58 @@
+package worker
+
+import (
+	"testing"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// In a strict lane a user's messages wait behind one that waits for its retry,
+// through a crash, and go in order when it ends; others are not held up, and
+// the mark moves.
+func TestStrictOrder(t *testing.T) {
+	for order, want := range map[Order]string{Relaxed: "1231", Strict: "1123"} {
+		t.Run(want, func(t *testing.T) {
+			in(t, func(t *testing.T) {
+				p := newPlant(t, pushLane, func(c *Config) { c.Order = order })
+				well := time.Now().Add(10 * time.Second)
+				first := p.envelope(notify.Transactional, "ann")
+				p.prov.set(20*time.Millisecond, func(item *notify.Item) (notify.Result, bool) {
+					if item.ID == first.ID(0) && time.Now().Before(well) {
+						return notify.Result{Class: notify.ClassRetry, RetryAfter: 20 * time.Second, Code: "busy", Provider: "prov"}, false
+					}
+					return accepted, true
+				})
+				second, third := p.envelope(notify.Transactional, "bob", "ann"), p.envelope(notify.OTP, "ann")
+				p.send(first, second, third)
+				pass(2 * time.Second)
+				if n := p.log.waiting(pushLane.Topic()); n != 0 {
+					t.Errorf("%d records are not done", n)
+				}
+				if n, _ := p.prov.took(second.ID(0)); n != 1 {
+					t.Error("another user is held up")
+				}
+				p.crash()
+				p.start()
+				pass(15 * time.Minute)
+				got := ""
+				for _, id := range p.prov.all["ann"] {
+					n, _ := p.prov.took(id)
+					for i, e := range []notify.ID{first.ID(0), second.ID(1), third.ID(0)} {
+						if id == e && n == 1 {
+							got += string(rune('1' + i))
+						}
+					}
+				}
+				if got != want {
+					t.Errorf("calls of %s, want %s", got, want)
+				}
+				for _, e := range []notify.Envelope{first, third} {
+					if s := p.state(&e, 0).State; s != notify.Delivered {
+						t.Errorf("%v", s)
+					}
+				}
+			})
+		})
+	}
+}
