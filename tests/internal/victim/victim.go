@@ -228,7 +228,7 @@ func (v *Victim) End() {
 		}
 	}
 	if v.proc != nil && v.exited != nil {
-		<-v.exited
+		<-v.exited //nolint:errcheck // it was killed
 	}
 	if v.sims != nil && v.sims.Process != nil {
 		_ = v.sims.Wait()
