@@ -1,9 +1,11 @@
 package app
 
 import (
+	"slices"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/worker"
 )
 
 // Config of a notifyd process. The comment of a field is its documentation:
@@ -56,6 +58,7 @@ type Config struct {
 		Email      Lane          `koanf:"email" doc:"email lanes"`
 		MaxRetries int           `koanf:"max_retries" doc:"attempts after the first"`
 		BatchAge   time.Duration `koanf:"batch_age" doc:"longest a mail waits for others of its content"`
+		Strict     []string      `koanf:"strict" doc:"lanes in which a user's messages wait behind one that waits for its retry, e.g. [push, sms, email-bulk]"`
 		Bulk       float64       `koanf:"bulk_share" doc:"share of a provider's capacity that bulk lanes may use, 0 to 1"`
 		Drain      time.Duration `koanf:"drain" doc:"how long a stop waits for work in flight"`
 		CallLimit  time.Duration `koanf:"call_limit" doc:"longest provider call"`
@@ -154,6 +157,14 @@ func (c *Config) lane(l notify.Lane) Lane {
 		return c.Workers.SMS
 	}
 	return c.Workers.Email
+}
+
+// order says whether a lane is one of strict order.
+func (c *Config) order(l notify.Lane) worker.Order {
+	if slices.Contains(c.Workers.Strict, l.String()) {
+		return worker.Strict
+	}
+	return worker.Relaxed
 }
 
 // partitions returns the partition count of a channel's topics.

@@ -113,6 +113,7 @@ func TestProblems(t *testing.T) {
 		"api.listen", "log.cap_mib", "log.listen", "logging.level", "logging.format", "bogus")
 	f("log: {partitions: {push: 0, fax: 2}}", "log.partitions.push", `no channel is called "fax"`)
 	f("intake: {refuse: {fax: [otp], sms: [spam]}, sms_categories: [spam]}", `"fax"`, "intake.refuse.sms", "intake.sms_categories")
+	f("workers: {strict: [fax]}", "workers.strict", `"fax"`)
 	f("workers: {bulk_share: 2, email: {in_flight: 0}, drain: 0s, max_retries: -1}", "workers.bulk_share", "workers.email", "workers.drain", "workers.max_retries")
 	f("api: {rate: 0, burst: 0, body_mib: 5, plaintext: maybe, public_url: 'ftp://x'}", "api.rate", "api.burst", "api.body_mib", "api.plaintext", "api.public_url")
 	f("history: {retention: 0s}\nintake: {idempotency: 0s, spill_mib: 0}\nlog: {linger: -1s}", "history.retention", "intake.idempotency", "intake.spill_mib", "log.linger")

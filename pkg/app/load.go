@@ -325,6 +325,11 @@ func (c *Config) validate() (problems []error) {
 	if keys > 1 {
 		bad("auth", "only one of jwks_url, jwks_file, key_file and hs256_file may be set, not %d", keys)
 	}
+	for _, name := range c.Workers.Strict {
+		if _, ok := notify.ParseLane(name); !ok {
+			bad("workers.strict", "no lane is called %q", name)
+		}
+	}
 	if c.Workers.Bulk <= 0 || c.Workers.Bulk > 1 {
 		bad("workers.bulk_share", "%v is not above 0 and at most 1", c.Workers.Bulk)
 	}

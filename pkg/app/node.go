@@ -246,7 +246,7 @@ func (n *Node) lane(l notify.Lane) error {
 	set := n.cfg.lane(l)
 	for _, role := range []worker.Role{worker.First, worker.Retries} {
 		w := worker.New(worker.Config{
-			Lane: l, Role: role, Window: set.Window, Ahead: set.Ahead, InFlight: set.InFlight,
+			Lane: l, Role: role, Order: n.cfg.order(l), Holds: n.store.Holds(), Window: set.Window, Ahead: set.Ahead, InFlight: set.InFlight,
 			MaxRetries: n.cfg.Workers.MaxRetries, BatchAge: n.cfg.Workers.BatchAge, CallLimit: n.cfg.Workers.CallLimit,
 			Routes: n.provs.routes(l.Channel), Log: n.producer, Status: n.store.Status(), Committer: n.commit,
 			Prefs: preferences{n.prefs.Snapshot(), n.prefs}, Cancels: n.cancels, Parker: n.timers,

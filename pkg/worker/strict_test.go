@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/engine/faulty"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -55,4 +56,23 @@ func TestStrictOrder(t *testing.T) {
 			})
 		})
 	}
+}
+
+// The turn is passed on once the hold is durable, not before.
+func TestStrictOrderWaitsForTheHold(t *testing.T) {
+	in(t, func(t *testing.T) {
+		p := newPlant(t, pushLane, func(c *Config) { c.Order = Strict })
+		stored := make(chan struct{})
+		p.plan.Add(faulty.Rule{Method: "Holds.Update", Times: 1, Hold: stored})
+		p.prov.set(0, func(*notify.Item) (notify.Result, bool) {
+			return notify.Result{Class: notify.ClassRetry, RetryAfter: time.Hour, Code: "busy", Provider: "prov"}, false
+		})
+		p.send(p.envelope(notify.Transactional, "ann"), p.envelope(notify.Transactional, "ann"))
+		pass(10 * time.Second)
+		close(stored)
+		pass(10 * time.Second)
+		if n := p.prov.count(); n != 1 {
+			t.Errorf("%d calls, want that of the first", n)
+		}
+	})
 }
