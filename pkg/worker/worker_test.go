@@ -349,44 +349,6 @@ func TestBlockedLane(t *testing.T) {
 	})
 }
 
-// A provider that is down for ten minutes fails nothing; it goes on by itself.
-func TestOutageFailsNothing(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, pushLane, func(c *Config) { c.Window, c.Ahead = 10, 4 })
-		up := time.Now().Add(10 * time.Minute)
-		r.prov.set(func(*notify.Item) notify.Result {
-			if time.Now().Before(up) {
-				return notify.Result{Class: notify.ClassUnavailable, Code: "http_503", Provider: "prov"}
-			}
-			return notify.Result{Class: notify.ClassAccepted, Confirmed: true, Provider: "prov"}
-		})
-		var envs []notify.Envelope
-		for _, u := range users(50) {
-			envs = append(envs, r.envelope(notify.Transactional, u))
-		}
-		r.feed(envs...)
-		time.Sleep(9 * time.Minute)
-		synctest.Wait()
-		calls := len(r.prov.order())
-		time.Sleep(3 * time.Minute)
-		synctest.Wait()
-		if fs := failures(t, r.log.take()); len(fs) != 0 {
-			t.Fatalf("%d failures", len(fs))
-		}
-		retried := r.log.recs
-		for i := range envs {
-			s := r.state(&envs[i], 0).State
-			if s != notify.Delivered && s != notify.Deferred {
-				t.Fatalf("%d: %v", i, s)
-			}
-		}
-		if calls > 400 {
-			t.Errorf("%d calls against a provider that is down: the breaker does not hold them back", calls)
-		}
-		_ = retried
-	})
-}
-
 func TestPoison(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, emailLane)
