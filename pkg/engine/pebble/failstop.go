@@ -18,7 +18,7 @@ import (
 // recovers from what is really on the disk.
 type latch struct {
 	log    *slog.Logger
-	armed  atomic.Bool // between the end of Open and Close
+	armed  atomic.Bool // while Pebble opens, and between the end of Open and Close
 	failed chan struct{}
 
 	mu  sync.Mutex

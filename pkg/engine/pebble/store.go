@@ -1,11 +1,14 @@
 package pebble
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -51,9 +54,6 @@ func Open(cfg Config) (_ *Store, err error) {
 		})
 	}
 	defer func() {
-		if r := recover(); r != nil { // Pebble's answer to some damaged folders
-			err = translate(fmt.Errorf("open %s: %v", cfg.Dir, r))
-		}
 		if err != nil && s.fsClose != nil {
 			s.fsClose.Close()
 		}
@@ -64,7 +64,7 @@ func Open(cfg Config) (_ *Store, err error) {
 	if s.lock, err = pebbledb.LockDirectory(cfg.Dir, s.fs); err != nil {
 		return nil, lockError(cfg.Dir, err)
 	}
-	if s.db, err = pebbledb.Open(cfg.Dir, s.options()); err != nil {
+	if err = s.open(); err != nil {
 		s.lock.Close()
 		return nil, opening(cfg.Dir, err)
 	}
@@ -76,6 +76,85 @@ func Open(cfg Config) (_ *Store, err error) {
 	s.commit = newCommitter(s.db, cfg.writes, s.latch)
 	go s.commit.run()
 	return s, nil
+}
+
+// open opens the database. Pebble gives one that it makes a write-ahead log of
+// the oldest form, in which damage looks like the end, and what was acknowledged
+// behind it is dropped without a word; later ones say up to where they were
+// synced. So a new one is made in memory and put in the folder.
+func (s *Store) open() error {
+	was, err := pebbledb.Peek(s.cfg.Dir, s.fs)
+	if err == nil && !was.Exists {
+		err = s.create()
+	}
+	if err != nil {
+		return err
+	}
+	// A flush of the opening that fails is tried again at once, for ever, as any
+	// other: the latch ends it, and holds the goroutine.
+	s.latch.armed.Store(true)
+	defer s.latch.armed.Store(false)
+	done := make(chan error, 1)
+	go func() {
+		var err error
+		defer func() {
+			if r := recover(); r != nil { // Pebble's answer to some damaged folders
+				err = fmt.Errorf("open %s: %v", s.cfg.Dir, r)
+			}
+			done <- err
+		}()
+		s.db, err = pebbledb.Open(s.cfg.Dir, s.options())
+	}()
+	select {
+	case err := <-done:
+		return err
+	case <-s.latch.failed:
+		return s.latch.cause()
+	}
+}
+
+// create puts an empty database in the folder. The marker that makes it one is
+// written last: what an interrupted create left is written over by the next.
+func (s *Store) create() error {
+	mem := vfs.NewMem()
+	db, err := pebbledb.Open(s.cfg.Dir, &pebbledb.Options{FS: mem, FormatMajorVersion: pebbledb.FormatNewest, Merger: firstWins, Logger: pebbleLog{s.latch}})
+	if err != nil {
+		return err
+	}
+	if err := db.Close(); err != nil {
+		return err
+	}
+	names, err := mem.List(s.cfg.Dir)
+	if err != nil {
+		return err
+	}
+	const marker = "marker.manifest."
+	slices.SortFunc(names, func(a, b string) int {
+		last := func(name string) int { return strings.Count(name, marker) }
+		return cmp.Or(last(a)-last(b), strings.Compare(a, b))
+	})
+	for _, name := range names {
+		if name == "LOCK" { // held
+			continue
+		}
+		if strings.HasPrefix(name, marker) {
+			if err := s.syncDir(); err != nil { // all it names is there
+				return err
+			}
+		}
+		if err := vfs.CopyAcrossFS(mem, mem.PathJoin(s.cfg.Dir, name), s.fs, s.fs.PathJoin(s.cfg.Dir, name)); err != nil {
+			return err
+		}
+	}
+	return s.syncDir()
+}
+
+func (s *Store) syncDir() error {
+	d, err := s.fs.OpenDir(s.cfg.Dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
 }
 
 // lockError tells a folder in use from one that cannot be used.
@@ -160,13 +239,7 @@ func (s *Store) checkFormat() error {
 		if !empty {
 			return foreign(s.cfg.Dir)
 		}
-		if err := s.db.Set(name, strconv.AppendInt(nil, formatVersion, 10), pebbledb.Sync); err != nil {
-			return err
-		}
-		// The write-ahead log of a folder just made is of the oldest form, in
-		// which damage looks like the end and what follows is dropped without a
-		// word. The next one says up to where it was synced.
-		return s.db.Flush()
+		return s.db.Set(name, strconv.AppendInt(nil, formatVersion, 10), pebbledb.Sync)
 	}
 	found, err := strconv.Atoi(string(v))
 	switch {
