@@ -21,7 +21,7 @@ func chunkRow(ms int64, n uint64) notify.Row {
 		Exceptions: []notify.Exception{
 			{Pos: 4, Addr: 0, Of: 2, State: notify.Failed, Code: "apns_unregistered", Provider: "apns"},
 			{Pos: 4, Addr: 1, Of: 2, State: notify.Unknown, Code: "timeout", Provider: "apns"},
-			{Pos: 900, State: notify.Deferred, Retry: true, Wake: ms + 2000, Code: "http_503", Provider: "twilio:AC1"},
+			{Pos: 900, State: notify.Deferred, Retry: true, Wake: ms + 2000, Class: notify.ClassUnavailable, Code: "http_503", Provider: "twilio:AC1"},
 			{Pos: 4999, State: notify.Delivered, Receipt: "SM123"},
 		},
 		Caller: "shop", Campaign: "cmp_1", Channel: notify.Push, Category: notify.Marketing,
@@ -207,7 +207,7 @@ func genRow(rt *rapid.T) notify.Row {
 	}
 	exception := func() notify.Exception {
 		return notify.Exception{
-			State: notify.State(small("state", notify.States-1)), Of: uint8(small("of", 3)), Retry: rapid.Bool().Draw(rt, "retry"),
+			State: notify.State(small("state", notify.States-1)), Of: uint8(small("of", 3)), Class: notify.Class(small("class", int(notify.ClassAmbiguous))), Retry: rapid.Bool().Draw(rt, "retry"),
 			Wake: rapid.Int64().Draw(rt, "wake"), Code: text.Draw(rt, "code"), Provider: text.Draw(rt, "provider"), Receipt: text.Draw(rt, "receipt"),
 		}
 	}

@@ -134,7 +134,7 @@ func (t texts) appendException(b []byte, x *notify.Exception, accepted int64, na
 	if x.Receipt != "" {
 		head |= exReceipt
 	}
-	b = append(b, head)
+	b = append(b, head, byte(x.Class))
 	if named {
 		b = t.appendText(b, x.Code)
 		b = t.appendText(b, x.Provider)
@@ -204,7 +204,7 @@ func decodeRow(v []byte, r *notify.Row) bool {
 		list = append(list, d.string())
 	}
 	decodeException(&d, list, &r.Default, r.Accepted, true)
-	if n := d.count(4); n > 0 {
+	if n := d.count(5); n > 0 {
 		r.Exceptions = make([]notify.Exception, n)
 		pos := uint32(0)
 		for i := range r.Exceptions {
@@ -219,6 +219,7 @@ func decodeRow(v []byte, r *notify.Row) bool {
 
 func decodeException(d *reader, list []string, x *notify.Exception, accepted int64, named bool) {
 	head := d.byte()
+	x.Class = notify.Class(d.byte())
 	x.State = notify.State(head & 0x0f)
 	x.Retry = head&exRetry != 0
 	if named {
