@@ -161,7 +161,7 @@ func (p *partition) start(j *job, row *notify.Row) {
 					p.leave(j)
 				}
 				p.duplicate(j)
-				if j.handOn(p.ctx, row) == nil {
+				if j.handOn(p.ctx, row) == nil && j.letGo(p.ctx, row) == nil {
 					p.leave(j)
 					p.forget(j)
 					j.msg.Done()

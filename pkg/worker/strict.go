@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
@@ -19,9 +20,8 @@ import (
 //     marked and the turn passed on.
 //
 // The queues are durable because nothing else answers "does a message of this
-// user wait?": rows are found by chunk, timers by time. A hold that comes again
-// after it was removed (a crash before the mark repeats a hand-on) is removed
-// again by the repeated envelope, whose row is done.
+// user wait?": rows are found by chunk, timers by time. A crash before the mark
+// repeats a hand-on, perhaps after what it handed on has ended; see letGo.
 
 // queues reads who waits, for the users of part i. Nil: nobody, or not strict.
 func (r *round) queues(i int) (map[string]engine.Hold, bool) {
@@ -102,4 +102,55 @@ func (j *job) hold(ctx context.Context, row *notify.Row) error {
 		return nil
 	}
 	return j.p.w.until(ctx, "holds", func() error { return cfg.Holds.Update(ctx, add, remove) })
+}
+
+// letGo takes back the holds that a repeated hand-on has added for what has ended
+// since. It looks after they were added: what ends later removes its own.
+func (j *job) letGo(ctx context.Context, row *notify.Row) error {
+	cfg := &j.p.w.cfg
+	if cfg.Order != Strict {
+		return nil
+	}
+	var rows []notify.Row
+	err := j.p.w.until(ctx, "status store", func() (err error) { rows, err = cfg.Status.Chunk(ctx, row.Key.Chunk); return err })
+	if err != nil {
+		return err
+	}
+	var remove []engine.Hold
+	e := &j.env
+	rd, rec := notify.ReadReceivers(e.Receivers), notify.Receiver{}
+	for rd.Next(&rec) {
+		if ended(rows, row.Key.Epoch, rec.Index) {
+			remove = append(remove, engine.Hold{Lane: cfg.Lane.String(), User: string(rec.User), ID: e.ID(rec.Index), Epoch: e.Epoch})
+		}
+	}
+	if len(remove) == 0 {
+		return nil
+	}
+	return j.p.w.until(ctx, "holds", func() error { return cfg.Holds.Update(ctx, nil, remove) })
+}
+
+// ended reports whether the last envelope that a receiver was handed on to has
+// an outcome for it that goes no further.
+func ended(rows []notify.Row, epoch uint16, index uint32) bool {
+	var last *notify.Row
+	var at uint32
+	for i := range rows {
+		r := &rows[i]
+		if r.Key.Epoch != epoch || r.Key.Kind != notify.RowOutcome || len(r.Index) == 0 {
+			continue
+		}
+		pos, ok := r.PosOf(index)
+		if ok && (last == nil || r.Key.Attempt > last.Key.Attempt || r.Key.Attempt == last.Key.Attempt && r.Key.Deferrals > last.Key.Deferrals) {
+			last, at = r, pos
+		}
+	}
+	if last == nil || !last.Done {
+		return false
+	}
+	ex := last.At(at)
+	if len(ex) == 0 {
+		return last.Default.State != notify.Deferred
+	}
+	return !slices.ContainsFunc(ex, func(x notify.Exception) bool { return x.State == notify.Deferred })
 }

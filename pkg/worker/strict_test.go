@@ -6,6 +6,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/engine/faulty"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/prefs"
 )
 
 // In a strict lane a user's messages wait behind one that waits for its retry,
@@ -73,6 +74,31 @@ func TestStrictOrderWaitsForTheHold(t *testing.T) {
 		pass(10 * time.Second)
 		if n := p.prov.count(); n != 1 {
 			t.Errorf("%d calls, want that of the first", n)
+		}
+	})
+}
+
+// A copy of the first record that comes when what it handed on has ended holds nobody.
+func TestStrictOrderLetsGo(t *testing.T) {
+	in(t, func(t *testing.T) {
+		p := newPlant(t, pushLane, func(c *Config) { c.Order = Strict })
+		quiet := time.Now().Add(6 * time.Second)
+		p.prefs.verdict = func(string) (v prefs.Verdict) {
+			if time.Now().Before(quiet) {
+				v = prefs.Verdict{Action: prefs.Quiet, Until: quiet.UnixMilli()}
+			}
+			return v
+		}
+		e, next := p.envelope(notify.Transactional, "ann"), p.envelope(notify.Transactional, "ann")
+		p.send(e)
+		pass(15 * time.Second)
+		p.send(e, next) // its timer was released: parked again, it is the same
+		pass(10 * time.Second)
+		if s := p.state(&next, 0).State; s != notify.Delivered {
+			t.Errorf("%v: held by one that has ended", s)
+		}
+		if n := p.prov.count(); n != 2 {
+			t.Errorf("%d calls, want 2", n)
 		}
 	})
 }
