@@ -42,7 +42,7 @@ func TestRowSizes(t *testing.T) {
 	}{
 		{"single", single(), 80},
 		{"8,300 receivers", chunk(0), 110},
-		{"8,300 receivers, 100 failed", chunk(100), 540},
+		{"8,300 receivers, 100 failed", chunk(100), 640},
 		{"retry of 100", retry, 190},
 	} {
 		n := len(appendRow(nil, &c.row))
