@@ -14,7 +14,7 @@ import (
 
 // BenchmarkPark stores one timer far ahead. Memory store, 2 shared cores:
 //
-//	BenchmarkPark-2
+//	BenchmarkPark-2	4.4 us/op	578 B/op	5 allocs/op
 func BenchmarkPark(b *testing.B) {
 	e := New(Config{Store: memory.New().Timers(), Publish: func(context.Context, []engine.Timer) error { return nil }})
 	t := timerIn("0", time.Hour)

@@ -24,9 +24,9 @@ type partition struct {
 	soft   context.Context // ends when it is about to go: nothing new starts
 	stop   context.CancelFunc
 	order  *order
-	budget *quota     // receivers in claimed windows
-	early  *quota     // the half of it for envelopes whose turn has not come
-	alone  sync.Mutex // held by a job that runs its receivers one by one
+	budget *quota        // receivers in claimed windows
+	early  *quota        // the half of it for envelopes whose turn has not come
+	alone  chan struct{} // held by a job that runs its receivers one by one
 	mail   *mailbox
 
 	mu   sync.Mutex
@@ -36,7 +36,7 @@ type partition struct {
 
 func newPartition(ctx context.Context, w *Worker) *partition {
 	soft, stop := context.WithCancel(ctx)
-	p := &partition{w: w, ctx: ctx, soft: soft, stop: stop, live: map[notify.RowKey]*job{}}
+	p := &partition{w: w, ctx: ctx, soft: soft, stop: stop, live: map[notify.RowKey]*job{}, alone: make(chan struct{}, 1)}
 	p.budget = newQuota(w.cfg.Ahead * w.cfg.Window)
 	p.early = newQuota(w.cfg.Ahead / 2 * w.cfg.Window)
 	if w.cfg.Role == First {
@@ -227,14 +227,18 @@ func (j *job) run(alone bool) {
 		if !j.myTurn() { // before the lock: the one before may need it
 			return
 		}
-		p.alone.Lock()
+		select {
+		case p.alone <- struct{}{}:
+		case <-p.soft.Done():
+			return
+		}
 		for pos := from; pos < again; pos++ {
 			if !j.window(pos, pos+1, runHere) {
-				p.alone.Unlock()
+				<-p.alone
 				return
 			}
 		}
-		p.alone.Unlock()
+		<-p.alone
 		from = again
 	}
 	if p.mail != nil && j.env.Count == 1 && from == 0 && again == 0 && p.mail.takes(j) {
