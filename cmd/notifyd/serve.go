@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/http"
 	"os"
 	"slices"
@@ -28,16 +29,16 @@ func (f *configFlags) add(c *cobra.Command) {
 
 // load builds the configuration: defaults < files < environment < flags.
 func (f *configFlags) load(p *program, extra map[string]any) (app.Loaded, error) {
-	flags := map[string]any{}
-	for _, kv := range f.set {
+	flags := maps.Clone(extra)
+	if flags == nil {
+		flags = map[string]any{}
+	}
+	for _, kv := range f.set { // what the user says goes before what a command sets
 		key, value, ok := strings.Cut(kv, "=")
 		if !ok {
 			return app.Loaded{}, cli.Usage("--set %q is not key=value", kv)
 		}
 		flags[key] = value
-	}
-	for k, v := range extra {
-		flags[k] = v
 	}
 	l, err := app.Load(f.files, p.environ, flags)
 	if err != nil {

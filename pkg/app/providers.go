@@ -143,7 +143,7 @@ func (p *providers) addSendGrid(cfg *Config, blocks limit.Blocks, end func(strin
 		pools = append(pools, provider.SendGridPool{Name: name, Rate: c.Rate})
 	}
 	p.sendgrid, err = provider.NewSendGrid(provider.SendGridConfig{
-		Endpoint: end(c.URL), APIKey: strings.TrimSpace(string(key)), From: c.From, Pools: pools, Rate: c.Rate, Blocks: blocks, Log: log,
+		Endpoint: end(c.URL), APIKey: strings.TrimSpace(string(key)), From: c.From, Pools: pools, Rate: c.Rate, BulkShare: cfg.Workers.Bulk, Blocks: blocks, Log: log,
 	})
 	if err != nil {
 		return err

@@ -128,6 +128,15 @@ func TestReceiptsOfFailures(t *testing.T) {
 	}
 	l.becomes(t, one.NotificationID, "FAILED")
 	l.becomes(t, two.NotificationID, "FAILED")
+	// Both are in the caller's feed, once, though receipts may come twice.
+	eventually(t, "the feed tells of both", func() bool {
+		page, err := l.client.Failed(t.Context(), 0, 0, 10)
+		if err != nil || len(page.Items) != 2 {
+			return false
+		}
+		ids := []string{page.Items[0].NotificationID, page.Items[1].NotificationID}
+		return slices.Contains(ids, one.NotificationID) && slices.Contains(ids, two.NotificationID)
+	})
 	// A mailbox that bounced is dead; it is not written to again.
 	eventually(t, "the mailbox is suppressed", func() bool {
 		u, err := l.client.User(t.Context(), "ann")

@@ -3,6 +3,7 @@ package app
 import (
 	"context"
 	"crypto/sha256"
+	"encoding/json"
 	"fmt"
 	"net"
 	"net/http"
@@ -100,6 +101,7 @@ func (n *Node) received(ctx context.Context, ch notify.Channel, rs []provider.Re
 		return err
 	}
 	var rows []notify.Row
+	var ids []notify.ID
 	now := time.Now().UnixMilli()
 	for i := range rs {
 		r := &rs[i]
@@ -109,6 +111,7 @@ func (n *Node) received(ctx context.Context, ch notify.Channel, rs []provider.Re
 			// Receipts come in any order and more than once: each state of an
 			// address has a row of its own, and the fold says which holds.
 			key.Deferrals = uint16(r.Ref.Addr)<<8 | uint16(r.State)
+			ids = append(ids, r.Ref.ID())
 			rows = append(rows, notify.Row{
 				Key: key, Count: 1, Done: true, Channel: ch, Updated: now, Accepted: r.Ref.ID().Base.Time().UnixMilli(),
 				Default:    notify.Exception{State: r.State, Code: r.Code, Provider: r.Provider, Receipt: r.ProviderID},
@@ -130,7 +133,48 @@ func (n *Node) received(ctx context.Context, ch notify.Channel, rs []provider.Re
 	if len(rows) == 0 {
 		return nil
 	}
-	return n.store.Status().Put(ctx, rows)
+	if err := n.store.Status().Put(ctx, rows); err != nil {
+		return err
+	}
+	// An error makes the provider send the receipt again; a failure told twice
+	// is one dead letter.
+	for i := range rows {
+		if rows[i].Default.State == notify.Failed {
+			if err := n.failedByReceipt(ctx, ids[i], &rows[i]); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// failedByReceipt tells the failed feed of a notification whose last address a
+// receipt declared unreachable.
+func (n *Node) failedByReceipt(ctx context.Context, id notify.ID, row *notify.Row) error {
+	found, err := n.history.Find(ctx, id)
+	if err != nil {
+		return err
+	}
+	all, err := n.store.Status().Chunk(ctx, row.Key.Chunk)
+	if err != nil {
+		return err
+	}
+	out := notify.Fold(all, row.Key.First, found.Pos)
+	if out.State != notify.Failed {
+		return nil // another address was reached
+	}
+	e, x := &found.Envelope, &row.Default
+	b, err := json.Marshal(notify.Failure{
+		Version: 1, ID: id.String(), Epoch: int(row.Key.Epoch), Caller: e.Caller, Campaign: e.Campaign,
+		Channel: e.Channel.String(), Category: e.Category.String(), User: string(found.User), Template: e.Content.Template,
+		Class: notify.ClassPermanent.String(), Code: x.Code, Provider: x.Provider, Attempts: int(row.Key.Attempt) + 1,
+		Accepted: e.Accepted, Failed: row.Updated, Expires: e.Expires,
+		Chunk: fmt.Sprintf("%d.%d", e.Chunk.Partition, e.Chunk.Block), Topic: found.Topic, Partition: found.LogPart, Offset: found.Offset,
+	})
+	if err != nil {
+		return err
+	}
+	return n.producer.Append(ctx, []stream.Record{{Topic: notify.TopicFailed, Partition: -1, Key: found.User, Value: b}})
 }
 
 // publicURL is where providers reach the API.

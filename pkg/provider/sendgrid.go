@@ -40,6 +40,8 @@ type SendGridConfig struct {
 	Rate float64
 	// Concurrency is the number of requests at a time and pool. Default 8.
 	Concurrency int
+	// BulkShare is the part of an account or pool that bulk may use, 0 to 1. Default 0.5.
+	BulkShare float64
 	// Blocks is shared by all workers. Default: this process alone.
 	Blocks limit.Blocks
 	// Confirm: default ConfirmReceipt.
@@ -126,7 +128,7 @@ func NewSendGrid(cfg SendGridConfig) (*SendGrid, error) {
 		slots = append(slots, slot{limit.Account{Name: name, Rate: rate, Burst: max(2*sendGridBatch, int(rate))}, cfg.Concurrency})
 		s.rt.MaxIdleConnsPerHost += cfg.Concurrency
 	}
-	if s.accounts, err = newAccounts("sendgrid", slots, cfg.Blocks, cfg.Log); err != nil {
+	if s.accounts, err = newAccounts("sendgrid", slots, cfg.BulkShare, cfg.Blocks, cfg.Log); err != nil {
 		return nil, err
 	}
 	return s, nil

@@ -50,6 +50,8 @@ type TwilioConfig struct {
 	// PublicURL is where Twilio reaches us, for receipts. Default: none are
 	// asked for.
 	PublicURL string
+	// BulkShare is the part of an account or pool that bulk may use, 0 to 1. Default 0.5.
+	BulkShare float64
 	// Blocks is shared by all workers. Default: this process alone.
 	Blocks limit.Blocks
 	// Confirm: default ConfirmReceipt.
@@ -132,7 +134,7 @@ func NewTwilio(cfg TwilioConfig) (*Twilio, error) {
 		t.auth = append(t.auth, []string{"Basic " + base64.StdEncoding.EncodeToString([]byte(user+":"+secret))})
 		t.rt.MaxIdleConnsPerHost += a.Concurrency
 	}
-	if t.accounts, err = newAccounts("twilio", slots, cfg.Blocks, cfg.Log); err != nil {
+	if t.accounts, err = newAccounts("twilio", slots, cfg.BulkShare, cfg.Blocks, cfg.Log); err != nil {
 		return nil, err
 	}
 	return t, nil
