@@ -69,6 +69,8 @@ func TestRestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.becomes(t, next.NotificationID, "DELIVERED")
+	// The status is durable a moment before it is reported.
+	eventually(t, "two outcomes are reported", func() bool { return outcomes.Load() >= 2 })
 	if got := outcomes.Load(); got != 2 {
 		t.Errorf("%d outcomes of two notifications", got)
 	}
