@@ -63,7 +63,7 @@ func newWorld(t testing.TB, cfg simulator.Config, timeout time.Duration) *world 
 		t.Fatal(err)
 	}
 	end := func(u string) provider.Endpoint {
-		return provider.Endpoint{BaseURL: u, RootCAs: w.sim.CAPool(), Timeout: timeout}
+		return provider.Endpoint{BaseURL: u, RootCAs: w.sim.CAPool(), Timeout: timeout, DialTimeout: timeout}
 	}
 	key, err := provider.ParseAPNsKey([]byte(cred.APNs.KeyPEM))
 	if err != nil {

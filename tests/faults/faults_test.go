@@ -103,7 +103,7 @@ func TestStopUnderLoad(t *testing.T) {
 					return
 				}
 				mu.Lock()
-				if acked = append(acked, a.NotificationID); len(acked) == 2000 {
+				if acked = append(acked, a.NotificationID); len(acked) == 500 {
 					close(enough)
 				}
 				mu.Unlock()
@@ -116,7 +116,7 @@ func TestStopUnderLoad(t *testing.T) {
 	}
 	select {
 	case <-enough:
-	case <-time.After(20 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatal("no load")
 	}
 	began := time.Now()
