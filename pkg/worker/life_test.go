@@ -130,7 +130,9 @@ func TestWaitsDoNotSlowTheRest(t *testing.T) {
 		})
 	})
 	t.Logf("p99 of the rest: %v without, %v beside quiet hours, %v beside an hour's Retry-After", plain, quiet, hour)
-	if quiet > plain*11/10 || hour > plain*11/10 {
+	// Which message meets which round of 50 ms calls differs from run to run: one
+	// round is no slowing; holding the mark would cost hours.
+	if most := plain*11/10 + 50*time.Millisecond; quiet > most || hour > most {
 		t.Errorf("the rest is slowed: %v, %v, without %v", quiet, hour, plain)
 	}
 }
