@@ -8,11 +8,35 @@ type Caller struct {
 	Rate     float64 `json:"rate,omitempty"`     // requests per second; 0: the configured default
 	Burst    int     `json:"burst,omitempty"`    // requests; 0: the configured default
 	Disabled bool    `json:"disabled,omitempty"` // every request is refused
+
+	// CallbackURLs are the base URLs its triggers may call: scheme, host, port
+	// and a path prefix that ends at a slash. None: it may register no trigger.
+	CallbackURLs []string `json:"callback_urls,omitempty"`
+	// Secrets sign its callbacks, the newest first; a rotation keeps the old one
+	// until it expires. Never shown by the API after it was made.
+	Secrets []CallerSecret `json:"secrets,omitempty"`
+	// MaxInFlight is how many of its callbacks run at a time; 0: the configured
+	// default.
+	MaxInFlight int `json:"max_in_flight,omitempty"`
+	// MaxPending is how many triggers it may have waiting; 0: the configured
+	// default.
+	MaxPending int `json:"max_pending,omitempty"`
+	// Version is raised by each Put. Callers that were never stored have 0.
+	Version uint64 `json:"version,omitempty"`
+}
+
+// CallerSecret is one signing key.
+type CallerSecret struct {
+	Secret  string `json:"secret"`            // whsec_ and 24 to 64 bytes in base64
+	Created int64  `json:"created"`           // ms since 1970
+	Expires int64  `json:"expires,omitempty"` // ms since 1970; 0: not
 }
 
 // Callers keeps callers that differ from the defaults.
 type Callers interface {
 	Get(ctx context.Context, id string) (c Caller, ok bool, err error)
+	// Put stores c with Version c.Version+1 if the stored version is c.Version
+	// (0: there is none); else notify.KindConflict.
 	Put(ctx context.Context, c Caller) error
 	List(ctx context.Context) ([]Caller, error)
 }

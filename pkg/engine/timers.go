@@ -6,14 +6,24 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Timer is something that happens later: an envelope to append, or (issue 2) a
-// trigger to call.
+// Timer is something that happens later: an envelope to append, or a trigger to
+// call.
 type Timer struct {
 	FireAt  int64  // ms since 1970
 	ID      []byte // unique within its partition at FireAt, at most 64 bytes; decides the shard
 	Kind    uint8  // what the payload is; the timer engine does not look inside
 	Target  string // Kind envelope: the topic to append to
 	Payload []byte
+
+	// Head is the schedule whose head decides whether the timer is released,
+	// once anybody has touched it; zero: nobody can (a parked retry, a trigger,
+	// which has a state row of its own).
+	Head notify.Base
+	// Gen is raised by each reschedule. Head and Gen are part of what is stored,
+	// not of the key.
+	Gen uint32
+	// Weight is how many receivers the timer stands for; forecasts add it up.
+	Weight uint32
 }
 
 // ShardOf is the shard of a timer id: the same in every engine and release.
@@ -61,7 +71,7 @@ type Timers interface {
 	// Advance moves Closed and Watermark forward if the shard's term is
 	// s.Term; neither ever moves back. A stale term is notify.KindConflict.
 	Advance(ctx context.Context, shard uint16, s ShardState) error
-	// Drop removes a partition with one delete.
+	// Drop removes a partition, and the hints of it, with one delete of each.
 	Drop(ctx context.Context, p TimerPartition) error
 	// Pending calls fn with every stored timer, for counts and audits.
 	Pending(ctx context.Context, fn func(*Timer) error) error

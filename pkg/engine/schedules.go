@@ -1,0 +1,96 @@
+package engine
+
+import (
+	"context"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Schedule is what one request, or one item of a batch, put off: the way from
+// an id to its timers. It is stored before them and never changed.
+type Schedule struct {
+	Base       notify.Base
+	Caller     string
+	Campaign   string
+	Channel    notify.Channel
+	Category   notify.Category
+	FireAt     int64  // generation 0's, after jitter; ms since 1970
+	Created    int64  // ms since 1970
+	Expires    int64  // of the notification, ms since 1970; 0: never
+	Partitions uint16 // with BlockSize and Receivers: which chunks there may be
+	BlockSize  uint32
+	Receivers  uint32 // indexes of the request, refused ones counted too
+	Accepted   uint32 // receivers
+	Fan        bool   // a fan-out: ids carry an index
+}
+
+// ScheduleState is what a touched schedule came to.
+type ScheduleState uint8
+
+const (
+	SchedulePending   ScheduleState = 1 // waits for FireAt
+	ScheduleReleased  ScheduleState = 2 // handed on; may be handed on again after a crash
+	ScheduleCancelled ScheduleState = 3
+)
+
+// ScheduleHead is the row that decides about a schedule once somebody has
+// touched it (cancel, reschedule) or a hint made a release ask. A schedule
+// without one is pending at generation 0.
+type ScheduleHead struct {
+	Base    notify.Base
+	State   ScheduleState
+	Gen     uint32 // of its timers that count; all others are dropped
+	FireAt  int64  // of that generation, ms since 1970
+	At      int64  // when the row was written, ms since 1970
+	Version uint64 // 1 for the first; raised by each swap
+}
+
+// Hint says that a schedule with timers in a partition was touched, so that
+// whoever releases them asks its head first.
+type Hint struct {
+	Partition TimerPartition
+	Base      notify.Base
+}
+
+// Schedules keeps schedules, hints and heads. Schedules and hints are inserted
+// and never changed; heads are written by compare and swap alone.
+type Schedules interface {
+	// Put stores schedules. Storing the same Base again changes nothing.
+	Put(ctx context.Context, ss []Schedule) error
+	Get(ctx context.Context, base notify.Base) (s Schedule, ok bool, err error)
+	// List returns schedules of a caller ("": of all), newest first, behind
+	// after (zero: from the newest), at most max.
+	List(ctx context.Context, caller string, after notify.Base, max int) ([]Schedule, error)
+	// Hint stores hints. The same one again changes nothing.
+	Hint(ctx context.Context, hs []Hint) error
+	// Hints returns the bases hinted in a partition.
+	Hints(ctx context.Context, p TimerPartition) ([]notify.Base, error)
+	// Head returns the head of a schedule as of every swap answered before.
+	Head(ctx context.Context, base notify.Base) (h ScheduleHead, ok bool, err error)
+	// Swap stores h, with Version old+1, if the stored version is old (0: there
+	// is none), and returns it and true; else what is stored and false. After an
+	// error either may be true: the caller reads.
+	Swap(ctx context.Context, old uint64, h ScheduleHead) (stored ScheduleHead, won bool, err error)
+	// Purge forgets schedules whose last known fire time (the head's, else
+	// their own) is before a time, ms since 1970, and their heads, at most max;
+	// it returns how many.
+	Purge(ctx context.Context, before int64, max int) (int, error)
+}
+
+// ColdTimers keeps timers far ahead by (day, shard), so that the hot table
+// holds only what comes soon. A day is FireAt / 86,400,000.
+type ColdTimers interface {
+	// Put stores timers, each in shard ShardOf(ID, shards). Storing the same
+	// (FireAt, ID) again changes nothing.
+	Put(ctx context.Context, shards int, ts []Timer) error
+	// Scan returns up to max rows of a day of a shard behind after, in order of
+	// fire time, then id.
+	Scan(ctx context.Context, shard uint16, day int64, after TimerCursor, max int) ([]Timer, error)
+	// Days returns the days of a shard up to and including to that hold rows,
+	// ascending.
+	Days(ctx context.Context, shard uint16, to int64) ([]int64, error)
+	// Drop removes a day of a shard with one delete.
+	Drop(ctx context.Context, shard uint16, day int64) error
+	// Pending calls fn with every stored timer, for counts and audits.
+	Pending(ctx context.Context, fn func(*Timer) error) error
+}
