@@ -17,7 +17,8 @@ type Schedule struct {
 	FireAt     int64  // generation 0's, after jitter; ms since 1970
 	Created    int64  // ms since 1970
 	Expires    int64  // of the notification, ms since 1970; 0: never
-	Partitions uint16 // with BlockSize and Receivers: which chunks there may be
+	Partition  uint16 // of the chunk, where it is not a fan-out
+	Partitions uint16 // with BlockSize and Receivers: which chunks a fan-out may have
 	BlockSize  uint32
 	Receivers  uint32 // indexes of the request, refused ones counted too
 	Accepted   uint32 // receivers

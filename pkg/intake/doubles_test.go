@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"testing"
@@ -288,15 +289,47 @@ func (g *fakeGate) Err() error { return g.err }
 
 type fakeLater struct {
 	mu   sync.Mutex
+	ss   map[notify.Base]engine.Schedule
 	ts   []engine.Timer
 	fail error
 }
 
-func (f *fakeLater) Put(_ context.Context, ts []engine.Timer) error {
+// Put also holds intake to what engine.Schedule says of its timers.
+func (f *fakeLater) Put(_ context.Context, ss []engine.Schedule, ts []engine.Timer) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.fail != nil {
 		return notify.Unavailable("timers", 0, f.fail)
+	}
+	if f.ss == nil {
+		f.ss = map[notify.Base]engine.Schedule{}
+	}
+	weight := map[notify.Base]uint32{}
+	for _, s := range ss {
+		if old, ok := f.ss[s.Base]; ok && old != s {
+			return fmt.Errorf("schedule %+v, before %+v", s, old)
+		}
+		f.ss[s.Base] = s
+	}
+	for _, t := range ts {
+		s, ok := f.ss[t.Head]
+		var env notify.Envelope
+		if err := notify.DecodeEnvelope(t.Payload, &env); err != nil {
+			return err
+		}
+		chunk := env.Chunk
+		if !s.Fan && chunk.Partition != s.Partition || s.Fan && (chunk.Partition >= s.Partitions || chunk.Block > (s.Receivers-1)/s.BlockSize) {
+			return fmt.Errorf("timer of chunk %+v outside its schedule %+v", chunk, s)
+		}
+		if !ok || s.FireAt != t.FireAt || env.NotBefore != s.FireAt || !bytes.Equal(t.ID, chunk.TimerID(0)) || t.Weight != env.Count {
+			return fmt.Errorf("timer %+v does not follow its schedule %+v", t, s)
+		}
+		weight[t.Head] += t.Weight
+	}
+	for base, n := range weight {
+		if s := f.ss[base]; n != s.Accepted {
+			return fmt.Errorf("timers of %d receivers, the schedule has %d", n, s.Accepted)
+		}
 	}
 	for _, t := range ts {
 		t.Payload = bytes.Clone(t.Payload)

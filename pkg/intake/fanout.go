@@ -114,12 +114,18 @@ func (s *Service) addChunks(p *plan, f *splitter, e *notify.Envelope, topic stri
 		p.recs, p.classes = recs, slices.Repeat([]class{classOf(e.Category)}, len(recs))
 		return
 	}
+	p.schedules = []engine.Schedule{{
+		Base: e.Chunk.Base, Caller: e.Caller, Campaign: e.Campaign, Channel: e.Channel, Category: e.Category,
+		FireAt: e.NotBefore, Created: e.Accepted, Expires: e.Expires, Partitions: p.parts, BlockSize: p.block,
+		Receivers: f.index, Accepted: uint32(f.accepted), Fan: true,
+	}}
 	p.timers = make([]engine.Timer, len(recs))
 	for i, r := range recs {
 		c := f.chunks[i]
 		p.timers[i] = engine.Timer{
 			FireAt: e.NotBefore, Kind: s.cfg.TimerKind, Target: topic, Payload: r.Value,
-			ID: timerID(notify.Chunk{Base: e.Chunk.Base, Partition: c.partition, Block: c.block}),
+			ID:   notify.Chunk{Base: e.Chunk.Base, Partition: c.partition, Block: c.block}.TimerID(0),
+			Head: e.Chunk.Base, Weight: c.count,
 		}
 	}
 }

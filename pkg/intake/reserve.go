@@ -26,13 +26,14 @@ type layout struct {
 
 // plan is a checked request, ready to be stored.
 type plan struct {
-	fire     int64 // latest of its notifications; 0: now
-	parts    uint16
-	block    uint32
-	recs     []stream.Record
-	classes  []class // of recs
-	timers   []engine.Timer
-	campaign *campaignPart
+	fire      int64 // latest of its notifications; 0: now
+	parts     uint16
+	block     uint32
+	recs      []stream.Record
+	classes   []class // of recs
+	timers    []engine.Timer
+	schedules []engine.Schedule // of timers
+	campaign  *campaignPart
 
 	// answer is called once, when what could be stored is stored; failed says
 	// of each class why it could not.

@@ -31,10 +31,10 @@ type Gate interface {
 	Err() error
 }
 
-// Later keeps envelopes until they are due. It follows engine.Timers.Put:
-// storing the same timer again changes nothing. It may keep the payloads.
+// Later keeps envelopes until they are due: first the schedules, then their
+// timers. Storing the same again changes nothing. It may keep the payloads.
 type Later interface {
-	Put(ctx context.Context, ts []engine.Timer) error
+	Put(ctx context.Context, ss []engine.Schedule, ts []engine.Timer) error
 }
 
 // Stores are what intake writes to.

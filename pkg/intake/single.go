@@ -146,7 +146,12 @@ func (w *noteWriter) write(p *plan, kind uint8, m *Meta, n *note, base notify.Ba
 	mid := len(w.buf)
 	if fire != 0 {
 		p.timers = append(p.timers, engine.Timer{
-			FireAt: fire, ID: timerID(e.Chunk), Kind: kind, Target: topic, Payload: w.buf[at:mid:mid],
+			FireAt: fire, ID: e.Chunk.TimerID(0), Kind: kind, Target: topic, Payload: w.buf[at:mid:mid],
+			Head: base, Weight: 1,
+		})
+		p.schedules = append(p.schedules, engine.Schedule{
+			Base: base, Caller: m.Caller, Channel: n.channel, Category: n.category, FireAt: fire,
+			Created: accepted, Expires: n.expires, Partition: uint16(part), Receivers: 1, Accepted: 1,
 		})
 		return
 	}
@@ -156,11 +161,4 @@ func (w *noteWriter) write(p *plan, kind uint8, m *Meta, n *note, base notify.Ba
 	})
 	p.classes = append(p.classes, classOf(n.category))
 	w.recs, w.classes = p.recs, p.classes
-}
-
-// timerID names the timer of a chunk: 22 bytes.
-func timerID(c notify.Chunk) []byte {
-	b := append(make([]byte, 0, 22), c.Base[:]...)
-	b = binary.BigEndian.AppendUint16(b, c.Partition)
-	return binary.BigEndian.AppendUint32(b, c.Block)
 }

@@ -67,7 +67,7 @@ func (s *Service) store(ctx context.Context, m *Meta, l layout, p *plan) (a Answ
 	}
 	var failed failures
 	if len(p.timers) > 0 {
-		failed[later] = s.st.Later.Put(ctx, p.timers)
+		failed[later] = s.st.Later.Put(ctx, p.schedules, p.timers)
 		held = true // near ones may be in a wheel now
 	}
 	if len(p.recs) > 0 {

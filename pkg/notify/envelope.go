@@ -1,6 +1,7 @@
 package notify
 
 import (
+	"encoding/binary"
 	"time"
 )
 
@@ -54,6 +55,18 @@ type Chunk struct {
 	Base      Base
 	Partition uint16
 	Block     uint32
+}
+
+// TimerID names the timer that holds the chunk until it is due; gen is raised by
+// each reschedule.
+func (c Chunk) TimerID(gen uint32) []byte {
+	b := append(make([]byte, 0, 26), c.Base[:]...)
+	b = binary.BigEndian.AppendUint16(b, c.Partition)
+	b = binary.BigEndian.AppendUint32(b, c.Block)
+	if gen > 0 {
+		b = binary.BigEndian.AppendUint32(b, gen)
+	}
+	return b
 }
 
 // Content is what every receiver of a request is sent. Strings of {{name}} are
