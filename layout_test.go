@@ -45,6 +45,7 @@ var mayImport = map[string]string{
 	"pkg/prefs":   "engine notify",
 
 	// Stages.
+	"pkg/schedule": "engine notify fault",
 	"pkg/intake":   "engine notify stream prefs limit fault",
 	"pkg/worker":   "engine notify stream wheel dedup limit prefs timer fault",
 	"pkg/provider": "notify limit",

@@ -1,0 +1,184 @@
+package schedule
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Config of a Service. Schedules, Timers, Cold, Shards, Park and Ended are
+// required.
+type Config struct {
+	Schedules engine.Schedules
+	Timers    engine.Timers
+	Cold      engine.ColdTimers
+	Shards    int // as the timer engine's
+
+	// Park stores timers where they belong; nil means durable.
+	Park func(ctx context.Context, ts []engine.Timer) error
+	// Ended records that what these timers held was cancelled before it was
+	// due; nil means durable. Told again of the same ones it changes nothing.
+	Ended func(ctx context.Context, ts []engine.Timer) error
+
+	// Guard is how long before its fire time a schedule can be touched last: the
+	// timer engine's look-ahead, write timeout and the clock skew between
+	// processes. Default 4.5 s.
+	Guard time.Duration
+	// MaxDelay is how far ahead a schedule may be moved. Default 366 days.
+	MaxDelay time.Duration
+	Logger   *slog.Logger // default: discarded
+}
+
+// Service schedules. Its methods are safe for concurrent use, here and in other
+// processes over the same store.
+type Service struct{ cfg Config }
+
+// New returns a service that starts nothing.
+func New(cfg Config) *Service {
+	if cfg.Guard == 0 {
+		cfg.Guard = 4500 * time.Millisecond
+	}
+	if cfg.MaxDelay == 0 {
+		cfg.MaxDelay = 366 * 24 * time.Hour
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	return &Service{cfg}
+}
+
+// View is a schedule as it stands.
+type View struct {
+	engine.Schedule
+	State   engine.ScheduleState // SchedulePending also where it was released without being asked
+	Gen     uint32
+	FireAt  int64 // of the generation that counts, ms since 1970
+	Touched int64 // when it was last cancelled or moved, ms since 1970; 0: never
+	version uint64
+}
+
+// Put stores schedules, then their timers; nil means durable. Again it changes
+// nothing.
+func (s *Service) Put(ctx context.Context, ss []engine.Schedule, ts []engine.Timer) error {
+	if err := s.cfg.Schedules.Put(ctx, ss); err != nil {
+		return err
+	}
+	return s.cfg.Park(ctx, ts)
+}
+
+// Get returns a schedule; notify.KindNotFound when there is none.
+func (s *Service) Get(ctx context.Context, base notify.Base) (View, error) {
+	sch, ok, err := s.cfg.Schedules.Get(ctx, base)
+	switch {
+	case err != nil:
+		return View{}, err
+	case !ok:
+		return View{}, notify.NotFound("schedule")
+	}
+	return s.view(ctx, sch)
+}
+
+func (s *Service) view(ctx context.Context, sch engine.Schedule) (View, error) {
+	v := View{Schedule: sch, State: engine.SchedulePending, FireAt: sch.FireAt}
+	h, ok, err := s.cfg.Schedules.Head(ctx, sch.Base)
+	if err != nil {
+		return View{}, err
+	}
+	if ok {
+		v.State, v.Gen, v.version = h.State, h.Gen, h.Version
+		if h.FireAt != 0 {
+			v.FireAt = h.FireAt
+		}
+		if h.State == engine.ScheduleCancelled || h.Gen > 0 {
+			v.Touched = h.At
+		}
+	}
+	return v, nil
+}
+
+// List returns schedules of a caller ("": of all), newest request first, behind
+// after, at most max.
+func (s *Service) List(ctx context.Context, caller string, after notify.Base, max int) ([]View, error) {
+	ss, err := s.cfg.Schedules.List(ctx, caller, after, max)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]View, len(ss))
+	for i, sch := range ss {
+		if out[i], err = s.view(ctx, sch); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// Timers returns the rows of a schedule's generation that counts, as far as
+// they are still stored; receivers of them are in their payloads.
+func (s *Service) Timers(ctx context.Context, v View) ([]engine.Timer, error) {
+	var out []engine.Timer
+	for c := range v.chunks() {
+		t, ok, err := s.row(ctx, c, v.Gen, v.FireAt)
+		if err != nil {
+			return nil, err
+		}
+		if ok {
+			out = append(out, t)
+		}
+	}
+	return out, nil
+}
+
+// chunks yields every chunk the schedule may have.
+func (v *View) chunks() func(yield func(notify.Chunk) bool) {
+	return func(yield func(notify.Chunk) bool) {
+		if !v.Fan {
+			yield(notify.Chunk{Base: v.Base, Partition: v.Partition})
+			return
+		}
+		for block := range (v.Receivers + v.BlockSize - 1) / v.BlockSize {
+			for p := range v.Partitions {
+				if !yield(notify.Chunk{Base: v.Base, Partition: p, Block: block}) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// row reads one timer, hot or cold.
+func (s *Service) row(ctx context.Context, c notify.Chunk, gen uint32, fireAt int64) (engine.Timer, bool, error) {
+	id := c.TimerID(gen)
+	shard := engine.ShardOf(id, s.cfg.Shards)
+	after := engine.TimerCursor{FireAt: fireAt, ID: before(id)}
+	rows, err := s.cfg.Timers.Scan(ctx, engine.TimerPartition{Minute: fireAt / 60_000, Shard: shard}, after, fireAt, 1)
+	if err != nil {
+		return engine.Timer{}, false, err
+	}
+	if len(rows) == 0 || !bytes.Equal(rows[0].ID, id) {
+		if rows, err = s.cfg.Cold.Scan(ctx, shard, fireAt/86_400_000, after, 1); err != nil {
+			return engine.Timer{}, false, err
+		}
+	}
+	if len(rows) == 0 || rows[0].FireAt != fireAt || !bytes.Equal(rows[0].ID, id) {
+		return engine.Timer{}, false, nil
+	}
+	return rows[0], true, nil
+}
+
+// before returns the greatest timer id, of at most 64 bytes, below id.
+func before(id []byte) []byte {
+	n := len(id) - 1
+	out := append(make([]byte, 0, 64), id[:n]...)
+	if id[n] == 0 {
+		return out
+	}
+	out = append(out, id[n]-1)
+	for len(out) < 64 {
+		out = append(out, 0xff)
+	}
+	return out
+}
