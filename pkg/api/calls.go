@@ -71,6 +71,53 @@ func (cl *Client) Cancel(ctx context.Context, id string) (out Cancelled, err err
 	return out, err
 }
 
+// Reschedule makes a scheduled notification, or a whole fan-out, due at another
+// time; one that has passed means now. notify.KindConflict where it is too late.
+func (cl *Client) Reschedule(ctx context.Context, id string, at time.Time) (out Scheduled, err error) {
+	body, err := encode(struct {
+		ScheduledAt time.Time `json:"scheduled_at"`
+	}{at.UTC()})
+	if err != nil {
+		return out, err
+	}
+	_, err = cl.do(ctx, call{method: http.MethodPatch, path: "/v1/notifications/" + url.PathEscape(id), contentType: TypeJSON, body: body, repeatable: true}, &out)
+	return out, err
+}
+
+// ScheduleQuery selects schedules; empty fields select all. Caller is for
+// operators.
+type ScheduleQuery struct {
+	Status string // SCHEDULED or CANCELLED
+	Caller string
+	Cursor string
+	Limit  int
+}
+
+// Schedules returns one page of what waits for its time, newest request first.
+func (cl *Client) Schedules(ctx context.Context, f ScheduleQuery) (out ScheduledPage, err error) {
+	q := url.Values{}
+	set(q, "status", f.Status)
+	set(q, "caller", f.Caller)
+	set(q, "cursor", f.Cursor)
+	setInt(q, "limit", int64(f.Limit))
+	err = cl.get(ctx, "/v1/schedules", q, &out)
+	return out, err
+}
+
+// Forecast says how much becomes due from from until to (at most 7 days later),
+// by minute and channel. Zero times: the next hour. For operators.
+func (cl *Client) Forecast(ctx context.Context, from, to time.Time) (out Forecast, err error) {
+	q := url.Values{}
+	if !from.IsZero() {
+		q.Set("from", from.UTC().Format(time.RFC3339Nano))
+	}
+	if !to.IsZero() {
+		q.Set("to", to.UTC().Format(time.RFC3339Nano))
+	}
+	err = cl.get(ctx, "/v1/schedules/forecast", q, &out)
+	return out, err
+}
+
 // Campaign returns a campaign and counts its receivers.
 func (cl *Client) Campaign(ctx context.Context, id string, p Page) (out Summary, err error) {
 	err = cl.get(ctx, "/v1/campaigns/"+url.PathEscape(id), p.query(), &out)

@@ -141,6 +141,7 @@ type Status struct {
 	AcceptedAt     time.Time  `json:"accepted_at"`
 	UpdatedAt      *time.Time `json:"updated_at,omitempty"`
 	ExpiresAt      *time.Time `json:"expires_at,omitempty"`
+	ScheduledAt    *time.Time `json:"scheduled_at,omitempty"` // when it became or becomes due, jitter included
 }
 
 // Summary counts the receivers of a fan-out, or of a campaign, by state.
@@ -156,6 +157,7 @@ type Summary struct {
 	Parts          int            `json:"parts,omitempty"`    // campaigns
 	Accepted       int64          `json:"accepted,omitempty"` // campaigns: receivers of all parts
 	Rejected       int64          `json:"rejected,omitempty"` // campaigns
+	ScheduledAt    *time.Time     `json:"scheduled_at,omitempty"`
 	CancelledAt    *time.Time     `json:"cancelled_at,omitempty"`
 	Counted        int64          `json:"counted"`  // receivers in Counts
 	Counts         map[string]int `json:"counts"`   // by state
@@ -187,11 +189,52 @@ type Timeline struct {
 }
 
 // Cancelled is the answer to a cancel. It binds calls that start at BindsAt or
-// later; what is running then is not stopped.
+// later; what is running then is not stopped. A final one was answered before
+// the notification was due: no call for it is ever made.
 type Cancelled struct {
 	Scope       string    `json:"scope"`
 	CancelledAt time.Time `json:"cancelled_at"`
 	BindsAt     time.Time `json:"binds_at"`
+	Final       bool      `json:"final"`
+}
+
+// Scheduled is a request that waits for its time, or was cancelled before it.
+type Scheduled struct {
+	NotificationID string     `json:"notification_id"` // of a fan-out without an index
+	Status         string     `json:"status"`          // SCHEDULED, CANCELLED, or ACCEPTED once it was released
+	Channel        string     `json:"channel"`
+	Category       string     `json:"category"`
+	Caller         string     `json:"caller"`
+	Campaign       string     `json:"campaign,omitempty"`
+	Receivers      int64      `json:"receivers"`
+	AcceptedAt     time.Time  `json:"accepted_at"`
+	ScheduledAt    time.Time  `json:"scheduled_at"` // jitter included
+	ExpiresAt      *time.Time `json:"expires_at,omitempty"`
+	CancelledAt    *time.Time `json:"cancelled_at,omitempty"`
+	Generation     uint32     `json:"generation"` // 0 until it is moved
+}
+
+// ScheduledPage is one page of schedules, newest request first.
+type ScheduledPage struct {
+	Items  []Scheduled `json:"items"`
+	Cursor string      `json:"cursor,omitempty"` // empty: there is no more
+}
+
+// Forecast says how much becomes due in [From, To). It is not complete when
+// there is more than the server reads for one answer.
+type Forecast struct {
+	From     time.Time        `json:"from"`
+	To       time.Time        `json:"to"`
+	Total    int64            `json:"total"`
+	Complete bool             `json:"complete"`
+	Minutes  []ForecastMinute `json:"minutes"` // those with anything in them, in order
+}
+
+// ForecastMinute is what becomes due in one minute.
+type ForecastMinute struct {
+	Minute time.Time `json:"minute"`
+	What   string    `json:"what"`  // push, sms, email, trigger
+	Count  int64     `json:"count"` // receivers, or triggers
 }
 
 // UserHistory is one page of what a user was sent, newest first.

@@ -57,6 +57,7 @@ type Deps struct {
 	DeadLetters engine.DeadLetters
 	Cancels     engine.Cancels
 	Campaigns   engine.Campaigns
+	Schedules   Schedules                   // nil: nothing was ever scheduled
 	Callers     engine.Callers              // nil: every caller has the default rate
 	Receipts    map[string]Receipt          // by provider; nil: none
 	Tail        Tail                        // nil: GET /v1/tail is 503

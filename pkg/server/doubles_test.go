@@ -18,6 +18,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
+	mem "github.com/notifyd/notifyd/pkg/engine/memory"
 	"github.com/notifyd/notifyd/pkg/intake"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"go.uber.org/goleak"
@@ -46,13 +47,16 @@ type world struct {
 	cancels  map[string]engine.Cancel
 	camps    map[string]engine.Campaign
 	callers  map[string]engine.Caller
-	lookups  int // of callers
+	lookups  int        // of callers
+	later    *mem.Store // schedules and their timers
+	ended    int        // timers of cancelled schedules
 }
 
 func newWorld() *world {
 	return &world{
 		users: map[string]engine.Profile{}, rows: map[notify.Chunk][]notify.Row{},
 		cancels: map[string]engine.Cancel{}, camps: map[string]engine.Campaign{}, callers: map[string]engine.Caller{},
+		later: mem.New(),
 	}
 }
 
@@ -323,7 +327,8 @@ func (w *world) deps(t testing.TB) Deps {
 		Auth:   newVerifier(t, AuthConfig{KeyFile: keyFile(t, signingKey())}),
 		Intake: w, Users: usersOf{w}, History: historyOf{w}, Status: statusOfWorld{world: w},
 		DeadLetters: deadOf{world: w}, Cancels: cancelsOf{world: w}, Campaigns: campaignsOf{world: w},
-		Log: slog.New(slog.DiscardHandler),
+		Schedules: w.schedules(),
+		Log:       slog.New(slog.DiscardHandler),
 	}
 }
 

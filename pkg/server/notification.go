@@ -10,6 +10,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/schedule"
 )
 
 // cancelBinds is how long after its answer a cancel holds for every call.
@@ -24,6 +25,7 @@ type known struct {
 	found engine.Found
 	rows  []notify.Row
 	out   notify.Outcome
+	waits *schedule.View // not nil: history does not know it, it waits or was cancelled before it was due
 }
 
 // find returns a notification that x may see. fanout is true when id names a
@@ -43,9 +45,14 @@ func (x *exchange) find(raw string) (k known, fanout bool, err error) {
 		fanout = true
 	case notify.KindOf(err) == notify.KindNotFound && err != nil && !id.Fan:
 		if k.found, err = x.first(ctx, id.Base); err != nil {
+			if notify.KindOf(err) == notify.KindNotFound {
+				return x.waiting(id)
+			}
 			return k, false, err
 		}
 		fanout = true
+	case notify.KindOf(err) == notify.KindNotFound && err != nil:
+		return x.waiting(id)
 	case err != nil:
 		return k, false, err
 	}
@@ -68,7 +75,13 @@ func (k *known) load(ctx context.Context, st engine.Status) (err error) {
 	return nil
 }
 
-func (k *known) fold() { k.out = notify.Fold(k.rows, k.found.ID.Index, k.found.Pos) }
+func (k *known) fold() {
+	if k.waits != nil {
+		k.out = notify.Outcome{State: waitingState(k.waits), Updated: k.waits.Touched}
+		return
+	}
+	k.out = notify.Fold(k.rows, k.found.ID.Index, k.found.Pos)
+}
 
 func (x *exchange) sees(caller string) bool { return caller == x.id.Caller || x.operator() }
 
@@ -94,7 +107,10 @@ func (s *Server) getNotification(x *exchange) error {
 	if err != nil {
 		return err
 	}
-	if fanout {
+	switch {
+	case fanout && k.waits != nil:
+		return x.waitingSummary(k.waits)
+	case fanout:
 		return x.fanoutSummary(&k.found)
 	}
 	return x.json(http.StatusOK, statusOf(&k))
@@ -117,6 +133,7 @@ func statusOf(k *known) api.Status {
 		AcceptedAt:     moment(e.Accepted),
 		UpdatedAt:      moments(k.out.Updated),
 		ExpiresAt:      moments(e.Expires),
+		ScheduledAt:    moments(e.NotBefore),
 	}
 }
 
@@ -185,6 +202,18 @@ func (s *Server) cancelNotification(x *exchange) error {
 	k, fanout, err := x.find(x.r.PathValue("id"))
 	if err != nil {
 		return err
+	}
+	whole := fanout || !k.found.ID.Fan
+	if k.found.Envelope.NotBefore != 0 && whole {
+		// What waits ends for good. What was released can be stopped as anything
+		// that was sent at once; a cancel that came before the release stands.
+		v, err := x.schedule(k.found.ID.Base)
+		switch {
+		case err == nil && (k.waits != nil || v.State == engine.ScheduleCancelled):
+			return x.cancelWaiting(k.found.ID.Base)
+		case err != nil && notify.KindOf(err) != notify.KindNotFound:
+			return err
+		}
 	}
 	scope := k.found.ID.String()
 	if fanout {

@@ -47,7 +47,7 @@ func (rt *route) label() string { return rt.path }
 // is held against it by a test.
 func routes() []route {
 	const (
-		get, post, put, del = http.MethodGet, http.MethodPost, http.MethodPut, http.MethodDelete
+		get, post, put, del, patch = http.MethodGet, http.MethodPost, http.MethodPut, http.MethodDelete, http.MethodPatch
 	)
 	return []route{
 		{post, "/v1/notifications", api.ScopeSend, classNormal, singleBody, (*Server).sendSingle},
@@ -56,6 +56,9 @@ func routes() []route {
 		{get, "/v1/notifications/{id}", api.ScopeRead, classNormal, noBody, (*Server).getNotification},
 		{get, "/v1/notifications/{id}/timeline", api.ScopeRead, classNormal, noBody, (*Server).getTimeline},
 		{del, "/v1/notifications/{id}", api.ScopeSend, classNormal, noBody, (*Server).cancelNotification},
+		{patch, "/v1/notifications/{id}", api.ScopeSend, classNormal, singleBody, (*Server).reschedule},
+		{get, "/v1/schedules", api.ScopeRead, classNormal, noBody, (*Server).listSchedules},
+		{get, "/v1/schedules/forecast", api.ScopeOperate, classNormal, noBody, (*Server).forecast},
 		{get, "/v1/campaigns/{id}", api.ScopeRead, classNormal, noBody, (*Server).getCampaign},
 		{del, "/v1/campaigns/{id}", api.ScopeSend, classNormal, noBody, (*Server).cancelCampaign},
 		{get, "/v1/users/{id}", api.ScopeRead, classNormal, noBody, (*Server).getUser},

@@ -28,7 +28,13 @@ func matrixWorld() (*world, *strings.Replacer) {
 	)
 }
 
+// scheduledBase waits, far ahead; it is the owner's too.
+var scheduledBase = baseOf(3)
+
 func bodyFor(rt *route) string {
+	if rt.method == http.MethodPatch {
+		return `{"scheduled_at":"2027-01-16T10:00:00Z"}`
+	}
 	if rt.body == noBody {
 		return ""
 	}
@@ -44,8 +50,12 @@ func TestRouteMatrix(t *testing.T) {
 		d.Doctor, d.Lag = report(), report()
 		d.Receipts = map[string]Receipt{"twilio": func(*http.Request, []byte) error { return nil }}
 	})
+	w.schedule(t, scheduledBase, "owner", false)
 	for _, rt := range routes() {
 		name, path, body := rt.method+" "+rt.path, paths.Replace(rt.path), bodyFor(&rt)
+		if rt.method == http.MethodPatch {
+			path = "/v1/notifications/ntf_" + scheduledBase.String()
+		}
 		if rt.scope == "" {
 			if got := ask(s, rt.method, path, "", body); got.status >= 300 {
 				t.Errorf("%s without a token: %d %s", name, got.status, got.body)
@@ -81,7 +91,7 @@ func TestRouteMatrix(t *testing.T) {
 			t.Errorf("%s shows another caller's: %s", name, got.body)
 		}
 		if strings.Contains(rt.path, "{id}") && rt.path != "/v1/users/{id}/notifications" {
-			missing := ask(s, rt.method, strings.NewReplacer("01KAJ8Q2T5E7V9XCB3M4N6P8RS", "01KAJ8Q2T5E7V9XCB3M4N6P8RT", baseOf(1).String(), baseOf(9).String()).Replace(path), token(t, "stranger", rt.scope), body)
+			missing := ask(s, rt.method, strings.NewReplacer("01KAJ8Q2T5E7V9XCB3M4N6P8RS", "01KAJ8Q2T5E7V9XCB3M4N6P8RT", baseOf(1).String(), baseOf(9).String(), scheduledBase.String(), baseOf(9).String()).Replace(path), token(t, "stranger", rt.scope), body)
 			clean := func(r reply) string { return strings.ReplaceAll(r.body, r.header.Get("X-Request-Id"), "") }
 			if got.status != 404 || clean(got) != clean(missing) {
 				t.Errorf("%s of another caller: %d %s, of nobody: %d %s", name, got.status, got.body, missing.status, missing.body)
@@ -107,7 +117,7 @@ func TestUnknownPathsAndMethods(t *testing.T) {
 	f("POST", "/v1/notifications/x/y/z", 404, api.CodeRouteNotFound, "")
 	f("GET", "/v1/notifications", 405, api.CodeMethodNotAllowed, "POST")
 	f("PATCH", "/v1/notifications:batch", 405, api.CodeMethodNotAllowed, "POST")
-	f("POST", "/v1/notifications/ntf_1", 405, api.CodeMethodNotAllowed, "DELETE, GET, HEAD")
+	f("POST", "/v1/notifications/ntf_1", 405, api.CodeMethodNotAllowed, "DELETE, GET, HEAD, PATCH")
 	f("DELETE", "/healthz", 405, api.CodeMethodNotAllowed, "GET, HEAD")
 }
 

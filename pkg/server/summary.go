@@ -180,6 +180,7 @@ func (x *exchange) fanoutSummary(first *engine.Found) error {
 	out := api.Summary{
 		NotificationID: notify.ID{Base: first.ID.Base}.String(), CampaignID: e.Campaign, Caller: e.Caller,
 		Channel: e.Channel.String(), Category: e.Category.String(), CreatedAt: moment(e.Accepted),
+		ScheduledAt: moments(e.NotBefore),
 	}
 	if err := x.addCancel(&out, out.NotificationID, e.Campaign); err != nil {
 		return err
@@ -247,5 +248,9 @@ func (s *Server) cancelCampaign(x *exchange) error {
 	if err != nil {
 		return err
 	}
-	return x.cancel(c.ID, c.Caller, func() error { return nil })
+	if err := x.cancel(c.ID, c.Caller, func() error { return nil }); err != nil {
+		return err
+	}
+	x.cancelParts(c.Bases)
+	return nil
 }

@@ -27,6 +27,15 @@ func (s *Server) getTimeline(x *exchange) error {
 	if cancelled {
 		t.Events = withCancel(t.Events, cancel)
 	}
+	if k.found.Envelope.NotBefore != 0 {
+		v, err := x.schedule(k.found.ID.Base)
+		switch {
+		case err == nil:
+			t.Events = append(scheduleEvents(&v), t.Events[1:]...)
+		case notify.KindOf(err) != notify.KindNotFound:
+			return err
+		}
+	}
 	t.Next = next(&k, cancelled, s.deps.Now())
 	return x.json(http.StatusOK, t)
 }
@@ -131,6 +140,11 @@ func next(k *known, cancelled bool, now time.Time) string {
 		return "It will not be sent: a worker marks it CANCELLED when it meets it."
 	}
 	switch k.out.State {
+	case notify.Scheduled:
+		if e.NotBefore <= now.UnixMilli() {
+			return "It is due, and on its way to " + e.Lane().Topic() + "." + deadline
+		}
+		return "It goes to " + e.Lane().Topic() + " at " + stamp(e.NotBefore) + "." + deadline
 	case notify.Deferred:
 		return wakes(k) + deadline
 	case notify.Sent:

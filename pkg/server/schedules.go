@@ -1,0 +1,307 @@
+package server
+
+import (
+	"context"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/schedule"
+)
+
+// Schedules are the notifications that wait for their time.
+type Schedules interface {
+	// Get returns a schedule; notify.KindNotFound when there is none.
+	Get(ctx context.Context, base notify.Base) (schedule.View, error)
+	// List returns a caller's ("": everybody's), newest first, behind after.
+	List(ctx context.Context, caller string, after notify.Base, max int) ([]schedule.View, error)
+	// Timers returns what is stored of a schedule.
+	Timers(ctx context.Context, v schedule.View) ([]engine.Timer, error)
+	// Cancel ends a schedule for good; Move makes it due at another time, in ms
+	// since 1970. Both are notify.KindConflict where it is too late.
+	Cancel(ctx context.Context, base notify.Base) (schedule.View, error)
+	Move(ctx context.Context, base notify.Base, at int64) (schedule.View, error)
+	// Forecast adds up what is due in minutes from..to, reading at most most rows.
+	Forecast(ctx context.Context, from, to int64, most int) (due []schedule.Due, complete bool, err error)
+}
+
+// schedule returns the schedule of a base that x may see; notify.KindNotFound
+// where there is none, or it is another caller's.
+func (x *exchange) schedule(base notify.Base) (schedule.View, error) {
+	if x.srv.deps.Schedules == nil {
+		return schedule.View{}, errNoNotification()
+	}
+	v, err := x.srv.deps.Schedules.Get(x.r.Context(), base)
+	switch {
+	case notify.KindOf(err) == notify.KindNotFound && err != nil, err == nil && !x.sees(v.Caller):
+		return v, errNoNotification()
+	}
+	return v, err
+}
+
+// waiting finds what history does not know: a notification that was scheduled
+// and not released, or cancelled before it was. fanout as in find.
+func (x *exchange) waiting(id notify.ID) (k known, fanout bool, err error) {
+	v, err := x.schedule(id.Base)
+	switch {
+	case err != nil:
+		return k, false, err
+	case id.Fan && (!v.Fan || id.Index >= v.Receivers):
+		return k, false, errNoNotification()
+	}
+	k.waits = &v
+	k.found = engine.Found{ID: id, Envelope: notify.Envelope{
+		Chunk: notify.Chunk{Base: id.Base}, Fan: v.Fan, Channel: v.Channel, Category: v.Category, Caller: v.Caller,
+		Campaign: v.Campaign, Accepted: v.Created, Expires: v.Expires, NotBefore: v.FireAt,
+	}}
+	k.fold()
+	if v.Fan && !id.Fan {
+		return k, true, nil
+	}
+	ts, err := x.srv.deps.Schedules.Timers(x.r.Context(), v)
+	if err != nil {
+		return k, false, err
+	}
+	for i := range ts {
+		var e notify.Envelope
+		if err := notify.DecodeEnvelope(ts[i].Payload, &e); err != nil {
+			return k, false, err
+		}
+		rd := notify.ReadReceivers(e.Receivers)
+		var rec notify.Receiver
+		for pos := uint32(0); rd.Next(&rec); pos++ {
+			if !id.Fan || rec.Index == id.Index {
+				k.found.Envelope, k.found.Pos, k.found.User, k.found.Address = e, pos, rec.User, rec.Address
+				k.found.Envelope.NotBefore = v.FireAt
+				return k, false, nil
+			}
+		}
+	}
+	if id.Fan && len(ts) > 0 {
+		return k, false, errNoNotification() // a receiver that was refused
+	}
+	return k, false, nil // its timers are gone: it is on its way, or was cancelled long ago
+}
+
+// state is that of what waits.
+func waitingState(v *schedule.View) notify.State {
+	if v.State == engine.ScheduleCancelled {
+		return notify.Cancelled
+	}
+	return notify.Scheduled
+}
+
+// waitingSummary answers for a fan-out that waits as a whole.
+func (x *exchange) waitingSummary(v *schedule.View) error {
+	q := x.query()
+	_, _ = q.text("limit"), q.text("after") // one page holds it all
+	if err := q.rest(); err != nil {
+		return err
+	}
+	out := api.Summary{
+		NotificationID: notify.ID{Base: v.Base}.String(), CampaignID: v.Campaign, Caller: v.Caller,
+		Channel: v.Channel.String(), Category: v.Category.String(), CreatedAt: moment(v.Created),
+		ScheduledAt: moments(v.FireAt), Accepted: int64(v.Accepted), Rejected: int64(v.Receivers - v.Accepted),
+		Counted: int64(v.Accepted), Counts: map[string]int{waitingState(v).String(): int(v.Accepted)}, Complete: true,
+	}
+	if v.State == engine.ScheduleCancelled {
+		out.CancelledAt = moments(v.Touched)
+	}
+	return x.json(http.StatusOK, out)
+}
+
+// scheduleEvents are what happened to a schedule, oldest first.
+func scheduleEvents(v *schedule.View) []api.TimelineEvent {
+	evs := []api.TimelineEvent{{At: moments(v.Created), Type: "scheduled", State: notify.Scheduled.String(), Until: moments(v.Schedule.FireAt)}}
+	if v.Gen > 0 {
+		ev := api.TimelineEvent{Type: "rescheduled", State: notify.Scheduled.String(), Until: moments(v.FireAt)}
+		if v.State == engine.SchedulePending {
+			ev.At = moments(v.Touched)
+		}
+		evs = append(evs, ev)
+	}
+	if v.State == engine.ScheduleCancelled {
+		evs = append(evs, api.TimelineEvent{At: moments(v.Touched), Type: "cancel", State: notify.Cancelled.String(), Detail: "before it was due"})
+	}
+	return evs
+}
+
+// cancelWaiting cancels a schedule for good.
+func (x *exchange) cancelWaiting(base notify.Base) error {
+	v, err := x.srv.deps.Schedules.Cancel(x.r.Context(), base)
+	if err != nil {
+		return err
+	}
+	at := moment(v.Touched)
+	return x.json(http.StatusOK, api.Cancelled{Scope: notify.ID{Base: base}.String(), CancelledAt: at, BindsAt: at, Final: true})
+}
+
+// cancelParts ends the parts of a campaign that still wait, so that they are
+// seen as cancelled now; what this does not reach the cancellation of the
+// campaign does when it is due.
+func (x *exchange) cancelParts(bases []notify.Base) {
+	if x.srv.deps.Schedules == nil {
+		return
+	}
+	for _, b := range bases {
+		if _, err := x.srv.deps.Schedules.Cancel(x.r.Context(), b); err != nil &&
+			notify.KindOf(err) != notify.KindNotFound && notify.KindOf(err) != notify.KindConflict {
+			return
+		}
+	}
+}
+
+// reschedule moves what waits to another time.
+func (s *Server) reschedule(x *exchange) error {
+	id, err := notify.ParseID(x.r.PathValue("id"))
+	if err != nil {
+		return errNoNotification()
+	}
+	var in struct {
+		ScheduledAt *time.Time `json:"scheduled_at"`
+	}
+	if err := x.decode(&in); err != nil {
+		return err
+	}
+	if in.ScheduledAt == nil {
+		return notify.Invalid("required", "scheduled_at", "says when it becomes due; a time that has passed means now")
+	}
+	v, err := x.schedule(id.Base)
+	if err != nil {
+		if k, _, found := x.find(x.r.PathValue("id")); found == nil && k.waits == nil {
+			return &notify.Error{Kind: notify.KindConflict, Code: "not_scheduled", Msg: "the notification was sent at once; only what waits can be moved"}
+		}
+		return err
+	}
+	if id.Fan {
+		if !v.Fan || id.Index >= v.Receivers {
+			return errNoNotification()
+		}
+		return &notify.Error{Kind: notify.KindConflict, Code: "not_single", Msg: "one receiver of a fan-out cannot be moved; leave the index out to move all of it"}
+	}
+	if s.deps.Schedules == nil {
+		return errNoNotification()
+	}
+	if v, err = s.deps.Schedules.Move(x.r.Context(), id.Base, in.ScheduledAt.UnixMilli()); err != nil {
+		return err
+	}
+	return x.json(http.StatusOK, scheduled(&v))
+}
+
+func scheduled(v *schedule.View) api.Scheduled {
+	out := api.Scheduled{
+		NotificationID: notify.ID{Base: v.Base}.String(), Status: waitingState(v).String(), Channel: v.Channel.String(),
+		Category: v.Category.String(), Caller: v.Caller, Campaign: v.Campaign, Receivers: int64(v.Accepted),
+		AcceptedAt: moment(v.Created), ScheduledAt: moment(v.FireAt), ExpiresAt: moments(v.Expires), Generation: v.Gen,
+	}
+	if v.State == engine.ScheduleReleased {
+		out.Status = notify.Accepted.String()
+	}
+	if v.State == engine.ScheduleCancelled {
+		out.CancelledAt = moments(v.Touched)
+	}
+	return out
+}
+
+// listSchedules lists a caller's schedules, newest request first.
+func (s *Server) listSchedules(x *exchange) error {
+	if s.deps.Schedules == nil {
+		return notify.Unavailable("schedules", 0, nil)
+	}
+	q := x.query()
+	limit, err := q.number("limit", 100, 1000)
+	if err != nil {
+		return err
+	}
+	status := q.text("status")
+	if status != "" && status != notify.Scheduled.String() && status != notify.Cancelled.String() {
+		return notify.Invalid("bad_status", "status", "is SCHEDULED or CANCELLED")
+	}
+	var after notify.Base
+	if c := q.text("cursor"); c != "" {
+		if after, err = notify.ParseBase(c); err != nil {
+			return notify.Invalid("bad_cursor", "cursor", "not the cursor of a page before")
+		}
+	}
+	caller := x.id.Caller
+	if x.operator() {
+		caller = q.text("caller")
+	}
+	if err := q.rest(); err != nil {
+		return err
+	}
+	out := api.ScheduledPage{Items: []api.Scheduled{}}
+	// A page may hold many that are over; a few are looked through for those asked for.
+	for range 20 {
+		vs, err := s.deps.Schedules.List(x.r.Context(), caller, after, int(limit))
+		if err != nil {
+			return err
+		}
+		now := s.deps.Now().UnixMilli()
+		for i := range vs {
+			v := &vs[i]
+			after = v.Base
+			over := v.State == engine.ScheduleReleased || v.State == engine.SchedulePending && v.FireAt <= now
+			if over || status != "" && waitingState(v).String() != status {
+				continue
+			}
+			if out.Items = append(out.Items, scheduled(v)); len(out.Items) == int(limit) {
+				out.Cursor = after.String()
+				return x.json(http.StatusOK, out)
+			}
+		}
+		if len(vs) < int(limit) {
+			return x.json(http.StatusOK, out)
+		}
+	}
+	out.Cursor = after.String()
+	return x.json(http.StatusOK, out)
+}
+
+// Of a forecast: how far it reaches, and how many timers it reads.
+const (
+	forecastMinutes = 7 * 24 * 60
+	forecastRows    = 2_000_000
+)
+
+// forecast says how much is due per minute and channel.
+func (s *Server) forecast(x *exchange) error {
+	if s.deps.Schedules == nil {
+		return notify.Unavailable("schedules", 0, nil)
+	}
+	q := x.query()
+	from, err := q.moment("from")
+	if err != nil {
+		return err
+	}
+	to, err := q.moment("to")
+	if err != nil {
+		return err
+	}
+	if err := q.rest(); err != nil {
+		return err
+	}
+	if from == 0 {
+		from = s.deps.Now().UnixMilli()
+	}
+	if to == 0 {
+		to = from + time.Hour.Milliseconds()
+	}
+	a, b := from/60_000, (to-1)/60_000
+	if b < a || b-a >= forecastMinutes {
+		return notify.Invalid("bad_window", "to", "lies behind from, and at most "+strconv.Itoa(forecastMinutes)+" minutes")
+	}
+	due, complete, err := s.deps.Schedules.Forecast(x.r.Context(), a, b, forecastRows)
+	if err != nil {
+		return err
+	}
+	out := api.Forecast{From: moment(a * 60_000), To: moment((b + 1) * 60_000), Complete: complete, Minutes: []api.ForecastMinute{}}
+	for _, d := range due {
+		out.Minutes = append(out.Minutes, api.ForecastMinute{Minute: moment(d.Minute * 60_000), What: d.What, Count: d.Count})
+		out.Total += d.Count
+	}
+	return x.json(http.StatusOK, out)
+}
