@@ -65,7 +65,7 @@ var mayImport = map[string]string{
 	"pkg/app": everything("load", "tui", "engine/faulty", "engine/enginetest"),
 
 	"cmd/notifyd":   "app api notify server simulator load cli",
-	"cmd/notifyctl": "app api load tui notify cli",
+	"cmd/notifyctl": "app api load tui notify cli when",
 }
 
 // everything stands for all packages of pkg but some.

@@ -15,8 +15,9 @@ func newCancel(p *program) *cobra.Command {
 		Use: "cancel ID", Short: "Stop what has not started of a notification, fan-out or campaign", Args: cli.Exact("an id"),
 		Long: `cancel stops what has not started: one notification (ntf_...), one receiver of a
 fan-out (ntf_...-7), a whole fan-out, or a campaign (cmp_...) with its later parts.
-It binds calls that start a second later; what is running then is not stopped. A
-campaign is only cancelled after a yes.`,
+What waits for its time is cancelled for good, until 4.5 s before it is due. Anything
+else: it binds calls that start a second later; what is running then is not stopped.
+A campaign is only cancelled after a yes.`,
 		RunE: func(c *cobra.Command, args []string) error { return runCancel(c.Context(), p, args[0]) },
 	}
 }
@@ -38,6 +39,9 @@ func runCancel(ctx context.Context, p *program, id string) error {
 		return err
 	}
 	return p.printer().Record(out, func() cli.Table {
+		if out.Final {
+			return cli.Table{{"cancelled", out.Scope}, {"at", p.when(out.CancelledAt)}, {"final", "it had not been due: no call is ever made"}}
+		}
 		return cli.Table{{"cancelled", out.Scope}, {"at", p.when(out.CancelledAt)}, {"binds calls from", out.BindsAt.Local().Format("15:04:05.000")}}
 	})
 }

@@ -12,6 +12,7 @@ import (
 	"os/signal"
 	"syscall"
 	"time"
+	_ "time/tzdata" // --tz works where the system has no zones
 
 	"golang.org/x/term"
 

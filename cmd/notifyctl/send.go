@@ -22,7 +22,8 @@ type sendOptions struct {
 	user, address                                     string
 	title, body, html, template, data, from, collapse string
 	vars                                              []string
-	at, ttl                                           string
+	ttl                                               string
+	later                                             laterOptions
 	key                                               string
 
 	file          string
@@ -58,10 +59,7 @@ came; when it is stopped it prints the command that goes on.`,
   notifyctl send -f orders.ndjson -o jsonl
   notifyctl send --channel push --category marketing --title Sale --body 'Hi {{name}}' --fanout users.csv --wait --timeout 10m`,
 		RunE: func(c *cobra.Command, _ []string) error {
-			for _, name := range contentFlags {
-				o.contentNamed = o.contentNamed || c.Flags().Changed(name)
-			}
-			o.addressedFlag = c.Flags().Changed("user") || c.Flags().Changed("address")
+			o.changed(c)
 			return runSend(c.Context(), p, &o)
 		},
 	}
@@ -71,7 +69,15 @@ came; when it is stopped it prints the command that goes on.`,
 
 // contentFlags make up what is sent, and how.
 var contentFlags = []string{
-	"channel", "category", "title", "body", "html", "template", "var", "data", "from", "collapse-key", "at", "ttl", "expires-in",
+	"channel", "category", "title", "body", "html", "template", "var", "data", "from", "collapse-key", "at", "in", "tz", "ttl", "expires-in",
+}
+
+// changed notes which groups of flags were given.
+func (o *sendOptions) changed(c *cobra.Command) {
+	for _, name := range contentFlags {
+		o.contentNamed = o.contentNamed || c.Flags().Changed(name)
+	}
+	o.addressedFlag = c.Flags().Changed("user") || c.Flags().Changed("address")
 }
 
 func (o *sendOptions) add(c *cobra.Command) {
@@ -91,7 +97,7 @@ func (o *sendOptions) add(c *cobra.Command) {
 	f.StringVar(&o.collapse, "collapse-key", "", "push: replaces an earlier one on the device")
 	f.StringVar(&o.ttl, "ttl", "", "give up after, e.g. 10m or 2d; default: never")
 	f.StringVar(&o.ttl, "expires-in", "", "the same as --ttl")
-	f.StringVar(&o.at, "at", "", "send later: a time, or a distance such as +10m")
+	o.later.add(f)
 	f.StringVar(&o.key, "idempotency-key", "", "one: the key (default: random); a batch: a name that begins its keys, another one sends the file anew")
 
 	f.StringVarP(&o.file, "file", "f", "", "batch: NDJSON file of notifications; -: standard input")
@@ -164,6 +170,9 @@ func runSendOne(ctx context.Context, p *program, o *sendOptions) error {
 		return cli.Table{{"notification", out.NotificationID}, {"status", out.Status}}
 	}); err != nil {
 		return err
+	}
+	if n.ScheduledAt != nil {
+		o.later.echo(p, *n.ScheduledAt)
 	}
 	p.note("what becomes of it: notifyctl why %s", out.NotificationID)
 	return nil
@@ -268,13 +277,11 @@ func variables(list []string) (json.RawMessage, error) {
 // times are when it is sent and when it is given up; nil: now, never.
 func (o *sendOptions) times(now time.Time) (at, until *time.Time, err error) {
 	begin := now
-	if o.at != "" {
-		t, err := parseTime(o.at, now)
-		if err != nil {
-			return nil, nil, err
-		}
-		t = t.UTC().Truncate(time.Millisecond)
-		at, begin = &t, t
+	if at, err = o.later.resolve(now); err != nil {
+		return nil, nil, err
+	}
+	if at != nil {
+		begin = *at
 	}
 	if o.ttl != "" {
 		d, err := parseSpan(o.ttl)

@@ -1,0 +1,204 @@
+package main
+
+import (
+	"context"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+func newSchedule(p *program) *cobra.Command {
+	var o sendOptions
+	c := &cobra.Command{
+		Use: "schedule", Short: "Send later: one notification, a fan-out, and what waits", Args: cobra.NoArgs,
+		Long: `schedule sends at a later time; it takes the flags of send, and says which moment it
+understood. Preferences and addresses are looked up when it is due: an opt-out until
+then holds.
+
+A wall clock time that a change to or from summer time skips or repeats is refused.
+"notifyctl cancel ID" stops it for good until 4.5 s before it is due, and
+"notifyctl reschedule ID" moves it.`,
+		Example: `  notifyctl schedule --at 'tomorrow 09:00' --tz Europe/Berlin --channel push --user ann --body 'Good morning'
+  notifyctl schedule --in 10m --channel sms --category alert --user ann --body 'Your table is ready'
+  notifyctl schedule --at 2026-12-24T17:00:00Z --channel push --category marketing --title Sale --fanout users.csv
+  notifyctl schedule ls
+  notifyctl schedule forecast --from 'tomorrow 08:00'`,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if !o.later.given() {
+				return cli.Usage("when? --at or --in; \"notifyctl send\" sends now")
+			}
+			o.changed(c)
+			return runSend(c.Context(), p, &o)
+		},
+	}
+	o.add(c)
+	c.AddCommand(newScheduleList(p), newForecast(p))
+	return c
+}
+
+type scheduleListOptions struct {
+	status, caller, cursor string
+	limit                  int
+}
+
+func newScheduleList(p *program) *cobra.Command {
+	var o scheduleListOptions
+	c := &cobra.Command{
+		Use: "ls", Short: "List what waits for its time, newest request first", Args: cobra.NoArgs, Aliases: []string{"list"},
+		RunE: func(c *cobra.Command, _ []string) error { return runScheduleList(c.Context(), p, &o) },
+	}
+	f := c.Flags()
+	f.StringVar(&o.status, "status", "", "only SCHEDULED, or only CANCELLED")
+	f.StringVar(&o.caller, "caller", "", "operators: only of this caller")
+	f.IntVar(&o.limit, "limit", 50, "how many at most")
+	f.StringVar(&o.cursor, "cursor", "", "go on where an earlier list ended")
+	complete(c, "status", []string{"SCHEDULED", "CANCELLED"})
+	return c
+}
+
+func runScheduleList(ctx context.Context, p *program, o *scheduleListOptions) error {
+	if o.limit < 1 {
+		return cli.Usage("--limit %d: it is above 0", o.limit)
+	}
+	cl, err := p.client()
+	if err != nil {
+		return err
+	}
+	out := api.ScheduledPage{Items: []api.Scheduled{}, Cursor: o.cursor}
+	for len(out.Items) < o.limit {
+		page, err := cl.Schedules(ctx, api.ScheduleQuery{
+			Status: strings.ToUpper(o.status), Caller: o.caller, Cursor: out.Cursor, Limit: min(o.limit-len(out.Items), maxPage),
+		})
+		if err != nil {
+			return err
+		}
+		out.Items, out.Cursor = append(out.Items, page.Items...), page.Cursor
+		if page.Cursor == "" {
+			break
+		}
+	}
+	if err := printPage(p, out, out.Items, func() cli.Table {
+		t := cli.Table{{"NOTIFICATION", "STATUS", "DUE", "CHANNEL", "CATEGORY", "RECEIVERS", "CALLER"}}
+		for i := range out.Items {
+			s := &out.Items[i]
+			t = append(t, []string{s.NotificationID, s.Status, p.when(s.ScheduledAt), s.Channel, s.Category, count(int(s.Receivers)), s.Caller})
+		}
+		return t
+	}); err != nil {
+		return err
+	}
+	p.more(len(out.Items), out.Cursor, "notifyctl schedule ls")
+	return nil
+}
+
+type forecastOptions struct{ from, to, zone string }
+
+func newForecast(p *program) *cobra.Command {
+	var o forecastOptions
+	c := &cobra.Command{
+		Use: "forecast", Short: "Say how much is due per minute and channel", Args: cobra.NoArgs,
+		Long: `forecast counts what is due per minute and channel: receivers of scheduled
+notifications, parked retries, and triggers, of every caller. It needs the scope
+operate.`,
+		RunE: func(c *cobra.Command, _ []string) error { return runForecast(c.Context(), p, &o) },
+	}
+	f := c.Flags()
+	f.StringVar(&o.from, "from", "", "start; default: now")
+	f.StringVar(&o.to, "to", "", "end, at most 7 days later; default: an hour later")
+	f.StringVar(&o.zone, "tz", "", "time zone of both; default: this machine's")
+	return c
+}
+
+func runForecast(ctx context.Context, p *program, o *forecastOptions) error {
+	var bounds [2]time.Time
+	for i, s := range []string{o.from, o.to} {
+		if s == "" {
+			continue
+		}
+		t, err := (&laterOptions{at: s, zone: o.zone}).resolve(p.now())
+		if err != nil {
+			return err
+		}
+		bounds[i] = *t
+	}
+	cl, err := p.client()
+	if err != nil {
+		return err
+	}
+	out, err := cl.Forecast(ctx, bounds[0], bounds[1])
+	if err != nil {
+		return err
+	}
+	most := int64(0)
+	for _, m := range out.Minutes {
+		most = max(most, m.Count)
+	}
+	if err := p.printer().Print(out, func() cli.Table {
+		t := cli.Table{{"MINUTE", "WHAT", "COUNT", ""}}
+		for _, m := range out.Minutes {
+			t = append(t, []string{m.Minute.Local().Format("Mon 15:04"), m.What, count(int(m.Count)), strings.Repeat("#", int(1+29*m.Count/max(most, 1)))})
+		}
+		return t
+	}); err != nil {
+		return err
+	}
+	p.note("%s due from %s to %s", count(int(out.Total)), out.From.Local().Format("2006-01-02 15:04"), out.To.Local().Format("2006-01-02 15:04"))
+	if !out.Complete {
+		p.note("there is more than the server reads for one answer: ask for a shorter time")
+	}
+	return nil
+}
+
+func newReschedule(p *program) *cobra.Command {
+	var o laterOptions
+	c := &cobra.Command{
+		Use: "reschedule ID", Short: "Move a scheduled notification or fan-out to another time", Args: cli.Exact("an id"),
+		Long: `reschedule moves what waits: a notification, or a whole fan-out (the id without an
+index). The id stays. From 4.5 s before it is due on it is too late, exit 6.`,
+		Example: `  notifyctl reschedule ntf_01KAJ8Q2T5E7V9XCB3M4N6P8RS --at 'monday 09:00' --tz Europe/Berlin
+  notifyctl reschedule ntf_01KAJ8Q2T5E7V9XCB3M4N6P8RS --at now`,
+		RunE: func(c *cobra.Command, args []string) error { return runReschedule(c.Context(), p, args[0], &o) },
+	}
+	o.add(c.Flags())
+	return c
+}
+
+func runReschedule(ctx context.Context, p *program, id string, o *laterOptions) error {
+	if _, err := notify.ParseID(id); err != nil {
+		return err
+	}
+	at, err := o.resolve(p.now())
+	switch {
+	case err != nil:
+		return err
+	case at == nil:
+		return cli.Usage("when? --at or --in")
+	}
+	t, err := p.target()
+	if err != nil {
+		return err
+	}
+	if err := p.confirm(&t, changes, "reschedule "+id); err != nil {
+		return err
+	}
+	out, err := p.clientOf(&t).Reschedule(ctx, id, *at)
+	if err != nil {
+		return err
+	}
+	if err := p.printer().Record(out, func() cli.Table {
+		return cli.Table{
+			{"notification", out.NotificationID}, {"status", out.Status}, {"due", out.ScheduledAt.UTC().Format("2006-01-02T15:04:05.000Z")},
+			{"receivers", count(int(out.Receivers))}, {"generation", strconv.Itoa(int(out.Generation))},
+		}
+	}); err != nil {
+		return err
+	}
+	o.echo(p, out.ScheduledAt)
+	return nil
+}
