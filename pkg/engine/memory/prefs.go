@@ -124,11 +124,16 @@ func (s prefs) Scan(ctx context.Context, fn func(*engine.Profile) error) error {
 
 type callers struct{ *Store }
 
+func cloneCaller(c engine.Caller) engine.Caller {
+	c.CallbackURLs, c.Secrets = slices.Clone(c.CallbackURLs), slices.Clone(c.Secrets)
+	return c
+}
+
 func (s callers) Get(ctx context.Context, id string) (engine.Caller, bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c, ok := s.callers[id]
-	return c, ok, check(ctx)
+	return cloneCaller(c), ok, check(ctx)
 }
 
 func (s callers) Put(ctx context.Context, c engine.Caller) error {
@@ -140,6 +145,11 @@ func (s callers) Put(ctx context.Context, c engine.Caller) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.callers[c.ID].Version != c.Version {
+		return conflict("caller_changed", "the caller was changed since it was read")
+	}
+	c = cloneCaller(c)
+	c.Version++
 	s.callers[c.ID] = c
 	return nil
 }
@@ -147,7 +157,12 @@ func (s callers) Put(ctx context.Context, c engine.Caller) error {
 func (s callers) List(ctx context.Context) ([]engine.Caller, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return slices.SortedFunc(maps.Values(s.callers), func(a, b engine.Caller) int { return cmp.Compare(a.ID, b.ID) }), check(ctx)
+	var out []engine.Caller
+	for _, c := range s.callers {
+		out = append(out, cloneCaller(c))
+	}
+	slices.SortFunc(out, func(a, b engine.Caller) int { return cmp.Compare(a.ID, b.ID) })
+	return out, check(ctx)
 }
 
 type meta struct{ *Store }

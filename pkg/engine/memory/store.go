@@ -28,6 +28,12 @@ type Store struct {
 	campaigns map[string]*campaign
 	jobs      map[string]engine.Job
 	held      map[holdKey][]engine.Hold
+	scheduled map[notify.Base]engine.Schedule
+	hints     map[engine.TimerPartition][]notify.Base
+	heads     map[notify.Base]engine.ScheduleHead
+	cold      map[timerKey]engine.Timer
+	triggered map[string]engine.Trigger
+	queues    map[string]*queue
 }
 
 // New returns an empty store.
@@ -45,6 +51,12 @@ func New() *Store {
 		campaigns: map[string]*campaign{},
 		jobs:      map[string]engine.Job{},
 		held:      map[holdKey][]engine.Hold{},
+		scheduled: map[notify.Base]engine.Schedule{},
+		hints:     map[engine.TimerPartition][]notify.Base{},
+		heads:     map[notify.Base]engine.ScheduleHead{},
+		cold:      map[timerKey]engine.Timer{},
+		triggered: map[string]engine.Trigger{},
+		queues:    map[string]*queue{},
 	}
 }
 

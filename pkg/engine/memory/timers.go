@@ -20,10 +20,20 @@ type timerKey struct {
 
 func (k timerKey) minute() int64 { return k.fireAt / 60_000 }
 
+// behind reports whether a row stands behind a cursor.
+func (k timerKey) behind(c engine.TimerCursor) bool {
+	return k.fireAt > c.FireAt || k.fireAt == c.FireAt && k.id > string(c.ID)
+}
+
 func (s timers) Put(ctx context.Context, shards int, ts []engine.Timer) error {
 	if err := check(ctx); err != nil {
 		return err
 	}
+	return s.put(s.timers, shards, ts)
+}
+
+// put stores timers in a table that has no row of theirs yet.
+func (s *Store) put(table map[timerKey]engine.Timer, shards int, ts []engine.Timer) error {
 	if shards < 1 || shards > 1<<16 {
 		return notify.Invalid("bad_timer", "shards", "there are 1 to 65,536 shards")
 	}
@@ -35,9 +45,9 @@ func (s timers) Put(ctx context.Context, shards int, ts []engine.Timer) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, t := range ts {
-		k := timerKey{uint16(notify.HashUser(t.ID) % uint64(shards)), t.FireAt, string(t.ID)}
-		if _, ok := s.timers[k]; !ok {
-			s.timers[k] = cloneTimer(t)
+		k := timerKey{engine.ShardOf(t.ID, shards), t.FireAt, string(t.ID)}
+		if _, ok := table[k]; !ok {
+			table[k] = cloneTimer(t)
 		}
 	}
 	return nil
@@ -52,14 +62,11 @@ func cloneTimer(t engine.Timer) engine.Timer {
 }
 
 // sorted returns copies of the timers that keep selects, by shard and time.
-func (s timers) sorted(ctx context.Context, keep func(timerKey) bool) ([]engine.Timer, error) {
-	if err := check(ctx); err != nil {
-		return nil, err
-	}
+func (s *Store) sorted(table map[timerKey]engine.Timer, keep func(timerKey) bool) []engine.Timer {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var ks []timerKey
-	for k := range s.timers {
+	for k := range table {
 		if keep(k) {
 			ks = append(ks, k)
 		}
@@ -69,22 +76,19 @@ func (s timers) sorted(ctx context.Context, keep func(timerKey) bool) ([]engine.
 	})
 	var out []engine.Timer
 	for _, k := range ks {
-		out = append(out, cloneTimer(s.timers[k]))
+		out = append(out, cloneTimer(table[k]))
 	}
-	return out, nil
+	return out
 }
 
 func (s timers) Scan(ctx context.Context, p engine.TimerPartition, behind engine.TimerCursor, until int64, max int) ([]engine.Timer, error) {
-	out, err := s.sorted(ctx, func(k timerKey) bool {
-		if k.shard != p.Shard || k.minute() != p.Minute || k.fireAt > until {
-			return false
-		}
-		return k.fireAt > behind.FireAt || k.fireAt == behind.FireAt && k.id > string(behind.ID)
-	})
-	if err != nil || max <= 0 {
+	if err := check(ctx); err != nil {
 		return nil, err
 	}
-	return out[:min(len(out), max)], nil
+	out := s.sorted(s.timers, func(k timerKey) bool {
+		return k.shard == p.Shard && k.minute() == p.Minute && k.fireAt <= until && k.behind(behind)
+	})
+	return out[:clamp(len(out), max)], nil
 }
 
 func (s timers) Minutes(ctx context.Context, shard uint16, from, to int64) ([]int64, error) {
@@ -146,15 +150,23 @@ func (s timers) Drop(ctx context.Context, p engine.TimerPartition) error {
 			delete(s.timers, k)
 		}
 	}
+	delete(s.hints, p)
 	return nil
 }
 
 func (s timers) Pending(ctx context.Context, fn func(*engine.Timer) error) error {
-	ts, err := s.sorted(ctx, func(timerKey) bool { return true })
+	return s.pending(ctx, s.timers, fn)
+}
+
+func (s *Store) pending(ctx context.Context, table map[timerKey]engine.Timer, fn func(*engine.Timer) error) error {
+	if err := check(ctx); err != nil {
+		return err
+	}
+	ts := s.sorted(table, func(timerKey) bool { return true })
 	for i := range ts {
 		if err := fn(&ts[i]); err != nil {
 			return err
 		}
 	}
-	return err
+	return nil
 }

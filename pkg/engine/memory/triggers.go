@@ -1,0 +1,135 @@
+package memory
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"strings"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Triggers returns the contract of triggers.
+func (s *Store) Triggers() engine.Triggers { return triggers{s} }
+
+type triggers struct{ *Store }
+
+// cloneTrigger copies a row. An engine does not keep nil and empty apart.
+func cloneTrigger(t engine.Trigger) engine.Trigger {
+	t.Payload, t.Schedule, t.Log = cloneSome(t.Payload), cloneSome(t.Schedule), cloneSome(t.Log)
+	for i := range t.Log {
+		t.Log[i].Body = cloneSome(t.Log[i].Body)
+	}
+	return t
+}
+
+func cloneSome[E any](s []E) []E {
+	if len(s) == 0 {
+		return nil
+	}
+	return slices.Clone(s)
+}
+
+func badTrigger() error {
+	return notify.Invalid("bad_trigger", "id", "a trigger has an id")
+}
+
+func (s triggers) Create(ctx context.Context, ts []engine.Trigger) ([]bool, error) {
+	if err := check(ctx); err != nil {
+		return nil, err
+	}
+	if slices.ContainsFunc(ts, func(t engine.Trigger) bool { return t.ID == "" }) {
+		return nil, badTrigger()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	won := make([]bool, len(ts))
+	for i, t := range ts {
+		if _, ok := s.triggered[t.ID]; !ok {
+			t.Version = 1
+			s.triggered[t.ID] = cloneTrigger(t)
+			won[i] = true
+		}
+	}
+	return won, nil
+}
+
+func (s triggers) Get(ctx context.Context, ids []string) ([]engine.Trigger, error) {
+	if err := check(ctx); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := make([]engine.Trigger, len(ids))
+	for i, id := range ids {
+		out[i] = cloneTrigger(s.triggered[id])
+	}
+	return out, nil
+}
+
+func (s triggers) Swap(ctx context.Context, ss []engine.TriggerSwap) ([]bool, error) {
+	if err := check(ctx); err != nil {
+		return nil, err
+	}
+	if slices.ContainsFunc(ss, func(x engine.TriggerSwap) bool { return x.New.ID == "" }) {
+		return nil, badTrigger()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	won := make([]bool, len(ss))
+	for i, x := range ss {
+		if stored, ok := s.triggered[x.New.ID]; ok && stored.Version == x.Old {
+			x.New.Version = x.Old + 1
+			s.triggered[x.New.ID] = cloneTrigger(x.New)
+			won[i] = true
+		}
+	}
+	return won, nil
+}
+
+func (s triggers) List(ctx context.Context, caller string, state engine.TriggerState, behind engine.TriggerCursor, max int) ([]engine.Trigger, error) {
+	if err := check(ctx); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var out []engine.Trigger
+	for _, t := range s.triggered {
+		if (caller == "" || t.Caller == caller) && (state == 0 || t.State == state) && (behind.ID == "" || t.ID < behind.ID) {
+			out = append(out, cloneTrigger(t))
+		}
+	}
+	slices.SortFunc(out, func(a, b engine.Trigger) int { return strings.Compare(b.ID, a.ID) })
+	return out[:clamp(len(out), max)], nil
+}
+
+func terminal(s engine.TriggerState) bool {
+	switch s {
+	case engine.TriggerFired, engine.TriggerFailed, engine.TriggerCancelled, engine.TriggerExpired:
+		return true
+	}
+	return false
+}
+
+func (s triggers) Purge(ctx context.Context, before int64, max int) (int, error) {
+	if err := check(ctx); err != nil {
+		return 0, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var gone []engine.Trigger
+	for _, t := range s.triggered {
+		if terminal(t.State) && t.Ended < before {
+			gone = append(gone, t)
+		}
+	}
+	slices.SortFunc(gone, func(a, b engine.Trigger) int {
+		return cmp.Or(cmp.Compare(a.Ended, b.Ended), strings.Compare(a.ID, b.ID))
+	})
+	gone = gone[:clamp(len(gone), max)]
+	for _, t := range gone {
+		delete(s.triggered, t.ID)
+	}
+	return len(gone), nil
+}
