@@ -26,6 +26,7 @@ var mayImport = map[string]string{
 	"pkg/wheel":  "",
 	"pkg/fault":  "",
 	"pkg/cli":    "notify",
+	"pkg/when":   "notify",
 	"pkg/engine": "notify",
 
 	// Engines: one technology each.
