@@ -25,6 +25,8 @@ type Config struct {
 	Twilio   TwilioConfig
 	SendGrid SendGridConfig
 
+	Callback CallbackConfig
+
 	// OAuthLatency is that of FCM's token endpoint. Default: none.
 	OAuthLatency Latency
 
@@ -108,6 +110,20 @@ type SendGridConfig struct {
 	RateWindow time.Duration // default 1 s
 }
 
+// CallbackConfig configures the receiver of triggers.
+type CallbackConfig struct {
+	Addr    string  // default 127.0.0.1:0, plain HTTP
+	Latency Latency // default none
+
+	// Secret is what calls must be signed with, whsec_ and base64 (Standard
+	// Webhooks); the control API changes it. Empty: signatures are not checked.
+	Secret string
+
+	// Keep is how many triggers the ledger of calls remembers, the oldest
+	// forgotten first. Default 4,000,000, about 200 bytes each.
+	Keep int
+}
+
 // Receipts says what the providers send back.
 type Receipts struct {
 	Off bool `json:"off"` // send none
@@ -132,7 +148,7 @@ type Receipts struct {
 
 func (c Config) withDefaults() Config {
 	const free = "127.0.0.1:0"
-	for _, a := range []*string{&c.APNs.Addr, &c.FCM.Addr, &c.Twilio.Addr, &c.SendGrid.Addr, &c.ControlAddr} {
+	for _, a := range []*string{&c.APNs.Addr, &c.FCM.Addr, &c.Twilio.Addr, &c.SendGrid.Addr, &c.ControlAddr, &c.Callback.Addr} {
 		if *a == "" {
 			*a = free
 		}
@@ -156,6 +172,7 @@ func (c Config) withDefaults() Config {
 		c.SendGrid.Pools = []string{"pool-1", "pool-2", "pool-3", "pool-4"}
 	}
 	c.SendGrid.RateWindow = orDuration(c.SendGrid.RateWindow, time.Second)
+	c.Callback.Keep = orInt(c.Callback.Keep, 4_000_000)
 	c.Receipts.Batch = orInt(c.Receipts.Batch, 500)
 	c.InboxSize = orInt(c.InboxSize, 200)
 	if c.Now == nil {
@@ -170,7 +187,7 @@ func (c Config) withDefaults() Config {
 func (c Config) validate() error {
 	for _, a := range []struct{ field, addr string }{
 		{"apns.addr", c.APNs.Addr}, {"fcm.addr", c.FCM.Addr}, {"twilio.addr", c.Twilio.Addr},
-		{"sendgrid.addr", c.SendGrid.Addr}, {"control_addr", c.ControlAddr},
+		{"sendgrid.addr", c.SendGrid.Addr}, {"control_addr", c.ControlAddr}, {"callback.addr", c.Callback.Addr},
 	} {
 		if _, _, err := net.SplitHostPort(a.addr); err != nil {
 			return notify.Invalid("bad_address", a.field, "is a host and a port")
@@ -182,6 +199,7 @@ func (c Config) validate() error {
 	}{
 		{"apns.latency", c.APNs.Latency}, {"fcm.latency", c.FCM.Latency}, {"twilio.latency", c.Twilio.Latency},
 		{"sendgrid.latency", c.SendGrid.Latency}, {"oauth_latency", c.OAuthLatency},
+		{"callback.latency", c.Callback.Latency},
 	} {
 		if err := l.l.validate(l.field); err != nil {
 			return err
@@ -196,11 +214,14 @@ func (c Config) validate() error {
 		{"twilio.n", c.Twilio.N > 0}, {"twilio.concurrency", c.Twilio.Concurrency > 0},
 		{"twilio.retry_after", c.Twilio.RetryAfter >= 0}, {"twilio.sender_mps", c.Twilio.SenderMPS >= 0},
 		{"sendgrid.rate_limit", c.SendGrid.RateLimit >= 0}, {"sendgrid.rate_window", c.SendGrid.RateWindow > 0},
-		{"inbox_size", c.InboxSize > 0},
+		{"inbox_size", c.InboxSize > 0}, {"callback.keep", c.Callback.Keep > 0},
 	} {
 		if !n.ok {
 			return notify.Invalid("out_of_range", n.field, "is out of its range")
 		}
+	}
+	if _, err := parseSecret(c.Callback.Secret); err != nil {
+		return err
 	}
 	return c.Receipts.validate()
 }

@@ -33,6 +33,11 @@ import (
 //	GET    /ledger/dump                        NDJSON, one line per (id, address)
 //	POST   /ledger/check                       ids, one a line; which were not delivered
 //	DELETE /ledger                             forget everything
+//	GET    /callbacks/totals                   calls of triggers, lateness
+//	GET    /callbacks?id=                      of one trigger; 404 when it never came
+//	GET    /callbacks/dump                     NDJSON, one line per call
+//	PUT    /callbacks/secret                   {"secret"}: what calls must be signed with
+//	DELETE /callbacks                          forget everything
 //	GET    /healthz
 func (s *Simulator) control() http.Handler {
 	mux := http.NewServeMux()
@@ -50,6 +55,7 @@ func (s *Simulator) control() http.Handler {
 	})
 	s.controlRoutes(mux)
 	s.ledgerRoutes(mux)
+	s.calls.controlRoutes(mux)
 	// A page from elsewhere, open in a browser on this machine, must not script faults.
 	return http.NewCrossOriginProtection().Handler(mux)
 }

@@ -34,6 +34,13 @@
 // address of one user must come with rising seq. In an SMS they are the end of
 // the body, " #usr:seq".
 //
+// # Callbacks
+//
+// A fifth listener takes the calls of triggers (callback.go): it answers 200,
+// checks the signature, and remembers every call with its moment. A query
+// parameter due=<ms since 1970> in the callback URL makes it count how late the
+// first call was, and whether any came early.
+//
 // # Faults
 //
 // A [Rule] says which requests (provider, account, IP pool, prefix of the

@@ -10,23 +10,24 @@ import (
 // Provider is one of the services simulated here.
 type Provider uint8
 
-// The providers. OAuth is FCM's token endpoint: rules and latency can name it,
-// but it has no receivers, so the ledger never does. The zero value, in a rule,
-// means all of them.
+// The providers. OAuth is FCM's token endpoint, Callback the receiver of
+// triggers: rules and latency can name them, but they have no receivers, so the
+// ledger never does. The zero value, in a rule, means all of them.
 const (
 	APNs Provider = iota + 1
 	FCM
 	Twilio
 	SendGrid
 	OAuth
+	Callback
 )
 
 const (
 	providers    = 4 // those with receivers
-	allProviders = 5
+	allProviders = 6
 )
 
-var providerNames = [...]string{"", "apns", "fcm", "twilio", "sendgrid", "oauth"}
+var providerNames = [...]string{"", "apns", "fcm", "twilio", "sendgrid", "oauth", "callback"}
 
 func (p Provider) String() string {
 	if int(p) < len(providerNames) {
@@ -59,7 +60,7 @@ func (p *Provider) UnmarshalText(b []byte) error {
 			return nil
 		}
 	}
-	return notify.Invalid("bad_provider", "provider", fmt.Sprintf("%q is not apns, fcm, twilio, sendgrid or oauth", b))
+	return notify.Invalid("bad_provider", "provider", fmt.Sprintf("%q is not apns, fcm, twilio, sendgrid, oauth or callback", b))
 }
 
 // Duration is a time.Duration written as text ("250ms") in JSON.

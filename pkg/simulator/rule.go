@@ -25,6 +25,8 @@ const (
 	ResetStream Action = "reset_stream" // the same for its HTTP/2 stream alone
 	Drop        Action = "drop"         // reset the connection without taking it
 	Hang        Action = "hang"         // take it, never answer
+	Redirect    Action = "redirect"     // callback: answer 302 to Location
+	Huge        Action = "huge"         // callback: take it, answer 200 with a body of 64 MiB
 	Drip        Action = "drip"         // answer, the body spread over Latency
 	Delay       Action = "latency"      // answer after Latency instead of the provider's own
 	Receipt     Action = "receipt"      // take it; its receipt later says Code
@@ -53,6 +55,7 @@ type Rule struct {
 	Code       string   `json:"code"`        // Fail: the provider's reason or error code; Receipt: a Twilio error code, or bounce, blocked, dropped, deferred
 	RetryAfter Duration `json:"retry_after"` // Fail: sends Retry-After, rounded up to seconds; with Throttle and Until, 0 means until then
 	Latency    Latency  `json:"latency"`     // Drip, Delay
+	Location   string   `json:"location"`    // Redirect
 
 	Matched uint64 `json:"matched"` // requests that matched; for reading
 	Picked  uint64 `json:"picked"`  // of these, what it was applied to; for reading
@@ -104,6 +107,14 @@ func (r *Rule) validate() error {
 	case Drip, Delay:
 		if r.Latency.Median == 0 {
 			return notify.Invalid("no_latency", "latency", "says how long a drip or latency rule takes")
+		}
+		return nil
+	case Redirect, Huge:
+		if r.Provider != Callback {
+			return notify.Invalid("bad_action", "do", fmt.Sprintf("%q is for provider callback", r.Do))
+		}
+		if r.Do == Redirect && r.Location == "" {
+			return notify.Invalid("no_location", "location", "says where a redirect leads")
 		}
 		return nil
 	case Receipt:

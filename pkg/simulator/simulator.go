@@ -18,7 +18,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Simulator is the four providers and their control listener. Its methods are
+// Simulator is the four providers, the callback receiver and their control
+// listener. Its methods are
 // safe for concurrent use.
 type Simulator struct {
 	cfg  Config
@@ -40,8 +41,9 @@ type Simulator struct {
 	fcm    *fcmServer
 	twilio *twilioServer
 	mail   *mailServer
+	calls  *callbackServer
 
-	listeners [5]net.Listener // as in Addrs
+	listeners [6]net.Listener // as in Addrs
 	stopping  chan struct{}   // closed when Run ends; hanging requests end then
 
 	mu  sync.Mutex
@@ -50,7 +52,7 @@ type Simulator struct {
 
 // Addrs are the addresses listened on, as host:port.
 type Addrs struct {
-	APNs, FCM, Twilio, SendGrid, Control string
+	APNs, FCM, Twilio, SendGrid, Control, Callback string
 }
 
 // URLs are the base URLs of the providers, without a slash at the end, and those
@@ -63,6 +65,7 @@ type URLs struct {
 	SendGrid string `json:"sendgrid"`
 	Control  string `json:"control"`
 	Inbox    string `json:"inbox"`
+	Callback string `json:"callback"`
 }
 
 // New derives the keys, reads the ledger file and binds the ports. Nothing is
@@ -89,13 +92,13 @@ func New(cfg Config) (*Simulator, error) {
 		return nil, errors.Join(err, s.closeListeners())
 	}
 	s.receipts = newReceipts(s)
-	s.apns, s.fcm, s.twilio, s.mail = newAPNs(s), newFCM(s), newTwilio(s), newMail(s)
+	s.apns, s.fcm, s.twilio, s.mail, s.calls = newAPNs(s), newFCM(s), newTwilio(s), newMail(s), newCallbacks(s)
 	return s, nil
 }
 
 // bind listens, and completes what needs the addresses.
 func (s *Simulator) bind(sd seed) error {
-	addrs := [...]string{s.cfg.APNs.Addr, s.cfg.FCM.Addr, s.cfg.Twilio.Addr, s.cfg.SendGrid.Addr, s.cfg.ControlAddr}
+	addrs := [...]string{s.cfg.APNs.Addr, s.cfg.FCM.Addr, s.cfg.Twilio.Addr, s.cfg.SendGrid.Addr, s.cfg.ControlAddr, s.cfg.Callback.Addr}
 	var hosts []string
 	for i, addr := range addrs {
 		l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", addr)
@@ -129,7 +132,7 @@ func (s *Simulator) bind(sd seed) error {
 // Addrs returns the bound addresses.
 func (s *Simulator) Addrs() Addrs {
 	a := func(i int) string { return s.listeners[i].Addr().String() }
-	return Addrs{a(0), a(1), a(2), a(3), a(4)}
+	return Addrs{a(0), a(1), a(2), a(3), a(4), a(5)}
 }
 
 // URLs returns where clients find the providers.
@@ -138,7 +141,7 @@ func (s *Simulator) URLs() URLs {
 	return URLs{
 		APNs: "https://" + a.APNs, FCM: "https://" + a.FCM, FCMToken: "https://" + a.FCM + "/token",
 		Twilio: "https://" + a.Twilio, SendGrid: "https://" + a.SendGrid,
-		Control: "http://" + a.Control, Inbox: "http://" + a.Control + "/inbox",
+		Control: "http://" + a.Control, Inbox: "http://" + a.Control + "/inbox", Callback: "http://" + a.Callback,
 	}
 }
 
@@ -184,6 +187,7 @@ func (s *Simulator) resetLatency() {
 	for p, l := range map[Provider]Latency{
 		APNs: s.cfg.APNs.Latency, FCM: s.cfg.FCM.Latency, Twilio: s.cfg.Twilio.Latency,
 		SendGrid: s.cfg.SendGrid.Latency, OAuth: s.cfg.OAuthLatency,
+		Callback: s.cfg.Callback.Latency,
 	} {
 		s.latency[p].Store(&l)
 	}
@@ -332,6 +336,7 @@ func (s *Simulator) servers() []*http.Server {
 		{Handler: s.twilio.routes(), Protocols: proto(true, true)},
 		{Handler: s.mail.routes(), Protocols: proto(true, true)},
 		{Handler: s.control(), Protocols: proto(true, false)},
+		{Handler: s.calls, Protocols: proto(true, false)},
 	}
 	for i, srv := range out {
 		srv.ErrorLog = slog.NewLogLogger(s.log.Handler(), slog.LevelDebug)

@@ -1,0 +1,188 @@
+package simulator
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"errors"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// callbackServer receives the calls of triggers, any method on any path. The
+// trigger is known by X-Trigger-Id, or else by webhook-id.
+type callbackServer struct {
+	s      *Simulator
+	secret atomic.Pointer[[]byte] // nil: signatures are not checked
+	ledger *callLedger
+}
+
+const (
+	maxCallback     = 1 << 20 // bytes of a body that are read
+	hugeAnswer      = 64 << 20
+	signatureWindow = 5 * time.Minute // a timestamp further off is refused, as receivers should
+)
+
+func newCallbacks(s *Simulator) *callbackServer {
+	c := &callbackServer{s: s, ledger: newCallLedger(s.cfg.Callback.Keep)}
+	if key, _ := parseSecret(s.cfg.Callback.Secret); key != nil { // Config.validate has seen it
+		c.secret.Store(&key)
+	}
+	return c
+}
+
+// parseSecret returns nil for the empty secret: signatures are not checked.
+func parseSecret(text string) ([]byte, error) {
+	if text == "" {
+		return nil, nil
+	}
+	raw, ok := strings.CutPrefix(text, "whsec_")
+	key, err := base64.StdEncoding.DecodeString(raw)
+	if !ok || err != nil || len(key) < 24 || len(key) > 64 {
+		return nil, notify.Invalid("bad_secret", "secret", "is whsec_ and 24 to 64 bytes in base64")
+	}
+	return key, nil
+}
+
+func (c *callbackServer) setSecret(text string) error {
+	key, err := parseSecret(text)
+	switch {
+	case err != nil:
+		return err
+	case key == nil:
+		c.secret.Store(nil)
+	default:
+		c.secret.Store(&key)
+	}
+	return nil
+}
+
+func (c *callbackServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxCallback))
+	if err != nil {
+		status := http.StatusBadRequest
+		if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
+			status = http.StatusRequestEntityTooLarge
+		}
+		http.Error(w, "body not read", status)
+		return
+	}
+	now := c.s.now()
+	got := Call{
+		At: now, ID: r.Header.Get("X-Trigger-Id"), Status: http.StatusOK, Path: r.URL.Path,
+		Signature: c.check(r.Header, body, now), Bytes: len(body),
+	}
+	if got.ID == "" {
+		got.ID = r.Header.Get("webhook-id")
+	}
+	got.Attempt, _ = strconv.Atoi(r.Header.Get("X-Trigger-Attempt"))
+	if due, err := strconv.ParseInt(r.URL.Query().Get("due"), 10, 64); err == nil {
+		got.Due = due
+	}
+	a := answer{status: http.StatusOK, header: jsonHeader(), body: []byte(`{"ok":true}` + "\n")}
+	if got.Signature == SignatureBad {
+		a.status, a.body = http.StatusUnauthorized, []byte(`{"error":"bad signature"}`+"\n")
+	}
+	// Rules pick by account (the path) and by prefix or id (the trigger).
+	p := c.s.rules.decide(&call{provider: Callback, account: r.URL.Path, receivers: []receiver{{address: got.ID, id: got.ID}}})
+	silent := false
+	if f := p.fault; f != nil {
+		switch f.Do {
+		case Fail:
+			a.status, a.body = f.Status, []byte(`{"error":"`+http.StatusText(f.Status)+`"}`+"\n")
+			setRetryAfter(a.header, f.retryAfter(now))
+		case Redirect:
+			a.status, a.body = http.StatusFound, nil
+			a.header.Set("Location", f.Location)
+		case Drop, Reset, ResetStream, Hang:
+			silent = true
+		}
+	}
+	got.Taken = a.ok() && (p.fault == nil || p.fault.Do != Drop)
+	got.Status = a.status
+	if silent {
+		got.Status = 0
+	}
+	c.ledger.add(got)
+	if p.fault != nil && p.fault.Do == Huge {
+		c.huge(w, r)
+		return
+	}
+	c.s.deliver(w, r, &call{provider: Callback}, a, p)
+}
+
+// huge answers more than any caller should read.
+func (c *callbackServer) huge(w http.ResponseWriter, r *http.Request) {
+	w.WriteHeader(http.StatusOK)
+	chunk := make([]byte, 64<<10)
+	for n := 0; n < hugeAnswer && r.Context().Err() == nil; n += len(chunk) {
+		if _, err := w.Write(chunk); err != nil {
+			return // hung up, as it should
+		}
+	}
+}
+
+// check verifies a signature as the Standard Webhooks specification says: any
+// one of the space-separated v1 signatures over "id.timestamp.body".
+func (c *callbackServer) check(h http.Header, body []byte, now time.Time) Signature {
+	key := c.secret.Load()
+	given := h.Get("webhook-signature")
+	switch {
+	case given == "" && key == nil:
+		return SignatureNone
+	case key == nil:
+		return SignatureUnchecked
+	}
+	seconds, err := strconv.ParseInt(h.Get("webhook-timestamp"), 10, 64)
+	if err != nil || now.Sub(time.Unix(seconds, 0)).Abs() > signatureWindow {
+		return SignatureBad
+	}
+	mac := hmac.New(sha256.New, *key)
+	mac.Write([]byte(h.Get("webhook-id") + "." + h.Get("webhook-timestamp") + "."))
+	mac.Write(body)
+	want := mac.Sum(nil)
+	for one := range strings.FieldsSeq(given) {
+		sum, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(one, "v1,"))
+		if err == nil && strings.HasPrefix(one, "v1,") && hmac.Equal(sum, want) {
+			return SignatureGood
+		}
+	}
+	return SignatureBad
+}
+
+func (c *callbackServer) controlRoutes(mux *http.ServeMux) {
+	mux.HandleFunc("GET /callbacks/totals", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, c.ledger.totals()) })
+	mux.HandleFunc("GET /callbacks", func(w http.ResponseWriter, r *http.Request) {
+		calls := c.ledger.of(r.URL.Query().Get("id"))
+		if len(calls) == 0 {
+			writeError(w, notify.NotFound("trigger"))
+			return
+		}
+		writeJSON(w, http.StatusOK, calls)
+	})
+	mux.HandleFunc("GET /callbacks/dump", c.ledger.dump)
+	mux.HandleFunc("PUT /callbacks/secret", func(w http.ResponseWriter, r *http.Request) {
+		var v struct {
+			Secret string `json:"secret"`
+		}
+		if readJSON(w, r, &v) {
+			c.s.done(w, c.setSecret(v.Secret))
+		}
+	})
+	mux.HandleFunc("DELETE /callbacks", func(w http.ResponseWriter, _ *http.Request) {
+		c.ledger.reset()
+		w.WriteHeader(http.StatusNoContent)
+	})
+}
+
+// Callbacks returns the counts of calls of triggers.
+func (s *Simulator) Callbacks() CallTotals { return s.calls.ledger.totals() }
+
+// CallsOf returns the calls of a trigger in the order they came.
+func (s *Simulator) CallsOf(id string) []Call { return s.calls.ledger.of(id) }

@@ -1,0 +1,164 @@
+package simulator
+
+import (
+	"bufio"
+	"encoding/json"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+)
+
+// Signature is what became of a call's signature.
+type Signature string
+
+// The verdicts.
+const (
+	SignatureNone      Signature = "none"      // not signed, and none was wanted
+	SignatureUnchecked Signature = "unchecked" // signed; the receiver has no secret
+	SignatureGood      Signature = "good"
+	SignatureBad       Signature = "bad" // refused with 401
+)
+
+// Call is one call of a trigger as the receiver saw it.
+type Call struct {
+	At        time.Time `json:"at"`
+	ID        string    `json:"id"`
+	Attempt   int       `json:"attempt"` // X-Trigger-Attempt
+	Status    int       `json:"status"`  // answered; 0: not
+	Taken     bool      `json:"taken"`   // acted upon, answered or not
+	Signature Signature `json:"signature"`
+	Due       int64     `json:"due,omitempty"` // ms since 1970, of the URL's query
+	Path      string    `json:"path"`
+	Bytes     int       `json:"bytes"` // of the body
+}
+
+// CallTotals are counts over all calls. Lateness is of the first call of each
+// trigger whose URL says when it is due.
+type CallTotals struct {
+	Calls        int64 `json:"calls"`
+	Triggers     int64 `json:"triggers"`
+	Taken        int64 `json:"taken"`      // triggers with a call that was acted upon
+	Duplicates   int64 `json:"duplicates"` // further calls of a trigger that was acted upon
+	BadSignature int64 `json:"bad_signature"`
+	Early        int64 `json:"early"` // first calls before they were due
+	Timed        int64 `json:"timed"` // first calls that said when they were due
+	LateP50us    int64 `json:"late_p50_us"`
+	LateP99us    int64 `json:"late_p99_us"`
+	LateP999us   int64 `json:"late_p999_us"`
+	LateMaxus    int64 `json:"late_max_us"`
+	// LateBuckets counts first calls by lateness, for a picture: below 1, 2, 5,
+	// 10, 20, 50, 100, 200, 500, 1,000 ms, and above.
+	LateBuckets []int64 `json:"late_buckets"`
+}
+
+// lateBounds are the upper bounds of LateBuckets, in ms.
+var lateBounds = [...]int64{1, 2, 5, 10, 20, 50, 100, 200, 500, 1000}
+
+// callLedger remembers every call.
+type callLedger struct {
+	keep int
+
+	mu    sync.Mutex
+	calls map[string][]Call
+	order []string // ids in the order they first came
+	sum   CallTotals
+	late  *hdrhistogram.Histogram // us
+}
+
+func newCallLedger(keep int) *callLedger {
+	l := &callLedger{keep: keep}
+	l.reset()
+	return l
+}
+
+func (l *callLedger) reset() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.calls, l.order = map[string][]Call{}, nil
+	l.sum = CallTotals{LateBuckets: make([]int64, len(lateBounds)+1)}
+	l.late = hdrhistogram.New(1, int64(24*time.Hour/time.Microsecond), 3)
+}
+
+func (l *callLedger) add(c Call) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	before := l.calls[c.ID]
+	l.sum.Calls++
+	if c.Signature == SignatureBad {
+		l.sum.BadSignature++
+	}
+	taken := false
+	for i := range before {
+		taken = taken || before[i].Taken
+	}
+	switch {
+	case taken:
+		l.sum.Duplicates++
+	case c.Taken:
+		l.sum.Taken++
+	}
+	if len(before) == 0 {
+		l.sum.Triggers++
+		l.first(&c)
+		if l.order = append(l.order, c.ID); len(l.order) > l.keep {
+			delete(l.calls, l.order[0])
+			l.order = l.order[1:]
+		}
+	}
+	l.calls[c.ID] = append(before, c)
+}
+
+// first counts how late the first call of a trigger is.
+func (l *callLedger) first(c *Call) {
+	if c.Due == 0 {
+		return
+	}
+	l.sum.Timed++
+	late := c.At.Sub(time.UnixMilli(c.Due))
+	if late < 0 {
+		l.sum.Early++
+		return
+	}
+	_ = l.late.RecordValue(min(max(late.Microseconds(), 1), l.late.HighestTrackableValue())) // in range
+	i := 0
+	for i < len(lateBounds) && late >= time.Duration(lateBounds[i])*time.Millisecond {
+		i++
+	}
+	l.sum.LateBuckets[i]++
+}
+
+func (l *callLedger) totals() CallTotals {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	t := l.sum
+	t.LateBuckets = append([]int64(nil), t.LateBuckets...)
+	t.LateP50us, t.LateP99us = l.late.ValueAtQuantile(50), l.late.ValueAtQuantile(99)
+	t.LateP999us, t.LateMaxus = l.late.ValueAtQuantile(99.9), l.late.Max()
+	return t
+}
+
+func (l *callLedger) of(id string) []Call {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return append([]Call(nil), l.calls[id]...)
+}
+
+// dump writes the calls of all triggers in the order the triggers first came.
+func (l *callLedger) dump(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "application/x-ndjson")
+	l.mu.Lock()
+	ids := append([]string(nil), l.order...)
+	l.mu.Unlock()
+	out := bufio.NewWriterSize(w, 64<<10)
+	enc := json.NewEncoder(out)
+	for _, id := range ids {
+		for _, c := range l.of(id) {
+			if enc.Encode(c) != nil {
+				return // the reader left
+			}
+		}
+	}
+	_ = out.Flush() // the same
+}
