@@ -28,6 +28,15 @@ const (
 	LateDeadLetter LatePolicy = 2 // FAILED, and to triggers-dlq
 )
 
+// PayloadForm is how a payload was given, and is delivered.
+type PayloadForm uint8
+
+const (
+	PayloadText   PayloadForm = 0 // UTF-8, as a JSON string
+	PayloadJSON   PayloadForm = 1 // an object or array, embedded as it was written
+	PayloadBase64 PayloadForm = 2 // any bytes, in base64
+)
+
 // Attempt is one call of a trigger's URL, or one that could not be made.
 type Attempt struct {
 	N       int           // 1 for the first
@@ -46,8 +55,9 @@ type Trigger struct {
 	Caller  string
 	URL     string
 	Payload []byte // delivered byte for byte, at most 4,096 bytes
-	Created int64  // ms since 1970
-	FireAt  int64  // first attempt, after jitter; ms since 1970
+	Form    PayloadForm
+	Created int64 // ms since 1970
+	FireAt  int64 // first attempt, after jitter; ms since 1970
 
 	Schedule    []time.Duration // waits between attempts; nil: the default
 	MaxLateness time.Duration   // 0: without limit

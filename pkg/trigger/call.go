@@ -1,0 +1,188 @@
+package trigger
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
+
+// What became of a call: Attempt.Class.
+const (
+	ClassOK        = "ok"        // 2xx
+	ClassRetry     = "retry"     // 408, 425, 5xx, or an answer that is no HTTP
+	ClassThrottled = "throttled" // 429
+	ClassPermanent = "permanent" // any other 4xx
+	ClassRedirect  = "redirect"  // 3xx, never followed: permanent
+	ClassDenied    = "denied"    // by the guard or the caller's allow-list: permanent, nothing was sent
+	ClassTimeout   = "timeout"   // the exchange took too long
+	ClassDNS       = "dns"       // the name has no address
+	ClassConnect   = "connect"   // refused, reset, unreachable
+	ClassTLS       = "tls"       // the certificate or the handshake
+	ClassLost      = "lost"      // whoever made the call died before it could say
+)
+
+// result is what came of one call.
+type result struct {
+	status     int
+	class      string
+	detail     string
+	body       []byte
+	address    string
+	retryAfter time.Duration
+	took       time.Duration
+}
+
+// permanent reports whether another call would end the same way.
+func (r *result) permanent() bool {
+	return r.class == ClassPermanent || r.class == ClassRedirect || r.class == ClassDenied
+}
+
+const (
+	maxDetail  = 256
+	maxExcerpt = 512 // bytes of an answer that are kept
+)
+
+// post makes one call. The header must not be used again by the caller.
+func (e *Egress) post(ctx context.Context, u *url.URL, header http.Header, body []byte) result {
+	began := time.Now()
+	r := e.exchange(ctx, u, header, body)
+	r.took = time.Since(began)
+	if len(r.detail) > maxDetail {
+		r.detail = strings.ToValidUTF8(r.detail[:maxDetail], "")
+	}
+	return r
+}
+
+func (e *Egress) exchange(ctx context.Context, u *url.URL, header http.Header, body []byte) (r result) {
+	ctx, cancel := context.WithTimeout(ctx, e.cfg.Timeout)
+	defer cancel()
+	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(c httptrace.GotConnInfo) {
+		r.address = c.Conn.RemoteAddr().String()
+	}})
+	req := (&http.Request{
+		Method: http.MethodPost, URL: u, Host: u.Host, Header: header, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+		Body: io.NopCloser(bytes.NewReader(body)), ContentLength: int64(len(body)),
+		GetBody: func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil },
+	}).WithContext(ctx)
+	// RoundTrip, not http.Client: it never follows a redirect.
+	resp, err := e.now.Load().transport.RoundTrip(req)
+	if err != nil {
+		r.class, r.detail = classOfError(err)
+		return r
+	}
+	defer resp.Body.Close()
+	r.status = resp.StatusCode
+	r.class = classOfStatus(resp.StatusCode)
+	r.retryAfter = parseRetryAfter(resp.Header.Get("Retry-After"), time.Now())
+	if r.class != ClassOK {
+		r.detail = resp.Status
+	}
+	if loc := resp.Header.Get("Location"); r.class == ClassRedirect && loc != "" {
+		r.detail += " to " + strconv.QuoteToASCII(loc)
+	}
+	// What follows the status decides nothing; it is read so that the connection
+	// can be used again. More than that is not worth a connection.
+	r.body, _ = readSome(resp.Body, e.cfg.MaxAnswer)
+	return r
+}
+
+// readSome returns the beginning of an answer and reads at most limit of it.
+func readSome(body io.Reader, limit int64) (excerpt []byte, err error) {
+	var head [maxExcerpt]byte
+	n, err := io.ReadFull(body, head[:])
+	if err == nil {
+		_, err = io.CopyN(io.Discard, body, max(limit-int64(n), 0))
+	}
+	if n == 0 {
+		return nil, err
+	}
+	return bytes.Clone(head[:n]), err
+}
+
+// classOfStatus sorts an answer. 2xx alone is success.
+func classOfStatus(status int) string {
+	switch {
+	case status >= 200 && status < 300:
+		return ClassOK
+	case status >= 300 && status < 400:
+		return ClassRedirect
+	case status == http.StatusTooManyRequests:
+		return ClassThrottled
+	case status == http.StatusRequestTimeout, status == http.StatusTooEarly:
+		return ClassRetry
+	case status >= 400 && status < 500:
+		return ClassPermanent
+	}
+	return ClassRetry
+}
+
+// classOfError is the one place where errors of the transport become ours.
+func classOfError(err error) (class, detail string) {
+	var denied *deniedError
+	var dns *net.DNSError
+	var cert *tls.CertificateVerificationError
+	var record tls.RecordHeaderError
+	var alert tls.AlertError
+	var op *net.OpError
+	switch {
+	case errors.As(err, &denied):
+		return ClassDenied, denied.Error()
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled), errors.Is(err, os.ErrDeadlineExceeded):
+		return ClassTimeout, "no answer in time"
+	case errors.As(err, &dns):
+		if dns.IsTimeout {
+			return ClassTimeout, "the name was not resolved in time"
+		}
+		return ClassDNS, "the name has no address"
+	case errors.As(err, &cert), errors.As(err, &record), errors.As(err, &alert):
+		return ClassTLS, err.Error()
+	case errors.As(err, &op):
+		if op.Timeout() {
+			return ClassTimeout, "no answer in time"
+		}
+		if op.Op == "dial" || op.Op == "remote error" {
+			class = ClassConnect
+			if op.Op == "remote error" {
+				class = ClassTLS
+			}
+			return class, op.Err.Error()
+		}
+		return ClassConnect, op.Err.Error()
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return ClassConnect, "the connection was closed without an answer"
+	}
+	return ClassRetry, strings.ToValidUTF8(err.Error(), "")
+}
+
+// parseRetryAfter reads seconds or a date; 0 for anything else.
+func parseRetryAfter(v string, now time.Time) time.Duration {
+	if v == "" {
+		return 0
+	}
+	if n, err := strconv.ParseUint(v, 10, 31); err == nil {
+		return time.Duration(n) * time.Second
+	}
+	if at, err := http.ParseTime(v); err == nil {
+		return max(at.Sub(now), 0)
+	}
+	return 0
+}
+
+// text makes bytes of an answer fit to show.
+func text(b []byte) string {
+	if utf8.Valid(b) {
+		return string(b)
+	}
+	return strings.ToValidUTF8(string(b), "�")
+}

@@ -1,0 +1,102 @@
+package trigger
+
+import (
+	"encoding/binary"
+	"strings"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// TimerKind marks a timer (engine.Timer.Kind) that leads to a trigger.
+const TimerKind = 2
+
+const idPrefix = "trg_"
+
+func idOf(b notify.Base) string { return idPrefix + b.String() }
+
+// ParseID returns a trigger's id in its one spelling, or a notify.KindInvalid.
+func ParseID(id string) (string, error) {
+	b, err := parseID(id)
+	if err != nil {
+		return "", err
+	}
+	return idOf(b), nil
+}
+
+func parseID(id string) (notify.Base, error) {
+	rest, ok := strings.CutPrefix(id, idPrefix)
+	b, err := notify.ParseBase(rest)
+	if !ok || err != nil {
+		return notify.Base{}, notify.Invalid("bad_id", "id", "a trigger's id is trg_ and a ULID")
+	}
+	return b, nil
+}
+
+// message is what a timer and the delay queue carry: the way to a state row,
+// and which of its generations it was meant for. It decides nothing.
+type message struct {
+	base      notify.Base
+	gen       uint32
+	attempt   uint16 // the call it was meant to start, 1 for the first; for people
+	deferrals uint16 // waits since it was last written to the row
+}
+
+const (
+	messageVersion = 1
+	messageKind    = 'T'
+	messageSize    = 2 + 16 + 4 + 2 + 2
+)
+
+func (m message) encode() []byte {
+	b := append(make([]byte, 0, messageSize), messageVersion, messageKind)
+	b = append(b, m.base[:]...)
+	b = binary.BigEndian.AppendUint32(b, m.gen)
+	b = binary.BigEndian.AppendUint16(b, m.attempt)
+	return binary.BigEndian.AppendUint16(b, m.deferrals)
+}
+
+func decodeMessage(b []byte) (m message, ok bool) {
+	if len(b) != messageSize || b[0] != messageVersion || b[1] != messageKind {
+		return m, false
+	}
+	copy(m.base[:], b[2:])
+	m.gen = binary.BigEndian.Uint32(b[18:])
+	m.attempt = binary.BigEndian.Uint16(b[22:])
+	m.deferrals = binary.BigEndian.Uint16(b[24:])
+	return m, true
+}
+
+// timerID names the index row of a generation. All attempts of a generation
+// share it: they differ in their time.
+func timerID(b notify.Base, gen uint32) []byte {
+	return binary.BigEndian.AppendUint32(append(make([]byte, 0, 20), b[:]...), gen)
+}
+
+// indexRow is the timer that leads back to a trigger at a time (ms since 1970).
+func indexRow(b notify.Base, gen uint32, at int64, attempts int) engine.Timer {
+	m := message{base: b, gen: gen, attempt: short(attempts + 1)}
+	return engine.Timer{FireAt: at, ID: timerID(b, gen), Kind: TimerKind, Payload: m.encode(), Weight: 1}
+}
+
+func short(n int) uint16 { return uint16(min(n, 1<<16-1)) }
+
+// ceilMillis is the first whole millisecond that is not before t: what is
+// rounded down would fire early.
+func ceilMillis(t time.Time) int64 {
+	ms := t.UnixMilli()
+	if t.After(time.UnixMilli(ms)) {
+		ms++
+	}
+	return ms
+}
+
+// spread returns a share of most, the same each time for the same id and salt.
+func spread(b notify.Base, salt uint32, most time.Duration) time.Duration {
+	if most <= 0 {
+		return 0
+	}
+	h := notify.ColumnDigest(timerID(b, salt))
+	return time.Duration(h % (uint64(most) + 1))
+}

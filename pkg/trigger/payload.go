@@ -1,0 +1,42 @@
+package trigger
+
+import (
+	"encoding/base64"
+	"strconv"
+	"unicode/utf8"
+
+	"github.com/go-json-experiment/json/jsontext"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+)
+
+// MaxPayload is the largest payload, in bytes as they are delivered: of the
+// text, of the JSON as it was written, or of what base64 stands for.
+const MaxPayload = 4096
+
+// body returns what is posted: {"trigger_id":…,"payload":…}. The payload comes
+// in the form it was given:
+//
+//	text    "payload" is a JSON string; decoded, it is the bytes accepted
+//	JSON    "payload" is the object or array, unchanged to the byte
+//	base64  "payload_base64" is a string; decoded, it is the bytes accepted
+func body(t *engine.Trigger) []byte {
+	b := make([]byte, 0, len(t.Payload)+len(t.Payload)/2+80)
+	b = append(b, `{"trigger_id":"`...)
+	b = append(b, t.ID...)
+	switch {
+	case t.Form == engine.PayloadJSON:
+		b = append(b, `","payload":`...)
+		b = append(b, t.Payload...)
+	case t.Form == engine.PayloadText && utf8.Valid(t.Payload):
+		b = append(b, `","payload":`...)
+		b, _ = jsontext.AppendQuote(b, t.Payload)
+	default:
+		b = append(b, `","payload_base64":"`...)
+		b = base64.StdEncoding.AppendEncode(b, t.Payload)
+		b = append(b, '"')
+	}
+	return append(b, '}')
+}
+
+func tooLarge(n int) string { return strconv.Itoa(n) + " bytes, at most 4,096 are allowed" }

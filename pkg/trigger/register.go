@@ -1,0 +1,279 @@
+package trigger
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/go-json-experiment/json/jsontext"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Register answers POST /v1/triggers: 201 {"trigger_id", "fire_at"}, the fire
+// time with its jitter. Nothing is stored on an error, unless it is
+// notify.KindUnavailable: then the trigger either does not exist or fires once,
+// and a repeat with the same Idempotency-Key finds out which.
+func (s *Service) Register(ctx context.Context, m Meta, body []byte) (Answer, error) {
+	if err := checkMeta(&m); err != nil {
+		return Answer{}, err
+	}
+	if t := media(m.ContentType); t != mediaJSON {
+		return Answer{}, notify.Invalid("unsupported_media_type", "Content-Type", "a trigger is "+mediaJSON)
+	}
+	owner, err := s.caller(ctx, m.Caller)
+	if err != nil {
+		return Answer{}, err
+	}
+	return s.once(ctx, &m, body, func(b basis) (*plan, error) {
+		one := &item{base: b.base}
+		c, err := decodeCreate(body)
+		if err != nil {
+			return nil, err
+		}
+		if err := s.make(one, c, owner, b); err != nil && !b.resumed {
+			return nil, err
+		}
+		return &plan{fire: one.row.FireAt, store: func(ctx context.Context) (Answer, bool, error) {
+			touched, err := s.storeItems(ctx, owner, []*item{one}, b)
+			switch {
+			case err != nil:
+				return Answer{}, touched, err
+			case one.err != nil:
+				return Answer{}, false, one.err
+			}
+			return Answer{Status: http.StatusCreated, Body: append(one.result(nil), '\n')}, true, nil
+		}}, nil
+	})
+}
+
+// RegisterBatch answers POST /v1/triggers:batch (a JSON array, or NDJSON): 200
+// {"results":[…],"accepted","rejected"}, a result per item in their order:
+// {"trigger_id","fire_at"} or {"error":{"code","field","detail"}}. A bad item
+// does not fail the rest.
+func (s *Service) RegisterBatch(ctx context.Context, m Meta, body []byte) (Answer, error) {
+	if err := checkMeta(&m); err != nil {
+		return Answer{}, err
+	}
+	owner, err := s.caller(ctx, m.Caller)
+	if err != nil {
+		return Answer{}, err
+	}
+	return s.once(ctx, &m, body, func(b basis) (*plan, error) {
+		var items []*item
+		p := &plan{}
+		err := eachItem(m.ContentType, body, s.cfg.MaxBatch, func(i int, raw []byte) {
+			it := &item{base: b.base.Item(i)}
+			items = append(items, it)
+			c, err := decodeCreate(raw)
+			if err != nil {
+				it.err = err
+				return
+			}
+			_ = s.make(it, c, owner, b) // the item keeps it
+			p.fire = max(p.fire, it.row.FireAt)
+		})
+		if err != nil {
+			return nil, err
+		}
+		p.store = func(ctx context.Context) (Answer, bool, error) {
+			if touched, err := s.storeItems(ctx, owner, items, b); err != nil {
+				return Answer{}, touched, err
+			}
+			return batchAnswer(items), true, nil
+		}
+		return p, nil
+	})
+}
+
+// item is one trigger of a request, or why it is none.
+type item struct {
+	base notify.Base
+	row  engine.Trigger // without ID: refused before one was made
+	err  error
+}
+
+// make fills the row of an item and keeps the refusal, if it is one.
+func (s *Service) make(it *item, c *Create, owner *engine.Caller, b basis) error {
+	var u *target
+	var late engine.LatePolicy
+	var at int64
+	if at, it.err = s.resolve(&c.When, it.base, 0, b.accepted); it.err == nil {
+		u, late, it.err = s.check(c, owner)
+	}
+	if it.err != nil {
+		return it.err
+	}
+	it.row = engine.Trigger{
+		ID: idOf(it.base), Caller: owner.ID, URL: u.String(), Payload: c.Payload, Form: c.Form,
+		Created: b.accepted, FireAt: at, NextAt: at, Schedule: c.Schedule, MaxLateness: c.MaxLateness, Late: late,
+		State: engine.TriggerPending,
+	}
+	return nil
+}
+
+// storeItems stores the admitted items: their index rows, then their state
+// rows. An index row whose state row never came is dropped when it fires; the
+// other way round a trigger would never fire.
+func (s *Service) storeItems(ctx context.Context, owner *engine.Caller, items []*item, b basis) (touched bool, err error) {
+	if b.resumed {
+		// Rules and allow-list may have changed since. What exists was admitted.
+		if err := s.recall(ctx, owner, items); err != nil {
+			return false, err
+		}
+	}
+	var rows []engine.Trigger
+	var index []engine.Timer
+	for _, it := range items {
+		if it.err == nil {
+			rows = append(rows, it.row)
+			index = append(index, indexRow(it.base, 0, it.row.FireAt, 0))
+		}
+	}
+	if len(rows) == 0 {
+		return false, nil
+	}
+	if err := s.room(ctx, owner, len(rows), b); err != nil {
+		return false, err
+	}
+	began := time.Now()
+	if err := s.cfg.Later.Put(ctx, index); err != nil {
+		return true, unavailable("timer_store", err)
+	}
+	s.cfg.hit("trigger-indexed")
+	won, err := s.cfg.Triggers.Create(ctx, rows)
+	if err != nil {
+		return true, unavailable("trigger_store", err)
+	}
+	created := 0
+	for _, w := range won {
+		if w {
+			created++
+		} else if !b.resumed {
+			return true, &notify.Error{Kind: notify.KindInternal, Code: "id_taken", Msg: "a fresh trigger id was there already"}
+		}
+	}
+	s.cfg.hit("trigger-created")
+	if err := s.reindex(ctx, began, index); err != nil {
+		return true, err
+	}
+	s.cfg.Census.add(owner.ID, created)
+	s.cfg.Events.created(owner.ID, created)
+	return true, nil
+}
+
+// reindex writes index rows again if the state rows took so long that a
+// dispatcher may have met the index rows alone, and dropped them.
+func (s *Service) reindex(ctx context.Context, began time.Time, index []engine.Timer) error {
+	if time.Since(began) < s.cfg.Orphan/2 {
+		return nil
+	}
+	now := time.Now().UnixMilli()
+	for i := range index {
+		index[i].FireAt = max(index[i].FireAt, now)
+	}
+	if err := s.cfg.Later.Put(ctx, index); err != nil {
+		return unavailable("timer_store", err)
+	}
+	return nil
+}
+
+// recall takes items that exist as they are stored.
+func (s *Service) recall(ctx context.Context, owner *engine.Caller, items []*item) error {
+	ids := make([]string, len(items))
+	for i, it := range items {
+		ids[i] = idOf(it.base)
+	}
+	rows, err := s.cfg.Triggers.Get(ctx, ids)
+	if err != nil {
+		return unavailable("trigger_store", err)
+	}
+	for i, it := range items {
+		if rows[i].ID == "" || rows[i].Caller != owner.ID {
+			continue
+		}
+		if it.err != nil {
+			it.row, it.err = rows[i], nil
+		}
+		if rows[i].Gen == 0 {
+			it.row.FireAt = rows[i].FireAt // a jitter configured since must not move it
+		}
+	}
+	return nil
+}
+
+// room refuses a request that would give its caller more than it may have
+// waiting.
+func (s *Service) room(ctx context.Context, owner *engine.Caller, n int, b basis) error {
+	if b.resumed {
+		return nil // it was admitted
+	}
+	most := or(owner.MaxPending, s.cfg.MaxPending)
+	full, err := s.cfg.Census.full(ctx, owner.ID, n, most)
+	if err != nil {
+		return unavailable("trigger_store", err)
+	}
+	if full {
+		return &notify.Error{
+			Kind: notify.KindThrottled, Code: "too_many_pending", RetryAfter: recountEvery,
+			Msg: "the caller has as many triggers waiting as it may",
+		}
+	}
+	return nil
+}
+
+// result appends {"trigger_id","fire_at"}.
+func (it *item) result(b []byte) []byte {
+	b = append(b, `{"trigger_id":"`...)
+	b = append(b, it.row.ID...)
+	b = append(b, `","fire_at":"`...)
+	b = time.UnixMilli(it.row.FireAt).UTC().AppendFormat(b, "2006-01-02T15:04:05.000Z07:00")
+	return append(b, `"}`...)
+}
+
+func batchAnswer(items []*item) Answer {
+	out := append(make([]byte, 0, 96*len(items)+64), `{"results":[`...)
+	accepted := 0
+	for i, it := range items {
+		if i > 0 {
+			out = append(out, ',')
+		}
+		if it.err != nil {
+			out = appendProblem(out, it.err)
+			continue
+		}
+		out = it.result(out)
+		accepted++
+	}
+	out = append(out, `],"accepted":`...)
+	out = strconv.AppendInt(out, int64(accepted), 10)
+	out = append(out, `,"rejected":`...)
+	out = strconv.AppendInt(out, int64(len(items)-accepted), 10)
+	return Answer{Status: http.StatusOK, Body: append(out, "}\n"...)}
+}
+
+// appendProblem appends {"error":{code,field,detail}}; field only if there is one.
+func appendProblem(b []byte, err error) []byte {
+	e, ok := errors.AsType[*notify.Error](err)
+	if !ok {
+		e = &notify.Error{Code: notify.KindOf(err).String(), Msg: "the item could not be stored"}
+	}
+	b = append(b, `{"error":{"code":`...)
+	b = appendQuote(b, e.Code)
+	if e.Field != "" {
+		b = append(b, `,"field":`...)
+		b = appendQuote(b, e.Field)
+	}
+	b = append(b, `,"detail":`...)
+	b = appendQuote(b, e.Msg)
+	return append(b, `}}`...)
+}
+
+// appendQuote appends s as JSON; invalid UTF-8 in it is replaced.
+func appendQuote(b []byte, s string) []byte {
+	b, _ = jsontext.AppendQuote(b, s)
+	return b
+}

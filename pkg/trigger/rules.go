@@ -1,0 +1,143 @@
+package trigger
+
+import (
+	"fmt"
+	"time"
+	"unicode/utf8"
+
+	"github.com/go-json-experiment/json/jsontext"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Limits of a retry schedule.
+const (
+	maxWaits = 20
+	minWait  = time.Second
+	maxWait  = 24 * time.Hour
+)
+
+// Create is one trigger to register.
+type Create struct {
+	URL     string
+	Payload []byte // at most MaxPayload bytes
+	Form    engine.PayloadForm
+	When
+	// Schedule is 1 to 20 waits between attempts, 1 s to 24 h each; nil: the
+	// default. There is one attempt more than there are waits.
+	Schedule    []time.Duration
+	MaxLateness time.Duration // no call starts later than that; 0: without limit
+	Late        string        // "fire" (also ""), "drop" or "dead_letter"
+}
+
+// When is the time of the first attempt: after Delay, or at FireAt, exactly one
+// of them. A time that has passed is now.
+type When struct {
+	Delay  *time.Duration
+	FireAt *time.Time
+	// Jitter moves it later by up to that, by the trigger's id; nil: as
+	// configured. Exact: not at all.
+	Jitter *time.Duration
+	Exact  bool
+}
+
+// resolve returns the fire time of a trigger that is asked for at now (ms since
+// 1970), jitter included.
+func (s *Service) resolve(w *When, base notify.Base, gen uint32, now int64) (int64, error) {
+	var at int64
+	switch {
+	case w.Delay != nil && w.FireAt != nil:
+		return 0, notify.Invalid("time_twice", "fire_at", "delay_seconds and fire_at exclude each other")
+	case w.Delay == nil && w.FireAt == nil:
+		return 0, notify.Invalid("required", "delay_seconds", "delay_seconds or fire_at is needed")
+	case w.Delay != nil:
+		if *w.Delay < 0 {
+			return 0, notify.Invalid("out_of_range", "delay_seconds", "must not be negative")
+		}
+		if *w.Delay > s.cfg.MaxDelay {
+			return 0, s.tooFar("delay_seconds")
+		}
+		at = ceilMillis(time.UnixMilli(now).Add(*w.Delay))
+	default:
+		// Compared as times: one of the year 9999 does not fit a duration.
+		if w.FireAt.After(time.UnixMilli(now).Add(s.cfg.MaxDelay)) {
+			return 0, s.tooFar("fire_at")
+		}
+		at = max(ceilMillis(*w.FireAt), now)
+	}
+	jitter := s.cfg.Jitter
+	if w.Jitter != nil {
+		if jitter = *w.Jitter; jitter < 0 || jitter > s.cfg.MaxJitter {
+			return 0, notify.Invalid("out_of_range", "jitter_seconds", fmt.Sprintf("must be from 0 to %.0f", s.cfg.MaxJitter.Seconds()))
+		}
+		if w.Exact && jitter > 0 {
+			return 0, notify.Invalid("exact_with_jitter", "jitter_seconds", "exact and jitter_seconds exclude each other")
+		}
+	}
+	if w.Exact {
+		jitter = 0
+	}
+	return at + spread(base, gen, jitter).Milliseconds(), nil
+}
+
+func (s *Service) tooFar(field string) error {
+	return notify.Invalid("too_far", field, fmt.Sprintf("lies more than %.0f days ahead", s.cfg.MaxDelay.Hours()/24))
+}
+
+// check admits a trigger of a caller; the URL comes back in its one spelling.
+func (s *Service) check(c *Create, owner *engine.Caller) (u *target, late engine.LatePolicy, err error) {
+	if u, err = parseURL("callback_url", c.URL, s.cfg.Egress.plain()); err != nil {
+		return nil, 0, err
+	}
+	if !allowed(u, owner.CallbackURLs, s.cfg.Egress.plain()) {
+		return nil, 0, notify.Invalid("url_not_registered", "callback_url", "is not under one of the caller's registered base URLs")
+	}
+	if err := s.cfg.Egress.admit("callback_url", u); err != nil {
+		return nil, 0, err
+	}
+	if late, err = checkTerms(c); err != nil {
+		return nil, 0, err
+	}
+	return u, late, nil
+}
+
+func checkTerms(c *Create) (late engine.LatePolicy, err error) {
+	field := "payload"
+	if c.Form == engine.PayloadBase64 {
+		field = "payload_base64"
+	}
+	switch {
+	case len(c.Payload) > MaxPayload:
+		return 0, &notify.Error{Kind: notify.KindTooLarge, Code: "payload_too_large", Field: field, Msg: tooLarge(len(c.Payload))}
+	case c.Form > engine.PayloadBase64:
+		return 0, notify.Invalid("out_of_range", field, "there is no such form of a payload")
+	case c.Form == engine.PayloadText && !utf8.Valid(c.Payload):
+		return 0, notify.Invalid("bad_utf8", field, "is not valid text")
+	case c.Form == engine.PayloadJSON && !jsontext.Value(c.Payload).IsValid():
+		return 0, notify.Invalid("bad_json", field, "is not valid JSON")
+	case c.Schedule != nil && (len(c.Schedule) < 1 || len(c.Schedule) > maxWaits):
+		return 0, notify.Invalid("out_of_range", "retry_schedule_seconds", fmt.Sprintf("must have 1 to %d waits", maxWaits))
+	case c.MaxLateness < 0:
+		return 0, notify.Invalid("out_of_range", "max_lateness_seconds", "must not be negative")
+	}
+	for i, w := range c.Schedule {
+		if w < minWait || w > maxWait {
+			return 0, notify.Invalid("out_of_range", fmt.Sprintf("retry_schedule_seconds[%d]", i), "a wait is 1 second to 24 hours")
+		}
+	}
+	switch c.Late {
+	case "", "fire":
+		late = engine.LateFire
+	case "drop":
+		late = engine.LateDrop
+	case "dead_letter":
+		late = engine.LateDeadLetter
+	default:
+		return 0, notify.Invalid("unknown_policy", "late_policy", "fire, drop or dead_letter")
+	}
+	if late != engine.LateFire && c.MaxLateness == 0 {
+		return 0, notify.Invalid("required", "max_lateness_seconds", "late_policy "+c.Late+" needs a limit above 0")
+	}
+	return late, nil
+}

@@ -1,0 +1,186 @@
+package trigger
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strconv"
+	"sync/atomic"
+	"time"
+	"unicode/utf8"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/fault"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Version names the way this build makes triggers of a request. It is frozen in
+// a reservation: another version could not make the same ones again.
+const Version = 1
+
+// Config of a Service. Triggers, Callers, Idem, Later and Egress are required;
+// the zero value of the others means their default.
+type Config struct {
+	Triggers engine.Triggers
+	Callers  engine.Callers
+	Idem     engine.Idem
+	Later    Later
+	// Egress knows which URLs are admitted; the Service calls none.
+	Egress *Egress
+	// Census counts what callers have waiting. Default: one of its own.
+	Census *Census
+
+	// MaxBatch is how many items a batch may have. Default 1,000.
+	MaxBatch int
+	// MaxDelay is how far ahead a trigger may fire. Default 366 days.
+	MaxDelay time.Duration
+	// Jitter spreads fire times, later only, where a request says nothing.
+	// Default 0.
+	Jitter time.Duration
+	// MaxJitter is the most a request may ask for. Default 1 h.
+	MaxJitter time.Duration
+	// MaxPending is how many triggers a caller may have waiting, unless its own
+	// record says otherwise. Default 1,000,000.
+	MaxPending int
+	// Orphan is how long a message waits for the state row it leads to before it
+	// is dropped; the Dispatchers' must be the same or more. Default 1 min.
+	Orphan time.Duration
+	// Lease is how long a request may work on a reserved key before a repeat
+	// takes over. Default 30 s.
+	Lease time.Duration
+	// Keep is how long a key is kept at least. Default 24 h.
+	Keep time.Duration
+	// Grace is how long a key is kept after the last of its triggers was due.
+	// Default 1 h.
+	Grace time.Duration
+	// Owner names this process in leases; it must differ between processes.
+	// Default: a fresh id.
+	Owner string
+	// Events are told what happened. Default: nothing.
+	Events Events
+	// Logger gets failures that do not change an answer. Default: discarded.
+	Logger *slog.Logger
+
+	hit func(string) // fault.Hit, or a test's
+}
+
+func (c Config) withDefaults() Config {
+	c.MaxBatch = or(c.MaxBatch, 1000)
+	c.MaxDelay = or(c.MaxDelay, 366*24*time.Hour)
+	c.MaxJitter = or(c.MaxJitter, time.Hour)
+	c.MaxPending = or(c.MaxPending, 1_000_000)
+	c.Orphan = or(c.Orphan, time.Minute)
+	c.Lease = or(c.Lease, 30*time.Second)
+	c.Keep = or(c.Keep, 24*time.Hour)
+	c.Grace = or(c.Grace, time.Hour)
+	if c.Owner == "" {
+		c.Owner = notify.NewBase(time.Now()).String()
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	if c.Census == nil {
+		c.Census = NewCensus(c.Triggers)
+	}
+	if c.hit == nil {
+		c.hit = fault.Hit
+	}
+	return c
+}
+
+func (c Config) validate() error {
+	switch {
+	case c.Triggers == nil || c.Callers == nil || c.Idem == nil || c.Later == nil || c.Egress == nil:
+		return errors.New("trigger: Triggers, Callers, Idem, Later and Egress are required")
+	case c.MaxBatch < 1 || c.MaxPending < 1:
+		return errors.New("trigger: MaxBatch and MaxPending must be above 0")
+	case c.Jitter < 0 || c.Jitter > c.MaxJitter || c.MaxDelay < 0 || c.Orphan < time.Second || c.Grace < 0:
+		return errors.New("trigger: Orphan must be at least 1 s, Jitter at most MaxJitter, and no duration below 0")
+	case c.Lease < time.Second || c.Keep < c.Lease:
+		return errors.New("trigger: Lease must be at least 1 s and Keep at least Lease")
+	}
+	return nil
+}
+
+// Service registers, shows and changes triggers. Its methods may be called from
+// any goroutine and keep nothing of what they are given. Their errors are
+// *notify.Error.
+type Service struct {
+	cfg Config
+	seq atomic.Uint64 // of requests with a key: makes their owner unique
+}
+
+// New returns a Service; it starts nothing.
+func New(cfg Config) (*Service, error) {
+	if cfg.Triggers == nil {
+		return nil, cfg.validate()
+	}
+	cfg = cfg.withDefaults()
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	return &Service{cfg: cfg}, nil
+}
+
+func (s *Service) owner() string {
+	return s.cfg.Owner + "/" + strconv.FormatUint(s.seq.Add(1), 10)
+}
+
+// Meta is what the server knows of a request besides its body.
+type Meta struct {
+	Caller      string // the token's sub
+	Key         string // Idempotency-Key; empty: none
+	Route       string // scope of the key, e.g. "POST /v1/triggers"
+	ContentType string // of the body; empty: JSON
+}
+
+// Answer is what to send back.
+type Answer struct {
+	Status   int
+	Body     []byte // JSON
+	Replayed bool   // the first answer of a repeated key
+}
+
+func checkMeta(m *Meta) error {
+	if m.Caller == "" || len(m.Caller) > notify.MaxCaller {
+		return notify.Invalid("bad_caller", "", "a caller has 1 to 128 bytes")
+	}
+	bad := len(m.Key) > 255 || !utf8.ValidString(m.Key)
+	for i := range len(m.Key) {
+		bad = bad || m.Key[i] < 0x20 || m.Key[i] == 0x7f
+	}
+	if bad {
+		return notify.Invalid("bad_idempotency_key", "Idempotency-Key", "at most 255 bytes without control characters")
+	}
+	return nil
+}
+
+// caller returns the record of a caller; one that was never stored has no base
+// URLs and may register nothing.
+func (s *Service) caller(ctx context.Context, id string) (*engine.Caller, error) {
+	c, ok, err := s.cfg.Callers.Get(ctx, id)
+	if err != nil {
+		return nil, unavailable("callers", err)
+	}
+	if !ok {
+		c = engine.Caller{ID: id}
+	}
+	switch {
+	case c.Disabled:
+		return nil, &notify.Error{Kind: notify.KindForbidden, Code: "caller_disabled", Msg: "the caller is disabled"}
+	case len(keysOf(c.Secrets, time.Now().UnixMilli())) == 0:
+		return nil, &notify.Error{Kind: notify.KindConflict, Code: "no_secret", Msg: "the caller has no secret to sign callbacks with: an operator makes one"}
+	}
+	return &c, nil
+}
+
+// retryLater is how long to tell a caller to wait for a store.
+const retryLater = 2 * time.Second
+
+// unavailable makes an error of a store one that a caller may see.
+func unavailable(what string, err error) error {
+	if e, ok := errors.AsType[*notify.Error](err); ok && e.Kind != notify.KindInternal {
+		return err
+	}
+	return notify.Unavailable(what, retryLater, err)
+}

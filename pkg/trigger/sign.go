@@ -1,0 +1,93 @@
+package trigger
+
+import (
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Limits of a signing key, in bytes before base64 (Standard Webhooks).
+const (
+	minSecret = 24
+	maxSecret = 64
+)
+
+const secretPrefix = "whsec_"
+
+// NewSecret returns a fresh signing secret of 32 random bytes.
+func NewSecret() string {
+	var b [32]byte
+	rand.Read(b[:]) // never fails since Go 1.24
+	return secretPrefix + base64.StdEncoding.EncodeToString(b[:])
+}
+
+// ParseSecret returns the key of a secret, or a notify.KindInvalid.
+func ParseSecret(secret string) ([]byte, error) {
+	raw, ok := strings.CutPrefix(secret, secretPrefix)
+	key, err := base64.StdEncoding.DecodeString(raw)
+	if !ok || err != nil || len(key) < minSecret || len(key) > maxSecret {
+		return nil, notify.Invalid("bad_secret", "secret", "is whsec_ and 24 to 64 bytes in base64")
+	}
+	return key, nil
+}
+
+// Rotate puts a fresh secret before a caller's others. Those without an end, or
+// with a later one, sign until overlap from now; at most one of them is kept
+// beside the new one, so that a caller has two at a time. What expired is
+// dropped.
+func Rotate(c engine.Caller, now time.Time, overlap time.Duration) (changed engine.Caller, secret string) {
+	secret = NewSecret()
+	at, until := now.UnixMilli(), now.Add(overlap).UnixMilli()
+	list := []engine.CallerSecret{{Secret: secret, Created: at}}
+	for _, old := range c.Secrets {
+		if old.Expires != 0 && old.Expires <= at || overlap <= 0 {
+			continue
+		}
+		if old.Expires == 0 || old.Expires > until {
+			old.Expires = until
+		}
+		list = append(list, old)
+		break
+	}
+	c.Secrets = list
+	return c, secret
+}
+
+// keysOf returns the keys that sign at a time, newest first.
+func keysOf(secrets []engine.CallerSecret, now int64) (keys [][]byte) {
+	for _, s := range secrets {
+		if s.Expires != 0 && s.Expires <= now {
+			continue
+		}
+		if key, err := ParseSecret(s.Secret); err == nil {
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}
+
+// signature returns webhook-signature: v1 and the HMAC over id.timestamp.body,
+// once per key.
+func signature(keys [][]byte, id string, at int64, body []byte) string {
+	head := id + "." + strconv.FormatInt(at, 10) + "."
+	out := make([]byte, 0, 48*len(keys))
+	var sum [sha256.Size]byte
+	for i, key := range keys {
+		mac := hmac.New(sha256.New, key)
+		mac.Write([]byte(head))
+		mac.Write(body)
+		if i > 0 {
+			out = append(out, ' ')
+		}
+		out = append(out, "v1,"...)
+		out = base64.StdEncoding.AppendEncode(out, mac.Sum(sum[:0]))
+	}
+	return string(out)
+}
