@@ -56,7 +56,7 @@ var mayImport = map[string]string{
 	// What callers and operators see.
 	"pkg/ops":    "engine notify stream history",
 	"pkg/api":    "notify",
-	"pkg/server": "engine notify api intake ops prefs history limit schedule",
+	"pkg/server": "engine notify api intake ops prefs history limit schedule trigger",
 	"pkg/load":   "notify api",
 	"pkg/tui":    "load",
 

@@ -58,6 +58,9 @@ type Deps struct {
 	Cancels     engine.Cancels
 	Campaigns   engine.Campaigns
 	Schedules   Schedules                   // nil: nothing was ever scheduled
+	Triggers    Triggers                    // nil: the routes of triggers are 503
+	Circuits    Circuits                    // nil: the routes of circuits are 503
+	CheckURL    URLCheck                    // nil: GET /v1/ops/url-check is 503
 	Callers     engine.Callers              // nil: every caller has the default rate
 	Receipts    map[string]Receipt          // by provider; nil: none
 	Tail        Tail                        // nil: GET /v1/tail is 503
@@ -66,8 +69,11 @@ type Deps struct {
 	Ready       func(context.Context) error // nil: ready unless draining
 	Metrics     prometheus.Gatherer         // nil: no /metrics
 	Hooks       Hooks
-	Log         *slog.Logger     // nil: discarded
-	Now         func() time.Time // nil: time.Now
+
+	// PlainCallbacks admits http in callers' base URLs, as the egress policy does.
+	PlainCallbacks bool
+	Log            *slog.Logger     // nil: discarded
+	Now            func() time.Time // nil: time.Now
 }
 
 // Hooks are callbacks for metrics; each may be nil. They run on the request's

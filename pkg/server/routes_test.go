@@ -24,7 +24,7 @@ func matrixWorld() (*world, *strings.Replacer) {
 	w.dead = []engine.DeadLetter{{ID: id, Caller: "owner", Seq: 1, Code: "secret_failure", State: "dead"}}
 	return w, strings.NewReplacer(
 		"/notifications/{id}", "/notifications/"+id.String(), "/campaigns/{id}", "/campaigns/"+campaign,
-		"/users/{id}", "/users/u1", "/dead-letters/{id}", "/dead-letters/"+id.String(), "{provider}", "twilio",
+		"/callers/{id}", "/callers/owner", "{name}", "caller:shop", "/users/{id}", "/users/u1", "/dead-letters/{id}", "/dead-letters/"+id.String(), "{provider}", "twilio",
 	)
 }
 
@@ -32,8 +32,17 @@ func matrixWorld() (*world, *strings.Replacer) {
 var scheduledBase = baseOf(3)
 
 func bodyFor(rt *route) string {
-	if rt.method == http.MethodPatch {
+	switch rt.method + " " + rt.path {
+	case "PATCH /v1/notifications/{id}":
 		return `{"scheduled_at":"2027-01-16T10:00:00Z"}`
+	case "PATCH /v1/triggers/{id}":
+		return `{"delay_seconds":60}`
+	case "POST /v1/triggers":
+		return `{"callback_url":"http://127.0.0.1:9/hooks/x","delay_seconds":60}`
+	case "POST /v1/triggers:batch":
+		return `[{"callback_url":"http://127.0.0.1:9/hooks/x","delay_seconds":60}]`
+	case "PUT /v1/ops/circuits/{name}":
+		return `{"to":"reset"}`
 	}
 	if rt.body == noBody {
 		return ""
@@ -48,12 +57,19 @@ func TestRouteMatrix(t *testing.T) {
 	s := w.start(t, Config{}, func(d *Deps) {
 		report := func() Report { return func(context.Context) (any, error) { return map[string]int{"n": 1}, nil } }
 		d.Doctor, d.Lag = report(), report()
+		d.Callers = w.later.Callers()
 		d.Receipts = map[string]Receipt{"twilio": func(*http.Request, []byte) error { return nil }}
 	})
 	w.schedule(t, scheduledBase, "owner", false)
+	w.hooked(t, "owner")
 	for _, rt := range routes() {
 		name, path, body := rt.method+" "+rt.path, paths.Replace(rt.path), bodyFor(&rt)
-		if rt.method == http.MethodPatch {
+		switch {
+		case strings.HasPrefix(rt.path, "/v1/triggers/"): // one each: DELETE ends it
+			path = "/v1/triggers/" + w.trigger(t, "owner")
+		case rt.path == "/v1/ops/url-check":
+			path += "?url=https%3A%2F%2Fshop.example%2F"
+		case rt.method == http.MethodPatch:
 			path = "/v1/notifications/ntf_" + scheduledBase.String()
 		}
 		if rt.scope == "" {
@@ -91,7 +107,7 @@ func TestRouteMatrix(t *testing.T) {
 			t.Errorf("%s shows another caller's: %s", name, got.body)
 		}
 		if strings.Contains(rt.path, "{id}") && rt.path != "/v1/users/{id}/notifications" {
-			missing := ask(s, rt.method, strings.NewReplacer("01KAJ8Q2T5E7V9XCB3M4N6P8RS", "01KAJ8Q2T5E7V9XCB3M4N6P8RT", baseOf(1).String(), baseOf(9).String(), scheduledBase.String(), baseOf(9).String()).Replace(path), token(t, "stranger", rt.scope), body)
+			missing := ask(s, rt.method, strings.NewReplacer("01KAJ8Q2T5E7V9XCB3M4N6P8RS", "01KAJ8Q2T5E7V9XCB3M4N6P8RT", baseOf(1).String(), baseOf(9).String(), scheduledBase.String(), baseOf(9).String(), "/triggers/trg_", "/triggers/trg_7").Replace(path), token(t, "stranger", rt.scope), body)
 			clean := func(r reply) string { return strings.ReplaceAll(r.body, r.header.Get("X-Request-Id"), "") }
 			if got.status != 404 || clean(got) != clean(missing) {
 				t.Errorf("%s of another caller: %d %s, of nobody: %d %s", name, got.status, got.body, missing.status, missing.body)

@@ -1,0 +1,269 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"net/url"
+	"time"
+)
+
+// Trigger is the body of POST /v1/triggers and one item of its batch: a
+// callback at a future time. DelaySeconds or FireAt says when.
+type Trigger struct {
+	CallbackURL          string          `json:"callback_url"`             // under one of the caller's base URLs
+	Payload              json.RawMessage `json:"payload,omitempty"`        // a string, object or array; at most 4,096 bytes, delivered byte for byte
+	PayloadBase64        string          `json:"payload_base64,omitempty"` // any bytes, instead of Payload
+	DelaySeconds         *float64        `json:"delay_seconds,omitempty"`
+	FireAt               *time.Time      `json:"fire_at,omitempty"`
+	JitterSeconds        *float64        `json:"jitter_seconds,omitempty"` // later only; nil: the server's default
+	Exact                bool            `json:"exact,omitempty"`          // no jitter
+	RetryScheduleSeconds []float64       `json:"retry_schedule_seconds,omitempty"`
+	MaxLatenessSeconds   *float64        `json:"max_lateness_seconds,omitempty"`
+	LatePolicy           string          `json:"late_policy,omitempty"` // fire, drop, dead_letter
+}
+
+// TriggerAccepted is the answer to a trigger; jitter is in FireAt.
+type TriggerAccepted struct {
+	TriggerID string    `json:"trigger_id"`
+	FireAt    time.Time `json:"fire_at"`
+}
+
+// TriggerItem is the answer to one item of a batch: an id, or what was wrong.
+type TriggerItem struct {
+	TriggerID string     `json:"trigger_id,omitempty"`
+	FireAt    *time.Time `json:"fire_at,omitempty"`
+	Error     *ItemError `json:"error,omitempty"`
+}
+
+// TriggerBatchResult is the answer to a batch, in the order of its items.
+type TriggerBatchResult struct {
+	Results  []TriggerItem `json:"results"`
+	Accepted int           `json:"accepted"`
+	Rejected int           `json:"rejected"`
+}
+
+// TriggerAttempt is one call of a trigger's URL, or one that could not be made.
+type TriggerAttempt struct {
+	N       int       `json:"n"` // 1 for the first
+	At      time.Time `json:"at"`
+	TookMS  float64   `json:"took_ms"`
+	Status  int       `json:"status,omitempty"` // HTTP; 0: there was no answer
+	Class   string    `json:"class"`
+	Detail  string    `json:"detail,omitempty"`
+	Body    string    `json:"body,omitempty"` // the answer's first 512 bytes
+	Address string    `json:"address,omitempty"`
+}
+
+// TriggerStatus is where a trigger stands.
+type TriggerStatus struct {
+	TriggerID          string           `json:"trigger_id"`
+	Status             string           `json:"status"` // PENDING, IN_FLIGHT, FIRED, FAILED, CANCELLED, EXPIRED
+	Caller             string           `json:"caller"`
+	CallbackURL        string           `json:"callback_url"`
+	PayloadBytes       int              `json:"payload_bytes"`
+	CreatedAt          time.Time        `json:"created_at"`
+	FireAt             time.Time        `json:"fire_at"` // of the first attempt, jitter included
+	NextAttemptAt      *time.Time       `json:"next_attempt_at,omitempty"`
+	EndedAt            *time.Time       `json:"ended_at,omitempty"`
+	Attempts           int              `json:"attempts"`  // calls that counted
+	Deferrals          int              `json:"deferrals"` // waits that were no attempt
+	Reason             string           `json:"reason,omitempty"`
+	Generation         uint32           `json:"generation"` // 0 until it is rescheduled
+	MaxLatenessSeconds float64          `json:"max_lateness_seconds,omitempty"`
+	LatePolicy         string           `json:"late_policy,omitempty"`
+	Log                []TriggerAttempt `json:"log,omitempty"` // the last calls, oldest first
+	Next               string           `json:"next"`          // one sentence: what happens next, and when
+}
+
+// TriggerPage is one page of triggers, newest first.
+type TriggerPage struct {
+	Items  []TriggerStatus `json:"items"`
+	Cursor string          `json:"cursor,omitempty"` // empty: there is no more
+}
+
+// Circuit is a breaker that stands before a provider's route or a caller's
+// callbacks, in the process that was asked.
+type Circuit struct {
+	Name     string     `json:"name"`             // "provider:apns", "caller:shop"
+	State    string     `json:"state"`            // closed, open, half-open
+	Pinned   bool       `json:"pinned,omitempty"` // held by an operator until it is reset
+	Since    *time.Time `json:"since,omitempty"`
+	Until    *time.Time `json:"until,omitempty"` // open: when the first probes pass
+	InFlight int        `json:"in_flight"`
+	Limit    int        `json:"limit,omitempty"`
+	Queued   int        `json:"queued"` // waits in memory for a place
+}
+
+// Circuits is the answer to GET /v1/ops/circuits.
+type Circuits struct {
+	Items []Circuit `json:"items"`
+}
+
+// Caller is what an operator sets for a service that uses the API. Secrets are
+// never shown: only when each was made and when it ends.
+type Caller struct {
+	ID           string         `json:"id"`
+	Rate         float64        `json:"rate,omitempty"`  // requests per second; 0: the server's default
+	Burst        int            `json:"burst,omitempty"` // requests; 0: the server's default
+	Disabled     bool           `json:"disabled,omitempty"`
+	CallbackURLs []string       `json:"callback_urls,omitempty"` // base URLs its triggers may call
+	MaxInFlight  int            `json:"max_in_flight,omitempty"` // callbacks at a time; 0: the server's default
+	MaxPending   int            `json:"max_pending,omitempty"`   // triggers waiting; 0: the server's default
+	Secrets      []CallerSecret `json:"secrets,omitempty"`       // not taken by PUT
+	Version      uint64         `json:"version,omitempty"`       // 0: whatever is stored is replaced
+}
+
+// CallerSecret says that a signing secret exists.
+type CallerSecret struct {
+	CreatedAt time.Time  `json:"created_at"`
+	ExpiresAt *time.Time `json:"expires_at,omitempty"`
+}
+
+// Callers is the answer to GET /v1/ops/callers.
+type Callers struct {
+	Items []Caller `json:"items"`
+}
+
+// RotatedSecret is the only place where a signing secret is shown.
+type RotatedSecret struct {
+	Caller    string     `json:"caller"`
+	Secret    string     `json:"secret"`              // whsec_...
+	OldUntil  *time.Time `json:"old_until,omitempty"` // until then the one before signs too
+	RotatedAt time.Time  `json:"rotated_at"`
+}
+
+// URLVerdict says whether a callback URL may be called, address by address.
+type URLVerdict struct {
+	URL       string           `json:"url"` // as it would be called
+	Host      string           `json:"host"`
+	Port      int              `json:"port"`
+	Allowed   bool             `json:"allowed"` // at least one address may be connected to
+	Addresses []AddressVerdict `json:"addresses"`
+}
+
+// AddressVerdict is about one address that a host resolves to.
+type AddressVerdict struct {
+	Address string `json:"address"`
+	Allowed bool   `json:"allowed"`
+	Why     string `json:"why,omitempty"` // it may not
+}
+
+// Trigger registers a trigger. key is its Idempotency-Key; empty: none.
+func (cl *Client) Trigger(ctx context.Context, t Trigger, key string) (out TriggerAccepted, err error) {
+	err = cl.post(ctx, "/v1/triggers", t, key, key != "", &out)
+	return out, err
+}
+
+// TriggerBatch registers triggers in one request; what is wrong with an item
+// stands in its place in the result.
+func (cl *Client) TriggerBatch(ctx context.Context, ts []Trigger, key string) (out TriggerBatchResult, err error) {
+	err = cl.post(ctx, "/v1/triggers:batch", ts, key, key != "", &out)
+	return out, err
+}
+
+// TriggerStatus returns where a trigger stands, and its calls.
+func (cl *Client) TriggerStatus(ctx context.Context, id string) (out TriggerStatus, err error) {
+	err = cl.get(ctx, "/v1/triggers/"+url.PathEscape(id), nil, &out)
+	return out, err
+}
+
+// CancelTrigger cancels a trigger for good; notify.KindConflict where a call is
+// under way or it has ended.
+func (cl *Client) CancelTrigger(ctx context.Context, id string) (out TriggerStatus, err error) {
+	_, err = cl.do(ctx, call{method: http.MethodDelete, path: "/v1/triggers/" + url.PathEscape(id), repeatable: true}, &out)
+	return out, err
+}
+
+// RescheduleTrigger makes a trigger due at another time; jitter is not added.
+func (cl *Client) RescheduleTrigger(ctx context.Context, id string, at time.Time) (out TriggerStatus, err error) {
+	body, err := encode(struct {
+		FireAt time.Time `json:"fire_at"`
+		Exact  bool      `json:"exact"`
+	}{at.UTC(), true})
+	if err != nil {
+		return out, err
+	}
+	_, err = cl.do(ctx, call{method: http.MethodPatch, path: "/v1/triggers/" + url.PathEscape(id), contentType: TypeJSON, body: body, repeatable: true}, &out)
+	return out, err
+}
+
+// TriggerQuery selects triggers; empty fields select all. Caller is for
+// operators.
+type TriggerQuery struct {
+	Status, Caller, Cursor string
+	Limit                  int
+}
+
+// Triggers returns one page of triggers, newest first.
+func (cl *Client) Triggers(ctx context.Context, f TriggerQuery) (out TriggerPage, err error) {
+	q := url.Values{}
+	set(q, "status", f.Status)
+	set(q, "caller", f.Caller)
+	set(q, "cursor", f.Cursor)
+	setInt(q, "limit", int64(f.Limit))
+	err = cl.get(ctx, "/v1/triggers", q, &out)
+	return out, err
+}
+
+// Circuits returns the breakers of the process that answers.
+func (cl *Client) Circuits(ctx context.Context) (out Circuits, err error) {
+	err = cl.get(ctx, "/v1/ops/circuits", nil, &out)
+	return out, err
+}
+
+// SetCircuit pins a circuit "open" or "closed", or resets it ("reset") to what
+// its calls say.
+func (cl *Client) SetCircuit(ctx context.Context, name, to string) (out Circuit, err error) {
+	body, err := encode(struct {
+		To string `json:"to"`
+	}{to})
+	if err != nil {
+		return out, err
+	}
+	_, err = cl.do(ctx, call{method: http.MethodPut, path: "/v1/ops/circuits/" + url.PathEscape(name), contentType: TypeJSON, body: body, repeatable: true}, &out)
+	return out, err
+}
+
+// Callers returns the callers that differ from the defaults.
+func (cl *Client) Callers(ctx context.Context) (out Callers, err error) {
+	err = cl.get(ctx, "/v1/ops/callers", nil, &out)
+	return out, err
+}
+
+// Caller returns one caller's settings.
+func (cl *Client) Caller(ctx context.Context, id string) (out Caller, err error) {
+	err = cl.get(ctx, "/v1/ops/callers/"+url.PathEscape(id), nil, &out)
+	return out, err
+}
+
+// PutCaller stores a caller's settings, all of them but its secrets. c.Version
+// other than 0 must be the stored one, else the result is notify.KindConflict.
+func (cl *Client) PutCaller(ctx context.Context, c Caller) (out Caller, err error) {
+	c.Secrets = nil
+	body, err := encode(c)
+	if err != nil {
+		return out, err
+	}
+	_, err = cl.do(ctx, call{method: http.MethodPut, path: "/v1/ops/callers/" + url.PathEscape(c.ID), contentType: TypeJSON, body: body, repeatable: c.Version == 0}, &out)
+	return out, err
+}
+
+// RotateSecret gives a caller a fresh signing secret; the one before signs too
+// until overlap from now. The answer alone shows it.
+func (cl *Client) RotateSecret(ctx context.Context, id string, overlap time.Duration) (out RotatedSecret, err error) {
+	body, err := encode(struct {
+		OverlapSeconds float64 `json:"overlap_seconds"`
+	}{overlap.Seconds()})
+	if err != nil {
+		return out, err
+	}
+	_, err = cl.do(ctx, call{method: http.MethodPost, path: "/v1/ops/callers/" + url.PathEscape(id) + "/secrets", contentType: TypeJSON, body: body}, &out)
+	return out, err
+}
+
+// CheckURL says whether a callback URL may be called.
+func (cl *Client) CheckURL(ctx context.Context, raw string) (out URLVerdict, err error) {
+	err = cl.get(ctx, "/v1/ops/url-check", url.Values{"url": {raw}}, &out)
+	return out, err
+}

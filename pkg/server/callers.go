@@ -1,0 +1,168 @@
+package server
+
+import (
+	"net/http"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/trigger"
+)
+
+// Limits of a caller's settings.
+const (
+	maxCallbackURLs = 32
+	maxOverlap      = 30 * 24 * time.Hour
+	defaultOverlap  = 24 * time.Hour
+)
+
+func callerOf(c *engine.Caller) api.Caller {
+	out := api.Caller{
+		ID: c.ID, Rate: c.Rate, Burst: c.Burst, Disabled: c.Disabled, CallbackURLs: c.CallbackURLs,
+		MaxInFlight: c.MaxInFlight, MaxPending: c.MaxPending, Version: c.Version,
+	}
+	for _, s := range c.Secrets {
+		out.Secrets = append(out.Secrets, api.CallerSecret{CreatedAt: moment(s.Created), ExpiresAt: moments(s.Expires)})
+	}
+	return out
+}
+
+// callerID takes the id of the path.
+func (x *exchange) callerID() (string, error) {
+	if x.srv.deps.Callers == nil {
+		return "", notify.Unavailable("callers", 0, nil)
+	}
+	id := x.r.PathValue("id")
+	if id == "" || len(id) > notify.MaxCaller {
+		return "", notify.Invalid("bad_caller", "id", "a caller has 1 to "+strconv.Itoa(notify.MaxCaller)+" bytes")
+	}
+	return id, nil
+}
+
+func (s *Server) listCallers(x *exchange) error {
+	if s.deps.Callers == nil {
+		return notify.Unavailable("callers", 0, nil)
+	}
+	if err := x.query().rest(); err != nil {
+		return err
+	}
+	cs, err := s.deps.Callers.List(x.r.Context())
+	if err != nil {
+		return err
+	}
+	out := api.Callers{Items: make([]api.Caller, 0, len(cs))}
+	for i := range cs {
+		out.Items = append(out.Items, callerOf(&cs[i]))
+	}
+	return x.json(http.StatusOK, out)
+}
+
+func (s *Server) getCaller(x *exchange) error {
+	id, err := x.callerID()
+	if err != nil {
+		return err
+	}
+	c, ok, err := s.deps.Callers.Get(x.r.Context(), id)
+	switch {
+	case err != nil:
+		return err
+	case !ok:
+		return notify.NotFound("caller")
+	}
+	return x.json(http.StatusOK, callerOf(&c))
+}
+
+// putCaller replaces a caller's settings; its secrets stay.
+func (s *Server) putCaller(x *exchange) error {
+	id, err := x.callerID()
+	if err != nil {
+		return err
+	}
+	var in api.Caller
+	if err := x.decode(&in); err != nil {
+		return err
+	}
+	switch {
+	case in.ID != "" && in.ID != id:
+		return notify.Invalid("wrong_caller", "id", "is another than the path's")
+	case in.Secrets != nil:
+		return notify.Invalid("unknown_field", "secrets", "secrets are made by POST /v1/ops/callers/{id}/secrets")
+	case in.Rate < 0 || in.Burst < 0 || in.MaxInFlight < 0 || in.MaxPending < 0:
+		return notify.Invalid("out_of_range", "", "rate, burst, max_in_flight and max_pending are not below 0")
+	case len(in.CallbackURLs) > maxCallbackURLs:
+		return notify.Invalid("too_many_items", "callback_urls", "a caller has at most "+strconv.Itoa(maxCallbackURLs)+" base URLs")
+	}
+	for i, u := range in.CallbackURLs {
+		if in.CallbackURLs[i], err = trigger.CheckBaseURL("callback_urls["+strconv.Itoa(i)+"]", u, trigger.Plain(s.deps.PlainCallbacks)); err != nil {
+			return err
+		}
+	}
+	slices.Sort(in.CallbackURLs)
+	c, err := s.changeCaller(x, id, in.Version, func(c *engine.Caller) {
+		c.Rate, c.Burst, c.Disabled = in.Rate, in.Burst, in.Disabled
+		c.CallbackURLs, c.MaxInFlight, c.MaxPending = slices.Compact(in.CallbackURLs), in.MaxInFlight, in.MaxPending
+	})
+	if err != nil {
+		return err
+	}
+	return x.json(http.StatusOK, callerOf(&c))
+}
+
+// rotateSecret gives a caller a fresh signing secret, and shows it this once.
+func (s *Server) rotateSecret(x *exchange) error {
+	id, err := x.callerID()
+	if err != nil {
+		return err
+	}
+	var in struct {
+		OverlapSeconds *float64 `json:"overlap_seconds"`
+	}
+	if err := x.decode(&in); err != nil {
+		return err
+	}
+	overlap := defaultOverlap
+	if in.OverlapSeconds != nil {
+		if *in.OverlapSeconds < 0 || *in.OverlapSeconds > maxOverlap.Seconds() {
+			return notify.Invalid("out_of_range", "overlap_seconds", "is from 0 to 2592000 (30 days)")
+		}
+		overlap = time.Duration(*in.OverlapSeconds * float64(time.Second))
+	}
+	now := s.deps.Now()
+	out := api.RotatedSecret{Caller: id, RotatedAt: now.UTC()}
+	c, err := s.changeCaller(x, id, 0, func(c *engine.Caller) { *c, out.Secret = trigger.Rotate(*c, now, overlap) })
+	if err != nil {
+		return err
+	}
+	if len(c.Secrets) > 1 {
+		out.OldUntil = moments(c.Secrets[1].Expires)
+	}
+	return x.json(http.StatusCreated, out)
+}
+
+// changeCaller reads, changes and stores a caller until nobody was faster;
+// version other than 0 must be the stored one.
+func (s *Server) changeCaller(x *exchange, id string, version uint64, change func(*engine.Caller)) (engine.Caller, error) {
+	for range 8 {
+		c, _, err := s.deps.Callers.Get(x.r.Context(), id)
+		if err != nil {
+			return c, err
+		}
+		if version != 0 && c.Version != version {
+			return c, &notify.Error{Kind: notify.KindConflict, Code: "version_changed", Field: "version", Msg: "the caller was changed meanwhile"}
+		}
+		c.ID = id
+		change(&c)
+		err = s.deps.Callers.Put(x.r.Context(), c)
+		if err == nil {
+			c.Version++
+			return c, nil
+		}
+		if notify.KindOf(err) != notify.KindConflict {
+			return c, err
+		}
+	}
+	return engine.Caller{}, notify.Unavailable("caller_contended", time.Second, nil)
+}

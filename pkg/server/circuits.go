@@ -1,0 +1,77 @@
+package server
+
+import (
+	"context"
+	"net/http"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Circuits are the breakers of this process.
+type Circuits interface {
+	// List returns them by name.
+	List() []api.Circuit
+	// Set pins one "open" or "closed", or resets it ("reset");
+	// notify.KindNotFound for an unknown name.
+	Set(name, to string) (api.Circuit, error)
+}
+
+// URLCheck resolves a callback URL and says of each address whether it may be
+// connected to.
+type URLCheck func(ctx context.Context, url string) (api.URLVerdict, error)
+
+func (s *Server) listCircuits(x *exchange) error {
+	if s.deps.Circuits == nil {
+		return notify.Unavailable("circuits", 0, nil)
+	}
+	if err := x.query().rest(); err != nil {
+		return err
+	}
+	out := api.Circuits{Items: s.deps.Circuits.List()}
+	if out.Items == nil {
+		out.Items = []api.Circuit{}
+	}
+	return x.json(http.StatusOK, out)
+}
+
+func (s *Server) setCircuit(x *exchange) error {
+	if s.deps.Circuits == nil {
+		return notify.Unavailable("circuits", 0, nil)
+	}
+	var in struct {
+		To string `json:"to"`
+	}
+	if err := x.decode(&in); err != nil {
+		return err
+	}
+	switch in.To {
+	case "open", "closed", "reset":
+	default:
+		return notify.Invalid("bad_value", "to", "is open, closed or reset")
+	}
+	c, err := s.deps.Circuits.Set(x.r.PathValue("name"), in.To)
+	if err != nil {
+		return err
+	}
+	return x.json(http.StatusOK, c)
+}
+
+func (s *Server) checkURL(x *exchange) error {
+	if s.deps.CheckURL == nil {
+		return notify.Unavailable("triggers", 0, nil)
+	}
+	q := x.query()
+	raw := q.text("url")
+	if err := q.rest(); err != nil {
+		return err
+	}
+	if raw == "" {
+		return notify.Invalid("required", "url", "says what to look at")
+	}
+	v, err := s.deps.CheckURL(x.r.Context(), raw)
+	if err != nil {
+		return err
+	}
+	return x.json(http.StatusOK, v)
+}
