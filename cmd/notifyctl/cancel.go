@@ -12,10 +12,10 @@ import (
 
 func newCancel(p *program) *cobra.Command {
 	return &cobra.Command{
-		Use: "cancel ID", Short: "Stop what has not started of a notification, fan-out or campaign", Args: cli.Exact("an id"),
+		Use: "cancel ID", Short: "Stop what has not started of a notification, fan-out, campaign or trigger", Args: cli.Exact("an id"),
 		Long: `cancel stops what has not started: one notification (ntf_...), one receiver of a
-fan-out (ntf_...-7), a whole fan-out, or a campaign (cmp_...) with its later parts.
-What waits for its time is cancelled for good, until 4.5 s before it is due. Anything
+fan-out (ntf_...-7), a whole fan-out, a campaign (cmp_...) with its later parts, or a
+trigger (trg_...). What waits for its time is cancelled for good, until 4.5 s before it is due. Anything
 else: it binds calls that start a second later; what is running then is not stopped.
 A campaign is only cancelled after a yes.`,
 		RunE: func(c *cobra.Command, args []string) error { return runCancel(c.Context(), p, args[0]) },
@@ -23,6 +23,9 @@ A campaign is only cancelled after a yes.`,
 }
 
 func runCancel(ctx context.Context, p *program, id string) error {
+	if strings.HasPrefix(id, "trg_") {
+		return cancelTrigger(ctx, p, id)
+	}
 	t, err := p.target()
 	if err != nil {
 		return err

@@ -158,7 +158,7 @@ func runForecast(ctx context.Context, p *program, o *forecastOptions) error {
 func newReschedule(p *program) *cobra.Command {
 	var o laterOptions
 	c := &cobra.Command{
-		Use: "reschedule ID", Short: "Move a scheduled notification or fan-out to another time", Args: cli.Exact("an id"),
+		Use: "reschedule ID", Short: "Move a scheduled notification, fan-out or trigger to another time", Args: cli.Exact("an id"),
 		Long: `reschedule moves what waits: a notification, or a whole fan-out (the id without an
 index). The id stays. From 4.5 s before it is due on it is too late, exit 6.`,
 		Example: `  notifyctl reschedule ntf_01KAJ8Q2T5E7V9XCB3M4N6P8RS --at 'monday 09:00' --tz Europe/Berlin
@@ -170,6 +170,9 @@ index). The id stays. From 4.5 s before it is due on it is too late, exit 6.`,
 }
 
 func runReschedule(ctx context.Context, p *program, id string, o *laterOptions) error {
+	if strings.HasPrefix(id, "trg_") {
+		return rescheduleTrigger(ctx, p, id, o)
+	}
 	if _, err := notify.ParseID(id); err != nil {
 		return err
 	}

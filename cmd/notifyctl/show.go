@@ -24,6 +24,9 @@ a fan-out). For a fan-out or a campaign (cmp_...) it counts the receivers by sta
 }
 
 func runShow(ctx context.Context, p *program, id string) error {
+	if strings.HasPrefix(id, "trg_") {
+		return showTrigger(ctx, p, id)
+	}
 	cl, err := p.client()
 	if err != nil {
 		return err

@@ -23,6 +23,9 @@ the event before, and then one sentence about what happens next.`,
 }
 
 func runWhy(ctx context.Context, p *program, id string) error {
+	if strings.HasPrefix(id, "trg_") {
+		return showTrigger(ctx, p, id)
+	}
 	cl, err := p.client()
 	if err != nil {
 		return err

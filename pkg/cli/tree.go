@@ -36,6 +36,13 @@ func walk(c *cobra.Command) {
 				return unknown(c, args[0])
 			}
 			c.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
+		} else { // it does something by itself; what follows it is still a subcommand, mistyped
+			c.Args = func(c *cobra.Command, args []string) error {
+				if len(args) == 0 {
+					return nil
+				}
+				return unknown(c, args[0])
+			}
 		}
 	}
 	if c.Name() == "help" {

@@ -1,0 +1,346 @@
+package main
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+func newTrigger(p *program) *cobra.Command {
+	c := &cobra.Command{
+		Use: "trigger", Short: "Have a URL called at a future time",
+		Long: `A trigger is an HTTP callback at a future time: never early, tried again until it is
+answered, signed, and cancelled for good at any time before. The caller's base URLs
+and secrets are an operator's to set: notifyctl caller set, notifyctl caller
+rotate-secret.`,
+	}
+	c.AddCommand(newTriggerCreate(p), newTriggerShow(p), newTriggerList(p), newTriggerCancel(p), newTriggerReschedule(p))
+	return c
+}
+
+type triggerOptions struct {
+	url, payload, key string
+	later             laterOptions
+	exact             bool
+	jitter            string
+	retry             []string
+	lateness, late    string
+	dryRun            bool
+}
+
+func newTriggerCreate(p *program) *cobra.Command {
+	var o triggerOptions
+	c := &cobra.Command{
+		Use: "create --url URL (--at WHEN | --in DELAY)", Short: "Register a callback", Args: cobra.NoArgs,
+		Example: `  notifyctl trigger create --url https://shop.example/hooks/hold --in 15m --payload '{"hold":"h-7719"}'
+  notifyctl trigger create --url https://shop.example/hooks/open --at 'tomorrow 09:00' --tz Europe/Berlin --payload @body.bin
+  notifyctl trigger create --url https://shop.example/hooks/x --in 1h --retry 5s --retry 1m --max-lateness 10m --late drop`,
+		RunE: func(c *cobra.Command, _ []string) error { return runTriggerCreate(c.Context(), p, &o) },
+	}
+	f := c.Flags()
+	f.SortFlags = false
+	f.StringVar(&o.url, "url", "", "what is called; below one of the caller's base URLs")
+	o.later.add(f)
+	f.StringVar(&o.payload, "payload", "", "at most 4,096 bytes, delivered byte for byte; @FILE reads a file, @- standard input")
+	f.StringVar(&o.jitter, "jitter", "", "spread: up to this much later; default: the server's")
+	f.BoolVar(&o.exact, "exact", false, "no spread")
+	f.StringArrayVar(&o.retry, "retry", nil, "a wait before the next attempt; may be given up to 20 times; default: 10s 30s 2m 10m 30m")
+	f.StringVar(&o.lateness, "max-lateness", "", "how late the first attempt may be")
+	f.StringVar(&o.late, "late", "", "what becomes of a later one: fire, drop, dead_letter")
+	f.StringVar(&o.key, "idempotency-key", "", "the key; default: random")
+	f.BoolVar(&o.dryRun, "dry-run", false, "print the request instead of sending it")
+	complete(c, "late", []string{"fire", "drop", "dead_letter"})
+	return c
+}
+
+func runTriggerCreate(ctx context.Context, p *program, o *triggerOptions) error {
+	body, err := o.trigger(p)
+	if err != nil {
+		return err
+	}
+	t, err := p.target()
+	if err != nil {
+		return err
+	}
+	key := first(o.key, newKey(p.now()))
+	if o.dryRun {
+		return p.printRequest(t.server+"/v1/triggers", key, body)
+	}
+	if err := p.confirm(&t, changes, "register a trigger"); err != nil {
+		return err
+	}
+	out, err := p.clientOf(&t).Trigger(ctx, body, key)
+	if err != nil {
+		if notify.KindOf(err) == notify.KindUnavailable || ctx.Err() != nil {
+			return &cli.Error{Exit: exitOf(ctx, err), Err: err, Next: []string{"the same command with --idempotency-key " + quote(key) + " does not register twice"}}
+		}
+		return err
+	}
+	if err := p.printer().Record(out, func() cli.Table {
+		return cli.Table{{"trigger", out.TriggerID}, {"fires", out.FireAt.UTC().Format("2006-01-02T15:04:05.000Z")}}
+	}); err != nil {
+		return err
+	}
+	o.later.echo(p, out.FireAt)
+	p.note("what becomes of it: notifyctl trigger show %s", out.TriggerID)
+	return nil
+}
+
+func (o *triggerOptions) trigger(p *program) (t api.Trigger, err error) {
+	if o.url == "" {
+		return t, cli.Usage("--url is missing: what is to be called?")
+	}
+	t = api.Trigger{CallbackURL: o.url, Exact: o.exact, LatePolicy: o.late}
+	at, err := o.later.resolve(p.now())
+	switch {
+	case err != nil:
+		return t, err
+	case at == nil:
+		return t, cli.Usage("when? --at or --in")
+	}
+	t.FireAt = at
+	for flag, s := range map[string]*string{"--jitter": &o.jitter, "--max-lateness": &o.lateness} {
+		if *s == "" {
+			continue
+		}
+		d, err := parseSpan(*s)
+		if err != nil {
+			return t, err
+		}
+		seconds := d.Seconds()
+		if flag == "--jitter" {
+			t.JitterSeconds = &seconds
+		} else {
+			t.MaxLatenessSeconds = &seconds
+		}
+	}
+	for _, s := range o.retry {
+		d, err := parseSpan(s)
+		if err != nil {
+			return t, err
+		}
+		t.RetryScheduleSeconds = append(t.RetryScheduleSeconds, d.Seconds())
+	}
+	payload := []byte(o.payload)
+	if name, ok := strings.CutPrefix(o.payload, "@"); ok {
+		if payload, err = readAll(p, name); err != nil {
+			return t, err
+		}
+	}
+	switch {
+	case len(payload) == 0:
+	case json.Valid(payload) && (payload[0] == '{' || payload[0] == '['):
+		t.Payload = payload
+	case utf8.Valid(payload):
+		if t.Payload, err = json.Marshal(string(payload)); err != nil {
+			return t, err
+		}
+	default:
+		t.PayloadBase64 = base64.StdEncoding.EncodeToString(payload)
+	}
+	return t, nil
+}
+
+func newTriggerShow(p *program) *cobra.Command {
+	return &cobra.Command{
+		Use: "show TRIGGER", Short: "Show where a trigger stands, and its calls", Args: cli.Exact("a trigger id"), Aliases: []string{"why"},
+		RunE: func(c *cobra.Command, args []string) error { return showTrigger(c.Context(), p, args[0]) },
+	}
+}
+
+func showTrigger(ctx context.Context, p *program, id string) error {
+	cl, err := p.client()
+	if err != nil {
+		return err
+	}
+	t, err := cl.TriggerStatus(ctx, id)
+	if err != nil {
+		return err
+	}
+	return p.printTrigger(&t)
+}
+
+func (p *program) printTrigger(t *api.TriggerStatus) error {
+	pr := p.printer()
+	if pr.Format != "table" || pr.JQ != "" {
+		return pr.Print(t, nil)
+	}
+	if err := pr.Record(t, func() cli.Table {
+		out := cli.Table{
+			{"trigger", t.TriggerID}, {"status", t.Status}, {"reason", t.Reason}, {"caller", t.Caller}, {"url", t.CallbackURL},
+			{"payload", strconv.Itoa(t.PayloadBytes) + " bytes"}, {"created", p.when(t.CreatedAt)}, {"fires", p.when(t.FireAt)},
+			{"ended", p.whenever(t.EndedAt)},
+		}
+		if t.Generation > 0 {
+			out = append(out, []string{"generation", strconv.Itoa(int(t.Generation))})
+		}
+		if t.MaxLatenessSeconds > 0 {
+			out = append(out, []string{"max lateness", time.Duration(t.MaxLatenessSeconds*float64(time.Second)).String() + ", then " + t.LatePolicy})
+		}
+		if t.Deferrals > 0 {
+			out = append(out, []string{"deferrals", count(t.Deferrals)})
+		}
+		return out
+	}); err != nil {
+		return err
+	}
+	if len(t.Log) > 0 {
+		fmt.Fprintln(p.out)
+		if err := pr.Print(t, func() cli.Table { return attempts(t.Log) }); err != nil {
+			return err
+		}
+	}
+	_, err := fmt.Fprintf(p.out, "\nNext: %s\n", cli.Clean(t.Next))
+	return err
+}
+
+func attempts(log []api.TriggerAttempt) cli.Table {
+	t := cli.Table{{"TIME", "ATTEMPT", "CLASS", "STATUS", "TOOK", "ADDRESS", "DETAIL"}}
+	for _, a := range log {
+		status := ""
+		if a.Status != 0 {
+			status = strconv.Itoa(a.Status)
+		}
+		detail := a.Detail
+		if a.Body != "" {
+			detail = strings.TrimSpace(detail + " " + strconv.Quote(a.Body))
+		}
+		t = append(t, []string{
+			a.At.Local().Format("15:04:05.000"), strconv.Itoa(a.N), a.Class, status,
+			span(time.Duration(a.TookMS * float64(time.Millisecond))), a.Address, detail,
+		})
+	}
+	return t
+}
+
+type triggerListOptions struct {
+	status, caller, cursor string
+	limit                  int
+}
+
+var triggerStates = []string{"PENDING", "IN_FLIGHT", "FIRED", "FAILED", "CANCELLED", "EXPIRED"}
+
+func newTriggerList(p *program) *cobra.Command {
+	var o triggerListOptions
+	c := &cobra.Command{
+		Use: "ls", Short: "List triggers, newest first", Args: cobra.NoArgs, Aliases: []string{"list"},
+		Example: `  notifyctl trigger ls --status FAILED
+  notifyctl trigger ls --status PENDING --limit 1000 -o jsonl --jq .trigger_id`,
+		RunE: func(c *cobra.Command, _ []string) error { return runTriggerList(c.Context(), p, &o) },
+	}
+	f := c.Flags()
+	f.StringVar(&o.status, "status", "", "only those that are "+strings.Join(triggerStates, ", "))
+	f.StringVar(&o.caller, "caller", "", "operators: only of this caller")
+	f.IntVar(&o.limit, "limit", 50, "how many at most")
+	f.StringVar(&o.cursor, "cursor", "", "go on where an earlier list ended")
+	complete(c, "status", triggerStates)
+	return c
+}
+
+func runTriggerList(ctx context.Context, p *program, o *triggerListOptions) error {
+	if o.limit < 1 {
+		return cli.Usage("--limit %d: it is above 0", o.limit)
+	}
+	cl, err := p.client()
+	if err != nil {
+		return err
+	}
+	out := api.TriggerPage{Items: []api.TriggerStatus{}, Cursor: o.cursor}
+	for len(out.Items) < o.limit {
+		page, err := cl.Triggers(ctx, api.TriggerQuery{
+			Status: strings.ToUpper(o.status), Caller: o.caller, Cursor: out.Cursor, Limit: min(o.limit-len(out.Items), maxPage),
+		})
+		if err != nil {
+			return err
+		}
+		out.Items, out.Cursor = append(out.Items, page.Items...), page.Cursor
+		if page.Cursor == "" {
+			break
+		}
+	}
+	if err := printPage(p, out, out.Items, func() cli.Table {
+		t := cli.Table{{"TRIGGER", "STATUS", "FIRES", "ATTEMPTS", "REASON", "CALLER", "URL"}}
+		for i := range out.Items {
+			s := &out.Items[i]
+			t = append(t, []string{s.TriggerID, s.Status, p.when(s.FireAt), strconv.Itoa(s.Attempts), s.Reason, s.Caller, s.CallbackURL})
+		}
+		return t
+	}); err != nil {
+		return err
+	}
+	p.more(len(out.Items), out.Cursor, "notifyctl trigger ls")
+	return nil
+}
+
+func newTriggerCancel(p *program) *cobra.Command {
+	return &cobra.Command{
+		Use: "cancel TRIGGER", Short: "Cancel a trigger for good", Args: cli.Exact("a trigger id"),
+		Long: `cancel ends a trigger that waits, also between two attempts: no call of it starts
+afterwards. While a call may be under way, and when it has ended, exit 6.`,
+		RunE: func(c *cobra.Command, args []string) error { return cancelTrigger(c.Context(), p, args[0]) },
+	}
+}
+
+func cancelTrigger(ctx context.Context, p *program, id string) error {
+	t, err := p.target()
+	if err != nil {
+		return err
+	}
+	if err := p.confirm(&t, changes, "cancel "+id); err != nil {
+		return err
+	}
+	out, err := p.clientOf(&t).CancelTrigger(ctx, id)
+	if err != nil {
+		return err
+	}
+	return p.printer().Record(out, func() cli.Table {
+		return cli.Table{{"cancelled", out.TriggerID}, {"at", p.whenever(out.EndedAt)}, {"final", "no call of it starts any more"}}
+	})
+}
+
+func newTriggerReschedule(p *program) *cobra.Command {
+	var o laterOptions
+	c := &cobra.Command{
+		Use: "reschedule TRIGGER", Short: "Give a waiting trigger another time", Args: cli.Exact("a trigger id"),
+		RunE: func(c *cobra.Command, args []string) error { return rescheduleTrigger(c.Context(), p, args[0], &o) },
+	}
+	o.add(c.Flags())
+	return c
+}
+
+func rescheduleTrigger(ctx context.Context, p *program, id string, o *laterOptions) error {
+	at, err := o.resolve(p.now())
+	switch {
+	case err != nil:
+		return err
+	case at == nil:
+		return cli.Usage("when? --at or --in")
+	}
+	t, err := p.target()
+	if err != nil {
+		return err
+	}
+	if err := p.confirm(&t, changes, "reschedule "+id); err != nil {
+		return err
+	}
+	out, err := p.clientOf(&t).RescheduleTrigger(ctx, id, *at)
+	if err != nil {
+		return err
+	}
+	if err := p.printTrigger(&out); err != nil {
+		return err
+	}
+	o.echo(p, out.FireAt)
+	return nil
+}
