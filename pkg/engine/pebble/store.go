@@ -17,8 +17,9 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// formatVersion is the layout of keys and values this build writes.
-const formatVersion = 1
+// formatVersion is the layout of keys and values this build writes. 1 had no
+// tables in capitals, and values of timers without their version.
+const formatVersion = 2
 
 // Store is one database folder. Its accessors return the contracts; all of them
 // may be used from any goroutine until Close.
@@ -37,6 +38,10 @@ type Store struct {
 	spill   spill
 	dead    deadLetters
 	idem    idem
+
+	schedules schedules
+	triggers  triggers
+	queues    queues
 }
 
 // Open opens or creates the store in cfg.Dir. Another process in the folder is
@@ -217,6 +222,7 @@ func (s *Store) load() error {
 	}
 	for _, load := range []func(*Store) error{
 		s.prefs.load, s.cancels.load, s.spill.load, s.dead.load, s.idem.load,
+		s.schedules.load, s.triggers.load, s.queues.load,
 	} {
 		if err := load(s); err != nil {
 			return err
@@ -239,7 +245,7 @@ func (s *Store) checkFormat() error {
 		if !empty {
 			return foreign(s.cfg.Dir)
 		}
-		return s.db.Set(name, strconv.AppendInt(nil, formatVersion, 10), pebbledb.Sync)
+		return s.putFormat(name)
 	}
 	found, err := strconv.Atoi(string(v))
 	switch {
@@ -247,8 +253,14 @@ func (s *Store) checkFormat() error {
 		return foreign(s.cfg.Dir)
 	case found > formatVersion:
 		return newer(s.cfg.Dir, found, formatVersion)
+	case found < formatVersion: // read as it is; who wrote it must not read what we write
+		return s.putFormat(name)
 	}
 	return nil
+}
+
+func (s *Store) putFormat(name []byte) error {
+	return s.db.Set(name, strconv.AppendInt(nil, formatVersion, 10), pebbledb.Sync)
 }
 
 // Close writes what was accepted and closes the database. After a failure it

@@ -5,6 +5,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/enginetest"
 )
 
@@ -61,3 +62,17 @@ func TestCancels(t *testing.T)   { t.Parallel(); enginetest.Cancels(t, open((*St
 func TestCampaigns(t *testing.T) { t.Parallel(); enginetest.Campaigns(t, open((*Store).Campaigns)) }
 func TestJobs(t *testing.T)      { t.Parallel(); enginetest.Jobs(t, open((*Store).Jobs)) }
 func TestHolds(t *testing.T)     { t.Parallel(); enginetest.Holds(t, open((*Store).Holds)) }
+
+func TestSchedules(t *testing.T)  { t.Parallel(); enginetest.Schedules(t, open((*Store).Schedules)) }
+func TestColdTimers(t *testing.T) { t.Parallel(); enginetest.ColdTimers(t, open((*Store).ColdTimers)) }
+func TestTriggers(t *testing.T)   { t.Parallel(); enginetest.Triggers(t, open((*Store).Triggers)) }
+func TestQueue(t *testing.T)      { t.Parallel(); enginetest.Queue(t, open(testQueue)) }
+
+func TestTimersDropHints(t *testing.T) {
+	t.Parallel()
+	enginetest.TimersDropHints(t, open(func(s *Store) enginetest.Scheduling {
+		return enginetest.Scheduling{Timers: s.Timers(), Schedules: s.Schedules()}
+	}))
+}
+
+func testQueue(s *Store) engine.Queue { return s.Queue("q", enginetest.QueueReceives) }
