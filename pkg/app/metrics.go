@@ -9,12 +9,14 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/intake"
 	"github.com/notifyd/notifyd/pkg/limit"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/ops"
 	"github.com/notifyd/notifyd/pkg/server"
 	"github.com/notifyd/notifyd/pkg/stream"
+	"github.com/notifyd/notifyd/pkg/timer"
 	"github.com/notifyd/notifyd/pkg/worker"
 )
 
@@ -80,7 +82,7 @@ func newMetrics(n *Node) *metrics {
 	m.resets = counter("log_resets_total", "Positions that were not in the log.", "topic")
 	m.receiptRows = counter("receipts_total", "Delivery receipts stored.", "channel")
 	m.timersReleased = prometheus.NewCounter(prometheus.CounterOpts{Name: "notifyd_timers_released_total", Help: "Timers published when due."})
-	m.timerLate = prometheus.NewHistogram(prometheus.HistogramOpts{Name: "notifyd_timer_late_seconds", Help: "Lateness of the latest timer of each published batch.", Buckets: seconds})
+	m.timerLate = prometheus.NewHistogram(prometheus.HistogramOpts{Name: "notifyd_timer_late_seconds", Help: "Lateness of each published timer.", Buckets: seconds})
 	m.registry.MustRegister(m.timersReleased, m.timerLate, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.storeStalled = gauge("status_store_stalled_seconds", "How long the status store has been refusing outcomes; 0: it is well.")
 	m.registry.MustRegister(&nodeCollector{n})
@@ -201,9 +203,11 @@ func (m *metrics) group(log *slog.Logger) stream.GroupEvents {
 	}
 }
 
-func (m *metrics) released(n int, late time.Duration) {
-	m.timersReleased.Add(float64(n))
-	m.timerLate.Observe(late.Seconds())
+func (m *metrics) released(_ timer.Lane, ts []engine.Timer, at time.Time) {
+	m.timersReleased.Add(float64(len(ts)))
+	for i := range ts {
+		m.timerLate.Observe(at.Sub(time.UnixMilli(ts[i].FireAt)).Seconds())
+	}
 }
 
 func (m *metrics) stalled(d time.Duration) { m.storeStalled.Set(d.Seconds()) }

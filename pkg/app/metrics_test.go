@@ -17,10 +17,12 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/ops"
 	"github.com/notifyd/notifyd/pkg/server"
 	"github.com/notifyd/notifyd/pkg/stream"
+	"github.com/notifyd/notifyd/pkg/timer"
 	"github.com/notifyd/notifyd/pkg/worker"
 )
 
@@ -146,7 +148,7 @@ func feed(m *metrics) {
 	g := m.group(slog.New(slog.DiscardHandler))
 	g.Failed(stream.TopicPartition{Topic: "topic"}, io.ErrUnexpectedEOF)
 	g.Reset(stream.Reset{TP: stream.TopicPartition{Topic: "topic"}})
-	m.released(1, time.Millisecond)
+	m.released(timer.OnTime, make([]engine.Timer, 1), time.Now())
 	m.stalled(0)
 	m.receipts(notify.SMS, 1)
 }

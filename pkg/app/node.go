@@ -206,7 +206,7 @@ func (n *Node) build() error {
 	}
 	n.timers = timer.New(timer.Config{
 		Store: n.store.Timers(), Publish: timer.ToLog(n.producer), Owner: n.broker.StoreID(), Logger: n.log,
-		Released: n.metrics.released,
+		Events: timer.Events{Released: n.metrics.released},
 	})
 	if n.provs, err = newProviders(cfg, n.limits, n.log); err != nil {
 		return err

@@ -111,6 +111,33 @@ func (p *pair) advance(now time.Time, react func(fired int)) {
 	p.check()
 }
 
+// rewind sets both clocks back.
+func (p *pair) rewind(now time.Time) {
+	now = inRange(now)
+	p.w.Rewind(now)
+	if now.Before(p.now) {
+		p.now = now
+	}
+	p.check()
+}
+
+// deleteEvery removes the timers whose id is a multiple of k.
+func (p *pair) deleteEvery(k int) {
+	want := 0
+	p.model = slices.DeleteFunc(p.model, func(e entry) bool {
+		if e.id%k != 0 {
+			return false
+		}
+		want++
+		p.stale = append(p.stale, e.handle)
+		return true
+	})
+	if got := p.w.DeleteFunc(func(id int) bool { return id%k == 0 }); got != want {
+		p.t.Fatalf("DeleteFunc removed %d, want %d", got, want)
+	}
+	p.check()
+}
+
 func (p *pair) check() {
 	if p.w.Len() != len(p.model) {
 		p.t.Fatalf("Len = %d, want %d", p.w.Len(), len(p.model))
@@ -136,6 +163,9 @@ func (p *pair) check() {
 func inRange(t time.Time) time.Time {
 	if t.Year() > 2261 {
 		return time.Date(2261, 12, 31, 23, 59, 59, 999_999_999, time.UTC)
+	}
+	if t.Year() < 1679 {
+		return time.Date(1679, 1, 1, 0, 0, 0, 0, time.UTC)
 	}
 	return t
 }
@@ -179,6 +209,8 @@ func TestAgainstSortedList(t *testing.T) {
 			"add":     func(rt *rapid.T) { p.add(p.now.Add(distance.Draw(rt, "at"))) },
 			"add two": func(rt *rapid.T) { d := distance.Draw(rt, "at"); p.add(p.now.Add(d)); p.add(p.now.Add(d)) },
 			"cancel":  func(rt *rapid.T) { p.cancel(rapid.IntRange(0, 1<<20).Draw(rt, "which")) },
+			"rewind":  func(rt *rapid.T) { p.rewind(p.now.Add(-distance.Draw(rt, "back"))) },
+			"delete":  func(rt *rapid.T) { p.deleteEvery(rapid.IntRange(1, 5).Draw(rt, "every")) },
 			"stale":   func(rt *rapid.T) { p.cancelStale(rapid.IntRange(0, 1<<20).Draw(rt, "which")) },
 			"advance": func(rt *rapid.T) { p.advance(p.now.Add(distance.Draw(rt, "by")), react) },
 			"next": func(*rapid.T) {
@@ -225,6 +257,10 @@ func FuzzAgainstSortedList(f *testing.F) {
 				if at, ok := p.w.Next(); ok {
 					p.advance(at, func(int) {})
 				}
+			case 13:
+				p.rewind(p.now.Add(-time.Duration(d)))
+			case 14:
+				p.deleteEvery(1 + int(d%7))
 			default:
 				p.advance(p.now.Add(time.Duration(d)*Resolution), func(id int) {
 					switch id % 4 {

@@ -116,7 +116,7 @@ func (w *Wheel[T]) Next() (time.Time, bool) {
 // Advance fires every timer whose time, rounded up to the millisecond, is not
 // after now: ordered by time, and by insertion where times are equal. Nothing
 // fires early. A now before the latest one (the clock was set back) does
-// nothing.
+// nothing; see Rewind.
 //
 // A timer is gone before fire is called for it. Fire may call Add, Cancel, Len
 // and Next. If it panics, the timers not yet fired fire in the next Advance.
@@ -151,6 +151,61 @@ func (w *Wheel[T]) Advance(now time.Time, fire func(at time.Time, v T)) {
 	}
 	// No slot begins in (cur, target], so no timer changes its level.
 	w.cur = target
+}
+
+// Rewind sets the clock back: after it, a timer fires when its time comes by
+// the new clock. Without it a wheel whose clock was set back fires nothing,
+// new timers included, until the old time is reached again. Timers of one tick
+// keep their order. The work is in proportion to the pending ones. A now that
+// is not before the latest one does nothing; it must not be called from fire.
+func (w *Wheel[T]) Rewind(now time.Time) {
+	to := floorTick(now)
+	if to >= w.cur {
+		return
+	}
+	if w.advancing {
+		panic("wheel: Rewind called from fire")
+	}
+	// All of them on one list first: a slot may stand for another time after.
+	w.gather(listLate)
+	for level := range levels {
+		for slot := range slots {
+			w.gather(level*slots + slot)
+		}
+	}
+	w.cur, w.horizon = to, to
+	for i := w.take(listDue); i != 0; {
+		n := w.at(i)
+		next := n.next
+		if tick := ceilTick(n.at); tick <= to {
+			w.link(listLate, i, n)
+		} else {
+			w.link(w.place(tick), i, n)
+		}
+		i = next
+	}
+}
+
+// Now is the time of the latest Advance or Rewind, in whole ticks.
+func (w *Wheel[T]) Now() time.Time { return tickTime(w.cur) }
+
+// DeleteFunc removes every timer whose value del wants removed, and returns how
+// many they were. The work is in proportion to the most timers there ever were
+// at once. It must not be called from fire.
+func (w *Wheel[T]) DeleteFunc(del func(v T) bool) (n int) {
+	if w.advancing {
+		panic("wheel: DeleteFunc called from fire")
+	}
+	for i := uint32(1); i <= w.top; i++ {
+		x := w.at(i)
+		if x.list != free && x.gen != 0 && del(x.v) {
+			w.unlink(x)
+			w.free(i, x)
+			w.pending--
+			n++
+		}
+	}
+	return n
 }
 
 // first returns the first tick of the earliest slot in use, and its level. It
@@ -193,13 +248,18 @@ func (w *Wheel[T]) cascade(slot int) {
 
 // makeDue moves a whole list to the due list.
 func (w *Wheel[T]) makeDue(from int) {
+	w.gather(from)
+	w.sortDue()
+}
+
+// gather appends a whole list to the due list.
+func (w *Wheel[T]) gather(from int) {
 	for i := w.take(from); i != 0; {
 		n := w.at(i)
 		next := n.next
 		w.link(listDue, i, n)
 		i = next
 	}
-	w.sortDue()
 }
 
 // fireDue fires the due list. It takes one timer at a time, because fire may

@@ -252,3 +252,36 @@ func TestNothingIsAllocatedPerTimer(t *testing.T) {
 		t.Fatalf("%v allocations per 100 timers, want 0", n)
 	}
 }
+
+// A clock that is set back: what was added before and after fires by the new
+// time, not when the old one comes round again.
+func TestRewind(t *testing.T) {
+	t.Parallel()
+	w := New[int](start)
+	w.Add(start.Add(2*time.Hour), 1)
+	w.Add(start.Add(-time.Second), 2)
+	w.Advance(start.Add(time.Hour), func(time.Time, int) {})
+	w.Add(start.Add(10*time.Second), 3) // late by the clock there is
+	w.Rewind(start)
+	w.Add(start.Add(10*time.Second), 4)
+	want(t, fireAll(w, start.Add(10*time.Second-1)))
+	want(t, fireAll(w, start.Add(10*time.Second)), 3, 4)
+	w.Rewind(start.Add(time.Minute)) // ahead: nothing
+	want(t, fireAll(w, start.Add(2*time.Hour)), 1)
+}
+
+func TestDeleteFunc(t *testing.T) {
+	t.Parallel()
+	w := New[int](start)
+	h := w.Add(start.Add(time.Second), 1)
+	w.Add(start.Add(time.Hour), 2)
+	w.Add(start, 3)
+	if n := w.DeleteFunc(func(v int) bool { return v != 2 }); n != 2 {
+		t.Errorf("removed %d, want 2", n)
+	}
+	if w.Cancel(h) {
+		t.Error("a removed timer was cancelled")
+	}
+	w.Add(start.Add(time.Second), 4)
+	want(t, fireAll(w, start.Add(time.Hour)), 4, 2)
+}

@@ -1,0 +1,185 @@
+package timer
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+)
+
+// Config of an Engine or a Writer. The zero value of a number means its
+// default. Every process over one store has the same Shards, for as long as the
+// store lives, and the same Poll, Lookahead, WriteTimeout and Skew.
+type Config struct {
+	Store engine.Timers
+	// Schedules decides about timers with a Head. Nil: nobody can touch one.
+	Schedules engine.Schedules
+	// Cold keeps what is more than ColdAfter ahead. Nil: Store keeps it.
+	Cold engine.ColdTimers
+	// Queue carries near timers from writers to whoever publishes them; it is
+	// this package's alone. Nil: a near timer of a shard that this process does
+	// not own waits for the close of its minute. So it is needed where several
+	// processes share a store.
+	Queue engine.Queue
+	// Lease and Heartbeats let several engines share the shards. Without Lease
+	// an engine trusts that it is alone, as one with a store of its own is (terms
+	// keep another from harm); without Heartbeats it keeps what it has.
+	Lease      engine.Lease
+	Heartbeats engine.Heartbeats
+	Owner      string // name of this engine, unlike that of any other that runs
+
+	// Publish hands due timers on; nil means every one of them is durable where
+	// it went. It is called again with the same timers until it succeeds, by
+	// several goroutines. A Writer does not use it.
+	Publish func(ctx context.Context, ts []engine.Timer) error
+
+	Shards       int           // partitions of a minute: 16
+	Poll         time.Duration // between loads: 1 s
+	Lookahead    time.Duration // how far ahead of now rows are loaded: 2 s
+	WriteTimeout time.Duration // longest write that is expected: 2 s
+	Skew         time.Duration // largest difference of two clocks: 500 ms
+	Grace        time.Duration // from a minute's end to its close: 10 s
+	Batch        int           // timers a Publish at most, and rows a scan: 512
+	BatchSize    int           // bytes of payload a Publish at most, unless one has more: 4 MiB
+	Publishers   int           // Publish calls at once for what is on time: 4
+
+	// Loading pauses at either limit while Publish is slow or refuses. Catching
+	// up has a quarter as much on top.
+	MaxPending int // timers loaded and not acknowledged: 131,072
+	MaxBytes   int // their payload, in bytes: 128 MiB
+
+	// What was due more than CatchUpAfter before an engine came to load it is
+	// released by a lane of its own, in due order, so many a second.
+	CatchUpAfter      time.Duration // 10 s; at least 2 s more than a take-over lasts
+	CatchUpRate       int           // timers a second: 20,000
+	CatchUpPublishers int           // its Publish calls at once: 2
+
+	LeaseTTL    time.Duration // 5 s
+	LeaseRenew  time.Duration // between renewals: 1.5 s
+	LeaseMargin time.Duration // trust ends so long before the lease: 1 s
+	LeaseLook   time.Duration // between a standby's looks: 250 ms
+	Beat        time.Duration // between heartbeats: 5 s
+
+	ColdAfter time.Duration // 30 days
+	Retention time.Duration // of schedules after their fire time: 30 days
+
+	// Wall is the clock that due times are compared with; nil: time.Now. Leases
+	// and waits use the monotonic clock.
+	Wall func() time.Time
+	// ClockOffset is how far Wall is off, as far as anybody knows; nil: nobody
+	// does. It must not block. An engine whose offset is over MaxClockOffset
+	// owns nothing.
+	ClockOffset    func() time.Duration
+	MaxClockOffset time.Duration // 500 ms
+
+	Logger *slog.Logger
+	Events Events
+}
+
+// Events are told what happens. Nil ones are left out. They are called by many
+// goroutines, and must not block.
+type Events struct {
+	// Released is told of each batch after it was published. A timer's lateness
+	// is at - FireAt.
+	Released func(lane Lane, ts []engine.Timer, at time.Time)
+	// Dropped is told of each timer that its schedule's head kept from being
+	// released: it was cancelled, or is of another generation.
+	Dropped func(t engine.Timer, head engine.ScheduleHead)
+	// Owned and Lost follow the shards of this engine.
+	Owned func(shard uint16, term uint64)
+	Lost  func(shard uint16, term uint64, cause error)
+	// Unhealthy is told when three heartbeats were missed, with the age of the
+	// last one; Healthy of the first one after that.
+	Unhealthy func(age time.Duration)
+	Healthy   func()
+}
+
+// Lane is the way a timer was released.
+type Lane uint8
+
+const (
+	OnTime  Lane = iota // by the wheel
+	CatchUp             // paced, after an outage
+	Near                // through the queue
+)
+
+func (l Lane) String() string { return [...]string{"on_time", "catch_up", "near"}[l] }
+
+func (c Config) withDefaults() Config {
+	length := func(p *time.Duration, d time.Duration) {
+		if *p <= 0 {
+			*p = d
+		}
+	}
+	number := func(p *int, n int) {
+		if *p <= 0 {
+			*p = n
+		}
+	}
+	number(&c.Shards, 16)
+	length(&c.Poll, time.Second)
+	length(&c.Lookahead, 2*time.Second)
+	length(&c.WriteTimeout, 2*time.Second)
+	length(&c.Skew, 500*time.Millisecond)
+	length(&c.Grace, 10*time.Second)
+	number(&c.Batch, 512)
+	number(&c.BatchSize, 4<<20)
+	number(&c.Publishers, 4)
+	number(&c.MaxPending, 1<<17)
+	number(&c.MaxBytes, 128<<20)
+	length(&c.CatchUpAfter, 10*time.Second)
+	number(&c.CatchUpRate, 20_000)
+	number(&c.CatchUpPublishers, 2)
+	length(&c.LeaseTTL, 5*time.Second)
+	length(&c.LeaseRenew, 1500*time.Millisecond)
+	length(&c.LeaseMargin, time.Second)
+	length(&c.LeaseLook, 250*time.Millisecond)
+	length(&c.Beat, 5*time.Second)
+	length(&c.ColdAfter, 30*24*time.Hour)
+	length(&c.Retention, 30*24*time.Hour)
+	length(&c.MaxClockOffset, 500*time.Millisecond)
+	if c.Wall == nil {
+		c.Wall = time.Now
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	c.Events = c.Events.withDefaults()
+	return c
+}
+
+func (ev Events) withDefaults() Events {
+	if ev.Released == nil {
+		ev.Released = func(Lane, []engine.Timer, time.Time) {}
+	}
+	if ev.Dropped == nil {
+		ev.Dropped = func(engine.Timer, engine.ScheduleHead) {}
+	}
+	if ev.Owned == nil {
+		ev.Owned = func(uint16, uint64) {}
+	}
+	if ev.Lost == nil {
+		ev.Lost = func(uint16, uint64, error) {}
+	}
+	if ev.Unhealthy == nil {
+		ev.Unhealthy = func(time.Duration) {}
+	}
+	if ev.Healthy == nil {
+		ev.Healthy = func() {}
+	}
+	return ev
+}
+
+// lead is how near a fire time is when a scan may have passed it before the row
+// became durable. Such a row is also handed on at once.
+func (c *Config) lead() time.Duration {
+	return c.Lookahead + max(c.Poll, c.WriteTimeout) + c.Skew
+}
+
+// Guard is how long before its fire time a schedule can be touched for the last
+// time: a hint that is durable then is read with the row it is about.
+func (c Config) Guard() time.Duration {
+	c = c.withDefaults()
+	return c.Lookahead + c.WriteTimeout + c.Skew
+}

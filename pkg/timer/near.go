@@ -1,0 +1,127 @@
+package timer
+
+import (
+	"encoding/binary"
+	"errors"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+)
+
+// admit puts stored rows that loading has passed into the wheel, and returns
+// those of shards that are not this engine's. A row of a minute that was closed
+// meanwhile is stored again anyway.
+func (e *Engine) admit(ps []parked) (others []parked) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for i := range ps {
+		p := &ps[i]
+		t := e.tenures[engine.ShardOf(p.ID, e.cfg.Shards)]
+		switch {
+		case t == nil || !t.aliveLocked():
+			others = append(others, *p)
+		case p.FireAt/60_000 <= t.state.Closed:
+		case p.due > t.loaded: // the sweeper will come by
+		case t.loads[OnTime].full:
+			t.missed = min(t.missed, p.FireAt)
+		default:
+			ask := e.questionOf(&p.Timer, nil)
+			if ask == askNothing && e.cfg.Schedules != nil && !p.Head.IsZero() {
+				ask = askHints
+			}
+			t.loadLocked(&p.Timer, p.due, OnTime, ask)
+		}
+	}
+	return others
+}
+
+// closedOf returns the last closed minute of a shard of this engine.
+func (e *Engine) closedOf(n uint16) (last int64, owned bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	t := e.tenures[n]
+	if t == nil || !t.aliveLocked() {
+		return 0, false
+	}
+	return t.state.Closed, true
+}
+
+// Near timers travel through the queue: version, flags, numbers as uvarints,
+// byte strings with their length before them.
+const (
+	nearVersion = 1
+	// A payload that would not fit is read from the row.
+	flagPayload = 1
+	nearPayload = 48 << 10
+)
+
+// nearMessage is a near timer as a message that becomes visible when it is due.
+func nearMessage(p *parked, now int64) engine.Message {
+	flags := byte(0)
+	if len(p.Payload) <= nearPayload {
+		flags |= flagPayload
+	}
+	b := []byte{nearVersion, flags, p.Kind}
+	b = binary.AppendUvarint(b, uint64(p.due))
+	b = binary.AppendUvarint(b, uint64(p.FireAt))
+	b = binary.AppendUvarint(b, uint64(p.Gen))
+	b = binary.AppendUvarint(b, uint64(p.Weight))
+	b = append(b, p.Head[:]...)
+	b = appendBytes(b, p.ID)
+	b = appendBytes(b, []byte(p.Target))
+	if flags&flagPayload != 0 {
+		b = append(b, p.Payload...)
+	}
+	return engine.Message{Body: b, Delay: nearDelay(p.due, now)}
+}
+
+// nearDelay is how long a message waits; what is farther away makes more hops.
+func nearDelay(due, now int64) time.Duration {
+	return time.Duration(min(max(due-now, 0), engine.MaxQueueDelay.Milliseconds())) * time.Millisecond
+}
+
+func appendBytes(b, s []byte) []byte { return append(binary.AppendUvarint(b, uint64(len(s))), s...) }
+
+var errNearMessage = errors.New("a near timer's message cannot be read")
+
+// readNear is the opposite of nearMessage. whole says that the payload is there.
+func readNear(b []byte) (p parked, whole bool, err error) {
+	if len(b) < 3 || b[0] != nearVersion {
+		return p, false, errNearMessage
+	}
+	flags, kind := b[1], b[2]
+	b = b[3:]
+	var numbers [4]uint64
+	for i := range numbers {
+		v, n := binary.Uvarint(b)
+		if n <= 0 {
+			return p, false, errNearMessage
+		}
+		numbers[i], b = v, b[n:]
+	}
+	p.Kind, p.due, p.FireAt = kind, int64(numbers[0]), int64(numbers[1])
+	p.Gen, p.Weight = uint32(numbers[2]), uint32(numbers[3])
+	if len(b) < len(p.Head) {
+		return p, false, errNearMessage
+	}
+	b = b[copy(p.Head[:], b):]
+	var parts [2][]byte
+	for i := range parts {
+		v, n := binary.Uvarint(b)
+		if n <= 0 || v > uint64(len(b)-n) {
+			return p, false, errNearMessage
+		}
+		parts[i], b = b[n:n+int(v)], b[n+int(v):]
+	}
+	p.ID, p.Target = parts[0], string(parts[1])
+	if len(p.ID) == 0 || p.due < 0 || p.FireAt < 0 {
+		return p, false, errNearMessage
+	}
+	if flags&flagPayload == 0 {
+		return p, false, nil
+	}
+	if len(b) > 0 {
+		p.Payload = b
+	}
+	return p, true, nil
+}

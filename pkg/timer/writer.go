@@ -1,0 +1,221 @@
+package timer
+
+import (
+	"context"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+)
+
+// Writer stores timers, in any process. Its methods may be called from any
+// goroutine.
+type Writer struct {
+	cfg    Config
+	local  *Engine // the engine of this process; nil: there is none
+	count  *counters
+	troubl *complaints
+}
+
+// NewWriter returns a writer for a process without an Engine. It uses Store,
+// Schedules, Cold, Queue and the numbers of cfg.
+func NewWriter(cfg Config) *Writer { return newWriter(cfg.withDefaults(), nil) }
+
+func newWriter(cfg Config, local *Engine) *Writer {
+	w := &Writer{cfg: cfg, local: local}
+	if local != nil {
+		w.count, w.troubl = &local.count, &local.troubl
+	} else {
+		w.count, w.troubl = &counters{}, &complaints{log: cfg.Logger}
+	}
+	return w
+}
+
+// parked is a timer as it is stored, and when it is due: earlier than its key,
+// if that had to be moved.
+type parked struct {
+	engine.Timer
+	due int64
+}
+
+// Park stores timers; nil means that each is durable in a place where its
+// shard's owner will find it. One whose time has passed is released at once.
+// After an error any of them may be stored: the caller parks them again.
+func (w *Writer) Park(ctx context.Context, ts []engine.Timer) error {
+	far := w.cfg.Wall().Add(w.cfg.ColdAfter).UnixMilli()
+	var cold []engine.Timer
+	hot := make([]parked, 0, len(ts))
+	for i := range ts {
+		if w.cfg.Cold != nil && ts[i].FireAt > far {
+			cold = append(cold, ts[i])
+		} else {
+			hot = append(hot, parked{ts[i], ts[i].FireAt})
+		}
+	}
+	if len(cold) > 0 {
+		if err := w.cfg.Cold.Put(ctx, w.cfg.Shards, cold); err != nil {
+			return err
+		}
+	}
+	return w.put(ctx, hot)
+}
+
+// Recheck stores again those of ts, which were parked before, whose minute was
+// closed meanwhile. Who reschedules calls it after the head has moved: a row
+// whose generation is ahead of its head is dropped with its minute.
+func (w *Writer) Recheck(ctx context.Context, ts []engine.Timer) error {
+	far := w.cfg.Wall().Add(w.cfg.ColdAfter).UnixMilli()
+	var hot []parked
+	for i := range ts {
+		if w.cfg.Cold == nil || ts[i].FireAt <= far {
+			hot = append(hot, parked{ts[i], ts[i].FireAt})
+		}
+	}
+	closed, err := w.closed(ctx, hot, askStore)
+	if err != nil {
+		return err
+	}
+	moved, _, err := w.move(ctx, hot, closed)
+	if err != nil {
+		return err
+	}
+	return w.put(ctx, moved)
+}
+
+// put stores rows of the hot table until each is in a minute that is not closed.
+func (w *Writer) put(ctx context.Context, ps []parked) error {
+	if len(ps) == 0 {
+		return nil
+	}
+	// What the engine of this process has closed itself need not be tried.
+	moved, kept, err := w.move(ctx, ps, w.known(ps))
+	for ps = append(kept, moved...); err == nil && len(ps) > 0; ps = moved {
+		ts := make([]engine.Timer, len(ps))
+		for i := range ps {
+			ts[i] = ps[i].Timer
+		}
+		if err = w.cfg.Store.Put(ctx, w.cfg.Shards, ts); err != nil {
+			return err
+		}
+		w.handOn(ctx, ps)
+		// Read after the write: whoever closes a minute later than this scans it
+		// after that, and finds the row.
+		var closed map[uint16]int64
+		if closed, err = w.closed(ctx, ps, trustOwner); err == nil {
+			moved, _, err = w.move(ctx, ps, closed)
+		}
+	}
+	return err
+}
+
+// move puts rows that lie in closed minutes under the minute and key time of
+// now, and returns the others as well.
+func (w *Writer) move(ctx context.Context, ps []parked, closed map[uint16]int64) (moved, kept []parked, err error) {
+	now := w.cfg.Wall().UnixMilli()
+	var hints []engine.Hint
+	for _, p := range ps {
+		n := engine.ShardOf(p.ID, w.cfg.Shards)
+		last, ok := closed[n]
+		if !ok || p.FireAt/60_000 > last {
+			kept = append(kept, p)
+			continue
+		}
+		// The third term counts when a clock was set back.
+		p.FireAt = max(p.FireAt, now, (last+1)*60_000)
+		moved = append(moved, p)
+		if !p.Head.IsZero() {
+			// Who touched the schedule left the hint where the row should be.
+			hints = append(hints, engine.Hint{Partition: engine.TimerPartition{Minute: p.FireAt / 60_000, Shard: n}, Base: p.Head})
+		}
+	}
+	w.count.rehomed.Add(uint64(len(moved)))
+	if len(hints) > 0 && w.cfg.Schedules != nil {
+		err = w.cfg.Schedules.Hint(ctx, hints)
+	}
+	return moved, kept, err
+}
+
+// handOn gives rows that a scan may have passed to who releases them: the engine
+// of this process if the shard is its own, else the queue. The rows are durable:
+// one that cannot be handed on is released when its minute is closed.
+func (w *Writer) handOn(ctx context.Context, ps []parked) {
+	if w.local != nil {
+		ps = w.local.admit(ps)
+	}
+	if w.cfg.Queue == nil {
+		return
+	}
+	now := w.cfg.Wall().UnixMilli()
+	near := now + w.cfg.lead().Milliseconds()
+	var ms []engine.Message
+	for i := range ps {
+		if ps[i].due < near || ps[i].due < ps[i].FireAt {
+			ms = append(ms, nearMessage(&ps[i], now))
+		}
+	}
+	if len(ms) == 0 {
+		return
+	}
+	if err := w.cfg.Queue.Enqueue(ctx, ms); err != nil {
+		w.count.nearLost.Add(uint64(len(ms)))
+		w.troubl.say("cannot hand near timers on; they come when their minutes are closed", err)
+		return
+	}
+	w.count.nearQueued.Add(uint64(len(ms)))
+}
+
+// source says whose word about closed minutes is taken.
+type source uint8
+
+const (
+	trustOwner source = iota // of this process's engine for its own shards
+	askStore
+)
+
+// known returns the last closed minutes of shards this process's engine owns.
+func (w *Writer) known(ps []parked) map[uint16]int64 {
+	closed := map[uint16]int64{}
+	if w.local != nil {
+		for i := range ps {
+			n := engine.ShardOf(ps[i].ID, w.cfg.Shards)
+			if last, ok := w.local.closedOf(n); ok {
+				closed[n] = last
+			}
+		}
+	}
+	return closed
+}
+
+// closed returns the last closed minute of every shard of ps.
+func (w *Writer) closed(ctx context.Context, ps []parked, src source) (map[uint16]int64, error) {
+	now := w.cfg.Wall().UnixMilli()
+	closed := map[uint16]int64{}
+	if src == trustOwner {
+		closed = w.known(ps)
+	}
+	ask := map[uint16]struct{}{}
+	for i := range ps {
+		n := engine.ShardOf(ps[i].ID, w.cfg.Shards)
+		// The engine's word counts for minutes that nobody can have closed yet:
+		// of others an owner that has been replaced may not know.
+		if _, ok := closed[n]; !ok || ps[i].FireAt/60_000 < now/60_000 {
+			ask[n] = struct{}{}
+		}
+	}
+	var mu sync.Mutex
+	var g errgroup.Group
+	g.SetLimit(8)
+	for n := range ask {
+		g.Go(func() error {
+			st, err := w.cfg.Store.Shard(ctx, n)
+			if err == nil {
+				mu.Lock()
+				closed[n] = st.Closed
+				mu.Unlock()
+			}
+			return err
+		})
+	}
+	return closed, g.Wait()
+}
