@@ -232,16 +232,31 @@ func CheckBaseURL(field, raw string, plain Plain) (string, error) {
 // Plain says whether URLs may be http beside https.
 type Plain bool
 
+// parseBase returns a stored base URL; nil for one that is none: stored by hand,
+// or before a rule. It admits nothing.
+func parseBase(raw string, plain bool) *target {
+	b, err := parseURL("callback_urls", raw, plain)
+	if err != nil {
+		return nil
+	}
+	if !strings.HasSuffix(b.path, "/") {
+		b.path += "/"
+	}
+	return b
+}
+
 // allowed reports whether u is under one of a caller's base URLs.
 func allowed(u *target, bases []string, plain bool) bool {
 	for _, raw := range bases {
-		b, err := parseURL("callback_urls", raw, plain)
-		if err != nil {
-			continue // stored by hand, or before a rule; it admits nothing
+		if b := parseBase(raw, plain); b != nil && u.under(b) {
+			return true
 		}
-		if !strings.HasSuffix(b.path, "/") {
-			b.path += "/"
-		}
+	}
+	return false
+}
+
+func underAny(u *target, bases []*target) bool {
+	for _, b := range bases {
 		if u.under(b) {
 			return true
 		}
