@@ -4,9 +4,11 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net"
 	"net/http"
 	"net/netip"
 	"net/url"
+	"os"
 	"slices"
 	"sync"
 	"testing"
@@ -20,7 +22,35 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// theProxy is what the environment of all tests names as its proxy.
+var theProxy *listener
+
+func TestMain(m *testing.M) {
+	raw, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		panic(err)
+	}
+	theProxy = &listener{Listener: raw}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			c, err := theProxy.Accept()
+			if err != nil {
+				return
+			}
+			c.Close()
+		}
+	}()
+	for _, name := range []string{"HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"} {
+		os.Setenv(name, "http://"+raw.Addr().String())
+	}
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		raw.Close()
+		<-done
+		os.Exit(code)
+	}), goleak.IgnoreCurrent())
+}
 
 // in runs a test in a bubble.
 func in(t *testing.T, f func(t *testing.T)) {

@@ -5,6 +5,7 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"golang.org/x/net/idna"
 
@@ -68,6 +69,8 @@ func parseURL(field, raw string, plain bool) (*target, error) {
 		return bad("required", "a URL is needed")
 	case len(raw) > maxURL:
 		return bad("url_too_long", "is longer than 2,048 bytes")
+	case !utf8.ValidString(raw):
+		return bad("bad_url", "is not valid UTF-8")
 	}
 	for i := range len(raw) {
 		// net/url refuses some of these, lets others through, and servers differ.
@@ -153,6 +156,9 @@ func parseHost(field, host string, brackets bool) (name string, isIP bool, err e
 	name, err = names.ToASCII(host)
 	if err != nil || name == "" || len(name) > 253 {
 		return bad("the host is not a name DNS could hold")
+	}
+	if again, err := names.ToASCII(name); err != nil || again != name {
+		return bad("the host is not a name DNS could hold") // a punycode that stands for nothing
 	}
 	if strings.HasSuffix(name, ".") {
 		return bad("the host must not end with a dot")
