@@ -5,6 +5,7 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"golang.org/x/net/idna"
 
@@ -68,6 +69,8 @@ func parseURL(field, raw string, plain bool) (*target, error) {
 		return bad("required", "a URL is needed")
 	case len(raw) > maxURL:
 		return bad("url_too_long", "is longer than 2,048 bytes")
+	case !utf8.ValidString(raw):
+		return bad("bad_url", "is not valid UTF-8")
 	}
 	for i := range len(raw) {
 		// net/url refuses some of these, lets others through, and servers differ.
@@ -154,6 +157,9 @@ func parseHost(field, host string, brackets bool) (name string, isIP bool, err e
 	if err != nil || name == "" || len(name) > 253 {
 		return bad("the host is not a name DNS could hold")
 	}
+	if again, err := names.ToASCII(name); err != nil || again != name {
+		return bad("the host is not a name DNS could hold") // a punycode that stands for nothing
+	}
 	if strings.HasSuffix(name, ".") {
 		return bad("the host must not end with a dot")
 	}
@@ -232,16 +238,31 @@ func CheckBaseURL(field, raw string, plain Plain) (string, error) {
 // Plain says whether URLs may be http beside https.
 type Plain bool
 
+// parseBase returns a stored base URL; nil for one that is none: stored by hand,
+// or before a rule. It admits nothing.
+func parseBase(raw string, plain bool) *target {
+	b, err := parseURL("callback_urls", raw, plain)
+	if err != nil {
+		return nil
+	}
+	if !strings.HasSuffix(b.path, "/") {
+		b.path += "/"
+	}
+	return b
+}
+
 // allowed reports whether u is under one of a caller's base URLs.
 func allowed(u *target, bases []string, plain bool) bool {
 	for _, raw := range bases {
-		b, err := parseURL("callback_urls", raw, plain)
-		if err != nil {
-			continue // stored by hand, or before a rule; it admits nothing
+		if b := parseBase(raw, plain); b != nil && u.under(b) {
+			return true
 		}
-		if !strings.HasSuffix(b.path, "/") {
-			b.path += "/"
-		}
+	}
+	return false
+}
+
+func underAny(u *target, bases []*target) bool {
+	for _, b := range bases {
 		if u.under(b) {
 			return true
 		}

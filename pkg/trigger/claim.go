@@ -1,0 +1,248 @@
+package trigger
+
+import (
+	"context"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+)
+
+// claim makes rows IN_FLIGHT, in one swap, and starts the calls of those that
+// won. Of a row, an epoch and a cancel only one can win.
+func (d *Dispatcher) claim(ctx context.Context, ws []*work) {
+	select {
+	case <-d.draining:
+		for _, w := range ws {
+			d.free(w, 0)
+			w.delay = 0
+		}
+		d.cfg.Events.deferred(CauseShutdown, len(ws))
+		d.puts.add(ws...)
+		return
+	default:
+	}
+	now := time.Now()
+	ss := make([]engine.TriggerSwap, len(ws))
+	for i, w := range ws {
+		w.claimed = now
+		w.next = d.terms.claim(w.row, now, int(w.msg.deferrals))
+		ss[i] = engine.TriggerSwap{Old: w.row.Version, New: w.next}
+	}
+	won, err := d.cfg.Triggers.Swap(ctx, ss)
+	if err != nil {
+		d.doubtful(ctx, ws)
+		return
+	}
+	d.cfg.Events.swaps(len(ws))
+	lost := 0
+	for i, w := range ws {
+		if !won[i] {
+			lost++
+			d.again(w)
+			continue
+		}
+		d.start(w)
+	}
+	d.cfg.Events.claimLost(lost)
+}
+
+// doubtful deals with claims whose answer was lost. One that was written is
+// this process's or another's, the row does not say: nobody calls, and the
+// lease runs out. The next claim of the same row settles it.
+func (d *Dispatcher) doubtful(ctx context.Context, ws []*work) {
+	pause := backoff{}
+	pause.wait(ctx)
+	for _, w := range ws {
+		d.again(w)
+	}
+}
+
+// again lets a message start over: its row is another one now.
+func (d *Dispatcher) again(w *work) {
+	d.free(w, 0)
+	d.reads.add(w)
+}
+
+// start begins the call of a claimed row.
+func (d *Dispatcher) start(w *work) {
+	old := w.row.Version
+	w.row = w.next
+	w.row.Version = old + 1
+	w.msg.deferrals = 0 // the row has them
+	d.calls.Go(func() { d.call(w) })
+}
+
+// call makes the call of a claimed row, unless it must not be made any more.
+func (d *Dispatcher) call(w *work) {
+	d.cfg.hit("trigger-claimed")
+	select {
+	case <-d.draining:
+		d.back(w, CauseShutdown, 0)
+		return
+	default:
+	}
+	// The claim is trusted on this process's clock from before it was written. A
+	// process that was paused must not call after its lease.
+	if time.Since(w.claimed) > d.cfg.Lease-d.cfg.Egress.cfg.Timeout-time.Second {
+		d.back(w, CauseLeased, 0)
+		return
+	}
+	if now := time.Now().UnixMilli(); now < w.row.NextAt {
+		d.back(w, CauseEarly, time.Duration(w.row.NextAt-now)*time.Millisecond) // the clock was set back
+		return
+	}
+	rec, err := d.recordOf(d.on, w.lane)
+	if err != nil || rec.Disabled || len(rec.keys) == 0 {
+		wait := time.Minute
+		if err != nil {
+			wait = 2 * time.Second
+		}
+		d.back(w, CauseCaller, wait)
+		return
+	}
+	started := time.Now()
+	if w.row.Attempts == 0 && w.row.Epoch == 1 {
+		d.cfg.Events.late(w.row.Caller, max(started.Sub(time.UnixMilli(w.row.FireAt)), 0))
+	}
+	r := d.deliver(w, rec, started)
+	d.cfg.hit("trigger-called-before-outcome")
+	d.cfg.Events.attempt(w.row.Caller, r.class, r.took)
+	d.mu.Lock()
+	w.lane.brk.report(time.Now(), health(r.class))
+	d.mu.Unlock()
+	d.free(w, r.took)
+	w.next = d.terms.settle(w.row, w.msg.base, &r, started, ceilMillis(time.Now()))
+	w.then = func() { d.settled(w) }
+	d.swaps.add(w)
+}
+
+// deliver makes the exchange: the allow-list of now, the signature of now.
+func (d *Dispatcher) deliver(w *work, rec *record, started time.Time) result {
+	t, err := parseURL("callback_url", w.row.URL, d.cfg.Egress.plain())
+	if err != nil || !underAny(t, rec.bases) {
+		return result{class: ClassDenied, detail: "the URL is not under one of the caller's registered base URLs any more"}
+	}
+	u, err := url.Parse(w.row.URL)
+	if err != nil {
+		return result{class: ClassDenied, detail: "the URL cannot be parsed"}
+	}
+	b, at := body(&w.row), started.Unix()
+	return d.cfg.post(d.on, u, http.Header{
+		"Content-Type":      {"application/json"},
+		"User-Agent":        {"notifyd"},
+		"X-Trigger-Id":      {w.row.ID},
+		"X-Trigger-Attempt": {strconv.Itoa(w.row.Attempts + 1)},
+		"Webhook-Id":        {w.row.ID},
+		"Webhook-Timestamp": {strconv.FormatInt(at, 10)},
+		"Webhook-Signature": {signature(rec.keys, w.row.ID, at, b)},
+	}, b)
+}
+
+// settled does what the row after a call asks for.
+func (d *Dispatcher) settled(w *work) {
+	if terminal(w.row.State) {
+		d.ended(w)
+		return
+	}
+	d.cfg.hit("trigger-retry-before-index")
+	if wait := time.UnixMilli(w.row.NextAt).Sub(time.Now()); wait > d.cfg.Hold {
+		d.index.add(w)
+	} else {
+		w.delay = max(wait, 0)
+		d.puts.add(w)
+	}
+}
+
+// back gives a claim back: no call was made, and none is counted.
+func (d *Dispatcher) back(w *work, cause string, wait time.Duration) {
+	d.cfg.Events.deferred(cause, 1)
+	d.free(w, 0)
+	w.next = giveBack(w.row, cause)
+	w.then = func() {
+		w.delay = min(wait, engine.MaxQueueDelay)
+		d.puts.add(w)
+	}
+	d.swaps.add(w)
+}
+
+// swap writes rows that nobody but the holder of the claim (or, of one that is
+// over, nobody in particular) should have changed, and goes on with those that
+// were written.
+func (d *Dispatcher) swap(ctx context.Context, ws []*work) {
+	doubt := false // an earlier try may have been written
+	pause := backoff{}
+	for len(ws) > 0 && ctx.Err() == nil {
+		if doubt {
+			var ok bool
+			if ws, ok = d.settleDoubt(ctx, ws); !ok || len(ws) == 0 {
+				return
+			}
+		}
+		ss := make([]engine.TriggerSwap, len(ws))
+		for i, w := range ws {
+			ss[i] = engine.TriggerSwap{Old: w.row.Version, New: w.next}
+		}
+		won, err := d.cfg.Triggers.Swap(ctx, ss)
+		if err != nil {
+			doubt = true
+			pause.wait(ctx)
+			continue
+		}
+		d.cfg.Events.swaps(len(ws))
+		lost := 0
+		for i, w := range ws {
+			if won[i] {
+				d.written(w)
+				continue
+			}
+			// Somebody claimed it after the lease had run out, or it was
+			// rescheduled or cancelled before its claim: the row decides.
+			lost++
+			d.reads.add(w)
+		}
+		d.cfg.Events.claimLost(lost)
+		return
+	}
+}
+
+func (d *Dispatcher) written(w *work) {
+	old := w.row.Version
+	w.row = w.next
+	w.row.Version = old + 1
+	w.then()
+}
+
+// settleDoubt reads rows whose swap was answered with an error, and returns
+// those that must be swapped still.
+func (d *Dispatcher) settleDoubt(ctx context.Context, ws []*work) (left []*work, ok bool) {
+	ids := make([]string, len(ws))
+	for i, w := range ws {
+		ids[i] = w.row.ID
+	}
+	var rows []engine.Trigger
+	if !d.until(ctx, "triggers", func() (err error) {
+		rows, err = d.cfg.Triggers.Get(ctx, ids)
+		return err
+	}) {
+		return nil, false
+	}
+	lost := 0
+	for i, w := range ws {
+		tried := w.next
+		tried.Version = w.row.Version + 1
+		switch {
+		case rows[i].Version == w.row.Version:
+			left = append(left, w)
+		case sameChange(&rows[i], &tried):
+			d.written(w)
+		default:
+			lost++
+			d.reads.add(w)
+		}
+	}
+	d.cfg.Events.claimLost(lost)
+	return left, true
+}

@@ -1,0 +1,482 @@
+package trigger
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/binary"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"net/url"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/net/dns/dnsmessage"
+)
+
+// names is a DNS server in memory: answers says what each look-up of a name
+// gets, the last one for ever.
+type nameServer struct {
+	mu      sync.Mutex
+	answers map[string][][]string
+	asked   map[string]int
+}
+
+func (s *nameServer) resolver() *net.Resolver {
+	return &net.Resolver{PreferGo: true, Dial: func(context.Context, string, string) (net.Conn, error) {
+		client, server := net.Pipe()
+		go s.serve(server)
+		return client, nil
+	}}
+}
+
+// serve speaks DNS over a stream: a length before each message.
+func (s *nameServer) serve(c net.Conn) {
+	defer c.Close()
+	for {
+		var n [2]byte
+		if _, err := io.ReadFull(c, n[:]); err != nil {
+			return
+		}
+		q := make([]byte, binary.BigEndian.Uint16(n[:]))
+		if _, err := io.ReadFull(c, q); err != nil {
+			return
+		}
+		var m dnsmessage.Message
+		if m.Unpack(q) != nil || len(m.Questions) != 1 {
+			return
+		}
+		m.Response, m.RecursionAvailable, m.Additionals = true, true, nil
+		name := strings.TrimSuffix(m.Questions[0].Name.String(), ".")
+		for _, text := range s.next(name, m.Questions[0].Type) {
+			a := netip.MustParseAddr(text)
+			head := dnsmessage.ResourceHeader{Name: m.Questions[0].Name, Class: dnsmessage.ClassINET}
+			switch {
+			case a.Is4() && m.Questions[0].Type == dnsmessage.TypeA:
+				m.Answers = append(m.Answers, dnsmessage.Resource{Header: head, Body: &dnsmessage.AResource{A: a.As4()}})
+			case a.Is6() && m.Questions[0].Type == dnsmessage.TypeAAAA:
+				m.Answers = append(m.Answers, dnsmessage.Resource{Header: head, Body: &dnsmessage.AAAAResource{AAAA: a.As16()}})
+			}
+		}
+		out, err := m.Pack()
+		if err != nil {
+			return
+		}
+		if _, err := c.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(out))), out...)); err != nil {
+			return
+		}
+	}
+}
+
+// next returns the answer of this look-up; A and AAAA are one look-up.
+func (s *nameServer) next(name string, t dnsmessage.Type) []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	list := s.answers[name]
+	if len(list) == 0 {
+		return nil
+	}
+	key := name + t.String()
+	if s.asked == nil {
+		s.asked = map[string]int{}
+	}
+	n := min(s.asked[key], len(list)-1)
+	s.asked[key]++
+	return list[n]
+}
+
+// listener counts who connects.
+type listener struct {
+	net.Listener
+	accepted atomic.Int64
+}
+
+func (l *listener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err == nil {
+		l.accepted.Add(1)
+	}
+	return c, err
+}
+
+// serveAt starts a receiver at an address; the returned URL has its port.
+func serveAt(t testing.TB, address string, h http.HandlerFunc) (port string, l *listener) {
+	t.Helper()
+	raw, err := new(net.ListenConfig).Listen(t.Context(), "tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l = &listener{Listener: raw}
+	s := &httptest.Server{Listener: l, Config: &http.Server{Handler: h, ErrorLog: log.New(io.Discard, "", 0)}}
+	s.Start()
+	t.Cleanup(s.Close)
+	_, port, _ = net.SplitHostPort(raw.Addr().String())
+	return port, l
+}
+
+func fine(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "fine") }
+
+func egress(t testing.TB, cfg EgressConfig) *Egress {
+	t.Helper()
+	e, err := NewEgress(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(e.Close)
+	return e
+}
+
+var onLoopback = EgressPolicy{Allow: prefixes("127.0.0.0/8"), AnyPort: true, Plain: true}
+
+func post(t testing.TB, e *Egress, raw string) result {
+	t.Helper()
+	u, err := url.Parse(raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e.post(t.Context(), u, http.Header{"Content-Type": {"application/json"}}, []byte(`{}`))
+}
+
+// No name leads to a denied address, whatever record it has: the guard sees the
+// address of the system call.
+func TestNoConnectionToDenied(t *testing.T) {
+	t.Parallel()
+	port, l := serveAt(t, "127.0.0.1:0", fine)
+	ns := &nameServer{answers: map[string][][]string{}}
+	e := egress(t, EgressConfig{Policy: EgressPolicy{AnyPort: true, Plain: true}, Resolver: ns.resolver()})
+	n := 0
+	for a, why := range deniedAddresses {
+		if a == "::ffff:8.8.8.8" {
+			continue // package net calls it over IPv4, where it is a public address
+		}
+		name := "host-" + strings.NewReplacer(":", "-", ".", "-").Replace(a) + "-x.test"
+		ns.mu.Lock()
+		ns.answers[name] = [][]string{{a}}
+		ns.mu.Unlock()
+		for _, raw := range []string{"http://" + name + ":" + port + "/", "https://" + name + ":" + port + "/", literal(a, port)} {
+			n++
+			r := post(t, e, raw)
+			if r.class != ClassDenied || !r.permanent() || r.status != 0 {
+				t.Errorf("%s (%s): %+v", raw, why, r)
+			}
+		}
+	}
+	for _, raw := range []string{"http://localhost:" + port + "/", "http://0/", "http://[::1]:" + port + "/"} {
+		if r := post(t, e, raw); r.class == ClassOK || r.address != "" {
+			t.Errorf("%s: %+v", raw, r)
+		}
+	}
+	if got := l.accepted.Load(); got != 0 {
+		t.Errorf("%d connections came to a denied address", got)
+	}
+	t.Logf("%d calls to %d addresses", n, len(deniedAddresses))
+
+	// The same receiver is reached where it is allowed, so the guard it was.
+	open := egress(t, EgressConfig{Policy: onLoopback})
+	if r := post(t, open, "http://127.0.0.1:"+port+"/"); r.class != ClassOK || r.status != 200 || string(r.body) != "fine" || r.address != "127.0.0.1:"+port {
+		t.Errorf("allowed: %+v", r)
+	}
+}
+
+func literal(a, port string) string {
+	if strings.Contains(a, ":") {
+		return "http://[" + a + "]:" + port + "/"
+	}
+	return "http://" + a + ":" + port + "/"
+}
+
+// A name that was checked may have another address when it is called. What
+// counts is the second one.
+func TestRebinding(t *testing.T) {
+	t.Parallel()
+	port, l := serveAt(t, "127.0.0.1:0", fine)
+	ns := &nameServer{answers: map[string][][]string{"rebind.test": {{"1.1.1.1"}, {"127.0.0.1"}}}}
+	e := egress(t, EgressConfig{Policy: EgressPolicy{AnyPort: true, Plain: true}, Resolver: ns.resolver()})
+	v, err := e.CheckURL(t.Context(), "http://rebind.test:"+port+"/")
+	if err != nil || !v.Allowed || len(v.Addresses) != 1 || v.Addresses[0].Address.String() != "1.1.1.1" {
+		t.Fatalf("verdict %+v, %v", v, err)
+	}
+	if r := post(t, e, "http://rebind.test:"+port+"/"); r.class != ClassDenied {
+		t.Errorf("after the change: %+v", r)
+	}
+	v, err = e.CheckURL(t.Context(), "http://rebind.test:"+port+"/")
+	if err != nil || v.Allowed || v.Addresses[0].Why != "loopback" {
+		t.Errorf("verdict %+v, %v", v, err)
+	}
+	if l.accepted.Load() != 0 {
+		t.Error("connected to the denied address")
+	}
+}
+
+// Of a name with several addresses only the allowed ones are called.
+func TestMixedAddresses(t *testing.T) {
+	t.Parallel()
+	port, bad := serveAt(t, "127.0.0.1:0", fine)
+	_, good := serveAt(t, "127.0.0.2:"+port, fine)
+	ns := &nameServer{answers: map[string][][]string{"mixed.test": {{"127.0.0.1", "10.0.0.1", "127.0.0.2"}}}}
+	p := EgressPolicy{Allow: prefixes("127.0.0.2/32"), AnyPort: true, Plain: true}
+	e := egress(t, EgressConfig{Policy: p, Resolver: ns.resolver()})
+	if r := post(t, e, "http://mixed.test:"+port+"/"); r.class != ClassOK || r.address != "127.0.0.2:"+port {
+		t.Errorf("%+v", r)
+	}
+	if bad.accepted.Load() != 0 || good.accepted.Load() != 1 {
+		t.Errorf("%d connections to the denied, %d to the allowed", bad.accepted.Load(), good.accepted.Load())
+	}
+	v, err := e.CheckURL(t.Context(), "http://mixed.test:"+port+"/")
+	if err != nil || !v.Allowed || len(v.Addresses) != 3 {
+		t.Fatalf("verdict %+v, %v", v, err)
+	}
+	for _, a := range v.Addresses {
+		if a.Allowed != (a.Address.String() == "127.0.0.2") || a.Allowed != (a.Why == "") {
+			t.Errorf("verdict %+v", a)
+		}
+	}
+}
+
+// A redirect is an answer, not an order.
+func TestRedirectIsNotFollowed(t *testing.T) {
+	t.Parallel()
+	inner, l := serveAt(t, "127.0.0.1:0", fine)
+	for _, status := range []int{301, 302, 303, 307, 308} {
+		port, _ := serveAt(t, "127.0.0.1:0", func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, "http://127.0.0.1:"+inner+"/secret", status)
+		})
+		r := post(t, egress(t, EgressConfig{Policy: onLoopback}), "http://127.0.0.1:"+port+"/")
+		if r.class != ClassRedirect || !r.permanent() || r.status != status || !strings.Contains(r.detail, "/secret") {
+			t.Errorf("%d: %+v", status, r)
+		}
+	}
+	if n := l.accepted.Load(); n != 0 {
+		t.Errorf("%d connections to where a redirect led", n)
+	}
+}
+
+// Proxies of the environment are not asked. (TestMain sets them for the whole
+// package, for net/http reads them once.)
+func TestProxyIsIgnored(t *testing.T) {
+	t.Parallel()
+	port, l := serveAt(t, "127.0.0.1:0", fine)
+	ns := &nameServer{answers: map[string][][]string{"shop.test": {{"127.0.0.1"}}}}
+	e := egress(t, EgressConfig{Policy: onLoopback, Resolver: ns.resolver()})
+	if r := post(t, e, "http://shop.test:"+port+"/"); r.class != ClassOK || r.address != "127.0.0.1:"+port {
+		t.Errorf("%+v", r)
+	}
+	if l.accepted.Load() != 1 || theProxy.accepted.Load() != 0 {
+		t.Errorf("%d connections to the receiver, %d to the proxy", l.accepted.Load(), theProxy.accepted.Load())
+	}
+	// It would have been: this is what others do.
+	u, _ := url.Parse("http://shop.test:" + port + "/")
+	if via, err := http.ProxyFromEnvironment(&http.Request{URL: u}); err != nil || via == nil {
+		t.Fatalf("the environment names no proxy (%v): this test shows nothing", err)
+	}
+}
+
+// A connection that was allowed once does not outlive the policy it was allowed
+// by.
+func TestPolicyChangeClosesConnections(t *testing.T) {
+	t.Parallel()
+	port, l := serveAt(t, "127.0.0.1:0", fine)
+	e := egress(t, EgressConfig{Policy: onLoopback})
+	u := "http://127.0.0.1:" + port + "/"
+	for range 3 {
+		if r := post(t, e, u); r.class != ClassOK {
+			t.Fatalf("%+v", r)
+		}
+	}
+	if n := l.accepted.Load(); n != 1 {
+		t.Fatalf("%d connections for 3 calls: none was used again, this test shows nothing", n)
+	}
+	if err := e.SetPolicy(EgressPolicy{AnyPort: true, Plain: true}); err != nil {
+		t.Fatal(err)
+	}
+	if r := post(t, e, u); r.class != ClassDenied {
+		t.Errorf("over an old connection: %+v", r)
+	}
+	if err := e.SetPolicy(EgressPolicy{Allow: prefixes("::ffff:0:0/96")}); err == nil {
+		t.Error("a bad policy is taken")
+	}
+	if r := post(t, e, u); r.class != ClassDenied {
+		t.Errorf("after a bad policy: %+v", r)
+	}
+}
+
+// Of an answer without end only so much is read, and its connection is not used
+// again.
+func TestHugeAnswer(t *testing.T) {
+	t.Parallel()
+	sent := make(chan int, 10)
+	port, l := serveAt(t, "127.0.0.1:0", func(w http.ResponseWriter, r *http.Request) {
+		n := 0
+		for r.Context().Err() == nil {
+			k, err := w.Write(bytes.Repeat([]byte("x"), 32<<10))
+			if n += k; err != nil {
+				break
+			}
+		}
+		sent <- n
+	})
+	e := egress(t, EgressConfig{Policy: onLoopback})
+	for range 2 {
+		r := post(t, e, "http://127.0.0.1:"+port+"/")
+		if r.class != ClassOK || len(r.body) != maxExcerpt {
+			t.Errorf("%s, %d bytes kept", r.class, len(r.body))
+		}
+		<-sent // it ended: the client hung up
+	}
+	if n := l.accepted.Load(); n != 2 {
+		t.Errorf("%d connections, want 2", n)
+	}
+}
+
+// However slowly an answer comes, the exchange ends.
+func TestSlowAnswers(t *testing.T) {
+	t.Parallel()
+	hang := func(r *http.Request) { <-r.Context().Done() }
+	e := egress(t, EgressConfig{Policy: onLoopback, Timeout: 100 * time.Millisecond})
+	f := func(h http.HandlerFunc, class string) {
+		t.Helper()
+		port, _ := serveAt(t, "127.0.0.1:0", func(w http.ResponseWriter, r *http.Request) {
+			io.Copy(io.Discard, r.Body) // or the server would not notice the end
+			h(w, r)
+		})
+		if r := post(t, e, "http://127.0.0.1:"+port+"/"); r.class != class {
+			t.Errorf("%+v, want %s", r, class)
+		}
+	}
+	f(func(_ http.ResponseWriter, r *http.Request) { hang(r) }, ClassTimeout)
+	f(func(w http.ResponseWriter, r *http.Request) { // accepted, then drips
+		w.WriteHeader(http.StatusOK)
+		w.(http.Flusher).Flush()
+		hang(r)
+	}, ClassOK)
+	f(func(w http.ResponseWriter, r *http.Request) { // never gets to its headers' end
+		c, _, err := w.(http.Hijacker).Hijack()
+		if err != nil {
+			panic(err)
+		}
+		defer c.Close()
+		for r.Context().Err() == nil {
+			if _, err := io.WriteString(c, "HTTP/1.1 200 OK\r\nX"); err != nil {
+				return
+			}
+			var b [1]byte
+			if _, err := c.Read(b[:]); err != nil { // the client hung up
+				return
+			}
+		}
+	}, ClassTimeout)
+}
+
+func TestBrokenAnswers(t *testing.T) {
+	t.Parallel()
+	e := egress(t, EgressConfig{Policy: onLoopback})
+	raw := func(answer string) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) {
+			c, _, err := w.(http.Hijacker).Hijack()
+			if err == nil {
+				io.WriteString(c, answer)
+				c.Close()
+			}
+		}
+	}
+	f := func(h http.HandlerFunc, class string) {
+		t.Helper()
+		port, _ := serveAt(t, "127.0.0.1:0", h)
+		if r := post(t, e, "http://127.0.0.1:"+port+"/"); r.class != class || r.permanent() {
+			t.Errorf("%+v, want %s", r, class)
+		}
+	}
+	f(raw(""), ClassConnect)
+	f(raw("nonsense\r\n\r\n"), ClassRetry)
+	f(raw("HTTP/1.1 200 OK\r\nX: "+strings.Repeat("x", 1<<20)+"\r\n\r\n"), ClassRetry)
+	f(raw("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort"), ClassOK) // the status is the answer
+	gone, l := serveAt(t, "127.0.0.1:0", fine)
+	l.Close()
+	if r := post(t, e, "http://127.0.0.1:"+gone+"/"); r.class != ClassConnect {
+		t.Errorf("nobody there: %+v", r)
+	}
+	ns := &nameServer{}
+	if r := post(t, egress(t, EgressConfig{Policy: onLoopback, Resolver: ns.resolver()}), "http://nowhere.test/"); r.class != ClassDNS {
+		t.Errorf("no such name: %+v", r)
+	}
+}
+
+func tlsServer(t *testing.T, change func(*httptest.Server)) (*httptest.Server, *x509.CertPool) {
+	t.Helper()
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, r.Proto) }))
+	s.Config.ErrorLog = log.New(io.Discard, "", 0)
+	s.EnableHTTP2 = true
+	s.TLS = &tls.Config{MinVersion: tls.VersionTLS10}
+	if change != nil {
+		change(s)
+	}
+	s.StartTLS()
+	t.Cleanup(s.Close)
+	roots := x509.NewCertPool()
+	roots.AddCert(s.Certificate())
+	return s, roots
+}
+
+// TLS 1.2 or later, verified; HTTP/2 where the receiver speaks it.
+func TestTLS(t *testing.T) {
+	t.Parallel()
+	s, roots := tlsServer(t, nil)
+	if r := post(t, egress(t, EgressConfig{Policy: onLoopback, RootCAs: roots}), s.URL); r.class != ClassOK || string(r.body) != "HTTP/2.0" {
+		t.Errorf("HTTP/2: %+v, %s", r, r.body)
+	}
+	if r := post(t, egress(t, EgressConfig{Policy: onLoopback}), s.URL); r.class != ClassTLS || r.permanent() {
+		t.Errorf("unknown authority: %+v", r)
+	}
+	old, oldRoots := tlsServer(t, func(s *httptest.Server) { s.TLS.MaxVersion = tls.VersionTLS11 })
+	if r := post(t, egress(t, EgressConfig{Policy: onLoopback, RootCAs: oldRoots}), old.URL); r.class != ClassTLS {
+		t.Errorf("TLS 1.1: %+v", r)
+	}
+	plain, _ := serveAt(t, "127.0.0.1:0", fine)
+	if r := post(t, egress(t, EgressConfig{Policy: onLoopback}), "https://127.0.0.1:"+plain); r.class != ClassTLS {
+		t.Errorf("no TLS at all: %+v", r)
+	}
+}
+
+func TestCheckURLRefuses(t *testing.T) {
+	t.Parallel()
+	ns := &nameServer{}
+	e := egress(t, EgressConfig{Resolver: ns.resolver()})
+	if _, err := e.CheckURL(t.Context(), "http://shop.test/"); err == nil {
+		t.Error("http is admitted")
+	}
+	if _, err := e.CheckURL(t.Context(), "https://nowhere.test/"); err == nil {
+		t.Error("a name without an address is fine")
+	}
+	v, err := e.CheckURL(t.Context(), "https://[::1]/")
+	if err != nil || v.Allowed || len(v.Addresses) != 1 {
+		t.Errorf("%+v, %v", v, err)
+	}
+}
+
+func TestRetryAfterHeader(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 11, 21, 10, 0, 0, 0, time.UTC)
+	f := func(v string, want time.Duration) {
+		t.Helper()
+		if got := parseRetryAfter(v, now); got != want {
+			t.Errorf("%q: %v, want %v", v, got, want)
+		}
+	}
+	f("", 0)
+	f("0", 0)
+	f("120", 2*time.Minute)
+	f("-1", 0)
+	f("1.5", 0)
+	f("99999999999999999999", 0)
+	f("Sat, 21 Nov 2026 10:00:30 GMT", 30*time.Second)
+	f("Sat, 21 Nov 2026 09:00:00 GMT", 0)
+	f("soon", 0)
+}

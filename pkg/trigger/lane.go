@@ -1,0 +1,228 @@
+package trigger
+
+import (
+	"context"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+)
+
+// lane is a caller at work: its bulkhead, its breaker, and the messages that
+// wait in memory for a place. The Dispatcher's lock guards it, but for the
+// record, which has its own.
+type lane struct {
+	caller   string
+	brk      *circuit
+	limit    int // calls at a time
+	inFlight int
+	queue    []*work
+	took     time.Duration // of a call, smoothed
+
+	// The caller's record. Whoever has the token in refresh may read it anew.
+	refresh chan struct{}
+	record  *record
+}
+
+// record is a caller's record as of a moment, with its URLs and keys parsed.
+type record struct {
+	engine.Caller
+	bases []*target
+	keys  [][]byte
+	read  time.Time
+	until int64 // the earliest end of a key, ms since 1970; 0: none
+}
+
+func (d *Dispatcher) laneLocked(caller string) *lane {
+	l := d.lanes[caller]
+	if l == nil {
+		b, _ := newCircuit(time.Now(), d.cfg.Breaker) // NewDispatcher has checked it
+		l = &lane{caller: caller, brk: b, limit: d.cfg.CallerInFlight, refresh: make(chan struct{}, 1)}
+		d.lanes[caller] = l
+	}
+	return l
+}
+
+// recordOf returns the caller's record, not older than PolicyAge.
+func (d *Dispatcher) recordOf(ctx context.Context, l *lane) (*record, error) {
+	l.refresh <- struct{}{}
+	defer func() { <-l.refresh }()
+	now := time.Now()
+	if r := l.record; r != nil && now.Sub(r.read) < d.cfg.PolicyAge && (r.until == 0 || now.UnixMilli() < r.until) {
+		return r, nil
+	}
+	c, ok, err := d.cfg.Callers.Get(ctx, l.caller)
+	if err != nil {
+		return nil, err
+	}
+	if !ok {
+		c = engine.Caller{ID: l.caller}
+	}
+	r := l.record
+	if r == nil || r.Version != c.Version || r.until != 0 && now.UnixMilli() >= r.until || c.Version == 0 {
+		r = newRecord(c, now, d.cfg.Egress.plain())
+	} else {
+		again := *r
+		r = &again
+	}
+	r.read = now
+	l.record = r
+	d.mu.Lock()
+	l.limit = or(c.MaxInFlight, d.cfg.CallerInFlight)
+	d.mu.Unlock()
+	return r, nil
+}
+
+func newRecord(c engine.Caller, now time.Time, plain bool) *record {
+	r := &record{Caller: c, keys: keysOf(c.Secrets, now.UnixMilli())}
+	for _, raw := range c.CallbackURLs {
+		if b := parseBase(raw, plain); b != nil {
+			r.bases = append(r.bases, b)
+		}
+	}
+	for _, s := range c.Secrets {
+		if s.Expires > now.UnixMilli() && (r.until == 0 || s.Expires < r.until) {
+			r.until = s.Expires
+		}
+	}
+	return r
+}
+
+// admit puts due messages into their callers' queues.
+func (d *Dispatcher) admit(ctx context.Context, ws []*work) {
+	if len(ws) == 0 {
+		return
+	}
+	byCaller := map[string][]*work{}
+	for _, w := range ws {
+		byCaller[w.row.Caller] = append(byCaller[w.row.Caller], w)
+	}
+	for caller, list := range byCaller {
+		d.mu.Lock()
+		l := d.laneLocked(caller)
+		d.mu.Unlock()
+		r, err := d.recordOf(ctx, l)
+		if err != nil || r.Disabled || len(r.keys) == 0 {
+			for _, w := range list {
+				w.lane = l
+				d.withhold(w, err)
+			}
+			continue
+		}
+		now := time.Now()
+		d.mu.Lock()
+		var full []*work
+		for _, w := range list {
+			w.lane, w.placed = l, now
+			switch {
+			case d.stopping:
+				w.delay, w.why = 0, CauseShutdown
+				full = append(full, w)
+			case len(l.queue) >= d.mayQueueLocked():
+				w.delay, w.why = l.waitLocked(w), CauseBulkhead
+				full = append(full, w)
+			default:
+				l.queue = append(l.queue, w)
+				d.queued++
+			}
+		}
+		d.pumpLocked(l, now)
+		d.mu.Unlock()
+		if len(full) > 0 {
+			d.cfg.Events.deferred(full[0].why, len(full))
+			d.puts.add(full...)
+		}
+	}
+}
+
+// withhold puts off a message whose caller may not be called for now.
+func (d *Dispatcher) withhold(w *work, err error) {
+	w.delay, w.why = time.Minute, CauseCaller
+	if err != nil {
+		w.delay = 2 * time.Second
+	}
+	d.cfg.Events.deferred(CauseCaller, 1)
+	d.puts.add(w)
+}
+
+// mayQueueLocked is how long a caller's queue may get: half of what is free. A
+// caller that hangs leaves the other half to the rest, a second one a quarter,
+// and so on; everybody may have one.
+func (d *Dispatcher) mayQueueLocked() int { return max((d.cfg.MaxQueued-d.queued)/2, 1) }
+
+// mayCallLocked is how many calls of a caller may run at a time, now.
+func (d *Dispatcher) mayCallLocked(l *lane) int {
+	return max(min(l.limit, l.brk.ramp, (d.cfg.MaxInFlight-d.inFlight)/2), 1)
+}
+
+// waitLocked is when a message that found its caller's queue full should come
+// again: when the queue may have been worked off. Longer each time, so that a
+// backlog behind a slow receiver costs little.
+func (l *lane) waitLocked(w *work) time.Duration {
+	work := l.took * time.Duration(len(l.queue)) / time.Duration(max(l.limit, 1))
+	wait := min(max(work, 200*time.Millisecond), 30*time.Second) << min(w.msg.deferrals, 3)
+	return wait + spread(w.msg.base, uint32(w.msg.deferrals), wait/4)
+}
+
+// pumpLocked starts as many calls of a caller as may run. While its breaker is
+// open, what waits in memory is put off.
+func (d *Dispatcher) pumpLocked(l *lane, now time.Time) {
+	var start []*work
+	for len(l.queue) > 0 && l.inFlight < d.mayCallLocked(l) {
+		ok, retryAt := l.brk.allow(now)
+		if !ok {
+			d.shutLocked(l, retryAt.Sub(now))
+			break
+		}
+		w := l.queue[0]
+		l.queue[0] = nil
+		l.queue = l.queue[1:]
+		d.queued--
+		l.inFlight++
+		d.inFlight++
+		w.slot = true
+		start = append(start, w)
+	}
+	if len(l.queue) == 0 {
+		l.queue = nil
+	}
+	if s, moved := l.brk.moved(now); moved {
+		d.cfg.Events.breaker(l.caller, s)
+	}
+	if len(start) > 0 {
+		d.cfg.Events.inFlight(l.caller, l.inFlight)
+		d.claims.add(start...)
+	}
+}
+
+// shutLocked puts off what waits for an open breaker, spread over a while so
+// that it does not come back all at once.
+func (d *Dispatcher) shutLocked(l *lane, wait time.Duration) {
+	wait = max(wait, time.Second)
+	for _, w := range l.queue {
+		w.delay = min(wait+spread(w.msg.base, uint32(w.msg.deferrals), wait/2+time.Second), engine.MaxQueueDelay)
+		w.why = CauseBreaker
+	}
+	d.cfg.Events.deferred(CauseBreaker, len(l.queue))
+	d.puts.add(l.queue...)
+	d.queued -= len(l.queue)
+	l.queue = nil
+}
+
+// free gives a place back.
+func (d *Dispatcher) free(w *work, took time.Duration) {
+	now := time.Now()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !w.slot {
+		return
+	}
+	w.slot = false
+	l := w.lane
+	l.inFlight--
+	d.inFlight--
+	if took > 0 {
+		l.took += (took - l.took) / 8
+	}
+	d.cfg.Events.inFlight(l.caller, l.inFlight)
+	d.pumpLocked(l, now)
+}

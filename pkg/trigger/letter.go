@@ -1,0 +1,59 @@
+package trigger
+
+import (
+	"context"
+	"encoding/json"
+	"strings"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+)
+
+// TopicDLQ is where triggers that failed for good are told of.
+const TopicDLQ = "triggers-dlq"
+
+// DeadLetter is a record of triggers-dlq, schema version 1. The schema is
+// published in docs/triggers-dlq.schema.json.
+type DeadLetter struct {
+	Version  int    `json:"version"`
+	ID       string `json:"id"`
+	Caller   string `json:"caller"`
+	URL      string `json:"callback_url"` // without its query, which may hold a secret
+	Reason   string `json:"reason"`
+	Class    string `json:"class"`  // of the last call; "none": there was none
+	Status   int    `json:"status"` // HTTP status of the last call; 0: no answer
+	Attempts int    `json:"attempts"`
+	Gen      uint32 `json:"generation"`
+	Epoch    uint32 `json:"epoch"`
+	Created  int64  `json:"created_ms"`
+	FireAt   int64  `json:"fire_at_ms"`
+	Failed   int64  `json:"failed_ms"`
+}
+
+// noCall is the class of a trigger that failed without a call.
+const noCall = "none"
+
+// DeadRecord is a record for triggers-dlq. Key is the trigger's id: the same
+// record may come twice, after a crash, and the key tells.
+type DeadRecord struct {
+	Key, Value []byte
+}
+
+// DeadLog takes records for triggers-dlq; nil means every one is durable.
+type DeadLog interface {
+	Append(ctx context.Context, rs []DeadRecord) error
+}
+
+// letterOf derives the record from the row alone, so that a repeat after a
+// crash writes the same one.
+func letterOf(t *engine.Trigger) DeadRecord {
+	url, _, _ := strings.Cut(t.URL, "?")
+	l := DeadLetter{
+		Version: 1, ID: t.ID, Caller: t.Caller, URL: url, Reason: t.Reason, Class: noCall, Attempts: t.Attempts,
+		Gen: t.Gen, Epoch: t.Epoch, Created: t.Created, FireAt: t.FireAt, Failed: t.Ended,
+	}
+	if n := len(t.Log); n > 0 {
+		l.Class, l.Status = t.Log[n-1].Class, t.Log[n-1].Status
+	}
+	value, _ := json.Marshal(l) // strings and numbers always marshal
+	return DeadRecord{Key: []byte(t.ID), Value: value}
+}

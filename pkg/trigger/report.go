@@ -1,0 +1,217 @@
+package trigger
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// What a reconciler finds: Finding.Class.
+const (
+	// FindOverdue: a trigger waits although it was due longer ago than Grace.
+	// Repair: it is enqueued anew, under the next generation.
+	FindOverdue = "overdue"
+	// FindClaimExpired: a claim ran out longer ago than Grace. Repair: the same.
+	FindClaimExpired = "claim_expired"
+	// FindNoIndex: a trigger waits, and no index row leads to it. Repair: the row.
+	FindNoIndex = "no_index"
+	// FindLetterOwed: a trigger failed, and its record in triggers-dlq is not
+	// known to be written. Repair: the record.
+	FindLetterOwed = "dead_letter_owed"
+	// FindOrphanIndex: an index row of a create that was never answered. It is
+	// dropped when it fires; there is nothing to repair.
+	FindOrphanIndex = "orphan_index"
+	// FindOpenBucket: a minute in the past holds timers: its shard has no owner,
+	// or one that does not get on. A scheduler must run; nothing is repaired here.
+	FindOpenBucket = "open_bucket"
+	// FindUnreadable: a row of another release, or a damaged one. It is left for
+	// people.
+	FindUnreadable = "unreadable"
+)
+
+// Finding is one thing a reconciler found.
+type Finding struct {
+	Class      string `json:"class"`
+	ID         string `json:"trigger_id,omitempty"`
+	Caller     string `json:"caller,omitempty"`
+	State      string `json:"state,omitempty"`
+	Version    uint64 `json:"version,omitempty"` // of the row; it is repaired only if it still has it
+	Gen        uint32 `json:"generation,omitempty"`
+	NextAt     int64  `json:"next_at_ms,omitempty"`
+	LeaseUntil int64  `json:"lease_until_ms,omitempty"`
+	Shard      uint16 `json:"shard,omitempty"`
+	Minute     int64  `json:"minute,omitempty"`
+	Owner      string `json:"owner,omitempty"`  // of the shard, the last
+	Closed     int64  `json:"closed,omitempty"` // the shard's last closed minute
+}
+
+func findingOf(class string, t *engine.Trigger) Finding {
+	return Finding{
+		Class: class, ID: t.ID, Caller: t.Caller, State: StateName(t.State), Version: t.Version,
+		Gen: t.Gen, NextAt: t.NextAt, LeaseUntil: t.LeaseUntil,
+	}
+}
+
+// Report is what a reconciler saw at a moment.
+type Report struct {
+	ID        string         `json:"report_id"` // rec_<ULID>
+	Made      int64          `json:"made_ms"`
+	Took      time.Duration  `json:"took_ns"`
+	Rows      int            `json:"rows"`  // state rows that were read
+	Index     int            `json:"index"` // index rows that were read
+	Counts    map[string]int `json:"counts"`
+	Findings  []Finding      `json:"findings"`
+	Truncated bool           `json:"truncated"` // there are more than are listed
+	Digest    string         `json:"digest"`    // of all the rest
+}
+
+func newReport(now time.Time) Report {
+	return Report{ID: "rec_" + notify.NewBase(now).String(), Made: now.UnixMilli(), Counts: map[string]int{}, Findings: []Finding{}}
+}
+
+// Clean reports whether nothing was found.
+func (r *Report) Clean() bool { return len(r.Findings) == 0 }
+
+func (r Report) digest() string {
+	r.Digest = ""
+	b, _ := json.Marshal(r) // strings and numbers always marshal
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:])
+}
+
+// Applied is what an Apply did. Changed counts by class what was repaired,
+// Skipped what was not: it had changed meanwhile, or there is nothing to repair.
+type Applied struct {
+	ReportID string         `json:"report_id"`
+	Changed  map[string]int `json:"changed"`
+	Skipped  map[string]int `json:"skipped"`
+}
+
+// Apply repairs what a report lists. Each row is looked at again: it is changed
+// only if it is still what was found, by compare and swap, so a second Apply of
+// the same findings changes nothing and no terminal row is revived. An error in
+// the middle leaves the rest for the next report. notify.KindInvalid for a
+// report that was altered; notify.KindConflict for one that is older than
+// MaxAge, or than one that was applied here.
+func (r *Reconciler) Apply(ctx context.Context, rep Report) (Applied, error) {
+	done := Applied{ReportID: rep.ID, Changed: map[string]int{}, Skipped: map[string]int{}}
+	if rep.Digest == "" || rep.Digest != rep.digest() {
+		return done, notify.Invalid("bad_digest", "digest", "the report is not what it was when it was made")
+	}
+	age := time.Since(time.UnixMilli(rep.Made))
+	r.mu.Lock()
+	superseded := r.applied >= rep.Made
+	if !superseded && age <= r.cfg.MaxAge {
+		r.applied = rep.Made
+	}
+	r.mu.Unlock()
+	if superseded || age > r.cfg.MaxAge {
+		return done, &notify.Error{Kind: notify.KindConflict, Code: "stale_report", Field: "report_id", Msg: "the report is too old, or one as new was applied: make another"}
+	}
+	var batch []Finding
+	for i, f := range rep.Findings {
+		switch f.Class {
+		case FindOverdue, FindClaimExpired, FindNoIndex, FindLetterOwed:
+			batch = append(batch, f)
+		default:
+			done.Skipped[f.Class]++
+		}
+		if len(batch) == r.cfg.Page || i == len(rep.Findings)-1 && len(batch) > 0 {
+			if err := r.repair(ctx, batch, &done); err != nil {
+				return done, err
+			}
+			batch = nil
+		}
+	}
+	return done, nil
+}
+
+// repair mends rows that are still what was found.
+func (r *Reconciler) repair(ctx context.Context, fs []Finding, done *Applied) error {
+	ids := make([]string, len(fs))
+	for i := range fs {
+		ids[i] = fs[i].ID
+	}
+	rows, err := r.cfg.Triggers.Get(ctx, ids)
+	if err != nil {
+		return unavailable("trigger_store", err)
+	}
+	now := time.Now()
+	var index []engine.Timer // before the swaps: a row without one never fires
+	var letters []DeadRecord
+	var swaps []engine.TriggerSwap
+	var classes []string // of swaps
+	for i, f := range fs {
+		t := rows[i]
+		if t.Version != f.Version {
+			done.Skipped[f.Class]++
+			continue
+		}
+		class, err := r.class(ctx, &t, now)
+		if err != nil {
+			return unavailable("timer_store", err)
+		}
+		if class != f.Class {
+			done.Skipped[f.Class]++
+			continue
+		}
+		base, _ := parseID(t.ID) // class has read it
+		switch class {
+		case FindNoIndex:
+			index = append(index, indexRow(base, t.Gen, t.NextAt, t.Attempts))
+			done.Changed[class]++
+		case FindLetterOwed:
+			letters = append(letters, letterOf(&t))
+			t.NextAt = 0
+			swaps, classes = append(swaps, engine.TriggerSwap{Old: f.Version, New: t}), append(classes, class)
+		default:
+			t = enqueueAnew(t, ceilMillis(now))
+			index = append(index, indexRow(base, t.Gen, t.NextAt, t.Attempts))
+			swaps, classes = append(swaps, engine.TriggerSwap{Old: f.Version, New: t}), append(classes, class)
+		}
+	}
+	if len(letters) > 0 {
+		if err := r.cfg.Dead.Append(ctx, letters); err != nil {
+			return unavailable("dead_letters", err)
+		}
+		r.cfg.Events.deadLettered(len(letters))
+	}
+	if len(index) > 0 {
+		if err := r.cfg.Later.Put(ctx, index); err != nil {
+			return unavailable("timer_store", err)
+		}
+	}
+	r.cfg.hit("trigger-requeued-before-mark")
+	if len(swaps) == 0 {
+		return nil
+	}
+	won, err := r.cfg.Triggers.Swap(ctx, swaps)
+	if err != nil {
+		return unavailable("trigger_store", err)
+	}
+	r.cfg.Events.swaps(len(swaps))
+	for i, w := range won {
+		if w {
+			done.Changed[classes[i]]++
+		} else {
+			done.Skipped[classes[i]]++
+		}
+	}
+	return nil
+}
+
+// enqueueAnew returns the row of a trigger that is due at now once more. Its
+// generation is the next: messages of the old one, should there be any, are
+// dropped, so that hourly repairs of a long backlog do not pile them up.
+func enqueueAnew(t engine.Trigger, now int64) engine.Trigger {
+	t.Log = logLost(&t)
+	t.State, t.LeaseUntil, t.Reason = engine.TriggerPending, 0, "reconciled"
+	t.Gen++
+	t.NextAt = now
+	return t
+}
