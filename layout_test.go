@@ -46,6 +46,7 @@ var mayImport = map[string]string{
 
 	// Stages.
 	"pkg/schedule": "engine notify fault",
+	"pkg/trigger":  "engine notify limit fault",
 	"pkg/intake":   "engine notify stream prefs limit fault",
 	"pkg/worker":   "engine notify stream wheel dedup limit prefs timer fault",
 	"pkg/provider": "notify limit",

@@ -37,7 +37,7 @@ context names them, or those that --simulators names.`,
 	dial := func() (*simClient, error) { return p.simulators(control) }
 	rule := &cobra.Command{Use: "rule", Short: "Script faults"}
 	rule.AddCommand(newSimRuleAdd(p, dial), newSimRuleList(p, dial), newSimRuleRemove(p, dial))
-	c.AddCommand(newSimSummary(p, dial), newSimInbox(p, dial), rule, newSimReset(p, dial), newSimLedger(p, dial))
+	c.AddCommand(newSimSummary(p, dial), newSimInbox(p, dial), rule, newSimReset(p, dial), newSimLedger(p, dial), newSimCallbacks(p, dial))
 	return c
 }
 

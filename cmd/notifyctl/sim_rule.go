@@ -28,6 +28,7 @@ type simRule struct {
 	Code       string     `json:"code,omitempty"`
 	RetryAfter string     `json:"retry_after,omitempty"`
 	Latency    *simDelay  `json:"latency,omitempty"`
+	Location   string     `json:"location,omitempty"`
 	Matched    uint64     `json:"matched,omitempty"`
 	Picked     uint64     `json:"picked,omitempty"`
 }
@@ -38,8 +39,8 @@ type simDelay struct {
 }
 
 var (
-	simProviders = []string{"apns", "fcm", "twilio", "sendgrid"}
-	simActions   = []string{"error", "outage", "throttle", "unauthorized", "reset", "reset_stream", "drop", "hang", "drip", "latency", "receipt"}
+	simProviders = []string{"apns", "fcm", "twilio", "sendgrid", "callback"}
+	simActions   = []string{"error", "outage", "throttle", "unauthorized", "reset", "reset_stream", "drop", "hang", "drip", "latency", "receipt", "redirect", "huge"}
 )
 
 func newSimRuleAdd(p *program, dial func() (*simClient, error)) *cobra.Command {
@@ -50,7 +51,8 @@ func newSimRuleAdd(p *program, dial func() (*simClient, error)) *cobra.Command {
 		Long: `add makes the providers misbehave. Actions: error (with --status or --code), outage
 (503), throttle (429), unauthorized, reset, reset_stream, drop (the connection
 breaks after or before the message was taken), hang, drip, latency (--median),
-receipt (taken, its receipt later says --code).`,
+receipt (taken, its receipt later says --code). The receiver of triggers, provider
+callback, also has redirect (--location) and huge (an answer of 64 MiB).`,
 		Example: `  notifyctl sim rule add outage --provider apns --for 30s
   notifyctl sim rule add error --provider apns --code Unregistered --rate 0.05
   notifyctl sim rule add latency --provider twilio --median 2s --p99 8s`,
@@ -74,7 +76,7 @@ receipt (taken, its receipt later says --code).`,
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&r.Provider, "provider", "", "only this provider: apns, fcm, twilio, sendgrid")
+	f.StringVar(&r.Provider, "provider", "", "only this provider: apns, fcm, twilio, sendgrid, callback")
 	f.StringVar(&r.Account, "account", "", "only this Twilio account")
 	f.StringVar(&r.Pool, "pool", "", "only this SendGrid IP pool")
 	f.StringVar(&r.Prefix, "prefix", "", "only addresses that begin so")
@@ -85,6 +87,7 @@ receipt (taken, its receipt later says --code).`,
 	f.IntVar(&r.Status, "status", 0, "error: HTTP status")
 	f.StringVar(&r.Code, "code", "", "error: the provider's code; receipt: what it says")
 	f.DurationVar(&retryAfter, "retry-after", 0, "error, throttle: the Retry-After header")
+	f.StringVar(&r.Location, "location", "", "redirect: where to")
 	f.DurationVar(&median, "median", 0, "drip, latency: median")
 	f.DurationVar(&p99, "p99", 0, "drip, latency: 99th percentile")
 	complete(c, "provider", simProviders)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -98,6 +99,7 @@ func runDev(ctx context.Context, p *program, o *devOptions) error {
 				Latency: simulator.Constant(o.latency), RetryAfter: time.Second,
 			},
 			SendGrid: simulator.SendGridConfig{Latency: simulator.Constant(o.latency)},
+			Callback: simulator.CallbackConfig{Addr: ports.callback, Latency: simulator.Constant(o.latency)},
 			Receipts: simulator.Receipts{Delay: simulator.Constant(200 * time.Millisecond), SendGridURL: apiURL + "/v1/receipts/sendgrid"},
 		})
 		if err != nil {
@@ -193,13 +195,13 @@ func alreadyRunning(ctx context.Context, dir string) (r running, ok bool) {
 	return r, resp.StatusCode == http.StatusOK
 }
 
-type devAddrs struct{ api, admin, kafka, control string }
+type devAddrs struct{ api, admin, kafka, control, callback string }
 
-// devPorts are four neighbours, so that they are easy to remember, or free ones.
+// devPorts are five neighbours, so that they are easy to remember, or free ones.
 func devPorts(ctx context.Context, port int) (a devAddrs, err error) {
 	addr := func(n int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(n)) }
 	if port != 0 {
-		return devAddrs{addr(port), addr(port + 1), addr(port + 2), addr(port + 3)}, nil
+		return devAddrs{addr(port), addr(port + 1), addr(port + 2), addr(port + 3), addr(port + 4)}, nil
 	}
 	for _, to := range []*string{&a.api, &a.admin, &a.kafka} {
 		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
@@ -209,7 +211,7 @@ func devPorts(ctx context.Context, port int) (a devAddrs, err error) {
 		defer l.Close() //nolint:gocritic // all are held until all are chosen
 		*to = l.Addr().String()
 	}
-	a.control = "127.0.0.1:0"
+	a.control, a.callback = "127.0.0.1:0", "127.0.0.1:0"
 	return a, nil
 }
 
@@ -270,6 +272,9 @@ func devConfig(dir, simDir string, ports devAddrs) (map[string]any, simulator.UR
 		"providers.sendgrid.from":             "notifyd <no-reply@example.com>",
 		"providers.sendgrid.pools":            s.Credentials.SendGrid.Pools,
 		"providers.sendgrid.rate":             20000,
+		"triggers.plain":                      true,
+		"triggers.allow":                      []string{"127.0.0.0/8", "::1/128"},
+		"triggers.ports":                      []int{0},
 		"logging.level":                       "warn",
 		"logging.format":                      "text",
 	}, s.URLs, nil
@@ -316,6 +321,9 @@ func devReady(ctx context.Context, p *program, o *devOptions, dir, apiURL, token
 			}
 		}
 	}
+	if err := devCaller(ctx, cl, urls); err != nil {
+		return fmt.Errorf("seed: %w", err)
+	}
 	b, err := json.Marshal(running{os.Getpid(), apiURL, urls.Inbox})
 	if err != nil {
 		return err
@@ -331,6 +339,7 @@ func devReady(ctx context.Context, p *program, o *devOptions, dir, apiURL, token
 	fmt.Fprintf(&w, "notifyd %s dev   ready in %.1fs   (simulated providers, loopback only)\n", version, time.Since(began).Seconds())
 	fmt.Fprintf(&w, "  API       %s   description: %s/openapi.yaml\n", apiURL, apiURL)
 	fmt.Fprintf(&w, "  Inbox     %s   what the simulated providers were sent\n", urls.Inbox)
+	fmt.Fprintf(&w, "  Callbacks %s/   a URL for triggers; notifyctl sim callbacks shows its calls\n", urls.Callback)
 	fmt.Fprintf(&w, "  Metrics   http://%s/metrics\n", n.Admin())
 	fmt.Fprintf(&w, "  Kafka     %s   kcat -b %s -C -t notifications-push\n", n.Kafka(), n.Kafka())
 	fmt.Fprintf(&w, "  Data      %s   (%s)\n", dir, kept)
@@ -344,6 +353,35 @@ func devReady(ctx context.Context, p *program, o *devOptions, dir, apiURL, token
 	fmt.Fprintf(&w, "      notifyctl ls --user ann        notifyctl tail\n")
 	_, err = fmt.Fprint(p.out, w.String())
 	return err
+}
+
+// devCaller lets the developer's triggers call the simulated receiver, and tells
+// that one the secret, so that it checks their signatures.
+func devCaller(ctx context.Context, cl *api.Client, urls simulator.URLs) error {
+	if _, err := cl.PutCaller(ctx, api.Caller{ID: "dev", CallbackURLs: []string{urls.Callback + "/"}}); err != nil {
+		return err
+	}
+	fresh, err := cl.RotateSecret(ctx, "dev", 0)
+	if err != nil {
+		return err
+	}
+	body, err := json.Marshal(map[string]string{"secret": fresh.Secret})
+	if err != nil {
+		return err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPut, urls.Control+"/callbacks/secret", bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusNoContent {
+		return fmt.Errorf("the simulator does not take the secret: %s", resp.Status)
+	}
+	return nil
 }
 
 // demoUsers are the users a dev server begins with.

@@ -52,6 +52,24 @@ type Config struct {
 		Retention time.Duration `koanf:"retention" doc:"how long who-got-what is kept; older ids answer 410"`
 	} `koanf:"history"`
 
+	Timers struct {
+		Shards      int           `koanf:"shards" doc:"partitions of each minute; never change it for a store that holds timers"`
+		MaxDelay    time.Duration `koanf:"max_delay" doc:"how far ahead notifications and triggers may be scheduled"`
+		Jitter      time.Duration `koanf:"jitter" doc:"spread of scheduled notifications and triggers, later only; never otp and alert"`
+		CatchUpRate int           `koanf:"catch_up_rate" doc:"timers a second released of what came due while the process was away"`
+	} `koanf:"timers"`
+
+	Triggers struct {
+		Plain          bool          `koanf:"plain" doc:"admit http:// callback URLs beside https://"`
+		Allow          []string      `koanf:"allow" doc:"prefixes that may be called although they are not on the public internet, e.g. [10.1.0.0/16]"`
+		Deny           []string      `koanf:"deny" doc:"prefixes that may not be called, beside the built-in ones"`
+		Ports          []int         `koanf:"ports" doc:"ports that may be called; empty: 443, and 80 with plain; 0: all"`
+		Timeout        time.Duration `koanf:"timeout" doc:"longest callback, from the look-up of the name to the end of the answer"`
+		CallerInFlight int           `koanf:"caller_in_flight" doc:"callbacks of one caller at once"`
+		InFlight       int           `koanf:"in_flight" doc:"callbacks at once in all"`
+		MaxPending     int           `koanf:"max_pending" doc:"triggers one caller may have waiting"`
+	} `koanf:"triggers"`
+
 	Workers struct {
 		Push       Lane          `koanf:"push" doc:"push lanes"`
 		SMS        Lane          `koanf:"sms" doc:"sms lanes"`
@@ -135,6 +153,8 @@ func Default() Config {
 	c.Intake.SMS = []string{"otp", "alert"}
 	c.Intake.SpillMiB, c.Intake.Idempotency = 64, 24*time.Hour
 	c.History.Retention = 30 * 24 * time.Hour
+	c.Timers.Shards, c.Timers.MaxDelay, c.Timers.CatchUpRate = 16, 366*24*time.Hour, 20_000
+	c.Triggers.Timeout, c.Triggers.CallerInFlight, c.Triggers.InFlight, c.Triggers.MaxPending = 10*time.Second, 100, 4096, 1_000_000
 	c.Workers.MaxRetries, c.Workers.BatchAge, c.Workers.Bulk = 3, 5*time.Second, 0.5
 	c.Workers.Drain, c.Workers.CallLimit = 20*time.Second, 30*time.Second
 	c.Workers.Push = Lane{InFlight: 2000, Window: 1000, Ahead: 16}

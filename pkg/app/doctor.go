@@ -112,5 +112,5 @@ func (n *Node) Idle() bool {
 			return false
 		}
 	}
-	return n.timers.Pending() == 0
+	return n.later.timers.Pending() == 0
 }

@@ -289,6 +289,22 @@ func (c *Config) validate() (problems []error) {
 	least("api.burst", int64(c.API.Burst), 1)
 	least("api.body_mib", int64(c.API.BodyMiB), 128) // a fan-out of 64 MiB, compressed and not
 	least("intake.spill_mib", int64(c.Intake.SpillMiB), 1)
+	least("timers.catch_up_rate", int64(c.Timers.CatchUpRate), 1)
+	if c.Timers.Shards < 1 || c.Timers.Shards > 4096 {
+		bad("timers.shards", "%d is not between 1 and 4096", c.Timers.Shards)
+	}
+	if c.Timers.Jitter < 0 || c.Timers.Jitter > time.Hour {
+		bad("timers.jitter", "%s is not between 0 and 1h", c.Timers.Jitter)
+	}
+	least("triggers.caller_in_flight", int64(c.Triggers.CallerInFlight), 1)
+	least("triggers.in_flight", int64(c.Triggers.InFlight), 1)
+	least("triggers.max_pending", int64(c.Triggers.MaxPending), 1)
+	if c.Triggers.Timeout > 25*time.Second {
+		bad("triggers.timeout", "%s is above 25s: a call ends within its claim", c.Triggers.Timeout)
+	}
+	if _, err := c.egress(); err != nil {
+		problems = append(problems, err)
+	}
 	least("workers.max_retries", int64(c.Workers.MaxRetries), 0)
 	least("providers.apns.connections", int64(c.Providers.APNs.Connections), 1)
 	least("providers.twilio.parallel", int64(c.Providers.Twilio.Parallel), 1)
@@ -302,6 +318,7 @@ func (c *Config) validate() (problems []error) {
 	for key, d := range map[string]time.Duration{
 		"history.retention": c.History.Retention, "intake.idempotency": c.Intake.Idempotency, "workers.batch_age": c.Workers.BatchAge,
 		"workers.drain": c.Workers.Drain, "workers.call_limit": c.Workers.CallLimit,
+		"timers.max_delay": c.Timers.MaxDelay, "triggers.timeout": c.Triggers.Timeout,
 	} {
 		if d <= 0 {
 			bad(key, "%s is not above 0", d)

@@ -17,6 +17,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/server"
 	"github.com/notifyd/notifyd/pkg/stream"
 	"github.com/notifyd/notifyd/pkg/timer"
+	"github.com/notifyd/notifyd/pkg/trigger"
 	"github.com/notifyd/notifyd/pkg/worker"
 )
 
@@ -39,6 +40,11 @@ type metrics struct {
 	timerLate                                      prometheus.Histogram
 	storeStalled                                   prometheus.Gauge
 	receiptRows                                    *prometheus.CounterVec
+	triggersEnded, triggersDeferred                *prometheus.CounterVec
+	triggersCreated, triggersDead                  prometheus.Counter
+	claimsLost, triggerSwaps                       prometheus.Counter
+	callbackSeconds                                *prometheus.HistogramVec
+	triggerLate                                    prometheus.Histogram
 }
 
 func newMetrics(n *Node) *metrics {
@@ -84,6 +90,20 @@ func newMetrics(n *Node) *metrics {
 	m.timersReleased = prometheus.NewCounter(prometheus.CounterOpts{Name: "notifyd_timers_released_total", Help: "Timers published when due."})
 	m.timerLate = prometheus.NewHistogram(prometheus.HistogramOpts{Name: "notifyd_timer_late_seconds", Help: "Lateness of each published timer.", Buckets: seconds})
 	m.registry.MustRegister(m.timersReleased, m.timerLate, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	single := func(name, help string) prometheus.Counter {
+		c := prometheus.NewCounter(prometheus.CounterOpts{Name: "notifyd_" + name, Help: help})
+		m.registry.MustRegister(c)
+		return c
+	}
+	m.triggersCreated = single("triggers_created_total", "Triggers made durable.")
+	m.triggersEnded = counter("triggers_ended_total", "Triggers that became terminal.", "state")
+	m.triggersDeferred = counter("triggers_deferred_total", "Callbacks put off without an attempt.", "cause")
+	m.triggersDead = single("triggers_dead_lettered_total", "Records written to triggers-dlq.")
+	m.claimsLost = single("trigger_claims_lost_total", "Claims and outcomes that met a row somebody else had changed.")
+	m.triggerSwaps = single("trigger_swaps_total", "State rows of triggers swapped.")
+	m.callbackSeconds = histogram("callback_seconds", "Time of one callback.", seconds, "class")
+	m.triggerLate = prometheus.NewHistogram(prometheus.HistogramOpts{Name: "notifyd_trigger_late_seconds", Help: "From a trigger's fire time to the start of its first attempt.", Buckets: seconds})
+	m.registry.MustRegister(m.triggerLate)
 	m.storeStalled = gauge("status_store_stalled_seconds", "How long the status store has been refusing outcomes; 0: it is well.")
 	m.registry.MustRegister(&nodeCollector{n})
 	return m
@@ -210,6 +230,23 @@ func (m *metrics) released(_ timer.Lane, ts []engine.Timer, at time.Time) {
 	}
 }
 
+// triggers counts what becomes of callbacks. Callers are no labels: there may be
+// many, and metrics name none.
+func (m *metrics) triggers() trigger.Events {
+	return trigger.Events{
+		Created: func(_ string, n int) { m.triggersCreated.Add(float64(n)) },
+		Ended:   func(_ string, s engine.TriggerState, _ string) { add(m.triggersEnded, 1, trigger.StateName(s)) },
+		Attempt: func(_, class string, took time.Duration) {
+			m.callbackSeconds.WithLabelValues(class).Observe(took.Seconds())
+		},
+		Late:         func(_ string, late time.Duration) { m.triggerLate.Observe(late.Seconds()) },
+		Deferred:     func(cause string, n int) { add(m.triggersDeferred, n, cause) },
+		ClaimLost:    func(n int) { m.claimsLost.Add(float64(n)) },
+		Swapped:      func(n int) { m.triggerSwaps.Add(float64(n)) },
+		DeadLettered: func(n int) { m.triggersDead.Add(float64(n)) },
+	}
+}
+
 func (m *metrics) stalled(d time.Duration) { m.storeStalled.Set(d.Seconds()) }
 
 func (m *metrics) receipts(ch notify.Channel, n int) { add(m.receiptRows, n, ch.String()) }
@@ -236,6 +273,15 @@ var (
 	descTail     = desc("history_tail_receivers", "Receivers of the history that are not sealed yet.")
 	descStore    = desc("store_bytes", "Size of the store on disk.")
 	descSpill    = desc("spill_records", "Records that wait for the log.")
+	descQueue    = desc("trigger_queue_messages", "Messages of the delay queue of triggers.", "state")
+	descShards   = desc("timer_shards_owned", "Timer shards this process releases.")
+	descWater    = desc("timer_watermark_age_seconds", "How far the oldest minute that is not closed lies back.")
+	descCatchUp  = desc("timers_catching_up", "Timers left of what came due while nobody released them.")
+	descLateRows = desc("timer_late_rows_total", "Timers found only when their minute was closed.")
+	descRehomed  = desc("timer_rehomed_rows_total", "Timers stored again because their minute was closed.")
+	descDropped  = desc("timers_dropped_total", "Timers not released because their schedule was cancelled or moved.")
+	descHeads    = desc("schedule_head_swaps_total", "Compare and swaps on schedules; untouched ones cost none.")
+	descBeat     = desc("timer_heartbeat_age_seconds", "Since the last sign of life of the timer engine.")
 	descSpillAge = desc("spill_age_seconds", "Age of the oldest of them.")
 )
 
@@ -244,6 +290,7 @@ func (c *nodeCollector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		descLogBytes, descLogCap, descLogOpen, descLogFsync, descFree, descLag, descFlight, descCircuit, descTimers,
 		descPrefs, descHistory, descTail, descStore, descSpill, descSpillAge,
+		descQueue, descShards, descWater, descCatchUp, descLateRows, descRehomed, descDropped, descHeads, descBeat,
 	} {
 		ch <- d
 	}
@@ -275,7 +322,29 @@ func (c *nodeCollector) Collect(ch chan<- prometheus.Metric) {
 	for _, r := range n.health.Circuits(now) {
 		gauge(descCircuit, truth(r.State == limit.Closed.String() && r.Blocked.IsZero()), r.Route)
 	}
-	gauge(descTimers, float64(n.timers.Pending()))
+	st := n.later.timers.Stats()
+	gauge(descTimers, float64(st.Pending))
+	gauge(descShards, float64(len(st.Shards)))
+	water := time.Duration(0)
+	for _, s := range st.Shards {
+		water = max(water, s.WatermarkAge)
+	}
+	gauge(descWater, water.Seconds())
+	gauge(descCatchUp, float64(st.Backlog.Left))
+	gauge(descBeat, st.HeartbeatAge.Seconds())
+	count := func(d *prometheus.Desc, v uint64) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v))
+	}
+	count(descLateRows, st.LateRows)
+	count(descRehomed, st.Rehomed)
+	count(descDropped, st.Dropped)
+	count(descHeads, st.HeadSwaps)
+	if q, err := n.later.queue.Depth(context.Background()); err == nil {
+		gauge(descQueue, float64(q.Ready), "ready")
+		gauge(descQueue, float64(q.Delayed), "delayed")
+		gauge(descQueue, float64(q.InFlight), "in_flight")
+		gauge(descQueue, float64(q.Dead), "dead")
+	}
 	gauge(descPrefs, n.prefs.Age(now).Seconds())
 	h := n.history.Stats()
 	gauge(descHistory, float64(h.Bytes))

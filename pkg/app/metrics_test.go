@@ -23,6 +23,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/server"
 	"github.com/notifyd/notifyd/pkg/stream"
 	"github.com/notifyd/notifyd/pkg/timer"
+	"github.com/notifyd/notifyd/pkg/trigger"
 	"github.com/notifyd/notifyd/pkg/worker"
 )
 
@@ -148,6 +149,12 @@ func feed(m *metrics) {
 	g := m.group(slog.New(slog.DiscardHandler))
 	g.Failed(stream.TopicPartition{Topic: "topic"}, io.ErrUnexpectedEOF)
 	g.Reset(stream.Reset{TP: stream.TopicPartition{Topic: "topic"}})
+	tr := m.triggers()
+	tr.Created("c", 1)
+	tr.Ended("c", engine.TriggerFired, "")
+	tr.Attempt("c", "ok", time.Second)
+	tr.Late("c", time.Second)
+	tr.Deferred(trigger.CauseBreaker, 1)
 	m.released(timer.OnTime, make([]engine.Timer, 1), time.Now())
 	m.stalled(0)
 	m.receipts(notify.SMS, 1)

@@ -28,7 +28,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/prefs"
 	"github.com/notifyd/notifyd/pkg/server"
 	"github.com/notifyd/notifyd/pkg/stream"
-	"github.com/notifyd/notifyd/pkg/timer"
+	"github.com/notifyd/notifyd/pkg/trigger"
 	"github.com/notifyd/notifyd/pkg/worker"
 )
 
@@ -57,7 +57,7 @@ type Node struct {
 	history    *history.Store
 	prefs      *prefs.Service
 	cancels    *prefs.Cancels
-	timers     *timer.Engine
+	later      later
 	intake     *intake.Service
 	server     *server.Server
 	verifier   *server.Verifier
@@ -186,7 +186,7 @@ func (n *Node) conn() stream.Conn {
 
 // topics of the embedded log with their partition counts.
 func topics(cfg *Config) map[string]int {
-	ts := map[string]int{notify.TopicFailed: 1, notify.TopicPoison: 1}
+	ts := map[string]int{notify.TopicFailed: 1, notify.TopicPoison: 1, trigger.TopicDLQ: 1}
 	for _, l := range notify.Lanes() {
 		ts[l.Topic()] = cfg.partitions(l.Channel)
 		ts[l.DLQTopic()] = cfg.partitions(l.Channel)
@@ -204,10 +204,9 @@ func (n *Node) build() error {
 	if n.cancels, err = prefs.NewCancels(n.store.Cancels(), prefs.Config{Log: n.log}); err != nil {
 		return err
 	}
-	n.timers = timer.New(timer.Config{
-		Store: n.store.Timers(), Publish: timer.ToLog(n.producer), Owner: n.broker.StoreID(), Logger: n.log,
-		Events: timer.Events{Released: n.metrics.released},
-	})
+	if err = n.buildLater(); err != nil {
+		return err
+	}
 	if n.provs, err = newProviders(cfg, n.limits, n.log); err != nil {
 		return err
 	}
@@ -230,8 +229,9 @@ func (n *Node) build() error {
 	n.groups, n.groupNames = append(n.groups, index), append(n.groupNames, ops.DeadLetterGroup)
 	n.intake, err = intake.New(intake.Stores{
 		Log: n.counted(), Partitions: n.broker.Partitions, Idem: n.store.Idem(), Campaigns: n.store.Campaigns(),
-		Cancels: n.store.Cancels(), Spill: n.store.Spill(), Gate: n.broker.Guard(),
+		Cancels: n.store.Cancels(), Spill: n.store.Spill(), Gate: n.broker.Guard(), Later: n.later.schedules,
 	}, intake.Config{
+		MaxDelay: cfg.Timers.MaxDelay, Jitter: cfg.Timers.Jitter,
 		Refuse: refusals(cfg.Intake.Refuse), SMS: categories(cfg.Intake.SMS), Keep: cfg.Intake.Idempotency,
 		SpillBytes: int64(cfg.Intake.SpillMiB) << 20, Events: n.metrics.intake(), Logger: n.log,
 	})
@@ -249,7 +249,7 @@ func (n *Node) lane(l notify.Lane) error {
 			Lane: l, Role: role, Order: n.cfg.order(l), Holds: n.store.Holds(), Window: set.Window, Ahead: set.Ahead, InFlight: set.InFlight,
 			MaxRetries: n.cfg.Workers.MaxRetries, BatchAge: n.cfg.Workers.BatchAge, CallLimit: n.cfg.Workers.CallLimit,
 			Routes: n.provs.routes(l.Channel), Log: n.producer, Status: n.store.Status(), Committer: n.commit,
-			Prefs: preferences{n.prefs.Snapshot(), n.prefs}, Cancels: n.cancels, Parker: n.timers,
+			Prefs: preferences{n.prefs.Snapshot(), n.prefs}, Cancels: n.cancels, Parker: n.later.timers,
 			Provider: n.provs.lane(l), Health: n.health, Events: n.metrics.worker(n.tail, n.observe), Logger: n.log, Seen: n.seen,
 		})
 		topic, group := l.Topic(), l.Group()

@@ -95,8 +95,9 @@ func (n *Node) RunAs(ctx context.Context, role string) error {
 		fail("preferences", err)
 	}
 	innerG := ring(inner, innerParts)
-	middleParts := map[string]func(context.Context) error{"timers": n.timers.Run}
+	middleParts := map[string]func(context.Context) error{"timers": n.later.timers.Run}
 	if role != RoleAPI {
+		middleParts["dispatcher"], middleParts["reconciler"] = n.later.dispatcher.Run, n.reconcile
 		for i, g := range n.groups {
 			middleParts["group "+n.groupNames[i]] = g.Run
 		}
@@ -139,6 +140,9 @@ func (n *Node) purge(ctx context.Context) error {
 		_, err := n.store.Idem().Purge(ctx, now)
 		if err == nil {
 			_, err = n.store.DeadLetters().Purge(ctx, now)
+		}
+		if err == nil {
+			err = n.purgeTerminal(ctx)
 		}
 		if err != nil && ctx.Err() == nil {
 			n.log.Warn("purge", "err", err)
@@ -192,6 +196,7 @@ func (n *Node) safe() map[string]map[int32]int64 {
 			}
 		}
 	}
+	n.trimTriggersDead(context.Background(), out)
 	sealed := n.history.Sealed()
 	first := firstTopics()
 	for topic, parts := range out {

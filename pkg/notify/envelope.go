@@ -57,6 +57,10 @@ type Chunk struct {
 	Block     uint32
 }
 
+// CauseCancelled is the Cause of an original envelope whose schedule was
+// cancelled before it was due: it becomes CANCELLED, and nothing is called.
+const CauseCancelled = "cancelled"
+
 // TimerID names the timer that holds the chunk until it is due; gen is raised by
 // each reschedule.
 func (c Chunk) TimerID(gen uint32) []byte {

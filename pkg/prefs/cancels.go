@@ -54,6 +54,9 @@ func NewCancels(store engine.Cancels, cfg Config) (*Cancels, error) {
 // Cancelled reports whether the receiver with this index is not to be called
 // any more: it, its request or its campaign was cancelled.
 func (c *Cancels) Cancelled(e *notify.Envelope, index uint32) bool {
+	if e.Cause == notify.CauseCancelled {
+		return true
+	}
 	if c.count.Load() == 0 {
 		return false
 	}

@@ -18,7 +18,7 @@
 //
 // Generations: a moved schedule's rows carry the number its head will have. Rows
 // of a lower generation than the head's are dropped by the release. Rows of a
-// higher one belong to a move that has not won yet, or never will; the release
-// settles that by raising the head's version, so that the move finds out. A
+// higher one belong to a move that has not won yet, or never will; once their minute
+// is closed the release settles that by raising the head's version, so that the move finds out. A
 // generation is therefore the version the head gets by it, and never used twice.
 package schedule

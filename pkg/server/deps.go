@@ -60,6 +60,7 @@ type Deps struct {
 	Schedules   Schedules                   // nil: nothing was ever scheduled
 	Triggers    Triggers                    // nil: the routes of triggers are 503
 	Circuits    Circuits                    // nil: the routes of circuits are 503
+	Reconcile   Reconciler                  // nil: the routes of reconcile are 503
 	CheckURL    URLCheck                    // nil: GET /v1/ops/url-check is 503
 	Callers     engine.Callers              // nil: every caller has the default rate
 	Receipts    map[string]Receipt          // by provider; nil: none

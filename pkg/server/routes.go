@@ -81,6 +81,8 @@ func routes() []route {
 		{put, "/v1/ops/callers/{id}", api.ScopeOperate, classNormal, singleBody, (*Server).putCaller},
 		{post, "/v1/ops/callers/{id}/secrets", api.ScopeOperate, classNormal, singleBody, (*Server).rotateSecret},
 		{get, "/v1/ops/url-check", api.ScopeOperate, classNormal, noBody, (*Server).checkURL},
+		{get, "/v1/ops/reconcile", api.ScopeOperate, classNormal, noBody, (*Server).reconcileReport},
+		{post, "/v1/ops/reconcile:apply", api.ScopeOperate, classNormal, batchBody, (*Server).reconcileApply},
 		{get, "/v1/ops/doctor", api.ScopeOperate, classNormal, noBody, (*Server).doctor},
 		{get, "/v1/ops/lag", api.ScopeOperate, classNormal, noBody, (*Server).lag},
 		{post, "/v1/receipts/{provider}", "", classReceipt, receiptBody, (*Server).receipt},

@@ -187,5 +187,5 @@ func nextOfTrigger(t *engine.Trigger, now time.Time) string {
 	case engine.TriggerExpired:
 		return "Nothing: it came later than its max_lateness allows."
 	}
-	return "Nothing by itself: it failed for good (" + orUnknown(t.Reason) + ") and is in triggers-dlq."
+	return "Nothing by itself: it failed for good (" + orUnknown(t.Reason) + ") and is in " + trigger.TopicDLQ + "."
 }

@@ -33,6 +33,10 @@ type Config struct {
 	// it went. It is called again with the same timers until it succeeds, by
 	// several goroutines. A Writer does not use it.
 	Publish func(ctx context.Context, ts []engine.Timer) error
+	// Cancelled records what became of timers whose schedule was cancelled; nil
+	// means durable. It is called in place of Publish, in the same way. Without
+	// it they are dropped.
+	Cancelled func(ctx context.Context, ts []engine.Timer) error
 
 	Shards       int           // partitions of a minute: 16
 	Poll         time.Duration // between loads: 1 s

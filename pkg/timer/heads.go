@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -79,18 +80,26 @@ func (e *Engine) ask(ctx context.Context, lane Lane, batch []*entry) {
 		})
 	}
 	_ = g.Wait() // none returns an error
-	var out []*entry
+	var out, ended []*entry
 	for _, x := range batch {
 		d := decision{x.t.Head, x.t.Gen}
 		switch {
 		case x.ask == askNothing || verdicts[d] == publish:
 			out = append(out, x)
+		case verdicts[d] == discard && heads[d].State == engine.ScheduleCancelled && heads[d].Gen == d.gen && e.cfg.Cancelled != nil:
+			ended = append(ended, x)
 		case verdicts[d] == discard:
 			e.discard(x, heads[d])
 		default:
 			e.putOff(x, e.cfg.Poll)
 		}
 	}
+	e.handTo(ctx, lane, ended, e.cfg.Cancelled, func(_ Lane, ts []engine.Timer, _ time.Time) {
+		e.count.dropped.Add(uint64(len(ts)))
+		for i := range ts {
+			e.cfg.Events.Dropped(ts[i], heads[decision{ts[i].Head, ts[i].Gen}])
+		}
+	})
 	e.hand(ctx, lane, out)
 }
 
@@ -141,7 +150,7 @@ func (e *Engine) decideFor(ctx context.Context, d decision, x *entry) (verdict, 
 		e.troubl.say("cannot decide about touched timers", err)
 	}
 	if v == undecided && err == nil && closed {
-		v = discard
+		v = e.fence(ctx, d, h)
 	}
 	if v == publish {
 		e.mu.Lock()
@@ -152,6 +161,24 @@ func (e *Engine) decideFor(ctx context.Context, d decision, x *entry) (verdict, 
 		e.mu.Unlock()
 	}
 	return v, h
+}
+
+// fence settles a row whose generation is ahead of its head: a move that has
+// stored it and not swapped the head, though the minute is closed. Raising the
+// head's version makes that swap fail, whenever it comes, so that the row can go:
+// without it a move that wins late would leave a schedule without rows.
+func (e *Engine) fence(ctx context.Context, d decision, h engine.ScheduleHead) verdict {
+	next := engine.ScheduleHead{Base: d.base, State: engine.SchedulePending, Gen: h.Gen, FireAt: h.FireAt, At: e.now()}
+	if h.Version > 0 {
+		next.State = h.State
+	}
+	e.count.headSwaps.Add(1)
+	ctx, stop := context.WithTimeout(ctx, e.cfg.WriteTimeout)
+	defer stop()
+	if _, won, err := e.cfg.Schedules.Swap(ctx, h.Version, next); err != nil || !won {
+		return undecided // looked at again
+	}
+	return discard
 }
 
 // decide finds out whether a timer of a touched schedule is released, and makes

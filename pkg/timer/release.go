@@ -87,6 +87,10 @@ func (e *Engine) cut(batch []*entry) int {
 // are lost. A batch that is refused for what is in it is halved, so that a timer
 // nobody takes holds no other up; that one is tried every minute.
 func (e *Engine) hand(ctx context.Context, lane Lane, batch []*entry) {
+	e.handTo(ctx, lane, batch, e.cfg.Publish, e.published)
+}
+
+func (e *Engine) handTo(ctx context.Context, lane Lane, batch []*entry, to func(context.Context, []engine.Timer) error, done func(Lane, []engine.Timer, time.Time)) {
 	for wait := 50 * time.Millisecond; ; wait = min(2*wait, 2*time.Second) {
 		if batch = e.enter(lane, batch); len(batch) == 0 {
 			return
@@ -96,7 +100,7 @@ func (e *Engine) hand(ctx context.Context, lane Lane, batch []*entry) {
 			ts[i] = x.t
 			ts[i].FireAt = x.due
 		}
-		err := e.cfg.Publish(ctx, ts)
+		err := to(ctx, ts)
 		at := e.cfg.Wall()
 		if err == nil {
 			fault.Hit("timers-published")
@@ -104,11 +108,11 @@ func (e *Engine) hand(ctx context.Context, lane Lane, batch []*entry) {
 		e.leave(batch, err)
 		switch kind := notify.KindOf(err); {
 		case err == nil:
-			e.published(lane, ts, at)
+			done(lane, ts, at)
 			return
 		case (kind == notify.KindTooLarge || kind == notify.KindInvalid) && len(batch) > 1:
-			e.hand(ctx, lane, batch[:len(batch)/2])
-			e.hand(ctx, lane, batch[len(batch)/2:])
+			e.handTo(ctx, lane, batch[:len(batch)/2], to, done)
+			e.handTo(ctx, lane, batch[len(batch)/2:], to, done)
 			return
 		case kind == notify.KindTooLarge || kind == notify.KindInvalid:
 			e.count.refused.Add(1)

@@ -3,6 +3,7 @@ package enginetest
 import (
 	"bytes"
 	"math"
+	"reflect"
 	"sync/atomic"
 	"testing"
 
@@ -16,7 +17,7 @@ import (
 func schedule(b notify.Base, caller string, fire int64) engine.Schedule {
 	return engine.Schedule{
 		Base: b, Caller: caller, Campaign: "cmp_1", Channel: notify.SMS, Category: notify.Marketing,
-		FireAt: fire, Created: 500, Expires: fire + 1000, Partitions: 12, BlockSize: 8192,
+		FireAt: fire, Created: 500, Expires: fire + 1000, Partition: 7, Partitions: 12, BlockSize: 8192,
 		Receivers: 100_000, Accepted: 99_990, Fan: true,
 	}
 }
@@ -48,6 +49,12 @@ func Schedules(t *testing.T, open Opener[engine.Schedules]) {
 	t.Run("Put stores schedules", func(t *testing.T) {
 		s, reopen := open(t)
 		a, b := schedule(base(1, 1), "shop", 1000), engine.Schedule{Base: base(1, 2)}
+		// A field that an engine forgets is found here only if it has a value.
+		for v, i := reflect.ValueOf(a), 0; i < v.NumField(); i++ {
+			if v.Field(i).IsZero() {
+				t.Errorf("the schedule of this suite has no %s", v.Type().Field(i).Name)
+			}
+		}
 		must(t, s.Put(bg, []engine.Schedule{a, b}))
 		must(t, s.Put(bg, nil))
 		if reopen != nil {

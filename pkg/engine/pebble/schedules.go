@@ -50,6 +50,7 @@ func appendSchedule(b []byte, x *engine.Schedule) []byte {
 	b = appendInt64(b, x.FireAt)
 	b = appendInt64(b, x.Created)
 	b = appendInt64(b, x.Expires)
+	b = binary.AppendUvarint(b, uint64(x.Partition))
 	b = binary.AppendUvarint(b, uint64(x.Partitions))
 	b = binary.AppendUvarint(b, uint64(x.BlockSize))
 	b = binary.AppendUvarint(b, uint64(x.Receivers))
@@ -67,6 +68,7 @@ func readSchedule(k, v []byte, x *engine.Schedule) error {
 	x.Channel, x.Category = notify.Channel(d.byte()), notify.Category(d.byte())
 	x.Caller, x.Campaign = d.string(), d.string()
 	x.FireAt, x.Created, x.Expires = d.int(), d.int(), d.int()
+	x.Partition = uint16(d.uint())
 	x.Partitions, x.BlockSize = uint16(d.uint()), uint32(d.uint())
 	x.Receivers, x.Accepted = uint32(d.uint()), uint32(d.uint())
 	if !d.done() {

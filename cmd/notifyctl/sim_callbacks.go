@@ -1,0 +1,100 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/notifyd/notifyd/pkg/cli"
+)
+
+// simCalls are the counts of calls of triggers.
+type simCalls struct {
+	Calls        int64   `json:"calls"`
+	Triggers     int64   `json:"triggers"`
+	Taken        int64   `json:"taken"`
+	Duplicates   int64   `json:"duplicates"`
+	BadSignature int64   `json:"bad_signature"`
+	Early        int64   `json:"early"`
+	Timed        int64   `json:"timed"`
+	P50          int64   `json:"late_p50_us"`
+	P99          int64   `json:"late_p99_us"`
+	P999         int64   `json:"late_p999_us"`
+	Max          int64   `json:"late_max_us"`
+	Buckets      []int64 `json:"late_buckets"`
+}
+
+// simCall is one call as the receiver saw it.
+type simCall struct {
+	At        time.Time `json:"at"`
+	ID        string    `json:"id"`
+	Attempt   int       `json:"attempt"`
+	Status    int       `json:"status"`
+	Taken     bool      `json:"taken"`
+	Signature string    `json:"signature"`
+	Path      string    `json:"path"`
+	Bytes     int       `json:"bytes"`
+}
+
+// lateNames are the buckets of lateness.
+var lateNames = []string{"<1ms", "<2ms", "<5ms", "<10ms", "<20ms", "<50ms", "<100ms", "<200ms", "<500ms", "<1s", ">=1s"}
+
+func newSimCallbacks(p *program, dial func() (*simClient, error)) *cobra.Command {
+	return &cobra.Command{
+		Use: "callbacks [TRIGGER]", Short: "Show the calls of triggers that the receiver got", Args: cobra.MaximumNArgs(1),
+		Long: `callbacks counts the calls that the simulated receiver of triggers got, or lists those
+of one trigger. Where callback URLs carry due=<ms since 1970> it also says how late
+the first calls came.`,
+		RunE: func(c *cobra.Command, args []string) error {
+			s, err := dial()
+			if err != nil {
+				return err
+			}
+			if len(args) == 1 {
+				var list []simCall
+				if err := s.call(c.Context(), http.MethodGet, "/callbacks?id="+url.QueryEscape(args[0]), nil, &list); err != nil {
+					return err
+				}
+				return p.printer().Print(list, func() cli.Table {
+					t := cli.Table{{"AT", "ATTEMPT", "STATUS", "TAKEN", "SIGNATURE", "PATH", "BYTES"}}
+					for _, v := range list {
+						t = append(t, []string{
+							v.At.Local().Format("15:04:05.000"), strconv.Itoa(v.Attempt), fmt.Sprint(v.Status), yesNo(v.Taken), v.Signature, v.Path, count(v.Bytes),
+						})
+					}
+					return t
+				})
+			}
+			var raw json.RawMessage
+			if err := s.call(c.Context(), http.MethodGet, "/callbacks/totals", nil, &raw); err != nil {
+				return err
+			}
+			var sum simCalls
+			if err := json.Unmarshal(raw, &sum); err != nil {
+				return badAnswer(err)
+			}
+			return p.printer().Print(raw, func() cli.Table {
+				t := cli.Table{{"CALLS", "TRIGGERS", "TAKEN", "DUPLICATES", "BAD SIGNATURES", "EARLY"}, {
+					count(sum.Calls), count(sum.Triggers), count(sum.Taken), count(sum.Duplicates), count(sum.BadSignature), count(sum.Early),
+				}}
+				if sum.Timed == 0 {
+					return t
+				}
+				us := func(n int64) string { return span(time.Duration(n) * time.Microsecond) }
+				t = append(t, []string{}, []string{"lateness", "p50 " + us(sum.P50), "p99 " + us(sum.P99), "p99.9 " + us(sum.P999), "max " + us(sum.Max)})
+				for i, n := range sum.Buckets {
+					if n > 0 && i < len(lateNames) {
+						t = append(t, []string{lateNames[i], count(n), strings.Repeat("#", int(1+39*n/sum.Timed))})
+					}
+				}
+				return t
+			})
+		},
+	}
+}

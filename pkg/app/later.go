@@ -1,0 +1,282 @@
+package app
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/engine/memory"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/schedule"
+	"github.com/notifyd/notifyd/pkg/stream"
+	"github.com/notifyd/notifyd/pkg/timer"
+	"github.com/notifyd/notifyd/pkg/trigger"
+)
+
+// later is everything that happens later: the timer engine, scheduled
+// notifications, triggers and their dispatcher.
+type later struct {
+	timers     *timer.Engine
+	schedules  *schedule.Service
+	egress     *trigger.Egress
+	triggers   *trigger.Service
+	dispatcher *trigger.Dispatcher
+	reconciler *trigger.Reconciler
+	queue      engine.Queue
+}
+
+// Names of the delay queues, and how often a message is received before it is
+// put aside as dead.
+const (
+	triggerQueue     = "triggers"
+	triggerReceives  = 1000 // a trigger ends by its own rules long before
+	reconcileEvery   = time.Hour
+	purgeTriggers    = 30 * 24 * time.Hour
+	purgeBatch       = 1000
+	keepTriggersDead = 100_000 // of triggers-dlq, for those who read the topic
+)
+
+// buildLater makes them. The embedded stores are one process's, so it owns every
+// shard, and needs no lease and no queue for near timers.
+func (n *Node) buildLater() error {
+	cfg := &n.cfg
+	l := &n.later
+	l.queue = n.store.Queue(triggerQueue, triggerReceives)
+	toLog, toQueue := timer.ToLog(n.producer), trigger.ToQueue(l.queue)
+	tc := timer.Config{
+		Store: n.store.Timers(), Schedules: n.store.Schedules(), Cold: n.store.ColdTimers(), Heartbeats: memory.NewHeartbeats(),
+		Owner: n.broker.StoreID(), Shards: cfg.Timers.Shards, CatchUpRate: cfg.Timers.CatchUpRate, Logger: n.log,
+		Publish:   func(ctx context.Context, ts []engine.Timer) error { return handOn(ctx, ts, toLog, toQueue) },
+		Cancelled: n.cancelledTimers,
+		Events:    timer.Events{Released: n.metrics.released},
+	}
+	l.timers = timer.New(tc)
+	l.schedules = schedule.New(schedule.Config{
+		Schedules: n.store.Schedules(), Timers: n.store.Timers(), Cold: n.store.ColdTimers(), Shards: cfg.Timers.Shards,
+		Park: l.timers.Park, Ended: n.cancelledTimers, Guard: tc.Guard(), MaxDelay: cfg.Timers.MaxDelay, Logger: n.log,
+	})
+	policy, err := cfg.egress()
+	if err != nil {
+		return err
+	}
+	if l.egress, err = trigger.NewEgress(trigger.EgressConfig{Policy: policy, Timeout: cfg.Triggers.Timeout}); err != nil {
+		return err
+	}
+	rows := parker{l.timers}
+	census := trigger.NewCensus(n.store.Triggers())
+	events := n.metrics.triggers()
+	if l.triggers, err = trigger.New(trigger.Config{
+		Triggers: n.store.Triggers(), Callers: n.store.Callers(), Idem: n.store.Idem(), Later: rows, Egress: l.egress, Census: census,
+		MaxDelay: cfg.Timers.MaxDelay, Jitter: cfg.Timers.Jitter, MaxPending: cfg.Triggers.MaxPending, Keep: cfg.Intake.Idempotency,
+		Events: events, Logger: n.log,
+	}); err != nil {
+		return err
+	}
+	if l.dispatcher, err = trigger.NewDispatcher(trigger.DispatcherConfig{
+		Triggers: n.store.Triggers(), Callers: n.store.Callers(), Queue: l.queue, Later: rows, Dead: deadTriggers{n.producer},
+		Egress: l.egress, Census: census, CallerInFlight: cfg.Triggers.CallerInFlight, MaxInFlight: cfg.Triggers.InFlight,
+		Drain: cfg.Workers.Drain, Events: events, Logger: n.log,
+	}); err != nil {
+		return err
+	}
+	l.reconciler, err = trigger.NewReconciler(trigger.ReconcilerConfig{
+		Triggers: n.store.Triggers(), Timers: n.store.Timers(), Shards: cfg.Timers.Shards, Later: rows, Dead: deadTriggers{n.producer},
+		Census: census, Events: events, Logger: n.log,
+	})
+	return err
+}
+
+// handOn hands due timers on by their kind. Those of an unknown one go with the
+// envelopes, which puts them aside.
+func handOn(ctx context.Context, ts []engine.Timer, toLog, toQueue func(context.Context, []engine.Timer) error) error {
+	isTrigger := func(t engine.Timer) bool { return t.Kind == trigger.TimerKind }
+	if !slices.ContainsFunc(ts, isTrigger) {
+		return toLog(ctx, ts)
+	}
+	var envelopes, triggers []engine.Timer
+	for _, t := range ts {
+		if isTrigger(t) {
+			triggers = append(triggers, t)
+		} else {
+			envelopes = append(envelopes, t)
+		}
+	}
+	if err := toQueue(ctx, triggers); err != nil || len(envelopes) == 0 {
+		return err
+	}
+	return toLog(ctx, envelopes)
+}
+
+// cancelledTimers records the outcome of timers whose schedule was cancelled, the
+// way every outcome is: their envelopes go through the log, marked, and a worker
+// writes CANCELLED without a call. So status, history and counts need to know
+// nothing of schedules.
+func (n *Node) cancelledTimers(ctx context.Context, ts []engine.Timer) error {
+	recs := make([]stream.Record, 0, len(ts))
+	for i := range ts {
+		var e notify.Envelope
+		if err := notify.DecodeEnvelope(ts[i].Payload, &e); err != nil {
+			return err
+		}
+		e.Cause = notify.CauseCancelled
+		recs = append(recs, stream.Record{Topic: ts[i].Target, Partition: int32(e.Chunk.Partition), Value: notify.AppendEnvelope(nil, &e)})
+	}
+	return n.producer.Append(ctx, recs)
+}
+
+// parker stores the index rows of triggers.
+type parker struct{ timers *timer.Engine }
+
+func (p parker) Put(ctx context.Context, ts []engine.Timer) error { return p.timers.Park(ctx, ts) }
+
+// deadTriggers is the topic triggers-dlq.
+type deadTriggers struct{ log timer.Log }
+
+func (d deadTriggers) Append(ctx context.Context, rs []trigger.DeadRecord) error {
+	recs := make([]stream.Record, len(rs))
+	for i, r := range rs {
+		recs[i] = stream.Record{Topic: trigger.TopicDLQ, Partition: 0, Key: r.Key, Value: r.Value}
+	}
+	return d.log.Append(ctx, recs)
+}
+
+// egress is what callbacks may connect to.
+func (c *Config) egress() (p trigger.EgressPolicy, err error) {
+	prefixes := func(field string, list []string) (out []netip.Prefix) {
+		for _, s := range list {
+			one, perr := netip.ParsePrefix(strings.TrimSpace(s))
+			if perr != nil && err == nil {
+				err = notify.Invalid("bad_config", field, s+" is not a prefix such as 10.1.0.0/16")
+			}
+			out = append(out, one)
+		}
+		return out
+	}
+	p.Plain = trigger.Plain(c.Triggers.Plain)
+	p.Allow, p.Deny = prefixes("triggers.allow", c.Triggers.Allow), prefixes("triggers.deny", c.Triggers.Deny)
+	for _, port := range c.Triggers.Ports {
+		if port == 0 {
+			p.AnyPort = true
+			continue
+		}
+		if port < 0 || port > 65535 {
+			return p, notify.Invalid("bad_config", "triggers.ports", "a port is from 1 to 65535; 0 admits all")
+		}
+		p.Ports = append(p.Ports, uint16(port))
+	}
+	return p, err
+}
+
+// reconcile repairs, every hour, what no longer leads to triggers.
+func (n *Node) reconcile(ctx context.Context) error {
+	return n.later.reconciler.Run(ctx, reconcileEvery, func(rep trigger.Report, done trigger.Applied, err error) {
+		switch {
+		case err != nil:
+			n.log.Warn("reconcile", "err", err)
+		case !rep.Clean():
+			n.log.Warn("reconcile found triggers that nothing led to", "found", rep.Counts, "repaired", done.Changed)
+		}
+	})
+}
+
+// purgeTerminal forgets triggers that ended 30 days ago.
+func (n *Node) purgeTerminal(ctx context.Context) error {
+	for {
+		k, err := n.store.Triggers().Purge(ctx, time.Now().Add(-purgeTriggers).UnixMilli(), purgeBatch)
+		if err != nil || k < purgeBatch {
+			return err
+		}
+	}
+}
+
+// trimTriggersDead is how far triggers-dlq may be trimmed: no group of ours reads
+// it, so only its size counts.
+func (n *Node) trimTriggersDead(ctx context.Context, out map[string]map[int32]int64) {
+	ends, err := n.admin.EndOffsets(ctx, trigger.TopicDLQ)
+	if err != nil {
+		n.log.Warn("end of "+trigger.TopicDLQ, "err", err)
+		return
+	}
+	for tp, end := range ends {
+		if at := end - keepTriggersDead; at > 0 {
+			out[tp.Topic] = map[int32]int64{tp.Partition: at}
+		}
+	}
+}
+
+// circuits are the breakers of providers' routes and of callers' callbacks.
+type circuits struct{ n *Node }
+
+const (
+	ofProvider = "provider:"
+	ofCaller   = "caller:"
+)
+
+func (c circuits) List() []api.Circuit {
+	var out []api.Circuit
+	now := time.Now()
+	for _, r := range c.n.health.Circuits(now) {
+		one := api.Circuit{Name: ofProvider + r.Route, State: r.State}
+		if !r.Blocked.IsZero() {
+			one.State, one.Until = "open", &r.Blocked
+		}
+		if !r.RetryAt.IsZero() {
+			one.Until = &r.RetryAt
+		}
+		out = append(out, one)
+	}
+	for _, r := range c.n.later.dispatcher.Circuits() {
+		out = append(out, callerCircuit(r))
+	}
+	slices.SortFunc(out, func(a, b api.Circuit) int { return strings.Compare(a.Name, b.Name) })
+	return out
+}
+
+func callerCircuit(c trigger.Circuit) api.Circuit {
+	out := api.Circuit{
+		Name: ofCaller + c.Caller, State: c.State.String(), Pinned: c.Pin != trigger.Unpinned,
+		InFlight: c.InFlight, Limit: c.Limit, Queued: c.Queued,
+	}
+	if !c.Since.IsZero() {
+		out.Since = &c.Since
+	}
+	if !c.Until.IsZero() {
+		out.Until = &c.Until
+	}
+	return out
+}
+
+func (c circuits) Set(name, to string) (api.Circuit, error) {
+	caller, ok := strings.CutPrefix(name, ofCaller)
+	if !ok || caller == "" {
+		if strings.HasPrefix(name, ofProvider) {
+			return api.Circuit{}, notify.Invalid("not_settable", "name", "circuits of providers follow their answers; those of callers can be held: "+ofCaller+"<id>")
+		}
+		return api.Circuit{}, notify.NotFound("circuit")
+	}
+	switch to {
+	case "open":
+		got, err := c.n.later.dispatcher.PinCircuit(caller, trigger.PinnedOpen)
+		return callerCircuit(got), err
+	case "closed":
+		got, err := c.n.later.dispatcher.PinCircuit(caller, trigger.PinnedClosed)
+		return callerCircuit(got), err
+	}
+	return callerCircuit(c.n.later.dispatcher.ResetCircuit(caller)), nil
+}
+
+func (n *Node) checkURL(ctx context.Context, raw string) (api.URLVerdict, error) {
+	v, err := n.later.egress.CheckURL(ctx, raw)
+	if err != nil {
+		return api.URLVerdict{}, err
+	}
+	out := api.URLVerdict{URL: v.URL, Host: v.Host, Port: int(v.Port), Allowed: v.Allowed, Addresses: []api.AddressVerdict{}}
+	for _, a := range v.Addresses {
+		out.Addresses = append(out.Addresses, api.AddressVerdict{Address: a.Address.String(), Allowed: a.Allowed, Why: a.Why})
+	}
+	return out, nil
+}
