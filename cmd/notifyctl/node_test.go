@@ -23,9 +23,9 @@ import (
 
 // node is a notifyd in this process, with simulated providers.
 type node struct {
-	url, control string
-	signer       *server.Signer
-	cfg          app.Config
+	url, control, callback string
+	signer                 *server.Signer
+	cfg                    app.Config
 }
 
 // startNode runs one until the test and its subtests are over.
@@ -36,7 +36,7 @@ func startNode(t *testing.T) *node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := &node{cfg: app.Default(), control: sim.URLs().Control}
+	n := &node{cfg: app.Default(), control: sim.URLs().Control, callback: sim.URLs().Callback}
 	key, err := server.NewSigningKey()
 	if err != nil {
 		t.Fatal(err)
@@ -56,6 +56,7 @@ func startNode(t *testing.T) *node {
 	c.DataDir = filepath.Join(dir, "data")
 	c.API.Listen, c.API.Admin, c.Log.Listen, c.Log.Sync = "127.0.0.1:0", "", "127.0.0.1:0", false
 	c.Auth.KeyFile = write("key.pem", key)
+	c.Triggers.Plain, c.Triggers.Allow, c.Triggers.Ports = true, []string{"127.0.0.0/8"}, []int{0}
 	p := &c.Providers
 	p.CAFile = filepath.Join(dir, "ca.pem")
 	p.APNs.URL, p.APNs.KeyFile = urls.APNs, filepath.Join(dir, "apns.p8")
@@ -147,6 +148,8 @@ func (n *node) setup(env *testscript.Env) error {
 	}
 	env.Setenv("SERVER", n.url)
 	env.Setenv("SIMULATORS", n.control)
+	env.Setenv("CALLBACK", n.callback)
+	env.Setenv("CALLER", filepath.Base(env.WorkDir))
 	for i := range 4 {
 		env.Setenv(fmt.Sprintf("DEVICE%d", i), "apns:"+simulator.DeviceToken(uint64(9000+i)))
 	}

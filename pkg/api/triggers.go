@@ -1,11 +1,14 @@
 package api
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"net/http"
 	"net/url"
 	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // Trigger is the body of POST /v1/triggers and one item of its batch: a
@@ -21,6 +24,22 @@ type Trigger struct {
 	RetryScheduleSeconds []float64       `json:"retry_schedule_seconds,omitempty"`
 	MaxLatenessSeconds   *float64        `json:"max_lateness_seconds,omitempty"`
 	LatePolicy           string          `json:"late_policy,omitempty"` // fire, drop, dead_letter
+}
+
+// MarshalJSON keeps the bytes of Payload as they are: they are what is delivered.
+func (t Trigger) MarshalJSON() ([]byte, error) {
+	type plain Trigger // without this method
+	raw := bytes.TrimSpace(t.Payload)
+	t.Payload = nil
+	b, err := json.Marshal(plain(t))
+	if err != nil || len(raw) == 0 {
+		return b, err
+	}
+	if !json.Valid(raw) {
+		return nil, notify.Invalid("bad_payload", "payload", "is not JSON")
+	}
+	out := append([]byte(`{"payload":`), raw...)
+	return append(append(out, ','), b[1:]...), nil // callback_url is always there
 }
 
 // TriggerAccepted is the answer to a trigger; jitter is in FireAt.
@@ -151,14 +170,29 @@ type AddressVerdict struct {
 
 // Trigger registers a trigger. key is its Idempotency-Key; empty: none.
 func (cl *Client) Trigger(ctx context.Context, t Trigger, key string) (out TriggerAccepted, err error) {
-	err = cl.post(ctx, "/v1/triggers", t, key, key != "", &out)
+	body, err := t.MarshalJSON() // json.Marshal would compact it
+	if err != nil {
+		return out, err
+	}
+	_, err = cl.do(ctx, call{method: http.MethodPost, path: "/v1/triggers", contentType: TypeJSON, body: body, key: key, repeatable: key != ""}, &out)
 	return out, err
 }
 
 // TriggerBatch registers triggers in one request; what is wrong with an item
 // stands in its place in the result.
 func (cl *Client) TriggerBatch(ctx context.Context, ts []Trigger, key string) (out TriggerBatchResult, err error) {
-	err = cl.post(ctx, "/v1/triggers:batch", ts, key, key != "", &out)
+	body := []byte("[")
+	for i, t := range ts {
+		b, err := t.MarshalJSON()
+		if err != nil {
+			return out, err
+		}
+		if i > 0 {
+			body = append(body, ',')
+		}
+		body = append(body, b...)
+	}
+	_, err = cl.do(ctx, call{method: http.MethodPost, path: "/v1/triggers:batch", contentType: TypeJSON, body: append(body, ']'), key: key, repeatable: key != ""}, &out)
 	return out, err
 }
 

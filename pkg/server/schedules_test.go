@@ -309,6 +309,9 @@ func TestCampaignCancelEndsItsSchedules(t *testing.T) {
 	w.schedule(t, baseOf(1), "shop", true)
 	w.schedule(t, baseOf(2), "shop", true)
 	w.camps[campaign] = engine.Campaign{ID: campaign, Caller: "shop", Bases: []notify.Base{baseOf(1), baseOf(9), baseOf(2)}}
+	if sum := get[api.Summary](t, s, "/v1/campaigns/"+campaign, token(t, "shop", api.ScopeRead)); sum.Counts["SCHEDULED"] != 6 || !sum.Complete {
+		t.Errorf("%+v", sum)
+	}
 	if got := ask(s, "DELETE", "/v1/campaigns/"+campaign, token(t, "shop", api.ScopeSend), ""); got.status != 202 || w.ended != 4 {
 		t.Errorf("%d %s, %d ended", got.status, got.body, w.ended)
 	}

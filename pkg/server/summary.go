@@ -11,6 +11,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/schedule"
 )
 
 // tally counts receivers by state, walking requests receiver by receiver. Most
@@ -18,7 +19,8 @@ import (
 // costs a few nanoseconds; only the others are folded.
 type tally struct {
 	status engine.Status
-	left   int64 // receivers still to count
+	left   int64                                    // receivers still to count
+	waits  func(notify.Base) (schedule.View, error) // of a request that history does not know
 	counts [notify.States]int64
 	done   int64
 
@@ -59,6 +61,16 @@ func (t *tally) count(ctx context.Context, h engine.History, bases []notify.Base
 			return place{i, seen - 1}, false, nil
 		case err != nil && notify.KindOf(err) != notify.KindNotFound:
 			return place{}, false, err
+		case seen == 0 && t.waits != nil:
+			// It waits for its time, or was cancelled before: one thing, whole.
+			v, err := t.waits(bases[i])
+			if err == nil {
+				t.counts[waitingState(&v)] += int64(v.Accepted)
+				t.done += int64(v.Accepted)
+				t.left = max(t.left-int64(v.Accepted), 0)
+			} else if notify.KindOf(err) != notify.KindNotFound {
+				return place{}, false, err
+			}
 		}
 	}
 	return place{}, true, nil
@@ -149,7 +161,7 @@ func (x *exchange) summarise(out *api.Summary, bases []notify.Base) error {
 	if err := q.rest(); err != nil {
 		return err
 	}
-	t := tally{status: x.srv.deps.Status, left: limit}
+	t := tally{status: x.srv.deps.Status, left: limit, waits: x.schedule}
 	next, complete, err := t.count(x.r.Context(), x.srv.deps.History, bases, from)
 	if err != nil {
 		return err
