@@ -60,8 +60,32 @@ id=$(notifyctl ls --user ann -o json --jq '.items[-1].notification_id // .notifi
 run notifyctl why "$id"
 run notifyctl ls --user ann
 
-say "6. The providers' ledger: what really arrived"
-sent=$((3 + 300 + 100000))
+say "6. Later: a scheduled push, a callback, and one cancelled of each"
+callback=$(sed -n 's/^  Callbacks \([^ ]*\).*/\1/p' "$work/dev.out")
+run notifyctl schedule --in 6s --channel push --user bob --body 'Your table is ready'
+run notifyctl trigger create --in 6s --url "${callback}hold" --payload '{"hold":"h-7719"}'
+echo '$ id=$(notifyctl schedule --in 1h ...); notifyctl cancel $id'
+off=$(notifyctl -q schedule --in 1h --channel push --user bob --body 'Never sent' -o json --jq .notification_id)
+notifyctl cancel "$off"
+echo '$ id=$(notifyctl trigger create --in 1h ...); notifyctl cancel $id'
+notifyctl cancel "$(notifyctl -q trigger create --in 1h --url "${callback}never" -o json --jq .trigger_id)"
+start=$(($(date +%s%3N) + 6000))
+awk -v url="$callback" -v start="$start" 'BEGIN { for (i = 0; i < 10000; i++) { due = start + i; printf "{\"callback_url\":\"%stimers?due=%.0f\",\"fire_at\":\"%s.%03dZ\",\"exact\":true}\n", url, due, strftime("%Y-%m-%dT%H:%M:%S", int(due / 1000), 1), due % 1000 } }' >"$work/triggers.ndjson"
+run notifyctl trigger create -f "$work/triggers.ndjson"
+run notifyctl schedule forecast
+fired=10001
+called=0
+for _ in $(seq 600); do
+	called=$(notifyctl sim callbacks -o json --jq .taken)
+	[ "$called" -ge "$fired" ] && break
+	sleep 0.1
+done
+run notifyctl sim callbacks
+early=$(notifyctl sim callbacks -o json --jq .early)
+twice=$(notifyctl sim callbacks -o json --jq .duplicates)
+
+say "7. The providers' ledger: what really arrived"
+sent=$((3 + 300 + 100000 + 1))
 delivered=0
 for _ in $(seq 900); do
 	delivered=$(notifyctl sim summary -o json --jq .ids)
@@ -72,11 +96,11 @@ run notifyctl sim summary
 duplicates=$(notifyctl sim summary -o json --jq .duplicates)
 run notifyctl doctor || true
 
-say "7. Stop: SIGTERM drains"
+say "8. Stop: SIGTERM drains"
 kill -TERM "$server"
 wait "$server" && echo "stopped cleanly"
 server=
 lost=$((sent - delivered))
 echo
-echo "demo sent=$sent delivered=$delivered lost=$lost duplicates=$duplicates"
-[ "$lost" -eq 0 ] && [ "$duplicates" -eq 0 ]
+echo "demo sent=$sent delivered=$delivered lost=$lost duplicates=$duplicates triggers=$fired called=$called early=$early called_twice=$twice"
+[ "$lost" -eq 0 ] && [ "$duplicates" -eq 0 ] && [ "$called" -eq "$fired" ] && [ "$early" -eq 0 ] && [ "$twice" -eq 0 ]

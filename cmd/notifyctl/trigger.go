@@ -30,6 +30,7 @@ rotate-secret.`,
 }
 
 type triggerOptions struct {
+	file              string
 	url, payload, key string
 	later             laterOptions
 	exact             bool
@@ -42,7 +43,7 @@ type triggerOptions struct {
 func newTriggerCreate(p *program) *cobra.Command {
 	var o triggerOptions
 	c := &cobra.Command{
-		Use: "create --url URL (--at WHEN | --in DELAY)", Short: "Register a callback", Args: cobra.NoArgs,
+		Use: "create --url URL (--at WHEN | --in DELAY) | create -f FILE", Short: "Register a callback, or a file of them", Args: cobra.NoArgs,
 		Example: `  notifyctl trigger create --url https://shop.example/hooks/hold --in 15m --payload '{"hold":"h-7719"}'
   notifyctl trigger create --url https://shop.example/hooks/open --at 'tomorrow 09:00' --tz Europe/Berlin --payload @body.bin
   notifyctl trigger create --url https://shop.example/hooks/x --in 1h --retry 5s --retry 1m --max-lateness 10m --late drop`,
@@ -50,6 +51,7 @@ func newTriggerCreate(p *program) *cobra.Command {
 	}
 	f := c.Flags()
 	f.SortFlags = false
+	f.StringVarP(&o.file, "file", "f", "", "NDJSON file of triggers, as the API takes them; -: standard input; no other flag but --idempotency-key goes with it")
 	f.StringVar(&o.url, "url", "", "what is called; below one of the caller's base URLs")
 	o.later.add(f)
 	f.StringVar(&o.payload, "payload", "", "at most 4,096 bytes, delivered byte for byte; @FILE reads a file, @- standard input")
@@ -65,6 +67,12 @@ func newTriggerCreate(p *program) *cobra.Command {
 }
 
 func runTriggerCreate(ctx context.Context, p *program, o *triggerOptions) error {
+	if o.file != "" {
+		if o.url != "" || o.later.given() || o.payload != "" || o.dryRun {
+			return cli.Usage("-f: the triggers are in the file; other flags do not go with it")
+		}
+		return runTriggerFile(ctx, p, o)
+	}
 	body, err := o.trigger(p)
 	if err != nil {
 		return err
