@@ -160,8 +160,14 @@ func TestSuppressIsGlobal(t *testing.T) {
 	must(t, s.Suppress(t.Context(), "ann", notify.Push, "fcm:dead", "again"))
 	must(t, s.Suppress(t.Context(), "bob", notify.Push, "fcm:dead", "fcm_unregistered"))
 	must(t, s.Suppress(t.Context(), "ann", notify.Email, "Ann@Example.org", "bounce"))
-	if err := s.Suppress(t.Context(), "ann", notify.SMS, "nonsense", "x"); notify.KindOf(err) != notify.KindInvalid {
-		t.Fatal(err)
+	for _, a := range []string{"", "\xff", strings.Repeat("x", notify.MaxAddress+1)} {
+		if err := s.Suppress(t.Context(), "ann", notify.Push, a, "x"); notify.KindOf(err) != notify.KindInvalid {
+			t.Fatal(err)
+		}
+	}
+	// An address that is not taken any more may still be in the log.
+	if must(t, s.Suppress(t.Context(), "ann", notify.Push, "fcm:a%b", "x")); !is(s, notify.Push, "fcm:a%b") {
+		t.Fatal("an old address")
 	}
 	check := func(s *Service) {
 		t.Helper()

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unicode/utf8"
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -239,8 +240,9 @@ func (s *Service) Suppress(ctx context.Context, user string, ch notify.Channel, 
 	if user == "" || len(user) > notify.MaxUserID {
 		return notify.Invalid("bad_user", "user_id", fmt.Sprintf("a user id has 1 to %d bytes", notify.MaxUserID))
 	}
-	if err := ValidateAddress(ch, address); err != nil {
-		return notify.Invalid("bad_address", "address", err.Error())
+	// Not ValidateAddress: what an earlier version took must still be stopped.
+	if _, ok := notify.ParseChannel(ch.String()); !ok || address == "" || len(address) > notify.MaxAddress || !utf8.ValidString(address) {
+		return notify.Invalid("bad_address", "address", errAddressSize.Error())
 	}
 	_, err := s.change(ctx, user, func(p *engine.Profile) error {
 		if _, ok := p.Suppressed[address]; ok {
