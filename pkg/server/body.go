@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bufio"
 	"compress/flate"
 	"context"
 	"errors"
@@ -36,7 +37,7 @@ type memory struct {
 	sem       *semaphore.Weighted
 	wait      time.Duration      // for memory to become free; 0: none
 	buffers   [27 - 10]sync.Pool // of *buffer, by log2(size) - 10
-	inflaters sync.Pool          // of *gzip.Reader
+	inflaters sync.Pool          // of *inflater
 }
 
 func newMemory(bytes int64, wait time.Duration) *memory {
@@ -172,18 +173,56 @@ func (b *body) readAll(ctx context.Context, src io.Reader, limit int64) (n int, 
 	}
 }
 
+// inflater unpacks gzip. Its reader stops exactly where a member ends.
+type inflater struct {
+	gzip.Reader
+	src bufio.Reader
+}
+
+var errBehindGzip = errors.New("bytes follow the gzip data that are no gzip data")
+
+// Read reads the members of the stream one after the other (RFC 1952).
+func (z *inflater) Read(p []byte) (int, error) {
+	n, err := z.Reader.Read(p)
+	switch {
+	case err != io.EOF:
+		return n, err
+	case n > 0:
+		return n, nil // the end is met again
+	}
+	next, err := z.src.Peek(2)
+	switch {
+	case len(next) == 0:
+		return 0, err
+	case string(next) != "\x1f\x8b":
+		return 0, errBehindGzip
+	}
+	if err := z.Reset(&z.src); err != nil {
+		return 0, err
+	}
+	z.Multistream(false)
+	return 0, nil
+}
+
 func (b *body) inflate(r *http.Request, limit int64) error {
-	src := &counter{r: io.LimitReader(r.Body, limit)}
-	z, _ := b.from.inflaters.Get().(*gzip.Reader)
+	src := &counter{r: io.LimitReader(r.Body, limit+1)}
+	z, _ := b.from.inflaters.Get().(*inflater)
 	if z == nil {
-		z = new(gzip.Reader)
+		z = new(inflater)
 	}
 	defer b.from.inflaters.Put(z)
 	defer func() { b.wire = src.n }()
-	if err := z.Reset(src); err != nil {
-		return readError(err)
+	z.src.Reset(src)
+	err := z.Reset(&z.src)
+	if err == nil {
+		z.Multistream(false)
+		_, err = b.readAll(r.Context(), z, limit)
+	} else {
+		err = readError(err)
 	}
-	_, err := b.readAll(r.Context(), z, limit)
+	if src.n > limit { // and what came behind was cut off
+		return tooLarge(limit)
+	}
 	return err
 }
 
@@ -208,6 +247,8 @@ func readError(err error) error {
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return &notify.Error{Kind: notify.KindInvalid, Code: api.CodeBodyTimeout, Msg: "the body came too slowly", Err: err}
+	case errors.Is(err, errBehindGzip):
+		return &notify.Error{Kind: notify.KindInvalid, Code: api.CodeMalformed, Msg: "bytes follow the gzip data of the body; nothing may follow but more gzip data", Err: err}
 	case errors.Is(err, gzip.ErrHeader), errors.Is(err, gzip.ErrChecksum), errors.As(err, &corrupt):
 		return &notify.Error{Kind: notify.KindInvalid, Code: api.CodeMalformed, Msg: "the body is not valid gzip", Err: err}
 	}
