@@ -136,7 +136,7 @@ func TestRefusedBeforeAProvider(t *testing.T) {
 			"apns:../../x", "apns:", "apns:xyz", "apns:0a1b?c", "apns:0a 1b", "apns:0a%2f", "apns:é", "0a1b", "APNS:0a1b",
 			"fcm:", "fcm:a/b", "fcm:a b", "fcm:a?b", "fcm:a\"b", "fcm:a%2fb", "fcm:é", "sms:+14155550100",
 		},
-		notify.SMS: {"14155550100", "+0415555", "+1", "+1234567890123456", "+1 415 555 0100", "+1415555010a", "tel:+14155550100", "+١٢٣٤"},
+		notify.SMS: {"14155550100", "+0415555", "+1", "+493012", "+1234567890123456", "+1 415 555 0100", "+1415555010a", "tel:+14155550100", "+١٢٣٤"},
 		notify.Email: {
 			"ann", "@example.com", "ann@", "a@b@c", ".ann@example.com", "ann.@example.com", "a..n@example.com", "ann@-example.com", "ann@example-.com",
 			"ann@example..com", "ann@.com", "ann@exa_mple.com", "ann@[127.0.0.1]", `"ann"@example.com`, "Ann <ann@example.com>", "ann@example.com\r\nBcc: x@y.z",
@@ -149,7 +149,7 @@ func TestRefusedBeforeAProvider(t *testing.T) {
 		}
 	}
 	for a, ch := range map[string]notify.Channel{
-		"apns:" + strings.Repeat("0aF", 50): notify.Push, "fcm:f0-_.:APA91bX": notify.Push, "+14155550100": notify.SMS, "+4930": notify.SMS,
+		"apns:" + strings.Repeat("0aF", 50): notify.Push, "fcm:f0-_.:APA91bX": notify.Push, "+14155550100": notify.SMS, "+4930123": notify.SMS,
 		"ann@example.com": notify.Email, "a+b_c%d@sub.example.co": notify.Email, "o'neil@localhost": notify.Email, "ünï@müller.example": notify.Email,
 	} {
 		try(t, ch, at(a), text[ch], "", "")

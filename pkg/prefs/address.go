@@ -23,7 +23,7 @@ var (
 	errPush        = errors.New("a push address is apns: or fcm: and a token")
 	errAPNs        = errors.New("a token behind apns: is hexadecimal digits")
 	errFCM         = errors.New("a token behind fcm: is letters, digits and -_.:")
-	errPhone       = errors.New("a phone number is E.164: + and 2 to 15 digits, the first not 0")
+	errPhone       = errors.New("a phone number is E.164: + and 7 to 15 digits, the first not 0")
 	errMail        = errors.New("an e-mail address is local@domain, without a name, quotes or a comment")
 	errLocal       = errors.New("what stands before the @ is 1 to 64 bytes of letters, digits and !#$%&'*+-/=?^_`{|}~, with single dots between")
 	errDomain      = errors.New("a domain is labels of 1 to 63 letters, digits and inner hyphens, with single dots between")
@@ -42,7 +42,7 @@ func ValidateAddress(ch notify.Channel, a string) error {
 		return validatePush(a)
 	case notify.SMS:
 		digits, ok := strings.CutPrefix(a, "+")
-		if !ok || len(digits) < 2 || len(digits) > 15 || digits[0] == '0' || strings.Trim(digits, "0123456789") != "" {
+		if !ok || len(digits) < 7 || len(digits) > 15 || digits[0] == '0' || strings.Trim(digits, "0123456789") != "" {
 			return errPhone
 		}
 		return nil

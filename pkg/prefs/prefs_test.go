@@ -72,7 +72,8 @@ func TestValidate(t *testing.T) {
 	f(addr("sms", "+4915112345678", "015112345678"), "addresses.sms[1]", "bad_address")
 	f(addr("sms", "+0151123456"), "addresses.sms[0]", "bad_address")
 	f(addr("sms", "+1234567890123456"), "addresses.sms[0]", "bad_address")
-	f(addr("sms", "+123", "+123"), "addresses.sms[1]", "duplicate_address")
+	f(addr("sms", "+123456"), "addresses.sms[0]", "bad_address")
+	f(addr("sms", "+1234567", "+1234567"), "addresses.sms[1]", "duplicate_address")
 	f(addr("email", "ann@example.org"), "", "")
 	f(addr("email", "Ann <ann@example.org>"), "addresses.email[0]", "bad_address")
 	f(addr("email", "ann"), "addresses.email[0]", "bad_address")
@@ -202,7 +203,7 @@ func TestSnapshotAgainstMap(t *testing.T) {
 		model := map[string]engine.Profile{}
 		user := rapid.Custom(func(t *rapid.T) string { return fmt.Sprint("u", rapid.IntRange(0, 30).Draw(t, "user")) })
 		opt := rapid.SliceOfN(rapid.SampledFrom([]string{"push", "email/digest", "marketing", "sms/transactional"}), 0, 2)
-		phones := rapid.SliceOfNDistinct(rapid.Map(rapid.IntRange(100, 110), func(n int) string { return fmt.Sprintf("+%d", n) }), 0, 3, rapid.ID[string])
+		phones := rapid.SliceOfNDistinct(rapid.Map(rapid.IntRange(100, 110), func(n int) string { return fmt.Sprintf("+4930%d", n) }), 0, 3, rapid.ID[string])
 		check := func(s *Service) {
 			sup := map[string]bool{}
 			for i := range 31 {
@@ -229,7 +230,7 @@ func TestSnapshotAgainstMap(t *testing.T) {
 				}
 			}
 			for n := 100; n <= 110; n++ {
-				ad := fmt.Sprintf("+%d", n)
+				ad := fmt.Sprintf("+4930%d", n)
 				if got := s.snap.Suppressed(notify.SMS, []byte(ad)); got != sup[ad] {
 					rt.Fatalf("%s suppressed: %v", ad, got)
 				}
@@ -248,15 +249,15 @@ func TestSnapshotAgainstMap(t *testing.T) {
 			"put at b": put(b),
 			"suppress": func(rt *rapid.T) {
 				u, n := user.Draw(rt, "user"), rapid.IntRange(100, 110).Draw(rt, "phone")
-				must(t, a.Suppress(t.Context(), u, notify.SMS, fmt.Sprintf("+%d", n), "why"))
+				must(t, a.Suppress(t.Context(), u, notify.SMS, fmt.Sprintf("+4930%d", n), "why"))
 				model[u], _ = a.Get(t.Context(), u)
 			},
 			"lift": func(rt *rapid.T) {
 				u, n := user.Draw(rt, "user"), rapid.IntRange(100, 110).Draw(rt, "phone")
-				must(t, b.Unsuppress(t.Context(), u, fmt.Sprintf("+%d", n)))
+				must(t, b.Unsuppress(t.Context(), u, fmt.Sprintf("+4930%d", n)))
 				if p, ok := model[u]; ok {
 					p.Suppressed = maps.Clone(p.Suppressed)
-					delete(p.Suppressed, fmt.Sprintf("+%d", n))
+					delete(p.Suppressed, fmt.Sprintf("+4930%d", n))
 					model[u] = p
 				}
 			},
@@ -345,7 +346,7 @@ func TestOptOutBindsWhileReadersLoop(t *testing.T) {
 				must(t, err)
 			}
 			p := engine.Profile{User: fmt.Sprint("u", i), OptOut: []string{"marketing"}, TimeZone: "UTC",
-				Addresses: map[string][]string{"sms": {fmt.Sprintf("+%d", 100+round)}}}
+				Addresses: map[string][]string{"sms": {fmt.Sprintf("+%d", 4930100+round)}}}
 			_, err := s.Put(t.Context(), p)
 			must(t, err)
 			answered[i].Store(true)
