@@ -152,6 +152,47 @@ func TestPutBindsAtOnce(t *testing.T) {
 	}
 }
 
+// What requests can make us hold of dead addresses is bounded; the users' own
+// are always taken.
+func TestSuppressedIsBounded(t *testing.T) {
+	t.Parallel()
+	const most = 150
+	st := newStore()
+	s, err := New(st, Config{MaxSuppressed: most})
+	must(t, err)
+	must(t, s.Load(t.Context()))
+	is := func(ch notify.Channel, a string) bool { return s.snap.Suppressed(ch, []byte(a)) }
+	_, err = s.Put(t.Context(), engine.Profile{User: "ann", Addresses: map[string][]string{"push": {"fcm:own"}, "email": {"Ann@example.org"}}})
+	must(t, err)
+	for i := range 3 * maxForeign { // one user, made-up addresses
+		must(t, s.Suppress(t.Context(), "ann", notify.Push, fmt.Sprintf("apns:%064x", i), "apns_bad_device_token"))
+	}
+	if n := s.snap.suppressed.len(); n != maxForeign {
+		t.Errorf("%d of one user are held", n)
+	}
+	for i := range 3 * most { // made-up users
+		must(t, s.Suppress(t.Context(), fmt.Sprint("user-", i), notify.Push, fmt.Sprintf("apns:%064x", i%7), "apns_bad_device_token"))
+	}
+	again := loaded(t, st)
+	if n, m := s.snap.listed.Load(), again.snap.listed.Load(); n != most || m != most {
+		t.Errorf("%d are held, %d after a restart", n, m)
+	}
+	if n := len(st.users); n != 1+most-maxForeign {
+		t.Errorf("%d profiles are stored", n)
+	}
+	must(t, s.Suppress(t.Context(), "ann", notify.Push, "fcm:own", "fcm_unregistered"))
+	must(t, s.Suppress(t.Context(), "ann", notify.Email, "ann@example.ORG", "bounce"))
+	if !is(notify.Push, "fcm:own") || !is(notify.Email, "ann@example.org") {
+		t.Error("a user's own dead address is not held")
+	}
+	must(t, s.Unsuppress(t.Context(), "ann", fmt.Sprintf("apns:%064x", 0)))
+	must(t, s.Unsuppress(t.Context(), "ann", fmt.Sprintf("apns:%064x", 1)))
+	must(t, s.Unsuppress(t.Context(), "ann", fmt.Sprintf("apns:%064x", 2)))
+	if must(t, s.Suppress(t.Context(), "bob", notify.Push, "apns:0a", "x")); !is(notify.Push, "apns:0a") {
+		t.Error("there is room again")
+	}
+}
+
 func TestSuppressIsGlobal(t *testing.T) {
 	t.Parallel()
 	st := newStore()
