@@ -20,7 +20,7 @@ type Config struct {
 		PublicURL string  `koanf:"public_url" doc:"where providers reach the API for receipts; empty: http://<listen>"`
 		Rate      float64 `koanf:"rate" doc:"requests a second a caller may make that has no rate of its own"`
 		Burst     int     `koanf:"burst" doc:"requests such a caller may make at once"`
-		BodyMiB   int     `koanf:"body_mib" doc:"MiB of batches and fan-outs in memory at once; more answers 503"`
+		BodyMiB   int     `koanf:"body_mib" doc:"MiB of batches and fan-outs in memory at once; one caller gets half of it at most"`
 	} `koanf:"api"`
 
 	Auth struct {

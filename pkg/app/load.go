@@ -287,7 +287,7 @@ func (c *Config) validate() (problems []error) {
 	least("log.cap_mib", int64(c.Log.CapMiB), 64)
 	least("log.min_free_mib", int64(c.Log.MinFreeMiB), 1)
 	least("api.burst", int64(c.API.Burst), 1)
-	least("api.body_mib", int64(c.API.BodyMiB), 128) // a fan-out of 64 MiB, compressed and not
+	least("api.body_mib", int64(c.API.BodyMiB), 128) // a fan-out of 64 MiB of each of two callers
 	least("intake.spill_mib", int64(c.Intake.SpillMiB), 1)
 	least("timers.catch_up_rate", int64(c.Timers.CatchUpRate), 1)
 	if c.Timers.Shards < 1 || c.Timers.Shards > 4096 {

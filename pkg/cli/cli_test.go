@@ -2,12 +2,14 @@ package cli
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
 	"testing"
 
 	"github.com/spf13/cobra"
+	"go.yaml.in/yaml/v3"
 
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -47,7 +49,7 @@ func TestReport(t *testing.T) {
 			t.Errorf("%s: got\n%swant\n%s", format, &b, want)
 		}
 	}
-	f("table", "error: to: nobody there\n  code:  no_answer\n  why:   dial [31mred\n  next:  a\n         b\n")
+	f("table", "error: to: nobody there\n  code:  no_answer\n  why:   dial \\u001b[31mred\n  next:  a\n         b\n")
 	f("json", `{"error":{"code":"no_answer","field":"to","message":"to: nobody there","why":"dial \u001b[31mred","hint":["a","b"],"exit":7,"retryable":true}}`+"\n")
 }
 
@@ -134,15 +136,15 @@ func TestPrinter(t *testing.T) {
 			t.Errorf("%+v: got\n%swant\n%s", p, &b, want)
 		}
 	}
-	f(&Printer{Format: "table"}, "NAME  N   NOTE\na[2J  1\n<ö>   22\n")
-	f(&Printer{Format: "table", NoHeaders: true}, "a[2J  1\n<ö>   22\n")
+	f(&Printer{Format: "table"}, "NAME        N   NOTE\na\\u001b[2J  1\n<ö>         22\n")
+	f(&Printer{Format: "table", NoHeaders: true}, "a\\u001b[2J  1\n<ö>         22\n")
 	paint := func(cell string, h Header) string {
 		if h {
 			return "*" + cell
 		}
 		return "_" + cell
 	}
-	f(&Printer{Format: "table", Paint: paint}, "*NAME  *N   *NOTE\n_a[2J  _1\n_<ö>   _22\n")
+	f(&Printer{Format: "table", Paint: paint}, "*NAME        *N   *NOTE\n_a\\u001b[2J  _1\n_<ö>         _22\n")
 	f(&Printer{Format: "jsonl"}, `{"name":"a\u001b[2J","n":1}`+"\n"+`{"name":"\u003cö\u003e","n":22}`+"\n")
 	f(&Printer{Format: "yaml"}, "- \"n\": 1\n  name: \"a\\e[2J\"\n- \"n\": 22\n  name: <ö>\n")
 	f(&Printer{Format: "table", JQ: ".[] | .name, .n"}, "a\x1b[2J\n1\n<ö>\n22\n")
@@ -150,6 +152,53 @@ func TestPrinter(t *testing.T) {
 	p := &Printer{Format: "table", Out: &b}
 	if err := p.Record(nil, func() Table { return Table{{"name", "x"}, {"empty", ""}, {"n", "1"}} }); err != nil || b.String() != "name  x\nn     1\n" {
 		t.Errorf("record: %v\n%s", err, &b)
+	}
+}
+
+// What a name holds that would steer a terminal, or turn text around so that it
+// passes for another name, is shown as an escape, in every format; JSON keeps
+// its meaning.
+func TestNamesAreShownAsTheyAre(t *testing.T) {
+	t.Parallel()
+	const name = "ann\u202egnp\u009b31m\u2066\x7f"
+	hidden := func(s string) bool { return notify.HasControl(strings.ReplaceAll(s, "\n", "")) }
+	v := []map[string]string{{"id": name}}
+	for _, p := range []Printer{{Format: "table"}, {Format: "json"}, {Format: "jsonl"}, {Format: "yaml"}, {Format: "json", JQ: "."}} {
+		var b strings.Builder
+		p.Out = &b
+		if err := p.Print(v, func() Table { return Table{{"ID"}, {name}} }); err != nil {
+			t.Fatal(err)
+		}
+		if hidden(b.String()) {
+			t.Errorf("%s: %q", p.Format, &b)
+		}
+		var back []map[string]string
+		switch p.Format {
+		case "json":
+			_ = json.Unmarshal([]byte(b.String()), &back)
+		case "yaml":
+			_ = yaml.Unmarshal([]byte(b.String()), &back)
+		default:
+			continue
+		}
+		if len(back) != 1 || back[0]["id"] != name {
+			t.Errorf("%s: %q was read back as %q", p.Format, &b, back)
+		}
+	}
+	var b strings.Builder
+	p := Printer{Format: "table", Out: &b}
+	if err := p.Record(nil, func() Table { return Table{{"user", name}} }); err != nil || hidden(b.String()) || !strings.Contains(b.String(), `ann\u202egnp\u009b31m`) {
+		t.Errorf("record %q, %v", &b, err)
+	}
+	for _, format := range []string{"table", "json"} {
+		b.Reset()
+		Report(&b, &Error{Err: notify.Invalid("c\u202e", "f\u202e", name), Next: []string{"why " + name}}, format)
+		if hidden(b.String()) {
+			t.Errorf("report %q", &b)
+		}
+	}
+	if got := Clean("a\r\nb\tc\xff"); got != `a  b c\xff` {
+		t.Errorf("%q", got)
 	}
 }
 

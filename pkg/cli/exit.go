@@ -115,7 +115,7 @@ func Report(w io.Writer, err error, format string) {
 			out.Error.Code, out.Error.Field = ne.Code, ne.Field
 		}
 		b, _ := json.Marshal(out) // of strings and numbers: cannot fail
-		fmt.Fprintf(w, "%s\n", b)
+		fmt.Fprintf(w, "%s\n", escapeLines(b))
 		return
 	}
 	lines := strings.Split(msg, "\n") // several problems, one a line
@@ -137,6 +137,6 @@ func Report(w io.Writer, err error, format string) {
 		if i > 0 {
 			label = "      "
 		}
-		fmt.Fprintf(w, "  %s %s\n", label, n)
+		fmt.Fprintf(w, "  %s %s\n", label, Clean(n))
 	}
 }

@@ -3,6 +3,7 @@ package cli
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -11,6 +12,8 @@ import (
 
 	"github.com/itchyny/gojq"
 	"go.yaml.in/yaml/v3"
+
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // Formats are the values of -o.
@@ -66,20 +69,13 @@ func (p *Printer) Print(v any, table func() Table) error {
 			list = []json.RawMessage{b}
 		}
 		for _, item := range list {
-			if _, err := fmt.Fprintf(p.Out, "%s\n", item); err != nil {
+			if _, err := fmt.Fprintf(p.Out, "%s\n", escapeLines(item)); err != nil {
 				return err
 			}
 		}
 		return nil
 	case "yaml":
-		plain, err := plain(v)
-		if err != nil {
-			return err
-		}
-		enc := yaml.NewEncoder(p.Out)
-		enc.SetIndent(2)
-		defer enc.Close()
-		return enc.Encode(plain)
+		return p.yaml(v)
 	}
 	return p.table(table())
 }
@@ -113,10 +109,46 @@ func (p *Printer) Line(v any, text func() string) error {
 }
 
 func (p *Printer) json(v any, indent string) error {
-	enc := json.NewEncoder(p.Out)
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
 	enc.SetIndent("", indent)
-	return enc.Encode(v)
+	if err := enc.Encode(v); err != nil {
+		return err
+	}
+	_, err := p.Out.Write(escapeLines(b.Bytes()))
+	return err
+}
+
+func (p *Printer) yaml(v any) error {
+	plain, err := plain(v)
+	if err != nil {
+		return err
+	}
+	var n yaml.Node
+	if err := n.Encode(plain); err != nil {
+		return err
+	}
+	quoteControls(&n)
+	var b bytes.Buffer
+	enc := yaml.NewEncoder(&b)
+	enc.SetIndent(2)
+	if err := errors.Join(enc.Encode(&n), enc.Close()); err != nil {
+		return err
+	}
+	_, err = p.Out.Write(escapeLines(b.Bytes()))
+	return err
+}
+
+// quoteControls makes the encoder quote what escapeLines will change: only
+// between double quotes has YAML escapes.
+func quoteControls(n *yaml.Node) {
+	if n.Kind == yaml.ScalarNode && notify.HasControl(n.Value) {
+		n.Style = yaml.DoubleQuotedStyle
+	}
+	for _, inner := range n.Content {
+		quoteControls(inner)
+	}
 }
 
 func (p *Printer) table(t Table) error {
@@ -132,7 +164,7 @@ func (p *Printer) rows(t Table, first Header) error {
 	var widths []int
 	for _, row := range t {
 		for i, cell := range row {
-			row[i] = strings.Map(printable, cell)
+			row[i] = Clean(cell)
 			if i == len(widths) {
 				widths = append(widths, 0)
 			}
@@ -161,18 +193,26 @@ func (p *Printer) rows(t Table, first Header) error {
 	return err
 }
 
-// Clean takes what steers a terminal out of a text that came from outside.
-func Clean(s string) string { return strings.Map(printable, s) }
+// Clean makes a text that came from outside fit for one line of a terminal:
+// line ends and tabs become spaces, and what steers the terminal or turns the
+// direction of text is shown as an escape, so that no name passes for another.
+func Clean(s string) string { return notify.EscapeControls(oneLine.Replace(s)) }
 
-// printable keeps what comes from outside from steering the terminal.
-func printable(r rune) rune {
-	switch {
-	case r == '\n' || r == '\t' || r == '\r':
-		return ' '
-	case r < 0x20 || (r >= 0x7f && r < 0xa0):
-		return -1
+var oneLine = strings.NewReplacer("\n", " ", "\t", " ", "\r", " ")
+
+// escapeLines is EscapeControls for each line of JSON, and of YAML in which
+// quoteControls was: the characters then stand between double quotes, where
+// their escapes mean the same.
+func escapeLines(b []byte) []byte {
+	lines := bytes.SplitAfter(b, []byte("\n"))
+	for i, line := range lines {
+		text, end := bytes.CutSuffix(line, []byte("\n"))
+		if text = []byte(notify.EscapeControls(string(text))); end {
+			text = append(text, '\n')
+		}
+		lines[i] = text
 	}
-	return r
+	return bytes.Join(lines, nil)
 }
 
 func (p *Printer) filter(v any) error {
@@ -200,7 +240,7 @@ func (p *Printer) filter(v any) error {
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(p.Out, "%s\n", b)
+		fmt.Fprintf(p.Out, "%s\n", escapeLines(b))
 	}
 }
 

@@ -14,11 +14,19 @@ import (
 
 // Cancels is the set of cancelled requests, receivers and campaigns as one
 // process sees it now. It follows engine.Cancels as the Service follows
-// profiles. Cancellations are kept for good: one is some 100 bytes, and a
-// timer may wait for months behind it.
+// profiles.
+//
+// Cancellations are kept in the store for good, for a timer may wait for months
+// behind one. Memory is bounded, however many there are: the latest MaxCancels
+// scopes at most, 57 bytes each (24 in a slot, of which a map fills half in the
+// worst case), and 32 bytes more of each for a filter over all there ever were.
+// With the default, 1,048,576, that is 60 + 32 MiB. A scope that is not among
+// them any more and that the filter may hold is looked for in the store, some
+// microseconds; the filter is right about 99 of 100 others as long as there are
+// fewer than 8 times MaxCancels, and slower, not wrong, beyond.
 //
 // Cancelled costs one load while there are none, and one filter look-up, 3 ns,
-// for what is not cancelled.
+// for what nobody cancelled a part of.
 type Cancels struct {
 	cfg   Config
 	store engine.Cancels
@@ -31,11 +39,28 @@ type Cancels struct {
 	followMu sync.Mutex
 	cursor   uint64
 
-	mu        sync.RWMutex
-	bases     map[notify.Base]struct{}
-	ids       map[notify.ID]struct{}
-	campaigns map[string]struct{}
+	mu         sync.RWMutex
+	young, old map[scope]struct{} // at most half of MaxCancels each; the younger is filled
+	dropped    bool               // scopes are in the store that are in neither
 }
+
+// scope is what was cancelled.
+type scope struct {
+	base  notify.Base
+	index uint32
+	of    uint8
+}
+
+const (
+	ofReceiver uint8 = iota
+	ofRequest        // or a single notification
+	ofCampaign
+)
+
+// dropFilter is how many scopes the filter has room for once some were dropped,
+// by MaxCancels. It cannot grow then: it would have to be made of all in the
+// store.
+const dropFilter = 8
 
 // NewCancels returns a follower of a store. Call Run.
 func NewCancels(store engine.Cancels, cfg Config) (*Cancels, error) {
@@ -43,10 +68,7 @@ func NewCancels(store engine.Cancels, cfg Config) (*Cancels, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	c := &Cancels{
-		cfg: cfg, store: store,
-		bases: map[notify.Base]struct{}{}, ids: map[notify.ID]struct{}{}, campaigns: map[string]struct{}{},
-	}
+	c := &Cancels{cfg: cfg, store: store, young: map[scope]struct{}{}}
 	c.filter.Store(newFilter(0))
 	return c, nil
 }
@@ -61,32 +83,80 @@ func (c *Cancels) Cancelled(e *notify.Envelope, index uint32) bool {
 		return false
 	}
 	f := c.filter.Load()
-	if !f.may(hashOfBase(e.Chunk.Base)) && (e.Campaign == "" || c.camps.Load() == 0 || !f.may(hashOfCampaign(e.Campaign))) {
-		return false
+	request := f.may(hashOfBase(e.Chunk.Base))
+	campaign := e.Campaign != "" && c.camps.Load() != 0 && f.may(hashOfCampaign(e.Campaign))
+	return (request || campaign) && c.look(f, e, index, request, campaign)
+}
+
+// look is Cancelled where the filter may hold something of the request or the
+// campaign.
+func (c *Cancels) look(f *filter, e *notify.Envelope, index uint32, request, campaign bool) bool {
+	scopes := make([]scope, 0, 3)
+	if request {
+		scopes = append(scopes, scope{e.Chunk.Base, 0, ofRequest})
+		if e.Fan {
+			scopes = append(scopes, scope{e.Chunk.Base, index, ofReceiver})
+		}
+	}
+	if campaign {
+		if s, ok := parseScope(e.Campaign); ok {
+			scopes = append(scopes, s)
+		}
 	}
 	c.mu.RLock()
-	defer c.mu.RUnlock()
-	if _, ok := c.bases[e.Chunk.Base]; ok {
+	dropped := c.dropped
+	for _, s := range scopes {
+		if c.has(s) {
+			c.mu.RUnlock()
+			return true
+		}
+	}
+	c.mu.RUnlock()
+	return dropped && c.stored(f, scopes)
+}
+
+// has needs the lock.
+func (c *Cancels) has(s scope) bool {
+	if _, ok := c.young[s]; ok {
 		return true
 	}
-	if _, ok := c.ids[e.ID(index)]; ok {
-		return true
+	_, ok := c.old[s]
+	return ok
+}
+
+// stored looks for scopes that may have been dropped in the store. While that
+// cannot be read, what the filter holds counts as cancelled, for nearly all of
+// it is.
+func (c *Cancels) stored(f *filter, scopes []scope) bool {
+	for _, s := range scopes {
+		if !f.may(s.hash()) {
+			continue
+		}
+		_, ok, err := c.store.Get(context.Background(), s.String())
+		if err != nil {
+			c.cfg.Log.Error("a cancellation cannot be looked up", "scope", s.String(), "err", err)
+			return true
+		}
+		if ok {
+			c.add(s)
+			return true
+		}
 	}
-	_, ok := c.campaigns[e.Campaign]
-	return ok && e.Campaign != ""
+	return false
 }
 
 // Put stores a cancellation; it binds every Cancelled of this process that
 // begins after the return, and those of others within a second. The scope is
 // ntf_<ULID>, ntf_<ULID>-<index> or cmp_<ULID>, else notify.KindInvalid.
 func (c *Cancels) Put(ctx context.Context, scope, caller string, at time.Time) error {
-	if !c.known(scope) {
+	s, ok := parseScope(scope)
+	if !ok {
 		return notify.Invalid("bad_id", "id", "what can be cancelled is ntf_<ULID>, ntf_<ULID>-<index> or cmp_<ULID>")
 	}
 	if _, err := c.store.Put(ctx, engine.Cancel{Scope: scope, Caller: caller, At: at.UnixMilli()}); err != nil {
 		return err
 	}
-	c.add(scope)
+	c.add(s)
 	return nil
 }
 
@@ -120,7 +190,9 @@ func (c *Cancels) Follow(ctx context.Context) error {
 			return err
 		}
 		for _, ch := range changes {
-			if !c.add(ch.Scope) {
+			if s, ok := parseScope(ch.Scope); ok {
+				c.add(s)
+			} else {
 				c.cfg.Log.Warn("a cancellation of an unknown kind is ignored", "scope", ch.Scope)
 			}
 			c.cursor = max(c.cursor, ch.Version)
@@ -139,63 +211,87 @@ func (c *Cancels) Age(now time.Time) time.Duration { return age(c.asOf.Load(), n
 // Fresh reports whether the set is not older than MaxAge.
 func (c *Cancels) Fresh(now time.Time) bool { return c.Age(now) <= c.cfg.MaxAge }
 
-func (c *Cancels) known(scope string) bool {
-	if rest, ok := strings.CutPrefix(scope, "cmp_"); ok {
-		_, err := notify.ParseBase(rest)
-		return err == nil
-	}
-	_, err := notify.ParseID(scope)
-	return err == nil
-}
-
-// add enters a scope; false when it is of no known form.
+// add enters a scope.
 //
 // The filter comes last: a reader that meets it waits for the lock and finds
 // the entry.
-func (c *Cancels) add(scope string) bool {
-	if !c.known(scope) {
-		return false
-	}
+func (c *Cancels) add(s scope) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	h := hashOfCampaign(scope)
-	before := c.size()
-	if strings.HasPrefix(scope, "cmp_") {
-		c.campaigns[scope] = struct{}{}
-	} else {
-		id, _ := notify.ParseID(scope)
-		h = hashOfBase(id.Base)
-		if id.Fan {
-			c.ids[id] = struct{}{}
-		} else {
-			c.bases[id.Base] = struct{}{}
+	if c.has(s) {
+		return
+	}
+	if most := max(1, c.cfg.MaxCancels/2); len(c.young) >= most {
+		if len(c.old) > 0 && !c.dropped { // all that there is, for the last time
+			c.refill(dropFilter*c.cfg.MaxCancels - 1)
+			c.dropped = true
 		}
+		c.old, c.young = c.young, make(map[scope]struct{}, len(c.young)/2)
 	}
-	if c.size() == before {
-		return true
-	}
+	c.young[s] = struct{}{}
 	f := c.filter.Load()
-	if f.room--; f.room < 0 {
-		f = newFilter(2 * c.size())
-		f.room -= int64(c.size())
-		for b := range c.bases {
-			f.add(hashOfBase(b))
-		}
-		for id := range c.ids {
-			f.add(hashOfBase(id.Base))
-		}
-		for s := range c.campaigns {
-			f.add(hashOfCampaign(s))
-		}
-		c.filter.Store(f)
+	if f.room -= 2; f.room < 0 && !c.dropped {
+		f = c.refill(2 * (len(c.young) + len(c.old)))
 	}
-	f.add(h)
-	c.camps.Store(int64(len(c.campaigns)))
-	c.count.Store(int64(c.size()))
-	return true
+	enter(f, s)
+	if s.of == ofCampaign {
+		c.camps.Add(1)
+	}
+	c.count.Add(1)
 }
 
-func (c *Cancels) size() int { return len(c.bases) + len(c.ids) + len(c.campaigns) }
+// refill makes the filter anew, with room for n scopes. It needs the lock.
+func (c *Cancels) refill(n int) *filter {
+	f := newFilter(2 * n)
+	for _, scopes := range [...]map[scope]struct{}{c.young, c.old} {
+		f.room -= 2 * int64(len(scopes))
+		for s := range scopes {
+			enter(f, s)
+		}
+	}
+	c.filter.Store(f)
+	return f
+}
+
+// enter adds a scope, and that there is one of its request.
+func enter(f *filter, s scope) {
+	f.add(s.hash())
+	if s.of != ofCampaign {
+		f.add(hashOfBase(s.base))
+	}
+}
+
+// parseScope reads the text of a scope; false when it is of no known form.
+func parseScope(text string) (scope, bool) {
+	if rest, ok := strings.CutPrefix(text, "cmp_"); ok {
+		base, err := notify.ParseBase(rest)
+		return scope{base, 0, ofCampaign}, err == nil
+	}
+	id, err := notify.ParseID(text)
+	if err != nil || !id.Fan {
+		return scope{id.Base, 0, ofRequest}, err == nil
+	}
+	return scope{id.Base, id.Index, ofReceiver}, true
+}
+
+// String is the text that parseScope reads.
+func (s scope) String() string {
+	if s.of == ofCampaign {
+		return "cmp_" + s.base.String()
+	}
+	return notify.ID{Base: s.base, Index: s.index, Fan: s.of == ofReceiver}.String()
+}
+
+// hash is that of the scope alone, in the filter: other than hashOfBase, which
+// is of all scopes of a request.
+func (s scope) hash() uint64 {
+	if s.of == ofCampaign {
+		return hashOfCampaign(s.String())
+	}
+	h := hashOfBase(s.base) + (uint64(s.index)<<2|uint64(s.of)+1)*0x9e3779b97f4a7c15
+	h = (h ^ h>>30) * 0xbf58476d1ce4e5b9
+	return h ^ h>>31
+}
 
 // The low half of a base is random.
 func hashOfBase(b notify.Base) uint64 { return binary.LittleEndian.Uint64(b[8:]) }

@@ -103,18 +103,23 @@ func (s *store) Scan(_ context.Context, fn func(*engine.Profile) error) error {
 
 // cancelStore is engine.Cancels over a slice.
 type cancelStore struct {
-	mu   sync.Mutex
-	list []engine.Cancel
+	mu    sync.Mutex
+	list  []engine.Cancel
+	at    map[string]int // in list, by scope
+	asked int            // how often Get was
+	err   error          // of Get
 }
 
 func (s *cancelStore) Put(_ context.Context, c engine.Cancel) (uint64, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, o := range s.list {
-		if o.Scope == c.Scope {
-			return o.Version, nil
-		}
+	if i, ok := s.at[c.Scope]; ok {
+		return s.list[i].Version, nil
 	}
+	if s.at == nil {
+		s.at = map[string]int{}
+	}
+	s.at[c.Scope] = len(s.list)
 	c.Version = uint64(len(s.list) + 1)
 	s.list = append(s.list, c)
 	return c.Version, nil
@@ -123,12 +128,11 @@ func (s *cancelStore) Put(_ context.Context, c engine.Cancel) (uint64, error) {
 func (s *cancelStore) Get(_ context.Context, scope string) (engine.Cancel, bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, o := range s.list {
-		if o.Scope == scope {
-			return o, true, nil
-		}
+	s.asked++
+	if i, ok := s.at[scope]; ok && s.err == nil {
+		return s.list[i], true, nil
 	}
-	return engine.Cancel{}, false, nil
+	return engine.Cancel{}, false, s.err
 }
 
 func (s *cancelStore) Changes(_ context.Context, since uint64, max int) ([]engine.Cancel, error) {

@@ -72,7 +72,8 @@ func TestValidate(t *testing.T) {
 	f(addr("sms", "+4915112345678", "015112345678"), "addresses.sms[1]", "bad_address")
 	f(addr("sms", "+0151123456"), "addresses.sms[0]", "bad_address")
 	f(addr("sms", "+1234567890123456"), "addresses.sms[0]", "bad_address")
-	f(addr("sms", "+123", "+123"), "addresses.sms[1]", "duplicate_address")
+	f(addr("sms", "+123456"), "addresses.sms[0]", "bad_address")
+	f(addr("sms", "+1234567", "+1234567"), "addresses.sms[1]", "duplicate_address")
 	f(addr("email", "ann@example.org"), "", "")
 	f(addr("email", "Ann <ann@example.org>"), "addresses.email[0]", "bad_address")
 	f(addr("email", "ann"), "addresses.email[0]", "bad_address")
@@ -151,6 +152,47 @@ func TestPutBindsAtOnce(t *testing.T) {
 	}
 }
 
+// What requests can make us hold of dead addresses is bounded; the users' own
+// are always taken.
+func TestSuppressedIsBounded(t *testing.T) {
+	t.Parallel()
+	const most = 150
+	st := newStore()
+	s, err := New(st, Config{MaxSuppressed: most})
+	must(t, err)
+	must(t, s.Load(t.Context()))
+	is := func(ch notify.Channel, a string) bool { return s.snap.Suppressed(ch, []byte(a)) }
+	_, err = s.Put(t.Context(), engine.Profile{User: "ann", Addresses: map[string][]string{"push": {"fcm:own"}, "email": {"Ann@example.org"}}})
+	must(t, err)
+	for i := range 3 * maxForeign { // one user, made-up addresses
+		must(t, s.Suppress(t.Context(), "ann", notify.Push, fmt.Sprintf("apns:%064x", i), "apns_bad_device_token"))
+	}
+	if n := s.snap.suppressed.len(); n != maxForeign {
+		t.Errorf("%d of one user are held", n)
+	}
+	for i := range 3 * most { // made-up users
+		must(t, s.Suppress(t.Context(), fmt.Sprint("user-", i), notify.Push, fmt.Sprintf("apns:%064x", i%7), "apns_bad_device_token"))
+	}
+	again := loaded(t, st)
+	if n, m := s.snap.listed.Load(), again.snap.listed.Load(); n != most || m != most {
+		t.Errorf("%d are held, %d after a restart", n, m)
+	}
+	if n := len(st.users); n != 1+most-maxForeign {
+		t.Errorf("%d profiles are stored", n)
+	}
+	must(t, s.Suppress(t.Context(), "ann", notify.Push, "fcm:own", "fcm_unregistered"))
+	must(t, s.Suppress(t.Context(), "ann", notify.Email, "ann@example.ORG", "bounce"))
+	if !is(notify.Push, "fcm:own") || !is(notify.Email, "ann@example.org") {
+		t.Error("a user's own dead address is not held")
+	}
+	must(t, s.Unsuppress(t.Context(), "ann", fmt.Sprintf("apns:%064x", 0)))
+	must(t, s.Unsuppress(t.Context(), "ann", fmt.Sprintf("apns:%064x", 1)))
+	must(t, s.Unsuppress(t.Context(), "ann", fmt.Sprintf("apns:%064x", 2)))
+	if must(t, s.Suppress(t.Context(), "bob", notify.Push, "apns:0a", "x")); !is(notify.Push, "apns:0a") {
+		t.Error("there is room again")
+	}
+}
+
 func TestSuppressIsGlobal(t *testing.T) {
 	t.Parallel()
 	st := newStore()
@@ -160,8 +202,14 @@ func TestSuppressIsGlobal(t *testing.T) {
 	must(t, s.Suppress(t.Context(), "ann", notify.Push, "fcm:dead", "again"))
 	must(t, s.Suppress(t.Context(), "bob", notify.Push, "fcm:dead", "fcm_unregistered"))
 	must(t, s.Suppress(t.Context(), "ann", notify.Email, "Ann@Example.org", "bounce"))
-	if err := s.Suppress(t.Context(), "ann", notify.SMS, "nonsense", "x"); notify.KindOf(err) != notify.KindInvalid {
-		t.Fatal(err)
+	for _, a := range []string{"", "\xff", strings.Repeat("x", notify.MaxAddress+1)} {
+		if err := s.Suppress(t.Context(), "ann", notify.Push, a, "x"); notify.KindOf(err) != notify.KindInvalid {
+			t.Fatal(err)
+		}
+	}
+	// An address that is not taken any more may still be in the log.
+	if must(t, s.Suppress(t.Context(), "ann", notify.Push, "fcm:a%b", "x")); !is(s, notify.Push, "fcm:a%b") {
+		t.Fatal("an old address")
 	}
 	check := func(s *Service) {
 		t.Helper()
@@ -196,7 +244,7 @@ func TestSnapshotAgainstMap(t *testing.T) {
 		model := map[string]engine.Profile{}
 		user := rapid.Custom(func(t *rapid.T) string { return fmt.Sprint("u", rapid.IntRange(0, 30).Draw(t, "user")) })
 		opt := rapid.SliceOfN(rapid.SampledFrom([]string{"push", "email/digest", "marketing", "sms/transactional"}), 0, 2)
-		phones := rapid.SliceOfNDistinct(rapid.Map(rapid.IntRange(100, 110), func(n int) string { return fmt.Sprintf("+%d", n) }), 0, 3, rapid.ID[string])
+		phones := rapid.SliceOfNDistinct(rapid.Map(rapid.IntRange(100, 110), func(n int) string { return fmt.Sprintf("+4930%d", n) }), 0, 3, rapid.ID[string])
 		check := func(s *Service) {
 			sup := map[string]bool{}
 			for i := range 31 {
@@ -223,7 +271,7 @@ func TestSnapshotAgainstMap(t *testing.T) {
 				}
 			}
 			for n := 100; n <= 110; n++ {
-				ad := fmt.Sprintf("+%d", n)
+				ad := fmt.Sprintf("+4930%d", n)
 				if got := s.snap.Suppressed(notify.SMS, []byte(ad)); got != sup[ad] {
 					rt.Fatalf("%s suppressed: %v", ad, got)
 				}
@@ -242,15 +290,15 @@ func TestSnapshotAgainstMap(t *testing.T) {
 			"put at b": put(b),
 			"suppress": func(rt *rapid.T) {
 				u, n := user.Draw(rt, "user"), rapid.IntRange(100, 110).Draw(rt, "phone")
-				must(t, a.Suppress(t.Context(), u, notify.SMS, fmt.Sprintf("+%d", n), "why"))
+				must(t, a.Suppress(t.Context(), u, notify.SMS, fmt.Sprintf("+4930%d", n), "why"))
 				model[u], _ = a.Get(t.Context(), u)
 			},
 			"lift": func(rt *rapid.T) {
 				u, n := user.Draw(rt, "user"), rapid.IntRange(100, 110).Draw(rt, "phone")
-				must(t, b.Unsuppress(t.Context(), u, fmt.Sprintf("+%d", n)))
+				must(t, b.Unsuppress(t.Context(), u, fmt.Sprintf("+4930%d", n)))
 				if p, ok := model[u]; ok {
 					p.Suppressed = maps.Clone(p.Suppressed)
-					delete(p.Suppressed, fmt.Sprintf("+%d", n))
+					delete(p.Suppressed, fmt.Sprintf("+4930%d", n))
 					model[u] = p
 				}
 			},
@@ -339,7 +387,7 @@ func TestOptOutBindsWhileReadersLoop(t *testing.T) {
 				must(t, err)
 			}
 			p := engine.Profile{User: fmt.Sprint("u", i), OptOut: []string{"marketing"}, TimeZone: "UTC",
-				Addresses: map[string][]string{"sms": {fmt.Sprintf("+%d", 100+round)}}}
+				Addresses: map[string][]string{"sms": {fmt.Sprintf("+%d", 4930100+round)}}}
 			_, err := s.Put(t.Context(), p)
 			must(t, err)
 			answered[i].Store(true)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"golang.org/x/time/rate"
 )
 
 // Config of a Service. The zero value is valid.
@@ -25,6 +26,12 @@ type Config struct {
 	MaxAge time.Duration
 	// Batch is how many changes are read at once; default 1000.
 	Batch int
+	// MaxCancels is how many cancellations are held in memory; of a Cancels.
+	// Default 1,048,576.
+	MaxCancels int
+	// MaxSuppressed is how many dead addresses that no profile lists are held;
+	// see Suppress. Default 500,000.
+	MaxSuppressed int
 	// Log receives failures to follow; default: discarded.
 	Log *slog.Logger
 }
@@ -39,6 +46,12 @@ func (c Config) withDefaults() Config {
 	if c.Batch == 0 {
 		c.Batch = 1000
 	}
+	if c.MaxCancels == 0 {
+		c.MaxCancels = 1 << 20
+	}
+	if c.MaxSuppressed == 0 {
+		c.MaxSuppressed = 500_000
+	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
@@ -46,8 +59,8 @@ func (c Config) withDefaults() Config {
 }
 
 func (c Config) validate() error {
-	if c.Poll < 0 || c.MaxAge < 0 || c.Batch < 0 {
-		return fmt.Errorf("prefs: poll %v, max age %v and batch %d must be positive", c.Poll, c.MaxAge, c.Batch)
+	if c.Poll < 0 || c.MaxAge < 0 || c.Batch < 0 || c.MaxCancels < 0 || c.MaxSuppressed < 0 {
+		return fmt.Errorf("prefs: poll %v, max age %v, batch %d, max cancels %d and max suppressed %d must be positive", c.Poll, c.MaxAge, c.Batch, c.MaxCancels, c.MaxSuppressed)
 	}
 	return nil
 }
@@ -60,6 +73,8 @@ type Service struct {
 	snap  *Snapshot
 
 	asOf atomic.Pointer[time.Time] // the snapshot holds all changes before; nil: not loaded
+
+	full rate.Sometimes // tells of dead addresses that are not kept
 
 	writing [64]sync.Mutex // by user: read, change and store are one step here
 
@@ -77,7 +92,7 @@ func New(store engine.Prefs, cfg Config) (*Service, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	return &Service{cfg: cfg, store: store, snap: newSnapshot(), own: map[string]uint64{}, pending: map[string]*uint64{}}, nil
+	return &Service{cfg: cfg, store: store, snap: newSnapshot(), own: map[string]uint64{}, pending: map[string]*uint64{}, full: rate.Sometimes{Interval: time.Minute}}, nil
 }
 
 // Snapshot is what workers read. It is always the same one, and current.
@@ -97,7 +112,7 @@ func (s *Service) Load(ctx context.Context) error {
 	}
 	var rules, addresses, supp loader
 	rules.t, addresses.t, supp.t = &s.snap.rules.table, &s.snap.addresses, &s.snap.bySupp
-	suppressed := newSet()
+	suppressed, listed := newSet(), int64(0)
 	var buf []byte
 	err = s.store.Scan(ctx, func(p *engine.Profile) error {
 		user := []byte(p.User)
@@ -116,6 +131,7 @@ func (s *Service) Load(ctx context.Context) error {
 				var a []byte
 				a, b = cut(b)
 				suppressed.count(a, 1)
+				listed++
 			}
 		}
 		return nil
@@ -124,6 +140,7 @@ func (s *Service) Load(ctx context.Context) error {
 		return err
 	}
 	s.snap.suppressed.become(suppressed)
+	s.snap.listed.Store(listed)
 	supp.done()
 	rules.done()
 	s.snap.rules.refill()
@@ -231,49 +248,6 @@ func (s *Service) Put(ctx context.Context, p engine.Profile) (engine.Profile, er
 		stored.Suppressed, stored.Version = suppressed, version
 		return nil
 	})
-}
-
-// Suppress stores in the user's profile that an address is dead or unwanted,
-// and why; it binds at once, for all users. Again is the same as once.
-func (s *Service) Suppress(ctx context.Context, user string, ch notify.Channel, address, reason string) error {
-	if user == "" || len(user) > notify.MaxUserID {
-		return notify.Invalid("bad_user", "user_id", fmt.Sprintf("a user id has 1 to %d bytes", notify.MaxUserID))
-	}
-	if err := ValidateAddress(ch, address); err != nil {
-		return notify.Invalid("bad_address", "address", err.Error())
-	}
-	_, err := s.change(ctx, user, func(p *engine.Profile) error {
-		if _, ok := p.Suppressed[address]; ok {
-			return errUnchanged
-		}
-		m := make(map[string]string, len(p.Suppressed)+1)
-		for a, why := range p.Suppressed {
-			m[a] = why
-		}
-		m[address] = reason
-		p.Suppressed = m
-		return nil
-	})
-	return err
-}
-
-// Unsuppress takes an address off the user's list; it stays suppressed while
-// another user's profile says so.
-func (s *Service) Unsuppress(ctx context.Context, user, address string) error {
-	_, err := s.change(ctx, user, func(p *engine.Profile) error {
-		m := map[string]string{}
-		for a, why := range p.Suppressed {
-			if suppressKey(a) != suppressKey(address) {
-				m[a] = why
-			}
-		}
-		if len(m) == len(p.Suppressed) {
-			return errUnchanged
-		}
-		p.Suppressed = m
-		return nil
-	})
-	return err
 }
 
 var errUnchanged = errors.New("unchanged")

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
@@ -40,10 +41,11 @@ type Verdict struct {
 // with: a hash alone could send to somebody else's device.
 type Snapshot struct {
 	zones      *zones
-	rules      *set  // user -> rule, of users who set one
-	addresses  table // user -> {channel, count, {uvarint length, address}...}...
-	suppressed *set  // address -> number of profiles that say so
-	bySupp     table // user -> {uvarint length, address}...: what the profile suppresses
+	rules      *set         // user -> rule, of users who set one
+	addresses  table        // user -> {channel, count, {uvarint length, address}...}...
+	suppressed *set         // address -> number of profiles that say so
+	bySupp     table        // user -> {uvarint length, address}...: what the profile suppresses
+	listed     atomic.Int64 // addresses in bySupp
 }
 
 func newSnapshot() *Snapshot {
@@ -151,11 +153,13 @@ func (s *Snapshot) applySuppressed(h uint64, user []byte, p *engine.Profile) {
 		var a []byte
 		a, b = cut(b)
 		s.suppressed.count(a, 1)
+		s.listed.Add(1)
 	}
 	for b := old; len(b) > 0; {
 		var a []byte
 		a, b = cut(b)
 		s.suppressed.count(a, -1)
+		s.listed.Add(-1)
 	}
 }
 

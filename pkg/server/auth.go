@@ -191,11 +191,6 @@ func (v *Verifier) Verify(ctx context.Context, token string) (*Identity, error) 
 	return id, nil
 }
 
-type claims struct {
-	jwt.RegisteredClaims
-	Scope string `json:"scope"`
-}
-
 func (v *Verifier) check(ctx context.Context, token string, now time.Time) (*Identity, time.Time, error) {
 	var c claims
 	var keyErr error
@@ -255,6 +250,9 @@ func (v *Verifier) keysFor(ctx context.Context, t *jwt.Token) (jwt.VerificationK
 
 // translateJWT says what is wrong with a token, without its contents.
 func translateJWT(err error) error {
+	if e, ok := errors.AsType[*notify.Error](err); ok { // of the claims
+		return e
+	}
 	for _, c := range []struct {
 		is        error
 		code, msg string

@@ -31,6 +31,8 @@ type Config struct {
 	ReadHeaderTimeout time.Duration // default 5 s
 	ReadTimeout       time.Duration // a whole request but large ones; default 15 s
 	BulkReadTimeout   time.Duration // a batch or a fan-out; default 60 s
+	BodyRate          int64         // bytes a second that a batch or a fan-out must come at; default 64 KiB
+	BodyWindow        time.Duration // over how long; default 5 s
 	WriteTimeout      time.Duration // handler and answer; default 30 s
 	IdleTimeout       time.Duration // of a connection between requests; default 60 s
 	MaxHeaderBytes    int           // default 16 KiB
@@ -39,7 +41,9 @@ type Config struct {
 	MaxBatch  int64 // default 8 MiB
 	MaxFanout int64 // default 64 MiB
 
-	MaxConns    int   // connections of the API; default 16,384
+	MaxConns int // connections of the API; default 16,384
+	// The next four are shared out: a caller may have as much as it leaves free,
+	// so one alone has half; over that it is answered 429.
 	MaxInFlight int   // requests at a time, over it 503; default 2,048
 	MaxStreams  int   // tails and waiting feed requests at a time; default 256
 	SmallMemory int64 // bytes of bodies of single requests at a time; default 64 MiB
@@ -73,6 +77,8 @@ func (c Config) withDefaults() Config {
 	c.ReadHeaderTimeout = or(c.ReadHeaderTimeout, 5*time.Second)
 	c.ReadTimeout = or(c.ReadTimeout, 15*time.Second)
 	c.BulkReadTimeout = or(c.BulkReadTimeout, time.Minute)
+	c.BodyRate = or(c.BodyRate, 64<<10)
+	c.BodyWindow = or(c.BodyWindow, 5*time.Second)
 	c.WriteTimeout = or(c.WriteTimeout, 30*time.Second)
 	c.IdleTimeout = or(c.IdleTimeout, time.Minute)
 	c.MaxHeaderBytes = or(c.MaxHeaderBytes, 16<<10)
@@ -113,7 +119,7 @@ func (c Config) validate() error {
 		"caller_burst": int64(c.CallerBurst), "max_callers": int64(c.MaxCallers), "page_size": int64(c.PageSize),
 		"count_limit": int64(c.CountLimit), "max_header_bytes": int64(c.MaxHeaderBytes),
 		"read_header_timeout": int64(c.ReadHeaderTimeout), "read_timeout": int64(c.ReadTimeout),
-		"bulk_read_timeout": int64(c.BulkReadTimeout), "write_timeout": int64(c.WriteTimeout),
+		"bulk_read_timeout": int64(c.BulkReadTimeout), "body_rate": c.BodyRate, "body_window": int64(c.BodyWindow), "write_timeout": int64(c.WriteTimeout),
 		"idle_timeout": int64(c.IdleTimeout), "memory_wait": int64(c.MemoryWait), "feed_poll": int64(c.FeedPoll),
 		"heartbeat": int64(c.Heartbeat), "drain_timeout": int64(c.DrainTimeout), "drain_delay": int64(c.DrainDelay) + 1,
 	} {
@@ -127,7 +133,7 @@ func (c Config) validate() error {
 	case c.SmallMemory < c.MaxSingle:
 		return bad("small_memory", "must hold one body of max_single")
 	case c.BulkMemory < 2*c.MaxFanout:
-		return bad("bulk_memory", "must hold a compressed and a decompressed body of max_fanout: twice that")
+		return bad("bulk_memory", "must hold bodies of max_fanout of two callers: twice that")
 	case c.PageSize > c.MaxPageSize || c.MaxPageSize > 1000:
 		return bad("max_page_size", "must be from page_size to 1,000")
 	case c.CallerRate < 0:

@@ -86,7 +86,9 @@ type Hooks struct {
 	// InFlight: the number of requests under way changed by delta.
 	InFlight func(delta int)
 	// Refused: a request was turned away before its handler; reason is
-	// "in_flight", "memory", "receipts", "streams", "rate" or "disabled".
+	// "in_flight", "memory", "receipts", "streams", "rate" or "disabled", or
+	// "caller_in_flight", "caller_memory" or "caller_streams" where others have
+	// room.
 	Refused func(reason string)
 }
 

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
@@ -19,6 +20,8 @@ type exchange struct {
 	start time.Time
 
 	id        *Identity // nil on routes without a token
+	who       *caller   // the same
+	counted   *atomic.Int64
 	requestID string
 	body      body
 	status    int // 0: nothing written yet

@@ -53,6 +53,9 @@ func (s *Server) finish(x *exchange) {
 			slog.Int64("in", x.body.wire), slog.Int64("out", x.out), slog.Duration("took", s.deps.Now().Sub(x.start)))
 	}
 	x.body.release()
+	if x.counted != nil {
+		x.counted.Add(-1)
+	}
 	*x = exchange{}
 	s.exchanges.Put(x)
 }
@@ -136,13 +139,30 @@ func (s *Server) authorise(x *exchange) error {
 	if !x.id.Has(x.route.scope) {
 		return &notify.Error{Kind: notify.KindForbidden, Code: "scope_missing", Msg: "the token lacks the scope " + x.route.scope}
 	}
-	if err := s.callers.admit(x.r.Context(), x.id.Caller, s.deps.Now()); err != nil {
+	if x.who, err = s.callers.admit(x.r.Context(), x.id.Caller, s.deps.Now()); err != nil {
 		if notify.KindOf(err) == notify.KindThrottled {
 			s.deps.Hooks.refused("rate")
 		} else {
 			s.deps.Hooks.refused("disabled")
 		}
 		return err
+	}
+	return s.enterCaller(x)
+}
+
+// enterCaller counts the request as its caller's. As many may be under way as
+// are left for the others (see memory): a caller alone may have half, and one
+// who comes new is let in whatever the others do.
+func (s *Server) enterCaller(x *exchange) error {
+	all, most, own, code := &s.inFlight, s.cfg.MaxInFlight, &x.who.inFlight, "caller_in_flight"
+	if x.route.class == classStream {
+		all, most, own, code = &s.streams, s.cfg.MaxStreams, &x.who.streams, "caller_streams"
+	}
+	n := own.Add(1)
+	x.counted = own // finish counts it out
+	if free := int64(most) - all.Load(); n > max(1, free) {
+		s.deps.Hooks.refused(code)
+		return overShare(code, "this caller has its share of the requests under way; wait for some of them to be answered")
 	}
 	return nil
 }
@@ -178,13 +198,17 @@ func (s *Server) readBody(x *exchange) error {
 		}
 		limit, from = maxReceipt, s.posts
 	}
+	var pace *pace
 	if from == s.bulk {
-		until := time.Now().Add(s.cfg.BulkReadTimeout)
-		x.deadlines(until, until.Add(s.cfg.WriteTimeout))
+		pace = x.paced(s.cfg.BodyRate, s.cfg.BodyWindow, s.cfg.BulkReadTimeout)
 	}
-	err := x.body.read(x.r, limit, from)
-	if notify.KindOf(err) == notify.KindUnavailable && err != nil {
+	err := x.body.read(x.r, limit, from, x.who.share(from == s.bulk), pace)
+	switch {
+	case err == nil:
+	case notify.KindOf(err) == notify.KindUnavailable:
 		s.deps.Hooks.refused("memory")
+	case notify.KindOf(err) == notify.KindThrottled:
+		s.deps.Hooks.refused("caller_memory")
 	}
 	return err
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -30,6 +31,13 @@ func zipped(t testing.TB, s string) string {
 		t.Fatal(err)
 	}
 	return b.String()
+}
+
+// noise is n bytes that do not compress.
+func noise(n int) string {
+	b := make([]byte, n)
+	rand.NewChaCha8([32]byte{}).Read(b)
+	return string(b)
 }
 
 // chunked hides the length of a body.
@@ -78,6 +86,17 @@ func TestBodies(t *testing.T) {
 	f("gzip bomb", single, zipped(t, x(10<<20)), 413, "body_too_large", "", gz)
 	f("not gzip", single, "{}{}{}{}{}{}{}{}", 400, api.CodeMalformed, "", gz)
 	f("gzip cut", single, zipped(t, x(40_000))[:40], 400, api.CodeMalformed, "", gz)
+	f("gzip in two members", single, zipped(t, x(20_000))+zipped(t, x(10)), 201, "", x(20_010), gz)
+	f("gzip in empty members", single, zipped(t, "")+zipped(t, x(10))+zipped(t, ""), 201, "", x(10), gz)
+	f("gzip of nothing", single, zipped(t, ""), 201, "", "", gz)
+	f("gzip larger than its limit", single, zipped(t, noise(60_000)), 413, "body_too_large", "", gz, chunked)
+	f("gzip, second member damaged", single, zipped(t, x(10))+"\x1f\x8b\x08\xff0123456789", 400, api.CodeMalformed, "", gz)
+	for _, behind := range []string{"\n", "x", "\x00\x00", "\x1f", "\x1f\x8c", x(8), x(10_000)} {
+		f("bytes behind gzip", single, zipped(t, "{}")+behind, 400, api.CodeMalformed, "", gz)
+		if r := ask(s, "POST", single, tok, zipped(t, "{}")+behind, gz, chunked); !strings.Contains(r.problem(t).Detail, "bytes follow the gzip data") {
+			t.Errorf("%d bytes behind gzip: %s", len(behind), r.body)
+		}
+	}
 	f("brotli", single, "{}", 415, api.CodeUnsupportedMediaType, "", header("Content-Encoding", "br"))
 	f("length lies", single, "{}", 400, api.CodeMalformed, "", func(r *http.Request) { r.ContentLength = 100 })
 }
@@ -139,7 +158,7 @@ func TestBodiesAreNotMixedUp(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if !s.small.sem.TryAcquire(s.cfg.SmallMemory) {
+	if s.small.held != 0 {
 		t.Error("memory was not given back")
 	}
 }
@@ -192,11 +211,11 @@ func TestBulkMemoryIsApart(t *testing.T) {
 	tok := token(t, "shop", api.ScopeSend)
 	big := strings.Repeat("x", 1<<20)
 	var wg sync.WaitGroup
-	for range 2 {
-		wg.Go(func() { ask(s, "POST", "/v1/notifications:fanout", tok, big) })
+	for _, caller := range []string{"shop", "other"} {
+		wg.Go(func() { ask(s, "POST", "/v1/notifications:fanout", token(t, caller, api.ScopeSend), big) })
 		<-entered
 	}
-	if got := ask(s, "POST", "/v1/notifications:fanout", tok, big); got.status != 503 {
+	if got := ask(s, "POST", "/v1/notifications:fanout", token(t, "third", api.ScopeSend), big); got.status != 503 {
 		t.Errorf("a third fan-out: %d", got.status)
 	}
 	wg.Go(func() {
@@ -207,7 +226,7 @@ func TestBulkMemoryIsApart(t *testing.T) {
 	<-entered
 	close(release)
 	wg.Wait()
-	if !s.bulk.sem.TryAcquire(s.cfg.BulkMemory) || !s.small.sem.TryAcquire(s.cfg.SmallMemory) {
+	if s.bulk.held != 0 || s.small.held != 0 {
 		t.Error("memory was not given back")
 	}
 }
@@ -248,7 +267,7 @@ func TestReceiptsTakeNothingOfCallers(t *testing.T) {
 	if got := ask(s, "POST", "/v1/receipts/twilio", "", strings.Repeat("x", maxReceipt+1)); got.status != 413 {
 		t.Errorf("too large: %d %s", got.status, got.body)
 	}
-	if !s.posts.sem.TryAcquire(receiptMemory) {
+	if s.posts.held != 0 {
 		t.Error("memory was not given back")
 	}
 }

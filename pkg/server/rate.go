@@ -16,7 +16,8 @@ import (
 // callerTTL is how long a caller's own settings are believed.
 const callerTTL = 30 * time.Second
 
-// callers keeps the request rate of each caller.
+// callers keeps what each caller may do and has under way. One that is
+// forgotten for others (MaxCallers) begins anew.
 type callers struct {
 	store engine.Callers // nil: all have the default
 	rate  float64
@@ -28,6 +29,20 @@ type caller struct {
 	limiter  *rate.Limiter
 	disabled atomic.Bool
 	looked   atomic.Int64 // when the store was last asked, ns since 1970
+
+	inFlight, streams atomic.Int64 // requests under way
+	small, bulk       share        // of the memory of bodies
+}
+
+// share is what the caller holds of one of the memories; nil for nobody's.
+func (c *caller) share(ofBulk bool) *share {
+	switch {
+	case c == nil:
+		return nil
+	case ofBulk:
+		return &c.bulk
+	}
+	return &c.small
 }
 
 func newCallers(store engine.Callers, perSecond float64, burst, max int) *callers {
@@ -36,7 +51,7 @@ func newCallers(store engine.Callers, perSecond float64, burst, max int) *caller
 
 // admit takes one request of id's rate. It fails open: while the store cannot
 // be asked, a caller keeps the settings it had.
-func (c *callers) admit(ctx context.Context, id string, now time.Time) error {
+func (c *callers) admit(ctx context.Context, id string, now time.Time) (*caller, error) {
 	who, ok := c.known.get(id)
 	if !ok {
 		who = c.known.putNew(id, &caller{limiter: rate.NewLimiter(rate.Limit(c.rate), c.burst)})
@@ -45,14 +60,14 @@ func (c *callers) admit(ctx context.Context, id string, now time.Time) error {
 		c.refresh(ctx, who, id, now)
 	}
 	if who.disabled.Load() {
-		return &notify.Error{Kind: notify.KindForbidden, Code: "caller_disabled", Msg: "this caller is switched off"}
+		return nil, &notify.Error{Kind: notify.KindForbidden, Code: "caller_disabled", Msg: "this caller is switched off"}
 	}
 	if who.limiter.AllowN(now, 1) {
-		return nil
+		return who, nil
 	}
 	missing := 1 - who.limiter.TokensAt(now)
 	wait := time.Duration(missing / float64(who.limiter.Limit()) * float64(time.Second))
-	return &throttled{
+	return nil, &throttled{
 		err:   &notify.Error{Kind: notify.KindThrottled, Code: "rate_limited", Msg: "this caller's request rate is used up", RetryAfter: max(wait, time.Millisecond)},
 		limit: float64(who.limiter.Limit()), burst: who.limiter.Burst(),
 	}

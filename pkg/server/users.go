@@ -6,7 +6,6 @@ import (
 	"io"
 	"net/http"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
@@ -18,8 +17,8 @@ import (
 // user returns the path's user id.
 func (x *exchange) user() (string, error) {
 	id := x.r.PathValue("id")
-	if id == "" || len(id) > notify.MaxUserID || !utf8.ValidString(id) || strings.ContainsFunc(id, func(r rune) bool { return r < 0x20 || r == 0x7f }) {
-		return "", notify.Invalid("bad_user_id", "id", "a user id is 1 to 128 bytes of text without control characters")
+	if rule := notify.CheckUserID(id); rule != "" {
+		return "", notify.Invalid("bad_user_id", "id", rule)
 	}
 	return id, nil
 }

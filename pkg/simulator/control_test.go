@@ -185,7 +185,7 @@ func TestInboxPage(t *testing.T) {
 	if r := call("GET", "/inbox?q=FIRST&channel=sms", ""); !strings.Contains(r.body, ">first<") || strings.Contains(r.body, ">last<") {
 		t.Errorf("%s", r.body)
 	}
-	if r := call("GET", "/inbox?channel=email", ""); !strings.Contains(r.body, "Nothing yet") {
+	if r := call("GET", "/inbox?channel=email", ""); !strings.Contains(r.body, "Nothing matches") {
 		t.Errorf("%s", r.body)
 	}
 }

@@ -1,11 +1,16 @@
 package simulator
 
 import (
+	"cmp"
 	"encoding/json"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 	"unicode/utf8"
+
+	"golang.org/x/net/html"
 )
 
 // Message is one message as its receiver would see it.
@@ -22,11 +27,13 @@ type Message struct {
 	Outcome  string    `json:"outcome"`
 }
 
-// content is what a message says: title and body, or a push payload that is
-// taken apart only when somebody looks.
+// content is what a message says: title and body, a provider's template, or a
+// push payload that is taken apart only when somebody looks.
 type content struct {
-	title, body string
-	push        []byte
+	title, body    string
+	html           bool   // of body
+	template, data string // id and values of a template
+	push           []byte
 }
 
 // inbox keeps the last messages.
@@ -54,6 +61,10 @@ func (b *inbox) add(c *call, status int, outcome Outcome, now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, r := range rs {
+		if r.own != nil {
+			own := *r.own // else it would hold those of the whole request
+			r.own = &own
+		}
 		b.ring[b.next] = inboxEntry{receiver: r, content: c.content, provider: c.provider, outcome: outcome, status: status, at: now}
 		if b.next++; b.next == len(b.ring) {
 			b.next, b.full = 0, true
@@ -77,6 +88,7 @@ func (b *inbox) messages() []Message {
 	out := make([]Message, n)
 	for i, e := range kept {
 		title, body := e.text()
+		title, body = clip(title, clipped), clip(body, clipped)
 		out[i] = Message{
 			At: e.at, Provider: e.provider, Channel: e.provider.Channel().String(), To: e.address, Title: title, Body: body,
 			ID: e.id, Attempt: e.attempt, Status: e.status, Outcome: e.outcome.String(),
@@ -85,11 +97,81 @@ func (b *inbox) messages() []Message {
 	return out
 }
 
-// text returns title and body; APNs has both, or only a body, in aps.alert.
-func (c *content) text() (title, body string) {
-	if c.push == nil {
-		return c.title, c.body
+// text returns title and body as the receiver sees them: what providers fill in
+// is filled in. Of a template only its id and its values are known here.
+func (e *inboxEntry) text() (title, body string) {
+	if e.push != nil {
+		return e.alert()
 	}
+	title, body = e.title, e.body
+	own := e.own
+	if own == nil {
+		own = &personalization{}
+	}
+	if own.Subject != "" {
+		title = own.Subject
+	}
+	if e.template != "" {
+		data := e.data
+		if data == "" {
+			data = string(own.TemplateData)
+		}
+		return "template " + e.template, data
+	}
+	if len(own.Substitutions) > 0 {
+		fill := substitute(own.Substitutions)
+		title, body = fill.Replace(title), fill.Replace(body)
+	}
+	if e.html {
+		body = textOf(body)
+	}
+	return title, body
+}
+
+// substitute replaces tags by their values, the longest tag first where one
+// begins another.
+func substitute(values map[string]string) *strings.Replacer {
+	tags := slices.SortedFunc(maps.Keys(values), func(a, b string) int { return cmp.Or(len(b)-len(a), strings.Compare(a, b)) })
+	pairs := make([]string, 0, 2*len(tags))
+	for _, tag := range tags {
+		if tag != "" {
+			pairs = append(pairs, tag, values[tag])
+		}
+	}
+	return strings.NewReplacer(pairs...)
+}
+
+// textOf returns the text of HTML, a line for each block.
+func textOf(markup string) string {
+	var b strings.Builder
+	hidden := false
+	for z := html.NewTokenizer(strings.NewReader(markup)); ; {
+		kind := z.Next()
+		if kind == html.ErrorToken { // the end; what is cut off counts as text
+			break
+		}
+		name, _ := z.TagName()
+		switch kind {
+		case html.TextToken:
+			if !hidden {
+				b.WriteString(strings.Join(strings.FieldsFunc(string(z.Text()), func(r rune) bool { return r == '\n' || r == '\r' || r == '\t' }), " "))
+			}
+		case html.StartTagToken, html.EndTagToken, html.SelfClosingTagToken:
+			switch string(name) {
+			case "head", "script", "style":
+				hidden = kind == html.StartTagToken
+			case "br", "p", "div", "h1", "h2", "h3", "h4", "li", "tr", "table", "ul", "ol":
+				if b.Len() > 0 && !strings.HasSuffix(b.String(), "\n") {
+					b.WriteByte('\n')
+				}
+			}
+		}
+	}
+	return strings.TrimSpace(b.String())
+}
+
+// alert returns what aps.alert says: title and body, or only a body.
+func (c *content) alert() (title, body string) {
 	var p struct {
 		APS struct {
 			Alert json.RawMessage `json:"alert"`
@@ -112,12 +194,11 @@ func (c *content) text() (title, body string) {
 // clipped is the most of a text that the inbox keeps, in bytes.
 const clipped = 4096
 
-// clip shortens s and lets go of what it was part of.
-func clip(s string) string {
-	if len(s) <= clipped {
+// clip shortens s to so many bytes and lets go of what it was part of.
+func clip(s string, n int) string {
+	if len(s) <= n {
 		return s
 	}
-	n := clipped
 	for n > 0 && !utf8.RuneStart(s[n]) {
 		n--
 	}

@@ -21,6 +21,7 @@ type inboxView struct {
 	Channels []string
 	Channel  string
 	Query    string
+	Filtered bool // by channel or query
 }
 
 func (s *Simulator) inboxPage(w http.ResponseWriter, r *http.Request) {
@@ -28,6 +29,7 @@ func (s *Simulator) inboxPage(w http.ResponseWriter, r *http.Request) {
 		Summary: s.ledger.Summary(), Channels: []string{"", "push", "sms", "email"},
 		Channel: r.FormValue("channel"), Query: r.FormValue("q"),
 	}
+	v.Filtered = v.Channel != "" || v.Query != ""
 	v.Messages = filterInbox(s.Inbox(), v.Channel, v.Query)
 	var page bytes.Buffer
 	if err := inboxTemplate.Execute(&page, v); err != nil {

@@ -71,12 +71,14 @@ type mailPart struct {
 }
 
 type personalization struct {
-	To         []mailbox      `json:"to"`
-	CC         []mailbox      `json:"cc"`
-	BCC        []mailbox      `json:"bcc"`
-	Subject    string         `json:"subject"`
-	CustomArgs map[string]any `json:"custom_args"`
-	SendAt     int64          `json:"send_at"`
+	To            []mailbox         `json:"to"`
+	CC            []mailbox         `json:"cc"`
+	BCC           []mailbox         `json:"bcc"`
+	Subject       string            `json:"subject"`
+	Substitutions map[string]string `json:"substitutions"`
+	TemplateData  json.RawMessage   `json:"dynamic_template_data"`
+	CustomArgs    map[string]any    `json:"custom_args"`
+	SendAt        int64             `json:"send_at"`
 }
 
 type mailbox struct {
@@ -98,9 +100,10 @@ func (m *mailServer) send(w http.ResponseWriter, r *http.Request) {
 	}
 	id := fmt.Sprintf("%016x%06x", mix(m.sim.seed, m.sent.Add(1)), m.sim.now().UnixMicro()&0xffffff)
 	c := &call{provider: SendGrid, pool: req.IPPool, fault: m.fault, receivers: req.receivers()}
-	c.content = content{title: req.Subject}
+	c.content = content{title: req.Subject, template: req.TemplateID}
 	if len(req.Content) > 0 {
-		c.content.body = clip(req.Content[0].Value)
+		first := req.Content[0]
+		c.content.body, c.content.html = clip(first.Value, 2*clipped), first.Type == "text/html"
 	}
 	c.taken = func(rule *Rule) { m.sim.receipts.mail(&req, id, rule) }
 
@@ -157,7 +160,7 @@ func (q *mailRequest) receivers() []receiver {
 		}
 		seq, _ := strconv.ParseUint(arg("seq"), 10, 64) // 0 unless it is a number
 		for _, to := range p.To {
-			out = append(out, receiver{address: to.Email, id: arg("ntf"), user: arg("usr"), seq: seq})
+			out = append(out, receiver{address: to.Email, id: arg("ntf"), user: arg("usr"), seq: seq, own: p})
 		}
 	}
 	return out

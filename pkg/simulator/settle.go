@@ -30,6 +30,7 @@ type receiver struct {
 	attempt string // provider-side id
 	user    string
 	seq     uint64
+	own     *personalization // what a mail says to this one alone; nil: nothing
 }
 
 // answer is what goes back. Its status says whether the provider took the request.

@@ -113,7 +113,9 @@ func (t *twilioServer) send(w http.ResponseWriter, r *http.Request) {
 	}
 	m := newSMS(t, sid, raw)
 	c := &call{
-		provider: Twilio, account: sid, fault: t.fault, content: content{body: m.form.Get("Body")},
+		provider: Twilio, account: sid, fault: t.fault, content: content{
+			body: m.form.Get("Body"), template: m.form.Get("ContentSid"), data: clip(m.form.Get("ContentVariables"), clipped),
+		},
 		receivers: []receiver{{address: m.form.Get("To"), id: m.id, user: m.user, seq: m.seq}},
 		taken:     func(rule *Rule) { t.sim.receipts.sms(m, rule) },
 	}

@@ -1,0 +1,76 @@
+package notify
+
+import (
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// IsControl reports whether a character changes how what stands around it is
+// shown, and is not seen itself: the control characters (C0, DEL, C1), line and
+// paragraph separators, and Unicode's Bidi_Control. On a terminal or a page a
+// name that holds one can pass for another name, or hide what follows it.
+func IsControl(r rune) bool {
+	switch {
+	case r < 0xa0:
+		return r < 0x20 || r >= 0x7f
+	case r == '\u2028' || r == '\u2029':
+		return true
+	}
+	return unicode.Is(unicode.Bidi_Control, r)
+}
+
+// HasControl reports whether text holds a character of IsControl. Bytes that
+// are not UTF-8 are none.
+func HasControl(text string) bool { return strings.ContainsFunc(text, IsControl) }
+
+// What CheckUserID says.
+const (
+	RuleUserIDSize    = "a user id has 1 to 128 bytes"
+	RuleUserIDUTF8    = "a user id is UTF-8"
+	RuleUserIDControl = "a user id has no control characters and none that set the direction of text"
+	RuleUserIDDots    = `a user id is not "." or "..": no URL could name it`
+)
+
+// CheckUserID returns the rule that a user id breaks, "" if it breaks none. Ids
+// are kept and compared byte by byte; nothing is normalised.
+func CheckUserID(id string) (rule string) {
+	switch {
+	case len(id) == 0 || len(id) > MaxUserID:
+		return RuleUserIDSize
+	case id == "." || id == "..":
+		return RuleUserIDDots
+	case !utf8.ValidString(id):
+		return RuleUserIDUTF8
+	case HasControl(id):
+		return RuleUserIDControl
+	}
+	return ""
+}
+
+// EscapeControls returns text with every character of IsControl, and every byte
+// that is no UTF-8, written as an escape of JSON, \u202e, or \xff. Text without
+// them is returned as it is.
+func EscapeControls(text string) string {
+	if utf8.ValidString(text) && !HasControl(text) {
+		return text
+	}
+	b := make([]byte, 0, len(text)+16)
+	for i := 0; i < len(text); {
+		r, n := utf8.DecodeRuneInString(text[i:])
+		switch {
+		case r == utf8.RuneError && n == 1:
+			b = append(b, `\x`...)
+			b = append(b, strconv.FormatUint(uint64(text[i]), 16)...)
+		case IsControl(r):
+			b = append(b, `\u`...)
+			const hex = "0123456789abcdef"
+			b = append(b, hex[r>>12&15], hex[r>>8&15], hex[r>>4&15], hex[r&15]) // all are below U+10000
+		default:
+			b = append(b, text[i:i+n]...)
+		}
+		i += n
+	}
+	return string(b)
+}
