@@ -11,7 +11,9 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -102,13 +104,37 @@ func newNode(cfg Config, log *slog.Logger, seams seams) (_ *Node, err error) {
 	return n, nil
 }
 
+// MakeDataDir makes a folder that can be written to, or says
+// notify.KindUnavailable with code "data_dir".
+func MakeDataDir(dir string) error {
+	err := os.MkdirAll(dir, 0o700)
+	if err == nil {
+		var probe *os.File
+		if probe, err = os.CreateTemp(dir, ".probe-*"); err == nil {
+			err = errors.Join(probe.Close(), os.Remove(probe.Name()))
+		}
+	}
+	if errors.Is(err, syscall.ENOSPC) {
+		return nil // full is not read-only: what is there can be delivered
+	}
+	if err != nil {
+		return BadDataDir(dir, err)
+	}
+	return nil
+}
+
+// BadDataDir is the error of a folder that cannot be written to.
+func BadDataDir(dir string, err error) error {
+	return &notify.Error{Kind: notify.KindUnavailable, Code: "data_dir", Msg: "cannot write to the data folder " + dir, Err: err}
+}
+
 // open opens the stores. Pebble first: its lock guards the folder.
 func (n *Node) open() error {
 	cfg := &n.cfg
-	if err := os.MkdirAll(cfg.DataDir, 0o700); err != nil {
-		return notify.Unavailable("data_dir", 0, err)
+	err := MakeDataDir(cfg.DataDir)
+	if err != nil {
+		return err
 	}
-	var err error
 	if n.store, err = pebble.Open(pebble.Config{Dir: filepath.Join(cfg.DataDir, "store"), FS: n.seams.storeFS, Logger: n.log}); err != nil {
 		return err
 	}
@@ -131,13 +157,26 @@ func (n *Node) open() error {
 	if err != nil {
 		return err
 	}
-	n.broker, err = kfake.Open(kfake.Config{
-		Dir: filepath.Join(cfg.DataDir, "log"), Durability: durability, Port: port, Topics: topics(cfg), StoreID: string(id),
-		CapBytes: int64(cfg.Log.CapMiB) << 20, MinFreeBytes: int64(cfg.Log.MinFreeMiB) << 20, Logger: n.log,
-		SegmentBytes: n.seams.segment,
+	// Before the log: what is sealed says how far the log reached.
+	n.history, err = history.Open(history.Config{
+		Dir: filepath.Join(cfg.DataDir, "history"), Retention: cfg.History.Retention, Barrier: n.barrier, Log: n.log,
+		SegmentAge: n.seams.historyAge, SegmentBytes: segmentBytes(cfg),
 	})
 	if err != nil {
 		return err
+	}
+	n.broker, err = kfake.Open(kfake.Config{
+		Dir: filepath.Join(cfg.DataDir, "log"), Durability: durability, Port: port, Topics: topics(cfg), StoreID: string(id),
+		CapBytes: int64(cfg.Log.CapMiB) << 20, MinFreeBytes: int64(cfg.Log.MinFreeMiB) << 20, Logger: n.log,
+		SegmentBytes: n.seams.segment, Kept: n.kept(),
+	})
+	if err != nil {
+		return err
+	}
+	for _, l := range n.broker.Losses() {
+		if l.Kept < l.To && slices.Contains(firstTopics(), l.Topic) {
+			n.history.Lost(l.After, l.Before)
+		}
 	}
 	if len(id) == 0 {
 		if err := n.store.Meta().PutMeta(ctx, "store_id", []byte(n.broker.StoreID())); err != nil {
@@ -151,14 +190,20 @@ func (n *Node) open() error {
 	if n.reader, err = stream.NewReader(conn); err != nil {
 		return err
 	}
-	if n.admin, err = stream.NewAdmin(stream.AdminConfig{Conn: conn}); err != nil {
-		return err
-	}
-	n.history, err = history.Open(history.Config{
-		Dir: filepath.Join(cfg.DataDir, "history"), Retention: cfg.History.Retention, Barrier: n.barrier, Log: n.log,
-		SegmentAge: n.seams.historyAge, SegmentBytes: segmentBytes(cfg),
-	})
+	n.admin, err = stream.NewAdmin(stream.AdminConfig{Conn: conn})
 	return err
+}
+
+// kept is, of each partition, the offset below which the history is sealed.
+func (n *Node) kept() map[string]map[int32]int64 {
+	out := map[string]map[int32]int64{}
+	for p, at := range n.history.Sealed() {
+		if out[p.Topic] == nil {
+			out[p.Topic] = map[int32]int64{}
+		}
+		out[p.Topic][p.Partition] = at
+	}
+	return out
 }
 
 // segmentBytes keeps what history has not sealed, and the log therefore cannot
@@ -233,7 +278,7 @@ func (n *Node) build() error {
 	}, intake.Config{
 		MaxDelay: cfg.Timers.MaxDelay, Jitter: cfg.Timers.Jitter,
 		Refuse: refusals(cfg.Intake.Refuse), SMS: categories(cfg.Intake.SMS), Keep: cfg.Intake.Idempotency,
-		SpillBytes: int64(cfg.Intake.SpillMiB) << 20, Events: n.metrics.intake(), Logger: n.log,
+		SpillBytes: int64(cfg.Intake.SpillMiB) << 20, Keys: intake.ExclusiveKeys, Events: n.metrics.intake(), Logger: n.log,
 	})
 	if err != nil {
 		return err
