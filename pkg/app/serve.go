@@ -73,9 +73,17 @@ func (n *Node) buildServer() error {
 		Schedules: n.later.schedules, Triggers: n.later.triggers, Circuits: circuits{n}, CheckURL: n.checkURL, Reconcile: n.later.reconciler, PlainCallbacks: cfg.Triggers.Plain,
 		Receipts: n.receipts(), Tail: n.tail, Doctor: n.doctor, Lag: n.lag, Ready: n.Ready,
 		Warnings: n.warnings, Version: cfg.Version,
+		Standing: n.standing, MailHold: cfg.Workers.BatchAge,
 		Metrics: n.metrics.registry, Hooks: n.metrics.http(), Log: n.log,
 	})
 	return err
+}
+
+// standing says why no call of a lane can be made now.
+func (n *Node) standing(l notify.Lane) (server.Standing, bool) {
+	routes := n.provs.routes(l.Channel)
+	c, ok := n.health.Standing(&routes, time.Now())
+	return server.Standing{Account: c.Account, Code: c.Code, Blocked: !c.Blocked.IsZero(), Until: c.RetryAt}, ok
 }
 
 // receipts are the webhooks of the providers that confirm later.
@@ -108,11 +116,7 @@ func (n *Node) received(ctx context.Context, ch notify.Channel, rs []provider.Re
 	for i := range rs {
 		r := &rs[i]
 		if r.HasRef && r.State != notify.None {
-			key := r.Ref.Key
-			key.Kind, key.First = notify.RowReceipt, r.Ref.Index
-			// Receipts come in any order and more than once: each state of an
-			// address has a row of its own, and the fold says which holds.
-			key.Deferrals = uint16(r.Ref.Addr)<<8 | uint16(r.State)
+			key := notify.ReceiptKey(r.Ref.Key, r.Ref.Index, r.Ref.Addr, r.State)
 			ids = append(ids, r.Ref.ID())
 			rows = append(rows, notify.Row{
 				Key: key, Count: 1, Done: true, Channel: ch, Updated: now, Accepted: r.Ref.ID().Base.Time().UnixMilli(),

@@ -18,6 +18,7 @@ type Item struct {
 	ID        ID
 	Key       RowKey // of the envelope; with ID it makes the Ref of receipts
 	Addr      uint8  // ordinal of the address
+	Given     bool   // Address came with the request, it is none of the user's: it may be made up, and says nothing about our configuration
 	User      []byte
 	Address   []byte // push: "apns:<token>" or "fcm:<token>"; sms: E.164; email: addr-spec
 	Variables []byte // JSON object or nil
@@ -51,11 +52,14 @@ const (
 	// ClassAmbiguous: the provider may have taken it: the connection was cut
 	// or timed out after the request was sent.
 	ClassAmbiguous
+	// ClassReceipt is no answer: a receipt of an earlier call told the outcome,
+	// so none was made. It stands in rows alone, never in a Result.
+	ClassReceipt
 )
 
 var classNames = [...]string{
 	"accepted", "retry", "unavailable", "throttled", "permanent",
-	"dead_address", "opted_out", "config", "ambiguous",
+	"dead_address", "opted_out", "config", "ambiguous", "receipt",
 }
 
 func (c Class) String() string {

@@ -9,6 +9,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/intake"
+	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/prometheus/client_golang/prometheus"
 )
 
@@ -70,8 +71,14 @@ type Deps struct {
 	Ready       func(context.Context) error // nil: ready unless draining
 	Warnings    func() []string             // short codes of what is wrong although requests are taken; nil: none
 	Version     string                      // of the program, which /healthz names; empty: it does not
-	Metrics     prometheus.Gatherer         // nil: no /metrics
-	Hooks       Hooks
+	// Standing says why no call of a lane can be made now; ok is false when one
+	// can. nil: it is not known.
+	Standing func(notify.Lane) (why Standing, ok bool)
+	// MailHold is the longest a worker holds a mail for others of its content;
+	// 0: it does not.
+	MailHold time.Duration
+	Metrics  prometheus.Gatherer // nil: no /metrics
+	Hooks    Hooks
 
 	// PlainCallbacks admits http in callers' base URLs, as the egress policy does.
 	PlainCallbacks bool

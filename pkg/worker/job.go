@@ -33,6 +33,7 @@ type job struct {
 	resent    uint32
 	def       notify.Exception   // the default outcome, once there is one
 	ex        []notify.Exception // unsorted
+	waits     notify.Exception   // what its rounds wait for; State None: nothing
 	windows   int                // not finished
 	fate      decision
 	claimed   bool // all windows have been handed out
@@ -155,8 +156,13 @@ func (j *job) snapshotLocked() notify.Row {
 	row.DoneUpTo, row.StartedUpTo = j.doneTo, j.startedTo
 	row.Default = j.def
 	row.Updated = time.Now().UnixMilli()
+	if j.waits.State != notify.None && j.doneTo < j.startedTo {
+		x := j.waits
+		x.Pos = j.doneTo
+		row.Exceptions = []notify.Exception{x}
+	}
 	if len(j.ex) > 0 {
-		row.Exceptions = slices.Clone(j.ex)
+		row.Exceptions = append(row.Exceptions, j.ex...)
 		slices.SortFunc(row.Exceptions, func(a, b notify.Exception) int {
 			if a.Pos != b.Pos {
 				return int(a.Pos) - int(b.Pos)
@@ -230,6 +236,25 @@ func (j *job) commit(snapshot func() (row notify.Row, ok bool)) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+}
+
+// remark says in the row what the started receivers wait for, so that readers
+// know. It does not wait until that is durable: nothing depends on it.
+func (j *job) remark(x notify.Exception) {
+	j.handIn.Lock()
+	defer j.handIn.Unlock()
+	j.mu.Lock()
+	j.waits = x
+	row := j.snapshotLocked()
+	j.mu.Unlock()
+	_ = j.p.w.cfg.Committer.Commit(j.p.soft, row, func() {}) // not, when the partition goes
+}
+
+// goOn ends what remark said, for the rows to come.
+func (j *job) goOn() {
+	j.mu.Lock()
+	j.waits = notify.Exception{}
+	j.mu.Unlock()
 }
 
 // save takes back the claims of a job that is left behind, beside its progress:

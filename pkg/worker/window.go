@@ -25,6 +25,7 @@ type round struct {
 	again    []int     // items not taken yet: wait for their route
 	began    time.Time // of the first call
 	looked   time.Time
+	remarked time.Time     // until when the rows say that its items wait
 	dead     []notify.Item // and why, in deadCode
 	deadCode []string
 	targets  []notify.Target // of the receiver looked at
@@ -39,11 +40,34 @@ type round struct {
 }
 
 // scratch is what a round needs for as long as it lasts. A window of 1,000 takes
-// 150 KB, and making that anew was 42% of all that was allocated.
+// 150 KB, and making that anew was 42% of all that was allocated. A round of few
+// receivers gets one of its own size: 10,000 singles at a slow provider held
+// 1.5 GB when each had room for a window.
 type scratch struct {
 	items   []notify.Item
 	refs    []ref
 	targets []notify.Target
+	of      *sync.Pool // nil: of no use to others
+}
+
+func (w *Worker) scratchFor(parts []*window) *scratch {
+	n := 0
+	for _, p := range parts {
+		n += int(p.hi - p.lo)
+	}
+	if n < w.cfg.Window/4 {
+		return &scratch{items: make([]notify.Item, 0, n), refs: make([]ref, 0, n)}
+	}
+	if kept, ok := w.scratch.Get().(*scratch); ok {
+		return kept
+	}
+	return &scratch{items: make([]notify.Item, 0, w.cfg.Window), refs: make([]ref, 0, w.cfg.Window), of: &w.scratch}
+}
+
+func (s *scratch) free() {
+	if s.of != nil {
+		s.of.Put(s)
+	}
 }
 
 // ref says whose address an item is.
@@ -67,10 +91,7 @@ func (w *Worker) runWindow(parts []*window) {
 		}
 		return
 	}
-	kept, _ := w.scratch.Get().(*scratch)
-	if kept == nil {
-		kept = &scratch{items: make([]notify.Item, 0, w.cfg.Window), refs: make([]ref, 0, w.cfg.Window)}
-	}
+	kept := w.scratchFor(parts)
 	r.call.Items, r.refs, r.targets = kept.items[:0], kept.refs[:0], kept.targets
 	r.looked = time.Now()
 	for i, p := range parts {
@@ -81,6 +102,10 @@ func (w *Worker) runWindow(parts []*window) {
 		r.plain[i] = make([]bool, p.hi-p.lo)
 		r.look(i, r.looked)
 	}
+	var ok bool
+	if r.call.Items, r.refs, ok = r.told(r.call.Items, r.refs); !ok {
+		return
+	}
 	kept.items, kept.refs, kept.targets = r.call.Items, r.refs, r.targets
 	// A round whose partition is gone leaves its windows open: they are
 	// ambiguous, as after a crash.
@@ -88,7 +113,7 @@ func (w *Worker) runWindow(parts []*window) {
 		r.suppress(parts[0].job.p)
 		r.note()
 		if !r.broken {
-			w.scratch.Put(kept) // before the outcome is durable, which takes longer than the rest
+			kept.free() // before the outcome is durable, which takes longer than the rest
 		}
 		for i, p := range r.parts {
 			j := p.job
@@ -180,6 +205,7 @@ func (r *round) lookAt(i int, pos uint32, l *looked, e *notify.Envelope, key not
 		targets = cfg.Prefs.AddressesHash(targets, l.hash, rec.User, e.Channel)
 	}
 	r.targets = targets
+	given := notify.Given(rec.Address)
 	n := len(r.call.Items)
 	dead := 0
 	for _, t := range targets {
@@ -195,7 +221,7 @@ func (r *round) lookAt(i int, pos uint32, l *looked, e *notify.Envelope, key not
 			of = 0
 		}
 		r.call.Items = append(r.call.Items, notify.Item{
-			ID: e.ID(rec.Index), Key: key, Addr: t.Addr, User: rec.User, Address: t.Address, Variables: rec.Variables,
+			ID: e.ID(rec.Index), Key: key, Addr: t.Addr, Given: given, User: rec.User, Address: t.Address, Variables: rec.Variables,
 		})
 		r.refs = append(r.refs, ref{uint16(i), of, pos})
 	}
@@ -225,6 +251,7 @@ func (r *round) decided(part int, pos uint32, s notify.State, code string, wake 
 func (r *round) deliver(p *partition) bool {
 	cfg := &r.w.cfg
 	items, refs := r.call.Items, r.refs
+	defer r.goOn()
 	for {
 		var wait time.Time
 		items, refs, wait = r.admitted(items, refs)
@@ -249,6 +276,7 @@ func (r *round) deliver(p *partition) bool {
 		if at := r.nextDeadline(refs); !at.IsZero() && at.Before(wait) {
 			wait = at
 		}
+		r.remark(refs, wait)
 		if !cfg.Health.wait(p.soft, wait) || !p.fresh() {
 			if p.ctx.Err() != nil {
 				return false
@@ -262,10 +290,44 @@ func (r *round) deliver(p *partition) bool {
 			}
 			return true
 		}
-		items, refs = r.lookAgain(items, refs)
-		if len(items) == 0 {
-			return true
+		var ok bool
+		if items, refs, ok = r.lookAgain(items, refs); !ok || len(items) == 0 {
+			return ok
 		}
+	}
+}
+
+// remarkFrom is how long a wait must be for the rows to tell of it: the first
+// one of a breaker that opens, and no wait for a probe's answer.
+const remarkFrom = 2 * time.Second
+
+// remark makes the rows of the items' envelopes tell readers of a wait until at,
+// unless they do already.
+func (r *round) remark(refs []ref, at time.Time) {
+	now := time.Now()
+	if at.Sub(now) < remarkFrom || at.Before(r.remarked.Add(remarkFrom)) {
+		return
+	}
+	c, ok := r.w.cfg.Health.Standing(&r.w.cfg.Routes, now)
+	if !ok {
+		return
+	}
+	r.remarked = at
+	x := notify.Exception{State: notify.Deferred, Class: c.class, Code: c.Code, Provider: c.Account, Wake: c.RetryAt.UnixMilli()}
+	for i := range refs {
+		if i == 0 || refs[i].part != refs[i-1].part {
+			r.parts[refs[i].part].job.remark(x)
+		}
+	}
+}
+
+// goOn ends what remark made the rows say.
+func (r *round) goOn() {
+	if r.remarked.IsZero() {
+		return
+	}
+	for _, p := range r.parts {
+		p.job.goOn()
 	}
 }
 
@@ -296,7 +358,7 @@ func (r *round) admitted(items []notify.Item, refs []ref) (rest []notify.Item, r
 		case ok:
 			r.call.Items, r.refs = append(r.call.Items, items[i]), append(r.refs, refs[i])
 		case cfg.Health.otherOpen(&cfg.Routes, n, now):
-			r.settleWait(refs[i], items[i].Addr, "circuit_open", at)
+			r.settleWait(refs[i], items[i].Addr, cfg.Routes.Names[n]+"_circuit_open", at)
 		default:
 			rest, restRefs = append(rest, items[i]), append(restRefs, refs[i])
 			if wait.IsZero() || at.Before(wait) {
@@ -322,8 +384,9 @@ func (r *round) nextDeadline(refs []ref) (at time.Time) {
 	return at
 }
 
-// lookAgain drops what expired or was cancelled or muted while it waited.
-func (r *round) lookAgain(items []notify.Item, refs []ref) ([]notify.Item, []ref) {
+// lookAgain drops what expired, was cancelled or muted, or was found delivered,
+// while it waited. False: the partition is gone.
+func (r *round) lookAgain(items []notify.Item, refs []ref) ([]notify.Item, []ref, bool) {
 	cfg := &r.w.cfg
 	now := time.Now()
 	r.looked = now
@@ -351,7 +414,7 @@ func (r *round) lookAgain(items []notify.Item, refs []ref) ([]notify.Item, []ref
 		}
 		r.ex[refs[i].part] = append(r.ex[refs[i].part], x)
 	}
-	return keepItems, keepRefs
+	return r.told(keepItems, keepRefs)
 }
 
 // send makes one provider call for r.call.Items.
@@ -360,17 +423,18 @@ func (r *round) send(p *partition) bool {
 	if !r.w.claimLast {
 		n, err := p.capacity(r.call.Category, len(r.call.Items), r.parts[0].whole())
 		if err != nil {
-			for i := range r.call.Items {
-				r.again = append(r.again, i)
-			}
-			return ctx.Err() == nil
+			return r.notNow(ctx)
 		}
 		defer r.w.capacity.release(n)
-		// What changed while it waited for capacity binds this call.
-		if time.Since(r.looked) > relook {
-			if r.call.Items, r.refs = r.lookAgain(r.call.Items, r.refs); len(r.call.Items) == 0 {
-				return true
-			}
+	}
+	// What changed while it waited for capacity, or for a store, binds this call.
+	if time.Since(r.looked) > relook {
+		if !p.fresh() {
+			return r.notNow(ctx)
+		}
+		var ok bool
+		if r.call.Items, r.refs, ok = r.lookAgain(r.call.Items, r.refs); !ok || len(r.call.Items) == 0 {
+			return ok
 		}
 	}
 	if r.began.IsZero() {
@@ -378,6 +442,7 @@ func (r *round) send(p *partition) bool {
 	}
 	cctx, stop := context.WithTimeout(ctx, cfg.CallLimit)
 	defer stop()
+	called := time.Now()
 	reported := make([]bool, len(r.call.Items))
 	func() {
 		defer func() {
@@ -402,6 +467,7 @@ func (r *round) send(p *partition) bool {
 	if ctx.Err() != nil {
 		return false
 	}
+	r.w.claims.called(time.Since(called))
 	r.mu.Lock()
 	for i := range reported { // a panic, or a provider that broke its word
 		if !reported[i] {
@@ -414,6 +480,14 @@ func (r *round) send(p *partition) bool {
 	r.reportFine(time.Now())
 	r.mu.Unlock()
 	return true
+}
+
+// notNow puts the items of a call that the partition's end overtook back.
+func (r *round) notNow(ctx context.Context) bool {
+	for i := range r.call.Items {
+		r.again = append(r.again, i)
+	}
+	return ctx.Err() == nil
 }
 
 // relook is how old a look at preferences and cancels may be when a call starts:
