@@ -27,6 +27,7 @@ type Schedule struct {
 // ScheduleState is what a touched schedule came to.
 type ScheduleState uint8
 
+// What a schedule came to.
 const (
 	SchedulePending   ScheduleState = 1 // waits for FireAt
 	ScheduleReleased  ScheduleState = 2 // handed on; may be handed on again after a crash

@@ -8,6 +8,7 @@ import (
 // TriggerState is where a trigger stands.
 type TriggerState uint8
 
+// Where a trigger stands.
 const (
 	TriggerPending   TriggerState = 1 // waits for NextAt
 	TriggerInFlight  TriggerState = 2 // claimed until LeaseUntil; a call may be under way
@@ -20,6 +21,7 @@ const (
 // LatePolicy is what happens to a trigger later than its MaxLateness.
 type LatePolicy uint8
 
+// What happens to a late trigger.
 const (
 	LateFire       LatePolicy = 0 // fired all the same
 	LateDrop       LatePolicy = 1 // EXPIRED
