@@ -40,7 +40,7 @@ func BenchmarkRelease(b *testing.B) {
 		var mu sync.Mutex
 		late := make([]time.Duration, 0, n)
 		all := make(chan struct{})
-		e := New(Config{Store: newSlices(), Publish: func(_ context.Context, ts []engine.Timer) error {
+		e := New(Config{Store: newRows(memory.New()), Publish: func(_ context.Context, ts []engine.Timer) error {
 			now := time.Now()
 			mu.Lock()
 			defer mu.Unlock()
@@ -78,72 +78,4 @@ func BenchmarkRelease(b *testing.B) {
 	b.ReportMetric(float64(p50.Microseconds())/1000, "p50-ms")
 	b.ReportMetric(float64(p99.Microseconds())/1000, "p99-ms")
 	b.ReportMetric(float64(worst.Microseconds())/1000, "max-ms")
-}
-
-// slicesStore keeps rows per partition in order: what a scan costs here is what
-// it costs in a store with an index.
-type slicesStore struct {
-	engine.Timers // shard rows
-	mu            sync.Mutex
-	parts         map[engine.TimerPartition][]engine.Timer
-}
-
-func newSlices() *slicesStore {
-	return &slicesStore{Timers: memory.New().Timers(), parts: map[engine.TimerPartition][]engine.Timer{}}
-}
-
-func byTime(a, b engine.Timer) int {
-	if a.FireAt != b.FireAt {
-		return int(a.FireAt - b.FireAt)
-	}
-	return slices.Compare(a.ID, b.ID)
-}
-
-func (s *slicesStore) Put(_ context.Context, shards int, ts []engine.Timer) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, t := range ts {
-		p := engine.TimerPartition{Minute: t.FireAt / 60_000, Shard: engine.ShardOf(t.ID, shards)}
-		rows := s.parts[p]
-		at, ok := slices.BinarySearchFunc(rows, t, byTime)
-		if !ok {
-			s.parts[p] = slices.Insert(rows, at, t)
-		}
-	}
-	return nil
-}
-
-func (s *slicesStore) Scan(_ context.Context, p engine.TimerPartition, after engine.TimerCursor, until int64, max int) ([]engine.Timer, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	rows := s.parts[p]
-	at, ok := slices.BinarySearchFunc(rows, engine.Timer{FireAt: after.FireAt, ID: after.ID}, byTime)
-	if ok {
-		at++
-	}
-	end := at
-	for end < len(rows) && end-at < max && rows[end].FireAt <= until {
-		end++
-	}
-	return slices.Clone(rows[at:end]), nil
-}
-
-func (s *slicesStore) Minutes(_ context.Context, shard uint16, from, to int64) ([]int64, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var out []int64
-	for p := range s.parts {
-		if p.Shard == shard && p.Minute >= from && p.Minute <= to {
-			out = append(out, p.Minute)
-		}
-	}
-	slices.Sort(out)
-	return out, nil
-}
-
-func (s *slicesStore) Drop(_ context.Context, p engine.TimerPartition) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.parts, p)
-	return nil
 }

@@ -115,8 +115,8 @@ func (t *tenure) finish(ctx context.Context, at int64) (bool, error) {
 // advance writes the state of the shard under the tenure's term, if it still may
 // be this engine's.
 func (t *tenure) advance(ctx context.Context, state engine.ShardState) error {
-	if !t.trusts() {
-		return errExpired
+	if err := t.may(); err != nil {
+		return err
 	}
 	if err := t.e.cfg.Store.Advance(ctx, t.n, state); err != nil {
 		return err

@@ -11,8 +11,7 @@ import (
 )
 
 const (
-	nearVisibility = 30 * time.Second
-	nearBatch      = 64
+	nearBatch = 64
 	// A near timer that cannot be decided about is left to the sweeper after so
 	// many looks: its row is stored.
 	nearLooks = 5
@@ -25,11 +24,16 @@ type near struct {
 	receives int
 }
 
-// consume publishes near timers from the queue until ctx ends. Whoever does it
-// need not own their shards: the owner may publish the same rows again.
+// consume releases near timers from the queue until ctx ends. Those of shards
+// this engine owns go into its wheel, which knows what it has met; others are
+// published here, and may be published again by their owner.
 func (e *Engine) consume(ctx context.Context) {
 	for ctx.Err() == nil {
-		ds, err := e.cfg.Queue.Receive(ctx, nearBatch, nearVisibility)
+		if e.clockOff() {
+			sleep(ctx, e.cfg.Poll)
+			continue
+		}
+		ds, err := e.cfg.Queue.Receive(ctx, nearBatch, e.cfg.LeaseTTL)
 		if err != nil && ctx.Err() == nil {
 			e.troubl.say("cannot receive near timers", err)
 			sleep(ctx, e.cfg.Poll)
@@ -48,6 +52,8 @@ func (e *Engine) publishNear(ctx context.Context, ds []engine.Delivery) {
 	var due []near
 	var early []engine.Message
 	var earlier, done []string
+	// A message whose row the owner has is done with: the row is durable.
+	ours := func(p *parked) bool { return len(e.admit([]parked{*p})) == 0 }
 	for _, d := range ds {
 		p, whole, err := readNear(d.Body)
 		switch {
@@ -59,17 +65,21 @@ func (e *Engine) publishNear(ctx context.Context, ds []engine.Delivery) {
 			earlier = append(earlier, d.Receipt)
 		default:
 			n := near{p, d.Receipt, d.Receives}
-			if whole {
-				due = append(due, n)
-				continue
+			if !whole {
+				there, err := e.fill(ctx, &n)
+				if err != nil {
+					e.troubl.say("cannot read the rows of near timers", err)
+					continue
+				}
+				if !there { // its minute was closed, and so it was released
+					done = append(done, d.Receipt)
+					continue
+				}
 			}
-			switch there, err := e.fill(ctx, &n); {
-			case err != nil:
-				e.troubl.say("cannot read the rows of near timers", err)
-			case there:
-				due = append(due, n)
-			default: // its minute was closed, and so it was released
+			if ours(&n.parked) {
 				done = append(done, d.Receipt)
+			} else {
+				due = append(due, n)
 			}
 		}
 	}
@@ -92,6 +102,8 @@ func (e *Engine) publishNear(ctx context.Context, ds []engine.Delivery) {
 }
 
 // extend keeps deliveries this consumer's until the returned function is called.
+// They are held as a shard is: when a consumer dies, another has its near timers
+// as soon as its shards.
 func (e *Engine) extend(ctx context.Context, ds []engine.Delivery) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	receipts := make([]string, len(ds))
@@ -100,8 +112,8 @@ func (e *Engine) extend(ctx context.Context, ds []engine.Delivery) (stop func())
 	}
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		for sleep(ctx, nearVisibility/3) {
-			if err := e.cfg.Queue.Extend(ctx, receipts, nearVisibility); err != nil && ctx.Err() == nil {
+		for sleep(ctx, e.cfg.LeaseRenew) {
+			if err := e.cfg.Queue.Extend(ctx, receipts, e.cfg.LeaseTTL); err != nil && ctx.Err() == nil {
 				e.troubl.say("cannot extend the visibility of near timers", err)
 			}
 		}

@@ -44,6 +44,9 @@ func (t *tenure) trouble(ctx context.Context, err error) {
 	case notify.KindOf(err) == notify.KindConflict:
 		t.e.drop(t)
 		t.end(errStale)
+	case errors.Is(err, errClock):
+		t.e.drop(t)
+		t.end(errClock)
 	case ctx.Err() == nil && !errors.Is(err, errExpired):
 		t.e.troubl.say("cannot load or close timers", err)
 	}
@@ -53,6 +56,9 @@ func (t *tenure) trouble(ctx context.Context, err error) {
 // there is room for. loaded moves before the scan: a row that becomes durable
 // too late for the scan finds it moved and goes into the wheel as it is stored.
 func (t *tenure) load(ctx context.Context) error {
+	if err := t.may(); err != nil {
+		return err
+	}
 	e := t.e
 	now := e.now()
 	until := now + e.cfg.Lookahead.Milliseconds()

@@ -104,7 +104,9 @@ func (e *Engine) share(members []string) {
 	}
 	may := (e.owned + 7) / 8
 	for n, t := range e.tenures {
-		if t == nil || may == 0 {
+		// One that has just been got may have been a dead engine's, which counts
+		// as a member for a while.
+		if t == nil || may == 0 || e.clock()-t.begun < 3*e.cfg.Beat {
 			continue
 		}
 		if to := preferred(members, uint16(n)); to != e.cfg.Owner {

@@ -277,7 +277,8 @@ func (t *tenure) begin(st engine.ShardState) {
 	// Everything from the watermark on is scanned, and before that what a
 	// writer that died behind a close has left.
 	t.scanned = (st.Watermark + 1) * 60_000
-	t.looked, t.worked = e.clock(), e.clock()
+	t.begun = e.clock()
+	t.looked, t.worked = t.begun, t.begun
 	e.tenures[t.n] = t
 	e.owned++
 	e.mu.Unlock()

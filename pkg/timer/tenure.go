@@ -49,6 +49,7 @@ type tenure struct {
 
 	fresh   bool          // rows below the watermark have to be looked for
 	looked  time.Duration // Engine.clock when they were
+	begun   time.Duration // Engine.clock of the take-over
 	minutes map[int64]*minute
 	loads   [2]load       // by lane
 	worked  time.Duration // Engine.clock when the store last did what it was asked
@@ -100,6 +101,17 @@ func (t *tenure) trust() time.Duration { return time.Duration(t.trusted.Load()) 
 
 // aliveLocked reports whether entries of it may be released.
 func (t *tenure) aliveLocked() bool { return !t.over && t.trusts() }
+
+// may reports, as an error, why nothing may be loaded or written now.
+func (t *tenure) may() error {
+	switch {
+	case !t.trusts():
+		return errExpired
+	case t.e.clockOff():
+		return errClock
+	}
+	return nil
+}
 
 func (t *tenure) minuteLocked(at int64) *minute {
 	m := t.minutes[at]

@@ -1,0 +1,352 @@
+package timer
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/engine/faulty"
+)
+
+// The leader stops without a word at any moment: the standby's first release
+// comes within 6 s, late rows are dispatched, and nothing is lost.
+func TestTakeOverWithinSixSeconds(t *testing.T) {
+	trials, worst := 500, time.Duration(0)
+	if testing.Short() {
+		trials = 50
+	}
+	for seed := range uint64(trials) {
+		synctest.Test(t, func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(seed, 1))
+			s := newSim(t)
+			defer s.close()
+			a := s.start("a")
+			wait(time.Duration(rng.IntN(1000)) * time.Millisecond) // out of step with each other
+			s.start("b")
+			wait(time.Duration(rng.IntN(20_000)) * time.Millisecond)
+			// One timer every 50 ms and shard, so that the first release is the
+			// first moment anybody could.
+			w, plan := s.writer()
+			const every, n = 50 * time.Millisecond, 400
+			var ts []engine.Timer
+			for i := range n {
+				ts = append(ts, timerIn(fmt.Sprint(i), time.Duration(i)*every))
+			}
+			if err := w.Park(t.Context(), ts); err != nil {
+				t.Fatal(err)
+			}
+			wait(time.Duration(rng.IntN(5000)) * time.Millisecond)
+			// One row is on its way into a minute that passes meanwhile.
+			plan.Add(faulty.Rule{Method: "Timers.Put", Times: 1, Hook: sleepHook(time.Duration(rng.IntN(100)) * time.Second)})
+			late := make(chan struct{})
+			go func() {
+				defer close(late)
+				if err := w.Park(context.Background(), []engine.Timer{timerIn("late", time.Second)}); err != nil {
+					t.Error(err)
+				}
+			}()
+			died := time.Now()
+			if rng.IntN(2) == 0 {
+				a.crash()
+			} else {
+				a.freeze()
+			}
+			wait(100 * time.Second)
+			<-late
+			wait(5 * time.Second)
+			a.thaw()
+			first := time.Duration(-1)
+			s.mu.Lock()
+			for _, x := range s.log {
+				if x.by == "b" && x.at.After(died) {
+					first = x.at.Sub(died)
+					break
+				}
+			}
+			s.mu.Unlock()
+			if first < 0 || first > 6*time.Second {
+				t.Errorf("seed %d: the first release came %v after the end", seed, first)
+			}
+			worst = max(worst, first)
+			for i := range n {
+				got := s.of(fmt.Sprint(i))
+				if len(got) == 0 {
+					t.Fatalf("seed %d: %d is lost", seed, i)
+				}
+				if got[0].late > 6*time.Second {
+					t.Errorf("seed %d: %d was %v late", seed, i, got[0].late)
+				}
+			}
+			if len(s.of("late")) == 0 {
+				t.Errorf("seed %d: the late row is lost", seed)
+			}
+		})
+	}
+	t.Logf("takeovers=%d worst=%v lost=0", trials, worst)
+}
+
+// A leader is paused between its decisions and its writes, for longer than its
+// lease. What it wakes up with has no effect: no minute is closed, no watermark
+// moves, no head is claimed, nothing is published.
+func TestPausedLeaderChangesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSim(t, func(c *Config) { c.Shards = 1 })
+		s.keeps = true
+		defer s.close()
+		a := s.start("a")
+		s.start("b")
+		v := s.service()
+		// One that is touched, and due while a is paused.
+		x, err := v.create(1, time.Now().Add(65*time.Second).UnixMilli())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := v.reschedule(x, time.Now().Add(66*time.Second).UnixMilli()); got != done {
+			t.Fatal(got)
+		}
+		// a is paused right before it moves anything.
+		reached := make(chan struct{}, 1)
+		a.plan.Add(faulty.Rule{Method: "Timers.Advance", Times: 1, Hook: func(context.Context, string) {
+			a.freeze()
+			reached <- struct{}{}
+			a.hang()
+		}})
+		start := time.Now()
+		<-reached
+		synctest.Wait()
+		if took := time.Since(start); took > 2*time.Minute {
+			t.Fatalf("no minute was closed for %v", took)
+		}
+		wait(10 * time.Second)
+		if got := s.owners(); got["b"] != 1 {
+			t.Fatalf("owners %v", got)
+		}
+		// The new owner has not closed anything yet either: a's write must not.
+		before, err := s.rows.Shard(t.Context(), 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		published := len(s.log)
+		a.thaw()
+		after, err := s.rows.Shard(t.Context(), 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if before != after {
+			t.Errorf("the shard was %+v, and is %+v", before, after)
+		}
+		if after.Owner != "b" {
+			t.Errorf("the owner is %s", after.Owner)
+		}
+		for _, x := range s.log[published:] {
+			if x.by == "a" {
+				t.Errorf("a published %s", x.id)
+			}
+		}
+		wait(5 * time.Minute)
+		if got := s.of(rowID2(x.base, 0, 1)); len(got) == 0 {
+			t.Error("the touched one is lost")
+		}
+	})
+}
+
+// The moment trust is over, before any timer has run: nothing is released,
+// written or claimed.
+func TestNothingBeyondTrust(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSim(t, func(c *Config) { c.Shards = 1 })
+		s.keeps = true
+		defer s.close()
+		a := s.start("a")
+		v := s.service()
+		at := time.Now().Add(30 * time.Second)
+		a.park("plain", 30*time.Second)
+		x, err := v.create(1, at.UnixMilli())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := v.reschedule(x, at.UnixMilli()); got != done {
+			t.Fatal(got)
+		}
+		wait(29 * time.Second)
+		a.e.mu.Lock()
+		tenure := a.e.tenures[0]
+		a.e.mu.Unlock()
+		if a.e.Pending() == 0 {
+			t.Fatal("nothing is loaded")
+		}
+		// As after a pause of the process: the clock is past it, no goroutine has
+		// noticed. The keeper is kept from renewing.
+		a.plan.Add(faulty.Rule{Method: "Lease.*", Err: faulty.ErrDown})
+		tenure.trusted.Store(int64(a.e.clock()))
+		wait(1500 * time.Millisecond)
+		if n := len(s.log); n != 0 {
+			t.Errorf("%d timers were released", n)
+		}
+		if h, _, _ := s.mem.Schedules().Head(t.Context(), x.base); h.State != engine.SchedulePending {
+			t.Errorf("the head was claimed: %+v", h)
+		}
+		if err := tenure.advance(t.Context(), engine.ShardState{Term: tenure.state.Term, Closed: 1 << 40}); err == nil {
+			t.Error("a minute was closed")
+		}
+	})
+}
+
+// An emptied lease store gives two owners for a moment. Terms keep the first
+// from moving anything, and what both release has one id.
+func TestEmptiedLease(t *testing.T) {
+	trials := 100
+	if testing.Short() {
+		trials = 10
+	}
+	for seed := range uint64(trials) {
+		synctest.Test(t, func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(seed, 2))
+			s := newSim(t)
+			defer s.close()
+			a := s.start("a")
+			s.start("b")
+			v := s.service()
+			var all []schedule
+			cancelled := map[int]bool{}
+			for i := range 200 {
+				at := time.Now().Add(time.Duration(rng.IntN(120_000)) * time.Millisecond)
+				a.park(fmt.Sprint(i), time.Until(at))
+				x, err := v.create(1, at.UnixMilli())
+				if err != nil {
+					t.Fatal(err)
+				}
+				all = append(all, x)
+				if rng.IntN(3) == 0 {
+					cancelled[i] = v.cancel(x) == done
+				}
+			}
+			both := false
+			for range 6 {
+				wait(time.Duration(rng.IntN(20_000)) * time.Millisecond)
+				s.lease.empty()
+				for range 20 {
+					wait(100 * time.Millisecond)
+					both = both || s.owners()["a"]+s.owners()["b"] > 4
+				}
+			}
+			if !both {
+				t.Errorf("seed %d: there were never two owners", seed)
+			}
+			wait(5 * time.Minute)
+			for i, x := range all {
+				if len(s.of(fmt.Sprint(i))) == 0 {
+					t.Errorf("seed %d: %d is lost", seed, i)
+				}
+				if came := len(s.of(rowID2(x.base, 0, 0))) > 0; came == cancelled[i] {
+					t.Errorf("seed %d: schedule %d: cancelled %v, released %v", seed, i, cancelled[i], came)
+				}
+			}
+			if n := s.rows.left(); n != 0 {
+				t.Errorf("seed %d: %d rows left", seed, n)
+			}
+		})
+	}
+}
+
+// A Redis that takes 3 s for each answer: the owner trusts itself from before
+// the call on, steps down in time, and no two release at once.
+func TestSlowLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSim(t, func(c *Config) { c.Shards = 1 })
+		s.keeps = true
+		defer s.close()
+		a := s.start("a")
+		s.start("b")
+		wait(time.Second)
+		if s.owners()["a"] != 1 {
+			t.Fatal(s.owners())
+		}
+		a.plan.Add(faulty.Rule{Method: "Lease.Renew", Hook: sleepHook(3 * time.Second)})
+		for range 600 {
+			wait(100 * time.Millisecond)
+			if o := s.owners(); o["a"]+o["b"] > 1 {
+				t.Fatalf("two owners: %v", o)
+			}
+		}
+	})
+}
+
+// A store that answers others: an owner that cannot take over gives the shard
+// back.
+func TestStoreAwayForOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSim(t)
+		defer s.close()
+		a := s.start("a")
+		a.plan.Add(faulty.Rule{Method: "Timers.*", Err: faulty.ErrDown})
+		s.start("b")
+		w, _ := s.writer()
+		if err := w.Park(t.Context(), []engine.Timer{timerIn("x", 50*time.Second)}); err != nil {
+			t.Fatal(err)
+		}
+		wait(45 * time.Second)
+		if o := s.owners(); o["a"] != 0 {
+			t.Errorf("owners %v", o)
+		}
+		wait(6 * time.Second)
+		if len(s.of("x")) == 0 {
+			t.Error("not released")
+		}
+	})
+}
+
+// Three heartbeats missed are told once, and so is the first that comes again.
+func TestUnhealthy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var said []string
+		s := newSim(t, func(c *Config) {
+			c.Events.Unhealthy = func(age time.Duration) { said = append(said, fmt.Sprint("unhealthy ", age)) }
+			c.Events.Healthy = func() { said = append(said, "healthy") }
+		})
+		defer s.close()
+		a := s.start("a")
+		wait(12 * time.Second)
+		if age := a.e.Stats().HeartbeatAge; age > 5*time.Second {
+			t.Errorf("age %v", age)
+		}
+		a.mu.Lock()
+		a.dead = true // to its heartbeats
+		a.mu.Unlock()
+		wait(60 * time.Second)
+		if age := a.e.Stats().HeartbeatAge; age < time.Minute {
+			t.Errorf("age %v after a minute", age)
+		}
+		a.mu.Lock()
+		a.dead = false
+		a.mu.Unlock()
+		wait(10 * time.Second)
+		if want := "[unhealthy 15s healthy]"; fmt.Sprint(said) != want {
+			t.Errorf("said %v, want %v", said, want)
+		}
+	})
+}
+
+// Rendezvous gives every shard to one member, and a member that goes leaves the
+// shards of the others where they are.
+func TestPreferred(t *testing.T) {
+	t.Parallel()
+	all := []string{"a", "b", "c", "d"}
+	count := map[string]int{}
+	for n := range uint16(1024) {
+		best := preferred(all, n)
+		count[best]++
+		if best != "d" && preferred(all[:3], n) != best {
+			t.Fatalf("shard %d moved without need", n)
+		}
+	}
+	for m, k := range count {
+		if k < 1024/4*8/10 || k > 1024/4*12/10 {
+			t.Errorf("%s has %d of 1024 shards", m, k)
+		}
+	}
+}

@@ -1,0 +1,139 @@
+package timer
+
+import (
+	"context"
+	"math"
+	"slices"
+	"sync"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/engine/memory"
+)
+
+// rows is a timer table that keeps each partition in order: a scan costs what it
+// costs in a store with an index. It does not look at contexts, so that a call
+// of a process that was paused is still done, as one that was on its way would
+// be. Shard rows and hints are the memory store's.
+type rows struct {
+	engine.Timers
+	mu    sync.Mutex
+	parts map[engine.TimerPartition][]engine.Timer
+}
+
+func newRows(m *memory.Store) *rows {
+	return &rows{Timers: m.Timers(), parts: map[engine.TimerPartition][]engine.Timer{}}
+}
+
+func byTime(a, b engine.Timer) int {
+	if a.FireAt != b.FireAt {
+		return int(a.FireAt - b.FireAt)
+	}
+	return slices.Compare(a.ID, b.ID)
+}
+
+func (s *rows) Put(_ context.Context, shards int, ts []engine.Timer) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, t := range ts {
+		p := engine.TimerPartition{Minute: t.FireAt / 60_000, Shard: engine.ShardOf(t.ID, shards)}
+		part := s.parts[p]
+		at, ok := slices.BinarySearchFunc(part, t, byTime)
+		if !ok {
+			s.parts[p] = slices.Insert(part, at, t)
+		}
+	}
+	return nil
+}
+
+func (s *rows) Scan(_ context.Context, p engine.TimerPartition, after engine.TimerCursor, until int64, most int) ([]engine.Timer, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	part := s.parts[p]
+	at, ok := slices.BinarySearchFunc(part, engine.Timer{FireAt: after.FireAt, ID: after.ID}, byTime)
+	if ok {
+		at++
+	}
+	end := at
+	for end < len(part) && end-at < most && part[end].FireAt <= until {
+		end++
+	}
+	return slices.Clone(part[at:end]), nil
+}
+
+func (s *rows) Minutes(_ context.Context, shard uint16, from, to int64) ([]int64, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var out []int64
+	for p := range s.parts {
+		if p.Shard == shard && p.Minute >= from && p.Minute <= to {
+			out = append(out, p.Minute)
+		}
+	}
+	slices.Sort(out)
+	return out, nil
+}
+
+func (s *rows) Drop(ctx context.Context, p engine.TimerPartition) error {
+	s.mu.Lock()
+	delete(s.parts, p)
+	s.mu.Unlock()
+	return s.Timers.Drop(context.WithoutCancel(ctx), p) // the hints
+}
+
+func (s *rows) Shard(ctx context.Context, shard uint16) (engine.ShardState, error) {
+	return s.Timers.Shard(context.WithoutCancel(ctx), shard)
+}
+
+func (s *rows) TakeOver(ctx context.Context, shard uint16, term uint64, owner string) (engine.ShardState, error) {
+	return s.Timers.TakeOver(context.WithoutCancel(ctx), shard, term, owner)
+}
+
+func (s *rows) Advance(ctx context.Context, shard uint16, st engine.ShardState) error {
+	return s.Timers.Advance(context.WithoutCancel(ctx), shard, st)
+}
+
+func (s *rows) Pending(_ context.Context, fn func(*engine.Timer) error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, part := range s.parts {
+		for i := range part {
+			if err := fn(&part[i]); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// left is how many rows there are.
+func (s *rows) left() (n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, part := range s.parts {
+		n += len(part)
+	}
+	return n
+}
+
+// heads is a Schedules that does not look at contexts, either.
+type heads struct{ engine.Schedules }
+
+func (h heads) Swap(ctx context.Context, old uint64, head engine.ScheduleHead) (engine.ScheduleHead, bool, error) {
+	return h.Schedules.Swap(context.WithoutCancel(ctx), old, head)
+}
+
+// leases can be emptied, as a Redis can.
+type leases struct {
+	mu sync.Mutex
+	engine.Lease
+}
+
+func newLeases() *leases { return &leases{Lease: memory.NewLease()} }
+
+func (l *leases) empty() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.Lease = memory.NewLease()
+}
+
+const never = math.MaxInt64

@@ -1,0 +1,145 @@
+package timer
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/engine/faulty"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// service does what the service of scheduled notifications does with schedules,
+// as DESIGN.md says: hint, clock, rows, head. It is a process of its own.
+type service struct {
+	s     *sim
+	w     *Writer
+	plan  *faulty.Plan
+	heads engine.Schedules
+	now   func() time.Time
+	made  uint64
+}
+
+// schedule is one request of some chunks.
+type schedule struct {
+	base   notify.Base
+	chunks int
+}
+
+func (s *sim) service() *service {
+	w, plan := s.writer()
+	return &service{s: s, w: w, plan: plan, heads: w.cfg.Schedules, now: time.Now}
+}
+
+func rowID2(base notify.Base, chunk int, gen uint32) string {
+	return fmt.Sprintf("%s/%d/%d", base, chunk, gen)
+}
+
+// timers are the rows of a generation.
+func (x schedule) timers(gen uint32, fireAt int64) (ts []engine.Timer) {
+	for c := range x.chunks {
+		ts = append(ts, engine.Timer{
+			FireAt: fireAt, ID: []byte(rowID2(x.base, c, gen)), Kind: KindEnvelope, Target: "topic",
+			Payload: []byte("payload"), Head: x.base, Gen: gen, Weight: 1,
+		})
+	}
+	return ts
+}
+
+func (v *service) create(chunks int, fireAt int64) (schedule, error) {
+	ctx := context.Background()
+	v.made++
+	x := schedule{notify.Base{1}, chunks}
+	binary.BigEndian.PutUint64(x.base[8:], v.made) // so that shards are the same each time
+	err := v.heads.Put(ctx, []engine.Schedule{{Base: x.base, FireAt: fireAt, Created: v.now().UnixMilli()}})
+	if err == nil {
+		err = v.w.Park(ctx, x.timers(0, fireAt))
+	}
+	return x, err
+}
+
+// answer of a cancel or reschedule.
+type answer string
+
+const (
+	done    answer = "ok"
+	tooLate answer = "too late"
+	unknown answer = "unknown" // an error: it may come about
+)
+
+// touch hints the rows of the present generation, looks at the clock, and
+// returns the head to swap.
+func (v *service) touch(x schedule) (engine.ScheduleHead, answer) {
+	ctx := context.Background()
+	sched, _, err := v.heads.Get(ctx, x.base)
+	if err != nil {
+		return engine.ScheduleHead{}, unknown
+	}
+	h, ok, err := v.heads.Head(ctx, x.base)
+	if err != nil {
+		return h, unknown
+	}
+	if !ok {
+		h = engine.ScheduleHead{Base: x.base, State: engine.SchedulePending, FireAt: sched.FireAt}
+	}
+	if h.State != engine.SchedulePending {
+		return h, tooLate
+	}
+	var hints []engine.Hint
+	for _, t := range x.timers(h.Gen, h.FireAt) {
+		hints = append(hints, engine.Hint{
+			Partition: engine.TimerPartition{Minute: t.FireAt / 60_000, Shard: engine.ShardOf(t.ID, v.s.base.Shards)}, Base: x.base,
+		})
+	}
+	if err := v.heads.Hint(ctx, hints); err != nil {
+		return h, unknown
+	}
+	if v.now().UnixMilli() > h.FireAt-v.w.cfg.Guard().Milliseconds() {
+		return h, tooLate
+	}
+	return h, done
+}
+
+func (v *service) cancel(x schedule) answer {
+	h, a := v.touch(x)
+	if a != done {
+		return a
+	}
+	return v.swap(h, func(h *engine.ScheduleHead) { h.State = engine.ScheduleCancelled })
+}
+
+func (v *service) reschedule(x schedule, fireAt int64) answer {
+	h, a := v.touch(x)
+	if a != done {
+		return a
+	}
+	ts := x.timers(h.Gen+1, fireAt)
+	if err := v.w.Park(context.Background(), ts); err != nil {
+		return unknown
+	}
+	a = v.swap(h, func(h *engine.ScheduleHead) { h.Gen, h.FireAt = h.Gen+1, fireAt })
+	if a != done {
+		return a
+	}
+	if v.w.Recheck(context.Background(), ts) != nil {
+		return unknown
+	}
+	return a
+}
+
+// swap tries once: another's change is this one's loss.
+func (v *service) swap(h engine.ScheduleHead, change func(*engine.ScheduleHead)) answer {
+	old := h.Version
+	change(&h)
+	h.At = v.now().UnixMilli()
+	_, won, err := v.heads.Swap(context.Background(), old, h)
+	switch {
+	case err != nil:
+		return unknown
+	case !won:
+		return tooLate
+	}
+	return done
+}
