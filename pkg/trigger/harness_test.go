@@ -59,6 +59,12 @@ func in(t *testing.T, f func(t *testing.T)) {
 	synctest.Test(t, f)
 }
 
+// in1 runs a part of a test in a bubble of its own.
+func in1(t *testing.T, f func(t *testing.T)) {
+	t.Helper()
+	synctest.Test(t, f)
+}
+
 // ok is a receiver's answer.
 var ok = result{status: http.StatusOK, class: ClassOK}
 
