@@ -79,7 +79,13 @@ func (w *world) client(n int) {
 		extra += `,"max_lateness_seconds":20,"late_policy":"` + []string{"drop", "dead_letter"}[w.rng.IntN(2)] + `"`
 	}
 	x := &told{}
-	if err := w.ask(func(s *Service) (err error) {
+	if w.rng.IntN(4) == 0 { // without a key it is asked once
+		id, err := w.tryCreate(w.alive().svc, "shop", extra, "")
+		if err != nil {
+			return
+		}
+		x.id = id
+	} else if err := w.ask(func(s *Service) (err error) {
 		x.id, err = w.tryCreate(s, "shop", extra, key)
 		return err
 	}); err != nil {
@@ -193,6 +199,12 @@ func (w *world) check() {
 		}
 		if !x.cancelled.IsZero() && row.State != engine.TriggerCancelled {
 			w.t.Errorf("%s was cancelled and is %s", id, StateName(row.State))
+		}
+	}
+	// Nor is there one that nobody was told of and that stays for ever.
+	for state := engine.TriggerPending; state <= engine.TriggerInFlight; state++ {
+		if rows, err := w.svc.ListAll(context.Background(), state, "", MaxPage); err != nil || len(rows) > 0 {
+			w.t.Errorf("%d are %s, %v", len(rows), StateName(state), err)
 		}
 	}
 	if d, _ := w.queue.Depth(context.Background()); d != (engine.QueueDepth{}) {
