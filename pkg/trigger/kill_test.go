@@ -255,10 +255,10 @@ func TestKillAtEachPoint(t *testing.T) {
 	for _, point := range points {
 		t.Run(point, func(t *testing.T) {
 			died := false
-			for nth := 1; nth <= 4; nth++ {
+			for run := range 12 {
 				in1(t, func(t *testing.T) {
-					left := nth
-					w := newWorld(t, uint64(nth), func(*rand.Rand) func() func(string) bool {
+					left := 1 + run%3
+					w := newWorld(t, uint64(run), func(*rand.Rand) func() func(string) bool {
 						return func() func(string) bool {
 							return func(at string) bool {
 								if at == point {
