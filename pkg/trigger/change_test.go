@@ -360,3 +360,42 @@ func TestList(t *testing.T) {
 		}
 	})
 }
+
+// Where others have changed the row since a swap whose answer was lost, the
+// caller is told that it is not known; doing it again might be once too often.
+func TestChangeDoesNothingTwice(t *testing.T) {
+	in(t, func(t *testing.T) {
+		for _, applied := range []bool{false, true} {
+			p := newPlant(t, nil)
+			s := &shaky{Triggers: p.store.Triggers()}
+			mine := p.scfg
+			mine.Triggers = s
+			svc, err := New(mine)
+			if err != nil {
+				t.Fatal(err)
+			}
+			id := p.create("shop", `"delay_seconds":60`)
+			once := true
+			s.on = func(method string, _ []string) slip {
+				if method == "Swap" && once {
+					once = false
+					return slip{err: errDown, applied: applied, after: func() {
+						if _, err := p.reschedule(id, `{"delay_seconds":240}`); err != nil {
+							t.Error(err)
+						}
+					}}
+				}
+				return slip{}
+			}
+			row, err := svc.Reschedule(context.Background(), "shop", id, []byte(`{"delay_seconds":120}`))
+			stored := p.row(id)
+			if applied {
+				if notify.KindOf(err) != notify.KindUnavailable || stored.Gen != 2 || stored.FireAt != stored.Created+240_000 {
+					t.Errorf("%v; the row has generation %d, fires at +%d", err, stored.Gen, stored.FireAt-stored.Created)
+				}
+			} else if err != nil || row.Gen != 1 || stored.FireAt != stored.Created+120_000 {
+				t.Errorf("%v; generation %d, fires at +%d", err, row.Gen, stored.FireAt-stored.Created)
+			}
+		}
+	})
+}
