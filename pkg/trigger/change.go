@@ -112,8 +112,16 @@ func (s *Service) change(ctx context.Context, caller, id string, edit func(row *
 		if err != nil {
 			return engine.Trigger{}, err
 		}
-		if tried != nil && sameChange(&row, tried) {
-			return row, nil
+		if tried != nil {
+			if sameChange(&row, tried) {
+				s.changed(&row)
+				return row, nil
+			}
+			if row.Version > tried.Version && row.Gen >= tried.Gen && !terminal(tried.State) {
+				// Others have changed it since, before or after. Once more might
+				// be twice, over the head of somebody who was answered.
+				return engine.Trigger{}, notify.Unavailable("trigger_store", retryLater, nil)
+			}
 		}
 		old := row.Version
 		do, err := edit(&row, time.Now().UnixMilli())

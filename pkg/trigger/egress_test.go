@@ -323,7 +323,7 @@ func TestHugeAnswer(t *testing.T) {
 		}
 		sent <- n
 	})
-	e := egress(t, EgressConfig{Policy: onLoopback})
+	e := egress(t, EgressConfig{Policy: onLoopback, Timeout: time.Hour})
 	for range 2 {
 		r := post(t, e, "http://127.0.0.1:"+port+"/")
 		if r.class != ClassOK || len(r.body) != maxExcerpt {

@@ -59,6 +59,12 @@ func in(t *testing.T, f func(t *testing.T)) {
 	synctest.Test(t, f)
 }
 
+// in1 runs a part of a test in a bubble of its own.
+func in1(t *testing.T, f func(t *testing.T)) {
+	t.Helper()
+	synctest.Test(t, f)
+}
+
 // ok is a receiver's answer.
 var ok = result{status: http.StatusOK, class: ClassOK}
 
@@ -271,7 +277,7 @@ func base(caller string) string { return "https://" + caller + ".example/hooks/"
 func newPlant(t testing.TB, change func(*DispatcherConfig), callers ...string) *plant {
 	t.Helper()
 	p := &plant{t: t, store: memory.New(), dead: &graveyard{}, sink: &receivers{}, evs: &tallies{n: map[string]int{}}}
-	p.queue = p.store.Queue("triggers", 10)
+	p.queue = newHeapQueue(10)
 	p.wheel = &wheel{store: p.store.Timers(), publish: ToQueue(p.queue)}
 	t.Cleanup(p.wheel.stop)
 	for _, id := range append(callers, "shop") {

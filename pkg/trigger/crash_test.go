@@ -1,0 +1,288 @@
+package trigger
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+)
+
+// A stop lets calls under way end, gives back what was not started, and makes
+// no second call.
+func TestGracefulStop(t *testing.T) {
+	in(t, func(t *testing.T) {
+		p := newPlant(t, func(c *DispatcherConfig) { c.CallerInFlight = 10 })
+		p.sink.answer = func(string, string, int) (time.Duration, result) { return 5 * time.Second, ok }
+		var ids []string
+		for range 100 {
+			ids = append(ids, p.create("shop", `"delay_seconds":1`))
+		}
+		_, stop := p.run()
+		pass(2 * time.Second)
+		stopped := time.Now()
+		stop()
+		if took := time.Since(stopped); took > 6*time.Second {
+			t.Errorf("stopped after %v", took)
+		}
+		states := map[engine.TriggerState]int{}
+		for _, id := range ids {
+			row := p.row(id)
+			states[row.State]++
+			if row.State == engine.TriggerPending && row.Attempts != 0 {
+				t.Errorf("%+v", row)
+			}
+		}
+		if states[engine.TriggerFired] != 10 || states[engine.TriggerPending] != 90 {
+			t.Errorf("states %v", states)
+		}
+		if d, _ := p.queue.Depth(context.Background()); d.Ready != 90 || d.InFlight != 0 {
+			t.Errorf("queue %+v", d)
+		}
+		p.run()
+		pass(2 * time.Minute)
+		for _, id := range ids {
+			p.want(id, engine.TriggerFired)
+			if n := len(p.sink.of(id)); n != 1 {
+				t.Errorf("%d calls", n)
+			}
+		}
+	})
+}
+
+// Claims that were won when the stop came, and whose calls had not started, are
+// given back at once and not counted.
+func TestStopAfterClaim(t *testing.T) {
+	in(t, func(t *testing.T) {
+		p := newPlant(t, nil)
+		reached := make(chan struct{}, 1)
+		p.cfg.hit = func(name string) {
+			if name == "trigger-claimed" {
+				reached <- struct{}{}
+				time.Sleep(time.Second)
+			}
+		}
+		id := p.create("shop", `"delay_seconds":1`)
+		_, stop := p.run()
+		<-reached
+		stop()
+		row := p.want(id, engine.TriggerPending)
+		if row.Attempts != 0 || row.Deferrals != 1 || row.Reason != CauseShutdown || p.sink.count() != 0 {
+			t.Errorf("%+v, %d calls", row, p.sink.count())
+		}
+		p.cfg.hit = nil
+		p.run()
+		pass(2 * time.Second)
+		p.want(id, engine.TriggerFired)
+	})
+}
+
+// A process that was paused over its lease makes no call with it, and what
+// another made of the row stands.
+func TestPausedOverTheLease(t *testing.T) {
+	in(t, func(t *testing.T) {
+		p := newPlant(t, nil)
+		paused := make(chan struct{})
+		var once sync.Once
+		p.cfg.hit = func(name string) {
+			if name == "trigger-claimed" {
+				once.Do(func() {
+					close(paused)
+					time.Sleep(time.Minute)
+				})
+			}
+		}
+		id := p.create("shop", `"delay_seconds":1`)
+		p.run()
+		<-paused
+		p.cfg.hit = nil
+		p.run()
+		pass(20 * time.Second)
+		// The first one's heartbeat still holds the message. Somebody else gets to
+		// the row all the same.
+		base, _ := parseID(id)
+		if err := p.queue.Enqueue(context.Background(), []engine.Message{{Body: message{base: base}.encode()}}); err != nil {
+			t.Fatal(err)
+		}
+		pass(2 * time.Minute)
+		row := p.want(id, engine.TriggerFired)
+		if calls := p.sink.of(id); len(calls) != 1 || row.Epoch < 2 {
+			t.Errorf("%d calls, %+v", len(calls), row)
+		}
+	})
+}
+
+// A paused process that nobody stood in for gives the claim back and goes on.
+func TestPausedAlone(t *testing.T) {
+	in(t, func(t *testing.T) {
+		p := newPlant(t, nil)
+		paused := false
+		p.cfg.hit = func(name string) {
+			if name == "trigger-claimed" && !paused {
+				paused = true
+				time.Sleep(time.Minute)
+			}
+		}
+		id := p.create("shop", `"delay_seconds":1`)
+		p.run()
+		pass(3 * time.Minute)
+		row := p.want(id, engine.TriggerFired)
+		if calls := p.sink.of(id); len(calls) != 1 || row.Attempts != 1 || row.Deferrals != 1 {
+			t.Errorf("%d calls, %+v", len(calls), row)
+		}
+	})
+}
+
+// A claim or an outcome whose answer was lost is settled by the row: one call,
+// and it ends.
+func TestSwapInDoubt(t *testing.T) {
+	in(t, func(t *testing.T) {
+		for _, nth := range []int{1, 2} { // the claim, the outcome
+			for _, applied := range []bool{false, true} {
+				p := newPlant(t, nil)
+				n := 0
+				p.cfg.Triggers = &shaky{Triggers: p.store.Triggers(), on: func(method string, _ []string) slip {
+					if method == "Swap" {
+						if n++; n == nth {
+							return slip{err: errDown, applied: applied}
+						}
+					}
+					return slip{}
+				}}
+				id := p.create("shop", `"delay_seconds":1`)
+				_, stop := p.run()
+				pass(2 * time.Minute)
+				stop()
+				row := p.want(id, engine.TriggerFired)
+				if calls := p.sink.of(id); len(calls) != 1 || row.Attempts != 1 {
+					t.Errorf("swap %d, applied %v: %d calls, %+v", nth, applied, len(calls), row)
+				}
+				if d, _ := p.queue.Depth(context.Background()); d != (engine.QueueDepth{}) {
+					t.Errorf("swap %d, applied %v: left in the queue: %+v", nth, applied, d)
+				}
+			}
+		}
+	})
+}
+
+// However often a message comes, the row is called once.
+func TestDuplicateMessages(t *testing.T) {
+	in(t, func(t *testing.T) {
+		p := newPlant(t, nil)
+		p.sink.answer = func(string, string, int) (time.Duration, result) { return 3 * time.Second, ok }
+		p.run()
+		p.run() // two dispatchers compete
+		id := p.create("shop", `"delay_seconds":1`)
+		base, _ := parseID(id)
+		for range 50 {
+			if err := p.queue.Enqueue(context.Background(), []engine.Message{{Body: message{base: base, attempt: 1}.encode(), Delay: time.Second}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		pass(5 * time.Minute)
+		p.want(id, engine.TriggerFired)
+		if n := len(p.sink.of(id)); n != 1 {
+			t.Errorf("%d calls", n)
+		}
+		if d, _ := p.queue.Depth(context.Background()); d != (engine.QueueDepth{}) {
+			t.Errorf("left in the queue: %+v", d)
+		}
+	})
+}
+
+// A store that is away for minutes kills no message; then everything fires,
+// once.
+func TestStoreAway(t *testing.T) {
+	in(t, func(t *testing.T) {
+		p := newPlant(t, nil)
+		var ids []string
+		for range 50 {
+			ids = append(ids, p.create("shop", `"delay_seconds":1`))
+		}
+		back := time.Now().Add(20 * time.Minute)
+		p.cfg.Triggers = &shaky{Triggers: p.store.Triggers(), on: func(string, []string) slip {
+			if time.Now().Before(back) {
+				return slip{err: errDown}
+			}
+			return slip{}
+		}}
+		p.run()
+		pass(22 * time.Minute)
+		for _, id := range ids {
+			p.want(id, engine.TriggerFired)
+			if n := len(p.sink.of(id)); n != 1 {
+				t.Errorf("%d calls", n)
+			}
+		}
+		if d, _ := p.queue.Depth(context.Background()); d != (engine.QueueDepth{}) {
+			t.Errorf("left in the queue: %+v", d)
+		}
+	})
+}
+
+// What the caller may call is asked at fire time, and not later than PolicyAge
+// after it changed.
+func TestPolicyAtFire(t *testing.T) {
+	in(t, func(t *testing.T) {
+		p := newPlant(t, nil)
+		p.run()
+		warm := p.create("shop", `"delay_seconds":1`) // the record is cached
+		id := p.create("shop", `"delay_seconds":3`)
+		pass(1500 * time.Millisecond)
+		p.want(warm, engine.TriggerFired)
+		p.putCaller(engine.Caller{ID: "shop", CallbackURLs: []string{"https://shop.example/elsewhere/"}})
+		pass(5 * time.Second)
+		row := p.want(id, engine.TriggerFailed)
+		if row.Reason != ClassDenied || row.Attempts != 1 || len(p.sink.of(id)) != 0 || len(p.dead.of(id)) != 1 {
+			t.Errorf("%d calls, %+v", len(p.sink.of(id)), row)
+		}
+	})
+}
+
+// A disabled caller's triggers wait, and so do those of one without a secret or
+// whose record cannot be read.
+func TestWithheldCaller(t *testing.T) {
+	in(t, func(t *testing.T) {
+		for _, c := range []engine.Caller{
+			{ID: "shop", CallbackURLs: []string{base("shop")}, Disabled: true},
+			{ID: "shop", CallbackURLs: []string{base("shop")}, Secrets: []engine.CallerSecret{{Secret: testSecret, Expires: 1}}},
+		} {
+			p := newPlant(t, nil)
+			id := p.create("shop", `"delay_seconds":1`)
+			p.putCaller(c)
+			_, stop := p.run()
+			pass(6 * time.Hour)
+			if row := p.want(id, engine.TriggerPending); row.Attempts != 0 || p.sink.count() != 0 {
+				t.Errorf("%+v", row)
+			}
+			p.putCaller(engine.Caller{ID: "shop", CallbackURLs: []string{base("shop")}})
+			pass(2 * time.Minute)
+			p.want(id, engine.TriggerFired)
+			stop()
+			if d, _ := p.queue.Depth(context.Background()); d != (engine.QueueDepth{}) {
+				t.Errorf("left in the queue: %+v", d)
+			}
+		}
+	})
+}
+
+// What cannot be read is set apart by the queue and in nobody's way.
+func TestUnreadableMessages(t *testing.T) {
+	in(t, func(t *testing.T) {
+		p := newPlant(t, nil)
+		p.run()
+		for _, b := range []string{"", "x", "\x02T4567890123456789012345678", "\x01E3456789012345678901234567"} {
+			if err := p.queue.Enqueue(context.Background(), []engine.Message{{Body: []byte(b)}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		id := p.create("shop", `"delay_seconds":1`)
+		pass(2 * time.Second)
+		p.want(id, engine.TriggerFired)
+		pass(time.Hour)
+		if d, _ := p.queue.Depth(context.Background()); d.Dead != 4 {
+			t.Errorf("queue %+v", d)
+		}
+	})
+}

@@ -1,0 +1,272 @@
+package trigger
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// twoRoutes are the ways to register, with a body of each.
+var twoRoutes = []struct {
+	name string
+	call func(*Service, context.Context, Meta, []byte) (Answer, error)
+	body string
+	n    int // triggers
+}{
+	{"POST /v1/triggers", (*Service).Register, `{` + hook + `,"delay_seconds":60,"jitter_seconds":5}`, 1},
+	{"POST /v1/triggers:batch", (*Service).RegisterBatch, `[{` + hook + `,"delay_seconds":60},{"x":1},{` + hook + `,"delay_seconds":90,"jitter_seconds":5}]`, 2},
+}
+
+func idsIn(t *testing.T, body []byte) (ids []string) {
+	t.Helper()
+	var one struct {
+		ID      string `json:"trigger_id"`
+		Results []struct {
+			ID string `json:"trigger_id"`
+		}
+	}
+	if err := json.Unmarshal(body, &one); err != nil {
+		t.Fatalf("%s: %v", body, err)
+	}
+	if one.ID != "" {
+		return []string{one.ID}
+	}
+	for _, r := range one.Results {
+		if r.ID != "" {
+			ids = append(ids, r.ID)
+		}
+	}
+	return ids
+}
+
+func (p *plant) stored() int {
+	p.t.Helper()
+	rows, err := p.store.Triggers().List(context.Background(), "", 0, engine.TriggerCursor{}, 10_000)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return len(rows)
+}
+
+func TestReplay(t *testing.T) {
+	in(t, func(t *testing.T) {
+		for _, route := range twoRoutes {
+			p := newPlant(t, nil)
+			ctx := context.Background()
+			m := Meta{Caller: "shop", Route: route.name, Key: "k"}
+			first, err := route.call(p.svc, ctx, m, []byte(route.body))
+			if err != nil || first.Replayed {
+				t.Fatalf("%+v, %v", first, err)
+			}
+			time.Sleep(time.Hour)
+			again, err := route.call(p.svc, ctx, m, []byte(route.body))
+			if err != nil || !again.Replayed || string(again.Body) != string(first.Body) || again.Status != first.Status {
+				t.Errorf("again: %+v, %v", again, err)
+			}
+			_, err = route.call(p.svc, ctx, m, []byte(route.body+" "))
+			refused(t, err, notify.KindMismatch, "idempotency_mismatch", "Idempotency-Key")
+			_, err = route.call(p.svc, ctx, m, []byte(`{`))
+			refused(t, err, notify.KindMismatch, "idempotency_mismatch", "Idempotency-Key")
+			if n := p.stored(); n != route.n {
+				t.Errorf("%d triggers, want %d", n, route.n)
+			}
+			// Another caller's key, and the same key on another route, are others.
+			p.putCaller(engine.Caller{ID: "bank", CallbackURLs: []string{base("shop")}})
+			if a, err := route.call(p.svc, ctx, Meta{Caller: "bank", Route: route.name, Key: "k"}, []byte(route.body)); err != nil || a.Replayed {
+				t.Errorf("another caller: %+v, %v", a, err)
+			}
+			if a, err := route.call(p.svc, ctx, Meta{Caller: "shop", Route: "other", Key: "k"}, []byte(route.body)); err != nil || a.Replayed {
+				t.Errorf("another route: %+v, %v", a, err)
+			}
+			// A refusal leaves the key free.
+			m.Key = "refused"
+			if _, err := p.svc.Register(ctx, m, []byte(`{}`)); notify.KindOf(err) != notify.KindInvalid {
+				t.Fatal(err)
+			}
+			if a, err := route.call(p.svc, ctx, m, []byte(route.body)); err != nil || a.Replayed {
+				t.Errorf("after a refusal: %+v, %v", a, err)
+			}
+			time.Sleep(25 * time.Hour)
+			m.Key = "k"
+			if a, err := route.call(p.svc, ctx, m, []byte(route.body)); err != nil || a.Replayed {
+				t.Errorf("a day later: %+v, %v", a, err)
+			}
+		}
+	})
+}
+
+// A key lives as long as its triggers, and an hour.
+func TestKeyOutlivesTrigger(t *testing.T) {
+	in(t, func(t *testing.T) {
+		p := newPlant(t, nil)
+		ctx := context.Background()
+		m, body := Meta{Caller: "shop", Route: "r", Key: "k"}, []byte(`{`+hook+`,"delay_seconds":864000}`)
+		if _, err := p.svc.Register(ctx, m, body); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(240*time.Hour + 59*time.Minute)
+		if a, err := p.svc.Register(ctx, m, body); err != nil || !a.Replayed {
+			t.Errorf("replayed %v, %v", a.Replayed, err)
+		}
+	})
+}
+
+// Of many with one key one works and the rest are told to wait; all end up with
+// the same ids.
+func TestManyWithOneKey(t *testing.T) {
+	in(t, func(t *testing.T) {
+		for _, route := range twoRoutes {
+			p := newPlant(t, nil)
+			s := &shaky{Triggers: p.store.Triggers(), on: func(method string, _ []string) slip {
+				if method == "Create" {
+					time.Sleep(5 * time.Second)
+				}
+				return slip{}
+			}}
+			p.scfg.Triggers = s
+			p.svc, _ = New(p.scfg)
+			var mu sync.Mutex
+			bodies := map[string]int{}
+			waits := 0
+			var wg sync.WaitGroup
+			for range 20 {
+				wg.Go(func() {
+					for {
+						a, err := route.call(p.svc, context.Background(), Meta{Caller: "shop", Route: route.name, Key: "k"}, []byte(route.body))
+						mu.Lock()
+						if err == nil {
+							bodies[string(a.Body)]++
+							mu.Unlock()
+							return
+						}
+						e, is := err.(*notify.Error)
+						if !is || e.Code != "idempotency_running" || e.RetryAfter == 0 {
+							t.Errorf("%v", err)
+						}
+						waits++
+						mu.Unlock()
+						time.Sleep(e.RetryAfter)
+					}
+				})
+			}
+			wg.Wait()
+			if len(bodies) != 1 || waits == 0 || p.stored() != route.n {
+				t.Errorf("%s: %d answers, %d waits, %d triggers", route.name, len(bodies), waits, p.stored())
+			}
+		}
+	})
+}
+
+// Wherever a process dies, a repeat gets the ids of the first try, and each
+// trigger fires once, at the time that was resolved first.
+func TestKilledRegister(t *testing.T) {
+	t.Parallel()
+	for _, route := range twoRoutes {
+		for _, point := range []string{"trigger-reserved", "trigger-indexed", "trigger-created", "trigger-created-before-answer"} {
+			t.Run(fmt.Sprint(route.n, point), func(t *testing.T) {
+				in(t, func(t *testing.T) {
+					p := newPlant(t, nil)
+					dying := p.scfg
+					dying.hit = func(name string) {
+						if name == point {
+							runtime.Goexit()
+						}
+					}
+					doomed, err := New(dying)
+					if err != nil {
+						t.Fatal(err)
+					}
+					ctx := context.Background()
+					m := Meta{Caller: "shop", Route: route.name, Key: "k"}
+					began := time.Now()
+					dead := make(chan struct{})
+					go func() {
+						defer close(dead)
+						_, _ = route.call(doomed, ctx, m, []byte(route.body))
+						t.Error("it did not die")
+					}()
+					<-dead
+					_, err = route.call(p.svc, ctx, m, []byte(route.body))
+					refused(t, err, notify.KindConflict, "idempotency_running", "Idempotency-Key")
+					before := p.stored()
+					time.Sleep(31 * time.Second)
+					// Meanwhile the URL was taken off the list: what was admitted stays so.
+					if before > 0 {
+						p.putCaller(engine.Caller{ID: "shop"})
+					}
+					a, err := route.call(p.svc, ctx, m, []byte(route.body))
+					if err != nil {
+						t.Fatal(err)
+					}
+					ids := idsIn(t, a.Body)
+					if len(ids) != route.n || p.stored() != route.n {
+						t.Fatalf("%d ids, %d triggers, want %d", len(ids), p.stored(), route.n)
+					}
+					for i, id := range ids {
+						row := p.want(id, engine.TriggerPending)
+						if b, _ := parseID(id); b.Time().UnixMilli() != began.UnixMilli() {
+							t.Errorf("the id is of %v, the request of %v", b.Time(), began)
+						}
+						if d := time.UnixMilli(row.FireAt).Sub(began); d < time.Duration(60+30*i)*time.Second || d > time.Duration(65+30*i)*time.Second {
+							t.Errorf("fires %v after the first try", d)
+						}
+					}
+					again, err := route.call(p.svc, ctx, m, []byte(route.body))
+					if err != nil || !again.Replayed || string(again.Body) != string(a.Body) {
+						t.Errorf("again: %+v, %v", again, err)
+					}
+					p.putCaller(engine.Caller{ID: "shop", CallbackURLs: []string{base("shop")}})
+					_, stop := p.run()
+					defer stop()
+					pass(5 * time.Minute)
+					for _, id := range ids {
+						p.want(id, engine.TriggerFired)
+						if n := len(p.sink.of(id)); n != 1 {
+							t.Errorf("%d calls", n)
+						}
+					}
+				})
+			})
+		}
+	}
+}
+
+// A store that is away answers unavailable; the same key then gets the same
+// trigger, whether the first try was stored or not.
+func TestUnknownCreate(t *testing.T) {
+	in(t, func(t *testing.T) {
+		for _, applied := range []bool{false, true} {
+			p := newPlant(t, nil)
+			fail := true
+			p.scfg.Triggers = &shaky{Triggers: p.store.Triggers(), on: func(method string, _ []string) slip {
+				if method == "Create" && fail {
+					return slip{err: errDown, applied: applied}
+				}
+				return slip{}
+			}}
+			p.svc, _ = New(p.scfg)
+			if _, err := p.tryCreate(p.svc, "shop", `"delay_seconds":60`, "k"); notify.KindOf(err) != notify.KindUnavailable {
+				t.Fatalf("answered %v", err)
+			}
+			fail = false
+			id, err := p.tryCreate(p.svc, "shop", `"delay_seconds":60`, "k") // at once: the lease was given up
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, stop := p.run()
+			pass(2 * time.Minute)
+			stop()
+			p.want(id, engine.TriggerFired)
+			if n := p.sink.count(); n != 1 || p.stored() != 1 {
+				t.Errorf("applied %v: %d calls, %d triggers", applied, n, p.stored())
+			}
+		}
+	})
+}

@@ -1,0 +1,238 @@
+package trigger
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/limit"
+)
+
+// p99Beside returns the p99 lateness of a caller with 500 triggers of 50 ms over
+// 10 s, beside callers that hang with 500 due at once each.
+func p99Beside(t *testing.T, hanging int) (p99 time.Duration) {
+	synctest.Test(t, func(t *testing.T) {
+		var callers []string
+		for i := range hanging {
+			callers = append(callers, fmt.Sprintf("hang%d", i))
+		}
+		p := newPlant(t, func(c *DispatcherConfig) {
+			c.MaxInFlight, c.MaxQueued = 400, 2000
+			c.Breaker.MinVolume = 1 << 30 // the bulkhead has to do it alone
+		}, callers...)
+		p.sink.answer = func(_, host string, _ int) (time.Duration, result) {
+			if host != "shop.example" {
+				return 10 * time.Second, result{class: ClassTimeout}
+			}
+			return 50 * time.Millisecond, ok
+		}
+		due := map[string]time.Time{}
+		for i := range 500 {
+			for _, c := range callers {
+				p.create(c, `"delay_seconds":30`)
+			}
+			due[p.create("shop", fmt.Sprintf(`"delay_seconds":%g`, 31+float64(i)/50))] = time.Now().Add(time.Duration(31e9 + float64(i)/50*1e9))
+		}
+		_, stop := p.run()
+		pass(time.Minute)
+		stop()
+		var late []time.Duration
+		for id, at := range due {
+			calls := p.sink.of(id)
+			if len(calls) != 1 {
+				t.Fatalf("%d calls for %s", len(calls), id)
+			}
+			late = append(late, calls[0].at.Sub(at))
+		}
+		slices.Sort(late)
+		if late[0] < 0 {
+			t.Errorf("early by %v", -late[0])
+		}
+		p99 = late[len(late)*99/100]
+		if d, _ := p.queue.Depth(context.Background()); d.Dead != 0 {
+			t.Errorf("%d dead messages", d.Dead)
+		}
+	})
+	return p99
+}
+
+// Callers that hang do not delay another one.
+func TestBulkhead(t *testing.T) {
+	t.Parallel()
+	alone := p99Beside(t, 0)
+	for _, n := range []int{1, 8} {
+		if beside := p99Beside(t, n); beside > alone+250*time.Millisecond {
+			t.Errorf("p99 %v beside %d callers that hang, %v alone", beside, n, alone)
+		}
+	}
+}
+
+// A bulkhead holds: never more calls of a caller at a time than it may have.
+func TestBulkheadLimit(t *testing.T) {
+	in(t, func(t *testing.T) {
+		p := newPlant(t, nil)
+		p.putCaller(engine.Caller{ID: "shop", CallbackURLs: []string{base("shop")}, MaxInFlight: 7})
+		running, most := 0, 0
+		p.sink.answer = func(string, string, int) (time.Duration, result) { return time.Second, ok }
+		post := p.cfg.post
+		p.cfg.Events.InFlight = func(_ string, n int) { running = n; most = max(most, n) }
+		p.cfg.post = post
+		var ids []string
+		for range 100 {
+			ids = append(ids, p.create("shop", `"delay_seconds":1`))
+		}
+		p.run()
+		pass(30 * time.Second)
+		for _, id := range ids {
+			p.want(id, engine.TriggerFired)
+		}
+		if most != 7 || running != 0 {
+			t.Errorf("at most %d at a time, %d at the end; want 7 and 0", most, running)
+		}
+	})
+}
+
+// While the breaker is open nothing is called; what waits keeps its attempts,
+// and all of it fires when the receiver is back.
+func TestBreaker(t *testing.T) {
+	in(t, func(t *testing.T) {
+		p := newPlant(t, nil)
+		var states []limit.BreakerState
+		p.cfg.Events.Breaker = func(_ string, s limit.BreakerState) { states = append(states, s) }
+		up := time.Now().Add(10 * time.Minute)
+		p.sink.answer = func(string, string, int) (time.Duration, result) {
+			if time.Now().Before(up) {
+				return 20 * time.Millisecond, status(503)
+			}
+			return 20 * time.Millisecond, ok
+		}
+		var ids []string
+		for i := range 300 {
+			ids = append(ids, p.create("shop", fmt.Sprintf(`"delay_seconds":%d`, 1+i)))
+		}
+		p.run()
+		pass(11 * time.Second)
+		opened := p.sink.count()
+		if opened < 10 || opened > 11 {
+			t.Errorf("open after %d calls, want 10", opened)
+		}
+		pass(55 * time.Second)
+		if n := p.sink.count(); n != opened {
+			t.Errorf("%d calls while it was open", n-opened)
+		}
+		pass(9 * time.Minute)
+		if n := p.sink.count(); n > opened+3*10 {
+			t.Errorf("%d calls in 10 minutes, want %d and 3 probes a minute at most", n, opened)
+		}
+		pass(5 * time.Minute)
+		attempts := 0
+		for _, id := range ids {
+			row := p.want(id, engine.TriggerFired)
+			attempts += row.Attempts
+		}
+		if attempts != p.sink.count() {
+			t.Errorf("%d attempts, %d calls", attempts, p.sink.count())
+		}
+		if !slices.Contains(states, limit.Open) || !slices.Contains(states, limit.HalfOpen) || states[len(states)-1] != limit.Closed {
+			t.Errorf("states %v", states)
+		}
+		if p.evs.get("deferred breaker") == 0 {
+			t.Error("nothing was put off")
+		}
+	})
+}
+
+// A receiver that has just come back is not given all of its backlog at once.
+func TestSlowStart(t *testing.T) {
+	in(t, func(t *testing.T) {
+		p := newPlant(t, nil)
+		up := time.Now().Add(2 * time.Minute)
+		p.sink.answer = func(string, string, int) (time.Duration, result) {
+			if time.Now().Before(up) {
+				return 0, status(503)
+			}
+			return time.Second, ok
+		}
+		most := map[int]int{} // calls at a time, by second since it came back
+		closed := time.Time{}
+		p.cfg.Events.Breaker = func(_ string, s limit.BreakerState) {
+			if s == limit.Closed && time.Now().After(up) && closed.IsZero() {
+				closed = time.Now()
+			}
+		}
+		p.cfg.Events.InFlight = func(_ string, n int) {
+			if !closed.IsZero() {
+				s := int(time.Since(closed).Seconds())
+				most[s] = max(most[s], n)
+			}
+		}
+		for range 3000 {
+			p.create("shop", `"delay_seconds":1`)
+		}
+		p.run()
+		pass(10 * time.Minute)
+		if most[0] > 3 || most[1] > 8 || most[2] > 16 {
+			t.Errorf("calls at a time by second after closing: %v", most)
+		}
+		peak := 0
+		for _, n := range most {
+			peak = max(peak, n)
+		}
+		if peak != 100 {
+			t.Errorf("peak %d, want the whole bulkhead in the end", peak)
+		}
+	})
+}
+
+// An operator's pin holds until it is taken away; attempts are kept however
+// long.
+func TestPinnedCircuit(t *testing.T) {
+	in(t, func(t *testing.T) {
+		p := newPlant(t, nil, "bank")
+		d, _ := p.run()
+		if _, err := d.PinCircuit("shop", PinnedOpen); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := d.PinCircuit("shop", Unpinned); err == nil {
+			t.Error("pinned to nothing")
+		}
+		a, b := p.create("shop", `"delay_seconds":1`), p.create("bank", `"delay_seconds":1`)
+		pass(24 * time.Hour)
+		p.want(b, engine.TriggerFired)
+		if row := p.want(a, engine.TriggerPending); row.Attempts != 0 || p.sink.count() != 1 {
+			t.Errorf("%+v", row)
+		}
+		list := d.Circuits()
+		if len(list) != 2 || list[0].Caller != "bank" || list[1].Caller != "shop" || list[1].State != limit.Open || list[1].Pin != PinnedOpen || list[0].State != limit.Closed {
+			t.Errorf("circuits %+v", list)
+		}
+		if q, _ := p.queue.Depth(context.Background()); q.Dead != 0 || q.Delayed != 1 {
+			t.Errorf("queue %+v", q)
+		}
+		if c := d.ResetCircuit("shop"); c.State != limit.Closed || c.Pin != Unpinned {
+			t.Errorf("after the reset %+v", c)
+		}
+		pass(time.Minute)
+		if row := p.want(a, engine.TriggerFired); row.Attempts != 1 || row.Deferrals == 0 {
+			t.Errorf("%d attempts, %d deferrals", row.Attempts, row.Deferrals)
+		}
+
+		// Pinned closed, errors open nothing.
+		p.sink.answer = func(string, string, int) (time.Duration, result) { return 0, status(500) }
+		if _, err := d.PinCircuit("shop", PinnedClosed); err != nil {
+			t.Fatal(err)
+		}
+		for range 50 {
+			p.create("shop", `"delay_seconds":1`)
+		}
+		before := p.sink.count()
+		pass(5 * time.Second)
+		if n := p.sink.count() - before; n != 50 {
+			t.Errorf("%d calls, want 50", n)
+		}
+	})
+}

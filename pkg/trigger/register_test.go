@@ -1,0 +1,330 @@
+package trigger
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+const hook = `"callback_url":"https://shop.example/hooks/x"`
+
+func (p *plant) register(body string) (Answer, error) {
+	return p.svc.Register(context.Background(), Meta{Caller: "shop", Route: "POST /v1/triggers"}, []byte(body))
+}
+
+// Each rule has a name, and nothing is stored where one is broken.
+func TestRegisterRefuses(t *testing.T) {
+	in(t, func(t *testing.T) {
+		p := newPlant(t, nil)
+		f := func(body, code, field string) {
+			t.Helper()
+			_, err := p.register(body)
+			kind := notify.KindInvalid
+			if code == "payload_too_large" {
+				kind = notify.KindTooLarge
+			}
+			refused(t, err, kind, code, field)
+		}
+		f(``, "bad_json", "")
+		f(`{`, "bad_json", "")
+		f(`[]`, "wrong_type", "")
+		f(`{} {}`, "bad_json", "")
+		f(`{`+hook+`,"delay_seconds":1,"x":1}`, "unknown_field", "x")
+		f(`{`+hook+`,"delay_seconds":1,"delay_seconds":2}`, "duplicate_key", "delay_seconds")
+		f(`{`+hook+`,"Delay_Seconds":1}`, "unknown_field", "Delay_Seconds")
+		f(`{"delay_seconds":1}`, "required", "callback_url")
+		f(`{`+hook+`}`, "required", "delay_seconds")
+		f(`{`+hook+`,"delay_seconds":1,"fire_at":"2026-01-01T00:00:00Z"}`, "time_twice", "fire_at")
+		f(`{`+hook+`,"delay_seconds":-1}`, "out_of_range", "delay_seconds")
+		f(`{`+hook+`,"delay_seconds":"1"}`, "wrong_type", "delay_seconds")
+		f(`{`+hook+`,"delay_seconds":1e300}`, "out_of_range", "delay_seconds")
+		f(`{`+hook+`,"delay_seconds":31622401}`, "too_far", "delay_seconds")
+		f(`{`+hook+`,"fire_at":"9999-01-01T00:00:00Z"}`, "too_far", "fire_at")
+		f(`{`+hook+`,"fire_at":"tomorrow"}`, "wrong_type", "fire_at")
+		f(`{`+hook+`,"delay_seconds":1,"payload":5}`, "wrong_type", "payload")
+		f(`{`+hook+`,"delay_seconds":1,"payload":true}`, "wrong_type", "payload")
+		f(`{`+hook+`,"delay_seconds":1,"payload":"a","payload_base64":"YQ=="}`, "payload_twice", "payload_base64")
+		f(`{`+hook+`,"delay_seconds":1,"payload_base64":"YQ"}`, "bad_base64", "payload_base64")
+		f(`{`+hook+`,"delay_seconds":1,"payload_base64":"YR=="}`, "bad_base64", "payload_base64")
+		f(`{`+hook+`,"delay_seconds":1,"payload_base64":"YQ==\n"}`, "bad_base64", "payload_base64")
+		f(`{`+hook+`,"delay_seconds":1,"payload":"`+strings.Repeat("x", 4097)+`"}`, "payload_too_large", "payload")
+		f(`{`+hook+`,"delay_seconds":1,"payload":["`+strings.Repeat("x", 4093)+`"]}`, "payload_too_large", "payload")
+		f(`{`+hook+`,"delay_seconds":1,"payload_base64":"`+base64.StdEncoding.EncodeToString(make([]byte, 4097))+`"}`, "payload_too_large", "payload_base64")
+		f(`{`+hook+`,"delay_seconds":1,"payload":`+strings.Repeat("[", 32)+strings.Repeat("]", 32)+`}`, "too_deep", "payload")
+		f(`{`+hook+`,"delay_seconds":1,"payload":"`+"\xff"+`"}`, "bad_utf8", "payload")
+		f(`{`+hook+`,"delay_seconds":1,"retry_schedule_seconds":[]}`, "out_of_range", "retry_schedule_seconds")
+		f(`{`+hook+`,"delay_seconds":1,"retry_schedule_seconds":[`+strings.Repeat("1,", 20)+`1]}`, "out_of_range", "retry_schedule_seconds")
+		f(`{`+hook+`,"delay_seconds":1,"retry_schedule_seconds":[5,0.5]}`, "out_of_range", "retry_schedule_seconds[1]")
+		f(`{`+hook+`,"delay_seconds":1,"retry_schedule_seconds":[86401]}`, "out_of_range", "retry_schedule_seconds[0]")
+		f(`{`+hook+`,"delay_seconds":1,"retry_schedule_seconds":["5"]}`, "wrong_type", "retry_schedule_seconds[0]")
+		f(`{`+hook+`,"delay_seconds":1,"max_lateness_seconds":-1}`, "out_of_range", "max_lateness_seconds")
+		f(`{`+hook+`,"delay_seconds":1,"max_lateness_seconds":5,"late_policy":"maybe"}`, "unknown_policy", "late_policy")
+		f(`{`+hook+`,"delay_seconds":1,"late_policy":"drop"}`, "required", "max_lateness_seconds")
+		f(`{`+hook+`,"delay_seconds":1,"jitter_seconds":3601}`, "out_of_range", "jitter_seconds")
+		f(`{`+hook+`,"delay_seconds":1,"jitter_seconds":1,"exact":true}`, "exact_with_jitter", "jitter_seconds")
+		f(`{"delay_seconds":1,"callback_url":"https://shop.example/other"}`, "url_not_registered", "callback_url")
+		f(`{"delay_seconds":1,"callback_url":"https://bank.example/hooks/x"}`, "url_not_registered", "callback_url")
+		f(`{"delay_seconds":1,"callback_url":"http://shop.example/hooks/x"}`, "url_scheme", "callback_url")
+		f(`{"delay_seconds":1,"callback_url":"https://shop.example/hooks/../x"}`, "url_path", "callback_url")
+
+		p.putCaller(engine.Caller{ID: "shop", CallbackURLs: []string{"https://10.0.0.1/", "https://shop.example:8443/"}})
+		f(`{"delay_seconds":1,"callback_url":"https://10.0.0.1/x"}`, "address_denied", "callback_url")
+		f(`{"delay_seconds":1,"callback_url":"https://shop.example:8443/x"}`, "port_denied", "callback_url")
+		if rows, err := p.store.Triggers().List(context.Background(), "", 0, engine.TriggerCursor{}, 10); err != nil || len(rows) != 0 || p.wheel.rows != 0 {
+			t.Errorf("%d rows, %d index rows, %v", len(rows), p.wheel.rows, err)
+		}
+
+		for _, c := range []struct {
+			caller engine.Caller
+			kind   notify.Kind
+			code   string
+		}{
+			{engine.Caller{ID: "off", Disabled: true}, notify.KindForbidden, "caller_disabled"},
+			{engine.Caller{ID: "mute", CallbackURLs: []string{base("mute")}, Secrets: []engine.CallerSecret{{Secret: testSecret, Expires: 1}}}, notify.KindConflict, "no_secret"},
+		} {
+			p.putCaller(c.caller)
+			_, err := p.svc.Register(context.Background(), Meta{Caller: c.caller.ID}, []byte(`{}`))
+			refused(t, err, c.kind, c.code, "")
+		}
+		_, err := p.svc.Register(context.Background(), Meta{Caller: ""}, nil)
+		refused(t, err, notify.KindInvalid, "bad_caller", "")
+		_, err = p.svc.Register(context.Background(), Meta{Caller: "shop", Key: "a\x01"}, nil)
+		refused(t, err, notify.KindInvalid, "bad_idempotency_key", "Idempotency-Key")
+		_, err = p.svc.Register(context.Background(), Meta{Caller: "shop", ContentType: "text/plain"}, nil)
+		refused(t, err, notify.KindInvalid, "unsupported_media_type", "Content-Type")
+	})
+}
+
+// The bytes accepted are the bytes delivered, in the form they were given.
+func TestPayloadForms(t *testing.T) {
+	in(t, func(t *testing.T) {
+		p := newPlant(t, nil)
+		p.run()
+		all := make([]byte, 256)
+		for i := range all {
+			all[i] = byte(i)
+		}
+		b64 := base64.StdEncoding.EncodeToString
+		f := func(field, want string) {
+			t.Helper()
+			a, err := p.register(`{` + hook + `,"delay_seconds":1` + field + `}`)
+			if err != nil {
+				t.Fatalf("%s: %v", field, err)
+			}
+			var out struct {
+				ID string `json:"trigger_id"`
+			}
+			if err := json.Unmarshal(a.Body, &out); err != nil {
+				t.Fatal(err)
+			}
+			pass(3 * time.Second)
+			calls := p.sink.of(out.ID)
+			if len(calls) != 1 || string(calls[0].body) != `{"trigger_id":"`+out.ID+`"`+want+`}` {
+				t.Fatalf("%s: %d calls, %s", field, len(calls), calls[0].body)
+			}
+			if !json.Valid(calls[0].body) {
+				t.Errorf("%s is not JSON", calls[0].body)
+			}
+		}
+		f(``, `,"payload":""`)
+		f(`,"payload":null`, `,"payload":""`)
+		f(`,"payload":"plain"`, `,"payload":"plain"`)
+		f(`,"payload":"\u00e9 \"q\" \\ \n"`, `,"payload":"é \"q\" \\ \n"`)
+		f(`,"payload":"{\"a\":1}"`, `,"payload":"{\"a\":1}"`) // text stays text
+		f(`,"payload":{"b": 1,  "a":[1,2.50 ,"\u00e9"]}`, `,"payload":{"b": 1,  "a":[1,2.50 ,"\u00e9"]}`)
+		f(`,"payload":[ ]`, `,"payload":[ ]`)
+		f(`,"payload_base64":"`+b64(all)+`"`, `,"payload_base64":"`+b64(all)+`"`)
+		f(`,"payload_base64":"`+b64([]byte("text"))+`"`, `,"payload_base64":"`+b64([]byte("text"))+`"`)
+		f(`,"payload":"`+strings.Repeat("x", 4096)+`"`, `,"payload":"`+strings.Repeat("x", 4096)+`"`)
+		f(`,"payload":["`+strings.Repeat("x", 4092)+`"]`, `,"payload":["`+strings.Repeat("x", 4092)+`"]`)
+		f(`,"payload_base64":"`+b64(make([]byte, 4096))+`"`, `,"payload_base64":"`+b64(make([]byte, 4096))+`"`)
+	})
+}
+
+// The answer names the fire time after jitter, which only moves it later, is
+// bounded, and is left out by exact.
+func TestFireTime(t *testing.T) {
+	in(t, func(t *testing.T) {
+		p := newPlant(t, nil)
+		p.scfg.Jitter = 10 * time.Second
+		var err error
+		if p.svc, err = New(p.scfg); err != nil {
+			t.Fatal(err)
+		}
+		now := time.Now()
+		fire := func(extra string) time.Duration {
+			t.Helper()
+			a, err := p.register(`{` + hook + `,` + extra + `}`)
+			if err != nil {
+				t.Fatalf("%s: %v", extra, err)
+			}
+			var out struct {
+				ID string    `json:"trigger_id"`
+				At time.Time `json:"fire_at"`
+			}
+			if err := json.Unmarshal(a.Body, &out); err != nil {
+				t.Fatal(err)
+			}
+			if row := p.row(out.ID); row.FireAt != out.At.UnixMilli() || row.NextAt != row.FireAt {
+				t.Errorf("%s: answered %v, the row has %d", extra, out.At, row.FireAt)
+			}
+			return out.At.Sub(now)
+		}
+		moved := 0
+		for range 50 {
+			d := fire(`"delay_seconds":60`)
+			if d < time.Minute || d > 70*time.Second {
+				t.Fatalf("fires after %v", d)
+			}
+			if d != time.Minute {
+				moved++
+			}
+			if d := fire(`"delay_seconds":60,"jitter_seconds":1`); d < time.Minute || d > 61*time.Second {
+				t.Fatalf("fires after %v", d)
+			}
+		}
+		if moved < 40 {
+			t.Errorf("%d of 50 were moved", moved)
+		}
+		if d := fire(`"delay_seconds":60,"exact":true`); d != time.Minute {
+			t.Errorf("exact fires after %v", d)
+		}
+		if d := fire(`"delay_seconds":60,"jitter_seconds":0`); d != time.Minute {
+			t.Errorf("without jitter fires after %v", d)
+		}
+		if d := fire(`"delay_seconds":0.0001,"exact":true`); d != time.Millisecond {
+			t.Errorf("a tenth of a millisecond is %v", d)
+		}
+		if d := fire(`"fire_at":"` + now.Add(1500*time.Microsecond).Format(time.RFC3339Nano) + `","exact":true`); d != 2*time.Millisecond {
+			t.Errorf("half a millisecond was rounded to %v", d)
+		}
+		if d := fire(`"fire_at":"1999-01-01T00:00:00Z","exact":true`); d != 0 {
+			t.Errorf("the past fires after %v", d)
+		}
+		if d := fire(`"delay_seconds":31622400,"exact":true`); d != 366*24*time.Hour {
+			t.Errorf("the horizon fires after %v", d)
+		}
+	})
+}
+
+// A batch has a result per item, and a bad one fails no other.
+func TestBatch(t *testing.T) {
+	in(t, func(t *testing.T) {
+		p := newPlant(t, nil)
+		p.run()
+		good, bad := `{`+hook+`,"delay_seconds":2}`, `{`+hook+`,"delay_seconds":-2}`
+		twice := `{` + hook + `,"delay_seconds":2,"delay_seconds":2}`
+		f := func(contentType, body string) {
+			t.Helper()
+			a, err := p.svc.RegisterBatch(context.Background(), Meta{Caller: "shop", Route: "b", ContentType: contentType}, []byte(body))
+			if err != nil {
+				t.Fatal(err)
+			}
+			var out struct {
+				Results []struct {
+					ID    string `json:"trigger_id"`
+					Error struct{ Code, Field, Detail string }
+				}
+				Accepted, Rejected int
+			}
+			if err := json.Unmarshal(a.Body, &out); err != nil {
+				t.Fatalf("%s: %v", a.Body, err)
+			}
+			if a.Status != 200 || out.Accepted != 2 || out.Rejected != 2 || len(out.Results) != 4 {
+				t.Fatalf("%s", a.Body)
+			}
+			if r := out.Results[1]; r.ID != "" || r.Error.Code != "out_of_range" || r.Error.Field != "delay_seconds" || r.Error.Detail == "" {
+				t.Errorf("bad item: %+v", r)
+			}
+			if r := out.Results[2]; r.Error.Code != "duplicate_key" {
+				t.Errorf("item with a field twice: %+v", r)
+			}
+			if out.Results[0].ID == out.Results[3].ID {
+				t.Error("two items have one id")
+			}
+			pass(4 * time.Second)
+			p.want(out.Results[0].ID, engine.TriggerFired)
+			p.want(out.Results[3].ID, engine.TriggerFired)
+		}
+		f("", "["+strings.Join([]string{good, bad, twice, good}, ",")+"]")
+		f("application/json; charset=utf-8", "["+strings.Join([]string{good, bad, twice, good}, ",")+"]")
+		f("application/x-ndjson", strings.Join([]string{good, bad, "", twice, good}, "\n"))
+
+		for body, code := range map[string]string{
+			"": "bad_json", "[": "bad_json", "{}": "wrong_type", "[]": "empty", `[1`: "bad_json", `[{}]x`: "bad_json",
+			"[" + strings.TrimSuffix(strings.Repeat(good+",", 1001), ",") + "]": "too_many_items",
+		} {
+			_, err := p.svc.RegisterBatch(context.Background(), Meta{Caller: "shop"}, []byte(body))
+			if e, is := err.(*notify.Error); !is || e.Code != code {
+				t.Errorf("%.20q: %v, want %s", body, err, code)
+			}
+		}
+		_, err := p.svc.RegisterBatch(context.Background(), Meta{Caller: "shop", ContentType: "text/csv"}, []byte("x"))
+		refused(t, err, notify.KindInvalid, "unsupported_media_type", "Content-Type")
+	})
+}
+
+// A caller may have so many waiting; what ended makes room, and other
+// processes' work is counted before anybody is refused.
+func TestPendingLimit(t *testing.T) {
+	in(t, func(t *testing.T) {
+		p := newPlant(t, nil)
+		p.putCaller(engine.Caller{ID: "shop", CallbackURLs: []string{base("shop")}, MaxPending: 5})
+		p.run()
+		var ids []string
+		for i := range 5 {
+			ids = append(ids, p.create("shop", fmt.Sprintf(`"delay_seconds":%d`, 10+i)))
+		}
+		full := func() {
+			t.Helper()
+			_, err := p.tryCreate(p.svc, "shop", `"delay_seconds":5`, "")
+			refused(t, err, notify.KindThrottled, "too_many_pending", "")
+			if notify.RetryAfterOf(err) == 0 {
+				t.Error("no Retry-After")
+			}
+		}
+		full()
+		if _, err := p.svc.Cancel(context.Background(), "shop", ids[0]); err != nil {
+			t.Fatal(err)
+		}
+		p.create("shop", `"delay_seconds":100`)
+		full()
+		pass(12 * time.Second) // one more has fired
+		p.create("shop", `"delay_seconds":100`)
+
+		// A second process ends some: this one's count is off until it asks.
+		other, err := New(Config{
+			Triggers: p.store.Triggers(), Callers: p.store.Callers(), Idem: p.store.Idem(), Later: p.wheel, Egress: p.scfg.Egress,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		pass(time.Minute)
+		for range 3 {
+			p.create("shop", `"delay_seconds":100`)
+		}
+		full()
+		rows, err := other.List(context.Background(), "shop", engine.TriggerPending, "", 10)
+		if err != nil || len(rows) != 5 {
+			t.Fatalf("%d wait, %v", len(rows), err)
+		}
+		for _, r := range rows {
+			if _, err := other.Cancel(context.Background(), "shop", r.ID); err != nil {
+				t.Fatal(err)
+			}
+		}
+		full()
+		pass(time.Minute)
+		p.create("shop", `"delay_seconds":100`)
+		if n := p.scfg.Census.Waiting("shop"); n != 1 {
+			t.Errorf("%d are counted as waiting, want 1", n)
+		}
+	})
+}
