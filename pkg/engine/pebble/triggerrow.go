@@ -72,7 +72,7 @@ func appendTrigger(b []byte, t *engine.Trigger, version uint64) []byte {
 		b = appendInt64(b, int64(d))
 	}
 	b = appendInt64(b, int64(t.MaxLateness))
-	b = append(b, byte(t.Late))
+	b = append(b, byte(t.Late), byte(t.Form))
 	b = binary.AppendUvarint(b, uint64(t.Gen))
 	b = binary.AppendUvarint(b, uint64(t.Epoch))
 	b = appendInt64(b, int64(t.Attempts))
@@ -112,6 +112,7 @@ func readTrigger(id string, v []byte, t *engine.Trigger) error {
 		}
 	}
 	t.MaxLateness, t.Late = time.Duration(d.int()), engine.LatePolicy(d.byte())
+	t.Form = engine.PayloadForm(d.byte())
 	t.Gen, t.Epoch = uint32(d.uint()), uint32(d.uint())
 	t.Attempts, t.Deferrals = int(d.int()), int(d.int())
 	t.NextAt, t.LeaseUntil = d.int(), d.int()
