@@ -378,3 +378,41 @@ func TestBefore(t *testing.T) {
 	f([]byte{1, 0, 0}, []byte{0, 0xff, 0xff})
 	f([]byte{0, 0, 1}, []byte{0, 0, 0})
 }
+
+// Hourly repairs of a backlog that waits for its receiver do not pile up
+// messages: those of the old generation go.
+func TestReconcilePilesNothingUp(t *testing.T) {
+	in(t, func(t *testing.T) {
+		p := newPlant(t, nil)
+		d, _ := p.run()
+		if _, err := d.PinCircuit("shop", PinnedOpen); err != nil {
+			t.Fatal(err)
+		}
+		var ids []string
+		for range 20 {
+			ids = append(ids, p.create("shop", `"delay_seconds":1`))
+		}
+		r := p.reconciler(nil)
+		for range 24 {
+			pass(time.Hour)
+			rep, err := r.Report(context.Background())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if done, err := r.Apply(context.Background(), rep); err != nil || done.Changed[FindOverdue] != 20 {
+				t.Fatalf("%+v, %v", done, err)
+			}
+		}
+		pass(5 * time.Minute)
+		if q, _ := p.queue.Depth(context.Background()); q.Delayed+q.Ready+q.InFlight != 20 || q.Dead != 0 {
+			t.Errorf("queue %+v", q)
+		}
+		d.ResetCircuit("shop")
+		pass(2 * time.Minute)
+		for _, id := range ids {
+			if p.want(id, engine.TriggerFired); len(p.sink.of(id)) != 1 {
+				t.Errorf("%d calls", len(p.sink.of(id)))
+			}
+		}
+	})
+}
