@@ -37,7 +37,7 @@ func TestNothingPrivateIsTold(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	values, _, err := devConfig(dir, filepath.Join(dir, "simulator"), devAddrs{api: "127.0.0.1:0", admin: "127.0.0.1:0", kafka: "127.0.0.1:0"})
+	values, _, _, err := devConfig(dir, filepath.Join(dir, "simulator"), devAddrs{api: "127.0.0.1:0", admin: "127.0.0.1:0", kafka: "127.0.0.1:0"})
 	if err != nil {
 		t.Fatal(err)
 	}

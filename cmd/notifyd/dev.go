@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -109,7 +108,7 @@ func runDev(ctx context.Context, p *program, o *devOptions) error {
 		}
 		defer sim.Close()
 	}
-	extra, urls, err := devConfig(dir, simDir, ports)
+	extra, urls, secret, err := devConfig(dir, simDir, ports)
 	if err != nil {
 		return err
 	}
@@ -124,6 +123,11 @@ func runDev(ctx context.Context, p *program, o *devOptions) error {
 		return err
 	}
 	token, err := devContext(p, o, dir, apiURL, control)
+	if err == nil {
+		// Before anything runs: a callback that was left from an earlier start
+		// must be signed as the simulated receiver expects.
+		err = n.SeedCaller(ctx, "dev", []string{urls.Callback + "/"}, secret)
+	}
 	if err != nil {
 		return errors.Join(err, n.Close())
 	}
@@ -218,7 +222,7 @@ func devPorts(ctx context.Context, port int) (a devAddrs, err error) {
 }
 
 // devConfig points the providers at the simulators, by the files they keep.
-func devConfig(dir, simDir string, ports devAddrs) (map[string]any, simulator.URLs, error) {
+func devConfig(dir, simDir string, ports devAddrs) (_ map[string]any, urls simulator.URLs, secret string, err error) {
 	var s struct {
 		URLs        simulator.URLs        `json:"urls"`
 		Credentials simulator.Credentials `json:"credentials"`
@@ -228,15 +232,15 @@ func devConfig(dir, simDir string, ports devAddrs) (map[string]any, simulator.UR
 		err = json.Unmarshal(b, &s)
 	}
 	if err != nil {
-		return nil, s.URLs, fmt.Errorf("simulators: %w", err)
+		return nil, s.URLs, "", fmt.Errorf("simulators: %w", err)
 	}
 	secrets := filepath.Join(dir, "data")
 	if err := os.MkdirAll(secrets, 0o700); err != nil {
-		return nil, s.URLs, err
+		return nil, s.URLs, "", err
 	}
 	accounts, err := json.Marshal(s.Credentials.Twilio)
 	if err != nil {
-		return nil, s.URLs, err
+		return nil, s.URLs, "", err
 	}
 	files := map[string][]byte{
 		"twilio.json": accounts, "sendgrid.key": []byte(s.Credentials.SendGrid.APIKey),
@@ -244,13 +248,13 @@ func devConfig(dir, simDir string, ports devAddrs) (map[string]any, simulator.UR
 	}
 	for name, data := range files {
 		if err := os.WriteFile(filepath.Join(secrets, name), data, 0o600); err != nil {
-			return nil, s.URLs, err
+			return nil, s.URLs, "", err
 		}
 	}
 	key := filepath.Join(dir, "key.pem")
 	if _, err := os.Stat(key); errors.Is(err, os.ErrNotExist) {
 		if err := makeKey(key); err != nil {
-			return nil, s.URLs, err
+			return nil, s.URLs, "", err
 		}
 	}
 	return map[string]any{
@@ -279,7 +283,7 @@ func devConfig(dir, simDir string, ports devAddrs) (map[string]any, simulator.UR
 		"triggers.ports":                      []int{0},
 		"logging.level":                       "warn",
 		"logging.format":                      "text",
-	}, s.URLs, nil
+	}, s.URLs, s.Credentials.CallbackSecret, nil
 }
 
 // devContext signs a token for the developer and writes notifyctl's context.
@@ -363,9 +367,6 @@ func devReady(ctx context.Context, p *program, o *devOptions, dir, apiURL, token
 			}
 		}
 	}
-	if err := devCaller(ctx, cl, urls); err != nil {
-		return fmt.Errorf("seed: %w", err)
-	}
 	b, err := json.Marshal(running{os.Getpid(), apiURL, urls.Inbox})
 	if err != nil {
 		return err
@@ -395,35 +396,6 @@ func devReady(ctx context.Context, p *program, o *devOptions, dir, apiURL, token
 	fmt.Fprintf(&w, "      notifyctl ls --user ann        notifyctl tail\n")
 	_, err = fmt.Fprint(p.out, w.String())
 	return err
-}
-
-// devCaller lets the developer's triggers call the simulated receiver, and tells
-// that one the secret, so that it checks their signatures.
-func devCaller(ctx context.Context, cl *api.Client, urls simulator.URLs) error {
-	if _, err := cl.PutCaller(ctx, api.Caller{ID: "dev", CallbackURLs: []string{urls.Callback + "/"}}); err != nil {
-		return err
-	}
-	fresh, err := cl.RotateSecret(ctx, "dev", 0)
-	if err != nil {
-		return err
-	}
-	body, err := json.Marshal(map[string]string{"secret": fresh.Secret})
-	if err != nil {
-		return err
-	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPut, urls.Control+"/callbacks/secret", bytes.NewReader(body))
-	if err != nil {
-		return err
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusNoContent {
-		return fmt.Errorf("the simulator does not take the secret: %s", resp.Status)
-	}
-	return nil
 }
 
 // demoUsers are the users a dev server begins with.

@@ -87,6 +87,7 @@ type TriggerStatus struct {
 	EndedAt            *time.Time       `json:"ended_at,omitempty"`
 	Attempts           int              `json:"attempts"`  // calls that counted
 	Deferrals          int              `json:"deferrals"` // waits that were no attempt
+	Claims             uint32           `json:"claims"`    // by dispatchers; each one beyond the first may have repeated a call
 	Reason             string           `json:"reason,omitempty"`
 	Generation         uint32           `json:"generation"` // 0 until it is rescheduled
 	MaxLatenessSeconds float64          `json:"max_lateness_seconds,omitempty"`

@@ -90,7 +90,7 @@ func TestReceiptEndsTheRetry(t *testing.T) {
 func TestStandingLaneHoldsFewRecords(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig(t, t.TempDir())
-	cfg.Providers.Stub = false // and none is configured: the lane stands
+	cfg.Providers.Stub = false           // and none is configured: the lane stands
 	l := runAs(t, RoleAPI, cfg, seams{}) // so that the workers meet all of it at once
 	batch := make([]api.Notification, 1000)
 	for n := range worker.MaxRecords/1000 + 2 {

@@ -145,7 +145,7 @@ var latePolicies = [...]string{engine.LateFire: "fire", engine.LateDrop: "drop",
 func triggerStatus(t *engine.Trigger, now time.Time, log bool) api.TriggerStatus {
 	out := api.TriggerStatus{
 		TriggerID: t.ID, Status: trigger.StateName(t.State), Caller: t.Caller, CallbackURL: t.URL, PayloadBytes: len(t.Payload),
-		CreatedAt: moment(t.Created), FireAt: moment(t.FireAt), EndedAt: moments(t.Ended), Attempts: t.Attempts, Deferrals: t.Deferrals,
+		CreatedAt: moment(t.Created), FireAt: moment(t.FireAt), EndedAt: moments(t.Ended), Attempts: t.Attempts, Deferrals: t.Deferrals, Claims: t.Epoch,
 		Reason: t.Reason, Generation: t.Gen, MaxLatenessSeconds: t.MaxLateness.Seconds(), Next: nextOfTrigger(t, now),
 	}
 	if t.State == engine.TriggerPending {

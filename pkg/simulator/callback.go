@@ -20,6 +20,7 @@ import (
 type callbackServer struct {
 	s      *Simulator
 	secret atomic.Pointer[[]byte] // nil: signatures are not checked
+	strict atomic.Bool            // calls that are not signed are refused
 	ledger *callLedger
 }
 
@@ -31,8 +32,11 @@ const (
 
 func newCallbacks(s *Simulator) *callbackServer {
 	c := &callbackServer{s: s, ledger: newCallLedger(s.cfg.Callback.Keep)}
-	if key, _ := parseSecret(s.cfg.Callback.Secret); key != nil { // Config.validate has seen it
-		c.secret.Store(&key)
+	// Both are known to be secrets: one was made here, Config.validate has seen the other.
+	_ = c.setSecret(s.keys.creds.CallbackSecret)
+	c.strict.Store(false)
+	if s.cfg.Callback.Secret != "" {
+		_ = c.setSecret(s.cfg.Callback.Secret)
 	}
 	return c
 }
@@ -57,8 +61,10 @@ func (c *callbackServer) setSecret(text string) error {
 		return err
 	case key == nil:
 		c.secret.Store(nil)
+		c.strict.Store(false)
 	default:
 		c.secret.Store(&key)
+		c.strict.Store(true)
 	}
 	return nil
 }
@@ -134,7 +140,7 @@ func (c *callbackServer) check(h http.Header, body []byte, now time.Time) Signat
 	key := c.secret.Load()
 	given := h.Get("webhook-signature")
 	switch {
-	case given == "" && key == nil:
+	case given == "" && !c.strict.Load():
 		return SignatureNone
 	case key == nil:
 		return SignatureUnchecked

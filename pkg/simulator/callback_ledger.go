@@ -15,7 +15,7 @@ type Signature string
 
 // The verdicts.
 const (
-	SignatureNone      Signature = "none"      // not signed, and none was wanted
+	SignatureNone      Signature = "none"      // not signed, which was allowed
 	SignatureUnchecked Signature = "unchecked" // signed; the receiver has no secret
 	SignatureGood      Signature = "good"
 	SignatureBad       Signature = "bad" // refused with 401

@@ -116,7 +116,8 @@ type CallbackConfig struct {
 	Latency Latency // default none
 
 	// Secret is what calls must be signed with, whsec_ and base64 (Standard
-	// Webhooks); the control API changes it. Empty: signatures are not checked.
+	// Webhooks); the control API changes it. Empty: that of the credentials, and
+	// calls without a signature are taken too.
 	Secret string
 
 	// Keep is how many triggers the ledger of calls remembers, the oldest

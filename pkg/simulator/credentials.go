@@ -21,6 +21,9 @@ type Credentials struct {
 	FCM      FCMCredentials      `json:"fcm"`
 	Twilio   []TwilioAccount     `json:"twilio"`
 	SendGrid SendGridCredentials `json:"sendgrid"`
+
+	// CallbackSecret signs calls of triggers: whsec_ and base64.
+	CallbackSecret string `json:"callback_secret"`
 }
 
 // APNsCredentials are those of a provider token.
@@ -96,6 +99,8 @@ func newKeyring(s seed, c Config) (*keyring, error) {
 		APIKey: orString(c.SendGrid.APIKey, s.apiKey()), Pools: slices.Clone(c.SendGrid.Pools),
 		WebhookPublicKey: base64.StdEncoding.EncodeToString(der),
 	}
+	secret := s.derive("callback secret")
+	k.creds.CallbackSecret = "whsec_" + base64.StdEncoding.EncodeToString(secret[:])
 	k.creds.Twilio = twilioAccounts(s, c.Twilio)
 	for i := range k.creds.Twilio {
 		a := &k.creds.Twilio[i]

@@ -115,14 +115,22 @@ func run(ctx context.Context, o options) (ok bool, err error) {
 	if err != nil {
 		return false, err
 	}
+	later, err := v.CheckLater(ctx, promises, o.drain)
+	if err != nil {
+		return false, err
+	}
 	if err := v.Stop(); err != nil {
 		return false, fmt.Errorf("the graceful stop failed: %w", err)
 	}
 	if err := v.Rows(ctx, &res); err != nil {
 		return false, err
 	}
-	good := res.Lost == 0 && res.Terminal == res.Accepted && res.Duplicates <= res.Bound && res.Reordered == 0 && res.NoID == 0
-	fmt.Printf("torture kills=%d accepted=%d terminal=%d lost=%d duplicates=%d bound=%d reordered=%d unknown=%d failed=%d ambiguous=%d ok=%v\n",
-		o.kills, res.Accepted, res.Terminal, res.Lost, res.Duplicates, res.Bound, res.Reordered, res.Unknown, res.Failed, res.Ambiguous, good)
+	fmt.Printf("  later: %d triggers and %d scheduled pushes, %d fired, %d cancelled; %d calls too many, %d explained by claims\n",
+		later.Triggers, later.Schedules, later.Fired, later.Cancelled, later.Duplicates, later.Bound)
+	good := res.Lost == 0 && res.Terminal == res.Accepted && res.Duplicates <= res.Bound && res.Reordered == 0 && res.NoID == 0 &&
+		later.Lost == 0 && later.Early == 0 && later.Nonterminal == 0 && later.CancelledFired == 0 && later.Duplicates <= later.Bound && later.BadSignature == 0
+	fmt.Printf("torture kills=%d accepted=%d terminal=%d lost=%d duplicates=%d bound=%d reordered=%d unknown=%d failed=%d ambiguous=%d later=%d early=%d nonterminal=%d cancelled_fired=%d later_lost=%d called_twice=%d called_twice_bound=%d bad_signatures=%d ok=%v\n",
+		o.kills, res.Accepted, res.Terminal, res.Lost, res.Duplicates, res.Bound, res.Reordered, res.Unknown, res.Failed, res.Ambiguous,
+		later.Triggers+later.Schedules, later.Early, later.Nonterminal, later.CancelledFired, later.Lost, later.Duplicates, later.Bound, later.BadSignature, good)
 	return good, nil
 }

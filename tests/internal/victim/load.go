@@ -9,8 +9,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/load"
 )
 
-// Load starts three streams of load: ordered single pushes, batches of mail,
-// fan-outs of pushes. The function it returns stops them and says what was
+// Load starts four streams of load: ordered single pushes, batches of mail,
+// fan-outs of pushes, and triggers and scheduled pushes. The function it returns stops them and says what was
 // promised.
 func (v *Victim) Load(ctx context.Context, rate float64, seed uint64) func() (*Promises, error) {
 	ctx, cancel := context.WithCancel(ctx)
@@ -21,7 +21,7 @@ func (v *Victim) Load(ctx context.Context, rate float64, seed uint64) func() (*P
 		{Name: "fan-out", Target: load.Fanout, Rate: rate * 3, Size: 1500, Users: 100_000, Workers: 2, Address: true},
 	}
 	var wg sync.WaitGroup
-	errs := make(chan error, len(scenarios))
+	errs := make(chan error, len(scenarios)+1)
 	for _, s := range scenarios {
 		s.Duration = time.Hour // until it is stopped
 		s.Seed = seed
@@ -39,6 +39,7 @@ func (v *Victim) Load(ctx context.Context, rate float64, seed uint64) func() (*P
 			errs <- err
 		})
 	}
+	wg.Go(func() { errs <- v.loadLater(ctx, rate/6, seed, &p.later) })
 	return func() (*Promises, error) {
 		// A moment of undisturbed load, so that what failed meanwhile is
 		// repeated and answered.
@@ -63,6 +64,8 @@ type Promises struct {
 	mu   sync.Mutex
 	ids  []string
 	fans []load.Acked
+
+	later later
 }
 
 func (p *Promises) add(a load.Acked) {
