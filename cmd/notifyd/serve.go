@@ -44,6 +44,7 @@ func (f *configFlags) load(p *program, extra map[string]any) (app.Loaded, error)
 	if err != nil {
 		return l, &cli.Error{Exit: cli.ExitUsage, Err: err, Next: []string{"notifyd config example"}}
 	}
+	l.Config.Version = version
 	if l.Config.DataDir == "" {
 		l.Config.DataDir = app.DataFolder(p.getenv, "data")
 	}

@@ -11,6 +11,9 @@ import (
 // Config of a notifyd process. The comment of a field is its documentation:
 // `notifyd config example` prints it.
 type Config struct {
+	// Version of the program. It is told, not configured.
+	Version string `koanf:"-"`
+
 	DataDir string `koanf:"data_dir" doc:"folder of the embedded log and stores; empty: $XDG_DATA_HOME/notifyd"`
 
 	API struct {

@@ -3,10 +3,14 @@ package app
 import (
 	"context"
 	"fmt"
+	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/engine/kfake"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/ops"
 )
 
 // Finding is one thing the doctor looked at.
@@ -28,14 +32,17 @@ func (n *Node) doctor(ctx context.Context) (any, error) {
 	use := n.broker.Guard().Usage()
 	add("log", use.Err != nil, "fail", "%d of %d MiB, fsync %s%s", use.LogBytes>>20, use.CapBytes>>20, use.Fsync.Round(10*time.Microsecond), suffix(use.Err))
 	add("log size", use.LogBytes > use.CapBytes*3/4, "warn", "%.0f%% of the cap; trimmed behind sealed history and outcomes", 100*float64(use.LogBytes)/float64(use.CapBytes))
-	lost := 0
-	for _, t := range n.broker.Truncated() {
-		if !t.Tail {
-			lost++
-		}
-		add("log segment", true, map[bool]string{true: "warn", false: "fail"}[t.Tail], "%s", t)
+	losses := n.losses()
+	for _, l := range losses {
+		add("log damage", true, "fail", "%s", l)
 	}
-	add("log segments", lost > 0, "fail", "%d were cut in the middle when the log opened", lost)
+	for _, t := range n.broker.Truncated() {
+		add("log damage", true, "fail", "%s", t)
+	}
+	for _, t := range n.broker.Torn() {
+		add("log tail", false, "", "%s/%d: a crash cut the write of offset %d short; it was not acknowledged", t.Topic, t.Partition, t.Offset)
+	}
+	add("log segments", len(losses) > 0, "fail", "%d ranges of acknowledged records are lost to damage%s", len(losses), n.settle(len(losses)))
 	add("log durability", !n.cfg.Log.Sync, "warn", "fsync before an acknowledgement: %v", n.cfg.Log.Sync)
 	err := n.store.Err()
 	add("store", err != nil, "fail", "pebble%s", suffix(err))
@@ -60,6 +67,65 @@ func (n *Node) doctor(ctx context.Context) (any, error) {
 		add("lag "+l.Group, l.Lag > 1_000_000, "warn", "%d records behind, %d in flight", l.Lag, l.InFlight)
 	}
 	return fs, nil
+}
+
+// loss is a loss of the log with what it means.
+type loss struct {
+	kfake.Loss
+	group string // that consumes the topic; empty: none of ours
+	first bool   // of first attempts, which history keeps
+}
+
+// losses of the log, and who had read what.
+func (n *Node) losses() (out []loss) {
+	for _, l := range n.broker.Losses() {
+		out = append(out, loss{l, n.groupOf(l.Topic), slices.Contains(firstTopics(), l.Topic)})
+	}
+	return out
+}
+
+// groupOf is the consumer group of a topic.
+func (n *Node) groupOf(topic string) string {
+	for _, l := range notify.Lanes() {
+		switch topic {
+		case l.Topic():
+			return l.Group()
+		case l.DLQTopic():
+			return l.RetryGroup()
+		}
+	}
+	if topic == notify.TopicFailed {
+		return ops.DeadLetterGroup
+	}
+	return ""
+}
+
+// consumed is how many of the records had been done and committed.
+func (l *loss) consumed() int64 { return l.Below(l.Committed[l.group]) }
+
+func (l loss) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s/%d: acknowledged records %d to %d (%d) are damaged and gone", l.Topic, l.Partition, l.From, l.To-1, l.Records())
+	if l.group != "" {
+		done := l.consumed()
+		fmt.Fprintf(&b, ": %d consumed before (%s had committed %d), %d lost for good", done, l.group, l.Committed[l.group], l.Records()-done)
+	}
+	if missing := l.Records() - l.Below(l.Kept); l.first && missing > 0 {
+		fmt.Fprintf(&b, "; %d not in the history", missing)
+	}
+	fmt.Fprintf(&b, "; found %s", l.Found.Format(time.RFC3339))
+	if l.File != "" {
+		fmt.Fprintf(&b, ", their bytes are in %s", l.File)
+	}
+	return b.String()
+}
+
+// settle says how the report of losses ends.
+func (n *Node) settle(losses int) string {
+	if losses == 0 {
+		return ""
+	}
+	return "; when they are dealt with, remove " + filepath.Join(n.cfg.DataDir, "log", kfake.LossesFile) + " and restart"
 }
 
 func suffix(err error) string {

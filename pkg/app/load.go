@@ -165,6 +165,9 @@ func flatten(c Config) map[string]field {
 	walk = func(prefix string, v reflect.Value) {
 		for i := range v.NumField() {
 			t := v.Type().Field(i)
+			if t.Tag.Get("koanf") == "-" {
+				continue
+			}
 			key := prefix + t.Tag.Get("koanf")
 			if v.Field(i).Kind() == reflect.Struct {
 				walk(key+".", v.Field(i))
@@ -225,6 +228,9 @@ func build(v reflect.Value, n *yamlv3.Node) {
 	n.Kind = yamlv3.MappingNode
 	for i := range v.NumField() {
 		t := v.Type().Field(i)
+		if t.Tag.Get("koanf") == "-" {
+			continue
+		}
 		key := &yamlv3.Node{Kind: yamlv3.ScalarNode, Value: t.Tag.Get("koanf"), HeadComment: t.Tag.Get("doc")}
 		val := &yamlv3.Node{}
 		f := v.Field(i)

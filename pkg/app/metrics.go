@@ -223,6 +223,7 @@ var (
 	descLogOpen  = desc("log_open", "1 while the log takes more, else 0.")
 	descLogFsync = desc("log_fsync_seconds", "Duration of the last fsync probe.")
 	descFree     = desc("disk_free_bytes", "Room left on the log's volume.")
+	descLost     = desc("log_lost_records", "Acknowledged records lost to damage of the log.", "consumed")
 	descLag      = desc("group_lag_records", "Records a consumer group has not read yet.", "group")
 	descFlight   = desc("group_in_flight_records", "Records read and not done.", "group")
 	descCircuit  = desc("circuit_closed", "1 while calls on a route pass, else 0.", "route")
@@ -238,7 +239,7 @@ var (
 // Describe implements prometheus.Collector.
 func (c *nodeCollector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		descLogBytes, descLogCap, descLogOpen, descLogFsync, descFree, descLag, descFlight, descCircuit, descTimers,
+		descLogBytes, descLogCap, descLogOpen, descLogFsync, descFree, descLost, descLag, descFlight, descCircuit, descTimers,
 		descPrefs, descHistory, descTail, descStore, descSpill, descSpillAge,
 	} {
 		ch <- d
@@ -263,6 +264,13 @@ func (c *nodeCollector) Collect(ch chan<- prometheus.Metric) {
 	gauge(descLogOpen, truth(use.Err == nil))
 	gauge(descLogFsync, use.Fsync.Seconds())
 	gauge(descFree, float64(use.Free))
+	consumed, lost := int64(0), int64(0)
+	for _, l := range n.losses() {
+		consumed += l.consumed()
+		lost += l.Records() - l.consumed()
+	}
+	gauge(descLost, float64(consumed), "yes")
+	gauge(descLost, float64(lost), "no")
 	for _, l := range n.lags() {
 		gauge(descLag, float64(l.Lag), l.Group)
 		gauge(descFlight, float64(l.InFlight), l.Group)

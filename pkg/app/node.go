@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -131,13 +132,26 @@ func (n *Node) open() error {
 	if err != nil {
 		return err
 	}
-	n.broker, err = kfake.Open(kfake.Config{
-		Dir: filepath.Join(cfg.DataDir, "log"), Durability: durability, Port: port, Topics: topics(cfg), StoreID: string(id),
-		CapBytes: int64(cfg.Log.CapMiB) << 20, MinFreeBytes: int64(cfg.Log.MinFreeMiB) << 20, Logger: n.log,
-		SegmentBytes: n.seams.segment,
+	// Before the log: what is sealed says how far the log reached.
+	n.history, err = history.Open(history.Config{
+		Dir: filepath.Join(cfg.DataDir, "history"), Retention: cfg.History.Retention, Barrier: n.barrier, Log: n.log,
+		SegmentAge: n.seams.historyAge, SegmentBytes: segmentBytes(cfg),
 	})
 	if err != nil {
 		return err
+	}
+	n.broker, err = kfake.Open(kfake.Config{
+		Dir: filepath.Join(cfg.DataDir, "log"), Durability: durability, Port: port, Topics: topics(cfg), StoreID: string(id),
+		CapBytes: int64(cfg.Log.CapMiB) << 20, MinFreeBytes: int64(cfg.Log.MinFreeMiB) << 20, Logger: n.log,
+		SegmentBytes: n.seams.segment, Kept: n.kept(),
+	})
+	if err != nil {
+		return err
+	}
+	for _, l := range n.broker.Losses() {
+		if l.Kept < l.To && slices.Contains(firstTopics(), l.Topic) {
+			n.history.Lost(l.After, l.Before)
+		}
 	}
 	if len(id) == 0 {
 		if err := n.store.Meta().PutMeta(ctx, "store_id", []byte(n.broker.StoreID())); err != nil {
@@ -151,14 +165,20 @@ func (n *Node) open() error {
 	if n.reader, err = stream.NewReader(conn); err != nil {
 		return err
 	}
-	if n.admin, err = stream.NewAdmin(stream.AdminConfig{Conn: conn}); err != nil {
-		return err
-	}
-	n.history, err = history.Open(history.Config{
-		Dir: filepath.Join(cfg.DataDir, "history"), Retention: cfg.History.Retention, Barrier: n.barrier, Log: n.log,
-		SegmentAge: n.seams.historyAge, SegmentBytes: segmentBytes(cfg),
-	})
+	n.admin, err = stream.NewAdmin(stream.AdminConfig{Conn: conn})
 	return err
+}
+
+// kept is, of each partition, the offset below which the history is sealed.
+func (n *Node) kept() map[string]map[int32]int64 {
+	out := map[string]map[int32]int64{}
+	for p, at := range n.history.Sealed() {
+		if out[p.Topic] == nil {
+			out[p.Topic] = map[int32]int64{}
+		}
+		out[p.Topic][p.Partition] = at
+	}
+	return out
 }
 
 // segmentBytes keeps what history has not sealed, and the log therefore cannot

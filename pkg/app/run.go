@@ -162,11 +162,19 @@ func (n *Node) pump(ctx context.Context) error {
 		}
 	}
 	return n.reader.Run(ctx, from, func(tp stream.TopicPartition, recs []stream.Record) error {
-		hs := make([]history.Record, len(recs))
+		hs := make([]history.Record, 0, len(recs))
 		for i := range recs {
-			hs[i] = history.Record{Topic: tp.Topic, Partition: tp.Partition, Offset: recs[i].Offset, Value: recs[i].Value, Time: recs[i].Time.UnixMilli()}
+			if !recs[i].Lost() {
+				hs = append(hs, history.Record{Topic: tp.Topic, Partition: tp.Partition, Offset: recs[i].Offset, Value: recs[i].Value, Time: recs[i].Time.UnixMilli()})
+			}
 		}
-		return n.history.Append(ctx, hs...)
+		if err := n.history.Append(ctx, hs...); err != nil {
+			return err
+		}
+		if len(hs) < len(recs) { // the last ones may be lost, and somebody waits for the end
+			n.history.Advance(history.Part(tp), recs[len(recs)-1].Offset+1)
+		}
+		return nil
 	})
 }
 

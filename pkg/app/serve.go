@@ -70,7 +70,8 @@ func (n *Node) buildServer() error {
 	}, server.Deps{
 		Auth: n.verifier, Intake: n.intake, Users: n.prefs, History: n.history, Status: n.store.Status(),
 		DeadLetters: n.store.DeadLetters(), Cancels: n.store.Cancels(), Campaigns: n.store.Campaigns(), Callers: n.store.Callers(),
-		Receipts: n.receipts(), Tail: n.tail, Doctor: n.doctor, Lag: n.lag, Ready: n.ready,
+		Receipts: n.receipts(), Tail: n.tail, Doctor: n.doctor, Lag: n.lag, Ready: n.Ready,
+		Warnings: n.warnings, Version: cfg.Version,
 		Metrics: n.metrics.registry, Hooks: n.metrics.http(), Log: n.log,
 	})
 	return err
@@ -185,8 +186,8 @@ func (c *Config) publicURL() string {
 	return "http://" + c.API.Listen
 }
 
-// ready is nil when the process can do its work.
-func (n *Node) ready(context.Context) error {
+// Ready is nil when the process can do its work; else it says why not.
+func (n *Node) Ready(context.Context) error {
 	if err := n.store.Err(); err != nil {
 		return err
 	}
@@ -197,4 +198,12 @@ func (n *Node) ready(context.Context) error {
 		return notify.Unavailable("preferences", time.Second, fmt.Errorf("snapshot is %s old", n.prefs.Age(time.Now())))
 	}
 	return nil
+}
+
+// warnings are what is wrong although requests are taken.
+func (n *Node) warnings() (codes []string) {
+	if len(n.broker.Losses()) > 0 {
+		codes = append(codes, "log_damaged")
+	}
+	return codes
 }

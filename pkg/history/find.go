@@ -191,6 +191,8 @@ func (s *Store) missing(base notify.Base, damaged error) error {
 		damaged = errors.New("a segment cannot be read")
 	case time.Since(base.Time()) > s.cfg.Retention:
 		return &notify.Error{Kind: notify.KindGone, Code: "notification_gone", Msg: "the history of this notification has passed its retention"}
+	case s.mayBeLost(base.Time()):
+		return &notify.Error{Kind: notify.KindGone, Code: CodeRecordLost, Msg: "not found, and records of that time were lost to damage: it may have been one of them"}
 	default:
 		return notify.NotFound("notification")
 	}

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"path/filepath"
+	"slices"
 	"sort"
 	"strconv"
 	"strings"
@@ -44,6 +46,7 @@ type Store struct {
 
 	damageMu sync.Mutex
 	damaged  map[string]error
+	lost     []lostTime
 	unknown  atomic.Int64 // damaged files whose bounds could not be read
 }
 
@@ -166,6 +169,40 @@ func (s *Store) damage(file string, err error) {
 	if !known {
 		s.cfg.Log.Error("history segment is damaged", "file", file, "err", err)
 	}
+}
+
+// CodeRecordLost is the code of notify.KindGone for what may have been among the
+// records that the log lost (Store.Lost).
+const CodeRecordLost = "record_lost"
+
+// lostTime is a time of which the log lost records before they were kept here.
+type lostTime struct{ from, to int64 }
+
+// lostSlack is how much earlier or later a request may have been accepted than
+// the records around a lost one were written.
+const lostSlack = time.Minute
+
+// Lost tells that the log has lost records that lay between records written at
+// after and before, in ms since 1970, 0 where that is not known. A notification
+// accepted then that is not found is not "not found": it may have been one of
+// them.
+func (s *Store) Lost(after, before int64) {
+	l := lostTime{after - lostSlack.Milliseconds(), before + lostSlack.Milliseconds()}
+	if before == 0 {
+		l.to = math.MaxInt64
+	}
+	s.damageMu.Lock()
+	defer s.damageMu.Unlock()
+	s.lost = append(s.lost, l)
+}
+
+// mayBeLost reports whether a request of this time may have been lost by the
+// log.
+func (s *Store) mayBeLost(at time.Time) bool {
+	s.damageMu.Lock()
+	defer s.damageMu.Unlock()
+	ms := at.UnixMilli()
+	return slices.ContainsFunc(s.lost, func(l lostTime) bool { return l.from <= ms && ms <= l.to })
 }
 
 // Stats are sizes for metrics and doctor.

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"errors"
 	"net/http"
 	"net/http/pprof"
 
@@ -28,9 +29,16 @@ func (s *Server) adminMux() http.Handler {
 	return mux
 }
 
-// healthz says that the process answers, nothing more.
+// health is the answer of the probes.
+type health struct {
+	Status   string   `json:"status"`
+	Version  string   `json:"version,omitempty"`
+	Warnings []string `json:"warnings,omitempty"`
+}
+
+// healthz says that the process answers, and which it is.
 func (s *Server) healthz(x *exchange) error {
-	return x.json(http.StatusOK, map[string]string{"status": "ok"})
+	return x.json(http.StatusOK, health{Status: "ok", Version: s.deps.Version})
 }
 
 // readyz says whether requests should come here.
@@ -40,8 +48,22 @@ func (s *Server) readyz(x *exchange) error {
 	}
 	if s.deps.Ready != nil {
 		if err := s.deps.Ready(x.r.Context()); err != nil {
-			return &notify.Error{Kind: notify.KindUnavailable, Code: "not_ready", Msg: "this server cannot take requests now", Err: err}
+			return &notify.Error{Kind: notify.KindUnavailable, Code: "not_ready", Msg: "this server cannot take requests now" + because(err), Err: err}
 		}
 	}
-	return x.json(http.StatusOK, map[string]string{"status": "ready"})
+	h := health{Status: "ready"}
+	if s.deps.Warnings != nil {
+		h.Warnings = s.deps.Warnings()
+	}
+	return x.json(http.StatusOK, h)
+}
+
+// because tells the reason as far as it is meant to be told: our code and
+// message, not what a disk or a library said.
+func because(err error) string {
+	e, ok := errors.AsType[*notify.Error](err)
+	if !ok {
+		return ""
+	}
+	return ": " + e.Msg + " (" + e.Code + ")"
 }

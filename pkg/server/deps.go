@@ -64,6 +64,8 @@ type Deps struct {
 	Doctor      Report                      // nil: GET /v1/ops/doctor is 503
 	Lag         Report                      // nil: GET /v1/ops/lag is 503
 	Ready       func(context.Context) error // nil: ready unless draining
+	Warnings    func() []string             // short codes of what is wrong although requests are taken; nil: none
+	Version     string                      // of the program, which /healthz names; empty: it does not
 	Metrics     prometheus.Gatherer         // nil: no /metrics
 	Hooks       Hooks
 	Log         *slog.Logger     // nil: discarded

@@ -9,6 +9,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/history"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/schedule"
 )
@@ -43,7 +44,7 @@ func (x *exchange) find(raw string) (k known, fanout bool, err error) {
 			return k, false, errNoNotification()
 		}
 		fanout = true
-	case notify.KindOf(err) == notify.KindNotFound && err != nil && !id.Fan:
+	case !id.Fan && err != nil && missing(err):
 		if k.found, err = x.first(ctx, id.Base); err != nil {
 			if notify.KindOf(err) == notify.KindNotFound {
 				return x.waiting(id)
@@ -64,6 +65,13 @@ func (x *exchange) find(raw string) (k known, fanout bool, err error) {
 	}
 	err = k.load(ctx, st.Status)
 	return k, false, err
+}
+
+// missing reports that there is nothing, or nothing any more since the log lost
+// it: of a fan-out, other parts may be there.
+func missing(err error) bool {
+	e, ok := errors.AsType[*notify.Error](err)
+	return notify.KindOf(err) == notify.KindNotFound || ok && e.Code == history.CodeRecordLost
 }
 
 // load reads the rows of a found notification.

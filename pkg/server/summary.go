@@ -57,7 +57,7 @@ func (t *tally) count(ctx context.Context, h engine.History, bases []notify.Base
 		switch {
 		case errors.Is(err, errEnough):
 			return place{i, seen - 1}, false, nil
-		case err != nil && notify.KindOf(err) != notify.KindNotFound:
+		case err != nil && !missing(err):
 			return place{}, false, err
 		}
 	}

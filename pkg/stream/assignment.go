@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"time"
 
@@ -72,12 +73,17 @@ func (a *assignment) begin(at, committed int64) {
 func (a *assignment) push(recs []*kgo.Record, high int64) {
 	slab := make([]Msg, len(recs))
 	msgs := make([]*Msg, len(recs))
-	bytes := 0
+	bytes, lost := 0, 0
 	for i, r := range recs {
 		m := &slab[i]
 		m.Record = fromKgo(r)
 		m.Attempt, m.epoch, m.owner = 1, r.LeaderEpoch, a
-		bytes += m.size()
+		if m.Lost() { // nobody is handed it
+			m.done.Store(true)
+			lost++
+		} else {
+			bytes += m.size()
+		}
 		msgs[i] = m
 	}
 	a.mu.Lock()
@@ -88,6 +94,10 @@ func (a *assignment) push(recs []*kgo.Record, high int64) {
 	}
 	a.next = recs[len(recs)-1].Offset + 1
 	a.track.add(msgs)
+	if lost > 0 {
+		a.track.advance()
+		msgs = slices.DeleteFunc(msgs, (*Msg).IsDone)
+	}
 	a.queue = append(a.queue, msgs...)
 	a.records += len(msgs)
 	a.bytes += bytes

@@ -151,10 +151,11 @@ func (r *Reader) Fetch(ctx context.Context, tp TopicPartition, offset int64) (Re
 		for it := fs.RecordIter(); !it.Done(); {
 			rec := it.Next()
 			if rec.Topic == tp.Topic && rec.Partition == tp.Partition && rec.Offset >= offset {
-				if rec.Offset > offset { // compacted or a control record
+				r := fromKgo(rec)
+				if rec.Offset > offset || r.Lost() { // compacted, a control record, or lost
 					return Record{}, notify.NotFound("record")
 				}
-				return fromKgo(rec), nil
+				return r, nil
 			}
 		}
 	}

@@ -24,6 +24,16 @@ type Header struct {
 	Value []byte
 }
 
+// LostHeader marks a record that stands for records which the log has lost: it
+// has the last of their offsets, and nothing else. Groups take it for done, and
+// so go on behind them; readers are handed it, to know that there is a gap.
+const LostHeader = "notifyd-lost"
+
+// Lost reports whether the record stands for lost ones.
+func (r *Record) Lost() bool {
+	return len(r.Headers) == 1 && r.Headers[0].Key == LostHeader && r.Value == nil
+}
+
 // size is what a record is counted as against byte limits.
 func (r *Record) size() int {
 	n := len(r.Key) + len(r.Value)

@@ -23,6 +23,8 @@ type Broker struct {
 	counts  map[string]int // partitions of the configured topics
 	guard   *Guard
 	watch   *watcher
+	found   checked
+	ends    ends // as written down last; keepEnds'
 	dial    func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
@@ -48,12 +50,13 @@ func Open(cfg Config) (*Broker, error) {
 	if b.id, err = storeID(cfg.Dir, cfg.StoreID); err != nil {
 		return nil, err
 	}
-	if err := b.watch.look(cfg.Dir); err != nil {
-		return nil, err
-	}
 	if err := cutTails(cfg.Dir, cfg.Logger); err != nil {
 		return nil, err
 	}
+	if b.found, err = check(cfg); err != nil {
+		return nil, err
+	}
+	b.ends = b.found.ends
 	if err := b.makeFolders(); err != nil {
 		return nil, err
 	}
@@ -64,7 +67,11 @@ func Open(cfg Config) (*Broker, error) {
 		b.cluster.Close()
 		return nil, err
 	}
-	if err := b.measure(); err != nil {
+	err = b.measure()
+	if err == nil {
+		err = b.noteEnds()
+	}
+	if err != nil {
 		b.cluster.Close()
 		return nil, err
 	}
@@ -157,7 +164,15 @@ func (b *Broker) StoreID() string { return b.id }
 // Guard says whether the log may take more.
 func (b *Broker) Guard() *Guard { return b.guard }
 
-// Truncated lists the segments that were cut when the log opened.
+// Losses lists what was found lost, at this start and at those before.
+func (b *Broker) Losses() []Loss { return b.found.losses }
+
+// Torn lists the unfinished writes that this start removed: a crash leaves
+// them, and nothing acknowledged is missing.
+func (b *Broker) Torn() []Torn { return b.found.torn }
+
+// Truncated lists the segments that the broker cut when it opened: what the
+// check before had found, or made, whole. There should be none.
 func (b *Broker) Truncated() []Truncation { return b.watch.truncated() }
 
 // Partitions is the number of partitions of topic; 0: there is no such topic.

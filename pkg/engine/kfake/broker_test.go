@@ -106,41 +106,6 @@ func (b *Broker) fillAndClose(t *testing.T, topic string, n int) {
 	b.Close()
 }
 
-func TestTruncatedSegmentsAreReported(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	b := open(t, Config{Dir: dir, Topics: map[string]int{"a-b": 1, "c": 1}, SegmentBytes: 2000})
-	id := b.StoreID()
-	b.fill(t, "a-b", 0, 0, 10, 1000)
-	b.fill(t, "c", 0, 0, 3, 10)
-	killed := crash(t, dir)
-	b.Close()
-
-	damage := func(segment string, f func([]byte) []byte) {
-		file := filepath.Join(killed, "partitions", segment)
-		raw, err := os.ReadFile(file)
-		if err == nil {
-			err = os.WriteFile(file, f(raw), 0o600)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	damage("a-b-0/0.dat", func(raw []byte) []byte { raw[len(raw)-5] ^= 1; return raw })      // a bad bit
-	damage("c-0/0.dat", func(raw []byte) []byte { return append(raw, make([]byte, 40)...) }) // a torn write
-	b = open(t, Config{Dir: killed, StoreID: id, Topics: map[string]int{"a-b": 1, "c": 1}})
-	cuts := b.Truncated()
-	if len(cuts) != 2 {
-		t.Fatalf("truncated %v", cuts)
-	}
-	for _, c := range cuts {
-		want := map[string]bool{"a-b": false, "c": true}[c.Topic]
-		if c.Tail != want || c.Partition != 0 || c.Segment != 0 || c.Bytes < 40 {
-			t.Errorf("%+v (%s)", c, c)
-		}
-	}
-}
-
 func TestKcatReadsTheLog(t *testing.T) {
 	t.Parallel()
 	kcat, err := exec.LookPath("kcat")

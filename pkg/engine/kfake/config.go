@@ -33,6 +33,10 @@ type Config struct {
 	// database is new, which then must store Broker.StoreID before anything is
 	// appended.
 	StoreID string
+	// Kept[topic][partition] is the offset below which records were read and are
+	// kept elsewhere: the log held them at least. A log that ends below it has
+	// lost records.
+	Kept map[string]map[int32]int64
 	// CapBytes is the size on disk at which Guard says log_full. Default 2 GiB:
 	// the log is read into memory when it opens.
 	CapBytes int64

@@ -20,10 +20,18 @@
 //   - a cut of half-written entries at the end of its lists of groups and of
 //     producers, which it skips, but would append behind, where the next start
 //     reads nothing;
-//   - a report of segments that were cut at a bad checksum when it opened.
+//   - a check of every batch before it opens. It would cut a segment at the first
+//     bad checksum and give out the offsets of what it cut again. Instead headers
+//     are written anew where the checksum shows that nothing else is wrong, and a
+//     damaged or missing batch is replaced by a marker that takes its offsets; what
+//     is lost is written down and reported until somebody settles it. The ends of
+//     the partitions are written down apart, so that damage at an end is told from
+//     a write that a crash cut short.
 //
-// What is left: one node, hence no replication. Opening reads the whole log into
-// memory. The start of a partition is not kept across a crash: records trimmed
+// What is left: one node, hence no replication. Opening reads the whole log
+// twice, and keeps it in memory: the check costs 0.7 to 1.3 s a GiB on a busy
+// machine. Damage is found at a start; while the broker runs, a reader that meets
+// it stands. The start of a partition is not kept across a crash: records trimmed
 // from a file that is not yet gone come back. The name of a new segment becomes
 // durable with the first fsync of the file, not of its folder: that is enough on
 // ext4, XFS and btrfs, and less than POSIX asks for.

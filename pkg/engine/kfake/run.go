@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 )
 
@@ -22,6 +23,9 @@ func (b *Broker) Run(ctx context.Context) error {
 		}
 		defer f.Close()
 		probe = f
+		var noting sync.WaitGroup
+		noting.Go(func() { b.keepEnds(ctx) })
+		defer noting.Wait()
 	}
 	smooth := newSmoother(b.cfg)
 	defer smooth.close()

@@ -55,26 +55,8 @@ func mismatch(format string, args ...any) error {
 
 func newStoreID(file string) (string, error) {
 	id := strings.ToLower(rand.Text())
-	tmp := file + ".new"
-	f, err := os.OpenFile(tmp, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
-	if err != nil {
-		return "", fmt.Errorf("kfake: %w", err)
-	}
-	_, err = f.WriteString(id + "\n")
-	if err == nil {
-		err = f.Sync()
-	}
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
-	if err == nil {
-		err = os.Rename(tmp, file)
-	}
-	if err == nil {
-		err = syncDir(filepath.Dir(file))
-	}
-	if err != nil {
-		return "", fmt.Errorf("kfake: writing the store id: %w", err)
+	if err := replace(file, []byte(id+"\n")); err != nil {
+		return "", err
 	}
 	return id, nil
 }

@@ -4,32 +4,23 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"net/url"
 	"strings"
 	"sync"
 
 	"github.com/twmb/franz-go/pkg/kfake"
 )
 
-// Truncation is a segment that was cut at open because what followed was no
-// whole batch with a good checksum.
+// Truncation is a segment that the broker cut when it opened, because what
+// followed was no batch to it.
 type Truncation struct {
 	Topic     string
 	Partition int32
 	Segment   int64 // base offset
 	Bytes     int64 // cut away
-	// Tail: the cut is at the end of the partition and no longer than one
-	// batch, as a kill in the middle of a write leaves it; nothing acknowledged
-	// is missing. Otherwise acknowledged records are.
-	Tail bool
 }
 
 func (t Truncation) String() string {
-	what := "acknowledged records are lost"
-	if t.Tail {
-		what = "an unfinished write"
-	}
-	return fmt.Sprintf("%s/%d: segment %d lost %d bytes: %s", t.Topic, t.Partition, t.Segment, t.Bytes, what)
+	return fmt.Sprintf("%s/%d: the broker cut %d bytes off segment %d", t.Topic, t.Partition, t.Bytes, t.Segment)
 }
 
 // watcher is the broker's logger: the only place where it tells of cut segments
@@ -39,20 +30,10 @@ type watcher struct {
 	guard *Guard
 
 	mu   sync.Mutex
-	last map[string]int64 // partition folder -> its last segment when opened
 	cuts []Truncation
 }
 
-func newWatcher(cfg Config, g *Guard) *watcher {
-	return &watcher{cfg: cfg, guard: g, last: make(map[string]int64)}
-}
-
-// look notes the last segment of each partition, before the broker opens them.
-func (w *watcher) look(dir string) error {
-	return eachSegment(dir, func(partition string, base, _ int64) {
-		w.last[partition] = max(w.last[partition], base)
-	})
-}
+func newWatcher(cfg Config, g *Guard) *watcher { return &watcher{cfg: cfg, guard: g} }
 
 func (w *watcher) truncated() []Truncation {
 	w.mu.Lock()
@@ -94,9 +75,5 @@ func (w *watcher) cut(args []any) {
 	n, _ := args[3].(int)
 	w.mu.Lock() // partitions are loaded concurrently
 	defer w.mu.Unlock()
-	folder := fmt.Sprintf("%s-%d", url.PathEscape(topic), partition)
-	w.cuts = append(w.cuts, Truncation{
-		Topic: topic, Partition: partition, Segment: base, Bytes: int64(n),
-		Tail: base == w.last[folder] && n <= w.cfg.MaxBatchBytes,
-	})
+	w.cuts = append(w.cuts, Truncation{Topic: topic, Partition: partition, Segment: base, Bytes: int64(n)})
 }

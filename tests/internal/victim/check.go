@@ -94,7 +94,7 @@ func (v *Victim) terminal(ctx context.Context, id string, deadline time.Time) (s
 	for {
 		st, err := v.client.Notification(ctx, id)
 		if err != nil && notify.KindOf(err) != notify.KindUnavailable {
-			if notify.KindOf(err) == notify.KindNotFound {
+			if kind := notify.KindOf(err); kind == notify.KindNotFound || kind == notify.KindGone {
 				return "LOST", nil
 			}
 			return "", err
@@ -111,7 +111,7 @@ func (v *Victim) counts(ctx context.Context, id string, want int64, deadline tim
 		sum, err := v.client.Summary(ctx, id, api.Page{Limit: 10_000})
 		switch {
 		case err == nil, notify.KindOf(err) == notify.KindUnavailable:
-		case notify.KindOf(err) == notify.KindNotFound:
+		case notify.KindOf(err) == notify.KindNotFound, notify.KindOf(err) == notify.KindGone:
 			return nil, nil // lost
 		default:
 			return nil, err
