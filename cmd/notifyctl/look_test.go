@@ -112,6 +112,32 @@ func TestWait(t *testing.T) {
 	f("150ms", []string{"ACCEPTED"}, 8, "still ACCEPTED after 150ms")
 }
 
+// TestShowFanout: pages add up, and what was accepted and is in no state is
+// told, as a number and as what it means.
+func TestShowFanout(t *testing.T) {
+	t.Parallel()
+	for total, want := range map[int]string{10: "", 12: "pending  2  (accepted, and nothing is found of them"} {
+		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Query().Get("after") == "" {
+				fmt.Fprintf(w, `{"notification_id":"ntf_1","accepted":%d,"counted":6,"counts":{"SENT":6},"complete":false,"pending":%d,"next":"0.6"}`, total, total-6)
+				return
+			}
+			fmt.Fprintf(w, `{"notification_id":"ntf_1","accepted":%d,"counted":4,"counts":{"SENT":1,"FAILED":3},"complete":true}`, total)
+		}))
+		out, errs, code := newWorld(t, srv.URL).ctl(t.Context(), "show", "ntf_1")
+		out = strings.Join(strings.Fields(out), " ")
+		want = strings.Join(strings.Fields(want), " ")
+		if code != 0 || !strings.Contains(out, fmt.Sprint("accepted ", total)) || !strings.Contains(out, want) || strings.Contains(out, "pending") != (want != "") {
+			t.Errorf("accepted %d: code %d, %s%s", total, code, out, errs)
+		}
+		out, _, _ = newWorld(t, srv.URL).ctl(t.Context(), "show", "ntf_1", "-o", "json", "--jq", ".pending")
+		if strings.TrimSpace(out) != fmt.Sprint(total-10) {
+			t.Errorf("accepted %d: pending %q", total, out)
+		}
+		srv.Close()
+	}
+}
+
 // TestUnclearSend checks that an answer that never came names the key that
 // makes a second try harmless.
 func TestUnclearSend(t *testing.T) {

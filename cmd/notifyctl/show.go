@@ -84,6 +84,10 @@ func total(ctx context.Context, get func(api.Page) (api.Summary, error)) (api.Su
 			sum.Counts[state] += n
 		}
 	}
+	if sum.Pending != nil {
+		left := sum.Accepted - sum.Counted
+		sum.Pending = &left
+	}
 	return sum, err
 }
 
@@ -108,6 +112,13 @@ func (p *program) printSummary(s *api.Summary) error {
 			if n := s.Counts[state.String()]; n > 0 {
 				t = append(t, []string{"  " + state.String(), fmt.Sprintf("%s  (%s)", count(n), share(int64(n), s.Counted))})
 			}
+		}
+		if s.Pending != nil && *s.Pending != 0 {
+			what := "not counted yet"
+			if s.Complete {
+				what = "accepted, and nothing is found of them: ask notifyctl doctor"
+			}
+			t = append(t, []string{"pending", fmt.Sprintf("%s  (%s)", count(*s.Pending), what)})
 		}
 		return t
 	})

@@ -146,7 +146,8 @@ type Status struct {
 
 // Summary counts the receivers of a fan-out, or of a campaign, by state.
 // Counting stops after a number of receivers; Next then goes on behind them,
-// and the counts of the pages add up.
+// and the counts of the pages add up. Accepted = Pending + the sum of Counts, when
+// counted from the beginning.
 type Summary struct {
 	NotificationID string         `json:"notification_id,omitempty"`
 	CampaignID     string         `json:"campaign_id,omitempty"`
@@ -155,14 +156,18 @@ type Summary struct {
 	Category       string         `json:"category,omitempty"`
 	CreatedAt      time.Time      `json:"created_at"`
 	Parts          int            `json:"parts,omitempty"`    // campaigns
-	Accepted       int64          `json:"accepted,omitempty"` // campaigns: receivers of all parts
+	Accepted       int64          `json:"accepted,omitempty"` // receivers the answer said yes to, of all parts; 0: not known
 	Rejected       int64          `json:"rejected,omitempty"` // campaigns
 	ScheduledAt    *time.Time     `json:"scheduled_at,omitempty"`
 	CancelledAt    *time.Time     `json:"cancelled_at,omitempty"`
 	Counted        int64          `json:"counted"`  // receivers in Counts
 	Counts         map[string]int `json:"counts"`   // by state
 	Complete       bool           `json:"complete"` // Counts reach the end
-	Next           string         `json:"next,omitempty"`
+	// Pending is how many accepted receivers are in no state here: those still to
+	// be counted or, when Complete, those of whom nothing is found. It is there
+	// on a page that begins at the first receiver.
+	Pending *int64 `json:"pending,omitempty"`
+	Next    string `json:"next,omitempty"`
 }
 
 // TimelineEvent is one thing that happened to a notification.

@@ -150,7 +150,7 @@ func TestFanoutWithALostPart(t *testing.T) {
 		}
 		return int64(sum.Counts["DELIVERED"]) == sum.Counted
 	})
-	if sum.Counted == 0 || sum.Counted == 100 {
+	if sum.Counted == 0 || sum.Counted == 100 || sum.Accepted != 100 || sum.Pending == nil || *sum.Pending != 100-sum.Counted || !sum.Complete {
 		t.Errorf("%+v", sum)
 	}
 }

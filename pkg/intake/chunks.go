@@ -201,6 +201,7 @@ func (f *splitter) largest() (n int) {
 // records makes one record per chunk. e holds what they have in common; it is
 // overwritten. The records are valid until the splitter's next request.
 func (f *splitter) records(e *notify.Envelope, topic string) []stream.Record {
+	e.Total = uint32(f.accepted)
 	size, overhead := 0, len(notify.AppendEnvelope(nil, e))+64
 	for _, c := range f.chunks {
 		size += c.end - c.start + overhead

@@ -30,6 +30,7 @@ const (
 	fNotBefore
 	fCause
 	fParent
+	fTotal
 	fReceivers = 31
 )
 
@@ -64,6 +65,7 @@ func AppendEnvelope(b []byte, e *Envelope) []byte {
 	b = appendUint(b, fNotBefore, uint64(e.NotBefore))
 	b = appendString(b, fCause, e.Cause)
 	b = appendUint(b, fParent, e.Parent)
+	b = appendUint(b, fTotal, uint64(e.Total))
 	b = protowire.AppendTag(b, fReceivers, protowire.BytesType)
 	return protowire.AppendBytes(b, e.Receivers)
 }
@@ -120,6 +122,8 @@ func DecodeEnvelope(b []byte, e *Envelope) error {
 			e.Cause = alias(s)
 		case fParent:
 			e.Parent = v
+		case fTotal:
+			e.Total = uint32(v)
 		case fReceivers:
 			e.Receivers = s
 		}

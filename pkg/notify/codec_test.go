@@ -34,7 +34,7 @@ func sample(n int) *Envelope {
 			Template: "t", Title: "Hi", Body: "Hello {{name}}", HTML: "<p>", Variables: []byte(`{"a":1}`),
 			Data: []byte(`{"k":"v"}`), CollapseKey: "c", From: "+1",
 		},
-		Epoch: 1, Attempt: 2, Deferrals: 3, First: 9, NotBefore: 1_790_000_001_000, Cause: "http_503", Parent: 1<<63 + 5,
+		Epoch: 1, Attempt: 2, Deferrals: 3, First: 9, NotBefore: 1_790_000_001_000, Cause: "http_503", Parent: 1<<63 + 5, Total: 300_000,
 		Count: uint32(n), Receivers: w.Bytes(),
 	}
 	return e
@@ -73,7 +73,7 @@ func TestEnvelopeIsTheSchema(t *testing.T) {
 			Template: "t", Title: "Hi", Body: "Hello {{name}}", Html: "<p>", Variables: []byte(`{"a":1}`),
 			Data: []byte(`{"k":"v"}`), CollapseKey: "c", From: "+1",
 		},
-		Epoch: 1, Attempt: 2, Deferrals: 3, First: 9, NotBeforeMs: e.NotBefore, Cause: e.Cause, ParentDigest: e.Parent,
+		Epoch: 1, Attempt: 2, Deferrals: 3, First: 9, NotBeforeMs: e.NotBefore, Cause: e.Cause, ParentDigest: e.Parent, AcceptedCount: e.Total,
 		Receivers: e.Receivers,
 	}
 	if !proto.Equal(&pb, want) {

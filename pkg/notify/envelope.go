@@ -45,6 +45,7 @@ type Envelope struct {
 	Parent    uint64 // derived envelopes: digest of the original chunk's receivers
 
 	Count     uint32 // receivers in the column
+	Total     uint32 // originals of a fan-out: receivers accepted in the whole request; 0: not known
 	Receivers []byte // packed column, see envelope.proto; walk it with Each or a ReceiverReader
 }
 

@@ -443,7 +443,7 @@ func (w *world) fanout(base notify.Base, caller, campaign string, n, size int, r
 			ID: notify.ID{Base: base, Index: uint32(i), Fan: true}, Pos: uint32(i % size), User: []byte("u" + string(rune('a'+i%26))),
 			Envelope: notify.Envelope{
 				Chunk: notify.Chunk{Base: base, Block: uint32(i / size)}, Fan: true, Channel: notify.Push, Category: notify.Marketing,
-				Accepted: 1_800_000_000_000, Caller: caller, Campaign: campaign, Count: uint32(size),
+				Accepted: 1_800_000_000_000, Caller: caller, Campaign: campaign, Count: uint32(size), Total: uint32(n + 2), // two more than are found
 			},
 		}
 		var rs []notify.Row

@@ -191,13 +191,16 @@ func TestFanoutSummaryPages(t *testing.T) {
 		}
 		return nil // 8, 9 wait
 	})
-	w.camps[campaign] = engine.Campaign{ID: campaign, Caller: "shop", Created: t0, Parts: 2, Accepted: 10, Rejected: 1, Bases: []notify.Base{baseOf(8), base}}
+	w.camps[campaign] = engine.Campaign{ID: campaign, Caller: "shop", Created: t0, Parts: 2, Accepted: 12, Rejected: 1, Bases: []notify.Base{baseOf(8), base}}
 	tok := token(t, "shop", api.ScopeRead)
 	want := map[string]int{"SENT": 5, "SUPPRESSED": 1, "FAILED": 1, "DELIVERED": 1, "ACCEPTED": 2}
 	for _, path := range []string{"/v1/notifications/" + notify.ID{Base: base}.String(), "/v1/campaigns/" + campaign} {
 		whole := get[api.Summary](t, s, path, tok)
 		if fmt.Sprint(whole.Counts) != fmt.Sprint(want) || !whole.Complete || whole.Counted != 10 || whole.Next != "" {
 			t.Errorf("%s: %+v", path, whole)
+		}
+		if whole.Accepted != 12 || whole.Pending == nil || *whole.Pending != 2 {
+			t.Errorf("%s: accepted %d, pending %v, want 12 and 2", path, whole.Accepted, whole.Pending)
 		}
 		sum, after, pages := map[string]int{}, "", 0
 		for {
@@ -209,9 +212,10 @@ func TestFanoutSummaryPages(t *testing.T) {
 			if p.Complete {
 				break
 			}
-			if after = p.Next; p.Counted != 3 {
+			if p.Counted != 3 || p.Accepted != 12 || (p.Pending != nil) != (after == "") || p.Pending != nil && *p.Pending != 9 {
 				t.Errorf("%+v", p)
 			}
+			after = p.Next
 		}
 		if fmt.Sprint(sum) != fmt.Sprint(want) || pages != 4 {
 			t.Errorf("%s: %d pages with %v", path, pages, sum)

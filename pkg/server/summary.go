@@ -135,7 +135,9 @@ func (t *tally) byName() map[string]int {
 	return out
 }
 
-// summarise fills in the counts of a page that the query asks for.
+// summarise fills in the counts of a page that the query asks for. What was
+// accepted does not come from what is counted: each part of a fan-out names the
+// whole, so that a part that is missing is missed.
 func (x *exchange) summarise(out *api.Summary, bases []notify.Base) error {
 	q := x.query()
 	limit, err := q.number("limit", int64(x.srv.cfg.CountLimit), 10*int64(x.srv.cfg.CountLimit))
@@ -155,6 +157,10 @@ func (x *exchange) summarise(out *api.Summary, bases []notify.Base) error {
 		return err
 	}
 	out.Counted, out.Counts, out.Complete = t.done, t.byName(), complete
+	if from == (place{}) && out.Accepted > 0 {
+		left := out.Accepted - t.done
+		out.Pending = &left
+	}
 	if !complete {
 		out.Next = strconv.Itoa(next.base) + "." + strconv.FormatInt(next.skip, 10)
 	}
@@ -181,6 +187,7 @@ func (x *exchange) fanoutSummary(first *engine.Found) error {
 		NotificationID: notify.ID{Base: first.ID.Base}.String(), CampaignID: e.Campaign, Caller: e.Caller,
 		Channel: e.Channel.String(), Category: e.Category.String(), CreatedAt: moment(e.Accepted),
 		ScheduledAt: moments(e.NotBefore),
+		Accepted: int64(e.Total),
 	}
 	if err := x.addCancel(&out, out.NotificationID, e.Campaign); err != nil {
 		return err

@@ -27,28 +27,29 @@ const (
 
 // Envelope is one log record: content once, and 1..N receivers of one chunk.
 type Envelope struct {
-	state        protoimpl.MessageState `protogen:"open.v1"`
-	Version      uint32                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`                         // of the envelope's meaning; readers refuse a higher one
-	Base         []byte                 `protobuf:"bytes,2,opt,name=base,proto3" json:"base,omitempty"`                                // 16 bytes, the request (or batch item)
-	Partition    uint32                 `protobuf:"varint,3,opt,name=partition,proto3" json:"partition,omitempty"`                     // partition of the original chunk
-	Block        uint32                 `protobuf:"varint,4,opt,name=block,proto3" json:"block,omitempty"`                             // index div block size, of the original chunk
-	Count        uint32                 `protobuf:"varint,5,opt,name=count,proto3" json:"count,omitempty"`                             // receivers in the column
-	Fanout       bool                   `protobuf:"varint,6,opt,name=fanout,proto3" json:"fanout,omitempty"`                           // ids carry the receiver's index
-	Channel      uint32                 `protobuf:"varint,7,opt,name=channel,proto3" json:"channel,omitempty"`                         // 1 push, 2 sms, 3 email
-	Category     uint32                 `protobuf:"varint,8,opt,name=category,proto3" json:"category,omitempty"`                       // 1 otp, 2 alert, 3 transactional, 4 marketing, 5 digest
-	AcceptedMs   int64                  `protobuf:"varint,9,opt,name=accepted_ms,json=acceptedMs,proto3" json:"accepted_ms,omitempty"` // when the request was accepted, ms since 1970
-	ExpiresMs    int64                  `protobuf:"varint,10,opt,name=expires_ms,json=expiresMs,proto3" json:"expires_ms,omitempty"`   // 0: never
-	Caller       string                 `protobuf:"bytes,11,opt,name=caller,proto3" json:"caller,omitempty"`
-	Campaign     string                 `protobuf:"bytes,12,opt,name=campaign,proto3" json:"campaign,omitempty"` // cmp_<ULID>, empty outside campaigns
-	Traceparent  string                 `protobuf:"bytes,13,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
-	Content      *Content               `protobuf:"bytes,14,opt,name=content,proto3" json:"content,omitempty"`
-	Epoch        uint32                 `protobuf:"varint,15,opt,name=epoch,proto3" json:"epoch,omitempty"`                                   // raised by a replay
-	Attempt      uint32                 `protobuf:"varint,16,opt,name=attempt,proto3" json:"attempt,omitempty"`                               // 0: first attempt
-	Deferrals    uint32                 `protobuf:"varint,17,opt,name=deferrals,proto3" json:"deferrals,omitempty"`                           // how often this part was put off
-	First        uint32                 `protobuf:"varint,18,opt,name=first,proto3" json:"first,omitempty"`                                   // request index of the first receiver of a derived envelope
-	NotBeforeMs  int64                  `protobuf:"varint,19,opt,name=not_before_ms,json=notBeforeMs,proto3" json:"not_before_ms,omitempty"`  // 0: at once
-	Cause        string                 `protobuf:"bytes,20,opt,name=cause,proto3" json:"cause,omitempty"`                                    // why it was derived: code of the failure or deferral
-	ParentDigest uint64                 `protobuf:"varint,21,opt,name=parent_digest,json=parentDigest,proto3" json:"parent_digest,omitempty"` // derived envelopes: digest of the original chunk
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Version       uint32                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`                         // of the envelope's meaning; readers refuse a higher one
+	Base          []byte                 `protobuf:"bytes,2,opt,name=base,proto3" json:"base,omitempty"`                                // 16 bytes, the request (or batch item)
+	Partition     uint32                 `protobuf:"varint,3,opt,name=partition,proto3" json:"partition,omitempty"`                     // partition of the original chunk
+	Block         uint32                 `protobuf:"varint,4,opt,name=block,proto3" json:"block,omitempty"`                             // index div block size, of the original chunk
+	Count         uint32                 `protobuf:"varint,5,opt,name=count,proto3" json:"count,omitempty"`                             // receivers in the column
+	Fanout        bool                   `protobuf:"varint,6,opt,name=fanout,proto3" json:"fanout,omitempty"`                           // ids carry the receiver's index
+	Channel       uint32                 `protobuf:"varint,7,opt,name=channel,proto3" json:"channel,omitempty"`                         // 1 push, 2 sms, 3 email
+	Category      uint32                 `protobuf:"varint,8,opt,name=category,proto3" json:"category,omitempty"`                       // 1 otp, 2 alert, 3 transactional, 4 marketing, 5 digest
+	AcceptedMs    int64                  `protobuf:"varint,9,opt,name=accepted_ms,json=acceptedMs,proto3" json:"accepted_ms,omitempty"` // when the request was accepted, ms since 1970
+	ExpiresMs     int64                  `protobuf:"varint,10,opt,name=expires_ms,json=expiresMs,proto3" json:"expires_ms,omitempty"`   // 0: never
+	Caller        string                 `protobuf:"bytes,11,opt,name=caller,proto3" json:"caller,omitempty"`
+	Campaign      string                 `protobuf:"bytes,12,opt,name=campaign,proto3" json:"campaign,omitempty"` // cmp_<ULID>, empty outside campaigns
+	Traceparent   string                 `protobuf:"bytes,13,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
+	Content       *Content               `protobuf:"bytes,14,opt,name=content,proto3" json:"content,omitempty"`
+	Epoch         uint32                 `protobuf:"varint,15,opt,name=epoch,proto3" json:"epoch,omitempty"`                                      // raised by a replay
+	Attempt       uint32                 `protobuf:"varint,16,opt,name=attempt,proto3" json:"attempt,omitempty"`                                  // 0: first attempt
+	Deferrals     uint32                 `protobuf:"varint,17,opt,name=deferrals,proto3" json:"deferrals,omitempty"`                              // how often this part was put off
+	First         uint32                 `protobuf:"varint,18,opt,name=first,proto3" json:"first,omitempty"`                                      // request index of the first receiver of a derived envelope
+	NotBeforeMs   int64                  `protobuf:"varint,19,opt,name=not_before_ms,json=notBeforeMs,proto3" json:"not_before_ms,omitempty"`     // 0: at once
+	Cause         string                 `protobuf:"bytes,20,opt,name=cause,proto3" json:"cause,omitempty"`                                       // why it was derived: code of the failure or deferral
+	ParentDigest  uint64                 `protobuf:"varint,21,opt,name=parent_digest,json=parentDigest,proto3" json:"parent_digest,omitempty"`    // derived envelopes: digest of the original chunk
+	AcceptedCount uint32                 `protobuf:"varint,22,opt,name=accepted_count,json=acceptedCount,proto3" json:"accepted_count,omitempty"` // fan-outs: receivers accepted in the whole request, this chunk's included
 	// receivers is a packed column, `count` times:
 	//
 	//	uvarint  index delta   (first: the index itself; later: index - previous - 1)
@@ -236,6 +237,13 @@ func (x *Envelope) GetCause() string {
 func (x *Envelope) GetParentDigest() uint64 {
 	if x != nil {
 		return x.ParentDigest
+	}
+	return 0
+}
+
+func (x *Envelope) GetAcceptedCount() uint32 {
+	if x != nil {
+		return x.AcceptedCount
 	}
 	return 0
 }
@@ -599,7 +607,7 @@ var File_proto_notify_v1_envelope_proto protoreflect.FileDescriptor
 
 const file_proto_notify_v1_envelope_proto_rawDesc = "" +
 	"\n" +
-	"\x1eproto/notify/v1/envelope.proto\x12\tnotify.v1\"\xf5\x04\n" +
+	"\x1eproto/notify/v1/envelope.proto\x12\tnotify.v1\"\x9c\x05\n" +
 	"\bEnvelope\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x12\n" +
 	"\x04base\x18\x02 \x01(\fR\x04base\x12\x1c\n" +
@@ -624,7 +632,8 @@ const file_proto_notify_v1_envelope_proto_rawDesc = "" +
 	"\x05first\x18\x12 \x01(\rR\x05first\x12\"\n" +
 	"\rnot_before_ms\x18\x13 \x01(\x03R\vnotBeforeMs\x12\x14\n" +
 	"\x05cause\x18\x14 \x01(\tR\x05cause\x12#\n" +
-	"\rparent_digest\x18\x15 \x01(\x04R\fparentDigest\x12\x1c\n" +
+	"\rparent_digest\x18\x15 \x01(\x04R\fparentDigest\x12%\n" +
+	"\x0eaccepted_count\x18\x16 \x01(\rR\racceptedCount\x12\x1c\n" +
 	"\treceivers\x18\x1f \x01(\fR\treceivers\"\xcc\x01\n" +
 	"\aContent\x12\x1a\n" +
 	"\btemplate\x18\x01 \x01(\tR\btemplate\x12\x14\n" +
