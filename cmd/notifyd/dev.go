@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -19,6 +20,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/app"
 	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/server"
 	"github.com/notifyd/notifyd/pkg/simulator"
 )
@@ -152,7 +154,7 @@ func devFolder(p *program, o *devOptions) (dir string, cleanup func(), err error
 	cleanup = func() {}
 	if o.ephemeral {
 		if dir, err = os.MkdirTemp("", "notifyd-dev-"); err != nil {
-			return "", cleanup, err
+			return "", cleanup, app.BadDataDir(os.TempDir(), err)
 		}
 		return dir, func() { _ = os.RemoveAll(dir) }, nil
 	}
@@ -170,7 +172,7 @@ func devFolder(p *program, o *devOptions) (dir string, cleanup func(), err error
 			}
 		}
 	}
-	return dir, cleanup, os.MkdirAll(dir, 0o700)
+	return dir, cleanup, app.MakeDataDir(dir)
 }
 
 // alreadyRunning finds a live server on the same data.
@@ -299,15 +301,55 @@ func devContext(p *program, o *devOptions, dir, apiURL, control string) (token s
 	return token, cs.Use(o.context)
 }
 
-// devReady waits for the API, seeds users and prints the banner.
-func devReady(ctx context.Context, p *program, o *devOptions, dir, apiURL, token string, n *app.Node, urls simulator.URLs, began time.Time) error {
-	cl := &api.Client{BaseURL: apiURL, Token: func(context.Context) (string, error) { return token, nil }, Retries: 3}
-	for cl.Ready(ctx) != nil {
+// patience is how long a dev server may take to be ready before it says why it
+// is not.
+const patience = 5 * time.Second
+
+// awaitReady waits until ready returns nil, and returns false when ctx ends
+// before. After a while it says what is in the way, and again when that is
+// another thing. It goes on waiting: room on a disk, say, may come back.
+func awaitReady(ctx context.Context, w io.Writer, ready func(context.Context) error) bool {
+	began, said := time.Now(), ""
+	for {
+		err := ready(ctx)
+		if err == nil {
+			return true
+		}
+		if took := time.Since(began); took >= patience {
+			if text := reasonOf(err); text != said {
+				fmt.Fprintf(w, "notifyd dev is not ready after %.0fs: %s\n  It goes on, and refuses requests until that is over; notifyctl doctor tells more.\n", took.Seconds(), text)
+				said = text
+			}
+		}
 		select {
 		case <-time.After(20 * time.Millisecond):
 		case <-ctx.Done():
-			return nil
+			return false
 		}
+	}
+}
+
+// reasonOf is an error with its code, without what changes from one time to the
+// next, like how long it has been so.
+func reasonOf(err error) string {
+	e, ok := errors.AsType[*notify.Error](err)
+	if !ok || e.Code == "" || e.Msg == "" {
+		return err.Error()
+	}
+	return e.Msg + " (" + e.Code + ")"
+}
+
+// devReady waits for the API, seeds users and prints the banner.
+func devReady(ctx context.Context, p *program, o *devOptions, dir, apiURL, token string, n *app.Node, urls simulator.URLs, began time.Time) error {
+	cl := &api.Client{BaseURL: apiURL, Token: func(context.Context) (string, error) { return token, nil }, Retries: 3}
+	// The node first: it knows why, and a server logs what it refuses.
+	if !awaitReady(ctx, p.err, func(ctx context.Context) error {
+		if err := n.Ready(ctx); err != nil {
+			return err
+		}
+		return cl.Ready(ctx)
+	}) {
+		return nil
 	}
 	if o.seed == "demo" {
 		for _, u := range demoUsers() {

@@ -12,6 +12,7 @@ import (
 	"os/signal"
 	"runtime/debug"
 	"syscall"
+	"time"
 	_ "time/tzdata" // quiet hours work in images without zone files
 
 	"github.com/spf13/cobra"
@@ -42,20 +43,37 @@ func main() {
 }
 
 // signals returns a context that ends at the first SIGINT or SIGTERM: the
-// process drains. The second one ends the process.
+// process drains. The next one ends the process.
 func signals() (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(context.Background())
 	ch := make(chan os.Signal, 2)
 	signal.Notify(ch, syscall.SIGINT, syscall.SIGTERM)
-	go func() {
-		<-ch
-		cancel()
-		if s := <-ch; s == syscall.SIGTERM {
-			os.Exit(cli.ExitTerminated)
-		}
-		os.Exit(cli.ExitInterrupt)
-	}()
+	go obey(ch, cancel, os.Exit)
 	return ctx, cancel
+}
+
+// sameOrder is how long after a signal the next one is taken for the same
+// order: some supervisors signal the process and its group, and a drain would be
+// cut off when it has just begun.
+const sameOrder = 500 * time.Millisecond
+
+// obey calls drain at the first signal, and exit at the first one that comes
+// later than sameOrder behind it. Then it is done.
+func obey(signals <-chan os.Signal, drain func(), exit func(code int)) {
+	<-signals
+	first := time.Now()
+	drain()
+	for s := range signals {
+		if time.Since(first) < sameOrder {
+			continue
+		}
+		if s == syscall.SIGTERM {
+			exit(cli.ExitTerminated)
+		} else {
+			exit(cli.ExitInterrupt)
+		}
+		return
+	}
 }
 
 func newRoot(p *program) *cobra.Command {

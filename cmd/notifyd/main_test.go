@@ -102,6 +102,35 @@ func TestCommands(t *testing.T) {
 	f(2, `^$`, `set one of auth.key_file,`, "serve", "--data-dir", t.TempDir(), "--set", "log.listen=127.0.0.1:0", "--set", "api.listen=127.0.0.1:0", "--set", "api.admin=")
 }
 
+// TestUnwritableFolder: dev and serve say the same about it, and exit with the
+// same code.
+func TestUnwritableFolder(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "file") // no folder can be made below it, whoever runs this
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(file, "data")
+	key := filepath.Join(t.TempDir(), "key.pem")
+	if err := makeKey(key); err != nil {
+		t.Fatal(err)
+	}
+	said := map[string]bool{}
+	for _, args := range [][]string{
+		{"dev", "--port", "0", "--context", "", "--data-dir", dir},
+		{"serve", "--data-dir", dir, "--set", "auth.key_file=" + key, "--set", "log.listen=127.0.0.1:0", "--set", "api.listen=127.0.0.1:0", "--set", "api.admin="},
+	} {
+		_, errs, code := notifyd(t, environment(t.TempDir()), args...)
+		if code != cli.ExitUnavailable || !strings.Contains(errs, "cannot write to the data folder "+dir) || !strings.Contains(errs, "code:  data_dir") {
+			t.Errorf("%s: exit %d, %s", args[0], code, errs)
+		}
+		said[errs] = true
+	}
+	if len(said) != 1 {
+		t.Errorf("not the same: %v", said)
+	}
+}
+
 // TestExampleFileIsGood: what config example prints, serve takes.
 func TestExampleFileIsGood(t *testing.T) {
 	t.Parallel()

@@ -58,8 +58,8 @@ func newServe(p *program) *cobra.Command {
 		Use: "serve", Short: "Run a server", Args: cobra.NoArgs,
 		Long: `serve runs the API, the workers and the scheduler on the embedded engines: a
 Kafka-compatible log and a store in the data folder, no other server needed.
-SIGTERM drains: no new requests, work in flight is finished; a second signal ends
-the process at once.`,
+SIGTERM drains: no new requests, work in flight is finished; a second signal, half
+a second later or more, ends the process at once.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if role != app.RoleAll {
 				if !slices.Contains(app.Roles, role) {

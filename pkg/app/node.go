@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -103,13 +104,37 @@ func newNode(cfg Config, log *slog.Logger, seams seams) (_ *Node, err error) {
 	return n, nil
 }
 
+// MakeDataDir makes a folder that can be written to, or says
+// notify.KindUnavailable with code "data_dir".
+func MakeDataDir(dir string) error {
+	err := os.MkdirAll(dir, 0o700)
+	if err == nil {
+		var probe *os.File
+		if probe, err = os.CreateTemp(dir, ".probe-*"); err == nil {
+			err = errors.Join(probe.Close(), os.Remove(probe.Name()))
+		}
+	}
+	if errors.Is(err, syscall.ENOSPC) {
+		return nil // full is not read-only: what is there can be delivered
+	}
+	if err != nil {
+		return BadDataDir(dir, err)
+	}
+	return nil
+}
+
+// BadDataDir is the error of a folder that cannot be written to.
+func BadDataDir(dir string, err error) error {
+	return &notify.Error{Kind: notify.KindUnavailable, Code: "data_dir", Msg: "cannot write to the data folder " + dir, Err: err}
+}
+
 // open opens the stores. Pebble first: its lock guards the folder.
 func (n *Node) open() error {
 	cfg := &n.cfg
-	if err := os.MkdirAll(cfg.DataDir, 0o700); err != nil {
-		return notify.Unavailable("data_dir", 0, err)
+	err := MakeDataDir(cfg.DataDir)
+	if err != nil {
+		return err
 	}
-	var err error
 	if n.store, err = pebble.Open(pebble.Config{Dir: filepath.Join(cfg.DataDir, "store"), FS: n.seams.storeFS, Logger: n.log}); err != nil {
 		return err
 	}

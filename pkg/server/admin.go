@@ -48,7 +48,7 @@ func (s *Server) readyz(x *exchange) error {
 	}
 	if s.deps.Ready != nil {
 		if err := s.deps.Ready(x.r.Context()); err != nil {
-			return &notify.Error{Kind: notify.KindUnavailable, Code: "not_ready", Msg: "this server cannot take requests now" + because(err), Err: err}
+			return notReady(err)
 		}
 	}
 	h := health{Status: "ready"}
@@ -58,12 +58,13 @@ func (s *Server) readyz(x *exchange) error {
 	return x.json(http.StatusOK, h)
 }
 
-// because tells the reason as far as it is meant to be told: our code and
+// notReady tells the reason as far as it is meant to be told: our code and
 // message, not what a disk or a library said.
-func because(err error) string {
-	e, ok := errors.AsType[*notify.Error](err)
-	if !ok {
-		return ""
+func notReady(err error) error {
+	out := &notify.Error{Kind: notify.KindUnavailable, Code: "not_ready", Msg: "this server cannot take requests now", Err: err}
+	if e, ok := errors.AsType[*notify.Error](err); ok {
+		out.Msg += ": " + e.Msg + " (" + e.Code + ")"
+		out.Err = e.Err
 	}
-	return ": " + e.Msg + " (" + e.Code + ")"
+	return out
 }

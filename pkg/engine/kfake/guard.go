@@ -43,13 +43,20 @@ func (g *Guard) Err() error {
 	if e := g.broken.Load(); e != nil {
 		return e
 	}
-	if free := g.free.Load(); g.noSpace.Load() || free >= 0 && free < g.minFree {
-		return &notify.Error{Kind: notify.KindUnavailable, Code: "disk_full", Msg: "the log's volume is full", RetryAfter: 5 * time.Second}
+	if g.noSpace.Load() {
+		return diskFull("the log's volume is full: a write failed for lack of room")
+	}
+	if free := g.free.Load(); free >= 0 && free < g.minFree {
+		return diskFull(fmt.Sprintf("the log's volume is full: fewer than %d MiB are free", g.minFree>>20))
 	}
 	if g.size.Load()+g.appended.Load() >= g.cap {
 		return &notify.Error{Kind: notify.KindUnavailable, Code: "log_full", Msg: "the log is at its cap", RetryAfter: time.Second}
 	}
 	return nil
+}
+
+func diskFull(msg string) error {
+	return &notify.Error{Kind: notify.KindUnavailable, Code: "disk_full", Msg: msg, RetryAfter: 5 * time.Second}
 }
 
 // Appended counts bytes just appended, so that the cap holds between measures.
