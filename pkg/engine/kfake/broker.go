@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/twmb/franz-go/pkg/kfake"
 )
@@ -67,13 +68,12 @@ func Open(cfg Config) (*Broker, error) {
 		b.cluster.Close()
 		return nil, err
 	}
-	err = b.measure()
-	if err == nil {
-		err = b.noteEnds()
-	}
-	if err != nil {
+	if err := b.measure(); err != nil {
 		b.cluster.Close()
 		return nil, err
+	}
+	if err := b.noteEnds(); err != nil { // a full disk must not keep what is there from being delivered
+		b.guard.writeFailed(err)
 	}
 	return b, nil
 }
@@ -190,6 +190,7 @@ func (b *Broker) Partitions(topic string) int {
 // acknowledged is stored before, so a kill instead loses nothing.
 func (b *Broker) Close() error {
 	b.cluster.Close()
+	b.watch.settle(func(time.Time) bool { return true })
 	if b.cfg.Dir == "" {
 		return nil
 	}

@@ -125,7 +125,7 @@ func (b *Broker) keepEnds(ctx context.Context) {
 		case <-ctx.Done():
 		}
 		if err := b.noteEnds(); err != nil {
-			b.guard.writeFailed(fmt.Errorf("ends: %w", err))
+			b.guard.writeFailed(err)
 		}
 		if ctx.Err() != nil {
 			return
@@ -148,7 +148,7 @@ func (b *Broker) noteEnds() error {
 		return nil
 	}
 	if err := writeEnds(b.cfg.Dir, &now); err != nil {
-		return err
+		return fmt.Errorf("writing the ends down: %w", err)
 	}
 	b.ends = now
 	return nil

@@ -47,6 +47,7 @@ func (b *Broker) Run(ctx context.Context) error {
 				b.guard.fail(err)
 			}
 			smooth.find()
+			b.watch.settleOld()
 			if probe != nil {
 				b.guard.probe(probe)
 			}
