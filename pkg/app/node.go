@@ -278,7 +278,7 @@ func (n *Node) build() error {
 		Cancels: n.store.Cancels(), Spill: n.store.Spill(), Gate: n.broker.Guard(),
 	}, intake.Config{
 		Refuse: refusals(cfg.Intake.Refuse), SMS: categories(cfg.Intake.SMS), Keep: cfg.Intake.Idempotency,
-		SpillBytes: int64(cfg.Intake.SpillMiB) << 20, Events: n.metrics.intake(), Logger: n.log,
+		SpillBytes: int64(cfg.Intake.SpillMiB) << 20, Keys: intake.ExclusiveKeys, Events: n.metrics.intake(), Logger: n.log,
 	})
 	if err != nil {
 		return err

@@ -166,7 +166,7 @@ func TestKill(t *testing.T) {
 	t.Parallel()
 	for _, q := range requests() {
 		for _, point := range []string{"between reservation and append", "between append and finish"} {
-			for _, retry := range []string{"after the lease", "too early"} {
+			for _, retry := range []string{"after the lease", "too early", "at once, keys exclusive"} {
 				t.Run(q.name+" "+point+", "+retry, func(t *testing.T) {
 					t.Parallel()
 					synctest.Test(t, func(t *testing.T) {
@@ -197,6 +197,9 @@ func TestKill(t *testing.T) {
 							r.parts = 9
 							cfg.Refuse = map[notify.Channel][]notify.Category{notify.Push: {notify.OTP, notify.Marketing}}
 						}
+						if strings.Contains(retry, "exclusive") {
+							cfg.Keys = ExclusiveKeys
+						}
 						s := r.service(t, cfg)
 						if retry == "too early" {
 							time.Sleep(29 * time.Second)
@@ -207,7 +210,9 @@ func TestKill(t *testing.T) {
 							}
 							return
 						}
-						time.Sleep(31 * time.Second)
+						if retry == "after the lease" {
+							time.Sleep(31 * time.Second)
+						}
 						a, err := q.call(s, t.Context(), m, q.body)
 						if err != nil || a.Replayed {
 							t.Fatalf("%+v, %v", a, err)
@@ -276,6 +281,25 @@ func TestRefusedReleasesKey(t *testing.T) {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+// Where the keys are one process's, its own running requests still hold theirs.
+func TestExclusiveKeysOfTheLiving(t *testing.T) {
+	t.Parallel()
+	for _, q := range requests() {
+		r := newRig(t, Config{Keys: ExclusiveKeys})
+		m := Meta{Caller: "c", Key: "k"}
+		asked := false
+		r.log.before = func([]stream.Record) {
+			if asked = !asked; asked {
+				_, err := q.call(r.Service, t.Context(), m, q.body)
+				refused(t, err, notify.KindConflict, "idempotency_running", "Idempotency-Key")
+			}
+		}
+		if _, err := q.call(r.Service, t.Context(), m, q.body); err != nil || !asked {
+			t.Errorf("%s: %v", q.name, err)
+		}
 	}
 }
 

@@ -123,7 +123,7 @@ func (s *Service) repeat(ctx context.Context, m *Meta, stored, mine engine.Reser
 	case stored.Done:
 		s.cfg.Events.replayed(m.Caller)
 		return Answer{Status: stored.Status, Body: stored.Body, Replayed: true}, nil
-	case stored.LeaseUntil > mine.Accepted:
+	case s.held(&stored, mine.Accepted):
 		return Answer{}, running()
 	}
 	won, err := s.st.Idem.TakeOver(ctx, stored, mine.Owner, mine.LeaseUntil)

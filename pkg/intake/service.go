@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -84,14 +85,29 @@ type Config struct {
 	Grace time.Duration
 	// SpillBytes bounds the spill buffer. Default 64 MiB.
 	SpillBytes int64
-	// Owner names this process in leases; it must differ between processes.
-	// Default: a fresh id.
+	// Owner names this process in leases; it must differ between processes, and
+	// between starts of one. Default: a fresh id.
 	Owner string
+	// Keys says who else may hold a lease. Default SharedKeys.
+	Keys KeySharing
 	// Events are told what happened. Default: nothing.
 	Events Events
 	// Logger gets failures that do not change an answer. Default: discarded.
 	Logger *slog.Logger
 }
+
+// KeySharing says whose reservations Stores.Idem holds.
+type KeySharing string
+
+const (
+	// SharedKeys are reserved by other processes too: that one of them died is
+	// known when its lease has run out.
+	SharedKeys KeySharing = ""
+	// ExclusiveKeys are in a store that only one process can have open: what
+	// another owner left unfinished is a dead one's, and a repeat takes it over
+	// at once.
+	ExclusiveKeys KeySharing = "exclusive"
+)
 
 func (c Config) withDefaults() Config {
 	c.MaxRecord = or(c.MaxRecord, 983_040)
@@ -181,4 +197,11 @@ func New(st Stores, cfg Config) (*Service, error) {
 
 func (s *Service) owner() string {
 	return s.cfg.Owner + "/" + strconv.FormatUint(s.seq.Add(1), 10)
+}
+
+// held reports whether somebody may be working on a reservation at now, in ms
+// since 1970.
+func (s *Service) held(r *engine.Reservation, now int64) bool {
+	dead := s.cfg.Keys == ExclusiveKeys && !strings.HasPrefix(r.Owner, s.cfg.Owner+"/")
+	return !dead && r.LeaseUntil > now
 }
