@@ -308,6 +308,7 @@ func (c *Config) validate() (problems []error) {
 	for key, d := range map[string]time.Duration{
 		"history.retention": c.History.Retention, "intake.idempotency": c.Intake.Idempotency, "workers.batch_age": c.Workers.BatchAge,
 		"workers.drain": c.Workers.Drain, "workers.call_limit": c.Workers.CallLimit,
+		"providers.config_open_for": c.Providers.ConfigOpenFor,
 	} {
 		if d <= 0 {
 			bad(key, "%s is not above 0", d)
