@@ -187,7 +187,7 @@ func (x *exchange) fanoutSummary(first *engine.Found) error {
 		NotificationID: notify.ID{Base: first.ID.Base}.String(), CampaignID: e.Campaign, Caller: e.Caller,
 		Channel: e.Channel.String(), Category: e.Category.String(), CreatedAt: moment(e.Accepted),
 		ScheduledAt: moments(e.NotBefore),
-		Accepted: int64(e.Total),
+		Accepted:    int64(e.Total),
 	}
 	if err := x.addCancel(&out, out.NotificationID, e.Campaign); err != nil {
 		return err
