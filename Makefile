@@ -63,6 +63,10 @@ demo: go ## Start everything, send a little of each kind, show what became of it
 torture: go ## Kill the process KILLS (20) times under load and check that nothing was lost
 	KILLS='$(KILLS)' scripts/torture.sh
 
+.PHONY: mutants
+mutants: go ## Break one mechanism at a time and check that torture and powerloss notice (root, /dev/fuse)
+	KILLS='$(if $(filter file,$(origin KILLS)),6,$(KILLS))' scripts/mutants.sh
+
 .PHONY: powerloss
 powerloss: go ## Cut the power TRIALS (10) times under the log and the process (root, /dev/fuse)
 	TRIALS='$(TRIALS)' scripts/powerloss.sh

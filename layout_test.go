@@ -37,7 +37,7 @@ var mayImport = map[string]string{
 	"pkg/engine/faulty":     "engine notify",
 
 	// Logic over contracts.
-	"pkg/stream":  "notify",
+	"pkg/stream":  "notify fault",
 	"pkg/history": "engine notify stream",
 	"pkg/timer":   "engine notify stream wheel fault",
 	"pkg/dedup":   "engine notify",

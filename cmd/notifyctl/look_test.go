@@ -138,6 +138,32 @@ func TestShowFanout(t *testing.T) {
 	}
 }
 
+// TestVersion tells the server's version beside its own, and when they differ;
+// a server that does not tell, or none, is no error.
+func TestVersion(t *testing.T) {
+	t.Parallel()
+	for answer, want := range map[string]string{
+		`{"status":"ok","version":"v9.9.9"}`:          "v9.9.9",
+		`{"status":"ok","version":"` + version + `"}`: version,
+		`{"status":"ok"}`:                             "does not tell its version",
+	} {
+		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path != "/healthz" {
+				w.WriteHeader(http.StatusNotFound)
+			}
+			fmt.Fprint(w, answer)
+		}))
+		out, errs, code := newWorld(t, srv.URL).ctl(t.Context(), "version")
+		if code != 0 || !strings.Contains(out, want+"  ("+srv.URL+")") || strings.Contains(errs, "the server is of version") != (want == "v9.9.9") {
+			t.Errorf("%s: code %d, %s%s", answer, code, out, errs)
+		}
+		srv.Close()
+	}
+	if out, errs, code := newWorld(t, "http://127.0.0.1:1").ctl(t.Context(), "version"); code != 0 || strings.Contains(out, "server") {
+		t.Errorf("no server: code %d, %s%s", code, out, errs)
+	}
+}
+
 // TestUnclearSend checks that an answer that never came names the key that
 // makes a second try harmless.
 func TestUnclearSend(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/limit"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/worker"
 )
@@ -86,9 +87,10 @@ type Config struct {
 	} `koanf:"workers"`
 
 	Providers struct {
-		Stub   bool   `koanf:"stub" doc:"accept everything inside the process, to measure the rest"`
-		CAFile string `koanf:"ca_file" doc:"PEM of a CA to trust besides the system's"`
-		APNs   struct {
+		Stub          bool          `koanf:"stub" doc:"accept everything inside the process, to measure the rest"`
+		CAFile        string        `koanf:"ca_file" doc:"PEM of a CA to trust besides the system's"`
+		ConfigOpenFor time.Duration `koanf:"config_open_for" doc:"how long a provider that refused our credentials or settings is not called before it is tried again; its notifications wait"`
+		APNs          struct {
 			URL         string `koanf:"url" doc:"base URL"`
 			KeyFile     string `koanf:"key_file" doc:"PKCS#8 key (.p8) that signs provider tokens"`
 			KeyID       string `koanf:"key_id" doc:"its id"`
@@ -165,10 +167,16 @@ func Default() Config {
 	c.Workers.Email = Lane{InFlight: 16_000, Window: 1000, Ahead: 16}
 	c.Providers.APNs.URL, c.Providers.APNs.Connections, c.Providers.APNs.Confirmed = "https://api.push.apple.com", 10, true
 	c.Providers.FCM.URL, c.Providers.FCM.Confirmed = "https://fcm.googleapis.com", true
+	c.Providers.ConfigOpenFor = 5 * time.Minute
 	c.Providers.Twilio.URL, c.Providers.Twilio.Rate, c.Providers.Twilio.Parallel = "https://api.twilio.com", 1000, 100
 	c.Providers.SendGrid.URL, c.Providers.SendGrid.Rate = "https://api.sendgrid.com", 100
 	c.Logging.Level, c.Logging.Format = "info", "json"
 	return c
+}
+
+// breaker is the configuration of every circuit breaker.
+func (c *Config) breaker() limit.BreakerConfig {
+	return limit.BreakerConfig{ConfigOpenFor: c.Providers.ConfigOpenFor}
 }
 
 // lane returns the settings of a lane.

@@ -116,7 +116,7 @@ func TestProblems(t *testing.T) {
 	f("workers: {strict: [fax]}", "workers.strict", `"fax"`)
 	f("workers: {bulk_share: 2, email: {in_flight: 0}, drain: 0s, max_retries: -1}", "workers.bulk_share", "workers.email", "workers.drain", "workers.max_retries")
 	f("api: {rate: 0, burst: 0, body_mib: 5, plaintext: maybe, public_url: 'ftp://x'}", "api.rate", "api.burst", "api.body_mib", "api.plaintext", "api.public_url")
-	f("history: {retention: 0s}\nintake: {idempotency: 0s, spill_mib: 0}\nlog: {linger: -1s}", "history.retention", "intake.idempotency", "intake.spill_mib", "log.linger")
+	f("providers: {config_open_for: 0s}\nhistory: {retention: 0s}\nintake: {idempotency: 0s, spill_mib: 0}\nlog: {linger: -1s}", "providers.config_open_for", "history.retention", "intake.idempotency", "intake.spill_mib", "log.linger")
 	f("auth: {key_file: a, jwks_url: b}", "auth: only one of")
 	f("workers: {drain: soon}", "drain")
 	f("api: [1, 2", "c.yaml")

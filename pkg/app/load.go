@@ -325,6 +325,7 @@ func (c *Config) validate() (problems []error) {
 		"history.retention": c.History.Retention, "intake.idempotency": c.Intake.Idempotency, "workers.batch_age": c.Workers.BatchAge,
 		"workers.drain": c.Workers.Drain, "workers.call_limit": c.Workers.CallLimit,
 		"timers.max_delay": c.Timers.MaxDelay, "triggers.timeout": c.Triggers.Timeout,
+		"providers.config_open_for": c.Providers.ConfigOpenFor,
 	} {
 		if d <= 0 {
 			bad(key, "%s is not above 0", d)

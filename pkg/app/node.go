@@ -24,7 +24,6 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine/pebble"
 	"github.com/notifyd/notifyd/pkg/history"
 	"github.com/notifyd/notifyd/pkg/intake"
-	"github.com/notifyd/notifyd/pkg/limit"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/ops"
 	"github.com/notifyd/notifyd/pkg/prefs"
@@ -255,7 +254,7 @@ func (n *Node) build() error {
 	if n.provs, err = newProviders(cfg, n.limits, n.log); err != nil {
 		return err
 	}
-	if n.health, err = worker.NewHealth(limit.BreakerConfig{}, n.log); err != nil {
+	if n.health, err = worker.NewHealth(cfg.breaker(), n.log); err != nil {
 		return err
 	}
 	n.commit = worker.NewCommitter(worker.CommitterConfig{Put: n.store.Status().Put, Logger: n.log, Stalled: n.metrics.stalled})

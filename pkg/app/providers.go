@@ -121,7 +121,7 @@ func (p *providers) addTwilio(cfg *Config, blocks limit.Blocks, end func(string)
 	}
 	var err error
 	p.twilio, err = provider.NewTwilio(provider.TwilioConfig{
-		Endpoint: end(c.URL), Accounts: list, Rate: c.Rate, Concurrency: c.Parallel, PublicURL: cfg.publicURL(), Blocks: blocks, Log: log,
+		Endpoint: end(c.URL), Accounts: list, Rate: c.Rate, Concurrency: c.Parallel, PublicURL: cfg.publicURL(), Blocks: blocks, Breaker: cfg.breaker(), Log: log,
 	})
 	if err == nil {
 		p.byChannel[notify.SMS] = p.twilio
@@ -143,7 +143,7 @@ func (p *providers) addSendGrid(cfg *Config, blocks limit.Blocks, end func(strin
 		pools = append(pools, provider.SendGridPool{Name: name, Rate: c.Rate})
 	}
 	p.sendgrid, err = provider.NewSendGrid(provider.SendGridConfig{
-		Endpoint: end(c.URL), APIKey: strings.TrimSpace(string(key)), From: c.From, Pools: pools, Rate: c.Rate, BulkShare: cfg.Workers.Bulk, Blocks: blocks, Log: log,
+		Endpoint: end(c.URL), APIKey: strings.TrimSpace(string(key)), From: c.From, Pools: pools, Rate: c.Rate, BulkShare: cfg.Workers.Bulk, Blocks: blocks, Breaker: cfg.breaker(), Log: log,
 	})
 	if err != nil {
 		return err

@@ -52,9 +52,9 @@ type slot struct {
 	calls int
 }
 
-func newAccounts(provider string, of []slot, bulkShare float64, blocks limit.Blocks, log *slog.Logger) (*accounts, error) {
+func newAccounts(provider string, of []slot, bulkShare float64, breaker limit.BreakerConfig, blocks limit.Blocks, log *slog.Logger) (*accounts, error) {
 	p := &accounts{provider: provider, shared: blocks != nil, log: log}
-	cfg := limit.PoolConfig{BulkShare: bulkShare, Blocks: blocks}
+	cfg := limit.PoolConfig{BulkShare: bulkShare, Breaker: breaker, Blocks: blocks}
 	for i, s := range of {
 		cfg.Accounts = append(cfg.Accounts, s.Account)
 		p.list = append(p.list, &account{name: s.Name, at: i, slots: s.calls})

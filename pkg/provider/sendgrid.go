@@ -42,6 +42,8 @@ type SendGridConfig struct {
 	Concurrency int
 	// BulkShare is the part of an account or pool that bulk may use, 0 to 1. Default 0.5.
 	BulkShare float64
+	// Breaker of each pool. Default: limit's.
+	Breaker limit.BreakerConfig
 	// Blocks is shared by all workers. Default: this process alone.
 	Blocks limit.Blocks
 	// Confirm: default ConfirmReceipt.
@@ -128,7 +130,7 @@ func NewSendGrid(cfg SendGridConfig) (*SendGrid, error) {
 		slots = append(slots, slot{limit.Account{Name: name, Rate: rate, Burst: max(2*sendGridBatch, int(rate))}, cfg.Concurrency})
 		s.rt.MaxIdleConnsPerHost += cfg.Concurrency
 	}
-	if s.accounts, err = newAccounts("sendgrid", slots, cfg.BulkShare, cfg.Blocks, cfg.Log); err != nil {
+	if s.accounts, err = newAccounts("sendgrid", slots, cfg.BulkShare, cfg.Breaker, cfg.Blocks, cfg.Log); err != nil {
 		return nil, err
 	}
 	return s, nil

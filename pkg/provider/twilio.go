@@ -52,6 +52,8 @@ type TwilioConfig struct {
 	PublicURL string
 	// BulkShare is the part of an account or pool that bulk may use, 0 to 1. Default 0.5.
 	BulkShare float64
+	// Breaker of each account. Default: limit's.
+	Breaker limit.BreakerConfig
 	// Blocks is shared by all workers. Default: this process alone.
 	Blocks limit.Blocks
 	// Confirm: default ConfirmReceipt.
@@ -134,7 +136,7 @@ func NewTwilio(cfg TwilioConfig) (*Twilio, error) {
 		t.auth = append(t.auth, []string{"Basic " + base64.StdEncoding.EncodeToString([]byte(user+":"+secret))})
 		t.rt.MaxIdleConnsPerHost += a.Concurrency
 	}
-	if t.accounts, err = newAccounts("twilio", slots, cfg.BulkShare, cfg.Blocks, cfg.Log); err != nil {
+	if t.accounts, err = newAccounts("twilio", slots, cfg.BulkShare, cfg.Breaker, cfg.Blocks, cfg.Log); err != nil {
 		return nil, err
 	}
 	return t, nil

@@ -46,14 +46,14 @@ func (x *exchange) find(raw string) (k known, fanout bool, err error) {
 		fanout = true
 	case !id.Fan && err != nil && missing(err):
 		if k.found, err = x.first(ctx, id.Base); err != nil {
-			if notify.KindOf(err) == notify.KindNotFound {
-				return x.waiting(id)
+			if missing(err) {
+				return x.waitingOr(id, err)
 			}
 			return k, false, err
 		}
 		fanout = true
-	case notify.KindOf(err) == notify.KindNotFound && err != nil:
-		return x.waiting(id)
+	case err != nil && missing(err):
+		return x.waitingOr(id, err)
 	case err != nil:
 		return k, false, err
 	}
@@ -65,6 +65,16 @@ func (x *exchange) find(raw string) (k known, fanout bool, err error) {
 	}
 	err = k.load(ctx, st.Status)
 	return k, false, err
+}
+
+// waitingOr is waiting, and where that finds nothing the error why history did
+// not.
+func (x *exchange) waitingOr(id notify.ID, why error) (known, bool, error) {
+	k, fanout, err := x.waiting(id)
+	if err != nil && notify.KindOf(err) == notify.KindNotFound {
+		err = why
+	}
+	return k, fanout, err
 }
 
 // missing reports that there is nothing, or nothing any more since the log lost

@@ -106,6 +106,7 @@ func (x *exchange) waitingSummary(v *schedule.View) error {
 		Channel: v.Channel.String(), Category: v.Category.String(), CreatedAt: moment(v.Created),
 		ScheduledAt: moments(v.FireAt), Accepted: int64(v.Accepted), Rejected: int64(v.Receivers - v.Accepted),
 		Counted: int64(v.Accepted), Counts: map[string]int{waitingState(v).String(): int(v.Accepted)}, Complete: true,
+		Pending: new(int64), // none: they all wait
 	}
 	if v.State == engine.ScheduleCancelled {
 		out.CancelledAt = moments(v.Touched)

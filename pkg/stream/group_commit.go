@@ -10,6 +10,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
+	"github.com/notifyd/notifyd/pkg/fault"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -77,7 +78,9 @@ func (g *Group) commit(ctx context.Context, cl *kgo.Client, as []*assignment) {
 	})
 	if failure != nil {
 		g.cfg.Events.trouble(translate(fmt.Errorf("committing %s: %w", g.cfg.Group, failure)))
+		return
 	}
+	fault.Hit("offsets-committed")
 }
 
 // positions checks the offsets a rebalance fetched against the log, before

@@ -178,6 +178,31 @@ func TestBadCredentials(t *testing.T) {
 	}
 }
 
+// Credentials that are refused and then mended at the provider: they are tried
+// again after providers.config_open_for, by the route and by each of its accounts.
+func TestRefusedCredentialsAreTriedAgain(t *testing.T) {
+	w := newWorld(t, simulator.Config{}, func(c *app.Config) { c.Providers.ConfigOpenFor = 100 * time.Millisecond })
+	for _, p := range []simulator.Provider{simulator.SendGrid, simulator.Twilio, simulator.APNs} {
+		if _, err := w.sim.AddRule(simulator.Rule{Provider: p, Do: simulator.Deny, Count: 4}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n := w.start(app.RoleAll)
+	sms := push(2)
+	sms.Channel, sms.Category, sms.To.Address = "sms", "otp", "+15550100"
+	sms.Content.Title = ""
+	for _, m := range []api.Notification{mail("otp"), sms, push(1)} {
+		a, err := n.Send(t.Context(), m, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		st := n.status(a.NotificationID, func(s notify.State) bool { return s == notify.Sent || s == notify.Delivered || s == notify.Failed })
+		if st.Status == "FAILED" || st.Attempts > 1 {
+			t.Errorf("%+v", st)
+		}
+	}
+}
+
 // Answers that never come: marketing mail is UNKNOWN and not sent again; a code
 // is, under the same id, and the ledger counts it.
 func TestAmbiguousAnswers(t *testing.T) {

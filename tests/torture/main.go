@@ -25,6 +25,7 @@ type options struct {
 	rate   float64
 	keep   bool
 	mutant string
+	at     string
 	dir    string
 	drain  time.Duration
 }
@@ -36,6 +37,7 @@ func main() {
 	flag.Float64Var(&o.rate, "rate", 300, "single notifications per second")
 	flag.BoolVar(&o.keep, "keep", false, "keep the data and the logs")
 	flag.StringVar(&o.mutant, "mutant", "", "break a mechanism first: "+strings.Join(mutantNames(), ", "))
+	flag.StringVar(&o.at, "at", "", "order every kill at this fault point, instead of half of them at any")
 	flag.DurationVar(&o.drain, "drain", 90*time.Second, "longest wait for everything to become terminal")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
@@ -90,7 +92,12 @@ func run(ctx context.Context, o options) (ok bool, err error) {
 	rng := rand.New(rand.NewPCG(o.seed, 1))
 	for k := range o.kills {
 		point := ""
-		if k%2 == 1 {
+		switch {
+		case o.at != "":
+			if point, err = victim.PointAt(rng, o.at); err != nil {
+				return false, err
+			}
+		case k%2 == 1:
 			point = victim.Point(rng)
 		}
 		if k > 0 || point != "" {
