@@ -78,7 +78,7 @@ func (f *splitter) begin(ch notify.Channel, partitions uint16, block uint32, max
 // else. Ids of up to 16 bytes are held in two words for hashing and copying.
 func (f *splitter) plain(b []byte, i, j int) {
 	n := j - i
-	if n < 3 || n > 16 || i+16 > len(b) { // "", "." and ".." are no user ids
+	if n < 3 || n > 16 || i+16 > len(b) { // "", ".", ".." and "/" are no user ids
 		f.add(b[i:j:j], nil, nil)
 		return
 	}

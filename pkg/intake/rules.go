@@ -184,7 +184,7 @@ func checkReceiver(ch notify.Channel, user, address, vars []byte) reason {
 		return reasonNoUser
 	case len(user) > notify.MaxUserID:
 		return reasonLongUser
-	case plainEnd(user, 0) < len(user), user[0] == '.': // else CheckUserID has nothing against it
+	case plainEnd(user, 0) < len(user), user[0] == '.', user[0] == '/': // else CheckUserID has nothing against it
 		if rule := notify.CheckUserID(alias(user)); rule != "" {
 			return reason{"bad_user_id", "user_id", rule}
 		}
