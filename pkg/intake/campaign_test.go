@@ -32,7 +32,7 @@ func TestCampaign(t *testing.T) {
 		}
 	}
 	_, err = send(Meta{Caller: "c"}, part(0, `["other"]`))
-	refused(t, err, notify.KindMismatch, "idempotency_mismatch", "Idempotency-Key")
+	refused(t, err, notify.KindMismatch, "idempotency_mismatch", "part")
 	if _, err := send(Meta{Caller: "c"}, part(7, `["c"]`)); err != nil {
 		t.Fatal(err)
 	}

@@ -78,7 +78,7 @@ func (f *splitter) begin(ch notify.Channel, partitions uint16, block uint32, max
 // else. Ids of up to 16 bytes are held in two words for hashing and copying.
 func (f *splitter) plain(b []byte, i, j int) {
 	n := j - i
-	if n < 3 || n > 16 || i+16 > len(b) { // "", "." and ".." are no user ids
+	if n < 3 || n > 16 || i+16 > len(b) { // "", ".", ".." and "/" are no user ids
 		f.add(b[i:j:j], nil, nil)
 		return
 	}
@@ -197,6 +197,54 @@ func (f *splitter) largest() (n int) {
 	}
 	return n
 }
+
+// fitting returns the largest block size below the present one with which no
+// chunk is larger than room, 1 if there is none; it is called after largest. To
+// try one after the other, each with a reading of the body, took ten times as
+// long for a body made for it.
+func (f *splitter) fitting(room int) uint32 {
+	type level struct {
+		shift uint
+		at    uint32 // number of the block
+		size  int    // of the chunk so far
+	}
+	var levels []level // the largest block first
+	for shift := bits.Len32(f.block) - 2; shift > 0; shift-- {
+		levels = append(levels, level{shift: uint(shift)})
+	}
+	for _, c := range f.chunks {
+		for i := range levels { // blocks lie within the larger ones
+			levels[i].size = 0
+		}
+		column := f.cols[c.partition].buf[c.start:c.end]
+		left, next := len(column), uint32(0)
+		rd := notify.ReadReceivers(column)
+		for r := (notify.Receiver{}); rd.Next(&r); next = r.Index + 1 {
+			n := left - len(rd.Rest())
+			left -= n
+			first := n - uvarintLen(r.Index-next) + uvarintLen(r.Index) // a chunk begins with an index
+			over := 0
+			for i := range levels {
+				l := &levels[i]
+				if at := r.Index >> l.shift; at == l.at {
+					l.size += n
+				} else {
+					l.at, l.size = at, first
+				}
+				if l.size > room {
+					over = i + 1 // and so are all before it
+				}
+			}
+			levels = levels[over:]
+		}
+	}
+	if len(levels) == 0 {
+		return 1
+	}
+	return 1 << levels[0].shift
+}
+
+func uvarintLen(n uint32) int { return (bits.Len32(n|1) + 6) / 7 }
 
 // records makes one record per chunk. e holds what they have in common; it is
 // overwritten. The records are valid until the splitter's next request.

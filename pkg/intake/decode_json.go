@@ -192,7 +192,11 @@ func decodeError(err error) error {
 	case strings.Contains(e.Err.Error(), "UTF-8"): // the library does not export it
 		return invalid("bad_utf8", field, fmt.Sprintf("invalid UTF-8 at byte %d", e.ByteOffset))
 	}
-	return invalid("bad_json", field, fmt.Sprintf("not valid JSON at byte %d: %v", e.ByteOffset, e.Err))
+	why := e.Err.Error()
+	if i := strings.IndexByte(why, '`'); i >= 0 { // there it quotes what may be an address
+		why = strings.TrimSpace(why[:i])
+	}
+	return invalid("bad_json", field, fmt.Sprintf("not valid JSON at byte %d: %s", e.ByteOffset, why))
 }
 
 // fieldPath makes /receivers/3/user_id receivers[3].user_id.

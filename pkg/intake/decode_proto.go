@@ -177,8 +177,11 @@ func readFanout(b []byte) (h fanHead, count uint32, column []byte, err error) {
 	if h.channel, h.category, err = parseLane(channel, category); err != nil {
 		return h, 0, nil, err
 	}
-	if part > 1<<32-1 || n > notify.MaxIndex {
-		return h, 0, nil, invalid("wrong_type", "part", "part and count must be numbers of 32 bits")
+	switch {
+	case part > 1<<32-1:
+		return h, 0, nil, invalid("wrong_type", "part", "must be a number from 0 to 4294967295")
+	case n > notify.MaxIndex:
+		return h, 0, nil, invalid("wrong_type", "count", fmt.Sprintf("must be a number from 0 to %d", notify.MaxIndex))
 	}
 	h.expires, h.scheduled, h.part = int64(expires), int64(scheduled), uint32(part)
 	if err = checkCampaign(h.campaign, h.part != 0); err != nil {

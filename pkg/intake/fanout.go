@@ -93,7 +93,7 @@ func (s *Service) planFanout(m *Meta, b *fanBody, l layout) (*plan, error) {
 		if f.largest() <= room || block == 1 || l.block != 0 {
 			break
 		}
-		block, users = block/2, int(f.index)
+		block, users = f.fitting(room), int(f.index)
 	}
 	if f.index == 0 {
 		s.fans.Put(f)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"math/bits"
 	"slices"
 	"strings"
 	"testing"
@@ -158,6 +159,11 @@ func TestBadFanouts(t *testing.T) {
 		{"protobuf: damaged", mediaProto, "\xff\xff", "bad_protobuf", ""},
 		{"protobuf: unknown field", mediaProto, string(appendNumber([]byte(proto(1, short.Bytes())), 12, 1)), "unknown_field", "#12"},
 		{"protobuf: field twice", mediaProto, proto(1, short.Bytes()) + string(appendNumber(nil, 8, 1)), "duplicate_key", "count"},
+		{"protobuf: expires at no time", mediaProto, proto(1, short.Bytes()) + string(appendNumber(nil, 4, 1<<63-1)), "out_of_range", "expires_at"},
+		{"protobuf: expires before 1970", mediaProto, proto(1, short.Bytes()) + string(appendNumber(nil, 4, 1<<64-1)), "expires_in_past", "expires_at"},
+		{"protobuf: scheduled at no time", mediaProto, proto(1, short.Bytes()) + string(appendNumber(nil, 5, 1<<63-1)), "scheduled_too_far", "scheduled_at"},
+		{"protobuf: part", mediaProto, proto(1, short.Bytes()) + string(appendNumber(nil, 7, 1<<32)), "wrong_type", "part"},
+		{"protobuf: count of 64 bits", mediaProto, proto(0, short.Bytes()) + string(appendNumber(nil, 8, 1<<64-1)), "wrong_type", "count"},
 		{"protobuf: gap", mediaProto, proto(1, gap.Bytes()), "bad_column", "receivers[0]"},
 		{"protobuf: count", mediaProto, proto(2, short.Bytes()), "bad_column", "count"},
 		{"protobuf: damaged column", mediaProto, proto(1, []byte{0, 99, 'x'}), "bad_column", "receivers[0]"},
@@ -237,6 +243,43 @@ func TestBlockHalves(t *testing.T) {
 			t.Errorf("block size %d", row.BlockSize)
 		}
 	}
+}
+
+// The block size comes out of one look at what was read, and is the one that
+// halving it until all fits would end with: a repeat of an older request makes
+// the same records.
+func TestFittingIsHalving(tt *testing.T) {
+	tt.Parallel()
+	rapid.Check(tt, func(t *rapid.T) {
+		parts := uint16(rapid.IntRange(1, 5).Draw(t, "partitions"))
+		sizes := rapid.SliceOfN(rapid.OneOf(rapid.IntRange(0, 3), rapid.IntRange(0, 400)), 1, 600).Draw(t, "sizes")
+		before := rapid.SampledFrom([]int{0, 0, 200, 20_000}).Draw(t, "refused before")
+		block := uint32(1) << rapid.IntRange(1, 16).Draw(t, "block")
+		f := newSplitter()
+		read := func(block uint32) int {
+			f.begin(notify.Push, parts, block, 10, len(sizes))
+			for range before {
+				f.add(nil, nil, nil)
+			}
+			for i, n := range sizes {
+				f.add(fmt.Appendf(nil, "user-%d", i), nil, bytes.Repeat([]byte{'v'}, n))
+			}
+			return f.largest()
+		}
+		// Room at which a byte more or less decides.
+		room := read(block>>rapid.IntRange(0, bits.Len32(block)-1).Draw(t, "halvings")) - rapid.IntRange(0, 1).Draw(t, "less")
+		want := block
+		for read(want) > room && want > 1 {
+			want /= 2
+		}
+		got := block
+		if read(block) > room {
+			got = f.fitting(room)
+		}
+		if got != want {
+			t.Fatalf("block of %d, halving makes it %d", got, want)
+		}
+	})
 }
 
 // TestFanoutConserves: whatever the receivers, every accepted one is in exactly

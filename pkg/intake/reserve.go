@@ -119,7 +119,11 @@ func frozen(r *engine.Reservation) bool { return r.Version != 0 }
 func (s *Service) repeat(ctx context.Context, m *Meta, stored, mine engine.Reservation, mk maker) (Answer, error) {
 	switch {
 	case stored.Fingerprint != mine.Fingerprint:
-		return Answer{}, &notify.Error{Kind: notify.KindMismatch, Code: "idempotency_mismatch", Field: "Idempotency-Key", Msg: "the key was used with another body"}
+		e := &notify.Error{Kind: notify.KindMismatch, Code: "idempotency_mismatch", Field: "Idempotency-Key", Msg: "the key was used with another body"}
+		if mine.Key.Route == campaignRoute { // whatever key came with it
+			e.Field, e.Msg = "part", "this part of the campaign was sent with another body"
+		}
+		return Answer{}, e
 	case stored.Done:
 		s.cfg.Events.replayed(m.Caller)
 		return Answer{Status: stored.Status, Body: stored.Body, Replayed: true}, nil

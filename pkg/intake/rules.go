@@ -17,6 +17,7 @@ const (
 	maxKey         = 255
 	maxTrace       = 128
 	maxDepth       = 32
+	maxMoment      = 253_402_300_799_999 // ms since 1970: the end of 9999, as far as RFC 3339 goes
 )
 
 // terms are what all receivers of a request have in common.
@@ -63,6 +64,8 @@ func (r *rules) admit(t *terms, now int64, resumed bool) error {
 		return invalid("category_refused", "category", "intake.refuse: "+t.category.String()+" by "+t.channel.String()+" is switched off")
 	case t.expires != 0 && t.expires <= now:
 		return invalid("expires_in_past", "expires_at", "must lie in the future")
+	case t.expires > maxMoment && !resumed: // only protobuf can say so
+		return invalid("out_of_range", "expires_at", "no time lies behind the year 9999")
 	}
 	if t.scheduled > now {
 		switch {
@@ -184,7 +187,7 @@ func checkReceiver(ch notify.Channel, user, address, vars []byte) reason {
 		return reasonNoUser
 	case len(user) > notify.MaxUserID:
 		return reasonLongUser
-	case plainEnd(user, 0) < len(user), user[0] == '.': // else CheckUserID has nothing against it
+	case plainEnd(user, 0) < len(user), user[0] == '.', user[0] == '/': // else CheckUserID has nothing against it
 		if rule := notify.CheckUserID(alias(user)); rule != "" {
 			return reason{"bad_user_id", "user_id", rule}
 		}

@@ -34,8 +34,8 @@ func refused(t *testing.T, err error, kind notify.Kind, code, field string) {
 	if e.Kind != kind || e.Code != code || e.Field != field {
 		t.Errorf("refused as kind %s, code %s, field %q (%s); want %s %s %q", e.Kind, e.Code, e.Field, e.Msg, kind, code, field)
 	}
-	if e.Msg == "" {
-		t.Error("the refusal names no rule")
+	if e.Msg == "" || strings.Contains(e.Msg, "secret") {
+		t.Errorf("the refusal names no rule, or repeats what was sent: %s", e.Msg)
 	}
 }
 
@@ -58,6 +58,7 @@ func TestBadSingles(t *testing.T) {
 		{"duplicate key in variables", single(`"to":{"user_id":"u","variables":{"a":1,"a":2}}`), "duplicate_key", "to.variables.a"},
 		{"bad UTF-8", single("\"to\":{\"user_id\":\"a\xff\"}"), "bad_utf8", "to.user_id"},
 		{"lone surrogate", single(`"to":{"user_id":"\ud800"}`), "bad_json", "to.user_id"},
+		{"lone surrogate before more", single(`"to":{"user_id":"\ud800\"}, secret"}`), "bad_json", "to.user_id"},
 		{"wrong type", single(`"to":{"user_id":7}`), "wrong_type", "to.user_id"},
 		{"wrong type of to", single(`"to":"u1"`), "wrong_type", "to"},
 		{"bad time", single(`"expires_at":"tomorrow"`), "wrong_type", "expires_at"},

@@ -30,7 +30,7 @@ const (
 	RuleUserIDSize    = "a user id has 1 to 128 bytes"
 	RuleUserIDUTF8    = "a user id is UTF-8"
 	RuleUserIDControl = "a user id has no control characters and none that set the direction of text"
-	RuleUserIDDots    = `a user id is not "." or "..": no URL could name it`
+	RuleUserIDPath    = `a user id is not ".", ".." or "/": no URL could name it`
 )
 
 // CheckUserID returns the rule that a user id breaks, "" if it breaks none. Ids
@@ -39,8 +39,8 @@ func CheckUserID(id string) (rule string) {
 	switch {
 	case len(id) == 0 || len(id) > MaxUserID:
 		return RuleUserIDSize
-	case id == "." || id == "..":
-		return RuleUserIDDots
+	case id == "." || id == ".." || id == "/": // Go's ServeMux takes %2F alone for the end of a path
+		return RuleUserIDPath
 	case !utf8.ValidString(id):
 		return RuleUserIDUTF8
 	case HasControl(id):

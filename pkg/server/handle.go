@@ -186,6 +186,12 @@ func bearer(r *http.Request) (string, error) {
 // readBody reads the body within the limits of the route. Small and large
 // bodies have memory of their own, so that a code never waits behind a campaign.
 func (s *Server) readBody(x *exchange) error {
+	// Which of two holds is another question for each program on the way.
+	for _, name := range [...]string{"Content-Type", "Content-Encoding"} {
+		if len(x.r.Header[name]) > 1 {
+			return notify.Invalid(api.CodeUnsupportedMediaType, name, "more than one "+name+" header")
+		}
+	}
 	limit, from := s.cfg.MaxSingle, s.small
 	switch x.route.body {
 	case batchBody:

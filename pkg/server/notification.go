@@ -120,6 +120,9 @@ func (x *exchange) first(ctx context.Context, base notify.Base) (f engine.Found,
 }
 
 func (s *Server) getNotification(x *exchange) error {
+	if err := x.only("limit", "after"); err != nil {
+		return err
+	}
 	raw := x.r.PathValue("id")
 	k, fanout, err := x.find(raw)
 	if err != nil {
@@ -222,6 +225,9 @@ func outcomesAt(r *notify.Row, pos uint32) []notify.Exception {
 // cancelNotification stops what has not started of a notification, a fan-out
 // request, or one receiver of it.
 func (s *Server) cancelNotification(x *exchange) error {
+	if err := x.only(); err != nil {
+		return err
+	}
 	k, fanout, err := x.find(x.r.PathValue("id"))
 	if err != nil {
 		return err

@@ -29,6 +29,19 @@ func (x *exchange) query() *query {
 	return q
 }
 
+// only refuses all parameters but those of the names, which whoever reads them
+// checks. Most requests have none, and cost a comparison.
+func (x *exchange) only(names ...string) error {
+	if x.r.URL.RawQuery == "" {
+		return nil
+	}
+	q := x.query()
+	for _, name := range names {
+		q.text(name)
+	}
+	return q.rest()
+}
+
 // text takes the parameter name; "" when it is not there.
 func (q *query) text(name string) string {
 	vs, ok := q.values[name]

@@ -2,6 +2,7 @@ package server
 
 import (
 	"net/http"
+	"path"
 	"sort"
 	"strings"
 
@@ -108,16 +109,39 @@ func (s *Server) mux(table []route) http.Handler {
 			methods[rt.path] = append(methods[rt.path], http.MethodHead)
 		}
 	}
-	for path, allowed := range methods {
+	for at, allowed := range methods {
 		sort.Strings(allowed)
 		allow := strings.Join(allowed, ", ")
-		handle(path, &route{path: path, class: classProbe, handler: func(_ *Server, x *exchange) error {
+		handle(at, &route{path: at, class: classProbe, handler: func(_ *Server, x *exchange) error {
 			x.w.Header().Set("Allow", allow)
 			return notify.Invalid(api.CodeMethodNotAllowed, "", "this path takes "+allow)
 		}})
 	}
-	handle("/", &route{path: "other", class: classProbe, handler: func(*Server, *exchange) error {
+	unknown := &route{path: "other", class: classProbe, handler: func(*Server, *exchange) error {
 		return &notify.Error{Kind: notify.KindNotFound, Code: api.CodeRouteNotFound, Msg: "there is no such path; GET /openapi.yaml lists them"}
-	}})
-	return mux
+	}}
+	handle("/", unknown)
+	// ServeMux answers a path that is not clean with a redirect, without a request
+	// id or a problem: here it is one there is not.
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		p := r.URL.RawPath
+		if p == "" { // then nothing in it is escaped that matters here
+			p = r.URL.Path
+		}
+		if isClean(p) {
+			mux.ServeHTTP(w, r)
+			return
+		}
+		s.serve(unknown, w, r)
+	})
+}
+
+// isClean reports whether a path has no empty element, none of "." and none of
+// "..": ServeMux redirects the others. An escaped dot is part of a name.
+func isClean(p string) bool {
+	if !strings.Contains(p, "//") && !strings.Contains(p, "/.") {
+		return true
+	}
+	clean := path.Clean(p)
+	return p == clean || p == clean+"/"
 }

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"net/http"
+	"net/url"
 	"strings"
 	"testing"
 
@@ -140,6 +141,70 @@ func TestUnknownPathsAndMethods(t *testing.T) {
 	f("PATCH", "/v1/notifications:batch", 405, api.CodeMethodNotAllowed, "POST")
 	f("POST", "/v1/notifications/ntf_1", 405, api.CodeMethodNotAllowed, "DELETE, GET, HEAD, PATCH")
 	f("DELETE", "/healthz", 405, api.CodeMethodNotAllowed, "GET, HEAD")
+	for _, path := range []string{"/v1//notifications", "/v1/notifications//", "/./v1/notifications", "/v1/users/..", "/v1/users/.", "/v1/x/../notifications", "//v1/notifications", "/v1/users/../../openapi.yaml"} {
+		f("POST", path, 404, api.CodeRouteNotFound, "")
+	}
+}
+
+// An id is one element of a path, whatever is in it.
+func TestUserIDsInPaths(t *testing.T) {
+	t.Parallel()
+	s := newWorld().start(t, Config{}, nil)
+	tok := token(t, "shop", api.ScopeRead, api.ScopeUsers)
+	for _, id := range []string{"ann", "a/b", "a//b", "//", "/a", "../a", "a/../b", "./a", "...", "a%2Fb", "a?b=c", "a#b", "a;b", "é", "a b", "+", "*", ":", "notifications"} {
+		path := "/v1/users/" + url.PathEscape(id)
+		if got := ask(s, "PUT", path, tok, `{"opt_out":["push"]}`); got.status != 200 {
+			t.Errorf("PUT %s: %d %s", path, got.status, got.body)
+		}
+		var u api.User
+		got := ask(s, "GET", path, tok, "")
+		if got.into(t, &u); u.UserID != id {
+			t.Errorf("GET %s: %d %s", path, got.status, got.body)
+		}
+	}
+	for _, path := range []string{"%2e", "%2e%2e", "%00", "%ff", "a%0ab", "a%C2%9Bb", "%E2%80%AEa", strings.Repeat("x", 129)} {
+		for _, end := range []string{"", "/notifications"} {
+			if got := ask(s, "GET", "/v1/users/"+path+end, tok, ""); got.status != 422 || got.problem(t).Code != "bad_user_id" || got.problem(t).Field != "id" {
+				t.Errorf("%s: %d %s", path, got.status, got.body)
+			}
+		}
+	}
+}
+
+// A parameter that a route does not have is refused, and so is a header that
+// says two things.
+func TestWhatIsNotAskedForIsRefused(t *testing.T) {
+	t.Parallel()
+	w, paths := matrixWorld()
+	report := func(context.Context) (any, error) { return 1, nil }
+	s := w.start(t, Config{}, func(d *Deps) { d.Doctor, d.Lag = report, report })
+	w.schedule(t, scheduledBase, "owner", false)
+	tok := token(t, "owner", api.Scopes[:]...)
+	for _, rt := range routes() {
+		if rt.scope == "" || rt.path == "/v1/tail" {
+			continue // probes, the webhooks of others, and one that has a test of its own
+		}
+		path := paths.Replace(rt.path)
+		if rt.method == http.MethodPatch {
+			path = "/v1/notifications/ntf_" + scheduledBase.String()
+		}
+		got := ask(s, rt.method, path+"?no_such=1", tok, bodyFor(&rt))
+		if p := got.problem(t); got.status != 422 || p.Code != "unknown_field" || p.Field != "no_such" {
+			t.Errorf("%s %s: %d %s", rt.method, rt.path, got.status, got.body)
+		}
+		if rt.body == noBody {
+			continue
+		}
+		for _, name := range []string{"Content-Type", "Content-Encoding"} {
+			got := ask(s, rt.method, path, tok, bodyFor(&rt), func(r *http.Request) { r.Header[name] = []string{"application/json", "application/json"} })
+			if p := got.problem(t); got.status != 415 || p.Field != name {
+				t.Errorf("two of %s for %s: %d %s", name, rt.path, got.status, got.body)
+			}
+		}
+	}
+	if len(w.taken()) != 0 {
+		t.Error("intake was asked")
+	}
 }
 
 func TestRequestIDs(t *testing.T) {

@@ -157,6 +157,9 @@ func (x *exchange) cancelParts(bases []notify.Base) {
 
 // reschedule moves what waits to another time.
 func (s *Server) reschedule(x *exchange) error {
+	if err := x.only(); err != nil {
+		return err
+	}
 	id, err := notify.ParseID(x.r.PathValue("id"))
 	if err != nil {
 		return errNoNotification()

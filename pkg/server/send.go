@@ -23,6 +23,9 @@ func (s *Server) sendFanout(x *exchange) error {
 // send hands the body to intake. key scope and route are one string, so that
 // the same key may be used on two routes.
 func (x *exchange) send(name string, to func(context.Context, intake.Meta, []byte) (intake.Answer, error)) error {
+	if err := x.only(); err != nil {
+		return err
+	}
 	m := intake.Meta{Caller: x.id.Caller, Route: name, Trace: trace(x.r)}
 	if ks := x.r.Header[api.HeaderIdempotencyKey]; len(ks) > 0 {
 		if len(ks) > 1 || ks[0] == "" {
@@ -30,7 +33,7 @@ func (x *exchange) send(name string, to func(context.Context, intake.Meta, []byt
 		}
 		m.Key = ks[0]
 	}
-	if ts := x.r.Header["Content-Type"]; len(ts) > 0 {
+	if ts := x.r.Header["Content-Type"]; len(ts) > 0 { // one: see readBody
 		m.ContentType = ts[0]
 	}
 	a, err := to(x.r.Context(), m, x.body.data)

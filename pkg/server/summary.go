@@ -265,6 +265,9 @@ func (s *Server) getCampaign(x *exchange) error {
 
 // cancelCampaign stops what has not started of a campaign, and its later parts.
 func (s *Server) cancelCampaign(x *exchange) error {
+	if err := x.only(); err != nil {
+		return err
+	}
 	c, err := x.campaign()
 	if err != nil {
 		return err

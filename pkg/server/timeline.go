@@ -12,6 +12,9 @@ import (
 )
 
 func (s *Server) getTimeline(x *exchange) error {
+	if err := x.only(); err != nil {
+		return err
+	}
 	k, fanout, err := x.find(x.r.PathValue("id"))
 	if err != nil {
 		return err

@@ -24,6 +24,9 @@ func (x *exchange) user() (string, error) {
 }
 
 func (s *Server) getUser(x *exchange) error {
+	if err := x.only(); err != nil {
+		return err
+	}
 	id, err := x.user()
 	if err != nil {
 		return err
@@ -45,6 +48,9 @@ func (s *Server) getUser(x *exchange) error {
 // putUser stores what a user set. A suppressed in the body is not handed on:
 // which addresses are dead is what providers say, not a preference.
 func (s *Server) putUser(x *exchange) error {
+	if err := x.only(); err != nil {
+		return err
+	}
 	id, err := x.user()
 	if err != nil {
 		return err
