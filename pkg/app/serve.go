@@ -106,11 +106,7 @@ func (n *Node) received(ctx context.Context, ch notify.Channel, rs []provider.Re
 	for i := range rs {
 		r := &rs[i]
 		if r.HasRef && r.State != notify.None {
-			key := r.Ref.Key
-			key.Kind, key.First = notify.RowReceipt, r.Ref.Index
-			// Receipts come in any order and more than once: each state of an
-			// address has a row of its own, and the fold says which holds.
-			key.Deferrals = uint16(r.Ref.Addr)<<8 | uint16(r.State)
+			key := notify.ReceiptKey(r.Ref.Key, r.Ref.Index, r.Ref.Addr, r.State)
 			ids = append(ids, r.Ref.ID())
 			rows = append(rows, notify.Row{
 				Key: key, Count: 1, Done: true, Channel: ch, Updated: now, Accepted: r.Ref.ID().Base.Time().UnixMilli(),

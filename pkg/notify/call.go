@@ -51,11 +51,14 @@ const (
 	// ClassAmbiguous: the provider may have taken it: the connection was cut
 	// or timed out after the request was sent.
 	ClassAmbiguous
+	// ClassReceipt is no answer: a receipt of an earlier call told the outcome,
+	// so none was made. It stands in rows alone, never in a Result.
+	ClassReceipt
 )
 
 var classNames = [...]string{
 	"accepted", "retry", "unavailable", "throttled", "permanent",
-	"dead_address", "opted_out", "config", "ambiguous",
+	"dead_address", "opted_out", "config", "ambiguous", "receipt",
 }
 
 func (c Class) String() string {

@@ -22,6 +22,16 @@ const (
 	RowReceipt
 )
 
+// ReceiptKey names the row of a receipt that says state s of one address of the
+// receiver with this request index, called by the envelope of key call. Receipts
+// come in any order and more than once: each state of an address has a row of
+// its own, and the fold says which holds.
+func ReceiptKey(call RowKey, index uint32, addr uint8, s State) RowKey {
+	call.Kind, call.First = RowReceipt, index
+	call.Deferrals = uint16(addr)<<8 | uint16(s)
+	return call
+}
+
 // Row is the outcome of one envelope: a default state and the exceptions. A
 // worker first writes it as a claim (StartedUpTo moves before the provider is
 // called), last with Done set; the same key is overwritten, nothing is deleted.

@@ -232,8 +232,11 @@ func timerID(k notify.RowKey) []byte {
 func (j *job) failure(row *notify.Row, rec *notify.Receiver, x *notify.Exception) stream.Record {
 	e := &j.env
 	class, calls := x.Class.String(), int(e.Attempt)+1
-	if x.Class == notify.ClassAccepted { // no call was made, or none is known to have been answered
+	switch x.Class {
+	case notify.ClassAccepted: // no call was made, or none is known to have been answered
 		class, calls = notify.FailureUndeliverable, int(e.Attempt)
+	case notify.ClassReceipt: // of an earlier call
+		class, calls = notify.ClassPermanent.String(), max(int(e.Attempt), 1)
 	}
 	f := notify.Failure{
 		Version: 1, ID: e.ID(rec.Index).String(), Epoch: int(e.Epoch), Caller: e.Caller, Campaign: e.Campaign,

@@ -53,15 +53,32 @@ func model(t *testing.T, rt *rapid.T) {
 		defer p.prov.mu.Unlock()
 		trouble = share
 	}
-	p.prov.set(20*time.Millisecond, func(*notify.Item) (notify.Result, bool) {
+	receipts := rapid.Bool().Draw(rt, "receipts") && lane.Channel != notify.Push
+	told := map[target]bool{} // a receipt says of these that they were delivered
+	p.prov.set(20*time.Millisecond, func(item *notify.Item) (notify.Result, bool) {
+		at := target{item.ID, item.Addr}
+		if told[at] {
+			rt.Errorf("%s is called although a receipt says it was delivered", item.ID)
+		}
+		tell := func() {
+			if receipts && rng.IntN(2) == 0 {
+				told[at] = true
+				p.receipt(item, notify.Delivered, "")
+			}
+		}
 		if rng.Float64() >= trouble {
+			tell()
 			return notify.Result{Class: notify.ClassAccepted, Confirmed: true, Provider: "prov"}, true
 		}
 		r := notify.Result{Class: notify.Class(1 + rng.IntN(8)), Code: "code", Provider: "prov"}
 		if rng.IntN(4) == 0 {
 			r.RetryAfter = time.Duration(rng.IntN(20)) * time.Second
 		}
-		return r, r.Class == notify.ClassAmbiguous && rng.IntN(2) == 0
+		if r.Class != notify.ClassAmbiguous || rng.IntN(2) == 0 {
+			return r, false
+		}
+		tell()
+		return r, true
 	})
 	var sent []notify.Envelope
 	order := map[string][]notify.ID{}

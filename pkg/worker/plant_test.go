@@ -327,6 +327,13 @@ func (l *ledger) set(latency time.Duration, f func(item *notify.Item) (notify.Re
 	l.latency, l.answer = latency, f
 }
 
+// takes sets the latency of the calls that begin from now on.
+func (l *ledger) takes(latency time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.latency = latency
+}
+
 // took returns how many addresses of a notification the provider took, and how
 // often again: a receiver that is resent is resent at all of its addresses.
 func (l *ledger) count() int {

@@ -81,6 +81,10 @@ func (w *Worker) runWindow(parts []*window) {
 		r.plain[i] = make([]bool, p.hi-p.lo)
 		r.look(i, r.looked)
 	}
+	var ok bool
+	if r.call.Items, r.refs, ok = r.told(r.call.Items, r.refs); !ok {
+		return
+	}
 	kept.items, kept.refs, kept.targets = r.call.Items, r.refs, r.targets
 	// A round whose partition is gone leaves its windows open: they are
 	// ambiguous, as after a crash.
@@ -262,9 +266,9 @@ func (r *round) deliver(p *partition) bool {
 			}
 			return true
 		}
-		items, refs = r.lookAgain(items, refs)
-		if len(items) == 0 {
-			return true
+		var ok bool
+		if items, refs, ok = r.lookAgain(items, refs); !ok || len(items) == 0 {
+			return ok
 		}
 	}
 }
@@ -322,8 +326,9 @@ func (r *round) nextDeadline(refs []ref) (at time.Time) {
 	return at
 }
 
-// lookAgain drops what expired or was cancelled or muted while it waited.
-func (r *round) lookAgain(items []notify.Item, refs []ref) ([]notify.Item, []ref) {
+// lookAgain drops what expired, was cancelled or muted, or was found delivered,
+// while it waited. False: the partition is gone.
+func (r *round) lookAgain(items []notify.Item, refs []ref) ([]notify.Item, []ref, bool) {
 	cfg := &r.w.cfg
 	now := time.Now()
 	r.looked = now
@@ -351,7 +356,7 @@ func (r *round) lookAgain(items []notify.Item, refs []ref) ([]notify.Item, []ref
 		}
 		r.ex[refs[i].part] = append(r.ex[refs[i].part], x)
 	}
-	return keepItems, keepRefs
+	return r.told(keepItems, keepRefs)
 }
 
 // send makes one provider call for r.call.Items.
@@ -360,17 +365,18 @@ func (r *round) send(p *partition) bool {
 	if !r.w.claimLast {
 		n, err := p.capacity(r.call.Category, len(r.call.Items), r.parts[0].whole())
 		if err != nil {
-			for i := range r.call.Items {
-				r.again = append(r.again, i)
-			}
-			return ctx.Err() == nil
+			return r.notNow(ctx)
 		}
 		defer r.w.capacity.release(n)
-		// What changed while it waited for capacity binds this call.
-		if time.Since(r.looked) > relook {
-			if r.call.Items, r.refs = r.lookAgain(r.call.Items, r.refs); len(r.call.Items) == 0 {
-				return true
-			}
+	}
+	// What changed while it waited for capacity, or for a store, binds this call.
+	if time.Since(r.looked) > relook {
+		if !p.fresh() {
+			return r.notNow(ctx)
+		}
+		var ok bool
+		if r.call.Items, r.refs, ok = r.lookAgain(r.call.Items, r.refs); !ok || len(r.call.Items) == 0 {
+			return ok
 		}
 	}
 	if r.began.IsZero() {
@@ -414,6 +420,14 @@ func (r *round) send(p *partition) bool {
 	r.reportFine(time.Now())
 	r.mu.Unlock()
 	return true
+}
+
+// notNow puts the items of a call that the partition's end overtook back.
+func (r *round) notNow(ctx context.Context) bool {
+	for i := range r.call.Items {
+		r.again = append(r.again, i)
+	}
+	return ctx.Err() == nil
 }
 
 // relook is how old a look at preferences and cancels may be when a call starts:
