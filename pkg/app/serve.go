@@ -71,9 +71,17 @@ func (n *Node) buildServer() error {
 		Auth: n.verifier, Intake: n.intake, Users: n.prefs, History: n.history, Status: n.store.Status(),
 		DeadLetters: n.store.DeadLetters(), Cancels: n.store.Cancels(), Campaigns: n.store.Campaigns(), Callers: n.store.Callers(),
 		Receipts: n.receipts(), Tail: n.tail, Doctor: n.doctor, Lag: n.lag, Ready: n.ready,
+		Standing: n.standing, MailHold: cfg.Workers.BatchAge,
 		Metrics: n.metrics.registry, Hooks: n.metrics.http(), Log: n.log,
 	})
 	return err
+}
+
+// standing says why no call of a lane can be made now.
+func (n *Node) standing(l notify.Lane) (server.Standing, bool) {
+	routes := n.provs.routes(l.Channel)
+	c, ok := n.health.Standing(&routes, time.Now())
+	return server.Standing{Account: c.Account, Code: c.Code, Blocked: !c.Blocked.IsZero(), Until: c.RetryAt}, ok
 }
 
 // receipts are the webhooks of the providers that confirm later.

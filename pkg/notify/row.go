@@ -51,7 +51,7 @@ type Row struct {
 	Resent uint32
 
 	Default    Exception   // outcome of positions below DoneUpTo that have no exception; its Pos and Addr mean nothing
-	Exceptions []Exception // ascending (Pos, Addr)
+	Exceptions []Exception // ascending (Pos, Addr); see Waits for the one at DoneUpTo
 
 	Caller   string
 	Campaign string
@@ -89,6 +89,20 @@ func (r *Row) At(pos uint32) []Exception {
 	return r.Exceptions[lo:hi]
 }
 
+// Waits returns what the receiver at pos waits for while its worker holds it:
+// it is started, and its provider cannot be called. The worker says so for all
+// such positions in one Deferred exception at DoneUpTo, where a row that is not
+// done can have no outcome. It is a remark for readers: nothing was handed on.
+func (r *Row) Waits(pos uint32) (x Exception, ok bool) {
+	if r.Done || pos < r.DoneUpTo || pos >= r.StartedUpTo {
+		return x, false
+	}
+	if ex := r.At(r.DoneUpTo); len(ex) == 1 && ex[0].State == Deferred {
+		return ex[0], true
+	}
+	return x, false
+}
+
 // PosOf returns the position of the receiver with this request index, for rows
 // that list their receivers.
 func (r *Row) PosOf(index uint32) (uint32, bool) {
@@ -111,8 +125,9 @@ type Outcome struct {
 // over the addresses the best address; a receiver that is still waiting
 // somewhere is Deferred.
 //
-// (A row that is not done may hold exceptions at and behind DoneUpTo, of windows
-// that finished early; they are ignored.)
+// (A row that is not done may hold exceptions behind DoneUpTo, of windows that
+// finished early; they are ignored. What it says its receivers wait for makes
+// them Deferred as long as nothing else does.)
 //
 // A row that handed a receiver on (Deferred) is answered by the row of the
 // envelope it handed it to, so only the latest (attempt, deferrals) of an
@@ -132,9 +147,18 @@ func Fold(rows []Row, index, pos uint32) Outcome {
 	var addrs [256]State
 	count, whole := 0, None // whole: an outcome of the receiver without a call
 	var wholeCode string
+	var held *Row // says what the receiver waits for, in waits
+	var waits Exception
 	for _, r := range inOrder(rows, uint16(epoch)) {
 		p, ok := r.position(index, pos)
-		if !ok || (p >= r.DoneUpTo && !r.Done) {
+		if !ok {
+			continue
+		}
+		if p >= r.DoneUpTo && !r.Done {
+			if x, ok := r.Waits(p); ok {
+				held, waits = r, x
+				out.Updated = max(out.Updated, r.Updated)
+			}
 			continue
 		}
 		out.Updated = max(out.Updated, r.Updated)
@@ -171,9 +195,12 @@ func Fold(rows []Row, index, pos uint32) Outcome {
 			count = max(count, int(x.Addr)+1, int(x.Of))
 		}
 	}
-	if called := FoldAddresses(addrs[:count]); called != None {
+	switch called := FoldAddresses(addrs[:count]); {
+	case held != nil && (called == Deferred || called == None && whole == None):
+		out.State, out.Code, out.Attempt = Deferred, waits.Code, held.Key.Attempt
+	case called != None:
 		out.State = called
-	} else if whole != None {
+	case whole != None:
 		out.State, out.Code = whole, wholeCode
 	}
 	return out

@@ -9,6 +9,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/intake"
+	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/prometheus/client_golang/prometheus"
 )
 
@@ -64,10 +65,16 @@ type Deps struct {
 	Doctor      Report                      // nil: GET /v1/ops/doctor is 503
 	Lag         Report                      // nil: GET /v1/ops/lag is 503
 	Ready       func(context.Context) error // nil: ready unless draining
-	Metrics     prometheus.Gatherer         // nil: no /metrics
-	Hooks       Hooks
-	Log         *slog.Logger     // nil: discarded
-	Now         func() time.Time // nil: time.Now
+	// Standing says why no call of a lane can be made now; ok is false when one
+	// can. nil: it is not known.
+	Standing func(notify.Lane) (why Standing, ok bool)
+	// MailHold is the longest a worker holds a mail for others of its content;
+	// 0: it does not.
+	MailHold time.Duration
+	Metrics  prometheus.Gatherer // nil: no /metrics
+	Hooks    Hooks
+	Log      *slog.Logger     // nil: discarded
+	Now      func() time.Time // nil: time.Now
 }
 
 // Hooks are callbacks for metrics; each may be nil. They run on the request's

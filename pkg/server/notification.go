@@ -137,16 +137,18 @@ func statusOf(k *known) api.Status {
 	}
 }
 
-// attempts counts the attempts of the current epoch that called a provider.
+// attempts counts the attempts of the current epoch that called a provider: an
+// outcome or a receipt tells of the call.
 func attempts(k *known) int {
 	tried := map[uint16]bool{}
 	for i := range k.rows {
 		r := &k.rows[i]
-		if r.Key.Kind != notify.RowOutcome || r.Key.Epoch != k.out.Epoch {
+		pos, ok := position(r, k.found.ID.Index, k.found.Pos)
+		if !ok || !settled(r, pos) || r.Key.Epoch != k.out.Epoch {
 			continue
 		}
-		pos, ok := position(r, k.found.ID.Index, k.found.Pos)
-		if !ok || !settled(r, pos) {
+		if r.Key.Kind == notify.RowReceipt {
+			tried[r.Key.Attempt] = true
 			continue
 		}
 		for _, x := range outcomesAt(r, pos) {
@@ -161,6 +163,9 @@ func attempts(k *known) int {
 // called reports whether an outcome came from a provider: a retry follows a
 // call, any other deferral is before one.
 func called(x *notify.Exception) bool {
+	if x.Class == notify.ClassReceipt {
+		return false
+	}
 	switch x.State {
 	case notify.Sent, notify.Delivered, notify.Unknown:
 		return true

@@ -32,7 +32,7 @@ func get[T any](t *testing.T, s *Server, path, token string) (v T) {
 func TestNotificationStatus(t *testing.T) {
 	t.Parallel()
 	w := newWorld()
-	s := w.start(t, Config{}, nil)
+	s := w.start(t, Config{}, func(d *Deps) { d.Now = func() time.Time { return time.UnixMilli(t0 + 500) } })
 	tok := token(t, "shop", api.ScopeRead)
 	n := byte(0)
 	f := func(name string, rows []notify.Row, want notify.State, attempts int, code, next string) {
@@ -63,6 +63,65 @@ func TestNotificationStatus(t *testing.T) {
 	f("no address", []notify.Row{done(notify.Failed, notify.Exception{State: notify.Failed, Code: notify.CodeNoAddress})}, notify.Failed, 0, "no_address", "no_address")
 	f("suppressed", []notify.Row{done(notify.Suppressed, notify.Exception{State: notify.Suppressed, Code: "opted_out"})}, notify.Suppressed, 0, "opted_out", "not sent (opted_out)")
 	f("unknown", []notify.Row{done(notify.Unknown)}, notify.Unknown, 1, "", "may or may not")
+
+	receipt := func(attempt uint16, s notify.State, code string) notify.Row {
+		x := notify.Exception{State: s, Code: code, Provider: "twilio:A", Receipt: "SM1"}
+		return notify.Row{Key: notify.ReceiptKey(notify.RowKey{Attempt: attempt}, 0, 0, s), Done: true, Default: x, Exceptions: []notify.Exception{x}}
+	}
+	cut := retry
+	cut.Class, cut.Code = notify.ClassAmbiguous, "connection_lost"
+	f("a receipt before the retry", []notify.Row{done(notify.Sent, cut), receipt(0, notify.Delivered, "")}, notify.Delivered, 1, "",
+		"A receipt says that it was delivered. Its retry at 2027-01-15T08:00:05.000Z finds that, and ends without a call.")
+	f("a receipt of a failure before the retry", []notify.Row{done(notify.Sent, cut), receipt(0, notify.Failed, "twilio_30005")}, notify.Failed, 1, "twilio_30005",
+		"A receipt says that it failed (twilio_30005); it is in the failed feed of shop. Its retry at 2027")
+	f("a receipt before the claimed retry", []notify.Row{done(notify.Sent, cut), second(notify.Row{StartedUpTo: 1}), receipt(0, notify.Delivered, "")},
+		notify.Delivered, 1, "", "Attempt 2, which a worker has claimed already, ends without a call unless")
+	f("a receipt before the outcome", []notify.Row{{StartedUpTo: 1}, receipt(0, notify.Delivered, "")}, notify.Delivered, 1, "", "has not written that down yet")
+	f("the retry found the receipt", []notify.Row{done(notify.Sent, cut), receipt(0, notify.Delivered, ""),
+		second(done(notify.Sent, notify.Exception{State: notify.Delivered, Class: notify.ClassReceipt}))}, notify.Delivered, 1, "", "Nothing: it was delivered.")
+
+	held := func(at int64, class notify.Class) notify.Row {
+		return notify.Row{StartedUpTo: 1, Starts: 1, Exceptions: []notify.Exception{{
+			State: notify.Deferred, Wake: at, Class: class, Code: "http_403", Provider: "sendgrid"}}}
+	}
+	f("held", []notify.Row{held(t0+900_000, notify.ClassConfig)}, notify.Deferred, 0, "http_403",
+		"It waits until 2027-01-15T08:15:00.000Z: the circuit of sendgrid is open (http_403). It expires")
+	f("held by a limit", []notify.Row{held(t0+900_000, notify.ClassThrottled)}, notify.Deferred, 0, "http_403", "sendgrid is blocked (http_403)")
+	f("held no more", []notify.Row{held(t0+100, notify.ClassConfig)}, notify.Deferred, 0, "http_403", "A worker has claimed attempt 1")
+	f("a retry that is held", []notify.Row{done(notify.Sent, retry), second(held(t0+900_000, notify.ClassConfig))}, notify.Deferred, 1, "http_403", "the circuit of sendgrid is open")
+	past := retry
+	past.Wake = t0 + 200
+	f("a retry that is due", []notify.Row{done(notify.Sent, past)}, notify.Deferred, 1, "http_503",
+		"It has been due since 2027-01-15T08:00:00.200Z (http_503) and waits in notifications-sms-dlq for a worker.")
+	past.Retry = false
+	f("a deferral that is due", []notify.Row{done(notify.Sent, past)}, notify.Deferred, 0, "http_503", "and waits in notifications-sms for a worker.")
+
+	stands := Standing{Account: "twilio:A", Code: "twilio_20003", Until: time.UnixMilli(t0 + 300_000)}
+	s.deps.Standing = func(l notify.Lane) (Standing, bool) { return stands, l.Channel == notify.SMS }
+	f("not met by a worker", nil, notify.Accepted, 0, "", "It waits in notifications-sms until 2027-01-15T08:05:00.000Z: the circuit of twilio:A is open (twilio_20003).")
+	past.Retry = true
+	f("a retry that is due in a lane that stands", []notify.Row{done(notify.Sent, past)}, notify.Deferred, 1, "http_503", "waits in notifications-sms-dlq until 2027-01-15T08:05:00.000Z: the circuit")
+}
+
+// A mail that may be held for others of its content is not said to wait for a
+// worker alone.
+func TestMailMayBeHeld(t *testing.T) {
+	t.Parallel()
+	w := newWorld()
+	s := w.start(t, Config{}, func(d *Deps) { d.MailHold = 5 * time.Second })
+	for n, cat := range []notify.Category{notify.OTP, notify.Transactional} {
+		id := w.single(byte(n), "shop", "u1")
+		e := &w.found[n].Envelope
+		e.Channel, e.Category = notify.Email, cat
+		got := get[api.Timeline](t, s, "/v1/notifications/"+id.String()+"/timeline", token(t, "shop", api.ScopeRead)).Next
+		want := "It waits in notifications-email for a worker"
+		if !cat.Critical() {
+			want += ", which may hold it for up to 5s so that mails of the same content share a call"
+		}
+		if !strings.HasPrefix(got, want+".") {
+			t.Errorf("%v: %q", cat, got)
+		}
+	}
 }
 
 func TestTimelineTellsEveryStep(t *testing.T) {
@@ -95,6 +154,38 @@ func TestTimelineTellsEveryStep(t *testing.T) {
 	if text := strings.Join(lines, "\n"); text != want {
 		t.Errorf("got\n%s\nwant\n%s", text, want)
 	}
+}
+
+// A receipt stands where it came among the attempts, but never before its own.
+func TestTimelinePlacesReceipts(t *testing.T) {
+	t.Parallel()
+	w := newWorld()
+	s := w.start(t, Config{}, nil)
+	row := func(attempt uint16, at int64, x notify.Exception) notify.Row {
+		return notify.Row{Key: notify.RowKey{Attempt: attempt}, Index: []uint32{0}, Done: true, Updated: t0 + at, Exceptions: []notify.Exception{x}}
+	}
+	receipt := func(attempt uint16, at int64) notify.Row {
+		x := notify.Exception{State: notify.Delivered, Receipt: "SM1"}
+		return notify.Row{Key: notify.ReceiptKey(notify.RowKey{Attempt: attempt}, 0, 0, notify.Delivered), Done: true, Updated: t0 + at, Default: x}
+	}
+	retry := notify.Exception{State: notify.Deferred, Retry: true, Wake: t0 + 3000, Code: "connection_lost", Provider: "twilio:A"}
+	f := func(n byte, want string, rows ...notify.Row) {
+		t.Helper()
+		got := get[api.Timeline](t, s, "/v1/notifications/"+w.single(n, "shop", "u1", rows...).String()+"/timeline", token(t, "shop", api.ScopeRead))
+		var lines []string
+		for _, e := range got.Events[1:] {
+			lines = append(lines, strings.TrimSpace(fmt.Sprintf("%s %s a%d %s", e.Type, e.State, e.Attempt, e.Detail)))
+		}
+		if text := strings.Join(lines, ", "); text != want {
+			t.Errorf("got  %s\nwant %s", text, want)
+		}
+	}
+	f(1, "deferred DEFERRED a1, receipt DELIVERED a0, outcome DELIVERED a0 a receipt had told; no further call was made",
+		row(0, 1000, retry), receipt(0, 2000), row(1, 3000, notify.Exception{State: notify.Delivered, Class: notify.ClassReceipt, Receipt: "SM1"}))
+	f(2, "deferred DEFERRED a1, receipt DELIVERED a0, attempt SENT a2, receipt DELIVERED a0",
+		row(0, 1000, retry), receipt(0, 500), receipt(1, 5000), row(1, 4000, notify.Exception{State: notify.Sent, Receipt: "SM2"}))
+	f(3, "attempt SENT a1, receipt DELIVERED a0", row(0, 1000, notify.Exception{State: notify.Sent, Receipt: "SM1"}), receipt(0, 500))
+	f(4, "deferred DEFERRED a0", notify.Row{StartedUpTo: 1, Starts: 1, Updated: t0, Exceptions: []notify.Exception{{State: notify.Deferred, Wake: t0 + 5000, Code: "http_403", Provider: "sendgrid"}}})
 }
 
 func TestNotificationsThatAreNotThere(t *testing.T) {
@@ -241,11 +332,15 @@ func TestTallyIsTheFold(t *testing.T) {
 		state := func() notify.State { return rapid.SampledFrom(states).Draw(r, "state") }
 		row := func(count uint32) notify.Row {
 			row := notify.Row{Count: count, DoneUpTo: uint32(rapid.IntRange(0, int(count)).Draw(r, "done")), Default: notify.Exception{State: state()}}
+			row.StartedUpTo = uint32(rapid.IntRange(int(row.DoneUpTo), int(count)).Draw(r, "started"))
 			if row.Done = rapid.Bool().Draw(r, "whole"); row.Done {
 				row.DoneUpTo = count
 			}
+			waits := rapid.Bool().Draw(r, "waits")
 			for p := range count {
-				if rapid.IntRange(0, 3).Draw(r, "exception") == 0 {
+				if waits && !row.Done && p == row.DoneUpTo {
+					row.Exceptions = append(row.Exceptions, notify.Exception{Pos: p, State: notify.Deferred})
+				} else if rapid.IntRange(0, 3).Draw(r, "exception") == 0 {
 					row.Exceptions = append(row.Exceptions, notify.Exception{Pos: p, State: state(), Retry: rapid.Bool().Draw(r, "retry")})
 				}
 			}

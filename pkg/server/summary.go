@@ -118,6 +118,9 @@ func (t *tally) state(index, pos uint32) notify.State {
 	case t.plain == nil || pos >= t.plain.Count || t.special[index]:
 		return notify.Fold(t.rows, index, pos).State
 	case !settled(t.plain, pos):
+		if _, ok := t.plain.Waits(pos); ok {
+			return notify.Deferred
+		}
 		return notify.Accepted
 	case len(t.plain.At(pos)) > 0:
 		return notify.Fold(t.rows, index, pos).State

@@ -3,8 +3,8 @@ package server
 import (
 	"fmt"
 	"net/http"
+	"slices"
 	"sort"
-	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
@@ -36,7 +36,7 @@ func (s *Server) getTimeline(x *exchange) error {
 			return err
 		}
 	}
-	t.Next = next(&k, cancelled, s.deps.Now())
+	t.Next = s.next(&k, cancelled)
 	return x.json(http.StatusOK, t)
 }
 
@@ -52,7 +52,9 @@ func events(k *known) []api.TimelineEvent {
 			continue
 		}
 		if !settled(r, pos) {
-			if pos < r.StartedUpTo {
+			if x, ok := r.Waits(pos); ok {
+				out = append(out, event(r, &x))
+			} else if pos < r.StartedUpTo {
 				out = append(out, claimed(r))
 			}
 			continue
@@ -83,6 +85,8 @@ func event(r *notify.Row, x *notify.Exception) api.TimelineEvent {
 	switch {
 	case r.Key.Kind == notify.RowReceipt:
 		ev.Type = "receipt"
+	case x.Class == notify.ClassReceipt:
+		ev.Detail = "a receipt had told; no further call was made"
 	case x.State == notify.Deferred:
 		ev.Type, ev.Until = "deferred", moments(x.Wake)
 		if x.Retry {
@@ -94,8 +98,8 @@ func event(r *notify.Row, x *notify.Exception) api.TimelineEvent {
 	return ev
 }
 
-// ordered returns rows as they happened: by epoch, attempt and deferral, and
-// receipts of an epoch behind its outcomes.
+// ordered returns rows as they happened: by epoch, attempt and deferral, and a
+// receipt behind the outcome of its attempt, among later ones by its time.
 func ordered(rows []notify.Row) []*notify.Row {
 	rs := make([]*notify.Row, len(rows))
 	for i := range rows {
@@ -108,11 +112,28 @@ func ordered(rows []notify.Row) []*notify.Row {
 			return a.Epoch < b.Epoch
 		case a.Kind != b.Kind:
 			return a.Kind < b.Kind
+		case a.Kind == notify.RowReceipt:
+			return rs[i].Updated < rs[j].Updated
 		case a.Attempt != b.Attempt:
 			return a.Attempt < b.Attempt
 		}
 		return a.Deferrals < b.Deferrals
 	})
+	for i, r := range rs {
+		if r.Key.Kind != notify.RowReceipt {
+			continue
+		}
+		at := i
+		for at > 0 {
+			o := rs[at-1]
+			if o.Key.Epoch != r.Key.Epoch || o.Key.Kind != notify.RowOutcome || o.Key.Attempt <= r.Key.Attempt || o.Updated <= r.Updated {
+				break
+			}
+			at--
+		}
+		copy(rs[at+1:i+1], rs[at:i])
+		rs[at] = r
+	}
 	return rs
 }
 
@@ -123,93 +144,5 @@ func withCancel(evs []api.TimelineEvent, c engine.Cancel) []api.TimelineEvent {
 	for i > 1 && evs[i-1].At != nil && evs[i-1].At.After(*ev.At) {
 		i--
 	}
-	evs = append(evs, api.TimelineEvent{})
-	copy(evs[i+1:], evs[i:])
-	evs[i] = ev
-	return evs
-}
-
-// next says in one sentence what happens next, and when.
-func next(k *known, cancelled bool, now time.Time) string {
-	e := &k.found.Envelope
-	deadline := ""
-	if e.Expires != 0 {
-		deadline = " It expires at " + stamp(e.Expires) + "."
-	}
-	if cancelled && !k.out.State.Terminal() {
-		return "It will not be sent: a worker marks it CANCELLED when it meets it."
-	}
-	switch k.out.State {
-	case notify.Scheduled:
-		if e.NotBefore <= now.UnixMilli() {
-			return "It is due, and on its way to " + e.Lane().Topic() + "." + deadline
-		}
-		return "It goes to " + e.Lane().Topic() + " at " + stamp(e.NotBefore) + "." + deadline
-	case notify.Deferred:
-		return wakes(k) + deadline
-	case notify.Sent:
-		return "Nothing is left to do here; a receipt of the provider may still say whether it arrived."
-	case notify.Delivered:
-		return "Nothing: it was delivered."
-	case notify.Failed:
-		return "Nothing by itself: it failed for good (" + orUnknown(k.out.Code) + ") and is in the failed feed of " + e.Caller + "."
-	case notify.Suppressed:
-		return "Nothing: it was not sent (" + orUnknown(k.out.Code) + ")."
-	case notify.Expired:
-		return "Nothing: its deadline passed before it could be sent."
-	case notify.Cancelled:
-		return "Nothing: it was cancelled."
-	case notify.Unknown:
-		return "Nothing by itself: the provider may or may not have taken it; a receipt settles that."
-	}
-	for i := range k.rows {
-		r := &k.rows[i]
-		if pos, ok := position(r, k.found.ID.Index, k.found.Pos); ok && !settled(r, pos) && pos < r.StartedUpTo {
-			return "A worker has claimed it; its outcome follows the provider's answer." + deadline
-		}
-	}
-	if e.NotBefore > now.UnixMilli() {
-		return "It goes to " + e.Lane().Topic() + " at " + stamp(e.NotBefore) + "." + deadline
-	}
-	return "It waits in " + e.Lane().Topic() + " for a worker." + deadline
-}
-
-// wakes says when a deferred notification goes on: at the earliest wake that
-// no later envelope has answered.
-func wakes(k *known) string {
-	var last *notify.Exception
-	for _, r := range ordered(k.rows) {
-		pos, ok := position(r, k.found.ID.Index, k.found.Pos)
-		if !ok || r.Key.Epoch != k.out.Epoch || r.Key.Kind != notify.RowOutcome {
-			continue
-		}
-		if !settled(r, pos) {
-			if pos < r.StartedUpTo {
-				return fmt.Sprintf("A worker has claimed attempt %d; its outcome follows the provider's answer.", r.Key.Attempt+1)
-			}
-			continue
-		}
-		last = nil // of an earlier envelope: this one answers it
-		for _, x := range outcomesAt(r, pos) {
-			if x.State == notify.Deferred && (last == nil || x.Wake < last.Wake) {
-				last = &x
-			}
-		}
-	}
-	switch {
-	case last == nil || last.Wake == 0:
-		return "It waits to be tried again."
-	case last.Retry:
-		return "It is tried again at " + stamp(last.Wake) + " (" + orUnknown(last.Code) + ")."
-	}
-	return "It waits until " + stamp(last.Wake) + " (" + orUnknown(last.Code) + ")."
-}
-
-func stamp(ms int64) string { return moment(ms).Format("2006-01-02T15:04:05.000Z07:00") }
-
-func orUnknown(code string) string {
-	if code == "" {
-		return "no reason given"
-	}
-	return code
+	return slices.Insert(evs, i, ev)
 }

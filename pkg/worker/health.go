@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"sync"
@@ -27,6 +28,7 @@ type routeHealth struct {
 	breaker *limit.Breaker
 	blocked time.Time
 	well    bool
+	last    notify.Result // the last answer that was none of a healthy route
 }
 
 // NewHealth returns a Health in which every route is well; the error is that of
@@ -91,6 +93,9 @@ func (h *Health) report(name string, res *notify.Result, n int, now time.Time) (
 		if until := now.Add(max(res.RetryAfter, time.Second)); until.After(r.blocked) {
 			r.blocked = until
 		}
+	}
+	if limit.OutcomeOf(res.Class) != limit.Healthy {
+		r.last = *res
 	}
 	was := r.breaker.State(now).State
 	r.breaker.ReportN(now, limit.OutcomeOf(res.Class), n)
@@ -218,6 +223,24 @@ func (h *Health) wait(ctx context.Context, until time.Time) bool {
 	return true
 }
 
+// Standing says why a lane stands: none of its routes may be called at now. It
+// is the circuit of the one that may be tried first; ok is false when one works.
+func (h *Health) Standing(rs *Routes, now time.Time) (c Circuit, ok bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for i, name := range rs.Names {
+		r := h.routeLocked(name)
+		at := h.reopensLocked(r, now)
+		if !at.After(now) {
+			return Circuit{}, false
+		}
+		if i == 0 || at.Before(c.RetryAt) {
+			c = h.circuitLocked(name, r, now)
+		}
+	}
+	return c, len(rs.Names) > 0
+}
+
 // Circuit is the state of one route, for operators.
 type Circuit struct {
 	Route   string    `json:"route"`
@@ -225,6 +248,23 @@ type Circuit struct {
 	Reason  string    `json:"reason,omitempty"`
 	Blocked time.Time `json:"blocked_until,omitzero"`
 	RetryAt time.Time `json:"retry_at,omitzero"`
+	// Account and Code are those of the last answer that spoke against it.
+	Account string `json:"account,omitempty"`
+	Code    string `json:"code,omitempty"`
+	class   notify.Class
+}
+
+func (h *Health) circuitLocked(name string, r *routeHealth, now time.Time) Circuit {
+	st := r.breaker.State(now)
+	c := Circuit{Route: name, State: st.State.String(), Reason: st.Reason.String()}
+	if now.Before(r.blocked) {
+		c.Blocked = r.blocked
+	}
+	if at := h.reopensLocked(r, now); at.After(now) {
+		c.RetryAt = at
+		c.Account, c.Code, c.class = cmp.Or(r.last.Provider, name), r.last.Code, r.last.Class
+	}
+	return c
 }
 
 // Circuits lists every route that was ever used.
@@ -233,15 +273,7 @@ func (h *Health) Circuits(now time.Time) []Circuit {
 	defer h.mu.Unlock()
 	var cs []Circuit
 	for name, r := range h.routes {
-		st := r.breaker.State(now)
-		c := Circuit{Route: name, State: st.State.String(), Reason: st.Reason.String()}
-		if now.Before(r.blocked) {
-			c.Blocked = r.blocked
-		}
-		if at := h.reopensLocked(r, now); at.After(now) {
-			c.RetryAt = at
-		}
-		cs = append(cs, c)
+		cs = append(cs, h.circuitLocked(name, r, now))
 	}
 	return cs
 }

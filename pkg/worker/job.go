@@ -33,6 +33,7 @@ type job struct {
 	resent    uint32
 	def       notify.Exception   // the default outcome, once there is one
 	ex        []notify.Exception // unsorted
+	waits     notify.Exception   // what its rounds wait for; State None: nothing
 	windows   int                // not finished
 	fate      decision
 	claimed   bool // all windows have been handed out
@@ -155,8 +156,13 @@ func (j *job) snapshotLocked() notify.Row {
 	row.DoneUpTo, row.StartedUpTo = j.doneTo, j.startedTo
 	row.Default = j.def
 	row.Updated = time.Now().UnixMilli()
+	if j.waits.State != notify.None && j.doneTo < j.startedTo {
+		x := j.waits
+		x.Pos = j.doneTo
+		row.Exceptions = []notify.Exception{x}
+	}
 	if len(j.ex) > 0 {
-		row.Exceptions = slices.Clone(j.ex)
+		row.Exceptions = append(row.Exceptions, j.ex...)
 		slices.SortFunc(row.Exceptions, func(a, b notify.Exception) int {
 			if a.Pos != b.Pos {
 				return int(a.Pos) - int(b.Pos)

@@ -25,6 +25,7 @@ type round struct {
 	again    []int     // items not taken yet: wait for their route
 	began    time.Time // of the first call
 	looked   time.Time
+	remarked time.Time     // until when the rows say that its items wait
 	dead     []notify.Item // and why, in deadCode
 	deadCode []string
 	targets  []notify.Target // of the receiver looked at
@@ -229,6 +230,7 @@ func (r *round) decided(part int, pos uint32, s notify.State, code string, wake 
 func (r *round) deliver(p *partition) bool {
 	cfg := &r.w.cfg
 	items, refs := r.call.Items, r.refs
+	defer r.goOn()
 	for {
 		var wait time.Time
 		items, refs, wait = r.admitted(items, refs)
@@ -253,6 +255,7 @@ func (r *round) deliver(p *partition) bool {
 		if at := r.nextDeadline(refs); !at.IsZero() && at.Before(wait) {
 			wait = at
 		}
+		r.remark(refs, wait)
 		if !cfg.Health.wait(p.soft, wait) || !p.fresh() {
 			if p.ctx.Err() != nil {
 				return false
@@ -300,7 +303,7 @@ func (r *round) admitted(items []notify.Item, refs []ref) (rest []notify.Item, r
 		case ok:
 			r.call.Items, r.refs = append(r.call.Items, items[i]), append(r.refs, refs[i])
 		case cfg.Health.otherOpen(&cfg.Routes, n, now):
-			r.settleWait(refs[i], items[i].Addr, "circuit_open", at)
+			r.settleWait(refs[i], items[i].Addr, cfg.Routes.Names[n]+"_circuit_open", at)
 		default:
 			rest, restRefs = append(rest, items[i]), append(restRefs, refs[i])
 			if wait.IsZero() || at.Before(wait) {

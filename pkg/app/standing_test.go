@@ -1,0 +1,84 @@
+package app
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/simulator"
+)
+
+// TestStandingLaneIsTold: while SendGrid refuses our key, a mail's status says
+// what it waits for, whether it was called before or never met a worker.
+func TestStandingLaneIsTold(t *testing.T) {
+	t.Parallel()
+	l, sim := simulated(t, simulator.Receipts{Off: true})
+	if _, err := sim.AddRule(simulator.Rule{Provider: simulator.SendGrid, Do: simulator.Fail, Status: 403, Count: 1}); err != nil {
+		t.Fatal(err)
+	}
+	var ids [2]string
+	for i, want := range []string{"DEFERRED", "ACCEPTED"} {
+		m := email("ann", simulator.Mailbox(1))
+		m.Category = notify.OTP.String()
+		sent, err := l.client.Send(t.Context(), m, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids[i] = sent.NotificationID
+		l.becomes(t, sent.NotificationID, want)
+	}
+	for i, want := range []string{"It waits until ", "It waits in notifications-email until "} {
+		line, err := l.client.Timeline(t.Context(), ids[i])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.HasPrefix(line.Next, want) || !strings.Contains(line.Next, ": the circuit of sendgrid") || !strings.Contains(line.Next, " is open (http_403).") {
+			t.Errorf("%q, want %q and the circuit", line.Next, want)
+		}
+		if last := line.Events[len(line.Events)-1]; i == 0 && (last.Type != "deferred" || last.Code != "http_403" || last.Until == nil) {
+			t.Errorf("%+v", last)
+		}
+	}
+}
+
+// TestReceiptEndsTheRetry: the connection is cut after Twilio took the message;
+// its receipt is there before the retry is, which then sends nothing.
+func TestReceiptEndsTheRetry(t *testing.T) {
+	t.Parallel()
+	l, sim := simulated(t, simulator.Receipts{})
+	told := func() bool {
+		t.Helper()
+		if _, err := sim.AddRule(simulator.Rule{Provider: simulator.Twilio, Do: simulator.Reset, Count: 1}); err != nil {
+			t.Fatal(err)
+		}
+		sent, err := l.client.Send(t.Context(), sms("ann", simulator.Phone(1)), "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.becomes(t, sent.NotificationID, "DELIVERED")
+		var line api.Timeline
+		eventually(t, "the retry is done", func() bool {
+			var err error
+			line, err = l.client.Timeline(t.Context(), sent.NotificationID)
+			return err == nil && slices.ContainsFunc(line.Events, func(e api.TimelineEvent) bool { return e.Type == "outcome" || e.Type == "attempt" })
+		})
+		if last := line.Events[len(line.Events)-1]; last.Type != "outcome" || last.State != "DELIVERED" || line.Attempts != 1 {
+			t.Logf("attempts %d, at last %+v", line.Attempts, last)
+			return false
+		}
+		if calls := sim.Rules()[0].Matched; calls != 1 || line.Next != "Nothing: it was delivered." {
+			t.Errorf("Twilio was called %d times; %s", calls, line.Next)
+		}
+		return true
+	}
+	// The retry is a second away: the receipt may come later than that on a
+	// machine that is very busy.
+	for range 5 {
+		if told() {
+			return
+		}
+	}
+	t.Error("no retry finds the receipt")
+}
