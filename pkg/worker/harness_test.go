@@ -299,6 +299,7 @@ type fakePrefs struct {
 	verdict    func(user string) prefs.Verdict
 	addresses  map[string][]string
 	suppressed map[string]bool
+	stale      bool // older than bulk may go by
 }
 
 func (p *fakePrefs) Decide(_ uint64, user []byte, _ notify.Channel, cat notify.Category, _ time.Time) prefs.Verdict {
@@ -338,7 +339,17 @@ func (p *fakePrefs) Suppress(_ context.Context, _ string, _ notify.Channel, addr
 	return nil
 }
 
-func (p *fakePrefs) Fresh(time.Time) bool { return true }
+func (p *fakePrefs) Fresh(time.Time) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return !p.stale
+}
+
+func (p *fakePrefs) age(stale bool, verdict func(user string) prefs.Verdict) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.stale, p.verdict = stale, verdict
+}
 
 type fakeCancels struct {
 	mu  sync.Mutex

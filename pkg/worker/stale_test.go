@@ -1,0 +1,114 @@
+package worker
+
+import (
+	"testing"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/prefs"
+)
+
+func optedOut(string) prefs.Verdict { return prefs.Verdict{Action: prefs.OptedOut} }
+
+// While preferences are too old to be believed bulk stands, and what they say
+// once they are young again binds it; other lanes go on.
+func TestBulkStandsWhilePreferencesAreStale(t *testing.T) {
+	for _, lane := range []notify.Lane{bulkMail, {Channel: notify.Push, Bulk: true}, {Channel: notify.SMS, Bulk: true}, emailLane, smsLane, pushLane} {
+		t.Run(lane.String(), func(t *testing.T) {
+			in(t, func(t *testing.T) {
+				p := newPlant(t, lane)
+				p.prefs.age(true, nil)
+				cat := notify.Transactional
+				if lane.Bulk {
+					cat = notify.Marketing
+				}
+				one, many := p.envelope(cat, "ann"), p.envelope(cat, users(100)...)
+				p.send(one, many)
+				pass(time.Hour)
+				if n := p.prov.count(); lane.Bulk != (n == 0) {
+					t.Fatalf("%d calls by stale preferences", n)
+				}
+				p.prefs.age(false, optedOut)
+				pass(time.Minute)
+				want := notify.Delivered
+				if lane.Bulk {
+					want = notify.Suppressed
+				}
+				for _, e := range []*notify.Envelope{&one, &many} {
+					for i := range e.Count {
+						if s := p.state(e, i).State; s != want {
+							t.Fatalf("%s: %v, want %v", e.ID(i), s, want)
+						}
+					}
+				}
+			})
+		})
+	}
+}
+
+// Preferences that grow old while a window waits, for capacity or for its route,
+// hold it back too.
+func TestBulkStandsAfterAWait(t *testing.T) {
+	throttled := notify.Result{Class: notify.ClassThrottled, RetryAfter: 20 * time.Second, Code: "http_429", Provider: "prov"}
+	for name, c := range map[string]struct {
+		users []string
+		first notify.Result // the answer of the first call, after 20 s
+	}{
+		"for capacity":  {[]string{"ann", "bob"}, accepted},
+		"for its route": {[]string{"bob"}, throttled},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in(t, func(t *testing.T) {
+				p := newPlant(t, bulkMail, func(c *Config) { c.InFlight, c.BatchAge = 1, -1 })
+				first := true
+				p.prov.set(20*time.Second, func(*notify.Item) (notify.Result, bool) {
+					if first {
+						first = false
+						return c.first, c.first.Class == notify.ClassAccepted
+					}
+					return accepted, true
+				})
+				var last notify.Envelope
+				for _, u := range c.users {
+					last = p.envelope(notify.Marketing, u)
+					p.send(last)
+					pass(time.Second)
+				}
+				p.prefs.age(true, nil)
+				pass(time.Hour)
+				before := p.prov.count()
+				p.prefs.age(false, optedOut)
+				pass(time.Minute)
+				if n := p.prov.count(); before != 1 || n != 1 {
+					t.Errorf("%d calls, then %d; want the first alone", before, n)
+				}
+				if s := p.state(&last, 0).State; s != notify.Suppressed {
+					t.Errorf("%v", s)
+				}
+			})
+		})
+	}
+}
+
+// A process that stops while bulk stands leaves it to the next one.
+func TestStopWhilePreferencesAreStale(t *testing.T) {
+	in(t, func(t *testing.T) {
+		p := newPlant(t, bulkMail)
+		p.prefs.age(true, nil)
+		e := p.envelope(notify.Marketing, users(3)...)
+		p.send(e)
+		pass(time.Minute)
+		p.drain()
+		p.prefs.age(false, nil)
+		p.start()
+		pass(time.Minute)
+		for i := range e.Count {
+			if s := p.state(&e, i).State; s != notify.Delivered {
+				t.Errorf("%v", s)
+			}
+			if n, again := p.prov.took(e.ID(i)); n != 1 || again != 0 {
+				t.Errorf("taken %d times", n+again)
+			}
+		}
+	})
+}
