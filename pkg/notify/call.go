@@ -18,6 +18,7 @@ type Item struct {
 	ID        ID
 	Key       RowKey // of the envelope; with ID it makes the Ref of receipts
 	Addr      uint8  // ordinal of the address
+	Given     bool   // Address came with the request, it is none of the user's: it may be made up, and says nothing about our configuration
 	User      []byte
 	Address   []byte // push: "apns:<token>" or "fcm:<token>"; sms: E.164; email: addr-spec
 	Variables []byte // JSON object or nil

@@ -24,6 +24,10 @@ func AppendTargets(b []byte, ts []Target) []byte {
 	return b
 }
 
+// Given reports whether an address field holds the address of the request: a list
+// is of a user's own addresses, for a request names one at most.
+func Given(field []byte) bool { return len(field) > 0 && field[0] != 0 }
+
 // Targets appends the targets an address field names to dst: the list, or the
 // one plain address. A nil field names none: they are to be looked up.
 func Targets(dst []Target, field []byte) ([]Target, error) {

@@ -3,6 +3,7 @@ package provider
 import (
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"testing"
 	"time"
@@ -234,18 +235,30 @@ func TestRetryAfter(t *testing.T) {
 func TestSpike(t *testing.T) {
 	t.Parallel()
 	var s spike
-	for i := range spikeLeast - 1 {
-		if s.note(true) {
-			t.Fatalf("judged after %d answers", i+1)
+	judge := func(given bool) notify.Result {
+		r := notify.Result{Class: notify.ClassDeadAddress, Code: "apns_bad_device_token"}
+		s.judge(&notify.Item{Given: given}, &r, slog.New(slog.DiscardHandler))
+		return r
+	}
+	for range 10 * spikeLeast { // somebody's made-up tokens
+		if r := judge(true); r.Class != notify.ClassPermanent {
+			t.Fatalf("%+v of a request's token", r)
 		}
 	}
-	if !s.note(true) {
-		t.Fatal("200 dead of 200 are no spike")
+	for i := range spikeLeast - 1 {
+		if r := judge(false); r.Class != notify.ClassDeadAddress {
+			t.Fatalf("judged after %d answers: %+v", i+1, r)
+		}
 	}
-	s.note(false)
-	for range 10 * spikeLeast { // somebody's made-up tokens
-		if s.note(true) {
-			t.Fatal("a topic that worked is doubted")
+	if r := judge(false); r.Class != notify.ClassConfig || r.Code != "apns_bad_token_spike" {
+		t.Fatalf("200 dead of 200 are no spike: %+v", r)
+	}
+	s.accepted()
+	for range 10 * spikeLeast {
+		for _, given := range []bool{true, false} {
+			if r := judge(given); r.Class != notify.ClassDeadAddress {
+				t.Fatalf("a topic that worked is doubted: %+v", r)
+			}
 		}
 	}
 }

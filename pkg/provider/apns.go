@@ -173,13 +173,11 @@ func (a *APNs) send(ctx context.Context, c *apnsCall, w *apnsWriter, it *notify.
 		switch {
 		case r.Class == notify.ClassAccepted:
 			r.Confirmed = a.cfg.Confirm == ConfirmAccepted
-			a.dead.note(false)
+			a.dead.accepted()
 		case r.Class == notify.ClassThrottled:
 			a.pool.hold.set(&r)
 		case then == badAddress:
-			if a.dead.note(true) {
-				r.Class, r.Code = notify.ClassConfig, "apns_bad_token_spike"
-			}
+			a.dead.judge(it, &r, a.cfg.Log)
 		case then == renewToken:
 			next, err := a.token.replace(ctx, tok)
 			if err == nil && next != tok && !renewed {

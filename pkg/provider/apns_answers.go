@@ -2,6 +2,7 @@ package provider
 
 import (
 	"encoding/json"
+	"log/slog"
 	"sync/atomic"
 	"time"
 
@@ -82,24 +83,37 @@ func apnsResult(a *answer, now time.Time) (notify.Result, action) {
 // spike guards against marking every device dead because a topic or an
 // environment is wrong: when all of the first answers say so, it is our
 // configuration. One success refutes that for good, since topic and environment
-// are fixed while the process runs: a request full of made-up tokens must not
-// stop everybody's pushes.
+// are fixed while the process runs.
+//
+// Only tokens of users count: whoever may send may name 200 made-up tokens, and
+// must not stop everybody's pushes by them. Nor does such an answer say that a
+// token is dead before there was a success.
 type spike struct {
 	proven atomic.Bool
-	dead   atomic.Int64 // answers before the first success
+	dead   atomic.Int64 // answers about users' tokens before the first success
+	given  atomic.Int64 // the same about tokens of requests
 }
 
 // spikeLeast is how many dead addresses the guard waits for before it judges.
 const spikeLeast = 200
 
-// note counts an answer and reports whether dead ones are a spike.
-func (s *spike) note(dead bool) bool {
+// accepted notes a success.
+func (s *spike) accepted() {
+	if !s.proven.Load() {
+		s.proven.Store(true)
+	}
+}
+
+// judge says what the answer that an item's address is bad means.
+func (s *spike) judge(it *notify.Item, r *notify.Result, log *slog.Logger) {
 	switch {
 	case s.proven.Load():
-		return false
-	case !dead:
-		s.proven.Store(true)
-		return false
+	case it.Given:
+		r.Class = notify.ClassPermanent
+		if s.given.Add(1) == spikeLeast {
+			log.Warn("tokens of requests are refused, and none was accepted yet: topic or environment may be wrong", "refused", spikeLeast, "code", r.Code)
+		}
+	case s.dead.Add(1) >= spikeLeast:
+		r.Class, r.Code = notify.ClassConfig, "apns_bad_token_spike"
 	}
-	return s.dead.Add(1) >= spikeLeast
 }

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/golang-jwt/jwt/v5"
+	"github.com/notifyd/notifyd/pkg/limit"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -318,6 +319,47 @@ func TestAPNsSpike(t *testing.T) {
 	}
 	if dead >= spikeLeast {
 		t.Errorf("%d tokens were given up", dead)
+	}
+}
+
+// Made-up tokens of a caller are his failures: they neither stop the lane for
+// everybody nor fill the suppression list.
+func TestAPNsMadeUpTokens(t *testing.T) {
+	t.Parallel()
+	var known atomic.Bool
+	_, e := tlsServer(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if known.Load() {
+			return
+		}
+		w.WriteHeader(400)
+		io.WriteString(w, `{"reason":"BadDeviceToken"}`)
+	}), nil)
+	a := testAPNs(t, e, nil)
+	call := testCall(notify.Push, notify.Content{Body: "b"}, 1000, deviceToken)
+	for i := range call.Items {
+		call.Items[i].Given = true
+	}
+	b, err := limit.NewBreaker(time.Now(), limit.BreakerConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range collect(t, t.Context(), a, call) {
+		if r.Class != notify.ClassPermanent || r.Code != "apns_bad_device_token" {
+			t.Fatalf("%+v", r)
+		}
+		b.Report(time.Now(), limit.OutcomeOf(r.Class))
+	}
+	if s := b.State(time.Now()).State; s != limit.Closed {
+		t.Errorf("the breaker is %v", s)
+	}
+	// Once a push was accepted, such an answer is about the token.
+	known.Store(true)
+	collect(t, t.Context(), a, testCall(notify.Push, notify.Content{Body: "b"}, 1, deviceToken))
+	known.Store(false)
+	for _, r := range collect(t, t.Context(), a, call) {
+		if r.Class != notify.ClassDeadAddress {
+			t.Fatalf("%+v", r)
+		}
 	}
 }
 

@@ -185,6 +185,7 @@ func (r *round) lookAt(i int, pos uint32, l *looked, e *notify.Envelope, key not
 		targets = cfg.Prefs.AddressesHash(targets, l.hash, rec.User, e.Channel)
 	}
 	r.targets = targets
+	given := notify.Given(rec.Address)
 	n := len(r.call.Items)
 	dead := 0
 	for _, t := range targets {
@@ -200,7 +201,7 @@ func (r *round) lookAt(i int, pos uint32, l *looked, e *notify.Envelope, key not
 			of = 0
 		}
 		r.call.Items = append(r.call.Items, notify.Item{
-			ID: e.ID(rec.Index), Key: key, Addr: t.Addr, User: rec.User, Address: t.Address, Variables: rec.Variables,
+			ID: e.ID(rec.Index), Key: key, Addr: t.Addr, Given: given, User: rec.User, Address: t.Address, Variables: rec.Variables,
 		})
 		r.refs = append(r.refs, ref{uint16(i), of, pos})
 	}
