@@ -77,8 +77,13 @@ type Config struct {
 	// later time: pass it (Relaxed, the default), or wait behind it (Strict).
 	Order Order
 
-	Window   int // receivers a claim window: push 1000, email 1000, sms 50
-	Ahead    int // claim windows open per partition: 16
+	Window int // receivers a claim window: push 1000, email 1000, sms 50
+	// Ahead is how many claim windows a partition has open: 16. More are opened
+	// while calls take a second and more and the windows of all partitions hold
+	// fewer receivers than InFlight: a slow provider would else have less to do
+	// than it may be given. So what a crash leaves ambiguous is at most Ahead
+	// windows a partition, plus InFlight receivers where the provider is slow.
+	Ahead    int
 	InFlight int // addresses at the provider at once: push 10,000, sms 500, email 16,000
 
 	MaxRetries int           // attempts after the first: 3

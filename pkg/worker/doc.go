@@ -8,7 +8,8 @@
 //	                   finished before? drop, hand on what the row handed on
 //	job.run            per window of receivers:
 //	  budget           at most Ahead windows a partition wait or run, otp first;
-//	                   half of them for envelopes that wait for earlier ones
+//	                   half of them for envelopes that wait for earlier ones; more
+//	                   where the provider is slow
 //	  claim            the outcome row with StartedUpTo moved, durable (committer)
 //	  order            wait until earlier envelopes of the same users have answered
 //	  capacity         at most InFlight addresses at the provider, otp first

@@ -224,6 +224,9 @@ func model(t *testing.T, rt *rapid.T) {
 		if b := part.budget; b.free != b.size {
 			rt.Errorf("%s: %d of the budget are held", topic, b.size-b.free)
 		}
+		if n := part.w.claims.held; n != 0 {
+			rt.Errorf("%s: %d receivers count as claimed", topic, n)
+		}
 	}
 }
 

@@ -24,7 +24,7 @@ type partition struct {
 	soft   context.Context // ends when it is about to go: nothing new starts
 	stop   context.CancelFunc
 	order  *order
-	budget *quota        // receivers in claimed windows
+	budget *quota        // receivers in open windows
 	early  *quota        // the half of it for envelopes whose turn has not come
 	alone  chan struct{} // held by a job that runs its receivers one by one
 	mail   *mailbox
@@ -38,6 +38,7 @@ func newPartition(ctx context.Context, w *Worker) *partition {
 	soft, stop := context.WithCancel(ctx)
 	p := &partition{w: w, ctx: ctx, soft: soft, stop: stop, live: map[notify.RowKey]*job{}, alone: make(chan struct{}, 1)}
 	p.budget = newQuota(w.cfg.Ahead * w.cfg.Window)
+	p.budget.claims = w.claims
 	p.early = newQuota(w.cfg.Ahead / 2 * w.cfg.Window)
 	if w.cfg.Role == First {
 		p.order = newOrder()

@@ -20,6 +20,10 @@ type quota struct {
 	// shut, if set, reports whether the quota is shut, until when at most, and
 	// a channel that is closed when that may have changed.
 	shut func() (shut bool, until time.Time, change <-chan struct{})
+	// claims, if set, lets more than size be taken of this quota, see there. Who
+	// waits asks again when this quota is given something back, not when another
+	// is: somebody holds something of it whenever one waits.
+	claims *claims
 
 	mu       sync.Mutex
 	free     int
@@ -41,8 +45,7 @@ func (q *quota) acquire(ctx context.Context, cat notify.Category, n int) (int, e
 func (q *quota) acquireOr(ctx context.Context, cat notify.Category, place uint64, n int, or <-chan struct{}) (int, error) {
 	n = min(n, q.size)
 	q.mu.Lock()
-	if len(q.wait) == 0 && q.free >= n && !q.isShut() {
-		q.free -= n
+	if len(q.wait) == 0 && !q.isShut() && q.take(n) {
 		q.mu.Unlock()
 		return n, nil
 	}
@@ -72,7 +75,7 @@ func (q *quota) quit(w *waiter) {
 	defer q.mu.Unlock()
 	select {
 	case <-w.ready:
-		q.free += w.want
+		q.giveBack(w.want)
 	default:
 		heap.Remove(&q.wait, w.at)
 	}
@@ -124,9 +127,29 @@ func (q *quota) release(n int) {
 		return
 	}
 	q.mu.Lock()
-	q.free += n
+	q.giveBack(n)
 	q.serve()
 	q.mu.Unlock()
+}
+
+// take reports whether n could be taken; free is negative when more than size is.
+func (q *quota) take(n int) bool {
+	own := q.free >= n
+	ok := own
+	if q.claims != nil {
+		ok = q.claims.take(n, own)
+	}
+	if ok {
+		q.free -= n
+	}
+	return ok
+}
+
+func (q *quota) giveBack(n int) {
+	q.free += n
+	if q.claims != nil {
+		q.claims.take(-n, true)
+	}
 }
 
 func (q *quota) serve() {
@@ -137,11 +160,43 @@ func (q *quota) serve() {
 		}
 		return
 	}
-	for len(q.wait) > 0 && q.wait[0].want <= q.free {
-		w := heap.Pop(&q.wait).(*waiter)
-		q.free -= w.want
-		close(w.ready)
+	for len(q.wait) > 0 && q.take(q.wait[0].want) {
+		close(heap.Pop(&q.wait).(*waiter).ready)
 	}
+}
+
+// claims counts the receivers in the open windows of all partitions of a worker.
+// Where the provider is slow, windows enough to fill it may be opened: a partition
+// then has more of them than its own quota, while all hold fewer receivers than
+// the provider may.
+type claims struct {
+	most int // receivers at the provider at once
+
+	mu   sync.Mutex
+	held int
+	mean time.Duration // of the calls, the latest counting most
+}
+
+// slowCall is the mean of calls from which a provider is slow.
+const slowCall = time.Second
+
+// take counts n receivers more, unless that needs a slow provider with room for
+// them (own: it does not). Less than 0 gives back.
+func (c *claims) take(n int, own bool) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !own && (c.mean < slowCall || c.held+n > c.most) {
+		return false
+	}
+	c.held += n
+	return true
+}
+
+// called is told how long a call took.
+func (c *claims) called(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.mean += (d - c.mean) / 8
 }
 
 type waiter struct {

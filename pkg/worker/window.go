@@ -388,6 +388,7 @@ func (r *round) send(p *partition) bool {
 	}
 	cctx, stop := context.WithTimeout(ctx, cfg.CallLimit)
 	defer stop()
+	called := time.Now()
 	reported := make([]bool, len(r.call.Items))
 	func() {
 		defer func() {
@@ -412,6 +413,7 @@ func (r *round) send(p *partition) bool {
 	if ctx.Err() != nil {
 		return false
 	}
+	r.w.claims.called(time.Since(called))
 	r.mu.Lock()
 	for i := range reported { // a panic, or a provider that broke its word
 		if !reported[i] {

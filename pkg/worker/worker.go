@@ -17,7 +17,8 @@ import (
 // of a consumer group; the group owns the goroutine that calls it.
 type Worker struct {
 	cfg      Config
-	capacity *quota    // addresses at the provider
+	capacity *quota // addresses at the provider
+	claims   *claims
 	scratch  sync.Pool // *scratch
 	// claimLast: windows are claimed once they hold capacity. SMS is sent at a
 	// rate far below that of claims; claimed late, codes pass alerts in the
@@ -29,7 +30,7 @@ type Worker struct {
 // New returns a worker that starts nothing.
 func New(cfg Config) *Worker {
 	cfg = cfg.withDefaults()
-	w := &Worker{cfg: cfg, capacity: newQuota(cfg.InFlight), claimLast: cfg.Lane.Channel == notify.SMS}
+	w := &Worker{cfg: cfg, capacity: newQuota(cfg.InFlight), claims: &claims{most: cfg.InFlight}, claimLast: cfg.Lane.Channel == notify.SMS}
 	if w.claimLast {
 		w.capacity.shut = func() (bool, time.Time, <-chan struct{}) { return cfg.Health.shut(&w.cfg.Routes) }
 	}
