@@ -258,6 +258,7 @@ func (n *Node) lane(l notify.Lane) error {
 		}
 		g, err := stream.NewGroup(stream.GroupConfig{
 			Conn: n.conn(), Group: group, Topics: []string{topic}, DrainTimeout: n.cfg.Workers.Drain,
+			MaxInFlight: worker.MaxRecords, MaxPollRecords: worker.MaxPoll,
 			Poison: (&stream.Poisoner{Log: n.producer}).Poison, Events: n.metrics.group(n.log),
 		}, w)
 		if err != nil {

@@ -1,6 +1,7 @@
 package app
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -8,6 +9,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/simulator"
+	"github.com/notifyd/notifyd/pkg/worker"
 )
 
 // TestStandingLaneIsTold: while SendGrid refuses our key, a mail's status says
@@ -81,4 +83,34 @@ func TestReceiptEndsTheRetry(t *testing.T) {
 		}
 	}
 	t.Error("no retry finds the receipt")
+}
+
+// TestStandingLaneHoldsFewRecords: what a lane that stands has read of the log
+// is bounded, for every record read costs memory; the rest waits in the log.
+func TestStandingLaneHoldsFewRecords(t *testing.T) {
+	t.Parallel()
+	cfg := testConfig(t, t.TempDir())
+	cfg.Providers.Stub = false           // and none is configured: the lane stands
+	l := runAs(t, RoleAPI, cfg, seams{}) // so that the workers meet all of it at once
+	batch := make([]api.Notification, 1000)
+	for n := range worker.MaxRecords/1000 + 2 {
+		for i := range batch {
+			batch[i] = email(fmt.Sprintf("user-%d-%d", n, i), simulator.Mailbox(1))
+		}
+		if _, err := l.client.SendBatch(t.Context(), batch, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := l.stop(); err != nil {
+		t.Fatal(err)
+	}
+	l = run(t, cfg, seams{})
+	eventually(t, "the lane is at its cap", func() bool {
+		for _, g := range l.lags() {
+			if g.Group == "email-workers" {
+				return g.Paused == 1 && g.InFlight >= worker.MaxRecords && g.InFlight <= worker.MaxRecords+worker.MaxPoll
+			}
+		}
+		return false
+	})
 }

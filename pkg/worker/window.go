@@ -39,14 +39,6 @@ type round struct {
 	fine []int                // accepted items per route, not reported yet
 }
 
-// scratch is what a round needs for as long as it lasts. A window of 1,000 takes
-// 150 KB, and making that anew was 42% of all that was allocated.
-type scratch struct {
-	items   []notify.Item
-	refs    []ref
-	targets []notify.Target
-}
-
 // ref says whose address an item is.
 type ref struct {
 	part uint16
@@ -68,10 +60,7 @@ func (w *Worker) runWindow(parts []*window) {
 		}
 		return
 	}
-	kept, _ := w.scratch.Get().(*scratch)
-	if kept == nil {
-		kept = &scratch{items: make([]notify.Item, 0, w.cfg.Window), refs: make([]ref, 0, w.cfg.Window)}
-	}
+	kept := w.scratchFor(parts)
 	r.call.Items, r.refs, r.targets = kept.items[:0], kept.refs[:0], kept.targets
 	r.looked = time.Now()
 	for i, p := range parts {
@@ -93,7 +82,7 @@ func (w *Worker) runWindow(parts []*window) {
 		r.suppress(parts[0].job.p)
 		r.note()
 		if !r.broken {
-			w.scratch.Put(kept) // before the outcome is durable, which takes longer than the rest
+			kept.free() // before the outcome is durable, which takes longer than the rest
 		}
 		for i, p := range r.parts {
 			j := p.job
