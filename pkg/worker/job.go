@@ -238,25 +238,6 @@ func (j *job) commit(snapshot func() (row notify.Row, ok bool)) error {
 	}
 }
 
-// remark says in the row what the started receivers wait for, so that readers
-// know. It does not wait until that is durable: nothing depends on it.
-func (j *job) remark(x notify.Exception) {
-	j.handIn.Lock()
-	defer j.handIn.Unlock()
-	j.mu.Lock()
-	j.waits = x
-	row := j.snapshotLocked()
-	j.mu.Unlock()
-	_ = j.p.w.cfg.Committer.Commit(j.p.soft, row, func() {}) // not, when the partition goes
-}
-
-// goOn ends what remark said, for the rows to come.
-func (j *job) goOn() {
-	j.mu.Lock()
-	j.waits = notify.Exception{}
-	j.mu.Unlock()
-}
-
 // save takes back the claims of a job that is left behind, beside its progress:
 // windows that were called have all been settled, the others were not called, so
 // the next owner finds nothing ambiguous.

@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -14,7 +15,8 @@ import (
 // The rows are asked for by their keys, not by chunk: a chunk of a large fan-out
 // has a receipt for every receiver.
 func (r *round) told(items []notify.Item, refs []ref) ([]notify.Item, []ref, bool) {
-	if r.call.Channel == notify.Push { // whose providers send none
+	if len(items) == 0 || r.call.Channel == notify.Push || // whose providers send none
+		!slices.ContainsFunc(r.parts, func(p *window) bool { return p.job.calledBefore(p.lo) }) {
 		return items, refs, true
 	}
 	var keys []notify.RowKey
@@ -24,9 +26,6 @@ func (r *round) told(items []notify.Item, refs []ref) ([]notify.Item, []ref, boo
 			keys = receiptKeys(keys, &items[i])
 		}
 		end[i] = len(keys)
-	}
-	if len(keys) == 0 {
-		return items, refs, true
 	}
 	rows, err := r.parts[0].job.p.rows(keys)
 	if err != nil {

@@ -97,8 +97,8 @@ func TestReceiptBeforeTheResend(t *testing.T) {
 		p.send(e)
 		pass(time.Second)
 		p.crash()
-		p.start()
 		p.prov.set(0, nil)
+		p.start()
 		pass(time.Minute)
 		for i := range e.Count {
 			want := int(i % 2)

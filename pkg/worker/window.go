@@ -39,37 +39,6 @@ type round struct {
 	fine []int                // accepted items per route, not reported yet
 }
 
-// scratch is what a round needs for as long as it lasts. A window of 1,000 takes
-// 150 KB, and making that anew was 42% of all that was allocated. A round of few
-// receivers gets one of its own size: 10,000 singles at a slow provider held
-// 1.5 GB when each had room for a window.
-type scratch struct {
-	items   []notify.Item
-	refs    []ref
-	targets []notify.Target
-	of      *sync.Pool // nil: of no use to others
-}
-
-func (w *Worker) scratchFor(parts []*window) *scratch {
-	n := 0
-	for _, p := range parts {
-		n += int(p.hi - p.lo)
-	}
-	if n < w.cfg.Window/4 {
-		return &scratch{items: make([]notify.Item, 0, n), refs: make([]ref, 0, n)}
-	}
-	if kept, ok := w.scratch.Get().(*scratch); ok {
-		return kept
-	}
-	return &scratch{items: make([]notify.Item, 0, w.cfg.Window), refs: make([]ref, 0, w.cfg.Window), of: &w.scratch}
-}
-
-func (s *scratch) free() {
-	if s.of != nil {
-		s.of.Put(s)
-	}
-}
-
 // ref says whose address an item is.
 type ref struct {
 	part uint16
@@ -294,40 +263,6 @@ func (r *round) deliver(p *partition) bool {
 		if items, refs, ok = r.lookAgain(items, refs); !ok || len(items) == 0 {
 			return ok
 		}
-	}
-}
-
-// remarkFrom is how long a wait must be for the rows to tell of it: the first
-// one of a breaker that opens, and no wait for a probe's answer.
-const remarkFrom = 2 * time.Second
-
-// remark makes the rows of the items' envelopes tell readers of a wait until at,
-// unless they do already.
-func (r *round) remark(refs []ref, at time.Time) {
-	now := time.Now()
-	if at.Sub(now) < remarkFrom || at.Before(r.remarked.Add(remarkFrom)) {
-		return
-	}
-	c, ok := r.w.cfg.Health.Standing(&r.w.cfg.Routes, now)
-	if !ok {
-		return
-	}
-	r.remarked = at
-	x := notify.Exception{State: notify.Deferred, Class: c.class, Code: c.Code, Provider: c.Account, Wake: c.RetryAt.UnixMilli()}
-	for i := range refs {
-		if i == 0 || refs[i].part != refs[i-1].part {
-			r.parts[refs[i].part].job.remark(x)
-		}
-	}
-}
-
-// goOn ends what remark made the rows say.
-func (r *round) goOn() {
-	if r.remarked.IsZero() {
-		return
-	}
-	for _, p := range r.parts {
-		p.job.goOn()
 	}
 }
 
