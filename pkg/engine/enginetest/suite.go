@@ -109,6 +109,15 @@ func model(t *testing.T, program func(rt *rapid.T) map[string]func(*rapid.T)) {
 	rapid.Check(t, func(rt *rapid.T) { rt.Repeat(program(rt)) })
 }
 
+// modelInTime is model in a bubble of synctest, where a test has no deadline to
+// ask for: behind a struct, rapid does not.
+func modelInTime(t *testing.T, program func(rt *rapid.T) map[string]func(*rapid.T)) {
+	t.Helper()
+	inTime(t, func(t *testing.T) {
+		rapid.Check(struct{ rapid.TB }{t}, func(rt *rapid.T) { rt.Repeat(program(rt)) })
+	})
+}
+
 // sometimes runs fn one time in four: a restart costs more than all else.
 func sometimes(rt *rapid.T, fn func()) {
 	if rapid.IntRange(0, 3).Draw(rt, "sometimes") == 3 {

@@ -43,6 +43,7 @@ func Timers(t *testing.T, open Opener[engine.Timers]) {
 		s, reopen := open(t)
 		bare := engine.Timer{FireAt: 0, ID: bytes.Repeat([]byte{0xff}, 64)}
 		ts := []engine.Timer{bare, timer(1000, "a"), timer(1000, "b"), timer(2000, "a")}
+		ts[3].Head, ts[3].Gen, ts[3].Weight = base(5, 1), 3, 8300
 		must(t, s.Put(bg, 1, ts))
 		must(t, s.Put(bg, 1, nil))
 		same(t, "timers", whole(t, s, engine.TimerPartition{}), ts)
@@ -53,7 +54,7 @@ func Timers(t *testing.T, open Opener[engine.Timers]) {
 	t.Run("Storing the same (FireAt, ID) again changes nothing", func(t *testing.T) {
 		s, reopen := open(t)
 		first, again := timer(1000, "a"), timer(1000, "a")
-		again.Payload, again.Kind = []byte("other"), 9
+		again.Payload, again.Kind, again.Head, again.Gen = []byte("other"), 9, base(1, 1), 1
 		must(t, s.Put(bg, 1, []engine.Timer{first, again}))
 		must(t, s.Put(bg, 1, []engine.Timer{again}))
 		same(t, "timers", whole(t, s, engine.TimerPartition{}), []engine.Timer{first})
@@ -73,6 +74,9 @@ func Timers(t *testing.T, open Opener[engine.Timers]) {
 		total := 0
 		for shard := range uint16(8) {
 			one := whole(t, s, engine.TimerPartition{Shard: shard})
+			for i := range one {
+				same(t, "shard", engine.ShardOf(one[i].ID, 8), shard)
+			}
 			two := whole(t, s, engine.TimerPartition{Minute: 1, Shard: shard})
 			if len(one) != len(two) || len(one) < 5 {
 				t.Fatalf("shard %d has %d and %d of 200 timers", shard, len(one), len(two))
@@ -231,6 +235,9 @@ func timersModel(t *testing.T, open Opener[engine.Timers]) {
 					}
 					if p := rapid.String().Draw(rt, "payload"); p != "" {
 						tm.Payload = []byte(p)
+					}
+					if rapid.Bool().Draw(rt, "touchable") {
+						tm.Head, tm.Gen, tm.Weight = base(1, rapid.Uint64().Draw(rt, "head")), rapid.Uint32().Draw(rt, "gen"), rapid.Uint32().Draw(rt, "weight")
 					}
 					return tm
 				}), 0, 4).Draw(rt, "timers")

@@ -11,24 +11,77 @@ import (
 
 // Callers runs the suite of engine.Callers.
 func Callers(t *testing.T, open Opener[engine.Callers]) {
+	get := func(t T, s engine.Callers, id string) (engine.Caller, bool) {
+		t.Helper()
+		c, ok, err := s.Get(bg, id)
+		must(t, err)
+		return c, ok
+	}
+	full := engine.Caller{
+		ID: "a", Rate: 10.5, Burst: 20, CallbackURLs: []string{"https://a.example/hooks/", "https://b.example/"},
+		Secrets:     []engine.CallerSecret{{Secret: "whsec_new", Created: 2000}, {Secret: "whsec_old", Created: 1000, Expires: 3000}},
+		MaxInFlight: 7, MaxPending: 1000,
+	}
 	t.Run("keeps callers", func(t *testing.T) {
 		s, reopen := open(t)
-		a, b := engine.Caller{ID: "a", Rate: 10.5, Burst: 20}, engine.Caller{ID: "b", Disabled: true}
+		b := engine.Caller{ID: "b", Disabled: true}
 		must(t, s.Put(bg, b))
-		must(t, s.Put(bg, engine.Caller{ID: "a", Rate: 1}))
-		must(t, s.Put(bg, a))
+		must(t, s.Put(bg, full))
 		if reopen != nil {
 			s = reopen()
 		}
-		got, ok, err := s.Get(bg, "a")
-		must(t, err)
+		want := full
+		want.Version, b.Version = 1, 1
+		got, ok := get(t, s, "a")
 		same(t, "ok", ok, true)
-		same(t, "caller", got, a)
-		_, ok, err = s.Get(bg, "c")
-		must(t, err)
+		same(t, "caller", got, want)
+		_, ok = get(t, s, "c")
 		same(t, "none", ok, false)
-		same(t, "list", sorted(val(s.List(bg))(t), func(a, b engine.Caller) int { return int(a.ID[0]) - int(b.ID[0]) }), []engine.Caller{a, b})
+		same(t, "list", sorted(val(s.List(bg))(t), func(a, b engine.Caller) int { return int(a.ID[0]) - int(b.ID[0]) }), []engine.Caller{want, b})
 		wantKind(t, s.Put(bg, engine.Caller{}), notify.KindInvalid)
+	})
+	t.Run("Put stores c with Version c.Version+1 if the stored version is c.Version (0: there is none); else notify.KindConflict", func(t *testing.T) {
+		s, reopen := open(t)
+		must(t, s.Put(bg, engine.Caller{ID: "a", Rate: 1}))
+		wantKind(t, s.Put(bg, engine.Caller{ID: "a", Rate: 2}), notify.KindConflict)
+		wantKind(t, s.Put(bg, engine.Caller{ID: "b", Version: 1}), notify.KindConflict)
+		if reopen != nil {
+			s = reopen()
+		}
+		c, _ := get(t, s, "a")
+		same(t, "first", c, engine.Caller{ID: "a", Rate: 1, Version: 1})
+		must(t, s.Put(bg, engine.Caller{ID: "a", Disabled: true, Version: 1}))
+		wantKind(t, s.Put(bg, c), notify.KindConflict)
+		c, _ = get(t, s, "a")
+		same(t, "second", c, engine.Caller{ID: "a", Disabled: true, Version: 2})
+		_, ok := get(t, s, "b")
+		same(t, "refused", ok, false)
+	})
+	t.Run("of many who put the same version one wins", func(t *testing.T) {
+		s, _ := open(t)
+		var won atomic.Int32
+		together(16, func(i int) {
+			if err := s.Put(bg, engine.Caller{ID: "a", Burst: i}); err == nil {
+				won.Add(1)
+			} else if notify.KindOf(err) != notify.KindConflict {
+				t.Error(err)
+			}
+		})
+		same(t, "winners", won.Load(), int32(1))
+	})
+	t.Run("slices passed in may be reused, slices returned belong to the caller", func(t *testing.T) {
+		s, _ := open(t)
+		c := engine.Caller{ID: "a", CallbackURLs: []string{"https://a.example/"}, Secrets: []engine.CallerSecret{{Secret: "s"}}}
+		must(t, s.Put(bg, c))
+		c.CallbackURLs[0], c.Secrets[0].Secret = "x", "x"
+		got, _ := get(t, s, "a")
+		same(t, "url", got.CallbackURLs[0], "https://a.example/")
+		same(t, "secret", got.Secrets[0].Secret, "s")
+		got.CallbackURLs[0], got.Secrets[0].Secret = "y", "y"
+		for _, again := range val(s.List(bg))(t) {
+			same(t, "url again", again.CallbackURLs[0], "https://a.example/")
+			same(t, "secret again", again.Secrets[0].Secret, "s")
+		}
 	})
 }
 

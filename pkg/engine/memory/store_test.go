@@ -29,6 +29,19 @@ func TestCancels(t *testing.T)     { enginetest.Cancels(t, open((*memory.Store).
 func TestHolds(t *testing.T)       { enginetest.Holds(t, open((*memory.Store).Holds)) }
 func TestCampaigns(t *testing.T)   { enginetest.Campaigns(t, open((*memory.Store).Campaigns)) }
 func TestJobs(t *testing.T)        { enginetest.Jobs(t, open((*memory.Store).Jobs)) }
+func TestSchedules(t *testing.T)   { enginetest.Schedules(t, open((*memory.Store).Schedules)) }
+func TestColdTimers(t *testing.T)  { enginetest.ColdTimers(t, open((*memory.Store).ColdTimers)) }
+func TestTriggers(t *testing.T)    { enginetest.Triggers(t, open((*memory.Store).Triggers)) }
+
+func TestTimersDropHints(t *testing.T) {
+	enginetest.TimersDropHints(t, open(func(s *memory.Store) enginetest.Scheduling {
+		return enginetest.Scheduling{Timers: s.Timers(), Schedules: s.Schedules()}
+	}))
+}
+
+func TestQueue(t *testing.T) {
+	enginetest.Queue(t, open(func(s *memory.Store) engine.Queue { return s.Queue("q", enginetest.QueueReceives) }))
+}
 
 // Both suites run in a synctest bubble, where sleeping is how time passes.
 

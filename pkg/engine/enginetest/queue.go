@@ -1,0 +1,575 @@
+package enginetest
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/engine/memory"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// QueueReceives is the MaxReceives that openers of the suite of engine.Queue set.
+const QueueReceives = 3
+
+func message(body string, delay time.Duration) engine.Message {
+	return engine.Message{Body: []byte(body), Delay: delay}
+}
+
+func bodies(ds []engine.Delivery) (out []string) {
+	for i := range ds {
+		out = append(out, string(ds[i].Body))
+	}
+	return out
+}
+
+// now receives what is ready, without waiting for more.
+func now(t T, q engine.Queue, max int, visibility time.Duration) []engine.Delivery {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(bg, time.Millisecond)
+	defer cancel()
+	return val(q.Receive(ctx, max, visibility))(t)
+}
+
+func depth(t T, q engine.Queue) engine.QueueDepth {
+	t.Helper()
+	return val(q.Depth(bg))(t)
+}
+
+func receipts(ds []engine.Delivery) (out []string) {
+	for i := range ds {
+		out = append(out, ds[i].Receipt)
+	}
+	return out
+}
+
+// Queue runs the suite of engine.Queue. It runs in bubbles of synctest, where
+// hours pass at once.
+func Queue(t *testing.T, open Opener[engine.Queue]) {
+	run := func(name string, fn func(t *testing.T, q engine.Queue, reopen func() engine.Queue)) {
+		t.Run(name, func(t *testing.T) {
+			inTime(t, func(t *testing.T) {
+				q, reopen := open(t)
+				fn(t, q, reopen)
+			})
+		})
+	}
+	const hold = 30 * time.Second
+	run("Enqueue stores messages, each durable when it returns nil", func(t *testing.T, q engine.Queue, reopen func() engine.Queue) {
+		before := time.Now()
+		must(t, q.Enqueue(bg, []engine.Message{message("a", 0), message("", 0), message(string(make([]byte, 64<<10)), 0)}))
+		must(t, q.Enqueue(bg, nil))
+		after := time.Now()
+		if reopen != nil {
+			time.Sleep(time.Second)
+			q = reopen()
+		}
+		got := now(t, q, 10, hold)
+		same(t, "bodies", bodies(got), []string{"a", "", string(make([]byte, 64<<10))})
+		for _, d := range got {
+			same(t, "receives", d.Receives, 1)
+			if d.Enqueued.Before(before.Truncate(time.Millisecond)) || d.Enqueued.After(after) {
+				t.Fatalf("enqueued %v, want it in [%v, %v]", d.Enqueued, before, after)
+			}
+		}
+	})
+	run("a delay out of range is notify.KindInvalid and stores nothing; so is a body of more than 64 KiB", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
+		for _, bad := range []engine.Message{
+			message("x", -1), message("x", engine.MaxQueueDelay+1), message(string(make([]byte, 64<<10+1)), 0),
+		} {
+			wantKind(t, q.Enqueue(bg, []engine.Message{message("ok", 0), bad}), notify.KindInvalid)
+		}
+		same(t, "depth", depth(t, q), engine.QueueDepth{})
+		must(t, q.Enqueue(bg, []engine.Message{message("ok", engine.MaxQueueDelay)}))
+	})
+	run("Receive waits until a message is ready", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
+		got := make(chan []engine.Delivery)
+		for range 2 {
+			go func() {
+				ds, err := q.Receive(bg, 10, time.Hour)
+				if err != nil {
+					t.Error(err)
+				}
+				got <- ds
+			}()
+		}
+		synctest.Wait()
+		must(t, q.Enqueue(bg, []engine.Message{message("later", time.Minute)}))
+		synctest.Wait() // one waits for it, if nothing comes
+		start := time.Now()
+		must(t, q.Enqueue(bg, []engine.Message{message("sooner", 2*time.Second)}))
+		same(t, "first", bodies(<-got), []string{"sooner"})
+		if d := time.Since(start); d < 2*time.Second || d > 3*time.Second {
+			t.Fatalf("received %v after it was enqueued, want 2s", d)
+		}
+		same(t, "second", bodies(<-got), []string{"later"})
+		if d := time.Since(start); d < time.Minute || d > time.Minute+time.Second {
+			t.Fatalf("received after %v, want 1m", d)
+		}
+	})
+	run("an ended ctx is no error: it returns none", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
+		must(t, q.Enqueue(bg, []engine.Message{message("a", 0), message("b", time.Hour/4)}))
+		same(t, "with a ready message", bodies(val(q.Receive(ended(), 10, hold))(t)), []string(nil))
+		same(t, "a", bodies(now(t, q, 10, time.Hour)), []string{"a"})
+		ctx, cancel := context.WithCancel(bg)
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			if ds, err := q.Receive(ctx, 10, hold); len(ds) > 0 || err != nil {
+				t.Errorf("%v, %v", bodies(ds), err)
+			}
+		}()
+		synctest.Wait()
+		cancel()
+		<-done
+		// Whoever leaves hands on the waiting: another one gets the message.
+		same(t, "b", bodies(val(q.Receive(bg, 10, hold))(t)), []string{"b"})
+	})
+	run("Receive takes up to max, in the order in which they became visible", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
+		must(t, q.Enqueue(bg, []engine.Message{message("3s", 3*time.Second), message("1s", time.Second), message("0", 0), message("1s again", time.Second)}))
+		must(t, q.Enqueue(bg, []engine.Message{message("0 again", 0)}))
+		same(t, "max", bodies(now(t, q, 1, hold)), []string{"0"})
+		same(t, "max 0", bodies(now(t, q, 0, hold)), []string(nil))
+		time.Sleep(4 * time.Second)
+		same(t, "order", bodies(now(t, q, 10, hold)), []string{"0 again", "1s", "1s again", "3s"})
+	})
+	run("a message is never received before its delay has passed", func(t *testing.T, q engine.Queue, reopen func() engine.Queue) {
+		start := time.Now()
+		must(t, q.Enqueue(bg, []engine.Message{message("a", 10*time.Second)}))
+		time.Sleep(4 * time.Second)
+		if reopen != nil {
+			q = reopen()
+		}
+		same(t, "early", bodies(now(t, q, 10, hold)), []string(nil))
+		same(t, "delayed", depth(t, q), engine.QueueDepth{Delayed: 1})
+		same(t, "received", bodies(val(q.Receive(bg, 10, hold))(t)), []string{"a"})
+		if d := time.Since(start); d < 10*time.Second || d > 11*time.Second {
+			t.Fatalf("received after %v, want 10s", d)
+		}
+	})
+	run("it belongs to the receiver until its visibility ends; then it is received again", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
+		must(t, q.Enqueue(bg, []engine.Message{message("a", 0), message("b", 0)}))
+		first := now(t, q, 1, hold)
+		second := now(t, q, 10, time.Minute)
+		same(t, "the other", bodies(second), []string{"b"})
+		start := time.Now()
+		again := val(q.Receive(bg, 10, hold))(t)
+		if d := time.Since(start); d < hold-100*time.Millisecond || d > hold+time.Second {
+			t.Fatalf("received again after %v, want %v", d, hold)
+		}
+		same(t, "again", bodies(again), []string{"a"})
+		same(t, "receives", again[0].Receives, 2)
+		if again[0].Receipt == first[0].Receipt || again[0].Receipt == second[0].Receipt {
+			t.Fatal("a later delivery of the message has another receipt")
+		}
+		same(t, "enqueued", again[0].Enqueued, first[0].Enqueued)
+	})
+	run("a visibility that is not positive is notify.KindInvalid", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
+		_, err := q.Receive(bg, 1, 0)
+		wantKind(t, err, notify.KindInvalid)
+		wantKind(t, q.Extend(bg, nil, -1), notify.KindInvalid)
+	})
+	run("it hands each message to one of its receivers at a time", func(t *testing.T, q engine.Queue, _ func() engine.Queue) { competingReceivers(t, q) })
+	run("Extend makes deliveries end their visibility that long from now", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
+		must(t, q.Enqueue(bg, []engine.Message{message("a", 0), message("b", 0), message("c", 0)}))
+		ds := now(t, q, 10, 10*time.Second)
+		time.Sleep(9 * time.Second)
+		must(t, q.Extend(bg, receipts(ds[:2]), 10*time.Second)) // a and b
+		must(t, q.Extend(bg, receipts(ds[1:2]), time.Second))   // b, to sooner
+		time.Sleep(5 * time.Second)
+		late := now(t, q, 10, time.Hour)
+		same(t, "not extended, or shortened", sorted(bodies(late), cmp.Compare[string]), []string{"b", "c"})
+		// One that is not the receiver's any more is left out without an error.
+		must(t, q.Extend(bg, append(receipts(ds), "nonsense", ""), 20*time.Second))
+		time.Sleep(15 * time.Second)
+		same(t, "extended together with others that are over", bodies(now(t, q, 10, hold)), []string(nil))
+		time.Sleep(6 * time.Second)
+		same(t, "over", bodies(now(t, q, 10, hold)), []string{"a"})
+	})
+	run("Extend wakes who waits when it makes a message visible sooner", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
+		must(t, q.Enqueue(bg, []engine.Message{message("a", 0)}))
+		ds := now(t, q, 1, time.Hour)
+		got := make(chan time.Time)
+		go func() {
+			if _, err := q.Receive(bg, 1, hold); err != nil {
+				t.Error(err)
+			}
+			got <- time.Now()
+		}()
+		synctest.Wait()
+		must(t, q.Extend(bg, receipts(ds), time.Second))
+		start := time.Now()
+		if d := (<-got).Sub(start); d > 2*time.Second {
+			t.Fatalf("received after %v, want 1s", d)
+		}
+	})
+	acks(run)
+	releases(run)
+	dead(run)
+	run("after a restart everything that was not acknowledged is there, and how often it was received", func(t *testing.T, q engine.Queue, reopen func() engine.Queue) {
+		if reopen == nil {
+			t.Skip("nothing of this engine survives")
+		}
+		must(t, q.Enqueue(bg, []engine.Message{message("held", 0), message("ready", 0), message("delayed", time.Minute)}))
+		held := now(t, q, 1, time.Hour)
+		q = reopen()
+		got := now(t, q, 10, hold)
+		same(t, "received again", bodies(got), []string{"held", "ready"})
+		same(t, "receives", []int{got[0].Receives, got[1].Receives}, []int{2, 1})
+		must(t, q.Ack(bg, receipts(held))) // of the life before: over
+		same(t, "depth", depth(t, q), engine.QueueDepth{InFlight: 2, Delayed: 1})
+		q = reopen()
+		same(t, "and again", now(t, q, 1, hold)[0].Receives, 3)
+		must(t, q.Enqueue(bg, []engine.Message{message("new", 0)}))
+		q = reopen()
+		same(t, "a message that ends the process is dead", sorted(bodies(now(t, q, 10, hold)), cmp.Compare[string]), []string{"new", "ready"})
+		same(t, "dead", bodies(val(q.Dead(bg, 10))(t)), []string{"held"})
+	})
+	run("Depth counts", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
+		same(t, "empty", depth(t, q), engine.QueueDepth{})
+		start := time.Now()
+		must(t, q.Enqueue(bg, []engine.Message{message("a", 0), message("b", 0)}))
+		time.Sleep(time.Second)
+		must(t, q.Enqueue(bg, []engine.Message{message("c", 0), message("d", time.Minute)}))
+		f := func(want engine.QueueDepth, oldest time.Duration) {
+			t.Helper()
+			d := depth(t, q)
+			if oldest >= 0 {
+				if got := d.Oldest.Sub(start); got < oldest-2*time.Millisecond || got > oldest+100*time.Millisecond {
+					t.Fatalf("the oldest was enqueued %v after the start, want %v", got, oldest)
+				}
+				d.Oldest = time.Time{}
+			}
+			same(t, "depth", d, want)
+		}
+		f(engine.QueueDepth{Ready: 3, Delayed: 1}, 0)
+		ds := now(t, q, 2, hold)
+		f(engine.QueueDepth{Ready: 1, Delayed: 1, InFlight: 2}, time.Second)
+		must(t, q.Ack(bg, receipts(ds[:1])))
+		must(t, q.Release(bg, ds[1].Receipt, time.Minute))
+		now(t, q, 1, time.Second)
+		f(engine.QueueDepth{Delayed: 2, InFlight: 1}, -1)
+		time.Sleep(2 * time.Minute)
+		f(engine.QueueDepth{Ready: 3}, 0)
+	})
+	run("slices passed in may be reused, slices returned belong to the caller", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
+		m := message("abc", 0)
+		must(t, q.Enqueue(bg, []engine.Message{m}))
+		m.Body[0] = 'x'
+		got := now(t, q, 1, time.Second)
+		same(t, "body", bodies(got), []string{"abc"})
+		got[0].Body[0] = 'y'
+		same(t, "body again", bodies(val(q.Receive(bg, 1, time.Second))(t)), []string{"abc"})
+	})
+	t.Run("model", func(t *testing.T) { queueModel(t, open) })
+}
+
+type runQueue func(name string, fn func(t *testing.T, q engine.Queue, reopen func() engine.Queue))
+
+func acks(run runQueue) {
+	run("Ack removes messages", func(t *testing.T, q engine.Queue, reopen func() engine.Queue) {
+		var ms []engine.Message
+		for i := range 100 {
+			ms = append(ms, message(strconv.Itoa(i), 0))
+		}
+		must(t, q.Enqueue(bg, ms))
+		ds := now(t, q, 60, time.Second)
+		must(t, q.Ack(bg, receipts(ds)))
+		must(t, q.Ack(bg, receipts(ds))) // again: nothing
+		must(t, q.Ack(bg, []string{"nonsense", ""}))
+		must(t, q.Ack(bg, nil))
+		time.Sleep(time.Hour)
+		same(t, "left", depth(t, q).Ready, 40)
+		same(t, "the next", bodies(now(t, q, 100, time.Second))[0], "60")
+		if reopen == nil {
+			return
+		}
+		// A message stored after an acknowledgement is durable; with it what was
+		// before it.
+		must(t, q.Enqueue(bg, []engine.Message{message("new", 0)}))
+		q = reopen()
+		same(t, "left after a restart", depth(t, q).Ready, 41)
+	})
+	run("a receipt that is over changes nothing: the message is received again", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
+		must(t, q.Enqueue(bg, []engine.Message{message("a", 0)}))
+		first := now(t, q, 1, time.Second)
+		time.Sleep(time.Second)
+		must(t, q.Ack(bg, receipts(first))) // its visibility has ended
+		second := now(t, q, 1, time.Hour)
+		same(t, "received again", bodies(second), []string{"a"})
+		must(t, q.Ack(bg, receipts(first))) // it is somebody else's
+		same(t, "in flight", depth(t, q).InFlight, 1)
+		must(t, q.Ack(bg, receipts(second)))
+		same(t, "gone", depth(t, q), engine.QueueDepth{})
+	})
+}
+
+func releases(run runQueue) {
+	run("Release gives a message back, to be received after delay; the receive counts", func(t *testing.T, q engine.Queue, reopen func() engine.Queue) {
+		must(t, q.Enqueue(bg, []engine.Message{message("a", 0)}))
+		first := now(t, q, 1, time.Hour)
+		got := make(chan []engine.Delivery)
+		go func() {
+			ds, err := q.Receive(bg, 1, time.Hour)
+			if err != nil {
+				t.Error(err)
+			}
+			got <- ds
+		}()
+		synctest.Wait()
+		start := time.Now()
+		must(t, q.Release(bg, first[0].Receipt, 10*time.Second))
+		second := <-got
+		if d := time.Since(start); d < 10*time.Second || d > 11*time.Second {
+			t.Fatalf("received after %v, want 10s", d)
+		}
+		same(t, "receives", second[0].Receives, 2)
+		must(t, q.Release(bg, second[0].Receipt, 0))
+		third := now(t, q, 1, time.Hour)
+		same(t, "at once", bodies(third), []string{"a"})
+		if reopen == nil {
+			return
+		}
+		must(t, q.Enqueue(bg, []engine.Message{message("b", 0)}))
+		must(t, q.Release(bg, now(t, q, 1, time.Hour)[0].Receipt, 20*time.Second))
+		time.Sleep(15 * time.Second)
+		q = reopen()
+		same(t, "early after a restart", bodies(now(t, q, 10, time.Hour)), []string(nil))
+		time.Sleep(5 * time.Second)
+		same(t, "receives after a restart", now(t, q, 1, time.Hour)[0].Receives, 2)
+	})
+	run("Release with a receipt that is over changes nothing; a delay out of range is notify.KindInvalid", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
+		must(t, q.Enqueue(bg, []engine.Message{message("a", 0)}))
+		first := now(t, q, 1, time.Second)
+		time.Sleep(time.Second)
+		must(t, q.Release(bg, first[0].Receipt, engine.MaxQueueDelay))
+		second := now(t, q, 1, time.Hour)
+		same(t, "received all the same", bodies(second), []string{"a"})
+		must(t, q.Release(bg, first[0].Receipt, 0))
+		must(t, q.Release(bg, "nonsense", 0))
+		same(t, "in flight", depth(t, q), engine.QueueDepth{InFlight: 1})
+		for _, bad := range []time.Duration{-1, engine.MaxQueueDelay + 1} {
+			wantKind(t, q.Release(bg, second[0].Receipt, bad), notify.KindInvalid)
+		}
+		same(t, "still in flight", depth(t, q), engine.QueueDepth{InFlight: 1})
+	})
+}
+
+func dead(run runQueue) {
+	run("a message received more than MaxReceives times without an acknowledgement is dead: kept apart, given to nobody", func(t *testing.T, q engine.Queue, reopen func() engine.Queue) {
+		must(t, q.Enqueue(bg, []engine.Message{message("dies late", 0)}))
+		must(t, q.Enqueue(bg, []engine.Message{message("dies", 0)}))
+		must(t, q.Enqueue(bg, []engine.Message{message("lives", 0)}))
+		for i := range QueueReceives {
+			for _, d := range now(t, q, 10, time.Hour) {
+				same(t, "receives", d.Receives, i+1)
+				switch string(d.Body) {
+				case "lives":
+					if i == QueueReceives-1 {
+						must(t, q.Ack(bg, []string{d.Receipt}))
+						continue
+					}
+					must(t, q.Release(bg, d.Receipt, 0))
+				case "dies late":
+					must(t, q.Extend(bg, []string{d.Receipt}, 2*time.Second)) // visibility ends
+				default:
+					must(t, q.Release(bg, d.Receipt, time.Second))
+				}
+			}
+			time.Sleep(2 * time.Second)
+		}
+		must(t, q.Enqueue(bg, []engine.Message{message("another", 0)}))
+		same(t, "received", bodies(now(t, q, 10, time.Hour)), []string{"another"})
+		check := func() {
+			t.Helper()
+			all := val(q.Dead(bg, 10))(t)
+			same(t, "dead, oldest first", bodies(all), []string{"dies late", "dies"})
+			same(t, "their receives", []int{all[0].Receives, all[1].Receives}, []int{QueueReceives, QueueReceives})
+			same(t, "max", bodies(val(q.Dead(bg, 1))(t)), []string{"dies late"})
+			same(t, "max 0", bodies(val(q.Dead(bg, 0))(t)), []string(nil))
+			same(t, "depth", depth(t, q).Dead, 2)
+		}
+		check()
+		if reopen != nil {
+			q = reopen()
+			check()
+		}
+	})
+	run("a message whose last visibility has not ended is not dead", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
+		must(t, q.Enqueue(bg, []engine.Message{message("a", 0)}))
+		var last []engine.Delivery
+		for range QueueReceives {
+			last = val(q.Receive(bg, 1, time.Minute))(t)
+		}
+		same(t, "in flight", depth(t, q), engine.QueueDepth{InFlight: 1})
+		same(t, "dead", bodies(val(q.Dead(bg, 10))(t)), []string(nil))
+		must(t, q.Ack(bg, receipts(last)))
+		time.Sleep(time.Hour)
+		same(t, "acknowledged", depth(t, q), engine.QueueDepth{})
+	})
+}
+
+// competingReceivers: 8 receivers take 400 messages that 4 enqueue, some acked,
+// some released, some left to run out, and no message is held by two at a time.
+func competingReceivers(t *testing.T, q engine.Queue) {
+	const producers, each = 4, 100
+	type event struct {
+		body     string
+		from, to time.Time
+		done     bool
+	}
+	events := make([][]event, 8)
+	ctx, cancel := context.WithCancel(bg)
+	left := make(chan struct{}, producers*each)
+	together(producers+8, func(i int) {
+		if i < producers {
+			for n := 0; n < each; n += 10 {
+				var ms []engine.Message
+				for k := range 10 {
+					ms = append(ms, message(fmt.Sprintf("%d-%d", i, n+k), time.Duration(k)*time.Second))
+				}
+				if err := q.Enqueue(bg, ms); err != nil {
+					t.Error(err)
+				}
+				time.Sleep(3 * time.Second)
+			}
+			return
+		}
+		r := i - producers
+		for n := 0; ; n++ {
+			ds, err := q.Receive(ctx, 5, 10*time.Second)
+			if err != nil {
+				t.Error(err)
+			}
+			if len(ds) == 0 {
+				return
+			}
+			from := time.Now()
+			time.Sleep(2 * time.Second)
+			for k, d := range ds {
+				e := event{body: string(d.Body), from: from, to: time.Now(), done: true}
+				switch {
+				case d.Receives < QueueReceives && (n+k)%5 == 0:
+					e.done = false
+					err = q.Release(bg, d.Receipt, time.Second)
+				case d.Receives < QueueReceives && (n+k)%5 == 1:
+					e.done, e.to = false, from.Add(10*time.Second) // runs out
+				default:
+					err = q.Ack(bg, []string{d.Receipt})
+				}
+				if err != nil {
+					t.Error(err)
+				}
+				events[r] = append(events[r], e)
+				if e.done {
+					if left <- struct{}{}; len(left) == producers*each {
+						cancel()
+					}
+				}
+			}
+		}
+	})
+	held := map[string][]event{}
+	for _, e := range slices.Concat(events...) {
+		held[e.body] = append(held[e.body], e)
+	}
+	same(t, "messages", len(held), producers*each)
+	for body, es := range held {
+		slices.SortFunc(es, func(a, b event) int { return a.from.Compare(b.from) })
+		for i := range es {
+			if i > 0 && es[i].from.Before(es[i-1].to) {
+				t.Fatalf("%s was received while another held it", body)
+			}
+			if es[i].done != (i == len(es)-1) {
+				t.Fatalf("%s was received after it was acknowledged, or never acknowledged", body)
+			}
+		}
+	}
+	same(t, "depth", depth(t, q), engine.QueueDepth{})
+}
+
+// queueModel compares random programs with the memory engine's. Whole seconds
+// pass, so that both agree about what is due.
+func queueModel(t *testing.T, open Opener[engine.Queue]) {
+	modelInTime(t, func(rt *rapid.T) map[string]func(*rapid.T) {
+		q, _ := open(rt)
+		m := memory.New().Queue("q", QueueReceives)
+		n := 0
+		var have, want []string // receipts, of the same deliveries
+		secs := rapid.Custom(func(rt *rapid.T) time.Duration {
+			return time.Duration(rapid.IntRange(0, 4).Draw(rt, "seconds")) * time.Second
+		})
+		some := func(rt *rapid.T) (a, b []string) {
+			for range rapid.IntRange(0, min(3, len(have))).Draw(rt, "some") {
+				i := rapid.IntRange(0, len(have)-1).Draw(rt, "which")
+				a, b = append(a, have[i]), append(b, want[i])
+			}
+			return a, b
+		}
+		seen := func(ds []engine.Delivery) (out []string) {
+			for _, d := range ds {
+				out = append(out, fmt.Sprintf("%s received %d times, enqueued %v", d.Body, d.Receives, d.Enqueued.UnixMilli()/1000))
+			}
+			return out
+		}
+		return map[string]func(*rapid.T){
+			"enqueue": func(rt *rapid.T) {
+				var ms []engine.Message
+				for range rapid.IntRange(0, 4).Draw(rt, "messages") {
+					n++
+					ms = append(ms, message(strconv.Itoa(n), secs.Draw(rt, "delay")))
+				}
+				must(rt, q.Enqueue(bg, ms))
+				must(rt, m.Enqueue(bg, ms))
+			},
+			"receive": func(rt *rapid.T) {
+				n, hold := rapid.IntRange(0, 5).Draw(rt, "max"), secs.Draw(rt, "visibility")+time.Second
+				a, b := receive(rt, q, n, hold), receive(rt, m, n, hold)
+				same(rt, "Receive", seen(a), seen(b))
+				have, want = append(have, receipts(a)...), append(want, receipts(b)...)
+			},
+			"ack": func(rt *rapid.T) {
+				a, b := some(rt)
+				must(rt, q.Ack(bg, a))
+				must(rt, m.Ack(bg, b))
+			},
+			"extend": func(rt *rapid.T) {
+				a, b := some(rt)
+				by := secs.Draw(rt, "by") + time.Second
+				must(rt, q.Extend(bg, a, by))
+				must(rt, m.Extend(bg, b, by))
+			},
+			"release": func(rt *rapid.T) {
+				if a, b := some(rt); len(a) > 0 {
+					delay := secs.Draw(rt, "delay")
+					must(rt, q.Release(bg, a[0], delay))
+					must(rt, m.Release(bg, b[0], delay))
+				}
+			},
+			"pass": func(rt *rapid.T) { time.Sleep(secs.Draw(rt, "time")) },
+			"": func(rt *rapid.T) {
+				a, b := depth(rt, q), depth(rt, m)
+				a.Oldest, b.Oldest = a.Oldest.Truncate(time.Second).UTC(), b.Oldest.Truncate(time.Second).UTC()
+				same(rt, "Depth", a, b)
+				same(rt, "Dead", seen(val(q.Dead(bg, 100))(rt)), seen(val(m.Dead(bg, 100))(rt)))
+			},
+		}
+	})
+}
+
+// receive takes what is ready and lets no time pass.
+func receive(t T, q engine.Queue, max int, visibility time.Duration) []engine.Delivery {
+	t.Helper()
+	if depth(t, q).Ready == 0 {
+		return nil
+	}
+	return val(q.Receive(bg, max, visibility))(t)
+}

@@ -1,0 +1,355 @@
+package enginetest
+
+import (
+	"bytes"
+	"math"
+	"sync/atomic"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/engine/memory"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+func schedule(b notify.Base, caller string, fire int64) engine.Schedule {
+	return engine.Schedule{
+		Base: b, Caller: caller, Campaign: "cmp_1", Channel: notify.SMS, Category: notify.Marketing,
+		FireAt: fire, Created: 500, Expires: fire + 1000, Partitions: 12, BlockSize: 8192,
+		Receivers: 100_000, Accepted: 99_990, Fan: true,
+	}
+}
+
+func compareBases(a, b notify.Base) int { return bytes.Compare(a[:], b[:]) }
+
+func head(t T, s engine.Schedules, b notify.Base) (engine.ScheduleHead, bool) {
+	t.Helper()
+	h, ok, err := s.Head(bg, b)
+	must(t, err)
+	return h, ok
+}
+
+func swap(t T, s engine.Schedules, old uint64, h engine.ScheduleHead) (engine.ScheduleHead, bool) {
+	t.Helper()
+	stored, won, err := s.Swap(bg, old, h)
+	must(t, err)
+	return stored, won
+}
+
+// Schedules runs the suite of engine.Schedules.
+func Schedules(t *testing.T, open Opener[engine.Schedules]) {
+	get := func(t T, s engine.Schedules, b notify.Base) (engine.Schedule, bool) {
+		t.Helper()
+		x, ok, err := s.Get(bg, b)
+		must(t, err)
+		return x, ok
+	}
+	t.Run("Put stores schedules", func(t *testing.T) {
+		s, reopen := open(t)
+		a, b := schedule(base(1, 1), "shop", 1000), engine.Schedule{Base: base(1, 2)}
+		must(t, s.Put(bg, []engine.Schedule{a, b}))
+		must(t, s.Put(bg, nil))
+		if reopen != nil {
+			s = reopen()
+		}
+		for _, want := range []engine.Schedule{a, b} {
+			got, ok := get(t, s, want.Base)
+			same(t, "ok", ok, true)
+			same(t, "schedule", got, want)
+		}
+		_, ok := get(t, s, base(1, 3))
+		same(t, "another", ok, false)
+	})
+	t.Run("Storing the same Base again changes nothing", func(t *testing.T) {
+		s, reopen := open(t)
+		first, again := schedule(base(1, 1), "shop", 1000), schedule(base(1, 1), "thief", 5)
+		must(t, s.Put(bg, []engine.Schedule{first, again}))
+		if reopen != nil {
+			s = reopen()
+		}
+		must(t, s.Put(bg, []engine.Schedule{again}))
+		got, _ := get(t, s, first.Base)
+		same(t, "schedule", got, first)
+		same(t, "list", val(s.List(bg, "shop", notify.Base{}, 10))(t), []engine.Schedule{first})
+		same(t, "list of another", val(s.List(bg, "thief", notify.Base{}, 10))(t), []engine.Schedule{})
+		same(t, "purged", val(s.Purge(bg, 1000, 10))(t), 0)
+		same(t, "purged later", val(s.Purge(bg, 1001, 10))(t), 1)
+	})
+	t.Run("List returns schedules of a caller, newest first, behind after, at most max", func(t *testing.T) {
+		s, _ := open(t)
+		list := func(caller string, after notify.Base, max int) (out []engine.Schedule) {
+			return val(s.List(bg, caller, after, max))(t)
+		}
+		a, b, c := schedule(base(1, 1), "shop", 10), schedule(base(2, 0), "shop", 5), schedule(base(9, 0), "shop", 1)
+		other, prefix := schedule(base(3, 0), "bank", 10), schedule(base(4, 0), "sho", 10)
+		must(t, s.Put(bg, []engine.Schedule{b, other, a, c, prefix}))
+		same(t, "newest first", list("shop", notify.Base{}, 10), []engine.Schedule{c, b, a})
+		same(t, "max", list("shop", notify.Base{}, 2), []engine.Schedule{c, b})
+		same(t, "max 0", list("shop", notify.Base{}, 0), []engine.Schedule{})
+		same(t, "after", list("shop", c.Base, 10), []engine.Schedule{b, a})
+		same(t, "after one that is not there", list("shop", base(3, 0), 10), []engine.Schedule{b, a})
+		same(t, "after the last", list("shop", a.Base, 10), []engine.Schedule{})
+		same(t, "of all", list("", notify.Base{}, 10), []engine.Schedule{c, prefix, other, b, a})
+		same(t, "of all after", list("", other.Base, 1), []engine.Schedule{b})
+		same(t, "of nobody", list("x", notify.Base{}, 10), []engine.Schedule{})
+	})
+	t.Run("Hint stores hints, the same one again changes nothing; Hints returns the bases hinted in a partition", func(t *testing.T) {
+		s, reopen := open(t)
+		p, next, other := engine.TimerPartition{Minute: 7, Shard: 3}, engine.TimerPartition{Minute: 8, Shard: 3}, engine.TimerPartition{Minute: 7, Shard: 4}
+		must(t, s.Hint(bg, []engine.Hint{{Partition: p, Base: base(1, 1)}, {Partition: p, Base: base(1, 2)}, {Partition: next, Base: base(1, 3)}}))
+		must(t, s.Hint(bg, []engine.Hint{{Partition: p, Base: base(1, 1)}, {Partition: other, Base: base(1, 4)}}))
+		must(t, s.Hint(bg, nil))
+		if reopen != nil {
+			s = reopen()
+		}
+		hints := func(p engine.TimerPartition) []notify.Base { return sorted(val(s.Hints(bg, p))(t), compareBases) }
+		same(t, "hints", hints(p), []notify.Base{base(1, 1), base(1, 2)})
+		same(t, "of the next minute", hints(next), []notify.Base{base(1, 3)})
+		same(t, "of another shard", hints(other), []notify.Base{base(1, 4)})
+		same(t, "none", hints(engine.TimerPartition{Minute: 6, Shard: 3}), []notify.Base{})
+	})
+	t.Run("a schedule, a hint or a head without a base is notify.KindInvalid and nothing is stored", func(t *testing.T) {
+		s, _ := open(t)
+		wantKind(t, s.Put(bg, []engine.Schedule{schedule(base(1, 1), "shop", 1), {}}), notify.KindInvalid)
+		same(t, "schedules", val(s.List(bg, "", notify.Base{}, 10))(t), []engine.Schedule{})
+		wantKind(t, s.Hint(bg, []engine.Hint{{Base: base(1, 1)}, {}}), notify.KindInvalid)
+		same(t, "hints", val(s.Hints(bg, engine.TimerPartition{}))(t), []notify.Base{})
+		_, _, err := s.Swap(bg, 0, engine.ScheduleHead{})
+		wantKind(t, err, notify.KindInvalid)
+	})
+	heads(t, open)
+	t.Run("Purge forgets schedules whose last known fire time is before a time, and their heads", func(t *testing.T) {
+		s, reopen := open(t)
+		untouched, cancelled := schedule(base(1, 1), "shop", 1000), schedule(base(1, 2), "shop", 1000)
+		later, earlier := schedule(base(1, 3), "shop", 1000), schedule(base(1, 4), "shop", 9000)
+		must(t, s.Put(bg, []engine.Schedule{untouched, cancelled, later, earlier}))
+		swap(t, s, 0, engine.ScheduleHead{Base: cancelled.Base, State: engine.ScheduleCancelled, FireAt: 1000})
+		swap(t, s, 0, engine.ScheduleHead{Base: later.Base, State: engine.SchedulePending, Gen: 1, FireAt: 5000})
+		swap(t, s, 0, engine.ScheduleHead{Base: earlier.Base, State: engine.SchedulePending, Gen: 1, FireAt: 2000})
+		same(t, "at its time", val(s.Purge(bg, 1000, 10))(t), 0)
+		same(t, "purged", val(s.Purge(bg, 1001, 10))(t), 2)
+		if reopen != nil {
+			s = reopen()
+		}
+		same(t, "left", val(s.List(bg, "shop", notify.Base{}, 10))(t), []engine.Schedule{earlier, later})
+		_, ok := get(t, s, cancelled.Base)
+		same(t, "schedule", ok, false)
+		_, ok = head(t, s, cancelled.Base)
+		same(t, "its head", ok, false)
+		_, ok = head(t, s, later.Base)
+		same(t, "another's head", ok, true)
+		same(t, "moved forward", val(s.Purge(bg, 2001, 10))(t), 1)
+		same(t, "moved back, too early", val(s.Purge(bg, 5000, 10))(t), 0)
+		same(t, "moved back", val(s.Purge(bg, 5001, 10))(t), 1)
+		same(t, "no more", val(s.Purge(bg, math.MaxInt64, 10))(t), 0)
+		must(t, s.Put(bg, []engine.Schedule{untouched})) // a new one is stored all the same
+		same(t, "again", val(s.Purge(bg, math.MaxInt64, 10))(t), 1)
+	})
+	t.Run("Purge forgets at most max", func(t *testing.T) {
+		s, _ := open(t)
+		for i := range 10 {
+			must(t, s.Put(bg, []engine.Schedule{schedule(base(1, uint64(i)), "shop", int64(i))}))
+		}
+		same(t, "none", val(s.Purge(bg, 8, 0))(t), 0)
+		for _, want := range []int{3, 3, 2, 0} {
+			same(t, "purged", val(s.Purge(bg, 8, 3))(t), want)
+		}
+		same(t, "left", len(val(s.List(bg, "shop", notify.Base{}, 20))(t)), 2)
+	})
+	t.Run("model", func(t *testing.T) { schedulesModel(t, open) })
+}
+
+func heads(t *testing.T, open Opener[engine.Schedules]) {
+	h := engine.ScheduleHead{Base: base(1, 1), State: engine.SchedulePending, Gen: 3, FireAt: 60_000, At: 12}
+	t.Run("Swap stores h, with Version old+1, if the stored version is old (0: there is none), and returns it and true", func(t *testing.T) {
+		s, reopen := open(t)
+		_, ok := head(t, s, h.Base)
+		same(t, "before", ok, false)
+		want := h
+		for v := range uint64(3) {
+			h := h
+			h.Gen, h.Version = uint32(v), 77 // what it says itself counts nothing
+			want.Gen, want.Version = h.Gen, v+1
+			stored, won := swap(t, s, v, h)
+			same(t, "won", won, true)
+			same(t, "stored", stored, want)
+			if reopen != nil {
+				s = reopen()
+			}
+			got, ok := head(t, s, h.Base)
+			same(t, "ok", ok, true)
+			same(t, "head", got, want)
+		}
+		_, ok = head(t, s, base(1, 2))
+		same(t, "another", ok, false)
+	})
+	t.Run("else what is stored and false", func(t *testing.T) {
+		s, _ := open(t)
+		stored, won := swap(t, s, 1, h)
+		same(t, "won without a head", won, false)
+		same(t, "stored", stored, engine.ScheduleHead{})
+		_, ok := head(t, s, h.Base)
+		same(t, "head", ok, false)
+		first, _ := swap(t, s, 0, h)
+		for _, old := range []uint64{0, 2} {
+			other := h
+			other.State = engine.ScheduleCancelled
+			stored, won := swap(t, s, old, other)
+			same(t, "won", won, false)
+			same(t, "stored", stored, first)
+		}
+		got, _ := head(t, s, h.Base)
+		same(t, "head", got, first)
+	})
+	t.Run("of many who swap the same version one wins, and the others are given its head", func(t *testing.T) {
+		s, _ := open(t)
+		for v := range uint64(4) {
+			var won atomic.Int32
+			var given [16]engine.ScheduleHead
+			together(16, func(i int) {
+				h := h
+				h.Gen = uint32(i)
+				stored, ok, err := s.Swap(bg, v, h)
+				if err != nil {
+					t.Error(err)
+				}
+				if ok {
+					won.Add(1)
+				}
+				given[i] = stored
+			})
+			same(t, "winners", won.Load(), int32(1))
+			got, _ := head(t, s, h.Base)
+			for _, g := range given {
+				same(t, "given", g, got)
+			}
+		}
+	})
+	t.Run("Head returns the head as of every swap answered before", func(t *testing.T) {
+		s, _ := open(t)
+		together(8, func(int) {
+			for range 20 {
+				h, _, err := s.Head(bg, h.Base)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				next := h
+				next.Base, next.Gen = base(1, 1), h.Gen+1
+				stored, won, err := s.Swap(bg, h.Version, next)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if won && stored.Version != h.Version+1 || !won && stored.Version <= h.Version {
+					t.Errorf("swap of version %d: %v, %+v", h.Version, won, stored)
+				}
+				if got, _, err := s.Head(bg, next.Base); err != nil || won && got.Version < stored.Version {
+					t.Errorf("head %+v after %+v: %v", got, stored, err)
+				}
+			}
+		})
+		got, _ := head(t, s, h.Base)
+		same(t, "one generation a swap that won", uint64(got.Gen), got.Version)
+	})
+}
+
+func schedulesModel(t *testing.T, open Opener[engine.Schedules]) {
+	model(t, func(rt *rapid.T) map[string]func(*rapid.T) {
+		s, reopen := open(rt)
+		m := memory.New().Schedules()
+		bases := rapid.Custom(func(rt *rapid.T) notify.Base { return base(1, rapid.Uint64Range(0, 4).Draw(rt, "base")) })
+		callers := rapid.SampledFrom([]string{"", "a", "ab"})
+		times := rapid.Int64Range(0, 6)
+		parts := rapid.Custom(func(rt *rapid.T) engine.TimerPartition {
+			return engine.TimerPartition{Minute: rapid.Int64Range(0, 1).Draw(rt, "minute"), Shard: rapid.Uint16Range(0, 1).Draw(rt, "shard")}
+		})
+		actions := map[string]func(*rapid.T){
+			"put": func(rt *rapid.T) {
+				ss := rapid.SliceOfN(rapid.Custom(func(rt *rapid.T) engine.Schedule {
+					return schedule(bases.Draw(rt, "base"), callers.Draw(rt, "caller"), times.Draw(rt, "fire"))
+				}), 0, 3).Draw(rt, "schedules")
+				must(rt, s.Put(bg, ss))
+				must(rt, m.Put(bg, ss))
+			},
+			"hint": func(rt *rapid.T) {
+				hs := []engine.Hint{{Partition: parts.Draw(rt, "partition"), Base: bases.Draw(rt, "base")}}
+				must(rt, s.Hint(bg, hs))
+				must(rt, m.Hint(bg, hs))
+			},
+			"swap": func(rt *rapid.T) {
+				h := engine.ScheduleHead{Base: bases.Draw(rt, "base"), State: engine.ScheduleState(rapid.Uint8Range(1, 3).Draw(rt, "state")), FireAt: times.Draw(rt, "fire")}
+				old := rapid.Uint64Range(0, 3).Draw(rt, "old")
+				a, awon := swap(rt, s, old, h)
+				b, bwon := swap(rt, m, old, h)
+				same(rt, "Swap won", awon, bwon)
+				same(rt, "Swap", a, b)
+			},
+			"list": func(rt *rapid.T) {
+				caller, after, n := callers.Draw(rt, "caller"), bases.Draw(rt, "after"), rapid.IntRange(0, 4).Draw(rt, "max")
+				same(rt, "List", val(s.List(bg, caller, after, n))(rt), val(m.List(bg, caller, after, n))(rt))
+			},
+			"purge": func(rt *rapid.T) {
+				before := times.Draw(rt, "before")
+				same(rt, "Purge", val(s.Purge(bg, before, 100))(rt), val(m.Purge(bg, before, 100))(rt))
+			},
+			"": func(rt *rapid.T) {
+				same(rt, "schedules", val(s.List(bg, "", notify.Base{}, 100))(rt), val(m.List(bg, "", notify.Base{}, 100))(rt))
+				for n := range uint64(5) {
+					a, aok := head(rt, s, base(1, n))
+					b, bok := head(rt, m, base(1, n))
+					same(rt, "head is there", aok, bok)
+					same(rt, "head", a, b)
+				}
+				for n := range int64(4) {
+					p := engine.TimerPartition{Minute: n / 2, Shard: uint16(n % 2)}
+					same(rt, "hints", sorted(val(s.Hints(bg, p))(rt), compareBases), val(m.Hints(bg, p))(rt))
+				}
+			},
+		}
+		if reopen != nil {
+			actions["restart"] = func(rt *rapid.T) { sometimes(rt, func() { s = reopen() }) }
+		}
+		return actions
+	})
+}
+
+// Scheduling is an engine that keeps timers and schedules in one place.
+type Scheduling struct {
+	Timers    engine.Timers
+	Schedules engine.Schedules
+}
+
+// TimersDropHints runs what engine.Timers says about the hints of engine.Schedules.
+func TimersDropHints(t *testing.T, open Opener[Scheduling]) {
+	t.Run("Drop removes a partition, and the hints of it", func(t *testing.T) {
+		s, reopen := open(t)
+		var hs []engine.Hint
+		for shard := range uint16(2) {
+			for minute := range int64(4) {
+				hs = append(hs, engine.Hint{Partition: engine.TimerPartition{Minute: minute, Shard: shard}, Base: base(1, uint64(minute))})
+			}
+		}
+		gone := engine.TimerPartition{Minute: 2, Shard: 1}
+		hs = append(hs, engine.Hint{Partition: gone, Base: notify.Base(bytes.Repeat([]byte{0xff}, 16))})
+		must(t, s.Schedules.Hint(bg, hs))
+		must(t, s.Schedules.Put(bg, []engine.Schedule{schedule(base(1, 2), "shop", 2*minute)}))
+		swap(t, s.Schedules, 0, engine.ScheduleHead{Base: base(1, 2), State: engine.SchedulePending, FireAt: 2 * minute})
+		must(t, s.Timers.Drop(bg, gone))
+		if reopen != nil {
+			s = reopen()
+		}
+		for _, h := range hs {
+			want := []notify.Base{h.Base}
+			if h.Partition == gone {
+				want = nil
+			}
+			same(t, "hints", val(s.Schedules.Hints(bg, h.Partition))(t), want)
+		}
+		_, ok := head(t, s.Schedules, base(1, 2))
+		same(t, "the head", ok, true)
+		must(t, s.Schedules.Hint(bg, []engine.Hint{{Partition: gone, Base: base(1, 9)}})) // a new one is stored all the same
+		same(t, "again", val(s.Schedules.Hints(bg, gone))(t), []notify.Base{base(1, 9)})
+	})
+}
