@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
@@ -46,6 +47,21 @@ func TestCampaigns(t *testing.T) {
 func TestDeadLetters(t *testing.T) {
 	enginetest.DeadLetters(t, through((*memory.Store).DeadLetters, faulty.NewDeadLetters))
 }
+func TestSchedules(t *testing.T) {
+	enginetest.Schedules(t, through((*memory.Store).Schedules, faulty.NewSchedules))
+}
+func TestColdTimers(t *testing.T) {
+	enginetest.ColdTimers(t, through((*memory.Store).ColdTimers, faulty.NewColdTimers))
+}
+func TestTriggers(t *testing.T) {
+	enginetest.Triggers(t, through((*memory.Store).Triggers, faulty.NewTriggers))
+}
+func TestQueue(t *testing.T) {
+	enginetest.Queue(t, through(queue, faulty.NewQueue))
+}
+
+func queue(s *memory.Store) engine.Queue { return s.Queue("q", enginetest.QueueReceives) }
+
 func TestLease(t *testing.T) {
 	enginetest.Lease(t, func(enginetest.T) (engine.Lease, func() engine.Lease) {
 		return faulty.NewLease(memory.NewLease(), faulty.NewPlan(1)), nil
@@ -98,6 +114,69 @@ func TestLostAcknowledgement(t *testing.T) {
 	if err := m.PutMeta(t.Context(), "n", nil); !errors.Is(err, faulty.ErrDown) || !stored(t, next) {
 		t.Errorf("error %v, want an error of a call that was applied", err)
 	}
+}
+
+// TestUnknownOutcome: a call that is answered with an error may be applied, and
+// the caller finds out by reading.
+func TestUnknownOutcome(t *testing.T) {
+	for _, c := range []struct {
+		method  string
+		lost    faulty.Loss
+		applied bool
+	}{{"Create", faulty.NotApplied, false}, {"Create", faulty.Applied, true}, {"Swap", faulty.NotApplied, false}, {"Swap", faulty.Applied, true}} {
+		plan := faulty.NewPlan(1)
+		s := faulty.NewTriggers(memory.New().Triggers(), plan)
+		row := engine.Trigger{ID: "trg_1", State: engine.TriggerPending}
+		if c.method == "Swap" {
+			if _, err := s.Create(t.Context(), []engine.Trigger{row}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		plan.Add(faulty.Rule{Method: "Triggers." + c.method, Err: faulty.ErrDown, Lost: c.lost})
+		var won []bool
+		var err error
+		row.State = engine.TriggerInFlight
+		if c.method == "Create" {
+			won, err = s.Create(t.Context(), []engine.Trigger{row})
+		} else {
+			won, err = s.Swap(t.Context(), []engine.TriggerSwap{{Old: 1, New: row}})
+		}
+		if !errors.Is(err, faulty.ErrDown) || won != nil {
+			t.Errorf("%+v: %v, %v", c, won, err)
+		}
+		got, err := s.Get(t.Context(), []string{"trg_1"})
+		if err != nil || (got[0].State == engine.TriggerInFlight) != c.applied {
+			t.Errorf("%+v: stored %+v, %v", c, got, err)
+		}
+	}
+}
+
+// TestLostDeliveries: messages of a Receive that was answered with an error come
+// again when their visibility ends, and the receive counts.
+func TestLostDeliveries(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		plan := faulty.NewPlan(1)
+		q := faulty.NewQueue(queue(memory.New()), plan)
+		if err := q.Enqueue(t.Context(), []engine.Message{{Body: []byte("a")}}); err != nil {
+			t.Fatal(err)
+		}
+		remove := plan.Add(faulty.Rule{Method: "Queue.Receive", Times: 1, Err: faulty.ErrDown, Lost: faulty.Applied})
+		if ds, err := q.Receive(t.Context(), 1, time.Minute); !errors.Is(err, faulty.ErrDown) || ds != nil {
+			t.Errorf("%v, %v", ds, err)
+		}
+		remove()
+		start := time.Now()
+		ds, err := q.Receive(t.Context(), 1, time.Minute)
+		if err != nil || len(ds) != 1 || ds[0].Receives != 2 || time.Since(start) != time.Minute {
+			t.Errorf("%+v, %v after %v", ds, err, time.Since(start))
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		plan.Add(faulty.Rule{Method: "Queue.*", Hold: make(chan struct{})})
+		if ds, err := q.Receive(ctx, 1, time.Minute); len(ds) > 0 || err != nil {
+			t.Errorf("held until its ctx ended: %v, %v", ds, err)
+		}
+	})
 }
 
 func TestHangsUntilReleased(t *testing.T) {
