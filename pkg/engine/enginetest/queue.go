@@ -402,6 +402,30 @@ func dead(run runQueue) {
 			q = reopen()
 			check()
 		}
+		for _, d := range val(q.Dead(bg, 10))(t) {
+			must(t, q.Extend(bg, []string{d.Receipt}, time.Second))
+			must(t, q.Release(bg, d.Receipt, 0))
+		}
+		time.Sleep(time.Minute)
+		check() // nothing revives it
+	})
+	run("Ack removes a dead message by the receipt that Dead gave it", func(t *testing.T, q engine.Queue, reopen func() engine.Queue) {
+		must(t, q.Enqueue(bg, []engine.Message{message("a", 0), message("b", 0)}))
+		var last []engine.Delivery
+		for range QueueReceives {
+			last = val(q.Receive(bg, 2, time.Second))(t)
+			time.Sleep(time.Second)
+		}
+		must(t, q.Ack(bg, receipts(last))) // over
+		all := val(q.Dead(bg, 10))(t)
+		same(t, "dead", bodies(all), []string{"a", "b"})
+		must(t, q.Ack(bg, receipts(all[:1])))
+		must(t, q.Enqueue(bg, []engine.Message{message("c", 0)}))
+		if reopen != nil {
+			q = reopen()
+		}
+		same(t, "left", bodies(val(q.Dead(bg, 10))(t)), []string{"b"})
+		same(t, "depth", depth(t, q).Dead, 1)
 	})
 	run("a message whose last visibility has not ended is not dead", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
 		must(t, q.Enqueue(bg, []engine.Message{message("a", 0)}))
@@ -546,6 +570,11 @@ func queueModel(t *testing.T, open Opener[engine.Queue]) {
 				by := secs.Draw(rt, "by") + time.Second
 				must(rt, q.Extend(bg, a, by))
 				must(rt, m.Extend(bg, b, by))
+			},
+			"ackDead": func(rt *rapid.T) {
+				n := rapid.IntRange(0, 2).Draw(rt, "dead")
+				must(rt, q.Ack(bg, receipts(val(q.Dead(bg, n))(rt))))
+				must(rt, m.Ack(bg, receipts(val(m.Dead(bg, n))(rt))))
 			},
 			"release": func(rt *rapid.T) {
 				if a, b := some(rt); len(a) > 0 {

@@ -54,8 +54,11 @@ func (m *message) receipt() string {
 	return strconv.FormatUint(m.seq, 10) + "-" + strconv.Itoa(m.receives)
 }
 
-func (m *message) delivery() engine.Delivery {
-	return engine.Delivery{Receipt: m.receipt(), Body: bytes.Clone(m.body), Receives: m.receives, Enqueued: m.enqueued}
+// deadReceipt is another than any that a receiver was given.
+func (m *message) deadReceipt() string { return strconv.FormatUint(m.seq, 10) + "-dead" }
+
+func (m *message) delivery(receipt string) engine.Delivery {
+	return engine.Delivery{Receipt: receipt, Body: bytes.Clone(m.body), Receives: m.receives, Enqueued: m.enqueued}
 }
 
 type messageState uint8
@@ -93,13 +96,20 @@ func (q *queue) in(want messageState, now time.Time) (out []*message) {
 	return out
 }
 
-// named returns the message of a receipt that is not over. Must be called with
-// mu held.
+// named returns the message that a receipt names, if it is in one of the states
+// wanted. Must be called with mu held.
 func (q *queue) named(receipt string, want ...messageState) *message {
 	seq, _, _ := strings.Cut(receipt, "-")
 	n, _ := strconv.ParseUint(seq, 10, 64)
 	m := q.messages[n]
-	if m == nil || m.receipt() != receipt || !slices.Contains(want, q.state(m, time.Now())) {
+	if m == nil {
+		return nil
+	}
+	state, is := q.state(m, time.Now()), m.receipt()
+	if state == dead {
+		is = m.deadReceipt()
+	}
+	if receipt != is || !slices.Contains(want, state) {
 		return nil
 	}
 	return m
@@ -183,7 +193,7 @@ func (q *queue) take(max int, visibility time.Duration) (out []engine.Delivery, 
 	for _, m := range due[:clamp(len(due), max)] {
 		m.receives++
 		m.held, m.visible = true, now.Add(visibility)
-		out = append(out, m.delivery())
+		out = append(out, m.delivery(m.receipt()))
 	}
 	if len(out) == 0 {
 		for _, m := range q.messages {
@@ -267,6 +277,7 @@ func (q *queue) Depth(ctx context.Context) (d engine.QueueDepth, err error) {
 	return d, nil
 }
 
+// Dead returns receipts with which Ack removes dead messages.
 func (q *queue) Dead(ctx context.Context, max int) ([]engine.Delivery, error) {
 	if err := check(ctx); err != nil {
 		return nil, err
@@ -277,7 +288,7 @@ func (q *queue) Dead(ctx context.Context, max int) ([]engine.Delivery, error) {
 	slices.SortFunc(ms, func(a, b *message) int { return cmp.Compare(a.seq, b.seq) })
 	var out []engine.Delivery
 	for _, m := range ms[:clamp(len(ms), max)] {
-		out = append(out, m.delivery())
+		out = append(out, m.delivery(m.deadReceipt()))
 	}
 	return out, nil
 }

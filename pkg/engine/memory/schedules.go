@@ -145,5 +145,10 @@ func (s schedules) Purge(ctx context.Context, before int64, max int) (int, error
 		delete(s.scheduled, x.Base)
 		delete(s.heads, x.Base)
 	}
+	for b, h := range s.heads { // of nothing: nobody else forgets them
+		if _, ok := s.scheduled[b]; !ok && h.FireAt < before {
+			delete(s.heads, b)
+		}
+	}
 	return len(gone), nil
 }
