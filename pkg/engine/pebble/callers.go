@@ -28,11 +28,26 @@ func (c callers) Put(ctx context.Context, in engine.Caller) error {
 	if in.ID == "" {
 		return notify.Invalid("bad_caller", "id", "a caller has an id")
 	}
+	k := key(tCaller, in.ID)
+	unlock, err := c.s.locks.lock(ctx, string(k))
+	if err != nil {
+		return err
+	}
+	old, _, err := c.Get(ctx, in.ID)
+	if err == nil && old.Version != in.Version {
+		err = &notify.Error{Kind: notify.KindConflict, Code: "caller_changed", Msg: "the caller was changed since it was read"}
+	}
+	if err != nil {
+		unlock()
+		return err
+	}
+	in.Version++
 	v, err := json.Marshal(in)
 	if err != nil {
+		unlock()
 		return notify.Invalid("bad_caller", "", "the caller cannot be stored")
 	}
-	return c.s.commit.write(ctx, func(tx tx) { tx.set(key(tCaller, in.ID), v) }, nil)
+	return c.s.commit.write(ctx, func(tx tx) { tx.set(k, v) }, func(error) { unlock() })
 }
 
 func (c callers) List(ctx context.Context) (out []engine.Caller, err error) {

@@ -34,6 +34,18 @@ const (
 	tJobName    = 'w'
 	tSpillSeq   = 'y'
 	tSpill      = 'z'
+
+	tScheduleCaller = 'C'
+	tTriggerEnded   = 'E'
+	tScheduleFire   = 'F'
+	tTrigger        = 'G'
+	tHead           = 'H'
+	tHint           = 'I'
+	tTriggerList    = 'L'
+	tMessage        = 'Q'
+	tSchedule       = 'R'
+	tCold           = 'T'
+	tReceived       = 'V'
 )
 
 func key(table byte, parts ...string) []byte {

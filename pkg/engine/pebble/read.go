@@ -44,13 +44,22 @@ func (s *Store) getUint(key []byte) (uint64, error) {
 
 // each calls fn with the pairs of a span in order, until it returns false. Key
 // and value are valid until fn returns.
-func (s *Store) each(r span, fn func(k, v []byte) (more bool, err error)) (err error) {
+func (s *Store) each(r span, fn func(k, v []byte) (more bool, err error)) error {
+	return s.walk(r, (*pebbledb.Iterator).First, (*pebbledb.Iterator).Next, fn)
+}
+
+// eachBack is each from the last to the first.
+func (s *Store) eachBack(r span, fn func(k, v []byte) (more bool, err error)) error {
+	return s.walk(r, (*pebbledb.Iterator).Last, (*pebbledb.Iterator).Prev, fn)
+}
+
+func (s *Store) walk(r span, start, step func(*pebbledb.Iterator) bool, fn func(k, v []byte) (more bool, err error)) (err error) {
 	it, err := s.db.NewIter(&pebbledb.IterOptions{LowerBound: r.From, UpperBound: r.To})
 	if err != nil {
 		return translate(err)
 	}
 	defer func() { err = errors.Join(err, translate(it.Close())) }()
-	for ok := it.First(); ok; ok = it.Next() {
+	for ok := start(it); ok; ok = step(it) {
 		v, err := it.ValueAndErr()
 		if err != nil {
 			return translate(err)

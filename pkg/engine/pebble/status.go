@@ -19,10 +19,29 @@ type status struct{ s *Store }
 // packed holds encoded rows between a writer and the committer.
 type packed struct {
 	buf  []byte
-	ends []int // of each value
+	ends []int // of each part
 }
 
 var packedPool = sync.Pool{New: func() any { return new(packed) }}
+
+// newPacked returns an empty one, to be put back into the pool.
+func newPacked() *packed {
+	p := packedPool.Get().(*packed)
+	p.buf, p.ends = p.buf[:0], p.ends[:0]
+	return p
+}
+
+// mark ends a part.
+func (p *packed) mark() { p.ends = append(p.ends, len(p.buf)) }
+
+// part returns the part with a number.
+func (p *packed) part(i int) []byte {
+	start := 0
+	if i > 0 {
+		start = p.ends[i-1]
+	}
+	return p.buf[start:p.ends[i]]
+}
 
 func (t status) Put(ctx context.Context, rows []notify.Row) error {
 	if len(rows) == 0 {
@@ -30,16 +49,15 @@ func (t status) Put(ctx context.Context, rows []notify.Row) error {
 	}
 	// Rows are packed before the committer's lock is taken: under it they are
 	// only copied.
-	p := packedPool.Get().(*packed)
+	p := newPacked()
 	defer packedPool.Put(p)
-	p.buf, p.ends = p.buf[:0], p.ends[:0]
 	for i := range rows {
 		if err := checkRow(&rows[i]); err != nil {
 			return err
 		}
 		p.buf = appendRowKey(p.buf, &rows[i].Key)
 		p.buf = appendRow(p.buf, &rows[i])
-		p.ends = append(p.ends, len(p.buf))
+		p.mark()
 	}
 	return t.s.commit.write(ctx, func(tx tx) {
 		start := 0

@@ -37,6 +37,8 @@ type Store struct {
 	spill   spill
 	dead    deadLetters
 	idem    idem
+
+	schedules schedules
 }
 
 // Open opens or creates the store in cfg.Dir. Another process in the folder is
@@ -217,6 +219,7 @@ func (s *Store) load() error {
 	}
 	for _, load := range []func(*Store) error{
 		s.prefs.load, s.cancels.load, s.spill.load, s.dead.load, s.idem.load,
+		s.schedules.load,
 	} {
 		if err := load(s); err != nil {
 			return err

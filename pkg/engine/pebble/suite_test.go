@@ -61,3 +61,13 @@ func TestCancels(t *testing.T)   { t.Parallel(); enginetest.Cancels(t, open((*St
 func TestCampaigns(t *testing.T) { t.Parallel(); enginetest.Campaigns(t, open((*Store).Campaigns)) }
 func TestJobs(t *testing.T)      { t.Parallel(); enginetest.Jobs(t, open((*Store).Jobs)) }
 func TestHolds(t *testing.T)     { t.Parallel(); enginetest.Holds(t, open((*Store).Holds)) }
+
+func TestSchedules(t *testing.T)  { t.Parallel(); enginetest.Schedules(t, open((*Store).Schedules)) }
+func TestColdTimers(t *testing.T) { t.Parallel(); enginetest.ColdTimers(t, open((*Store).ColdTimers)) }
+
+func TestTimersDropHints(t *testing.T) {
+	t.Parallel()
+	enginetest.TimersDropHints(t, open(func(s *Store) enginetest.Scheduling {
+		return enginetest.Scheduling{Timers: s.Timers(), Schedules: s.Schedules()}
+	}))
+}

@@ -12,8 +12,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Timers returns the contract of timers. A timer's shard is
-// notify.HashUser(ID) modulo shards.
+// Timers returns the contract of timers.
 func (s *Store) Timers() engine.Timers { return timers{s} }
 
 type timers struct{ s *Store }
@@ -44,62 +43,111 @@ func (f *firstValue) MergeOlder(v []byte) error {
 
 func (f *firstValue) Finish(bool) ([]byte, io.Closer, error) { return f.v, nil, nil }
 
-func timerKey(b []byte, shard uint16, fireAt int64, id []byte) []byte {
-	b = append(b, tTimer)
+func timerKey(b []byte, table byte, shard uint16, fireAt int64, id []byte) []byte {
+	b = append(b, table)
 	b = binary.BigEndian.AppendUint16(b, shard)
 	b = appendInt(b, fireAt)
 	return append(b, id...)
 }
 
-func (t timers) Put(ctx context.Context, shards int, ts []engine.Timer) error {
+// timerVersion begins a timer's value. Before, values began with the kind, which
+// was 1 for every timer, and had no head, generation and weight.
+const timerVersion = 2
+
+// packTimers checks timers and appends a key and a value of each to p.
+func packTimers(p *packed, table byte, shards int, ts []engine.Timer) error {
 	if shards < 1 || shards > 1<<16 {
 		return notify.Invalid("bad_timer", "shards", "there are 1 to 65,536 shards")
 	}
-	if len(ts) == 0 {
-		return nil
-	}
-	p := packedPool.Get().(*packed)
-	defer packedPool.Put(p)
-	p.buf, p.ends = p.buf[:0], p.ends[:0]
 	for i := range ts {
 		tm := &ts[i]
 		if tm.FireAt < 0 || len(tm.ID) == 0 || len(tm.ID) > maxTimerID {
 			return notify.Invalid("bad_timer", "id", "a timer fires after 1970 and has an id of 1 to 64 bytes")
 		}
-		p.buf = timerKey(p.buf, uint16(notify.HashUser(tm.ID)%uint64(shards)), tm.FireAt, tm.ID)
-		p.ends = append(p.ends, len(p.buf))
-		p.buf = append(p.buf, tm.Kind)
+		p.buf = timerKey(p.buf, table, engine.ShardOf(tm.ID, shards), tm.FireAt, tm.ID)
+		p.mark()
+		p.buf = append(p.buf, timerVersion, tm.Kind)
 		p.buf = appendLen(p.buf, tm.Target)
+		if tm.Head.IsZero() {
+			p.buf = append(p.buf, 0)
+		} else {
+			p.buf = append(append(p.buf, 1), tm.Head[:]...)
+		}
+		p.buf = binary.AppendUvarint(p.buf, uint64(tm.Gen))
+		p.buf = binary.AppendUvarint(p.buf, uint64(tm.Weight))
 		p.buf = append(p.buf, tm.Payload...)
-		p.ends = append(p.ends, len(p.buf))
+		p.mark()
 	}
-	return t.s.commit.write(ctx, func(tx tx) {
-		start := 0
+	return nil
+}
+
+func readTimer(k, v []byte, tm *engine.Timer) error {
+	if len(k) <= timerKeyLen || len(v) == 0 {
+		return corrupt("timer", k)
+	}
+	tm.FireAt = readInt(k[3:])
+	tm.ID = bytes.Clone(k[timerKeyLen:])
+	d := reader{b: bytes.Clone(v)}
+	switch d.byte() {
+	case 1:
+		tm.Kind, tm.Target = 1, d.string()
+	case timerVersion:
+		tm.Kind, tm.Target = d.byte(), d.string()
+		if d.byte() == 1 {
+			copy(tm.Head[:], d.fixed(len(tm.Head)))
+		}
+		tm.Gen, tm.Weight = uint32(d.uint()), uint32(d.uint())
+	default:
+		return corrupt("timer", k)
+	}
+	if d.bad {
+		return corrupt("timer", k)
+	}
+	if len(d.b) > 0 {
+		tm.Payload = d.b[:len(d.b):len(d.b)]
+	}
+	return nil
+}
+
+func (t timers) Put(ctx context.Context, shards int, ts []engine.Timer) error {
+	return t.s.putTimers(ctx, tTimer, shards, ts)
+}
+
+func (s *Store) putTimers(ctx context.Context, table byte, shards int, ts []engine.Timer) error {
+	p := newPacked()
+	defer packedPool.Put(p)
+	if err := packTimers(p, table, shards, ts); err != nil || len(ts) == 0 {
+		return err
+	}
+	return s.commit.write(ctx, func(tx tx) {
 		for i := 0; i < len(p.ends); i += 2 {
-			tx.insert(p.buf[start:p.ends[i]], p.buf[p.ends[i]:p.ends[i+1]])
-			start = p.ends[i+1]
+			tx.insert(p.part(i), p.part(i+1))
 		}
 	}, nil)
 }
 
+// period is the span of the timers of a shard in [from, to), ms since 1970.
+func period(table byte, shard uint16, from, to int64) span {
+	return span{timerKey(nil, table, shard, from, nil), timerKey(nil, table, shard, to, nil)}
+}
+
 // partition is the span of a minute of a shard.
 func partition(p engine.TimerPartition) span {
-	return span{
-		timerKey(nil, p.Shard, p.Minute*minuteMs, nil),
-		timerKey(nil, p.Shard, (p.Minute+1)*minuteMs, nil),
-	}
+	return period(tTimer, p.Shard, p.Minute*minuteMs, (p.Minute+1)*minuteMs)
 }
 
 func (t timers) Scan(ctx context.Context, p engine.TimerPartition, behind engine.TimerCursor, until int64, max int) ([]engine.Timer, error) {
-	r := partition(p)
+	return t.s.scanTimers(ctx, partition(p), behind, until, max)
+}
+
+func (s *Store) scanTimers(ctx context.Context, r span, behind engine.TimerCursor, until int64, max int) ([]engine.Timer, error) {
 	// The cursor's own row is skipped: the next key after it is itself and a
 	// zero byte. A cursor without an id stands before the rows of its time.
-	if c := timerKey(nil, p.Shard, behind.FireAt, behind.ID); len(behind.ID) > 0 {
+	c := append(appendInt(bytes.Clone(r.From[:3]), behind.FireAt), behind.ID...)
+	if len(behind.ID) > 0 {
 		c = append(c, 0)
-		if bytes.Compare(c, r.From) > 0 {
-			r.From = c
-		}
-	} else if bytes.Compare(c, r.From) > 0 {
+	}
+	if bytes.Compare(c, r.From) > 0 {
 		r.From = c
 	}
 	if bytes.Compare(r.From, r.To) >= 0 || max <= 0 {
@@ -107,7 +155,7 @@ func (t timers) Scan(ctx context.Context, p engine.TimerPartition, behind engine
 	}
 	var out []engine.Timer
 	n := -1
-	err := t.s.each(r, func(k, v []byte) (bool, error) {
+	err := s.each(r, func(k, v []byte) (bool, error) {
 		if err := sometimes(ctx, &n); err != nil {
 			return false, err
 		}
@@ -127,34 +175,19 @@ func (t timers) Scan(ctx context.Context, p engine.TimerPartition, behind engine
 	return out, nil
 }
 
-func readTimer(k, v []byte, tm *engine.Timer) error {
-	if len(k) <= timerKeyLen {
-		return corrupt("timer", k)
-	}
-	tm.FireAt = readInt(k[3:])
-	tm.ID = bytes.Clone(k[timerKeyLen:])
-	d := reader{b: bytes.Clone(v)}
-	tm.Kind = d.byte()
-	tm.Target = d.string()
-	if d.bad {
-		return corrupt("timer", k)
-	}
-	if len(d.b) > 0 {
-		tm.Payload = d.b[:len(d.b):len(d.b)]
-	}
-	return nil
+func (t timers) Minutes(ctx context.Context, shard uint16, from, to int64) ([]int64, error) {
+	return t.s.periods(ctx, tTimer, shard, from, to, minuteMs)
 }
 
-// Minutes leaps from minute to minute: it reads one row of each.
-func (t timers) Minutes(ctx context.Context, shard uint16, from, to int64) (out []int64, err error) {
-	from, to = max(from, 0), min(to, 1<<62/minuteMs)
+// periods returns the numbers of the periods of length ms in [from, to] that
+// hold rows. It leaps from one to the next: it reads one row of each.
+func (s *Store) periods(ctx context.Context, table byte, shard uint16, from, to, length int64) (out []int64, err error) {
+	from, to = max(from, 0), min(to, 1<<62/length)
 	if from > to {
 		return nil, nil
 	}
-	it, err := t.s.db.NewIter(&pebbledb.IterOptions{
-		LowerBound: timerKey(nil, shard, from*minuteMs, nil),
-		UpperBound: timerKey(nil, shard, (to+1)*minuteMs, nil),
-	})
+	r := period(table, shard, from*length, (to+1)*length)
+	it, err := s.db.NewIter(&pebbledb.IterOptions{LowerBound: r.From, UpperBound: r.To})
 	if err != nil {
 		return nil, translate(err)
 	}
@@ -163,9 +196,9 @@ func (t timers) Minutes(ctx context.Context, shard uint16, from, to int64) (out 
 		if err = sometimes(ctx, &n); err != nil {
 			break
 		}
-		m := readInt(it.Key()[3:]) / minuteMs
-		out = append(out, m)
-		ok = it.SeekGE(timerKey(nil, shard, (m+1)*minuteMs, nil))
+		p := readInt(it.Key()[3:]) / length
+		out = append(out, p)
+		ok = it.SeekGE(timerKey(nil, table, shard, (p+1)*length, nil))
 	}
 	if err == nil {
 		err = it.Error()
@@ -180,13 +213,20 @@ func (t timers) Minutes(ctx context.Context, shard uint16, from, to int64) (out 
 }
 
 func (t timers) Drop(ctx context.Context, p engine.TimerPartition) error {
-	r := partition(p)
-	return t.s.commit.write(ctx, func(tx tx) { tx.deleteRange(r.From, r.To) }, nil)
+	rows, hints := partition(p), under(hintKey(p))
+	return t.s.commit.write(ctx, func(tx tx) {
+		tx.deleteRange(rows.From, rows.To)
+		tx.deleteRange(hints.From, hints.To)
+	}, nil)
 }
 
 func (t timers) Pending(ctx context.Context, fn func(*engine.Timer) error) error {
+	return t.s.eachTimer(ctx, tTimer, fn)
+}
+
+func (s *Store) eachTimer(ctx context.Context, table byte, fn func(*engine.Timer) error) error {
 	n := -1
-	return t.s.each(under([]byte{tTimer}), func(k, v []byte) (bool, error) {
+	return s.each(under([]byte{table}), func(k, v []byte) (bool, error) {
 		if err := sometimes(ctx, &n); err != nil {
 			return false, err
 		}
