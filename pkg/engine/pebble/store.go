@@ -39,6 +39,7 @@ type Store struct {
 	idem    idem
 
 	schedules schedules
+	triggers  triggers
 }
 
 // Open opens or creates the store in cfg.Dir. Another process in the folder is
@@ -219,7 +220,7 @@ func (s *Store) load() error {
 	}
 	for _, load := range []func(*Store) error{
 		s.prefs.load, s.cancels.load, s.spill.load, s.dead.load, s.idem.load,
-		s.schedules.load,
+		s.schedules.load, s.triggers.load,
 	} {
 		if err := load(s); err != nil {
 			return err

@@ -64,6 +64,7 @@ func TestHolds(t *testing.T)     { t.Parallel(); enginetest.Holds(t, open((*Stor
 
 func TestSchedules(t *testing.T)  { t.Parallel(); enginetest.Schedules(t, open((*Store).Schedules)) }
 func TestColdTimers(t *testing.T) { t.Parallel(); enginetest.ColdTimers(t, open((*Store).ColdTimers)) }
+func TestTriggers(t *testing.T)   { t.Parallel(); enginetest.Triggers(t, open((*Store).Triggers)) }
 
 func TestTimersDropHints(t *testing.T) {
 	t.Parallel()
