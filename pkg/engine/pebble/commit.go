@@ -108,6 +108,13 @@ func (c *committer) write(ctx context.Context, fill func(tx), after func(error))
 	}
 }
 
+// post is write without the wait: what fill puts stands in front of everything
+// that is written later, and is lost if the power fails before that is durable.
+func (c *committer) post(ctx context.Context, fill func(tx)) error {
+	_, err := c.join(ctx, fill, nil)
+	return err
+}
+
 func (c *committer) join(ctx context.Context, fill func(tx), after func(error)) (*group, error) {
 	for {
 		if err := ctx.Err(); err != nil {

@@ -40,6 +40,7 @@ type Store struct {
 
 	schedules schedules
 	triggers  triggers
+	queues    queues
 }
 
 // Open opens or creates the store in cfg.Dir. Another process in the folder is
@@ -220,7 +221,7 @@ func (s *Store) load() error {
 	}
 	for _, load := range []func(*Store) error{
 		s.prefs.load, s.cancels.load, s.spill.load, s.dead.load, s.idem.load,
-		s.schedules.load, s.triggers.load,
+		s.schedules.load, s.triggers.load, s.queues.load,
 	} {
 		if err := load(s); err != nil {
 			return err

@@ -5,6 +5,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/enginetest"
 )
 
@@ -65,6 +66,7 @@ func TestHolds(t *testing.T)     { t.Parallel(); enginetest.Holds(t, open((*Stor
 func TestSchedules(t *testing.T)  { t.Parallel(); enginetest.Schedules(t, open((*Store).Schedules)) }
 func TestColdTimers(t *testing.T) { t.Parallel(); enginetest.ColdTimers(t, open((*Store).ColdTimers)) }
 func TestTriggers(t *testing.T)   { t.Parallel(); enginetest.Triggers(t, open((*Store).Triggers)) }
+func TestQueue(t *testing.T)      { t.Parallel(); enginetest.Queue(t, open(testQueue)) }
 
 func TestTimersDropHints(t *testing.T) {
 	t.Parallel()
@@ -72,3 +74,5 @@ func TestTimersDropHints(t *testing.T) {
 		return enginetest.Scheduling{Timers: s.Timers(), Schedules: s.Schedules()}
 	}))
 }
+
+func testQueue(s *Store) engine.Queue { return s.Queue("q", enginetest.QueueReceives) }

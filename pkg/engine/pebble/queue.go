@@ -1,0 +1,444 @@
+package pebble
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/base64"
+	"encoding/binary"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+const (
+	maxMessage    = 64 << 10
+	maxVisibility = 12 * time.Hour // SQS has the same
+)
+
+// queues are the queues by name: those that had messages at the start, and
+// those asked for since.
+type queues struct {
+	s *Store
+
+	mu     sync.Mutex
+	byName map[string]*queue
+}
+
+// Queue returns the delay queue of a name of at most 65,535 bytes, made when it
+// is asked for the first time. Its messages are given out at most maxReceives
+// times, 1 to 65,535. The same name is the same queue, with the maxReceives of
+// the first call.
+func (s *Store) Queue(name string, maxReceives int) engine.Queue {
+	q := s.queues.get(name)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.maxReceives == 0 {
+		q.maxReceives = min(max(maxReceives, 1), maxCounted)
+	}
+	return q
+}
+
+func (qs *queues) get(name string) *queue {
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
+	q := qs.byName[name]
+	if q == nil {
+		q = &queue{s: qs.s, name: name, opened: time.Now(), look: make(chan struct{}, 1)}
+		rand.Read(q.life[:]) // never fails since Go 1.24
+		qs.byName[name] = q
+	}
+	return q
+}
+
+// queue gives out messages in the order in which they became visible, then of
+// their seqs. What is stored is the message, and how often it was received: that
+// is durable before a delivery is given out, so that a message that ends the
+// process ends dead. Who has it, and until when, is in memory: after a start
+// everything that was not acknowledged is visible again, at its delay's end.
+//
+// Acknowledged messages are deleted without waiting for an fsync: a delete that
+// is lost is a delivery too many, which receivers must expect anyway. It stands
+// in the log in front of every write that comes later.
+type queue struct {
+	s      *Store
+	name   string
+	life   [4]byte       // in receipts: those of another process are over
+	opened time.Time     // what times of the index count from, on the monotonic clock
+	look   chan struct{} // 1: one of those who wait should look
+
+	next uint64 // seq given to the latest message; under the committer's lock
+
+	mu          sync.Mutex // never held while waiting for the committer
+	maxReceives int
+	index       queueIndex
+}
+
+func (q *queue) now() int64 { return int64(time.Since(q.opened)) }
+
+// wakeOne makes one receiver that waits look again. Whoever takes the signal, or
+// leaves with messages still there, gives it again: one of those who stay knows
+// when the next message is visible.
+func (q *queue) wakeOne() {
+	select {
+	case q.look <- struct{}{}:
+	default: // there is one
+	}
+}
+
+func queueKey(b []byte, table byte, name string, seq uint64) []byte {
+	return binary.BigEndian.AppendUint64(appendStr(append(b, table), name), seq)
+}
+
+func (q *queue) key(table byte, seq uint64) []byte {
+	return queueKey(make([]byte, 0, 11+len(q.name)), table, q.name, seq)
+}
+
+func checkDelay(d time.Duration) error {
+	if d < 0 || d > engine.MaxQueueDelay {
+		return notify.Invalid("bad_message", "delay", "a message is delayed by 0 to 15 minutes")
+	}
+	return nil
+}
+
+func checkVisibility(d time.Duration) error {
+	if d <= 0 || d > maxVisibility {
+		return notify.Invalid("bad_message", "visibility", "a visibility is more than 0 and at most 12 hours")
+	}
+	return nil
+}
+
+func (q *queue) Enqueue(ctx context.Context, ms []engine.Message) error {
+	for i := range ms {
+		if err := checkDelay(ms[i].Delay); err != nil {
+			return err
+		}
+		if len(ms[i].Body) > maxMessage {
+			return notify.Invalid("bad_message", "body", "a message has at most 65,536 bytes")
+		}
+	}
+	if len(ms) == 0 {
+		return nil
+	}
+	now, since := time.Now(), q.now()
+	p := newPacked()
+	defer packedPool.Put(p)
+	added := make([]queued, len(ms))
+	for i := range ms {
+		added[i] = queued{visible: since + int64(ms[i].Delay), enqueued: now.UnixMilli()}
+		p.buf = binary.BigEndian.AppendUint64(p.buf, uint64(added[i].enqueued))
+		p.buf = binary.BigEndian.AppendUint64(p.buf, uint64(ceilMs(now.Add(ms[i].Delay))))
+		p.buf = append(p.buf, ms[i].Body...)
+		p.mark()
+	}
+	k := q.key(tMessage, 0)
+	return q.s.commit.write(ctx, func(tx tx) {
+		for i := range added {
+			q.next++
+			added[i].seq = q.next
+			binary.BigEndian.PutUint64(k[len(k)-8:], q.next)
+			tx.set(k, p.part(i))
+		}
+	}, func(err error) {
+		if err != nil {
+			return
+		}
+		q.mu.Lock()
+		for i := range added {
+			q.index.add(added[i])
+		}
+		q.mu.Unlock()
+		q.wakeOne()
+	})
+}
+
+// messageHead is two times of 8 bytes each: enqueued, and visible, in ms since
+// 1970.
+const messageHead = 16
+
+// body returns what a message says; nil when it is gone.
+func (q *queue) body(seq uint64) ([]byte, error) {
+	k := q.key(tMessage, seq)
+	v, err := q.s.get(k)
+	if err != nil || v == nil {
+		return nil, err
+	}
+	if len(v) < messageHead {
+		return nil, corrupt("message", k)
+	}
+	return v[messageHead:], nil
+}
+
+func (q *queue) Receive(ctx context.Context, max int, visibility time.Duration) ([]engine.Delivery, error) {
+	if err := checkVisibility(visibility); err != nil || max <= 0 {
+		return nil, err
+	}
+	for ctx.Err() == nil {
+		taken, next, more := q.take(max, int64(visibility))
+		if len(taken) > 0 {
+			if more {
+				q.wakeOne()
+			}
+			return q.deliver(ctx, taken)
+		}
+		if err := q.wait(ctx, next); err != nil {
+			return nil, err
+		}
+	}
+	q.wakeOne()
+	return nil, nil
+}
+
+// wait returns when it is time to look again: at next, ns since opened, 0: never;
+// when somebody says so; or when ctx ends.
+func (q *queue) wait(ctx context.Context, next int64) error {
+	var due <-chan time.Time
+	if next > 0 {
+		t := time.NewTimer(time.Duration(next - q.now()))
+		defer t.Stop()
+		due = t.C
+	}
+	select {
+	case <-due:
+	case <-q.look:
+	case <-ctx.Done():
+	case <-q.s.latch.failed:
+		return translate(q.s.latch.cause())
+	}
+	return nil
+}
+
+// took is a message that was taken, and what it was before.
+type took struct {
+	slot     uint32
+	receives uint16
+	seq      uint64
+	enqueued int64
+	visible  int64
+}
+
+// take takes up to max ready messages. If there are none it says when the next
+// one is; more reports whether others are left, ready or not.
+func (q *queue) take(max int, visibility int64) (taken []took, next int64, more bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	x, now := &q.index, q.now()
+	for len(x.heap) > 0 && len(taken) < max {
+		slot := x.heap[0]
+		m := &x.slots[slot]
+		if m.visible > now {
+			break
+		}
+		if int(m.receives) >= q.maxReceives {
+			m.dead, m.held = true, false
+			x.remove(slot)
+			continue
+		}
+		taken = append(taken, took{slot, m.receives, m.seq, m.enqueued, m.visible})
+		m.receives, m.held = m.receives+1, true
+		x.move(slot, now+visibility)
+	}
+	if len(x.heap) > 0 && len(taken) == 0 {
+		next = x.slots[x.heap[0]].visible
+	}
+	return taken, next, len(x.heap) > len(taken)
+}
+
+// deliver reads what was taken and makes durable that it was received.
+func (q *queue) deliver(ctx context.Context, taken []took) ([]engine.Delivery, error) {
+	out := make([]engine.Delivery, 0, len(taken))
+	for _, t := range taken {
+		body, err := q.body(t.seq)
+		if err == nil && body == nil {
+			err = corrupt("message", q.key(tMessage, t.seq))
+		}
+		if err != nil {
+			q.giveBack(taken)
+			return nil, err
+		}
+		out = append(out, engine.Delivery{
+			Receipt: q.receipt(t.slot, t.seq, t.receives+1), Body: body,
+			Receives: int(t.receives) + 1, Enqueued: time.UnixMilli(t.enqueued),
+		})
+	}
+	err := q.s.commit.write(ctx, func(tx tx) {
+		for _, t := range taken {
+			q.putReceived(tx, t.slot, t.seq)
+		}
+	}, nil)
+	if err != nil {
+		q.giveBack(taken)
+		if ctx.Err() != nil { // no error of a Receive
+			err = nil
+		}
+		return nil, err
+	}
+	return out, nil
+}
+
+// putReceived writes how often a message was received and, if it was released,
+// until when. It writes what is true when the group is filled: the last write of
+// two is never the older one, and nothing is written of what was acknowledged.
+func (q *queue) putReceived(tx tx, slot uint32, seq uint64) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	m := q.index.at(slot, seq)
+	if m == nil || m.pos == none {
+		return
+	}
+	v := binary.AppendUvarint(make([]byte, 0, 12), uint64(m.receives))
+	until := int64(0)
+	if !m.held {
+		until = ceilMs(time.Now().Add(time.Duration(m.visible - q.now())))
+	}
+	tx.set(q.key(tReceived, seq), appendInt64(v, until))
+}
+
+// giveBack undoes a take: the messages are ready again, in their old places.
+func (q *queue) giveBack(taken []took) {
+	q.mu.Lock()
+	for _, t := range taken {
+		m := q.index.at(t.slot, t.seq)
+		if m != nil && m.held && m.pos != none && m.receives == t.receives+1 {
+			m.receives, m.held = t.receives, false
+			q.index.move(t.slot, t.visible)
+		}
+	}
+	q.mu.Unlock()
+	q.wakeOne()
+}
+
+// A receipt is a kind, the life of the queue, slot, seq and receives.
+const receiptLen = 1 + 4 + 4 + 8 + 2
+
+const (
+	receiptHeld byte = 'h'
+	receiptDead byte = 'd'
+)
+
+func (q *queue) receipt(slot uint32, seq uint64, receives uint16) string {
+	return q.receiptOf(receiptHeld, slot, seq, receives)
+}
+
+func (q *queue) receiptOf(kind byte, slot uint32, seq uint64, receives uint16) string {
+	b := append(make([]byte, 0, receiptLen), kind)
+	b = append(b, q.life[:]...)
+	b = binary.BigEndian.AppendUint32(b, slot)
+	b = binary.BigEndian.AppendUint64(b, seq)
+	b = binary.BigEndian.AppendUint16(b, receives)
+	return base64.RawURLEncoding.EncodeToString(b)
+}
+
+// named returns the message of a receipt, nil when that is over. Must be called
+// with mu held.
+func (q *queue) named(receipt string, now int64, kinds ...byte) (slot uint32, m *queued) {
+	var b [receiptLen + 3]byte
+	if len(receipt) != base64.RawURLEncoding.EncodedLen(receiptLen) {
+		return 0, nil
+	}
+	n, err := base64.RawURLEncoding.Decode(b[:], []byte(receipt))
+	if err != nil || n != receiptLen || !slices.Contains(kinds, b[0]) || [4]byte(b[1:5]) != q.life {
+		return 0, nil
+	}
+	slot = binary.BigEndian.Uint32(b[5:])
+	m = q.index.at(slot, binary.BigEndian.Uint64(b[9:]))
+	if m == nil || m.receives != binary.BigEndian.Uint16(b[17:]) {
+		return 0, nil
+	}
+	want := messageHeld
+	if b[0] == receiptDead {
+		want = messageDead
+	}
+	if m.state(now, q.maxReceives) != want {
+		return 0, nil
+	}
+	return slot, m
+}
+
+func (q *queue) Extend(ctx context.Context, receipts []string, visibility time.Duration) error {
+	if err := checkVisibility(visibility); err != nil {
+		return err
+	}
+	if err := q.s.writable(ctx); err != nil {
+		return err
+	}
+	q.mu.Lock()
+	now := q.now()
+	for _, r := range receipts {
+		if slot, m := q.named(r, now, receiptHeld); m != nil {
+			q.index.move(slot, now+int64(visibility))
+		}
+	}
+	q.mu.Unlock()
+	q.wakeOne() // it may be sooner than before
+	return nil
+}
+
+func (q *queue) Ack(ctx context.Context, receipts []string) error {
+	type leaving struct {
+		slot uint32
+		seq  uint64
+	}
+	gone := make([]leaving, 0, len(receipts))
+	q.mu.Lock()
+	now := q.now()
+	for _, r := range receipts {
+		if slot, m := q.named(r, now, receiptHeld, receiptDead); m != nil {
+			q.index.remove(slot) // nobody gets it meanwhile
+			m.dead = false
+			gone = append(gone, leaving{slot, m.seq})
+		}
+	}
+	q.mu.Unlock()
+	if len(gone) == 0 {
+		return q.s.writable(ctx)
+	}
+	err := q.s.commit.post(ctx, func(tx tx) {
+		k := q.key(tMessage, 0)
+		for _, table := range []byte{tMessage, tReceived} {
+			k[0] = table
+			for _, g := range gone {
+				binary.BigEndian.PutUint64(k[len(k)-8:], g.seq)
+				tx.delete(k)
+			}
+		}
+	})
+	q.mu.Lock()
+	for _, g := range gone {
+		if err == nil {
+			q.index.forget(g.slot)
+		} else {
+			q.index.push(g.slot)
+		}
+	}
+	q.mu.Unlock()
+	if err != nil {
+		q.wakeOne()
+	}
+	return err
+}
+
+func (q *queue) Release(ctx context.Context, receipt string, delay time.Duration) error {
+	if err := checkDelay(delay); err != nil {
+		return err
+	}
+	if err := q.s.writable(ctx); err != nil {
+		return err
+	}
+	q.mu.Lock()
+	now := q.now()
+	slot, m := q.named(receipt, now, receiptHeld)
+	var seq uint64
+	if m != nil {
+		m.held, seq = false, m.seq
+		q.index.move(slot, now+int64(delay))
+	}
+	q.mu.Unlock()
+	if seq == 0 {
+		return nil
+	}
+	q.wakeOne()
+	return q.s.commit.write(ctx, func(tx tx) { q.putReceived(tx, slot, seq) }, nil)
+}
