@@ -37,5 +37,16 @@
 //	w       str kind, name                                   job id
 //	y                                                        last seq of the spill buffer
 //	z       seq                                              spilled record
+//	C       str caller, base                                 -: schedules of a caller
+//	E       ended, id                                        -: triggers that are terminal
+//	F       fire at, base                                    -: schedules by last known fire time
+//	G       id                                               trigger
+//	H       base                                             head of a schedule
+//	I       shard, minute, base                              -: hint
+//	L       state, str caller, id                            -: triggers by state and caller
+//	Q       str queue, seq                                   message: enqueued, visible, body
+//	R       base                                             schedule; written by merge, as t
+//	T       shard, fire at, id                               cold timer; as t
+//	V       str queue, seq                                   receives, released until
 //	(0x00)  "format"                                         version of this layout
 package pebble

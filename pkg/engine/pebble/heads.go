@@ -10,7 +10,19 @@ import (
 
 const headVersion = 1
 
-func (t *schedules) Head(_ context.Context, base notify.Base) (h engine.ScheduleHead, ok bool, err error) {
+func (t *schedules) Head(ctx context.Context, base notify.Base) (engine.ScheduleHead, bool, error) {
+	h, ok, err := t.head(base)
+	if err != nil {
+		return h, false, err
+	}
+	// As for triggers: nobody is shown a head that a loss of power takes back.
+	if err := t.s.locks.settled(ctx, []string{string(scheduleKey(tHead, base))}); err != nil {
+		return engine.ScheduleHead{}, false, err
+	}
+	return h, ok, nil
+}
+
+func (t *schedules) head(base notify.Base) (h engine.ScheduleHead, ok bool, err error) {
 	k := scheduleKey(tHead, base)
 	v, err := t.s.get(k)
 	if err != nil || v == nil {
@@ -47,7 +59,7 @@ func (n *known) fireAt() (at int64, ok bool) {
 
 func (t *schedules) known(ctx context.Context, base notify.Base) (n known, err error) {
 	if n.schedule, n.exists, err = t.Get(ctx, base); err == nil {
-		n.head, n.touched, err = t.Head(ctx, base)
+		n.head, n.touched, err = t.head(base)
 	}
 	return n, err
 }

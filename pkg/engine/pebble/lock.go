@@ -44,6 +44,26 @@ func (k *keyLocks) lock(ctx context.Context, keys ...string) (unlock func(), err
 	return func() { k.release(keys) }, nil
 }
 
+// settled waits until nobody holds the keys: what was read of them before is
+// durable then. Nearly always nobody does, and it takes one lock for all.
+func (k *keyLocks) settled(ctx context.Context, keys []string) error {
+	var busy []string
+	k.mu.Lock()
+	for _, key := range keys {
+		if k.held[key] != nil {
+			busy = append(busy, key)
+		}
+	}
+	k.mu.Unlock()
+	for _, key := range busy {
+		if err := k.take(ctx, key); err != nil {
+			return translate(err)
+		}
+		k.release([]string{key})
+	}
+	return nil
+}
+
 func (k *keyLocks) take(ctx context.Context, key string) error {
 	k.mu.Lock()
 	l := k.held[key]

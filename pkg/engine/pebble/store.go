@@ -17,8 +17,9 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// formatVersion is the layout of keys and values this build writes.
-const formatVersion = 1
+// formatVersion is the layout of keys and values this build writes. 1 had no
+// tables in capitals, and values of timers without their version.
+const formatVersion = 2
 
 // Store is one database folder. Its accessors return the contracts; all of them
 // may be used from any goroutine until Close.
@@ -244,7 +245,7 @@ func (s *Store) checkFormat() error {
 		if !empty {
 			return foreign(s.cfg.Dir)
 		}
-		return s.db.Set(name, strconv.AppendInt(nil, formatVersion, 10), pebbledb.Sync)
+		return s.putFormat(name)
 	}
 	found, err := strconv.Atoi(string(v))
 	switch {
@@ -252,8 +253,14 @@ func (s *Store) checkFormat() error {
 		return foreign(s.cfg.Dir)
 	case found > formatVersion:
 		return newer(s.cfg.Dir, found, formatVersion)
+	case found < formatVersion: // read as it is; who wrote it must not read what we write
+		return s.putFormat(name)
 	}
 	return nil
+}
+
+func (s *Store) putFormat(name []byte) error {
+	return s.db.Set(name, strconv.AppendInt(nil, formatVersion, 10), pebbledb.Sync)
 }
 
 // Close writes what was accepted and closes the database. After a failure it

@@ -58,14 +58,14 @@ func TestFormats(t *testing.T) {
 	t.Parallel()
 	fs := vfs.NewMem()
 	s := mustOpen(t, testConfig(fs))
-	if err := s.db.Set(key(tFormat, "format"), []byte("2"), pebbledb.Sync); err != nil {
+	if err := s.db.Set(key(tFormat, "format"), []byte("3"), pebbledb.Sync); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
 	_, err := Open(testConfig(fs))
-	wantCode(t, err, notify.KindConflict, "store_newer", "format 2, this build reads up to 1")
+	wantCode(t, err, notify.KindConflict, "store_newer", "format 3, this build reads up to 2")
 	_, err = Open(testConfig(fs)) // the refusal let go of the folder
 	wantCode(t, err, notify.KindConflict, "store_newer", "data")
 
@@ -298,6 +298,21 @@ func TestNobodySeesWhatIsNotDurable(t *testing.T) {
 		},
 		"job": func(s *Store) error {
 			_, _, err := s.Jobs().Create(context.Background(), engine.Job{ID: "1", Kind: "k", Name: "n"})
+			return err
+		},
+		"caller": func(s *Store) error {
+			err := s.Callers().Put(context.Background(), engine.Caller{ID: "c"})
+			if notify.KindOf(err) == notify.KindConflict {
+				err = nil
+			}
+			return err
+		},
+		"head": func(s *Store) error {
+			_, _, err := s.Schedules().Swap(context.Background(), 0, engine.ScheduleHead{Base: notify.Base{1}})
+			return err
+		},
+		"trigger": func(s *Store) error {
+			_, err := s.Triggers().Create(context.Background(), []engine.Trigger{{ID: "trg_1"}})
 			return err
 		},
 		"dead letter": func(s *Store) error {

@@ -17,14 +17,29 @@ import (
 // state of a caller, one a state for all of a caller's, one a caller for all of
 // a state. All of all are the rows themselves. Index and rows are read from one
 // snapshot, in which they agree.
-func (t *triggers) List(ctx context.Context, caller string, state engine.TriggerState, behind engine.TriggerCursor, max int) (out []engine.Trigger, err error) {
+func (t *triggers) List(ctx context.Context, caller string, state engine.TriggerState, behind engine.TriggerCursor, max int) ([]engine.Trigger, error) {
 	if max <= 0 || len(caller) > 1<<16-1 {
 		return nil, nil
 	}
+	out, err := t.list(ctx, caller, state, behind.ID, max)
+	if err != nil {
+		return nil, err
+	}
+	locks := make([]string, len(out))
+	for i := range out {
+		locks[i] = string(triggerKey(out[i].ID))
+	}
+	if err := t.s.locks.settled(ctx, locks); err != nil { // as Get
+		return nil, err
+	}
+	return out, nil
+}
+
+func (t *triggers) list(ctx context.Context, caller string, state engine.TriggerState, behind string, max int) (out []engine.Trigger, err error) {
 	snap := t.s.db.NewSnapshot()
 	defer func() { err = errors.Join(err, translate(snap.Close())) }()
 	if caller == "" && state == 0 {
-		return listRows(ctx, snap, behind.ID, max)
+		return listRows(ctx, snap, behind, max)
 	}
 	it, err := snap.NewIter(&pebbledb.IterOptions{LowerBound: []byte{tTriggerList}, UpperBound: []byte{tTriggerList + 1}})
 	if err != nil {
@@ -32,7 +47,7 @@ func (t *triggers) List(ctx context.Context, caller string, state engine.Trigger
 	}
 	defer func() { err = errors.Join(err, translate(it.Close())) }()
 	lists := newestFirst{it: it}
-	if err := lists.find(ctx, caller, state, behind.ID); err != nil {
+	if err := lists.find(ctx, caller, state, behind); err != nil {
 		return nil, err
 	}
 	n := -1

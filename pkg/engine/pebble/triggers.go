@@ -59,7 +59,7 @@ func (t *triggers) header(k []byte) (h triggerHeader, ok bool, err error) {
 	return h, true, nil
 }
 
-// write is a row that replaces another, or is the first of its id.
+// triggerWrite is a row that replaces another, or is the first of its id.
 type triggerWrite struct {
 	row      *engine.Trigger
 	old, new triggerHeader
@@ -159,12 +159,15 @@ func (t *triggers) Swap(ctx context.Context, ss []engine.TriggerSwap) ([]bool, e
 
 func (t *triggers) Get(ctx context.Context, ids []string) ([]engine.Trigger, error) {
 	out := make([]engine.Trigger, len(ids))
+	locks := make([]string, len(ids))
 	n := -1
 	for i, id := range ids {
 		if err := sometimes(ctx, &n); err != nil {
 			return nil, err
 		}
-		v, err := t.s.get(triggerKey(id))
+		k := triggerKey(id)
+		locks[i] = string(k)
+		v, err := t.s.get(k)
 		if err != nil {
 			return nil, err
 		}
@@ -174,6 +177,11 @@ func (t *triggers) Get(ctx context.Context, ids []string) ([]engine.Trigger, err
 		if err := readTrigger(id, v, &out[i]); err != nil {
 			return nil, err
 		}
+	}
+	// A swap is visible a moment before it is durable. Nobody is shown a state
+	// that a loss of power takes back.
+	if err := t.s.locks.settled(ctx, locks); err != nil {
+		return nil, err
 	}
 	return out, nil
 }
