@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -79,6 +80,12 @@ func testRow(n int, pad int) notify.Row {
 
 // writers has one for every writing method of every contract.
 func writers() map[string]writer {
+	all := laterWriters()
+	maps.Copy(all, firstWriters())
+	return all
+}
+
+func firstWriters() map[string]writer {
 	var term, seq atomic.Uint64
 	var dropped atomic.Uint64
 	return map[string]writer{
@@ -156,12 +163,12 @@ func writers() map[string]writer {
 			return err
 		},
 		"caller": func(ctx context.Context, s *Store, p *promises, n int) error {
-			id := strconv.Itoa(n)
-			err := s.Callers().Put(ctx, engine.Caller{ID: id})
+			id, version := strconv.Itoa(n/2), uint64(n%2)
+			err := s.Callers().Put(ctx, engine.Caller{ID: id, Version: version})
 			if err == nil {
 				p.add("caller", func(s *Store) error {
-					_, ok, err := s.Callers().Get(ctx, id)
-					return found(ok, err)
+					c, _, err := s.Callers().Get(ctx, id)
+					return found(c.Version > version, err)
 				})
 			}
 			return err

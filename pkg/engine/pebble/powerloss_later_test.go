@@ -1,0 +1,206 @@
+package pebble
+
+import (
+	"context"
+	"errors"
+	"math"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// laterWriters are those of scheduled notifications, triggers and queues.
+func laterWriters() map[string]writer {
+	var messages uint64
+	return map[string]writer{
+		"schedule": func(ctx context.Context, s *Store, p *promises, n int) error {
+			x := engine.Schedule{Base: testRow(n, 0).Key.Chunk.Base, Caller: "shop", FireAt: int64(n)}
+			x.Base[0] = 1 // no base is zero
+			if err := s.Schedules().Put(ctx, []engine.Schedule{x}); err != nil {
+				return err
+			}
+			p.add("schedule", func(s *Store) error {
+				_, ok, err := s.Schedules().Get(ctx, x.Base)
+				listed, lerr := s.Schedules().List(ctx, "shop", bases(x.Base, 1), 1)
+				return found(ok && len(listed) == 1 && listed[0].Base == x.Base, errors.Join(err, lerr))
+			})
+			part := engine.TimerPartition{Minute: int64(n), Shard: 7}
+			if err := s.Schedules().Hint(ctx, []engine.Hint{{Partition: part, Base: x.Base}}); err != nil {
+				return err
+			}
+			p.add("hint", func(s *Store) error {
+				hs, err := s.Schedules().Hints(ctx, part)
+				return found(slices.Contains(hs, x.Base), err)
+			})
+			h, _, err := s.Schedules().Swap(ctx, 0, engine.ScheduleHead{Base: x.Base, State: engine.SchedulePending, FireAt: int64(n) + 9})
+			if err != nil {
+				return err
+			}
+			h.State = engine.ScheduleCancelled
+			if _, _, err = s.Schedules().Swap(ctx, 1, h); err != nil {
+				return err
+			}
+			p.add("head", func(s *Store) error {
+				got, _, err := s.Schedules().Head(ctx, x.Base)
+				return found(got.State == engine.ScheduleCancelled && got.Version == 2, err)
+			})
+			return nil
+		},
+		"purge": func(ctx context.Context, s *Store, p *promises, n int) error {
+			// Far away from the others' times and bases: all of it is purged at once.
+			x := engine.Schedule{Base: testRow(n, 0).Key.Chunk.Base, Caller: "gone", FireAt: -1}
+			x.Base[0] = 2
+			if err := s.Schedules().Put(ctx, []engine.Schedule{x}); err != nil {
+				return err
+			}
+			row := engine.Trigger{ID: "trg_gone" + strconv.Itoa(n), State: engine.TriggerFired, Ended: -1}
+			if _, err := s.Triggers().Create(ctx, []engine.Trigger{row}); err != nil {
+				return err
+			}
+			_, serr := s.Schedules().Purge(ctx, 0, math.MaxInt)
+			_, terr := s.Triggers().Purge(ctx, 0, math.MaxInt)
+			if err := errors.Join(serr, terr); err != nil {
+				return err
+			}
+			p.add("purged", func(s *Store) error {
+				_, ok, err := s.Schedules().Get(ctx, x.Base)
+				got, terr := s.Triggers().Get(ctx, []string{row.ID})
+				return found(!ok && terr == nil && got[0].ID == "", errors.Join(err, terr))
+			})
+			return nil
+		},
+		"scheduled": func(ctx context.Context, s *Store, p *promises, n int) error {
+			x := engine.Schedule{Base: testRow(n, 0).Key.Chunk.Base, FireAt: int64(n)}
+			x.Base[0] = 3
+			minute := int64(n + 1<<20) // none of the other timers'
+			err := s.PutScheduled(ctx, []engine.Schedule{x}, 1, []engine.Timer{{FireAt: minute * minuteMs, ID: []byte("scheduled"), Payload: make([]byte, 300)}})
+			if err == nil {
+				p.add("schedule and timer", func(s *Store) error {
+					_, ok, err := s.Schedules().Get(ctx, x.Base)
+					ts, terr := s.Timers().Scan(ctx, engine.TimerPartition{Minute: minute}, engine.TimerCursor{}, math.MaxInt64, 10)
+					return found(ok && len(ts) == 1, errors.Join(err, terr))
+				})
+			}
+			return err
+		},
+		"cold": func(ctx context.Context, s *Store, p *promises, n int) error {
+			if err := s.ColdTimers().Put(ctx, 1, []engine.Timer{{FireAt: int64(n) * dayMs, ID: []byte("c"), Payload: make([]byte, 300)}}); err != nil {
+				return err
+			}
+			if n%2 == 0 {
+				p.add("cold timer", func(s *Store) error {
+					got, err := s.ColdTimers().Scan(ctx, 0, int64(n), engine.TimerCursor{}, 10)
+					return found(len(got) == 1, err)
+				})
+				return nil
+			}
+			err := s.ColdTimers().Drop(ctx, 0, int64(n))
+			if err == nil {
+				p.add("dropped day", func(s *Store) error {
+					got, err := s.ColdTimers().Scan(ctx, 0, int64(n), engine.TimerCursor{}, 10)
+					return found(len(got) == 0, err)
+				})
+			}
+			return err
+		},
+		"trigger": func(ctx context.Context, s *Store, p *promises, n int) error {
+			rows := make([]engine.Trigger, 3)
+			for i := range rows {
+				rows[i] = engine.Trigger{ID: "trg_" + strconv.Itoa(1_000_000+3*n+i), Caller: "shop", State: engine.TriggerPending, Payload: make([]byte, 300)}
+			}
+			if _, err := s.Triggers().Create(ctx, rows); err != nil {
+				return err
+			}
+			p.add("triggers", func(s *Store) error { return listed(ctx, s, rows, 1, 0) })
+			for v, state := range []engine.TriggerState{engine.TriggerInFlight, engine.TriggerFired} {
+				ss := make([]engine.TriggerSwap, len(rows))
+				for i := range rows {
+					rows[i].State, rows[i].Ended = state, int64(n)*int64(v) // in flight: 0
+					ss[i] = engine.TriggerSwap{Old: uint64(v) + 1, New: rows[i]}
+				}
+				if _, err := s.Triggers().Swap(ctx, ss); err != nil {
+					return err
+				}
+				p.add("swapped triggers", func(s *Store) error { return listed(ctx, s, rows, uint64(v)+2, state) })
+			}
+			return nil
+		},
+		"queue": func(ctx context.Context, s *Store, p *promises, n int) error {
+			q := s.Queue("power", 1000)
+			if err := q.Enqueue(ctx, []engine.Message{{Body: []byte(strconv.Itoa(n))}, {Delay: engine.MaxQueueDelay}}); err != nil {
+				return err
+			}
+			messages += 2
+			first := messages - 1
+			if n%3 > 0 { // the others are acknowledged
+				p.add("message", func(s *Store) error { return received(s, first, 0, 0) })
+			}
+			p.add("delayed message", func(s *Store) error { return received(s, first+1, 0, time.Minute) })
+			ds, err := q.Receive(ctx, 1, time.Hour)
+			if err != nil || len(ds) != 1 || string(ds[0].Body) != strconv.Itoa(n) {
+				return errors.Join(err, errMissing)
+			}
+			switch n % 3 {
+			case 0:
+				if err := q.Ack(ctx, []string{ds[0].Receipt}); err != nil {
+					return err
+				}
+				// What is durable behind an acknowledgement has it in front of it.
+				if err := s.Meta().PutMeta(ctx, "behind an ack", nil); err != nil {
+					return err
+				}
+				p.add("acknowledgement", func(s *Store) error { return found(received(s, first, 0, 0) != nil, nil) })
+			case 1:
+				p.add("receive", func(s *Store) error { return received(s, first, 1, 0) })
+			case 2:
+				if err := q.Release(ctx, ds[0].Receipt, engine.MaxQueueDelay); err != nil {
+					return err
+				}
+				p.add("release", func(s *Store) error { return received(s, first, 1, time.Minute) })
+			}
+			return nil
+		},
+	}
+}
+
+// bases returns a base that is by more than b.
+func bases(b notify.Base, by byte) notify.Base {
+	b[15] += by
+	return b
+}
+
+// listed looks for triggers and, if state is not 0, in the list of that state.
+func listed(ctx context.Context, s *Store, rows []engine.Trigger, version uint64, state engine.TriggerState) error {
+	for i := range rows {
+		got, err := s.Triggers().Get(ctx, []string{rows[i].ID})
+		if err := found(err == nil && got[0].Version >= version, err); err != nil {
+			return err
+		}
+		in, err := s.Triggers().List(ctx, "shop", got[0].State, engine.TriggerCursor{ID: rows[i].ID + "!"}, 1)
+		if err := found(len(in) == 1 && in[0].ID == rows[i].ID, err); err != nil {
+			return err
+		}
+		if state == engine.TriggerFired {
+			if err := found(got[0].State == state, nil); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// received looks for a message that was received at least so often, and is
+// delayed for that long at least.
+func received(s *Store, seq uint64, receives uint16, delay time.Duration) error {
+	q := s.queues.get("power")
+	at := slices.IndexFunc(q.index.slots, func(m queued) bool { return m.seq == seq })
+	if at < 0 {
+		return errMissing
+	}
+	m := &q.index.slots[at]
+	body, err := q.body(seq)
+	return found(body != nil && m.receives >= receives && (delay == 0 || m.visible > q.now()+int64(delay)), err)
+}
