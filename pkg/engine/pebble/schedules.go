@@ -106,7 +106,11 @@ func (t *schedules) pack(p *packed, ss []engine.Schedule) error {
 func (t *schedules) fill(tx tx, p *packed, n int) {
 	for i := 0; i < 4*n; i += 4 {
 		tx.insert(p.part(i), p.part(i+1))
+	}
+	for i := 0; i < 4*n; i += 4 {
 		tx.set(p.part(i+2), nil)
+	}
+	for i := 0; i < 4*n; i += 4 {
 		tx.set(p.part(i+3), nil)
 	}
 }
