@@ -221,8 +221,8 @@ func heads(t *testing.T, open Opener[engine.Schedules]) {
 			})
 			same(t, "winners", won.Load(), int32(1))
 			got, _ := head(t, s, h.Base)
-			for _, g := range given {
-				same(t, "given", g, got)
+			for i := range given {
+				same(t, "given", given[i], got)
 			}
 		}
 	})

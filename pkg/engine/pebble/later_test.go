@@ -197,13 +197,14 @@ func TestQueueIndex(t *testing.T) {
 		return none
 	}
 	for seq := uint64(1); seq < 20_000; seq++ {
-		switch slot := some(); {
-		case len(live) < 100 || rng.IntN(10) < 3:
+		slot, what := some(), rng.IntN(10)
+		switch {
+		case len(live) < 100 || what < 3:
 			live[x.add(queued{seq: seq, visible: rng.Int64N(50)})] = true
-		case rng.IntN(3) == 0:
+		case what < 6:
 			x.forget(slot)
 			delete(live, slot)
-		case rng.IntN(3) == 0:
+		case what < 7:
 			x.remove(slot)
 			x.push(slot)
 		default:
