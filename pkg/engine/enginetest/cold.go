@@ -163,7 +163,7 @@ func coldModel(t *testing.T, open Opener[engine.ColdTimers]) {
 				must(rt, s.Drop(bg, sh, d))
 				must(rt, m.Drop(bg, sh, d))
 			},
-			"": func(rt *rapid.T) {
+			"look": func(rt *rapid.T) {
 				for sh := range uint16(3) {
 					for d := range int64(4) {
 						same(rt, "day", wholeDay(rt, s, sh, d), wholeDay(rt, m, sh, d))

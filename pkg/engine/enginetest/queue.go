@@ -130,8 +130,59 @@ func Queue(t *testing.T, open Opener[engine.Queue]) {
 		synctest.Wait()
 		cancel()
 		<-done
-		// Whoever leaves hands on the waiting: another one gets the message.
 		same(t, "b", bodies(val(q.Receive(bg, 10, hold))(t)), []string{"b"})
+	})
+	run("whoever of several waits is woken, also when another one leaves", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
+		type got struct {
+			who int
+			ds  []engine.Delivery
+			at  time.Duration
+		}
+		for leaves := range 2 { // one of the two knows when the message is due
+			start := time.Now()
+			all := make(chan got)
+			var cancels [2]context.CancelFunc
+			for i := range cancels {
+				var ctx context.Context
+				ctx, cancels[i] = context.WithCancel(bg)
+				go func() {
+					ds, err := q.Receive(ctx, 1, time.Hour)
+					if err != nil {
+						t.Error(err)
+					}
+					all <- got{i, ds, time.Since(start)}
+				}()
+			}
+			synctest.Wait()
+			must(t, q.Enqueue(bg, []engine.Message{message("a", 5*time.Second)}))
+			synctest.Wait()
+			cancels[leaves]()
+			same(t, "of who left", len((<-all).ds), 0)
+			rest := <-all
+			if rest.who == leaves || len(rest.ds) != 1 || rest.at > 6*time.Second {
+				t.Fatalf("%d deliveries after %v, want one after 5s", len(rest.ds), rest.at)
+			}
+			must(t, q.Ack(bg, receipts(rest.ds)))
+			cancels[1-leaves]()
+		}
+		// Two messages of one call wake two.
+		all := make(chan int)
+		for range 2 {
+			go func() {
+				ds, err := q.Receive(bg, 1, time.Hour)
+				if err != nil {
+					t.Error(err)
+				}
+				all <- len(ds)
+			}()
+		}
+		synctest.Wait()
+		start := time.Now()
+		must(t, q.Enqueue(bg, []engine.Message{message("b", 0), message("c", 0)}))
+		same(t, "deliveries", (<-all)+(<-all), 2)
+		if d := time.Since(start); d > time.Second {
+			t.Fatalf("received after %v", d)
+		}
 	})
 	run("Receive takes up to max, in the order in which they became visible", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
 		must(t, q.Enqueue(bg, []engine.Message{message("3s", 3*time.Second), message("1s", time.Second), message("0", 0), message("1s again", time.Second)}))
@@ -224,7 +275,7 @@ func Queue(t *testing.T, open Opener[engine.Queue]) {
 		got := now(t, q, 10, hold)
 		same(t, "received again", bodies(got), []string{"held", "ready"})
 		same(t, "receives", []int{got[0].Receives, got[1].Receives}, []int{2, 1})
-		must(t, q.Ack(bg, receipts(held))) // of the life before: over
+		must(t, q.Ack(bg, receipts(held))) // of before the restart: over
 		same(t, "depth", depth(t, q), engine.QueueDepth{InFlight: 2, Delayed: 1})
 		q = reopen()
 		same(t, "and again", now(t, q, 1, hold)[0].Receives, 3)
@@ -232,6 +283,22 @@ func Queue(t *testing.T, open Opener[engine.Queue]) {
 		q = reopen()
 		same(t, "a message that ends the process is dead", sorted(bodies(now(t, q, 10, hold)), cmp.Compare[string]), []string{"new", "ready"})
 		same(t, "dead", bodies(val(q.Dead(bg, 10))(t)), []string{"held"})
+	})
+	run("a receipt of before a restart is over, whatever came after it", func(t *testing.T, q engine.Queue, reopen func() engine.Queue) {
+		if reopen == nil {
+			t.Skip("nothing of this engine survives")
+		}
+		must(t, q.Enqueue(bg, []engine.Message{message("a", 0)}))
+		old := now(t, q, 1, time.Hour)
+		must(t, q.Ack(bg, receipts(old)))
+		time.Sleep(time.Second) // nearly always enough to make that durable: the queue begins anew
+		q = reopen()
+		must(t, q.Enqueue(bg, []engine.Message{message("b", 0), message("c", 0)}))
+		now(t, q, 10, time.Hour)
+		before := depth(t, q)
+		must(t, q.Ack(bg, receipts(old)))
+		must(t, q.Release(bg, old[0].Receipt, 0))
+		same(t, "depth", depth(t, q), before)
 	})
 	run("Depth counts", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
 		same(t, "empty", depth(t, q), engine.QueueDepth{})

@@ -294,7 +294,7 @@ func schedulesModel(t *testing.T, open Opener[engine.Schedules]) {
 				before := times.Draw(rt, "before")
 				same(rt, "Purge", val(s.Purge(bg, before, 100))(rt), val(m.Purge(bg, before, 100))(rt))
 			},
-			"": func(rt *rapid.T) {
+			"look": func(rt *rapid.T) {
 				same(rt, "schedules", val(s.List(bg, "", notify.Base{}, 100))(rt), val(m.List(bg, "", notify.Base{}, 100))(rt))
 				for n := range uint64(5) {
 					a, aok := head(rt, s, base(1, n))

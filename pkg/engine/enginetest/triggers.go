@@ -373,7 +373,7 @@ func triggersModel(t *testing.T, open Opener[engine.Triggers]) {
 				before := rapid.Int64Range(0, 5).Draw(rt, "before")
 				same(rt, "Purge", val(s.Purge(bg, before, 100))(rt), val(m.Purge(bg, before, 100))(rt))
 			},
-			"": func(rt *rapid.T) {
+			"look": func(rt *rapid.T) {
 				var names []string
 				for n := range 6 {
 					names = append(names, triggerID(n))

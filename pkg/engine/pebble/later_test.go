@@ -301,3 +301,140 @@ func TestQueuesApart(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// rows counts what is stored in tables.
+func rows(t *testing.T, s *Store, tables ...byte) (n int) {
+	t.Helper()
+	for _, table := range tables {
+		if err := s.each(under([]byte{table}), func(_, _ []byte) (bool, error) { n++; return true, nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return n
+}
+
+// TestQueueLeavesNothing: of a message that was acknowledged no row is left,
+// also when a write about it comes late.
+func TestQueueLeavesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := mustOpen(t, testConfig(vfs.NewMem()))
+		q := s.Queue("q", 3).(*queue)
+		if err := q.Enqueue(t.Context(), []engine.Message{{}, {}, {}}); err != nil {
+			t.Fatal(err)
+		}
+		var names []string
+		for range 3 { // acknowledged after one, two and three receives
+			ds, err := q.Receive(t.Context(), 3, time.Hour)
+			if err != nil {
+				t.Fatal(err)
+			}
+			names = append(names, ds[0].Receipt)
+			slot, m := q.named(ds[0].Receipt, q.now(), receiptHeld)
+			seq := m.seq
+			if err := q.Ack(t.Context(), names); err != nil {
+				t.Fatal(err)
+			}
+			if err := s.commit.write(t.Context(), func(tx tx) { q.putReceived(tx, slot, seq) }, nil); err != nil {
+				t.Fatal(err)
+			}
+			for _, d := range ds[1:] {
+				if err := q.Release(t.Context(), d.Receipt, 0); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if n := rows(t, s, tMessage, tReceived); n != 0 {
+			t.Errorf("%d rows are left", n)
+		}
+		if n := len(q.index.heap) + len(q.index.slots) - len(q.index.free); n != 0 {
+			t.Errorf("%d entries are left", n)
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// TestPurgeLooksAgain: a row that is swapped between a purge's scan and its turn
+// at the row's lock stays.
+func TestPurgeLooksAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := mustOpen(t, testConfig(vfs.NewMem()))
+		row := engine.Trigger{ID: "trg_1", Caller: "shop", State: engine.TriggerFired, Ended: 5}
+		x := engine.Schedule{Base: notify.Base{1}, Caller: "shop", FireAt: 5}
+		if _, err := s.Triggers().Create(t.Context(), []engine.Trigger{row}); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Schedules().Put(t.Context(), []engine.Schedule{x}); err != nil {
+			t.Fatal(err)
+		}
+		unlock, err := s.locks.lock(t.Context(), string(triggerKey(row.ID)), string(scheduleKey(tHead, x.Base)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, purge := range []func(context.Context, int64, int) (int, error){s.Triggers().Purge, s.Schedules().Purge} {
+			go func() {
+				if n, err := purge(context.Background(), 10, 10); n != 0 || err != nil {
+					t.Errorf("purged %d, %v", n, err)
+				}
+			}()
+		}
+		synctest.Wait() // both wait for the locks
+		w := triggerWrite{row: &row, old: headerOf(&row), new: triggerHeader{version: 2, state: row.State, ended: 50, caller: "shop"}}
+		row.Ended = 50
+		head := append([]byte{headVersion, byte(engine.SchedulePending), 1, 1}, appendInt64(appendInt64(nil, 50), 0)...)
+		if err := s.commit.write(t.Context(), func(tx tx) {
+			w.fill(tx, triggerKey(row.ID), appendTrigger(nil, &row, 2))
+			tx.set(scheduleKey(tHead, x.Base), head)
+		}, nil); err != nil {
+			t.Fatal(err)
+		}
+		unlock()
+		synctest.Wait()
+		got, err := s.Triggers().Get(t.Context(), []string{row.ID})
+		if err != nil || got[0].Ended != 50 {
+			t.Errorf("%+v, %v", got, err)
+		}
+		if _, ok, err := s.Schedules().Get(t.Context(), x.Base); !ok || err != nil {
+			t.Error(ok, err)
+		}
+		// And each is purged when its new time has come.
+		for _, purge := range []func(context.Context, int64, int) (int, error){s.Triggers().Purge, s.Schedules().Purge} {
+			if n, err := purge(t.Context(), 51, 10); n != 1 || err != nil {
+				t.Errorf("purged %d, %v", n, err)
+			}
+		}
+		tables := []byte{tSchedule, tScheduleCaller, tScheduleFire, tHead, tTrigger, tTriggerList, tTriggerEnded}
+		if n := rows(t, s, tables...); n != 0 {
+			t.Errorf("%d rows are left", n)
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// TestTimersApart: the tables of timers share nothing.
+func TestTimersApart(t *testing.T) {
+	t.Parallel()
+	s := mustOpen(t, testConfig(vfs.NewMem()))
+	tm := []engine.Timer{{FireAt: dayMs, ID: []byte("a")}}
+	if err := s.ColdTimers().Put(t.Context(), 1, tm); err != nil {
+		t.Fatal(err)
+	}
+	if hot, err := s.Timers().Minutes(t.Context(), 0, 0, 1<<40); len(hot) != 0 || err != nil {
+		t.Errorf("hot: %v, %v", hot, err)
+	}
+	if err := s.Timers().Put(t.Context(), 1, tm); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.ColdTimers().Drop(t.Context(), 0, 1); err != nil {
+		t.Fatal(err)
+	}
+	if hot, err := s.Timers().Minutes(t.Context(), 0, 0, 1<<40); len(hot) != 1 || err != nil {
+		t.Errorf("hot: %v, %v", hot, err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+}

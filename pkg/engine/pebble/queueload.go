@@ -46,7 +46,7 @@ func (qs *queues) load(s *Store) error {
 		i := sort.Search(len(q.index.slots), func(i int) bool { return q.index.slots[i].seq >= seq })
 		m := q.index.at(uint32(i), seq)
 		if m == nil {
-			return false, corrupt("received", k)
+			return true, nil // nothing depends on it
 		}
 		m.receives = uint16(min(receives, maxCounted))
 		if until != 0 {
