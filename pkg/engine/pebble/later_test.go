@@ -249,6 +249,7 @@ func TestQueueMemory(t *testing.T) {
 	if after := heap(); after > before+1<<20 {
 		t.Errorf("an empty queue keeps %d bytes", after-before)
 	}
+	runtime.KeepAlive(&x)
 }
 
 // TestQueuesApart: queues of one store share nothing, and a name that begins
