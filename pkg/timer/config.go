@@ -102,6 +102,7 @@ type Events struct {
 // Lane is the way a timer was released.
 type Lane uint8
 
+// The lanes.
 const (
 	OnTime  Lane = iota // by the wheel
 	CatchUp             // paced, after an outage

@@ -3,6 +3,7 @@ package timer
 import (
 	"container/heap"
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -45,9 +46,10 @@ func New(cfg Config) *Engine {
 	e := &Engine{
 		cfg: cfg, began: time.Now(),
 		wake: make(chan struct{}, 1), late: make(chan struct{}, 1), gained: make(chan struct{}, 1),
-		onTime: newFifo(), asked: newFifo(), scans: [2]chan struct{}{make(chan struct{}, 8), make(chan struct{}, 4)},
+		scans: [2]chan struct{}{make(chan struct{}, 8), make(chan struct{}, 4)},
 		wheel: wheel.New[*entry](cfg.Wall()), tenures: make([]*tenure, cfg.Shards), moves: map[uint16]string{},
 	}
+	e.onTime, e.asked = newFifo(e.cut), newFifo(e.cut)
 	e.troubl.log = cfg.Logger
 	e.writer = newWriter(cfg, e)
 	return e
@@ -116,45 +118,48 @@ const (
 	askHead             // what its head says
 )
 
-// fifo is a queue of batches that never blocks who fills it. MaxPending bounds
-// it.
+// fifo is a queue of due entries that never blocks who fills it: MaxPending
+// bounds it. Who takes from it gets all that came meanwhile, up to a batch, so
+// that a slow Publish makes larger batches.
 type fifo struct {
+	cut  func([]*entry) int // how many of the first make one batch
 	mu   sync.Mutex
-	q    [][]*entry
+	q    []*entry
 	some chan struct{}
 }
 
-func newFifo() *fifo { return &fifo{some: make(chan struct{}, 1)} }
+func newFifo(cut func([]*entry) int) *fifo { return &fifo{cut: cut, some: make(chan struct{}, 1)} }
 
-func (f *fifo) push(b []*entry) {
-	if len(b) == 0 {
+func (f *fifo) push(due []*entry) {
+	if len(due) == 0 {
 		return
 	}
 	f.mu.Lock()
-	f.q = append(f.q, b)
+	f.q = append(f.q, due...)
 	f.mu.Unlock()
 	signal(f.some)
 }
 
-func (f *fifo) pop() []*entry {
+func (f *fifo) pop() (batch []*entry) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if len(f.q) == 0 {
+	n := f.cut(f.q)
+	if n == 0 {
 		return nil
 	}
-	b := f.q[0]
-	f.q[0] = nil
-	if f.q = f.q[1:]; len(f.q) > 0 {
-		signal(f.some) // for the next consumer
+	batch = slices.Clone(f.q[:n])
+	clear(f.q[:n])
+	if f.q = f.q[n:]; len(f.q) > 0 {
+		signal(f.some) // for the next who takes
 	}
-	return b
+	return batch
 }
 
 // each calls fn with every batch until ctx ends.
 func (f *fifo) each(ctx context.Context, fn func([]*entry)) {
 	for ctx.Err() == nil {
-		if b := f.pop(); b != nil {
-			fn(b)
+		if batch := f.pop(); batch != nil {
+			fn(batch)
 			continue
 		}
 		select {

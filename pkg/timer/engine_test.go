@@ -372,6 +372,8 @@ func TestParkWhileFull(t *testing.T) {
 	})
 }
 
+var refusal error = &notify.Error{Kind: notify.KindTooLarge, Code: "record_too_large"}
+
 // A batch the log refuses for one timer in it goes on without that one.
 func TestRefusedTimer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -381,7 +383,7 @@ func TestRefusedTimer(t *testing.T) {
 		refuse.Store(true)
 		r.setFail(func(ts []engine.Timer) error {
 			if refuse.Load() && slices.ContainsFunc(ts, func(t engine.Timer) bool { return string(t.ID) == "7" }) {
-				return &notify.Error{Kind: notify.KindTooLarge, Code: "record_too_large"}
+				return refusal
 			}
 			return nil
 		})

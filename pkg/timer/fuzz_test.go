@@ -194,7 +194,7 @@ func (x *expected) reschedule(v *service, at int64) {
 func (s *sim) check(x *expected) {
 	fired := func(gen uint32) (n int) {
 		for c := range x.chunks {
-			if len(s.of(rowID2(x.base, c, gen))) > 0 {
+			if len(s.of(rowOf(x.base, c, gen))) > 0 {
 				n++
 			}
 		}

@@ -41,8 +41,8 @@ func (e *Engine) release(ctx context.Context) {
 		})
 		next, some := e.wheel.Next()
 		e.mu.Unlock()
-		e.push(e.onTime, plain)
-		e.push(e.asked, asked)
+		e.onTime.push(byDue(plain))
+		e.asked.push(byDue(asked))
 		if !some {
 			select {
 			case <-e.wake:
@@ -60,15 +60,10 @@ func (e *Engine) release(ctx context.Context) {
 	}
 }
 
-// push queues due entries in batches.
-func (e *Engine) push(to *fifo, due []*entry) {
-	// Rows loaded late come in the order of their shards.
+// byDue orders due entries: rows loaded late come in the order of their shards.
+func byDue(due []*entry) []*entry {
 	slices.SortStableFunc(due, func(a, b *entry) int { return cmp.Compare(a.due, b.due) })
-	for len(due) > 0 {
-		n := e.cut(due)
-		to.push(due[:n:n])
-		due = due[n:]
-	}
+	return due
 }
 
 // cut is how many of the first entries make one batch.

@@ -2,9 +2,10 @@ package timer
 
 import (
 	"context"
-	"math"
 	"slices"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/memory"
@@ -115,6 +116,23 @@ func (s *rows) left() (n int) {
 	return n
 }
 
+// reads counts the rows with FireAt < until that are read.
+type reads struct {
+	engine.Timers
+	until int64
+	n     atomic.Int64
+}
+
+func (r *reads) Scan(ctx context.Context, p engine.TimerPartition, after engine.TimerCursor, until int64, most int) ([]engine.Timer, error) {
+	out, err := r.Timers.Scan(ctx, p, after, until, most)
+	for i := range out {
+		if out[i].FireAt < r.until {
+			r.n.Add(1)
+		}
+	}
+	return out, err
+}
+
 // heads is a Schedules that does not look at contexts, either.
 type heads struct{ engine.Schedules }
 
@@ -125,15 +143,31 @@ func (h heads) Swap(ctx context.Context, old uint64, head engine.ScheduleHead) (
 // leases can be emptied, as a Redis can.
 type leases struct {
 	mu sync.Mutex
-	engine.Lease
+	l  *memory.Lease
 }
 
-func newLeases() *leases { return &leases{Lease: memory.NewLease()} }
+func newLeases() *leases { return &leases{l: memory.NewLease()} }
+
+func (l *leases) now() *memory.Lease {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.l
+}
 
 func (l *leases) empty() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.Lease = memory.NewLease()
+	l.l = memory.NewLease()
 }
 
-const never = math.MaxInt64
+func (l *leases) Acquire(ctx context.Context, name, owner string, ttl time.Duration) (bool, error) {
+	return l.now().Acquire(ctx, name, owner, ttl)
+}
+
+func (l *leases) Renew(ctx context.Context, name, owner string, ttl time.Duration) (bool, error) {
+	return l.now().Renew(ctx, name, owner, ttl)
+}
+
+func (l *leases) Release(ctx context.Context, name, owner string) error {
+	return l.now().Release(ctx, name, owner)
+}

@@ -140,11 +140,7 @@ func (p *player) play(t *testing.T, w []string) []string {
 			chunks, _ = strconv.Atoi(w[5])
 		}
 		at := time.Now().Add(duration(w[3])).UnixMilli()
-		p.later(t, w[1], func() (string, error) {
-			x, err := p.v.create(chunks, at)
-			p.named[w[1]] = x
-			return "", err
-		})
+		p.later(t, w[1], chunks, at)
 	case "cancel":
 		return []string{w[1] + ": " + string(p.v.cancel(p.named[w[1]]))}
 	case "reschedule":
@@ -186,10 +182,11 @@ func (p *player) play(t *testing.T, w []string) []string {
 	return nil
 }
 
-// later runs a call of the API that may take long, and lets it begin.
-func (p *player) later(t *testing.T, name string, call func() (string, error)) {
+// later creates a schedule, which may take long, and lets it begin.
+func (p *player) later(t *testing.T, name string, chunks int, at int64) {
+	p.named[name] = schedule{baseOf(p.v.made + 1), chunks}
 	go func() {
-		if _, err := call(); err != nil {
+		if _, err := p.v.create(chunks, at); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}()
@@ -222,7 +219,7 @@ func (p *player) fired(name string) string {
 	for gen := range uint32(4) {
 		n, most, late := 0, 0, time.Duration(0)
 		for c := range x.chunks {
-			if got := p.s.of(rowID2(x.base, c, gen)); len(got) > 0 {
+			if got := p.s.of(rowOf(x.base, c, gen)); len(got) > 0 {
 				n++
 				most = max(most, len(got))
 				late = max(late, got[0].late)

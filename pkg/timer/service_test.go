@@ -33,7 +33,14 @@ func (s *sim) service() *service {
 	return &service{s: s, w: w, plan: plan, heads: w.cfg.Schedules, now: time.Now}
 }
 
-func rowID2(base notify.Base, chunk int, gen uint32) string {
+// baseOf is the same each time, so that shards are.
+func baseOf(made uint64) notify.Base {
+	b := notify.Base{1}
+	binary.BigEndian.PutUint64(b[8:], made)
+	return b
+}
+
+func rowOf(base notify.Base, chunk int, gen uint32) string {
 	return fmt.Sprintf("%s/%d/%d", base, chunk, gen)
 }
 
@@ -41,7 +48,7 @@ func rowID2(base notify.Base, chunk int, gen uint32) string {
 func (x schedule) timers(gen uint32, fireAt int64) (ts []engine.Timer) {
 	for c := range x.chunks {
 		ts = append(ts, engine.Timer{
-			FireAt: fireAt, ID: []byte(rowID2(x.base, c, gen)), Kind: KindEnvelope, Target: "topic",
+			FireAt: fireAt, ID: []byte(rowOf(x.base, c, gen)), Kind: KindEnvelope, Target: "topic",
 			Payload: []byte("payload"), Head: x.base, Gen: gen, Weight: 1,
 		})
 	}
@@ -51,8 +58,7 @@ func (x schedule) timers(gen uint32, fireAt int64) (ts []engine.Timer) {
 func (v *service) create(chunks int, fireAt int64) (schedule, error) {
 	ctx := context.Background()
 	v.made++
-	x := schedule{notify.Base{1}, chunks}
-	binary.BigEndian.PutUint64(x.base[8:], v.made) // so that shards are the same each time
+	x := schedule{baseOf(v.made), chunks}
 	err := v.heads.Put(ctx, []engine.Schedule{{Base: x.base, FireAt: fireAt, Created: v.now().UnixMilli()}})
 	if err == nil {
 		err = v.w.Park(ctx, x.timers(0, fireAt))

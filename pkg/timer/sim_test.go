@@ -37,6 +37,9 @@ type sim struct {
 	takes   time.Duration // how long a Publish lasts
 	slack   time.Duration // how early a wrong clock may be
 	dropped int
+	through engine.Timers // instead of rows
+	seen    func(*engine.Timer)
+	refuse  func(*engine.Timer) bool
 	keeps   bool     // engines keep what they have
 	faults  []string // what must not have happened
 }
@@ -86,12 +89,16 @@ func newSim(t *testing.T, change ...func(*Config)) *sim {
 }
 
 // start runs a node of a name, a new life of it.
-func (s *sim) start(name string) *node {
+func (s *sim) start(name string) *node { return s.startWith(name, func(*faulty.Plan) {}) }
+
+// startWith runs a node whose calls misbehave from the start.
+func (s *sim) startWith(name string, plan func(*faulty.Plan)) *node {
 	n := &node{s: s, name: name, plan: faulty.NewPlan(1), done: make(chan struct{})}
 	if old := s.nodes[name]; old != nil {
 		n.step.Store(old.step.Load())
 	}
 	s.nodes[name] = n
+	plan(n.plan)
 	n.e = New(s.config(n))
 	ctx, stop := context.WithCancel(context.Background())
 	n.stop = stop
@@ -110,6 +117,9 @@ func (s *sim) config(n *node) Config {
 	cfg := s.base
 	cfg.Owner = n.name
 	cfg.Store = faulty.NewTimers(s.rows, n.plan)
+	if s.through != nil {
+		cfg.Store = s.through
+	}
 	cfg.Schedules = faulty.NewSchedules(heads{s.mem.Schedules()}, n.plan)
 	cfg.Cold = faulty.NewColdTimers(s.mem.ColdTimers(), n.plan)
 	cfg.Queue = faulty.NewQueue(s.mem.Queue("near", 1000), n.plan)
@@ -159,8 +169,14 @@ func (n *node) publish(ctx context.Context, ts []engine.Timer) error {
 	if s.logDown || n.isDead() {
 		return notify.Unavailable("log", 0, nil)
 	}
+	if s.refuse != nil && slices.ContainsFunc(ts, func(x engine.Timer) bool { return s.refuse(&x) }) {
+		return refusal
+	}
 	now := time.Now()
 	for i := range ts {
+		if s.seen != nil {
+			s.seen(&ts[i])
+		}
 		late := now.Sub(time.UnixMilli(ts[i].FireAt))
 		if late < -s.slack {
 			s.early++
@@ -256,6 +272,13 @@ func (s *sim) of(id string) []arrival {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.came[id])
+}
+
+// arrivals returns all that was published, in order.
+func (s *sim) arrivals() []arrival {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.log)
 }
 
 func (s *sim) setLogDown(down bool) {

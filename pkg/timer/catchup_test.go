@@ -1,0 +1,266 @@
+package timer
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// backlogSim is a sim with n timers that were due in the hour before an engine
+// starts, and one on time every ms for the minute after.
+func backlogSim(t *testing.T, n int, change ...func(*Config)) *sim {
+	s := newSim(t, append([]func(*Config){func(c *Config) { c.CatchUpRate = 2000 }}, change...)...)
+	s.keeps = true
+	w, _ := s.writer()
+	var ts []engine.Timer
+	for i := range n {
+		ts = append(ts, timerIn(fmt.Sprintf("old%d", i), -time.Hour+time.Duration(i)*time.Hour/time.Duration(n)))
+	}
+	if err := s.rows.Put(context.Background(), s.base.Shards, ts); err != nil {
+		t.Fatal(err)
+	}
+	ts = ts[:0]
+	for i := range 60_000 {
+		ts = append(ts, timerIn(fmt.Sprintf("new%d", i), 5*time.Second+time.Duration(i)*time.Millisecond))
+	}
+	if err := w.Park(context.Background(), ts); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// An outage's backlog is paced, in due order, within the time that was told,
+// and what is on time does not wait for it.
+func TestCatchUpBesideOnTimeWork(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const n = 60_000
+		s := backlogSim(t, n)
+		defer s.close()
+		s.takes = 20 * time.Millisecond // a Publish: 2 at once would not do for both
+		a := s.start("a")
+		wait(time.Second)
+		b := a.e.Stats().Backlog
+		if b.Counting || b.Left < n*9/10 || b.Left > n || b.ETA < 25*time.Second || b.ETA > 40*time.Second {
+			t.Errorf("backlog %+v", b)
+		}
+		began := time.Now()
+		for a.e.Stats().Backlog.Left > 0 {
+			wait(time.Second)
+			if st := a.e.Stats(); st.Backlog.Rate > 2200 {
+				t.Errorf("rate %v", st.Backlog.Rate)
+			}
+			if time.Since(began) > 5*time.Minute {
+				t.Fatalf("backlog %+v", a.e.Stats().Backlog)
+			}
+		}
+		took := time.Since(began)
+		if took > b.ETA+5*time.Second {
+			t.Errorf("drained in %v, told %v", took, b.ETA)
+		}
+		wait(time.Minute)
+		s.mu.Lock()
+		onTime, caught := slices.Clone(s.late[OnTime]), len(s.late[CatchUp])
+		var order []time.Time
+		for _, x := range s.log {
+			if x.late > time.Minute {
+				order = append(order, x.at.Add(-x.late))
+			}
+		}
+		s.mu.Unlock()
+		p99, worst := percentile(onTime, 0.99), percentile(onTime, 1)
+		t.Logf("backlog=%d drained=%v told=%v on_time=%d p99=%v max=%v", caught, took, b.ETA, len(onTime), p99, worst)
+		if len(onTime) < 60_000 || p99 > 50*time.Millisecond {
+			t.Errorf("%d on time, p99 %v", len(onTime), p99)
+		}
+		// What was due in the last 10 s is not late enough.
+		if caught+len(onTime) != n+60_000 || caught < n-200 {
+			t.Errorf("caught up with %d of %d", caught, n)
+		}
+		// In due order, but for what two publishers and the shards' pages mix.
+		for i := range order {
+			if i > 0 && order[i].Before(order[max(0, i-1)].Add(-2*time.Minute)) {
+				t.Fatalf("released %v behind %v", order[i], order[i-1])
+			}
+		}
+		wait(2 * time.Minute)
+		if left := s.rows.left(); left != 0 {
+			t.Errorf("%d rows left", left)
+		}
+	})
+}
+
+// A backlog larger than memory: what is loaded stays within its limit, minute by
+// minute is dropped, and the watermark follows.
+func TestCatchUpInBoundedMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const n = 30_000
+		s := backlogSim(t, n, func(c *Config) { c.MaxPending = 4000; c.CatchUpRate = 500; c.Batch = 64 })
+		defer s.close()
+		a := s.start("a")
+		most, moved := 0, 0
+		var last int64
+		for range 90 {
+			wait(time.Second)
+			st := a.e.Stats()
+			most = max(most, st.Pending)
+			low := st.Shards[0].Watermark
+			for _, sh := range st.Shards {
+				low = min(low, sh.Watermark)
+			}
+			if low < last {
+				t.Errorf("the watermark went from %d to %d", last, low)
+			}
+			if low > last && last > 0 {
+				moved++
+			}
+			last = low
+		}
+		// 4,000, a quarter on top, and a page of each lane and shard.
+		if most > 5000+2*4*64 {
+			t.Errorf("%d timers in memory", most)
+		}
+		if moved < 20 {
+			t.Errorf("the watermark moved %d times while the backlog was drained", moved)
+		}
+		for left := int64(1); left > 0; left = a.e.Stats().Backlog.Left {
+			wait(time.Second)
+		}
+		for i := range n {
+			if len(s.of(fmt.Sprintf("old%d", i))) != 1 {
+				t.Fatalf("%d was released %d times", i, len(s.of(fmt.Sprintf("old%d", i))))
+			}
+		}
+	})
+}
+
+// The closer leaves what catching up has not passed alone: each row of the
+// backlog is read to be counted, to be released, and never again.
+func TestBacklogIsReadOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const n = 6000
+		s := backlogSim(t, n, func(c *Config) { c.CatchUpRate = 200; c.MaxPending = 400; c.Batch = 64; c.Shards = 1 })
+		defer s.close()
+		read := &reads{Timers: s.rows, until: time.Now().UnixMilli()}
+		s.through = read
+		s.start("a")
+		wait(time.Minute)
+		if got := read.n.Load(); got > 2*n+n/4 {
+			t.Errorf("%d rows of the backlog were read in a minute, of %d", got, n)
+		}
+	})
+}
+
+// The log is away for an hour: memory is bounded, and when it is back what has
+// become due since is released on time at once, with the backlog beside it.
+func TestLogOutageBecomesBacklog(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSim(t, func(c *Config) { c.MaxPending = 2000; c.CatchUpRate = 100 })
+		s.keeps = true
+		defer s.close()
+		a := s.start("a")
+		const n = 40_000
+		var ts []engine.Timer
+		for i := range n { // ten a second
+			ts = append(ts, timerIn(fmt.Sprint(i), 10*time.Second+time.Duration(i)*100*time.Millisecond))
+		}
+		if err := a.e.Park(t.Context(), ts); err != nil {
+			t.Fatal(err)
+		}
+		wait(time.Minute)
+		s.setLogDown(true)
+		for range 60 {
+			wait(time.Minute)
+			if p := a.e.Pending(); p > 2500+4*512 {
+				t.Fatalf("%d timers in memory", p)
+			}
+		}
+		s.setLogDown(false)
+		back := time.Now()
+		wait(3 * time.Second) // publishers pause for 2 s at most
+		s.mu.Lock()
+		s.late[OnTime] = nil
+		s.mu.Unlock()
+		wait(2 * time.Minute)
+		s.mu.Lock()
+		p99 := percentile(s.late[OnTime], 0.99)
+		s.mu.Unlock()
+		if p99 > 50*time.Millisecond {
+			t.Errorf("p99 %v on time beside the backlog", p99)
+		}
+		for left := int64(1); left > 0; left = a.e.Stats().Backlog.Left {
+			wait(time.Second)
+			if time.Since(back) > 15*time.Minute {
+				t.Fatalf("backlog %+v", a.e.Stats().Backlog)
+			}
+		}
+		due := time.Now().Add(-2 * time.Second).UnixMilli()
+		for i := range ts {
+			if ts[i].FireAt < due && len(s.of(fmt.Sprint(i))) != 1 {
+				t.Fatalf("%d was released %d times", i, len(s.of(fmt.Sprint(i))))
+			}
+		}
+	})
+}
+
+// A refusal that comes while a minute is scanned for its close: the minute is
+// not taken for complete with a row forgotten in it.
+func TestForgottenWhileClosing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSim(t, func(c *Config) { c.Shards = 1; c.MaxPending = 64; c.Batch = 8 })
+		s.keeps = true
+		defer s.close()
+		a := s.start("a")
+		const n = 600
+		for i := range n {
+			a.park(fmt.Sprint(i), time.Duration(i)*500*time.Millisecond)
+		}
+		for i := range 100 { // the log comes and goes
+			s.setLogDown(i%3 != 0)
+			wait(7 * time.Second)
+		}
+		s.setLogDown(false)
+		wait(5 * time.Minute)
+		for i := range n {
+			if len(s.of(fmt.Sprint(i))) == 0 {
+				t.Fatalf("%d is lost", i)
+			}
+		}
+		if left := s.rows.left(); left != 0 {
+			t.Errorf("%d rows left", left)
+		}
+	})
+}
+
+// A refused timer of the backlog does not stop it.
+func TestRefusedInTheBacklog(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, func(c *Config) { c.Shards = 1 })
+		var ts []engine.Timer
+		for i := range 100 {
+			ts = append(ts, timerIn(fmt.Sprint(i), -time.Hour+time.Duration(i)*time.Second))
+		}
+		if err := r.store.Put(t.Context(), 1, ts); err != nil {
+			t.Fatal(err)
+		}
+		r.setFail(func(ts []engine.Timer) error {
+			if slices.ContainsFunc(ts, func(x engine.Timer) bool { return string(x.ID) == "7" }) {
+				return notify.Invalid("bad", "payload", "nobody takes it")
+			}
+			return nil
+		})
+		r.run()
+		wait(time.Minute)
+		for i := range 100 {
+			if got := len(r.times(fmt.Sprint(i))); (i == 7) != (got == 0) {
+				t.Errorf("%d: released %d times", i, got)
+			}
+		}
+		r.crash()
+	})
+}

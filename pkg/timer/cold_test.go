@@ -1,0 +1,231 @@
+package timer
+
+import (
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/engine/faulty"
+)
+
+const aDay = 24 * time.Hour
+
+// slowPoll makes long times cheap to simulate.
+func slowPoll(c *Config) {
+	c.Shards = 2
+	c.Poll, c.Lookahead = 20*time.Second, 40*time.Second
+	c.LeaseTTL, c.LeaseRenew, c.LeaseLook = 10*time.Minute, 5*time.Minute, time.Minute
+	c.Beat = 10 * time.Minute
+}
+
+func (s *sim) cold() (n int) {
+	if err := s.mem.ColdTimers().Pending(s.t.Context(), func(*engine.Timer) error { n++; return nil }); err != nil {
+		s.t.Fatal(err)
+	}
+	return n
+}
+
+// What is more than 30 days ahead waits in the cold table, comes to the hot one
+// a day before, and fires at its time.
+func TestColdTimers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSim(t, slowPoll)
+		defer s.close()
+		s.start("a")
+		w, _ := s.writer()
+		began := time.Now()
+		due := map[string]time.Duration{"29d": 29 * aDay, "31d": 31 * aDay, "33d": 33*aDay + 5*time.Hour, "33d later": 33*aDay + 20*time.Hour}
+		for id, in := range due {
+			if err := w.Park(t.Context(), []engine.Timer{timerIn(id, in)}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if hot, cold := s.rows.left(), s.cold(); hot != 1 || cold != 3 {
+			t.Errorf("%d hot, %d cold", hot, cold)
+		}
+		wait(31*aDay - time.Until(began) - 12*time.Hour)
+		if cold := s.cold(); cold != 2 {
+			t.Errorf("%d cold half a day before the first is due", cold)
+		}
+		wait(2 * aDay)
+		if hot, cold := s.rows.left(), s.cold(); hot != 2 || cold != 0 {
+			t.Errorf("%d hot, %d cold at the end", hot, cold)
+		}
+		wait(2 * aDay)
+		for id, in := range due {
+			got := s.of(id)
+			if len(got) != 1 || got[0].at.Sub(began)-in > 10*time.Millisecond {
+				t.Errorf("%s: %v", id, got)
+			}
+		}
+	})
+}
+
+// Nobody ran for days: missed days catch up, also what is overdue already.
+func TestColdDaysThatWereMissed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSim(t, slowPoll)
+		defer s.close()
+		w, _ := s.writer()
+		for i := range 10 {
+			if err := w.Park(t.Context(), []engine.Timer{timerIn(fmt.Sprint(i), 31*aDay+time.Duration(i)*12*time.Hour)}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		wait(34 * aDay) // 6 are overdue
+		s.start("a")
+		wait(time.Minute)
+		for i := range 6 {
+			if len(s.of(fmt.Sprint(i))) == 0 {
+				t.Errorf("%d is overdue, and was not released", i)
+			}
+		}
+		wait(3 * aDay)
+		for i := range 10 {
+			if len(s.of(fmt.Sprint(i))) == 0 {
+				t.Errorf("%d was not released", i)
+			}
+		}
+		if s.cold() != 0 || s.rows.left() != 0 {
+			t.Errorf("%d cold and %d hot rows left", s.cold(), s.rows.left())
+		}
+	})
+}
+
+// A promotion is cut short anywhere: it is begun again, and nothing is dropped
+// before all of it is in the hot table.
+func TestPromotionCutShort(t *testing.T) {
+	for skip := range 6 {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSim(t, slowPoll, func(c *Config) { c.Batch = 10; c.Shards = 1 })
+			defer s.close()
+			w, _ := s.writer()
+			const n = 60
+			for i := range n {
+				if err := w.Park(t.Context(), []engine.Timer{timerIn(fmt.Sprint(i), 31*aDay+time.Duration(i)*time.Minute)}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			wait(30*aDay + time.Hour)
+			first := s.startWith("b", func(p *faulty.Plan) {
+				p.Add(faulty.Rule{Method: "Timers.Put", Skip: skip, Err: faulty.ErrDown})
+				p.Add(faulty.Rule{Method: "ColdTimers.Drop", Err: faulty.ErrDown})
+			})
+			wait(30 * time.Minute)
+			if cold := s.cold(); cold != n {
+				t.Errorf("skip %d: %d of %d cold after a promotion that failed", skip, cold, n)
+			}
+			first.crash()
+			s.start("c")
+			wait(2 * aDay)
+			for i := range n {
+				if len(s.of(fmt.Sprint(i))) == 0 {
+					t.Errorf("skip %d: %d is lost", skip, i)
+				}
+			}
+			if s.cold() != 0 {
+				t.Errorf("skip %d: %d cold rows left", skip, s.cold())
+			}
+		})
+	}
+}
+
+// A schedule is cancelled while it is cold, or overdue in it: it stays so.
+func TestCancelledWhileCold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSim(t, slowPoll)
+		defer s.close()
+		v := s.service()
+		x, y := v.later(t, 31*aDay, 2), v.later(t, 31*aDay, 2)
+		if got := v.cancel(x); got != done {
+			t.Fatal(got)
+		}
+		wait(33 * aDay) // overdue: its rows are put under another minute
+		s.start("a")
+		wait(time.Hour)
+		if n := s.firedAs(x, 0); n != 0 {
+			t.Errorf("released %d times", n)
+		}
+		if n := s.firedAs(y, 0); n == 0 {
+			t.Error("the other one was not released")
+		}
+	})
+}
+
+// Schedules are forgotten 30 days after their fire time, never while they are
+// pending.
+func TestPurge(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSim(t, slowPoll)
+		defer s.close()
+		a := s.start("a")
+		v := s.service()
+		x := v.later(t, time.Hour, 1)
+		moved := v.later(t, time.Hour, 1)
+		if got := v.reschedule(moved, time.Now().Add(10*aDay).UnixMilli()); got != done {
+			t.Fatal(got)
+		}
+		known := func(x schedule) bool {
+			_, ok, err := s.mem.Schedules().Get(t.Context(), x.base)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return ok
+		}
+		wait(30 * aDay)
+		if !known(x) || !known(moved) {
+			t.Error("forgotten within 30 days")
+		}
+		wait(3 * time.Hour)
+		if known(x) || !known(moved) {
+			t.Errorf("after 30 days: known %v, moved one %v", known(x), known(moved))
+		}
+		if n := a.e.Stats().Purged; n != 1 {
+			t.Errorf("%d purged", n)
+		}
+		wait(10 * aDay)
+		if known(moved) {
+			t.Error("the moved one is still known")
+		}
+	})
+}
+
+// After an outage of more than 30 days a cancelled schedule's head is still
+// there when its timers are met.
+func TestPurgeSparesThePending(t *testing.T) {
+	for _, in := range []time.Duration{time.Hour, 31 * aDay} { // hot, cold
+		synctest.Test(t, func(t *testing.T) {
+			s := newSim(t, slowPoll)
+			defer s.close()
+			v := s.service()
+			x := v.later(t, in, 1)
+			if got := v.cancel(x); got != done {
+				t.Fatal(got)
+			}
+			wait(in + 40*aDay)
+			// Shards are owned again, and purged; rows cannot be read.
+			var up []func()
+			s.startWith("a", func(p *faulty.Plan) {
+				for _, method := range []string{"Timers.Scan", "ColdTimers.Scan"} {
+					up = append(up, p.Add(faulty.Rule{Method: method, Err: faulty.ErrDown}))
+				}
+			})
+			wait(2 * time.Hour)
+			if _, ok, _ := s.mem.Schedules().Head(t.Context(), x.base); !ok {
+				t.Error("the head was forgotten before its timers were met")
+			}
+			for _, f := range up {
+				f()
+			}
+			wait(2 * aDay)
+			if n := s.firedAs(x, 0); n != 0 {
+				t.Errorf("released %d times", n)
+			}
+			if _, ok, _ := s.mem.Schedules().Head(t.Context(), x.base); ok {
+				t.Error("the head is never forgotten")
+			}
+		})
+	}
+}

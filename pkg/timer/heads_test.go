@@ -1,0 +1,263 @@
+package timer
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/engine/faulty"
+)
+
+// later creates a schedule that is due in d, in a sim with one engine.
+func (v *service) later(t *testing.T, d time.Duration, chunks int) schedule {
+	t.Helper()
+	x, err := v.create(chunks, time.Now().Add(d).UnixMilli())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return x
+}
+
+func (s *sim) firedAs(x schedule, gen uint32) int { return len(s.of(rowOf(x.base, 0, gen))) }
+
+// Untouched rows cost no read and no swap; a touched one costs one swap for all
+// its chunks.
+func TestBudgetOfHeads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSim(t)
+		defer s.close()
+		a := s.start("a")
+		v := s.service()
+		for range 200 {
+			v.later(t, 30*time.Second, 2)
+		}
+		wait(40 * time.Second)
+		if st := a.e.Stats(); st.HeadReads != 0 || st.HeadSwaps != 0 || st.Released[OnTime] != 400 {
+			t.Errorf("untouched: %d reads, %d swaps, released %v", st.HeadReads, st.HeadSwaps, st.Released)
+		}
+		x := v.later(t, time.Hour, 50)
+		if got := v.reschedule(x, time.Now().Add(30*time.Second).UnixMilli()); got != done {
+			t.Fatal(got)
+		}
+		wait(40 * time.Second)
+		st := a.e.Stats()
+		// Each of four shards may ask before another has remembered.
+		if st.HeadSwaps == 0 || st.HeadSwaps > 4 || st.HeadReads > 16 || st.Released[OnTime] != 450 {
+			t.Errorf("touched: %d reads, %d swaps, released %v", st.HeadReads, st.HeadSwaps, st.Released)
+		}
+	})
+}
+
+// What a swap's lost answer leaves: the head is read, and decides.
+func TestUnknownSwap(t *testing.T) {
+	for _, lost := range []faulty.Loss{faulty.Applied, faulty.NotApplied} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSim(t)
+			defer s.close()
+			a := s.start("a")
+			v := s.service()
+			x := v.later(t, time.Hour, 1)
+			if got := v.reschedule(x, time.Now().Add(30*time.Second).UnixMilli()); got != done {
+				t.Fatal(got)
+			}
+			a.plan.Add(faulty.Rule{Method: "Schedules.Swap", Times: 1, Err: faulty.ErrDown, Lost: lost})
+			wait(32 * time.Second)
+			if n := s.firedAs(x, 1); n != 1 {
+				t.Errorf("lost %v: released %d times", lost, n)
+			}
+			if h, _, _ := s.mem.Schedules().Head(t.Context(), x.base); h.State != engine.ScheduleReleased || h.Gen != 1 {
+				t.Errorf("lost %v: the head is %+v", lost, h)
+			}
+		})
+	}
+}
+
+// A cancel whose swap is slow, past the release of what it cancels: the head
+// has one winner, and the answer says which.
+func TestSlowCancelAgainstRelease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSim(t)
+		defer s.close()
+		s.start("a")
+		v := s.service()
+		v.plan.Add(faulty.Rule{Method: "Schedules.Swap", Times: 1, Hook: sleepHook(20 * time.Second)})
+		x := v.later(t, 6*time.Second, 1)
+		if got := v.cancel(x); got != tooLate {
+			t.Errorf("answered %s", got)
+		}
+		if n := s.firedAs(x, 0); n != 1 {
+			t.Errorf("released %d times", n)
+		}
+	})
+}
+
+// A reschedule that has stored its row, and not moved the head yet: the row
+// waits for the head, and is not taken for a stray one.
+func TestRowAheadOfItsHead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSim(t)
+		defer s.close()
+		a := s.start("a")
+		v := s.service()
+		x := v.later(t, time.Hour, 1)
+		v.plan.Add(faulty.Rule{Method: "Schedules.Swap", Times: 1, Hook: sleepHook(20 * time.Second)})
+		began := time.Now()
+		if got := v.reschedule(x, began.Add(10*time.Second).UnixMilli()); got != done {
+			t.Fatal(got)
+		}
+		wait(1100 * time.Millisecond)
+		got := s.of(rowOf(x.base, 0, 1))
+		if len(got) != 1 || got[0].at.Sub(began) > 22*time.Second {
+			t.Errorf("released %v", got)
+		}
+		if n := a.e.Stats().Dropped; n != 0 {
+			t.Errorf("%d dropped", n)
+		}
+	})
+}
+
+// A reschedule that dies, or is slow beyond the close of its minute: the row is
+// dropped with the minute, and the caller who goes on afterwards stores it again.
+func TestHeadMovesBehindTheClose(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSim(t)
+		defer s.close()
+		a := s.start("a")
+		v := s.service()
+		x := v.later(t, time.Hour, 1)
+		orphan := v.later(t, time.Hour, 1)
+		ctx := context.Background()
+		if err := v.w.Park(ctx, orphan.timers(1, time.Now().Add(10*time.Second).UnixMilli())); err != nil {
+			t.Fatal(err)
+		}
+		v.plan.Add(faulty.Rule{Method: "Schedules.Swap", Times: 1, Hook: sleepHook(5 * time.Minute)})
+		if got := v.reschedule(x, time.Now().Add(10*time.Second).UnixMilli()); got != done {
+			t.Fatal(got)
+		}
+		wait(100 * time.Millisecond)
+		if n := s.firedAs(x, 1); n != 1 {
+			t.Errorf("released %d times right after the head moved", n)
+		}
+		if n := s.firedAs(orphan, 1); n != 0 {
+			t.Errorf("an orphan was released %d times", n)
+		}
+		if n := a.e.Stats().Dropped; n != 2 {
+			t.Errorf("%d dropped, want both", n)
+		}
+		wait(time.Hour)
+		if n := s.firedAs(orphan, 0); n != 1 {
+			t.Errorf("the orphan's schedule was released %d times", n)
+		}
+	})
+}
+
+// A released head was claimed by an owner that died before it published: the
+// next one publishes.
+func TestReleasedIsPublishedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSim(t)
+		s.keeps = true
+		defer s.close()
+		a := s.start("a")
+		s.start("b")
+		v := s.service()
+		x := v.later(t, time.Hour, 1)
+		if got := v.reschedule(x, time.Now().Add(30*time.Second).UnixMilli()); got != done {
+			t.Fatal(got)
+		}
+		s.setLogDown(true)
+		wait(31 * time.Second)
+		if h, _, _ := s.mem.Schedules().Head(t.Context(), x.base); h.State != engine.ScheduleReleased {
+			t.Fatalf("the head is %+v", h)
+		}
+		a.crash()
+		s.setLogDown(false)
+		if got := v.cancel(x); got != tooLate {
+			t.Errorf("cancel: %s", got)
+		}
+		wait(7 * time.Second)
+		if n := s.firedAs(x, 1); n != 1 {
+			t.Errorf("released %d times", n)
+		}
+	})
+}
+
+// A row that is written again under a later minute takes its hint along: what
+// was cancelled stays so.
+func TestHintsFollowTheRow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSim(t)
+		defer s.close()
+		s.start("a")
+		v := s.service()
+		at := time.Now().Add(10 * time.Second).UnixMilli()
+		// The request's rows are on their way for minutes; it is cancelled
+		// meanwhile, by its id.
+		v.plan.Add(faulty.Rule{Method: "Timers.Put", Times: 1, Hook: sleepHook(4 * time.Minute)})
+		var x schedule
+		stored := make(chan error)
+		go func() {
+			var err error
+			x, err = v.create(1, at)
+			stored <- err
+		}()
+		wait(time.Second)
+		x = schedule{base: baseOf(v.made), chunks: 1}
+		if got := v.cancel(x); got != done {
+			t.Fatal(got)
+		}
+		if err := <-stored; err != nil {
+			t.Fatal(err)
+		}
+		wait(5 * time.Minute)
+		if n := s.firedAs(x, 0); n != 0 {
+			t.Errorf("released %d times", n)
+		}
+	})
+}
+
+// Many cancels and reschedules race with each other and with the release: the
+// winner is who was answered ok.
+func TestRacingTouches(t *testing.T) {
+	for seed := range 100 {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSim(t)
+			defer s.close()
+			s.start("a")
+			v := s.service()
+			x := v.later(t, 20*time.Second, 2)
+			answers := make(chan string, 8)
+			for i := range 8 {
+				go func() {
+					time.Sleep(time.Duration((seed*7+i*5)%20) * time.Millisecond)
+					if i%2 == 0 {
+						answers <- "cancel " + string(v.cancel(x))
+					} else {
+						answers <- "reschedule " + string(v.reschedule(x, time.Now().Add(30*time.Second).UnixMilli()))
+					}
+				}()
+			}
+			cancelled, moved := 0, 0
+			for range 8 {
+				switch <-answers {
+				case "cancel ok":
+					cancelled++
+				case "reschedule ok":
+					moved++
+				}
+			}
+			wait(3 * time.Minute)
+			gens := s.fanned[x.base]
+			switch {
+			case cancelled > 1:
+				t.Errorf("cancelled %d times", cancelled)
+			case cancelled == 1 && len(gens) != 0:
+				t.Errorf("cancelled, and released as %v", gens)
+			case cancelled == 0 && (len(gens) != 1 || !gens[uint32(moved)]):
+				t.Errorf("moved %d times, released as %v", moved, gens)
+			}
+		})
+	}
+}

@@ -1,0 +1,322 @@
+package timer
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/engine/faulty"
+)
+
+// A row whose write is delayed, by up to five minutes and so past its minute's
+// close, fires within a second of being durable.
+func TestDelayedWrites(t *testing.T) {
+	for _, from := range []string{"another process", "the owner"} {
+		t.Run(from, func(t *testing.T) {
+			trials := 150
+			if testing.Short() {
+				trials = 30
+			}
+			for seed := range uint64(trials) {
+				synctest.Test(t, func(t *testing.T) {
+					rng := rand.New(rand.NewPCG(seed, 3))
+					s := newSim(t)
+					s.keeps = true
+					defer s.close()
+					a := s.start("a")
+					wait(time.Duration(rng.IntN(90_000)) * time.Millisecond)
+					in := time.Duration(rng.IntN(60_000)) * time.Millisecond
+					delay := time.Duration(rng.IntN(300_000)) * time.Millisecond
+					w, plan := s.writer()
+					if from == "the owner" {
+						w, plan = a.e.Writer(), a.plan
+					}
+					plan.Add(faulty.Rule{Method: "Timers.Put", Times: 1, Hook: sleepHook(delay)})
+					x := timerIn("x", in)
+					if err := w.Park(t.Context(), []engine.Timer{x}); err != nil {
+						t.Fatal(err)
+					}
+					durable := time.Now()
+					wait(time.Until(time.UnixMilli(x.FireAt)) + time.Second)
+					got := s.of("x")
+					if len(got) == 0 {
+						t.Fatalf("seed %d: due in %v, durable after %v: not released", seed, in, delay)
+					}
+					if late := got[0].at.Sub(durable); got[0].at.After(time.UnixMilli(x.FireAt)) && late > time.Second {
+						t.Errorf("seed %d: released %v after it was durable", seed, late)
+					}
+				})
+			}
+		})
+	}
+}
+
+// The queue is away: a near row of another process comes when its minute is
+// closed, and no earlier mechanism is left.
+func TestSecondScan(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSim(t)
+		defer s.close()
+		a := s.start("a")
+		w, plan := s.writer()
+		plan.Add(faulty.Rule{Method: "Queue.*", Err: faulty.ErrDown})
+		x := timerIn("x", time.Second)
+		if err := w.Park(t.Context(), []engine.Timer{x}); err != nil {
+			t.Fatal(err)
+		}
+		wait(90 * time.Second)
+		if got := s.of("x"); len(got) != 1 || got[0].late > 72*time.Second {
+			t.Fatalf("released %v", got)
+		}
+		if st := a.e.Stats(); st.LateRows != 1 || st.Released[OnTime] != 1 {
+			t.Errorf("late rows %d, released %v", st.LateRows, st.Released)
+		}
+		if n := w.count.nearLost.Load(); n != 1 {
+			t.Errorf("%d near rows were not handed on", n)
+		}
+	})
+}
+
+// A row in a minute below the watermark, of a writer that died before it could
+// write it again, is found by the same owner within the hour.
+func TestOrphanIsFoundWithinTheHour(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSim(t)
+		s.keeps = true
+		defer s.close()
+		s.start("a")
+		wait(10 * time.Minute)
+		if err := s.rows.Put(t.Context(), 4, []engine.Timer{timerIn("orphan", -5*time.Minute)}); err != nil {
+			t.Fatal(err)
+		}
+		wait(time.Hour)
+		if n := len(s.of("orphan")); n != 1 {
+			t.Errorf("released %d times", n)
+		}
+		if n := s.rows.left(); n != 0 {
+			t.Errorf("%d rows left", n)
+		}
+	})
+}
+
+// A timer nobody takes is put off by a minute each time, and holds up neither
+// the release nor the removal of any other.
+func TestRefusedTimerIsPutOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, func(c *Config) { c.Shards = 1 })
+		var tries []time.Time
+		r.setFail(func(ts []engine.Timer) error {
+			for i := range ts {
+				if string(ts[i].ID) == "bad" {
+					tries = append(tries, time.Now())
+					return refusal
+				}
+			}
+			return nil
+		})
+		r.run()
+		r.park("bad", time.Second)
+		for i := range 30 {
+			r.park(fmt.Sprint(i), time.Duration(i)*10*time.Second)
+		}
+		wait(10 * time.Minute)
+		for i := range 30 {
+			if n := len(r.times(fmt.Sprint(i))); n != 1 {
+				t.Errorf("%d: released %d times", i, n)
+			}
+		}
+		if n := r.left(); n == 0 || n > 7 {
+			t.Errorf("%d rows left, want those of the refused one's minute alone", n)
+		}
+		if m := len(r.e.tenures[0].minutes); m > 3 {
+			t.Errorf("%d minutes remembered", m)
+		}
+		if len(tries) < 8 || len(tries) > 20 {
+			t.Errorf("%d tries in 10 minutes", len(tries))
+		}
+		r.setFail(nil)
+		wait(2 * time.Minute)
+		if n := r.left(); n != 0 {
+			t.Errorf("%d rows left", n)
+		}
+		r.crash()
+	})
+}
+
+// What cannot be decided, because heads cannot be read, is put off, and holds up
+// no other.
+func TestUndecidedIsPutOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSim(t)
+		defer s.close()
+		a := s.start("a")
+		v := s.service()
+		at := time.Now().Add(10 * time.Second)
+		touched, err := v.create(1, at.Add(time.Hour).UnixMilli())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := v.reschedule(touched, at.UnixMilli()); got != done {
+			t.Fatal(got)
+		}
+		untouched, err := v.create(1, at.UnixMilli())
+		if err != nil {
+			t.Fatal(err)
+		}
+		up := a.plan.Add(faulty.Rule{Method: "Schedules.Head", Err: faulty.ErrDown})
+		wait(20 * time.Second)
+		if n := len(s.of(rowOf(touched.base, 0, 1))); n != 0 {
+			t.Errorf("released %d times without its head", n)
+		}
+		if got := s.of(rowOf(untouched.base, 0, 0)); len(got) != 1 || got[0].late > 50*time.Millisecond {
+			t.Errorf("an untouched one: %v", got)
+		}
+		up()
+		wait(2 * time.Second)
+		if n := len(s.of(rowOf(touched.base, 0, 1))); n != 1 {
+			t.Errorf("released %d times", n)
+		}
+	})
+}
+
+// A clock that is set back between the wheel and the log: nothing is early.
+func TestClockSetBackBeforePublish(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSim(t, func(c *Config) { c.MaxClockOffset = time.Hour })
+		s.keeps = true
+		defer s.close()
+		a := s.start("a")
+		s.slack = 10 * time.Minute // of true time; a's own clock counts here
+		s.setLogDown(true)
+		a.park("x", 2*time.Second)
+		a.park("y", 40*time.Second)
+		wait(5 * time.Second)
+		a.step.Store(int64(-30 * time.Second))
+		s.setLogDown(false)
+		wait(20 * time.Second)
+		if n := len(s.of("x")); n != 0 {
+			t.Errorf("released %d times before its time by its engine's clock", n)
+		}
+		wait(10 * time.Second)
+		if n := len(s.of("x")); n != 1 {
+			t.Errorf("released %d times", n)
+		}
+		// Parked by the clock that was set back.
+		if err := a.e.Park(t.Context(), []engine.Timer{timerIn("z", -25*time.Second)}); err != nil {
+			t.Fatal(err)
+		}
+		wait(6 * time.Second)
+		if n := len(s.of("z")); n != 1 {
+			t.Errorf("z was released %d times", n)
+		}
+		wait(time.Minute)
+		if n := len(s.of("y")); n != 1 {
+			t.Errorf("y was released %d times", n)
+		}
+	})
+}
+
+// A clock set ahead is noticed within a quarter of a second, although the engine
+// sleeps until its next timer.
+func TestClockSetAhead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSim(t, func(c *Config) {
+			c.MaxClockOffset = time.Hour
+			c.Lookahead = 10 * time.Minute
+			c.Poll = 10 * time.Minute
+		})
+		s.keeps = true
+		defer s.close()
+		a := s.start("a")
+		a.park("x", 5*time.Minute)
+		s.slack = 10 * time.Minute
+		wait(time.Second)
+		a.step.Store(int64(5 * time.Minute))
+		wait(300 * time.Millisecond)
+		if n := len(s.of("x")); n != 1 {
+			t.Errorf("released %d times", n)
+		}
+	})
+}
+
+// Many random due times through crashes, pauses and clock steps: none early,
+// none lost.
+func TestFiftyThousandTimers(t *testing.T) {
+	n := 50_000
+	if testing.Short() {
+		n = 5_000
+	}
+	synctest.Test(t, func(t *testing.T) {
+		rng := rand.New(rand.NewPCG(7, 7))
+		s := newSim(t, func(c *Config) { c.Shards = 8 })
+		defer s.close()
+		s.slack = 500 * time.Millisecond
+		names := []string{"a", "b", "c"}
+		for _, name := range names {
+			s.start(name)
+		}
+		w, _ := s.writer()
+		const span = 40 * time.Minute
+		began := time.Now()
+		parked := 0
+		steps, crashes, pauses := 0, 0, 0
+		for time.Since(began) < span {
+			var ts []engine.Timer
+			for range n / 240 {
+				if parked < n {
+					in := time.Duration(rng.Int64N(int64(span-time.Since(began)))) - 5*time.Second
+					ts = append(ts, timerIn(fmt.Sprint(parked), in))
+					parked++
+				}
+			}
+			if err := w.Park(context.Background(), ts); err != nil {
+				t.Fatal(err)
+			}
+			node := s.nodes[names[rng.IntN(3)]]
+			switch rng.IntN(12) {
+			case 0:
+				crashes++
+				node.crash()
+				wait(time.Duration(rng.IntN(20_000)) * time.Millisecond)
+				s.start(node.name)
+			case 1:
+				pauses++
+				node.freeze()
+				wait(time.Duration(rng.IntN(30_000)) * time.Millisecond)
+				node.thaw()
+			case 2, 3:
+				steps++
+				for _, other := range s.nodes {
+					other.step.Store(0) // somebody has to be able to own
+				}
+				node.step.Store(int64([]time.Duration{0, time.Hour, -time.Hour, 400 * time.Millisecond, -400 * time.Millisecond, -90 * time.Second}[rng.IntN(6)]))
+			default:
+				wait(time.Duration(rng.IntN(10_000)) * time.Millisecond)
+			}
+		}
+		for _, node := range s.nodes {
+			node.step.Store(0)
+		}
+		wait(10 * time.Minute)
+		lost, again := 0, 0
+		var late []time.Duration
+		for i := range parked {
+			got := s.of(fmt.Sprint(i))
+			if len(got) == 0 {
+				lost++
+				continue
+			}
+			again += len(got) - 1
+			late = append(late, got[0].late)
+		}
+		t.Logf("timers=%d early=%d lost=%d again=%d crashes=%d pauses=%d steps=%d p50=%v p99=%v max=%v",
+			parked, s.early, lost, again, crashes, pauses, steps, percentile(late, 0.5), percentile(late, 0.99), percentile(late, 1))
+		if lost > 0 || s.early > 0 || parked < n*9/10 {
+			t.Error("timers were lost or early, or too few")
+		}
+	})
+}
