@@ -49,7 +49,6 @@ var mayImport = map[string]string{
 	"pkg/trigger":  "engine notify limit fault",
 	"pkg/intake":   "engine notify stream prefs limit fault",
 	"pkg/worker":   "engine notify stream wheel dedup limit prefs timer fault",
-	"pkg/trigger":  "engine notify limit fault",
 	"pkg/provider": "notify limit",
 
 	// Providers' side of the wire: knows nothing of how we call them.

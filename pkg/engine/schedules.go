@@ -42,7 +42,7 @@ type ScheduleHead struct {
 	Base    notify.Base
 	State   ScheduleState
 	Gen     uint32 // of its timers that count; all others are dropped
-	FireAt  int64  // of that generation, ms since 1970
+	FireAt  int64  // of that generation, ms since 1970; 0: the schedule's own
 	At      int64  // when the row was written, ms since 1970
 	Version uint64 // 1 for the first; raised by each swap
 }

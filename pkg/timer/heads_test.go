@@ -118,37 +118,41 @@ func TestRowAheadOfItsHead(t *testing.T) {
 	})
 }
 
-// A reschedule that dies, or is slow beyond the close of its minute: the row is
-// dropped with the minute, and the caller who goes on afterwards stores it again.
-func TestHeadMovesBehindTheClose(t *testing.T) {
+// A reschedule that dies, or is slow beyond the close of its minute, has lost:
+// its row goes with the minute, the head is fenced, and the schedule fires when
+// it was to. One that is tried again wins.
+func TestMoveBehindTheCloseHasLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSim(t)
 		defer s.close()
 		a := s.start("a")
 		v := s.service()
-		x := v.later(t, time.Hour, 1)
-		orphan := v.later(t, time.Hour, 1)
+		x, y, orphan := v.later(t, time.Hour, 1), v.later(t, time.Hour, 1), v.later(t, time.Hour, 1)
 		ctx := context.Background()
 		if err := v.w.Park(ctx, orphan.timers(1, time.Now().Add(10*time.Second).UnixMilli())); err != nil {
 			t.Fatal(err)
 		}
-		v.plan.Add(faulty.Rule{Method: "Schedules.Swap", Times: 1, Hook: sleepHook(5 * time.Minute)})
-		if got := v.reschedule(x, time.Now().Add(10*time.Second).UnixMilli()); got != done {
+		for _, one := range []schedule{x, y} {
+			v.plan.Add(faulty.Rule{Method: "Schedules.Swap", Times: 1, Hook: sleepHook(5 * time.Minute)})
+			if got := v.reschedule(one, time.Now().Add(10*time.Second).UnixMilli()); got != tooLate {
+				t.Fatal(got)
+			}
+		}
+		if n := a.e.Stats().Dropped; n != 3 {
+			t.Errorf("%d dropped, want all that were ahead of their heads", n)
+		}
+		if got := v.reschedule(y, time.Now().Add(10*time.Second).UnixMilli()); got != done {
 			t.Fatal(got)
 		}
-		wait(100 * time.Millisecond)
-		if n := s.firedAs(x, 1); n != 1 {
-			t.Errorf("released %d times right after the head moved", n)
-		}
-		if n := s.firedAs(orphan, 1); n != 0 {
-			t.Errorf("an orphan was released %d times", n)
-		}
-		if n := a.e.Stats().Dropped; n != 2 {
-			t.Errorf("%d dropped, want both", n)
+		wait(11 * time.Second)
+		if n := s.firedAs(y, 2); n != 1 {
+			t.Errorf("the one that tried again was released %d times", n)
 		}
 		wait(time.Hour)
-		if n := s.firedAs(orphan, 0); n != 1 {
-			t.Errorf("the orphan's schedule was released %d times", n)
+		for _, one := range []schedule{x, orphan} {
+			if n, early := s.firedAs(one, 0), s.firedAs(one, 1); n != 1 || early != 0 {
+				t.Errorf("released %d times when it was to, %d times when a move that lost said", n, early)
+			}
 		}
 	})
 }

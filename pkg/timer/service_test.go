@@ -90,6 +90,9 @@ func (v *service) touch(x schedule) (engine.ScheduleHead, answer) {
 	if !ok {
 		h = engine.ScheduleHead{Base: x.base, State: engine.SchedulePending, FireAt: sched.FireAt}
 	}
+	if h.FireAt == 0 {
+		h.FireAt = sched.FireAt
+	}
 	if h.State != engine.SchedulePending {
 		return h, tooLate
 	}
@@ -121,18 +124,12 @@ func (v *service) reschedule(x schedule, fireAt int64) answer {
 	if a != done {
 		return a
 	}
-	ts := x.timers(h.Gen+1, fireAt)
-	if err := v.w.Park(context.Background(), ts); err != nil {
+	// The version the head gets by it, as pkg/schedule counts: never used twice.
+	gen := uint32(h.Version) + 1
+	if err := v.w.Park(context.Background(), x.timers(gen, fireAt)); err != nil {
 		return unknown
 	}
-	a = v.swap(h, func(h *engine.ScheduleHead) { h.Gen, h.FireAt = h.Gen+1, fireAt })
-	if a != done {
-		return a
-	}
-	if v.w.Recheck(context.Background(), ts) != nil {
-		return unknown
-	}
-	return a
+	return v.swap(h, func(h *engine.ScheduleHead) { h.Gen, h.FireAt = gen, fireAt })
 }
 
 // swap tries once: another's change is this one's loss.

@@ -61,28 +61,6 @@ func (w *Writer) Park(ctx context.Context, ts []engine.Timer) error {
 	return w.put(ctx, hot)
 }
 
-// Recheck stores again those of ts, which were parked before, whose minute was
-// closed meanwhile. Who reschedules calls it after the head has moved: a row
-// whose generation is ahead of its head is dropped with its minute.
-func (w *Writer) Recheck(ctx context.Context, ts []engine.Timer) error {
-	far := w.cfg.Wall().Add(w.cfg.ColdAfter).UnixMilli()
-	var hot []parked
-	for i := range ts {
-		if w.cfg.Cold == nil || ts[i].FireAt <= far {
-			hot = append(hot, parked{ts[i], ts[i].FireAt})
-		}
-	}
-	closed, err := w.closed(ctx, hot, askStore)
-	if err != nil {
-		return err
-	}
-	moved, _, err := w.move(ctx, hot, closed)
-	if err != nil {
-		return err
-	}
-	return w.put(ctx, moved)
-}
-
 // put stores rows of the hot table until each is in a minute that is not closed.
 func (w *Writer) put(ctx context.Context, ps []parked) error {
 	if len(ps) == 0 {
@@ -102,7 +80,7 @@ func (w *Writer) put(ctx context.Context, ps []parked) error {
 		// Read after the write: whoever closes a minute later than this scans it
 		// after that, and finds the row.
 		var closed map[uint16]int64
-		if closed, err = w.closed(ctx, ps, trustOwner); err == nil {
+		if closed, err = w.closed(ctx, ps); err == nil {
 			moved, _, err = w.move(ctx, ps, closed)
 		}
 	}
@@ -165,14 +143,6 @@ func (w *Writer) handOn(ctx context.Context, ps []parked) {
 	w.count.nearQueued.Add(uint64(len(ms)))
 }
 
-// source says whose word about closed minutes is taken.
-type source uint8
-
-const (
-	trustOwner source = iota // of this process's engine for its own shards
-	askStore
-)
-
 // known returns the last closed minutes of shards this process's engine owns.
 func (w *Writer) known(ps []parked) map[uint16]int64 {
 	closed := map[uint16]int64{}
@@ -188,12 +158,9 @@ func (w *Writer) known(ps []parked) map[uint16]int64 {
 }
 
 // closed returns the last closed minute of every shard of ps.
-func (w *Writer) closed(ctx context.Context, ps []parked, src source) (map[uint16]int64, error) {
+func (w *Writer) closed(ctx context.Context, ps []parked) (map[uint16]int64, error) {
 	now := w.cfg.Wall().UnixMilli()
-	closed := map[uint16]int64{}
-	if src == trustOwner {
-		closed = w.known(ps)
-	}
+	closed := w.known(ps)
 	ask := map[uint16]struct{}{}
 	for i := range ps {
 		n := engine.ShardOf(ps[i].ID, w.cfg.Shards)
