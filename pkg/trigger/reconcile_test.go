@@ -199,7 +199,9 @@ func TestReconcileEveryCombination(t *testing.T) {
 }
 
 func equalRows(a, b map[string]engine.Trigger) bool {
-	return maps.EqualFunc(a, b, func(x, y engine.Trigger) bool { return x.Version == y.Version && x.State == y.State && x.NextAt == y.NextAt })
+	return maps.EqualFunc(a, b, func(x, y engine.Trigger) bool {
+		return x.Version == y.Version && x.State == y.State && x.NextAt == y.NextAt
+	})
 }
 
 // A report says what it found, keeps its digest over the wire, and is refused
