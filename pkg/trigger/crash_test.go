@@ -286,3 +286,45 @@ func TestUnreadableMessages(t *testing.T) {
 		}
 	})
 }
+
+// tardy is a queue whose acknowledgements take their time.
+type tardy struct {
+	engine.Queue
+	by time.Duration
+}
+
+func (q tardy) Ack(ctx context.Context, receipts []string) error {
+	time.Sleep(q.by)
+	return q.Queue.Ack(ctx, receipts)
+}
+
+// What follows a message (the same again, put off; its index row) may come
+// before the message is gone. It is not taken for a copy.
+func TestSuccessorIsNoCopy(t *testing.T) {
+	in(t, func(t *testing.T) {
+		p := newPlant(t, func(c *DispatcherConfig) {
+			c.Queue = tardy{c.Queue, 20 * time.Second}
+			c.CallerInFlight, c.MaxQueued = 1, 2
+		})
+		p.sink.answer = func(_, _ string, n int) (time.Duration, result) {
+			if n < 3 {
+				return 0, status(500)
+			}
+			return 100 * time.Millisecond, ok
+		}
+		d, _ := p.run()
+		if _, err := d.PinCircuit("shop", PinnedClosed); err != nil {
+			t.Fatal(err)
+		}
+		var ids []string
+		for range 50 {
+			ids = append(ids, p.create("shop", `"delay_seconds":1,"retry_schedule_seconds":[2,11,30]`))
+		}
+		pass(30 * time.Minute)
+		for _, id := range ids {
+			if p.want(id, engine.TriggerFired); len(p.sink.of(id)) != 3 {
+				t.Errorf("%d calls", len(p.sink.of(id)))
+			}
+		}
+	})
+}

@@ -187,7 +187,7 @@ func (d *Dispatcher) take(ds []engine.Delivery) {
 			continue
 		}
 		// A copy may go: what the first leads to is durable before the first is
-		// acknowledged. But it may be the first itself, received again because its
+		// acknowledged, and is not this one (unname). But it may be the first itself, received again because its
 		// visibility ended, and then acknowledging it could lose the trigger.
 		other := before[w.msg.base] == first || !w.d.Enqueued.Equal(first.d.Enqueued)
 		if other && w.msg.gen == first.msg.gen {
@@ -212,6 +212,20 @@ func (d *Dispatcher) take(ds []engine.Delivery) {
 	d.puts.add(twice...)
 	d.acks.add(copies...)
 	d.reads.add(read...)
+}
+
+// unname makes messages ones whose trigger is worked on no more. It comes before
+// their successor is written: that one may be received before they are
+// acknowledged, and must not be taken for a copy of what is about to go.
+func (d *Dispatcher) unname(ws []*work) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, w := range ws {
+		if w.alone {
+			w.alone = false
+			delete(d.ids, w.msg.base)
+		}
+	}
 }
 
 // forget lets messages go.

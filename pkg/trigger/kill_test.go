@@ -48,7 +48,7 @@ func (w *world) alive() *mortal {
 		w.now.bury()
 		time.Sleep(time.Duration(w.rng.IntN(5000)) * time.Millisecond)
 	}
-	w.now = w.spawn(w.arm())
+	w.now = w.spawn(w.rng.Uint64(), w.arm())
 	return w.now
 }
 

@@ -17,6 +17,7 @@ type lane struct {
 	inFlight int
 	queue    []*work
 	took     time.Duration // of a call, smoothed
+	next     time.Time     // when the last message that was put off comes again
 
 	// The caller's record. Whoever has the token in refresh may read it anew.
 	refresh chan struct{}
@@ -118,7 +119,7 @@ func (d *Dispatcher) admit(ctx context.Context, ws []*work) {
 				w.delay, w.why = 0, CauseShutdown
 				full = append(full, w)
 			case len(l.queue) >= d.mayQueueLocked():
-				w.delay, w.why = l.waitLocked(w), CauseBulkhead
+				w.delay, w.why = l.waitLocked(w, d.mayCallLocked(l), now), CauseBulkhead
 				full = append(full, w)
 			default:
 				l.queue = append(l.queue, w)
@@ -154,13 +155,28 @@ func (d *Dispatcher) mayCallLocked(l *lane) int {
 	return max(min(l.limit, l.brk.ramp, (d.cfg.MaxInFlight-d.inFlight)/2), 1)
 }
 
-// waitLocked is when a message that found its caller's queue full should come
-// again: when the queue may have been worked off. Longer each time, so that a
-// backlog behind a slow receiver costs little.
-func (l *lane) waitLocked(w *work) time.Duration {
-	work := l.took * time.Duration(len(l.queue)) / time.Duration(max(l.limit, 1))
-	wait := min(max(work, 200*time.Millisecond), 30*time.Second) << min(w.msg.deferrals, 3)
-	return wait + spread(w.msg.base, uint32(w.msg.deferrals), wait/4)
+// patience bounds a wait by how often the message has waited before: the first
+// guess at a receiver's pace is a bad one.
+var patience = [...]time.Duration{500 * time.Millisecond, 2 * time.Second, 8 * time.Second, time.Minute}
+
+// waitLocked is how long a message that found its caller's queue full should
+// stay away: until those before it may have been called, as fast as calls went
+// lately and a quarter faster, so that a receiver that speeds up is not kept
+// waiting. Each such message takes a place of its own in time: what was put off
+// together does not come back together.
+func (l *lane) waitLocked(w *work, calls int, now time.Time) time.Duration {
+	longest := patience[min(int(w.msg.deferrals), len(patience)-1)]
+	each := l.took / time.Duration(max(calls, 1)) * 4 / 5
+	if first := now.Add(each * time.Duration(len(l.queue))); l.next.Before(first) {
+		l.next = first
+	}
+	l.next = l.next.Add(each)
+	wait := l.next.Sub(now)
+	if wait > longest {
+		l.next = now.Add(longest)
+		wait = longest + spread(w.msg.base, uint32(w.msg.deferrals), longest/4)
+	}
+	return max(wait, 50*time.Millisecond)
 }
 
 // pumpLocked starts as many calls of a caller as may run. While its breaker is

@@ -2,11 +2,11 @@ package trigger
 
 import (
 	"context"
-	"sync"
-	"time"
-
+	"math/rand/v2"
 	"net/http"
 	"net/url"
+	"sync"
+	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
 )
@@ -22,12 +22,26 @@ type mortal struct {
 	dead bool
 	kill func(point string) bool // whether to die here
 	hits map[string]int
+	rng  *rand.Rand
 }
 
 func (m *mortal) gone() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.dead
+}
+
+// late takes the time a call of a store takes on its way, and reports whether
+// the process died on it. Mostly nothing, sometimes long.
+func (m *mortal) late() bool {
+	m.mu.Lock()
+	d := time.Duration(m.rng.IntN(3)) * time.Millisecond
+	if m.rng.IntN(10) == 0 {
+		d = time.Duration(m.rng.IntN(2000)) * time.Millisecond
+	}
+	m.mu.Unlock()
+	time.Sleep(d)
+	return m.gone()
 }
 
 // hit is where it may die.
@@ -41,9 +55,9 @@ func (m *mortal) hit(point string) {
 }
 
 // spawn starts a process.
-func (p *plant) spawn(kill func(point string) bool) *mortal {
+func (p *plant) spawn(seed uint64, kill func(point string) bool) *mortal {
 	p.t.Helper()
-	m := &mortal{p: p, kill: kill, hits: map[string]int{}}
+	m := &mortal{p: p, kill: kill, hits: map[string]int{}, rng: rand.New(rand.NewPCG(seed, 3))}
 	scfg, cfg := p.scfg, p.cfg
 	scfg.Owner = ""
 	scfg.Triggers, scfg.Later, scfg.Idem, scfg.hit, scfg.Census = m.triggers(), mortalLater{m}, mortalIdem{m, p.store.Idem()}, m.hit, nil
@@ -79,7 +93,7 @@ func (m *mortal) bury() { go m.stop() }
 
 func (m *mortal) triggers() engine.Triggers {
 	return &shaky{Triggers: m.p.store.Triggers(), on: func(string, []string) slip {
-		if m.gone() {
+		if m.late() {
 			return slip{err: errDown}
 		}
 		return slip{}
@@ -89,16 +103,18 @@ func (m *mortal) triggers() engine.Triggers {
 type mortalLater struct{ m *mortal }
 
 func (l mortalLater) Put(ctx context.Context, ts []engine.Timer) error {
-	if l.m.gone() {
+	if l.m.late() {
 		return errDown
 	}
-	return l.m.p.wheel.Put(ctx, ts)
+	err := l.m.p.wheel.Put(ctx, ts)
+	l.m.late()
+	return err
 }
 
 type mortalDead struct{ m *mortal }
 
 func (l mortalDead) Append(ctx context.Context, rs []DeadRecord) error {
-	if l.m.gone() {
+	if l.m.late() {
 		return errDown
 	}
 	return l.m.p.dead.Append(ctx, rs)
@@ -110,35 +126,35 @@ type mortalIdem struct {
 }
 
 func (i mortalIdem) Reserve(ctx context.Context, r engine.Reservation, now int64) (engine.Reservation, bool, error) {
-	if i.m.gone() {
+	if i.m.late() {
 		return r, false, errDown
 	}
 	return i.Idem.Reserve(ctx, r, now)
 }
 
 func (i mortalIdem) TakeOver(ctx context.Context, old engine.Reservation, owner string, until int64) (bool, error) {
-	if i.m.gone() {
+	if i.m.late() {
 		return false, errDown
 	}
 	return i.Idem.TakeOver(ctx, old, owner, until)
 }
 
 func (i mortalIdem) Freeze(ctx context.Context, r engine.Reservation) error {
-	if i.m.gone() {
+	if i.m.late() {
 		return errDown
 	}
 	return i.Idem.Freeze(ctx, r)
 }
 
 func (i mortalIdem) Finish(ctx context.Context, key engine.IdemKey, status int, body []byte, expires int64) error {
-	if i.m.gone() {
+	if i.m.late() {
 		return errDown
 	}
 	return i.Idem.Finish(ctx, key, status, body, expires)
 }
 
 func (i mortalIdem) Release(ctx context.Context, key engine.IdemKey) error {
-	if i.m.gone() {
+	if i.m.late() {
 		return errDown
 	}
 	return i.Idem.Release(ctx, key)
@@ -150,35 +166,39 @@ type mortalQueue struct {
 }
 
 func (q mortalQueue) Enqueue(ctx context.Context, ms []engine.Message) error {
-	if q.m.gone() {
+	if q.m.late() {
 		return errDown
 	}
-	return q.Queue.Enqueue(ctx, ms)
+	err := q.Queue.Enqueue(ctx, ms)
+	q.m.late()
+	return err
 }
 
 func (q mortalQueue) Receive(ctx context.Context, most int, visibility time.Duration) ([]engine.Delivery, error) {
-	if q.m.gone() {
+	if q.m.late() {
 		return nil, errDown
 	}
 	return q.Queue.Receive(ctx, most, visibility)
 }
 
 func (q mortalQueue) Extend(ctx context.Context, receipts []string, visibility time.Duration) error {
-	if q.m.gone() {
+	if q.m.late() {
 		return errDown
 	}
 	return q.Queue.Extend(ctx, receipts, visibility)
 }
 
 func (q mortalQueue) Ack(ctx context.Context, receipts []string) error {
-	if q.m.gone() {
+	if q.m.late() {
 		return errDown
 	}
-	return q.Queue.Ack(ctx, receipts)
+	err := q.Queue.Ack(ctx, receipts)
+	q.m.late()
+	return err
 }
 
 func (q mortalQueue) Release(ctx context.Context, receipt string, delay time.Duration) error {
-	if q.m.gone() {
+	if q.m.late() {
 		return errDown
 	}
 	return q.Queue.Release(ctx, receipt, delay)

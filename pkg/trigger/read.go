@@ -138,6 +138,7 @@ func (d *Dispatcher) ended(w *work) {
 
 // park writes the index rows of waiting triggers, then acknowledges.
 func (d *Dispatcher) park(ctx context.Context, ws []*work) {
+	d.unname(ws)
 	ts := make([]engine.Timer, len(ws))
 	for i, w := range ws {
 		ts[i] = indexRow(w.msg.base, w.row.Gen, w.row.NextAt, w.row.Attempts)
@@ -155,6 +156,7 @@ const freshAfter = 3
 
 // putOff gives messages back to the queue, to come again after their delay.
 func (d *Dispatcher) putOff(ctx context.Context, ws []*work) {
+	d.unname(ws)
 	var fresh []*work
 	for _, w := range ws {
 		if !w.keep && (len(ws) > 1 || w.d.Receives >= freshAfter) {
