@@ -32,6 +32,9 @@ func callerOf(c *engine.Caller) api.Caller {
 
 // callerID takes the id of the path.
 func (x *exchange) callerID() (string, error) {
+	if err := x.only(); err != nil {
+		return "", err
+	}
 	if x.srv.deps.Callers == nil {
 		return "", notify.Unavailable("callers", 0, nil)
 	}

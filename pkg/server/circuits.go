@@ -39,6 +39,9 @@ func (s *Server) setCircuit(x *exchange) error {
 	if s.deps.Circuits == nil {
 		return notify.Unavailable("circuits", 0, nil)
 	}
+	if err := x.only(); err != nil {
+		return err
+	}
 	var in struct {
 		To string `json:"to"`
 	}

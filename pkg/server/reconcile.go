@@ -36,6 +36,9 @@ func (s *Server) reconcileApply(x *exchange) error {
 	if s.deps.Reconcile == nil {
 		return notify.Unavailable("triggers", 0, nil)
 	}
+	if err := x.only(); err != nil {
+		return err
+	}
 	var rep trigger.Report
 	// Its digest says whether it is whole; the decoder only has to read it.
 	if err := json.Unmarshal(x.body.data, &rep); err != nil || rep.Digest == "" {

@@ -177,8 +177,9 @@ func TestWhatIsNotAskedForIsRefused(t *testing.T) {
 	t.Parallel()
 	w, paths := matrixWorld()
 	report := func(context.Context) (any, error) { return 1, nil }
-	s := w.start(t, Config{}, func(d *Deps) { d.Doctor, d.Lag = report, report })
+	s := w.start(t, Config{}, func(d *Deps) { d.Doctor, d.Lag, d.Callers = report, report, w.later.Callers() })
 	w.schedule(t, scheduledBase, "owner", false)
+	w.hooked(t, "owner")
 	tok := token(t, "owner", api.Scopes[:]...)
 	for _, rt := range routes() {
 		if rt.scope == "" || rt.path == "/v1/tail" {

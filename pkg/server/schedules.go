@@ -160,6 +160,9 @@ func (s *Server) reschedule(x *exchange) error {
 	if err := x.only(); err != nil {
 		return err
 	}
+	if err := x.only(); err != nil {
+		return err
+	}
 	id, err := notify.ParseID(x.r.PathValue("id"))
 	if err != nil {
 		return errNoNotification()

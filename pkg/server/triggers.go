@@ -45,7 +45,12 @@ func (x *exchange) register(name string, to func(Triggers, context.Context, trig
 	})
 }
 
-func (x *exchange) hasTriggers() error {
+// hasTriggers refuses parameters but those of the names, and everything where
+// there are no triggers.
+func (x *exchange) hasTriggers(names ...string) error {
+	if err := x.only(names...); err != nil {
+		return err
+	}
 	if x.srv.deps.Triggers == nil {
 		return notify.Unavailable("triggers", 0, nil)
 	}
@@ -96,7 +101,7 @@ func (s *Server) rescheduleTrigger(x *exchange) error {
 // listTriggers lists a caller's triggers, newest first; everybody's for an
 // operator who names no caller.
 func (s *Server) listTriggers(x *exchange) error {
-	if err := x.hasTriggers(); err != nil {
+	if err := x.hasTriggers("limit", "status", "cursor", "caller"); err != nil {
 		return err
 	}
 	q := x.query()

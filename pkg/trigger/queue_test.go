@@ -65,7 +65,7 @@ func (q *heapQueue) Pop() any {
 func (q *heapQueue) sweepAll(now time.Time) {
 	for i := 0; i < len(q.heap); {
 		if m := q.heap[i]; !m.visible.After(now) && m.Receives >= q.maxReceives {
-			q.dead = append(q.dead, heap.Remove(q, i).(*queued))
+			q.bury(heap.Remove(q, i).(*queued))
 			i = 0
 			continue
 		}
@@ -73,11 +73,19 @@ func (q *heapQueue) sweepAll(now time.Time) {
 	}
 }
 
+// bury gives a dead message a receipt of its own: the one it was received with
+// is over.
+func (q *heapQueue) bury(m *queued) {
+	delete(q.byRef, m.Receipt)
+	m.Receipt = fmt.Sprintf("dead-%d", m.seq)
+	q.byRef[m.Receipt] = m
+	q.dead = append(q.dead, m)
+}
+
 // sweep sets apart what was received too often. Must be called with mu held.
 func (q *heapQueue) sweep(now time.Time) {
 	for len(q.heap) > 0 && !q.heap[0].visible.After(now) && q.heap[0].Receives >= q.maxReceives {
-		m := heap.Pop(q).(*queued)
-		q.dead = append(q.dead, m)
+		q.bury(heap.Pop(q).(*queued))
 	}
 }
 
@@ -182,12 +190,12 @@ func (q *heapQueue) Ack(ctx context.Context, receipts []string) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	now := time.Now()
-	q.sweep(now)
+	q.sweepAll(now)
 	for _, r := range receipts {
 		m := q.byRef[r]
 		switch {
 		case m == nil:
-		case m.at >= 0 && (m.held && m.visible.After(now) || !m.visible.After(now) && m.Receives >= q.maxReceives):
+		case m.at >= 0 && m.held && m.visible.After(now):
 			heap.Remove(q, m.at)
 			delete(q.byRef, r)
 		case m.at < 0: // dead
