@@ -13,6 +13,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 	"unicode/utf8"
 )
@@ -93,13 +94,18 @@ func (e *Egress) exchange(ctx context.Context, u *url.URL, header http.Header, b
 	}
 	// What follows the status decides nothing; it is read so that the connection
 	// can be used again. More than that is not worth a connection.
-	r.body, _ = readSome(resp.Body, e.cfg.MaxAnswer)
+	if resp.Body != http.NoBody {
+		r.body, _ = readSome(resp.Body, e.cfg.MaxAnswer)
+	}
 	return r
 }
 
+var excerpts = sync.Pool{New: func() any { return new([maxExcerpt]byte) }}
+
 // readSome returns the beginning of an answer and reads at most limit of it.
 func readSome(body io.Reader, limit int64) (excerpt []byte, err error) {
-	var head [maxExcerpt]byte
+	head := excerpts.Get().(*[maxExcerpt]byte)
+	defer excerpts.Put(head)
 	n, err := io.ReadFull(body, head[:])
 	if err == nil {
 		_, err = io.CopyN(io.Discard, body, max(limit-int64(n), 0))

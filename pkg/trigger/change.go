@@ -87,7 +87,7 @@ func (s *Service) RescheduleTo(ctx context.Context, caller, id string, w When) (
 		row.FireAt, row.NextAt, row.Reason = at, at, "rescheduled"
 		// Before the state row: one whose index row is missing never fires. If
 		// the swap is lost to another, this index row is dropped when it comes.
-		began, index = time.Now(), []engine.Timer{indexRow(base, row.Gen, at, row.Attempts)}
+		began, index = time.Now(), []engine.Timer{indexRow(base, row)}
 		if err := s.cfg.Later.Put(ctx, index); err != nil {
 			return false, unavailable("timer_store", err)
 		}

@@ -3,7 +3,6 @@ package trigger
 import (
 	"context"
 	"net/http"
-	"net/url"
 	"strconv"
 	"time"
 
@@ -16,7 +15,7 @@ func (d *Dispatcher) claim(ctx context.Context, ws []*work) {
 	select {
 	case <-d.draining:
 		for _, w := range ws {
-			d.free(w, 0)
+			d.free(w, notCalled)
 			w.delay = 0
 		}
 		d.cfg.Events.deferred(CauseShutdown, len(ws))
@@ -62,7 +61,7 @@ func (d *Dispatcher) doubtful(ctx context.Context, ws []*work) {
 
 // again lets a message start over: its row is another one now.
 func (d *Dispatcher) again(w *work) {
-	d.free(w, 0)
+	d.free(w, notCalled)
 	d.reads.add(w)
 }
 
@@ -72,8 +71,34 @@ func (d *Dispatcher) start(w *work) {
 	w.row = w.next
 	w.row.Version = old + 1
 	w.msg.deferrals = 0 // the row has them
-	d.calls.Go(func() { d.call(w) })
+	select {
+	case d.jobs <- w:
+	default:
+		d.calls.Go(func() { d.caller(w) })
+	}
 }
+
+// caller makes calls, one after the other, while there are any. Its stack has
+// grown to what a call needs; a fresh goroutine's would have to each time.
+func (d *Dispatcher) caller(w *work) {
+	for {
+		d.call(w)
+		if d.idlers.Add(1) > maxIdlers {
+			d.idlers.Add(-1)
+			return
+		}
+		select {
+		case w = <-d.jobs:
+			d.idlers.Add(-1)
+		case <-d.on.Done():
+			d.idlers.Add(-1)
+			return
+		}
+	}
+}
+
+// maxIdlers is how many goroutines wait for the next call to make.
+const maxIdlers = 256
 
 // call makes the call of a claimed row, unless it must not be made any more.
 func (d *Dispatcher) call(w *work) {
@@ -113,7 +138,7 @@ func (d *Dispatcher) call(w *work) {
 	d.mu.Lock()
 	w.lane.brk.report(time.Now(), health(r.class))
 	d.mu.Unlock()
-	d.free(w, r.took)
+	d.free(w, wasCalled)
 	w.next = d.terms.settle(w.row, w.msg.base, &r, started, ceilMillis(time.Now()))
 	w.then = func() { d.settled(w) }
 	d.swaps.add(w)
@@ -125,19 +150,16 @@ func (d *Dispatcher) deliver(w *work, rec *record, started time.Time) result {
 	if err != nil || !underAny(t, rec.bases) {
 		return result{class: ClassDenied, detail: "the URL is not under one of the caller's registered base URLs any more"}
 	}
-	u, err := url.Parse(w.row.URL)
-	if err != nil {
-		return result{class: ClassDenied, detail: "the URL cannot be parsed"}
-	}
 	b, at := body(&w.row), started.Unix()
-	return d.cfg.post(d.on, u, http.Header{
+	// Not d.on: a call that was begun is not cut.
+	return d.cfg.post(context.Background(), t.url(), http.Header{
 		"Content-Type":      {"application/json"},
 		"User-Agent":        {"notifyd"},
 		"X-Trigger-Id":      {w.row.ID},
 		"X-Trigger-Attempt": {strconv.Itoa(w.row.Attempts + 1)},
 		"Webhook-Id":        {w.row.ID},
 		"Webhook-Timestamp": {strconv.FormatInt(at, 10)},
-		"Webhook-Signature": {signature(rec.keys, w.row.ID, at, b)},
+		"Webhook-Signature": {rec.sign.sign(w.row.ID, at, b)},
 	}, b)
 }
 
@@ -159,7 +181,7 @@ func (d *Dispatcher) settled(w *work) {
 // back gives a claim back: no call was made, and none is counted.
 func (d *Dispatcher) back(w *work, cause string, wait time.Duration) {
 	d.cfg.Events.deferred(cause, 1)
-	d.free(w, 0)
+	d.free(w, notCalled)
 	w.next = giveBack(w.row, cause)
 	w.then = func() {
 		w.delay = min(wait, engine.MaxQueueDelay)

@@ -272,7 +272,7 @@ func TestUnreadableMessages(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, nil)
 		p.run()
-		for _, b := range []string{"", "x", "\x02T4567890123456789012345678", "\x01E3456789012345678901234567"} {
+		for _, b := range []string{"", "x", "\x02T34567890123456789012345678901234", "\x01E34567890123456789012345678901234"} {
 			if err := p.queue.Enqueue(context.Background(), []engine.Message{{Body: []byte(b)}}); err != nil {
 				t.Fatal(err)
 			}

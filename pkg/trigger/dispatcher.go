@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
@@ -31,15 +32,19 @@ type Dispatcher struct {
 	puts     *batcher[*work] // messages to put off by work.delay
 	acks     *batcher[*work] // messages to acknowledge
 	on       context.Context // ends when a stop has waited long enough
+	jobs     chan *work      // claimed, for goroutines that are free
+	idlers   atomic.Int64
 	calls    sync.WaitGroup
 	draining chan struct{} // closed when no call may start any more
 
 	mu       sync.Mutex
 	lanes    map[string]*lane
+	digests  map[uint64]*lane      // of their callers
 	held     map[*work]struct{}    // every message in memory
 	ids      map[notify.Base]*work // one per trigger that is being worked on
 	inFlight int                   // calls under way, and claims for them
 	queued   int                   // over all lanes
+	bytes    int                   // of their rows
 	idle     chan struct{}         // closed when draining and nothing is held
 	room     chan struct{}         // something was let go
 	stopping bool
@@ -66,7 +71,7 @@ func NewDispatcher(cfg DispatcherConfig) (*Dispatcher, error) {
 		},
 		reads: newBatcher[*work](cfg.Batch), claims: newBatcher[*work](cfg.Batch), swaps: newBatcher[*work](cfg.Batch),
 		letters: newBatcher[*work](cfg.Batch), index: newBatcher[*work](cfg.Batch), puts: newBatcher[*work](cfg.Batch), acks: newBatcher[*work](cfg.Batch),
-		draining: make(chan struct{}), lanes: map[string]*lane{}, held: map[*work]struct{}{}, ids: map[notify.Base]*work{},
+		draining: make(chan struct{}), jobs: make(chan *work), lanes: map[string]*lane{}, digests: map[uint64]*lane{}, held: map[*work]struct{}{}, ids: map[notify.Base]*work{},
 		idle: make(chan struct{}), room: make(chan struct{}, 1),
 	}, nil
 }
@@ -74,12 +79,11 @@ func NewDispatcher(cfg DispatcherConfig) (*Dispatcher, error) {
 // work is a message in memory and what is being done about it. One goroutine at
 // a time has it.
 type work struct {
-	d      engine.Delivery
-	msg    message
-	alone  bool // ids has its trigger
-	row    engine.Trigger
-	lane   *lane
-	placed time.Time // when it joined its lane's queue
+	d     engine.Delivery
+	msg   message
+	alone bool // ids has its trigger
+	row   engine.Trigger
+	lane  *lane
 
 	claimed time.Time      // before the claim was written: the lease is trusted from here
 	slot    bool           // it has a place among the calls under way
@@ -211,7 +215,7 @@ func (d *Dispatcher) take(ds []engine.Delivery) {
 	d.puts.add(unread...)
 	d.puts.add(twice...)
 	d.acks.add(copies...)
-	d.reads.add(read...)
+	d.reads.add(d.skim(read)...)
 }
 
 // unname makes messages ones whose trigger is worked on no more. It comes before
@@ -290,8 +294,10 @@ func (d *Dispatcher) drain() {
 	close(d.draining)
 	var back []*work
 	for _, l := range d.lanes {
+		for _, w := range l.queue {
+			d.queuedLocked(l, w, -1)
+		}
 		back = append(back, l.queue...)
-		d.queued -= len(l.queue)
 		l.queue = nil
 	}
 	if len(d.held) == 0 {

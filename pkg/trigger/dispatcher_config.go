@@ -35,8 +35,10 @@ type DispatcherConfig struct {
 	// callers that hang cannot shut others out. Default 4,096.
 	MaxInFlight int
 	// MaxQueued is how many messages wait in memory for a place in all; one
-	// caller's may be as many as are still free. Default 8,192.
+	// caller's may be as many as are still free. Default 32,768.
 	MaxQueued int
+	// MaxQueuedBytes bounds the same in bytes. Default 64 MiB.
+	MaxQueuedBytes int
 	// Batch is how many messages are received, read and written at a time.
 	// Default 256.
 	Batch int
@@ -89,7 +91,8 @@ type poster func(ctx context.Context, u *url.URL, header http.Header, body []byt
 func (c DispatcherConfig) withDefaults() DispatcherConfig {
 	c.CallerInFlight = or(c.CallerInFlight, 100)
 	c.MaxInFlight = or(c.MaxInFlight, 4096)
-	c.MaxQueued = or(c.MaxQueued, 8192)
+	c.MaxQueued = or(c.MaxQueued, 32_768)
+	c.MaxQueuedBytes = or(c.MaxQueuedBytes, 64<<20)
 	c.Batch = or(c.Batch, 256)
 	c.Visibility = or(c.Visibility, 30*time.Second)
 	c.Lease = or(c.Lease, 30*time.Second)
@@ -123,7 +126,7 @@ func (c DispatcherConfig) validate() error {
 	switch {
 	case c.Triggers == nil || c.Callers == nil || c.Queue == nil || c.Later == nil || c.Dead == nil || c.Egress == nil:
 		return errors.New("trigger: Triggers, Callers, Queue, Later, Dead and Egress are required")
-	case c.CallerInFlight < 1 || c.MaxInFlight < 1 || c.MaxQueued < 2 || c.Batch < 1 || c.MaxLost < 1:
+	case c.CallerInFlight < 1 || c.MaxInFlight < 1 || c.MaxQueued < 2 || c.MaxQueuedBytes < 2 || c.Batch < 1 || c.MaxLost < 1:
 		return errors.New("trigger: CallerInFlight, MaxInFlight, MaxQueued, Batch and MaxLost must be above 0")
 	case c.Lease < c.Egress.cfg.Timeout+5*time.Second:
 		return errors.New("trigger: Lease must be at least the egress's timeout and 5 s: a call must end within its claim")

@@ -41,12 +41,15 @@ type message struct {
 	gen       uint32
 	attempt   uint16 // the call it was meant to start, 1 for the first; for people
 	deferrals uint16 // waits since it was last written to the row
+	caller    uint64 // digest of the caller: whose queue it will be in
 }
+
+func callerDigest(caller string) uint64 { return notify.HashUser([]byte(caller)) }
 
 const (
 	messageVersion = 1
 	messageKind    = 'T'
-	messageSize    = 2 + 16 + 4 + 2 + 2
+	messageSize    = 2 + 16 + 4 + 2 + 2 + 8
 )
 
 func (m message) encode() []byte {
@@ -54,7 +57,8 @@ func (m message) encode() []byte {
 	b = append(b, m.base[:]...)
 	b = binary.BigEndian.AppendUint32(b, m.gen)
 	b = binary.BigEndian.AppendUint16(b, m.attempt)
-	return binary.BigEndian.AppendUint16(b, m.deferrals)
+	b = binary.BigEndian.AppendUint16(b, m.deferrals)
+	return binary.BigEndian.AppendUint64(b, m.caller)
 }
 
 func decodeMessage(b []byte) (m message, ok bool) {
@@ -65,6 +69,7 @@ func decodeMessage(b []byte) (m message, ok bool) {
 	m.gen = binary.BigEndian.Uint32(b[18:])
 	m.attempt = binary.BigEndian.Uint16(b[22:])
 	m.deferrals = binary.BigEndian.Uint16(b[24:])
+	m.caller = binary.BigEndian.Uint64(b[26:])
 	return m, true
 }
 
@@ -74,10 +79,10 @@ func timerID(b notify.Base, gen uint32) []byte {
 	return binary.BigEndian.AppendUint32(append(make([]byte, 0, 20), b[:]...), gen)
 }
 
-// indexRow is the timer that leads back to a trigger at a time (ms since 1970).
-func indexRow(b notify.Base, gen uint32, at int64, attempts int) engine.Timer {
-	m := message{base: b, gen: gen, attempt: short(attempts + 1)}
-	return engine.Timer{FireAt: at, ID: timerID(b, gen), Kind: TimerKind, Payload: m.encode(), Weight: 1}
+// indexRow is the timer that leads back to a waiting trigger at its time.
+func indexRow(b notify.Base, t *engine.Trigger) engine.Timer {
+	m := message{base: b, gen: t.Gen, attempt: short(t.Attempts + 1), caller: callerDigest(t.Caller)}
+	return engine.Timer{FireAt: t.NextAt, ID: timerID(b, t.Gen), Kind: TimerKind, Payload: m.encode(), Weight: 1}
 }
 
 func short(n int) uint16 { return uint16(min(n, 1<<16-1)) }

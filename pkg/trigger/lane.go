@@ -16,7 +16,9 @@ type lane struct {
 	limit    int // calls at a time
 	inFlight int
 	queue    []*work
-	took     time.Duration // of a call, smoothed
+	bytes    int           // of the rows in queue
+	each     time.Duration // between the ends of two calls while more wait, smoothed
+	ended    time.Time     // when a call ended last, while more waited; zero: none waited
 	next     time.Time     // when the last message that was put off comes again
 
 	// The caller's record. Whoever has the token in refresh may read it anew.
@@ -29,6 +31,7 @@ type record struct {
 	engine.Caller
 	bases []*target
 	keys  [][]byte
+	sign  *signer
 	read  time.Time
 	until int64 // the earliest end of a key, ms since 1970; 0: none
 }
@@ -39,6 +42,7 @@ func (d *Dispatcher) laneLocked(caller string) *lane {
 		b, _ := newCircuit(time.Now(), d.cfg.Breaker) // NewDispatcher has checked it
 		l = &lane{caller: caller, brk: b, limit: d.cfg.CallerInFlight, refresh: make(chan struct{}, 1)}
 		d.lanes[caller] = l
+		d.digests[callerDigest(caller)] = l
 	}
 	return l
 }
@@ -75,6 +79,7 @@ func (d *Dispatcher) recordOf(ctx context.Context, l *lane) (*record, error) {
 
 func newRecord(c engine.Caller, now time.Time, plain bool) *record {
 	r := &record{Caller: c, keys: keysOf(c.Secrets, now.UnixMilli())}
+	r.sign = newSigner(r.keys)
 	for _, raw := range c.CallbackURLs {
 		if b := parseBase(raw, plain); b != nil {
 			r.bases = append(r.bases, b)
@@ -97,6 +102,7 @@ func (d *Dispatcher) admit(ctx context.Context, ws []*work) {
 	for _, w := range ws {
 		byCaller[w.row.Caller] = append(byCaller[w.row.Caller], w)
 	}
+	var full []*work
 	for caller, list := range byCaller {
 		d.mu.Lock()
 		l := d.laneLocked(caller)
@@ -111,28 +117,69 @@ func (d *Dispatcher) admit(ctx context.Context, ws []*work) {
 		}
 		now := time.Now()
 		d.mu.Lock()
-		var full []*work
 		for _, w := range list {
-			w.lane, w.placed = l, now
-			switch {
-			case d.stopping:
-				w.delay, w.why = 0, CauseShutdown
+			w.lane = l
+			if !d.enqueueLocked(l, w, now) {
 				full = append(full, w)
-			case len(l.queue) >= d.mayQueueLocked():
-				w.delay, w.why = l.waitLocked(w, d.mayCallLocked(l), now), CauseBulkhead
-				full = append(full, w)
-			default:
-				l.queue = append(l.queue, w)
-				d.queued++
 			}
 		}
 		d.pumpLocked(l, now)
 		d.mu.Unlock()
-		if len(full) > 0 {
-			d.cfg.Events.deferred(full[0].why, len(full))
-			d.puts.add(full...)
+	}
+	d.putOffFull(full)
+}
+
+// enqueueLocked gives a message a place in its caller's queue, or a time to
+// come again.
+func (d *Dispatcher) enqueueLocked(l *lane, w *work, now time.Time) bool {
+	if d.stopping {
+		w.delay, w.why = 0, CauseShutdown
+		return false
+	}
+	if d.fullLocked(l) {
+		w.delay, w.why = l.waitLocked(w, now), CauseBulkhead
+		return false
+	}
+	l.queue = append(l.queue, w)
+	d.queuedLocked(l, w, 1)
+	return true
+}
+
+// queuedLocked counts a message into the queues (1) or out of them (-1).
+func (d *Dispatcher) queuedLocked(l *lane, w *work, n int) {
+	size := n * (rowSize + len(w.row.Payload) + len(w.row.URL))
+	l.bytes += size
+	d.bytes += size
+	d.queued += n
+}
+
+// rowSize is about what a message in memory takes beside its payload.
+const rowSize = 600
+
+func (d *Dispatcher) putOffFull(ws []*work) {
+	if len(ws) > 0 {
+		d.cfg.Events.deferred(ws[0].why, len(ws))
+		d.puts.add(ws...)
+	}
+}
+
+// skim takes out messages whose callers' queues are full, as it looks, before
+// their rows are read: of a long backlog most messages end here.
+func (d *Dispatcher) skim(ws []*work) (rest []*work) {
+	now := time.Now()
+	var full []*work
+	d.mu.Lock()
+	for _, w := range ws {
+		if l := d.digests[w.msg.caller]; l != nil && d.fullLocked(l) {
+			w.delay, w.why = l.waitLocked(w, now), CauseBulkhead
+			full = append(full, w)
+		} else {
+			rest = append(rest, w)
 		}
 	}
+	d.mu.Unlock()
+	d.putOffFull(full)
+	return rest
 }
 
 // withhold puts off a message whose caller may not be called for now.
@@ -145,10 +192,12 @@ func (d *Dispatcher) withhold(w *work, err error) {
 	d.puts.add(w)
 }
 
-// mayQueueLocked is how long a caller's queue may get: half of what is free. A
-// caller that hangs leaves the other half to the rest, a second one a quarter,
-// and so on; everybody may have one.
-func (d *Dispatcher) mayQueueLocked() int { return max((d.cfg.MaxQueued-d.queued)/2, 1) }
+// fullLocked reports whether a caller's queue may grow no more: it may have half
+// of what is free, in messages and bytes. A caller that hangs leaves the other
+// half to the rest, a second one a quarter, and so on; everybody may have one.
+func (d *Dispatcher) fullLocked(l *lane) bool {
+	return len(l.queue) > 0 && (len(l.queue) >= (d.cfg.MaxQueued-d.queued)/2 || l.bytes >= (d.cfg.MaxQueuedBytes-d.bytes)/2)
+}
 
 // mayCallLocked is how many calls of a caller may run at a time, now.
 func (d *Dispatcher) mayCallLocked(l *lane) int {
@@ -164,10 +213,11 @@ var patience = [...]time.Duration{500 * time.Millisecond, 2 * time.Second, 8 * t
 // lately and a quarter faster, so that a receiver that speeds up is not kept
 // waiting. Each such message takes a place of its own in time: what was put off
 // together does not come back together.
-func (l *lane) waitLocked(w *work, calls int, now time.Time) time.Duration {
+func (l *lane) waitLocked(w *work, now time.Time) time.Duration {
 	longest := patience[min(int(w.msg.deferrals), len(patience)-1)]
-	each := l.took / time.Duration(max(calls, 1)) * 4 / 5
-	if first := now.Add(each * time.Duration(len(l.queue))); l.next.Before(first) {
+	each := l.each * 4 / 5
+	// Half of the queue: it must not run dry before they come.
+	if first := now.Add(each * time.Duration(len(l.queue)/2)); l.next.Before(first) {
 		l.next = first
 	}
 	l.next = l.next.Add(each)
@@ -192,7 +242,7 @@ func (d *Dispatcher) pumpLocked(l *lane, now time.Time) {
 		w := l.queue[0]
 		l.queue[0] = nil
 		l.queue = l.queue[1:]
-		d.queued--
+		d.queuedLocked(l, w, -1)
 		l.inFlight++
 		d.inFlight++
 		w.slot = true
@@ -217,15 +267,22 @@ func (d *Dispatcher) shutLocked(l *lane, wait time.Duration) {
 	for _, w := range l.queue {
 		w.delay = min(wait+spread(w.msg.base, uint32(w.msg.deferrals), wait/2+time.Second), engine.MaxQueueDelay)
 		w.why = CauseBreaker
+		d.queuedLocked(l, w, -1)
 	}
 	d.cfg.Events.deferred(CauseBreaker, len(l.queue))
 	d.puts.add(l.queue...)
-	d.queued -= len(l.queue)
 	l.queue = nil
 }
 
+type called bool
+
+const (
+	wasCalled called = true
+	notCalled called = false
+)
+
 // free gives a place back.
-func (d *Dispatcher) free(w *work, took time.Duration) {
+func (d *Dispatcher) free(w *work, did called) {
 	now := time.Now()
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -236,8 +293,13 @@ func (d *Dispatcher) free(w *work, took time.Duration) {
 	l := w.lane
 	l.inFlight--
 	d.inFlight--
-	if took > 0 {
-		l.took += (took - l.took) / 8
+	if did == wasCalled {
+		if !l.ended.IsZero() {
+			l.each += (now.Sub(l.ended) - l.each) / 64
+		}
+		if l.ended = now; len(l.queue) == 0 {
+			l.ended = time.Time{} // what follows is no pace of the receiver's
+		}
 	}
 	d.cfg.Events.inFlight(l.caller, l.inFlight)
 	d.pumpLocked(l, now)

@@ -124,7 +124,7 @@ func TestToQueue(t *testing.T) {
 		q := newHeapQueue(5)
 		publish := ToQueue(q)
 		at := time.Now().Add(5 * time.Minute)
-		x := indexRow([16]byte{1}, 3, at.UnixMilli(), 2)
+		x := indexRow([16]byte{1}, &engine.Trigger{Gen: 3, NextAt: at.UnixMilli(), Attempts: 2})
 		if err := publish(t.Context(), []engine.Timer{x}); err != nil {
 			t.Fatal(err)
 		}

@@ -186,7 +186,7 @@ func TestAppendLog(t *testing.T) {
 func TestMessage(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
-		m := message{gen: rapid.Uint32().Draw(t, "gen"), attempt: rapid.Uint16().Draw(t, "attempt"), deferrals: rapid.Uint16().Draw(t, "deferrals")}
+		m := message{gen: rapid.Uint32().Draw(t, "gen"), attempt: rapid.Uint16().Draw(t, "attempt"), deferrals: rapid.Uint16().Draw(t, "deferrals"), caller: rapid.Uint64().Draw(t, "caller")}
 		copy(m.base[:], rapid.SliceOfN(rapid.Byte(), 16, 16).Draw(t, "base"))
 		if got, ok := decodeMessage(m.encode()); !ok || got != m {
 			t.Fatalf("%+v became %+v", m, got)

@@ -141,7 +141,7 @@ func (d *Dispatcher) park(ctx context.Context, ws []*work) {
 	d.unname(ws)
 	ts := make([]engine.Timer, len(ws))
 	for i, w := range ws {
-		ts[i] = indexRow(w.msg.base, w.row.Gen, w.row.NextAt, w.row.Attempts)
+		ts[i] = indexRow(w.msg.base, &w.row)
 	}
 	if !d.until(ctx, "timers", func() error { return d.cfg.Later.Put(ctx, ts) }) {
 		return

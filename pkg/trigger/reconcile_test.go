@@ -42,7 +42,7 @@ func (p *plant) put(n int, t engine.Trigger, indexGen, messageGen int) string {
 		}
 	}
 	if indexGen >= 0 {
-		if err := p.store.Timers().Put(ctx, testShards, []engine.Timer{indexRow(b, uint32(indexGen), t.NextAt, t.Attempts)}); err != nil {
+		if err := p.store.Timers().Put(ctx, testShards, []engine.Timer{indexRow(b, &engine.Trigger{Gen: uint32(indexGen), NextAt: t.NextAt})}); err != nil {
 			p.t.Fatal(err)
 		}
 	}

@@ -130,7 +130,7 @@ func (s *Service) storeItems(ctx context.Context, owner *engine.Caller, items []
 	for _, it := range items {
 		if it.err == nil {
 			rows = append(rows, it.row)
-			index = append(index, indexRow(it.base, 0, it.row.FireAt, 0))
+			index = append(index, indexRow(it.base, &it.row))
 		}
 	}
 	if len(rows) == 0 {

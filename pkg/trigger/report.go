@@ -163,7 +163,7 @@ func (r *Reconciler) repair(ctx context.Context, fs []Finding, done *Applied) er
 		base, _ := parseID(t.ID) // class has read it
 		switch class {
 		case FindNoIndex:
-			index = append(index, indexRow(base, t.Gen, t.NextAt, t.Attempts))
+			index = append(index, indexRow(base, &t))
 			done.Changed[class]++
 		case FindLetterOwed:
 			letters = append(letters, letterOf(&t))
@@ -171,7 +171,7 @@ func (r *Reconciler) repair(ctx context.Context, fs []Finding, done *Applied) er
 			swaps, classes = append(swaps, engine.TriggerSwap{Old: f.Version, New: t}), append(classes, class)
 		default:
 			t = enqueueAnew(t, ceilMillis(now))
-			index = append(index, indexRow(base, t.Gen, t.NextAt, t.Attempts))
+			index = append(index, indexRow(base, &t))
 			swaps, classes = append(swaps, engine.TriggerSwap{Old: f.Version, New: t}), append(classes, class)
 		}
 	}

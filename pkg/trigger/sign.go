@@ -5,8 +5,10 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/base64"
+	"hash"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
@@ -73,21 +75,38 @@ func keysOf(secrets []engine.CallerSecret, now int64) (keys [][]byte) {
 	return keys
 }
 
-// signature returns webhook-signature: v1 and the HMAC over id.timestamp.body,
-// once per key.
-func signature(keys [][]byte, id string, at int64, body []byte) string {
-	head := id + "." + strconv.FormatInt(at, 10) + "."
-	out := make([]byte, 0, 48*len(keys))
+// signer makes signatures with a caller's keys. Safe for concurrent use.
+type signer struct {
+	macs []sync.Pool // of hash.Hash, one per key: keying one costs as much as a signature
+}
+
+func newSigner(keys [][]byte) *signer {
+	s := &signer{macs: make([]sync.Pool, len(keys))}
+	for i := range keys {
+		s.macs[i].New = func() any { return hmac.New(sha256.New, keys[i]) }
+	}
+	return s
+}
+
+// sign returns webhook-signature: v1 and the HMAC over id.timestamp.body, once
+// per key.
+func (s *signer) sign(id string, at int64, body []byte) string {
+	var buf [128]byte
+	head := append(append(buf[:0], id...), '.')
+	head = append(strconv.AppendInt(head, at, 10), '.')
+	out := make([]byte, 0, 48*len(s.macs))
 	var sum [sha256.Size]byte
-	for i, key := range keys {
-		mac := hmac.New(sha256.New, key)
-		mac.Write([]byte(head))
+	for i := range s.macs {
+		mac := s.macs[i].Get().(hash.Hash)
+		mac.Reset()
+		mac.Write(head)
 		mac.Write(body)
 		if i > 0 {
 			out = append(out, ' ')
 		}
 		out = append(out, "v1,"...)
 		out = base64.StdEncoding.AppendEncode(out, mac.Sum(sum[:0]))
+		s.macs[i].Put(mac)
 	}
 	return string(out)
 }

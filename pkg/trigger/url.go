@@ -27,23 +27,34 @@ type target struct {
 	isIP   bool
 }
 
-func (t *target) String() string {
-	var b strings.Builder
-	b.WriteString(t.scheme)
-	b.WriteString("://")
-	if t.isIP && strings.Contains(t.host, ":") {
-		b.WriteString("[" + t.host + "]")
-	} else {
-		b.WriteString(t.host)
+// url is t as net/http takes it.
+func (t *target) url() *url.URL {
+	u := &url.URL{Scheme: t.scheme, Host: t.authority(), RawQuery: t.query, Path: t.path}
+	if strings.IndexByte(t.path, '%') >= 0 {
+		u.RawPath = t.path
+		u.Path, _ = url.PathUnescape(t.path) // parsePath has seen it
+	}
+	return u
+}
+
+// authority is the host, and the port unless it is the scheme's own.
+func (t *target) authority() string {
+	host := t.host
+	if t.isIP && strings.Contains(host, ":") {
+		host = "[" + host + "]"
 	}
 	if t.port != defaultPort(t.scheme) {
-		b.WriteString(":" + strconv.Itoa(int(t.port)))
+		host += ":" + strconv.Itoa(int(t.port))
 	}
-	b.WriteString(t.path)
+	return host
+}
+
+func (t *target) String() string {
+	s := t.scheme + "://" + t.authority() + t.path
 	if t.query != "" {
-		b.WriteString("?" + t.query)
+		s += "?" + t.query
 	}
-	return b.String()
+	return s
 }
 
 // under reports whether t is base or below it. A base's path ends at a slash, so
