@@ -31,6 +31,7 @@ const (
 // PayloadForm is how a payload was given, and is delivered.
 type PayloadForm uint8
 
+// The forms.
 const (
 	PayloadText   PayloadForm = 0 // UTF-8, as a JSON string
 	PayloadJSON   PayloadForm = 1 // an object or array, embedded as it was written

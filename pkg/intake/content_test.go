@@ -128,7 +128,7 @@ func TestRefusedBeforeAProvider(t *testing.T) {
 	for _, id := range []string{".", "..", "/", "a\u202eb", "\u2066a", "a\u0085", "a\u009b31m", "a\x7f", "\x1b[2J", "user-of-more-than-sixteen\u202e"} {
 		try(t, notify.Push, user(id), text[notify.Push], "bad_user_id", "to.user_id")
 	}
-	for _, id := range []string{"...", "//", ".a", "a.", "a/b", "%2e%2e", "é", "می‌خواهم", "user-of-more-than-sixteen"} {
+	for _, id := range []string{"...", "//", ".a", "a.", "a/b", "%2e%2e", "é", "می\u200cخواهم", "user-of-more-than-sixteen"} {
 		try(t, notify.Push, user(id), text[notify.Push], "", "")
 	}
 	for ch, list := range map[notify.Channel][]string{

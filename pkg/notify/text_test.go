@@ -26,7 +26,7 @@ func TestCheckUserID(t *testing.T) {
 	f("../a", "")
 	f("a/b c%2f", "")
 	f("ann\xff", RuleUserIDUTF8)
-	for _, id := range []string{"ann", "Ünïcødé", "山田", "عمر", "می‌خواهم", "👩‍🔧"} { // joiners are part of words
+	for _, id := range []string{"ann", "Ünïcødé", "山田", "عمر", "می\u200cخواهم", "👩\u200d🔧"} { // joiners are part of words
 		f(id, "")
 	}
 	for _, r := range []rune{0, '\t', '\n', 0x1b, 0x7f, 0x80, 0x85, 0x9b, 0x9f, 0x061c, 0x200e, 0x200f, 0x2028, 0x2029, 0x202a, 0x202e, 0x2066, 0x2069} {

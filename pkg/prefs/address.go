@@ -22,7 +22,7 @@ var (
 	errAddressSize = fmt.Errorf("an address is UTF-8 of at most %d bytes", notify.MaxAddress)
 	errPush        = errors.New("a push address is apns: or fcm: and a token")
 	errAPNs        = errors.New("a token behind apns: is hexadecimal digits")
-	errFCM         = errors.New("a token behind fcm: is letters, digits and -_.:")
+	errFCM         = errors.New("a token behind fcm: is letters, digits and the characters -_.: alone")
 	errPhone       = errors.New("a phone number is E.164: + and 7 to 15 digits, the first not 0")
 	errMail        = errors.New("an e-mail address is local@domain, without a name, quotes or a comment")
 	errLocal       = errors.New("what stands before the @ is 1 to 64 bytes of letters, digits and !#$%&'*+-/=?^_`{|}~, with single dots between")

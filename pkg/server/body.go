@@ -113,7 +113,7 @@ func (b *body) readAll(ctx context.Context, src io.Reader, limit, length int64, 
 		switch {
 		case int64(n) > limit:
 			return n, tooLarge(limit)
-		case err == io.EOF, int64(n) == length:
+		case errors.Is(err, io.EOF), int64(n) == length:
 			b.data = b.buf.b[:n]
 			return n, nil
 		case err != nil:
@@ -154,7 +154,7 @@ var errBehindGzip = errors.New("bytes follow the gzip data that are no gzip data
 func (z *inflater) Read(p []byte) (int, error) {
 	n, err := z.Reader.Read(p)
 	switch {
-	case err != io.EOF:
+	case !errors.Is(err, io.EOF):
 		return n, err
 	case n > 0:
 		return n, nil // the end is met again
