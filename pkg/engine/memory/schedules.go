@@ -119,7 +119,7 @@ func (s schedules) Swap(ctx context.Context, old uint64, h engine.ScheduleHead) 
 
 // lastFire is the last known fire time of a schedule.
 func (s schedules) lastFire(x *engine.Schedule) int64 {
-	if h, ok := s.heads[x.Base]; ok {
+	if h := s.heads[x.Base]; h.FireAt != 0 {
 		return h.FireAt
 	}
 	return x.FireAt
@@ -146,7 +146,7 @@ func (s schedules) Purge(ctx context.Context, before int64, max int) (int, error
 		delete(s.heads, x.Base)
 	}
 	for b, h := range s.heads { // of nothing: nobody else forgets them
-		if _, ok := s.scheduled[b]; !ok && h.FireAt < before {
+		if _, ok := s.scheduled[b]; !ok && h.FireAt != 0 && h.FireAt < before {
 			delete(s.heads, b)
 		}
 	}

@@ -7,6 +7,11 @@
 // the next start (failstop.go): a write that was not stored is never answered
 // with nil.
 //
+// Reads of rows that are swapped (heads, triggers) wait for whoever is writing
+// them, so that nobody acts on what a loss of power takes back. Two things are
+// not durable when they are answered, because losing them only repeats a
+// delivery: an acknowledgement of a message, and until when somebody has it.
+//
 // Keys begin with one byte that names the table. Integers are big-endian;
 // signed ones have their sign bit flipped, and ~x sorts descending. str is two
 // bytes of length and the bytes. dl is a dead letter's base, index, fan, epoch.

@@ -46,12 +46,12 @@ type known struct {
 	schedule engine.Schedule
 	head     engine.ScheduleHead
 	exists   bool // the schedule
-	touched  bool // there is a head
 }
 
-// fireAt is the last known fire time, ok where there is any.
+// fireAt is the last known fire time, ok where there is any. A head's of 0 is
+// the schedule's own.
 func (n *known) fireAt() (at int64, ok bool) {
-	if n.touched {
+	if n.head.FireAt != 0 {
 		return n.head.FireAt, true
 	}
 	return n.schedule.FireAt, n.exists
@@ -59,7 +59,7 @@ func (n *known) fireAt() (at int64, ok bool) {
 
 func (t *schedules) known(ctx context.Context, base notify.Base) (n known, err error) {
 	if n.schedule, n.exists, err = t.Get(ctx, base); err == nil {
-		n.head, n.touched, err = t.head(base)
+		n.head, _, err = t.head(base)
 	}
 	return n, err
 }
@@ -86,12 +86,15 @@ func (t *schedules) Swap(ctx context.Context, old uint64, h engine.ScheduleHead)
 	v = appendInt64(v, h.At)
 	err = t.s.commit.write(ctx, func(tx tx) {
 		tx.set(k, v)
-		at, listed := was.fireAt()
-		if listed && at != h.FireAt {
-			tx.delete(appendScheduleFire(nil, at, h.Base))
+		before, listed := was.fireAt()
+		is := was
+		is.head = h
+		at, lists := is.fireAt()
+		if listed && (!lists || before != at) {
+			tx.delete(appendScheduleFire(nil, before, h.Base))
 		}
-		if !listed || at != h.FireAt {
-			tx.set(appendScheduleFire(nil, h.FireAt, h.Base), nil)
+		if lists && (!listed || before != at) {
+			tx.set(appendScheduleFire(nil, at, h.Base), nil)
 		}
 	}, func(error) { unlock() })
 	if err != nil {

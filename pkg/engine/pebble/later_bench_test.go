@@ -33,6 +33,21 @@ func registration(n uint64) (engine.Schedule, engine.Timer) {
 	return x, engine.Timer{FireAt: at, ID: append(base[:], 0, 0, 0, 0, 0, 0), Kind: 1, Target: "notifications-push", Payload: make([]byte, 200), Head: base, Weight: 1}
 }
 
+// BenchmarkPutScheduled writes a schedule and its timer: in one commit, in two,
+// and the same keys and values by Pebble's own batches. The best of three runs
+// on 2 cores and a disk that others were using, too, which moved each by a
+// factor of 2; CPU time by a tenth:
+//
+//	                                  timers/s   CPU each
+//	16 writers, 64 a call: Pebble      169,500     3.4 us
+//	                       in one      155,900     3.8 us
+//	                       in two      119,700     4.1 us
+//	64 writers, 1 a call:  Pebble       15,600      12 us
+//	                       in one       24,200      11 us
+//	                       in two        8,500      19 us
+//	1 writer, 1 a call:    Pebble  1,300-2,300     112 us
+//	                       in one        1,100     126 us
+//	                       in two          570     234 us
 func BenchmarkPutScheduled(b *testing.B) {
 	ctx := context.Background()
 	both := func(s *Store, xs []engine.Schedule, ts []engine.Timer) error { return s.PutScheduled(ctx, xs, 64, ts) }
@@ -144,6 +159,20 @@ func report(b *testing.B, began time.Duration) {
 	b.ReportMetric(0, "ns/op")
 }
 
+// BenchmarkTriggers, BenchmarkQueue and BenchmarkTriggerLife: batches of 64 from
+// 16 goroutines on a disk, the calmest of several runs on 2 shared cores.
+//
+//	                                 triggers/s   CPU each
+//	create                              170,000    5.6 us
+//	swap                                217,000    7.2 us
+//	enqueue                             411,000    1.1 us
+//	receive + ack                       154,000    3.6 us
+//	enqueue + receive + ack             135,000    4.2 us
+//	a whole life, of two swaps           62,000     24 us
+//
+// Of a life, memtables take 22 %, flushes and compactions 25 %, reads before
+// swaps 16 %. Keeping headers of rows in memory would save 9 %, and was not worth
+// a second place where versions are kept.
 func BenchmarkTriggers(b *testing.B) {
 	ctx := context.Background()
 	all := func(b *testing.B, won []bool, err error) {

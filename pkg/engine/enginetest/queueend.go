@@ -1,0 +1,180 @@
+package enginetest
+
+import (
+	"strconv"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+type runQueue func(name string, fn func(t *testing.T, q engine.Queue, reopen func() engine.Queue))
+
+func acks(run runQueue) {
+	run("Ack removes messages", func(t *testing.T, q engine.Queue, reopen func() engine.Queue) {
+		var ms []engine.Message
+		for i := range 100 {
+			ms = append(ms, message(strconv.Itoa(i), 0))
+		}
+		must(t, q.Enqueue(bg, ms))
+		ds := now(t, q, 60, time.Second)
+		must(t, q.Ack(bg, receipts(ds)))
+		must(t, q.Ack(bg, receipts(ds))) // again: nothing
+		must(t, q.Ack(bg, []string{"nonsense", ""}))
+		must(t, q.Ack(bg, nil))
+		time.Sleep(time.Hour)
+		same(t, "left", depth(t, q).Ready, 40)
+		same(t, "the next", bodies(now(t, q, 100, time.Second))[0], "60")
+		if reopen == nil {
+			return
+		}
+		// A message stored after an acknowledgement is durable; with it what was
+		// before it.
+		must(t, q.Enqueue(bg, []engine.Message{message("new", 0)}))
+		q = reopen()
+		same(t, "left after a restart", depth(t, q).Ready, 41)
+	})
+	run("a receipt that is over changes nothing: the message is received again", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
+		must(t, q.Enqueue(bg, []engine.Message{message("a", 0)}))
+		first := now(t, q, 1, time.Second)
+		time.Sleep(time.Second)
+		must(t, q.Ack(bg, receipts(first))) // its visibility has ended
+		second := now(t, q, 1, time.Hour)
+		same(t, "received again", bodies(second), []string{"a"})
+		must(t, q.Ack(bg, receipts(first))) // it is somebody else's
+		same(t, "in flight", depth(t, q).InFlight, 1)
+		must(t, q.Ack(bg, receipts(second)))
+		same(t, "gone", depth(t, q), engine.QueueDepth{})
+	})
+}
+
+func releases(run runQueue) {
+	run("Release gives a message back, to be received after delay; the receive counts", func(t *testing.T, q engine.Queue, reopen func() engine.Queue) {
+		must(t, q.Enqueue(bg, []engine.Message{message("a", 0)}))
+		first := now(t, q, 1, time.Hour)
+		got := make(chan []engine.Delivery)
+		go func() {
+			ds, err := q.Receive(bg, 1, time.Hour)
+			if err != nil {
+				t.Error(err)
+			}
+			got <- ds
+		}()
+		synctest.Wait()
+		start := time.Now()
+		must(t, q.Release(bg, first[0].Receipt, 10*time.Second))
+		second := <-got
+		if d := time.Since(start); d < 10*time.Second || d > 11*time.Second {
+			t.Fatalf("received after %v, want 10s", d)
+		}
+		same(t, "receives", second[0].Receives, 2)
+		must(t, q.Release(bg, second[0].Receipt, 0))
+		third := now(t, q, 1, time.Hour)
+		same(t, "at once", bodies(third), []string{"a"})
+		if reopen == nil {
+			return
+		}
+		must(t, q.Enqueue(bg, []engine.Message{message("b", 0)}))
+		must(t, q.Release(bg, now(t, q, 1, time.Hour)[0].Receipt, 20*time.Second))
+		time.Sleep(15 * time.Second)
+		q = reopen()
+		same(t, "early after a restart", bodies(now(t, q, 10, time.Hour)), []string(nil))
+		time.Sleep(5 * time.Second)
+		same(t, "receives after a restart", now(t, q, 1, time.Hour)[0].Receives, 2)
+	})
+	run("Release with a receipt that is over changes nothing; a delay out of range is notify.KindInvalid", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
+		must(t, q.Enqueue(bg, []engine.Message{message("a", 0)}))
+		first := now(t, q, 1, time.Second)
+		time.Sleep(time.Second)
+		must(t, q.Release(bg, first[0].Receipt, engine.MaxQueueDelay))
+		second := now(t, q, 1, time.Hour)
+		same(t, "received all the same", bodies(second), []string{"a"})
+		must(t, q.Release(bg, first[0].Receipt, 0))
+		must(t, q.Release(bg, "nonsense", 0))
+		same(t, "in flight", depth(t, q), engine.QueueDepth{InFlight: 1})
+		for _, bad := range []time.Duration{-1, engine.MaxQueueDelay + 1} {
+			wantKind(t, q.Release(bg, second[0].Receipt, bad), notify.KindInvalid)
+		}
+		same(t, "still in flight", depth(t, q), engine.QueueDepth{InFlight: 1})
+	})
+}
+
+func dead(run runQueue) {
+	run("a message received more than MaxReceives times without an acknowledgement is dead: kept apart, given to nobody", func(t *testing.T, q engine.Queue, reopen func() engine.Queue) {
+		must(t, q.Enqueue(bg, []engine.Message{message("dies late", 0)}))
+		must(t, q.Enqueue(bg, []engine.Message{message("dies", 0)}))
+		must(t, q.Enqueue(bg, []engine.Message{message("lives", 0)}))
+		for i := range QueueReceives {
+			for _, d := range now(t, q, 10, time.Hour) {
+				same(t, "receives", d.Receives, i+1)
+				switch string(d.Body) {
+				case "lives":
+					if i == QueueReceives-1 {
+						must(t, q.Ack(bg, []string{d.Receipt}))
+						continue
+					}
+					must(t, q.Release(bg, d.Receipt, 0))
+				case "dies late":
+					must(t, q.Extend(bg, []string{d.Receipt}, 2*time.Second)) // visibility ends
+				default:
+					must(t, q.Release(bg, d.Receipt, time.Second))
+				}
+			}
+			time.Sleep(2 * time.Second)
+		}
+		must(t, q.Enqueue(bg, []engine.Message{message("another", 0)}))
+		same(t, "received", bodies(now(t, q, 10, time.Hour)), []string{"another"})
+		check := func() {
+			t.Helper()
+			all := val(q.Dead(bg, 10))(t)
+			same(t, "dead, oldest first", bodies(all), []string{"dies late", "dies"})
+			same(t, "their receives", []int{all[0].Receives, all[1].Receives}, []int{QueueReceives, QueueReceives})
+			same(t, "max", bodies(val(q.Dead(bg, 1))(t)), []string{"dies late"})
+			same(t, "max 0", bodies(val(q.Dead(bg, 0))(t)), []string(nil))
+			same(t, "depth", depth(t, q).Dead, 2)
+		}
+		check()
+		if reopen != nil {
+			q = reopen()
+			check()
+		}
+		for _, d := range val(q.Dead(bg, 10))(t) {
+			must(t, q.Extend(bg, []string{d.Receipt}, time.Second))
+			must(t, q.Release(bg, d.Receipt, 0))
+		}
+		time.Sleep(time.Minute)
+		check() // nothing revives it
+	})
+	run("Ack removes a dead message by the receipt that Dead gave it", func(t *testing.T, q engine.Queue, reopen func() engine.Queue) {
+		must(t, q.Enqueue(bg, []engine.Message{message("a", 0), message("b", 0)}))
+		var last []engine.Delivery
+		for range QueueReceives {
+			last = val(q.Receive(bg, 2, time.Second))(t)
+			time.Sleep(time.Second)
+		}
+		must(t, q.Ack(bg, receipts(last))) // over
+		all := val(q.Dead(bg, 10))(t)
+		same(t, "dead", bodies(all), []string{"a", "b"})
+		must(t, q.Ack(bg, receipts(all[:1])))
+		must(t, q.Enqueue(bg, []engine.Message{message("c", 0)}))
+		if reopen != nil {
+			q = reopen()
+		}
+		same(t, "left", bodies(val(q.Dead(bg, 10))(t)), []string{"b"})
+		same(t, "depth", depth(t, q).Dead, 1)
+	})
+	run("a message whose last visibility has not ended is not dead", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
+		must(t, q.Enqueue(bg, []engine.Message{message("a", 0)}))
+		var last []engine.Delivery
+		for range QueueReceives {
+			last = val(q.Receive(bg, 1, time.Minute))(t)
+		}
+		same(t, "in flight", depth(t, q), engine.QueueDepth{InFlight: 1})
+		same(t, "dead", bodies(val(q.Dead(bg, 10))(t)), []string(nil))
+		must(t, q.Ack(bg, receipts(last)))
+		time.Sleep(time.Hour)
+		same(t, "acknowledged", depth(t, q), engine.QueueDepth{})
+	})
+}

@@ -1,0 +1,142 @@
+package pebble
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/binary"
+	"slices"
+	"time"
+)
+
+// A receipt is a kind, the life of the queue, slot, seq and receives.
+const receiptLen = 1 + 4 + 4 + 8 + 2
+
+const (
+	receiptHeld byte = 'h'
+	receiptDead byte = 'd'
+)
+
+func (q *queue) receipt(slot uint32, seq uint64, receives uint16) string {
+	return q.receiptOf(receiptHeld, slot, seq, receives)
+}
+
+func (q *queue) receiptOf(kind byte, slot uint32, seq uint64, receives uint16) string {
+	b := append(make([]byte, 0, receiptLen), kind)
+	b = append(b, q.life[:]...)
+	b = binary.BigEndian.AppendUint32(b, slot)
+	b = binary.BigEndian.AppendUint64(b, seq)
+	b = binary.BigEndian.AppendUint16(b, receives)
+	return base64.RawURLEncoding.EncodeToString(b)
+}
+
+// named returns the message of a receipt, nil when that is over. Must be called
+// with mu held.
+func (q *queue) named(receipt string, now int64, kinds ...byte) (slot uint32, m *queued) {
+	var b [receiptLen + 3]byte
+	if len(receipt) != base64.RawURLEncoding.EncodedLen(receiptLen) {
+		return 0, nil
+	}
+	n, err := base64.RawURLEncoding.Decode(b[:], []byte(receipt))
+	if err != nil || n != receiptLen || !slices.Contains(kinds, b[0]) || [4]byte(b[1:5]) != q.life {
+		return 0, nil
+	}
+	slot = binary.BigEndian.Uint32(b[5:])
+	m = q.index.at(slot, binary.BigEndian.Uint64(b[9:]))
+	if m == nil || m.receives != binary.BigEndian.Uint16(b[17:]) {
+		return 0, nil
+	}
+	want := messageHeld
+	if b[0] == receiptDead {
+		want = messageDead
+	}
+	if m.state(now, q.maxReceives) != want {
+		return 0, nil
+	}
+	return slot, m
+}
+
+func (q *queue) Extend(ctx context.Context, receipts []string, visibility time.Duration) error {
+	if err := checkVisibility(visibility); err != nil {
+		return err
+	}
+	if err := q.s.writable(ctx); err != nil {
+		return err
+	}
+	q.mu.Lock()
+	now := q.now()
+	for _, r := range receipts {
+		if slot, m := q.named(r, now, receiptHeld); m != nil {
+			q.index.move(slot, now+int64(visibility))
+		}
+	}
+	q.mu.Unlock()
+	q.wakeOne() // it may be sooner than before
+	return nil
+}
+
+func (q *queue) Ack(ctx context.Context, receipts []string) error {
+	type leaving struct {
+		slot uint32
+		seq  uint64
+	}
+	gone := make([]leaving, 0, len(receipts))
+	q.mu.Lock()
+	now := q.now()
+	for _, r := range receipts {
+		if slot, m := q.named(r, now, receiptHeld, receiptDead); m != nil {
+			q.index.remove(slot) // nobody gets it meanwhile
+			m.dead = false
+			gone = append(gone, leaving{slot, m.seq})
+		}
+	}
+	q.mu.Unlock()
+	if len(gone) == 0 {
+		return q.s.writable(ctx)
+	}
+	err := q.s.commit.post(ctx, func(tx tx) {
+		k := q.key(tMessage, 0)
+		for _, table := range []byte{tMessage, tReceived} {
+			k[0] = table
+			for _, g := range gone {
+				binary.BigEndian.PutUint64(k[len(k)-8:], g.seq)
+				tx.delete(k)
+			}
+		}
+	})
+	q.mu.Lock()
+	for _, g := range gone {
+		if err == nil {
+			q.index.forget(g.slot)
+		} else {
+			q.index.push(g.slot)
+		}
+	}
+	q.mu.Unlock()
+	if err != nil {
+		q.wakeOne()
+	}
+	return err
+}
+
+func (q *queue) Release(ctx context.Context, receipt string, delay time.Duration) error {
+	if err := checkDelay(delay); err != nil {
+		return err
+	}
+	if err := q.s.writable(ctx); err != nil {
+		return err
+	}
+	q.mu.Lock()
+	now := q.now()
+	slot, m := q.named(receipt, now, receiptHeld)
+	var seq uint64
+	if m != nil {
+		m.held, seq = false, m.seq
+		q.index.move(slot, now+int64(delay))
+	}
+	q.mu.Unlock()
+	if seq == 0 {
+		return nil
+	}
+	q.wakeOne()
+	return q.s.commit.write(ctx, func(tx tx) { q.putReceived(tx, slot, seq) }, nil)
+}
