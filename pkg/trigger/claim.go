@@ -170,7 +170,7 @@ func (d *Dispatcher) settled(w *work) {
 		return
 	}
 	d.cfg.hit("trigger-retry-before-index")
-	if wait := time.UnixMilli(w.row.NextAt).Sub(time.Now()); wait > d.cfg.Hold {
+	if wait := time.Until(time.UnixMilli(w.row.NextAt)); wait > d.cfg.Hold {
 		d.index.add(w)
 	} else {
 		w.delay = max(wait, 0)

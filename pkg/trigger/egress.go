@@ -78,7 +78,10 @@ func NewEgress(cfg EgressConfig) (*Egress, error) {
 	if e.cfg.Timeout < 0 || e.cfg.MaxAnswer < 0 || e.cfg.MaxIdle < 0 || e.cfg.MaxIdlePerHost < 0 || e.cfg.IdleTimeout < 0 {
 		return nil, errors.New("trigger: limits of the egress must not be negative")
 	}
-	return e, e.SetPolicy(cfg.Policy)
+	if err := e.SetPolicy(cfg.Policy); err != nil {
+		return nil, err
+	}
+	return e, nil
 }
 
 // SetPolicy replaces the policy. Calls that start after it returned use

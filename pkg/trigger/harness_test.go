@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
-	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -222,8 +221,6 @@ type plant struct {
 	cfg   DispatcherConfig
 	scfg  Config
 	evs   *tallies
-
-	stop func()
 }
 
 // tallies counts events.
@@ -404,5 +401,3 @@ func prefixes(ps ...string) (out []netip.Prefix) {
 	}
 	return out
 }
-
-func contains(ss []string, s string) bool { return slices.Contains(ss, s) }

@@ -74,7 +74,7 @@ func TestMachine(t *testing.T) {
 		x := testTerms()
 		x.maxLost = 3
 		now := int64(1_000_000_000_000)
-		b := notify.Base{byte(rapid.Byte().Draw(t, "base"))}
+		b := notify.Base{rapid.Byte().Draw(t, "base")}
 		row := engine.Trigger{ID: idOf(b), State: engine.TriggerPending, FireAt: now, NextAt: now}
 		if n := rapid.IntRange(0, 4).Draw(t, "waits"); n > 0 {
 			for range n {

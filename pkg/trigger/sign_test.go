@@ -151,7 +151,7 @@ func TestParseSecret(t *testing.T) {
 	f(strings.TrimPrefix(enc(32), "whsec_"), -1)
 	f("whsec_%%%", -1)
 	f("", -1)
-	if NewSecret() == NewSecret() {
+	if a, b := NewSecret(), NewSecret(); a == b {
 		t.Error("two secrets are the same")
 	}
 	if keys := keysOf([]engine.CallerSecret{{Secret: "whsec_x"}, {Secret: enc(32), Expires: 10}, {Secret: enc(24)}}, 10); len(keys) != 1 || len(keys[0]) != 24 {
