@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/engine/pebble"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -136,9 +137,26 @@ func dispatchAll(b *testing.B, p *plant, url string, n int) (rate float64, cpu t
 // BenchmarkP8 compares the dispatch of triggers that are due now, with state
 // rows, claims, signatures, guard and outcomes, with a bare loop of net/http
 // that posts the same bodies to the same receiver, in one process, turn about.
+// pebble has rows and messages in the embedded store, each write fsynced.
 func BenchmarkP8(b *testing.B) {
-	url, _ := benchSink(b)
-	p := benchPlant(b, url)
+	for _, engines := range []string{"memory", "pebble"} {
+		b.Run(engines, func(b *testing.B) {
+			url, _ := benchSink(b)
+			p := benchPlant(b, url)
+			if engines == "pebble" {
+				s, err := pebble.Open(pebble.Config{Dir: b.TempDir()})
+				if err != nil {
+					b.Fatal(err)
+				}
+				defer s.Close()
+				p.cfg.Triggers, p.cfg.Queue = s.Triggers(), s.Queue("triggers", 1000)
+			}
+			compareP8(b, engines, p, url)
+		})
+	}
+}
+
+func compareP8(b *testing.B, engines string, p *plant, url string) {
 	bareLoop(b, url, 2000) // warm up
 	var bare, ours, bareCPU, oursCPU []float64
 	for b.Loop() {
@@ -152,8 +170,8 @@ func BenchmarkP8(b *testing.B) {
 	median := func(xs []float64) float64 { return slices.Sorted(slices.Values(xs))[len(xs)/2] }
 	r := median(ours) / median(bare)
 	b.ReportMetric(r, "ratio")
-	fmt.Printf("p8 bare_per_s=%.0f dispatched_per_s=%.0f ratio=%.2f bare_cpu_us=%.1f dispatched_cpu_us=%.1f cpu_ratio=%.2f\n",
-		median(bare), median(ours), r, median(bareCPU), median(oursCPU), median(bareCPU)/median(oursCPU))
+	fmt.Printf("p8 engines=%s bare_per_s=%.0f dispatched_per_s=%.0f ratio=%.2f bare_cpu_us=%.1f dispatched_cpu_us=%.1f cpu_ratio=%.2f\n",
+		engines, median(bare), median(ours), r, median(bareCPU), median(oursCPU), median(bareCPU)/median(oursCPU))
 }
 
 // cpuTime is the processor time of this process so far.
