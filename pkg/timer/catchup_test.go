@@ -212,7 +212,7 @@ func TestLogOutageBecomesBacklog(t *testing.T) {
 // not taken for complete with a row forgotten in it.
 func TestForgottenWhileClosing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSim(t, func(c *Config) { c.Shards = 1; c.MaxPending = 64; c.Batch = 8 })
+		s := newSim(t, func(c *Config) { c.Shards = 1; c.MaxPending = 8; c.Batch = 8 })
 		s.keeps = true
 		defer s.close()
 		a := s.start("a")

@@ -94,12 +94,33 @@ func TestColdDaysThatWereMissed(t *testing.T) {
 	})
 }
 
+// The cold table cannot be reached while its days pass: what is overdue then is
+// put under the minute of now, and released at once.
+func TestColdTableWasAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSim(t, slowPoll)
+		defer s.close()
+		a := s.start("a")
+		if err := a.e.Park(t.Context(), []engine.Timer{timerIn("x", 31*aDay)}); err != nil {
+			t.Fatal(err)
+		}
+		up := a.plan.Add(faulty.Rule{Method: "ColdTimers.*", Err: faulty.ErrDown})
+		wait(33 * aDay)
+		up()
+		wait(2 * time.Minute)
+		if n := len(s.of("x")); n != 1 {
+			t.Errorf("released %d times", n)
+		}
+	})
+}
+
 // A promotion is cut short anywhere: it is begun again, and nothing is dropped
 // before all of it is in the hot table.
 func TestPromotionCutShort(t *testing.T) {
-	for skip := range 6 {
+	for cut := range 7 { // six pages, and the end
 		synctest.Test(t, func(t *testing.T) {
 			s := newSim(t, slowPoll, func(c *Config) { c.Batch = 10; c.Shards = 1 })
+			s.keeps = true
 			defer s.close()
 			w, _ := s.writer()
 			const n = 60
@@ -109,24 +130,27 @@ func TestPromotionCutShort(t *testing.T) {
 				}
 			}
 			wait(30*aDay + time.Hour)
-			first := s.startWith("b", func(p *faulty.Plan) {
-				p.Add(faulty.Rule{Method: "Timers.Put", Skip: skip, Err: faulty.ErrDown})
-				p.Add(faulty.Rule{Method: "ColdTimers.Drop", Err: faulty.ErrDown})
+			first := s.startWith("a", func(p *faulty.Plan) {
+				if cut == 6 {
+					p.Add(faulty.Rule{Method: "ColdTimers.Drop", Err: faulty.ErrDown})
+				} else {
+					p.Add(faulty.Rule{Method: "Timers.Put", Skip: cut, Err: faulty.ErrDown})
+				}
 			})
 			wait(30 * time.Minute)
 			if cold := s.cold(); cold != n {
-				t.Errorf("skip %d: %d of %d cold after a promotion that failed", skip, cold, n)
+				t.Errorf("cut %d: %d of %d cold after a promotion that failed", cut, cold, n)
 			}
 			first.crash()
-			s.start("c")
+			s.start("b")
 			wait(2 * aDay)
 			for i := range n {
 				if len(s.of(fmt.Sprint(i))) == 0 {
-					t.Errorf("skip %d: %d is lost", skip, i)
+					t.Errorf("cut %d: %d is lost", cut, i)
 				}
 			}
 			if s.cold() != 0 {
-				t.Errorf("skip %d: %d cold rows left", skip, s.cold())
+				t.Errorf("cut %d: %d cold rows left", cut, s.cold())
 			}
 		})
 	}
@@ -192,8 +216,8 @@ func TestPurge(t *testing.T) {
 	})
 }
 
-// After an outage of more than 30 days a cancelled schedule's head is still
-// there when its timers are met.
+// After an outage of more than 30 days, of everything or of the cold table, a
+// cancelled schedule's head is still there when its timers are met.
 func TestPurgeSparesThePending(t *testing.T) {
 	for _, in := range []time.Duration{time.Hour, 31 * aDay} { // hot, cold
 		synctest.Test(t, func(t *testing.T) {
@@ -204,27 +228,32 @@ func TestPurgeSparesThePending(t *testing.T) {
 			if got := v.cancel(x); got != done {
 				t.Fatal(got)
 			}
-			wait(in + 40*aDay)
-			// Shards are owned again, and purged; rows cannot be read.
 			var up []func()
-			s.startWith("a", func(p *faulty.Plan) {
+			down := func(p *faulty.Plan) {
 				for _, method := range []string{"Timers.Scan", "ColdTimers.Scan"} {
 					up = append(up, p.Add(faulty.Rule{Method: method, Err: faulty.ErrDown}))
 				}
-			})
+			}
+			if in > 30*aDay {
+				s.startWith("a", down)
+			}
+			wait(in + 40*aDay)
+			if in < 30*aDay {
+				s.startWith("a", down)
+			}
 			wait(2 * time.Hour)
 			if _, ok, _ := s.mem.Schedules().Head(t.Context(), x.base); !ok {
-				t.Error("the head was forgotten before its timers were met")
+				t.Errorf("in %v: the head was forgotten before its timers were met", in)
 			}
 			for _, f := range up {
 				f()
 			}
 			wait(2 * aDay)
 			if n := s.firedAs(x, 0); n != 0 {
-				t.Errorf("released %d times", n)
+				t.Errorf("in %v: released %d times", in, n)
 			}
 			if _, ok, _ := s.mem.Schedules().Head(t.Context(), x.base); ok {
-				t.Error("the head is never forgotten")
+				t.Errorf("in %v: the head is never forgotten", in)
 			}
 		})
 	}

@@ -81,6 +81,56 @@ func TestSecondScan(t *testing.T) {
 	})
 }
 
+// A row that is stored while the scan of its time is under way, behind its
+// cursor: it goes into the wheel as it is stored.
+func TestParkDuringAScan(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSim(t, func(c *Config) { c.Shards = 1 })
+		s.through = lateScans{s.rows, 700 * time.Millisecond}
+		defer s.close()
+		a := s.start("a")
+		wait(10 * time.Second)
+		for i := range 40 {
+			a.park(fmt.Sprint(i), 1800*time.Millisecond)
+			wait(25 * time.Millisecond)
+		}
+		wait(4 * time.Second)
+		for i := range 40 {
+			if got := s.of(fmt.Sprint(i)); len(got) != 1 || got[0].late > 50*time.Millisecond {
+				t.Errorf("%d: %v", i, got)
+			}
+		}
+	})
+}
+
+// A minute that catching up has read before it was closed is read once more when
+// it is.
+func TestLateRowInACaughtUpMinute(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSim(t, func(c *Config) { c.Shards = 1 })
+		defer s.close()
+		if err := s.rows.Put(t.Context(), 1, []engine.Timer{timerIn("early", -5*time.Minute)}); err != nil {
+			t.Fatal(err)
+		}
+		var up func()
+		s.startWith("a", func(p *faulty.Plan) { up = p.Add(faulty.Rule{Method: "Timers.Advance", Err: faulty.ErrDown}) })
+		wait(5 * time.Second)
+		if len(s.of("early")) != 1 {
+			t.Fatal("nothing was caught up")
+		}
+		w, plan := s.writer()
+		plan.Add(faulty.Rule{Method: "Queue.*", Err: faulty.ErrDown})
+		if err := w.Park(t.Context(), []engine.Timer{timerIn("late", -5*time.Minute)}); err != nil {
+			t.Fatal(err)
+		}
+		up()
+		wait(5 * time.Second)
+		if n := len(s.of("late")); n != 1 {
+			t.Errorf("released %d times", n)
+		}
+	})
+}
+
 // A row in a minute below the watermark, of a writer that died before it could
 // write it again, is found by the same owner within the hour.
 func TestOrphanIsFoundWithinTheHour(t *testing.T) {

@@ -118,6 +118,33 @@ func TestNearWithLargePayload(t *testing.T) {
 	})
 }
 
+// A message whose row is gone, released by its owner, is not mixed up with the
+// row behind it.
+func TestNearWhoseRowIsGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, w, _ := nearSim(t)
+		defer s.close()
+		at := time.Now().UnixMilli()
+		p := parked{engine.Timer{FireAt: at, ID: []byte("gone"), Payload: make([]byte, nearPayload+1)}, at}
+		if err := s.rows.Put(t.Context(), 4, []engine.Timer{{FireAt: at, ID: []byte("gonf"), Payload: []byte("other")}}); err != nil {
+			t.Fatal(err)
+		}
+		if engine.ShardOf([]byte("gone"), 4) != engine.ShardOf([]byte("gonf"), 4) {
+			t.Fatal("the ids lie in different shards")
+		}
+		if err := w.cfg.Queue.Enqueue(t.Context(), []engine.Message{nearMessage(&p, at)}); err != nil {
+			t.Fatal(err)
+		}
+		wait(time.Second)
+		if got := s.arrivals(); len(got) != 0 {
+			t.Errorf("released %v", got)
+		}
+		if d := s.depth(); d != (engine.QueueDepth{}) {
+			t.Errorf("queue %+v", d)
+		}
+	})
+}
+
 // A message that comes before its time, because it is farther away than a hop,
 // waits on.
 func TestNearInHops(t *testing.T) {

@@ -95,8 +95,7 @@ func TestPausedLeaderChangesNothing(t *testing.T) {
 		s := newSim(t, func(c *Config) { c.Shards = 1 })
 		s.keeps = true
 		defer s.close()
-		a := s.start("a")
-		s.start("b")
+		a, b := s.start("a"), s.start("b")
 		v := s.service()
 		// One that is touched, and due while a is paused.
 		x, err := v.create(1, time.Now().Add(65*time.Second).UnixMilli())
@@ -113,6 +112,7 @@ func TestPausedLeaderChangesNothing(t *testing.T) {
 			reached <- struct{}{}
 			a.hang()
 		}})
+		b.plan.Add(faulty.Rule{Method: "Timers.Advance", Err: faulty.ErrDown})
 		start := time.Now()
 		<-reached
 		synctest.Wait()
@@ -123,7 +123,7 @@ func TestPausedLeaderChangesNothing(t *testing.T) {
 		if got := s.owners(); got["b"] != 1 {
 			t.Fatalf("owners %v", got)
 		}
-		// The new owner has not closed anything yet either: a's write must not.
+		// The new owner has closed nothing since: whatever moves is a's doing.
 		before, err := s.rows.Shard(t.Context(), 0)
 		if err != nil {
 			t.Fatal(err)
@@ -251,27 +251,79 @@ func TestEmptiedLease(t *testing.T) {
 	}
 }
 
-// A Redis that takes 3 s for each answer: the owner trusts itself from before
-// the call on, steps down in time, and no two release at once.
-func TestSlowLease(t *testing.T) {
+// Another owner takes a shard over although this engine holds the lease: its
+// next write finds out. Nothing of the shard stays in memory, the engine goes on
+// as a standby, and gets it back.
+func TestStaleTermIsALoss(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSim(t, func(c *Config) { c.Shards = 1 })
-		s.keeps = true
+		var lost []error
+		var terms []uint64
+		s := newSim(t, func(c *Config) {
+			c.Lookahead, c.Shards = 10*time.Minute, 1
+			c.Events.Lost = func(_ uint16, _ uint64, cause error) { lost = append(lost, cause) }
+			c.Events.Owned = func(_ uint16, term uint64) { terms = append(terms, term) }
+		})
+		s.keeps, s.unleased = true, true
 		defer s.close()
 		a := s.start("a")
-		s.start("b")
-		wait(time.Second)
-		if s.owners()["a"] != 1 {
-			t.Fatal(s.owners())
+		a.park("x", 8*time.Minute)
+		wait(2 * time.Second)
+		st, err := s.rows.TakeOver(t.Context(), 0, 1, "other")
+		if err != nil {
+			t.Fatal(err)
 		}
-		a.plan.Add(faulty.Rule{Method: "Lease.Renew", Hook: sleepHook(3 * time.Second)})
-		for range 600 {
+		for len(lost) == 0 {
 			wait(100 * time.Millisecond)
-			if o := s.owners(); o["a"]+o["b"] > 1 {
-				t.Fatalf("two owners: %v", o)
-			}
+		}
+		if lost[0] != errStale {
+			t.Errorf("lost by %v", lost[0])
+		}
+		if n := a.e.wheel.Len() + len(a.e.backlog) + a.e.Pending(); n != 0 {
+			t.Errorf("%d timers in memory", n)
+		}
+		wait(4 * time.Second)
+		if len(terms) != 1 {
+			t.Errorf("taken back at once: terms %v", terms)
+		}
+		wait(10 * time.Minute)
+		if len(terms) != 2 || terms[1] != st.Term+1 {
+			t.Errorf("terms %v", terms)
+		}
+		if n := len(s.of("x")); n != 1 {
+			t.Errorf("released %d times", n)
 		}
 	})
+}
+
+// A Redis that takes 3 s for each answer, before or after it has done what was
+// asked: the owner trusts itself from before the call on, steps down in time,
+// and no two own a shard at once.
+func TestSlowLease(t *testing.T) {
+	for _, slow := range []string{"to do", "to answer"} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSim(t, func(c *Config) { c.Shards = 1 })
+			s.keeps = true
+			defer s.close()
+			a := s.start("a")
+			s.start("b")
+			wait(time.Second)
+			if s.owners()["a"] != 1 {
+				t.Fatal(s.owners())
+			}
+			if slow == "to do" {
+				a.plan.Add(faulty.Rule{Method: "Lease.Renew", Hook: sleepHook(3 * time.Second)})
+			} else {
+				s.lease.slow("a", 3*time.Second)
+			}
+			for range 600 {
+				wait(100 * time.Millisecond)
+				o := s.owners()
+				if o["a"]+o["b"] > 1 {
+					t.Fatalf("slow %s: two owners: %v", slow, o)
+				}
+			}
+		})
+	}
 }
 
 // A store that answers others: an owner that cannot take over gives the shard
@@ -296,6 +348,81 @@ func TestStoreAwayForOne(t *testing.T) {
 			t.Error("not released")
 		}
 	})
+}
+
+// A store that never answers one engine: what it cannot take over, another can.
+func TestTakeOverIsGivenUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSim(t)
+		s.keeps = true
+		defer s.close()
+		s.startWith("a", func(p *faulty.Plan) { p.Add(faulty.Rule{Method: "Timers.*", Err: faulty.ErrDown}) })
+		s.start("b")
+		wait(10 * time.Second)
+		if o := s.owners(); o["b"] != 4 {
+			t.Errorf("owners %v", o)
+		}
+	})
+}
+
+// Shards that are handed over go to the one they are meant for, each once,
+// however many look for free ones.
+func TestHandOverGoesToTheHeir(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSim(t, func(c *Config) { c.Shards = 64 })
+		defer s.close()
+		names := []string{"a", "b", "c", "d"}
+		for _, name := range names {
+			s.start(name)
+		}
+		wait(5 * time.Minute)
+		moved, tookOver := 0, uint64(0)
+		for n := range uint16(64) {
+			if preferred(names, n) != "a" {
+				moved++
+			}
+			if st, err := s.rows.Shard(t.Context(), n); err != nil || st.Owner != preferred(names, n) {
+				t.Errorf("shard %d: %+v, %v", n, st, err)
+			}
+		}
+		for _, n := range s.nodes {
+			tookOver += n.e.Stats().TookOver
+		}
+		if tookOver != uint64(64+moved) {
+			t.Errorf("%d take-overs, want 64 and %d that moved", tookOver, moved)
+		}
+	})
+}
+
+// An engine that got a dead one's shards does not hand them back to it while it
+// counts as a member.
+func TestNothingIsHandedToTheDead(t *testing.T) {
+	for seed := range 40 {
+		synctest.Test(t, func(t *testing.T) {
+			var lost []error
+			s := newSim(t, func(c *Config) {
+				c.Shards = 8
+				c.Events.Lost = func(_ uint16, _ uint64, cause error) { lost = append(lost, cause) }
+			})
+			defer s.close()
+			s.start("b")
+			a := s.start("a")
+			wait(2*time.Minute + time.Duration(seed)*250*time.Millisecond)
+			if s.owners()["a"] == 0 {
+				t.Fatal("nothing was handed over")
+			}
+			lost = nil
+			a.crash()
+			lost = nil
+			wait(30 * time.Second)
+			if len(lost) > 0 {
+				t.Errorf("lost by %v", lost)
+			}
+			if o := s.owners(); o["b"] != 8 {
+				t.Errorf("owners %v", o)
+			}
+		})
+	}
 }
 
 // Three heartbeats missed are told once, and so is the first that comes again.

@@ -140,19 +140,14 @@ func (h heads) Swap(ctx context.Context, old uint64, head engine.ScheduleHead) (
 	return h.Schedules.Swap(context.WithoutCancel(ctx), old, head)
 }
 
-// leases can be emptied, as a Redis can.
+// leases can be emptied, as a Redis can, and be slow to answer.
 type leases struct {
-	mu sync.Mutex
-	l  *memory.Lease
+	mu    sync.Mutex
+	l     *memory.Lease
+	sleep map[string]time.Duration // by owner
 }
 
-func newLeases() *leases { return &leases{l: memory.NewLease()} }
-
-func (l *leases) now() *memory.Lease {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.l
-}
+func newLeases() *leases { return &leases{l: memory.NewLease(), sleep: map[string]time.Duration{}} }
 
 func (l *leases) empty() {
 	l.mu.Lock()
@@ -160,14 +155,46 @@ func (l *leases) empty() {
 	l.l = memory.NewLease()
 }
 
+func (l *leases) slow(owner string, d time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.sleep[owner] = d
+}
+
+// of returns the leases and lets the answer wait.
+func (l *leases) of(owner string) (now *memory.Lease, answer func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	d := l.sleep[owner]
+	return l.l, func() { time.Sleep(d) } // of the bubble
+}
+
 func (l *leases) Acquire(ctx context.Context, name, owner string, ttl time.Duration) (bool, error) {
-	return l.now().Acquire(ctx, name, owner, ttl)
+	now, answer := l.of(owner)
+	defer answer()
+	return now.Acquire(ctx, name, owner, ttl)
 }
 
 func (l *leases) Renew(ctx context.Context, name, owner string, ttl time.Duration) (bool, error) {
-	return l.now().Renew(ctx, name, owner, ttl)
+	now, answer := l.of(owner)
+	defer answer()
+	return now.Renew(ctx, name, owner, ttl)
 }
 
 func (l *leases) Release(ctx context.Context, name, owner string) error {
-	return l.now().Release(ctx, name, owner)
+	now, answer := l.of(owner)
+	defer answer()
+	return now.Release(ctx, name, owner)
+}
+
+// lateScans answer a while after they have read.
+type lateScans struct {
+	engine.Timers
+	d time.Duration
+}
+
+func (l lateScans) Scan(ctx context.Context, p engine.TimerPartition, after engine.TimerCursor, until int64, most int) ([]engine.Timer, error) {
+	out, err := l.Timers.Scan(ctx, p, after, until, most)
+	time.Sleep(l.d) // of the bubble
+	return out, err
 }

@@ -27,21 +27,22 @@ type sim struct {
 	base  Config // what nodes are made with
 	nodes map[string]*node
 
-	mu      sync.Mutex
-	came    map[string][]arrival // by timer id
-	fanned  map[notify.Base]map[uint32]bool
-	log     []arrival
-	late    [3][]time.Duration // by lane
-	early   int
-	logDown bool
-	takes   time.Duration // how long a Publish lasts
-	slack   time.Duration // how early a wrong clock may be
-	dropped int
-	through engine.Timers // instead of rows
-	seen    func(*engine.Timer)
-	refuse  func(*engine.Timer) bool
-	keeps   bool     // engines keep what they have
-	faults  []string // what must not have happened
+	mu       sync.Mutex
+	came     map[string][]arrival // by timer id
+	fanned   map[notify.Base]map[uint32]bool
+	log      []arrival
+	late     [3][]time.Duration // by lane
+	early    int
+	logDown  bool
+	takes    time.Duration // how long a Publish lasts
+	slack    time.Duration // how early a wrong clock may be
+	dropped  int
+	through  engine.Timers // instead of rows
+	seen     func(*engine.Timer)
+	refuse   func(*engine.Timer) bool
+	unleased bool
+	keeps    bool     // engines keep what they have
+	faults   []string // what must not have happened
 }
 
 func (s *sim) failf(format string, args ...any) {
@@ -123,7 +124,9 @@ func (s *sim) config(n *node) Config {
 	cfg.Schedules = faulty.NewSchedules(heads{s.mem.Schedules()}, n.plan)
 	cfg.Cold = faulty.NewColdTimers(s.mem.ColdTimers(), n.plan)
 	cfg.Queue = faulty.NewQueue(s.mem.Queue("near", 1000), n.plan)
-	cfg.Lease = faulty.NewLease(s.lease, n.plan)
+	if !s.unleased {
+		cfg.Lease = faulty.NewLease(s.lease, n.plan)
+	}
 	if !s.keeps {
 		cfg.Heartbeats = heartbeats{s.beats, n}
 	}
