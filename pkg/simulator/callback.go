@@ -20,7 +20,7 @@ import (
 type callbackServer struct {
 	s      *Simulator
 	secret atomic.Pointer[[]byte] // nil: signatures are not checked
-	strict atomic.Bool            // calls that are not signed are refused
+	strict atomic.Bool            // calls that are not signed well are refused
 	ledger *callLedger
 }
 
@@ -92,7 +92,7 @@ func (c *callbackServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		got.Due = due
 	}
 	a := answer{status: http.StatusOK, header: jsonHeader(), body: []byte(`{"ok":true}` + "\n")}
-	if got.Signature == SignatureBad {
+	if got.Signature == SignatureBad && c.strict.Load() {
 		a.status, a.body = http.StatusUnauthorized, []byte(`{"error":"bad signature"}`+"\n")
 	}
 	// Rules pick by account (the path) and by prefix or id (the trigger).

@@ -18,7 +18,7 @@ const (
 	SignatureNone      Signature = "none"      // not signed, which was allowed
 	SignatureUnchecked Signature = "unchecked" // signed; the receiver has no secret
 	SignatureGood      Signature = "good"
-	SignatureBad       Signature = "bad" // refused with 401
+	SignatureBad       Signature = "bad" // refused with 401 where a secret was set
 )
 
 // Call is one call of a trigger as the receiver saw it.

@@ -117,7 +117,7 @@ type CallbackConfig struct {
 
 	// Secret is what calls must be signed with, whsec_ and base64 (Standard
 	// Webhooks); the control API changes it. Empty: that of the credentials, and
-	// calls without a signature are taken too.
+	// calls that are not signed well are only counted.
 	Secret string
 
 	// Keep is how many triggers the ledger of calls remembers, the oldest
