@@ -39,7 +39,7 @@ type figure struct {
 	run func(ctx context.Context, b *bench) error
 }
 
-var figures = []figure{{"P2", fanouts}, {"P3", batches}, {"P4", singles}, {"P6", chain}, {"P7", timers}}
+var figures = []figure{{"P2", fanouts}, {"P3", batches}, {"P4", singles}, {"P6", chain}, {"P7", timers}, {"P8", callbacks}}
 
 func main() {
 	var o options

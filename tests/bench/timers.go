@@ -384,4 +384,3 @@ func (b *bench) fullMinute(ctx context.Context) error {
 func below(v float64, unit string) need {
 	return need{fmt.Sprintf("< %g %s", v, unit), func(r result) bool { return r.Value < v }}
 }
-
