@@ -49,11 +49,11 @@ var mutants = map[string]victim.Mutant{
 		Old:  "* time.Second / time.Duration(e.cfg.CatchUpRate)",
 		New:  "* 10 * time.Second / time.Duration(e.cfg.CatchUpRate)",
 	},
-	// A timer may go half a second before its time.
+	// Triggers are stored half a second before the time they were given.
 	"early": {
-		File: "pkg/timer/release.go",
-		Old:  "e.wheel.Advance(e.cfg.Wall(),",
-		New:  "e.wheel.Advance(e.cfg.Wall().Add(500*time.Millisecond),",
+		File: "pkg/trigger/register.go",
+		Old:  "FireAt: at, NextAt: at, Schedule",
+		New:  "FireAt: at - 500, NextAt: at - 500, Schedule",
 	},
 }
 

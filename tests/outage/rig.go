@@ -28,7 +28,7 @@ type rig struct {
 
 // promise is a trigger that was acknowledged.
 type promise struct {
-	due    int64 // ms since 1970
+	due    int64 // ms since 1970, as it was asked for
 	ontime bool
 	acked  time.Time
 }
@@ -107,8 +107,8 @@ func (r *rig) register(ctx context.Context, from time.Time, span time.Duration) 
 			}
 			r.mu.Lock()
 			defer r.mu.Unlock()
-			for _, one := range made.Results {
-				r.due[one.TriggerID] = promise{due: one.FireAt.UnixMilli(), acked: time.Now()}
+			for i, one := range made.Results {
+				r.due[one.TriggerID] = promise{due: batch[i].FireAt.UnixMilli(), acked: time.Now()}
 			}
 			return nil
 		})
@@ -164,7 +164,7 @@ func (r *rig) drain(ctx context.Context, ready time.Time) error {
 				}
 				r.mu.Lock()
 				defer r.mu.Unlock()
-				r.due[made.TriggerID] = promise{due: made.FireAt.UnixMilli(), ontime: true, acked: time.Now()}
+				r.due[made.TriggerID] = promise{due: t.FireAt.UnixMilli(), ontime: true, acked: time.Now()}
 				return nil
 			})
 			continue
