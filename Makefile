@@ -63,6 +63,10 @@ demo: go ## Start everything, send a little of each kind, show what became of it
 torture: go ## Kill the process KILLS (20) times under load and check that nothing was lost
 	KILLS='$(KILLS)' scripts/torture.sh
 
+.PHONY: outage
+outage: go ## Stop the process for 10 minutes while 100,000 triggers become due; SHORT=1: 20 s, 5,000
+	SHORT='$(SHORT)' scripts/outage.sh
+
 .PHONY: mutants
 mutants: go ## Break one mechanism at a time and check that torture and powerloss notice (root, /dev/fuse)
 	KILLS='$(if $(filter file,$(origin KILLS)),6,$(KILLS))' scripts/mutants.sh

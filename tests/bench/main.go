@@ -1,8 +1,8 @@
 // Command bench measures the figures of DESIGN.md 14 that stand today: P2
-// (fan-outs accepted), P3 (batches accepted), P4 (single requests) and P6 (the
-// whole chain). Each figure has its reference measured in the same run, in
-// turns with it where both are rates; the best of the rounds counts, for the
-// machine may be shared.
+// (fan-outs accepted), P3 (batches accepted), P4 (single requests), P6 (the whole
+// chain), P7 (timers) and P8 (callbacks of triggers). Each figure has its reference
+// measured in the same run, in turns with it where both are rates; the best of
+// the rounds counts, for the machine may be shared.
 //
 // It prints a table and one line of key=value pairs, and writes
 // bench/results.json. It exits 1 only when a measurement itself fails: a figure
@@ -39,12 +39,12 @@ type figure struct {
 	run func(ctx context.Context, b *bench) error
 }
 
-var figures = []figure{{"P2", fanouts}, {"P3", batches}, {"P4", singles}, {"P6", chain}}
+var figures = []figure{{"P2", fanouts}, {"P3", batches}, {"P4", singles}, {"P6", chain}, {"P7", timers}, {"P8", callbacks}}
 
 func main() {
 	var o options
 	flag.StringVar(&o.only, "only", "", "comma-separated figures, e.g. P2,P6; empty: all")
-	flag.BoolVar(&o.short, "short", false, "shorter runs and fewer users; under a minute")
+	flag.BoolVar(&o.short, "short", false, "shorter runs, fewer users and timers; two minutes in all")
 	flag.StringVar(&o.out, "out", "bench/results.json", "where the results are written; empty: nowhere")
 	flag.StringVar(&o.dir, "dir", "", "data folder, kept; empty: a temporary one, removed")
 	flag.StringVar(&o.profile, "profile", "", "folder for CPU, allocation, block and mutex profiles of the measured spans")

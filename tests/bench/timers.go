@@ -1,0 +1,386 @@
+package main
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	pebbledb "github.com/cockroachdb/pebble/v2"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/engine/memory"
+	"github.com/notifyd/notifyd/pkg/engine/pebble"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/timer"
+)
+
+// timers measures P7: registrations, the wheel, and how late releases are at a
+// steady rate and when a minute is full. Releases go through the whole engine on
+// a store that fsyncs, up to the Publish that hands them on; what happens to
+// them after that is P6's and P8's.
+func timers(ctx context.Context, b *bench) error {
+	for _, part := range []func(context.Context) error{b.registrations, b.wheel, b.lateness, b.fullMinute} {
+		if err := part(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+const timerShards = 16 // as app.Default
+
+// timerEngine is a running timer.Engine on a store of its own.
+type timerEngine struct {
+	*timer.Engine
+	store *pebble.Store
+	dir   string
+	stop  context.CancelFunc
+	done  chan error
+}
+
+func (b *bench) timerEngine(ctx context.Context, publish func(context.Context, []engine.Timer) error) (*timerEngine, error) {
+	e := &timerEngine{dir: b.folder("timers"), done: make(chan error, 1)}
+	var err error
+	if e.store, err = pebble.Open(pebble.Config{Dir: e.dir}); err != nil {
+		return nil, err
+	}
+	// Everything that a node's engine has; see pkg/app/later.go.
+	e.Engine = timer.New(timer.Config{
+		Store: e.store.Timers(), Schedules: e.store.Schedules(), Cold: e.store.ColdTimers(), Heartbeats: memory.NewHeartbeats(),
+		Owner: "bench", Shards: timerShards, Publish: publish,
+	})
+	ctx, e.stop = context.WithCancel(ctx)
+	go func() { e.done <- e.Run(ctx) }()
+	for len(e.Stats().Shards) < timerShards {
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-ctx.Done():
+			return nil, errors.Join(ctx.Err(), e.close())
+		}
+	}
+	return e, nil
+}
+
+func (e *timerEngine) close() error {
+	e.stop()
+	err := errors.Join(<-e.done, e.store.Close())
+	forget(e.dir)
+	return err
+}
+
+const (
+	timerWriters = 8
+	timerBatch   = 256
+)
+
+// timerAt makes the timer of one scheduled push.
+func timerAt(at time.Time, payload []byte) engine.Timer {
+	c := notify.Chunk{Base: notify.NewBase(at)}
+	return engine.Timer{FireAt: at.UnixMilli(), ID: c.TimerID(0), Kind: timer.KindEnvelope, Target: "notifications-push", Payload: payload, Head: c.Base, Weight: 1}
+}
+
+// inBatches calls put with batches of timers due within the hour after the next,
+// from several goroutines, for about d, and returns timers per second.
+func inBatches(ctx context.Context, d time.Duration, payloads [][]byte, put func(context.Context, []engine.Timer) error) (float64, int64, error) {
+	var stored atomic.Int64
+	began := time.Now()
+	g, ctx := errgroup.WithContext(ctx)
+	for range timerWriters {
+		g.Go(func() error {
+			ts := make([]engine.Timer, timerBatch)
+			for time.Since(began) < d {
+				for i := range ts {
+					ts[i] = timerAt(began.Add(time.Hour+rand.N(time.Hour)), payloads[i%len(payloads)])
+				}
+				if err := put(ctx, ts); err != nil {
+					return err
+				}
+				stored.Add(timerBatch)
+			}
+			return nil
+		})
+	}
+	err := g.Wait()
+	return float64(stored.Load()) / time.Since(began).Seconds(), stored.Load(), err
+}
+
+// registrations compares Engine.Park with Pebble alone: the same keys and values
+// (shard, time, id; kind, target, head, payload), the same batches from as many
+// goroutines, each durable before the next. Pebble shares fsyncs among them by
+// itself. Every row that was acknowledged is counted at the end.
+func (b *bench) registrations(ctx context.Context) error {
+	e, err := b.timerEngine(ctx, func(context.Context, []engine.Timer) error { return errors.New("nothing is due") })
+	if err != nil {
+		return err
+	}
+	dir := b.folder("pebble")
+	db, err := pebbledb.Open(dir, alone())
+	if err != nil {
+		return errors.Join(err, e.close())
+	}
+	payloads := envelopes(timerBatch, 1, text)
+	parked := int64(0)
+	ours := &side{name: "park", run: func(d time.Duration) (float64, error) {
+		v, n, err := inBatches(ctx, d, payloads, e.Park)
+		parked += n
+		return v, err
+	}}
+	raw := &side{name: "pebble", run: func(d time.Duration) (float64, error) {
+		v, _, err := inBatches(ctx, d, payloads, func(_ context.Context, ts []engine.Timer) error { return putAlone(db, ts) })
+		return v, err
+	}}
+	err = b.alternate("P7", b.length(3*time.Second, time.Second), ours, raw)
+	rows := int64(0)
+	if err == nil {
+		err = e.store.Timers().Pending(ctx, func(*engine.Timer) error { rows++; return nil })
+	}
+	if err == nil && rows != parked {
+		err = fmt.Errorf("%d timers were acknowledged and %d are stored", parked, rows)
+	}
+	err = errors.Join(err, e.close(), db.Close())
+	forget(dir)
+	if err != nil {
+		return err
+	}
+	b.add(result{ID: "P7", Work: fmt.Sprintf("timers parked, fsynced, %d goroutines, batches of %d, %d B of payload; %.2f cores, %.0f ns; ref: Pebble alone, %.2f cores, %.0f ns", timerWriters, timerBatch, len(payloads[0]), ours.cores, ours.cost, raw.cores, raw.cost),
+		Value: ours.best, Unit: "timers/s", Reference: raw.best, main: true}, ratioOf(0.7))
+	return nil
+}
+
+// alone is Pebble with the sizes that pkg/engine/pebble gives it.
+func alone() *pebbledb.Options {
+	return &pebbledb.Options{
+		CacheSize: 128<<20 + 3*64<<20, MemTableSize: 64 << 20, MemTableStopWritesThreshold: 4,
+		L0CompactionThreshold: 4, L0StopWritesThreshold: 64, LBaseMaxBytes: 64 << 20,
+		CompactionConcurrencyRange: func() (int, int) { return 1, 2 },
+		BytesPerSync:               512 << 10, WALBytesPerSync: 512 << 10, FormatMajorVersion: pebbledb.FormatNewest,
+		Logger: silent{},
+	}
+}
+
+type silent struct{}
+
+func (silent) Infof(string, ...any)  {}
+func (silent) Errorf(string, ...any) {}
+func (silent) Fatalf(format string, args ...any) {
+	panic(fmt.Sprintf(format, args...))
+}
+
+// putAlone writes timers as the store lays them out.
+func putAlone(db *pebbledb.DB, ts []engine.Timer) error {
+	batch := db.NewBatch()
+	var k, v []byte
+	for i := range ts {
+		t := &ts[i]
+		k = append(k[:0], 't')
+		k = binary.BigEndian.AppendUint16(k, uint16(i%timerShards))
+		k = append(binary.BigEndian.AppendUint64(k, uint64(t.FireAt)), t.ID...)
+		v = append(v[:0], 2, t.Kind, byte(len(t.Target)))
+		v = append(append(append(v, t.Target...), 1), t.Head[:]...)
+		v = append(append(v, byte(t.Gen), byte(t.Weight)), t.Payload...)
+		if err := batch.Set(k, v, nil); err != nil {
+			return err
+		}
+	}
+	if err := batch.Commit(pebbledb.Sync); err != nil {
+		return err
+	}
+	return batch.Close()
+}
+
+// releases collects how late timers are handed on.
+type releases struct {
+	want int
+	all  chan struct{} // closed when as many came
+
+	mu    sync.Mutex
+	late  []time.Duration
+	seen  map[string]struct{}
+	last  time.Time
+	again int
+	bare  []time.Duration // of a sleeper beside it, sorted
+}
+
+// sleeper is the reference of lateness: a goroutine that does nothing but wake
+// at every millisecond, and notes how late it was. A machine that has no
+// processor to give makes it late too.
+type sleeper struct {
+	stop chan struct{}
+	done chan []time.Duration
+}
+
+func startSleeper(at time.Time) *sleeper {
+	s := &sleeper{make(chan struct{}), make(chan []time.Duration, 1)}
+	go func() {
+		var late []time.Duration
+		for ; ; at = at.Add(time.Millisecond) {
+			time.Sleep(time.Until(at)) // not before: at once
+			select {
+			case <-s.stop:
+				slices.Sort(late)
+				s.done <- late
+				return
+			default:
+			}
+			late = append(late, time.Since(at))
+		}
+	}()
+	return s
+}
+
+func (s *sleeper) end() []time.Duration { close(s.stop); return <-s.done }
+
+func newReleases(n int) *releases {
+	return &releases{want: n, all: make(chan struct{}), late: make([]time.Duration, 0, n), seen: make(map[string]struct{}, n)}
+}
+
+func (r *releases) publish(_ context.Context, ts []engine.Timer) error {
+	now := time.Now()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for i := range ts {
+		if _, twice := r.seen[string(ts[i].ID)]; twice {
+			r.again++
+			continue
+		}
+		r.seen[string(ts[i].ID)] = struct{}{}
+		if r.late = append(r.late, now.Sub(time.UnixMilli(ts[i].FireAt))); len(r.late) == r.want {
+			r.last = now
+			close(r.all)
+		}
+	}
+	return nil
+}
+
+// wait returns the lateness of all, sorted; none may be early.
+func (r *releases) wait(ctx context.Context, limit time.Duration) ([]time.Duration, error) {
+	select {
+	case <-r.all:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-time.After(limit):
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return nil, fmt.Errorf("%d of %d timers are not released %v after the last was due", r.want-len(r.late), r.want, limit)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	slices.Sort(r.late)
+	if r.late[0] < 0 {
+		return nil, fmt.Errorf("a timer was released %v early", -r.late[0])
+	}
+	if r.again > 0 {
+		return nil, fmt.Errorf("%d timers were released twice without a crash", r.again)
+	}
+	return r.late, nil
+}
+
+// spreadOver parks n timers due evenly over a span that begins once all are
+// stored and the loading of them has not begun, and returns when it begins.
+func (e *timerEngine) spreadOver(ctx context.Context, n int, span time.Duration, start time.Time) error {
+	payload := envelopes(1, 1, text)[0]
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(timerWriters)
+	const step = 1000
+	for from := 0; from < n; from += step {
+		g.Go(func() error {
+			ts := make([]engine.Timer, 0, step)
+			for i := from; i < min(from+step, n); i++ {
+				ts = append(ts, timerAt(start.Add(time.Duration(i)*span/time.Duration(n)), payload))
+			}
+			return e.Park(gctx, ts)
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	if left := time.Until(start); left < 0 {
+		return fmt.Errorf("storing %d timers took %v longer than there was time", n, -left)
+	}
+	return nil
+}
+
+// storing is how long the parking of n timers may take before the first is due.
+func storing(n int) time.Duration { return 5*time.Second + time.Duration(n)*20*time.Microsecond }
+
+// released runs n timers due over a span through an engine.
+func (b *bench) released(ctx context.Context, name string, n int, start time.Time, span time.Duration) (late []time.Duration, r *releases, cores float64, err error) {
+	r = newReleases(n)
+	e, err := b.timerEngine(ctx, r.publish)
+	if err != nil {
+		return nil, nil, 0, err
+	}
+	if err = e.spreadOver(ctx, n, span, start); err == nil {
+		select {
+		case <-time.After(time.Until(start)):
+		case <-ctx.Done():
+		}
+		bare := startSleeper(start)
+		sp := b.span(name)
+		late, err = r.wait(ctx, span+2*time.Minute)
+		cores, _ = sp.cores()
+		r.bare = bare.end()
+	}
+	return late, r, cores, errors.Join(err, e.close())
+}
+
+func inMs(d time.Duration) float64 { return round(float64(d)/1e6, 3) }
+
+// quantile of sorted values.
+func quantile(sorted []time.Duration, q float64) time.Duration {
+	return sorted[min(int(q*float64(len(sorted))), len(sorted)-1)]
+}
+
+// lateness releases 50,000 timers a second.
+func (b *bench) lateness(ctx context.Context) error {
+	const rate = 50_000
+	span := b.length(20*time.Second, 5*time.Second)
+	n := int(rate * span.Seconds())
+	late, r, cores, err := b.released(ctx, "P7-lateness", n, time.Now().Add(storing(n)).Truncate(time.Millisecond), span)
+	if err != nil {
+		return err
+	}
+	b.add(result{ID: "P7", Work: fmt.Sprintf("lateness at %s releases/s for %.0f s, p99; p50 %g p99.9 %g max %g ms, 0 early; %.2f cores; ref: a bare sleeper beside it, max %g ms", number(rate), span.Seconds(), inMs(quantile(late, 0.5)), inMs(quantile(late, 0.999)), inMs(late[n-1]), cores, inMs(r.bare[len(r.bare)-1])),
+		Value: inMs(quantile(late, 0.99)), Unit: "ms", Reference: inMs(quantile(r.bare, 0.99))}, below(50, "ms"))
+	return nil
+}
+
+// fullMinute releases what a whole minute holds: spread over it, and for
+// information all at its first millisecond.
+func (b *bench) fullMinute(ctx context.Context) error {
+	n, span := 1_000_000, time.Minute
+	if b.short {
+		n = 100_000
+		span = 6 * time.Second // the same rate
+	}
+	for _, over := range []time.Duration{span, 0} {
+		start := time.Now().Add(storing(n))
+		if over == time.Minute || over == 0 && !b.short {
+			start = start.Truncate(time.Minute).Add(time.Minute)
+		}
+		start = start.Truncate(time.Millisecond)
+		late, r, cores, err := b.released(ctx, "P7-minute", n, start, over)
+		if err != nil {
+			return err
+		}
+		due := start.Add(over - over/time.Duration(n)).Truncate(time.Millisecond)
+		what, want := fmt.Sprintf("%s timers due within %.0f s of one minute", number(float64(n)), over.Seconds()), below(10, "s")
+		if over == 0 {
+			what, want = fmt.Sprintf("%s timers due at the same millisecond", number(float64(n))), info
+		}
+		b.add(result{ID: "P7", Work: fmt.Sprintf("%s: all released after the last was due; p99 %g max %g ms late; %.2f cores", what, inMs(quantile(late, 0.99)), inMs(late[n-1]), cores),
+			Value: round(max(r.last.Sub(due), 0).Seconds(), 3), Unit: "s"}, want)
+	}
+	return nil
+}
+
+func below(v float64, unit string) need {
+	return need{fmt.Sprintf("< %g %s", v, unit), func(r result) bool { return r.Value < v }}
+}

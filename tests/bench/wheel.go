@@ -1,0 +1,133 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/wheel"
+)
+
+// wheel measures the wheel with ten million timers of 8-byte values, random
+// within an hour: memory, and processor time to add one, move it down and let it
+// go in steps of a millisecond. The reference is a binary heap of the same values.
+func (b *bench) wheel(ctx context.Context) error {
+	n := 10_000_000
+	if b.short {
+		n = 1_000_000
+	}
+	start := time.UnixMilli(time.Now().UnixMilli())
+	due := func(rng *rand.Rand) int64 { return rng.Int64N(int64(time.Hour / time.Millisecond)) }
+
+	before := heapBytes()
+	w := wheel.New[uint64](start)
+	rng, began := rand.New(rand.NewPCG(1, 2)), cpu()
+	for i := range n {
+		w.Add(start.Add(time.Duration(due(rng))*time.Millisecond), uint64(i))
+	}
+	added := cpu() - began
+	bytes := float64(heapBytes()-before) / float64(n)
+	began = cpu()
+	fired, early := 0, 0
+	for ms := range int64(time.Hour/time.Millisecond) + 1 {
+		now := start.Add(time.Duration(ms) * time.Millisecond)
+		w.Advance(now, func(at time.Time, _ uint64) {
+			fired++
+			if at.After(now) {
+				early++
+			}
+		})
+	}
+	released := cpu() - began
+	runtime.KeepAlive(w)
+	if fired != n || early > 0 {
+		return fmt.Errorf("the wheel released %d of %d timers, %d early", fired, n, early)
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+
+	w = nil //nolint:wastedassign,ineffassign // its memory is not the heap's
+	before = heapBytes()
+	var h minHeap
+	rng, began = rand.New(rand.NewPCG(1, 2)), cpu()
+	for i := range n {
+		h.push(pending{due(rng), uint64(i)})
+	}
+	heapAdded := cpu() - began
+	heapSize := float64(heapBytes()-before) / float64(n)
+	began = cpu()
+	for last := int64(0); len(h) > 0; {
+		p := h.pop()
+		if p.at < last {
+			return fmt.Errorf("the heap is out of order")
+		}
+		last = p.at
+	}
+	heapReleased := cpu() - began
+
+	each := func(d time.Duration) float64 { return float64(d) / float64(n) }
+	b.add(result{ID: "P7", Work: fmt.Sprintf("wheel, %s pending: processor time of a timer's life, add %.0f + release %.0f; ref: binary heap, %.0f + %.0f", number(float64(n)), each(added), each(released), each(heapAdded), each(heapReleased)),
+		Value: each(added + released), Unit: "ns/timer", Reference: each(heapAdded + heapReleased)}, info)
+	b.add(result{ID: "P7", Work: fmt.Sprintf("wheel, %s pending: memory; ref: binary heap, without a way to cancel", number(float64(n))), Value: bytes, Unit: "B/timer", Reference: heapSize}, info)
+	return nil
+}
+
+// heapBytes is what is reachable on the heap.
+func heapBytes() uint64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
+}
+
+// pending is a timer of the heap.
+type pending struct {
+	at int64
+	v  uint64
+}
+
+// minHeap is container/heap without its interface, which costs an allocation a
+// timer.
+type minHeap []pending
+
+func (h *minHeap) push(p pending) {
+	s := append(*h, p)
+	i := len(s) - 1
+	for i > 0 {
+		up := (i - 1) / 2
+		if s[up].at <= p.at {
+			break
+		}
+		s[i], i = s[up], up
+	}
+	s[i] = p
+	*h = s
+}
+
+func (h *minHeap) pop() pending {
+	s := *h
+	first, p := s[0], s[len(s)-1]
+	s = s[:len(s)-1]
+	i := 0
+	for {
+		down := 2*i + 1
+		if down >= len(s) {
+			break
+		}
+		if down+1 < len(s) && s[down+1].at < s[down].at {
+			down++
+		}
+		if p.at <= s[down].at {
+			break
+		}
+		s[i], i = s[down], down
+	}
+	if len(s) > 0 {
+		s[i] = p
+	}
+	*h = s
+	return first
+}

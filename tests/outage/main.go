@@ -1,0 +1,128 @@
+// Command outage stops a real notifyd for a while, in real time, while triggers
+// become due, starts it again, and checks that every one of them fires, none
+// early, within the time that their pacing promises, and that what is due
+// meanwhile is not held up by what was due before.
+//
+// It ends with one line of key=value pairs and exits 1 when that is broken.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"strings"
+	"time"
+
+	"github.com/notifyd/notifyd/tests/internal/victim"
+)
+
+type options struct {
+	n      int
+	stop   time.Duration
+	rate   int
+	ontime float64
+	keep   bool
+	mutant string
+	dir    string
+}
+
+// takeOver is how long after a start its shards may be without an owner.
+const takeOver = 6 * time.Second
+
+// onTimeLimit is what 99 of 100 triggers that are due after the outage may be
+// late while it is caught up with.
+const onTimeLimit = time.Second
+
+// mutants break a mechanism; the run must notice.
+var mutants = map[string]victim.Mutant{
+	// What was due while nobody was there is left where it is.
+	"no-catch-up": {
+		File: "pkg/timer/catchup.go",
+		Old:  "return t.back, t.resumed, t.back < t.resumed && !t.loads[CatchUp].full && !t.over",
+		New:  "return t.back, t.resumed, false",
+	},
+	// It is released at a tenth of the rate.
+	"slow": {
+		File: "pkg/timer/catchup.go",
+		Old:  "* time.Second / time.Duration(e.cfg.CatchUpRate)",
+		New:  "* 10 * time.Second / time.Duration(e.cfg.CatchUpRate)",
+	},
+	// Triggers are stored half a second before the time they were given.
+	"early": {
+		File: "pkg/trigger/register.go",
+		Old:  "FireAt: at, NextAt: at, Schedule",
+		New:  "FireAt: at - 500, NextAt: at - 500, Schedule",
+	},
+}
+
+func main() {
+	var o options
+	flag.IntVar(&o.n, "n", 100_000, "triggers that become due while the process is stopped")
+	flag.DurationVar(&o.stop, "stop", 10*time.Minute, "how long it is stopped")
+	flag.IntVar(&o.rate, "rate", 2000, "timers.catch_up_rate: what the receiver can take, beside what is on time")
+	flag.Float64Var(&o.ontime, "ontime", 50, "triggers a second registered after the restart, due 2 to 5 s ahead")
+	flag.BoolVar(&o.keep, "keep", false, "keep the data and the log")
+	flag.StringVar(&o.mutant, "mutant", "", "break a mechanism first: no-catch-up, slow, early")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ok, err := run(ctx, o)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "outage:", err)
+		os.Exit(2)
+	}
+	if !ok {
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, o options) (ok bool, err error) {
+	if o.n < 1 || o.rate < 1 || o.ontime <= 0 || o.stop < 2*time.Second {
+		return false, fmt.Errorf("-n, -rate and -ontime must be above 0, -stop 2 s or more")
+	}
+	if o.dir, err = os.MkdirTemp("", "notifyd-outage-"); err != nil {
+		return false, err
+	}
+	defer func() {
+		if o.keep || !ok {
+			fmt.Println("data and log are in", o.dir)
+		} else {
+			_ = os.RemoveAll(o.dir)
+		}
+	}()
+	fmt.Printf("outage  n=%d  stop=%s  catch_up_rate=%d/s  ontime=%g/s  mutant=%q  load=%s\n", o.n, o.stop, o.rate, o.ontime, o.mutant, loadAverage())
+	var broken *victim.Mutant
+	if o.mutant != "" {
+		m, ok := mutants[o.mutant]
+		if !ok {
+			return false, fmt.Errorf("no mutant is called %q", o.mutant)
+		}
+		broken = &m
+	}
+	bin, err := victim.Build(ctx, ".", o.dir, broken)
+	if err != nil {
+		return false, err
+	}
+	v, err := victim.New(ctx, victim.Config{Bin: bin, Dir: o.dir, Args: []string{"--set", fmt.Sprintf("timers.catch_up_rate=%d", o.rate)}})
+	defer v.End()
+	if err != nil {
+		return false, err
+	}
+	if err := v.Start(ctx, ""); err != nil {
+		return false, err
+	}
+	r := &rig{v: v, o: o, due: map[string]promise{}}
+	return r.run(ctx)
+}
+
+// loadAverage is that of the last minute, "?" where /proc does not say.
+func loadAverage() string {
+	b, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return "?"
+	}
+	one, _, _ := strings.Cut(string(b), " ")
+	return one
+}
