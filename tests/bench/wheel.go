@@ -49,7 +49,7 @@ func (b *bench) wheel(ctx context.Context) error {
 		return err
 	}
 
-	w = nil //nolint:wastedassign,ineffassign // its memory is not the heap's
+	w = nil //nolint:wastedassign // its memory is not the heap's
 	before = heapBytes()
 	var h minHeap
 	rng, began = rand.New(rand.NewPCG(1, 2)), cpu()
