@@ -2,6 +2,7 @@ package timer
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"testing"
@@ -275,7 +276,7 @@ func TestStaleTermIsALoss(t *testing.T) {
 		for len(lost) == 0 {
 			wait(100 * time.Millisecond)
 		}
-		if lost[0] != errStale {
+		if !errors.Is(lost[0], errStale) {
 			t.Errorf("lost by %v", lost[0])
 		}
 		if n := a.e.wheel.Len() + len(a.e.backlog) + a.e.Pending(); n != 0 {
