@@ -31,6 +31,10 @@ type options struct {
 // takeOver is how long after a start its shards may be without an owner.
 const takeOver = 6 * time.Second
 
+// leastStop is an outage with something to catch up: what was due within the
+// last ten seconds before a start counts as on time (timer.Config.CatchUpAfter).
+const leastStop = 15 * time.Second
+
 // onTimeLimit is what 99 of 100 triggers that are due after the outage may be
 // late while it is caught up with.
 const onTimeLimit = time.Second
@@ -79,8 +83,8 @@ func main() {
 }
 
 func run(ctx context.Context, o options) (ok bool, err error) {
-	if o.n < 1 || o.rate < 1 || o.ontime <= 0 || o.stop < 2*time.Second {
-		return false, fmt.Errorf("-n, -rate and -ontime must be above 0, -stop 2 s or more")
+	if o.n < 1 || o.rate < 1 || o.ontime <= 0 || o.stop < leastStop {
+		return false, fmt.Errorf("-n, -rate and -ontime must be above 0, -stop %s or more", leastStop)
 	}
 	if o.dir, err = os.MkdirTemp("", "notifyd-outage-"); err != nil {
 		return false, err

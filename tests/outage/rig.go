@@ -256,14 +256,14 @@ func (r *rig) check(ctx context.Context, outage time.Duration, ready time.Time) 
 		return false, err
 	}
 	slices.Sort(late)
-	var p99, worst time.Duration
+	var p50, p99, worst time.Duration
 	if n := len(late); n > 0 {
-		p99, worst = late[min(n*99/100, n-1)], late[n-1]
+		p50, p99, worst = late[n/2], late[min(n*99/100, n-1)], late[n-1]
 	}
 	drain, bound := last.Sub(ready), r.bound()
 	ok := lost == 0 && early == 0 && unknown == 0 && open == 0 && fired == r.o.n && len(late) > 0 && drain <= bound && p99 <= onTimeLimit
-	fmt.Printf("outage minutes=%.2f due=%d fired=%d lost=%d early=%d drain_s=%.1f bound_s=%.1f ontime=%d ontime_p99_ms=%.1f ontime_max_ms=%.1f ontime_bound_ms=%d duplicates=%d open=%d load=%s ok=%v\n",
-		outage.Minutes(), r.o.n, fired, lost, early, drain.Seconds(), bound.Seconds(), len(late), ms(p99), ms(worst), onTimeLimit.Milliseconds(), duplicates, open, loadAverage(), ok)
+	fmt.Printf("outage minutes=%.2f due=%d fired=%d lost=%d early=%d drain_s=%.1f bound_s=%.1f ontime=%d ontime_p50_ms=%.1f ontime_p99_ms=%.1f ontime_max_ms=%.1f ontime_bound_ms=%d duplicates=%d open=%d load=%s ok=%v\n",
+		outage.Minutes(), r.o.n, fired, lost, early, drain.Seconds(), bound.Seconds(), len(late), ms(p50), ms(p99), ms(worst), onTimeLimit.Milliseconds(), duplicates, open, loadAverage(), ok)
 	return ok, nil
 }
 
