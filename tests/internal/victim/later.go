@@ -84,13 +84,20 @@ func (v *Victim) loadLater(ctx context.Context, rate float64, seed uint64, into 
 // insist calls f until it is answered; false when ctx ended first.
 func insist(ctx context.Context, f func() error) (bool, error) {
 	for {
+		// Only an answer ends it. Anything else is the process between two lives:
+		// away, starting, or without its token file after a power cut.
 		err := f()
-		switch k := notify.KindOf(err); {
-		case err == nil:
-			return true, nil
-		case k == notify.KindUnavailable, k == notify.KindThrottled, k == notify.KindConflict && notify.RetryAfterOf(err) > 0:
-		default:
+		switch notify.KindOf(err) {
+		case notify.KindInvalid, notify.KindNotFound, notify.KindMismatch:
 			return true, err
+		case notify.KindConflict:
+			if notify.RetryAfterOf(err) == 0 {
+				return true, err
+			}
+		default:
+			if err == nil {
+				return true, nil
+			}
 		}
 		select {
 		case <-ctx.Done():
