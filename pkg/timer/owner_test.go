@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -12,6 +14,30 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/faulty"
 )
+
+// told keeps what events told, which come from many goroutines.
+type told[T any] struct {
+	mu  sync.Mutex
+	all []T
+}
+
+func (x *told[T]) add(v T) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.all = append(x.all, v)
+}
+
+func (x *told[T]) list() []T {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return slices.Clone(x.all)
+}
+
+func (x *told[T]) forget() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.all = nil
+}
 
 // The leader stops without a word at any moment: the standby's first release
 // comes within 6 s, late rows are dispatched, and nothing is lost.
@@ -257,12 +283,12 @@ func TestEmptiedLease(t *testing.T) {
 // as a standby, and gets it back.
 func TestStaleTermIsALoss(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var lost []error
-		var terms []uint64
+		var lost told[error]
+		var terms told[uint64]
 		s := newSim(t, func(c *Config) {
 			c.Lookahead, c.Shards = 10*time.Minute, 1
-			c.Events.Lost = func(_ uint16, _ uint64, cause error) { lost = append(lost, cause) }
-			c.Events.Owned = func(_ uint16, term uint64) { terms = append(terms, term) }
+			c.Events.Lost = func(_ uint16, _ uint64, cause error) { lost.add(cause) }
+			c.Events.Owned = func(_ uint16, term uint64) { terms.add(term) }
 		})
 		s.keeps, s.unleased = true, true
 		defer s.close()
@@ -273,22 +299,25 @@ func TestStaleTermIsALoss(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for len(lost) == 0 {
+		for len(lost.list()) == 0 {
 			wait(100 * time.Millisecond)
 		}
-		if !errors.Is(lost[0], errStale) {
-			t.Errorf("lost by %v", lost[0])
+		if first := lost.list()[0]; !errors.Is(first, errStale) {
+			t.Errorf("lost by %v", first)
 		}
-		if n := a.e.wheel.Len() + len(a.e.backlog) + a.e.Pending(); n != 0 {
+		a.e.mu.Lock()
+		held := a.e.wheel.Len() + len(a.e.backlog)
+		a.e.mu.Unlock()
+		if n := held + a.e.Pending(); n != 0 {
 			t.Errorf("%d timers in memory", n)
 		}
 		wait(4 * time.Second)
-		if len(terms) != 1 {
-			t.Errorf("taken back at once: terms %v", terms)
+		if len(terms.list()) != 1 {
+			t.Errorf("taken back at once: terms %v", terms.list())
 		}
 		wait(10 * time.Minute)
-		if len(terms) != 2 || terms[1] != st.Term+1 {
-			t.Errorf("terms %v", terms)
+		if len(terms.list()) != 2 || terms.list()[1] != st.Term+1 {
+			t.Errorf("terms %v", terms.list())
 		}
 		if n := len(s.of("x")); n != 1 {
 			t.Errorf("released %d times", n)
@@ -400,10 +429,10 @@ func TestHandOverGoesToTheHeir(t *testing.T) {
 func TestNothingIsHandedToTheDead(t *testing.T) {
 	for seed := range 40 {
 		synctest.Test(t, func(t *testing.T) {
-			var lost []error
+			var lost told[error]
 			s := newSim(t, func(c *Config) {
 				c.Shards = 8
-				c.Events.Lost = func(_ uint16, _ uint64, cause error) { lost = append(lost, cause) }
+				c.Events.Lost = func(_ uint16, _ uint64, cause error) { lost.add(cause) }
 			})
 			defer s.close()
 			s.start("b")
@@ -412,12 +441,12 @@ func TestNothingIsHandedToTheDead(t *testing.T) {
 			if s.owners()["a"] == 0 {
 				t.Fatal("nothing was handed over")
 			}
-			lost = nil
+			lost.forget()
 			a.crash()
-			lost = nil
+			lost.forget()
 			wait(30 * time.Second)
-			if len(lost) > 0 {
-				t.Errorf("lost by %v", lost)
+			if l := lost.list(); len(l) > 0 {
+				t.Errorf("lost by %v", l)
 			}
 			if o := s.owners(); o["b"] != 8 {
 				t.Errorf("owners %v", o)
@@ -429,10 +458,10 @@ func TestNothingIsHandedToTheDead(t *testing.T) {
 // Three heartbeats missed are told once, and so is the first that comes again.
 func TestUnhealthy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var said []string
+		var said told[string]
 		s := newSim(t, func(c *Config) {
-			c.Events.Unhealthy = func(age time.Duration) { said = append(said, fmt.Sprint("unhealthy ", age)) }
-			c.Events.Healthy = func() { said = append(said, "healthy") }
+			c.Events.Unhealthy = func(age time.Duration) { said.add(fmt.Sprint("unhealthy ", age)) }
+			c.Events.Healthy = func() { said.add("healthy") }
 		})
 		defer s.close()
 		a := s.start("a")
@@ -451,8 +480,8 @@ func TestUnhealthy(t *testing.T) {
 		a.dead = false
 		a.mu.Unlock()
 		wait(10 * time.Second)
-		if want := "[unhealthy 15s healthy]"; fmt.Sprint(said) != want {
-			t.Errorf("said %v, want %v", said, want)
+		if want := "[unhealthy 15s healthy]"; fmt.Sprint(said.list()) != want {
+			t.Errorf("said %v, want %v", said.list(), want)
 		}
 	})
 }
