@@ -104,8 +104,9 @@ func (c BreakerConfig) validate() error {
 //	                                    ^                  └──one is not──┐
 //	                                    └─────────────────────────────────┘
 //
-// Probes are let through in rounds of Probes calls. A probe whose answer never
-// comes (its worker died) is not waited for: after ProbeTimeout a new round
+// Probes are let through in rounds of Probes calls. One that is answered with
+// Neutral decided nothing: another call may take its place. A probe whose answer
+// never comes (its worker died) is not waited for: after ProbeTimeout a new round
 // begins, so no lost answer can keep a breaker from closing.
 type Breaker struct {
 	cfg BreakerConfig
@@ -168,12 +169,16 @@ func (b *Breaker) Report(now time.Time, o Outcome) { b.ReportN(now, o, 1) }
 
 // ReportN counts n calls with the same outcome, e.g. those of a claim window.
 func (b *Breaker) ReportN(now time.Time, o Outcome, n int) {
-	if o == Neutral || n <= 0 {
+	if n <= 0 {
 		return
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch {
+	case o == Neutral:
+		if b.state == HalfOpen {
+			b.granted = max(b.granted-1, b.healthy) // never below the probes that had their say
+		}
 	case o == Misconfigured:
 		b.open(now, ReasonConfig, b.cfg.ConfigOpenFor)
 	case b.state == Open:

@@ -159,6 +159,28 @@ func TestBreakerLostProbesAreGivenUp(t *testing.T) {
 	at(t, b, 36*sec, Closed, ReasonNone)
 }
 
+// A probe that says nothing makes room for another one.
+func TestBreakerNeutralProbe(t *testing.T) {
+	t.Parallel()
+	b := mustBreaker(t, BreakerConfig{Probes: 1})
+	b.ReportN(after(0), Unhealthy, 3)
+	at := after(5 * sec)
+	if ok, _ := b.Allow(at); !ok {
+		t.Fatal("no probe")
+	}
+	if ok, _ := b.Allow(at); ok {
+		t.Fatal("two probes at a time")
+	}
+	b.Report(at, Neutral)
+	if ok, _ := b.Allow(at); !ok {
+		t.Fatal("no probe after one that said nothing")
+	}
+	b.Report(at, Healthy)
+	if s := b.State(at).State; s != Closed {
+		t.Fatal(s)
+	}
+}
+
 func TestBreakerIgnoresNeutral(t *testing.T) {
 	t.Parallel()
 	b := mustBreaker(t, BreakerConfig{MinVolume: 4, AllBad: 4})
@@ -241,6 +263,9 @@ func (m *modelBreaker) report(now time.Time, o Outcome) {
 		}
 		m.state, m.reason, m.until, m.events = Open, ReasonConfig, until, nil
 		return
+	}
+	if o == Neutral && m.state == HalfOpen {
+		m.probes = max(m.probes-1, m.healthy)
 	}
 	if o == Neutral || m.state == Open {
 		return

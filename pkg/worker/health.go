@@ -71,16 +71,18 @@ func (h *Health) allClosed(rs *Routes) bool {
 	return true
 }
 
-// allow asks to make one call on a route; if not now, at tells when to ask again.
-func (h *Health) allow(name string, now time.Time) (ok bool, at time.Time) {
+// allow asks to make one call on a route, which is a probe when the route is in
+// trouble; if not now, at tells when to ask again.
+func (h *Health) allow(name string, now time.Time) (ok, probe bool, at time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	r := h.routeLocked(name)
 	if now.Before(r.blocked) {
-		return false, r.blocked
+		return false, false, r.blocked
 	}
+	trouble := r.breaker.State(now).State != limit.Closed
 	ok, at = r.breaker.Allow(now)
-	return ok, at
+	return ok, ok && trouble, at
 }
 
 // report feeds the answer of n items to their route's breaker and says whether

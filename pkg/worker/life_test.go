@@ -59,6 +59,39 @@ func TestOutageOfTenMinutes(t *testing.T) {
 	})
 }
 
+// A circuit that opened closes with the answers to its first probes, also where
+// one round holds all the work there is: its receivers go out in one call, which
+// must not use up the probes of three.
+func TestOneRoundClosesItsCircuit(t *testing.T) {
+	for name, lane := range map[string]notify.Lane{"mail": emailLane, "push": pushLane} {
+		t.Run(name, func(t *testing.T) {
+			in(t, func(t *testing.T) {
+				p := newPlant(t, lane)
+				down := true
+				p.prov.set(20*time.Millisecond, func(*notify.Item) (notify.Result, bool) {
+					if down {
+						return notify.Result{Class: notify.ClassUnavailable, Code: "http_503", Provider: "prov"}, false
+					}
+					return accepted, true
+				})
+				e := p.envelope(notify.Transactional, users(20)...)
+				p.send(e)
+				pass(time.Second)
+				if _, open := p.life.health.Standing(&p.cfg.Routes, time.Now()); !open {
+					t.Fatal("the circuit is closed")
+				}
+				down = false
+				pass(7 * time.Second) // it is open for 5 s
+				for r := range e.Count {
+					if s := p.state(&e, r).State; s != notify.Delivered {
+						t.Fatalf("%s two seconds after the first probes: %v", e.ID(r), s)
+					}
+				}
+			})
+		})
+	}
+}
+
 // lag sends a chunk of 2,000 and 200 singles through a push lane of which
 // answer says how the provider takes them, and returns the p99 of the time to
 // DELIVERED of the receivers for whom slow is false.

@@ -273,7 +273,9 @@ func (r *round) untouched(part uint16) bool {
 }
 
 // admitted splits the items: those whose route lets them pass now become the
-// call; the rest is returned with the time to look again.
+// call; the rest is returned with the time to look again. Of a route that is
+// being probed one item passes: a call is one probe, and with more items it
+// would take probes that no answer gives back.
 func (r *round) admitted(items []notify.Item, refs []ref) (rest []notify.Item, restRefs []ref, wait time.Time) {
 	cfg := &r.w.cfg
 	now := time.Now()
@@ -282,13 +284,17 @@ func (r *round) admitted(items []notify.Item, refs []ref) (rest []notify.Item, r
 		return nil, nil, now
 	}
 	r.call.Items, r.refs = nil, nil
+	probed := make([]bool, len(cfg.Routes.Names))
 	for i := range items {
 		n := cfg.Routes.Of(items[i].Address)
 		if n < 0 {
 			r.call.Items, r.refs = append(r.call.Items, items[i]), append(r.refs, refs[i])
 			continue
 		}
-		ok, at := cfg.Health.allow(cfg.Routes.Names[n], now)
+		ok, at := false, now.Add(probeWait)
+		if !probed[n] {
+			ok, probed[n], at = cfg.Health.allow(cfg.Routes.Names[n], now)
+		}
 		switch {
 		case ok:
 			r.call.Items, r.refs = append(r.call.Items, items[i]), append(r.refs, refs[i])
@@ -303,6 +309,9 @@ func (r *round) admitted(items []notify.Item, refs []ref) (rest []notify.Item, r
 	}
 	return rest, restRefs, wait
 }
+
+// probeWait is when to look again at what waits for a probe of the same call.
+const probeWait = 50 * time.Millisecond
 
 // nextDeadline is the earliest expiry of the envelopes that wait; zero: none.
 func (r *round) nextDeadline(refs []ref) (at time.Time) {

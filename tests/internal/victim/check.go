@@ -2,6 +2,7 @@ package victim
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -40,10 +41,16 @@ func (v *Victim) Check(ctx context.Context, p *Promises, limit time.Duration) (R
 	fmt.Fprintf(v.cfg.Out, "  promised %d receivers in %d singles and %d fan-outs; waiting for their ends\n", r.Accepted, len(p.ids), len(p.fans))
 	deadline := time.Now().Add(limit)
 	reached := map[string]bool{} // ids whose state says a provider took them
+	open := 0
 	for _, id := range p.ids {
 		state, err := v.terminal(ctx, id, deadline)
 		if err != nil {
 			return r, err
+		}
+		if s, _ := notify.ParseState(state); !s.Terminal() {
+			if open++; open <= 5 {
+				v.explainOpen(ctx, id, state)
+			}
 		}
 		r.count(state, 1)
 		if state == notify.Sent.String() || state == notify.Delivered.String() {
@@ -54,6 +61,9 @@ func (v *Victim) Check(ctx context.Context, p *Promises, limit time.Duration) (R
 		counts, err := v.counts(ctx, notify.ID{Base: f.Base}.String(), int64(f.Count-f.Rejected), deadline)
 		if err != nil {
 			return r, err
+		}
+		if terminalOf(counts) < int64(f.Count-f.Rejected) {
+			fmt.Fprintf(v.cfg.Out, "  fan-out %s of %d: %v\n", f.Base, f.Count-f.Rejected, counts)
 		}
 		took := int64(0)
 		for state, n := range counts {
@@ -75,6 +85,23 @@ func (v *Victim) Check(ctx context.Context, p *Promises, limit time.Duration) (R
 	r.Lost += missing + r.Accepted - r.Terminal
 	err = v.ledgerTotals(ctx, &r) // before r is copied
 	return r, err
+}
+
+func terminalOf(counts map[string]int64) int64 {
+	n := int64(0)
+	for state, k := range counts {
+		if s, _ := notify.ParseState(state); s.Terminal() {
+			n += k
+		}
+	}
+	return n
+}
+
+// explainOpen prints what is known of an id that has no end.
+func (v *Victim) explainOpen(ctx context.Context, id, state string) {
+	tl, err := v.client.Timeline(ctx, id)
+	b, _ := json.Marshal(tl)
+	fmt.Fprintf(v.cfg.Out, "  not terminal: %s is %s: %s %v\n", id, state, b, err)
 }
 
 func (r *Result) count(state string, n int64) {
