@@ -25,6 +25,7 @@ var mayImport = map[string]string{
 	"pkg/notify": "",
 	"pkg/wheel":  "",
 	"pkg/fault":  "",
+	"pkg/backup": "notify",
 	"pkg/cli":    "notify",
 	"pkg/when":   "notify",
 	"pkg/engine": "notify",
@@ -65,8 +66,8 @@ var mayImport = map[string]string{
 	// notifyctl, faulty and enginetest to tests.
 	"pkg/app": everything("load", "tui", "engine/faulty", "engine/enginetest"),
 
-	"cmd/notifyd":   "app api notify server simulator load cli",
-	"cmd/notifyctl": "app api load tui notify cli when",
+	"cmd/notifyd":   "app api backup notify server simulator load cli",
+	"cmd/notifyctl": "app api backup load tui notify cli when",
 }
 
 // everything stands for all packages of pkg but some.

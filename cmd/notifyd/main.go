@@ -87,7 +87,7 @@ Start with "notifyd dev": everything in one process, with simulated providers.`,
 	}
 	root.SetOut(p.out)
 	root.SetErr(p.err)
-	root.AddCommand(newDev(p), newServe(p), newSimulate(p), newConfig(p), newToken(p), newMigrate(p), newHealthcheck(p), newVersion(p))
+	root.AddCommand(newDev(p), newServe(p), newSimulate(p), newConfig(p), newToken(p), newMigrate(p), newRestore(p), newHealthcheck(p), newVersion(p))
 	cli.Polish(root)
 	return root
 }

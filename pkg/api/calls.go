@@ -4,6 +4,8 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
+	"io"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -252,6 +254,41 @@ func (cl *Client) Tail(ctx context.Context, caller string, fn func(Event) error)
 		return connError(ctx, err)
 	}
 	return nil
+}
+
+// Backup writes everything the server keeps to w, in the form that "notifyd
+// restore" reads, and returns how many bytes that were. The HTTP client must
+// have no overall timeout. What broke off is an error here, and lacks its
+// manifest.
+func (cl *Client) Backup(ctx context.Context, w io.Writer) (int64, error) {
+	resp, err := cl.roundTrip(ctx, call{method: http.MethodGet, path: "/v1/ops/backup"})
+	if err != nil {
+		return 0, err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode >= 300 {
+		body, err := readBody(resp)
+		if err != nil {
+			return 0, connError(ctx, err)
+		}
+		return 0, problemOf(resp, body)
+	}
+	n, err := io.Copy(w, &answer{ctx, resp.Body})
+	return n, err
+}
+
+// answer tells errors of the connection from those of who takes the body.
+type answer struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+func (a *answer) Read(p []byte) (int, error) {
+	n, err := a.r.Read(p)
+	if err != nil && !errors.Is(err, io.EOF) {
+		err = connError(a.ctx, err)
+	}
+	return n, err
 }
 
 func (cl *Client) get(ctx context.Context, path string, q url.Values, out any) error {

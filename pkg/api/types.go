@@ -9,6 +9,7 @@ import (
 const (
 	TypeJSON     = "application/json"
 	TypeNDJSON   = "application/x-ndjson"
+	TypeBackup   = "application/zstd"
 	TypeProtobuf = "application/x-protobuf"
 	TypeProblem  = "application/problem+json"
 )

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -72,6 +73,7 @@ type Node struct {
 	listener   net.Listener // of the API; the server's once there is one
 	served     bool         // the server has run, and closed its listeners
 	finished   func(*notify.Envelope)
+	backingUp  sync.Mutex
 	seams      seams
 }
 
@@ -80,6 +82,8 @@ type seams struct {
 	storeFS    vfs.FS        // of the store
 	historyAge time.Duration // when a history segment is sealed at the latest
 	segment    int64         // bytes of a segment of the log
+	gathered   func()        // between two parts of a backup
+	provider   func(worker.Provider) worker.Provider
 }
 
 // New opens the engines and builds everything; nothing runs before Run. Who
@@ -136,6 +140,11 @@ func (n *Node) open() error {
 	}
 	if n.store, err = pebble.Open(pebble.Config{Dir: filepath.Join(cfg.DataDir, "store"), FS: n.seams.storeFS, Logger: n.log}); err != nil {
 		return err
+	}
+	// What a backup that was cut short left: links, which hold the room of files
+	// that are removed.
+	if err := os.RemoveAll(filepath.Join(cfg.DataDir, stagingName)); err != nil {
+		return BadDataDir(cfg.DataDir, err)
 	}
 	n.limits = memory.NewLimits()
 	ctx := context.Background()
@@ -287,14 +296,17 @@ func (n *Node) build() error {
 
 // lane builds the two workers of a lane and their consumer groups.
 func (n *Node) lane(l notify.Lane) error {
-	set := n.cfg.lane(l)
+	set, prov := n.cfg.lane(l), n.provs.lane(l)
+	if n.seams.provider != nil {
+		prov = n.seams.provider(prov)
+	}
 	for _, role := range []worker.Role{worker.First, worker.Retries} {
 		w := worker.New(worker.Config{
 			Lane: l, Role: role, Order: n.cfg.order(l), Holds: n.store.Holds(), Window: set.Window, Ahead: set.Ahead, InFlight: set.InFlight,
 			MaxRetries: n.cfg.Workers.MaxRetries, BatchAge: n.cfg.Workers.BatchAge, CallLimit: n.cfg.Workers.CallLimit,
 			Routes: n.provs.routes(l.Channel), Log: n.producer, Status: n.store.Status(), Committer: n.commit,
 			Prefs: preferences{n.prefs.Snapshot(), n.prefs}, Cancels: n.cancels, Parker: n.later.timers,
-			Provider: n.provs.lane(l), Health: n.health, Events: n.metrics.worker(n.tail, n.observe), Logger: n.log, Seen: n.seen,
+			Provider: prov, Health: n.health, Events: n.metrics.worker(n.tail, n.observe), Logger: n.log, Seen: n.seen,
 		})
 		topic, group := l.Topic(), l.Group()
 		if role == worker.Retries {

@@ -58,19 +58,21 @@ type Deps struct {
 	DeadLetters engine.DeadLetters
 	Cancels     engine.Cancels
 	Campaigns   engine.Campaigns
-	Schedules   Schedules                   // nil: nothing was ever scheduled
-	Triggers    Triggers                    // nil: the routes of triggers are 503
-	Circuits    Circuits                    // nil: the routes of circuits are 503
-	Reconcile   Reconciler                  // nil: the routes of reconcile are 503
-	CheckURL    URLCheck                    // nil: GET /v1/ops/url-check is 503
-	Callers     engine.Callers              // nil: every caller has the default rate
-	Receipts    map[string]Receipt          // by provider; nil: none
-	Tail        Tail                        // nil: GET /v1/tail is 503
-	Doctor      Report                      // nil: GET /v1/ops/doctor is 503
-	Lag         Report                      // nil: GET /v1/ops/lag is 503
-	Ready       func(context.Context) error // nil: ready unless draining
-	Warnings    func() []string             // short codes of what is wrong although requests are taken; nil: none
-	Version     string                      // of the program, which /healthz names; empty: it does not
+	Schedules   Schedules          // nil: nothing was ever scheduled
+	Triggers    Triggers           // nil: the routes of triggers are 503
+	Circuits    Circuits           // nil: the routes of circuits are 503
+	Reconcile   Reconciler         // nil: the routes of reconcile are 503
+	CheckURL    URLCheck           // nil: GET /v1/ops/url-check is 503
+	Callers     engine.Callers     // nil: every caller has the default rate
+	Receipts    map[string]Receipt // by provider; nil: none
+	Tail        Tail               // nil: GET /v1/tail is 503
+	Doctor      Report             // nil: GET /v1/ops/doctor is 503
+	Lag         Report             // nil: GET /v1/ops/lag is 503
+	// Backup gathers what a backup holds; nil: GET /v1/ops/backup is 503.
+	Backup   func(context.Context) (Snapshot, error)
+	Ready    func(context.Context) error // nil: ready unless draining
+	Warnings func() []string             // short codes of what is wrong although requests are taken; nil: none
+	Version  string                      // of the program, which /healthz names; empty: it does not
 	// Standing says why no call of a lane can be made now; ok is false when one
 	// can. nil: it is not known.
 	Standing func(notify.Lane) (why Standing, ok bool)

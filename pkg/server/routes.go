@@ -85,6 +85,7 @@ func routes() []route {
 		{get, "/v1/ops/reconcile", api.ScopeOperate, classNormal, noBody, (*Server).reconcileReport},
 		{post, "/v1/ops/reconcile:apply", api.ScopeOperate, classNormal, batchBody, (*Server).reconcileApply},
 		{get, "/v1/ops/doctor", api.ScopeOperate, classNormal, noBody, (*Server).doctor},
+		{get, "/v1/ops/backup", api.ScopeOperate, classStream, noBody, (*Server).backup},
 		{get, "/v1/ops/lag", api.ScopeOperate, classNormal, noBody, (*Server).lag},
 		{post, "/v1/receipts/{provider}", "", classReceipt, receiptBody, (*Server).receipt},
 		{get, "/openapi.yaml", "", classProbe, noBody, (*Server).openapi},

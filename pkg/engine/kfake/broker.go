@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kfake"
@@ -26,7 +27,9 @@ type Broker struct {
 	watch   *watcher
 	found   checked
 	ends    ends // as written down last; keepEnds'
-	dial    func(ctx context.Context, network, address string) (net.Conn, error)
+
+	trimming sync.Mutex // held while records are removed, or must not be
+	dial     func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
 // Open starts the broker on what Dir holds. It serves from its return on; Run

@@ -148,6 +148,10 @@ func (b *Broker) Trim(ctx context.Context, safe func() map[string]map[int32]int6
 // TrimOnce removes the records below the given offsets, and never the last
 // record of a partition: it carries the partition's end through a crash.
 func (b *Broker) TrimOnce(safe map[string]map[int32]int64) error {
+	if !b.trimming.TryLock() {
+		return nil // held: the next one does it
+	}
+	defer b.trimming.Unlock()
 	var errs []error
 	for topic, ps := range safe {
 		for p, to := range ps {

@@ -1,0 +1,125 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/notifyd/notifyd/pkg/backup"
+	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+func newBackup(p *program) *cobra.Command {
+	var force bool
+	c := &cobra.Command{
+		Use: "backup [FILE|-]", Short: "Save everything the server keeps, while it works (scope operate)", Args: cobra.MaximumNArgs(1),
+		Long: `backup saves the store, the log and the history of a server with embedded engines
+in one file, without stopping it. Everything that was accepted before the command
+began is in it. "notifyd restore" makes a data folder of the file.
+
+The file holds addresses of users and secrets of callers: keep it as you keep
+those. FILE is notifyd-TIME.backup if none is named; - is standard output.`,
+		Example: `  notifyctl backup
+  notifyctl backup nightly.backup --force
+  notifyd restore nightly.backup --data-dir /srv/notifyd-restored`,
+		RunE: func(c *cobra.Command, args []string) error {
+			name := "notifyd-" + time.Now().UTC().Format("20060102T150405Z") + ".backup"
+			if len(args) > 0 {
+				name = args[0]
+			}
+			if name == "-" {
+				return backupTo(c.Context(), p, p.out)
+			}
+			return runBackup(c.Context(), p, name, force)
+		},
+	}
+	c.Flags().BoolVar(&force, "force", false, "replace FILE if it is there; it stays until the new one is whole")
+	return c
+}
+
+// backupTo writes a backup to w, with progress.
+func backupTo(ctx context.Context, p *program, w io.Writer) error {
+	cl, err := p.client()
+	if err != nil {
+		return err
+	}
+	cl.HTTPClient.Timeout = 0 // it takes as long as there is data
+	bar := p.progress("bytes", 0)
+	defer bar.end()
+	_, err = cl.Backup(ctx, &counting{w, bar})
+	return err
+}
+
+// counting tells a progress bar what passes.
+type counting struct {
+	w   io.Writer
+	bar *progress
+}
+
+func (c *counting) Write(b []byte) (int, error) {
+	n, err := c.w.Write(b)
+	c.bar.add(n)
+	return n, err
+}
+
+// runBackup makes the file, reads it again to be sure, and gives it its name.
+func runBackup(ctx context.Context, p *program, name string, force bool) error {
+	if _, err := os.Stat(name); err == nil && !force {
+		return cli.Usage("%s is there already; --force replaces it", name)
+	} else if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return cannotWrite(name, err)
+	}
+	began := time.Now()
+	f, err := os.CreateTemp(filepath.Dir(name), filepath.Base(name)+".part-*")
+	if err != nil {
+		return cannotWrite(name, err)
+	}
+	defer os.Remove(f.Name()) // nothing, once it has its name
+	defer f.Close()
+	if err := backupTo(ctx, p, f); err != nil {
+		return err
+	}
+	if err := f.Sync(); err != nil {
+		return cannotWrite(name, err)
+	}
+	size, err := f.Seek(0, io.SeekCurrent)
+	if err == nil {
+		_, err = f.Seek(0, io.SeekStart)
+	}
+	if err != nil {
+		return cannotWrite(name, err)
+	}
+	m, err := backup.Verify(ctx, f)
+	if err != nil {
+		return err
+	}
+	if err := os.Rename(f.Name(), name); err != nil {
+		return cannotWrite(name, err)
+	}
+	return p.printer().Record(map[string]any{
+		"file": name, "bytes": size, "unpacked_bytes": m.Bytes, "files": len(m.Files), "created_at": m.Created,
+		"store_id": m.StoreID, "version": m.Version, "verified": true, "took_seconds": time.Since(began).Seconds(),
+	}, func() cli.Table {
+		return cli.Table{
+			{"file", name},
+			{"size", fmt.Sprintf("%s bytes, %s unpacked in %s files", count(size), count(m.Bytes), count(len(m.Files)))},
+			{"holds", "what was accepted before " + m.Created.Format(time.RFC3339)},
+			{"store", m.StoreID + ", notifyd " + m.Version},
+			{"verified", "every file has its checksum"},
+			{"took", time.Since(began).Round(10 * time.Millisecond).String()},
+			{"restore", "notifyd restore " + name + " --data-dir DIR"},
+		}
+	})
+}
+
+func cannotWrite(name string, err error) error {
+	return &notify.Error{Kind: notify.KindUnavailable, Code: "file", Msg: "cannot write " + name, Err: err}
+}
