@@ -39,7 +39,7 @@ func folder(t *testing.T) string {
 			t.Fatal(err)
 		}
 	}
-	if err := os.MkdirAll(filepath.Join(dir, "log/partitions/empty-0"), 0o700); err != nil {
+	if err := os.MkdirAll(filepath.Join(dir, "log", "partitions", "empty-0"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	return dir
@@ -76,7 +76,7 @@ func TestRestoresWhatWasThere(t *testing.T) {
 	if !maps.Equal(got, files) {
 		t.Error("other content")
 	}
-	if i, err := os.Stat(filepath.Join(dir, "log/partitions/empty-0")); err != nil || !i.IsDir() {
+	if i, err := os.Stat(filepath.Join(dir, "log", "partitions", "empty-0")); err != nil || !i.IsDir() {
 		t.Error("the empty folder is missing")
 	}
 	if names, err := os.ReadDir(filepath.Dir(dir)); err != nil || len(names) != 1 {
