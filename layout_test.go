@@ -27,6 +27,7 @@ var mayImport = map[string]string{
 	"pkg/fault":  "",
 	"pkg/cli":    "notify",
 	"pkg/when":   "notify",
+	"pkg/plan":   "notify",
 	"pkg/engine": "notify",
 
 	// Engines: one technology each.
@@ -66,7 +67,7 @@ var mayImport = map[string]string{
 	"pkg/app": everything("load", "tui", "engine/faulty", "engine/enginetest"),
 
 	"cmd/notifyd":   "app api notify server simulator load cli",
-	"cmd/notifyctl": "app api load tui notify cli when",
+	"cmd/notifyctl": "app api load tui notify cli when plan",
 }
 
 // everything stands for all packages of pkg but some.
