@@ -10,14 +10,15 @@ import (
 // ParseNumber reads 5M, 200K, 1.5G, 70% and plain numbers.
 func ParseNumber(text string) (float64, error) {
 	text = strings.TrimSpace(text)
-	scale := 1.0
-	for _, s := range []struct {
-		suffix string
-		by     float64
-	}{{"K", 1e3}, {"k", 1e3}, {"M", 1e6}, {"G", 1e9}, {"%", 0.01}} {
-		if rest, ok := strings.CutSuffix(text, s.suffix); ok {
-			text, scale = rest, s.by
-			break
+	scale, parts := 1.0, 1.0
+	if rest, ok := strings.CutSuffix(text, "%"); ok {
+		text, parts = rest, 100 // divided by, so that 70% is 0.7
+	} else {
+		for suffix, by := range map[string]float64{"K": 1e3, "k": 1e3, "M": 1e6, "G": 1e9} {
+			if rest, ok := strings.CutSuffix(text, suffix); ok {
+				text, scale = rest, by
+				break
+			}
 		}
 	}
 	v, err := strconv.ParseFloat(text, 64)
@@ -27,7 +28,7 @@ func ParseNumber(text string) (float64, error) {
 	if math.IsNaN(v) || math.IsInf(v, 0) {
 		return 0, errors.New("not a finite number")
 	}
-	return v * scale, nil
+	return v * scale / parts, nil
 }
 
 // Number writes a number with at most four digits that count: 3.5M, 8,333, 0.7.

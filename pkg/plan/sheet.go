@@ -68,9 +68,10 @@ func (in *Input) mails() float64 { return in.calls(in.Email) }
 func (in *Input) texts() float64 { return in.calls(in.SMS * in.SMSAdmitted) }
 
 // records is how many messages the log takes: a fan-out's are chunks.
-func (in *Input) records() float64 {
-	return in.Rate * ((1 - in.Fanout) + in.Fanout/in.Chunk) * (1 + in.Retries)
-}
+func (in *Input) records() float64 { return in.Rate * in.chunked() * (1 + in.Retries) }
+
+// chunked is how many chunks a notification is: a fan-out's are a fraction.
+func (in *Input) chunked() float64 { return (1 - in.Fanout) + in.Fanout/in.Chunk }
 
 // rows is how many rows the status store writes at a share of fan-outs. A chunk
 // has a claim a window and an outcome; a retry has a row of its own.
@@ -192,8 +193,12 @@ func (in *Input) database(of ofFunc, plain plainFunc) {
 // scheduler: the source has one partition a minute, one leader,
 // and counts a row once although it is stored on every replica.
 func (in *Input) scheduler(of ofFunc, plain plainFunc) {
-	rows := in.Rate * in.Scheduled
-	plain("scheduled_rows", "scheduled rows a second", ceil(rows), fmt.Sprintf("%s/s x %s", Number(in.Rate), Number(in.Scheduled)))
+	rows := in.Rate * in.Scheduled * in.chunked()
+	how := fmt.Sprintf("%s/s x %s", Number(in.Rate), Number(in.Scheduled))
+	if in.Fanout > 0 {
+		how += ", a row a chunk of fan-outs"
+	}
+	plain("scheduled_rows", "scheduled rows a second", ceil(rows), how)
 	nodes := of("scheduler_nodes", "scheduler nodes", rows, in.SchedulerNodeRate, "a node's rows")
 	nodes.Sustained = ceil(rows/in.SchedulerNodeRate) * int64(in.DBReplication)
 	nodes.SustainedHow = fmt.Sprintf("each row is stored %s times", Number(in.DBReplication))
