@@ -72,6 +72,7 @@ type Node struct {
 	listener   net.Listener // of the API; the server's once there is one
 	served     bool         // the server has run, and closed its listeners
 	finished   func(*notify.Envelope)
+	about      About
 	seams      seams
 }
 

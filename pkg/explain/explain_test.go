@@ -117,7 +117,7 @@ func TestTheWalkFindsWhatIsMissing(t *testing.T) {
 	t.Parallel()
 	s, of := produced(t)
 	have := entriesOf("error")
-	for _, code := range []string{"bad_json", "opted_out", "twilio_21610", "apns_unregistered", "*_circuit_open", "http_*", "token_expired", "cannot_mute", "trigger_not_found", "timer_store", "caller_in_flight", "expired", "url_port"} {
+	for _, code := range []string{"bad_json", "opted_out", "twilio_21610", "apns_unregistered", "*_circuit_open", "http_*", "token_expired", "cannot_mute", "trigger_not_found", "timer_store", "caller_in_flight", "expired", "url_port", "user_id_required"} {
 		if _, ok := of["error"][code]; !ok {
 			t.Errorf("the walk does not find %s", code)
 		}

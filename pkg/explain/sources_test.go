@@ -16,14 +16,15 @@ type sources struct {
 	fset  *token.FileSet
 	files map[string]*ast.File // by path from the module's root
 
-	codes map[string]string // code -> a place that prints it
-	may   map[string]string // as codes, but only the catalogue's word says so: a word of a switch behind a prefix
+	codes   map[string]string // code -> a place that prints it
+	structs map[string]int    // declared types with a field code, and where in them it is
+	may     map[string]string // as codes, but only the catalogue's word says so: a word of a switch behind a prefix
 }
 
 // readSources leaves out tests and what exists for them alone.
 func readSources(t *testing.T) *sources {
 	t.Helper()
-	s := &sources{fset: token.NewFileSet(), files: map[string]*ast.File{}, codes: map[string]string{}, may: map[string]string{}}
+	s := &sources{fset: token.NewFileSet(), files: map[string]*ast.File{}, codes: map[string]string{}, may: map[string]string{}, structs: map[string]int{}}
 	root := filepath.Join("..", "..")
 	for _, top := range []string{"cmd", "pkg"} {
 		if err := filepath.WalkDir(filepath.Join(root, top), func(path string, d fs.DirEntry, err error) error {
@@ -63,6 +64,16 @@ func literal(e ast.Expr) (string, bool) {
 func (s *sources) errorCodes() {
 	params := s.codeParams()
 	for path, f := range s.files {
+		ast.Inspect(f, func(n ast.Node) bool {
+			if v, ok := n.(*ast.TypeSpec); ok {
+				if st, ok := v.Type.(*ast.StructType); ok {
+					s.structs[filepath.ToSlash(filepath.Dir(path))+"."+v.Name.Name] = position(st.Fields, "code")
+				}
+			}
+			return true
+		})
+	}
+	for path, f := range s.files {
 		dir := filepath.ToSlash(filepath.Dir(path))
 		wire := dir == "pkg/simulator" // whose other codes are the providers'
 		put := func(e ast.Expr) { s.put(e, path) }
@@ -101,6 +112,14 @@ func (s *sources) errorCodes() {
 					put(v.Args[i-1])
 				}
 			case *ast.FuncDecl:
+				if at := returned(v.Type); at > 0 && !wire {
+					ast.Inspect(v.Body, func(n ast.Node) bool {
+						if r, ok := n.(*ast.ReturnStmt); ok && at <= len(r.Results) {
+							put(r.Results[at-1])
+						}
+						return true
+					})
+				}
 				if v.Name.Name == "httpCode" || v.Name.Name == "twilioCode" {
 					ast.Inspect(v.Body, func(n ast.Node) bool {
 						if r, ok := n.(*ast.ReturnStmt); ok && len(r.Results) == 1 {
@@ -148,22 +167,40 @@ func (s *sources) words(begin, path string) {
 	})
 }
 
-// positional reads tables of a struct that has a field code, without its name.
+// positional reads values of a struct that has a field code, without its name:
+// one of a declared type, or tables of one.
 func (s *sources) positional(v *ast.CompositeLit, path string) {
-	list, ok := v.Type.(*ast.ArrayType)
-	if !ok {
-		return
+	at := s.codeField(v.Type, path)
+	rows := []ast.Expr{v}
+	switch t := v.Type.(type) {
+	case *ast.ArrayType:
+		at, rows = s.codeField(t.Elt, path), v.Elts
+	case *ast.MapType:
+		at, rows = s.codeField(t.Value, path), v.Elts
 	}
-	st, ok := list.Elt.(*ast.StructType)
-	if !ok {
-		return
-	}
-	at := position(st.Fields, "code")
-	for _, e := range v.Elts {
-		if row, ok := e.(*ast.CompositeLit); ok && at > 0 && at <= len(row.Elts) {
+	for _, e := range rows {
+		if kv, ok := e.(*ast.KeyValueExpr); ok {
+			e = kv.Value
+		}
+		row, ok := e.(*ast.CompositeLit)
+		if !ok || at == 0 || at > len(row.Elts) {
+			continue
+		}
+		if _, named := row.Elts[0].(*ast.KeyValueExpr); !named {
 			s.put(row.Elts[at-1], path)
 		}
 	}
+}
+
+// codeField is the position of the field code of a struct type; 0: it has none.
+func (s *sources) codeField(t ast.Expr, path string) int {
+	switch t := t.(type) {
+	case *ast.StructType:
+		return position(t.Fields, "code")
+	case *ast.Ident:
+		return s.structs[filepath.ToSlash(filepath.Dir(path))+"."+t.Name]
+	}
+	return 0
 }
 
 // position of a field or parameter, from 1; 0: there is none of that name.
@@ -212,6 +249,14 @@ func (s *sources) codeParams() map[string]int {
 		})
 	}
 	return out
+}
+
+// returned is the position of a result called code; 0: there is none.
+func returned(t *ast.FuncType) int {
+	if t.Results == nil {
+		return 0
+	}
+	return position(t.Results, "code")
 }
 
 func callee(c *ast.CallExpr) (pkg, name string) {
