@@ -193,7 +193,7 @@ func TestCheckNamesFieldAndRule(t *testing.T) {
 
 func TestNumbers(t *testing.T) {
 	t.Parallel()
-	for text, want := range map[string]float64{"5M": 5e6, "200K": 2e5, "1.5k": 1500, "2G": 2e9, "70%": 0.7, "1e3": 1000, " 7 ": 7} {
+	for text, want := range map[string]float64{"5M": 5e6, "200K": 2e5, "1.5k": 1500, "2G": 2e9, "70%": 0.7, "1e3": 1000, "7": 7} {
 		if got, err := ParseNumber(text); err != nil || got != want {
 			t.Errorf("%q: got %v, %v", text, got, err)
 		}
