@@ -22,13 +22,15 @@ const module = "github.com/notifyd/notifyd/"
 // test, and so does an arrow that is not.
 var mayImport = map[string]string{
 	// Foundations: they know nothing of each other but notify.
-	"pkg/notify": "",
-	"pkg/wheel":  "",
-	"pkg/fault":  "",
-	"pkg/backup": "notify",
-	"pkg/cli":    "notify",
-	"pkg/when":   "notify",
-	"pkg/engine": "notify",
+	"pkg/notify":  "",
+	"pkg/wheel":   "",
+	"pkg/fault":   "",
+	"pkg/backup":  "notify",
+	"pkg/cli":     "notify",
+	"pkg/when":    "notify",
+	"pkg/plan":    "notify",
+	"pkg/explain": "",
+	"pkg/engine":  "notify",
 
 	// Engines: one technology each.
 	"pkg/engine/pebble":     "engine notify",
@@ -67,7 +69,7 @@ var mayImport = map[string]string{
 	"pkg/app": everything("load", "tui", "engine/faulty", "engine/enginetest"),
 
 	"cmd/notifyd":   "app api backup notify server simulator load cli",
-	"cmd/notifyctl": "app api backup load tui notify cli when",
+	"cmd/notifyctl": "app api backup load tui notify cli when plan explain",
 }
 
 // everything stands for all packages of pkg but some.

@@ -3,8 +3,10 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -12,11 +14,12 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// finding is one thing the server's doctor looked at.
+// finding is one thing a doctor looked at: the server's, or this program's.
 type finding struct {
 	Check  string `json:"check"`
 	Level  string `json:"level"` // ok, warn, fail
 	Detail string `json:"detail"`
+	Repair string `json:"repair,omitempty"`
 }
 
 // levels of findings, the mildest first.
@@ -26,8 +29,14 @@ func newDoctor(p *program) *cobra.Command {
 	var failOn string
 	c := &cobra.Command{
 		Use: "doctor", Short: "Check the server's health from the inside (scope operate)", Args: cobra.NoArgs,
-		Long: `doctor asks the server what is wrong with it, and exits 9 when something is: a
-finding of level fail, or with --fail-on warn also one of level warn.`,
+		Long: `doctor looks at this side (version, clock) and asks the server what is wrong with it;
+each finding that is not ok says what to do. Exit codes:
+
+  0  nothing, or nothing of the level of --fail-on
+  2  no server is chosen, or the contexts cannot be read
+  4  no token, or one without the scope operate
+  7  the server does not answer
+  9  a finding of level fail, or with --fail-on warn also one of level warn`,
 		RunE: func(c *cobra.Command, _ []string) error { return runDoctor(c.Context(), p, failOn) },
 	}
 	c.Flags().StringVar(&failOn, "fail-on", "fail", "level from which the exit code is 9: warn or fail")
@@ -39,22 +48,24 @@ func runDoctor(ctx context.Context, p *program, failOn string) error {
 	if !slices.Contains(levels[1:], failOn) {
 		return cli.Usage("--fail-on %q: it is warn or fail", failOn)
 	}
-	cl, err := p.client()
+	t, err := p.target()
 	if err != nil {
-		return err
+		return p.advise(err, &t)
 	}
-	raw, err := cl.Doctor(ctx)
+	raw, err := p.clientOf(&t).Doctor(ctx)
 	if err != nil {
-		return err
+		return p.advise(err, &t)
 	}
-	var fs []finding
-	if err := json.Unmarshal(raw, &fs); err != nil {
+	fs := p.thisSide(ctx)
+	var theirs []finding
+	if err := json.Unmarshal(raw, &theirs); err != nil {
 		return badAnswer(err)
 	}
+	fs = append(fs, theirs...)
 	if err := p.printer().Print(fs, func() cli.Table {
-		t := cli.Table{{"CHECK", "LEVEL", "DETAIL"}}
+		t := cli.Table{{"CHECK", "LEVEL", "DETAIL", "REPAIR"}}
 		for _, f := range fs {
-			t = append(t, []string{f.Check, f.Level, f.Detail})
+			t = append(t, []string{f.Check, f.Level, f.Detail, f.Repair})
 		}
 		return t
 	}); err != nil {
@@ -70,6 +81,67 @@ func runDoctor(ctx context.Context, p *program, failOn string) error {
 		return cli.Exitf(cli.ExitFindings, "%d of %d checks found something", bad, len(fs))
 	}
 	return nil
+}
+
+// clockTolerance is how far clocks may differ; the server tells its own to the
+// second.
+const clockTolerance = 5 * time.Second
+
+// thisSide looks at what the server cannot see.
+func (p *program) thisSide(ctx context.Context) []finding {
+	s := p.serverBuild(ctx)
+	if s == nil {
+		return nil
+	}
+	v := finding{Check: "version", Level: "ok", Detail: "notifyctl " + version + ", notifyd " + first(s.Version, "does not tell")}
+	if s.Skew {
+		v.Level, v.Repair = "warn", "install the notifyctl that came with notifyd "+s.Version
+	}
+	fs := []finding{v}
+	if s.date.IsZero() {
+		return fs
+	}
+	off := p.now().Sub(s.date)
+	c := finding{Check: "clock", Level: "ok", Detail: "within " + clockTolerance.String() + " of the server's"}
+	if off > clockTolerance+time.Second || off < -clockTolerance {
+		way := "ahead of"
+		if off < 0 {
+			way = "behind"
+		}
+		c.Level, c.Detail = "warn", fmt.Sprintf("this machine's clock is %s %s the server's", span(off.Abs()), way)
+		c.Repair = "synchronise both clocks (NTP): tokens, --at and expiry depend on them"
+	}
+	return append(fs, c)
+}
+
+// advise adds what to do to an error that keeps doctor from looking.
+func (p *program) advise(err error, t *target) error {
+	e, ok := errors.AsType[*notify.Error](err)
+	if !ok {
+		return err
+	}
+	var next []string
+	switch {
+	case e.Code == "bad_config":
+		next = []string{"correct the file that is named, or remove it and add contexts anew: notifyctl context add"}
+	case e.Code == "scope_missing":
+		next = []string{"use a token with scope operate: notifyd token --key FILE --caller NAME --scope operate"}
+	case e.Kind == notify.KindUnauthorized:
+		next = []string{
+			"notifyctl context show      (which token is used)",
+			"notifyd token --key FILE --caller NAME --scope operate > TOKEN",
+			"notifyctl context add NAME --server " + t.server + " --token-file TOKEN",
+		}
+	case e.Kind == notify.KindUnavailable:
+		next = []string{
+			"start it: notifyd serve, or notifyd dev",
+			"notifyd healthcheck --server " + t.server + "      (on its machine)",
+			"notifyctl context ls      (is it the server that is meant?)",
+		}
+	default:
+		return err
+	}
+	return &cli.Error{Exit: cli.ExitCode(err), Err: err, Next: next}
 }
 
 // groupLag is how far a consumer group is behind.

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -26,6 +27,7 @@ type node struct {
 	url, control, callback string
 	signer                 *server.Signer
 	cfg                    app.Config
+	log                    *lockedBuffer
 }
 
 // startNode runs one until the test and its subtests are over.
@@ -69,10 +71,12 @@ func startNode(t *testing.T) *node {
 		t.Fatal(err)
 	}
 	log := &lockedBuffer{}
+	n.log = log
 	nd, err := app.New(n.cfg, slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelWarn})))
 	if err != nil {
 		t.Fatal(err)
 	}
+	nd.Describe(app.About{Config: app.Loaded{Config: n.cfg}.Print(), Log: func() []string { return strings.Split(log.String(), "\n") }})
 	n.url = "http://" + nd.Addr()
 	ctx, stop := context.WithCancel(context.Background())
 	simCtx, stopSim := context.WithCancel(context.Background())

@@ -28,6 +28,8 @@ type serverBuild struct {
 	URL     string `json:"url"`
 	Version string `json:"version,omitempty"` // empty: it did not say
 	Skew    bool   `json:"skew"`              // another version than this program's
+
+	date time.Time // of the answer, to the second; zero: it did not say
 }
 
 func newVersion(p *program) *cobra.Command {
@@ -82,5 +84,6 @@ func (p *program) serverBuild(ctx context.Context) *serverBuild {
 	if err != nil || json.Unmarshal(body, &health) != nil {
 		return nil
 	}
-	return &serverBuild{URL: t.server, Version: health.Version, Skew: health.Version != "" && health.Version != version}
+	date, _ := http.ParseTime(resp.Header.Get("Date")) // a proxy may leave it out
+	return &serverBuild{URL: t.server, Version: health.Version, Skew: health.Version != "" && health.Version != version, date: date}
 }

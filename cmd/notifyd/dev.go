@@ -117,11 +117,13 @@ func runDev(ctx context.Context, p *program, o *devOptions) error {
 	if err != nil {
 		return err
 	}
-	log := logger(p.err, &l.Config)
+	var last recent
+	log := logger(io.MultiWriter(p.err, &last), &l.Config)
 	n, err := app.New(l.Config, log)
 	if err != nil {
 		return err
 	}
+	n.Describe(app.About{Config: l.Print(), Log: last.Lines})
 	token, err := devContext(p, o, dir, apiURL, control)
 	if err == nil {
 		// Before anything runs: a callback that was left from an earlier start

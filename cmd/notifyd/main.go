@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +12,8 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"slices"
+	"sync"
 	"syscall"
 	"time"
 	_ "time/tzdata" // quiet hours work in images without zone files
@@ -126,6 +129,37 @@ func logger(w io.Writer, cfg *app.Config) *slog.Logger {
 		return slog.New(slog.NewTextHandler(w, opts))
 	}
 	return slog.New(slog.NewJSONHandler(w, opts))
+}
+
+// recent keeps the last lines of the log, redacted as they are written, for
+// debug bundles. It may be written and read by many at once.
+type recent struct {
+	mu    sync.Mutex
+	lines []string
+	next  int
+}
+
+// recentLines is how many lines are kept, recentBytes how much of one.
+const recentLines, recentBytes = 500, 4096
+
+func (r *recent) Write(b []byte) (int, error) {
+	line := string(bytes.TrimSuffix(b[:min(len(b), recentBytes)], []byte("\n")))
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.lines) < recentLines {
+		r.lines = append(r.lines, line)
+	} else {
+		r.lines[r.next] = line
+		r.next = (r.next + 1) % recentLines
+	}
+	return len(b), nil
+}
+
+// Lines returns them, the oldest first.
+func (r *recent) Lines() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return append(slices.Clone(r.lines[r.next:]), r.lines[:r.next]...)
 }
 
 // interrupted says whether an error is only the end that was asked for.

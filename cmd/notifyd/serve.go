@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"maps"
 	"net/http"
 	"os"
@@ -75,11 +76,13 @@ a second later or more, ends the process at once.`,
 			if err != nil {
 				return err
 			}
-			log := logger(p.err, &l.Config)
+			var last recent
+			log := logger(io.MultiWriter(p.err, &last), &l.Config)
 			n, err := app.New(l.Config, log)
 			if err != nil {
 				return err
 			}
+			n.Describe(app.About{Config: l.Print(), Log: last.Lines})
 			log.Info("ready", "api", n.Addr(), "admin", n.Admin(), "kafka", n.Kafka(), "data", l.Config.DataDir, "version", version)
 			if err := n.Run(c.Context()); !interrupted(c.Context(), err) {
 				return err

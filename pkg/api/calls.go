@@ -218,6 +218,12 @@ func (cl *Client) Lag(ctx context.Context) (out json.RawMessage, err error) {
 	return out, err
 }
 
+// Debug returns what the process tells of itself for a debug bundle.
+func (cl *Client) Debug(ctx context.Context) (out Debug, err error) {
+	err = cl.get(ctx, "/v1/ops/debug", nil, &out)
+	return out, err
+}
+
 // Ready is nil when the server takes requests.
 func (cl *Client) Ready(ctx context.Context) error { return cl.get(ctx, "/readyz", nil, nil) }
 

@@ -333,3 +333,9 @@ const (
 	EventHeartbeat = "heartbeat"
 	EventGap       = "gap"
 )
+
+// Debug is what a process tells of itself for a debug bundle: files by name.
+type Debug struct {
+	Texts    map[string]string `json:"texts"`
+	Binaries map[string][]byte `json:"binaries"`
+}

@@ -18,16 +18,45 @@ type Finding struct {
 	Check  string `json:"check"`
 	Level  string `json:"level"` // "ok", "warn" or "fail"
 	Detail string `json:"detail"`
+	Repair string `json:"repair,omitempty"` // what to do; of level ok: nothing
+}
+
+// repairs say what to do about a finding that is not ok, by the check or, where
+// the check names a thing besides, by its first word.
+var repairs = map[string]string{
+	"log":            "look at the log's volume and at the log of notifyd, then restart: intake is closed until then",
+	"log size":       "find who does not get on (notifyctl lag), or raise log.cap_mib; at the cap intake answers 503",
+	"log damage":     "look for faults of the disk; deal with what was lost: history and outcomes of the range tell what was sent",
+	"log segments":   "deal with each range named above; the detail says how the report ends",
+	"log durability": "set log.sync: true, unless losing acknowledged records at a power cut is acceptable",
+	"store":          "look at the store's volume, then restart; with a fault of the disk restore a backup",
+	"disk":           "make room on the volume of data_dir: at log.min_free_mib intake answers 503",
+	"history":        "keep the files named in the log of notifyd for a look, and restore them from a backup; other ids answer on",
+	"preferences":    "look at the store and at the load: bulk lanes stand until the snapshot is fresh",
+	"circuit":        "read the reason with notifyctl explain; config: correct the provider's credentials; else it closes by itself",
+	"provider":       "configure the provider (providers), if notifications of the channel are meant to go out",
+	"spill":          "nothing if it shrinks: otp and alert that came while the log was away are being drained; else look at the log",
+	"lag":            "look at the circuits and at the processor: more load comes than workers take",
+}
+
+// repair of a check; empty: nobody wrote one down.
+func repair(check string) string {
+	if r, ok := repairs[check]; ok {
+		return r
+	}
+	word, _, _ := strings.Cut(check, " ")
+	return repairs[word]
 }
 
 // doctor looks at everything that can be wrong with this process.
 func (n *Node) doctor(ctx context.Context) (any, error) {
 	var fs []Finding
 	add := func(check string, bad bool, level, format string, args ...any) {
-		if !bad {
-			level = "ok"
+		f := Finding{Check: check, Level: "ok", Detail: fmt.Sprintf(format, args...)}
+		if bad {
+			f.Level, f.Repair = level, repair(check)
 		}
-		fs = append(fs, Finding{check, level, fmt.Sprintf(format, args...)})
+		fs = append(fs, f)
 	}
 	use := n.broker.Guard().Usage()
 	add("log", use.Err != nil, "fail", "%d of %d MiB, fsync %s%s", use.LogBytes>>20, use.CapBytes>>20, use.Fsync.Round(10*time.Microsecond), suffix(use.Err))
@@ -47,7 +76,8 @@ func (n *Node) doctor(ctx context.Context) (any, error) {
 	err := n.store.Err()
 	add("store", err != nil, "fail", "pebble%s", suffix(err))
 	if d, err := n.store.DiskUsage(); err == nil {
-		add("disk", d.Available < 1<<30, "warn", "%d MiB free of %d", d.Available>>20, d.Total>>20)
+		bad, level := diskLevel(d.Available, n.cfg.Log.MinFreeMiB)
+		add("disk", bad, level, "%d MiB free of %d; intake stops at %d", d.Available>>20, d.Total>>20, n.cfg.Log.MinFreeMiB)
 	}
 	damaged := n.history.Damaged()
 	add("history", len(damaged) > 0, "fail", "%d segments, %d damaged files", n.history.Stats().Segments, len(damaged))
@@ -67,6 +97,19 @@ func (n *Node) doctor(ctx context.Context) (any, error) {
 		add("lag "+l.Group, l.Lag > 1_000_000, "warn", "%d records behind, %d in flight", l.Lag, l.InFlight)
 	}
 	return fs, nil
+}
+
+// diskLevel says how bad it is that so many bytes are free: below what intake
+// needs it is broken, below 1 GiB or twice that it soon will be.
+func diskLevel(free uint64, minFreeMiB int) (bad bool, level string) {
+	least := uint64(minFreeMiB) << 20
+	switch {
+	case free < least:
+		return true, "fail"
+	case free < max(1<<30, 2*least):
+		return true, "warn"
+	}
+	return false, ""
 }
 
 // loss is a loss of the log with what it means.

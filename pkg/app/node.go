@@ -74,6 +74,7 @@ type Node struct {
 	served     bool         // the server has run, and closed its listeners
 	finished   func(*notify.Envelope)
 	backingUp  sync.Mutex
+	about      About
 	seams      seams
 }
 

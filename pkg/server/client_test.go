@@ -53,7 +53,12 @@ func TestClientEndToEnd(t *testing.T) {
 		return intake.Answer{Status: 201, Body: []byte(answers[route]), Replayed: m.Key == "again"}, nil
 	}
 	report := func(context.Context) (any, error) { return map[string]int{"n": 3}, nil }
-	c := w.serving(t, func(d *Deps) { d.Doctor, d.Lag = report, report }, api.Scopes[:]...)
+	c := w.serving(t, func(d *Deps) {
+		d.Doctor, d.Lag = report, report
+		d.Debug = func(context.Context) (any, error) {
+			return api.Debug{Texts: map[string]string{"a.txt": "x"}, Binaries: map[string][]byte{"b": {1}}}, nil
+		}
+	}, api.Scopes[:]...)
 	ctx := t.Context()
 	single := w.single(1, "shop", "u 1/x", done(notify.Sent))
 	open := w.single(2, "shop", "u2")
@@ -103,6 +108,8 @@ func TestClientEndToEnd(t *testing.T) {
 	check("Doctor", string(raw), `{"n":3}`, err)
 	raw, err = c.Lag(ctx)
 	check("Lag", string(raw), `{"n":3}`, err)
+	bug, err := c.Debug(ctx)
+	check("Debug", []any{bug.Texts["a.txt"], bug.Binaries["b"]}, []any{"x", []byte{1}}, err)
 	check("Ready", "", "", c.Ready(ctx))
 
 	_, err = c.Notification(ctx, notify.ID{Base: baseOf(9)}.String())

@@ -68,6 +68,7 @@ type Deps struct {
 	Tail        Tail               // nil: GET /v1/tail is 503
 	Doctor      Report             // nil: GET /v1/ops/doctor is 503
 	Lag         Report             // nil: GET /v1/ops/lag is 503
+	Debug       Report             // nil: GET /v1/ops/debug is 503
 	// Backup gathers what a backup holds; nil: GET /v1/ops/backup is 503.
 	Backup   func(context.Context) (Snapshot, error)
 	Ready    func(context.Context) error // nil: ready unless draining

@@ -128,6 +128,9 @@ func (s *Server) doctor(x *exchange) error { return x.answer("doctor", s.deps.Do
 
 func (s *Server) lag(x *exchange) error { return x.answer("lag", s.deps.Lag) }
 
+// debug answers with what a report of a bug needs to know of the process.
+func (s *Server) debug(x *exchange) error { return x.answer("debug", s.deps.Debug) }
+
 // answer passes on what a report says.
 func (x *exchange) answer(name string, ask Report) error {
 	if ask == nil {

@@ -87,6 +87,7 @@ func routes() []route {
 		{get, "/v1/ops/doctor", api.ScopeOperate, classNormal, noBody, (*Server).doctor},
 		{get, "/v1/ops/backup", api.ScopeOperate, classStream, noBody, (*Server).backup},
 		{get, "/v1/ops/lag", api.ScopeOperate, classNormal, noBody, (*Server).lag},
+		{get, "/v1/ops/debug", api.ScopeOperate, classNormal, noBody, (*Server).debug},
 		{post, "/v1/receipts/{provider}", "", classReceipt, receiptBody, (*Server).receipt},
 		{get, "/openapi.yaml", "", classProbe, noBody, (*Server).openapi},
 		{get, "/healthz", "", classProbe, noBody, (*Server).healthz},

@@ -59,7 +59,7 @@ func TestRouteMatrix(t *testing.T) {
 	w, paths := matrixWorld()
 	s := w.start(t, Config{}, func(d *Deps) {
 		report := func() Report { return func(context.Context) (any, error) { return map[string]int{"n": 1}, nil } }
-		d.Doctor, d.Lag, d.Backup = report(), report(), noBackup
+		d.Doctor, d.Lag, d.Debug, d.Backup = report(), report(), report(), noBackup
 		d.Callers = w.later.Callers()
 		d.Receipts = map[string]Receipt{"twilio": func(*http.Request, []byte) error { return nil }}
 	})
@@ -177,7 +177,9 @@ func TestWhatIsNotAskedForIsRefused(t *testing.T) {
 	t.Parallel()
 	w, paths := matrixWorld()
 	report := func(context.Context) (any, error) { return 1, nil }
-	s := w.start(t, Config{}, func(d *Deps) { d.Doctor, d.Lag, d.Backup, d.Callers = report, report, noBackup, w.later.Callers() })
+	s := w.start(t, Config{}, func(d *Deps) {
+		d.Doctor, d.Lag, d.Debug, d.Backup, d.Callers = report, report, report, noBackup, w.later.Callers()
+	})
 	w.schedule(t, scheduledBase, "owner", false)
 	w.hooked(t, "owner")
 	tok := token(t, "owner", api.Scopes[:]...)

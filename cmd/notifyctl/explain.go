@@ -1,0 +1,95 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/explain"
+)
+
+func newExplain(p *program) *cobra.Command {
+	var kind string
+	c := &cobra.Command{
+		Use: "explain [CODE]", Short: "Explain a code: of an error, a state, a class, an exit",
+		Long: `explain says what a code means, what to do about it, whether trying again helps, and
+where it is printed. Codes are those of errors ("code" of an answer), of notifications
+and callbacks that failed, states, classes, and exit codes. Without a code it lists
+them all. No server is asked.`,
+		Example: "  notifyctl explain idempotency_running\n  notifyctl explain 7\n  notifyctl explain --kind state",
+		Args:    cobra.MaximumNArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			if kind != "" && !slices.Contains(explain.Kinds, kind) {
+				return cli.Usage("--kind %q: kinds are %s%s", kind, strings.Join(explain.Kinds, ", "), nearest(kind, explain.Kinds))
+			}
+			if len(args) == 0 {
+				return runExplainAll(p, kind)
+			}
+			return runExplain(p, args[0], kind)
+		},
+		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			var codes []string
+			for _, e := range explain.All() {
+				if len(args) == 0 {
+					codes = append(codes, e.Code)
+				}
+			}
+			return codes, cobra.ShellCompDirectiveNoFileComp
+		},
+	}
+	c.Flags().StringVar(&kind, "kind", "", "only one kind: "+strings.Join(explain.Kinds, ", "))
+	complete(c, "kind", explain.Kinds)
+	return c
+}
+
+func runExplainAll(p *program, kind string) error {
+	var list []explain.Entry
+	for _, e := range explain.All() {
+		if kind == "" || e.Kind == kind {
+			list = append(list, e)
+		}
+	}
+	return p.printer().Print(list, func() cli.Table {
+		t := cli.Table{{"CODE", "KIND", "RETRY", "MEANING"}}
+		for _, e := range list {
+			t = append(t, []string{e.Code, e.Kind, e.Retry, e.Meaning})
+		}
+		return t
+	})
+}
+
+func runExplain(p *program, code, kind string) error {
+	var found []explain.Entry
+	for _, e := range explain.Of(code) {
+		if kind == "" || e.Kind == kind {
+			found = append(found, e)
+		}
+	}
+	if len(found) == 0 {
+		msg := fmt.Sprintf("no code is called %q", code)
+		if near := explain.Near(code, cli.Distance); len(near) > 0 {
+			msg += "; did you mean " + strings.Join(near, " or ") + "?"
+		}
+		return &cli.Error{Exit: cli.ExitNotFound, Err: fmt.Errorf("%s", msg), Next: []string{"notifyctl explain      (lists them)"}}
+	}
+	if p.global.output != "table" || p.global.jq != "" {
+		return p.printer().Print(found, nil)
+	}
+	for i, e := range found {
+		if i > 0 {
+			fmt.Fprintln(p.out)
+		}
+		if err := p.printer().Record(nil, func() cli.Table {
+			return cli.Table{
+				{"code", code}, {"family", mark(e.Code != code && strings.Contains(e.Code, "<"), e.Code)}, {"kind", e.Kind},
+				{"meaning", e.Meaning}, {"do", e.Do}, {"retry helps", e.RetryWords()}, {"printed in", e.Where},
+			}
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}

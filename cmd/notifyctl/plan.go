@@ -1,0 +1,277 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/plan"
+)
+
+// planned is the answer of plan: the sheet asked for and, with --from, the same
+// from rates that were measured.
+type planned struct {
+	Input    map[string]any `json:"input"`
+	Source   plan.Sheet     `json:"source"`
+	Measured *measuredPlan  `json:"measured,omitempty"`
+}
+
+type measuredPlan struct {
+	Rates   []plan.Origin `json:"rates"`
+	Missing []string      `json:"missing"` // measured nowhere: the source's
+	Sheet   plan.Sheet    `json:"sheet"`
+}
+
+func newPlan(p *program) *cobra.Command {
+	var file, from string
+	in := plan.Default()
+	params := in.Params()
+	c := &cobra.Command{
+		Use: "plan", Short: "Work out how many of each part a load needs", Args: cobra.NoArgs,
+		Long: `plan computes a capacity sheet. Without flags it is that of the design notifyd comes
+from: 5M notifications a second. COUNT counts as that design does, LASTING what the
+same load takes when it does not end; where they differ, plan says why. HOLDS TO is
+the load, in the same mix, that COUNT carries for good, ONE LOST the same with one of
+them gone.
+
+Every value is a flag and, with _ for -, a key of a YAML file; a flag wins. --from
+reads the rates that "make bench" measured, and prints both sheets side by side.
+No server is asked.`,
+		Example: `  notifyctl plan
+  notifyctl plan --rate 200K --push 60% --email 40% --sms 0 --fanout 0.9
+  notifyctl plan -f plan.yaml --from bench/results.json -o json`,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := readPlan(c, file, params); err != nil {
+				return err
+			}
+			return runPlan(p, in, from)
+		},
+	}
+	f := c.Flags()
+	f.StringVarP(&file, "file", "f", "", "YAML file with values")
+	f.StringVar(&from, "from", "", "results of make bench, e.g. bench/results.json")
+	f.SortFlags = false
+	for i := range params {
+		f.Var(planValue{&params[i]}, strings.ReplaceAll(params[i].Key, "_", "-"), params[i].Doc)
+	}
+	return c
+}
+
+// planValue makes a parameter a flag.
+type planValue struct{ *plan.Param }
+
+func (planValue) Type() string { return "value" }
+
+// Set leaves out the field: the flag is named beside it.
+func (v planValue) Set(text string) error {
+	err := v.Param.Set(text)
+	if e, ok := errors.AsType[*notify.Error](err); ok {
+		return errors.New(e.Msg)
+	}
+	return err
+}
+
+// readPlan sets what the file says and no flag does.
+func readPlan(c *cobra.Command, file string, params []plan.Param) error {
+	if file == "" {
+		return nil
+	}
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return cli.Usage("-f: %v", err)
+	}
+	var doc yaml.Node
+	if err := yaml.Unmarshal(b, &doc); err != nil {
+		return cli.Usage("%s: %v", file, err)
+	}
+	if len(doc.Content) == 0 {
+		return nil
+	}
+	if doc.Content[0].Kind != yaml.MappingNode {
+		return cli.Usage("%s: it is a list of values such as rate: 5M, one a line", file)
+	}
+	byKey, keys := map[string]*plan.Param{}, make([]string, 0, len(params))
+	for i := range params {
+		byKey[params[i].Key] = &params[i]
+		keys = append(keys, params[i].Key)
+	}
+	var problems []error
+	seen := map[string]bool{}
+	for pairs := doc.Content[0].Content; len(pairs) > 1; pairs = pairs[2:] {
+		key, value := pairs[0], pairs[1]
+		bad := func(code, format string, args ...any) {
+			problems = append(problems, notify.Invalid(code, fmt.Sprintf("%s:%d: %s", file, key.Line, key.Value), fmt.Sprintf(format, args...)))
+		}
+		prm := byKey[key.Value]
+		switch {
+		case prm == nil:
+			bad("unknown_field", "no value is called that%s", nearest(key.Value, keys))
+			continue
+		case seen[key.Value]:
+			bad("duplicate_key", "it is there twice")
+			continue
+		case value.Kind != yaml.ScalarNode:
+			bad("wrong_type", "it is one value, such as 5M")
+			continue
+		}
+		seen[key.Value] = true
+		if c.Flags().Changed(strings.ReplaceAll(key.Value, "_", "-")) {
+			continue
+		}
+		if err := prm.Set(value.Value); err != nil {
+			e, _ := errors.AsType[*notify.Error](err)
+			bad(e.Code, "%s", e.Msg)
+		}
+	}
+	return errors.Join(problems...)
+}
+
+func runPlan(p *program, in plan.Input, from string) error {
+	out := planned{Input: map[string]any{}}
+	for _, prm := range in.Params() {
+		out.Input[prm.Key] = prm.Value()
+	}
+	var err error
+	if out.Source, err = plan.Compute(in); err != nil {
+		return err
+	}
+	if from != "" {
+		if out.Measured, err = measured(in, from); err != nil {
+			return err
+		}
+	}
+	if p.global.output != "table" || p.global.jq != "" {
+		return p.printer().Print(out, nil)
+	}
+	return p.printPlan(&in, &out)
+}
+
+func measured(in plan.Input, file string) (*measuredPlan, error) {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return nil, cli.Usage("--from: %v; make bench writes it", err)
+	}
+	rs, err := plan.ParseResults(b)
+	if err != nil {
+		return nil, err
+	}
+	in, rates, missing, err := plan.Measured(in, rs)
+	if err != nil {
+		return nil, err
+	}
+	s, err := plan.Compute(in)
+	return &measuredPlan{Rates: rates, Missing: missing, Sheet: s}, err
+}
+
+// printPlan writes the sheet for people: tables under headings.
+func (p *program) printPlan(in *plan.Input, out *planned) error {
+	pr := p.printer()
+	table := func(heading string, t cli.Table) error {
+		if len(t) < 2 {
+			return nil
+		}
+		fmt.Fprintf(p.out, "\n%s\n", heading)
+		return pr.Print(nil, func() cli.Table { return t })
+	}
+	fmt.Fprintf(p.out, "%s notifications/s: %s push, %s email, %s SMS; %s scheduled, %s in fan-outs\n", plan.Number(in.Rate),
+		percent(in.Push), percent(in.Email), percent(in.SMS), percent(in.Scheduled), percent(in.Fanout))
+	first := out.Source.First
+	var errs []error
+	if m := out.Measured; m == nil {
+		errs = append(errs, table("What it takes", sheetTable(&out.Source)))
+	} else {
+		first = "with the rates assumed: " + first + "\nwith those measured:    " + m.Sheet.First
+		errs = append(errs, table("What it takes: with the rates assumed, and with those measured", bothTable(&out.Source, &m.Sheet)), table("Measured", ratesTable(m)))
+		if len(m.Missing) > 0 {
+			fmt.Fprintf(p.out, "not measured, so as assumed: %s\n", strings.Join(m.Missing, ", "))
+		}
+		out.Source = m.Sheet // what follows speaks of the rates that are real
+	}
+	errs = append(errs, table("Where COUNT does not hold for a load that lasts", limitTable(&out.Source)),
+		table("Rows by chunk: nodes of the status store by the share of fan-outs", chunkTable(&out.Source)),
+		table("A tenth worse", changeTable(&out.Source)))
+	fmt.Fprintf(p.out, "\n%s\n", first)
+	return errors.Join(errs...)
+}
+
+func percent(share float64) string { return plan.Number(share*100) + "%" }
+
+// some writes a count, nothing for what is not known.
+func some(n int64) string {
+	if n == 0 {
+		return "-"
+	}
+	return plan.Thousands(n)
+}
+
+func holds(rate float64) string {
+	if rate == 0 {
+		return ""
+	}
+	return plan.Number(rate) + "/s"
+}
+
+func sheetTable(s *plan.Sheet) cli.Table {
+	t := cli.Table{{"PART", "COUNT", "LASTING", "HOLDS TO", "ONE LOST", "HOW"}}
+	for i := range s.Lines {
+		l := &s.Lines[i]
+		lost := holds(l.OneLost)
+		if l.HoldsTo > 0 && l.OneLost == 0 {
+			lost = "nothing"
+		}
+		t = append(t, []string{l.Name, some(l.Count), some(l.Sustained), holds(l.HoldsTo), lost, l.How})
+	}
+	return t
+}
+
+func bothTable(a, b *plan.Sheet) cli.Table {
+	t := cli.Table{{"PART", "ASSUMED", "LASTING", "MEASURED", "LASTING", "HOLDS TO", "HOW"}}
+	for i := range b.Lines {
+		x, y := &a.Lines[i], &b.Lines[i]
+		t = append(t, []string{y.Name, some(x.Count), some(x.Sustained), some(y.Count), some(y.Sustained), holds(y.HoldsTo), y.How})
+	}
+	return t
+}
+
+func ratesTable(m *measuredPlan) cli.Table {
+	t := cli.Table{{"VALUE", "RATE", "FIGURE"}}
+	for _, o := range m.Rates {
+		t = append(t, []string{o.Key, plan.Number(o.Value) + "/s", o.From})
+	}
+	return t
+}
+
+func limitTable(s *plan.Sheet) cli.Table {
+	t := cli.Table{{"PART", "COUNT", "LASTING", "WHY"}}
+	for _, l := range s.Limits {
+		t = append(t, []string{s.Line(l.Key).Name, some(l.Count), some(l.Sustained), l.Why})
+	}
+	return t
+}
+
+func chunkTable(s *plan.Sheet) cli.Table {
+	t := cli.Table{{"FAN-OUTS", "ROWS/S", "NODES", "SAVED"}}
+	for _, c := range s.Chunks {
+		t = append(t, []string{percent(c.Fanout), plan.Number(c.Rows), plan.Thousands(c.Nodes), plan.Thousands(c.Saved)})
+	}
+	return t
+}
+
+func changeTable(s *plan.Sheet) cli.Table {
+	t := cli.Table{{"VALUE", "FROM", "TO", "PART", "COUNT"}}
+	last := ""
+	for _, c := range s.Sensitivity {
+		row := []string{c.Key, c.From, c.To, s.Line(c.Line).Name, plan.Thousands(c.Was) + " -> " + plan.Thousands(c.Is)}
+		if c.Key == last {
+			row[0], row[1], row[2] = "", "", ""
+		}
+		t, last = append(t, row), c.Key
+	}
+	return t
+}

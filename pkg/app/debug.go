@@ -1,0 +1,101 @@
+package app
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"runtime"
+	"runtime/debug"
+	"runtime/pprof"
+	"slices"
+	"strings"
+
+	"github.com/prometheus/common/expfmt"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/trigger"
+)
+
+// About is what a node tells of itself in a debug bundle and cannot know.
+type About struct {
+	Config string          // with origins, as Loaded.Print writes it
+	Log    func() []string // its last lines, redacted; nil: none are kept
+}
+
+// Describe says what debug bundles tell of the process. It is called before Run.
+func (n *Node) Describe(a About) { n.about = a }
+
+// debug gathers what a report of a bug needs. What cannot be had is a text that
+// says why: a bundle is made when something is wrong.
+func (n *Node) debug(ctx context.Context) (any, error) {
+	out := api.Debug{Texts: map[string]string{}, Binaries: map[string][]byte{}}
+	text := func(name string, make func(*bytes.Buffer) error) {
+		var b bytes.Buffer
+		if err := make(&b); err != nil {
+			fmt.Fprintf(&b, "\nnot complete: %v\n", err)
+		}
+		out.Texts[name] = b.String()
+	}
+	text("build.txt", func(b *bytes.Buffer) error {
+		fmt.Fprintf(b, "notifyd %s\n%s %s/%s, %d processors, %d goroutines\n", n.cfg.Version, runtime.Version(), runtime.GOOS, runtime.GOARCH, runtime.GOMAXPROCS(0), runtime.NumGoroutine())
+		if info, ok := debug.ReadBuildInfo(); ok {
+			b.WriteString(info.String())
+		}
+		return nil
+	})
+	text("config.txt", func(b *bytes.Buffer) error {
+		b.WriteString(n.about.Config)
+		return nil
+	})
+	text("log.txt", func(b *bytes.Buffer) error {
+		if n.about.Log != nil {
+			b.WriteString(strings.Join(n.about.Log(), "\n") + "\n")
+		}
+		return nil
+	})
+	text("metrics.txt", n.gather)
+	text("offsets.txt", func(b *bytes.Buffer) error { return n.offsets(ctx, b) })
+	text("goroutines.txt", func(b *bytes.Buffer) error { return pprof.Lookup("goroutine").WriteTo(b, 1) })
+	var heap bytes.Buffer
+	if err := pprof.Lookup("heap").WriteTo(&heap, 0); err != nil {
+		out.Texts["heap.txt"] = "no heap profile: " + err.Error() + "\n"
+	} else {
+		out.Binaries["heap.pb.gz"] = heap.Bytes()
+	}
+	return out, nil
+}
+
+func (n *Node) gather(b *bytes.Buffer) error {
+	families, err := n.metrics.registry.Gather()
+	for _, f := range families {
+		if _, err := expfmt.MetricFamilyToText(b, f); err != nil {
+			return err
+		}
+	}
+	return err
+}
+
+// offsets writes where each partition of the log begins and ends.
+func (n *Node) offsets(ctx context.Context, b *bytes.Buffer) error {
+	topics := []string{notify.TopicFailed, trigger.TopicDLQ}
+	for _, l := range notify.Lanes() {
+		topics = append(topics, l.Topic(), l.DLQTopic())
+	}
+	starts, err := n.admin.StartOffsets(ctx, topics...)
+	if err != nil {
+		return err
+	}
+	ends, err := n.admin.EndOffsets(ctx, topics...)
+	if err != nil {
+		return err
+	}
+	lines := make([]string, 0, len(ends))
+	for tp, end := range ends {
+		lines = append(lines, fmt.Sprintf("%s/%03d from %d to %d", tp.Topic, tp.Partition, starts[tp], end))
+	}
+	slices.Sort(lines)
+	b.WriteString(strings.Join(lines, "\n") + "\n")
+	return json.NewEncoder(b).Encode(n.lags())
+}

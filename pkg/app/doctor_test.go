@@ -1,0 +1,74 @@
+package app
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// Every check of the doctor that can find something says what to do about it.
+func TestEveryFindingSaysItsRepair(t *testing.T) {
+	t.Parallel()
+	f, err := parser.ParseFile(token.NewFileSet(), "doctor.go", nil, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	used := map[string]bool{}
+	ast.Inspect(f, func(n ast.Node) bool {
+		c, ok := n.(*ast.CallExpr)
+		if !ok || len(c.Args) < 4 {
+			return true
+		}
+		if id, ok := c.Fun.(*ast.Ident); !ok || id.Name != "add" {
+			return true
+		}
+		if bad, ok := c.Args[1].(*ast.Ident); ok && bad.Name == "false" {
+			return true // it never finds anything
+		}
+		arg := c.Args[0]
+		if b, ok := arg.(*ast.BinaryExpr); ok {
+			arg = b.X
+		}
+		check, err := strconv.Unquote(arg.(*ast.BasicLit).Value)
+		if err != nil {
+			t.Fatal(err)
+		}
+		check = strings.TrimSpace(check)
+		used[check] = true
+		if repairs[check] == "" {
+			t.Errorf("a finding of %q does not say what to do", check)
+		}
+		return true
+	})
+	if len(used) < 10 {
+		t.Errorf("only %d checks are found: %v", len(used), used)
+	}
+	for check := range repairs {
+		if !used[check] {
+			t.Errorf("a repair is written for %q, which is no check", check)
+		}
+	}
+	if repair("lag push-workers") != repairs["lag"] || repair("log size") == repairs["log"] || repair("nonsense") != "" {
+		t.Error("repairs are found under other checks than their own")
+	}
+}
+
+func TestDiskLevel(t *testing.T) {
+	t.Parallel()
+	f := func(freeMiB uint64, least int, want string) {
+		t.Helper()
+		if bad, level := diskLevel(freeMiB<<20, least); level != want || bad != (want != "") {
+			t.Errorf("%d MiB free, %d needed: %q", freeMiB, least, level)
+		}
+	}
+	f(255, 256, "fail")
+	f(0, 256, "fail")
+	f(256, 256, "warn")
+	f(1023, 256, "warn")
+	f(1024, 256, "")
+	f(3000, 2048, "warn")
+	f(4096, 2048, "")
+}
