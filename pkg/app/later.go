@@ -186,6 +186,7 @@ func (c *Config) egress() (p trigger.EgressPolicy, err error) {
 // reconcile repairs, every hour, what no longer leads to triggers.
 func (n *Node) reconcile(ctx context.Context) error {
 	return n.later.reconciler.Run(ctx, reconcileEvery, func(rep trigger.Report, done trigger.Applied, err error) {
+		n.metrics.reconciled(rep.Counts, err)
 		switch {
 		case err != nil:
 			n.log.Warn("reconcile", "err", err)

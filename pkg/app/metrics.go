@@ -45,6 +45,7 @@ type metrics struct {
 	claimsLost, triggerSwaps                       prometheus.Counter
 	callbackSeconds                                *prometheus.HistogramVec
 	triggerLate                                    prometheus.Histogram
+	reconciles, reconcileFindings                  *prometheus.CounterVec
 }
 
 func newMetrics(n *Node) *metrics {
@@ -64,7 +65,7 @@ func newMetrics(n *Node) *metrics {
 		m.registry.MustRegister(g)
 		return g
 	}
-	seconds := []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300}
+	seconds := []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300}
 	m.accepted = counter("accepted_receivers_total", "Receivers made durable by intake.", "channel", "category")
 	m.rejected = counter("rejected_receivers_total", "Receivers and batch items refused by intake.", "code")
 	m.refused = counter("refused_requests_total", "Whole requests refused or failed at intake.", "code")
@@ -77,7 +78,7 @@ func newMetrics(n *Node) *metrics {
 	m.outcomes = counter("outcomes_total", "Outcomes of receivers.", "lane", "state")
 	m.codes = counter("outcome_codes_total", "Outcomes of receivers that carry a code.", "lane", "code")
 	m.callSeconds = histogram("provider_call_seconds", "Time of one claim window at the provider.", seconds, "lane")
-	m.ageSeconds = histogram("acceptance_to_call_seconds", "Time from acceptance to the provider call.", seconds, "lane")
+	m.ageSeconds = histogram("acceptance_to_call_seconds", "Time from acceptance to the provider call.", seconds, "lane", "category")
 	m.outcomeSeconds = histogram("acceptance_to_outcome_seconds", "Time from acceptance to the durable outcome of a first attempt's envelope.", seconds, "lane")
 	m.resumed = counter("resumed_receivers_total", "Receivers found started without an outcome after a crash.", "lane")
 	m.duplicates = counter("duplicate_receivers_total", "Receivers of envelopes that had been finished before, dropped.", "lane")
@@ -104,6 +105,8 @@ func newMetrics(n *Node) *metrics {
 	m.callbackSeconds = histogram("callback_seconds", "Time of one callback.", seconds, "class")
 	m.triggerLate = prometheus.NewHistogram(prometheus.HistogramOpts{Name: "notifyd_trigger_late_seconds", Help: "From a trigger's fire time to the start of its first attempt.", Buckets: seconds})
 	m.registry.MustRegister(m.triggerLate)
+	m.reconciles = counter("trigger_reconciles_total", "Runs of the trigger reconciler.", "result")
+	m.reconcileFindings = counter("trigger_reconcile_findings_total", "What the trigger reconciler found.", "class")
 	m.storeStalled = gauge("status_store_stalled_seconds", "How long the status store has been refusing outcomes; 0: it is well.")
 	m.registry.MustRegister(&nodeCollector{n})
 	return m
@@ -172,7 +175,7 @@ func (m *metrics) worker(tail *ops.Tail[api.Event], observe func(*notify.Envelop
 			if s.Called > 0 {
 				m.callSeconds.WithLabelValues(lane).Observe(s.Called.Seconds())
 				if !s.Envelope.Derived() {
-					m.ageSeconds.WithLabelValues(lane).Observe(s.Age.Seconds())
+					m.ageSeconds.WithLabelValues(lane, s.Envelope.Category.String()).Observe(s.Age.Seconds())
 				}
 			}
 			if tail.Watching() {
@@ -247,6 +250,18 @@ func (m *metrics) triggers() trigger.Events {
 	}
 }
 
+// reconciled counts what a run of the trigger reconciler found, by class.
+func (m *metrics) reconciled(found map[string]int, err error) {
+	if err != nil {
+		add(m.reconciles, 1, "failed")
+		return
+	}
+	add(m.reconciles, 1, "ok")
+	for class, n := range found {
+		add(m.reconcileFindings, n, class)
+	}
+}
+
 func (m *metrics) stalled(d time.Duration) { m.storeStalled.Set(d.Seconds()) }
 
 func (m *metrics) receipts(ch notify.Channel, n int) { add(m.receiptRows, n, ch.String()) }
@@ -283,6 +298,12 @@ var (
 	descDropped  = desc("timers_dropped_total", "Timers not released because their schedule was cancelled or moved.")
 	descHeads    = desc("schedule_head_swaps_total", "Compare and swaps on schedules; untouched ones cost none.")
 	descBeat     = desc("timer_heartbeat_age_seconds", "Since the last sign of life of the timer engine.")
+	descCancels  = desc("cancellations_age_seconds", "Age of the cancellations workers decide by.")
+	descUnseen   = desc("dead_letter_unseen_age_seconds", "Age of the oldest dead letter its caller's feed has not handed out; 0: there is none.")
+	descAllShard = desc("timer_shards", "Timer shards there are, over all processes.")
+	descTookOver = desc("timer_shards_taken_over_total", "Timer shards this process began to release.")
+	descShardsGo = desc("timer_shards_lost_total", "Timer shards this process lost without giving them up.")
+	descTimerErr = desc("timer_publish_failures_total", "Failed calls that should have published due timers.")
 	descSpillAge = desc("spill_age_seconds", "Age of the oldest of them.")
 )
 
@@ -292,6 +313,7 @@ func (c *nodeCollector) Describe(ch chan<- *prometheus.Desc) {
 		descLogBytes, descLogCap, descLogOpen, descLogFsync, descFree, descLost, descLag, descFlight, descCircuit, descTimers,
 		descPrefs, descHistory, descTail, descStore, descSpill, descSpillAge,
 		descQueue, descShards, descWater, descCatchUp, descLateRows, descRehomed, descDropped, descHeads, descBeat,
+		descCancels, descUnseen, descAllShard, descTookOver, descShardsGo, descTimerErr,
 	} {
 		ch <- d
 	}
@@ -347,6 +369,10 @@ func (c *nodeCollector) Collect(ch chan<- prometheus.Metric) {
 	count(descRehomed, st.Rehomed)
 	count(descDropped, st.Dropped)
 	count(descHeads, st.HeadSwaps)
+	gauge(descAllShard, float64(n.cfg.Timers.Shards))
+	count(descTookOver, st.TookOver)
+	count(descShardsGo, st.Lost)
+	count(descTimerErr, st.PublishFailures)
 	if q, err := n.later.queue.Depth(context.Background()); err == nil {
 		gauge(descQueue, float64(q.Ready), "ready")
 		gauge(descQueue, float64(q.Delayed), "delayed")
@@ -354,16 +380,25 @@ func (c *nodeCollector) Collect(ch chan<- prometheus.Metric) {
 		gauge(descQueue, float64(q.Dead), "dead")
 	}
 	gauge(descPrefs, n.prefs.Age(now).Seconds())
+	gauge(descCancels, n.cancels.Age(now).Seconds())
+	if failed, err := n.feeds.OldestUnseen(context.Background()); err == nil {
+		gauge(descUnseen, ageOf(failed, now))
+	}
 	h := n.history.Stats()
 	gauge(descHistory, float64(h.Bytes))
 	gauge(descTail, float64(h.Tail))
 	gauge(descStore, float64(n.store.Metrics().DiskBytes))
 	if recs, _, oldest, err := n.store.Spill().Stats(context.Background()); err == nil {
 		gauge(descSpill, float64(recs))
-		age := 0.0
-		if oldest != 0 {
-			age = now.Sub(time.UnixMilli(oldest)).Seconds()
-		}
-		gauge(descSpillAge, age)
+		gauge(descSpillAge, ageOf(oldest, now))
 	}
+}
+
+// ageOf is how many seconds lie between a moment (ms since 1970) and now; 0
+// without a moment.
+func ageOf(at int64, now time.Time) float64 {
+	if at == 0 {
+		return 0
+	}
+	return max(now.Sub(time.UnixMilli(at)).Seconds(), 0)
 }

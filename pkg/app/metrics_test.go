@@ -157,6 +157,7 @@ func feed(m *metrics) {
 	tr.Deferred(trigger.CauseBreaker, 1)
 	m.released(timer.OnTime, make([]engine.Timer, 1), time.Now())
 	m.stalled(0)
+	m.reconciled(map[string]int{trigger.FindOverdue: 1}, nil)
 	m.receipts(notify.SMS, 1)
 }
 

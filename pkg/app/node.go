@@ -60,6 +60,7 @@ type Node struct {
 	prefs      *prefs.Service
 	cancels    *prefs.Cancels
 	later      later
+	feeds      *ops.Feeds
 	intake     *intake.Service
 	server     *server.Server
 	verifier   *server.Verifier
@@ -258,6 +259,9 @@ func (n *Node) build() error {
 	if n.cancels, err = prefs.NewCancels(n.store.Cancels(), prefs.Config{Log: n.log}); err != nil {
 		return err
 	}
+	if n.feeds, err = ops.OpenFeeds(context.Background(), n.store.DeadLetters(), n.store.Meta()); err != nil {
+		return err
+	}
 	if err = n.buildLater(); err != nil {
 		return err
 	}
@@ -276,7 +280,7 @@ func (n *Node) build() error {
 	index, err := stream.NewGroup(stream.GroupConfig{
 		Conn: n.conn(), Group: ops.DeadLetterGroup, Topics: []string{notify.TopicFailed}, DrainTimeout: n.cfg.Workers.Drain,
 		Events: n.metrics.group(n.log),
-	}, &ops.Indexer{Store: n.store.DeadLetters(), Logger: n.log, Undecodable: func(topic string) { add(n.metrics.poison, 1, topic) }})
+	}, &ops.Indexer{Store: n.feeds, Logger: n.log, Undecodable: func(topic string) { add(n.metrics.poison, 1, topic) }})
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,143 @@
+package promcheck
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+)
+
+// Types of metrics.
+const (
+	Counter   = "counter"
+	Gauge     = "gauge"
+	Histogram = "histogram"
+	Summary   = "summary"
+)
+
+// Metric is one metric of a server.
+type Metric struct {
+	Name   string    `json:"name"`
+	Type   string    `json:"type"`
+	Labels []string  `json:"labels"` // sorted
+	Help   string    `json:"help"`
+	Bounds []float64 `json:"bounds,omitempty"` // of the buckets of a histogram, without +Inf; nil: not known
+}
+
+// Catalogue is the metrics of a server, by name. A histogram has its base name.
+type Catalogue map[string]Metric
+
+var tableRow = regexp.MustCompile("(?m)^\\| `([a-zA-Z_:][a-zA-Z0-9_:]*)` \\| ([a-z]+) \\| ([^|]*?) ?\\| ([^|]+?) \\| [^|]*\\|$")
+
+// ParseTable reads the catalogue from a table in Markdown whose columns are name,
+// type, labels, meaning and a remark, as docs/metrics.md has it.
+func ParseTable(text string) (Catalogue, error) {
+	c := Catalogue{}
+	for _, m := range tableRow.FindAllStringSubmatch(text, -1) {
+		if _, twice := c[m[1]]; twice {
+			return nil, fmt.Errorf("the table lists %s twice", m[1])
+		}
+		if !slices.Contains([]string{Counter, Gauge, Histogram, Summary}, m[2]) {
+			return nil, fmt.Errorf("%s: %q is no type of a metric", m[1], m[2])
+		}
+		labels := strings.Fields(strings.ReplaceAll(m[3], "`", ""))
+		slices.Sort(labels)
+		c[m[1]] = Metric{Name: m[1], Type: m[2], Labels: labels, Help: m[4]}
+	}
+	if rows := strings.Count(text, "\n| `"); rows != len(c) {
+		return nil, fmt.Errorf("the table has %d rows, of which %d read as metrics", rows, len(c))
+	}
+	if len(c) == 0 {
+		return nil, errors.New("there is no table of metrics")
+	}
+	return c, nil
+}
+
+// ParseExposition reads the catalogue from what /metrics answers, in the text
+// format. A metric with labels is not in it before it has a value.
+func ParseExposition(r io.Reader) (Catalogue, error) {
+	p := expfmt.NewTextParser(model.LegacyValidation)
+	families, err := p.TextToMetricFamilies(r)
+	if err != nil {
+		return nil, err
+	}
+	c := Catalogue{}
+	for _, f := range families {
+		c.add(f)
+	}
+	if len(c) == 0 {
+		return nil, errors.New("there are no metrics")
+	}
+	return c, nil
+}
+
+// Client is what the Go client adds to every server: go_* and process_*.
+func Client() (Catalogue, error) {
+	r := prometheus.NewRegistry()
+	r.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	families, err := r.Gather()
+	if err != nil {
+		return nil, err
+	}
+	c := Catalogue{}
+	for _, f := range families {
+		c.add(f)
+	}
+	return c, nil
+}
+
+// With returns the metrics of both; where both have one, that of more.
+func (c Catalogue) With(more Catalogue) Catalogue {
+	out := make(Catalogue, len(c)+len(more))
+	for _, from := range []Catalogue{c, more} {
+		for name := range from {
+			out[name] = from[name]
+		}
+	}
+	return out
+}
+
+func (c Catalogue) add(f *dto.MetricFamily) {
+	m := Metric{Name: f.GetName(), Type: strings.ToLower(f.GetType().String()), Help: f.GetHelp()}
+	for _, series := range f.GetMetric() {
+		for _, l := range series.GetLabel() {
+			if !slices.Contains(m.Labels, l.GetName()) {
+				m.Labels = append(m.Labels, l.GetName())
+			}
+		}
+		for _, b := range series.GetHistogram().GetBucket() {
+			if bound := b.GetUpperBound(); bound <= maxBound && !slices.Contains(m.Bounds, bound) {
+				m.Bounds = append(m.Bounds, bound)
+			}
+		}
+	}
+	slices.Sort(m.Labels)
+	slices.Sort(m.Bounds)
+	c[m.Name] = m
+}
+
+// maxBound keeps +Inf out: every histogram has it.
+const maxBound = 1e300
+
+// series finds what a name in a query stands for: a metric, and the suffix that
+// its histogram's or summary's series have.
+func (c Catalogue) series(name string) (m Metric, suffix string, ok bool) {
+	if m, ok = c[name]; ok {
+		return m, "", true
+	}
+	for _, suffix := range []string{"_bucket", "_sum", "_count"} {
+		base, cut := strings.CutSuffix(name, suffix)
+		if m, ok = c[base]; cut && ok && (m.Type == Histogram || m.Type == Summary && suffix != "_bucket") {
+			return m, suffix, true
+		}
+	}
+	return Metric{}, "", false
+}

@@ -1,0 +1,95 @@
+package promcheck
+
+import (
+	"fmt"
+	"path"
+	"slices"
+)
+
+// File is a dashboard (.json) or a file of rules (.yml, .yaml).
+type File struct {
+	Name string
+	Data []byte
+}
+
+// Options of a check.
+type Options struct {
+	// Metrics there are.
+	Metrics Catalogue
+	// Served are the metrics that have series now; nil: that is not asked. What
+	// is used and has none is reported by Result.Silent.
+	Served Catalogue
+}
+
+// Result is what a check found.
+type Result struct {
+	Problems []Problem `json:"problems"`
+	Silent   []string  `json:"silent"`  // metrics that are used and have no series yet
+	Queries  int       `json:"queries"` // that were looked at
+}
+
+// Check checks files together: a dashboard may use what rules of another file
+// record. Problems are in the order of the files.
+func Check(files []File, o Options) Result {
+	c := &checker{o: o, uids: map[string]string{}, recorded: map[string]set{}, silent: map[string]bool{}}
+	c.result.Problems, c.result.Silent = []Problem{}, []string{}
+	rules := map[string]*Rules{}
+	for _, f := range files {
+		if isRules(f.Name) {
+			r, err := ReadRules(f.Data)
+			if err != nil {
+				c.at(f.Name, "")("it is no file of rules: %v", err)
+				continue
+			}
+			rules[f.Name] = r
+			c.recording(r)
+		}
+	}
+	c.result.Queries = 0
+	clear(c.silent)
+	for _, f := range files {
+		switch r := rules[f.Name]; {
+		case r != nil:
+			c.rules(f.Name, r)
+		case path.Ext(f.Name) == ".json":
+			c.dashboard(f.Name, f.Data)
+		case !isRules(f.Name):
+			c.at(f.Name, "")("it is neither a dashboard (.json) nor a file of rules (.yml)")
+		}
+	}
+	for name := range c.silent {
+		c.result.Silent = append(c.result.Silent, name)
+	}
+	slices.Sort(c.result.Silent)
+	return c.result
+}
+
+func isRules(name string) bool { return path.Ext(name) == ".yml" || path.Ext(name) == ".yaml" }
+
+type checker struct {
+	o        Options
+	uids     map[string]string // of dashboards: the file
+	recorded map[string]set
+	silent   map[string]bool
+	result   Result
+}
+
+// at returns what complains of a place in a file.
+func (c *checker) at(file, where string) func(format string, args ...any) {
+	return func(format string, args ...any) {
+		c.result.Problems = append(c.result.Problems, Problem{file, where, fmt.Sprintf(format, args...)})
+	}
+}
+
+func (c *checker) query(complain func(string, ...any)) *query {
+	c.result.Queries++
+	q := &query{metrics: c.o.Metrics, recorded: c.recorded, complain: complain}
+	if c.o.Served != nil {
+		q.missing = func(m Metric) {
+			if _, ok := c.o.Served[m.Name]; !ok {
+				c.silent[m.Name] = true
+			}
+		}
+	}
+	return q
+}
