@@ -24,10 +24,10 @@ import (
 
 // node is a notifyd in this process, with simulated providers.
 type node struct {
-	url, control, callback string
-	signer                 *server.Signer
-	cfg                    app.Config
-	log                    *lockedBuffer
+	url, control, callback, metrics string
+	signer                          *server.Signer
+	cfg                             app.Config
+	log                             *lockedBuffer
 }
 
 // startNode runs one until the test and its subtests are over.
@@ -56,7 +56,7 @@ func startNode(t *testing.T) *node {
 		return path
 	}
 	c.DataDir = filepath.Join(dir, "data")
-	c.API.Listen, c.API.Admin, c.Log.Listen, c.Log.Sync = "127.0.0.1:0", "", "127.0.0.1:0", false
+	c.API.Listen, c.API.Admin, c.Log.Listen, c.Log.Sync = "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0", false
 	c.Auth.KeyFile = write("key.pem", key)
 	c.Triggers.Plain, c.Triggers.Allow, c.Triggers.Ports = true, []string{"127.0.0.0/8"}, []int{0}
 	p := &c.Providers
@@ -77,7 +77,7 @@ func startNode(t *testing.T) *node {
 		t.Fatal(err)
 	}
 	nd.Describe(app.About{Config: app.Loaded{Config: n.cfg}.Print(), Log: func() []string { return strings.Split(log.String(), "\n") }})
-	n.url = "http://" + nd.Addr()
+	n.url, n.metrics = "http://"+nd.Addr(), "http://"+nd.Admin()+"/metrics"
 	ctx, stop := context.WithCancel(context.Background())
 	simCtx, stopSim := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
@@ -152,6 +152,7 @@ func (n *node) setup(env *testscript.Env) error {
 	}
 	env.Setenv("SERVER", n.url)
 	env.Setenv("SIMULATORS", n.control)
+	env.Setenv("METRICS", n.metrics)
 	env.Setenv("CALLBACK", n.callback)
 	env.Setenv("CALLER", filepath.Base(env.WorkDir))
 	for i := range 4 {

@@ -42,7 +42,13 @@ func Check(files []File, o Options) Result {
 				continue
 			}
 			rules[f.Name] = r
-			c.recording(r)
+		}
+	}
+	for range 2 { // a rule may use what a later file records
+		for _, f := range files {
+			if r := rules[f.Name]; r != nil {
+				c.recording(r)
+			}
 		}
 	}
 	c.result.Queries = 0

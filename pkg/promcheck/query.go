@@ -133,8 +133,11 @@ func (q *query) known(name string) (have set, m Metric, suffix string) {
 		q.missing(m)
 	}
 	have = setOf(targetLabels...).with(setOf(m.Labels...))
-	if suffix == "_bucket" {
+	switch {
+	case suffix == "_bucket":
 		have[labels.BucketLabel] = true
+	case suffix == "" && m.Type == Summary:
+		have["quantile"] = true
 	}
 	return have, m, suffix
 }

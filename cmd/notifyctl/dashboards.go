@@ -1,0 +1,262 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/http"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/notifyd/notifyd/dashboards"
+	"github.com/notifyd/notifyd/docs"
+	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/promcheck"
+)
+
+func newDashboards(p *program) *cobra.Command {
+	c := &cobra.Command{
+		Use: "dashboards", Short: "Export and check Grafana dashboards, Prometheus rules and runbooks",
+		Long: `dashboards carries what notifyd is watched with: Grafana dashboards, Prometheus
+rules, and a runbook for each alert.`,
+		Example: `  notifyctl dashboards export ./monitoring
+  notifyctl dashboards check ./monitoring/grafana/service.json --url http://127.0.0.1:7421/metrics`,
+	}
+	c.AddCommand(newDashboardsList(p), newDashboardsExport(p), newDashboardsCheck(p))
+	return c
+}
+
+// carried is one file of the program.
+type carried struct {
+	File  string `json:"file"`
+	Bytes int64  `json:"bytes"`
+}
+
+func carriedFiles() (out []carried, err error) {
+	err = fs.WalkDir(dashboards.Files(), ".", func(name string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		info, err := d.Info()
+		if err == nil {
+			out = append(out, carried{name, info.Size()})
+		}
+		return err
+	})
+	return out, err
+}
+
+func newDashboardsList(p *program) *cobra.Command {
+	return &cobra.Command{
+		Use: "ls", Short: "List the files", Args: cobra.NoArgs, Aliases: []string{"list"},
+		RunE: func(*cobra.Command, []string) error {
+			files, err := carriedFiles()
+			if err != nil {
+				return err
+			}
+			return p.printer().Print(files, func() cli.Table {
+				t := cli.Table{{"FILE", "BYTES"}}
+				for _, f := range files {
+					t = append(t, []string{f.File, count(f.Bytes)})
+				}
+				return t
+			})
+		},
+	}
+}
+
+func newDashboardsExport(p *program) *cobra.Command {
+	runbooks, force := dashboards.Runbooks, false
+	c := &cobra.Command{
+		Use: "export DIR", Short: "Write the files to a folder", Args: cli.Exact("a folder"),
+		Long: `export writes grafana/, rules/ and runbooks/ into a folder, which is made. A file
+that is there with other contents is not written over without --force; then
+nothing is written at all.`,
+		RunE: func(_ *cobra.Command, args []string) error { return p.exportDashboards(args[0], runbooks, force) },
+	}
+	c.Flags().StringVar(&runbooks, "runbooks", runbooks, "URL of the folder alerts link their runbooks in")
+	c.Flags().BoolVar(&force, "force", false, "write over files that differ")
+	return c
+}
+
+func (p *program) exportDashboards(dir, runbooks string, force bool) error {
+	if runbooks == "" {
+		return cli.Usage("--runbooks: it must not be empty; every alert links its runbook")
+	}
+	files, err := carriedFiles()
+	if err != nil {
+		return err
+	}
+	content := map[string][]byte{}
+	for _, f := range files {
+		b, err := fs.ReadFile(dashboards.Files(), f.File)
+		if err != nil {
+			return err
+		}
+		b = bytes.ReplaceAll(b, []byte(dashboards.Runbooks), []byte(strings.TrimSuffix(runbooks, "/")+"/"))
+		content[f.File] = b
+		there, err := os.ReadFile(filepath.Join(dir, filepath.FromSlash(f.File)))
+		switch {
+		case err != nil && !errors.Is(err, fs.ErrNotExist):
+			return err
+		case err == nil && !force && !bytes.Equal(there, b):
+			return &cli.Error{
+				Exit: cli.ExitConflict, Err: fmt.Errorf("%s is there and differs; nothing was written", filepath.Join(dir, f.File)),
+				Next: []string{"notifyctl dashboards export " + quote(dir) + " --force"},
+			}
+		}
+	}
+	for i, f := range files {
+		to := filepath.Join(dir, filepath.FromSlash(f.File))
+		if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil { //nolint:gosec // for the processes of Grafana and Prometheus to read
+			return err
+		}
+		if err := os.WriteFile(to, content[f.File], 0o644); err != nil { //nolint:gosec // the same
+			return err
+		}
+		files[i].Bytes = int64(len(content[f.File]))
+	}
+	return p.printer().Line(files, func() string { return fmt.Sprintf("%d files written to %s", len(files), dir) })
+}
+
+func newDashboardsCheck(p *program) *cobra.Command {
+	var from string
+	c := &cobra.Command{
+		Use: "check [FILE...]", Short: "Check dashboards and rules against the metrics there are",
+		Long: `check parses every query of dashboards (.json) and rules (.yml) and holds each metric,
+label and bucket against the metrics this release has; without files, those it
+carries. With --url it asks a running server instead, whatever its release: a metric
+with labels shows there with its first value, so one that does not show yet is only
+remarked. Files that use what rules record are checked together with those rules.
+Exit 9 when something is wrong.`,
+		Args: cobra.ArbitraryArgs,
+		Example: `  notifyctl dashboards check
+  notifyctl dashboards check my.json rules/*.yml
+  notifyctl dashboards check --url http://127.0.0.1:7421/metrics`,
+		RunE: func(c *cobra.Command, args []string) error { return p.checkDashboards(c.Context(), args, from) },
+	}
+	c.Flags().StringVar(&from, "url", "", "metrics of a running server, on its admin listener")
+	return c
+}
+
+func (p *program) checkDashboards(ctx context.Context, names []string, from string) error {
+	files, err := filesToCheck(names)
+	if err != nil {
+		return err
+	}
+	o, err := p.metricsThereAre(ctx, from)
+	if err != nil {
+		return err
+	}
+	res := promcheck.Check(files, o)
+	if err := p.printer().Print(res, func() cli.Table {
+		t := cli.Table{{"FILE", "WHERE", "PROBLEM"}}
+		for _, pr := range res.Problems {
+			t = append(t, []string{pr.File, pr.Where, pr.What})
+		}
+		if len(t) == 1 {
+			return cli.Table{{fmt.Sprintf("%d files, %d queries: nothing is wrong", len(files), res.Queries)}}
+		}
+		return t
+	}); err != nil {
+		return err
+	}
+	for _, name := range res.Silent {
+		p.note("%s has no value there yet", name)
+	}
+	if n := len(res.Problems); n > 0 {
+		return cli.Exitf(cli.ExitFindings, "%d problems in %d files", n, len(files))
+	}
+	return nil
+}
+
+// filesToCheck reads the files; without names, those the program carries.
+func filesToCheck(names []string) (files []promcheck.File, err error) {
+	for _, name := range names {
+		b, err := os.ReadFile(name)
+		if err != nil {
+			return nil, &cli.Error{Exit: cli.ExitUsage, Err: err}
+		}
+		files = append(files, promcheck.File{Name: filepath.ToSlash(name), Data: b})
+	}
+	if len(names) > 0 {
+		return files, nil
+	}
+	list, err := carriedFiles()
+	for _, f := range list {
+		if path.Ext(f.File) == ".md" {
+			continue
+		}
+		b, err := fs.ReadFile(dashboards.Files(), f.File)
+		if err != nil {
+			return nil, err
+		}
+		files = append(files, promcheck.File{Name: f.File, Data: b})
+	}
+	return files, err
+}
+
+// metricsThereAre is the catalogue of this release, or that of a server.
+func (p *program) metricsThereAre(ctx context.Context, from string) (o promcheck.Options, err error) {
+	table, err := promcheck.ParseTable(docs.Metrics)
+	if err != nil {
+		return o, err
+	}
+	client, err := promcheck.Client()
+	if err != nil {
+		return o, err
+	}
+	o.Metrics = client.With(table)
+	if from == "" {
+		return o, nil
+	}
+	served, err := p.scrape(ctx, from)
+	if err != nil {
+		return o, err
+	}
+	o.Metrics, o.Served = served, served
+	for name := range table {
+		m := table[name]
+		if _, ok := served[name]; !ok && len(m.Labels) > 0 {
+			o.Metrics = o.Metrics.With(promcheck.Catalogue{name: m})
+		}
+	}
+	return o, nil
+}
+
+// maxScrape is the most of /metrics that is read.
+const maxScrape = 64 << 20
+
+func (p *program) scrape(ctx context.Context, from string) (promcheck.Catalogue, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, from, http.NoBody)
+	if err != nil || req.URL.Host == "" {
+		return nil, cli.Usage("--url %q is not a URL such as http://127.0.0.1:7421/metrics", from)
+	}
+	req.Header.Set("Accept", "text/plain;version=0.0.4")
+	away := func(err error) error {
+		return &notify.Error{Kind: notify.KindUnavailable, Code: "metrics_away", Field: "url", Msg: "cannot read " + from, Err: err}
+	}
+	transport := &http.Transport{Proxy: http.ProxyFromEnvironment}
+	defer transport.CloseIdleConnections()
+	resp, err := (&http.Client{Timeout: p.global.timeout, Transport: transport}).Do(req)
+	if err != nil {
+		return nil, away(err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return nil, away(errors.New("it answered " + resp.Status))
+	}
+	served, err := promcheck.ParseExposition(io.LimitReader(resp.Body, maxScrape))
+	if err != nil {
+		return nil, away(fmt.Errorf("it answered something else than metrics: %w", err))
+	}
+	return served, nil
+}

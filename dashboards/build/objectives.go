@@ -1,0 +1,105 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+)
+
+// objective is one promise of DESIGN.md as a share of bad events.
+type objective struct {
+	slo, alert, promise string
+	budget              string // share that may be bad
+	bad, all            string // rates over WINDOW
+	dashboard           string
+}
+
+// slow are events of a histogram over a bound. Prometheus 2 writes whole bounds
+// as 1, Prometheus 3 as 1.0.
+func slow(name, matchers, bound string) (bad, all string) {
+	if matchers != "" {
+		matchers += ","
+	}
+	le := fmt.Sprintf("le=%q", bound)
+	if !strings.Contains(bound, ".") {
+		le = fmt.Sprintf(`le=~"%s|%s.0"`, bound, bound)
+	}
+	all = fmt.Sprintf("sum(rate(%s_count{%s}[WINDOW]))", name, strings.TrimSuffix(matchers, ","))
+	return fmt.Sprintf("(%s - sum(rate(%s_bucket{%s%s}[WINDOW])))", all, name, matchers, le), all
+}
+
+// latency is an objective "99% within a bound".
+func latency(slo, alert, promise, dashboard, name, matchers, bound string) objective {
+	o := objective{slo: slo, alert: alert, promise: promise, budget: "0.01", dashboard: dashboard}
+	o.bad, o.all = slow(name, matchers, bound)
+	return o
+}
+
+func objectives() []objective {
+	const requests = `notifyd_http_requests_total{method="POST",route=~"/v1/(notifications|triggers).*"%s}`
+	const call = "notifyd_acceptance_to_call_seconds"
+	return []objective{
+		{
+			slo: "acceptance", alert: "NotifydAcceptanceBudgetBurn", promise: "99.95% of sending requests are not answered with 5xx", budget: "0.0005",
+			bad:       fmt.Sprintf("(sum(rate("+requests+"[WINDOW])) or vector(0))", `,status=~"5.."`),
+			all:       fmt.Sprintf("sum(rate("+requests+"[WINDOW]))", ""),
+			dashboard: "service",
+		},
+		latency("urgent_call", "NotifydUrgentBudgetBurn", "99% of otp and alert reach the provider call within 1 s", "delivery", call, `category=~"otp|alert"`, "1"),
+		latency("push_call", "NotifydPushBudgetBurn", "99% of transactional push reach the provider call within 5 s", "delivery", call, `lane="push",category="transactional"`, "5"),
+		latency("sms_call", "NotifydSMSBudgetBurn", "99% of transactional SMS reach the provider call within 5 s", "delivery", call, `lane="sms",category="transactional"`, "5"),
+		latency("email_call", "NotifydEmailBudgetBurn", "99% of transactional email reach the provider call within 2 min", "delivery", call, `lane="email",category="transactional"`, "120"),
+		latency("timer_late", "NotifydTimerLatenessBudgetBurn", "99% of timers are published within 50 ms of their time", "timers", "notifyd_timer_late_seconds", "", "0.05"),
+		latency("trigger_late", "NotifydTriggerLatenessBudgetBurn", "99% of triggers are called within 1 s of their time", "timers", "notifyd_trigger_late_seconds", "", "1"),
+	}
+}
+
+var windows = []string{"5m", "30m", "1h", "2h", "6h", "1d", "3d"}
+
+// objectiveRules is the file of the objectives: the share of bad events over
+// seven windows, and alerts on how fast the budget of 30 days burns. A long window
+// says that it matters, a short one that it still goes on.
+func objectiveRules() []byte {
+	var b strings.Builder
+	out := func(format string, args ...any) { fmt.Fprintf(&b, format, args...) }
+	out("# Written by dashboards/build: edit objectives.go there.\ngroups:\n")
+	for _, o := range objectives() {
+		out("  - name: notifyd-slo-%s\n    interval: 30s\n    rules:\n", strings.ReplaceAll(o.slo, "_", "-"))
+		record := func(name, expr string) {
+			out("      - record: %s\n        expr: %s\n        labels: {slo: %s}\n", name, quote(expr), o.slo)
+		}
+		record("notifyd:slo_budget", "vector("+o.budget+")")
+		for _, w := range windows {
+			record("notifyd:slo_errors:ratio_rate"+w, strings.ReplaceAll(o.bad+" / "+o.all, "WINDOW", w))
+		}
+		for _, w := range []string{"1h", "6h"} {
+			record("notifyd:slo_events:increase"+w, strings.ReplaceAll(strings.ReplaceAll(o.all, "rate(", "increase("), "WINDOW", w))
+		}
+		out("%s", o.burn("page", "1h", "5m", 14.4, "6h", "30m", 6, "1h"))
+		out("%s", o.burn("ticket", "1d", "2h", 3, "3d", "6h", 1, "6h"))
+	}
+	return []byte(b.String())
+}
+
+// burn is an alert on two pairs of windows, if there were events at all.
+func (o *objective) burn(severity, long1, short1 string, times1 float64, long2, short2 string, times2 float64, events string) string {
+	sel := fmt.Sprintf("{slo=%q}", o.slo)
+	over := func(window string, times float64) string {
+		return fmt.Sprintf("notifyd:slo_errors:ratio_rate%s%s > %g * %s", window, sel, times, o.budget)
+	}
+	expr := fmt.Sprintf("((%s and %s) or (%s and %s)) and notifyd:slo_events:increase%s%s >= 20",
+		over(long1, times1), over(short1, times1), over(long2, times2), over(short2, times2), events, sel)
+	return fmt.Sprintf(`      - alert: %s
+        expr: %s
+        for: 1m
+        labels: {severity: %s, slo: %s}
+        annotations:
+          summary: The error budget of %s burns too fast
+          description: >-
+            Promised: %s. Lately {{ $value | humanizePercentage }} were bad: %g times the budget's pace over %s, or %g times over %s.
+          dashboard: notifyd-%s
+          runbook_url: https://github.com/notifyd/notifyd/blob/main/dashboards/runbooks/%s.md
+`, o.alert, quote(expr), severity, o.slo, o.slo, o.promise, times1, long1, times2, long2, o.dashboard, o.alert)
+}
+
+// quote writes a string as YAML does in single quotes.
+func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }
