@@ -3,6 +3,7 @@ package app
 import (
 	"context"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net/http"
 	"os"
@@ -16,10 +17,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 
+	"github.com/notifyd/notifyd/dashboards"
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/ops"
+	"github.com/notifyd/notifyd/pkg/promcheck"
 	"github.com/notifyd/notifyd/pkg/server"
 	"github.com/notifyd/notifyd/pkg/stream"
 	"github.com/notifyd/notifyd/pkg/timer"
@@ -72,10 +75,60 @@ func TestMetricsCatalogue(t *testing.T) {
 	}
 
 	served := scrape(t, n)
+	checkDashboards(t, served)
 	for name := range got {
 		if !strings.Contains(served, "\n# TYPE "+name+" ") {
 			t.Errorf("/metrics does not serve %s", name)
 		}
+	}
+}
+
+// checkDashboards holds the shipped dashboards and rules against what the node
+// serves: every metric, label and bucket is there, and every label value that is
+// one of a closed set can be.
+func checkDashboards(t *testing.T, served string) {
+	metrics, err := promcheck.ParseExposition(strings.NewReader(served))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var files []promcheck.File
+	for _, pattern := range []string{"grafana/*.json", "rules/*.yml"} {
+		names, err := fs.Glob(dashboards.Files(), pattern)
+		if err != nil || len(names) == 0 {
+			t.Fatalf("%d of %s, %v", len(names), pattern, err)
+		}
+		for _, name := range names {
+			b, err := fs.ReadFile(dashboards.Files(), name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			files = append(files, promcheck.File{Name: name, Data: b})
+		}
+	}
+	var lanes, channels, categories, states []string
+	for _, l := range notify.Lanes() {
+		lanes = append(lanes, l.String())
+	}
+	for _, c := range notify.Channels {
+		channels = append(channels, c.String())
+	}
+	for _, c := range notify.Categories {
+		categories = append(categories, c.String())
+	}
+	for s := range len(worker.SettledInfo{}.States) {
+		states = append(states, notify.State(s).String())
+	}
+	res := promcheck.Check(files, promcheck.Options{Metrics: metrics, Values: map[string][]string{
+		"notifyd_outcomes_total lane": lanes, "notifyd_outcomes_total state": states,
+		"notifyd_acceptance_to_call_seconds lane": lanes, "notifyd_acceptance_to_call_seconds category": categories,
+		"notifyd_accepted_receivers_total channel": channels, "notifyd_trigger_queue_messages state": {"ready", "delayed", "in_flight", "dead"},
+		"notifyd_log_lost_records consumed": {"yes", "no"},
+	}})
+	for _, p := range res.Problems {
+		t.Error(p)
+	}
+	if res.Queries < 200 {
+		t.Errorf("only %d queries were looked at", res.Queries)
 	}
 }
 

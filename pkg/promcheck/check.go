@@ -19,6 +19,9 @@ type Options struct {
 	// Served are the metrics that have series now; nil: that is not asked. What
 	// is used and has none is reported by Result.Silent.
 	Served Catalogue
+	// Values that a label may have, by "METRIC LABEL" with the base name of a
+	// histogram; where there are none, all are taken. May be nil.
+	Values map[string][]string
 }
 
 // Result is what a check found.
@@ -89,7 +92,7 @@ func (c *checker) at(file, where string) func(format string, args ...any) {
 
 func (c *checker) query(complain func(string, ...any)) *query {
 	c.result.Queries++
-	q := &query{metrics: c.o.Metrics, recorded: c.recorded, complain: complain}
+	q := &query{metrics: c.o.Metrics, values: c.o.Values, recorded: c.recorded, complain: complain}
 	if c.o.Served != nil {
 		q.missing = func(m Metric) {
 			if _, ok := c.o.Served[m.Name]; !ok {

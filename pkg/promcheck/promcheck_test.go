@@ -62,6 +62,7 @@ func TestQueries(t *testing.T) {
 
 	f(`n_opened == 0`, "there is no metric n_opened")
 	f(`n_sent_tot{lane="a"}`, "there is no metric")
+	f(`n_sent`, "did you mean n_sent_total?")
 	f(`rate(n_took_seconds_total[5m])`, "did you mean n_took_seconds?")
 	f(`{__name__="n_nothing"}`, "there is no metric n_nothing")
 	f(`{job="a"}`, "without the name of a metric")
@@ -223,6 +224,25 @@ func TestTogether(t *testing.T) {
 	if res := Check(files, Options{Metrics: catalogue(t)}); len(res.Problems) != 1 || !strings.Contains(res.Problems[0].String(), `its uid "u" is that of a.json`) {
 		t.Error(res.Problems)
 	}
+}
+
+func TestValues(t *testing.T) {
+	t.Parallel()
+	o := Options{Metrics: catalogue(t), Values: map[string][]string{"n_took_seconds lane": {"push", "push-bulk"}}}
+	f := func(matcher, want string) {
+		t.Helper()
+		rules := "groups: [{name: g, rules: [{record: 'a:b', expr: 'n_took_seconds_count{" + matcher + "}'}]}]"
+		got := fmt.Sprint(Check([]File{{Name: "a.yml", Data: []byte(rules)}}, o).Problems)
+		if (want == "") != (got == "[]") || !strings.Contains(got, want) {
+			t.Errorf("%s: %s", matcher, got)
+		}
+	}
+	f(`lane="push"`, "")
+	f(`lane=~".+-bulk"`, "")
+	f(`lane!="push"`, "")
+	f(`job="x"`, "")
+	f(`lane="push_bulk"`, "never has lane=")
+	f(`lane!~"push.*"`, "never has lane!~")
 }
 
 // TestSilent names what is used and has no series, each once.

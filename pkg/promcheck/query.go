@@ -44,6 +44,7 @@ func (s set) String() string { return strings.Join(slices.Sorted(maps.Keys(s)), 
 // query is the check of one query.
 type query struct {
 	metrics  Catalogue
+	values   map[string][]string
 	recorded map[string]set // labels of what rules record
 	complain func(format string, args ...any)
 	missing  func(m Metric) // told of metrics that exist and have no series yet; may be nil
@@ -104,12 +105,22 @@ func (q *query) selector(e *parser.VectorSelector) set {
 			q.complain("%s has no label %q; its labels are %s", name, match.Name, have)
 		case match.Name == labels.BucketLabel && suffix == "_bucket":
 			q.bucket(&m, match)
+		default:
+			q.value(&m, match)
 		}
 	}
 	if have == nil {
 		return set{}
 	}
 	return have
+}
+
+// value complains of a matcher that no value of its label passes.
+func (q *query) value(m *Metric, match *labels.Matcher) {
+	may := q.values[m.Name+" "+match.Name]
+	if len(may) > 0 && !slices.ContainsFunc(may, match.Matches) {
+		q.complain("%s never has %s; values are %s", m.Name, match, strings.Join(may, ", "))
+	}
 }
 
 // known returns the labels of a metric that is scraped or recorded; nil: there is
@@ -142,22 +153,26 @@ func (q *query) known(name string) (have set, m Metric, suffix string) {
 	return have, m, suffix
 }
 
-// near is a metric with all but one word of the name, for who misspelt it.
+// near is the metric that shares all words of the name but one, for who misspelt
+// it; of several, the one that begins alike the longest.
 func (q *query) near(name string) string {
-	best, most := "", 0
 	words := strings.Split(name, "_")
+	best, most := "", 100*max(len(words)-1, 2)
 	for _, known := range slices.Sorted(maps.Keys(q.metrics)) {
-		same := 0
+		score := 0
 		for _, w := range strings.Split(known, "_") {
 			if slices.Contains(words, w) {
-				same++
+				score += 100
 			}
 		}
-		if same > most {
-			best, most = known, same
+		for i := 0; i < min(len(name), len(known), 99) && name[i] == known[i]; i++ {
+			score++
+		}
+		if score >= most {
+			best, most = known, score
 		}
 	}
-	if most < max(len(words)-1, 2) {
+	if best == "" {
 		return ""
 	}
 	return "; did you mean " + best + "?"

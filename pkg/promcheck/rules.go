@@ -107,7 +107,9 @@ func duration(complain func(string, ...any), field, text string) {
 var labelUse = regexp.MustCompile(`\$labels\.([a-zA-Z_][a-zA-Z0-9_]*)`)
 
 func (c *checker) alert(complain func(string, ...any), rule *Rule) {
+	before := len(c.result.Problems)
 	have := c.query(complain).check(rule.Expr)
+	known := len(c.result.Problems) == before // else the labels are not
 	duration(complain, "for", rule.For)
 	duration(complain, "keep_firing_for", rule.KeepFiringFor)
 	if s := rule.Labels["severity"]; !slices.Contains(Severities, s) {
@@ -120,7 +122,7 @@ func (c *checker) alert(complain func(string, ...any), rule *Rule) {
 	}
 	for name, text := range rule.Annotations {
 		for _, m := range labelUse.FindAllStringSubmatch(text, -1) {
-			if _, own := rule.Labels[m[1]]; !have[m[1]] && !own {
+			if _, own := rule.Labels[m[1]]; known && !have[m[1]] && !own {
 				complain("annotation %s shows label %q, which the alert does not have: %s", name, m[1], have)
 			}
 		}
