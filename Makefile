@@ -39,7 +39,7 @@ race: go cc ## Run all tests with the race detector; SHORT=1, PKGS= as for test
 
 .PHONY: lint
 lint: go $(BIN)/golangci-lint-$(GOLANGCI_VERSION) ## Check format, vet and golangci-lint (installed when missing)
-	@out=$$(gofmt -l $(wildcard cmd pkg tests examples) *.go); if [ -n "$$out" ]; then echo "gofmt -w these files:"; echo "$$out"; exit 1; fi
+	@out=$$(gofmt -l $(wildcard cmd pkg tests examples dashboards docs) *.go); if [ -n "$$out" ]; then echo "gofmt -w these files:"; echo "$$out"; exit 1; fi
 	go vet ./...
 	$(BIN)/golangci-lint-$(GOLANGCI_VERSION) run --allow-parallel-runners ./...
 
@@ -78,6 +78,14 @@ powerloss: go ## Cut the power TRIALS (10) times under the log and the process (
 .PHONY: engines
 engines: go ## Run the conformance suites of every engine; NOTIFY_REQUIRE_ENGINES=1 fails on a skip
 	go test -count=1 $(TESTFLAGS) ./pkg/engine/...
+
+.PHONY: rules
+rules: go ## Run the alerts of dashboards/rules against recorded series with Prometheus' engine
+	cd dashboards/ruletest && go test -count=1 $(TESTFLAGS) .
+
+.PHONY: dashboards
+dashboards: go ## Write dashboards/grafana and the rules of the objectives again
+	go run ./dashboards/build
 
 .PHONY: cover
 cover: go ## Write coverage.out and coverage.html
