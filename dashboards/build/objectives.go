@@ -13,8 +13,8 @@ type objective struct {
 	dashboard           string
 }
 
-// slow are events of a histogram over a bound. Prometheus 2 writes whole bounds
-// as 1, Prometheus 3 as 1.0.
+// slow are events of a histogram over a bound. Whole bounds are written as 1, or, by
+// Prometheus 3 and in OpenMetrics, as 1.0.
 func slow(name, matchers, bound string) (bad, all string) {
 	if matchers != "" {
 		matchers += ","

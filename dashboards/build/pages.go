@@ -198,6 +198,6 @@ func load() dashboard {
 		graph("Log", bytesIEC, "Growth beyond what is trimmed ends the run at the cap.",
 			one(in("sum(notifyd_log_bytes{})"), "log"), one(in("sum(notifyd_log_cap_bytes{})"), "cap")),
 		graph("Fsync and garbage collection", seconds, "The log's fsync, and the longest pause of the collector.",
-			one(in("max(notifyd_log_fsync_seconds{})"), "fsync"), one(in(`max(go_gc_duration_seconds{,quantile="1"})`), "pause")).logarithmic(),
+			one(in("max(notifyd_log_fsync_seconds{})"), "fsync"), one(in(`max(go_gc_duration_seconds{,quantile=~"1|1.0"})`), "pause")).logarithmic(),
 	}}
 }

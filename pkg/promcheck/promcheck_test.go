@@ -89,6 +89,11 @@ func TestQueries(t *testing.T) {
 	c["n_took_seconds"] = m
 	f(`n_took_seconds_bucket{le="5"}`, "one of Prometheus 2 and 3")
 	f(`n_took_seconds_bucket{le="0.06"}`, "")
+	c["n_pause_seconds"] = Metric{Name: "n_pause_seconds", Type: Summary}
+	f(`n_pause_seconds{quantile="0.5"}`, "")
+	f(`n_pause_seconds{quantile=~"1|1.0"}`, "")
+	f(`n_pause_seconds{quantile="1"}`, "one of Prometheus 2 and 3")
+	f(`n_pause_seconds_sum{quantile="0.5"}`, `has no label "quantile"`)
 }
 
 func TestTable(t *testing.T) {

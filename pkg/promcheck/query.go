@@ -103,7 +103,7 @@ func (q *query) selector(e *parser.VectorSelector) set {
 		case match.Name == labels.MetricName:
 		case have != nil && !have[match.Name]:
 			q.complain("%s has no label %q; its labels are %s", name, match.Name, have)
-		case match.Name == labels.BucketLabel && suffix == "_bucket":
+		case match.Name == labels.BucketLabel && suffix == "_bucket", match.Name == "quantile" && m.Type == Summary:
 			q.bucket(&m, match)
 		default:
 			q.value(&m, match)
@@ -178,12 +178,15 @@ func (q *query) near(name string) string {
 	return "; did you mean " + best + "?"
 }
 
-// bucket holds a matcher on le against the buckets there are. Prometheus 3 writes
-// the bound 1 as 1.0 where Prometheus 2 writes 1: a query must find both.
+// bucket holds a matcher on le, or on quantile, against the bounds there are.
+// Prometheus 3, and OpenMetrics with any, write the bound 1 as 1.0, others as 1: a
+// query must find both.
 func (q *query) bucket(m *Metric, match *labels.Matcher) {
+	const twice = `%s finds nothing in one of Prometheus 2 and 3, which write whole numbers as 1 and as 1.0; match both, as in %s=~"1|1.0"`
 	if m.Bounds == nil {
-		if bound, err := strconv.ParseFloat(match.Value, 64); err == nil && match.Type == labels.MatchEqual && bound == float64(int64(bound)) {
-			q.complain(`le=%q finds nothing in one of Prometheus 2 and 3, which write whole bounds differently: le=~"%d|%d.0"`, match.Value, int64(bound), int64(bound))
+		bound, err := strconv.ParseFloat(match.Value, 64)
+		if err == nil && match.Type == labels.MatchEqual && bound == float64(int64(bound)) {
+			q.complain(twice, match, match.Name)
 		}
 		return
 	}
@@ -198,9 +201,9 @@ func (q *query) bucket(m *Metric, match *labels.Matcher) {
 	}
 	switch {
 	case !two && !three:
-		q.complain("%s has no bucket with le%s%q; bounds are %v", m.Name, match.Type, match.Value, m.Bounds)
+		q.complain("%s has no bucket with %s; bounds are %v", m.Name, match, m.Bounds)
 	case two != three:
-		q.complain(`le%s%q finds nothing in one of Prometheus 2 and 3, which write whole bounds differently: write it as in le=~"1|1.0"`, match.Type, match.Value)
+		q.complain(twice, match, match.Name)
 	}
 }
 
