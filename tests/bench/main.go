@@ -28,6 +28,7 @@ type options struct {
 	profile string
 	users   int
 	open    time.Duration
+	round   time.Duration
 	rounds  int
 	rate    float64
 	verbose bool
@@ -50,6 +51,7 @@ func main() {
 	flag.StringVar(&o.profile, "profile", "", "folder for CPU, allocation, block and mutex profiles of the measured spans")
 	flag.IntVar(&o.users, "users", 0, "users of P6; 0: 5,000,000, short 200,000")
 	flag.DurationVar(&o.open, "open", 0, "length of P6's open loop; 0: 20 s, short 4 s")
+	flag.DurationVar(&o.round, "round", 0, "length of a round of P2, P3, P4 and P8, longer for a profile; 0: 3 s, short 1 s")
 	flag.IntVar(&o.rounds, "rounds", 0, "rounds of each side; 0: 5, short 2")
 	flag.Float64Var(&o.rate, "rate", 5e6, "receivers per second of P6's open loop")
 	flag.BoolVar(&o.verbose, "v", false, "print every round and the server's log")

@@ -43,7 +43,10 @@ func (b *bench) alternate(id string, d time.Duration, sides ...*side) error {
 }
 
 func (b *bench) length(long, short time.Duration) time.Duration {
-	if b.short {
+	switch {
+	case b.round > 0:
+		return b.round
+	case b.short:
 		return short
 	}
 	return long
