@@ -28,15 +28,14 @@ func (s *Service) Batch(ctx context.Context, m Meta, body []byte) (a Answer, err
 	if err := checkMeta(&m); err != nil {
 		return Answer{}, err
 	}
-	var each func([]byte, func([]byte) error) error
-	decode := decodeNote
+	var each func([]byte, *batch) error
 	switch t := media(m.ContentType); t {
 	case mediaJSON:
 		each = eachElement
 	case mediaNDJSON:
 		each = eachLine
 	case mediaProto:
-		each, decode = eachNotification, readNote
+		each = eachNotification
 	default:
 		return Answer{}, unsupported(t, mediaJSON, mediaNDJSON, mediaProto)
 	}
@@ -48,15 +47,16 @@ func (s *Service) Batch(ctx context.Context, m Meta, body []byte) (a Answer, err
 			// than items that go out twice.
 			return nil, &notify.Error{Kind: notify.KindConflict, Code: "layout_changed", Field: "Idempotency-Key", Msg: "the log's partitions were changed since this request was first sent, and part of it may have been accepted: look at its items before sending it under another key"}
 		}
+		b.ids = l.base.Items()
 		b.w = s.notes.Get().(*noteWriter)
-		b.w.begin(b.p)
+		b.w.begin(b.p, len(body), min(s.cfg.MaxBatch, len(body)/usualItem+1))
 		b.items = b.w.items[:0]
 		b.p.done = func() {
 			clear(b.items) // drops their errors
 			b.w.items = b.items
 			s.giveBackNotes(b.w)
 		}
-		err := each(body, func(item []byte) error { return b.item(item, decode) })
+		err := each(body, &b)
 		if err == nil && len(b.items) == 0 {
 			err = invalid("empty", "", "the batch has no items")
 		}
@@ -76,6 +76,7 @@ type batch struct {
 	l     layout
 	p     *plan
 	w     *noteWriter
+	ids   *notify.Items
 	n     note
 	items []batchItem
 	lanes [len(notify.Channels) + 1][2]lanePartitions // by channel; fast, bulk
@@ -94,16 +95,36 @@ type lanePartitions struct {
 	n     uint16
 }
 
-func (b *batch) item(raw []byte, decode func([]byte, *note) error) error {
-	i := len(b.items)
-	if i == b.s.cfg.MaxBatch {
-		return &notify.Error{Kind: notify.KindTooLarge, Code: "too_many_items", Msg: fmt.Sprintf("a batch has at most %d items", b.s.cfg.MaxBatch)}
-	}
-	b.items = append(b.items, batchItem{})
-	it, n := &b.items[i], &b.n
-	if it.err = decode(raw, n); it.err != nil {
+// usualItem is less than what an item of a batch takes, in bytes: buffers made
+// for as many seldom grow.
+const usualItem = 96
+
+// full refuses an item that is one too many.
+func (b *batch) full() error {
+	if len(b.items) < b.s.cfg.MaxBatch {
 		return nil
 	}
+	return &notify.Error{Kind: notify.KindTooLarge, Code: "too_many_items", Msg: fmt.Sprintf("a batch has at most %d items", b.s.cfg.MaxBatch)}
+}
+
+// item adds the next item, of which decode makes b.n. An error is of the whole
+// batch.
+func (b *batch) item(raw []byte, decode func([]byte, *note) error) error {
+	if err := b.full(); err != nil {
+		return err
+	}
+	if err := decode(raw, &b.n); err != nil {
+		b.items = append(b.items, batchItem{err: err})
+		return nil
+	}
+	return b.add()
+}
+
+// add adds b.n as the next item.
+func (b *batch) add() error {
+	i, n := len(b.items), &b.n
+	b.items = append(b.items, batchItem{})
+	it := &b.items[i]
 	if it.err = b.s.admitNote(n, b.l.accepted, false); it.err != nil {
 		return nil
 	}
@@ -119,7 +140,7 @@ func (b *batch) item(raw []byte, decode func([]byte, *note) error) error {
 			return err
 		}
 	}
-	it.base, it.channel, it.category, it.class = b.l.base.Item(i), n.channel, n.category, classOf(n.category)
+	it.base, it.channel, it.category, it.class = b.ids.Item(i), n.channel, n.category, classOf(n.category)
 	fire := b.s.rules.fire(&n.terms, it.base, b.l.accepted)
 	if fire != 0 {
 		it.class = later
@@ -205,37 +226,47 @@ func appendString(b []byte, s string) []byte {
 	return b
 }
 
-// eachElement calls fn with every element of the JSON array b. It only finds
-// where they end; fn checks them.
-func eachElement(b []byte, fn func([]byte) error) error {
-	i := skipSpace(b, 0)
-	if i == len(b) {
+// eachElement adds every element of the JSON array body to b. What is plain is
+// read where it lies (fastNoteAt); of anything else only the end is looked for,
+// and the library checks what is in it.
+func eachElement(body []byte, b *batch) error {
+	i := skipSpace(body, 0)
+	if i == len(body) {
 		return invalid("bad_json", "", "the body is empty")
 	}
-	if b[i] != '[' {
+	if body[i] != '[' {
 		return invalid("wrong_type", "", "the body must be an array")
 	}
-	i = skipSpace(b, i+1)
-	if i < len(b) && b[i] == ']' {
-		return trailing(b, i+1)
+	i = skipSpace(body, i+1)
+	if i < len(body) && body[i] == ']' {
+		return trailing(body, i+1)
 	}
 	for {
-		end, ok := skipValue(b, i)
-		if !ok {
-			return badJSON(end, "an item is expected")
+		end, ok := 0, false
+		if b.full() == nil {
+			end, ok = fastNoteAt(body, i, &b.n)
 		}
-		if err := fn(b[i:end:end]); err != nil {
+		var err error
+		if ok {
+			err = b.add()
+		} else {
+			if end, ok = skipValue(body, i); !ok {
+				return badJSON(end, "an item is expected")
+			}
+			err = b.item(body[i:end:end], slowNote)
+		}
+		if err != nil {
 			return err
 		}
-		switch i = skipSpace(b, end); {
-		case i >= len(b):
+		switch i = skipSpace(body, end); {
+		case i >= len(body):
 			return badJSON(i, "the array does not end")
-		case b[i] == ']':
-			return trailing(b, i+1)
-		case b[i] != ',':
+		case body[i] == ']':
+			return trailing(body, i+1)
+		case body[i] != ',':
 			return badJSON(i, "a comma is expected after an item")
 		}
-		i = skipSpace(b, i+1)
+		i = skipSpace(body, i+1)
 	}
 }
 
@@ -246,37 +277,37 @@ func trailing(b []byte, i int) error {
 	return nil
 }
 
-// eachLine calls fn with every line of b that is not blank.
-func eachLine(b []byte, fn func([]byte) error) error {
-	for line := range bytes.Lines(b) {
+// eachLine adds every line of body that is not blank to b.
+func eachLine(body []byte, b *batch) error {
+	for line := range bytes.Lines(body) {
 		if line = bytes.Trim(line, " \t\r\n"); len(line) == 0 {
 			continue
 		}
-		if err := fn(line); err != nil {
+		if err := b.item(line, decodeNote); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// eachNotification calls fn with every item of a notify.v1.Batch.
-func eachNotification(b []byte, fn func([]byte) error) error {
-	for i := 0; len(b) > 0; i++ {
-		num, typ, n := protowire.ConsumeTag(b)
+// eachNotification adds every item of a notify.v1.Batch to b.
+func eachNotification(body []byte, b *batch) error {
+	for i := 0; len(body) > 0; i++ {
+		num, typ, n := protowire.ConsumeTag(body)
 		if n < 0 {
 			return badProto("", "a damaged tag")
 		}
 		if num != 1 || typ != protowire.BytesType {
 			return invalid("unknown_field", fmt.Sprintf("#%d", num), "a batch has only field 1, notifications")
 		}
-		v, k := protowire.ConsumeBytes(b[n:])
+		v, k := protowire.ConsumeBytes(body[n:])
 		if k < 0 {
 			return badProto(fmt.Sprintf("notifications[%d]", i), "the item ends too early")
 		}
-		if err := fn(v); err != nil {
+		if err := b.item(v, readNote); err != nil {
 			return err
 		}
-		b = b[n+k:]
+		body = body[n+k:]
 	}
 	return nil
 }

@@ -23,9 +23,16 @@ const (
 
 // fastNote reads b into n; its strings and slices alias b.
 func fastNote(b []byte, n *note) bool {
+	end, ok := fastNoteAt(b, skipSpace(b, 0), n)
+	return ok && skipSpace(b, end) == len(b)
+}
+
+// fastNoteAt reads the notification that begins at b[i] and returns the position
+// behind it: a batch is then scanned once.
+func fastNoteAt(b []byte, i int, n *note) (end int, ok bool) {
 	*n = note{}
 	var channel, category []byte
-	end, ok := eachMember(b, skipSpace(b, 0), func(key []byte, i int) (field uint, end int, ok bool) {
+	end, ok = eachMember(b, i, func(key []byte, i int) (field uint, end int, ok bool) {
 		switch string(key) {
 		case "channel":
 			channel, end, ok = fastString(b, i)
@@ -48,12 +55,12 @@ func fastNote(b []byte, n *note) bool {
 		}
 		return 0, 0, false
 	})
-	if !ok || skipSpace(b, end) != len(b) {
-		return false
+	if !ok {
+		return i, false
 	}
 	var err error
 	n.channel, n.category, err = parseLane(alias(channel), alias(category))
-	return err == nil
+	return end, err == nil
 }
 
 func fastTo(b []byte, i int, n *note) (int, bool) {

@@ -180,3 +180,13 @@ func TestFold(t *testing.T) {
 	claimed.Done, claimed.StartedUpTo = false, 1
 	f("claimed is not yet an outcome", Accepted, claimed)
 }
+
+func BenchmarkItem(b *testing.B) {
+	items := NewBase(time.Now()).Items()
+	b.ReportAllocs()
+	i := 0
+	for b.Loop() {
+		items.Item(i)
+		i++
+	}
+}

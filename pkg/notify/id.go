@@ -1,8 +1,11 @@
 package notify
 
 import (
+	"crypto/aes"
+	"crypto/cipher"
 	"crypto/rand"
 	"crypto/sha256"
+	"crypto/subtle"
 	"encoding/binary"
 	"fmt"
 	"strconv"
@@ -27,14 +30,44 @@ func NewBase(t time.Time) Base {
 // Item derives the base of item i of a batch request. It keeps the request's
 // time, and is the same each time it is asked: a repeated request meets the
 // same ids.
-func (b Base) Item(i int) Base {
-	var in [20]byte
-	copy(in[:], b[:])
-	binary.BigEndian.PutUint32(in[16:], uint32(i))
-	sum := sha256.Sum256(in[:])
-	out := b
-	copy(out[6:], sum[:10])
+func (b Base) Item(i int) Base { return b.Items().Item(i) }
+
+// Items derives the bases of a request's items one after the other, each as
+// Base.Item does. It must not be used by two goroutines at a time.
+type Items struct {
+	base    Base
+	in, out [aes.BlockSize]byte // here, for a cipher's arguments escape
+}
+
+// Items returns the deriver of b's items.
+func (b Base) Items() *Items { return &Items{base: b} }
+
+// Item is Base.Item of the request's base.
+//
+// The 80 bits behind the time are a one-way function of base and index: AES
+// under a fixed key with its input added to its output (Matyas, Meyer and
+// Oseas), cut off. They collide no sooner than random ones, and who knows an
+// item's id does not learn the request's or another item's. SHA-256 gave the
+// same at 104 ns an item against 29 (BenchmarkItem), 5% of a batch.
+func (d *Items) Item(i int) Base {
+	copy(d.in[:12], d.base[4:]) // the random bits, and the time's last 16
+	binary.BigEndian.PutUint32(d.in[12:], uint32(i))
+	itemCipher.Encrypt(d.out[:], d.in[:])
+	out := d.base
+	subtle.XORBytes(out[6:], d.out[:10], d.in[:10])
 	return out
+}
+
+// itemCipher is part of what ids are made by: another key makes other ids (see
+// intake.Version and trigger.Version).
+var itemCipher = newItemCipher()
+
+func newItemCipher() cipher.Block {
+	c, err := aes.NewCipher([]byte("notifyd:item:ids"))
+	if err != nil {
+		panic(err) // a key has 16 bytes
+	}
+	return c
 }
 
 // Time is the moment the base was made, in milliseconds precision.

@@ -221,6 +221,35 @@ func TestAppendEndsWithItsContext(t *testing.T) {
 	})
 }
 
+// Appends whose context never ends share the end of their turn: each gives up
+// after a timeout of its own, at most a sixteenth sooner and never later.
+func TestAppendsThatCannotBeCancelledGiveUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBroker(t, 1, "topic")
+		p := newProducer(t, ProducerConfig{Conn: b.conn})
+		ctx := context.WithoutCancel(t.Context())
+		if err := p.Append(ctx, numbered("topic", 0, 0, 1)); err != nil {
+			t.Fatal(err)
+		}
+		thaw := b.freeze()
+		for i := range 40 {
+			time.Sleep(time.Duration(i) * 7 * time.Millisecond) // anywhere in a turn
+			before := time.Now()
+			err := p.Append(ctx, numbered("topic", 0, 1+i, 1))
+			took := time.Since(before)
+			if !isLogUnavailable(err) || took > time.Second || took < 937*time.Millisecond {
+				t.Errorf("append %d: %v after %v", i, err, took)
+			}
+		}
+		thaw()
+		for deadline := time.Now().Add(5 * time.Second); p.Append(ctx, numbered("topic", 0, 50, 1)) != nil; {
+			if time.Now().After(deadline) {
+				t.Fatal("appends still fail 5 s after the thaw")
+			}
+		}
+	})
+}
+
 // Callers may reuse their slices after a nil error, and many at once keep each
 // one's own order.
 func TestConcurrentAppendsKeepEachOnesOrder(t *testing.T) {
@@ -229,6 +258,10 @@ func TestConcurrentAppendsKeepEachOnesOrder(t *testing.T) {
 		p := newProducer(t, ProducerConfig{Conn: b.conn})
 		var wg sync.WaitGroup
 		for user := range 20 {
+			ctx := t.Context()
+			if user%2 == 0 {
+				ctx = context.WithoutCancel(ctx)
+			}
 			wg.Go(func() {
 				value := make([]byte, 2)
 				recs := make([]Record, 5)
@@ -238,7 +271,7 @@ func TestConcurrentAppendsKeepEachOnesOrder(t *testing.T) {
 						value[0], value[1] = byte(user), byte(5*i+j)
 						recs[j] = Record{Topic: "topic", Partition: -1, Key: []byte{byte(user)}, Value: value}
 					}
-					if err := p.Append(t.Context(), recs); err != nil {
+					if err := p.Append(ctx, recs); err != nil {
 						t.Error(err)
 					}
 					for j := range recs {

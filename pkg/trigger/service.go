@@ -16,7 +16,7 @@ import (
 
 // Version names the way this build makes triggers of a request. It is frozen in
 // a reservation: another version could not make the same ones again.
-const Version = 1
+const Version = 2 // 1 derived the ids of a batch by SHA-256
 
 // Config of a Service. Triggers, Callers, Idem, Later and Egress are required;
 // the zero value of the others means their default.
