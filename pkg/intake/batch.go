@@ -49,7 +49,7 @@ func (s *Service) Batch(ctx context.Context, m Meta, body []byte) (a Answer, err
 		}
 		b.ids = l.base.Items()
 		b.w = s.notes.Get().(*noteWriter)
-		b.w.begin(b.p, len(body), min(s.cfg.MaxBatch, len(body)/usualItem+1))
+		b.w.begin(b.p, b.m, l.accepted, len(body), min(s.cfg.MaxBatch, len(body)/usualItem+1))
 		b.items = b.w.items[:0]
 		b.p.done = func() {
 			clear(b.items) // drops their errors
@@ -146,7 +146,7 @@ func (b *batch) add() error {
 		it.class = later
 		b.p.fire = max(b.p.fire, fire)
 	}
-	b.w.write(b.p, b.s.cfg.TimerKind, b.m, n, it.base, b.l.accepted, fire, lane.topic, lane.n)
+	b.w.write(b.p, b.s.cfg.TimerKind, n, it.base, fire, lane.topic, lane.n)
 	return nil
 }
 

@@ -127,12 +127,18 @@ func eachMember(b []byte, i int, fn func(key []byte, i int) (field uint, end int
 			return i, false
 		}
 		start := i + 1
-		if i = plainEnd(b, start); i >= len(b) || b[i] != '"' {
-			return i, false // a name with escapes is the library's
+		// A name ends at its quote: one that is none of ours, of escapes too, is
+		// the library's.
+		for i = start; i < len(b) && b[i] != '"'; i++ {
+		}
+		if i == len(b) {
+			return i, false
 		}
 		key := b[start:i]
-		if i = skipSpace(b, i+1); i >= len(b) || b[i] != ':' {
-			return i, false
+		if i++; i == len(b) || b[i] != ':' {
+			if i = skipSpace(b, i); i >= len(b) || b[i] != ':' {
+				return i, false
+			}
 		}
 		field, end, ok := fn(key, skipSpace(b, i+1))
 		if !ok || had&(1<<field) != 0 {

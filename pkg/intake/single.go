@@ -51,8 +51,8 @@ func (s *Service) planSingle(m *Meta, n *note, l layout) (*plan, error) {
 	}
 	w := s.notes.Get().(*noteWriter)
 	p := &plan{fire: fire, parts: parts, block: 1, done: func() { s.giveBackNotes(w) }}
-	w.begin(p, 0, 1)
-	w.write(p, s.cfg.TimerKind, m, n, l.base, l.accepted, fire, topic, parts)
+	w.begin(p, m, l.accepted, 0, 1)
+	w.write(p, s.cfg.TimerKind, n, l.base, fire, topic, parts)
 	p.answer = func(failed *failures) (Answer, bool, error) {
 		c, state := classOf(n.category), notify.Accepted
 		if fire != 0 {
@@ -110,6 +110,7 @@ func (s *Service) lanesSum() uint32 {
 // While a request lasts nothing in its buffer is written twice, so records of
 // earlier calls stay as they are when it grows; the next request uses it again.
 type noteWriter struct {
+	env     notify.Envelope // here and not on the stack: to clear it took 30 ns
 	buf     []byte
 	col     notify.ReceiverWriter
 	recs    []stream.Record
@@ -117,10 +118,11 @@ type noteWriter struct {
 	items   []batchItem
 }
 
-// begin lends the writer's buffers to p, with room for about so many items out of
+// begin lends the writer's buffers to p, a plan for what m asked at accepted, with room for about so many items out of
 // a body of so many bytes: grown step by step, they were copied twice over, 4% of
 // a batch.
-func (w *noteWriter) begin(p *plan, body, items int) {
+func (w *noteWriter) begin(p *plan, m *Meta, accepted int64, body, items int) {
+	w.env = notify.Envelope{Accepted: accepted, Caller: m.Caller, Trace: m.Trace, Count: 1}
 	w.buf = slices.Grow(w.buf[:0], body)
 	w.recs, w.classes = slices.Grow(w.recs[:0], items), slices.Grow(w.classes[:0], items)
 	w.items = slices.Grow(w.items[:0], items)
@@ -130,23 +132,22 @@ func (w *noteWriter) begin(p *plan, body, items int) {
 // giveBackNotes keeps a writer for the next request, unless it grew very large.
 func (s *Service) giveBackNotes(w *noteWriter) {
 	const most = 4 << 20
+	w.env = notify.Envelope{} // it refers to the body
 	if cap(w.buf) <= most {
 		s.notes.Put(w)
 	}
 }
 
-func (w *noteWriter) write(p *plan, kind uint8, m *Meta, n *note, base notify.Base, accepted, fire int64, topic string, parts uint16) {
+func (w *noteWriter) write(p *plan, kind uint8, n *note, base notify.Base, fire int64, topic string, parts uint16) {
 	w.col.Reset()
 	w.col.Append(notify.Receiver{User: n.user, Address: n.address, Variables: n.vars})
 	part := stream.Partition(n.user, int(parts))
-	e := notify.Envelope{
-		Chunk:   notify.Chunk{Base: base, Partition: uint16(part)},
-		Channel: n.channel, Category: n.category, Accepted: accepted, Expires: n.expires,
-		Caller: m.Caller, Trace: m.Trace, Content: n.content, NotBefore: fire,
-		Count: 1, Receivers: w.col.Bytes(),
-	}
+	e := &w.env // the fields that differ between notifications; begin sets the others
+	e.Chunk.Base, e.Chunk.Partition = base, uint16(part)
+	e.Channel, e.Category, e.Expires, e.NotBefore = n.channel, n.category, n.expires, fire
+	e.Content, e.Receivers = n.content, w.col.Bytes()
 	at := len(w.buf)
-	w.buf = notify.AppendEnvelope(w.buf, &e)
+	w.buf = notify.AppendEnvelope(w.buf, e)
 	mid := len(w.buf)
 	if fire != 0 {
 		p.timers = append(p.timers, engine.Timer{
@@ -154,8 +155,8 @@ func (w *noteWriter) write(p *plan, kind uint8, m *Meta, n *note, base notify.Ba
 			Head: base, Weight: 1,
 		})
 		p.schedules = append(p.schedules, engine.Schedule{
-			Base: base, Caller: m.Caller, Channel: n.channel, Category: n.category, FireAt: fire,
-			Created: accepted, Expires: n.expires, Partition: uint16(part), Receivers: 1, Accepted: 1,
+			Base: base, Caller: e.Caller, Channel: n.channel, Category: n.category, FireAt: fire,
+			Created: e.Accepted, Expires: n.expires, Partition: uint16(part), Receivers: 1, Accepted: 1,
 		})
 		return
 	}

@@ -132,7 +132,9 @@ func (b *body) readAll(ctx context.Context, src io.Reader, limit, length int64, 
 		}
 		next := 2 * int64(n)
 		if length > 0 {
-			next = min(growth*int64(n), length)
+			if next = growth * int64(n); 2*next >= length {
+				next = length
+			}
 		}
 		start := time.Now()
 		if err = b.grow(ctx, min(next, maxBuffer), n); err != nil {

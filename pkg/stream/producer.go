@@ -177,8 +177,9 @@ func (p *Producer) newCall() *call {
 	return c
 }
 
+// giveBack keeps c, whose records are written over by their next use: to clear
+// them too took 3% of a batch. The pool forgets what is not used again.
 func (p *Producer) giveBack(c *call) {
-	clear(c.recs)
 	c.done = nil
 	if cap(c.recs) <= maxPooledCall {
 		p.calls.Put(c)
@@ -326,9 +327,9 @@ func (p *Producer) produce(ctx context.Context, c *call, recs []Record) {
 	now := time.Now() // else the client asks the clock for each record
 	for i := range recs {
 		r, k := &recs[i], &c.recs[i]
-		k.Topic, k.Partition, k.Key, k.Value, k.Timestamp = r.Topic, r.Partition, r.Key, r.Value, r.Time
-		if r.Time.IsZero() {
-			k.Timestamp = now
+		*k = kgo.Record{Topic: r.Topic, Partition: r.Partition, Key: r.Key, Value: r.Value, Timestamp: now}
+		if !r.Time.IsZero() {
+			k.Timestamp = r.Time
 		}
 		for _, h := range r.Headers {
 			k.Headers = append(k.Headers, kgo.RecordHeader{Key: h.Key, Value: h.Value})
