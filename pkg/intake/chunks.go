@@ -22,6 +22,7 @@ type splitter struct {
 	cols   []column
 	chunks []chunk
 	users  seen
+	needs  needs
 
 	accepted    int
 	rejected    []rejection
@@ -78,7 +79,7 @@ func (f *splitter) begin(ch notify.Channel, partitions uint16, block uint32, max
 // else. Ids of up to 16 bytes are held in two words for hashing and copying.
 func (f *splitter) plain(b []byte, i, j int) {
 	n := j - i
-	if n < 3 || n > 16 || i+16 > len(b) { // "", ".", ".." and "/" are no user ids
+	if n < 3 || n > 16 || i+16 > len(b) || f.needs.bare != noReason { // "", ".", ".." and "/" are no user ids
 		f.add(b[i:j:j], nil, nil)
 		return
 	}
@@ -129,7 +130,11 @@ func (f *splitter) add(user, address, vars []byte) {
 	if f.index == f.edge {
 		f.closeBlock()
 	}
-	if why := checkReceiver(f.channel, user, address, vars); why != noReason {
+	why := checkReceiver(f.channel, user, address, vars)
+	if why == noReason {
+		why = f.needs.check(vars)
+	}
+	if why != noReason {
 		f.reject(why)
 		return
 	}

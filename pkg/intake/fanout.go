@@ -84,6 +84,7 @@ func (s *Service) planFanout(m *Meta, b *fanBody, l layout) (*plan, error) {
 	room := s.cfg.MaxRecord - len(notify.AppendEnvelope(nil, &e)) - 64
 
 	f, users := s.fans.Get().(*splitter), b.guess
+	f.needs.of(b.channel, &b.content)
 	for {
 		f.begin(b.channel, parts, block, s.cfg.MaxRejected, users)
 		if err := b.feed(f); err != nil {

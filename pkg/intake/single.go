@@ -82,7 +82,17 @@ func (s *Service) admitNote(n *note, now int64, resumed bool) error {
 	if why := checkReceiver(n.channel, n.user, n.address, n.vars); why != noReason {
 		return why.err("to.")
 	}
-	return s.rules.admit(&n.terms, now, resumed)
+	if err := s.rules.admit(&n.terms, now, resumed); err != nil {
+		return err
+	}
+	var needs needs
+	if needs.of(n.channel, &n.content); len(needs.order) == 0 {
+		return nil
+	}
+	if why := needs.check(n.vars); why != noReason {
+		return why.err("to.")
+	}
+	return nil
 }
 
 // partitions returns how many partitions topic has, or the frozen number.

@@ -3,6 +3,8 @@ package provider
 import (
 	"strings"
 	"unicode/utf8"
+
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // Encoding is what a rendered text is put into.
@@ -17,9 +19,8 @@ const (
 	JSON
 )
 
-// Template is an inline text with {{name}} placeholders, parsed once per call.
-// A name is made of letters, digits, '_', '-' and '.', and may stand between
-// spaces; anything else between braces is text.
+// Template is an inline text with {{name}} placeholders (notify.NextPlaceholder),
+// parsed once per call.
 type Template struct {
 	parts []part
 	enc   Encoding
@@ -34,39 +35,18 @@ type part struct {
 func ParseTemplate(s string, enc Encoding) Template {
 	t := Template{enc: enc}
 	start := 0 // of the text not yet in a part
-	for at := 0; ; {
-		open := strings.Index(s[at:], "{{")
-		if open < 0 {
+	for {
+		open, end, name, ok := notify.NextPlaceholder(s, start)
+		if !ok {
 			break
-		}
-		open += at
-		end := strings.Index(s[open:], "}}")
-		if end < 0 {
-			break
-		}
-		name := strings.Trim(s[open+2:open+end], " ")
-		if !validName(name) {
-			at = open + 1 // "{{{name}}" has a placeholder one byte later
-			continue
 		}
 		t.parts = append(t.parts, part{text: t.encodeText(s[start:open]), name: name})
-		start = open + end + 2
-		at = start
+		start = end
 	}
 	if start < len(s) || len(t.parts) == 0 {
 		t.parts = append(t.parts, part{text: t.encodeText(s[start:])})
 	}
 	return t
-}
-
-func validName(s string) bool {
-	for i := 0; i < len(s); i++ {
-		c := s[i]
-		if !(c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '_' || c == '-' || c == '.') {
-			return false
-		}
-	}
-	return s != "" && len(s) <= 64
 }
 
 func (t *Template) encodeText(s string) string {

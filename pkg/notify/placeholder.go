@@ -1,0 +1,41 @@
+package notify
+
+import "strings"
+
+// MaxPlaceholder is the longest name of a variable in a text, in bytes.
+const MaxPlaceholder = 64
+
+// NextPlaceholder finds the first {{name}} in s from position from on:
+// s[open:end] is all of it. A name is made of letters, digits, '_', '-' and '.',
+// has at most MaxPlaceholder bytes and may stand between spaces; anything else
+// between braces is text.
+// It takes time in proportion to s.
+func NextPlaceholder(s string, from int) (open, end int, name string, ok bool) {
+	for {
+		i := strings.Index(s[from:], "{{")
+		if i < 0 {
+			return 0, 0, "", false
+		}
+		open = from + i
+		start := open + 2
+		for start < len(s) && s[start] == ' ' {
+			start++
+		}
+		at := start
+		for at < len(s) && isNameByte(s[at]) {
+			at++
+		}
+		name = s[start:at]
+		for at < len(s) && s[at] == ' ' {
+			at++
+		}
+		if name != "" && len(name) <= MaxPlaceholder && strings.HasPrefix(s[at:], "}}") {
+			return open, at + 2, name, true
+		}
+		from = open + 1 // "{{{name}}" has a placeholder one byte later
+	}
+}
+
+func isNameByte(c byte) bool {
+	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '_' || c == '-' || c == '.'
+}
