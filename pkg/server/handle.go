@@ -224,6 +224,10 @@ func (s *Server) requestID(r *http.Request) string {
 	if hs := r.Header[api.HeaderRequestID]; len(hs) == 1 && checkCaller(hs[0]) {
 		return hs[0]
 	}
+	return s.newRequestID()
+}
+
+func (s *Server) newRequestID() string {
 	var b [32]byte
 	return string(strconv.AppendUint(append(append(b[:0], s.idPrefix...), '-'), s.idNext.Add(1), 36))
 }

@@ -123,6 +123,11 @@ func (s *Server) mux(table []route) http.Handler {
 		return &notify.Error{Kind: notify.KindNotFound, Code: api.CodeRouteNotFound, Msg: "there is no such path; GET /openapi.yaml lists them"}
 	}}
 	handle("/", unknown)
+	const all = "DELETE, GET, HEAD, PATCH, POST, PUT"
+	noPath := &route{path: "other", class: classProbe, handler: func(_ *Server, x *exchange) error {
+		x.w.Header().Set("Allow", all)
+		return notify.Invalid(api.CodeMethodNotAllowed, "", "this server is no proxy and takes no request without a path: a path takes some of "+all)
+	}}
 	// ServeMux answers a path that is not clean with a redirect, without a request
 	// id or a problem: here it is one there is not.
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -130,11 +135,14 @@ func (s *Server) mux(table []route) http.Handler {
 		if p == "" { // then nothing in it is escaped that matters here
 			p = r.URL.Path
 		}
-		if isClean(p) {
+		switch {
+		case r.Method == http.MethodConnect || !strings.HasPrefix(p, "/"): // "*" is one
+			s.serve(noPath, w, r)
+		case isClean(p):
 			mux.ServeHTTP(w, r)
-			return
+		default:
+			s.serve(unknown, w, r)
 		}
-		s.serve(unknown, w, r)
 	})
 }
 

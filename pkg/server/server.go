@@ -152,12 +152,14 @@ func (s *Server) AdminHandler() http.Handler { return s.admin }
 
 // Run serves until ctx ends, then drains: /readyz answers 503, DrainDelay
 // passes, the listeners close, requests under way get DrainTimeout to end, and
-// tails and waiting requests end at once. It returns nil after a clean end.
+// tails and waiting requests end at once. What is not answered then is answered
+// 503 and cut off, which is an error. It returns nil after a clean end.
 func (s *Server) Run(ctx context.Context) error {
 	main := s.httpServer(s.api)
 	admin := s.httpServer(s.admin)
 	admin.WriteTimeout = 0 // a CPU profile takes as long as asked for
-	ln := netutil.LimitListener(s.apiLn, s.cfg.MaxConns)
+	ln := newWire(netutil.LimitListener(s.apiLn, s.cfg.MaxConns), s.newRequestID)
+	main.ConnState = ln.state
 	if s.cfg.TLS != nil {
 		t := s.cfg.TLS.Clone()
 		t.MinVersion = max(t.MinVersion, tls.VersionTLS12)
@@ -188,7 +190,7 @@ func (s *Server) Run(ctx context.Context) error {
 		case <-ctx.Done():
 		case <-serving.Done(): // a listener broke
 		}
-		return s.drain(main, admin)
+		return s.drain(main, admin, ln)
 	})
 	return g.Wait()
 }
@@ -202,7 +204,7 @@ func served(ln net.Listener, err error) error {
 
 // drain ends serving; the admin listener goes last, so that the drain can be
 // watched.
-func (s *Server) drain(main, admin *http.Server) error {
+func (s *Server) drain(main, admin *http.Server, ln *wire) error {
 	s.drainOnce.Do(func() { close(s.draining) })
 	if s.cfg.DrainDelay > 0 {
 		<-time.After(s.cfg.DrainDelay)
@@ -211,6 +213,7 @@ func (s *Server) drain(main, admin *http.Server) error {
 	defer cancel()
 	err := main.Shutdown(ctx)
 	if err != nil {
+		ln.cut()
 		err = fmt.Errorf("requests were cut off after %v: %w", s.cfg.DrainTimeout, errors.Join(err, main.Close()))
 	}
 	return errors.Join(err, admin.Close())
@@ -233,6 +236,8 @@ func (s *Server) httpServer(h http.Handler) *http.Server {
 		WriteTimeout:      s.cfg.WriteTimeout,
 		IdleTimeout:       s.cfg.IdleTimeout,
 		MaxHeaderBytes:    s.cfg.MaxHeaderBytes,
-		ErrorLog:          slog.NewLogLogger(s.deps.Log.Handler(), slog.LevelDebug),
+
+		DisableGeneralOptionsHandler: true, // "OPTIONS *" is a method there is not
+		ErrorLog:                     slog.NewLogLogger(s.deps.Log.Handler(), slog.LevelDebug),
 	}
 }

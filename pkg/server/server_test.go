@@ -166,26 +166,61 @@ func fixed(token string) func(context.Context) (string, error) {
 	return func(context.Context) (string, error) { return token, nil }
 }
 
+// At the end of the drain every request that has no answer gets one: that of a
+// handler which hangs, and one whose body does not come. Who does not even read
+// is not waited for much longer.
 func TestDrainHasADeadline(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld()
-		w.intake = func(ctx context.Context, _ string, _ intake.Meta, _ []byte) (intake.Answer, error) {
-			<-ctx.Done() // until the connection is cut
-			return intake.Answer{}, ctx.Err()
-		}
-		ln, s, stop := pipeServer(t, w, Config{DrainDelay: 3 * time.Second, DrainTimeout: 7 * time.Second})
-		c := ln.dial()
-		io.WriteString(c, "POST /v1/notifications HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer "+token(t, "shop", api.ScopeSend)+"\r\nContent-Length: 2\r\n\r\n{}")
-		synctest.Wait()
-		start := time.Now()
-		err := stop()
-		if took := time.Since(start); took != 10*time.Second || !errors.Is(err, context.DeadlineExceeded) || !s.isDraining() {
-			t.Errorf("%v after %v", err, took)
-		}
-		c.Close()
-		synctest.Wait()
-	})
+	f := func(name, text string, hangs, reads bool, want time.Duration) {
+		t.Helper()
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld()
+			hang := make(chan struct{})
+			w.intake = func(context.Context, string, intake.Meta, []byte) (intake.Answer, error) {
+				<-hang // as a store does that does not look at the context
+				return intake.Answer{Status: 201, Body: []byte(`{}`)}, nil
+			}
+			ln, s, stop := pipeServer(t, w, Config{DrainDelay: 3 * time.Second, DrainTimeout: 7 * time.Second})
+			c := ln.dial()
+			go io.WriteString(c, strings.ReplaceAll(text, "TOKEN", token(t, "shop", api.ScopeSend)))
+			answer := make(chan *http.Response, 1)
+			if reads {
+				go func() {
+					r := bufio.NewReader(c)
+					resp, _ := http.ReadResponse(r, nil)
+					for resp != nil && resp.StatusCode == http.StatusContinue {
+						resp, _ = http.ReadResponse(r, nil)
+					}
+					answer <- resp
+				}()
+			}
+			synctest.Wait()
+			start := time.Now()
+			err := stop()
+			if took := time.Since(start); took != want || !errors.Is(err, context.DeadlineExceeded) || !s.isDraining() {
+				t.Errorf("%s: %v after %v", name, err, took)
+			}
+			if reads {
+				resp := <-answer
+				if resp == nil {
+					t.Fatalf("%s: no answer", name)
+				}
+				var p api.Problem
+				if err := json.NewDecoder(resp.Body).Decode(&p); err != nil || resp.StatusCode != 503 || p.Code != "draining" || p.Status != 503 ||
+					p.RequestID == "" || resp.Header.Get("Content-Type") != api.TypeProblem || resp.Header.Get("Retry-After") == "" {
+					t.Errorf("%s: %d %+v, %v", name, resp.StatusCode, p, err)
+				}
+			}
+			close(hang)
+			c.Close()
+			synctest.Wait()
+		})
+	}
+	const head = " HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer TOKEN\r\n"
+	f("a handler that hangs", "POST /v1/notifications"+head+"Content-Length: 2\r\n\r\n{}", true, true, 10*time.Second)
+	f("a body that does not come", "POST /v1/notifications"+head+"Content-Length: 2\r\n\r\n{", false, true, 10*time.Second)
+	f("one who was told to go on", "POST /v1/notifications"+head+"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n", false, true, 10*time.Second)
+	f("one who does not read", "POST /v1/notifications"+head+"Content-Length: 2\r\n\r\n{}", true, false, 11*time.Second)
 }
 
 func TestPlaintextBeyondLoopbackIsRefused(t *testing.T) {
