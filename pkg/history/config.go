@@ -50,6 +50,9 @@ type Config struct {
 	// Find asks for it on a miss and waits until Append has passed it, so that
 	// an id answered before is found. nil: a miss is believed.
 	Barrier func(ctx context.Context) (map[Part]int64, error)
+	// MaxWait is how long Find and Each wait at the barrier; then they are
+	// notify.KindUnavailable. Default 5 s.
+	MaxWait time.Duration
 	// Log receives what goes wrong in the background; default: discarded.
 	Log *slog.Logger
 }
@@ -76,6 +79,9 @@ func (c Config) withDefaults() Config {
 	if c.MergeCount == 0 {
 		c.MergeCount = 8
 	}
+	if c.MaxWait == 0 {
+		c.MaxWait = 5 * time.Second
+	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
@@ -90,7 +96,7 @@ func (c Config) validate() error {
 		return fmt.Errorf("history: segments of %d receivers; 1 to %d are possible", c.SegmentReceivers, 4<<20)
 	case c.SegmentBytes < 1 || c.BufferBytes < 1:
 		return fmt.Errorf("history: sizes must be positive")
-	case c.SegmentAge < 0 || c.Retention < 0:
+	case c.SegmentAge < 0 || c.Retention < 0 || c.MaxWait < 0:
 		return fmt.Errorf("history: durations must be positive")
 	case c.MergeCount < 2:
 		return fmt.Errorf("history: merging %d segments into one is no merge", c.MergeCount)

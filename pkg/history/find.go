@@ -155,14 +155,24 @@ func (s *Store) Find(ctx context.Context, id notify.ID) (engine.Found, error) {
 	if err == nil || s.cfg.Barrier == nil {
 		return f, err
 	}
-	ends, berr := s.cfg.Barrier(ctx)
-	if berr == nil {
-		berr = s.Sync(ctx, ends)
-	}
-	if berr != nil {
-		return f, unavailable(berr)
+	if err := s.await(ctx); err != nil {
+		return f, err
 	}
 	return s.find(id)
+}
+
+// await waits until what is in the log now has been read.
+func (s *Store) await(ctx context.Context) error {
+	if s.cfg.Barrier == nil {
+		return nil
+	}
+	ctx, stop := context.WithTimeout(ctx, s.cfg.MaxWait)
+	defer stop()
+	ends, err := s.cfg.Barrier(ctx)
+	if err == nil {
+		err = s.Sync(ctx, ends)
+	}
+	return unavailable(err)
 }
 
 func (s *Store) find(id notify.ID) (f engine.Found, err error) {
@@ -203,14 +213,8 @@ func (s *Store) missing(base notify.Base, damaged error) error {
 // request would be a wrong answer. Chunks come by their first index; found is
 // reused, its slices are not.
 func (s *Store) Each(ctx context.Context, base notify.Base, fn func(*engine.Found) error) error {
-	if s.cfg.Barrier != nil {
-		ends, err := s.cfg.Barrier(ctx)
-		if err == nil {
-			err = s.Sync(ctx, ends)
-		}
-		if err != nil {
-			return unavailable(err)
-		}
+	if err := s.await(ctx); err != nil {
+		return err
 	}
 	l, chunks := s.chunksOf(base, func(*row) bool { return true })
 	defer l.end()

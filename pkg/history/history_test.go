@@ -143,6 +143,27 @@ func TestBarrierMakesAMissWait(t *testing.T) {
 	must(t, s.Sync(t.Context(), map[Part]int64{tp: 7, {topic, 9}: 0}))
 }
 
+// A reader that is behind, or a log that does not say where it ends, is not
+// waited for beyond MaxWait.
+func TestTheBarrierHasATimeLimit(t *testing.T) {
+	t.Parallel()
+	tp := Part{topic, 0}
+	for name, barrier := range map[string]func(context.Context) (map[Part]int64, error){
+		"behind": func(context.Context) (map[Part]int64, error) { return map[Part]int64{tp: 6}, nil },
+		"silent": func(ctx context.Context) (map[Part]int64, error) { <-ctx.Done(); return nil, ctx.Err() },
+	} {
+		s, _ := open(t, Config{Dir: t.TempDir(), Barrier: barrier, MaxWait: time.Millisecond})
+		_, err := s.Find(t.Context(), notify.ID{Base: baseAt(now, 1)})
+		if notify.KindOf(err) != notify.KindUnavailable || notify.RetryAfterOf(err) <= 0 {
+			t.Errorf("%s: Find: %v", name, err)
+		}
+		err = s.Each(t.Context(), baseAt(now, 1), func(*engine.Found) error { return nil })
+		if notify.KindOf(err) != notify.KindUnavailable || notify.RetryAfterOf(err) <= 0 {
+			t.Errorf("%s: Each: %v", name, err)
+		}
+	}
+}
+
 func TestPagesWithEqualTimes(t *testing.T) {
 	t.Parallel()
 	s, _ := open(t, Config{Dir: t.TempDir(), SegmentReceivers: 7})

@@ -160,6 +160,7 @@ func (s *Server) changeCaller(x *exchange, id string, version uint64, change fun
 		change(&c)
 		err = s.deps.Callers.Put(x.r.Context(), c)
 		if err == nil {
+			s.callers.changed(id)
 			c.Version++
 			return c, nil
 		}

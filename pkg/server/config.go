@@ -64,6 +64,10 @@ type Config struct {
 	// share it. Default: a random one, so that cursors end with the process.
 	CursorKey []byte
 
+	// MaxWait is how long a user's history or a timeline may take to be read;
+	// then the answer is 503. Default 10 s, below WriteTimeout.
+	MaxWait time.Duration
+
 	FeedPoll     time.Duration // how often a waiting feed request looks; default 250 ms
 	Heartbeat    time.Duration // of a silent tail; default 15 s
 	DrainDelay   time.Duration // between not ready and closing; default 0: at once
@@ -97,6 +101,7 @@ func (c Config) withDefaults() Config {
 	c.PageSize = or(c.PageSize, 50)
 	c.MaxPageSize = or(c.MaxPageSize, 1000)
 	c.CountLimit = or(c.CountLimit, 1_000_000)
+	c.MaxWait = or(c.MaxWait, 10*time.Second)
 	c.FeedPoll = or(c.FeedPoll, 250*time.Millisecond)
 	c.Heartbeat = or(c.Heartbeat, 15*time.Second)
 	c.DrainTimeout = or(c.DrainTimeout, 20*time.Second)
@@ -121,7 +126,7 @@ func (c Config) validate() error {
 		"read_header_timeout": int64(c.ReadHeaderTimeout), "read_timeout": int64(c.ReadTimeout),
 		"bulk_read_timeout": int64(c.BulkReadTimeout), "body_rate": c.BodyRate, "body_window": int64(c.BodyWindow), "write_timeout": int64(c.WriteTimeout),
 		"idle_timeout": int64(c.IdleTimeout), "memory_wait": int64(c.MemoryWait), "feed_poll": int64(c.FeedPoll),
-		"heartbeat": int64(c.Heartbeat), "drain_timeout": int64(c.DrainTimeout), "drain_delay": int64(c.DrainDelay) + 1,
+		"heartbeat": int64(c.Heartbeat), "max_wait": int64(c.MaxWait), "drain_timeout": int64(c.DrainTimeout), "drain_delay": int64(c.DrainDelay) + 1,
 	} {
 		if v <= 0 {
 			return bad(field, "must be above 0")

@@ -327,6 +327,81 @@ func TestCallerRate(t *testing.T) {
 	}
 }
 
+// What an operator sets of a caller holds for its next request.
+func TestSettingsOfACallerBindAtOnce(t *testing.T) {
+	t.Parallel()
+	w, _ := matrixWorld()
+	s := w.start(t, Config{CallerRate: 100, CallerBurst: 100}, func(d *Deps) { d.Callers = w.later.Callers() })
+	shop, sre := token(t, "shop", api.ScopeSend), token(t, "sre", api.ScopeOperate)
+	send := func() int { return ask(s, "POST", "/v1/notifications", shop, "{}").status }
+	set := func(settings string) {
+		t.Helper()
+		if got := ask(s, "PUT", "/v1/ops/callers/shop", sre, settings); got.status != 200 {
+			t.Fatalf("%d %s", got.status, got.body)
+		}
+	}
+	if got := send(); got != 201 {
+		t.Fatalf("%d", got)
+	}
+	set(`{"disabled":true}`)
+	if got := send(); got != 403 {
+		t.Errorf("switched off: %d", got)
+	}
+	set(`{"rate":0.001,"burst":1}`)
+	if a, b := send(), send(); a != 201 && a != 429 || b != 429 {
+		t.Errorf("a burst of 1: %d, then %d", a, b)
+	}
+	set(`{}`)
+	if got := ask(s, "POST", "/v1/notifications", shop, "{}"); got.header.Get("RateLimit-Policy") != "" && !strings.Contains(got.header.Get("RateLimit-Policy"), "burst=100") {
+		t.Errorf("the default again: %d %v", got.status, got.header)
+	}
+}
+
+// An answer of the store that was under way when a newer one came does not take
+// its place.
+func TestOlderSettingsDoNotComeBack(t *testing.T) {
+	t.Parallel()
+	w := newWorld()
+	w.callers["shop"] = engine.Caller{ID: "shop", Disabled: true, Version: 2}
+	c := newCallers(callersOf{world: w}, 100, 100, 10)
+	now := time.Unix(1_800_000_000, 0)
+	if _, err := c.admit(t.Context(), "shop", now); notify.KindOf(err) != notify.KindForbidden {
+		t.Fatal(err)
+	}
+	w.callers["shop"] = engine.Caller{ID: "shop", Version: 1}
+	c.changed("shop")
+	if _, err := c.admit(t.Context(), "shop", now); notify.KindOf(err) != notify.KindForbidden {
+		t.Errorf("version 1 behind version 2: %v", err)
+	}
+}
+
+// A reader that is behind is not waited for until the connection ends.
+func TestHistoryIsNotWaitedForLong(t *testing.T) {
+	t.Parallel()
+	w := newWorld()
+	s := w.start(t, Config{MaxWait: time.Millisecond}, func(d *Deps) { d.History = stuckHistory{} })
+	tok := token(t, "shop", api.ScopeRead)
+	for _, path := range []string{"/v1/users/ann/notifications", "/v1/notifications/ntf_01KAJ8Q2T5E7V9XCB3M4N6P8RS/timeline"} {
+		got := ask(s, "GET", path, tok, "")
+		if p := got.problem(t); got.status != 503 || p.Code != "history" || got.header.Get("Retry-After") == "" {
+			t.Errorf("%s: %d %s", path, got.status, got.body)
+		}
+	}
+}
+
+// stuckHistory answers nothing before its context ends.
+type stuckHistory struct{ engine.History }
+
+func (stuckHistory) User(ctx context.Context, _ engine.HistoryQuery) ([]engine.Found, engine.HistoryCursor, error) {
+	<-ctx.Done()
+	return nil, nil, ctx.Err()
+}
+
+func (stuckHistory) Find(ctx context.Context, _ notify.ID) (engine.Found, error) {
+	<-ctx.Done()
+	return engine.Found{}, ctx.Err()
+}
+
 func TestPanicIsA500(t *testing.T) {
 	t.Parallel()
 	w := newWorld()

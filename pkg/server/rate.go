@@ -5,6 +5,7 @@ import (
 	"math"
 	"net/http"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -28,7 +29,10 @@ type callers struct {
 type caller struct {
 	limiter  *rate.Limiter
 	disabled atomic.Bool
-	looked   atomic.Int64 // when the store was last asked, ns since 1970
+	looked   atomic.Int64 // when the store was last asked, ns since 1970; 0: never, or changed since
+
+	mu      sync.Mutex
+	version uint64 // of the settings that hold
 
 	inFlight, streams atomic.Int64 // requests under way
 	small, bulk       share        // of the memory of bodies
@@ -86,6 +90,12 @@ func (c *callers) refresh(ctx context.Context, who *caller, id string, now time.
 	if err != nil {
 		return
 	}
+	who.mu.Lock()
+	defer who.mu.Unlock()
+	if set.Version < who.version {
+		return // somebody who asked later was faster
+	}
+	who.version = set.Version
 	perSecond, burst := c.rate, c.burst
 	if ok && set.Rate > 0 {
 		perSecond, burst = set.Rate, max(1, int(math.Ceil(set.Rate)))
@@ -97,6 +107,14 @@ func (c *callers) refresh(ctx context.Context, who *caller, id string, now time.
 	if float64(who.limiter.Limit()) != perSecond || who.limiter.Burst() != burst {
 		who.limiter.SetLimitAt(now, rate.Limit(perSecond))
 		who.limiter.SetBurstAt(now, burst)
+	}
+}
+
+// changed lets the next request of id be the first that its new settings, which
+// are in the store, hold for. Other processes learn of them within callerTTL.
+func (c *callers) changed(id string) {
+	if who, ok := c.known.get(id); ok {
+		who.looked.Store(0)
 	}
 }
 

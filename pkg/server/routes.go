@@ -1,10 +1,13 @@
 package server
 
 import (
+	"context"
+	"errors"
 	"net/http"
 	"path"
 	"sort"
 	"strings"
+	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -55,7 +58,7 @@ func routes() []route {
 		{post, "/v1/notifications:batch", api.ScopeSend, classNormal, batchBody, (*Server).sendBatch},
 		{post, "/v1/notifications:fanout", api.ScopeSend, classNormal, fanoutBody, (*Server).sendFanout},
 		{get, "/v1/notifications/{id}", api.ScopeRead, classNormal, noBody, (*Server).getNotification},
-		{get, "/v1/notifications/{id}/timeline", api.ScopeRead, classNormal, noBody, (*Server).getTimeline},
+		{get, "/v1/notifications/{id}/timeline", api.ScopeRead, classNormal, noBody, within((*Server).getTimeline)},
 		{del, "/v1/notifications/{id}", api.ScopeSend, classNormal, noBody, (*Server).cancelNotification},
 		{patch, "/v1/notifications/{id}", api.ScopeSend, classNormal, singleBody, (*Server).reschedule},
 		{post, "/v1/triggers", api.ScopeTrigger, classNormal, singleBody, (*Server).createTrigger},
@@ -70,7 +73,7 @@ func routes() []route {
 		{del, "/v1/campaigns/{id}", api.ScopeSend, classNormal, noBody, (*Server).cancelCampaign},
 		{get, "/v1/users/{id}", api.ScopeRead, classNormal, noBody, (*Server).getUser},
 		{put, "/v1/users/{id}", api.ScopeUsers, classNormal, singleBody, (*Server).putUser},
-		{get, "/v1/users/{id}/notifications", api.ScopeRead, classNormal, noBody, (*Server).userHistory},
+		{get, "/v1/users/{id}/notifications", api.ScopeRead, classNormal, noBody, within((*Server).userHistory)},
 		{get, "/v1/failed", api.ScopeRead, classStream, noBody, (*Server).failedFeed},
 		{get, "/v1/tail", api.ScopeRead, classStream, noBody, (*Server).tail},
 		{get, "/v1/ops/dead-letters", api.ScopeOperate, classNormal, noBody, (*Server).listDeadLetters},
@@ -92,6 +95,23 @@ func routes() []route {
 		{get, "/openapi.yaml", "", classProbe, noBody, (*Server).openapi},
 		{get, "/healthz", "", classProbe, noBody, (*Server).healthz},
 		{get, "/readyz", "", classProbe, noBody, (*Server).readyz},
+	}
+}
+
+// within gives a handler that reads history MaxWait to answer: behind a reader
+// that is late or a store that is slow it would hang until the connection's end.
+func within(h func(*Server, *exchange) error) func(*Server, *exchange) error {
+	return func(s *Server, x *exchange) error {
+		r := x.r
+		ctx, stop := context.WithTimeout(r.Context(), s.cfg.MaxWait)
+		defer stop()
+		x.r = r.WithContext(ctx)
+		defer func() { x.r = r }()
+		err := h(s, x)
+		if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			return notify.Unavailable("history", time.Second, err)
+		}
+		return err
 	}
 }
 

@@ -6,7 +6,8 @@
 //	now
 //	in 10m, in 1h30m, in 2 days 4 hours
 //	today 18:30, tomorrow 09:00, tomorrow at 9am
-//	monday 09:00, next monday 09:00     the first one after now
+//	monday 09:00                        the first one after now
+//	next monday 09:00                   the same, but on a Monday in seven days
 //	09:00, noon, midnight               the first one after now
 //
 // A day without a time of day is refused but for a date, and so is everything

@@ -117,9 +117,12 @@ var units = map[string]time.Duration{
 
 var dayUnits = map[string]int{"d": 1, "day": 1, "days": 1, "w": 7, "week": 7, "weeks": 7}
 
-// maxDays keeps sums far from overflow; how far ahead is allowed is the
-// server's to say.
-const maxDays = 100 * 366
+// maxSpan, of all that is added up, keeps it far from overflow; how far ahead is
+// allowed is the server's to say.
+const (
+	maxSpan = 100 * 366 * 24 * time.Hour
+	tooLong = "is more than a hundred years"
+)
 
 // spans adds up numbers with units, which may be words of their own or not:
 // "1h30m", "2 days 4 hours". Largest unit first, each once.
@@ -128,14 +131,17 @@ func (p *parser) spans(words []string) (days int, d time.Duration, err error) {
 	if s == "" {
 		return 0, 0, p.bad("has no duration")
 	}
-	last := time.Duration(1<<63 - 1)
+	last, left := time.Duration(1<<63-1), maxSpan
 	for s != "" {
 		n := 0
 		for n < len(s) && s[n] >= '0' && s[n] <= '9' {
 			n++
 		}
 		v, err := strconv.Atoi(s[:n])
-		if err != nil || n > 9 {
+		switch {
+		case n > 9 && strings.Trim(s[:n], "0") != "":
+			return 0, 0, p.bad(tooLong)
+		case err != nil:
 			return 0, 0, p.bad("has no whole number where one is due")
 		}
 		s = strings.TrimPrefix(s[n:], " ")
@@ -157,9 +163,10 @@ func (p *parser) spans(words []string) (days int, d time.Duration, err error) {
 			return 0, 0, p.bad("has its units not from the largest to the smallest")
 		}
 		last = size
-		if int64(v) > int64(maxDays)*24*int64(time.Hour)/int64(size) {
-			return 0, 0, p.bad("is more than a hundred years")
+		if int64(v) > int64(left/size) {
+			return 0, 0, p.bad(tooLong)
 		}
+		left -= time.Duration(v) * size
 		if whole > 0 {
 			days += v * whole
 		} else {
@@ -216,6 +223,9 @@ func (p *parser) day(words []string) (time.Time, error) {
 		return at(1)
 	case isWeekday:
 		days := (int(weekday) - int(p.now.Weekday()) + 7) % 7
+		if days == 0 && next {
+			return at(7) // nobody says next of today
+		}
 		t, err := at(days)
 		if err == nil && !t.After(p.now) {
 			return at(days + 7)

@@ -1,6 +1,7 @@
 package when
 
 import (
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -47,6 +48,9 @@ func TestParse(t *testing.T) {
 		{berlin, now, "next mon 09:00", "2026-03-30T07:00:00Z"},
 		{berlin, now, "friday 15:00", "2026-04-03T13:00:00Z"}, // today's is past
 		{berlin, now, "friday 16:00", "2026-03-27T15:00:00Z"},
+		{berlin, now, "next friday 16:00", "2026-04-03T14:00:00Z"}, // it is Friday
+		{berlin, now, "next friday 15:00", "2026-04-03T13:00:00Z"},
+		{berlin, now, "next thursday 16:00", "2026-04-02T14:00:00Z"},
 		{berlin, now, "16:00", "2026-03-27T15:00:00Z"},
 		{berlin, now, "15:04:05", "2026-03-28T14:04:05Z"},
 		{berlin, now, "midnight", "2026-03-27T23:00:00Z"},
@@ -88,7 +92,7 @@ func TestRefused(t *testing.T) {
 		{"2026-03-01x09:00", "is no time"}, {"2026-03-01 9", "no time of day we know"}, {"2026-03-01T24:00:00Z", "no time of day we know"},
 		{"in", "no duration"}, {"in m", "no whole number"}, {"in 5", "the unit"}, {"in 1.5h", "the unit"}, {"in -5m", "no whole number"},
 		{"in 5 fortnights", "the unit"}, {"in 30m 1h", "not from the largest"}, {"in 1h 1h", "not from the largest"},
-		{"in 0m", "no time at all"}, {"in 9999999999m", "no whole number"}, {"in 999999999h", "a hundred years"}, {"in 10m tomorrow", "no whole number"},
+		{"in 0m", "no time at all"}, {"in 9999999999m", "a hundred years"}, {"in 9999999h", "a hundred years"}, {"in 1000000000000000000s", "a hundred years"}, {"in 1e18s", "the unit"}, {"in 36600d 1s", "a hundred years"}, {"in 999999999h", "a hundred years"}, {"in 10m tomorrow", "no whole number"},
 		{"2026-03-29 02:30", "never show 2026-03-29 02:30:00"},
 		{"2026-10-25 02:30", "write 2026-10-25T02:30:00+02:00 or 2026-10-25T02:30:00+01:00"},
 		{"2026-10-25 02:00", "twice"},
@@ -118,6 +122,16 @@ func TestParseDelay(t *testing.T) {
 		if got, err := ParseDelay("in", text); err != nil || got != want {
 			t.Errorf("%q = %v, %v; want %v", text, got, err, want)
 		}
+	}
+	// Sums of what is allowed each are not: they were negative once.
+	for _, text := range []string{"9999999h", "1000000000000000000s", "99999999999999999999999s", "36600d 878400h 52704000m 999999999s", "5228w 4d 1m"} {
+		_, err := ParseDelay("--in", text)
+		if e, ok := errors.AsType[*notify.Error](err); !ok || e.Kind != notify.KindInvalid || e.Field != "--in" || !strings.Contains(e.Msg, "a hundred years") {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+	if got, err := ParseDelay("in", "36600d"); err != nil || got != maxSpan {
+		t.Errorf("a hundred years: %v, %v", got, err)
 	}
 	for _, text := range []string{"", "0s", "-1m", "1.5h", "10", "m", "tomorrow", "1h 2d", strings.Repeat("1h", 80)} {
 		if got, err := ParseDelay("in", text); notify.KindOf(err) != notify.KindInvalid {
