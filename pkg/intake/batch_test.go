@@ -1,9 +1,13 @@
 package intake
 
 import (
+	"encoding/json"
 	"fmt"
 	"strings"
 	"testing"
+	"time"
+
+	"pgregory.net/rapid"
 
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -113,4 +117,97 @@ func TestEvents(t *testing.T) {
 			t.Errorf("%q is not among %s", want, all)
 		}
 	}
+}
+
+// One item too many refuses the batch in each of its forms, plain items and
+// others, and stores nothing.
+func TestBatchHasALimit(t *testing.T) {
+	t.Parallel()
+	const plain = `{"channel":"push","category":"digest","to":{"user_id":"user-1"},"content":{"body":"b"}}`
+	item := string(appendProtoNote(nil, "push", "digest", "user-1", notify.Content{Body: "b"}))
+	for _, c := range []struct{ name, media, two, three string }{
+		{"plain", mediaJSON, `[` + plain + `,` + plain + `]`, `[` + plain + `,` + plain + `,` + plain + `]`},
+		{"odd", mediaJSON, `[` + plain + `,7]`, `[` + plain + `,7,7]`},
+		{"lines", mediaNDJSON, plain + "\n" + plain, plain + "\n" + plain + "\n" + plain},
+		{"protobuf", mediaProto, item + item, item + item + item},
+	} {
+		r := newRig(t, Config{MaxBatch: 2})
+		_, err := r.Batch(t.Context(), Meta{Caller: "c", ContentType: c.media}, []byte(c.three))
+		if e := asError(err); e == nil || e.Code != "too_many_items" || len(r.log.records()) > 0 {
+			t.Errorf("%s: %v, %d stored", c.name, err, len(r.log.records()))
+		}
+		if _, err := r.Batch(t.Context(), Meta{Caller: "c", ContentType: c.media}, []byte(c.two)); err != nil {
+			t.Errorf("%s: two of two: %v", c.name, err)
+		}
+	}
+}
+
+// An array is scanned once and its plain items are read where they lie: each
+// becomes what the library makes of it alone.
+func TestItemsOfAnArrayAreReadAsAlone(t *testing.T) {
+	t.Parallel()
+	pool := []string{
+		`{"channel":"push","category":"digest","to":{"user_id":"user-%d"},"content":{"body":"b"}}`,
+		`{"content" : {"title":"a, ]}","body":"\u00e9\"]"} , "to":{"user_id":"user-%d","variables":{"a":[1,{"b":"]"}]}},"category":"digest","channel":"push"}`,
+		`{"channel":"push","category":"digest","to":{"user_id":"user-%d","user_id":"x"},"content":{"body":"b"}}`,
+		`{"channel":"push","category":"digest","to":{"user_id":"user-%d"},"content":{"body":"b"},"more":[{}]}`,
+		`{"channel":"push","category":"digest","to":{"user_id":"user-%d"},"content":{"body":"\ud800"}}`,
+		`{"channel":"push","category":"digest","to":{"user_id":"user-%d"},"content":{"body":"` + "\xff" + `"}}`,
+		`{"channel":"push","category":"digest","to":{"user_id":"user-%d"},"content":{"body":"b"},"expires_at":"2999-01-01T00:00:00Z"}`,
+		`{"channel":"fax","category":"digest","to":{"user_id":"user-%d"},"content":{"body":"b"}}`,
+		`{"channel":"push","category":"digest","to":{"user_id":"user-%d"},"content":{"data":` + strings.Repeat("[", 40) + strings.Repeat("]", 40) + `}}`,
+		`"user-%d"`, `%d`, `[%d]`, `{"a":%d}`, `{}`, `null`, `nul`, `{"channel" "push"%d}`,
+	}
+	rapid.Check(t, func(rt *rapid.T) {
+		space := func() string { return rapid.SampledFrom([]string{"", "", " ", "\n\t"}).Draw(rt, "space") }
+		var items []string
+		body := space() + "[" + space()
+		for i := range rapid.IntRange(1, 6).Draw(rt, "n") {
+			item := rapid.SampledFrom(pool).Draw(rt, "item")
+			if strings.Contains(item, "%d") {
+				item = fmt.Sprintf(item, i)
+			}
+			if items = append(items, item); i > 0 {
+				body += space() + "," + space()
+			}
+			body += item
+		}
+		body += space() + "]" + space()
+		r := newRig(t, Config{})
+		a, err := r.Batch(t.Context(), Meta{Caller: "c"}, []byte(body))
+		if err != nil {
+			rt.Fatalf("%q: %v", body, err)
+		}
+		var got struct {
+			Results []struct {
+				ID    string `json:"notification_id"`
+				Error *struct{ Code, Field, Detail string }
+			}
+		}
+		if err := json.Unmarshal(a.Body, &got); err != nil || len(got.Results) != len(items) {
+			rt.Fatalf("%q: %s, %v", body, a.Body, err)
+		}
+		var users []string
+		for i, item := range items {
+			var n note
+			want := slowNote([]byte(item), &n)
+			if want == nil {
+				want = r.admitNote(&n, time.Now().UnixMilli(), false)
+			}
+			if want == nil {
+				users = append(users, string(n.user))
+			}
+			have := got.Results[i].Error
+			if (want == nil) != (have == nil) || (want != nil && (asError(want).Code != have.Code || asError(want).Field != have.Field)) {
+				rt.Fatalf("item %d %q: %+v, alone %v", i, item, have, want)
+			}
+		}
+		var stored []string
+		for _, rec := range r.log.records() {
+			stored = append(stored, string(rec.Key))
+		}
+		if fmt.Sprint(stored) != fmt.Sprint(users) {
+			rt.Fatalf("%q: stored %v, want %v", body, stored, users)
+		}
+	})
 }
