@@ -2,6 +2,7 @@ package intake
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -123,6 +124,6 @@ func wantRefusal(t *testing.T, err error, code, field string) {
 }
 
 func asError(err error) *notify.Error {
-	e, _ := err.(*notify.Error) //nolint:errorlint // as intake returns them
+	e, _ := errors.AsType[*notify.Error](err)
 	return e
 }
