@@ -39,11 +39,13 @@ type round struct {
 	fine []int                // accepted items per route, not reported yet
 }
 
-// ref says whose address an item is.
+// ref says whose address an item is, and what route it takes: looking that up
+// once more at the answer, when the address has left the cache, took 8 ns.
 type ref struct {
-	part uint16
-	of   uint8
-	pos  uint32
+	part  uint16
+	of    uint8
+	route int8 // -1: none
+	pos   uint32
 }
 
 // runWindow looks at every receiver once more, calls the provider and settles.
@@ -188,10 +190,15 @@ func (r *round) lookAt(i int, pos uint32, rec *notify.Receiver, a *prefs.Answer,
 		if of <= 1 {
 			of = 0
 		}
-		r.call.Items = append(r.call.Items, notify.Item{
-			ID: e.ID(rec.Index), Key: key, Addr: t.Addr, Given: given, User: rec.User, Address: t.Address, Variables: rec.Variables,
-		})
-		r.refs = append(r.refs, ref{uint16(i), of, pos})
+		if len(r.call.Items) == cap(r.call.Items) {
+			r.call.Items = slices.Grow(r.call.Items, 1)
+		}
+		// In place, every field of it: made beside and copied it took 10 ns more.
+		r.call.Items = r.call.Items[:len(r.call.Items)+1]
+		item := &r.call.Items[len(r.call.Items)-1]
+		item.ID, item.Key, item.Addr, item.Given = e.ID(rec.Index), key, t.Addr, given
+		item.User, item.Address, item.Variables = rec.User, t.Address, rec.Variables
+		r.refs = append(r.refs, ref{uint16(i), of, int8(cfg.Routes.Of(t.Address)), pos})
 	}
 	if len(r.call.Items) == n {
 		if dead > 0 {
@@ -398,6 +405,17 @@ func (r *round) send(p *partition) bool {
 			}
 		}()
 		cfg.Provider.Send(cctx, &r.call, func(i int, res notify.Result) {
+			_ = reported[i] // panics before the lock is held
+			if res.Class == notify.ClassAccepted {
+				// Without defer: it was a third of what an accepted item took.
+				r.mu.Lock()
+				if !reported[i] && ctx.Err() == nil {
+					reported[i] = true
+					r.accepted(i, &res)
+				}
+				r.mu.Unlock()
+				return
+			}
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			// An answer that came because the partition is gone is none.
