@@ -45,6 +45,9 @@ type ProducerConfig struct {
 	// MaxBufferedBytes is how much may wait for the broker; more makes Append
 	// wait, up to its timeout. Default 128 MiB.
 	MaxBufferedBytes int
+	// Appended, when set, is told of every record that is acknowledged: the offset
+	// behind it. It must be quick.
+	Appended func(tp TopicPartition, next int64)
 	// Compression default none: the records are dense and the network is a loopback.
 	Compression Compression
 }
@@ -163,8 +166,9 @@ type call struct {
 	done func(error)
 }
 
-func (c *call) keep(_ *kgo.Record, err error) {
+func (c *call) keep(r *kgo.Record, err error) {
 	if err != nil {
+		r.Offset = -1
 		c.fail(err)
 	}
 	if c.left.Add(-1) == 0 {
@@ -252,6 +256,7 @@ func (p *Producer) produce(ctx context.Context, recs []Record, done func(error))
 	c.err.Store(nil)
 	c.left.Store(int64(len(recs)))
 	c.done = func(err error) {
+		p.appended(c.recs)
 		clear(c.recs)
 		c.done = nil
 		if cap(c.recs) <= maxPooledCall {
@@ -269,6 +274,22 @@ func (p *Producer) produce(ctx context.Context, recs []Record, done func(error))
 		p.cl.Produce(ctx, k, keep)
 	}
 	return nil
+}
+
+// appended tells of the records of a call that were acknowledged.
+func (p *Producer) appended(recs []kgo.Record) {
+	if p.cfg.Appended == nil {
+		return
+	}
+	for i := range recs {
+		r := &recs[i]
+		if i+1 < len(recs) && recs[i+1].Partition == r.Partition && recs[i+1].Offset > r.Offset && recs[i+1].Topic == r.Topic {
+			continue
+		}
+		if r.Offset >= 0 {
+			p.cfg.Appended(TopicPartition{r.Topic, r.Partition}, r.Offset+1)
+		}
+	}
 }
 
 func (p *Producer) failure(ctx context.Context, err error) error {
