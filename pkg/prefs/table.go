@@ -265,8 +265,11 @@ func (s *state) each(fn func(hash uint64, key, value []byte)) {
 // index makes a state of an arena of so many entries, all of them of different
 // keys. slots are zero, and enough (slotsFor).
 func index(arena []byte, slots []uint32, count int) *state {
-	s := &state{arena: arena, slots: slots, count: count}
-	s.unitBits = uint8(max(bits.Len(uint(len(arena)/unit)), minUnitBits))
+	return indexBy(arena, slots, count, uint8(max(bits.Len(uint(len(arena)/unit)), minUnitBits)))
+}
+
+func indexBy(arena []byte, slots []uint32, count int, unitBits uint8) *state {
+	s := &state{arena: arena, slots: slots, count: count, unitBits: unitBits}
 	if count == 0 {
 		return s
 	}

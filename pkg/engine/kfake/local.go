@@ -303,12 +303,8 @@ func (t *tail) roll() error {
 	if err != nil {
 		return err
 	}
-	i, _ := slices.BinarySearch(bases, t.base+1)
-	switch {
-	case i < len(bases) && bases[i] <= t.next:
-		return t.open(bases[i])
-	case i < len(bases): // what was between is removed
-		return gone(t.tp, t.next)
+	if i, _ := slices.BinarySearch(bases, t.base+1); i < len(bases) {
+		return t.open(bases[i]) // which begins behind next if what was between is removed
 	}
 	return fmt.Errorf("kfake: %s ends at byte %d, before %s@%d", t.f.Name(), t.pos, t.tp, t.next)
 }
