@@ -24,7 +24,7 @@ func (j *job) window(lo, hi uint32, where runWhere) bool {
 
 // windowsFrom returns the next windows of a job: the first one, for which it
 // waits, and those for which there is room now. Claimed together they cost one
-// write of the row, which for a window of 1,000 was a tenth of all its time.
+// write of the row, which for a window of 1,000 was a twentieth of its time.
 // False: the partition is going. again: positions below it are claimed apart.
 func (j *job) windowsFrom(from, again, size uint32) (ws []*window, ok bool) {
 	for from < j.env.Count {
