@@ -5,6 +5,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -100,24 +102,15 @@ func (a *assignment) hasRoom() bool {
 
 // runLocal is Run over a Local.
 func (r *Reader) runLocal(ctx context.Context, from map[TopicPartition]int64, fn func(tp TopicPartition, recs []Record) error) error {
-	ctx, stop := context.WithCancelCause(ctx)
-	defer stop(nil)
+	g, ctx := errgroup.WithContext(ctx)
 	var one sync.Mutex // for fn
-	var wg sync.WaitGroup
 	for tp, at := range from {
-		wg.Go(func() {
-			if err := r.follow(ctx, tp, at, &one, fn); err != nil {
-				stop(err)
-			}
-		})
+		g.Go(func() error { return r.follow(ctx, tp, at, &one, fn) })
 	}
-	wg.Wait()
-	if cause := context.Cause(ctx); cause != nil && cause != context.Canceled && cause != context.DeadlineExceeded {
-		return cause
-	}
-	return nil
+	return g.Wait()
 }
 
+// follow returns nil when ctx has ended.
 func (r *Reader) follow(ctx context.Context, tp TopicPartition, at int64, one *sync.Mutex, fn func(tp TopicPartition, recs []Record) error) error {
 	tail, err := r.conn.Local.Open(tp, at)
 	if err != nil {
