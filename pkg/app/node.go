@@ -194,7 +194,7 @@ func (n *Node) open() error {
 		}
 	}
 	conn := n.conn()
-	if n.producer, err = stream.NewProducer(stream.ProducerConfig{Conn: conn, Linger: linger(cfg.Log.Linger), AppendTimeout: 20 * time.Second}); err != nil {
+	if n.producer, err = stream.NewProducer(stream.ProducerConfig{Conn: conn, Linger: linger(cfg.Log.Linger), AppendTimeout: 20 * time.Second, Appended: n.broker.Appended}); err != nil {
 		return err
 	}
 	if n.reader, err = stream.NewReader(conn); err != nil {
@@ -236,7 +236,7 @@ func linger(d time.Duration) time.Duration {
 }
 
 func (n *Node) conn() stream.Conn {
-	return stream.Conn{Brokers: []string{n.broker.Addr()}, Logger: n.log}
+	return stream.Conn{Brokers: []string{n.broker.Addr()}, Local: n.broker.Local(), Logger: n.log}
 }
 
 // topics of the embedded log with their partition counts.

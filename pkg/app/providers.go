@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"sync"
 
 	"github.com/notifyd/notifyd/pkg/limit"
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -34,7 +35,7 @@ func newProviders(cfg *Config, blocks limit.Blocks, log *slog.Logger) (*provider
 	p := &providers{byChannel: map[notify.Channel]worker.Provider{}}
 	if cfg.Providers.Stub {
 		for _, ch := range notify.Channels {
-			p.byChannel[ch] = stub{}
+			p.byChannel[ch] = newStub()
 		}
 		return p, nil
 	}
@@ -180,12 +181,18 @@ func (unconfigured) Send(_ context.Context, call *notify.Call, report func(int, 
 }
 
 // stub accepts everything at once: benchmarks measure the product without a
-// provider's own cost.
-type stub struct{}
+// provider's own cost. It copies each address, as a client does that writes it
+// into a request: the worker's buffers are not its own.
+type stub struct{ requests *sync.Pool }
 
-func (stub) Send(_ context.Context, call *notify.Call, report func(int, notify.Result)) {
+func newStub() stub { return stub{&sync.Pool{New: func() any { return new([]byte) }}} }
+
+func (s stub) Send(_ context.Context, call *notify.Call, report func(int, notify.Result)) {
 	res := notify.Result{Class: notify.ClassAccepted, Confirmed: true, Provider: "stub"}
+	request := s.requests.Get().(*[]byte)
+	defer s.requests.Put(request)
 	for i := range call.Items {
+		*request = append((*request)[:0], call.Items[i].Address...)
 		report(i, res)
 	}
 }

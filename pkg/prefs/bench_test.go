@@ -61,41 +61,8 @@ func names(n int) (users [][]byte, hashes []uint64) {
 	return users, hashes
 }
 
-// 5M users, of whom 4% set something.
-func BenchmarkDecide(b *testing.B) {
-	s := loaded(b, &crowd{store: newStore(), n: benchUsers})
-	users, hashes := names(1 << 17)
-	plain := make([]int, 0, len(users)) // users without an exception
-	for i := range users {
-		if _, ok := s.snap.rules.table.get(hashes[i], users[i]); !ok {
-			plain = append(plain, i)
-		}
-	}
-	run := func(name string, order []int) {
-		b.Run(name, func(b *testing.B) {
-			stopped, n := 0, 0
-			for b.Loop() {
-				for _, i := range order {
-					if v := s.snap.Decide(hashes[i], users[i], notify.Push, notify.Marketing, noon); v.Action != Send {
-						stopped++
-					}
-				}
-				n += len(order)
-			}
-			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(n), "ns/user")
-			b.ReportMetric(float64(stopped)/float64(n), "stopped")
-		})
-	}
-	all := make([]int, len(users))
-	for i := range all {
-		all[i] = i
-	}
-	run("no-exception", plain)
-	run("mixed", all)
-}
-
-// 5M users with one address of 64 bytes.
-func BenchmarkAddresses(b *testing.B) {
+// 5M users with one address of 64 bytes, of whom 4% set something.
+func BenchmarkLook(b *testing.B) {
 	before := heap()
 	at := time.Now()
 	s := loaded(b, &crowd{store: newStore(), n: benchUsers, address: func(i int) map[string][]string {
@@ -104,37 +71,40 @@ func BenchmarkAddresses(b *testing.B) {
 	took := time.Since(at)
 	perUser := float64(heap()-before) / benchUsers
 	users, hashes := names(1 << 17)
-	var dst []notify.Target
+	const window = 1024
+	var answers [window]Answer
 	run := func(name string, fn func(from int)) {
 		b.Run(name, func(b *testing.B) {
-			n, sum := 0, 0
+			n, stopped, sum := 0, 0, 0
 			for b.Loop() {
-				for from := 0; from < len(users); from += 64 {
+				for from := 0; from < len(users); from += window {
 					fn(from)
-					for i := range dst {
-						sum += int(dst[i].Address[63])
+					for i := range answers {
+						if answers[i].Action != Send {
+							stopped++
+						}
+						sum += int(answers[i].addresses[64])
 					}
 				}
 				n += len(users)
 			}
-			if sum == 0 || len(dst) != 64 {
+			if sum == 0 {
 				b.Fatal("nothing found")
 			}
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(n), "ns/user")
+			b.ReportMetric(float64(stopped)/float64(n), "stopped")
 			b.ReportMetric(perUser, "B/user")
 			b.ReportMetric(took.Seconds(), "load-s")
 		})
 	}
-	one := func(from int) {
-		dst = dst[:0]
-		for i := from; i < from+64; i++ {
-			dst = s.snap.AddressesHash(dst, hashes[i], users[i], notify.Push)
+	run("one-by-one", func(from int) {
+		for i := range answers {
+			v, _ := s.snap.users.get(hashes[from+i], users[from+i])
+			s.snap.answer(&answers[i], v, notify.Push, notify.Marketing, noon)
 		}
-	}
-	run("one-by-one", one)
-	run("touched", func(from int) {
-		s.snap.Touch(hashes[from : from+64])
-		one(from)
+	})
+	run("together", func(from int) {
+		s.snap.Look(answers[:], users[from:from+window], hashes[from:from+window], notify.Push, notify.Marketing, noon)
 	})
 }
 

@@ -79,9 +79,6 @@ func (s *set) grown(n int) *filter {
 	return f
 }
 
-// refill makes the filter anew after a load of the table.
-func (s *set) refill() { s.filter.Store(s.grown(s.len())) }
-
 // count moves a key's number by so much; none at 0.
 func (s *set) count(key []byte, by int) {
 	h := hashKey(key)

@@ -350,6 +350,65 @@ func TestTableAgainstMap(t *testing.T) {
 	}
 }
 
+// Many keys found together are what each is found to be alone, among changes,
+// among keys that are not there, and where tags of one bit tell little apart.
+func TestFindAgainstGet(t *testing.T) {
+	t.Parallel()
+	for _, unitBits := range []uint8{minUnitBits, 31} {
+		var tb table
+		l := &loader{t: &tb}
+		var keys [][]byte
+		for i := range 40_000 {
+			k := fmt.Appendf(nil, "key-%d", i)
+			keys = append(keys, k)
+			if i%3 != 0 {
+				l.add(hashKey(k), k, fmt.Appendf(nil, "value of %s%s", k, strings.Repeat("v", i%150)))
+			}
+		}
+		l.done()
+		for i := range tb.shards {
+			if s := tb.shards[i].state.Load(); s != nil {
+				tb.shards[i].state.Store(indexBy(s.arena, make([]uint32, len(s.slots)), s.count, unitBits))
+			}
+		}
+		for i := 0; i < len(keys); i += 11 {
+			switch i % 4 {
+			case 0:
+				tb.set(hashKey(keys[i]), keys[i], nil)
+			case 1:
+				tb.set(hashKey(keys[i]), keys[i], []byte("changed"))
+			}
+		}
+		rand.New(rand.NewPCG(3, 3)).Shuffle(len(keys), func(i, j int) { keys[i], keys[j] = keys[j], keys[i] })
+		var f finder
+		var found [block][]byte
+		var hashes [block]uint64
+		there := 0
+		for from := 0; from < len(keys); from += 50 {
+			some := keys[from:min(from+50, len(keys))]
+			for i, k := range some {
+				hashes[i] = hashKey(k)
+			}
+			tb.find(&f, found[:], some, hashes[:len(some)])
+			for i, k := range some {
+				want, ok := tb.get(hashes[i], k)
+				if ok {
+					there++
+				}
+				if string(found[i]) != string(want) || ok != (found[i] != nil) {
+					t.Fatalf("%s with tags of %d bits: %q, want %q", k, 32-unitBits, found[i], want)
+				}
+				if ok && string(want) != "changed" && !strings.HasPrefix(string(want), "value of "+string(k)+"v") && string(want) != "value of "+string(k) {
+					t.Fatalf("%s has %q", k, want)
+				}
+			}
+		}
+		if there < 20_000 || there != tb.len() {
+			t.Errorf("%d found of %d", there, tb.len())
+		}
+	}
+}
+
 // No reader sees what an answered opt-out forbids, while others change too.
 func TestOptOutBindsWhileReadersLoop(t *testing.T) {
 	t.Parallel()

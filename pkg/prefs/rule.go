@@ -20,6 +20,9 @@ type rule struct {
 	zone     uint16 // of zones
 }
 
+// ruleSize is what append adds.
+const ruleSize = 8
+
 func (r rule) isDefault() bool { return r.muted == 0 && r.from == r.to }
 
 func (r rule) append(b []byte) []byte {

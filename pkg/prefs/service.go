@@ -110,19 +110,15 @@ func (s *Service) Load(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var rules, addresses, supp loader
-	rules.t, addresses.t, supp.t = &s.snap.rules.table, &s.snap.addresses, &s.snap.bySupp
+	users, supp := &loader{t: &s.snap.users}, &loader{t: &s.snap.bySupp}
 	suppressed, listed := newSet(), int64(0)
 	var buf []byte
 	err = s.store.Scan(ctx, func(p *engine.Profile) error {
 		user := []byte(p.User)
 		h := hashKey(user)
-		if r := s.snap.zones.ruleOf(p); !r.isDefault() {
-			buf = r.append(buf[:0])
-			rules.add(h, user, buf)
-		}
-		if buf = packAddresses(buf[:0], p); len(buf) > 0 {
-			addresses.add(h, user, buf)
+		if v := s.snap.packProfile(buf[:0], p); len(v) > 0 {
+			users.add(h, user, v)
+			buf = v
 		}
 		if len(p.Suppressed) > 0 {
 			buf = packSuppressed(buf[:0], p)
@@ -142,9 +138,7 @@ func (s *Service) Load(ctx context.Context) error {
 	s.snap.suppressed.become(suppressed)
 	s.snap.listed.Store(listed)
 	supp.done()
-	rules.done()
-	s.snap.rules.refill()
-	addresses.done()
+	users.done()
 	s.cursor = version
 	s.asOf.Store(&at)
 	return nil

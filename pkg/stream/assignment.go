@@ -29,19 +29,22 @@ type assignment struct {
 	handler PartitionHandler
 	stopped chan struct{} // closed when run returned
 
-	mu        sync.Mutex
-	changed   chan struct{} // closed and replaced when queue or state change
-	track     tracker
-	queue     []*Msg // not handed yet
-	handed    int    // records handed and not done
-	records   int    // queued or handed and not done
-	bytes     int
-	running   bool // the handler is inside Handle
-	draining  bool // nothing is handed any more
-	paused    bool
-	committed int64 // -1: none
-	next      int64 // offset after the last one polled
-	high      int64 // high watermark last seen
+	following sync.WaitGroup // who reads a Local; done before stopped is closed
+
+	mu         sync.Mutex
+	changed    chan struct{} // closed and replaced when queue or state change
+	track      tracker
+	queue      []*Msg // not handed yet
+	handed     int    // records handed and not done
+	records    int    // queued or handed and not done
+	bytes      int
+	running    bool // the handler is inside Handle
+	draining   bool // nothing is handed any more
+	paused     bool
+	committed  int64 // -1: none
+	next       int64 // offset after the last one polled
+	generation int   // how often it has begun
+	high       int64 // high watermark last seen
 }
 
 func newAssignment(ctx context.Context, g *Group, cl *kgo.Client, tp TopicPartition) *assignment {
@@ -62,22 +65,40 @@ func (a *assignment) wakeLocked() {
 
 // begin sets where the assignment starts: the committed offset, or the one that
 // replaces it.
-func (a *assignment) begin(at, committed int64) {
+func (a *assignment) begin(at, committed int64, rejoin context.CancelCauseFunc) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.track = newTracker(at)
 	a.committed, a.next = committed, at
+	a.generation++
+	if local := a.g.cfg.Conn.Local; local != nil && !a.draining {
+		a.following.Add(1)
+		go a.follow(local, at, a.generation, rejoin)
+	}
 }
 
-// push queues polled records, in order.
-func (a *assignment) push(recs []*kgo.Record, high int64) {
+// pushFetched queues what the client has fetched.
+func (a *assignment) pushFetched(recs []*kgo.Record, high int64) {
+	rs := make([]Record, len(recs))
+	for i, r := range recs {
+		rs[i] = fromKgo(r)
+	}
+	a.mu.Lock()
+	generation := a.generation
+	a.mu.Unlock()
+	a.push(rs, func(i int) int32 { return recs[i].LeaderEpoch }, high, generation)
+}
+
+// push queues records, in order; epoch is the leader epoch of each. False: the
+// assignment has begun anew since the generation, or is about to go.
+func (a *assignment) push(recs []Record, epoch func(i int) int32, high int64, generation int) bool {
 	slab := make([]Msg, len(recs))
 	msgs := make([]*Msg, len(recs))
 	bytes, lost := 0, 0
-	for i, r := range recs {
+	for i := range recs {
 		m := &slab[i]
-		m.Record = fromKgo(r)
-		m.Attempt, m.epoch, m.owner = 1, r.LeaderEpoch, a
+		m.Record = recs[i]
+		m.Attempt, m.epoch, m.owner = 1, epoch(i), a
 		if m.Lost() { // nobody is handed it
 			m.done.Store(true)
 			lost++
@@ -89,8 +110,11 @@ func (a *assignment) push(recs []*kgo.Record, high int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.high = max(a.high, high)
-	if a.draining || len(msgs) == 0 {
-		return // met again by the next owner
+	if a.draining || generation != a.generation {
+		return false // met again by the next owner
+	}
+	if len(msgs) == 0 {
+		return true
 	}
 	a.next = recs[len(recs)-1].Offset + 1
 	a.track.add(msgs)
@@ -103,9 +127,12 @@ func (a *assignment) push(recs []*kgo.Record, high int64) {
 	a.bytes += bytes
 	if cfg := &a.g.cfg; !a.paused && (a.records >= cfg.MaxInFlight || a.bytes >= cfg.MaxInFlightBytes) {
 		a.paused = true
-		a.cl.PauseFetchPartitions(map[string][]int32{a.tp.Topic: {a.tp.Partition}})
+		if cfg.Conn.Local == nil {
+			a.cl.PauseFetchPartitions(map[string][]int32{a.tp.Topic: {a.tp.Partition}})
+		}
 	}
 	a.wakeLocked()
+	return true
 }
 
 // finished is called at the first Done of a message.
@@ -143,12 +170,17 @@ func (a *assignment) after(m, next *Msg) bool {
 
 func (a *assignment) resumeLocked() {
 	a.paused = false
+	if a.g.cfg.Conn.Local != nil {
+		a.wakeLocked()
+		return
+	}
 	a.cl.ResumeFetchPartitions(map[string][]int32{a.tp.Topic: {a.tp.Partition}})
 }
 
 // run hands records to the handler until the assignment ends.
 func (a *assignment) run() {
 	defer close(a.stopped)
+	defer a.following.Wait()
 	for {
 		batch := a.take()
 		if batch == nil {

@@ -25,6 +25,9 @@ type Conn struct {
 	Password string
 	// Dial replaces the dialer; TLS is then up to it. Default: TCP, 500 ms.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+	// Local reads records without the network, where the log is in this process.
+	// Default: they are fetched.
+	Local Local
 	// Logger gets what the client library says, from warnings up. Default: nothing.
 	Logger *slog.Logger
 }

@@ -94,6 +94,9 @@ func (g *Group) session(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("stream: group %s: %w", g.cfg.Group, err)
 	}
+	if g.cfg.Conn.Local != nil {
+		cl.PauseFetchTopics(g.cfg.Topics...)
+	}
 	ticking, stopTicking := context.WithCancel(base)
 	var wg sync.WaitGroup
 	wg.Go(func() { g.commitEvery(ticking, cl) })
@@ -152,7 +155,7 @@ func (g *Group) poll(ctx context.Context, cl *kgo.Client, rejoin context.CancelC
 			a := g.assigned[TopicPartition{p.Topic, p.Partition}]
 			g.mu.Unlock()
 			if a != nil {
-				a.push(p.Records, p.HighWatermark)
+				a.pushFetched(p.Records, p.HighWatermark)
 			}
 		})
 		cl.AllowRebalance()

@@ -120,11 +120,11 @@ func (g *Group) positions(ctx context.Context, at map[string]map[int32]kgo.Offse
 		}
 		committed := at[a.tp.Topic][a.tp.Partition].EpochOffset().Offset
 		if committed < 0 { // never committed: the whole log
-			a.begin(start.Offset, -1)
+			a.begin(start.Offset, -1, end)
 			continue
 		}
 		if committed >= start.Offset && committed <= finish.Offset {
-			a.begin(committed, committed)
+			a.begin(committed, committed, end)
 			continue
 		}
 		r := Reset{TP: a.tp, Committed: committed, Start: start.Offset, End: finish.Offset, Next: start.Offset}
@@ -143,7 +143,7 @@ func (g *Group) positions(ctx context.Context, at map[string]map[int32]kgo.Offse
 		}
 		// The mark begins below what is committed when the log lost its end:
 		// the commit is lowered to where reading really is.
-		a.begin(r.Next, -1)
+		a.begin(r.Next, -1, end)
 		at[a.tp.Topic][a.tp.Partition] = kgo.NewOffset().At(r.Next).WithEpoch(-1)
 	}
 	return at, nil

@@ -45,6 +45,9 @@ type ProducerConfig struct {
 	// MaxBufferedBytes is how much may wait for the broker; more makes Append
 	// wait, up to its timeout. Default 128 MiB.
 	MaxBufferedBytes int
+	// Appended, when set, is told of every record that is acknowledged: the offset
+	// behind it. It must be quick.
+	Appended func(tp TopicPartition, next int64)
 	// Compression default none: the records are dense and the network is a loopback.
 	Compression Compression
 }
@@ -162,7 +165,8 @@ type call struct {
 	left atomic.Int64
 	err  atomic.Pointer[error] // the first
 	kept func(*kgo.Record, error)
-	done func(error) // nil: whoever waits reads answer
+	all  func([]kgo.Record) // told when every promise was kept, before who waits
+	done func(error)        // nil: whoever waits reads answer
 	// answer takes the end of an Append. One that gave up leaves it to the
 	// collector with the call.
 	answer chan error
@@ -171,7 +175,7 @@ type call struct {
 func (p *Producer) newCall() *call {
 	c, _ := p.calls.Get().(*call)
 	if c == nil {
-		c = &call{answer: make(chan error, 1)}
+		c = &call{all: p.appended, answer: make(chan error, 1)}
 		c.kept = c.keep
 	}
 	return c
@@ -186,8 +190,9 @@ func (p *Producer) giveBack(c *call) {
 	}
 }
 
-func (c *call) keep(_ *kgo.Record, err error) {
+func (c *call) keep(r *kgo.Record, err error) {
 	if err != nil {
+		r.Offset = -1
 		c.fail(err)
 	}
 	if c.left.Add(-1) == 0 {
@@ -199,6 +204,7 @@ func (c *call) keep(_ *kgo.Record, err error) {
 func (c *call) fail(err error) { c.err.CompareAndSwap(nil, &err) }
 
 func (c *call) finish() {
+	c.all(c.recs)
 	var err error
 	if e := c.err.Load(); e != nil {
 		err = *e
@@ -335,6 +341,22 @@ func (p *Producer) produce(ctx context.Context, c *call, recs []Record) {
 			k.Headers = append(k.Headers, kgo.RecordHeader{Key: h.Key, Value: h.Value})
 		}
 		p.cl.Produce(ctx, k, c.kept)
+	}
+}
+
+// appended tells of the records of a call that were acknowledged.
+func (p *Producer) appended(recs []kgo.Record) {
+	if p.cfg.Appended == nil {
+		return
+	}
+	for i := range recs {
+		r := &recs[i]
+		if i+1 < len(recs) && recs[i+1].Partition == r.Partition && recs[i+1].Offset > r.Offset && recs[i+1].Topic == r.Topic {
+			continue
+		}
+		if r.Offset >= 0 {
+			p.cfg.Appended(TopicPartition{r.Topic, r.Partition}, r.Offset+1)
+		}
 	}
 }
 

@@ -50,11 +50,14 @@ func (r *Reader) Close() {
 
 // Run calls fn with the records of each partition of from, in order, beginning
 // at its offset, until ctx ends, when it returns nil, or fn returns an error,
-// which Run returns. fn is called by one goroutine; recs is its own, keys and
+// which Run returns. One call of fn ends before the next; recs is its own, keys and
 // values must not be written to. An offset that the log does not hold, at the
 // start or later, is notify.KindGone: nothing is skipped. While brokers are
 // away Run waits.
 func (r *Reader) Run(ctx context.Context, from map[TopicPartition]int64, fn func(tp TopicPartition, recs []Record) error) error {
+	if r.conn.Local != nil {
+		return r.runLocal(ctx, from, fn)
+	}
 	at := make(map[TopicPartition]kgo.Offset, len(from))
 	for tp, offset := range from {
 		at[tp] = kgo.NewOffset().At(offset)

@@ -167,7 +167,7 @@ func reached(rec *notify.Receiver) bool {
 func (j *job) failedTargets(buf []notify.Target, rec *notify.Receiver, ex []notify.Exception) []byte {
 	all, err := notify.Targets(buf[:0], rec.Address)
 	if err != nil || len(all) == 0 {
-		all = j.p.w.cfg.Prefs.AddressesHash(buf[:0], notify.HashUser(rec.User), rec.User, j.env.Channel)
+		all = j.p.w.cfg.Prefs.Addresses(buf[:0], rec.User, j.env.Channel)
 	}
 	var on []notify.Target
 	for _, t := range all {

@@ -59,6 +59,8 @@ type window struct {
 	job    *job
 	lo, hi uint32
 	rd     notify.ReceiverReader // at lo
+	// What it holds of the partition's quotas.
+	budget, early int
 }
 
 // newJob reads the column once: window boundaries, and the users' hashes for
@@ -205,7 +207,7 @@ func (j *job) advanceLocked() {
 	}
 }
 
-// claim moves StartedUpTo to hi in the durable row, and waits for it.
+// claim moves StartedUpTo to the window's end in the durable row, and waits for it.
 func (j *job) claim(w *window) error {
 	return j.commit(func() (notify.Row, bool) {
 		j.startedTo = max(j.startedTo, w.hi)

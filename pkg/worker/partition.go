@@ -8,7 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/notifyd/notifyd/pkg/fault"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/stream"
 )
@@ -256,150 +255,16 @@ func (j *job) run(alone bool) {
 		size = 1
 	}
 	for from < j.env.Count {
-		hi := min((from/size+1)*size, j.env.Count)
-		if from < again {
-			hi = min(hi, again)
-		}
-		if !j.window(from, hi, runBeside) {
+		ws, ok := j.windowsFrom(from, again, size)
+		if !ok {
 			return
 		}
-		from = hi
+		from = ws[len(ws)-1].hi
+		if !j.start(ws, runBeside) {
+			return
+		}
 	}
 	j.handedOut()
-}
-
-// Where a window runs: in the goroutine of its job, or in one of its own.
-type runWhere uint8
-
-const (
-	runHere runWhere = iota
-	runBeside
-)
-
-// window claims [lo, hi) and runs it. False: the partition is going, the rest
-// of the job is left.
-func (j *job) window(lo, hi uint32, where runWhere) bool {
-	p := j.p
-	held, early, err := p.reserve(j, int(hi-lo))
-	if err != nil {
-		return false
-	}
-	if !p.w.claimLast && !p.w.cfg.Health.waitReady(p.soft, &p.w.cfg.Routes, j.env.Expires) {
-		p.early.release(early)
-		p.budget.release(held)
-		return false
-	}
-	w := &window{job: j, lo: lo, hi: hi, rd: j.readerAt(lo)}
-	j.mu.Lock()
-	j.windows++
-	j.mu.Unlock()
-	work := func() {
-		defer p.budget.release(held)
-		if !p.w.claimLast && j.claim(w) != nil {
-			p.early.release(early)
-			return
-		}
-		mine := j.myTurn()
-		p.early.release(early)
-		if !mine {
-			return
-		}
-		if p.w.claimLast {
-			n, err := p.capacity(j.env.Category, int(hi-lo), w.whole())
-			if err != nil {
-				w.putOff()
-				return
-			}
-			defer p.w.capacity.release(n)
-			if j.claim(w) != nil {
-				return
-			}
-		}
-		fault.Hit("claimed")
-		p.w.runWindow([]*window{w})
-	}
-	if where == runHere || (lo == 0 && hi == j.env.Count) {
-		work()
-	} else {
-		p.wg.Go(work)
-	}
-	return p.soft.Err() == nil
-}
-
-// reserve takes n of the partition's budget for a window of j. While j's turn
-// has not come it may take only of the half that is for those: else windows that
-// wait for an envelope before them could hold all that this one needs, and the
-// partition would stand for ever. The earliest envelopes go ahead first.
-func (p *partition) reserve(j *job, n int) (budget, early int, err error) {
-	if j.turn != nil && !j.turn.come() {
-		if p.early.size < n {
-			if !j.myTurn() {
-				return 0, 0, p.soft.Err()
-			}
-		} else if early, err = p.early.acquireOr(p.soft, 0, uint64(j.turn.n), n, j.turn.ready); err != nil {
-			return 0, 0, err
-		}
-	}
-	if budget, err = p.budget.acquire(p.soft, j.env.Category, n); err != nil {
-		p.early.release(early)
-	}
-	return budget, early, err
-}
-
-// myTurn waits until the envelopes before this one have answered. False: the
-// partition is going first; then no window of the job is called, so that what
-// was called is always a beginning of the job.
-func (j *job) myTurn() bool {
-	if j.turn == nil {
-		return true
-	}
-	select {
-	case <-j.turn.ready:
-	case <-j.p.soft.Done():
-	}
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	if j.fate == undecided {
-		j.fate = left
-		if j.turn.come() {
-			j.fate = called
-		}
-	}
-	return j.fate == called
-}
-
-// capacity takes n of the provider's. When the partition is about to go, a job
-// of one window is left to the next owner; windows of a job that may have been
-// called in part go on, unless every route is shut.
-func (p *partition) capacity(cat notify.Category, n int, whole bool) (int, error) {
-	held, err := p.w.capacity.acquire(p.soft, cat, n)
-	if err != nil && !whole && !p.w.capacity.isShut() {
-		held, err = p.w.capacity.acquire(p.ctx, cat, n)
-	}
-	return held, err
-}
-
-// whole reports whether the window is all of its job.
-func (w *window) whole() bool { return w.lo == 0 && w.hi == w.job.env.Count }
-
-// putOff ends a window that the partition's end overtook before its call. The
-// job's other windows may have been called, so its receivers go on by
-// themselves, and may be passed by later messages of their users (a row cannot
-// say that positions behind an open one are done); a job of one window is left
-// to the next owner instead.
-func (w *window) putOff() {
-	j := w.job
-	if w.whole() {
-		return
-	}
-	wake := roundUp(time.Now().Add(time.Second), time.Second)
-	ex := make([]notify.Exception, 0, w.hi-w.lo)
-	for pos := w.lo; pos < w.hi; pos++ {
-		ex = append(ex, notify.Exception{Pos: pos, State: notify.Deferred, Code: codeHandedOver, Wake: wake})
-	}
-	if j.finishWindow(notify.Exception{}, nil, w.lo, ex) {
-		j.finish()
-	}
 }
 
 // readerAt returns a reader that stands at position pos.

@@ -69,6 +69,17 @@ func (q *quota) acquireOr(ctx context.Context, cat notify.Category, place uint64
 	}
 }
 
+// try takes n (at most the whole size) if nobody waits and they are free.
+func (q *quota) try(n int) (int, bool) {
+	n = min(n, q.size)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if len(q.wait) == 0 && !q.isShut() && q.take(n) {
+		return n, true
+	}
+	return 0, false
+}
+
 // quit ends the waiting of w, which may have been served at the same moment.
 func (q *quota) quit(w *waiter) {
 	q.mu.Lock()

@@ -11,12 +11,12 @@ import (
 // settle turns a provider's answer into the outcome of an item: the one place
 // that decides between done, again, later and never. Called with r.mu held.
 func (r *round) settle(i int, res *notify.Result) {
-	cfg := &r.w.cfg
-	item, at := &r.call.Items[i], r.refs[i]
 	if res.Class == notify.ClassAccepted {
-		r.accepted(item, at, res)
+		r.accepted(i, res)
 		return
 	}
+	cfg := &r.w.cfg
+	item, at := &r.call.Items[i], r.refs[i]
 	now := time.Now()
 	job := r.parts[at.part].job
 	e := &job.env
@@ -58,13 +58,15 @@ func (r *round) settle(i int, res *notify.Result) {
 }
 
 // accepted is the common case: the first one becomes the default of the round.
-func (r *round) accepted(item *notify.Item, at ref, res *notify.Result) {
+// Called with r.mu held; it must not panic.
+func (r *round) accepted(i int, res *notify.Result) {
+	at := &r.refs[i]
 	state := notify.Sent
 	if res.Confirmed {
 		state = notify.Delivered
 	}
-	if n := r.w.cfg.Routes.Of(item.Address); n >= 0 {
-		r.fine[n]++
+	if at.route >= 0 {
+		r.fine[at.route]++
 	}
 	if at.of == 0 && res.ProviderID == "" {
 		if r.def.State == notify.None {
@@ -76,7 +78,7 @@ func (r *round) accepted(item *notify.Item, at ref, res *notify.Result) {
 		}
 	}
 	r.add(at.part, notify.Exception{
-		Pos: at.pos, Addr: item.Addr, Of: at.of, State: state,
+		Pos: at.pos, Addr: r.call.Items[i].Addr, Of: at.of, State: state,
 		Code: res.Code, Provider: res.Provider, Receipt: res.ProviderID,
 	})
 }

@@ -20,6 +20,7 @@ type Worker struct {
 	capacity *quota // addresses at the provider
 	claims   *claims
 	scratch  sync.Pool // *scratch
+	looks    sync.Pool // *looks
 	// claimLast: windows are claimed once they hold capacity. SMS is sent at a
 	// rate far below that of claims; claimed late, codes pass alerts in the
 	// queue for capacity, and nothing is ambiguous that was never called. Push

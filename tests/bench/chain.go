@@ -22,10 +22,15 @@ import (
 // fsynced, generator included. First with an address of 64 bytes resolved from
 // each receiver's profile, then with addresses carried by the request.
 func chain(ctx context.Context, b *bench) error {
-	if err := b.through(ctx, inProfiles); err != nil {
-		return err
+	for _, with := range []addresses{inProfiles, inRequest} {
+		if b.with != "" && b.with != string(with) {
+			continue
+		}
+		if err := b.through(ctx, with); err != nil {
+			return err
+		}
 	}
-	return b.through(ctx, inRequest)
+	return nil
 }
 
 func (b *bench) through(ctx context.Context, with addresses) error {
@@ -67,7 +72,7 @@ func (b *bench) chainRuns(ctx context.Context, n *node, m *meter, with addresses
 	}
 	// Closed loop first: it warms up everything.
 	closed := s
-	closed.Duration, closed.Workers = b.length(10*time.Second, 3*time.Second), 12
+	closed.Duration, closed.Workers = b.closed, 12
 	flat, err := b.drive(ctx, n, m, closed, "P6-closed-"+string(with))
 	if err != nil {
 		return err

@@ -29,6 +29,8 @@ type options struct {
 	users   int
 	open    time.Duration
 	round   time.Duration
+	closed  time.Duration
+	with    string
 	rounds  int
 	rate    float64
 	verbose bool
@@ -52,6 +54,8 @@ func main() {
 	flag.IntVar(&o.users, "users", 0, "users of P6; 0: 5,000,000, short 200,000")
 	flag.DurationVar(&o.open, "open", 0, "length of P6's open loop; 0: 20 s, short 4 s")
 	flag.DurationVar(&o.round, "round", 0, "length of a round of P2, P3, P4 and P8, longer for a profile; 0: 3 s, short 1 s")
+	flag.DurationVar(&o.closed, "closed", 0, "length of P6's closed loop; 0: 10 s, short 3 s")
+	flag.StringVar(&o.with, "with", "", "where P6's addresses come from, profiles or request; empty: first the one, then the other")
 	flag.IntVar(&o.rounds, "rounds", 0, "rounds of each side; 0: 5, short 2")
 	flag.Float64Var(&o.rate, "rate", 5e6, "receivers per second of P6's open loop")
 	flag.BoolVar(&o.verbose, "v", false, "print every round and the server's log")
@@ -79,6 +83,14 @@ func run(ctx context.Context, o options) error {
 		if o.open = 20 * time.Second; o.short {
 			o.open = 4 * time.Second
 		}
+	}
+	if o.closed == 0 {
+		if o.closed = 10 * time.Second; o.short {
+			o.closed = 3 * time.Second
+		}
+	}
+	if o.with != "" && o.with != string(inProfiles) && o.with != string(inRequest) {
+		return fmt.Errorf("addresses come from profiles or request, not from %q", o.with)
 	}
 	only := strings.FieldsFunc(strings.ToUpper(o.only), func(r rune) bool { return r == ',' || r == ' ' })
 	for _, id := range only {

@@ -22,7 +22,8 @@ type Broker struct {
 	cluster *kfake.Cluster
 	addr    string
 	id      string
-	counts  map[string]int // partitions of the configured topics
+	counts  map[string]int    // partitions of the configured topics
+	heights map[place]*height // of the configured topics
 	guard   *Guard
 	watch   *watcher
 	found   checked
@@ -148,6 +149,14 @@ func (b *Broker) start(port int, more ...kfake.Opt) error {
 			c.Close()
 			return fmt.Errorf("kfake: creating %s: %w", topic, err)
 		}
+	}
+	b.heights = make(map[place]*height)
+	for topic := range b.cfg.Topics {
+		infos := c.PartitionInfos(topic)
+		for i := range infos {
+			b.heights[place{topic, int32(i)}] = &height{grown: make(chan struct{})}
+		}
+		b.noteHeights(topic, infos)
 	}
 	b.cluster, b.addr = c, c.ListenAddrs()[0]
 	return nil

@@ -137,7 +137,9 @@ func (b *Broker) noteEnds() error {
 	now := ends{Seq: b.ends.Seq + 1, Boot: bootID(), Parts: make(map[string][]bounds, len(b.cfg.Topics))}
 	moved := b.ends.Boot != now.Boot
 	for topic := range b.cfg.Topics {
-		for i, p := range b.cluster.PartitionInfos(topic) {
+		infos := b.cluster.PartitionInfos(topic)
+		b.noteHeights(topic, infos)
+		for i, p := range infos {
 			at := bounds{p.LogStartOffset, p.HighWatermark}
 			now.Parts[topic] = append(now.Parts[topic], at)
 			was, ok := b.ends.of(place{topic, int32(i)})

@@ -1,0 +1,464 @@
+package kfake
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kfake"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/stream"
+)
+
+// A consumer in this process reads the broker's files: through the network every
+// record was read, copied and sent twice, once for the workers and once for the
+// history, on the goroutine that also appends, which was 11% of what a receiver of
+// a fan-out cost. It sees what a fetch would: batches below the high watermark,
+// which is what was acknowledged. The broker is not asked for that, since it
+// answers between two batches and their fsyncs only: producers of this process
+// say what they were acknowledged (Appended), and twice a second the broker is
+// asked for what others may have appended (noteEnds).
+
+// height is how far a partition is known to be acknowledged.
+type height struct {
+	end     atomic.Int64
+	waiting atomic.Int32
+	mu      sync.Mutex
+	grown   chan struct{} // closed and replaced when end has grown
+}
+
+// raise makes end at least to.
+func (h *height) raise(to int64) {
+	for {
+		was := h.end.Load()
+		if to <= was {
+			return
+		}
+		if h.end.CompareAndSwap(was, to) {
+			break
+		}
+	}
+	if h.waiting.Load() > 0 {
+		h.mu.Lock()
+		close(h.grown)
+		h.grown = make(chan struct{})
+		h.mu.Unlock()
+	}
+}
+
+// above waits until end is above offset and returns it.
+func (h *height) above(ctx context.Context, offset int64) (int64, error) {
+	for {
+		if end := h.end.Load(); end > offset {
+			return end, nil
+		}
+		h.waiting.Add(1)
+		h.mu.Lock()
+		grown := h.grown
+		h.mu.Unlock()
+		if h.end.Load() <= offset { // else it grew before somebody was known to wait
+			select {
+			case <-grown:
+			case <-ctx.Done():
+			}
+		}
+		h.waiting.Add(-1)
+		if err := ctx.Err(); err != nil {
+			return 0, err
+		}
+	}
+}
+
+// noteHeights learns the high watermarks of the configured topics.
+func (b *Broker) noteHeights(topic string, infos []*kfake.PartitionInfo) {
+	for i, p := range infos {
+		if h := b.heights[place{topic, int32(i)}]; h != nil {
+			h.raise(p.HighWatermark)
+		}
+	}
+}
+
+// Appended says that records below next were acknowledged: those who read the
+// partition need not wait until the broker is asked.
+func (b *Broker) Appended(tp stream.TopicPartition, next int64) {
+	if h := b.heights[place{tp.Topic, tp.Partition}]; h != nil {
+		h.raise(next)
+	}
+}
+
+// Local reads the broker's files; nil for a broker in memory, whose records can
+// be had over the network only.
+func (b *Broker) Local() stream.Local {
+	if b.cfg.Dir == "" {
+		return nil
+	}
+	return local{b}
+}
+
+type local struct{ b *Broker }
+
+// Open implements stream.Local.
+func (l local) Open(tp stream.TopicPartition, offset int64) (stream.Tail, error) {
+	h := l.b.heights[place{tp.Topic, tp.Partition}]
+	if h == nil {
+		return nil, notify.Unavailable("log", time.Second, fmt.Errorf("%s: no such partition", tp))
+	}
+	if end := h.end.Load(); offset < 0 || offset > end {
+		// Perhaps somebody else has appended since the broker was asked.
+		if info := l.b.cluster.PartitionInfo(tp.Topic, tp.Partition); info != nil {
+			h.raise(info.HighWatermark)
+		}
+		if offset < 0 || offset > h.end.Load() {
+			return nil, gone(tp, offset)
+		}
+	}
+	return &tail{tp: tp, dir: place{tp.Topic, tp.Partition}.folder(l.b.cfg.Dir), height: h, next: offset}, nil
+}
+
+func gone(tp stream.TopicPartition, offset int64) error {
+	return &notify.Error{Kind: notify.KindGone, Code: "offset_out_of_range", Msg: fmt.Sprintf("the log does not hold %s@%d", tp, offset), Err: kerr.OffsetOutOfRange}
+}
+
+// tail implements stream.Tail. Its file stays open when the broker removes it, so
+// what it reads it reads to the end.
+type tail struct {
+	tp     stream.TopicPartition
+	dir    string
+	height *height
+	next   int64 // offset to return next
+
+	f     *os.File // nil: not found yet
+	base  int64    // offset of the file's first batch
+	pos   int64    // of a batch in it that ends behind next, or of its end
+	ahead []byte   // scratch
+}
+
+// Close implements stream.Tail.
+func (t *tail) Close() error {
+	if t.f == nil {
+		return nil
+	}
+	return t.f.Close()
+}
+
+const (
+	// readAhead is how much is read at once while batches are small.
+	readAhead = 64 << 10
+	// maxRead is above the largest batch anybody configures.
+	maxRead = 256 << 20
+)
+
+// Next implements stream.Tail.
+func (t *tail) Next(ctx context.Context) (stream.Fetched, error) {
+	for {
+		end, err := t.height.above(ctx, t.next)
+		if err != nil {
+			return stream.Fetched{}, err
+		}
+		f := stream.Fetched{End: end}
+		if err := t.fetch(&f); err != nil {
+			return stream.Fetched{}, err
+		}
+		if len(f.Records) > 0 {
+			return f, nil
+		}
+		if err := ctx.Err(); err != nil { // only control records, or the file goes on elsewhere
+			return stream.Fetched{}, err
+		}
+	}
+}
+
+// fetch reads the batches at pos; it returns without any at the end of a file.
+//
+// A batch that begins below the end is acknowledged as a whole: the end may lie
+// within it while the callers whose records it holds are told one by one.
+func (t *tail) fetch(f *stream.Fetched) error {
+	if t.f == nil {
+		if err := t.find(); err != nil {
+			return err
+		}
+	}
+	if t.ahead == nil {
+		t.ahead = make([]byte, readAhead)
+	}
+	n, err := t.f.ReadAt(t.ahead, t.pos)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return fmt.Errorf("kfake: %s@%d: %w", t.tp, t.next, err)
+	}
+	if n == 0 {
+		return t.roll()
+	}
+	size := 0 // of the batches that are wanted and there
+	for size < n {
+		more := sizeOf(t.ahead[size:n])
+		if more > int64(n-size) || n-size >= 8 && int64(binary.BigEndian.Uint64(t.ahead[size:])) >= f.End {
+			break
+		}
+		size += int(more)
+	}
+	var raw []byte // kept by the records, and so no longer than they need
+	if size > 0 {
+		raw = slices.Clone(t.ahead[:size])
+	} else {
+		whole := sizeOf(t.ahead[:n])
+		if whole > maxRead {
+			return fmt.Errorf("kfake: %s@%d: the batch at byte %d of %s says it has %d bytes", t.tp, t.next, t.pos, t.f.Name(), whole)
+		}
+		raw = make([]byte, whole)
+		copy(raw, t.ahead[:n])
+		if _, err := t.f.ReadAt(raw[min(n, len(raw)):], t.pos+int64(n)); err != nil {
+			return fmt.Errorf("kfake: %s@%d: %w", t.tp, t.next, err)
+		}
+	}
+	for at := 0; at < len(raw); {
+		b, ok := readBatch(raw, at)
+		switch {
+		case !ok:
+			return fmt.Errorf("kfake: %s@%d: the batch at byte %d of %s is damaged", t.tp, t.next, t.pos, t.f.Name())
+		case b.first > t.next:
+			return gone(t.tp, t.next)
+		case b.next() > t.next:
+			if f.Records, err = appendRecords(f.Records, t.tp, raw[at:at+b.size], t.next); err != nil {
+				return fmt.Errorf("kfake: %s@%d: %w", t.tp, b.first, err)
+			}
+			f.Epoch, t.next, f.End = b.epoch, b.next(), max(f.End, b.next())
+		}
+		at += b.size
+		t.pos += int64(b.size)
+	}
+	return nil
+}
+
+// sizeOf is the size of the batch that raw begins with; that of a header where
+// not even that is there.
+func sizeOf(raw []byte) int64 {
+	if len(raw) < batchHeader {
+		return batchHeader
+	}
+	return int64(binary.BigEndian.Uint32(raw[atLength:])) + atEpoch
+}
+
+// find opens the file that holds next and stands at its batch.
+func (t *tail) find() error {
+	bases, err := segmentBases(t.dir)
+	if err != nil {
+		return err
+	}
+	i, exact := slices.BinarySearch(bases, t.next)
+	if !exact {
+		if i--; i < 0 {
+			return gone(t.tp, t.next)
+		}
+	}
+	if err := t.open(bases[i]); err != nil {
+		return err
+	}
+	var header [batchHeader]byte
+	for { // by headers alone
+		if _, err := t.f.ReadAt(header[:], t.pos); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return fmt.Errorf("kfake: %w", err)
+		}
+		first := int64(binary.BigEndian.Uint64(header[:]))
+		if first+int64(int32(binary.BigEndian.Uint32(header[atLast:]))) >= t.next {
+			return nil
+		}
+		t.pos += sizeOf(header[:])
+	}
+}
+
+func (t *tail) open(base int64) error {
+	f, err := os.Open(filepath.Join(t.dir, strconv.FormatInt(base, 10)+segmentSuffix))
+	if errors.Is(err, fs.ErrNotExist) {
+		return gone(t.tp, t.next) // removed since it was listed
+	}
+	if err != nil {
+		return fmt.Errorf("kfake: %w", err)
+	}
+	if t.f != nil {
+		_ = t.f.Close() // it was only read
+	}
+	t.f, t.base, t.pos = f, base, 0
+	return nil
+}
+
+// roll goes on in the next file, which begins where this one ends.
+func (t *tail) roll() error {
+	bases, err := segmentBases(t.dir)
+	if err != nil {
+		return err
+	}
+	if i, _ := slices.BinarySearch(bases, t.base+1); i < len(bases) {
+		return t.open(bases[i]) // which begins behind next if what was between is removed
+	}
+	return fmt.Errorf("kfake: %s ends at byte %d, before %s@%d", t.f.Name(), t.pos, t.tp, t.next)
+}
+
+const segmentSuffix = ".dat"
+
+// segmentBases lists the first offsets of a partition's files.
+func segmentBases(dir string) ([]int64, error) {
+	names, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, fmt.Errorf("kfake: %w", err)
+	}
+	var bases []int64
+	for _, e := range names {
+		if stem, ok := strings.CutSuffix(e.Name(), segmentSuffix); ok {
+			if base, err := strconv.ParseInt(stem, 10, 64); err == nil {
+				bases = append(bases, base)
+			}
+		}
+	}
+	slices.Sort(bases)
+	return bases, nil
+}
+
+var errRecord = errors.New("a record of a batch cannot be read")
+
+// appendRecords appends the records of a whole batch from an offset on. They
+// alias it, unless it is compressed.
+func appendRecords(dst []stream.Record, tp stream.TopicPartition, raw []byte, from int64) ([]stream.Record, error) {
+	attributes := binary.BigEndian.Uint16(raw[atAttributes:])
+	if attributes&controlBatch != 0 {
+		return dst, nil
+	}
+	first, stamp := int64(binary.BigEndian.Uint64(raw)), int64(binary.BigEndian.Uint64(raw[atFrom:]))
+	appendTime := attributes&logAppendTime != 0
+	latest := int64(binary.BigEndian.Uint64(raw[atTo:]))
+	add := func(delta int32, ms int64, key, value []byte, headers []stream.Header) {
+		offset := first + int64(delta)
+		if offset < from {
+			return
+		}
+		at := stamp + ms
+		if appendTime {
+			at = latest
+		}
+		dst = append(dst, stream.Record{Topic: tp.Topic, Partition: tp.Partition, Offset: offset, Key: key, Value: value, Headers: headers, Time: time.UnixMilli(at)})
+	}
+	if attributes&compression == 0 {
+		count := int(int32(binary.BigEndian.Uint32(raw[atCount:])))
+		rest := raw[batchHeader:]
+		dst = slices.Grow(dst, min(count, len(rest)/minRecord))
+		for range count {
+			var r plainRecord
+			var ok bool
+			if rest, ok = r.read(rest); !ok {
+				return dst, errRecord
+			}
+			add(r.offset, r.ms, r.key, r.value, r.headers)
+		}
+		return dst, nil
+	}
+	var b kmsg.RecordBatch
+	if err := b.ReadFrom(raw); err != nil {
+		return dst, err
+	}
+	rs, err := kfake.BatchRecords(b)
+	if err != nil {
+		return dst, err
+	}
+	for i := range rs {
+		r := &rs[i]
+		var headers []stream.Header
+		for _, h := range r.Headers {
+			headers = append(headers, stream.Header{Key: h.Key, Value: h.Value})
+		}
+		add(r.OffsetDelta, r.TimestampDelta64, r.Key, r.Value, headers)
+	}
+	return dst, nil
+}
+
+// Attributes of a batch.
+const (
+	compression   = 0x07
+	logAppendTime = 0x08
+	controlBatch  = 0x20
+)
+
+// minRecord is the size of the smallest record.
+const minRecord = 7
+
+// plainRecord is a record as it lies in a batch:
+//
+//	varint length of the rest, 1 byte of attributes, varint time from the
+//	batch's first, varint offset from the batch's first, key, value, varint count
+//	of headers {key, value}; each of those bytes with its varint length, -1: nil
+type plainRecord struct {
+	offset     int32
+	ms         int64
+	key, value []byte
+	headers    []stream.Header
+}
+
+func (r *plainRecord) read(b []byte) (rest []byte, ok bool) {
+	size, n := binary.Varint(b)
+	if n <= 0 || size < 1 || size > int64(len(b)-n) {
+		return nil, false
+	}
+	b, rest = b[n:n+int(size)], b[n+int(size):]
+	b = b[1:]
+	var offset, headers int64
+	if r.ms, b, ok = varint(b); !ok {
+		return nil, false
+	}
+	if offset, b, ok = varint(b); !ok {
+		return nil, false
+	}
+	r.offset = int32(offset)
+	if r.key, b, ok = bytesOf(b); !ok {
+		return nil, false
+	}
+	if r.value, b, ok = bytesOf(b); !ok {
+		return nil, false
+	}
+	if headers, b, ok = varint(b); !ok || headers < 0 || headers > int64(len(b)) {
+		return nil, false
+	}
+	for range headers {
+		var key, value []byte
+		if key, b, ok = bytesOf(b); !ok {
+			return nil, false
+		}
+		if value, b, ok = bytesOf(b); !ok {
+			return nil, false
+		}
+		r.headers = append(r.headers, stream.Header{Key: string(key), Value: value})
+	}
+	return rest, len(b) == 0
+}
+
+func varint(b []byte) (int64, []byte, bool) {
+	v, n := binary.Varint(b)
+	if n <= 0 {
+		return 0, nil, false
+	}
+	return v, b[n:], true
+}
+
+func bytesOf(b []byte) (v, rest []byte, ok bool) {
+	n, b, ok := varint(b)
+	switch {
+	case !ok || n > int64(len(b)):
+		return nil, nil, false
+	case n < 0:
+		return nil, b, true
+	}
+	return b[:n:n], b[n:], true
+}

@@ -1,0 +1,287 @@
+package kfake
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/stream"
+)
+
+// rolling is a broker on disk whose files are small.
+func rolling(t *testing.T) *Broker {
+	return open(t, Config{Dir: t.TempDir(), Topics: map[string]int{"t": 2}, SegmentBytes: 4 << 10, Durability: PageCache})
+}
+
+func (b *Broker) producer(t *testing.T, c stream.Compression) *stream.Producer {
+	t.Helper()
+	p, err := stream.NewProducer(stream.ProducerConfig{
+		Conn: stream.Conn{Brokers: []string{b.Addr()}, Dial: b.Dial}, Compression: c, AppendTimeout: time.Minute, Appended: b.Appended,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Close)
+	return p
+}
+
+// mixed appends records of all kinds to both partitions: with and without key,
+// value, headers and time, small and large, compressed and not.
+func mixed(t *testing.T, b *Broker) {
+	t.Helper()
+	for round, c := range []stream.Compression{stream.None, stream.LZ4, stream.Zstd, stream.Snappy, stream.None} {
+		p := b.producer(t, c)
+		for i := range 12 {
+			var recs []stream.Record
+			for k := range 1 + 5*(i%3) {
+				r := stream.Record{Topic: "t", Partition: int32(k % 2), Value: []byte(strings.Repeat(fmt.Sprint(round, i, k, " "), 1+i*40))}
+				if k%3 == 1 {
+					r.Key, r.Time = []byte("key"), time.Now().Add(time.Duration(k-i)*time.Second) // the client counts its timeout from there
+				}
+				if k%4 == 2 {
+					r.Headers = []stream.Header{{Key: "a", Value: []byte("1")}, {Key: "none"}}
+				}
+				recs = append(recs, r)
+			}
+			if i == 7 {
+				recs[0].Value = []byte(strings.Repeat("large ", 30_000))
+			}
+			if err := p.Append(t.Context(), recs); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// readAll reads every partition from the offsets on to its end.
+func readAll(t *testing.T, conn stream.Conn, from map[stream.TopicPartition]int64) map[stream.TopicPartition][]stream.Record {
+	t.Helper()
+	r, err := stream.NewReader(conn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	ends, err := r.HighWater(t.Context(), "t")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[stream.TopicPartition][]stream.Record{}
+	done := errors.New("all read")
+	err = r.Run(t.Context(), from, func(tp stream.TopicPartition, recs []stream.Record) error {
+		got[tp] = append(got[tp], recs...)
+		for tp := range from {
+			if n := len(got[tp]); n == 0 || got[tp][n-1].Offset+1 < ends[tp] {
+				return nil
+			}
+		}
+		return done
+	})
+	if !errors.Is(err, done) {
+		t.Fatal(err)
+	}
+	return got
+}
+
+// What is read from the files is what is fetched, from any offset, in the middle
+// of a batch as well.
+func TestLocalReadsWhatIsFetched(t *testing.T) {
+	t.Parallel()
+	b := rolling(t)
+	mixed(t, b)
+	conn := stream.Conn{Brokers: []string{b.Addr()}, Dial: b.Dial}
+	near := conn
+	near.Local = b.Local()
+	a0, a1 := stream.TopicPartition{Topic: "t"}, stream.TopicPartition{Topic: "t", Partition: 1}
+	if n := len(segments(t, b)); n < 5 {
+		t.Fatalf("%d files: nothing rolls", n)
+	}
+	for at := int64(0); at < 60; at += 7 {
+		from := map[stream.TopicPartition]int64{a0: at, a1: at / 2}
+		want, got := readAll(t, conn, from), readAll(t, near, from)
+		for tp := range from {
+			if len(want[tp]) != len(got[tp]) || got[tp][0].Offset != from[tp] {
+				t.Fatalf("%s: %d records, want %d", tp, len(got[tp]), len(want[tp]))
+			}
+			for i := range want[tp] {
+				w, g := want[tp][i], got[tp][i]
+				if !w.Time.Equal(g.Time) {
+					t.Fatalf("%s@%d: %v, want %v", tp, w.Offset, g.Time, w.Time)
+				}
+				w.Time, g.Time = time.Time{}, time.Time{}
+				if !reflect.DeepEqual(w, g) {
+					t.Fatalf("%s@%d: %+v, want %+v", tp, w.Offset, g, w)
+				}
+			}
+		}
+	}
+}
+
+func segments(t *testing.T, b *Broker) []int64 {
+	t.Helper()
+	bases, err := segmentBases(place{"t", 0}.folder(b.cfg.Dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return bases
+}
+
+// A batch that is written and not acknowledged is not handed out: it may be gone
+// after a loss of power, and its offsets given to others.
+func TestLocalWaitsForTheAcknowledgement(t *testing.T) {
+	t.Parallel()
+	b := rolling(t)
+	b.fill(t, "t", 0, 0, 3, 100)
+	tp := stream.TopicPartition{Topic: "t"}
+	b.Appended(tp, 2) // the third is on disk, and nobody was told
+	tail, err := b.Local().Open(tp, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tail.Close()
+	f, err := tail.Next(t.Context())
+	if err != nil || len(f.Records) != 2 || f.End != 2 {
+		t.Fatalf("%d records, end %d: %v", len(f.Records), f.End, err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	stop()
+	if f, err := tail.Next(ctx); !errors.Is(err, context.Canceled) {
+		t.Fatalf("%d records: %v", len(f.Records), err)
+	}
+	if err := b.noteEnds(); err != nil { // what others append is found so
+		t.Fatal(err)
+	}
+	if f, err := tail.Next(t.Context()); err != nil || len(f.Records) != 1 || f.Records[0].Offset != 2 {
+		t.Fatalf("%+v: %v", f, err)
+	}
+}
+
+func TestLocalIsGone(t *testing.T) {
+	t.Parallel()
+	b := rolling(t)
+	b.fill(t, "t", 0, 0, 40, 500)
+	if err := b.noteEnds(); err != nil {
+		t.Fatal(err)
+	}
+	tp := stream.TopicPartition{Topic: "t"}
+	early, err := b.Local().Open(tp, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer early.Close()
+	if f, err := early.Next(t.Context()); err != nil || f.Records[0].Offset != 0 {
+		t.Fatal(f, err)
+	}
+	late, err := b.Local().Open(tp, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer late.Close()
+	if err := b.TrimOnce(map[string]map[int32]int64{"t": {0: 39}}); err != nil {
+		t.Fatal(err)
+	}
+	if bases := segments(t, b); bases[0] == 0 {
+		t.Fatalf("nothing was trimmed: %v", bases)
+	}
+	if _, err := late.Next(t.Context()); notify.KindOf(err) != notify.KindGone {
+		t.Errorf("a trimmed offset: %v", err)
+	}
+	for err = nil; err == nil; { // reads the file it has to its end
+		_, err = early.Next(t.Context())
+	}
+	if notify.KindOf(err) != notify.KindGone {
+		t.Errorf("a file between is trimmed: %v", err)
+	}
+	for _, at := range []int64{-1, 41} {
+		if _, err := b.Local().Open(tp, at); notify.KindOf(err) != notify.KindGone {
+			t.Errorf("offset %d: %v", at, err)
+		}
+	}
+	if tail, err := b.Local().Open(tp, 40); err != nil {
+		t.Errorf("the next offset: %v", err)
+	} else {
+		tail.Close()
+	}
+}
+
+// A reader that meets damage stands, and takes nothing else for what was there.
+func TestLocalStandsAtDamage(t *testing.T) {
+	t.Parallel()
+	b := open(t, Config{Dir: t.TempDir(), Topics: map[string]int{"t": 1}, Durability: PageCache})
+	b.fill(t, "t", 0, 0, 5, 300)
+	name := filepath.Join(place{"t", 0}.folder(b.cfg.Dir), "0.dat")
+	raw, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		at    int
+		value byte
+	}{{batchHeader + 100, 'x'}, {atLength, 0x7f}, {atMagic, 1}, {0, 1}} {
+		damaged := slices.Clone(raw)
+		damaged[len(raw)/5*2+c.at] ^= c.value // of the third batch
+		if err := os.WriteFile(name, damaged, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		tp := stream.TopicPartition{Topic: "t"}
+		b.Appended(tp, 5)
+		tail, err := b.Local().Open(tp, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []stream.Record
+		for range 10 {
+			f, err := tail.Next(t.Context())
+			got = append(got, f.Records...)
+			if err != nil {
+				break
+			}
+		}
+		if len(got) > 2 {
+			t.Errorf("byte %d: %d records", c.at, len(got))
+		}
+		tail.Close()
+	}
+}
+
+// Nobody is woken for nothing, and nobody sleeps through.
+func TestHeight(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := &height{grown: make(chan struct{})}
+		got := make(chan int64, 3)
+		for range 3 {
+			go func() {
+				end, _ := h.above(t.Context(), 4)
+				got <- end
+			}()
+		}
+		synctest.Wait()
+		h.raise(4)
+		synctest.Wait()
+		if len(got) != 0 {
+			t.Error("woken by what was there")
+		}
+		h.raise(9)
+		h.raise(7) // late, and lower
+		synctest.Wait()
+		if len(got) != 3 || <-got != 9 {
+			t.Error("not woken")
+		}
+		ctx, stop := context.WithTimeout(t.Context(), time.Second)
+		defer stop()
+		if _, err := h.above(ctx, 9); !errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
+		}
+		if h.waiting.Load() != 0 {
+			t.Error("somebody is still counted")
+		}
+	})
+}
