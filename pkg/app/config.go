@@ -57,7 +57,7 @@ type Config struct {
 	} `koanf:"history"`
 
 	Timers struct {
-		Shards      int           `koanf:"shards" doc:"partitions of each minute; never change it for a store that holds timers"`
+		Shards      int           `koanf:"shards" doc:"partitions of each minute; a store keeps the number it was first started with"`
 		MaxDelay    time.Duration `koanf:"max_delay" doc:"how far ahead notifications and triggers may be scheduled"`
 		Jitter      time.Duration `koanf:"jitter" doc:"spread of scheduled notifications and triggers, later only; never otp and alert"`
 		CatchUpRate int           `koanf:"catch_up_rate" doc:"timers a second released of what came due while the process was away; more than callbacks take delays those that are on time"`

@@ -150,7 +150,7 @@ func (w *noteWriter) write(p *plan, kind uint8, m *Meta, n *note, base notify.Ba
 			Head: base, Weight: 1,
 		})
 		p.schedules = append(p.schedules, engine.Schedule{
-			Base: base, Caller: m.Caller, Channel: n.channel, Category: n.category, FireAt: fire,
+			Base: base, Caller: m.Caller, User: string(n.user), Channel: n.channel, Category: n.category, FireAt: fire,
 			Created: accepted, Expires: n.expires, Partition: uint16(part), Receivers: 1, Accepted: 1,
 		})
 		return

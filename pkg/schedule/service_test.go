@@ -132,7 +132,7 @@ func code(err error) string {
 // hinted counts the partitions in which rows of v lie and its base is hinted.
 func (r *rig) hinted(t *testing.T, v View) (with, without int) {
 	t.Helper()
-	ts, err := r.Timers(t.Context(), v)
+	_, ts, err := r.Timers(t.Context(), v)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -171,7 +171,7 @@ func TestCancel(t *testing.T) {
 		if err != nil || again.Touched != v.Touched || len(r.ended) != 12 {
 			t.Errorf("a second cancel: %+v, %v, %d", again, err, len(r.ended))
 		}
-		if _, err := r.Move(t.Context(), base, time.Now().Add(2*time.Hour).UnixMilli()); code(err) != "cancelled" {
+		if _, err := r.Move(t.Context(), base, time.Now().Add(2*time.Hour).UnixMilli(), "shop"); code(err) != "cancelled" {
 			t.Errorf("a move of it: %v", err)
 		}
 		if _, err := r.Cancel(t.Context(), notify.NewBase(time.Now())); notify.KindOf(err) != notify.KindNotFound {
@@ -188,7 +188,7 @@ func TestGuard(t *testing.T) {
 		r := newRig()
 		base := r.single(t, 10*time.Second)
 		time.Sleep(5499 * time.Millisecond)
-		if _, err := r.Move(t.Context(), base, time.Now().Add(7*time.Second).UnixMilli()); err != nil {
+		if _, err := r.Move(t.Context(), base, time.Now().Add(7*time.Second).UnixMilli(), "shop"); err != nil {
 			t.Errorf("4,501 ms before: %v", err)
 		}
 		late := r.single(t, 4500*time.Millisecond)
@@ -231,7 +231,7 @@ func TestMove(t *testing.T) {
 		}
 		for round, to := range []time.Duration{2 * time.Hour, 40 * 24 * time.Hour, time.Minute, 0} {
 			at := time.Now().Add(to).UnixMilli()
-			v, err := r.Move(t.Context(), base, at)
+			v, err := r.Move(t.Context(), base, at, "shop")
 			if err != nil || v.FireAt != at || v.Gen != uint32(round+1) {
 				t.Fatalf("to %v: %+v, %v", to, v, err)
 			}
@@ -239,7 +239,7 @@ func TestMove(t *testing.T) {
 			if err != nil || got != v {
 				t.Fatalf("to %v: get %+v, %v", to, got, err)
 			}
-			ts, err := r.Timers(t.Context(), v)
+			_, ts, err := r.Timers(t.Context(), v)
 			if err != nil || len(ts) != 12 {
 				t.Fatalf("to %v: %d rows, %v", to, len(ts), err)
 			}
@@ -255,7 +255,7 @@ func TestMove(t *testing.T) {
 		}
 
 		once := r.single(t, time.Hour, func(s *engine.Schedule) { s.Expires = s.FireAt + 60_000 })
-		v, err := r.Move(t.Context(), once, time.Now().Add(time.Hour).UnixMilli())
+		v, err := r.Move(t.Context(), once, time.Now().Add(time.Hour).UnixMilli(), "shop")
 		if err != nil || v.Gen != 0 {
 			t.Errorf("to where it is: %+v, %v", v, err)
 		}
@@ -263,7 +263,7 @@ func TestMove(t *testing.T) {
 			in   time.Duration
 			code string
 		}{{time.Hour + time.Minute, "expires_before_scheduled"}, {367 * 24 * time.Hour, "scheduled_too_far"}} {
-			if _, err := r.Move(t.Context(), once, time.Now().Add(c.in).UnixMilli()); code(err) != c.code {
+			if _, err := r.Move(t.Context(), once, time.Now().Add(c.in).UnixMilli(), "shop"); code(err) != c.code {
 				t.Errorf("in %v: %v, want %s", c.in, err, c.code)
 			}
 		}
@@ -271,7 +271,7 @@ func TestMove(t *testing.T) {
 		if err := r.store.Schedules().Put(t.Context(), []engine.Schedule{orphan}); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := r.Move(t.Context(), orphan.Base, time.Now().Add(2*time.Hour).UnixMilli()); code(err) != "not_stored" {
+		if _, err := r.Move(t.Context(), orphan.Base, time.Now().Add(2*time.Hour).UnixMilli(), "shop"); code(err) != "not_stored" {
 			t.Errorf("without its timers: %v", err)
 		}
 	})
@@ -299,7 +299,7 @@ func TestOneWinner(t *testing.T) {
 		base = r.single(t, time.Hour)
 		to := time.Now().Add(3 * time.Hour).UnixMilli()
 		r.swaps.before = func(engine.ScheduleHead) {
-			if _, err := r.Move(t.Context(), base, to); err != nil {
+			if _, err := r.Move(t.Context(), base, to, "shop"); err != nil {
 				t.Error(err)
 			}
 		}
@@ -318,7 +318,7 @@ func TestOneWinner(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		if _, err := r.Move(t.Context(), base, to); code(err) != "cancelled" {
+		if _, err := r.Move(t.Context(), base, to, "shop"); code(err) != "cancelled" {
 			t.Errorf("behind a cancel: %v", err)
 		}
 
@@ -330,7 +330,7 @@ func TestOneWinner(t *testing.T) {
 				t.Error(won, err)
 			}
 		}
-		if v, err = r.Move(t.Context(), base, to+1); err != nil || v.Gen != 2 {
+		if v, err = r.Move(t.Context(), base, to+1, "shop"); err != nil || v.Gen != 2 {
 			t.Errorf("behind a fence: %+v, %v", v, err)
 		}
 	})
@@ -350,7 +350,7 @@ func TestLostAnswer(t *testing.T) {
 		}
 		moved := r.single(t, time.Hour)
 		r.swaps.after = func() error { return lost }
-		if v, err = r.Move(t.Context(), moved, time.Now().Add(time.Minute).UnixMilli()); err != nil || v.Gen != 1 {
+		if v, err = r.Move(t.Context(), moved, time.Now().Add(time.Minute).UnixMilli(), "shop"); err != nil || v.Gen != 1 {
 			t.Errorf("%+v, %v", v, err)
 		}
 		never := r.single(t, time.Hour)
@@ -397,7 +397,7 @@ func TestForecast(t *testing.T) {
 		if err := r.cfg.Park(t.Context(), []engine.Timer{{FireAt: now.Add(time.Minute).UnixMilli(), ID: []byte("trg"), Kind: 2}}); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := r.Move(t.Context(), moved, now.Add(3*time.Minute).UnixMilli()); err != nil {
+		if _, err := r.Move(t.Context(), moved, now.Add(3*time.Minute).UnixMilli(), "shop"); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := r.Cancel(t.Context(), gone); err != nil {

@@ -68,7 +68,7 @@ func (w *world) release(t testing.TB, base notify.Base) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ts, err := w.schedules().Timers(t.Context(), v)
+	_, ts, err := w.schedules().Timers(t.Context(), v)
 	if err != nil {
 		t.Fatal(err)
 	}

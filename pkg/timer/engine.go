@@ -97,6 +97,11 @@ func (e *Engine) Run(ctx context.Context) error {
 // what a Writer has to ask the store for.
 func (e *Engine) Park(ctx context.Context, ts []engine.Timer) error { return e.writer.Park(ctx, ts) }
 
+// ParkScheduled stores schedules and their timers as Writer.ParkScheduled does.
+func (e *Engine) ParkScheduled(ctx context.Context, ss []engine.Schedule, ts []engine.Timer) error {
+	return e.writer.ParkScheduled(ctx, ss, ts)
+}
+
 // Writer returns the writer behind Park.
 func (e *Engine) Writer() *Writer { return e.writer }
 
