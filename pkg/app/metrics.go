@@ -359,6 +359,9 @@ func (c *nodeCollector) Collect(ch chan<- prometheus.Metric) {
 	for _, s := range st.Shards {
 		water = max(water, s.WatermarkAge)
 	}
+	for _, s := range st.Others {
+		water = max(water, s.WatermarkAge)
+	}
 	gauge(descWater, water.Seconds())
 	gauge(descCatchUp, float64(st.Backlog.Left))
 	gauge(descBeat, st.HeartbeatAge.Seconds())
