@@ -50,11 +50,12 @@ func (n *Node) buildLater() error {
 		return err
 	}
 	l.queue = n.store.Queue(triggerQueue, triggerReceives)
-	toLog, toQueue := timer.ToLog(n.producer), trigger.ToQueue(l.queue)
+	toLog, toQueue, toBacklog := timer.ToLog(n.producer), trigger.ToQueue(l.queue), trigger.ToBacklog(l.queue, trigger.BacklogPace{})
 	tc := timer.Config{
 		Store: n.store.Timers(), Schedules: n.store.Schedules(), Scheduled: n.store, Cold: n.store.ColdTimers(), Heartbeats: memory.NewHeartbeats(),
 		Owner: n.broker.StoreID(), Shards: cfg.Timers.Shards, CatchUpRate: cfg.Timers.CatchUpRate, Logger: n.log,
 		Publish:   func(ctx context.Context, ts []engine.Timer) error { return handOn(ctx, ts, toLog, toQueue) },
+		CaughtUp:  func(ctx context.Context, ts []engine.Timer) error { return handOn(ctx, ts, toLog, toBacklog) },
 		Cancelled: n.cancelledTimers,
 		Events:    timer.Events{Released: n.metrics.released},
 	}

@@ -43,8 +43,8 @@ type Dispatcher struct {
 	held     map[*work]struct{}    // every message in memory
 	ids      map[notify.Base]*work // one per trigger that is being worked on
 	inFlight int                   // calls under way, and claims for them
-	queued   int                   // over all lanes
-	bytes    int                   // of their rows
+	queued   [2]int                // over all lanes, by line
+	bytes    [2]int                // of their rows
 	idle     chan struct{}         // closed when draining and nothing is held
 	room     chan struct{}         // something was let go
 	stopping bool
@@ -294,11 +294,11 @@ func (d *Dispatcher) drain() {
 	close(d.draining)
 	var back []*work
 	for _, l := range d.lanes {
-		for _, w := range l.queue {
+		waiting := l.clearLocked()
+		for _, w := range waiting {
 			d.queuedLocked(l, w, -1)
 		}
-		back = append(back, l.queue...)
-		l.queue = nil
+		back = append(back, waiting...)
 	}
 	if len(d.held) == 0 {
 		d.closeIdleLocked()
