@@ -149,6 +149,9 @@ func (f flaky) Head(ctx context.Context, base notify.Base) (engine.ScheduleHead,
 
 func (f flaky) Hint(ctx context.Context, hs []engine.Hint) error {
 	f.h.linger()
+	if f.h.random(15) == 0 {
+		time.Sleep(time.Duration(f.h.random(8000)) * time.Millisecond)
+	}
 	if fail, _ := f.h.slip(); fail {
 		return errDown
 	}
@@ -168,6 +171,7 @@ func (f flaky) Swap(ctx context.Context, old uint64, next engine.ScheduleHead) (
 	}
 	f.h.linger()
 	if fail {
+		time.Sleep(time.Duration(f.h.random(300)) * time.Millisecond) // others go on meanwhile
 		return engine.ScheduleHead{}, false, errDown
 	}
 	return got, won, err
@@ -261,7 +265,9 @@ func (h *history) create(s *Service, client int) {
 func (h *history) client(s *Service, n, ops int) {
 	ctx := context.Background()
 	for range ops {
-		time.Sleep(time.Duration(h.random(400)) * time.Millisecond)
+		if h.random(2) == 0 {
+			time.Sleep(time.Duration(h.random(800)) * time.Millisecond)
+		}
 		h.mu.Lock()
 		var base notify.Base
 		known := len(h.bases)
@@ -393,7 +399,7 @@ func (h *history) settled() {
 // and without having done what was asked, are linearizable per schedule.
 func TestLinearizable(t *testing.T) {
 	t.Parallel()
-	histories := 60
+	histories := 150
 	if testing.Short() {
 		histories = 10
 	}

@@ -35,7 +35,7 @@ func ToQueue(q engine.Queue) func(ctx context.Context, ts []engine.Timer) error 
 // BacklogPace says how fast what is late anyway goes into the delay queue. The
 // zero value of a number means its default.
 type BacklogPace struct {
-	Deep int // messages in the backlog lane from which on it is slow: 20,000
+	Deep int // messages in the backlog lane from which on it is slow: 5,000, what a dispatcher keeps of one caller
 	Slow int // triggers a second then: 2,000
 }
 
@@ -43,7 +43,7 @@ type BacklogPace struct {
 // into the backlog lane. While that is deep, because dispatchers do not keep up,
 // they go slowly, and never not at all: timers of other kinds wait behind them.
 func ToBacklog(q engine.Queue, pace BacklogPace) func(ctx context.Context, ts []engine.Timer) error {
-	b := backlogger{q: q, deep: or(pace.Deep, 20_000)}
+	b := backlogger{q: q, deep: or(pace.Deep, 5000)}
 	slow := or(pace.Slow, 2000)
 	b.slow = rate.NewLimiter(rate.Limit(slow), max(slow/10, 1))
 	return b.publish
