@@ -3,6 +3,7 @@ package schedule
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"testing"
@@ -456,4 +457,85 @@ func TestBefore(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A move says who made it and when, also after the release, and leaves no rows
+// of the generations before; after so many it is refused.
+func TestMovedToo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig()
+		cfg := r.cfg
+		cfg.MaxMoves = 5
+		cfg.Forget = func(ctx context.Context, ts []engine.Timer) error { return r.store.ForgetTimers(ctx, shards, ts) }
+		r.Service = New(cfg)
+		for _, base := range []notify.Base{r.single(t, time.Hour), r.fan(t, 40*24*time.Hour)} {
+			var v View
+			var err error
+			for i := range 5 {
+				time.Sleep(time.Minute)
+				days := time.Duration(20*(i+1)) * 24 * time.Hour // from the hot table to the cold one and back
+				if v, err = r.Move(t.Context(), base, time.Now().Add(days).UnixMilli(), fmt.Sprint("caller", i)); err != nil {
+					t.Fatal(err)
+				}
+				if v.MovedBy != fmt.Sprint("caller", i) || v.MovedAt != time.Now().UnixMilli() {
+					t.Fatalf("%+v", v)
+				}
+				again, ts, err := r.Timers(t.Context(), v)
+				if err != nil || again != v || weight(ts) != v.Accepted {
+					t.Fatalf("%+v, %d rows, %v", again, len(ts), err)
+				}
+				rows := uint32(0)
+				count := func(x *engine.Timer) error {
+					if x.Head == base {
+						rows += x.Weight
+					}
+					return nil
+				}
+				if err := errors.Join(r.store.Timers().Pending(t.Context(), count), r.store.ColdTimers().Pending(t.Context(), count)); err != nil {
+					t.Fatal(err)
+				}
+				if rows != v.Accepted {
+					t.Errorf("%d receivers of %d are stored after move %d", rows, v.Accepted, i+1)
+				}
+			}
+			if _, err := r.Move(t.Context(), base, time.Now().Add(time.Hour).UnixMilli(), "shop"); code(err) != "moved_too_often" || notify.KindOf(err) != notify.KindConflict {
+				t.Errorf("move 6: %v", err)
+			}
+			if _, err := r.Move(t.Context(), base, v.FireAt, "shop"); err != nil {
+				t.Errorf("to where it is: %v", err)
+			}
+			c, err := r.Cancel(t.Context(), base)
+			if err != nil || c.MovedBy != "caller4" || c.MovedAt != v.MovedAt {
+				t.Errorf("%+v, %v", c, err)
+			}
+		}
+	})
+}
+
+// On a full disk nothing is moved and nothing stored; a cancel goes on.
+func TestMoveOnAFullDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig()
+		base := r.single(t, time.Hour)
+		full := &notify.Error{Kind: notify.KindUnavailable, Code: "disk_full", RetryAfter: 5 * time.Second}
+		cfg := r.cfg
+		cfg.Gate = func() error { return full }
+		s := New(cfg)
+		before, err := s.Get(t.Context(), base)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Move(t.Context(), base, time.Now().Add(2*time.Hour).UnixMilli(), "shop"); !errors.Is(err, full) {
+			t.Errorf("move: %v", err)
+		}
+		if after, err := s.Get(t.Context(), base); err != nil || after != before {
+			t.Errorf("%+v, %v, before %+v", after, err, before)
+		}
+		if with, _ := r.hinted(t, before); with != 0 {
+			t.Error("the refused move left a hint")
+		}
+		if _, err := s.Cancel(t.Context(), base); err != nil {
+			t.Errorf("cancel: %v", err)
+		}
+	})
 }
