@@ -275,6 +275,16 @@ func TestListSchedules(t *testing.T) {
 	if _, page = list("", operator); len(page.Items) != 5 {
 		t.Errorf("an operator sees %d", len(page.Items))
 	}
+	for query, want := range map[string]int{"?user=u1": 2, "?user=u1&status=CANCELLED": 1, "?user=u2": 0} {
+		if _, page = list(query, read); len(page.Items) != want {
+			t.Errorf("%s: %+v", query, page)
+		}
+		for _, i := range page.Items {
+			if i.UserID != "u1" {
+				t.Errorf("%s: %+v", query, i)
+			}
+		}
+	}
 	if _, page = list("?caller=bank", operator); len(page.Items) != 1 || page.Items[0].Caller != "bank" {
 		t.Errorf("%+v", page)
 	}
