@@ -305,9 +305,21 @@ func TestOnTimeBesideBacklog(t *testing.T) {
 	p99, drained := besideBacklog(t, func(q engine.Queue) func(context.Context, []engine.Timer) error {
 		return ToBacklog(q, BacklogPace{})
 	})
-	one, _ := besideBacklog(t, ToQueue) // in one lane with the rest
-	t.Logf("on time p99 %v beside a backlog that took %v; %v in one lane", p99, drained, one)
-	if p99 > 100*time.Millisecond {
+	one, _ := besideBacklog(t, func(q engine.Queue) func(context.Context, []engine.Timer) error {
+		return func(ctx context.Context, ts []engine.Timer) error { // in one lane with the rest
+			ms, err := messages(ts)
+			if err != nil {
+				return err
+			}
+			for i := range ms {
+				ms[i].Backlog = false
+			}
+			return q.Enqueue(ctx, ms)
+		}
+	})
+	short, _ := besideBacklog(t, ToQueue) // late by too little to be caught up
+	t.Logf("on time p99 %v beside a backlog that took %v; %v beside what is late; %v in one lane", p99, drained, short, one)
+	if max(p99, short) > 100*time.Millisecond {
 		t.Errorf("on time p99 %v", p99)
 	}
 	if drained > 5*time.Second {

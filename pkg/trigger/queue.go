@@ -94,6 +94,10 @@ func (b *backlogger) fits(ctx context.Context, n int) bool {
 	return true
 }
 
+// lateAfter is how late a timer is when it stands behind what is due now: after a
+// short outage all that was missed comes at once, not paced.
+const lateAfter = 2 * time.Second
+
 // messages makes the messages of due timers.
 func messages(ts []engine.Timer) ([]engine.Message, error) {
 	ms := make([]engine.Message, len(ts))
@@ -104,7 +108,7 @@ func messages(ts []engine.Timer) ([]engine.Message, error) {
 		}
 		// A timer comes when it is due. One that does not must not fire early.
 		wait := min(max(time.UnixMilli(ts[i].FireAt).Sub(now), 0), engine.MaxQueueDelay)
-		ms[i] = engine.Message{Body: ts[i].Payload, Delay: wait}
+		ms[i] = engine.Message{Body: ts[i].Payload, Delay: wait, Backlog: now.Sub(time.UnixMilli(ts[i].FireAt)) > lateAfter}
 	}
 	return ms, nil
 }
