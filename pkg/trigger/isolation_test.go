@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -372,4 +373,22 @@ func TestBacklogPace(t *testing.T) {
 			t.Errorf("another kind: %v", err)
 		}
 	})
+}
+
+// While both lines of a caller have messages, one of four is the backlog's:
+// neither can starve the other.
+func TestTurnsOfLines(t *testing.T) {
+	t.Parallel()
+	var l lane
+	for range 30 {
+		l.lines[onTime].queue = append(l.lines[onTime].queue, &work{})
+		l.lines[backlog].queue = append(l.lines[backlog].queue, &work{d: engine.Delivery{Backlog: true}})
+	}
+	turns := ""
+	for l.waiting() > 0 {
+		turns += [...]string{"o", "b"}[l.popLocked().line()]
+	}
+	if want := strings.Repeat("ooob", 10) + strings.Repeat("b", 20); turns != want {
+		t.Errorf("%s, want %s", turns, want)
+	}
 }
