@@ -34,9 +34,7 @@ func TestColdTimers(t *testing.T)  { enginetest.ColdTimers(t, open((*memory.Stor
 func TestTriggers(t *testing.T)    { enginetest.Triggers(t, open((*memory.Store).Triggers)) }
 
 func TestTimersDropHints(t *testing.T) {
-	enginetest.TimersDropHints(t, open(func(s *memory.Store) enginetest.Scheduling {
-		return scheduling(s)
-	}))
+	enginetest.TimersDropHints(t, open(scheduling))
 }
 
 func TestQueue(t *testing.T) {

@@ -70,9 +70,7 @@ func TestQueue(t *testing.T)      { t.Parallel(); enginetest.Queue(t, open(testQ
 
 func TestTimersDropHints(t *testing.T) {
 	t.Parallel()
-	enginetest.TimersDropHints(t, open(func(s *Store) enginetest.Scheduling {
-		return scheduling(s)
-	}))
+	enginetest.TimersDropHints(t, open(scheduling))
 }
 
 func testQueue(s *Store) engine.Queue { return s.Queue("q", enginetest.QueueReceives) }
