@@ -11,6 +11,17 @@ import (
 // headVersion begins a head's value. Version 1 did not know who moved it.
 const headVersion = 2
 
+func appendHead(b []byte, h *engine.ScheduleHead) []byte {
+	b = append(b, headVersion, byte(h.State))
+	b = binary.AppendUvarint(b, uint64(h.Gen))
+	b = binary.AppendUvarint(b, h.Version)
+	b = appendInt64(b, h.FireAt)
+	b = appendInt64(b, h.At)
+	b = appendInt64(b, h.MovedAt)
+	b = binary.AppendUvarint(b, uint64(h.Moves))
+	return appendLen(b, h.MovedBy)
+}
+
 func (t *schedules) Head(ctx context.Context, base notify.Base) (engine.ScheduleHead, bool, error) {
 	h, ok, err := t.head(base)
 	if err != nil {
@@ -84,14 +95,7 @@ func (t *schedules) Swap(ctx context.Context, old uint64, h engine.ScheduleHead)
 		return was.head, false, err
 	}
 	h.Version = old + 1
-	v := append(make([]byte, 0, 64), headVersion, byte(h.State))
-	v = binary.AppendUvarint(v, uint64(h.Gen))
-	v = binary.AppendUvarint(v, h.Version)
-	v = appendInt64(v, h.FireAt)
-	v = appendInt64(v, h.At)
-	v = appendInt64(v, h.MovedAt)
-	v = binary.AppendUvarint(v, uint64(h.Moves))
-	v = appendLen(v, h.MovedBy)
+	v := appendHead(make([]byte, 0, 64), &h)
 	err = t.s.commit.write(ctx, func(tx tx) {
 		tx.set(k, v)
 		before, listed := was.fireAt()
