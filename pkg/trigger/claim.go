@@ -62,7 +62,7 @@ func (d *Dispatcher) doubtful(ctx context.Context, ws []*work) {
 // again lets a message start over: its row is another one now.
 func (d *Dispatcher) again(w *work) {
 	d.free(w, notCalled)
-	d.reads.add(w)
+	d.look(w)
 }
 
 // start begins the call of a claimed row.
@@ -223,7 +223,7 @@ func (d *Dispatcher) swap(ctx context.Context, ws []*work) {
 			// Somebody claimed it after the lease had run out, or it was
 			// rescheduled or cancelled before its claim: the row decides.
 			lost++
-			d.reads.add(w)
+			d.look(w)
 		}
 		d.cfg.Events.claimLost(lost)
 		return
@@ -262,7 +262,7 @@ func (d *Dispatcher) settleDoubt(ctx context.Context, ws []*work) (left []*work,
 			d.written(w)
 		default:
 			lost++
-			d.reads.add(w)
+			d.look(w)
 		}
 	}
 	d.cfg.Events.claimLost(lost)
