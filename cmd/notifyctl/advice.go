@@ -62,7 +62,7 @@ func (p *program) next(c *cobra.Command, err error) []string {
 		return []string{"notifyctl context check       (the scopes of the token)"}
 	case notify.KindOf(err) == notify.KindThrottled || notify.KindOf(err) == notify.KindUnavailable:
 		return []string{"the same command again; notifyctl doctor says how the server is"}
-	case cli.ExitCode(err) == cli.ExitUsage:
+	case code == "" && cli.ExitCode(err) == cli.ExitUsage: // one with a code names its field and the rule
 		return []string{c.CommandPath() + " --help"}
 	}
 	return nil
