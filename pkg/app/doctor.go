@@ -28,6 +28,7 @@ var repairs = map[string]string{
 	"log size":       "find who does not get on (notifyctl lag), or raise log.cap_mib; at the cap intake answers 503",
 	"log damage":     "look for faults of the disk; deal with what was lost: history and outcomes of the range tell what was sent",
 	"log segments":   "deal with each range named above; the detail says how the report ends",
+	"positions":      "restore the data folder from a backup if more than log/groups.log was removed; else nothing: the next start finds the positions that are kept from now on",
 	"log durability": "set log.sync: true, unless losing acknowledged records at a power cut is acceptable",
 	"store":          "look at the store's volume, then restart; with a fault of the disk restore a backup",
 	"disk":           "make room on the volume of data_dir: at log.min_free_mib intake answers 503",
