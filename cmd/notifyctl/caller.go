@@ -23,6 +23,8 @@ func newCaller(p *program) *cobra.Command {
 func newCallerList(p *program) *cobra.Command {
 	return &cobra.Command{
 		Use: "ls", Short: "List the callers that differ from the defaults", Args: cobra.NoArgs, Aliases: []string{"list"},
+		Example: `  notifyctl caller ls
+  notifyctl caller ls -o json --jq .items[].id`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			cl, err := p.client()
 			if err != nil {
@@ -32,7 +34,7 @@ func newCallerList(p *program) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if err := printPage(p, out, out.Items, func() cli.Table {
+			if err := printWide(p, out, out.Items, []string{"SECRETS"}, func() cli.Table {
 				t := cli.Table{{"CALLER", "RATE", "DISABLED", "SECRETS", "CALLBACK URLS"}}
 				for i := range out.Items {
 					v := &out.Items[i]
@@ -72,6 +74,7 @@ func orDefault(n int) string {
 func newCallerShow(p *program) *cobra.Command {
 	return &cobra.Command{
 		Use: "show CALLER", Short: "Show what is set for a caller", Args: cli.Exact("a caller"),
+		Example: `  notifyctl caller show shop`,
 		RunE: func(c *cobra.Command, args []string) error {
 			cl, err := p.client()
 			if err != nil {
@@ -96,7 +99,7 @@ func (p *program) printCaller(c *api.Caller) error {
 		for _, s := range c.Secrets {
 			until := ""
 			if s.ExpiresAt != nil {
-				until = ", signs until " + s.ExpiresAt.Local().Format("2006-01-02 15:04")
+				until = ", signs until " + s.ExpiresAt.Local().Format("2006-01-02 15:04 MST")
 			}
 			t = append(t, []string{"secret", "made " + p.when(s.CreatedAt) + until})
 		}
@@ -184,6 +187,8 @@ func newRotateSecret(p *program) *cobra.Command {
 		Use: "rotate-secret CALLER", Short: "Give a caller a fresh secret to check callbacks with", Args: cli.Exact("a caller"),
 		Long: `rotate-secret makes a new signing secret and prints it: the only time it is shown. The
 one before signs beside it for the overlap, so that the receiver can be changed over.`,
+		Example: `  notifyctl caller rotate-secret shop
+  notifyctl caller rotate-secret shop --overlap 0s`,
 		RunE: func(c *cobra.Command, args []string) error { return runRotateSecret(c.Context(), p, args[0], overlap) },
 	}
 	c.Flags().StringVar(&overlap, "overlap", overlap, "how long the secret before signs too; 0s: not at all")

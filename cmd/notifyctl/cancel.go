@@ -15,9 +15,12 @@ func newCancel(p *program) *cobra.Command {
 		Use: "cancel ID", Short: "Stop what has not started of a notification, fan-out, campaign or trigger", Args: cli.Exact("an id"),
 		Long: `cancel stops what has not started: one notification (ntf_...), one receiver of a
 fan-out (ntf_...-7), a whole fan-out, a campaign (cmp_...) with its later parts, or a
-trigger (trg_...). What waits for its time is cancelled for good, until 4.5 s before it is due. Anything
-else: it binds calls that start a second later; what is running then is not stopped.
-A campaign is only cancelled after a yes.`,
+trigger (trg_...). What waits for its time is cancelled for good, until 4.5 s before
+it is due. Anything else: it binds calls that start a second later; what is running
+then is not stopped. A campaign is only cancelled after a yes.`,
+		Example: `  notifyctl cancel ntf_01KAJ8Q2T5E7V9XCB3M4N6P8RS
+  notifyctl cancel trg_01KAJ8Q2T5E7V9XCB3M4N6P8RS
+  notifyctl cancel cmp_01KAJ8Q2T5E7V9XCB3M4N6P8RS --yes`,
 		RunE: func(c *cobra.Command, args []string) error { return runCancel(c.Context(), p, args[0]) },
 	}
 }
@@ -25,6 +28,11 @@ A campaign is only cancelled after a yes.`,
 func runCancel(ctx context.Context, p *program, id string) error {
 	if strings.HasPrefix(id, "trg_") {
 		return cancelTrigger(ctx, p, id)
+	}
+	if !strings.HasPrefix(id, "cmp_") {
+		if err := checkID(id); err != nil {
+			return err
+		}
 	}
 	t, err := p.target()
 	if err != nil {
@@ -45,6 +53,6 @@ func runCancel(ctx context.Context, p *program, id string) error {
 		if out.Final {
 			return cli.Table{{"cancelled", out.Scope}, {"at", p.when(out.CancelledAt)}, {"final", "it had not been due: no call is ever made"}}
 		}
-		return cli.Table{{"cancelled", out.Scope}, {"at", p.when(out.CancelledAt)}, {"binds calls from", out.BindsAt.Local().Format("15:04:05.000")}}
+		return cli.Table{{"cancelled", out.Scope}, {"at", p.when(out.CancelledAt)}, {"binds calls from", p.clock(out.BindsAt)}}
 	})
 }

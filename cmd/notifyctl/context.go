@@ -36,6 +36,7 @@ type named struct {
 func newContextList(p *program) *cobra.Command {
 	return &cobra.Command{
 		Use: "ls", Short: "List the contexts", Args: cobra.NoArgs, Aliases: []string{"list"},
+		Example: `  notifyctl context ls`,
 		RunE: func(*cobra.Command, []string) error {
 			cs, err := cli.OpenContexts(p.getenv)
 			if err != nil {
@@ -73,6 +74,8 @@ func (p *program) completeContexts(*cobra.Command, []string, string) ([]string, 
 func newContextShow(p *program) *cobra.Command {
 	return &cobra.Command{
 		Use: "show [NAME]", Short: "Show a context; the one in use without a name", Args: cobra.MaximumNArgs(1),
+		Example: `  notifyctl context show
+  notifyctl context show prod -o json`,
 		ValidArgsFunction: p.completeContexts,
 		RunE: func(_ *cobra.Command, args []string) error {
 			cs, err := cli.OpenContexts(p.getenv)
@@ -173,6 +176,8 @@ func keepToken(p *program, dir, name string) (string, error) {
 func newContextUse(p *program) *cobra.Command {
 	return &cobra.Command{
 		Use: "use NAME", Short: "Make a context the current one; - for the one before", Args: cli.Exact("a name"),
+		Example: `  notifyctl context use prod
+  notifyctl context use -`,
 		ValidArgsFunction: p.completeContexts,
 		RunE: func(_ *cobra.Command, args []string) error {
 			cs, err := cli.OpenContexts(p.getenv)
@@ -194,6 +199,7 @@ func newContextUse(p *program) *cobra.Command {
 func newContextPrevious(p *program) *cobra.Command {
 	return &cobra.Command{
 		Use: "previous", Short: "Go back to the context before", Args: cobra.NoArgs,
+		Example: `  notifyctl context previous`,
 		RunE: func(*cobra.Command, []string) error {
 			cs, err := cli.OpenContexts(p.getenv)
 			if err != nil {
@@ -219,6 +225,7 @@ func usePrevious(p *program, cs *cli.Contexts) error {
 func newContextRemove(p *program) *cobra.Command {
 	return &cobra.Command{
 		Use: "rm NAME", Short: "Forget a context", Args: cli.Exact("a name"), Aliases: []string{"remove"},
+		Example:           `  notifyctl context rm staging`,
 		ValidArgsFunction: p.completeContexts,
 		RunE: func(_ *cobra.Command, args []string) error {
 			cs, err := cli.OpenContexts(p.getenv)
@@ -241,6 +248,8 @@ func newContextRemove(p *program) *cobra.Command {
 func newContextCheck(p *program) *cobra.Command {
 	return &cobra.Command{
 		Use: "check [NAME]", Short: "Try the server and the token of a context", Args: cobra.MaximumNArgs(1),
+		Example: `  notifyctl context check
+  notifyctl context check prod`,
 		ValidArgsFunction: p.completeContexts,
 		RunE: func(c *cobra.Command, args []string) error {
 			if len(args) > 0 {

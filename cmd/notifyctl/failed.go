@@ -90,7 +90,7 @@ func followFailed(ctx context.Context, p *program, cl *api.Client, after uint64)
 		for i := range page.Items {
 			d := &page.Items[i]
 			if err := pr.Line(d, func() string {
-				return fmt.Sprintf("%d  %s  %s  %s %s to %s: %s %s after %d attempts", d.Seq, d.LastFailedAt.Local().Format("15:04:05.000"),
+				return fmt.Sprintf("%d  %s  %s  %s %s to %s: %s %s after %d attempts", d.Seq, p.clock(d.LastFailedAt),
 					d.NotificationID, d.Category, d.Channel, cli.Clean(d.UserID), d.Class, d.Code, d.Attempts)
 			}); err != nil {
 				return err

@@ -163,7 +163,7 @@ func loopback(host string) bool {
 
 // printer writes results as the flags say.
 func (p *program) printer() *cli.Printer {
-	out := &cli.Printer{Out: p.out, Format: p.global.output, JQ: p.global.jq, NoHeaders: p.global.noHeaders}
+	out := &cli.Printer{Out: p.out, Format: p.global.output, JQ: p.global.jq, NoHeaders: p.global.noHeaders, Width: p.width}
 	if p.coloured() {
 		out.Paint = paint
 	}

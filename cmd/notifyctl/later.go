@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"strings"
 	"time"
 
@@ -21,16 +22,61 @@ func (o *laterOptions) add(f *pflag.FlagSet) {
 
 func (o *laterOptions) given() bool { return o.at != "" || o.in != "" }
 
+// grace is how far back "now" may lie: clocks differ, and a script takes a moment
+// between asking for the time and using it.
+const grace = time.Minute
+
+// future is resolve for what is to happen: a moment that has passed is a mistake
+// and refused, unless the command is a repetition, which began before it.
+func (o *laterOptions) future(now time.Time, repeated bool) (*time.Time, error) {
+	t, err := o.resolve(now)
+	if err != nil || t == nil || repeated || now.Sub(*t) <= grace {
+		return t, err
+	}
+	return nil, &cli.Error{
+		Exit: cli.ExitUsage, Err: fmt.Errorf("--at %s has passed, %s ago (%s)", o.at, span(now.Sub(*t)), t.Format(time.RFC3339)),
+		Next: []string{"another time, or --at now"},
+	}
+}
+
+// location is the zone in which times are meant.
+func (o *laterOptions) location() (*time.Location, error) {
+	if o.zone == "" {
+		return time.Local, nil
+	}
+	loc, err := time.LoadLocation(o.zone)
+	if err != nil || o.zone == "Local" {
+		return nil, cli.Usage("--tz %q is not a time zone such as Europe/Berlin", o.zone)
+	}
+	return loc, nil
+}
+
+// moment reads a time of a flag. It is never earlier than what was written: the
+// API knows milliseconds.
+func (o *laterOptions) moment(flag, text string, now time.Time) (*time.Time, error) {
+	loc, err := o.location()
+	if err != nil {
+		return nil, err
+	}
+	if rest, ok := strings.CutPrefix(text, "+"); ok {
+		text = "in " + rest
+	}
+	t, err := when.Parse(flag, text, now, loc)
+	if err != nil {
+		return nil, err
+	}
+	if ms := t.Truncate(time.Millisecond); !ms.Equal(t) {
+		t = ms.Add(time.Millisecond)
+	}
+	t = t.UTC()
+	return &t, nil
+}
+
 // resolve returns the moment; nil where none was given.
 func (o *laterOptions) resolve(now time.Time) (*time.Time, error) {
-	loc := time.Local
-	if o.zone != "" {
-		var err error
-		if loc, err = time.LoadLocation(o.zone); err != nil || o.zone == "Local" {
-			return nil, cli.Usage("--tz %q is not a time zone such as Europe/Berlin", o.zone)
-		}
+	if _, err := o.location(); err != nil {
+		return nil, err
 	}
-	var t time.Time
 	switch {
 	case o.at != "" && o.in != "":
 		return nil, cli.Usage("--at and --in are two ways to say when; give one")
@@ -39,35 +85,19 @@ func (o *laterOptions) resolve(now time.Time) (*time.Time, error) {
 		if err != nil {
 			return nil, err
 		}
-		t = now.Add(d)
+		return o.moment("--in", now.Add(d).UTC().Format(time.RFC3339Nano), now)
 	case o.at != "":
-		text := o.at
-		if rest, ok := strings.CutPrefix(text, "+"); ok {
-			text = "in " + rest
-		}
-		var err error
-		if t, err = when.Parse("--at", text, now, loc); err != nil {
-			return nil, err
-		}
-	default:
-		return nil, nil
+		return o.moment("--at", o.at, now)
 	}
-	// Never earlier than asked for: the API knows milliseconds.
-	if ms := t.Truncate(time.Millisecond); !ms.Equal(t) {
-		t = ms.Add(time.Millisecond)
-	}
-	t = t.UTC()
-	return &t, nil
+	return nil, nil
 }
 
 // echo says which instant was understood: what was written in a zone of one's
 // own is checked by reading it in two.
 func (o *laterOptions) echo(p *program, t time.Time) {
-	loc := time.Local
-	if o.zone != "" {
-		if l, err := time.LoadLocation(o.zone); err == nil {
-			loc = l
-		}
+	loc, err := o.location()
+	if err != nil {
+		loc = time.Local // it was read before: cannot be
 	}
 	local := ""
 	if s := t.In(loc).Format("Mon 2006-01-02 15:04:05 MST"); loc != time.UTC {

@@ -20,7 +20,7 @@ func (p *program) when(t time.Time) string {
 	case "iso":
 		return t.UTC().Format("2006-01-02T15:04:05.000Z")
 	case "local":
-		return t.Local().Format("2006-01-02 15:04:05.000")
+		return t.Local().Format("2006-01-02 15:04:05.000Z07:00")
 	}
 	d := t.Sub(p.now())
 	switch {
@@ -30,6 +30,16 @@ func (p *program) when(t time.Time) string {
 		return span(-d) + " ago"
 	}
 	return "in " + span(d)
+}
+
+// clock writes a time of the day as this machine's zone has it, with the zone,
+// and with the date when that is another day.
+func (p *program) clock(t time.Time) string {
+	t, now := t.Local(), p.now().Local()
+	if t.YearDay() != now.YearDay() || t.Year() != now.Year() {
+		return t.Format("2006-01-02 15:04:05.000Z07:00")
+	}
+	return t.Format("15:04:05.000Z07:00")
 }
 
 // whenever is when for a time that may be unknown.

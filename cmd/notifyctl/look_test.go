@@ -30,7 +30,7 @@ func TestTimes(t *testing.T) {
 	f("relative", 49*time.Hour+time.Minute, "in 2d1h")
 	f("iso", time.Millisecond, "2026-03-01T09:00:00.001Z")
 	p.global.timeFormat = "local"
-	if got, want := p.when(now), now.Local().Format("2006-01-02 15:04:05.000"); got != want {
+	if got, want := p.when(now), now.Local().Format("2006-01-02 15:04:05.000Z07:00"); got != want {
 		t.Errorf("local: got %q, want %q", got, want)
 	}
 	if got := p.when(time.Time{}); got != "" {
@@ -124,13 +124,13 @@ func TestShowFanout(t *testing.T) {
 			}
 			fmt.Fprintf(w, `{"notification_id":"ntf_1","accepted":%d,"counted":4,"counts":{"SENT":1,"FAILED":3},"complete":true}`, total)
 		}))
-		out, errs, code := newWorld(t, srv.URL).ctl(t.Context(), "show", "ntf_1")
+		out, errs, code := newWorld(t, srv.URL).ctl(t.Context(), "show", "ntf_01M7YZJ429GFY1GKF974CNACT1")
 		out = strings.Join(strings.Fields(out), " ")
 		want = strings.Join(strings.Fields(want), " ")
 		if code != 0 || !strings.Contains(out, fmt.Sprint("accepted ", total)) || !strings.Contains(out, want) || strings.Contains(out, "pending") != (want != "") {
 			t.Errorf("accepted %d: code %d, %s%s", total, code, out, errs)
 		}
-		out, _, _ = newWorld(t, srv.URL).ctl(t.Context(), "show", "ntf_1", "-o", "json", "--jq", ".pending")
+		out, _, _ = newWorld(t, srv.URL).ctl(t.Context(), "show", "ntf_01M7YZJ429GFY1GKF974CNACT1", "-o", "json", "--jq", ".pending")
 		if strings.TrimSpace(out) != fmt.Sprint(total-10) {
 			t.Errorf("accepted %d: pending %q", total, out)
 		}

@@ -55,7 +55,7 @@ func runList(ctx context.Context, p *program, o *listOptions) error {
 			break
 		}
 	}
-	if err := printPage(p, out, out.Items, func() cli.Table {
+	if err := printWide(p, out, out.Items, []string{"CATEGORY", "CHANNEL"}, func() cli.Table {
 		t := cli.Table{{"NOTIFICATION", "STATUS", "CHANNEL", "CATEGORY", "ACCEPTED", "CODE"}}
 		for i := range out.Items {
 			s := &out.Items[i]
@@ -71,7 +71,14 @@ func runList(ctx context.Context, p *program, o *listOptions) error {
 
 // printPage writes a page: as its items where one line is one thing.
 func printPage[P, T any](p *program, page P, items []T, table func() cli.Table) error {
+	return printWide(p, page, items, nil, table)
+}
+
+// printWide is printPage for a table that leaves columns out, the first named
+// first, until it fits the terminal.
+func printWide[P, T any](p *program, page P, items []T, optional []string, table func() cli.Table) error {
 	pr := p.printer()
+	pr.Optional = optional
 	if pr.Format == "jsonl" {
 		for i := range items {
 			if err := pr.Line(items[i], nil); err != nil {

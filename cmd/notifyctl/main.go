@@ -31,6 +31,7 @@ type program struct {
 	now      func() time.Time
 
 	inTerminal, outTerminal, errTerminal bool
+	width                                int // of the terminal that takes standard output; 0: none
 
 	global globals
 }
@@ -43,6 +44,9 @@ func main() {
 		outTerminal: term.IsTerminal(int(os.Stdout.Fd())),
 		errTerminal: term.IsTerminal(int(os.Stderr.Fd())),
 	}
+	if w, _, err := term.GetSize(int(os.Stdout.Fd())); err == nil && p.outTerminal {
+		p.width = w
+	}
 	code := run(ctx, p, os.Args[1:])
 	stop()
 	os.Exit(code)
@@ -52,7 +56,8 @@ func main() {
 func run(ctx context.Context, p *program, args []string) int {
 	root := newRoot(p)
 	root.SetArgs(args)
-	err := root.ExecuteContext(ctx)
+	c, err := root.ExecuteContextC(ctx)
+	err = p.withAdvice(c, err)
 	code := cli.ExitCode(err)
 	if err != nil && ctx.Err() != nil && code == cli.ExitInterrupt {
 		if s, ok := errors.AsType[*stopped](context.Cause(ctx)); ok {

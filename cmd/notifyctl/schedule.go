@@ -51,6 +51,8 @@ func newScheduleList(p *program) *cobra.Command {
 	var o scheduleListOptions
 	c := &cobra.Command{
 		Use: "ls", Short: "List what waits for its time, newest request first", Args: cobra.NoArgs, Aliases: []string{"list"},
+		Example: `  notifyctl schedule ls
+  notifyctl schedule ls --status CANCELLED --limit 1000 -o jsonl --jq .notification_id`,
 		RunE: func(c *cobra.Command, _ []string) error { return runScheduleList(c.Context(), p, &o) },
 	}
 	f := c.Flags()
@@ -84,7 +86,7 @@ func runScheduleList(ctx context.Context, p *program, o *scheduleListOptions) er
 			break
 		}
 	}
-	if err := printPage(p, out, out.Items, func() cli.Table {
+	if err := printWide(p, out, out.Items, []string{"CALLER", "CATEGORY"}, func() cli.Table {
 		t := cli.Table{{"NOTIFICATION", "STATUS", "DUE", "CHANNEL", "CATEGORY", "USER", "RECEIVERS", "CALLER"}}
 		for i := range out.Items {
 			s := &out.Items[i]
@@ -107,6 +109,8 @@ func newForecast(p *program) *cobra.Command {
 		Long: `forecast counts what is due per minute and channel: receivers of scheduled
 notifications, parked retries, and triggers, of every caller. It needs the scope
 operate.`,
+		Example: `  notifyctl schedule forecast
+  notifyctl schedule forecast --from 'tomorrow 08:00' --to 'tomorrow 12:00' --tz Europe/Berlin`,
 		RunE: func(c *cobra.Command, _ []string) error { return runForecast(c.Context(), p, &o) },
 	}
 	f := c.Flags()
@@ -117,6 +121,10 @@ operate.`,
 }
 
 func runForecast(ctx context.Context, p *program, o *forecastOptions) error {
+	loc, err := (&laterOptions{zone: o.zone}).location()
+	if err != nil {
+		return err
+	}
 	var bounds [2]time.Time
 	for i, s := range []string{o.from, o.to} {
 		if s == "" {
@@ -141,15 +149,15 @@ func runForecast(ctx context.Context, p *program, o *forecastOptions) error {
 		most = max(most, m.Count)
 	}
 	if err := p.printer().Print(out, func() cli.Table {
-		t := cli.Table{{"MINUTE", "WHAT", "COUNT", ""}}
+		t := cli.Table{{"MINUTE (" + out.From.In(loc).Format("MST") + ")", "WHAT", "COUNT", ""}}
 		for _, m := range out.Minutes {
-			t = append(t, []string{m.Minute.Local().Format("Mon 15:04"), m.What, count(int(m.Count)), strings.Repeat("#", int(1+29*m.Count/max(most, 1)))})
+			t = append(t, []string{m.Minute.In(loc).Format("Mon 15:04"), m.What, count(int(m.Count)), strings.Repeat("#", int(1+29*m.Count/max(most, 1)))})
 		}
 		return t
 	}); err != nil {
 		return err
 	}
-	p.note("%s due from %s to %s", count(int(out.Total)), out.From.Local().Format("2006-01-02 15:04"), out.To.Local().Format("2006-01-02 15:04"))
+	p.note("%s due from %s to %s", count(int(out.Total)), out.From.In(loc).Format("2006-01-02 15:04"), out.To.In(loc).Format("2006-01-02 15:04 MST"))
 	if !out.Complete {
 		p.note("there is more than the server reads for one answer: ask for a shorter time")
 	}
@@ -177,7 +185,7 @@ func runReschedule(ctx context.Context, p *program, id string, o *laterOptions) 
 	if _, err := notify.ParseID(id); err != nil {
 		return err
 	}
-	at, err := o.resolve(p.now())
+	at, err := o.future(p.now(), false)
 	switch {
 	case err != nil:
 		return err

@@ -22,7 +22,7 @@ type sendOptions struct {
 	user, address                                     string
 	title, body, html, template, data, from, collapse string
 	vars                                              []string
-	ttl                                               string
+	ttl, until                                        string
 	later                                             laterOptions
 	key                                               string
 
@@ -56,6 +56,7 @@ content: what an earlier run sent is not sent twice. A fan-out notes how far it
 came; when it is stopped it prints the command that goes on.`,
 		Example: `  notifyctl send --channel push --user ann --title Hello --body 'It works' --wait
   notifyctl send --channel sms --category otp --address +4915112345678 --body 'Code {{code}}' --var code=1234 --ttl 5m
+  notifyctl send --channel push --user ann --body 'Doors open' --expires-at 'tomorrow 20:00' --tz Europe/Berlin
   notifyctl send -f orders.ndjson -o jsonl
   notifyctl send --channel push --category marketing --title Sale --body 'Hi {{name}}' --fanout users.csv --wait --timeout 10m`,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -69,7 +70,7 @@ came; when it is stopped it prints the command that goes on.`,
 
 // contentFlags make up what is sent, and how.
 var contentFlags = []string{
-	"channel", "category", "title", "body", "html", "template", "var", "data", "from", "collapse-key", "at", "in", "tz", "ttl", "expires-in",
+	"channel", "category", "title", "body", "html", "template", "var", "data", "from", "collapse-key", "at", "in", "tz", "ttl", "expires-in", "expires-at",
 }
 
 // changed notes which groups of flags were given.
@@ -97,6 +98,7 @@ func (o *sendOptions) add(c *cobra.Command) {
 	f.StringVar(&o.collapse, "collapse-key", "", "push: replaces an earlier one on the device")
 	f.StringVar(&o.ttl, "ttl", "", "give up after, e.g. 10m or 2d; default: never")
 	f.StringVar(&o.ttl, "expires-in", "", "the same as --ttl")
+	f.StringVar(&o.until, "expires-at", "", "give up at, as --at; default: never")
 	o.later.add(f)
 	f.StringVar(&o.key, "idempotency-key", "", "one: the key (default: random); a batch: a name that begins its keys, another one sends the file anew")
 
@@ -158,10 +160,7 @@ func runSendOne(ctx context.Context, p *program, o *sendOptions) error {
 	cl := p.clientOf(&t)
 	out, err := cl.Send(ctx, n, key)
 	if err != nil {
-		if notify.KindOf(err) == notify.KindUnavailable || ctx.Err() != nil {
-			return &cli.Error{Exit: exitOf(ctx, err), Err: err, Next: []string{"the same command with --idempotency-key " + quote(key) + " does not send twice"}}
-		}
-		return err
+		return again(ctx, err, key, "send")
 	}
 	if o.wait {
 		return p.waitOne(ctx, cl, out.NotificationID)
@@ -277,13 +276,23 @@ func variables(list []string) (json.RawMessage, error) {
 // times are when it is sent and when it is given up; nil: now, never.
 func (o *sendOptions) times(now time.Time) (at, until *time.Time, err error) {
 	begin := now
-	if at, err = o.later.resolve(now); err != nil {
+	if at, err = o.later.future(now, o.key != "" || o.campaign != ""); err != nil {
 		return nil, nil, err
 	}
 	if at != nil {
 		begin = *at
 	}
-	if o.ttl != "" {
+	switch {
+	case o.ttl != "" && o.until != "":
+		return nil, nil, cli.Usage("--ttl and --expires-at are two ways to say when to give up; give one")
+	case o.until != "":
+		if until, err = o.later.moment("--expires-at", o.until, now); err != nil {
+			return nil, nil, err
+		}
+		if !until.After(begin) {
+			return nil, nil, cli.Usage("--expires-at %s is not after it is to be sent", o.until)
+		}
+	case o.ttl != "":
 		d, err := parseSpan(o.ttl)
 		if err != nil {
 			return nil, nil, err

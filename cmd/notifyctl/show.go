@@ -27,6 +27,11 @@ func runShow(ctx context.Context, p *program, id string) error {
 	if strings.HasPrefix(id, "trg_") {
 		return showTrigger(ctx, p, id)
 	}
+	if !strings.HasPrefix(id, "cmp_") {
+		if err := checkID(id); err != nil {
+			return err
+		}
+	}
 	cl, err := p.client()
 	if err != nil {
 		return err
@@ -48,10 +53,19 @@ func runShow(ctx context.Context, p *program, id string) error {
 	return p.printer().Record(s, func() cli.Table { return p.statusFields(&s) })
 }
 
+// checkID refuses what no notification can be called.
+func checkID(id string) error {
+	if _, err := notify.ParseID(id); err != nil {
+		return cli.Usage("%q is no id: they begin with ntf_ (notification), cmp_ (campaign) or trg_ (trigger)", id)
+	}
+	return nil
+}
+
 func newCampaign(p *program) *cobra.Command {
 	c := &cobra.Command{Use: "campaign", Short: "Look at campaigns"}
 	c.AddCommand(&cobra.Command{
 		Use: "show CAMPAIGN", Short: "Count a campaign's receivers by state", Args: cli.Exact("a campaign id"),
+		Example: "  notifyctl campaign show cmp_01K3ZV7Q0N8M2D4R6T8W0Y2A4C",
 		RunE: func(c *cobra.Command, args []string) error {
 			cl, err := p.client()
 			if err != nil {

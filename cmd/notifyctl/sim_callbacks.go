@@ -65,7 +65,7 @@ the first calls came.`,
 					t := cli.Table{{"AT", "ATTEMPT", "STATUS", "TAKEN", "SIGNATURE", "PATH", "BYTES"}}
 					for _, v := range list {
 						t = append(t, []string{
-							v.At.Local().Format("15:04:05.000"), strconv.Itoa(v.Attempt), fmt.Sprint(v.Status), yesNo(v.Taken), v.Signature, v.Path, count(v.Bytes),
+							p.clock(v.At), strconv.Itoa(v.Attempt), fmt.Sprint(v.Status), yesNo(v.Taken), v.Signature, v.Path, count(v.Bytes),
 						})
 					}
 					return t

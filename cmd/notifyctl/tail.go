@@ -55,6 +55,9 @@ func runTail(ctx context.Context, p *program, o *tailOptions) error {
 		return err
 	}
 	cl.HTTPClient = &http.Client{Transport: api.NewTransport(1)} // a stream has no end
+	if p.errTerminal {
+		p.note("watching outcomes from now on; Ctrl-C ends it")
+	}
 	pr, shown := p.printer(), 0
 	show := func(e api.Event) error {
 		switch {
@@ -103,7 +106,7 @@ func eventLine(p *program, e *api.Event) string {
 		status = paint(status, false)
 	}
 	pad := strings.Repeat(" ", max(0, 10-len(e.Status)))
-	line := fmt.Sprintf("%s  %s%s  %-5s  %-13s  %s", e.At.Local().Format("15:04:05.000"), status, pad, e.Channel, e.Category, e.NotificationID)
+	line := fmt.Sprintf("%s  %s%s  %-5s  %-13s  %s", p.clock(e.At), status, pad, e.Channel, e.Category, e.NotificationID)
 	if e.Receivers > 1 {
 		line += fmt.Sprintf("  %s receivers", count(e.Receivers))
 	}

@@ -14,13 +14,20 @@ func topics() []*cobra.Command {
     4  no valid token, or it lacks a scope
     5  no such thing
     6  the state forbids it, or an idempotency key came with another body
-    7  the server is away, too busy or too slow; trying again is safe
+    7  the server is away, too busy or too slow; try the same command again
     8  a wait ended before the thing did
     9  a check found something
    10  stopped by a guard
    99  a threshold of a load run was missed
   130  Ctrl-C
-  143  SIGTERM`},
+  143  SIGTERM
+
+After 7, and after an interrupted sending, nobody knows whether the request was
+taken. "send" and "trigger create" print the idempotency key to give then: with the
+same key it is taken once, however often it is sent, for 24 hours. A batch and a
+fan-out know by themselves how far they came. Every other command says what is to
+be, and may be repeated as it is; only "caller rotate-secret" makes another secret.
+4, 5 and 6 do not change by trying again.`},
 		{Use: "formats", Short: "Output formats, filters and times", Long: `Results go to standard output in the format of -o:
 
   table  for people; columns may change between versions

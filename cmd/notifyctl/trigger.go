@@ -14,7 +14,6 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/cli"
-	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 func newTrigger(p *program) *cobra.Command {
@@ -90,10 +89,7 @@ func runTriggerCreate(ctx context.Context, p *program, o *triggerOptions) error 
 	}
 	out, err := p.clientOf(&t).Trigger(ctx, body, key)
 	if err != nil {
-		if notify.KindOf(err) == notify.KindUnavailable || ctx.Err() != nil {
-			return &cli.Error{Exit: exitOf(ctx, err), Err: err, Next: []string{"the same command with --idempotency-key " + quote(key) + " does not register twice"}}
-		}
-		return err
+		return again(ctx, err, key, "register")
 	}
 	if err := p.printer().Record(out, func() cli.Table {
 		return cli.Table{{"trigger", out.TriggerID}, {"fires", out.FireAt.UTC().Format("2006-01-02T15:04:05.000Z")}}
@@ -110,7 +106,7 @@ func (o *triggerOptions) trigger(p *program) (t api.Trigger, err error) {
 		return t, cli.Usage("--url is missing: what is to be called?")
 	}
 	t = api.Trigger{CallbackURL: o.url, Exact: o.exact, LatePolicy: o.late}
-	at, err := o.later.resolve(p.now())
+	at, err := o.later.future(p.now(), o.key != "")
 	switch {
 	case err != nil:
 		return t, err
@@ -163,7 +159,8 @@ func (o *triggerOptions) trigger(p *program) (t api.Trigger, err error) {
 func newTriggerShow(p *program) *cobra.Command {
 	return &cobra.Command{
 		Use: "show TRIGGER", Short: "Show where a trigger stands, and its calls", Args: cli.Exact("a trigger id"), Aliases: []string{"why"},
-		RunE: func(c *cobra.Command, args []string) error { return showTrigger(c.Context(), p, args[0]) },
+		Example: "  notifyctl trigger show trg_01KAJ8Q2T5E7V9XCB3M4N6P8RS",
+		RunE:    func(c *cobra.Command, args []string) error { return showTrigger(c.Context(), p, args[0]) },
 	}
 }
 
@@ -205,7 +202,7 @@ func (p *program) printTrigger(t *api.TriggerStatus) error {
 	}
 	if len(t.Log) > 0 {
 		fmt.Fprintln(p.out)
-		if err := pr.Print(t, func() cli.Table { return attempts(t.Log) }); err != nil {
+		if err := pr.Print(t, func() cli.Table { return p.attempts(t.Log) }); err != nil {
 			return err
 		}
 	}
@@ -213,7 +210,7 @@ func (p *program) printTrigger(t *api.TriggerStatus) error {
 	return err
 }
 
-func attempts(log []api.TriggerAttempt) cli.Table {
+func (p *program) attempts(log []api.TriggerAttempt) cli.Table {
 	t := cli.Table{{"TIME", "ATTEMPT", "CLASS", "STATUS", "TOOK", "ADDRESS", "DETAIL"}}
 	for _, a := range log {
 		status := ""
@@ -225,7 +222,7 @@ func attempts(log []api.TriggerAttempt) cli.Table {
 			detail = strings.TrimSpace(detail + " " + strconv.Quote(a.Body))
 		}
 		t = append(t, []string{
-			a.At.Local().Format("15:04:05.000"), strconv.Itoa(a.N), a.Class, status,
+			p.clock(a.At), strconv.Itoa(a.N), a.Class, status,
 			span(time.Duration(a.TookMS * float64(time.Millisecond))), a.Address, detail,
 		})
 	}
@@ -277,7 +274,7 @@ func runTriggerList(ctx context.Context, p *program, o *triggerListOptions) erro
 			break
 		}
 	}
-	if err := printPage(p, out, out.Items, func() cli.Table {
+	if err := printWide(p, out, out.Items, []string{"CALLER", "REASON", "ATTEMPTS"}, func() cli.Table {
 		t := cli.Table{{"TRIGGER", "STATUS", "FIRES", "ATTEMPTS", "REASON", "CALLER", "URL"}}
 		for i := range out.Items {
 			s := &out.Items[i]
@@ -296,7 +293,8 @@ func newTriggerCancel(p *program) *cobra.Command {
 		Use: "cancel TRIGGER", Short: "Cancel a trigger for good", Args: cli.Exact("a trigger id"),
 		Long: `cancel ends a trigger that waits, also between two attempts: no call of it starts
 afterwards. While a call may be under way, and when it has ended, exit 6.`,
-		RunE: func(c *cobra.Command, args []string) error { return cancelTrigger(c.Context(), p, args[0]) },
+		Example: "  notifyctl trigger cancel trg_01KAJ8Q2T5E7V9XCB3M4N6P8RS",
+		RunE:    func(c *cobra.Command, args []string) error { return cancelTrigger(c.Context(), p, args[0]) },
 	}
 }
 
@@ -321,6 +319,8 @@ func newTriggerReschedule(p *program) *cobra.Command {
 	var o laterOptions
 	c := &cobra.Command{
 		Use: "reschedule TRIGGER", Short: "Give a waiting trigger another time", Args: cli.Exact("a trigger id"),
+		Example: `  notifyctl trigger reschedule trg_01KAJ8Q2T5E7V9XCB3M4N6P8RS --in 30m
+  notifyctl trigger reschedule trg_01KAJ8Q2T5E7V9XCB3M4N6P8RS --at 'tomorrow 09:00' --tz Europe/Berlin`,
 		RunE: func(c *cobra.Command, args []string) error { return rescheduleTrigger(c.Context(), p, args[0], &o) },
 	}
 	o.add(c.Flags())
@@ -328,7 +328,7 @@ func newTriggerReschedule(p *program) *cobra.Command {
 }
 
 func rescheduleTrigger(ctx context.Context, p *program, id string, o *laterOptions) error {
-	at, err := o.resolve(p.now())
+	at, err := o.future(p.now(), false)
 	switch {
 	case err != nil:
 		return err

@@ -28,6 +28,8 @@ func newUser(p *program) *cobra.Command {
 func newUserGet(p *program) *cobra.Command {
 	return &cobra.Command{
 		Use: "get USER", Short: "Show what a user set", Args: cli.Exact("a user id"),
+		Example: `  notifyctl user get ann
+  notifyctl user get ann -o json >ann.json`,
 		RunE: func(c *cobra.Command, args []string) error {
 			cl, err := p.client()
 			if err != nil {
@@ -69,14 +71,14 @@ type userOptions struct {
 func newUserSet(p *program) *cobra.Command {
 	var o userOptions
 	c := &cobra.Command{
-		Use: "set USER", Short: "Change what a user set", Args: cli.Exact("a user id"),
+		Use: "set USER", Short: "Change what a user set", Args: oneUser,
 		Long: `set changes what its flags name and keeps the rest; it is conditional on the
 version it read, so that a change in between is not lost. Addresses of a channel
 are replaced, and removed by an empty value. With -f a whole document, as "user
 get -o json" prints it, takes the place of what is stored; a version in it makes
 that conditional. An opt-out binds every call that starts a second later.`,
 		Example: `  notifyctl user set ann --push apns:0f3a... --sms +4915112345678 --email ann@example.com
-  notifyctl user set ann --opt-out marketing --opt-out email/digest --quiet 22:00-07:00 --tz Europe/Berlin
+  notifyctl user set ann --opt-out marketing --opt-out email/digest --quiet-hours 22:00-07:00 --tz Europe/Berlin
   notifyctl user get ann -o json > ann.json; notifyctl user set ann -f ann.json`,
 		RunE: func(c *cobra.Command, args []string) error {
 			o.changed = func(name string) bool { return c.Flags().Changed(name) }
@@ -90,15 +92,24 @@ that conditional. An opt-out binds every call that starts a second later.`,
 	f.StringSliceVar(&o.mail, "email", nil, "mail addresses")
 	f.StringSliceVar(&o.optOut, "opt-out", nil, "channel, category or channel/category not to be sent")
 	f.StringSliceVar(&o.optIn, "opt-in", nil, "undoes an --opt-out")
-	f.StringVar(&o.quiet, "quiet", "", "quiet hours in local time, as 22:00-07:00; none: no quiet hours")
+	f.StringVar(&o.quiet, "quiet-hours", "", "quiet hours in local time, as 22:00-07:00; none: no quiet hours")
 	f.StringVar(&o.zone, "tz", "", "time zone, as Europe/Berlin")
 	complete(c, "opt-out", append(channelNames(), categoryNames()...))
 	complete(c, "opt-in", append(channelNames(), categoryNames()...))
 	return c
 }
 
+// oneUser wants a user. Quiet hours behind --quiet, which is another flag, come
+// as a second one.
+func oneUser(c *cobra.Command, args []string) error {
+	if len(args) == 2 && strings.Count(args[1], ":") == 2 {
+		return cli.Usage("%q is no user; quiet hours are set by --quiet-hours %s", args[1], args[1])
+	}
+	return cli.Exact("a user id")(c, args)
+}
+
 func runUserSet(ctx context.Context, p *program, o *userOptions, user string) error {
-	named := slices.ContainsFunc([]string{"push", "sms", "email", "opt-out", "opt-in", "quiet", "tz"}, o.changed)
+	named := slices.ContainsFunc([]string{"push", "sms", "email", "opt-out", "opt-in", "quiet-hours", "tz"}, o.changed)
 	switch {
 	case o.file == "" && !named:
 		return cli.Usage("nothing to change: name what to set, or a file with -f")
@@ -178,13 +189,13 @@ func (o *userOptions) apply(u *api.User) error {
 		u.TimeZone = o.zone
 	}
 	switch {
-	case !o.changed("quiet"):
+	case !o.changed("quiet-hours"):
 	case o.quiet == "none" || o.quiet == "":
 		u.QuietHours = nil
 	default:
 		from, to, ok := strings.Cut(o.quiet, "-")
 		if !ok {
-			return cli.Usage("--quiet %q: write 22:00-07:00, or none", o.quiet)
+			return cli.Usage("--quiet-hours %q: write 22:00-07:00, or none", o.quiet)
 		}
 		u.QuietHours = &api.QuietHours{From: from, To: to}
 	}

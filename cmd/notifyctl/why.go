@@ -61,7 +61,7 @@ func (p *program) story(events []api.TimelineEvent) cli.Table {
 		e := &events[i]
 		row := []string{"", "", e.Type, e.State, detail(p, e)}
 		if e.At != nil {
-			row[0] = e.At.Local().Format("15:04:05.000")
+			row[0] = p.clock(*e.At)
 			if p.global.timeFormat == "iso" {
 				row[0] = p.when(*e.At)
 			}

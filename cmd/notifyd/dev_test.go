@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
@@ -154,10 +156,11 @@ func TestDev(t *testing.T) {
 	id := send(t, c.client(t, x.TokenFile))
 
 	out, errs, code := notifyd(t, environment(home), "dev", "--port", "0")
-	if code != 0 || out != "" || !strings.Contains(errs, "already running") || !strings.Contains(errs, x.Server) {
+	if code != cli.ExitUnavailable || out != "" || !strings.Contains(errs, fmt.Sprintf("dev, pid %d, since", c.cmd.Process.Pid)) ||
+		!strings.Contains(errs, x.Server) || !strings.Contains(errs, "data_dir_locked") || !strings.Contains(errs, fmt.Sprint("kill ", c.cmd.Process.Pid)) {
 		t.Errorf("a second start: exit %d, %s%s", code, out, errs)
 	}
-	if _, errs, code = notifyd(t, environment(home), "dev", "--fresh"); code != cli.ExitUsage || !strings.Contains(errs, "stop it first") {
+	if _, errs, code = notifyd(t, environment(home), "dev", "--fresh"); code != cli.ExitUnavailable || !strings.Contains(errs, "data_dir_locked") {
 		t.Errorf("a wipe beside it: exit %d, %s", code, errs)
 	}
 	if code := c.signal(t, syscall.SIGTERM, time.Minute); code != 0 {
@@ -214,17 +217,13 @@ func TestEphemeral(t *testing.T) {
 	}
 }
 
-// TestSecondSignal: the first one waits for a provider that does not answer,
-// the second one does not.
-func TestSecondSignal(t *testing.T) {
-	t.Parallel()
-	home := t.TempDir()
-	c := dev(t, home, "--latency", "10m", "--context", "")
-	cl := c.client(t, filepath.Join(home, "share", "notifyd", "dev", "token"))
+// called sends a notification and waits until its call is under way.
+func called(t *testing.T, cl *api.Client) {
+	t.Helper()
 	id := send(t, cl)
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
-	for deadline := time.Now().Add(30 * time.Second); ; <-tick.C { // until the call is under way
+	for deadline := time.Now().Add(time.Minute); ; <-tick.C { // until the call is under way
 		line, err := cl.Timeline(t.Context(), id)
 		if err != nil {
 			t.Fatal(err)
@@ -236,10 +235,127 @@ func TestSecondSignal(t *testing.T) {
 			t.Fatalf("it is not called: %+v", line.Events)
 		}
 	}
+}
+
+// TestDrainIsBounded: a stop waits for a provider that does not answer no longer
+// than workers.drain, and is a good end.
+func TestDrainIsBounded(t *testing.T) {
+	t.Parallel()
+	home := t.TempDir()
+	c := dev(t, home, "--latency", "10m", "--context", "", "--set", "workers.drain=1s")
+	called(t, c.client(t, filepath.Join(home, "share", "notifyd", "dev", "token")))
+	if code := c.signal(t, syscall.SIGTERM, time.Minute); code != 0 {
+		t.Errorf("exit %d after a minute at most, want 0\n%s", code, c.errs)
+	}
+}
+
+// TestSecondSignal: the first one waits for a provider that does not answer,
+// the second one does not.
+func TestSecondSignal(t *testing.T) {
+	t.Parallel()
+	home := t.TempDir()
+	c := dev(t, home, "--latency", "10m", "--context", "")
+	cl := c.client(t, filepath.Join(home, "share", "notifyd", "dev", "token"))
+	called(t, cl)
 	if code := c.signal(t, syscall.SIGTERM, time.Second); code != -1 {
 		t.Fatalf("the first signal does not wait for the call: exit %d\n%s", code, c.errs)
 	}
 	if code := c.signal(t, syscall.SIGTERM, 10*time.Second); code != cli.ExitTerminated {
 		t.Errorf("the second signal: exit %d, want %d\n%s", code, cli.ExitTerminated, c.errs)
 	}
+}
+
+// TestDevBesideDev: a second server beside the first leaves the first one's
+// context alone, and takes its own with it; a taken port is named.
+func TestDevBesideDev(t *testing.T) {
+	t.Parallel()
+	home := t.TempDir()
+	c := dev(t, home)
+	names := func() (current string, all []string) {
+		t.Helper()
+		cs, err := cli.OpenContexts(func(name string) string {
+			for _, kv := range environment(home) {
+				if k, v, _ := strings.Cut(kv, "="); k == name {
+					return v
+				}
+			}
+			return ""
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if x, err := cs.Get("dev"); err != nil || x.Server != c.field(t, "API") {
+			t.Errorf("context dev is %+v, %v, want that of %s", x, err, c.field(t, "API"))
+		}
+		return cs.Current(), cs.Names()
+	}
+	beside := dev(t, home, "--ephemeral")
+	_, port, _ := strings.Cut(strings.TrimPrefix(beside.field(t, "API"), "http://"), ":")
+	if current, all := names(); current != "dev" || len(all) != 2 || all[1] != "dev-"+port {
+		t.Errorf("%s of %v is chosen, want dev of dev and dev-%s", current, all, port)
+	}
+	if !strings.Contains(beside.banner, "notifyctl context use dev-"+port) || !strings.Contains(beside.banner, "notifyctl --context dev-"+port+" send") {
+		t.Errorf("banner:\n%s", beside.banner)
+	}
+	if code := beside.signal(t, syscall.SIGTERM, time.Minute); code != 0 {
+		t.Errorf("exit %d\n%s", code, beside.errs)
+	}
+	if current, all := names(); current != "dev" || len(all) != 1 {
+		t.Errorf("it left %s of %v", current, all)
+	}
+
+	_, port, _ = strings.Cut(strings.TrimPrefix(c.field(t, "API"), "http://"), ":")
+	_, errs, code := notifyd(t, environment(t.TempDir()), "dev", "--ephemeral", "--port", port)
+	if code != cli.ExitUnavailable || !strings.Contains(errs, "port "+port+" (the API) is taken") || !strings.Contains(errs, "notifyd dev --port 0") {
+		t.Errorf("a taken port: exit %d, %s", code, errs)
+	}
+
+	// Killed, it leaves its lock and its holder: no obstacle.
+	id := send(t, c.client(t, filepath.Join(home, "share", "notifyd", "dev", "token")))
+	_ = c.signal(t, syscall.SIGKILL, time.Minute)
+	c = dev(t, home)
+	cl := c.client(t, filepath.Join(home, "share", "notifyd", "dev", "token"))
+	terminal(t, cl, id)
+
+	// What its user changed of a demo user stays, what is missing is added.
+	eve, err := cl.User(t.Context(), "eve")
+	if err != nil {
+		t.Fatal(err)
+	}
+	eve.OptOut = []string{"digest"}
+	if _, err := cl.PutUser(t.Context(), eve); err != nil {
+		t.Fatal(err)
+	}
+	if code := c.signal(t, syscall.SIGTERM, time.Minute); code != 0 {
+		t.Fatalf("exit %d\n%s", code, c.errs)
+	}
+	c = dev(t, home)
+	if got, err := c.client(t, filepath.Join(home, "share", "notifyd", "dev", "token")).User(t.Context(), "eve"); err != nil || len(got.OptOut) != 1 || got.OptOut[0] != "digest" {
+		t.Errorf("a restart made eve %+v, %v", got, err)
+	}
+	if code := c.signal(t, syscall.SIGTERM, time.Minute); code != 0 {
+		t.Fatalf("exit %d\n%s", code, c.errs)
+	}
+}
+
+// TestProgress: a quick start says nothing, a slow one what it is at.
+func TestProgress(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var quick, slow output
+		q, s := newProgress(&quick), newProgress(&slow)
+		q.say("opening the store")
+		s.say("opening the store")
+		q.stop()
+		time.Sleep(quietFor + time.Millisecond) // of the bubble
+		q.say("never said")
+		s.say("reading the log")
+		s.stop()
+		s.say("never said")
+		if quick.String() != "" {
+			t.Errorf("a quick start says %q", quick.String())
+		}
+		if want := "notifyd dev is starting: opening the store ...\nnotifyd dev is starting: reading the log ...\n"; slow.String() != want {
+			t.Errorf("a slow start says %q, want %q", slow.String(), want)
+		}
+	})
 }

@@ -32,12 +32,14 @@ type program struct {
 	out, err io.Writer
 	getenv   func(string) string
 	environ  []string
+	standard func(*slog.Logger) // takes over the standard loggers of the process
 }
 
 func main() {
-	p := &program{out: os.Stdout, err: os.Stderr, getenv: os.Getenv, environ: os.Environ()}
+	p := &program{out: os.Stdout, err: os.Stderr, getenv: os.Getenv, environ: os.Environ(), standard: takeOver}
 	ctx, stop := signals()
-	err := newRoot(p).ExecuteContext(ctx)
+	c, err := newRoot(p).ExecuteContextC(ctx)
+	err = advise(c, err)
 	stop()
 	if err != nil {
 		cli.Report(p.err, err, "")
@@ -160,6 +162,13 @@ func (r *recent) Lines() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return append(slices.Clone(r.lines[r.next:]), r.lines[:r.next]...)
+}
+
+// takeOver makes the logger that of packages which use Go's standard ones: a line
+// of the log package is a warning, for nobody writes one there about nothing.
+func takeOver(log *slog.Logger) {
+	slog.SetLogLoggerLevel(slog.LevelWarn)
+	slog.SetDefault(log)
 }
 
 // interrupted says whether an error is only the end that was asked for.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -53,7 +54,7 @@ func (o *output) String() string {
 func notifyd(t *testing.T, environ []string, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
 	var out, errs output
-	p := &program{out: &out, err: &errs, environ: environ, getenv: func(name string) string {
+	p := &program{out: &out, err: &errs, environ: environ, standard: func(*slog.Logger) {}, getenv: func(name string) string {
 		for _, kv := range slices.Backward(environ) {
 			if k, v, _ := strings.Cut(kv, "="); k == name {
 				return v
@@ -63,7 +64,8 @@ func notifyd(t *testing.T, environ []string, args ...string) (stdout, stderr str
 	}}
 	root := newRoot(p)
 	root.SetArgs(args)
-	err := root.ExecuteContext(t.Context())
+	c, err := root.ExecuteContextC(t.Context())
+	err = advise(c, err)
 	if err != nil {
 		cli.Report(p.err, err, "")
 	}
@@ -98,7 +100,11 @@ func TestCommands(t *testing.T) {
 	f(2, `^$`, `unknown flag: --ephemral; did you mean --ephemeral\?`, "dev", "--ephemral")
 	f(2, `^$`, `--role "boss": roles are all, api, worker, scheduler`, "serve", "--role", "boss")
 	f(2, `^$`, `--role worker: roles are spread over processes only with engines`, "serve", "--role", "worker")
-	f(2, `^$`, `token needs --key and --caller`, "token")
+	f(2, `^$`, `token needs --key and --caller\n  next:  notifyd token --help`, "token")
+	f(2, `^$`, `--port 70000: it is 0, or 1 to 65531.*\n  next:  notifyd dev --help`, "dev", "--port", "70000")
+	f(2, `^$`, `error: invalid argument "abc" for "--port" flag: invalid syntax\n`, "dev", "--port", "abc")
+	f(2, `^$`, `--seed "foo": it is demo or none`, "dev", "--seed", "foo")
+	f(2, `^$`, `--fresh does not go with it`, "dev", "--ephemeral", "--fresh")
 	f(2, `^$`, `set one of auth.key_file,`, "serve", "--data-dir", t.TempDir(), "--set", "log.listen=127.0.0.1:0", "--set", "api.listen=127.0.0.1:0", "--set", "api.admin=")
 }
 

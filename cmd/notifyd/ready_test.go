@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/cli"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -18,23 +19,23 @@ func TestAwaitReady(t *testing.T) {
 		began := time.Now()
 		refused := errors.New("503 not ready")
 		full := &notify.Error{Kind: notify.KindUnavailable, Code: "disk_full", Msg: "the log's volume is full"}
-		run := func(readyAfter time.Duration, why func(at time.Duration) error) (said string, ok bool) {
+		run := func(limit, readyAfter time.Duration, why func(at time.Duration) error) (said string, err error) {
 			began = time.Now()
 			ctx, stop := context.WithTimeout(t.Context(), time.Minute)
 			defer stop()
 			var out output
-			ok = awaitReady(ctx, &out, func(context.Context) error {
+			err = awaitReady(ctx, &out, limit, func(context.Context) error {
 				if time.Since(began) >= readyAfter {
 					return nil
 				}
 				return why(time.Since(began))
 			})
-			return out.String(), ok
+			return out.String(), err
 		}
-		if said, ok := run(4*time.Second, func(time.Duration) error { return full }); !ok || said != "" {
-			t.Errorf("ready in time: %v, %q", ok, said)
+		if said, err := run(0, 4*time.Second, func(time.Duration) error { return full }); err != nil || said != "" {
+			t.Errorf("ready in time: %v, %q", err, said)
 		}
-		said, ok := run(30*time.Second, func(at time.Duration) error {
+		said, err := run(0, 30*time.Second, func(at time.Duration) error {
 			switch {
 			case at < 10*time.Second:
 				return refused // it begins
@@ -44,16 +45,20 @@ func TestAwaitReady(t *testing.T) {
 			return notify.Unavailable("preferences", 0, errors.New("snapshot is "+at.String()+" old"))
 		})
 		want := []string{"after 5s: 503 not ready\n", "after 10s: the log's volume is full (disk_full)\n", "after 20s: preferences is unavailable (preferences)\n"}
-		if !ok || strings.Count(said, "not ready after") != len(want) {
-			t.Errorf("%v, %q", ok, said)
+		if err != nil || strings.Count(said, "not ready after") != len(want) {
+			t.Errorf("%v, %q", err, said)
 		}
 		for _, w := range want {
 			if !strings.Contains(said, w) {
 				t.Errorf("%q lacks %q", said, w)
 			}
 		}
-		if said, ok := run(time.Hour, func(time.Duration) error { return full }); ok || strings.Count(said, "disk_full") != 1 {
-			t.Errorf("never ready: %v, %q", ok, said)
+		if said, err := run(0, time.Hour, func(time.Duration) error { return full }); !errors.Is(err, context.DeadlineExceeded) || strings.Count(said, "disk_full") != 1 {
+			t.Errorf("never ready: %v, %q", err, said)
+		}
+		_, err = run(20*time.Second, time.Hour, func(time.Duration) error { return full })
+		if cli.ExitCode(err) != cli.ExitUnavailable || !strings.Contains(err.Error(), "not ready after 20s: the log's volume is full") || time.Since(began) != 20*time.Second {
+			t.Errorf("the limit: %v after %v", err, time.Since(began))
 		}
 	})
 }

@@ -6,7 +6,6 @@ import (
 	"io"
 	"maps"
 	"net/http"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -78,7 +77,8 @@ a second later or more, ends the process at once.`,
 			}
 			var last recent
 			log := logger(io.MultiWriter(p.err, &last), &l.Config)
-			n, err := app.New(l.Config, log)
+			p.standard(log)
+			n, err := app.New(l.Config, log, app.WithProgress(func(step string) { log.Info("starting", "step", step) }))
 			if err != nil {
 				return err
 			}
@@ -177,45 +177,5 @@ func newHealthcheck(p *program) *cobra.Command {
 		},
 	}
 	c.Flags().StringVar(&server, "server", "http://"+app.Default().API.Listen, "address of the API")
-	return c
-}
-
-func newToken(p *program) *cobra.Command {
-	var key, caller, issuer, audience string
-	var scopes []string
-	var ttl time.Duration
-	c := &cobra.Command{
-		Use: "token", Short: "Sign a token with a key file", Args: cobra.NoArgs,
-		Long: `token signs a token for a caller. The server verifies it with the same key file
-(auth.key_file). Where there is an identity provider, use its tokens and
-auth.jwks_url instead.`,
-		RunE: func(*cobra.Command, []string) error {
-			if key == "" || caller == "" {
-				return cli.Usage("token needs --key and --caller")
-			}
-			if ttl <= 0 || ttl > 31*24*time.Hour {
-				return cli.Usage("--ttl %s: servers take tokens of up to 31 days", ttl)
-			}
-			if _, err := os.Stat(key); os.IsNotExist(err) {
-				if err := makeKey(key); err != nil {
-					return err
-				}
-				fmt.Fprintf(p.err, "made a new key in %s\n", key)
-			}
-			token, err := sign(key, caller, issuer, audience, scopes, ttl)
-			if err != nil {
-				return err
-			}
-			fmt.Fprintln(p.out, token)
-			return nil
-		},
-	}
-	d := app.Default()
-	c.Flags().StringVar(&key, "key", "", "signing key, PEM; made when the file is missing")
-	c.Flags().StringVar(&caller, "caller", "", "who the token speaks for (sub)")
-	c.Flags().StringSliceVar(&scopes, "scope", []string{"send", "read"}, "send, trigger, read, users, operate")
-	c.Flags().StringVar(&issuer, "issuer", d.Auth.Issuer, "iss")
-	c.Flags().StringVar(&audience, "audience", d.Auth.Audience, "aud")
-	c.Flags().DurationVar(&ttl, "ttl", 24*time.Hour, "how long it is good; at most 31 days")
 	return c
 }

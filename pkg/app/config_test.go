@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"reflect"
 	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -120,6 +122,8 @@ func TestProblems(t *testing.T) {
 	f("auth: {key_file: a, jwks_url: b}", "auth: only one of")
 	f("workers: {drain: soon}", "drain")
 	f("api: [1, 2", "c.yaml")
+	f("log: {linger: 5}", `log.linger: "5" is not a length of time`)
+	f("api: 3", `"api"`, "c.yaml")
 	if _, err := Load([]string{"/no/such/file.yaml"}, []string{"NOTIFYD__API__LISTN=a:1"}, map[string]any{"log.snyc": "x"}); err == nil ||
 		!strings.Contains(err.Error(), "/no/such/file.yaml") || !strings.Contains(err.Error(), "NOTIFYD__API__LISTN") || !strings.Contains(err.Error(), `did you mean "log.sync"?`) {
 		t.Errorf("%v, want all three problems", err)
@@ -147,6 +151,33 @@ func TestPrintSaysWhereAValueComesFrom(t *testing.T) {
 	}
 	if n := strings.Count(out, "\n"); n != len(flatten(Default())) {
 		t.Errorf("%d lines for %d keys", n, len(flatten(Default())))
+	}
+}
+
+// TestProblemsSayWhere: a refused value is told with its key, itself, the rule and
+// what set it.
+func TestProblemsSayWhere(t *testing.T) {
+	t.Parallel()
+	one, two := file(t, "one.yaml", "api: {burst: many, rate: -1}\nlog: {linger: soon}"), file(t, "two.yaml", "workers: {push: {window: 0}}\nlog: {cap_mib: 1}")
+	_, err := Load([]string{one, two}, []string{"NOTIFYD__TIMERS__SHARDS=5000"}, map[string]any{"log.sync": "maybe", "workers.push.ahead": "0"})
+	if err == nil {
+		t.Fatal("accepted")
+	}
+	want := []string{
+		`api.burst: "many" is not a whole number; set by ` + one,
+		`api.rate: -1 is not above 0; set by ` + one,
+		`log.cap_mib: 1 is below 64; set by ` + two,
+		`log.linger: "soon" is not a length of time such as 500ms, 10s or 2h; set by ` + one,
+		`log.sync: "maybe" is not true or false; set by flag`,
+		`timers.shards: 5000 is not between 1 and 4096; set by NOTIFYD__TIMERS__SHARDS`,
+		`workers.push: in_flight 64, window 0 and ahead 0: each must be at least 1; set by ` + two + ", flag",
+	}
+	got := strings.Split(err.Error(), "\n")
+	if d := Default().Workers.Push.InFlight; d != 64 {
+		want[6] = strings.Replace(want[6], "64", strconv.Itoa(d), 1)
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("%s\nwant\n%s", err, strings.Join(want, "\n"))
 	}
 }
 

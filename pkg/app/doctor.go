@@ -28,6 +28,7 @@ var repairs = map[string]string{
 	"log size":       "find who does not get on (notifyctl lag), or raise log.cap_mib; at the cap intake answers 503",
 	"log damage":     "look for faults of the disk; deal with what was lost: history and outcomes of the range tell what was sent",
 	"log segments":   "deal with each range named above; the detail says how the report ends",
+	"positions":      "restore the data folder from a backup if more than log/groups.log was removed; else nothing: the next start finds the positions that are kept from now on",
 	"log durability": "set log.sync: true, unless losing acknowledged records at a power cut is acceptable",
 	"store":          "look at the store's volume, then restart; with a fault of the disk restore a backup",
 	"disk":           "make room on the volume of data_dir: at log.min_free_mib intake answers 503",
@@ -72,6 +73,7 @@ func (n *Node) doctor(ctx context.Context) (any, error) {
 		add("log tail", false, "", "%s/%d: a crash cut the write of offset %d short; it was not acknowledged", t.Topic, t.Partition, t.Offset)
 	}
 	add("log segments", len(losses) > 0, "fail", "%d ranges of acknowledged records are lost to damage%s", len(losses), n.settle(len(losses)))
+	add("positions", len(n.posLost) > 0, "fail", "%s", n.positionsText())
 	add("log durability", !n.cfg.Log.Sync, "warn", "fsync before an acknowledgement: %v", n.cfg.Log.Sync)
 	err := n.store.Err()
 	add("store", err != nil, "fail", "pebble%s", suffix(err))
@@ -161,6 +163,15 @@ func (l loss) String() string {
 		fmt.Fprintf(&b, ", their bytes are in %s", l.File)
 	}
 	return b.String()
+}
+
+// positionsText says what is known of where the consumer groups stood.
+func (n *Node) positionsText() string {
+	if len(n.posLost) == 0 {
+		return "of all consumer groups are there"
+	}
+	return fmt.Sprintf("positions lost: log/groups.log was removed or emptied before this start. %s. "+
+		"What is still in the log was read again; what had been done was not done again", strings.Join(n.posLost, ", "))
 }
 
 // settle says how the report of losses ends.

@@ -176,18 +176,6 @@ func (d deadTriggers) Append(ctx context.Context, rs []trigger.DeadRecord) error
 	return d.log.Append(ctx, recs)
 }
 
-// SeedCaller gives a caller callback URLs and one signing secret, in place of those
-// it has. Call it before Run.
-func (n *Node) SeedCaller(ctx context.Context, id string, urls []string, secret string) error {
-	c, _, err := n.store.Callers().Get(ctx, id)
-	if err != nil {
-		return err
-	}
-	c.ID, c.CallbackURLs = id, urls
-	c.Secrets = []engine.CallerSecret{{Secret: secret, Created: time.Now().UnixMilli()}}
-	return n.store.Callers().Put(ctx, c)
-}
-
 // egress is what callbacks may connect to.
 func (c *Config) egress() (p trigger.EgressPolicy, err error) {
 	prefixes := func(field string, list []string) (out []netip.Prefix) {

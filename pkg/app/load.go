@@ -5,10 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net"
-	"net/url"
 	"os"
-	"path/filepath"
 	"reflect"
 	"slices"
 	"strconv"
@@ -21,8 +18,6 @@ import (
 	"github.com/knadh/koanf/providers/rawbytes"
 	"github.com/knadh/koanf/v2"
 	yamlv3 "go.yaml.in/yaml/v3"
-
-	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // EnvPrefix begins every environment variable that sets a value:
@@ -76,15 +71,31 @@ func Load(files, environ []string, flags map[string]any) (Loaded, error) {
 	put(flags, func(string) string { return "flag" })
 
 	cfg := Default()
-	if err := k.UnmarshalWithConf("", &cfg, koanf.UnmarshalConf{DecoderConfig: &mapstructure.DecoderConfig{
-		DecodeHook: mapstructure.ComposeDecodeHookFunc(
+	err := k.UnmarshalWithConf("", &cfg, koanf.UnmarshalConf{DecoderConfig: &mapstructure.DecoderConfig{
+		DecodeHook: mapstructure.ComposeDecodeHookFunc(unitless,
 			mapstructure.StringToTimeDurationHookFunc(), mapstructure.StringToSliceHookFunc(",")),
 		Result: &cfg, WeaklyTypedInput: true, TagName: "koanf",
-	}}); err != nil {
-		problems = append(problems, err)
+	}})
+	refused := append(undecodable(err, defaults, k.Get), cfg.validate()...)
+	slices.SortStableFunc(refused, func(a, b problem) int { return strings.Compare(a.key, b.key) })
+	for _, p := range refused {
+		p.origin = originOf(origin, p.key)
+		problems = append(problems, p)
 	}
-	problems = append(problems, cfg.validate()...)
 	return Loaded{cfg, origin}, errors.Join(problems...)
+}
+
+// unitless refuses a length of time that is a mere number: 5 would be 5 ns.
+func unitless(_, to reflect.Type, data any) (any, error) {
+	if to != reflect.TypeFor[time.Duration]() {
+		return data, nil
+	}
+	if v := reflect.ValueOf(data); (v.CanInt() || v.CanUint() || v.CanFloat()) && !v.IsZero() {
+		if _, ok := data.(time.Duration); !ok {
+			return nil, errors.New("it has no unit")
+		}
+	}
+	return data, nil
 }
 
 func fromEnv(environ []string) (values map[string]any, names map[string]string) {
@@ -243,140 +254,4 @@ func build(v reflect.Value, n *yamlv3.Node) {
 		}
 		n.Content = append(n.Content, key, val)
 	}
-}
-
-func (c *Config) validate() (problems []error) {
-	bad := func(key, format string, args ...any) {
-		problems = append(problems, fmt.Errorf("%s: %s", key, fmt.Sprintf(format, args...)))
-	}
-	for key, addr := range map[string]string{"api.listen": c.API.Listen, "api.admin": c.API.Admin, "log.listen": c.Log.Listen} {
-		if addr == "" && key == "api.admin" {
-			continue
-		}
-		if _, _, err := net.SplitHostPort(addr); err != nil {
-			bad(key, "%q is not host:port", addr)
-		}
-	}
-	for name, n := range c.Log.Partitions {
-		if _, ok := notify.ParseChannel(name); !ok {
-			bad("log.partitions", "no channel is called %q", name)
-		}
-		if n < 1 || n > 1000 {
-			bad("log.partitions."+name, "%d is not between 1 and 1000", n)
-		}
-	}
-	for _, ch := range notify.Channels {
-		if c.Log.Partitions[ch.String()] == 0 {
-			bad("log.partitions", "no partition count for %s", ch)
-		}
-	}
-	for ch, cats := range c.Intake.Refuse {
-		if _, ok := notify.ParseChannel(ch); !ok {
-			bad("intake.refuse", "no channel is called %q", ch)
-		}
-		for _, cat := range cats {
-			if _, ok := notify.ParseCategory(cat); !ok {
-				bad("intake.refuse."+ch, "no category is called %q", cat)
-			}
-		}
-	}
-	for _, cat := range c.Intake.SMS {
-		if _, ok := notify.ParseCategory(cat); !ok {
-			bad("intake.sms_categories", "no category is called %q", cat)
-		}
-	}
-	least := func(key string, v, min int64) {
-		if v < min {
-			bad(key, "%d is below %d", v, min)
-		}
-	}
-	least("log.cap_mib", int64(c.Log.CapMiB), 64)
-	least("log.min_free_mib", int64(c.Log.MinFreeMiB), 1)
-	least("api.burst", int64(c.API.Burst), 1)
-	least("api.body_mib", int64(c.API.BodyMiB), 128) // a fan-out of 64 MiB of each of two callers
-	least("intake.spill_mib", int64(c.Intake.SpillMiB), 1)
-	least("timers.catch_up_rate", int64(c.Timers.CatchUpRate), 1)
-	if c.Timers.Shards < 1 || c.Timers.Shards > 4096 {
-		bad("timers.shards", "%d is not between 1 and 4096", c.Timers.Shards)
-	}
-	if c.Timers.Jitter < 0 || c.Timers.Jitter > time.Hour {
-		bad("timers.jitter", "%s is not between 0 and 1h", c.Timers.Jitter)
-	}
-	least("triggers.caller_in_flight", int64(c.Triggers.CallerInFlight), 1)
-	least("triggers.in_flight", int64(c.Triggers.InFlight), 1)
-	least("triggers.max_pending", int64(c.Triggers.MaxPending), 1)
-	if c.Triggers.Timeout > 25*time.Second {
-		bad("triggers.timeout", "%s is above 25s: a call ends within its claim", c.Triggers.Timeout)
-	}
-	if _, err := c.egress(); err != nil {
-		problems = append(problems, err)
-	}
-	least("workers.max_retries", int64(c.Workers.MaxRetries), 0)
-	least("providers.apns.connections", int64(c.Providers.APNs.Connections), 1)
-	least("providers.twilio.parallel", int64(c.Providers.Twilio.Parallel), 1)
-	for key, rate := range map[string]float64{
-		"api.rate": c.API.Rate, "providers.twilio.rate": c.Providers.Twilio.Rate, "providers.sendgrid.rate": c.Providers.SendGrid.Rate,
-	} {
-		if !(rate > 0) {
-			bad(key, "%v is not above 0", rate)
-		}
-	}
-	for key, d := range map[string]time.Duration{
-		"history.retention": c.History.Retention, "intake.idempotency": c.Intake.Idempotency, "workers.batch_age": c.Workers.BatchAge,
-		"workers.drain": c.Workers.Drain, "workers.call_limit": c.Workers.CallLimit,
-		"timers.max_delay": c.Timers.MaxDelay, "triggers.timeout": c.Triggers.Timeout,
-		"providers.config_open_for": c.Providers.ConfigOpenFor,
-	} {
-		if d <= 0 {
-			bad(key, "%s is not above 0", d)
-		}
-	}
-	if c.Log.Linger < 0 {
-		bad("log.linger", "%s is below 0", c.Log.Linger)
-	}
-	if c.API.Plaintext != "loopback" && c.API.Plaintext != "anywhere" {
-		bad("api.plaintext", "%q is not loopback or anywhere", c.API.Plaintext)
-	}
-	if u, err := url.Parse(c.API.PublicURL); c.API.PublicURL != "" && (err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https")) {
-		bad("api.public_url", "%q is not an http or https URL", c.API.PublicURL)
-	}
-	keys := 0
-	for _, from := range []string{c.Auth.JWKSURL, c.Auth.JWKSFile, c.Auth.KeyFile, c.Auth.HS256} {
-		if from != "" {
-			keys++
-		}
-	}
-	if keys > 1 {
-		bad("auth", "only one of jwks_url, jwks_file, key_file and hs256_file may be set, not %d", keys)
-	}
-	for _, name := range c.Workers.Strict {
-		if _, ok := notify.ParseLane(name); !ok {
-			bad("workers.strict", "no lane is called %q", name)
-		}
-	}
-	if c.Workers.Bulk <= 0 || c.Workers.Bulk > 1 {
-		bad("workers.bulk_share", "%v is not above 0 and at most 1", c.Workers.Bulk)
-	}
-	for name, l := range map[string]Lane{"push": c.Workers.Push, "sms": c.Workers.SMS, "email": c.Workers.Email} {
-		if l.InFlight < 1 || l.Window < 1 || l.Ahead < 1 {
-			bad("workers."+name, "in_flight, window and ahead must be at least 1")
-		}
-	}
-	if !slices.Contains([]string{"debug", "info", "warn", "error"}, c.Logging.Level) {
-		bad("logging.level", "%q is not debug, info, warn or error", c.Logging.Level)
-	}
-	if c.Logging.Format != "json" && c.Logging.Format != "text" {
-		bad("logging.format", "%q is not json or text", c.Logging.Format)
-	}
-	slices.SortFunc(problems, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
-	return problems
-}
-
-// DataFolder is where a process without data_dir keeps its data.
-func DataFolder(getenv func(string) string, name string) string {
-	base := getenv("XDG_DATA_HOME")
-	if base == "" {
-		base = filepath.Join(getenv("HOME"), ".local", "share")
-	}
-	return filepath.Join(base, "notifyd", name)
 }

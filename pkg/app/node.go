@@ -9,12 +9,8 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"os"
-	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -30,7 +26,6 @@ import (
 	"github.com/notifyd/notifyd/pkg/prefs"
 	"github.com/notifyd/notifyd/pkg/server"
 	"github.com/notifyd/notifyd/pkg/stream"
-	"github.com/notifyd/notifyd/pkg/trigger"
 	"github.com/notifyd/notifyd/pkg/worker"
 )
 
@@ -50,33 +45,37 @@ type Node struct {
 	cfg Config
 	log *slog.Logger
 
-	store      *pebble.Store
-	limits     *memory.Limits
-	broker     *kfake.Broker
-	producer   *stream.Producer
-	reader     *stream.Reader
-	admin      *stream.Admin
-	history    *history.Store
-	prefs      *prefs.Service
-	cancels    *prefs.Cancels
-	later      later
-	feeds      *ops.Feeds
-	intake     *intake.Service
-	server     *server.Server
-	verifier   *server.Verifier
-	health     *worker.Health
-	commit     *worker.Committer
-	provs      *providers
-	groups     []*stream.Group
-	groupNames []string
-	metrics    *metrics
-	tail       *ops.Tail[api.Event]
-	listener   net.Listener // of the API; the server's once there is one
-	served     bool         // the server has run, and closed its listeners
-	finished   func(*notify.Envelope)
-	backingUp  sync.Mutex
-	about      About
-	seams      seams
+	store         *pebble.Store
+	limits        *memory.Limits
+	broker        *kfake.Broker
+	producer      *stream.Producer
+	reader        *stream.Reader
+	admin         *stream.Admin
+	history       *history.Store
+	prefs         *prefs.Service
+	cancels       *prefs.Cancels
+	later         later
+	feeds         *ops.Feeds
+	intake        *intake.Service
+	server        *server.Server
+	verifier      *server.Verifier
+	health        *worker.Health
+	commit        *worker.Committer
+	provs         *providers
+	groups        []*stream.Group
+	groupNames    []string
+	metrics       *metrics
+	tail          *ops.Tail[api.Event]
+	lock          *Lock        // of the data folder
+	listener      net.Listener // of the API; the server's once there is one
+	adminListener net.Listener // likewise; nil: none
+	progress      func(step string)
+	served        bool     // the server has run, and closed its listeners
+	posLost       []string // positions the log had lost when it was opened
+	finished      func(*notify.Envelope)
+	backingUp     sync.Mutex
+	about         About
+	seams         seams
 }
 
 // seams are what only tests change.
@@ -88,12 +87,28 @@ type seams struct {
 	provider   func(worker.Provider) worker.Provider
 }
 
-// New opens the engines and builds everything; nothing runs before Run. Who
-// does not call Run must call Close.
-func New(cfg Config, log *slog.Logger) (*Node, error) { return newNode(cfg, log, seams{}) }
+// Option is something a process is given that no configuration says.
+type Option func(*Node)
 
-func newNode(cfg Config, log *slog.Logger, seams seams) (_ *Node, err error) {
-	n := &Node{cfg: cfg, log: log, tail: &ops.Tail[api.Event]{}, seams: seams}
+// WithListener makes the API use a listener that is open already, instead of
+// opening api.listen. The node closes it.
+func WithListener(l net.Listener) Option { return func(n *Node) { n.listener = l } }
+
+// WithProgress calls f with each step of the start, before it is taken.
+func WithProgress(f func(step string)) Option { return func(n *Node) { n.progress = f } }
+
+// New opens the engines and builds everything; nothing runs before Run. Who
+// does not call Run must call Close. Another process in the data folder is an
+// error of code "data_dir_locked", before anything is opened.
+func New(cfg Config, log *slog.Logger, opts ...Option) (*Node, error) {
+	return newNode(cfg, log, seams{}, opts...)
+}
+
+func newNode(cfg Config, log *slog.Logger, seams seams, opts ...Option) (_ *Node, err error) {
+	n := &Node{cfg: cfg, log: log, tail: &ops.Tail[api.Event]{}, seams: seams, progress: func(string) {}}
+	for _, o := range opts {
+		o(n)
+	}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, n.Close())
@@ -107,146 +122,6 @@ func newNode(cfg Config, log *slog.Logger, seams seams) (_ *Node, err error) {
 		return nil, err
 	}
 	return n, nil
-}
-
-// MakeDataDir makes a folder that can be written to, or says
-// notify.KindUnavailable with code "data_dir".
-func MakeDataDir(dir string) error {
-	err := os.MkdirAll(dir, 0o700)
-	if err == nil {
-		var probe *os.File
-		if probe, err = os.CreateTemp(dir, ".probe-*"); err == nil {
-			err = errors.Join(probe.Close(), os.Remove(probe.Name()))
-		}
-	}
-	if errors.Is(err, syscall.ENOSPC) {
-		return nil // full is not read-only: what is there can be delivered
-	}
-	if err != nil {
-		return BadDataDir(dir, err)
-	}
-	return nil
-}
-
-// BadDataDir is the error of a folder that cannot be written to.
-func BadDataDir(dir string, err error) error {
-	return &notify.Error{Kind: notify.KindUnavailable, Code: "data_dir", Msg: "cannot write to the data folder " + dir, Err: err}
-}
-
-// open opens the stores. Pebble first: its lock guards the folder.
-func (n *Node) open() error {
-	cfg := &n.cfg
-	err := MakeDataDir(cfg.DataDir)
-	if err != nil {
-		return err
-	}
-	if n.store, err = pebble.Open(pebble.Config{Dir: filepath.Join(cfg.DataDir, "store"), FS: n.seams.storeFS, Logger: n.log}); err != nil {
-		return err
-	}
-	// What a backup that was cut short left: links, which hold the room of files
-	// that are removed.
-	if err := os.RemoveAll(filepath.Join(cfg.DataDir, stagingName)); err != nil {
-		return BadDataDir(cfg.DataDir, err)
-	}
-	n.limits = memory.NewLimits()
-	ctx := context.Background()
-	// Before anything is told where the API is: its port may be any.
-	if n.listener, err = (&net.ListenConfig{}).Listen(ctx, "tcp", cfg.API.Listen); err != nil {
-		return &notify.Error{Kind: notify.KindUnavailable, Code: "listen", Msg: "cannot listen on " + cfg.API.Listen, Err: err}
-	}
-	cfg.API.Listen = n.listener.Addr().String()
-	id, err := n.store.Meta().GetMeta(ctx, "store_id")
-	if err != nil {
-		return err
-	}
-	durability := kfake.Fsync
-	if !cfg.Log.Sync {
-		durability = kfake.PageCache
-	}
-	port, err := portOf(cfg.Log.Listen)
-	if err != nil {
-		return err
-	}
-	// Before the log: what is sealed says how far the log reached.
-	n.history, err = history.Open(history.Config{
-		Dir: filepath.Join(cfg.DataDir, "history"), Retention: cfg.History.Retention, Barrier: n.barrier, Log: n.log,
-		SegmentAge: n.seams.historyAge, SegmentBytes: segmentBytes(cfg),
-	})
-	if err != nil {
-		return err
-	}
-	n.broker, err = kfake.Open(kfake.Config{
-		Dir: filepath.Join(cfg.DataDir, "log"), Durability: durability, Port: port, Topics: topics(cfg), StoreID: string(id),
-		CapBytes: int64(cfg.Log.CapMiB) << 20, MinFreeBytes: int64(cfg.Log.MinFreeMiB) << 20, Logger: n.log,
-		SegmentBytes: n.seams.segment, Kept: n.kept(),
-	})
-	if err != nil {
-		return err
-	}
-	for _, l := range n.broker.Losses() {
-		if l.Kept < l.To && slices.Contains(firstTopics(), l.Topic) {
-			n.history.Lost(l.After, l.Before)
-		}
-	}
-	if len(id) == 0 {
-		if err := n.store.Meta().PutMeta(ctx, "store_id", []byte(n.broker.StoreID())); err != nil {
-			return err
-		}
-	}
-	conn := n.conn()
-	if n.producer, err = stream.NewProducer(stream.ProducerConfig{Conn: conn, Linger: linger(cfg.Log.Linger), AppendTimeout: 20 * time.Second, Appended: n.broker.Appended}); err != nil {
-		return err
-	}
-	if n.reader, err = stream.NewReader(conn); err != nil {
-		return err
-	}
-	n.admin, err = stream.NewAdmin(stream.AdminConfig{Conn: conn})
-	return err
-}
-
-// kept is, of each partition, the offset below which the history is sealed.
-func (n *Node) kept() map[string]map[int32]int64 {
-	out := map[string]map[int32]int64{}
-	for p, at := range n.history.Sealed() {
-		if out[p.Topic] == nil {
-			out[p.Topic] = map[int32]int64{}
-		}
-		out[p.Topic][p.Partition] = at
-	}
-	return out
-}
-
-// segmentBytes keeps what history has not sealed, and the log therefore cannot
-// trim, below half of the log's cap: else a log at its cap would stay there until
-// the tails are old enough to be sealed.
-func segmentBytes(cfg *Config) int64 {
-	tails := 0
-	for _, l := range notify.Lanes() {
-		tails += cfg.partitions(l.Channel)
-	}
-	return max(min(64<<20, int64(cfg.Log.CapMiB)<<20/int64(2*max(tails, 1))), 64<<10)
-}
-
-// linger keeps the meaning "0: none" that a configuration file has.
-func linger(d time.Duration) time.Duration {
-	if d == 0 {
-		return -1
-	}
-	return d
-}
-
-func (n *Node) conn() stream.Conn {
-	return stream.Conn{Brokers: []string{n.broker.Addr()}, Local: n.broker.Local(), Logger: n.log}
-}
-
-// topics of the embedded log with their partition counts.
-func topics(cfg *Config) map[string]int {
-	ts := map[string]int{notify.TopicFailed: 1, notify.TopicPoison: 1, trigger.TopicDLQ: 1}
-	for _, l := range notify.Lanes() {
-		ts[l.Topic()] = cfg.partitions(l.Channel)
-		ts[l.DLQTopic()] = cfg.partitions(l.Channel)
-	}
-	return ts
 }
 
 // build makes the stages.
@@ -409,8 +284,12 @@ func (n *Node) Close() error {
 	switch {
 	case n.server != nil && !n.served:
 		errs = append(errs, n.server.Close())
-	case n.server == nil && n.listener != nil:
-		_ = n.listener.Close() // the server may have, before it gave up
+	case n.server == nil:
+		for _, l := range []net.Listener{n.listener, n.adminListener} {
+			if l != nil {
+				_ = l.Close() // the server may have, before it gave up
+			}
+		}
 	}
 	if n.history != nil {
 		errs = append(errs, n.history.Close())
@@ -429,6 +308,9 @@ func (n *Node) Close() error {
 	}
 	if n.store != nil {
 		errs = append(errs, n.store.Close())
+	}
+	if n.lock != nil { // last: who gets it finds all of it free
+		errs = append(errs, n.lock.Close())
 	}
 	return errors.Join(errs...)
 }

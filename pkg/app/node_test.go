@@ -163,12 +163,12 @@ func TestSecondProcess(t *testing.T) {
 	l := run(t, cfg, seams{})
 	_, err := New(cfg, discard)
 	e, ok := errors.AsType[*notify.Error](err)
-	if !ok || e.Code != "store_locked" || !strings.Contains(err.Error(), cfg.DataDir) {
+	if !ok || e.Code != "data_dir_locked" || !strings.Contains(err.Error(), cfg.DataDir) {
 		t.Errorf("%v, want an error that names the folder", err)
 	}
 	other := testConfig(t, t.TempDir())
 	other.API.Listen = l.Addr()
-	if _, err = New(other, discard); err == nil || !strings.Contains(err.Error(), "cannot listen on "+l.Addr()) {
+	if _, err = New(other, discard); err == nil || !strings.Contains(err.Error(), "(api.listen) is taken") || !strings.Contains(err.Error(), l.Addr()) {
 		t.Errorf("%v, want an error that names the address", err)
 	}
 	other.API.Listen = "127.0.0.1:0"

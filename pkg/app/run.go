@@ -85,6 +85,7 @@ func (n *Node) RunAs(ctx context.Context, role string) error {
 	if role != RoleAPI {
 		innerParts["trim"] = func(ctx context.Context) error { return n.broker.Trim(ctx, n.safe) }
 		innerParts["history pump"] = n.pump
+		innerParts["positions"] = n.keepPositions
 	}
 	for name, run := range n.provs.runs() {
 		innerParts[name] = run

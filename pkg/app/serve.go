@@ -65,7 +65,7 @@ func (n *Node) buildServer() error {
 		admin = server.NoAdmin
 	}
 	n.server, err = server.New(server.Config{
-		Listener: n.listener, AdminAddr: admin, Plaintext: cfg.API.Plaintext, CallerRate: cfg.API.Rate, CallerBurst: cfg.API.Burst,
+		Listener: n.listener, AdminListener: n.adminListener, AdminAddr: admin, Plaintext: cfg.API.Plaintext, CallerRate: cfg.API.Rate, CallerBurst: cfg.API.Burst,
 		BulkMemory: int64(cfg.API.BodyMiB) << 20, CursorKey: sum[:], DrainTimeout: cfg.Workers.Drain,
 	}, server.Deps{
 		Auth: n.verifier, Intake: n.intake, Users: n.prefs, History: n.history, Status: n.store.Status(),
@@ -209,6 +209,9 @@ func (n *Node) Ready(context.Context) error {
 func (n *Node) warnings() (codes []string) {
 	if len(n.broker.Losses()) > 0 {
 		codes = append(codes, "log_damaged")
+	}
+	if len(n.posLost) > 0 {
+		codes = append(codes, "positions_lost")
 	}
 	return codes
 }

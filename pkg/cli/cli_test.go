@@ -241,3 +241,29 @@ func TestContexts(t *testing.T) {
 		t.Errorf("left: %v", got)
 	}
 }
+
+// TestFit: a table is made as narrow as the terminal, and no narrower; without
+// one nothing is cut.
+func TestFit(t *testing.T) {
+	t.Parallel()
+	f := func(width int, want string) {
+		t.Helper()
+		var b strings.Builder
+		p := Printer{Out: &b, Format: "table", Width: width, Optional: []string{"KIND", "none", "N"}}
+		if err := p.Print(nil, func() Table {
+			return Table{{"ID", "KIND", "N", "URL"}, {"a1", "short", "1", "https://x.example/hooks"}, {"a2", "k", "22", ""}}
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if got := b.String(); got != want {
+			t.Errorf("%d columns:\n%s\nwant\n%s", width, got, want)
+		}
+	}
+	whole := "ID  KIND   N   URL\na1  short  1   https://x.example/hooks\na2  k      22\n"
+	f(0, whole)
+	f(38, whole)
+	f(37, "ID  N   URL\na1  1   https://x.example/hooks\na2  22\n")
+	f(30, "ID  URL\na1  https://x.example/hooks\na2\n")
+	f(14, "ID  URL\na1  https://x\u2026\na2\n")
+	f(11, "ID  URL\na1  https://x.example/hooks\na2\n") // less would say nothing
+}

@@ -130,13 +130,16 @@ func (c *Contexts) Set(name string, x Context) error {
 	return c.save()
 }
 
-// Remove forgets a context.
+// Remove forgets a context; when it was the current one, none is.
 func (c *Contexts) Remove(name string) error {
 	if _, ok := c.List[name]; !ok {
 		return c.unknown(name)
 	}
 	delete(c.List, name)
-	return c.save()
+	if err := c.save(); err != nil || c.Current() != name {
+		return err
+	}
+	return os.Remove(filepath.Join(c.state, "context")) // none is chosen then
 }
 
 func (c *Contexts) save() error {

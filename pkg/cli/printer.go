@@ -29,6 +29,11 @@ type Printer struct {
 	// Paint colours a cell of a table; header says whether it is one of the
 	// first row. It adds only what takes no room. nil: no colour.
 	Paint func(cell string, header Header) string
+	// Width is that of the terminal; 0: there is none, and nothing is cut. A
+	// table that is wider leaves out its Optional columns, named by their
+	// headers, the first one first; then its last column is cut.
+	Width    int
+	Optional []string
 }
 
 // Header says whether a cell names its column.
@@ -152,25 +157,87 @@ func quoteControls(n *yaml.Node) {
 }
 
 func (p *Printer) table(t Table) error {
+	t = p.fit(t)
 	if p.NoHeaders && len(t) > 0 {
 		return p.rows(t[1:], Header(false))
 	}
 	return p.rows(t, Header(true))
 }
 
-// rows lays cells out in columns. The widths are counted before anything is
-// coloured, and the last cell of a row is not filled up.
-func (p *Printer) rows(t Table, first Header) error {
-	var widths []int
+// fit makes a table with a header as narrow as the terminal, as far as it may.
+func (p *Printer) fit(t Table) Table {
+	if p.Width <= 0 || len(t) == 0 {
+		return t
+	}
+	for _, name := range p.Optional {
+		if width(t) <= p.Width {
+			return t
+		}
+		at := slices.Index(t[0], name)
+		if at < 0 {
+			continue
+		}
+		for i, row := range t {
+			if at < len(row) {
+				t[i] = slices.Delete(slices.Clone(row), at, at+1)
+			}
+		}
+	}
+	last := len(t[0]) - 1
+	room := p.Width - (width(t) - columns(t)[last])
+	const least = 8 // less than that says nothing
+	if width(t) <= p.Width || room < least {
+		return t
+	}
+	for _, row := range t {
+		if last < len(row) && utf8.RuneCountInString(row[last]) > room {
+			row[last] = string([]rune(row[last])[:room-1]) + "\u2026"
+		}
+	}
+	return t
+}
+
+// columns are the widths of the columns.
+func columns(t Table) (widths []int) {
 	for _, row := range t {
 		for i, cell := range row {
-			row[i] = Clean(cell)
 			if i == len(widths) {
 				widths = append(widths, 0)
 			}
-			widths[i] = max(widths[i], utf8.RuneCountInString(row[i]))
+			widths[i] = max(widths[i], utf8.RuneCountInString(Clean(cell)))
 		}
 	}
+	return widths
+}
+
+// width is that of a table's longest line.
+func width(t Table) (n int) {
+	ws := columns(t)
+	for _, row := range t {
+		line := 0
+		for i := range row {
+			if row[i] != "" { // nothing is filled up behind the last one
+				line = 2 * i
+				for _, w := range ws[:i] {
+					line += w
+				}
+				line += utf8.RuneCountInString(Clean(row[i]))
+			}
+		}
+		n = max(n, line)
+	}
+	return n
+}
+
+// rows lays cells out in columns. The widths are counted before anything is
+// coloured, and the last cell of a row is not filled up.
+func (p *Printer) rows(t Table, first Header) error {
+	for _, row := range t {
+		for i, cell := range row {
+			row[i] = Clean(cell)
+		}
+	}
+	widths := columns(t)
 	var b bytes.Buffer
 	for n, row := range t {
 		for len(row) > 0 && row[len(row)-1] == "" {

@@ -117,6 +117,11 @@ func nearest(c *cobra.Command, arg string) (names []string) {
 
 func flagError(c *cobra.Command, err error) error {
 	msg := err.Error()
+	if i := strings.Index(msg, "strconv."); i >= 0 { // strconv.ParseInt: parsing "abc": invalid syntax
+		if j := strings.LastIndex(msg, ": "); j > i {
+			msg = msg[:i] + msg[j+2:]
+		}
+	}
 	if name, ok := strings.CutPrefix(msg, "unknown flag: --"); ok {
 		name, _, _ = strings.Cut(name, "=")
 		best, dist := "", 4

@@ -71,7 +71,7 @@ func New(cfg Config, deps Deps) (*Server, error) {
 		bulk:        newMemory(cfg.BulkMemory, cfg.MemoryWait),
 		posts:       newMemory(receiptMemory, 0),
 		idPrefix:    rand.Text()[:10],
-		unavailable: rate.Sometimes{Interval: time.Second},
+		unavailable: rate.Sometimes{First: 3, Interval: 10 * time.Second},
 		draining:    make(chan struct{}),
 	}
 	s.api = s.mux(routes())

@@ -27,7 +27,8 @@ type Broker struct {
 	guard   *Guard
 	watch   *watcher
 	found   checked
-	ends    ends // as written down last; keepEnds'
+	noting  sync.Mutex // held while ends are written, and while a trim makes true what it wrote
+	ends    ends       // as written down last
 
 	trimming sync.Mutex // held while records are removed, or must not be
 	dial     func(ctx context.Context, network, address string) (net.Conn, error)
@@ -178,6 +179,16 @@ func (b *Broker) Guard() *Guard { return b.guard }
 
 // Losses lists what was found lost, at this start and at those before.
 func (b *Broker) Losses() []Loss { return b.found.losses }
+
+// Committed is what each group had committed when the broker opened, by group,
+// topic and partition.
+func (b *Broker) Committed() map[string]map[string]map[int32]int64 { return byGroup(b.found.commits) }
+
+// CommittedNow reads what each group has committed by now.
+func (b *Broker) CommittedNow() (map[string]map[string]map[int32]int64, error) {
+	now, err := readCommits(b.cfg.Dir)
+	return byGroup(now), err
+}
 
 // Torn lists the unfinished writes that this start removed: a crash leaves
 // them, and nothing acknowledged is missing.

@@ -46,6 +46,8 @@ type checked struct {
 	losses []Loss // of this start and of those before
 	torn   []Torn
 	ends   ends // as written down last
+
+	commits map[place]map[string]int64 // by group
 }
 
 // check finds what is wrong with the log in cfg.Dir, writes down what is lost,
@@ -87,7 +89,7 @@ func check(cfg Config) (out checked, err error) {
 	for _, t := range c.torn {
 		cfg.Logger.Info("removed a write that a crash cut short", "topic", t.Topic, "partition", t.Partition, "offset", t.Offset, "bytes", t.Bytes)
 	}
-	out.torn, out.ends = c.torn, c.ends
+	out.torn, out.ends, out.commits = c.torn, c.ends, c.commits
 	return out, nil
 }
 
@@ -202,6 +204,9 @@ func (c *checker) partition(p place, segments []int64) error {
 			return fmt.Errorf("kfake: %w", err)
 		}
 		raw := buf.Bytes() // until the next one
+		if i == 0 {
+			c.beginning(p, base, raw)
+		}
 		index, err := os.ReadFile(filepath.Join(folder, fmt.Sprintf("%d.idx", base)))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("kfake: %w", err)
@@ -229,6 +234,22 @@ func (c *checker) partition(p place, segments []int64) error {
 		c.mu.Unlock()
 	}
 	return nil
+}
+
+// beginning finds segments that are gone from the front of a partition: only a
+// trim takes them away, and it writes the new start down before.
+func (c *checker) beginning(p place, first int64, raw []byte) {
+	at, ok := c.ends.of(p)
+	if !ok || at.Start >= first || at.Start >= at.End {
+		return
+	}
+	g := gap{from: at.Start, to: first, before: c.now.UnixMilli()}
+	epoch := int32(0)
+	if b, ok := readBatch(raw, 0); ok {
+		g.before, epoch = b.from, b.epoch
+	}
+	c.lost(p, g)
+	c.write(p.folder(c.cfg.Dir), g.from, markers(g.from, g.to, epoch, g.before))
 }
 
 // end mends the last segment of a partition, whose tail is either a write that

@@ -46,3 +46,20 @@ func readCommits(dir string) (map[place]map[string]int64, error) {
 	}
 	return out, nil
 }
+
+// byGroup turns commits by place into commits by group, topic and partition.
+func byGroup(commits map[place]map[string]int64) map[string]map[string]map[int32]int64 {
+	out := map[string]map[string]map[int32]int64{}
+	for p, groups := range commits {
+		for group, at := range groups {
+			if out[group] == nil {
+				out[group] = map[string]map[int32]int64{}
+			}
+			if out[group][p.topic] == nil {
+				out[group][p.topic] = map[int32]int64{}
+			}
+			out[group][p.topic][p.partition] = at
+		}
+	}
+	return out
+}

@@ -117,6 +117,8 @@ func TestDamageIsFoundAndMended(t *testing.T) {
 			change(t, at(dir, "8.dat"), func(raw []byte) []byte { return raw[:len(raw)/2] })
 		}, []lost{{9, 10}}, 0},
 		{"a segment in the middle is missing", remove("partitions/a-b-0/4.dat"), []lost{{4, 6}}, 0},
+		{"the first segment is missing", remove("partitions/a-b-0/0.dat", "partitions/a-b-0/0.idx"), []lost{{0, 2}}, 0},
+		{"the first two are missing", remove("partitions/a-b-0/0.dat", "partitions/a-b-0/0.idx", "partitions/a-b-0/2.dat"), []lost{{0, 4}}, 0},
 		{"the last segment is missing", remove("partitions/a-b-0/8.dat", "partitions/a-b-0/8.idx"), []lost{{8, 10}}, 0},
 		{"the partition is missing", remove("partitions/a-b-0"), []lost{{0, 10}}, 0},
 		{"an unfinished write", grow("8.dat", []byte("\x00\x00\x00\x00\x00\x00\x00\x0a\x00\x00\x03\xe8 begun")), nil, 1},
@@ -191,6 +193,45 @@ func TestDamageIsFoundAndMended(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// Segments that a trim took away are not missed, also when the process is killed
+// before the ends are written down again; those that somebody removed are.
+func TestTrimIsNoLoss(t *testing.T) {
+	t.Parallel()
+	const topic = "a-b"
+	for _, removed := range []bool{false, true} {
+		cfg := Config{Dir: t.TempDir(), Topics: map[string]int{topic: 1}, SegmentBytes: 1500}
+		b := open(t, cfg)
+		cfg.StoreID = b.StoreID()
+		b.fill(t, topic, 0, 0, 10, 1000)
+		if err := b.noteEnds(); err != nil {
+			t.Fatal(err)
+		}
+		if err := b.TrimOnce(map[string]map[int32]int64{topic: {0: 5}}); err != nil {
+			t.Fatal(err)
+		}
+		cfg.Dir = crash(t, cfg.Dir)
+		b.Close()
+		var want [][2]int64
+		if removed {
+			for _, name := range []string{"4.dat", "4.idx"} {
+				if err := os.Remove(filepath.Join(cfg.Dir, "partitions", topic+"-0", name)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want = [][2]int64{{5, 6}}
+		}
+		b = open(t, cfg)
+		var got [][2]int64
+		for _, l := range b.Losses() {
+			got = append(got, [2]int64{l.From, l.To})
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("removed %v: lost %v, want %v", removed, got, want)
+		}
+		b.Close()
 	}
 }
 

@@ -26,7 +26,8 @@
 //     damaged or missing batch is replaced by a marker that takes its offsets; what
 //     is lost is written down and reported until somebody settles it. The ends of
 //     the partitions are written down apart, so that damage at an end is told from
-//     a write that a crash cut short.
+//     a write that a crash cut short; and their starts, before a trim, so that
+//     segments that somebody removed are told from trimmed ones.
 //
 // What is left: one node, hence no replication. Opening reads the whole log
 // twice, and keeps it in memory: the check costs 0.7 to 1.3 s a GiB on a busy

@@ -134,15 +134,24 @@ func (b *Broker) keepEnds(ctx context.Context) {
 }
 
 func (b *Broker) noteEnds() error {
+	b.noting.Lock()
+	defer b.noting.Unlock()
+	return b.note(nil)
+}
+
+// note writes the ends down if they have moved, with the starts that a trim is
+// about to make. b.noting must be held.
+func (b *Broker) note(starts map[place]int64) error {
 	now := ends{Seq: b.ends.Seq + 1, Boot: bootID(), Parts: make(map[string][]bounds, len(b.cfg.Topics))}
 	moved := b.ends.Boot != now.Boot
 	for topic := range b.cfg.Topics {
 		infos := b.cluster.PartitionInfos(topic)
 		b.noteHeights(topic, infos)
 		for i, p := range infos {
-			at := bounds{p.LogStartOffset, p.HighWatermark}
+			place := place{topic, int32(i)}
+			at := bounds{max(p.LogStartOffset, starts[place]), p.HighWatermark}
 			now.Parts[topic] = append(now.Parts[topic], at)
-			was, ok := b.ends.of(place{topic, int32(i)})
+			was, ok := b.ends.of(place)
 			moved = moved || !ok || was != at
 		}
 	}

@@ -153,6 +153,7 @@ func (b *Broker) TrimOnce(safe map[string]map[int32]int64) error {
 	}
 	defer b.trimming.Unlock()
 	var errs []error
+	targets := map[place]int64{}
 	for topic, ps := range safe {
 		for p, to := range ps {
 			info := b.cluster.PartitionInfo(topic, p)
@@ -160,12 +161,24 @@ func (b *Broker) TrimOnce(safe map[string]map[int32]int64) error {
 				errs = append(errs, fmt.Errorf("kfake: no partition %s/%d", topic, p))
 				continue
 			}
-			if to = min(to, info.HighWatermark-1); to <= info.LogStartOffset {
-				continue
+			if to = min(to, info.HighWatermark-1); to > info.LogStartOffset {
+				targets[place{topic, p}] = to
 			}
-			if err := b.cluster.DeleteRecords(topic, p, to); err != nil {
-				errs = append(errs, fmt.Errorf("kfake: trimming %s/%d to %d: %w", topic, p, to, err))
-			}
+		}
+	}
+	if len(targets) == 0 {
+		return errors.Join(errs...)
+	}
+	b.noting.Lock()
+	defer b.noting.Unlock()
+	if b.cfg.Dir != "" {
+		// First, so that a start tells segments that were trimmed from those that
+		// somebody removed. On a full disk it is trimmed all the same: it makes room.
+		errs = append(errs, b.note(targets))
+	}
+	for p, to := range targets {
+		if err := b.cluster.DeleteRecords(p.topic, p.partition, to); err != nil {
+			errs = append(errs, fmt.Errorf("kfake: trimming %s/%d to %d: %w", p.topic, p.partition, to, err))
 		}
 	}
 	return errors.Join(errs...)

@@ -5,7 +5,7 @@
 // Every write goes through one group commit (commit.go) and is answered after
 // its fsync. The first failure of the disk closes the store for writing until
 // the next start (failstop.go): a write that was not stored is never answered
-// with nil.
+// with nil. A folder that lost its newest log is refused (newest.go).
 //
 // Reads of rows that are swapped (heads, triggers) wait for whoever is writing
 // them, so that nobody acts on what a loss of power takes back. Two things are

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -109,7 +110,9 @@ func (f *failStopFS) open(name string, open func() (vfs.File, error)) (file vfs.
 }
 
 func (f *failStopFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
-	return f.open(name, func() (vfs.File, error) { return f.FS.Create(name, c) })
+	return f.open(name, func() (vfs.File, error) {
+		return f.newest(name, func() (vfs.File, error) { return f.FS.Create(name, c) })
+	})
 }
 
 func (f *failStopFS) OpenReadWrite(name string, c vfs.DiskWriteCategory, opts ...vfs.OpenOption) (vfs.File, error) {
@@ -117,7 +120,21 @@ func (f *failStopFS) OpenReadWrite(name string, c vfs.DiskWriteCategory, opts ..
 }
 
 func (f *failStopFS) ReuseForWrite(oldname, newname string, c vfs.DiskWriteCategory) (vfs.File, error) {
-	return f.open(newname, func() (vfs.File, error) { return f.FS.ReuseForWrite(oldname, newname, c) })
+	return f.open(newname, func() (vfs.File, error) {
+		return f.newest(newname, func() (vfs.File, error) { return f.FS.ReuseForWrite(oldname, newname, c) })
+	})
+}
+
+// newest makes a file, and writes it down when it is a write-ahead log.
+func (f *failStopFS) newest(name string, open func() (vfs.File, error)) (vfs.File, error) {
+	file, err := open()
+	if err != nil || !f.ours(name) || !strings.HasSuffix(name, logSuffix) {
+		return file, err
+	}
+	if err := writeNewest(f.FS, f.dir, f.PathBase(name)); err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	return file, nil
 }
 
 func (f *failStopFS) OpenDir(name string) (vfs.File, error) {

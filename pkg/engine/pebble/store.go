@@ -46,7 +46,8 @@ type Store struct {
 
 // Open opens or creates the store in cfg.Dir. Another process in the folder is
 // KindUnavailable "store_locked"; a folder of a newer release is KindConflict
-// "store_newer". Pebble's goroutines and the committer run until Close.
+// "store_newer", one without its newest write-ahead log KindInternal
+// "store_wal_missing". Pebble's goroutines and the committer run until Close.
 func Open(cfg Config) (_ *Store, err error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
@@ -89,7 +90,10 @@ func Open(cfg Config) (_ *Store, err error) {
 // synced. So a new one is made in memory and put in the folder.
 func (s *Store) open() error {
 	was, err := pebbledb.Peek(s.cfg.Dir, s.fs)
-	if err == nil && !was.Exists {
+	switch {
+	case err == nil && was.Exists:
+		err = checkNewest(s.fs, s.cfg.Dir)
+	case err == nil:
 		err = s.create()
 	}
 	if err != nil {
@@ -154,13 +158,7 @@ func (s *Store) create() error {
 	return s.syncDir()
 }
 
-func (s *Store) syncDir() error {
-	d, err := s.fs.OpenDir(s.cfg.Dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
-}
+func (s *Store) syncDir() error { return syncFolder(s.fs, s.cfg.Dir) }
 
 // lockError tells a folder in use from one that cannot be used.
 func lockError(dir string, err error) error {

@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
-# Makes the pictures of the README again, from real output. It needs bin/ (make
-# build), chromium, and the ports 7420 to 7423.
+# Makes the pictures of the README again, from real output, in docs/img. It needs
+# chromium (CHROMIUM names another one) and Go; it builds what it shows.
 set -euo pipefail
-cd "$(dirname "$0")/../.."
+cd "$(dirname "$0")/.."
+chromium=${CHROMIUM:-chromium}
+command -v "$chromium" >/dev/null || { echo "no $chromium: install it, or name one with CHROMIUM" >&2; exit 1; }
+make --no-print-directory build >/dev/null
 out=$PWD/docs/img work=$(mktemp -d) server=
 trap '[ -z "$server" ] || { kill "$server"; wait "$server" || true; }; rm -rf "$work"' EXIT
 export XDG_CONFIG_HOME=$work/config XDG_STATE_HOME=$work/state XDG_DATA_HOME=$work/data PATH=$PWD/bin:$PATH
-notifyd dev --ephemeral >"$work/dev.out" &
+notifyd dev --ephemeral --port 0 >"$work/dev.out" &
 server=$!
 until grep -q '^Try:' "$work/dev.out"; do kill -0 "$server"; sleep 0.1; done
 
@@ -25,11 +28,12 @@ run() {
 	run notifyctl ls --user ann
 	run notifyctl why "$(notifyctl ls --user ann -o json --jq '.items[1].notification_id')"
 } >"$work/session.txt"
-awk -f "$out/term.awk" "$work/session.txt" >"$out/session.svg"
+awk -f scripts/term.awk "$work/session.txt" >"$out/session.svg"
 
 notifyctl send --channel push --user bob --title 'New sign-in' --body 'Was it you, {{name}}?' --var name=Bob --category alert -q
 notifyctl send --channel email --category alert --user cleo --title 'Your receipt' --body 'Thank you for your order.' -q
 until [ "$(notifyctl sim summary -o json --jq .ids)" = 5 ]; do sleep 0.1; done
-chromium --headless --no-sandbox --disable-gpu --user-data-dir="$work/chromium" --hide-scrollbars \
-	--window-size=900,640 --screenshot="$out/inbox.png" http://127.0.0.1:7423/inbox >/dev/null 2>&1
+inbox=$(awk '$1 == "Inbox" { print $2 }' "$work/dev.out")
+"$chromium" --headless --no-sandbox --disable-gpu --user-data-dir="$work/chromium" --hide-scrollbars \
+	--window-size=900,640 --screenshot="$out/inbox.png" "$inbox" >/dev/null 2>&1
 cat "$work/session.txt"

@@ -1,0 +1,143 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+func (r *fanoutRun) fill() {
+	s := r.state
+	r.result.Campaign, r.result.Parts, r.result.Receivers = s.Campaign, s.parts(), s.Stored
+	r.result.Accepted, r.result.Rejected, r.result.Reasons = s.Accepted, s.Rejected, s.Reasons
+	if s.Rejected > 0 {
+		r.result.RejectedFile = s.rejectedFile()
+	}
+}
+
+// stopped says how far it came, and the command that goes on.
+func (r *fanoutRun) stopped(ctx context.Context, err error) error {
+	s := r.state
+	out := &cli.Error{Exit: exitOf(ctx, err), Err: err}
+	if _, ok := errors.AsType[*badLine](err); ok {
+		out.Exit = cli.ExitUsage
+	}
+	if !r.begun {
+		return err
+	}
+	if ctx.Err() != nil {
+		of := ""
+		if s.Total > 0 {
+			of = " of " + count(s.Total)
+		}
+		out.Err = fmt.Errorf("interrupted: %s%s receivers are stored", count(s.Stored), of)
+	}
+	out.Next = []string{r.resume()}
+	return out
+}
+
+// resume is the command that goes on with the campaign.
+func (r *fanoutRun) resume() string {
+	words := []string{"notifyctl", "send", "--campaign", r.state.Campaign, "--fanout", r.o.fanout}
+	g := &r.p.global
+	for _, f := range [][2]string{{"--context", g.context}, {"--server", g.server}, {"--token-file", g.tokenFile}} {
+		if f[1] != "" {
+			words = append(words, f[0], f[1])
+		}
+	}
+	if r.o.wait {
+		words = append(words, "--wait", "--timeout", g.timeout.String())
+	}
+	for i := range words {
+		words[i] = quote(words[i])
+	}
+	cmd := strings.Join(words, " ")
+	if r.o.fanout == "-" {
+		cmd += "   (with the same input)"
+	}
+	return cmd
+}
+
+// finish waits if asked to, and prints the result.
+func (r *fanoutRun) finish(ctx context.Context) error {
+	var waited error
+	if r.o.wait {
+		if r.cl == nil {
+			r.cl = r.p.clientOf(&r.t)
+		}
+		bar := r.p.progress("delivering", max(1, r.state.Accepted))
+		sum, err := r.p.waitCampaign(ctx, r.cl, r.state.Campaign, r.state.Accepted, bar.set)
+		bar.end()
+		r.result.Counts, waited = sum.Counts, err
+	}
+	if err := r.p.printer().Record(r.result, r.fields); err != nil {
+		return err
+	}
+	show := []string{"notifyctl show " + r.state.Campaign}
+	switch {
+	case ctx.Err() != nil:
+		return &cli.Error{Exit: cli.ExitInterrupt, Err: errors.New("interrupted; everything is stored and goes on"), Next: show}
+	case waited == errPending: //nolint:errorlint // the very value
+		return &cli.Error{Exit: cli.ExitPending, Err: fmt.Errorf("not every receiver has an outcome after %s; they go on", r.p.global.timeout), Next: show}
+	case waited != nil:
+		return waited
+	case r.result.Rejected > 0:
+		return &cli.Error{Exit: cli.ExitPartial, Err: fmt.Errorf("%s of %s receivers were refused", count(r.result.Rejected), count(r.result.Receivers)), Next: []string{"less " + quote(r.result.RejectedFile)}}
+	}
+	if n := undelivered(r.result.Counts); n > 0 {
+		return &cli.Error{Exit: cli.ExitPartial, Err: fmt.Errorf("%s of %s receivers were not delivered", count(n), count(r.result.Accepted)), Next: show}
+	}
+	if !r.o.wait {
+		r.p.note("how far they are: %s", show[0])
+	}
+	return nil
+}
+
+func (r *fanoutRun) fields() cli.Table {
+	x := &r.result
+	parts := count(x.Parts)
+	if x.SkippedParts > 0 {
+		parts += fmt.Sprintf("  (%d of them by an earlier run)", x.SkippedParts)
+	}
+	t := cli.Table{
+		{"campaign", x.Campaign}, {"parts", parts}, {"receivers", count(x.Receivers)}, {"accepted", count(x.Accepted)},
+		{"rejected", mark(x.Rejected > 0, count(x.Rejected))},
+	}
+	for _, code := range slices.Sorted(maps.Keys(x.Reasons)) {
+		t = append(t, []string{"  " + code, count(x.Reasons[code])})
+	}
+	t = append(t, []string{"rejected list", x.RejectedFile})
+	for state := notify.State(1); int(state) < notify.States; state++ {
+		if n := x.Counts[state.String()]; n > 0 {
+			t = append(t, []string{"  " + state.String(), count(n)})
+		}
+	}
+	return t
+}
+
+// dry prints the request of the first part, with the first few receivers.
+func (r *fanoutRun) dry() error {
+	f := r.state.Fanout
+	for rcv, err := range readReceivers(r.source, r.o.fanout, r.state.Format) {
+		if err != nil {
+			return &cli.Error{Exit: cli.ExitUsage, Err: err}
+		}
+		if f.Receivers = append(f.Receivers, rcv); len(f.Receivers) == 3 {
+			break
+		}
+	}
+	if err := r.p.printRequest(r.t.server+"/v1/notifications:fanout", "", f); err != nil {
+		return err
+	}
+	if r.state.Total > 0 {
+		size := int64(r.state.PartSize)
+		r.p.note("%s receivers (%s) in about %s parts; the first three are shown", count(r.state.Total), r.state.Format, count((r.state.Total+size-1)/size))
+	}
+	return nil
+}

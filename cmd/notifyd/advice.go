@@ -1,0 +1,46 @@
+package main
+
+import (
+	"errors"
+
+	"github.com/spf13/cobra"
+
+	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// advise adds to an error what to do next, where the command that failed did
+// not: it knows better.
+func advise(c *cobra.Command, err error) error {
+	if err == nil {
+		return nil
+	}
+	e, ours := errors.AsType[*cli.Error](err)
+	if ours && len(e.Next) > 0 {
+		return err
+	}
+	var next []string
+	code := ""
+	if ne, ok := errors.AsType[*notify.Error](err); ok {
+		code = ne.Code
+	}
+	switch {
+	case code == "listen":
+		next = []string{"notifyd " + c.Name() + " --set api.listen=127.0.0.1:PORT   (or api.admin, log.listen; port 0: any)"}
+	case code == "data_dir_locked", code == "store_locked":
+		next = []string{"stop that process, or give this one a folder of its own: --data-dir DIR"}
+	case code == "data_dir":
+		next = []string{"--data-dir DIR, a folder that can be written to"}
+	case code == "store_full":
+		next = []string{"make room on the volume of the data folder, and start it again: what was answered with 201 is kept"}
+	case cli.ExitCode(err) == cli.ExitUsage:
+		next = []string{c.CommandPath() + " --help"}
+	}
+	if len(next) == 0 {
+		return err
+	}
+	if ours {
+		return &cli.Error{Exit: e.Exit, Err: e.Err, Next: next}
+	}
+	return &cli.Error{Exit: cli.ExitCode(err), Err: err, Next: next}
+}

@@ -1,0 +1,59 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+
+	"github.com/notifyd/notifyd/pkg/app"
+	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+type devAddrs struct{ api, admin, kafka, control, callback string }
+
+// devPorts are five neighbours, so that they are easy to remember, or free ones.
+// The API's is open when it returns: the simulators are told where it is before
+// the server is there, and nobody else can get it in between.
+func devPorts(ctx context.Context, port int) (a devAddrs, api net.Listener, err error) {
+	addr := func(n int) string {
+		if port == 0 {
+			n = 0
+		}
+		return net.JoinHostPort("127.0.0.1", strconv.Itoa(n))
+	}
+	a = devAddrs{addr(port), addr(port + 1), addr(port + 2), addr(port + 3), addr(port + 4)}
+	if api, err = app.Listen(ctx, "the API", a.api); err != nil {
+		return a, nil, portTaken(port, err)
+	}
+	a.api = api.Addr().String()
+	if port == 0 {
+		return a, api, nil // each of the others listens on any
+	}
+	for _, other := range []struct{ what, addr string }{{"metrics", a.admin}, {"Kafka", a.kafka}, {"the inbox", a.control}, {"callbacks", a.callback}} {
+		l, err := app.Listen(ctx, other.what, other.addr)
+		if err == nil {
+			err = l.Close()
+		}
+		if err != nil {
+			return a, nil, errors.Join(portTaken(port, err), api.Close())
+		}
+	}
+	return a, api, nil
+}
+
+func portTaken(port int, err error) error {
+	if e, ok := errors.AsType[*notify.Error](err); !ok || e.Code != "listen" {
+		return err
+	}
+	other := port + 100
+	if other > 65535-4 {
+		other = 7420
+	}
+	return &cli.Error{Exit: cli.ExitUnavailable, Err: err, Next: []string{
+		fmt.Sprintf("notifyd dev --port %d   (%d to %d)", other, other, other+4),
+		"notifyd dev --port 0      (free ports, which the banner tells)",
+	}}
+}

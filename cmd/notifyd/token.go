@@ -1,0 +1,96 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/notifyd/notifyd/pkg/app"
+	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/server"
+)
+
+func newToken(p *program) *cobra.Command {
+	var key, caller, issuer, audience string
+	var scopes []string
+	var ttl time.Duration
+	c := &cobra.Command{
+		Use: "token", Short: "Sign a token with a key file", Args: cobra.NoArgs,
+		Long: `token signs a token for a caller. The server verifies it with the same key file
+(auth.key_file). Where there is an identity provider, use its tokens and
+auth.jwks_url instead.`,
+		RunE: func(*cobra.Command, []string) error {
+			if key == "" || caller == "" {
+				return cli.Usage("token needs --key and --caller")
+			}
+			if ttl <= 0 || ttl > 31*24*time.Hour {
+				return cli.Usage("--ttl %s: servers take tokens of up to 31 days", ttl)
+			}
+			if _, err := os.Stat(key); os.IsNotExist(err) {
+				if err := makeKey(key); err != nil {
+					return err
+				}
+				fmt.Fprintf(p.err, "made a new key in %s\n", key)
+			}
+			token, err := sign(key, caller, issuer, audience, scopes, ttl)
+			if err != nil {
+				return err
+			}
+			fmt.Fprintln(p.out, token)
+			return nil
+		},
+	}
+	d := app.Default()
+	c.Flags().StringVar(&key, "key", "", "signing key, PEM; made when the file is missing")
+	c.Flags().StringVar(&caller, "caller", "", "who the token speaks for (sub)")
+	c.Flags().StringSliceVar(&scopes, "scope", []string{"send", "read"}, "send, trigger, read, users, operate")
+	c.Flags().StringVar(&issuer, "issuer", d.Auth.Issuer, "iss")
+	c.Flags().StringVar(&audience, "audience", d.Auth.Audience, "aud")
+	c.Flags().DurationVar(&ttl, "ttl", 24*time.Hour, "how long it is good; at most 31 days")
+	return c
+}
+
+func makeKey(path string) error {
+	key, err := server.NewSigningKey()
+	if err != nil {
+		return err
+	}
+	return writeDurably(path, key)
+}
+
+// writeDurably makes a file that is whole or not there after a power cut: half
+// a key would keep notifyd from starting, and another key ends all tokens.
+func writeDurably(path string, data []byte) error {
+	f, err := os.CreateTemp(filepath.Dir(path), ".new-*") // mode 0600
+	if err != nil {
+		return err
+	}
+	defer os.Remove(f.Name()) // nothing is there once it was renamed
+	_, err = f.Write(data)
+	if err == nil {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	if err := os.Rename(f.Name(), path); err != nil {
+		return err
+	}
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
+}
+
+func sign(key, caller, issuer, audience string, scopes []string, ttl time.Duration) (string, error) {
+	s, err := server.OpenSigner(key)
+	if err != nil {
+		return "", err
+	}
+	return s.Sign(server.TokenSpec{Caller: caller, Scopes: scopes, Issuer: issuer, Audience: audience, TTL: ttl, Now: time.Now()})
+}

@@ -1,0 +1,70 @@
+package app
+
+import (
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// A second process in a folder opens nothing, and says who has it.
+func TestLockedFolder(t *testing.T) {
+	t.Parallel()
+	cfg := testConfig(t, t.TempDir())
+	l := run(t, cfg, seams{})
+	_, err := New(cfg, slog.New(slog.DiscardHandler))
+	e, ok := errors.AsType[*notify.Error](err)
+	if !ok || e.Code != "data_dir_locked" || !Locked(err) || notify.KindOf(err) != notify.KindUnavailable {
+		t.Fatalf("%v", err)
+	}
+	for _, want := range []string{cfg.DataDir, Self().Command, "http://" + l.Addr()} {
+		if !strings.Contains(e.Msg, want) {
+			t.Errorf("%q lacks %q", e.Msg, want)
+		}
+	}
+	if err := l.stop(); err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := HolderOf(cfg.DataDir); ok {
+		t.Error("the holder stays written down after a stop")
+	}
+}
+
+// What a killed process left is no obstacle.
+func TestStaleLock(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	dead := `{"pid":2147483646,"command":"notifyd dev","since":"2026-01-01T00:00:00Z","api":"http://127.0.0.1:1"}`
+	for name, text := range map[string]string{lockFile: "", holderFile: dead} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if h, ok := HolderOf(dir); !ok || h.API != "http://127.0.0.1:1" {
+		t.Fatalf("%+v, %v", h, ok)
+	}
+	l, err := LockFolder(dir, Self())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if h, ok := HolderOf(dir); !ok || h.PID != os.Getpid() || h.API != "" {
+		t.Errorf("%+v, %v", h, ok)
+	}
+	if _, err := LockFolder(dir, Self()); !Locked(err) {
+		t.Errorf("taken twice: %v", err)
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	l, err = LockFolder(dir, Self())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,88 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// patience is how long a taken port is tried again: a process that is being
+// restarted may still be on its way out.
+const patience = 3 * time.Second
+
+// Listen listens on a TCP address. A port that is taken is tried again for 3 s;
+// then the error is notify.KindUnavailable with code "listen", and names what
+// the address is for, the port, and who holds it where the system tells.
+func Listen(ctx context.Context, what, addr string) (net.Listener, error) {
+	return listen(ctx, what, addr, patience, func() {})
+}
+
+// listen calls tried after each attempt that found the port taken.
+func listen(ctx context.Context, what, addr string, patience time.Duration, tried func()) (net.Listener, error) {
+	end := time.NewTimer(patience)
+	defer end.Stop()
+	for {
+		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr)
+		if err == nil {
+			return l, nil
+		}
+		if !errors.Is(err, syscall.EADDRINUSE) {
+			return nil, cannotListen(what, addr, "", err)
+		}
+		tried()
+		select {
+		case <-time.After(50 * time.Millisecond):
+			continue
+		case <-end.C:
+		case <-ctx.Done():
+		}
+		return nil, cannotListen(what, addr, holderOfPort(addr), err)
+	}
+}
+
+func cannotListen(what, addr, holder string, err error) error {
+	msg := fmt.Sprintf("cannot listen on %s (%s)", addr, what)
+	if _, port, serr := net.SplitHostPort(addr); serr == nil && errors.Is(err, syscall.EADDRINUSE) {
+		msg = fmt.Sprintf("port %s (%s) is taken", port, what)
+		if holder != "" {
+			msg += " by " + holder
+		}
+	}
+	return &notify.Error{Kind: notify.KindUnavailable, Code: "listen", Msg: msg, Err: err}
+}
+
+// free waits until a port can be listened on, for what opens it itself.
+func free(ctx context.Context, what, addr string) error {
+	if port, err := portOf(addr); err != nil || port == 0 {
+		return err
+	}
+	l, err := Listen(ctx, what, addr)
+	if err != nil {
+		return err
+	}
+	return l.Close()
+}
+
+// holderOfPort is the process that listens on a port of this machine, as "pid 7
+// (notifyd)"; empty: not known.
+func holderOfPort(addr string) string {
+	_, text, err := net.SplitHostPort(addr)
+	if err != nil {
+		return ""
+	}
+	port, err := strconv.ParseUint(text, 10, 16)
+	if err != nil {
+		return ""
+	}
+	pid, name := listenerOf(port)
+	if pid == 0 {
+		return ""
+	}
+	return fmt.Sprintf("pid %d (%s)", pid, name)
+}

@@ -1,0 +1,120 @@
+package app
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+)
+
+// The log keeps where each consumer group stands in one file. Without it a group
+// would begin anew, as if nothing had ever been read: what was done is known by
+// its rows and not done again, but nobody would hear that part of the data is
+// gone. So the store keeps a copy, which a start compares.
+
+// positions are offsets by group, then "topic/partition".
+type positions map[string]map[string]int64
+
+const (
+	positionsName  = "positions"
+	positionsEvery = 5 * time.Second
+)
+
+// lostPositions compares what the store remembers with what the log has. A
+// position that is merely behind is that of a power cut; one that is not there
+// was taken away.
+func (n *Node) lostPositions(ctx context.Context) (lost []string, err error) {
+	raw, err := n.store.Meta().GetMeta(ctx, positionsName)
+	if err != nil || raw == nil {
+		return nil, err
+	}
+	var were positions
+	if err := json.Unmarshal(raw, &were); err != nil {
+		return nil, fmt.Errorf("the store's copy of the positions: %w", err)
+	}
+	have := positionsOf(n.broker.Committed())
+	for _, group := range slices.Sorted(maps.Keys(were)) {
+		for _, at := range slices.Sorted(maps.Keys(were[group])) {
+			if _, ok := have[group][at]; !ok {
+				lost = append(lost, fmt.Sprintf("%s at %s (it stood at %d)", group, at, were[group][at]))
+			}
+		}
+	}
+	return lost, nil
+}
+
+func place(topic string, partition int32) string { return fmt.Sprintf("%s/%d", topic, partition) }
+
+// positionsOf is what groups have committed; what stands at 0 has read nothing.
+func positionsOf(groups map[string]map[string]map[int32]int64) positions {
+	out := positions{}
+	for group, topics := range groups {
+		for topic, parts := range topics {
+			for part, at := range parts {
+				out.put(group, topic, part, at)
+			}
+		}
+	}
+	return out
+}
+
+func (p positions) put(group, topic string, partition int32, at int64) {
+	if at <= 0 {
+		return
+	}
+	if p[group] == nil {
+		p[group] = map[string]int64{}
+	}
+	p[group][place(topic, partition)] = at
+}
+
+// keepPositions writes the copy until ctx ends, and once then.
+func (n *Node) keepPositions(ctx context.Context) error {
+	tick := time.NewTicker(positionsEvery)
+	defer tick.Stop()
+	var last string
+	for {
+		now := positions{}
+		select {
+		case <-tick.C:
+			for i, g := range n.groups {
+				for _, p := range g.Stats().Partitions {
+					now.put(n.groupNames[i], p.TP.Topic, p.TP.Partition, p.Committed)
+				}
+			}
+		case <-ctx.Done(): // the groups have ended, and committed for the last time
+			all, err := n.broker.CommittedNow()
+			if err != nil {
+				return err
+			}
+			now = positionsOf(all)
+		}
+		raw, err := json.Marshal(now) // its keys are in order
+		if err != nil {
+			return err
+		}
+		if len(now) > 0 && string(raw) != last {
+			if err := n.store.Meta().PutMeta(context.WithoutCancel(ctx), positionsName, raw); err == nil {
+				last = string(raw)
+			} else if n.store.Err() == nil { // a failed store ends the process by itself
+				n.log.Warn("keeping the positions", "err", err)
+			}
+		}
+		if ctx.Err() != nil {
+			return nil
+		}
+	}
+}
+
+// findPositions looks once, when the log has been opened.
+func (n *Node) findPositions(ctx context.Context) (err error) {
+	if n.posLost, err = n.lostPositions(ctx); err != nil || len(n.posLost) == 0 {
+		return err
+	}
+	n.log.Error("positions lost: the log knows no more how far these groups had read; what is still in the log is read again, and what was done is not done again",
+		"groups", strings.Join(n.posLost, ", "))
+	return nil
+}
