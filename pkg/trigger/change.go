@@ -87,7 +87,10 @@ func (s *Service) RescheduleTo(ctx context.Context, caller, id string, w When) (
 		row.FireAt, row.NextAt, row.Reason = at, at, "rescheduled"
 		// Before the state row: one whose index row is missing never fires. If
 		// the swap is lost to another, this index row is dropped when it comes.
-		began, index = time.Now(), []engine.Timer{indexRow(base, row)}
+		if began.IsZero() { // an earlier try may have written the same row
+			began = time.Now()
+		}
+		index = []engine.Timer{indexRow(base, row)}
 		if err := s.cfg.Later.Put(ctx, index); err != nil {
 			return false, unavailable("timer_store", err)
 		}

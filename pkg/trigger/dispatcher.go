@@ -169,6 +169,10 @@ func (d *Dispatcher) waitForRoom(ctx context.Context) bool {
 	}
 }
 
+// youngerWait is how long a message stays away that came while an older one of
+// its trigger is worked on.
+const youngerWait = 2 * time.Second
+
 // take makes work of deliveries. Of a trigger that is being worked on no second
 // message is looked at: the first leads to the same row.
 func (d *Dispatcher) take(ds []engine.Delivery) {
@@ -194,11 +198,17 @@ func (d *Dispatcher) take(ds []engine.Delivery) {
 		// acknowledged, and is not this one (unname). But it may be the first itself, received again because its
 		// visibility ended, and then acknowledging it could lose the trigger.
 		other := before[w.msg.base] == first || !w.d.Enqueued.Equal(first.d.Enqueued)
-		if other && w.msg.gen == first.msg.gen {
+		// Nor one that is much younger: the first may be about to be dropped as an
+		// orphan, and this one be of a writer that came later and stores the row.
+		younger := w.d.Enqueued.Sub(first.d.Enqueued) > d.cfg.Orphan/4
+		if other && !younger && w.msg.gen == first.msg.gen {
 			copies = append(copies, w)
-		} else {
-			twice = append(twice, w)
+			continue
 		}
+		if other {
+			w.delay = youngerWait
+		}
+		twice = append(twice, w)
 	}
 	d.mu.Unlock()
 	for _, w := range unread {
@@ -207,7 +217,9 @@ func (d *Dispatcher) take(ds []engine.Delivery) {
 		w.delay, w.keep = time.Minute, true
 	}
 	for _, w := range twice {
-		w.delay, w.keep = d.cfg.Visibility, true
+		if w.delay == 0 {
+			w.delay, w.keep = d.cfg.Visibility, true
+		}
 	}
 	d.cfg.Events.dropped("unreadable", len(unread))
 	d.cfg.Events.dropped("copy", len(copies))
