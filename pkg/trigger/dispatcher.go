@@ -115,6 +115,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	stage(2, d.puts, d.putOff)
 	stage(1, d.acks, d.ack)
 	wg.Go(func() { d.heartbeat(on) })
+	wg.Go(func() { d.slacken(on) })
 	d.receive(ctx)
 
 	d.drain()
@@ -311,6 +312,7 @@ func (d *Dispatcher) drain() {
 		}
 		back = append(back, l.queue...)
 		l.queue = nil
+		d.returnLocked(l, CauseShutdown, 0)
 	}
 	if len(d.held) == 0 {
 		d.closeIdleLocked()

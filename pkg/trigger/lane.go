@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/limit"
 )
 
 // lane is a caller at work: its bulkhead, its breaker, and the messages that
@@ -16,6 +17,9 @@ type lane struct {
 	limit    int // calls at a time
 	inFlight int
 	queue    []*work
+	ready    []*work       // claimed ahead: they wait for a place, not for a claim
+	claiming int           // being claimed ahead
+	calls    int           // that ended, up to paceCalls
 	bytes    int           // of the rows in queue
 	each     time.Duration // between the ends of two calls while more wait, smoothed
 	ended    time.Time     // when a call ended last, while more waited; zero: none waited
@@ -229,34 +233,134 @@ func (l *lane) waitLocked(w *work, now time.Time) time.Duration {
 	return max(wait, 50*time.Millisecond)
 }
 
+// Claims ahead. A claim waits for the disk, and a place that waits with it is no
+// call. So of a caller whose receiver keeps a pace, some of the next calls are
+// claimed before there is a place for them, many in one swap: as many as will be
+// made in aheadFor. Until then they are IN_FLIGHT: a cancel is too late for them,
+// and a crash leaves them to their leases, as it does those being called. What
+// waits longer than aheadMost, because the receiver got stuck, is given back.
+const (
+	aheadFor  = 50 * time.Millisecond
+	aheadMost = 2 * time.Second
+	paceCalls = 128 // calls until a pace is believed
+)
+
+// aheadLocked is how many calls of a caller may be claimed ahead, now.
+func (d *Dispatcher) aheadLocked(l *lane) int {
+	if l.calls < paceCalls || l.each <= 0 || d.stopping || l.brk.ramp < l.limit || l.brk.last != limit.Closed {
+		return 0
+	}
+	return int(min(aheadFor/l.each, time.Duration(d.cfg.Batch)))
+}
+
 // pumpLocked starts as many calls of a caller as may run. While its breaker is
 // open, what waits in memory is put off.
 func (d *Dispatcher) pumpLocked(l *lane, now time.Time) {
-	var start []*work
-	for len(l.queue) > 0 && l.inFlight < d.mayCallLocked(l) {
+	var claim []*work
+	started := false
+	for len(l.ready)+len(l.queue) > 0 && l.inFlight < d.mayCallLocked(l) {
 		ok, retryAt := l.brk.allow(now)
 		if !ok {
 			d.shutLocked(l, retryAt.Sub(now))
 			break
 		}
-		w := l.queue[0]
-		l.queue[0] = nil
-		l.queue = l.queue[1:]
-		d.queuedLocked(l, w, -1)
+		started = true
 		l.inFlight++
 		d.inFlight++
+		if w := pop(&l.ready); w != nil {
+			w.slot = true
+			d.launch(w)
+			continue
+		}
+		w := pop(&l.queue)
+		d.queuedLocked(l, w, -1)
 		w.slot = true
-		start = append(start, w)
+		claim = append(claim, w)
 	}
-	if len(l.queue) == 0 {
-		l.queue = nil
+	// By half of them at a time: few large claims, not many small ones.
+	if most, has := d.aheadLocked(l), len(l.ready)+l.claiming; has <= most/2 {
+		for ; has < most && len(l.queue) > 0; has++ {
+			w := pop(&l.queue)
+			d.queuedLocked(l, w, -1)
+			l.claiming++
+			claim = append(claim, w)
+		}
 	}
 	if s, moved := l.brk.moved(now); moved {
 		d.cfg.Events.breaker(l.caller, s)
 	}
-	if len(start) > 0 {
+	if started {
 		d.cfg.Events.inFlight(l.caller, l.inFlight)
-		d.claims.add(start...)
+	}
+	d.claims.add(claim...)
+}
+
+// pop takes the first of a list; nil when it is empty.
+func pop(list *[]*work) (w *work) {
+	if len(*list) == 0 {
+		return nil
+	}
+	w, (*list)[0] = (*list)[0], nil
+	if *list = (*list)[1:]; len(*list) == 0 {
+		*list = nil
+	}
+	return w
+}
+
+// claimedAhead settles the claims among ws that were made ahead: those that won
+// wait for a place.
+func (d *Dispatcher) claimedAhead(ws []*work, won []bool) {
+	var lanes []*lane
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for i, w := range ws {
+		if w.slot {
+			continue
+		}
+		l := w.lane
+		l.claiming--
+		if won != nil && won[i] {
+			l.ready = append(l.ready, w)
+		}
+		if len(lanes) == 0 || lanes[len(lanes)-1] != l {
+			lanes = append(lanes, l)
+		}
+	}
+	now := time.Now()
+	for _, l := range lanes {
+		if d.stopping {
+			d.returnLocked(l, CauseShutdown, 0)
+		} else {
+			d.pumpLocked(l, now)
+		}
+	}
+}
+
+// returnLocked gives claims back that were made ahead.
+func (d *Dispatcher) returnLocked(l *lane, cause string, wait time.Duration) {
+	for w := pop(&l.ready); w != nil; w = pop(&l.ready) {
+		d.giveBack(w, cause, wait+spread(w.msg.base, uint32(w.msg.deferrals), wait/2))
+	}
+}
+
+// slacken gives back what waits too long for a place, of every caller.
+func (d *Dispatcher) slacken(ctx context.Context) {
+	t := time.NewTicker(aheadMost / 2)
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			return
+		}
+		d.mu.Lock()
+		for _, l := range d.lanes {
+			if len(l.ready) > 0 && time.Since(l.ready[0].claimed) > aheadMost {
+				l.calls, l.each = 0, 0 // the pace is another one now
+				d.returnLocked(l, CauseBulkhead, 50*time.Millisecond)
+			}
+		}
+		d.mu.Unlock()
 	}
 }
 
@@ -272,6 +376,7 @@ func (d *Dispatcher) shutLocked(l *lane, wait time.Duration) {
 	d.cfg.Events.deferred(CauseBreaker, len(l.queue))
 	d.puts.add(l.queue...)
 	l.queue = nil
+	d.returnLocked(l, CauseBreaker, min(wait, engine.MaxQueueDelay/2))
 }
 
 type called bool
@@ -294,10 +399,11 @@ func (d *Dispatcher) free(w *work, did called) {
 	l.inFlight--
 	d.inFlight--
 	if did == wasCalled {
+		l.calls = min(l.calls+1, paceCalls)
 		if !l.ended.IsZero() {
 			l.each += (now.Sub(l.ended) - l.each) / 64
 		}
-		if l.ended = now; len(l.queue) == 0 {
+		if l.ended = now; len(l.queue)+len(l.ready)+l.claiming == 0 {
 			l.ended = time.Time{} // what follows is no pace of the receiver's
 		}
 	}
