@@ -157,22 +157,31 @@ func (d *Dispatcher) call(w *work) {
 
 // deliver makes the exchange: the allow-list of now, the signature of now.
 func (d *Dispatcher) deliver(w *work, rec *record, started time.Time) result {
-	t, err := parseURL("callback_url", w.row.URL, d.cfg.Egress.plain())
-	if err != nil || !underAny(t, rec.bases) {
+	u := rec.callable(w.row.URL, d.cfg.Egress.plain())
+	if u == nil {
 		return result{class: ClassDenied, detail: "the URL is not under one of the caller's registered base URLs any more"}
 	}
 	b, at := body(&w.row), started.Unix()
+	// One array for the values of all headers; of each call its own, for a
+	// transport may still read it when the answer is there.
+	v := [...]string{w.row.ID, strconv.Itoa(w.row.Attempts + 1), strconv.FormatInt(at, 10), rec.sign.sign(w.row.ID, at, b)}
 	// Not d.on: a call that was begun is not cut.
-	return d.cfg.post(context.Background(), t.url(), http.Header{
-		"Content-Type":      {"application/json"},
-		"User-Agent":        {"notifyd"},
-		"X-Trigger-Id":      {w.row.ID},
-		"X-Trigger-Attempt": {strconv.Itoa(w.row.Attempts + 1)},
-		"Webhook-Id":        {w.row.ID},
-		"Webhook-Timestamp": {strconv.FormatInt(at, 10)},
-		"Webhook-Signature": {rec.sign.sign(w.row.ID, at, b)},
+	return d.cfg.post(context.Background(), u, http.Header{
+		"Content-Type":      jsonType,
+		"User-Agent":        userAgent,
+		"X-Trigger-Id":      v[0:1:1],
+		"X-Trigger-Attempt": v[1:2:2],
+		"Webhook-Id":        v[0:1:1],
+		"Webhook-Timestamp": v[2:3:3],
+		"Webhook-Signature": v[3:4:4],
 	}, b)
 }
+
+// Values that are the same for every call; a transport does not write to them.
+var (
+	jsonType  = []string{"application/json"}
+	userAgent = []string{"notifyd"}
+)
 
 // settled does what the row after a call asks for.
 func (d *Dispatcher) settled(w *work) {

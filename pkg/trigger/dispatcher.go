@@ -116,8 +116,11 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	stage(1, d.acks, d.ack)
 	wg.Go(func() { d.heartbeat(on) })
 	wg.Go(func() { d.slacken(on) })
-	d.receive(ctx)
-
+	var receivers sync.WaitGroup
+	for range receiversAtOnce {
+		receivers.Go(func() { d.receive(ctx) })
+	}
+	receivers.Wait()
 	d.drain()
 	limit := time.NewTimer(d.cfg.Drain)
 	defer limit.Stop()
@@ -132,6 +135,10 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	d.cfg.Egress.Close()
 	return nil
 }
+
+// receiversAtOnce is how many batches are received at a time: each waits for the
+// disk once, for what it says of its messages.
+const receiversAtOnce = 3
 
 // receive takes messages in until ctx ends.
 func (d *Dispatcher) receive(ctx context.Context) {

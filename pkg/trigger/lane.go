@@ -2,6 +2,9 @@ package trigger
 
 import (
 	"context"
+	"net/url"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
@@ -36,6 +39,7 @@ type record struct {
 	bases []*target
 	keys  [][]byte
 	sign  *signer
+	urls  *urlCache // under bases
 	read  time.Time
 	until int64 // the earliest end of a key, ms since 1970; 0: none
 }
@@ -82,7 +86,7 @@ func (d *Dispatcher) recordOf(ctx context.Context, l *lane) (*record, error) {
 }
 
 func newRecord(c engine.Caller, now time.Time, plain bool) *record {
-	r := &record{Caller: c, keys: keysOf(c.Secrets, now.UnixMilli())}
+	r := &record{Caller: c, keys: keysOf(c.Secrets, now.UnixMilli()), urls: &urlCache{}}
 	r.sign = newSigner(r.keys)
 	for _, raw := range c.CallbackURLs {
 		if b := parseBase(raw, plain); b != nil {
@@ -95,6 +99,48 @@ func newRecord(c engine.Caller, now time.Time, plain bool) *record {
 		}
 	}
 	return r
+}
+
+// urlCache remembers callback URLs that were found to be under a record's bases:
+// most triggers of a caller go to one of a few, and to take one apart costs 1 us.
+type urlCache struct {
+	mu sync.Mutex
+	of map[plainURL]*url.URL
+}
+
+type plainURL struct {
+	raw   string
+	plain bool // http was admitted when it was looked at
+}
+
+// maxURLs bounds a cache; of callers with more, the first ones are remembered.
+const maxURLs = 64
+
+// callable returns a URL that may be called as far as the caller's bases go, or
+// nil. Addresses are checked when they are dialled. It must not be written to.
+func (r *record) callable(raw string, plain bool) *url.URL {
+	k := plainURL{raw, plain}
+	r.urls.mu.Lock()
+	u := r.urls.of[k]
+	r.urls.mu.Unlock()
+	if u != nil {
+		return u
+	}
+	t, err := parseURL("callback_url", raw, plain)
+	if err != nil || !underAny(t, r.bases) {
+		return nil
+	}
+	u = t.url()
+	k.raw = strings.Clone(raw) // it is a part of a row
+	r.urls.mu.Lock()
+	defer r.urls.mu.Unlock()
+	if r.urls.of == nil {
+		r.urls.of = map[plainURL]*url.URL{}
+	}
+	if len(r.urls.of) < maxURLs {
+		r.urls.of[k] = u
+	}
+	return u
 }
 
 // admit puts due messages into their callers' queues.
