@@ -63,7 +63,7 @@ func NewDispatcher(cfg DispatcherConfig) (*Dispatcher, error) {
 	if _, err := newCircuit(time.Now(), cfg.Breaker); err != nil {
 		return nil, err
 	}
-	return &Dispatcher{
+	d := &Dispatcher{
 		cfg: cfg,
 		terms: terms{
 			schedule: cfg.Schedule, lease: cfg.Lease, skew: cfg.Skew, maxAge: cfg.MaxAge,
@@ -73,8 +73,14 @@ func NewDispatcher(cfg DispatcherConfig) (*Dispatcher, error) {
 		letters: newBatcher[*work](cfg.Batch), index: newBatcher[*work](cfg.Batch), puts: newBatcher[*work](cfg.Batch), acks: newBatcher[*work](cfg.Batch),
 		draining: make(chan struct{}), jobs: make(chan *work), lanes: map[string]*lane{}, digests: map[uint64]*lane{}, held: map[*work]struct{}{}, ids: map[notify.Base]*work{},
 		idle: make(chan struct{}), room: make(chan struct{}, 1),
-	}, nil
+	}
+	d.swaps.linger, d.acks.linger = lingerFor, lingerFor
+	return d, nil
 }
+
+// lingerFor is how long outcomes and acknowledgements wait for company: nobody
+// waits for them, and a commit of five costs as much as one of fifty.
+const lingerFor = 2 * time.Millisecond
 
 // work is a message in memory and what is being done about it. One goroutine at
 // a time has it.
