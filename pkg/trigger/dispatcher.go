@@ -17,7 +17,10 @@ import (
 //	             │            │                                │
 //	             └── drop, put off, give up, dead letter <─────┘
 //
-// Reads, claims, outcomes and acks are written in batches. Nothing is
+// Reads, claims, outcomes and acks are written in batches, and some claims ahead
+// of the places for their calls (ahead.go). A call costs 67 to 73 us of processor,
+// the receiver's share included, where net/http alone takes 40 to 44 and an
+// earlier dispatcher took 89 (make bench ONLY=P8, the same busy machine). Nothing is
 // acknowledged before what follows from it is durable, so a crash at any point
 // leaves a message that leads back to the row.
 type Dispatcher struct {

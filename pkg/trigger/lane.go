@@ -2,13 +2,9 @@ package trigger
 
 import (
 	"context"
-	"net/url"
-	"strings"
-	"sync"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
-	"github.com/notifyd/notifyd/pkg/limit"
 )
 
 // lane is a caller at work: its bulkhead, its breaker, and the messages that
@@ -33,17 +29,6 @@ type lane struct {
 	record  *record
 }
 
-// record is a caller's record as of a moment, with its URLs and keys parsed.
-type record struct {
-	engine.Caller
-	bases []*target
-	keys  [][]byte
-	sign  *signer
-	urls  *urlCache // under bases
-	read  time.Time
-	until int64 // the earliest end of a key, ms since 1970; 0: none
-}
-
 func (d *Dispatcher) laneLocked(caller string) *lane {
 	l := d.lanes[caller]
 	if l == nil {
@@ -53,94 +38,6 @@ func (d *Dispatcher) laneLocked(caller string) *lane {
 		d.digests[callerDigest(caller)] = l
 	}
 	return l
-}
-
-// recordOf returns the caller's record, not older than PolicyAge.
-func (d *Dispatcher) recordOf(ctx context.Context, l *lane) (*record, error) {
-	l.refresh <- struct{}{}
-	defer func() { <-l.refresh }()
-	now := time.Now()
-	if r := l.record; r != nil && now.Sub(r.read) < d.cfg.PolicyAge && (r.until == 0 || now.UnixMilli() < r.until) {
-		return r, nil
-	}
-	c, ok, err := d.cfg.Callers.Get(ctx, l.caller)
-	if err != nil {
-		return nil, err
-	}
-	if !ok {
-		c = engine.Caller{ID: l.caller}
-	}
-	r := l.record
-	if r == nil || r.Version != c.Version || r.until != 0 && now.UnixMilli() >= r.until || c.Version == 0 {
-		r = newRecord(c, now, d.cfg.Egress.plain())
-	} else {
-		again := *r
-		r = &again
-	}
-	r.read = now
-	l.record = r
-	d.mu.Lock()
-	l.limit = or(c.MaxInFlight, d.cfg.CallerInFlight)
-	d.mu.Unlock()
-	return r, nil
-}
-
-func newRecord(c engine.Caller, now time.Time, plain bool) *record {
-	r := &record{Caller: c, keys: keysOf(c.Secrets, now.UnixMilli()), urls: &urlCache{}}
-	r.sign = newSigner(r.keys)
-	for _, raw := range c.CallbackURLs {
-		if b := parseBase(raw, plain); b != nil {
-			r.bases = append(r.bases, b)
-		}
-	}
-	for _, s := range c.Secrets {
-		if s.Expires > now.UnixMilli() && (r.until == 0 || s.Expires < r.until) {
-			r.until = s.Expires
-		}
-	}
-	return r
-}
-
-// urlCache remembers callback URLs that were found to be under a record's bases:
-// most triggers of a caller go to one of a few, and to take one apart costs 1 us.
-type urlCache struct {
-	mu sync.Mutex
-	of map[plainURL]*url.URL
-}
-
-type plainURL struct {
-	raw   string
-	plain bool // http was admitted when it was looked at
-}
-
-// maxURLs bounds a cache; of callers with more, the first ones are remembered.
-const maxURLs = 64
-
-// callable returns a URL that may be called as far as the caller's bases go, or
-// nil. Addresses are checked when they are dialled. It must not be written to.
-func (r *record) callable(raw string, plain bool) *url.URL {
-	k := plainURL{raw, plain}
-	r.urls.mu.Lock()
-	u := r.urls.of[k]
-	r.urls.mu.Unlock()
-	if u != nil {
-		return u
-	}
-	t, err := parseURL("callback_url", raw, plain)
-	if err != nil || !underAny(t, r.bases) {
-		return nil
-	}
-	u = t.url()
-	k.raw = strings.Clone(raw) // it is a part of a row
-	r.urls.mu.Lock()
-	defer r.urls.mu.Unlock()
-	if r.urls.of == nil {
-		r.urls.of = map[plainURL]*url.URL{}
-	}
-	if len(r.urls.of) < maxURLs {
-		r.urls.of[k] = u
-	}
-	return u
 }
 
 // admit puts due messages into their callers' queues.
@@ -279,26 +176,6 @@ func (l *lane) waitLocked(w *work, now time.Time) time.Duration {
 	return max(wait, 50*time.Millisecond)
 }
 
-// Claims ahead. A claim waits for the disk, and a place that waits with it is no
-// call. So of a caller whose receiver keeps a pace, some of the next calls are
-// claimed before there is a place for them, many in one swap: as many as will be
-// made in aheadFor. Until then they are IN_FLIGHT: a cancel is too late for them,
-// and a crash leaves them to their leases, as it does those being called. What
-// waits longer than aheadMost, because the receiver got stuck, is given back.
-const (
-	aheadFor  = 50 * time.Millisecond
-	aheadMost = 2 * time.Second
-	paceCalls = 128 // calls until a pace is believed
-)
-
-// aheadLocked is how many calls of a caller may be claimed ahead, now.
-func (d *Dispatcher) aheadLocked(l *lane) int {
-	if l.calls < paceCalls || l.each <= 0 || d.stopping || l.brk.ramp < l.limit || l.brk.last != limit.Closed {
-		return 0
-	}
-	return int(min(aheadFor/l.each, time.Duration(d.cfg.Batch)))
-}
-
 // pumpLocked starts as many calls of a caller as may run. While its breaker is
 // open, what waits in memory is put off.
 func (d *Dispatcher) pumpLocked(l *lane, now time.Time) {
@@ -351,63 +228,6 @@ func pop(list *[]*work) (w *work) {
 		*list = nil
 	}
 	return w
-}
-
-// claimedAhead settles the claims among ws that were made ahead: those that won
-// wait for a place.
-func (d *Dispatcher) claimedAhead(ws []*work, won []bool) {
-	var lanes []*lane
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for i, w := range ws {
-		if w.slot {
-			continue
-		}
-		l := w.lane
-		l.claiming--
-		if won != nil && won[i] {
-			l.ready = append(l.ready, w)
-		}
-		if len(lanes) == 0 || lanes[len(lanes)-1] != l {
-			lanes = append(lanes, l)
-		}
-	}
-	now := time.Now()
-	for _, l := range lanes {
-		if d.stopping {
-			d.returnLocked(l, CauseShutdown, 0)
-		} else {
-			d.pumpLocked(l, now)
-		}
-	}
-}
-
-// returnLocked gives claims back that were made ahead.
-func (d *Dispatcher) returnLocked(l *lane, cause string, wait time.Duration) {
-	for w := pop(&l.ready); w != nil; w = pop(&l.ready) {
-		d.giveBack(w, cause, wait+spread(w.msg.base, uint32(w.msg.deferrals), wait/2))
-	}
-}
-
-// slacken gives back what waits too long for a place, of every caller.
-func (d *Dispatcher) slacken(ctx context.Context) {
-	t := time.NewTicker(aheadMost / 2)
-	defer t.Stop()
-	for {
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			return
-		}
-		d.mu.Lock()
-		for _, l := range d.lanes {
-			if len(l.ready) > 0 && time.Since(l.ready[0].claimed) > aheadMost {
-				l.calls, l.each = 0, 0 // the pace is another one now
-				d.returnLocked(l, CauseBulkhead, 50*time.Millisecond)
-			}
-		}
-		d.mu.Unlock()
-	}
 }
 
 // shutLocked puts off what waits for an open breaker, spread over a while so
