@@ -39,7 +39,7 @@ func (d *Dispatcher) claimedAhead(ws []*work, won []bool) {
 		}
 		l := w.lane
 		l.claiming--
-		if won != nil && won[i] {
+		if len(won) > 0 && won[i] {
 			l.ready = append(l.ready, w)
 		}
 		if len(lanes) == 0 || lanes[len(lanes)-1] != l {

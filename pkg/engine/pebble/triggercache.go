@@ -44,7 +44,7 @@ func (c *triggerHeads) get(id string) (h triggerHeader, ok bool) {
 	s, slot := c.of(id)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.slots == nil || s.slots[slot].id != id {
+	if len(s.slots) == 0 || s.slots[slot].id != id {
 		return h, false
 	}
 	return s.slots[slot].h, true
@@ -74,19 +74,26 @@ func (c *triggerHeads) writing(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.seq++
-	if s.slots != nil && s.slots[slot].id == id {
-		s.slots[slot] = headSlot{}
-	}
+	s.forget(slot, id)
 }
 
-// wrote remembers a claim as it was written: its outcome comes soon.
+// wrote remembers a claim as it was written: its outcome comes soon. A reader may
+// have remembered the row between writing and the moment it became visible; what
+// it read is over.
 func (c *triggerHeads) wrote(id string, h triggerHeader) {
 	s, slot := c.of(id)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.seq++
+	s.forget(slot, id)
 	if h.state == engine.TriggerInFlight {
 		s.put(slot, id, h)
+	}
+}
+
+func (s *headStripe) forget(slot int, id string) {
+	if len(s.slots) > 0 && s.slots[slot].id == id {
+		s.slots[slot] = headSlot{}
 	}
 }
 
