@@ -43,8 +43,8 @@ A wall clock time that a change to or from summer time skips or repeats is refus
 }
 
 type scheduleListOptions struct {
-	status, caller, cursor string
-	limit                  int
+	status, user, caller, cursor string
+	limit                        int
 }
 
 func newScheduleList(p *program) *cobra.Command {
@@ -55,6 +55,7 @@ func newScheduleList(p *program) *cobra.Command {
 	}
 	f := c.Flags()
 	f.StringVar(&o.status, "status", "", "only SCHEDULED, or only CANCELLED")
+	f.StringVar(&o.user, "user", "", "only those for this user")
 	f.StringVar(&o.caller, "caller", "", "operators: only of this caller")
 	f.IntVar(&o.limit, "limit", 50, "how many at most")
 	f.StringVar(&o.cursor, "cursor", "", "go on where an earlier list ended")
@@ -73,7 +74,7 @@ func runScheduleList(ctx context.Context, p *program, o *scheduleListOptions) er
 	out := api.ScheduledPage{Items: []api.Scheduled{}, Cursor: o.cursor}
 	for len(out.Items) < o.limit {
 		page, err := cl.Schedules(ctx, api.ScheduleQuery{
-			Status: strings.ToUpper(o.status), Caller: o.caller, Cursor: out.Cursor, Limit: min(o.limit-len(out.Items), maxPage),
+			Status: strings.ToUpper(o.status), User: o.user, Caller: o.caller, Cursor: out.Cursor, Limit: min(o.limit-len(out.Items), maxPage),
 		})
 		if err != nil {
 			return err
@@ -84,10 +85,10 @@ func runScheduleList(ctx context.Context, p *program, o *scheduleListOptions) er
 		}
 	}
 	if err := printPage(p, out, out.Items, func() cli.Table {
-		t := cli.Table{{"NOTIFICATION", "STATUS", "DUE", "CHANNEL", "CATEGORY", "RECEIVERS", "CALLER"}}
+		t := cli.Table{{"NOTIFICATION", "STATUS", "DUE", "CHANNEL", "CATEGORY", "USER", "RECEIVERS", "CALLER"}}
 		for i := range out.Items {
 			s := &out.Items[i]
-			t = append(t, []string{s.NotificationID, s.Status, p.when(s.ScheduledAt), s.Channel, s.Category, count(int(s.Receivers)), s.Caller})
+			t = append(t, []string{s.NotificationID, s.Status, p.when(s.ScheduledAt), s.Channel, s.Category, s.UserID, count(int(s.Receivers)), s.Caller})
 		}
 		return t
 	}); err != nil {

@@ -90,6 +90,7 @@ func (cl *Client) Reschedule(ctx context.Context, id string, at time.Time) (out 
 // operators.
 type ScheduleQuery struct {
 	Status string // SCHEDULED or CANCELLED
+	User   string // whom they are for; fan-outs are for nobody in particular
 	Caller string
 	Cursor string
 	Limit  int
@@ -99,6 +100,7 @@ type ScheduleQuery struct {
 func (cl *Client) Schedules(ctx context.Context, f ScheduleQuery) (out ScheduledPage, err error) {
 	q := url.Values{}
 	set(q, "status", f.Status)
+	set(q, "user", f.User)
 	set(q, "caller", f.Caller)
 	set(q, "cursor", f.Cursor)
 	setInt(q, "limit", int64(f.Limit))

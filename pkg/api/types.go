@@ -211,13 +211,16 @@ type Scheduled struct {
 	Channel        string     `json:"channel"`
 	Category       string     `json:"category"`
 	Caller         string     `json:"caller"`
+	UserID         string     `json:"user_id,omitempty"` // empty: a fan-out, or an address without a user
 	Campaign       string     `json:"campaign,omitempty"`
 	Receivers      int64      `json:"receivers"`
 	AcceptedAt     time.Time  `json:"accepted_at"`
 	ScheduledAt    time.Time  `json:"scheduled_at"` // jitter included
 	ExpiresAt      *time.Time `json:"expires_at,omitempty"`
 	CancelledAt    *time.Time `json:"cancelled_at,omitempty"`
-	Generation     uint32     `json:"generation"` // 0 until it is moved
+	Generation     uint32     `json:"generation"`         // 0 until it is moved
+	MovedAt        *time.Time `json:"moved_at,omitempty"` // the last time
+	MovedBy        string     `json:"moved_by,omitempty"` // the caller that moved it then
 }
 
 // ScheduledPage is one page of schedules, newest request first.

@@ -57,10 +57,10 @@ type Config struct {
 	} `koanf:"history"`
 
 	Timers struct {
-		Shards      int           `koanf:"shards" doc:"partitions of each minute; never change it for a store that holds timers"`
+		Shards      int           `koanf:"shards" doc:"partitions of each minute; a store keeps the number it was first started with"`
 		MaxDelay    time.Duration `koanf:"max_delay" doc:"how far ahead notifications and triggers may be scheduled"`
 		Jitter      time.Duration `koanf:"jitter" doc:"spread of scheduled notifications and triggers, later only; never otp and alert"`
-		CatchUpRate int           `koanf:"catch_up_rate" doc:"timers a second released of what came due while the process was away; more than callbacks take delays those that are on time"`
+		CatchUpRate int           `koanf:"catch_up_rate" doc:"timers a second released of what came due while the process was away"`
 	} `koanf:"timers"`
 
 	Triggers struct {
@@ -158,7 +158,7 @@ func Default() Config {
 	c.Intake.SMS = []string{"otp", "alert"}
 	c.Intake.SpillMiB, c.Intake.Idempotency = 64, 24*time.Hour
 	c.History.Retention = 30 * 24 * time.Hour
-	c.Timers.Shards, c.Timers.MaxDelay, c.Timers.CatchUpRate = 16, 366*24*time.Hour, 2000
+	c.Timers.Shards, c.Timers.MaxDelay, c.Timers.CatchUpRate = 16, 366*24*time.Hour, 20_000
 	c.Triggers.Timeout, c.Triggers.CallerInFlight, c.Triggers.InFlight, c.Triggers.MaxPending = 10*time.Second, 100, 4096, 1_000_000
 	c.Workers.MaxRetries, c.Workers.BatchAge, c.Workers.Bulk = 3, 5*time.Second, 0.5
 	c.Workers.Drain, c.Workers.CallLimit = 20*time.Second, 30*time.Second

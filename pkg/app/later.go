@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -45,19 +46,27 @@ const (
 func (n *Node) buildLater() error {
 	cfg := &n.cfg
 	l := &n.later
+	if err := n.keepShards(context.Background()); err != nil {
+		return err
+	}
 	l.queue = n.store.Queue(triggerQueue, triggerReceives)
-	toLog, toQueue := timer.ToLog(n.producer), trigger.ToQueue(l.queue)
+	toLog, toQueue, toBacklog := timer.ToLog(n.producer), trigger.ToQueue(l.queue), trigger.ToBacklog(l.queue, trigger.BacklogPace{})
 	tc := timer.Config{
-		Store: n.store.Timers(), Schedules: n.store.Schedules(), Cold: n.store.ColdTimers(), Heartbeats: memory.NewHeartbeats(),
+		Store: n.store.Timers(), Schedules: n.store.Schedules(), Scheduled: n.store, Cold: n.store.ColdTimers(), Heartbeats: memory.NewHeartbeats(),
 		Owner: n.broker.StoreID(), Shards: cfg.Timers.Shards, CatchUpRate: cfg.Timers.CatchUpRate, Logger: n.log,
 		Publish:   func(ctx context.Context, ts []engine.Timer) error { return handOn(ctx, ts, toLog, toQueue) },
+		CaughtUp:  func(ctx context.Context, ts []engine.Timer) error { return handOn(ctx, ts, toLog, toBacklog) },
 		Cancelled: n.cancelledTimers,
 		Events:    timer.Events{Released: n.metrics.released},
 	}
 	l.timers = timer.New(tc)
 	l.schedules = schedule.New(schedule.Config{
 		Schedules: n.store.Schedules(), Timers: n.store.Timers(), Cold: n.store.ColdTimers(), Shards: cfg.Timers.Shards,
-		Park: l.timers.Park, Ended: n.cancelledTimers, Guard: tc.Guard(), MaxDelay: cfg.Timers.MaxDelay, Logger: n.log,
+		Park: l.timers.Park, Store: l.timers.ParkScheduled, Gate: n.broker.Guard().Disk,
+		Forget: func(ctx context.Context, ts []engine.Timer) error {
+			return n.store.ForgetTimers(ctx, cfg.Timers.Shards, ts)
+		},
+		Ended: n.cancelledTimers, Guard: tc.Guard(), MaxDelay: cfg.Timers.MaxDelay, Logger: n.log,
 	})
 	policy, err := cfg.egress()
 	if err != nil {
@@ -72,7 +81,7 @@ func (n *Node) buildLater() error {
 	if l.triggers, err = trigger.New(trigger.Config{
 		Triggers: n.store.Triggers(), Callers: n.store.Callers(), Idem: n.store.Idem(), Later: rows, Egress: l.egress, Census: census,
 		MaxDelay: cfg.Timers.MaxDelay, Jitter: cfg.Timers.Jitter, MaxPending: cfg.Triggers.MaxPending, Keep: cfg.Intake.Idempotency,
-		Events: events, Logger: n.log,
+		Gate: n.broker.Guard().Disk, Events: events, Logger: n.log,
 	}); err != nil {
 		return err
 	}
@@ -88,6 +97,29 @@ func (n *Node) buildLater() error {
 		Census: census, Events: events, Logger: n.log,
 	})
 	return err
+}
+
+// disk is a gate of what is stored beside the log.
+type disk func() error
+
+func (d disk) Err() error { return d() }
+
+// keepShards remembers how many shards a store's timers are spread over, at its
+// first start: with another number their rows would not be found again.
+func (n *Node) keepShards(ctx context.Context) error {
+	const name = "timer_shards"
+	stored, err := n.store.Meta().GetMeta(ctx, name)
+	if err != nil {
+		return err
+	}
+	want := strconv.Itoa(n.cfg.Timers.Shards)
+	switch string(stored) {
+	case want:
+		return nil
+	case "":
+		return n.store.Meta().PutMeta(ctx, name, []byte(want))
+	}
+	return notify.Invalid("bad_config", "timers.shards", "is "+want+", but the timers of this store are spread over "+string(stored)+" shards; set it to "+string(stored)+", or use another data_dir")
 }
 
 // handOn hands due timers on by their kind. Those of an unknown one go with the

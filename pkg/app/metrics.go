@@ -290,6 +290,7 @@ var (
 	descStore    = desc("store_bytes", "Size of the store on disk.")
 	descSpill    = desc("spill_records", "Records that wait for the log.")
 	descQueue    = desc("trigger_queue_messages", "Messages of the delay queue of triggers.", "state")
+	descBacklog  = desc("trigger_backlog_messages", "Messages of the delay queue's backlog lane.")
 	descShards   = desc("timer_shards_owned", "Timer shards this process releases.")
 	descWater    = desc("timer_watermark_age_seconds", "How far the oldest minute that is not closed lies back.")
 	descCatchUp  = desc("timers_catching_up", "Timers left of what came due while nobody released them.")
@@ -312,7 +313,7 @@ func (c *nodeCollector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		descLogBytes, descLogCap, descLogOpen, descLogFsync, descFree, descLost, descLag, descFlight, descCircuit, descTimers,
 		descPrefs, descHistory, descTail, descStore, descSpill, descSpillAge,
-		descQueue, descShards, descWater, descCatchUp, descLateRows, descRehomed, descDropped, descHeads, descBeat,
+		descQueue, descBacklog, descShards, descWater, descCatchUp, descLateRows, descRehomed, descDropped, descHeads, descBeat,
 		descCancels, descUnseen, descAllShard, descTookOver, descShardsGo, descTimerErr,
 	} {
 		ch <- d
@@ -359,6 +360,9 @@ func (c *nodeCollector) Collect(ch chan<- prometheus.Metric) {
 	for _, s := range st.Shards {
 		water = max(water, s.WatermarkAge)
 	}
+	for _, s := range st.Others {
+		water = max(water, s.WatermarkAge)
+	}
 	gauge(descWater, water.Seconds())
 	gauge(descCatchUp, float64(st.Backlog.Left))
 	gauge(descBeat, st.HeartbeatAge.Seconds())
@@ -378,6 +382,7 @@ func (c *nodeCollector) Collect(ch chan<- prometheus.Metric) {
 		gauge(descQueue, float64(q.Delayed), "delayed")
 		gauge(descQueue, float64(q.InFlight), "in_flight")
 		gauge(descQueue, float64(q.Dead), "dead")
+		gauge(descBacklog, float64(q.Backlog))
 	}
 	gauge(descPrefs, n.prefs.Age(now).Seconds())
 	gauge(descCancels, n.cancels.Age(now).Seconds())

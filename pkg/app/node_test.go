@@ -391,3 +391,30 @@ func TestIdle(t *testing.T) {
 	l.becomes(t, sent.NotificationID, "DELIVERED")
 	eventually(t, "it is idle again", l.Idle)
 }
+
+// TestTimerShardsAreKept: a store's timers are spread over the number of shards
+// it was first started with, and another number is refused.
+func TestTimerShardsAreKept(t *testing.T) {
+	t.Parallel()
+	cfg := testConfig(t, t.TempDir())
+	for _, c := range []struct {
+		shards int
+		ok     bool
+	}{{8, true}, {8, true}, {16, false}, {8, true}} {
+		cfg.Timers.Shards = c.shards
+		n, err := New(cfg, discard)
+		if err == nil {
+			err = n.Close()
+		}
+		if c.ok {
+			if err != nil {
+				t.Fatalf("%d shards: %v", c.shards, err)
+			}
+			continue
+		}
+		e, _ := errors.AsType[*notify.Error](err)
+		if e == nil || e.Kind != notify.KindInvalid || e.Field != "timers.shards" || !strings.Contains(e.Msg, "16") || !strings.Contains(e.Msg, "8 shards") {
+			t.Errorf("%d shards: %v", c.shards, err)
+		}
+	}
+}

@@ -12,7 +12,13 @@ const MaxQueueDelay = 15 * time.Minute
 type Message struct {
 	Body  []byte
 	Delay time.Duration // 0 to MaxQueueDelay; rounded up to what the engine can
+	// Backlog puts the message into a lane for what is late anyway.
+	Backlog bool
 }
+
+// BacklogShare bounds the backlog lane: while messages of the other one wait,
+// one of so many that are received comes from it; when none wait, all may.
+const BacklogShare = 4
 
 // Delivery is a received message. It belongs to the receiver until its
 // visibility ends; then it is received again.
@@ -21,6 +27,7 @@ type Delivery struct {
 	Body     []byte
 	Receives int       // how often the message was received, this time counted
 	Enqueued time.Time // when it became durable
+	Backlog  bool      // its lane
 }
 
 // QueueDepth is a moment's picture of a queue.
@@ -29,6 +36,7 @@ type QueueDepth struct {
 	Delayed  int // not visible yet, never received or released with a delay
 	InFlight int // received, not acknowledged, visibility not over
 	Dead     int
+	Backlog  int       // of those that are not dead, in the backlog lane
 	Oldest   time.Time // enqueue time of the oldest ready one; zero: none
 }
 
@@ -41,7 +49,7 @@ type Queue interface {
 	// stores nothing.
 	Enqueue(ctx context.Context, ms []Message) error
 	// Receive waits until a message is ready or ctx ends, and takes up to max
-	// for visibility. An ended ctx is no error: it returns none.
+	// for visibility, of the lanes as BacklogShare says. An ended ctx is no error: it returns none.
 	Receive(ctx context.Context, max int, visibility time.Duration) ([]Delivery, error)
 	// Extend makes deliveries end their visibility that long from now. One that
 	// is not the receiver's any more is left out without an error.

@@ -12,6 +12,7 @@ type Schedule struct {
 	Base       notify.Base
 	Caller     string
 	Campaign   string
+	User       string // whom it is for; "": a fan-out, or one address without a user
 	Channel    notify.Channel
 	Category   notify.Category
 	FireAt     int64  // generation 0's, after jitter; ms since 1970
@@ -44,6 +45,9 @@ type ScheduleHead struct {
 	Gen     uint32 // of its timers that count; all others are dropped
 	FireAt  int64  // of that generation, ms since 1970; 0: the schedule's own
 	At      int64  // when the row was written, ms since 1970
+	MovedAt int64  // when it was moved last, ms since 1970; 0: never, or before this was kept
+	MovedBy string // the caller that moved it last
+	Moves   uint32 // how often it was moved
 	Version uint64 // 1 for the first; raised by each swap
 }
 
@@ -77,6 +81,16 @@ type Schedules interface {
 	// their own) is before a time, ms since 1970, and their heads, at most max;
 	// it returns how many.
 	Purge(ctx context.Context, before int64, max int) (int, error)
+}
+
+// Scheduled is what an engine offers that keeps schedules and timers in one
+// place.
+type Scheduled interface {
+	// PutScheduled is Schedules.Put and Timers.Put, all or none.
+	PutScheduled(ctx context.Context, ss []Schedule, shards int, ts []Timer) error
+	// ForgetTimers removes rows (FireAt, ID) of Timers and ColdTimers; their hints
+	// stay until the partition is dropped. One that is not there changes nothing.
+	ForgetTimers(ctx context.Context, shards int, ts []Timer) error
 }
 
 // ColdTimers keeps timers far ahead by (day, shard), so that the hot table

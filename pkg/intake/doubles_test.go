@@ -349,6 +349,7 @@ type rig struct {
 	cancels   fakeCancels
 	spill     *fakeSpill
 	gate      *fakeGate
+	laterGate *fakeGate
 	later     *fakeLater
 	parts     int
 }
@@ -358,7 +359,7 @@ func newRig(t testing.TB, cfg Config) *rig {
 	r := &rig{
 		log: &fakeLog{}, idem: &fakeIdem{rows: map[engine.IdemKey]engine.Reservation{}, fail: map[string]error{}},
 		campaigns: &fakeCampaigns{rows: map[string]engine.Campaign{}, parts: map[string]map[uint32]bool{}},
-		cancels:   fakeCancels{}, spill: &fakeSpill{}, gate: &fakeGate{}, later: &fakeLater{}, parts: 6,
+		cancels:   fakeCancels{}, spill: &fakeSpill{}, gate: &fakeGate{}, laterGate: &fakeGate{}, later: &fakeLater{}, parts: 6,
 	}
 	r.Service = r.service(t, cfg)
 	return r
@@ -370,7 +371,7 @@ func (r *rig) service(t testing.TB, cfg Config) *Service {
 	t.Helper()
 	s, err := New(Stores{
 		Log: r.log, Partitions: func(string) int { return r.parts }, Idem: r.idem, Campaigns: r.campaigns,
-		Cancels: r.cancels, Spill: r.spill, Gate: r.gate, Later: r.later,
+		Cancels: r.cancels, Spill: r.spill, Gate: r.gate, Later: r.later, LaterGate: r.laterGate,
 	}, cfg)
 	if err != nil {
 		t.Fatal(err)

@@ -275,6 +275,28 @@ func TestGate(t *testing.T) {
 	}
 }
 
+// A full disk refuses what is due later, also in a batch beside what is due now.
+func TestLaterGate(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Config{})
+	r.laterGate.err = &notify.Error{Kind: notify.KindUnavailable, Code: "disk_full", RetryAfter: 5 * time.Second}
+	at := `"scheduled_at":"` + time.Now().Add(time.Hour).UTC().Format(time.RFC3339) + `"`
+	_, err := r.Single(t.Context(), Meta{Caller: "c", Key: "k"}, []byte(single(at)))
+	if e, _ := errors.AsType[*notify.Error](err); e == nil || e.Code != "disk_full" || e.RetryAfter <= 0 {
+		t.Errorf("%v, want disk_full with a Retry-After", err)
+	}
+	_, err = r.Batch(t.Context(), Meta{Caller: "c", Key: "b"}, []byte("["+singleBody+","+single(at)+"]"))
+	if notify.KindOf(err) != notify.KindUnavailable {
+		t.Errorf("a batch: %v", err)
+	}
+	if r.stored() {
+		t.Error("something is stored on a full disk")
+	}
+	if _, err := r.Single(t.Context(), Meta{Caller: "c"}, []byte(singleBody)); err != nil {
+		t.Error("what is due now is the log's:", err)
+	}
+}
+
 // What was admitted once is not refused by switches that were moved since.
 func TestResumedIsAdmitted(t *testing.T) {
 	t.Parallel()

@@ -48,6 +48,7 @@ type Stores struct {
 	Spill      engine.Spill           // nil: critical messages are refused too while the log is away
 	Gate       Gate                   // nil: always open
 	Later      Later                  // nil: scheduling is refused
+	LaterGate  Gate                   // of what Later writes to; nil: always open
 }
 
 // Config are the limits and rules of intake. The zero value is ready.

@@ -165,7 +165,7 @@ func (w *noteWriter) write(p *plan, kind uint8, n *note, base notify.Base, fire 
 			Head: base, Weight: 1,
 		})
 		p.schedules = append(p.schedules, engine.Schedule{
-			Base: base, Caller: e.Caller, Channel: n.channel, Category: n.category, FireAt: fire,
+			Base: base, Caller: e.Caller, User: string(n.user), Channel: n.channel, Category: n.category, FireAt: fire,
 			Created: e.Accepted, Expires: n.expires, Partition: uint16(part), Receivers: 1, Accepted: 1,
 		})
 		return

@@ -56,7 +56,12 @@ func (s *Service) store(ctx context.Context, m *Meta, l layout, p *plan) (a Answ
 		}
 	}()
 	if len(p.recs) > 0 {
-		if err := s.checkGate(); err != nil {
+		if err := check(s.st.Gate); err != nil {
+			return Answer{}, false, false, err
+		}
+	}
+	if len(p.timers) > 0 {
+		if err := check(s.st.LaterGate); err != nil {
 			return Answer{}, false, false, err
 		}
 	}
@@ -82,11 +87,12 @@ func (s *Service) store(ctx context.Context, m *Meta, l layout, p *plan) (a Answ
 	return a, final, true, err
 }
 
-func (s *Service) checkGate() error {
-	if s.st.Gate == nil {
+// check asks a gate, if there is one.
+func check(g Gate) error {
+	if g == nil {
 		return nil
 	}
-	err := s.st.Gate.Err()
+	err := g.Err()
 	if err == nil {
 		return nil
 	}

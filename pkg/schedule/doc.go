@@ -15,6 +15,8 @@
 //	rows    of the next generation, when it is moved.
 //	head    one compare and swap. Its result is the answer, however late it
 //	        comes: a release of a hinted row swaps the same row first.
+//	forget  the rows that count no more: of the generation before, or of a move
+//	        that lost. Whoever finds rows missing looks at the head again.
 //
 // Generations: a moved schedule's rows carry the number its head will have. Rows
 // of a lower generation than the head's are dropped by the release. Rows of a

@@ -20,6 +20,15 @@ type Config struct {
 
 	// Park stores timers where they belong; nil means durable.
 	Park func(ctx context.Context, ts []engine.Timer) error
+	// Store stores schedules and their timers, the schedules no later than the
+	// timers; nil means durable. Default: Schedules.Put, then Park.
+	Store func(ctx context.Context, ss []engine.Schedule, ts []engine.Timer) error
+	// Forget removes rows of generations that count no more. Default: they stay
+	// until their minute is closed.
+	Forget func(ctx context.Context, ts []engine.Timer) error
+	// Gate says why nothing more can be stored, as an error for the caller; nil:
+	// it can. It is asked before a move, never before a cancel.
+	Gate func() error
 	// Ended records that what these timers held was cancelled before it was
 	// due; nil means durable. Told again of the same ones it changes nothing.
 	Ended func(ctx context.Context, ts []engine.Timer) error
@@ -30,6 +39,8 @@ type Config struct {
 	Guard time.Duration
 	// MaxDelay is how far ahead a schedule may be moved. Default 366 days.
 	MaxDelay time.Duration
+	// MaxMoves is how often one schedule may be moved. Default 1,000.
+	MaxMoves int
 	Logger   *slog.Logger // default: discarded
 }
 
@@ -45,6 +56,12 @@ func New(cfg Config) *Service {
 	if cfg.MaxDelay == 0 {
 		cfg.MaxDelay = 366 * 24 * time.Hour
 	}
+	if cfg.MaxMoves == 0 {
+		cfg.MaxMoves = 1000
+	}
+	if cfg.Gate == nil {
+		cfg.Gate = func() error { return nil }
+	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -58,12 +75,18 @@ type View struct {
 	Gen     uint32
 	FireAt  int64 // of the generation that counts, ms since 1970
 	Touched int64 // when it was last cancelled or moved, ms since 1970; 0: never
+	MovedAt int64 // when it was last moved, ms since 1970; 0: never, or it is not known
+	MovedBy string
+	moves   uint32
 	version uint64
 }
 
-// Put stores schedules, then their timers; nil means durable. Again it changes
+// Put stores schedules and their timers; nil means durable. Again it changes
 // nothing.
 func (s *Service) Put(ctx context.Context, ss []engine.Schedule, ts []engine.Timer) error {
+	if s.cfg.Store != nil {
+		return s.cfg.Store(ctx, ss, ts)
+	}
 	if err := s.cfg.Schedules.Put(ctx, ss); err != nil {
 		return err
 	}
@@ -90,6 +113,7 @@ func (s *Service) view(ctx context.Context, sch engine.Schedule) (View, error) {
 	}
 	if ok {
 		v.State, v.Gen, v.version = h.State, h.Gen, h.Version
+		v.MovedAt, v.MovedBy, v.moves = h.MovedAt, h.MovedBy, h.Moves
 		if h.FireAt != 0 {
 			v.FireAt = h.FireAt
 		}
@@ -117,8 +141,37 @@ func (s *Service) List(ctx context.Context, caller string, after notify.Base, ma
 }
 
 // Timers returns the rows of a schedule's generation that counts, as far as
-// they are still stored; receivers of them are in their payloads.
-func (s *Service) Timers(ctx context.Context, v View) ([]engine.Timer, error) {
+// they are still stored, with the view they belong to: a later one than v, if
+// it was moved meanwhile. Receivers are in the payloads.
+func (s *Service) Timers(ctx context.Context, v View) (View, []engine.Timer, error) {
+	for range maxTries {
+		ts, err := s.rows(ctx, &v)
+		if err != nil {
+			return v, nil, err
+		}
+		if weight(ts) == v.Accepted {
+			return v, ts, nil
+		}
+		// A move forgets the rows of the generation before.
+		now, err := s.view(ctx, v.Schedule)
+		if err != nil || now.version == v.version {
+			return v, ts, err
+		}
+		v = now
+	}
+	return v, nil, notify.Unavailable("schedule_contended", time.Second, nil)
+}
+
+// weight is how many receivers rows stand for.
+func weight(ts []engine.Timer) (n uint32) {
+	for i := range ts {
+		n += ts[i].Weight
+	}
+	return n
+}
+
+// rows reads the rows of v's generation.
+func (s *Service) rows(ctx context.Context, v *View) ([]engine.Timer, error) {
 	var out []engine.Timer
 	for c := range v.chunks() {
 		t, ok, err := s.row(ctx, c, v.Gen, v.FireAt)

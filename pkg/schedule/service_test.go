@@ -3,6 +3,7 @@ package schedule
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"testing"
@@ -132,7 +133,7 @@ func code(err error) string {
 // hinted counts the partitions in which rows of v lie and its base is hinted.
 func (r *rig) hinted(t *testing.T, v View) (with, without int) {
 	t.Helper()
-	ts, err := r.Timers(t.Context(), v)
+	_, ts, err := r.Timers(t.Context(), v)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -171,7 +172,7 @@ func TestCancel(t *testing.T) {
 		if err != nil || again.Touched != v.Touched || len(r.ended) != 12 {
 			t.Errorf("a second cancel: %+v, %v, %d", again, err, len(r.ended))
 		}
-		if _, err := r.Move(t.Context(), base, time.Now().Add(2*time.Hour).UnixMilli()); code(err) != "cancelled" {
+		if _, err := r.Move(t.Context(), base, time.Now().Add(2*time.Hour).UnixMilli(), "shop"); code(err) != "cancelled" {
 			t.Errorf("a move of it: %v", err)
 		}
 		if _, err := r.Cancel(t.Context(), notify.NewBase(time.Now())); notify.KindOf(err) != notify.KindNotFound {
@@ -188,7 +189,7 @@ func TestGuard(t *testing.T) {
 		r := newRig()
 		base := r.single(t, 10*time.Second)
 		time.Sleep(5499 * time.Millisecond)
-		if _, err := r.Move(t.Context(), base, time.Now().Add(7*time.Second).UnixMilli()); err != nil {
+		if _, err := r.Move(t.Context(), base, time.Now().Add(7*time.Second).UnixMilli(), "shop"); err != nil {
 			t.Errorf("4,501 ms before: %v", err)
 		}
 		late := r.single(t, 4500*time.Millisecond)
@@ -231,7 +232,7 @@ func TestMove(t *testing.T) {
 		}
 		for round, to := range []time.Duration{2 * time.Hour, 40 * 24 * time.Hour, time.Minute, 0} {
 			at := time.Now().Add(to).UnixMilli()
-			v, err := r.Move(t.Context(), base, at)
+			v, err := r.Move(t.Context(), base, at, "shop")
 			if err != nil || v.FireAt != at || v.Gen != uint32(round+1) {
 				t.Fatalf("to %v: %+v, %v", to, v, err)
 			}
@@ -239,7 +240,7 @@ func TestMove(t *testing.T) {
 			if err != nil || got != v {
 				t.Fatalf("to %v: get %+v, %v", to, got, err)
 			}
-			ts, err := r.Timers(t.Context(), v)
+			_, ts, err := r.Timers(t.Context(), v)
 			if err != nil || len(ts) != 12 {
 				t.Fatalf("to %v: %d rows, %v", to, len(ts), err)
 			}
@@ -255,7 +256,7 @@ func TestMove(t *testing.T) {
 		}
 
 		once := r.single(t, time.Hour, func(s *engine.Schedule) { s.Expires = s.FireAt + 60_000 })
-		v, err := r.Move(t.Context(), once, time.Now().Add(time.Hour).UnixMilli())
+		v, err := r.Move(t.Context(), once, time.Now().Add(time.Hour).UnixMilli(), "shop")
 		if err != nil || v.Gen != 0 {
 			t.Errorf("to where it is: %+v, %v", v, err)
 		}
@@ -263,7 +264,7 @@ func TestMove(t *testing.T) {
 			in   time.Duration
 			code string
 		}{{time.Hour + time.Minute, "expires_before_scheduled"}, {367 * 24 * time.Hour, "scheduled_too_far"}} {
-			if _, err := r.Move(t.Context(), once, time.Now().Add(c.in).UnixMilli()); code(err) != c.code {
+			if _, err := r.Move(t.Context(), once, time.Now().Add(c.in).UnixMilli(), "shop"); code(err) != c.code {
 				t.Errorf("in %v: %v, want %s", c.in, err, c.code)
 			}
 		}
@@ -271,7 +272,7 @@ func TestMove(t *testing.T) {
 		if err := r.store.Schedules().Put(t.Context(), []engine.Schedule{orphan}); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := r.Move(t.Context(), orphan.Base, time.Now().Add(2*time.Hour).UnixMilli()); code(err) != "not_stored" {
+		if _, err := r.Move(t.Context(), orphan.Base, time.Now().Add(2*time.Hour).UnixMilli(), "shop"); code(err) != "not_stored" {
 			t.Errorf("without its timers: %v", err)
 		}
 	})
@@ -299,7 +300,7 @@ func TestOneWinner(t *testing.T) {
 		base = r.single(t, time.Hour)
 		to := time.Now().Add(3 * time.Hour).UnixMilli()
 		r.swaps.before = func(engine.ScheduleHead) {
-			if _, err := r.Move(t.Context(), base, to); err != nil {
+			if _, err := r.Move(t.Context(), base, to, "shop"); err != nil {
 				t.Error(err)
 			}
 		}
@@ -318,7 +319,7 @@ func TestOneWinner(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		if _, err := r.Move(t.Context(), base, to); code(err) != "cancelled" {
+		if _, err := r.Move(t.Context(), base, to, "shop"); code(err) != "cancelled" {
 			t.Errorf("behind a cancel: %v", err)
 		}
 
@@ -330,7 +331,7 @@ func TestOneWinner(t *testing.T) {
 				t.Error(won, err)
 			}
 		}
-		if v, err = r.Move(t.Context(), base, to+1); err != nil || v.Gen != 2 {
+		if v, err = r.Move(t.Context(), base, to+1, "shop"); err != nil || v.Gen != 2 {
 			t.Errorf("behind a fence: %+v, %v", v, err)
 		}
 	})
@@ -350,7 +351,7 @@ func TestLostAnswer(t *testing.T) {
 		}
 		moved := r.single(t, time.Hour)
 		r.swaps.after = func() error { return lost }
-		if v, err = r.Move(t.Context(), moved, time.Now().Add(time.Minute).UnixMilli()); err != nil || v.Gen != 1 {
+		if v, err = r.Move(t.Context(), moved, time.Now().Add(time.Minute).UnixMilli(), "shop"); err != nil || v.Gen != 1 {
 			t.Errorf("%+v, %v", v, err)
 		}
 		never := r.single(t, time.Hour)
@@ -397,7 +398,7 @@ func TestForecast(t *testing.T) {
 		if err := r.cfg.Park(t.Context(), []engine.Timer{{FireAt: now.Add(time.Minute).UnixMilli(), ID: []byte("trg"), Kind: 2}}); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := r.Move(t.Context(), moved, now.Add(3*time.Minute).UnixMilli()); err != nil {
+		if _, err := r.Move(t.Context(), moved, now.Add(3*time.Minute).UnixMilli(), "shop"); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := r.Cancel(t.Context(), gone); err != nil {
@@ -456,4 +457,85 @@ func TestBefore(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A move says who made it and when, also after the release, and leaves no rows
+// of the generations before; after so many it is refused.
+func TestMovedToo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig()
+		cfg := r.cfg
+		cfg.MaxMoves = 5
+		cfg.Forget = func(ctx context.Context, ts []engine.Timer) error { return r.store.ForgetTimers(ctx, shards, ts) }
+		r.Service = New(cfg)
+		for _, base := range []notify.Base{r.single(t, time.Hour), r.fan(t, 40*24*time.Hour)} {
+			var v View
+			var err error
+			for i := range 5 {
+				time.Sleep(time.Minute)
+				days := time.Duration(20*(i+1)) * 24 * time.Hour // from the hot table to the cold one and back
+				if v, err = r.Move(t.Context(), base, time.Now().Add(days).UnixMilli(), fmt.Sprint("caller", i)); err != nil {
+					t.Fatal(err)
+				}
+				if v.MovedBy != fmt.Sprint("caller", i) || v.MovedAt != time.Now().UnixMilli() {
+					t.Fatalf("%+v", v)
+				}
+				again, ts, err := r.Timers(t.Context(), v)
+				if err != nil || again != v || weight(ts) != v.Accepted {
+					t.Fatalf("%+v, %d rows, %v", again, len(ts), err)
+				}
+				rows := uint32(0)
+				count := func(x *engine.Timer) error {
+					if x.Head == base {
+						rows += x.Weight
+					}
+					return nil
+				}
+				if err := errors.Join(r.store.Timers().Pending(t.Context(), count), r.store.ColdTimers().Pending(t.Context(), count)); err != nil {
+					t.Fatal(err)
+				}
+				if rows != v.Accepted {
+					t.Errorf("%d receivers of %d are stored after move %d", rows, v.Accepted, i+1)
+				}
+			}
+			if _, err := r.Move(t.Context(), base, time.Now().Add(time.Hour).UnixMilli(), "shop"); code(err) != "moved_too_often" || notify.KindOf(err) != notify.KindConflict {
+				t.Errorf("move 6: %v", err)
+			}
+			if _, err := r.Move(t.Context(), base, v.FireAt, "shop"); err != nil {
+				t.Errorf("to where it is: %v", err)
+			}
+			c, err := r.Cancel(t.Context(), base)
+			if err != nil || c.MovedBy != "caller4" || c.MovedAt != v.MovedAt {
+				t.Errorf("%+v, %v", c, err)
+			}
+		}
+	})
+}
+
+// On a full disk nothing is moved and nothing stored; a cancel goes on.
+func TestMoveOnAFullDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig()
+		base := r.single(t, time.Hour)
+		full := &notify.Error{Kind: notify.KindUnavailable, Code: "disk_full", RetryAfter: 5 * time.Second}
+		cfg := r.cfg
+		cfg.Gate = func() error { return full }
+		s := New(cfg)
+		before, err := s.Get(t.Context(), base)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Move(t.Context(), base, time.Now().Add(2*time.Hour).UnixMilli(), "shop"); !errors.Is(err, full) {
+			t.Errorf("move: %v", err)
+		}
+		if after, err := s.Get(t.Context(), base); err != nil || after != before {
+			t.Errorf("%+v, %v, before %+v", after, err, before)
+		}
+		if with, _ := r.hinted(t, before); with != 0 {
+			t.Error("the refused move left a hint")
+		}
+		if _, err := s.Cancel(t.Context(), base); err != nil {
+			t.Errorf("cancel: %v", err)
+		}
+	})
 }

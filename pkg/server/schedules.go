@@ -18,12 +18,13 @@ type Schedules interface {
 	Get(ctx context.Context, base notify.Base) (schedule.View, error)
 	// List returns a caller's ("": everybody's), newest first, behind after.
 	List(ctx context.Context, caller string, after notify.Base, max int) ([]schedule.View, error)
-	// Timers returns what is stored of a schedule.
-	Timers(ctx context.Context, v schedule.View) ([]engine.Timer, error)
+	// Timers returns what is stored of a schedule, and the view of it that this
+	// belongs to.
+	Timers(ctx context.Context, v schedule.View) (schedule.View, []engine.Timer, error)
 	// Cancel ends a schedule for good; Move makes it due at another time, in ms
 	// since 1970. Both are notify.KindConflict where it is too late.
 	Cancel(ctx context.Context, base notify.Base) (schedule.View, error)
-	Move(ctx context.Context, base notify.Base, at int64) (schedule.View, error)
+	Move(ctx context.Context, base notify.Base, at int64, by string) (schedule.View, error)
 	// Forecast adds up what is due in minutes from..to, reading at most most rows.
 	Forecast(ctx context.Context, from, to int64, most int) (due []schedule.Due, complete bool, err error)
 }
@@ -61,10 +62,12 @@ func (x *exchange) waiting(id notify.ID) (k known, fanout bool, err error) {
 	if v.Fan && !id.Fan {
 		return k, true, nil
 	}
-	ts, err := x.srv.deps.Schedules.Timers(x.r.Context(), v)
+	v, ts, err := x.srv.deps.Schedules.Timers(x.r.Context(), v)
 	if err != nil {
 		return k, false, err
 	}
+	k.found.Envelope.NotBefore = v.FireAt
+	k.fold()
 	for i := range ts {
 		var e notify.Envelope
 		if err := notify.DecodeEnvelope(ts[i].Payload, &e); err != nil {
@@ -119,7 +122,10 @@ func scheduleEvents(v *schedule.View) []api.TimelineEvent {
 	evs := []api.TimelineEvent{{At: moments(v.Created), Type: "scheduled", State: notify.Scheduled.String(), Until: moments(v.Schedule.FireAt)}}
 	if v.Gen > 0 {
 		ev := api.TimelineEvent{Type: "rescheduled", State: notify.Scheduled.String(), Until: moments(v.FireAt)}
-		if v.State == engine.SchedulePending {
+		switch {
+		case v.MovedAt != 0:
+			ev.At, ev.Detail = moments(v.MovedAt), "by "+v.MovedBy
+		case v.State == engine.SchedulePending: // of a release that did not keep it
 			ev.At = moments(v.Touched)
 		}
 		evs = append(evs, ev)
@@ -192,7 +198,7 @@ func (s *Server) reschedule(x *exchange) error {
 	if s.deps.Schedules == nil {
 		return errNoNotification()
 	}
-	if v, err = s.deps.Schedules.Move(x.r.Context(), id.Base, in.ScheduledAt.UnixMilli()); err != nil {
+	if v, err = s.deps.Schedules.Move(x.r.Context(), id.Base, in.ScheduledAt.UnixMilli(), x.id.Caller); err != nil {
 		return err
 	}
 	return x.json(http.StatusOK, scheduled(&v))
@@ -201,11 +207,14 @@ func (s *Server) reschedule(x *exchange) error {
 func scheduled(v *schedule.View) api.Scheduled {
 	out := api.Scheduled{
 		NotificationID: notify.ID{Base: v.Base}.String(), Status: waitingState(v).String(), Channel: v.Channel.String(),
-		Category: v.Category.String(), Caller: v.Caller, Campaign: v.Campaign, Receivers: int64(v.Accepted),
+		Category: v.Category.String(), Caller: v.Caller, UserID: v.User, Campaign: v.Campaign, Receivers: int64(v.Accepted),
 		AcceptedAt: moment(v.Created), ScheduledAt: moment(v.FireAt), ExpiresAt: moments(v.Expires), Generation: v.Gen,
 	}
 	if v.State == engine.ScheduleReleased {
 		out.Status = notify.Accepted.String()
+	}
+	if v.MovedAt != 0 {
+		out.MovedAt, out.MovedBy = moments(v.MovedAt), v.MovedBy
 	}
 	if v.State == engine.ScheduleCancelled {
 		out.CancelledAt = moments(v.Touched)
@@ -227,6 +236,7 @@ func (s *Server) listSchedules(x *exchange) error {
 	if status != "" && status != notify.Scheduled.String() && status != notify.Cancelled.String() {
 		return notify.Invalid("bad_status", "status", "is SCHEDULED or CANCELLED")
 	}
+	user := q.text("user")
 	var after notify.Base
 	if c := q.text("cursor"); c != "" {
 		if after, err = notify.ParseBase(c); err != nil {
@@ -252,7 +262,7 @@ func (s *Server) listSchedules(x *exchange) error {
 			v := &vs[i]
 			after = v.Base
 			over := v.State == engine.ScheduleReleased || v.State == engine.SchedulePending && v.FireAt <= now
-			if over || status != "" && waitingState(v).String() != status {
+			if over || status != "" && waitingState(v).String() != status || user != "" && v.User != user {
 				continue
 			}
 			if out.Items = append(out.Items, scheduled(v)); len(out.Items) == int(limit) {

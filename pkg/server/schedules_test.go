@@ -34,7 +34,9 @@ func (w *world) schedule(t testing.TB, base notify.Base, caller string, fan bool
 	t.Helper()
 	at := time.Now().Add(365*24*time.Hour).UnixMilli() / 60_000 * 60_000
 	s := engine.Schedule{Base: base, Caller: caller, Channel: notify.Push, Category: notify.Marketing, FireAt: at, Created: t0, Receivers: 1, Accepted: 1}
+	s.User = "u1"
 	if fan {
+		s.User = ""
 		s.Fan, s.Partitions, s.BlockSize, s.Receivers, s.Accepted = true, 2, 8, 4, 3
 	}
 	var ts []engine.Timer
@@ -68,7 +70,7 @@ func (w *world) release(t testing.TB, base notify.Base) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ts, err := w.schedules().Timers(t.Context(), v)
+	_, ts, err := w.schedules().Timers(t.Context(), v)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -122,7 +124,7 @@ func TestScheduledSingle(t *testing.T) {
 	var moved api.Scheduled
 	to := time.UnixMilli(at).Add(-100 * 24 * time.Hour).UTC()
 	reply := ask(s, "PATCH", id, send, `{"scheduled_at":"`+to.Format(time.RFC3339)+`"}`)
-	if reply.into(t, &moved); reply.status != 200 || !moved.ScheduledAt.Equal(to) || moved.Generation != 1 {
+	if reply.into(t, &moved); reply.status != 200 || !moved.ScheduledAt.Equal(to) || moved.Generation != 1 || moved.MovedBy != "shop" || moved.MovedAt == nil || moved.UserID != "u1" {
 		t.Fatalf("%d %s", reply.status, reply.body)
 	}
 	if got = get[api.Status](t, s, id, read); !got.ScheduledAt.Equal(to) || got.UserID != "u1" {
@@ -145,6 +147,9 @@ func TestScheduledSingle(t *testing.T) {
 	var kinds []string
 	for _, e := range tl.Events {
 		kinds = append(kinds, e.Type)
+		if e.Type == "rescheduled" && (e.At == nil || !e.At.Equal(*moved.MovedAt) || e.Detail != "by shop") {
+			t.Errorf("%+v, moved at %v", e, moved.MovedAt) // also behind the cancel
+		}
 	}
 	if k := strings.Join(kinds, " "); tl.Status.Status != "CANCELLED" || k != "scheduled rescheduled cancel" || tl.Next != "Nothing: it was cancelled." {
 		t.Errorf("%s, %s, %s", tl.Status.Status, k, tl.Next)
@@ -269,6 +274,16 @@ func TestListSchedules(t *testing.T) {
 	operator := token(t, "sre", api.ScopeRead, api.ScopeOperate)
 	if _, page = list("", operator); len(page.Items) != 5 {
 		t.Errorf("an operator sees %d", len(page.Items))
+	}
+	for query, want := range map[string]int{"?user=u1": 2, "?user=u1&status=CANCELLED": 1, "?user=u2": 0} {
+		if _, page = list(query, read); len(page.Items) != want {
+			t.Errorf("%s: %+v", query, page)
+		}
+		for _, i := range page.Items {
+			if i.UserID != "u1" {
+				t.Errorf("%s: %+v", query, i)
+			}
+		}
 	}
 	if _, page = list("?caller=bank", operator); len(page.Items) != 1 || page.Items[0].Caller != "bank" {
 		t.Errorf("%+v", page)

@@ -92,7 +92,7 @@ func (e *Engine) promoteShard(ctx context.Context, n uint16) error {
 			}
 			// As if they were parked now: what is overdue is put under the minute
 			// of now, and released at once.
-			if err := e.writer.put(ctx, ps); err != nil {
+			if err := e.writer.put(ctx, ps, e.writer.store); err != nil {
 				return err
 			}
 			e.count.promoted.Add(uint64(len(rows)))

@@ -15,6 +15,8 @@ type Config struct {
 	Store engine.Timers
 	// Schedules decides about timers with a Head. Nil: nobody can touch one.
 	Schedules engine.Schedules
+	// Scheduled stores schedules and timers in one commit. Nil: one after the other.
+	Scheduled engine.Scheduled
 	// Cold keeps what is more than ColdAfter ahead. Nil: Store keeps it.
 	Cold engine.ColdTimers
 	// Queue carries near timers from writers to whoever publishes them; it is
@@ -33,6 +35,10 @@ type Config struct {
 	// it went. It is called again with the same timers until it succeeds, by
 	// several goroutines. A Writer does not use it.
 	Publish func(ctx context.Context, ts []engine.Timer) error
+	// CaughtUp is called in place of Publish for what is caught up after an
+	// outage, so that it can be kept apart, and slowed down by not returning.
+	// Nil: Publish is.
+	CaughtUp func(ctx context.Context, ts []engine.Timer) error
 	// Cancelled records what became of timers whose schedule was cancelled; nil
 	// means durable. It is called in place of Publish, in the same way. Without
 	// it they are dropped.
@@ -144,6 +150,9 @@ func (c Config) withDefaults() Config {
 	length(&c.ColdAfter, 30*24*time.Hour)
 	length(&c.Retention, 30*24*time.Hour)
 	length(&c.MaxClockOffset, 500*time.Millisecond)
+	if c.CaughtUp == nil {
+		c.CaughtUp = c.Publish
+	}
 	if c.Wall == nil {
 		c.Wall = time.Now
 	}

@@ -34,6 +34,7 @@ type Engine struct {
 	wheel   *wheel.Wheel[*entry]
 	backlog backlog   // what is caught up, by due time
 	tenures []*tenure // by shard; nil: not owned
+	water   []int64   // by shard: the end of its watermark when it was last seen, ms since 1970
 	owned   int
 	moves   map[uint16]string // shards to hand over, and to whom
 	members membership
@@ -47,7 +48,10 @@ func New(cfg Config) *Engine {
 		cfg: cfg, began: time.Now(),
 		wake: make(chan struct{}, 1), late: make(chan struct{}, 1), gained: make(chan struct{}, 1),
 		scans: [2]chan struct{}{make(chan struct{}, 8), make(chan struct{}, 4)},
-		wheel: wheel.New[*entry](cfg.Wall()), tenures: make([]*tenure, cfg.Shards), moves: map[uint16]string{},
+		wheel: wheel.New[*entry](cfg.Wall()), tenures: make([]*tenure, cfg.Shards), water: make([]int64, cfg.Shards), moves: map[uint16]string{},
+	}
+	for n := range e.water {
+		e.water[n] = cfg.Wall().UnixMilli() // nobody has seen it move since
 	}
 	e.onTime, e.asked = newFifo(e.cut), newFifo(e.cut)
 	e.troubl.log = cfg.Logger
@@ -64,6 +68,7 @@ func (e *Engine) Run(ctx context.Context) error {
 	for n := range e.cfg.Shards {
 		g.Go(func() error { e.keep(ctx, uint16(n)); return nil })
 	}
+	g.Go(func() error { e.watch(ctx); return nil })
 	g.Go(func() error { e.release(ctx); return nil })
 	for range e.cfg.Publishers {
 		g.Go(func() error { e.onTime.each(ctx, func(b []*entry) { e.hand(ctx, OnTime, b) }); return nil })
@@ -96,6 +101,11 @@ func (e *Engine) Run(ctx context.Context) error {
 // Park stores timers as Writer.Park does, and knows of this engine's own shards
 // what a Writer has to ask the store for.
 func (e *Engine) Park(ctx context.Context, ts []engine.Timer) error { return e.writer.Park(ctx, ts) }
+
+// ParkScheduled stores schedules and their timers as Writer.ParkScheduled does.
+func (e *Engine) ParkScheduled(ctx context.Context, ss []engine.Schedule, ts []engine.Timer) error {
+	return e.writer.ParkScheduled(ctx, ss, ts)
+}
 
 // Writer returns the writer behind Park.
 func (e *Engine) Writer() *Writer { return e.writer }

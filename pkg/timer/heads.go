@@ -168,9 +168,10 @@ func (e *Engine) decideFor(ctx context.Context, d decision, x *entry) (verdict, 
 // head's version makes that swap fail, whenever it comes, so that the row can go:
 // without it a move that wins late would leave a schedule without rows.
 func (e *Engine) fence(ctx context.Context, d decision, h engine.ScheduleHead) verdict {
-	next := engine.ScheduleHead{Base: d.base, State: engine.SchedulePending, Gen: h.Gen, FireAt: h.FireAt, At: e.now()}
-	if h.Version > 0 {
-		next.State = h.State
+	next := h
+	next.Base, next.At = d.base, e.now()
+	if h.Version == 0 {
+		next.State = engine.SchedulePending
 	}
 	e.count.headSwaps.Add(1)
 	ctx, stop := context.WithTimeout(ctx, e.cfg.WriteTimeout)
@@ -200,7 +201,8 @@ func (e *Engine) decide(ctx context.Context, d decision, due int64, may func() b
 		case !may():
 			return undecided, h, errExpired
 		}
-		next := engine.ScheduleHead{Base: d.base, State: engine.ScheduleReleased, Gen: d.gen, FireAt: h.FireAt, At: e.now()}
+		next := h // with who moved it
+		next.Base, next.State, next.Gen, next.At = d.base, engine.ScheduleReleased, d.gen, e.now()
 		if !ok {
 			next.FireAt = due
 		}

@@ -2,8 +2,10 @@ package timer
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -367,6 +369,107 @@ func TestFiftyThousandTimers(t *testing.T) {
 			parked, s.early, lost, again, crashes, pauses, steps, percentile(late, 0.5), percentile(late, 0.99), percentile(late, 1))
 		if lost > 0 || s.early > 0 || parked < n*9/10 {
 			t.Error("timers were lost or early, or too few")
+		}
+	})
+}
+
+// oneCommit stores schedules and timers as one: what happens to a Timers.Put
+// happens to both.
+type oneCommit struct {
+	engine.Schedules
+	rows  engine.Timers
+	calls atomic.Int64
+}
+
+func (c *oneCommit) PutScheduled(ctx context.Context, ss []engine.Schedule, shards int, ts []engine.Timer) error {
+	c.calls.Add(1)
+	if err := c.Schedules.Put(context.Background(), ss); err != nil {
+		return err
+	}
+	return c.rows.Put(ctx, shards, ts)
+}
+
+func (c *oneCommit) ForgetTimers(context.Context, int, []engine.Timer) error { return nil }
+
+// A schedule and its timers are one commit, and their rows fire however late it
+// is: also past the close of their minute.
+func TestParkScheduled(t *testing.T) {
+	for seed := range uint64(40) {
+		synctest.Test(t, func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(seed, 9))
+			s := newSim(t)
+			s.keeps = true
+			defer s.close()
+			a := s.start("a")
+			wait(time.Duration(rng.IntN(90_000)) * time.Millisecond)
+			w, plan := s.writer()
+			if rng.IntN(2) == 0 {
+				w, plan = a.e.Writer(), a.plan
+			}
+			plan.Add(faulty.Rule{Method: "Schedules.Put", Err: faulty.ErrDown}) // nobody needs it
+			plan.Add(faulty.Rule{Method: "Timers.Put", Times: 1, Hook: sleepHook(time.Duration(rng.IntN(300_000)) * time.Millisecond)})
+			x := schedule{baseOf(1), 3}
+			ts := x.timers(0, time.Now().Add(time.Duration(rng.IntN(60_000))*time.Millisecond).UnixMilli())
+			if err := w.ParkScheduled(t.Context(), []engine.Schedule{{Base: x.base, FireAt: ts[0].FireAt}}, ts); err != nil {
+				t.Fatal(err)
+			}
+			if n := w.cfg.Scheduled.(*oneCommit).calls.Load(); n != 1 {
+				t.Errorf("seed %d: %d commits of schedules", seed, n)
+			}
+			if _, ok, err := s.mem.Schedules().Get(t.Context(), x.base); !ok || err != nil {
+				t.Errorf("seed %d: the schedule is not there: %v", seed, err)
+			}
+			durable := time.Now()
+			wait(time.Until(time.UnixMilli(ts[0].FireAt)) + 2*time.Second)
+			for c := range 3 {
+				got := s.of(rowOf(x.base, c, 0))
+				if len(got) == 0 {
+					t.Fatalf("seed %d: chunk %d is not released", seed, c)
+				}
+				if due := time.UnixMilli(ts[c].FireAt); got[0].at.After(due) && got[0].at.Sub(durable) > time.Second {
+					t.Errorf("seed %d: chunk %d came %v after it was durable", seed, c, got[0].at.Sub(durable))
+				}
+			}
+		})
+	}
+}
+
+// What is far ahead goes into the cold table, behind its schedule; a store that
+// cannot do both at once has the schedule first.
+func TestParkScheduledInTwo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSim(t)
+		defer s.close()
+		w, plan := s.writer()
+		x := schedule{baseOf(1), 2}
+		ts := x.timers(0, time.Now().Add(60*24*time.Hour).UnixMilli())
+		ts[0].FireAt = time.Now().Add(time.Hour).UnixMilli() // one is hot all the same
+		undo := plan.Add(faulty.Rule{Method: "Schedules.Put", Err: faulty.ErrDown})
+		park := func() (rows int, err error) {
+			err = w.ParkScheduled(t.Context(), []engine.Schedule{{Base: x.base}}, ts)
+			count := func(*engine.Timer) error { rows++; return nil }
+			if perr := errors.Join(s.rows.Pending(t.Context(), count), s.mem.ColdTimers().Pending(t.Context(), count)); perr != nil {
+				t.Fatal(perr)
+			}
+			return rows, err
+		}
+		if n, err := park(); err == nil || n != 0 {
+			t.Errorf("%d rows are stored without their schedule, %v", n, err)
+		}
+		undo()
+		if n, err := park(); err != nil || n != 2 {
+			t.Errorf("%d rows, %v", n, err)
+		}
+		w.cfg.Scheduled = nil
+		x = schedule{baseOf(2), 1}
+		ts = x.timers(0, time.Now().Add(time.Hour).UnixMilli())
+		undo = plan.Add(faulty.Rule{Method: "Schedules.Put", Err: faulty.ErrDown})
+		if n, err := park(); err == nil || n != 2 {
+			t.Errorf("%d rows are stored, %v", n, err)
+		}
+		undo()
+		if n, err := park(); err != nil || n != 3 {
+			t.Errorf("%d rows, %v", n, err)
 		}
 	})
 }

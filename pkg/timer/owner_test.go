@@ -505,3 +505,67 @@ func TestPreferred(t *testing.T) {
 		}
 	}
 }
+
+// A shard that nobody owns shows a lag that grows; one that another engine owns
+// shows that engine's.
+func TestLagOfShardsOfOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSim(t, func(c *Config) { c.Shards = 4 })
+		defer s.close()
+		a := s.start("a")
+		wait(5 * time.Minute)
+		b := s.start("b")
+		wait(2 * time.Minute)
+		lag := func(n *node) (worst time.Duration) {
+			st := n.e.Stats()
+			if len(st.Shards)+len(st.Others) != 4 {
+				t.Fatalf("%d shards are owned and %d are others'", len(st.Shards), len(st.Others))
+			}
+			for _, x := range append(st.Shards, st.Others...) {
+				worst = max(worst, x.WatermarkAge)
+			}
+			return worst
+		}
+		if d := lag(b); d > 3*time.Minute {
+			t.Errorf("a healthy pair lags by %v", d)
+		}
+		// Neither can own anything: their clocks are off.
+		a.step.Store(int64(10 * time.Second))
+		b.step.Store(int64(10 * time.Second))
+		wait(10 * time.Minute)
+		if n := len(s.owners()); n > 0 {
+			t.Fatalf("%d engines own shards with a clock that is off", n)
+		}
+		first := lag(b)
+		if first < 10*time.Minute {
+			t.Errorf("after 10 minutes without an owner the lag is %v", first)
+		}
+		wait(10 * time.Minute)
+		if more := lag(b) - first; more < 9*time.Minute || more > 11*time.Minute {
+			t.Errorf("in 10 minutes the lag grew by %v", more)
+		}
+		a.step.Store(0)
+		b.step.Store(0)
+		wait(time.Minute)
+		if d := lag(a); d > 3*time.Minute {
+			t.Errorf("with owners again the lag is %v", d)
+		}
+	})
+}
+
+// An engine that has never had any of the shards tells of those that nobody ever
+// had.
+func TestLagWithoutAnyOwner(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSim(t, func(c *Config) { c.Shards = 2 })
+		defer s.close()
+		s.nodes["a"] = &node{}
+		s.nodes["a"].step.Store(int64(time.Hour))
+		a := s.start("a")
+		wait(7 * time.Minute)
+		st := a.e.Stats()
+		if len(st.Others) != 2 || st.Others[0].WatermarkAge != 7*time.Minute {
+			t.Errorf("%+v", st.Others)
+		}
+	})
+}

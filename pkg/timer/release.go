@@ -82,7 +82,11 @@ func (e *Engine) cut(batch []*entry) int {
 // are lost. A batch that is refused for what is in it is halved, so that a timer
 // nobody takes holds no other up; that one is tried every minute.
 func (e *Engine) hand(ctx context.Context, lane Lane, batch []*entry) {
-	e.handTo(ctx, lane, batch, e.cfg.Publish, e.published)
+	to := e.cfg.Publish
+	if lane == CatchUp {
+		to = e.cfg.CaughtUp
+	}
+	e.handTo(ctx, lane, batch, to, e.published)
 }
 
 func (e *Engine) handTo(ctx context.Context, lane Lane, batch []*entry, to func(context.Context, []engine.Timer) error, done func(Lane, []engine.Timer, time.Time)) {

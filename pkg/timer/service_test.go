@@ -59,11 +59,7 @@ func (v *service) create(chunks int, fireAt int64) (schedule, error) {
 	ctx := context.Background()
 	v.made++
 	x := schedule{baseOf(v.made), chunks}
-	err := v.heads.Put(ctx, []engine.Schedule{{Base: x.base, FireAt: fireAt, Created: v.now().UnixMilli()}})
-	if err == nil {
-		err = v.w.Park(ctx, x.timers(0, fireAt))
-	}
-	return x, err
+	return x, v.w.ParkScheduled(ctx, []engine.Schedule{{Base: x.base, FireAt: fireAt, Created: v.now().UnixMilli()}}, x.timers(0, fireAt))
 }
 
 // answer of a cancel or reschedule.

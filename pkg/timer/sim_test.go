@@ -122,6 +122,7 @@ func (s *sim) config(n *node) Config {
 		cfg.Store = s.through
 	}
 	cfg.Schedules = faulty.NewSchedules(heads{s.mem.Schedules()}, n.plan)
+	cfg.Scheduled = &oneCommit{Schedules: s.mem.Schedules(), rows: cfg.Store}
 	cfg.Cold = faulty.NewColdTimers(s.mem.ColdTimers(), n.plan)
 	cfg.Queue = faulty.NewQueue(s.mem.Queue("near", 1000), n.plan)
 	if !s.unleased {

@@ -25,9 +25,10 @@ type counters struct {
 
 // Stats is a moment's picture of an engine.
 type Stats struct {
-	Pending      int // timers in memory
-	PendingBytes int // their payload
-	Shards       []ShardStats
+	Pending      int          // timers in memory
+	PendingBytes int          // their payload
+	Shards       []ShardStats // owned by this engine
+	Others       []ShardStats // owned by others, or by nobody, as they were last seen
 	Backlog      Backlog
 
 	HeartbeatAge time.Duration      // since the last one of this engine; 0 without Heartbeats
@@ -51,7 +52,8 @@ type Stats struct {
 	Purged          uint64 // schedules
 }
 
-// ShardStats is what one owned shard is at.
+// ShardStats is what one shard is at; of one that this engine does not own,
+// WatermarkAge alone, which grows as long as nobody does.
 type ShardStats struct {
 	Shard        uint16
 	Term         uint64
@@ -93,8 +95,9 @@ func (e *Engine) Stats() Stats {
 	defer e.mu.Unlock()
 	s.Pending = e.pendingLocked()
 	s.Backlog.Limit = float64(e.cfg.CatchUpRate)
-	for _, t := range e.tenures {
+	for n, t := range e.tenures {
 		if t == nil {
+			s.Others = append(s.Others, ShardStats{Shard: uint16(n), WatermarkAge: time.Duration(now-e.water[n]) * time.Millisecond})
 			continue
 		}
 		left := t.leftLocked()
@@ -120,6 +123,41 @@ func (e *Engine) Stats() Stats {
 		s.Members = append(s.Members, e.members.alive...)
 	}
 	return s
+}
+
+// watch looks every Beat how far shards are that this engine does not own, until
+// ctx ends: what nobody releases must be seen somewhere.
+func (e *Engine) watch(ctx context.Context) {
+	for sleep(ctx, e.cfg.Beat) {
+		for n := range e.cfg.Shards {
+			e.mu.Lock()
+			owned := e.tenures[n] != nil
+			e.mu.Unlock()
+			if owned {
+				continue
+			}
+			call, stop := context.WithTimeout(ctx, e.cfg.WriteTimeout)
+			st, err := e.cfg.Store.Shard(call, uint16(n))
+			stop()
+			if err != nil {
+				if ctx.Err() == nil {
+					e.troubl.say("cannot look at timer shards", err)
+				}
+				break // it shows as a lag that grows
+			}
+			e.mu.Lock()
+			e.sawLocked(uint16(n), &st)
+			e.mu.Unlock()
+		}
+	}
+}
+
+// sawLocked notes how far a shard is. One that never had an owner has no
+// watermark: it lags since this engine began.
+func (e *Engine) sawLocked(n uint16, st *engine.ShardState) {
+	if st.Watermark > 0 {
+		e.water[n] = (st.Watermark + 1) * 60_000
+	}
 }
 
 // leftLocked is how much a shard has to catch up: what is loaded, and what was

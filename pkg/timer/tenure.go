@@ -220,6 +220,7 @@ func (e *Engine) drop(t *tenure) {
 	t.loads = [2]load{}
 	if e.tenures[t.n] == t {
 		e.tenures[t.n] = nil
+		e.sawLocked(t.n, &t.state)
 		e.owned--
 	}
 	if t.inflight == 0 {

@@ -43,9 +43,34 @@ type parked struct {
 // shard's owner will find it. One whose time has passed is released at once.
 // After an error any of them may be stored: the caller parks them again.
 func (w *Writer) Park(ctx context.Context, ts []engine.Timer) error {
+	hot, cold := w.split(ts)
+	if len(cold) > 0 {
+		if err := w.cfg.Cold.Put(ctx, w.cfg.Shards, cold); err != nil {
+			return err
+		}
+	}
+	return w.put(ctx, hot, w.store)
+}
+
+// ParkScheduled stores schedules and their timers as Park does, no schedule
+// later than its timers: in one commit where the store can and none is cold.
+func (w *Writer) ParkScheduled(ctx context.Context, ss []engine.Schedule, ts []engine.Timer) error {
+	hot, cold := w.split(ts)
+	if w.cfg.Scheduled == nil || len(cold) > 0 || len(hot) == 0 {
+		if err := w.cfg.Schedules.Put(ctx, ss); err != nil {
+			return err
+		}
+		return w.Park(ctx, ts)
+	}
+	return w.put(ctx, hot, func(ctx context.Context, ts []engine.Timer) error {
+		return w.cfg.Scheduled.PutScheduled(ctx, ss, w.cfg.Shards, ts)
+	})
+}
+
+// split parts timers into those of the hot table and those of the cold one.
+func (w *Writer) split(ts []engine.Timer) (hot []parked, cold []engine.Timer) {
 	far := w.cfg.Wall().Add(w.cfg.ColdAfter).UnixMilli()
-	var cold []engine.Timer
-	hot := make([]parked, 0, len(ts))
+	hot = make([]parked, 0, len(ts))
 	for i := range ts {
 		if w.cfg.Cold != nil && ts[i].FireAt > far {
 			cold = append(cold, ts[i])
@@ -53,27 +78,27 @@ func (w *Writer) Park(ctx context.Context, ts []engine.Timer) error {
 			hot = append(hot, parked{ts[i], ts[i].FireAt})
 		}
 	}
-	if len(cold) > 0 {
-		if err := w.cfg.Cold.Put(ctx, w.cfg.Shards, cold); err != nil {
-			return err
-		}
-	}
-	return w.put(ctx, hot)
+	return hot, cold
+}
+
+func (w *Writer) store(ctx context.Context, ts []engine.Timer) error {
+	return w.cfg.Store.Put(ctx, w.cfg.Shards, ts)
 }
 
 // put stores rows of the hot table until each is in a minute that is not closed.
-func (w *Writer) put(ctx context.Context, ps []parked) error {
+// first is what stores them the first time.
+func (w *Writer) put(ctx context.Context, ps []parked, first func(context.Context, []engine.Timer) error) error {
 	if len(ps) == 0 {
 		return nil
 	}
 	// What the engine of this process has closed itself need not be tried.
 	moved, kept, err := w.move(ctx, ps, w.known(ps))
-	for ps = append(kept, moved...); err == nil && len(ps) > 0; ps = moved {
+	for ps, store := append(kept, moved...), first; err == nil && len(ps) > 0; ps, store = moved, w.store {
 		ts := make([]engine.Timer, len(ps))
 		for i := range ps {
 			ts[i] = ps[i].Timer
 		}
-		if err = w.cfg.Store.Put(ctx, w.cfg.Shards, ts); err != nil {
+		if err = store(ctx, ts); err != nil {
 			return err
 		}
 		w.handOn(ctx, ps)

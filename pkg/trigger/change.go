@@ -79,6 +79,9 @@ func (s *Service) RescheduleTo(ctx context.Context, caller, id string, w When) (
 		if err := waiting(row); err != nil {
 			return false, err
 		}
+		if err := s.cfg.Gate(); err != nil {
+			return false, err
+		}
 		at, err := s.resolve(&w, base, row.Gen+1, asked.UnixMilli())
 		if err != nil {
 			return false, err

@@ -112,7 +112,7 @@ type Circuit struct {
 
 func (l *lane) circuit(now time.Time) Circuit {
 	s := l.brk.breaker.State(now)
-	c := Circuit{Caller: l.caller, State: s.State, Pin: l.brk.pin, Since: s.Since, Until: s.Until, InFlight: l.inFlight, Limit: l.limit, Queued: len(l.queue)}
+	c := Circuit{Caller: l.caller, State: s.State, Pin: l.brk.pin, Since: s.Since, Until: s.Until, InFlight: l.inFlight, Limit: l.limit, Queued: l.waiting()}
 	switch c.Pin {
 	case PinnedOpen:
 		c.State, c.Since, c.Until = limit.Open, l.brk.since, time.Time{}

@@ -77,7 +77,7 @@ func (d *Dispatcher) doubtful(ctx context.Context, ws []*work) {
 // again lets a message start over: its row is another one now.
 func (d *Dispatcher) again(w *work) {
 	d.free(w, notCalled)
-	d.reads.add(w)
+	d.look(w)
 }
 
 // launch begins the call of a claimed row.
@@ -248,7 +248,7 @@ func (d *Dispatcher) swap(ctx context.Context, ws []*work) {
 			// Somebody claimed it after the lease had run out, or it was
 			// rescheduled or cancelled before its claim: the row decides.
 			lost++
-			d.reads.add(w)
+			d.look(w)
 		}
 		d.cfg.Events.claimLost(lost)
 		return
@@ -287,7 +287,7 @@ func (d *Dispatcher) settleDoubt(ctx context.Context, ws []*work) (left []*work,
 			d.written(w)
 		default:
 			lost++
-			d.reads.add(w)
+			d.look(w)
 		}
 	}
 	d.cfg.Events.claimLost(lost)

@@ -27,15 +27,15 @@ type Dispatcher struct {
 	cfg   DispatcherConfig
 	terms terms
 
-	reads    *batcher[*work] // rows to read and judge
-	claims   *batcher[*work] // rows to claim
-	swaps    *batcher[*work] // rows to swap for work.next, then work.then
-	letters  *batcher[*work] // dead letters to append
-	index    *batcher[*work] // index rows to write, then ack
-	puts     *batcher[*work] // messages to put off by work.delay
-	acks     *batcher[*work] // messages to acknowledge
-	on       context.Context // ends when a stop has waited long enough
-	jobs     chan *work      // claimed, for goroutines that are free
+	reads    [2]*batcher[*work] // rows to read and judge, by line
+	claims   *batcher[*work]    // rows to claim
+	swaps    *batcher[*work]    // rows to swap for work.next, then work.then
+	letters  *batcher[*work]    // dead letters to append
+	index    *batcher[*work]    // index rows to write, then ack
+	puts     *batcher[*work]    // messages to put off by work.delay
+	acks     *batcher[*work]    // messages to acknowledge
+	on       context.Context    // ends when a stop has waited long enough
+	jobs     chan *work         // claimed, for goroutines that are free
 	idlers   atomic.Int64
 	calls    sync.WaitGroup
 	draining chan struct{} // closed when no call may start any more
@@ -46,8 +46,8 @@ type Dispatcher struct {
 	held     map[*work]struct{}    // every message in memory
 	ids      map[notify.Base]*work // one per trigger that is being worked on
 	inFlight int                   // calls under way, and claims for them
-	queued   int                   // over all lanes
-	bytes    int                   // of their rows
+	queued   [2]int                // over all lanes, by line
+	bytes    [2]int                // of their rows
 	idle     chan struct{}         // closed when draining and nothing is held
 	room     chan struct{}         // something was let go
 	stopping bool
@@ -72,7 +72,7 @@ func NewDispatcher(cfg DispatcherConfig) (*Dispatcher, error) {
 			schedule: cfg.Schedule, lease: cfg.Lease, skew: cfg.Skew, maxAge: cfg.MaxAge,
 			maxRetryAfter: cfg.MaxRetryAfter, maxLost: cfg.MaxLost,
 		},
-		reads: newBatcher[*work](cfg.Batch), claims: newBatcher[*work](cfg.Batch), swaps: newBatcher[*work](cfg.Batch),
+		reads: [2]*batcher[*work]{newBatcher[*work](cfg.Batch), newBatcher[*work](cfg.Batch)}, claims: newBatcher[*work](cfg.Batch), swaps: newBatcher[*work](cfg.Batch),
 		letters: newBatcher[*work](cfg.Batch), index: newBatcher[*work](cfg.Batch), puts: newBatcher[*work](cfg.Batch), acks: newBatcher[*work](cfg.Batch),
 		draining: make(chan struct{}), jobs: make(chan *work), lanes: map[string]*lane{}, digests: map[uint64]*lane{}, held: map[*work]struct{}{}, ids: map[notify.Base]*work{},
 		idle: make(chan struct{}), room: make(chan struct{}, 1),
@@ -116,7 +116,8 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 			wg.Go(func() { b.run(on, func(ws []*work) { fn(on, ws) }) })
 		}
 	}
-	stage(2, d.reads, d.read)
+	stage(2, d.reads[onTime], d.read)
+	stage(1, d.reads[backlog], d.read)
 	stage(2, d.claims, d.claim)
 	stage(2, d.swaps, d.swap)
 	stage(1, d.letters, d.bury)
@@ -164,6 +165,17 @@ func (d *Dispatcher) receive(ctx context.Context) {
 		}
 		pause = backoff{}
 		d.take(ds)
+	}
+}
+
+// look lets messages have their rows read, those on time not behind the backlog.
+func (d *Dispatcher) look(ws ...*work) {
+	var by [2][]*work
+	for _, w := range ws {
+		by[w.line()] = append(by[w.line()], w)
+	}
+	for l, ws := range by {
+		d.reads[l].add(ws...)
 	}
 }
 
@@ -244,7 +256,7 @@ func (d *Dispatcher) take(ds []engine.Delivery) {
 	d.puts.add(unread...)
 	d.puts.add(twice...)
 	d.acks.add(copies...)
-	d.reads.add(d.skim(read)...)
+	d.look(d.skim(read)...)
 }
 
 // unname makes messages ones whose trigger is worked on no more. It comes before
@@ -323,11 +335,11 @@ func (d *Dispatcher) drain() {
 	close(d.draining)
 	var back []*work
 	for _, l := range d.lanes {
-		for _, w := range l.queue {
+		waiting := l.clearLocked()
+		for _, w := range waiting {
 			d.queuedLocked(l, w, -1)
 		}
-		back = append(back, l.queue...)
-		l.queue = nil
+		back = append(back, waiting...)
 		d.returnLocked(l, CauseShutdown, 0)
 	}
 	if len(d.held) == 0 {

@@ -4,12 +4,15 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/limit"
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // p99Beside returns the p99 lateness of a caller with 500 triggers of 50 ms over
@@ -235,4 +238,157 @@ func TestPinnedCircuit(t *testing.T) {
 			t.Errorf("%d calls, want 50", n)
 		}
 	})
+}
+
+// besideBacklog returns the p99 lateness of a caller's triggers that are due on
+// time while 6,000 of its own, due long before, are caught up with, and how
+// long that took. Calls take 20 ms, so that 50 at a time make 2,500 a second.
+func besideBacklog(t *testing.T, into func(q engine.Queue) func(context.Context, []engine.Timer) error) (p99, drained time.Duration) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPlant(t, func(c *DispatcherConfig) { c.CallerInFlight = 50 })
+		p.sink.answer = func(string, string, int) (time.Duration, result) { return 20 * time.Millisecond, ok }
+		var overdue []string
+		var mu sync.Mutex
+		var late []engine.Timer
+		prompt := p.wheel.publish
+		p.wheel.publish = func(_ context.Context, ts []engine.Timer) error { // nobody is there to take them
+			mu.Lock()
+			defer mu.Unlock()
+			late = append(late, ts...)
+			return nil
+		}
+		for range 6000 {
+			overdue = append(overdue, p.create("shop", `"delay_seconds":1`))
+		}
+		pass(time.Minute)
+		p.wheel.publish = prompt
+		due := map[string]time.Time{}
+		for i := range 500 {
+			due[p.create("shop", fmt.Sprintf(`"delay_seconds":%g`, 1+float64(i)/100))] = time.Now().Add(time.Duration(1e9 + float64(i)/100*1e9))
+		}
+		began := time.Now()
+		publish := into(p.queue)
+		for len(late) > 0 {
+			n := min(len(late), 500)
+			if err := publish(context.Background(), late[:n]); err != nil {
+				t.Fatal(err)
+			}
+			late = late[n:]
+		}
+		_, stop := p.run()
+		pass(time.Minute)
+		stop()
+		for _, id := range overdue {
+			calls := p.sink.of(id)
+			if len(calls) != 1 {
+				t.Fatalf("%d calls for %s", len(calls), id)
+			}
+			drained = max(drained, calls[0].at.Sub(began))
+		}
+		var behind []time.Duration
+		for id, at := range due {
+			calls := p.sink.of(id)
+			if len(calls) != 1 {
+				t.Fatalf("%d calls for %s", len(calls), id)
+			}
+			behind = append(behind, calls[0].at.Sub(at))
+		}
+		slices.Sort(behind)
+		p99 = behind[len(behind)*99/100]
+	})
+	return p99, drained
+}
+
+// What is on time does not wait behind what is caught up, and what is caught up
+// has all that is left.
+func TestOnTimeBesideBacklog(t *testing.T) {
+	t.Parallel()
+	p99, drained := besideBacklog(t, func(q engine.Queue) func(context.Context, []engine.Timer) error {
+		return ToBacklog(q, BacklogPace{})
+	})
+	one, _ := besideBacklog(t, func(q engine.Queue) func(context.Context, []engine.Timer) error {
+		return func(ctx context.Context, ts []engine.Timer) error { // in one lane with the rest
+			ms, err := messages(ts)
+			if err != nil {
+				return err
+			}
+			for i := range ms {
+				ms[i].Backlog = false
+			}
+			return q.Enqueue(ctx, ms)
+		}
+	})
+	short, _ := besideBacklog(t, ToQueue) // late by too little to be caught up
+	t.Logf("on time p99 %v beside a backlog that took %v; %v beside what is late; %v in one lane", p99, drained, short, one)
+	if max(p99, short) > 100*time.Millisecond {
+		t.Errorf("on time p99 %v", p99)
+	}
+	if drained > 5*time.Second {
+		t.Errorf("the backlog took %v", drained)
+	}
+	if one < 500*time.Millisecond {
+		t.Errorf("on time p99 %v in one lane: this test shows nothing", one)
+	}
+}
+
+// While the backlog lane is deep producers go slowly, and still go.
+func TestBacklogPace(t *testing.T) {
+	in(t, func(t *testing.T) {
+		q := newHeapQueue(10)
+		publish := ToBacklog(q, BacklogPace{Deep: 1000, Slow: 100})
+		batch := make([]engine.Timer, 100)
+		for i := range batch {
+			batch[i] = engine.Timer{Kind: TimerKind, FireAt: time.Now().UnixMilli(), Payload: []byte("x")}
+		}
+		took := func(batches int) time.Duration {
+			began := time.Now()
+			for range batches {
+				if err := publish(t.Context(), batch); err != nil {
+					t.Fatal(err)
+				}
+			}
+			return time.Since(began)
+		}
+		if d := took(10); d > 0 {
+			t.Errorf("a shallow lane took %v", d)
+		}
+		if d := took(10); d < 9*time.Second || d > 11*time.Second {
+			t.Errorf("1,000 into a deep lane at 100 a second took %v", d)
+		}
+		ds, err := q.Receive(t.Context(), 2000, time.Hour)
+		if err != nil || len(ds) != 2000 || !ds[0].Backlog {
+			t.Fatalf("%d messages, %v", len(ds), err)
+		}
+		var done []string
+		for _, d := range ds {
+			done = append(done, d.Receipt)
+		}
+		if err := q.Ack(t.Context(), done); err != nil {
+			t.Fatal(err)
+		}
+		if d := took(5); d > 0 {
+			t.Errorf("an empty lane took %v", d)
+		}
+		if err := publish(t.Context(), []engine.Timer{{Kind: TimerKind + 1}}); notify.KindOf(err) != notify.KindInvalid {
+			t.Errorf("another kind: %v", err)
+		}
+	})
+}
+
+// While both lines of a caller have messages, one of four is the backlog's:
+// neither can starve the other.
+func TestTurnsOfLines(t *testing.T) {
+	t.Parallel()
+	var l lane
+	for range 30 {
+		l.lines[onTime].queue = append(l.lines[onTime].queue, &work{})
+		l.lines[backlog].queue = append(l.lines[backlog].queue, &work{d: engine.Delivery{Backlog: true}})
+	}
+	turns := ""
+	for l.waiting() > 0 {
+		turns += [...]string{"o", "b"}[l.popLocked().line()]
+	}
+	if want := strings.Repeat("ooob", 10) + strings.Repeat("b", 20); turns != want {
+		t.Errorf("%s, want %s", turns, want)
+	}
 }

@@ -15,18 +15,71 @@ type lane struct {
 	brk      *circuit
 	limit    int // calls at a time
 	inFlight int
-	queue    []*work
+	lines    [2]line       // of what is on time, and of the backlog
+	turn     int           // calls of what is on time since one of the backlog, while both waited
 	ready    []*work       // claimed ahead: they wait for a place, not for a claim
 	claiming int           // being claimed ahead
 	calls    int           // that ended, up to paceCalls
-	bytes    int           // of the rows in queue
 	each     time.Duration // between the ends of two calls while more wait, smoothed
 	ended    time.Time     // when a call ended last, while more waited; zero: none waited
-	next     time.Time     // when the last message that was put off comes again
 
 	// The caller's record. Whoever has the token in refresh may read it anew.
 	refresh chan struct{}
 	record  *record
+}
+
+// line is what waits for a place, of one lane of the delay queue.
+type line struct {
+	queue []*work
+	bytes int       // of its rows
+	next  time.Time // when the last message that was put off comes again
+}
+
+// lineOf is which of a caller's lines a message stands in.
+type lineOf uint8
+
+const (
+	onTime lineOf = iota
+	backlog
+)
+
+func (w *work) line() lineOf {
+	if w.d.Backlog {
+		return backlog
+	}
+	return onTime
+}
+
+// waiting is how many messages wait in both lines.
+func (l *lane) waiting() int { return len(l.lines[onTime].queue) + len(l.lines[backlog].queue) }
+
+// popLocked takes the message whose turn it is: of the backlog, while the other
+// line has any, one of engine.BacklogShare.
+func (l *lane) popLocked() *work {
+	from := onTime
+	switch prompt, late := len(l.lines[onTime].queue), len(l.lines[backlog].queue); {
+	case prompt == 0:
+		from = backlog
+	case late > 0:
+		if l.turn++; l.turn == engine.BacklogShare {
+			l.turn, from = 0, backlog
+		}
+	}
+	q := l.lines[from].queue
+	w := q[0]
+	q[0] = nil
+	if q = q[1:]; len(q) == 0 {
+		q = nil
+	}
+	l.lines[from].queue = q
+	return w
+}
+
+// clearLocked takes all that waits.
+func (l *lane) clearLocked() []*work {
+	all := append(l.lines[onTime].queue, l.lines[backlog].queue...)
+	l.lines[onTime].queue, l.lines[backlog].queue = nil, nil
+	return all
 }
 
 func (d *Dispatcher) laneLocked(caller string) *lane {
@@ -83,11 +136,12 @@ func (d *Dispatcher) enqueueLocked(l *lane, w *work, now time.Time) bool {
 		w.delay, w.why = 0, CauseShutdown
 		return false
 	}
-	if d.fullLocked(l) {
+	if d.fullLocked(l, w.line()) {
 		w.delay, w.why = l.waitLocked(w, now), CauseBulkhead
 		return false
 	}
-	l.queue = append(l.queue, w)
+	q := &l.lines[w.line()].queue
+	*q = append(*q, w)
 	d.queuedLocked(l, w, 1)
 	return true
 }
@@ -95,9 +149,9 @@ func (d *Dispatcher) enqueueLocked(l *lane, w *work, now time.Time) bool {
 // queuedLocked counts a message into the queues (1) or out of them (-1).
 func (d *Dispatcher) queuedLocked(l *lane, w *work, n int) {
 	size := n * (rowSize + len(w.row.Payload) + len(w.row.URL))
-	l.bytes += size
-	d.bytes += size
-	d.queued += n
+	l.lines[w.line()].bytes += size
+	d.bytes[w.line()] += size
+	d.queued[w.line()] += n
 }
 
 // rowSize is about what a message in memory takes beside its payload.
@@ -117,7 +171,7 @@ func (d *Dispatcher) skim(ws []*work) (rest []*work) {
 	var full []*work
 	d.mu.Lock()
 	for _, w := range ws {
-		if l := d.digests[w.msg.caller]; l != nil && d.fullLocked(l) {
+		if l := d.digests[w.msg.caller]; l != nil && d.fullLocked(l, w.line()) {
 			w.delay, w.why = l.waitLocked(w, now), CauseBulkhead
 			full = append(full, w)
 		} else {
@@ -139,11 +193,17 @@ func (d *Dispatcher) withhold(w *work, err error) {
 	d.puts.add(w)
 }
 
-// fullLocked reports whether a caller's queue may grow no more: it may have half
-// of what is free, in messages and bytes. A caller that hangs leaves the other
-// half to the rest, a second one a quarter, and so on; everybody may have one.
-func (d *Dispatcher) fullLocked(l *lane) bool {
-	return len(l.queue) > 0 && (len(l.queue) >= (d.cfg.MaxQueued-d.queued)/2 || l.bytes >= (d.cfg.MaxQueuedBytes-d.bytes)/2)
+// fullLocked reports whether a line of a caller may grow no more: it may have
+// half of what is free, in messages and bytes. A caller that hangs leaves the
+// other half to the rest, a second one a quarter, and so on; everybody may have
+// one. The backlog leaves half of everything to what is on time.
+func (d *Dispatcher) fullLocked(l *lane, of lineOf) bool {
+	q := &l.lines[of]
+	free, bytes := d.cfg.MaxQueued-d.queued[onTime]-d.queued[backlog], d.cfg.MaxQueuedBytes-d.bytes[onTime]-d.bytes[backlog]
+	if of == backlog {
+		free, bytes = min(free, d.cfg.MaxQueued/2-d.queued[backlog]), min(bytes, d.cfg.MaxQueuedBytes/2-d.bytes[backlog])
+	}
+	return len(q.queue) > 0 && (len(q.queue) >= free/2 || q.bytes >= bytes/2)
 }
 
 // mayCallLocked is how many calls of a caller may run at a time, now.
@@ -162,15 +222,15 @@ var patience = [...]time.Duration{500 * time.Millisecond, 2 * time.Second, 8 * t
 // together does not come back together.
 func (l *lane) waitLocked(w *work, now time.Time) time.Duration {
 	longest := patience[min(int(w.msg.deferrals), len(patience)-1)]
-	each := l.each * 4 / 5
+	each, q := l.each*4/5, &l.lines[w.line()]
 	// Half of the queue: it must not run dry before they come.
-	if first := now.Add(each * time.Duration(len(l.queue)/2)); l.next.Before(first) {
-		l.next = first
+	if first := now.Add(each * time.Duration(len(q.queue)/2)); q.next.Before(first) {
+		q.next = first
 	}
-	l.next = l.next.Add(each)
-	wait := l.next.Sub(now)
+	q.next = q.next.Add(each)
+	wait := q.next.Sub(now)
 	if wait > longest {
-		l.next = now.Add(longest)
+		q.next = now.Add(longest)
 		wait = longest + spread(w.msg.base, uint32(w.msg.deferrals), longest/4)
 	}
 	return max(wait, 50*time.Millisecond)
@@ -181,7 +241,7 @@ func (l *lane) waitLocked(w *work, now time.Time) time.Duration {
 func (d *Dispatcher) pumpLocked(l *lane, now time.Time) {
 	var claim []*work
 	started := false
-	for len(l.ready)+len(l.queue) > 0 && l.inFlight < d.mayCallLocked(l) {
+	for len(l.ready)+l.waiting() > 0 && l.inFlight < d.mayCallLocked(l) {
 		ok, retryAt := l.brk.allow(now)
 		if !ok {
 			d.shutLocked(l, retryAt.Sub(now))
@@ -195,15 +255,15 @@ func (d *Dispatcher) pumpLocked(l *lane, now time.Time) {
 			d.launch(w)
 			continue
 		}
-		w := pop(&l.queue)
+		w := l.popLocked()
 		d.queuedLocked(l, w, -1)
 		w.slot = true
 		claim = append(claim, w)
 	}
 	// By half of them at a time: few large claims, not many small ones.
 	if most, has := d.aheadLocked(l), len(l.ready)+l.claiming; has <= most/2 {
-		for ; has < most && len(l.queue) > 0; has++ {
-			w := pop(&l.queue)
+		for ; has < most && l.waiting() > 0; has++ {
+			w := l.popLocked()
 			d.queuedLocked(l, w, -1)
 			l.claiming++
 			claim = append(claim, w)
@@ -234,14 +294,14 @@ func pop(list *[]*work) (w *work) {
 // that it does not come back all at once.
 func (d *Dispatcher) shutLocked(l *lane, wait time.Duration) {
 	wait = max(wait, time.Second)
-	for _, w := range l.queue {
+	all := l.clearLocked()
+	for _, w := range all {
 		w.delay = min(wait+spread(w.msg.base, uint32(w.msg.deferrals), wait/2+time.Second), engine.MaxQueueDelay)
 		w.why = CauseBreaker
 		d.queuedLocked(l, w, -1)
 	}
-	d.cfg.Events.deferred(CauseBreaker, len(l.queue))
-	d.puts.add(l.queue...)
-	l.queue = nil
+	d.cfg.Events.deferred(CauseBreaker, len(all))
+	d.puts.add(all...)
 	d.returnLocked(l, CauseBreaker, min(wait, engine.MaxQueueDelay/2))
 }
 
@@ -269,7 +329,7 @@ func (d *Dispatcher) free(w *work, did called) {
 		if !l.ended.IsZero() {
 			l.each += (now.Sub(l.ended) - l.each) / 64
 		}
-		if l.ended = now; len(l.queue)+len(l.ready)+l.claiming == 0 {
+		if l.ended = now; l.waiting()+len(l.ready)+l.claiming == 0 {
 			l.ended = time.Time{} // what follows is no pace of the receiver's
 		}
 	}

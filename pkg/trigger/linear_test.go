@@ -3,12 +3,9 @@ package trigger
 import (
 	"context"
 	"fmt"
-	"math"
 	"math/rand/v2"
 	"net/http"
 	"net/url"
-	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 	"testing"
@@ -18,6 +15,7 @@ import (
 	"github.com/anishathalye/porcupine"
 
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/engine/enginetest"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -45,19 +43,8 @@ type modelState struct {
 // triggerModel is what a trigger is to those who use it: one place that holds a
 // state and a generation.
 var triggerModel = (&porcupine.NondeterministicModel{
-	Partition: func(history []porcupine.Operation) [][]porcupine.Operation {
-		by := map[string][]porcupine.Operation{}
-		for _, op := range history {
-			id := op.Input.(opInput).id
-			by[id] = append(by[id], op)
-		}
-		var out [][]porcupine.Operation
-		for _, ops := range by {
-			out = append(out, ops)
-		}
-		return out
-	},
-	Init: func() []any { return []any{modelState{}} },
+	Partition: enginetest.ByKey(func(in opInput) string { return in.id }),
+	Init:      func() []any { return []any{modelState{}} },
 	Step: func(state, input, output any) []any {
 		s, in, out := state.(modelState), input.(opInput), output.(opOutput)
 		if out.code == "unknown" { // done, or not
@@ -110,36 +97,22 @@ func step(s modelState, in opInput) (modelState, bool) {
 	return s, false
 }
 
-// recorder writes histories down, on a clock that only counts.
-type recorder struct {
-	mu    sync.Mutex
-	clock int64
-	ops   []porcupine.Operation
-}
-
-func (r *recorder) tick() int64 {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.clock++
-	return r.clock
-}
-
-func (r *recorder) add(client int, in opInput, call int64, out opOutput) {
-	ret := r.tick()
+// record notes what a client knows after an answer.
+func (h *history) record(client int, in opInput, call int64, out opOutput) {
 	if out.code == "unknown" {
-		ret = math.MaxInt64 // it may be done any time
+		h.AddUnknown(client, in, call, out)
+		return
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.ops = append(r.ops, porcupine.Operation{ClientId: client, Input: in, Call: call, Output: out, Return: ret})
+	h.Add(client, in, call, out)
 }
 
 // history is a plant whose stores are slow and fail now and then, with clients
 // and a receiver that write down what they see.
 type history struct {
 	*plant
-	recorder
-	rng *rand.Rand // guarded by recorder.mu
+	enginetest.History[opInput, opOutput]
+	mu  sync.Mutex
+	rng *rand.Rand
 }
 
 func (h *history) random(n int) int {
@@ -192,7 +165,7 @@ func (f *flaky) Swap(ctx context.Context, ss []engine.TriggerSwap) ([]bool, erro
 	for i := range ss {
 		ids[i] = ss[i].New.ID
 	}
-	call := f.h.tick()
+	call := f.h.Tick()
 	before, _ := f.Triggers.Get(ctx, ids)
 	won, err := f.Triggers.Swap(ctx, ss)
 	if f.dispatcher {
@@ -207,7 +180,7 @@ func (f *flaky) Swap(ctx context.Context, ss []engine.TriggerSwap) ([]bool, erro
 			if before[i].State == s.New.State && terminal(s.New.State) {
 				continue // the mark of a dead letter
 			}
-			f.h.add(100, in, call, opOutput{code: "ok"})
+			f.h.record(100, in, call, opOutput{code: "ok"})
 		}
 	}
 	f.linger()
@@ -242,27 +215,27 @@ func (h *history) client(s *Service, n, ops int, ids *[]string) {
 		full := len(*ids) >= 8
 		h.mu.Unlock()
 		if id == "" || !full && h.random(3) == 0 {
-			call := h.tick()
+			call := h.Tick()
 			id, err := h.tryCreate(s, "shop", fmt.Sprintf(`"delay_seconds":%g,"retry_schedule_seconds":[1,1,2]`, float64(h.random(4000))/1000), fmt.Sprint(n, "-", i))
 			if err == nil { // one that is not known to exist has no id to ask for
-				h.add(n, opInput{id: id, what: "create"}, call, opOutput{code: "ok"})
+				h.record(n, opInput{id: id, what: "create"}, call, opOutput{code: "ok"})
 				h.mu.Lock()
 				*ids = append(*ids, id)
 				h.mu.Unlock()
 			}
 			continue
 		}
-		call := h.tick()
+		call := h.Tick()
 		switch h.random(6) {
 		case 0:
 			row, err := s.Cancel(ctx, "shop", id)
-			h.add(n, opInput{id: id, what: "cancel"}, call, outcome(row, err))
+			h.record(n, opInput{id: id, what: "cancel"}, call, outcome(row, err))
 		case 1, 2:
 			row, err := s.RescheduleTo(ctx, "shop", id, When{Delay: new(time.Duration(h.random(3000)) * time.Millisecond)})
-			h.add(n, opInput{id: id, what: "reschedule"}, call, outcome(row, err))
+			h.record(n, opInput{id: id, what: "reschedule"}, call, outcome(row, err))
 		default:
 			if row, err := s.Get(ctx, "shop", id); err == nil {
-				h.add(n, opInput{id: id, what: "get"}, call, outcome(row, nil))
+				h.record(n, opInput{id: id, what: "get"}, call, outcome(row, nil))
 			}
 		}
 	}
@@ -288,8 +261,8 @@ func oneHistory(t *testing.T, seed uint64, change func(*history)) []porcupine.Op
 		h.cfg.post = func(ctx context.Context, u *url.URL, hd http.Header, body []byte) result {
 			// A call that starts: its claim stands at this moment.
 			id := hd.Get("X-Trigger-Id")
-			call := h.tick()
-			h.add(101, opInput{id: id, what: "get"}, call, opOutput{"ok", engine.TriggerInFlight, h.row(id).Gen})
+			call := h.Tick()
+			h.record(101, opInput{id: id, what: "get"}, call, opOutput{"ok", engine.TriggerInFlight, h.row(id).Gen})
 			return inner(ctx, u, hd, body)
 		}
 		h.cfg.Triggers = &flaky{h.cfg.Triggers, h, true}
@@ -313,15 +286,11 @@ func oneHistory(t *testing.T, seed uint64, change func(*history)) []porcupine.Op
 			if !terminal(row.State) {
 				t.Errorf("%s ended as %s", id, StateName(row.State))
 			}
-			h.add(102, opInput{id: id, what: "get"}, h.tick(), opOutput{"ok", row.State, row.Gen})
+			h.record(102, opInput{id: id, what: "get"}, h.Tick(), opOutput{"ok", row.State, row.Gen})
 		}
 		// A create that was not answered has no operation of its own; nobody
 		// knows its id but the dispatchers.
-		for _, op := range h.ops {
-			if slices.Contains(ids, op.Input.(opInput).id) {
-				ops = append(ops, op)
-			}
-		}
+		ops = h.Operations(func(in opInput) bool { return slices.Contains(ids, in.id) })
 	})
 	return ops
 }
@@ -341,13 +310,7 @@ func TestLinearizable(t *testing.T) {
 		for _, op := range ops {
 			kinds[op.Input.(opInput).what+" "+op.Output.(opOutput).code]++
 		}
-		if r := porcupine.CheckOperationsTimeout(triggerModel, ops, 30*time.Second); r != porcupine.Ok {
-			res, info := porcupine.CheckOperationsVerbose(triggerModel, ops, 30*time.Second)
-			if dir := os.Getenv("TRIGGER_HISTORIES"); dir != "" {
-				_ = porcupine.VisualizePath(triggerModel, info, filepath.Join(dir, fmt.Sprintf("history-%d.html", seed)))
-			}
-			t.Fatalf("seed %d: %v", seed, res)
-		}
+		enginetest.CheckHistory(t, triggerModel, ops, fmt.Sprintf("trigger-%d", seed))
 		if t.Failed() {
 			t.Fatalf("seed %d", seed)
 		}

@@ -23,7 +23,8 @@ type heapQueue struct {
 	mu      sync.Mutex
 	seq     uint64
 	byRef   map[string]*queued // by receipt
-	heap    []*queued          // by visible, then age; the dead are not in it
+	lanes   [2]messageHeap     // on time, and backlog; the dead are not in them
+	turn    int                // received on time since one of the backlog, while both waited
 	dead    []*queued
 	changed chan struct{}
 }
@@ -40,36 +41,71 @@ func newHeapQueue(maxReceives int) *heapQueue {
 	return &heapQueue{maxReceives: maxReceives, byRef: map[string]*queued{}, changed: make(chan struct{})}
 }
 
-func (q *heapQueue) Len() int { return len(q.heap) }
-func (q *heapQueue) Less(i, j int) bool {
-	a, b := q.heap[i], q.heap[j]
-	return cmp.Or(a.visible.Compare(b.visible), cmp.Compare(a.seq, b.seq)) < 0
+// messageHeap orders a lane by visible, then age.
+type messageHeap []*queued
+
+func (h messageHeap) Len() int { return len(h) }
+func (h messageHeap) Less(i, j int) bool {
+	return cmp.Or(h[i].visible.Compare(h[j].visible), cmp.Compare(h[i].seq, h[j].seq)) < 0
 }
-func (q *heapQueue) Swap(i, j int) {
-	q.heap[i], q.heap[j] = q.heap[j], q.heap[i]
-	q.heap[i].at, q.heap[j].at = i, j
+func (h messageHeap) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].at, h[j].at = i, j
 }
-func (q *heapQueue) Push(x any) {
+func (h *messageHeap) Push(x any) {
 	m := x.(*queued)
-	m.at = len(q.heap)
-	q.heap = append(q.heap, m)
+	m.at = len(*h)
+	*h = append(*h, m)
 }
-func (q *heapQueue) Pop() any {
-	m := q.heap[len(q.heap)-1]
-	q.heap = q.heap[:len(q.heap)-1]
+func (h *messageHeap) Pop() any {
+	m := (*h)[len(*h)-1]
+	*h = (*h)[:len(*h)-1]
 	m.at = -1
 	return m
 }
 
+func (h messageHeap) ready(now time.Time) bool { return len(h) > 0 && !h[0].visible.After(now) }
+
+// lane is where a message stands.
+func (q *heapQueue) lane(m *queued) *messageHeap {
+	if m.Backlog {
+		return &q.lanes[1]
+	}
+	return &q.lanes[0]
+}
+
+// pick is the lane whose turn it is; nil: none is ready. Must be called with mu
+// held.
+func (q *heapQueue) pick(now time.Time) *messageHeap {
+	q.sweep(now)
+	prompt, late := q.lanes[0].ready(now), q.lanes[1].ready(now)
+	switch {
+	case prompt && late:
+		if q.turn++; q.turn < engine.BacklogShare {
+			return &q.lanes[0]
+		}
+		q.turn = 0
+		return &q.lanes[1]
+	case prompt:
+		return &q.lanes[0]
+	case late:
+		return &q.lanes[1]
+	}
+	return nil
+}
+
 // sweepAll is sweep for whoever asks for all of the dead.
 func (q *heapQueue) sweepAll(now time.Time) {
-	for i := 0; i < len(q.heap); {
-		if m := q.heap[i]; !m.visible.After(now) && m.Receives >= q.maxReceives {
-			q.bury(heap.Remove(q, i).(*queued))
-			i = 0
-			continue
+	for l := range q.lanes {
+		h := &q.lanes[l]
+		for i := 0; i < len(*h); {
+			if m := (*h)[i]; !m.visible.After(now) && m.Receives >= q.maxReceives {
+				q.bury(heap.Remove(h, i).(*queued))
+				i = 0
+				continue
+			}
+			i++
 		}
-		i++
 	}
 }
 
@@ -84,8 +120,10 @@ func (q *heapQueue) bury(m *queued) {
 
 // sweep sets apart what was received too often. Must be called with mu held.
 func (q *heapQueue) sweep(now time.Time) {
-	for len(q.heap) > 0 && !q.heap[0].visible.After(now) && q.heap[0].Receives >= q.maxReceives {
-		q.bury(heap.Pop(q).(*queued))
+	for l := range q.lanes {
+		for h := &q.lanes[l]; h.ready(now) && (*h)[0].Receives >= q.maxReceives; {
+			q.bury(heap.Pop(h).(*queued))
+		}
 	}
 }
 
@@ -103,8 +141,8 @@ func (q *heapQueue) Enqueue(ctx context.Context, ms []engine.Message) error {
 	now := time.Now()
 	for _, m := range ms {
 		q.seq++
-		x := &queued{Delivery: engine.Delivery{Body: append([]byte(nil), m.Body...), Enqueued: now}, seq: q.seq, visible: now.Add(m.Delay)}
-		heap.Push(q, x)
+		x := &queued{Delivery: engine.Delivery{Body: append([]byte(nil), m.Body...), Enqueued: now, Backlog: m.Backlog}, seq: q.seq, visible: now.Add(m.Delay)}
+		heap.Push(q.lane(x), x)
 	}
 	q.signal()
 	return nil
@@ -126,21 +164,27 @@ func (q *heapQueue) Receive(ctx context.Context, most int, visibility time.Durat
 		q.mu.Lock()
 		now := time.Now()
 		var out []engine.Delivery
-		for q.sweep(now); len(out) < most && len(q.heap) > 0 && !q.heap[0].visible.After(now); q.sweep(now) {
-			m := q.heap[0]
+		for len(out) < most {
+			h := q.pick(now)
+			if h == nil {
+				break
+			}
+			m := (*h)[0]
 			delete(q.byRef, m.Receipt)
 			m.Receives++
 			m.Receipt = fmt.Sprintf("%d-%d", m.seq, m.Receives)
 			q.byRef[m.Receipt] = m
 			m.held, m.visible = true, now.Add(visibility)
-			heap.Fix(q, 0)
+			heap.Fix(h, 0)
 			d := m.Delivery
 			d.Body = append([]byte(nil), d.Body...)
 			out = append(out, d)
 		}
 		changed, wait := q.changed, 12*time.Hour
-		if len(q.heap) > 0 {
-			wait = q.heap[0].visible.Sub(now)
+		for _, h := range q.lanes {
+			if len(h) > 0 {
+				wait = min(wait, h[0].visible.Sub(now))
+			}
 		}
 		q.mu.Unlock()
 		if len(out) > 0 {
@@ -179,7 +223,7 @@ func (q *heapQueue) Extend(ctx context.Context, receipts []string, visibility ti
 	}
 	return q.named(ctx, receipts, func(m *queued) {
 		m.visible = time.Now().Add(visibility)
-		heap.Fix(q, m.at)
+		heap.Fix(q.lane(m), m.at)
 	})
 }
 
@@ -196,7 +240,7 @@ func (q *heapQueue) Ack(ctx context.Context, receipts []string) error {
 		switch {
 		case m == nil:
 		case m.at >= 0 && m.held && m.visible.After(now):
-			heap.Remove(q, m.at)
+			heap.Remove(q.lane(m), m.at)
 			delete(q.byRef, r)
 		case m.at < 0: // dead
 			for i, x := range q.dead {
@@ -217,7 +261,7 @@ func (q *heapQueue) Release(ctx context.Context, receipt string, delay time.Dura
 	}
 	return q.named(ctx, []string{receipt}, func(m *queued) {
 		m.held, m.visible = false, time.Now().Add(delay)
-		heap.Fix(q, m.at)
+		heap.Fix(q.lane(m), m.at)
 	})
 }
 
@@ -230,7 +274,11 @@ func (q *heapQueue) Depth(ctx context.Context) (d engine.QueueDepth, err error) 
 	now := time.Now()
 	q.sweep(now)
 	d.Dead = len(q.dead)
-	for _, m := range q.heap {
+	for _, m := range slices.Concat(q.lanes[0], q.lanes[1]) {
+		over := !m.visible.After(now) && m.Receives >= q.maxReceives
+		if m.Backlog && !over {
+			d.Backlog++
+		}
 		switch {
 		case !m.visible.After(now) && m.Receives >= q.maxReceives:
 			d.Dead++

@@ -180,7 +180,7 @@ func (d *Dispatcher) putOff(ctx context.Context, ws []*work) {
 		if w.why == CauseBulkhead || w.why == CauseBreaker {
 			m.deferrals = short(int(m.deferrals) + 1)
 		}
-		ms[i] = engine.Message{Body: m.encode(), Delay: w.delay}
+		ms[i] = engine.Message{Body: m.encode(), Delay: w.delay, Backlog: w.d.Backlog}
 	}
 	if !d.until(ctx, "queue", func() error { return d.cfg.Queue.Enqueue(ctx, ms) }) {
 		return

@@ -136,6 +136,9 @@ func (s *Service) storeItems(ctx context.Context, owner *engine.Caller, items []
 	if len(rows) == 0 {
 		return false, nil
 	}
+	if err := s.cfg.Gate(); err != nil {
+		return b.resumed, err
+	}
 	if err := s.room(ctx, owner, len(rows), b); err != nil {
 		return false, err
 	}

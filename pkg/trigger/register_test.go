@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -325,6 +326,42 @@ func TestPendingLimit(t *testing.T) {
 		p.create("shop", `"delay_seconds":100`)
 		if n := p.scfg.Census.Waiting("shop"); n != 1 {
 			t.Errorf("%d are counted as waiting, want 1", n)
+		}
+	})
+}
+
+// On a full disk a trigger is neither made nor moved, and nothing is stored; a
+// cancel goes on.
+func TestFullDisk(t *testing.T) {
+	in(t, func(t *testing.T) {
+		p := newPlant(t, nil)
+		id := p.create("shop", `"delay_seconds":600`)
+		rows := p.wheel.rows
+		full := &notify.Error{Kind: notify.KindUnavailable, Code: "disk_full", RetryAfter: 5 * time.Second}
+		cfg := p.scfg
+		cfg.Gate = func() error { return full }
+		s, err := New(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, key := range []string{"", "k"} {
+			if _, err := p.tryCreate(s, "shop", `"delay_seconds":600`, key); !errors.Is(err, full) {
+				t.Errorf("register with key %q: %v", key, err)
+			}
+		}
+		before := p.row(id)
+		if _, err := s.RescheduleTo(t.Context(), "shop", id, When{Delay: new(time.Minute)}); !errors.Is(err, full) {
+			t.Errorf("reschedule: %v", err)
+		}
+		if after := p.row(id); after.Version != before.Version || p.wheel.rows != rows {
+			t.Errorf("%d rows, %+v", p.wheel.rows-rows, after)
+		}
+		// Once there is room the same key makes a trigger.
+		if _, err := p.tryCreate(p.svc, "shop", `"delay_seconds":600`, "k"); err != nil {
+			t.Errorf("with room: %v", err)
+		}
+		if _, err := s.Cancel(t.Context(), "shop", id); err != nil {
+			t.Errorf("cancel: %v", err)
 		}
 	})
 }

@@ -56,6 +56,10 @@ type Config struct {
 	// Owner names this process in leases; it must differ between processes.
 	// Default: a fresh id.
 	Owner string
+	// Gate says why nothing more can be stored, as an error for the caller; nil:
+	// it can. It is asked before a trigger is made or moved, never before a
+	// cancel. Default: always.
+	Gate func() error
 	// Events are told what happened. Default: nothing.
 	Events Events
 	// Logger gets failures that do not change an answer. Default: discarded.
@@ -75,6 +79,9 @@ func (c Config) withDefaults() Config {
 	c.Grace = or(c.Grace, time.Hour)
 	if c.Owner == "" {
 		c.Owner = notify.NewBase(time.Now()).String()
+	}
+	if c.Gate == nil {
+		c.Gate = func() error { return nil }
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)

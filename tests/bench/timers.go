@@ -26,7 +26,7 @@ import (
 // a store that fsyncs, up to the Publish that hands them on; what happens to
 // them after that is P6's and P8's.
 func timers(ctx context.Context, b *bench) error {
-	for _, part := range []func(context.Context) error{b.registrations, b.wheel, b.lateness, b.fullMinute} {
+	for _, part := range []func(context.Context) error{b.parking, b.scheduling, b.wheel, b.lateness, b.fullMinute} {
 		if err := part(ctx); err != nil {
 			return err
 		}
@@ -53,7 +53,7 @@ func (b *bench) timerEngine(ctx context.Context, publish func(context.Context, [
 	}
 	// Everything that a node's engine has; see pkg/app/later.go.
 	e.Engine = timer.New(timer.Config{
-		Store: e.store.Timers(), Schedules: e.store.Schedules(), Cold: e.store.ColdTimers(), Heartbeats: memory.NewHeartbeats(),
+		Store: e.store.Timers(), Schedules: e.store.Schedules(), Scheduled: e.store, Cold: e.store.ColdTimers(), Heartbeats: memory.NewHeartbeats(),
 		Owner: "bench", Shards: timerShards, Publish: publish,
 	})
 	ctx, e.stop = context.WithCancel(ctx)
@@ -111,11 +111,36 @@ func inBatches(ctx context.Context, d time.Duration, payloads [][]byte, put func
 	return float64(stored.Load()) / time.Since(began).Seconds(), stored.Load(), err
 }
 
-// registrations compares Engine.Park with Pebble alone: the same keys and values
+// parking compares Engine.Park with Pebble alone: the same keys and values
 // (shard, time, id; kind, target, head, payload), the same batches from as many
 // goroutines, each durable before the next. Pebble shares fsyncs among them by
 // itself. Every row that was acknowledged is counted at the end.
-func (b *bench) registrations(ctx context.Context) error {
+func (b *bench) parking(ctx context.Context) error {
+	return b.registrations(ctx, "timers parked", func(e *timerEngine) func(context.Context, []engine.Timer) error { return e.Park }, putTimers)
+}
+
+// scheduling compares Engine.ParkScheduled, which stores a schedule with each
+// timer, with Pebble alone: the same rows in one batch, the schedule's and those
+// of its two indexes beside the timer's.
+func (b *bench) scheduling(ctx context.Context) error {
+	return b.registrations(ctx, "schedules and their timers stored", func(e *timerEngine) func(context.Context, []engine.Timer) error {
+		return func(ctx context.Context, ts []engine.Timer) error {
+			ss := make([]engine.Schedule, len(ts))
+			for i := range ts {
+				ss[i] = scheduleOf(&ts[i])
+			}
+			return e.ParkScheduled(ctx, ss, ts)
+		}
+	}, func(batch *pebbledb.Batch, ts []engine.Timer) error {
+		return errors.Join(putSchedules(batch, ts), putTimers(batch, ts))
+	})
+}
+
+func scheduleOf(t *engine.Timer) engine.Schedule {
+	return engine.Schedule{Base: t.Head, Caller: "shop", User: "user-0000001", Channel: notify.Push, Category: notify.Transactional, FireAt: t.FireAt, Created: t.FireAt - 3_600_000, Receivers: 1, Accepted: 1}
+}
+
+func (b *bench) registrations(ctx context.Context, what string, put func(*timerEngine) func(context.Context, []engine.Timer) error, bare func(*pebbledb.Batch, []engine.Timer) error) error {
 	e, err := b.timerEngine(ctx, func(context.Context, []engine.Timer) error { return errors.New("nothing is due") })
 	if err != nil {
 		return err
@@ -128,12 +153,21 @@ func (b *bench) registrations(ctx context.Context) error {
 	payloads := envelopes(timerBatch, 1, text)
 	parked := int64(0)
 	ours := &side{name: "park", run: func(d time.Duration) (float64, error) {
-		v, n, err := inBatches(ctx, d, payloads, e.Park)
+		v, n, err := inBatches(ctx, d, payloads, put(e))
 		parked += n
 		return v, err
 	}}
 	raw := &side{name: "pebble", run: func(d time.Duration) (float64, error) {
-		v, _, err := inBatches(ctx, d, payloads, func(_ context.Context, ts []engine.Timer) error { return putAlone(db, ts) })
+		v, _, err := inBatches(ctx, d, payloads, func(_ context.Context, ts []engine.Timer) error {
+			batch := db.NewBatch()
+			if err := bare(batch, ts); err != nil {
+				return err
+			}
+			if err := batch.Commit(pebbledb.Sync); err != nil {
+				return err
+			}
+			return batch.Close()
+		})
 		return v, err
 	}}
 	err = b.alternate("P7", b.length(3*time.Second, time.Second), ours, raw)
@@ -149,7 +183,7 @@ func (b *bench) registrations(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	b.add(result{ID: "P7", Work: fmt.Sprintf("timers parked, fsynced, %d goroutines, batches of %d, %d B of payload; %.2f cores, %.0f ns; ref: Pebble alone, %.2f cores, %.0f ns", timerWriters, timerBatch, len(payloads[0]), ours.cores, ours.cost, raw.cores, raw.cost),
+	b.add(result{ID: "P7", Work: fmt.Sprintf("%s, fsynced, %d goroutines, batches of %d, %d B of payload; %.2f cores, %.0f ns; ref: Pebble alone, %.2f cores, %.0f ns", what, timerWriters, timerBatch, len(payloads[0]), ours.cores, ours.cost, raw.cores, raw.cost),
 		Value: ours.best, Unit: "timers/s", Reference: raw.best, main: true}, ratioOf(0.7))
 	return nil
 }
@@ -173,9 +207,8 @@ func (silent) Fatalf(format string, args ...any) {
 	panic(fmt.Sprintf(format, args...))
 }
 
-// putAlone writes timers as the store lays them out.
-func putAlone(db *pebbledb.DB, ts []engine.Timer) error {
-	batch := db.NewBatch()
+// putTimers writes timers as the store lays them out.
+func putTimers(batch *pebbledb.Batch, ts []engine.Timer) error {
 	var k, v []byte
 	for i := range ts {
 		t := &ts[i]
@@ -189,10 +222,36 @@ func putAlone(db *pebbledb.DB, ts []engine.Timer) error {
 			return err
 		}
 	}
-	if err := batch.Commit(pebbledb.Sync); err != nil {
-		return err
+	return nil
+}
+
+// putSchedules writes the schedules of timers as the store lays them out: a row,
+// and an index row each by caller and by fire time.
+func putSchedules(batch *pebbledb.Batch, ts []engine.Timer) error {
+	var k, v []byte
+	for i := range ts {
+		x := scheduleOf(&ts[i])
+		v = append(v[:0], 2, 0, byte(x.Channel), byte(x.Category), byte(len(x.Caller)))
+		v = append(append(v, x.Caller...), 0)
+		for _, at := range []int64{x.FireAt, x.Created, x.Expires} {
+			v = binary.AppendVarint(v, at)
+		}
+		v = append(v, 0, 0, 0, byte(x.Receivers), byte(x.Accepted), byte(len(x.User)))
+		v = append(v, x.User...)
+		k = append(append(k[:0], 'R'), x.Base[:]...)
+		if err := batch.Set(k, v, nil); err != nil {
+			return err
+		}
+		k = append(append(append(k[:0], 'C', 0, byte(len(x.Caller))), x.Caller...), x.Base[:]...)
+		if err := batch.Set(k, nil, nil); err != nil {
+			return err
+		}
+		k = append(binary.BigEndian.AppendUint64(append(k[:0], 'F'), uint64(x.FireAt)), x.Base[:]...)
+		if err := batch.Set(k, nil, nil); err != nil {
+			return err
+		}
 	}
-	return batch.Close()
+	return nil
 }
 
 // releases collects how late timers are handed on.

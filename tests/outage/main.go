@@ -28,6 +28,17 @@ type options struct {
 	dir    string
 }
 
+func (o *options) rateName() string {
+	if o.rate == 0 {
+		return "default"
+	}
+	return fmt.Sprintf("%d/s", o.rate)
+}
+
+// slowest is how many triggers a second are caught up with however slow the
+// receiver is: what trigger.BacklogPace promises of a deep backlog.
+const slowest = 2000
+
 // takeOver is how long after a start its shards may be without an owner.
 const takeOver = 6 * time.Second
 
@@ -47,11 +58,11 @@ var mutants = map[string]victim.Mutant{
 		Old:  "return t.back, t.resumed, t.back < t.resumed && !t.loads[CatchUp].full && !t.over",
 		New:  "return t.back, t.resumed, false",
 	},
-	// It is released at a tenth of the rate.
+	// It is released at a hundredth of the rate.
 	"slow": {
 		File: "pkg/timer/catchup.go",
 		Old:  "* time.Second / time.Duration(e.cfg.CatchUpRate)",
-		New:  "* 10 * time.Second / time.Duration(e.cfg.CatchUpRate)",
+		New:  "* 100 * time.Second / time.Duration(e.cfg.CatchUpRate)",
 	},
 	// Triggers are stored half a second before the time they were given.
 	"early": {
@@ -65,7 +76,7 @@ func main() {
 	var o options
 	flag.IntVar(&o.n, "n", 100_000, "triggers that become due while the process is stopped")
 	flag.DurationVar(&o.stop, "stop", 10*time.Minute, "how long it is stopped")
-	flag.IntVar(&o.rate, "rate", 2000, "timers.catch_up_rate: what the receiver can take, beside what is on time")
+	flag.IntVar(&o.rate, "rate", 0, "timers.catch_up_rate; 0: the default")
 	flag.Float64Var(&o.ontime, "ontime", 50, "triggers a second registered after the restart, due 2 to 5 s ahead")
 	flag.BoolVar(&o.keep, "keep", false, "keep the data and the log")
 	flag.StringVar(&o.mutant, "mutant", "", "break a mechanism first: no-catch-up, slow, early")
@@ -83,8 +94,8 @@ func main() {
 }
 
 func run(ctx context.Context, o options) (ok bool, err error) {
-	if o.n < 1 || o.rate < 1 || o.ontime <= 0 || o.stop < leastStop {
-		return false, fmt.Errorf("-n, -rate and -ontime must be above 0, -stop %s or more", leastStop)
+	if o.n < 1 || o.rate < 0 || o.ontime <= 0 || o.stop < leastStop {
+		return false, fmt.Errorf("-n and -ontime must be above 0, -rate 0 or above, -stop %s or more", leastStop)
 	}
 	if o.dir, err = os.MkdirTemp("", "notifyd-outage-"); err != nil {
 		return false, err
@@ -96,7 +107,7 @@ func run(ctx context.Context, o options) (ok bool, err error) {
 			_ = os.RemoveAll(o.dir)
 		}
 	}()
-	fmt.Printf("outage  n=%d  stop=%s  catch_up_rate=%d/s  ontime=%g/s  mutant=%q  load=%s\n", o.n, o.stop, o.rate, o.ontime, o.mutant, loadAverage())
+	fmt.Printf("outage  n=%d  stop=%s  catch_up_rate=%s  ontime=%g/s  mutant=%q  load=%s\n", o.n, o.stop, o.rateName(), o.ontime, o.mutant, loadAverage())
 	var broken *victim.Mutant
 	if o.mutant != "" {
 		m, ok := mutants[o.mutant]
@@ -109,7 +120,11 @@ func run(ctx context.Context, o options) (ok bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	v, err := victim.New(ctx, victim.Config{Bin: bin, Dir: o.dir, Args: []string{"--set", fmt.Sprintf("timers.catch_up_rate=%d", o.rate)}})
+	var args []string
+	if o.rate > 0 {
+		args = []string{"--set", fmt.Sprintf("timers.catch_up_rate=%d", o.rate)}
+	}
+	v, err := victim.New(ctx, victim.Config{Bin: bin, Dir: o.dir, Args: args})
 	defer v.End()
 	if err != nil {
 		return false, err

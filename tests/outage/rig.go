@@ -137,7 +137,11 @@ func insist(ctx context.Context, f func() error) error {
 }
 
 func (r *rig) bound() time.Duration {
-	return time.Duration(r.o.n)*time.Second/time.Duration(r.o.rate) + takeOver
+	rate := slowest
+	if r.o.rate > 0 {
+		rate = min(rate, r.o.rate)
+	}
+	return time.Duration(r.o.n)*time.Second/time.Duration(rate) + takeOver
 }
 
 // drain registers triggers that are due soon until everything that was overdue

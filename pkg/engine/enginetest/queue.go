@@ -57,6 +57,42 @@ func Queue(t *testing.T, open Opener[engine.Queue]) {
 		})
 	}
 	const hold = 30 * time.Second
+	run("while messages of the other lane wait, one of BacklogShare comes from the backlog; when none wait, all may", func(t *testing.T, q engine.Queue, reopen func() engine.Queue) {
+		var ms []engine.Message
+		for i := range 24 {
+			ms = append(ms, engine.Message{Body: []byte{byte(i)}, Backlog: i < 16})
+		}
+		must(t, q.Enqueue(bg, ms))
+		if reopen != nil {
+			q = reopen()
+		}
+		same(t, "in the backlog", depth(t, q).Backlog, 16)
+		late, n := 0, 0
+		for n < 8 {
+			ds := now(t, q, 3, time.Hour)
+			for _, d := range ds {
+				same(t, "lane", d.Backlog, d.Body[0] < 16)
+				if d.Backlog {
+					late++
+				}
+			}
+			if n += len(ds); len(ds) == 0 {
+				t.Fatalf("%d of 24 are received", n)
+			}
+		}
+		if share := n/engine.BacklogShare + 1; late == 0 || late > share {
+			t.Errorf("%d of the first %d come from the backlog", late, n)
+		}
+		rest := now(t, q, 24, time.Hour)
+		same(t, "the rest", n+len(rest), 24)
+		last := rest[len(rest)-1]
+		same(t, "lane", last.Backlog, true)
+		must(t, q.Release(bg, last.Receipt, 0))
+		again := now(t, q, 24, time.Hour)
+		same(t, "released", len(again), 1)
+		same(t, "its lane", again[0].Backlog, true)
+		same(t, "held ones count", depth(t, q).Backlog, 16)
+	})
 	run("Enqueue stores messages, each durable when it returns nil", func(t *testing.T, q engine.Queue, reopen func() engine.Queue) {
 		before := time.Now()
 		must(t, q.Enqueue(bg, []engine.Message{message("a", 0), message("", 0), message(string(make([]byte, 64<<10)), 0)}))

@@ -16,7 +16,7 @@ import (
 
 func schedule(b notify.Base, caller string, fire int64) engine.Schedule {
 	return engine.Schedule{
-		Base: b, Caller: caller, Campaign: "cmp_1", Channel: notify.SMS, Category: notify.Marketing,
+		Base: b, Caller: caller, Campaign: "cmp_1", User: "ann", Channel: notify.SMS, Category: notify.Marketing,
 		FireAt: fire, Created: 500, Expires: fire + 1000, Partition: 7, Partitions: 12, BlockSize: 8192,
 		Receivers: 100_000, Accepted: 99_990, Fan: true,
 	}
@@ -176,7 +176,7 @@ func Schedules(t *testing.T, open Opener[engine.Schedules]) {
 }
 
 func heads(t *testing.T, open Opener[engine.Schedules]) {
-	h := engine.ScheduleHead{Base: base(1, 1), State: engine.SchedulePending, Gen: 3, FireAt: 60_000, At: 12}
+	h := engine.ScheduleHead{Base: base(1, 1), State: engine.SchedulePending, Gen: 3, FireAt: 60_000, At: 12, MovedAt: 11, MovedBy: "shop", Moves: 2}
 	t.Run("Swap stores h, with Version old+1, if the stored version is old (0: there is none), and returns it and true", func(t *testing.T) {
 		s, reopen := open(t)
 		_, ok := head(t, s, h.Base)
@@ -333,7 +333,67 @@ func schedulesModel(t *testing.T, open Opener[engine.Schedules]) {
 // Scheduling is an engine that keeps timers and schedules in one place.
 type Scheduling struct {
 	Timers    engine.Timers
+	Cold      engine.ColdTimers
 	Schedules engine.Schedules
+	Scheduled engine.Scheduled
+}
+
+// Scheduled runs the suite of engine.Scheduled.
+func Scheduled(t *testing.T, open Opener[Scheduling]) {
+	const shards, minute = 2, 60_000
+	row := func(id string, fire int64) engine.Timer {
+		return engine.Timer{FireAt: fire, ID: []byte(id), Kind: 1, Target: "x", Payload: []byte("p"), Head: base(1, 1), Weight: 1}
+	}
+	in := func(t T, s Scheduling, x engine.Timer) (hot, cold int) {
+		t.Helper()
+		shard := engine.ShardOf(x.ID, shards)
+		hot = len(val(s.Timers.Scan(bg, engine.TimerPartition{Minute: x.FireAt / minute, Shard: shard}, engine.TimerCursor{}, x.FireAt, 10))(t))
+		return hot, len(val(s.Cold.Scan(bg, shard, x.FireAt/86_400_000, engine.TimerCursor{}, 10))(t))
+	}
+	t.Run("PutScheduled is Schedules.Put and Timers.Put, all or none", func(t *testing.T) {
+		s, reopen := open(t)
+		x, row := schedule(base(1, 1), "shop", minute), row("a", minute)
+		wantKind(t, s.Scheduled.PutScheduled(bg, []engine.Schedule{x}, shards, []engine.Timer{row, {FireAt: 1}}), notify.KindInvalid)
+		wantKind(t, s.Scheduled.PutScheduled(bg, []engine.Schedule{{}}, shards, []engine.Timer{row}), notify.KindInvalid)
+		same(t, "schedules of a refused one", val(s.Schedules.List(bg, "", notify.Base{}, 10))(t), []engine.Schedule{})
+		hot, _ := in(t, s, row)
+		same(t, "timers of a refused one", hot, 0)
+		must(t, s.Scheduled.PutScheduled(bg, []engine.Schedule{x}, shards, []engine.Timer{row}))
+		must(t, s.Scheduled.PutScheduled(bg, []engine.Schedule{schedule(x.Base, "thief", 1)}, shards, []engine.Timer{row}))
+		if reopen != nil {
+			s = reopen()
+		}
+		same(t, "schedules", val(s.Schedules.List(bg, "", notify.Base{}, 10))(t), []engine.Schedule{x})
+		hot, _ = in(t, s, row)
+		same(t, "timers", hot, 1)
+	})
+	t.Run("ForgetTimers removes rows of Timers and ColdTimers; their hints stay until the partition is dropped", func(t *testing.T) {
+		s, reopen := open(t)
+		a, b := row("a", 5*minute), row("b", 5*minute)
+		must(t, s.Timers.Put(bg, shards, []engine.Timer{a, b}))
+		must(t, s.Cold.Put(bg, shards, []engine.Timer{a}))
+		p := engine.TimerPartition{Minute: 5, Shard: engine.ShardOf(a.ID, shards)}
+		must(t, s.Schedules.Hint(bg, []engine.Hint{{Partition: p, Base: base(1, 1)}}))
+		must(t, s.Scheduled.ForgetTimers(bg, shards, []engine.Timer{a, row("a", minute), row("c", minute)}))
+		must(t, s.Scheduled.ForgetTimers(bg, shards, nil))
+		if reopen != nil {
+			s = reopen()
+		}
+		left := 0
+		must(t, s.Timers.Pending(bg, func(x *engine.Timer) error { left++; same(t, "left", string(x.ID), "b"); return nil }))
+		must(t, s.Cold.Pending(bg, func(*engine.Timer) error { left++; return nil }))
+		same(t, "rows", left, 1)
+		same(t, "hints", val(s.Schedules.Hints(bg, p))(t), []notify.Base{base(1, 1)})
+		// A partition that holds hints alone is found, so that it is dropped.
+		must(t, s.Scheduled.ForgetTimers(bg, shards, []engine.Timer{b}))
+		same(t, "minutes", val(s.Timers.Minutes(bg, p.Shard, 0, 9))(t), []int64{5})
+		same(t, "minutes of others", len(val(s.Timers.Minutes(bg, 1-p.Shard, 0, 9))(t))+len(val(s.Timers.Minutes(bg, p.Shard, 6, 9))(t)), 0)
+		must(t, s.Timers.Drop(bg, p))
+		same(t, "minutes", len(val(s.Timers.Minutes(bg, p.Shard, 0, 9))(t)), 0)
+		must(t, s.Timers.Put(bg, shards, []engine.Timer{a})) // a new one is stored all the same
+		hot, _ := in(t, s, a)
+		same(t, "again", hot, 1)
+	})
 }
 
 // TimersDropHints runs what engine.Timers says about the hints of engine.Schedules.

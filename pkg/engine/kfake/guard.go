@@ -40,6 +40,17 @@ func newGuard(cfg Config) *Guard {
 //
 // It costs a few atomic loads.
 func (g *Guard) Err() error {
+	if err := g.Disk(); err != nil {
+		return err
+	}
+	if g.size.Load()+g.appended.Load() >= g.cap {
+		return &notify.Error{Kind: notify.KindUnavailable, Code: "log_full", Msg: "the log is at its cap", RetryAfter: time.Second}
+	}
+	return nil
+}
+
+// Disk is Err without what is the log's alone: for stores on the same volume.
+func (g *Guard) Disk() error {
 	if e := g.broken.Load(); e != nil {
 		return e
 	}
@@ -48,9 +59,6 @@ func (g *Guard) Err() error {
 	}
 	if free := g.free.Load(); free >= 0 && free < g.minFree {
 		return diskFull(fmt.Sprintf("the log's volume is full: fewer than %d MiB are free", g.minFree>>20))
-	}
-	if g.size.Load()+g.appended.Load() >= g.cap {
-		return &notify.Error{Kind: notify.KindUnavailable, Code: "log_full", Msg: "the log is at its cap", RetryAfter: time.Second}
 	}
 	return nil
 }

@@ -38,6 +38,7 @@ type queue struct {
 	mu       sync.Mutex
 	seq      uint64
 	messages map[uint64]*message
+	turn     int           // messages of the on-time lane since one of the backlog, while both waited
 	changed  chan struct{} // closed when a message may be visible earlier than before
 }
 
@@ -48,6 +49,7 @@ type message struct {
 	visible  time.Time // when it may be received, or its visibility ends
 	held     bool      // by a receiver, until visible
 	receives int
+	backlog  bool
 }
 
 func (m *message) receipt() string {
@@ -58,7 +60,7 @@ func (m *message) receipt() string {
 func (m *message) deadReceipt() string { return strconv.FormatUint(m.seq, 10) + "-dead" }
 
 func (m *message) delivery(receipt string) engine.Delivery {
-	return engine.Delivery{Receipt: receipt, Body: bytes.Clone(m.body), Receives: m.receives, Enqueued: m.enqueued}
+	return engine.Delivery{Receipt: receipt, Body: bytes.Clone(m.body), Receives: m.receives, Enqueued: m.enqueued, Backlog: m.backlog}
 }
 
 type messageState uint8
@@ -151,7 +153,7 @@ func (q *queue) Enqueue(ctx context.Context, ms []engine.Message) error {
 	now := time.Now()
 	for _, m := range ms {
 		q.seq++
-		q.messages[q.seq] = &message{seq: q.seq, body: bytes.Clone(m.Body), enqueued: now, visible: now.Add(m.Delay)}
+		q.messages[q.seq] = &message{seq: q.seq, body: bytes.Clone(m.Body), enqueued: now, visible: now.Add(m.Delay), backlog: m.Backlog}
 	}
 	q.signal()
 	return nil
@@ -189,8 +191,7 @@ func (q *queue) take(max int, visibility time.Duration) (out []engine.Delivery, 
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	now := time.Now()
-	due := q.in(ready, now)
-	for _, m := range due[:clamp(len(due), max)] {
+	for _, m := range q.share(q.in(ready, now), max) {
 		m.receives++
 		m.held, m.visible = true, now.Add(visibility)
 		out = append(out, m.delivery(m.receipt()))
@@ -203,6 +204,34 @@ func (q *queue) take(max int, visibility time.Duration) (out []engine.Delivery, 
 		}
 	}
 	return out, next, q.changed
+}
+
+// share picks up to most of what is ready: of the backlog lane, while the other
+// has any, one of engine.BacklogShare. Must be called with mu held.
+func (q *queue) share(due []*message, most int) (out []*message) {
+	var prompt, late []*message
+	for _, m := range due {
+		if m.backlog {
+			late = append(late, m)
+		} else {
+			prompt = append(prompt, m)
+		}
+	}
+	for len(out) < most && len(prompt)+len(late) > 0 {
+		from := &prompt
+		switch {
+		case len(late) == 0:
+		case len(prompt) == 0:
+			from = &late
+		default:
+			if q.turn++; q.turn == engine.BacklogShare {
+				q.turn, from = 0, &late
+			}
+		}
+		out = append(out, (*from)[0])
+		*from = (*from)[1:]
+	}
+	return out
 }
 
 func (q *queue) Extend(ctx context.Context, receipts []string, visibility time.Duration) error {
@@ -261,7 +290,11 @@ func (q *queue) Depth(ctx context.Context) (d engine.QueueDepth, err error) {
 	defer q.mu.Unlock()
 	now := time.Now()
 	for _, m := range q.messages {
-		switch q.state(m, now) {
+		state := q.state(m, now)
+		if m.backlog && state != dead {
+			d.Backlog++
+		}
+		switch state {
 		case dead:
 			d.Dead++
 		case inFlight:

@@ -34,9 +34,7 @@ func TestColdTimers(t *testing.T)  { enginetest.ColdTimers(t, open((*memory.Stor
 func TestTriggers(t *testing.T)    { enginetest.Triggers(t, open((*memory.Store).Triggers)) }
 
 func TestTimersDropHints(t *testing.T) {
-	enginetest.TimersDropHints(t, open(func(s *memory.Store) enginetest.Scheduling {
-		return enginetest.Scheduling{Timers: s.Timers(), Schedules: s.Schedules()}
-	}))
+	enginetest.TimersDropHints(t, open(scheduling))
 }
 
 func TestQueue(t *testing.T) {
@@ -52,3 +50,9 @@ func TestLease(t *testing.T) {
 func TestLimits(t *testing.T) {
 	enginetest.Limits(t, func(enginetest.T) (engine.Limits, func() engine.Limits) { return memory.NewLimits(), nil }, time.Sleep)
 }
+
+func scheduling(s *memory.Store) enginetest.Scheduling {
+	return enginetest.Scheduling{Timers: s.Timers(), Cold: s.ColdTimers(), Schedules: s.Schedules(), Scheduled: s}
+}
+
+func TestScheduled(t *testing.T) { enginetest.Scheduled(t, open(scheduling)) }

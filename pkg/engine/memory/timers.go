@@ -103,6 +103,11 @@ func (s timers) Minutes(ctx context.Context, shard uint16, from, to int64) ([]in
 			out = append(out, m)
 		}
 	}
+	for p := range s.hints {
+		if p.Shard == shard && p.Minute >= from && p.Minute <= to {
+			out = append(out, p.Minute)
+		}
+	}
 	slices.Sort(out)
 	return slices.Compact(out), nil
 }
@@ -167,6 +172,35 @@ func (s *Store) pending(ctx context.Context, table map[timerKey]engine.Timer, fn
 		if err := fn(&ts[i]); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// PutScheduled is Schedules.Put and Timers.Put, all or none.
+func (s *Store) PutScheduled(ctx context.Context, ss []engine.Schedule, shards int, ts []engine.Timer) error {
+	if err := check(ctx); err != nil {
+		return err
+	}
+	if slices.ContainsFunc(ss, func(x engine.Schedule) bool { return x.Base.IsZero() }) {
+		return badSchedule()
+	}
+	if err := s.put(s.timers, shards, ts); err != nil {
+		return err
+	}
+	return schedules{s}.Put(context.WithoutCancel(ctx), ss)
+}
+
+// ForgetTimers removes rows of the hot and the cold table.
+func (s *Store) ForgetTimers(ctx context.Context, shards int, ts []engine.Timer) error {
+	if err := check(ctx); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, t := range ts {
+		k := timerKey{engine.ShardOf(t.ID, shards), t.FireAt, string(t.ID)}
+		delete(s.timers, k)
+		delete(s.cold, k)
 	}
 	return nil
 }

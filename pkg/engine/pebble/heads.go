@@ -8,7 +8,19 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-const headVersion = 1
+// headVersion begins a head's value. Version 1 did not know who moved it.
+const headVersion = 2
+
+func appendHead(b []byte, h *engine.ScheduleHead) []byte {
+	b = append(b, headVersion, byte(h.State))
+	b = binary.AppendUvarint(b, uint64(h.Gen))
+	b = binary.AppendUvarint(b, h.Version)
+	b = appendInt64(b, h.FireAt)
+	b = appendInt64(b, h.At)
+	b = appendInt64(b, h.MovedAt)
+	b = binary.AppendUvarint(b, uint64(h.Moves))
+	return appendLen(b, h.MovedBy)
+}
 
 func (t *schedules) Head(ctx context.Context, base notify.Base) (engine.ScheduleHead, bool, error) {
 	h, ok, err := t.head(base)
@@ -29,12 +41,16 @@ func (t *schedules) head(base notify.Base) (h engine.ScheduleHead, ok bool, err 
 		return h, false, err
 	}
 	d := reader{b: v}
-	if d.byte() != headVersion {
+	version := d.byte()
+	if version < 1 || version > headVersion {
 		return h, false, corrupt("schedule head", k)
 	}
 	h.Base, h.State = base, engine.ScheduleState(d.byte())
 	h.Gen, h.Version = uint32(d.uint()), d.uint()
 	h.FireAt, h.At = d.int(), d.int()
+	if version >= 2 {
+		h.MovedAt, h.Moves, h.MovedBy = d.int(), uint32(d.uint()), d.string()
+	}
 	if !d.done() {
 		return engine.ScheduleHead{}, false, corrupt("schedule head", k)
 	}
@@ -79,11 +95,7 @@ func (t *schedules) Swap(ctx context.Context, old uint64, h engine.ScheduleHead)
 		return was.head, false, err
 	}
 	h.Version = old + 1
-	v := append(make([]byte, 0, 40), headVersion, byte(h.State))
-	v = binary.AppendUvarint(v, uint64(h.Gen))
-	v = binary.AppendUvarint(v, h.Version)
-	v = appendInt64(v, h.FireAt)
-	v = appendInt64(v, h.At)
+	v := appendHead(make([]byte, 0, 64), &h)
 	err = t.s.commit.write(ctx, func(tx tx) {
 		tx.set(k, v)
 		before, listed := was.fireAt()

@@ -139,7 +139,7 @@ func TestPurgeLooksAgain(t *testing.T) {
 		synctest.Wait() // both wait for the locks
 		w := triggerWrite{row: &row, old: headerOf(&row), new: triggerHeader{version: 2, state: row.State, ended: 50, caller: "shop"}}
 		row.Ended = 50
-		head := append([]byte{headVersion, byte(engine.SchedulePending), 1, 1}, appendInt64(appendInt64(nil, 50), 0)...)
+		head := appendHead(nil, &engine.ScheduleHead{State: engine.SchedulePending, Gen: 1, FireAt: 50, Version: 1})
 		if err := s.commit.write(t.Context(), func(tx tx) {
 			w.fill(tx, triggerKey(row.ID), appendTrigger(nil, &row, &w.new), nil)
 			tx.set(scheduleKey(tHead, x.Base), head)

@@ -72,6 +72,7 @@ type queue struct {
 	mu          sync.Mutex // never held while waiting for the committer
 	maxReceives int
 	index       queueIndex
+	turn        int // messages of the on-time lane since one of the backlog, while both waited
 }
 
 func (q *queue) now() int64 { return int64(time.Since(q.opened)) }
@@ -126,7 +127,12 @@ func (q *queue) Enqueue(ctx context.Context, ms []engine.Message) error {
 	added := make([]queued, len(ms))
 	for i := range ms {
 		added[i] = queued{visible: since + int64(ms[i].Delay), enqueued: now.UnixMilli()}
-		p.buf = binary.BigEndian.AppendUint64(p.buf, uint64(added[i].enqueued))
+		stamp := uint64(added[i].enqueued)
+		if ms[i].Backlog {
+			added[i].lane = backlog
+			stamp |= inBacklog
+		}
+		p.buf = binary.BigEndian.AppendUint64(p.buf, stamp)
 		p.buf = binary.BigEndian.AppendUint64(p.buf, uint64(ceilMs(now.Add(ms[i].Delay))))
 		p.buf = append(p.buf, ms[i].Body...)
 		p.mark()
@@ -153,8 +159,11 @@ func (q *queue) Enqueue(ctx context.Context, ms []engine.Message) error {
 }
 
 // messageHead is two times of 8 bytes each: enqueued, and visible, in ms since
-// 1970.
-const messageHead = 16
+// 1970. The first bit of the first one is the lane.
+const (
+	messageHead = 16
+	inBacklog   = 1 << 63
+)
 
 // body returns what a message says; nil when it is gone.
 func (q *queue) body(seq uint64) ([]byte, error) {
@@ -215,6 +224,7 @@ type took struct {
 	seq      uint64
 	enqueued int64
 	visible  int64
+	lane     laneOf
 }
 
 // take takes up to max ready messages. If there are none it says when the next
@@ -223,25 +233,58 @@ func (q *queue) take(max int, visibility int64) (taken []took, next int64, more 
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	x, now := &q.index, q.now()
-	for len(x.heap) > 0 && len(taken) < max {
-		slot := x.heap[0]
-		m := &x.slots[slot]
-		if m.visible > now {
+	for len(taken) < max {
+		slot, ok := q.nextLocked(now)
+		if !ok {
 			break
 		}
-		if int(m.receives) >= q.maxReceives {
-			m.dead, m.held = true, false
-			x.remove(slot)
-			continue
-		}
-		taken = append(taken, took{slot, m.receives, m.seq, m.enqueued, m.visible})
-		m.receives, m.held = m.receives+1, true
+		m := &x.slots[slot]
+		taken = append(taken, took{slot, m.receives, m.seq, m.enqueued, m.visible, m.lane})
+		m.receives, m.hold = m.receives+1, held
 		x.move(slot, now+visibility)
 	}
-	if len(x.heap) > 0 && len(taken) == 0 {
-		next = x.slots[x.heap[0]].visible
+	for l := range x.heaps {
+		if slot, ok := x.first(laneOf(l)); ok && len(taken) == 0 && (next == 0 || x.slots[slot].visible < next) {
+			next = x.slots[slot].visible
+		}
 	}
-	return taken, next, len(x.heap) > len(taken)
+	return taken, next, x.live() > len(taken)
+}
+
+// nextLocked is the message to be taken next: of the backlog lane, while the
+// other has any, one of engine.BacklogShare.
+func (q *queue) nextLocked(now int64) (slot uint32, ok bool) {
+	prompt, some := q.readyLocked(onTime, now)
+	late, overdue := q.readyLocked(backlog, now)
+	switch {
+	case !overdue:
+		return prompt, some
+	case !some:
+		return late, true
+	}
+	if q.turn++; q.turn == engine.BacklogShare {
+		q.turn = 0
+		return late, true
+	}
+	return prompt, true
+}
+
+// readyLocked is the first message of a lane that may be received. It puts aside
+// those that were received too often.
+func (q *queue) readyLocked(l laneOf, now int64) (slot uint32, ok bool) {
+	x := &q.index
+	for {
+		slot, ok = x.first(l)
+		if !ok || x.slots[slot].visible > now {
+			return 0, false
+		}
+		m := &x.slots[slot]
+		if int(m.receives) < q.maxReceives {
+			return slot, true
+		}
+		m.hold = dead
+		x.remove(slot)
+	}
 }
 
 // deliver reads what was taken and makes durable that it was received.
@@ -258,7 +301,7 @@ func (q *queue) deliver(ctx context.Context, taken []took) ([]engine.Delivery, e
 		}
 		out = append(out, engine.Delivery{
 			Receipt: q.receipt(t.slot, t.seq, t.receives+1), Body: body,
-			Receives: int(t.receives) + 1, Enqueued: time.UnixMilli(t.enqueued),
+			Receives: int(t.receives) + 1, Enqueued: time.UnixMilli(t.enqueued), Backlog: t.lane == backlog,
 		})
 	}
 	err := q.s.commit.write(ctx, func(tx tx) {
@@ -288,7 +331,7 @@ func (q *queue) putReceived(tx tx, slot uint32, seq uint64) {
 	}
 	v := binary.AppendUvarint(make([]byte, 0, 12), uint64(m.receives))
 	until := int64(0)
-	if !m.held {
+	if m.hold != held {
 		until = ceilMs(time.Now().Add(time.Duration(m.visible - q.now())))
 	}
 	tx.set(q.key(tReceived, seq), appendInt64(v, until))
@@ -299,8 +342,8 @@ func (q *queue) giveBack(taken []took) {
 	q.mu.Lock()
 	for _, t := range taken {
 		m := q.index.at(t.slot, t.seq)
-		if m != nil && m.held && m.pos != none && m.receives == t.receives+1 {
-			m.receives, m.held = t.receives, false
+		if m != nil && m.hold == held && m.pos != none && m.receives == t.receives+1 {
+			m.receives, m.hold = t.receives, nobodys
 			q.index.move(t.slot, t.visible)
 		}
 	}

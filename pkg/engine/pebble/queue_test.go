@@ -112,7 +112,7 @@ func TestQueueIndex(t *testing.T) {
 		slot, what := some(), rng.IntN(10)
 		switch {
 		case len(live) < 100 || what < 3:
-			live[x.add(queued{seq: seq, visible: rng.Int64N(50)})] = true
+			live[x.add(queued{seq: seq, visible: rng.Int64N(50), lane: laneOf(rng.IntN(2))})] = true
 		case what < 6:
 			x.forget(slot)
 			delete(live, slot)
@@ -123,12 +123,12 @@ func TestQueueIndex(t *testing.T) {
 			x.move(slot, rng.Int64N(50))
 		}
 		for slot := range live {
-			if x.before(slot, x.heap[0]) {
-				t.Fatalf("%+v is before %+v", x.slots[slot], x.slots[x.heap[0]])
+			if top, _ := x.first(x.slots[slot].lane); x.before(slot, top) {
+				t.Fatalf("%+v is before %+v", x.slots[slot], x.slots[top])
 			}
 		}
-		if len(x.heap) != len(live) {
-			t.Fatalf("%d of %d in the heap", len(x.heap), len(live))
+		if x.live() != len(live) {
+			t.Fatalf("%d of %d in the heaps", x.live(), len(live))
 		}
 	}
 }
@@ -248,7 +248,7 @@ func TestQueueLeavesNothing(t *testing.T) {
 		if n := rows(t, s, tMessage, tReceived); n != 0 {
 			t.Errorf("%d rows are left", n)
 		}
-		if n := len(q.index.heap) + len(q.index.slots) - len(q.index.free); n != 0 {
+		if n := q.index.live() + len(q.index.slots) - len(q.index.free); n != 0 {
 			t.Errorf("%d entries are left", n)
 		}
 		if err := s.Close(); err != nil {

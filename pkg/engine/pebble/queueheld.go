@@ -85,7 +85,9 @@ func (q *queue) Ack(ctx context.Context, receipts []string) error {
 	for _, r := range receipts {
 		if slot, m := q.named(r, now, receiptHeld, receiptDead); m != nil {
 			q.index.remove(slot) // nobody gets it meanwhile
-			m.dead = false
+			if m.hold == dead {
+				m.hold = nobodys
+			}
 			gone = append(gone, leaving{slot, m.seq})
 		}
 	}
@@ -130,7 +132,7 @@ func (q *queue) Release(ctx context.Context, receipt string, delay time.Duration
 	slot, m := q.named(receipt, now, receiptHeld)
 	var seq uint64
 	if m != nil {
-		m.held, seq = false, m.seq
+		m.hold, seq = nobodys, m.seq
 		q.index.move(slot, now+int64(delay))
 	}
 	q.mu.Unlock()

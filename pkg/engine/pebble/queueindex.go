@@ -13,7 +13,7 @@ import (
 type queueIndex struct {
 	slots []queued
 	free  []uint32
-	heap  []uint32 // slots of all that are not dead, the first to become visible on top
+	heaps [2][]uint32 // by lane: slots of all that are not dead, the first to become visible on top
 }
 
 type queued struct {
@@ -22,9 +22,26 @@ type queued struct {
 	enqueued int64 // ms since 1970
 	pos      uint32
 	receives uint16
-	held     bool // by a receiver, until visible
-	dead     bool
+	hold     hold
+	lane     laneOf
 }
+
+// hold says whose a message is.
+type hold uint8
+
+const (
+	nobodys hold = iota
+	held         // a receiver's, until visible
+	dead
+)
+
+// laneOf is the lane of a message.
+type laneOf uint8
+
+const (
+	onTime laneOf = iota
+	backlog
+)
 
 // none is no place in the heap: of messages that are dead or being removed.
 const none = math.MaxUint32
@@ -70,73 +87,85 @@ func (x *queueIndex) before(a, b uint32) bool {
 }
 
 func (x *queueIndex) push(slot uint32) {
-	x.slots[slot].pos = uint32(len(x.heap))
-	x.heap = append(x.heap, slot)
-	x.up(len(x.heap) - 1)
+	h := &x.heaps[x.slots[slot].lane]
+	x.slots[slot].pos = uint32(len(*h))
+	*h = append(*h, slot)
+	x.up(*h, len(*h)-1)
 }
 
-// remove takes a slot out of the heap, if it is in it.
+// remove takes a slot out of its heap, if it is in it.
 func (x *queueIndex) remove(slot uint32) {
-	i := x.slots[slot].pos
+	h, i := &x.heaps[x.slots[slot].lane], x.slots[slot].pos
 	if i == none {
 		return
 	}
-	last := len(x.heap) - 1
-	x.swap(int(i), last)
-	x.heap = x.heap[:last]
+	last := len(*h) - 1
+	x.swap(*h, int(i), last)
+	*h = (*h)[:last]
 	x.slots[slot].pos = none
 	if int(i) < last {
-		x.fix(int(i))
+		x.fix(*h, int(i))
 	}
 }
 
 // move gives a message another visible time.
 func (x *queueIndex) move(slot uint32, visible int64) {
 	x.slots[slot].visible = visible
-	x.fix(int(x.slots[slot].pos))
+	x.fix(x.heaps[x.slots[slot].lane], int(x.slots[slot].pos))
 }
 
-func (x *queueIndex) fix(i int) {
-	if !x.down(i) {
-		x.up(i)
+// first returns the slot on top of a lane; false: there is none.
+func (x *queueIndex) first(l laneOf) (slot uint32, ok bool) {
+	if h := x.heaps[l]; len(h) > 0 {
+		return h[0], true
+	}
+	return 0, false
+}
+
+// live is how many are not dead.
+func (x *queueIndex) live() int { return len(x.heaps[onTime]) + len(x.heaps[backlog]) }
+
+func (x *queueIndex) fix(h []uint32, i int) {
+	if !x.down(h, i) {
+		x.up(h, i)
 	}
 }
 
-func (x *queueIndex) swap(i, j int) {
-	x.heap[i], x.heap[j] = x.heap[j], x.heap[i]
-	x.slots[x.heap[i]].pos, x.slots[x.heap[j]].pos = uint32(i), uint32(j)
+func (x *queueIndex) swap(h []uint32, i, j int) {
+	h[i], h[j] = h[j], h[i]
+	x.slots[h[i]].pos, x.slots[h[j]].pos = uint32(i), uint32(j)
 }
 
-func (x *queueIndex) up(i int) {
+func (x *queueIndex) up(h []uint32, i int) {
 	for i > 0 {
 		parent := (i - 1) / 4
-		if !x.before(x.heap[i], x.heap[parent]) {
+		if !x.before(h[i], h[parent]) {
 			return
 		}
-		x.swap(i, parent)
+		x.swap(h, i, parent)
 		i = parent
 	}
 }
 
 // down reports whether it moved anything. Four children a node: half the depth,
 // and the siblings are one cache line.
-func (x *queueIndex) down(i int) bool {
+func (x *queueIndex) down(h []uint32, i int) bool {
 	began := i
 	for {
 		first := 4*i + 1
-		if first >= len(x.heap) {
+		if first >= len(h) {
 			break
 		}
 		least := first
-		for c := first + 1; c < min(first+4, len(x.heap)); c++ {
-			if x.before(x.heap[c], x.heap[least]) {
+		for c := first + 1; c < min(first+4, len(h)); c++ {
+			if x.before(h[c], h[least]) {
 				least = c
 			}
 		}
-		if !x.before(x.heap[least], x.heap[i]) {
+		if !x.before(h[least], h[i]) {
 			break
 		}
-		x.swap(i, least)
+		x.swap(h, i, least)
 		i = least
 	}
 	return i > began
@@ -155,7 +184,7 @@ const (
 // state says what a message is at now; maxReceives without an end make it dead.
 func (m *queued) state(now int64, maxReceives int) messageState {
 	switch {
-	case m.dead:
+	case m.hold == dead:
 		return messageDead
 	case m.pos == none:
 		return messageLeaving
@@ -163,7 +192,7 @@ func (m *queued) state(now int64, maxReceives int) messageState {
 		return messageDead
 	case m.visible <= now:
 		return messageReady
-	case m.held:
+	case m.hold == held:
 		return messageHeld
 	}
 	return messageDelayed

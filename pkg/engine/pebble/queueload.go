@@ -24,8 +24,12 @@ func (qs *queues) load(s *Store) error {
 		if q == nil || q.name != name {
 			q = qs.get(name)
 		}
+		stamp, lane := binary.BigEndian.Uint64(v), onTime
+		if stamp&inBacklog != 0 {
+			lane = backlog
+		}
 		q.index.add(queued{
-			seq: seq, enqueued: int64(binary.BigEndian.Uint64(v)),
+			seq: seq, enqueued: int64(stamp &^ inBacklog), lane: lane,
 			visible: q.since(int64(binary.BigEndian.Uint64(v[8:]))),
 		})
 		q.next = seq
@@ -71,6 +75,7 @@ func (q *queue) Depth(context.Context) (d engine.QueueDepth, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	now, oldest := q.now(), int64(0)
+	d.Backlog = len(q.index.heaps[backlog])
 	for i := range q.index.slots {
 		m := &q.index.slots[i]
 		if m.seq == 0 {
@@ -113,7 +118,7 @@ func (q *queue) Dead(ctx context.Context, max int) (out []engine.Delivery, err e
 		}
 		out = append(out, engine.Delivery{
 			Receipt: q.receiptOf(receiptDead, m.slot, m.seq, m.receives), Body: body,
-			Receives: int(m.receives), Enqueued: time.UnixMilli(m.enqueued),
+			Receives: int(m.receives), Enqueued: time.UnixMilli(m.enqueued), Backlog: m.lane == backlog,
 		})
 	}
 	return out, nil
@@ -126,7 +131,7 @@ func (q *queue) deadOnes(limit int) (out []took) {
 	now := q.now()
 	for i := range q.index.slots {
 		if m := &q.index.slots[i]; m.seq != 0 && m.state(now, q.maxReceives) == messageDead {
-			out = append(out, took{uint32(i), m.receives, m.seq, m.enqueued, m.visible})
+			out = append(out, took{uint32(i), m.receives, m.seq, m.enqueued, m.visible, m.lane})
 		}
 	}
 	slices.SortFunc(out, func(a, b took) int { return cmp.Compare(a.seq, b.seq) })

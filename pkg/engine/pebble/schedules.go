@@ -37,7 +37,8 @@ func hintKey(p engine.TimerPartition) []byte {
 	return appendInt(binary.BigEndian.AppendUint16([]byte{tHint}, p.Shard), p.Minute)
 }
 
-const scheduleVersion = 1
+// scheduleVersion begins a schedule's value. Version 1 had no user.
+const scheduleVersion = 2
 
 func appendSchedule(b []byte, x *engine.Schedule) []byte {
 	fan := byte(0)
@@ -54,13 +55,15 @@ func appendSchedule(b []byte, x *engine.Schedule) []byte {
 	b = binary.AppendUvarint(b, uint64(x.Partitions))
 	b = binary.AppendUvarint(b, uint64(x.BlockSize))
 	b = binary.AppendUvarint(b, uint64(x.Receivers))
-	return binary.AppendUvarint(b, uint64(x.Accepted))
+	b = binary.AppendUvarint(b, uint64(x.Accepted))
+	return appendLen(b, x.User)
 }
 
 // readSchedule reads a row, whose value x keeps.
 func readSchedule(k, v []byte, x *engine.Schedule) error {
 	d := reader{b: v}
-	if len(k) != 1+len(x.Base) || d.byte() != scheduleVersion {
+	version := d.byte()
+	if len(k) != 1+len(x.Base) || version < 1 || version > scheduleVersion {
 		return corrupt("schedule", k)
 	}
 	copy(x.Base[:], k[1:])
@@ -71,6 +74,9 @@ func readSchedule(k, v []byte, x *engine.Schedule) error {
 	x.Partition = uint16(d.uint())
 	x.Partitions, x.BlockSize = uint16(d.uint()), uint32(d.uint())
 	x.Receivers, x.Accepted = uint32(d.uint()), uint32(d.uint())
+	if version >= 2 {
+		x.User = d.string()
+	}
 	if !d.done() {
 		return corrupt("schedule", k)
 	}
@@ -143,6 +149,23 @@ func (s *Store) PutScheduled(ctx context.Context, ss []engine.Schedule, shards i
 		s.schedules.fill(tx, p, len(ss))
 		for i := 4 * len(ss); i < len(p.ends); i += 2 {
 			tx.insert(p.part(i), p.part(i+1))
+		}
+	}, nil)
+}
+
+// ForgetTimers removes single rows: those of moved schedules, few beside those
+// that are dropped with their minutes.
+func (s *Store) ForgetTimers(ctx context.Context, shards int, ts []engine.Timer) error {
+	if len(ts) == 0 {
+		return nil
+	}
+	return s.commit.write(ctx, func(tx tx) {
+		var k []byte
+		for i := range ts {
+			for _, table := range []byte{tTimer, tCold} {
+				k = timerKey(k[:0], table, engine.ShardOf(ts[i].ID, shards), ts[i].FireAt, ts[i].ID)
+				tx.delete(k)
+			}
 		}
 	}, nil)
 }

@@ -79,9 +79,13 @@ func TestQueue(t *testing.T) { t.Parallel(); enginetest.Queue(t, open(testQueue)
 
 func TestTimersDropHints(t *testing.T) {
 	t.Parallel()
-	enginetest.TimersDropHints(t, open(func(s *Store) enginetest.Scheduling {
-		return enginetest.Scheduling{Timers: s.Timers(), Schedules: s.Schedules()}
-	}))
+	enginetest.TimersDropHints(t, open(scheduling))
 }
 
 func testQueue(s *Store) engine.Queue { return s.Queue("q", enginetest.QueueReceives) }
+
+func scheduling(s *Store) enginetest.Scheduling {
+	return enginetest.Scheduling{Timers: s.Timers(), Cold: s.ColdTimers(), Schedules: s.Schedules(), Scheduled: s}
+}
+
+func TestScheduled(t *testing.T) { t.Parallel(); enginetest.Scheduled(t, open(scheduling)) }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"io"
+	"slices"
 
 	pebbledb "github.com/cockroachdb/pebble/v2"
 
@@ -176,7 +177,27 @@ func (s *Store) scanTimers(ctx context.Context, r span, behind engine.TimerCurso
 }
 
 func (t timers) Minutes(ctx context.Context, shard uint16, from, to int64) ([]int64, error) {
-	return t.s.periods(ctx, tTimer, shard, from, to, minuteMs)
+	rows, err := t.s.periods(ctx, tTimer, shard, from, to, minuteMs)
+	if err != nil {
+		return nil, err
+	}
+	hinted, err := t.s.hinted(ctx, shard, from, to)
+	if err != nil || len(hinted) == 0 {
+		return rows, err
+	}
+	rows = append(rows, hinted...)
+	slices.Sort(rows)
+	return slices.Compact(rows), nil
+}
+
+// hinted returns the minutes in [from, to] that hold hints.
+func (s *Store) hinted(ctx context.Context, shard uint16, from, to int64) ([]int64, error) {
+	from, to = max(from, 0), min(to, 1<<62/minuteMs)
+	if from > to {
+		return nil, nil
+	}
+	key := func(minute int64) []byte { return hintKey(engine.TimerPartition{Minute: minute, Shard: shard}) }
+	return s.leap(ctx, span{key(from), key(to + 1)}, func(k []byte) int64 { return readInt(k[3:]) }, key)
 }
 
 // periods returns the numbers of the periods of length ms in [from, to] that
@@ -186,7 +207,14 @@ func (s *Store) periods(ctx context.Context, table byte, shard uint16, from, to,
 	if from > to {
 		return nil, nil
 	}
-	r := period(table, shard, from*length, (to+1)*length)
+	return s.leap(ctx, period(table, shard, from*length, (to+1)*length),
+		func(k []byte) int64 { return readInt(k[3:]) / length },
+		func(p int64) []byte { return timerKey(nil, table, shard, p*length, nil) })
+}
+
+// leap returns the periods that hold keys, ascending: of says which one a key
+// lies in, first where one begins.
+func (s *Store) leap(ctx context.Context, r span, of func(key []byte) int64, first func(period int64) []byte) (out []int64, err error) {
 	it, err := s.db.NewIter(&pebbledb.IterOptions{LowerBound: r.From, UpperBound: r.To})
 	if err != nil {
 		return nil, translate(err)
@@ -196,9 +224,9 @@ func (s *Store) periods(ctx context.Context, table byte, shard uint16, from, to,
 		if err = sometimes(ctx, &n); err != nil {
 			break
 		}
-		p := readInt(it.Key()[3:]) / length
+		p := of(it.Key())
 		out = append(out, p)
-		ok = it.SeekGE(timerKey(nil, table, shard, (p+1)*length, nil))
+		ok = it.SeekGE(first(p + 1))
 	}
 	if err == nil {
 		err = it.Error()
