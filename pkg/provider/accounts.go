@@ -105,7 +105,8 @@ func (p *accounts) take(ctx context.Context, lane limit.Lane, n int) (a *account
 
 // choose returns an account, or how long to wait unless a slot is freed before.
 // A grant for an account whose slots are taken is let go: the account is then
-// slower than its rate, so the tokens are not missed.
+// slower than its rate, so the tokens are not missed. A probe let go is given
+// back: the breaker would wait for its answer.
 func (p *accounts) choose(now time.Time, lane limit.Lane, n int) (*account, int, time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -124,6 +125,9 @@ func (p *accounts) choose(now time.Time, lane limit.Lane, n int) (*account, int,
 		if a := p.find(g.Account); a.inflight < a.room(lane) {
 			a.inflight++
 			return a, g.N, 0
+		}
+		if g.Probe {
+			p.pool.Report(now, g.Account, limit.Neutral, 1)
 		}
 	}
 	return nil, 0, lookIn

@@ -3,6 +3,7 @@ package trigger
 import (
 	"context"
 	"sync"
+	"time"
 )
 
 // batcher collects what must be written and hands it on in batches: while one
@@ -11,6 +12,8 @@ import (
 type batcher[T any] struct {
 	most int // of a batch
 	wake chan struct{}
+	// linger is how long a small batch is waited for to grow; 0: not at all.
+	linger time.Duration
 
 	mu    sync.Mutex
 	items []T
@@ -54,9 +57,22 @@ func (b *batcher[T]) take() []T {
 	return out
 }
 
+// small reports whether there is something, and little.
+func (b *batcher[T]) small() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.items) > 0 && len(b.items) < b.most/4
+}
+
 // run hands batches to fn until ctx ends. Several may run at a time.
 func (b *batcher[T]) run(ctx context.Context, fn func([]T)) {
 	for {
+		if b.linger > 0 && b.small() {
+			select {
+			case <-time.After(b.linger):
+			case <-ctx.Done():
+			}
+		}
 		batch := b.take()
 		if batch != nil {
 			fn(batch)

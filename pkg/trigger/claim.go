@@ -10,10 +10,12 @@ import (
 )
 
 // claim makes rows IN_FLIGHT, in one swap, and starts the calls of those that
-// won. Of a row, an epoch and a cancel only one can win.
+// won, or lets them wait for a place. Of a row, an epoch and a cancel only one
+// can win.
 func (d *Dispatcher) claim(ctx context.Context, ws []*work) {
 	select {
 	case <-d.draining:
+		d.claimedAhead(ws, nil)
 		for _, w := range ws {
 			d.free(w, notCalled)
 			w.delay = 0
@@ -32,20 +34,33 @@ func (d *Dispatcher) claim(ctx context.Context, ws []*work) {
 	}
 	won, err := d.cfg.Triggers.Swap(ctx, ss)
 	if err != nil {
+		d.claimedAhead(ws, nil)
 		d.doubtful(ctx, ws)
 		return
 	}
 	d.cfg.Events.swaps(len(ws))
-	lost := 0
+	var start, lost []*work
 	for i, w := range ws {
 		if !won[i] {
-			lost++
-			d.again(w)
+			lost = append(lost, w)
 			continue
 		}
-		d.start(w)
+		old := w.row.Version
+		w.row = w.next
+		w.row.Version = old + 1
+		w.msg.deferrals = 0 // the row has them
+		if w.slot {
+			start = append(start, w)
+		}
 	}
-	d.cfg.Events.claimLost(lost)
+	d.claimedAhead(ws, won) // from here on the work is others'
+	for _, w := range start {
+		d.launch(w)
+	}
+	for _, w := range lost {
+		d.again(w)
+	}
+	d.cfg.Events.claimLost(len(lost))
 }
 
 // doubtful deals with claims whose answer was lost. One that was written is
@@ -65,12 +80,8 @@ func (d *Dispatcher) again(w *work) {
 	d.look(w)
 }
 
-// start begins the call of a claimed row.
-func (d *Dispatcher) start(w *work) {
-	old := w.row.Version
-	w.row = w.next
-	w.row.Version = old + 1
-	w.msg.deferrals = 0 // the row has them
+// launch begins the call of a claimed row.
+func (d *Dispatcher) launch(w *work) {
 	select {
 	case d.jobs <- w:
 	default:
@@ -146,22 +157,31 @@ func (d *Dispatcher) call(w *work) {
 
 // deliver makes the exchange: the allow-list of now, the signature of now.
 func (d *Dispatcher) deliver(w *work, rec *record, started time.Time) result {
-	t, err := parseURL("callback_url", w.row.URL, d.cfg.Egress.plain())
-	if err != nil || !underAny(t, rec.bases) {
+	u := rec.callable(w.row.URL, d.cfg.Egress.plain())
+	if u == nil {
 		return result{class: ClassDenied, detail: "the URL is not under one of the caller's registered base URLs any more"}
 	}
 	b, at := body(&w.row), started.Unix()
+	// One array for the values of all headers; of each call its own, for a
+	// transport may still read it when the answer is there.
+	v := [...]string{w.row.ID, strconv.Itoa(w.row.Attempts + 1), strconv.FormatInt(at, 10), rec.sign.sign(w.row.ID, at, b)}
 	// Not d.on: a call that was begun is not cut.
-	return d.cfg.post(context.Background(), t.url(), http.Header{
-		"Content-Type":      {"application/json"},
-		"User-Agent":        {"notifyd"},
-		"X-Trigger-Id":      {w.row.ID},
-		"X-Trigger-Attempt": {strconv.Itoa(w.row.Attempts + 1)},
-		"Webhook-Id":        {w.row.ID},
-		"Webhook-Timestamp": {strconv.FormatInt(at, 10)},
-		"Webhook-Signature": {rec.sign.sign(w.row.ID, at, b)},
+	return d.cfg.post(context.Background(), u, http.Header{
+		"Content-Type":      jsonType,
+		"User-Agent":        userAgent,
+		"X-Trigger-Id":      v[0:1:1],
+		"X-Trigger-Attempt": v[1:2:2],
+		"Webhook-Id":        v[0:1:1],
+		"Webhook-Timestamp": v[2:3:3],
+		"Webhook-Signature": v[3:4:4],
 	}, b)
 }
+
+// Values that are the same for every call; a transport does not write to them.
+var (
+	jsonType  = []string{"application/json"}
+	userAgent = []string{"notifyd"}
+)
 
 // settled does what the row after a call asks for.
 func (d *Dispatcher) settled(w *work) {
@@ -180,8 +200,13 @@ func (d *Dispatcher) settled(w *work) {
 
 // back gives a claim back: no call was made, and none is counted.
 func (d *Dispatcher) back(w *work, cause string, wait time.Duration) {
-	d.cfg.Events.deferred(cause, 1)
 	d.free(w, notCalled)
+	d.giveBack(w, cause, wait)
+}
+
+// giveBack is back for a message without a place.
+func (d *Dispatcher) giveBack(w *work, cause string, wait time.Duration) {
+	d.cfg.Events.deferred(cause, 1)
 	w.next = giveBack(w.row, cause)
 	w.then = func() {
 		w.delay = min(wait, engine.MaxQueueDelay)

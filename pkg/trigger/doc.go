@@ -15,7 +15,7 @@
 //
 // What a crash leaves, by the name of the point (package fault):
 //
-//	trigger-indexed                index row alone: dropped Orphan after it fired
+//	trigger-indexed                index row alone: dropped Orphan after it fired; a repeat with the key writes one of its own
 //	trigger-created                a trigger nobody was told of: fires once; a repeat with the key finds it
 //	trigger-created-before-answer  the same
 //	trigger-reschedule-indexed     index row of a generation that never was: dropped

@@ -140,15 +140,26 @@ func (s *receivers) count() int {
 }
 
 // wheel is the timer engine of tests: it stores index rows and hands each to
-// the queue at its time. It outlives the processes that use it.
+// the queue at its time, once: the same row again changes nothing, also when it
+// was handed on before, until its minute is closed. It outlives the processes
+// that use it.
 type wheel struct {
 	store   engine.Timers
 	publish func(context.Context, []engine.Timer) error
 	mu      sync.Mutex
 	stopped bool
 	timers  []*time.Timer
+	met     map[metRow]struct{}
 	rows    int
 }
+
+type metRow struct {
+	at int64
+	id string
+}
+
+// closedAfter is how long after its end a minute takes rows.
+const closedAfter = 10_000
 
 const testShards = 4
 
@@ -158,7 +169,17 @@ func (l *wheel) Put(ctx context.Context, ts []engine.Timer) error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	now := time.Now().UnixMilli()
 	for _, x := range ts {
+		at := x.FireAt
+		if (at/60_000+1)*60_000+closedAfter < now {
+			at = now
+		}
+		row := metRow{at, string(x.ID)}
+		if _, ok := l.met[row]; ok {
+			continue
+		}
+		l.met[row] = struct{}{}
 		l.rows++
 		l.timers = append(l.timers, time.AfterFunc(time.Until(time.UnixMilli(x.FireAt)), func() {
 			l.mu.Lock()
@@ -275,7 +296,7 @@ func newPlant(t testing.TB, change func(*DispatcherConfig), callers ...string) *
 	t.Helper()
 	p := &plant{t: t, store: memory.New(), dead: &graveyard{}, sink: &receivers{}, evs: &tallies{n: map[string]int{}}}
 	p.queue = newHeapQueue(10)
-	p.wheel = &wheel{store: p.store.Timers(), publish: ToQueue(p.queue)}
+	p.wheel = &wheel{store: p.store.Timers(), publish: ToQueue(p.queue), met: map[metRow]struct{}{}}
 	t.Cleanup(p.wheel.stop)
 	for _, id := range append(callers, "shop") {
 		p.putCaller(engine.Caller{ID: id, CallbackURLs: []string{base(id)}})

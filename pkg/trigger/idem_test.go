@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"runtime"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -268,5 +269,99 @@ func TestUnknownCreate(t *testing.T) {
 				t.Errorf("applied %v: %d calls, %d triggers", applied, n, p.stored())
 			}
 		}
+	})
+}
+
+// A registration whose first writer died with its index row stored, and no state
+// row: the timer engine released that row, its message waited for the state row
+// and is dropped, or about to be. A repeat with the key stores the same triggers.
+// It must not lean on the copy that leads nowhere any more.
+func TestCopyOfAnOrphanIsNotLost(t *testing.T) {
+	in(t, func(t *testing.T) {
+		const orphan = 5 * time.Second
+		for _, route := range twoRoutes {
+			body := []byte(strings.ReplaceAll(route.body, `,"jitter_seconds":5`, ""))
+			body = []byte(strings.NewReplacer(`:60`, `:1`, `:90`, `:1`).Replace(string(body)))
+			// The repeat comes when the message waits, is being dropped, or is gone.
+			for _, after := range []time.Duration{3 * time.Second, 5 * time.Second, 7 * time.Second, 10 * time.Second, 12 * time.Second, 20 * time.Second} {
+				time.Sleep(time.Until(time.Now().Truncate(time.Minute).Add(time.Minute))) // all of it in one minute
+				p := newPlant(t, func(c *DispatcherConfig) {
+					c.Orphan = orphan
+					c.Queue = tardy{c.Queue, time.Second}
+				})
+				p.scfg.Orphan, p.scfg.Lease = orphan, time.Second
+				s := &shaky{Triggers: p.store.Triggers(), on: func(method string, _ []string) slip {
+					if method == "Create" {
+						return slip{err: errDown}
+					}
+					return slip{}
+				}}
+				p.scfg.Triggers = s
+				p.svc, _ = New(p.scfg)
+				_, stop := p.run()
+				m := Meta{Caller: "shop", Route: route.name, Key: "k"}
+				if _, err := route.call(p.svc, t.Context(), m, body); notify.KindOf(err) != notify.KindUnavailable {
+					t.Fatalf("the first writer: %v", err)
+				}
+				pass(after)
+				s.on = nil
+				a, err := route.call(p.svc, t.Context(), m, body)
+				if err != nil {
+					t.Fatal(err)
+				}
+				pass(15 * time.Second) // long before a reconciler would find it
+				for _, id := range idsIn(t, a.Body) {
+					p.want(id, engine.TriggerFired)
+					if n := len(p.sink.of(id)); n != 1 {
+						t.Errorf("%s, repeated after %v: %d calls", route.name, after, n)
+					}
+				}
+				stop()
+				p.wheel.stop()
+			}
+		}
+	})
+}
+
+// A message that comes while the one of its dead predecessor is being dropped is
+// not taken for a copy of it.
+func TestMessageBehindAnOrphan(t *testing.T) {
+	in(t, func(t *testing.T) {
+		p := newPlant(t, nil)
+		ctx := t.Context()
+		reading := make(chan struct{})
+		var once sync.Once
+		p.cfg.Triggers = &shaky{Triggers: p.store.Triggers(), on: func(method string, _ []string) slip {
+			if method != "Get" {
+				return slip{}
+			}
+			return slip{after: func() { // no row: the message is an orphan, and too old
+				once.Do(func() {
+					close(reading)
+					time.Sleep(2 * time.Second)
+				})
+			}}
+		}}
+		now := time.Now()
+		id := notify.NewBase(now)
+		m := engine.Message{Body: message{base: id, attempt: 1, caller: callerDigest("shop")}.encode()}
+		if err := p.queue.Enqueue(ctx, []engine.Message{m}); err != nil {
+			t.Fatal(err)
+		}
+		pass(5 * time.Minute)
+		p.run()
+		<-reading
+		// The second writer: its message, then its row.
+		if err := p.queue.Enqueue(ctx, []engine.Message{m}); err != nil {
+			t.Fatal(err)
+		}
+		pass(time.Second)
+		ms := now.UnixMilli()
+		row := engine.Trigger{ID: idOf(id), Caller: "shop", URL: base("shop") + "x", State: engine.TriggerPending, Created: ms, FireAt: ms, NextAt: ms}
+		if _, err := p.store.Triggers().Create(ctx, []engine.Trigger{row}); err != nil {
+			t.Fatal(err)
+		}
+		pass(time.Minute)
+		p.want(row.ID, engine.TriggerFired)
 	})
 }

@@ -17,6 +17,9 @@ type lane struct {
 	inFlight int
 	lines    [2]line       // of what is on time, and of the backlog
 	turn     int           // calls of what is on time since one of the backlog, while both waited
+	ready    []*work       // claimed ahead: they wait for a place, not for a claim
+	claiming int           // being claimed ahead
+	calls    int           // that ended, up to paceCalls
 	each     time.Duration // between the ends of two calls while more wait, smoothed
 	ended    time.Time     // when a call ended last, while more waited; zero: none waited
 
@@ -79,16 +82,6 @@ func (l *lane) clearLocked() []*work {
 	return all
 }
 
-// record is a caller's record as of a moment, with its URLs and keys parsed.
-type record struct {
-	engine.Caller
-	bases []*target
-	keys  [][]byte
-	sign  *signer
-	read  time.Time
-	until int64 // the earliest end of a key, ms since 1970; 0: none
-}
-
 func (d *Dispatcher) laneLocked(caller string) *lane {
 	l := d.lanes[caller]
 	if l == nil {
@@ -98,52 +91,6 @@ func (d *Dispatcher) laneLocked(caller string) *lane {
 		d.digests[callerDigest(caller)] = l
 	}
 	return l
-}
-
-// recordOf returns the caller's record, not older than PolicyAge.
-func (d *Dispatcher) recordOf(ctx context.Context, l *lane) (*record, error) {
-	l.refresh <- struct{}{}
-	defer func() { <-l.refresh }()
-	now := time.Now()
-	if r := l.record; r != nil && now.Sub(r.read) < d.cfg.PolicyAge && (r.until == 0 || now.UnixMilli() < r.until) {
-		return r, nil
-	}
-	c, ok, err := d.cfg.Callers.Get(ctx, l.caller)
-	if err != nil {
-		return nil, err
-	}
-	if !ok {
-		c = engine.Caller{ID: l.caller}
-	}
-	r := l.record
-	if r == nil || r.Version != c.Version || r.until != 0 && now.UnixMilli() >= r.until || c.Version == 0 {
-		r = newRecord(c, now, d.cfg.Egress.plain())
-	} else {
-		again := *r
-		r = &again
-	}
-	r.read = now
-	l.record = r
-	d.mu.Lock()
-	l.limit = or(c.MaxInFlight, d.cfg.CallerInFlight)
-	d.mu.Unlock()
-	return r, nil
-}
-
-func newRecord(c engine.Caller, now time.Time, plain bool) *record {
-	r := &record{Caller: c, keys: keysOf(c.Secrets, now.UnixMilli())}
-	r.sign = newSigner(r.keys)
-	for _, raw := range c.CallbackURLs {
-		if b := parseBase(raw, plain); b != nil {
-			r.bases = append(r.bases, b)
-		}
-	}
-	for _, s := range c.Secrets {
-		if s.Expires > now.UnixMilli() && (r.until == 0 || s.Expires < r.until) {
-			r.until = s.Expires
-		}
-	}
-	return r
 }
 
 // admit puts due messages into their callers' queues.
@@ -292,27 +239,55 @@ func (l *lane) waitLocked(w *work, now time.Time) time.Duration {
 // pumpLocked starts as many calls of a caller as may run. While its breaker is
 // open, what waits in memory is put off.
 func (d *Dispatcher) pumpLocked(l *lane, now time.Time) {
-	var start []*work
-	for l.waiting() > 0 && l.inFlight < d.mayCallLocked(l) {
+	var claim []*work
+	started := false
+	for len(l.ready)+l.waiting() > 0 && l.inFlight < d.mayCallLocked(l) {
 		ok, retryAt := l.brk.allow(now)
 		if !ok {
 			d.shutLocked(l, retryAt.Sub(now))
 			break
 		}
-		w := l.popLocked()
-		d.queuedLocked(l, w, -1)
+		started = true
 		l.inFlight++
 		d.inFlight++
+		if w := pop(&l.ready); w != nil {
+			w.slot = true
+			d.launch(w)
+			continue
+		}
+		w := l.popLocked()
+		d.queuedLocked(l, w, -1)
 		w.slot = true
-		start = append(start, w)
+		claim = append(claim, w)
+	}
+	// By half of them at a time: few large claims, not many small ones.
+	if most, has := d.aheadLocked(l), len(l.ready)+l.claiming; has <= most/2 {
+		for ; has < most && l.waiting() > 0; has++ {
+			w := l.popLocked()
+			d.queuedLocked(l, w, -1)
+			l.claiming++
+			claim = append(claim, w)
+		}
 	}
 	if s, moved := l.brk.moved(now); moved {
 		d.cfg.Events.breaker(l.caller, s)
 	}
-	if len(start) > 0 {
+	if started {
 		d.cfg.Events.inFlight(l.caller, l.inFlight)
-		d.claims.add(start...)
 	}
+	d.claims.add(claim...)
+}
+
+// pop takes the first of a list; nil when it is empty.
+func pop(list *[]*work) (w *work) {
+	if len(*list) == 0 {
+		return nil
+	}
+	w, (*list)[0] = (*list)[0], nil
+	if *list = (*list)[1:]; len(*list) == 0 {
+		*list = nil
+	}
+	return w
 }
 
 // shutLocked puts off what waits for an open breaker, spread over a while so
@@ -327,6 +302,7 @@ func (d *Dispatcher) shutLocked(l *lane, wait time.Duration) {
 	}
 	d.cfg.Events.deferred(CauseBreaker, len(all))
 	d.puts.add(all...)
+	d.returnLocked(l, CauseBreaker, min(wait, engine.MaxQueueDelay/2))
 }
 
 type called bool
@@ -349,10 +325,11 @@ func (d *Dispatcher) free(w *work, did called) {
 	l.inFlight--
 	d.inFlight--
 	if did == wasCalled {
+		l.calls = min(l.calls+1, paceCalls)
 		if !l.ended.IsZero() {
 			l.each += (now.Sub(l.ended) - l.each) / 64
 		}
-		if l.ended = now; l.waiting() == 0 {
+		if l.ended = now; l.waiting()+len(l.ready)+l.claiming == 0 {
 			l.ended = time.Time{} // what follows is no pace of the receiver's
 		}
 	}

@@ -46,6 +46,11 @@ type DeadLog interface {
 // letterOf derives the record from the row alone, so that a repeat after a
 // crash writes the same one.
 func letterOf(t *engine.Trigger) DeadRecord {
+	value, _ := json.Marshal(letter(t)) // strings and numbers always marshal
+	return DeadRecord{Key: []byte(t.ID), Value: value}
+}
+
+func letter(t *engine.Trigger) DeadLetter {
 	url, _, _ := strings.Cut(t.URL, "?")
 	l := DeadLetter{
 		Version: 1, ID: t.ID, Caller: t.Caller, URL: url, Reason: t.Reason, Class: noCall, Attempts: t.Attempts,
@@ -54,6 +59,5 @@ func letterOf(t *engine.Trigger) DeadRecord {
 	if n := len(t.Log); n > 0 {
 		l.Class, l.Status = t.Log[n-1].Class, t.Log[n-1].Status
 	}
-	value, _ := json.Marshal(l) // strings and numbers always marshal
-	return DeadRecord{Key: []byte(t.ID), Value: value}
+	return l
 }

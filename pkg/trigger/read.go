@@ -46,7 +46,9 @@ func (d *Dispatcher) read(ctx context.Context, ws []*work) {
 		ids[i] = idOf(w.msg.base)
 	}
 	var rows []engine.Trigger
+	var asked time.Time // before the rows were read: a row that is missing was then
 	if !d.until(ctx, "triggers", func() (err error) {
+		asked = time.Now()
 		rows, err = d.cfg.Triggers.Get(ctx, ids)
 		return err
 	}) {
@@ -61,7 +63,7 @@ func (d *Dispatcher) read(ctx context.Context, ws []*work) {
 		case drop:
 			drops[cause] = append(drops[cause], w)
 		case orphan:
-			d.orphan(w, now)
+			d.orphan(w, asked)
 		case early, leased:
 			d.later(w, cause, time.UnixMilli(at).Sub(now))
 		case owed:
@@ -82,8 +84,8 @@ func (d *Dispatcher) read(ctx context.Context, ws []*work) {
 // orphan waits for a row that is on its way, and drops the message when it must
 // have come: its create was never answered, or the reschedule it was written
 // for was lost to another.
-func (d *Dispatcher) orphan(w *work, now time.Time) {
-	if age := now.Sub(w.d.Enqueued); age > d.cfg.Orphan {
+func (d *Dispatcher) orphan(w *work, asked time.Time) {
+	if age := asked.Sub(w.d.Enqueued); age > d.cfg.Orphan {
 		d.cfg.Events.dropped(CauseOrphan, 1)
 		d.acks.add(w)
 		return

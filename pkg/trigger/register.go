@@ -143,6 +143,11 @@ func (s *Service) storeItems(ctx context.Context, owner *engine.Caller, items []
 		return false, err
 	}
 	began := time.Now()
+	if b.resumed {
+		// The first writer's index row may have been released, and its message be
+		// dropped for want of a state row: the same row again would lead nowhere.
+		original(index, began)
+	}
 	if err := s.cfg.Later.Put(ctx, index); err != nil {
 		return true, unavailable("timer_store", err)
 	}
@@ -174,14 +179,20 @@ func (s *Service) reindex(ctx context.Context, began time.Time, index []engine.T
 	if time.Since(began) < s.cfg.Orphan/2 {
 		return nil
 	}
-	now := time.Now().UnixMilli()
-	for i := range index {
-		index[i].FireAt = max(index[i].FireAt, now)
-	}
+	original(index, time.Now())
 	if err := s.cfg.Later.Put(ctx, index); err != nil {
 		return unavailable("timer_store", err)
 	}
 	return nil
+}
+
+// original makes index rows that are due ones of their own, under the time of
+// now: one that was stored and released before is not released again, and what
+// it led to may be gone. One that is not due has not been released.
+func original(index []engine.Timer, now time.Time) {
+	for i := range index {
+		index[i].FireAt = max(index[i].FireAt, now.UnixMilli())
+	}
 }
 
 // recall takes items that exist as they are stored.

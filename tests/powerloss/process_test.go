@@ -20,7 +20,7 @@ import (
 func TestProcessKeepsItsPromises(t *testing.T) {
 	t.Parallel()
 	cuts := trials(t, 4)
-	r := runProcess(t, cuts, 90*time.Second)
+	r, later := runProcess(t, cuts, 90*time.Second)
 	if r.Accepted == 0 {
 		t.Error("nothing was promised")
 	}
@@ -33,19 +33,22 @@ func TestProcessKeepsItsPromises(t *testing.T) {
 	if r.Reordered != 0 || r.NoID != 0 {
 		t.Errorf("%d reordered, %d calls without an id", r.Reordered, r.NoID)
 	}
+	if !later.Good() {
+		t.Errorf("triggers and scheduled pushes: %+v", later)
+	}
 	total.add(cuts, int(r.Accepted), int(r.Lost), r.Duplicates, r.Bound)
 }
 
 // The same with a log that does not sync: the proof that the test can fail.
 func TestProcessWithoutFsyncIsCaught(t *testing.T) {
 	t.Parallel()
-	r := runProcess(t, 1, 10*time.Second, "--set", "log.sync=false")
+	r, _ := runProcess(t, 1, 10*time.Second, "--set", "log.sync=false")
 	if r.Lost == 0 {
 		t.Errorf("no loss was noticed: %+v", r)
 	}
 }
 
-func runProcess(t *testing.T, cuts int, drain time.Duration, args ...string) victim.Result {
+func runProcess(t *testing.T, cuts int, drain time.Duration, args ...string) (victim.Result, victim.LaterResult) {
 	disk, mnt := mount(t, lossfs.WithFile)
 	rng := seed(t)
 	ctx := t.Context()
@@ -68,7 +71,7 @@ func runProcess(t *testing.T, cuts int, drain time.Duration, args ...string) vic
 	do(err)
 	do(v.Faults(ctx))
 	do(v.Start(ctx, ""))
-	sent := v.Load(ctx, 200, rng.Uint64())
+	sent := v.Load(ctx, 200, 0, rng.Uint64())
 	for k := range cuts {
 		point := ""
 		if k > 0 {
@@ -87,10 +90,12 @@ func runProcess(t *testing.T, cuts int, drain time.Duration, args ...string) vic
 	do(err)
 	r, err := v.Check(ctx, promises, drain)
 	do(err)
+	later, err := v.CheckLater(ctx, promises, drain)
+	do(err)
 	do(v.Stop())
 	do(v.Rows(ctx, &r))
-	fmt.Fprintf(out, "process cuts=%d %+v\n", cuts, r)
-	return r
+	fmt.Fprintf(out, "process cuts=%d %+v %+v\n", cuts, r, later)
+	return r, later
 }
 
 var buildOnce = sync.OnceValues(func() (string, error) {

@@ -42,13 +42,15 @@
 //	w       str kind, name                                   job id
 //	y                                                        last seq of the spill buffer
 //	z       seq                                              spilled record
+//	B       id                                               head of a large trigger, once it was swapped
 //	C       str caller, base                                 -: schedules of a caller
 //	E       ended, id                                        -: triggers that are terminal
 //	F       fire at, base                                    -: schedules by last known fire time
 //	G       id                                               trigger
 //	H       base                                             head of a schedule
 //	I       shard, minute, base                              -: hint
-//	L       state, str caller, id                            -: triggers by state and caller
+//	K       seq                                              ids that one swap claimed
+//	L       state, str caller, id                            -: triggers by state and caller; IN_FLIGHT among PENDING
 //	Q       str queue, seq                                   message: enqueued, visible, body
 //	R       base                                             schedule; written by merge, as t
 //	T       shard, fire at, id                               cold timer; as t

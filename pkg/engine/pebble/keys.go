@@ -36,11 +36,13 @@ const (
 	tSpill      = 'z'
 
 	tScheduleCaller = 'C'
+	tTriggerHead    = 'B'
 	tTriggerEnded   = 'E'
 	tScheduleFire   = 'F'
 	tTrigger        = 'G'
 	tHead           = 'H'
 	tHint           = 'I'
+	tFlight         = 'K'
 	tTriggerList    = 'L'
 	tMessage        = 'Q'
 	tSchedule       = 'R'

@@ -36,7 +36,7 @@ func TestTimersOfFormat1(t *testing.T) {
 		t.Fatalf("%+v, %v", got, err)
 	}
 	// The earlier build would not understand what this one writes.
-	if v, err := s.get(key(tFormat, "format")); err != nil || string(v) != "2" {
+	if v, err := s.get(key(tFormat, "format")); err != nil || string(v) != "3" {
 		t.Fatalf("format %q, %v", v, err)
 	}
 	if err := s.Close(); err != nil {
@@ -141,7 +141,7 @@ func TestPurgeLooksAgain(t *testing.T) {
 		row.Ended = 50
 		head := appendHead(nil, &engine.ScheduleHead{State: engine.SchedulePending, Gen: 1, FireAt: 50, Version: 1})
 		if err := s.commit.write(t.Context(), func(tx tx) {
-			w.fill(tx, triggerKey(row.ID), appendTrigger(nil, &row, 2))
+			w.fill(tx, triggerKey(row.ID), appendTrigger(nil, &row, &w.new), nil)
 			tx.set(scheduleKey(tHead, x.Base), head)
 		}, nil); err != nil {
 			t.Fatal(err)
@@ -161,7 +161,7 @@ func TestPurgeLooksAgain(t *testing.T) {
 				t.Errorf("purged %d, %v", n, err)
 			}
 		}
-		tables := []byte{tSchedule, tScheduleCaller, tScheduleFire, tHead, tTrigger, tTriggerList, tTriggerEnded}
+		tables := []byte{tSchedule, tScheduleCaller, tScheduleFire, tHead, tTrigger, tTriggerList, tTriggerEnded, tTriggerHead}
 		if n := rows(t, s, tables...); n != 0 {
 			t.Errorf("%d rows are left", n)
 		}

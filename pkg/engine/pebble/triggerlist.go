@@ -15,7 +15,8 @@ import (
 
 // List merges the lists of the index that the question is about: one for a
 // state of a caller, one a state for all of a caller's, one a caller for all of
-// a state. All of all are the rows themselves. Index and rows are read from one
+// a state. All of all are the rows themselves, and those IN_FLIGHT, who stand
+// among the waiting ones, are known by name. Index and rows are read from one
 // snapshot, in which they agree.
 func (t *triggers) List(ctx context.Context, caller string, state engine.TriggerState, behind engine.TriggerCursor, max int) ([]engine.Trigger, error) {
 	if max <= 0 || len(caller) > 1<<16-1 {
@@ -36,10 +37,13 @@ func (t *triggers) List(ctx context.Context, caller string, state engine.Trigger
 }
 
 func (t *triggers) list(ctx context.Context, caller string, state engine.TriggerState, behind string, max int) (out []engine.Trigger, err error) {
-	snap := t.s.db.NewSnapshot()
+	snap, flying := t.flights.snapshot(t.s.db)
 	defer func() { err = errors.Join(err, translate(snap.Close())) }()
-	if caller == "" && state == 0 {
-		return listRows(ctx, snap, behind, max)
+	switch {
+	case state == engine.TriggerInFlight:
+		return t.listFlights(ctx, snap, flying, caller, behind, max)
+	case caller == "" && state == 0:
+		return t.listRows(ctx, snap, behind, max)
 	}
 	it, err := snap.NewIter(&pebbledb.IterOptions{LowerBound: []byte{tTriggerList}, UpperBound: []byte{tTriggerList + 1}})
 	if err != nil {
@@ -56,21 +60,22 @@ func (t *triggers) list(ctx context.Context, caller string, state engine.Trigger
 			return nil, err
 		}
 		id := string(lists.heads[0].id())
-		v, c, err := snap.Get(triggerKey(id))
-		if err != nil {
-			return nil, translate(err) // one without a row is damage too
-		}
-		out = append(out, engine.Trigger{})
-		err = readTrigger(id, bytes.Clone(v), &out[len(out)-1])
-		if err = errors.Join(err, translate(c.Close())); err != nil {
+		var row engine.Trigger
+		if err := t.row(snap, id, &row); err != nil {
 			return nil, err
+		}
+		if row.ID == "" {
+			return nil, corrupt("trigger index", lists.heads[0].key) // without a row
+		}
+		if state != engine.TriggerPending || row.State == state { // else it is IN_FLIGHT
+			out = append(out, row)
 		}
 		lists.pop()
 	}
 	return out, translate(it.Error())
 }
 
-func listRows(ctx context.Context, snap *pebbledb.Snapshot, behind string, max int) (out []engine.Trigger, err error) {
+func (t *triggers) listRows(ctx context.Context, snap *pebbledb.Snapshot, behind string, max int) (out []engine.Trigger, err error) {
 	o := &pebbledb.IterOptions{LowerBound: []byte{tTrigger}, UpperBound: []byte{tTrigger + 1}}
 	if behind != "" {
 		o.UpperBound = triggerKey(behind)
@@ -90,7 +95,12 @@ func listRows(ctx context.Context, snap *pebbledb.Snapshot, behind string, max i
 			return nil, translate(err)
 		}
 		out = append(out, engine.Trigger{})
-		if err := readTrigger(string(it.Key()[1:]), bytes.Clone(v), &out[len(out)-1]); err != nil {
+		row := &out[len(out)-1]
+		h, err := readTrigger(string(it.Key()[1:]), bytes.Clone(v), row)
+		if err == nil && h.split {
+			err = t.row(snap, row.ID, row)
+		}
+		if err != nil {
 			return nil, err
 		}
 	}
@@ -160,14 +170,14 @@ func (l *newestFirst) find(ctx context.Context, caller string, state engine.Trig
 			return err
 		}
 		k := l.it.Key()
-		if len(k) < 4 || len(k) < 4+int(binary.BigEndian.Uint16(k[2:])) {
+		if !listKeyFits(k) {
 			return corrupt("trigger index", k)
 		}
 		found := engine.TriggerState(k[1])
 		if state != 0 && found != state {
 			break
 		}
-		prefix := bytes.Clone(k[:4+int(binary.BigEndian.Uint16(k[2:]))])
+		prefix := bytes.Clone(k[:listPrefix(k)])
 		if caller != "" {
 			prefix = appendListKey(nil, found, caller)
 		}
@@ -183,3 +193,8 @@ func (l *newestFirst) find(ctx context.Context, caller string, state engine.Trig
 	}
 	return translate(l.it.Error())
 }
+
+// listPrefix is how many bytes of a key stand before the id.
+func listPrefix(k []byte) int { return 4 + int(binary.BigEndian.Uint16(k[2:])) }
+
+func listKeyFits(k []byte) bool { return len(k) >= 4 && len(k) >= listPrefix(k) }

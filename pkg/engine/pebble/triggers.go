@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"sync"
 
 	pebbledb "github.com/cockroachdb/pebble/v2"
@@ -15,18 +16,21 @@ import (
 // Triggers returns the contract of triggers.
 func (s *Store) Triggers() engine.Triggers { return &s.triggers }
 
-// triggers keeps a row per trigger, and two indexes written with it: by state
-// and caller, and of terminal rows by their end.
+// triggers keeps a row per trigger (triggerrow.go), and two indexes written with
+// it: by state and caller, and of terminal rows by their end. Of those IN_FLIGHT
+// flights knows (triggerflight.go).
 //
-// A swap locks its rows (lock.go), reads them and writes those that it wins in
-// one group. The locks are held until that is durable: whoever is told that he
-// lost, lost against what survives.
+// A swap locks its rows (lock.go), reads their headers, mostly from memory
+// (triggercache.go), and writes those that it wins in one group. The locks are
+// held until that is durable: whoever is told that he lost, lost against what
+// survives.
 type triggers struct {
-	s     *Store
-	purge sync.Mutex
+	s         *Store
+	splitFrom int // splitFrom, or a test's
+	heads     triggerHeads
+	flights   flights
+	purge     sync.Mutex
 }
-
-func (t *triggers) load(s *Store) error { t.s = s; return nil }
 
 func checkTrigger(x *engine.Trigger) error {
 	switch {
@@ -39,7 +43,18 @@ func checkTrigger(x *engine.Trigger) error {
 }
 
 // header reads what a swap has to know; ok is false where there is no row.
-func (t *triggers) header(k []byte) (h triggerHeader, ok bool, err error) {
+func (t *triggers) header(k []byte, id string) (h triggerHeader, ok bool, err error) {
+	if h, ok, err = t.headerAt(k, triggerWhole); err != nil || !ok || !h.split {
+		return h, ok, err
+	}
+	now, swapped, err := t.headerAt(triggerHeadKey(id), triggerSplit)
+	if err != nil || !swapped {
+		return h, true, err
+	}
+	return now, true, nil
+}
+
+func (t *triggers) headerAt(k []byte, kind byte) (h triggerHeader, ok bool, err error) {
 	v, c, err := t.s.db.Get(k)
 	if errors.Is(err, pebbledb.ErrNotFound) {
 		return h, false, nil
@@ -48,7 +63,7 @@ func (t *triggers) header(k []byte) (h triggerHeader, ok bool, err error) {
 		return h, false, translate(err)
 	}
 	d := reader{b: v}
-	ok = readTriggerHeader(&d, &h)
+	ok = (kind == triggerWhole || d.byte() == triggerHeadVersion) && readTriggerHeader(&d, &h)
 	h.caller = string(append([]byte(nil), h.caller...)) // v goes with c
 	if err := c.Close(); err != nil {
 		return h, false, translate(err)
@@ -59,30 +74,113 @@ func (t *triggers) header(k []byte) (h triggerHeader, ok bool, err error) {
 	return h, true, nil
 }
 
+// getter is the store, or a snapshot of it.
+type getter interface {
+	Get(key []byte) (value []byte, closer io.Closer, err error)
+}
+
+// row reads a row with its head; one that is not there leaves out as it is.
+func (t *triggers) row(from getter, id string, out *engine.Trigger) error {
+	_, err := t.rowAndHeader(from, id, out)
+	return err
+}
+
+func (t *triggers) rowAndHeader(from getter, id string, out *engine.Trigger) (h triggerHeader, err error) {
+	v, err := copyOf(from, triggerKey(id))
+	if err != nil || v == nil {
+		return h, err
+	}
+	if h, err = readTrigger(id, v, out); err != nil || !h.split {
+		return h, err
+	}
+	if v, err = copyOf(from, triggerHeadKey(id)); err != nil || v == nil {
+		return h, err
+	}
+	return readTriggerHead(id, v, out)
+}
+
+func copyOf(from getter, k []byte) ([]byte, error) {
+	v, c, err := from.Get(k)
+	if errors.Is(err, pebbledb.ErrNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, translate(err)
+	}
+	out := append(make([]byte, 0, len(v)), v...)
+	return out, translate(c.Close())
+}
+
 // triggerWrite is a row that replaces another, or is the first of its id.
 type triggerWrite struct {
 	row      *engine.Trigger
 	old, new triggerHeader
 	first    bool
+	request  bool // everything is written, not only the head of a split row
+}
+
+// pack appends the values that are written, a part each: the row, and the head.
+func (w *triggerWrite) pack(p *packed) {
+	if w.request {
+		p.buf = appendTrigger(p.buf, w.row, &w.new)
+	}
+	p.mark()
+	if w.new.split && !w.first {
+		p.buf = appendTriggerHead(p.buf, w.row, &w.new)
+	}
+	p.mark()
 }
 
 // fill writes the row and what changes in the indexes.
-func (w *triggerWrite) fill(tx tx, k, v []byte) {
-	tx.set(k, v)
+func (w *triggerWrite) fill(tx tx, k, row, head []byte) {
 	id := w.row.ID
-	if w.first || w.old.state != w.new.state || w.old.caller != w.new.caller {
-		if !w.first {
-			tx.delete(w.old.listKey(id))
-		}
-		tx.set(w.new.listKey(id), nil)
+	if len(row) > 0 {
+		tx.set(k, row)
 	}
-	was, is := !w.first && w.old.terminal(), w.new.terminal()
-	if was && (!is || w.old.ended != w.new.ended) {
+	if len(head) > 0 {
+		tx.set(triggerHeadKey(id), head)
+	}
+	is, was := w.new.listKey(id), []byte(nil)
+	if !w.first {
+		was = w.old.listKey(id)
+	}
+	if !bytes.Equal(is, was) {
+		if was != nil {
+			tx.delete(was)
+		}
+		tx.set(is, nil)
+	}
+	ended, over := !w.first && w.old.terminal(), w.new.terminal()
+	if ended && (!over || w.old.ended != w.new.ended) {
 		tx.delete(w.old.endedKey(id))
 	}
-	if is && (!was || w.old.ended != w.new.ended) {
+	if over && (!ended || w.old.ended != w.new.ended) {
 		tx.set(w.new.endedKey(id), nil)
 	}
+}
+
+// header of a row whose lock is held.
+func (t *triggers) stored(k []byte, id string) (triggerHeader, bool, error) {
+	if h, ok := t.heads.get(id); ok {
+		return h, true, nil
+	}
+	return t.header(k, id)
+}
+
+// plan makes the write that replaces stored.
+func (t *triggers) plan(x *engine.Trigger, stored triggerHeader, first bool, version uint64) triggerWrite {
+	w := triggerWrite{row: x, old: stored, new: headerOf(x), first: first, request: true}
+	w.new.version = version
+	switch {
+	case first:
+		if w.new.split = len(x.URL)+len(x.Payload) >= t.splitFrom; w.new.split {
+			w.new.request = digestOf(x)
+		}
+	case stored.split:
+		w.new.split, w.new.request = true, digestOf(x)
+		w.request = w.new.request != stored.request
+	}
+	return w
 }
 
 // change locks n rows, asks decide about each, in order, and writes those it
@@ -111,7 +209,7 @@ func (t *triggers) change(ctx context.Context, n int, row func(i int) *engine.Tr
 		x := row(i)
 		stored, ok := mine[x.ID]
 		if !ok {
-			if stored, ok, err = t.header([]byte(locks[i])); err != nil {
+			if stored, ok, err = t.stored([]byte(locks[i]), x.ID); err != nil {
 				unlock()
 				return nil, err
 			}
@@ -121,28 +219,55 @@ func (t *triggers) change(ctx context.Context, n int, row func(i int) *engine.Tr
 			continue
 		}
 		won[i] = true
-		w := triggerWrite{row: x, old: stored, new: headerOf(x), first: !ok}
-		w.new.version = version
+		w := t.plan(x, stored, !ok, version)
 		writes = append(writes, w)
 		mine[x.ID] = w.new
 		p.buf = append(p.buf, locks[i]...)
 		p.mark()
-		p.buf = appendTrigger(p.buf, x, version)
-		p.mark()
+		w.pack(p)
 	}
 	if len(writes) == 0 {
 		unlock()
 		return won, nil
 	}
-	err = t.s.commit.write(ctx, func(tx tx) {
-		for i := range writes {
-			writes[i].fill(tx, p.part(2*i), p.part(2*i+1))
-		}
-	}, func(error) { unlock() })
-	if err != nil {
+	if err := t.write(ctx, writes, mine, p, unlock); err != nil {
 		return nil, err
 	}
 	return won, nil
+}
+
+// write stores writes; last are the rows as they are afterwards.
+func (t *triggers) write(ctx context.Context, writes []triggerWrite, last map[string]triggerHeader, p *packed, unlock func()) error {
+	var begin, end []string
+	for id, h := range last {
+		t.heads.writing(id)
+		if h.state == engine.TriggerInFlight {
+			begin = append(begin, id)
+		} else {
+			end = append(end, id)
+		}
+	}
+	flight, flying := t.flights.begin(begin)
+	over := t.flights.over()
+	return t.s.commit.write(ctx, func(tx tx) {
+		for i := range writes {
+			writes[i].fill(tx, p.part(3*i), p.part(3*i+1), p.part(3*i+2))
+		}
+		if flight != nil {
+			tx.set(flight, flying)
+		}
+		for _, k := range over {
+			tx.delete(k)
+		}
+	}, func(err error) {
+		if err == nil {
+			for id, h := range last {
+				t.heads.wrote(id, h)
+			}
+			t.flights.end(end)
+		}
+		unlock()
+	})
 }
 
 func (t *triggers) Create(ctx context.Context, ts []engine.Trigger) ([]bool, error) {
@@ -165,17 +290,14 @@ func (t *triggers) Get(ctx context.Context, ids []string) ([]engine.Trigger, err
 		if err := sometimes(ctx, &n); err != nil {
 			return nil, err
 		}
-		k := triggerKey(id)
-		locks[i] = string(k)
-		v, err := t.s.get(k)
+		locks[i] = string(tTrigger) + id
+		seq := t.heads.reading(id)
+		h, err := t.rowAndHeader(t.s.db, id, &out[i])
 		if err != nil {
 			return nil, err
 		}
-		if v == nil {
-			continue
-		}
-		if err := readTrigger(id, v, &out[i]); err != nil {
-			return nil, err
+		if out[i].ID != "" && !h.terminal() {
+			t.heads.found(id, h, seq)
 		}
 	}
 	// A swap is visible a moment before it is durable. Nobody is shown a state
@@ -225,13 +347,17 @@ func (t *triggers) purgeSome(ctx context.Context, r span, before int64, max int)
 	}
 	var gone [][]byte
 	for i, id := range ids {
-		h, ok, err := t.header([]byte(locks[i]))
+		h, ok, err := t.header([]byte(locks[i]), id)
 		if err != nil {
 			unlock()
 			return 0, nil, err
 		}
 		if ok && h.terminal() && h.ended < before { // it may have been swapped meanwhile
 			gone = append(gone, []byte(locks[i]), h.listKey(id), h.endedKey(id))
+			if h.split {
+				gone = append(gone, triggerHeadKey(id))
+			}
+			t.heads.writing(id)
 			n++
 		}
 	}

@@ -2,11 +2,12 @@ package victim
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -23,6 +24,7 @@ type later struct {
 type fate struct {
 	due       int64 // ms since 1970: the earliest moment it may fire
 	cancelled bool
+	refused   bool // a cancel was answered with a conflict: it was never cancelled
 }
 
 // Each is due this long after it was registered.
@@ -31,141 +33,254 @@ const (
 	laterMost  = 20 * time.Second
 )
 
-// loadLater registers triggers and scheduled pushes, rate a second together, and
-// cancels or moves some of them, until ctx ends. Every request is repeated until
-// it is answered, in the next life of the process too.
-func (v *Victim) loadLater(ctx context.Context, rate float64, seed uint64, into *later) error {
+const (
+	// askLimit bounds one call. What was not answered by then is asked again.
+	askLimit = 10 * time.Second
+	// insistLimit bounds how often one question is asked again over kills and
+	// starts, settleLimit the same once nothing is killed any more. A key whose
+	// request died is leased for 30 s.
+	insistLimit = 5 * time.Minute
+	settleLimit = 90 * time.Second
+)
+
+// loadLater registers triggers, one by one and in batches, and scheduled pushes,
+// rate items a second together whether the process is there or not, and cancels
+// or moves some of them. Every request is repeated, with its key, until it is
+// answered, in the next life of the process too. When issue ends nothing new is
+// begun, and what is under way is brought to its answer.
+func (v *Victim) loadLater(issue context.Context, rate float64, seed uint64, into *later) error {
 	into.triggers, into.schedules = map[string]fate{}, map[string]fate{}
-	var urls struct {
-		Callback string `json:"callback"`
-	}
-	if err := v.get(ctx, v.control+"/urls.json", &urls); err != nil {
+	callback, err := v.CallbackURL(issue)
+	if err != nil {
 		return err
 	}
-	const workers = 16
-	ticks := make(chan int)
-	var wg sync.WaitGroup
-	errs := make(chan error, workers)
+	work, cancel := context.WithCancel(context.WithoutCancel(issue))
+	defer cancel()
+	defer context.AfterFunc(issue, func() { time.AfterFunc(settleLimit, cancel) })()
+	// Many: a key whose request died with the process is leased for 30 s, and
+	// holds the worker that asks for it.
+	const workers = 256
+	units := make(chan int)
+	g, failed := errgroup.WithContext(work)
 	for w := range workers {
-		rng := rand.New(rand.NewPCG(seed, uint64(100+w)))
-		wg.Go(func() {
-			for n := range ticks {
-				one := v.laterTrigger
-				if n%4 == 0 {
-					one = v.laterPush
-				}
-				if err := one(ctx, urls.Callback, fmt.Sprintf("later-%d-%d", seed, n), rng, into); err != nil && ctx.Err() == nil {
-					errs <- err
-					return
+		g.Go(func() error {
+			l := &laterWorker{v: v, callback: callback, rng: rand.New(rand.NewPCG(seed, uint64(100+w))), into: into, batch: batchOf(rate)}
+			for n := range units {
+				if err := l.do(failed, n, fmt.Sprintf("later-%d-%d", seed, n)); err != nil {
+					return err
 				}
 			}
+			return nil
 		})
 	}
-	t := time.NewTicker(time.Duration(float64(time.Second) / rate))
-	defer t.Stop()
-	var failed error
-	for n := 0; ctx.Err() == nil && failed == nil; n++ {
-		select {
-		case <-t.C:
-			select {
-			case ticks <- n:
-			case failed = <-errs:
-			case <-ctx.Done():
+	g.Go(func() error {
+		defer close(units)
+		began := time.Now()
+		t := time.NewTicker(5 * time.Millisecond)
+		defer t.Stop()
+		for n, items := 0, 0.0; ; {
+			for items < rate*time.Since(began).Seconds() {
+				select {
+				case units <- n:
+					items += float64(sizeOf(n, rate))
+					n++
+				case <-issue.Done():
+					return nil
+				case <-failed.Done():
+					return nil
+				}
 			}
-		case failed = <-errs:
-		case <-ctx.Done():
+			select {
+			case <-t.C:
+			case <-issue.Done():
+				return nil
+			case <-failed.Done():
+				return nil
+			}
 		}
-	}
-	close(ticks)
-	wg.Wait()
-	return failed
+	})
+	return g.Wait()
 }
 
-// insist calls f until it is answered; false when ctx ended first.
-func insist(ctx context.Context, f func() error) (bool, error) {
+// Of five units of work one is a scheduled push, one a trigger, and three are
+// batches of triggers.
+func sizeOf(n int, rate float64) int {
+	if n%5 < 2 {
+		return 1
+	}
+	return batchOf(rate)
+}
+
+func batchOf(rate float64) int { return min(max(int(rate/20), 2), 100) }
+
+// laterWorker does one unit of work after the other.
+type laterWorker struct {
+	v        *Victim
+	callback string
+	rng      *rand.Rand
+	into     *later
+	batch    int
+}
+
+func (l *laterWorker) do(ctx context.Context, n int, key string) error {
+	switch n % 5 {
+	case 0:
+		return l.push(ctx, key)
+	case 1:
+		return l.single(ctx, key)
+	}
+	return l.many(ctx, key)
+}
+
+// insist asks until there is an answer, and returns it. Anything else than an
+// answer is the process between two lives: away, starting, or without its token
+// file after a power cut. An error that is no answer says what was never
+// answered, and what came instead.
+func insist(ctx context.Context, what string, ask func(context.Context) error) error {
+	began := time.Now()
 	for {
-		// Only an answer ends it. Anything else is the process between two lives:
-		// away, starting, or without its token file after a power cut.
-		err := f()
-		switch notify.KindOf(err) {
-		case notify.KindInvalid, notify.KindNotFound, notify.KindMismatch:
-			return true, err
-		case notify.KindConflict:
-			if notify.RetryAfterOf(err) == 0 {
-				return true, err
-			}
-		default:
-			if err == nil {
-				return true, nil
-			}
+		one, cancel := context.WithTimeout(ctx, askLimit)
+		err := ask(one)
+		cancel()
+		if answered(err) {
+			return err
+		}
+		if ctx.Err() != nil || time.Since(began) > insistLimit {
+			return fmt.Errorf("%s has no answer after %s: %w", what, time.Since(began).Round(time.Second), err)
 		}
 		select {
 		case <-ctx.Done():
-			return false, nil
 		case <-time.After(50 * time.Millisecond):
 		}
 	}
 }
 
-func (v *Victim) laterTrigger(ctx context.Context, callback, key string, rng *rand.Rand, into *later) error {
-	at := soon(rng)
-	body := api.Trigger{CallbackURL: fmt.Sprintf("%s/t?due=%d", callback, at.UnixMilli()), FireAt: &at, Exact: true, Payload: []byte(`{"n":1}`)}
+func answered(err error) bool {
+	switch notify.KindOf(err) {
+	case notify.KindInvalid, notify.KindNotFound, notify.KindMismatch:
+		return true
+	case notify.KindConflict:
+		return err == nil || notify.RetryAfterOf(err) == 0
+	}
+	return err == nil
+}
+
+func (l *laterWorker) trigger(at time.Time) api.Trigger {
+	return api.Trigger{CallbackURL: fmt.Sprintf("%s/t?due=%d", l.callback, at.UnixMilli()), FireAt: &at, Exact: true, Payload: []byte(`{"n":1}`)}
+}
+
+func (l *laterWorker) single(ctx context.Context, key string) error {
+	body := l.trigger(soon(l.rng))
 	var made api.TriggerAccepted
-	if ok, err := insist(ctx, func() (err error) { made, err = v.client.Trigger(ctx, body, key); return err }); !ok || err != nil {
+	if err := insist(ctx, "trigger "+key, func(ctx context.Context) (err error) {
+		made, err = l.v.client.Trigger(ctx, body, key)
+		return err
+	}); err != nil {
 		return err
 	}
 	// A repeat after a kill may find that it was stored long ago.
 	f := fate{due: made.FireAt.UnixMilli()}
-	into.put(into.triggers, made.TriggerID, f)
-	switch rng.IntN(5) {
-	case 0:
-		ok, err := insist(ctx, func() error { _, err := v.client.CancelTrigger(ctx, made.TriggerID); return err })
-		if err == nil && ok {
-			f.cancelled = true
-			into.put(into.triggers, made.TriggerID, f)
+	l.into.put(l.into.triggers, made.TriggerID, f)
+	return l.change(ctx, made.TriggerID, f, l.rng.IntN(5))
+}
+
+func (l *laterWorker) many(ctx context.Context, key string) error {
+	batch := make([]api.Trigger, l.batch)
+	for i := range batch {
+		batch[i] = l.trigger(soon(l.rng))
+	}
+	var made api.TriggerBatchResult
+	if err := insist(ctx, "batch "+key, func(ctx context.Context) (err error) {
+		made, err = l.v.client.TriggerBatch(ctx, batch, key)
+		return err
+	}); err != nil {
+		return err
+	}
+	if made.Accepted != len(batch) || len(made.Results) != len(batch) {
+		return fmt.Errorf("batch %s: %d of %d triggers were accepted", key, made.Accepted, len(batch))
+	}
+	for i := range made.Results {
+		l.into.put(l.into.triggers, made.Results[i].TriggerID, fate{due: made.Results[i].FireAt.UnixMilli()})
+	}
+	for what := range 2 {
+		i := l.rng.IntN(len(batch))
+		f := l.into.of(l.into.triggers, made.Results[i].TriggerID)
+		if f.cancelled || f.refused {
+			continue
 		}
+		if err := l.change(ctx, made.Results[i].TriggerID, f, what); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// change cancels a trigger (0), moves it (1), or leaves it.
+func (l *laterWorker) change(ctx context.Context, id string, f fate, what int) error {
+	switch what {
+	case 0:
+		err := insist(ctx, "cancel of "+id, func(ctx context.Context) error {
+			_, err := l.v.client.CancelTrigger(ctx, id)
+			return err
+		})
+		f.cancelled, f.refused = err == nil, notify.KindOf(err) == notify.KindConflict && err != nil
+		l.into.put(l.into.triggers, id, f)
 		return unlessConflict(err)
 	case 1:
-		to := soon(rng)
-		ok, err := insist(ctx, func() error { _, err := v.client.RescheduleTrigger(ctx, made.TriggerID, to); return err })
-		// Not answered: it may fire at either time.
-		if f.due = to.UnixMilli(); err != nil || !ok {
-			f.due = min(f.due, at.UnixMilli())
+		to := soon(l.rng)
+		err := insist(ctx, "move of "+id, func(ctx context.Context) error {
+			_, err := l.v.client.RescheduleTrigger(ctx, id, to)
+			return err
+		})
+		// Not answered at first, it may have fired at either time.
+		if was := f.due; err != nil {
+			f.due = min(was, to.UnixMilli())
+		} else {
+			f.due = to.UnixMilli()
 		}
-		into.put(into.triggers, made.TriggerID, f)
+		l.into.put(l.into.triggers, id, f)
 		return unlessConflict(err)
 	}
 	return nil
 }
 
-func (v *Victim) laterPush(ctx context.Context, _, key string, rng *rand.Rand, into *later) error {
-	at := soon(rng)
+func (l *laterWorker) push(ctx context.Context, key string) error {
+	at := soon(l.rng)
 	n := api.Notification{
-		Channel: "push", Category: "alert", To: api.Receiver{UserID: key, Address: fmt.Sprintf("apns:%064x", rng.Uint64())},
+		Channel: "push", Category: "alert", To: api.Receiver{UserID: key, Address: fmt.Sprintf("apns:%064x", l.rng.Uint64())},
 		Content: api.Content{Body: "later"}, ScheduledAt: &at,
 	}
 	var made api.Accepted
-	if ok, err := insist(ctx, func() (err error) { made, err = v.client.Send(ctx, n, key); return err }); !ok || err != nil {
+	if err := insist(ctx, "scheduled push "+key, func(ctx context.Context) (err error) {
+		made, err = l.v.client.Send(ctx, n, key)
+		return err
+	}); err != nil {
 		return err
 	}
 	f := fate{due: at.UnixMilli()}
-	into.put(into.schedules, made.NotificationID, f)
-	switch rng.IntN(5) {
+	l.into.put(l.into.schedules, made.NotificationID, f)
+	switch l.rng.IntN(5) {
 	case 0:
 		var c api.Cancelled
-		ok, err := insist(ctx, func() (err error) { c, err = v.client.Cancel(ctx, made.NotificationID); return err })
-		if err == nil && ok && c.Final {
+		err := insist(ctx, "cancel of "+made.NotificationID, func(ctx context.Context) (err error) {
+			c, err = l.v.client.Cancel(ctx, made.NotificationID)
+			return err
+		})
+		if err == nil && c.Final {
 			f.cancelled = true
-			into.put(into.schedules, made.NotificationID, f)
+			l.into.put(l.into.schedules, made.NotificationID, f)
 		}
 		return unlessConflict(err)
 	case 1:
-		to := soon(rng)
-		ok, err := insist(ctx, func() error { _, err := v.client.Reschedule(ctx, made.NotificationID, to); return err })
-		if f.due = to.UnixMilli(); err != nil || !ok {
+		to := soon(l.rng)
+		err := insist(ctx, "move of "+made.NotificationID, func(ctx context.Context) error {
+			_, err := l.v.client.Reschedule(ctx, made.NotificationID, to)
+			return err
+		})
+		if f.due = to.UnixMilli(); err != nil {
 			f.due = min(f.due, at.UnixMilli())
 		}
-		into.put(into.schedules, made.NotificationID, f)
+		l.into.put(l.into.schedules, made.NotificationID, f)
 		return unlessConflict(err)
 	}
 	return nil
@@ -182,133 +297,16 @@ func (l *later) put(m map[string]fate, id string, f fate) {
 	m[id] = f
 }
 
+func (l *later) of(m map[string]fate, id string) fate {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return m[id]
+}
+
 // unlessConflict lets pass what is no failure: it fired, or is about to.
 func unlessConflict(err error) error {
 	if notify.KindOf(err) == notify.KindConflict {
 		return nil
 	}
 	return err
-}
-
-// LaterResult is what became of the promises about the future.
-type LaterResult struct {
-	Triggers, Schedules int64
-	Fired               int64
-	Cancelled           int64 // of both, by an answer that said so
-	Nonterminal         int64 // not ended, or not known any more
-	Lost                int64 // said to have fired, and the receiver never saw it
-	Early               int64 // first calls before their time
-	CancelledFired      int64 // called although a cancel had been answered
-	Duplicates          int64 // further calls of a trigger that was taken
-	Bound               int64 // of them, those the state rows explain: claims beyond the first
-	BadSignature        int64
-}
-
-// CheckLater waits until everything has ended, and holds it against the
-// receiver's ledger.
-func (v *Victim) CheckLater(ctx context.Context, p *Promises, limit time.Duration) (r LaterResult, err error) {
-	l := &p.later
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	deadline := time.Now().Add(limit)
-	r.Triggers, r.Schedules = int64(len(l.triggers)), int64(len(l.schedules))
-	type call struct {
-		At    time.Time `json:"at"`
-		Taken bool      `json:"taken"`
-	}
-	for id, f := range l.triggers {
-		st, err := v.ended(ctx, id, deadline)
-		if err != nil {
-			return r, err
-		}
-		var calls []call
-		if err := v.get(ctx, v.control+"/callbacks?id="+id, &calls); err != nil && st.Status == "FIRED" {
-			r.Lost++
-			fmt.Fprintln(v.cfg.Out, "  lost: trigger", id, "is FIRED, and the receiver was never called")
-		}
-		// Every claim but the last may have been followed by a call whose
-		// outcome was not written.
-		r.Bound += max(int64(st.Claims)-1, 0)
-		switch {
-		case f.cancelled:
-			r.Cancelled++
-			if len(calls) > 0 || st.Status != "CANCELLED" {
-				r.CancelledFired++
-				fmt.Fprintf(v.cfg.Out, "  cancelled and called %d times: trigger %s is %s\n", len(calls), id, st.Status)
-			}
-		case st.Status == "FIRED":
-			r.Fired++
-		case st.Status != "FAILED" && st.Status != "CANCELLED" && st.Status != "EXPIRED":
-			r.Nonterminal++
-			fmt.Fprintf(v.cfg.Out, "  not ended: trigger %s is %s: %s\n", id, st.Status, st.Next)
-		}
-		if len(calls) > 0 && calls[0].At.UnixMilli() < f.due {
-			r.Early++
-			fmt.Fprintf(v.cfg.Out, "  early: trigger %s was called at %d, due %d\n", id, calls[0].At.UnixMilli(), f.due)
-		}
-	}
-	for id, f := range l.schedules {
-		state, err := v.terminal(ctx, id, deadline)
-		if err != nil {
-			return r, err
-		}
-		s, _ := notify.ParseState(state)
-		var ds []struct {
-			At time.Time `json:"at"`
-		}
-		lookErr := v.get(ctx, v.control+"/ledger?id="+id, &ds)
-		switch {
-		case !s.Terminal():
-			r.Nonterminal++
-			fmt.Fprintf(v.cfg.Out, "  not ended: %s is %s\n", id, state)
-		case f.cancelled:
-			r.Cancelled++
-			if lookErr == nil && len(ds) > 0 || s != notify.Cancelled {
-				r.CancelledFired++
-				fmt.Fprintf(v.cfg.Out, "  cancelled and sent: %s is %s\n", id, state)
-			}
-		case s == notify.Delivered || s == notify.Sent:
-			r.Fired++
-			if lookErr != nil {
-				r.Lost++
-				fmt.Fprintf(v.cfg.Out, "  lost: %s is %s, and no provider was sent it\n", id, state)
-			}
-		}
-		if len(ds) > 0 && !ds[0].At.IsZero() && ds[0].At.UnixMilli() < f.due {
-			r.Early++
-			fmt.Fprintf(v.cfg.Out, "  early: %s was sent at %d, due %d\n", id, ds[0].At.UnixMilli(), f.due)
-		}
-	}
-	var sum struct {
-		Duplicates   int64 `json:"duplicates"`
-		BadSignature int64 `json:"bad_signature"`
-	}
-	err = v.get(ctx, v.control+"/callbacks/totals", &sum)
-	r.Duplicates, r.BadSignature = sum.Duplicates, sum.BadSignature
-	return r, err
-}
-
-// ended waits for the end of a trigger.
-func (v *Victim) ended(ctx context.Context, id string, deadline time.Time) (api.TriggerStatus, error) {
-	for {
-		st, err := v.client.TriggerStatus(ctx, id)
-		if err != nil && notify.KindOf(err) != notify.KindUnavailable {
-			if notify.KindOf(err) == notify.KindNotFound {
-				return api.TriggerStatus{Status: "LOST"}, nil
-			}
-			return st, err
-		}
-		switch st.Status {
-		case "FIRED", "FAILED", "CANCELLED", "EXPIRED":
-			return st, nil
-		}
-		if time.Now().After(deadline) {
-			return st, nil
-		}
-		select {
-		case <-ctx.Done():
-			return st, errors.Join(err, ctx.Err())
-		case <-time.After(50 * time.Millisecond):
-		}
-	}
 }

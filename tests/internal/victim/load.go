@@ -10,9 +10,14 @@ import (
 )
 
 // Load starts four streams of load: ordered single pushes, batches of mail,
-// fan-outs of pushes, and triggers and scheduled pushes. The function it returns stops them and says what was
-// promised.
-func (v *Victim) Load(ctx context.Context, rate float64, seed uint64) func() (*Promises, error) {
+// fan-outs of pushes, and triggers and scheduled pushes. rate is of single
+// pushes a second, later of triggers and scheduled pushes together; 0: a sixth
+// of rate. The function it returns stops them, brings what is under way to its
+// answer, and says what was promised.
+func (v *Victim) Load(ctx context.Context, rate, later float64, seed uint64) func() (*Promises, error) {
+	if later == 0 {
+		later = rate / 6
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	p := &Promises{}
 	scenarios := []load.Scenario{
@@ -39,7 +44,7 @@ func (v *Victim) Load(ctx context.Context, rate float64, seed uint64) func() (*P
 			errs <- err
 		})
 	}
-	wg.Go(func() { errs <- v.loadLater(ctx, rate/6, seed, &p.later) })
+	wg.Go(func() { errs <- v.loadLater(ctx, later, seed, &p.later) })
 	return func() (*Promises, error) {
 		// A moment of undisturbed load, so that what failed meanwhile is
 		// repeated and answered.

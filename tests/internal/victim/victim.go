@@ -85,7 +85,7 @@ func New(ctx context.Context, cfg Config) (*Victim, error) {
 		return err
 	})
 	v.control = s.URLs.Control
-	v.client = &api.Client{BaseURL: url, Token: v.token, HTTPClient: &http.Client{Transport: api.NewTransport(0)}}
+	v.client = &api.Client{BaseURL: url, Token: v.token, HTTPClient: &http.Client{Transport: api.NewTransport(0), Timeout: time.Minute}}
 	return v, err
 }
 

@@ -1,0 +1,191 @@
+package victim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// LaterResult is what became of the promises about the future.
+type LaterResult struct {
+	Triggers, Schedules int64
+	Fired               int64
+	Cancelled           int64 // of both, by an answer that said so
+	Nonterminal         int64 // not ended, or not known any more
+	Lost                int64 // said to have fired, and the receiver never saw it
+	Early               int64 // first calls before their time
+	CancelledFired      int64 // called although a cancel had been answered
+	Duplicates          int64 // further calls of a trigger that was taken
+	Bound               int64 // of them, those the state rows explain: claims beyond the first
+	Unclaimed           int64 // triggers with more calls than claims
+	BadSignature        int64
+}
+
+// Good reports whether every promise was kept.
+func (r *LaterResult) Good() bool {
+	return r.Lost == 0 && r.Early == 0 && r.Nonterminal == 0 && r.CancelledFired == 0 && r.Duplicates <= r.Bound &&
+		r.Unclaimed == 0 && r.BadSignature == 0
+}
+
+func endedTrigger(status string) bool {
+	switch status {
+	case "FIRED", "FAILED", "CANCELLED", "EXPIRED":
+		return true
+	}
+	return false
+}
+
+// CheckLater waits until everything has ended, and holds it against the
+// receiver's ledger.
+func (v *Victim) CheckLater(ctx context.Context, p *Promises, limit time.Duration) (r LaterResult, err error) {
+	l := &p.later
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	fmt.Fprintf(v.cfg.Out, "  promised %d triggers and %d scheduled pushes; waiting for their ends\n", len(l.triggers), len(l.schedules))
+	deadline := time.Now().Add(limit)
+	if err := v.awaitTriggers(ctx, deadline); err != nil {
+		return r, err
+	}
+	rows, err := v.allTriggers(ctx)
+	if err != nil {
+		return r, err
+	}
+	calls := map[string][]Call{}
+	if err := v.Calls(ctx, func(c Call) { calls[c.ID] = append(calls[c.ID], c) }); err != nil {
+		return r, err
+	}
+	r.Triggers, r.Schedules = int64(len(l.triggers)), int64(len(l.schedules))
+	for id, f := range l.triggers {
+		r.trigger(v, rows[id], f, id, calls[id])
+	}
+	for id, f := range l.schedules {
+		if err := r.schedule(ctx, v, f, id, deadline); err != nil {
+			return r, err
+		}
+	}
+	var sum struct {
+		Duplicates   int64 `json:"duplicates"`
+		BadSignature int64 `json:"bad_signature"`
+	}
+	err = v.get(ctx, v.control+"/callbacks/totals", &sum)
+	r.Duplicates, r.BadSignature = sum.Duplicates, sum.BadSignature
+	return r, err
+}
+
+func (r *LaterResult) trigger(v *Victim, st api.TriggerStatus, f fate, id string, calls []Call) {
+	say := func(what string) {
+		fmt.Fprintf(v.cfg.Out, "  %s: trigger %s is %q (%s), %d claims, %d calls, due %d, next: %s\n", what, id, st.Status, st.Reason, st.Claims, len(calls), f.due, st.Next)
+	}
+	// Every claim but the last may have been followed by a call whose outcome was
+	// not written.
+	r.Bound += max(int64(st.Claims)-1, 0)
+	if len(calls) > int(st.Claims) {
+		r.Unclaimed++
+		say("called without a claim")
+	}
+	switch {
+	case !endedTrigger(st.Status):
+		r.Nonterminal++
+		say("not ended")
+	case f.cancelled:
+		r.Cancelled++
+		if len(calls) > 0 || st.Status != "CANCELLED" {
+			r.CancelledFired++
+			say("cancelled and called")
+		}
+	case f.refused && st.Status == "CANCELLED":
+		r.CancelledFired++
+		say("cancelled although that was refused")
+	case st.Status == "FIRED":
+		r.Fired++
+		if len(calls) == 0 {
+			r.Lost++
+			say("lost")
+		}
+	}
+	if len(calls) > 0 && calls[0].At.UnixMilli() < f.due {
+		r.Early++
+		say("early")
+	}
+}
+
+func (r *LaterResult) schedule(ctx context.Context, v *Victim, f fate, id string, deadline time.Time) error {
+	state, err := v.terminal(ctx, id, deadline)
+	if err != nil {
+		return err
+	}
+	s, _ := notify.ParseState(state)
+	var ds []struct {
+		At time.Time `json:"at"`
+	}
+	lookErr := v.get(ctx, v.control+"/ledger?id="+id, &ds)
+	switch {
+	case !s.Terminal():
+		r.Nonterminal++
+		fmt.Fprintf(v.cfg.Out, "  not ended: %s is %s\n", id, state)
+		v.explain(ctx, id)
+	case f.cancelled:
+		r.Cancelled++
+		if lookErr == nil && len(ds) > 0 || s != notify.Cancelled {
+			r.CancelledFired++
+			fmt.Fprintf(v.cfg.Out, "  cancelled and sent: %s is %s\n", id, state)
+		}
+	case s == notify.Delivered || s == notify.Sent:
+		r.Fired++
+		if lookErr != nil {
+			r.Lost++
+			fmt.Fprintf(v.cfg.Out, "  lost: %s is %s, and no provider was sent it\n", id, state)
+		}
+	}
+	if len(ds) > 0 && !ds[0].At.IsZero() && ds[0].At.UnixMilli() < f.due {
+		r.Early++
+		fmt.Fprintf(v.cfg.Out, "  early: %s was sent at %d, due %d\n", id, ds[0].At.UnixMilli(), f.due)
+	}
+	return nil
+}
+
+// awaitTriggers returns when no trigger is waiting or being called any more, or
+// at the deadline.
+func (v *Victim) awaitTriggers(ctx context.Context, deadline time.Time) error {
+	for _, state := range []string{"PENDING", "IN_FLIGHT", "PENDING"} {
+		for {
+			page, err := v.client.Triggers(ctx, api.TriggerQuery{Status: state, Limit: 1})
+			switch {
+			case err != nil && notify.KindOf(err) != notify.KindUnavailable:
+				return err
+			case err == nil && len(page.Items) == 0:
+			case time.Now().After(deadline):
+				return nil
+			default:
+				select {
+				case <-ctx.Done():
+					return errors.Join(err, ctx.Err())
+				case <-time.After(100 * time.Millisecond):
+				}
+				continue
+			}
+			break
+		}
+	}
+	return nil
+}
+
+func (v *Victim) allTriggers(ctx context.Context) (map[string]api.TriggerStatus, error) {
+	all := map[string]api.TriggerStatus{}
+	for q := (api.TriggerQuery{Limit: 1000}); ; {
+		page, err := v.client.Triggers(ctx, q)
+		if err != nil {
+			return nil, err
+		}
+		for _, st := range page.Items {
+			all[st.TriggerID] = st
+		}
+		if q.Cursor = page.Cursor; q.Cursor == "" {
+			return all, nil
+		}
+	}
+}
