@@ -36,7 +36,7 @@ func TestTimersOfFormat1(t *testing.T) {
 		t.Fatalf("%+v, %v", got, err)
 	}
 	// The earlier build would not understand what this one writes.
-	if v, err := s.get(key(tFormat, "format")); err != nil || string(v) != "2" {
+	if v, err := s.get(key(tFormat, "format")); err != nil || string(v) != "3" {
 		t.Fatalf("format %q, %v", v, err)
 	}
 	if err := s.Close(); err != nil {

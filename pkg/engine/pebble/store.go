@@ -18,8 +18,9 @@ import (
 )
 
 // formatVersion is the layout of keys and values this build writes. 1 had no
-// tables in capitals, and values of timers without their version.
-const formatVersion = 2
+// tables in capitals, and values of timers without their version; 2 kept dead
+// letters under their ids.
+const formatVersion = 3
 
 // Store is one database folder. Its accessors return the contracts; all of them
 // may be used from any goroutine until Close.
