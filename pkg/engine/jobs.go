@@ -26,8 +26,8 @@ type JobEntry struct {
 // Jobs keeps jobs and their reports.
 type Jobs interface {
 	// Create stores a job, or returns the one that has its (Kind, Name) and
-	// false.
-	Create(ctx context.Context, j Job) (Job, bool, error)
+	// false. The entries are stored with it, both or none.
+	Create(ctx context.Context, j Job, entries ...JobEntry) (Job, bool, error)
 	// Put stores j if the stored version is j.Version; else notify.KindConflict.
 	// The entries are stored with it, both or none.
 	Put(ctx context.Context, j Job, entries ...JobEntry) (Job, error)

@@ -371,11 +371,16 @@ func Jobs(t *testing.T, open Opener[engine.Jobs]) {
 	t.Run("The entries are stored with it, both or none", func(t *testing.T) {
 		s, reopen := open(t)
 		j, _ := create(t, s, job("1", "n"))
-		create(t, s, job("12", "m"))
+		twelve := job("12", "m")
+		_, _, err := s.Create(bg, twelve, engine.JobEntry{At: 1, Doc: []byte("with it")})
+		must(t, err)
+		_, ok, err := s.Create(bg, job("13", "m"), engine.JobEntry{At: 2, Doc: []byte("not stored")})
+		must(t, err)
+		same(t, "created again", ok, false)
 		stale := j
 		j = val(s.Put(bg, j, engine.JobEntry{At: 5, Doc: []byte("five")}, engine.JobEntry{At: 300, Doc: []byte("300")}))(t)
 		j = val(s.Put(bg, j, engine.JobEntry{At: 7, Doc: []byte("seven")}, engine.JobEntry{At: 5, Doc: []byte("again")}))(t)
-		_, err := s.Put(bg, stale, engine.JobEntry{At: 9, Doc: []byte("lost")})
+		_, err = s.Put(bg, stale, engine.JobEntry{At: 9, Doc: []byte("lost")})
 		wantKind(t, err, notify.KindConflict)
 		if reopen != nil {
 			s = reopen()
@@ -384,7 +389,8 @@ func Jobs(t *testing.T, open Opener[engine.Jobs]) {
 		same(t, "entries", val(s.Entries(bg, "1", 0, 10))(t), want)
 		same(t, "after", val(s.Entries(bg, "1", 5, 1))(t), want[1:2])
 		same(t, "end", val(s.Entries(bg, "1", 300, 10))(t), []engine.JobEntry{})
-		same(t, "another's", val(s.Entries(bg, "12", 0, 10))(t), []engine.JobEntry{})
+		same(t, "another's", val(s.Entries(bg, "12", 0, 10))(t), []engine.JobEntry{{At: 1, Doc: []byte("with it")}})
+		same(t, "nobody's", val(s.Entries(bg, "13", 0, 10))(t), []engine.JobEntry{})
 	})
 }
 

@@ -54,8 +54,8 @@ type Jobs struct {
 // NewJobs wraps next.
 func NewJobs(next engine.Jobs, p *Plan) engine.Jobs { return Jobs{next, p} }
 
-func (w Jobs) Create(ctx context.Context, j engine.Job) (engine.Job, bool, error) {
-	return get2(ctx, w.plan, "Jobs", "Create", func() (engine.Job, bool, error) { return w.next.Create(ctx, j) })
+func (w Jobs) Create(ctx context.Context, j engine.Job, es ...engine.JobEntry) (engine.Job, bool, error) {
+	return get2(ctx, w.plan, "Jobs", "Create", func() (engine.Job, bool, error) { return w.next.Create(ctx, j, es...) })
 }
 
 func (w Jobs) Put(ctx context.Context, j engine.Job, es ...engine.JobEntry) (engine.Job, error) {

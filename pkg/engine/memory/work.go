@@ -102,7 +102,7 @@ func cloneJob(j engine.Job) engine.Job {
 	return j
 }
 
-func (s jobs) Create(ctx context.Context, j engine.Job) (engine.Job, bool, error) {
+func (s jobs) Create(ctx context.Context, j engine.Job, entries ...engine.JobEntry) (engine.Job, bool, error) {
 	if err := check(ctx); err != nil {
 		return engine.Job{}, false, err
 	}
@@ -121,6 +121,7 @@ func (s jobs) Create(ctx context.Context, j engine.Job) (engine.Job, bool, error
 	}
 	j.Version = 1
 	s.jobs[j.ID] = cloneJob(j)
+	s.keep(j.ID, entries)
 	return j, true, nil
 }
 
@@ -137,13 +138,17 @@ func (s jobs) Put(ctx context.Context, j engine.Job, entries ...engine.JobEntry)
 	j.Kind, j.Name, j.Created = old.Kind, old.Name, old.Created
 	j.Version++
 	s.jobs[j.ID] = cloneJob(j)
-	for _, e := range entries {
-		if s.entries[j.ID] == nil {
-			s.entries[j.ID] = map[uint64][]byte{}
-		}
-		s.entries[j.ID][e.At] = bytes.Clone(e.Doc)
-	}
+	s.keep(j.ID, entries)
 	return j, nil
+}
+
+func (s jobs) keep(id string, entries []engine.JobEntry) {
+	for _, e := range entries {
+		if s.entries[id] == nil {
+			s.entries[id] = map[uint64][]byte{}
+		}
+		s.entries[id][e.At] = bytes.Clone(e.Doc)
+	}
 }
 
 func (s jobs) Entries(ctx context.Context, id string, after uint64, max int) ([]engine.JobEntry, error) {

@@ -23,8 +23,8 @@ func jobNameKey(kind, name string) []byte {
 	return append(appendStr([]byte{tJobName}, kind), name...)
 }
 
-func (j jobs) Create(ctx context.Context, in engine.Job) (engine.Job, bool, error) {
-	if in.ID == "" || len(in.Kind) > 1<<16-1 {
+func (j jobs) Create(ctx context.Context, in engine.Job, entries ...engine.JobEntry) (engine.Job, bool, error) {
+	if in.ID == "" || len(in.ID) > 1<<16-1 || len(in.Kind) > 1<<16-1 {
 		return engine.Job{}, false, notify.Invalid("bad_job", "id", "a job has an id and a kind")
 	}
 	nameKey, idKey := jobNameKey(in.Kind, in.Name), key(tJob, in.ID)
@@ -46,6 +46,7 @@ func (j jobs) Create(ctx context.Context, in engine.Job) (engine.Job, bool, erro
 	err = j.s.commit.write(ctx, func(tx tx) {
 		tx.set(nameKey, []byte(in.ID))
 		tx.set(idKey, v)
+		tx.entries(in.ID, entries)
 	}, func(error) { unlock() })
 	if err != nil {
 		return engine.Job{}, false, err
@@ -75,6 +76,12 @@ func jobEntryKey(id string, at uint64) []byte {
 	return binary.BigEndian.AppendUint64(appendStr([]byte{tJobEntry}, id), at)
 }
 
+func (t tx) entries(id string, entries []engine.JobEntry) {
+	for i := range entries {
+		t.set(jobEntryKey(id, entries[i].At), entries[i].Doc)
+	}
+}
+
 func (j jobs) Put(ctx context.Context, in engine.Job, entries ...engine.JobEntry) (engine.Job, error) {
 	k := key(tJob, in.ID)
 	unlock, err := j.s.locks.lock(ctx, string(k))
@@ -98,9 +105,7 @@ func (j jobs) Put(ctx context.Context, in engine.Job, entries ...engine.JobEntry
 	}
 	err = j.s.commit.write(ctx, func(tx tx) {
 		tx.set(k, v)
-		for i := range entries {
-			tx.set(jobEntryKey(in.ID, entries[i].At), entries[i].Doc)
-		}
+		tx.entries(in.ID, entries)
 	}, func(error) { unlock() })
 	if err != nil {
 		return engine.Job{}, err
