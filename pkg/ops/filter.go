@@ -99,6 +99,15 @@ func (f *Filter) compile() (*matcher, error) {
 	return m, err
 }
 
+// Matcher checks a filter and returns what selects by it.
+func (f *Filter) Matcher() (func(context.Context, *engine.DeadLetter) (bool, error), error) {
+	m, err := f.compile()
+	if err != nil {
+		return nil, err
+	}
+	return m.matches, nil
+}
+
 func attempts(s string) (least, most int, err error) {
 	const open = 1<<31 - 1
 	if s == "" {

@@ -132,7 +132,7 @@ func TestIndexerReadsOtherTopics(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := feed(t, d)
-	if len(got) != 1 || LetterID(&got[0]) != "trg_"+notify.Base{1}.String() || got[0].State != engine.LetterDead || got[0].Until == 0 {
+	if len(got) != 1 || LetterID(&got[0]) != "trg_"+(notify.Base{1}).String() || got[0].State != engine.LetterDead || got[0].Until == 0 {
 		t.Errorf("%+v", got)
 	}
 }
