@@ -52,11 +52,12 @@ func (f *Filter) Empty() bool {
 
 // matcher is a Filter that was checked.
 type matcher struct {
-	engine engine.DeadLetterFilter
-	ids    map[string]bool
-	least  int
-	most   int
-	where  *gojq.Code
+	engine   engine.DeadLetterFilter
+	provider string
+	ids      map[string]bool
+	least    int
+	most     int
+	where    *gojq.Code
 }
 
 // compile checks a filter. notify.KindInvalid names the field.
@@ -74,9 +75,9 @@ func (f *Filter) compile() (*matcher, error) {
 		return nil, notify.Invalid("bad_time", "until", "must be after since")
 	}
 	m := &matcher{engine: engine.DeadLetterFilter{
-		Channel: f.Channel, Category: f.Category, Class: f.Class, Code: f.Code, Provider: f.Provider,
+		Channel: f.Channel, Category: f.Category, Class: f.Class, Code: f.Code,
 		Caller: f.Caller, Template: f.Template, State: f.State, Since: f.Since, Until: f.Until,
-	}}
+	}, provider: f.Provider}
 	if len(f.IDs) > MaxIDs {
 		return nil, notify.Invalid("too_many", "ids", "at most "+strconv.Itoa(MaxIDs)+" ids")
 	}
@@ -150,6 +151,9 @@ func where(expr string) (*gojq.Code, error) {
 // matches reports whether a letter is selected. An expression that fails, or
 // that takes too long, is an error: it must not select less than was meant.
 func (m *matcher) matches(ctx context.Context, d *engine.DeadLetter) (bool, error) {
+	if m.provider != "" && m.provider != d.Provider && !strings.HasPrefix(d.Provider, m.provider+":") { // or one of its accounts
+		return false, nil
+	}
 	if !m.engine.Matches(d) || d.Attempts < m.least || d.Attempts > m.most || m.ids != nil && !m.ids[LetterID(d)] {
 		return false, nil
 	}

@@ -124,7 +124,9 @@ func TestFilters(t *testing.T) {
 		}
 		f(8, Filter{Caller: "shop"})
 		f(0, Filter{Caller: "sho"})
-		f(4, Filter{Provider: "twilio"})
+		f(8, Filter{Provider: "twilio"}) // its accounts too
+		f(4, Filter{Provider: "twilio:b"})
+		f(0, Filter{Provider: "twil"})
 		f(2, Filter{Attempts: "2"})
 		f(4, Filter{Attempts: ">=3"})
 		f(2, Filter{Attempts: "> 3"})

@@ -146,6 +146,7 @@ func (r *runner) end(ctx context.Context, state, why string) error {
 		return err
 	}
 	r.j.State = state
+	r.began = time.Now() // behind the last batch only outcomes were awaited
 	err := r.save(ctx, position(r.j.Cursor), nil)
 	if errors.Is(err, errLeft) {
 		return nil

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
@@ -77,7 +78,8 @@ func (m *Manager) Top(ctx context.Context, f Filter, most int) (Top, error) {
 		if out.Oldest == 0 || d.LastFailed < out.Oldest {
 			out.Oldest = d.LastFailed
 		}
-		key := d.Channel + "\x00" + d.Provider + "\x00" + d.Class + "\x00" + d.Code + "\x00" + d.Template
+		provider, _, _ := strings.Cut(d.Provider, ":") // not each of its accounts
+		key := d.Channel + "\x00" + provider + "\x00" + d.Class + "\x00" + d.Code + "\x00" + d.Template
 		g := groups[key]
 		if g == nil {
 			if len(groups) >= maxGroups {
@@ -85,7 +87,7 @@ func (m *Manager) Top(ctx context.Context, f Filter, most int) (Top, error) {
 				return nil
 			}
 			g = &Group{
-				Channel: d.Channel, Provider: d.Provider, Class: d.Class, Code: d.Code, Template: d.Template,
+				Channel: d.Channel, Provider: provider, Class: d.Class, Code: d.Code, Template: d.Template,
 				First: d.LastFailed, Callers: map[string]int{}, fingerprint: key,
 			}
 			groups[key] = g
