@@ -57,6 +57,12 @@ func TestAuditVerify(t *testing.T) {
 		rs[600].Hash = chain(601, rs[600].Prev, rs[600].Doc)
 		return rs
 	})
+	f("changed, with its hash and what the next one says of it", 602, "", func(rs []engine.AuditRow) []engine.AuditRow {
+		rs[600].Doc = []byte(`{"actor":"bob"}`)
+		rs[600].Hash = chain(601, rs[600].Prev, rs[600].Doc)
+		rs[601].Prev = rs[600].Hash
+		return rs
+	})
 	f("taken out", 601, "", func(rs []engine.AuditRow) []engine.AuditRow { return append(rs[:600], rs[601:]...) })
 	f("two exchanged", 11, "", func(rs []engine.AuditRow) []engine.AuditRow {
 		rs[10], rs[11] = rs[11], rs[10]
