@@ -342,3 +342,17 @@ func TestMutatingRoutesOfOperators(t *testing.T) {
 		t.Errorf("only %d mutating routes", n)
 	}
 }
+
+// TestFeedLeavesTriggersOut: they are dead letters for operators; the feed is of
+// notifications, and goes on behind them.
+func TestFeedLeavesTriggersOut(t *testing.T) {
+	t.Parallel()
+	w := newWorld()
+	id := w.single(1, "shop", "u1")
+	w.dead = []engine.DeadLetter{{ID: notify.ID{Base: baseOf(7)}, Caller: "shop", Seq: 1, Channel: ops.ChannelTrigger}, {ID: id, Caller: "shop", Seq: 2, Channel: "sms"}, {ID: notify.ID{Base: baseOf(8)}, Caller: "shop", Seq: 3, Channel: ops.ChannelTrigger}}
+	s := w.start(t, Config{}, nil)
+	page := get[api.FailedPage](t, s, "/v1/failed", token(t, "shop", api.ScopeRead))
+	if len(page.Items) != 1 || page.Items[0].NotificationID != id.String() || page.After != 3 {
+		t.Errorf("%+v", page)
+	}
+}
