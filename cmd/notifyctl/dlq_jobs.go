@@ -86,7 +86,6 @@ type jobFlags struct {
 	abortIf  string
 	rate     string
 	ramp     time.Duration
-	noCanary bool
 	name     string
 	reason   string
 	approval bool

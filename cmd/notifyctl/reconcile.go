@@ -57,7 +57,8 @@ func reconcile(ctx context.Context, cl *api.Client) (plan api.Plan, rep api.Reco
 	if plan, err = cl.Plan(ctx, api.JobSpec{Kind: "reconcile"}); err != nil {
 		return plan, rep, err
 	}
-	return plan, rep, json.Unmarshal(plan.Reconcile, &rep)
+	err = json.Unmarshal(plan.Reconcile, &rep)
+	return plan, rep, err
 }
 
 func saveReport(rep *api.ReconcileReport, name string) error {

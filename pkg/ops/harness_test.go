@@ -23,13 +23,12 @@ import (
 // lines writes outcomes: as the real one it takes a second envelope of one key
 // for a copy.
 type rig struct {
-	t      *testing.T
-	store  *memory.Store
-	cfg    ManagerConfig
-	m      *Manager
-	stop   context.CancelFunc
-	ended  chan struct{}
-	signal chan struct{}
+	t     *testing.T
+	store *memory.Store
+	cfg   ManagerConfig
+	m     *Manager
+	stop  context.CancelFunc
+	ended chan struct{}
 
 	mu     sync.Mutex
 	gone   map[notify.ID]bool

@@ -226,7 +226,7 @@ func (b *batch) replay(ctx context.Context) error {
 			}
 			chunks[chunk] = rows
 		}
-		epoch := d.Epoch + 1
+		var epoch uint16
 		if mine {
 			epoch = markedEpoch(d)
 		} else {

@@ -200,7 +200,8 @@ func (d *deadLetters) find(id []byte) (l letter, ok bool, err error) {
 	if err != nil || v == nil { // purged in between
 		return l, false, err
 	}
-	return l, true, l.unpack(ord, v)
+	err = l.unpack(ord, v)
+	return l, true, err
 }
 
 func (d *deadLetters) Put(ctx context.Context, ds []engine.DeadLetter) error {
