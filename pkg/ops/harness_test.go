@@ -299,3 +299,17 @@ func bubble(t *testing.T, f func(t *testing.T)) {
 }
 
 var all = Filter{All: true}
+
+// calls is how many letters the provider was called for, copied how many envelopes
+// came a second time.
+func (r *rig) calls() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.sent)
+}
+
+func (r *rig) copied() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.copies
+}

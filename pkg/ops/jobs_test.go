@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -264,7 +265,7 @@ func TestStalePlan(t *testing.T) {
 		changed.Spec.UpTo = 0
 		_, _, err = r.m.Apply(t.Context(), changed)
 		wantCode(t, err, notify.KindInvalid, "not_frozen")
-		if len(r.sent) != 0 {
+		if r.calls() != 0 {
 			t.Error("something was sent")
 		}
 		if _, err := r.store.DeadLetters().Move(t.Context(), []engine.LetterMove{{ID: ds[3].ID, From: "discarded", FromJob: "x", To: "dead"}}); err != nil {
@@ -299,8 +300,8 @@ func TestTwoOperators(t *testing.T) {
 			t.Errorf("%d and %d of 2,000", a.Done, b.Done)
 		}
 		r.once(2000)
-		if r.copies != 0 {
-			t.Errorf("%d envelopes were published twice", r.copies)
+		if r.copied() != 0 {
+			t.Errorf("%d envelopes were published twice", r.copied())
 		}
 		// The same name with another plan is refused.
 		_, _, err := r.m.Apply(t.Context(), Request{Spec: q.Spec, Digest: q.Digest, Name: "a", By: "bob"})
@@ -320,8 +321,8 @@ func TestTwoProcesses(t *testing.T) {
 		r.run()
 		r.sums(r.until(j.ID, JobDone))
 		r.once(1000)
-		if r.copies != 0 {
-			t.Errorf("%d were published twice: two ran at a time", r.copies)
+		if r.copied() != 0 {
+			t.Errorf("%d were published twice: two ran at a time", r.copied())
 		}
 	})
 }
@@ -350,7 +351,7 @@ func TestCrash(t *testing.T) {
 				if s := r.states(); s["replayed/0"] != 1000 {
 					t.Errorf("%v", s)
 				}
-				if at == "job-published-before-cursor" && r.copies == 0 {
+				if at == "job-published-before-cursor" && r.copied() == 0 {
 					t.Error("nothing was published a second time: the test does not meet its point")
 				}
 			})
@@ -400,8 +401,8 @@ func TestCanary(t *testing.T) {
 		}
 		r.run()
 		j := r.until(r.apply(r.plan(Spec{Kind: KindReplay, Filter: Filter{Caller: "shop"}, Rate: 500, Canary: 25}), "").ID, JobStopped)
-		if len(r.sent) > 25 || !strings.Contains(j.Why, "canary") || !strings.Contains(j.Why, "failed again (limit 20%)") {
-			t.Errorf("%d were sent; %q", len(r.sent), j.Why)
+		if r.calls() > 25 || !strings.Contains(j.Why, "canary") || !strings.Contains(j.Why, "failed again (limit 20%)") {
+			t.Errorf("%d were sent; %q", r.calls(), j.Why)
 		}
 		r.mu.Lock()
 		bad = false
@@ -446,10 +447,10 @@ func TestCanaryIsAwaited(t *testing.T) {
 		r.manager()
 		r.run()
 		time.Sleep(time.Minute)
-		r.mu.Lock()
-		if len(r.sent) != 7 {
-			t.Errorf("%d were sent before the canary's outcomes were known", len(r.sent))
+		if n := r.calls(); n != 7 {
+			t.Errorf("%d were sent before the canary's outcomes were known", n)
 		}
+		r.mu.Lock()
 		var rows []notify.Row
 		for _, e := range waiting {
 			rows = append(rows, row(e, notify.Sent))
@@ -465,7 +466,9 @@ func TestCanaryIsAwaited(t *testing.T) {
 
 		// Without any outcome it stops, and says so.
 		r.fail(120, func(i int, d *engine.DeadLetter) { d.ID.Base[6] = 9; d.Chunk.Base = d.ID.Base })
+		r.mu.Lock()
 		r.state = func(*notify.Envelope) notify.State { return notify.None }
+		r.mu.Unlock()
 		j = r.until(r.apply(r.plan(Spec{Kind: KindReplay, Filter: all}), "b").ID, JobStopped)
 		if !strings.Contains(j.Why, "have no outcome after 3m") {
 			t.Error(j.Why)
@@ -495,10 +498,11 @@ func TestGuard(t *testing.T) {
 
 func TestOpenCircuit(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		open := true
+		var open atomic.Bool
+		open.Store(true)
 		r := newRig(t, func(c *ManagerConfig) {
 			c.Standing = func(l notify.Lane) string {
-				if open && l.Channel == notify.SMS {
+				if open.Load() && l.Channel == notify.SMS {
 					return "twilio"
 				}
 				return ""
@@ -507,18 +511,18 @@ func TestOpenCircuit(t *testing.T) {
 		r.fail(50, nil)
 		r.run()
 		j := r.until(r.apply(r.plan(Spec{Kind: KindReplay, Filter: all}), "").ID, JobStopped)
-		if !strings.Contains(j.Why, "circuit") || !strings.Contains(j.Why, "twilio") || len(r.sent) != 0 {
-			t.Errorf("%q, %d sent", j.Why, len(r.sent))
+		if !strings.Contains(j.Why, "circuit") || !strings.Contains(j.Why, "twilio") || r.calls() != 0 {
+			t.Errorf("%q, %d sent", j.Why, r.calls())
 		}
 		if _, err := r.m.Do(t.Context(), j.ID, Cancel, By{Caller: "x"}); err != nil {
 			t.Fatal(err)
 		}
 		j = r.apply(r.plan(Spec{Kind: KindReplay, Filter: all, OpenCircuit: CircuitWait}), "")
 		time.Sleep(time.Hour)
-		if j, _ := r.m.Get(t.Context(), j.ID); j.State != JobRunning || len(r.sent) != 0 {
-			t.Errorf("%s, %d sent", j.State, len(r.sent))
+		if j, _ := r.m.Get(t.Context(), j.ID); j.State != JobRunning || r.calls() != 0 {
+			t.Errorf("%s, %d sent", j.State, r.calls())
 		}
-		open = false
+		open.Store(false)
 		r.sums(r.until(j.ID, JobDone))
 		r.once(50)
 	})
@@ -537,10 +541,10 @@ func TestPauseResume(t *testing.T) {
 			t.Fatal(got, err)
 		}
 		time.Sleep(time.Second)
-		was := len(r.sent)
+		was := r.calls()
 		time.Sleep(time.Hour)
-		if was == 0 || was > 400 || len(r.sent) != was {
-			t.Errorf("%d were sent, %d after an hour", was, len(r.sent))
+		if was == 0 || was > 400 || r.calls() != was {
+			t.Errorf("%d were sent, %d after an hour", was, r.calls())
 		}
 		_, err = r.m.Do(t.Context(), j.ID, Pause, By{Caller: "bob"})
 		wantCode(t, err, notify.KindConflict, "job_state")
@@ -569,8 +573,8 @@ func TestApproval(t *testing.T) {
 		}
 		j := r.apply(p, "")
 		time.Sleep(time.Hour)
-		if j.State != JobWaiting || len(r.sent) != 0 {
-			t.Fatalf("%s, %d sent", j.State, len(r.sent))
+		if j.State != JobWaiting || r.calls() != 0 {
+			t.Fatalf("%s, %d sent", j.State, r.calls())
 		}
 		_, err := r.m.Do(t.Context(), j.ID, Approve, By{Caller: "ann"})
 		wantCode(t, err, notify.KindForbidden, "own_job")
@@ -688,7 +692,7 @@ func TestDiscardAndExport(t *testing.T) {
 		if p := r.plan(Spec{Kind: KindReplay, Filter: all}); p.Entries != 20 {
 			t.Errorf("%d: discarded ones are not replayed", p.Entries)
 		}
-		if len(r.sent) != 0 {
+		if r.calls() != 0 {
 			t.Error("something was sent")
 		}
 	})
@@ -710,7 +714,7 @@ func TestTriggerLetters(t *testing.T) {
 		p := r.plan(Spec{Kind: KindReplay, Filter: Filter{IDs: []string{LetterID(&ds[0]), LetterID(&ds[2])}}})
 		j := r.until(r.apply(p, "").ID, JobDone)
 		r.sums(j)
-		if len(q) != 2 || q["trg_"+ds[0].ID.Base.String()] != 1 || j.Done != 2 || len(r.sent) != 0 {
+		if len(q) != 2 || q["trg_"+ds[0].ID.Base.String()] != 1 || j.Done != 2 || r.calls() != 0 {
 			t.Errorf("%v %+v", q, j)
 		}
 	})
