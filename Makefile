@@ -59,6 +59,10 @@ bench: go ## Measure against the references in DESIGN.md; ONLY=P2 runs one
 demo: go ## Start everything, send a little of each kind, show what became of it
 	scripts/demo.sh
 
+.PHONY: replay
+replay: go ## Replay 100,000 dead letters while the process is killed; SHORT=1: 10,000
+	SHORT='$(SHORT)' scripts/replay.sh
+
 .PHONY: torture
 torture: go ## Kill the process KILLS (20) times under load and check that nothing was lost
 	KILLS='$(KILLS)' scripts/torture.sh

@@ -84,8 +84,26 @@ run notifyctl sim callbacks
 early=$(notifyctl sim callbacks -o json --jq .early)
 twice=$(notifyctl sim callbacks -o json --jq .duplicates)
 
-say "7. The providers' ledger: what really arrived"
-sent=$((3 + 300 + 100000 + 1))
+say "7. What failed for good: a template is refused, repaired, and 1,000 mails are replayed"
+run notifyctl sim rule add error --provider sendgrid --template spring --status 400
+awk 'BEGIN { for (i = 0; i < 1000; i++) printf "{\"channel\":\"email\",\"category\":\"transactional\",\"to\":{\"user_id\":\"user-%03d\"},\"content\":{\"template\":\"spring\",\"variables\":{\"n\":%d}}}\n", i % 100, i }' >"$work/spring.ndjson"
+run notifyctl send -f "$work/spring.ndjson"
+dead=0
+for _ in $(seq 300); do
+	dead=$(notifyctl dlq stats --template spring -o json --jq .total)
+	[ "$dead" -ge 1000 ] && break
+	sleep 0.1
+done
+run notifyctl dlq top
+run notifyctl sim rule rm "$(notifyctl sim rule ls -o json --jq '.[0].number')"
+run notifyctl dlq replay --template spring --rate 500/s --canary 20 --plan-out "$work/plan.json"
+run notifyctl dlq replay --plan "$work/plan.json" --yes --reason 'template repaired'
+replayed=$(notifyctl job ls -o json --jq '.[0].done')
+refailed=$(notifyctl job ls -o json --jq '.[0].outcomes.refailed')
+run notifyctl audit verify
+
+say "8. The providers' ledger: what really arrived"
+sent=$((3 + 300 + 100000 + 1 + 1000))
 delivered=0
 for _ in $(seq 900); do
 	delivered=$(notifyctl sim summary -o json --jq .ids)
@@ -96,11 +114,12 @@ run notifyctl sim summary
 duplicates=$(notifyctl sim summary -o json --jq .duplicates)
 run notifyctl doctor || true
 
-say "8. Stop: SIGTERM drains"
+say "9. Stop: SIGTERM drains"
 kill -TERM "$server"
 wait "$server" && echo "stopped cleanly"
 server=
 lost=$((sent - delivered))
 echo
-echo "demo sent=$sent delivered=$delivered lost=$lost duplicates=$duplicates triggers=$fired called=$called early=$early called_twice=$twice"
-[ "$lost" -eq 0 ] && [ "$duplicates" -eq 0 ] && [ "$called" -eq "$fired" ] && [ "$early" -eq 0 ] && [ "$twice" -eq 0 ]
+echo "demo sent=$sent delivered=$delivered lost=$lost duplicates=$duplicates triggers=$fired called=$called early=$early called_twice=$twice dead=$dead replayed=$replayed refailed=$refailed"
+[ "$lost" -eq 0 ] && [ "$duplicates" -eq 0 ] && [ "$called" -eq "$fired" ] && [ "$early" -eq 0 ] && [ "$twice" -eq 0 ] &&
+	[ "$dead" -eq 1000 ] && [ "$replayed" -eq 1000 ] && [ "$refailed" -eq 0 ]

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -13,14 +14,27 @@ import (
 )
 
 type dlqOptions struct {
-	query        api.DeadLetterQuery
-	since, until string
-	limit        int
+	letters letterFlags
+	query   api.DeadLetterQuery
+	limit   int
 }
 
 func newDLQ(p *program) *cobra.Command {
-	c := &cobra.Command{Use: "dlq", Short: "Look at dead letters of every caller (scope operate)", Aliases: []string{"dead-letters"}}
-	c.AddCommand(newDLQList(p), newDLQShow(p))
+	c := &cobra.Command{Use: "dlq", Short: "Look at dead letters of every caller, and send them again", Aliases: []string{"dead-letters"},
+		Long: `Dead letters are what failed for good, of every channel and of triggers. They are kept
+for 30 days; ls and stats say what ages out next. Looking needs the scope observe,
+changing operate.`}
+	c.AddCommand(newDLQList(p), newDLQShow(p), newDLQTop(p), newDLQStats(p),
+		newDLQJob(p, "replay", "Send dead letters again, as a job of the server", `replay makes a plan, shows it, asks, and starts a job. The failed receiver alone is sent
+again, under the same id. A canary goes first, and its outcomes are awaited; the job
+stops by itself when too many fail again or a circuit is open (exit 10), and is
+resumed with "notifyctl job resume". What was replayed is not replayed again.
+
+Ctrl-C pauses the job and prints how to go on.`, `  notifyctl dlq replay --channel sms --class permanent --template t1 --dry-run
+  notifyctl dlq replay --caller shop --since -2h --rate 200/s --canary 20 --yes
+  notifyctl dlq replay --code 21610 --plan-out plan.json; notifyctl dlq replay --plan plan.json --yes`),
+		newDLQJob(p, "discard", "Put dead letters aside for good, as a job of the server", "discard leaves what it selects out of later replays. Retention removes it.", `  notifyctl dlq discard --class permanent --code apns_unregistered --reason 'dead devices'`),
+		newDLQJob(p, "export", "Copy dead letters to a file, as a job of the server", "export writes what it selects into the job's report: --report FILE, or notifyctl job report.", `  notifyctl dlq export --caller shop --report letters.jsonl`))
 	return c
 }
 
@@ -32,49 +46,55 @@ func newDLQList(p *program) *cobra.Command {
   notifyctl dlq ls --class permanent --caller shop -o jsonl --limit 10000`,
 		RunE: func(c *cobra.Command, _ []string) error { return runDLQList(c.Context(), p, &o) },
 	}
+	o.letters.add(c)
 	f, q := c.Flags(), &o.query
-	f.StringVar(&q.Class, "class", "", "only this class of error")
-	f.StringVar(&q.Code, "code", "", "only this code")
-	f.StringVar(&q.Channel, "channel", "", "only this channel")
-	f.StringVar(&q.Category, "category", "", "only this category")
-	f.StringVar(&q.Caller, "caller", "", "only this caller's")
-	f.StringVar(&q.Provider, "provider", "", "only this provider's")
-	f.StringVar(&q.Template, "template", "", "only this template")
-	f.StringVar(&q.State, "state", "", "dead, replayed or discarded; default: all")
-	f.StringVar(&o.since, "since", "", "failed at or after: a time, or a distance such as -2h")
-	f.StringVar(&o.until, "until", "", "failed before")
+	f.StringVar(&o.letters.f.State, "state", "", "dead, replayed or discarded; default: all")
 	f.IntVar(&o.limit, "limit", 50, "how many at most")
 	f.StringVar(&q.Cursor, "cursor", "", "go on where an earlier list ended")
-	completeKinds(c)
 	complete(c, "state", []string{"dead", "replayed", "discarded"})
 	return c
 }
 
-func runDLQList(ctx context.Context, p *program, o *dlqOptions) (err error) {
-	q := o.query
-	if err := checkKinds(q.Channel, q.Category); err != nil {
-		return err
+func runDLQList(ctx context.Context, p *program, o *dlqOptions) error {
+	if ch := o.letters.f.Channel; ch != "trigger" {
+		if err := checkKinds(ch, o.letters.f.Category); err != nil {
+			return err
+		}
 	}
 	if o.limit < 1 {
 		return cli.Usage("--limit %d: it is above 0", o.limit)
 	}
-	if o.since != "" {
-		if q.Since, err = parseTime(o.since, p.now()); err != nil {
-			return err
-		}
+	f, err := o.letters.filter(p)
+	if err != nil {
+		return err
 	}
-	if o.until != "" {
-		if q.Until, err = parseTime(o.until, p.now()); err != nil {
-			return err
-		}
+	q := api.DeadLetterQuery{
+		Caller: f.Caller, Channel: f.Channel, Category: f.Category, Class: f.Class, Code: f.Code, Provider: f.Provider, Template: f.Template,
+		State: f.State, Attempts: f.Attempts, Where: f.Where, Cursor: o.query.Cursor,
+	}
+	if f.Since != 0 {
+		q.Since = time.UnixMilli(f.Since)
+	}
+	if f.Until != 0 {
+		q.Until = time.UnixMilli(f.Until)
 	}
 	cl, err := p.client()
 	if err != nil {
 		return err
 	}
 	out := api.DeadLetterPage{Items: []api.DeadLetter{}, Cursor: q.Cursor}
-	for len(out.Items) < o.limit {
+	for _, id := range f.IDs {
+		d, err := cl.DeadLetter(ctx, id)
+		if err != nil {
+			return err
+		}
+		out.Items = append(out.Items, d)
+	}
+	for len(f.IDs) == 0 && len(out.Items) < o.limit {
 		q.Limit, q.Cursor = min(o.limit-len(out.Items), maxPage), out.Cursor
+		if q.Where != "" || q.Attempts != "" {
+			q.Limit = maxPage
+		}
 		page, err := cl.DeadLetters(ctx, q)
 		if err != nil {
 			return err
@@ -85,12 +105,12 @@ func runDLQList(ctx context.Context, p *program, o *dlqOptions) (err error) {
 		}
 	}
 	if err := printPage(p, out, out.Items, func() cli.Table {
-		t := cli.Table{{"NOTIFICATION", "CALLER", "CHANNEL", "CATEGORY", "PROVIDER", "CLASS", "CODE", "ATTEMPTS", "STATE", "FAILED"}}
+		t := cli.Table{{"NOTIFICATION", "CALLER", "CHANNEL", "CATEGORY", "PROVIDER", "CLASS", "CODE", "ATTEMPTS", "STATE", "FAILED", "KEPT"}}
 		for i := range out.Items {
 			d := &out.Items[i]
 			t = append(t, []string{
 				d.NotificationID, d.Caller, d.Channel, d.Category, d.Provider, d.Class, d.Code,
-				fmt.Sprint(d.Attempts), d.State, p.when(d.LastFailedAt),
+				fmt.Sprint(d.Attempts), d.State, p.when(d.LastFailedAt), p.whenever(d.KeptUntil),
 			})
 		}
 		return t
@@ -123,7 +143,7 @@ func (p *program) deadLetterFields(d *api.DeadLetter) cli.Table {
 		{"notification", d.NotificationID}, {"state", d.State}, {"class", d.Class}, {"code", d.Code},
 		{"provider", d.Provider}, {"attempts", fmt.Sprint(d.Attempts)}, {"caller", d.Caller}, {"campaign", d.Campaign},
 		{"channel", d.Channel}, {"category", d.Category}, {"user", d.UserID}, {"template", d.Template},
-		{"first failed", p.when(d.FirstFailedAt)}, {"last failed", p.when(d.LastFailedAt)}, {"expires", p.whenever(d.ExpiresAt)},
+		{"first failed", p.when(d.FirstFailedAt)}, {"last failed", p.when(d.LastFailedAt)}, {"expires", p.whenever(d.ExpiresAt)}, {"kept until", p.whenever(d.KeptUntil)}, {"origin", d.Origin}, {"job", d.Job},
 	}
 	if d.Epoch > 0 {
 		t = append(t, []string{"epoch", fmt.Sprint(d.Epoch)})

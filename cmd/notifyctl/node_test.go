@@ -126,9 +126,10 @@ func (l *lockedBuffer) String() string {
 // setup gives a script a context of its own: another caller each, so that feeds
 // do not mix.
 func (n *node) setup(env *testscript.Env) error {
+	caller := filepath.Base(env.WorkDir)
 	sign := func(file string, scopes ...string) error {
 		token, err := n.signer.Sign(server.TokenSpec{
-			Caller: filepath.Base(env.WorkDir), Scopes: scopes, Issuer: n.cfg.Auth.Issuer, Audience: n.cfg.Auth.Audience,
+			Caller: caller, Scopes: scopes, Issuer: n.cfg.Auth.Issuer, Audience: n.cfg.Auth.Audience,
 			TTL: time.Hour, Now: time.Now(),
 		})
 		if err != nil {
@@ -140,6 +141,13 @@ func (n *node) setup(env *testscript.Env) error {
 		return err
 	}
 	if err := sign("token-send", api.ScopeSend); err != nil {
+		return err
+	}
+	if err := sign("token-observe", api.ScopeObserve); err != nil {
+		return err
+	}
+	caller = "other-" + caller
+	if err := sign("token-other", api.ScopeOperate); err != nil {
 		return err
 	}
 	env.Setenv("HOME", env.WorkDir)

@@ -33,7 +33,11 @@ repairs what it finds.
   unreadable        a row of another release, or damaged     left for people`,
 		Example: `  notifyctl reconcile --report-out report.json; notifyctl reconcile apply --report report.json`,
 		RunE: func(c *cobra.Command, _ []string) error {
-			rep, err := reconcile(c.Context(), p)
+			cl, err := p.client()
+			if err != nil {
+				return err
+			}
+			_, rep, err := reconcile(c.Context(), cl)
 			if err != nil {
 				return err
 			}
@@ -48,12 +52,13 @@ repairs what it finds.
 	return c
 }
 
-func reconcile(ctx context.Context, p *program) (api.ReconcileReport, error) {
-	cl, err := p.client()
-	if err != nil {
-		return api.ReconcileReport{}, err
+// reconcile has the server look; what it finds is a plan, which a job repairs.
+func reconcile(ctx context.Context, cl *api.Client) (plan api.Plan, rep api.ReconcileReport, err error) {
+	if plan, err = cl.Plan(ctx, api.JobSpec{Kind: "reconcile"}); err != nil {
+		return plan, rep, err
 	}
-	return cl.Reconcile(ctx)
+	err = json.Unmarshal(plan.Reconcile, &rep)
+	return plan, rep, err
 }
 
 func saveReport(rep *api.ReconcileReport, name string) error {
@@ -114,30 +119,38 @@ func sums(counts map[string]int) string {
 }
 
 func newReconcileApply(p *program) *cobra.Command {
-	var file string
+	var file, reason string
+	var detach bool
 	c := &cobra.Command{
 		Use: "apply", Short: "Repair what a report lists", Args: cobra.NoArgs,
-		Long: `apply repairs what a report lists: that of --report, or one it makes now. A row that
+		Long: `apply has a job repair what a report lists: that of --report, or one it makes now. A row that
 has changed since is left alone; a second apply changes nothing. A report is good for
 15 minutes.`,
-		RunE: func(c *cobra.Command, _ []string) error { return runReconcileApply(c.Context(), p, file) },
+		RunE: func(c *cobra.Command, _ []string) error {
+			return runReconcileApply(c.Context(), p, file, detach, reason)
+		},
 	}
 	c.Flags().StringVar(&file, "report", "", "the report that reconcile --report-out wrote; default: a new one")
+	c.Flags().BoolVar(&detach, "detach", false, "do not wait for the job")
+	c.Flags().StringVar(&reason, "reason", "", "why; kept in the audit log")
 	return c
 }
 
-func runReconcileApply(ctx context.Context, p *program, file string) error {
+func runReconcileApply(ctx context.Context, p *program, file string, detach bool, reason string) error {
 	t, err := p.target()
 	if err != nil {
 		return err
 	}
 	cl := p.clientOf(&t)
+	cl.Context, cl.Reason = t.name, reason
 	var rep api.ReconcileReport
+	var raw json.RawMessage
 	if file == "" {
-		rep, err = cl.Reconcile(ctx)
+		var plan api.Plan
+		plan, rep, err = reconcile(ctx, cl)
+		raw = plan.Reconcile
 	} else {
-		var b []byte
-		if b, err = os.ReadFile(file); err == nil && json.Unmarshal(b, &rep) != nil {
+		if raw, err = os.ReadFile(file); err == nil && (json.Unmarshal(raw, &rep) != nil || rep.Digest == "") {
 			return cli.Usage("--report %s is no report of notifyctl reconcile", file)
 		}
 	}
@@ -150,11 +163,9 @@ func runReconcileApply(ctx context.Context, p *program, file string) error {
 			return err
 		}
 	}
-	done, err := cl.ApplyReconcile(ctx, rep)
+	job, err := cl.StartJob(ctx, api.JobRequest{Spec: api.JobSpec{Kind: "reconcile", Report: rep.Digest}, Digest: rep.Digest, Report: raw})
 	if err != nil {
 		return err
 	}
-	return p.printer().Record(done, func() cli.Table {
-		return cli.Table{{"report", done.ReportID}, {"repaired", sums(done.Changed)}, {"left alone", sums(done.Skipped)}}
-	})
+	return p.follow(ctx, cl, job, detach, "")
 }

@@ -18,6 +18,7 @@ type simRule struct {
 	Account    string     `json:"account,omitempty"`
 	Pool       string     `json:"pool,omitempty"`
 	Prefix     string     `json:"prefix,omitempty"`
+	Template   string     `json:"template,omitempty"`
 	ID         string     `json:"id,omitempty"`
 	Rate       float64    `json:"rate,omitempty"`
 	Count      uint64     `json:"count,omitempty"`
@@ -79,6 +80,7 @@ callback, also has redirect (--location) and huge (an answer of 64 MiB).`,
 	f.StringVar(&r.Provider, "provider", "", "only this provider: apns, fcm, twilio, sendgrid, callback")
 	f.StringVar(&r.Account, "account", "", "only this Twilio account")
 	f.StringVar(&r.Pool, "pool", "", "only this SendGrid IP pool")
+	f.StringVar(&r.Template, "template", "", "only this SendGrid template")
 	f.StringVar(&r.Prefix, "prefix", "", "only addresses that begin so")
 	f.StringVar(&r.ID, "id", "", "only this notification")
 	f.Float64Var(&r.Rate, "rate", 0, "share of the matching requests, above 0 to 1; 0: all")

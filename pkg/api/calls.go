@@ -178,6 +178,7 @@ func (cl *Client) Failed(ctx context.Context, after uint64, wait time.Duration, 
 type DeadLetterQuery struct {
 	Caller, Channel, Category, Class, Code, Provider, Template, State string
 	Since, Until                                                      time.Time // last failure in [Since, Until)
+	Attempts, Where                                                   string
 	Cursor                                                            string
 	Limit                                                             int
 }
@@ -188,6 +189,7 @@ func (cl *Client) DeadLetters(ctx context.Context, f DeadLetterQuery) (out DeadL
 	for name, v := range map[string]string{
 		"caller": f.Caller, "channel": f.Channel, "category": f.Category, "class": f.Class, "code": f.Code,
 		"provider": f.Provider, "template": f.Template, "state": f.State, "cursor": f.Cursor,
+		"attempts": f.Attempts, "where": f.Where,
 	} {
 		set(q, name, v)
 	}

@@ -34,6 +34,9 @@ type Client struct {
 	// Backoff is the first wait of a retry when the server named none; it
 	// doubles, with jitter, up to 20 times itself. Default: 250 ms.
 	Backoff time.Duration
+	// Context and Reason go into the server's audit log with what an operator
+	// changes: what they call this server, and why they do it.
+	Context, Reason string
 	// UserAgent names the program; empty: "notifyd-client".
 	UserAgent string
 }
@@ -192,6 +195,11 @@ func (cl *Client) roundTrip(ctx context.Context, c call) (*http.Response, error)
 	}
 	if c.key != "" {
 		h[HeaderIdempotencyKey] = []string{c.key}
+	}
+	for name, v := range map[string]string{HeaderContext: cl.Context, HeaderReason: cl.Reason} {
+		if v != "" && c.method != http.MethodGet {
+			h[name] = []string{v}
+		}
 	}
 	agent := cl.UserAgent
 	if agent == "" {

@@ -20,6 +20,8 @@ const (
 	HeaderIdempotencyReplayed = "Idempotency-Replayed"
 	HeaderRequestID           = "X-Request-Id"
 	HeaderTraceparent         = "Traceparent"
+	HeaderContext             = "Notify-Context" // what the operator's client calls the server; for the audit log
+	HeaderReason              = "Notify-Reason"  // why an operator changes something; for the audit log
 )
 
 // Scopes of a token's claim "scope".
@@ -29,10 +31,11 @@ const (
 	ScopeRead    = "read"    // read the caller's own notifications, and users
 	ScopeUsers   = "users"   // change users' preferences and addresses
 	ScopeOperate = "operate" // operators: everything of every caller
+	ScopeObserve = "observe" // operators who only look; part of operate
 )
 
 // Scopes lists every scope.
-var Scopes = [...]string{ScopeSend, ScopeTrigger, ScopeRead, ScopeUsers, ScopeOperate}
+var Scopes = [...]string{ScopeSend, ScopeTrigger, ScopeRead, ScopeUsers, ScopeOperate, ScopeObserve}
 
 // Content is what a receiver is sent: a provider's template, or inline text in
 // which {{name}} is replaced by a variable. Sizes in bytes.
@@ -296,6 +299,9 @@ type DeadLetter struct {
 	FirstFailedAt  time.Time      `json:"first_failed_at"`
 	LastFailedAt   time.Time      `json:"last_failed_at"`
 	ExpiresAt      *time.Time     `json:"expires_at,omitempty"`
+	KeptUntil      *time.Time     `json:"kept_until,omitempty"` // retention takes it then
+	Job            string         `json:"job,omitempty"`        // that moved it to its state
+	Origin         string         `json:"origin,omitempty"`     // topic/partition/offset of the record that failed
 	Extra          map[string]any `json:"extra,omitempty"`
 }
 

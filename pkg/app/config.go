@@ -74,6 +74,10 @@ type Config struct {
 		MaxPending     int           `koanf:"max_pending" doc:"triggers one caller may have waiting"`
 	} `koanf:"triggers"`
 
+	Jobs struct {
+		ApproveAbove int `koanf:"approve_above" doc:"plans of more dead letters than this wait for another operator's approval; 0: none do"`
+	} `koanf:"jobs"`
+
 	Workers struct {
 		Push       Lane          `koanf:"push" doc:"push lanes"`
 		SMS        Lane          `koanf:"sms" doc:"sms lanes"`

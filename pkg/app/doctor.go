@@ -208,16 +208,23 @@ type Lag struct {
 func (n *Node) lags() []Lag {
 	var out []Lag
 	for i, g := range n.groups {
-		l := Lag{Group: n.groupNames[i]}
+		from := len(out)
 		for _, p := range g.Stats().Partitions {
-			l.Topic = p.TP.Topic
+			k := slices.IndexFunc(out[from:], func(l Lag) bool { return l.Topic == p.TP.Topic })
+			if k < 0 { // of a group that reads more than one topic, each by itself
+				k = len(out) - from
+				out = append(out, Lag{Group: n.groupNames[i], Topic: p.TP.Topic})
+			}
+			l := &out[from+k]
 			l.Lag += max(p.Lag(), 0) // below 0: its end is not known yet
 			l.InFlight += p.InFlight
 			if p.Paused {
 				l.Paused++
 			}
 		}
-		out = append(out, l)
+		if len(out) == from {
+			out = append(out, Lag{Group: n.groupNames[i]}) // nothing is assigned yet
+		}
 	}
 	return out
 }

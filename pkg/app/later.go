@@ -33,12 +33,11 @@ type later struct {
 // Names of the delay queues, and how often a message is received before it is
 // put aside as dead.
 const (
-	triggerQueue     = "triggers"
-	triggerReceives  = 1000 // a trigger ends by its own rules long before
-	reconcileEvery   = time.Hour
-	purgeTriggers    = 30 * 24 * time.Hour
-	purgeBatch       = 1000
-	keepTriggersDead = 100_000 // of triggers-dlq, for those who read the topic
+	triggerQueue    = "triggers"
+	triggerReceives = 1000 // a trigger ends by its own rules long before
+	reconcileEvery  = time.Hour
+	purgeTriggers   = 30 * 24 * time.Hour
+	purgeBatch      = 1000
 )
 
 // buildLater makes them. The embedded stores are one process's, so it owns every
@@ -222,21 +221,6 @@ func (n *Node) purgeTerminal(ctx context.Context) error {
 		k, err := n.store.Triggers().Purge(ctx, time.Now().Add(-purgeTriggers).UnixMilli(), purgeBatch)
 		if err != nil || k < purgeBatch {
 			return err
-		}
-	}
-}
-
-// trimTriggersDead is how far triggers-dlq may be trimmed: no group of ours reads
-// it, so only its size counts.
-func (n *Node) trimTriggersDead(ctx context.Context, out map[string]map[int32]int64) {
-	ends, err := n.admin.EndOffsets(ctx, trigger.TopicDLQ)
-	if err != nil {
-		n.log.Warn("end of "+trigger.TopicDLQ, "err", err)
-		return
-	}
-	for tp, end := range ends {
-		if at := end - keepTriggersDead; at > 0 {
-			out[tp.Topic] = map[int32]int64{tp.Partition: at}
 		}
 	}
 }

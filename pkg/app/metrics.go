@@ -345,9 +345,15 @@ func (c *nodeCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	gauge(descLost, float64(consumed), "yes")
 	gauge(descLost, float64(lost), "no")
+	behind := map[string]Lag{} // by group, over its topics
 	for _, l := range n.lags() {
-		gauge(descLag, float64(l.Lag), l.Group)
-		gauge(descFlight, float64(l.InFlight), l.Group)
+		sum := behind[l.Group]
+		sum.Lag, sum.InFlight = sum.Lag+l.Lag, sum.InFlight+l.InFlight
+		behind[l.Group] = sum
+	}
+	for group, l := range behind {
+		gauge(descLag, float64(l.Lag), group)
+		gauge(descFlight, float64(l.InFlight), group)
 	}
 	now := time.Now()
 	for _, r := range n.health.Circuits(now) {

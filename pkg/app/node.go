@@ -16,6 +16,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/kfake"
 	"github.com/notifyd/notifyd/pkg/engine/memory"
 	"github.com/notifyd/notifyd/pkg/engine/pebble"
@@ -26,6 +27,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/prefs"
 	"github.com/notifyd/notifyd/pkg/server"
 	"github.com/notifyd/notifyd/pkg/stream"
+	"github.com/notifyd/notifyd/pkg/trigger"
 	"github.com/notifyd/notifyd/pkg/worker"
 )
 
@@ -76,6 +78,8 @@ type Node struct {
 	backingUp     sync.Mutex
 	about         About
 	seams         seams
+	jobs          *ops.Manager
+	audit         *ops.AuditLog
 }
 
 // seams are what only tests change.
@@ -153,9 +157,9 @@ func (n *Node) build() error {
 		}
 	}
 	index, err := stream.NewGroup(stream.GroupConfig{
-		Conn: n.conn(), Group: ops.DeadLetterGroup, Topics: []string{notify.TopicFailed}, DrainTimeout: n.cfg.Workers.Drain,
+		Conn: n.conn(), Group: ops.DeadLetterGroup, Topics: []string{notify.TopicFailed, trigger.TopicDLQ}, DrainTimeout: n.cfg.Workers.Drain,
 		Events: n.metrics.group(n.log),
-	}, &ops.Indexer{Store: n.feeds, Logger: n.log, Undecodable: func(topic string) { add(n.metrics.poison, 1, topic) }})
+	}, &ops.Indexer{Store: n.feeds, Logger: n.log, Decode: map[string]func([]byte) (engine.DeadLetter, error){trigger.TopicDLQ: triggerLetter}, Undecodable: func(topic string) { add(n.metrics.poison, 1, topic) }})
 	if err != nil {
 		return err
 	}
@@ -169,6 +173,9 @@ func (n *Node) build() error {
 		SpillBytes: int64(cfg.Intake.SpillMiB) << 20, Keys: intake.ExclusiveKeys, Events: n.metrics.intake(), Logger: n.log,
 	})
 	if err != nil {
+		return err
+	}
+	if err := n.buildJobs(); err != nil {
 		return err
 	}
 	return n.buildServer()

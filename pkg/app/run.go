@@ -14,6 +14,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/intake"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/stream"
+	"github.com/notifyd/notifyd/pkg/trigger"
 )
 
 // Observe calls f with every envelope whose outcome has become durable, from
@@ -98,7 +99,7 @@ func (n *Node) RunAs(ctx context.Context, role string) error {
 	innerG := ring(inner, innerParts)
 	middleParts := map[string]func(context.Context) error{"timers": n.later.timers.Run}
 	if role != RoleAPI {
-		middleParts["dispatcher"], middleParts["reconciler"] = n.later.dispatcher.Run, n.reconcile
+		middleParts["dispatcher"], middleParts["reconciler"], middleParts["jobs"] = n.later.dispatcher.Run, n.reconcile, n.jobs.Run
 		for i, g := range n.groups {
 			middleParts["group "+n.groupNames[i]] = g.Run
 		}
@@ -197,7 +198,7 @@ func (n *Node) safe() map[string]map[int32]int64 {
 				out[p.TP.Topic] = map[int32]int64{}
 			}
 			at := p.Committed
-			if p.TP.Topic == notify.TopicFailed {
+			if p.TP.Topic == notify.TopicFailed || p.TP.Topic == trigger.TopicDLQ {
 				at -= keepFailed // others read it too
 			}
 			if at > 0 {
@@ -205,7 +206,6 @@ func (n *Node) safe() map[string]map[int32]int64 {
 			}
 		}
 	}
-	n.trimTriggersDead(context.Background(), out)
 	sealed := n.history.Sealed()
 	first := firstTopics()
 	for topic, parts := range out {

@@ -136,6 +136,7 @@ func (c *Config) validate() (problems []problem) {
 	if c.Timers.Jitter < 0 || c.Timers.Jitter > time.Hour {
 		bad("timers.jitter", "%s is not between 0 and 1h", c.Timers.Jitter)
 	}
+	least("jobs.approve_above", int64(c.Jobs.ApproveAbove), 0)
 	least("triggers.caller_in_flight", int64(c.Triggers.CallerInFlight), 1)
 	least("triggers.in_flight", int64(c.Triggers.InFlight), 1)
 	least("triggers.max_pending", int64(c.Triggers.MaxPending), 1)

@@ -12,6 +12,7 @@ type DeadLetter struct {
 	ID          notify.ID      `json:"id"`
 	Epoch       uint16         `json:"epoch"`
 	Seq         uint64         `json:"seq"` // position in its caller's feed, set by Put
+	Ord         uint64         `json:"ord"` // position in the whole index, set by Put
 	Caller      string         `json:"caller"`
 	Campaign    string         `json:"campaign,omitempty"`
 	Channel     string         `json:"channel"`
@@ -29,10 +30,18 @@ type DeadLetter struct {
 	Topic       string         `json:"topic"`
 	Partition   int32          `json:"partition"`
 	Offset      int64          `json:"offset"`
-	State       string         `json:"state"` // "dead", "replayed", "discarded"
+	State       string         `json:"state"`         // LetterDead, LetterReplayed, LetterDiscarded
+	Job         string         `json:"job,omitempty"` // that moved it to State
 	Until       int64          `json:"until_ms"`
 	Extra       map[string]any `json:"extra,omitempty"`
 }
+
+// States of a dead letter.
+const (
+	LetterDead      = "dead"
+	LetterReplayed  = "replayed"  // sent again, under the next epoch
+	LetterDiscarded = "discarded" // put aside for good; purged with its retention
+)
 
 // DeadLetterFilter selects dead letters; empty fields select all.
 type DeadLetterFilter struct {
@@ -40,10 +49,33 @@ type DeadLetterFilter struct {
 	Since, Until                                                      int64 // LastFailed in [Since, Until), ms since 1970; 0: open
 }
 
-// DeadLetters is the index of what failed for good.
+// Matches reports whether d is selected.
+func (f *DeadLetterFilter) Matches(d *DeadLetter) bool {
+	for _, p := range [...][2]string{
+		{f.Caller, d.Caller}, {f.Channel, d.Channel}, {f.Category, d.Category}, {f.Class, d.Class},
+		{f.Code, d.Code}, {f.Provider, d.Provider}, {f.Template, d.Template}, {f.State, d.State},
+	} {
+		if p[0] != "" && p[0] != p[1] {
+			return false
+		}
+	}
+	return (f.Since == 0 || d.LastFailed >= f.Since) && (f.Until == 0 || d.LastFailed < f.Until)
+}
+
+// LetterMove moves one dead letter from a state to another.
+type LetterMove struct {
+	ID            notify.ID
+	Epoch         uint16
+	From, FromJob string // it is moved only if it is in state From, by job FromJob
+	To, Job       string // its next state, and who moved it there
+}
+
+// DeadLetters is the index of what failed for good. It is the ledger of
+// replays too: a dead letter leaves LetterDead once.
 type DeadLetters interface {
-	// Put stores dead letters; the same (ID, Epoch) again changes nothing but
-	// State. Each new one gets the next Seq of its caller.
+	// Put stores dead letters; the same (ID, Epoch) again changes nothing. Each
+	// new one gets the next Seq of its caller and the next Ord of all, which are
+	// never given twice.
 	Put(ctx context.Context, ds []DeadLetter) error
 	// Get returns one; notify.KindNotFound when there is none.
 	Get(ctx context.Context, id notify.ID, epoch uint16) (DeadLetter, error)
@@ -52,6 +84,15 @@ type DeadLetters interface {
 	// List returns matching dead letters, newest first, behind the cursor; a
 	// nil cursor starts, and a nil one is returned at the end.
 	List(ctx context.Context, f DeadLetterFilter, cursor []byte, max int) ([]DeadLetter, []byte, error)
+	// Walk calls fn with the dead letters that have Ord in (after, upTo], in
+	// that order, until it returns an error, which Walk returns. It holds one at
+	// a time. fn sees what was there at one moment.
+	Walk(ctx context.Context, after, upTo uint64, fn func(*DeadLetter) error) error
+	// Last returns the Ord that was given last; 0: none was.
+	Last(ctx context.Context) (uint64, error)
+	// Move moves those that are as their move says, all in one durable step,
+	// and says of each whether it was moved. One named twice is moved once.
+	Move(ctx context.Context, ms []LetterMove) (moved []bool, err error)
 	// Purge removes those with Until <= now (ms since 1970) and returns how many.
 	Purge(ctx context.Context, now int64) (int, error)
 }

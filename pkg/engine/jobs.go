@@ -8,7 +8,7 @@ type Job struct {
 	ID      string
 	Kind    string
 	Name    string // idempotent: one job per (Kind, Name)
-	State   string // "running", "paused", "done", "stopped", "failed"
+	State   string
 	Cursor  []byte
 	Spec    []byte // JSON, kind's own
 	Result  []byte // JSON, kind's own
@@ -17,14 +17,23 @@ type Job struct {
 	Version uint64 // raised by each Put
 }
 
-// Jobs keeps jobs.
+// JobEntry is one line of a job's report.
+type JobEntry struct {
+	At  uint64 // ascending within a job; the same again replaces
+	Doc []byte
+}
+
+// Jobs keeps jobs and their reports.
 type Jobs interface {
 	// Create stores a job, or returns the one that has its (Kind, Name) and
-	// false.
-	Create(ctx context.Context, j Job) (Job, bool, error)
+	// false. The entries are stored with it, both or none.
+	Create(ctx context.Context, j Job, entries ...JobEntry) (Job, bool, error)
 	// Put stores j if the stored version is j.Version; else notify.KindConflict.
-	Put(ctx context.Context, j Job) (Job, error)
+	// The entries are stored with it, both or none.
+	Put(ctx context.Context, j Job, entries ...JobEntry) (Job, error)
 	Get(ctx context.Context, id string) (j Job, ok bool, err error)
 	// List returns jobs, newest first.
 	List(ctx context.Context, max int) ([]Job, error)
+	// Entries returns a job's entries with At > after, ascending.
+	Entries(ctx context.Context, id string, after uint64, max int) ([]JobEntry, error)
 }

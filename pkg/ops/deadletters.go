@@ -23,6 +23,8 @@ type Indexer struct {
 	Store     engine.DeadLetters
 	Retention time.Duration // how long a dead letter is kept; default 30 days
 	Logger    *slog.Logger
+	// Decode reads records of other topics than notifications-failed, by topic.
+	Decode map[string]func(value []byte) (engine.DeadLetter, error)
 	// Undecodable is told of each record that is no failure this build reads. It
 	// is passed over, not put aside: the topic keeps it. May be nil.
 	Undecodable func(topic string)
@@ -42,7 +44,11 @@ type indexPartition struct {
 func (p indexPartition) Handle(ctx context.Context, msgs []*stream.Msg) error {
 	ds := make([]engine.DeadLetter, 0, len(msgs))
 	for _, m := range msgs {
-		d, err := deadLetter(m.Value)
+		decode := deadLetter
+		if f := p.x.Decode[m.Topic]; f != nil {
+			decode = f
+		}
+		d, err := decode(m.Value)
 		if err != nil {
 			p.x.Logger.Error("undecodable failure", "topic", m.Topic, "partition", m.Partition, "offset", m.Offset, "err", err)
 			if f := p.x.Undecodable; f != nil {
@@ -50,6 +56,16 @@ func (p indexPartition) Handle(ctx context.Context, msgs []*stream.Msg) error {
 			}
 			continue
 		}
+		if d.Epoch > 0 && d.Channel != ChannelTrigger { // it failed before it was replayed
+			was, err := p.x.Store.Get(ctx, d.ID, d.Epoch-1)
+			switch {
+			case err == nil:
+				d.FirstFailed = was.FirstFailed
+			case notify.KindOf(err) != notify.KindNotFound:
+				return err
+			}
+		}
+		d.State = engine.LetterDead
 		d.Until = d.LastFailed + p.retention().Milliseconds()
 		ds = append(ds, d)
 	}
@@ -97,6 +113,6 @@ func deadLetter(value []byte) (engine.DeadLetter, error) {
 		Category: f.Category, User: f.User, Template: f.Template, Class: f.Class, Code: f.Code,
 		Provider: f.Provider, Attempts: f.Attempts, FirstFailed: f.Failed, LastFailed: f.Failed,
 		Expires: f.Expires, Chunk: notify.Chunk{Base: id.Base, Partition: uint16(p), Block: uint32(b)},
-		Topic: f.Topic, Partition: f.Partition, Offset: f.Offset, State: "dead",
+		Topic: f.Topic, Partition: f.Partition, Offset: f.Offset,
 	}, nil
 }

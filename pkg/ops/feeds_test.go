@@ -67,9 +67,8 @@ func TestFeedsKnowWhatWasSeen(t *testing.T) {
 		t.Fatal(err)
 	}
 	oldest(t, f, 200)
-	letters[1].State = "replayed"
-	if err := f.Put(t.Context(), letters[1:2]); err != nil {
-		t.Fatal(err)
+	if moved, err := f.Move(t.Context(), []engine.LetterMove{{ID: letters[1].ID, Epoch: letters[1].Epoch, From: letters[1].State, To: engine.LetterReplayed, Job: "j"}}); err != nil || !moved[0] {
+		t.Fatal(moved, err)
 	}
 	oldest(t, f, 300)
 	if _, err := f.Feed(t.Context(), "bank", 0, 10); err != nil {

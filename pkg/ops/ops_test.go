@@ -86,7 +86,7 @@ func TestIndexerTakesEveryField(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := engine.DeadLetter{
-		ID: id, Epoch: 2, Seq: 1, Caller: "shop", Campaign: "cmp_1", Channel: "sms", Category: "otp", User: "ann", Template: "t1",
+		ID: id, Epoch: 2, Seq: 1, Ord: 1, Caller: "shop", Campaign: "cmp_1", Channel: "sms", Category: "otp", User: "ann", Template: "t1",
 		Class: "permanent", Code: "21211", Provider: "twilio", Attempts: 3, FirstFailed: failedAt.UnixMilli(), LastFailed: failedAt.UnixMilli(),
 		Expires: failedAt.Add(time.Hour).UnixMilli(), Chunk: notify.Chunk{Base: id.Base, Partition: 3, Block: 7},
 		Topic: "notifications-sms", Partition: 3, Offset: 47, State: "dead", Until: failedAt.Add(48 * time.Hour).UnixMilli(),
@@ -96,6 +96,44 @@ func TestIndexerTakesEveryField(t *testing.T) {
 	}
 	if done.Load() != 1 {
 		t.Error("it was not marked")
+	}
+}
+
+// TestFirstFailure is that of the first epoch, over replays.
+func TestFirstFailure(t *testing.T) {
+	t.Parallel()
+	d := memory.New().DeadLetters()
+	x := indexer(d)
+	var done atomic.Int64
+	f := failure(1)
+	for epoch := range 3 {
+		f.Epoch = epoch
+		f.Failed = failedAt.Add(time.Duration(epoch) * time.Hour).UnixMilli()
+		if err := handle(t, x, message(t, f, &done)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	last := feed(t, d)[2]
+	if last.FirstFailed != failedAt.UnixMilli() || last.LastFailed != f.Failed {
+		t.Errorf("%+v", last)
+	}
+}
+
+// TestIndexerReadsOtherTopics: each with its own schema.
+func TestIndexerReadsOtherTopics(t *testing.T) {
+	t.Parallel()
+	d := memory.New().DeadLetters()
+	x := indexer(d)
+	x.Decode = map[string]func([]byte) (engine.DeadLetter, error){"triggers-dlq": func(b []byte) (engine.DeadLetter, error) {
+		return engine.DeadLetter{ID: notify.ID{Base: notify.Base{1}}, Epoch: 7, Channel: ChannelTrigger, Caller: string(b), LastFailed: 5}, nil
+	}}
+	m := stream.NewMsg(stream.Record{Topic: "triggers-dlq", Value: []byte("shop")}, func() {})
+	if err := x.Assigned(t.Context(), stream.TopicPartition{}).Handle(t.Context(), []*stream.Msg{m}); err != nil {
+		t.Fatal(err)
+	}
+	got := feed(t, d)
+	if len(got) != 1 || LetterID(&got[0]) != "trg_"+(notify.Base{1}).String() || got[0].State != engine.LetterDead || got[0].Until == 0 {
+		t.Errorf("%+v", got)
 	}
 }
 

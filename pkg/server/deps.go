@@ -10,6 +10,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/intake"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/ops"
 	"github.com/prometheus/client_golang/prometheus"
 )
 
@@ -62,6 +63,8 @@ type Deps struct {
 	Triggers    Triggers           // nil: the routes of triggers are 503
 	Circuits    Circuits           // nil: the routes of circuits are 503
 	Reconcile   Reconciler         // nil: the routes of reconcile are 503
+	Jobs        Jobs               // nil: the routes of jobs and plans are 503
+	Audit       *ops.AuditLog      // nil: what operators do is not recorded
 	CheckURL    URLCheck           // nil: GET /v1/ops/url-check is 503
 	Callers     engine.Callers     // nil: every caller has the default rate
 	Receipts    map[string]Receipt // by provider; nil: none

@@ -21,6 +21,7 @@ import (
 	mem "github.com/notifyd/notifyd/pkg/engine/memory"
 	"github.com/notifyd/notifyd/pkg/intake"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/ops"
 	"go.uber.org/goleak"
 )
 
@@ -328,6 +329,7 @@ func (w *world) deps(t testing.TB) Deps {
 		Intake: w, Users: usersOf{w}, History: historyOf{w}, Status: statusOfWorld{world: w},
 		DeadLetters: deadOf{world: w}, Cancels: cancelsOf{world: w}, Campaigns: campaignsOf{world: w},
 		Schedules: w.schedules(), Triggers: w.triggers(t), Reconcile: w.reconciler(t), Circuits: fakeCircuits{"caller:shop": {Name: "caller:shop"}},
+		Jobs: fakeJobs{}, Audit: &ops.AuditLog{Store: w.later.Audit()},
 		CheckURL: func(_ context.Context, url string) (api.URLVerdict, error) {
 			return api.URLVerdict{URL: url, Allowed: true}, nil
 		},
@@ -461,3 +463,31 @@ func (w *world) fanout(base notify.Base, caller, campaign string, n, size int, r
 		w.add(f, rs)
 	}
 }
+
+// fakeJobs has one job.
+type fakeJobs struct{}
+
+func (fakeJobs) Plan(_ context.Context, s ops.Spec) (ops.Plan, error) { return ops.Plan{Spec: s}, nil }
+
+func (fakeJobs) Apply(_ context.Context, r ops.Request) (ops.Job, bool, error) {
+	return ops.Job{ID: "job_1", By: r.By, Context: r.Context, Reason: r.Reason}, true, nil
+}
+
+func (fakeJobs) List(context.Context, int) ([]ops.Job, error) { return []ops.Job{{ID: "job_1"}}, nil }
+
+func (fakeJobs) Get(_ context.Context, id string) (ops.Job, error) {
+	if id != "job_1" {
+		return ops.Job{}, notify.NotFound("job")
+	}
+	return ops.Job{ID: id}, nil
+}
+
+func (fakeJobs) Report(context.Context, string, uint64, int) ([]json.RawMessage, uint64, error) {
+	return nil, 0, nil
+}
+
+func (fakeJobs) Do(_ context.Context, id string, c ops.Change, by ops.By) (ops.Job, error) {
+	return ops.Job{ID: id, State: string(c), By: by.Caller}, nil
+}
+
+func (fakeJobs) Top(context.Context, ops.Filter, int) (ops.Top, error) { return ops.Top{}, nil }

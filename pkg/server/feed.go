@@ -9,6 +9,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/ops"
 )
 
 // maxWait is the longest a feed request may wait for something to come.
@@ -43,8 +44,10 @@ func (s *Server) failedFeed(x *exchange) error {
 	}
 	page := api.FailedPage{Items: make([]api.DeadLetter, 0, len(ds)), After: after}
 	for i := range ds {
-		page.Items = append(page.Items, deadLetter(&ds[i]))
 		page.After = ds[i].Seq
+		if ds[i].Channel != ops.ChannelTrigger { // a trigger tells of itself by its status
+			page.Items = append(page.Items, deadLetter(&ds[i]))
+		}
 	}
 	return x.json(http.StatusOK, page)
 }

@@ -80,6 +80,9 @@ func (s *Server) handle(x *exchange) error {
 			return err
 		}
 	}
+	if rt.audited() {
+		return s.audited(x, rt.handler)
+	}
 	return rt.handler(s, x)
 }
 

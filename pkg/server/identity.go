@@ -20,6 +20,9 @@ func NewIdentity(caller string, scopes ...string) *Identity {
 	for _, s := range scopes {
 		id.scopes |= scopeBit(s)
 	}
+	if id.Has(api.ScopeOperate) { // who may change things may look at them
+		id.scopes |= scopeBit(api.ScopeObserve)
+	}
 	return id
 }
 

@@ -2,23 +2,34 @@ package server
 
 import (
 	"bytes"
+	"context"
+	"fmt"
 	"io"
 	"net/http"
 	"slices"
+	"strings"
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/ops"
 )
 
 func deadLetter(d *engine.DeadLetter) api.DeadLetter {
 	return api.DeadLetter{
-		NotificationID: d.ID.String(), Epoch: d.Epoch, Seq: d.Seq, Caller: d.Caller, Campaign: d.Campaign,
+		NotificationID: ops.LetterID(d), Epoch: d.Epoch, Seq: d.Seq, Caller: d.Caller, Campaign: d.Campaign,
 		Channel: d.Channel, Category: d.Category, UserID: d.User, Template: d.Template,
 		Class: d.Class, Code: d.Code, Provider: d.Provider, Attempts: d.Attempts, State: d.State,
 		FirstFailedAt: moment(d.FirstFailed), LastFailedAt: moment(d.LastFailed), ExpiresAt: moments(d.Expires),
-		Extra: d.Extra,
+		KeptUntil: moments(d.Until), Extra: d.Extra,
 	}
+}
+
+// fullLetter is what operators see.
+func fullLetter(d *engine.DeadLetter) api.DeadLetter {
+	out := deadLetter(d)
+	out.Job, out.Origin = d.Job, fmt.Sprintf("%s/%d/%d", d.Topic, d.Partition, d.Offset)
+	return out
 }
 
 func (s *Server) listDeadLetters(x *exchange) error {
@@ -42,7 +53,8 @@ func (s *Server) listDeadLetters(x *exchange) error {
 	if f.Until, err = q.moment("until"); err != nil {
 		return err
 	}
-	bound := []string{"dead", f.Caller, f.Channel, f.Category, f.Class, f.Code, f.Provider, f.Template, f.State, since, until, x.id.Caller}
+	more := ops.Filter{Attempts: q.text("attempts"), Where: q.text("where")}
+	bound := []string{"dead", more.Attempts, more.Where, f.Caller, f.Channel, f.Category, f.Class, f.Code, f.Provider, f.Template, f.State, since, until, x.id.Caller}
 	cursor, err := s.cursors.open(q.text("cursor"), bound...)
 	if err != nil {
 		return err
@@ -50,21 +62,48 @@ func (s *Server) listDeadLetters(x *exchange) error {
 	if err := q.rest(); err != nil {
 		return err
 	}
-	ds, next, err := s.deps.DeadLetters.List(x.r.Context(), f, cursor, int(limit))
+	ds, next, err := s.someDeadLetters(x.r.Context(), f, &more, cursor, int(limit))
 	if err != nil {
 		return err
 	}
 	page := api.DeadLetterPage{Items: make([]api.DeadLetter, 0, len(ds)), Cursor: s.cursors.seal(next, bound...)}
 	for i := range ds {
-		page.Items = append(page.Items, deadLetter(&ds[i]))
+		page.Items = append(page.Items, fullLetter(&ds[i]))
 	}
 	return x.json(http.StatusOK, page)
 }
 
+// someDeadLetters is a page of the index, of which more selects some: it may hold
+// fewer than limit, or none, and yet not be the last.
+func (s *Server) someDeadLetters(ctx context.Context, f engine.DeadLetterFilter, more *ops.Filter, cursor []byte, limit int) ([]engine.DeadLetter, []byte, error) {
+	match, err := more.Matcher()
+	if err != nil {
+		return nil, nil, err
+	}
+	if more.Empty() {
+		return s.deps.DeadLetters.List(ctx, f, cursor, limit)
+	}
+	ds, next, err := s.deps.DeadLetters.List(ctx, f, cursor, s.cfg.MaxPageSize)
+	if err != nil {
+		return nil, nil, err
+	}
+	var out []engine.DeadLetter
+	for i := range ds {
+		ok, err := match(ctx, &ds[i])
+		if err != nil {
+			return nil, nil, err
+		}
+		if ok {
+			out = append(out, ds[i])
+		}
+	}
+	return out, next, nil
+}
+
 // checkFilter refuses names that select nothing because they are mistyped.
 func checkFilter(f *engine.DeadLetterFilter) error {
-	if _, ok := notify.ParseChannel(f.Channel); f.Channel != "" && !ok {
-		return notify.Invalid("unknown_channel", "channel", "push, sms or email")
+	if _, ok := notify.ParseChannel(f.Channel); f.Channel != "" && f.Channel != ops.ChannelTrigger && !ok {
+		return notify.Invalid("unknown_channel", "channel", "push, sms, email or trigger")
 	}
 	if _, ok := notify.ParseCategory(f.Category); f.Category != "" && !ok {
 		return notify.Invalid("unknown_category", "category", "otp, alert, transactional, marketing or digest")
@@ -78,7 +117,8 @@ func checkFilter(f *engine.DeadLetterFilter) error {
 // getDeadLetter answers with the dead letter of an epoch; the latest unless
 // the query names one.
 func (s *Server) getDeadLetter(x *exchange) error {
-	id, err := notify.ParseID(x.r.PathValue("id"))
+	name := x.r.PathValue("id")
+	id, err := ops.ParseLetterID(name)
 	if err != nil {
 		return notify.NotFound("dead_letter")
 	}
@@ -94,11 +134,11 @@ func (s *Server) getDeadLetter(x *exchange) error {
 	if err := q.rest(); err != nil {
 		return err
 	}
-	d, err := s.deadLetterOf(x, id, uint16(epoch), named)
+	d, err := s.deadLetterOf(x, id, uint16(epoch), named || strings.HasPrefix(name, "trg_"))
 	if err != nil {
 		return err
 	}
-	return x.json(http.StatusOK, deadLetter(&d))
+	return x.json(http.StatusOK, fullLetter(&d))
 }
 
 // deadLetterOf looks from the latest epoch the notification reached down to 0,

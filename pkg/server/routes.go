@@ -44,6 +44,12 @@ type route struct {
 	handler func(*Server, *exchange) error
 }
 
+// audited reports whether the server records each request of the route. Jobs
+// record what they are asked themselves.
+func (rt *route) audited() bool {
+	return rt.scope == api.ScopeOperate && rt.method != http.MethodGet && !strings.HasPrefix(rt.path, "/v1/ops/jobs")
+}
+
 // label names the route in metrics and logs.
 func (rt *route) label() string { return rt.path }
 
@@ -68,7 +74,7 @@ func routes() []route {
 		{del, "/v1/triggers/{id}", api.ScopeTrigger, classNormal, noBody, (*Server).cancelTrigger},
 		{patch, "/v1/triggers/{id}", api.ScopeTrigger, classNormal, singleBody, (*Server).rescheduleTrigger},
 		{get, "/v1/schedules", api.ScopeRead, classNormal, noBody, (*Server).listSchedules},
-		{get, "/v1/schedules/forecast", api.ScopeOperate, classNormal, noBody, (*Server).forecast},
+		{get, "/v1/schedules/forecast", api.ScopeObserve, classNormal, noBody, (*Server).forecast},
 		{get, "/v1/campaigns/{id}", api.ScopeRead, classNormal, noBody, (*Server).getCampaign},
 		{del, "/v1/campaigns/{id}", api.ScopeSend, classNormal, noBody, (*Server).cancelCampaign},
 		{get, "/v1/users/{id}", api.ScopeRead, classNormal, noBody, (*Server).getUser},
@@ -76,20 +82,29 @@ func routes() []route {
 		{get, "/v1/users/{id}/notifications", api.ScopeRead, classNormal, noBody, within((*Server).userHistory)},
 		{get, "/v1/failed", api.ScopeRead, classStream, noBody, (*Server).failedFeed},
 		{get, "/v1/tail", api.ScopeRead, classStream, noBody, (*Server).tail},
-		{get, "/v1/ops/dead-letters", api.ScopeOperate, classNormal, noBody, (*Server).listDeadLetters},
-		{get, "/v1/ops/dead-letters/{id}", api.ScopeOperate, classNormal, noBody, (*Server).getDeadLetter},
-		{get, "/v1/ops/circuits", api.ScopeOperate, classNormal, noBody, (*Server).listCircuits},
+		{get, "/v1/ops/dead-letters", api.ScopeObserve, classNormal, noBody, (*Server).listDeadLetters},
+		{get, "/v1/ops/dead-letters/{id}", api.ScopeObserve, classNormal, noBody, (*Server).getDeadLetter},
+		{post, "/v1/ops/dead-letters:top", api.ScopeObserve, classNormal, singleBody, (*Server).topDeadLetters},
+		{post, "/v1/ops/plans", api.ScopeObserve, classNormal, batchBody, (*Server).makePlan},
+		{get, "/v1/ops/jobs", api.ScopeObserve, classNormal, noBody, (*Server).listJobs},
+		{post, "/v1/ops/jobs", api.ScopeOperate, classNormal, batchBody, (*Server).applyPlan},
+		{get, "/v1/ops/jobs/{id}", api.ScopeObserve, classNormal, noBody, (*Server).getJob},
+		{post, "/v1/ops/jobs/{id}", api.ScopeOperate, classNormal, singleBody, (*Server).changeJob},
+		{get, "/v1/ops/jobs/{id}/report", api.ScopeObserve, classNormal, noBody, (*Server).jobReport},
+		{get, "/v1/ops/audit", api.ScopeObserve, classNormal, noBody, (*Server).listAudit},
+		{get, "/v1/ops/audit:verify", api.ScopeObserve, classNormal, noBody, (*Server).verifyAudit},
+		{get, "/v1/ops/circuits", api.ScopeObserve, classNormal, noBody, (*Server).listCircuits},
 		{put, "/v1/ops/circuits/{name}", api.ScopeOperate, classNormal, singleBody, (*Server).setCircuit},
-		{get, "/v1/ops/callers", api.ScopeOperate, classNormal, noBody, (*Server).listCallers},
-		{get, "/v1/ops/callers/{id}", api.ScopeOperate, classNormal, noBody, (*Server).getCaller},
+		{get, "/v1/ops/callers", api.ScopeObserve, classNormal, noBody, (*Server).listCallers},
+		{get, "/v1/ops/callers/{id}", api.ScopeObserve, classNormal, noBody, (*Server).getCaller},
 		{put, "/v1/ops/callers/{id}", api.ScopeOperate, classNormal, singleBody, (*Server).putCaller},
 		{post, "/v1/ops/callers/{id}/secrets", api.ScopeOperate, classNormal, singleBody, (*Server).rotateSecret},
-		{get, "/v1/ops/url-check", api.ScopeOperate, classNormal, noBody, (*Server).checkURL},
-		{get, "/v1/ops/reconcile", api.ScopeOperate, classNormal, noBody, (*Server).reconcileReport},
+		{get, "/v1/ops/url-check", api.ScopeObserve, classNormal, noBody, (*Server).checkURL},
+		{get, "/v1/ops/reconcile", api.ScopeObserve, classNormal, noBody, (*Server).reconcileReport},
 		{post, "/v1/ops/reconcile:apply", api.ScopeOperate, classNormal, batchBody, (*Server).reconcileApply},
-		{get, "/v1/ops/doctor", api.ScopeOperate, classNormal, noBody, (*Server).doctor},
+		{get, "/v1/ops/doctor", api.ScopeObserve, classNormal, noBody, (*Server).doctor},
 		{get, "/v1/ops/backup", api.ScopeOperate, classStream, noBody, (*Server).backup},
-		{get, "/v1/ops/lag", api.ScopeOperate, classNormal, noBody, (*Server).lag},
+		{get, "/v1/ops/lag", api.ScopeObserve, classNormal, noBody, (*Server).lag},
 		{get, "/v1/ops/debug", api.ScopeOperate, classNormal, noBody, (*Server).debug},
 		{post, "/v1/receipts/{provider}", "", classReceipt, receiptBody, (*Server).receipt},
 		{get, "/openapi.yaml", "", classProbe, noBody, (*Server).openapi},

@@ -9,7 +9,9 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/engine/faulty"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/ops"
 )
 
 const campaign = "cmp_01KAJ8Q2T5E7V9XCB3M4N6P8RS"
@@ -25,7 +27,7 @@ func matrixWorld() (*world, *strings.Replacer) {
 	w.dead = []engine.DeadLetter{{ID: id, Caller: "owner", Seq: 1, Code: "secret_failure", State: "dead"}}
 	return w, strings.NewReplacer(
 		"/notifications/{id}", "/notifications/"+id.String(), "/campaigns/{id}", "/campaigns/"+campaign,
-		"/callers/{id}", "/callers/owner", "{name}", "caller:shop", "/users/{id}", "/users/u1", "/dead-letters/{id}", "/dead-letters/"+id.String(), "{provider}", "twilio",
+		"/callers/{id}", "/callers/owner", "{name}", "caller:shop", "/jobs/{id}", "/jobs/job_1", "/users/{id}", "/users/u1", "/dead-letters/{id}", "/dead-letters/"+id.String(), "{provider}", "twilio",
 	)
 }
 
@@ -90,7 +92,7 @@ func TestRouteMatrix(t *testing.T) {
 		}
 		var others []string
 		for _, sc := range api.Scopes {
-			if sc != rt.scope {
+			if sc != rt.scope && (rt.scope != api.ScopeObserve || sc != api.ScopeOperate) { // operate includes observe
 				others = append(others, sc)
 			}
 		}
@@ -105,7 +107,7 @@ func TestRouteMatrix(t *testing.T) {
 		if got.status >= 300 {
 			t.Errorf("%s of its owner: %d %s", name, got.status, got.body)
 		}
-		if rt.scope == api.ScopeOperate || rt.method == http.MethodPost || rt.scope == api.ScopeUsers || rt.path == "/v1/users/{id}" {
+		if rt.scope == api.ScopeOperate || rt.scope == api.ScopeObserve || rt.method == http.MethodPost || rt.scope == api.ScopeUsers || rt.path == "/v1/users/{id}" {
 			continue // nobody's own: operators', new, or shared by decision
 		}
 		got = ask(s, rt.method, path, token(t, "stranger", rt.scope), body)
@@ -257,5 +259,100 @@ func TestIntakeIsToldWhatItNeeds(t *testing.T) {
 	f("/v1/notifications:fanout", "POST /v1/notifications:fanout", "k1", strings.ToUpper(good), "")
 	if got := ask(s, "POST", "/v1/notifications", tok, `{}`, header("Idempotency-Key", "")); got.status != 422 {
 		t.Errorf("empty key: %d", got.status)
+	}
+}
+
+// TestMutatingRoutesOfOperators: each needs the full scope, whoever only looks is
+// refused, and each leaves a row in the audit log; where that cannot be written
+// nothing is done.
+func TestMutatingRoutesOfOperators(t *testing.T) {
+	t.Parallel()
+	w, paths := matrixWorld()
+	var log *ops.AuditLog
+	s := w.start(t, Config{}, func(d *Deps) {
+		d.Callers = w.later.Callers()
+		log = d.Audit
+	})
+	w.hooked(t, "owner")
+	last := func() uint64 {
+		n, err := log.Last(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	n := 0
+	for _, rt := range routes() {
+		if !strings.HasPrefix(rt.path, "/v1/ops/") {
+			continue
+		}
+		name, path, body := rt.method+" "+rt.path, paths.Replace(rt.path), bodyFor(&rt)
+		if rt.method == http.MethodGet || rt.path == "/v1/ops/plans" || rt.path == "/v1/ops/dead-letters:top" {
+			if whole := rt.path == "/v1/ops/backup" || rt.path == "/v1/ops/debug"; rt.scope != api.ScopeObserve && !whole {
+				t.Errorf("%s changes nothing and needs %q", name, rt.scope)
+			}
+			continue
+		}
+		if n++; rt.scope != api.ScopeOperate {
+			t.Errorf("%s needs %q", name, rt.scope)
+		}
+		if body == "REPORT" {
+			body = ask(s, "GET", "/v1/ops/reconcile", token(t, "sre", api.ScopeObserve), "").body
+		}
+		was := last()
+		for _, scopes := range [][]string{{}, {api.ScopeObserve}, {api.ScopeSend, api.ScopeTrigger, api.ScopeRead, api.ScopeUsers, api.ScopeObserve}} {
+			if got := ask(s, rt.method, path, token(t, "sre", scopes...), body); got.status != 403 || got.problem(t).Code != "scope_missing" {
+				t.Errorf("%s with %v: %d %s", name, scopes, got.status, got.body)
+			}
+		}
+		if last() != was {
+			t.Errorf("%s was recorded although it was refused at the door", name)
+		}
+		got := ask(s, rt.method, path, token(t, "sre", api.ScopeOperate), body, header(api.HeaderReason, "incident 7"), header(api.HeaderContext, "prod"))
+		if got.status >= 300 {
+			t.Errorf("%s: %d %s", name, got.status, got.body)
+		}
+		if strings.HasPrefix(rt.path, "/v1/ops/jobs") {
+			continue // recorded by the jobs, which are a double here
+		}
+		acts, err := log.Acts(t.Context(), was, 10)
+		if err != nil || len(acts) != 1 || acts[0].Actor != "sre" || acts[0].Action != name || acts[0].Reason != "incident 7" || acts[0].Context != "prod" || acts[0].Request == "" {
+			t.Errorf("%s: %+v, %v", name, acts, err)
+		}
+		// What was refused behind the door is recorded as that.
+		was = last()
+		if got = ask(s, rt.method, path+"?x=1", token(t, "sre", api.ScopeOperate), body); got.status != 422 {
+			t.Errorf("%s: %d %s", name, got.status, got.body)
+		}
+		if acts, _ = log.Acts(t.Context(), was, 10); len(acts) != 2 || acts[1].Result != "refused: unknown_field" {
+			t.Errorf("%s: %+v", name, acts)
+		}
+		// An audit log that is away.
+		plan := faulty.NewPlan(1)
+		plan.Add(faulty.Rule{Method: "Audit.Append", Err: faulty.ErrDown})
+		away := w.start(t, Config{}, func(d *Deps) {
+			d.Callers, d.Circuits = nil, nil
+			d.Audit = &ops.AuditLog{Store: faulty.NewAudit(w.later.Audit(), plan)}
+		})
+		if got := ask(away, rt.method, path, token(t, "sre", api.ScopeOperate), body); got.status < 500 {
+			t.Errorf("%s without an audit log: %d %s", name, got.status, got.body)
+		}
+	}
+	if n < 6 {
+		t.Errorf("only %d mutating routes", n)
+	}
+}
+
+// TestFeedLeavesTriggersOut: they are dead letters for operators; the feed is of
+// notifications, and goes on behind them.
+func TestFeedLeavesTriggersOut(t *testing.T) {
+	t.Parallel()
+	w := newWorld()
+	id := w.single(1, "shop", "u1")
+	w.dead = []engine.DeadLetter{{ID: notify.ID{Base: baseOf(7)}, Caller: "shop", Seq: 1, Channel: ops.ChannelTrigger}, {ID: id, Caller: "shop", Seq: 2, Channel: "sms"}, {ID: notify.ID{Base: baseOf(8)}, Caller: "shop", Seq: 3, Channel: ops.ChannelTrigger}}
+	s := w.start(t, Config{}, nil)
+	page := get[api.FailedPage](t, s, "/v1/failed", token(t, "shop", api.ScopeRead))
+	if len(page.Items) != 1 || page.Items[0].NotificationID != id.String() || page.After != 3 {
+		t.Errorf("%+v", page)
 	}
 }

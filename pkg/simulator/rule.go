@@ -32,8 +32,8 @@ const (
 	Receipt     Action = "receipt"      // take it; its receipt later says Code
 )
 
-// Rule scripts faults. It picks requests that match Provider, Account, Pool and
-// Prefix, all of them unless empty; of these a share of Rate; no more than Count;
+// Rule scripts faults. It picks requests that match Provider, Account, Pool,
+// Template and Prefix, all of them unless empty; of these a share of Rate; no more than Count;
 // until Until. Newer rules come first; one rule decides the answer, one the
 // latency, one the receipt.
 type Rule struct {
@@ -44,6 +44,7 @@ type Rule struct {
 	Pool     string   `json:"pool"`     // SendGrid ip_pool_name; empty: all
 	Prefix   string   `json:"prefix"`   // of a token, phone number or e-mail address
 	ID       string   `json:"id"`       // of a notification, for a single one
+	Template string   `json:"template"` // SendGrid template_id; empty: all
 
 	Rate  float64   `json:"rate"`  // share of the matches, 0 < Rate <= 1; 0 means 1
 	Count uint64    `json:"count"` // most requests it picks; 0: no limit
@@ -254,7 +255,7 @@ func (a *activeRule) over(now time.Time) bool {
 func (a *activeRule) matches(c *call) bool {
 	if a.Provider != 0 && a.Provider != c.provider ||
 		a.Account != "" && a.Account != c.account ||
-		a.Pool != "" && a.Pool != c.pool {
+		a.Pool != "" && a.Pool != c.pool || a.Template != "" && a.Template != c.content.template {
 		return false
 	}
 	if a.Prefix == "" && a.ID == "" {

@@ -99,20 +99,42 @@ type Applied struct {
 // report that was altered; notify.KindConflict for one that is older than
 // MaxAge, or than one that was applied here.
 func (r *Reconciler) Apply(ctx context.Context, rep Report) (Applied, error) {
-	done := Applied{ReportID: rep.ID, Changed: map[string]int{}, Skipped: map[string]int{}}
-	if rep.Digest == "" || rep.Digest != rep.digest() {
-		return done, notify.Invalid("bad_digest", "digest", "the report is not what it was when it was made")
+	if err := r.Check(rep); err != nil {
+		return Applied{ReportID: rep.ID, Changed: map[string]int{}, Skipped: map[string]int{}}, err
 	}
-	age := time.Since(time.UnixMilli(rep.Made))
 	r.mu.Lock()
 	superseded := r.applied >= rep.Made
-	if !superseded && age <= r.cfg.MaxAge {
+	if !superseded {
 		r.applied = rep.Made
 	}
 	r.mu.Unlock()
-	if superseded || age > r.cfg.MaxAge {
-		return done, &notify.Error{Kind: notify.KindConflict, Code: "stale_report", Field: "report_id", Msg: "the report is too old, or one as new was applied: make another"}
+	if superseded {
+		return Applied{ReportID: rep.ID, Changed: map[string]int{}, Skipped: map[string]int{}}, errStale
 	}
+	return r.Repair(ctx, rep)
+}
+
+var errStale = &notify.Error{Kind: notify.KindConflict, Code: "stale_report", Field: "report_id", Msg: "the report is too old, or one as new was applied: make another"}
+
+// Check says whether a report may be applied: notify.KindInvalid for one that was
+// altered, notify.KindConflict for one that is older than MaxAge or than one that
+// was applied here.
+func (r *Reconciler) Check(rep Report) error {
+	if rep.Digest == "" || rep.Digest != rep.digest() {
+		return notify.Invalid("bad_digest", "digest", "the report is not what it was when it was made")
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.applied >= rep.Made || time.Since(time.UnixMilli(rep.Made)) > r.cfg.MaxAge {
+		return errStale
+	}
+	return nil
+}
+
+// Repair is Apply of a report that was checked, however long ago: a job that was
+// interrupted goes on with it.
+func (r *Reconciler) Repair(ctx context.Context, rep Report) (Applied, error) {
+	done := Applied{ReportID: rep.ID, Changed: map[string]int{}, Skipped: map[string]int{}}
 	var batch []Finding
 	for i, f := range rep.Findings {
 		switch f.Class {

@@ -2,6 +2,7 @@ package enginetest
 
 import (
 	"strconv"
+	"sync/atomic"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -37,11 +38,11 @@ func DeadLetters(t *testing.T, open Opener[engine.DeadLetters]) {
 		if reopen != nil {
 			s = reopen()
 		}
-		a.Seq, b.Seq = 1, 2
+		a.Seq, b.Seq, a.Ord, b.Ord = 1, 2, 1, 2
 		same(t, "a", val(s.Get(bg, a.ID, 1))(t), a)
 		same(t, "b", val(s.Get(bg, b.ID, 1))(t), b)
 	})
-	t.Run("Put: the same (ID, Epoch) again changes nothing but State", func(t *testing.T) {
+	t.Run("Put: the same (ID, Epoch) again changes nothing", func(t *testing.T) {
 		s, reopen := open(t)
 		a, again := letter(1), letter(1)
 		again.State, again.Caller, again.LastFailed, again.Until, again.Code = "replayed", "other", 9, 9, "other"
@@ -50,13 +51,88 @@ func DeadLetters(t *testing.T, open Opener[engine.DeadLetters]) {
 		if reopen != nil {
 			s = reopen()
 		}
-		a.Seq, a.State = 1, "replayed"
+		a.Seq, a.Ord = 1, 1
 		same(t, "letter", val(s.Get(bg, a.ID, 1))(t), a)
 		must(t, s.Put(bg, []engine.DeadLetter{letter(5), {ID: letter(5).ID, Epoch: 1, State: "discarded"}}))
 		five := letter(5)
-		five.Seq, five.State = 2, "discarded"
+		five.Seq, five.Ord = 2, 2
 		same(t, "twice in one call", val(s.Get(bg, five.ID, 1))(t), five)
 		same(t, "feed", val(s.Feed(bg, "shop", 0, 10))(t), []engine.DeadLetter{a, five})
+	})
+	t.Run("Put after Move leaves what was moved", func(t *testing.T) {
+		s, _ := open(t)
+		a := letter(1)
+		must(t, s.Put(bg, []engine.DeadLetter{a}))
+		same(t, "moved", val(s.Move(bg, []engine.LetterMove{{ID: a.ID, Epoch: 1, From: "dead", To: "replayed", Job: "j"}}))(t), []bool{true})
+		must(t, s.Put(bg, []engine.DeadLetter{a})) // the log is read again after a crash
+		got := val(s.Get(bg, a.ID, 1))(t)
+		same(t, "state", got.State+" "+got.Job, "replayed j")
+	})
+	t.Run("Move moves those that are as their move says", func(t *testing.T) {
+		s, reopen := open(t)
+		a, b, c := letter(1), letter(2), letter(3)
+		must(t, s.Put(bg, []engine.DeadLetter{a, b}))
+		move := func(d engine.DeadLetter, from, fromJob, to, job string) engine.LetterMove {
+			return engine.LetterMove{ID: d.ID, Epoch: d.Epoch, From: from, FromJob: fromJob, To: to, Job: job}
+		}
+		same(t, "moved", val(s.Move(bg, []engine.LetterMove{
+			move(a, "dead", "", "replayed", "j1"), move(a, "dead", "", "discarded", "j1"), move(c, "dead", "", "replayed", "j1"),
+		}))(t), []bool{true, false, false})
+		if reopen != nil {
+			s = reopen()
+		}
+		same(t, "moved once", val(s.Move(bg, []engine.LetterMove{
+			move(a, "dead", "", "discarded", "j2"), move(a, "replayed", "j2", "dead", ""), move(b, "dead", "j1", "replayed", "j1"),
+		}))(t), []bool{false, false, false})
+		got := val(s.Get(bg, a.ID, 1))(t)
+		same(t, "a", got.State+" "+got.Job, "replayed j1")
+		same(t, "back", val(s.Move(bg, []engine.LetterMove{move(a, "replayed", "j1", "dead", "")}))(t), []bool{true})
+		got = val(s.Get(bg, a.ID, 1))(t)
+		a.Seq, a.Ord = 1, 1
+		same(t, "as it was", got, a)
+		same(t, "none", val(s.Move(bg, nil))(t), []bool{})
+	})
+	t.Run("of many who move the same one does", func(t *testing.T) {
+		s, _ := open(t)
+		a := letter(1)
+		must(t, s.Put(bg, []engine.DeadLetter{a}))
+		var won atomic.Int32
+		together(16, func(i int) {
+			moved, err := s.Move(bg, []engine.LetterMove{{ID: a.ID, Epoch: 1, From: "dead", To: "replayed", Job: strconv.Itoa(i)}})
+			if err != nil {
+				t.Error(err)
+			} else if moved[0] {
+				won.Add(1)
+			}
+		})
+		same(t, "winners", won.Load(), int32(1))
+	})
+	t.Run("Walk calls fn with the dead letters that have Ord in (after, upTo], in that order", func(t *testing.T) {
+		s, reopen := open(t)
+		same(t, "last of none", val(s.Last(bg))(t), uint64(0))
+		for i := range 9 {
+			l := letter(20 - i)
+			l.Caller = []string{"a", "b"}[i%2]
+			must(t, s.Put(bg, []engine.DeadLetter{l, l}))
+		}
+		same(t, "purged", val(s.Purge(bg, 100_012))(t), 1) // the 9th
+		if reopen != nil {
+			s = reopen()
+		}
+		must(t, s.Put(bg, []engine.DeadLetter{letter(30)}))
+		same(t, "last", val(s.Last(bg))(t), uint64(10))
+		for _, r := range [][3]uint64{{0, 1 << 62, 9}, {0, 0, 0}, {2, 5, 3}, {5, 2, 0}, {7, 9, 1}, {9, ^uint64(0), 1}} {
+			n, last := uint64(0), r[0]
+			must(t, s.Walk(bg, r[0], r[1], func(d *engine.DeadLetter) error {
+				if d.Ord <= last || d.Ord > r[1] || d.Chunk.Block != 6 {
+					t.Fatalf("%d follows %d of %v", d.Ord, last, r)
+				}
+				n, last = n+1, d.Ord
+				return nil
+			}))
+			same(t, "walked", n, r[2])
+		}
+		stops(t, func(fn func(*engine.DeadLetter) error) error { return s.Walk(bg, 0, 100, fn) })
 	})
 	t.Run("another epoch is another dead letter", func(t *testing.T) {
 		s, _ := open(t)
@@ -145,7 +221,7 @@ func DeadLetters(t *testing.T, open Opener[engine.DeadLetters]) {
 		a, b := letter(1), letter(2)
 		b.Caller, b.Channel, b.Category, b.Class, b.Code, b.Provider, b.Template, b.State = "c", "push", "digest", "k", "co", "p", "te", "replayed"
 		must(t, s.Put(bg, []engine.DeadLetter{a, b}))
-		a.Seq, b.Seq = 1, 1
+		a.Seq, b.Seq, a.Ord, b.Ord = 1, 1, 1, 2
 		for _, f := range []engine.DeadLetterFilter{
 			{Caller: "c"}, {Channel: "push"}, {Category: "digest"}, {Class: "k"}, {Code: "co"}, {Provider: "p"},
 			{Template: "te"}, {State: "replayed"}, {Since: 2002}, {Since: 2002, Until: 2003},
@@ -259,6 +335,19 @@ func deadLettersModel(t *testing.T, open Opener[engine.DeadLetters]) {
 						return
 					}
 				}
+			},
+			"move": func(rt *rapid.T) {
+				l := gen(rt)
+				ms := []engine.LetterMove{{ID: l.ID, Epoch: l.Epoch, From: "dead", To: pick(rt, "to", "replayed", "discarded"), Job: "j"}}
+				same(rt, "Move", val(s.Move(bg, ms))(rt), val(m.Move(bg, ms))(rt))
+			},
+			"walk": func(rt *rapid.T) {
+				after, upTo := rapid.Uint64Range(0, 8).Draw(rt, "after"), rapid.Uint64Range(0, 9).Draw(rt, "upTo")
+				all := func(d engine.DeadLetters) []engine.DeadLetter {
+					return collect(rt, func(fn func(*engine.DeadLetter) error) error { return d.Walk(bg, after, upTo, fn) })
+				}
+				same(rt, "Walk", all(s), all(m))
+				same(rt, "Last", val(s.Last(bg))(rt), val(m.Last(bg))(rt))
 			},
 			"purge": func(rt *rapid.T) {
 				now := ms.Draw(rt, "now") - 3

@@ -1,6 +1,7 @@
 package enginetest
 
 import (
+	"errors"
 	"strconv"
 	"sync/atomic"
 	"testing"
@@ -366,5 +367,74 @@ func Jobs(t *testing.T, open Opener[engine.Jobs]) {
 		_, ok, err := s.Get(bg, "7")
 		must(t, err)
 		same(t, "none", ok, false)
+	})
+	t.Run("The entries are stored with it, both or none", func(t *testing.T) {
+		s, reopen := open(t)
+		j, _ := create(t, s, job("1", "n"))
+		twelve := job("12", "m")
+		_, _, err := s.Create(bg, twelve, engine.JobEntry{At: 1, Doc: []byte("with it")})
+		must(t, err)
+		_, ok, err := s.Create(bg, job("13", "m"), engine.JobEntry{At: 2, Doc: []byte("not stored")})
+		must(t, err)
+		same(t, "created again", ok, false)
+		stale := j
+		j = val(s.Put(bg, j, engine.JobEntry{At: 5, Doc: []byte("five")}, engine.JobEntry{At: 300, Doc: []byte("300")}))(t)
+		j = val(s.Put(bg, j, engine.JobEntry{At: 7, Doc: []byte("seven")}, engine.JobEntry{At: 5, Doc: []byte("again")}))(t)
+		_, err = s.Put(bg, stale, engine.JobEntry{At: 9, Doc: []byte("lost")})
+		wantKind(t, err, notify.KindConflict)
+		if reopen != nil {
+			s = reopen()
+		}
+		want := []engine.JobEntry{{At: 5, Doc: []byte("again")}, {At: 7, Doc: []byte("seven")}, {At: 300, Doc: []byte("300")}}
+		same(t, "entries", val(s.Entries(bg, "1", 0, 10))(t), want)
+		same(t, "after", val(s.Entries(bg, "1", 5, 1))(t), want[1:2])
+		same(t, "end", val(s.Entries(bg, "1", 300, 10))(t), []engine.JobEntry{})
+		same(t, "another's", val(s.Entries(bg, "12", 0, 10))(t), []engine.JobEntry{{At: 1, Doc: []byte("with it")}})
+		same(t, "nobody's", val(s.Entries(bg, "13", 0, 10))(t), []engine.JobEntry{})
+	})
+}
+
+// Audit runs the suite of engine.Audit.
+func Audit(t *testing.T, open Opener[engine.Audit]) {
+	next := func(doc string) func(engine.AuditRow) (engine.AuditRow, error) {
+		return func(last engine.AuditRow) (engine.AuditRow, error) {
+			return engine.AuditRow{Prev: last.Hash, Hash: append([]byte(doc), byte(last.Seq)), Doc: []byte(doc)}, nil
+		}
+	}
+	t.Run("Append adds the row that make returns for the last row, as its next", func(t *testing.T) {
+		s, reopen := open(t)
+		same(t, "none", val(s.Last(bg))(t), engine.AuditRow{})
+		a := val(s.Append(bg, next("a")))(t)
+		same(t, "first", a, engine.AuditRow{Seq: 1, Hash: []byte{'a', 0}, Doc: []byte("a")})
+		if reopen != nil {
+			s = reopen()
+		}
+		b := val(s.Append(bg, next("b")))(t)
+		same(t, "second", b, engine.AuditRow{Seq: 2, Prev: a.Hash, Hash: []byte{'b', 1}, Doc: []byte("b")})
+		_, err := s.Append(bg, func(engine.AuditRow) (engine.AuditRow, error) { return engine.AuditRow{}, errStop })
+		if !errors.Is(err, errStop) {
+			t.Fatalf("error %v, want that of make", err)
+		}
+		same(t, "rows", val(s.Rows(bg, 0, 10))(t), []engine.AuditRow{a, b})
+		same(t, "after", val(s.Rows(bg, 1, 10))(t), []engine.AuditRow{b})
+		same(t, "max", val(s.Rows(bg, 0, 1))(t), []engine.AuditRow{a})
+		same(t, "end", val(s.Rows(bg, 2, 1))(t), []engine.AuditRow{})
+		same(t, "last", val(s.Last(bg))(t), b)
+	})
+	t.Run("Of many who append at a time each sees the one before", func(t *testing.T) {
+		s, _ := open(t)
+		together(16, func(i int) {
+			if _, err := s.Append(bg, next(strconv.Itoa(i))); err != nil {
+				t.Error(err)
+			}
+		})
+		var last engine.AuditRow
+		for _, r := range val(s.Rows(bg, 0, 100))(t) {
+			if r.Seq != last.Seq+1 || string(r.Prev) != string(last.Hash) {
+				t.Fatalf("%+v follows %+v", r, last)
+			}
+			last = r
+		}
+		same(t, "rows", last.Seq, uint64(16))
 	})
 }

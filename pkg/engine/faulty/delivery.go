@@ -102,6 +102,18 @@ func (w DeadLetters) List(ctx context.Context, f engine.DeadLetterFilter, cursor
 	return get2(ctx, w.plan, "DeadLetters", "List", func() ([]engine.DeadLetter, []byte, error) { return w.next.List(ctx, f, cursor, max) })
 }
 
+func (w DeadLetters) Walk(ctx context.Context, after, upTo uint64, fn func(*engine.DeadLetter) error) error {
+	return w.plan.do(ctx, "DeadLetters", "Walk", func() error { return w.next.Walk(ctx, after, upTo, fn) })
+}
+
+func (w DeadLetters) Last(ctx context.Context) (uint64, error) {
+	return get(ctx, w.plan, "DeadLetters", "Last", func() (uint64, error) { return w.next.Last(ctx) })
+}
+
+func (w DeadLetters) Move(ctx context.Context, ms []engine.LetterMove) ([]bool, error) {
+	return get(ctx, w.plan, "DeadLetters", "Move", func() ([]bool, error) { return w.next.Move(ctx, ms) })
+}
+
 func (w DeadLetters) Purge(ctx context.Context, now int64) (int, error) {
 	return get(ctx, w.plan, "DeadLetters", "Purge", func() (int, error) { return w.next.Purge(ctx, now) })
 }

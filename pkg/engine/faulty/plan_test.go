@@ -34,6 +34,7 @@ func TestPrefs(t *testing.T) { enginetest.Prefs(t, through((*memory.Store).Prefs
 func TestIdem(t *testing.T)  { enginetest.Idem(t, through((*memory.Store).Idem, faulty.NewIdem)) }
 func TestSpill(t *testing.T) { enginetest.Spill(t, through((*memory.Store).Spill, faulty.NewSpill)) }
 func TestJobs(t *testing.T)  { enginetest.Jobs(t, through((*memory.Store).Jobs, faulty.NewJobs)) }
+func TestAudit(t *testing.T) { enginetest.Audit(t, through((*memory.Store).Audit, faulty.NewAudit)) }
 func TestMeta(t *testing.T)  { enginetest.Meta(t, through((*memory.Store).Meta, faulty.NewMeta)) }
 func TestCallers(t *testing.T) {
 	enginetest.Callers(t, through((*memory.Store).Callers, faulty.NewCallers))

@@ -54,12 +54,16 @@ type Jobs struct {
 // NewJobs wraps next.
 func NewJobs(next engine.Jobs, p *Plan) engine.Jobs { return Jobs{next, p} }
 
-func (w Jobs) Create(ctx context.Context, j engine.Job) (engine.Job, bool, error) {
-	return get2(ctx, w.plan, "Jobs", "Create", func() (engine.Job, bool, error) { return w.next.Create(ctx, j) })
+func (w Jobs) Create(ctx context.Context, j engine.Job, es ...engine.JobEntry) (engine.Job, bool, error) {
+	return get2(ctx, w.plan, "Jobs", "Create", func() (engine.Job, bool, error) { return w.next.Create(ctx, j, es...) })
 }
 
-func (w Jobs) Put(ctx context.Context, j engine.Job) (engine.Job, error) {
-	return get(ctx, w.plan, "Jobs", "Put", func() (engine.Job, error) { return w.next.Put(ctx, j) })
+func (w Jobs) Put(ctx context.Context, j engine.Job, es ...engine.JobEntry) (engine.Job, error) {
+	return get(ctx, w.plan, "Jobs", "Put", func() (engine.Job, error) { return w.next.Put(ctx, j, es...) })
+}
+
+func (w Jobs) Entries(ctx context.Context, id string, after uint64, max int) ([]engine.JobEntry, error) {
+	return get(ctx, w.plan, "Jobs", "Entries", func() ([]engine.JobEntry, error) { return w.next.Entries(ctx, id, after, max) })
 }
 
 func (w Jobs) Get(ctx context.Context, id string) (engine.Job, bool, error) {
@@ -110,4 +114,25 @@ func (w Limits) Block(ctx context.Context, account string, until time.Time) erro
 
 func (w Limits) Blocked(ctx context.Context, accounts []string) ([]time.Time, error) {
 	return get(ctx, w.plan, "Limits", "Blocked", func() ([]time.Time, error) { return w.next.Blocked(ctx, accounts) })
+}
+
+// Audit misbehaves as its plan says.
+type Audit struct {
+	next engine.Audit
+	plan *Plan
+}
+
+// NewAudit wraps next.
+func NewAudit(next engine.Audit, p *Plan) engine.Audit { return Audit{next, p} }
+
+func (w Audit) Append(ctx context.Context, row func(engine.AuditRow) (engine.AuditRow, error)) (engine.AuditRow, error) {
+	return get(ctx, w.plan, "Audit", "Append", func() (engine.AuditRow, error) { return w.next.Append(ctx, row) })
+}
+
+func (w Audit) Rows(ctx context.Context, after uint64, max int) ([]engine.AuditRow, error) {
+	return get(ctx, w.plan, "Audit", "Rows", func() ([]engine.AuditRow, error) { return w.next.Rows(ctx, after, max) })
+}
+
+func (w Audit) Last(ctx context.Context) (engine.AuditRow, error) {
+	return get(ctx, w.plan, "Audit", "Last", func() (engine.AuditRow, error) { return w.next.Last(ctx) })
 }

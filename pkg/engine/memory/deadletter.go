@@ -32,13 +32,12 @@ func (s deadLetters) Put(ctx context.Context, ds []engine.DeadLetter) error {
 	defer s.mu.Unlock()
 	for _, d := range ds {
 		k := letterKey{d.ID, d.Epoch}
-		if old, ok := s.dead[k]; ok {
-			old.State = d.State
-			s.dead[k] = old
+		if _, ok := s.dead[k]; ok {
 			continue
 		}
 		s.deadSeq[d.Caller]++
-		d.Seq = s.deadSeq[d.Caller]
+		s.deadOrd++
+		d.Seq, d.Ord = s.deadSeq[d.Caller], s.deadOrd
 		s.dead[k] = cloneLetter(d)
 	}
 	return nil
@@ -91,7 +90,7 @@ func (s deadLetters) List(ctx context.Context, f engine.DeadLetterFilter, cursor
 	defer s.mu.Unlock()
 	var out []engine.DeadLetter
 	for _, d := range s.dead {
-		if matches(&f, &d) && bytes.Compare(place(&d), cursor) > 0 {
+		if f.Matches(&d) && bytes.Compare(place(&d), cursor) > 0 {
 			out = append(out, cloneLetter(d))
 		}
 	}
@@ -102,12 +101,51 @@ func (s deadLetters) List(ctx context.Context, f engine.DeadLetterFilter, cursor
 	return out[:max], place(&out[max-1]), nil
 }
 
-func matches(f *engine.DeadLetterFilter, d *engine.DeadLetter) bool {
-	is := func(want, have string) bool { return want == "" || want == have }
-	return is(f.Caller, d.Caller) && is(f.Channel, d.Channel) && is(f.Category, d.Category) &&
-		is(f.Class, d.Class) && is(f.Code, d.Code) && is(f.Provider, d.Provider) &&
-		is(f.Template, d.Template) && is(f.State, d.State) &&
-		(f.Since == 0 || d.LastFailed >= f.Since) && (f.Until == 0 || d.LastFailed < f.Until)
+func (s deadLetters) Walk(ctx context.Context, after, upTo uint64, fn func(*engine.DeadLetter) error) error {
+	if err := check(ctx); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	var out []engine.DeadLetter
+	for _, d := range s.dead {
+		if d.Ord > after && d.Ord <= upTo {
+			out = append(out, cloneLetter(d))
+		}
+	}
+	s.mu.Unlock()
+	slices.SortFunc(out, func(a, b engine.DeadLetter) int { return cmp.Compare(a.Ord, b.Ord) })
+	for i := range out {
+		if err := fn(&out[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s deadLetters) Last(ctx context.Context) (uint64, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.deadOrd, check(ctx)
+}
+
+func (s deadLetters) Move(ctx context.Context, ms []engine.LetterMove) ([]bool, error) {
+	if err := check(ctx); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	moved := make([]bool, len(ms))
+	seen := map[letterKey]bool{}
+	for i, m := range ms {
+		k := letterKey{m.ID, m.Epoch}
+		d, ok := s.dead[k]
+		if !ok || seen[k] || d.State != m.From || d.Job != m.FromJob {
+			continue
+		}
+		d.State, d.Job = m.To, m.Job
+		s.dead[k], moved[i], seen[k] = d, true, true
+	}
+	return moved, nil
 }
 
 func (s deadLetters) Purge(ctx context.Context, now int64) (n int, err error) {

@@ -24,9 +24,12 @@ type Store struct {
 	spillSeq  uint64
 	dead      map[letterKey]engine.DeadLetter
 	deadSeq   map[string]uint64
+	deadOrd   uint64
 	cancels   []engine.Cancel
 	campaigns map[string]*campaign
 	jobs      map[string]engine.Job
+	entries   map[string]map[uint64][]byte
+	audited   []engine.AuditRow
 	held      map[holdKey][]engine.Hold
 	scheduled map[notify.Base]engine.Schedule
 	hints     map[engine.TimerPartition][]notify.Base
@@ -50,6 +53,7 @@ func New() *Store {
 		deadSeq:   map[string]uint64{},
 		campaigns: map[string]*campaign{},
 		jobs:      map[string]engine.Job{},
+		entries:   map[string]map[uint64][]byte{},
 		held:      map[holdKey][]engine.Hold{},
 		scheduled: map[notify.Base]engine.Schedule{},
 		hints:     map[engine.TimerPartition][]notify.Base{},
@@ -73,6 +77,7 @@ func (s *Store) DeadLetters() engine.DeadLetters { return deadLetters{s} }
 func (s *Store) Cancels() engine.Cancels         { return cancels{s} }
 func (s *Store) Campaigns() engine.Campaigns     { return campaigns{s} }
 func (s *Store) Jobs() engine.Jobs               { return jobs{s} }
+func (s *Store) Audit() engine.Audit             { return &audit{s: s} }
 
 // check makes a context that has ended what it is in every engine.
 func check(ctx context.Context) error {

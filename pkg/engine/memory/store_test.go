@@ -29,6 +29,7 @@ func TestCancels(t *testing.T)     { enginetest.Cancels(t, open((*memory.Store).
 func TestHolds(t *testing.T)       { enginetest.Holds(t, open((*memory.Store).Holds)) }
 func TestCampaigns(t *testing.T)   { enginetest.Campaigns(t, open((*memory.Store).Campaigns)) }
 func TestJobs(t *testing.T)        { enginetest.Jobs(t, open((*memory.Store).Jobs)) }
+func TestAudit(t *testing.T)       { enginetest.Audit(t, open((*memory.Store).Audit)) }
 func TestSchedules(t *testing.T)   { enginetest.Schedules(t, open((*memory.Store).Schedules)) }
 func TestColdTimers(t *testing.T)  { enginetest.ColdTimers(t, open((*memory.Store).ColdTimers)) }
 func TestTriggers(t *testing.T)    { enginetest.Triggers(t, open((*memory.Store).Triggers)) }

@@ -102,7 +102,7 @@ func cloneJob(j engine.Job) engine.Job {
 	return j
 }
 
-func (s jobs) Create(ctx context.Context, j engine.Job) (engine.Job, bool, error) {
+func (s jobs) Create(ctx context.Context, j engine.Job, entries ...engine.JobEntry) (engine.Job, bool, error) {
 	if err := check(ctx); err != nil {
 		return engine.Job{}, false, err
 	}
@@ -121,10 +121,11 @@ func (s jobs) Create(ctx context.Context, j engine.Job) (engine.Job, bool, error
 	}
 	j.Version = 1
 	s.jobs[j.ID] = cloneJob(j)
+	s.keep(j.ID, entries)
 	return j, true, nil
 }
 
-func (s jobs) Put(ctx context.Context, j engine.Job) (engine.Job, error) {
+func (s jobs) Put(ctx context.Context, j engine.Job, entries ...engine.JobEntry) (engine.Job, error) {
 	if err := check(ctx); err != nil {
 		return engine.Job{}, err
 	}
@@ -137,7 +138,30 @@ func (s jobs) Put(ctx context.Context, j engine.Job) (engine.Job, error) {
 	j.Kind, j.Name, j.Created = old.Kind, old.Name, old.Created
 	j.Version++
 	s.jobs[j.ID] = cloneJob(j)
+	s.keep(j.ID, entries)
 	return j, nil
+}
+
+func (s jobs) keep(id string, entries []engine.JobEntry) {
+	for _, e := range entries {
+		if s.entries[id] == nil {
+			s.entries[id] = map[uint64][]byte{}
+		}
+		s.entries[id][e.At] = bytes.Clone(e.Doc)
+	}
+}
+
+func (s jobs) Entries(ctx context.Context, id string, after uint64, max int) ([]engine.JobEntry, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var out []engine.JobEntry
+	for at, doc := range s.entries[id] {
+		if at > after {
+			out = append(out, engine.JobEntry{At: at, Doc: bytes.Clone(doc)})
+		}
+	}
+	slices.SortFunc(out, func(a, b engine.JobEntry) int { return cmp.Compare(a.At, b.At) })
+	return out[:clamp(len(out), max)], check(ctx)
 }
 
 func (s jobs) Get(ctx context.Context, id string) (engine.Job, bool, error) {

@@ -5,8 +5,11 @@ import (
 	"context"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"math"
 	"sync"
+
+	pebbledb "github.com/cockroachdb/pebble/v2"
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -21,26 +24,141 @@ type deadLetters struct {
 
 	mu   sync.Mutex
 	seqs map[string]uint64 // last seq given, per caller that had a Put since Open
+	ord  uint64            // last given
 }
 
-func (d *deadLetters) load(s *Store) error {
+func (d *deadLetters) load(s *Store) (err error) {
 	d.s, d.seqs = s, map[string]uint64{}
-	return nil
+	if d.ord, err = s.getUint(ordSeqKey); err != nil || d.ord > 0 {
+		return err
+	}
+	return d.upgrade()
 }
 
-// letter is what is stored, behind its seq: a dead letter has parts its JSON
-// form does not show.
+// letter is what is stored, behind its seq.
 type letter struct {
 	engine.DeadLetter
-	Chunk notify.Chunk `json:"chunk"`
+	Chunk notify.Chunk `json:"chunk"` // format 2 kept JSON, which leaves it out
 
-	value []byte // to be written: room for the seq, and the JSON
+	value []byte // to be written: room for the seq, and the form below
+}
+
+// letterForm is the first byte behind the seq. A plan reads every letter: numbers
+// of fixed width, then strings, is eight times as fast as JSON.
+const letterForm = 1
+
+func (l *letter) strings() [12]*string {
+	d := &l.DeadLetter
+	return [...]*string{
+		&d.Caller, &d.Campaign, &d.Channel, &d.Category, &d.User, &d.Template, &d.Class, &d.Code, &d.Provider, &d.Topic, &d.State, &d.Job,
+	}
 }
 
 func (l *letter) pack() error {
-	doc, err := json.Marshal(l)
-	l.value = append(make([]byte, 8, 8+len(doc)), doc...)
-	return err
+	d := &l.DeadLetter
+	b := append(make([]byte, 8, 320), letterForm)
+	b = append(b, letterID(d.ID, d.Epoch)...)
+	b = append(b, l.Chunk.Base[:]...)
+	b = binary.BigEndian.AppendUint16(b, l.Chunk.Partition)
+	b = binary.BigEndian.AppendUint32(b, l.Chunk.Block)
+	b = binary.BigEndian.AppendUint32(b, uint32(d.Partition))
+	for _, n := range [...]int64{d.Offset, int64(d.Attempts), d.FirstFailed, d.LastFailed, d.Expires, d.Until} {
+		b = binary.BigEndian.AppendUint64(b, uint64(n))
+	}
+	for _, s := range l.strings() {
+		b = binary.AppendUvarint(b, uint64(len(*s)))
+		b = append(b, *s...)
+	}
+	if len(d.Extra) > 0 {
+		doc, err := json.Marshal(d.Extra)
+		if err != nil {
+			return err
+		}
+		b = append(b, doc...)
+	}
+	l.value = b
+	return nil
+}
+
+const letterFixed = 8 + 1 + letterIDLen + 16 + 2 + 4 + 4 + 6*8
+
+func (l *letter) unpack(ord uint64, v []byte) error {
+	if len(v) < letterFixed || v[8] != letterForm {
+		return corrupt("dead letter", ordKey(ord))
+	}
+	d := &l.DeadLetter
+	d.Seq, d.Ord = binary.BigEndian.Uint64(v), ord
+	b := v[9:]
+	copy(d.ID.Base[:], b)
+	d.ID.Index, d.ID.Fan = binary.BigEndian.Uint32(b[16:]), b[20] == 1
+	d.Epoch = binary.BigEndian.Uint16(b[21:])
+	b = b[letterIDLen:]
+	copy(l.Chunk.Base[:], b)
+	l.Chunk.Partition, l.Chunk.Block = binary.BigEndian.Uint16(b[16:]), binary.BigEndian.Uint32(b[18:])
+	d.Chunk, d.Partition = l.Chunk, int32(binary.BigEndian.Uint32(b[22:]))
+	b = b[26:]
+	attempts := int64(0)
+	for i, n := range [...]*int64{&d.Offset, &attempts, &d.FirstFailed, &d.LastFailed, &d.Expires, &d.Until} {
+		*n = int64(binary.BigEndian.Uint64(b[8*i:]))
+	}
+	d.Attempts = int(attempts)
+	rest := string(b[48:]) // one allocation for all of them
+	for _, s := range l.strings() {
+		n, k := uvarint(rest)
+		if k <= 0 || n > uint64(len(rest)-k) {
+			return corrupt("dead letter", ordKey(ord))
+		}
+		*s, rest = rest[k:k+int(n)], rest[k+int(n):]
+	}
+	if rest != "" && json.Unmarshal([]byte(rest), &d.Extra) != nil {
+		return corrupt("dead letter", ordKey(ord))
+	}
+	return nil
+}
+
+// uvarint is binary.Uvarint of a string.
+func uvarint(s string) (v uint64, n int) {
+	for i := 0; i < len(s) && i < binary.MaxVarintLen64; i++ {
+		v |= uint64(s[i]&0x7f) << (7 * i)
+		if s[i] < 0x80 {
+			return v, i + 1
+		}
+	}
+	return 0, 0
+}
+
+var ordSeqKey = []byte{tDeadOrdSeq}
+
+func ordKey(ord uint64) []byte { return uintKey(tDeadOrd, ord) }
+
+// upgrade moves the letters of format 2, which stood under their ids, to where
+// Walk finds them in the order they failed.
+func (d *deadLetters) upgrade() error {
+	b := d.s.db.NewBatch()
+	defer b.Close()
+	err := d.s.eachBack(under([]byte{tDeadNewest}), func(k, _ []byte) (bool, error) {
+		id := bytes.Clone(k[9:])
+		v, err := d.s.get(letterKey(id))
+		if err != nil || v == nil {
+			return true, err
+		}
+		var l letter
+		if len(v) < 8 || json.Unmarshal(v[8:], &l) != nil {
+			return false, corrupt("dead letter", id)
+		}
+		if err := l.pack(); err != nil {
+			return false, err
+		}
+		copy(l.value, v[:8])
+		d.ord++
+		return true, errors.Join(
+			b.Set(ordKey(d.ord), l.value, nil), b.Set(letterKey(id), binary.BigEndian.AppendUint64(nil, d.ord), nil),
+			b.Set(ordSeqKey, binary.BigEndian.AppendUint64(nil, d.ord), nil))
+	})
+	if err != nil || d.ord == 0 {
+		return err
+	}
+	return translate(b.Commit(pebbledb.Sync))
 }
 
 const letterIDLen = 16 + 4 + 1 + 2
@@ -74,15 +192,16 @@ func seqKey(caller string) []byte { return appendStr([]byte{tFeedSeq}, caller) }
 
 // find returns the dead letter with this id.
 func (d *deadLetters) find(id []byte) (l letter, ok bool, err error) {
-	v, err := d.s.get(letterKey(id))
-	if err != nil || v == nil {
+	ord, err := d.s.getUint(letterKey(id))
+	if err != nil || ord == 0 {
 		return l, false, err
 	}
-	if len(v) < 8 || json.Unmarshal(v[8:], &l) != nil {
-		return letter{}, false, corrupt("dead letter", id)
+	v, err := d.s.get(ordKey(ord))
+	if err != nil || v == nil { // purged in between
+		return l, false, err
 	}
-	l.DeadLetter.Chunk, l.Seq = l.Chunk, binary.BigEndian.Uint64(v)
-	return l, true, nil
+	err = l.unpack(ord, v)
+	return l, true, err
 }
 
 func (d *deadLetters) Put(ctx context.Context, ds []engine.DeadLetter) error {
@@ -100,65 +219,132 @@ func (d *deadLetters) Put(ctx context.Context, ds []engine.DeadLetter) error {
 	if err != nil {
 		return err
 	}
-	letters, err := d.merge(ds)
+	letters, err := d.unknown(ds)
 	if err != nil {
 		unlock()
 		return err
 	}
 	return d.s.commit.write(ctx, func(tx tx) {
-		// Seqs are given while the group fills, in the order in which the feed
+		// Numbers are given while the group fills, in the order in which the feed
 		// becomes visible: nobody who follows it can miss one.
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		for _, l := range letters {
 			id := letterID(l.ID, l.Epoch)
-			if l.Seq == 0 {
-				d.seqs[l.Caller]++
-				l.Seq = d.seqs[l.Caller]
-				tx.setUint(seqKey(l.Caller), l.Seq)
-				tx.set(feedKey(l.Caller, l.Seq), id)
-				tx.set(newestKey(l.LastFailed, id), nil)
-				tx.set(untilKey(l.Until, id), nil)
-			}
+			d.seqs[l.Caller]++
+			d.ord++
+			l.Seq = d.seqs[l.Caller]
+			tx.setUint(seqKey(l.Caller), l.Seq)
+			tx.setUint(ordSeqKey, d.ord)
+			tx.set(feedKey(l.Caller, l.Seq), id)
+			tx.set(newestKey(l.LastFailed, id), nil)
+			tx.set(untilKey(l.Until, id), nil)
 			binary.BigEndian.PutUint64(l.value, l.Seq)
-			tx.set(letterKey(id), l.value)
+			tx.set(ordKey(d.ord), l.value)
+			tx.setUint(letterKey(id), d.ord)
 		}
 	}, func(error) { unlock() })
 }
 
-// merge joins ds with what is stored; new ones have no Seq yet.
-func (d *deadLetters) merge(ds []engine.DeadLetter) ([]*letter, error) {
+// unknown returns those of ds that are not stored, each once.
+func (d *deadLetters) unknown(ds []engine.DeadLetter) ([]*letter, error) {
 	letters := make([]*letter, 0, len(ds))
-	seen := make(map[string]*letter, len(ds))
+	seen := make(map[string]bool, len(ds))
 	for i := range ds {
 		id := letterID(ds[i].ID, ds[i].Epoch)
-		if l := seen[string(id)]; l != nil {
-			l.State = ds[i].State
+		if seen[string(id)] {
 			continue
 		}
-		old, ok, err := d.find(id)
+		ord, err := d.s.getUint(letterKey(id))
 		if err != nil {
 			return nil, err
 		}
-		l := &old
-		if ok {
-			l.State = ds[i].State
-		} else {
-			l = &letter{DeadLetter: ds[i], Chunk: ds[i].Chunk}
-			l.Seq = 0
-			if err := d.loadSeq(l.Caller); err != nil {
-				return nil, err
-			}
+		if ord != 0 {
+			continue
 		}
-		seen[string(id)] = l
-		letters = append(letters, l)
-	}
-	for _, l := range letters {
+		l := &letter{DeadLetter: ds[i], Chunk: ds[i].Chunk}
+		if err := d.loadSeq(l.Caller); err != nil {
+			return nil, err
+		}
 		if l.pack() != nil {
 			return nil, notify.Invalid("bad_dead_letter", "extra", "the dead letter cannot be stored")
 		}
+		seen[string(id)] = true
+		letters = append(letters, l)
 	}
 	return letters, nil
+}
+
+func (d *deadLetters) Walk(ctx context.Context, behind, upTo uint64, fn func(*engine.DeadLetter) error) error {
+	if behind >= upTo {
+		return nil
+	}
+	to := []byte{tDeadOrd + 1}
+	if upTo < math.MaxUint64 {
+		to = ordKey(upTo + 1)
+	}
+	n := -1
+	return d.s.each(span{ordKey(behind + 1), to}, func(k, v []byte) (bool, error) {
+		if err := sometimes(ctx, &n); err != nil {
+			return false, err
+		}
+		var l letter
+		if err := l.unpack(binary.BigEndian.Uint64(k[1:]), v); err != nil {
+			return false, err
+		}
+		err := fn(&l.DeadLetter)
+		return err == nil, err
+	})
+}
+
+func (d *deadLetters) Last(context.Context) (uint64, error) { return d.s.getUint(ordSeqKey) }
+
+func (d *deadLetters) Move(ctx context.Context, ms []engine.LetterMove) ([]bool, error) {
+	moved := make([]bool, len(ms))
+	if len(ms) == 0 {
+		return moved, nil
+	}
+	locks := make([]string, len(ms))
+	for i := range ms {
+		locks[i] = string(letterKey(letterID(ms[i].ID, ms[i].Epoch)))
+	}
+	unlock, err := d.s.locks.lock(ctx, locks...)
+	if err != nil {
+		return nil, err
+	}
+	var letters []letter
+	seen := map[string]bool{}
+	for i, m := range ms {
+		id := locks[i]
+		l, ok, err := d.find([]byte(id[1:]))
+		if err != nil {
+			unlock()
+			return nil, err
+		}
+		if !ok || seen[id] || l.State != m.From || l.Job != m.FromJob {
+			continue
+		}
+		l.State, l.Job = m.To, m.Job
+		if err := l.pack(); err != nil {
+			unlock()
+			return nil, notify.Invalid("bad_dead_letter", "job", "the dead letter cannot be stored")
+		}
+		binary.BigEndian.PutUint64(l.value, l.Seq)
+		letters, moved[i], seen[id] = append(letters, l), true, true
+	}
+	if len(letters) == 0 {
+		unlock()
+		return moved, nil
+	}
+	err = d.s.commit.write(ctx, func(tx tx) {
+		for i := range letters {
+			tx.set(ordKey(letters[i].Ord), letters[i].value)
+		}
+	}, func(error) { unlock() })
+	if err != nil {
+		return nil, err
+	}
+	return moved, nil
 }
 
 // loadSeq makes sure that the caller's last seq is in memory.
@@ -240,7 +426,7 @@ func (d *deadLetters) List(ctx context.Context, f engine.DeadLetterFilter, curso
 			return false, err
 		}
 		l, ok, err := d.find(k[9:])
-		if err != nil || !ok || !matches(&f, &l.DeadLetter) {
+		if err != nil || !ok || !f.Matches(&l.DeadLetter) {
 			return true, err
 		}
 		if len(out) == max { // one more exists: there is a next page
@@ -258,18 +444,6 @@ func (d *deadLetters) List(ctx context.Context, f engine.DeadLetterFilter, curso
 		last = nil
 	}
 	return out, last, nil
-}
-
-func matches(f *engine.DeadLetterFilter, d *engine.DeadLetter) bool {
-	for _, p := range [...][2]string{
-		{f.Caller, d.Caller}, {f.Channel, d.Channel}, {f.Category, d.Category}, {f.Class, d.Class},
-		{f.Code, d.Code}, {f.Provider, d.Provider}, {f.Template, d.Template}, {f.State, d.State},
-	} {
-		if p[0] != "" && p[0] != p[1] {
-			return false
-		}
-	}
-	return true
 }
 
 func (d *deadLetters) Purge(ctx context.Context, now int64) (total int, err error) {
@@ -309,7 +483,7 @@ func (d *deadLetters) purgeSome(ctx context.Context, now int64) (n int, more boo
 			return 0, false, err
 		}
 		if ok && l.Until <= now {
-			gone = append(gone, letterKey(id), feedKey(l.Caller, l.Seq), newestKey(l.LastFailed, id), untilKey(l.Until, id))
+			gone = append(gone, letterKey(id), ordKey(l.Ord), feedKey(l.Caller, l.Seq), newestKey(l.LastFailed, id), untilKey(l.Until, id))
 			n++
 		}
 	}

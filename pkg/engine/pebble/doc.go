@@ -20,7 +20,7 @@
 //	a       name                                             meta value
 //	b       str campaign, seq                                base, part: parts in the order they came
 //	c       version                                          user: profile changes, one row a user
-//	d       dl                                               dead letter
+//	d       dl                                               ord of a dead letter
 //	e       until, dl                                        -: dead letters by retention
 //	f       str caller, seq                                  dl: a caller's feed
 //	g       campaign                                         campaign totals
@@ -43,7 +43,9 @@
 //	y                                                        last seq of the spill buffer
 //	z       seq                                              spilled record
 //	B       id                                               head of a large trigger, once it was swapped
+//	A       seq                                              audit row
 //	C       str caller, base                                 -: schedules of a caller
+//	D       ord                                              dead letter
 //	E       ended, id                                        -: triggers that are terminal
 //	F       fire at, base                                    -: schedules by last known fire time
 //	G       id                                               trigger
@@ -51,6 +53,8 @@
 //	I       shard, minute, base                              -: hint
 //	K       seq                                              ids that one swap claimed
 //	L       state, str caller, id                            -: triggers by state and caller; IN_FLIGHT among PENDING
+//	J       str job, at                                      entry of a job's report
+//	O                                                        last ord of a dead letter
 //	Q       str queue, seq                                   message: enqueued, visible, body
 //	R       base                                             schedule; written by merge, as t
 //	T       shard, fire at, id                               cold timer; as t

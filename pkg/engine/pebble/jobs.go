@@ -1,9 +1,12 @@
 package pebble
 
 import (
+	"bytes"
 	"cmp"
 	"context"
+	"encoding/binary"
 	"encoding/json"
+	"math"
 	"slices"
 
 	"github.com/notifyd/notifyd/pkg/engine"
@@ -20,8 +23,8 @@ func jobNameKey(kind, name string) []byte {
 	return append(appendStr([]byte{tJobName}, kind), name...)
 }
 
-func (j jobs) Create(ctx context.Context, in engine.Job) (engine.Job, bool, error) {
-	if in.ID == "" || len(in.Kind) > 1<<16-1 {
+func (j jobs) Create(ctx context.Context, in engine.Job, entries ...engine.JobEntry) (engine.Job, bool, error) {
+	if in.ID == "" || len(in.ID) > 1<<16-1 || len(in.Kind) > 1<<16-1 {
 		return engine.Job{}, false, notify.Invalid("bad_job", "id", "a job has an id and a kind")
 	}
 	nameKey, idKey := jobNameKey(in.Kind, in.Name), key(tJob, in.ID)
@@ -43,6 +46,7 @@ func (j jobs) Create(ctx context.Context, in engine.Job) (engine.Job, bool, erro
 	err = j.s.commit.write(ctx, func(tx tx) {
 		tx.set(nameKey, []byte(in.ID))
 		tx.set(idKey, v)
+		tx.entries(in.ID, entries)
 	}, func(error) { unlock() })
 	if err != nil {
 		return engine.Job{}, false, err
@@ -68,7 +72,17 @@ func (j jobs) existing(ctx context.Context, nameKey []byte, id string) (engine.J
 	return engine.Job{}, false, nil
 }
 
-func (j jobs) Put(ctx context.Context, in engine.Job) (engine.Job, error) {
+func jobEntryKey(id string, at uint64) []byte {
+	return binary.BigEndian.AppendUint64(appendStr([]byte{tJobEntry}, id), at)
+}
+
+func (t tx) entries(id string, entries []engine.JobEntry) {
+	for i := range entries {
+		t.set(jobEntryKey(id, entries[i].At), entries[i].Doc)
+	}
+}
+
+func (j jobs) Put(ctx context.Context, in engine.Job, entries ...engine.JobEntry) (engine.Job, error) {
 	k := key(tJob, in.ID)
 	unlock, err := j.s.locks.lock(ctx, string(k))
 	if err != nil {
@@ -89,7 +103,10 @@ func (j jobs) Put(ctx context.Context, in engine.Job) (engine.Job, error) {
 		unlock()
 		return engine.Job{}, notify.Invalid("bad_job", "", "the job cannot be stored")
 	}
-	err = j.s.commit.write(ctx, func(tx tx) { tx.set(k, v) }, func(error) { unlock() })
+	err = j.s.commit.write(ctx, func(tx tx) {
+		tx.set(k, v)
+		tx.entries(in.ID, entries)
+	}, func(error) { unlock() })
 	if err != nil {
 		return engine.Job{}, err
 	}
@@ -106,6 +123,18 @@ func (j jobs) Get(_ context.Context, id string) (out engine.Job, ok bool, err er
 		return engine.Job{}, false, corrupt("job", k)
 	}
 	return out, true, nil
+}
+
+func (j jobs) Entries(ctx context.Context, id string, behind uint64, max int) (out []engine.JobEntry, err error) {
+	if max <= 0 || behind == math.MaxUint64 || len(id) > 1<<16-1 {
+		return nil, nil
+	}
+	all := under(appendStr([]byte{tJobEntry}, id))
+	err = j.s.each(span{jobEntryKey(id, behind+1), all.To}, func(k, v []byte) (bool, error) {
+		out = append(out, engine.JobEntry{At: binary.BigEndian.Uint64(k[len(k)-8:]), Doc: bytes.Clone(v)})
+		return len(out) < max, ctx.Err()
+	})
+	return out, translate(err)
 }
 
 func (j jobs) List(ctx context.Context, max int) ([]engine.Job, error) {

@@ -19,7 +19,8 @@ import (
 
 // formatVersion is the layout of keys and values this build writes. 1 had no
 // tables in capitals, and values of timers without their version; 2 rewrote a
-// trigger with every swap, and had a list of those IN_FLIGHT.
+// trigger with every swap, had a list of those IN_FLIGHT, and kept dead letters
+// under their ids.
 const formatVersion = 3
 
 // Store is one database folder. Its accessors return the contracts; all of them

@@ -61,6 +61,7 @@ func TestDeadLetters(t *testing.T) {
 func TestCancels(t *testing.T)   { t.Parallel(); enginetest.Cancels(t, open((*Store).Cancels)) }
 func TestCampaigns(t *testing.T) { t.Parallel(); enginetest.Campaigns(t, open((*Store).Campaigns)) }
 func TestJobs(t *testing.T)      { t.Parallel(); enginetest.Jobs(t, open((*Store).Jobs)) }
+func TestAudit(t *testing.T)     { t.Parallel(); enginetest.Audit(t, open((*Store).Audit)) }
 func TestHolds(t *testing.T)     { t.Parallel(); enginetest.Holds(t, open((*Store).Holds)) }
 
 func TestSchedules(t *testing.T)  { t.Parallel(); enginetest.Schedules(t, open((*Store).Schedules)) }

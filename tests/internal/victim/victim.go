@@ -105,18 +105,8 @@ func (v *Victim) Faults(ctx context.Context) error {
 		`{"provider":"apns","rate":0.01,"do":"error","code":"TooManyRequests","retry_after":"6s"}`,
 		`{"provider":"sendgrid","rate":0.02,"do":"error","status":503}`,
 	} {
-		req, err := http.NewRequestWithContext(ctx, http.MethodPost, v.control+"/control/rules", strings.NewReader(rule))
-		if err != nil {
+		if err := v.Rule(ctx, rule); err != nil {
 			return err
-		}
-		resp, err := httpClient.Do(req)
-		if err != nil {
-			return err
-		}
-		b, _ := io.ReadAll(resp.Body)
-		resp.Body.Close()
-		if resp.StatusCode/100 != 2 {
-			return fmt.Errorf("rule %s: %s %s", rule, resp.Status, b)
 		}
 	}
 	return nil

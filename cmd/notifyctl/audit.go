@@ -1,0 +1,64 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/notifyd/notifyd/pkg/cli"
+)
+
+func newAudit(p *program) *cobra.Command {
+	c := &cobra.Command{Use: "audit", Short: "Who changed what, and why"}
+	var limit int
+	ls := &cobra.Command{
+		Use: "ls", Short: "List the latest rows, oldest first", Args: cobra.NoArgs, Aliases: []string{"list"},
+		RunE: func(c *cobra.Command, _ []string) error {
+			cl, err := p.client()
+			if err != nil {
+				return err
+			}
+			rows, err := cl.Audit(c.Context(), nil, limit)
+			if err != nil {
+				return err
+			}
+			return p.printer().Print(rows, func() cli.Table {
+				t := cli.Table{{"SEQ", "AT", "ACTOR", "ACTION", "TARGET", "RESULT", "COUNTS", "REASON"}}
+				for i := range rows {
+					r := &rows[i]
+					t = append(t, []string{fmt.Sprint(r.Seq), p.when(r.At), r.Actor, r.Action, r.Target, r.Result, skipped(r.Counts), r.Reason})
+				}
+				return t
+			})
+		},
+	}
+	ls.Flags().IntVar(&limit, "limit", 50, "how many at most")
+	var expect string
+	verify := &cobra.Command{
+		Use: "verify", Short: "Check the chain of the audit log; exit 9 where it is broken", Args: cobra.NoArgs,
+		Long: `verify reads every row and checks that each follows the one before. Keep the head it
+prints elsewhere: --expect then notices that the end was cut off.`,
+		RunE: func(c *cobra.Command, _ []string) error {
+			cl, err := p.client()
+			if err != nil {
+				return err
+			}
+			v, err := cl.VerifyAudit(c.Context(), expect)
+			if err != nil {
+				return err
+			}
+			if err := p.printer().Record(v, func() cli.Table {
+				return cli.Table{{"rows", count(v.Rows)}, {"head", fmt.Sprintf("%d:%s", v.Rows, v.Head)}}
+			}); err != nil {
+				return err
+			}
+			if v.Broken != 0 {
+				return cli.Exitf(cli.ExitFindings, "broken at row %d: %s", v.Broken, v.Why)
+			}
+			return nil
+		},
+	}
+	verify.Flags().StringVar(&expect, "expect", "", "SEQ:HASH, the head of an earlier check, which must still be there")
+	c.AddCommand(ls, verify)
+	return c
+}

@@ -1,0 +1,110 @@
+package main
+
+import (
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/cli"
+)
+
+func newDLQTop(p *program) *cobra.Command {
+	var l letterFlags
+	var limit int
+	c := &cobra.Command{
+		Use: "top", Short: "How they failed, the most frequent first", Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			cl, err := p.client()
+			if err != nil {
+				return err
+			}
+			f, err := l.filter(p)
+			if err != nil {
+				return err
+			}
+			if f.State == "" {
+				f.State = "dead"
+			}
+			top, err := cl.TopDeadLetters(c.Context(), f, limit)
+			if err != nil {
+				return err
+			}
+			return p.showTop(&top)
+		},
+	}
+	l.add(c)
+	c.Flags().IntVar(&limit, "limit", 20, "how many at most")
+	return c
+}
+
+func (p *program) showTop(top *api.LetterTop) error {
+	if err := p.printer().Print(top, func() cli.Table {
+		t := cli.Table{{"COUNT", "LAST HOUR", "CHANNEL", "PROVIDER", "CLASS", "CODE", "TEMPLATE", "CALLERS", "FIRST", "LAST", "SAMPLE"}}
+		for i := range top.Groups {
+			g := &top.Groups[i]
+			trend := count(g.LastHour)
+			switch {
+			case g.LastHour > g.HourAgo:
+				trend += " up"
+			case g.LastHour < g.HourAgo:
+				trend += " down"
+			}
+			t = append(t, []string{
+				count(g.Count), trend, g.Channel, g.Provider, g.Class, g.Code, g.Template, sums(g.Callers),
+				p.when(time.UnixMilli(g.First)), p.when(time.UnixMilli(g.Last)), g.Sample,
+			})
+		}
+		return t
+	}); err != nil {
+		return err
+	}
+	if len(top.Groups) > 0 {
+		g := &top.Groups[0]
+		args := []string{"notifyctl dlq replay", "--channel " + quote(g.Channel), "--class " + quote(g.Class), "--code " + quote(g.Code)}
+		if g.Template != "" {
+			args = append(args, "--template "+quote(g.Template))
+		}
+		p.note("the first: %s --dry-run", strings.Join(args, " "))
+	}
+	if top.EndsSoon > 0 {
+		p.note("%s age out within a day", count(top.EndsSoon))
+	}
+	return nil
+}
+
+func newDLQStats(p *program) *cobra.Command {
+	var l letterFlags
+	c := &cobra.Command{
+		Use: "stats", Short: "Count dead letters, and say when they age out", Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			cl, err := p.client()
+			if err != nil {
+				return err
+			}
+			f, err := l.filter(p)
+			if err != nil {
+				return err
+			}
+			top, err := cl.TopDeadLetters(c.Context(), f, 1)
+			if err != nil {
+				return err
+			}
+			at := func(ms int64) string {
+				if ms == 0 {
+					return ""
+				}
+				return p.when(time.UnixMilli(ms))
+			}
+			return p.printer().Record(top, func() cli.Table {
+				return cli.Table{
+					{"dead letters", count(top.Total)}, {"by state", sums(top.States)}, {"by channel", sums(top.Channels)}, {"by caller", sums(top.Callers)},
+					{"oldest failed", at(top.Oldest)}, {"next ages out", at(top.Next)}, {"within a day", count(top.EndsSoon)},
+				}
+			})
+		},
+	}
+	l.add(c)
+	return c
+}

@@ -1,0 +1,122 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/cli"
+)
+
+// follow waits for a job unless it is detached. Ctrl-C pauses it, and says how to
+// go on.
+func (p *program) follow(ctx context.Context, cl *api.Client, job api.Job, detach bool, report string) error {
+	if detach {
+		p.note("job %s is %s; watch it with: notifyctl job watch %s", job.ID, job.State, job.ID)
+		return p.printer().Record(job, func() cli.Table { return p.jobFields(&job) })
+	}
+	bar := p.progress(job.Kind, int64(job.Planned))
+	for !over(&job) {
+		bar.set(int64(job.Position))
+		t := time.NewTimer(300 * time.Millisecond)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			bar.end()
+			return p.leave(ctx, cl, &job)
+		}
+		now, err := cl.Job(ctx, job.ID)
+		if err != nil {
+			if ctx.Err() != nil {
+				continue
+			}
+			bar.end()
+			return &cli.Error{Exit: cli.ExitCode(err), Err: err, Next: []string{"notifyctl job watch " + job.ID}}
+		}
+		job = now
+	}
+	bar.set(int64(job.Position))
+	bar.end()
+	if report != "" {
+		if err := writeReport(ctx, cl, job.ID, report); err != nil {
+			return err
+		}
+	}
+	return p.sumUp(&job)
+}
+
+// over reports whether a job needs somebody, or nobody any more.
+func over(j *api.Job) bool { return j.State != "running" }
+
+// leave pauses the job: the server would go on without us.
+func (p *program) leave(ctx context.Context, cl *api.Client, job *api.Job) error {
+	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	defer stop()
+	now, err := cl.ChangeJob(ctx, job.ID, "pause")
+	if err != nil {
+		return &cli.Error{Exit: cli.ExitInterrupt, Err: fmt.Errorf("job %s could not be paused, and goes on: %w", job.ID, err), Next: []string{"notifyctl job pause " + job.ID}}
+	}
+	return &cli.Error{
+		Exit: cli.ExitInterrupt, Err: fmt.Errorf("job %s is paused at %s of %s", now.ID, count(now.Position), count(now.Planned)),
+		Next: []string{"notifyctl job resume " + now.ID, "notifyctl job cancel " + now.ID},
+	}
+}
+
+func writeReport(ctx context.Context, cl *api.Client, id, name string) (err error) {
+	f, err := os.OpenFile(name, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	w := bufio.NewWriter(f)
+	err = cl.JobReport(ctx, id, func(l json.RawMessage) error {
+		_, err := w.Write(append(l, '\n'))
+		return err
+	})
+	return errors.Join(err, w.Flush(), f.Close())
+}
+
+// sumUp writes the last line, which sums to the plan, and turns the state into an
+// exit code.
+func (p *program) sumUp(j *api.Job) error {
+	verb := map[string]string{"replay": "replayed", "discard": "discarded", "export": "exported", "reconcile": "repaired"}[j.Kind]
+	if err := p.printer().Print(j, func() cli.Table {
+		line := fmt.Sprintf("%s %s  skipped %s  exhausted %s  failed %s  = planned %s", verb, count(j.Done), count(j.Skips()), count(j.Exhaust), count(j.Failed), count(j.Planned))
+		if j.Position < j.Planned {
+			line = fmt.Sprintf("%s %s  skipped %s  exhausted %s  failed %s  of planned %s", verb, count(j.Done), count(j.Skips()), count(j.Exhaust), count(j.Failed), count(j.Planned))
+		}
+		return cli.Table{{line}}
+	}); err != nil {
+		return err
+	}
+	if len(j.Skipped) > 0 {
+		p.note("skipped: %s", sums(j.Skipped))
+	}
+	if j.Kind == "replay" && j.ID != "" {
+		p.note("outcomes: %s reached, %s failed again, %s open; asked %g/s, reached %.1f/s", count(j.Outcomes.Reached), count(j.Outcomes.Refailed), count(j.Outcomes.Open), j.Spec.Rate, j.Reached)
+	}
+	if j.ID != "" {
+		p.note("job %s", j.ID)
+	}
+	switch j.State {
+	case "stopped":
+		return &cli.Error{Exit: cli.ExitGuard, Err: fmt.Errorf("stopped: %s", j.Why), Next: []string{"notifyctl job show " + j.ID, "notifyctl job resume " + j.ID}}
+	case "failed":
+		return &cli.Error{Exit: cli.ExitError, Err: fmt.Errorf("failed: %s", j.Why), Next: []string{"notifyctl job resume " + j.ID}}
+	case "paused":
+		return &cli.Error{Exit: cli.ExitPending, Err: fmt.Errorf("paused %s", j.Why), Next: []string{"notifyctl job resume " + j.ID}}
+	case "waiting":
+		return &cli.Error{Exit: cli.ExitPending, Err: errors.New("another operator must approve it"), Next: []string{"notifyctl job approve " + j.ID}}
+	case "cancelled":
+		return cli.Exitf(cli.ExitError, "cancelled %s", j.Why)
+	}
+	if j.Failed > 0 {
+		return &cli.Error{Exit: cli.ExitPartial, Err: fmt.Errorf("%s failed", count(j.Failed)), Next: []string{"notifyctl job report " + j.ID}}
+	}
+	return nil
+}

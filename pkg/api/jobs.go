@@ -1,0 +1,260 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+)
+
+// LetterFilter selects dead letters; empty fields select all.
+type LetterFilter struct {
+	Channel  string   `json:"channel,omitempty"` // push, sms, email, trigger
+	Category string   `json:"category,omitempty"`
+	Class    string   `json:"class,omitempty"`
+	Code     string   `json:"code,omitempty"`
+	Provider string   `json:"provider,omitempty"`
+	Caller   string   `json:"caller,omitempty"`
+	Template string   `json:"template,omitempty"`
+	State    string   `json:"state,omitempty"`    // dead, replayed, discarded
+	Since    int64    `json:"since_ms,omitempty"` // failed last in [Since, Until), ms since 1970
+	Until    int64    `json:"until_ms,omitempty"`
+	IDs      []string `json:"ids,omitempty"`      // at most 10,000
+	Attempts string   `json:"attempts,omitempty"` // a number, or one behind >=, <=, > or <
+	Where    string   `json:"where,omitempty"`    // a jq expression over the letter; true selects
+	All      bool     `json:"all,omitempty"`      // says that an empty filter is meant
+}
+
+// JobSpec is what a job is to do; see POST /v1/ops/plans for the fields.
+type JobSpec struct {
+	Kind        string       `json:"kind"`
+	Filter      LetterFilter `json:"filter"`
+	UpTo        uint64       `json:"up_to,omitempty"`
+	Rate        float64      `json:"rate,omitempty"`
+	RampMs      int64        `json:"ramp_ms,omitempty"`
+	Canary      int          `json:"canary,omitempty"`
+	AbortIf     float64      `json:"abort_if,omitempty"`
+	MaxReplays  int          `json:"max_replays,omitempty"`
+	Expired     string       `json:"expired,omitempty"`
+	Collapse    string       `json:"collapse,omitempty"`
+	Order       string       `json:"order,omitempty"`
+	OpenCircuit string       `json:"open_circuit,omitempty"`
+	ForceResend bool         `json:"force_resend,omitempty"`
+	Report      string       `json:"report,omitempty"`
+}
+
+// Plan is what a job would do: a frozen set and its digest.
+type Plan struct {
+	Spec      JobSpec                   `json:"spec"`
+	Digest    string                    `json:"digest"`
+	Made      int64                     `json:"made_ms"`
+	Entries   int                       `json:"entries"`
+	Send      int                       `json:"send"`
+	Skip      map[string]int            `json:"skip"`
+	Counts    map[string]map[string]int `json:"counts"`
+	EndsSoon  int                       `json:"ends_soon"`
+	EtaMs     int64                     `json:"eta_ms"`
+	Approval  bool                      `json:"approval"`
+	Reconcile json.RawMessage           `json:"report,omitempty"`
+}
+
+// JobRequest asks to carry a plan out.
+type JobRequest struct {
+	Spec     JobSpec         `json:"spec"`
+	Digest   string          `json:"digest"`
+	Entries  int             `json:"entries,omitempty"`
+	Name     string          `json:"name,omitempty"` // one job of a name; default: the digest
+	Approval bool            `json:"needs_approval,omitempty"`
+	Report   json.RawMessage `json:"report,omitempty"`
+}
+
+// Job is a piece of operators' work that the server carries out.
+type Job struct {
+	ID       string         `json:"job_id"`
+	Kind     string         `json:"kind"`
+	Name     string         `json:"name"`
+	State    string         `json:"state"` // waiting, running, paused, stopped, failed, done, cancelled
+	Why      string         `json:"why,omitempty"`
+	By       string         `json:"by"`
+	Approved string         `json:"approved_by,omitempty"`
+	Context  string         `json:"context,omitempty"`
+	Reason   string         `json:"reason,omitempty"`
+	Digest   string         `json:"digest"`
+	Spec     JobSpec        `json:"spec"`
+	Planned  int            `json:"planned"`
+	Position int            `json:"position"`
+	Done     int            `json:"done"`
+	Skipped  map[string]int `json:"skipped"`
+	Exhaust  int            `json:"exhausted"`
+	Failed   int            `json:"failed"`
+	Outcomes struct {
+		Reached  int `json:"reached"`
+		Refailed int `json:"refailed"`
+		Open     int `json:"open"`
+	} `json:"outcomes"`
+	ActiveMs int64   `json:"active_ms"`
+	Reached  float64 `json:"reached"` // letters a second while it ran
+	Created  int64   `json:"created_ms"`
+	Updated  int64   `json:"updated_ms"`
+}
+
+// Skips is how many entries were left as they are.
+func (j *Job) Skips() (n int) {
+	for _, k := range j.Skipped {
+		n += k
+	}
+	return n
+}
+
+// LetterGroup is dead letters that failed alike.
+type LetterGroup struct {
+	Channel  string         `json:"channel"`
+	Provider string         `json:"provider,omitempty"`
+	Class    string         `json:"class"`
+	Code     string         `json:"code"`
+	Template string         `json:"template,omitempty"`
+	Count    int            `json:"count"`
+	First    int64          `json:"first_failed_ms"`
+	Last     int64          `json:"last_failed_ms"`
+	EndsSoon int            `json:"ends_soon"`
+	Callers  map[string]int `json:"callers"`
+	Sample   string         `json:"sample"`
+	LastHour int            `json:"last_hour"`
+	HourAgo  int            `json:"hour_before"`
+}
+
+// LetterTop is dead letters by how they failed, the most frequent first.
+type LetterTop struct {
+	Groups   []LetterGroup  `json:"groups"`
+	Total    int            `json:"total"`
+	States   map[string]int `json:"states"`
+	Channels map[string]int `json:"channels"`
+	Callers  map[string]int `json:"callers"`
+	Oldest   int64          `json:"oldest_ms,omitempty"`
+	EndsSoon int            `json:"ends_soon"`
+	Next     int64          `json:"next_end_ms,omitempty"`
+	Other    int            `json:"other"`
+}
+
+// AuditRow is one row of the audit log.
+type AuditRow struct {
+	Seq     uint64          `json:"seq"`
+	Hash    string          `json:"hash"`
+	At      time.Time       `json:"at"`
+	Actor   string          `json:"actor"`
+	Action  string          `json:"action"`
+	Target  string          `json:"target,omitempty"`
+	Context string          `json:"context,omitempty"`
+	Reason  string          `json:"reason,omitempty"`
+	Request string          `json:"request_id,omitempty"`
+	Filter  json.RawMessage `json:"filter,omitempty"`
+	Digest  string          `json:"digest,omitempty"`
+	Counts  map[string]int  `json:"counts,omitempty"`
+	Result  string          `json:"result,omitempty"`
+}
+
+// AuditCheck is what a check of the audit log found.
+type AuditCheck struct {
+	Rows   uint64 `json:"rows"`
+	Head   string `json:"head"`
+	Broken uint64 `json:"broken,omitempty"`
+	Why    string `json:"why,omitempty"`
+}
+
+// Plan says what a job would do; it changes nothing.
+func (cl *Client) Plan(ctx context.Context, spec JobSpec) (out Plan, err error) {
+	err = cl.post(ctx, "/v1/ops/plans", spec, "", true, &out)
+	return out, err
+}
+
+// StartJob carries a plan out. The same name again returns the job that has it.
+func (cl *Client) StartJob(ctx context.Context, r JobRequest) (out Job, err error) {
+	err = cl.post(ctx, "/v1/ops/jobs", r, "", true, &out)
+	return out, err
+}
+
+// Job returns a job.
+func (cl *Client) Job(ctx context.Context, id string) (out Job, err error) {
+	err = cl.get(ctx, "/v1/ops/jobs/"+url.PathEscape(id), nil, &out)
+	return out, err
+}
+
+// Jobs returns jobs, newest first.
+func (cl *Client) Jobs(ctx context.Context, limit int) ([]Job, error) {
+	var out struct {
+		Items []Job `json:"items"`
+	}
+	q := url.Values{}
+	setInt(q, "limit", int64(limit))
+	err := cl.get(ctx, "/v1/ops/jobs", q, &out)
+	return out.Items, err
+}
+
+// ChangeJob pauses, resumes, cancels or approves a job.
+func (cl *Client) ChangeJob(ctx context.Context, id, change string) (out Job, err error) {
+	err = cl.post(ctx, "/v1/ops/jobs/"+url.PathEscape(id), map[string]string{"change": change}, "", false, &out)
+	return out, err
+}
+
+// JobReport calls fn with each line of a job's report.
+func (cl *Client) JobReport(ctx context.Context, id string, fn func(json.RawMessage) error) error {
+	for after := uint64(0); ; {
+		var out struct {
+			Items []json.RawMessage `json:"items"`
+			Next  uint64            `json:"next"`
+		}
+		q := url.Values{"limit": {"1000"}}
+		if after > 0 {
+			q.Set("after", strconv.FormatUint(after, 10))
+		}
+		if err := cl.get(ctx, "/v1/ops/jobs/"+url.PathEscape(id)+"/report", q, &out); err != nil {
+			return err
+		}
+		for _, l := range out.Items {
+			if err := fn(l); err != nil {
+				return err
+			}
+		}
+		if after = out.Next; after == 0 {
+			return nil
+		}
+	}
+}
+
+// TopDeadLetters returns dead letters by how they failed.
+func (cl *Client) TopDeadLetters(ctx context.Context, f LetterFilter, limit int) (out LetterTop, err error) {
+	body, err := encode(f)
+	if err != nil {
+		return out, err
+	}
+	q := url.Values{}
+	setInt(q, "limit", int64(limit))
+	_, err = cl.do(ctx, call{method: http.MethodPost, path: "/v1/ops/dead-letters:top", query: q, contentType: TypeJSON, body: body, repeatable: true}, &out)
+	return out, err
+}
+
+// Audit returns rows of the audit log behind after, oldest first; the latest
+// without one (nil).
+func (cl *Client) Audit(ctx context.Context, after *uint64, limit int) ([]AuditRow, error) {
+	var out struct {
+		Items []AuditRow `json:"items"`
+	}
+	q := url.Values{}
+	setInt(q, "limit", int64(limit))
+	if after != nil {
+		q.Set("after", strconv.FormatUint(*after, 10))
+	}
+	err := cl.get(ctx, "/v1/ops/audit", q, &out)
+	return out.Items, err
+}
+
+// VerifyAudit reads the whole audit log and checks its chain. expect,
+// "<seq>:<hash>" of an earlier check, must still be in it.
+func (cl *Client) VerifyAudit(ctx context.Context, expect string) (out AuditCheck, err error) {
+	q := url.Values{}
+	set(q, "expect", expect)
+	err = cl.get(ctx, "/v1/ops/audit:verify", q, &out)
+	return out, err
+}

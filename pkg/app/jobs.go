@@ -1,0 +1,94 @@
+package app
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/engine/memory"
+	"github.com/notifyd/notifyd/pkg/fault"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/ops"
+	"github.com/notifyd/notifyd/pkg/trigger"
+)
+
+// buildJobs makes what runs operators' jobs. The embedded stores are one
+// process's, and so are the leases.
+func (n *Node) buildJobs() (err error) {
+	n.audit = &ops.AuditLog{Store: n.store.Audit()}
+	n.jobs, err = ops.NewManager(ops.ManagerConfig{
+		Jobs: n.store.Jobs(), Letters: n.store.DeadLetters(), Status: n.store.Status(), History: n.history, Log: n.producer,
+		Triggers: n.later.reconciler, Lease: memory.NewLease(), Owner: n.broker.StoreID(), Audit: n.audit,
+		Reconcile: reconcileJobs{n.later.reconciler}, Standing: n.stands, ApproveAbove: n.cfg.Jobs.ApproveAbove,
+		Logger: n.log, Hit: fault.Hit,
+	})
+	return err
+}
+
+// stands says why no call of a lane can be made now.
+func (n *Node) stands(l notify.Lane) string {
+	why, ok := n.standing(l)
+	if !ok {
+		return ""
+	}
+	return why.String()
+}
+
+// triggerLetter reads a record of triggers-dlq into the index of dead letters. A
+// trigger is told from another failure of it by its generation.
+func triggerLetter(value []byte) (d engine.DeadLetter, err error) {
+	var l trigger.DeadLetter
+	if err := json.Unmarshal(value, &l); err != nil {
+		return d, err
+	}
+	if l.Version != 1 {
+		return d, fmt.Errorf("schema version %d, this build reads 1", l.Version)
+	}
+	id, err := ops.ParseLetterID(l.ID)
+	if err != nil {
+		return d, err
+	}
+	return engine.DeadLetter{
+		ID: id, Epoch: uint16(min(l.Gen, math.MaxUint16)), Caller: l.Caller, Channel: ops.ChannelTrigger, Class: l.Class, Code: l.Reason,
+		Attempts: l.Attempts, FirstFailed: l.Failed, LastFailed: l.Failed, Topic: trigger.TopicDLQ,
+		Extra: map[string]any{"callback_url": l.URL, "status": float64(l.Status), "fire_at_ms": float64(l.FireAt)},
+	}, nil
+}
+
+// reconcileJobs makes the reconciler of triggers one of the kinds of jobs.
+type reconcileJobs struct{ r *trigger.Reconciler }
+
+func (x reconcileJobs) Report(ctx context.Context) (json.RawMessage, string, map[string]int, error) {
+	rep, err := x.r.Report(ctx)
+	if err != nil {
+		return nil, "", nil, err
+	}
+	b, err := json.Marshal(rep)
+	return b, rep.Digest, rep.Counts, err
+}
+
+func (x reconcileJobs) Check(_ context.Context, report json.RawMessage) (string, map[string]int, error) {
+	rep, err := readReport(report)
+	if err != nil {
+		return "", nil, err
+	}
+	return rep.Digest, rep.Counts, x.r.Check(rep)
+}
+
+func (x reconcileJobs) Apply(ctx context.Context, report json.RawMessage) (changed, skipped map[string]int, err error) {
+	rep, err := readReport(report)
+	if err != nil {
+		return nil, nil, err
+	}
+	done, err := x.r.Repair(ctx, rep)
+	return done.Changed, done.Skipped, err
+}
+
+func readReport(b []byte) (rep trigger.Report, err error) {
+	if json.Unmarshal(b, &rep) != nil || rep.Digest == "" {
+		err = notify.Invalid("bad_report", "report", "a report of a plan, unchanged")
+	}
+	return rep, err
+}

@@ -1,0 +1,524 @@
+package ops
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/stream"
+)
+
+// States of a job. A paused, stopped or failed one can be resumed.
+const (
+	JobWaiting   = "waiting" // for another operator's approval
+	JobRunning   = "running"
+	JobPaused    = "paused"  // by an operator
+	JobStopped   = "stopped" // by its own guard; Why says why
+	JobFailed    = "failed"  // by an error that waiting does not mend
+	JobDone      = "done"
+	JobCancelled = "cancelled"
+)
+
+// Job is a job as it is shown. Replayed, Skipped, Exhausted and Failed of a done
+// one sum to Planned.
+type Job struct {
+	ID       string         `json:"job_id"` // job_<ULID>
+	Kind     string         `json:"kind"`
+	Name     string         `json:"name"`
+	State    string         `json:"state"`
+	Why      string         `json:"why,omitempty"`
+	By       string         `json:"by"`
+	Approved string         `json:"approved_by,omitempty"`
+	Context  string         `json:"context,omitempty"`
+	Reason   string         `json:"reason,omitempty"`
+	Digest   string         `json:"digest"`
+	Spec     Spec           `json:"spec"`
+	Planned  int            `json:"planned"`
+	Position int            `json:"position"` // how many of them are behind it
+	Done     int            `json:"done"`     // replayed, discarded, exported or repaired
+	Skipped  map[string]int `json:"skipped"`
+	Exhaust  int            `json:"exhausted"`
+	Failed   int            `json:"failed"`
+	Outcomes Outcomes       `json:"outcomes"`
+	ActiveMs int64          `json:"active_ms"` // while it ran
+	Reached  float64        `json:"reached"`   // letters a second while it ran
+	Created  int64          `json:"created_ms"`
+	Updated  int64          `json:"updated_ms"`
+}
+
+// Outcomes are what became of replayed letters, as far as the job looked: it
+// follows at most 2,000 at a time.
+type Outcomes struct {
+	Reached  int `json:"reached"`
+	Refailed int `json:"refailed"`
+	Open     int `json:"open"`
+}
+
+// Ended reports whether the job will never run again.
+func (j *Job) Ended() bool { return j.State == JobDone || j.State == JobCancelled }
+
+// jobSpec and jobResult are what engine.Job keeps.
+type jobSpec struct {
+	Spec     Spec   `json:"spec"`
+	Digest   string `json:"digest"`
+	By       string `json:"by"`
+	Context  string `json:"context,omitempty"`
+	Reason   string `json:"reason,omitempty"`
+	Planned  int    `json:"planned"`
+	Approval bool   `json:"approval,omitempty"`
+}
+
+type jobResult struct {
+	Why      string         `json:"why,omitempty"`
+	Approved string         `json:"approved_by,omitempty"`
+	Done     int            `json:"done"`
+	Skipped  map[string]int `json:"skipped"`
+	Exhaust  int            `json:"exhausted"`
+	Failed   int            `json:"failed"`
+	Outcomes Outcomes       `json:"outcomes"`
+	ActiveMs int64          `json:"active_ms"`
+	// Since the job was last started by an operator: a guard that has stopped it
+	// begins anew.
+	From     int  `json:"from"`      // position
+	CanaryOK bool `json:"canary_ok"` // its canary went well
+	Settled  int  `json:"settled"`
+	Refailed int  `json:"refailed"`
+}
+
+// Log takes records; nil means that every one is durable.
+type Log interface {
+	Append(ctx context.Context, recs []stream.Record) error
+}
+
+// Finder returns the receiver of a notification; notify.KindNotFound or
+// KindGone: it is no longer kept.
+type Finder interface {
+	Find(ctx context.Context, id notify.ID) (engine.Found, error)
+}
+
+// Triggers enqueues triggers that failed for good once more. done is false for
+// one that is not FAILED any more.
+type Triggers interface {
+	Requeue(ctx context.Context, id string) (done bool, err error)
+}
+
+// ManagerConfig of a Manager. Jobs, Letters, Status, History, Log, Lease, Owner
+// and Audit are required.
+type ManagerConfig struct {
+	Jobs     engine.Jobs
+	Letters  engine.DeadLetters
+	Status   engine.Status
+	History  Finder
+	Log      Log
+	Triggers Triggers // nil: letters of triggers are skipped
+	Lease    engine.Lease
+	Owner    string // of leases: this process
+	Audit    *AuditLog
+	// Reconcile finds and repairs; nil: jobs of this kind are refused.
+	Reconcile Reconciler
+	// Standing says why no call of a lane can be made now, "" when one can; nil:
+	// circuits are not looked at.
+	Standing func(notify.Lane) string
+	// ApproveAbove is the size of a plan from which another operator must approve
+	// it; 0: never.
+	ApproveAbove int
+	// CanaryWait is the longest the outcomes of a canary are awaited, default 3 min.
+	CanaryWait time.Duration
+	// Poll is the time between two looks for work and for outcomes, default 250 ms.
+	Poll   time.Duration
+	Logger *slog.Logger
+	Hit    func(string) // named points for tests; nil: none
+}
+
+// Manager makes plans, and runs the jobs that carry them out: one mechanism for
+// replay, discard, export and reconcile. Safe for concurrent use.
+type Manager struct {
+	cfg  ManagerConfig
+	kick chan struct{}
+
+	mu      sync.Mutex
+	running map[string]chan struct{} // closed when its runner has ended
+}
+
+// NewManager returns a Manager; nothing runs before Run.
+func NewManager(cfg ManagerConfig) (*Manager, error) {
+	if cfg.Jobs == nil || cfg.Letters == nil || cfg.Status == nil || cfg.History == nil || cfg.Log == nil || cfg.Lease == nil || cfg.Owner == "" || cfg.Audit == nil {
+		return nil, errors.New("ops: Jobs, Letters, Status, History, Log, Lease, Owner and Audit are required")
+	}
+	if cfg.CanaryWait <= 0 {
+		cfg.CanaryWait = 3 * time.Minute
+	}
+	if cfg.Poll <= 0 {
+		cfg.Poll = 250 * time.Millisecond
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Hit == nil {
+		cfg.Hit = func(string) {}
+	}
+	return &Manager{cfg: cfg, kick: make(chan struct{}, 1), running: map[string]chan struct{}{}}, nil
+}
+
+// Plan reads the index and says what a job of this spec would do. It changes
+// nothing.
+func (m *Manager) Plan(ctx context.Context, spec Spec) (Plan, error) {
+	if spec.Kind == KindReconcile {
+		return m.planReconcile(ctx)
+	}
+	p := planner{letters: m.cfg.Letters, now: time.Now}
+	s, err := p.make(ctx, spec)
+	if err != nil {
+		return Plan{}, err
+	}
+	s.plan.Approval = m.cfg.ApproveAbove > 0 && s.plan.Entries > m.cfg.ApproveAbove
+	return s.plan, nil
+}
+
+// Request asks to carry a plan out.
+type Request struct {
+	Spec     Spec   `json:"spec"`   // of the plan, unchanged
+	Digest   string `json:"digest"` // of the plan
+	Entries  int    `json:"entries,omitempty"`
+	Name     string `json:"name,omitempty"` // one job of a name; default: the digest
+	Approval bool   `json:"needs_approval,omitempty"`
+	// Report is what a reconcile applies: the plan's report, unchanged.
+	Report json.RawMessage `json:"report,omitempty"`
+
+	By      string `json:"-"`
+	Context string `json:"-"`
+	Reason  string `json:"-"`
+	ID      string `json:"-"` // of the HTTP request
+}
+
+const maxName = 128
+
+// Apply starts the job of a plan. The set is read again: when it is not the one
+// of the digest, the plan is stale and nothing happens (notify.KindConflict,
+// "stale_plan"). The same name again returns the job that has it, and false.
+func (m *Manager) Apply(ctx context.Context, r Request) (Job, bool, error) {
+	if len(r.Name) > maxName {
+		return Job{}, false, notify.Invalid("too_long", "name", "at most 128 bytes")
+	}
+	if r.Digest == "" {
+		return Job{}, false, notify.Invalid("no_digest", "digest", "the digest of a plan; POST /v1/ops/plans makes one")
+	}
+	if r.Name == "" {
+		r.Name = r.Digest
+	}
+	// Before the set is read again: applying it once more finds it changed.
+	if old, ok, err := m.named(ctx, r.Spec.Kind, r.Name); err != nil || ok {
+		if err == nil && old.Digest != r.Digest {
+			err = &notify.Error{Kind: notify.KindConflict, Code: "name_taken", Field: "name", Msg: "job " + old.ID + " has this name and another plan"}
+		}
+		return old, false, err
+	}
+	s, err := m.freeze(ctx, &r)
+	if err != nil {
+		return Job{}, false, err
+	}
+	spec := jobSpec{
+		Spec: s.plan.Spec, Digest: r.Digest, By: r.By, Context: r.Context, Reason: r.Reason, Planned: s.plan.Entries,
+		Approval: r.Approval || m.cfg.ApproveAbove > 0 && s.plan.Entries > m.cfg.ApproveAbove,
+	}
+	now := time.Now()
+	j := engine.Job{ID: "job_" + notify.NewBase(now).String(), Kind: r.Spec.Kind, Name: r.Name, State: JobRunning, Created: now.UnixMilli(), Updated: now.UnixMilli()}
+	if spec.Approval {
+		j.State = JobWaiting
+	}
+	filter, _ := json.Marshal(spec.Spec.Filter) // of strings and numbers
+	if _, err := m.cfg.Audit.Record(ctx, Act{
+		Actor: r.By, Action: "job.apply " + j.Kind, Target: j.ID, Context: r.Context, Reason: r.Reason, Request: r.ID,
+		Filter: filter, Digest: r.Digest, Counts: map[string]int{"entries": s.plan.Entries, "send": s.plan.Send},
+	}); err != nil {
+		return Job{}, false, err
+	}
+	if j.Spec, err = json.Marshal(spec); err != nil {
+		return Job{}, false, err
+	}
+	if j.Result, err = json.Marshal(jobResult{Skipped: map[string]int{}}); err != nil {
+		return Job{}, false, err
+	}
+	got, created, err := m.cfg.Jobs.Create(ctx, j, s.pages()...)
+	if err != nil {
+		return Job{}, false, err
+	}
+	m.wake()
+	out, err := view(&got)
+	return out, created, err
+}
+
+// freeze makes the set of a plan again, and holds it against the digest.
+func (m *Manager) freeze(ctx context.Context, r *Request) (*set, error) {
+	if r.Spec.Kind == KindReconcile {
+		return m.freezeReport(ctx, r)
+	}
+	if r.Spec.UpTo == 0 {
+		return nil, notify.Invalid("not_frozen", "spec.up_to", "the spec of a plan, unchanged: POST /v1/ops/plans makes one")
+	}
+	p := planner{letters: m.cfg.Letters, now: time.Now, keep: true}
+	s, err := p.make(ctx, r.Spec)
+	if err != nil {
+		return nil, err
+	}
+	if s.plan.Digest != r.Digest {
+		msg := "the plan is stale: what it selects has changed since; make another"
+		if r.Entries > 0 && r.Entries != s.plan.Entries {
+			msg = fmt.Sprintf("the plan is stale: it had %d entries, now %d; make another", r.Entries, s.plan.Entries)
+		}
+		return nil, &notify.Error{Kind: notify.KindConflict, Code: "stale_plan", Field: "digest", Msg: msg}
+	}
+	return s, nil
+}
+
+func (m *Manager) named(ctx context.Context, kind, name string) (Job, bool, error) {
+	jobs, err := m.cfg.Jobs.List(ctx, 1<<20)
+	if err != nil {
+		return Job{}, false, err
+	}
+	for i := range jobs {
+		if jobs[i].Kind == kind && jobs[i].Name == name {
+			j, err := view(&jobs[i])
+			return j, true, err
+		}
+	}
+	return Job{}, false, nil
+}
+
+// List returns jobs, newest first.
+func (m *Manager) List(ctx context.Context, max int) ([]Job, error) {
+	jobs, err := m.cfg.Jobs.List(ctx, max)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]Job, 0, len(jobs))
+	for i := range jobs {
+		j, err := view(&jobs[i])
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, j)
+	}
+	return out, nil
+}
+
+// Get returns a job; notify.KindNotFound when there is none.
+func (m *Manager) Get(ctx context.Context, id string) (Job, error) {
+	j, ok, err := m.cfg.Jobs.Get(ctx, id)
+	if err == nil && !ok {
+		err = notify.NotFound("job")
+	}
+	if err != nil {
+		return Job{}, err
+	}
+	return view(&j)
+}
+
+// Report returns lines of a job's report behind after, each a JSON document: what
+// was not replayed and why; what was exported. next is where to go on, 0 at the end.
+func (m *Manager) Report(ctx context.Context, id string, after uint64, max int) (lines []json.RawMessage, next uint64, err error) {
+	if _, err := m.Get(ctx, id); err != nil {
+		return nil, 0, err
+	}
+	es, err := m.cfg.Jobs.Entries(ctx, id, after, max)
+	if err != nil {
+		return nil, 0, err
+	}
+	for _, e := range es {
+		if e.At >= setAt {
+			return lines, 0, nil
+		}
+		lines, next = append(lines, e.Doc), e.At
+	}
+	if len(es) < max {
+		next = 0
+	}
+	return lines, next, nil
+}
+
+// By is who asks for a change, and why.
+type By struct {
+	Caller, Context, Reason, Request string
+}
+
+// Change is what an operator does to a job.
+type Change string
+
+// The changes.
+const (
+	Pause   Change = "pause"
+	Resume  Change = "resume"
+	Cancel  Change = "cancel"
+	Approve Change = "approve"
+)
+
+// change returns the next state, or the error of one that is not possible.
+func (c Change) next(j *engine.Job, spec *jobSpec, by By) (string, error) {
+	bad := func(msg string) (string, error) {
+		return "", &notify.Error{Kind: notify.KindConflict, Code: "job_state", Field: "state", Msg: "the job is " + j.State + ": " + msg}
+	}
+	switch c {
+	case Pause:
+		if j.State != JobRunning {
+			return bad("only a running one can be paused")
+		}
+		return JobPaused, nil
+	case Resume:
+		switch j.State {
+		case JobPaused, JobStopped, JobFailed:
+			return JobRunning, nil
+		}
+		return bad("only a paused, stopped or failed one can be resumed")
+	case Cancel:
+		if j.State == JobDone || j.State == JobCancelled {
+			return bad("it is over")
+		}
+		return JobCancelled, nil
+	case Approve:
+		if j.State != JobWaiting {
+			return bad("it waits for no approval")
+		}
+		if by.Caller == spec.By {
+			return "", &notify.Error{Kind: notify.KindForbidden, Code: "own_job", Msg: "another operator than " + spec.By + ", who made it, must approve it"}
+		}
+		return JobRunning, nil
+	}
+	return "", notify.Invalid("bad_change", "change", "pause, resume, cancel or approve")
+}
+
+// Do changes a job. notify.KindConflict: its state does not allow that;
+// notify.KindForbidden: an approval by who made it.
+func (m *Manager) Do(ctx context.Context, id string, c Change, by By) (Job, error) {
+	audited := false
+	for {
+		j, ok, err := m.cfg.Jobs.Get(ctx, id)
+		if err == nil && !ok {
+			err = notify.NotFound("job")
+		}
+		if err != nil {
+			return Job{}, err
+		}
+		var spec jobSpec
+		var res jobResult
+		if err := errors.Join(json.Unmarshal(j.Spec, &spec), json.Unmarshal(j.Result, &res)); err != nil {
+			return Job{}, err
+		}
+		state, err := c.next(&j, &spec, by)
+		if err != nil {
+			return Job{}, err
+		}
+		if !audited {
+			if _, err := m.cfg.Audit.Record(ctx, Act{
+				Actor: by.Caller, Action: "job." + string(c), Target: id, Context: by.Context, Reason: by.Reason, Request: by.Request, Digest: spec.Digest,
+			}); err != nil {
+				return Job{}, err
+			}
+			audited = true
+		}
+		j.State, j.Updated = state, time.Now().UnixMilli()
+		res.Why = ""
+		switch c {
+		case Resume:
+			res.From, res.CanaryOK, res.Settled, res.Refailed = position(j.Cursor), false, 0, 0
+		case Approve:
+			res.Approved = by.Caller
+		case Pause, Cancel:
+			res.Why = "by " + by.Caller
+		}
+		if j.Result, err = json.Marshal(res); err != nil {
+			return Job{}, err
+		}
+		j, err = m.cfg.Jobs.Put(ctx, j)
+		if notify.KindOf(err) == notify.KindConflict && err != nil {
+			continue // its runner has just moved on
+		}
+		if err != nil {
+			return Job{}, err
+		}
+		m.wake()
+		if c == Cancel {
+			if err := m.release(ctx, &j, &spec); err != nil {
+				return Job{}, err
+			}
+		}
+		return view(&j)
+	}
+}
+
+// release gives back what a job that will never run again had marked and, when
+// the process died in between, may not have published.
+func (m *Manager) release(ctx context.Context, j *engine.Job, spec *jobSpec) error {
+	m.mu.Lock()
+	ended := m.running[j.ID]
+	m.mu.Unlock()
+	if ended != nil {
+		select {
+		case <-ended:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	if spec.Spec.Kind != KindReplay {
+		return nil
+	}
+	now, ok, err := m.cfg.Jobs.Get(ctx, j.ID)
+	if err != nil || !ok {
+		return err
+	}
+	at := position(now.Cursor)
+	es, err := m.entries(ctx, j.ID, at, maxBatch)
+	if err != nil {
+		return err
+	}
+	letters, err := m.letters(ctx, es)
+	if err != nil {
+		return err
+	}
+	var moves []engine.LetterMove
+	for _, d := range letters {
+		if d != nil && d.State == engine.LetterReplayed && ours(d, j.ID) {
+			moves = append(moves, engine.LetterMove{ID: d.ID, Epoch: d.Epoch, From: d.State, FromJob: d.Job, To: engine.LetterDead})
+		}
+	}
+	_, err = m.cfg.Letters.Move(ctx, moves)
+	return err
+}
+
+func (m *Manager) wake() {
+	select {
+	case m.kick <- struct{}{}:
+	default:
+	}
+}
+
+func position(cursor []byte) int {
+	if len(cursor) != 8 {
+		return 0
+	}
+	return int(binary.BigEndian.Uint64(cursor))
+}
+
+func view(j *engine.Job) (Job, error) {
+	var spec jobSpec
+	var res jobResult
+	if err := errors.Join(json.Unmarshal(j.Spec, &spec), json.Unmarshal(j.Result, &res)); err != nil {
+		return Job{}, fmt.Errorf("job %s: %w", j.ID, err)
+	}
+	out := Job{
+		ID: j.ID, Kind: j.Kind, Name: j.Name, State: j.State, Why: res.Why, By: spec.By, Approved: res.Approved, Context: spec.Context,
+		Reason: spec.Reason, Digest: spec.Digest, Spec: spec.Spec, Planned: spec.Planned, Position: position(j.Cursor), Done: res.Done,
+		Skipped: res.Skipped, Exhaust: res.Exhaust, Failed: res.Failed, Outcomes: res.Outcomes, ActiveMs: res.ActiveMs,
+		Created: j.Created, Updated: j.Updated,
+	}
+	if res.ActiveMs > 0 {
+		out.Reached = float64(res.Done) / (float64(res.ActiveMs) / 1000)
+	}
+	return out, nil
+}

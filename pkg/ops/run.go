@@ -1,0 +1,416 @@
+package ops
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+const (
+	maxBatch   = 500
+	leaseTime  = 30 * time.Second
+	leaseRenew = 10 * time.Second
+)
+
+// Run carries out every job that is running, also those that an earlier process
+// left, until ctx ends; then each ends behind its batch.
+func (m *Manager) Run(ctx context.Context) error {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	t := time.NewTicker(4 * m.cfg.Poll)
+	defer t.Stop()
+	for {
+		jobs, err := m.cfg.Jobs.List(ctx, 1<<20)
+		if err != nil && ctx.Err() == nil {
+			m.cfg.Logger.Warn("jobs cannot be listed", "err", err)
+		}
+		for i := range jobs {
+			if jobs[i].State == JobRunning {
+				m.start(ctx, &wg, jobs[i])
+			}
+		}
+		select {
+		case <-m.kick:
+		case <-t.C:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// start runs a job unless somebody does.
+func (m *Manager) start(ctx context.Context, wg *sync.WaitGroup, j engine.Job) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.running[j.ID] != nil {
+		return
+	}
+	lease := "ops-job/" + j.ID
+	got, err := m.cfg.Lease.Acquire(ctx, lease, m.cfg.Owner, leaseTime)
+	if err != nil || !got {
+		return // another process has it
+	}
+	ended := make(chan struct{})
+	m.running[j.ID] = ended
+	wg.Go(func() {
+		defer func() {
+			m.mu.Lock()
+			delete(m.running, j.ID)
+			m.mu.Unlock()
+			_ = m.cfg.Lease.Release(context.WithoutCancel(ctx), lease, m.cfg.Owner) // else it runs out
+			close(ended)
+			m.wake() // it may have been resumed meanwhile
+		}()
+		r := runner{m: m, j: j, lease: lease, renewed: time.Now()}
+		if err := r.run(ctx); err != nil && ctx.Err() == nil {
+			m.cfg.Logger.Error("job", "job", j.ID, "err", err)
+		}
+	})
+}
+
+// runner carries out one job. j is its own copy: every write of it is a compare
+// and swap, so an operator's change is never overwritten.
+type runner struct {
+	m       *Manager
+	j       engine.Job
+	spec    jobSpec
+	res     jobResult
+	lease   string
+	renewed time.Time
+	began   time.Time // of the ActiveMs under way
+	watch   watch
+	pace    *rate.Limiter
+	ramp    time.Time
+}
+
+var (
+	errLeft = errors.New("the job is not running any more, or not here")
+)
+
+// stop is a guard's reason to stop a job.
+type stop struct{ why string }
+
+func (s stop) Error() string { return s.why }
+
+func (r *runner) run(ctx context.Context) error {
+	// Under the lease: what was listed may be old.
+	j, ok, err := r.m.cfg.Jobs.Get(ctx, r.j.ID)
+	if err != nil || !ok || j.State != JobRunning {
+		return err
+	}
+	r.j = j
+	if err := errors.Join(json.Unmarshal(j.Spec, &r.spec), json.Unmarshal(j.Result, &r.res)); err != nil {
+		return err
+	}
+	if r.res.Skipped == nil {
+		r.res.Skipped = map[string]int{}
+	}
+	r.began, r.ramp = time.Now(), time.Now()
+	r.watch = watch{m: r.m}
+	switch r.spec.Spec.Kind {
+	case KindReconcile:
+		err = r.reconcile(ctx)
+	default:
+		err = r.letters(ctx)
+	}
+	switch why := (stop{}); {
+	case errors.Is(err, errLeft), ctx.Err() != nil:
+		return nil // it goes on where its cursor is
+	case errors.As(err, &why):
+		return r.end(ctx, JobStopped, why.why)
+	case err != nil:
+		return r.end(ctx, JobFailed, err.Error())
+	}
+	return r.end(ctx, JobDone, "")
+}
+
+// end writes the last state, and a row of the audit log with the counts.
+func (r *runner) end(ctx context.Context, state, why string) error {
+	r.res.Why = why
+	counts := map[string]int{"planned": r.spec.Planned, "done": r.res.Done, "exhausted": r.res.Exhaust, "failed": r.res.Failed, "refailed": r.res.Outcomes.Refailed}
+	for k, n := range r.res.Skipped {
+		counts["skipped_"+k] = n
+	}
+	if _, err := r.m.cfg.Audit.Record(ctx, Act{
+		Actor: "notifyd", Action: "job.end " + r.j.Kind, Target: r.j.ID, Digest: r.spec.Digest, Counts: counts, Result: state, Reason: why,
+	}); err != nil {
+		return err
+	}
+	r.j.State = state
+	r.began = time.Now() // behind the last batch only outcomes were awaited
+	err := r.save(ctx, position(r.j.Cursor), nil)
+	if errors.Is(err, errLeft) {
+		return nil
+	}
+	return err
+}
+
+// save moves the cursor: with the counts and the report's lines, both or none.
+// An operator's change stands, and ends the runner.
+func (r *runner) save(ctx context.Context, at int, lines []engine.JobEntry) error {
+	now := time.Now()
+	r.res.ActiveMs += now.Sub(r.began).Milliseconds()
+	r.began = now
+	r.res.Outcomes.Open = len(r.watch.open)
+	mine := r.j
+	mine.Cursor = binary.BigEndian.AppendUint64(nil, uint64(at))
+	mine.Updated = now.UnixMilli()
+	for {
+		var err error
+		if mine.Result, err = json.Marshal(r.res); err != nil {
+			return err
+		}
+		got, err := r.m.cfg.Jobs.Put(ctx, mine, lines...)
+		switch {
+		case err == nil:
+			r.j = got
+			if got.State != JobRunning {
+				return errLeft
+			}
+			return r.keep(ctx)
+		case notify.KindOf(err) == notify.KindConflict:
+			was, ok, gerr := r.m.cfg.Jobs.Get(ctx, mine.ID)
+			if gerr != nil || !ok {
+				return errors.Join(errLeft, gerr)
+			}
+			if position(was.Cursor) != position(r.j.Cursor) {
+				return errLeft // somebody else runs it
+			}
+			var theirs jobResult
+			if err := json.Unmarshal(was.Result, &theirs); err != nil {
+				return err
+			}
+			if was.State != JobRunning && mine.State != JobDone { // what is done is done
+				mine.State, r.res.Why = was.State, theirs.Why
+			}
+			r.res.Approved = theirs.Approved
+			if theirs.From != r.res.From { // resumed, before this runner had noticed the pause
+				r.res.From, r.res.CanaryOK, r.res.Settled, r.res.Refailed = theirs.From, false, 0, 0
+			}
+			mine.Version = was.Version
+		case notify.KindOf(err) == notify.KindUnavailable:
+			if err := pause(ctx, r.m.cfg.Poll); err != nil {
+				return err
+			}
+		default:
+			return err
+		}
+	}
+}
+
+// keep renews the lease now and then. Who lost it leaves.
+func (r *runner) keep(ctx context.Context) error {
+	if time.Since(r.renewed) < leaseRenew {
+		return nil
+	}
+	ok, err := r.m.cfg.Lease.Renew(ctx, r.lease, r.m.cfg.Owner, leaseTime)
+	if err == nil && !ok {
+		ok, err = r.m.cfg.Lease.Acquire(ctx, r.lease, r.m.cfg.Owner, leaseTime)
+	}
+	if err == nil && !ok {
+		return errLeft
+	}
+	if err == nil {
+		r.renewed = time.Now()
+	}
+	if time.Since(r.renewed) > leaseTime {
+		return errLeft
+	}
+	return nil
+}
+
+// alive reports what an operator did while the job only waited.
+func (r *runner) alive(ctx context.Context) error {
+	j, ok, err := r.m.cfg.Jobs.Get(ctx, r.j.ID)
+	if err == nil && (!ok || j.State != JobRunning) {
+		return errLeft
+	}
+	if err != nil {
+		return nil // the store is away: asked again
+	}
+	return r.keep(ctx)
+}
+
+// letters goes through the frozen set in batches.
+func (r *runner) letters(ctx context.Context) error {
+	spec := &r.spec.Spec
+	r.pace = rate.NewLimiter(rate.Limit(spec.Rate), maxBatch)
+	r.pace.AllowN(time.Now(), maxBatch) // no burst at the start
+	if err := r.again(ctx); err != nil {
+		return err
+	}
+	for at := position(r.j.Cursor); at < r.spec.Planned; at = position(r.j.Cursor) {
+		n := r.batchSize(at)
+		if n == 0 {
+			if err := r.canary(ctx); err != nil {
+				return err
+			}
+			continue
+		}
+		es, err := r.m.entries(ctx, r.j.ID, at, n)
+		if err != nil {
+			return err
+		}
+		if len(es) == 0 {
+			return fmt.Errorf("the job's set ends at %d of %d", at, r.spec.Planned)
+		}
+		if err := r.wait(ctx, len(es)); err != nil {
+			return err
+		}
+		var lines []engine.JobEntry
+		err = r.insist(ctx, func() (err error) { lines, err = r.batch(ctx, at, es); return err })
+		if err != nil {
+			return err
+		}
+		r.m.cfg.Hit("job-published-before-cursor")
+		if err := r.save(ctx, at+len(es), lines); err != nil {
+			return err
+		}
+		if err := r.guard(ctx); err != nil {
+			return err
+		}
+	}
+	if spec.Kind != KindReplay {
+		return nil
+	}
+	if !r.res.CanaryOK && spec.Canary > 0 {
+		if err := r.canary(ctx); err != nil {
+			return err
+		}
+	}
+	return r.settle(ctx)
+}
+
+// insist repeats f while something it needs is away. A batch that is repeated
+// does the same again: its letters are marked, and its records have the same keys.
+func (r *runner) insist(ctx context.Context, f func() error) error {
+	was := r.res.copy()
+	for {
+		err := f()
+		if err == nil || notify.KindOf(err) != notify.KindUnavailable && notify.KindOf(err) != notify.KindThrottled {
+			return err
+		}
+		r.res = was.copy()
+		r.m.cfg.Logger.Warn("job waits", "job", r.j.ID, "err", err)
+		if err := errors.Join(pause(ctx, max(r.m.cfg.Poll, notify.RetryAfterOf(err))), r.alive(ctx)); err != nil {
+			return err
+		}
+	}
+}
+
+func (r jobResult) copy() jobResult {
+	m := make(map[string]int, len(r.Skipped))
+	for k, n := range r.Skipped {
+		m[k] = n
+	}
+	r.Skipped = m
+	return r
+}
+
+// batchSize is how many may go next; 0: the canary's outcomes come first.
+func (r *runner) batchSize(at int) int {
+	spec := &r.spec.Spec
+	n := min(max(int(r.limit()/5), 1), maxBatch)
+	if spec.Kind == KindReplay && spec.Canary > 0 && !r.res.CanaryOK {
+		n = min(n, r.res.From+spec.Canary-at)
+	}
+	return max(n, 0)
+}
+
+// limit is the rate of this moment.
+func (r *runner) limit() float64 {
+	spec := &r.spec.Spec
+	if spec.RampMs <= 0 {
+		return spec.Rate
+	}
+	part := float64(time.Since(r.ramp).Milliseconds()) / float64(spec.RampMs)
+	return max(spec.Rate*min(0.1+0.9*part, 1), 0.01)
+}
+
+func (r *runner) wait(ctx context.Context, n int) error {
+	r.pace.SetLimit(rate.Limit(r.limit()))
+	res := r.pace.ReserveN(time.Now(), n)
+	for d := res.Delay(); d > 0; d = res.Delay() {
+		// At a low rate an operator's change must not wait for the next letter.
+		if err := pause(ctx, min(d, 4*r.m.cfg.Poll)); err != nil {
+			return err
+		}
+		if d > 4*r.m.cfg.Poll {
+			if err := r.alive(ctx); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// entries returns up to n entries of a job's set from a position on.
+func (m *Manager) entries(ctx context.Context, id string, at, n int) ([]entry, error) {
+	var out []entry
+	for page := at / pageSize; len(out) < n; page++ {
+		es, err := m.cfg.Jobs.Entries(ctx, id, setAt+uint64(page), 1)
+		if err != nil {
+			return nil, err
+		}
+		if len(es) == 0 || es[0].At != setAt+uint64(page)+1 {
+			break
+		}
+		all, err := readPage(es[0].Doc)
+		if err != nil {
+			return nil, err
+		}
+		from := max(at-page*pageSize, 0)
+		if from >= len(all) {
+			break
+		}
+		out = append(out, all[from:min(len(all), from+n-len(out))]...)
+	}
+	return out, nil
+}
+
+// letters returns the letters of entries; nil for one that is gone.
+func (m *Manager) letters(ctx context.Context, es []entry) ([]*engine.DeadLetter, error) {
+	out := make([]*engine.DeadLetter, len(es))
+	place := make(map[uint64]int, len(es))
+	lo, hi := ^uint64(0), uint64(0)
+	for i, e := range es {
+		place[e.ord] = i
+		lo, hi = min(lo, e.ord), max(hi, e.ord)
+	}
+	take := func(d *engine.DeadLetter) error {
+		if i, ok := place[d.Ord]; ok {
+			c := *d
+			out[i] = &c
+		}
+		return nil
+	}
+	if len(es) > 0 && hi-lo < uint64(8*len(es)) {
+		return out, m.cfg.Letters.Walk(ctx, lo-1, hi, take)
+	}
+	for _, e := range es { // far apart
+		if err := m.cfg.Letters.Walk(ctx, e.ord-1, e.ord, take); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}

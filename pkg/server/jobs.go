@@ -1,0 +1,291 @@
+package server
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"net/http"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/ops"
+)
+
+// Jobs plans and runs operators' jobs.
+type Jobs interface {
+	Plan(ctx context.Context, spec ops.Spec) (ops.Plan, error)
+	Apply(ctx context.Context, r ops.Request) (ops.Job, bool, error)
+	List(ctx context.Context, max int) ([]ops.Job, error)
+	Get(ctx context.Context, id string) (ops.Job, error)
+	Report(ctx context.Context, id string, after uint64, max int) ([]json.RawMessage, uint64, error)
+	Do(ctx context.Context, id string, c ops.Change, by ops.By) (ops.Job, error)
+	Top(ctx context.Context, f ops.Filter, max int) (ops.Top, error)
+}
+
+func (s *Server) jobs() (Jobs, error) {
+	if s.deps.Jobs == nil {
+		return nil, notify.Unavailable("jobs", 0, nil)
+	}
+	return s.deps.Jobs, nil
+}
+
+// makePlan looks, and changes nothing.
+func (s *Server) makePlan(x *exchange) error {
+	jobs, err := s.jobs()
+	if err != nil {
+		return err
+	}
+	if err := x.only(); err != nil {
+		return err
+	}
+	var spec ops.Spec
+	if err := x.decode(&spec); err != nil {
+		return err
+	}
+	p, err := jobs.Plan(x.r.Context(), spec)
+	if err != nil {
+		return err
+	}
+	return x.json(http.StatusOK, p)
+}
+
+func (s *Server) applyPlan(x *exchange) error {
+	jobs, err := s.jobs()
+	if err != nil {
+		return err
+	}
+	if err := x.only(); err != nil {
+		return err
+	}
+	var r ops.Request
+	if err := x.decode(&r); err != nil {
+		return err
+	}
+	by, err := x.by()
+	if err != nil {
+		return err
+	}
+	r.By, r.Context, r.Reason, r.ID = by.Caller, by.Context, by.Reason, by.Request
+	j, created, err := jobs.Apply(x.r.Context(), r)
+	if err != nil {
+		return err
+	}
+	if !created {
+		return x.json(http.StatusOK, j)
+	}
+	return x.json(http.StatusCreated, j)
+}
+
+func (s *Server) listJobs(x *exchange) error {
+	jobs, err := s.jobs()
+	if err != nil {
+		return err
+	}
+	q := x.query()
+	limit, err := q.number("limit", int64(s.cfg.PageSize), int64(s.cfg.MaxPageSize))
+	if err != nil {
+		return err
+	}
+	if err := q.rest(); err != nil {
+		return err
+	}
+	list, err := jobs.List(x.r.Context(), int(limit))
+	if err != nil {
+		return err
+	}
+	return x.json(http.StatusOK, map[string]any{"items": list})
+}
+
+func (s *Server) getJob(x *exchange) error {
+	jobs, err := s.jobs()
+	if err != nil {
+		return err
+	}
+	if err := x.only(); err != nil {
+		return err
+	}
+	j, err := jobs.Get(x.r.Context(), x.r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	return x.json(http.StatusOK, j)
+}
+
+func (s *Server) jobReport(x *exchange) error {
+	jobs, err := s.jobs()
+	if err != nil {
+		return err
+	}
+	q := x.query()
+	limit, err := q.number("limit", int64(s.cfg.PageSize), int64(s.cfg.MaxPageSize))
+	if err != nil {
+		return err
+	}
+	after, err := q.unsigned("after")
+	if err != nil {
+		return err
+	}
+	if err := q.rest(); err != nil {
+		return err
+	}
+	lines, next, err := jobs.Report(x.r.Context(), x.r.PathValue("id"), after, int(limit))
+	if err != nil {
+		return err
+	}
+	if lines == nil {
+		lines = []json.RawMessage{}
+	}
+	return x.json(http.StatusOK, map[string]any{"items": lines, "next": next})
+}
+
+func (s *Server) changeJob(x *exchange) error {
+	jobs, err := s.jobs()
+	if err != nil {
+		return err
+	}
+	if err := x.only(); err != nil {
+		return err
+	}
+	var in struct {
+		Change ops.Change `json:"change"`
+	}
+	if err := x.decode(&in); err != nil {
+		return err
+	}
+	by, err := x.by()
+	if err != nil {
+		return err
+	}
+	j, err := jobs.Do(x.r.Context(), x.r.PathValue("id"), in.Change, by)
+	if err != nil {
+		return err
+	}
+	return x.json(http.StatusOK, j)
+}
+
+func (s *Server) topDeadLetters(x *exchange) error {
+	jobs, err := s.jobs()
+	if err != nil {
+		return err
+	}
+	q := x.query()
+	limit, err := q.number("limit", 20, 200)
+	if err != nil {
+		return err
+	}
+	if err := q.rest(); err != nil {
+		return err
+	}
+	var f ops.Filter
+	if err := x.decode(&f); err != nil {
+		return err
+	}
+	top, err := jobs.Top(x.r.Context(), f, int(limit))
+	if err != nil {
+		return err
+	}
+	return x.json(http.StatusOK, top)
+}
+
+const maxRemark = 512
+
+// by is who asks: the token's caller, and what it says of why.
+func (x *exchange) by() (ops.By, error) {
+	by := ops.By{Caller: x.id.Caller, Request: x.requestID}
+	for name, to := range map[string]*string{api.HeaderContext: &by.Context, api.HeaderReason: &by.Reason} {
+		v := x.r.Header.Get(name)
+		if len(v) > maxRemark {
+			return by, notify.Invalid("too_long", name, "at most 512 bytes")
+		}
+		*to = v
+	}
+	return by, nil
+}
+
+// audited records what a mutating route of operators is asked before it is done,
+// and when it could not be done, that too. Routes of jobs keep their own record:
+// they know what a plan holds.
+func (s *Server) audited(x *exchange, handler func(*Server, *exchange) error) error {
+	if s.deps.Audit == nil {
+		return handler(s, x)
+	}
+	by, err := x.by()
+	if err != nil {
+		return err
+	}
+	act := ops.Act{
+		Actor: by.Caller, Action: x.route.method + " " + x.route.path, Target: x.r.PathValue("id") + x.r.PathValue("name"),
+		Context: by.Context, Reason: by.Reason, Request: by.Request,
+	}
+	if len(x.body.data) > 0 { // not the body: it may hold a secret
+		sum := sha256.Sum256(x.body.data)
+		act.Digest = hex.EncodeToString(sum[:16])
+	}
+	if _, err := s.deps.Audit.Record(x.r.Context(), act); err != nil {
+		return err
+	}
+	err = handler(s, x)
+	if err != nil {
+		act.Result = "refused: " + problemCode(err)
+		if _, rerr := s.deps.Audit.Record(context.WithoutCancel(x.r.Context()), act); rerr != nil {
+			return rerr
+		}
+	}
+	return err
+}
+
+func problemCode(err error) string {
+	if e, ok := errors.AsType[*notify.Error](err); ok && e.Code != "" {
+		return e.Code
+	}
+	return "internal"
+}
+
+func (s *Server) listAudit(x *exchange) error {
+	if s.deps.Audit == nil {
+		return notify.Unavailable("audit", 0, nil)
+	}
+	q := x.query()
+	limit, err := q.number("limit", int64(s.cfg.PageSize), int64(s.cfg.MaxPageSize))
+	if err != nil {
+		return err
+	}
+	named := x.r.URL.Query().Has("after")
+	after, err := q.unsigned("after")
+	if err != nil {
+		return err
+	}
+	if err := q.rest(); err != nil {
+		return err
+	}
+	if !named { // the latest
+		last, err := s.deps.Audit.Last(x.r.Context())
+		if err != nil {
+			return err
+		}
+		after = last - min(last, uint64(limit))
+	}
+	acts, err := s.deps.Audit.Acts(x.r.Context(), after, int(limit))
+	if err != nil {
+		return err
+	}
+	return x.json(http.StatusOK, map[string]any{"items": acts})
+}
+
+func (s *Server) verifyAudit(x *exchange) error {
+	if s.deps.Audit == nil {
+		return notify.Unavailable("audit", 0, nil)
+	}
+	q := x.query()
+	expect := q.text("expect")
+	if err := q.rest(); err != nil {
+		return err
+	}
+	v, err := s.deps.Audit.Verify(x.r.Context(), expect)
+	if err != nil {
+		return err
+	}
+	return x.json(http.StatusOK, v)
+}

@@ -1,0 +1,216 @@
+// Command replay lets many notifications fail for good, repairs their provider,
+// and replays them at a rate that is asked for, while the process is killed again
+// and again. Each must be sent once more, and none be lost.
+//
+// It ends with one line of key=value pairs and exits 1 when that does not hold.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/signal"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/tests/internal/victim"
+)
+
+type options struct {
+	letters, kills int
+	rate           float64
+	seed           uint64
+	planLimit      time.Duration
+	drain          time.Duration
+}
+
+func main() {
+	var o options
+	flag.IntVar(&o.letters, "letters", 100_000, "dead letters")
+	flag.IntVar(&o.kills, "kills", 10, "how often the process is killed while they are replayed")
+	flag.Float64Var(&o.rate, "rate", 4000, "letters a second that are asked for")
+	flag.Uint64Var(&o.seed, "seed", uint64(time.Now().UnixNano()), "of the moments of the kills")
+	flag.DurationVar(&o.planLimit, "plan-limit", 2*time.Second, "longest time of the plan")
+	flag.DurationVar(&o.drain, "drain", 3*time.Minute, "longest wait for a step")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ok, err := run(ctx, o)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "replay:", err)
+		os.Exit(2)
+	}
+	if !ok {
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, o options) (ok bool, err error) {
+	dir, err := os.MkdirTemp("", "notifyd-replay-")
+	if err != nil {
+		return false, err
+	}
+	defer func() {
+		if ok {
+			_ = os.RemoveAll(dir)
+		} else {
+			fmt.Println("data and logs are in", dir)
+		}
+	}()
+	fmt.Printf("replay  letters=%d  kills=%d  rate=%.0f/s  seed=%d\n", o.letters, o.kills, o.rate, o.seed)
+	bin, err := victim.Build(ctx, ".", dir, nil)
+	if err != nil {
+		return false, err
+	}
+	v, err := victim.New(ctx, victim.Config{Bin: bin, Dir: dir})
+	defer v.End()
+	if err != nil {
+		return false, err
+	}
+	if err := v.Rule(ctx, `{"provider":"apns","do":"error","code":"PayloadTooLarge"}`); err != nil {
+		return false, err
+	}
+	if err := v.Start(ctx, ""); err != nil {
+		return false, err
+	}
+	cl := v.Client()
+	cl.Retries = 100
+	if err := fail(ctx, cl, &o); err != nil {
+		return false, err
+	}
+
+	began := time.Now()
+	plan, err := cl.Plan(ctx, api.JobSpec{Kind: "replay", Filter: api.LetterFilter{Code: "apns_payload_too_large"}, Rate: o.rate, Canary: 20})
+	if err != nil {
+		return false, err
+	}
+	planned := time.Since(began)
+	fmt.Printf("  planned %d of %d in %s\n", plan.Entries, o.letters, planned.Round(time.Millisecond))
+	req := api.JobRequest{Spec: plan.Spec, Digest: plan.Digest, Entries: plan.Entries}
+
+	// The provider still refuses: the canary stops the job.
+	job, err := cl.StartJob(ctx, req)
+	if err == nil {
+		job, err = wait(ctx, cl, job.ID, &o, func(j *api.Job) bool { return j.State != "running" })
+	}
+	if err != nil {
+		return false, err
+	}
+	canary := job.Done
+	fmt.Printf("  the canary: %s, %s, %d sent\n", job.State, job.Why, canary)
+	held := job.State == "stopped" && canary <= 20
+	if err := v.DropRule(ctx, 1); err != nil {
+		return false, err
+	}
+	if job, err = cl.ChangeJob(ctx, job.ID, "resume"); err != nil {
+		return false, err
+	}
+
+	rng := rand.New(rand.NewPCG(o.seed, 1))
+	for k := range o.kills {
+		// Each life gets a share of the way: a kill always meets a job at work.
+		from := job.Position
+		until := from + (plan.Entries-from)/(o.kills-k+1)/2 + rng.IntN(1+(plan.Entries-from)/(o.kills-k+1)/2)
+		if job, err = wait(ctx, cl, job.ID, &o, func(j *api.Job) bool { return j.Position >= until || j.State != "running" }); err != nil {
+			return false, err
+		}
+		if _, err := v.Die(ctx, "", time.Duration(rng.IntN(200))*time.Millisecond); err != nil {
+			return false, err
+		}
+		fmt.Printf("  kill %d at %d of %d\n", k+1, job.Position, job.Planned)
+		if err := v.Restart(ctx, ""); err != nil {
+			return false, err
+		}
+	}
+	if job, err = wait(ctx, cl, job.ID, &o, func(j *api.Job) bool { return j.State != "running" }); err != nil {
+		return false, err
+	}
+	return judge(ctx, v, cl, &o, &plan, &job, canary, held, planned)
+}
+
+// fail sends notifications that the provider refuses, and waits for their letters.
+func fail(ctx context.Context, cl *api.Client, o *options) error {
+	began := time.Now()
+	_, err := cl.SendFanout(ctx, api.FanoutSend{
+		Fanout: api.Fanout{Channel: "push", Category: "transactional", Campaign: "cmp_" + notify.NewBase(time.Now()).String(), Content: api.Content{Title: "Replay", Body: "once"}},
+		Receivers: func(yield func(api.Receiver, error) bool) {
+			for i := range o.letters {
+				if !yield(api.Receiver{UserID: fmt.Sprintf("u-%06d", i), Address: fmt.Sprintf("apns:%064x", 5_000_000+i)}, nil) {
+					return
+				}
+			}
+		},
+	})
+	if err != nil {
+		return err
+	}
+	for end := time.Now().Add(o.drain); ; {
+		top, err := cl.TopDeadLetters(ctx, api.LetterFilter{State: "dead"}, 1)
+		if err == nil && top.Total >= o.letters {
+			fmt.Printf("  %d dead letters after %s\n", top.Total, time.Since(began).Round(100*time.Millisecond))
+			return nil
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("%d of %d dead letters: %w", top.Total, o.letters, context.DeadlineExceeded)
+		}
+		time.Sleep(300 * time.Millisecond)
+	}
+}
+
+func wait(ctx context.Context, cl *api.Client, id string, o *options, ready func(*api.Job) bool) (j api.Job, err error) {
+	for end := time.Now().Add(o.drain); ; {
+		if j, err = cl.Job(ctx, id); err == nil && ready(&j) {
+			return j, nil
+		}
+		if ctx.Err() != nil || time.Now().After(end) {
+			return j, fmt.Errorf("job at %d of %d, %s %s: %w", j.Position, j.Planned, j.State, j.Why, context.DeadlineExceeded)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// judge holds the index, the job's sums and the provider's ledger against each
+// other.
+func judge(ctx context.Context, v *victim.Victim, cl *api.Client, o *options, plan *api.Plan, job *api.Job, canary int, held bool, planned time.Duration) (bool, error) {
+	// What failed again with the canary is a letter of the next epoch: not of the plan.
+	want := int64(o.letters - canary)
+	var led victim.Result
+	ids, err := int64(0), error(nil)
+	for end := time.Now().Add(o.drain); time.Now().Before(end); time.Sleep(300 * time.Millisecond) {
+		if ids, err = v.Delivered(ctx); err != nil {
+			return false, err
+		}
+		if ids >= want {
+			break
+		}
+	}
+	if err := v.Totals(ctx, &led); err != nil {
+		return false, err
+	}
+	top, err := cl.TopDeadLetters(ctx, api.LetterFilter{}, 1)
+	if err != nil {
+		return false, err
+	}
+	sums := job.Done+job.Skips()+job.Exhaust+job.Failed == job.Planned && job.Planned == plan.Entries
+	check, err := cl.VerifyAudit(ctx, "")
+	if err != nil {
+		return false, err
+	}
+	if err := v.Stop(); err != nil {
+		return false, err
+	}
+	if err := v.Rows(ctx, &led); err != nil {
+		return false, err
+	}
+	again := top.States["dead"]
+	lost := want - ids
+	ok := held && job.State == "done" && sums && job.Done == o.letters && top.States["replayed"] == o.letters && again == canary &&
+		lost == 0 && led.Duplicates <= led.Bound && check.Broken == 0 && planned < o.planLimit
+	fmt.Printf("replay letters=%d plan_ms=%d canary=%d kills=%d asked=%.0f reached=%.0f replayed=%d skipped=%d exhausted=%d failed=%d planned=%d delivered=%d lost=%d duplicates=%d bound=%d audit_rows=%d ok=%t\n",
+		o.letters, planned.Milliseconds(), canary, o.kills, o.rate, job.Reached, job.Done, job.Skips(), job.Exhaust, job.Failed, job.Planned,
+		ids, lost, led.Duplicates, led.Bound, check.Rows, ok)
+	return ok, nil
+}
