@@ -379,7 +379,7 @@ func Jobs(t *testing.T, open Opener[engine.Jobs]) {
 		same(t, "created again", ok, false)
 		stale := j
 		j = val(s.Put(bg, j, engine.JobEntry{At: 5, Doc: []byte("five")}, engine.JobEntry{At: 300, Doc: []byte("300")}))(t)
-		j = val(s.Put(bg, j, engine.JobEntry{At: 7, Doc: []byte("seven")}, engine.JobEntry{At: 5, Doc: []byte("again")}))(t)
+		val(s.Put(bg, j, engine.JobEntry{At: 7, Doc: []byte("seven")}, engine.JobEntry{At: 5, Doc: []byte("again")}))(t)
 		_, err = s.Put(bg, stale, engine.JobEntry{At: 9, Doc: []byte("lost")})
 		wantKind(t, err, notify.KindConflict)
 		if reopen != nil {
