@@ -230,7 +230,9 @@ func TestAmbiguous(t *testing.T) {
 			if d := s.Ledger().Lookup(id); len(d) != 1 || d[0].Status != 0 || d[0].Attempts != 1 {
 				t.Errorf("%s %s: %+v", v.provider, tc.do, d)
 			}
-			if m := s.Inbox()[0]; m.ID != id || m.Outcome != tc.outcome {
+			// The inbox is written behind the ledger.
+			waitFor(t, func() bool { in := s.Inbox(); return len(in) > 0 && in[0].ID == id })
+			if m := s.Inbox()[0]; m.Outcome != tc.outcome {
 				t.Errorf("%s %s: %+v", v.provider, tc.do, m)
 			}
 			// The caller cannot know, sends again, and only where it was taken is that a duplicate.

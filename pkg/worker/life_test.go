@@ -2,6 +2,7 @@ package worker
 
 import (
 	"slices"
+	"sync/atomic"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -67,9 +68,9 @@ func TestOneRoundClosesItsCircuit(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			in(t, func(t *testing.T) {
 				p := newPlant(t, lane)
-				down := true
+				var up atomic.Bool
 				p.prov.set(20*time.Millisecond, func(*notify.Item) (notify.Result, bool) {
-					if down {
+					if !up.Load() {
 						return notify.Result{Class: notify.ClassUnavailable, Code: "http_503", Provider: "prov"}, false
 					}
 					return accepted, true
@@ -80,7 +81,7 @@ func TestOneRoundClosesItsCircuit(t *testing.T) {
 				if _, open := p.life.health.Standing(&p.cfg.Routes, time.Now()); !open {
 					t.Fatal("the circuit is closed")
 				}
-				down = false
+				up.Store(true)
 				pass(7 * time.Second) // it is open for 5 s
 				for r := range e.Count {
 					if s := p.state(&e, r).State; s != notify.Delivered {
