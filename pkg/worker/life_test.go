@@ -2,8 +2,8 @@ package worker
 
 import (
 	"slices"
-	"sync/atomic"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
