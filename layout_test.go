@@ -66,7 +66,9 @@ var mayImport = map[string]string{
 	"pkg/simulator": "notify",
 
 	// What callers and operators see.
-	"pkg/ops":    "engine notify stream history",
+	"pkg/ops":     "engine notify stream history",
+	"pkg/outcome": "engine notify trigger fault",
+	"pkg/archive": "engine notify history fault",
 	"pkg/api":    "notify",
 	"pkg/server": "engine notify api intake ops prefs history limit schedule trigger",
 	"pkg/load":   "notify api",

@@ -96,6 +96,9 @@ func (p *program) printCaller(c *api.Caller) error {
 			t = append(t, []string{"callback URL", u})
 		}
 		t = append(t, []string{"callbacks at a time", orDefault(c.MaxInFlight)}, []string{"triggers waiting", orDefault(c.MaxPending)})
+		if c.OutcomesURL != "" {
+			t = append(t, []string{"failures are told to", c.OutcomesURL})
+		}
 		for _, s := range c.Secrets {
 			until := ""
 			if s.ExpiresAt != nil {
@@ -112,6 +115,7 @@ type callerOptions struct {
 	rate                    float64
 	burst, flights, pending int
 	disabled                bool
+	outcomes                string
 	changed                 func(string) bool
 }
 
@@ -122,7 +126,8 @@ func newCallerSet(p *program) *cobra.Command {
 		Long: `set changes what is given and leaves the rest. A callback URL is a base: scheme, host,
 port and path; triggers may call what lies below it.`,
 		Example: `  notifyctl caller set shop --callback-url https://shop.example/hooks/
-  notifyctl caller set shop --rate 500 --burst 1000 --max-in-flight 50`,
+  notifyctl caller set shop --rate 500 --burst 1000 --max-in-flight 50
+  notifyctl caller set shop --outcomes https://shop.example/hooks/failed`,
 		RunE: func(c *cobra.Command, args []string) error {
 			o.changed = c.Flags().Changed
 			return runCallerSet(c.Context(), p, args[0], &o)
@@ -136,6 +141,7 @@ port and path; triggers may call what lies below it.`,
 	f.IntVar(&o.burst, "burst", 0, "requests at once; 0: the server's default")
 	f.IntVar(&o.flights, "max-in-flight", 0, "callbacks at a time; 0: the server's default")
 	f.IntVar(&o.pending, "max-pending", 0, "triggers waiting; 0: the server's default")
+	f.StringVar(&o.outcomes, "outcomes", "", "URL its failed notifications are told to, under a callback URL; \"\": none")
 	f.BoolVar(&o.disabled, "disabled", false, "refuse every request of it; --disabled=false admits it again")
 	return c
 }
@@ -167,6 +173,7 @@ func runCallerSet(ctx context.Context, p *program, id string, o *callerOptions) 
 	for flag, set := range map[string]func(){
 		"rate": func() { c.Rate = o.rate }, "burst": func() { c.Burst = o.burst }, "max-in-flight": func() { c.MaxInFlight = o.flights },
 		"max-pending": func() { c.MaxPending = o.pending }, "disabled": func() { c.Disabled = o.disabled },
+		"outcomes": func() { c.OutcomesURL = o.outcomes },
 	} {
 		if o.changed(flag) {
 			set()

@@ -130,6 +130,7 @@ type Caller struct {
 	CallbackURLs []string       `json:"callback_urls,omitempty"` // base URLs its triggers may call
 	MaxInFlight  int            `json:"max_in_flight,omitempty"` // callbacks at a time; 0: the server's default
 	MaxPending   int            `json:"max_pending,omitempty"`   // triggers waiting; 0: the server's default
+	OutcomesURL  string         `json:"outcomes_url,omitempty"`  // where its failed notifications are told of; empty: nowhere
 	Secrets      []CallerSecret `json:"secrets,omitempty"`       // not taken by PUT
 	Version      uint64         `json:"version,omitempty"`       // 0: whatever is stored is replaced
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/memory"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/outcome"
 	"github.com/notifyd/notifyd/pkg/schedule"
 	"github.com/notifyd/notifyd/pkg/stream"
 	"github.com/notifyd/notifyd/pkg/timer"
@@ -28,6 +29,7 @@ type later struct {
 	dispatcher *trigger.Dispatcher
 	reconciler *trigger.Reconciler
 	queue      engine.Queue
+	teller     *outcome.Teller // tells callers of failures, by triggers
 }
 
 // Names of the delay queues, and how often a message is received before it is
@@ -94,6 +96,13 @@ func (n *Node) buildLater() error {
 	l.reconciler, err = trigger.NewReconciler(trigger.ReconcilerConfig{
 		Triggers: n.store.Triggers(), Timers: n.store.Timers(), Shards: cfg.Timers.Shards, Later: rows, Dead: deadTriggers{n.producer},
 		Census: census, Events: events, Logger: n.log,
+	})
+	if err != nil {
+		return err
+	}
+	l.teller, err = outcome.New(outcome.Config{
+		Letters: n.feeds, Callers: n.store.Callers(), Meta: n.store.Meta(), Triggers: l.triggers, Logger: n.log,
+		Told: func(k int) { n.metrics.outcomesTold.Add(float64(k)) }, Refused: func(code string) { add(n.metrics.outcomesRefused, 1, code) },
 	})
 	return err
 }

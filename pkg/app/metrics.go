@@ -46,6 +46,8 @@ type metrics struct {
 	callbackSeconds                                *prometheus.HistogramVec
 	triggerLate                                    prometheus.Histogram
 	reconciles, reconcileFindings                  *prometheus.CounterVec
+	outcomesTold                                   prometheus.Counter
+	outcomesRefused                                *prometheus.CounterVec
 }
 
 func newMetrics(n *Node) *metrics {
@@ -107,6 +109,8 @@ func newMetrics(n *Node) *metrics {
 	m.registry.MustRegister(m.triggerLate)
 	m.reconciles = counter("trigger_reconciles_total", "Runs of the trigger reconciler.", "result")
 	m.reconcileFindings = counter("trigger_reconcile_findings_total", "What the trigger reconciler found.", "class")
+	m.outcomesTold = single("outcomes_told_total", "Failures put into triggers to the URLs of callers that asked to be told.")
+	m.outcomesRefused = counter("outcomes_told_refused_total", "Times a caller could not be told of its failures, and will be later.", "code")
 	m.storeStalled = gauge("status_store_stalled_seconds", "How long the status store has been refusing outcomes; 0: it is well.")
 	m.registry.MustRegister(&nodeCollector{n})
 	return m

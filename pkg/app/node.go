@@ -159,7 +159,7 @@ func (n *Node) build() error {
 	index, err := stream.NewGroup(stream.GroupConfig{
 		Conn: n.conn(), Group: ops.DeadLetterGroup, Topics: []string{notify.TopicFailed, trigger.TopicDLQ}, DrainTimeout: n.cfg.Workers.Drain,
 		Events: n.metrics.group(n.log),
-	}, &ops.Indexer{Store: n.feeds, Logger: n.log, Decode: map[string]func([]byte) (engine.DeadLetter, error){trigger.TopicDLQ: triggerLetter}, Undecodable: func(topic string) { add(n.metrics.poison, 1, topic) }})
+	}, &ops.Indexer{Store: n.later.teller.Watch(n.feeds), Logger: n.log, Decode: map[string]func([]byte) (engine.DeadLetter, error){trigger.TopicDLQ: triggerLetter}, Undecodable: func(topic string) { add(n.metrics.poison, 1, topic) }})
 	if err != nil {
 		return err
 	}

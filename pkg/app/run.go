@@ -100,6 +100,7 @@ func (n *Node) RunAs(ctx context.Context, role string) error {
 	middleParts := map[string]func(context.Context) error{"timers": n.later.timers.Run}
 	if role != RoleAPI {
 		middleParts["dispatcher"], middleParts["reconciler"], middleParts["jobs"] = n.later.dispatcher.Run, n.reconcile, n.jobs.Run
+		middleParts["outcome teller"] = n.later.teller.Run
 		for i, g := range n.groups {
 			middleParts["group "+n.groupNames[i]] = g.Run
 		}

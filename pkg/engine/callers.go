@@ -21,6 +21,11 @@ type Caller struct {
 	// MaxPending is how many triggers it may have waiting; 0: the configured
 	// default.
 	MaxPending int `json:"max_pending,omitempty"`
+	// OutcomesURL is where its failed notifications are told of; empty: nowhere.
+	// OutcomesSince is when it was set, ms since 1970: what failed before is not
+	// told.
+	OutcomesURL   string `json:"outcomes_url,omitempty"`
+	OutcomesSince int64  `json:"outcomes_since,omitempty"`
 	// Version is raised by each Put. Callers that were never stored have 0.
 	Version uint64 `json:"version,omitempty"`
 }

@@ -55,7 +55,7 @@ type Trigger struct {
 	ID      string // trg_<ULID>
 	Caller  string
 	URL     string
-	Payload []byte // delivered byte for byte, at most 4,096 bytes
+	Payload []byte // delivered byte for byte; at most 4,096 bytes of a caller's, 32 KiB of the server's own
 	Form    PayloadForm
 	Created int64 // ms since 1970
 	FireAt  int64 // first attempt, after jitter; ms since 1970

@@ -22,7 +22,7 @@ const (
 func callerOf(c *engine.Caller) api.Caller {
 	out := api.Caller{
 		ID: c.ID, Rate: c.Rate, Burst: c.Burst, Disabled: c.Disabled, CallbackURLs: c.CallbackURLs,
-		MaxInFlight: c.MaxInFlight, MaxPending: c.MaxPending, Version: c.Version,
+		MaxInFlight: c.MaxInFlight, MaxPending: c.MaxPending, OutcomesURL: c.OutcomesURL, Version: c.Version,
 	}
 	for _, s := range c.Secrets {
 		out.Secrets = append(out.Secrets, api.CallerSecret{CreatedAt: moment(s.Created), ExpiresAt: moments(s.Expires)})
@@ -104,9 +104,20 @@ func (s *Server) putCaller(x *exchange) error {
 		}
 	}
 	slices.Sort(in.CallbackURLs)
+	if in.OutcomesURL != "" {
+		if in.OutcomesURL, err = trigger.CheckCallback("outcomes_url", in.OutcomesURL, in.CallbackURLs, trigger.Plain(s.deps.PlainCallbacks)); err != nil {
+			return err
+		}
+	}
 	c, err := s.changeCaller(x, id, in.Version, func(c *engine.Caller) {
 		c.Rate, c.Burst, c.Disabled = in.Rate, in.Burst, in.Disabled
 		c.CallbackURLs, c.MaxInFlight, c.MaxPending = slices.Compact(in.CallbackURLs), in.MaxInFlight, in.MaxPending
+		if c.OutcomesURL == "" { // another URL goes on where the one before was
+			c.OutcomesSince = s.deps.Now().UnixMilli()
+		}
+		if c.OutcomesURL = in.OutcomesURL; c.OutcomesURL == "" {
+			c.OutcomesSince = 0
+		}
 	})
 	if err != nil {
 		return err

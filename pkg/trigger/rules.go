@@ -91,7 +91,7 @@ func (s *Service) check(c *Create, owner *engine.Caller) (u *target, late engine
 		return nil, 0, err
 	}
 	if !allowed(u, owner.CallbackURLs, s.cfg.Egress.plain()) {
-		return nil, 0, notify.Invalid("url_not_registered", "callback_url", "is not under one of the caller's registered base URLs")
+		return nil, 0, notUnder("callback_url")
 	}
 	if err := s.cfg.Egress.admit("callback_url", u); err != nil {
 		return nil, 0, err

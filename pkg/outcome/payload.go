@@ -1,0 +1,104 @@
+package outcome
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// maxOutcomes is how many failures one trigger tells of, maxBytes how large its
+// payload becomes at most: well below what a trigger may carry.
+const (
+	maxOutcomes = 100
+	maxBytes    = 30 << 10
+)
+
+// Type is the type of the payload.
+const Type = "notification.outcomes"
+
+// Payload is what a caller's URL is posted, as the payload of a trigger.
+type Payload struct {
+	Type   string `json:"type"`
+	Caller string `json:"caller"`
+	// Last is the seq of the last one: GET /v1/failed?after=<last> goes on there.
+	Last     uint64    `json:"last"`
+	Outcomes []Outcome `json:"outcomes"`
+}
+
+// Outcome is one notification that has ended.
+type Outcome struct {
+	ID       string    `json:"notification_id"`
+	Epoch    uint16    `json:"epoch"`
+	Seq      uint64    `json:"seq"` // in the caller's feed
+	Status   string    `json:"status"`
+	Campaign string    `json:"campaign,omitempty"`
+	Channel  string    `json:"channel"`
+	Category string    `json:"category"`
+	User     string    `json:"user_id"`
+	Template string    `json:"template,omitempty"`
+	Class    string    `json:"class"`
+	Code     string    `json:"code"`
+	Provider string    `json:"provider,omitempty"`
+	Attempts int       `json:"attempts"`
+	At       time.Time `json:"failed_at"`
+}
+
+// pack makes a payload of the first n dead letters: as many as fit, and one at
+// least.
+func pack(caller string, ds []engine.DeadLetter) (body []byte, n int, err error) {
+	p := Payload{Type: Type, Caller: caller}
+	size := 0
+	for i := range ds {
+		d := &ds[i]
+		o := Outcome{
+			ID: d.ID.String(), Epoch: d.Epoch, Seq: d.Seq, Status: notify.Failed.String(), Campaign: d.Campaign, Channel: d.Channel,
+			Category: d.Category, User: d.User, Template: d.Template, Class: d.Class, Code: d.Code, Provider: d.Provider,
+			Attempts: d.Attempts, At: time.UnixMilli(d.LastFailed).UTC(),
+		}
+		b, err := json.Marshal(o)
+		if err != nil {
+			return nil, 0, err
+		}
+		if size += len(b) + 1; i > 0 && size > maxBytes {
+			break
+		}
+		p.Outcomes, p.Last = append(p.Outcomes, o), d.Seq
+	}
+	body, err = json.Marshal(p)
+	return body, len(p.Outcomes), err
+}
+
+// lastOf is where a trigger ends that was made before; first is what it must
+// begin with.
+func lastOf(body []byte, first *engine.DeadLetter) (uint64, error) {
+	var p Payload
+	err := json.Unmarshal(body, &p)
+	if err != nil || len(p.Outcomes) == 0 || p.Outcomes[0].Seq != first.Seq || p.Last < first.Seq {
+		return 0, fmt.Errorf("outcome: the trigger for failure %d of %q tells of something else: %w", first.Seq, first.Caller, errOr(err))
+	}
+	return p.Last, nil
+}
+
+func errOr(err error) error {
+	if err != nil {
+		return err
+	}
+	return notify.Invalid("bad_payload", "last", "does not begin there")
+}
+
+// baseOf is the trigger that begins with a dead letter: the same each time, and
+// in a store that was restored and numbers anew another one.
+func baseOf(caller string, first *engine.DeadLetter) notify.Base {
+	h := sha256.New()
+	fmt.Fprintf(h, "outcomes\x00%s\x00%s\x00", caller, first.ID)
+	h.Write(binary.BigEndian.AppendUint64(nil, first.Seq))
+	h.Write(binary.BigEndian.AppendUint16(nil, first.Epoch))
+	b := notify.NewBase(time.UnixMilli(first.LastFailed))
+	copy(b[6:], h.Sum(nil))
+	return b
+}

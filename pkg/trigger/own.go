@@ -1,0 +1,77 @@
+package trigger
+
+import (
+	"context"
+	"time"
+
+	"github.com/go-json-experiment/json/jsontext"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// MaxOwnPayload is the largest payload of a trigger the server makes itself,
+// bytes.
+const MaxOwnPayload = 32 << 10
+
+// CheckCallback returns a callback URL in its one spelling, if it lies under
+// one of bases; else a notify.KindInvalid that names field.
+func CheckCallback(field, raw string, bases []string, plain Plain) (string, error) {
+	u, err := parseURL(field, raw, bool(plain))
+	if err != nil {
+		return "", err
+	}
+	if !allowed(u, bases, bool(plain)) {
+		return "", notUnder(field)
+	}
+	return u.String(), nil
+}
+
+func notUnder(field string) error {
+	return notify.Invalid("url_not_registered", field, "is not under one of the caller's registered base URLs")
+}
+
+// Own makes a trigger of the server's own for a caller: due now, under the id
+// that base says, with a JSON payload of at most MaxOwnPayload bytes. A trigger
+// that has the id already is left as it is and returned, created false: a
+// repeat after a crash finds out what was made. Every rule of Register but the
+// size of the payload holds, so an error may be notify.KindThrottled (too many
+// wait), KindInvalid (the URL), KindForbidden, KindConflict (no secret) or
+// KindUnavailable (it may exist). Two calls with one base must not run at once.
+func (s *Service) Own(ctx context.Context, caller string, base notify.Base, url string, payload []byte) (row engine.Trigger, created bool, err error) {
+	stored, err := s.cfg.Triggers.Get(ctx, []string{idOf(base)})
+	if err != nil {
+		return row, false, unavailable("trigger_store", err)
+	}
+	if stored[0].ID != "" {
+		return stored[0], false, nil
+	}
+	owner, err := s.caller(ctx, caller)
+	if err != nil {
+		return row, false, err
+	}
+	u, err := parseURL("callback_url", url, s.cfg.Egress.plain())
+	switch {
+	case err != nil:
+		return row, false, err
+	case !allowed(u, owner.CallbackURLs, s.cfg.Egress.plain()):
+		return row, false, notUnder("callback_url")
+	case len(payload) > MaxOwnPayload:
+		return row, false, &notify.Error{Kind: notify.KindTooLarge, Code: "payload_too_large", Field: "payload", Msg: "is larger than 32 KiB"}
+	case !jsontext.Value(payload).IsValid():
+		return row, false, notify.Invalid("bad_json", "payload", "is not valid JSON")
+	}
+	if err := s.cfg.Egress.admit("callback_url", u); err != nil {
+		return row, false, err
+	}
+	now := time.Now().UnixMilli()
+	it := &item{base: base, row: engine.Trigger{
+		ID: idOf(base), Caller: owner.ID, URL: u.String(), Payload: payload, Form: engine.PayloadJSON,
+		Created: now, FireAt: now, NextAt: now, State: engine.TriggerPending,
+	}}
+	if _, err := s.storeItems(ctx, owner, []*item{it}, basis{base: base, accepted: now}); err != nil {
+		return row, false, err
+	}
+	it.row.Version = 1
+	return it.row, true, nil
+}
