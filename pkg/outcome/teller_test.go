@@ -31,7 +31,7 @@ var t0 = time.Date(2026, 5, 1, 10, 0, 0, 0, time.UTC)
 
 func letter(n int, caller string) engine.DeadLetter {
 	b := notify.NewBase(t0)
-	copy(b[6:], fmt.Sprintf("%010d", n))
+	copy(b[6:], fmt.Sprintf("%04.4s%06d", caller, n))
 	return engine.DeadLetter{
 		ID: notify.ID{Base: b, Index: uint32(n)}, Caller: caller, Channel: "sms", Category: "otp", User: fmt.Sprint("user", n),
 		Class: "permanent", Code: "21211", Provider: "twilio", Attempts: 1, LastFailed: t0.UnixMilli() + int64(n), Until: t0.UnixMilli() + 1<<40, State: "dead",
