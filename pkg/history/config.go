@@ -43,6 +43,11 @@ type Config struct {
 	BufferBytes int
 	// Retention removes segments whose youngest record is older; default 30 days.
 	Retention time.Duration
+	// Archived, when set, returns of each partition the offset below which
+	// everything is archived: a segment beyond it is kept when its retention is
+	// over, for ArchiveWait at most (0: without limit).
+	Archived    func() map[Part]int64
+	ArchiveWait time.Duration
 	// MergeCount is how many small segments of similar size become one; at
 	// least 2, default 8.
 	MergeCount int

@@ -77,8 +77,12 @@ func (s *Store) expire(now time.Time) error {
 	v := s.acquire()
 	defer v.release()
 	var old []*segment
+	var at map[Part]int64
+	if s.cfg.Archived != nil {
+		at = s.cfg.Archived()
+	}
 	for _, seg := range v.segs {
-		if seg.meta.MaxTime < limit {
+		if s.expired(seg, limit, at) {
 			old = append(old, seg)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"maps"
+	"slices"
 	"sync"
 
 	"github.com/notifyd/notifyd/pkg/engine"
@@ -86,6 +87,13 @@ func (f *Feeds) Feed(ctx context.Context, caller string, after uint64, max int) 
 		err = f.saveLocked(ctx)
 	}
 	return ds, err
+}
+
+// Callers are those that ever had a dead letter, in no order.
+func (f *Feeds) Callers() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Collect(maps.Keys(f.seen))
 }
 
 // saveLocked writes the row under the lock: rows must not overtake each other.

@@ -1,0 +1,401 @@
+package archive
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/fault"
+	"github.com/notifyd/notifyd/pkg/history"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Kinds of files, and the folders they are in.
+const (
+	DeadLetters = "dead-letters"
+	Outcomes    = "outcomes"
+)
+
+// Config of an Archiver. Dir, Letters, Callers, History, Status and Meta are
+// required; the zero value of the others means their default.
+type Config struct {
+	// Dir is the folder. Files in it may be moved away at any time, but for those
+	// that end in .tmp.
+	Dir string
+	// Letters are read by caller; Callers are those that have any.
+	Letters engine.DeadLetters
+	Callers func() []string
+	History History
+	Status  engine.Status
+	Meta    engine.Meta
+	// Every is how often files are written. Default 1 h.
+	Every time.Duration
+	// After is how old an outcome's record must be. Default 24 h; below the
+	// retention of history.
+	After time.Duration
+	// Wait is how long what has aged out is kept for an archive that is behind.
+	// Default 7 days.
+	Wait time.Duration
+	// Written is told of each file. May be nil.
+	Written func(kind string, lines int)
+	// Failed is told of each run that ended with an error. May be nil.
+	Failed func(error)
+	Logger *slog.Logger
+
+	hit func(string) // fault.Hit, or a test's
+}
+
+// History is a *history.Store.
+type History interface {
+	Settled(before int64) map[history.Part]int64
+	Range(ctx context.Context, from, to map[history.Part]int64, fn func(env *notify.Envelope) error) (damaged int, err error)
+}
+
+// Archiver writes the archive. Only one may run on a store and folder; what
+// reads it (Status, Positions, PurgeBefore) may be called from any goroutine.
+type Archiver struct {
+	cfg Config
+
+	mu   sync.Mutex
+	st   state
+	fail error // of the last run; nil: it was well
+}
+
+// state is the row that says how far the archive is.
+type state struct {
+	Files   uint64            `json:"files"`   // written so far
+	Letters map[string]uint64 `json:"letters"` // last seq, by caller
+	History map[string]int64  `json:"history"` // offset, by topic/partition
+	Done    int64             `json:"done_ms"` // when the last run that reached the end began
+	Pending *pending          `json:"pending,omitempty"`
+}
+
+// pending is a file that is complete, and the state once it has its name.
+type pending struct {
+	Manifest Manifest          `json:"manifest"`
+	Letters  map[string]uint64 `json:"letters,omitempty"`
+	History  map[string]int64  `json:"history,omitempty"`
+}
+
+const metaKey = "archive"
+
+// Open reads how far the archive is. Nothing is written to Dir before Run, which
+// first finishes a file that a crash left without its name.
+func Open(ctx context.Context, cfg Config) (*Archiver, error) {
+	if cfg.Dir == "" || cfg.Letters == nil || cfg.Callers == nil || cfg.History == nil || cfg.Status == nil || cfg.Meta == nil {
+		return nil, errors.New("archive: Dir, Letters, Callers, History, Status and Meta are required")
+	}
+	for d, v := range map[*time.Duration]time.Duration{&cfg.Every: time.Hour, &cfg.After: 24 * time.Hour, &cfg.Wait: 7 * 24 * time.Hour} {
+		if *d == 0 {
+			*d = v
+		}
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	if cfg.hit == nil {
+		cfg.hit = fault.Hit
+	}
+	a := &Archiver{cfg: cfg, st: state{Letters: map[string]uint64{}, History: map[string]int64{}}}
+	b, err := cfg.Meta.GetMeta(ctx, metaKey)
+	if err != nil {
+		return nil, err
+	}
+	if len(b) == 0 { // its age counts from now
+		a.st.Done = time.Now().UnixMilli()
+		return a, a.save(ctx, a.st)
+	}
+	if err := json.Unmarshal(b, &a.st); err != nil {
+		return nil, fmt.Errorf("archive: the row of how far it is: %w", err)
+	}
+	return a, nil
+}
+
+// save writes the row and takes the state on.
+func (a *Archiver) save(ctx context.Context, st state) error {
+	b, err := json.Marshal(st)
+	if err != nil {
+		return err
+	}
+	if err := a.cfg.Meta.PutMeta(ctx, metaKey, b); err != nil {
+		return err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.st = st
+	return nil
+}
+
+// retryAfter is how long a run that failed is not tried again, at most.
+const retryAfter = time.Minute
+
+// Run writes the archive every Config.Every until ctx ends, and returns nil
+// then. A run that fails is tried again.
+func (a *Archiver) Run(ctx context.Context) error {
+	for {
+		err := a.Once(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		wait := a.cfg.Every
+		if err != nil {
+			wait = min(wait, retryAfter)
+			a.cfg.Logger.Warn("archive is not written, will try again", "dir", a.cfg.Dir, "err", err)
+			if a.cfg.Failed != nil {
+				a.cfg.Failed(err)
+			}
+		}
+		t := time.NewTimer(wait)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return nil
+		}
+	}
+}
+
+// Once writes what there is to archive now: at most one file of each kind. Not
+// beside Run.
+func (a *Archiver) Once(ctx context.Context) (err error) {
+	defer func() {
+		a.mu.Lock()
+		a.fail = err
+		a.mu.Unlock()
+	}()
+	began := time.Now()
+	if a.st.Pending != nil {
+		if err := a.name(ctx); err != nil {
+			return err
+		}
+	}
+	if err := clean(a.cfg.Dir); err != nil {
+		return err
+	}
+	if err := a.letters(ctx, began); err != nil {
+		return err
+	}
+	if err := a.outcomes(ctx, began); err != nil {
+		return err
+	}
+	st := a.st
+	st.Done = began.UnixMilli()
+	return a.save(ctx, st)
+}
+
+// letters archives the dead letters indexed since the last run.
+func (a *Archiver) letters(ctx context.Context, now time.Time) error {
+	to := maps.Clone(a.st.Letters)
+	return a.file(ctx, DeadLetters, now, func(add func(any) error) (*pending, int, error) {
+		for _, caller := range a.cfg.Callers() {
+			for {
+				ds, err := a.cfg.Letters.Feed(ctx, caller, to[caller], 1000)
+				if err != nil {
+					return nil, 0, err
+				}
+				if len(ds) == 0 {
+					break
+				}
+				for i := range ds {
+					if err := add(&ds[i]); err != nil {
+						return nil, 0, err
+					}
+					to[caller] = ds[i].Seq
+				}
+			}
+		}
+		return &pending{Letters: to, History: a.st.History}, 0, nil
+	})
+}
+
+// Outcome is a line of an outcomes file.
+type Outcome struct {
+	ID       string    `json:"notification_id"`
+	Caller   string    `json:"caller"`
+	Campaign string    `json:"campaign,omitempty"`
+	Channel  string    `json:"channel"`
+	Category string    `json:"category"`
+	User     string    `json:"user_id"`
+	Template string    `json:"template,omitempty"`
+	Status   string    `json:"status"`
+	Code     string    `json:"code,omitempty"`
+	Epoch    uint16    `json:"epoch,omitempty"`
+	Attempts int       `json:"attempts"`
+	Accepted time.Time `json:"accepted_at"`
+	Updated  time.Time `json:"updated_at,omitzero"`
+}
+
+// outcomes archives what has settled since the last run.
+func (a *Archiver) outcomes(ctx context.Context, now time.Time) error {
+	from := positions(a.st.History)
+	to := a.cfg.History.Settled(now.Add(-a.cfg.After).UnixMilli())
+	for p, at := range from { // a merge may have made what is archived younger
+		to[p] = max(to[p], at)
+	}
+	return a.file(ctx, Outcomes, now, func(add func(any) error) (*pending, int, error) {
+		damaged, err := a.cfg.History.Range(ctx, from, to, func(env *notify.Envelope) error { return a.envelope(ctx, env, add) })
+		if err != nil {
+			return nil, 0, err
+		}
+		names := make(map[string]int64, len(to))
+		for p, at := range to {
+			names[p.String()] = at
+		}
+		return &pending{Letters: a.st.Letters, History: names}, damaged, nil
+	})
+}
+
+func (a *Archiver) envelope(ctx context.Context, env *notify.Envelope, add func(any) error) error {
+	rows, err := a.cfg.Status.Chunk(ctx, env.Chunk)
+	if err != nil {
+		return err
+	}
+	rd, r := notify.ReadReceivers(env.Receivers), notify.Receiver{}
+	for pos := uint32(0); rd.Next(&r); pos++ {
+		out := notify.Fold(rows, r.Index, pos)
+		line := Outcome{
+			ID: notify.ID{Base: env.Chunk.Base, Index: r.Index, Fan: env.Fan}.String(), Caller: env.Caller, Campaign: env.Campaign,
+			Channel: env.Channel.String(), Category: env.Category.String(), User: string(r.User), Template: env.Content.Template,
+			Status: out.State.String(), Code: out.Code, Epoch: out.Epoch, Attempts: int(out.Attempt) + 1,
+			Accepted: time.UnixMilli(env.Accepted).UTC(),
+		}
+		if out.Updated != 0 {
+			line.Updated = time.UnixMilli(out.Updated).UTC()
+		}
+		if err := add(&line); err != nil {
+			return err
+		}
+	}
+	return rd.Err()
+}
+
+// positions are the offsets of a state.
+func positions(names map[string]int64) map[history.Part]int64 {
+	out := make(map[history.Part]int64, len(names))
+	for name, at := range names {
+		i := strings.LastIndexByte(name, '/')
+		n, err := strconv.ParseInt(name[i+1:], 10, 32)
+		if i > 0 && err == nil { // else not ours
+			out[history.Part{Topic: name[:i], Partition: int32(n)}] = at
+		}
+	}
+	return out
+}
+
+// file writes one file of what fill adds, and moves the state to what fill
+// returns; fill's count is of what was damaged.
+func (a *Archiver) file(ctx context.Context, kind string, now time.Time, fill func(add func(any) error) (*pending, int, error)) error {
+	w, err := create(a.cfg.Dir, kind, now, a.st.Files+1)
+	if err != nil {
+		return err
+	}
+	defer w.discard()
+	p, damaged, err := fill(w.add)
+	if err != nil {
+		return err
+	}
+	if w.manifest.Lines == 0 && damaged == 0 { // no file for nothing
+		st := a.st
+		st.Letters, st.History = p.Letters, p.History
+		return a.save(ctx, st)
+	}
+	w.manifest.Damaged = damaged
+	if err := w.seal(); err != nil {
+		return err
+	}
+	p.Manifest = w.manifest
+	st := a.st
+	st.Pending = p
+	a.cfg.hit("archive-before-pending")
+	if err := a.save(ctx, st); err != nil {
+		return err
+	}
+	w.kept = true
+	return a.name(ctx)
+}
+
+// name gives the pending file its name and its manifest, and moves on.
+func (a *Archiver) name(ctx context.Context) error {
+	p := a.st.Pending
+	a.cfg.hit("archive-before-name")
+	if err := publish(a.cfg.Dir, &p.Manifest); err != nil {
+		return err
+	}
+	a.cfg.hit("archive-named")
+	st := a.st
+	st.Files, st.Letters, st.History, st.Pending = st.Files+1, p.Letters, p.History, nil
+	if err := a.save(ctx, st); err != nil {
+		return err
+	}
+	if a.cfg.Written != nil {
+		a.cfg.Written(p.Manifest.Kind, p.Manifest.Lines)
+	}
+	return nil
+}
+
+// Status is how far the archive is.
+type Status struct {
+	Files uint64
+	// Age is how long ago the last run began that reached the end.
+	Age time.Duration
+	// Err is why the last run did not; nil: it did.
+	Err error
+	// Wait is how long what has aged out is kept for the archive.
+	Wait time.Duration
+}
+
+// Status returns how far the archive is.
+func (a *Archiver) Status(now time.Time) Status {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return Status{Files: a.st.Files, Age: now.Sub(time.UnixMilli(a.st.Done)), Err: a.fail, Wait: a.cfg.Wait}
+}
+
+// Positions is, of each partition, the offset below which everything is
+// archived.
+func (a *Archiver) Positions() map[history.Part]int64 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return positions(a.st.History)
+}
+
+// purgeLook is how many dead letters that are not archived are looked at: with
+// more, nothing is purged before Wait is over.
+const purgeLook = 100_000
+
+// PurgeBefore is the latest Until, ms since 1970, up to which dead letters may be
+// purged at now: nothing that is not archived, unless Wait is over.
+func (a *Archiver) PurgeBefore(ctx context.Context, now time.Time) (int64, error) {
+	a.mu.Lock()
+	at := maps.Clone(a.st.Letters)
+	a.mu.Unlock()
+	bound := now.Add(-a.cfg.Wait).UnixMilli()
+	until, looked := now.UnixMilli(), 0
+	for _, caller := range a.cfg.Callers() {
+		for {
+			ds, err := a.cfg.Letters.Feed(ctx, caller, at[caller], 1000)
+			if err != nil {
+				return 0, err
+			}
+			if len(ds) == 0 {
+				break
+			}
+			for i := range ds {
+				until = min(until, ds[i].Until-1)
+				at[caller] = ds[i].Seq
+			}
+			if looked += len(ds); looked >= purgeLook || until <= bound {
+				return bound, nil
+			}
+		}
+	}
+	return max(until, bound), nil
+}

@@ -1,0 +1,417 @@
+package archive
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/klauspost/compress/zstd"
+	"go.uber.org/goleak"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/engine/memory"
+	"github.com/notifyd/notifyd/pkg/history"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var t0 = time.Date(2026, 5, 1, 10, 0, 0, 0, time.UTC)
+
+// past is a history of one partition: record i is a chunk of one receiver.
+type past struct {
+	envs    []*notify.Envelope
+	settled int64
+	err     error
+}
+
+var part = history.Part{Topic: "notifications-sms", Partition: 3}
+
+func (p *past) Settled(int64) map[history.Part]int64 { return map[history.Part]int64{part: p.settled} }
+
+func (p *past) Range(_ context.Context, from, to map[history.Part]int64, fn func(*notify.Envelope) error) (int, error) {
+	for i := from[part]; i < to[part]; i++ {
+		if err := fn(p.envs[i]); err != nil {
+			return 0, err
+		}
+	}
+	return 0, p.err
+}
+
+type world struct {
+	dir   string
+	store *memory.Store
+	past  *past
+	meta  engine.Meta
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	s := memory.New()
+	return &world{dir: filepath.Join(t.TempDir(), "archive"), store: s, past: &past{}, meta: s.Meta()}
+}
+
+func (w *world) open(t *testing.T, hit func(string)) *Archiver {
+	t.Helper()
+	a, err := Open(t.Context(), Config{
+		Dir: w.dir, Letters: w.store.DeadLetters(), Callers: func() []string { return []string{"shop", "bank"} },
+		History: w.past, Status: w.store.Status(), Meta: w.meta, hit: hit,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+func base(n int) notify.Base {
+	b := notify.NewBase(t0)
+	copy(b[6:], fmt.Sprintf("%010d", n))
+	return b
+}
+
+// add makes n more dead letters of each caller and n more settled records.
+func (w *world) add(t *testing.T, n int) {
+	t.Helper()
+	for range n {
+		i := len(w.past.envs)
+		for k, caller := range []string{"shop", "bank"} {
+			d := engine.DeadLetter{
+				ID: notify.ID{Base: base(2*i + k)}, Caller: caller, User: fmt.Sprint("user", i), Code: "c", State: "dead",
+				LastFailed: t0.UnixMilli(), Until: t0.Add(30*24*time.Hour).UnixMilli() + int64(i),
+			}
+			if err := w.store.DeadLetters().Put(t.Context(), []engine.DeadLetter{d}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var rw notify.ReceiverWriter
+		rw.Append(notify.Receiver{User: fmt.Appendf(nil, "user%d", i), Address: []byte("+1")})
+		env := &notify.Envelope{
+			Chunk: notify.Chunk{Base: base(i), Partition: 3}, Caller: "shop", Channel: notify.SMS, Accepted: t0.UnixMilli(),
+			Count: 1, Receivers: rw.Bytes(),
+		}
+		w.past.envs = append(w.past.envs, env)
+		w.past.settled++
+		row := notify.Row{
+			Key: env.Key(), Count: 1, Done: true, DoneUpTo: 1, StartedUpTo: 1, Updated: t0.UnixMilli() + 5,
+			Default: notify.Exception{State: notify.Delivered},
+		}
+		if i%2 == 1 {
+			row.Default = notify.Exception{State: notify.Failed, Code: "21211"}
+		}
+		if err := w.store.Status().Put(t.Context(), []notify.Row{row}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func (w *world) lines(t *testing.T, kind string) (out []map[string]any) {
+	t.Helper()
+	ms, err := List(w.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range ms {
+		if err := Verify(w.dir, &ms[i]); err != nil {
+			t.Error(err)
+		}
+		if ms[i].Kind != kind {
+			continue
+		}
+		f, err := os.Open(filepath.Join(w.dir, ms[i].File))
+		if err != nil {
+			t.Fatal(err)
+		}
+		z, err := zstd.NewReader(f, zstd.WithDecoderConcurrency(1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for sc := bufio.NewScanner(z); sc.Scan(); {
+			var m map[string]any
+			if err := json.Unmarshal(sc.Bytes(), &m); err != nil {
+				t.Fatal(err)
+			}
+			out = append(out, m)
+		}
+		z.Close()
+		f.Close()
+	}
+	return out
+}
+
+// want checks that everything is in the archive once, in files that verify, and
+// that nothing else is in the folder.
+func (w *world) want(t *testing.T, n int) {
+	t.Helper()
+	var got, want []string
+	for _, l := range w.lines(t, DeadLetters) {
+		got = append(got, fmt.Sprint("letter ", l["caller"], " ", l["seq"]))
+	}
+	for _, l := range w.lines(t, Outcomes) {
+		got = append(got, fmt.Sprint("outcome ", l["user_id"], " ", l["status"], " ", l["notification_id"]))
+	}
+	for i := range n {
+		want = append(want, fmt.Sprint("letter shop ", i+1), fmt.Sprint("letter bank ", i+1))
+		state := "DELIVERED"
+		if i%2 == 1 {
+			state = "FAILED"
+		}
+		want = append(want, fmt.Sprint("outcome user", i, " ", state, " ", notify.ID{Base: base(i)}))
+	}
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("%d lines, want %d\n%s", len(got), len(want), strings.Join(got, "\n"))
+	}
+	if left, _ := filepath.Glob(filepath.Join(w.dir, "*"+tmpSuffix)); len(left) > 0 {
+		t.Errorf("left %v", left)
+	}
+}
+
+func once(t *testing.T, a *Archiver) {
+	t.Helper()
+	if err := a.Once(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestArchivesOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.add(t, 1500) // more than a page
+	a := w.open(t, nil)
+	once(t, a)
+	once(t, a) // nothing new: no file
+	w.want(t, 1500)
+	w.add(t, 10)
+	once(t, w.open(t, nil))
+	w.want(t, 1510)
+	ms, err := List(w.dir)
+	if err != nil || len(ms) != 4 || ms[0].Lines != 3000 || ms[1].Lines != 1500 || ms[2].Lines != 20 || ms[3].Number != 4 {
+		t.Errorf("%+v, %v", ms, err)
+	}
+}
+
+// TestKilled dies at each step of each file, then goes on with more to archive:
+// no line is left out, and none is there twice.
+func TestKilled(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"archive-before-pending", "archive-before-name", "archive-named"} {
+		for nth := 1; nth <= 2; nth++ {
+			t.Run(fmt.Sprint(name, " ", nth), func(t *testing.T) {
+				t.Parallel()
+				w := newWorld(t)
+				w.add(t, 7)
+				a := w.open(t, nil)
+				left := nth
+				a.cfg.hit = func(at string) {
+					if at == name {
+						if left--; left == 0 {
+							runtime.Goexit()
+						}
+					}
+				}
+				killed, survived := make(chan struct{}), false
+				go func() {
+					defer close(killed)
+					_ = a.Once(t.Context())
+					survived = true
+				}()
+				<-killed
+				if survived {
+					t.Fatal("it was not killed")
+				}
+				w.add(t, 5)
+				b := w.open(t, nil)
+				once(t, b)
+				w.want(t, 12)
+				if got := b.Status(time.Now()); got.Err != nil || got.Files < 2 {
+					t.Errorf("%+v", got)
+				}
+			})
+		}
+	}
+}
+
+// TestKilledBetweenNameAndManifest loses the manifest alone.
+func TestKilledBetweenNameAndManifest(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.add(t, 3)
+	a := w.open(t, nil)
+	a.cfg.hit = func(at string) {
+		if at == "archive-named" {
+			runtime.Goexit()
+		}
+	}
+	killed := make(chan struct{})
+	go func() { defer close(killed); _ = a.Once(t.Context()) }()
+	<-killed
+	ms, err := List(w.dir)
+	if err != nil || len(ms) != 1 {
+		t.Fatal(ms, err)
+	}
+	if err := os.Remove(filepath.Join(w.dir, ms[0].manifestName())); err != nil {
+		t.Fatal(err)
+	}
+	once(t, w.open(t, nil))
+	w.want(t, 3)
+}
+
+// metaThatFails refuses a write of the row.
+type metaThatFails struct {
+	engine.Meta
+	at int // which write; counted down
+}
+
+func (m *metaThatFails) PutMeta(ctx context.Context, name string, v []byte) error {
+	if m.at--; m.at == 0 {
+		return errors.New("no disk")
+	}
+	return m.Meta.PutMeta(ctx, name, v)
+}
+
+func TestStoreFails(t *testing.T) {
+	t.Parallel()
+	for nth := 2; nth <= 6; nth++ { // the first is Open's
+		w := newWorld(t)
+		w.add(t, 4)
+		w.meta = &metaThatFails{w.meta, nth}
+		a := w.open(t, nil)
+		if err := a.Once(t.Context()); err == nil || a.Status(time.Now()).Err == nil {
+			t.Errorf("write %d: no error", nth)
+		}
+		w.add(t, 2)
+		once(t, a)
+		w.want(t, 6)
+	}
+}
+
+// A folder that cannot be written to is told, and nothing is lost by it.
+func TestFolderFails(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.add(t, 4)
+	if err := os.WriteFile(w.dir, nil, 0o600); err != nil { // a file where the folder should be
+		t.Fatal(err)
+	}
+	a := w.open(t, nil)
+	if err := a.Once(t.Context()); notify.KindOf(err) != notify.KindUnavailable || a.Status(time.Now()).Err == nil {
+		t.Errorf("%v", err)
+	}
+	if at := a.Positions()[part]; at != 0 {
+		t.Errorf("archived to %d", at)
+	}
+	if err := os.Remove(w.dir); err != nil {
+		t.Fatal(err)
+	}
+	once(t, a)
+	w.want(t, 4)
+	if at := a.Positions()[part]; at != 4 {
+		t.Errorf("archived to %d", at)
+	}
+}
+
+// Nothing is purged that is not archived, until the wait is over.
+func TestPurgeWaits(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.add(t, 3)
+	a := w.open(t, nil)
+	over := t0.Add(31 * 24 * time.Hour)
+	purge := func(now time.Time) int {
+		t.Helper()
+		until, err := a.PurgeBefore(t.Context(), now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, err := w.store.DeadLetters().Purge(t.Context(), until)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	if n := purge(over); n != 0 {
+		t.Errorf("%d purged that are not archived", n)
+	}
+	once(t, a)
+	w.add(t, 1) // arrives late, its time over: the others go, it stays
+	if n := purge(over); n != 6 {
+		t.Errorf("%d purged, not 6", n)
+	}
+	if n := purge(over.Add(5 * 24 * time.Hour)); n != 0 {
+		t.Errorf("%d purged that are not archived", n)
+	}
+	if n := purge(over.Add(7 * 24 * time.Hour)); n != 2 {
+		t.Errorf("%d purged after the wait, not 2", n)
+	}
+}
+
+func TestRunRetries(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.add(t, 2)
+		w.past.err = errors.New("away")
+		a := w.open(t, nil)
+		failed := 0
+		a.cfg.Failed = func(error) { failed++ }
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- a.Run(ctx) }()
+		time.Sleep(90 * time.Second)
+		synctest.Wait()
+		if failed != 2 || a.Status(time.Now()).Err == nil || a.Status(time.Now()).Age != 90*time.Second {
+			t.Errorf("%d failures, %+v", failed, a.Status(time.Now()))
+		}
+		w.past.err = nil
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if s := a.Status(time.Now()); s.Err != nil || s.Age > time.Minute {
+			t.Errorf("%+v", s)
+		}
+		w.want(t, 2)
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestVerifyFinds changes a file and its manifest.
+func TestVerifyFinds(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.add(t, 5)
+	once(t, w.open(t, nil))
+	ms, err := List(w.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := ms[0]
+	m.Lines--
+	if err := Verify(w.dir, &m); err == nil || !strings.Contains(err.Error(), "has 10 lines") {
+		t.Errorf("%v", err)
+	}
+	name := filepath.Join(w.dir, m.File)
+	b, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b[len(b)/2] ^= 1
+	if err := os.WriteFile(name, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := Verify(w.dir, &ms[0]); err == nil || !strings.Contains(err.Error(), "SHA-256") {
+		t.Errorf("%v", err)
+	}
+}

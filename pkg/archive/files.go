@@ -1,0 +1,249 @@
+package archive
+
+import (
+	"bufio"
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/klauspost/compress/zstd"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Manifest says what a file of the archive holds.
+type Manifest struct {
+	File    string    `json:"file"` // below the folder, with slashes
+	Kind    string    `json:"kind"` // dead-letters or outcomes
+	Number  uint64    `json:"number"`
+	Lines   int       `json:"lines"`
+	Bytes   int64     `json:"bytes"`             // of the file
+	SHA256  string    `json:"sha256"`            // of the file
+	Damaged int       `json:"damaged,omitempty"` // chunks of history that could not be read
+	Written time.Time `json:"written_at"`
+}
+
+const (
+	dataSuffix     = ".ndjson.zst"
+	manifestSuffix = ".json"
+	tmpSuffix      = ".tmp"
+)
+
+func (m *Manifest) manifestName() string {
+	return strings.TrimSuffix(m.File, dataSuffix) + manifestSuffix
+}
+
+// writer writes one file under a name of its own.
+type writer struct {
+	path     string
+	f        *os.File
+	sum      hash.Hash
+	z        *zstd.Encoder
+	enc      *json.Encoder
+	manifest Manifest
+	kept     bool
+}
+
+func create(dir, kind string, now time.Time, number uint64) (*writer, error) {
+	now = now.UTC()
+	w := &writer{sum: sha256.New()}
+	w.manifest = Manifest{Kind: kind, Number: number, Written: now, File: fmt.Sprintf("%s/%s/%s-%08d%s", kind, now.Format("2006-01-02"), now.Format("15"), number, dataSuffix)}
+	w.path = filepath.Join(dir, w.manifest.tmpName())
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, broken(err)
+	}
+	var err error
+	if w.f, err = os.OpenFile(w.path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600); err != nil {
+		return nil, broken(err)
+	}
+	if w.z, err = zstd.NewWriter(io.MultiWriter(w.f, w.sum), zstd.WithEncoderConcurrency(1)); err != nil {
+		w.discard()
+		return nil, err
+	}
+	w.enc = json.NewEncoder(w.z)
+	w.enc.SetEscapeHTML(false)
+	return w, nil
+}
+
+// tmpName is what the file is called until it is named.
+func (m *Manifest) tmpName() string { return fmt.Sprintf("%s-%08d%s", m.Kind, m.Number, tmpSuffix) }
+
+// add writes one line.
+func (w *writer) add(v any) error {
+	w.manifest.Lines++
+	return broken(w.enc.Encode(v))
+}
+
+// seal makes the file complete and durable, still under its temporary name.
+func (w *writer) seal() error {
+	if err := w.z.Close(); err != nil {
+		return broken(err)
+	}
+	info, err := w.f.Stat()
+	if err == nil {
+		err = w.f.Sync()
+	}
+	if err == nil {
+		err = syncDir(filepath.Dir(w.path))
+	}
+	if err != nil {
+		return broken(err)
+	}
+	w.manifest.Bytes, w.manifest.SHA256 = info.Size(), hex.EncodeToString(w.sum.Sum(nil))
+	return nil
+}
+
+// discard closes the file, and removes it unless it is kept.
+func (w *writer) discard() {
+	if w.z != nil {
+		_ = w.z.Close() // sealed, or not wanted
+	}
+	_ = w.f.Close()
+	if !w.kept {
+		_ = os.Remove(w.path) // else the next run does
+	}
+}
+
+// publish gives a sealed file its name and its manifest, durably. Done before,
+// it changes nothing.
+func publish(dir string, m *Manifest) error {
+	final := filepath.Join(dir, filepath.FromSlash(m.File))
+	folder := filepath.Dir(final)
+	if err := os.MkdirAll(folder, 0o700); err != nil {
+		return broken(err)
+	}
+	if err := os.Rename(filepath.Join(dir, m.tmpName()), final); err != nil {
+		if _, there := os.Stat(final); !errors.Is(err, fs.ErrNotExist) || there != nil {
+			return broken(err)
+		}
+	}
+	b, err := json.MarshalIndent(m, "", "  ")
+	if err != nil {
+		return err
+	}
+	name := filepath.Join(dir, filepath.FromSlash(m.manifestName()))
+	if err := writeSynced(name, append(b, '\n')); err != nil {
+		return broken(err)
+	}
+	for d := folder; ; d = filepath.Dir(d) { // each may be new
+		if err := syncDir(d); err != nil {
+			return broken(err)
+		}
+		if len(d) <= len(filepath.Clean(dir)) {
+			return nil
+		}
+	}
+}
+
+func writeSynced(name string, b []byte) error {
+	f, err := os.OpenFile(name+tmpSuffix, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	if err == nil {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(name+tmpSuffix, name)
+}
+
+func syncDir(name string) error {
+	d, err := os.Open(name)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// clean removes what a crash left unfinished: nothing is pending.
+func clean(dir string) error {
+	left, err := filepath.Glob(filepath.Join(dir, "*"+tmpSuffix))
+	for _, name := range left {
+		err = errors.Join(err, os.Remove(name))
+	}
+	return broken(err)
+}
+
+// broken is the error of a folder that cannot be written to.
+func broken(err error) error {
+	if err == nil {
+		return nil
+	}
+	return notify.Unavailable("archive", 0, err)
+}
+
+// List returns the manifests of a folder, by number.
+func List(dir string) (out []Manifest, err error) {
+	for _, kind := range []string{DeadLetters, Outcomes} {
+		names, err := filepath.Glob(filepath.Join(dir, kind, "*", "*"+manifestSuffix))
+		if err != nil {
+			return nil, err
+		}
+		for _, name := range names {
+			b, err := os.ReadFile(name)
+			if err != nil {
+				return nil, err
+			}
+			var m Manifest
+			if err := json.Unmarshal(b, &m); err != nil {
+				return nil, fmt.Errorf("%s: %w", name, err)
+			}
+			out = append(out, m)
+		}
+	}
+	slices.SortFunc(out, func(a, b Manifest) int { return cmp.Compare(a.Number, b.Number) })
+	return out, nil
+}
+
+// Verify reads a file of a folder and compares it with its manifest: the size,
+// the checksum, and the lines, each of which must be JSON.
+func Verify(dir string, m *Manifest) (err error) {
+	f, err := os.Open(filepath.Join(dir, filepath.FromSlash(m.File)))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	sum := sha256.New()
+	n, err := io.Copy(sum, f)
+	if err != nil {
+		return err
+	}
+	if got := hex.EncodeToString(sum.Sum(nil)); n != m.Bytes || got != m.SHA256 {
+		return fmt.Errorf("%s has %d bytes with SHA-256 %s; its manifest says %d with %s", m.File, n, got, m.Bytes, m.SHA256)
+	}
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
+		return err
+	}
+	z, err := zstd.NewReader(f, zstd.WithDecoderConcurrency(1))
+	if err != nil {
+		return err
+	}
+	defer z.Close()
+	dec, lines := json.NewDecoder(bufio.NewReader(z)), 0
+	for ; ; lines++ {
+		var raw json.RawMessage
+		if err := dec.Decode(&raw); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			return fmt.Errorf("%s, line %d: %w", m.File, lines+1, err)
+		}
+	}
+	if lines != m.Lines {
+		return fmt.Errorf("%s has %d lines; its manifest says %d", m.File, lines, m.Lines)
+	}
+	return nil
+}

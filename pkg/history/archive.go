@@ -1,0 +1,119 @@
+package history
+
+import (
+	"context"
+	"math"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Settled returns, of each partition, the offset below which every record is in
+// sealed segments whose youngest record is older than before (ms since 1970):
+// nothing below it will change, or be written again, but by merges.
+func (s *Store) Settled(before int64) map[Part]int64 {
+	out := s.Sealed() // first: what is sealed meanwhile is younger
+	v := s.acquire()
+	defer v.release()
+	for _, seg := range v.segs {
+		if seg.meta.MaxTime < before {
+			continue
+		}
+		for _, sp := range seg.meta.Parts {
+			p := Part{sp.Topic, sp.Partition}
+			out[p] = min(out[p], sp.From)
+		}
+	}
+	return out
+}
+
+// Range calls fn with the envelope of every sealed record of a partition in
+// [from, to), each once, in no order; a partition that from does not name
+// begins at its start. It stops at fn's error and returns it. What is found
+// damaged is reported by Damaged and counted, and does not end it; env is fn's
+// until it returns.
+func (s *Store) Range(ctx context.Context, from, to map[Part]int64, fn func(env *notify.Envelope) error) (damaged int, err error) {
+	v := s.acquire()
+	defer v.release()
+	for _, seg := range v.segs {
+		wanted := false
+		for _, sp := range seg.meta.Parts {
+			p := Part{sp.Topic, sp.Partition}
+			wanted = wanted || sp.From < to[p] && sp.To > from[p]
+		}
+		if !wanted {
+			continue
+		}
+		for c := range seg.meta.Chunks {
+			if err := ctx.Err(); err != nil {
+				return damaged, err
+			}
+			env, err := seg.chunkWithin(uint32(c), from, to)
+			if err != nil {
+				seg.bad.Store(true)
+				s.damage(seg.blob.name, err)
+				damaged++
+				continue
+			}
+			if env == nil {
+				continue
+			}
+			if err := fn(env); err != nil {
+				return damaged, err
+			}
+		}
+	}
+	return damaged, nil
+}
+
+// chunkWithin reads a chunk, if its record is in [from, to) of its partition;
+// else it is nil.
+func (s *segment) chunkWithin(c uint32, from, to map[Part]int64) (*notify.Envelope, error) {
+	var r row
+	if err := s.row(c, &r); err != nil {
+		return nil, err
+	}
+	b, err := s.body(&r)
+	if err != nil {
+		return nil, err
+	}
+	var st stored
+	if err := decodeStored(b, &st); err != nil {
+		return nil, err
+	}
+	if int(st.part) >= len(s.meta.Parts) {
+		return nil, errDamaged
+	}
+	p := Part{s.meta.Parts[st.part].Topic, s.meta.Parts[st.part].Partition}
+	if st.offset < from[p] || st.offset >= to[p] {
+		return nil, nil
+	}
+	var env notify.Envelope
+	if err := notify.DecodeEnvelope(st.value, &env); err != nil {
+		return nil, err
+	}
+	return &env, nil
+}
+
+// archived reports whether everything of a segment is archived; always, where
+// there is no archive.
+func (s *Store) archived(seg *segment, at map[Part]int64) bool {
+	if s.cfg.Archived == nil {
+		return true
+	}
+	for _, sp := range seg.meta.Parts {
+		if sp.To > at[Part{sp.Topic, sp.Partition}] {
+			return false
+		}
+	}
+	return true
+}
+
+// expired reports whether a segment may be removed: its retention is over, and
+// it is archived or has waited too long for it.
+func (s *Store) expired(seg *segment, limit int64, at map[Part]int64) bool {
+	bound := int64(math.MinInt64)
+	if s.cfg.ArchiveWait > 0 {
+		bound = limit - s.cfg.ArchiveWait.Milliseconds()
+	}
+	return seg.meta.MaxTime < limit && (seg.meta.MaxTime < bound || s.archived(seg, at))
+}
