@@ -79,7 +79,7 @@ var mayImport = map[string]string{
 	"pkg/app": everything("load", "tui", "engine/faulty", "engine/enginetest"),
 
 	"cmd/notifyd":   "app api backup notify server simulator load cli",
-	"cmd/notifyctl": "app api backup load tui notify cli when plan explain promcheck docs dashboards",
+	"cmd/notifyctl": "app api archive backup load tui notify cli when plan explain promcheck docs dashboards",
 }
 
 // everything stands for all packages of pkg but some.

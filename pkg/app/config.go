@@ -56,6 +56,13 @@ type Config struct {
 		Retention time.Duration `koanf:"retention" doc:"how long who-got-what is kept; older ids answer 410"`
 	} `koanf:"history"`
 
+	Archive struct {
+		Dir   string        `koanf:"dir" doc:"folder for compressed files of dead letters and outcomes, before they age out; empty: no archive"`
+		Every time.Duration `koanf:"every" doc:"how often files are written"`
+		After time.Duration `koanf:"after" doc:"how old an outcome is when it is archived: later receipts are not in it; below history.retention"`
+		Wait  time.Duration `koanf:"wait" doc:"how long what has aged out is kept for an archive that is behind"`
+	} `koanf:"archive"`
+
 	Timers struct {
 		Shards      int           `koanf:"shards" doc:"partitions of each minute; a store keeps the number it was first started with"`
 		MaxDelay    time.Duration `koanf:"max_delay" doc:"how far ahead notifications and triggers may be scheduled"`
@@ -162,6 +169,7 @@ func Default() Config {
 	c.Intake.SMS = []string{"otp", "alert"}
 	c.Intake.SpillMiB, c.Intake.Idempotency = 64, 24*time.Hour
 	c.History.Retention = 30 * 24 * time.Hour
+	c.Archive.Every, c.Archive.After, c.Archive.Wait = time.Hour, 24*time.Hour, 7*24*time.Hour
 	c.Timers.Shards, c.Timers.MaxDelay, c.Timers.CatchUpRate = 16, 366*24*time.Hour, 20_000
 	c.Triggers.Timeout, c.Triggers.CallerInFlight, c.Triggers.InFlight, c.Triggers.MaxPending = 10*time.Second, 100, 4096, 1_000_000
 	c.Workers.MaxRetries, c.Workers.BatchAge, c.Workers.Bulk = 3, 5*time.Second, 0.5

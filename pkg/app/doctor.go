@@ -33,6 +33,7 @@ var repairs = map[string]string{
 	"store":          "look at the store's volume, then restart; with a fault of the disk restore a backup",
 	"disk":           "make room on the volume of data_dir: at log.min_free_mib intake answers 503",
 	"history":        "keep the files named in the log of notifyd for a look, and restore them from a backup; other ids answer on",
+	"archive":        "make archive.dir writable, or room on its volume: what has aged out is kept for archive.wait and then removed unarchived",
 	"preferences":    "look at the store and at the load: bulk lanes stand until the snapshot is fresh",
 	"circuit":        "read the reason with notifyctl explain; config: correct the provider's credentials; else it closes by itself",
 	"provider":       "configure the provider (providers), if notifications of the channel are meant to go out",
@@ -83,6 +84,11 @@ func (n *Node) doctor(ctx context.Context) (any, error) {
 	}
 	damaged := n.history.Damaged()
 	add("history", len(damaged) > 0, "fail", "%d segments, %d damaged files", n.history.Stats().Segments, len(damaged))
+	if n.archive != nil {
+		s := n.archive.Status(time.Now())
+		bad, level := archiveLevel(s)
+		add("archive", bad, level, "%d files in %s, complete up to %s ago%s", s.Files, n.cfg.Archive.Dir, s.Age.Round(time.Second), suffix(s.Err))
+	}
 	age := n.prefs.Age(time.Now())
 	add("preferences", !n.prefs.Fresh(time.Now()), "fail", "snapshot is %s old", age.Round(time.Millisecond))
 	for _, c := range n.health.Circuits(time.Now()) {

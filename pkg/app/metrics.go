@@ -48,6 +48,8 @@ type metrics struct {
 	reconciles, reconcileFindings                  *prometheus.CounterVec
 	outcomesTold                                   prometheus.Counter
 	outcomesRefused                                *prometheus.CounterVec
+	archiveLines                                   *prometheus.CounterVec
+	archiveFailures                                prometheus.Counter
 }
 
 func newMetrics(n *Node) *metrics {
@@ -111,6 +113,8 @@ func newMetrics(n *Node) *metrics {
 	m.reconcileFindings = counter("trigger_reconcile_findings_total", "What the trigger reconciler found.", "class")
 	m.outcomesTold = single("outcomes_told_total", "Failures put into triggers to the URLs of callers that asked to be told.")
 	m.outcomesRefused = counter("outcomes_told_refused_total", "Times a caller could not be told of its failures, and will be later.", "code")
+	m.archiveLines = counter("archive_lines_total", "Lines written to the archive.", "kind")
+	m.archiveFailures = single("archive_failures_total", "Runs of the archive that ended with an error.")
 	m.storeStalled = gauge("status_store_stalled_seconds", "How long the status store has been refusing outcomes; 0: it is well.")
 	m.registry.MustRegister(&nodeCollector{n})
 	return m
@@ -305,6 +309,7 @@ var (
 	descBeat     = desc("timer_heartbeat_age_seconds", "Since the last sign of life of the timer engine.")
 	descCancels  = desc("cancellations_age_seconds", "Age of the cancellations workers decide by.")
 	descUnseen   = desc("dead_letter_unseen_age_seconds", "Age of the oldest dead letter its caller's feed has not handed out; 0: there is none.")
+	descArchive  = desc("archive_age_seconds", "Since the last run of the archive that reached the end; 0: there is no archive.")
 	descAllShard = desc("timer_shards", "Timer shards there are, over all processes.")
 	descTookOver = desc("timer_shards_taken_over_total", "Timer shards this process began to release.")
 	descShardsGo = desc("timer_shards_lost_total", "Timer shards this process lost without giving them up.")
@@ -318,7 +323,7 @@ func (c *nodeCollector) Describe(ch chan<- *prometheus.Desc) {
 		descLogBytes, descLogCap, descLogOpen, descLogFsync, descFree, descLost, descLag, descFlight, descCircuit, descTimers,
 		descPrefs, descHistory, descTail, descStore, descSpill, descSpillAge,
 		descQueue, descBacklog, descShards, descWater, descCatchUp, descLateRows, descRehomed, descDropped, descHeads, descBeat,
-		descCancels, descUnseen, descAllShard, descTookOver, descShardsGo, descTimerErr,
+		descCancels, descUnseen, descArchive, descAllShard, descTookOver, descShardsGo, descTimerErr,
 	} {
 		ch <- d
 	}
@@ -399,6 +404,11 @@ func (c *nodeCollector) Collect(ch chan<- prometheus.Metric) {
 	if failed, err := n.feeds.OldestUnseen(context.Background()); err == nil {
 		gauge(descUnseen, ageOf(failed, now))
 	}
+	age := 0.0
+	if n.archive != nil {
+		age = n.archive.Status(now).Age.Seconds()
+	}
+	gauge(descArchive, age)
 	h := n.history.Stats()
 	gauge(descHistory, float64(h.Bytes))
 	gauge(descTail, float64(h.Tail))

@@ -177,6 +177,8 @@ func described(r *prometheus.Registry) map[string]string {
 // feed gives each hook an event, as the stages would: what the node did not
 // happen to do must still have a metric behind it.
 func feed(m *metrics) {
+	add(m.archiveLines, 1, "outcomes")
+	add(m.outcomesRefused, 1, "too_many_pending")
 	in, h := m.intake(), m.http()
 	in.Accepted(notify.Push, notify.Alert, "caller", 1)
 	in.Rejected("caller", "code", 1)

@@ -16,6 +16,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/archive"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/kfake"
 	"github.com/notifyd/notifyd/pkg/engine/memory"
@@ -58,6 +59,7 @@ type Node struct {
 	cancels       *prefs.Cancels
 	later         later
 	feeds         *ops.Feeds
+	archive       *archive.Archiver // nil: there is none
 	intake        *intake.Service
 	server        *server.Server
 	verifier      *server.Verifier
@@ -139,6 +141,9 @@ func (n *Node) build() error {
 		return err
 	}
 	if n.feeds, err = ops.OpenFeeds(context.Background(), n.store.DeadLetters(), n.store.Meta()); err != nil {
+		return err
+	}
+	if err = n.buildArchive(context.Background()); err != nil {
 		return err
 	}
 	if err = n.buildLater(); err != nil {

@@ -69,9 +69,13 @@ func (n *Node) open() error {
 	}
 	n.progress("opening the history")
 	// Before the log: what is sealed says how far the log reached.
+	var archived func() map[history.Part]int64
+	if cfg.Archive.Dir != "" {
+		archived = n.archived
+	}
 	n.history, err = history.Open(history.Config{
 		Dir: filepath.Join(cfg.DataDir, "history"), Retention: cfg.History.Retention, Barrier: n.barrier, Log: n.log,
-		SegmentAge: n.seams.historyAge, SegmentBytes: segmentBytes(cfg),
+		SegmentAge: n.seams.historyAge, SegmentBytes: segmentBytes(cfg), Archived: archived, ArchiveWait: cfg.Archive.Wait,
 	})
 	if err != nil {
 		return err

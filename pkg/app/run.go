@@ -86,6 +86,9 @@ func (n *Node) RunAs(ctx context.Context, role string) error {
 	if role != RoleAPI {
 		innerParts["trim"] = func(ctx context.Context) error { return n.broker.Trim(ctx, n.safe) }
 		innerParts["history pump"] = n.pump
+		if n.archive != nil {
+			innerParts["archive"] = n.archive.Run
+		}
 		innerParts["positions"] = n.keepPositions
 	}
 	for name, run := range n.provs.runs() {
@@ -139,10 +142,10 @@ func (n *Node) purge(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		}
-		now := time.Now().UnixMilli()
-		_, err := n.store.Idem().Purge(ctx, now)
+		now := time.Now()
+		_, err := n.store.Idem().Purge(ctx, now.UnixMilli())
 		if err == nil {
-			_, err = n.store.DeadLetters().Purge(ctx, now)
+			err = n.purgeLetters(ctx, now)
 		}
 		if err == nil {
 			err = n.purgeTerminal(ctx)

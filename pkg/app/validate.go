@@ -161,7 +161,7 @@ func (c *Config) validate() (problems []problem) {
 		}
 	}
 	for key, d := range map[string]time.Duration{
-		"history.retention": c.History.Retention, "intake.idempotency": c.Intake.Idempotency, "workers.batch_age": c.Workers.BatchAge,
+		"history.retention": c.History.Retention, "archive.every": c.Archive.Every, "archive.after": c.Archive.After, "archive.wait": c.Archive.Wait, "intake.idempotency": c.Intake.Idempotency, "workers.batch_age": c.Workers.BatchAge,
 		"workers.drain": c.Workers.Drain, "workers.call_limit": c.Workers.CallLimit,
 		"timers.max_delay": c.Timers.MaxDelay, "triggers.timeout": c.Triggers.Timeout,
 		"providers.config_open_for": c.Providers.ConfigOpenFor,
@@ -169,6 +169,9 @@ func (c *Config) validate() (problems []problem) {
 		if d <= 0 {
 			bad(key, "%s is not above 0", d)
 		}
+	}
+	if c.Archive.Dir != "" && c.Archive.After >= c.History.Retention {
+		bad("archive.after", "%s is not below history.retention, %s", c.Archive.After, c.History.Retention)
 	}
 	if c.Log.Linger < 0 {
 		bad("log.linger", "%s is below 0", c.Log.Linger)

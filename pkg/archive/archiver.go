@@ -71,7 +71,7 @@ type Archiver struct {
 
 // state is the row that says how far the archive is.
 type state struct {
-	Files   uint64            `json:"files"`   // written so far
+	Files   uint64            `json:"files"`   // number of the last one
 	Letters map[string]uint64 `json:"letters"` // last seq, by caller
 	History map[string]int64  `json:"history"` // offset, by topic/partition
 	Done    int64             `json:"done_ms"` // when the last run that reached the end began
@@ -331,7 +331,7 @@ func (a *Archiver) name(ctx context.Context) error {
 	}
 	a.cfg.hit("archive-named")
 	st := a.st
-	st.Files, st.Letters, st.History, st.Pending = st.Files+1, p.Letters, p.History, nil
+	st.Files, st.Letters, st.History, st.Pending = p.Manifest.Number, p.Letters, p.History, nil
 	if err := a.save(ctx, st); err != nil {
 		return err
 	}

@@ -201,6 +201,29 @@ func TestArchivesOnce(t *testing.T) {
 	}
 }
 
+// TestRestoredStore goes on with a store that is older than the folder: what is
+// there stays, and what the store does not know of is written again.
+func TestRestoredStore(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) { // within one hour
+		w := newWorld(t)
+		w.add(t, 3)
+		a := w.open(t, nil)
+		old, err := w.meta.GetMeta(t.Context(), metaKey)
+		if err != nil {
+			t.Fatal(err)
+		}
+		once(t, a)
+		if err := w.meta.PutMeta(t.Context(), metaKey, old); err != nil {
+			t.Fatal(err)
+		}
+		once(t, w.open(t, nil))
+		if n := len(w.lines(t, DeadLetters)); n != 12 {
+			t.Errorf("%d lines, not 6 twice", n)
+		}
+	})
+}
+
 // TestKilled dies at each step of each file, then goes on with more to archive:
 // no line is left out, and none is there twice.
 func TestKilled(t *testing.T) {

@@ -58,7 +58,16 @@ type writer struct {
 func create(dir, kind string, now time.Time, number uint64) (*writer, error) {
 	now = now.UTC()
 	w := &writer{sum: sha256.New()}
-	w.manifest = Manifest{Kind: kind, Number: number, Written: now, File: fmt.Sprintf("%s/%s/%s-%08d%s", kind, now.Format("2006-01-02"), now.Format("15"), number, dataSuffix)}
+	for ; ; number++ { // a store that was restored counts from where it was
+		w.manifest = nameOf(kind, now, number)
+		_, err := os.Lstat(filepath.Join(dir, filepath.FromSlash(w.manifest.File)))
+		if errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+		if err != nil {
+			return nil, broken(err)
+		}
+	}
 	w.path = filepath.Join(dir, w.manifest.tmpName())
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, broken(err)
@@ -74,6 +83,11 @@ func create(dir, kind string, now time.Time, number uint64) (*writer, error) {
 	w.enc = json.NewEncoder(w.z)
 	w.enc.SetEscapeHTML(false)
 	return w, nil
+}
+
+func nameOf(kind string, now time.Time, number uint64) Manifest {
+	file := fmt.Sprintf("%s/%s/%s-%08d%s", kind, now.Format("2006-01-02"), now.Format("15"), number, dataSuffix)
+	return Manifest{File: file, Kind: kind, Number: number, Written: now}
 }
 
 // tmpName is what the file is called until it is named.

@@ -1,0 +1,52 @@
+package app
+
+import (
+	"context"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/archive"
+	"github.com/notifyd/notifyd/pkg/history"
+)
+
+// buildArchive opens the archive, if there is to be one.
+func (n *Node) buildArchive(ctx context.Context) (err error) {
+	c := &n.cfg.Archive
+	if c.Dir == "" {
+		return nil
+	}
+	n.archive, err = archive.Open(ctx, archive.Config{
+		// The feeds would count as seen by their callers what is archived.
+		Dir: c.Dir, Letters: n.store.DeadLetters(), Callers: n.feeds.Callers, History: n.history, Status: n.store.Status(), Meta: n.store.Meta(),
+		Every: c.Every, After: c.After, Wait: c.Wait, Logger: n.log,
+		Written: func(kind string, lines int) { add(n.metrics.archiveLines, lines, kind) },
+		Failed:  func(error) { n.metrics.archiveFailures.Inc() },
+	})
+	return err
+}
+
+// archived is what history asks before it removes what is old. It is asked once
+// the process runs.
+func (n *Node) archived() map[history.Part]int64 { return n.archive.Positions() }
+
+// purgeLetters forgets dead letters whose time is over, and that are archived
+// if they are to be.
+func (n *Node) purgeLetters(ctx context.Context, now time.Time) error {
+	until := now.UnixMilli()
+	if n.archive != nil {
+		var err error
+		if until, err = n.archive.PurgeBefore(ctx, now); err != nil {
+			return err
+		}
+	}
+	_, err := n.store.DeadLetters().Purge(ctx, until)
+	return err
+}
+
+// archiveLevel says how bad it is that the archive is behind: from half of the
+// wait on, what was not archived will soon be removed.
+func archiveLevel(s archive.Status) (bad bool, level string) {
+	if s.Age > s.Wait/2 {
+		return true, "fail"
+	}
+	return s.Err != nil, "warn"
+}

@@ -1,0 +1,65 @@
+package app
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/archive"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// TestArchive runs a node with an archive: outcomes come into it, the doctor and
+// the metrics tell how far it is, and also that its folder is gone.
+func TestArchive(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	cfg := testConfig(t, dir)
+	cfg.Archive.Dir = filepath.Join(dir, "archive")
+	cfg.Archive.Every, cfg.Archive.After = 20*time.Millisecond, time.Millisecond
+	l := run(t, cfg, seams{historyAge: 20 * time.Millisecond})
+	got, err := l.client.Send(t.Context(), push("ann", "hello"), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.becomes(t, got.NotificationID, notify.Delivered.String())
+	var ms []archive.Manifest
+	eventually(t, "a file of outcomes", func() bool {
+		if ms, err = archive.List(cfg.Archive.Dir); err != nil {
+			t.Fatal(err)
+		}
+		return len(ms) > 0
+	})
+	if len(ms) != 1 || ms[0].Kind != archive.Outcomes || ms[0].Lines != 1 {
+		t.Errorf("%+v", ms)
+	}
+	if err := archive.Verify(cfg.Archive.Dir, &ms[0]); err != nil {
+		t.Error(err)
+	}
+	finding := func() Finding {
+		t.Helper()
+		v, err := l.doctor(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range v.([]Finding) {
+			if f.Check == "archive" {
+				return f
+			}
+		}
+		t.Fatal("the doctor does not look at the archive")
+		return Finding{}
+	}
+	eventually(t, "a doctor that is content", func() bool { f := finding(); return f.Level == "ok" && strings.Contains(f.Detail, "1 files") })
+	if err := os.Rename(cfg.Archive.Dir, cfg.Archive.Dir+".moved"); err != nil {
+		t.Fatal(err)
+	}
+	for os.WriteFile(cfg.Archive.Dir, nil, 0o600) != nil { // the archive was faster
+		if err := os.RemoveAll(cfg.Archive.Dir); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "a doctor that complains", func() bool { f := finding(); return f.Level == "warn" && f.Repair != "" })
+}
