@@ -222,6 +222,32 @@ func TestTriggerNext(t *testing.T) {
 	f("failed for good (http_410)", engine.Trigger{State: engine.TriggerFailed, Reason: "http_410"})
 }
 
+// What failed before the URL was set is not told; another URL changes nothing of
+// that, and without one it is forgotten.
+func TestCallerOutcomes(t *testing.T) {
+	t.Parallel()
+	w := newWorld()
+	s := w.start(t, Config{}, func(d *Deps) { d.Callers = w.later.Callers() })
+	op := token(t, "sre", api.ScopeOperate)
+	since := func(url string) int64 {
+		t.Helper()
+		var c api.Caller
+		got := ask(s, "PUT", "/v1/ops/callers/shop", op, `{"callback_urls":["https://shop.example/hooks/"],"outcomes_url":"`+url+`"}`)
+		if got.into(t, &c); got.status != 200 || c.OutcomesURL != url {
+			t.Fatalf("%d %s", got.status, got.body)
+		}
+		row, _, err := w.later.Callers().Get(t.Context(), "shop")
+		if err != nil || row.OutcomesURL != url {
+			t.Fatalf("%+v, %v", row, err)
+		}
+		return row.OutcomesSince
+	}
+	first := since("https://shop.example/hooks/failed")
+	if first == 0 || since("https://shop.example/hooks/elsewhere") != first || since("") != 0 {
+		t.Errorf("since %d", first)
+	}
+}
+
 func TestCallerRoutes(t *testing.T) {
 	t.Parallel()
 	w := newWorld()
@@ -239,6 +265,7 @@ func TestCallerRoutes(t *testing.T) {
 	for _, bad := range []struct{ body, field string }{
 		{`{"id":"bank"}`, "id"}, {`{"rate":-1}`, ""}, {`{"secrets":[]}`, "secrets"},
 		{`{"callback_urls":["ftp://x/"]}`, "callback_urls[0]"}, {`{"callback_urls":["https://u:p@x/"]}`, "callback_urls[0]"},
+		{`{"callback_urls":["https://shop.example/"],"outcomes_url":"https://other.example/failed"}`, "outcomes_url"}, {`{"outcomes_url":"https://shop.example/"}`, "outcomes_url"},
 	} {
 		if p := put("shop", bad.body).problem(t); p.Status != 422 || p.Field != bad.field {
 			t.Errorf("%s: %+v", bad.body, p)
