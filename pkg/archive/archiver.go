@@ -397,5 +397,5 @@ func (a *Archiver) PurgeBefore(ctx context.Context, now time.Time) (int64, error
 			}
 		}
 	}
-	return max(until, bound), nil
+	return until, nil
 }

@@ -254,6 +254,10 @@ func TestKilled(t *testing.T) {
 					t.Fatal("it was not killed")
 				}
 				w.add(t, 5)
+				// A process that is killed removes nothing.
+				if err := os.WriteFile(filepath.Join(w.dir, "outcomes-00000099.tmp"), []byte("cut"), 0o600); err != nil {
+					t.Fatal(err)
+				}
 				b := w.open(t, nil)
 				once(t, b)
 				w.want(t, 12)
