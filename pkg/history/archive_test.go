@@ -13,7 +13,7 @@ import (
 // merged: every receiver comes once.
 func TestRangeThroughMerges(t *testing.T) {
 	t.Parallel()
-	s, _ := open(t, Config{Dir: t.TempDir(), SegmentReceivers: 3, MergeCount: 2})
+	s, _ := open(t, Config{Dir: t.TempDir(), MergeCount: 2})
 	at := map[Part]int64{}
 	var got, want []string
 	next := [2]int64{}
