@@ -67,12 +67,12 @@ var mayImport = map[string]string{
 
 	// What callers and operators see.
 	"pkg/ops":     "engine notify stream history",
-	"pkg/outcome": "engine notify trigger fault",
-	"pkg/archive": "engine notify history fault",
-	"pkg/api":    "notify",
-	"pkg/server": "engine notify api intake ops prefs history limit schedule trigger",
-	"pkg/load":   "notify api",
-	"pkg/tui":    "load",
+	"pkg/outcome": "engine notify ops trigger fault",
+	"pkg/archive": "engine notify ops history fault",
+	"pkg/api":     "notify",
+	"pkg/server":  "engine notify api intake ops prefs history limit schedule trigger",
+	"pkg/load":    "notify api",
+	"pkg/tui":     "load",
 
 	// The only place that knows more than one engine. Load and tui belong to
 	// notifyctl, faulty and enginetest to tests.

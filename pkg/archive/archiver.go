@@ -16,6 +16,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/fault"
 	"github.com/notifyd/notifyd/pkg/history"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/ops"
 )
 
 // Kinds of files, and the folders they are in.
@@ -205,7 +206,7 @@ func (a *Archiver) letters(ctx context.Context, now time.Time) error {
 					break
 				}
 				for i := range ds {
-					if err := add(&ds[i]); err != nil {
+					if err := add(letter{ops.LetterID(&ds[i]), &ds[i]}); err != nil {
 						return nil, 0, err
 					}
 					to[caller] = ds[i].Seq
@@ -214,6 +215,12 @@ func (a *Archiver) letters(ctx context.Context, now time.Time) error {
 		}
 		return &pending{Letters: to, History: a.st.History}, 0, nil
 	})
+}
+
+// letter is a line of a dead letters file; the id of a trigger is its own.
+type letter struct {
+	ID string `json:"id"`
+	*engine.DeadLetter
 }
 
 // Outcome is a line of an outcomes file.

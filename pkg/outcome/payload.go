@@ -9,6 +9,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/ops"
 )
 
 // maxOutcomes is how many failures one trigger tells of, maxBytes how large its
@@ -48,13 +49,16 @@ type Outcome struct {
 	At       time.Time `json:"failed_at"`
 }
 
-// pack makes a payload of the first n dead letters: as many as fit, and one at
-// least.
+// pack makes a payload of the first n dead letters: as many as fit, one at least,
+// and none behind a trigger.
 func pack(caller string, ds []engine.DeadLetter) (body []byte, n int, err error) {
 	p := Payload{Type: Type, Caller: caller}
 	size := 0
 	for i := range ds {
 		d := &ds[i]
+		if i > 0 && d.Channel == ops.ChannelTrigger {
+			break
+		}
 		o := Outcome{
 			ID: d.ID.String(), Epoch: d.Epoch, Seq: d.Seq, Status: notify.Failed.String(), Campaign: d.Campaign, Channel: d.Channel,
 			Category: d.Category, User: d.User, Template: d.Template, Class: d.Class, Code: d.Code, Provider: d.Provider,

@@ -11,6 +11,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/fault"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/ops"
 )
 
 // Config of a Teller. Letters, Callers, Meta and Triggers are required; the
@@ -163,7 +164,7 @@ func (t *Teller) tell(ctx context.Context, c *engine.Caller) error {
 		if err != nil || len(ds) == 0 {
 			return err
 		}
-		if n := before(ds, c.OutcomesSince); n > 0 {
+		if n := passed(ds, c.OutcomesSince); n > 0 {
 			at = ds[n-1].Seq
 			if err := t.save(ctx, c.ID, at); err != nil {
 				return err
@@ -193,9 +194,11 @@ func (t *Teller) tell(ctx context.Context, c *engine.Caller) error {
 	}
 }
 
-// before counts the leading dead letters that failed before a time, ms.
-func before(ds []engine.DeadLetter, since int64) (n int) {
-	for n < len(ds) && ds[n].LastFailed < since {
+// passed counts the leading dead letters that are not told: those that failed
+// before since, ms, and triggers. A trigger of ours that failed would make the
+// next one.
+func passed(ds []engine.DeadLetter, since int64) (n int) {
+	for n < len(ds) && (ds[n].LastFailed < since || ds[n].Channel == ops.ChannelTrigger) {
 		n++
 	}
 	return n

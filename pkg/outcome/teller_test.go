@@ -22,6 +22,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/memory"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/ops"
 	"github.com/notifyd/notifyd/pkg/trigger"
 )
 
@@ -222,6 +223,26 @@ func TestKilledBeforeTheCursor(t *testing.T) {
 	w.wantTold(t, "shop", 1, 150)
 	if _, sizes := w.told(t, "shop"); !slices.Equal(sizes, []int{30, 100, 20}) {
 		t.Errorf("triggers of %v", sizes)
+	}
+}
+
+// Triggers that failed are dead letters too, and not told: one to a URL that
+// stays down would be told to it, and fail again.
+func TestTriggersAreNotTold(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, shop("shop"))
+	for n := range 9 {
+		d := letter(n, "shop")
+		if n%3 != 1 {
+			d.Channel = ops.ChannelTrigger
+		}
+		if err := w.store.DeadLetters().Put(t.Context(), []engine.DeadLetter{d}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.teller(t, nil).look(t.Context())
+	if seqs, _ := w.told(t, "shop"); !slices.Equal(seqs, []uint64{2, 5, 8}) {
+		t.Errorf("told of %v", seqs)
 	}
 }
 
