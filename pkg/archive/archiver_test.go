@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -32,7 +33,7 @@ var t0 = time.Date(2026, 5, 1, 10, 0, 0, 0, time.UTC)
 type past struct {
 	envs    []*notify.Envelope
 	settled int64
-	err     error
+	away    atomic.Bool
 }
 
 var part = history.Part{Topic: "notifications-sms", Partition: 3}
@@ -45,7 +46,10 @@ func (p *past) Range(_ context.Context, from, to map[history.Part]int64, fn func
 			return 0, err
 		}
 	}
-	return 0, p.err
+	if p.away.Load() {
+		return 0, errors.New("away")
+	}
+	return 0, nil
 }
 
 type world struct {
@@ -388,7 +392,7 @@ func TestRunRetries(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
 		w.add(t, 2)
-		w.past.err = errors.New("away")
+		w.past.away.Store(true)
 		a := w.open(t, nil)
 		failed := 0
 		a.cfg.Failed = func(error) { failed++ }
@@ -400,7 +404,7 @@ func TestRunRetries(t *testing.T) {
 		if failed != 2 || a.Status(time.Now()).Err == nil || a.Status(time.Now()).Age != 90*time.Second {
 			t.Errorf("%d failures, %+v", failed, a.Status(time.Now()))
 		}
-		w.past.err = nil
+		w.past.away.Store(false)
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if s := a.Status(time.Now()); s.Err != nil || s.Age > time.Minute {
