@@ -112,7 +112,10 @@ func Open(ctx context.Context, cfg Config) (*Archiver, error) {
 	}
 	if len(b) == 0 { // its age counts from now
 		a.st.Done = time.Now().UnixMilli()
-		return a, a.save(ctx, a.st)
+		if err := a.save(ctx, a.st); err != nil {
+			return nil, err
+		}
+		return a, nil
 	}
 	if err := json.Unmarshal(b, &a.st); err != nil {
 		return nil, fmt.Errorf("archive: the row of how far it is: %w", err)
