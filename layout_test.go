@@ -73,6 +73,7 @@ var mayImport = map[string]string{
 	"pkg/server":  "engine notify api intake ops prefs history limit schedule trigger",
 	"pkg/load":    "notify api",
 	"pkg/tui":     "load",
+	"pkg/audit":   "engine notify stream history schedule api",
 
 	// The only place that knows more than one engine. Load and tui belong to
 	// notifyctl, faulty and enginetest to tests.

@@ -114,12 +114,17 @@ run notifyctl sim summary
 duplicates=$(notifyctl sim summary -o json --jq .duplicates)
 run notifyctl doctor || true
 
-say "9. Stop: SIGTERM drains"
+say "9. Conservation: what was accepted has ended, or is on its way"
+audit=$(notifyctl audit | tee "$work/audit" | tail -1) || true
+run tail -3 "$work/audit"
+drift=${audit##*drift=}
+
+say "10. Stop: SIGTERM drains"
 kill -TERM "$server"
 wait "$server" && echo "stopped cleanly"
 server=
 lost=$((sent - delivered))
 echo
-echo "demo sent=$sent delivered=$delivered lost=$lost duplicates=$duplicates triggers=$fired called=$called early=$early called_twice=$twice dead=$dead replayed=$replayed refailed=$refailed"
+echo "demo sent=$sent delivered=$delivered lost=$lost duplicates=$duplicates triggers=$fired called=$called early=$early called_twice=$twice dead=$dead replayed=$replayed refailed=$refailed audit drift=$drift"
 [ "$lost" -eq 0 ] && [ "$duplicates" -eq 0 ] && [ "$called" -eq "$fired" ] && [ "$early" -eq 0 ] && [ "$twice" -eq 0 ] &&
-	[ "$dead" -eq 1000 ] && [ "$replayed" -eq 1000 ] && [ "$refailed" -eq 0 ]
+	[ "$dead" -eq 1000 ] && [ "$replayed" -eq 1000 ] && [ "$refailed" -eq 0 ] && [ "$drift" = 0 ]

@@ -9,7 +9,12 @@ import (
 )
 
 func newAudit(p *program) *cobra.Command {
-	c := &cobra.Command{Use: "audit", Short: "Who changed what, and why"}
+	run := newAuditRun(p)
+	c := &cobra.Command{
+		Use: "audit", Short: "Whether all that was accepted ended or is on its way; who changed what, and why",
+		Long: run.Long, Args: cobra.NoArgs, RunE: run.RunE,
+	}
+	c.Flags().AddFlagSet(run.Flags())
 	var limit int
 	ls := &cobra.Command{
 		Use: "ls", Short: "List the latest rows, oldest first", Args: cobra.NoArgs, Aliases: []string{"list"},
@@ -59,6 +64,6 @@ prints elsewhere: --expect then notices that the end was cut off.`,
 		},
 	}
 	verify.Flags().StringVar(&expect, "expect", "", "SEQ:HASH, the head of an earlier check, which must still be there")
-	c.AddCommand(ls, verify)
+	c.AddCommand(run, ls, verify)
 	return c
 }

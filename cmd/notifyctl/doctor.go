@@ -151,6 +151,8 @@ type groupLag struct {
 	Lag      int64  `json:"lag"`
 	InFlight int    `json:"in_flight"`
 	Paused   int    `json:"paused"`
+	// LanePaused: operators have paused its lane.
+	LanePaused bool `json:"lane_paused,omitempty"`
 }
 
 func newLag(p *program) *cobra.Command {
@@ -172,7 +174,11 @@ func newLag(p *program) *cobra.Command {
 			return p.printer().Print(ls, func() cli.Table {
 				t := cli.Table{{"GROUP", "TOPIC", "BEHIND", "IN FLIGHT", "PAUSED"}}
 				for _, l := range ls {
-					t = append(t, []string{l.Group, l.Topic, count(l.Lag), count(l.InFlight), fmt.Sprint(l.Paused)})
+					paused := fmt.Sprint(l.Paused)
+					if l.LanePaused {
+						paused = "lane"
+					}
+					t = append(t, []string{l.Group, l.Topic, count(l.Lag), count(l.InFlight), paused})
 				}
 				return t
 			})

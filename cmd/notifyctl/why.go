@@ -90,6 +90,9 @@ func detail(p *program, e *api.TimelineEvent) string {
 	if e.Code != "" {
 		add("%s", e.Code)
 	}
+	if e.Class != "" && e.Class != "accepted" {
+		add("answer %s", e.Class)
+	}
 	if e.ProviderMessageID != "" {
 		add("as %s", e.ProviderMessageID)
 	}
@@ -99,7 +102,10 @@ func detail(p *program, e *api.TimelineEvent) string {
 	if e.Epoch > 0 {
 		add("epoch %d", e.Epoch)
 	}
-	if e.Detail != "" {
+	switch {
+	case e.Log != nil: // its topic is the detail
+		parts = append(parts, fmt.Sprintf("%s/%d@%d", e.Log.Topic, e.Log.Partition, e.Log.Offset))
+	case e.Detail != "":
 		add("%s", e.Detail)
 	}
 	return strings.Join(parts, ", ")

@@ -130,6 +130,8 @@ func timers() dashboard {
 		graph("Dead letters and drift", number, "Records written to triggers-dlq, and what the hourly reconciler found, an hour. orphan_index is harmless.",
 			one(in("sum(increase(notifyd_triggers_dead_lettered_total{}[1h]))"), "dead letters"),
 			one(in("sum by (class) (increase(notifyd_trigger_reconcile_findings_total{}[1h]))"), "{{class}}")),
+		graph("Conservation", number, "What the latest audit found neither ended nor on its way. Above 0: notifyctl audit lists the ids.",
+			one(in("sum by (class) (notifyd_audit_drift{})"), "{{class}}")).red(1),
 	}}
 }
 

@@ -177,7 +177,7 @@ type Summary struct {
 // TimelineEvent is one thing that happened to a notification.
 type TimelineEvent struct {
 	At                *time.Time `json:"at,omitempty"` // when it was recorded; nil when only the order is known
-	Type              string     `json:"type"`         // accepted, claimed, attempt, deferred, receipt, outcome, cancel
+	Type              string     `json:"type"`         // accepted, scheduled, rescheduled, released, claimed, attempt, deferred, receipt, outcome, cancel, dead_letter, replayed, discarded
 	State             string     `json:"state,omitempty"`
 	Epoch             uint16     `json:"epoch"`
 	Attempt           int        `json:"attempt,omitempty"` // 1 is the first
@@ -185,9 +185,18 @@ type TimelineEvent struct {
 	Addresses         int        `json:"addresses,omitempty"`
 	Provider          string     `json:"provider,omitempty"`
 	Code              string     `json:"code,omitempty"`
+	Class             string     `json:"class,omitempty"` // what kind of answer it was: accepted, retry, permanent, throttled, ...
+	Log               *LogPlace  `json:"log,omitempty"`   // where its record lies
 	ProviderMessageID string     `json:"provider_message_id,omitempty"`
 	Until             *time.Time `json:"until,omitempty"`
 	Detail            string     `json:"detail,omitempty"`
+}
+
+// LogPlace is the place of a record in the log.
+type LogPlace struct {
+	Topic     string `json:"topic"`
+	Partition int32  `json:"partition"`
+	Offset    int64  `json:"offset"`
 }
 
 // Timeline tells what became of a notification, oldest first.

@@ -85,6 +85,11 @@ type Config struct {
 		ApproveAbove int `koanf:"approve_above" doc:"plans of more dead letters than this wait for another operator's approval; 0: none do"`
 	} `koanf:"jobs"`
 
+	Audit struct {
+		Every  time.Duration `koanf:"every" doc:"how often what was accepted is added up against its outcomes; 0: only when it is asked for"`
+		Window time.Duration `koanf:"window" doc:"how far such a run looks back; 0: to all that is kept"`
+	} `koanf:"audit"`
+
 	Workers struct {
 		Push       Lane          `koanf:"push" doc:"push lanes"`
 		SMS        Lane          `koanf:"sms" doc:"sms lanes"`
@@ -182,6 +187,7 @@ func Default() Config {
 	c.Providers.ConfigOpenFor = 5 * time.Minute
 	c.Providers.Twilio.URL, c.Providers.Twilio.Rate, c.Providers.Twilio.Parallel = "https://api.twilio.com", 1000, 100
 	c.Providers.SendGrid.URL, c.Providers.SendGrid.Rate = "https://api.sendgrid.com", 100
+	c.Audit.Every, c.Audit.Window = time.Hour, 26*time.Hour
 	c.Logging.Level, c.Logging.Format = "info", "json"
 	return c
 }

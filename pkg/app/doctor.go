@@ -94,6 +94,12 @@ func (n *Node) doctor(ctx context.Context) (any, error) {
 	for _, c := range n.health.Circuits(time.Now()) {
 		add("circuit "+c.Route, c.State != "closed" || !c.Blocked.IsZero(), "warn", "%s", strings.TrimSpace(c.State+" "+c.Reason))
 	}
+	for _, l := range notify.Lanes() {
+		since, by, reason, paused := n.lanes.Paused(l)
+		if paused {
+			add("lane "+l.String(), true, "warn", "paused since %s by %s%s; notifyctl lane resume %s", since.Format(time.RFC3339), by, colon(reason), l)
+		}
+	}
 	for _, ch := range notify.Channels {
 		_, ok := n.provs.byChannel[ch]
 		add("provider "+ch.String(), !ok, "warn", "configured: %v", ok)
@@ -209,6 +215,26 @@ type Lag struct {
 	Lag      int64  `json:"lag"`       // records not read yet
 	InFlight int    `json:"in_flight"` // records read and not done
 	Paused   int    `json:"paused"`    // partitions over their cap
+	// LanePaused: operators have paused the group's lane.
+	LanePaused bool `json:"lane_paused,omitempty"`
+}
+
+// colon puts a reason behind a sentence, if there is one.
+func colon(reason string) string {
+	if reason == "" {
+		return ""
+	}
+	return ": " + reason
+}
+
+// pausedGroup reports whether the lane of a consumer group is paused.
+func (n *Node) pausedGroup(group string) bool {
+	for _, l := range notify.Lanes() {
+		if group == l.Group() || group == l.RetryGroup() {
+			return n.lanes.gates[l].IsShut()
+		}
+	}
+	return false
 }
 
 func (n *Node) lags() []Lag {
@@ -235,7 +261,13 @@ func (n *Node) lags() []Lag {
 	return out
 }
 
-func (n *Node) lag(context.Context) (any, error) { return n.lags(), nil }
+func (n *Node) lag(context.Context) (any, error) {
+	ls := n.lags()
+	for i := range ls {
+		ls[i].LanePaused = n.pausedGroup(ls[i].Group)
+	}
+	return ls, nil
+}
 
 // Idle reports whether nothing waits to be handled: every group has read and
 // finished its topic, and no timer is due within the horizon.

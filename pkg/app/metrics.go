@@ -314,6 +314,9 @@ var (
 	descTookOver = desc("timer_shards_taken_over_total", "Timer shards this process began to release.")
 	descShardsGo = desc("timer_shards_lost_total", "Timer shards this process lost without giving them up.")
 	descTimerErr = desc("timer_publish_failures_total", "Failed calls that should have published due timers.")
+	descPaused   = desc("lane_paused", "1 while operators pause a lane, else 0.", "lane")
+	descDrift    = desc("audit_drift", "What the latest audit found neither ended nor on its way, by what is wrong.", "class")
+	descAudited  = desc("audit_age_seconds", "Since the latest audit began.")
 	descSpillAge = desc("spill_age_seconds", "Age of the oldest of them.")
 )
 
@@ -323,7 +326,7 @@ func (c *nodeCollector) Describe(ch chan<- *prometheus.Desc) {
 		descLogBytes, descLogCap, descLogOpen, descLogFsync, descFree, descLost, descLag, descFlight, descCircuit, descTimers,
 		descPrefs, descHistory, descTail, descStore, descSpill, descSpillAge,
 		descQueue, descBacklog, descShards, descWater, descCatchUp, descLateRows, descRehomed, descDropped, descHeads, descBeat,
-		descCancels, descUnseen, descArchive, descAllShard, descTookOver, descShardsGo, descTimerErr,
+		descCancels, descUnseen, descArchive, descAllShard, descTookOver, descShardsGo, descTimerErr, descPaused, descDrift, descAudited,
 	} {
 		ch <- d
 	}
@@ -413,6 +416,15 @@ func (c *nodeCollector) Collect(ch chan<- prometheus.Metric) {
 	gauge(descHistory, float64(h.Bytes))
 	gauge(descTail, float64(h.Tail))
 	gauge(descStore, float64(n.store.Metrics().DiskBytes))
+	for l, g := range n.lanes.gates {
+		gauge(descPaused, truth(g.IsShut()), l.String())
+	}
+	if rep := n.conserve.last.Load(); rep != nil {
+		for _, class := range api.DriftClasses {
+			gauge(descDrift, float64(rep.Classes[class]), class)
+		}
+		gauge(descAudited, now.Sub(rep.At).Seconds())
+	}
 	if recs, _, oldest, err := n.store.Spill().Stats(context.Background()); err == nil {
 		gauge(descSpill, float64(recs))
 		gauge(descSpillAge, ageOf(oldest, now))

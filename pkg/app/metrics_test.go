@@ -41,6 +41,9 @@ func TestMetricsCatalogue(t *testing.T) {
 	want := catalogue(t)
 	n := runNode(t)
 	feed(n.metrics)
+	if _, err := n.Audit(t.Context(), time.Time{}); err != nil {
+		t.Fatal(err)
+	}
 
 	got := map[string]entry{}
 	for name, labels := range described(n.metrics.registry) {

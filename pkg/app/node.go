@@ -82,6 +82,9 @@ type Node struct {
 	seams         seams
 	jobs          *ops.Manager
 	audit         *ops.AuditLog
+	conserve      conservation
+	lanes         *lanes
+	role          string // set by RunAs
 }
 
 // seams are what only tests change.
@@ -91,6 +94,7 @@ type seams struct {
 	segment    int64         // bytes of a segment of the log
 	gathered   func()        // between two parts of a backup
 	provider   func(worker.Provider) worker.Provider
+	settle     time.Duration // between two looks of an audit
 }
 
 // Option is something a process is given that no configuration says.
@@ -156,6 +160,9 @@ func (n *Node) build() error {
 		return err
 	}
 	n.commit = worker.NewCommitter(worker.CommitterConfig{Put: n.store.Status().Put, Logger: n.log, Stalled: n.metrics.stalled})
+	if n.lanes, err = openLanes(context.Background(), n); err != nil {
+		return err
+	}
 	for _, l := range notify.Lanes() {
 		if err := n.lane(l); err != nil {
 			return err
@@ -183,6 +190,7 @@ func (n *Node) build() error {
 	if err := n.buildJobs(); err != nil {
 		return err
 	}
+	n.buildConservation()
 	return n.buildServer()
 }
 
@@ -198,7 +206,7 @@ func (n *Node) lane(l notify.Lane) error {
 			MaxRetries: n.cfg.Workers.MaxRetries, BatchAge: n.cfg.Workers.BatchAge, CallLimit: n.cfg.Workers.CallLimit,
 			Routes: n.provs.routes(l.Channel), Log: n.producer, Status: n.store.Status(), Committer: n.commit,
 			Prefs: preferences{n.prefs.Snapshot(), n.prefs}, Cancels: n.cancels, Parker: n.later.timers,
-			Provider: prov, Health: n.health, Events: n.metrics.worker(n.tail, n.observe), Logger: n.log, Seen: n.seen,
+			Provider: prov, Health: n.health, Gate: n.lanes.gates[l], Events: n.metrics.worker(n.tail, n.observe), Logger: n.log, Seen: n.seen,
 		})
 		topic, group := l.Topic(), l.Group()
 		if role == worker.Retries {

@@ -43,7 +43,7 @@ func (n *Node) RunAs(ctx context.Context, role string) error {
 	}
 	// Three rings, stopped from the outside in: each is stopped only when the
 	// ring before it is done, for that one still needs it.
-	n.served = true
+	n.served, n.role = true, role
 	front, stopFront := context.WithCancelCause(ctx)
 	middle, stopMiddle := context.WithCancelCause(context.WithoutCancel(ctx))
 	inner, stopInner := context.WithCancelCause(context.WithoutCancel(ctx))
@@ -104,6 +104,7 @@ func (n *Node) RunAs(ctx context.Context, role string) error {
 	if role != RoleAPI {
 		middleParts["dispatcher"], middleParts["reconciler"], middleParts["jobs"] = n.later.dispatcher.Run, n.reconcile, n.jobs.Run
 		middleParts["outcome teller"] = n.later.teller.Run
+		middleParts["audit"] = n.auditEvery
 		for i, g := range n.groups {
 			middleParts["group "+n.groupNames[i]] = g.Run
 		}

@@ -170,6 +170,12 @@ func (c *Config) validate() (problems []problem) {
 			bad(key, "%s is not above 0", d)
 		}
 	}
+	if c.Audit.Every < 0 {
+		bad("audit.every", "%s is below 0", c.Audit.Every)
+	}
+	if c.Audit.Window < 0 {
+		bad("audit.window", "%s is below 0", c.Audit.Window)
+	}
 	if c.Archive.Dir != "" && c.Archive.After >= c.History.Retention {
 		bad("archive.after", "%s is not below history.retention, %s", c.Archive.After, c.History.Retention)
 	}

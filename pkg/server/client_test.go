@@ -87,7 +87,7 @@ func TestClientEndToEnd(t *testing.T) {
 	sum, err = c.Campaign(ctx, campaign, api.Page{After: sum.Next})
 	check("Campaign", []any{sum.Counts, sum.Complete}, []any{map[string]int{"ACCEPTED": 2}, true}, err)
 	tl, err := c.Timeline(ctx, single.String())
-	check("Timeline", []any{len(tl.Events), tl.Status.Status}, []any{2, "SENT"}, err)
+	check("Timeline", []any{len(tl.Events), tl.Status.Status}, []any{4, "SENT"}, err)
 	x, err := c.Cancel(ctx, open.String())
 	check("Cancel", x.Scope, open, err)
 	x, err = c.CancelCampaign(ctx, campaign)

@@ -59,19 +59,23 @@ type Deps struct {
 	DeadLetters engine.DeadLetters
 	Cancels     engine.Cancels
 	Campaigns   engine.Campaigns
-	Schedules   Schedules          // nil: nothing was ever scheduled
-	Triggers    Triggers           // nil: the routes of triggers are 503
-	Circuits    Circuits           // nil: the routes of circuits are 503
-	Reconcile   Reconciler         // nil: the routes of reconcile are 503
-	Jobs        Jobs               // nil: the routes of jobs and plans are 503
-	Audit       *ops.AuditLog      // nil: what operators do is not recorded
-	CheckURL    URLCheck           // nil: GET /v1/ops/url-check is 503
-	Callers     engine.Callers     // nil: every caller has the default rate
-	Receipts    map[string]Receipt // by provider; nil: none
-	Tail        Tail               // nil: GET /v1/tail is 503
-	Doctor      Report             // nil: GET /v1/ops/doctor is 503
-	Lag         Report             // nil: GET /v1/ops/lag is 503
-	Debug       Report             // nil: GET /v1/ops/debug is 503
+	Schedules   Schedules     // nil: nothing was ever scheduled
+	Triggers    Triggers      // nil: the routes of triggers are 503
+	Circuits    Circuits      // nil: the routes of circuits are 503
+	Reconcile   Reconciler    // nil: the routes of reconcile are 503
+	Jobs        Jobs          // nil: the routes of jobs and plans are 503
+	Audit       *ops.AuditLog // nil: what operators do is not recorded
+	Lanes       Lanes         // nil: the routes of lanes are 503
+	// Conservation adds up what was accepted since then (zero: all); nil: GET
+	// /v1/ops/audit:run is 503.
+	Conservation func(ctx context.Context, since time.Time) (api.Conservation, error)
+	CheckURL     URLCheck           // nil: GET /v1/ops/url-check is 503
+	Callers      engine.Callers     // nil: every caller has the default rate
+	Receipts     map[string]Receipt // by provider; nil: none
+	Tail         Tail               // nil: GET /v1/tail is 503
+	Doctor       Report             // nil: GET /v1/ops/doctor is 503
+	Lag          Report             // nil: GET /v1/ops/lag is 503
+	Debug        Report             // nil: GET /v1/ops/debug is 503
 	// Backup gathers what a backup holds; nil: GET /v1/ops/backup is 503.
 	Backup   func(context.Context) (Snapshot, error)
 	Ready    func(context.Context) error // nil: ready unless draining

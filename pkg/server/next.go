@@ -91,6 +91,11 @@ func (s *Server) waits(k *known, left *pending) string {
 
 // worker says what keeps the worker of a lane from what waits there.
 func (s *Server) worker(e *notify.Envelope) string {
+	if s.deps.Lanes != nil {
+		if since, by, reason, ok := s.deps.Lanes.Paused(e.Lane()); ok {
+			return " until the lane is resumed: " + by + " paused " + e.Lane().String() + " at " + stamp(since.UnixMilli()) + " (" + orUnknown(reason) + ")"
+		}
+	}
 	if f := s.deps.Standing; f != nil {
 		if st, ok := f(e.Lane()); ok {
 			return " until " + stamp(st.Until.UnixMilli()) + ": " + st.String()

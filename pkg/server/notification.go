@@ -268,7 +268,7 @@ func (x *exchange) cancel(scope, caller string, allowed func() error) error {
 		if err := allowed(); err != nil {
 			return err
 		}
-		c = engine.Cancel{Scope: scope, Caller: caller, At: x.srv.deps.Now().UnixMilli()}
+		c = engine.Cancel{Scope: scope, Caller: caller, By: x.id.Caller, At: x.srv.deps.Now().UnixMilli()}
 		if _, err := cancels.Put(ctx, c); err != nil {
 			return err
 		}

@@ -27,7 +27,7 @@ func matrixWorld() (*world, *strings.Replacer) {
 	w.dead = []engine.DeadLetter{{ID: id, Caller: "owner", Seq: 1, Code: "secret_failure", State: "dead"}}
 	return w, strings.NewReplacer(
 		"/notifications/{id}", "/notifications/"+id.String(), "/campaigns/{id}", "/campaigns/"+campaign,
-		"/callers/{id}", "/callers/owner", "{name}", "caller:shop", "/jobs/{id}", "/jobs/job_1", "/users/{id}", "/users/u1", "/dead-letters/{id}", "/dead-letters/"+id.String(), "{provider}", "twilio",
+		"/callers/{id}", "/callers/owner", "/lanes/{name}", "/lanes/push", "{name}", "caller:shop", "/jobs/{id}", "/jobs/job_1", "/users/{id}", "/users/u1", "/dead-letters/{id}", "/dead-letters/"+id.String(), "{provider}", "twilio",
 	)
 }
 
@@ -46,6 +46,8 @@ func bodyFor(rt *route) string {
 		return `[{"callback_url":"http://127.0.0.1:9/hooks/x","delay_seconds":60}]`
 	case "POST /v1/ops/reconcile:apply":
 		return "REPORT"
+	case "PUT /v1/ops/lanes/{name}":
+		return `{"paused":true}`
 	case "PUT /v1/ops/circuits/{name}":
 		return `{"to":"reset"}`
 	}
@@ -61,6 +63,7 @@ func TestRouteMatrix(t *testing.T) {
 	w, paths := matrixWorld()
 	s := w.start(t, Config{}, func(d *Deps) {
 		report := func() Report { return func(context.Context) (any, error) { return map[string]int{"n": 1}, nil } }
+		d.Conservation = noDrift
 		d.Doctor, d.Lag, d.Debug, d.Backup = report(), report(), report(), noBackup
 		d.Callers = w.later.Callers()
 		d.Receipts = map[string]Receipt{"twilio": func(*http.Request, []byte) error { return nil }}
@@ -180,6 +183,7 @@ func TestWhatIsNotAskedForIsRefused(t *testing.T) {
 	w, paths := matrixWorld()
 	report := func(context.Context) (any, error) { return 1, nil }
 	s := w.start(t, Config{}, func(d *Deps) {
+		d.Conservation = noDrift
 		d.Doctor, d.Lag, d.Debug, d.Backup, d.Callers = report, report, report, noBackup, w.later.Callers()
 	})
 	w.schedule(t, scheduledBase, "owner", false)

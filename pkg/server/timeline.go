@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"slices"
@@ -34,12 +35,24 @@ func (s *Server) getTimeline(x *exchange) error {
 		v, err := x.schedule(k.found.ID.Base)
 		switch {
 		case err == nil:
-			t.Events = append(scheduleEvents(&v), t.Events[1:]...)
+			story := scheduleEvents(&v)
+			if log := k.place(); log != nil {
+				story = append(story, api.TimelineEvent{Type: "released", Detail: k.found.Envelope.Lane().Topic(), Log: log})
+			}
+			t.Events = append(story, t.Events[1:]...)
 		case notify.KindOf(err) != notify.KindNotFound:
 			return err
 		}
 	}
+	letters, err := s.letters(x.r.Context(), &k)
+	if err != nil {
+		return err
+	}
+	t.Events = withLetters(t.Events, letters)
 	t.Next = s.next(&k, cancelled)
+	if next := afterLetter(&k, letters); next != "" {
+		t.Next = next
+	}
 	return x.json(http.StatusOK, t)
 }
 
@@ -48,7 +61,7 @@ func (s *Server) getTimeline(x *exchange) error {
 // as claimed.
 func events(k *known) []api.TimelineEvent {
 	e := &k.found.Envelope
-	out := []api.TimelineEvent{{At: moments(e.Accepted), Type: "accepted", State: notify.Accepted.String(), Detail: e.Lane().Topic()}}
+	out := []api.TimelineEvent{{At: moments(e.Accepted), Type: "accepted", State: notify.Accepted.String(), Detail: e.Lane().Topic(), Log: k.place()}}
 	for _, r := range ordered(k.rows) {
 		pos, ok := position(r, k.found.ID.Index, k.found.Pos)
 		if !ok {
@@ -81,6 +94,9 @@ func event(r *notify.Row, x *notify.Exception) api.TimelineEvent {
 	ev := api.TimelineEvent{
 		At: moments(r.Updated), Type: "outcome", State: x.State.String(), Epoch: r.Key.Epoch,
 		Address: int(x.Addr), Provider: x.Provider, Code: x.Code, ProviderMessageID: x.Receipt,
+	}
+	if x.Class != notify.ClassAccepted || x.Provider != "" { // else nobody was asked
+		ev.Class = x.Class.String()
 	}
 	if x.Of > 1 {
 		ev.Addresses = int(x.Of)
@@ -143,9 +159,84 @@ func ordered(rows []notify.Row) []*notify.Row {
 // withCancel puts the cancellation in its place among the events.
 func withCancel(evs []api.TimelineEvent, c engine.Cancel) []api.TimelineEvent {
 	ev := api.TimelineEvent{At: moments(c.At), Type: "cancel", Detail: "cancelled " + c.Scope}
+	if c.By != "" {
+		ev.Detail += " by " + c.By
+	}
 	i := len(evs)
 	for i > 1 && evs[i-1].At != nil && evs[i-1].At.After(*ev.At) {
 		i--
 	}
 	return slices.Insert(evs, i, ev)
+}
+
+// place is where the record lies in the log; nil while it is not there.
+func (k *known) place() *api.LogPlace {
+	if k.waits != nil || k.found.Topic == "" {
+		return nil
+	}
+	return &api.LogPlace{Topic: k.found.Topic, Partition: k.found.LogPart, Offset: k.found.Offset}
+}
+
+// letters returns the dead letters of a notification, a failed epoch each.
+func (s *Server) letters(ctx context.Context, k *known) ([]engine.DeadLetter, error) {
+	var out []engine.DeadLetter
+	if len(k.rows) == 0 {
+		return nil, nil
+	}
+	for epoch := range int(k.out.Epoch) + 1 {
+		d, err := s.deps.DeadLetters.Get(ctx, k.found.ID, uint16(epoch))
+		switch {
+		case err == nil:
+			out = append(out, d)
+		case notify.KindOf(err) != notify.KindNotFound:
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// withLetters puts each dead letter, and what a job did with it, behind what
+// happened in its epoch.
+func withLetters(evs []api.TimelineEvent, letters []engine.DeadLetter) []api.TimelineEvent {
+	for i := range letters {
+		d := &letters[i]
+		more := []api.TimelineEvent{{
+			At: moments(d.LastFailed), Type: "dead_letter", Epoch: d.Epoch, Code: d.Code, Class: d.Class, Provider: d.Provider,
+			Detail: fmt.Sprintf("in the failed feed of %s as number %d", d.Caller, d.Seq),
+		}}
+		if d.State != engine.LetterDead {
+			ev := api.TimelineEvent{Type: d.State, Epoch: d.Epoch}
+			if d.Job != "" {
+				ev.Detail = "by " + d.Job
+			}
+			more = append(more, ev)
+		}
+		at := len(evs)
+		for at > 0 && evs[at-1].Epoch > d.Epoch {
+			at--
+		}
+		evs = slices.Insert(evs, at, more...)
+	}
+	return evs
+}
+
+// afterLetter says what a job has decided of the last failure, where nothing has
+// come of it yet.
+func afterLetter(k *known, letters []engine.DeadLetter) string {
+	if len(letters) == 0 || k.out.State != notify.Failed {
+		return ""
+	}
+	d := &letters[len(letters)-1]
+	by := ""
+	if d.Job != "" {
+		by = " by " + d.Job
+	}
+	switch {
+	case d.Epoch != k.out.Epoch:
+	case d.State == engine.LetterReplayed:
+		return fmt.Sprintf("It was replayed%s as epoch %d, and waits in %s for a worker.", by, d.Epoch+1, k.found.Envelope.Lane().Topic())
+	case d.State == engine.LetterDiscarded:
+		return "Nothing: it failed for good (" + orUnknown(k.out.Code) + "), and was discarded" + by + "."
+	}
+	return ""
 }

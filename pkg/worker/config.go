@@ -107,6 +107,7 @@ type Config struct {
 	Parker    Parker
 	Provider  Provider
 	Health    *Health
+	Gate      *Gate        // shut while operators pause the lane; nil: never
 	Holds     engine.Holds // of a strict lane
 	// Seen returns the request indexes of the envelope a row is about, read
 	// from history or the log; used when a chunk comes again with other

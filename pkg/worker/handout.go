@@ -96,6 +96,10 @@ func (j *job) call(w *window) {
 			return
 		}
 		defer p.w.capacity.release(n)
+		if !p.w.cfg.Gate.wait(p.soft, j.env.Expires) { // shut while it waited for capacity
+			w.putOff()
+			return
+		}
 		if j.claim(w) != nil {
 			return
 		}
@@ -112,7 +116,8 @@ func (j *job) reserve(w *window) bool {
 	if w.budget, w.early, err = p.reserve(j, int(w.hi-w.lo)); err != nil {
 		return false
 	}
-	if !p.w.claimLast && !p.w.cfg.Health.waitReady(p.soft, &p.w.cfg.Routes, j.env.Expires) {
+	if !p.w.cfg.Gate.wait(p.soft, j.env.Expires) ||
+		!p.w.claimLast && !p.w.cfg.Health.waitReady(p.soft, &p.w.cfg.Routes, j.env.Expires) {
 		p.early.release(w.early)
 		p.budget.release(w.budget)
 		return false
@@ -123,6 +128,9 @@ func (j *job) reserve(w *window) bool {
 // tryReserve is reserve that does not wait.
 func (j *job) tryReserve(w *window) (ok bool) {
 	p, n := j.p, int(w.hi-w.lo)
+	if p.w.cfg.Gate.IsShut() {
+		return false
+	}
 	if j.turn != nil && !j.turn.come() {
 		if p.early.size < n {
 			return false

@@ -131,7 +131,7 @@ func (m *mailbox) sendNow(jobs []*job) bool {
 		return false
 	}
 	defer p.budget.release(held)
-	if !p.w.cfg.Health.waitReady(p.soft, &p.w.cfg.Routes, 0) {
+	if !p.w.cfg.Gate.wait(p.soft, 0) || !p.w.cfg.Health.waitReady(p.soft, &p.w.cfg.Routes, 0) {
 		return false
 	}
 	parts := make([]*window, len(jobs))

@@ -132,6 +132,10 @@ func run(ctx context.Context, o options) (ok bool, err error) {
 	if err != nil {
 		return false, err
 	}
+	audit, err := v.Audit(ctx)
+	if err != nil {
+		return false, err
+	}
 	if err := v.Stop(); err != nil {
 		return false, fmt.Errorf("the graceful stop failed: %w", err)
 	}
@@ -141,9 +145,9 @@ func run(ctx context.Context, o options) (ok bool, err error) {
 	fmt.Printf("  later: %d triggers and %d scheduled pushes, %d fired, %d cancelled; %d calls too many, %d explained by claims\n",
 		later.Triggers, later.Schedules, later.Fired, later.Cancelled, later.Duplicates, later.Bound)
 	good := res.Lost == 0 && res.Terminal == res.Accepted && res.Duplicates <= res.Bound && res.Reordered == 0 && res.NoID == 0 &&
-		later.Good()
-	fmt.Printf("torture kills=%d accepted=%d terminal=%d lost=%d duplicates=%d bound=%d reordered=%d unknown=%d failed=%d ambiguous=%d later=%d early=%d nonterminal=%d cancelled_fired=%d later_lost=%d called_twice=%d called_twice_bound=%d unclaimed=%d bad_signatures=%d ok=%v\n",
+		later.Good() && audit.Drift == 0
+	fmt.Printf("torture kills=%d accepted=%d terminal=%d lost=%d duplicates=%d bound=%d reordered=%d unknown=%d failed=%d ambiguous=%d later=%d early=%d nonterminal=%d cancelled_fired=%d later_lost=%d called_twice=%d called_twice_bound=%d unclaimed=%d bad_signatures=%d drift=%d ok=%v\n",
 		o.kills, res.Accepted, res.Terminal, res.Lost, res.Duplicates, res.Bound, res.Reordered, res.Unknown, res.Failed, res.Ambiguous,
-		later.Triggers+later.Schedules, later.Early, later.Nonterminal, later.CancelledFired, later.Lost, later.Duplicates, later.Bound, later.Unclaimed, later.BadSignature, good)
+		later.Triggers+later.Schedules, later.Early, later.Nonterminal, later.CancelledFired, later.Lost, later.Duplicates, later.Bound, later.Unclaimed, later.BadSignature, audit.Drift, good)
 	return good, nil
 }

@@ -39,6 +39,7 @@ func (c *cancels) Put(ctx context.Context, in engine.Cancel) (uint64, error) {
 	}
 	v := appendInt64(make([]byte, 8, 32+len(in.Caller)), in.At)
 	v = appendLen(v, in.Caller)
+	v = appendLen(v, in.By)
 	var given uint64
 	// Versions are given while the group fills, in the order in which they
 	// become visible: see prefs.store.
@@ -63,6 +64,9 @@ func (c *cancels) Get(_ context.Context, scope string) (out engine.Cancel, ok bo
 	}
 	d := reader{b: v}
 	out = engine.Cancel{Scope: scope, Version: d.u64(), At: d.int(), Caller: d.string()}
+	if len(d.b) > 0 { // a row of an earlier release ends here
+		out.By = d.string()
+	}
 	if !d.done() {
 		return engine.Cancel{}, false, corrupt("cancellation", k)
 	}

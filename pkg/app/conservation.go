@@ -1,0 +1,162 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/audit"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/stream"
+	"github.com/notifyd/notifyd/pkg/trigger"
+)
+
+// conservation adds up what was accepted, when asked and every so often.
+type conservation struct {
+	auditor *audit.Auditor
+	last    atomic.Pointer[api.Conservation] // nil: there was none since the start
+}
+
+func (n *Node) buildConservation() {
+	settle := n.seams.settle
+	n.conserve.auditor = audit.New(audit.Config{
+		Log: logToAudit{n}, History: n.history, Status: n.store.Status(), Timers: n.store.Timers(), Cold: n.store.ColdTimers(),
+		Spill: n.store.Spill(), Schedules: n.later.schedules, Shards: n.cfg.Timers.Shards, First: firstTopics(), Settle: settle,
+		Triggers: &trigger.Auditor{
+			Triggers: n.store.Triggers(), Timers: n.store.Timers(), Cold: n.store.ColdTimers(), Shards: n.cfg.Timers.Shards, Settle: settle,
+			Queue: func(ctx context.Context, fn func([]byte) error) error {
+				return n.store.QueueBodies(ctx, triggerQueue, fn)
+			},
+		},
+	})
+}
+
+// Audit adds up what was accepted since then (zero: all that is kept). In a
+// process that does not follow the log into the history there is nothing to add
+// up by: notify.KindUnavailable.
+func (n *Node) Audit(ctx context.Context, since time.Time) (api.Conservation, error) {
+	if n.role == RoleAPI {
+		return api.Conservation{}, &notify.Error{Kind: notify.KindUnavailable, Code: "audit_unavailable", Msg: "this server's roles do not include what answers this"}
+	}
+	rep, err := n.conserve.auditor.Run(ctx, since)
+	if err == nil {
+		n.conserve.last.Store(&rep)
+	}
+	return rep, err
+}
+
+// auditEvery audits every so often, and warns of drift.
+func (n *Node) auditEvery(ctx context.Context) error {
+	if n.cfg.Audit.Every == 0 {
+		<-ctx.Done()
+		return nil
+	}
+	t := time.NewTicker(n.cfg.Audit.Every)
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			return nil
+		}
+		var since time.Time
+		if w := n.cfg.Audit.Window; w > 0 {
+			since = time.Now().Add(-w)
+		}
+		rep, err := n.Audit(ctx, since)
+		switch {
+		case ctx.Err() != nil:
+		case err != nil:
+			n.log.Warn("audit", "err", err)
+		case rep.Drift > 0:
+			n.log.Error("audit found drift: what was accepted is neither ended nor on its way", "drift", rep.Drift, "classes", rep.Classes, "first", rep.Findings[0].ID)
+		}
+	}
+}
+
+// logToAudit is the log of the topics that workers read.
+type logToAudit struct{ n *Node }
+
+func (l logToAudit) Bounds(ctx context.Context) (map[stream.TopicPartition]audit.Bounds, error) {
+	var topics []string
+	committed := map[stream.TopicPartition]int64{}
+	for _, lane := range notify.Lanes() {
+		topics = append(topics, lane.Topic(), lane.DLQTopic())
+		for _, group := range []string{lane.Group(), lane.RetryGroup()} {
+			at, err := l.n.admin.Committed(ctx, group)
+			if err != nil {
+				return nil, err
+			}
+			for tp, offset := range at {
+				committed[tp] = offset
+			}
+		}
+	}
+	// The start before the end: else a partition could seem to end before it starts.
+	starts, err := l.n.admin.StartOffsets(ctx, topics...)
+	if err != nil {
+		return nil, err
+	}
+	ends, err := l.n.admin.EndOffsets(ctx, topics...)
+	if err != nil {
+		return nil, err
+	}
+	out := make(map[stream.TopicPartition]audit.Bounds, len(ends))
+	for tp, end := range ends {
+		out[tp] = audit.Bounds{Start: starts[tp], Committed: committed[tp], End: end}
+	}
+	return out, nil
+}
+
+// errRead ends a read that has what it wanted.
+var errRead = errors.New("read to the end")
+
+func (l logToAudit) Read(ctx context.Context, from, to map[stream.TopicPartition]int64, fn func(stream.TopicPartition, *stream.Record) error) error {
+	left := map[stream.TopicPartition]bool{}
+	at := map[stream.TopicPartition]int64{}
+	for tp, first := range from {
+		if first < to[tp] {
+			at[tp], left[tp] = first, true
+		}
+	}
+	if len(left) == 0 {
+		return nil
+	}
+	err := l.n.reader.Run(ctx, at, func(tp stream.TopicPartition, recs []stream.Record) error {
+		for i := range recs {
+			if !left[tp] {
+				return nil
+			}
+			if recs[i].Offset < to[tp] {
+				if err := fn(tp, &recs[i]); err != nil {
+					return err
+				}
+			}
+			if recs[i].Offset >= to[tp]-1 {
+				delete(left, tp)
+			}
+		}
+		if len(left) == 0 {
+			return errRead
+		}
+		return nil
+	})
+	switch {
+	case errors.Is(err, errRead):
+		return nil
+	case err == nil:
+		return context.Cause(ctx) // Run ended because ctx did
+	}
+	return err
+}
+
+func (l logToAudit) Lost(tp stream.TopicPartition, offset int64) bool {
+	for _, x := range l.n.broker.Losses() {
+		if x.Topic == tp.Topic && x.Partition == tp.Partition && x.From <= offset && offset < x.To {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,411 @@
+package audit
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/history"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/schedule"
+	"github.com/notifyd/notifyd/pkg/stream"
+)
+
+// Bounds of a partition of the log.
+type Bounds struct {
+	Start, End int64 // offsets that the log holds: [Start, End)
+	Committed  int64 // what the group that reads it has committed
+}
+
+// Log is the log as an audit reads it: the topics of first attempts and of
+// retries of every lane.
+type Log interface {
+	// Bounds returns where each partition stands, as of now.
+	Bounds(ctx context.Context) (map[stream.TopicPartition]Bounds, error)
+	// Read calls fn with every record of [from, to) of each partition of from,
+	// in order. notify.KindGone: the log was trimmed behind a from, or meanwhile.
+	Read(ctx context.Context, from, to map[stream.TopicPartition]int64, fn func(stream.TopicPartition, *stream.Record) error) error
+	// Lost reports whether the log lost a record to damage.
+	Lost(tp stream.TopicPartition, offset int64) bool
+}
+
+// History is what history.Store has for an audit.
+type History interface {
+	Sync(ctx context.Context, ends map[history.Part]int64) error
+	Chunks(ctx context.Context, from map[history.Part]int64, since int64, fn func(*engine.Found) error) (map[history.Part]int64, error)
+	Unsealed(p history.Part, from, below int64, fn func(*engine.Found) error) error
+	Earlier(f *engine.Found) (bool, error)
+	Of(base notify.Base) ([]history.Held, error)
+	Has(base notify.Base) (bool, error)
+	Kept(now time.Time) time.Time
+}
+
+// Schedules is what schedule.Service has for an audit.
+type Schedules interface {
+	List(ctx context.Context, caller string, after notify.Base, max int) ([]schedule.View, error)
+	Get(ctx context.Context, base notify.Base) (schedule.View, error)
+	Timers(ctx context.Context, v schedule.View) (schedule.View, []engine.Timer, error)
+}
+
+// Triggers audits triggers: fn gets every one with where its evidence lies, ""
+// for none. Run decides what is none.
+type Triggers interface {
+	Audit(ctx context.Context, since int64, fn func(t *engine.Trigger, evidence string)) error
+}
+
+// Config of an Auditor. All but Triggers and what has a default is required.
+type Config struct {
+	Log       Log
+	History   History
+	Status    engine.Status
+	Timers    engine.Timers
+	Cold      engine.ColdTimers
+	Spill     engine.Spill
+	Schedules Schedules
+	Triggers  Triggers // nil: there are none
+	Shards    int      // of the timer engine
+
+	// First is the topics of first attempts.
+	First []string
+	// Apart: schedules and their timers are not stored in one commit, so that a
+	// crash may leave one without, of a request that was never answered. Those
+	// made before Born, the start of this process, are then no drift.
+	Apart bool
+	Born  time.Time
+	// Settle is the wait between two looks at a suspect; longer than a commit of
+	// offsets takes. Default 2 s.
+	Settle time.Duration
+	// Rounds is how often a suspect that stands still is looked at. Default 3.
+	Rounds int
+	// Batch is how many suspects are looked at together: 200 bytes each.
+	// Default 100,000.
+	Batch int
+	// MaxFindings is how many findings of a class a report lists. Default 100.
+	MaxFindings int
+	// MaxGroups is how many groups a report has. Default 10,000.
+	MaxGroups int
+}
+
+func (c Config) withDefaults() Config {
+	c.Settle = cmp.Or(c.Settle, 2*time.Second)
+	c.Rounds = cmp.Or(c.Rounds, 3)
+	c.Batch = cmp.Or(c.Batch, 100_000)
+	c.MaxFindings = cmp.Or(c.MaxFindings, 100)
+	c.MaxGroups = cmp.Or(c.MaxGroups, 10_000)
+	return c
+}
+
+// Auditor adds up. Safe for concurrent use; one run at a time, others wait.
+type Auditor struct {
+	cfg Config
+	one sync.Mutex
+}
+
+// New returns an Auditor; it starts nothing.
+func New(cfg Config) *Auditor { return &Auditor{cfg: cfg.withDefaults()} }
+
+// Run audits what was accepted since then (zero: all that is kept). An error
+// means that a store or the log was away, or that the history is damaged.
+func (a *Auditor) Run(ctx context.Context, since time.Time) (api.Conservation, error) {
+	a.one.Lock()
+	defer a.one.Unlock()
+	now := time.Now()
+	r := &run{a: a, cfg: &a.cfg, now: now, groups: map[group]*api.Ledger{}, listed: map[string]int{}, suspects: map[place]*suspect{}}
+	if !since.IsZero() {
+		r.since = since.UnixMilli()
+		r.rep.Since = &since
+	}
+	r.rep.At = now.UTC()
+	r.rep.States, r.rep.Waiting, r.rep.Classes = map[string]int64{}, map[string]int64{}, map[string]int64{}
+	r.rep.Findings = []api.Drift{}
+	for _, step := range []func(context.Context) error{
+		r.begin, r.originals, r.spilled, r.schedules, r.confirm, r.rowsAlone, r.triggers,
+	} {
+		if err := step(ctx); err != nil {
+			return api.Conservation{}, err
+		}
+	}
+	r.finish()
+	r.rep.TookMS = time.Since(now).Milliseconds()
+	return r.rep, nil
+}
+
+// group is what a ledger is of.
+type group struct {
+	caller, channel string
+	hour            int64 // ms since 1970
+}
+
+const others = "(others)"
+
+const hour = int64(time.Hour / time.Millisecond)
+
+// run is one audit.
+type run struct {
+	a     *Auditor
+	cfg   *Config
+	now   time.Time
+	since int64
+	rep   api.Conservation
+
+	bounds   map[stream.TopicPartition]Bounds
+	groups   map[group]*api.Ledger
+	listed   map[string]int // findings by class
+	suspects map[place]*suspect
+	waiting  int // receivers among the suspects
+}
+
+func (r *run) ledger(caller, channel string, accepted int64) *api.Ledger {
+	g := group{caller, channel, accepted - accepted%hour}
+	l := r.groups[g]
+	if l == nil && len(r.groups) >= r.cfg.MaxGroups {
+		g.caller = others
+		l = r.groups[g]
+	}
+	if l == nil {
+		l = &api.Ledger{}
+		r.groups[g] = l
+	}
+	return l
+}
+
+// drift counts n of a class and lists the first.
+func (r *run) drift(n int64, d api.Drift) {
+	r.rep.Classes[d.Class] += n
+	if r.listed[d.Class] >= r.cfg.MaxFindings {
+		r.rep.Truncated = true
+		return
+	}
+	r.listed[d.Class]++
+	r.rep.Findings = append(r.rep.Findings, d)
+}
+
+func (r *run) finish() {
+	for g, l := range r.groups {
+		r.rep.Groups = append(r.rep.Groups, api.ConservationGroup{Caller: g.caller, Channel: g.channel, Hour: time.UnixMilli(g.hour).UTC(), Ledger: *l})
+		r.rep.Accepted += l.Accepted
+		r.rep.Terminal += l.Terminal
+		r.rep.Pending += l.Pending
+		r.rep.Lost += l.Lost
+	}
+	if r.rep.Groups == nil {
+		r.rep.Groups = []api.ConservationGroup{}
+	}
+	slices.SortFunc(r.rep.Groups, func(a, b api.ConservationGroup) int {
+		return cmp.Or(a.Hour.Compare(b.Hour), cmp.Compare(a.Caller, b.Caller), cmp.Compare(a.Channel, b.Channel))
+	})
+	for _, n := range r.rep.Classes {
+		r.rep.Drift += n
+	}
+}
+
+// begin reads where the log stands, and waits until the history has followed.
+func (r *run) begin(ctx context.Context) (err error) {
+	if r.bounds, err = r.cfg.Log.Bounds(ctx); err != nil {
+		return err
+	}
+	return r.cfg.History.Sync(ctx, r.ends())
+}
+
+// ends is where the topics of first attempts ended when the audit began.
+func (r *run) ends() map[history.Part]int64 {
+	out := map[history.Part]int64{}
+	for tp, b := range r.bounds {
+		if slices.Contains(r.cfg.First, tp.Topic) {
+			out[history.Part(tp)] = b.End
+		}
+	}
+	return out
+}
+
+// originals streams every original chunk there was when the audit began: the
+// sealed ones, then those of the log behind. Where the log is trimmed meanwhile,
+// what it held is sealed.
+func (r *run) originals(ctx context.Context) error {
+	ends := r.ends()
+	at := map[history.Part]int64{} // what was read
+	for {
+		sealed, err := r.cfg.History.Chunks(ctx, at, r.since, func(f *engine.Found) error {
+			if end, ok := ends[history.Part{Topic: f.Topic, Partition: f.LogPart}]; ok && f.Offset >= end {
+				return nil // of after the beginning
+			}
+			return r.original(ctx, f)
+		})
+		if err != nil {
+			return err
+		}
+		from, to := map[stream.TopicPartition]int64{}, map[stream.TopicPartition]int64{}
+		for p, end := range ends {
+			at[p] = max(at[p], sealed[p])
+			if at[p] < end {
+				from[stream.TopicPartition(p)], to[stream.TopicPartition(p)] = at[p], end
+			}
+		}
+		err = r.cfg.Log.Read(ctx, from, to, func(tp stream.TopicPartition, rec *stream.Record) error {
+			at[history.Part(tp)] = rec.Offset + 1
+			var f engine.Found
+			if rec.Lost() || notify.DecodeEnvelope(rec.Value, &f.Envelope) != nil || f.Envelope.Derived() {
+				return nil
+			}
+			if f.Envelope.Chunk.Base.Time().UnixMilli() < r.since {
+				return nil
+			}
+			f.Topic, f.LogPart, f.Offset = tp.Topic, tp.Partition, rec.Offset
+			return r.original(ctx, &f)
+		})
+		if err == nil || notify.KindOf(err) != notify.KindGone {
+			return err
+		}
+		if err := r.gone(ctx, at, ends, sealed); err != nil {
+			return err
+		}
+	}
+}
+
+// gone reads, of what the log does not hold any more although it is not sealed,
+// the part that the history has in its tails. Nobody trims that far: it was lost.
+func (r *run) gone(ctx context.Context, at, ends, sealed map[history.Part]int64) error {
+	now, err := r.cfg.Log.Bounds(ctx)
+	if err != nil {
+		return err
+	}
+	for p, end := range ends {
+		start := min(now[stream.TopicPartition(p)].Start, end)
+		if start <= at[p] {
+			continue
+		}
+		kept, err := r.cfg.History.Chunks(ctx, map[history.Part]int64{p: math.MaxInt64}, math.MaxInt64, nil)
+		if err != nil {
+			return err
+		}
+		if kept[p] >= start {
+			continue // sealed meanwhile, and trimmed then: the next turn reads it there
+		}
+		from := max(at[p], sealed[p])
+		if err := r.cfg.History.Unsealed(p, from, start, func(f *engine.Found) error {
+			if f.Envelope.Chunk.Base.Time().UnixMilli() < r.since {
+				return nil
+			}
+			return r.original(ctx, f)
+		}); err != nil {
+			return err
+		}
+		at[p] = start
+	}
+	return nil
+}
+
+// spilled counts what waits for the log.
+func (r *run) spilled(ctx context.Context) error {
+	recs, err := r.cfg.Spill.Peek(ctx, maxSpilled)
+	if err != nil {
+		return err
+	}
+	for i := range recs {
+		var e notify.Envelope
+		if notify.DecodeEnvelope(recs[i].Value, &e) != nil || e.Derived() {
+			continue
+		}
+		held, err := r.cfg.History.Of(e.Chunk.Base)
+		if err != nil {
+			return err
+		}
+		if slices.ContainsFunc(held, func(h history.Held) bool { return h.Chunk == e.Chunk }) {
+			continue // drained, and not dropped from here yet
+		}
+		l := r.ledger(e.Caller, e.Channel.String(), e.Accepted)
+		l.Accepted += int64(e.Count)
+		l.Pending += int64(e.Count)
+		r.rep.Waiting[inSpill] += int64(e.Count)
+	}
+	return nil
+}
+
+// maxSpilled is more records than the bounded spill buffer holds.
+const maxSpilled = 1 << 24
+
+// triggers counts triggers.
+func (r *run) triggers(ctx context.Context) error {
+	if r.cfg.Triggers == nil {
+		return nil
+	}
+	return r.cfg.Triggers.Audit(ctx, r.since, func(t *engine.Trigger, evidence string) {
+		r.rep.Triggers++
+		l := r.ledger(t.Caller, "trigger", t.Created)
+		l.Accepted++
+		state := triggerStates[t.State]
+		switch {
+		case t.Ended != 0 || t.State >= engine.TriggerFired:
+			l.Terminal++
+			r.rep.States[state]++
+		case evidence != "":
+			l.Pending++
+			r.rep.Waiting["trigger_"+evidence]++
+		default:
+			l.Lost++
+			r.drift(1, api.Drift{Class: api.DriftTriggerGone, ID: t.ID, Caller: t.Caller, State: state, Detail: "neither a timer nor the queue leads to it; notifyctl reconcile repairs what is due"})
+		}
+	})
+}
+
+var triggerStates = map[engine.TriggerState]string{
+	engine.TriggerPending: "PENDING", engine.TriggerInFlight: "IN_FLIGHT", engine.TriggerFired: "FIRED",
+	engine.TriggerFailed: "FAILED", engine.TriggerCancelled: "CANCELLED", engine.TriggerExpired: "EXPIRED",
+}
+
+// rowsAlone finds outcomes of what nobody accepted: the history, which has every
+// original, does not know their request. What it has not read yet is looked at
+// again once it has.
+func (r *run) rowsAlone(ctx context.Context) error {
+	from := max(r.since, r.cfg.History.Kept(r.now).Add(time.Hour).UnixMilli())
+	alone := map[notify.Base]string{} // their callers
+	var last notify.Base
+	err := r.cfg.Status.Scan(ctx, from, r.now.UnixMilli()+1, func(row *notify.Row) error {
+		r.rep.Rows++
+		if row.Key.Chunk.Base == last {
+			return nil
+		}
+		last = row.Key.Chunk.Base
+		has, err := r.cfg.History.Has(last)
+		switch {
+		case err != nil || has:
+			return err
+		case len(alone) < r.cfg.Batch:
+			alone[last] = strings.Clone(row.Caller)
+		default:
+			r.rep.Truncated = true
+		}
+		return nil
+	})
+	if err != nil || len(alone) == 0 {
+		return err
+	}
+	if r.bounds, err = r.cfg.Log.Bounds(ctx); err != nil {
+		return err
+	}
+	if err := r.cfg.History.Sync(ctx, r.ends()); err != nil {
+		return err
+	}
+	for _, base := range slices.SortedFunc(maps.Keys(alone), func(a, b notify.Base) int { return slices.Compare(a[:], b[:]) }) {
+		has, err := r.cfg.History.Has(base)
+		if err != nil {
+			return err
+		}
+		if has {
+			r.rep.Confirmed++
+			continue
+		}
+		r.drift(1, api.Drift{
+			Class: api.DriftRowAlone, ID: notify.ID{Base: base}.String(), Caller: alone[base],
+			Detail: "its rows are there, and neither the history nor the log knows the request",
+		})
+	}
+	return nil
+}

@@ -1,0 +1,319 @@
+package audit
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"slices"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/stream"
+)
+
+// Where the evidence of what is pending lies.
+const (
+	inLog      = "log"
+	inClaim    = "claimed"
+	inTimer    = "parked"
+	inHold     = "behind"
+	inSchedule = "scheduled"
+	inSpill    = "spilled"
+)
+
+// codeBehind is the code of the worker's deferrals in a lane of strict order.
+const codeBehind = "behind"
+
+// original counts a chunk: what its rows say is terminal, and what leads on. The
+// rest is suspected.
+func (r *run) original(ctx context.Context, f *engine.Found) error {
+	again, err := r.cfg.History.Earlier(f)
+	if err != nil {
+		return err
+	}
+	if again {
+		r.rep.Repeated++
+		return nil
+	}
+	r.rep.Chunks++
+	e := &f.Envelope
+	rows, err := r.cfg.Status.Chunk(ctx, e.Chunk)
+	if err != nil {
+		return err
+	}
+	l := r.ledger(e.Caller, e.Channel.String(), e.Accepted)
+	l.Accepted += int64(e.Count)
+	if plain(rows, e.Count) {
+		l.Terminal += int64(e.Count)
+		r.rep.States[rows[0].Default.State.String()] += int64(e.Count)
+		return nil
+	}
+	c := newChunk(f, rows)
+	at := home{tp: stream.TopicPartition{Topic: f.Topic, Partition: f.LogPart}, offset: f.Offset}
+	rd, rec := notify.ReadReceivers(e.Receivers), notify.Receiver{}
+	for pos := uint32(0); rd.Next(&rec); pos++ {
+		if state, ok := c.simple(pos); ok {
+			l.Terminal++
+			r.rep.States[state.String()]++
+			continue
+		}
+		out := notify.Fold(c.rows, rec.Index, pos)
+		if out.State.Terminal() {
+			l.Terminal++
+			r.rep.States[out.State.String()]++
+			continue
+		}
+		st := c.stands(rec.Index, pos, at)
+		where, err := r.evidence(ctx, c, &st, rec.Index)
+		if err != nil {
+			return err
+		}
+		if where != "" {
+			l.Pending++
+			r.rep.Waiting[where]++
+			continue
+		}
+		r.suspect(f, c, rec.Index, pos)
+	}
+	if r.waiting >= r.cfg.Batch {
+		return r.confirm(ctx)
+	}
+	return nil
+}
+
+// plain reports whether one finished row says the same terminal state of all
+// receivers of a chunk: of most chunks it does.
+func plain(rows []notify.Row, count uint32) bool {
+	return len(rows) == 1 && rows[0].Done && len(rows[0].Exceptions) == 0 && rows[0].Count == count &&
+		rows[0].Key.Kind == notify.RowOutcome && rows[0].Index == nil && rows[0].Default.State.Terminal()
+}
+
+// chunk is an original with its rows.
+type chunk struct {
+	env    notify.Envelope // without its column
+	rows   []notify.Row
+	sorted []*notify.Row // outcomes of our own calls, in the order in which they happened
+	parked map[parkedKey]map[uint32]bool
+}
+
+// newChunk takes what was found and its rows.
+func newChunk(f *engine.Found, rows []notify.Row) *chunk {
+	c := ownRows(rows, notify.ColumnDigest(f.Envelope.Receivers))
+	c.env = f.Envelope
+	return c
+}
+
+// ownRows leaves out the row of another copy of the chunk: of a request that was
+// split differently the second time. Positions in it mean other receivers.
+func ownRows(rows []notify.Row, digest uint64) *chunk {
+	c := &chunk{}
+	for i := range rows {
+		if rows[i].Key.Kind != notify.RowOutcome || rows[i].Index != nil || rows[i].Digest == digest {
+			c.rows = append(c.rows, rows[i])
+		}
+	}
+	for i := range c.rows {
+		if c.rows[i].Key.Kind == notify.RowOutcome {
+			c.sorted = append(c.sorted, &c.rows[i])
+		}
+	}
+	slices.SortStableFunc(c.sorted, func(a, b *notify.Row) int {
+		return cmp.Or(cmp.Compare(a.Key.Epoch, b.Key.Epoch), cmp.Compare(a.Key.Attempt, b.Key.Attempt), cmp.Compare(a.Key.Deferrals, b.Key.Deferrals))
+	})
+	return c
+}
+
+// simple is the state of a position where the only row says it by its default.
+func (c *chunk) simple(pos uint32) (notify.State, bool) {
+	if len(c.rows) != 1 || len(c.sorted) != 1 || c.rows[0].Index != nil {
+		return 0, false
+	}
+	row := &c.rows[0]
+	if !row.Done && pos >= row.DoneUpTo || !row.Default.State.Terminal() || len(row.At(pos)) > 0 {
+		return 0, false
+	}
+	return row.Default.State, true
+}
+
+// home is a record of the log.
+type home struct {
+	tp     stream.TopicPartition
+	offset int64
+}
+
+// stand is where a receiver that is not terminal must be: in a record of the
+// log, or handed on under a key (of which the first index is not known).
+type stand struct {
+	home
+	claimed  bool
+	handed   bool
+	key      envelopeKey
+	wake     int64
+	behind   bool
+	answered map[envelopeKey]bool // keys whose rows have settled it: their envelopes lead nowhere
+	updated  int64                // the latest of its rows
+}
+
+// envelopeKey is a RowKey within its chunk, without the first index.
+type envelopeKey struct{ epoch, attempt, deferrals uint16 }
+
+func keyOf(k *notify.RowKey) envelopeKey { return envelopeKey{k.Epoch, k.Attempt, k.Deferrals} }
+
+// stands walks the rows of the latest epoch of a receiver, each of which answers
+// the one before.
+func (c *chunk) stands(index, pos uint32, original home) stand {
+	st := stand{home: original, answered: map[envelopeKey]bool{}}
+	epoch := uint16(0)
+	for _, row := range c.sorted {
+		p, ok := positionOf(row, index, pos)
+		if !ok {
+			continue
+		}
+		st.updated = max(st.updated, row.Updated)
+		if row.Key.Epoch != epoch { // a replay begins anew
+			epoch = row.Key.Epoch
+			st.handed, st.claimed, st.behind = false, false, false
+		}
+		if !row.Done && p >= row.DoneUpTo {
+			st.handed, st.behind = false, false
+			st.claimed = p < row.StartedUpTo
+			st.home = home{stream.TopicPartition{Topic: row.Topic, Partition: row.LogPart}, row.Offset}
+			st.key = keyOf(&row.Key)
+			continue
+		}
+		st.answered[keyOf(&row.Key)] = true
+		ex := row.At(p)
+		if len(ex) == 0 {
+			ex = []notify.Exception{row.Default}
+		}
+		first := true
+		for i := range ex {
+			x := &ex[i]
+			if x.State != notify.Deferred {
+				continue
+			}
+			if first { // its addresses go on together, at the time of the last
+				first = false
+				st.handed, st.claimed, st.behind, st.wake = true, false, x.Code == codeBehind, 0
+				st.key = envelopeKey{row.Key.Epoch, row.Key.Attempt, row.Key.Deferrals + 1}
+			}
+			st.wake = max(st.wake, x.Wake)
+			if x.Retry {
+				st.key = envelopeKey{row.Key.Epoch, row.Key.Attempt + 1, 0}
+			}
+		}
+	}
+	return st
+}
+
+func positionOf(row *notify.Row, index, pos uint32) (uint32, bool) {
+	if len(row.Index) > 0 {
+		return row.PosOf(index)
+	}
+	return pos, pos < row.Count
+}
+
+// evidence is the cheap look: by offsets, and by the timer's own key.
+func (r *run) evidence(ctx context.Context, c *chunk, st *stand, index uint32) (string, error) {
+	if !st.handed {
+		b, ok := r.bounds[st.tp]
+		switch {
+		case !ok || st.offset < max(b.Committed, b.Start) || r.cfg.Log.Lost(st.tp, st.offset):
+			return "", nil
+		case st.offset >= b.End && st.updated < r.now.UnixMilli(): // else of after the beginning
+			return "", nil
+		case st.claimed:
+			return inClaim, nil
+		}
+		return inLog, nil
+	}
+	parked, err := r.parked(ctx, c, parkedKey{st.key, st.wake}, index)
+	switch {
+	case err != nil || !parked[index]:
+		return "", err
+	case st.behind:
+		return inHold, nil
+	}
+	return inTimer, nil
+}
+
+type parkedKey struct {
+	envelopeKey
+	wake int64
+}
+
+// parked returns the indexes of a chunk that timers of a key hold. That of a
+// single is one read; else the first index, which decides the shard, is not
+// known, and every shard is asked once a key.
+func (r *run) parked(ctx context.Context, c *chunk, k parkedKey, index uint32) (map[uint32]bool, error) {
+	if got, ok := c.parked[k]; ok {
+		return got, nil
+	}
+	got := map[uint32]bool{}
+	prefix := timerPrefix(c.env.Chunk, k.envelopeKey)
+	shards := make([]uint16, 0, r.cfg.Shards)
+	if c.env.Count == 1 {
+		id := append(bytes.Clone(prefix), byte(index>>24), byte(index>>16), byte(index>>8), byte(index))
+		shards = append(shards, engine.ShardOf(id, r.cfg.Shards))
+	} else {
+		for n := range r.cfg.Shards {
+			shards = append(shards, uint16(n))
+		}
+	}
+	for _, shard := range shards {
+		after := engine.TimerCursor{FireAt: k.wake, ID: prefix}
+		for {
+			ts, err := r.cfg.Timers.Scan(ctx, engine.TimerPartition{Minute: k.wake / 60_000, Shard: shard}, after, k.wake, 64)
+			if err != nil {
+				return nil, err
+			}
+			for i := range ts {
+				if !bytes.HasPrefix(ts[i].ID, prefix) {
+					ts = ts[:i]
+					break
+				}
+				indexes(ts[i].Payload, func(e *notify.Envelope, x uint32) { got[x] = true })
+			}
+			if len(ts) < 64 {
+				break
+			}
+			after.ID = ts[len(ts)-1].ID
+		}
+	}
+	if c.parked == nil {
+		c.parked = map[parkedKey]map[uint32]bool{}
+	}
+	c.parked[k] = got
+	return got, nil
+}
+
+// timerPrefix is how the worker names the timers of derived envelopes, up to
+// their first index.
+func timerPrefix(c notify.Chunk, k envelopeKey) []byte {
+	b := c.TimerID(0)
+	return append(b, byte(k.epoch>>8), byte(k.epoch), byte(k.attempt>>8), byte(k.attempt), byte(k.deferrals>>8), byte(k.deferrals))
+}
+
+// indexes calls fn with each receiver of an encoded envelope.
+func indexes(value []byte, fn func(e *notify.Envelope, index uint32)) {
+	var e notify.Envelope
+	if notify.DecodeEnvelope(value, &e) != nil {
+		return
+	}
+	rd, rec := notify.ReadReceivers(e.Receivers), notify.Receiver{}
+	for rd.Next(&rec) {
+		fn(&e, rec.Index)
+	}
+}
+
+// class names what is wrong with a receiver that stands there.
+func (st *stand) class() (class, detail string) {
+	switch {
+	case st.handed:
+		return api.DriftHandonGone, "it was put off until " + stamp(st.wake) + ", and neither a timer nor a record of the log leads on"
+	case st.claimed:
+		return api.DriftClaimGone, "a worker has claimed it, and its record " + st.home.String() + " is not in the log, or was passed"
+	}
+	return api.DriftRecordGone, "no outcome, and its record " + st.home.String() + " is not in the log, or was passed"
+}

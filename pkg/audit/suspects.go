@@ -1,0 +1,216 @@
+package audit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/stream"
+)
+
+// place is a record of an original chunk.
+type place struct {
+	chunk notify.Chunk
+	at    home
+}
+
+// suspect is a chunk with receivers that have neither outcome nor evidence.
+type suspect struct {
+	digest uint64          // of its receivers
+	env    notify.Envelope // without content and column
+	left   []*receiver
+}
+
+type receiver struct {
+	index, pos uint32
+	stand      stand
+	still      int // rounds in which it stood still
+}
+
+func (r *run) suspect(f *engine.Found, c *chunk, index, pos uint32) {
+	p := place{f.Envelope.Chunk, home{stream.TopicPartition{Topic: f.Topic, Partition: f.LogPart}, f.Offset}}
+	s := r.suspects[p]
+	if s == nil {
+		e := &f.Envelope
+		s = &suspect{digest: notify.ColumnDigest(e.Receivers), env: notify.Envelope{
+			Chunk: e.Chunk, Fan: e.Fan, Channel: e.Channel, Category: e.Category, Accepted: e.Accepted, Caller: strings.Clone(e.Caller), Count: e.Count,
+		}}
+		r.suspects[p] = s
+	}
+	st := c.stands(index, pos, p.at)
+	st.answered = nil // made anew at the next look
+	s.left = append(s.left, &receiver{index: index, pos: pos, stand: st})
+	r.waiting++
+}
+
+// lead is an envelope that leads on: what of a chunk's suspects it holds.
+type lead struct {
+	key     envelopeKey
+	where   string
+	indexes map[uint32]bool
+}
+
+// maxRounds bounds the looks at what does not stand still. What has moved that
+// often is at work.
+const maxRounds = 12
+
+// confirm looks at the suspects again until each is terminal, leads on, or has
+// stood still for as many rounds as it takes to call it drift.
+func (r *run) confirm(ctx context.Context) error {
+	for round := 1; len(r.suspects) > 0; round++ {
+		select {
+		case <-time.After(r.cfg.Settle):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		leads, err := r.leads(ctx)
+		if err != nil {
+			return err
+		}
+		for p, s := range r.suspects {
+			rows, err := r.cfg.Status.Chunk(ctx, p.chunk)
+			if err != nil {
+				return err
+			}
+			c := ownRows(rows, s.digest)
+			left := s.left[:0]
+			for _, x := range s.left {
+				if !r.decide(p, s, c, x, leads[p.chunk], round) {
+					left = append(left, x)
+				}
+			}
+			if s.left = left; len(left) == 0 {
+				delete(r.suspects, p)
+			}
+		}
+	}
+	r.waiting = 0
+	return nil
+}
+
+// decide counts a receiver where it belongs; false: it is to be looked at again.
+func (r *run) decide(p place, s *suspect, c *chunk, x *receiver, leads []lead, round int) bool {
+	l := r.ledger(s.env.Caller, s.env.Channel.String(), s.env.Accepted)
+	out := notify.Fold(c.rows, x.index, x.pos)
+	if out.State.Terminal() {
+		l.Terminal++
+		r.rep.States[out.State.String()]++
+		r.rep.Confirmed++
+		return true
+	}
+	st := c.stands(x.index, x.pos, p.at)
+	for i := range leads {
+		ev := &leads[i]
+		if !ev.indexes[x.index] || st.answered[ev.key] {
+			continue
+		}
+		where := ev.where
+		if where == inLog && st.claimed {
+			where = inClaim
+		}
+		l.Pending++
+		r.rep.Waiting[where]++
+		r.rep.Confirmed++
+		return true
+	}
+	if st.updated != x.stand.updated || st.key != x.stand.key || st.handed != x.stand.handed {
+		x.still = 0
+	} else {
+		x.still++
+	}
+	x.stand, x.stand.answered = st, nil
+	switch {
+	case x.still >= r.cfg.Rounds:
+		l.Lost++
+		class, detail := st.class()
+		r.drift(1, api.Drift{Class: class, ID: s.env.ID(x.index).String(), Caller: s.env.Caller, State: out.State.String(), Detail: detail})
+		return true
+	case round >= maxRounds:
+		l.Pending++
+		r.rep.Waiting[inClaim]++
+		return true
+	}
+	return false
+}
+
+// leads reads everything that could lead on to a suspect: timers, the spill
+// buffer, and what of the log is not committed.
+func (r *run) leads(ctx context.Context) (map[notify.Chunk][]lead, error) {
+	wanted := map[notify.Chunk]map[uint32]bool{}
+	for p, s := range r.suspects {
+		w := wanted[p.chunk]
+		if w == nil {
+			w = map[uint32]bool{}
+			wanted[p.chunk] = w
+		}
+		for _, x := range s.left {
+			w[x.index] = true
+		}
+	}
+	out := map[notify.Chunk][]lead{}
+	add := func(value []byte, where string) {
+		var one *lead
+		indexes(value, func(e *notify.Envelope, index uint32) {
+			if !wanted[e.Chunk][index] {
+				return
+			}
+			if one == nil {
+				key := e.Key()
+				out[e.Chunk] = append(out[e.Chunk], lead{keyOf(&key), where, map[uint32]bool{}})
+				one = &out[e.Chunk][len(out[e.Chunk])-1]
+			}
+			one.indexes[index] = true
+		})
+	}
+	pending := func(t *engine.Timer) error {
+		add(t.Payload, inTimer)
+		return ctx.Err()
+	}
+	// What is released goes from the timers to the log: the log is read behind
+	// them. What is parked goes the other way; the next round meets it.
+	if err := r.cfg.Cold.Pending(ctx, pending); err != nil {
+		return nil, err
+	}
+	if err := r.cfg.Timers.Pending(ctx, pending); err != nil {
+		return nil, err
+	}
+	spilled, err := r.cfg.Spill.Peek(ctx, maxSpilled)
+	if err != nil {
+		return nil, err
+	}
+	for i := range spilled {
+		add(spilled[i].Value, inSpill)
+	}
+	for {
+		bounds, err := r.cfg.Log.Bounds(ctx)
+		if err != nil {
+			return nil, err
+		}
+		from, to := map[stream.TopicPartition]int64{}, map[stream.TopicPartition]int64{}
+		for tp, b := range bounds {
+			if at := max(b.Committed, b.Start); at < b.End {
+				from[tp], to[tp] = at, b.End
+			}
+		}
+		err = r.cfg.Log.Read(ctx, from, to, func(_ stream.TopicPartition, rec *stream.Record) error {
+			if !rec.Lost() {
+				add(rec.Value, inLog)
+			}
+			return nil
+		})
+		if e, ok := errors.AsType[*notify.Error](err); !ok || e.Kind != notify.KindGone {
+			return out, err
+		}
+	}
+}
+
+func (h home) String() string {
+	return fmt.Sprintf("%s/%d@%d", h.tp.Topic, h.tp.Partition, h.offset)
+}
+
+func stamp(ms int64) string { return time.UnixMilli(ms).UTC().Format("2006-01-02T15:04:05.000Z") }

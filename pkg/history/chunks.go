@@ -1,0 +1,188 @@
+package history
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Chunks calls fn with every original chunk that is sealed, of the records at
+// from[partition] (missing: 0) and behind, whose request was accepted since then
+// (ms since 1970). It returns how far each partition was sealed: what lies
+// behind that is in the log. Found names no receiver; it is reused, its slices
+// are not. A damaged segment is an error: of part of the history nothing can be
+// concluded.
+//
+// One chunk is in memory at a time, whatever is stored.
+func (s *Store) Chunks(ctx context.Context, from map[Part]int64, since int64, fn func(*engine.Found) error) (map[Part]int64, error) {
+	sealed := s.Sealed() // before the view: it holds all of it
+	l := &lookup{s: s, view: s.acquire()}
+	defer l.end()
+	if s.unknown.Load() > 0 {
+		return nil, damagedHistory(errors.New("a segment cannot be read"))
+	}
+	for _, seg := range l.view.segs {
+		if seg.maxBase.Time().UnixMilli() < since {
+			continue
+		}
+		for o := range uint32(seg.meta.Chunks) {
+			if err := ctx.Err(); err != nil {
+				return nil, err
+			}
+			c := chunk{seg: seg}
+			if err := seg.row(o, &c.row); err != nil {
+				l.note(seg, err)
+				return nil, damagedHistory(l.damaged)
+			}
+			if c.base.Time().UnixMilli() < since {
+				continue
+			}
+			var f engine.Found
+			if !l.open(&c, &f) {
+				return nil, damagedHistory(l.damaged)
+			}
+			p := Part{f.Topic, f.LogPart}
+			if f.Offset < from[p] || f.Offset >= sealed[p] {
+				continue
+			}
+			if err := fn(&f); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return sealed, nil
+}
+
+// Unsealed calls fn with the original chunks of a partition that are not sealed,
+// of the records in [from, below): for where the log does not hold them any more.
+// Memory is that of the tail's rows.
+func (s *Store) Unsealed(p Part, from, below int64, fn func(*engine.Found) error) error {
+	var found []chunk
+	l := s.begin(func(q *part, t *tail) bool {
+		if q.Part != p {
+			return false
+		}
+		for _, r := range t.rows {
+			found = append(found, chunk{row: r, part: q, tail: t})
+		}
+		return true
+	})
+	defer l.end()
+	for i := range found {
+		var f engine.Found
+		if !l.open(&found[i], &f) {
+			return damagedHistory(l.damaged)
+		}
+		if f.Offset >= from && f.Offset < below {
+			if err := fn(&f); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func damagedHistory(err error) error {
+	return &notify.Error{Kind: notify.KindInternal, Code: "history_damaged", Msg: "part of the history is damaged", Err: err}
+}
+
+// Earlier reports whether the history holds another copy of a chunk, with the
+// same receivers, before the record at this offset: a request that was repeated
+// writes the same chunks.
+func (s *Store) Earlier(f *engine.Found) (bool, error) {
+	p := Part{f.Topic, f.LogPart}
+	first, last := bounds(f.Envelope.Receivers)
+	l, chunks := s.copies(p, f.Envelope.Chunk.Base, func(r *row) bool { return r.first == first && r.last == last })
+	defer l.end()
+	if l.damaged != nil {
+		return false, damagedHistory(l.damaged)
+	}
+	if len(chunks) < 2 { // itself
+		return false, nil
+	}
+	digest := notify.ColumnDigest(f.Envelope.Receivers)
+	for i := range chunks {
+		var other engine.Found
+		if !l.open(&chunks[i], &other) {
+			return false, damagedHistory(l.damaged)
+		}
+		if other.Topic == f.Topic && other.LogPart == f.LogPart && other.Offset < f.Offset &&
+			other.Envelope.Chunk == f.Envelope.Chunk && notify.ColumnDigest(other.Envelope.Receivers) == digest {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// copies is chunksOf within one partition of the log.
+func (s *Store) copies(of Part, base notify.Base, want func(*row) bool) (*lookup, []chunk) {
+	l, found := s.chunksOf(base, want)
+	kept := found[:0]
+	for _, c := range found {
+		if c.part != nil && c.part.Part != of {
+			continue
+		}
+		if c.seg != nil && len(c.seg.meta.Parts) == 1 && (Part{c.seg.meta.Parts[0].Topic, c.seg.meta.Parts[0].Partition}) != of {
+			continue
+		}
+		kept = append(kept, c)
+	}
+	return l, kept
+}
+
+// bounds returns the first and the last index of a column.
+func bounds(column []byte) (first, last uint32) {
+	rd, r := notify.ReadReceivers(column), notify.Receiver{}
+	for start := true; rd.Next(&r); start = false {
+		if start {
+			first = r.Index
+		}
+		last = r.Index
+	}
+	return first, last
+}
+
+// Held is one original chunk of a request.
+type Held struct {
+	Chunk notify.Chunk
+	Count uint32 // receivers
+}
+
+// Of returns the chunks of a request that the history holds now, each once,
+// without waiting for the end of the log.
+func (s *Store) Of(base notify.Base) ([]Held, error) {
+	l, chunks := s.chunksOf(base, func(*row) bool { return true })
+	defer l.end()
+	var out []Held
+	seen := map[notify.Chunk]bool{}
+	for i := range chunks {
+		var f engine.Found
+		if !l.open(&chunks[i], &f) {
+			break
+		}
+		if !seen[f.Envelope.Chunk] {
+			seen[f.Envelope.Chunk] = true
+			out = append(out, Held{f.Envelope.Chunk, f.Envelope.Count})
+		}
+	}
+	if l.damaged != nil {
+		return nil, damagedHistory(l.damaged)
+	}
+	return out, nil
+}
+
+// Has reports whether the history holds anything of a request: no body is read.
+func (s *Store) Has(base notify.Base) (bool, error) {
+	l, chunks := s.chunksOf(base, func(*row) bool { return true })
+	defer l.end()
+	if len(chunks) == 0 && l.damaged != nil {
+		return false, damagedHistory(l.damaged)
+	}
+	return len(chunks) > 0, nil
+}
+
+// Kept is since when notifications are kept.
+func (s *Store) Kept(now time.Time) time.Time { return now.Add(-s.cfg.Retention) }

@@ -1,0 +1,74 @@
+package server
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Lanes are the lanes of the workers.
+type Lanes interface {
+	// List returns every lane.
+	List() []api.Lane
+	// Set pauses a lane, or lets it go on; durable when it returns nil.
+	// notify.KindNotFound for an unknown name.
+	Set(ctx context.Context, name string, to LaneChange) (api.Lane, error)
+	// Paused says since when, by whom and why a lane claims nothing; ok is false
+	// when it does.
+	Paused(lane notify.Lane) (since time.Time, by, reason string, ok bool)
+}
+
+// LaneChange is what an operator wants of a lane.
+type LaneChange struct {
+	Paused     bool
+	By, Reason string
+}
+
+func (s *Server) lanes() (Lanes, error) {
+	if s.deps.Lanes == nil {
+		return nil, notify.Unavailable("lanes", 0, nil)
+	}
+	return s.deps.Lanes, nil
+}
+
+func (s *Server) listLanes(x *exchange) error {
+	lanes, err := s.lanes()
+	if err != nil {
+		return err
+	}
+	if err := x.query().rest(); err != nil {
+		return err
+	}
+	return x.json(http.StatusOK, api.Lanes{Items: lanes.List()})
+}
+
+func (s *Server) setLane(x *exchange) error {
+	lanes, err := s.lanes()
+	if err != nil {
+		return err
+	}
+	if err := x.only(); err != nil {
+		return err
+	}
+	var in struct {
+		Paused *bool  `json:"paused"`
+		Reason string `json:"reason"`
+	}
+	if err := x.decode(&in); err != nil {
+		return err
+	}
+	switch {
+	case in.Paused == nil:
+		return notify.Invalid("required", "paused", "says whether the lane is paused")
+	case len(in.Reason) > maxRemark:
+		return notify.Invalid("too_long", "reason", "at most 512 bytes")
+	}
+	l, err := lanes.Set(x.r.Context(), x.r.PathValue("name"), LaneChange{*in.Paused, x.id.Caller, in.Reason})
+	if err != nil {
+		return err
+	}
+	return x.json(http.StatusOK, l)
+}

@@ -1,0 +1,30 @@
+package victim
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+)
+
+// Audit makes the running server add up what it accepted against outcomes and
+// what leads on to one, and says what it found.
+func (v *Victim) Audit(ctx context.Context) (api.Conservation, error) {
+	cl := *v.client
+	h := *cl.HTTPClient
+	h.Timeout = 10 * time.Minute // it reads all that was accepted
+	cl.HTTPClient = &h
+	rep, err := cl.Conservation(ctx, time.Time{})
+	if err != nil {
+		return rep, fmt.Errorf("the audit: %w", err)
+	}
+	for i, f := range rep.Findings {
+		if i == 20 {
+			fmt.Printf("  and %d more\n", len(rep.Findings)-i)
+			break
+		}
+		fmt.Printf("  drift: %s %s (%s) %s\n", f.Class, f.ID, f.State, f.Detail)
+	}
+	return rep, nil
+}
