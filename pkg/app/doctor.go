@@ -31,6 +31,7 @@ var repairs = map[string]string{
 	"positions":      "restore the data folder from a backup if more than log/groups.log was removed; else nothing: the next start finds the positions that are kept from now on",
 	"log durability": "set log.sync: true, unless losing acknowledged records at a power cut is acceptable",
 	"store":          "look at the store's volume, then restart; with a fault of the disk restore a backup",
+	"lane":           "find out from who paused it whether it may go on, then notifyctl lane resume LANE",
 	"disk":           "make room on the volume of data_dir: at log.min_free_mib intake answers 503",
 	"history":        "keep the files named in the log of notifyd for a look, and restore them from a backup; other ids answer on",
 	"archive":        "make archive.dir writable, or room on its volume: what has aged out is kept for archive.wait and then removed unarchived",
