@@ -158,7 +158,8 @@ func ratesOf(kept []sample, now sample) api.Rates {
 			What: w, Accepted: per(now.accepted[w], since.accepted[w], over),
 			Reached: per(now.reached[w], since.reached[w], over), Failed: per(now.failed[w], since.failed[w], over),
 		}
-		one.Other = max(0, per(now.ends[w], since.ends[w], over)-one.Reached-one.Failed)
+		others := func(s *sample) float64 { return s.ends[w] - s.reached[w] - s.failed[w] } // whole numbers still
+		one.Other = per(others(&now), others(&since), over)
 		out.Rates = append(out.Rates, one)
 	}
 	for _, w := range []string{"timer", whatTrigger} {

@@ -16,26 +16,28 @@ import (
 // funcs are what templates can say.
 func (p *Page) funcs() template.FuncMap {
 	return template.FuncMap{
-		"command": command,
-		"num":     number,
-		"rate":    rate,
-		"secs":    seconds,
-		"percent": func(v float64) string { return strconv.FormatFloat(100*v, 'f', -1, 64) + "%" },
-		"ms":      func(ms int64) time.Time { return time.UnixMilli(ms).UTC() },
-		"iso":     func(t time.Time) string { return t.UTC().Format("2006-01-02T15:04:05.000Z") },
-		"utc":     func(t time.Time) string { return t.UTC().Format("Jan 2 15:04:05") },
-		"clock":   func(t time.Time) string { return t.UTC().Format("15:04:05.000") },
-		"minute":  func(t time.Time) string { return t.UTC().Format("15:04") },
-		"ago":     func(t time.Time) string { return distance(t, p.cfg.Now()) },
-		"span":    span,
-		"sums":    sums,
-		"words":   func(s string) string { return strings.ReplaceAll(s, "_", " ") },
-		"tone":    tone,
-		"seg":     url.PathEscape,
-		"dict":    dict,
-		"ratio":   func(ms float64) float64 { return ms / 1000 },
-		"list":    func(v ...string) []string { return v },
-		"add":     func(a, b int) int { return a + b },
+		"command":   command,
+		"num":       number,
+		"rate":      rate,
+		"secs":      seconds,
+		"percent":   func(v float64) string { return strconv.FormatFloat(100*v, 'f', -1, 64) + "%" },
+		"ms":        func(ms int64) time.Time { return time.UnixMilli(ms).UTC() },
+		"iso":       func(t time.Time) string { return t.UTC().Format("2006-01-02T15:04:05.000Z") },
+		"utc":       func(t time.Time) string { return t.UTC().Format("Jan 2 15:04:05") },
+		"clock":     func(t time.Time) string { return t.UTC().Format("15:04:05.000") },
+		"minute":    func(t time.Time) string { return t.UTC().Format("15:04") },
+		"ago":       func(t time.Time) string { return distance(t, p.cfg.Now()) },
+		"span":      span,
+		"sums":      sums,
+		"plain":     func(s string) string { return strings.ReplaceAll(s, "_", " ") },
+		"words":     func(s string) []string { return strings.Split(s, " ") },
+		"lettersOf": lettersOf,
+		"tone":      tone,
+		"seg":       url.PathEscape,
+		"dict":      dict,
+		"ratio":     func(ms float64) float64 { return ms / 1000 },
+		"list":      func(v ...string) []string { return v },
+		"add":       func(a, b int) int { return a + b },
 	}
 }
 
@@ -126,6 +128,23 @@ func distance(t, now time.Time) string {
 		return fmt.Sprintf(form, fmt.Sprintf("%d h", int(d.Hours())))
 	}
 	return fmt.Sprintf(form, fmt.Sprintf("%d d", int(d.Hours()/24)))
+}
+
+// lettersOf selects the dead letters of what a circuit stands before.
+func lettersOf(circuit string) filter {
+	kind, name, _ := strings.Cut(circuit, ":")
+	f := filter{State: "any"}
+	switch {
+	case kind == "caller":
+		f.Caller, f.Channel = name, "trigger"
+	case name == "twilio":
+		f.Channel = "sms" // letters name the account
+	case name == "sendgrid":
+		f.Channel = "email"
+	default:
+		f.Provider = name
+	}
+	return f
 }
 
 // counted is one entry of a map of counts.

@@ -82,7 +82,11 @@ func (f filter) args() (out []string) {
 
 // Command that lists the same.
 func (f filter) Command() string {
-	return command(append(append([]string{"dlq", "ls"}, f.args()...), "--state", f.State)...)
+	state := f.State
+	if state == "any" {
+		state = ""
+	}
+	return command(append(append([]string{"dlq", "ls"}, f.args()...), "--state", state)...)
 }
 
 func with(path string, q url.Values) string {

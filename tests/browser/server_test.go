@@ -122,9 +122,12 @@ func (s *server) command(ctx context.Context, name string, args ...string) *exec
 func (s *server) ctl(args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	out, err := s.command(ctx, "notifyctl", args...).CombinedOutput()
+	c := s.command(ctx, "notifyctl", args...)
+	var remarks bytes.Buffer
+	c.Stderr = &remarks
+	out, err := c.Output()
 	if err != nil {
-		return "", fmt.Errorf("notifyctl %s: %w: %s", strings.Join(args, " "), err, out)
+		return "", fmt.Errorf("notifyctl %s: %w: %s", strings.Join(args, " "), err, remarks.String())
 	}
 	return strings.TrimSpace(string(out)), nil
 }
