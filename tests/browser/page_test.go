@@ -265,6 +265,28 @@ func TestKeyboard(t *testing.T) {
 	}
 }
 
+// TestGroups: each way to fail leads to its letters, and to a plan of as many.
+func TestGroups(t *testing.T) {
+	b := browser(t)
+	b.signIn("sre", "operate")
+	b.open("/ui/dead-letters")
+	links := js[[]string](b, `[...document.querySelectorAll("[aria-labelledby=how] tbody th a")].map(a => a.getAttribute("href"))`)
+	if len(links) < 3 {
+		t.Fatalf("groups %v", links)
+	}
+	for _, link := range links {
+		b.open(link)
+		if n := js[int](b, `document.querySelectorAll("[aria-labelledby=each] tbody tr").length`); n == 0 {
+			t.Errorf("%s lists nothing", link)
+			continue
+		}
+		b.do(chromedp.Click(chromedp.CSS("p.do a.button.main")), see("[aria-labelledby=do]"))
+		if n := js[string](b, `document.querySelector(".tiles dd").textContent`); n == "0" {
+			t.Errorf("the plan of %s selects nothing", link)
+		}
+	}
+}
+
 // TestReadOnly: who only looks sees all of it and nothing to press.
 func TestReadOnly(t *testing.T) {
 	b := browser(t)
