@@ -238,7 +238,7 @@ func (s *site) do(method, target string, form url.Values, opts ...option) *httpt
 	}
 	w := httptest.NewRecorder()
 	s.page.ServeHTTP(w, r)
-	for _, c := range w.Result().Cookies() { //nolint:bodyclose // of a recorder
+	for _, c := range w.Result().Cookies() {
 		if c.MaxAge < 0 {
 			delete(s.cookies, c.Name)
 		} else {
