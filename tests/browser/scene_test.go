@@ -1,8 +1,11 @@
 package browser
 
 import (
+	"bufio"
+	"context"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"strconv"
 	"strings"
 	"time"
@@ -69,10 +72,14 @@ func (s *server) scene() error {
 	if _, err := s.ctl("circuit", "open", "caller:shop", "--yes"); err != nil {
 		return err
 	}
-	// Every failure is indexed when as many have an outcome as were sent.
-	deadline := time.Now().Add(patience)
-	for {
-		done, err := s.ctl("rates", "-o", "json", "--jq", "[.series[] | .ended * 5] | add // 0 | round")
+	return s.settled(len(shop) + len(billing) + len(alarm))
+}
+
+// settled waits until as many receivers have an outcome, and each that failed is
+// in the index of dead letters.
+func (s *server) settled(sent int) error {
+	for deadline := time.Now().Add(patience); ; {
+		ended, failed, err := s.outcomes()
 		if err != nil {
 			return err
 		}
@@ -80,14 +87,47 @@ func (s *server) scene() error {
 		if err != nil {
 			return err
 		}
-		n, _ := strconv.Atoi(done)
-		dead, _ := strconv.Atoi(letters)
-		if n >= 170 && dead > 20 {
+		dead, err := strconv.Atoi(letters)
+		if err != nil {
+			return err
+		}
+		if ended >= sent && dead >= failed && failed > 0 {
 			return nil
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("after %s %s of 175 have an outcome, %s are dead letters", patience, done, letters)
+			return fmt.Errorf("after %s %d of %d have an outcome; %d failed, %d are dead letters", patience, ended, sent, failed, dead)
 		}
 		time.Sleep(200 * time.Millisecond) // there is no feed of the index to wait on
 	}
+}
+
+// outcomes are how many receivers ended, and how many of them failed.
+func (s *server) outcomes() (ended, failed int, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, s.metrics, nil)
+	if err != nil {
+		return 0, 0, err
+	}
+	resp, err := http.DefaultClient.Do(r)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer resp.Body.Close()
+	lines := bufio.NewScanner(resp.Body)
+	for lines.Scan() {
+		name, value, _ := strings.Cut(lines.Text(), " ")
+		if !strings.HasPrefix(name, "notifyd_outcomes_total{") || strings.Contains(name, `state="DEFERRED"`) {
+			continue
+		}
+		n, err := strconv.ParseFloat(value, 64)
+		if err != nil {
+			return 0, 0, err
+		}
+		ended += int(n)
+		if strings.Contains(name, `state="FAILED"`) {
+			failed += int(n)
+		}
+	}
+	return ended, failed, lines.Err()
 }

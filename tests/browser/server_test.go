@@ -68,9 +68,9 @@ func run(m *testing.M) int {
 
 // server is a notifyd dev with its simulated providers.
 type server struct {
-	dir, bin, url, issuer, audience, kid string
-	cmd                                  *exec.Cmd
-	out                                  io.ReadCloser
+	dir, bin, url, metrics, issuer, audience, kid string
+	cmd                                           *exec.Cmd
+	out                                           io.ReadCloser
 }
 
 // start builds the product and starts it.
@@ -96,6 +96,9 @@ func start(dir string) (*server, error) {
 		word := strings.Fields(lines.Text())
 		if len(word) > 1 && word[0] == "API" {
 			s.url = word[1]
+		}
+		if len(word) > 1 && word[0] == "Metrics" {
+			s.metrics = word[1]
 		}
 		if len(word) > 0 && word[0] == "Try:" {
 			go func() { _, _ = io.Copy(io.Discard, s.out) }() // ends with the process
