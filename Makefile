@@ -63,6 +63,10 @@ demo: go ## Start everything, send a little of each kind, show what became of it
 replay: go ## Replay 100,000 dead letters while the process is killed; SHORT=1: 10,000
 	SHORT='$(SHORT)' scripts/replay.sh
 
+.PHONY: browser
+browser: go ## Drive the operator page with Chromium (installed when missing)
+	scripts/browser.sh
+
 .PHONY: torture
 torture: go ## Kill the process KILLS (20) times under load and check that nothing was lost
 	KILLS='$(KILLS)' scripts/torture.sh

@@ -70,6 +70,7 @@ var mayImport = map[string]string{
 	"pkg/outcome": "engine notify ops trigger fault",
 	"pkg/archive": "engine notify ops history fault",
 	"pkg/api":     "notify",
+	"pkg/web":     "notify api",
 	"pkg/server":  "engine notify api intake ops prefs history limit schedule trigger",
 	"pkg/load":    "notify api",
 	"pkg/tui":     "load",

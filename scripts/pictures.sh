@@ -36,4 +36,7 @@ until [ "$(notifyctl sim summary -o json --jq .ids)" = 5 ]; do sleep 0.1; done
 inbox=$(awk '$1 == "Inbox" { print $2 }' "$work/dev.out")
 "$chromium" --headless --no-sandbox --disable-gpu --user-data-dir="$work/chromium" --hide-scrollbars \
 	--window-size=900,640 --screenshot="$out/inbox.png" "$inbox" >/dev/null 2>&1
+
+# The operator page, of a server of its own with an afternoon of failures.
+NOTIFY_PICTURES=$out CHROMIUM=$chromium scripts/browser.sh -run TestPictures
 cat "$work/session.txt"

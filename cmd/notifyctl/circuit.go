@@ -22,6 +22,7 @@ until reset gives it back to what its calls say. Each process has its own.`,
 		Use: "ls", Short: "List circuits", Args: cobra.NoArgs, Aliases: []string{"list"},
 		RunE: func(c *cobra.Command, _ []string) error { return runCircuits(c.Context(), p) },
 	})
+	c.AddCommand(newAccounts(p))
 	for _, a := range []struct{ name, to, short string }{
 		{"open", "open", "Let nothing through until it is reset"},
 		{"close", "closed", "Let everything through until it is reset"},

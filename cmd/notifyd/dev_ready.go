@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -108,6 +109,7 @@ func (b *banner) text(o *devOptions) string {
 	var w strings.Builder
 	fmt.Fprintf(&w, "notifyd %s dev   ready in %.1fs   (simulated providers, loopback only)\n", version, time.Since(b.began).Seconds())
 	fmt.Fprintf(&w, "  API       %s   description: %s/openapi.yaml\n", b.api, b.api)
+	fmt.Fprintf(&w, "  Operate   %s/ui/   sign in with the token in %s\n", b.api, filepath.Join(b.dir, "token"))
 	fmt.Fprintf(&w, "  Inbox     %s   what the simulated providers were sent\n", b.urls.Inbox)
 	fmt.Fprintf(&w, "  Callbacks %s/   a URL for triggers; notifyctl sim callbacks shows its calls\n", b.urls.Callback)
 	fmt.Fprintf(&w, "  Metrics   http://%s/metrics\n", b.node.Admin())

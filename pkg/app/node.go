@@ -69,6 +69,7 @@ type Node struct {
 	groups        []*stream.Group
 	groupNames    []string
 	metrics       *metrics
+	rates         *rates
 	tail          *ops.Tail[api.Event]
 	lock          *Lock        // of the data folder
 	listener      net.Listener // of the API; the server's once there is one
@@ -128,6 +129,7 @@ func newNode(cfg Config, log *slog.Logger, seams seams, opts ...Option) (_ *Node
 		return nil, err
 	}
 	n.metrics = newMetrics(n)
+	n.rates = newRates(n.metrics)
 	if err := n.build(); err != nil {
 		return nil, err
 	}

@@ -81,7 +81,7 @@ func (n *Node) RunAs(ctx context.Context, role string) error {
 	}
 	innerParts := map[string]func(context.Context) error{
 		"log": n.broker.Run, "history": n.history.Run, "preferences": n.prefs.Run, "cancels": n.cancels.Run,
-		"committer": n.commit.Run, "store": n.watchStore, "purge": n.purge,
+		"committer": n.commit.Run, "store": n.watchStore, "purge": n.purge, "rates": n.rates.run,
 	}
 	if role != RoleAPI {
 		innerParts["trim"] = func(ctx context.Context) error { return n.broker.Trim(ctx, n.safe) }

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"strings"
 
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -43,7 +44,8 @@ const (
 	LetterDiscarded = "discarded" // put aside for good; purged with its retention
 )
 
-// DeadLetterFilter selects dead letters; empty fields select all.
+// DeadLetterFilter selects dead letters; empty fields select all. A provider
+// stands for its accounts too: "twilio" for "twilio:AC1".
 type DeadLetterFilter struct {
 	Caller, Channel, Category, Class, Code, Provider, Template, State string
 	Since, Until                                                      int64 // LastFailed in [Since, Until), ms since 1970; 0: open
@@ -53,11 +55,14 @@ type DeadLetterFilter struct {
 func (f *DeadLetterFilter) Matches(d *DeadLetter) bool {
 	for _, p := range [...][2]string{
 		{f.Caller, d.Caller}, {f.Channel, d.Channel}, {f.Category, d.Category}, {f.Class, d.Class},
-		{f.Code, d.Code}, {f.Provider, d.Provider}, {f.Template, d.Template}, {f.State, d.State},
+		{f.Code, d.Code}, {f.Template, d.Template}, {f.State, d.State},
 	} {
 		if p[0] != "" && p[0] != p[1] {
 			return false
 		}
+	}
+	if f.Provider != "" && f.Provider != d.Provider && !strings.HasPrefix(d.Provider, f.Provider+":") {
+		return false
 	}
 	return (f.Since == 0 || d.LastFailed >= f.Since) && (f.Until == 0 || d.LastFailed < f.Until)
 }

@@ -78,6 +78,11 @@ type Deps struct {
 	Debug        Report             // nil: GET /v1/ops/debug is 503
 	// Backup gathers what a backup holds; nil: GET /v1/ops/backup is 503.
 	Backup   func(context.Context) (Snapshot, error)
+	Rates    Report // nil: GET /v1/ops/rates is 503
+	Accounts Report // nil: GET /v1/ops/accounts is 503
+	// Page makes the operator page, which is served under /ui/. It is given the
+	// API, which it asks with the token of whoever looks; nil: there is none.
+	Page     func(api http.Handler) http.Handler
 	Ready    func(context.Context) error // nil: ready unless draining
 	Warnings func() []string             // short codes of what is wrong although requests are taken; nil: none
 	Version  string                      // of the program, which /healthz names; empty: it does not
@@ -105,7 +110,7 @@ type Hooks struct {
 	// InFlight: the number of requests under way changed by delta.
 	InFlight func(delta int)
 	// Refused: a request was turned away before its handler; reason is
-	// "in_flight", "memory", "receipts", "streams", "rate" or "disabled", or
+	// "in_flight", "memory", "receipts", "pages", "streams", "rate" or "disabled", or
 	// "caller_in_flight", "caller_memory" or "caller_streams" where others have
 	// room.
 	Refused func(reason string)

@@ -80,5 +80,21 @@ func (x *exchange) deadlines(read, write time.Time) {
 	_ = rc.SetWriteDeadline(write)
 }
 
-// operator reports whether the token sees everybody's.
-func (x *exchange) operator() bool { return x.id.Has(api.ScopeOperate) }
+// operator reports whether the token sees everybody's or, where something is
+// changed, may change everybody's.
+func (x *exchange) operator() bool {
+	return x.id.Has(api.ScopeOperate) || x.looks() && x.id.Has(api.ScopeObserve)
+}
+
+// looks reports that the request changes nothing.
+func (x *exchange) looks() bool { return x.r.Method == http.MethodGet || x.r.Method == http.MethodHead }
+
+// may reports whether the token may ask for the route: it has its scope, or is of
+// an operator who looks at what callers look at.
+func (x *exchange) may() bool {
+	if x.id.Has(x.route.scope) {
+		return true
+	}
+	ofCallers := x.route.scope == api.ScopeRead || x.route.scope == api.ScopeTrigger
+	return ofCallers && x.looks() && x.id.Has(api.ScopeObserve)
+}

@@ -97,6 +97,9 @@ func (s *Server) enter(c class) (leave func(), err error) {
 	case classReceipt:
 		count, most, reason = &s.receipts, maxReceipts, "receipts"
 		leave = s.leaveReceipt
+	case classPage:
+		count, most, reason = &s.pages, maxPages, "pages"
+		leave = s.leavePage
 	}
 	if count.Add(1) > int64(most) {
 		count.Add(-1)
@@ -130,6 +133,13 @@ func (s *Server) leaveReceipt() {
 	}
 }
 
+func (s *Server) leavePage() {
+	s.pages.Add(-1)
+	if hook := s.deps.Hooks.InFlight; hook != nil {
+		hook(-1)
+	}
+}
+
 // authorise checks the token, its scope and its caller's rate.
 func (s *Server) authorise(x *exchange) error {
 	token, err := bearer(x.r)
@@ -139,7 +149,7 @@ func (s *Server) authorise(x *exchange) error {
 	if x.id, err = s.deps.Auth.Verify(x.r.Context(), token); err != nil {
 		return err
 	}
-	if !x.id.Has(x.route.scope) {
+	if !x.may() {
 		return &notify.Error{Kind: notify.KindForbidden, Code: "scope_missing", Msg: "the token lacks the scope " + x.route.scope}
 	}
 	if x.who, err = s.callers.admit(x.r.Context(), x.id.Caller, s.deps.Now()); err != nil {

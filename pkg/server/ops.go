@@ -171,6 +171,10 @@ func (s *Server) lag(x *exchange) error { return x.answer("lag", s.deps.Lag) }
 // debug answers with what a report of a bug needs to know of the process.
 func (s *Server) debug(x *exchange) error { return x.answer("debug", s.deps.Debug) }
 
+func (s *Server) rates(x *exchange) error { return x.answer("rates", s.deps.Rates) }
+
+func (s *Server) accounts(x *exchange) error { return x.answer("accounts", s.deps.Accounts) }
+
 // answer passes on what a report says.
 func (x *exchange) answer(name string, ask Report) error {
 	if ask == nil {

@@ -21,6 +21,7 @@ const (
 	classNormal               // counts against MaxInFlight
 	classStream               // may last; counts against MaxStreams
 	classReceipt              // without a token; counts against maxReceipts
+	classPage                 // the operator page; counts against maxPages
 )
 
 // bodySize says how large a route's body may be.
@@ -109,6 +110,8 @@ func routes() []route {
 		{get, "/v1/ops/backup", api.ScopeOperate, classStream, noBody, (*Server).backup},
 		{get, "/v1/ops/lag", api.ScopeObserve, classNormal, noBody, (*Server).lag},
 		{get, "/v1/ops/debug", api.ScopeOperate, classNormal, noBody, (*Server).debug},
+		{get, "/v1/ops/rates", api.ScopeObserve, classNormal, noBody, (*Server).rates},
+		{get, "/v1/ops/accounts", api.ScopeObserve, classNormal, noBody, (*Server).accounts},
 		{post, "/v1/receipts/{provider}", "", classReceipt, receiptBody, (*Server).receipt},
 		{get, "/openapi.yaml", "", classProbe, noBody, (*Server).openapi},
 		{get, "/healthz", "", classProbe, noBody, (*Server).healthz},
@@ -166,6 +169,10 @@ func (s *Server) mux(table []route) http.Handler {
 		x.w.Header().Set("Allow", all)
 		return notify.Invalid(api.CodeMethodNotAllowed, "", "this server is no proxy and takes no request without a path: a path takes some of "+all)
 	}}
+	if s.deps.Page != nil {
+		s.page = s.deps.Page(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { mux.ServeHTTP(w, r) }))
+		handle(pagePath, &route{path: pagePath, class: classPage, handler: (*Server).servePage})
+	}
 	// ServeMux answers a path that is not clean with a redirect, without a request
 	// id or a problem: here it is one there is not.
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -25,6 +25,7 @@ type Server struct {
 	deps    Deps
 	api     http.Handler
 	admin   http.Handler
+	page    http.Handler // nil: there is none
 	apiLn   net.Listener
 	adminLn net.Listener
 
@@ -38,6 +39,7 @@ type Server struct {
 	inFlight  atomic.Int64
 	streams   atomic.Int64
 	receipts  atomic.Int64
+	pages     atomic.Int64
 	idPrefix  string // of request ids: this process
 	idNext    atomic.Uint64
 

@@ -231,7 +231,12 @@ func DeadLetters(t *testing.T, open Opener[engine.DeadLetters]) {
 			same(t, "letters", got, []engine.DeadLetter{b})
 			same(t, "cursor", len(next), 0)
 		}
-		for _, f := range []engine.DeadLetterFilter{{Until: 2001}, {Since: 2003}, {Caller: "c", Channel: "sms"}, {Since: 2002, Until: 2002}} {
+		for _, name := range []string{"twilio", "twilio:AC1"} { // a provider, and its account
+			got, _, err := s.List(bg, engine.DeadLetterFilter{Provider: name}, nil, 10)
+			must(t, err)
+			same(t, name, got, []engine.DeadLetter{a})
+		}
+		for _, f := range []engine.DeadLetterFilter{{Provider: "twil"}, {Provider: "twilio:"}, {Until: 2001}, {Since: 2003}, {Caller: "c", Channel: "sms"}, {Since: 2002, Until: 2002}} {
 			got, _, err := s.List(bg, f, nil, 10)
 			must(t, err)
 			same(t, "none", got, []engine.DeadLetter{})

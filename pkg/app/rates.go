@@ -1,0 +1,237 @@
+package app
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/limit"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// rates keeps a few minutes of what the counters said, so that an operator without
+// Prometheus sees what happens now.
+type rates struct {
+	registry *prometheus.Registry // of the few metrics that count
+
+	mu      sync.Mutex
+	samples []sample // oldest first
+}
+
+const (
+	rateStep = 5 * time.Second
+	rateKeep = 61 // samples: 5 minutes
+	rateOver = 60 * time.Second
+)
+
+// sample is what the counters said at a time.
+type sample struct {
+	at                              time.Time
+	accepted, reached, failed, ends map[string]float64 // by what
+	late                            map[string]*dto.Histogram
+}
+
+func newRates(m *metrics) *rates {
+	r := &rates{registry: prometheus.NewRegistry()}
+	r.registry.MustRegister(m.accepted, m.outcomes, m.triggersCreated, m.triggersEnded, m.timerLate, m.triggerLate)
+	return r
+}
+
+// run takes a sample every 5 s until ctx ends.
+func (r *rates) run(ctx context.Context) error {
+	t := time.NewTicker(rateStep)
+	defer t.Stop()
+	for {
+		if err := r.take(time.Now()); err != nil {
+			return err
+		}
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+func (r *rates) take(now time.Time) error {
+	s, err := r.read(now)
+	if err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.samples = append(r.samples, s); len(r.samples) > rateKeep {
+		r.samples = slices.Delete(r.samples, 0, len(r.samples)-rateKeep)
+	}
+	return nil
+}
+
+// whatTrigger stands beside the names of channels.
+const whatTrigger = "trigger"
+
+func (r *rates) read(now time.Time) (sample, error) {
+	s := sample{
+		at: now, accepted: map[string]float64{}, reached: map[string]float64{}, failed: map[string]float64{},
+		ends: map[string]float64{}, late: map[string]*dto.Histogram{},
+	}
+	families, err := r.registry.Gather()
+	if err != nil {
+		return s, err
+	}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			label := map[string]string{}
+			for _, l := range m.GetLabel() {
+				label[l.GetName()] = l.GetValue()
+			}
+			switch name := strings.TrimPrefix(f.GetName(), "notifyd_"); name {
+			case "accepted_receivers_total":
+				s.accepted[label["channel"]] += m.GetCounter().GetValue()
+			case "triggers_created_total":
+				s.accepted[whatTrigger] += m.GetCounter().GetValue()
+			case "outcomes_total":
+				channel, _, _ := strings.Cut(label["lane"], "-")
+				s.end(channel, label["state"], m.GetCounter().GetValue())
+			case "triggers_ended_total":
+				s.end(whatTrigger, label["state"], m.GetCounter().GetValue())
+			case "timer_late_seconds", "trigger_late_seconds":
+				what, _, _ := strings.Cut(name, "_")
+				s.late[what] = m.GetHistogram()
+			}
+		}
+	}
+	return s, nil
+}
+
+func (s *sample) end(what, state string, n float64) {
+	s.ends[what] += n
+	switch state {
+	case "SENT", "DELIVERED", "FIRED":
+		s.reached[what] += n
+	case "FAILED":
+		s.failed[what] += n
+	}
+}
+
+// report says what happened in the last minute, and step by step before it.
+func (r *rates) report(context.Context) (any, error) {
+	now, err := r.read(time.Now())
+	if err != nil {
+		return nil, err
+	}
+	r.mu.Lock()
+	kept := slices.Clone(r.samples)
+	r.mu.Unlock()
+	return ratesOf(kept, now), nil
+}
+
+func ratesOf(kept []sample, now sample) api.Rates {
+	out := api.Rates{Rates: []api.Rate{}, Late: []api.Lateness{}, Series: []api.RatePoint{}}
+	since := now
+	for i := len(kept) - 1; i >= 0; i-- {
+		since = kept[i]
+		if now.at.Sub(since.at) >= rateOver {
+			break
+		}
+	}
+	over := now.at.Sub(since.at).Seconds()
+	out.OverSeconds = over
+	per := func(is, was, seconds float64) float64 {
+		if seconds <= 0 {
+			return 0
+		}
+		return (is - was) / seconds
+	}
+	whats := []string{whatTrigger}
+	for _, c := range notify.Channels {
+		whats = append(whats, c.String())
+	}
+	slices.Sort(whats)
+	for _, w := range whats {
+		one := api.Rate{
+			What: w, Accepted: per(now.accepted[w], since.accepted[w], over),
+			Reached: per(now.reached[w], since.reached[w], over), Failed: per(now.failed[w], since.failed[w], over),
+		}
+		others := func(s *sample) float64 { return s.ends[w] - s.reached[w] - s.failed[w] } // whole numbers still
+		one.Other = per(others(&now), others(&since), over)
+		out.Rates = append(out.Rates, one)
+	}
+	for _, w := range []string{"timer", whatTrigger} {
+		out.Late = append(out.Late, lateness(w, now.late[w], since.late[w]))
+	}
+	sum := func(of map[string]float64) (n float64) {
+		for _, v := range of {
+			n += v
+		}
+		return n
+	}
+	for i := 1; i < len(kept); i++ {
+		a, b := kept[i-1], kept[i]
+		took := b.at.Sub(a.at).Seconds()
+		out.Series = append(out.Series, api.RatePoint{
+			At: b.at.UTC(), Accepted: per(sum(b.accepted), sum(a.accepted), took),
+			Ended: per(sum(b.reached)+sum(b.failed), sum(a.reached)+sum(a.failed), took),
+		})
+	}
+	return out
+}
+
+// lateness is of what a histogram counted between two readings.
+func lateness(what string, is, was *dto.Histogram) api.Lateness {
+	out := api.Lateness{What: what}
+	n := float64(is.GetSampleCount()) - float64(was.GetSampleCount())
+	if n <= 0 {
+		return out
+	}
+	before := func(i int) float64 {
+		if bs := was.GetBucket(); i < len(bs) {
+			return float64(bs[i].GetCumulativeCount())
+		}
+		return 0
+	}
+	quantile := func(q float64) float64 {
+		top := 0.0
+		for i, b := range is.GetBucket() {
+			top = b.GetUpperBound()
+			if float64(b.GetCumulativeCount())-before(i) >= q*n {
+				break
+			}
+		}
+		return top // of what lies above all buckets: the highest
+	}
+	out.N, out.P50, out.P99 = n, quantile(.5), quantile(.99)
+	return out
+}
+
+// accounts of the providers that have some.
+func (n *Node) accounts(context.Context) (any, error) {
+	out := api.Accounts{Items: []api.Account{}}
+	add := func(provider string, list []limit.AccountStatus) {
+		for _, a := range list {
+			one := api.Account{Provider: provider, Account: a.Name, State: a.Breaker.State.String(), Room: a.Tokens}
+			if a.Breaker.State != limit.Closed {
+				one.Reason = a.Breaker.Reason.String()
+				if !a.Breaker.Until.IsZero() {
+					one.ProbeAt = &a.Breaker.Until
+				}
+			}
+			if !a.Blocked.IsZero() {
+				one.State, one.BlockedUntil = "blocked", &a.Blocked
+			}
+			out.Items = append(out.Items, one)
+		}
+	}
+	if p := n.provs.twilio; p != nil {
+		add("twilio", p.Accounts())
+	}
+	if p := n.provs.sendgrid; p != nil {
+		add("sendgrid", p.Accounts())
+	}
+	return out, nil
+}

@@ -1,0 +1,102 @@
+package app
+
+import (
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/notifyd/notifyd/pkg/api"
+)
+
+// ratesOfMetrics are rates over counters of their own.
+func ratesOfMetrics() (*rates, *metrics) {
+	vec := func(name string, labels ...string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "notifyd_" + name}, labels)
+	}
+	late := func(name string) prometheus.Histogram {
+		return prometheus.NewHistogram(prometheus.HistogramOpts{Name: "notifyd_" + name, Buckets: []float64{.01, .1, 1}})
+	}
+	m := &metrics{
+		accepted: vec("accepted_receivers_total", "channel", "category"), outcomes: vec("outcomes_total", "lane", "state"),
+		triggersCreated: prometheus.NewCounter(prometheus.CounterOpts{Name: "notifyd_triggers_created_total"}),
+		triggersEnded:   vec("triggers_ended_total", "state"), timerLate: late("timer_late_seconds"), triggerLate: late("trigger_late_seconds"),
+	}
+	return newRates(m), m
+}
+
+func TestRates(t *testing.T) {
+	t.Parallel()
+	r, m := ratesOfMetrics()
+	at := time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
+	for range 100 { // of long ago, in no rate and no quantile
+		m.timerLate.Observe(.005)
+	}
+	add(m.outcomes, 1000, "push", "FAILED")
+	for i := range 80 { // 400 s: more than are kept
+		if err := r.take(at.Add(time.Duration(i) * rateStep)); err != nil {
+			t.Fatal(err)
+		}
+		if i == 67 { // then 60 s and more are left
+			add(m.accepted, 600, "push", "alert")
+			add(m.accepted, 60, "email", "digest")
+			add(m.outcomes, 300, "push", "DELIVERED")
+			add(m.outcomes, 30, "push-bulk", "SENT")
+			add(m.outcomes, 6, "push", "FAILED")
+			add(m.outcomes, 3, "push", "DEFERRED")
+			m.triggersCreated.Add(120)
+			add(m.triggersEnded, 60, "FIRED")
+			for range 98 {
+				m.timerLate.Observe(.005)
+			}
+			m.timerLate.Observe(.05)
+			m.timerLate.Observe(.5)
+		}
+	}
+	now, err := r.read(at.Add(79 * rateStep))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := ratesOf(r.samples, now)
+	if len(r.samples) != rateKeep || len(got.Series) != rateKeep-1 || got.OverSeconds != 60 {
+		t.Errorf("%d samples, %d points, over %g s", len(r.samples), len(got.Series), got.OverSeconds)
+	}
+	for _, want := range []api.Rate{
+		{What: "email", Accepted: 1}, {What: "push", Accepted: 10, Reached: 5.5, Failed: .1, Other: .05}, {What: "sms"}, {What: "trigger", Accepted: 2, Reached: 1},
+	} {
+		found := false
+		for _, one := range got.Rates {
+			found = found || one == want
+		}
+		if !found {
+			t.Errorf("%+v is not in %+v", want, got.Rates)
+		}
+	}
+	if want := (api.Lateness{What: "timer", N: 100, P50: .01, P99: .1}); got.Late[0] != want {
+		t.Errorf("%+v, want %+v", got.Late[0], want)
+	}
+	if want := (api.Lateness{What: "trigger"}); got.Late[1] != want {
+		t.Errorf("%+v, want %+v", got.Late[1], want)
+	}
+	sum := 0.0
+	for _, p := range got.Series {
+		sum += p.Accepted * rateStep.Seconds()
+	}
+	if sum != 780 {
+		t.Errorf("the steps sum to %g accepted", sum)
+	}
+}
+
+func TestRatesAtTheStart(t *testing.T) {
+	t.Parallel()
+	r, m := ratesOfMetrics()
+	at := time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
+	add(m.accepted, 7, "sms", "otp")
+	now, err := r.read(at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := ratesOf(nil, now); got.OverSeconds != 0 || len(got.Rates) != 4 || got.Rates[2].Accepted != 0 || len(got.Series) != 0 {
+		t.Errorf("without a sample: %+v", got)
+	}
+}

@@ -1,0 +1,179 @@
+package web
+
+import (
+	"cmp"
+	"fmt"
+	"html/template"
+	"maps"
+	"math"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// funcs are what templates can say.
+func (p *Page) funcs() template.FuncMap {
+	return template.FuncMap{
+		"command":   command,
+		"num":       number,
+		"rate":      rate,
+		"secs":      seconds,
+		"percent":   func(v float64) string { return strconv.FormatFloat(100*v, 'f', -1, 64) + "%" },
+		"ms":        func(ms int64) time.Time { return time.UnixMilli(ms).UTC() },
+		"iso":       func(t time.Time) string { return t.UTC().Format("2006-01-02T15:04:05.000Z") },
+		"utc":       func(t time.Time) string { return t.UTC().Format("Jan 2 15:04:05") },
+		"clock":     func(t time.Time) string { return t.UTC().Format("15:04:05.000") },
+		"minute":    func(t time.Time) string { return t.UTC().Format("15:04") },
+		"ago":       func(t time.Time) string { return distance(t, p.cfg.Now()) },
+		"span":      span,
+		"sums":      sums,
+		"plain":     func(s string) string { return strings.ReplaceAll(s, "_", " ") },
+		"words":     func(s string) []string { return strings.Split(s, " ") },
+		"lettersOf": lettersOf,
+		"tone":      tone,
+		"seg":       url.PathEscape,
+		"dict":      dict,
+		"ratio":     func(ms float64) float64 { return ms / 1000 },
+		"list":      func(v ...string) []string { return v },
+		"add":       func(a, b int) int { return a + b },
+	}
+}
+
+// dict makes a map of its arguments, for templates that take several.
+func dict(kv ...any) (map[string]any, error) {
+	m := map[string]any{}
+	for i := 0; i+1 < len(kv); i += 2 {
+		k, ok := kv[i].(string)
+		if !ok {
+			return nil, fmt.Errorf("dict: %v is no name", kv[i])
+		}
+		m[k] = kv[i+1]
+	}
+	return m, nil
+}
+
+// number writes an integer with a comma every three digits.
+func number(v any) string {
+	s := ""
+	switch n := v.(type) {
+	case float64:
+		s = strconv.FormatFloat(math.Round(n), 'f', 0, 64)
+	default:
+		s = fmt.Sprint(n)
+	}
+	sign := ""
+	if strings.HasPrefix(s, "-") {
+		sign, s = "-", s[1:]
+	}
+	for i := len(s) - 3; i > 0; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return sign + s
+}
+
+// rate writes a number per second with as many digits as say something.
+func rate(v float64) string {
+	switch {
+	case v == 0:
+		return "0"
+	case v < 0.01:
+		return "<0.01"
+	case v < 10:
+		return strconv.FormatFloat(math.Round(v*100)/100, 'f', -1, 64)
+	case v < 100:
+		return strconv.FormatFloat(math.Round(v*10)/10, 'f', -1, 64)
+	}
+	return number(v)
+}
+
+func seconds(s float64) string { return span(time.Duration(s * float64(time.Second))) }
+
+// span writes a duration in its two largest units.
+func span(d time.Duration) string {
+	day := 24 * time.Hour
+	switch {
+	case d < 0:
+		return "-" + span(-d)
+	case d == 0:
+		return "0"
+	case d < time.Second:
+		return strconv.FormatFloat(math.Round(float64(d)/1e4)/100, 'f', -1, 64) + " ms"
+	case d < time.Minute:
+		return strconv.FormatFloat(math.Round(d.Seconds()*10)/10, 'f', -1, 64) + " s"
+	case d < time.Hour:
+		return strings.TrimSuffix(fmt.Sprintf("%d min %d s", d/time.Minute, d%time.Minute/time.Second), " 0 s")
+	case d < day:
+		return strings.TrimSuffix(fmt.Sprintf("%d h %d min", d/time.Hour, d%time.Hour/time.Minute), " 0 min")
+	}
+	return strings.TrimSuffix(fmt.Sprintf("%d d %d h", d/day, d%day/time.Hour), " 0 h")
+}
+
+// distance says how far a time is from now, in one unit.
+func distance(t, now time.Time) string {
+	d := now.Sub(t)
+	form := "%s ago"
+	if d < 0 {
+		d, form = -d, "in %s"
+	}
+	switch {
+	case d < time.Second:
+		return "now"
+	case d < time.Minute:
+		return fmt.Sprintf(form, fmt.Sprintf("%d s", int(d.Seconds())))
+	case d < time.Hour:
+		return fmt.Sprintf(form, fmt.Sprintf("%d min", int(d.Minutes())))
+	case d < 48*time.Hour:
+		return fmt.Sprintf(form, fmt.Sprintf("%d h", int(d.Hours())))
+	}
+	return fmt.Sprintf(form, fmt.Sprintf("%d d", int(d.Hours()/24)))
+}
+
+// lettersOf selects the dead letters of what a circuit stands before.
+func lettersOf(circuit string) filter {
+	kind, name, _ := strings.Cut(circuit, ":")
+	f := filter{State: "any"}
+	switch {
+	case kind == "caller":
+		f.Caller, f.Channel = name, "trigger"
+	case name == "twilio":
+		f.Channel = "sms" // letters name the account
+	case name == "sendgrid":
+		f.Channel = "email"
+	default:
+		f.Provider = name
+	}
+	return f
+}
+
+// counted is one entry of a map of counts.
+type counted struct {
+	Name string
+	N    int
+}
+
+// sums are the entries of a map, the largest first.
+func sums(m map[string]int) []counted {
+	out := make([]counted, 0, len(m))
+	for _, k := range slices.Sorted(maps.Keys(m)) {
+		out = append(out, counted{k, m[k]})
+	}
+	slices.SortStableFunc(out, func(a, b counted) int { return cmp.Compare(b.N, a.N) })
+	return out
+}
+
+// tone says how a state is coloured; its word says the same.
+func tone(state string) string {
+	switch state {
+	case "closed", "ok", "done", "DELIVERED", "SENT", "FIRED":
+		return "ok"
+	case "open", "fail", "failed", "stopped", "FAILED", "dead":
+		return "bad"
+	case "half-open", "blocked", "warn", "paused", "waiting", "DEFERRED", "UNKNOWN", "EXPIRED":
+		return "warn"
+	case "running", "ACCEPTED", "SCHEDULED", "PENDING", "IN_FLIGHT":
+		return "run"
+	}
+	return "off"
+}

@@ -1,0 +1,222 @@
+package web
+
+import (
+	"errors"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// find leads from what was typed to its page: an id, or a user's.
+func (p *Page) find(v *visit) error {
+	s := strings.TrimSpace(v.r.URL.Query().Get("q"))
+	switch {
+	case s == "":
+		return v.goTo(Prefix)
+	case strings.HasPrefix(s, "job_"):
+		return v.goTo(Prefix + "jobs/" + url.PathEscape(s))
+	case strings.HasPrefix(s, "ntf_"), strings.HasPrefix(s, "trg_"), strings.HasPrefix(s, "cmp_"):
+		return v.goTo(Prefix + "id/" + url.PathEscape(s))
+	}
+	return v.goTo(Prefix + "users/" + url.PathEscape(s))
+}
+
+// idBody is what became of one thing: one of the three is set.
+type idBody struct {
+	ID       string
+	Timeline *api.Timeline
+	Story    []moment
+	Summary  *api.Summary
+	Trigger  *api.TriggerStatus
+	Letter   *api.DeadLetter // where it failed for good
+}
+
+// moment is an event and how long it came after the one before.
+type moment struct {
+	api.TimelineEvent
+	After string
+}
+
+func story(events []api.TimelineEvent) (out []moment) {
+	var before *time.Time
+	for _, e := range events {
+		m := moment{TimelineEvent: e}
+		if e.At != nil {
+			if before != nil && !e.At.Before(*before) {
+				m.After = "+" + span(e.At.Sub(*before))
+			}
+			before = e.At
+		}
+		out = append(out, m)
+	}
+	return out
+}
+
+// First is the id of the first receiver of a fan-out.
+func (b *idBody) First() string { return b.ID + "-0" }
+
+func (p *Page) id(v *visit) error {
+	b := idBody{ID: v.r.PathValue("id")}
+	var err error
+	switch {
+	case strings.HasPrefix(b.ID, "cmp_"):
+		err = set(&b.Summary)(v.client.Campaign(v.ctx, b.ID, api.Page{}))
+	case strings.HasPrefix(b.ID, "trg_"):
+		err = set(&b.Trigger)(v.client.TriggerStatus(v.ctx, b.ID))
+		if err == nil && b.Trigger.Status == "FAILED" {
+			b.letter(v)
+		}
+	default:
+		err = set(&b.Timeline)(v.client.Timeline(v.ctx, b.ID))
+		if e, ok := errors.AsType[*notify.Error](err); ok && e.Code == "index_missing" {
+			err = set(&b.Summary)(v.client.Summary(v.ctx, b.ID, api.Page{}))
+		}
+		if err == nil && b.Timeline != nil {
+			b.Story = story(b.Timeline.Events)
+			if b.Timeline.Status.Status == "FAILED" {
+				b.letter(v)
+			}
+		}
+	}
+	if err != nil {
+		return err
+	}
+	return v.show("id", b.ID, &b)
+}
+
+// letter looks for the dead letter; there may be none yet, or none any more.
+func (b *idBody) letter(v *visit) {
+	if d, err := v.client.DeadLetter(v.ctx, b.ID); err == nil {
+		b.Letter = &d
+	}
+}
+
+// set returns a function that stores what a call returned.
+func set[T any](to **T) func(T, error) error {
+	return func(v T, err error) error {
+		if err == nil {
+			*to = &v
+		}
+		return err
+	}
+}
+
+type userBody struct {
+	User string
+	Page api.UserHistory
+	Next string
+}
+
+func (p *Page) user(v *visit) error {
+	b := userBody{User: v.r.PathValue("id")}
+	var err error
+	if b.Page, err = v.client.UserNotifications(v.ctx, b.User, v.r.URL.Query().Get("cursor"), 50); err != nil {
+		return err
+	}
+	if b.Page.Cursor != "" {
+		b.Next = with(Prefix+"users/"+url.PathEscape(b.User), url.Values{"cursor": {b.Page.Cursor}})
+	}
+	return v.show("user", "Notifications of "+b.User, &b)
+}
+
+// chart is the forecast of an hour, drawn.
+type chart struct {
+	api.Forecast
+	Peak int64
+	Bars []bar
+	Rows []forecastRow
+}
+
+// bar is a part of a minute's column, in units of the drawing.
+type bar struct {
+	What                string
+	X, Y, Width, Height float64
+}
+
+type forecastRow struct {
+	Minute time.Time
+	By     map[string]int64
+	Sum    int64
+}
+
+// Size of a drawing; the page scales it.
+const (
+	chartWidth  = 600.0
+	chartHeight = 80.0
+)
+
+// whats are what can become due, in the order they are stacked.
+var whats = []string{"push", "sms", "email", "trigger"}
+
+func (p *Page) forecastOf(v *visit) (c chart, err error) {
+	if c.Forecast, err = v.client.Forecast(v.ctx, time.Time{}, time.Time{}); err != nil {
+		return c, err
+	}
+	for _, m := range c.Minutes {
+		if n := len(c.Rows); n == 0 || !c.Rows[n-1].Minute.Equal(m.Minute) {
+			c.Rows = append(c.Rows, forecastRow{Minute: m.Minute, By: map[string]int64{}})
+		}
+		r := &c.Rows[len(c.Rows)-1]
+		r.By[m.What] += m.Count
+		r.Sum += m.Count
+		c.Peak = max(c.Peak, r.Sum)
+	}
+	minutes := max(1, c.To.Sub(c.From.Truncate(time.Minute)).Minutes())
+	width := chartWidth / minutes
+	for _, r := range c.Rows {
+		y := chartHeight
+		x := r.Minute.Sub(c.From.Truncate(time.Minute)).Minutes() * width
+		for _, w := range whats {
+			if n := r.By[w]; n > 0 {
+				h := max(1, chartHeight*float64(n)/float64(c.Peak))
+				y -= h
+				c.Bars = append(c.Bars, bar{w, x, y, max(1, width-1), h})
+			}
+		}
+	}
+	return c, nil
+}
+
+func (p *Page) forecast(v *visit) error {
+	c, err := p.forecastOf(v)
+	if err != nil {
+		return err
+	}
+	return v.show("forecast", "Due in the next hour", &c)
+}
+
+// Line is the series of rates as points of a drawing.
+func (b *overviewBody) Line(what string) string {
+	series := b.Rates.V.Series
+	top := b.SeriesPeak()
+	if len(series) < 2 || top == 0 {
+		return ""
+	}
+	var s strings.Builder
+	for i, pt := range series {
+		v := pt.Accepted
+		if what == "ended" {
+			v = pt.Ended
+		}
+		// The latest at the right, whatever there is.
+		x := chartWidth - float64(len(series)-1-i)*chartWidth/60
+		s.WriteString(number(x) + "," + strconv.FormatFloat(chartHeight-2-(chartHeight-4)*v/top, 'f', 1, 64) + " ")
+	}
+	return strings.TrimSpace(s.String())
+}
+
+// SeriesPeak is the highest rate of the series.
+func (b *overviewBody) SeriesPeak() (top float64) {
+	for _, pt := range b.Rates.V.Series {
+		top = max(top, pt.Accepted, pt.Ended)
+	}
+	return top
+}
+
+// Order keeps what is stacked in one order.
+func (c chart) Order() []string { return slices.Clone(whats) }

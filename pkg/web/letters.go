@@ -1,0 +1,368 @@
+package web
+
+import (
+	"encoding/base64"
+	"encoding/json"
+
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// filter is what a query says of dead letters. Its times are kept as they were
+// written, so that links and commands say the same.
+type filter struct {
+	Channel, Category, Class, Code, Provider, Caller, Template, State, Attempts, Where, Since, Until string
+	All                                                                                              bool
+}
+
+// fields of a filter, by the names of the query and of notifyctl's flags.
+func (f *filter) fields() []struct {
+	Name string
+	To   *string
+} {
+	return []struct {
+		Name string
+		To   *string
+	}{
+		{"channel", &f.Channel}, {"category", &f.Category}, {"class", &f.Class}, {"code", &f.Code}, {"provider", &f.Provider},
+		{"caller", &f.Caller}, {"template", &f.Template}, {"attempts", &f.Attempts}, {"where", &f.Where}, {"since", &f.Since}, {"until", &f.Until},
+	}
+}
+
+func readFilter(q url.Values) (f filter) {
+	for _, x := range f.fields() {
+		*x.To = strings.TrimSpace(q.Get(x.Name))
+	}
+	f.State = strings.TrimSpace(q.Get("state"))
+	f.All = q.Get("all") == "1"
+	return f
+}
+
+// query is the filter as part of a link.
+func (f filter) query() url.Values {
+	q := url.Values{}
+	for _, x := range f.fields() {
+		if *x.To != "" {
+			q.Set(x.Name, *x.To)
+		}
+	}
+	if f.State != "" && f.State != "dead" {
+		q.Set("state", f.State)
+	}
+	return q
+}
+
+// Link of the list with this filter.
+func (f filter) Link() string { return with(Prefix+"dead-letters", f.query()) }
+
+// Plan is the link of a plan of what the filter selects.
+func (f filter) Plan(kind string) string {
+	q := f.query()
+	q.Del("state")
+	q.Set("kind", kind)
+	return with(Prefix+"plan", q)
+}
+
+// Empty reports that the filter selects everything.
+func (f filter) Empty() bool { return len(f.query()) == 0 }
+
+// args are notifyctl's flags.
+func (f filter) args() (out []string) {
+	for _, x := range f.fields() {
+		out = append(out, "--"+x.Name, *x.To)
+	}
+	return out
+}
+
+// Command that lists the same.
+func (f filter) Command() string {
+	state := f.State
+	if state == "any" {
+		state = ""
+	}
+	return command(append(append([]string{"dlq", "ls"}, f.args()...), "--state", state)...)
+}
+
+func with(path string, q url.Values) string {
+	if len(q) == 0 {
+		return path
+	}
+	return path + "?" + q.Encode()
+}
+
+// moment reads a time, or a distance back such as -24h.
+func (f *filter) moment(field, s string, now time.Time) (time.Time, error) {
+	if s == "" {
+		return time.Time{}, nil
+	}
+	if d, err := time.ParseDuration(s); err == nil && d <= 0 {
+		return now.Add(d), nil
+	}
+	t, err := time.Parse(time.RFC3339, s)
+	if err != nil {
+		return t, notify.Invalid("bad_time", field, "a time such as 2026-11-22T10:00:00Z, or a distance back such as -24h")
+	}
+	return t, nil
+}
+
+func (f *filter) spec(now time.Time) (out api.LetterFilter, err error) {
+	out = api.LetterFilter{
+		Channel: f.Channel, Category: f.Category, Class: f.Class, Code: f.Code, Provider: f.Provider, Caller: f.Caller,
+		Template: f.Template, Attempts: f.Attempts, Where: f.Where, All: f.All,
+	}
+	for _, t := range []struct {
+		field, in string
+		to        *int64
+	}{{"since", f.Since, &out.Since}, {"until", f.Until, &out.Until}} {
+		at, err := f.moment(t.field, t.in, now)
+		if err != nil {
+			return out, err
+		}
+		if !at.IsZero() {
+			*t.to = at.UnixMilli()
+		}
+	}
+	return out, nil
+}
+
+// letterPage is how many dead letters a page lists.
+const letterPage = 25
+
+type lettersBody struct {
+	Filter filter
+	Cursor string
+	Page   part[api.DeadLetterPage]
+	Top    part[api.LetterTop]
+	Next   string
+}
+
+// GroupFilter is the filter narrowed to one way to fail.
+func (b *lettersBody) GroupFilter(g api.LetterGroup) filter {
+	f := b.Filter
+	f.Channel, f.Class, f.Code, f.Provider, f.Template = g.Channel, g.Class, g.Code, g.Provider, g.Template
+	return f
+}
+
+// Replayable says that a plan would select something here.
+func (b *lettersBody) Replayable() bool { return b.Filter.State == "dead" && len(b.Page.V.Items) > 0 }
+
+func (p *Page) deadLetters(v *visit) error {
+	q := v.r.URL.Query()
+	b := lettersBody{Filter: readFilter(q), Cursor: q.Get("cursor")}
+	if b.Filter.State == "" {
+		b.Filter.State = "dead"
+	}
+	f := &b.Filter
+	list, err := f.spec(p.cfg.Now())
+	if err != nil {
+		return err
+	}
+	want := api.DeadLetterQuery{
+		Caller: f.Caller, Channel: f.Channel, Category: f.Category, Class: f.Class, Code: f.Code, Provider: f.Provider, Template: f.Template,
+		State: f.State, Attempts: f.Attempts, Where: f.Where, Cursor: b.Cursor, Limit: letterPage,
+	}
+	if f.State == "any" {
+		want.State = ""
+	}
+	// The cursor holds only for the same query: a distance back is another one
+	// with each page.
+	if since, until := q.Get("since_ms"), q.Get("until_ms"); b.Cursor != "" {
+		list.Since, _ = strconv.ParseInt(since, 10, 64)
+		list.Until, _ = strconv.ParseInt(until, 10, 64)
+	}
+	if list.Since != 0 {
+		want.Since = time.UnixMilli(list.Since)
+	}
+	if list.Until != 0 {
+		want.Until = time.UnixMilli(list.Until)
+	}
+	var qs questions
+	askLetters := func() (api.DeadLetterPage, error) { return v.client.DeadLetters(v.ctx, want) }
+	ask(&qs, &b.Page, askLetters)
+	if b.Cursor == "" {
+		list.State = want.State
+		ask(&qs, &b.Top, func() (api.LetterTop, error) { return v.client.TopDeadLetters(v.ctx, list, 8) })
+	}
+	qs.wait()
+	if b.Page.Err != nil && notify.KindOf(b.Page.Err) == notify.KindInvalid {
+		return b.Page.Err
+	}
+	if b.Page.V.Cursor != "" {
+		next := f.query()
+		next.Set("cursor", b.Page.V.Cursor)
+		next.Set("since_ms", strconv.FormatInt(list.Since, 10))
+		next.Set("until_ms", strconv.FormatInt(list.Until, 10))
+		b.Next = with(Prefix+"dead-letters", next)
+	}
+	return v.show("deadletters", "Dead letters", &b)
+}
+
+// planBody is a plan and the form that carries it out.
+type planBody struct {
+	Kind    string
+	Filter  filter
+	Options options
+	Plan    api.Plan
+	Spec    string // of the plan, for the form
+	Command string
+	Empty   bool // no filter, and nobody said that all is meant
+	All     string
+}
+
+// options of a replay, as the form has them.
+type options struct {
+	Rate, Canary, AbortIf                 string
+	Expired, Collapse, Order, OpenCircuit string
+}
+
+// By are the counts of a plan under their names, in a fixed order.
+func (b *planBody) By() (out []struct {
+	Name   string
+	Counts map[string]int
+}) {
+	for _, name := range []string{"caller", "channel", "provider", "class", "code", "template"} {
+		if len(b.Plan.Counts[name]) > 0 {
+			out = append(out, struct {
+				Name   string
+				Counts map[string]int
+			}{name, b.Plan.Counts[name]})
+		}
+	}
+	return out
+}
+
+// Eta is how long it takes at the rate, behind the canary.
+func (b *planBody) Eta() time.Duration { return time.Duration(b.Plan.EtaMs) * time.Millisecond }
+
+func pick(s string, of ...string) string {
+	if slices.Contains(of, s) {
+		return s
+	}
+	return of[0]
+}
+
+func (p *Page) plan(v *visit) error {
+	q := v.r.URL.Query()
+	b := planBody{Kind: pick(q.Get("kind"), "replay", "discard"), Filter: readFilter(q)}
+	b.Filter.State = "dead"
+	b.Options = options{
+		Rate: strings.TrimSpace(q.Get("rate")), Canary: strings.TrimSpace(q.Get("canary")), AbortIf: strings.TrimSpace(q.Get("abort_if")),
+		Expired: pick(q.Get("expired"), "skip", "send", "fail"), Collapse: pick(q.Get("collapse"), "none", "latest-per-recipient"),
+		Order: pick(q.Get("order"), "offset", "due"), OpenCircuit: pick(q.Get("open_circuit"), "stop", "wait"),
+	}
+	title := "Plan a " + b.Kind
+	if b.Filter.Empty() && !b.Filter.All {
+		q.Set("all", "1")
+		b.Empty, b.All = true, with(Prefix+"plan", q)
+		return v.show("plan", title, &b)
+	}
+	spec := api.JobSpec{Kind: b.Kind}
+	var err error
+	if spec.Filter, err = b.Filter.spec(p.cfg.Now()); err != nil {
+		return err
+	}
+	if err = b.Options.into(&spec); err != nil {
+		return err
+	}
+	if b.Plan, err = v.client.Plan(v.ctx, spec); err != nil {
+		return err
+	}
+	raw, err := json.Marshal(b.Plan.Spec)
+	if err != nil {
+		return err
+	}
+	b.Spec = base64.RawURLEncoding.EncodeToString(raw)
+	b.Command = b.command()
+	return v.show("plan", title, &b)
+}
+
+// into reads the numbers; the API knows their limits and defaults.
+func (o *options) into(spec *api.JobSpec) (err error) {
+	if spec.Kind != "replay" {
+		*o = options{}
+		return nil
+	}
+	number := func(field, s string) float64 {
+		n, nerr := strconv.ParseFloat(s, 64)
+		if nerr != nil && err == nil {
+			err = notify.Invalid("bad_number", field, "a number")
+		}
+		return n
+	}
+	if o.Rate == "" {
+		o.Rate = "50"
+	}
+	if o.Canary == "" {
+		o.Canary = "10"
+	}
+	if o.AbortIf == "" {
+		o.AbortIf = "20"
+	}
+	spec.Rate, spec.AbortIf = number("rate", o.Rate), number("abort_if", o.AbortIf)/100
+	if spec.AbortIf == 0 {
+		spec.AbortIf = -1
+	}
+	if spec.Canary = int(number("canary", o.Canary)); spec.Canary == 0 {
+		spec.Canary = -1
+	}
+	spec.Expired, spec.Collapse, spec.Order, spec.OpenCircuit = o.Expired, o.Collapse, o.Order, o.OpenCircuit
+	return err
+}
+
+// command that makes the same plan.
+func (b *planBody) command() string {
+	args := append([]string{"dlq", b.Kind}, b.Filter.args()...)
+	if b.Filter.All {
+		args = append(args, "--all")
+	}
+	if b.Kind == "replay" {
+		o := &b.Options
+		unless := func(s, def string) string {
+			if s == def {
+				return ""
+			}
+			return s
+		}
+		abort := o.AbortIf + "%"
+		if b.Plan.Spec.AbortIf < 0 {
+			abort = "never"
+		}
+		args = append(args, "--rate", o.Rate, "--canary", o.Canary, "--abort-if", abort, "--expired", unless(o.Expired, "skip"),
+			"--collapse", unless(o.Collapse, "none"), "--order", unless(o.Order, "offset"), "--if-open-circuit", unless(o.OpenCircuit, "stop"))
+	}
+	return command(args...)
+}
+
+// startJob carries out the plan that was shown: the server refuses when what it
+// selects has changed since.
+func (p *Page) startJob(v *visit) error {
+	raw, err := base64.RawURLEncoding.DecodeString(v.r.PostFormValue("spec"))
+	var r api.JobRequest
+	if err == nil {
+		err = json.Unmarshal(raw, &r.Spec)
+	}
+	if err != nil {
+		return notify.Invalid("bad_form", "spec", "the form does not hold a plan; open it again")
+	}
+	if r.Spec.Kind == "discard" && strings.TrimSpace(v.r.PostFormValue("confirm")) != "discard" {
+		return notify.Invalid("not_confirmed", "confirm", `type "discard" to say that it is meant; go back and try again`)
+	}
+	r.Digest = v.r.PostFormValue("digest")
+	r.Entries, _ = strconv.Atoi(v.r.PostFormValue("entries"))
+	r.Approval = v.r.PostFormValue("approval") == "1"
+	v.client.Reason = oneLine(v.r.PostFormValue("reason"))
+	j, err := v.client.StartJob(v.ctx, r)
+	if err != nil {
+		return err
+	}
+	return v.goTo(Prefix + "jobs/" + url.PathEscape(j.ID))
+}
+
+// oneLine is what may stand in a header.
+func oneLine(s string) string { return notify.EscapeControls(strings.Join(strings.Fields(s), " ")) }

@@ -1,0 +1,205 @@
+package web
+
+import (
+	"cmp"
+	"encoding/json"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// finding is one thing the server's doctor looked at.
+type finding struct {
+	Check  string `json:"check"`
+	Level  string `json:"level"`
+	Detail string `json:"detail"`
+	Repair string `json:"repair"`
+}
+
+// groupLag is how far a consumer group is behind.
+type groupLag struct {
+	Group    string `json:"group"`
+	Topic    string `json:"topic"`
+	Lag      int64  `json:"lag"`
+	InFlight int    `json:"in_flight"`
+	Paused   int    `json:"paused"`
+}
+
+// callerFailures is what failed of one caller.
+type callerFailures struct {
+	Caller   string
+	Day      int
+	Hour     int
+	TopCode  string // the most frequent code, and how many
+	TopClass string
+	TopCount int
+}
+
+type overviewBody struct {
+	Rates    part[api.Rates]
+	Lag      part[[]groupLag]
+	Findings part[[]finding]
+	Circuits part[[]api.Circuit]
+	Accounts part[[]api.Account]
+	Failed   part[failuresBody]
+	Jobs     part[[]api.Job]
+	Forecast part[chart]
+}
+
+// Bad are the findings that are not ok, the worst first.
+func (b *overviewBody) Bad() (out []finding) {
+	for _, level := range []string{"fail", "warn"} {
+		for _, f := range b.Findings.V {
+			if f.Level == level {
+				out = append(out, f)
+			}
+		}
+	}
+	return out
+}
+
+// Level is that of the worst finding.
+func (b *overviewBody) Level() string {
+	if bad := b.Bad(); len(bad) > 0 {
+		return bad[0].Level
+	}
+	return "ok"
+}
+
+// Behind sums the lag of all groups.
+func (b *overviewBody) Behind() (n int64) {
+	for _, l := range b.Lag.V {
+		n += l.Lag
+	}
+	return n
+}
+
+// Sum of the rates of every channel and of triggers.
+func (b *overviewBody) Sum() (sum api.Rate) {
+	for _, r := range b.Rates.V.Rates {
+		sum.Accepted += r.Accepted
+		sum.Reached += r.Reached
+		sum.Failed += r.Failed
+		sum.Other += r.Other
+	}
+	return sum
+}
+
+// Late is the worse of the two 99% quantiles, of what there was.
+func (b *overviewBody) Late() (worst api.Lateness) {
+	for _, l := range b.Rates.V.Late {
+		if l.N > 0 && l.P99 >= worst.P99 {
+			worst = l
+		}
+	}
+	return worst
+}
+
+// Busy are the groups that have something to do or hold a lane.
+func (b *overviewBody) Busy() []groupLag {
+	return slices.DeleteFunc(slices.Clone(b.Lag.V), func(l groupLag) bool { return l.Lag == 0 && l.InFlight == 0 && l.Paused == 0 })
+}
+
+func (p *Page) overview(v *visit) error {
+	var b overviewBody
+	var q questions
+	ask(&q, &b.Rates, func() (api.Rates, error) { return v.client.Rates(v.ctx) })
+	ask(&q, &b.Lag, func() ([]groupLag, error) { return decoded[[]groupLag](v.client.Lag(v.ctx)) })
+	ask(&q, &b.Findings, func() ([]finding, error) { return decoded[[]finding](v.client.Doctor(v.ctx)) })
+	ask(&q, &b.Circuits, func() ([]api.Circuit, error) {
+		cs, err := v.client.Circuits(v.ctx)
+		return slices.DeleteFunc(cs.Items, func(c api.Circuit) bool { return c.State == "closed" }), err
+	})
+	ask(&q, &b.Accounts, func() ([]api.Account, error) {
+		as, err := v.client.Accounts(v.ctx)
+		return slices.DeleteFunc(as.Items, func(a api.Account) bool { return a.State == "closed" }), err
+	})
+	ask(&q, &b.Failed, func() (failuresBody, error) { return p.failuresOf(v) })
+	ask(&q, &b.Jobs, func() ([]api.Job, error) { return v.client.Jobs(v.ctx, 5) })
+	ask(&q, &b.Forecast, func() (chart, error) { return p.forecastOf(v) })
+	q.wait()
+	return v.show("overview", "Overview", &b)
+}
+
+// decoded reads an answer that is JSON of the server's own.
+func decoded[T any](raw json.RawMessage, err error) (out T, _ error) {
+	if err != nil {
+		return out, err
+	}
+	if err := json.Unmarshal(raw, &out); err != nil {
+		return out, &notify.Error{Kind: notify.KindInternal, Code: "bad_answer", Msg: "the server's answer is not the JSON expected", Err: err}
+	}
+	return out, nil
+}
+
+// failuresBody is what failed in the last 24 hours.
+type failuresBody struct {
+	Callers []callerFailures
+	Top     api.LetterTop
+}
+
+func (p *Page) failuresOf(v *visit) (out failuresBody, err error) {
+	day, err := v.failedSince(&p.top, 24*time.Hour)
+	if err != nil {
+		return out, err
+	}
+	hour, err := v.failedSince(&p.hour, time.Hour)
+	if err != nil {
+		return out, err
+	}
+	out.Top = day
+	by := map[string]*callerFailures{}
+	for caller, n := range day.Callers {
+		by[caller] = &callerFailures{Caller: caller, Day: n, Hour: hour.Callers[caller]}
+	}
+	for i := range day.Groups {
+		g := &day.Groups[i]
+		for caller, n := range g.Callers {
+			if c := by[caller]; c != nil && n > c.TopCount {
+				c.TopCode, c.TopClass, c.TopCount = g.Code, g.Class, n
+			}
+		}
+	}
+	for _, c := range by {
+		out.Callers = append(out.Callers, *c)
+	}
+	slices.SortFunc(out.Callers, func(a, b callerFailures) int {
+		return cmp.Or(cmp.Compare(b.Day, a.Day), strings.Compare(a.Caller, b.Caller))
+	})
+	return out, nil
+}
+
+func (p *Page) failures(v *visit) error {
+	b, err := p.failuresOf(v)
+	if err != nil {
+		return err
+	}
+	return v.show("failures", "Failures of the last 24 hours", &b)
+}
+
+type circuitsBody struct {
+	Circuits part[[]api.Circuit]
+	Accounts part[[]api.Account]
+}
+
+func (p *Page) circuits(v *visit) error {
+	var b circuitsBody
+	var q questions
+	ask(&q, &b.Circuits, func() ([]api.Circuit, error) {
+		cs, err := v.client.Circuits(v.ctx)
+		return cs.Items, err
+	})
+	ask(&q, &b.Accounts, func() ([]api.Account, error) {
+		as, err := v.client.Accounts(v.ctx)
+		return as.Items, err
+	})
+	q.wait()
+	rank := func(state string) int { return slices.Index([]string{"open", "blocked", "half-open"}, state) }
+	worst := func(a, b string) int { return cmp.Compare(uint(rank(a)), uint(rank(b))) } // -1 is the greatest
+	slices.SortStableFunc(b.Circuits.V, func(x, y api.Circuit) int { return worst(x.State, y.State) })
+	slices.SortStableFunc(b.Accounts.V, func(x, y api.Account) int { return worst(x.State, y.State) })
+	return v.show("circuits", "Circuits and accounts", &b)
+}

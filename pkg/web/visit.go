@@ -1,0 +1,217 @@
+package web
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// visit is one request of somebody who has signed in.
+type visit struct {
+	page    *Page
+	w       http.ResponseWriter
+	r       *http.Request
+	ctx     context.Context
+	user    User
+	session string
+	client  *api.Client
+}
+
+// askFor is how long a page waits for the API.
+const askFor = 10 * time.Second
+
+// look answers a GET.
+func (p *Page) look(w http.ResponseWriter, r *http.Request, h func(*visit) error) {
+	v, ok := p.enter(w, r)
+	if !ok {
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), askFor)
+	defer cancel()
+	v.ctx = ctx
+	if err := h(v); err != nil {
+		v.fail(err)
+	}
+}
+
+// change answers a POST: only of our own forms, and only of whoever may.
+func (p *Page) change(w http.ResponseWriter, r *http.Request, h func(*visit) error) {
+	v, ok := p.enter(w, r)
+	if !ok {
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), askFor)
+	defer cancel()
+	v.ctx = ctx
+	var err error
+	switch {
+	case r.ParseForm() != nil:
+		err = notify.Invalid("bad_form", "", "the form could not be read")
+	case !p.sessions.fits(v.session, r.PostFormValue("csrf")):
+		err = &notify.Error{Kind: notify.KindForbidden, Code: "bad_form_token", Msg: "this form is not one of your session; open the page again"}
+	case !v.user.MayChange:
+		err = &notify.Error{Kind: notify.KindForbidden, Code: "read_only", Msg: "your token only looks: changes need the scope " + api.ScopeOperate}
+	default:
+		err = h(v)
+	}
+	if err != nil {
+		v.fail(err)
+	}
+}
+
+// enter finds who asks; else it leads to the form to sign in.
+func (p *Page) enter(w http.ResponseWriter, r *http.Request) (*visit, bool) {
+	name := p.cookie(r, cookieSession)
+	s, ok := p.sessions.find(name)
+	var user User
+	if ok {
+		var err error
+		if user, err = p.cfg.Verify(r.Context(), s.token); err != nil && notify.KindOf(err) != notify.KindUnauthorized {
+			p.refuse(w, http.StatusServiceUnavailable, "Tokens cannot be checked now.")
+			return nil, false
+		}
+		ok = err == nil && user.MayLook
+	}
+	if !ok {
+		if name != "" {
+			p.sessions.end(name)
+			p.setCookie(w, r, cookieSession, "", -1)
+		}
+		to := Prefix + "sign-in"
+		if r.Method == http.MethodGet && r.URL.RequestURI() != Prefix {
+			to += "?next=" + url.QueryEscape(r.URL.RequestURI())
+		}
+		http.Redirect(w, r, to, http.StatusSeeOther)
+		return nil, false
+	}
+	return &visit{
+		page: p, w: w, r: r, user: user, session: name,
+		client: &api.Client{
+			BaseURL: "http://notifyd", HTTPClient: &http.Client{Transport: inProcess{p.cfg.API}}, UserAgent: "notifyd-page",
+			Context: "operator page", Token: func(context.Context) (string, error) { return s.token, nil },
+		},
+	}, true
+}
+
+// show renders a page for the visitor.
+func (v *visit) show(name, title string, body any) error {
+	v.render(http.StatusOK, name, title, body)
+	return nil
+}
+
+// live names the pages that are fetched again while they are looked at.
+var live = map[string]bool{"overview": true, "failures": true, "circuits": true, "jobs": true, "job": true, "id": true, "forecast": true}
+
+func (v *visit) render(status int, name, title string, body any) {
+	nav := name
+	switch name {
+	case "job":
+		nav = "jobs"
+	case "plan":
+		nav = "dead-letters"
+	case "deadletters":
+		nav = "dead-letters"
+	}
+	v.page.render(v.w, status, name, view{
+		Title: title, Nav: nav, User: v.user, CSRF: v.page.sessions.csrf(v.session), Live: live[name], Body: body,
+	})
+}
+
+// fail shows an error as a page.
+func (v *visit) fail(err error) {
+	problem := problemOf(err)
+	status := api.StatusOf(problem.Kind, problem.Code)
+	v.render(status, "error", "Error", problem)
+}
+
+// problemOf is what an error says; what is none of ours is not shown.
+func problemOf(err error) *notify.Error {
+	if e, ok := errors.AsType[*notify.Error](err); ok {
+		return e
+	}
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+		return notify.Unavailable("timeout", 0, err)
+	}
+	return &notify.Error{Kind: notify.KindInternal, Code: "internal", Msg: "an error on our side", Err: err}
+}
+
+// goTo leads on after a change.
+func (v *visit) goTo(path string) error {
+	http.Redirect(v.w, v.r, path, http.StatusSeeOther)
+	return nil
+}
+
+// signInBody is what the form to sign in shows.
+type signInBody struct {
+	Next  string
+	Error string
+	CSRF  string
+}
+
+// nextOf is where a sign-in leads: a page of ours, whatever the query says.
+func nextOf(raw string) string {
+	u, err := url.Parse(raw)
+	if err != nil || u.Scheme != "" || u.Host != "" || u.Opaque != "" || !strings.HasPrefix(raw, Prefix) || strings.Contains(u.Path, "//") || strings.Contains(u.Path, `\`) {
+		return Prefix
+	}
+	return raw
+}
+
+func (p *Page) signInForm(w http.ResponseWriter, r *http.Request) {
+	p.showSignIn(w, r, http.StatusOK, nextOf(r.URL.Query().Get("next")), "")
+}
+
+func (p *Page) showSignIn(w http.ResponseWriter, r *http.Request, status int, next, problem string) {
+	form := p.cookie(r, cookieForm)
+	if form == "" {
+		form = p.sessions.name()
+		p.setCookie(w, r, cookieForm, form, int(sessionLasts.Seconds()))
+	}
+	p.render(w, status, "signin", view{Title: "Sign in", Body: signInBody{Next: next, Error: problem, CSRF: p.sessions.csrf(form)}})
+}
+
+func (p *Page) signIn(w http.ResponseWriter, r *http.Request) {
+	if r.ParseForm() != nil {
+		p.refuse(w, http.StatusBadRequest, "The form could not be read.")
+		return
+	}
+	next := nextOf(r.PostFormValue("next"))
+	if !p.sessions.fits(p.cookie(r, cookieForm), r.PostFormValue("csrf")) {
+		p.showSignIn(w, r, http.StatusForbidden, next, "The form was too old. Try again; cookies must be allowed.")
+		return
+	}
+	token := strings.TrimSpace(r.PostFormValue("token"))
+	user, err := p.cfg.Verify(r.Context(), token)
+	switch {
+	case token == "":
+		p.showSignIn(w, r, http.StatusUnprocessableEntity, next, "Paste a token.")
+	case err != nil && notify.KindOf(err) != notify.KindUnauthorized:
+		p.showSignIn(w, r, http.StatusServiceUnavailable, next, "Tokens cannot be checked now. Try again.")
+	case err != nil:
+		p.showSignIn(w, r, http.StatusUnauthorized, next, "Not signed in: "+problemOf(err).Msg+".")
+	case !user.MayLook:
+		p.showSignIn(w, r, http.StatusForbidden, next, "Not signed in: the token has neither the scope "+api.ScopeObserve+" nor "+api.ScopeOperate+".")
+	default:
+		p.sessions.end(p.cookie(r, cookieSession))
+		p.setCookie(w, r, cookieForm, "", -1)
+		p.setCookie(w, r, cookieSession, p.sessions.begin(token), int(sessionLasts.Seconds()))
+		http.Redirect(w, r, next, http.StatusSeeOther)
+	}
+}
+
+func (p *Page) signOut(w http.ResponseWriter, r *http.Request) {
+	name := p.cookie(r, cookieSession)
+	if r.ParseForm() != nil || !p.sessions.fits(name, r.PostFormValue("csrf")) {
+		p.refuse(w, http.StatusForbidden, "This form is not one of your session.")
+		return
+	}
+	p.sessions.end(name)
+	p.setCookie(w, r, cookieSession, "", -1)
+	http.Redirect(w, r, Prefix+"sign-in", http.StatusSeeOther)
+}

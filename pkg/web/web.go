@@ -1,0 +1,268 @@
+package web
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"embed"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"html/template"
+	"io/fs"
+	"log/slog"
+	"net/http"
+	"path"
+	"strings"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Prefix is where the page is served.
+const Prefix = "/ui/"
+
+// User is who a token speaks for. Who may change may look.
+type User struct {
+	Name      string
+	MayLook   bool
+	MayChange bool
+}
+
+// Config of a Page. API and Verify are required.
+type Config struct {
+	// API is the server's own, asked in this process.
+	API http.Handler
+	// Verify returns who a token speaks for; a token that is not good is an error
+	// of notify.KindUnauthorized. It is asked with every request.
+	Verify func(ctx context.Context, token string) (User, error)
+	// Secure marks cookies even where this process sees no TLS: something in front
+	// ends it.
+	Secure bool
+	Log    *slog.Logger     // nil: discarded
+	Now    func() time.Time // nil: time.Now
+}
+
+// Page serves the operator page. It may be used from many goroutines.
+type Page struct {
+	cfg      Config
+	mux      *http.ServeMux
+	pages    map[string]*template.Template
+	assets   map[string]asset
+	style    string // paths of assets, with their hashes
+	script   string
+	icon     string
+	sessions *sessions
+	origin   *http.CrossOriginProtection
+	top      remembered[api.LetterTop]
+	hour     remembered[api.LetterTop]
+}
+
+type asset struct {
+	kind string
+	data []byte
+}
+
+//go:embed templates/*.html
+var templates embed.FS
+
+//go:embed assets/*
+var assets embed.FS
+
+// New reads the templates; what it returns needs no Run.
+func New(cfg Config) (*Page, error) {
+	if cfg.API == nil || cfg.Verify == nil {
+		return nil, errors.New("web: API and Verify are required")
+	}
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	key := make([]byte, 32)
+	rand.Read(key) // never fails
+	p := &Page{
+		cfg: cfg, mux: http.NewServeMux(), pages: map[string]*template.Template{}, assets: map[string]asset{},
+		sessions: newSessions(key, cfg.Now), origin: http.NewCrossOriginProtection(),
+	}
+	if err := p.readAssets(); err != nil {
+		return nil, err
+	}
+	if err := p.readTemplates(); err != nil {
+		return nil, err
+	}
+	p.routes()
+	return p, nil
+}
+
+// readAssets names each by its hash, so that browsers keep it as long as it is.
+func (p *Page) readAssets() error {
+	kinds := map[string]string{".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
+	for name, to := range map[string]*string{"style.css": &p.style, "page.js": &p.script, "icon.svg": &p.icon} {
+		data, err := fs.ReadFile(assets, "assets/"+name)
+		if err != nil {
+			return err
+		}
+		sum := sha256.Sum256(data)
+		ext := path.Ext(name)
+		at := strings.TrimSuffix(name, ext) + "." + hex.EncodeToString(sum[:6]) + ext
+		p.assets[at] = asset{kinds[ext], data}
+		*to = Prefix + "assets/" + at
+	}
+	return nil
+}
+
+func (p *Page) readTemplates() error {
+	base, err := template.New("layout.html").Funcs(p.funcs()).ParseFS(templates, "templates/layout.html", "templates/parts.html")
+	if err != nil {
+		return err
+	}
+	names, err := fs.Glob(templates, "templates/*.html")
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		short := strings.TrimSuffix(path.Base(name), ".html")
+		if short == "layout" || short == "parts" {
+			continue
+		}
+		t, err := base.Clone()
+		if err == nil {
+			t, err = t.ParseFS(templates, name)
+		}
+		if err != nil {
+			return err
+		}
+		p.pages[short] = t
+	}
+	return nil
+}
+
+func (p *Page) routes() {
+	look := func(pattern string, h func(*visit) error) {
+		p.mux.HandleFunc("GET "+pattern, func(w http.ResponseWriter, r *http.Request) { p.look(w, r, h) })
+	}
+	change := func(pattern string, h func(*visit) error) {
+		p.mux.HandleFunc("POST "+pattern, func(w http.ResponseWriter, r *http.Request) { p.change(w, r, h) })
+	}
+	look(Prefix+"{$}", p.overview)
+	look(Prefix+"failures", p.failures)
+	look(Prefix+"circuits", p.circuits)
+	look(Prefix+"dead-letters", p.deadLetters)
+	look(Prefix+"plan", p.plan)
+	look(Prefix+"jobs", p.jobs)
+	look(Prefix+"jobs/{id}", p.job)
+	look(Prefix+"forecast", p.forecast)
+	look(Prefix+"audit", p.audit)
+	look(Prefix+"find", p.find)
+	look(Prefix+"id/{id}", p.id)
+	look(Prefix+"users/{id}", p.user)
+	change(Prefix+"jobs", p.startJob)
+	change(Prefix+"jobs/{id}", p.changeJob)
+	p.mux.HandleFunc("GET "+Prefix+"sign-in", p.signInForm)
+	p.mux.HandleFunc("POST "+Prefix+"sign-in", p.signIn)
+	p.mux.HandleFunc("POST "+Prefix+"sign-out", p.signOut)
+	p.mux.HandleFunc("GET "+Prefix+"assets/{name}", p.asset)
+	p.mux.HandleFunc(Prefix, func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodGet && r.Method != http.MethodHead {
+			p.refuse(w, http.StatusMethodNotAllowed, "There is nothing here that takes this.")
+			return
+		}
+		p.look(w, r, func(*visit) error {
+			return &notify.Error{Kind: notify.KindNotFound, Code: api.CodeRouteNotFound, Msg: "there is no such page"}
+		})
+	})
+}
+
+// headers that every answer carries. No script and no style but our own files
+// runs; nobody frames the page; nothing of it is kept.
+func headers(h http.Header) {
+	h.Set("Content-Security-Policy", "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; "+
+		"form-action 'self'; base-uri 'none'; frame-ancestors 'none'")
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("X-Frame-Options", "DENY")
+	h.Set("Referrer-Policy", "same-origin")
+	h.Set("Cross-Origin-Opener-Policy", "same-origin")
+	h.Set("Cross-Origin-Resource-Policy", "same-origin")
+	h.Set("Permissions-Policy", "camera=(), geolocation=(), microphone=()")
+	h.Set("Cache-Control", "no-store")
+}
+
+// maxForm bounds the body of a form: the largest holds a plan's spec.
+const maxForm = 1 << 20
+
+// ServeHTTP implements http.Handler for paths under Prefix.
+func (p *Page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	headers(w.Header())
+	r.Body = http.MaxBytesReader(w, r.Body, maxForm)
+	if err := p.origin.Check(r); err != nil {
+		p.refuse(w, http.StatusForbidden, "This came from another site.")
+		return
+	}
+	p.mux.ServeHTTP(w, r)
+}
+
+func (p *Page) asset(w http.ResponseWriter, r *http.Request) {
+	a, ok := p.assets[r.PathValue("name")]
+	if !ok {
+		p.refuse(w, http.StatusNotFound, "There is no such file.")
+		return
+	}
+	w.Header().Set("Content-Type", a.kind)
+	w.Header().Set("Cache-Control", "public, max-age=31536000, immutable")
+	_, _ = w.Write(a.data)
+}
+
+// refuse answers where no page can be shown.
+func (p *Page) refuse(w http.ResponseWriter, status int, text string) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.WriteHeader(status)
+	fmt.Fprintln(w, text)
+}
+
+// view is what every template sees.
+type view struct {
+	Title               string
+	Nav                 string // which entry is the current one
+	User                User
+	CSRF                string
+	Now                 time.Time
+	Style, Script, Icon string
+	Live                bool // it is fetched again while it is looked at
+	Body                any
+}
+
+// render writes a page. Whatever data held, nothing leaves here that a terminal
+// or the direction of text would act on: see notify.IsControl.
+func (p *Page) render(w http.ResponseWriter, status int, name string, v view) {
+	v.Now, v.Style, v.Script, v.Icon = p.cfg.Now(), p.style, p.script, p.icon
+	var b bytes.Buffer
+	if err := p.pages[name].Execute(&b, v); err != nil {
+		p.cfg.Log.Error("the operator page could not be made", "page", name, "err", err)
+		p.refuse(w, http.StatusInternalServerError, "The page could not be made; the server's log says why.")
+		return
+	}
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	w.WriteHeader(status)
+	_, _ = w.Write(harmless(b.Bytes()))
+}
+
+// harmless escapes control characters of all but line ends and tabs.
+func harmless(page []byte) []byte {
+	var out bytes.Buffer
+	for len(page) > 0 {
+		end := bytes.IndexAny(page, "\n\t")
+		if end < 0 {
+			end = len(page)
+		}
+		out.WriteString(notify.EscapeControls(string(page[:end])))
+		if page = page[end:]; len(page) > 0 {
+			out.WriteByte(page[0])
+			page = page[1:]
+		}
+	}
+	return out.Bytes()
+}
