@@ -76,12 +76,14 @@ var mayImport = map[string]string{
 	"pkg/tui":     "load",
 	"pkg/audit":   "engine notify stream history schedule api",
 
+	"pkg/tui/console": "notify api cli",
+
 	// The only place that knows more than one engine. Load and tui belong to
 	// notifyctl, faulty and enginetest to tests.
-	"pkg/app": everything("load", "tui", "engine/faulty", "engine/enginetest"),
+	"pkg/app": everything("load", "tui", "tui/console", "engine/faulty", "engine/enginetest"),
 
 	"cmd/notifyd":   "app api backup notify server simulator load cli",
-	"cmd/notifyctl": "app api archive backup load tui notify cli when plan explain promcheck docs dashboards",
+	"cmd/notifyctl": "app api archive backup load tui tui/console notify cli when plan explain promcheck docs dashboards",
 }
 
 // everything stands for all packages of pkg but some.

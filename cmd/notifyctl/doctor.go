@@ -20,6 +20,8 @@ type finding struct {
 	Level  string `json:"level"` // ok, warn, fail
 	Detail string `json:"detail"`
 	Repair string `json:"repair,omitempty"`
+
+	Used *float64 `json:"used,omitempty"` // share of what there is, 0 to 1
 }
 
 // levels of findings, the mildest first.

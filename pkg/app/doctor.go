@@ -19,6 +19,8 @@ type Finding struct {
 	Level  string `json:"level"` // "ok", "warn" or "fail"
 	Detail string `json:"detail"`
 	Repair string `json:"repair,omitempty"` // what to do; of level ok: nothing
+
+	Used *float64 `json:"used,omitempty"` // of what there is, 0 to 1; nil: nothing that fills
 }
 
 // repairs say what to do about a finding that is not ok, by the check or, where
@@ -61,8 +63,15 @@ func (n *Node) doctor(ctx context.Context) (any, error) {
 		}
 		fs = append(fs, f)
 	}
+	used := func(part, of float64) { // says how full what was added last is
+		if of > 0 {
+			share := part / of
+			fs[len(fs)-1].Used = &share
+		}
+	}
 	use := n.broker.Guard().Usage()
 	add("log", use.Err != nil, "fail", "%d of %d MiB, fsync %s%s", use.LogBytes>>20, use.CapBytes>>20, use.Fsync.Round(10*time.Microsecond), suffix(use.Err))
+	used(float64(use.LogBytes), float64(use.CapBytes))
 	add("log size", use.LogBytes > use.CapBytes*3/4, "warn", "%.0f%% of the cap; trimmed behind sealed history and outcomes", 100*float64(use.LogBytes)/float64(use.CapBytes))
 	losses := n.losses()
 	for _, l := range losses {
@@ -82,6 +91,7 @@ func (n *Node) doctor(ctx context.Context) (any, error) {
 	if d, err := n.store.DiskUsage(); err == nil {
 		bad, level := diskLevel(d.Available, n.cfg.Log.MinFreeMiB)
 		add("disk", bad, level, "%d MiB free of %d; intake stops at %d", d.Available>>20, d.Total>>20, n.cfg.Log.MinFreeMiB)
+		used(float64(d.Total)-float64(d.Available), float64(d.Total))
 	}
 	damaged := n.history.Damaged()
 	add("history", len(damaged) > 0, "fail", "%d segments, %d damaged files", n.history.Stats().Segments, len(damaged))

@@ -1,0 +1,131 @@
+package console
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+)
+
+// Server is what the page asks of a server; an *api.Client is one. Its methods
+// are called from several goroutines. Repeating is the page's own affair: a
+// client should not retry.
+type Server interface {
+	Rates(ctx context.Context) (api.Rates, error)
+	Lag(ctx context.Context) (json.RawMessage, error)
+	Doctor(ctx context.Context) (json.RawMessage, error)
+	Circuits(ctx context.Context) (api.Circuits, error)
+	TopDeadLetters(ctx context.Context, f api.LetterFilter, limit int) (api.LetterTop, error)
+	DeadLetters(ctx context.Context, f api.DeadLetterQuery) (api.DeadLetterPage, error)
+	Jobs(ctx context.Context, limit int) ([]api.Job, error)
+	Forecast(ctx context.Context, from, to time.Time) (api.Forecast, error)
+	Schedules(ctx context.Context, f api.ScheduleQuery) (api.ScheduledPage, error)
+
+	Plan(ctx context.Context, spec api.JobSpec) (api.Plan, error)
+	StartJob(ctx context.Context, r api.JobRequest) (api.Job, error)
+	ChangeJob(ctx context.Context, id, change string) (api.Job, error)
+	SetCircuit(ctx context.Context, name, to string) (api.Circuit, error)
+}
+
+// Options say which server the page shows, and how.
+type Options struct {
+	Server  Server
+	URL     string // of the server
+	Context string // of notifyctl; empty: none
+	// Protected: changes are confirmed by typing the context's name.
+	Protected bool
+	// ReadOnly says why nothing can be changed, for people; empty: it can.
+	ReadOnly string
+	// Command writes the command line of notifyctl that these words mean, quoted
+	// for a shell. nil: "notifyctl" and the words.
+	Command func(words ...string) string
+	// ASCII: only characters of ASCII are drawn, besides what users wrote.
+	ASCII bool
+	// Timeout of one request; default 10 s.
+	Timeout time.Duration
+	// Now is the clock; nil: time.Now.
+	Now func() time.Time
+	// Parse reads a moment a person wrote, such as -2h, for filters.
+	Parse func(s string, now time.Time) (time.Time, error)
+}
+
+// finding is one line of the doctor.
+type finding struct {
+	Check  string   `json:"check"`
+	Level  string   `json:"level"` // ok, warn, fail
+	Detail string   `json:"detail"`
+	Repair string   `json:"repair"`
+	Used   *float64 `json:"used"` // share of what there is, 0 to 1; nil: it is no fill
+}
+
+// lane is how far one consumer group is behind one topic.
+type lane struct {
+	Group    string `json:"group"`
+	Topic    string `json:"topic"`
+	Lag      int64  `json:"lag"`
+	InFlight int    `json:"in_flight"`
+	Paused   int    `json:"paused"`
+}
+
+// snapshot is the latest answers. What was never answered is its zero value.
+type snapshot struct {
+	rates     api.Rates
+	lanes     []lane
+	findings  []finding
+	circuits  []api.Circuit
+	top       api.LetterTop // of those that are dead
+	letters   api.DeadLetterPage
+	jobs      []api.Job
+	forecast  api.Forecast
+	schedules api.ScheduledPage
+}
+
+const (
+	lettersShown   = 200
+	jobsShown      = 100
+	schedulesShown = 200
+	groupsShown    = 10
+)
+
+// ask fetches what a feed shows, as a change of the snapshot.
+func ask(ctx context.Context, s Server, f feed, q api.DeadLetterQuery) (func(*snapshot), error) {
+	switch f {
+	case feedRates:
+		v, err := s.Rates(ctx)
+		return func(t *snapshot) { t.rates = v }, err
+	case feedLag:
+		raw, err := s.Lag(ctx)
+		v, err := decode[[]lane](raw, err)
+		return func(t *snapshot) { t.lanes = v }, err
+	case feedDoctor:
+		raw, err := s.Doctor(ctx)
+		v, err := decode[[]finding](raw, err)
+		return func(t *snapshot) { t.findings = v }, err
+	case feedCircuits:
+		v, err := s.Circuits(ctx)
+		return func(t *snapshot) { t.circuits = v.Items }, err
+	case feedTop:
+		v, err := s.TopDeadLetters(ctx, api.LetterFilter{State: "dead"}, groupsShown)
+		return func(t *snapshot) { t.top = v }, err
+	case feedLetters:
+		v, err := s.DeadLetters(ctx, q)
+		return func(t *snapshot) { t.letters = v }, err
+	case feedJobs:
+		v, err := s.Jobs(ctx, jobsShown)
+		return func(t *snapshot) { t.jobs = v }, err
+	case feedForecast:
+		v, err := s.Forecast(ctx, time.Time{}, time.Time{})
+		return func(t *snapshot) { t.forecast = v }, err
+	default:
+		v, err := s.Schedules(ctx, api.ScheduleQuery{Status: "SCHEDULED", Limit: schedulesShown})
+		return func(t *snapshot) { t.schedules = v }, err
+	}
+}
+
+func decode[T any](raw json.RawMessage, err error) (v T, _ error) {
+	if err != nil {
+		return v, err
+	}
+	return v, json.Unmarshal(raw, &v)
+}
