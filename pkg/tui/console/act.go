@@ -38,34 +38,78 @@ type (
 	}
 )
 
+// verbs of the capital letters, by page.
+var verbs = [tabs]map[string]string{
+	tabLetters:  {"R": "replay"},
+	tabJobs:     {"P": "pause", "R": "resume", "X": "cancel", "A": "approve"},
+	tabCircuits: {"O": "open", "C": "close", "R": "reset"},
+}
+
 // change begins what a key changes on this page. It is asked about first.
 func (m *model) change(name string) tea.Cmd {
-	if !slices.ContainsFunc(hintsOf[m.tab], func(h hint) bool { return h.changes && h.keys == name }) {
+	verb := verbs[m.tab][name]
+	if verb == "" {
 		return nil
 	}
 	if why := m.opt.ReadOnly; why != "" {
-		m.say(fmt.Errorf("%s changes nothing here: %s", name, why))
+		m.say(fmt.Errorf("%s is off: %s", verb, why))
 		return nil
 	}
-	key := m.chosen[m.tab]
-	if m.layer == layerDetail {
-		key = m.detail.key
-	}
+	key := m.target()
 	if key == "" {
+		return nil
+	}
+	if why := m.refusal(hint{keys: name}); why != "" {
+		m.say(errors.New(why))
 		return nil
 	}
 	switch m.tab {
 	case tabLetters:
 		return m.planReplay(key)
 	case tabJobs:
-		m.changeJob(key, map[string]string{"P": "pause", "R": "resume", "X": "cancel", "A": "approve"}[name])
+		m.changeJob(key, verb)
 	case tabCircuits:
-		m.changeCircuit(key, map[string]string{"O": "open", "C": "close", "R": "reset"}[name])
-	}
-	if m.layer == layerConfirm && m.ask.word != "" {
-		return m.input.Focus()
+		m.changeCircuit(key, verb)
 	}
 	return nil
+}
+
+// target is the row that a change is about.
+func (m *model) target() string {
+	if m.layer == layerDetail {
+		return m.detail.key
+	}
+	return m.chosen[m.tab]
+}
+
+// refusal says why a change is not offered: the server would refuse it, or do
+// something else than what the list shows.
+func (m *model) refusal(h hint) string {
+	key := m.target()
+	switch m.tab {
+	case tabLetters:
+		if s := m.query.State; s != "" && s != "dead" {
+			return "the list is of those that are " + s + ": only dead ones are replayed"
+		}
+	case tabJobs:
+		verb := verbs[m.tab][h.keys]
+		if j := m.job(key); j != nil && !slices.Contains(jobMay[j.State], verb) {
+			return "a job that is " + j.State + " cannot be told to " + verb
+		}
+	case tabCircuits:
+		if !strings.HasPrefix(key, "caller:") {
+			return "circuits of providers follow their answers: only those of callers can be held"
+		}
+	}
+	return ""
+}
+
+func (m *model) job(id string) *api.Job {
+	i := slices.IndexFunc(m.data.jobs, func(j api.Job) bool { return j.ID == id })
+	if i < 0 {
+		return nil
+	}
+	return &m.data.jobs[i]
 }
 
 // put asks.
@@ -76,15 +120,12 @@ func (m *model) put(q *question) {
 	m.asking++
 	m.ask, m.layer, m.wrong, m.said = q, layerConfirm, "", notice{}
 	m.input.SetValue("")
+	m.input.Focus()
 }
 
 // planReplay asks for the plan of what the list selects or, on a detail, of that
 // one letter. The plan is asked about, and nothing but the plan is carried out.
 func (m *model) planReplay(key string) tea.Cmd {
-	if s := m.query.State; s != "" && s != "dead" {
-		m.say(fmt.Errorf("the list is of those that are %s: only dead ones are replayed", s))
-		return nil
-	}
 	f := selection(&m.query)
 	if m.layer == layerDetail {
 		id, _, _ := strings.Cut(key, " ")
@@ -156,13 +197,8 @@ func guardOf(s *api.JobSpec) string {
 }
 
 func (m *model) changeJob(id, change string) {
-	i := slices.IndexFunc(m.data.jobs, func(j api.Job) bool { return j.ID == id })
-	if i < 0 {
-		return
-	}
-	j := &m.data.jobs[i]
-	if may := jobMay[j.State]; !slices.Contains(may, change) {
-		m.say(fmt.Errorf("a job that is %s cannot be told to %s", j.State, change))
+	j := m.job(id)
+	if j == nil {
 		return
 	}
 	m.put(&question{
@@ -254,7 +290,7 @@ func (m *model) done(d doneMsg) tea.Cmd {
 	if d.err != nil {
 		m.refused(d.err)
 	} else {
-		m.said = notice{text: d.text, at: m.now}
+		m.said = notice{text: d.text, done: true, at: m.now}
 	}
 	for _, f := range []feed{feedLetters, feedTop, feedJobs, feedCircuits} {
 		m.states[f].due = time.Time{}

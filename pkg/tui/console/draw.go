@@ -133,13 +133,16 @@ func (m *model) status(w int) string {
 	case !m.link.away.IsZero():
 		again := "asking again"
 		if d := m.link.next.Sub(m.now); d > 0 {
-			again = fmt.Sprintf("asking again in %s (r: now)", cli.Span(d.Truncate(time.Second)+time.Second))
+			again = fmt.Sprintf("asking again in %s (r: now)", span(d+time.Second))
 		}
-		return st.bad.Render(st.fit(fmt.Sprintf(" %s the server is away for %s; %s: %s", st.fail, cli.Span(m.now.Sub(m.link.away).Truncate(time.Second)), again, cli.Clean(describe(m.link.err))), w))
+		return st.bad.Render(st.fit(fmt.Sprintf(" %s the server is away for %s; %s: %s", st.fail, span(m.now.Sub(m.link.away)), again, cli.Clean(cause(m.link.err))), w))
 	case m.said.text != "":
-		style, sign := &st.bold, st.ok
-		if m.said.bad {
+		style, sign := &st.bold, st.more
+		switch {
+		case m.said.bad:
 			style, sign = &st.warn, st.bang
+		case m.said.done:
+			sign = st.ok
 		}
 		return style.Render(st.fit(" "+sign+" "+cli.Clean(m.said.text), w))
 	case m.frozen:
@@ -189,19 +192,23 @@ func (m *model) keyLine(w int) string {
 		}
 	default:
 		for _, k := range hintsOf[m.tab] {
-			if m.opt.ReadOnly == "" {
+			if m.opt.ReadOnly == "" && m.refusal(k) == "" {
 				list = append(list, k)
 			}
 		}
+		list = append(list, hint{"q", "quit", false}, hint{"?", "help", false})
 		if m.layer == layerDetail {
 			list = append(list, hint{"esc", "back", false})
 		} else if m.tab != tabOverview {
 			list = append(list, hint{"enter", "details", false}, hint{"/", "filter", false})
 		}
-		list = append(list, hint{"p", map[bool]string{false: "stop", true: "go on"}[m.frozen], false}, hint{"r", "refresh", false}, hint{"1-5", "page", false}, hint{"?", "help", false}, hint{"q", "quit", false})
+		list = append(list, hint{"1-5", "page", false}, hint{"p", map[bool]string{false: "stop", true: "go on"}[m.frozen], false}, hint{"r", "refresh", false})
 	}
 	var b strings.Builder
 	for _, k := range list {
+		if w -= len(k.keys) + len(k.does) + 3; w < 0 {
+			break // what is not to be seen is in the help
+		}
 		b.WriteString(" " + st.accent.Bold(true).Render(k.keys) + " " + k.does + " ")
 	}
 	return b.String()
@@ -276,11 +283,12 @@ func (m *model) help(w int) []string {
 			out = append(out, " "+st.fit(tabNames[t], 12)+" "+strings.Join(parts, "  "))
 		}
 	}
-	changes := "capital letters change the server: they ask first, and show the command that does the same"
+	changes := "capital letters; they ask first, and show the command that does the same"
 	if m.opt.ReadOnly != "" {
-		changes = "capital letters are off: " + cli.Clean(m.opt.ReadOnly)
+		changes = "capital letters; they are off: " + cli.Clean(m.opt.ReadOnly)
 	}
-	return append(out, " "+changes, " filter of dead letters: "+strings.Join(filterWords, ": ")+":", " e.g. channel:push code:apns_410 since:-2h; elsewhere words a row must hold")
+	out = append(out, st.wrap("changes", changes, w)...)
+	return append(out, st.wrap("filters", "words a row must hold; of dead letters "+strings.Join(filterWords, ":, ")+":, such as channel:push since:-2h", w)...)
 }
 
 func (m *model) drawSheet(w, h int) []string {
@@ -314,7 +322,7 @@ func (s *styles) wrap(name, value string, w int) (out []string) {
 		if i > 0 {
 			name = ""
 		}
-		out = append(out, " "+s.dim.Render(s.fit(name, 13))+" "+line)
+		out = append(out, " "+s.dim.Render(s.fit(cli.Clean(name), 13))+" "+line)
 	}
 	return out
 }

@@ -56,12 +56,15 @@ type model struct {
 	ask    *question
 	asking int // raised with each question: answers to older ones are dropped
 	said   notice
+
+	interrupted bool // by Ctrl-C
 }
 
 // notice is what became of the last change.
 type notice struct {
 	text string
 	bad  bool
+	done bool
 	at   time.Time
 }
 
@@ -96,6 +99,7 @@ func newModel(ctx context.Context, o Options) *model {
 	m.input.Prompt = ""
 	m.input.CharLimit = 1000
 	m.input.SetVirtualCursor(false)
+	m.input.KeyMap.Paste.SetEnabled(false) // a terminal's own paste comes as text
 	m.setFilter("state:dead")
 	return m
 }
@@ -202,7 +206,8 @@ func (m *model) refresh() tea.Cmd {
 func (m *model) key(k tea.KeyPressMsg) tea.Cmd {
 	name := k.String()
 	if name == "ctrl+c" {
-		return tea.Interrupt
+		m.interrupted = true
+		return tea.Quit
 	}
 	switch m.layer {
 	case layerFilter:
@@ -238,7 +243,7 @@ func (m *model) key(k tea.KeyPressMsg) tea.Cmd {
 			m.layer, m.wrong = layerFilter, ""
 			m.input.SetValue(m.filter[m.tab])
 			m.input.CursorEnd()
-			return m.input.Focus()
+			m.input.Focus()
 		}
 	case "enter":
 		if key := m.chosen[m.tab]; key != "" && m.layer == layerNone {
@@ -354,12 +359,12 @@ func (m *model) keyFilter(name string, k tea.KeyPressMsg) tea.Cmd {
 }
 
 // typed passes what is typed on to the line that is being written.
-func (m *model) typed(msg tea.Msg) (cmd tea.Cmd) {
+func (m *model) typed(msg tea.Msg) tea.Cmd {
 	if m.layer == layerFilter || m.layer == layerConfirm && m.ask.word != "" {
 		m.wrong = ""
-		m.input, cmd = m.input.Update(msg)
+		m.input, _ = m.input.Update(msg) // what it would want besides is its own cursor
 	}
-	return cmd
+	return nil
 }
 
 // setFilter is for texts that are right.
@@ -376,6 +381,14 @@ func (m *model) setFilter(text string) {
 // say shows what became of a change.
 func (m *model) say(err error) {
 	m.said = notice{text: describe(err), bad: true, at: m.now}
+}
+
+// cause is why a server does not answer.
+func cause(err error) string {
+	if e, ok := errors.AsType[*notify.Error](err); ok && e.Err != nil {
+		return e.Err.Error()
+	}
+	return describe(err)
 }
 
 // describe is an error in one line: what, and its code.

@@ -43,7 +43,7 @@ func (s *styles) table(cols []column, rows [][]cell, w int) (head string, lines 
 		return n - gap + 1 // a margin at the left
 	}
 	for over := total() - w; over > 0; over = total() - w {
-		most, cut := -1, false
+		most := -1
 		for i, c := range cols {
 			if shown[i] && c.give > 0 && (most < 0 || c.give > cols[most].give) {
 				most = i
@@ -54,16 +54,14 @@ func (s *styles) table(cols []column, rows [][]cell, w int) (head string, lines 
 			continue
 		}
 		for i, c := range cols {
-			if c.least > 0 && wide[i] > c.least {
-				less := min(wide[i]-c.least, over)
-				wide[i] -= less
-				cut = true
-				break
+			if spare := wide[i] - c.least; c.least > 0 && spare > 0 && (most < 0 || spare > wide[most]-cols[most].least) {
+				most = i
 			}
 		}
-		if !cut {
+		if most < 0 {
 			break
 		}
+		wide[most] -= min(wide[most]-cols[most].least, (over+1)/2)
 	}
 	line := func(text func(i int) cell) string {
 		var b strings.Builder

@@ -177,7 +177,7 @@ func ago(now, t time.Time) string {
 	if t.IsZero() {
 		return ""
 	}
-	return cli.Span(max(0, now.Sub(t)).Truncate(time.Second)) + " ago"
+	return span(now.Sub(t)) + " ago"
 }
 
 // until writes how long it is to a time.
@@ -186,7 +186,15 @@ func until(now, t time.Time) string {
 	if d < time.Second {
 		return "now"
 	}
-	return "in " + cli.Span(d.Truncate(time.Second))
+	return "in " + span(d)
+}
+
+// span writes a length of time in whole seconds.
+func span(d time.Duration) string {
+	if d < 10*time.Second {
+		return fmt.Sprintf("%ds", max(0, d/time.Second))
+	}
+	return cli.Span(d)
 }
 
 func ms(v int64) time.Time {

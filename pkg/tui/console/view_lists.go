@@ -166,7 +166,7 @@ func (m *model) jobsPage(w, h int) []string {
 	}
 	return m.listOf(feedJobs, "jobs, newest first", []column{
 		{title: "job", least: 10}, {title: "kind"}, {title: "state"}, {title: "progress"}, {title: "planned", right: true, give: 3}, {title: "done", right: true},
-		{title: "skipped", right: true, give: 4}, {title: "failed", right: true, give: 2}, {title: "again", right: true, give: 5}, {title: "by", give: 6}, {title: "made", give: 7}, {title: "why", give: 1},
+		{title: "skipped", right: true, give: 4}, {title: "failed", right: true, give: 2}, {title: "again", right: true, give: 5}, {title: "by", give: 6}, {title: "made", give: 7}, {title: "why", least: 8},
 	}, rows, "no jobs: R on dead letters makes one", w, h)
 }
 

@@ -114,7 +114,7 @@ func (m *model) nowPanel(w int) []string {
 		for i := range d.top.Groups {
 			hour, before = hour+d.top.Groups[i].LastHour, before+d.top.Groups[i].HourAgo
 		}
-		dead += fmt.Sprintf(", %s in the last hour%s", cli.Count(hour), trend(hour, before))
+		dead += fmt.Sprintf(", %s this hour%s", cli.Count(hour), trend(hour, before))
 	}
 	line(feedTop, "dead letters", dead, d.top.Total > 0)
 	open := m.open()
@@ -127,16 +127,12 @@ func (m *model) nowPanel(w int) []string {
 	}
 	line(feedCircuits, "circuits", circuits, len(open) > 0)
 	var lag, flight int64
-	var paused, lanes int
 	for _, l := range d.lanes {
-		lag, flight, paused = lag+l.Lag, flight+int64(l.InFlight), paused+l.Paused
-		if l.Lag > 0 {
-			lanes++
-		}
+		lag, flight = lag+l.Lag, flight+int64(l.InFlight)
 	}
 	behind := "nothing"
 	if lag > 0 {
-		behind = fmt.Sprintf("%s records in %d lanes", cli.Count(lag), lanes)
+		behind = cli.Count(lag) + " records"
 	}
 	line(feedLag, "behind", fmt.Sprintf("%s, %s in flight", behind, cli.Count(flight)), false)
 	soon := int64(0)
@@ -145,11 +141,11 @@ func (m *model) nowPanel(w int) []string {
 			soon += x.Count
 		}
 	}
-	line(feedForecast, "waiting", fmt.Sprintf("%s due within the hour, %s in a minute", cli.Count(d.forecast.Total), cli.Count(soon)), false)
+	line(feedForecast, "waiting", fmt.Sprintf("%s due in an hour, %s in a minute", cli.Count(d.forecast.Total), cli.Count(soon)), false)
 	for _, l := range d.rates.Late {
 		text := "none came due"
 		if l.N > 0 {
-			text = fmt.Sprintf("half under %s, 99%% under %s late", cli.Span(seconds(l.P50)), cli.Span(seconds(l.P99)))
+			text = fmt.Sprintf("late p50 <%s, p99 <%s", cli.Span(seconds(l.P50)), cli.Span(seconds(l.P99)))
 		}
 		line(feedRates, l.What+"s", text, l.P99 > 1)
 	}
@@ -165,7 +161,7 @@ func (m *model) nowPanel(w int) []string {
 	}
 	jobs := fmt.Sprintf("%d running", running)
 	if len(stuck) > 0 {
-		jobs += fmt.Sprintf(", %d need somebody: %s", len(stuck), strings.Join(slices.Compact(slices.Sorted(slices.Values(stuck))), ", "))
+		jobs += fmt.Sprintf(", %d stuck: %s", len(stuck), strings.Join(slices.Compact(slices.Sorted(slices.Values(stuck))), ", "))
 	}
 	line(feedJobs, "jobs", jobs, len(stuck) > 0)
 	for _, f := range d.findings {
@@ -222,7 +218,7 @@ func (m *model) lanesPanel(w, h int) []string {
 	}
 	rows := make([][]cell, 0, len(list))
 	for _, l := range list {
-		name := strings.TrimPrefix(l.Group, "notifyd-")
+		name := strings.TrimSuffix(l.Group, "-workers")
 		if groups[l.Group] > 1 {
 			name += " " + l.Topic
 		}
