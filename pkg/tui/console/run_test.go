@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/charmbracelet/x/term"
 	"github.com/creack/pty"
+	"golang.org/x/term"
 )
 
 // screen is a terminal under test: what was written to it, and who waits.
@@ -80,7 +80,7 @@ func TestOnTerminal(t *testing.T) {
 			if err := pty.Setsize(ours, &pty.Winsize{Rows: 24, Cols: 80}); err != nil {
 				t.Fatal(err)
 			}
-			before, err := term.GetState(theirs.Fd())
+			before, err := term.GetState(int(theirs.Fd()))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -123,7 +123,7 @@ func TestOnTerminal(t *testing.T) {
 			case <-time.After(time.Minute):
 				t.Fatal("it does not end")
 			}
-			after, err := term.GetState(theirs.Fd())
+			after, err := term.GetState(int(theirs.Fd()))
 			if err != nil {
 				t.Fatal(err)
 			}
