@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes the pictures of the README again, from real output, in docs/img. It needs
-# chromium (CHROMIUM names another one) and Go; it builds what it shows.
+# chromium (CHROMIUM names another one), tmux and Go; it builds what it shows.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 chromium=${CHROMIUM:-chromium}
@@ -36,6 +36,8 @@ until [ "$(notifyctl sim summary -o json --jq .ids)" = 5 ]; do sleep 0.1; done
 inbox=$(awk '$1 == "Inbox" { print $2 }' "$work/dev.out")
 "$chromium" --headless --no-sandbox --disable-gpu --user-data-dir="$work/chromium" --hide-scrollbars \
 	--window-size=900,640 --screenshot="$out/inbox.png" "$inbox" >/dev/null 2>&1
+
+scripts/ui-picture.sh "$out/ui.png"
 
 # The operator page, of a server of its own with an afternoon of failures.
 NOTIFY_PICTURES=$out CHROMIUM=$chromium scripts/browser.sh -run TestPictures

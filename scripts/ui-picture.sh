@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# Draws notifyctl ui as a picture:  ui-picture.sh OUT.png
+# It needs a notifyd dev that the current context of notifyctl names, tmux, and
+# chromium (CHROMIUM names another one). It gives that server a minute of work, of
+# which some fails for good.
+set -euo pipefail
+out=$1 chromium=${CHROMIUM:-chromium} here=$(cd "$(dirname "$0")" && pwd) work=$(mktemp -d) sending=
+command -v tmux >/dev/null || { echo "no tmux: install it" >&2; exit 1; }
+tm() { tmux -S "$work/tmux" -f /dev/null "$@"; }
+trap '[ -z "$sending" ] || kill "$sending" 2>/dev/null || true; tm kill-server 2>/dev/null || true; rm -rf "$work"' EXIT
+
+batch() { # channel category count content
+	for i in $(seq "$3"); do
+		printf '{"channel":"%s","category":"%s","to":{"user_id":"user-%03d"},"content":%s}\n' "$1" "$2" $((i % 100)) "$4"
+	done
+}
+batch push transactional 90 '{"title":"Your order","body":"It is on its way."}' >"$work/orders.ndjson"
+{
+	batch sms otp 12 '{"body":"Your code is 482913"}'
+	batch email alert 25 '{"title":"New sign-in","body":"Was it you?"}'
+} >"$work/rest.ndjson"
+batch email marketing 60 '{"template":"spring"}' >"$work/spring.ndjson"
+for i in 4 11 11 26 26 26 43 58; do
+	notifyctl schedule --in "${i}m" --channel push --user ann --body 'Your table is ready' -q >/dev/null
+done
+notifyctl sim rule add error --provider sendgrid --template spring --status 400 -q >/dev/null
+notifyctl send -f "$work/spring.ndjson" -q >/dev/null
+(
+	for i in $(seq 45); do
+		for _ in $(seq $((1 + i % 7))); do notifyctl send -f "$work/orders.ndjson" -q || true; done
+		notifyctl send -f "$work/rest.ndjson" -q || true
+		sleep 1
+	done
+) >/dev/null 2>&1 &
+sending=$!
+until [ "$(notifyctl dlq stats --template spring -o json --jq .total)" = 60 ]; do sleep 0.2; done
+notifyctl dlq replay --template spring --yes --canary 5 -q >/dev/null 2>&1 || true # its guard stops it: the template is still broken
+sleep 45
+
+tm new-session -d -x 110 -y 34 'LC_ALL=C.UTF-8 TERM=xterm-256color notifyctl ui'
+for _ in $(seq 100); do
+	sleep 0.2
+	tm capture-pane -p | grep -q 'checks are well' && break
+done
+sleep 2
+tm capture-pane -e -p | awk -f "$here/screen.awk" >"$work/screen.html"
+tm send-keys q
+"$chromium" --headless --no-sandbox --disable-gpu --user-data-dir="$work/chromium" --hide-scrollbars \
+	--window-size=1030,676 --screenshot="$out" "file://$work/screen.html" >/dev/null 2>&1
+echo "$out"
