@@ -88,6 +88,9 @@ func TestAway(t *testing.T) {
 	f.fail(away)
 	c.pass(1250 * time.Millisecond)
 	c.shows("✗ the server is away for", "asking again in", "connection refused", "✗ away", "12,004") // what was known stays
+	if c.link.fails != 1 {
+		t.Errorf("answers that failed together count %d times", c.link.fails)
+	}
 	total := func() (n int) {
 		for _, k := range f.asked {
 			n += k
