@@ -14,11 +14,6 @@ batch() { # channel category count content
 		printf '{"channel":"%s","category":"%s","to":{"user_id":"user-%03d"},"content":%s}\n' "$1" "$2" $((i % 100)) "$4"
 	done
 }
-batch push transactional 90 '{"title":"Your order","body":"It is on its way."}' >"$work/orders.ndjson"
-{
-	batch sms otp 12 '{"body":"Your code is 482913"}'
-	batch email alert 25 '{"title":"New sign-in","body":"Was it you?"}'
-} >"$work/rest.ndjson"
 batch email marketing 60 '{"template":"spring"}' >"$work/spring.ndjson"
 for i in 4 11 11 26 26 26 43 58; do
 	notifyctl schedule --in "${i}m" --channel push --user ann --body 'Your table is ready' -q >/dev/null
@@ -26,9 +21,13 @@ done
 notifyctl sim rule add error --provider sendgrid --template spring --status 400 -q >/dev/null
 notifyctl send -f "$work/spring.ndjson" -q >/dev/null
 (
-	for i in $(seq 45); do
-		for _ in $(seq $((1 + i % 7))); do notifyctl send -f "$work/orders.ndjson" -q || true; done
-		notifyctl send -f "$work/rest.ndjson" -q || true
+	for i in $(seq 45); do # each batch is another one: the same again would be the same request
+		{
+			batch push transactional $((40 + i * 37 % 90)) "{\"title\":\"Your order\",\"body\":\"Order $i is on its way.\"}"
+			batch sms otp 12 "{\"body\":\"Your code is $((482913 + i))\"}"
+			batch email alert 25 "{\"title\":\"New sign-in\",\"body\":\"Was it you? ($i)\"}"
+		} >"$work/some.ndjson"
+		notifyctl send -f "$work/some.ndjson" -q || true
 		sleep 1
 	done
 ) >/dev/null 2>&1 &
