@@ -29,7 +29,9 @@ func TestUIWithoutTerminal(t *testing.T) {
 
 func TestReadOnlyToken(t *testing.T) {
 	t.Parallel()
-	jwt := func(claims string) string { return "e30." + base64.RawURLEncoding.EncodeToString([]byte(claims)) + ".sig" }
+	jwt := func(claims string) string {
+		return "e30." + base64.RawURLEncoding.EncodeToString([]byte(claims)) + ".sig"
+	}
 	for token, can := range map[string]bool{
 		jwt(`{"scope":"send operate"}`): true, jwt(`{"scope":"observe read"}`): false, jwt(`{"scope":"operates"}`): false,
 		jwt(`{}`): false, "opaque": true, "a.b.c": true, jwt(`[]`): true, "": true,

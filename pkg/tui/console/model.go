@@ -129,11 +129,14 @@ func (m *model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	case plannedMsg:
 		m.planned(msg)
 	case doneMsg:
-		return m, m.done(msg)
+		cmd := m.done(msg)
+		return m, cmd
 	case tea.KeyPressMsg:
-		return m, m.key(msg)
+		cmd := m.key(msg)
+		return m, cmd
 	case tea.PasteMsg:
-		return m, m.typed(msg)
+		cmd := m.typed(msg)
+		return m, cmd
 	}
 	return m, nil
 }

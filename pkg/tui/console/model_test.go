@@ -217,10 +217,10 @@ func TestFilters(t *testing.T) {
 	p.press("esc")
 	p.shows("ntf_01JD4Z8QSALE")
 	for in, want := range map[string]string{
-		"push":             `"push": write name:value`,
-		"colour:red":       `"colour:red": write name:value`,
-		"channel:":         "channel: has no value",
-		"since:yesterday ": "invalid duration",
+		"push":            `"push": write name:value`,
+		"colour:red":      `"colour:red": write name:value`,
+		"channel:":        "channel: has no value",
+		"since:yesterday": "invalid duration",
 	} {
 		p.press("2", "/", "ctrl+u", in, "enter")
 		p.send(tea.WindowSizeMsg{Width: 160, Height: 24})

@@ -127,5 +127,6 @@ func decode[T any](raw json.RawMessage, err error) (v T, _ error) {
 	if err != nil {
 		return v, err
 	}
-	return v, json.Unmarshal(raw, &v)
+	err = json.Unmarshal(raw, &v)
+	return v, err
 }
