@@ -23,6 +23,7 @@ type observed struct {
 	chunk notify.Chunk
 	index uint32
 	epoch uint16
+	old   bool // from before an operator's last start: no matter of the guard's
 }
 
 func (w *watch) add(o observed) {
@@ -32,8 +33,8 @@ func (w *watch) add(o observed) {
 	w.open = append(w.open, o)
 }
 
-// look counts what has settled since the last look.
-func (w *watch) look(ctx context.Context) (reached, refailed int, err error) {
+// look tells settled of each one that has settled since the last look.
+func (w *watch) look(ctx context.Context, settled func(o observed, failed bool)) error {
 	w.looked = time.Now()
 	type key struct {
 		index uint32
@@ -41,12 +42,14 @@ func (w *watch) look(ctx context.Context) (reached, refailed int, err error) {
 	}
 	rows := map[notify.Chunk]map[key][]notify.Row{}
 	rest := w.open[:0:0]
+	var ended []observed
+	var failed []bool
 	for _, o := range w.open {
 		of, ok := rows[o.chunk]
 		if !ok {
 			all, err := w.m.cfg.Status.Chunk(ctx, o.chunk)
 			if err != nil {
-				return 0, 0, err
+				return err
 			}
 			of = map[key][]notify.Row{}
 			for i := range all {
@@ -59,27 +62,31 @@ func (w *watch) look(ctx context.Context) (reached, refailed int, err error) {
 		switch out := notify.Fold(of[key{o.index, o.epoch}], o.index, 0); out.State {
 		case notify.Accepted, notify.Deferred, notify.Scheduled, notify.None:
 			rest = append(rest, o)
-		case notify.Failed:
-			refailed++
 		default:
-			reached++
+			ended, failed = append(ended, o), append(failed, out.State == notify.Failed)
 		}
 	}
 	w.open = rest
-	return reached, refailed, nil
+	for i, o := range ended {
+		settled(o, failed[i])
+	}
+	return nil
 }
 
 // observe looks, and keeps count.
 func (r *runner) observe(ctx context.Context) error {
-	reached, refailed, err := r.watch.look(ctx)
-	if err != nil {
-		return err
-	}
-	r.res.Outcomes.Reached += reached
-	r.res.Outcomes.Refailed += refailed
-	r.res.Settled += reached + refailed
-	r.res.Refailed += refailed
-	return nil
+	return r.watch.look(ctx, func(o observed, failed bool) {
+		bad := 0
+		if failed {
+			bad = 1
+		}
+		r.res.Outcomes.Reached += 1 - bad
+		r.res.Outcomes.Refailed += bad
+		if !o.old {
+			r.res.Settled++
+			r.res.Refailed += bad
+		}
+	})
 }
 
 // tooMany is the guard's verdict over n outcomes.
@@ -144,28 +151,38 @@ func (r *runner) canary(ctx context.Context) error {
 	return r.save(ctx, position(r.j.Cursor), nil)
 }
 
-// again watches anew what was published before this process began: the canary,
-// whose outcomes must be known before the rest goes.
+// again watches anew what was published before this process, or an operator,
+// began, and had no outcome yet: else nobody would count it. What is known for
+// sure is counted up to Known.To; all behind that is counted again.
 func (r *runner) again(ctx context.Context) error {
-	spec, at := &r.spec.Spec, position(r.j.Cursor)
-	if spec.Kind != KindReplay || spec.Canary <= 0 || r.res.CanaryOK || at <= r.res.From {
+	at, known := position(r.j.Cursor), &r.res.Known
+	if r.spec.Spec.Kind != KindReplay {
 		return nil
 	}
-	// Counted again from the start of the canary.
-	r.res.Outcomes.Reached -= r.res.Settled - r.res.Refailed
-	r.res.Outcomes.Refailed -= r.res.Refailed
-	r.res.Settled, r.res.Refailed = 0, 0
-	es, err := r.m.entries(ctx, r.j.ID, r.res.From, at-r.res.From)
-	if err != nil {
-		return err
-	}
-	letters, err := r.m.letters(ctx, es)
-	if err != nil {
-		return err
-	}
-	for _, d := range letters {
-		if d != nil && d.State == engine.LetterReplayed && ours(d, r.j.ID) && d.Channel != ChannelTrigger {
-			r.watch.add(observed{chunk: d.Chunk, index: d.ID.Index, epoch: markedEpoch(d)})
+	r.res.Outcomes.Reached, r.res.Outcomes.Refailed = known.Reached, known.Refailed
+	r.res.Settled, r.res.Refailed = known.Settled, known.Bad
+	for from := known.To; from < at; {
+		es, err := r.m.entries(ctx, r.j.ID, from, min(at-from, maxBatch))
+		if err != nil {
+			return err
+		}
+		if len(es) == 0 {
+			return fmt.Errorf("the job's set ends at %d of %d", from, r.spec.Planned)
+		}
+		letters, err := r.m.letters(ctx, es)
+		if err != nil {
+			return err
+		}
+		for i, d := range letters {
+			if d != nil && d.State == engine.LetterReplayed && ours(d, r.j.ID) && d.Channel != ChannelTrigger {
+				r.watch.add(observed{chunk: d.Chunk, index: d.ID.Index, epoch: markedEpoch(d), old: from+i < r.res.From})
+			}
+		}
+		from += len(es)
+		if len(r.watch.open) > maxWatched/2 { // most of an old job has settled
+			if err := r.insist(ctx, func() error { return r.observe(ctx) }); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

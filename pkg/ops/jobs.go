@@ -90,6 +90,16 @@ type jobResult struct {
 	CanaryOK bool `json:"canary_ok"` // its canary went well
 	Settled  int  `json:"settled"`
 	Refailed int  `json:"refailed"`
+	// The counts of outcomes when the last one of all letters below To was known.
+	Known known `json:"known"`
+}
+
+type known struct {
+	To       int `json:"to"` // position
+	Reached  int `json:"reached"`
+	Refailed int `json:"refailed"`
+	Settled  int `json:"settled"` // the guard's
+	Bad      int `json:"bad"`     // the same
 }
 
 // Log takes records; nil means that every one is durable.
@@ -426,7 +436,7 @@ func (m *Manager) Do(ctx context.Context, id string, c Change, by By) (Job, erro
 		res.Why = ""
 		switch c {
 		case Resume:
-			res.From, res.CanaryOK, res.Settled, res.Refailed = position(j.Cursor), false, 0, 0
+			res.begin(position(j.Cursor))
 		case Approve:
 			res.Approved = by.Caller
 		case Pause, Cancel:

@@ -428,6 +428,59 @@ func TestCanary(t *testing.T) {
 	})
 }
 
+// TestOpenAtAStop: the canary stops the job while some of it has no outcome. What
+// comes later is counted, but not held against the job that was resumed.
+func TestOpenAtAStop(t *testing.T) {
+	for name, crash := range map[string]bool{"resumed": false, "after a crash": true} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				r := newRig(t, nil)
+				r.fail(100, nil)
+				var waiting []*notify.Envelope
+				n := 0
+				r.state = func(e *notify.Envelope) notify.State {
+					switch n++; {
+					case n <= 2:
+						return notify.Failed
+					case n <= 5:
+						c := *e
+						waiting = append(waiting, &c)
+						return notify.None
+					}
+					return notify.Delivered
+				}
+				r.run()
+				j := r.until(r.apply(r.plan(Spec{Kind: KindReplay, Filter: all, Canary: 5}), "").ID, JobStopped)
+				if o := j.Outcomes; o.Refailed != 2 || o.Open != 3 {
+					t.Fatalf("%+v", o)
+				}
+				r.mu.Lock()
+				var rows []notify.Row
+				for _, e := range waiting {
+					rows = append(rows, row(e, notify.Failed))
+				}
+				r.mu.Unlock()
+				if err := r.store.Status().Put(t.Context(), rows); err != nil {
+					t.Fatal(err)
+				}
+				if crash {
+					r.halt()
+					r.manager()
+					r.run()
+				}
+				if _, err := r.m.Do(t.Context(), j.ID, Resume, By{Caller: "bob"}); err != nil {
+					t.Fatal(err)
+				}
+				j = r.until(j.ID, JobDone)
+				r.sums(j)
+				if o := j.Outcomes; o.Reached != 95 || o.Refailed != 5 || o.Open != 0 {
+					t.Errorf("%+v", o)
+				}
+			})
+		})
+	}
+}
+
 // TestCanaryIsAwaited: nothing else goes while the first have no outcome, over a
 // crash too.
 func TestCanaryIsAwaited(t *testing.T) {

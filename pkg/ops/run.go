@@ -160,7 +160,9 @@ func (r *runner) save(ctx context.Context, at int, lines []engine.JobEntry) erro
 	now := time.Now()
 	r.res.ActiveMs += now.Sub(r.began).Milliseconds()
 	r.began = now
-	r.res.Outcomes.Open = len(r.watch.open)
+	if r.res.Outcomes.Open = len(r.watch.open); r.res.Outcomes.Open == 0 {
+		r.res.Known = known{at, r.res.Outcomes.Reached, r.res.Outcomes.Refailed, r.res.Settled, r.res.Refailed}
+	}
 	mine := r.j
 	mine.Cursor = binary.BigEndian.AppendUint64(nil, uint64(at))
 	mine.Updated = now.UnixMilli()
@@ -194,7 +196,10 @@ func (r *runner) save(ctx context.Context, at int, lines []engine.JobEntry) erro
 			}
 			r.res.Approved = theirs.Approved
 			if theirs.From != r.res.From { // resumed, before this runner had noticed the pause
-				r.res.From, r.res.CanaryOK, r.res.Settled, r.res.Refailed = theirs.From, false, 0, 0
+				r.res.begin(theirs.From)
+				for i := range r.watch.open {
+					r.watch.open[i].old = true
+				}
 			}
 			mine.Version = was.Version
 		case notify.KindOf(err) == notify.KindUnavailable:
@@ -305,6 +310,12 @@ func (r *runner) insist(ctx context.Context, f func() error) error {
 			return err
 		}
 	}
+}
+
+// begin makes the guard begin anew at a position.
+func (r *jobResult) begin(at int) {
+	r.From, r.CanaryOK, r.Settled, r.Refailed = at, false, 0, 0
+	r.Known.Settled, r.Known.Bad = 0, 0
 }
 
 func (r jobResult) copy() jobResult {
