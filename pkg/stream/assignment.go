@@ -180,7 +180,12 @@ func (a *assignment) resumeLocked() {
 // run hands records to the handler until the assignment ends.
 func (a *assignment) run() {
 	defer close(a.stopped)
-	defer a.following.Wait()
+	defer func() {
+		a.mu.Lock()
+		a.draining = true // a partition that is lost was not drained; no follower begins any more
+		a.mu.Unlock()
+		a.following.Wait()
+	}()
 	for {
 		batch := a.take()
 		if batch == nil {

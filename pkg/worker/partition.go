@@ -28,9 +28,10 @@ type partition struct {
 	alone  chan struct{} // held by a job that runs its receivers one by one
 	mail   *mailbox
 
-	mu   sync.Mutex
-	live map[notify.RowKey]*job // copies of an envelope in flight wait for it
-	wg   sync.WaitGroup
+	mu    sync.Mutex
+	going bool                   // Drain was called: accept takes nothing more
+	live  map[notify.RowKey]*job // copies of an envelope in flight wait for it
+	wg    sync.WaitGroup         // accept and what it began
 }
 
 func newPartition(ctx context.Context, w *Worker) *partition {
@@ -53,6 +54,9 @@ func newPartition(ctx context.Context, w *Worker) *partition {
 // was settled is durable when it returns, so that a graceful stop repeats
 // nothing.
 func (p *partition) Drain(ctx context.Context) {
+	p.mu.Lock()
+	p.going = true
+	p.mu.Unlock()
 	p.stop()
 	done := make(chan struct{})
 	go func() {
@@ -71,8 +75,25 @@ func (p *partition) Drain(ctx context.Context) {
 	}
 }
 
+// enter counts accept among what Drain waits for: a drain may come while rows
+// are read, and must not find nothing to wait for just before jobs start.
+// False: there was a drain, and what came after it is the next owner's.
+func (p *partition) enter() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.going {
+		return false
+	}
+	p.wg.Add(1)
+	return true
+}
+
 // accept takes the next records of the partition, in order.
 func (p *partition) accept(msgs []message) error {
+	if !p.enter() {
+		return nil
+	}
+	defer p.wg.Done()
 	jobs := make([]*job, 0, len(msgs))
 	keys := make([]notify.RowKey, 0, len(msgs))
 	for _, m := range msgs {

@@ -1,11 +1,13 @@
 package worker
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"testing"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/stream"
 )
@@ -328,3 +330,34 @@ func TestOrderIsPassedOn(t *testing.T) {
 }
 
 var _ stream.Drainer = (*partition)(nil)
+
+// slowReads is a store whose rows take a second to read.
+type slowReads struct{ engine.Status }
+
+func (s slowReads) Get(ctx context.Context, keys []notify.RowKey) ([]notify.Row, error) {
+	time.Sleep(time.Second)
+	return s.Status.Get(ctx, keys)
+}
+
+// A drain that comes while the rows of new records are read waits for what
+// becomes of them, and what is polled after it is left to the next owner.
+func TestDrainWaitsForWhatIsAccepted(t *testing.T) {
+	in(t, func(t *testing.T) {
+		p := newPlant(t, pushLane, func(c *Config) { c.Status = slowReads{c.Status} })
+		part := p.life.parts[pushLane.Topic()]
+		p.send(p.envelope(notify.OTP, "ann"))
+		pass(100 * time.Millisecond)
+		began := time.Now()
+		part.Drain(p.life.ctx)
+		if took := time.Since(began); took < 900*time.Millisecond {
+			t.Errorf("the drain waited %v for a read of a second", took)
+		}
+		p.send(p.envelope(notify.OTP, "ben"))
+		pass(time.Minute)
+		part.mu.Lock()
+		defer part.mu.Unlock()
+		if len(part.live) > 1 {
+			t.Errorf("%d envelopes were taken, one of them after the drain", len(part.live))
+		}
+	})
+}
