@@ -32,9 +32,9 @@ torture() {
 torture whole content
 # Offsets are committed once a second: a kill at any other moment mostly finds
 # what was committed too early done by then.
-torture auto-commit caught -mutant auto-commit -at offsets-committed
-torture no-claims caught -mutant no-claims
-torture mark-first caught -mutant mark-first
+torture auto-commit caught -drain 60s -mutant auto-commit -at offsets-committed
+torture no-claims caught -drain 60s -mutant no-claims
+torture mark-first caught -drain 60s -mutant mark-first
 
 # The mutant of powerloss is its own switch: a log that does not sync. Its tests
 # pass when they notice the loss.

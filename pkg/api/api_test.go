@@ -1,7 +1,9 @@
 package api
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -108,6 +110,26 @@ func TestPostGivesTheBodyBack(t *testing.T) {
 	}
 	if b, err := io.ReadAll(tr.body); len(b) > 0 || err == nil {
 		t.Errorf("the transport still reads %q, %v", b, err)
+	}
+}
+
+// What cannot stand in a header is said by its name: the transport would name
+// neither the file nor the flag, and take it for a server that does not answer.
+func TestHeadersThatCannotBeSent(t *testing.T) {
+	t.Parallel()
+	for name, x := range map[string]struct{ token, reason, code string }{
+		"a token file of zeros": {token: "\x00\x00", code: "no_token"},
+		"a reason of two lines": {token: "t", reason: "a\nb", code: "control_character"},
+		"both in order":         {token: "t", reason: "Störung"},
+	} {
+		c := Client{
+			BaseURL: "http://x", Reason: x.reason, HTTPClient: &http.Client{Transport: &answersEarly{}},
+			Token: func(context.Context) (string, error) { return x.token, nil },
+		}
+		_, err := c.Post(t.Context(), "/v1/notifications", TypeJSON, []byte("{}"), "")
+		if e, _ := errors.AsType[*notify.Error](err); (e != nil && e.Code != x.code) || (err == nil) != (x.code == "") {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }
 

@@ -15,6 +15,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/net/http/httpguts"
+
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -198,6 +200,9 @@ func (cl *Client) roundTrip(ctx context.Context, c call) (*http.Response, error)
 	}
 	for name, v := range map[string]string{HeaderContext: cl.Context, HeaderReason: cl.Reason} {
 		if v != "" && c.method != http.MethodGet {
+			if !httpguts.ValidHeaderFieldValue(v) {
+				return nil, notify.Invalid("control_character", name, "no control characters are allowed")
+			}
 			h[name] = []string{v}
 		}
 	}
@@ -210,6 +215,9 @@ func (cl *Client) roundTrip(ctx context.Context, c call) (*http.Response, error)
 		token, err := cl.Token(ctx)
 		if err != nil {
 			return nil, &notify.Error{Kind: notify.KindUnauthorized, Code: "no_token", Msg: "no token could be had", Err: err}
+		}
+		if !httpguts.ValidHeaderFieldValue(token) {
+			return nil, &notify.Error{Kind: notify.KindUnauthorized, Code: "no_token", Msg: "what was read is no token: it holds control characters; is its file damaged?"}
 		}
 		h["Authorization"] = []string{"Bearer " + token}
 	}

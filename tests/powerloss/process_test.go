@@ -20,7 +20,7 @@ import (
 func TestProcessKeepsItsPromises(t *testing.T) {
 	t.Parallel()
 	cuts := trials(t, 4)
-	r, later := runProcess(t, cuts, 90*time.Second)
+	r, later := runProcess(t, cuts, 5*time.Minute)
 	if r.Accepted == 0 {
 		t.Error("nothing was promised")
 	}

@@ -40,7 +40,7 @@ func main() {
 	flag.BoolVar(&o.keep, "keep", false, "keep the data and the logs")
 	flag.StringVar(&o.mutant, "mutant", "", "break a mechanism first: "+strings.Join(mutantNames(), ", "))
 	flag.StringVar(&o.at, "at", "", "order every kill at this fault point, instead of half of them at any")
-	flag.DurationVar(&o.drain, "drain", 90*time.Second, "longest wait for everything to become terminal")
+	flag.DurationVar(&o.drain, "drain", 5*time.Minute, "longest wait for everything to become terminal")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	ok, err := run(ctx, o)

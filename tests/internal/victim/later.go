@@ -39,8 +39,8 @@ const (
 	// insistLimit bounds how often one question is asked again over kills and
 	// starts, settleLimit the same once nothing is killed any more. A key whose
 	// request died is leased for 30 s.
-	insistLimit = 5 * time.Minute
-	settleLimit = 90 * time.Second
+	insistLimit = 15 * time.Minute
+	settleLimit = patience
 )
 
 // loadLater registers triggers, one by one and in batches, and scheduled pushes,

@@ -37,7 +37,7 @@ func (v *Victim) Load(ctx context.Context, rate, later float64, seed uint64) fun
 		}
 		wg.Go(func() {
 			_, err := load.Run(ctx, s, load.Config{
-				Target: target, Timeout: 5 * time.Second, Patience: 5 * time.Minute,
+				Target: target, Timeout: 5 * time.Second, Patience: insistLimit,
 				Keys:  func(n int64) string { return fmt.Sprintf("%s-%d-%d", s.Name, seed, n) },
 				Acked: p.add,
 			})

@@ -21,6 +21,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/load"
 )
 
+// patience bounds a start, a stop and the draining of everything. It is not a
+// figure: on a machine where 20 processes run, a start on the disk that forgets
+// took 40 s.
+const patience = 5 * time.Minute
+
 // Config of a Victim.
 type Config struct {
 	// Bin is the notifyd; see Build.
@@ -74,7 +79,7 @@ func New(ctx context.Context, cfg Config) (*Victim, error) {
 	var s struct {
 		URLs struct{ Control string } `json:"urls"`
 	}
-	err = eventually(ctx, 20*time.Second, func() error {
+	err = eventually(ctx, patience, func() error {
 		b, err := os.ReadFile(filepath.Join(simDir, "simulator.json"))
 		if err == nil {
 			err = json.Unmarshal(b, &s)
@@ -124,7 +129,7 @@ func (v *Victim) Start(ctx context.Context, point string) error {
 	}
 	v.proc, v.exited = c, make(chan error, 1)
 	go func() { v.exited <- c.Wait() }()
-	err := eventually(ctx, 60*time.Second, func() error {
+	err := eventually(ctx, patience, func() error {
 		select {
 		case err := <-v.exited:
 			v.exited <- err
@@ -205,7 +210,7 @@ func (v *Victim) Stop() error {
 	case err := <-v.exited:
 		v.exited <- err
 		return err
-	case <-time.After(60 * time.Second):
+	case <-time.After(patience):
 		return errors.New("it does not end")
 	}
 }
