@@ -267,7 +267,7 @@ func TestAPNsAmbiguous(t *testing.T) {
 		}
 	}), nil)
 	t.Cleanup(func() { close(hang) })
-	e.Timeout = 200 * time.Millisecond
+	e.Timeout = 5 * time.Second
 	a := testAPNs(t, e, nil)
 	f := func(i int, class notify.Class, code string) {
 		t.Helper()

@@ -65,18 +65,18 @@ func TestAmbiguity(t *testing.T) {
 
 	// It read everything, and cut the line: it may have taken it.
 	u := rawServer(t, readAll)
-	f(u, payload[:100], 5*time.Second, t.Context(), notify.ClassAmbiguous, "connection_lost")
-	f(u, payload, 5*time.Second, t.Context(), notify.ClassAmbiguous, "connection_lost")
+	f(u, payload[:100], time.Minute, t.Context(), notify.ClassAmbiguous, "connection_lost")
+	f(u, payload, time.Minute, t.Context(), notify.ClassAmbiguous, "connection_lost")
 
 	// It cut the line after a part: it cannot have taken it.
 	u = rawServer(t, func(c net.Conn) { io.ReadFull(c, make([]byte, 1000)) })
-	f(u, payload, 5*time.Second, t.Context(), notify.ClassUnavailable, "connection_failed")
+	f(u, payload, time.Minute, t.Context(), notify.ClassUnavailable, "connection_failed")
 
 	// It reads and never answers.
 	hang := make(chan struct{})
 	defer close(hang)
 	u = rawServer(t, func(c net.Conn) { readAll(c); <-hang })
-	f(u, payload[:100], 50*time.Millisecond, t.Context(), notify.ClassAmbiguous, "timeout")
+	f(u, payload[:100], 5*time.Second, t.Context(), notify.ClassAmbiguous, "timeout")
 
 	// It never reads, and the body is larger than what fits on the way.
 	u = rawServer(t, func(c net.Conn) { <-hang })
@@ -129,11 +129,11 @@ func TestAnswerIsBounded(t *testing.T) {
 			}
 		}
 	}), nil)
-	e = e.withDefaults("", 5*time.Second)
+	e = e.withDefaults("", time.Minute)
 	rt := e.transport(http1)
 	defer rt.CloseIdleConnections()
 	u, _ := url.Parse(e.BaseURL)
-	a, fail := exchange(t.Context(), rt, 5*time.Second, u, http.Header{}, []byte("x"))
+	a, fail := exchange(t.Context(), rt, time.Minute, u, http.Header{}, []byte("x"))
 	if fail != nil || len(a.body) != maxAnswer {
 		t.Errorf("%v, %d bytes", fail, len(a.body))
 	}

@@ -151,7 +151,7 @@ func (c *frameConn) goAway(last uint32, code http2.ErrCode) {
 }
 
 func frameAPNs(t *testing.T, s *frameServer, connections int) *APNs {
-	return testAPNs(t, Endpoint{BaseURL: s.url().String(), Timeout: 10 * time.Second}, func(c *APNsConfig) { c.Connections = connections })
+	return testAPNs(t, Endpoint{BaseURL: s.url().String(), Timeout: time.Minute}, func(c *APNsConfig) { c.Connections = connections })
 }
 
 func allClass(t *testing.T, rs []notify.Result, class notify.Class) {
