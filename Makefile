@@ -19,7 +19,7 @@ SHORT ?=
 PKGS ?= ./...
 
 BIN := $(CURDIR)/bin
-TESTFLAGS := -timeout 20m $(if $(SHORT),-short)
+TESTFLAGS := -timeout 40m $(if $(SHORT),-short)
 
 .PHONY: help
 help: ## List the targets
