@@ -148,6 +148,7 @@ func (r *runner) canary(ctx context.Context) error {
 	}
 	r.res.CanaryOK = true
 	r.ramp, r.began = time.Now(), time.Now() // the wait is no part of the rate
+	r.startPace()
 	return r.save(ctx, position(r.j.Cursor), nil)
 }
 

@@ -529,6 +529,55 @@ func TestCanaryIsAwaited(t *testing.T) {
 	})
 }
 
+// TestWaitSavesNoRate: what the wait for the canary did not send is not sent in a
+// burst behind it, nor what a log that was away held up.
+func TestWaitSavesNoRate(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, nil)
+		r.fail(400, nil)
+		var waiting []*notify.Envelope
+		r.state = func(e *notify.Envelope) notify.State {
+			c := *e
+			waiting = append(waiting, &c)
+			return notify.None
+		}
+		r.run()
+		const perSecond = 50
+		j := r.apply(r.plan(Spec{Kind: KindReplay, Filter: all, Rate: perSecond, Canary: 7}), "")
+		time.Sleep(time.Minute)
+		r.mu.Lock()
+		var rows []notify.Row
+		for _, e := range waiting {
+			rows = append(rows, row(e, notify.Sent))
+		}
+		r.state = nil
+		r.mu.Unlock()
+		if err := r.store.Status().Put(t.Context(), rows); err != nil {
+			t.Fatal(err)
+		}
+		atMost := func(seconds int) {
+			t.Helper()
+			was := r.calls()
+			time.Sleep(time.Duration(seconds) * time.Second)
+			if n, most := r.calls()-was, seconds*perSecond+batchAt(perSecond); n == 0 || n > most {
+				t.Errorf("%d were sent in %d s at %d/s", n, seconds, perSecond)
+			}
+		}
+		atMost(2)
+		r.mu.Lock()
+		r.refuse = func() error { return notify.Unavailable("log", time.Second, nil) }
+		r.mu.Unlock()
+		time.Sleep(time.Minute)
+		r.mu.Lock()
+		r.refuse = nil
+		r.mu.Unlock()
+		atMost(2)
+		j = r.until(j.ID, JobDone)
+		r.sums(j)
+		r.once(400)
+	})
+}
+
 // TestGuard: behind a good canary too many fail again.
 func TestGuard(t *testing.T) {
 	bubble(t, func(t *testing.T) {

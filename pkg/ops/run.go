@@ -248,8 +248,7 @@ func (r *runner) alive(ctx context.Context) error {
 // letters goes through the frozen set in batches.
 func (r *runner) letters(ctx context.Context) error {
 	spec := &r.spec.Spec
-	r.pace = rate.NewLimiter(rate.Limit(spec.Rate), maxBatch)
-	r.pace.AllowN(time.Now(), maxBatch) // no burst at the start
+	r.startPace()
 	if err := r.again(ctx); err != nil {
 		return err
 	}
@@ -330,11 +329,22 @@ func (r jobResult) copy() jobResult {
 // batchSize is how many may go next; 0: the canary's outcomes come first.
 func (r *runner) batchSize(at int) int {
 	spec := &r.spec.Spec
-	n := min(max(int(r.limit()/5), 1), maxBatch)
+	n := batchAt(r.limit())
 	if spec.Kind == KindReplay && spec.Canary > 0 && !r.res.CanaryOK {
 		n = min(n, r.res.From+spec.Canary-at)
 	}
 	return max(n, 0)
+}
+
+// batchAt is how many letters go together at a rate: a fifth of a second's.
+func batchAt(perSecond float64) int { return min(max(int(perSecond/5), 1), maxBatch) }
+
+// startPace begins the rate anew with nothing saved up. More than a batch is never
+// saved, else a job that waited would come back with seconds of its rate at once.
+func (r *runner) startPace() {
+	burst := batchAt(r.spec.Spec.Rate)
+	r.pace = rate.NewLimiter(rate.Limit(r.limit()), burst)
+	r.pace.AllowN(time.Now(), burst)
 }
 
 // limit is the rate of this moment.
