@@ -12,6 +12,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/cli"
 	"github.com/notifyd/notifyd/pkg/load"
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 type loadOptions struct {
@@ -42,7 +43,9 @@ func newLoadRun(p *program) *cobra.Command {
 rates accepted and delivered, percentiles of lag (the generator's own delay), service
 (the server's) and response (from when a message was due), and what the ledger says.
 Progress goes to standard error, a line a second. Ctrl-C stops early and prints the
-figures so far. It exits 3 when something was lost or came twice.
+figures so far. It exits 3 when something was lost, came twice or failed,
+and 8 when something is still on its way after the scenario's drain: what waits for a
+provider is not lost.
 
 Load only ever goes to loopback addresses.`,
 		Example: "  notifyctl load run scenarios/smoke.yaml\n  notifyctl load run scenarios/5m-fanout.yaml -o json",
@@ -88,6 +91,14 @@ func runLoad(ctx context.Context, p *program, file string, o *loadOptions) error
 		}
 		if t.ctx.Simulators != "" && !o.noCheck {
 			cfg.Ledger = &load.Ledger{URL: t.ctx.Simulators}
+			cfg.State = func(ctx context.Context, id string) (notify.State, error) {
+				st, err := cl.Notification(ctx, id)
+				if notify.KindOf(err) == notify.KindNotFound {
+					return notify.None, nil
+				}
+				state, _ := notify.ParseState(st.Status)
+				return state, err
+			}
 		}
 	}
 	cfg.Timeout = p.global.timeout
@@ -111,6 +122,10 @@ func runLoad(ctx context.Context, p *program, file string, o *loadOptions) error
 		return context.Canceled
 	case sum.Check != nil && (sum.Check.Lost > 0 || sum.Check.Duplicates > 0):
 		return cli.Exitf(cli.ExitPartial, "lost %d, duplicates %d", sum.Check.Lost, sum.Check.Duplicates)
+	case sum.Check != nil && sum.Check.Ended > 0:
+		return cli.Exitf(cli.ExitPartial, "%s ended without being delivered", count(sum.Check.Ended))
+	case sum.Check != nil && sum.Check.Pending > 0:
+		return cli.Exitf(cli.ExitPending, "%s are still on their way after %s; they go on", count(sum.Check.Pending), span(s.Drain))
 	case sum.Accepted == 0 && s.Target != load.Null:
 		b, _ := json.Marshal(sum.Errors)
 		return cli.Exitf(cli.ExitError, "nothing was accepted: %s", b)

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -217,6 +218,78 @@ func TestLedger(t *testing.T) {
 	if !strings.Contains(text.String(), "delivered   19 of 20") {
 		t.Fatal(text.String())
 	}
+}
+
+// providers are a ledger that is empty until a time, and full from then on.
+type providers struct {
+	full time.Time // zero: never
+	n    int
+}
+
+func (p providers) RoundTrip(r *http.Request) (*http.Response, error) {
+	got := 0
+	if !p.full.IsZero() && !time.Now().Before(p.full) {
+		got = p.n
+	}
+	body := fmt.Sprintf(`{"ids":%d}`, got)
+	if r.URL.Path == "/ledger/check" {
+		b, err := io.ReadAll(r.Body)
+		if err != nil {
+			return nil, err
+		}
+		ids := strings.Fields(string(b))
+		missing, err := json.Marshal(ids[min(got, len(ids)):])
+		if err != nil {
+			return nil, err
+		}
+		body = fmt.Sprintf(`{"checked":%d,"missing_count":%d,"missing":%s}`, len(ids), len(ids)-min(got, len(ids)), missing)
+	}
+	return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader(body)), Request: r}, nil
+}
+
+// TestDrain: what waits for a provider that is away is on its way, and waited for;
+// what nobody knows of is lost, and not waited for to the end.
+func TestDrain(t *testing.T) {
+	t.Parallel()
+	const n, limit = 1500, time.Minute // more than the server is asked of
+	says := func(s notify.State) StateOf {
+		return func(context.Context, string) (notify.State, error) { return s, nil }
+	}
+	f := func(name string, comesAfter time.Duration, state StateOf, want Check, least, most time.Duration) {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				began := time.Now()
+				var at time.Time
+				if comesAfter > 0 {
+					at = began.Add(comesAfter)
+				}
+				l := &Ledger{URL: "http://ledger", Client: &http.Client{Transport: providers{at, n}}}
+				s := scenario(Single, func(s *Scenario) { s.Rate, s.Count, s.Drain = 0, n, limit })
+				res, err := Run(t.Context(), s, Config{Target: &target{reply: single}, Ledger: l, State: state})
+				if err != nil {
+					t.Fatal(err)
+				}
+				want.Expected = n
+				got := *res.Check
+				if want.Delivered < n && len(got.Examples) != 10 {
+					t.Errorf("%d examples", len(got.Examples))
+				}
+				got.Took, got.Examples = 0, nil
+				if fmt.Sprint(got) != fmt.Sprint(want) {
+					t.Errorf("%+v, want %+v", got, want)
+				}
+				if took := time.Since(began); took < least || took > most {
+					t.Errorf("it took %v", took)
+				}
+			})
+		})
+	}
+	f("comes late", 50*time.Second, says(notify.Deferred), Check{Delivered: n}, 50*time.Second, limit)
+	f("waits", 0, says(notify.Deferred), Check{Pending: n}, limit, limit+time.Second)
+	f("is lost", 0, says(notify.None), Check{Lost: n}, limit/2, limit/2+time.Second)
+	f("is lost, and nobody asked", 0, nil, Check{Lost: n}, limit/2, limit/2+time.Second)
+	f("is said to be delivered", 0, says(notify.Delivered), Check{Lost: n}, limit/2, limit/2+time.Second)
+	f("failed", 0, says(notify.Failed), Check{Ended: n}, limit/2, limit/2+time.Second)
 }
 
 func TestRefuses(t *testing.T) {

@@ -94,6 +94,9 @@ func (s *Summary) WriteText(w io.Writer) {
 		if c.Pending > 0 {
 			fmt.Fprintf(w, "            %s were still on their way when the drain's time was over\n", count(c.Pending))
 		}
+		if c.Ended > 0 {
+			fmt.Fprintf(w, "            %s ended without being delivered\n", count(c.Ended))
+		}
 		fmt.Fprintf(w, "ledger      lost %d   duplicates %d   reordered %d\n", c.Lost, c.Duplicates, c.Reordered)
 		for _, e := range c.Examples {
 			fmt.Fprintf(w, "            not delivered: %s\n", e)

@@ -15,6 +15,7 @@ import (
 type Config struct {
 	Target   Target
 	Ledger   *Ledger          // nil: delivery is not checked
+	State    StateOf          // of what the ledger misses; nil: all of it that comes no more is lost
 	Progress func(p Progress) // every Every; nil: none
 	Every    time.Duration    // default 1 s
 	Timeout  time.Duration    // of a request; default 30 s
@@ -89,7 +90,7 @@ func Run(ctx context.Context, s Scenario, cfg Config) (Result, error) {
 	res := Result{Scenario: s, Began: r.began, Interrupted: ctx.Err() != nil}
 	if cfg.Ledger != nil {
 		r.draining.Store(true)
-		check, err := cfg.Ledger.drain(context.WithoutCancel(ctx), s.Drain, &r.acked)
+		check, err := cfg.Ledger.drain(context.WithoutCancel(ctx), s.Drain, &r.acked, cfg.State)
 		if err != nil {
 			stopProgress()
 			return res, fmt.Errorf("ledger: %w", err)
