@@ -270,7 +270,7 @@ func (m *model) help(w int) []string {
 	out := []string{st.title("keys", "", w)}
 	add := func(list []hint) {
 		for _, k := range list {
-			out = append(out, " "+st.accent.Bold(true).Render(st.fit(k.keys, 12))+" "+k.does)
+			out = append(out, " "+st.accent.Bold(true).Render(st.fit(k.keys, 13))+" "+k.does)
 		}
 	}
 	add(hintsAll)
@@ -280,7 +280,7 @@ func (m *model) help(w int) []string {
 			for _, k := range hintsOf[t] {
 				parts = append(parts, st.accent.Bold(true).Render(k.keys)+" "+k.does)
 			}
-			out = append(out, " "+st.fit(tabNames[t], 12)+" "+strings.Join(parts, "  "))
+			out = append(out, " "+st.fit(tabNames[t], 13)+" "+strings.Join(parts, "  "))
 		}
 	}
 	changes := "capital letters; they ask first, and show the command that does the same"
@@ -318,7 +318,7 @@ func (m *model) drawSheet(w, h int) []string {
 // wrap writes a name and a value that may need more than one line.
 func (s *styles) wrap(name, value string, w int) (out []string) {
 	room := max(8, w-16)
-	for i, line := range strings.Split(ansi.Hardwrap(ansi.Wordwrap(value, room, " ,"), room, true), "\n") {
+	for i, line := range strings.Split(ansi.Hardwrap(ansi.Wordwrap(value, room, ""), room, true), "\n") {
 		if i > 0 {
 			name = ""
 		}
