@@ -118,10 +118,21 @@ func (n *Node) doctor(ctx context.Context) (any, error) {
 	if recs, bytes, oldest, err := n.store.Spill().Stats(ctx); err == nil {
 		add("spill", recs > 0, "warn", "%d records, %d bytes wait for the log%s", recs, bytes, since(oldest))
 	}
-	for _, l := range n.lags() {
-		add("lag "+l.Group, l.Lag > 1_000_000, "warn", "%d records behind, %d in flight", l.Lag, l.InFlight)
+	lags := n.lags()
+	for i := range lags {
+		l := &lags[i]
+		add("lag "+l.among(lags), l.Lag > 1_000_000, "warn", "%d records behind, %d in flight", l.Lag, l.InFlight)
 	}
 	return fs, nil
+}
+
+// among is the name of a lag in a list: its group, and the topic where the group
+// reads more than one.
+func (l *Lag) among(all []Lag) string {
+	if slices.ContainsFunc(all, func(o Lag) bool { return o.Group == l.Group && o.Topic != l.Topic }) {
+		return l.Group + " " + l.Topic
+	}
+	return l.Group
 }
 
 // diskLevel says how bad it is that so many bytes are free: below what intake

@@ -56,6 +56,17 @@ func TestEveryFindingSaysItsRepair(t *testing.T) {
 	}
 }
 
+// TestLagNames: no two findings have one name.
+func TestLagNames(t *testing.T) {
+	t.Parallel()
+	all := []Lag{{Group: "push-workers", Topic: "a"}, {Group: "dead-letter-index", Topic: "a"}, {Group: "dead-letter-index", Topic: "b"}}
+	for i, want := range []string{"push-workers", "dead-letter-index a", "dead-letter-index b"} {
+		if got := all[i].among(all); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
 func TestDiskLevel(t *testing.T) {
 	t.Parallel()
 	f := func(freeMiB uint64, least int, want string) {
