@@ -36,7 +36,7 @@ func Parse(field, text string, now time.Time, loc *time.Location) (time.Time, er
 // ParseDelay reads a duration: "10m", "1h30m", "2 days 4 hours". It must be
 // positive; days and weeks are of 24 hours.
 func ParseDelay(field, text string) (time.Duration, error) {
-	p := parser{field: field, text: text}
+	p := parser{field: field, text: text, delay: true}
 	if len(text) > maxLen {
 		return 0, notify.Invalid("bad_time", field, fmt.Sprintf("is longer than %d characters", maxLen))
 	}
@@ -49,11 +49,15 @@ func ParseDelay(field, text string) (time.Duration, error) {
 
 type parser struct {
 	field, text string
+	delay       bool // text is a length of time alone
 	now         time.Time
 	loc         *time.Location
 }
 
 func (p *parser) bad(why string) error {
+	if p.delay {
+		return notify.Invalid("bad_time", p.field, fmt.Sprintf("%q %s: write 90s, 10m or %q", p.text, why, "2 days 4 hours"))
+	}
 	return notify.Invalid("bad_time", p.field, fmt.Sprintf("%q %s: write RFC 3339, %q, %q or %q", p.text, why, "2026-03-01 09:00", "in 10m", "tomorrow 09:00"))
 }
 
@@ -154,6 +158,12 @@ func (p *parser) spans(words []string) (days int, d time.Duration, err error) {
 		size := units[unit]
 		whole := dayUnits[unit]
 		if size == 0 && whole == 0 {
+			switch {
+			case strings.HasPrefix(s, "."):
+				return 0, 0, p.bad("has a fraction where a whole number is due")
+			case unit == "":
+				return 0, 0, p.bad("has no unit, such as s, m, h or d")
+			}
 			return 0, 0, p.bad(fmt.Sprintf("has the unit %q, not one of s, m, h, d, w", unit))
 		}
 		if whole > 0 {

@@ -90,7 +90,7 @@ func TestRefused(t *testing.T) {
 		{"09:00:60", "not understood"}, {"10m", "not understood"}, {"tomorrow 1 2", "not understood"},
 		{"2026-02-30", "is no date"}, {"2026-02-30 09:00", "is no date"}, {"2026-13-01T09:00:00Z", "is no date"},
 		{"2026-03-01x09:00", "is no time"}, {"2026-03-01 9", "no time of day we know"}, {"2026-03-01T24:00:00Z", "no time of day we know"},
-		{"in", "no duration"}, {"in m", "no whole number"}, {"in 5", "the unit"}, {"in 1.5h", "the unit"}, {"in -5m", "no whole number"},
+		{"in", "no duration"}, {"in m", "no whole number"}, {"in 5", "no unit"}, {"in 1.5h", "a fraction"}, {"in -5m", "no whole number"},
 		{"in 5 fortnights", "the unit"}, {"in 30m 1h", "not from the largest"}, {"in 1h 1h", "not from the largest"},
 		{"in 0m", "no time at all"}, {"in 9999999999m", "a hundred years"}, {"in 9999999h", "a hundred years"}, {"in 1000000000000000000s", "a hundred years"}, {"in 1e18s", "the unit"}, {"in 36600d 1s", "a hundred years"}, {"in 999999999h", "a hundred years"}, {"in 10m tomorrow", "no whole number"},
 		{"2026-03-29 02:30", "never show 2026-03-29 02:30:00"},
