@@ -23,6 +23,7 @@ func Polish(root *cobra.Command) {
 }
 
 func walk(c *cobra.Command) {
+	noFiles(c)
 	switch {
 	case c.Name() == "help":
 	case !c.HasSubCommands():
@@ -62,6 +63,27 @@ func walk(c *cobra.Command) {
 	for _, sub := range c.Commands() {
 		walk(sub)
 	}
+}
+
+// noFiles keeps shells from offering the files that lie about where an id, a user
+// or a time is due: cobra offers them for all that has no completion of its own.
+// What takes a file says so, in its usage.
+func noFiles(c *cobra.Command) {
+	if !c.HasSubCommands() && c.ValidArgsFunction == nil && len(c.ValidArgs) == 0 && !takesFile(c.Use) {
+		c.ValidArgsFunction = cobra.NoFileCompletions
+	}
+	for _, flags := range []*pflag.FlagSet{c.LocalNonPersistentFlags(), c.PersistentFlags()} {
+		flags.VisitAll(func(f *pflag.Flag) {
+			if !takesFile(f.Usage) {
+				_ = c.RegisterFlagCompletionFunc(f.Name, cobra.NoFileCompletions) // an error: it has one
+			}
+		})
+	}
+}
+
+func takesFile(usage string) bool {
+	usage = strings.ToLower(usage)
+	return slices.ContainsFunc([]string{"file", "folder", "dir", ".yaml", "document"}, func(s string) bool { return strings.Contains(usage, s) })
 }
 
 // usage makes what is wrong with arguments an error of the command line; a
@@ -117,6 +139,9 @@ func nearest(c *cobra.Command, arg string) (names []string) {
 
 func flagError(c *cobra.Command, err error) error {
 	msg := err.Error()
+	if i := strings.Index(msg, "time: "); i >= 0 { // time: missing unit in duration "5"
+		msg = msg[:i] + "not a length of time such as 500ms, 10s or 2h"
+	}
 	if i := strings.Index(msg, "strconv."); i >= 0 { // strconv.ParseInt: parsing "abc": invalid syntax
 		if j := strings.LastIndex(msg, ": "); j > i {
 			msg = msg[:i] + msg[j+2:]
