@@ -46,6 +46,8 @@ func (p *program) next(c *cobra.Command, err error) []string {
 		return []string{"notifyctl context check       (which server and token are used)", "notifyd token --help          (signs a new one)"}
 	case "url_not_registered":
 		return []string{"notifyctl caller show CALLER  (whose token it is: its callback URLs)", "notifyctl caller set CALLER --callback-url URL   (an operator's to do)"}
+	case "no_filter":
+		return []string{"notifyctl dlq top             (what there is, and a filter to paste)", "the same command with --all   (means every dead letter)"}
 	case "dns":
 		return []string{"check the name; the resolver of the server is asked"}
 	case "notification_not_found":
@@ -84,7 +86,7 @@ func (p *program) noAnswer() []string {
 // dead says that the server of the context may be gone, when its token is.
 func (p *program) dead() []string {
 	t, err := p.target()
-	if err != nil || t.token == nil || t.name == "" {
+	if err != nil || t.token == nil || t.name == "" || p.tokenGiven() {
 		return nil
 	}
 	if _, err := t.token(context.Background()); err == nil {

@@ -62,6 +62,9 @@ func runArchiveVerify(p *program, dir string) error {
 		Lines int    `json:"lines"`
 		Error string `json:"error,omitempty"`
 	}
+	if len(ms) == 0 {
+		p.note("none: there is no manifest in %s", dir)
+	}
 	vs, bad := make([]verdict, 0, len(ms)), 0
 	for i := range ms {
 		v := verdict{File: ms[i].File, Lines: ms[i].Lines}

@@ -30,7 +30,9 @@ func (p *program) confirm(t *target, d danger, what string) error {
 		where += ", protected"
 	}
 	if !p.inTerminal || p.global.noInput {
-		return cli.Usage("%s (%s) needs --yes", what, where)
+		return &cli.Error{
+			Exit: cli.ExitUsage, Err: fmt.Errorf("%s (%s) needs --yes", cli.Clean(what), where), Next: []string{"the same command with --yes"},
+		}
 	}
 	fmt.Fprintf(p.err, "%s (%s)? [y/N] ", cli.Clean(what), where)
 	line, _ := bufio.NewReader(p.in).ReadString('\n') // an end of input is a no

@@ -27,6 +27,7 @@ func newAudit(p *program) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			defer p.more(len(rows), "", "")
 			return p.printer().Print(rows, func() cli.Table {
 				t := cli.Table{{"SEQ", "AT", "ACTOR", "ACTION", "TARGET", "RESULT", "COUNTS", "REASON"}}
 				for i := range rows {

@@ -73,7 +73,7 @@ func orDefault(n int) string {
 
 func newCallerShow(p *program) *cobra.Command {
 	return &cobra.Command{
-		Use: "show CALLER", Short: "Show what is set for a caller", Args: cli.Exact("a caller"),
+		Use: "show CALLER", Short: "Show what is set for a caller", Args: cli.Exact("a caller"), Aliases: []string{"get"},
 		Example: `  notifyctl caller show shop`,
 		RunE: func(c *cobra.Command, args []string) error {
 			cl, err := p.client()

@@ -130,15 +130,16 @@ func (p *program) exportDashboards(dir, runbooks string, force bool) error {
 func newDashboardsCheck(p *program) *cobra.Command {
 	var from string
 	c := &cobra.Command{
-		Use: "check [FILE...]", Short: "Check dashboards and rules against the metrics there are",
+		Use: "check [FILE|DIR...]", Short: "Check dashboards and rules against the metrics there are",
 		Long: `check parses every query of dashboards (.json) and rules (.yml) and holds each metric,
-label and bucket against the metrics this release has; without files, those it
-carries. With --url it asks a running server instead, whatever its release: a metric
+label and bucket against the metrics this release has; of a folder all that is below
+it, and without files those it carries. With --url it asks a running server instead, whatever its release: a metric
 with labels shows there with its first value, so one that does not show yet is only
 remarked. Files that use what rules record are checked together with those rules.
 Exit 9 when something is wrong.`,
 		Args: cobra.ArbitraryArgs,
 		Example: `  notifyctl dashboards check
+  notifyctl dashboards check ./monitoring
   notifyctl dashboards check my.json rules/*.yml
   notifyctl dashboards check --url http://127.0.0.1:7421/metrics`,
 		RunE: func(c *cobra.Command, args []string) error { return p.checkDashboards(c.Context(), args, from) },
@@ -178,8 +179,36 @@ func (p *program) checkDashboards(ctx context.Context, names []string, from stri
 	return nil
 }
 
+// insideFolders puts the dashboards and rules below a folder in its place.
+func insideFolders(names []string) (out []string, err error) {
+	for _, name := range names {
+		if info, err := os.Stat(name); err != nil || !info.IsDir() {
+			out = append(out, name) // what is not there is said where it is read
+			continue
+		}
+		was := len(out)
+		err := filepath.WalkDir(name, func(file string, d fs.DirEntry, err error) error {
+			if ext := filepath.Ext(file); err == nil && !d.IsDir() && (ext == ".json" || ext == ".yml" || ext == ".yaml") {
+				out = append(out, file)
+			}
+			return err
+		})
+		if err != nil {
+			return nil, &cli.Error{Exit: cli.ExitUsage, Err: err}
+		}
+		if len(out) == was {
+			return nil, cli.Usage("%s holds no dashboard (.json) and no rules (.yml)", name)
+		}
+	}
+	return out, nil
+}
+
 // filesToCheck reads the files; without names, those the program carries.
 func filesToCheck(names []string) (files []promcheck.File, err error) {
+	names, err = insideFolders(names)
+	if err != nil {
+		return nil, err
+	}
 	for _, name := range names {
 		b, err := os.ReadFile(name)
 		if err != nil {

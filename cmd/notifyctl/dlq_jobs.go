@@ -45,15 +45,18 @@ func (l *letterFlags) add(c *cobra.Command) {
 func (l *letterFlags) filter(p *program) (f api.LetterFilter, err error) {
 	f = l.f
 	for _, t := range []struct {
-		in string
-		to *int64
-	}{{l.since, &f.Since}, {l.until, &f.Until}} {
+		flag, in string
+		to       *int64
+	}{{"since", l.since, &f.Since}, {"until", l.until, &f.Until}} {
 		if t.in == "" {
 			continue
 		}
 		at, err := parseTime(t.in, p.now())
+		if d, bare := parseSpan(t.in); bare == nil && t.flag == "since" { // as kubectl and journalctl have it
+			at, err = p.now().Add(-d), nil
+		}
 		if err != nil {
-			return f, err
+			return f, cli.Usage("--%s: %v", t.flag, err)
 		}
 		*t.to = at.UnixMilli()
 	}
@@ -255,6 +258,9 @@ func runLetterJob(ctx context.Context, p *program, j *jobFlags) error {
 
 // planFields shows a plan.
 func (p *program) planFields(plan *api.Plan) cli.Table {
+	if plan.Entries == 0 {
+		return cli.Table{{"plan", plan.Digest}, {"entries", "0: nothing matches"}}
+	}
 	window := ""
 	if f := &plan.Spec.Filter; f.Since != 0 || f.Until != 0 {
 		at := func(ms int64, open string) string {
@@ -266,7 +272,7 @@ func (p *program) planFields(plan *api.Plan) cli.Table {
 		window = at(f.Since, "the beginning") + " to " + at(f.Until, "now")
 	}
 	eta := ""
-	if plan.Spec.Kind == "replay" {
+	if plan.Spec.Kind == "replay" && plan.Send > 0 {
 		eta = fmt.Sprintf("%s at %g/s", span(time.Duration(plan.EtaMs)*time.Millisecond), plan.Spec.Rate)
 		if plan.Spec.Canary > 0 {
 			eta += fmt.Sprintf(", behind a canary of %d", plan.Spec.Canary)

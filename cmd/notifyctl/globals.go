@@ -121,6 +121,11 @@ func (p *program) target() (t target, err error) {
 	return t, nil
 }
 
+// tokenGiven reports whether the token is not that of the context.
+func (p *program) tokenGiven() bool {
+	return first(p.global.tokenFile, p.getenv("NOTIFYCTL_TOKEN_FILE"), p.getenv("NOTIFYCTL_TOKEN")) != ""
+}
+
 // token returns where the token comes from; nil: nowhere.
 func (p *program) token(fromContext string) func(context.Context) (string, error) {
 	file := first(p.global.tokenFile, p.getenv("NOTIFYCTL_TOKEN_FILE"))

@@ -46,6 +46,7 @@ they were. States: waiting (for approval), running, paused (by an operator), sto
 			if err != nil {
 				return err
 			}
+			defer p.more(len(list), "", "")
 			return p.printer().Print(list, func() cli.Table {
 				t := cli.Table{{"JOB", "KIND", "STATE", "POSITION", "PLANNED", "DONE", "BY", "CREATED", "WHY"}}
 				for i := range list {

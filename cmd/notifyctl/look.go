@@ -42,6 +42,14 @@ func (p *program) clock(t time.Time) string {
 	return t.Format("15:04:05.000Z07:00")
 }
 
+// moment is a time whose distance from now says nothing: one of a history.
+func (p *program) moment(t time.Time) string {
+	if p.global.timeFormat == "iso" {
+		return p.when(t)
+	}
+	return p.clock(t)
+}
+
 // whenever is when for a time that may be unknown.
 func (p *program) whenever(t *time.Time) string {
 	if t == nil {

@@ -18,13 +18,21 @@ type listOptions struct {
 func newList(p *program) *cobra.Command {
 	var o listOptions
 	c := &cobra.Command{
-		Use: "ls --user USER", Short: "List what a user was sent, newest first", Args: cobra.NoArgs, Aliases: []string{"list"},
-		Example: `  notifyctl ls --user ann
+		Use: "ls USER", Short: "List what a user was sent, newest first", Args: cobra.MaximumNArgs(1), Aliases: []string{"list"},
+		Example: `  notifyctl ls ann
   notifyctl ls --user ann --limit 1000 -o jsonl --jq 'select(.status == "FAILED") | .notification_id'`,
-		RunE: func(c *cobra.Command, _ []string) error { return runList(c.Context(), p, &o) },
+		RunE: func(c *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				if o.user != "" && o.user != args[0] {
+					return cli.Usage("--user %q and %q: one user at a time", o.user, args[0])
+				}
+				o.user = args[0]
+			}
+			return runList(c.Context(), p, &o)
+		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.user, "user", "", "the user")
+	f.StringVar(&o.user, "user", "", "the user, as the argument")
 	f.IntVar(&o.limit, "limit", 50, "how many at most")
 	f.StringVar(&o.cursor, "cursor", "", "go on where an earlier list ended")
 	return c
@@ -35,7 +43,7 @@ const maxPage = 1000
 
 func runList(ctx context.Context, p *program, o *listOptions) error {
 	if o.user == "" {
-		return cli.Usage("--user is missing: whose notifications?")
+		return cli.Usage("a user is missing: whose notifications?")
 	}
 	if o.limit < 1 {
 		return cli.Usage("--limit %d: it is above 0", o.limit)

@@ -90,7 +90,11 @@ func runScheduleList(ctx context.Context, p *program, o *scheduleListOptions) er
 		t := cli.Table{{"NOTIFICATION", "STATUS", "DUE", "CHANNEL", "CATEGORY", "USER", "RECEIVERS", "CALLER"}}
 		for i := range out.Items {
 			s := &out.Items[i]
-			t = append(t, []string{s.NotificationID, s.Status, p.when(s.ScheduledAt), s.Channel, s.Category, s.UserID, count(int(s.Receivers)), s.Caller})
+			due := p.when(s.ScheduledAt)
+			if s.Status == "CANCELLED" { // it never is
+				due = ""
+			}
+			t = append(t, []string{s.NotificationID, s.Status, due, s.Channel, s.Category, s.UserID, count(int(s.Receivers)), s.Caller})
 		}
 		return t
 	}); err != nil {

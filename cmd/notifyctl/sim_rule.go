@@ -73,7 +73,15 @@ callback, also has redirect (--location) and huge (an answer of 64 MiB).`,
 			if err := s.call(c.Context(), http.MethodPost, "/control/rules", r, &out); err != nil {
 				return err
 			}
-			return p.printer().Record(out, func() cli.Table { return cli.Table{{"rule", fmt.Sprint(out.Number)}} })
+			if err := p.printer().Record(out, func() cli.Table { return cli.Table{{"rule", fmt.Sprint(out.Number)}} }); err != nil {
+				return err
+			}
+			until := "until notifyctl sim rule rm " + fmt.Sprint(out.Number)
+			if lasts > 0 {
+				until = "for " + span(lasts)
+			}
+			p.note("%s of %s, %s", r.Do, first(r.Provider, "all providers"), until)
+			return nil
 		},
 	}
 	f := c.Flags()

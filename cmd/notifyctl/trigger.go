@@ -278,7 +278,11 @@ func runTriggerList(ctx context.Context, p *program, o *triggerListOptions) erro
 		t := cli.Table{{"TRIGGER", "STATUS", "FIRES", "ATTEMPTS", "REASON", "CALLER", "URL"}}
 		for i := range out.Items {
 			s := &out.Items[i]
-			t = append(t, []string{s.TriggerID, s.Status, p.when(s.FireAt), strconv.Itoa(s.Attempts), s.Reason, s.Caller, s.CallbackURL})
+			fires := p.when(s.FireAt)
+			if s.Status == "CANCELLED" { // it never does
+				fires = ""
+			}
+			t = append(t, []string{s.TriggerID, s.Status, fires, strconv.Itoa(s.Attempts), s.Reason, s.Caller, s.CallbackURL})
 		}
 		return t
 	}); err != nil {

@@ -27,7 +27,7 @@ func newUser(p *program) *cobra.Command {
 
 func newUserGet(p *program) *cobra.Command {
 	return &cobra.Command{
-		Use: "get USER", Short: "Show what a user set", Args: cli.Exact("a user id"),
+		Use: "get USER", Short: "Show what a user set", Args: cli.Exact("a user id"), Aliases: []string{"show"},
 		Example: `  notifyctl user get ann
   notifyctl user get ann -o json >ann.json`,
 		RunE: func(c *cobra.Command, args []string) error {

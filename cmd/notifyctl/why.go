@@ -26,6 +26,9 @@ func runWhy(ctx context.Context, p *program, id string) error {
 	if strings.HasPrefix(id, "trg_") {
 		return showTrigger(ctx, p, id)
 	}
+	if err := checkID(id); err != nil {
+		return err
+	}
 	cl, err := p.client()
 	if err != nil {
 		return err
@@ -61,10 +64,7 @@ func (p *program) story(events []api.TimelineEvent) cli.Table {
 		e := &events[i]
 		row := []string{"", "", e.Type, e.State, detail(p, e)}
 		if e.At != nil {
-			row[0] = p.clock(*e.At)
-			if p.global.timeFormat == "iso" {
-				row[0] = p.when(*e.At)
-			}
+			row[0] = p.moment(*e.At)
 			if before != nil && !e.At.Before(*before) {
 				row[1] = "+" + span(e.At.Sub(*before))
 			}
@@ -97,7 +97,7 @@ func detail(p *program, e *api.TimelineEvent) string {
 		add("as %s", e.ProviderMessageID)
 	}
 	if e.Until != nil {
-		add("until %s", p.when(*e.Until))
+		add("until %s", p.moment(*e.Until))
 	}
 	if e.Epoch > 0 {
 		add("epoch %d", e.Epoch)

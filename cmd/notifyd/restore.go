@@ -44,16 +44,16 @@ server it came from: both would deliver.`,
 				if err != nil {
 					return err
 				}
-				fmt.Fprintf(p.out, "%s is whole: %d files, %d bytes, store %s, made %s by notifyd %s\n",
-					args[0], len(m.Files), m.Bytes, m.StoreID, m.Created.Format(time.RFC3339), m.Version)
+				fmt.Fprintf(p.out, "%s is whole: %d files, %s bytes, store %s, made %s by notifyd %s\n",
+					args[0], len(m.Files), cli.Count(m.Bytes), m.StoreID, m.Created.Format(time.RFC3339), m.Version)
 				return nil
 			}
 			m, err := backup.Restore(c.Context(), f, data)
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(p.out, "restored %d files, %d bytes, store %s, as of %s, to %s\n",
-				len(m.Files), m.Bytes, m.StoreID, m.Created.Format(time.RFC3339), data)
+			fmt.Fprintf(p.out, "restored %d files, %s bytes, store %s, as of %s, to %s\n",
+				len(m.Files), cli.Count(m.Bytes), m.StoreID, m.Created.Format(time.RFC3339), data)
 			return nil
 		},
 	}
