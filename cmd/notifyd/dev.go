@@ -161,7 +161,7 @@ func runDev(ctx context.Context, p *program, o *devOptions) (err error) {
 		return errors.Join(err, n.Close())
 	}
 	defer context.restore(o)
-	b := &banner{dir: dir, api: apiURL, urls: urls, node: n, context: context, began: began}
+	b := &banner{dir: dir, home: p.getenv("HOME"), api: apiURL, urls: urls, node: n, context: context, began: began}
 	steps.say("starting the workers")
 	err = b.run(ctx, p, o, sim, token, steps)
 	_ = os.Remove(filepath.Join(dir, runningFile))

@@ -94,11 +94,23 @@ func devReady(ctx context.Context, p *program, o *devOptions, b *banner, token s
 // banner is what a dev server says of itself when it is ready.
 type banner struct {
 	dir     string
+	home    string // of the user; empty: not known
 	api     string // URL
 	urls    simulator.URLs
 	node    *app.Node
 	context *devContext
 	began   time.Time
+}
+
+// short writes a path with ~ for the user's folder, as shells read it.
+func (b *banner) short(path string) string {
+	if b.home == "" || b.home == string(filepath.Separator) {
+		return path
+	}
+	if rest, ok := strings.CutPrefix(path, filepath.Clean(b.home)+string(filepath.Separator)); ok {
+		return "~" + string(filepath.Separator) + rest
+	}
+	return path
 }
 
 func (b *banner) text(o *devOptions) string {
@@ -109,12 +121,12 @@ func (b *banner) text(o *devOptions) string {
 	var w strings.Builder
 	fmt.Fprintf(&w, "notifyd %s dev   ready in %.1fs   (simulated providers, loopback only)\n", version, time.Since(b.began).Seconds())
 	fmt.Fprintf(&w, "  API       %s   description: %s/openapi.yaml\n", b.api, b.api)
-	fmt.Fprintf(&w, "  Operate   %s/ui/   sign in with the token in %s\n", b.api, filepath.Join(b.dir, "token"))
+	fmt.Fprintf(&w, "  Operate   %s/ui/   sign in with the token in %s\n", b.api, b.short(filepath.Join(b.dir, "token")))
 	fmt.Fprintf(&w, "  Inbox     %s   what the simulated providers were sent\n", b.urls.Inbox)
 	fmt.Fprintf(&w, "  Callbacks %s/   a URL for triggers; notifyctl sim callbacks shows its calls\n", b.urls.Callback)
 	fmt.Fprintf(&w, "  Metrics   http://%s/metrics\n", b.node.Admin())
 	fmt.Fprintf(&w, "  Kafka     %s   kcat -b %s -C -t notifications-push\n", b.node.Kafka(), b.node.Kafka())
-	fmt.Fprintf(&w, "  Data      %s   (%s)\n", b.dir, kept)
+	fmt.Fprintf(&w, "  Data      %s   (%s)\n", b.short(b.dir), kept)
 	if o.seed == "demo" {
 		fmt.Fprintf(&w, "  Seeded    %d users: ann, bob, cleo, dan (quiet hours), eve (no marketing), user-000 ... user-099\n", len(demoUsers()))
 	}
@@ -129,7 +141,7 @@ func (b *banner) text(o *devOptions) string {
 		ctl += fmt.Sprintf(" --server %s --token-file %s/token", b.api, b.dir)
 	}
 	fmt.Fprintf(&w, "Try:  %s send --channel push --user ann --title Hello --body 'It works' --wait\n", ctl)
-	fmt.Fprintf(&w, "      %s ls --user ann\n      %s tail\n", ctl, ctl)
+	fmt.Fprintf(&w, "      %s ls ann\n      %s ui\n", ctl, ctl)
 	fmt.Fprintf(&w, "Ctrl-C stops it.\n")
 	return w.String()
 }

@@ -131,7 +131,7 @@ func TestDev(t *testing.T) {
 	if kafka := c.field(t, "Kafka"); !strings.Contains(c.banner, "kcat -b "+kafka+" -C -t notifications-push") {
 		t.Errorf("banner:\n%s", c.banner)
 	}
-	if c.field(t, "Data") != data || !strings.Contains(c.banner, `"dev" written and chosen`) || !strings.Contains(c.banner, "105 users: ann") {
+	if c.field(t, "Data") != "~/share/notifyd/dev" || !strings.Contains(c.banner, `"dev" written and chosen`) || !strings.Contains(c.banner, "105 users: ann") {
 		t.Errorf("banner:\n%s", c.banner)
 	}
 	getenv := func(name string) string {
@@ -204,7 +204,7 @@ func TestEphemeral(t *testing.T) {
 	t.Parallel()
 	home := t.TempDir()
 	c := dev(t, home, "--ephemeral", "--context", "")
-	if dir := c.field(t, "Data"); !strings.HasPrefix(dir, filepath.Join(home, "tmp")) || !strings.Contains(c.banner, "temporary") {
+	if dir := c.field(t, "Data"); !strings.HasPrefix(dir, "~/tmp/") || !strings.Contains(c.banner, "temporary") {
 		t.Errorf("data in %s\n%s", dir, c.banner)
 	}
 	if code := c.signal(t, syscall.SIGTERM, time.Minute); code != 0 {

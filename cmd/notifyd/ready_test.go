@@ -62,3 +62,19 @@ func TestAwaitReady(t *testing.T) {
 		}
 	})
 }
+
+func TestBannerPaths(t *testing.T) {
+	t.Parallel()
+	f := func(home, path, want string) {
+		t.Helper()
+		if got := (&banner{home: home}).short(path); got != want {
+			t.Errorf("%q below %q: %q, want %q", path, home, got, want)
+		}
+	}
+	f("/home/ann", "/home/ann/.local/share/notifyd/dev", "~/.local/share/notifyd/dev")
+	f("/home/ann/", "/home/ann/x", "~/x")
+	f("/home/ann", "/home/anna/x", "/home/anna/x")
+	f("/home/ann", "/tmp/notifyd-dev-1", "/tmp/notifyd-dev-1")
+	f("", "/x", "/x")
+	f("/", "/x", "/x")
+}

@@ -34,6 +34,20 @@ func TestPage(t *testing.T) {
 	if got := ask(s, "GET", "/ui/panic", "", ""); got.status != 500 || !strings.Contains(got.body, "internal") {
 		t.Errorf("%d %s", got.status, got.body)
 	}
+	// A browser at the root is led there, a program is told that there is nothing.
+	root, err := http.NewRequestWithContext(t.Context(), "GET", "http://notifyd/", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	root.Header.Set("Accept", "text/html,application/xhtml+xml,*/*;q=0.8")
+	at := &heard{header: http.Header{}}
+	inside.ServeHTTP(at, root)
+	if at.status != http.StatusSeeOther || at.header.Get("Location") != "/ui/" {
+		t.Errorf("%d %v", at.status, at.header)
+	}
+	if got := ask(s, "GET", "/", "", ""); got.status != 404 || !strings.Contains(got.body, "route_not_found") {
+		t.Errorf("%d %s", got.status, got.body)
+	}
 	if inside == nil {
 		t.Fatal("the page was not given the API")
 	}

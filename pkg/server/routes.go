@@ -160,7 +160,11 @@ func (s *Server) mux(table []route) http.Handler {
 			return notify.Invalid(api.CodeMethodNotAllowed, "", "this path takes "+allow)
 		}})
 	}
-	unknown := &route{path: "other", class: classProbe, handler: func(*Server, *exchange) error {
+	unknown := &route{path: "other", class: classProbe, handler: func(s *Server, x *exchange) error {
+		if s.page != nil && x.r.Method == http.MethodGet && x.r.URL.Path == "/" && strings.Contains(x.r.Header.Get("Accept"), "text/html") {
+			http.Redirect(&told{x.w, x}, x.r, pagePath, http.StatusSeeOther) // a browser: a person wants to look
+			return nil
+		}
 		return &notify.Error{Kind: notify.KindNotFound, Code: api.CodeRouteNotFound, Msg: "there is no such path; GET /openapi.yaml lists them"}
 	}}
 	handle("/", unknown)
