@@ -111,8 +111,8 @@ func newForecast(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use: "forecast", Short: "Say how much is due per minute and channel", Args: cobra.NoArgs,
 		Long: `forecast counts what is due per minute and channel: receivers of scheduled
-notifications, parked retries, and triggers, of every caller. It needs the scope
-operate.`,
+notifications, parked retries, and triggers, of every caller. A trigger that was
+cancelled or moved counts until its first time. It needs the scope observe.`,
 		Example: `  notifyctl schedule forecast
   notifyctl schedule forecast --from 'tomorrow 08:00' --to 'tomorrow 12:00' --tz Europe/Berlin`,
 		RunE: func(c *cobra.Command, _ []string) error { return runForecast(c.Context(), p, &o) },

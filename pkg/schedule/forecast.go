@@ -17,28 +17,31 @@ type Due struct {
 	Count  int64 // receivers, or triggers
 }
 
-// Forecast adds up what is due in the minutes from..to, both counted, by minute
-// and kind. It reads the rows; after most of them it stops, and complete is
-// false. What was cancelled or moved away is left out; parked retries are not
-// schedules, and are counted all the same: they will be sent.
+// Forecast adds up what is due at from and later, and before to, in ms since 1970, by
+// minute and kind. It reads the rows; after most of them it stops, and complete is
+// false. What was cancelled or moved away is left out, except of triggers: their
+// rows stay until their time, and nobody is asked about each. Parked retries are not
+// schedules, and are counted all the same: they will be sent. A row stays for a
+// moment behind its time, so a from of now leaves out what this minute has released.
 func (s *Service) Forecast(ctx context.Context, from, to int64, most int) (due []Due, complete bool, err error) {
 	f := forecast{s: s, left: most, sums: map[dueKey]*Due{}, heads: map[notify.Base]*View{}}
+	first, last := from/60_000, (to-1)/60_000
 	for shard := range s.cfg.Shards {
-		minutes, err := s.cfg.Timers.Minutes(ctx, uint16(shard), from, to)
+		minutes, err := s.cfg.Timers.Minutes(ctx, uint16(shard), first, last)
 		if err != nil {
 			return nil, false, err
 		}
 		for _, m := range minutes {
-			if err := f.minute(ctx, engine.TimerPartition{Minute: m, Shard: uint16(shard)}); err != nil {
+			if err := f.minute(ctx, engine.TimerPartition{Minute: m, Shard: uint16(shard)}, from, to); err != nil {
 				return nil, false, err
 			}
 		}
-		days, err := s.cfg.Cold.Days(ctx, uint16(shard), to/1440)
+		days, err := s.cfg.Cold.Days(ctx, uint16(shard), last/1440)
 		if err != nil {
 			return nil, false, err
 		}
 		for _, d := range days {
-			if d < from/1440 {
+			if d < first/1440 {
 				continue
 			}
 			if err := f.day(ctx, uint16(shard), d, from, to); err != nil {
@@ -72,13 +75,13 @@ type forecast struct {
 
 const forecastPage = 256
 
-func (f *forecast) minute(ctx context.Context, p engine.TimerPartition) error {
+func (f *forecast) minute(ctx context.Context, p engine.TimerPartition, from, to int64) error {
 	hints, err := f.s.cfg.Schedules.Hints(ctx, p)
 	if err != nil {
 		return err
 	}
-	until := (p.Minute+1)*60_000 - 1
-	after := engine.TimerCursor{}
+	until := min((p.Minute+1)*60_000, to) - 1
+	after := engine.TimerCursor{FireAt: from}
 	for f.left > 0 {
 		rows, err := f.s.cfg.Timers.Scan(ctx, p, after, until, min(forecastPage, f.left))
 		if err != nil || len(rows) == 0 {
@@ -96,14 +99,14 @@ func (f *forecast) minute(ctx context.Context, p engine.TimerPartition) error {
 }
 
 func (f *forecast) day(ctx context.Context, shard uint16, day, from, to int64) error {
-	after := engine.TimerCursor{FireAt: from * 60_000}
+	after := engine.TimerCursor{FireAt: from}
 	for f.left > 0 {
 		rows, err := f.s.cfg.Cold.Scan(ctx, shard, day, after, min(forecastPage, f.left))
 		if err != nil || len(rows) == 0 {
 			return err
 		}
 		for i := range rows {
-			if rows[i].FireAt/60_000 > to {
+			if rows[i].FireAt >= to {
 				return nil
 			}
 			// Hints of a cold row stand at its minute; asking the head of each

@@ -405,18 +405,29 @@ func TestForecast(t *testing.T) {
 			t.Fatal(err)
 		}
 		m := now.UnixMilli() / 60_000
-		due, complete, err := r.Forecast(t.Context(), m, m+5, 1000)
+		minutes := func(from, to int64, most int) ([]Due, bool, error) {
+			return r.Forecast(t.Context(), from*60_000, to*60_000, most)
+		}
+		due, complete, err := minutes(m, m+6, 1000)
 		want := []Due{{m + 1, "push", 24, 24}, {m + 1, "sms", 1, 1}, {m + 1, "trigger", 1, 1}, {m + 3, "push", 12, 12}}
 		if err != nil || !complete || !slices.Equal(due, want) {
 			t.Errorf("%+v, %v, %v\nwant %+v", due, complete, err, want)
 		}
 		far := m + 31*1440
-		due, complete, err = r.Forecast(t.Context(), far, far+1, 1000)
+		due, complete, err = minutes(far, far+2, 1000)
 		if want = []Due{{far, "sms", 1, 1}}; err != nil || !complete || !slices.Equal(due, want) {
 			t.Errorf("%+v, %v, %v\nwant %+v", due, complete, err, want)
 		}
-		if _, complete, err = r.Forecast(t.Context(), m, m+5, 10); err != nil || complete {
+		if _, complete, err = minutes(m, m+6, 10); err != nil || complete {
 			t.Errorf("10 rows are enough: %v, %v", complete, err)
+		}
+		// From the middle of a minute, and up to it.
+		half := now.Add(95 * time.Second).UnixMilli()
+		if due, _, err = r.Forecast(t.Context(), half, half+1, 1000); err != nil || !slices.Equal(due, []Due{{m + 1, "sms", 1, 1}}) {
+			t.Errorf("%+v, %v", due, err)
+		}
+		if due, _, err = r.Forecast(t.Context(), half+1, (m+2)*60_000, 1000); err != nil || len(due) != 0 {
+			t.Errorf("what came due before is due again: %+v, %v", due, err)
 		}
 	})
 }

@@ -25,7 +25,8 @@ type Schedules interface {
 	// since 1970. Both are notify.KindConflict where it is too late.
 	Cancel(ctx context.Context, base notify.Base) (schedule.View, error)
 	Move(ctx context.Context, base notify.Base, at int64, by string) (schedule.View, error)
-	// Forecast adds up what is due in minutes from..to, reading at most most rows.
+	// Forecast adds up by minute what is due at from and later, and before to, in ms
+	// since 1970, reading at most most rows.
 	Forecast(ctx context.Context, from, to int64, most int) (due []schedule.Due, complete bool, err error)
 }
 
@@ -311,7 +312,7 @@ func (s *Server) forecast(x *exchange) error {
 	if b < a || b-a >= forecastMinutes {
 		return notify.Invalid("bad_window", "to", "lies behind from, and at most "+strconv.Itoa(forecastMinutes)+" minutes")
 	}
-	due, complete, err := s.deps.Schedules.Forecast(x.r.Context(), a, b, forecastRows)
+	due, complete, err := s.deps.Schedules.Forecast(x.r.Context(), from, (b+1)*60_000, forecastRows)
 	if err != nil {
 		return err
 	}
