@@ -53,7 +53,7 @@ run notifyctl send -f "$work/batch.ndjson"
 
 say "4. A fan-out: one content, 100,000 receivers"
 awk 'BEGIN { for (i = 0; i < 100000; i++) printf "{\"user_id\":\"fan-%06d\",\"address\":\"apns:%064x\"}\n", i, i + 1000000 }' >"$work/receivers.ndjson"
-run notifyctl send --channel push --category marketing --title 'Summer sale' --body 'Everything must go.' --fanout "$work/receivers.ndjson"
+run notifyctl send --channel push --category marketing --title 'Summer sale' --body 'Everything must go.' --fanout "$work/receivers.ndjson" --wait --timeout 5m
 
 say "5. What happened to the first one"
 id=$(notifyctl ls --user ann -o json --jq '.items[-1].notification_id // .notifications[-1].notification_id')
