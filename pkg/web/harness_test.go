@@ -29,6 +29,7 @@ type fake struct {
 	mu      sync.Mutex
 	text    string // in every string that callers choose
 	broken  string // path prefix that answers 503
+	noJobs  bool
 	problem string // code of the answer to POST /v1/ops/jobs; empty: it is done
 	asked   []asked
 }
@@ -127,6 +128,9 @@ func (f *fake) answers(r *http.Request, body []byte) any {
 	case "/v1/ops/jobs":
 		if r.Method == http.MethodPost {
 			return job
+		}
+		if f.noJobs {
+			return map[string]any{"items": []api.Job{}}
 		}
 		return map[string]any{"items": []api.Job{job}}
 	case "/v1/ops/jobs/" + jobID:

@@ -16,7 +16,7 @@ func (p *Page) jobs(v *visit) error {
 	if err != nil {
 		return err
 	}
-	return v.show("jobs", "Jobs", &list)
+	return v.show("jobs", "Jobs", list)
 }
 
 type jobBody struct {

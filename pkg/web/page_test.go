@@ -510,6 +510,17 @@ func TestPartsThatAreAway(t *testing.T) {
 	}
 }
 
+// TestNoJobs: an empty list says how it is filled.
+func TestNoJobs(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	s.signIn("writer")
+	s.api.noJobs = true
+	if w := s.get("/ui/jobs"); w.Code != 200 || !strings.Contains(w.Body.String(), "There is none. A replay begins at") || strings.Contains(w.Body.String(), "<table") {
+		t.Errorf("%d %s", w.Code, w.Body)
+	}
+}
+
 // TestTopIsRemembered: pages that are left open do not walk over every dead letter
 // each time.
 func TestTopIsRemembered(t *testing.T) {
