@@ -54,6 +54,10 @@ func (p *program) next(c *cobra.Command, err error) []string {
 		return []string{"notifyctl ls --user USER      (what a user was sent)"}
 	case "trigger_not_found":
 		return []string{"notifyctl trigger ls"}
+	case "job_not_found":
+		return []string{"notifyctl job ls"}
+	case "dead_letter_not_found":
+		return []string{"notifyctl dlq ls"}
 	case "caller_not_found":
 		return []string{"notifyctl caller ls"}
 	case "user_not_found":

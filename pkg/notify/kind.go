@@ -3,6 +3,7 @@ package notify
 import (
 	"context"
 	"errors"
+	"strings"
 	"time"
 )
 
@@ -88,9 +89,9 @@ func Unavailable(code string, retryAfter time.Duration, err error) *Error {
 	return &Error{Kind: KindUnavailable, Code: code, Msg: code + " is unavailable", RetryAfter: retryAfter, Err: err}
 }
 
-// NotFound reports a missing thing; what names it ("notification", "user").
+// NotFound reports a missing thing; what names it ("notification", "dead_letter").
 func NotFound(what string) *Error {
-	return &Error{Kind: KindNotFound, Code: what + "_not_found", Msg: "no such " + what}
+	return &Error{Kind: KindNotFound, Code: what + "_not_found", Msg: "no such " + strings.ReplaceAll(what, "_", " ")}
 }
 
 // KindOf returns the Kind of err: of the outermost *Error in its chain,
