@@ -234,7 +234,7 @@ func runLetterJob(ctx context.Context, p *program, j *jobFlags) error {
 	if p.global.output == "table" && !p.global.quiet {
 		for _, f := range p.planFields(&plan) {
 			if f[1] != "" {
-				p.note("%-11s %s", f[0], f[1])
+				p.note("%-11s  %s", f[0], f[1])
 			}
 		}
 	}
