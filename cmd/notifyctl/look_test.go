@@ -216,3 +216,18 @@ func TestAhead(t *testing.T) {
 	f("Nothing: ", "Next: Nothing: ")
 	f("", "Next: ")
 }
+
+func TestHowFar(t *testing.T) {
+	t.Parallel()
+	f := func(done, total int64, took time.Duration, want string) {
+		t.Helper()
+		if got := howFar(done, total, took); got != want {
+			t.Errorf("%d of %d in %v: %q, want %q", done, total, took, got, want)
+		}
+	}
+	f(0, 200_000, 20*time.Second, "0 of 200,000")
+	f(50_000, 200_000, 10*time.Second, "50,000 of 200,000  5,000/s  30s left")
+	f(200_000, 200_000, 10*time.Second, "200,000 of 200,000  20,000/s")
+	f(200_000, 0, 2*time.Second, "200,000  100,000/s")
+	f(5, 10, 0, "5 of 10")
+}

@@ -1,6 +1,9 @@
 package main
 
 import (
+	"fmt"
+	"time"
+
 	"github.com/vbauerster/mpb/v8"
 	"github.com/vbauerster/mpb/v8/decor"
 )
@@ -17,15 +20,33 @@ func (p *program) progress(what string, total int64) *progress {
 	if !p.errTerminal || p.global.quiet || p.getenv("TERM") == "dumb" {
 		return nil
 	}
-	all := mpb.New(mpb.WithOutput(p.err), mpb.WithWidth(48))
-	name := mpb.PrependDecorators(decor.Name(what+" ", decor.WCSyncSpaceR))
+	all, began := mpb.New(mpb.WithOutput(p.err), mpb.WithWidth(48)), p.now()
+	name := mpb.PrependDecorators(decor.Name(fmt.Sprintf("%-10s ", what)))
+	tail := mpb.AppendDecorators(decor.Any(func(st decor.Statistics) string {
+		return howFar(st.Current, total, p.now().Sub(began))
+	}))
 	if total == 0 {
-		return &progress{all, all.AddSpinner(0, name, mpb.AppendDecorators(decor.CurrentNoUnit("%d "), decor.AverageSpeed(0, "%.0f/s")))}
+		return &progress{all, all.AddSpinner(0, name, tail)}
 	}
-	return &progress{all, all.AddBar(total, name, mpb.AppendDecorators(
-		decor.CountersNoUnit("%d of %d ", decor.WCSyncSpace), decor.AverageSpeed(0, "%.0f/s "),
-		decor.OnComplete(decor.AverageETA(decor.ET_STYLE_GO), ""),
-	))}
+	return &progress{all, all.AddBar(total, name, tail)}
+}
+
+// howFar says how much of total is done, how fast, and how long the rest takes at
+// that; a total of 0 is not known. Before the first is done nobody knows either.
+func howFar(done, total int64, took time.Duration) string {
+	s := count(done)
+	if total > 0 {
+		s += " of " + count(total)
+	}
+	if done == 0 || took <= 0 {
+		return s
+	}
+	rate := float64(done) / took.Seconds()
+	s += fmt.Sprintf("  %s/s", count(int64(rate)))
+	if left := total - done; left > 0 {
+		s += "  " + span(time.Duration(float64(left)/rate*float64(time.Second))) + " left"
+	}
+	return s
 }
 
 func (g *progress) add(n int) {
