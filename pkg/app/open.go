@@ -103,7 +103,7 @@ func (n *Node) open() error {
 		}
 	}
 	conn := n.conn()
-	if n.producer, err = stream.NewProducer(stream.ProducerConfig{Conn: conn, Linger: linger(cfg.Log.Linger), AppendTimeout: 20 * time.Second, Appended: n.broker.Appended}); err != nil {
+	if n.producer, err = stream.NewProducer(stream.ProducerConfig{Conn: conn, Brokers: stream.OneBroker, Linger: linger(cfg.Log.Linger), AppendTimeout: 20 * time.Second, Appended: n.broker.Appended}); err != nil {
 		return err
 	}
 	if n.reader, err = stream.NewReader(conn); err != nil {

@@ -50,7 +50,21 @@ type ProducerConfig struct {
 	Appended func(tp TopicPartition, next int64)
 	// Compression default none: the records are dense and the network is a loopback.
 	Compression Compression
+	// Brokers says how many there are. Default ManyBrokers.
+	Brokers Brokers
 }
+
+// Brokers is how many brokers a log has.
+type Brokers string
+
+const (
+	// ManyBrokers share the partitions: everything goes through the client library.
+	ManyBrokers Brokers = ""
+	// OneBroker leads every partition, as the embedded one does: small records
+	// are then appended in fewer steps, and without the broker knowing the
+	// producer. Not with compression.
+	OneBroker Brokers = "one"
+)
 
 func (c ProducerConfig) withDefaults() ProducerConfig {
 	c.Conn = c.Conn.withDefaults()
@@ -105,10 +119,11 @@ const (
 // Producer appends records. It may be used from any goroutine. It holds
 // connections from the first append on; Close frees them.
 type Producer struct {
-	cfg   ProducerConfig
-	cl    *kgo.Client
-	calls sync.Pool // *call
-	turns turns
+	cfg    ProducerConfig
+	cl     *kgo.Client
+	direct *direct   // nil: there is more than one broker
+	calls  sync.Pool // *call
+	turns  turns
 }
 
 // NewProducer returns a producer. It does not connect.
@@ -138,7 +153,14 @@ func NewProducer(cfg ProducerConfig) (*Producer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("stream: producer: %w", err)
 	}
-	return &Producer{cfg: cfg, cl: cl, turns: turns{length: cfg.AppendTimeout}}, nil
+	p := &Producer{cfg: cfg, cl: cl, turns: turns{length: cfg.AppendTimeout}}
+	if cfg.Brokers == OneBroker && cfg.Compression == None {
+		if p.direct, err = newDirect(cfg); err != nil {
+			cl.Close()
+			return nil, err
+		}
+	}
+	return p, nil
 }
 
 // partitioner honours Record.Partition and hashes keys for the rest. Records
@@ -232,11 +254,24 @@ func (p *Producer) Append(ctx context.Context, recs []Record) error {
 	if err := p.check(recs); err != nil {
 		return err
 	}
+	turn := p.turns.current()
+	if p.direct != nil && p.direct.takes(recs) {
+		err := p.direct.append(ctx, turn, recs)
+		switch {
+		case err == nil:
+			return nil
+		case ctx.Err() != nil:
+			return p.failure(ctx, ctx.Err())
+		case turn.Err() != nil:
+			return p.failure(turn, turn.Err())
+		}
+	}
 	if ctx.Done() == nil {
-		ctx = p.turns.current()
+		ctx = turn
 	} else {
+		end, _ := turn.Deadline()
 		var stop context.CancelFunc
-		ctx, stop = context.WithTimeoutCause(ctx, p.cfg.AppendTimeout, errTooSlow)
+		ctx, stop = context.WithDeadlineCause(ctx, end, errTooSlow)
 		defer stop()
 	}
 	c := p.newCall()
@@ -372,6 +407,9 @@ func (p *Producer) failure(ctx context.Context, err error) error {
 
 // Close fails what is still buffered and frees the connections.
 func (p *Producer) Close() {
+	if p.direct != nil {
+		p.direct.close()
+	}
 	p.cl.Close()
 	p.turns.close()
 }

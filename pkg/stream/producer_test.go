@@ -17,6 +17,13 @@ func isLogUnavailable(err error) bool {
 	return ok && e.Kind == notify.KindUnavailable && e.Code == "log"
 }
 
+// bothWays runs fn in a bubble for each way an append may go.
+func bothWays(t *testing.T, fn func(t *testing.T, n Brokers)) {
+	for name, n := range map[string]Brokers{"many brokers": ManyBrokers, "one broker": OneBroker} {
+		t.Run(name, func(t *testing.T) { synctest.Test(t, func(t *testing.T) { fn(t, n) }) })
+	}
+}
+
 // collect reads a topic to its end.
 func (b *broker) collect(t testing.TB, topic string) []Record {
 	t.Helper()
@@ -56,9 +63,9 @@ func (b *broker) collect(t testing.TB, topic string) []Record {
 }
 
 func TestAppend(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bothWays(t, func(t *testing.T, n Brokers) {
 		b := newBroker(t, 6, "topic")
-		p := newProducer(t, ProducerConfig{Conn: b.conn})
+		p := newProducer(t, ProducerConfig{Conn: b.conn, Brokers: n})
 		sent := time.UnixMilli(1_700_000_000_000)
 		recs := []Record{
 			{Topic: "topic", Partition: 4, Value: []byte("explicit"), Key: []byte("user")},
@@ -127,9 +134,9 @@ func TestAppendRefusesWhatIsTooLargeWhole(t *testing.T) {
 // Within a second of a freeze, an append under way and those that come later
 // are answered with an error, and the probe knows; afterwards all goes on.
 func TestFrozenBrokerIsNoticedWithinASecond(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bothWays(t, func(t *testing.T, n Brokers) {
 		b := newBroker(t, 1, "topic")
-		p := newProducer(t, ProducerConfig{Conn: b.conn})
+		p := newProducer(t, ProducerConfig{Conn: b.conn, Brokers: n})
 		probe, err := NewProbe(ProbeConfig{Conn: b.conn})
 		if err != nil {
 			t.Fatal(err)
@@ -178,10 +185,10 @@ func TestFrozenBrokerIsNoticedWithinASecond(t *testing.T) {
 }
 
 func TestDeadBrokerIsNoticedWithinASecond(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bothWays(t, func(t *testing.T, n Brokers) {
 		b := newBroker(t, 1, "topic")
 		net, conn := b.wire()
-		p := newProducer(t, ProducerConfig{Conn: conn})
+		p := newProducer(t, ProducerConfig{Conn: conn, Brokers: n})
 		probe, err := NewProbe(ProbeConfig{Conn: conn})
 		if err != nil {
 			t.Fatal(err)
@@ -208,9 +215,9 @@ func TestDeadBrokerIsNoticedWithinASecond(t *testing.T) {
 }
 
 func TestAppendEndsWithItsContext(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bothWays(t, func(t *testing.T, n Brokers) {
 		b := newBroker(t, 1, "topic")
-		p := newProducer(t, ProducerConfig{Conn: b.conn})
+		p := newProducer(t, ProducerConfig{Conn: b.conn, Brokers: n})
 		defer b.freeze()()
 		ctx, stop := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer stop()
@@ -248,9 +255,9 @@ func TestTurnsEndNoLaterThanTheirLength(t *testing.T) {
 }
 
 func TestAppendsThatCannotBeCancelledGiveUp(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bothWays(t, func(t *testing.T, n Brokers) {
 		b := newBroker(t, 1, "topic")
-		p := newProducer(t, ProducerConfig{Conn: b.conn})
+		p := newProducer(t, ProducerConfig{Conn: b.conn, Brokers: n})
 		ctx := context.WithoutCancel(t.Context())
 		if err := p.Append(ctx, numbered("topic", 0, 0, 1)); err != nil {
 			t.Fatal(err)
