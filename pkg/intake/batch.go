@@ -54,7 +54,7 @@ func (s *Service) Batch(ctx context.Context, m Meta, body []byte) (a Answer, err
 		b.p.done = func() {
 			clear(b.items) // drops their errors
 			b.w.items = b.items
-			s.giveBackNotes(b.w)
+			s.giveBackNotes(b.w, b.p)
 		}
 		err := each(body, &b)
 		if err == nil && len(b.items) == 0 {
@@ -99,6 +99,9 @@ type lanePartitions struct {
 // for as many seldom grow.
 const usualItem = 96
 
+// usualResult is what the result of an item that was accepted takes, in bytes.
+const usualResult = 80
+
 // full refuses an item that is one too many.
 func (b *batch) full() error {
 	if len(b.items) < b.s.cfg.MaxBatch {
@@ -117,12 +120,12 @@ func (b *batch) item(raw []byte, decode func([]byte, *note) error) error {
 		b.items = append(b.items, batchItem{err: err})
 		return nil
 	}
-	return b.add()
+	return b.add(&b.n)
 }
 
-// add adds b.n as the next item.
-func (b *batch) add() error {
-	i, n := len(b.items), &b.n
+// add adds n as the next item.
+func (b *batch) add(n *note) error {
+	i := len(b.items)
 	b.items = append(b.items, batchItem{})
 	it := &b.items[i]
 	if it.err = b.s.admitNote(n, b.l.accepted, false); it.err != nil {
@@ -171,7 +174,7 @@ func (b *batch) answer(failed *failures) (Answer, bool, error) {
 	ev := &b.s.cfg.Events
 	// One event per channel and category: one per item was 3% of a batch.
 	var told [len(notify.Channels) + 1][16]int
-	out := append(make([]byte, 0, 96*len(b.items)+64), `{"results":[`...)
+	out := append(make([]byte, 0, usualResult*len(b.items)+64), `{"results":[`...)
 	for i := range b.items {
 		it := &b.items[i]
 		if i > 0 {
@@ -241,14 +244,15 @@ func eachElement(body []byte, b *batch) error {
 	if i < len(body) && body[i] == ']' {
 		return trailing(body, i+1)
 	}
+	var n note // here and not in b: on the heap each of its fields is told to the collector
 	for {
 		end, ok := 0, false
 		if b.full() == nil {
-			end, ok = fastNoteAt(body, i, &b.n)
+			end, ok = fastNoteAt(body, i, &n)
 		}
 		var err error
 		if ok {
-			err = b.add()
+			err = b.add(&n)
 		} else {
 			if end, ok = skipValue(body, i); !ok {
 				return badJSON(end, "an item is expected")

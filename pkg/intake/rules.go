@@ -97,23 +97,10 @@ func (r *rules) fire(t *terms, base notify.Base, now int64) int64 {
 }
 
 func checkContent(ch notify.Channel, c *notify.Content) error {
-	for _, f := range [...]struct {
-		name string
-		n    int
-		max  int
-	}{
-		{"content.template", len(c.Template), notify.MaxTemplate},
-		{"content.title", len(c.Title), notify.MaxTitle},
-		{"content.body", len(c.Body), notify.MaxBody},
-		{"content.html", len(c.HTML), notify.MaxHTML},
-		{"content.variables", len(c.Variables), notify.MaxVariables},
-		{"content.data", len(c.Data), notify.MaxData},
-		{"content.collapse_key", len(c.CollapseKey), maxCollapseKey},
-		{"content.from", len(c.From), maxFrom},
-	} {
-		if f.n > f.max {
-			return tooLong(f.name, f.n, f.max)
-		}
+	if len(c.Template) > notify.MaxTemplate || len(c.Title) > notify.MaxTitle || len(c.Body) > notify.MaxBody ||
+		len(c.HTML) > notify.MaxHTML || len(c.Variables) > notify.MaxVariables || len(c.Data) > notify.MaxData ||
+		len(c.CollapseKey) > maxCollapseKey || len(c.From) > maxFrom {
+		return tooLongIn(c)
 	}
 	if err := checkNames(c); err != nil {
 		return err
@@ -161,6 +148,29 @@ func checkContent(ch notify.Channel, c *notify.Content) error {
 	case notify.SMS:
 		if c.Body == "" {
 			return invalid("content_required", "content.body", "sms needs a body or a template")
+		}
+	}
+	return nil
+}
+
+// tooLongIn names the first field of c that is too long.
+func tooLongIn(c *notify.Content) error {
+	for _, f := range [...]struct {
+		name string
+		n    int
+		max  int
+	}{
+		{"content.template", len(c.Template), notify.MaxTemplate},
+		{"content.title", len(c.Title), notify.MaxTitle},
+		{"content.body", len(c.Body), notify.MaxBody},
+		{"content.html", len(c.HTML), notify.MaxHTML},
+		{"content.variables", len(c.Variables), notify.MaxVariables},
+		{"content.data", len(c.Data), notify.MaxData},
+		{"content.collapse_key", len(c.CollapseKey), maxCollapseKey},
+		{"content.from", len(c.From), maxFrom},
+	} {
+		if f.n > f.max {
+			return tooLong(f.name, f.n, f.max)
 		}
 	}
 	return nil

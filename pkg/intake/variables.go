@@ -2,6 +2,7 @@ package intake
 
 import (
 	"slices"
+	"strings"
 
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -55,6 +56,9 @@ func (n *needs) of(ch notify.Channel, c *notify.Content) {
 		}
 	}
 }
+
+// mayNeed reports whether a text may use a variable.
+func mayNeed(text string) bool { return strings.IndexByte(text, '{') >= 0 }
 
 func (n *needs) in(text string) {
 	for at := 0; ; {

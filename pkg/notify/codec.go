@@ -39,6 +39,12 @@ const (
 // against 474 ns of the generated code (reading: 317 ns and no allocation against
 // 755 ns and 14; BenchmarkAppendEnvelope, BenchmarkDecodeEnvelope).
 func AppendEnvelope(b []byte, e *Envelope) []byte {
+	return AppendEnvelopeOf(b, e, &e.Content, e.Receivers)
+}
+
+// AppendEnvelopeOf is AppendEnvelope of an envelope with this content and these
+// receivers, whatever e has: who writes many need not copy them into it.
+func AppendEnvelopeOf(b []byte, e *Envelope, c *Content, receivers []byte) []byte {
 	b = appendUint(b, fVersion, EnvelopeVersion)
 	b = append(appendLength(b, fBase, len(e.Chunk.Base)), e.Chunk.Base[:]...)
 	b = appendUint(b, fPartition, uint64(e.Chunk.Partition))
@@ -54,8 +60,8 @@ func AppendEnvelope(b []byte, e *Envelope) []byte {
 	b = appendString(b, fCaller, e.Caller)
 	b = appendString(b, fCampaign, e.Campaign)
 	b = appendString(b, fTrace, e.Trace)
-	b = appendLength(b, fContent, sizeContent(&e.Content))
-	b = AppendContent(b, &e.Content)
+	b = appendLength(b, fContent, sizeContent(c))
+	b = AppendContent(b, c)
 	b = appendUint(b, fEpoch, uint64(e.Epoch))
 	b = appendUint(b, fAttempt, uint64(e.Attempt))
 	b = appendUint(b, fDeferrals, uint64(e.Deferrals))
@@ -64,7 +70,7 @@ func AppendEnvelope(b []byte, e *Envelope) []byte {
 	b = appendString(b, fCause, e.Cause)
 	b = appendUint(b, fParent, e.Parent)
 	b = appendUint(b, fTotal, uint64(e.Total))
-	return append(appendLength(b, fReceivers, len(e.Receivers)), e.Receivers...)
+	return append(appendLength(b, fReceivers, len(receivers)), receivers...)
 }
 
 // DecodeEnvelope reads a record into e; strings and slices of e alias b, which
