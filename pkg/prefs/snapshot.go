@@ -74,6 +74,10 @@ func NewAnswer(v Verdict, addresses ...string) Answer {
 // Suppressed ones are among them: ordinals are those of the profile.
 func (a *Answer) Targets(dst []notify.Target) []notify.Target {
 	b := a.addresses
+	if a.of == 1 && b[0] < 0x80 { // nearly all
+		size := 1 + int(b[0])
+		return append(dst, notify.Target{Of: 1, Address: b[1:size:size]})
+	}
 	for i := range a.of {
 		var address []byte
 		address, b = cut(b)
@@ -131,7 +135,10 @@ func (s *Snapshot) answer(a *Answer, v []byte, ch notify.Channel, cat notify.Cat
 		v = v[ruleSize:]
 	}
 	for len(v) > 0 {
-		size, n := binary.Uvarint(v[2:])
+		size, n := uint64(v[2]), 1
+		if size >= 0x80 {
+			size, n = binary.Uvarint(v[2:])
+		}
 		end := 2 + n + int(size)
 		if v[0] == byte(ch) {
 			a.of, a.addresses = v[1], v[2+n:end:end]

@@ -219,6 +219,9 @@ func (r *round) unsent(part int, pos uint32, s notify.State, code string) {
 
 // decided records an outcome that needed no call.
 func (r *round) decided(part int, pos uint32, s notify.State, code string, wake int64) {
+	if r.ex[part] == nil { // a few in a hundred end so: without growing by ones
+		r.ex[part] = make([]notify.Exception, 0, min(len(r.plain[part]), 32))
+	}
 	r.ex[part] = append(r.ex[part], notify.Exception{Pos: pos, State: s, Code: code, Wake: wake})
 }
 
