@@ -68,20 +68,19 @@ func (s *Store) appendPart(ctx context.Context, p *part, recs []Record) error {
 	return nil
 }
 
-// add indexes an original chunk. The hashes are made without the lock, so that
-// readers wait for the linking only.
+// add indexes an original chunk. The hashes are made without the lock, behind those
+// that readers see, so that they wait for the linking only.
 func (s *Store) add(ctx context.Context, p *part, r *Record, env *notify.Envelope) error {
-	hs, first, last := hashColumn(p.hashes[:0], env.Receivers)
-	p.hashes = hs
+	n := int(env.Count)
 	t := p.active
-	if t != nil && (t.users.len()+len(hs) > s.cfg.SegmentReceivers || t.size() >= s.cfg.SegmentBytes) {
+	if t != nil && (t.users.len()+n > s.cfg.SegmentReceivers || t.size() >= s.cfg.SegmentBytes) {
 		if err := s.freeze(ctx, p); err != nil {
 			return err
 		}
 		t = nil
 	}
-	if len(hs) > maxOrdinals {
-		s.cfg.Log.Error("history skips a chunk too large to index", "part", p.Part, "offset", r.Offset, "receivers", len(hs))
+	if n > maxOrdinals {
+		s.cfg.Log.Error("history skips a chunk too large to index", "part", p.Part, "offset", r.Offset, "receivers", n)
 		return nil
 	}
 	if t == nil {
@@ -95,6 +94,13 @@ func (s *Store) add(ctx context.Context, p *part, r *Record, env *notify.Envelop
 			return err
 		}
 	}
+	if n > t.users.room() {
+		p.mu.Lock()
+		t.users.grow(n)
+		p.mu.Unlock()
+	}
+	known := t.users.hashes
+	_, first, last := hashColumn(known[len(known):], env.Receivers)
 	ms := r.Time
 	if ms == 0 {
 		ms = time.Now().UnixMilli()
@@ -105,7 +111,7 @@ func (s *Store) add(ctx context.Context, p *part, r *Record, env *notify.Envelop
 	t.buf = appendStored(t.buf, &stored{offset: r.Offset, value: r.Value})
 	row.size = uint32(t.size() - row.off)
 	t.note(row, ms)
-	t.users.add(hs)
+	t.users.extend(n)
 	t.bases.add([]uint64{hashBase(row.base)})
 	p.active = t
 	return nil

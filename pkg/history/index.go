@@ -28,16 +28,29 @@ func (c *chain) len() int { return len(c.hashes) }
 
 // add appends hashes in order.
 func (c *chain) add(hs []uint64) {
-	n := len(c.hashes)
-	if want := n + len(hs); cap(c.hashes) < want {
-		// By four: by the quarter that append would take, a tail of a million was
-		// copied four times over, which cost as much as all else here.
-		room := max(want, min(4*cap(c.hashes), 1<<20))
-		c.hashes = append(make([]uint64, 0, room), c.hashes...)
-		c.next = append(make([]uint32, 0, room), c.next...)
+	if len(hs) > c.room() {
+		c.grow(len(hs))
 	}
-	c.hashes = append(c.hashes, hs...)
-	c.next = c.next[:n+len(hs)]
+	c.extend(copy(c.hashes[len(c.hashes):cap(c.hashes)], hs))
+}
+
+// room is how many more hashes fit in.
+func (c *chain) room() int { return cap(c.hashes) - len(c.hashes) }
+
+// grow makes room for n more.
+func (c *chain) grow(n int) {
+	// By four: by the quarter that append would take, a tail of a million was
+	// copied four times over, which cost as much as all else here.
+	room := max(len(c.hashes)+n, min(4*cap(c.hashes), 1<<20))
+	c.hashes = append(make([]uint64, 0, room), c.hashes...)
+	c.next = append(make([]uint32, 0, room), c.next...)
+}
+
+// extend enters the n hashes that stand in the room behind the last one.
+func (c *chain) extend(added int) {
+	n := len(c.hashes)
+	c.hashes = c.hashes[:n+added]
+	c.next = c.next[:n+added]
 	if len(c.head) < 1<<headBitsMax && len(c.hashes) > 8*len(c.head) {
 		c.rehead()
 		return

@@ -22,7 +22,6 @@ type part struct {
 	slots chan struct{} // one per frozen tail
 
 	appendMu sync.Mutex // held by the one appender; before mu
-	hashes   []uint64   // scratch of the appender
 
 	mu     sync.RWMutex
 	active *tail   // nil: no chunk since the last seal

@@ -13,16 +13,21 @@ type Call struct {
 	Items    []Item
 }
 
-// Item is one address of one receiver. Its slices alias the log record.
+// Item is one address of one receiver. Its slices alias the log record. A window
+// has a thousand, so what its items share stands outside them.
 type Item struct {
-	ID        ID
-	Key       RowKey // of the envelope; with ID it makes the Ref of receipts
-	Addr      uint8  // ordinal of the address
-	Given     bool   // Address came with the request, it is none of the user's: it may be made up, and says nothing about our configuration
+	Key       *RowKey // of the envelope, shared; with Index it makes the Ref of receipts
+	Index     uint32  // of the receiver in its request; 0 outside fan-outs
+	Fan       bool    // a receiver of a fan-out
+	Addr      uint8   // ordinal of the address
+	Given     bool    // Address came with the request, it is none of the user's: it may be made up, and says nothing about our configuration
 	User      []byte
 	Address   []byte // push: "apns:<token>" or "fcm:<token>"; sms: E.164; email: addr-spec
 	Variables []byte // JSON object or nil
 }
+
+// ID is the id of the notification.
+func (it *Item) ID() ID { return ID{Base: it.Key.Chunk.Base, Index: it.Index, Fan: it.Fan} }
 
 // Class says what a provider's answer means for the receiver.
 type Class uint8

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 
@@ -257,4 +258,45 @@ func BenchmarkDecodeEnvelope(b *testing.B) {
 			}
 		}
 	})
+}
+
+// Skipping is reading without looking: whatever stands behind is read alike, and
+// damage is found.
+func TestSkip(t *testing.T) {
+	t.Parallel()
+	var w ReceiverWriter
+	for i := range uint32(1000) {
+		r := Receiver{Index: 3 * i, User: []byte(strings.Repeat("u", int(i%40)+1))}
+		if i%7 == 0 {
+			r.Index += 1 // deltas of 1 to 3
+		}
+		if i%50 == 0 {
+			r.Address = []byte("apns:00")
+		}
+		if i%60 == 0 {
+			r.Variables = []byte(`{"a":1}`)
+		}
+		if i >= 900 {
+			r.Index += 1 << 20
+		}
+		w.Append(r)
+	}
+	for _, n := range []uint32{0, 1, 2, 49, 51, 500, 899, 900, 901, 999, 1000, 2000} {
+		one, other := ReadReceivers(w.Bytes()), ReadReceivers(w.Bytes())
+		var a, b Receiver
+		for i := uint32(0); i < n && one.Next(&a); i++ {
+		}
+		other.Skip(n)
+		if !bytes.Equal(one.Rest(), other.Rest()) {
+			t.Fatalf("%d skipped leave %d bytes, want %d", n, len(other.Rest()), len(one.Rest()))
+		}
+		a = Receiver{}
+		if one.Next(&a) != other.Next(&b) || a.Index != b.Index || !bytes.Equal(a.User, b.User) {
+			t.Fatalf("behind %d skipped: %v, want %v", n, b, a)
+		}
+	}
+	cut := ReadReceivers(w.Bytes()[:len(w.Bytes())-1])
+	if cut.Skip(1000); cut.Err() == nil {
+		t.Error("a cut column is skipped without an error")
+	}
 }

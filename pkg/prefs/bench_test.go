@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -76,6 +78,7 @@ func BenchmarkLook(b *testing.B) {
 	run := func(name string, fn func(from int)) {
 		b.Run(name, func(b *testing.B) {
 			n, stopped, sum := 0, 0, 0
+			began := cpuTime()
 			for b.Loop() {
 				for from := 0; from < len(users); from += window {
 					fn(from)
@@ -91,7 +94,7 @@ func BenchmarkLook(b *testing.B) {
 			if sum == 0 {
 				b.Fatal("nothing found")
 			}
-			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(n), "ns/user")
+			b.ReportMetric(float64((cpuTime()-began).Nanoseconds())/float64(n), "cpu-ns/user")
 			b.ReportMetric(float64(stopped)/float64(n), "stopped")
 			b.ReportMetric(perUser, "B/user")
 			b.ReportMetric(took.Seconds(), "load-s")
@@ -106,6 +109,16 @@ func BenchmarkLook(b *testing.B) {
 	run("together", func(from int) {
 		s.snap.Look(answers[:], users[from:from+window], hashes[from:from+window], notify.Push, notify.Marketing, noon)
 	})
+}
+
+// cpuTime is the processor time of this process, which other work on the machine
+// changes less than it does the clock's.
+func cpuTime() time.Duration {
+	var u unix.Rusage
+	if unix.Getrusage(unix.RUSAGE_SELF, &u) != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 func BenchmarkPut(b *testing.B) {

@@ -3,3 +3,5 @@
 package prefs
 
 func preferLargePages([]byte) {}
+
+func makeLargePages([]byte) {}

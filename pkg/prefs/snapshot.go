@@ -36,11 +36,10 @@ type Verdict struct {
 //
 // What a user set and where the user is reached stand in one value: one look-up,
 // not two. Measured with 5M users with an address of 64 bytes, 4% of whom set
-// something, as CPU time on 2 cores shared with other work (load 10 to 17): Look 140
-// to 170 ns a user, one by one 360 to 400; without large pages 180 to 210 and 450 to
-// 570. Nearly all of it is waiting for memory, so a quiet machine takes less. 103
-// bytes a user, of which 11 are the user id that each hit is compared with: a hash
-// alone could send to somebody else's device.
+// something, as CPU time on 2 cores shared with other work: Look takes 65 to 75 ns a
+// user, one by one it is 280 to 400 (BenchmarkLook). Nearly all of it is waiting for
+// memory, so a quiet machine takes less. 103 bytes a user, of which 11 are the user id
+// that each hit is compared with: a hash alone could send to somebody else's device.
 type Snapshot struct {
 	zones      *zones
 	users      table        // user -> profile, see packProfile
@@ -75,6 +74,10 @@ func NewAnswer(v Verdict, addresses ...string) Answer {
 // Suppressed ones are among them: ordinals are those of the profile.
 func (a *Answer) Targets(dst []notify.Target) []notify.Target {
 	b := a.addresses
+	if a.of == 1 && b[0] < 0x80 { // nearly all
+		size := 1 + int(b[0])
+		return append(dst, notify.Target{Of: 1, Address: b[1:size:size]})
+	}
 	for i := range a.of {
 		var address []byte
 		address, b = cut(b)
@@ -132,7 +135,10 @@ func (s *Snapshot) answer(a *Answer, v []byte, ch notify.Channel, cat notify.Cat
 		v = v[ruleSize:]
 	}
 	for len(v) > 0 {
-		size, n := binary.Uvarint(v[2:])
+		size, n := uint64(v[2]), 1
+		if size >= 0x80 {
+			size, n = binary.Uvarint(v[2:])
+		}
 		end := 2 + n + int(size)
 		if v[0] == byte(ch) {
 			a.of, a.addresses = v[1], v[2+n:end:end]

@@ -110,6 +110,22 @@ func place(hash uint64) uint64 { return hash >> 24 }
 
 func (s *state) tag(hash uint64) uint32 { return uint32(hash) << s.unitBits }
 
+// seek returns the first slot that may be of a hash, 0 if there is none, and where
+// its entry begins. There must be slots.
+func (s *state) seek(hash uint64) (slot uint32, at int) {
+	mask := uint64(len(s.slots) - 1)
+	tag := s.tag(hash)
+	for i := place(hash) & mask; ; i = (i + 1) & mask {
+		slot = s.slots[i]
+		if slot == 0 {
+			return 0, 0
+		}
+		if at, mine := s.entryAt(slot, tag); mine {
+			return slot, at
+		}
+	}
+}
+
 // entryAt is where in the arena the entry of a slot begins, if the slot has the tag.
 func (s *state) entryAt(slot, tag uint32) (at int, mine bool) {
 	low := uint32(1)<<s.unitBits - 1
@@ -128,79 +144,6 @@ func entry(b []byte) (key, value []byte, size int) {
 	k, v := int(k64), int(v64)
 	b = b[n+m:]
 	return b[:k:k], b[k : k+v : k+v], n + m + k + v
-}
-
-// block is how many keys are looked for together.
-const block = 64
-
-// finder is what find needs on the way.
-type finder struct {
-	states [block]*state
-	slots  [block]uint32
-	sum    byte // keeps reads from being left out
-}
-
-// find looks for up to block keys: found[i] is the value of keys[i], or nil. It
-// reads all first slots, then the beginnings of all entries, and only then
-// compares, so that the cache misses of each kind overlap: a look-up among 5M
-// users takes less than half of what one by one does (see Snapshot). Blocks of 32
-// take a tenth more, of 256 as much as of 64.
-func (t *table) find(f *finder, found, keys [][]byte, hashes []uint64) {
-	hashes = hashes[:min(len(hashes), block)]
-	for i, h := range hashes {
-		s := t.stateOf(h)
-		f.states[i] = s
-		if s != nil && len(s.slots) > 0 {
-			f.slots[i] = s.slots[place(h)&uint64(len(s.slots)-1)]
-		} else {
-			f.slots[i] = 0
-		}
-	}
-	sum := byte(0)
-	for i, h := range hashes {
-		slot := f.slots[i]
-		if slot == 0 {
-			continue
-		}
-		s := f.states[i]
-		tag, mask := s.tag(h), uint64(len(s.slots)-1)
-		at, mine := s.entryAt(slot, tag)
-		for k := place(h) & mask; slot != 0 && !mine; {
-			k = (k + 1) & mask
-			slot = s.slots[k]
-			at, mine = s.entryAt(slot, tag)
-		}
-		f.slots[i] = slot
-		if slot != 0 { // an address of 64 bytes takes a second cache line
-			sum ^= s.arena[at] ^ s.arena[min(at+64, len(s.arena)-1)]
-		}
-	}
-	f.sum = sum
-	for i, h := range hashes {
-		s := f.states[i]
-		found[i] = nil
-		if s == nil {
-			continue
-		}
-		if len(s.over) > 0 {
-			if v, changed, ok := s.changed(h, keys[i]); changed {
-				if ok {
-					found[i] = v
-				}
-				continue
-			}
-		}
-		slot := f.slots[i]
-		if slot == 0 {
-			continue
-		}
-		at, _ := s.entryAt(slot, 0)
-		if k, v, _ := entry(s.arena[at:]); string(k) == string(keys[i]) {
-			found[i] = v
-		} else if v, ok := s.get(h, keys[i]); ok { // another's, behind which ours may be
-			found[i] = v
-		}
-	}
 }
 
 // set stores a value, or removes the key when value is nil.
@@ -329,9 +272,9 @@ func (l *loader) add(hash uint64, key, value []byte) {
 }
 
 // together is how many shards' memory is one piece: large enough for large
-// pages, without which a look-up among millions of entries takes a quarter more
-// (see Snapshot). A piece is free once each of its shards has been packed again.
-const together = 64
+// pages, without which a look-up among millions of entries takes twice as long
+// (BenchmarkLook). A piece is free once each of its shards has been packed again.
+const together = 256
 
 // done publishes, piece by piece: the peak is one piece above the sum.
 func (l *loader) done() {
@@ -343,8 +286,10 @@ func (l *loader) done() {
 			slots += slotsFor(l.counts[i])
 		}
 		arenas, indexes := make([]byte, size), make([]uint32, slots)
-		preferLargePages(arenas)
-		preferLargePages(unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(indexes))), 4*slots))
+		pieces := [...][]byte{arenas, unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(indexes))), 4*slots)}
+		for _, p := range pieces {
+			preferLargePages(p)
+		}
 		for i := from; i < from+together; i++ {
 			var s *state
 			if count := l.counts[i]; count > 0 {
@@ -355,6 +300,9 @@ func (l *loader) done() {
 			}
 			l.arenas[i], l.counts[i] = nil, 0
 			l.t.shards[i].state.Store(s)
+		}
+		for _, p := range pieces {
+			makeLargePages(p)
 		}
 	}
 	l.t.live.Store(int64(n))

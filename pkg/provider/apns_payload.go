@@ -173,7 +173,7 @@ func (w *apnsWriter) payload(it *notify.Item) ([]byte, error) {
 		}
 		b = append(b, c.suffix...)
 	}
-	b = w.id.append(b, it.ID)
+	b = w.id.append(b, it.ID())
 	b = append(b, `"}`...)
 	w.buf = b
 	if len(b) > c.max {
@@ -191,7 +191,7 @@ func (c *apnsCall) header(it *notify.Item, tok *token) http.Header {
 	h["Apns-Push-Type"] = c.pushType
 	h["Apns-Priority"] = c.priority
 	h["Apns-Expiration"] = c.expiration
-	h["Apns-Id"] = []string{uuid(notify.AttemptID(it.ID, it.Key.Epoch, int(it.Addr)))}
+	h["Apns-Id"] = []string{uuid(notify.AttemptID(it.ID(), it.Key.Epoch, int(it.Addr)))}
 	h["Content-Type"] = c.contentType
 	h["User-Agent"] = c.agent
 	if c.collapse != nil {

@@ -87,9 +87,9 @@ func TestAPNsRequest(t *testing.T) {
 	f("Apns-Priority", "10")
 	f("Apns-Expiration", "1893456000")
 	f("Apns-Collapse-Id", "order-1")
-	id := notify.AttemptID(call.Items[0].ID, 2, 0)
+	id := notify.AttemptID(call.Items[0].ID(), 2, 0)
 	f("Apns-Id", fmt.Sprintf("%x-%x-%x-%x-%x", id[0:4], id[4:6], id[6:8], id[8:10], id[10:]))
-	want := `{"aps":{"alert":{"title":"He said \"hi\" <Ann>\n\"\\","body":"7 is your code"},"badge":3},"order":{"id":1},"seq":"9","ntf":"` + call.Items[0].ID.String() + `"}`
+	want := `{"aps":{"alert":{"title":"He said \"hi\" <Ann>\n\"\\","body":"7 is your code"},"badge":3},"order":{"id":1},"seq":"9","ntf":"` + call.Items[0].ID().String() + `"}`
 	if p.body != want {
 		t.Errorf("payload\n%s\nwant\n%s", p.body, want)
 	}
@@ -126,7 +126,7 @@ func TestAPNsPayloads(t *testing.T) {
 			}
 			return ac
 		}
-		s := strings.Replace(string(got), call.Items[0].ID.String(), "ID", 1)
+		s := strings.Replace(string(got), call.Items[0].ID().String(), "ID", 1)
 		if s != want || !json.Valid(got) {
 			t.Errorf("%+v:\n%s\nwant\n%s", c, s, want)
 		}

@@ -115,7 +115,7 @@ func (w *fcmWriter) message(it *notify.Item) ([]byte, error) {
 	b = append(b, `,"data":{`...)
 	b = append(b, c.data...)
 	b = append(b, `"ntf":"`...)
-	b = w.id.append(b, it.ID)
+	b = w.id.append(b, it.ID())
 	b = append(b, `"},"token":`...)
 	b = appendQuoted(b, bytes.TrimPrefix(it.Address, []byte("fcm:")))
 	b = append(b, '}', '}')

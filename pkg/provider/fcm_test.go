@@ -83,7 +83,7 @@ func TestFCMRequest(t *testing.T) {
 	if r.Class != notify.ClassAccepted || !r.Confirmed || r.ProviderID != "projects/demo/messages/0:7" || r.Provider != "fcm" {
 		t.Fatalf("%+v", r)
 	}
-	id := call.Items[0].ID.String()
+	id := call.Items[0].ID().String()
 	want := `{"message":{"android":{"priority":"high","ttl":"3600s","collapse_key":"c"},"notification":{"title":"T1","body":"B\""},"data":{"a":"x","n":"1.5","o":"{\"k\":[1]}","ntf":"` + id + `"},"token":"tok:0"}}`
 	if path != "/v1/projects/demo/messages:send" || auth != "Bearer tok" || body != want || !json.Valid([]byte(body)) {
 		t.Errorf("%s %s\n%s\nwant\n%s", path, auth, body, want)
@@ -113,7 +113,7 @@ func TestFCMMessages(t *testing.T) {
 		} else if !json.Valid(got) {
 			t.Errorf("not JSON: %s", got)
 		}
-		if s := strings.Replace(string(got), call.Items[0].ID.String(), "ID", 1); s != want {
+		if s := strings.Replace(string(got), call.Items[0].ID().String(), "ID", 1); s != want {
 			t.Errorf("%+v\n%s\nwant\n%s", c, s, want)
 		}
 	}

@@ -21,11 +21,10 @@ var testBase = notify.Base{0x01, 0x8f, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13
 // testCall is a fan-out of n items to addresses made by address(i).
 func testCall(ch notify.Channel, c notify.Content, n int, address func(i int) string) *notify.Call {
 	call := &notify.Call{Channel: ch, Category: notify.Transactional, Caller: "shop", Content: &c}
+	key := &notify.RowKey{Chunk: notify.Chunk{Base: testBase, Partition: 3, Block: 1}, Epoch: 2}
 	for i := range n {
-		id := notify.ID{Base: testBase, Index: uint32(i), Fan: true}
 		call.Items = append(call.Items, notify.Item{
-			ID: id, Key: notify.RowKey{Chunk: notify.Chunk{Base: testBase, Partition: 3, Block: 1}, Epoch: 2},
-			User: []byte("u"), Address: []byte(address(i)),
+			Key: key, Index: uint32(i), Fan: true, User: []byte("u"), Address: []byte(address(i)),
 		})
 	}
 	return call

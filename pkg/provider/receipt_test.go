@@ -129,7 +129,7 @@ func TestParseSendGrid(t *testing.T) {
 	}
 	event := func(fields string) string {
 		return fmt.Sprintf(`{"email":%q,"timestamp":1700000000,"sg_message_id":"abc.filter0001.1","ntf":%q,"ref":%q,%s}`,
-			mailbox(2), item.ID, EncodeRef(RefOf(item)), fields)
+			mailbox(2), item.ID(), EncodeRef(RefOf(item)), fields)
 	}
 	f := func(fields string, n int, state notify.State, code string, dead, out bool) {
 		t.Helper()

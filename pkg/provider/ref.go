@@ -20,7 +20,7 @@ type Ref struct {
 
 // RefOf returns the Ref of an item of a call.
 func RefOf(it *notify.Item) Ref {
-	return Ref{Key: it.Key, Index: it.ID.Index, Addr: it.Addr, Fan: it.ID.Fan}
+	return Ref{Key: *it.Key, Index: it.Index, Addr: it.Addr, Fan: it.Fan}
 }
 
 // ID is the notification the Ref belongs to.

@@ -38,8 +38,8 @@ func TestRef(t *testing.T) {
 	t.Parallel()
 	it := &testCall(notify.SMS, notify.Content{}, 8, phone).Items[7]
 	r := RefOf(it)
-	if r.ID() != it.ID {
-		t.Errorf("%v is not %v", r.ID(), it.ID)
+	if r.ID() != it.ID() {
+		t.Errorf("%v is not %v", r.ID(), it.ID())
 	}
 	if single := (Ref{Key: notify.RowKey{Chunk: notify.Chunk{Base: testBase}}}); len(EncodeRef(single)) != 34 || single.ID().Fan {
 		t.Errorf("%d %v", len(EncodeRef(single)), single.ID())

@@ -114,7 +114,7 @@ func (m *mailing) personalize(i int) (personalization, error) {
 	b := append(m.buf, `{"to":[{"email":`...)
 	b = appendQuoted(b, it.Address)
 	b = append(b, `}],"custom_args":{"ntf":"`...)
-	b = m.id.append(b, it.ID)
+	b = m.id.append(b, it.ID())
 	b = append(b, `","ref":"`...)
 	b = AppendRef(b, RefOf(it))
 	b = append(b, `"}`...)

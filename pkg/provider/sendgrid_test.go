@@ -133,7 +133,7 @@ func TestSendGridRequest(t *testing.T) {
 			t.Errorf("%d: %q %q %q", i, p.Subject, text, html)
 		}
 		ref, err := DecodeRef(p.Args.Ref)
-		if err != nil || ref != RefOf(&call.Items[i]) || p.Args.Ntf != call.Items[i].ID.String() || len(p.To) != 1 || p.To[0].Email != mailbox(i) {
+		if err != nil || ref != RefOf(&call.Items[i]) || p.Args.Ntf != call.Items[i].ID().String() || len(p.To) != 1 || p.To[0].Email != mailbox(i) {
 			t.Errorf("%d: %+v", i, p)
 		}
 	}

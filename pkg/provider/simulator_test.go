@@ -124,8 +124,8 @@ func call(ch notify.Channel, n int, c notify.Content, address func(i int) string
 	base := notify.NewBase(time.Now())
 	out := &notify.Call{Channel: ch, Category: notify.Transactional, Content: &c, Expires: time.Now().Add(time.Hour).UnixMilli()}
 	for i := range n {
-		out.Items = append(out.Items, notify.Item{ID: notify.ID{Base: base, Index: uint32(i), Fan: true},
-			Key: notify.RowKey{Chunk: notify.Chunk{Base: base, Block: uint32(i / 100)}}, Address: []byte(address(i)),
+		out.Items = append(out.Items, notify.Item{Index: uint32(i), Fan: true,
+			Key: &notify.RowKey{Chunk: notify.Chunk{Base: base, Block: uint32(i / 100)}}, Address: []byte(address(i)),
 			Variables: fmt.Appendf(nil, `{"name":"user %d"}`, i)})
 	}
 	return out
@@ -172,7 +172,7 @@ func TestSimulatorDelivers(t *testing.T) {
 				t.Fatalf("%d: %+v", i, r)
 			}
 		}
-		if rep := w.sim.Ledger().Base(c.Items[0].ID.Base, uint32(len(c.Items))); rep.IDs != uint64(len(c.Items)) || rep.MissingN != 0 || rep.Duplicates != 0 || rep.Beyond != 0 {
+		if rep := w.sim.Ledger().Base(c.Items[0].Key.Chunk.Base, uint32(len(c.Items))); rep.IDs != uint64(len(c.Items)) || rep.MissingN != 0 || rep.Duplicates != 0 || rep.Beyond != 0 {
 			t.Errorf("%+v", rep)
 		}
 	}

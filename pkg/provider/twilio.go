@@ -283,7 +283,7 @@ func (m *sms) form(it *notify.Item, now time.Time) (url.Values, error) {
 
 // TwilioCallback is the URL Twilio sends an item's receipts to.
 func TwilioCallback(publicURL string, it *notify.Item) string {
-	return publicURL + "/v1/receipts/twilio?ref=" + EncodeRef(RefOf(it)) + "&id=" + it.ID.String()
+	return publicURL + "/v1/receipts/twilio?ref=" + EncodeRef(RefOf(it)) + "&id=" + it.ID().String()
 }
 
 // sender sets who it is from, and reports whether our configuration chose.

@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"bytes"
 	"slices"
 	"sync"
 	"time"
@@ -25,7 +26,7 @@ type job struct {
 	handIn sync.Mutex
 
 	mu        sync.Mutex
-	settled   []bool // per position: has its outcome
+	settled   []byte // per position: 1 if it has its outcome
 	startedTo uint32
 	doneTo    uint32
 	resumedTo uint32 // positions below were started by a process that died
@@ -81,8 +82,14 @@ func newJob(p *partition, m message, env notify.Envelope) (*job, []uint64) {
 	derived := env.Derived()
 	rd := notify.ReadReceivers(env.Receivers)
 	size := uint32(cfg.Window)
+	if !small && !derived {
+		for pos := uint32(0); pos < env.Count; pos += size {
+			j.at = append(j.at, mark{pos, rd})
+			rd.Skip(size)
+		}
+	}
 	var r notify.Receiver
-	for pos := uint32(0); ; pos++ {
+	for pos := uint32(0); small || derived; pos++ {
 		if pos%size == 0 && pos < env.Count {
 			j.at = append(j.at, mark{pos, rd})
 		}
@@ -97,7 +104,7 @@ func newJob(p *partition, m message, env notify.Envelope) (*job, []uint64) {
 		}
 	}
 	j.row.Index = j.index
-	j.settled = make([]bool, env.Count)
+	j.settled = make([]byte, env.Count)
 	return j, hashes
 }
 
@@ -112,7 +119,7 @@ func (j *job) resume(row *notify.Row) (alone bool) {
 	j.resent, j.starts = row.Resent, row.Starts+1
 	j.def = row.Default
 	for i := uint32(0); i < row.DoneUpTo && i < j.env.Count; i++ {
-		j.settled[i] = true
+		j.settled[i] = 1
 	}
 	for _, x := range row.Exceptions {
 		if x.Pos < row.DoneUpTo {
@@ -178,7 +185,7 @@ func (j *job) snapshotLocked() notify.Row {
 // settleLocked records an outcome of a position. The first outcome that could
 // stand for many becomes the default.
 func (j *job) settleLocked(pos uint32, x notify.Exception) {
-	j.settled[pos] = true
+	j.settled[pos] = 1
 	x.Pos = pos
 	if x.Of <= 1 && x.Receipt == "" {
 		if j.def.State == notify.None {
@@ -199,8 +206,10 @@ func sameOutcome(a, b *notify.Exception) bool {
 }
 
 func (j *job) advanceLocked() {
-	for j.doneTo < j.env.Count && j.settled[j.doneTo] {
-		j.doneTo++
+	if open := bytes.IndexByte(j.settled[j.doneTo:], 0); open >= 0 {
+		j.doneTo += uint32(open)
+	} else {
+		j.doneTo = j.env.Count
 	}
 	if j.startedTo < j.doneTo {
 		j.startedTo = j.doneTo
@@ -253,27 +262,24 @@ func (j *job) save() {
 }
 
 // finishWindow merges a window's outcomes and reports whether it was the last.
-func (j *job) finishWindow(def notify.Exception, plain []bool, lo uint32, ex []notify.Exception) (last bool) {
+func (j *job) finishWindow(def notify.Exception, plain []byte, lo uint32, ex []notify.Exception) (last bool) {
 	j.mu.Lock()
 	if j.def.State == notify.None && def.State != notify.None {
 		j.def = def
 		j.def.Pos, j.def.Addr = 0, 0
 	}
-	same := sameOutcome(&j.def, &def)
-	for i, is := range plain {
-		if !is {
-			continue
-		}
-		pos := lo + uint32(i)
-		j.settled[pos] = true
-		if !same {
-			x := def
-			x.Pos = pos
-			j.ex = append(j.ex, x)
+	copy(j.settled[lo:], plain) // no position of the window had an outcome
+	if !sameOutcome(&j.def, &def) {
+		for i, is := range plain {
+			if is != 0 {
+				x := def
+				x.Pos = lo + uint32(i)
+				j.ex = append(j.ex, x)
+			}
 		}
 	}
 	for i := range ex {
-		j.settled[ex[i].Pos] = true
+		j.settled[ex[i].Pos] = 1
 		if x := ex[i]; x.Of <= 1 && sameOutcome(&j.def, &x) {
 			continue
 		}

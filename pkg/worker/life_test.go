@@ -107,7 +107,7 @@ func lag(t *testing.T, slow func(user string) bool, verdict func(string) prefs.V
 			r, ok = answer(item)
 		}
 		if ok {
-			took[item.ID.String()] = time.Since(began)
+			took[item.ID().String()] = time.Since(began)
 		}
 		return r, ok
 	})

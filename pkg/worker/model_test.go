@@ -56,9 +56,9 @@ func model(t *testing.T, rt *rapid.T) {
 	receipts := rapid.Bool().Draw(rt, "receipts") && lane.Channel != notify.Push
 	told := map[target]bool{} // a receipt says of these that they were delivered
 	p.prov.set(20*time.Millisecond, func(item *notify.Item) (notify.Result, bool) {
-		at := target{item.ID, item.Addr}
+		at := target{item.ID(), item.Addr}
 		if told[at] {
-			rt.Errorf("%s is called although a receipt says it was delivered", item.ID)
+			rt.Errorf("%s is called although a receipt says it was delivered", item.ID())
 		}
 		tell := func() {
 			if receipts && rng.IntN(2) == 0 {

@@ -295,15 +295,15 @@ func (l *ledger) Send(ctx context.Context, call *notify.Call, report func(int, n
 		}
 		l.calls++
 		if took {
-			l.taken[target{item.ID, item.Addr}]++
+			l.taken[target{item.ID(), item.Addr}]++
 		}
 		if l.all == nil {
 			l.all = map[string][]notify.ID{}
 		}
-		l.all[string(item.User)] = append(l.all[string(item.User)], item.ID)
-		if !l.called[item.ID] {
-			l.called[item.ID] = true
-			l.first[string(item.User)] = append(l.first[string(item.User)], item.ID)
+		l.all[string(item.User)] = append(l.all[string(item.User)], item.ID())
+		if !l.called[item.ID()] {
+			l.called[item.ID()] = true
+			l.first[string(item.User)] = append(l.first[string(item.User)], item.ID())
 		}
 	}
 	l.mu.Unlock()

@@ -52,11 +52,11 @@ func (r *round) told(items []notify.Item, refs []ref) ([]notify.Item, []ref, boo
 
 // receiptKeys appends the keys of the receipts that could be about an item.
 func receiptKeys(dst []notify.RowKey, item *notify.Item) []notify.RowKey {
-	call := item.Key
+	call := *item.Key
 	for attempt := range item.Key.Attempt + 1 {
 		call.Attempt = attempt
-		dst = append(dst, notify.ReceiptKey(call, item.ID.Index, item.Addr, notify.Delivered),
-			notify.ReceiptKey(call, item.ID.Index, item.Addr, notify.Failed))
+		dst = append(dst, notify.ReceiptKey(call, item.Index, item.Addr, notify.Delivered),
+			notify.ReceiptKey(call, item.Index, item.Addr, notify.Failed))
 	}
 	return dst
 }

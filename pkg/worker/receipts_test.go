@@ -15,7 +15,7 @@ func (p *plant) receipt(item *notify.Item, s notify.State, code string) {
 	p.t.Helper()
 	x := notify.Exception{Addr: item.Addr, State: s, Code: code, Provider: "prov", Receipt: "SM1"}
 	err := p.store.Status().Put(context.Background(), []notify.Row{{
-		Key: notify.ReceiptKey(item.Key, item.ID.Index, item.Addr, s), Count: 1, Done: true,
+		Key: notify.ReceiptKey(*item.Key, item.Index, item.Addr, s), Count: 1, Done: true,
 		Updated: time.Now().UnixMilli(), Default: x, Exceptions: []notify.Exception{x},
 	}})
 	if err != nil {
@@ -88,7 +88,7 @@ func TestReceiptBeforeTheResend(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, smsLane)
 		p.prov.set(time.Minute, func(item *notify.Item) (notify.Result, bool) {
-			if item.ID.Index%2 == 0 {
+			if item.Index%2 == 0 {
 				p.receipt(item, notify.Delivered, "")
 			}
 			return accepted, true

@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"bytes"
 	"slices"
 	"strings"
 	"time"
@@ -73,7 +74,7 @@ func (r *round) accepted(i int, res *notify.Result) {
 			r.def = notify.Exception{State: state, Provider: res.Provider, Code: res.Code}
 		}
 		if r.def.State == state && r.def.Provider == res.Provider && r.def.Code == res.Code {
-			r.plain[at.part][at.pos-r.parts[at.part].lo] = true
+			r.plain[at.part][at.pos-r.parts[at.part].lo] = 1
 			return
 		}
 	}
@@ -207,11 +208,7 @@ func (r *round) note() {
 			Lane: r.w.cfg.Lane, Envelope: e, Row: p.job.row.Key,
 			Called: now.Sub(began), Age: began.Sub(time.UnixMilli(e.Accepted)),
 		}
-		for _, is := range r.plain[i] {
-			if is {
-				info.States[r.def.State]++
-			}
-		}
+		info.States[r.def.State] += bytes.Count(r.plain[i], []byte{1})
 		for k := range r.ex[i] {
 			info.States[r.ex[i][k].State]++
 			if c := r.ex[i][k].Code; c != "" {

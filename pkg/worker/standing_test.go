@@ -103,7 +103,7 @@ func TestRemarkEnds(t *testing.T) {
 		})
 		p.prov.set(0, func(item *notify.Item) (notify.Result, bool) {
 			switch {
-			case item.ID.Index == 1:
+			case item.Index == 1:
 				return notify.Result{Class: notify.ClassPermanent, Code: "bad", Provider: "prov"}, false
 			case time.Now().Before(up):
 				return notify.Result{Class: notify.ClassThrottled, RetryAfter: time.Until(up), Code: "http_429", Provider: "prov"}, false
@@ -141,7 +141,7 @@ type slowFrom struct {
 }
 
 func (s slowFrom) Send(ctx context.Context, call *notify.Call, report func(int, notify.Result)) {
-	if call.Items[0].ID.Index >= s.index && !time.Now().Before(s.from) {
+	if call.Items[0].Index >= s.index && !time.Now().Before(s.from) {
 		time.Sleep(20 * time.Second) // of the bubble
 	}
 	s.Provider.Send(ctx, call, report)

@@ -20,7 +20,7 @@ func TestStrictOrder(t *testing.T) {
 				well := time.Now().Add(10 * time.Second)
 				first := p.envelope(notify.Transactional, "ann")
 				p.prov.set(20*time.Millisecond, func(item *notify.Item) (notify.Result, bool) {
-					if item.ID == first.ID(0) && time.Now().Before(well) {
+					if item.ID() == first.ID(0) && time.Now().Before(well) {
 						return notify.Result{Class: notify.ClassRetry, RetryAfter: 20 * time.Second, Code: "busy", Provider: "prov"}, false
 					}
 					return accepted, true
