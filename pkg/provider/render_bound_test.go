@@ -114,5 +114,6 @@ func TestManyVariables(t *testing.T) {
 		f(own, fmt.Sprintf("own0 own%d own0 1", n-1))
 		f([]byte(`{"own":"x"}`), fmt.Sprintf("shared0 shared%d shared0 x", n-1)) // nothing is left of the one before
 		f(nil, "missing_variable")
+		f([]byte(strings.ReplaceAll(string(object(few+1, "x")), `"v`, `"w`)), "missing_variable") // as many, of other names
 	}
 }
