@@ -196,8 +196,12 @@ func (s *Server) reschedule(x *exchange) error {
 	if s.deps.Schedules == nil {
 		return errNoNotification()
 	}
+	at := in.ScheduledAt.UnixMilli()
+	if in.ScheduledAt.After(moment(at)) {
+		at++ // before it, nothing is sent
+	}
 	return x.of(v.Caller, func() error {
-		v, err := s.deps.Schedules.Move(x.r.Context(), id.Base, in.ScheduledAt.UnixMilli(), x.id.Caller)
+		v, err := s.deps.Schedules.Move(x.r.Context(), id.Base, at, x.id.Caller)
 		if err != nil {
 			return err
 		}

@@ -123,7 +123,7 @@ func TestScheduledSingle(t *testing.T) {
 	}
 	var moved api.Scheduled
 	to := time.UnixMilli(at).Add(-100 * 24 * time.Hour).UTC()
-	reply := ask(s, "PATCH", id, send, `{"scheduled_at":"`+to.Format(time.RFC3339)+`"}`)
+	reply := ask(s, "PATCH", id, send, `{"scheduled_at":"`+to.Add(-999*time.Microsecond).Format(time.RFC3339Nano)+`"}`) // due with the next millisecond
 	if reply.into(t, &moved); reply.status != 200 || !moved.ScheduledAt.Equal(to) || moved.Generation != 1 || moved.MovedBy != "shop" || moved.MovedAt == nil || moved.UserID != "u1" {
 		t.Fatalf("%d %s", reply.status, reply.body)
 	}
