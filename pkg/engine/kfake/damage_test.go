@@ -1,6 +1,7 @@
 package kfake
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -97,6 +98,13 @@ func TestDamageIsFoundAndMended(t *testing.T) {
 			}
 		}
 	}
+	zero := func(file string) func(*testing.T, string) {
+		return func(t *testing.T, dir string) {
+			if err := os.WriteFile(filepath.Join(dir, file), make([]byte, 20), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
 	type lost = [2]int64
 	type test struct {
 		name   string
@@ -125,6 +133,22 @@ func TestDamageIsFoundAndMended(t *testing.T) {
 		{"room that was never written", grow("8.dat", make([]byte, 4096)), nil, 1},
 		{"an index", flip("2.idx", 3), nil, 0},
 		{"no index", remove("partitions/a-b-0/2.idx", "partitions/a-b-0/8.idx"), nil, 0},
+		// What lists the partitions follows from their folders.
+		{"no meta", remove(metaFile), nil, 0},
+		{"no topics", remove(topicsFile), nil, 0},
+		{"neither", remove(metaFile, topicsFile), nil, 0},
+		{"neither, and no partition", remove(metaFile, topicsFile, "partitions/a-b-0"), []lost{{0, 10}}, 0},
+		{"neither, and a bit in the last record", all(remove(metaFile, topicsFile), flip("8.dat", -5)), []lost{{9, 10}}, 0},
+		{"meta and topics of zeros", all(zero(metaFile), zero(topicsFile)), nil, 0},
+		{"what is not needed", all(zero("acls.json"), zero("sasl.json"), zero("quotas.json"), zero("broker_configs.json"), zero("seq_windows.json")), nil, 0},
+		{"topics of another name", func(t *testing.T, dir string) {
+			change(t, filepath.Join(dir, topicsFile), func(raw []byte) []byte { return bytes.ReplaceAll(raw, []byte(topic), []byte("a_b")) })
+		}, nil, 0},
+		{"topics without partitions", func(t *testing.T, dir string) {
+			change(t, filepath.Join(dir, topicsFile), func(raw []byte) []byte {
+				return bytes.ReplaceAll(raw, []byte(`"partitions":1`), []byte(`"partitions":0`))
+			})
+		}, nil, 0},
 		{"no ends, a bit in the middle", all(remove("ends.0", "ends.1"), flip("2.dat", 500)), []lost{{2, 3}}, 0},
 	}
 	// What a stop leaves knows the end too.
