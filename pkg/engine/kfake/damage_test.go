@@ -220,6 +220,42 @@ func TestDamageIsFoundAndMended(t *testing.T) {
 	}
 }
 
+// Where all that tells of a partition's end is gone but how far a group has read,
+// what is known of it is named, and no offset below is given out again.
+func TestPositionsTellOfALoss(t *testing.T) {
+	t.Parallel()
+	const topic = "a-b"
+	for how, kept := range map[string]map[string]map[int32]int64{"group": nil, "kept": {topic: {0: 4}}} {
+		cfg := Config{Dir: t.TempDir(), Topics: map[string]int{topic: 1}}
+		b := open(t, cfg)
+		cfg.StoreID = b.StoreID()
+		b.fill(t, topic, 0, 0, 10, 100)
+		want := int64(4)
+		if how == "group" {
+			want = 7
+			var done kadm.Offsets
+			done.AddOffset(topic, 0, want, -1)
+			if err := kadm.NewClient(b.client(t)).CommitAllOffsets(t.Context(), "group", done); err != nil {
+				t.Fatal(err)
+			}
+		}
+		b.Close()
+		for _, name := range []string{"ends.0", "ends.1", "partitions", metaFile, topicsFile} {
+			if err := os.RemoveAll(filepath.Join(cfg.Dir, name)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		cfg.Kept = kept
+		b = open(t, cfg)
+		if ls := b.Losses(); len(ls) != 1 || ls[0].Topic != topic || ls[0].From != 0 || ls[0].To != want {
+			t.Errorf("%s: %+v", how, ls)
+		}
+		if _, markers, end := b.offsetsOf(t, topic); end != want || len(markers) != 1 {
+			t.Errorf("%s: markers %v, end %d, want %d", how, markers, end, want)
+		}
+	}
+}
+
 // Segments that a trim took away are not missed, also when the process is killed
 // before the ends are written down again; those that somebody removed are.
 func TestTrimIsNoLoss(t *testing.T) {
