@@ -2,6 +2,7 @@ package audit
 
 import (
 	"context"
+	"errors"
 	"math"
 	"runtime"
 	"testing"
@@ -138,7 +139,7 @@ func TestWhoLeavesKeepsNoPlace(t *testing.T) {
 		}()
 		synctest.Wait()
 		cancel()
-		if err := <-left; err != context.Canceled {
+		if err := <-left; !errors.Is(err, context.Canceled) {
 			t.Errorf("%v", err)
 		}
 		<-a.one
