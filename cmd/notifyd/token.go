@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/app"
 	"github.com/notifyd/notifyd/pkg/cli"
 	"github.com/notifyd/notifyd/pkg/server"
@@ -47,7 +49,7 @@ auth.jwks_url instead.`,
 	d := app.Default()
 	c.Flags().StringVar(&key, "key", "", "signing key, PEM; made when the file is missing")
 	c.Flags().StringVar(&caller, "caller", "", "who the token speaks for (sub)")
-	c.Flags().StringSliceVar(&scopes, "scope", []string{"send", "read"}, "send, trigger, read, users, operate")
+	c.Flags().StringSliceVar(&scopes, "scope", []string{"send", "read"}, strings.Join(api.Scopes[:], ", "))
 	c.Flags().StringVar(&issuer, "issuer", d.Auth.Issuer, "iss")
 	c.Flags().StringVar(&audience, "audience", d.Auth.Audience, "aud")
 	c.Flags().DurationVar(&ttl, "ttl", 24*time.Hour, "how long it is good; at most 31 days")

@@ -111,6 +111,7 @@ func TestProblems(t *testing.T) {
 	f("workers: {push: {windows: 1}}", `unknown key "workers.push.windows"; did you mean "workers.push.window"?`)
 	f("nothing_like_it: 1", `unknown key "nothing_like_it"`)
 	f("providers: {fcm: {rate: 5}}", `unknown key "providers.fcm.rate"`)
+	f("api: {listen: '127.0.0.1:99999', admin: '127.0.0.1:-1'}\nlog: {listen: '127.0.0.1:x y'}", "api.listen", "api.admin", "log.listen")
 	f("api: {listen: nowhere}\nlog: {cap_mib: 1, listen: '1.2.3.4'}\nlogging: {level: loud, format: xml}\nbogus: 1",
 		"api.listen", "log.cap_mib", "log.listen", "logging.level", "logging.format", "bogus")
 	f("log: {partitions: {push: 0, fax: 2}}", "log.partitions.push", `no channel is called "fax"`)

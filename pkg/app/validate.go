@@ -1,6 +1,7 @@
 package app
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -87,7 +88,11 @@ func (c *Config) validate() (problems []problem) {
 		if addr == "" && key == "api.admin" {
 			continue
 		}
-		if _, _, err := net.SplitHostPort(addr); err != nil {
+		_, port, err := net.SplitHostPort(addr)
+		if err == nil { // a number up to 65535, or the name of a service
+			_, err = net.DefaultResolver.LookupPort(context.Background(), "tcp", port)
+		}
+		if err != nil {
 			bad(key, "%q is not host:port", addr)
 		}
 	}

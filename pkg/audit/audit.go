@@ -7,7 +7,6 @@ import (
 	"math"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
@@ -105,17 +104,23 @@ func (c Config) withDefaults() Config {
 // Auditor adds up. Safe for concurrent use; one run at a time, others wait.
 type Auditor struct {
 	cfg Config
-	one sync.Mutex
+	one chan struct{} // holds one: whose turn it is
 }
 
 // New returns an Auditor; it starts nothing.
-func New(cfg Config) *Auditor { return &Auditor{cfg: cfg.withDefaults()} }
+func New(cfg Config) *Auditor {
+	return &Auditor{cfg: cfg.withDefaults(), one: make(chan struct{}, 1)}
+}
 
 // Run audits what was accepted since then (zero: all that is kept). An error
 // means that a store or the log was away, or that the history is damaged.
 func (a *Auditor) Run(ctx context.Context, since time.Time) (api.Conservation, error) {
-	a.one.Lock()
-	defer a.one.Unlock()
+	select {
+	case a.one <- struct{}{}:
+		defer func() { <-a.one }()
+	case <-ctx.Done(): // who went away does not keep its place in the line
+		return api.Conservation{}, ctx.Err()
+	}
 	now := time.Now()
 	r := &run{a: a, cfg: &a.cfg, now: now, groups: map[group]*api.Ledger{}, listed: map[string]int{}, suspects: map[place]*suspect{}}
 	if !since.IsZero() {

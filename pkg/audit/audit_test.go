@@ -2,6 +2,7 @@ package audit
 
 import (
 	"context"
+	"errors"
 	"math"
 	"runtime"
 	"testing"
@@ -122,5 +123,25 @@ func TestMemoryIsBounded(t *testing.T) {
 		if most == 0 || base == math.MaxUint64 {
 			t.Error("nothing was measured")
 		}
+	})
+}
+
+// TestWhoLeavesKeepsNoPlace: one audit at a time, and who waits for its turn may go.
+func TestWhoLeavesKeepsNoPlace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := New(Config{})
+		a.one <- struct{}{} // one is under way
+		ctx, cancel := context.WithCancel(t.Context())
+		left := make(chan error)
+		go func() {
+			_, err := a.Run(ctx, time.Time{})
+			left <- err
+		}()
+		synctest.Wait()
+		cancel()
+		if err := <-left; !errors.Is(err, context.Canceled) {
+			t.Errorf("%v", err)
+		}
+		<-a.one
 	})
 }

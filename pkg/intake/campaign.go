@@ -25,6 +25,11 @@ func campaignKey(caller, campaign string, part uint32) engine.IdemKey {
 	return engine.IdemKey{Caller: caller, Route: campaignRoute, Key: campaign + "/" + strconv.FormatUint(uint64(part), 10)}
 }
 
+// maxParts is how many parts a campaign may have: each is a row that is read with
+// every further part, and with every look at the campaign. Parts may have as many
+// receivers as a fan-out.
+const maxParts = 100_000
+
 // checkCampaign checks the form of a campaign's id, and that a part comes with
 // one.
 func checkCampaign(id string, hasPart bool) error {
@@ -48,8 +53,11 @@ func (s *Service) checkCampaignOpen(ctx context.Context, m *Meta, id string) err
 	if err != nil {
 		return err
 	}
-	if ok && c.Caller != m.Caller {
+	switch {
+	case ok && c.Caller != m.Caller:
 		return notify.NotFound("campaign")
+	case c.Parts >= maxParts:
+		return &notify.Error{Kind: notify.KindConflict, Code: "too_many_parts", Field: "campaign", Msg: "a campaign has at most 100,000 parts: put more receivers into a part"}
 	}
 	_, cancelled, err := s.st.Cancels.Get(ctx, id)
 	if err != nil {

@@ -46,6 +46,21 @@ func TestCampaign(t *testing.T) {
 		}
 	}
 
+	full := c
+	full.Parts = maxParts
+	r.campaigns.rows[cmp] = full
+	_, err = send(Meta{Caller: "c"}, part(10, `["z"]`))
+	refused(t, err, notify.KindConflict, "too_many_parts", "campaign")
+	if a, err := send(Meta{Caller: "c"}, part(7, `["c"]`)); err != nil || !a.Replayed {
+		t.Errorf("a part that is there: %+v, %v", a, err)
+	}
+	full.Parts = maxParts - 1
+	r.campaigns.rows[cmp] = full
+	if _, err := send(Meta{Caller: "c"}, part(10, `["z"]`)); err != nil {
+		t.Error(err)
+	}
+	r.campaigns.rows[cmp] = c
+
 	records, keys := len(r.log.records()), r.idem.len()
 	_, err = send(Meta{Caller: "thief"}, part(8, `["z"]`))
 	refused(t, err, notify.KindNotFound, "campaign_not_found", "")

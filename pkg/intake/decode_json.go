@@ -94,7 +94,7 @@ func (j *termsJSON) terms(t *terms) (err error) {
 	if t.content.Data, err = object(j.Content.Data, "content.data", 2); err != nil {
 		return err
 	}
-	t.scheduled, t.expires = millis(j.ScheduledAt), millis(j.ExpiresAt)
+	t.scheduled, t.expires = notBefore(j.ScheduledAt), millis(j.ExpiresAt)
 	return nil
 }
 
@@ -125,6 +125,16 @@ func millis(t *time.Time) int64 {
 		return ms
 	}
 	return 1
+}
+
+// notBefore is millis of a time before which nothing may happen: the part of a
+// millisecond counts as all of it.
+func notBefore(t *time.Time) int64 {
+	ms := millis(t)
+	if t != nil && t.After(time.UnixMilli(ms)) {
+		ms++
+	}
+	return ms
 }
 
 // object returns v if it is an object nested no deeper than allowed, nil for

@@ -47,10 +47,10 @@ func fastNoteAt(b []byte, i int, n *note) (end int, ok bool) {
 			end, ok = fastContent(b, i, n)
 			return fieldContent, end, ok
 		case "scheduled_at":
-			n.scheduled, end, ok = fastTime(b, i)
+			n.scheduled, end, ok = fastTime(b, i, notBefore)
 			return fieldScheduled, end, ok
 		case "expires_at":
-			n.expires, end, ok = fastTime(b, i)
+			n.expires, end, ok = fastTime(b, i, millis)
 			return fieldExpires, end, ok
 		}
 		return 0, 0, false
@@ -183,7 +183,7 @@ func fastObject(b []byte, i int) (v []byte, end int, ok bool) {
 	return v, end, nesting(v)+2 <= maxDepth && checkValue(v) == nil
 }
 
-func fastTime(b []byte, i int) (ms int64, end int, ok bool) {
+func fastTime(b []byte, i int, in func(*time.Time) int64) (ms int64, end int, ok bool) {
 	if isNull(b, i) {
 		return 0, i + 4, true
 	}
@@ -197,5 +197,5 @@ func fastTime(b []byte, i int) (ms int64, end int, ok bool) {
 	if json.Unmarshal(b[i:end], &t) != nil {
 		return 0, i, false
 	}
-	return millis(&t), end, true
+	return in(&t), end, true
 }

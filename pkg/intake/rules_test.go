@@ -198,6 +198,42 @@ func TestSingle(t *testing.T) {
 	})
 }
 
+// TestNeverBeforeScheduledAt: times are kept by the millisecond. A schedule that is
+// finer is due at the next one, and ends no later than it says.
+func TestNeverBeforeScheduledAt(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) { // starts at 2000-01-01
+		const times = `"scheduled_at":"2000-01-01T01:00:00.000000001Z","expires_at":"2000-01-01T02:00:00.000999Z"`
+		r := newRig(t, Config{})
+		for _, send := range []func() (Answer, error){
+			func() (Answer, error) { return r.Single(t.Context(), Meta{Caller: "c"}, []byte(single(times))) },
+			func() (Answer, error) { // what is no plain item takes the strict decoder
+				return r.Batch(t.Context(), Meta{Caller: "c"}, []byte("["+single(times)+","+single(strings.Replace(times, "expires", `expire\u0073`, 1))+"]"))
+			},
+			func() (Answer, error) {
+				return r.Fanout(t.Context(), Meta{Caller: "c"}, []byte(strings.TrimSuffix(string(fanout(`["a"]`)), "}")+","+times+"}"))
+			},
+		} {
+			if a, err := send(); err != nil {
+				t.Fatal(string(a.Body), err)
+			}
+		}
+		at := time.Now().Add(time.Hour).UnixMilli()
+		if len(r.later.ts) != 4 {
+			t.Fatalf("%d timers", len(r.later.ts))
+		}
+		for i, tm := range r.later.ts {
+			var e notify.Envelope
+			if err := notify.DecodeEnvelope(tm.Payload, &e); err != nil {
+				t.Fatal(err)
+			}
+			if tm.FireAt != at+1 || e.Expires != at+time.Hour.Milliseconds() {
+				t.Errorf("timer %d fires %d ms after, and expires %d ms after", i, tm.FireAt-at, e.Expires-at-time.Hour.Milliseconds())
+			}
+		}
+	})
+}
+
 func TestScheduled(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) { // starts at 2000-01-01

@@ -2,7 +2,6 @@ package ops
 
 import (
 	"context"
-	"encoding/json"
 	"slices"
 	"strconv"
 	"strings"
@@ -32,17 +31,12 @@ type Filter struct {
 	Until    int64    `json:"until_ms,omitempty"`
 	IDs      []string `json:"ids,omitempty"`      // at most MaxIDs
 	Attempts string   `json:"attempts,omitempty"` // a number, or one behind >=, <=, > or <
-	Where    string   `json:"where,omitempty"`    // a jq expression over the letter's JSON; true selects
+	Where    string   `json:"where,omitempty"`    // a jq expression over the letter's JSON that only selects (where.go); true does
 	All      bool     `json:"all,omitempty"`      // says that an empty filter is meant
 }
 
 // MaxIDs is how many ids a filter may list.
 const MaxIDs = 10_000
-
-const (
-	maxWhere  = 4096
-	whereTime = 100 * time.Millisecond // for one letter
-)
 
 // Empty reports whether f selects every dead letter.
 func (f *Filter) Empty() bool {
@@ -58,6 +52,8 @@ type matcher struct {
 	least    int
 	most     int
 	where    *gojq.Code
+	looked   int           // letters that where was asked about
+	spent    time.Duration // and how long it took
 }
 
 // compile checks a filter. notify.KindInvalid names the field.
@@ -134,22 +130,7 @@ func attempts(s string) (least, most int, err error) {
 	return 0, 0, notify.Invalid("bad_attempts", "attempts", "a number, or one behind >=, <=, > or <")
 }
 
-func where(expr string) (*gojq.Code, error) {
-	if len(expr) > maxWhere {
-		return nil, notify.Invalid("too_long", "where", "at most 4,096 bytes")
-	}
-	q, err := gojq.Parse(expr)
-	if err == nil {
-		var code *gojq.Code
-		if code, err = gojq.Compile(q); err == nil { // without an environment and without modules
-			return code, nil
-		}
-	}
-	return nil, &notify.Error{Kind: notify.KindInvalid, Code: "bad_where", Field: "where", Msg: "not a jq expression", Err: err}
-}
-
-// matches reports whether a letter is selected. An expression that fails, or
-// that takes too long, is an error: it must not select less than was meant.
+// matches reports whether a letter is selected; not for use by several at a time.
 func (m *matcher) matches(ctx context.Context, d *engine.DeadLetter) (bool, error) {
 	if m.provider != "" && m.provider != d.Provider && !strings.HasPrefix(d.Provider, m.provider+":") { // or one of its accounts
 		return false, nil
@@ -160,23 +141,7 @@ func (m *matcher) matches(ctx context.Context, d *engine.DeadLetter) (bool, erro
 	if m.where == nil {
 		return true, nil
 	}
-	b, err := json.Marshal(d)
-	if err != nil {
-		return false, err
-	}
-	var v map[string]any
-	if err := json.Unmarshal(b, &v); err != nil {
-		return false, err
-	}
-	v["id"] = LetterID(d)
-	ctx, stop := context.WithTimeout(ctx, whereTime)
-	defer stop()
-	out, ok := m.where.RunWithContext(ctx, v).Next()
-	if err, bad := out.(error); bad {
-		return false, &notify.Error{Kind: notify.KindInvalid, Code: "bad_where", Field: "where", Msg: "the expression failed for " + LetterID(d), Err: err}
-	}
-	yes, isBool := out.(bool)
-	return ok && isBool && yes, nil
+	return m.selects(ctx, d)
 }
 
 // LetterID is the id of what failed: of a notification, or of a trigger.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	enchex "encoding/hex"
+	"math"
 	"net/http"
 	"strconv"
 	"time"
@@ -132,9 +133,9 @@ func (c *apnsCall) render(text *notify.Content, alert bool) error {
 	if c.static {
 		var none Variables
 		all := bytes.Clone(c.prefix)
-		all, _ = c.title.Append(all, &none)
+		all, _ = c.title.Append(all, &none, math.MaxInt)
 		all = append(all, c.between...)
-		all, _ = c.body.Append(all, &none)
+		all, _ = c.body.Append(all, &none, math.MaxInt)
 		c.prefix = append(all, c.suffix...)
 	}
 	return nil
@@ -164,11 +165,11 @@ func (w *apnsWriter) payload(it *notify.Item) ([]byte, error) {
 		if err != nil {
 			return nil, err
 		}
-		if b, err = c.title.Append(b, &w.vars); err != nil {
+		if b, err = c.title.Append(b, &w.vars, c.max); err != nil {
 			return nil, err
 		}
 		b = append(b, c.between...)
-		if b, err = c.body.Append(b, &w.vars); err != nil {
+		if b, err = c.body.Append(b, &w.vars, c.max); err != nil {
 			return nil, err
 		}
 		b = append(b, c.suffix...)

@@ -94,7 +94,7 @@ func (w *fcmWriter) message(it *notify.Item) ([]byte, error) {
 	open := `,"notification":{`
 	if !c.title.Empty() {
 		b = append(b, open+`"title":"`...)
-		if b, err = c.title.Append(b, &w.vars); err != nil {
+		if b, err = c.title.Append(b, &w.vars, fcmMaxPayload); err != nil {
 			return nil, err
 		}
 		b = append(b, '"')
@@ -102,7 +102,7 @@ func (w *fcmWriter) message(it *notify.Item) ([]byte, error) {
 	}
 	if !c.body.Empty() {
 		b = append(b, open+`"body":"`...)
-		if b, err = c.body.Append(b, &w.vars); err != nil {
+		if b, err = c.body.Append(b, &w.vars, fcmMaxPayload); err != nil {
 			return nil, err
 		}
 		b = append(b, '"')

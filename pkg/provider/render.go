@@ -1,6 +1,7 @@
 package provider
 
 import (
+	"math"
 	"strings"
 	"unicode/utf8"
 
@@ -23,28 +24,42 @@ const (
 // parsed once per call.
 type Template struct {
 	parts []part
+	names []string // of the variables, once each, in the order they are met
 	enc   Encoding
 }
 
 type part struct {
 	text string // encoded already
-	name string // of the variable that follows; empty at the end
+	name int    // place in names of the variable that follows; noName at the end
 }
 
-// ParseTemplate never fails: what is no placeholder is text.
+const noName = -1
+
+// ParseTemplate never fails: what is no placeholder is text. It takes time in
+// proportion to s.
 func ParseTemplate(s string, enc Encoding) Template {
 	t := Template{enc: enc}
 	start := 0 // of the text not yet in a part
+	var places map[string]int
 	for {
 		open, end, name, ok := notify.NextPlaceholder(s, start)
 		if !ok {
 			break
 		}
-		t.parts = append(t.parts, part{text: t.encodeText(s[start:open]), name: name})
+		if places == nil {
+			places = map[string]int{}
+		}
+		place, known := places[name]
+		if !known {
+			place = len(t.names)
+			places[name] = place
+			t.names = append(t.names, name)
+		}
+		t.parts = append(t.parts, part{text: t.encodeText(s[start:open]), name: place})
 		start = end
 	}
 	if start < len(s) || len(t.parts) == 0 {
-		t.parts = append(t.parts, part{text: t.encodeText(s[start:])})
+		t.parts = append(t.parts, part{text: t.encodeText(s[start:]), name: noName})
 	}
 	return t
 }
@@ -57,53 +72,49 @@ func (t *Template) encodeText(s string) string {
 }
 
 // Static reports whether every receiver gets the same.
-func (t *Template) Static() bool { return len(t.parts) == 1 && t.parts[0].name == "" }
+func (t *Template) Static() bool { return len(t.names) == 0 }
 
 // Empty reports whether the text was empty.
 func (t *Template) Empty() bool { return t.Static() && t.parts[0].text == "" }
 
-// Names appends the names of the variables the template uses, once each.
-func (t *Template) Names(dst []string) []string {
-next:
-	for i := range t.parts {
-		if t.parts[i].name == "" {
-			continue
-		}
-		for _, have := range dst {
-			if have == t.parts[i].name {
-				continue next
-			}
-		}
-		dst = append(dst, t.parts[i].name)
-	}
-	return dst
-}
+// Names are the names of the variables the template uses, once each; not to be
+// changed.
+func (t *Template) Names() []string { return t.names }
 
-// Append renders the template. A variable that is missing, or is no string,
-// number or boolean, is a notify.KindInvalid error.
-func (t *Template) Append(dst []byte, v *Variables) ([]byte, error) {
+// Append renders the template, as at most most bytes: a text of a few kilobytes
+// that names a long variable in every line would else be gigabytes. A text that is
+// longer is notify.KindTooLarge; a variable that is missing, or is no string, number
+// or boolean, is notify.KindInvalid.
+func (t *Template) Append(dst []byte, v *Variables, most int) ([]byte, error) {
+	most = min(most, math.MaxInt-len(dst)) + len(dst)
 	for i := range t.parts {
 		p := &t.parts[i]
-		dst = append(dst, p.text...)
-		if p.name == "" {
+		if dst = append(dst, p.text...); len(dst) > most {
+			return dst, errTooLong
+		}
+		if p.name == noName {
 			continue
 		}
-		val, err := v.value(p.name)
+		val, err := v.value(t.names[p.name])
 		if err != nil {
 			return dst, err
 		}
-		dst = appendEncoded(dst, val, t.enc)
+		if dst = appendEncoded(dst, val, t.enc); len(dst) > most {
+			return dst, errTooLong
+		}
 	}
 	return dst, nil
 }
 
+var errTooLong = &notify.Error{Kind: notify.KindTooLarge, Code: "payload_too_large", Msg: "with its variables the text is longer than its provider takes"}
+
 // Substitute renders the template with each placeholder replaced by the tag of
-// its variable, for providers that put the values in themselves.
-func (t *Template) Substitute(tag func(name string) string) string {
+// its variable's place in Names, for providers that put the values in themselves.
+func (t *Template) Substitute(tag func(place int) string) string {
 	var b strings.Builder
 	for i := range t.parts {
 		b.WriteString(t.parts[i].text)
-		if t.parts[i].name != "" {
+		if t.parts[i].name != noName {
 			b.WriteString(tag(t.parts[i].name))
 		}
 	}

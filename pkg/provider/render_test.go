@@ -3,6 +3,7 @@ package provider
 import (
 	"encoding/json"
 	"html"
+	"math"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -21,7 +22,7 @@ func TestRender(t *testing.T) {
 		var got []byte
 		if err == nil {
 			tpl := ParseTemplate(text, enc)
-			got, err = tpl.Append([]byte(">"), &v)
+			got, err = tpl.Append([]byte(">"), &v, math.MaxInt)
 		}
 		if err != nil {
 			got = []byte(">!" + err.(*notify.Error).Code)
@@ -73,7 +74,7 @@ func TestVariablesKeepText(t *testing.T) {
 			t.Fatal(err)
 		}
 		tpl := ParseTemplate("{{a}}{{b}}{{c}}", Plain)
-		got, err := tpl.Append(nil, &v)
+		got, err := tpl.Append(nil, &v, math.MaxInt)
 		if want := "1\t" + strings.Repeat("\n", 1000) + "3\t"; err != nil || string(got) != want {
 			t.Fatalf("%q %v", got, err)
 		}
@@ -118,12 +119,12 @@ func FuzzRender(f *testing.F) {
 			return
 		}
 		plain := ParseTemplate(text, Plain)
-		got, err := plain.Append(nil, &v)
+		got, err := plain.Append(nil, &v, math.MaxInt)
 		if plain.Static() && (err != nil || string(got) != text) {
 			t.Fatalf("a static text changed: %q %v", got, err)
 		}
 		j := ParseTemplate(text, JSON)
-		quoted, jerr := j.Append([]byte{'"'}, &v)
+		quoted, jerr := j.Append([]byte{'"'}, &v, math.MaxInt)
 		if (err == nil) != (jerr == nil) {
 			t.Fatalf("%v but %v", err, jerr)
 		}
@@ -139,7 +140,7 @@ func FuzzRender(f *testing.F) {
 			t.Fatalf("%q is not %q", back, got)
 		}
 		h := ParseTemplate(text, HTML)
-		escaped, herr := h.Append(nil, &v)
+		escaped, herr := h.Append(nil, &v, math.MaxInt)
 		if herr != nil || (!strings.Contains(text, "&") && html.UnescapeString(string(escaped)) != string(got)) {
 			t.Fatalf("%q is not %q (%v)", escaped, got, herr)
 		}

@@ -15,6 +15,9 @@ import (
 const (
 	sendGridBatch         = 1000  // personalizations
 	sendGridSubstitutions = 10000 // bytes of one personalization's substitutions
+	// Ours, in bytes, with the variables in. SendGrid takes 30 MB in all.
+	maxSubject = 2 << 10
+	maxMail    = 1 << 20 // the text, and the HTML
 )
 
 // mailing is what all receivers of a call share, and the rendered
@@ -32,7 +35,7 @@ type mailing struct {
 	names               [2][]string // used in text and html
 	vars                Variables
 	buf                 []byte // the personalizations
-	scratch             []byte
+	scratch, tail       []byte
 	id                  idText
 }
 
@@ -40,9 +43,10 @@ type mailing struct {
 type personalization struct {
 	item     int // index in the call
 	from, to int // in mailing.buf
-	// alone is the content rendered for this receiver only, where its
-	// substitutions are larger than SendGrid takes: it gets a request of its own.
-	alone []byte
+	// alone: its substitutions are larger than SendGrid takes. It gets a request of
+	// its own, for which the content is rendered when it is made: there may be a
+	// thousand of them.
+	alone bool
 }
 
 func (s *SendGrid) newMailing(call *notify.Call) (*mailing, error) {
@@ -69,7 +73,7 @@ func (s *SendGrid) newMailing(call *notify.Call) (*mailing, error) {
 	}
 	m.subject = ParseTemplate(text.Title, Plain)
 	m.text, m.html = ParseTemplate(text.Body, Plain), ParseTemplate(text.HTML, HTML)
-	m.names[0], m.names[1] = m.text.Names(nil), m.html.Names(nil)
+	m.names[0], m.names[1] = m.text.Names(), m.html.Names()
 	if m.text.Empty() && m.html.Empty() {
 		return nil, notify.Invalid("empty_content", "content.body", "a mail needs a body, html or a template")
 	}
@@ -93,15 +97,8 @@ func sender(s string) ([]byte, error) {
 // the beginning of another.
 func tag(kind byte, i int) string { return "-ntf." + string(kind) + strconv.Itoa(i) + "-" }
 
-func tagger(kind byte, names []string) func(string) string {
-	return func(name string) string {
-		for i := range names {
-			if names[i] == name {
-				return tag(kind, i)
-			}
-		}
-		return ""
-	}
+func tagger(kind byte) func(place int) string {
+	return func(place int) string { return tag(kind, place) }
 }
 
 // personalize renders the part of one receiver.
@@ -137,7 +134,7 @@ func (m *mailing) personalize(i int) (personalization, error) {
 func (m *mailing) inline(b []byte, p *personalization) ([]byte, error) {
 	var err error
 	if !m.subject.Static() {
-		if m.scratch, err = m.subject.Append(m.scratch[:0], &m.vars); err != nil {
+		if m.scratch, err = m.subject.Append(m.scratch[:0], &m.vars, maxSubject); err != nil {
 			return b, err
 		}
 		b = appendQuoted(append(b, `,"subject":`...), m.scratch)
@@ -162,18 +159,23 @@ func (m *mailing) inline(b []byte, p *personalization) ([]byte, error) {
 		b = append(b, '}')
 	}
 	if size > sendGridSubstitutions {
-		b = b[:at]
-		text, err := m.text.Append(nil, &m.vars)
-		if err != nil {
-			return b, err
-		}
-		html, err := m.html.Append(nil, &m.vars)
-		if err != nil {
-			return b, err
-		}
-		p.alone = appendContent(nil, text, html)
+		p.alone = true
+		_, _, err := m.own() // refused here, not in the middle of its request
+		return b[:at], err
 	}
 	return b, nil
+}
+
+// own renders the content for the receiver whose variables were set last. The two
+// are valid until the next call.
+func (m *mailing) own() (text, html []byte, err error) {
+	b, err := m.text.Append(m.scratch[:0], &m.vars, maxMail)
+	n := len(b)
+	if err == nil {
+		b, err = m.html.Append(b, &m.vars, maxMail)
+	}
+	m.scratch = b
+	return b[:n], b[n:], err
 }
 
 func appendContent[T string | []byte](b []byte, text, html T) []byte {
@@ -195,7 +197,7 @@ func appendContent[T string | []byte](b []byte, text, html T) []byte {
 // nextBatch takes the first request's share off parts: at most 1,000, no
 // address twice.
 func (m *mailing) nextBatch(parts []personalization) (batch, rest []personalization) {
-	if parts[0].alone != nil {
+	if parts[0].alone {
 		return parts[:1], parts[1:]
 	}
 	seen := make(map[string]struct{}, min(len(parts), sendGridBatch))
@@ -208,7 +210,7 @@ func (m *mailing) nextBatch(parts []personalization) (batch, rest []personalizat
 			}
 		}
 		_, twice := seen[string(key)]
-		if twice || parts[i].alone != nil || len(batch) == sendGridBatch {
+		if twice || parts[i].alone || len(batch) == sendGridBatch {
 			rest = append(rest, parts[i])
 			continue
 		}
@@ -232,7 +234,17 @@ func (m *mailing) encode(to *bytes.Buffer, batch []personalization, pool string)
 		}
 		_, _ = z.Write(m.buf[batch[i].from:batch[i].to])
 	}
-	b := append(m.scratch[:0], `],"from":`...)
+	var ownText, ownHTML []byte
+	if batch[0].alone {
+		err := m.vars.SetOwn(m.call.Items[batch[0].item].Variables)
+		if err == nil {
+			ownText, ownHTML, err = m.own()
+		}
+		if err != nil {
+			return err // it was rendered before
+		}
+	}
+	b := append(m.tail[:0], `],"from":`...)
 	b = append(b, m.from...)
 	if m.replyTo != nil {
 		b = append(append(b, `,"reply_to":`...), m.replyTo...)
@@ -244,17 +256,17 @@ func (m *mailing) encode(to *bytes.Buffer, batch []personalization, pool string)
 		if m.subject.Static() {
 			b = appendQuoted(append(b, `,"subject":`...), text.Title)
 		}
-		if batch[0].alone != nil {
-			b = append(b, batch[0].alone...)
+		if batch[0].alone {
+			b = appendContent(b, ownText, ownHTML)
 		} else {
-			b = appendContent(b, m.text.Substitute(tagger('t', m.names[0])), m.html.Substitute(tagger('h', m.names[1])))
+			b = appendContent(b, m.text.Substitute(tagger('t')), m.html.Substitute(tagger('h')))
 		}
 	}
 	b = append(b, `,"categories":["`+m.call.Category.String()+`"]`...)
 	if pool != "" {
 		b = appendQuoted(append(b, `,"ip_pool_name":`...), pool)
 	}
-	m.scratch = append(b, '}')
-	_, _ = z.Write(m.scratch)
+	m.tail = append(b, '}')
+	_, _ = z.Write(m.tail)
 	return z.Close()
 }

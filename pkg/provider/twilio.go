@@ -263,7 +263,7 @@ func (m *sms) form(it *notify.Item, now time.Time) (url.Values, error) {
 		}
 	} else {
 		var err error
-		if m.buf, err = m.body.Append(m.buf[:0], &m.vars); err != nil {
+		if m.buf, err = m.body.Append(m.buf[:0], &m.vars, utf8.UTFMax*twilioMaxBody); err != nil {
 			return nil, err
 		}
 		if utf8.RuneCount(m.buf) > twilioMaxBody {

@@ -14,9 +14,31 @@ import (
 // ones of the request. The zero value has none. One goroutine at a time may use
 // it; Fork makes another over the same shared ones.
 type Variables struct {
-	shared []variable // never written after SharedVariables
-	own    []variable
-	buf    []byte // decoded strings of own
+	shared   []variable // never written after SharedVariables
+	sharedAt map[string]int
+	own      []variable
+	ownAt    map[string]int
+	buf      []byte // decoded strings of own
+}
+
+// few is how many variables are looked through one by one. Of more, their places
+// are kept by name (sharedAt, ownAt): a text may name a thousand of a thousand.
+const few = 16
+
+// placesOf are the places of the variables by name, in m if there is one; nil for
+// few.
+func placesOf(vs []variable, m map[string]int) map[string]int {
+	clear(m)
+	if len(vs) <= few {
+		return m
+	}
+	if m == nil {
+		m = make(map[string]int, len(vs))
+	}
+	for i := range vs {
+		m[string(vs[i].name)] = i
+	}
+	return m
 }
 
 // variable aliases the object it was read from, or the buffer beside it.
@@ -29,29 +51,38 @@ type variable struct {
 // SharedVariables reads the variables of a request: a JSON object, or nil.
 func SharedVariables(object []byte) (Variables, error) {
 	vs, _, err := parseVariables(nil, nil, object)
-	return Variables{shared: vs}, err
+	return Variables{shared: vs, sharedAt: placesOf(vs, nil)}, err
 }
 
 // Fork returns Variables with the shared ones of v and none of its own.
-func (v *Variables) Fork() Variables { return Variables{shared: v.shared} }
+func (v *Variables) Fork() Variables { return Variables{shared: v.shared, sharedAt: v.sharedAt} }
 
 // SetOwn reads a receiver's variables in place of the last one's. They alias
 // object.
 func (v *Variables) SetOwn(object []byte) error {
 	var err error
 	v.own, v.buf, err = parseVariables(v.own[:0], v.buf[:0], object)
+	v.ownAt = placesOf(v.own, v.ownAt)
 	return err
 }
 
 func (v *Variables) find(name string) *variable {
-	for i := range v.own {
-		if string(v.own[i].name) == name {
-			return &v.own[i]
-		}
+	if found := named(v.own, v.ownAt, name); found != nil {
+		return found
 	}
-	for i := range v.shared {
-		if string(v.shared[i].name) == name {
-			return &v.shared[i]
+	return named(v.shared, v.sharedAt, name)
+}
+
+func named(vs []variable, at map[string]int, name string) *variable {
+	if len(vs) > few {
+		if i, ok := at[name]; ok {
+			return &vs[i]
+		}
+		return nil
+	}
+	for i := range vs {
+		if string(vs[i].name) == name {
+			return &vs[i]
 		}
 	}
 	return nil

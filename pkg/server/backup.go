@@ -10,6 +10,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
+const backupPath = "/v1/ops/backup"
+
 // Snapshot is everything the server keeps, as of one moment.
 type Snapshot interface {
 	// Write writes it; an error may come in the middle.

@@ -81,7 +81,7 @@ func (s *Server) handle(x *exchange) error {
 		}
 	}
 	if rt.audited() {
-		return s.audited(x, rt.handler)
+		return x.audited(func() error { return rt.handler(s, x) })
 	}
 	return rt.handler(s, x)
 }

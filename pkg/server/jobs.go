@@ -204,12 +204,13 @@ func (x *exchange) by() (ops.By, error) {
 	return by, nil
 }
 
-// audited records what a mutating route of operators is asked before it is done,
-// and when it could not be done, that too. Routes of jobs keep their own record:
-// they know what a plan holds.
-func (s *Server) audited(x *exchange, handler func(*Server, *exchange) error) error {
-	if s.deps.Audit == nil {
-		return handler(s, x)
+// audited does what an operator asks, and records it: before it is done, and when
+// it could not be done, that too. Routes of jobs keep their own record: they know
+// what a plan holds.
+func (x *exchange) audited(do func() error) error {
+	audit := x.srv.deps.Audit
+	if audit == nil {
+		return do()
 	}
 	by, err := x.by()
 	if err != nil {
@@ -223,17 +224,26 @@ func (s *Server) audited(x *exchange, handler func(*Server, *exchange) error) er
 		sum := sha256.Sum256(x.body.data)
 		act.Digest = hex.EncodeToString(sum[:16])
 	}
-	if _, err := s.deps.Audit.Record(x.r.Context(), act); err != nil {
+	if _, err := audit.Record(x.r.Context(), act); err != nil {
 		return err
 	}
-	err = handler(s, x)
+	err = do()
 	if err != nil {
 		act.Result = "refused: " + problemCode(err)
-		if _, rerr := s.deps.Audit.Record(context.WithoutCancel(x.r.Context()), act); rerr != nil {
+		if _, rerr := audit.Record(context.WithoutCancel(x.r.Context()), act); rerr != nil {
 			return rerr
 		}
 	}
 	return err
+}
+
+// of does what changes something of owner's. Who changes what is another's does it
+// as an operator, and that is recorded, whatever the route.
+func (x *exchange) of(owner string, do func() error) error {
+	if owner == x.id.Caller {
+		return do()
+	}
+	return x.audited(do)
 }
 
 func problemCode(err error) string {

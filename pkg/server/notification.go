@@ -232,6 +232,10 @@ func (s *Server) cancelNotification(x *exchange) error {
 	if err != nil {
 		return err
 	}
+	return x.of(k.found.Envelope.Caller, func() error { return x.cancelKnown(&k, fanout) })
+}
+
+func (x *exchange) cancelKnown(k *known, fanout bool) error {
 	whole := fanout || !k.found.ID.Fan
 	if k.found.Envelope.NotBefore != 0 && whole {
 		// What waits ends for good. What was released can be stopped as anything

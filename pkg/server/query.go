@@ -81,6 +81,10 @@ func (q *query) unsigned(name string) (uint64, error) {
 	return n, nil
 }
 
+// lastMoment is the end of the year 9999, in ms since 1970: as far as RFC 3339 goes,
+// in which times are answered.
+const lastMoment = 253_402_300_799_999
+
 // moment takes a time, as ms since 1970; 0 when it is not there.
 func (q *query) moment(name string) (int64, error) {
 	s := q.text(name)
@@ -91,7 +95,10 @@ func (q *query) moment(name string) (int64, error) {
 	if err != nil {
 		return 0, notify.Invalid("bad_time", name, "must be a time of RFC 3339, e.g. 2026-01-02T15:04:05Z")
 	}
-	return t.UnixMilli(), nil
+	if ms := t.UnixMilli(); ms > 0 && ms <= lastMoment {
+		return ms, nil
+	}
+	return 0, notify.Invalid("out_of_range", name, "must be a time from 1970 to 9999, in UTC")
 }
 
 // span takes a duration, "30s", or a number of seconds, up to most.

@@ -45,10 +45,12 @@ type route struct {
 	handler func(*Server, *exchange) error
 }
 
-// audited reports whether the server records each request of the route. Jobs
-// record what they are asked themselves.
+// audited reports whether the server records each request of the route: those that
+// change something, and a backup, which carries every secret away. Jobs record what
+// they are asked themselves; what operators change of callers is recorded where it
+// is known whose it is (exchange.of).
 func (rt *route) audited() bool {
-	return rt.scope == api.ScopeOperate && rt.method != http.MethodGet && !strings.HasPrefix(rt.path, "/v1/ops/jobs")
+	return rt.scope == api.ScopeOperate && (rt.method != http.MethodGet || rt.path == backupPath) && !strings.HasPrefix(rt.path, "/v1/ops/jobs")
 }
 
 // label names the route in metrics and logs.
@@ -107,7 +109,7 @@ func routes() []route {
 		{get, "/v1/ops/reconcile", api.ScopeObserve, classNormal, noBody, (*Server).reconcileReport},
 		{post, "/v1/ops/reconcile:apply", api.ScopeOperate, classNormal, batchBody, (*Server).reconcileApply},
 		{get, "/v1/ops/doctor", api.ScopeObserve, classNormal, noBody, (*Server).doctor},
-		{get, "/v1/ops/backup", api.ScopeOperate, classStream, noBody, (*Server).backup},
+		{get, backupPath, api.ScopeOperate, classStream, noBody, (*Server).backup},
 		{get, "/v1/ops/lag", api.ScopeObserve, classNormal, noBody, (*Server).lag},
 		{get, "/v1/ops/debug", api.ScopeOperate, classNormal, noBody, (*Server).debug},
 		{get, "/v1/ops/rates", api.ScopeObserve, classNormal, noBody, (*Server).rates},

@@ -167,9 +167,6 @@ func (s *Server) reschedule(x *exchange) error {
 	if err := x.only(); err != nil {
 		return err
 	}
-	if err := x.only(); err != nil {
-		return err
-	}
 	id, err := notify.ParseID(x.r.PathValue("id"))
 	if err != nil {
 		return errNoNotification()
@@ -199,10 +196,17 @@ func (s *Server) reschedule(x *exchange) error {
 	if s.deps.Schedules == nil {
 		return errNoNotification()
 	}
-	if v, err = s.deps.Schedules.Move(x.r.Context(), id.Base, in.ScheduledAt.UnixMilli(), x.id.Caller); err != nil {
-		return err
+	at := in.ScheduledAt.UnixMilli()
+	if in.ScheduledAt.After(moment(at)) {
+		at++ // before it, nothing is sent
 	}
-	return x.json(http.StatusOK, scheduled(&v))
+	return x.of(v.Caller, func() error {
+		v, err := s.deps.Schedules.Move(x.r.Context(), id.Base, at, x.id.Caller)
+		if err != nil {
+			return err
+		}
+		return x.json(http.StatusOK, scheduled(&v))
+	})
 }
 
 func scheduled(v *schedule.View) api.Scheduled {
@@ -309,6 +313,9 @@ func (s *Server) forecast(x *exchange) error {
 		to = from + time.Hour.Milliseconds()
 	}
 	a, b := from/60_000, (to-1)/60_000
+	if (b+1)*60_000 > lastMoment {
+		return notify.Invalid("out_of_range", "to", "lies behind the year 9999")
+	}
 	if b < a || b-a >= forecastMinutes {
 		return notify.Invalid("bad_window", "to", "lies behind from, and at most "+strconv.Itoa(forecastMinutes)+" minutes")
 	}

@@ -123,7 +123,7 @@ func TestScheduledSingle(t *testing.T) {
 	}
 	var moved api.Scheduled
 	to := time.UnixMilli(at).Add(-100 * 24 * time.Hour).UTC()
-	reply := ask(s, "PATCH", id, send, `{"scheduled_at":"`+to.Format(time.RFC3339)+`"}`)
+	reply := ask(s, "PATCH", id, send, `{"scheduled_at":"`+to.Add(-999*time.Microsecond).Format(time.RFC3339Nano)+`"}`) // due with the next millisecond
 	if reply.into(t, &moved); reply.status != 200 || !moved.ScheduledAt.Equal(to) || moved.Generation != 1 || moved.MovedBy != "shop" || moved.MovedAt == nil || moved.UserID != "u1" {
 		t.Fatalf("%d %s", reply.status, reply.body)
 	}
@@ -310,7 +310,9 @@ func TestForecastRoute(t *testing.T) {
 	if f = get[api.Forecast](t, s, "/v1/schedules/forecast", operator); f.Total != 0 || f.To.Sub(f.From) < time.Hour {
 		t.Errorf("%+v", f)
 	}
-	for _, q := range []string{"?from=" + to + "&to=" + from, "?from=" + from + "&to=2040-01-01T00:00:00Z", "?from=x"} {
+	for _, q := range []string{"?from=" + to + "&to=" + from, "?from=" + from + "&to=2040-01-01T00:00:00Z", "?from=x",
+		// Times that no answer could name.
+		"?from=9999-12-31T23:30:00Z", "?from=9999-12-31T23:30:00-23:00", "?from=0000-01-01T00:00:00%2B23:59", "?from=1969-12-31T23:59:00Z"} {
 		if got := ask(s, "GET", "/v1/schedules/forecast"+q, operator, ""); got.status != 422 {
 			t.Errorf("%s: %d %s", q, got.status, got.body)
 		}

@@ -81,10 +81,13 @@ func (s *Server) cancelTrigger(x *exchange) error {
 	if err != nil {
 		return err
 	}
-	if t, err = s.deps.Triggers.Cancel(x.r.Context(), t.Caller, t.ID); err != nil {
-		return err
-	}
-	return x.json(http.StatusOK, triggerStatus(&t, s.deps.Now(), true))
+	return x.of(t.Caller, func() error {
+		t, err := s.deps.Triggers.Cancel(x.r.Context(), t.Caller, t.ID)
+		if err != nil {
+			return err
+		}
+		return x.json(http.StatusOK, triggerStatus(&t, s.deps.Now(), true))
+	})
 }
 
 func (s *Server) rescheduleTrigger(x *exchange) error {
@@ -92,10 +95,13 @@ func (s *Server) rescheduleTrigger(x *exchange) error {
 	if err != nil {
 		return err
 	}
-	if t, err = s.deps.Triggers.Reschedule(x.r.Context(), t.Caller, t.ID, x.body.data); err != nil {
-		return err
-	}
-	return x.json(http.StatusOK, triggerStatus(&t, s.deps.Now(), true))
+	return x.of(t.Caller, func() error {
+		t, err := s.deps.Triggers.Reschedule(x.r.Context(), t.Caller, t.ID, x.body.data)
+		if err != nil {
+			return err
+		}
+		return x.json(http.StatusOK, triggerStatus(&t, s.deps.Now(), true))
+	})
 }
 
 // listTriggers lists a caller's triggers, newest first; everybody's for an

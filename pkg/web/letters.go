@@ -282,16 +282,23 @@ func (p *Page) plan(v *visit) error {
 	return v.show("plan", title, &b)
 }
 
-// into reads the numbers; the API knows their limits and defaults.
+// Limits of the numbers, as the API has them.
+const (
+	maxRate   = 20_000
+	maxCanary = 1000
+)
+
+// into reads the numbers. For the API a canary and a guard below 0 mean none: here
+// 0 does, so that nothing mistyped leaves them out.
 func (o *options) into(spec *api.JobSpec) (err error) {
 	if spec.Kind != "replay" {
 		*o = options{}
 		return nil
 	}
-	number := func(field, s string) float64 {
+	number := func(field, s string, most float64) float64 {
 		n, nerr := strconv.ParseFloat(s, 64)
-		if nerr != nil && err == nil {
-			err = notify.Invalid("bad_number", field, "a number")
+		if (nerr != nil || !(n >= 0 && n <= most)) && err == nil { // NaN is neither
+			err = notify.Invalid("bad_number", field, "a number from 0 to "+strconv.FormatFloat(most, 'f', -1, 64))
 		}
 		return n
 	}
@@ -304,11 +311,16 @@ func (o *options) into(spec *api.JobSpec) (err error) {
 	if o.AbortIf == "" {
 		o.AbortIf = "20"
 	}
-	spec.Rate, spec.AbortIf = number("rate", o.Rate), number("abort_if", o.AbortIf)/100
+	spec.Rate, spec.AbortIf = number("rate", o.Rate, maxRate), number("abort_if", o.AbortIf, 100)/100
 	if spec.AbortIf == 0 {
 		spec.AbortIf = -1
 	}
-	if spec.Canary = int(number("canary", o.Canary)); spec.Canary == 0 {
+	// What is no whole number must not read as none.
+	canary := number("canary", o.Canary, maxCanary)
+	if spec.Canary = int(canary); float64(spec.Canary) != canary && err == nil {
+		err = notify.Invalid("bad_number", "canary", "a whole number; 0: none")
+	}
+	if spec.Canary == 0 {
 		spec.Canary = -1
 	}
 	spec.Expired, spec.Collapse, spec.Order, spec.OpenCircuit = o.Expired, o.Collapse, o.Order, o.OpenCircuit

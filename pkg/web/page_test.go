@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"net/url"
 	"os/exec"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -162,12 +163,24 @@ func TestSessionsAreBounded(t *testing.T) {
 	t.Parallel()
 	now := noon
 	ss := newSessions([]byte("k"), func() time.Time { return now })
-	first := ss.begin("t")
-	for range maxSessions {
+	begin := func(user string) string {
 		now = now.Add(time.Millisecond)
-		ss.begin("t")
+		return ss.begin(user, "t")
 	}
-	if _, ok := ss.find(first); ok || len(ss.of) != maxSessions {
+	ops, first := begin("ops"), begin("guest")
+	for range maxSessions {
+		begin("guest")
+	}
+	if _, ok := ss.find(ops); !ok {
+		t.Error("one user signed another out")
+	}
+	if _, ok := ss.find(first); ok || len(ss.of) != maxOfUser+1 {
+		t.Errorf("%d sessions, the oldest of the user there: %v", len(ss.of), ok)
+	}
+	for i := range maxSessions {
+		begin(strconv.Itoa(i))
+	}
+	if _, ok := ss.find(ops); ok || len(ss.of) != maxSessions {
 		t.Errorf("%d sessions, the oldest there: %v", len(ss.of), ok)
 	}
 }
@@ -581,8 +594,17 @@ func TestFilterOfThePage(t *testing.T) {
 	if w := s.get("/ui/dead-letters?since=yesterday"); w.Code != 422 || !strings.Contains(w.Body.String(), "bad_time") {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}
-	if w := s.get("/ui/plan?kind=replay&caller=shop&rate=fast"); w.Code != 422 || !strings.Contains(w.Body.String(), "bad_number") {
-		t.Errorf("%d %s", w.Code, w.Body)
+	// Nothing mistyped leaves out the canary or the guard.
+	for _, bad := range []string{"rate=fast", "rate=NaN", "rate=Inf", "rate=-1", "canary=NaN", "canary=0.5", "canary=-5", "canary=1e30", "canary=1001", "abort_if=NaN", "abort_if=-3", "abort_if=101"} {
+		if w := s.get("/ui/plan?kind=replay&caller=shop&" + bad); w.Code != 422 || !strings.Contains(w.Body.String(), "bad_number") {
+			t.Errorf("%s: %d %s", bad, w.Code, w.Body)
+		}
+	}
+	// A part that cannot be read is no part that is left out.
+	for _, bad := range []string{"/ui/dead-letters?caller=shop&where=any(.;.)", "/ui/plan?kind=discard&caller=shop&code=%zz"} {
+		if w := s.get(bad); w.Code != 400 || !strings.Contains(w.Body.String(), "malformed") {
+			t.Errorf("%s: %d %s", bad, w.Code, w.Body)
+		}
 	}
 	if w := s.get("/ui/plan?kind=replay"); w.Code != 200 || !strings.Contains(w.Body.String(), "<strong>every</strong> dead letter") {
 		t.Errorf("%d %s", w.Code, w.Body)

@@ -13,10 +13,12 @@ import (
 const (
 	sessionLasts = time.Hour // at most; a token that ends before ends it
 	maxSessions  = 1000      // over it the oldest goes
+	maxOfUser    = 50        // the same of one user, so that nobody signs the others out
 )
 
 // session is somebody who has signed in. The token stays here.
 type session struct {
+	user  string
 	token string
 	ends  time.Time
 }
@@ -38,26 +40,44 @@ func newSessions(key []byte, now func() time.Time) *sessions {
 // name is one that nobody guesses: 130 bits.
 func (*sessions) name() string { return rand.Text() }
 
-// begin returns the name of a fresh session.
-func (s *sessions) begin(token string) string {
+// begin returns the name of a fresh session of a user.
+func (s *sessions) begin(user, token string) string {
 	name := s.name()
 	now := s.now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var oldest [sha256.Size]byte
-	var ends time.Time
+	var all, own oldest
 	for k, one := range s.of {
 		if !now.Before(one.ends) {
 			delete(s.of, k)
-		} else if ends.IsZero() || one.ends.Before(ends) {
-			oldest, ends = k, one.ends
+			continue
+		}
+		all.add(k, one.ends)
+		if one.user == user {
+			own.add(k, one.ends)
 		}
 	}
-	if len(s.of) >= maxSessions {
-		delete(s.of, oldest)
+	switch {
+	case own.n >= maxOfUser:
+		delete(s.of, own.at)
+	case all.n >= maxSessions:
+		delete(s.of, all.at)
 	}
-	s.of[sha256.Sum256([]byte(name))] = session{token, now.Add(sessionLasts)}
+	s.of[sha256.Sum256([]byte(name))] = session{user, token, now.Add(sessionLasts)}
 	return name
+}
+
+// oldest is which of n sessions ends first.
+type oldest struct {
+	n    int
+	at   [sha256.Size]byte
+	ends time.Time
+}
+
+func (o *oldest) add(at [sha256.Size]byte, ends time.Time) {
+	if o.n++; o.n == 1 || ends.Before(o.ends) {
+		o.at, o.ends = at, ends
+	}
 }
 
 func (s *sessions) find(name string) (session, bool) {

@@ -35,6 +35,12 @@ func (p *Page) look(w http.ResponseWriter, r *http.Request, h func(*visit) error
 	ctx, cancel := context.WithTimeout(r.Context(), askFor)
 	defer cancel()
 	v.ctx = ctx
+	// A part of a query that cannot be read would be left out: of a filter, that
+	// selects more.
+	if _, err := url.ParseQuery(r.URL.RawQuery); err != nil {
+		v.fail(notify.Invalid(api.CodeMalformed, "", "the address cannot be read: in its query ; is written %3B, and % as %25"))
+		return
+	}
 	if err := h(v); err != nil {
 		v.fail(err)
 	}
@@ -200,7 +206,7 @@ func (p *Page) signIn(w http.ResponseWriter, r *http.Request) {
 	default:
 		p.sessions.end(p.cookie(r, cookieSession))
 		p.setCookie(w, r, cookieForm, "", -1)
-		p.setCookie(w, r, cookieSession, p.sessions.begin(token), int(sessionLasts.Seconds()))
+		p.setCookie(w, r, cookieSession, p.sessions.begin(user.Name, token), int(sessionLasts.Seconds()))
 		http.Redirect(w, r, next, http.StatusSeeOther)
 	}
 }

@@ -62,6 +62,9 @@ func Open(cfg Config) (*Broker, error) {
 	if b.found, err = check(cfg); err != nil {
 		return nil, err
 	}
+	if err := keepState(cfg, &b.found.ends); err != nil {
+		return nil, fmt.Errorf("kfake: %w", err)
+	}
 	b.ends = b.found.ends
 	if err := b.makeFolders(); err != nil {
 		return nil, err
@@ -114,7 +117,7 @@ func (b *Broker) open() error {
 func (b *Broker) start(port int, more ...kfake.Opt) error {
 	opts := append([]kfake.Opt{
 		kfake.Ports(port),
-		kfake.ClusterID("notifyd"),
+		kfake.ClusterID(clusterID),
 		kfake.WithLogger(b.watch),
 		kfake.BrokerConfigs(map[string]string{
 			"message.max.bytes":   strconv.Itoa(b.cfg.MaxBatchBytes),

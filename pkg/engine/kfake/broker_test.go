@@ -15,7 +15,7 @@ import (
 
 func TestReopenKeepsRecordsOffsetsAndPort(t *testing.T) {
 	t.Parallel()
-	for _, how := range []string{"close", "kill"} {
+	for _, how := range []string{"close", "kill", "stop, no topics"} {
 		t.Run(how, func(t *testing.T) {
 			t.Parallel()
 			cfg := Config{Dir: t.TempDir(), Topics: map[string]int{"topic": 3}}
@@ -33,6 +33,11 @@ func TestReopenKeepsRecordsOffsetsAndPort(t *testing.T) {
 				cfg.Dir = crash(t, cfg.Dir)
 			}
 			b.Close()
+			if how == "stop, no topics" {
+				if err := os.Remove(filepath.Join(cfg.Dir, topicsFile)); err != nil {
+					t.Fatal(err)
+				}
+			}
 
 			cfg.Topics = map[string]int{"topic": 5, "new": 1} // the old count stays
 			b = open(t, cfg)
@@ -45,11 +50,11 @@ func TestReopenKeepsRecordsOffsetsAndPort(t *testing.T) {
 			if b.Partitions("topic") != 3 || b.Partitions("new") != 1 {
 				t.Errorf("partitions %d, %d", b.Partitions("topic"), b.Partitions("new"))
 			}
-			os, err := kadm.NewClient(b.client(t)).FetchOffsets(t.Context(), "group")
+			committed, err := kadm.NewClient(b.client(t)).FetchOffsets(t.Context(), "group")
 			if err != nil {
 				t.Fatal(err)
 			}
-			if o, _ := os.Lookup("topic", 2); o.At != 11 {
+			if o, _ := committed.Lookup("topic", 2); o.At != 11 {
 				t.Errorf("committed %d, want 11", o.At)
 			}
 			if cuts := b.Truncated(); len(cuts) != 0 {

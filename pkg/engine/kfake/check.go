@@ -94,14 +94,28 @@ func check(cfg Config) (out checked, err error) {
 }
 
 // partitions returns the partitions of the log, those that had records when
-// their ends were written down included, and the first offsets of their
-// segments, in order.
+// their ends or a group's position were written down included, and the first
+// offsets of their segments, in order.
 func (c *checker) partitions() (map[place][]int64, error) {
 	parts := map[place][]int64{}
 	for topic, bs := range c.ends.Parts {
 		for i, b := range bs {
 			if b.End > 0 {
 				parts[place{topic, int32(i)}] = nil
+			}
+		}
+	}
+	for p, of := range c.commits {
+		for _, at := range of {
+			if at > 0 {
+				parts[p] = nil
+			}
+		}
+	}
+	for topic, of := range c.cfg.Kept {
+		for i, at := range of {
+			if at > 0 {
+				parts[place{topic, i}] = nil
 			}
 		}
 	}

@@ -1,6 +1,7 @@
 package kfake
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -97,6 +98,13 @@ func TestDamageIsFoundAndMended(t *testing.T) {
 			}
 		}
 	}
+	zero := func(file string) func(*testing.T, string) {
+		return func(t *testing.T, dir string) {
+			if err := os.WriteFile(filepath.Join(dir, file), make([]byte, 20), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
 	type lost = [2]int64
 	type test struct {
 		name   string
@@ -125,6 +133,22 @@ func TestDamageIsFoundAndMended(t *testing.T) {
 		{"room that was never written", grow("8.dat", make([]byte, 4096)), nil, 1},
 		{"an index", flip("2.idx", 3), nil, 0},
 		{"no index", remove("partitions/a-b-0/2.idx", "partitions/a-b-0/8.idx"), nil, 0},
+		// What lists the partitions follows from their folders.
+		{"no meta", remove(metaFile), nil, 0},
+		{"no topics", remove(topicsFile), nil, 0},
+		{"neither", remove(metaFile, topicsFile), nil, 0},
+		{"neither, and no partition", remove(metaFile, topicsFile, "partitions/a-b-0"), []lost{{0, 10}}, 0},
+		{"neither, and a bit in the last record", all(remove(metaFile, topicsFile), flip("8.dat", -5)), []lost{{9, 10}}, 0},
+		{"meta and topics of zeros", all(zero(metaFile), zero(topicsFile)), nil, 0},
+		{"what is not needed", all(zero("acls.json"), zero("sasl.json"), zero("quotas.json"), zero("broker_configs.json"), zero("seq_windows.json")), nil, 0},
+		{"topics of another name", func(t *testing.T, dir string) {
+			change(t, filepath.Join(dir, topicsFile), func(raw []byte) []byte { return bytes.ReplaceAll(raw, []byte(topic), []byte("a_b")) })
+		}, nil, 0},
+		{"topics without partitions", func(t *testing.T, dir string) {
+			change(t, filepath.Join(dir, topicsFile), func(raw []byte) []byte {
+				return bytes.ReplaceAll(raw, []byte(`"partitions":1`), []byte(`"partitions":0`))
+			})
+		}, nil, 0},
 		{"no ends, a bit in the middle", all(remove("ends.0", "ends.1"), flip("2.dat", 500)), []lost{{2, 3}}, 0},
 	}
 	// What a stop leaves knows the end too.
@@ -192,6 +216,42 @@ func TestDamageIsFoundAndMended(t *testing.T) {
 					t.Errorf("the next start: %v to %d", records, end)
 				}
 			})
+		}
+	}
+}
+
+// Where all that tells of a partition's end is gone but how far a group has read,
+// what is known of it is named, and no offset below is given out again.
+func TestPositionsTellOfALoss(t *testing.T) {
+	t.Parallel()
+	const topic = "a-b"
+	for how, kept := range map[string]map[string]map[int32]int64{"group": nil, "kept": {topic: {0: 4}}} {
+		cfg := Config{Dir: t.TempDir(), Topics: map[string]int{topic: 1}}
+		b := open(t, cfg)
+		cfg.StoreID = b.StoreID()
+		b.fill(t, topic, 0, 0, 10, 100)
+		want := int64(4)
+		if how == "group" {
+			want = 7
+			var done kadm.Offsets
+			done.AddOffset(topic, 0, want, -1)
+			if err := kadm.NewClient(b.client(t)).CommitAllOffsets(t.Context(), "group", done); err != nil {
+				t.Fatal(err)
+			}
+		}
+		b.Close()
+		for _, name := range []string{"ends.0", "ends.1", "partitions", metaFile, topicsFile} {
+			if err := os.RemoveAll(filepath.Join(cfg.Dir, name)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		cfg.Kept = kept
+		b = open(t, cfg)
+		if ls := b.Losses(); len(ls) != 1 || ls[0].Topic != topic || ls[0].From != 0 || ls[0].To != want {
+			t.Errorf("%s: %+v", how, ls)
+		}
+		if _, markers, end := b.offsetsOf(t, topic); end != want || len(markers) != 1 {
+			t.Errorf("%s: markers %v, end %d, want %d", how, markers, end, want)
 		}
 	}
 }

@@ -3,6 +3,7 @@ package pebble
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"syscall"
 	"time"
 
@@ -36,7 +37,9 @@ func translate(err error) error {
 // opening is translate for a store that cannot be opened: damage does not go
 // away by waiting, and whoever runs the server has to hear what it is.
 func opening(dir string, err error) error {
-	if !pebbledb.IsCorruptionError(err) && !errors.Is(err, record.ErrInvalidChunk) && !errors.Is(err, record.ErrZeroedChunk) {
+	_, ours := errors.AsType[*notify.Error](err)
+	gone := errors.Is(err, fs.ErrNotExist) // a file that another one names
+	if ours || !gone && !pebbledb.IsCorruptionError(err) && !errors.Is(err, record.ErrInvalidChunk) && !errors.Is(err, record.ErrZeroedChunk) {
 		return translate(err)
 	}
 	return &notify.Error{

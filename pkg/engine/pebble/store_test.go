@@ -109,6 +109,13 @@ func TestDamagedFolderIsAnError(t *testing.T) {
 	}
 	_, err = Open(Config{Dir: dir})
 	wantCode(t, err, notify.KindInternal, "store_corrupt", dir)
+	for _, m := range manifests { // waiting brings back none that is gone
+		if err := os.Remove(m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err = Open(Config{Dir: dir})
+	wantCode(t, err, notify.KindInternal, "store_corrupt", dir)
 }
 
 // A damaged write-ahead log is an error, already in the life of the store that
