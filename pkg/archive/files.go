@@ -129,8 +129,11 @@ func (w *writer) discard() {
 	}
 }
 
+// errTaken says of a file that it is under neither of its names any more.
+var errTaken = errors.New("the file is gone")
+
 // publish gives a sealed file its name and its manifest, durably. Done before,
-// it changes nothing.
+// it changes nothing. The error is errTaken where there is nothing to name.
 func publish(dir string, m *Manifest) error {
 	final := filepath.Join(dir, filepath.FromSlash(m.File))
 	folder := filepath.Dir(final)
@@ -138,8 +141,14 @@ func publish(dir string, m *Manifest) error {
 		return broken(err)
 	}
 	if err := os.Rename(filepath.Join(dir, m.tmpName()), final); err != nil {
-		if _, there := os.Stat(final); !errors.Is(err, fs.ErrNotExist) || there != nil {
+		_, there := os.Stat(final)
+		switch {
+		case !errors.Is(err, fs.ErrNotExist):
 			return broken(err)
+		case errors.Is(there, fs.ErrNotExist):
+			return errTaken
+		case there != nil:
+			return broken(there)
 		}
 	}
 	b, err := json.MarshalIndent(m, "", "  ")
