@@ -570,3 +570,23 @@ func TestTakenAwayBeforeItWasNoted(t *testing.T) {
 		w.want(t, 4)
 	}
 }
+
+// The row is read again after an answer that was lost: what it has moved past is
+// not written again, wherever its file is by then.
+func TestAnswerIsLostAndTheFileTakenAway(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.add(t, 4)
+	w.meta = &metaUnheard{w.meta, 3} // behind Open's and that of the pending letters: it moves on
+	a := w.open(t, nil)
+	if err := a.Once(t.Context()); err == nil || len(w.lines(t, DeadLetters)) != 8 {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(w.dir); err != nil {
+		t.Fatal(err)
+	}
+	once(t, a)
+	if n, m := len(w.lines(t, Outcomes)), len(w.lines(t, DeadLetters)); n != 4 || m != 0 {
+		t.Errorf("%d outcomes, and %d dead letters again", n, m)
+	}
+}
