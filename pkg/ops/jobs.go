@@ -454,30 +454,67 @@ func (m *Manager) Do(ctx context.Context, id string, c Change, by By) (Job, erro
 		}
 		m.wake()
 		if c == Cancel {
-			if err := m.release(ctx, &j, &spec); err != nil {
-				return Job{}, err
+			if err := m.release(ctx, &j); err != nil {
+				return Job{}, err // Run does it
 			}
 		}
 		return view(&j)
 	}
 }
 
-// release gives back what a job that will never run again had marked and, when
-// the process died in between, may not have published.
-func (m *Manager) release(ctx context.Context, j *engine.Job, spec *jobSpec) error {
-	m.mu.Lock()
-	ended := m.running[j.ID]
-	m.mu.Unlock()
-	if ended != nil {
+// release gives back what a cancelled job holds, once its runner has ended.
+func (m *Manager) release(ctx context.Context, j *engine.Job) error {
+	if ended := m.runs(j.ID); ended != nil {
 		select {
 		case <-ended:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 	}
-	if spec.Spec.Kind != KindReplay {
-		return nil
+	_, err := m.giveBack(ctx, j)
+	return err
+}
+
+// runs returns what is closed when the job's runner in this process has ended; nil:
+// there is none.
+func (m *Manager) runs(id string) <-chan struct{} {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.running[id]
+}
+
+// freed reports whether a cancelled job holds no marks any more.
+func (m *Manager) freed(ctx context.Context, j *engine.Job) bool {
+	if m.runs(j.ID) != nil {
+		return false // its end wakes Run
 	}
+	done, err := m.giveBack(ctx, j)
+	if err != nil && ctx.Err() == nil {
+		m.cfg.Logger.Warn("letters of a cancelled job are still marked as replayed, will try again", "job", j.ID, "err", err)
+	}
+	return done && err == nil
+}
+
+// giveBack makes letters dead again that a job had marked which will never run
+// again, and may not have published: its process died in between, or the log was
+// away. done is false while another process runs it. Repeated, it changes nothing.
+func (m *Manager) giveBack(ctx context.Context, j *engine.Job) (done bool, err error) {
+	if j.Kind != KindReplay {
+		return true, nil
+	}
+	lease := leaseOf(j.ID)
+	if done, err = m.cfg.Lease.Acquire(ctx, lease, m.cfg.Owner, leaseTime); err != nil || !done {
+		return false, err
+	}
+	defer func() {
+		_ = m.cfg.Lease.Release(context.WithoutCancel(ctx), lease, m.cfg.Owner) // else it runs out
+	}()
+	return true, m.unmark(ctx, j)
+}
+
+// unmark moves the letters of the batch behind the cursor back that carry a job's
+// mark. Nobody may run it meanwhile.
+func (m *Manager) unmark(ctx context.Context, j *engine.Job) error {
 	now, ok, err := m.cfg.Jobs.Get(ctx, j.ID)
 	if err != nil || !ok {
 		return err
