@@ -32,7 +32,7 @@ func TestKillBetweenReservationAndAppend(t *testing.T) {
 	}
 	select {
 	case <-first.exited:
-	case <-time.After(10 * time.Second):
+	case <-time.After(patience):
 		t.Fatal("the process did not die")
 	}
 	second := w.process(bin, "")

@@ -152,7 +152,8 @@ var errEnded = errors.New("it ended by itself")
 // Restart starts the next life; the one before must have ended.
 func (v *Victim) Restart(ctx context.Context, point string) error {
 	select {
-	case <-v.exited: //nolint:errcheck // how, die has looked at
+	case err := <-v.exited:
+		v.exited <- err // how, Die has looked at; End waits for it where Start fails
 		return v.Start(ctx, point)
 	default:
 		if err := v.Stop(); err != nil {
