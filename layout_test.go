@@ -44,13 +44,13 @@ var mayImport = map[string]string{
 	// Engines: one technology each.
 	"pkg/engine/pebble":     "engine notify",
 	"pkg/engine/memory":     "engine notify",
-	"pkg/engine/kfake":      "engine notify stream",
+	"pkg/engine/kfake":      "engine notify stream backup",
 	"pkg/engine/enginetest": "engine engine/memory notify",
 	"pkg/engine/faulty":     "engine notify",
 
 	// Logic over contracts.
 	"pkg/stream":  "notify fault",
-	"pkg/history": "engine notify stream",
+	"pkg/history": "engine notify stream backup",
 	"pkg/timer":   "engine notify stream wheel fault",
 	"pkg/dedup":   "engine notify",
 	"pkg/limit":   "engine notify",
