@@ -43,7 +43,7 @@ func dev(t *testing.T, home string, args ...string) *child {
 		t.Fatal(err)
 	}
 	c := &child{errs: &output{}, exited: make(chan error, 1)}
-	c.cmd = exec.CommandContext(t.Context(), os.Args[0], append([]string{"dev", "--port", "0", "--set", "log.sync=false"}, args...)...)
+	c.cmd = exec.CommandContext(t.Context(), os.Args[0], append([]string{"dev", "--port", "0", "--ready-timeout", "10m", "--set", "log.sync=false"}, args...)...)
 	c.cmd.Env = append(environment(home), mainEnv+"=1")
 	c.cmd.Stderr = c.errs
 	out, err := c.cmd.StdoutPipe()

@@ -98,7 +98,7 @@ func (n *node) client(t *testing.T) *api.Client {
 	transport := api.NewTransport(0)
 	t.Cleanup(transport.CloseIdleConnections)
 	return &api.Client{
-		BaseURL: n.url, HTTPClient: &http.Client{Transport: transport}, Retries: 100, Backoff: 10 * time.Millisecond,
+		BaseURL: n.url, HTTPClient: &http.Client{Transport: transport}, Retries: 5000, Backoff: 10 * time.Millisecond,
 		Token: func(context.Context) (string, error) { return n.token, nil },
 	}
 }

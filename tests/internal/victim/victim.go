@@ -120,7 +120,7 @@ func (v *Victim) Faults(ctx context.Context) error {
 // Start starts notifyd, with a fault point ordered, and waits until it is ready.
 func (v *Victim) Start(ctx context.Context, point string) error {
 	args := []string{"dev", "--data-dir", v.cfg.Data, "--port", strconv.Itoa(v.port),
-		"--simulator-dir", filepath.Join(v.cfg.Dir, "simulator"), "--context", "", "--seed", "none"}
+		"--simulator-dir", filepath.Join(v.cfg.Dir, "simulator"), "--context", "", "--seed", "none", "--ready-timeout", "0"}
 	c := exec.CommandContext(ctx, v.cfg.Bin, append(args, v.cfg.Args...)...)
 	c.Env = append(os.Environ(), "NOTIFYD_FAULT="+point)
 	c.Stdout, c.Stderr = v.log, v.log
