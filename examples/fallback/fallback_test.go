@@ -23,7 +23,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-const limit = 30 * time.Second
+const limit = 3 * time.Minute
 
 // TestFallback runs a whole notifyd with simulated providers. Bob's number is
 // dead, so his code comes by mail; Ann's is not.
