@@ -25,8 +25,9 @@ var mayImport = map[string]string{
 	"pkg/notify":  "",
 	"pkg/wheel":   "",
 	"pkg/fault":   "",
-	"pkg/backup":  "notify",
-	"pkg/cli":     "notify",
+	"pkg/durable": "",
+	"pkg/backup":  "notify durable",
+	"pkg/cli":     "notify durable",
 	"pkg/when":    "notify",
 	"pkg/plan":    "notify",
 	"pkg/explain": "",
@@ -43,13 +44,13 @@ var mayImport = map[string]string{
 	// Engines: one technology each.
 	"pkg/engine/pebble":     "engine notify",
 	"pkg/engine/memory":     "engine notify",
-	"pkg/engine/kfake":      "engine notify stream",
+	"pkg/engine/kfake":      "engine notify stream backup",
 	"pkg/engine/enginetest": "engine engine/memory notify",
 	"pkg/engine/faulty":     "engine notify",
 
 	// Logic over contracts.
 	"pkg/stream":  "notify fault",
-	"pkg/history": "engine notify stream",
+	"pkg/history": "engine notify stream backup",
 	"pkg/timer":   "engine notify stream wheel fault",
 	"pkg/dedup":   "engine notify",
 	"pkg/limit":   "engine notify",
@@ -68,7 +69,7 @@ var mayImport = map[string]string{
 	// What callers and operators see.
 	"pkg/ops":     "engine notify stream history",
 	"pkg/outcome": "engine notify ops trigger fault",
-	"pkg/archive": "engine notify ops history fault",
+	"pkg/archive": "engine notify ops history fault durable",
 	"pkg/api":     "notify",
 	"pkg/web":     "notify api",
 	"pkg/server":  "engine notify api intake ops prefs history limit schedule trigger",
@@ -82,8 +83,8 @@ var mayImport = map[string]string{
 	// notifyctl, faulty and enginetest to tests.
 	"pkg/app": everything("load", "tui", "tui/console", "engine/faulty", "engine/enginetest"),
 
-	"cmd/notifyd":   "app api backup notify server simulator load cli",
-	"cmd/notifyctl": "app api archive backup load tui tui/console notify cli when plan explain promcheck docs dashboards",
+	"cmd/notifyd":   "app api backup durable notify server simulator load cli",
+	"cmd/notifyctl": "app api archive backup durable load tui tui/console notify cli when plan explain promcheck docs dashboards",
 }
 
 // everything stands for all packages of pkg but some.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/backup"
 	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/durable"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -101,7 +102,7 @@ func runBackup(ctx context.Context, p *program, name string, force bool) error {
 	if err != nil {
 		return err
 	}
-	if err := os.Rename(f.Name(), name); err != nil {
+	if err := durable.Rename(f.Name(), name); err != nil {
 		return cannotWrite(name, err)
 	}
 	return p.printer().Record(map[string]any{

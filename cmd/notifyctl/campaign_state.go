@@ -14,6 +14,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/durable"
 )
 
 // campaignState is how far a fan-out came. It is written after every part, so
@@ -76,14 +77,10 @@ func (s *campaignState) save() error {
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(filepath.Dir(s.path), 0o700); err != nil {
+	if err := durable.MkdirAll(filepath.Dir(s.path)); err != nil {
 		return err
 	}
-	tmp := s.path + ".tmp"
-	if err := os.WriteFile(tmp, append(b, '\n'), 0o600); err != nil {
-		return err
-	}
-	return os.Rename(tmp, s.path)
+	return durable.WriteFile(s.path, append(b, '\n'))
 }
 
 // has reports whether a part is done.

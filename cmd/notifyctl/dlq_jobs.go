@@ -249,7 +249,7 @@ func runLetterJob(ctx context.Context, p *program, j *jobFlags) error {
 	if err := p.confirm(&t, d, fmt.Sprintf("%s %s dead letters", plan.Spec.Kind, count(plan.Send))); err != nil {
 		return err
 	}
-	job, err := cl.StartJob(ctx, api.JobRequest{Spec: plan.Spec, Digest: plan.Digest, Entries: plan.Entries, Name: j.name, Approval: j.approval})
+	job, err := begin(ctx, cl, api.JobRequest{Spec: plan.Spec, Digest: plan.Digest, Entries: plan.Entries, Name: j.name, Approval: j.approval})
 	if err != nil {
 		return err
 	}

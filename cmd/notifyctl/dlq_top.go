@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"strings"
 	"time"
 
@@ -16,18 +17,7 @@ func newDLQTop(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use: "top", Short: "How they failed, the most frequent first", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			cl, err := p.client()
-			if err != nil {
-				return err
-			}
-			f, err := l.filter(p)
-			if err != nil {
-				return err
-			}
-			if f.State == "" {
-				f.State = "dead"
-			}
-			top, err := cl.TopDeadLetters(c.Context(), f, limit)
+			top, err := l.top(c.Context(), p, "dead", limit)
 			if err != nil {
 				return err
 			}
@@ -37,6 +27,21 @@ func newDLQTop(p *program) *cobra.Command {
 	l.add(c)
 	c.Flags().IntVar(&limit, "limit", 20, "how many at most")
 	return c
+}
+
+// top counts the letters of the flags by how they failed; where these name no
+// state, those in state ("": in any).
+func (l *letterFlags) top(ctx context.Context, p *program, state string, limit int) (api.LetterTop, error) {
+	cl, err := p.client()
+	if err != nil {
+		return api.LetterTop{}, err
+	}
+	f, err := l.filter(p)
+	if err != nil {
+		return api.LetterTop{}, err
+	}
+	f.State = first(f.State, state)
+	return cl.TopDeadLetters(ctx, f, limit)
 }
 
 func (p *program) showTop(top *api.LetterTop) error {
@@ -80,15 +85,7 @@ func newDLQStats(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use: "stats", Short: "Count dead letters, and say when they age out", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			cl, err := p.client()
-			if err != nil {
-				return err
-			}
-			f, err := l.filter(p)
-			if err != nil {
-				return err
-			}
-			top, err := cl.TopDeadLetters(c.Context(), f, 1)
+			top, err := l.top(c.Context(), p, "", 1)
 			if err != nil {
 				return err
 			}

@@ -13,6 +13,37 @@ import (
 	"github.com/notifyd/notifyd/pkg/cli"
 )
 
+// begin asks the server for a job. A Ctrl-C does not cut that: nobody would know
+// whether the job was started. follow then pauses it.
+func begin(ctx context.Context, cl *api.Client, r api.JobRequest) (api.Job, error) {
+	late, stop := outlive(ctx, lastWord)
+	defer stop()
+	job, err := cl.StartJob(late, r)
+	if err != nil && late.Err() != nil {
+		err = &cli.Error{Exit: cli.ExitInterrupt, Err: fmt.Errorf("it is not known whether the job was started: %w", err), Next: []string{"notifyctl job ls"}}
+	}
+	return job, err
+}
+
+// lastWord is how long the server may take to hear what a Ctrl-C leaves to say. The
+// next Ctrl-C ends that too.
+const lastWord = 30 * time.Second
+
+// outlive returns a context that ends some time after ctx.
+func outlive(ctx context.Context, by time.Duration) (context.Context, context.CancelFunc) {
+	late, end := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		t := time.NewTimer(by)
+		defer t.Stop()
+		select {
+		case <-t.C:
+			end()
+		case <-late.Done():
+		}
+	})
+	return late, func() { stop(); end() }
+}
+
 // follow waits for a job unless it is detached. Ctrl-C pauses it, and says how to
 // go on.
 func (p *program) follow(ctx context.Context, cl *api.Client, job api.Job, detach bool, report string) error {
@@ -56,7 +87,7 @@ func over(j *api.Job) bool { return j.State != "running" }
 
 // leave pauses the job: the server would go on without us.
 func (p *program) leave(ctx context.Context, cl *api.Client, job *api.Job) error {
-	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), lastWord)
 	defer stop()
 	now, err := cl.ChangeJob(ctx, job.ID, "pause")
 	if err != nil {

@@ -45,7 +45,7 @@ func (g *globals) add(p *program, root *cobra.Command) {
 	f.BoolVarP(&g.quiet, "quiet", "q", false, "no progress and no remarks on standard error")
 	f.StringVar(&g.color, "color", "auto", "colours: auto, always, never (NO_COLOR is heeded)")
 	f.StringVar(&g.timeFormat, "time-format", "relative", "times in tables: "+strings.Join(timeFormats, ", "))
-	f.DurationVar(&g.timeout, "timeout", 30*time.Second, "longest wait for an answer, and of --wait as a whole")
+	f.DurationVar(&g.timeout, "timeout", 30*time.Second, "longest wait for an answer, and of --wait as a whole (env NOTIFYCTL_TIMEOUT)")
 	f.BoolVar(&g.noInput, "no-input", false, "never ask; fail where a question would be asked")
 	f.BoolVarP(&g.yes, "yes", "y", false, "answer yes to every question")
 
@@ -65,8 +65,9 @@ func complete(c *cobra.Command, flag string, values []string) {
 
 var colors = []string{"auto", "always", "never"}
 
-// check refuses wrong values before any work is done.
-func (g *globals) check() error {
+// check refuses wrong values before any work is done. env is the timeout of the
+// environment, for when no flag says one.
+func (g *globals) check(timed bool, env string) error {
 	if err := (&cli.Printer{Format: g.output, JQ: g.jq}).Check(); err != nil {
 		return err
 	}
@@ -75,6 +76,13 @@ func (g *globals) check() error {
 	}
 	if !slices.Contains(timeFormats, g.timeFormat) {
 		return cli.Usage("--time-format %q: it is %s", g.timeFormat, strings.Join(timeFormats, ", "))
+	}
+	if env != "" && !timed {
+		d, err := time.ParseDuration(env)
+		if err != nil || d <= 0 {
+			return cli.Usage("NOTIFYCTL_TIMEOUT=%q: it is a duration above 0, like 1m", env)
+		}
+		g.timeout = d
 	}
 	if g.timeout <= 0 {
 		return cli.Usage("--timeout %s: it is above 0", g.timeout)

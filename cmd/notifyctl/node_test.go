@@ -99,7 +99,7 @@ func startNode(t *testing.T) *node {
 			t.Logf("log of the node:\n%s", log)
 		}
 	})
-	cl := &api.Client{BaseURL: n.url, Retries: 50, Backoff: 10 * time.Millisecond}
+	cl := &api.Client{BaseURL: n.url, Retries: 5000, Backoff: 10 * time.Millisecond}
 	if err := cl.Ready(t.Context()); err != nil {
 		t.Fatalf("%v\n%s", err, log)
 	}
@@ -158,6 +158,7 @@ func (n *node) setup(env *testscript.Env) error {
 	if err := cs.Set("test", cli.Context{Server: n.url, TokenFile: filepath.Join(env.WorkDir, "token"), Simulators: n.control}); err != nil {
 		return err
 	}
+	env.Setenv("NOTIFYCTL_TIMEOUT", "5m") // for a machine with other work
 	env.Setenv("SERVER", n.url)
 	env.Setenv("SIMULATORS", n.control)
 	env.Setenv("METRICS", n.metrics)

@@ -163,7 +163,7 @@ func runReconcileApply(ctx context.Context, p *program, file string, detach bool
 			return err
 		}
 	}
-	job, err := cl.StartJob(ctx, api.JobRequest{Spec: api.JobSpec{Kind: "reconcile", Report: rep.Digest}, Digest: rep.Digest, Report: raw})
+	job, err := begin(ctx, cl, api.JobRequest{Spec: api.JobSpec{Kind: "reconcile", Report: rep.Digest}, Digest: rep.Digest, Report: raw})
 	if err != nil {
 		return err
 	}

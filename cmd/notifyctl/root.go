@@ -54,7 +54,9 @@ Start a server with "notifyd dev", which also writes a context for notifyctl, an
 	root.SetHelpCommandGroupID(groupSetup)
 	root.SetCompletionCommandGroupID(groupSetup)
 	p.global.add(p, root)
-	root.PersistentPreRunE = func(*cobra.Command, []string) error { return p.global.check() }
+	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error {
+		return p.global.check(c.Flags().Changed("timeout"), p.getenv("NOTIFYCTL_TIMEOUT"))
+	}
 	cli.Polish(root)
 	return root
 }

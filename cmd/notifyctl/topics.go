@@ -53,6 +53,7 @@ or a distance such as +10m, -2h or "3d ago".`},
   NOTIFYCTL_SERVER      URL of the server                         --server
   NOTIFYCTL_TOKEN_FILE  file with the token                       --token-file
   NOTIFYCTL_TOKEN       the token itself
+  NOTIFYCTL_TIMEOUT     longest wait for an answer, like 1m       --timeout
   NO_COLOR              no colours                                --color never
   TZ                    zone of times written as local
   HTTPS_PROXY, HTTP_PROXY, NO_PROXY   proxies; never for loopback

@@ -76,7 +76,7 @@ func TestNothingPrivateIsTold(t *testing.T) {
 	tr := api.NewTransport(0)
 	defer tr.CloseIdleConnections()
 	cl := &api.Client{
-		BaseURL: "http://" + n.Addr(), HTTPClient: &http.Client{Transport: tr}, Retries: 50, Backoff: 10 * time.Millisecond,
+		BaseURL: "http://" + n.Addr(), HTTPClient: &http.Client{Transport: tr}, Retries: 5000, Backoff: 10 * time.Millisecond,
 		Token: func(context.Context) (string, error) { return token, nil },
 	}
 	if err := cl.Ready(t.Context()); err != nil {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/app"
 	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/durable"
 	"github.com/notifyd/notifyd/pkg/simulator"
 )
 
@@ -270,5 +271,5 @@ func (r running) write(dir string) error {
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(dir, runningFile), b, 0o600)
+	return durable.WriteFile(filepath.Join(dir, runningFile), b) // whole: scripts look for it
 }

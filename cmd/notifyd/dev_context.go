@@ -2,17 +2,16 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
-	"os"
 	"path/filepath"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/app"
 	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/durable"
 )
 
 // devToken signs a token for the developer, and keeps it in dir.
@@ -22,25 +21,7 @@ func devToken(dir string) (token string, err error) {
 	if err != nil {
 		return "", err
 	}
-	return token, replaceFile(filepath.Join(dir, "token"), []byte(token+"\n"))
-}
-
-// replaceFile writes a file of the developer's in one step: whoever reads it,
-// also after a power cut, finds the old content or the new.
-func replaceFile(name string, data []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(name), filepath.Base(name)+".*") // 0600
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	err = errors.Join(err, f.Sync(), f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), name)
-	}
-	if err != nil {
-		_ = os.Remove(f.Name()) // the error before it says more
-	}
-	return err
+	return token, durable.WriteFile(filepath.Join(dir, "token"), []byte(token+"\n"))
 }
 
 // devContext is the context of notifyctl that a dev server wrote.

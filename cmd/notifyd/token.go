@@ -1,10 +1,8 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -13,6 +11,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/app"
 	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/durable"
 	"github.com/notifyd/notifyd/pkg/server"
 )
 
@@ -61,32 +60,8 @@ func makeKey(path string) error {
 	if err != nil {
 		return err
 	}
-	return writeDurably(path, key)
-}
-
-// writeDurably makes a file that is whole or not there after a power cut: half
-// a key would keep notifyd from starting, and another key ends all tokens.
-func writeDurably(path string, data []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(path), ".new-*") // mode 0600
-	if err != nil {
-		return err
-	}
-	defer os.Remove(f.Name()) // nothing is there once it was renamed
-	_, err = f.Write(data)
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err != nil {
-		return err
-	}
-	if err := os.Rename(f.Name(), path); err != nil {
-		return err
-	}
-	dir, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
+	// Half a key would keep notifyd from starting, and another key ends all tokens.
+	return durable.WriteFile(path, key)
 }
 
 func sign(key, caller, issuer, audience string, scopes []string, ttl time.Duration) (string, error) {

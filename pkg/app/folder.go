@@ -13,6 +13,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"github.com/notifyd/notifyd/pkg/durable"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -104,7 +105,7 @@ func Locked(err error) bool {
 // MakeDataDir makes a folder that can be written to, or says
 // notify.KindUnavailable with code "data_dir".
 func MakeDataDir(dir string) error {
-	err := os.MkdirAll(dir, 0o700)
+	err := durable.MkdirAll(dir) // what is durable in it would be gone with its own name
 	if err == nil {
 		var probe *os.File
 		if probe, err = os.CreateTemp(dir, ".probe-*"); err == nil {

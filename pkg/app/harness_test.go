@@ -121,10 +121,18 @@ func runAs(t *testing.T, role string, cfg Config, s seams, prepare ...func(*Node
 			t.Logf("log of the node:\n%s", l.log)
 		}
 	})
-	if err := l.client.Ready(t.Context()); err != nil {
+	if err := started(t.Context(), l.client); err != nil {
 		t.Fatal(err)
 	}
 	return l
+}
+
+// started waits until a node is ready, however long that takes on a machine with
+// other work: the client's own tries are few, for tests of refusals.
+func started(ctx context.Context, cl *api.Client) error {
+	patient := *cl
+	patient.Retries = 5000
+	return patient.Ready(ctx)
 }
 
 // stop ends the node and returns what Run did, once.

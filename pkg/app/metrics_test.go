@@ -271,7 +271,7 @@ func runNode(t *testing.T) *Node {
 		BaseURL: "http://" + n.Addr(), HTTPClient: &http.Client{Transport: transport}, Retries: 100, Backoff: 10 * time.Millisecond,
 		Token: func(context.Context) (string, error) { return token, nil },
 	}
-	if err := cl.Ready(t.Context()); err != nil {
+	if err := started(t.Context(), cl); err != nil {
 		t.Fatal(err)
 	}
 	_, err = cl.Send(t.Context(), api.Notification{
@@ -283,7 +283,7 @@ func runNode(t *testing.T) *Node {
 	}
 	select {
 	case <-settled:
-	case <-time.After(30 * time.Second):
+	case <-time.After(3 * time.Minute):
 		t.Fatal("the push was not delivered")
 	}
 	return n

@@ -179,7 +179,7 @@ func TestSecondProcess(t *testing.T) {
 	if err := n.Close(); err != nil {
 		t.Error(err)
 	}
-	if err := l.client.Ready(t.Context()); err != nil {
+	if err := started(t.Context(), l.client); err != nil {
 		t.Errorf("the first: %v", err)
 	}
 }

@@ -65,6 +65,8 @@ type History interface {
 type Archiver struct {
 	cfg Config
 
+	unsure bool // of Once alone: a write of the row failed, and may have been done
+
 	mu   sync.Mutex
 	st   state
 	fail error // of the last run; nil: it was well
@@ -105,22 +107,43 @@ func Open(ctx context.Context, cfg Config) (*Archiver, error) {
 	if cfg.hit == nil {
 		cfg.hit = fault.Hit
 	}
-	a := &Archiver{cfg: cfg, st: state{Letters: map[string]uint64{}, History: map[string]int64{}}}
-	b, err := cfg.Meta.GetMeta(ctx, metaKey)
-	if err != nil {
+	a := &Archiver{cfg: cfg}
+	if err := a.load(ctx); err != nil {
 		return nil, err
 	}
-	if len(b) == 0 { // its age counts from now
-		a.st.Done = time.Now().UnixMilli()
-		if err := a.save(ctx, a.st); err != nil {
+	if a.st.Done == 0 { // there is no row: its age counts from now
+		st := a.st
+		st.Done = time.Now().UnixMilli()
+		if err := a.save(ctx, st); err != nil {
 			return nil, err
 		}
-		return a, nil
-	}
-	if err := json.Unmarshal(b, &a.st); err != nil {
-		return nil, fmt.Errorf("archive: the row of how far it is: %w", err)
 	}
 	return a, nil
+}
+
+// load takes the state of the row on.
+func (a *Archiver) load(ctx context.Context) error {
+	b, err := a.cfg.Meta.GetMeta(ctx, metaKey)
+	if err != nil {
+		return err
+	}
+	var st state
+	if len(b) > 0 {
+		if err := json.Unmarshal(b, &st); err != nil {
+			return fmt.Errorf("archive: the row of how far it is: %w", err)
+		}
+	}
+	// The row leaves out what is empty, and these are written to.
+	if st.Letters == nil {
+		st.Letters = map[string]uint64{}
+	}
+	if st.Pending != nil && st.Pending.Letters == nil {
+		st.Pending.Letters = map[string]uint64{}
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.st = st
+	return nil
 }
 
 // save writes the row and takes the state on.
@@ -130,6 +153,7 @@ func (a *Archiver) save(ctx context.Context, st state) error {
 		return err
 	}
 	if err := a.cfg.Meta.PutMeta(ctx, metaKey, b); err != nil {
+		a.unsure = true
 		return err
 	}
 	a.mu.Lock()
@@ -176,6 +200,12 @@ func (a *Archiver) Once(ctx context.Context) (err error) {
 		a.mu.Unlock()
 	}()
 	began := time.Now()
+	if a.unsure {
+		if err := a.load(ctx); err != nil {
+			return err
+		}
+		a.unsure = false
+	}
 	if a.st.Pending != nil {
 		if err := a.name(ctx); err != nil {
 			return err
@@ -325,22 +355,30 @@ func (a *Archiver) file(ctx context.Context, kind string, now time.Time, fill fu
 	st := a.st
 	st.Pending = p
 	a.cfg.hit("archive-before-pending")
+	w.kept = true // from here on the row may name it, also where writing that failed
 	if err := a.save(ctx, st); err != nil {
 		return err
 	}
-	w.kept = true
 	return a.name(ctx)
 }
 
-// name gives the pending file its name and its manifest, and moves on.
+// name gives the pending file its name and its manifest, and moves on. One that
+// is in the folder no more is forgotten, and its lines are written again: it may
+// have been moved away since it was named, or lost before, and twice is better
+// than not at all.
 func (a *Archiver) name(ctx context.Context) error {
-	p := a.st.Pending
+	p, st := a.st.Pending, a.st
 	a.cfg.hit("archive-before-name")
-	if err := publish(a.cfg.Dir, &p.Manifest); err != nil {
+	err := publish(a.cfg.Dir, &p.Manifest)
+	if errors.Is(err, errTaken) {
+		a.cfg.Logger.Warn("a file of the archive was taken away before it was noted, what it held is written again", "file", p.Manifest.File)
+		st.Files, st.Pending = p.Manifest.Number, nil
+		return a.save(ctx, st)
+	}
+	if err != nil {
 		return err
 	}
 	a.cfg.hit("archive-named")
-	st := a.st
 	st.Files, st.Letters, st.History, st.Pending = p.Manifest.Number, p.Letters, p.History, nil
 	if err := a.save(ctx, st); err != nil {
 		return err
@@ -349,63 +387,4 @@ func (a *Archiver) name(ctx context.Context) error {
 		a.cfg.Written(p.Manifest.Kind, p.Manifest.Lines)
 	}
 	return nil
-}
-
-// Status is how far the archive is.
-type Status struct {
-	Files uint64
-	// Age is how long ago the last run began that reached the end.
-	Age time.Duration
-	// Err is why the last run did not; nil: it did.
-	Err error
-	// Wait is how long what has aged out is kept for the archive.
-	Wait time.Duration
-}
-
-// Status returns how far the archive is.
-func (a *Archiver) Status(now time.Time) Status {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return Status{Files: a.st.Files, Age: now.Sub(time.UnixMilli(a.st.Done)), Err: a.fail, Wait: a.cfg.Wait}
-}
-
-// Positions is, of each partition, the offset below which everything is
-// archived.
-func (a *Archiver) Positions() map[history.Part]int64 {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return positions(a.st.History)
-}
-
-// purgeLook is how many dead letters that are not archived are looked at: with
-// more, nothing is purged before Wait is over.
-const purgeLook = 100_000
-
-// PurgeBefore is the latest Until, ms since 1970, up to which dead letters may be
-// purged at now: nothing that is not archived, unless Wait is over.
-func (a *Archiver) PurgeBefore(ctx context.Context, now time.Time) (int64, error) {
-	a.mu.Lock()
-	at := maps.Clone(a.st.Letters)
-	a.mu.Unlock()
-	bound := now.Add(-a.cfg.Wait).UnixMilli()
-	until, looked := now.UnixMilli(), 0
-	for _, caller := range a.cfg.Callers() {
-		for {
-			ds, err := a.cfg.Letters.Feed(ctx, caller, at[caller], 1000)
-			if err != nil {
-				return 0, err
-			}
-			if len(ds) == 0 {
-				break
-			}
-			for i := range ds {
-				until = min(until, ds[i].Until-1)
-				at[caller] = ds[i].Seq
-			}
-			if looked += len(ds); looked >= purgeLook || until <= bound {
-				return bound, nil
-			}
-		}
-	}
-	return until, nil
 }

@@ -446,3 +446,147 @@ func TestVerifyFinds(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+// die runs the archiver until it comes to a point, and kills it there.
+func die(t *testing.T, a *Archiver, at string) {
+	t.Helper()
+	a.cfg.hit = func(name string) {
+		if name == at {
+			runtime.Goexit()
+		}
+	}
+	killed, survived := make(chan struct{}), false
+	go func() {
+		defer close(killed)
+		_ = a.Once(t.Context())
+		survived = true
+	}()
+	<-killed
+	if survived {
+		t.Fatal("it was not killed")
+	}
+}
+
+// TestKilledBeforeTheFirstLetter dies over a file of outcomes when no dead letter
+// has ever been archived: the row says nothing of letters then.
+func TestKilledBeforeTheFirstLetter(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.add(t, 2)
+	letters := w.store
+	w.store = memory.New() // with the outcomes alone
+	for i := range w.past.envs {
+		rows, err := letters.Status().Chunk(t.Context(), w.past.envs[i].Chunk)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := w.store.Status().Put(t.Context(), rows); err != nil {
+			t.Fatal(err)
+		}
+	}
+	die(t, w.open(t, nil), "archive-before-name")
+	d := engine.DeadLetter{ID: notify.ID{Base: base(7)}, Caller: "shop", State: "dead", LastFailed: t0.UnixMilli(), Until: t0.UnixMilli() + 1}
+	if err := w.store.DeadLetters().Put(t.Context(), []engine.DeadLetter{d}); err != nil {
+		t.Fatal(err)
+	}
+	b := w.open(t, nil)
+	if until, err := b.PurgeBefore(t.Context(), t0.Add(time.Hour)); err != nil || until != t0.UnixMilli() {
+		t.Errorf("purged to %d, %v", until, err)
+	}
+	once(t, b)
+	if n, m := len(w.lines(t, Outcomes)), len(w.lines(t, DeadLetters)); n != 2 || m != 1 {
+		t.Errorf("%d outcomes and %d dead letters", n, m)
+	}
+	once(t, w.open(t, nil))
+}
+
+// metaUnheard does a write of the row, and says that it did not: so ends one
+// whose context ends while the store commits it.
+type metaUnheard struct {
+	engine.Meta
+	at int // which write; counted down
+}
+
+func (m *metaUnheard) PutMeta(ctx context.Context, name string, v []byte) error {
+	err := m.Meta.PutMeta(ctx, name, v)
+	if m.at--; m.at == 0 {
+		return context.Canceled
+	}
+	return err
+}
+
+// TestAnswerOfTheStoreIsLost goes on after a write of the row that was done and
+// not answered, in the same process and in the next one.
+func TestAnswerOfTheStoreIsLost(t *testing.T) {
+	t.Parallel()
+	for nth := 2; nth <= 6; nth++ { // the first is Open's
+		for _, restart := range []bool{false, true} {
+			w := newWorld(t)
+			w.add(t, 4)
+			w.meta = &metaUnheard{w.meta, nth}
+			a := w.open(t, nil)
+			if err := a.Once(t.Context()); err == nil {
+				t.Errorf("write %d: no error", nth)
+			}
+			w.add(t, 2)
+			if restart {
+				a = w.open(t, nil)
+			}
+			once(t, a)
+			w.want(t, 6)
+		}
+	}
+}
+
+// TestTakenAwayBeforeItWasNoted moves a file away that has its name, while the row
+// does not know of that: the archive goes on, and its lines are there twice.
+func TestTakenAwayBeforeItWasNoted(t *testing.T) {
+	t.Parallel()
+	for _, only := range []string{"data", "all"} {
+		w := newWorld(t)
+		w.add(t, 3)
+		die(t, w.open(t, nil), "archive-named")
+		ms, err := List(w.dir)
+		if err != nil || len(ms) != 1 {
+			t.Fatal(ms, err)
+		}
+		names := []string{ms[0].File}
+		if only == "all" {
+			names = append(names, ms[0].manifestName())
+		}
+		for _, name := range names {
+			if err := os.Remove(filepath.Join(w.dir, filepath.FromSlash(name))); err != nil {
+				t.Fatal(err)
+			}
+		}
+		w.add(t, 1)
+		b := w.open(t, nil)
+		once(t, b)
+		if only == "data" { // its manifest tells of it still
+			if err := os.Remove(filepath.Join(w.dir, filepath.FromSlash(ms[0].manifestName()))); err != nil {
+				t.Fatal(err)
+			}
+		}
+		w.want(t, 4)
+	}
+}
+
+// The row is read again after an answer that was lost: what it has moved past is
+// not written again, wherever its file is by then.
+func TestAnswerIsLostAndTheFileTakenAway(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.add(t, 4)
+	w.meta = &metaUnheard{w.meta, 3} // behind Open's and that of the pending letters: it moves on
+	a := w.open(t, nil)
+	if err := a.Once(t.Context()); err == nil || len(w.lines(t, DeadLetters)) != 8 {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(w.dir); err != nil {
+		t.Fatal(err)
+	}
+	once(t, a)
+	if n, m := len(w.lines(t, Outcomes)), len(w.lines(t, DeadLetters)); n != 4 || m != 0 {
+		t.Errorf("%d outcomes, and %d dead letters again", n, m)
+	}
+}

@@ -12,7 +12,9 @@
 // name and synced; then the row says which file it is and what it holds; then it
 // gets its name and its manifest; then the row moves on. Whoever is killed in
 // between either finds the row unchanged and writes the file anew, or finds it
-// named and finishes it: no line is left out, none is in two files.
+// named and finishes it: no line is left out, none is in two files. (Only where the
+// file was taken out of the folder before the row moved on, its lines are written
+// again.)
 //
 // A dead letter is archived when it has been indexed, an outcome when its record
 // has settled (Config.After): what a receipt says later is not in it. A receiver

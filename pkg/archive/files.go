@@ -19,6 +19,7 @@ import (
 
 	"github.com/klauspost/compress/zstd"
 
+	"github.com/notifyd/notifyd/pkg/durable"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -69,7 +70,7 @@ func create(dir, kind string, now time.Time, number uint64) (*writer, error) {
 		}
 	}
 	w.path = filepath.Join(dir, w.manifest.tmpName())
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	if err := durable.MkdirAll(dir); err != nil {
 		return nil, broken(err)
 	}
 	var err error
@@ -109,7 +110,7 @@ func (w *writer) seal() error {
 		err = w.f.Sync()
 	}
 	if err == nil {
-		err = syncDir(filepath.Dir(w.path))
+		err = durable.SyncDir(filepath.Dir(w.path))
 	}
 	if err != nil {
 		return broken(err)
@@ -129,17 +130,26 @@ func (w *writer) discard() {
 	}
 }
 
+// errTaken says of a file that it is under neither of its names any more.
+var errTaken = errors.New("the file is gone")
+
 // publish gives a sealed file its name and its manifest, durably. Done before,
-// it changes nothing.
+// it changes nothing. The error is errTaken where there is nothing to name.
 func publish(dir string, m *Manifest) error {
 	final := filepath.Join(dir, filepath.FromSlash(m.File))
 	folder := filepath.Dir(final)
-	if err := os.MkdirAll(folder, 0o700); err != nil {
+	if err := durable.MkdirAll(folder); err != nil {
 		return broken(err)
 	}
 	if err := os.Rename(filepath.Join(dir, m.tmpName()), final); err != nil {
-		if _, there := os.Stat(final); !errors.Is(err, fs.ErrNotExist) || there != nil {
+		_, there := os.Stat(final)
+		switch {
+		case !errors.Is(err, fs.ErrNotExist):
 			return broken(err)
+		case errors.Is(there, fs.ErrNotExist):
+			return errTaken
+		case there != nil:
+			return broken(there)
 		}
 	}
 	b, err := json.MarshalIndent(m, "", "  ")
@@ -147,40 +157,17 @@ func publish(dir string, m *Manifest) error {
 		return err
 	}
 	name := filepath.Join(dir, filepath.FromSlash(m.manifestName()))
-	if err := writeSynced(name, append(b, '\n')); err != nil {
+	if err := durable.WriteFile(name, append(b, '\n')); err != nil {
 		return broken(err)
 	}
-	for d := folder; ; d = filepath.Dir(d) { // each may be new
-		if err := syncDir(d); err != nil {
+	for d := folder; ; d = filepath.Dir(d) { // a crash may have left each new, and not durable
+		if err := durable.SyncDir(d); err != nil {
 			return broken(err)
 		}
 		if len(d) <= len(filepath.Clean(dir)) {
 			return nil
 		}
 	}
-}
-
-func writeSynced(name string, b []byte) error {
-	f, err := os.OpenFile(name+tmpSuffix, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(b)
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err != nil {
-		return err
-	}
-	return os.Rename(name+tmpSuffix, name)
-}
-
-func syncDir(name string) error {
-	d, err := os.Open(name)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
 }
 
 // clean removes what a crash left unfinished: nothing is pending.

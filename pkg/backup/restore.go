@@ -16,6 +16,7 @@ import (
 
 	"github.com/klauspost/compress/zstd"
 
+	"github.com/notifyd/notifyd/pkg/durable"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -38,7 +39,7 @@ func Restore(ctx context.Context, r io.Reader, dir string) (Manifest, error) {
 		return Manifest{}, unwritable(dir, err)
 	}
 	parent := filepath.Dir(dir)
-	if err := os.MkdirAll(parent, 0o700); err != nil {
+	if err := durable.MkdirAll(parent); err != nil {
 		return Manifest{}, unwritable(dir, err)
 	}
 	tmp, err := os.MkdirTemp(parent, filepath.Base(dir)+".restoring-*")
@@ -56,10 +57,7 @@ func Restore(ctx context.Context, r io.Reader, dir string) (Manifest, error) {
 	if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return m, unwritable(dir, err)
 	}
-	if err := os.Rename(tmp, dir); err != nil {
-		return m, unwritable(dir, err)
-	}
-	if err := syncFolder(parent); err != nil {
+	if err := durable.Rename(tmp, dir); err != nil {
 		return m, unwritable(dir, err)
 	}
 	return m, nil
@@ -200,14 +198,6 @@ func syncFolders(dir string) error {
 		if err != nil || !d.IsDir() {
 			return err
 		}
-		return syncFolder(path)
+		return durable.SyncDir(path)
 	})
-}
-
-func syncFolder(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
 }

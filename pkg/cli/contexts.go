@@ -11,6 +11,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/notifyd/notifyd/pkg/durable"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -99,11 +100,11 @@ func (c *Contexts) Use(name string) error {
 		return err
 	}
 	if was := c.Current(); was != "" && was != name {
-		if err := os.WriteFile(filepath.Join(c.state, "previous"), []byte(was+"\n"), 0o600); err != nil {
+		if err := durable.WriteFile(filepath.Join(c.state, "previous"), []byte(was+"\n")); err != nil {
 			return err
 		}
 	}
-	return os.WriteFile(filepath.Join(c.state, "context"), []byte(name+"\n"), 0o600)
+	return durable.WriteFile(filepath.Join(c.state, "context"), []byte(name+"\n"))
 }
 
 // Get returns a context by name.
@@ -147,12 +148,8 @@ func (c *Contexts) save() error {
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(filepath.Dir(c.file), 0o700); err != nil {
+	if err := durable.MkdirAll(filepath.Dir(c.file)); err != nil {
 		return err
 	}
-	tmp := c.file + ".tmp"
-	if err := os.WriteFile(tmp, b, 0o600); err != nil {
-		return err
-	}
-	return os.Rename(tmp, c.file)
+	return durable.WriteFile(c.file, b)
 }

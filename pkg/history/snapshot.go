@@ -3,11 +3,12 @@ package history
 import (
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/notifyd/notifyd/pkg/backup"
 )
 
 // Snapshot copies what is sealed into dir, a new folder on the same system: as
@@ -21,7 +22,7 @@ func (s *Store) Snapshot(dir string) error {
 	}
 	// The offsets first: they may tell of a segment, which must be in the copy
 	// then. One that is sealed later only moves them on.
-	err := copyFile(filepath.Join(s.cfg.Dir, offsetsName), filepath.Join(dir, offsetsName))
+	err := backup.Copy(filepath.Join(s.cfg.Dir, offsetsName), filepath.Join(dir, offsetsName))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return unavailable(err)
 	}
@@ -33,27 +34,9 @@ func (s *Store) Snapshot(dir string) error {
 		if _, ok := numOf(name); !ok || !strings.HasSuffix(name, fileSuffix) {
 			continue
 		}
-		from, to := s.path(name), filepath.Join(dir, name)
-		if os.Link(from, to) == nil {
-			continue
-		}
-		if err := copyFile(from, to); err != nil {
+		if err := backup.LinkOrCopy(s.path(name), filepath.Join(dir, name)); err != nil {
 			return unavailable(fmt.Errorf("%s: %w", name, err))
 		}
 	}
 	return nil
-}
-
-func copyFile(from, to string) error {
-	in, err := os.Open(from)
-	if err != nil {
-		return err
-	}
-	defer in.Close()
-	out, err := os.OpenFile(to, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = io.Copy(out, in)
-	return errors.Join(err, out.Close())
 }

@@ -28,14 +28,19 @@ func (m *Manager) Run(ctx context.Context) error {
 	defer wg.Wait()
 	t := time.NewTicker(4 * m.cfg.Poll)
 	defer t.Stop()
+	free := map[string]bool{} // cancelled jobs that hold no marks any more
 	for {
 		jobs, err := m.cfg.Jobs.List(ctx, 1<<20)
 		if err != nil && ctx.Err() == nil {
 			m.cfg.Logger.Warn("jobs cannot be listed", "err", err)
 		}
 		for i := range jobs {
-			if jobs[i].State == JobRunning {
-				m.start(ctx, &wg, jobs[i])
+			switch j := &jobs[i]; {
+			case j.State == JobRunning:
+				m.start(ctx, &wg, *j)
+			case j.State == JobCancelled && !free[j.ID]:
+				// Who cancelled it has gone, or the process has died, in between.
+				free[j.ID] = m.freed(ctx, j)
 			}
 		}
 		select {
@@ -47,6 +52,8 @@ func (m *Manager) Run(ctx context.Context) error {
 	}
 }
 
+func leaseOf(job string) string { return "ops-job/" + job }
+
 // start runs a job unless somebody does.
 func (m *Manager) start(ctx context.Context, wg *sync.WaitGroup, j engine.Job) {
 	m.mu.Lock()
@@ -54,7 +61,7 @@ func (m *Manager) start(ctx context.Context, wg *sync.WaitGroup, j engine.Job) {
 	if m.running[j.ID] != nil {
 		return
 	}
-	lease := "ops-job/" + j.ID
+	lease := leaseOf(j.ID)
 	got, err := m.cfg.Lease.Acquire(ctx, lease, m.cfg.Owner, leaseTime)
 	if err != nil || !got {
 		return // another process has it
@@ -63,10 +70,12 @@ func (m *Manager) start(ctx context.Context, wg *sync.WaitGroup, j engine.Job) {
 	m.running[j.ID] = ended
 	wg.Go(func() {
 		defer func() {
+			// While it still counts as running: the next runner's lease, of the same
+			// owner, must not be given away.
+			_ = m.cfg.Lease.Release(context.WithoutCancel(ctx), lease, m.cfg.Owner) // else it runs out
 			m.mu.Lock()
 			delete(m.running, j.ID)
 			m.mu.Unlock()
-			_ = m.cfg.Lease.Release(context.WithoutCancel(ctx), lease, m.cfg.Owner) // else it runs out
 			close(ended)
 			m.wake() // it may have been resumed meanwhile
 		}()

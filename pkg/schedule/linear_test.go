@@ -231,11 +231,7 @@ func answer(v View, err error) opOutput {
 }
 
 func (h *history) note(client int, in opInput, call int64, out opOutput) {
-	if out.code == "unknown" {
-		h.AddUnknown(client, in, call, out)
-		return
-	}
-	h.Add(client, in, call, out)
+	h.Note(client, in, call, out, out.code != "unknown")
 }
 
 // create schedules a notification, or a fan-out of a few chunks.
@@ -403,24 +399,9 @@ func TestLinearizable(t *testing.T) {
 	if testing.Short() {
 		histories = 10
 	}
-	total, kinds := 0, map[string]int{}
-	for seed := range histories {
-		ops := oneHistory(t, uint64(seed), nil)
-		total += len(ops)
-		for _, op := range ops {
-			kinds[op.Input.(opInput).what+" "+op.Output.(opOutput).code]++
-		}
-		enginetest.CheckHistory(t, scheduleModel, ops, fmt.Sprintf("schedule-%d", seed))
-		if t.Failed() {
-			t.Fatalf("seed %d", seed)
-		}
-	}
-	t.Logf("%d histories, %d operations: %v", histories, total, kinds)
-	for _, kind := range []string{"create ok", "cancel ok", "cancel too_late", "cancel unknown", "move ok", "move too_late", "move cancelled", "move unknown", "get ok", "decide ok", "release ok"} {
-		if kinds[kind] == 0 {
-			t.Errorf("no %s in any history", kind)
-		}
-	}
+	enginetest.CheckHistories(t, scheduleModel, "schedule", histories, func(seed uint64) []porcupine.Operation { return oneHistory(t, seed, nil) },
+		func(in, out any) string { return in.(opInput).what + " " + out.(opOutput).code },
+		"create ok", "cancel ok", "cancel too_late", "cancel unknown", "move ok", "move too_late", "move cancelled", "move unknown", "get ok", "decide ok", "release ok")
 }
 
 // lax is a store whose swaps always win: the compare is missing.
@@ -437,11 +418,7 @@ func (l lax) Swap(ctx context.Context, _ uint64, next engine.ScheduleHead) (engi
 // The checker finds what it is there to find.
 func TestLinearizableCatches(t *testing.T) {
 	t.Parallel()
-	for seed := range uint64(20) {
-		ops := oneHistory(t, seed, func(h *history, _ *timer.Config) { h.lax = true })
-		if porcupine.CheckOperationsTimeout(scheduleModel, ops, 30*time.Second) == porcupine.Illegal {
-			return
-		}
-	}
-	t.Error("20 histories without compare and swap, and none was found illegal")
+	enginetest.CheckFindsIllegal(t, scheduleModel, 20, func(seed uint64) []porcupine.Operation {
+		return oneHistory(t, seed, func(h *history, _ *timer.Config) { h.lax = true })
+	})
 }

@@ -14,10 +14,7 @@ func (s *Server) conservation(x *exchange) error {
 		return &notify.Error{Kind: notify.KindUnavailable, Code: "audit_unavailable", Msg: "this server's roles do not include what answers this"}
 	}
 	q := x.query()
-	ms, err := q.moment("since")
-	if err != nil {
-		return err
-	}
+	ms := q.moment("since")
 	if err := q.rest(); err != nil {
 		return err
 	}

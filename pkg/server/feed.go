@@ -19,18 +19,9 @@ const maxWait = 30 * time.Second
 // it answers as soon as there is one, so that a service can follow it.
 func (s *Server) failedFeed(x *exchange) error {
 	q := x.query()
-	after, err := q.unsigned("after")
-	if err != nil {
-		return err
-	}
-	limit, err := q.number("limit", int64(s.cfg.PageSize), int64(s.cfg.MaxPageSize))
-	if err != nil {
-		return err
-	}
-	wait, err := q.span("wait", maxWait)
-	if err != nil {
-		return err
-	}
+	after := q.unsigned("after")
+	limit := q.pageSize(&s.cfg)
+	wait := q.span("wait", maxWait)
 	if err := q.rest(); err != nil {
 		return err
 	}

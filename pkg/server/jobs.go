@@ -84,10 +84,7 @@ func (s *Server) listJobs(x *exchange) error {
 		return err
 	}
 	q := x.query()
-	limit, err := q.number("limit", int64(s.cfg.PageSize), int64(s.cfg.MaxPageSize))
-	if err != nil {
-		return err
-	}
+	limit := q.pageSize(&s.cfg)
 	if err := q.rest(); err != nil {
 		return err
 	}
@@ -119,14 +116,8 @@ func (s *Server) jobReport(x *exchange) error {
 		return err
 	}
 	q := x.query()
-	limit, err := q.number("limit", int64(s.cfg.PageSize), int64(s.cfg.MaxPageSize))
-	if err != nil {
-		return err
-	}
-	after, err := q.unsigned("after")
-	if err != nil {
-		return err
-	}
+	limit := q.pageSize(&s.cfg)
+	after := q.unsigned("after")
 	if err := q.rest(); err != nil {
 		return err
 	}
@@ -171,10 +162,7 @@ func (s *Server) topDeadLetters(x *exchange) error {
 		return err
 	}
 	q := x.query()
-	limit, err := q.number("limit", 20, 200)
-	if err != nil {
-		return err
-	}
+	limit := q.number("limit", 20, 200)
 	if err := q.rest(); err != nil {
 		return err
 	}
@@ -258,15 +246,9 @@ func (s *Server) listAudit(x *exchange) error {
 		return notify.Unavailable("audit", 0, nil)
 	}
 	q := x.query()
-	limit, err := q.number("limit", int64(s.cfg.PageSize), int64(s.cfg.MaxPageSize))
-	if err != nil {
-		return err
-	}
+	limit := q.pageSize(&s.cfg)
 	named := x.r.URL.Query().Has("after")
-	after, err := q.unsigned("after")
-	if err != nil {
-		return err
-	}
+	after := q.unsigned("after")
 	if err := q.rest(); err != nil {
 		return err
 	}

@@ -34,10 +34,7 @@ func fullLetter(d *engine.DeadLetter) api.DeadLetter {
 
 func (s *Server) listDeadLetters(x *exchange) error {
 	q := x.query()
-	limit, err := q.number("limit", int64(s.cfg.PageSize), int64(s.cfg.MaxPageSize))
-	if err != nil {
-		return err
-	}
+	limit := q.pageSize(&s.cfg)
 	f := engine.DeadLetterFilter{
 		Caller: q.text("caller"), Channel: q.text("channel"), Category: q.text("category"), Class: q.text("class"),
 		Code: q.text("code"), Provider: q.text("provider"), Template: q.text("template"), State: q.text("state"),
@@ -47,12 +44,8 @@ func (s *Server) listDeadLetters(x *exchange) error {
 	}
 	since := x.r.URL.Query().Get("since")
 	until := x.r.URL.Query().Get("until")
-	if f.Since, err = q.moment("since"); err != nil {
-		return err
-	}
-	if f.Until, err = q.moment("until"); err != nil {
-		return err
-	}
+	f.Since = q.moment("since")
+	f.Until = q.moment("until")
 	more := ops.Filter{Attempts: q.text("attempts"), Where: q.text("where")}
 	bound := []string{"dead", more.Attempts, more.Where, f.Caller, f.Channel, f.Category, f.Class, f.Code, f.Provider, f.Template, f.State, since, until, x.id.Caller}
 	cursor, err := s.cursors.open(q.text("cursor"), bound...)
@@ -124,10 +117,7 @@ func (s *Server) getDeadLetter(x *exchange) error {
 	}
 	q := x.query()
 	named := x.r.URL.Query().Has("epoch")
-	epoch, err := q.unsigned("epoch")
-	if err != nil {
-		return err
-	}
+	epoch := q.unsigned("epoch")
 	if epoch > 1<<16-1 {
 		return notify.Invalid("out_of_range", "epoch", "must be a number from 0 to 65,535")
 	}

@@ -11,7 +11,7 @@ import (
 )
 
 // query reads a request's parameters strictly: each at most once, and none
-// that the route does not have.
+// that the route does not have. What was read counts once rest has returned nil.
 type query struct {
 	values url.Values
 	err    error
@@ -24,7 +24,7 @@ func (x *exchange) query() *query {
 	}
 	var err error
 	if q.values, err = url.ParseQuery(x.r.URL.RawQuery); err != nil {
-		q.err = notify.Invalid(api.CodeMalformed, "", "the query cannot be read")
+		q.wrong(api.CodeMalformed, "", "the query cannot be read")
 	}
 	return q
 }
@@ -49,36 +49,48 @@ func (q *query) text(name string) string {
 		return ""
 	}
 	delete(q.values, name)
-	if len(vs) > 1 && q.err == nil {
-		q.err = notify.Invalid("duplicate_key", name, "the parameter is given twice")
+	if len(vs) > 1 {
+		q.wrong("duplicate_key", name, "the parameter is given twice")
 	}
 	return vs[0]
 }
 
+// wrong keeps the first thing that is wrong, which rest returns.
+func (q *query) wrong(code, name, rule string) {
+	if q.err == nil {
+		q.err = notify.Invalid(code, name, rule)
+	}
+}
+
 // number takes a number from 1 to most; def when it is not there.
-func (q *query) number(name string, def, most int64) (int64, error) {
+func (q *query) number(name string, def, most int64) int64 {
 	s := q.text(name)
 	if s == "" {
-		return def, nil
+		return def
 	}
 	n, err := strconv.ParseInt(s, 10, 64)
 	if err != nil || n < 1 || n > most {
-		return 0, notify.Invalid("out_of_range", name, "must be a number from 1 to "+strconv.FormatInt(most, 10))
+		q.wrong("out_of_range", name, "must be a number from 1 to "+strconv.FormatInt(most, 10))
 	}
-	return n, nil
+	return n
+}
+
+// pageSize takes how many items a page is to have.
+func (q *query) pageSize(cfg *Config) int64 {
+	return q.number("limit", int64(cfg.PageSize), int64(cfg.MaxPageSize))
 }
 
 // unsigned takes a number from 0 on; 0 when it is not there.
-func (q *query) unsigned(name string) (uint64, error) {
+func (q *query) unsigned(name string) uint64 {
 	s := q.text(name)
 	if s == "" {
-		return 0, nil
+		return 0
 	}
 	n, err := strconv.ParseUint(s, 10, 64)
 	if err != nil {
-		return 0, notify.Invalid("out_of_range", name, "must be a number from 0 on")
+		q.wrong("out_of_range", name, "must be a number from 0 on")
 	}
-	return n, nil
+	return n
 }
 
 // lastMoment is the end of the year 9999, in ms since 1970: as far as RFC 3339 goes,
@@ -86,35 +98,36 @@ func (q *query) unsigned(name string) (uint64, error) {
 const lastMoment = 253_402_300_799_999
 
 // moment takes a time, as ms since 1970; 0 when it is not there.
-func (q *query) moment(name string) (int64, error) {
+func (q *query) moment(name string) int64 {
 	s := q.text(name)
 	if s == "" {
-		return 0, nil
+		return 0
 	}
 	t, err := time.Parse(time.RFC3339, s)
 	if err != nil {
-		return 0, notify.Invalid("bad_time", name, "must be a time of RFC 3339, e.g. 2026-01-02T15:04:05Z")
+		q.wrong("bad_time", name, "must be a time of RFC 3339, e.g. 2026-01-02T15:04:05Z")
 	}
-	if ms := t.UnixMilli(); ms > 0 && ms <= lastMoment {
-		return ms, nil
+	ms := t.UnixMilli()
+	if err == nil && (ms <= 0 || ms > lastMoment) {
+		q.wrong("out_of_range", name, "must be a time from 1970 to 9999, in UTC")
 	}
-	return 0, notify.Invalid("out_of_range", name, "must be a time from 1970 to 9999, in UTC")
+	return ms
 }
 
 // span takes a duration, "30s", or a number of seconds, up to most.
-func (q *query) span(name string, most time.Duration) (time.Duration, error) {
+func (q *query) span(name string, most time.Duration) time.Duration {
 	s := q.text(name)
 	if s == "" {
-		return 0, nil
+		return 0
 	}
 	d, err := time.ParseDuration(s)
 	if n, nerr := strconv.ParseUint(s, 10, 16); nerr == nil {
 		d, err = time.Duration(n)*time.Second, nil
 	}
 	if err != nil || d < 0 || d > most {
-		return 0, notify.Invalid("out_of_range", name, "must be from 0s to "+most.String())
+		q.wrong("out_of_range", name, "must be from 0s to "+most.String())
 	}
-	return d, nil
+	return d
 }
 
 // rest is the error of what was taken, and of what nobody took.

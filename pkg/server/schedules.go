@@ -233,10 +233,7 @@ func (s *Server) listSchedules(x *exchange) error {
 		return notify.Unavailable("schedules", 0, nil)
 	}
 	q := x.query()
-	limit, err := q.number("limit", 100, 1000)
-	if err != nil {
-		return err
-	}
+	limit := q.number("limit", 100, 1000)
 	status := q.text("status")
 	if status != "" && status != notify.Scheduled.String() && status != notify.Cancelled.String() {
 		return notify.Invalid("bad_status", "status", "is SCHEDULED or CANCELLED")
@@ -244,6 +241,7 @@ func (s *Server) listSchedules(x *exchange) error {
 	user := q.text("user")
 	var after notify.Base
 	if c := q.text("cursor"); c != "" {
+		var err error
 		if after, err = notify.ParseBase(c); err != nil {
 			return notify.Invalid("bad_cursor", "cursor", "not the cursor of a page before")
 		}
@@ -295,14 +293,8 @@ func (s *Server) forecast(x *exchange) error {
 		return notify.Unavailable("schedules", 0, nil)
 	}
 	q := x.query()
-	from, err := q.moment("from")
-	if err != nil {
-		return err
-	}
-	to, err := q.moment("to")
-	if err != nil {
-		return err
-	}
+	from := q.moment("from")
+	to := q.moment("to")
 	if err := q.rest(); err != nil {
 		return err
 	}

@@ -155,10 +155,7 @@ func (t *tally) byName() map[string]int {
 // whole, so that a part that is missing is missed.
 func (x *exchange) summarise(out *api.Summary, bases []notify.Base) error {
 	q := x.query()
-	limit, err := q.number("limit", int64(x.srv.cfg.CountLimit), 10*int64(x.srv.cfg.CountLimit))
-	if err != nil {
-		return err
-	}
+	limit := q.number("limit", int64(x.srv.cfg.CountLimit), 10*int64(x.srv.cfg.CountLimit))
 	from, err := parsePlace(q.text("after"), len(bases))
 	if err != nil {
 		return err

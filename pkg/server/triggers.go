@@ -111,10 +111,7 @@ func (s *Server) listTriggers(x *exchange) error {
 		return err
 	}
 	q := x.query()
-	limit, err := q.number("limit", int64(s.cfg.PageSize), int64(min(s.cfg.MaxPageSize, trigger.MaxPage)))
-	if err != nil {
-		return err
-	}
+	limit := q.number("limit", int64(s.cfg.PageSize), int64(min(s.cfg.MaxPageSize, trigger.MaxPage)))
 	var state engine.TriggerState
 	if name := q.text("status"); name != "" {
 		var ok bool
@@ -131,6 +128,7 @@ func (s *Server) listTriggers(x *exchange) error {
 		return err
 	}
 	var rows []engine.Trigger
+	var err error
 	if caller == "" {
 		rows, err = s.deps.Triggers.ListAll(x.r.Context(), state, after, int(limit))
 	} else {

@@ -80,10 +80,7 @@ func (s *Server) userHistory(x *exchange) error {
 		return err
 	}
 	q := x.query()
-	limit, err := q.number("limit", int64(s.cfg.PageSize), int64(s.cfg.MaxPageSize))
-	if err != nil {
-		return err
-	}
+	limit := q.pageSize(&s.cfg)
 	only := x.id.Caller
 	if x.operator() {
 		only = q.text("caller")

@@ -103,12 +103,11 @@ func TestClose(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, a := range []string{addrs.APNs, addrs.FCM, addrs.Twilio, addrs.SendGrid, addrs.Control} {
-		l, err := net.Listen("tcp", a)
-		if err != nil {
-			t.Errorf("%s is still taken: %v", a, err)
-			continue
+		// Whoever dials out may be given the port meanwhile, but does not listen there.
+		if c, err := net.Dial("tcp", a); err == nil {
+			c.Close()
+			t.Errorf("%s is still served", a)
 		}
-		l.Close()
 	}
 	if s.Run(context.Background()) == nil {
 		t.Error("Run after Close")

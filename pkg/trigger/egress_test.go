@@ -114,12 +114,38 @@ func serveAt(t testing.TB, address string, h http.HandlerFunc) (port string, l *
 	if err != nil {
 		t.Fatal(err)
 	}
-	l = &listener{Listener: raw}
+	_, port, _ = net.SplitHostPort(raw.Addr().String())
+	return port, serveOn(t, raw, h)
+}
+
+func serveOn(t testing.TB, raw net.Listener, h http.HandlerFunc) *listener {
+	l := &listener{Listener: raw}
 	s := &httptest.Server{Listener: l, Config: &http.Server{Handler: h, ErrorLog: log.New(io.Discard, "", 0)}}
 	s.Start()
 	t.Cleanup(s.Close)
-	_, port, _ = net.SplitHostPort(raw.Addr().String())
-	return port, l
+	return l
+}
+
+// serveAtBoth starts receivers at one port of two addresses: one that is free at the
+// first may be somebody else's at the second.
+func serveAtBoth(t testing.TB, a, b string, h http.HandlerFunc) (port string, la, lb *listener) {
+	t.Helper()
+	var lc net.ListenConfig
+	for range 100 {
+		second, err := lc.Listen(t.Context(), "tcp", b+":0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, port, _ := net.SplitHostPort(second.Addr().String())
+		first, err := lc.Listen(t.Context(), "tcp", a+":"+port)
+		if err != nil {
+			second.Close()
+			continue
+		}
+		return port, serveOn(t, first, h), serveOn(t, second, h)
+	}
+	t.Fatal("no port is free at both addresses")
+	return "", nil, nil
 }
 
 func fine(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "fine") }
@@ -219,8 +245,7 @@ func TestRebinding(t *testing.T) {
 // Of a name with several addresses only the allowed ones are called.
 func TestMixedAddresses(t *testing.T) {
 	t.Parallel()
-	port, bad := serveAt(t, "127.0.0.1:0", fine)
-	_, good := serveAt(t, "127.0.0.2:"+port, fine)
+	port, bad, good := serveAtBoth(t, "127.0.0.1", "127.0.0.2", fine)
 	ns := &nameServer{answers: map[string][][]string{"mixed.test": {{"127.0.0.1", "10.0.0.1", "127.0.0.2"}}}}
 	p := EgressPolicy{Allow: prefixes("127.0.0.2/32"), AnyPort: true, Plain: true}
 	e := egress(t, EgressConfig{Policy: p, Resolver: ns.resolver()})
@@ -398,9 +423,8 @@ func TestBrokenAnswers(t *testing.T) {
 	f(raw("nonsense\r\n\r\n"), ClassRetry)
 	f(raw("HTTP/1.1 200 OK\r\nX: "+strings.Repeat("x", 1<<20)+"\r\n\r\n"), ClassRetry)
 	f(raw("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort"), ClassOK) // the status is the answer
-	gone, l := serveAt(t, "127.0.0.1:0", fine)
-	l.Close()
-	if r := post(t, e, "http://127.0.0.1:"+gone+"/"); r.class != ClassConnect {
+	// Port 1: one that was free a moment ago may be somebody else's by now.
+	if r := post(t, e, "http://127.0.0.1:1/"); r.class != ClassConnect {
 		t.Errorf("nobody there: %+v", r)
 	}
 	ns := &nameServer{}

@@ -99,11 +99,7 @@ func step(s modelState, in opInput) (modelState, bool) {
 
 // record notes what a client knows after an answer.
 func (h *history) record(client int, in opInput, call int64, out opOutput) {
-	if out.code == "unknown" {
-		h.AddUnknown(client, in, call, out)
-		return
-	}
-	h.Add(client, in, call, out)
+	h.Note(client, in, call, out, out.code != "unknown")
 }
 
 // history is a plant whose stores are slow and fail now and then, with clients
@@ -303,24 +299,9 @@ func TestLinearizable(t *testing.T) {
 	if testing.Short() {
 		histories = 10
 	}
-	total, kinds := 0, map[string]int{}
-	for seed := range histories {
-		ops := oneHistory(t, uint64(seed), nil)
-		total += len(ops)
-		for _, op := range ops {
-			kinds[op.Input.(opInput).what+" "+op.Output.(opOutput).code]++
-		}
-		enginetest.CheckHistory(t, triggerModel, ops, fmt.Sprintf("trigger-%d", seed))
-		if t.Failed() {
-			t.Fatalf("seed %d", seed)
-		}
-	}
-	t.Logf("%d histories, %d operations: %v", histories, total, kinds)
-	for _, kind := range []string{"create ok", "cancel ok", "cancel too_late", "cancel trigger_fired", "reschedule ok", "reschedule too_late", "get ok", "claim ok", "settle ok"} {
-		if kinds[kind] == 0 {
-			t.Errorf("no %s in any history", kind)
-		}
-	}
+	enginetest.CheckHistories(t, triggerModel, "trigger", histories, func(seed uint64) []porcupine.Operation { return oneHistory(t, seed, nil) },
+		func(in, out any) string { return in.(opInput).what + " " + out.(opOutput).code },
+		"create ok", "cancel ok", "cancel too_late", "cancel trigger_fired", "reschedule ok", "reschedule too_late", "get ok", "claim ok", "settle ok")
 }
 
 // lax is a store whose swaps always win: the compare is missing.
@@ -346,13 +327,9 @@ func (l lax) Swap(ctx context.Context, ss []engine.TriggerSwap) ([]bool, error) 
 // The checker finds what it is there to find.
 func TestLinearizableCatches(t *testing.T) {
 	t.Parallel()
-	for seed := range uint64(20) {
-		ops := oneHistory(t, seed, func(h *history) {
+	enginetest.CheckFindsIllegal(t, triggerModel, 20, func(seed uint64) []porcupine.Operation {
+		return oneHistory(t, seed, func(h *history) {
 			h.cfg.Triggers, h.scfg.Triggers = lax{h.cfg.Triggers}, lax{h.scfg.Triggers}
 		})
-		if porcupine.CheckOperationsTimeout(triggerModel, ops, 30*time.Second) == porcupine.Illegal {
-			return
-		}
-	}
-	t.Error("20 histories without compare and swap, and none was found illegal")
+	})
 }

@@ -5,6 +5,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/singleflight"
+
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -37,7 +39,9 @@ func ask[T any](q *questions, p *part[T], question func() (T, error)) {
 // while, so that pages left open cost little. It is the same for everybody who
 // may look.
 type remembered[T any] struct {
-	mu    sync.Mutex
+	asking singleflight.Group
+
+	mu    sync.Mutex // never held over a question
 	v     T
 	until time.Time
 }
@@ -47,20 +51,35 @@ const (
 	rememberTimes = 20 // an answer is kept this many times as long as it took
 )
 
+// get answers from memory, or asks. Who comes meanwhile waits for the same answer,
+// also where it is an error: a question that takes its time and fails is not asked
+// by each of them in turn.
 func (r *remembered[T]) get(now func() time.Time, question func() (T, error)) (T, error) {
+	if v, ok := r.known(now()); ok {
+		return v, nil
+	}
+	v, err, _ := r.asking.Do("", func() (any, error) {
+		began := now()
+		if v, ok := r.known(began); ok { // another's answer has just come
+			return v, nil
+		}
+		v, err := question()
+		if err != nil {
+			return v, err
+		}
+		done := now()
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.v, r.until = v, done.Add(max(rememberFor, rememberTimes*done.Sub(began)))
+		return v, nil
+	})
+	return v.(T), err
+}
+
+func (r *remembered[T]) known(at time.Time) (v T, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	began := now()
-	if began.Before(r.until) {
-		return r.v, nil
-	}
-	v, err := question()
-	if err != nil {
-		return v, err
-	}
-	done := now()
-	r.v, r.until = v, done.Add(max(rememberFor, rememberTimes*done.Sub(began)))
-	return v, nil
+	return r.v, at.Before(r.until)
 }
 
 // failedSince asks how dead letters of the last while failed.

@@ -82,7 +82,7 @@ func start(dir string) (*server, error) {
 	if out, err := build.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("%w: %s", err, out)
 	}
-	s.cmd = s.command(context.Background(), "notifyd", "dev", "--data-dir", filepath.Join(dir, "dev"), "--port", "0")
+	s.cmd = s.command(context.Background(), "notifyd", "dev", "--data-dir", filepath.Join(dir, "dev"), "--port", "0", "--ready-timeout", "10m")
 	var log bytes.Buffer
 	s.cmd.Stderr = &log
 	var err error
@@ -117,7 +117,7 @@ func (s *server) stop() {
 
 func (s *server) command(ctx context.Context, name string, args ...string) *exec.Cmd {
 	c := exec.CommandContext(ctx, filepath.Join(s.bin, name), args...)
-	c.Env = append(os.Environ(), "XDG_CONFIG_HOME="+s.dir+"/config", "XDG_STATE_HOME="+s.dir+"/state", "XDG_DATA_HOME="+s.dir+"/data", "HOME="+s.dir)
+	c.Env = append(os.Environ(), "XDG_CONFIG_HOME="+s.dir+"/config", "XDG_STATE_HOME="+s.dir+"/state", "XDG_DATA_HOME="+s.dir+"/data", "HOME="+s.dir, "NOTIFYCTL_TIMEOUT="+patience.String())
 	return c
 }
 

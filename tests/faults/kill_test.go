@@ -32,7 +32,7 @@ func TestKillBetweenReservationAndAppend(t *testing.T) {
 	}
 	select {
 	case <-first.exited:
-	case <-time.After(10 * time.Second):
+	case <-time.After(patience):
 		t.Fatal("the process did not die")
 	}
 	second := w.process(bin, "")
@@ -64,7 +64,7 @@ func (w *world) process(bin, faults string) *process {
 	w.t.Helper()
 	data := filepath.Join(w.dir, "process")
 	_ = os.Remove(filepath.Join(data, "running.json"))
-	c := exec.Command(bin, "dev", "--data-dir", data, "--port", "0", "--simulator-dir", filepath.Join(w.dir, "simulator"), "--context", "", "--seed", "none")
+	c := exec.Command(bin, "dev", "--data-dir", data, "--port", "0", "--simulator-dir", filepath.Join(w.dir, "simulator"), "--context", "", "--seed", "none", "--ready-timeout", "0")
 	c.Env = append(os.Environ(), "NOTIFYD_FAULT="+faults)
 	log := &output{}
 	c.Stdout, c.Stderr = log, log

@@ -88,6 +88,9 @@ func newWorld(t *testing.T, sc simulator.Config, change ...func(*app.Config)) *w
 	return w
 }
 
+// patience bounds what is waited for. It is no figure.
+const patience = 3 * time.Minute
+
 // node is one life of notifyd.
 type node struct {
 	*api.Client
@@ -143,17 +146,17 @@ func (w *world) start(role string) *node {
 	return n
 }
 
-// eventually asks until ok, for 20 seconds.
+// eventually asks until ok, for a few minutes: the machine may have other work.
 func (n *node) eventually(what string, ok func() bool) {
 	n.w.t.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
-	deadline := time.After(20 * time.Second)
+	deadline := time.After(patience)
 	for !ok() {
 		select {
 		case <-tick.C:
 		case <-deadline:
-			n.w.t.Fatalf("not within 20 s: %s", what)
+			n.w.t.Fatalf("not within %s: %s", patience, what)
 		}
 	}
 }

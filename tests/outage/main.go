@@ -11,7 +11,6 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/signal"
 	"strings"
 	"time"
 
@@ -25,7 +24,6 @@ type options struct {
 	ontime float64
 	keep   bool
 	mutant string
-	dir    string
 }
 
 func (o *options) rateName() string {
@@ -81,32 +79,13 @@ func main() {
 	flag.BoolVar(&o.keep, "keep", false, "keep the data and the log")
 	flag.StringVar(&o.mutant, "mutant", "", "break a mechanism first: no-catch-up, slow, early")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	ok, err := run(ctx, o)
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "outage:", err)
-		os.Exit(2)
-	}
-	if !ok {
-		os.Exit(1)
-	}
+	victim.Main("outage", o.keep, o.run)
 }
 
-func run(ctx context.Context, o options) (ok bool, err error) {
+func (o *options) run(ctx context.Context, dir string) (ok bool, err error) {
 	if o.n < 1 || o.rate < 0 || o.ontime <= 0 || o.stop < leastStop {
 		return false, fmt.Errorf("-n and -ontime must be above 0, -rate 0 or above, -stop %s or more", leastStop)
 	}
-	if o.dir, err = os.MkdirTemp("", "notifyd-outage-"); err != nil {
-		return false, err
-	}
-	defer func() {
-		if o.keep || !ok {
-			fmt.Println("data and log are in", o.dir)
-		} else {
-			_ = os.RemoveAll(o.dir)
-		}
-	}()
 	fmt.Printf("outage  n=%d  stop=%s  catch_up_rate=%s  ontime=%g/s  mutant=%q  load=%s\n", o.n, o.stop, o.rateName(), o.ontime, o.mutant, loadAverage())
 	var broken *victim.Mutant
 	if o.mutant != "" {
@@ -116,7 +95,7 @@ func run(ctx context.Context, o options) (ok bool, err error) {
 		}
 		broken = &m
 	}
-	bin, err := victim.Build(ctx, ".", o.dir, broken)
+	bin, err := victim.Build(ctx, ".", dir, broken)
 	if err != nil {
 		return false, err
 	}
@@ -124,7 +103,7 @@ func run(ctx context.Context, o options) (ok bool, err error) {
 	if o.rate > 0 {
 		args = []string{"--set", fmt.Sprintf("timers.catch_up_rate=%d", o.rate)}
 	}
-	v, err := victim.New(ctx, victim.Config{Bin: bin, Dir: o.dir, Args: args})
+	v, err := victim.New(ctx, victim.Config{Bin: bin, Dir: dir, Args: args})
 	defer v.End()
 	if err != nil {
 		return false, err
@@ -132,7 +111,7 @@ func run(ctx context.Context, o options) (ok bool, err error) {
 	if err := v.Start(ctx, ""); err != nil {
 		return false, err
 	}
-	r := &rig{v: v, o: o, due: map[string]promise{}}
+	r := &rig{v: v, o: *o, due: map[string]promise{}}
 	return r.run(ctx)
 }
 

@@ -10,8 +10,6 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
-	"os"
-	"os/signal"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
@@ -36,30 +34,10 @@ func main() {
 	flag.DurationVar(&o.planLimit, "plan-limit", 2*time.Second, "longest time of the plan")
 	flag.DurationVar(&o.drain, "drain", 3*time.Minute, "longest wait for a step")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	ok, err := run(ctx, o)
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "replay:", err)
-		os.Exit(2)
-	}
-	if !ok {
-		os.Exit(1)
-	}
+	victim.Main("replay", false, o.run)
 }
 
-func run(ctx context.Context, o options) (ok bool, err error) {
-	dir, err := os.MkdirTemp("", "notifyd-replay-")
-	if err != nil {
-		return false, err
-	}
-	defer func() {
-		if ok {
-			_ = os.RemoveAll(dir)
-		} else {
-			fmt.Println("data and logs are in", dir)
-		}
-	}()
+func (o *options) run(ctx context.Context, dir string) (ok bool, err error) {
 	fmt.Printf("replay  letters=%d  kills=%d  rate=%.0f/s  seed=%d\n", o.letters, o.kills, o.rate, o.seed)
 	bin, err := victim.Build(ctx, ".", dir, nil)
 	if err != nil {
@@ -78,7 +56,7 @@ func run(ctx context.Context, o options) (ok bool, err error) {
 	}
 	cl := v.Client()
 	cl.Retries = 100
-	if err := fail(ctx, cl, &o); err != nil {
+	if err := fail(ctx, cl, o); err != nil {
 		return false, err
 	}
 
@@ -94,7 +72,7 @@ func run(ctx context.Context, o options) (ok bool, err error) {
 	// The provider still refuses: the canary stops the job.
 	job, err := cl.StartJob(ctx, req)
 	if err == nil {
-		job, err = wait(ctx, cl, job.ID, &o, func(j *api.Job) bool { return j.State != "running" })
+		job, err = wait(ctx, cl, job.ID, o, func(j *api.Job) bool { return j.State != "running" })
 	}
 	if err != nil {
 		return false, err
@@ -114,7 +92,7 @@ func run(ctx context.Context, o options) (ok bool, err error) {
 		// Each life gets a share of the way: a kill always meets a job at work.
 		from := job.Position
 		until := from + (plan.Entries-from)/(o.kills-k+1)/2 + rng.IntN(1+(plan.Entries-from)/(o.kills-k+1)/2)
-		if job, err = wait(ctx, cl, job.ID, &o, func(j *api.Job) bool { return j.Position >= until || j.State != "running" }); err != nil {
+		if job, err = wait(ctx, cl, job.ID, o, func(j *api.Job) bool { return j.Position >= until || j.State != "running" }); err != nil {
 			return false, err
 		}
 		if _, err := v.Die(ctx, "", time.Duration(rng.IntN(200))*time.Millisecond); err != nil {
@@ -125,10 +103,10 @@ func run(ctx context.Context, o options) (ok bool, err error) {
 			return false, err
 		}
 	}
-	if job, err = wait(ctx, cl, job.ID, &o, func(j *api.Job) bool { return j.State != "running" }); err != nil {
+	if job, err = wait(ctx, cl, job.ID, o, func(j *api.Job) bool { return j.State != "running" }); err != nil {
 		return false, err
 	}
-	return judge(ctx, v, cl, &o, &plan, &job, canary, held, planned)
+	return judge(ctx, v, cl, o, &plan, &job, canary, held, planned)
 }
 
 // fail sends notifications that the provider refuses, and waits for their letters.

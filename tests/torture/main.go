@@ -11,8 +11,6 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
-	"os"
-	"os/signal"
 	"strings"
 	"time"
 
@@ -27,7 +25,6 @@ type options struct {
 	keep   bool
 	mutant string
 	at     string
-	dir    string
 	drain  time.Duration
 }
 
@@ -42,29 +39,10 @@ func main() {
 	flag.StringVar(&o.at, "at", "", "order every kill at this fault point, instead of half of them at any")
 	flag.DurationVar(&o.drain, "drain", 5*time.Minute, "longest wait for everything to become terminal")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	ok, err := run(ctx, o)
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "torture:", err)
-		os.Exit(2)
-	}
-	if !ok {
-		os.Exit(1)
-	}
+	victim.Main("torture", o.keep, o.run)
 }
 
-func run(ctx context.Context, o options) (ok bool, err error) {
-	if o.dir, err = os.MkdirTemp("", "notifyd-torture-"); err != nil {
-		return false, err
-	}
-	defer func() {
-		if o.keep || !ok {
-			fmt.Println("data and logs are in", o.dir)
-		} else {
-			_ = os.RemoveAll(o.dir)
-		}
-	}()
+func (o *options) run(ctx context.Context, dir string) (ok bool, err error) {
 	fmt.Printf("torture  seed=%d  kills=%d  rate=%.0f/s  later=%.0f/s  mutant=%q\n", o.seed, o.kills, o.rate, o.later, o.mutant)
 	var broken *victim.Mutant
 	if o.mutant != "" {
@@ -74,11 +52,11 @@ func run(ctx context.Context, o options) (ok bool, err error) {
 		}
 		broken = &m
 	}
-	bin, err := victim.Build(ctx, ".", o.dir, broken)
+	bin, err := victim.Build(ctx, ".", dir, broken)
 	if err != nil {
 		return false, err
 	}
-	v, err := victim.New(ctx, victim.Config{Bin: bin, Dir: o.dir})
+	v, err := victim.New(ctx, victim.Config{Bin: bin, Dir: dir})
 	defer v.End()
 	if err != nil {
 		return false, err

@@ -34,6 +34,15 @@ func (h *History[I, O]) Add(client int, in I, call int64, out O) {
 	h.add(client, in, call, h.Tick(), out)
 }
 
+// Note is Add where the client knows what became of it, else AddUnknown.
+func (h *History[I, O]) Note(client int, in I, call int64, out O, known bool) {
+	if known {
+		h.Add(client, in, call, out)
+		return
+	}
+	h.AddUnknown(client, in, call, out)
+}
+
 // AddUnknown notes one whose outcome nobody knows: it may be done any time.
 func (h *History[I, O]) AddUnknown(client int, in I, call int64, out O) {
 	h.add(client, in, call, math.MaxInt64, out)
@@ -72,17 +81,56 @@ func ByKey[I any, K comparable](key func(I) K) func([]porcupine.Operation) [][]p
 	}
 }
 
+// checkLimit bounds the check of one history, which takes milliseconds. It is no
+// figure: a check that is cut off by other work on the machine proves nothing.
+const checkLimit = 10 * time.Minute
+
 // CheckHistory fails the test unless a history is linearizable. Where
 // HISTORIES names a folder, a picture of one that is not goes there.
 func CheckHistory(t *testing.T, model porcupine.Model, ops []porcupine.Operation, name string) {
 	t.Helper()
-	const limit = 30 * time.Second
-	if porcupine.CheckOperationsTimeout(model, ops, limit) == porcupine.Ok {
+	if porcupine.CheckOperationsTimeout(model, ops, checkLimit) == porcupine.Ok {
 		return
 	}
-	res, info := porcupine.CheckOperationsVerbose(model, ops, limit)
+	res, info := porcupine.CheckOperationsVerbose(model, ops, checkLimit)
 	if dir := os.Getenv("HISTORIES"); dir != "" {
 		_ = porcupine.VisualizePath(model, info, filepath.Join(dir, fmt.Sprintf("history-%s.html", name)))
 	}
 	t.Fatalf("%s: %v", name, res)
+}
+
+// CheckHistories makes n histories, by seed, and fails the test unless each is
+// linearizable, and each kind of operation that is wanted was in one of them.
+func CheckHistories(t *testing.T, model porcupine.Model, name string, n int, history func(seed uint64) []porcupine.Operation, kind func(in, out any) string, want ...string) {
+	t.Helper()
+	total, kinds := 0, map[string]int{}
+	for seed := range n {
+		ops := history(uint64(seed))
+		total += len(ops)
+		for _, op := range ops {
+			kinds[kind(op.Input, op.Output)]++
+		}
+		CheckHistory(t, model, ops, fmt.Sprintf("%s-%d", name, seed))
+		if t.Failed() {
+			t.Fatalf("seed %d", seed)
+		}
+	}
+	t.Logf("%d histories, %d operations: %v", n, total, kinds)
+	for _, k := range want {
+		if kinds[k] == 0 {
+			t.Errorf("no %s in any history", k)
+		}
+	}
+}
+
+// CheckFindsIllegal fails the test unless one of n histories, of a store that is
+// broken, is not linearizable: that the check can find what it is there to find.
+func CheckFindsIllegal(t *testing.T, model porcupine.Model, n int, history func(seed uint64) []porcupine.Operation) {
+	t.Helper()
+	for seed := range n {
+		if porcupine.CheckOperationsTimeout(model, history(uint64(seed)), checkLimit) == porcupine.Illegal {
+			return
+		}
+	}
+	t.Errorf("%d histories of a broken store, and none was found illegal", n)
 }

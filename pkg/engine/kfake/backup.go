@@ -4,13 +4,14 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/notifyd/notifyd/pkg/backup"
 )
 
 // HoldTrim keeps Trim and TrimOnce from removing anything until release is
@@ -36,7 +37,7 @@ func (b *Broker) CopyState(to string) error {
 		if d.IsDir() || d.Name() == "fsync.probe" || d.Name() == "port" || strings.HasSuffix(d.Name(), ".tmp") {
 			continue
 		}
-		if err := copyFile(filepath.Join(b.cfg.Dir, d.Name()), filepath.Join(to, d.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := backup.Copy(filepath.Join(b.cfg.Dir, d.Name()), filepath.Join(to, d.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("kfake: %w", err)
 		}
 	}
@@ -90,26 +91,13 @@ func copyPartition(from, to string) error {
 	})
 	for _, d := range list {
 		src, dst := filepath.Join(from, d.Name()), filepath.Join(to, d.Name())
-		if base(d.Name()) != last && os.Link(src, dst) == nil {
-			continue
+		take := backup.LinkOrCopy
+		if base(d.Name()) == last { // it grows
+			take = backup.Copy
 		}
-		if err := copyFile(src, dst); err != nil {
+		if err := take(src, dst); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-func copyFile(from, to string) error {
-	in, err := os.Open(from)
-	if err != nil {
-		return err
-	}
-	defer in.Close()
-	out, err := os.OpenFile(to, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = io.Copy(out, in)
-	return errors.Join(err, out.Close())
 }

@@ -120,7 +120,7 @@ func (v *Victim) Faults(ctx context.Context) error {
 // Start starts notifyd, with a fault point ordered, and waits until it is ready.
 func (v *Victim) Start(ctx context.Context, point string) error {
 	args := []string{"dev", "--data-dir", v.cfg.Data, "--port", strconv.Itoa(v.port),
-		"--simulator-dir", filepath.Join(v.cfg.Dir, "simulator"), "--context", "", "--seed", "none"}
+		"--simulator-dir", filepath.Join(v.cfg.Dir, "simulator"), "--context", "", "--seed", "none", "--ready-timeout", "0"}
 	c := exec.CommandContext(ctx, v.cfg.Bin, append(args, v.cfg.Args...)...)
 	c.Env = append(os.Environ(), "NOTIFYD_FAULT="+point)
 	c.Stdout, c.Stderr = v.log, v.log
@@ -152,7 +152,8 @@ var errEnded = errors.New("it ended by itself")
 // Restart starts the next life; the one before must have ended.
 func (v *Victim) Restart(ctx context.Context, point string) error {
 	select {
-	case <-v.exited: //nolint:errcheck // how, die has looked at
+	case err := <-v.exited:
+		v.exited <- err // how, Die has looked at; End waits for it where Start fails
 		return v.Start(ctx, point)
 	default:
 		if err := v.Stop(); err != nil {

@@ -1,0 +1,68 @@
+package archive
+
+import (
+	"context"
+	"maps"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/history"
+)
+
+// Status is how far the archive is.
+type Status struct {
+	Files uint64
+	// Age is how long ago the last run began that reached the end.
+	Age time.Duration
+	// Err is why the last run did not; nil: it did.
+	Err error
+	// Wait is how long what has aged out is kept for the archive.
+	Wait time.Duration
+}
+
+// Status returns how far the archive is.
+func (a *Archiver) Status(now time.Time) Status {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return Status{Files: a.st.Files, Age: now.Sub(time.UnixMilli(a.st.Done)), Err: a.fail, Wait: a.cfg.Wait}
+}
+
+// Positions is, of each partition, the offset below which everything is
+// archived.
+func (a *Archiver) Positions() map[history.Part]int64 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return positions(a.st.History)
+}
+
+// purgeLook is how many dead letters that are not archived are looked at: with
+// more, nothing is purged before Wait is over.
+const purgeLook = 100_000
+
+// PurgeBefore is the latest Until, ms since 1970, up to which dead letters may be
+// purged at now: nothing that is not archived, unless Wait is over.
+func (a *Archiver) PurgeBefore(ctx context.Context, now time.Time) (int64, error) {
+	a.mu.Lock()
+	at := maps.Clone(a.st.Letters)
+	a.mu.Unlock()
+	bound := now.Add(-a.cfg.Wait).UnixMilli()
+	until, looked := now.UnixMilli(), 0
+	for _, caller := range a.cfg.Callers() {
+		for {
+			ds, err := a.cfg.Letters.Feed(ctx, caller, at[caller], 1000)
+			if err != nil {
+				return 0, err
+			}
+			if len(ds) == 0 {
+				break
+			}
+			for i := range ds {
+				until = min(until, ds[i].Until-1)
+				at[caller] = ds[i].Seq
+			}
+			if looked += len(ds); looked >= purgeLook || until <= bound {
+				return bound, nil
+			}
+		}
+	}
+	return until, nil
+}

@@ -1,0 +1,45 @@
+package victim
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+)
+
+// Proof is what a command shows of a real notifyd, in a folder of its own. It
+// says whether what was promised held; an error is that it could not be shown.
+type Proof func(ctx context.Context, dir string) (ok bool, err error)
+
+// Main runs a proof until it is over or interrupted, and ends the process: 0 what
+// was promised held, 1 it did not, 2 it could not be shown. The folder stays if keep
+// says so, or the proof was not given.
+func Main(name string, keep bool, proof Proof) {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ok, err := inFolder(ctx, name, keep, proof)
+	stop()
+	switch {
+	case err != nil:
+		fmt.Fprintln(os.Stderr, name+":", err)
+		os.Exit(2)
+	case !ok:
+		os.Exit(1)
+	}
+}
+
+func inFolder(ctx context.Context, name string, keep bool, proof Proof) (ok bool, err error) {
+	dir, err := os.MkdirTemp("", "notifyd-"+name+"-")
+	if err != nil {
+		return false, err
+	}
+	defer func() {
+		if ok && !keep {
+			_ = os.RemoveAll(dir)
+			return
+		}
+		if os.Remove(dir) != nil { // there is something in it
+			fmt.Println("data and logs are in", dir)
+		}
+	}()
+	return proof(ctx, dir)
+}
