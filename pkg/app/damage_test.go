@@ -99,7 +99,7 @@ func TestDamagedLog(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, stop := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
 	defer stop()
 	if err := b.history.Sync(ctx, ends); err != nil {
 		t.Errorf("history does not reach the end: %v", err)

@@ -283,7 +283,7 @@ func runNode(t *testing.T) *Node {
 	}
 	select {
 	case <-settled:
-	case <-time.After(30 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatal("the push was not delivered")
 	}
 	return n
