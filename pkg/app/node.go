@@ -302,7 +302,7 @@ func categories(names []string) (out []notify.Category) {
 	return out
 }
 
-// Addr is where the API listens, Kafka where the embedded log does.
+// Addr is where the API listens.
 func (n *Node) Addr() string { return n.server.Addr() }
 
 // Admin is where metrics and pprof are; empty: nowhere.

@@ -44,7 +44,7 @@ func (j *job) handOn(ctx context.Context, row *notify.Row) error {
 	return err
 }
 
-// part is a group of receivers that go on together.
+// group is receivers that go on together, in one envelope or more.
 type group struct {
 	goesOn
 	cause string

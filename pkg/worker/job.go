@@ -154,7 +154,7 @@ func (j *job) resume(row *notify.Row) (alone bool) {
 	return false
 }
 
-// snapshot is the row as of now. Called with mu held.
+// snapshotLocked is the row as of now. Called with mu held.
 func (j *job) snapshotLocked() notify.Row {
 	row := j.row
 	row.Starts, row.Resent = 1, j.resent
