@@ -104,7 +104,7 @@ func Locked(err error) bool {
 // MakeDataDir makes a folder that can be written to, or says
 // notify.KindUnavailable with code "data_dir".
 func MakeDataDir(dir string) error {
-	err := os.MkdirAll(dir, 0o700)
+	err := makeFolders(dir, syncFolder)
 	if err == nil {
 		var probe *os.File
 		if probe, err = os.CreateTemp(dir, ".probe-*"); err == nil {
@@ -118,6 +118,37 @@ func MakeDataDir(dir string) error {
 		return BadDataDir(dir, err)
 	}
 	return nil
+}
+
+// makeFolders makes a folder and those above it that are missing, and calls sync
+// with each in which one was made: what is fsynced below a folder is gone with it
+// when its own name does not survive a loss of power.
+func makeFolders(dir string, sync func(dir string) error) error {
+	dir = filepath.Clean(dir)
+	var in []string
+	for at := dir; ; at = filepath.Dir(at) {
+		if _, err := os.Stat(at); err == nil || filepath.Dir(at) == at {
+			break
+		}
+		in = append(in, filepath.Dir(at))
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	for _, parent := range in {
+		if err := sync(parent); err != nil && !errors.Is(err, os.ErrPermission) {
+			return err
+		}
+	}
+	return nil
+}
+
+func syncFolder(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
 }
 
 // BadDataDir is the error of a folder that cannot be written to.

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -66,5 +67,37 @@ func TestStaleLock(t *testing.T) {
 	}
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// The names of new folders are made durable, and of nothing else: each in the
+// folder it was made in.
+func TestNewFoldersAreSynced(t *testing.T) {
+	t.Parallel()
+	top := t.TempDir()
+	var synced []string
+	note := func(dir string) error {
+		if _, err := os.Stat(filepath.Join(top, "a", "b", "c")); err != nil {
+			t.Errorf("synced before all is made: %v", err)
+		}
+		rel, err := filepath.Rel(top, dir)
+		synced = append(synced, rel)
+		return err
+	}
+	for _, want := range [][]string{{"a/b", "a", "."}, nil} {
+		synced = nil
+		if err := makeFolders(filepath.Join(top, "a", "b", "c")+"/", note); err != nil || !slices.Equal(synced, want) {
+			t.Errorf("%q, %v, want %q", synced, err, want)
+		}
+	}
+	failed := errors.New("failed")
+	if err := makeFolders(filepath.Join(top, "d"), func(string) error { return failed }); !errors.Is(err, failed) {
+		t.Errorf("%v", err)
+	}
+	if err := makeFolders(filepath.Join(top, "e"), func(string) error { return os.ErrPermission }); err != nil {
+		t.Errorf("a folder that may be written to and not read: %v", err)
+	}
+	if err := makeFolders(filepath.Join(top, "f", "g"), syncFolder); err != nil {
+		t.Error(err)
 	}
 }
