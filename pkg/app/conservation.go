@@ -125,10 +125,10 @@ func (l logToAudit) Read(ctx context.Context, from, to map[stream.TopicPartition
 		return nil
 	}
 	err := l.n.reader.Run(ctx, at, func(tp stream.TopicPartition, recs []stream.Record) error {
+		if !left[tp] {
+			return nil // of after the end
+		}
 		for i := range recs {
-			if !left[tp] {
-				return nil
-			}
 			if recs[i].Offset < to[tp] {
 				if err := fn(tp, &recs[i]); err != nil {
 					return err
@@ -136,6 +136,7 @@ func (l logToAudit) Read(ctx context.Context, from, to map[stream.TopicPartition
 			}
 			if recs[i].Offset >= to[tp]-1 {
 				delete(left, tp)
+				break
 			}
 		}
 		if len(left) == 0 {

@@ -287,6 +287,46 @@ func TestAuditOfTriggersAndSchedules(t *testing.T) {
 	}
 }
 
+// TestReadOfTheLogEnds: what an audit reads of the log ends where it asked for,
+// although what was appended since comes with it in one piece.
+func TestReadOfTheLogEnds(t *testing.T) {
+	t.Parallel()
+	cfg := testConfig(t, t.TempDir())
+	l := runAs(t, RoleAPI, cfg, seams{}) // nobody trims
+	for i := range 20 {
+		if _, err := l.client.Send(t.Context(), push(fmt.Sprint("user-", i), "x"), ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ends, err := l.barrier(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
+	defer stop()
+	from, to := map[stream.TopicPartition]int64{}, map[stream.TopicPartition]int64{}
+	want := 0
+	for p, end := range ends {
+		if end > 2 {
+			from[stream.TopicPartition(p)], to[stream.TopicPartition(p)] = 0, 2
+			want += 2
+		}
+	}
+	if want < 4 {
+		t.Fatalf("the log ends at %v", ends)
+	}
+	n := 0
+	err = logToAudit{l.Node}.Read(ctx, from, to, func(tp stream.TopicPartition, rec *stream.Record) error {
+		if n++; rec.Offset >= to[tp] {
+			t.Errorf("%s@%d, asked for those below %d", tp, rec.Offset, to[tp])
+		}
+		return nil
+	})
+	if err != nil || n != want {
+		t.Errorf("%d records, %v; want %d", n, err, want)
+	}
+}
+
 // TestAuditUnderLoad audits again and again while fan-outs, singles, retries and
 // what is scheduled are on their way: no drift, and in the end all is terminal.
 func TestAuditUnderLoad(t *testing.T) {

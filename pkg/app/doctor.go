@@ -11,6 +11,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine/kfake"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/ops"
+	"github.com/notifyd/notifyd/pkg/trigger"
 )
 
 // Finding is one thing the doctor looked at.
@@ -173,7 +174,7 @@ func (n *Node) groupOf(topic string) string {
 			return l.RetryGroup()
 		}
 	}
-	if topic == notify.TopicFailed {
+	if topic == notify.TopicFailed || topic == trigger.TopicDLQ {
 		return ops.DeadLetterGroup
 	}
 	return ""

@@ -192,7 +192,7 @@ func (m *metrics) worker(tail *ops.Tail[api.Event], observe func(*notify.Envelop
 		},
 		Resumed:   func(l notify.Lane, n int) { add(m.resumed, n, l.String()) },
 		Duplicate: func(l notify.Lane, n int) { add(m.duplicates, n, l.String()) },
-		Parked:    func(l notify.Lane, n int, _ time.Duration) { add(m.parked, n, l.String()) },
+		Parked:    func(l notify.Lane, n int) { add(m.parked, n, l.String()) },
 		Poison:    func(topic string) { add(m.poison, 1, topic) },
 		Panic:     func(l notify.Lane, _ any) { add(m.panics, 1, l.String()) },
 	}

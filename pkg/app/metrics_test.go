@@ -201,7 +201,7 @@ func feed(m *metrics) {
 	w.Finished(lane, &notify.Envelope{})
 	w.Resumed(lane, 1)
 	w.Duplicate(lane, 1)
-	w.Parked(lane, 1, time.Second)
+	w.Parked(lane, 1)
 	w.Poison("topic")
 	w.Panic(lane, "value")
 	g := m.group(slog.New(slog.DiscardHandler))

@@ -95,6 +95,7 @@ type seams struct {
 	segment    int64         // bytes of a segment of the log
 	gathered   func()        // between two parts of a backup
 	provider   func(worker.Provider) worker.Provider
+	cancels    func(engine.Cancels) engine.Cancels
 	settle     time.Duration // between two looks of an audit
 }
 
@@ -143,7 +144,11 @@ func (n *Node) build() error {
 	if n.prefs, err = prefs.New(n.store.Prefs(), prefs.Config{Log: n.log}); err != nil {
 		return err
 	}
-	if n.cancels, err = prefs.NewCancels(n.store.Cancels(), prefs.Config{Log: n.log}); err != nil {
+	cancels := n.store.Cancels()
+	if n.seams.cancels != nil {
+		cancels = n.seams.cancels(cancels)
+	}
+	if n.cancels, err = prefs.NewCancels(cancels, prefs.Config{Log: n.log}); err != nil {
 		return err
 	}
 	if n.feeds, err = ops.OpenFeeds(context.Background(), n.store.DeadLetters(), n.store.Meta()); err != nil {
@@ -254,16 +259,22 @@ func firstTopics() (ts []string) {
 	return ts
 }
 
-// seen reads the receivers of the envelope a row is about.
+// seen reads the receivers of the envelope a row is about: from the log, or from
+// the history when that was trimmed.
 func (n *Node) seen(ctx context.Context, row *notify.Row) (map[uint32]struct{}, error) {
 	seen := map[uint32]struct{}{}
+	var env notify.Envelope
 	rec, err := n.reader.Fetch(ctx, stream.TopicPartition{Topic: row.Topic, Partition: row.LogPart}, row.Offset)
+	switch kind := notify.KindOf(err); {
+	case err == nil:
+		err = notify.DecodeEnvelope(rec.Value, &env)
+	case kind == notify.KindGone, kind == notify.KindNotFound:
+		var kept engine.Found
+		kept, err = n.history.Copy(row.Key.Chunk, row.Digest)
+		env = kept.Envelope
+	}
 	if err != nil {
 		return nil, fmt.Errorf("the first copy of the chunk: %w", err)
-	}
-	var env notify.Envelope
-	if err := notify.DecodeEnvelope(rec.Value, &env); err != nil {
-		return nil, err
 	}
 	rd := notify.ReadReceivers(env.Receivers)
 	for r := (notify.Receiver{}); rd.Next(&r); {
@@ -291,7 +302,7 @@ func categories(names []string) (out []notify.Category) {
 	return out
 }
 
-// Addr is where the API listens, Kafka where the embedded log does.
+// Addr is where the API listens.
 func (n *Node) Addr() string { return n.server.Addr() }
 
 // Admin is where metrics and pprof are; empty: nowhere.

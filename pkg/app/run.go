@@ -41,6 +41,17 @@ func (n *Node) RunAs(ctx context.Context, role string) error {
 		err := notify.Invalid("bad_role", "role", fmt.Sprintf("the embedded engines run as %s or %s, not as %q", RoleAll, RoleAPI, role))
 		return errors.Join(err, n.Close())
 	}
+	// Before anything is called, for what was muted or cancelled in an earlier life
+	// binds this one; and before anything follows changes: two loads of millions of
+	// profiles would leave the snapshot too old for bulk while the second one runs.
+	for what, load := range map[string]func(context.Context) error{"preferences": n.prefs.Load, "cancels": n.cancels.Follow} {
+		if err := load(ctx); err != nil {
+			if ctx.Err() != nil { // told to stop meanwhile
+				return n.Close()
+			}
+			return errors.Join(fmt.Errorf("%s: %w", what, err), n.Close())
+		}
+	}
 	// Three rings, stopped from the outside in: each is stopped only when the
 	// ring before it is done, for that one still needs it.
 	n.served, n.role = true, role
@@ -53,9 +64,6 @@ func (n *Node) RunAs(ctx context.Context, role string) error {
 	var mu sync.Mutex
 	var first error // also of a part that fails while the process stops
 	fail := func(what string, err error) {
-		if err == nil || errors.Is(err, context.Canceled) {
-			return
-		}
 		n.log.Error("a part of the process failed", "part", what, "err", err)
 		err = fmt.Errorf("%s: %w", what, err)
 		mu.Lock()
@@ -69,11 +77,9 @@ func (n *Node) RunAs(ctx context.Context, role string) error {
 		g := &errgroup.Group{}
 		for name, run := range parts {
 			g.Go(func() error {
-				err := run(ctx)
-				if err == nil && ctx.Err() == nil {
-					err = errors.New("ended by itself")
+				if err := endOf(ctx, run(ctx)); err != nil {
+					fail(name, err)
 				}
-				fail(name, err)
 				return nil
 			})
 		}
@@ -93,11 +99,6 @@ func (n *Node) RunAs(ctx context.Context, role string) error {
 	}
 	for name, run := range n.provs.runs() {
 		innerParts[name] = run
-	}
-	// Before anything follows changes: two loads of millions of profiles would
-	// leave the snapshot too old for bulk while the second one runs.
-	if err := n.prefs.Load(ctx); err != nil {
-		fail("preferences", err)
 	}
 	innerG := ring(inner, innerParts)
 	middleParts := map[string]func(context.Context) error{"timers": n.later.timers.Run}
@@ -120,6 +121,18 @@ func (n *Node) RunAs(ctx context.Context, role string) error {
 	stopInner(nil)
 	_ = innerG.Wait()
 	return errors.Join(first, n.Close())
+}
+
+// endOf is what the end of a part means: an error, unless ctx told it to end. One
+// that was cancelled by something else has failed, and must not go unnoticed.
+func endOf(ctx context.Context, err error) error {
+	switch {
+	case ctx.Err() == nil && err == nil:
+		return errors.New("ended by itself")
+	case ctx.Err() != nil && errors.Is(err, context.Canceled):
+		return nil
+	}
+	return err
 }
 
 // watchStore ends the process at the first failure of its disk: what is durable

@@ -117,6 +117,21 @@ func (s *Store) Earlier(f *engine.Found) (bool, error) {
 	return false, nil
 }
 
+// Copy returns the copy of a chunk that has these receivers
+// (notify.ColumnDigest); notify.KindNotFound: there is none. Found names no
+// receiver.
+func (s *Store) Copy(of notify.Chunk, digest uint64) (engine.Found, error) {
+	l, chunks := s.chunksOf(of.Base, func(*row) bool { return true })
+	defer l.end()
+	for i := range chunks {
+		var f engine.Found
+		if l.open(&chunks[i], &f) && f.Envelope.Chunk == of && notify.ColumnDigest(f.Envelope.Receivers) == digest {
+			return f, nil
+		}
+	}
+	return engine.Found{}, s.missing(of.Base, l.damaged)
+}
+
 // copies is chunksOf within one partition of the log.
 func (s *Store) copies(of Part, base notify.Base, want func(*row) bool) (*lookup, []chunk) {
 	l, found := s.chunksOf(base, want)

@@ -122,7 +122,7 @@ func TestBarrierMakesAMissWait(t *testing.T) {
 	t.Parallel()
 	tp := Part{topic, 0}
 	asked := make(chan struct{})
-	s, _ := open(t, Config{Dir: t.TempDir(), Barrier: func(context.Context) (map[Part]int64, error) {
+	s, _ := open(t, Config{Dir: t.TempDir(), MaxWait: time.Minute, Barrier: func(context.Context) (map[Part]int64, error) {
 		close(asked)
 		return map[Part]int64{tp: 6}, nil
 	}})
@@ -248,11 +248,9 @@ func TestRetention(t *testing.T) {
 
 func TestAgeSealsQuietPartitions(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
 		s, err := Open(Config{Dir: "/h", FS: newMem(), SegmentAge: time.Minute})
 		must(t, err)
-		_ = dir
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- s.Run(ctx) }()

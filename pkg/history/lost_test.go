@@ -43,3 +43,26 @@ func TestLostRecordsAreNotNotFound(t *testing.T) {
 		t.Errorf("behind the last one known: %s", got)
 	}
 }
+
+// A chunk that lies in the log twice, with other receivers: each copy is found by
+// its own, in the tail and in a segment.
+func TestCopyOfAChunk(t *testing.T) {
+	t.Parallel()
+	s, _ := open(t, Config{Dir: t.TempDir()})
+	first := envelope(baseAt(now, 1), 3, 7, "c", receiver{0, "ann"}, receiver{2, "bob"})
+	second := envelope(baseAt(now, 1), 3, 7, "c", receiver{0, "ann"}, receiver{2, "bob"}, receiver{3, "cid"})
+	other := envelope(baseAt(now, 1), 3, 8, "c", receiver{0, "ann"}, receiver{2, "bob"})
+	must(t, s.Append(t.Context(), record(3, 10, other), record(3, 11, first), record(3, 12, second)))
+	for _, where := range []string{"in the tail", "sealed"} {
+		for offset, e := range map[int64]*notify.Envelope{10: other, 11: first, 12: second} {
+			f, err := s.Copy(e.Chunk, notify.ColumnDigest(e.Receivers))
+			if err != nil || f.Offset != offset || f.Envelope.Count != e.Count {
+				t.Errorf("%s: offset %d, %d receivers, %v; want offset %d", where, f.Offset, f.Envelope.Count, err, offset)
+			}
+		}
+		if _, err := s.Copy(first.Chunk, 1); notify.KindOf(err) != notify.KindNotFound {
+			t.Errorf("%s: a copy nobody wrote: %v", where, err)
+		}
+		sealNow(t, s)
+	}
+}

@@ -124,7 +124,7 @@ func (p *part) body(t *tail, r *row) ([]byte, error) {
 	return b, readFull(t.blob, b, r.off)
 }
 
-// snapshot returns the tails, oldest first. The caller holds mu.
+// tails returns the tails, oldest first. The caller holds mu.
 func (p *part) tails() []*tail {
 	if p.active == nil {
 		return p.frozen

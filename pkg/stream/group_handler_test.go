@@ -1,9 +1,11 @@
 package stream
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -138,6 +140,57 @@ func TestPanicIsAnAttempt(t *testing.T) {
 		if headers["h"] != "v" || headers[HeaderOriginTopic] != "topic" || headers[HeaderOriginPartition] != "0" ||
 			headers[HeaderOriginOffset] != "2" || headers[HeaderCause] != "handler panicked: ouch" {
 			t.Errorf("headers %v", headers)
+		}
+	})
+}
+
+// A record of another producer, which with its origin is larger than what we
+// append: its beginning is put aside, and those behind it go on.
+func TestPoisonOfALargeRecord(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBroker(t, 1, "topic", notify.TopicPoison)
+		value := bytes.Repeat([]byte("x"), 150_000)
+		b.append(t, []Record{{Topic: "topic", Key: value[:5000], Value: value, Headers: []Header{{"h", value[:50_000]}}}, {Topic: "topic", Value: []byte("next")}})
+		poisoner := Poisoner{Log: newProducer(t, ProducerConfig{Conn: b.conn, MaxRecordBytes: 100_000})}
+		next, aside := make(chan struct{}), make(chan error, 10)
+		m := start(t, GroupConfig{
+			Conn: b.conn, Group: "g", Topics: []string{"topic"}, MaxAttempts: 2,
+			Poison: func(ctx context.Context, msg *Msg, cause error) error {
+				err := poisoner.Poison(ctx, msg, cause)
+				aside <- err
+				return err
+			},
+		},
+			handlerFunc(func(_ context.Context, _ TopicPartition, msgs []*Msg) error {
+				for _, msg := range msgs {
+					if string(msg.Value) != "next" {
+						return errors.New(strings.Repeat("bad ", 10_000))
+					}
+					msg.Done()
+					close(next)
+				}
+				return nil
+			}))
+		<-next
+		if err := <-aside; err != nil {
+			t.Error(err)
+		}
+		if err := m.wait(); err != nil {
+			t.Fatal(err)
+		}
+		if c := b.committed(t, "g"); c[TopicPartition{"topic", 0}] != 2 {
+			t.Errorf("committed %v", c)
+		}
+		got := b.collect(t, notify.TopicPoison)
+		if len(got) != 1 || len(got[0].Value) == 0 || !bytes.HasPrefix(value, got[0].Value) {
+			t.Fatalf("%d records put aside", len(got))
+		}
+		headers := map[string]string{}
+		for _, h := range got[0].Headers {
+			headers[h.Key] = string(h.Value)
+		}
+		if headers[HeaderOriginTopic] != "topic" || headers[HeaderOriginOffset] != "0" || headers[HeaderCut] != "150000" || !strings.HasPrefix(headers[HeaderCause], "bad ") {
+			t.Errorf("of %q at %q, %q bytes, for %.10q", headers[HeaderOriginTopic], headers[HeaderOriginOffset], headers[HeaderCut], headers[HeaderCause])
 		}
 	})
 }

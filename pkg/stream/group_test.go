@@ -218,11 +218,15 @@ func TestRebalanceUnderConstantCommits(t *testing.T) {
 	done := newEffects()
 	run := func() *member {
 		h := &pool{dead: func() bool { return false }, effects: done, slow: 100 * time.Millisecond}
-		return start(t, GroupConfig{Conn: b.conn, Group: "g", Topics: []string{"topic"}, CommitEvery: time.Millisecond}, h)
+		// Its waits are longer than any machine takes: what is checked is order.
+		return start(t, GroupConfig{
+			Conn: b.conn, Group: "g", Topics: []string{"topic"}, CommitEvery: time.Millisecond,
+			RevokeWait: time.Minute, DrainTimeout: time.Minute, SessionTimeout: time.Minute,
+		}, h)
 	}
 	stable := func(members int) {
 		t.Helper()
-		ctx, stop := context.WithTimeout(t.Context(), 20*time.Second)
+		ctx, stop := context.WithTimeout(t.Context(), time.Minute)
 		defer stop()
 		if _, err := c.WaitGroupStable(ctx, "g", members); err != nil {
 			t.Fatal(err)
@@ -230,7 +234,7 @@ func TestRebalanceUnderConstantCommits(t *testing.T) {
 	}
 	first := run()
 	stable(1)
-	p := newProducer(t, ProducerConfig{Conn: b.conn})
+	p := newProducer(t, ProducerConfig{Conn: b.conn, AppendTimeout: time.Minute})
 	sent := 0
 	produce := func() {
 		for range 20 {

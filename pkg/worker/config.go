@@ -187,7 +187,7 @@ type Events struct {
 	// Duplicate reports an envelope that had been finished before.
 	Duplicate func(lane notify.Lane, receivers int)
 	// Parked reports receivers put into the timer store.
-	Parked func(lane notify.Lane, receivers int, wait time.Duration)
+	Parked func(lane notify.Lane, receivers int)
 	// Poison reports a record nobody could decode.
 	Poison func(topic string)
 	// Panic reports a panic of a provider or of ours while handling a window.

@@ -29,7 +29,7 @@ func (j *job) handOn(ctx context.Context, row *notify.Row) error {
 		j.p.forget(j)
 		return nil
 	}
-	recs, timers := j.derive(row)
+	recs, timers, parked := j.derive(row)
 	err := j.p.w.until(ctx, "log", func() error {
 		if len(recs) == 0 {
 			return nil
@@ -38,13 +38,13 @@ func (j *job) handOn(ctx context.Context, row *notify.Row) error {
 	})
 	fault.Hit("retries-before-parked")
 	if err == nil && len(timers) > 0 {
-		err = j.p.w.until(ctx, "timer store", func() error { return j.p.w.cfg.Parker.Park(ctx, timers) })
+		err = j.p.w.park(ctx, timers, parked)
 	}
 	j.p.forget(j)
 	return err
 }
 
-// part is a group of receivers that go on together.
+// group is receivers that go on together, in one envelope or more.
 type group struct {
 	goesOn
 	cause string
@@ -59,8 +59,8 @@ type goesOn struct {
 	calls string // earlier calls: "", causeCalled or causeMaybe
 }
 
-// derive walks the receivers beside their outcomes.
-func (j *job) derive(row *notify.Row) (recs []stream.Record, timers []engine.Timer) {
+// derive walks the receivers beside their outcomes; parked are those of timers.
+func (j *job) derive(row *notify.Row) (recs []stream.Record, timers []engine.Timer, parked int) {
 	w := j.p.w
 	e := &j.env
 	var groups []*group
@@ -88,6 +88,7 @@ func (j *job) derive(row *notify.Row) (recs []stream.Record, timers []engine.Tim
 			recs = append(recs, stream.Record{Topic: topic, Partition: j.msg.Partition, Value: value})
 		} else {
 			timers = append(timers, engine.Timer{FireAt: g.wake, ID: timerID(d.Key()), Kind: timer.KindEnvelope, Target: topic, Payload: value})
+			parked += int(d.Count)
 		}
 	}
 	room := w.cfg.MaxEnvelope
@@ -149,7 +150,7 @@ func (j *job) derive(row *notify.Row) (recs []stream.Record, timers []engine.Tim
 	for _, g := range groups {
 		flush(g)
 	}
-	return recs, timers
+	return recs, timers, parked
 }
 
 // reached reports whether an earlier attempt reached one of the addresses.

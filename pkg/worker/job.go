@@ -29,15 +29,20 @@ type job struct {
 	settled   []byte // per position: 1 if it has its outcome
 	startedTo uint32
 	doneTo    uint32
-	resumedTo uint32 // positions below were started by a process that died
-	starts    uint16 // how often, the start under way included
-	resent    uint32
-	def       notify.Exception   // the default outcome, once there is one
-	ex        []notify.Exception // unsorted
-	waits     notify.Exception   // what its rounds wait for; State None: nothing
-	windows   int                // not finished
-	fate      decision
-	claimed   bool // all windows have been handed out
+	resumedTo uint32   // positions below were started by a process that died
+	starts    uint16   // how often, the start under way included
+	found     struct { // what the row said when it was resumed
+		starts uint16
+		doneTo uint32
+	}
+	begun   bool // something was claimed by this owner
+	resent  uint32
+	def     notify.Exception   // the default outcome, once there is one
+	ex      []notify.Exception // unsorted
+	waits   notify.Exception   // what its rounds wait for; State None: nothing
+	windows int                // not finished
+	fate    decision
+	claimed bool // all windows have been handed out
 }
 
 // mark is a place in the receivers' column.
@@ -117,6 +122,7 @@ func (j *job) resume(row *notify.Row) (alone bool) {
 	j.doneTo, j.startedTo = row.DoneUpTo, row.StartedUpTo
 	j.resumedTo = row.StartedUpTo
 	j.resent, j.starts = row.Resent, row.Starts+1
+	j.found.starts, j.found.doneTo = row.Starts, row.DoneUpTo
 	j.def = row.Default
 	for i := uint32(0); i < row.DoneUpTo && i < j.env.Count; i++ {
 		j.settled[i] = 1
@@ -155,7 +161,7 @@ func (j *job) resume(row *notify.Row) (alone bool) {
 	return false
 }
 
-// snapshot is the row as of now. Called with mu held.
+// snapshotLocked is the row as of now. Called with mu held.
 func (j *job) snapshotLocked() notify.Row {
 	row := j.row
 	row.Starts, row.Resent = 1, j.resent
@@ -219,7 +225,7 @@ func (j *job) advanceLocked() {
 // claim moves StartedUpTo to the window's end in the durable row, and waits for it.
 func (j *job) claim(w *window) error {
 	return j.commit(func() (notify.Row, bool) {
-		j.startedTo = max(j.startedTo, w.hi)
+		j.startedTo, j.begun = max(j.startedTo, w.hi), true
 		return j.snapshotLocked(), true
 	})
 }
@@ -251,13 +257,14 @@ func (j *job) commit(snapshot func() (row notify.Row, ok bool)) error {
 
 // save takes back the claims of a job that is left behind, beside its progress:
 // windows that were called have all been settled, the others were not called, so
-// the next owner finds nothing ambiguous.
+// the next owner finds nothing ambiguous but what this one found so. A stop is no
+// death of the process: it does not count as a start of that.
 func (j *job) save() {
 	// An error means the partition is gone: the claim stands instead.
 	_ = j.commit(func() (notify.Row, bool) {
-		claimed := j.startedTo > 0
+		j.starts = j.found.starts
 		j.startedTo = max(j.doneTo, min(j.startedTo, j.resumedTo))
-		return j.snapshotLocked(), claimed
+		return j.snapshotLocked(), j.begun || j.doneTo > j.found.doneTo
 	})
 }
 

@@ -131,7 +131,8 @@ func (m *mailbox) sendNow(jobs []*job) bool {
 		return false
 	}
 	defer p.budget.release(held)
-	if !p.w.cfg.Gate.wait(p.soft, 0) || !p.w.cfg.Health.waitReady(p.soft, &p.w.cfg.Routes, 0) {
+	expires := jobs[0].env.Expires // of all: it is part of their content's key
+	if !p.w.cfg.Gate.wait(p.soft, expires) || !p.w.cfg.Health.waitReady(p.soft, &p.w.cfg.Routes, expires) {
 		return false
 	}
 	parts := make([]*window, len(jobs))

@@ -155,11 +155,15 @@ func (p *partition) rows(keys []notify.RowKey) ([]notify.Row, error) {
 func (p *partition) copyOf(j *job) bool {
 	p.mu.Lock()
 	first, ok := p.live[j.row.Key]
-	if !ok {
+	again := ok && first.msg == j.msg
+	if !ok || again {
 		p.live[j.row.Key] = j
 	}
 	p.mu.Unlock()
 	switch {
+	case again: // its acceptance failed before it was started, so the group hands it over once more
+		p.leave(first)
+		return false
 	case !ok:
 		return false
 	case first.row.Digest != j.row.Digest:
@@ -230,14 +234,7 @@ func (j *job) run(alone bool) {
 		return
 	}
 	if whole, code := p.w.wholly(j, time.Now()); whole != notify.None {
-		j.mu.Lock()
-		for pos := j.doneTo; pos < j.env.Count; pos++ {
-			state, code := j.unsent(pos, whole, code)
-			j.settleLocked(pos, notify.Exception{State: state, Code: code})
-		}
-		j.advanceLocked()
-		j.mu.Unlock()
-		p.w.settledWhole(j, whole, code)
+		j.endWhole(whole, code)
 		j.handedOut()
 		return
 	}
@@ -309,6 +306,24 @@ func (w *Worker) wholly(j *job, now time.Time) (notify.State, string) {
 		return notify.Cancelled, "cancelled"
 	}
 	return notify.None, ""
+}
+
+// endWhole ends what has no outcome yet without a call, and tells of it.
+func (j *job) endWhole(s notify.State, code string) {
+	info := SettledInfo{Lane: j.p.w.cfg.Lane, Envelope: &j.env, Row: j.row.Key, Codes: map[string]int{}}
+	j.mu.Lock()
+	for pos := j.doneTo; pos < j.env.Count; pos++ {
+		state, code := j.unsent(pos, s, code)
+		j.settleLocked(pos, notify.Exception{State: state, Code: code})
+		info.Count++
+		info.States[state]++
+		info.Codes[code]++
+	}
+	j.advanceLocked()
+	j.mu.Unlock()
+	if f := j.p.w.cfg.Events.Settled; f != nil && info.Count > 0 {
+		f(info)
+	}
 }
 
 // unsent is the outcome of a receiver that ends without a call, or without a

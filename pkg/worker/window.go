@@ -5,13 +5,11 @@ import (
 	"context"
 	"fmt"
 	"runtime/debug"
-	"slices"
 	"sync"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/prefs"
 )
 
 // round is one or more claimed windows of the same content on their way
@@ -102,127 +100,6 @@ func (w *Worker) runWindow(parts []*window) {
 			}
 		}
 	}
-}
-
-// look decides for every receiver of part i whether and where it is called.
-func (r *round) look(i int, now time.Time) {
-	p, cfg := r.parts[i], &r.w.cfg
-	e := &p.job.env
-	key := &p.job.row.Key
-	rd := p.rd
-	if e.Expired(now) {
-		for pos := p.lo; pos < p.hi; pos++ {
-			r.unsent(i, pos, notify.Expired, codeExpired)
-		}
-		return
-	}
-	l, ok := r.w.looks.Get().(*looks)
-	if !ok {
-		l = &looks{}
-	}
-	defer r.w.looks.Put(l)
-	for pos := p.lo; pos < p.hi; {
-		n := 0
-		for ; n < len(l.recs) && pos+uint32(n) < p.hi && rd.Next(&l.recs[n]); n++ {
-			l.users[n] = l.recs[n].User
-			l.hashes[n] = notify.HashUser(l.users[n])
-		}
-		if n == 0 {
-			for ; pos < p.hi; pos++ {
-				r.decided(i, pos, notify.Failed, "corrupt", 0)
-			}
-			return
-		}
-		cfg.Prefs.Look(l.answers[:n], l.users[:n], l.hashes[:n], e.Channel, e.Category, now)
-		for k := range n {
-			r.lookAt(i, pos+uint32(k), &l.recs[k], &l.answers[k], e, key, now)
-		}
-		pos += uint32(n)
-	}
-}
-
-// looks are receivers that are looked at together. They keep what they were used
-// for last from being freed; there are few.
-type looks struct {
-	recs    [64]notify.Receiver
-	users   [64][]byte
-	hashes  [64]uint64
-	answers [64]prefs.Answer
-}
-
-func (r *round) lookAt(i int, pos uint32, rec *notify.Receiver, a *prefs.Answer, e *notify.Envelope, key *notify.RowKey, now time.Time) {
-	cfg := &r.w.cfg
-	if cfg.Cancels.Cancelled(e, rec.Index) {
-		r.unsent(i, pos, notify.Cancelled, "cancelled")
-		return
-	}
-	if r.behind(i, pos, rec, e, now) {
-		return
-	}
-	switch a.Action {
-	case prefs.OptedOut:
-		r.unsent(i, pos, notify.Suppressed, "opted_out")
-		return
-	case prefs.Quiet:
-		if e.Expires != 0 && a.Until >= e.Expires {
-			r.unsent(i, pos, notify.Expired, codeExpired)
-		} else {
-			r.decided(i, pos, notify.Deferred, "quiet_hours", a.Until)
-		}
-		return
-	}
-	targets, err := notify.Targets(r.targets[:0], rec.Address)
-	if err == nil && len(targets) == 0 {
-		targets = a.Targets(targets)
-	}
-	r.targets = targets
-	given := notify.Given(rec.Address)
-	n := len(r.call.Items)
-	dead := 0
-	for _, t := range targets {
-		if len(t.Address) == 0 { // reached by an earlier attempt
-			continue
-		}
-		if cfg.Prefs.Suppressed(e.Channel, t.Address) {
-			dead++
-			continue
-		}
-		of := t.Of
-		if of <= 1 {
-			of = 0
-		}
-		// In place, for a copy of one made beside it took twice as long; all fields
-		// are set, for it may have been another's.
-		r.call.Items = slices.Grow(r.call.Items, 1)[:len(r.call.Items)+1]
-		it := &r.call.Items[len(r.call.Items)-1]
-		it.Key, it.Fan, it.Index = key, e.Fan, 0
-		if e.Fan {
-			it.Index = rec.Index
-		}
-		it.Addr, it.Given, it.User, it.Address, it.Variables = t.Addr, given, rec.User, t.Address, rec.Variables
-		r.refs = append(r.refs, ref{uint16(i), of, int8(cfg.Routes.Of(t.Address)), pos})
-	}
-	if len(r.call.Items) == n {
-		if dead > 0 {
-			r.unsent(i, pos, notify.Suppressed, "suppressed_address")
-		} else {
-			r.decided(i, pos, notify.Failed, notify.CodeNoAddress, 0)
-		}
-	}
-}
-
-// unsent records the outcome of a receiver that ends without a call now.
-func (r *round) unsent(part int, pos uint32, s notify.State, code string) {
-	s, code = r.parts[part].job.unsent(pos, s, code)
-	r.decided(part, pos, s, code, 0)
-}
-
-// decided records an outcome that needed no call.
-func (r *round) decided(part int, pos uint32, s notify.State, code string, wake int64) {
-	if r.ex[part] == nil { // a few in a hundred end so: without growing by ones
-		r.ex[part] = make([]notify.Exception, 0, min(len(r.plain[part]), 32))
-	}
-	r.ex[part] = append(r.ex[part], notify.Exception{Pos: pos, State: s, Code: code, Wake: wake})
 }
 
 // deliver calls the provider until every item has an outcome. Items whose
@@ -339,39 +216,6 @@ func (r *round) nextDeadline(refs []ref) (at time.Time) {
 	return at
 }
 
-// lookAgain drops what expired, was cancelled or muted, or was found delivered,
-// while it waited. False: the partition is gone.
-func (r *round) lookAgain(items []notify.Item, refs []ref) ([]notify.Item, []ref, bool) {
-	cfg := &r.w.cfg
-	now := time.Now()
-	r.looked = now
-	keepItems, keepRefs := items[:0], refs[:0]
-	for i := range items {
-		j := r.parts[refs[i].part].job
-		e := &j.env
-		x := notify.Exception{Pos: refs[i].pos, Addr: items[i].Addr, Of: refs[i].of}
-		switch v := cfg.Prefs.Decide(notify.HashUser(items[i].User), items[i].User, e.Channel, e.Category, now); {
-		case e.Expired(now):
-			x.State, x.Code = j.unsent(x.Pos, notify.Expired, codeExpired)
-		case cfg.Cancels.Cancelled(e, items[i].Index):
-			x.State, x.Code = j.unsent(x.Pos, notify.Cancelled, "cancelled")
-		case v.Action == prefs.OptedOut:
-			x.State, x.Code = j.unsent(x.Pos, notify.Suppressed, "opted_out")
-		case cfg.Prefs.Suppressed(e.Channel, items[i].Address):
-			x.State, x.Code = j.unsent(x.Pos, notify.Suppressed, "suppressed_address")
-		case v.Action == prefs.Quiet && e.Expires != 0 && v.Until >= e.Expires:
-			x.State, x.Code = j.unsent(x.Pos, notify.Expired, codeExpired)
-		case v.Action == prefs.Quiet:
-			x.State, x.Code, x.Wake = notify.Deferred, "quiet_hours", v.Until
-		default:
-			keepItems, keepRefs = append(keepItems, items[i]), append(keepRefs, refs[i])
-			continue
-		}
-		r.ex[refs[i].part] = append(r.ex[refs[i].part], x)
-	}
-	return r.told(keepItems, keepRefs)
-}
-
 // send makes one provider call for r.call.Items.
 func (r *round) send(p *partition) bool {
 	cfg, ctx := &r.w.cfg, p.ctx
@@ -455,10 +299,6 @@ func (r *round) notNow(ctx context.Context) bool {
 	}
 	return ctx.Err() == nil
 }
-
-// relook is how old a look at preferences and cancels may be when a call starts:
-// an opt-out binds calls that start a second later.
-const relook = 250 * time.Millisecond
 
 func sleepUntil(ctx context.Context, at time.Time) bool {
 	t := time.NewTimer(max(time.Until(at), time.Millisecond))

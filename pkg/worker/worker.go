@@ -60,11 +60,21 @@ func (w *Worker) due(j *job) bool {
 	}
 	ctx := j.p.ctx
 	t := engine.Timer{FireAt: j.env.NotBefore, ID: timerID(j.row.Key), Kind: timer.KindEnvelope, Target: j.msg.Topic, Payload: j.msg.Value}
-	if w.until(ctx, "timer store", func() error { return w.cfg.Parker.Park(ctx, []engine.Timer{t}) }) == nil {
+	if w.park(ctx, []engine.Timer{t}, int(j.env.Count)) == nil {
 		j.p.forget(j)
 		j.msg.Done()
 	}
 	return false
+}
+
+// park puts timers of so many receivers into the timer store, however long that
+// takes.
+func (w *Worker) park(ctx context.Context, ts []engine.Timer, receivers int) error {
+	err := w.until(ctx, "timer store", func() error { return w.cfg.Parker.Park(ctx, ts) })
+	if f := w.cfg.Events.Parked; err == nil && f != nil {
+		f(w.cfg.Lane, receivers)
+	}
+	return err
 }
 
 // mismatch handles an envelope whose key has a row of other receivers: a
@@ -169,17 +179,6 @@ func (w *Worker) until(ctx context.Context, what string, f func() error) error {
 			return ctx.Err()
 		}
 	}
-}
-
-// settledWhole reports an envelope that ended without a call.
-func (w *Worker) settledWhole(j *job, s notify.State, code string) {
-	f := w.cfg.Events.Settled
-	if f == nil {
-		return
-	}
-	info := SettledInfo{Lane: w.cfg.Lane, Envelope: &j.env, Row: j.row.Key, Count: int(j.env.Count), Codes: map[string]int{code: int(j.env.Count)}}
-	info.States[s] = info.Count
-	f(info)
 }
 
 func chunkName(c notify.Chunk) string {

@@ -1,6 +1,7 @@
 package kfake
 
 import (
+	"context"
 	"errors"
 	"io"
 	"os"
@@ -197,9 +198,20 @@ func TestFailedWriteOfTheBrokerIsSeen(t *testing.T) {
 		t.Fatal(err)
 	}
 	cl := b.client(t)
-	ctx, stop := newTimeout(t)
+	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
 	defer stop()
-	_ = cl.ProduceSync(ctx, record("topic", "x"))
+	over := make(chan struct{}) // the client tries again until then
+	go func() {
+		defer close(over)
+		_ = cl.ProduceSync(ctx, record("topic", "x"))
+	}()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for b.Guard().Err() == nil && ctx.Err() == nil {
+		<-tick.C
+	}
+	stop()
+	<-over
 	if err := b.Guard().Err(); code(err) != "disk_error" {
 		t.Fatalf("%v, want disk_error", err)
 	}
@@ -214,7 +226,7 @@ func TestRunMeasuresAndTrims(t *testing.T) {
 		defer b.Close()
 		b.guard.cap = 50_000
 		done := make(chan error, 2)
-		ctx, stop := newTimeout(t)
+		ctx, stop := context.WithCancel(t.Context())
 		go func() { done <- b.Run(ctx) }()
 		go func() {
 			done <- b.Trim(ctx, func() map[string]map[int32]int64 { return map[string]map[int32]int64{"topic": {0: 60}} })

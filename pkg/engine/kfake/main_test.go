@@ -1,12 +1,10 @@
 package kfake
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"strconv"
 	"testing"
-	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -98,10 +96,6 @@ func crash(t testing.TB, dir string) string {
 		t.Fatal(err)
 	}
 	return to
-}
-
-func newTimeout(t testing.TB) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(t.Context(), 2*time.Second)
 }
 
 func record(topic, value string) *kgo.Record {

@@ -18,7 +18,7 @@ import (
 )
 
 // hang is far longer than any call takes; a call that ends by it hung.
-const hang = 20 * time.Second
+const hang = time.Minute
 
 // program runs rounds of every writer, one after the other, until one fails.
 func program(ctx context.Context, s *Store, p *promises, rounds int) error {

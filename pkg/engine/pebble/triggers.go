@@ -159,7 +159,7 @@ func (w *triggerWrite) fill(tx tx, k, row, head []byte) {
 	}
 }
 
-// header of a row whose lock is held.
+// stored is the header of a row whose lock is held.
 func (t *triggers) stored(k []byte, id string) (triggerHeader, bool, error) {
 	if h, ok := t.heads.get(id); ok {
 		return h, true, nil

@@ -1,0 +1,207 @@
+package worker
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/stream"
+)
+
+// A stop is not taken for a death of the process: what one crash left ambiguous
+// may be left waiting by any number of restarts, called or not, and is sent once
+// it can be. It would else be taken for what kills the worker.
+func TestStopsAreNoCrashes(t *testing.T) {
+	for name, c := range map[string]struct {
+		paused bool
+		resent uint32
+	}{
+		"the lane is paused":   {paused: true, resent: 1},
+		"the provider is shut": {resent: 11},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in(t, func(t *testing.T) {
+				gate := &Gate{}
+				p := newPlant(t, pushLane, func(cfg *Config) { cfg.Gate = gate })
+				p.prov.set(time.Hour, nil)
+				e := p.envelope(notify.OTP, "ann")
+				p.send(e)
+				pass(time.Second) // the call is under way
+				p.crash()
+				gate.Set(c.paused)
+				p.prov.set(0, func(*notify.Item) (notify.Result, bool) {
+					return notify.Result{Class: notify.ClassThrottled, RetryAfter: time.Hour, Code: "http_429", Provider: "prov"}, false
+				})
+				for range 10 {
+					p.start()
+					pass(time.Second)
+					p.drain()
+				}
+				gate.Set(false)
+				p.prov.set(0, nil)
+				p.start()
+				pass(time.Minute)
+				row := p.rows(&e)[0]
+				if got := p.state(&e, 0); got.State != notify.Delivered || row.Starts > 2 || row.Resent != c.resent {
+					t.Errorf("%+v after %d starts, %d sent again\n%+v", got, row.Starts, row.Resent, row)
+				}
+			})
+		})
+	}
+}
+
+// Mails that wait for others of their content are dropped at their deadline, as
+// all others are, while operators pause the lane and while the provider is shut.
+func TestHeldMailExpires(t *testing.T) {
+	for name, paused := range map[string]bool{"paused": true, "shut": false} {
+		t.Run(name, func(t *testing.T) {
+			in(t, func(t *testing.T) {
+				gate := &Gate{}
+				p := newPlant(t, emailLane, func(cfg *Config) { cfg.Gate = gate })
+				p.prov.set(0, func(*notify.Item) (notify.Result, bool) {
+					return notify.Result{Class: notify.ClassConfig, Code: "http_403", Provider: "prov"}, false
+				})
+				gate.Set(paused)
+				if !paused {
+					p.send(p.envelope(notify.OTP, "bob")) // finds it out
+				}
+				pass(time.Second)
+				calls := p.prov.count()
+				var held []notify.Envelope
+				for _, user := range []string{"ann", "cid"} {
+					e := p.envelope(notify.Transactional, user)
+					e.Content.Template, e.Expires = "tpl", time.Now().Add(time.Minute).UnixMilli()
+					held = append(held, e)
+				}
+				p.send(held...)
+				pass(90 * time.Second)
+				for i := range held {
+					if got := p.state(&held[i], 0).State; got != notify.Expired {
+						t.Errorf("%v half a minute after its deadline", got)
+					}
+				}
+				if n := p.prov.count() - calls; n != 0 {
+					t.Errorf("%d calls", n)
+				}
+			})
+		})
+	}
+}
+
+// What is put into the timer store is told, by receivers: metrics live on it.
+func TestParkedIsTold(t *testing.T) {
+	in(t, func(t *testing.T) {
+		var mu sync.Mutex
+		parked := map[notify.Lane]int{}
+		p := newPlant(t, pushLane, func(cfg *Config) {
+			cfg.Events.Parked = func(l notify.Lane, n int) {
+				mu.Lock()
+				defer mu.Unlock()
+				parked[l] += n
+			}
+		})
+		first := map[string]bool{}
+		p.prov.set(0, func(item *notify.Item) (notify.Result, bool) {
+			if user := string(item.User); user != name(0) && !first[user] {
+				first[user] = true
+				return notify.Result{Class: notify.ClassRetry, RetryAfter: time.Minute, Code: "later", Provider: "prov"}, false
+			}
+			return accepted, true
+		})
+		e := p.envelope(notify.Transactional, name(0), name(1), name(2))
+		p.send(e)
+		pass(5 * time.Minute)
+		for i := range uint32(3) {
+			if got := p.state(&e, i).State; got != notify.Delivered {
+				t.Errorf("%v", got)
+			}
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if len(parked) != 1 || parked[pushLane] != 2 {
+			t.Errorf("told of %v", parked)
+		}
+	})
+}
+
+// An envelope of which a part had its outcome before a crash, and that expires
+// then: what is told is the rest, under the states that it got.
+func TestRestOfAnEnvelopeIsTold(t *testing.T) {
+	in(t, func(t *testing.T) {
+		var told SettledInfo
+		p := newPlant(t, smsLane, func(cfg *Config) {
+			cfg.Events.Settled = func(s SettledInfo) { told = s }
+		})
+		e := p.envelope(notify.Alert, users(6)...)
+		e.Expires = time.Now().Add(-time.Minute).UnixMilli()
+		// Two have theirs, two were started.
+		err := p.store.Status().Put(t.Context(), []notify.Row{{
+			Key: e.Key(), Count: 6, Digest: notify.ColumnDigest(e.Receivers), Starts: 1, DoneUpTo: 2, StartedUpTo: 4,
+			Default: notify.Exception{State: notify.Delivered, Provider: "prov"},
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.send(e)
+		pass(time.Minute)
+		want := map[notify.State]int{notify.Unknown: 2, notify.Expired: 2}
+		for state, n := range told.States {
+			if n != want[notify.State(state)] {
+				t.Errorf("told of %d that are %v, want %d", n, notify.State(state), want[notify.State(state)])
+			}
+		}
+		if told.Count != 4 || told.Codes["expired"] != 4 {
+			t.Errorf("told of %d, codes %v", told.Count, told.Codes)
+		}
+	})
+}
+
+// panicsOnce is a store whose first read panics.
+type panicsOnce struct {
+	engine.Status
+	once *sync.Once
+}
+
+func (s panicsOnce) Get(ctx context.Context, keys []notify.RowKey) ([]notify.Row, error) {
+	s.once.Do(func() { panic("a bug of the store") })
+	return s.Status.Get(ctx, keys)
+}
+
+// Records whose acceptance panicked are handed over again, by the group, and go
+// their way: they do not wait for themselves, nor what comes behind for them.
+func TestAcceptPanicsAndGoesOn(t *testing.T) {
+	in(t, func(t *testing.T) {
+		p := newPlant(t, pushLane, func(cfg *Config) { cfg.Status = panicsOnce{cfg.Status, &sync.Once{}} })
+		part := p.life.parts[pushLane.Topic()]
+		envs := []notify.Envelope{p.envelope(notify.OTP, "ann"), p.envelope(notify.OTP, "bob"), p.envelope(notify.OTP, "ann")}
+		marked := make([]bool, len(envs))
+		var msgs []*stream.Msg
+		for i := range envs {
+			msgs = append(msgs, stream.NewMsg(stream.Record{Topic: pushLane.Topic(), Offset: int64(i), Value: notify.AppendEnvelope(nil, &envs[i])}, func() { marked[i] = true }))
+		}
+		handle := func(msgs []*stream.Msg) (panicked any) {
+			defer func() { panicked = recover() }()
+			if err := part.Handle(p.life.ctx, msgs); err != nil {
+				t.Error(err)
+			}
+			return nil
+		}
+		if handle(msgs[:2]) == nil {
+			t.Fatal("the store's panic was lost")
+		}
+		for i := range msgs { // one a call, as the group does
+			if v := handle(msgs[i : i+1]); v != nil {
+				t.Fatal(v)
+			}
+		}
+		pass(time.Minute)
+		for i := range envs {
+			if got := p.state(&envs[i], 0).State; got != notify.Delivered || !marked[i] {
+				t.Errorf("record %d: %v, marked %v", i, got, marked[i])
+			}
+		}
+	})
+}
