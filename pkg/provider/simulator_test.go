@@ -207,7 +207,7 @@ func TestSimulatorDelivers(t *testing.T) {
 // without one.
 func TestSimulatorSeesTheTrace(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, simulator.Config{}, 20*time.Second)
+	w := newWorld(t, simulator.Config{}, time.Minute)
 	const parent, state = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "vendor=x"
 	f := func(p simulator.Provider, s provider.Sender, c *notify.Call, parent, state string) {
 		t.Helper()
