@@ -34,6 +34,9 @@ var mayImport = map[string]string{
 	"pkg/engine":  "notify",
 
 	"pkg/promcheck": "",
+	"pkg/trace":     "", // spans; the only one that knows OpenTelemetry
+
+	"pkg/trace/tracetest": "", // a collector for tests
 
 	// Files that programs carry.
 	"docs":                "",
@@ -58,9 +61,9 @@ var mayImport = map[string]string{
 
 	// Stages.
 	"pkg/schedule": "engine notify fault",
-	"pkg/trigger":  "engine notify limit fault",
+	"pkg/trigger":  "engine notify limit fault trace",
 	"pkg/intake":   "engine notify stream prefs limit fault",
-	"pkg/worker":   "engine notify stream wheel dedup limit prefs timer fault",
+	"pkg/worker":   "engine notify stream wheel dedup limit prefs timer fault trace",
 	"pkg/provider": "notify limit",
 
 	// Providers' side of the wire: knows nothing of how we call them.
@@ -72,7 +75,7 @@ var mayImport = map[string]string{
 	"pkg/archive": "engine notify ops history fault durable",
 	"pkg/api":     "notify",
 	"pkg/web":     "notify api",
-	"pkg/server":  "engine notify api intake ops prefs history limit schedule trigger",
+	"pkg/server":  "engine notify api intake ops prefs history limit schedule trigger trace",
 	"pkg/load":    "notify api",
 	"pkg/tui":     "load",
 	"pkg/audit":   "engine notify stream history schedule api",
@@ -81,7 +84,7 @@ var mayImport = map[string]string{
 
 	// The only place that knows more than one engine. Load and tui belong to
 	// notifyctl, faulty and enginetest to tests.
-	"pkg/app": everything("load", "tui", "tui/console", "engine/faulty", "engine/enginetest"),
+	"pkg/app": everything("load", "tui", "tui/console", "engine/faulty", "engine/enginetest", "trace/tracetest"),
 
 	"cmd/notifyd":   "app api backup durable notify server simulator load cli",
 	"cmd/notifyctl": "app api archive backup durable load tui tui/console notify cli when plan explain promcheck docs dashboards",
@@ -89,6 +92,10 @@ var mayImport = map[string]string{
 
 // everything stands for all packages of pkg but some.
 func everything(but ...string) string { return "* -" + strings.Join(but, " -") }
+
+// onlyHere names libraries that one place of ours may import, by prefix: another
+// one beside it is a change of few files.
+var onlyHere = map[string]string{"go.opentelemetry.io/": "pkg/trace"}
 
 // onlyTests may be imported by test files alone, and by enginetest, which is
 // one in all but name.
@@ -134,6 +141,11 @@ func check(repo fs.FS) (problems []string) {
 				}) {
 					report("%s imports %s, which is for tests", name, to)
 					continue
+				}
+				for library, home := range onlyHere {
+					if strings.HasPrefix(to, library) && from != home && !strings.HasPrefix(from, home+"/") {
+						report("%s imports %s, which only %s does", name, to, home)
+					}
 				}
 				if ours, ok := strings.CutPrefix(to, module); ok && !allowed(list, ours) {
 					report("%s must not import %s", name, ours)
@@ -220,5 +232,7 @@ func TestCheckFindsProblems(t *testing.T) {
 	f("cmd/notifyctl/main.go", module+"pkg/server", "must not import pkg/server")
 	f("cmd/notifyctl/main.go", module+"dashboards", "")
 	f("cmd/notifyctl/main.go", module+"dashboards/build", "must not import dashboards/build")
+	f("pkg/trace/a.go", "go.opentelemetry.io/otel", "")
+	f("pkg/worker/a.go", "go.opentelemetry.io/otel/trace", "which only pkg/trace does")
 	f("pkg/app/a.go", module+"dashboards", "must not import dashboards")
 }

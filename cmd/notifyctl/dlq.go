@@ -143,7 +143,7 @@ func (p *program) deadLetterFields(d *api.DeadLetter) cli.Table {
 		{"notification", d.NotificationID}, {"state", d.State}, {"class", d.Class}, {"code", d.Code},
 		{"provider", d.Provider}, {"attempts", fmt.Sprint(d.Attempts)}, {"caller", d.Caller}, {"campaign", d.Campaign},
 		{"channel", d.Channel}, {"category", d.Category}, {"user", d.UserID}, {"template", d.Template},
-		{"first failed", p.when(d.FirstFailedAt)}, {"last failed", p.when(d.LastFailedAt)}, {"expires", p.whenever(d.ExpiresAt)}, {"kept until", p.whenever(d.KeptUntil)}, {"origin", d.Origin}, {"job", d.Job},
+		{"first failed", p.when(d.FirstFailedAt)}, {"last failed", p.when(d.LastFailedAt)}, {"expires", p.whenever(d.ExpiresAt)}, {"kept until", p.whenever(d.KeptUntil)}, {"origin", d.Origin}, {"job", d.Job}, {"trace", d.TraceID},
 	}
 	if d.Epoch > 0 {
 		t = append(t, []string{"epoch", fmt.Sprint(d.Epoch)})

@@ -113,7 +113,7 @@ func (p *program) printSummary(s *api.Summary) error {
 		t := cli.Table{
 			{"campaign", s.CampaignID}, {"fan-out", s.NotificationID}, {"caller", s.Caller},
 			{"channel", s.Channel}, {"category", s.Category}, {"created", p.when(s.CreatedAt)},
-			{"due", p.whenever(s.ScheduledAt)}, {"cancelled", p.whenever(s.CancelledAt)},
+			{"due", p.whenever(s.ScheduledAt)}, {"cancelled", p.whenever(s.CancelledAt)}, {"trace", s.TraceID},
 		}
 		if s.Parts > 0 {
 			t = append(t, []string{"parts", count(s.Parts)})
@@ -168,5 +168,5 @@ func (p *program) statusFields(s *api.Status) cli.Table {
 		t = append(t, []string{"epoch", fmt.Sprintf("%d (replayed)", s.Epoch)})
 	}
 	return append(t, []string{"accepted", p.when(s.AcceptedAt)}, []string{"due", p.whenever(s.ScheduledAt)},
-		[]string{"updated", p.whenever(s.UpdatedAt)}, []string{"expires", p.whenever(s.ExpiresAt)})
+		[]string{"updated", p.whenever(s.UpdatedAt)}, []string{"expires", p.whenever(s.ExpiresAt)}, []string{"trace", s.TraceID})
 }

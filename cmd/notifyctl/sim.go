@@ -172,6 +172,9 @@ type simMessage struct {
 	Attempt  string    `json:"attempt,omitempty"`
 	Status   int       `json:"status"`
 	Outcome  string    `json:"outcome"`
+	// Traceparent and Tracestate are the W3C headers it came with.
+	Traceparent string `json:"traceparent,omitempty"`
+	Tracestate  string `json:"tracestate,omitempty"`
 }
 
 func newSimInbox(p *program, dial func() (*simClient, error)) *cobra.Command {

@@ -40,6 +40,9 @@ type simCall struct {
 	Signature string    `json:"signature"`
 	Path      string    `json:"path"`
 	Bytes     int       `json:"bytes"`
+	// Traceparent and Tracestate are the W3C headers it came with.
+	Traceparent string `json:"traceparent,omitempty"`
+	Tracestate  string `json:"tracestate,omitempty"`
 }
 
 // lateNames are the buckets of lateness.

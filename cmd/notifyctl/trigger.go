@@ -185,7 +185,7 @@ func (p *program) printTrigger(t *api.TriggerStatus) error {
 		out := cli.Table{
 			{"trigger", t.TriggerID}, {"status", t.Status}, {"reason", t.Reason}, {"caller", t.Caller}, {"url", t.CallbackURL},
 			{"payload", strconv.Itoa(t.PayloadBytes) + " bytes"}, {"created", p.when(t.CreatedAt)}, {"fires", p.when(t.FireAt)},
-			{"ended", p.whenever(t.EndedAt)},
+			{"ended", p.whenever(t.EndedAt)}, {"trace", t.TraceID},
 		}
 		if t.Generation > 0 {
 			out = append(out, []string{"generation", strconv.Itoa(int(t.Generation))})

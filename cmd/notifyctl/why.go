@@ -46,7 +46,11 @@ func runWhy(ctx context.Context, p *program, id string) error {
 		if to == "" {
 			to = "an address"
 		}
-		fmt.Fprintf(p.out, "%s is %s: %s %s to %s, from %s\n\n", t.NotificationID, t.Status.Status, t.Category, t.Channel, cli.Clean(to), cli.Clean(t.Caller))
+		fmt.Fprintf(p.out, "%s is %s: %s %s to %s, from %s\n", t.NotificationID, t.Status.Status, t.Category, t.Channel, cli.Clean(to), cli.Clean(t.Caller))
+		if t.TraceID != "" {
+			fmt.Fprintf(p.out, "trace %s\n", cli.Clean(t.TraceID))
+		}
+		fmt.Fprintln(p.out)
 	}
 	if err := pr.Print(t, func() cli.Table { return p.story(t.Events) }); err != nil {
 		return err

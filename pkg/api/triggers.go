@@ -92,6 +92,7 @@ type TriggerStatus struct {
 	Generation         uint32           `json:"generation"` // 0 until it is rescheduled
 	MaxLatenessSeconds float64          `json:"max_lateness_seconds,omitempty"`
 	LatePolicy         string           `json:"late_policy,omitempty"`
+	TraceID            string           `json:"trace_id,omitempty"`
 	Log                []TriggerAttempt `json:"log,omitempty"` // the last calls, oldest first
 	Next               string           `json:"next"`          // one sentence: what happens next, and when
 }

@@ -20,6 +20,7 @@ const (
 	HeaderIdempotencyReplayed = "Idempotency-Replayed"
 	HeaderRequestID           = "X-Request-Id"
 	HeaderTraceparent         = "Traceparent"
+	HeaderTracestate          = "Tracestate"
 	HeaderContext             = "Notify-Context" // what the operator's client calls the server; for the audit log
 	HeaderReason              = "Notify-Reason"  // why an operator changes something; for the audit log
 )
@@ -146,6 +147,7 @@ type Status struct {
 	UpdatedAt      *time.Time `json:"updated_at,omitempty"`
 	ExpiresAt      *time.Time `json:"expires_at,omitempty"`
 	ScheduledAt    *time.Time `json:"scheduled_at,omitempty"` // when it became or becomes due, jitter included
+	TraceID        string     `json:"trace_id,omitempty"`     // of the request's traceparent, or of the trace the server began
 }
 
 // Summary counts the receivers of a fan-out, or of a campaign, by state.
@@ -162,6 +164,7 @@ type Summary struct {
 	Parts          int            `json:"parts,omitempty"`    // campaigns
 	Accepted       int64          `json:"accepted,omitempty"` // receivers the answer said yes to, of all parts; 0: not known
 	Rejected       int64          `json:"rejected,omitempty"` // campaigns
+	TraceID        string         `json:"trace_id,omitempty"` // fan-outs
 	ScheduledAt    *time.Time     `json:"scheduled_at,omitempty"`
 	CancelledAt    *time.Time     `json:"cancelled_at,omitempty"`
 	Counted        int64          `json:"counted"`  // receivers in Counts
@@ -311,6 +314,7 @@ type DeadLetter struct {
 	KeptUntil      *time.Time     `json:"kept_until,omitempty"` // retention takes it then
 	Job            string         `json:"job,omitempty"`        // that moved it to its state
 	Origin         string         `json:"origin,omitempty"`     // topic/partition/offset of the record that failed
+	TraceID        string         `json:"trace_id,omitempty"`
 	Extra          map[string]any `json:"extra,omitempty"`
 }
 

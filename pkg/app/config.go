@@ -138,6 +138,13 @@ type Config struct {
 		} `koanf:"sendgrid"`
 	} `koanf:"providers"`
 
+	Tracing struct {
+		Endpoint    string  `koanf:"endpoint" doc:"URL of a collector that takes OpenTelemetry traces by OTLP/HTTP, e.g. http://127.0.0.1:4318; empty: no spans are made (a traceparent travels all the same)"`
+		Sample      float64 `koanf:"sample" doc:"share of requests without a traceparent that begin a trace, 0 to 1; those with one say themselves whether they are recorded"`
+		HeadersFile string  `koanf:"headers_file" doc:"file of headers for the collector, a line each: Name: value; they may be secret"`
+		Service     string  `koanf:"service" doc:"service.name of the spans"`
+	} `koanf:"tracing"`
+
 	Logging struct {
 		Level  string `koanf:"level" doc:"debug, info, warn or error"`
 		Format string `koanf:"format" doc:"json or text"`
@@ -188,6 +195,7 @@ func Default() Config {
 	c.Providers.Twilio.URL, c.Providers.Twilio.Rate, c.Providers.Twilio.Parallel = "https://api.twilio.com", 1000, 100
 	c.Providers.SendGrid.URL, c.Providers.SendGrid.Rate = "https://api.sendgrid.com", 100
 	c.Audit.Every, c.Audit.Window = time.Hour, 26*time.Hour
+	c.Tracing.Sample, c.Tracing.Service = 0.01, "notifyd"
 	c.Logging.Level, c.Logging.Format = "info", "json"
 	return c
 }

@@ -52,7 +52,7 @@ func triggerLetter(value []byte) (d engine.DeadLetter, err error) {
 	}
 	return engine.DeadLetter{
 		ID: id, Epoch: uint16(min(l.Gen, math.MaxUint16)), Caller: l.Caller, Channel: ops.ChannelTrigger, Class: l.Class, Code: l.Reason,
-		Attempts: l.Attempts, FirstFailed: l.Failed, LastFailed: l.Failed, Topic: trigger.TopicDLQ,
+		Attempts: l.Attempts, FirstFailed: l.Failed, LastFailed: l.Failed, Topic: trigger.TopicDLQ, Trace: l.Trace,
 		Extra: map[string]any{"callback_url": l.URL, "status": float64(l.Status), "fire_at_ms": float64(l.FireAt)},
 	}, nil
 }

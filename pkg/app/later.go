@@ -55,8 +55,8 @@ func (n *Node) buildLater() error {
 	tc := timer.Config{
 		Store: n.store.Timers(), Schedules: n.store.Schedules(), Scheduled: n.store, Cold: n.store.ColdTimers(), Heartbeats: memory.NewHeartbeats(),
 		Owner: n.broker.StoreID(), Shards: cfg.Timers.Shards, CatchUpRate: cfg.Timers.CatchUpRate, Logger: n.log,
-		Publish:   func(ctx context.Context, ts []engine.Timer) error { return handOn(ctx, ts, toLog, toQueue) },
-		CaughtUp:  func(ctx context.Context, ts []engine.Timer) error { return handOn(ctx, ts, toLog, toBacklog) },
+		Publish:   n.tracedRelease(func(ctx context.Context, ts []engine.Timer) error { return handOn(ctx, ts, toLog, toQueue) }),
+		CaughtUp:  n.tracedRelease(func(ctx context.Context, ts []engine.Timer) error { return handOn(ctx, ts, toLog, toBacklog) }),
 		Cancelled: n.cancelledTimers,
 		Events:    timer.Events{Released: n.metrics.released},
 	}
@@ -76,7 +76,10 @@ func (n *Node) buildLater() error {
 	if l.egress, err = trigger.NewEgress(trigger.EgressConfig{Policy: policy, Timeout: cfg.Triggers.Timeout}); err != nil {
 		return err
 	}
-	rows := parker{l.timers}
+	var rows trigger.Later = parker{l.timers}
+	if n.tracer != nil {
+		rows = tracedRows{rows, n.tracer}
+	}
 	census := trigger.NewCensus(n.store.Triggers())
 	events := n.metrics.triggers()
 	if l.triggers, err = trigger.New(trigger.Config{
@@ -89,7 +92,7 @@ func (n *Node) buildLater() error {
 	if l.dispatcher, err = trigger.NewDispatcher(trigger.DispatcherConfig{
 		Triggers: n.store.Triggers(), Callers: n.store.Callers(), Queue: l.queue, Later: rows, Dead: deadTriggers{n.producer},
 		Egress: l.egress, Census: census, CallerInFlight: cfg.Triggers.CallerInFlight, MaxInFlight: cfg.Triggers.InFlight,
-		Drain: cfg.Workers.Drain, Events: events, Logger: n.log,
+		Drain: cfg.Workers.Drain, Events: events, Logger: n.log, Tracer: n.tracer,
 	}); err != nil {
 		return err
 	}

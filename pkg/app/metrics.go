@@ -50,6 +50,8 @@ type metrics struct {
 	outcomesRefused                                *prometheus.CounterVec
 	archiveLines                                   *prometheus.CounterVec
 	archiveFailures                                prometheus.Counter
+	spansExported                                  prometheus.Counter
+	spansDropped                                   *prometheus.CounterVec
 }
 
 func newMetrics(n *Node) *metrics {
@@ -115,6 +117,8 @@ func newMetrics(n *Node) *metrics {
 	m.outcomesRefused = counter("outcomes_told_refused_total", "Times a caller could not be told of its failures, and will be later.", "code")
 	m.archiveLines = counter("archive_lines_total", "Lines written to the archive.", "kind")
 	m.archiveFailures = single("archive_failures_total", "Runs of the archive that ended with an error.")
+	m.spansExported = single("trace_spans_exported_total", "Spans the collector took.")
+	m.spansDropped = counter("trace_spans_dropped_total", "Spans the collector will never see.", "reason")
 	m.storeStalled = gauge("status_store_stalled_seconds", "How long the status store has been refusing outcomes; 0: it is well.")
 	m.registry.MustRegister(&nodeCollector{n})
 	return m

@@ -26,6 +26,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/server"
 	"github.com/notifyd/notifyd/pkg/stream"
 	"github.com/notifyd/notifyd/pkg/timer"
+	"github.com/notifyd/notifyd/pkg/trace"
 	"github.com/notifyd/notifyd/pkg/trigger"
 	"github.com/notifyd/notifyd/pkg/worker"
 )
@@ -217,6 +218,7 @@ func feed(m *metrics) {
 	m.stalled(0)
 	m.reconciled(map[string]int{trigger.FindOverdue: 1}, nil)
 	m.receipts(notify.SMS, 1)
+	add(m.spansDropped, 1, trace.QueueFull)
 }
 
 // runNode runs an embedded node whose providers accept everything, and sends

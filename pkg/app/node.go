@@ -28,6 +28,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/prefs"
 	"github.com/notifyd/notifyd/pkg/server"
 	"github.com/notifyd/notifyd/pkg/stream"
+	"github.com/notifyd/notifyd/pkg/trace"
 	"github.com/notifyd/notifyd/pkg/trigger"
 	"github.com/notifyd/notifyd/pkg/worker"
 )
@@ -85,7 +86,8 @@ type Node struct {
 	audit         *ops.AuditLog
 	conserve      conservation
 	lanes         *lanes
-	role          string // set by RunAs
+	role          string        // set by RunAs
+	tracer        *trace.Tracer // nil: no collector is configured
 }
 
 // seams are what only tests change.
@@ -97,6 +99,8 @@ type seams struct {
 	provider   func(worker.Provider) worker.Provider
 	cancels    func(engine.Cancels) engine.Cancels
 	settle     time.Duration // between two looks of an audit
+	traceQueue int           // spans that wait for the collector
+	traceEvery time.Duration // how long a span waits for others
 }
 
 // Option is something a process is given that no configuration says.
@@ -131,6 +135,9 @@ func newNode(cfg Config, log *slog.Logger, seams seams, opts ...Option) (_ *Node
 	}
 	n.metrics = newMetrics(n)
 	n.rates = newRates(n.metrics)
+	if err := n.openTracer(); err != nil {
+		return nil, err
+	}
 	if err := n.build(); err != nil {
 		return nil, err
 	}
@@ -185,7 +192,7 @@ func (n *Node) build() error {
 	n.groups, n.groupNames = append(n.groups, index), append(n.groupNames, ops.DeadLetterGroup)
 	n.intake, err = intake.New(intake.Stores{
 		Log: n.counted(), Partitions: n.broker.Partitions, Idem: n.store.Idem(), Campaigns: n.store.Campaigns(),
-		Cancels: n.store.Cancels(), Spill: n.store.Spill(), Gate: n.broker.Guard(), Later: n.later.schedules, LaterGate: disk(n.broker.Guard().Disk),
+		Cancels: n.store.Cancels(), Spill: n.store.Spill(), Gate: n.broker.Guard(), Later: n.tracedLater(), LaterGate: disk(n.broker.Guard().Disk),
 	}, intake.Config{
 		MaxDelay: cfg.Timers.MaxDelay, Jitter: cfg.Timers.Jitter,
 		Refuse: refusals(cfg.Intake.Refuse), SMS: categories(cfg.Intake.SMS), Keep: cfg.Intake.Idempotency,
@@ -213,7 +220,7 @@ func (n *Node) lane(l notify.Lane) error {
 			MaxRetries: n.cfg.Workers.MaxRetries, BatchAge: n.cfg.Workers.BatchAge, CallLimit: n.cfg.Workers.CallLimit,
 			Routes: n.provs.routes(l.Channel), Log: n.producer, Status: n.store.Status(), Committer: n.commit,
 			Prefs: preferences{n.prefs.Snapshot(), n.prefs}, Cancels: n.cancels, Parker: n.later.timers,
-			Provider: prov, Health: n.health, Gate: n.lanes.gates[l], Events: n.metrics.worker(n.tail, n.observe), Logger: n.log, Seen: n.seen,
+			Provider: prov, Health: n.health, Gate: n.lanes.gates[l], Events: n.metrics.worker(n.tail, n.observe), Logger: n.log, Seen: n.seen, Tracer: n.tracer,
 		})
 		topic, group := l.Topic(), l.Group()
 		if role == worker.Retries {
@@ -324,6 +331,7 @@ func (n *Node) Close() error {
 			}
 		}
 	}
+	n.tracer.Close()
 	if n.history != nil {
 		errs = append(errs, n.history.Close())
 	}

@@ -43,7 +43,11 @@ func (l countedLog) Append(ctx context.Context, recs []stream.Record) error {
 }
 
 func (n *Node) counted() intake.Log {
-	return countedLog{n.producer, n.broker.Guard().Appended}
+	log := countedLog{n.producer, n.broker.Guard().Appended}
+	if n.tracer == nil {
+		return log
+	}
+	return tracedLog{log, n.tracer}
 }
 
 func (n *Node) buildServer() error {
@@ -74,7 +78,7 @@ func (n *Node) buildServer() error {
 		Receipts: n.receipts(), Tail: n.tail, Doctor: n.doctor, Lag: n.lag, Rates: n.rates.report, Accounts: n.accounts, Page: n.page, Conservation: n.Audit, Lanes: n.lanes, Backup: n.backup, Debug: n.debug, Ready: n.Ready,
 		Warnings: n.warnings, Version: cfg.Version,
 		Standing: n.standing, MailHold: cfg.Workers.BatchAge,
-		Metrics: n.metrics.registry, Hooks: n.metrics.http(), Log: n.log,
+		Metrics: n.metrics.registry, Hooks: n.metrics.http(), Log: n.log, Tracer: n.tracer,
 	})
 	return err
 }
@@ -174,7 +178,7 @@ func (n *Node) failedByReceipt(ctx context.Context, id notify.ID, row *notify.Ro
 		Version: 1, ID: id.String(), Epoch: int(row.Key.Epoch), Caller: e.Caller, Campaign: e.Campaign,
 		Channel: e.Channel.String(), Category: e.Category.String(), User: string(found.User), Template: e.Content.Template,
 		Class: notify.ClassPermanent.String(), Code: x.Code, Provider: x.Provider, Attempts: int(row.Key.Attempt) + 1,
-		Accepted: e.Accepted, Failed: row.Updated, Expires: e.Expires,
+		Accepted: e.Accepted, Failed: row.Updated, Expires: e.Expires, Trace: e.Trace,
 		Chunk: fmt.Sprintf("%d.%d", e.Chunk.Partition, e.Chunk.Block), Topic: found.Topic, Partition: found.LogPart, Offset: found.Offset,
 	})
 	if err != nil {

@@ -14,6 +14,7 @@ import (
 	"github.com/go-viper/mapstructure/v2"
 
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/trace"
 )
 
 // problem is a value that is refused: its key, the value and the rule, and where
@@ -192,6 +193,14 @@ func (c *Config) validate() (problems []problem) {
 	}
 	if u, err := url.Parse(c.API.PublicURL); c.API.PublicURL != "" && (err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https")) {
 		bad("api.public_url", "%q is not an http or https URL", c.API.PublicURL)
+	}
+	if c.Tracing.Endpoint != "" {
+		if err := trace.CheckEndpoint(c.Tracing.Endpoint); err != nil {
+			bad("tracing.endpoint", "the URL %s", err) // not the URL: it may hold a secret
+		}
+	}
+	if !(c.Tracing.Sample >= 0 && c.Tracing.Sample <= 1) {
+		bad("tracing.sample", "%g is not from 0 to 1", c.Tracing.Sample)
 	}
 	keys := 0
 	for _, from := range []string{c.Auth.JWKSURL, c.Auth.JWKSFile, c.Auth.KeyFile, c.Auth.HS256} {

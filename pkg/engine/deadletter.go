@@ -34,6 +34,7 @@ type DeadLetter struct {
 	State       string         `json:"state"`         // LetterDead, LetterReplayed, LetterDiscarded
 	Job         string         `json:"job,omitempty"` // that moved it to State
 	Until       int64          `json:"until_ms"`
+	Trace       string         `json:"traceparent,omitempty"` // of the request, W3C
 	Extra       map[string]any `json:"extra,omitempty"`
 }
 

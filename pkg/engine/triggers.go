@@ -57,8 +57,11 @@ type Trigger struct {
 	URL     string
 	Payload []byte // delivered byte for byte; at most 4,096 bytes of a caller's, 32 KiB of the server's own
 	Form    PayloadForm
-	Created int64 // ms since 1970
-	FireAt  int64 // first attempt, after jitter; ms since 1970
+	Trace   string // W3C traceparent of the request that made it; empty: none
+	// TraceState is the W3C tracestate beside Trace.
+	TraceState string
+	Created    int64 // ms since 1970
+	FireAt     int64 // first attempt, after jitter; ms since 1970
 
 	Schedule    []time.Duration // waits between attempts; nil: the default
 	MaxLateness time.Duration   // 0: without limit

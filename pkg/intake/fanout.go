@@ -79,9 +79,12 @@ func (s *Service) planFanout(m *Meta, b *fanBody, l layout) (*plan, error) {
 	e := notify.Envelope{
 		Chunk: notify.Chunk{Base: l.base}, Fan: true,
 		Channel: b.channel, Category: b.category, Accepted: l.accepted, Expires: b.expires,
-		Caller: m.Caller, Campaign: b.campaign, Trace: m.Trace, Content: b.content, NotBefore: fire,
+		Caller: m.Caller, Campaign: b.campaign, Content: b.content, NotBefore: fire,
 	}
-	room := s.cfg.MaxRecord - len(notify.AppendEnvelope(nil, &e)) - 64
+	// The same room whatever the trace: a repeat that finds its layout frozen may
+	// come with another one.
+	room := s.cfg.MaxRecord - len(notify.AppendEnvelope(nil, &e)) - 64 - traceRoom
+	e.Trace, e.TraceState = m.Trace, m.TraceState
 
 	f, users := s.fans.Get().(*splitter), b.guess
 	f.needs.of(b.channel, &b.content)

@@ -16,6 +16,8 @@ const (
 	maxFrom        = 320 // the longest e-mail address
 	maxKey         = 255
 	maxTrace       = 128
+	maxTraceState  = 512
+	traceRoom      = maxTrace + maxTraceState + 8 // of both in a record
 	maxDepth       = 32
 	maxMoment      = 253_402_300_799_999 // ms since 1970: the end of 9999, as far as RFC 3339 goes
 )
@@ -230,8 +232,8 @@ func checkMeta(m *Meta) error {
 	if len(m.Key) > maxKey || notify.HasControl(m.Key) || !utf8.ValidString(m.Key) {
 		return invalid("bad_idempotency_key", "Idempotency-Key", fmt.Sprintf("at most %d bytes without control characters", maxKey))
 	}
-	if len(m.Trace) > maxTrace {
-		m.Trace = "" // not worth refusing a message for
+	if len(m.Trace) > maxTrace || len(m.TraceState) > maxTraceState {
+		m.Trace, m.TraceState = "", "" // not worth refusing a message for
 	}
 	return nil
 }

@@ -160,6 +160,7 @@ type Meta struct {
 	Route       string // scope of the key, e.g. "POST /v1/notifications"
 	ContentType string // of the body; empty: JSON
 	Trace       string // W3C traceparent; empty: none
+	TraceState  string // W3C tracestate beside it
 }
 
 // Answer is what to send back.

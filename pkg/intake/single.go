@@ -136,7 +136,7 @@ type noteWriter struct {
 // a body of so many bytes: grown step by step, they were copied twice over, 4% of
 // a batch.
 func (w *noteWriter) begin(p *plan, m *Meta, accepted int64, body, items int) {
-	w.env = notify.Envelope{Accepted: accepted, Caller: m.Caller, Trace: m.Trace, Count: 1}
+	w.env = notify.Envelope{Accepted: accepted, Caller: m.Caller, Trace: m.Trace, TraceState: m.TraceState, Count: 1}
 	w.buf = slices.Grow(w.buf[:0], body)
 	w.recs, w.classes = slices.Grow(w.recs[:0], items), slices.Grow(w.classes[:0], items)
 	w.items = slices.Grow(w.items[:0], items)

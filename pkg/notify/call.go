@@ -8,9 +8,11 @@ type Call struct {
 	Category Category
 	Caller   string
 	Content  *Content
-	Expires  int64 // ms since 1970; 0: never
-	Trace    string
-	Items    []Item
+	Expires  int64  // ms since 1970; 0: never
+	Trace    string // W3C traceparent to send along; empty: none
+	// TraceState is the W3C tracestate beside it.
+	TraceState string
+	Items      []Item
 }
 
 // Item is one address of one receiver. Its slices alias the log record. A window

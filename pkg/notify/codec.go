@@ -31,6 +31,7 @@ const (
 	fCause
 	fParent
 	fTotal
+	fTraceState
 	fReceivers = 31
 )
 
@@ -70,6 +71,7 @@ func AppendEnvelopeOf(b []byte, e *Envelope, c *Content, receivers []byte) []byt
 	b = appendString(b, fCause, e.Cause)
 	b = appendUint(b, fParent, e.Parent)
 	b = appendUint(b, fTotal, uint64(e.Total))
+	b = appendString(b, fTraceState, e.TraceState)
 	return append(appendLength(b, fReceivers, len(receivers)), receivers...)
 }
 
@@ -127,6 +129,8 @@ func DecodeEnvelope(b []byte, e *Envelope) error {
 			e.Parent = v
 		case fTotal:
 			e.Total = uint32(v)
+		case fTraceState:
+			e.TraceState = alias(s)
 		case fReceivers:
 			e.Receivers = s
 		}

@@ -33,8 +33,10 @@ type Envelope struct {
 	Expires  int64 // ms since 1970; 0: never
 	Caller   string
 	Campaign string // cmp_<ULID>; empty outside campaigns
-	Trace    string // W3C traceparent
+	Trace    string // W3C traceparent; empty: none
 	Content  Content
+
+	TraceState string // W3C tracestate, as it came beside Trace
 
 	Epoch     uint16 // raised by a replay
 	Attempt   uint16 // 0: first attempt

@@ -16,7 +16,8 @@ type Failure struct {
 	Class     string `json:"class"` // of the last answer, or FailureUndeliverable
 	Code      string `json:"code"`
 	Provider  string `json:"provider,omitempty"`
-	Attempts  int    `json:"attempts"` // provider calls
+	Attempts  int    `json:"attempts"`              // provider calls
+	Trace     string `json:"traceparent,omitempty"` // of the request, W3C
 	Accepted  int64  `json:"accepted_ms"`
 	Failed    int64  `json:"failed_ms"`
 	Expires   int64  `json:"expires_ms,omitempty"`

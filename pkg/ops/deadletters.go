@@ -112,7 +112,7 @@ func deadLetter(value []byte) (engine.DeadLetter, error) {
 		ID: id, Epoch: uint16(f.Epoch), Caller: f.Caller, Campaign: f.Campaign, Channel: f.Channel,
 		Category: f.Category, User: f.User, Template: f.Template, Class: f.Class, Code: f.Code,
 		Provider: f.Provider, Attempts: f.Attempts, FirstFailed: f.Failed, LastFailed: f.Failed,
-		Expires: f.Expires, Chunk: notify.Chunk{Base: id.Base, Partition: uint16(p), Block: uint32(b)},
+		Expires: f.Expires, Trace: f.Trace, Chunk: notify.Chunk{Base: id.Base, Partition: uint16(p), Block: uint32(b)},
 		Topic: f.Topic, Partition: f.Partition, Offset: f.Offset,
 	}, nil
 }

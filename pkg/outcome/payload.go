@@ -47,6 +47,7 @@ type Outcome struct {
 	Provider string    `json:"provider,omitempty"`
 	Attempts int       `json:"attempts"`
 	At       time.Time `json:"failed_at"`
+	TraceID  string    `json:"trace_id,omitempty"` // of the request that sent it
 }
 
 // pack makes a payload of the first n dead letters: as many as fit, one at least,
@@ -62,7 +63,7 @@ func pack(caller string, ds []engine.DeadLetter) (body []byte, n int, err error)
 		o := Outcome{
 			ID: d.ID.String(), Epoch: d.Epoch, Seq: d.Seq, Status: notify.Failed.String(), Campaign: d.Campaign, Channel: d.Channel,
 			Category: d.Category, User: d.User, Template: d.Template, Class: d.Class, Code: d.Code, Provider: d.Provider,
-			Attempts: d.Attempts, At: time.UnixMilli(d.LastFailed).UTC(),
+			Attempts: d.Attempts, At: time.UnixMilli(d.LastFailed).UTC(), TraceID: notify.TraceID(d.Trace),
 		}
 		b, err := json.Marshal(o)
 		if err != nil {
@@ -75,6 +76,17 @@ func pack(caller string, ds []engine.DeadLetter) (body []byte, n int, err error)
 	}
 	body, err = json.Marshal(p)
 	return body, len(p.Outcomes), err
+}
+
+// traceOf is the trace of failures that are told together, where they have one in
+// common: a callback belongs to one trace, and Outcome.TraceID says each its own.
+func traceOf(ds []engine.DeadLetter) string {
+	for i := range ds {
+		if notify.TraceID(ds[i].Trace) != notify.TraceID(ds[0].Trace) {
+			return ""
+		}
+	}
+	return ds[0].Trace
 }
 
 // lastOf is where a trigger ends that was made before; first is what it must

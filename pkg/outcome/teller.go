@@ -41,7 +41,7 @@ type Config struct {
 
 // Triggers makes the triggers.
 type Triggers interface {
-	Own(ctx context.Context, caller string, base notify.Base, url string, payload []byte) (row engine.Trigger, created bool, err error)
+	Own(ctx context.Context, caller string, base notify.Base, url string, payload []byte, trace string) (row engine.Trigger, created bool, err error)
 }
 
 // Teller tells callers. Only one may run on a store.
@@ -175,7 +175,7 @@ func (t *Teller) tell(ctx context.Context, c *engine.Caller) error {
 		if err != nil {
 			return err
 		}
-		row, created, err := t.cfg.Triggers.Own(ctx, c.ID, baseOf(c.ID, &ds[0]), c.OutcomesURL, body)
+		row, created, err := t.cfg.Triggers.Own(ctx, c.ID, baseOf(c.ID, &ds[0]), c.OutcomesURL, body, traceOf(ds[:n]))
 		if err != nil {
 			return err
 		}

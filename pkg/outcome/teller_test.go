@@ -60,7 +60,7 @@ func newWorld(t *testing.T, callers ...engine.Caller) *world {
 	return w
 }
 
-func (w *world) Own(_ context.Context, caller string, base notify.Base, url string, payload []byte) (engine.Trigger, bool, error) {
+func (w *world) Own(_ context.Context, caller string, base notify.Base, url string, payload []byte, trace string) (engine.Trigger, bool, error) {
 	if err := w.refuse[caller]; err != nil {
 		return engine.Trigger{}, false, err
 	}
@@ -69,7 +69,7 @@ func (w *world) Own(_ context.Context, caller string, base notify.Base, url stri
 			return row, false, nil
 		}
 	}
-	row := engine.Trigger{ID: base.String(), Caller: caller, URL: url, Payload: slices.Clone(payload)}
+	row := engine.Trigger{ID: base.String(), Caller: caller, URL: url, Payload: slices.Clone(payload), Trace: trace}
 	w.made = append(w.made, row)
 	return row, true, nil
 }

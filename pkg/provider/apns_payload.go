@@ -33,6 +33,7 @@ type apnsCall struct {
 	suffix      []byte // after the last template, up to the id's value
 	static      bool
 	max         int
+	trace       traceHeader
 }
 
 var (
@@ -55,6 +56,7 @@ func (a *APNs) newCall(call *notify.Call, now time.Time) (*apnsCall, error) {
 		topic: []string{a.cfg.Topic}, pushType: []string{a.cfg.PushType}, priority: []string{"10"},
 		expiration: []string{strconv.FormatInt(apnsExpiration(call.Expires, a.cfg.Store, now), 10)},
 		max:        apnsMaxPayload,
+		trace:      traceOf(call),
 	}
 	if a.cfg.PushType == "voip" {
 		c.max = apnsMaxVoIPPayload
@@ -198,6 +200,7 @@ func (c *apnsCall) header(it *notify.Item, tok *token) http.Header {
 	if c.collapse != nil {
 		h["Apns-Collapse-Id"] = c.collapse
 	}
+	c.trace.put(h)
 	return h
 }
 

@@ -148,6 +148,7 @@ func (f *FCM) send(ctx context.Context, w *fcmWriter, it *notify.Item) notify.Re
 			return failed(ctx, "fcm", err)
 		}
 		h := http.Header{"Authorization": tok.header, "Content-Type": jsonHeader, "User-Agent": agentHeader}
+		w.call.trace.put(h)
 		if _, lost := f.pool.post(ctx, "fcm", f.cfg.Endpoint.Timeout, f.url, h, message, judge); lost != nil {
 			return *lost
 		}

@@ -22,6 +22,7 @@ type fcmCall struct {
 	head        []byte // up to the notification
 	data        []byte // members of data, each with a comma behind it
 	dataSize    int
+	trace       traceHeader
 }
 
 func newFCMCall(call *notify.Call, now time.Time) (*fcmCall, error) {
@@ -37,7 +38,7 @@ func newFCMCall(call *notify.Call, now time.Time) (*fcmCall, error) {
 	if err != nil {
 		return nil, notify.Invalid("bad_data", "content.data", "data is one JSON object, each name once")
 	}
-	c := &fcmCall{vars: vars, title: ParseTemplate(text.Title, JSON), body: ParseTemplate(text.Body, JSON)}
+	c := &fcmCall{vars: vars, trace: traceOf(call), title: ParseTemplate(text.Title, JSON), body: ParseTemplate(text.Body, JSON)}
 	priority := "high"
 	if call.Category.Bulk() {
 		priority = "normal"

@@ -252,5 +252,6 @@ func (s *SendGrid) post(ctx context.Context, m *mailing, batch []personalization
 		"Authorization": s.auth, "User-Agent": agentHeader, "Accept": jsonHeader,
 		"Content-Type": jsonHeader, "Content-Encoding": {"gzip"},
 	}
+	m.trace.put(h)
 	return exchange(ctx, s.rt, s.cfg.Endpoint.Timeout, s.url, h, body.Bytes())
 }

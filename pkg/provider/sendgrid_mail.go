@@ -29,6 +29,7 @@ const (
 // id the values go into dynamic_template_data.
 type mailing struct {
 	call                *notify.Call
+	trace               traceHeader
 	from                []byte // JSON
 	replyTo             []byte // JSON or nil
 	subject, text, html Template
@@ -51,7 +52,7 @@ type personalization struct {
 
 func (s *SendGrid) newMailing(call *notify.Call) (*mailing, error) {
 	text := call.Content
-	m := &mailing{call: call}
+	m := &mailing{call: call, trace: traceOf(call)}
 	var err error
 	if m.vars, err = SharedVariables(text.Variables); err != nil {
 		return nil, err

@@ -203,6 +203,31 @@ func TestSimulatorDelivers(t *testing.T) {
 	}
 }
 
+// A call's trace context stands in every request of it, and in none of a call
+// without one.
+func TestSimulatorSeesTheTrace(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, simulator.Config{}, time.Minute)
+	const parent, state = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "vendor=x"
+	f := func(p simulator.Provider, s provider.Sender, c *notify.Call, parent, state string) {
+		t.Helper()
+		c.Trace, c.TraceState = parent, state
+		if r := send(t, s, c)[0]; r.Class != notify.ClassAccepted {
+			t.Fatalf("%+v", r)
+		}
+		m := w.sim.Inbox()[0]
+		if m.Provider != p || m.Traceparent != parent || m.Tracestate != state {
+			t.Errorf("%s: %+v", p, m)
+		}
+	}
+	for _, c := range [][2]string{{parent, state}, {parent, ""}, {"", ""}} {
+		f(simulator.APNs, w.push, call(notify.Push, 1, hello, apnsDevice(1)), c[0], c[1])
+		f(simulator.FCM, w.push, call(notify.Push, 1, hello, fcmDevice(1)), c[0], c[1])
+		f(simulator.Twilio, w.twilio, call(notify.SMS, 1, hello, number), c[0], c[1])
+		f(simulator.SendGrid, w.sendgrid, call(notify.Email, 1, hello, mailbox), c[0], c[1])
+	}
+}
+
 // apnsDevice and fcmDevice are push addresses.
 func apnsDevice(n int) func(int) string {
 	return func(int) string { return "apns:" + simulator.DeviceToken(uint64(n)) }

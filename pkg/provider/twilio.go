@@ -173,8 +173,9 @@ func (t *Twilio) Send(ctx context.Context, call *notify.Call, report func(i int,
 	for _, a := range t.cfg.Accounts {
 		width += a.Concurrency
 	}
+	along := traceOf(call)
 	each(len(call.Items), width, func() func(int) {
-		m := &sms{call: call, body: &body, vars: vars.Fork(), public: t.cfg.PublicURL}
+		m := &sms{call: call, body: &body, vars: vars.Fork(), public: t.cfg.PublicURL, trace: along}
 		return func(i int) { report(i, t.send(ctx, m, &call.Items[i])) }
 	})
 }
@@ -212,6 +213,7 @@ func (t *Twilio) try(ctx context.Context, a *account, m *sms, form url.Values) (
 		"Authorization": t.auth[a.at], "User-Agent": agentHeader, "Accept": jsonHeader,
 		"Content-Type": {"application/x-www-form-urlencoded"},
 	}
+	m.trace.put(h)
 	ans, fail := exchange(ctx, t.rt, t.cfg.Endpoint.Timeout, t.urls[a.at], h, []byte(form.Encode()))
 	if fail != nil {
 		return fail.result(a.name), false
@@ -240,6 +242,7 @@ type sms struct {
 	body   *Template
 	vars   Variables
 	public string
+	trace  traceHeader
 	buf    []byte
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/intake"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/ops"
+	"github.com/notifyd/notifyd/pkg/trace"
 	"github.com/prometheus/client_golang/prometheus"
 )
 
@@ -94,6 +95,7 @@ type Deps struct {
 	MailHold time.Duration
 	Metrics  prometheus.Gatherer // nil: no /metrics
 	Hooks    Hooks
+	Tracer   *trace.Tracer // nil: no spans; a traceparent is carried all the same
 
 	// PlainCallbacks admits http in callers' base URLs, as the egress policy does.
 	PlainCallbacks bool

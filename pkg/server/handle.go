@@ -244,19 +244,3 @@ func (s *Server) newRequestID() string {
 	var b [32]byte
 	return string(strconv.AppendUint(append(append(b[:0], s.idPrefix...), '-'), s.idNext.Add(1), 36))
 }
-
-// trace is the request's W3C traceparent; "" when there is none or it is not one.
-func trace(r *http.Request) string {
-	hs := r.Header[api.HeaderTraceparent]
-	if len(hs) != 1 || len(hs[0]) != 55 {
-		return ""
-	}
-	for i := range len(hs[0]) {
-		c := hs[0][i]
-		dash := i == 2 || i == 35 || i == 52
-		if dash != (c == '-') || (!dash && !('0' <= c && c <= '9' || 'a' <= c && c <= 'f')) {
-			return ""
-		}
-	}
-	return hs[0]
-}

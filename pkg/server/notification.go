@@ -155,6 +155,7 @@ func statusOf(k *known) api.Status {
 		UpdatedAt:      moments(k.out.Updated),
 		ExpiresAt:      moments(e.Expires),
 		ScheduledAt:    moments(e.NotBefore),
+		TraceID:        notify.TraceID(e.Trace),
 	}
 }
 

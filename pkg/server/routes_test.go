@@ -249,7 +249,7 @@ func TestIntakeIsToldWhatItNeeds(t *testing.T) {
 	tok := token(t, "shop", api.ScopeSend)
 	f := func(path, route, key, traceparent, wantTrace string) {
 		t.Helper()
-		opts := []option{header("Content-Type", "application/json; charset=utf-8"), header("Traceparent", traceparent)}
+		opts := []option{header("Content-Type", "application/json; charset=utf-8"), header("Traceparent", traceparent), header("Tracestate", "vendor=x")}
 		if key != "" {
 			opts = append(opts, header("Idempotency-Key", key))
 		}
@@ -258,7 +258,7 @@ func TestIntakeIsToldWhatItNeeds(t *testing.T) {
 		}
 		all := w.taken()
 		m := all[len(all)-1]
-		if m.Caller != "shop" || m.Route != route || m.Key != key || m.Trace != wantTrace || m.ContentType != "application/json; charset=utf-8" {
+		if m.Caller != "shop" || m.Route != route || m.Key != key || m.Trace != wantTrace || (m.TraceState == "vendor=x") != (wantTrace != "") || m.ContentType != "application/json; charset=utf-8" {
 			t.Errorf("%+v", m)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/intake"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/trace"
 )
 
 func (s *Server) sendSingle(x *exchange) error {
@@ -26,7 +27,28 @@ func (x *exchange) send(name string, to func(context.Context, intake.Meta, []byt
 	if err := x.only(); err != nil {
 		return err
 	}
-	m := intake.Meta{Caller: x.id.Caller, Route: name, Trace: trace(x.r)}
+	span := x.srv.deps.Tracer.Request(name, trace.FromHeader(x.r.Header), x.start)
+	defer span.End()
+	err := x.sendTraced(name, &span, to)
+	if span.On() {
+		span.Str("notifyd.caller", x.id.Caller)
+		span.Str("http.route", x.route.label())
+		span.Int("http.request.body.size", len(x.body.data))
+		if err != nil {
+			span.Fail(notify.KindOf(err).String())
+		} else {
+			span.Int("http.response.status_code", x.status)
+		}
+	}
+	return err
+}
+
+func (x *exchange) sendTraced(name string, span *trace.Span, to func(context.Context, intake.Meta, []byte) (intake.Answer, error)) error {
+	ctx, c := x.r.Context(), span.Context()
+	if span.On() {
+		ctx = trace.With(ctx, c)
+	}
+	m := intake.Meta{Caller: x.id.Caller, Route: name, Trace: c.Parent, TraceState: c.State}
 	if ks := x.r.Header[api.HeaderIdempotencyKey]; len(ks) > 0 {
 		if len(ks) > 1 || ks[0] == "" {
 			return notify.Invalid("bad_idempotency_key", api.HeaderIdempotencyKey, "one key that is not empty")
@@ -36,7 +58,7 @@ func (x *exchange) send(name string, to func(context.Context, intake.Meta, []byt
 	if ts := x.r.Header["Content-Type"]; len(ts) > 0 { // one: see readBody
 		m.ContentType = ts[0]
 	}
-	a, err := to(x.r.Context(), m, x.body.data)
+	a, err := to(ctx, m, x.body.data)
 	if err != nil {
 		return err
 	}

@@ -198,7 +198,7 @@ func (x *exchange) fanoutSummary(first *engine.Found) error {
 	out := api.Summary{
 		NotificationID: notify.ID{Base: first.ID.Base}.String(), CampaignID: e.Campaign, Caller: e.Caller,
 		Channel: e.Channel.String(), Category: e.Category.String(), CreatedAt: moment(e.Accepted),
-		ScheduledAt: moments(e.NotBefore), Accepted: int64(e.Total),
+		ScheduledAt: moments(e.NotBefore), Accepted: int64(e.Total), TraceID: notify.TraceID(e.Trace),
 	}
 	if err := x.addCancel(&out, out.NotificationID, e.Campaign); err != nil {
 		return err

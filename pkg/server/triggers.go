@@ -40,7 +40,7 @@ func (x *exchange) register(name string, to func(Triggers, context.Context, trig
 		return err
 	}
 	return x.send(name, func(ctx context.Context, m intake.Meta, body []byte) (intake.Answer, error) {
-		a, err := to(x.srv.deps.Triggers, ctx, trigger.Meta{Caller: m.Caller, Key: m.Key, Route: m.Route, ContentType: m.ContentType}, body)
+		a, err := to(x.srv.deps.Triggers, ctx, trigger.Meta{Caller: m.Caller, Key: m.Key, Route: m.Route, ContentType: m.ContentType, Trace: m.Trace, TraceState: m.TraceState}, body)
 		return intake.Answer{Status: a.Status, Body: a.Body, Replayed: a.Replayed}, err
 	})
 }
@@ -155,7 +155,7 @@ func triggerStatus(t *engine.Trigger, now time.Time, log bool) api.TriggerStatus
 	out := api.TriggerStatus{
 		TriggerID: t.ID, Status: trigger.StateName(t.State), Caller: t.Caller, CallbackURL: t.URL, PayloadBytes: len(t.Payload),
 		CreatedAt: moment(t.Created), FireAt: moment(t.FireAt), EndedAt: moments(t.Ended), Attempts: t.Attempts, Deferrals: t.Deferrals, Claims: t.Epoch,
-		Reason: t.Reason, Generation: t.Gen, MaxLatenessSeconds: t.MaxLateness.Seconds(), Next: nextOfTrigger(t, now),
+		Reason: t.Reason, Generation: t.Gen, MaxLatenessSeconds: t.MaxLateness.Seconds(), TraceID: notify.TraceID(t.Trace), Next: nextOfTrigger(t, now),
 	}
 	if t.State == engine.TriggerPending {
 		out.NextAttemptAt = moments(t.NextAt)

@@ -32,6 +32,9 @@ type Call struct {
 	Due       int64     `json:"due,omitempty"` // ms since 1970, of the URL's query
 	Path      string    `json:"path"`
 	Bytes     int       `json:"bytes"` // of the body
+	// Traceparent and Tracestate are the W3C headers of the call.
+	Traceparent string `json:"traceparent,omitempty"`
+	Tracestate  string `json:"tracestate,omitempty"`
 }
 
 // CallTotals are counts over all calls. Lateness is of the first call of each

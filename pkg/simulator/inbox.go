@@ -25,6 +25,9 @@ type Message struct {
 	Attempt  string    `json:"attempt,omitempty"`
 	Status   int       `json:"status"` // 0: not answered
 	Outcome  string    `json:"outcome"`
+	// Traceparent and Tracestate are the W3C headers of the request.
+	Traceparent string `json:"traceparent,omitempty"`
+	Tracestate  string `json:"tracestate,omitempty"`
 }
 
 // content is what a message says: title and body, a provider's template, or a
@@ -34,6 +37,7 @@ type content struct {
 	html           bool   // of body
 	template, data string // id and values of a template
 	push           []byte
+	parent, state  string // W3C trace context of the request
 }
 
 // inbox keeps the last messages.
@@ -92,6 +96,7 @@ func (b *inbox) messages() []Message {
 		out[i] = Message{
 			At: e.at, Provider: e.provider, Channel: e.provider.Channel().String(), To: e.address, Title: title, Body: body,
 			ID: e.id, Attempt: e.attempt, Status: e.status, Outcome: e.outcome.String(),
+			Traceparent: e.parent, Tracestate: e.state,
 		}
 	}
 	return out

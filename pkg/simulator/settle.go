@@ -45,6 +45,7 @@ func (a answer) ok() bool { return a.status < 300 }
 // settle decides what becomes of a call whose protocol-level answer would be a,
 // writes it to the ledger, and answers.
 func (s *Simulator) settle(w http.ResponseWriter, r *http.Request, c *call, a answer) {
+	c.content.parent, c.content.state = r.Header.Get("Traceparent"), r.Header.Get("Tracestate")
 	p := s.rules.decide(c)
 	now := s.now()
 	silent := false

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/trace"
 )
 
 // claim makes rows IN_FLIGHT, in one swap, and starts the calls of those that
@@ -165,8 +166,7 @@ func (d *Dispatcher) deliver(w *work, rec *record, started time.Time) result {
 	// One array for the values of all headers; of each call its own, for a
 	// transport may still read it when the answer is there.
 	v := [...]string{w.row.ID, strconv.Itoa(w.row.Attempts + 1), strconv.FormatInt(at, 10), rec.sign.sign(w.row.ID, at, b)}
-	// Not d.on: a call that was begun is not cut.
-	return d.cfg.post(context.Background(), u, http.Header{
+	h := http.Header{
 		"Content-Type":      jsonType,
 		"User-Agent":        userAgent,
 		"X-Trigger-Id":      v[0:1:1],
@@ -174,7 +174,37 @@ func (d *Dispatcher) deliver(w *work, rec *record, started time.Time) result {
 		"Webhook-Id":        v[0:1:1],
 		"Webhook-Timestamp": v[2:3:3],
 		"Webhook-Signature": v[3:4:4],
-	}, b)
+	}
+	span := d.span(w, started)
+	defer span.End()
+	if c := span.Context(); !c.None() {
+		h[trace.HeaderParent] = []string{c.Parent}
+		if c.State != "" {
+			h[trace.HeaderState] = []string{c.State}
+		}
+	}
+	// Not d.on: a call that was begun is not cut.
+	r := d.cfg.post(context.Background(), u, h, b)
+	if span.On() {
+		span.Str("notifyd.class", r.class)
+		span.Int("http.response.status_code", r.status)
+		if r.class != ClassOK {
+			span.Fail(r.class)
+		}
+	}
+	return r
+}
+
+// span begins the span of one attempt, below the request that made the trigger.
+func (d *Dispatcher) span(w *work, started time.Time) trace.Span {
+	s := d.cfg.Tracer.Call("callback", trace.Context{Parent: w.row.Trace, State: w.row.TraceState})
+	if s.On() {
+		s.Str("notifyd.trigger.id", w.row.ID)
+		s.Str("notifyd.caller", w.row.Caller)
+		s.Int("notifyd.trigger.attempt", w.row.Attempts+1)
+		s.Int("notifyd.late_ms", int(max(started.UnixMilli()-w.row.NextAt, 0)))
+	}
+	return s
 }
 
 // Values that are the same for every call; a transport does not write to them.

@@ -11,6 +11,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/fault"
 	"github.com/notifyd/notifyd/pkg/limit"
+	"github.com/notifyd/notifyd/pkg/trace"
 )
 
 // DispatcherConfig of a Dispatcher. Triggers, Callers, Queue, Later, Dead and
@@ -77,6 +78,9 @@ type DispatcherConfig struct {
 	Breaker limit.BreakerConfig
 	// Events are told what happened. Default: nothing.
 	Events Events
+	// Tracer makes a span of each call. Default: no spans; a trigger's traceparent
+	// is sent all the same.
+	Tracer *trace.Tracer
 	// Logger gets failures of the stores, which are tried again. Default:
 	// discarded.
 	Logger *slog.Logger

@@ -27,6 +27,7 @@ type DeadLetter struct {
 	Created  int64  `json:"created_ms"`
 	FireAt   int64  `json:"fire_at_ms"`
 	Failed   int64  `json:"failed_ms"`
+	Trace    string `json:"traceparent,omitempty"` // of the request that made it, W3C
 }
 
 // noCall is the class of a trigger that failed without a call.
@@ -54,7 +55,7 @@ func letter(t *engine.Trigger) DeadLetter {
 	url, _, _ := strings.Cut(t.URL, "?")
 	l := DeadLetter{
 		Version: 1, ID: t.ID, Caller: t.Caller, URL: url, Reason: t.Reason, Class: noCall, Attempts: t.Attempts,
-		Gen: t.Gen, Epoch: t.Epoch, Created: t.Created, FireAt: t.FireAt, Failed: t.Ended,
+		Gen: t.Gen, Epoch: t.Epoch, Created: t.Created, FireAt: t.FireAt, Failed: t.Ended, Trace: t.Trace,
 	}
 	if n := len(t.Log); n > 0 {
 		l.Class, l.Status = t.Log[n-1].Class, t.Log[n-1].Status

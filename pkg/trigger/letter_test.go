@@ -79,7 +79,7 @@ func TestLetterOf(t *testing.T) {
 	s := letterSchema(t)
 	row := engine.Trigger{
 		ID: idOf(notify.Base{1}), Caller: "shop", URL: "https://shop.example/hooks/1?token=CANARY", Reason: "http_503",
-		State: engine.TriggerFailed, Attempts: 6, Gen: 2, Epoch: 7, Created: 1, FireAt: 2, Ended: 3, NextAt: 3,
+		State: engine.TriggerFailed, Attempts: 6, Gen: 2, Epoch: 7, Created: 1, FireAt: 2, Ended: 3, NextAt: 3, Trace: traceparent,
 		Log: []engine.Attempt{{Class: ClassTimeout}, {Class: ClassRetry, Status: 503, Body: []byte("CANARY")}},
 	}
 	a, b := letterOf(&row), letterOf(&row)
@@ -90,7 +90,7 @@ func TestLetterOf(t *testing.T) {
 	if err := json.Unmarshal(a.Value, &l); err != nil {
 		t.Fatal(err)
 	}
-	want := DeadLetter{1, row.ID, "shop", "https://shop.example/hooks/1", "http_503", ClassRetry, 503, 6, 2, 7, 1, 2, 3}
+	want := DeadLetter{1, row.ID, "shop", "https://shop.example/hooks/1", "http_503", ClassRetry, 503, 6, 2, 7, 1, 2, 3, traceparent}
 	if l != want {
 		t.Errorf("%+v, want %+v", l, want)
 	}

@@ -32,13 +32,14 @@ func notUnder(field string) error {
 }
 
 // Own makes a trigger of the server's own for a caller: due now, under the id
-// that base says, with a JSON payload of at most MaxOwnPayload bytes. A trigger
+// that base says, with a JSON payload of at most MaxOwnPayload bytes, sent with a
+// W3C traceparent (empty: none). A trigger
 // that has the id already is left as it is and returned, created false: a
 // repeat after a crash finds out what was made. Every rule of Register but the
 // size of the payload holds, so an error may be notify.KindThrottled (too many
 // wait), KindInvalid (the URL), KindForbidden, KindConflict (no secret) or
 // KindUnavailable (it may exist). Two calls with one base must not run at once.
-func (s *Service) Own(ctx context.Context, caller string, base notify.Base, url string, payload []byte) (row engine.Trigger, created bool, err error) {
+func (s *Service) Own(ctx context.Context, caller string, base notify.Base, url string, payload []byte, trace string) (row engine.Trigger, created bool, err error) {
 	stored, err := s.cfg.Triggers.Get(ctx, []string{idOf(base)})
 	if err != nil {
 		return row, false, unavailable("trigger_store", err)
@@ -67,7 +68,7 @@ func (s *Service) Own(ctx context.Context, caller string, base notify.Base, url 
 	now := time.Now().UnixMilli()
 	it := &item{base: base, row: engine.Trigger{
 		ID: idOf(base), Caller: owner.ID, URL: u.String(), Payload: payload, Form: engine.PayloadJSON,
-		Created: now, FireAt: now, NextAt: now, State: engine.TriggerPending,
+		Created: now, FireAt: now, NextAt: now, State: engine.TriggerPending, Trace: trace,
 	}}
 	if _, err := s.storeItems(ctx, owner, []*item{it}, basis{base: base, accepted: now}); err != nil {
 		return row, false, err

@@ -10,6 +10,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
+const traceparent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
 // TestOwn makes a trigger of the server's own twice: it is one, as it was made
 // first, and it is called at once, with a payload larger than a caller's may be.
 func TestOwn(t *testing.T) {
@@ -18,18 +20,18 @@ func TestOwn(t *testing.T) {
 		id := notify.NewBase(time.Now())
 		payload := `{"text":"` + strings.Repeat("x", 3*MaxPayload) + `"}`
 		url := base("shop") + "failed"
-		row, created, err := p.svc.Own(t.Context(), "shop", id, url, []byte(payload))
+		row, created, err := p.svc.Own(t.Context(), "shop", id, url, []byte(payload), traceparent)
 		if err != nil || !created || string(row.Payload) != payload {
 			t.Fatalf("%v, %v", created, err)
 		}
-		again, created, err := p.svc.Own(t.Context(), "shop", id, url, []byte(`{"another":1}`))
+		again, created, err := p.svc.Own(t.Context(), "shop", id, url, []byte(`{"another":1}`), "")
 		if err != nil || created || string(again.Payload) != payload || again.ID != row.ID {
 			t.Fatalf("%+v, %v, %v", again, created, err)
 		}
 		p.run()
 		pass(time.Second)
 		p.want(row.ID, engine.TriggerFired)
-		if calls := p.sink.of(row.ID); len(calls) != 1 || !strings.Contains(string(calls[0].body), payload) || calls[0].header.Get("webhook-id") != row.ID {
+		if calls := p.sink.of(row.ID); len(calls) != 1 || !strings.Contains(string(calls[0].body), payload) || calls[0].header.Get("webhook-id") != row.ID || calls[0].header.Get("traceparent") != traceparent {
 			t.Errorf("%d calls", len(calls))
 		}
 		for _, c := range []struct{ caller, url, payload, code string }{
@@ -40,7 +42,7 @@ func TestOwn(t *testing.T) {
 			{"nobody", url, `{}`, "no_secret"},
 		} {
 			b := notify.NewBase(time.Now())
-			_, created, err := p.svc.Own(t.Context(), c.caller, b, c.url, []byte(c.payload))
+			_, created, err := p.svc.Own(t.Context(), c.caller, b, c.url, []byte(c.payload), "")
 			if e, ok := errors.AsType[*notify.Error](err); created || !ok || e.Code != c.code {
 				t.Errorf("%+v: %v, %v", c, created, err)
 			}

@@ -34,7 +34,7 @@ func (s *Service) Register(ctx context.Context, m Meta, body []byte) (Answer, er
 		if err != nil {
 			return nil, err
 		}
-		if err := s.make(one, c, owner, b); err != nil && !b.resumed {
+		if err := s.make(one, c, owner, &m, b); err != nil && !b.resumed {
 			return nil, err
 		}
 		return &plan{fire: one.row.FireAt, store: func(ctx context.Context) (Answer, bool, error) {
@@ -73,7 +73,7 @@ func (s *Service) RegisterBatch(ctx context.Context, m Meta, body []byte) (Answe
 				it.err = err
 				return
 			}
-			_ = s.make(it, c, owner, b) // the item keeps it
+			_ = s.make(it, c, owner, &m, b) // the item keeps it
 			p.fire = max(p.fire, it.row.FireAt)
 		})
 		if err != nil {
@@ -97,7 +97,7 @@ type item struct {
 }
 
 // make fills the row of an item and keeps the refusal, if it is one.
-func (s *Service) make(it *item, c *Create, owner *engine.Caller, b basis) error {
+func (s *Service) make(it *item, c *Create, owner *engine.Caller, m *Meta, b basis) error {
 	var u *target
 	var late engine.LatePolicy
 	var at int64
@@ -110,7 +110,7 @@ func (s *Service) make(it *item, c *Create, owner *engine.Caller, b basis) error
 	it.row = engine.Trigger{
 		ID: idOf(it.base), Caller: owner.ID, URL: u.String(), Payload: c.Payload, Form: c.Form,
 		Created: b.accepted, FireAt: at, NextAt: at, Schedule: c.Schedule, MaxLateness: c.MaxLateness, Late: late,
-		State: engine.TriggerPending,
+		State: engine.TriggerPending, Trace: m.Trace, TraceState: m.TraceState,
 	}
 	return nil
 }

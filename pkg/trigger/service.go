@@ -139,6 +139,8 @@ type Meta struct {
 	Key         string // Idempotency-Key; empty: none
 	Route       string // scope of the key, e.g. "POST /v1/triggers"
 	ContentType string // of the body; empty: JSON
+	Trace       string // W3C traceparent; empty: none
+	TraceState  string // W3C tracestate beside it
 }
 
 // Answer is what to send back.

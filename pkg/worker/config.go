@@ -10,6 +10,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/prefs"
 	"github.com/notifyd/notifyd/pkg/stream"
+	"github.com/notifyd/notifyd/pkg/trace"
 )
 
 // Provider takes a call to the outside world.
@@ -115,7 +116,8 @@ type Config struct {
 	Seen        func(ctx context.Context, row *notify.Row) (map[uint32]struct{}, error)
 	Events      Events
 	Logger      *slog.Logger
-	MaxEnvelope int // bytes of a derived record: 900,000
+	Tracer      *trace.Tracer // nil: no spans; a traceparent is carried all the same
+	MaxEnvelope int           // bytes of a derived record: 900,000
 }
 
 // What a worker should be handed of a partition: at most MaxRecords that are not

@@ -30,6 +30,10 @@ func (j *job) handOn(ctx context.Context, row *notify.Row) error {
 		return nil
 	}
 	recs, timers, parked := j.derive(row)
+	span := j.p.w.cfg.Tracer.Start("hand on", traceOf(&j.env))
+	span.Int("notifyd.records", len(recs))
+	span.Int("notifyd.parked", len(timers))
+	defer span.End()
 	err := j.p.w.until(ctx, "log", func() error {
 		if len(recs) == 0 {
 			return nil
@@ -244,6 +248,7 @@ func (j *job) failure(row *notify.Row, rec *notify.Receiver, x *notify.Exception
 		Channel: e.Channel.String(), Category: e.Category.String(), User: string(rec.User),
 		Template: e.Content.Template, Class: class, Code: x.Code, Provider: x.Provider, Attempts: calls,
 		Accepted: e.Accepted, Failed: row.Updated, Expires: e.Expires,
+		Trace: e.Trace,
 		Chunk: chunkName(e.Chunk), Topic: j.msg.Topic, Partition: j.msg.Partition, Offset: j.msg.Offset,
 	}
 	b, _ := json.Marshal(f) // of strings and numbers: cannot fail

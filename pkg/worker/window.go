@@ -10,6 +10,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/trace"
 )
 
 // round is one or more claimed windows of the same content on their way
@@ -29,6 +30,8 @@ type round struct {
 	deadCode []string
 	targets  []notify.Target // of the receiver looked at
 	broken   bool            // a provider panicked or did not answer: it may still hold the call
+
+	span trace.Span // of the round; none: it is not recorded
 
 	heads map[string]engine.Hold // strict lanes: first of those that wait, by user
 
@@ -53,8 +56,10 @@ func (w *Worker) runWindow(parts []*window) {
 	r := &round{w: w, parts: parts, plain: make([][]byte, len(parts)), open: make([]bool, len(parts)), ex: make([][]notify.Exception, len(parts)), fine: make([]int, len(w.cfg.Routes.Names))}
 	r.call = notify.Call{
 		Channel: e.Channel, Category: e.Category, Caller: e.Caller,
-		Content: &e.Content, Expires: e.Expires, Trace: e.Trace,
+		Content: &e.Content, Expires: e.Expires,
 	}
+	r.begin()
+	defer r.end()
 	if !parts[0].job.p.fresh() {
 		for _, p := range parts {
 			p.putOff()
@@ -243,11 +248,13 @@ func (r *round) send(p *partition) bool {
 	defer stop()
 	called := time.Now()
 	reported := make([]bool, len(r.call.Items))
+	span := r.calling()
+	before := r.before(&span)
 	func() {
 		defer func() {
 			if v := recover(); v != nil {
 				r.broken = true
-				cfg.Logger.Error("panic in a provider call", "lane", cfg.Lane.String(), "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
+				cfg.Logger.Error("panic in a provider call", "lane", cfg.Lane.String(), "trace_id", notify.TraceID(r.call.Trace), "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
 				if f := cfg.Events.Panic; f != nil {
 					f(cfg.Lane, v)
 				}
@@ -275,6 +282,7 @@ func (r *round) send(p *partition) bool {
 		})
 	}()
 	if ctx.Err() != nil {
+		span.End()
 		return false
 	}
 	r.w.claims.called(time.Since(called))
@@ -289,6 +297,7 @@ func (r *round) send(p *partition) bool {
 	r.mu.Lock()
 	r.reportFine(time.Now())
 	r.mu.Unlock()
+	r.called(&span, before)
 	return true
 }
 

@@ -59,6 +59,8 @@ func (w *Worker) due(j *job) bool {
 		return sleepUntil(j.p.soft, at)
 	}
 	ctx := j.p.ctx
+	span := w.cfg.Tracer.Start("park", traceOf(&j.env))
+	defer span.End()
 	t := engine.Timer{FireAt: j.env.NotBefore, ID: timerID(j.row.Key), Kind: timer.KindEnvelope, Target: j.msg.Topic, Payload: j.msg.Value}
 	if w.park(ctx, []engine.Timer{t}, int(j.env.Count)) == nil {
 		j.p.forget(j)
@@ -82,7 +84,7 @@ func (w *Worker) park(ctx context.Context, ts []engine.Timer, receivers int) err
 // done; the others run as a derived part of their own.
 func (w *Worker) mismatch(ctx context.Context, j *job, row *notify.Row) {
 	w.cfg.Logger.Error("chunk met again with other receivers; deduplicating one by one",
-		"base", j.env.Chunk.Base.String(), "partition", j.env.Chunk.Partition, "block", j.env.Chunk.Block)
+		"base", j.env.Chunk.Base.String(), "partition", j.env.Chunk.Partition, "block", j.env.Chunk.Block, "trace_id", notify.TraceID(j.env.Trace))
 	j.p.leave(j)
 	var seen map[uint32]struct{}
 	if w.until(ctx, "the first copy of a chunk", func() (err error) { seen, err = w.seen(ctx, row); return err }) != nil {

@@ -14,8 +14,10 @@ import (
 
 func letter(n int) engine.DeadLetter {
 	id := notify.ID{Base: base(1000, uint64(n))}
+	trace := "" // few have one
 	if n%2 == 1 {
 		id.Fan, id.Index = true, uint32(n)
+		trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 	}
 	return engine.DeadLetter{
 		ID: id, Epoch: 1,
@@ -24,7 +26,7 @@ func letter(n int) engine.DeadLetter {
 		FirstFailed: 1000, LastFailed: int64(2000 + n), Expires: 9000,
 		Chunk: notify.Chunk{Base: base(1000, uint64(n)), Partition: 5, Block: 6},
 		Topic: "notifications-sms", Partition: 5, Offset: 77, State: "dead", Until: int64(100_000 + n),
-		Extra: map[string]any{"region": "eu"},
+		Trace: trace, Extra: map[string]any{"region": "eu"},
 	}
 }
 

@@ -24,6 +24,7 @@ func trigger(n int, caller string, state engine.TriggerState) engine.Trigger {
 		ID: triggerID(n), Caller: caller, URL: "https://shop.example/hooks/1", Payload: []byte{0, 0xff, byte(n)},
 		Created: 500, FireAt: 1000, Schedule: []time.Duration{time.Second, 90 * time.Minute},
 		MaxLateness: 3 * time.Minute, Late: engine.LateDeadLetter, Form: engine.PayloadBase64,
+		Trace: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", TraceState: "vendor=x",
 		State: state, Gen: 2, Epoch: 3, Attempts: 1, Deferrals: 4, NextAt: 1500, LeaseUntil: 1700, Reason: "timeout",
 		Log: []engine.Attempt{
 			{N: 1, At: 1400, Took: 1234567, Status: 503, Class: "retry", Detail: "503", Body: []byte("busy"), Address: "192.0.2.1:443"},

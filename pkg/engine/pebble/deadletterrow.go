@@ -22,7 +22,11 @@ type letter struct {
 
 // letterForm is the first byte behind the seq. A plan reads every letter: numbers
 // of fixed width, then strings, is eight times as fast as JSON.
-const letterForm = 1
+// Form 2 has a trace behind the strings; a letter without one keeps form 1.
+const (
+	letterForm   = 1
+	letterTraced = 2
+)
 
 func (l *letter) strings() [12]*string {
 	d := &l.DeadLetter
@@ -33,7 +37,11 @@ func (l *letter) strings() [12]*string {
 
 func (l *letter) pack() error {
 	d := &l.DeadLetter
-	b := append(make([]byte, 8, 320), letterForm)
+	form := byte(letterForm)
+	if d.Trace != "" {
+		form = letterTraced
+	}
+	b := append(make([]byte, 8, 320), form)
 	b = append(b, letterID(d.ID, d.Epoch)...)
 	b = append(b, l.Chunk.Base[:]...)
 	b = binary.BigEndian.AppendUint16(b, l.Chunk.Partition)
@@ -45,6 +53,9 @@ func (l *letter) pack() error {
 	for _, s := range l.strings() {
 		b = binary.AppendUvarint(b, uint64(len(*s)))
 		b = append(b, *s...)
+	}
+	if form == letterTraced {
+		b = append(binary.AppendUvarint(b, uint64(len(d.Trace))), d.Trace...)
 	}
 	if len(d.Extra) > 0 {
 		doc, err := json.Marshal(d.Extra)
@@ -60,7 +71,7 @@ func (l *letter) pack() error {
 const letterFixed = 8 + 1 + letterIDLen + 16 + 2 + 4 + 4 + 6*8
 
 func (l *letter) unpack(ord uint64, v []byte) error {
-	if len(v) < letterFixed || v[8] != letterForm {
+	if len(v) < letterFixed || v[8] != letterForm && v[8] != letterTraced {
 		return corrupt("dead letter", ordKey(ord))
 	}
 	d := &l.DeadLetter
@@ -80,7 +91,12 @@ func (l *letter) unpack(ord uint64, v []byte) error {
 	}
 	d.Attempts = int(attempts)
 	rest := string(b[48:]) // one allocation for all of them
-	for _, s := range l.strings() {
+	texts := l.strings()
+	all := texts[:]
+	if v[8] == letterTraced {
+		all = append(all, &d.Trace)
+	}
+	for _, s := range all {
 		n, k := uvarint(rest)
 		if k <= 0 || n > uint64(len(rest)-k) {
 			return corrupt("dead letter", ordKey(ord))

@@ -50,6 +50,7 @@ type Envelope struct {
 	Cause         string                 `protobuf:"bytes,20,opt,name=cause,proto3" json:"cause,omitempty"`                                       // why it was derived: code of the failure or deferral
 	ParentDigest  uint64                 `protobuf:"varint,21,opt,name=parent_digest,json=parentDigest,proto3" json:"parent_digest,omitempty"`    // derived envelopes: digest of the original chunk
 	AcceptedCount uint32                 `protobuf:"varint,22,opt,name=accepted_count,json=acceptedCount,proto3" json:"accepted_count,omitempty"` // fan-outs: receivers accepted in the whole request, this chunk's included
+	Tracestate    string                 `protobuf:"bytes,23,opt,name=tracestate,proto3" json:"tracestate,omitempty"`                             // W3C; only beside a traceparent
 	// receivers is a packed column, `count` times:
 	//
 	//	uvarint  index delta   (first: the index itself; later: index - previous - 1)
@@ -246,6 +247,13 @@ func (x *Envelope) GetAcceptedCount() uint32 {
 		return x.AcceptedCount
 	}
 	return 0
+}
+
+func (x *Envelope) GetTracestate() string {
+	if x != nil {
+		return x.Tracestate
+	}
+	return ""
 }
 
 func (x *Envelope) GetReceivers() []byte {
@@ -607,7 +615,7 @@ var File_proto_notify_v1_envelope_proto protoreflect.FileDescriptor
 
 const file_proto_notify_v1_envelope_proto_rawDesc = "" +
 	"\n" +
-	"\x1eproto/notify/v1/envelope.proto\x12\tnotify.v1\"\x9c\x05\n" +
+	"\x1eproto/notify/v1/envelope.proto\x12\tnotify.v1\"\xbc\x05\n" +
 	"\bEnvelope\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x12\n" +
 	"\x04base\x18\x02 \x01(\fR\x04base\x12\x1c\n" +
@@ -633,7 +641,10 @@ const file_proto_notify_v1_envelope_proto_rawDesc = "" +
 	"\rnot_before_ms\x18\x13 \x01(\x03R\vnotBeforeMs\x12\x14\n" +
 	"\x05cause\x18\x14 \x01(\tR\x05cause\x12#\n" +
 	"\rparent_digest\x18\x15 \x01(\x04R\fparentDigest\x12%\n" +
-	"\x0eaccepted_count\x18\x16 \x01(\rR\racceptedCount\x12\x1c\n" +
+	"\x0eaccepted_count\x18\x16 \x01(\rR\racceptedCount\x12\x1e\n" +
+	"\n" +
+	"tracestate\x18\x17 \x01(\tR\n" +
+	"tracestate\x12\x1c\n" +
 	"\treceivers\x18\x1f \x01(\fR\treceivers\"\xcc\x01\n" +
 	"\aContent\x12\x1a\n" +
 	"\btemplate\x18\x01 \x01(\tR\btemplate\x12\x14\n" +

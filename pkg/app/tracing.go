@@ -1,0 +1,159 @@
+package app
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"strings"
+
+	"golang.org/x/net/http/httpguts"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/intake"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/stream"
+	"github.com/notifyd/notifyd/pkg/timer"
+	"github.com/notifyd/notifyd/pkg/trace"
+	"github.com/notifyd/notifyd/pkg/trigger"
+)
+
+// openTracer makes the tracer, where a collector is configured.
+func (n *Node) openTracer() error {
+	c := &n.cfg.Tracing
+	if c.Endpoint == "" {
+		return nil
+	}
+	headers, err := collectorHeaders(c.HeadersFile)
+	if err != nil {
+		return err
+	}
+	m := n.metrics
+	n.tracer, err = trace.New(trace.Config{
+		Endpoint: c.Endpoint, Sample: c.Sample, Headers: headers, Service: c.Service, Version: n.cfg.Version,
+		MaxQueue: n.seams.traceQueue, Every: n.seams.traceEvery,
+		Exported: func(k int) { m.spansExported.Add(float64(k)) },
+		Dropped:  func(reason string, k int) { add(m.spansDropped, k, reason) },
+		Logger:   n.log,
+	})
+	return err
+}
+
+// collectorHeaders reads a file of headers. What is wrong with it is told without
+// its values.
+func collectorHeaders(file string) (map[string]string, error) {
+	if file == "" {
+		return nil, nil
+	}
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("tracing.headers_file: %w", err)
+	}
+	headers := map[string]string{}
+	lines := bufio.NewScanner(bytes.NewReader(b))
+	for at := 1; lines.Scan(); at++ {
+		line := strings.TrimSpace(lines.Text())
+		if line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		name, value, ok := strings.Cut(line, ":")
+		value = strings.TrimSpace(value)
+		if !ok || !httpguts.ValidHeaderFieldName(name) || !httpguts.ValidHeaderFieldValue(value) {
+			return nil, notify.Invalid("bad_config", "tracing.headers_file", fmt.Sprintf("line %d is not of the form Name: value", at))
+		}
+		headers[name] = value
+	}
+	if lines.Err() != nil {
+		return nil, notify.Invalid("bad_config", "tracing.headers_file", "a line is too long")
+	}
+	return headers, nil
+}
+
+// What follows stands between stages only where there is a tracer: without one
+// they call each other as ever.
+
+// tracedLog makes a span of what a request appends.
+type tracedLog struct {
+	intake.Log
+	tracer *trace.Tracer
+}
+
+func (l tracedLog) Append(ctx context.Context, recs []stream.Record) error {
+	s := l.tracer.Start("append", trace.Of(ctx))
+	s.Int("notifyd.records", len(recs))
+	err := l.Log.Append(ctx, recs)
+	return ended(&s, err)
+}
+
+// tracedLater makes a span of what a request puts off.
+type tracedLater struct {
+	intake.Later
+	tracer *trace.Tracer
+}
+
+func (l tracedLater) Put(ctx context.Context, ss []engine.Schedule, ts []engine.Timer) error {
+	s := l.tracer.Start("park", trace.Of(ctx))
+	s.Int("notifyd.timers", len(ts))
+	err := l.Later.Put(ctx, ss, ts)
+	return ended(&s, err)
+}
+
+func (n *Node) tracedLater() intake.Later {
+	if n.tracer == nil {
+		return n.later.schedules
+	}
+	return tracedLater{n.later.schedules, n.tracer}
+}
+
+// tracedRows makes a span of the index rows of triggers a request makes.
+type tracedRows struct {
+	trigger.Later
+	tracer *trace.Tracer
+}
+
+func (l tracedRows) Put(ctx context.Context, ts []engine.Timer) error {
+	s := l.tracer.Start("park", trace.Of(ctx))
+	s.Int("notifyd.timers", len(ts))
+	err := l.Later.Put(ctx, ts)
+	return ended(&s, err)
+}
+
+func ended(s *trace.Span, err error) error {
+	if err != nil {
+		s.Fail(notify.KindOf(err).String())
+	}
+	s.End()
+	return err
+}
+
+// maxReleased is how many spans a batch of due timers makes at most.
+const maxReleased = 64
+
+// tracedRelease makes a span of each parked envelope that is handed on: a batch
+// holds those of many requests, one envelope those of many receivers. A trigger's
+// timer knows no trace; its row does, and its call makes a span.
+func (n *Node) tracedRelease(to func(context.Context, []engine.Timer) error) func(context.Context, []engine.Timer) error {
+	t := n.tracer
+	if t == nil {
+		return to
+	}
+	return func(ctx context.Context, ts []engine.Timer) error {
+		var spans []trace.Span
+		for i := range ts {
+			if ts[i].Kind != timer.KindEnvelope || len(spans) == maxReleased {
+				continue
+			}
+			parent, state := notify.PeekTrace(ts[i].Payload)
+			if s := t.Start("release", trace.Context{Parent: parent, State: state}); s.On() {
+				s.Int("notifyd.due_ms", int(ts[i].FireAt))
+				spans = append(spans, s)
+			}
+		}
+		err := to(ctx, ts)
+		for i := range spans {
+			_ = ended(&spans[i], err)
+		}
+		return err
+	}
+}

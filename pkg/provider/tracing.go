@@ -1,0 +1,31 @@
+package provider
+
+import (
+	"net/http"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// traceHeader is the W3C trace context of a call, which every request of it
+// carries. It is made once a call; what has none pays a comparison a request.
+type traceHeader struct{ parent, state []string }
+
+func traceOf(call *notify.Call) (t traceHeader) {
+	if call.Trace != "" {
+		t.parent = []string{call.Trace}
+		if call.TraceState != "" {
+			t.state = []string{call.TraceState}
+		}
+	}
+	return t
+}
+
+func (t *traceHeader) put(h http.Header) {
+	if t.parent == nil {
+		return
+	}
+	h["Traceparent"] = t.parent
+	if t.state != nil {
+		h["Tracestate"] = t.state
+	}
+}

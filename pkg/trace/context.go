@@ -1,0 +1,126 @@
+package trace
+
+import (
+	"context"
+	"net/http"
+	"strings"
+
+	oteltrace "go.opentelemetry.io/otel/trace"
+)
+
+// Header names, in their canonical form.
+const (
+	HeaderParent = "Traceparent"
+	HeaderState  = "Tracestate"
+)
+
+// maxState is how long a tracestate may be that is carried on: what the
+// recommendation asks for at least. It stands in every record of a request.
+const maxState = 512
+
+// Context is a W3C trace context as it stands in headers and records. The zero
+// value is none.
+type Context struct {
+	Parent string // traceparent, of version 00
+	State  string // tracestate; only beside a Parent
+}
+
+// None reports whether there is no context.
+func (c Context) None() bool { return c.Parent == "" }
+
+// Sampled reports whether whoever began the trace records it.
+func (c Context) Sampled() bool {
+	return len(c.Parent) == parentLen && unhex(c.Parent[parentLen-1])&1 != 0
+}
+
+// FromHeader reads the context of a request by W3C Trace Context, level 1. A
+// traceparent that is malformed, or comes twice, is none; a malformed tracestate
+// is dropped alone. The strings are the request's own, or made anew.
+func FromHeader(h http.Header) Context {
+	ps := h[HeaderParent]
+	if len(ps) != 1 {
+		return Context{}
+	}
+	p, ok := parseParent(ps[0])
+	if !ok {
+		return Context{}
+	}
+	return Context{Parent: p, State: parseState(h[HeaderState])}
+}
+
+// parentLen is the length of a traceparent of version 00:
+// "00-" 32 hex "-" 16 hex "-" 2 hex.
+const parentLen = 55
+
+// parseParent checks a traceparent. One of a later version is read as far as this
+// one knows it and becomes one of version 00, as level 1 says; one of version 00
+// stays as it is.
+func parseParent(s string) (string, bool) {
+	const idAt, spanAt, flagsAt = 3, 36, 53
+	if len(s) < parentLen || s[2] != '-' || s[spanAt-1] != '-' || s[flagsAt-1] != '-' ||
+		!isHex(s[:2]) || !isID(s[idAt:spanAt-1]) || !isID(s[spanAt:flagsAt-1]) || !isHex(s[flagsAt:parentLen]) {
+		return "", false
+	}
+	switch {
+	case s[:2] == "ff":
+		return "", false
+	case s[:2] == "00":
+		return s, len(s) == parentLen
+	case len(s) > parentLen && s[parentLen] != '-':
+		return "", false
+	}
+	flags := "00"
+	if unhex(s[parentLen-1])&1 != 0 {
+		flags = "01"
+	}
+	return "00" + s[2:flagsAt] + flags, true
+}
+
+func isHex(s string) bool {
+	for i := range len(s) {
+		if c := s[i]; (c < '0' || c > '9') && (c < 'a' || c > 'f') {
+			return false
+		}
+	}
+	return true
+}
+
+// isID is isHex of an id, which is not all zeros.
+func isID(s string) bool { return isHex(s) && strings.Trim(s, "0") != "" }
+
+func unhex(c byte) byte {
+	if c >= 'a' {
+		return c - 'a' + 10
+	}
+	return c - '0'
+}
+
+// parseState joins the tracestate headers and checks them; "" when they are
+// malformed or too long.
+func parseState(hs []string) string {
+	if len(hs) == 0 {
+		return ""
+	}
+	s := strings.Join(hs, ",")
+	if s == "" || len(s) > maxState {
+		return ""
+	}
+	state, err := oteltrace.ParseTraceState(s)
+	if err != nil {
+		return ""
+	}
+	return state.String()
+}
+
+type contextKey struct{}
+
+// With puts c into ctx, for stages below that make spans.
+func With(ctx context.Context, c Context) context.Context {
+	return context.WithValue(ctx, contextKey{}, c)
+}
+
+// Of returns what With put into ctx; none if nothing.
+func Of(ctx context.Context) Context {
+	c, _ := ctx.Value(contextKey{}).(Context)
+	return c
+}
