@@ -80,6 +80,7 @@ var mayImport = map[string]string{
 	"pkg/tui":     "load",
 	"pkg/audit":   "engine notify stream history schedule api",
 
+	"pkg/archive/s3":  "",
 	"pkg/tui/console": "notify api cli",
 
 	// The only place that knows more than one engine. Load and tui belong to

@@ -2,9 +2,11 @@ package app
 
 import (
 	"context"
+	"path"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/archive"
+	"github.com/notifyd/notifyd/pkg/archive/s3"
 	"github.com/notifyd/notifyd/pkg/history"
 )
 
@@ -14,14 +16,32 @@ func (n *Node) buildArchive(ctx context.Context) (err error) {
 	if c.Dir == "" {
 		return nil
 	}
+	var bucket archive.Bucket
+	if c.S3.Bucket != "" {
+		bucket, err = s3.New(ctx, s3.Config{
+			Bucket: c.S3.Bucket, Prefix: c.S3.Prefix, Region: c.S3.Region, Endpoint: c.S3.Endpoint,
+			PathStyle: c.S3.PathStyle, Credentials: c.S3.Credentials,
+		})
+		if err != nil {
+			return err
+		}
+	}
 	n.archive, err = archive.Open(ctx, archive.Config{
 		// The feeds would count as seen by their callers what is archived.
 		Dir: c.Dir, Letters: n.store.DeadLetters(), Callers: n.feeds.Callers, History: n.history, Status: n.store.Status(), Meta: n.store.Meta(),
-		Every: c.Every, After: c.After, Wait: c.Wait, Logger: n.log,
+		Every: c.Every, After: c.After, Wait: c.Wait, Bucket: bucket, Logger: n.log,
 		Written: func(kind string, lines int) { add(n.metrics.archiveLines, lines, kind) },
 		Failed:  func(error) { n.metrics.archiveFailures.Inc() },
 	})
 	return err
+}
+
+// archivePlace is where its files end up.
+func archivePlace(c *Config) string {
+	if c.Archive.S3.Bucket != "" {
+		return "s3://" + path.Join(c.Archive.S3.Bucket, c.Archive.S3.Prefix)
+	}
+	return c.Archive.Dir
 }
 
 // archived is what history asks before it removes what is old. It is asked once

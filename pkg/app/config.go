@@ -61,6 +61,14 @@ type Config struct {
 		Every time.Duration `koanf:"every" doc:"how often files are written"`
 		After time.Duration `koanf:"after" doc:"how old an outcome is when it is archived: later receipts are not in it; below history.retention"`
 		Wait  time.Duration `koanf:"wait" doc:"how long what has aged out is kept for an archive that is behind"`
+		S3    struct {
+			Bucket      string `koanf:"bucket" doc:"bucket the files are moved to; empty: they stay in archive.dir"`
+			Prefix      string `koanf:"prefix" doc:"before the names of the objects; each notifyd has its own"`
+			Region      string `koanf:"region" doc:"empty: that of AWS_REGION or of the credentials' profile"`
+			Endpoint    string `koanf:"endpoint" doc:"URL of a store that is not AWS's"`
+			PathStyle   bool   `koanf:"path_style" doc:"put the bucket into the path, as most other stores want it"`
+			Credentials string `koanf:"credentials_file" doc:"file in the form of ~/.aws/credentials; empty: the environment, that file, the machine's role"`
+		} `koanf:"s3"`
 	} `koanf:"archive"`
 
 	Timers struct {

@@ -99,7 +99,7 @@ func (n *Node) doctor(ctx context.Context) (any, error) {
 	if n.archive != nil {
 		s := n.archive.Status(time.Now())
 		bad, level := archiveLevel(s)
-		add("archive", bad, level, "%d files in %s, complete up to %s ago%s", s.Files, n.cfg.Archive.Dir, s.Age.Round(time.Second), suffix(s.Err))
+		add("archive", bad, level, "%d files in %s, complete up to %s ago%s", s.Files, archivePlace(&n.cfg), s.Age.Round(time.Second), suffix(s.Err))
 	}
 	age := n.prefs.Age(time.Now())
 	add("preferences", !n.prefs.Fresh(time.Now()), "fail", "snapshot is %s old", age.Round(time.Millisecond))

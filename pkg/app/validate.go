@@ -185,6 +185,12 @@ func (c *Config) validate() (problems []problem) {
 	if c.Archive.Dir != "" && c.Archive.After >= c.History.Retention {
 		bad("archive.after", "%s is not below history.retention, %s", c.Archive.After, c.History.Retention)
 	}
+	if c.Archive.S3.Bucket != "" && c.Archive.Dir == "" {
+		bad("archive.s3.bucket", "needs archive.dir: files are written there first")
+	}
+	if u, err := url.Parse(c.Archive.S3.Endpoint); c.Archive.S3.Endpoint != "" && (err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https")) {
+		bad("archive.s3.endpoint", "%q is not an http or https URL", c.Archive.S3.Endpoint)
+	}
 	if c.Log.Linger < 0 {
 		bad("log.linger", "%s is below 0", c.Log.Linger)
 	}

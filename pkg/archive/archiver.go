@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"maps"
 	"strconv"
@@ -45,6 +46,9 @@ type Config struct {
 	// Wait is how long what has aged out is kept for an archive that is behind.
 	// Default 7 days.
 	Wait time.Duration
+	// Bucket takes the files over: they leave Dir once they are there. nil: they
+	// stay in Dir.
+	Bucket Bucket
 	// Written is told of each file. May be nil.
 	Written func(kind string, lines int)
 	// Failed is told of each run that ended with an error. May be nil.
@@ -52,6 +56,14 @@ type Config struct {
 	Logger *slog.Logger
 
 	hit func(string) // fault.Hit, or a test's
+}
+
+// Bucket is an *s3.Bucket.
+type Bucket interface {
+	// Put stores a file under a name with slashes; sum is the SHA-256 of its
+	// content in hex. Done before with the same sum, it changes nothing; the error
+	// of a name that is taken by something else is an fs.ErrExist.
+	Put(ctx context.Context, name, file, sum string) error
 }
 
 // History is a *history.Store.
@@ -212,6 +224,9 @@ func (a *Archiver) Once(ctx context.Context) (err error) {
 		}
 	}
 	if err := clean(a.cfg.Dir); err != nil {
+		return err
+	}
+	if err := a.shipAll(ctx); err != nil {
 		return err
 	}
 	if err := a.letters(ctx, began); err != nil {
@@ -379,6 +394,17 @@ func (a *Archiver) name(ctx context.Context) error {
 		return err
 	}
 	a.cfg.hit("archive-named")
+	if err := a.ship(ctx, &p.Manifest); errors.Is(err, fs.ErrExist) {
+		a.cfg.Logger.Warn("the bucket has another file of this name, what it holds is written again under the next", "file", p.Manifest.File, "err", err)
+		if err := a.shipped(&p.Manifest); err != nil {
+			return err
+		}
+		st.Files, st.Pending = p.Manifest.Number, nil
+		return a.save(ctx, st)
+	} else if err != nil {
+		return err
+	}
+	a.cfg.hit("archive-shipped")
 	st.Files, st.Letters, st.History, st.Pending = p.Manifest.Number, p.Letters, p.History, nil
 	if err := a.save(ctx, st); err != nil {
 		return err
@@ -386,5 +412,5 @@ func (a *Archiver) name(ctx context.Context) error {
 	if a.cfg.Written != nil {
 		a.cfg.Written(p.Manifest.Kind, p.Manifest.Lines)
 	}
-	return nil
+	return a.shipped(&p.Manifest)
 }
