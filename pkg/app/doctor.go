@@ -37,7 +37,7 @@ var repairs = map[string]string{
 	"lane":           "find out from who paused it whether it may go on, then notifyctl lane resume LANE",
 	"disk":           "make room on the volume of data_dir: at log.min_free_mib intake answers 503",
 	"history":        "keep the files named in the log of notifyd for a look, and restore them from a backup; other ids answer on",
-	"archive":        "make archive.dir writable, or room on its volume: what has aged out is kept for archive.wait and then removed unarchived",
+	"archive":        "make archive.dir writable, or room on its volume, or the bucket reachable: what has aged out is kept for archive.wait and then removed unarchived",
 	"preferences":    "look at the store and at the load: bulk lanes stand until the snapshot is fresh",
 	"circuit":        "read the reason with notifyctl explain; config: correct the provider's credentials; else it closes by itself",
 	"provider":       "configure the provider (providers), if notifications of the channel are meant to go out",
