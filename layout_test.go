@@ -76,6 +76,8 @@ var mayImport = map[string]string{
 	"pkg/tui":     "load",
 	"pkg/audit":   "engine notify stream history schedule api",
 
+	"pkg/reconcile": "engine notify stream schedule timer trigger ops api",
+
 	"pkg/tui/console": "notify api cli",
 
 	// The only place that knows more than one engine. Load and tui belong to

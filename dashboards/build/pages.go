@@ -127,7 +127,7 @@ func timers() dashboard {
 			one(in("sum by (cause) (rate(notifyd_triggers_deferred_total{}[$__rate_interval]))"), "{{cause}}")),
 		graph("Queue", number, "Messages of the delay queue. dead over 0: report it.",
 			one(in("sum by (state) (notifyd_trigger_queue_messages{})"), "{{state}}")),
-		graph("Dead letters and drift", number, "Records written to triggers-dlq, and what the hourly reconciler found, an hour. orphan_index is harmless.",
+		graph("Dead letters and drift", number, "Records written to triggers-dlq, and what the hourly reconciler found, an hour. orphan is harmless.",
 			one(in("sum(increase(notifyd_triggers_dead_lettered_total{}[1h]))"), "dead letters"),
 			one(in("sum by (class) (increase(notifyd_trigger_reconcile_findings_total{}[1h]))"), "{{class}}")),
 		graph("Conservation", number, "What the latest audit found neither ended nor on its way. Above 0: notifyctl audit lists the ids.",

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -44,10 +45,14 @@ func (s *Server) makePlan(x *exchange) error {
 	if err := x.decode(&spec); err != nil {
 		return err
 	}
+	if spec.Kind == ops.KindReconcile { // it reads all that is kept, as an audit does
+		x.deadlines(time.Time{}, time.Time{})
+	}
 	p, err := jobs.Plan(x.r.Context(), spec)
 	if err != nil {
 		return err
 	}
+	x.deadlines(time.Time{}, time.Now().Add(s.cfg.WriteTimeout))
 	return x.json(http.StatusOK, p)
 }
 
