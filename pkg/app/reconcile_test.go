@@ -299,3 +299,53 @@ func TestReconcileNotifications(t *testing.T) {
 		}
 	}
 }
+
+// TestReconcileBehindAPausedLane: what was repaired and not read yet is found no
+// second time, although the outcome of the same envelope is there.
+func TestReconcileBehindAPausedLane(t *testing.T) {
+	t.Parallel()
+	l := run(t, testConfig(t, t.TempDir()), quick)
+	ctx := t.Context()
+	one, err := l.client.Send(ctx, push("ann", "now"), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.becomes(t, one.NotificationID, "DELIVERED")
+	id, err := notify.ParseID(one.NotificationID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := l.history.Find(ctx, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "its record is committed", func() bool {
+		b, err := logToAudit{l.Node}.Bounds(ctx)
+		return err == nil && b[stream.TopicPartition{Topic: f.Topic, Partition: f.LogPart}].Committed > f.Offset
+	})
+	if _, err := l.client.SetLane(ctx, "push", true, ""); err != nil {
+		t.Fatal(err)
+	}
+	rows, err := l.store.Status().Chunk(ctx, f.Envelope.Chunk)
+	if err != nil || len(rows) != 1 {
+		t.Fatal(len(rows), err)
+	}
+	rows[0].Default = notify.Exception{State: notify.Deferred, Wake: time.Now().UnixMilli(), Code: "quiet_hours"}
+	if err := l.store.Status().Put(ctx, rows); err != nil {
+		t.Fatal(err)
+	}
+	plan, rep := l.reported(t)
+	if plan.Send != 1 || rep.Counts[reconcile.Stuck] != 1 {
+		t.Fatalf("%+v", rep)
+	}
+	if job := l.repaired(t, plan, ""); job.Done != 1 {
+		t.Errorf("%+v", job)
+	}
+	if plan, rep := l.reported(t); plan.Entries != 0 {
+		t.Errorf("found again, and its record is not read yet: %+v", rep)
+	}
+	if _, err := l.client.SetLane(ctx, "push", false, ""); err != nil {
+		t.Fatal(err)
+	}
+	l.becomes(t, one.NotificationID, "DELIVERED")
+}
