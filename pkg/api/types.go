@@ -20,8 +20,9 @@ const (
 	HeaderIdempotencyReplayed = "Idempotency-Replayed"
 	HeaderRequestID           = "X-Request-Id"
 	HeaderTraceparent         = "Traceparent"
-	HeaderContext             = "Notify-Context" // what the operator's client calls the server; for the audit log
-	HeaderReason              = "Notify-Reason"  // why an operator changes something; for the audit log
+	HeaderContext             = "Notify-Context"  // what the operator's client calls the server; for the audit log
+	HeaderReason              = "Notify-Reason"   // why an operator changes something; for the audit log
+	HeaderAuditID             = "Notify-Audit-Id" // of an answer: the row of the audit log that a change was recorded as
 )
 
 // Scopes of a token's claim "scope".

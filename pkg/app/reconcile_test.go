@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -63,9 +64,22 @@ func (l *life) reported(t *testing.T) (api.Plan, api.ReconcileReport) {
 // repaired applies a plan under a name, and waits for its job.
 func (l *life) repaired(t *testing.T, plan api.Plan, name string) api.Job {
 	t.Helper()
-	job, err := l.client.StartJob(t.Context(), api.JobRequest{Spec: plan.Spec, Digest: plan.Digest, Name: name, Report: plan.Reconcile})
+	var row string
+	asked := *l.client
+	asked.Audited = func(id string) { row = id }
+	job, err := asked.StartJob(t.Context(), api.JobRequest{Spec: plan.Spec, Digest: plan.Digest, Name: name, Report: plan.Reconcile})
 	if err != nil {
 		t.Fatal(err)
+	}
+	// The answer names the row that says who began it.
+	seq, err := strconv.ParseUint(row, 10, 64)
+	if err != nil {
+		t.Fatalf("audit id %q", row)
+	}
+	seq--
+	acts, err := l.client.Audit(t.Context(), &seq, 1)
+	if err != nil || len(acts) != 1 || acts[0].Target != job.ID || acts[0].Action != "job.apply reconcile" {
+		t.Errorf("row %s: %+v, %v", row, acts, err)
 	}
 	eventually(t, "the job ends", func() bool {
 		job, err = l.client.Job(t.Context(), job.ID)

@@ -80,6 +80,9 @@ func (s *Server) handle(x *exchange) error {
 			return err
 		}
 	}
+	if rt.scope == api.ScopeOperate && rt.method != http.MethodGet {
+		x.witness()
+	}
 	if rt.audited() {
 		return s.audited(x, rt.handler)
 	}

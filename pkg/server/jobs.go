@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"strconv"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
@@ -207,6 +208,17 @@ func (x *exchange) by() (ops.By, error) {
 		*to = v
 	}
 	return by, nil
+}
+
+// witness has the answer name the row of the audit log under which the change is
+// recorded: the first, for that of a refusal comes behind it.
+func (x *exchange) witness() {
+	h := x.w.Header()
+	x.r = x.r.WithContext(ops.Witness(x.r.Context(), func(a ops.Act) {
+		if h.Get(api.HeaderAuditID) == "" {
+			h.Set(api.HeaderAuditID, strconv.FormatUint(a.Seq, 10))
+		}
+	}))
 }
 
 // audited records what a mutating route of operators is asked before it is done,

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -318,6 +319,9 @@ func TestMutatingRoutesOfOperators(t *testing.T) {
 		acts, err := log.Acts(t.Context(), was, 10)
 		if err != nil || len(acts) != 1 || acts[0].Actor != "sre" || acts[0].Action != name || acts[0].Reason != "incident 7" || acts[0].Context != "prod" || acts[0].Request == "" {
 			t.Errorf("%s: %+v, %v", name, acts, err)
+		}
+		if id := got.header.Get(api.HeaderAuditID); id != strconv.FormatUint(was+1, 10) {
+			t.Errorf("%s: recorded as row %d, and the answer says %q", name, was+1, id)
 		}
 		// What was refused behind the door is recorded as that.
 		was = last()
