@@ -28,7 +28,7 @@ func (n *Node) buildJobs() error {
 	n.jobs, err = ops.NewManager(ops.ManagerConfig{
 		Jobs: n.store.Jobs(), Letters: n.store.DeadLetters(), Status: n.store.Status(), History: n.history, Log: n.producer,
 		Triggers: n.later.reconciler, Lease: memory.NewLease(), Owner: n.broker.StoreID(), Audit: n.audit,
-		Reconcile: mender, Standing: n.stands, ApproveAbove: n.cfg.Jobs.ApproveAbove,
+		Reconcile: mender, Standing: n.stands, ApproveAbove: n.cfg.Jobs.ApproveAbove, Keep: n.cfg.Jobs.Keep, Most: n.cfg.Jobs.Most,
 		Logger: n.log, Hit: fault.Hit,
 	})
 	return err

@@ -139,6 +139,10 @@ type ManagerConfig struct {
 	// ApproveAbove is the size of a plan from which another operator must approve
 	// it; 0: never.
 	ApproveAbove int
+	// Keep is how long a job that is over is kept, with its report; Most how many at
+	// most. 0: for ever, and all.
+	Keep time.Duration
+	Most int
 	// CanaryWait is the longest the outcomes of a canary are awaited, default 3 min.
 	CanaryWait time.Duration
 	// Poll is the time between two looks for work and for outcomes, default 250 ms.
