@@ -80,6 +80,8 @@ var mayImport = map[string]string{
 	"pkg/tui":     "load",
 	"pkg/audit":   "engine notify stream history schedule api",
 
+	"pkg/reconcile": "engine notify stream schedule timer trigger ops api",
+
 	"pkg/archive/s3":  "",
 	"pkg/tui/console": "notify api cli",
 

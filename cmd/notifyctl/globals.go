@@ -166,6 +166,7 @@ func (p *program) clientOf(t *target) *api.Client {
 	return &api.Client{
 		BaseURL: t.server, Token: t.token, Retries: 3, UserAgent: "notifyctl/" + version,
 		HTTPClient: &http.Client{Transport: api.NewTransport(16), Timeout: p.global.timeout},
+		Audited:    p.audited,
 	}
 }
 
@@ -174,9 +175,19 @@ func loopback(host string) bool {
 	return host == "localhost" || (ip != nil && ip.IsLoopback())
 }
 
+// audited says under which row of the audit log the server recorded a change, and
+// remembers the last one for what is printed then.
+func (p *program) audited(id string) {
+	p.auditID.Store(&id)
+	p.note("audit %s", id)
+}
+
 // printer writes results as the flags say.
 func (p *program) printer() *cli.Printer {
 	out := &cli.Printer{Out: p.out, Format: p.global.output, JQ: p.global.jq, NoHeaders: p.global.noHeaders, Width: p.width}
+	if id := p.auditID.Load(); id != nil {
+		out.AuditID = *id
+	}
 	if p.coloured() {
 		out.Paint = paint
 	}

@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"sync/atomic"
 	"syscall"
 	"time"
 	_ "time/tzdata" // --tz works where the system has no zones
@@ -33,7 +34,8 @@ type program struct {
 	inTerminal, outTerminal, errTerminal bool
 	width                                int // of the terminal that takes standard output; 0: none
 
-	global globals
+	global  globals
+	auditID atomic.Pointer[string] // row of the audit log of the last change; nil: there was none
 }
 
 func main() {

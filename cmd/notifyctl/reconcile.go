@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -17,27 +16,36 @@ import (
 )
 
 func newReconcile(p *program) *cobra.Command {
-	var out string
+	var out, since string
 	c := &cobra.Command{
-		Use: "reconcile", Short: "Find triggers that nothing leads to any more", Args: cobra.NoArgs,
-		Long: `reconcile reads every trigger that is not over, and what should lead to it. It changes
-nothing; exit 9 when it found something. The server does the same every hour, and
-repairs what it finds.
+		Use: "reconcile", Short: "Find notifications and triggers that nothing leads to any more", Args: cobra.NoArgs,
+		Long: `reconcile reads every notification that is kept and every trigger that is not over, and
+what should lead to the end of each. It changes nothing; exit 9 when it found something.
+apply has a job repair what a report lists. The server repairs triggers every hour by
+itself; notifications it only audits.
 
-  overdue           waits although it was due long ago       repaired: enqueued anew
-  claim_expired     claimed by somebody who died             repaired: the same
-  no_index          nothing will wake it                     repaired: the row is written
-  dead_letter_owed  failed, and triggers-dlq may not know    repaired: the record is written
-  orphan_index      a request that was never answered        nothing to do: dropped when due
-  open_bucket       a past minute still holds timers         nothing to do here: a scheduler must run
-  unreadable        a row of another release, or damaged     left for people`,
+                    of notifications                         of triggers
+  missing           its timer is gone: for people            no index row: it is written
+  late              its timer is due: a scheduler must run   due long ago: enqueued anew
+  stuck             put off, nothing leads on: handed on again
+  orphan                                                     never answered: dropped when due
+  claim_expired     a worker left it: resumed                a dispatcher died: enqueued anew
+  open_bucket       a past minute still holds timers: a scheduler must run
+  status_alone      rows of what nobody accepted: for people
+  record_alone      its record was passed, no outcome: claimed, and resumed
+  dead_letter_owed                                           triggers-dlq may not know: written
+  unreadable                                                 another release, or damaged: for people
+
+What is resumed goes by the policy of what is ambiguous: pushes, and otp, alert and
+transactional everywhere, are sent again under the id the provider knows; marketing and
+digest by SMS or mail become UNKNOWN. See also: notifyctl audit, notifyctl why.`,
 		Example: `  notifyctl reconcile --report-out report.json; notifyctl reconcile apply --report report.json`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			cl, err := p.client()
 			if err != nil {
 				return err
 			}
-			_, rep, err := reconcile(c.Context(), cl)
+			_, rep, err := reconcile(c, cl, since)
 			if err != nil {
 				return err
 			}
@@ -48,13 +56,25 @@ repairs what it finds.
 		},
 	}
 	c.Flags().StringVar(&out, "report-out", "", "write the report to a file, for apply")
+	c.Flags().StringVar(&since, "since", "", "only notifications accepted this long ago and later, e.g. 24h; default: all that are kept")
 	c.AddCommand(newReconcileApply(p))
 	return c
 }
 
 // reconcile has the server look; what it finds is a plan, which a job repairs.
-func reconcile(ctx context.Context, cl *api.Client) (plan api.Plan, rep api.ReconcileReport, err error) {
-	if plan, err = cl.Plan(ctx, api.JobSpec{Kind: "reconcile"}); err != nil {
+func reconcile(c *cobra.Command, cl *api.Client, since string) (plan api.Plan, rep api.ReconcileReport, err error) {
+	spec := api.JobSpec{Kind: "reconcile"}
+	if since != "" {
+		d, err := time.ParseDuration(since)
+		if err != nil || d <= 0 {
+			return plan, rep, cli.Usage("--since: a duration above 0, e.g. 24h")
+		}
+		spec.Filter.Since = time.Now().Add(-d).UnixMilli()
+	}
+	if !c.Flags().Changed("timeout") { // it reads all that was accepted
+		cl.HTTPClient.Timeout = 0
+	}
+	if plan, err = cl.Plan(c.Context(), spec); err != nil {
 		return plan, rep, err
 	}
 	err = json.Unmarshal(plan.Reconcile, &rep)
@@ -77,7 +97,7 @@ func (p *program) findings(rep *api.ReconcileReport) error {
 	if err := p.printer().Print(rep, func() cli.Table { return p.listFindings(rep) }); err != nil {
 		return err
 	}
-	p.note("%s rows and %s index rows read in %s", count(rep.Rows), count(rep.Index), span(rep.Took))
+	p.note("%s notifications, and %s rows and %s index rows of triggers, read in %s", count(int(rep.Notifications)), count(rep.Rows), count(rep.Index), span(rep.Took))
 	if len(rep.Findings) == 0 {
 		return nil
 	}
@@ -85,7 +105,7 @@ func (p *program) findings(rep *api.ReconcileReport) error {
 }
 
 func (p *program) listFindings(rep *api.ReconcileReport) cli.Table {
-	t := cli.Table{{"CLASS", "TRIGGER", "CALLER", "STATE", "NEXT"}}
+	t := cli.Table{{"CLASS", "ID", "CALLER", "STATE", "NEXT", "DETAIL"}}
 	for i := range rep.Findings {
 		f := &rep.Findings[i]
 		next := ""
@@ -96,7 +116,7 @@ func (p *program) listFindings(rep *api.ReconcileReport) cli.Table {
 		if what == "" {
 			what = fmt.Sprintf("shard %d, %s", f.Shard, time.UnixMilli(f.Minute*60_000).UTC().Format("2006-01-02 15:04"))
 		}
-		t = append(t, []string{f.Class, what, f.Caller, f.State, next})
+		t = append(t, []string{f.Class, what, f.Caller, f.State, next, f.Detail})
 	}
 	if rep.Truncated {
 		t = append(t, []string{"...", "there are more than are listed"})
@@ -119,24 +139,27 @@ func sums(counts map[string]int) string {
 }
 
 func newReconcileApply(p *program) *cobra.Command {
-	var file, reason string
+	var file, reason, since string
 	var detach bool
 	c := &cobra.Command{
 		Use: "apply", Short: "Repair what a report lists", Args: cobra.NoArgs,
 		Long: `apply has a job repair what a report lists: that of --report, or one it makes now. A row that
 has changed since is left alone; a second apply changes nothing. A report is good for
-15 minutes.`,
+15 minutes. One such job runs at a time. notifyctl job report says what became of each.`,
 		RunE: func(c *cobra.Command, _ []string) error {
-			return runReconcileApply(c.Context(), p, file, detach, reason)
+			return runReconcileApply(c, p, file, since, detach, reason)
 		},
 	}
 	c.Flags().StringVar(&file, "report", "", "the report that reconcile --report-out wrote; default: a new one")
+	c.Flags().StringVar(&since, "since", "", "of a new report: only notifications accepted this long ago and later")
+	c.MarkFlagsMutuallyExclusive("report", "since")
 	c.Flags().BoolVar(&detach, "detach", false, "do not wait for the job")
 	c.Flags().StringVar(&reason, "reason", "", "why; kept in the audit log")
 	return c
 }
 
-func runReconcileApply(ctx context.Context, p *program, file string, detach bool, reason string) error {
+func runReconcileApply(c *cobra.Command, p *program, file, since string, detach bool, reason string) error {
+	ctx := c.Context()
 	t, err := p.target()
 	if err != nil {
 		return err
@@ -147,7 +170,7 @@ func runReconcileApply(ctx context.Context, p *program, file string, detach bool
 	var raw json.RawMessage
 	if file == "" {
 		var plan api.Plan
-		plan, rep, err = reconcile(ctx, cl)
+		plan, rep, err = reconcile(c, cl, since)
 		raw = plan.Reconcile
 	} else {
 		if raw, err = os.ReadFile(file); err == nil && (json.Unmarshal(raw, &rep) != nil || rep.Digest == "") {

@@ -39,6 +39,10 @@ type Client struct {
 	// Context and Reason go into the server's audit log with what an operator
 	// changes: what they call this server, and why they do it.
 	Context, Reason string
+	// Audited is told the row of the audit log that a change was recorded as, also
+	// of one that was refused then. It may be called from any goroutine; nil: nobody
+	// is told.
+	Audited func(id string)
 	// UserAgent names the program; empty: "notifyd-client".
 	UserAgent string
 }
@@ -156,6 +160,9 @@ func (cl *Client) once(ctx context.Context, c call) (Reply, error) {
 		return Reply{}, err
 	}
 	defer resp.Body.Close()
+	if id := resp.Header.Get(HeaderAuditID); id != "" && cl.Audited != nil {
+		cl.Audited(id)
+	}
 	body, err := readBody(resp)
 	reply := Reply{
 		Status: resp.StatusCode, Body: body,

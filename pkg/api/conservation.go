@@ -52,11 +52,12 @@ type ConservationGroup struct {
 
 // Drift is one thing that does not agree.
 type Drift struct {
-	Class  string `json:"class"`
-	ID     string `json:"id"` // of a notification, a request or a trigger
-	Caller string `json:"caller,omitempty"`
-	State  string `json:"state,omitempty"`
-	Detail string `json:"detail,omitempty"`
+	Class   string `json:"class"`
+	ID      string `json:"id"` // of a notification, a request or a trigger
+	Caller  string `json:"caller,omitempty"`
+	State   string `json:"state,omitempty"`
+	Detail  string `json:"detail,omitempty"`
+	Updated int64  `json:"updated_ms,omitempty"` // the latest of its outcome rows, ms since 1970; 0: there is none
 }
 
 // DriftClasses are all classes of drift.

@@ -299,24 +299,27 @@ func (cl *Client) RotateSecret(ctx context.Context, id string, overlap time.Dura
 	return out, err
 }
 
-// ReconcileReport is what a reconcile found. It is applied as it is: its digest
-// is over all of it.
+// ReconcileReport is what a reconcile found: Plan.Reconcile. It is applied as it
+// is: its digest is over all of it.
 type ReconcileReport struct {
-	ID        string             `json:"report_id"`
-	Made      int64              `json:"made_ms"`
-	Took      time.Duration      `json:"took_ns"`
-	Rows      int                `json:"rows"`
-	Index     int                `json:"index"`
-	Counts    map[string]int     `json:"counts"`
-	Findings  []ReconcileFinding `json:"findings"`
-	Truncated bool               `json:"truncated"`
-	Digest    string             `json:"digest"`
+	ID            string             `json:"report_id"`
+	Made          int64              `json:"made_ms"`
+	Since         int64              `json:"since_ms,omitempty"`
+	Took          time.Duration      `json:"took_ns"`
+	Rows          int                `json:"rows"`
+	Index         int                `json:"index"`
+	Notifications int64              `json:"notifications"`
+	Counts        map[string]int     `json:"counts"`
+	Findings      []ReconcileFinding `json:"findings"`
+	Truncated     bool               `json:"truncated"`
+	Digest        string             `json:"digest"`
 }
 
 // ReconcileFinding is one thing found.
 type ReconcileFinding struct {
+	Kind       string `json:"kind"` // notification or trigger
 	Class      string `json:"class"`
-	ID         string `json:"trigger_id,omitempty"`
+	ID         string `json:"id,omitempty"`
 	Caller     string `json:"caller,omitempty"`
 	State      string `json:"state,omitempty"`
 	Version    uint64 `json:"version,omitempty"`
@@ -327,25 +330,8 @@ type ReconcileFinding struct {
 	Minute     int64  `json:"minute,omitempty"`
 	Owner      string `json:"owner,omitempty"`
 	Closed     int64  `json:"closed,omitempty"`
-}
-
-// ReconcileResult is what an apply did, by class.
-type ReconcileResult struct {
-	ReportID string         `json:"report_id"`
-	Changed  map[string]int `json:"changed"`
-	Skipped  map[string]int `json:"skipped"`
-}
-
-// Reconcile finds triggers that nothing leads to any more; it changes nothing.
-func (cl *Client) Reconcile(ctx context.Context) (out ReconcileReport, err error) {
-	err = cl.get(ctx, "/v1/ops/reconcile", nil, &out)
-	return out, err
-}
-
-// ApplyReconcile repairs what a report lists.
-func (cl *Client) ApplyReconcile(ctx context.Context, rep ReconcileReport) (out ReconcileResult, err error) {
-	err = cl.post(ctx, "/v1/ops/reconcile:apply", rep, "", true, &out)
-	return out, err
+	Updated    int64  `json:"updated_ms,omitempty"`
+	Detail     string `json:"detail,omitempty"`
 }
 
 // CheckURL says whether a callback URL may be called.

@@ -21,8 +21,9 @@ const (
 	HeaderRequestID           = "X-Request-Id"
 	HeaderTraceparent         = "Traceparent"
 	HeaderTracestate          = "Tracestate"
-	HeaderContext             = "Notify-Context" // what the operator's client calls the server; for the audit log
-	HeaderReason              = "Notify-Reason"  // why an operator changes something; for the audit log
+	HeaderContext             = "Notify-Context"  // what the operator's client calls the server; for the audit log
+	HeaderReason              = "Notify-Reason"   // why an operator changes something; for the audit log
+	HeaderAuditID             = "Notify-Audit-Id" // of an answer: the row of the audit log that a change was recorded as
 )
 
 // Scopes of a token's claim "scope".

@@ -53,6 +53,19 @@ func TestArchive(t *testing.T) {
 		return Finding{}
 	}
 	eventually(t, "a doctor that is content", func() bool { f := finding(); return f.Level == "ok" && strings.Contains(f.Detail, "1 files") })
+	families, err := l.metrics.registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	gauges := map[string]float64{}
+	for _, f := range families {
+		if len(f.Metric) == 1 && f.Metric[0].Gauge != nil {
+			gauges[f.GetName()] = f.Metric[0].Gauge.GetValue()
+		}
+	}
+	if age, wait := gauges["notifyd_archive_age_seconds"], gauges["notifyd_archive_wait_seconds"]; wait != cfg.Archive.Wait.Seconds() || age <= 0 || age >= wait {
+		t.Errorf("the archive is %g s behind, of %g", age, wait)
+	}
 	if err := os.Rename(cfg.Archive.Dir, cfg.Archive.Dir+".moved"); err != nil {
 		t.Fatal(err)
 	}

@@ -90,7 +90,9 @@ type Config struct {
 	} `koanf:"triggers"`
 
 	Jobs struct {
-		ApproveAbove int `koanf:"approve_above" doc:"plans of more dead letters than this wait for another operator's approval; 0: none do"`
+		ApproveAbove int           `koanf:"approve_above" doc:"plans of more dead letters than this wait for another operator's approval; 0: none do"`
+		Keep         time.Duration `koanf:"keep" doc:"how long a job that is over is kept, with its report; then it is forgotten"`
+		Most         int           `koanf:"most" doc:"how many jobs that are over are kept at most: the oldest go first"`
 	} `koanf:"jobs"`
 
 	Audit struct {
@@ -191,6 +193,7 @@ func Default() Config {
 	c.History.Retention = 30 * 24 * time.Hour
 	c.Archive.Every, c.Archive.After, c.Archive.Wait = time.Hour, 24*time.Hour, 7*24*time.Hour
 	c.Timers.Shards, c.Timers.MaxDelay, c.Timers.CatchUpRate = 16, 366*24*time.Hour, 20_000
+	c.Jobs.Keep, c.Jobs.Most = 90*24*time.Hour, 1000
 	c.Triggers.Timeout, c.Triggers.CallerInFlight, c.Triggers.InFlight, c.Triggers.MaxPending = 10*time.Second, 100, 4096, 1_000_000
 	c.Workers.MaxRetries, c.Workers.BatchAge, c.Workers.Bulk = 3, 5*time.Second, 0.5
 	c.Workers.Drain, c.Workers.CallLimit = 20*time.Second, 30*time.Second

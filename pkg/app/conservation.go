@@ -37,14 +37,38 @@ func (n *Node) buildConservation() {
 // process that does not follow the log into the history there is nothing to add
 // up by: notify.KindUnavailable.
 func (n *Node) Audit(ctx context.Context, since time.Time) (api.Conservation, error) {
-	if n.role == RoleAPI {
-		return api.Conservation{}, &notify.Error{Kind: notify.KindUnavailable, Code: "audit_unavailable", Msg: "this server's roles do not include what answers this"}
+	if err := n.auditable(); err != nil {
+		return api.Conservation{}, err
 	}
 	rep, err := n.conserve.auditor.Run(ctx, since)
 	if err == nil {
 		n.conserve.last.Store(&rep)
 	}
 	return rep, err
+}
+
+func (n *Node) auditable() error {
+	if n.role == RoleAPI {
+		return &notify.Error{Kind: notify.KindUnavailable, Code: "audit_unavailable", Msg: "this server's roles do not include what answers this"}
+	}
+	return nil
+}
+
+// auditing is the audit of notifications, for a reconcile.
+type auditing struct{ n *Node }
+
+func (a auditing) Notifications(ctx context.Context, since time.Time, max int) (api.Conservation, error) {
+	if err := a.n.auditable(); err != nil {
+		return api.Conservation{}, err
+	}
+	return a.n.conserve.auditor.Notifications(ctx, since, max)
+}
+
+func (a auditing) Again(ctx context.Context, ids []notify.ID) ([]api.Drift, error) {
+	if err := a.n.auditable(); err != nil {
+		return nil, err
+	}
+	return a.n.conserve.auditor.Again(ctx, ids)
 }
 
 // auditEvery audits every so often, and warns of drift.

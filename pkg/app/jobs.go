@@ -1,7 +1,6 @@
 package app
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -11,17 +10,25 @@ import (
 	"github.com/notifyd/notifyd/pkg/fault"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/ops"
+	"github.com/notifyd/notifyd/pkg/reconcile"
 	"github.com/notifyd/notifyd/pkg/trigger"
 )
 
 // buildJobs makes what runs operators' jobs. The embedded stores are one
 // process's, and so are the leases.
-func (n *Node) buildJobs() (err error) {
+func (n *Node) buildJobs() error {
 	n.audit = &ops.AuditLog{Store: n.store.Audit()}
+	mender, err := reconcile.New(reconcile.Config{
+		Triggers: n.later.reconciler, Audit: auditing{n}, History: n.history, Status: n.store.Status(), Timers: n.store.Timers(),
+		Schedules: n.later.schedules, Log: n.producer, Shards: n.cfg.Timers.Shards, Hit: fault.Hit,
+	})
+	if err != nil {
+		return err
+	}
 	n.jobs, err = ops.NewManager(ops.ManagerConfig{
 		Jobs: n.store.Jobs(), Letters: n.store.DeadLetters(), Status: n.store.Status(), History: n.history, Log: n.producer,
 		Triggers: n.later.reconciler, Lease: memory.NewLease(), Owner: n.broker.StoreID(), Audit: n.audit,
-		Reconcile: reconcileJobs{n.later.reconciler}, Standing: n.stands, ApproveAbove: n.cfg.Jobs.ApproveAbove,
+		Reconcile: mender, Standing: n.stands, ApproveAbove: n.cfg.Jobs.ApproveAbove, Keep: n.cfg.Jobs.Keep, Most: n.cfg.Jobs.Most,
 		Logger: n.log, Hit: fault.Hit,
 	})
 	return err
@@ -55,40 +62,4 @@ func triggerLetter(value []byte) (d engine.DeadLetter, err error) {
 		Attempts: l.Attempts, FirstFailed: l.Failed, LastFailed: l.Failed, Topic: trigger.TopicDLQ, Trace: l.Trace,
 		Extra: map[string]any{"callback_url": l.URL, "status": float64(l.Status), "fire_at_ms": float64(l.FireAt)},
 	}, nil
-}
-
-// reconcileJobs makes the reconciler of triggers one of the kinds of jobs.
-type reconcileJobs struct{ r *trigger.Reconciler }
-
-func (x reconcileJobs) Report(ctx context.Context) (json.RawMessage, string, map[string]int, error) {
-	rep, err := x.r.Report(ctx)
-	if err != nil {
-		return nil, "", nil, err
-	}
-	b, err := json.Marshal(rep)
-	return b, rep.Digest, rep.Counts, err
-}
-
-func (x reconcileJobs) Check(_ context.Context, report json.RawMessage) (string, map[string]int, error) {
-	rep, err := readReport(report)
-	if err != nil {
-		return "", nil, err
-	}
-	return rep.Digest, rep.Counts, x.r.Check(rep)
-}
-
-func (x reconcileJobs) Apply(ctx context.Context, report json.RawMessage) (changed, skipped map[string]int, err error) {
-	rep, err := readReport(report)
-	if err != nil {
-		return nil, nil, err
-	}
-	done, err := x.r.Repair(ctx, rep)
-	return done.Changed, done.Skipped, err
-}
-
-func readReport(b []byte) (rep trigger.Report, err error) {
-	if json.Unmarshal(b, &rep) != nil || rep.Digest == "" {
-		err = notify.Invalid("bad_report", "report", "a report of a plan, unchanged")
-	}
-	return rep, err
 }

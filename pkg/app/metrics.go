@@ -314,6 +314,7 @@ var (
 	descCancels  = desc("cancellations_age_seconds", "Age of the cancellations workers decide by.")
 	descUnseen   = desc("dead_letter_unseen_age_seconds", "Age of the oldest dead letter its caller's feed has not handed out; 0: there is none.")
 	descArchive  = desc("archive_age_seconds", "Since the last run of the archive that reached the end; 0: there is no archive.")
+	descArchWait = desc("archive_wait_seconds", "How long what has aged out is kept for the archive; 0: there is no archive.")
 	descAllShard = desc("timer_shards", "Timer shards there are, over all processes.")
 	descTookOver = desc("timer_shards_taken_over_total", "Timer shards this process began to release.")
 	descShardsGo = desc("timer_shards_lost_total", "Timer shards this process lost without giving them up.")
@@ -330,7 +331,7 @@ func (c *nodeCollector) Describe(ch chan<- *prometheus.Desc) {
 		descLogBytes, descLogCap, descLogOpen, descLogFsync, descFree, descLost, descLag, descFlight, descCircuit, descTimers,
 		descPrefs, descHistory, descTail, descStore, descSpill, descSpillAge,
 		descQueue, descBacklog, descShards, descWater, descCatchUp, descLateRows, descRehomed, descDropped, descHeads, descBeat,
-		descCancels, descUnseen, descArchive, descAllShard, descTookOver, descShardsGo, descTimerErr, descPaused, descDrift, descAudited,
+		descCancels, descUnseen, descArchive, descArchWait, descAllShard, descTookOver, descShardsGo, descTimerErr, descPaused, descDrift, descAudited,
 	} {
 		ch <- d
 	}
@@ -411,11 +412,13 @@ func (c *nodeCollector) Collect(ch chan<- prometheus.Metric) {
 	if failed, err := n.feeds.OldestUnseen(context.Background()); err == nil {
 		gauge(descUnseen, ageOf(failed, now))
 	}
-	age := 0.0
+	age, wait := 0.0, 0.0
 	if n.archive != nil {
-		age = n.archive.Status(now).Age.Seconds()
+		s := n.archive.Status(now)
+		age, wait = s.Age.Seconds(), s.Wait.Seconds()
 	}
 	gauge(descArchive, age)
+	gauge(descArchWait, wait)
 	h := n.history.Stats()
 	gauge(descHistory, float64(h.Bytes))
 	gauge(descTail, float64(h.Tail))

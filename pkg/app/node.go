@@ -201,10 +201,10 @@ func (n *Node) build() error {
 	if err != nil {
 		return err
 	}
+	n.buildConservation()
 	if err := n.buildJobs(); err != nil {
 		return err
 	}
-	n.buildConservation()
 	return n.buildServer()
 }
 

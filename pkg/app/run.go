@@ -146,7 +146,8 @@ func (n *Node) watchStore(ctx context.Context) error {
 	}
 }
 
-// purge forgets idempotency keys and dead letters whose time is over.
+// purge forgets idempotency keys, dead letters, triggers and jobs whose time is
+// over.
 func (n *Node) purge(ctx context.Context) error {
 	t := time.NewTicker(10 * time.Minute)
 	defer t.Stop()
@@ -163,6 +164,9 @@ func (n *Node) purge(ctx context.Context) error {
 		}
 		if err == nil {
 			err = n.purgeTerminal(ctx)
+		}
+		if err == nil {
+			_, err = n.jobs.Purge(ctx, now)
 		}
 		if err != nil && ctx.Err() == nil {
 			n.log.Warn("purge", "err", err)

@@ -74,7 +74,7 @@ func (n *Node) buildServer() error {
 	}, server.Deps{
 		Auth: n.verifier, Intake: n.intake, Users: n.prefs, History: n.history, Status: n.store.Status(),
 		DeadLetters: n.feeds, Cancels: n.store.Cancels(), Campaigns: n.store.Campaigns(), Callers: n.store.Callers(),
-		Schedules: n.later.schedules, Triggers: n.later.triggers, Circuits: circuits{n}, CheckURL: n.checkURL, Reconcile: n.later.reconciler, Jobs: n.jobs, Audit: n.audit, PlainCallbacks: cfg.Triggers.Plain,
+		Schedules: n.later.schedules, Triggers: n.later.triggers, Circuits: circuits{n}, CheckURL: n.checkURL, Jobs: n.jobs, Audit: n.audit, PlainCallbacks: cfg.Triggers.Plain,
 		Receipts: n.receipts(), Tail: n.tail, Doctor: n.doctor, Lag: n.lag, Rates: n.rates.report, Accounts: n.accounts, Page: n.page, Conservation: n.Audit, Lanes: n.lanes, Backup: n.backup, Debug: n.debug, Ready: n.Ready,
 		Warnings: n.warnings, Version: cfg.Version,
 		Standing: n.standing, MailHold: cfg.Workers.BatchAge,

@@ -143,6 +143,7 @@ func (c *Config) validate() (problems []problem) {
 		bad("timers.jitter", "%s is not between 0 and 1h", c.Timers.Jitter)
 	}
 	least("jobs.approve_above", int64(c.Jobs.ApproveAbove), 0)
+	least("jobs.most", int64(c.Jobs.Most), 1)
 	least("triggers.caller_in_flight", int64(c.Triggers.CallerInFlight), 1)
 	least("triggers.in_flight", int64(c.Triggers.InFlight), 1)
 	least("triggers.max_pending", int64(c.Triggers.MaxPending), 1)
@@ -167,7 +168,7 @@ func (c *Config) validate() (problems []problem) {
 		}
 	}
 	for key, d := range map[string]time.Duration{
-		"history.retention": c.History.Retention, "archive.every": c.Archive.Every, "archive.after": c.Archive.After, "archive.wait": c.Archive.Wait, "intake.idempotency": c.Intake.Idempotency, "workers.batch_age": c.Workers.BatchAge,
+		"history.retention": c.History.Retention, "jobs.keep": c.Jobs.Keep, "archive.every": c.Archive.Every, "archive.after": c.Archive.After, "archive.wait": c.Archive.Wait, "intake.idempotency": c.Intake.Idempotency, "workers.batch_age": c.Workers.BatchAge,
 		"workers.drain": c.Workers.Drain, "workers.call_limit": c.Workers.CallLimit,
 		"timers.max_delay": c.Timers.MaxDelay, "triggers.timeout": c.Triggers.Timeout,
 		"providers.config_open_for": c.Providers.ConfigOpenFor,

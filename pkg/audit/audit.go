@@ -41,6 +41,7 @@ type History interface {
 	Chunks(ctx context.Context, from map[history.Part]int64, since int64, fn func(*engine.Found) error) (map[history.Part]int64, error)
 	Unsealed(p history.Part, from, below int64, fn func(*engine.Found) error) error
 	Earlier(f *engine.Found) (bool, error)
+	Find(ctx context.Context, id notify.ID) (engine.Found, error)
 	Of(base notify.Base) ([]history.Held, error)
 	Has(base notify.Base) (bool, error)
 	Kept(now time.Time) time.Time
@@ -115,30 +116,61 @@ func New(cfg Config) *Auditor {
 // Run audits what was accepted since then (zero: all that is kept). An error
 // means that a store or the log was away, or that the history is damaged.
 func (a *Auditor) Run(ctx context.Context, since time.Time) (api.Conservation, error) {
-	select {
-	case a.one <- struct{}{}:
-		defer func() { <-a.one }()
-	case <-ctx.Done(): // who went away does not keep its place in the line
-		return api.Conservation{}, ctx.Err()
+	r := a.newRun(since, a.cfg.MaxFindings)
+	return r.through(ctx, r.begin, r.originals, r.spilled, r.schedules, r.confirm, r.rowsAlone, r.triggers)
+}
+
+// Notifications is Run without triggers, and lists up to max findings of a class.
+func (a *Auditor) Notifications(ctx context.Context, since time.Time, max int) (api.Conservation, error) {
+	r := a.newRun(since, max)
+	return r.through(ctx, r.begin, r.originals, r.spilled, r.schedules, r.confirm, r.rowsAlone)
+}
+
+// Again returns those of the notifications whose outcome is missing and to which
+// nothing leads: what Run says of them now. One that nobody accepted, or that is
+// no longer kept, is none of them.
+func (a *Auditor) Again(ctx context.Context, ids []notify.ID) ([]api.Drift, error) {
+	r := a.newRun(time.Time{}, len(ids))
+	look := func(ctx context.Context) error {
+		for _, id := range ids {
+			if err := r.one(ctx, id); err != nil {
+				return err
+			}
+		}
+		return nil
 	}
-	now := time.Now()
-	r := &run{a: a, cfg: &a.cfg, now: now, groups: map[group]*api.Ledger{}, listed: map[string]int{}, suspects: map[place]*suspect{}}
+	rep, err := r.through(ctx, r.begin, look, r.confirm)
+	return rep.Findings, err
+}
+
+func (a *Auditor) newRun(since time.Time, findings int) *run {
+	r := &run{a: a, cfg: &a.cfg, most: findings, groups: map[group]*api.Ledger{}, listed: map[string]int{}, suspects: map[place]*suspect{}}
 	if !since.IsZero() {
 		r.since = since.UnixMilli()
 		r.rep.Since = &since
 	}
-	r.rep.At = now.UTC()
 	r.rep.States, r.rep.Waiting, r.rep.Classes = map[string]int64{}, map[string]int64{}, map[string]int64{}
 	r.rep.Findings = []api.Drift{}
-	for _, step := range []func(context.Context) error{
-		r.begin, r.originals, r.spilled, r.schedules, r.confirm, r.rowsAlone, r.triggers,
-	} {
+	return r
+}
+
+// through takes the steps, one run at a time.
+func (r *run) through(ctx context.Context, steps ...func(context.Context) error) (api.Conservation, error) {
+	select {
+	case r.a.one <- struct{}{}:
+		defer func() { <-r.a.one }()
+	case <-ctx.Done(): // who went away does not keep its place in the line
+		return api.Conservation{}, ctx.Err()
+	}
+	r.now = time.Now()
+	r.rep.At = r.now.UTC()
+	for _, step := range steps {
 		if err := step(ctx); err != nil {
 			return api.Conservation{}, err
 		}
 	}
 	r.finish()
-	r.rep.TookMS = time.Since(now).Milliseconds()
+	r.rep.TookMS = time.Since(r.now).Milliseconds()
 	return r.rep, nil
 }
 
@@ -159,6 +191,7 @@ type run struct {
 	now   time.Time
 	since int64
 	rep   api.Conservation
+	most  int // findings of a class that are listed
 
 	bounds   map[stream.TopicPartition]Bounds
 	groups   map[group]*api.Ledger
@@ -184,7 +217,7 @@ func (r *run) ledger(caller, channel string, accepted int64) *api.Ledger {
 // drift counts n of a class and lists the first.
 func (r *run) drift(n int64, d api.Drift) {
 	r.rep.Classes[d.Class] += n
-	if r.listed[d.Class] >= r.cfg.MaxFindings {
+	if r.listed[d.Class] >= r.most {
 		r.rep.Truncated = true
 		return
 	}

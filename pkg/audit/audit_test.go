@@ -56,9 +56,12 @@ func (m *many) Chunks(_ context.Context, from map[history.Part]int64, _ int64, f
 
 func (m *many) Unsealed(history.Part, int64, int64, func(*engine.Found) error) error { return nil }
 func (m *many) Earlier(*engine.Found) (bool, error)                                  { return false, nil }
-func (m *many) Of(notify.Base) ([]history.Held, error)                               { return nil, nil }
-func (m *many) Has(notify.Base) (bool, error)                                        { return true, nil }
-func (m *many) Kept(now time.Time) time.Time                                         { return now.Add(-time.Hour) }
+func (m *many) Find(context.Context, notify.ID) (engine.Found, error) {
+	return engine.Found{}, notify.NotFound("notification")
+}
+func (m *many) Of(notify.Base) ([]history.Held, error) { return nil, nil }
+func (m *many) Has(notify.Base) (bool, error)          { return true, nil }
+func (m *many) Kept(now time.Time) time.Time           { return now.Add(-time.Hour) }
 
 // passed is a log in which everything was committed and trimmed.
 type passed struct{ end int64 }

@@ -82,6 +82,31 @@ func (r *run) original(ctx context.Context, f *engine.Found) error {
 	return nil
 }
 
+// one looks at one receiver as original does at all of a chunk.
+func (r *run) one(ctx context.Context, id notify.ID) error {
+	f, err := r.cfg.History.Find(ctx, id)
+	switch kind := notify.KindOf(err); {
+	case err != nil && (kind == notify.KindNotFound || kind == notify.KindGone):
+		return nil
+	case err != nil:
+		return err
+	}
+	rows, err := r.cfg.Status.Chunk(ctx, f.Envelope.Chunk)
+	if err != nil {
+		return err
+	}
+	c := newChunk(&f, rows)
+	if notify.Fold(c.rows, id.Index, f.Pos).State.Terminal() {
+		return nil
+	}
+	st := c.stands(id.Index, f.Pos, home{tp: stream.TopicPartition{Topic: f.Topic, Partition: f.LogPart}, offset: f.Offset})
+	if where, err := r.evidence(ctx, c, &st, id.Index); err != nil || where != "" {
+		return err
+	}
+	r.suspect(&f, c, id.Index, f.Pos)
+	return nil
+}
+
 // plain reports whether one finished row says the same terminal state of all
 // receivers of a chunk: of most chunks it does.
 func plain(rows []notify.Row, count uint32) bool {
@@ -151,7 +176,7 @@ type stand struct {
 	key      envelopeKey
 	wake     int64
 	behind   bool
-	answered map[envelopeKey]bool // keys whose rows have settled it: their envelopes lead nowhere
+	answered map[envelopeKey]home // by the records whose rows have settled it: those and earlier ones lead nowhere
 	updated  int64                // the latest of its rows
 }
 
@@ -163,7 +188,7 @@ func keyOf(k *notify.RowKey) envelopeKey { return envelopeKey{k.Epoch, k.Attempt
 // stands walks the rows of the latest epoch of a receiver, each of which answers
 // the one before.
 func (c *chunk) stands(index, pos uint32, original home) stand {
-	st := stand{home: original, answered: map[envelopeKey]bool{}}
+	st := stand{home: original, answered: map[envelopeKey]home{}}
 	epoch := uint16(0)
 	for _, row := range c.sorted {
 		p, ok := positionOf(row, index, pos)
@@ -178,11 +203,11 @@ func (c *chunk) stands(index, pos uint32, original home) stand {
 		if !row.Done && p >= row.DoneUpTo {
 			st.handed, st.behind = false, false
 			st.claimed = p < row.StartedUpTo
-			st.home = home{stream.TopicPartition{Topic: row.Topic, Partition: row.LogPart}, row.Offset}
+			st.home = homeOf(row)
 			st.key = keyOf(&row.Key)
 			continue
 		}
-		st.answered[keyOf(&row.Key)] = true
+		st.answered[keyOf(&row.Key)] = homeOf(row)
 		ex := row.At(p)
 		if len(ex) == 0 {
 			ex = []notify.Exception{row.Default}
@@ -205,6 +230,10 @@ func (c *chunk) stands(index, pos uint32, original home) stand {
 		}
 	}
 	return st
+}
+
+func homeOf(row *notify.Row) home {
+	return home{stream.TopicPartition{Topic: row.Topic, Partition: row.LogPart}, row.Offset}
 }
 
 func positionOf(row *notify.Row, index, pos uint32) (uint32, bool) {

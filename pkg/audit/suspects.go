@@ -52,7 +52,16 @@ func (r *run) suspect(f *engine.Found, c *chunk, index, pos uint32) {
 type lead struct {
 	key     envelopeKey
 	where   string
+	at      home // in the log
 	indexes map[uint32]bool
+}
+
+// met reports whether an outcome has answered it. One more record of an answered
+// envelope, behind the one that was, leads on: the worker hands on again what the
+// outcome says.
+func (l *lead) met(st *stand) bool {
+	by, ok := st.answered[l.key]
+	return ok && (l.where != inLog || l.at.tp != by.tp || l.at.offset <= by.offset)
 }
 
 // maxRounds bounds the looks at what does not stand still. What has moved that
@@ -106,7 +115,7 @@ func (r *run) decide(p place, s *suspect, c *chunk, x *receiver, leads []lead, r
 	st := c.stands(x.index, x.pos, p.at)
 	for i := range leads {
 		ev := &leads[i]
-		if !ev.indexes[x.index] || st.answered[ev.key] {
+		if !ev.indexes[x.index] || ev.met(&st) {
 			continue
 		}
 		where := ev.where
@@ -128,7 +137,7 @@ func (r *run) decide(p place, s *suspect, c *chunk, x *receiver, leads []lead, r
 	case x.still >= r.cfg.Rounds:
 		l.Lost++
 		class, detail := st.class()
-		r.drift(1, api.Drift{Class: class, ID: s.env.ID(x.index).String(), Caller: s.env.Caller, State: out.State.String(), Detail: detail})
+		r.drift(1, api.Drift{Class: class, ID: s.env.ID(x.index).String(), Caller: s.env.Caller, State: out.State.String(), Detail: detail, Updated: st.updated})
 		return true
 	case round >= maxRounds:
 		l.Pending++
@@ -153,7 +162,7 @@ func (r *run) leads(ctx context.Context) (map[notify.Chunk][]lead, error) {
 		}
 	}
 	out := map[notify.Chunk][]lead{}
-	add := func(value []byte, where string) {
+	add := func(value []byte, where string, at home) {
 		var one *lead
 		indexes(value, func(e *notify.Envelope, index uint32) {
 			if !wanted[e.Chunk][index] {
@@ -161,14 +170,14 @@ func (r *run) leads(ctx context.Context) (map[notify.Chunk][]lead, error) {
 			}
 			if one == nil {
 				key := e.Key()
-				out[e.Chunk] = append(out[e.Chunk], lead{keyOf(&key), where, map[uint32]bool{}})
+				out[e.Chunk] = append(out[e.Chunk], lead{keyOf(&key), where, at, map[uint32]bool{}})
 				one = &out[e.Chunk][len(out[e.Chunk])-1]
 			}
 			one.indexes[index] = true
 		})
 	}
 	pending := func(t *engine.Timer) error {
-		add(t.Payload, inTimer)
+		add(t.Payload, inTimer, home{})
 		return ctx.Err()
 	}
 	// What is released goes from the timers to the log: the log is read behind
@@ -184,7 +193,7 @@ func (r *run) leads(ctx context.Context) (map[notify.Chunk][]lead, error) {
 		return nil, err
 	}
 	for i := range spilled {
-		add(spilled[i].Value, inSpill)
+		add(spilled[i].Value, inSpill, home{})
 	}
 	for {
 		bounds, err := r.cfg.Log.Bounds(ctx)
@@ -197,9 +206,9 @@ func (r *run) leads(ctx context.Context) (map[notify.Chunk][]lead, error) {
 				from[tp], to[tp] = at, b.End
 			}
 		}
-		err = r.cfg.Log.Read(ctx, from, to, func(_ stream.TopicPartition, rec *stream.Record) error {
+		err = r.cfg.Log.Read(ctx, from, to, func(tp stream.TopicPartition, rec *stream.Record) error {
 			if !rec.Lost() {
-				add(rec.Value, inLog)
+				add(rec.Value, inLog, home{tp, rec.Offset})
 			}
 			return nil
 		})

@@ -26,6 +26,10 @@ type Printer struct {
 	JQ        string // filter, applied to the JSON form
 	NoHeaders bool
 
+	// AuditID is the row of the audit log under which the server recorded what is
+	// printed: the field audit_id of a JSON object, and not in a table. Empty: none.
+	AuditID string
+
 	// Paint colours a cell of a table; header says whether it is one of the
 	// first row. It adds only what takes no room. nil: no colour.
 	Paint func(cell string, header Header) string
@@ -58,6 +62,10 @@ type Table [][]string
 // Print writes v: as the table in that format, else v itself. A list in jsonl
 // is one line an item.
 func (p *Printer) Print(v any, table func() Table) error {
+	v, err := p.recorded(v)
+	if err != nil {
+		return err
+	}
 	if p.JQ != "" {
 		return p.filter(v)
 	}
@@ -103,14 +111,39 @@ func (p *Printer) Record(v any, fields func() Table) error {
 // Line writes one item of a stream: a JSON line unless the format is table,
 // then text.
 func (p *Printer) Line(v any, text func() string) error {
-	if p.JQ != "" {
-		return p.filter(v)
-	}
-	if p.Format == "table" {
+	if p.JQ == "" && p.Format == "table" {
 		_, err := fmt.Fprintln(p.Out, text())
 		return err
 	}
+	v, err := p.recorded(v)
+	if err != nil {
+		return err
+	}
+	if p.JQ != "" {
+		return p.filter(v)
+	}
 	return p.json(v, "")
+}
+
+// recorded is v with the field audit_id before its own, if it is an object that
+// was recorded, and is printed as one.
+func (p *Printer) recorded(v any) (any, error) {
+	if p.AuditID == "" || p.JQ == "" && p.Format == "table" {
+		return v, nil
+	}
+	b, err := json.Marshal(v)
+	if err != nil || len(b) == 0 || b[0] != '{' {
+		return v, err
+	}
+	id, err := json.Marshal(p.AuditID)
+	if err != nil {
+		return nil, err
+	}
+	head := append([]byte(`{"audit_id":`), id...)
+	if b[1] != '}' {
+		head = append(head, ',')
+	}
+	return json.RawMessage(append(head, b[1:]...)), nil
 }
 
 func (p *Printer) json(v any, indent string) error {

@@ -32,6 +32,9 @@ type Jobs interface {
 	// The entries are stored with it, both or none.
 	Put(ctx context.Context, j Job, entries ...JobEntry) (Job, error)
 	Get(ctx context.Context, id string) (j Job, ok bool, err error)
+	// Drop forgets a job, its name and its entries, all or none, if the stored
+	// version is version; else, and for no job, notify.KindConflict.
+	Drop(ctx context.Context, id string, version uint64) error
 	// List returns jobs, newest first.
 	List(ctx context.Context, max int) ([]Job, error)
 	// Entries returns a job's entries with At > after, ascending.

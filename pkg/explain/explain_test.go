@@ -36,6 +36,9 @@ func produced(t *testing.T) (s *sources, of map[string]map[string]string) {
 	add("class", "pkg/notify/failure.go", s.constants("pkg/notify/failure.go", "FailureUndeliverable"))
 	add("class", "pkg/trigger/call.go", s.constants("pkg/trigger/call.go", "Class"))
 	add("class", "pkg/trigger/report.go", s.constants("pkg/trigger/report.go", "Find"))
+	for _, name := range []string{"Stuck", "StatusAlone", "RecordAlone"} { // the others are those of triggers
+		add("class", "pkg/reconcile/report.go", s.constants("pkg/reconcile/report.go", name))
+	}
 	add("exit", "pkg/cli/exit.go", s.constants("pkg/cli/exit.go", "Exit"))
 	return s, of
 }

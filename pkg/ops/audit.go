@@ -58,7 +58,18 @@ func (l *AuditLog) Record(ctx context.Context, a Act) (Act, error) {
 		return a, err
 	}
 	a.Seq, a.Hash = row.Seq, hex.EncodeToString(row.Hash)
+	if told, ok := ctx.Value(witness{}).(func(Act)); ok {
+		told(a)
+	}
 	return a, nil
+}
+
+type witness struct{}
+
+// Witness returns a context under which told hears of each row that is recorded,
+// when it is: who asks for a change can then be told under which row it stands.
+func Witness(ctx context.Context, told func(Act)) context.Context {
+	return context.WithValue(ctx, witness{}, told)
 }
 
 func chain(seq uint64, prev, doc []byte) []byte {

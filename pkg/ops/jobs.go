@@ -139,6 +139,10 @@ type ManagerConfig struct {
 	// ApproveAbove is the size of a plan from which another operator must approve
 	// it; 0: never.
 	ApproveAbove int
+	// Keep is how long a job that is over is kept, with its report; Most how many at
+	// most. 0: for ever, and all.
+	Keep time.Duration
+	Most int
 	// CanaryWait is the longest the outcomes of a canary are awaited, default 3 min.
 	CanaryWait time.Duration
 	// Poll is the time between two looks for work and for outcomes, default 250 ms.
@@ -181,7 +185,7 @@ func NewManager(cfg ManagerConfig) (*Manager, error) {
 // nothing.
 func (m *Manager) Plan(ctx context.Context, spec Spec) (Plan, error) {
 	if spec.Kind == KindReconcile {
-		return m.planReconcile(ctx)
+		return m.planReconcile(ctx, spec)
 	}
 	p := planner{letters: m.cfg.Letters, now: time.Now}
 	s, err := p.make(ctx, spec)
@@ -268,7 +272,7 @@ func (m *Manager) Apply(ctx context.Context, r Request) (Job, bool, error) {
 // freeze makes the set of a plan again, and holds it against the digest.
 func (m *Manager) freeze(ctx context.Context, r *Request) (*set, error) {
 	if r.Spec.Kind == KindReconcile {
-		return m.freezeReport(ctx, r)
+		return m.freezeReport(r)
 	}
 	if r.Spec.UpTo == 0 {
 		return nil, notify.Invalid("not_frozen", "spec.up_to", "the spec of a plan, unchanged: POST /v1/ops/plans makes one")

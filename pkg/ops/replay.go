@@ -330,19 +330,7 @@ func (b *batch) find(ctx context.Context, last *engine.Found, id notify.ID) (eng
 // from the notification and the epoch: the same letter replayed twice, by whomever,
 // is one row.
 func record(f *engine.Found, d *engine.DeadLetter, epoch uint16, expired, job, by string) *stream.Record {
-	e := f.Envelope
-	e.Parent = notify.ColumnDigest(e.Receivers)
-	var w notify.ReceiverWriter
-	rd, rec := notify.ReadReceivers(e.Receivers), notify.Receiver{}
-	for rd.Next(&rec) {
-		if rec.Index == d.ID.Index {
-			w.Append(rec)
-			break
-		}
-	}
-	e.Receivers, e.Count, e.Total = w.Bytes(), w.Count(), 0
-	e.Epoch, e.Attempt, e.Deferrals, e.First = epoch, 0, 0, d.ID.Index
-	e.NotBefore, e.Cause = 0, causeReplay
+	e := Again(f, d.ID.Index, epoch)
 	if expired == ExpiredSend && e.Expires != 0 && e.Expires <= time.Now().UnixMilli() {
 		e.Expires = 0
 	}
@@ -357,6 +345,25 @@ func record(f *engine.Found, d *engine.DeadLetter, epoch uint16, expired, job, b
 			h("notify-replay-id", job), h("notify-replay-actor", by),
 		},
 	}
+}
+
+// Again is the envelope that sends one receiver of a chunk once more, under an
+// epoch: the same for the same.
+func Again(f *engine.Found, index uint32, epoch uint16) notify.Envelope {
+	e := f.Envelope
+	e.Parent = notify.ColumnDigest(e.Receivers)
+	var w notify.ReceiverWriter
+	rd, rec := notify.ReadReceivers(e.Receivers), notify.Receiver{}
+	for rd.Next(&rec) {
+		if rec.Index == index {
+			w.Append(rec)
+			break
+		}
+	}
+	e.Receivers, e.Count, e.Total = w.Bytes(), w.Count(), 0
+	e.Epoch, e.Attempt, e.Deferrals, e.First = epoch, 0, 0, index
+	e.NotBefore, e.Cause = 0, causeReplay
+	return e
 }
 
 // circuits stops or holds the job while no call of a letter's lane can be made.

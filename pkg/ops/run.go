@@ -61,10 +61,14 @@ func (m *Manager) start(ctx context.Context, wg *sync.WaitGroup, j engine.Job) {
 	if m.running[j.ID] != nil {
 		return
 	}
-	lease := leaseOf(j.ID)
-	got, err := m.cfg.Lease.Acquire(ctx, lease, m.cfg.Owner, leaseTime)
+	// The job is its owner: two of one lease exclude each other here as well.
+	lease, owner := leaseOf(j.ID), m.cfg.Owner+"/"+j.ID
+	if j.Kind == KindReconcile {
+		lease = repairLease
+	}
+	got, err := m.cfg.Lease.Acquire(ctx, lease, owner, leaseTime)
 	if err != nil || !got {
-		return // another process has it
+		return // another process, or job, has it
 	}
 	ended := make(chan struct{})
 	m.running[j.ID] = ended
@@ -72,14 +76,14 @@ func (m *Manager) start(ctx context.Context, wg *sync.WaitGroup, j engine.Job) {
 		defer func() {
 			// While it still counts as running: the next runner's lease, of the same
 			// owner, must not be given away.
-			_ = m.cfg.Lease.Release(context.WithoutCancel(ctx), lease, m.cfg.Owner) // else it runs out
+			_ = m.cfg.Lease.Release(context.WithoutCancel(ctx), lease, owner) // else it runs out
 			m.mu.Lock()
 			delete(m.running, j.ID)
 			m.mu.Unlock()
 			close(ended)
 			m.wake() // it may have been resumed meanwhile
 		}()
-		r := runner{m: m, j: j, lease: lease, renewed: time.Now()}
+		r := runner{m: m, j: j, lease: lease, owner: owner, renewed: time.Now()}
 		if err := r.run(ctx); err != nil && ctx.Err() == nil {
 			m.cfg.Logger.Error("job", "job", j.ID, "err", err)
 		}
@@ -94,6 +98,7 @@ type runner struct {
 	spec    jobSpec
 	res     jobResult
 	lease   string
+	owner   string
 	renewed time.Time
 	began   time.Time // of the ActiveMs under way
 	watch   watch
@@ -226,9 +231,9 @@ func (r *runner) keep(ctx context.Context) error {
 	if time.Since(r.renewed) < leaseRenew {
 		return nil
 	}
-	ok, err := r.m.cfg.Lease.Renew(ctx, r.lease, r.m.cfg.Owner, leaseTime)
+	ok, err := r.m.cfg.Lease.Renew(ctx, r.lease, r.owner, leaseTime)
 	if err == nil && !ok {
-		ok, err = r.m.cfg.Lease.Acquire(ctx, r.lease, r.m.cfg.Owner, leaseTime)
+		ok, err = r.m.cfg.Lease.Acquire(ctx, r.lease, r.owner, leaseTime)
 	}
 	if err == nil && !ok {
 		return errLeft
@@ -240,6 +245,37 @@ func (r *runner) keep(ctx context.Context) error {
 		return errLeft
 	}
 	return nil
+}
+
+// holding renews the lease while f runs, which may take longer than it lasts.
+func (r *runner) holding(ctx context.Context, f func(context.Context) error) error {
+	ctx, stop := context.WithCancelCause(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		t := time.NewTicker(leaseRenew)
+		defer t.Stop()
+		for {
+			select {
+			case <-t.C:
+			case <-ctx.Done():
+				return
+			}
+			if ok, err := r.m.cfg.Lease.Renew(ctx, r.lease, r.owner, leaseTime); err == nil && !ok {
+				stop(errLeft)
+				return
+			}
+		}
+	})
+	err := f(ctx)
+	if err == nil {
+		r.renewed = time.Now()
+	}
+	if context.Cause(ctx) == errLeft { //nolint:errorlint // as stop was given it
+		err = errLeft
+	}
+	stop(nil)
+	wg.Wait()
+	return err
 }
 
 // alive reports what an operator did while the job only waited.

@@ -63,7 +63,6 @@ type Deps struct {
 	Schedules   Schedules     // nil: nothing was ever scheduled
 	Triggers    Triggers      // nil: the routes of triggers are 503
 	Circuits    Circuits      // nil: the routes of circuits are 503
-	Reconcile   Reconciler    // nil: the routes of reconcile are 503
 	Jobs        Jobs          // nil: the routes of jobs and plans are 503
 	Audit       *ops.AuditLog // nil: what operators do is not recorded
 	Lanes       Lanes         // nil: the routes of lanes are 503

@@ -80,6 +80,9 @@ func (s *Server) handle(x *exchange) error {
 			return err
 		}
 	}
+	if rt.scope == api.ScopeOperate && rt.method != http.MethodGet {
+		x.witness()
+	}
 	if rt.audited() {
 		return x.audited(func() error { return rt.handler(s, x) })
 	}

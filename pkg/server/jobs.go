@@ -7,6 +7,8 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"strconv"
+	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -44,10 +46,14 @@ func (s *Server) makePlan(x *exchange) error {
 	if err := x.decode(&spec); err != nil {
 		return err
 	}
+	if spec.Kind == ops.KindReconcile { // it reads all that is kept, as an audit does
+		x.deadlines(time.Time{}, time.Time{})
+	}
 	p, err := jobs.Plan(x.r.Context(), spec)
 	if err != nil {
 		return err
 	}
+	x.deadlines(time.Time{}, time.Now().Add(s.cfg.WriteTimeout))
 	return x.json(http.StatusOK, p)
 }
 
@@ -192,6 +198,17 @@ func (x *exchange) by() (ops.By, error) {
 	return by, nil
 }
 
+// witness has the answer name the row of the audit log under which the change is
+// recorded: the first, for that of a refusal comes behind it.
+func (x *exchange) witness() {
+	h := x.w.Header()
+	x.r = x.r.WithContext(ops.Witness(x.r.Context(), func(a ops.Act) {
+		if h.Get(api.HeaderAuditID) == "" {
+			h.Set(api.HeaderAuditID, strconv.FormatUint(a.Seq, 10))
+		}
+	}))
+}
+
 // audited does what an operator asks, and records it: before it is done, and when
 // it could not be done, that too. Routes of jobs keep their own record: they know
 // what a plan holds.
@@ -231,6 +248,7 @@ func (x *exchange) of(owner string, do func() error) error {
 	if owner == x.id.Caller {
 		return do()
 	}
+	x.witness()
 	return x.audited(do)
 }
 

@@ -106,8 +106,6 @@ func routes() []route {
 		{put, "/v1/ops/callers/{id}", api.ScopeOperate, classNormal, singleBody, (*Server).putCaller},
 		{post, "/v1/ops/callers/{id}/secrets", api.ScopeOperate, classNormal, singleBody, (*Server).rotateSecret},
 		{get, "/v1/ops/url-check", api.ScopeObserve, classNormal, noBody, (*Server).checkURL},
-		{get, "/v1/ops/reconcile", api.ScopeObserve, classNormal, noBody, (*Server).reconcileReport},
-		{post, "/v1/ops/reconcile:apply", api.ScopeOperate, classNormal, batchBody, (*Server).reconcileApply},
 		{get, "/v1/ops/doctor", api.ScopeObserve, classNormal, noBody, (*Server).doctor},
 		{get, backupPath, api.ScopeOperate, classStream, noBody, (*Server).backup},
 		{get, "/v1/ops/lag", api.ScopeObserve, classNormal, noBody, (*Server).lag},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -44,8 +45,6 @@ func bodyFor(rt *route) string {
 		return `{"callback_url":"http://127.0.0.1:9/hooks/x","delay_seconds":60}`
 	case "POST /v1/triggers:batch":
 		return `[{"callback_url":"http://127.0.0.1:9/hooks/x","delay_seconds":60}]`
-	case "POST /v1/ops/reconcile:apply":
-		return "REPORT"
 	case "PUT /v1/ops/lanes/{name}":
 		return `{"paused":true}`
 	case "PUT /v1/ops/circuits/{name}":
@@ -73,9 +72,6 @@ func TestRouteMatrix(t *testing.T) {
 	w.hooked(t, "owner")
 	for _, rt := range routes() {
 		name, path, body := rt.method+" "+rt.path, paths.Replace(rt.path), bodyFor(&rt)
-		if body == "REPORT" {
-			body = ask(s, "GET", "/v1/ops/reconcile", token(t, "sre", api.ScopeOperate), "").body
-		}
 		switch {
 		case strings.HasPrefix(rt.path, "/v1/triggers/"): // one each: DELETE ends it
 			path = "/v1/triggers/" + w.trigger(t, "owner")
@@ -304,9 +300,6 @@ func TestMutatingRoutesOfOperators(t *testing.T) {
 		if n++; rt.scope != api.ScopeOperate {
 			t.Errorf("%s needs %q", name, rt.scope)
 		}
-		if body == "REPORT" {
-			body = ask(s, "GET", "/v1/ops/reconcile", token(t, "sre", api.ScopeObserve), "").body
-		}
 		was := last()
 		for _, scopes := range [][]string{{}, {api.ScopeObserve}, {api.ScopeSend, api.ScopeTrigger, api.ScopeRead, api.ScopeUsers, api.ScopeObserve}} {
 			if got := ask(s, rt.method, path, token(t, "sre", scopes...), body); got.status != 403 || got.problem(t).Code != "scope_missing" {
@@ -326,6 +319,9 @@ func TestMutatingRoutesOfOperators(t *testing.T) {
 		acts, err := log.Acts(t.Context(), was, 10)
 		if err != nil || len(acts) != 1 || acts[0].Actor != "sre" || acts[0].Action != name || acts[0].Reason != "incident 7" || acts[0].Context != "prod" || acts[0].Request == "" {
 			t.Errorf("%s: %+v, %v", name, acts, err)
+		}
+		if id := got.header.Get(api.HeaderAuditID); id != strconv.FormatUint(was+1, 10) {
+			t.Errorf("%s: recorded as row %d, and the answer says %q", name, was+1, id)
 		}
 		// What was refused behind the door is recorded as that.
 		was = last()

@@ -2,12 +2,10 @@ package server
 
 import (
 	"context"
-	"encoding/json"
 	"net/http"
 	"net/netip"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
@@ -38,19 +36,6 @@ func (w *world) triggers(t testing.TB) *trigger.Service {
 		t.Fatal(err)
 	}
 	return s
-}
-
-type noDead struct{}
-
-func (noDead) Append(context.Context, []trigger.DeadRecord) error { return nil }
-
-func (w *world) reconciler(t testing.TB) *trigger.Reconciler {
-	t.Helper()
-	r, err := trigger.NewReconciler(trigger.ReconcilerConfig{Triggers: w.later.Triggers(), Timers: w.later.Timers(), Shards: laterShards, Later: putter{w}, Dead: noDead{}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return r
 }
 
 // hooked lets a caller register triggers.
@@ -312,46 +297,6 @@ func TestCallerRoutes(t *testing.T) {
 			t.Errorf("%s: %s", path, got.body)
 		}
 	}
-}
-
-func TestReconcileRoutes(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld()
-		s := w.start(t, Config{}, nil)
-		w.hooked(t, "shop")
-		op := tokenAt(t, time.Now(), "sre", api.ScopeOperate)
-		id := w.trigger(t, "shop")
-		time.Sleep(31 * time.Minute) // due after 15, and nobody released it
-		found := ask(s, "GET", "/v1/ops/reconcile", op, "")
-		var rep api.ReconcileReport
-		if found.into(t, &rep); found.status != 200 || rep.Counts[trigger.FindOverdue] != 1 {
-			t.Fatalf("%d %s", found.status, found.body)
-		}
-		if p := ask(s, "POST", "/v1/ops/reconcile:apply", op, strings.Replace(found.body, `"PENDING"`, `"FAILED"`, 1)).problem(t); p.Code != "bad_digest" {
-			t.Errorf("an altered report: %+v", p)
-		}
-		if p := ask(s, "POST", "/v1/ops/reconcile:apply", op, `{"x":1}`).problem(t); p.Code != "bad_report" {
-			t.Errorf("no report: %+v", p)
-		}
-		// The client's type carries a report unchanged.
-		body, err := json.Marshal(rep)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var done api.ReconcileResult
-		applied := ask(s, "POST", "/v1/ops/reconcile:apply", op, string(body))
-		if applied.into(t, &done); applied.status != 200 || done.Changed[trigger.FindOverdue] != 1 {
-			t.Errorf("%d %s", applied.status, applied.body)
-		}
-		if p := ask(s, "POST", "/v1/ops/reconcile:apply", op, string(body)).problem(t); p.Status != 409 {
-			t.Errorf("a second time: %+v", p)
-		}
-		row, err := w.triggers(t).Find(t.Context(), id)
-		if err != nil || row.Gen != 1 || row.State != engine.TriggerPending {
-			t.Errorf("%+v, %v", row, err)
-		}
-	})
 }
 
 func TestCircuitAndURLRoutes(t *testing.T) {

@@ -15,17 +15,17 @@ import (
 const (
 	// FindOverdue: a trigger waits although it was due longer ago than Grace.
 	// Repair: it is enqueued anew, under the next generation.
-	FindOverdue = "overdue"
+	FindOverdue = "late"
 	// FindClaimExpired: a claim ran out longer ago than Grace. Repair: the same.
 	FindClaimExpired = "claim_expired"
 	// FindNoIndex: a trigger waits, and no index row leads to it. Repair: the row.
-	FindNoIndex = "no_index"
+	FindNoIndex = "missing"
 	// FindLetterOwed: a trigger failed, and its record in triggers-dlq is not
 	// known to be written. Repair: the record.
 	FindLetterOwed = "dead_letter_owed"
 	// FindOrphanIndex: an index row of a create that was never answered. It is
 	// dropped when it fires; there is nothing to repair.
-	FindOrphanIndex = "orphan_index"
+	FindOrphanIndex = "orphan"
 	// FindOpenBucket: a minute in the past holds timers: its shard has no owner,
 	// or one that does not get on. A scheduler must run; nothing is repaired here.
 	FindOpenBucket = "open_bucket"
@@ -37,7 +37,7 @@ const (
 // Finding is one thing a reconciler found.
 type Finding struct {
 	Class      string `json:"class"`
-	ID         string `json:"trigger_id,omitempty"`
+	ID         string `json:"id,omitempty"`
 	Caller     string `json:"caller,omitempty"`
 	State      string `json:"state,omitempty"`
 	Version    uint64 `json:"version,omitempty"` // of the row; it is repaired only if it still has it
@@ -111,7 +111,16 @@ func (r *Reconciler) Apply(ctx context.Context, rep Report) (Applied, error) {
 	if superseded {
 		return Applied{ReportID: rep.ID, Changed: map[string]int{}, Skipped: map[string]int{}}, errStale
 	}
-	return r.Repair(ctx, rep)
+	done := Applied{ReportID: rep.ID, Changed: map[string]int{}, Skipped: map[string]int{}}
+	mended, err := r.Repair(ctx, rep.Findings)
+	for i, ok := range mended {
+		if ok {
+			done.Changed[rep.Findings[i].Class]++
+		} else {
+			done.Skipped[rep.Findings[i].Class]++
+		}
+	}
+	return done, err
 }
 
 var errStale = &notify.Error{Kind: notify.KindConflict, Code: "stale_report", Field: "report_id", Msg: "the report is too old, or one as new was applied: make another"}
@@ -131,33 +140,40 @@ func (r *Reconciler) Check(rep Report) error {
 	return nil
 }
 
-// Repair is Apply of a report that was checked, however long ago: a job that was
-// interrupted goes on with it.
-func (r *Reconciler) Repair(ctx context.Context, rep Report) (Applied, error) {
-	done := Applied{ReportID: rep.ID, Changed: map[string]int{}, Skipped: map[string]int{}}
-	var batch []Finding
-	for i, f := range rep.Findings {
-		switch f.Class {
-		case FindOverdue, FindClaimExpired, FindNoIndex, FindLetterOwed:
-			batch = append(batch, f)
-		default:
-			done.Skipped[f.Class]++
+// Mends reports whether findings of a class can be repaired here.
+func Mends(class string) bool {
+	switch class {
+	case FindOverdue, FindClaimExpired, FindNoIndex, FindLetterOwed:
+		return true
+	}
+	return false
+}
+
+// Repair repairs what is still as it was found, however long ago, and returns
+// which: a job that was interrupted goes on with it. After an error it returns
+// those of the findings that it came to.
+func (r *Reconciler) Repair(ctx context.Context, fs []Finding) ([]bool, error) {
+	done := make([]bool, len(fs))
+	var batch []int
+	for i := range fs {
+		if Mends(fs[i].Class) {
+			batch = append(batch, i)
 		}
-		if len(batch) == r.cfg.Page || i == len(rep.Findings)-1 && len(batch) > 0 {
-			if err := r.repair(ctx, batch, &done); err != nil {
-				return done, err
+		if len(batch) == r.cfg.Page || i == len(fs)-1 && len(batch) > 0 {
+			if err := r.repair(ctx, fs, batch, done); err != nil {
+				return done[:batch[0]], err
 			}
-			batch = nil
+			batch = batch[:0]
 		}
 	}
 	return done, nil
 }
 
 // repair mends rows that are still what was found.
-func (r *Reconciler) repair(ctx context.Context, fs []Finding, done *Applied) error {
-	ids := make([]string, len(fs))
-	for i := range fs {
-		ids[i] = fs[i].ID
+func (r *Reconciler) repair(ctx context.Context, fs []Finding, which []int, done []bool) error {
+	ids := make([]string, len(which))
+	for k, i := range which {
+		ids[k] = fs[i].ID
 	}
 	rows, err := r.cfg.Triggers.Get(ctx, ids)
 	if err != nil {
@@ -167,11 +183,10 @@ func (r *Reconciler) repair(ctx context.Context, fs []Finding, done *Applied) er
 	var index []engine.Timer // before the swaps: a row without one never fires
 	var letters []DeadRecord
 	var swaps []engine.TriggerSwap
-	var classes []string // of swaps
-	for i, f := range fs {
-		t := rows[i]
+	var of []int // of swaps: their findings
+	for k, i := range which {
+		f, t := &fs[i], rows[k]
 		if t.Version != f.Version {
-			done.Skipped[f.Class]++
 			continue
 		}
 		class, err := r.class(ctx, &t, now)
@@ -179,22 +194,21 @@ func (r *Reconciler) repair(ctx context.Context, fs []Finding, done *Applied) er
 			return unavailable("timer_store", err)
 		}
 		if class != f.Class {
-			done.Skipped[f.Class]++
 			continue
 		}
 		base, _ := parseID(t.ID) // class has read it
 		switch class {
 		case FindNoIndex:
 			index = append(index, indexRow(base, &t))
-			done.Changed[class]++
+			done[i] = true
 		case FindLetterOwed:
 			letters = append(letters, letterOf(&t))
 			t.NextAt = 0
-			swaps, classes = append(swaps, engine.TriggerSwap{Old: f.Version, New: t}), append(classes, class)
+			swaps, of = append(swaps, engine.TriggerSwap{Old: f.Version, New: t}), append(of, i)
 		default:
 			t = enqueueAnew(t, ceilMillis(now))
 			index = append(index, indexRow(base, &t))
-			swaps, classes = append(swaps, engine.TriggerSwap{Old: f.Version, New: t}), append(classes, class)
+			swaps, of = append(swaps, engine.TriggerSwap{Old: f.Version, New: t}), append(of, i)
 		}
 	}
 	if len(letters) > 0 {
@@ -217,12 +231,8 @@ func (r *Reconciler) repair(ctx context.Context, fs []Finding, done *Applied) er
 		return unavailable("trigger_store", err)
 	}
 	r.cfg.Events.swaps(len(swaps))
-	for i, w := range won {
-		if w {
-			done.Changed[classes[i]]++
-		} else {
-			done.Skipped[classes[i]]++
-		}
+	for k, w := range won {
+		done[of[k]] = w
 	}
 	return nil
 }

@@ -30,7 +30,7 @@ type fake struct {
 	text    string // in every string that callers choose
 	broken  string // path prefix that answers 503
 	noJobs  bool
-	problem string // code of the answer to POST /v1/ops/jobs; empty: it is done
+	problem string // code of the answer to POST /v1/ops/jobs and to any PUT; empty: it is done
 	asked   []asked
 }
 
@@ -54,7 +54,7 @@ func (f *fake) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answer(503, api.Problem{Status: 503, Code: "away", Detail: "it is away"})
 		return
 	}
-	if problem != "" && r.Method == http.MethodPost && r.URL.Path == "/v1/ops/jobs" {
+	if problem != "" && (r.Method == http.MethodPost && r.URL.Path == "/v1/ops/jobs" || r.Method == http.MethodPut) {
 		answer(409, api.Problem{Status: 409, Code: problem, Detail: "the plan is old"})
 		return
 	}
@@ -106,6 +106,8 @@ func (f *fake) answers(r *http.Request, body []byte) any {
 		return []finding{{"store", "ok", s, ""}, {s, "warn", s, s}, {"log", "fail", s, ""}}
 	case "/v1/ops/circuits":
 		return api.Circuits{Items: []api.Circuit{{Name: "caller:" + s, State: "open", Pinned: true, Since: &soon}, {Name: "provider:twilio", State: "half-open", Until: &soon, Limit: 100}, {Name: "provider:sendgrid", State: "closed"}, {Name: "provider:apns", State: "closed"}}}
+	case "/v1/ops/circuits/caller:" + s:
+		return api.Circuit{Name: "caller:" + s, State: "open", Pinned: true}
 	case "/v1/ops/accounts":
 		return api.Accounts{Items: []api.Account{{Provider: "twilio", Account: s, State: "blocked", BlockedUntil: &soon, Reason: s}, {Provider: "sendgrid", Account: "pool", State: "open", ProbeAt: &soon}, {Provider: "twilio", Account: "ok", State: "closed", Room: 100}}}
 	case "/v1/ops/dead-letters":

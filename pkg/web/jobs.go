@@ -29,6 +29,7 @@ type jobBody struct {
 type reportLine struct {
 	ID     string `json:"id"`
 	Result string `json:"result"`
+	Class  string `json:"class"` // of a reconcile, which has no result of its own
 	Why    string `json:"why"`
 	Text   string `json:"-"` // the whole line
 }
@@ -81,6 +82,9 @@ func (p *Page) job(v *visit) error {
 		}
 		l := reportLine{Text: string(raw)}
 		_ = json.Unmarshal(raw, &l) // one without an id is shown all the same
+		if l.Result == "" {
+			l.Result = l.Class
+		}
 		b.Report.V = append(b.Report.V, l)
 		return nil
 	})

@@ -185,6 +185,33 @@ type circuitsBody struct {
 	Accounts part[[]api.Account]
 }
 
+// Settable are the circuits that can be held: those of callers.
+func (b *circuitsBody) Settable() (names []string) {
+	for i := range b.Circuits.V {
+		if strings.HasPrefix(b.Circuits.V[i].Name, "caller:") {
+			names = append(names, b.Circuits.V[i].Name)
+		}
+	}
+	return names
+}
+
+// setCircuit holds a circuit open or closed, or gives it back to its calls.
+func (p *Page) setCircuit(v *visit) error {
+	to := v.r.PostFormValue("change")
+	if !slices.Contains([]string{"open", "closed", "reset"}, to) {
+		return notify.Invalid("bad_value", "change", "open, closed or reset")
+	}
+	name := v.r.PostFormValue("circuit")
+	if name == "" {
+		return notify.Invalid("required", "circuit", "says which one, such as caller:shop")
+	}
+	v.client.Reason = oneLine(v.r.PostFormValue("reason"))
+	if _, err := v.client.SetCircuit(v.ctx, name, to); err != nil {
+		return err
+	}
+	return v.goTo(Prefix + "circuits")
+}
+
 func (p *Page) circuits(v *visit) error {
 	var b circuitsBody
 	var q questions

@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"net/url"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -198,7 +199,7 @@ func TestForms(t *testing.T) {
 	without.Del("csrf")
 	other := form()
 	other.Set("csrf", s.page.sessions.csrf("another session"))
-	for _, path := range []string{"/ui/jobs", "/ui/jobs/" + jobID} {
+	for _, path := range []string{"/ui/jobs", "/ui/jobs/" + jobID, "/ui/circuits"} {
 		for name, w := range map[string]int{
 			"without its token": s.do("POST", path, without).Code,
 			"of another":        s.do("POST", path, other).Code,
@@ -249,6 +250,47 @@ func TestForms(t *testing.T) {
 	}
 }
 
+// TestCircuits: a caller's circuit is held and reset, in the name of who is signed
+// in; what cannot be is not offered, and refused before the API is asked.
+func TestCircuits(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	s.signIn("writer")
+	page := s.get("/ui/circuits").Body.String()
+	csrf := s.field(page, "csrf")
+	var offered []string
+	for n := range parse(t, page).Descendants() {
+		if n.Data == "option" {
+			offered = append(offered, text(n))
+		}
+	}
+	if !slices.Equal(offered, []string{"caller:shop"}) {
+		t.Errorf("offered are %q", offered)
+	}
+	for i, to := range []string{"open", "closed", "reset"} {
+		w := s.do("POST", "/ui/circuits", url.Values{"csrf": {csrf}, "circuit": {"caller:shop"}, "change": {to}, "reason": {"it hangs"}})
+		posts := s.api.posts()
+		if w.Code != http.StatusSeeOther || w.Header().Get("Location") != "/ui/circuits" || len(posts) != i+1 {
+			t.Fatalf("%s: %d %s, %+v", to, w.Code, w.Body, posts)
+		}
+		p := posts[i]
+		if p.method != http.MethodPut || p.path != "/v1/ops/circuits/caller:shop" || p.body != `{"to":"`+to+`"}` || p.header.Get("Authorization") != "Bearer writer" ||
+			p.header.Get(api.HeaderReason) != "it hangs" || p.header.Get(api.HeaderContext) == "" {
+			t.Errorf("%+v", p)
+		}
+	}
+	for _, bad := range []url.Values{{"circuit": {"caller:shop"}}, {"circuit": {"caller:shop"}, "change": {"explode"}}, {"change": {"open"}}} {
+		bad.Set("csrf", csrf)
+		if w := s.do("POST", "/ui/circuits", bad); w.Code != 422 || len(s.api.posts()) != 3 {
+			t.Errorf("%v: %d", bad, w.Code)
+		}
+	}
+	s.api.problem = "not_settable"
+	if w := s.do("POST", "/ui/circuits", url.Values{"csrf": {csrf}, "circuit": {"provider:apns"}, "change": {"open"}}); w.Code != 409 || !strings.Contains(w.Body.String(), "not_settable") {
+		t.Errorf("what the API refuses: %d %s", w.Code, w.Body)
+	}
+}
+
 func TestDiscardIsTyped(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -289,8 +331,8 @@ func TestReadOnly(t *testing.T) {
 			t.Errorf("%s does not say that it is read-only", p)
 		}
 	}
-	for _, p := range []string{"/ui/jobs", "/ui/jobs/" + jobID} {
-		if w := s.do("POST", p, url.Values{"csrf": {csrf}, "change": {"cancel"}, "spec": {"e30"}}); w.Code != 403 || !strings.Contains(w.Body.String(), "read_only") {
+	for _, p := range []string{"/ui/jobs", "/ui/jobs/" + jobID, "/ui/circuits"} {
+		if w := s.do("POST", p, url.Values{"csrf": {csrf}, "change": {"cancel"}, "spec": {"e30"}, "circuit": {"caller:shop"}}); w.Code != 403 || !strings.Contains(w.Body.String(), "read_only") {
 			t.Errorf("POST %s: %d %s", p, w.Code, w.Body)
 		}
 	}
@@ -457,6 +499,8 @@ func TestCommands(t *testing.T) {
 	f("/ui/", "notifyctl job show "+jobID)
 	f("/ui/circuits", "notifyctl circuit reset caller:shop")
 	f("/ui/circuits", "notifyctl circuit accounts")
+	f("/ui/circuits", "notifyctl circuit open caller:shop")
+	f("/ui/circuits", "notifyctl circuit close caller:shop")
 	f("/ui/dead-letters?caller=shop&since=-24h", "notifyctl dlq ls --caller shop --since -24h --state dead")
 	f("/ui/dead-letters?attempts=%3E%3D3", "notifyctl dlq ls --attempts '>=3' --state dead")
 	f("/ui/plan?kind=replay&caller=shop&rate=200&canary=0&abort_if=0&expired=send", "notifyctl dlq replay --caller shop --rate 200 --canary 0 --abort-if never --expired send --dry-run")

@@ -160,6 +160,7 @@ func (p *Page) routes() {
 	look(Prefix+"find", p.find)
 	look(Prefix+"id/{id}", p.id)
 	look(Prefix+"users/{id}", p.user)
+	change(Prefix+"circuits", p.setCircuit)
 	change(Prefix+"jobs", p.startJob)
 	change(Prefix+"jobs/{id}", p.changeJob)
 	p.mux.HandleFunc("GET "+Prefix+"sign-in", p.signInForm)

@@ -392,6 +392,40 @@ func Jobs(t *testing.T, open Opener[engine.Jobs]) {
 		same(t, "another's", val(s.Entries(bg, "12", 0, 10))(t), []engine.JobEntry{{At: 1, Doc: []byte("with it")}})
 		same(t, "nobody's", val(s.Entries(bg, "13", 0, 10))(t), []engine.JobEntry{})
 	})
+	jobsDrop(t, open)
+}
+
+// jobsDrop is what Jobs wants of Drop.
+func jobsDrop(t *testing.T, open Opener[engine.Jobs]) {
+	t.Run("Drop forgets a job, its name and its entries, if the stored version is version", func(t *testing.T) {
+		s, reopen := open(t)
+		one := engine.JobEntry{At: 1, Doc: []byte("with it")}
+		j, _, err := s.Create(bg, job("1", "n"), one)
+		must(t, err)
+		_, _, err = s.Create(bg, job("12", "m"), one)
+		must(t, err)
+		stale := j.Version
+		j = val(s.Put(bg, j, engine.JobEntry{At: 2, Doc: []byte("two")}))(t)
+		wantKind(t, s.Drop(bg, "1", stale), notify.KindConflict)
+		wantKind(t, s.Drop(bg, "9", 1), notify.KindConflict)
+		same(t, "entries", len(val(s.Entries(bg, "1", 0, 10))(t)), 2)
+		must(t, s.Drop(bg, "1", j.Version))
+		if reopen != nil {
+			s = reopen()
+		}
+		wantKind(t, s.Drop(bg, "1", j.Version), notify.KindConflict)
+		_, ok, err := s.Get(bg, "1")
+		must(t, err)
+		same(t, "job", ok, false)
+		same(t, "entries", val(s.Entries(bg, "1", 0, 10))(t), []engine.JobEntry{})
+		same(t, "jobs", len(val(s.List(bg, 10))(t)), 1)
+		same(t, "another's entries", val(s.Entries(bg, "12", 0, 10))(t), []engine.JobEntry{one})
+		_, err = s.Put(bg, j)
+		wantKind(t, err, notify.KindConflict)
+		_, ok, err = s.Create(bg, job("2", "n"))
+		must(t, err)
+		same(t, "its name is free", ok, true)
+	})
 }
 
 // Audit runs the suite of engine.Audit.

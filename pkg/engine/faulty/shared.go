@@ -66,6 +66,10 @@ func (w Jobs) Entries(ctx context.Context, id string, after uint64, max int) ([]
 	return get(ctx, w.plan, "Jobs", "Entries", func() ([]engine.JobEntry, error) { return w.next.Entries(ctx, id, after, max) })
 }
 
+func (w Jobs) Drop(ctx context.Context, id string, version uint64) error {
+	return w.plan.do(ctx, "Jobs", "Drop", func() error { return w.next.Drop(ctx, id, version) })
+}
+
 func (w Jobs) Get(ctx context.Context, id string) (engine.Job, bool, error) {
 	return get2(ctx, w.plan, "Jobs", "Get", func() (engine.Job, bool, error) { return w.next.Get(ctx, id) })
 }

@@ -164,6 +164,20 @@ func (s jobs) Entries(ctx context.Context, id string, after uint64, max int) ([]
 	return out[:clamp(len(out), max)], check(ctx)
 }
 
+func (s jobs) Drop(ctx context.Context, id string, version uint64) error {
+	if err := check(ctx); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if old, ok := s.jobs[id]; !ok || old.Version != version {
+		return conflict("job_changed", "the job was changed since it was read")
+	}
+	delete(s.jobs, id)
+	delete(s.entries, id)
+	return nil
+}
+
 func (s jobs) Get(ctx context.Context, id string) (engine.Job, bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -125,6 +125,35 @@ func (j jobs) Get(_ context.Context, id string) (out engine.Job, ok bool, err er
 	return out, true, nil
 }
 
+func (j jobs) Drop(ctx context.Context, id string, version uint64) error {
+	changed := &notify.Error{Kind: notify.KindConflict, Code: "job_changed", Msg: "the job was changed since it was read"}
+	old, ok, err := j.Get(ctx, id)
+	if err == nil && !ok {
+		err = changed
+	}
+	if err != nil {
+		return err
+	}
+	k, nameKey := key(tJob, id), jobNameKey(old.Kind, old.Name) // its name never changes
+	unlock, err := j.s.locks.lock(ctx, string(nameKey), string(k))
+	if err != nil {
+		return err
+	}
+	if old, ok, err = j.Get(ctx, id); err == nil && (!ok || old.Version != version) {
+		err = changed
+	}
+	if err != nil {
+		unlock()
+		return err
+	}
+	entries := under(appendStr([]byte{tJobEntry}, id))
+	return j.s.commit.write(ctx, func(tx tx) {
+		tx.delete(nameKey)
+		tx.delete(k)
+		tx.deleteRange(entries.From, entries.To)
+	}, func(error) { unlock() })
+}
+
 func (j jobs) Entries(ctx context.Context, id string, behind uint64, max int) (out []engine.JobEntry, err error) {
 	if max <= 0 || behind == math.MaxUint64 || len(id) > 1<<16-1 {
 		return nil, nil

@@ -1,0 +1,255 @@
+package reconcile
+
+import (
+	"context"
+	"encoding/json"
+	"maps"
+	"slices"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/ops"
+	"github.com/notifyd/notifyd/pkg/stream"
+	"github.com/notifyd/notifyd/pkg/trigger"
+)
+
+// Apply repairs findings [from, from+n) of a report that was checked, however long
+// ago, and returns what became of each. Each is looked at again, and repaired only
+// if it is still what was found. After an error, or a crash, all of them can be
+// applied again.
+func (r *Reconciler) Apply(ctx context.Context, report json.RawMessage, from, n int) ([]ops.Repair, error) {
+	rep, err := read(report)
+	if err != nil {
+		return nil, err
+	}
+	from = min(max(from, 0), len(rep.Findings))
+	fs := rep.Findings[from:min(from+max(n, 0), len(rep.Findings))]
+	out := make([]ops.Repair, len(fs))
+	var triggers, notifications []int // places in fs
+	for i := range fs {
+		out[i] = ops.Repair{Kind: fs[i].Kind, Class: fs[i].Class, ID: fs[i].ID, Why: ops.SkipPeople}
+		switch {
+		case !fs[i].mends():
+		case fs[i].Kind == KindTrigger:
+			triggers = append(triggers, i)
+		default:
+			notifications = append(notifications, i)
+		}
+	}
+	if err := r.triggers(ctx, fs, triggers, out); err != nil {
+		return nil, err
+	}
+	if err := r.notifications(ctx, fs, notifications, rep.Made, out); err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (r *Reconciler) triggers(ctx context.Context, fs []Finding, which []int, out []ops.Repair) error {
+	if len(which) == 0 {
+		return nil
+	}
+	list := make([]trigger.Finding, len(which))
+	for k, i := range which {
+		list[k] = fs[i].Finding
+	}
+	done, err := r.cfg.Triggers.Repair(ctx, list)
+	if err != nil {
+		return err
+	}
+	for k, i := range which {
+		out[i].Why = why(done[k])
+	}
+	return nil
+}
+
+func why(done bool) string {
+	if done {
+		return ""
+	}
+	return ops.SkipChanged
+}
+
+// again is what a repair appends: one record for all receivers of a chunk, or one
+// for a receiver that was replayed.
+type again struct {
+	chunk notify.Chunk
+	id    notify.ID // of the receiver; epoch 0: of the first one of the chunk
+	epoch uint16
+}
+
+// batchSize bounds the records of one append: a chunk is up to 1 MiB.
+const batchSize = 16
+
+func (r *Reconciler) notifications(ctx context.Context, fs []Finding, which []int, made int64, out []ops.Repair) error {
+	ids := make([]notify.ID, 0, len(which))
+	for _, i := range which {
+		id, err := notify.ParseID(fs[i].ID)
+		if err != nil {
+			return notify.Invalid("bad_report", "report", "finding "+fs[i].ID+" names no notification")
+		}
+		ids = append(ids, id)
+	}
+	if len(ids) == 0 {
+		return nil
+	}
+	drift, err := r.cfg.Audit.Again(ctx, ids)
+	if err != nil {
+		return err
+	}
+	still := make(map[string]*Finding, len(drift))
+	for i := range drift {
+		f := findingOf(&drift[i])
+		still[f.ID] = &f
+	}
+	// Together what one record repairs: all of its claims come before it, for once
+	// it is in the log its row is the worker's.
+	var order []again
+	of := map[again][]notify.ID{} // those whose receivers are to be claimed
+	for k, i := range which {
+		f, now := &fs[i], still[fs[i].ID]
+		out[i].Why = ops.SkipChanged
+		// A crash between a claim and its record leaves it claimed by this report.
+		if now == nil || (now.Class != f.Class || now.Updated != f.Updated) && (now.Class != ClaimExpired || now.Updated != made) {
+			continue
+		}
+		what, ok, err := r.what(ctx, ids[k])
+		if err != nil {
+			return err
+		}
+		if !ok {
+			continue
+		}
+		out[i].Why = ""
+		if _, ok := of[what]; !ok {
+			order, of[what] = append(order, what), nil
+		}
+		if f.Class == RecordAlone {
+			of[what] = append(of[what], ids[k])
+		}
+	}
+	for len(order) > 0 {
+		n := min(len(order), batchSize)
+		if err := r.append(ctx, order[:n], of, made); err != nil {
+			return err
+		}
+		order = order[n:]
+	}
+	return nil
+}
+
+// found returns a notification and the rows of its chunk; false: it is no longer
+// kept.
+func (r *Reconciler) found(ctx context.Context, id notify.ID) (f engine.Found, rows []notify.Row, ok bool, err error) {
+	f, err = r.cfg.History.Find(ctx, id)
+	switch kind := notify.KindOf(err); {
+	case err != nil && (kind == notify.KindNotFound || kind == notify.KindGone):
+		return f, nil, false, nil
+	case err != nil:
+		return f, nil, false, err
+	}
+	rows, err = r.cfg.Status.Chunk(ctx, f.Envelope.Chunk)
+	return f, rows, err == nil, err
+}
+
+func (r *Reconciler) what(ctx context.Context, id notify.ID) (again, bool, error) {
+	f, rows, ok, err := r.found(ctx, id)
+	if !ok || err != nil {
+		return again{}, false, err
+	}
+	out := again{chunk: f.Envelope.Chunk, id: id, epoch: notify.Fold(rows, id.Index, f.Pos).Epoch}
+	if out.epoch == 0 { // of whichever receiver
+		out.id.Index = firstOf(&f.Envelope)
+	}
+	return out, true, nil
+}
+
+// append claims what is to be claimed, and then appends the records.
+func (r *Reconciler) append(ctx context.Context, list []again, of map[again][]notify.ID, made int64) error {
+	claims := map[notify.RowKey]notify.Row{}
+	recs := make([]stream.Record, 0, len(list))
+	for _, what := range list {
+		f, rows, ok, err := r.found(ctx, what.id)
+		if err != nil {
+			return err
+		}
+		if !ok { // since the look before
+			continue
+		}
+		e, topic := f.Envelope, f.Envelope.Lane().Topic()
+		if what.epoch > 0 {
+			e, topic = ops.Again(&f, what.id.Index, what.epoch), e.Lane().DLQTopic()
+		}
+		for _, id := range of[what] {
+			if row := claim(&f, &e, rows, id.Index, made); row != nil {
+				claims[row.Key] = *row
+			}
+		}
+		recs = append(recs, stream.Record{Topic: topic, Partition: f.LogPart, Value: notify.AppendEnvelope(nil, &e)})
+	}
+	if len(claims) > 0 {
+		if err := r.cfg.Status.Put(ctx, slices.Collect(maps.Values(claims))); err != nil {
+			return err
+		}
+		r.cfg.Hit("reconcile-claimed-before-append")
+	}
+	if len(recs) == 0 {
+		return nil
+	}
+	return r.cfg.Log.Append(ctx, recs)
+}
+
+// claim is the row by which all receivers that have no outcome were started: that
+// of the record which was passed, or a new one. nil: they were claimed already, or
+// the row is of a copy with other receivers.
+func claim(f *engine.Found, e *notify.Envelope, rows []notify.Row, index uint32, made int64) *notify.Row {
+	pos, _ := positionOf(&f.Envelope, index)
+	var last *notify.Row // the latest that has the receiver and not its outcome
+	for i := range rows {
+		row, p := &rows[i], pos
+		if row.Key.Kind != notify.RowOutcome || row.Key.Epoch != e.Epoch {
+			continue
+		}
+		if len(row.Index) > 0 {
+			var ok bool
+			if p, ok = row.PosOf(index); !ok {
+				continue
+			}
+		}
+		if !row.Done && p >= row.DoneUpTo {
+			last = row
+		}
+	}
+	digest := notify.ColumnDigest(e.Receivers)
+	switch {
+	case last != nil && last.StartedUpTo < last.Count && (last.Key != e.Key() || last.Digest == digest):
+		row := *last
+		row.StartedUpTo, row.Updated = row.Count, made
+		row.Starts = max(row.Starts, 1)
+		return &row
+	case last != nil:
+		return nil
+	}
+	for i := range rows {
+		if rows[i].Key == e.Key() {
+			return nil
+		}
+	}
+	row := notify.Row{
+		Key: e.Key(), Count: e.Count, Digest: digest, StartedUpTo: e.Count, Starts: 1,
+		Caller: e.Caller, Campaign: e.Campaign, Channel: e.Channel, Category: e.Category,
+		Accepted: e.Accepted, Updated: made, Topic: f.Topic, LogPart: f.LogPart, Offset: f.Offset,
+	}
+	return &row
+}
+
+// positionOf is the place of a receiver in the column of its original.
+func positionOf(e *notify.Envelope, index uint32) (uint32, bool) {
+	rd, rec := notify.ReadReceivers(e.Receivers), notify.Receiver{}
+	for pos := uint32(0); rd.Next(&rec); pos++ {
+		if rec.Index == index {
+			return pos, true
+		}
+	}
+	return 0, false
+}
