@@ -2,6 +2,7 @@ package timer
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
@@ -101,9 +102,41 @@ func (e *Engine) promoteShard(ctx context.Context, n uint16) error {
 		if _, owned := e.termOf(n); !owned {
 			return nil
 		}
+		e.notePromoted(n, d)
 		if err := e.cfg.Cold.Drop(ctx, n, d); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// promoted is a day whose rows were overdue when they came into the hot table:
+// they stand under minutes up to this one, long behind their fire time.
+type promoted struct {
+	shard       uint16
+	day, minute int64
+}
+
+func (e *Engine) notePromoted(n uint16, d int64) {
+	now := e.now()
+	if d > now/day { // none of it is due
+		return
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.overdue = append(e.overdue, promoted{n, d, now/60_000 + 1})
+}
+
+// overdueBefore returns before, or the first day of a shard whose rows may not be
+// released yet when its watermark is this, and forgets the others.
+func (e *Engine) overdueBefore(n uint16, watermark, before int64) int64 {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.overdue = slices.DeleteFunc(e.overdue, func(p promoted) bool {
+		if p.shard == n && p.minute > watermark {
+			before = min(before, p.day*day)
+		}
+		return p.shard == n && p.minute <= watermark
+	})
+	return before
 }

@@ -32,9 +32,10 @@ type Engine struct {
 
 	mu      sync.Mutex
 	wheel   *wheel.Wheel[*entry]
-	backlog backlog   // what is caught up, by due time
-	tenures []*tenure // by shard; nil: not owned
-	water   []int64   // by shard: the end of its watermark when it was last seen, ms since 1970
+	backlog backlog    // what is caught up, by due time
+	tenures []*tenure  // by shard; nil: not owned
+	overdue []promoted // what the purge waits for
+	water   []int64    // by shard: the end of its watermark when it was last seen, ms since 1970
 	owned   int
 	moves   map[uint16]string // shards to hand over, and to whom
 	members membership

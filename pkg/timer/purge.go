@@ -47,18 +47,20 @@ func (e *Engine) purgeOnce(ctx context.Context) error {
 func (e *Engine) settledBefore(ctx context.Context) (int64, error) {
 	before := e.now() - e.cfg.Retention.Milliseconds()
 	for n := range e.cfg.Shards {
+		// Cold days first: a day that is promoted after that look still counts,
+		// and one promoted before it has been noted.
+		var days []int64
+		if e.cfg.Cold != nil {
+			var err error
+			if days, err = e.cfg.Cold.Days(ctx, uint16(n), before/day); err != nil {
+				return 0, err
+			}
+		}
 		st, err := e.cfg.Store.Shard(ctx, uint16(n))
 		if err != nil {
 			return 0, err
 		}
-		before = min(before, (st.Watermark+1)*60_000)
-		if e.cfg.Cold == nil {
-			continue
-		}
-		days, err := e.cfg.Cold.Days(ctx, uint16(n), before/day)
-		if err != nil {
-			return 0, err
-		}
+		before = e.overdueBefore(uint16(n), st.Watermark, min(before, (st.Watermark+1)*60_000))
 		if len(days) > 0 {
 			before = min(before, days[0]*day)
 		}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
@@ -42,7 +43,13 @@ func (d *Disk) Mount(dir string) (unmount func() error, err error) {
 		return nil, fmt.Errorf("lossfs: %w", err)
 	}
 	return func() error {
-		if err := srv.Unmount(); err != nil {
+		// A child that is just being started holds our files until it has become
+		// another program: the disk is busy for that long.
+		err := srv.Unmount()
+		for end := time.Now().Add(time.Minute); err != nil && time.Now().Before(end); err = srv.Unmount() {
+			time.Sleep(50 * time.Millisecond)
+		}
+		if err != nil {
 			return fmt.Errorf("lossfs: %w", err)
 		}
 		wg.Wait()
