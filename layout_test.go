@@ -48,6 +48,10 @@ var mayImport = map[string]string{
 	"pkg/engine/pebble":     "engine notify",
 	"pkg/engine/memory":     "engine notify",
 	"pkg/engine/kfake":      "engine notify stream backup",
+	"pkg/engine/cassandra":  "engine notify",
+	"pkg/engine/redis":      "engine notify",
+	"pkg/engine/postgres":   "engine notify",
+	"pkg/engine/sqs":        "engine notify",
 	"pkg/engine/enginetest": "engine engine/memory notify",
 	"pkg/engine/faulty":     "engine notify",
 
@@ -76,9 +80,11 @@ var mayImport = map[string]string{
 	"pkg/api":     "notify",
 	"pkg/web":     "notify api",
 	"pkg/server":  "engine notify api intake ops prefs history limit schedule trigger trace",
-	"pkg/load":    "notify api",
-	"pkg/tui":     "load",
+	"pkg/load":    "notify api durable",
+	"pkg/tui":     "load load/report",
 	"pkg/audit":   "engine notify stream history schedule api",
+
+	"pkg/load/report": "load durable notify", // what is left of a run, and comparing runs
 
 	"pkg/reconcile": "engine notify stream schedule timer trigger ops api",
 
@@ -87,10 +93,10 @@ var mayImport = map[string]string{
 
 	// The only place that knows more than one engine. Load and tui belong to
 	// notifyctl, faulty and enginetest to tests.
-	"pkg/app": everything("load", "tui", "tui/console", "engine/faulty", "engine/enginetest", "trace/tracetest"),
+	"pkg/app": everything("load", "load/report", "tui", "tui/console", "engine/faulty", "engine/enginetest", "trace/tracetest"),
 
 	"cmd/notifyd":   "app api backup durable notify server simulator load cli",
-	"cmd/notifyctl": "app api archive backup durable load tui tui/console notify cli when plan explain promcheck docs dashboards",
+	"cmd/notifyctl": "app api archive backup durable load load/report tui tui/console notify cli when plan explain promcheck docs dashboards",
 }
 
 // everything stands for all packages of pkg but some.
