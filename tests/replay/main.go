@@ -59,6 +59,10 @@ func (o *options) run(ctx context.Context, dir string) (ok bool, err error) {
 	}
 	cl := v.Client()
 	cl.Retries = 100
+	who, err := newOperator(ctx, dir, v.URL(), v.TokenFile())
+	if err != nil {
+		return false, err
+	}
 	if err := fail(ctx, cl, o); err != nil {
 		return false, err
 	}
@@ -73,10 +77,6 @@ func (o *options) run(ctx context.Context, dir string) (ok bool, err error) {
 
 	// The operator plans by hand, and carries the plan out under a name, so that
 	// the same command joins the job again whatever became of the one before.
-	who, err := newOperator(ctx, dir, v.URL(), v.TokenFile())
-	if err != nil {
-		return false, err
-	}
 	file := filepath.Join(dir, "plan.json")
 	if _, err := who.run(0, "dlq", "replay", "--code", "apns_payload_too_large", "--rate", fmt.Sprint(o.rate), "--canary", "20", "--plan-out", file); err != nil {
 		return false, err
