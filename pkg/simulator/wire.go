@@ -58,6 +58,7 @@ type WireStats struct {
 	Refused  uint64 `json:"refused"`  // streams refused, those included
 	GoAways  uint64 `json:"go_aways"` // said
 	Updates  uint64 `json:"updates"`  // windows given back to callers
+	Acked    uint64 `json:"acked"`    // SETTINGS that callers acknowledged
 	Pings    uint64 `json:"pings"`    // that came
 	Resets   uint64 `json:"resets"`   // RST_STREAMs that came
 	Broken   uint64 `json:"broken"`   // connections whose caller broke the protocol

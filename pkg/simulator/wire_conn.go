@@ -319,6 +319,7 @@ func (c *wireConn) onAck() error {
 	if len(c.said) == 0 {
 		return http2.ConnectionError(http2.ErrCodeProtocol)
 	}
+	c.srv.count(func(s *WireStats) { s.Acked++ })
 	w := c.said[0]
 	c.said = c.said[1:]
 	for _, s := range c.streams {

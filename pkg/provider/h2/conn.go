@@ -193,7 +193,7 @@ func (c *conn) settleDrain() {
 	}
 }
 
-// drained reports whether the connection has nothing left to do.
+// drained reports whether the connection has nothing left to do, or is closed.
 func (c *conn) drained() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -299,7 +299,7 @@ func (c *conn) onTimer() {
 	lost := false
 	next := c.start.Add(time.Duration(c.heard.Load()) + c.pool.cfg.PingAfter)
 	switch {
-	case !c.pinged.IsZero() && c.start.Add(time.Duration(c.heard.Load())).After(c.pinged):
+	case !c.pinged.IsZero() && !c.start.Add(time.Duration(c.heard.Load())).Before(c.pinged):
 		c.pinged = time.Time{} // anything that was heard is a sign of life
 	case !c.pinged.IsZero():
 		next = c.pinged.Add(c.pool.cfg.PingTimeout)

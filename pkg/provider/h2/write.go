@@ -24,12 +24,6 @@ func (c *conn) write() {
 		select {
 		case <-c.wake:
 		case <-c.ended:
-			// The last words, where there are any.
-			if c.ctl.Len() > 0 {
-				_ = c.nc.SetWriteDeadline(time.Now().Add(time.Second))
-				_, _ = c.nc.Write(c.ctl.Bytes())
-			}
-			return
 		}
 		for c.fill() {
 			if len(c.out) == 0 {
@@ -45,6 +39,10 @@ func (c *conn) write() {
 		}
 		if c.drained() {
 			c.close(net.ErrClosed, http2.ErrCodeNo)
+			if c.ctl.Len() > 0 { // last words
+				_ = c.nc.SetWriteDeadline(time.Now().Add(time.Second))
+				_, _ = c.nc.Write(c.ctl.Bytes())
+			}
 			return
 		}
 	}
