@@ -7,6 +7,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"sync"
 	"time"
@@ -113,6 +114,7 @@ func (c *wireConn) serve() {
 		if errors.As(err, &broken) {
 			c.srv.count(func(s *WireStats) { s.Broken++ })
 			c.say(func() { c.closing = true; _ = c.ctl.WriteGoAway(c.last, http2.ErrCode(broken), nil) })
+			_, _ = io.Copy(io.Discard, c.nc) // until the caller has read it and left
 			return
 		}
 		if err != nil {
@@ -172,11 +174,21 @@ func (c *wireConn) write() {
 				}
 			}
 			if closing {
-				_ = c.nc.Close()
+				c.hangUp()
 				return
 			}
 			buf = buf[:0]
 		}
+	}
+}
+
+// hangUp says that nothing more will come, and leaves it to the caller to close:
+// a close with something unread would take back what is still under way to it.
+func (c *wireConn) hangUp() {
+	_ = c.nc.SetReadDeadline(time.Now().Add(5 * time.Second))
+	_ = c.nc.CloseWrite()
+	if t, ok := c.nc.NetConn().(*net.TCPConn); ok {
+		_ = t.CloseWrite()
 	}
 }
 
