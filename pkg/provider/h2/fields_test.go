@@ -1,14 +1,22 @@
 package h2
 
 import (
+	"math/rand/v2"
+	"strconv"
+	"strings"
 	"testing"
 
 	"golang.org/x/net/http2/hpack"
 )
 
 // checkFields encodes with sets and sizes as ops say, and decodes it again.
-func checkFields(t *testing.T, e *encoder, sets []*Fields, ops []byte) {
+func checkFields(t *testing.T, ops []byte) {
 	t.Helper()
+	e, sets := newEncoder(), make([]*Fields, 12)
+	for i := range sets {
+		sets[i] = NewFields("https", "push.example", Field{Name: "a", Value: strings.Repeat("a", 7*i*i)}, Field{Name: "b", Value: strconv.Itoa(i)},
+			Field{Name: "c", Value: "secret", Sensitive: true}, Field{Name: "d", Value: "same"})
+	}
 	var got []hpack.HeaderField
 	dec := hpack.NewDecoder(4096, func(f hpack.HeaderField) { got = append(got, f) })
 	for _, op := range ops {
@@ -43,6 +51,20 @@ func checkFields(t *testing.T, e *encoder, sets []*Fields, ops []byte) {
 				t.Fatalf("%v, want %v", got[i], want[i])
 			}
 		}
+	}
+}
+
+func TestFields(t *testing.T) {
+	t.Parallel()
+	rng := rand.New(rand.NewPCG(1, 2))
+	for range 300 {
+		ops := make([]byte, 60)
+		for i := range ops {
+			if ops[i] = byte(rng.IntN(200)); rng.IntN(8) == 0 {
+				ops[i] = byte(200 + rng.IntN(56))
+			}
+		}
+		checkFields(t, ops)
 	}
 }
 

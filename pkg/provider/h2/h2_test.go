@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -522,15 +524,18 @@ func TestGoAway(t *testing.T) {
 	pipeTest(t, nil, func(t *testing.T, w *world) {
 		p := w.accept()
 		w.warm(p)
-		b, rs := w.submit(10, "x")
+		b, rs := w.submit(10, "#")
 		for range 10 {
 			p.request()
 		}
 		p.write(func() error { return p.fr.WriteGoAway(1<<31-1, http2.ErrCodeNo, nil) }) // the polite first
 		p.write(func() error { return p.fr.WriteGoAway(9, http2.ErrCodeNo, []byte("bye")) })
 		q := w.accept() // before the old one is done
-		for range 6 {
-			id, _, _ := q.request()
+		for i := range 6 {
+			id, _, body := q.request()
+			if string(body) != strconv.Itoa(4+i) {
+				t.Errorf("the next is %s, want %d", body, 4+i)
+			}
 			if id == 1 { // one at a time until it is proven
 				synctest.Wait()
 				if len(q.frames) != 0 {
@@ -570,7 +575,11 @@ func TestIDsRunOut(t *testing.T) {
 		if last != lastStreamID {
 			t.Errorf("the last stream is %d", last)
 		}
+		began := time.Now()
 		p.gone()
+		if time.Since(began) > 0 {
+			t.Error("it was kept")
+		}
 		for range 4 { // five each
 			q := w.accept()
 			q.answerAll()
@@ -619,26 +628,24 @@ func TestWriteTimeout(t *testing.T) {
 	pipeTest(t, func(c *Config) { c.Timeout = time.Hour; c.WriteTimeout = 7 * time.Second }, func(t *testing.T, w *world) {
 		nc := <-w.conns
 		fr := http2.NewFramer(nc, nc)
-		hello := make([]byte, len(http2.ClientPreface))
-		if _, err := nc.Read(hello); err != nil {
+		hello := make([]byte, len(http2.ClientPreface)+9+2*6+13)
+		if _, err := io.ReadFull(nc, hello); err != nil {
 			t.Fatal(err)
 		}
-		buf := make([]byte, 1000)
-		go func() { _ = fr.WriteSettings() }()
-		for range 3 { // the hello, and the acknowledgement
-			if _, err := nc.Read(buf); err != nil {
-				t.Fatal(err)
-			}
-			synctest.Wait()
-			if w.Stats().Open == 1 {
-				break
-			}
+		if err := fr.WriteSettings(); err != nil {
+			t.Fatal(err)
+		}
+		if f, err := fr.ReadFrame(); err != nil || !f.Header().Flags.Has(http2.FlagSettingsAck) {
+			t.Fatal(err)
 		}
 		b, rs := w.submit(1, "x")
 		began := time.Now()
 		q := w.accept()
 		if d := time.Since(began); d < 7*time.Second || d > 20*time.Second {
 			t.Errorf("after %v", d)
+		}
+		if rs[0].tries != 1 {
+			t.Error("it was not on the way")
 		}
 		id, _, _ := q.request()
 		q.ok(id)
@@ -718,6 +725,30 @@ func TestFlood(t *testing.T) {
 			t.Errorf("given up after %d PINGs", n)
 		}
 		nc.Close()
+	})
+}
+
+// A refused stream is tried again, three times in all.
+func TestRefused(t *testing.T) {
+	pipeTest(t, nil, func(t *testing.T, w *world) {
+		p := w.accept()
+		w.warm(p)
+		for _, refusals := range []int{1, 2, 3} {
+			r := w.do("x", func(*Batch) {
+				for range refusals {
+					id, _, _ := p.request()
+					p.write(func() error { return p.fr.WriteRSTStream(id, http2.ErrCodeRefusedStream) })
+				}
+				if refusals < tries {
+					id, _, _ := p.request()
+					p.ok(id)
+				}
+			})
+			if want := refusals == tries; (r.Failure == Refused) != want || r.Sent {
+				t.Errorf("%d: %+v", refusals, r)
+			}
+		}
+		w.warm(p)
 	})
 }
 

@@ -24,9 +24,11 @@ type peer struct {
 	nc     net.Conn
 	fr     *http2.Framer
 	frames chan frame // that came; closed with the connection
-	out    sync.Mutex
-	enc    *hpack.Encoder
-	block  bytes.Buffer
+
+	largest int // frame there may be
+	out     sync.Mutex
+	enc     *hpack.Encoder
+	block   bytes.Buffer
 }
 
 // frame is one that came.
@@ -81,7 +83,12 @@ func pipeTest(t *testing.T, change func(*Config), f func(t *testing.T, w *world)
 // accept takes the next connection and sends the first SETTINGS.
 func (w *world) accept(settings ...http2.Setting) *peer {
 	w.t.Helper()
-	p := &peer{t: w.t, nc: <-w.conns, frames: make(chan frame, 10_000)}
+	p := &peer{t: w.t, nc: <-w.conns, frames: make(chan frame, 10_000), largest: defaultFrame}
+	for _, s := range settings {
+		if s.ID == http2.SettingMaxFrameSize {
+			p.largest = int(s.Val)
+		}
+	}
 	p.fr = http2.NewFramer(p.nc, p.nc)
 	p.fr.AllowIllegalWrites = true
 	p.fr.SetMaxReadFrameSize(1<<24 - 1)
@@ -123,6 +130,9 @@ func (p *peer) write(f func() error) {
 func (p *peer) next(types ...http2.FrameType) frame {
 	p.t.Helper()
 	for f := range p.frames {
+		if len(f.payload) > p.largest {
+			p.t.Errorf("a frame of %d bytes", len(f.payload))
+		}
 		for _, t := range types {
 			if f.Type == t {
 				return f
@@ -138,10 +148,11 @@ func (p *peer) request() (id uint32, block, body []byte) {
 	p.t.Helper()
 	f := p.next(http2.FrameHeaders)
 	id, block = f.StreamID, f.payload
-	for ended := f.ended(); !ended; {
+	for ended, complete := f.ended(), f.Flags.Has(http2.FlagHeadersEndHeaders); !ended || !complete; {
 		f = p.next(http2.FrameData, http2.FrameContinuation)
 		if f.Type == http2.FrameContinuation {
 			block = append(block, f.payload...)
+			complete = f.Flags.Has(http2.FlagContinuationEndHeaders)
 			continue
 		}
 		body = append(body, f.payload...)
@@ -179,11 +190,15 @@ func newRequest(body string) *Request {
 	return &Request{Fields: testFields, Path: []byte("/x"), Own: AppendField(nil, "id", "1"), Body: []byte(body)}
 }
 
-// submit queues n requests in a batch of their own.
+// submit queues n requests in a batch of their own. A body of "#" stands for the
+// number of each.
 func (w *world) submit(n int, body string) (*Batch, []*Request) {
 	b, rs := NewBatch(), make([]*Request, n)
 	for i := range rs {
 		rs[i] = newRequest(body)
+		if body == "#" {
+			rs[i].Body = strconv.AppendInt(nil, int64(i), 10)
+		}
 		rs[i].Tag = i
 	}
 	w.Submit(b, rs...)

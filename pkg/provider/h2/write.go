@@ -105,10 +105,6 @@ func (c *conn) fill() bool {
 
 // begin opens a stream for r. False: r is not to be sent. The lock is held.
 func (c *conn) begin(r *Request, now time.Time) bool {
-	if r.batch.cancelled.Load() {
-		r.Failure = Cancelled
-		return false
-	}
 	if admit := c.pool.cfg.Admit; admit != nil {
 		if err := admit(); err != nil {
 			r.Failure, r.Err = Withheld, err
