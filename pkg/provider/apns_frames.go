@@ -46,6 +46,10 @@ type apnsPush struct {
 	renewed bool
 }
 
+// keptAnswer is the largest buffer for an answer that is kept for the next, in
+// bytes: APNs' own are below a hundred.
+const keptAnswer = 1 << 10
+
 // renderAhead is how many items are rendered before they are handed over.
 const renderAhead = 64
 
@@ -164,6 +168,9 @@ func (f *apnsFrames) deliver(ctx context.Context, c *apnsCall, call *notify.Call
 			if again {
 				s.ready = append(s.ready, r)
 				continue
+			}
+			if cap(r.Answer) > keptAnswer {
+				r.Answer = nil
 			}
 			busy--
 			s.free = append(s.free, r.Tag)

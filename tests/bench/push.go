@@ -62,7 +62,7 @@ func pushes(ctx context.Context, b *bench) (err error) {
 	ours, http := sides[0], sides[1]
 	us := func(s *side) float64 { return s.cost / 1000 }
 	what := fmt.Sprintf("%d connections x %d streams, answers after %v", pushConns, pushStreams, pushLatency)
-	b.add(result{ID: "P5", Work: fmt.Sprintf("pushes through the APNs client, %s; net/http: %s; ref: a loop over prepared frames", what, number(http.best)),
+	b.add(result{ID: "P5", Work: fmt.Sprintf("pushes through the APNs client, %s; net/http: %s; ref: a loop over prepared frames", what, number(round(http.best, 3))),
 		Value: ours.best, Unit: "pushes/s", Reference: loop.best, main: true}, atLeast(150e3, "pushes/s"))
 	b.add(result{ID: "P5", Work: fmt.Sprintf("processor time of a push, the client's alone; the loop takes %.1f; ref: net/http", us(loop)),
 		Value: us(ours), Unit: "us/push", Reference: us(http)}, atMost(6, "us/push"))
