@@ -108,9 +108,7 @@ func (s *wireServer) serve(l net.Listener) error {
 	for {
 		nc, err := l.Accept()
 		if err != nil {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			if s.closed || errors.Is(err, net.ErrClosed) {
+			if errors.Is(err, net.ErrClosed) {
 				return nil
 			}
 			return err
