@@ -202,7 +202,6 @@ func TestNewGivesEverythingBack(t *testing.T) {
 		"no key":       func(c *Config) { c.Auth.KeyFile = "/no/such/key.pem" },
 		"no CA":        func(c *Config) { c.Providers.Stub, c.Providers.CAFile = false, "/no/such/ca.pem" },
 		"no APNs key":  func(c *Config) { c.Providers.Stub, c.Providers.APNs.KeyFile = false, "/no/such.p8" },
-		"APNs client":  func(c *Config) { c.Providers.APNs.Client = "http/3" },
 		"admin in use": func(c *Config) { c.API.Admin = c.API.Listen },
 		"everywhere":   func(c *Config) { c.API.Listen = "0.0.0.0:0" },
 	} {

@@ -226,7 +226,7 @@ func TestConformPing(t *testing.T) { withClients(t, testConformPing) }
 
 func testConformPing(t *testing.T, client APNsClient) {
 	w := newAPNsWorld(t, client, simulator.APNsConfig{}, func(c *APNsConfig) {
-		c.Endpoint.Timeout, c.Endpoint.pingAfter, c.Endpoint.pingTimeout = 10*time.Minute, 100*time.Millisecond, time.Second
+		c.Endpoint.Timeout, c.Endpoint.pingAfter, c.Endpoint.pingTimeout = 10*time.Minute, 100*time.Millisecond, 5*time.Second
 	})
 	waitFor(t, "a PING is answered", func() bool { _, s := w.sim.APNsWire(); return s.Pings > 2 })
 	w.accepts(t, 10)
