@@ -26,7 +26,7 @@ func percentiles(h *hdrhistogram.Histogram) Percentiles {
 	}
 }
 
-// Summary is a Result in numbers, for people and for programs.
+// Summary is a Ran in numbers, for people and for programs.
 type Summary struct {
 	Scenario    string           `json:"scenario"`
 	Target      string           `json:"target"`
@@ -49,7 +49,7 @@ type Summary struct {
 }
 
 // Summary puts the result into numbers.
-func (r *Result) Summary() Summary {
+func (r *Ran) Summary() Summary {
 	f := &r.Figures
 	s := Summary{
 		Scenario: r.Scenario.Name, Target: r.Scenario.Target, Began: r.Began.UTC(), Seconds: f.Elapsed.Seconds(),

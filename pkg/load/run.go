@@ -45,8 +45,8 @@ type Progress struct {
 	Delivered int64   // by the ledger; -1: not known
 }
 
-// Result is what a run showed.
-type Result struct {
+// Ran is what a run showed.
+type Ran struct {
 	Scenario Scenario
 	Figures  Figures
 	Began    time.Time
@@ -58,10 +58,10 @@ type Result struct {
 
 // Run sends a scenario's load and, with a ledger, waits for its delivery. It
 // returns when that is done, or with the figures so far when ctx ends.
-func Run(ctx context.Context, s Scenario, cfg Config) (Result, error) {
+func Run(ctx context.Context, s Scenario, cfg Config) (Ran, error) {
 	s = s.WithDefaults()
 	if err := s.Validate(); err != nil {
-		return Result{}, err
+		return Ran{}, err
 	}
 	if cfg.Every == 0 {
 		cfg.Every = time.Second
@@ -81,13 +81,13 @@ func Run(ctx context.Context, s Scenario, cfg Config) (Result, error) {
 	}
 	if cfg.Ledger != nil {
 		if err := cfg.Ledger.begin(ctx); err != nil {
-			return Result{}, fmt.Errorf("ledger: %w", err)
+			return Ran{}, fmt.Errorf("ledger: %w", err)
 		}
 	}
 	stopProgress := r.report(ctx)
 	r.send(ctx)
 	sendingTook := time.Since(r.began)
-	res := Result{Scenario: s, Began: r.began, Interrupted: ctx.Err() != nil}
+	res := Ran{Scenario: s, Began: r.began, Interrupted: ctx.Err() != nil}
 	if cfg.Ledger != nil {
 		r.draining.Store(true)
 		check, err := cfg.Ledger.drain(context.WithoutCancel(ctx), s.Drain, &r.acked, cfg.State)
