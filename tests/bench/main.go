@@ -61,7 +61,7 @@ func main() {
 	flag.BoolVar(&o.verbose, "v", false, "print every round and the server's log")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	err := run(ctx, o)
+	err := measure(ctx, o)
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
@@ -69,7 +69,7 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, o options) error {
+func measure(ctx context.Context, o options) error {
 	def := func(p *int, long, short int) {
 		if *p == 0 {
 			if *p = long; o.short {
