@@ -72,7 +72,7 @@ func runCapacity(ctx context.Context, p *program, file string, o *loadOptions) e
 	switch {
 	case ctx.Err() != nil:
 		return context.Canceled
-	case found.Limit == load.LimitNothing:
+	case found.Rate == 0 && len(found.Trials) > 0:
 		return cli.Exitf(cli.ExitSLO, "not even %s/s holds", cli.Count(int64(found.Trials[len(found.Trials)-1].Rate)))
 	}
 	return nil

@@ -112,6 +112,7 @@ func (e *loadEnvironment) client(cl *api.Client, s *load.Scenario) {
 	e.config.Target = &load.HTTP{Client: cl}
 	e.config.State = stateOf(cl)
 	e.config.Server = serverOf(cl)
+	e.config.Actions = map[string]func(context.Context) error{"replay": replayOf(cl)}
 }
 
 func (e *loadEnvironment) simulators(control string) error {
@@ -174,6 +175,31 @@ func serverOf(cl *api.Client) func(context.Context) (load.Server, error) {
 			s.Circuits[one.Provider] = max(s.Circuits[one.Provider], n)
 		}
 		return s, err
+	}
+}
+
+// replayOf sends all dead letters again, and waits until the job is over.
+func replayOf(cl *api.Client) func(context.Context) error {
+	op := *cl
+	op.Context, op.Reason = "load", "a scenario replays its dead letters"
+	return func(ctx context.Context) error {
+		plan, err := op.Plan(ctx, api.JobSpec{Kind: "replay", Filter: api.LetterFilter{State: "dead", All: true}, Canary: -1, Rate: 1000})
+		if err != nil || plan.Entries == 0 {
+			return err
+		}
+		job, err := op.StartJob(ctx, api.JobRequest{Spec: plan.Spec, Digest: plan.Digest, Entries: plan.Entries, Name: notify.NewBase(time.Now()).String()})
+		for err == nil && !slices.Contains([]string{"done", "failed", "stopped", "cancelled"}, job.State) {
+			select {
+			case <-time.After(100 * time.Millisecond):
+			case <-ctx.Done():
+				return nil // the phase is over; the job goes on
+			}
+			job, err = op.Job(ctx, job.ID)
+		}
+		if err == nil && job.State != "done" {
+			err = fmt.Errorf("job %s is %s: %s", job.ID, job.State, job.Why)
+		}
+		return err
 	}
 }
 

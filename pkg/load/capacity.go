@@ -28,6 +28,7 @@ const (
 	LimitGenerator Limit = "generator" // more cannot be generated here
 	LimitMost      Limit = "most"      // nobody asked for more
 	LimitNothing   Limit = "nothing"   // not even the lowest rate tried holds
+	LimitUnsteady  Limit = "unsteady"  // what held once did not hold again: nothing was confirmed
 )
 
 // Trial is what became of a rate.
@@ -57,7 +58,7 @@ func (s *Search) Next() (rate float64, confirm, done bool) { return s.rate, s.co
 // Found returns the highest rate that was confirmed, and what limits it; 0 where
 // none was.
 func (s *Search) Found() (rate float64, limit Limit) {
-	if s.limit == LimitNothing || !s.done {
+	if s.limit == LimitNothing || s.limit == LimitUnsteady || !s.done {
 		return 0, s.limit
 	}
 	return s.good, s.limit
@@ -104,10 +105,7 @@ func (s *Search) Tell(t Trial) {
 
 func (s *Search) choose() {
 	if s.tries >= maxTries {
-		s.done = true
-		if s.limit = LimitObjective; s.good == 0 {
-			s.limit = LimitNothing
-		}
+		s.limit, s.done = LimitUnsteady, true
 		return
 	}
 	switch {

@@ -142,6 +142,7 @@ func (s Scenario) scaled(rate, length, count float64) Scenario {
 			}
 			if l := st.Scheduled; l != nil {
 				later := *l
+				d(&later.After)
 				d(&later.At)
 				d(&later.Spread)
 				st.Scheduled = &later
@@ -162,7 +163,7 @@ func (s Scenario) scaled(rate, length, count float64) Scenario {
 // DryConfig has targets that take everything and controls that do nothing: to
 // compile a scenario without running it.
 func DryConfig() Config {
-	return Config{Target: dry{}, Faults: dry{}, Process: dry{}, Callback: "http://127.0.0.1/dry"}
+	return Config{Target: dry{}, Faults: dry{}, Process: dry{}, Actions: map[string]func(context.Context) error{"replay": func(context.Context) error { return nil }}, Callback: "http://127.0.0.1/dry"}
 }
 
 type dry struct{}

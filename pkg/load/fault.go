@@ -105,8 +105,11 @@ func (f *FaultSpec) label() string {
 	if f.Name != "" {
 		return f.Name
 	}
-	if f.Process != "" {
+	switch {
+	case f.Process != "":
 		return f.Process + " notifyd"
+	case f.Action != "":
+		return f.Action
 	}
 	return f.Do + " " + or(f.Provider, "all providers")
 }
@@ -136,6 +139,10 @@ func (r *Run) fault(ctx context.Context, f *FaultSpec, began time.Time) error {
 	at := began.Add(f.At.of())
 	if !waitUntil(ctx, at) {
 		return nil
+	}
+	if f.Action != "" {
+		r.c.mark(Marker{At: r.since(time.Now()), Kind: "fault", Text: f.label()})
+		return r.cfg.Actions[f.Action](ctx)
 	}
 	var end func(context.Context) error
 	var err error

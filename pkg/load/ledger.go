@@ -87,7 +87,11 @@ func (r *Run) settle(ctx context.Context, limit time.Duration, hurried bool) (se
 		waitUntil(ctx, time.Now().Add(100*time.Millisecond))
 	}
 	c.Duplicates, c.Reordered = got.duplicates, got.reordered
-	delivered, ids, err := l.missing(ctx, p, maxAsked)
+	most := maxAsked
+	if hurried {
+		most = 20 // somebody waits
+	}
+	delivered, ids, err := l.missing(ctx, p, most)
 	if err != nil {
 		return c, err
 	}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -99,17 +100,17 @@ func known(n *yaml.Node, t reflect.Type, path string) error {
 			if n.Tag == "!!null" {
 				return nil
 			}
-			return bad("%s is a list", path)
+			return bad("is a list")
 		}
 		if err := n.Decode(reflect.New(t).Interface()); err != nil {
-			return bad("%s: %s", path, lastLine(err))
+			return bad("%s", lastLine(err))
 		}
 		return nil
 	}
 	switch t.Kind() {
 	case reflect.Slice:
 		if n.Kind != yaml.SequenceNode {
-			return bad("%s is a list", path)
+			return bad("is a list")
 		}
 		for i, item := range n.Content {
 			if err := known(item, t.Elem(), fmt.Sprintf("%s[%d]", path, i)); err != nil {
@@ -118,12 +119,12 @@ func known(n *yaml.Node, t reflect.Type, path string) error {
 		}
 	case reflect.Struct:
 		if n.Kind != yaml.MappingNode {
-			return bad("%s is a list of keys and values", or(path, "a scenario"))
+			return bad("has keys and values")
 		}
 		return knownKeys(n, t, path)
 	case reflect.Map:
 	default:
-		return bad("%s is one value", path)
+		return bad("is one value")
 	}
 	return nil
 }
@@ -169,12 +170,15 @@ func merged(n *yaml.Node) []*yaml.Node {
 	return []*yaml.Node{n}
 }
 
+var yamlLine = regexp.MustCompile(`^(yaml: )?(line \d+: )?`)
+
+// lastLine is what the YAML library says, without the line: it is said already.
 func lastLine(err error) string {
 	s := strings.TrimSpace(err.Error())
 	if i := strings.LastIndexByte(s, '\n'); i >= 0 {
-		s = s[i+1:]
+		s = strings.TrimSpace(s[i+1:])
 	}
-	return strings.TrimSpace(strings.TrimPrefix(s, "yaml: "))
+	return yamlLine.ReplaceAllString(s, "")
 }
 
 func or(a, b string) string {

@@ -218,7 +218,7 @@ func (c *coordinator) result(sending time.Duration, found settled) (*Result, err
 	if why != nil {
 		res.Partial, res.Stopped = true, *why
 	}
-	res.Exit = exitOf(res, *cmp.Or(why, new(string)))
+	res.Exit = exitOf(res, *cmp.Or(why, new(string)), slices.Contains(r.s.Expect, expectDuplicates))
 	return res, nil
 }
 
@@ -269,8 +269,8 @@ const (
 )
 
 // exitOf says how the command ends. Who stopped it knows; a threshold speaks
-// before the rest.
-func exitOf(r *Result, why string) int {
+// before the rest. repeats: duplicates are no surprise.
+func exitOf(r *Result, why string, repeats bool) int {
 	missed := slices.ContainsFunc(r.Thresholds, func(t ThresholdState) bool { return !t.OK })
 	l := &r.Ledger
 	switch {
@@ -278,7 +278,7 @@ func exitOf(r *Result, why string) int {
 		return exitInterrupt
 	case missed || why != "":
 		return exitThreshold
-	case l.Lost > 0 || l.Duplicates > 0 || l.Early > 0 || l.Unexpected > 0:
+	case l.Lost > 0 || l.Duplicates > 0 && !repeats || l.Early > 0 || l.Unexpected > 0:
 		return exitPartial
 	case l.Pending > 0 || l.Unverified > 0:
 		return exitPending

@@ -19,6 +19,8 @@ type Config struct {
 	State   StateOf           // of what the ledger misses; nil: all of it that comes no more is lost
 	Faults  FaultControl      // nil: a scenario with provider faults is refused
 	Process ProcessControl    // nil: likewise with process faults
+	// Actions are what operators do, by name.
+	Actions map[string]func(context.Context) error
 
 	Observe   func(*Snapshot) // every Every, from one goroutine; nil: nobody. Whoever is slow misses some
 	Every     time.Duration   // default 1 s, at least 100 ms
@@ -135,6 +137,9 @@ func (r *Run) compile() error {
 		for _, f := range p.Faults {
 			if f.Process != "" && r.cfg.Process == nil {
 				return notify.Invalid(codeScenario, "faults", "the run does not own the process it is to "+f.Process)
+			}
+			if f.Action != "" && r.cfg.Actions[f.Action] == nil {
+				return notify.Invalid(codeScenario, "faults", "nobody here can "+f.Action)
 			}
 			if f.Do != "" && r.cfg.Faults == nil {
 				return notify.Invalid(codeScenario, "faults", "there are no simulators to script")

@@ -33,7 +33,7 @@ type Scenario struct {
 	Thresholds []Threshold `yaml:"thresholds,omitempty" doc:"what must hold, e.g. response{step=otp}.p99 < 50ms; missing one is exit 99"`
 	Objective  *Objective  `yaml:"objective,omitempty" doc:"what notifyctl load capacity looks for"`
 	Server     ServerSpec  `yaml:"server,omitempty" doc:"what is under load"`
-	Expect     []string    `yaml:"expect,omitempty" doc:"states other than SENT and DELIVERED that are no surprise, e.g. [FAILED]"`
+	Expect     []string    `yaml:"expect,omitempty" doc:"what is no surprise: states other than SENT and DELIVERED, e.g. FAILED, and duplicates"`
 	Short      *Short      `yaml:"short,omitempty" doc:"what --short makes of it; default a tenth of rates and times"`
 }
 
@@ -115,6 +115,8 @@ type FaultSpec struct {
 	At      Duration `yaml:"at,omitempty" doc:"after the phase's beginning"`
 	For     Duration `yaml:"for,omitempty" doc:"none: to the end of the phase"`
 	Process string   `yaml:"process,omitempty" doc:"mode process: kill (and start again at the end), pause, or stop" enum:"kill|pause|stop"`
+
+	Action string `yaml:"action,omitempty" doc:"something operators do: replay all dead letters" enum:"replay"`
 
 	Provider   string      `yaml:"provider,omitempty" doc:"apns, fcm, twilio, sendgrid, callback; none: all" enum:"apns|fcm|oauth|twilio|sendgrid|callback"`
 	Account    string      `yaml:"account,omitempty" doc:"Twilio account SID, or its number from 1; none: all"`

@@ -151,7 +151,7 @@ func (s *stepRun) overrun() time.Duration {
 	if s.length == never {
 		return never
 	}
-	return s.length + max(s.length/2, 5*time.Second)
+	return s.length + min(max(s.length/2, 2*time.Second), 30*time.Second)
 }
 
 func (s *stepRun) worker(ctx context.Context, w int64, rec *recorder, start time.Time) {

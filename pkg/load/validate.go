@@ -9,12 +9,15 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
+// expectDuplicates stands among the states of Scenario.Expect.
+const expectDuplicates = "duplicates"
+
 // checker collects nothing: the first thing that is wrong ends it.
 type checker struct{ err error }
 
 func (c *checker) check(ok bool, field, format string, args ...any) {
 	if c.err == nil && !ok {
-		c.err = notify.Invalid(codeScenario, field, field+": "+fmt.Sprintf(format, args...))
+		c.err = notify.Invalid(codeScenario, field, fmt.Sprintf(format, args...))
 	}
 }
 
@@ -65,7 +68,7 @@ func (s *Scenario) Validate() error {
 	}
 	for i, e := range s.Expect {
 		_, ok := notify.ParseState(e)
-		c.check(ok, fmt.Sprintf("expect[%d]", i), "no state is called %q", e)
+		c.check(ok || e == expectDuplicates, fmt.Sprintf("expect[%d]", i), "no state is called %q", e)
 	}
 	if sh := s.Short; sh != nil {
 		c.check(sh.Rate >= 0 && sh.Time >= 0 && sh.Count >= 0, "short", "its factors are not below 0")
@@ -146,8 +149,15 @@ func (a *Arrival) validate(c *checker, at string, p *PhaseSpec) {
 }
 
 func (f *FaultSpec) validate(c *checker, at string, s *Scenario, p *PhaseSpec) {
-	c.check(f.Process != "" || f.Do != "", at+".do", "what happens?")
-	c.check(f.Process == "" || f.Do == "", at+".process", "either process or do")
+	n := 0
+	for _, v := range []string{f.Process, f.Do, f.Action} {
+		if v != "" {
+			n++
+		}
+	}
+	c.check(n > 0, at+".do", "what happens?")
+	c.check(n < 2, at+".process", "one of process, do and action")
+	c.check(f.Action == "" || f.Action == "replay", at+".action", "%q is not replay", f.Action)
 	c.check(f.Process == "" || slices.Contains([]string{"kill", "pause", "stop"}, f.Process), at+".process", "%q is not kill, pause or stop", f.Process)
 	c.check(f.Process == "" || s.Server.Mode == "process", at+".process", "needs server.mode process: only what the run started may it kill")
 	c.check(p.Duration == 0 || f.At < p.Duration, at+".at", "is before the end of the phase")
