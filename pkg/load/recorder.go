@@ -177,3 +177,37 @@ func heatBucket(d time.Duration) int {
 	}
 	return min(bits.Len64(uint64(d)/uint64(HeatBound(0))), HeatBuckets-1)
 }
+
+// run records values that come in order, those of one bucket at once: neighbours
+// of a slot are due 200 ns apart, and a bucket is 512 ns wide or more.
+type run struct {
+	h      *hdrhistogram.Histogram
+	heat   *[HeatBuckets]int64 // nil: none
+	lo, hi time.Duration       // of the bucket, hi excluded
+	n      int64
+}
+
+func (r *run) add(v time.Duration) {
+	if v >= r.lo && v < r.hi {
+		r.n++
+		return
+	}
+	r.flush()
+	v = max(v, 0)
+	// A histogram of 3 digits that begins at 1 us has 2,048 buckets of 512 ns,
+	// 1,024 of 1,024 ns, and so on.
+	width := time.Duration(512) << max(bits.Len64(uint64(v)>>9)-11, 0)
+	r.lo = v &^ (width - 1)
+	r.hi, r.n = r.lo+width, 1
+}
+
+func (r *run) flush() {
+	if r.n == 0 {
+		return
+	}
+	put(r.h, r.lo, r.n)
+	if r.heat != nil {
+		r.heat[heatBucket(r.lo)] += r.n
+	}
+	r.n = 0
+}

@@ -291,12 +291,14 @@ func (s *stepRun) slot(rec *recorder, body []byte, start time.Time, from, to int
 		put(w.response, done-sent, n)
 		w.heat[heatBucket(done-sent)] += n
 	} else {
+		lag, response := run{h: w.lag}, run{h: w.response, heat: &w.heat}
 		for l := from; l < to; l++ {
 			due := s.sched.at(s.global(l))
-			put(w.lag, sent-due, 1)
-			put(w.response, done-due, 1)
-			w.heat[heatBucket(done-due)]++
+			lag.add(sent - due)
+			response.add(done - due)
 		}
+		lag.flush()
+		response.flush()
 		// Nothing answers here, so whatever is late is late by our own doing.
 		put(w.wake, sent-s.sched.at(s.global(from))-slot, 1)
 	}

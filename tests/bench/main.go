@@ -1,4 +1,5 @@
-// Command bench measures the figures of DESIGN.md 14 that stand today: P2
+// Command bench measures the figures of DESIGN.md 14 that stand today: P1 (the load
+// generator alone), P2
 // (fan-outs accepted), P3 (batches accepted), P4 (single requests), P6 (the whole
 // chain), P7 (timers) and P8 (callbacks of triggers). Each figure has its reference
 // measured in the same run, in turns with it where both are rates; the best of
@@ -42,7 +43,7 @@ type figure struct {
 	run func(ctx context.Context, b *bench) error
 }
 
-var figures = []figure{{"P2", fanouts}, {"P3", batches}, {"P4", singles}, {"P6", chain}, {"P7", timers}, {"P8", callbacks}}
+var figures = []figure{{"P1", generator}, {"P2", fanouts}, {"P3", batches}, {"P4", singles}, {"P6", chain}, {"P7", timers}, {"P8", callbacks}}
 
 func main() {
 	var o options
