@@ -168,7 +168,8 @@ func (o *loadOptions) scenario(file string) (s load.Scenario, scale string, err 
 	if o.mode != "" {
 		s.Server.Mode = o.mode
 	}
-	return s, scale, s.Validate()
+	err = s.Validate()
+	return s, scale, err
 }
 
 func runLoad(ctx context.Context, p *program, file string, o *loadOptions) error {

@@ -123,7 +123,8 @@ func (o *owned) command(name string, args ...string) (*exec.Cmd, error) {
 	c := exec.Command(o.bin, args...) //nolint:gosec,noctx // the user's own program; end kills it
 	c.Stdout, c.Stderr = log, log
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for the run, which ends it
-	return c, c.Start()
+	err = c.Start()
+	return c, err
 }
 
 func (o *owned) simulate(ctx context.Context, latency time.Duration) (control string, err error) {

@@ -53,7 +53,7 @@ func (s *sampler) sample() Health {
 	}
 	hist := s.samples[1].Value.Float64Histogram()
 	for i := len(hist.Counts) - 1; i >= 0; i-- {
-		if s.pauses != nil && hist.Counts[i] > s.pauses[i] {
+		if i < len(s.pauses) && hist.Counts[i] > s.pauses[i] {
 			h.GCPause = time.Duration(hist.Buckets[i] * 1e9) // its lower bound
 			break
 		}

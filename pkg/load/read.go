@@ -80,7 +80,8 @@ func ParseScenario(b []byte) (Scenario, error) {
 		return s, notify.Invalid(codeScenario, "phases", "go without steps and duration beside them: those are of a run with one phase")
 	}
 	s = s.WithDefaults()
-	return s, s.Validate()
+	err := s.Validate()
+	return s, err
 }
 
 // known refuses keys that mean nothing, and values that cannot be read, with the
@@ -155,6 +156,9 @@ func knownKeys(n *yaml.Node, t reflect.Type, path string) error {
 			return notify.Invalid(codeScenario, at, fmt.Sprintf("line %d: %q stands there twice", key.Line, key.Value))
 		}
 		seen[key.Value] = true
+		if ft.Kind() == reflect.String && value.Tag == "!!null" && value.Value != "" {
+			value.Tag = "!!str" // target: null is a word, not its absence
+		}
 		if err := known(value, ft, at); err != nil {
 			return err
 		}

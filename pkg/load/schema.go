@@ -72,7 +72,14 @@ func structSchema(t reflect.Type, defs map[string]any) any {
 			one["description"] = doc
 		}
 		if enum := f.Tag.Get("enum"); enum != "" {
-			one["enum"] = strings.Split(enum, "|")
+			words := []any{}
+			for _, w := range strings.Split(enum, "|") {
+				if words = append(words, w); w == Null {
+					words = append(words, nil) // what YAML makes of the bare word
+					one["type"] = []string{"string", "null"}
+				}
+			}
+			one["enum"] = words
 		}
 		props[name] = one
 		if opts != "omitempty" && t != reflect.TypeFor[Scenario]() && t != reflect.TypeFor[Threshold]() {
