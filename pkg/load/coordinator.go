@@ -1,10 +1,8 @@
 package load
 
 import (
-	"cmp"
 	"context"
 	"math"
-	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -87,57 +85,6 @@ func newCoordinator(r *Run) (*coordinator, error) {
 		c.health = newSampler().sample
 	}
 	return c, nil
-}
-
-// calibrate finds out what this machine generates without a server: for each
-// kind of body, on all CPUs, for d.
-func (c *coordinator) calibrate(ctx context.Context, d time.Duration) {
-	began := time.Now()
-	known := map[string]float64{}
-	for _, s := range c.run.steps {
-		rate, ok := known[s.Name]
-		if !ok {
-			rate = generate(ctx, s, d)
-			known[s.Name] = rate
-		}
-		c.calibrated[s] = rate
-	}
-	c.calTook = time.Since(began)
-}
-
-// generate makes the bodies of a step for d, marks and records them, and returns
-// messages per second.
-func generate(ctx context.Context, s *stepRun, d time.Duration) float64 {
-	var wg sync.WaitGroup
-	var total int64
-	var mu sync.Mutex
-	began := time.Now()
-	kafka := s.Target == Kafka // its bodies are made by its target
-	for w := range runtime.GOMAXPROCS(0) {
-		wg.Go(func() {
-			var sk sink
-			rec := newRecorder()
-			body := make([]byte, 0, 4096)
-			n := int64(0)
-			for i := uint64(w) << 40; time.Since(began) < d && ctx.Err() == nil; i++ {
-				for range max(64/s.Size, 1) {
-					sent := time.Since(began)
-					if !kafka {
-						body = s.data.request(body[:0], i, i*uint64(s.Size), s.Size, 0)
-					}
-					from := uint64(n)
-					sk.take(from, from+uint64(s.Size))
-					rec.record(&sample{intended: sent, sent: sent, done: sent, messages: s.Size, ack: Ack{Accepted: s.Size}})
-					n += int64(s.Size)
-				}
-			}
-			mu.Lock()
-			total += n
-			mu.Unlock()
-		})
-	}
-	wg.Wait()
-	return float64(total) / time.Since(began).Seconds()
 }
 
 // start runs the coordinator until the function it returns was called.
@@ -321,68 +268,6 @@ func brief(h *hdrhistogram.Histogram) Brief {
 	return Brief{h.TotalCount(), v[50], v[99], h.Max()}
 }
 
-// evidence gathers what the verdict follows from.
-func (c *coordinator) evidence(all *window, workers float64, length time.Duration) {
-	h := &c.nowHealth
-	if all.wake.TotalCount() > 0 {
-		h.LagP99 = time.Duration(all.wake.ValueAtQuantile(99))
-	}
-	if workers > 0 {
-		h.Busy = min(float64(all.busy)/(workers*float64(length)), 1)
-	}
-	h.Embedded = c.run.cfg.Embedded
-	h.CalibratedRate, h.GeneratorShare = c.share(all)
-	c.mu.Lock()
-	draining := c.state == StateDraining
-	c.mu.Unlock()
-	if draining || all.requests == 0 && workers == 0 {
-		return
-	}
-	c.busySum += h.Busy
-	c.busyN++
-	c.late[late(h.LagP99, time.Duration(all.response.ValueAtQuantile(99)))]++
-	if h.CPU >= starvedShare*h.CPUs {
-		c.starved++
-	}
-	if h.LagP99 > c.worstWake {
-		c.worstWake, c.sums.WorstLagSecond = h.LagP99, c.second
-	}
-	s := &c.sums
-	s.CPU += h.CPU
-	s.GCCPU += h.GCCPU
-	s.Steal += h.Steal
-	s.MachineCPU += h.MachineCPU
-	s.Busy += h.Busy
-	s.GCPause, s.RSS = max(s.GCPause, h.GCPause), max(s.RSS, h.RSS)
-	s.Goroutines, s.Sockets = max(s.Goroutines, h.Goroutines), max(s.Sockets, h.Sockets)
-	s.LagP99, s.GeneratorShare = max(s.LagP99, h.LagP99), max(s.GeneratorShare, h.GeneratorShare)
-	s.CalibratedRate = cmp.Or(h.CalibratedRate, s.CalibratedRate)
-	s.CPUs, s.Embedded = h.CPUs, h.Embedded
-	s.CPUSeconds += h.CPU * length.Seconds()
-}
-
-// share is how much of the calibrated rate the running steps ask for, and what
-// that rate is for their mixture.
-func (c *coordinator) share(all *window) (rate, share float64) {
-	sum := 0.0
-	for _, s := range c.run.steps {
-		cal := c.calibrated[s]
-		if cal <= 0 || s.begin.Load() < 0 || s.ended.Load() != 0 {
-			continue
-		}
-		want := s.rates.Intended
-		if s.sched == nil {
-			want = s.rates.Acked
-		}
-		sum += want
-		share += want / cal
-	}
-	if share == 0 {
-		return 0, 0
-	}
-	return sum / share, share
-}
-
 // askOthers asks the ledger and the server, neither of which may hold the run up.
 func (c *coordinator) askOthers(ctx context.Context) {
 	ctx, stop := context.WithTimeout(ctx, 2*time.Second)
@@ -449,45 +334,6 @@ func (c *coordinator) followFaults(backlog int64, now time.Duration) {
 			f.Drained = max(now-f.Ended, 0)
 		}
 	}
-}
-
-// intervalLength is how much of a run an Interval holds.
-const intervalLength = 10 * time.Second
-
-func (c *coordinator) keepInterval(s *stepRun, d *window) {
-	w := c.inter[s]
-	if w == nil {
-		w = newWindow()
-		c.inter[s] = w
-	}
-	w.merge(d)
-	if c.run.since(time.Now())-c.interFrom >= intervalLength {
-		c.endIntervals()
-	}
-}
-
-func (c *coordinator) endIntervals() {
-	now := c.run.since(time.Now())
-	for _, s := range c.run.steps {
-		w := c.inter[s]
-		if w == nil || w.requests == 0 {
-			continue
-		}
-		for _, k := range []struct {
-			kind string
-			h    *hdrhistogram.Histogram
-		}{{"lag", w.lag}, {"service", w.service}, {"response", w.response}} {
-			text, err := EncodeHistogram(k.h)
-			if err != nil {
-				continue // it has no room for the count: the totals say it
-			}
-			c.intervals = append(c.intervals, Interval{
-				Start: c.interFrom, Length: now - c.interFrom, Step: s.Name, Phase: s.phase.Name, Kind: k.kind, Max: k.h.Max(), Histogram: text,
-			})
-		}
-		w.reset()
-	}
-	c.interFrom = now
 }
 
 // judge looks at the thresholds.

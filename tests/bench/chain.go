@@ -68,7 +68,7 @@ func (b *bench) chainRuns(ctx context.Context, n *node, m *meter, with addresses
 	if with == inRequest {
 		// A mail address is the shortest a request can carry.
 		s.Channel, s.Addresses = "email", true
-		what = "address of 23 B in the request"
+		what = "address of 25 B in the request"
 	}
 	// Closed loop first: it warms up everything.
 	closed := s
