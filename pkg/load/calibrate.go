@@ -105,7 +105,7 @@ func (c *coordinator) share(all *window) (rate, share float64) {
 	sum := 0.0
 	for _, s := range c.run.steps {
 		cal := c.calibrated[s]
-		if cal <= 0 || s.begin.Load() < 0 || s.ended.Load() != 0 {
+		if end := time.Duration(s.ended.Load()); cal <= 0 || s.begin.Load() < 0 || end != 0 && end <= c.last {
 			continue
 		}
 		want := s.rates.Intended

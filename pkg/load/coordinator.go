@@ -172,10 +172,9 @@ func (s *stepRun) live() tally {
 // rotate ends a second: it takes the windows of all recorders.
 func (c *coordinator) rotate(ctx context.Context) {
 	now := c.run.since(time.Now())
-	length := now - c.last
-	if length <= 0 {
-		return
-	}
+	// At the end it may be no time at all since the last look, and yet something was
+	// recorded in it.
+	length := max(now-c.last, 1)
 	c.nowHealth = c.health()
 	all := newWindow()
 	row := SecondRow{Second: c.second, Length: length, Health: c.nowHealth}
@@ -254,7 +253,7 @@ func (c *coordinator) rotate(ctx context.Context) {
 }
 
 func perSecond(n int64, d time.Duration) float64 {
-	if d <= 0 {
+	if d < time.Millisecond {
 		return 0
 	}
 	return float64(n) / d.Seconds()
