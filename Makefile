@@ -55,6 +55,10 @@ fuzz: go ## Run every fuzz target for FUZZTIME (20s)
 bench: go ## Measure against the references in DESIGN.md; ONLY=P2 runs one
 	ONLY='$(ONLY)' scripts/bench.sh
 
+.PHONY: scenarios
+scenarios: go ## Run the load scenarios; SHORT=1: each for seconds, to see that it works, ONLY="smoke steady" some
+	SHORT='$(SHORT)' ONLY='$(ONLY)' scripts/scenarios.sh
+
 .PHONY: demo
 demo: go ## Start everything, send a little of each kind, show what became of it
 	scripts/demo.sh

@@ -3,25 +3,37 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"net/http"
+	"fmt"
 	"net/url"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/durable"
 	"github.com/notifyd/notifyd/pkg/load"
-	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 type loadOptions struct {
-	rate     float64
+	rate     string
 	duration time.Duration
-	count    int64
+	count    string
 	workers  int
 	seed     uint64
 	noCheck  bool
+	short    bool
+	scale    float64
+	segment  string
+	startAt  string
+	out      string
+	mode     string
+	notifyd  string
+	kafka    []string
+	noCal    bool
+	labels   map[string]string
 }
 
 func newLoad(p *program) *cobra.Command {
@@ -29,10 +41,28 @@ func newLoad(p *program) *cobra.Command {
 		Use: "load", Short: "Drive a server with load and measure it",
 		Long: `load offers an open-loop load: when a message is due does not depend on the server,
 and latency counts from then. It checks every accepted id against the ledger of the
-simulated providers, where the context names some.`,
+simulated providers, where there are some, and says whether the figures are the
+server's or the generator's.`,
 	}
-	c.AddCommand(newLoadRun(p))
+	c.AddCommand(newLoadRun(p), newLoadValidate(p), newLoadSchema(p), newLoadCapacity(p))
 	return c
+}
+
+func (o *loadOptions) add(c *cobra.Command) {
+	f := c.Flags()
+	f.StringVar(&o.rate, "rate", "", "messages per second of every step, instead of the scenario's, e.g. 50k")
+	f.DurationVar(&o.duration, "duration", 0, "length of every phase, instead of the scenario's")
+	f.StringVar(&o.count, "count", "", "how many messages of every step, instead of the scenario's")
+	f.IntVar(&o.workers, "workers", 0, "requests at a time of every step, instead of the scenario's")
+	f.Uint64Var(&o.seed, "seed", 0, "seed of the data, instead of the scenario's")
+	f.BoolVar(&o.noCheck, "no-check", false, "do not wait for delivery and do not ask the ledger")
+	f.BoolVar(&o.short, "short", false, "the scenario's short form: to see that it works, not to measure")
+	f.Float64Var(&o.scale, "scale", 1, "factor of all rates and counts")
+	f.StringVar(&o.mode, "mode", "", "context, pipeline or process, instead of the scenario's server.mode")
+	f.StringVar(&o.notifyd, "notifyd", "", "program of mode process (default: notifyd beside notifyctl, or on the PATH)")
+	f.StringSliceVar(&o.kafka, "kafka", nil, "brokers of target kafka; loopback only")
+	f.BoolVar(&o.noCal, "no-calibration", false, "do not measure the generator first")
+	complete(c, "mode", []string{"context", "pipeline", "process"})
 }
 
 func newLoadRun(p *program) *cobra.Command {
@@ -43,101 +73,196 @@ func newLoadRun(p *program) *cobra.Command {
 rates accepted and delivered, percentiles of lag (the generator's own delay), service
 (the server's) and response (from when a message was due), and what the ledger says.
 Progress goes to standard error, a line a second. Ctrl-C stops early and prints the
-figures so far. It exits 3 when something was lost, came twice or failed,
-and 8 when something is still on its way after the scenario's drain: what waits for a
-provider is not lost.
+figures so far; a second one ends at once.
+
+It exits 99 when a threshold of the scenario was missed, 3 when something was lost,
+came twice, too early or unexpected, and 8 when something is still on its way after
+the scenario's drain: what waits for a provider is not lost.
+
+With server.mode pipeline notifyd runs inside this process, with mode process in one
+of its own, which faults may kill; neither needs a server that runs.
 
 Load only ever goes to loopback addresses.`,
-		Example: "  notifyctl load run scenarios/smoke.yaml\n  notifyctl load run scenarios/5m-fanout.yaml -o json",
+		Example: "  notifyctl load run scenarios/smoke.yaml\n  notifyctl load run scenarios/5m-fanout.yaml -o json\n  notifyctl load run scenarios/steady.yaml --segment 1/4 --start-at 2030-01-01T00:00:00Z --out part1.json",
 		RunE:    func(c *cobra.Command, args []string) error { return runLoad(c.Context(), p, args[0], &o) },
 	}
+	o.add(c)
 	f := c.Flags()
-	f.Float64Var(&o.rate, "rate", 0, "receivers per second, instead of the scenario's")
-	f.DurationVar(&o.duration, "duration", 0, "how long to send, instead of the scenario's")
-	f.Int64Var(&o.count, "count", 0, "how many receivers, instead of the scenario's")
-	f.IntVar(&o.workers, "workers", 0, "requests at a time, instead of the scenario's")
-	f.Uint64Var(&o.seed, "seed", 0, "seed of the data, instead of the scenario's")
-	f.BoolVar(&o.noCheck, "no-check", false, "do not wait for delivery and do not ask the ledger")
+	f.StringVar(&o.segment, "segment", "", "i/n: send only part i of n; notifyctl load merge puts the results together")
+	f.StringVar(&o.startAt, "start-at", "", "begin at this time (RFC 3339), so that all segments begin together")
+	f.StringVar(&o.out, "out", "", "write the result, with its histograms, to this file as JSON")
+	f.StringToStringVar(&o.labels, "label", nil, "key=value that the result carries")
 	return c
 }
 
+func newLoadValidate(p *program) *cobra.Command {
+	return &cobra.Command{
+		Use: "validate SCENARIO.yaml...", Short: "Check scenario files and say what they do",
+		Args:    cobra.MinimumNArgs(1),
+		Example: "  notifyctl load validate scenarios/*.yaml",
+		RunE: func(_ *cobra.Command, args []string) error {
+			for _, file := range args {
+				s, err := load.ReadScenario(file)
+				if err != nil {
+					return err
+				}
+				if _, err := load.New(s, load.DryConfig()); err != nil {
+					return err
+				}
+				length := "until its counts are sent"
+				if d := s.Length(); d > 0 {
+					length = cli.Span(d)
+				}
+				fmt.Fprintf(p.out, "%s  %s, %d phases, %d thresholds\n", s.Name, length, len(s.Phases), len(s.Thresholds))
+			}
+			return nil
+		},
+	}
+}
+
+func newLoadSchema(p *program) *cobra.Command {
+	return &cobra.Command{
+		Use: "schema", Short: "Print the JSON Schema of scenario files", Args: cobra.NoArgs,
+		Long: `schema prints the JSON Schema of scenario files. Editors that know it complete and
+check them: save it, and begin a scenario with
+  # yaml-language-server: $schema=scenario.schema.json`,
+		Example: "  notifyctl load schema > scenario.schema.json",
+		RunE: func(*cobra.Command, []string) error {
+			b, err := load.Schema()
+			if err != nil {
+				return err
+			}
+			_, err = p.out.Write(append(b, '\n'))
+			return err
+		},
+	}
+}
+
+// scenario reads a file and applies the flags.
+func (o *loadOptions) scenario(file string) (s load.Scenario, scale string, err error) {
+	if s, err = load.ReadScenario(file); err != nil {
+		return s, "", err
+	}
+	if o.short {
+		s, scale = s.Shortened(), "short"
+	}
+	if o.scale != 1 {
+		if !(o.scale > 0 && o.scale <= 1000) {
+			return s, "", cli.Usage("--scale %g: it is above 0, up to 1000", o.scale)
+		}
+		s, scale = s.Scaled(o.scale), strings.TrimSpace(scale+" x"+strconv.FormatFloat(o.scale, 'g', -1, 64))
+	}
+	var change load.Overrides
+	if o.rate != "" {
+		if change.Rate, err = load.ParseNumber(o.rate); err != nil {
+			return s, "", cli.Usage("--rate %s", err)
+		}
+	}
+	if o.count != "" {
+		if change.Count, err = load.ParseNumber(o.count); err != nil {
+			return s, "", cli.Usage("--count %s", err)
+		}
+	}
+	change.Duration, change.Workers, change.Seed = o.duration, o.workers, o.seed
+	s = s.With(change)
+	if o.mode != "" {
+		s.Server.Mode = o.mode
+	}
+	err = s.Validate()
+	return s, scale, err
+}
+
 func runLoad(ctx context.Context, p *program, file string, o *loadOptions) error {
-	s, err := load.ReadScenario(file)
+	s, scale, err := o.scenario(file)
 	if err != nil {
 		return err
 	}
-	override(&s.Rate, o.rate)
-	override(&s.Duration, o.duration)
-	override(&s.Count, o.count)
-	override(&s.Workers, o.workers)
-	override(&s.Seed, o.seed)
-	if err := s.Validate(); err != nil {
+	seg, at, err := o.part()
+	if err != nil {
 		return err
 	}
-	var cfg load.Config
-	if s.Target != load.Null {
-		t, err := p.target()
+	env, err := p.loadEnvironment(ctx, &s, o)
+	if err != nil {
+		return err
+	}
+	defer env.close()
+	cfg := env.config
+	cfg.Segment, cfg.StartAt, cfg.Scale, cfg.Labels = seg, at, scale, o.labels
+	if p.global.output == "table" {
+		cfg.Observe = func(s *load.Snapshot) { p.note("%s", loadLine(s)) }
+	}
+	r, err := load.New(s, cfg)
+	if err != nil {
+		return err
+	}
+	res, err := r.Run(ctx)
+	if err != nil {
+		return err
+	}
+	if err := env.failed(); err != nil {
+		return err
+	}
+	if o.out != "" {
+		b, err := json.Marshal(res)
+		if err == nil {
+			err = durable.WriteFile(o.out, b)
+		}
 		if err != nil {
 			return err
 		}
-		cl := p.clientOf(&t)
-		if err := onlyLoopback(cl); err != nil {
-			return err
-		}
-		cl.Retries = 0 // a failure is a figure, not something to hide
-		cl.HTTPClient = &http.Client{Transport: api.NewTransport(s.Workers + 8)}
-		if cfg.Target, err = load.NewHTTP(s, cl); err != nil {
-			return err
-		}
-		if t.ctx.Simulators != "" && !o.noCheck {
-			cfg.Ledger = &load.Ledger{URL: t.ctx.Simulators}
-			cfg.State = func(ctx context.Context, id string) (notify.State, error) {
-				st, err := cl.Notification(ctx, id)
-				if notify.KindOf(err) == notify.KindNotFound {
-					return notify.None, nil
-				}
-				state, _ := notify.ParseState(st.Status)
-				return state, err
-			}
-		}
 	}
-	cfg.Timeout = p.global.timeout
-	if p.global.output == "table" {
-		cfg.Progress = func(pr load.Progress) { p.note("%s", pr.Line()) }
-	} else {
-		cfg.Progress = func(load.Progress) {}
-	}
-	res, err := load.Run(ctx, s, cfg)
-	if err != nil {
-		return err
-	}
-	sum := res.Summary()
 	if p.global.output == "table" && p.global.jq == "" {
-		sum.WriteText(p.out)
-	} else if err := p.printer().Print(sum, nil); err != nil {
+		writeLoad(p.out, res)
+	} else if err := p.printer().Print(res, nil); err != nil {
 		return err
 	}
-	switch {
-	case ctx.Err() != nil:
-		return context.Canceled
-	case sum.Check != nil && (sum.Check.Lost > 0 || sum.Check.Duplicates > 0):
-		return cli.Exitf(cli.ExitPartial, "lost %d, duplicates %d", sum.Check.Lost, sum.Check.Duplicates)
-	case sum.Check != nil && sum.Check.Ended > 0:
-		return cli.Exitf(cli.ExitPartial, "%s ended without being delivered", count(sum.Check.Ended))
-	case sum.Check != nil && sum.Check.Pending > 0:
-		return cli.Exitf(cli.ExitPending, "%s are still on their way after %s; they go on", count(sum.Check.Pending), span(s.Drain))
-	case sum.Accepted == 0 && s.Target != load.Null:
-		b, _ := json.Marshal(sum.Errors)
-		return cli.Exitf(cli.ExitError, "nothing was accepted: %s", b)
-	}
-	return nil
+	return loadExit(ctx, res)
 }
 
-func override[T comparable](to *T, v T) {
-	var zero T
-	if v != zero {
-		*to = v
+// part reads --segment and --start-at.
+func (o *loadOptions) part() (seg load.Segment, at time.Time, err error) {
+	seg = load.Segment{I: 1, N: 1}
+	if o.segment != "" {
+		if n, err := fmt.Sscanf(o.segment, "%d/%d", &seg.I, &seg.N); err != nil || n != 2 || seg.I < 1 || seg.I > seg.N {
+			return seg, at, cli.Usage("--segment %q: it is i/n, such as 1/4", o.segment)
+		}
 	}
+	if o.startAt != "" {
+		if at, err = time.Parse(time.RFC3339, o.startAt); err != nil {
+			return seg, at, cli.Usage("--start-at %q: it is a time such as 2030-01-01T00:00:00Z", o.startAt)
+		}
+		if time.Until(at) < -time.Second || time.Until(at) > 24*time.Hour {
+			return seg, at, cli.Usage("--start-at %s: it is within the next 24 hours", o.startAt)
+		}
+	}
+	return seg, at, nil
+}
+
+// loadExit turns the result's exit code into the error that carries it.
+func loadExit(ctx context.Context, res *load.Result) error {
+	l := &res.Ledger
+	switch res.Exit {
+	case cli.ExitOK:
+		return nil
+	case cli.ExitInterrupt:
+		if ctx.Err() != nil {
+			return context.Canceled
+		}
+	case cli.ExitSLO:
+		var missed []string
+		for _, t := range res.Thresholds {
+			if !t.OK {
+				missed = append(missed, t.Expr)
+			}
+		}
+		return cli.Exitf(cli.ExitSLO, "missed: %s", strings.Join(missed, "; "))
+	case cli.ExitPartial:
+		return cli.Exitf(cli.ExitPartial, "lost %d, duplicates %d, early %d, unexpected %d", l.Lost, l.Duplicates, l.Early, l.Unexpected)
+	case cli.ExitPending:
+		return cli.Exitf(cli.ExitPending, "%s are still on their way when the drain's time was over; they go on", cli.Count(l.Pending+l.Unverified))
+	}
+	b, _ := json.Marshal(res.Errors) // of plain fields
+	return cli.Exitf(cli.ExitError, "nothing was accepted: %s", b)
 }
 
 // onlyLoopback refuses to load anything but this machine: a mistyped context

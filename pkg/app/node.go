@@ -81,6 +81,7 @@ type Node struct {
 	served        bool     // the server has run, and closed its listeners
 	posLost       []string // positions the log had lost when it was opened
 	finished      func(*notify.Envelope)
+	taken         func(*notify.Call) // told of what stub providers accept; nil: nobody
 	backingUp     sync.Mutex
 	about         About
 	seams         seams
@@ -219,6 +220,9 @@ func (n *Node) lane(l notify.Lane) error {
 	set, prov := n.cfg.lane(l), n.provs.lane(l)
 	if n.seams.provider != nil {
 		prov = n.seams.provider(prov)
+	}
+	if n.taken != nil && n.cfg.Providers.Stub {
+		prov = tellsTaken{prov, n.taken}
 	}
 	for _, role := range []worker.Role{worker.First, worker.Retries} {
 		w := worker.New(worker.Config{

@@ -1,32 +1,82 @@
 package load
 
 import (
+	"math"
 	"strconv"
+	"time"
 )
 
-// data makes the bodies: a pure function of (seed, sequence).
+// kind is what one request asks for.
+type kind uint8
+
+const (
+	kindSingle kind = iota
+	kindBatch
+	kindFanout
+	kindTrigger
+)
+
+// data makes the bodies of a step: a pure function of the seed and the sequence
+// number, and, where something is for later, of the run's start.
 type data struct {
-	s      Scenario
-	prefix []byte // of a receiver's or item's JSON
-	head   []byte // of a fan-out's
-	shift  uint64 // where the seed begins in the users
-	step   uint64 // between the users of neighbours: coprime to Users
+	step     *Step
+	seed     uint64
+	users    uint64
+	shift    uint64 // where the seed begins in the users
+	stride   uint64 // between the users of neighbours: coprime to users
+	variants []variant
+	bounds   []float64 // upper bounds of the shares of the variants
+	pool     []byte    // text to cut payloads from
+	callback string    // where triggers lead, with a trailing ?due=
+	origin   time.Time // the run's start
+	zipf     zipf
 }
 
-func newData(s Scenario) *data {
-	d := &data{s: s}
-	h := mix(s.Seed)
-	d.shift = h % s.Users
-	// A step that shares no factor with Users visits every user once before it
+// variant is one channel and category of a mix.
+type variant struct {
+	channel, category string
+	head              []byte // up to the text
+
+	// Where all but the user is the same: a receiver of a fan-out with the comma
+	// behind it, the end of a single from its receiver on, and a single as a whole.
+	// Without text: it is not so.
+	receiver, tail, whole pattern
+}
+
+func newData(s *Step, seed uint64) *data {
+	d := &data{step: s, seed: mix(seed ^ mix(hashText(s.Name))), users: uint64(s.Users.Count)}
+	d.shift = mix(d.seed) % d.users
+	// A stride that shares no factor with users visits every user once before it
 	// repeats one: a fan-out has no duplicates, and load spreads.
-	for d.step = 2_654_435_761%s.Users | 1; gcd(d.step, s.Users) != 1; d.step += 2 {
+	for d.stride = (2_654_435_761%d.users | 1) % max(d.users, 2); gcd(d.stride, d.users) != 1; d.stride++ {
 	}
-	content := `"content":{"title":"Hello","body":` + strconv.Quote(s.Body)
-	if s.Channel == "sms" {
-		content = `"content":{"body":` + strconv.Quote(s.Body)
+	shares := s.Mix
+	if len(shares) == 0 {
+		shares = []Share{{1, s.Channel, s.Category}}
 	}
-	d.head = []byte(`{"channel":"` + s.Channel + `","category":"` + s.Category + `",` + content + `},"receivers":[`)
-	d.prefix = []byte(`{"channel":"` + s.Channel + `","category":"` + s.Category + `",` + content)
+	sum := 0.0
+	for _, sh := range shares {
+		sum += sh.Weight
+	}
+	acc := 0.0
+	for _, sh := range shares {
+		acc += sh.Weight / sum
+		head := `{"channel":"` + sh.Channel + `","category":"` + sh.Category + `","content":{`
+		if sh.Channel != "sms" {
+			head += `"title":"Hello",`
+		}
+		d.variants = append(d.variants, variant{channel: sh.Channel, category: sh.Category, head: []byte(head + `"body":`)})
+		d.bounds = append(d.bounds, acc)
+	}
+	if s.Payload.Text != "" {
+		d.pool = strconv.AppendQuote(nil, s.Payload.Text)
+	} else {
+		d.pool = words(d.seed, max(s.Payload.Bytes, s.Payload.Max)+1<<14)
+	}
+	for i := range d.variants {
+		d.patterns(&d.variants[i])
+	}
+	d.zipf = newZipf(float64(d.users), s.Users.Skew)
 	return d
 }
 
@@ -45,102 +95,251 @@ func mix(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// user is the number of the user of message seq.
-func (d *data) user(seq uint64) uint64 {
-	return (d.shift + seq%d.s.Users*d.step) % d.s.Users
+// hashText is FNV-1a: the same in every process, unlike maphash.
+func hashText(s string) uint64 {
+	h := uint64(14695981039346656037)
+	for i := range len(s) {
+		h = (h ^ uint64(s[i])) * 1099511628211
+	}
+	return h
 }
 
-// request appends the body of the request whose first message is seq.
-func (d *data) request(b []byte, seq uint64, n int) []byte {
-	switch d.s.Target {
-	case Single:
-		return d.item(b, seq)
-	case Batch:
+// What is drawn for a number, each from numbers of its own.
+const (
+	drawVariant = iota + 1
+	drawUser
+	drawHot
+	drawLength
+	drawText
+	drawLater
+	drawSpread
+	drawTrigger
+)
+
+// draw returns a number from 0 to 1, 1 excluded.
+func (d *data) draw(what, n uint64) float64 {
+	return float64(mix(d.seed^mix(what<<56^n))>>11) / (1 << 53)
+}
+
+// words is text without anything JSON escapes.
+func words(seed uint64, n int) []byte {
+	const letters = "etaoinshrdlucmfwypvbgkqjxz"
+	b := make([]byte, n)
+	word := 0
+	for i := range b {
+		h := mix(seed + uint64(i))
+		if word > 2 && h%6 == 0 {
+			b[i], word = ' ', 0
+			continue
+		}
+		word++
+		b[i] = letters[min((h>>8)%26, (h>>32)%26)] // common ones more often, as in text
+	}
+	return b
+}
+
+// zipf draws ranks whose share falls with rank^-skew, by the inverse of its
+// continuous form: one draw, no state.
+type zipf struct{ users, skew, top float64 }
+
+func newZipf(users, skew float64) zipf {
+	return zipf{users, skew, math.Pow(users+1, 1-skew) - 1}
+}
+
+func (z zipf) rank(u float64) uint64 {
+	var x float64
+	if math.Abs(z.skew-1) < 1e-9 {
+		x = math.Pow(z.users+1, u)
+	} else {
+		x = math.Pow(1+u*z.top, 1/(1-z.skew))
+	}
+	return min(uint64(max(x-1, 0)), uint64(z.users)-1)
+}
+
+// nth is user n of the walk through all users.
+func (d *data) nth(n uint64) uint64 { return (d.shift + n%d.users*d.stride) % d.users }
+
+// user is the number of the user of message seq.
+func (d *data) user(seq uint64) uint64 {
+	switch d.step.Users.Pick {
+	case "uniform":
+		return uint64(d.draw(drawUser, seq) * float64(d.users))
+	case "zipf":
+		return d.nth(d.zipf.rank(d.draw(drawUser, seq)))
+	case "hot":
+		if d.draw(drawHot, seq) < d.step.Users.Share {
+			return d.nth(0)
+		}
+		return uint64(d.draw(drawUser, seq) * float64(d.users))
+	}
+	return d.nth(seq)
+}
+
+func (d *data) variant(n uint64) *variant {
+	if len(d.variants) == 1 {
+		return &d.variants[0]
+	}
+	u := d.draw(drawVariant, n)
+	for i, b := range d.bounds {
+		if u < b {
+			return &d.variants[i]
+		}
+	}
+	return &d.variants[len(d.variants)-1]
+}
+
+// kind is what request n asks for.
+func (d *data) kind(n uint64) kind {
+	switch d.step.bodies() {
+	case Batch, Kafka:
+		return kindBatch
+	case Fanout:
+		return kindFanout
+	case Trigger:
+		return kindTrigger
+	}
+	if t := d.step.Triggers; t > 0 && d.draw(drawTrigger, n) < t {
+		return kindTrigger
+	}
+	return kindSingle
+}
+
+// later returns when what request n asks for is due; false: at once.
+func (d *data) later(n uint64, intended time.Duration) (time.Time, bool) {
+	l := d.step.Scheduled
+	if l == nil || l.Share < 1 && d.draw(drawLater, n) >= l.Share {
+		return time.Time{}, false
+	}
+	due := intended + l.After.of()
+	if l.At > 0 {
+		due = l.At.of()
+	}
+	due += time.Duration(d.draw(drawSpread, n) * float64(l.Spread))
+	return d.origin.Add(due).Truncate(time.Millisecond), true // the API's precision
+}
+
+// request appends the body of request n, whose first message is seq.
+func (d *data) request(b []byte, n, seq uint64, size int, intended time.Duration) []byte {
+	switch d.kind(n) {
+	case kindTrigger:
+		return d.trigger(b, n, seq, intended)
+	case kindSingle:
+		due, later := d.later(n, intended)
+		return d.item(b, seq, due, later)
+	case kindBatch:
+		due, later := d.later(n, intended)
 		b = append(b, '[')
-		for i := range n {
+		for i := range size {
 			if i > 0 {
 				b = append(b, ',')
 			}
-			b = d.item(b, seq+uint64(i))
+			b = d.item(b, seq+uint64(i), due, later)
 		}
 		return append(b, ']')
 	}
-	b = append(b, d.head...)
-	for i := range n {
-		if i > 0 {
-			b = append(b, ',')
-		}
-		u := d.user(seq + uint64(i))
-		if !d.s.Address {
-			b = append(b, '"')
-			b = appendUser(b, u)
-			b = append(b, '"')
-			continue
-		}
-		b = append(b, `{"user_id":"`...)
-		b = appendUser(b, u)
-		b = append(b, `","address":"`...)
-		b = d.appendAddress(b, u)
-		b = append(b, `"}`...)
+	return d.fanout(b, n, seq, size, intended)
+}
+
+func (d *data) fanout(b []byte, n, seq uint64, size int, intended time.Duration) []byte {
+	v := d.variant(n)
+	b = append(b, v.head...)
+	b = d.text(b, n)
+	b = append(b, '}')
+	if due, later := d.later(n, intended); later {
+		b = appendTime(b, due)
 	}
-	return append(b, `]}`...)
+	b = append(b, `,"receivers":[`...)
+	// The walk goes on from user to user by adding: two divisions a receiver
+	// would be a third of what one costs.
+	u := d.nth(seq)
+	for range size {
+		if v.receiver.text != nil {
+			b = v.receiver.append(b, u)
+		} else {
+			b = append(b, `{"user_id":"`...)
+			b = appendUser(b, u)
+			b = append(b, `","address":"`...)
+			b = appendAddress(b, v.channel, u)
+			b = append(b, `"},`...)
+		}
+		if u += d.stride; u >= d.users {
+			u -= d.users
+		}
+	}
+	return append(b[:len(b)-1], `]}`...)
 }
 
 // item appends one notification.
-func (d *data) item(b []byte, seq uint64) []byte {
+func (d *data) item(b []byte, seq uint64, due time.Time, later bool) []byte {
 	u := d.user(seq)
-	b = append(b, d.prefix...)
-	if d.s.Ordered && d.s.Channel == "push" {
+	v := d.variant(seq)
+	if v.whole.text != nil {
+		return v.whole.append(b, u)
+	}
+	b = append(b, v.head...)
+	b = d.text(b, seq)
+	if d.step.Ordered && v.channel == "push" {
 		// The round in which the user's turn comes again is its sequence.
 		b = append(b, `,"data":{"usr":"`...)
 		b = appendUser(b, u)
 		b = append(b, `","seq":"`...)
-		b = strconv.AppendUint(b, seq/d.s.Users+1, 10)
+		b = strconv.AppendUint(b, seq/d.users+1, 10)
 		b = append(b, `"}`...)
 	}
-	b = append(b, `},"to":{"user_id":"`...)
-	b = appendUser(b, u)
-	b = append(b, '"')
-	if d.s.Address {
-		b = append(b, `,"address":"`...)
-		b = d.appendAddress(b, u)
-		b = append(b, '"')
+	if v.tail.text != nil {
+		b = v.tail.append(b, u)
+	} else {
+		b = append(b, `},"to":{"user_id":"`...)
+		b = appendUser(b, u)
+		b = append(b, `","address":"`...)
+		b = appendAddress(b, v.channel, u)
+		b = append(b, `"}`...)
 	}
+	if later {
+		b = appendTime(b, due)
+	}
+	return append(b, '}')
+}
+
+// text appends the quoted text of message n.
+func (d *data) text(b []byte, n uint64) []byte {
+	p := &d.step.Payload
+	if p.Text != "" {
+		return append(b, d.pool...)
+	}
+	size := p.Bytes
+	if p.Max > size {
+		size += int(d.draw(drawLength, n) * float64(p.Max-size+1))
+	}
+	at := int(d.draw(drawText, n) * (1 << 14))
+	b = append(b, '"')
+	b = append(b, d.pool[at:at+size]...)
+	return append(b, '"')
+}
+
+// trigger appends the registration of a callback. Its URL says when it is due,
+// for the receiver to see how late it is called.
+func (d *data) trigger(b []byte, n, seq uint64, intended time.Duration) []byte {
+	due, later := d.later(n, intended)
+	if !later {
+		due = d.origin.Add(intended).Truncate(time.Millisecond)
+	}
+	b = append(b, `{"callback_url":"`...)
+	b = append(b, d.callback...)
+	b = strconv.AppendInt(b, due.UnixMilli(), 10)
+	b = append(b, `","fire_at":"`...)
+	b = due.UTC().AppendFormat(b, timeFormat)
+	b = append(b, `","exact":true,"payload":{"n":`...)
+	b = strconv.AppendUint(b, seq, 10)
+	b = append(b, `,"text":`...)
+	b = d.text(b, seq)
 	return append(b, `}}`...)
 }
 
-// appendUser appends a user id of constant width, e.g. "u00001234".
-func appendUser(b []byte, u uint64) []byte {
-	b = append(b, "u00000000"...)
-	for i := len(b) - 1; u > 0; i-- {
-		b[i] = byte('0' + u%10)
-		u /= 10
-	}
-	return b
-}
+const timeFormat = "2006-01-02T15:04:05.000Z07:00"
 
-// appendAddress appends the address of user u on the scenario's channel, of the
-// form the simulators take.
-func (d *data) appendAddress(b []byte, u uint64) []byte {
-	switch d.s.Channel {
-	case "sms":
-		b = append(b, "+9990000000000"...)
-		for i := len(b) - 1; u > 0; i-- {
-			b[i] = byte('0' + u%10)
-			u /= 10
-		}
-		return b
-	case "email":
-		b = append(b, 'u')
-		b = strconv.AppendUint(b, u, 10)
-		return append(b, "@example.invalid"...)
-	}
-	b = append(b, "apns:"...)
-	const hex = "0123456789abcdef"
-	for _, x := range [4]uint64{u, mix(u), mix(u + 1), mix(u + 2)} {
-		for i := 60; i >= 0; i -= 4 {
-			b = append(b, hex[x>>i&15])
-		}
-	}
-	return b
+func appendTime(b []byte, at time.Time) []byte {
+	b = append(b, `,"scheduled_at":"`...)
+	b = at.UTC().AppendFormat(b, timeFormat)
+	return append(b, '"')
 }

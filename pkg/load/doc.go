@@ -1,14 +1,24 @@
 // Package load drives notifyd and says what it saw.
 //
-// The load is open: when a message is due is a pure function of time, and what
-// it is a pure function of (seed, sequence), so a slow server does not slow the
-// schedule down, and a run can be repeated. Workers take requests in order of
-// their due time; a request that starts late is sent all the same, and its
-// latency counts from when it was due.
+// A Scenario has phases one after the other, and in each of them steps side by
+// side. The load is open: when a message is due is a pure function of time
+// (arrival.go), and what it is a pure function of the seed and its number
+// (data.go), so a slow server does not slow the schedule down, and a run can be
+// repeated or split over machines. Workers take requests in order of their due
+// time; a request that starts late is sent all the same, and its latency counts
+// from when it was due.
 //
-// Three histograms are kept: lag (sent - due: the generator's own), service
-// (done - sent: the server's), response (done - due: what a caller would feel).
+//	Scenario -> Run -> step.go     workers: make, wait, send, record
+//	                   coordinator.go  once a second: takes the workers' histograms,
+//	                                   judges thresholds, asks the ledger
+//	                   snapshot.go     what everybody else sees: immutable
+//	                   ledger.go       in the end: what became of each message
+//	                   verdict.go      whether the figures are the server's
 //
-// After the run every accepted id is looked up in the simulators' ledger: lost
-// and duplicate are counted, not estimated.
+// Three histograms are kept a step: lag (sent - due), service (done - sent: the
+// server's), response (done - due: what a caller would feel). The ledger adds
+// end-to-end (delivered - due) and, for what is scheduled, signed lateness.
+//
+// After the run every accepted id is looked up in the ledger of the simulated
+// providers: lost and duplicate are counted, not estimated.
 package load

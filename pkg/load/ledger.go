@@ -1,57 +1,33 @@
 package load
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
-	"fmt"
-	"io"
-	"net/http"
-	"strings"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Ledger asks the simulated providers what they received.
-type Ledger struct {
-	URL    string // of the control listener
-	Client *http.Client
-
-	before totals
+// Ledger knows what the providers were given: the simulators' over HTTP
+// (Simulators), or an Observer in this process.
+type Ledger interface {
+	// begin remembers what came before the run.
+	begin(ctx context.Context) error
+	// came counts what came since.
+	came(ctx context.Context) (came, error)
+	// missing counts what was promised and came, and names the first of what did
+	// not: at most so many.
+	missing(ctx context.Context, p *promises, most int) (delivered int64, ids []string, err error)
+	// times calls f with the moment each promised message came first, or of a
+	// sample where there are too many.
+	times(ctx context.Context, p *promises, f func(d *due, at time.Time, n int64)) error
 }
 
-type totals struct {
-	IDs        int64 `json:"ids"`
-	Deliveries int64 `json:"deliveries"`
-	Duplicates int64 `json:"duplicates"`
-	Ambiguous  int64 `json:"ambiguous"`
-	Order      struct {
-		Reordered int64 `json:"reordered"`
-	} `json:"order"`
-}
-
-// Check is what the ledger says of what was acknowledged.
-type Check struct {
-	Expected   int64         `json:"expected"`   // receivers acknowledged
-	Delivered  int64         `json:"delivered"`  // of them, taken by a provider
-	Lost       int64         `json:"lost"`       // neither delivered nor on its way: nothing came any more
-	Pending    int64         `json:"pending"`    // on their way when the drain's time was over
-	Ended      int64         `json:"ended"`      // not delivered, and the server says so: FAILED, SUPPRESSED, ...
-	Duplicates int64         `json:"duplicates"` // takes after the first
-	Reordered  int64         `json:"reordered"`  // first deliveries out of their user's order
-	Examples   []string      `json:"examples,omitempty"`
-	Took       time.Duration `json:"took_ns"` // from the last answer to the last delivery
-}
-
-func (l *Ledger) begin(ctx context.Context) (err error) {
-	l.before, err = l.totals(ctx)
-	return err
-}
-
-func (l *Ledger) totals(ctx context.Context) (t totals, err error) {
-	err = l.get(ctx, http.MethodGet, "/ledger/totals", nil, &t)
-	return t, err
+// came is what a ledger counted.
+type came struct {
+	ids        int64 // distinct messages
+	duplicates int64
+	reordered  int64
+	examples   []string // of duplicates
 }
 
 const (
@@ -61,55 +37,67 @@ const (
 	maxAsked = 1000
 )
 
-// StateOf asks the server where a notification stands; notify.None: it knows of none.
+// StateOf asks the server where a notification or trigger stands; notify.None: it
+// knows of none.
 type StateOf func(ctx context.Context, id string) (notify.State, error)
 
-// drain waits until everything acknowledged was delivered, or limit is over, and
+// settled is what the drain found.
+type settled struct {
+	LedgerResult
+	took time.Duration // from the end of sending to the last delivery
+}
+
+// settle waits until everything acknowledged was delivered, or limit is over, and
 // then compares one by one. What is missing while nothing comes in is lost, unless
 // the server says that it waits, for a provider that is away, say, or has ended.
-func (l *Ledger) drain(ctx context.Context, limit time.Duration, p *promises, state StateOf) (Check, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	c := Check{Expected: p.n}
+// Absence needs complete evidence: what was still moving when the time was over is
+// pending, and what is left after a stop in the middle unverified.
+func (r *Run) settle(ctx context.Context, limit time.Duration, hurried bool) (settled, error) {
+	l, p := r.cfg.Ledger, &r.promised
+	c := settled{LedgerResult: LedgerResult{Checked: true, Expected: p.total()}}
 	began := time.Now()
 	still, last, quiet := time.Now(), int64(-1), false
 	heard := began // when somebody last said that more will come
+	var got came
 	for {
-		t, err := l.totals(ctx)
-		if err != nil {
+		var err error
+		if got, err = l.came(ctx); err != nil {
 			return c, err
 		}
-		if t.IDs != last {
-			still, last, heard = time.Now(), t.IDs, time.Now()
+		if got.ids != last {
+			still, last, heard = time.Now(), got.ids, time.Now()
 		}
 		quiet = time.Since(still) > quietFor
-		over := t.IDs-l.before.IDs >= p.n || time.Since(began) > limit
+		over := got.ids >= c.Expected || time.Since(began) > limit
 		if !over && time.Since(heard) > quietFor && time.Since(began) > limit/2 {
 			_, ids, err := l.missing(ctx, p, 10)
 			if err != nil {
 				return c, err
 			}
-			if open, _ := ask(ctx, ids, state); open > 0 {
+			if open, _ := ask(ctx, ids, r.cfg.State); open > 0 {
 				heard = time.Now()
 			} else {
 				over = true
 			}
 		}
 		if over {
-			c.Took = still.Sub(began)
-			c.Duplicates = t.Duplicates - l.before.Duplicates
-			c.Reordered = t.Order.Reordered - l.before.Order.Reordered
+			c.took = still.Sub(began)
 			break
 		}
 		waitUntil(ctx, time.Now().Add(100*time.Millisecond))
 	}
-	delivered, ids, err := l.missing(ctx, p, maxAsked)
+	c.Duplicates, c.Reordered = got.duplicates, got.reordered
+	most := maxAsked
+	if hurried {
+		most = 20 // somebody waits
+	}
+	delivered, ids, err := l.missing(ctx, p, most)
 	if err != nil {
 		return c, err
 	}
-	c.Delivered, c.Examples = delivered, ids[:min(len(ids), 10)]
+	c.Delivered = delivered
 	missing := c.Expected - c.Delivered
-	open, ended := ask(ctx, ids, state)
+	open, ended := ask(ctx, ids, r.cfg.State)
 	switch rest := missing - int64(len(ids)); { // too many to ask of each: they fare like those
 	case rest <= 0:
 	case open > 0:
@@ -119,10 +107,21 @@ func (l *Ledger) drain(ctx context.Context, limit time.Duration, p *promises, st
 	}
 	c.Ended = min(ended, missing)
 	c.Pending = min(open, missing-c.Ended)
-	if left := missing - c.Ended - c.Pending; quiet {
+	switch left := missing - c.Ended - c.Pending; {
+	case quiet:
 		c.Lost = left
-	} else {
+	case hurried:
+		c.Unverified = left
+	default:
 		c.Pending += left
+	}
+	c.Examples = append(ids[:min(len(ids), 10)], got.examples[:min(len(got.examples), 10)]...)
+	// What came although nobody promised it; requests that failed may have been
+	// stored all the same.
+	unknown := r.failedMessages()
+	c.Unexpected = max(got.ids-c.Delivered-unknown, 0)
+	if !r.expects(notify.Failed) && c.Ended > 0 {
+		c.Unexpected += c.Ended
 	}
 	return c, nil
 }
@@ -145,68 +144,12 @@ func ask(ctx context.Context, ids []string, state StateOf) (open, ended int64) {
 	return open, ended
 }
 
-// missing counts what was delivered, and names the first of what was not: at most
-// so many.
-func (l *Ledger) missing(ctx context.Context, p *promises, most int) (delivered int64, ids []string, err error) {
-	add := func(more ...string) { ids = append(ids, more[:min(len(more), most-len(ids))]...) }
-	for rest := p.ids; len(rest) > 0; {
-		n := min(len(rest), 100_000)
-		var out struct {
-			Checked int64    `json:"checked"`
-			Count   int64    `json:"missing_count"`
-			Missing []string `json:"missing"`
-		}
-		if err := l.get(ctx, http.MethodPost, "/ledger/check", strings.NewReader(strings.Join(rest[:n], "\n")), &out); err != nil {
-			return delivered, ids, err
-		}
-		delivered += out.Checked - out.Count
-		add(out.Missing...)
-		rest = rest[n:]
-	}
-	for i := range p.bases {
-		b := &p.bases[i]
-		var out struct {
-			IDs     int64 `json:"ids"`
-			Missing []struct{ From, To uint32 }
-		}
-		if err := l.get(ctx, http.MethodGet, fmt.Sprintf("/ledger/base?base=%s&expected=%d", b.Base, b.Count), nil, &out); err != nil {
-			return delivered, ids, err
-		}
-		delivered += out.IDs
-		if out.IDs >= int64(b.Count-b.Rejected) {
-			continue
-		}
-		for _, m := range out.Missing {
-			for i := m.From; i < m.To && len(ids) < most; i++ {
-				add(fmt.Sprintf("ntf_%s-%d", b.Base, i))
-			}
+// expects reports whether a state is no surprise for the scenario.
+func (r *Run) expects(s notify.State) bool {
+	for _, e := range r.s.Expect {
+		if p, ok := notify.ParseState(e); ok && p == s {
+			return true
 		}
 	}
-	return delivered, ids, nil
-}
-
-func (l *Ledger) get(ctx context.Context, method, path string, body io.Reader, out any) error {
-	ctx, stop := context.WithTimeout(ctx, 30*time.Second)
-	defer stop()
-	req, err := http.NewRequestWithContext(ctx, method, l.URL+path, body)
-	if err != nil {
-		return err
-	}
-	cl := l.Client
-	if cl == nil {
-		cl = http.DefaultClient
-	}
-	resp, err := cl.Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	b, err := io.ReadAll(io.LimitReader(resp.Body, 64<<20))
-	if err != nil {
-		return err
-	}
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s %s: %s: %s", method, path, resp.Status, bytes.TrimSpace(b))
-	}
-	return json.Unmarshal(b, out)
+	return false
 }

@@ -6,10 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net/http"
-	"net/http/httptest"
-	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -22,308 +18,383 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func scenario(target string, change func(*Scenario)) Scenario {
-	s := Scenario{Name: "t", Target: target, Rate: 1000, Duration: time.Second, Users: 10_007}
-	if change != nil {
-		change(&s)
-	}
-	return s.WithDefaults()
-}
-
 // target answers like the API and remembers bodies and when they came.
 type target struct {
 	mu      sync.Mutex
 	bodies  []string
 	at      []time.Time
+	seqs    []uint64
 	latency time.Duration
 	fail    func(n int) error
-	reply   func(body []byte) string
+	stall   func(at time.Time) time.Duration // beside latency
 }
 
-func (t *target) Send(_ context.Context, body []byte, _ string) (Reply, error) {
+func (t *target) Send(_ context.Context, r *Request) (Ack, error) {
 	t.mu.Lock()
-	t.bodies = append(t.bodies, string(body))
+	t.bodies = append(t.bodies, string(r.Body))
 	t.at = append(t.at, time.Now())
+	t.seqs = append(t.seqs, r.Seq)
 	n := len(t.bodies)
 	t.mu.Unlock()
-	time.Sleep(t.latency) // of the bubble
+	d := t.latency
+	if t.stall != nil {
+		d += t.stall(time.Now())
+	}
+	time.Sleep(d) // of the bubble
 	if t.fail != nil {
 		if err := t.fail(n); err != nil {
-			return nil, err
+			return Ack{}, err
 		}
 	}
-	return Reply(t.reply(body)), nil
+	a := Ack{Accepted: r.Size}
+	if r.WantIDs {
+		items := notify.NewBase(time.Now()).Items()
+		for i := range r.Size {
+			a.IDs = append(a.IDs, notify.ID{Base: items.Item(i)}.String())
+		}
+	}
+	return a, nil
 }
 
-func single([]byte) string {
-	return fmt.Sprintf(`{"notification_id":%q,"status":"ACCEPTED"}`, notify.ID{Base: notify.NewBase(time.Now())})
+// still is a generator without troubles.
+func still() Health { return Health{CPU: 0.1, CPUs: 8} }
+
+func drive(t *testing.T, s Scenario, cfg Config) *Result {
+	t.Helper()
+	if cfg.health == nil {
+		cfg.health = still
+	}
+	r, err := New(s, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := r.Run(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return res
 }
 
 // A slow server does not slow the schedule: latency counts from when a request
 // was due.
 func TestOpenLoop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		tg := &target{latency: 100 * time.Millisecond, reply: single}
-		res, err := Run(t.Context(), scenario(Single, func(s *Scenario) { s.Rate, s.Workers = 100, 5 }), Config{Target: tg})
-		if err != nil {
-			t.Fatal(err)
-		}
-		f := res.Figures
-		if f.Requests != 100 || f.Accepted != 100 {
-			t.Fatalf("%d requests, %d accepted", f.Requests, f.Accepted)
+		tg := &target{latency: 100 * time.Millisecond}
+		res := drive(t, One("t", time.Second, Step{Rate: 100, Workers: 5}), Config{Target: tg})
+		if res.Totals.Sent != 100 || res.Totals.Acked != 100 || res.Totals.Intended != 100 {
+			t.Fatalf("%+v", res.Totals)
 		}
 		// Five workers serve 50 a second of 100: the last one is due after 1 s
 		// and done after 2.
-		if got := time.Duration(f.Response.Max()); got < 950*time.Millisecond {
+		s := &res.Steps[0]
+		if got := time.Duration(s.Response.Max); got < 950*time.Millisecond {
 			t.Errorf("response max %v hides the wait", got)
 		}
-		if got := time.Duration(f.Service.Max()); got > 110*time.Millisecond {
+		if got := time.Duration(s.Service.Max); got > 110*time.Millisecond {
 			t.Errorf("service max %v", got)
 		}
-		if lag := time.Duration(f.Lag.Max()); lag < 850*time.Millisecond {
-			t.Errorf("lag max %v", lag)
+		if got := time.Duration(s.Lag.Max); got < 850*time.Millisecond {
+			t.Errorf("lag max %v", got)
 		}
 	})
 }
 
-func TestSchedule(t *testing.T) {
+// A sink that stalls for two seconds: those who were due meanwhile waited, though
+// the server served each of them fast. Taken from the moment of sending, it would
+// not show but in the few that were under way.
+func TestStallShowsInResponse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		tg := &target{reply: single}
 		began := time.Now()
-		if _, err := Run(t.Context(), scenario(Single, func(s *Scenario) { s.Rate = 10 }), Config{Target: tg}); err != nil {
-			t.Fatal(err)
+		tg := &target{latency: time.Millisecond, stall: func(at time.Time) time.Duration {
+			if d := at.Sub(began); d >= 3*time.Second && d < 5*time.Second {
+				return 5*time.Second - d
+			}
+			return 0
+		}}
+		res := drive(t, One("t", 10*time.Second, Step{Rate: 1000, Workers: 8}), Config{Target: tg})
+		s := &res.Steps[0]
+		if s.Response.Count != 10_000 {
+			t.Fatalf("%d messages", s.Response.Count)
 		}
-		for i, at := range tg.at {
+		// A fifth of the messages were due during the stall, so the slowest tenth
+		// waited for more than a second of it.
+		if got := time.Duration(s.Response.P90); got < 900*time.Millisecond {
+			t.Errorf("response p90 %v does not show the stall", got)
+		}
+		if got := time.Duration(s.Service.P99); got > 5*time.Millisecond {
+			t.Errorf("service p99 %v: only eight were under way", got)
+		}
+		if got := res.Seconds[4].Response.P50; got != 0 && time.Duration(got) < 100*time.Millisecond {
+			t.Errorf("second 4: response p50 %v", time.Duration(got))
+		}
+	})
+}
+
+func TestPhasesFollowEachOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tg := &target{}
+		began := time.Now()
+		st := Step{Name: "a", Rate: 10}
+		res := drive(t, Scenario{Name: "t", Phases: []PhaseSpec{
+			{Name: "one", Warmup: true, Duration: Duration(time.Second), Steps: []Step{st}},
+			{Name: "two", Duration: Duration(2 * time.Second), Steps: []Step{st, {Name: "b", Rate: 5, Start: Duration(time.Second)}}},
+		}, Thresholds: []Threshold{{Expr: "response.count == 25"}, {Expr: "response{phase=one}.count == 10"}}}, Config{Target: tg})
+		if res.Totals.Sent != 35 || len(res.Steps) != 3 || res.Exit != 0 {
+			t.Fatalf("%+v %+v", res.Totals, res.Thresholds)
+		}
+		for i, at := range tg.at[:10] {
 			if want := time.Duration(i) * 100 * time.Millisecond; at.Sub(began) != want {
 				t.Errorf("request %d came at %v, want %v", i, at.Sub(began), want)
 			}
 		}
-	})
-}
-
-// The data of a run is a pure function of seed and sequence, and a fan-out has
-// no user twice.
-func TestData(t *testing.T) {
-	t.Parallel()
-	s := scenario(Fanout, func(s *Scenario) { s.Size, s.Address = 10_007, true })
-	body := newData(s).request(nil, 5, s.Size)
-	if !bytes.Equal(body, newData(s).request(nil, 5, s.Size)) {
-		t.Fatal("not reproducible")
-	}
-	other := s
-	other.Seed++
-	if bytes.Equal(body, newData(other).request(nil, 5, s.Size)) {
-		t.Fatal("the seed does not matter")
-	}
-	var doc struct {
-		Receivers []struct {
-			User    string `json:"user_id"`
-			Address string `json:"address"`
-		} `json:"receivers"`
-	}
-	if err := json.Unmarshal(body, &doc); err != nil {
-		t.Fatal(err)
-	}
-	seen := map[string]bool{}
-	for _, r := range doc.Receivers {
-		if seen[r.User] || len(r.Address) != len("apns:")+64 {
-			t.Fatalf("%+v", r)
-		}
-		seen[r.User] = true
-	}
-	if len(seen) != 10_007 {
-		t.Fatalf("%d users", len(seen))
-	}
-	for _, ch := range []string{"push", "sms", "email"} {
-		for _, target := range []string{Single, Batch} {
-			s := scenario(target, func(s *Scenario) { s.Channel, s.Address, s.Ordered = ch, true, target == Single })
-			if b := newData(s).request(nil, 0, s.Size); !json.Valid(b) {
-				t.Fatalf("%s %s: %s", ch, target, b)
+		// The second phase goes on where the first one ended: nothing is sent twice.
+		seen := map[string]bool{}
+		for _, b := range tg.bodies {
+			if seen[b] {
+				t.Errorf("sent twice: %s", b)
 			}
+			seen[b] = true
 		}
-	}
+		if res.Sending != 3*time.Second {
+			t.Errorf("sending took %v", res.Sending)
+		}
+	})
 }
 
 // With keys a request that failed is repeated until it is answered.
 func TestRepeatsUnderItsKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		tg := &target{reply: single, fail: func(n int) error {
+		tg := &target{fail: func(n int) error {
 			if n <= 3 {
 				return notify.Unavailable("log", time.Second, nil)
 			}
 			return nil
 		}}
-		res, err := Run(t.Context(), scenario(Single, func(s *Scenario) { s.Count, s.Workers = 1, 1 }),
-			Config{Target: tg, Keys: func(n int64) string { return fmt.Sprint(n) }})
-		if err != nil || res.Figures.Accepted != 1 || len(tg.bodies) != 4 {
-			t.Fatalf("%v, %+v, %d requests", err, res.Figures, len(tg.bodies))
+		res := drive(t, One("t", 0, Step{Rate: 10, Count: 1, Workers: 1}), Config{Target: tg, Keys: func(n int64) string { return fmt.Sprint(n) }})
+		if res.Totals.Acked != 1 || len(tg.bodies) != 4 {
+			t.Fatalf("%+v, %d requests", res.Totals, len(tg.bodies))
 		}
 	})
 }
 
-func TestLedger(t *testing.T) {
-	t.Parallel()
-	var mu sync.Mutex
-	sent := map[string]bool{}
-	lose := ""
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /ledger/totals", func(w http.ResponseWriter, _ *http.Request) {
-		mu.Lock()
-		defer mu.Unlock()
-		n := len(sent)
-		if lose != "" {
-			n-- // so that the drain has to wait for its limit
+// TestSegments: the parts of a run send the same messages at the same times as
+// the whole, and their histograms add up to its.
+func TestSegments(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const n = 3
+		s := Scenario{Name: "t", Seed: 7, Phases: []PhaseSpec{
+			{Name: "one", Duration: Duration(time.Second), Steps: []Step{
+				{Name: "a", Target: Batch, Size: 7, Rate: 1000, Arrival: Arrival{Shape: "poisson"}},
+				{Name: "b", Arrival: Arrival{Shape: "ramp", To: 100}, Users: Users{Pick: "zipf"}},
+				{Name: "c", Target: Null, Rate: 5000},
+			}},
+			{Name: "two", Duration: Duration(time.Second), Steps: []Step{{Name: "a", Target: Batch, Size: 7, Rate: 500, Count: 100}}},
+		}}
+		latency := 3 * time.Millisecond
+		whole := &target{latency: latency}
+		want := drive(t, s, Config{Target: whole})
+		var parts []*Result
+		var tgs []*target
+		start := time.Now().Add(time.Second)
+		var wg sync.WaitGroup
+		for i := range n {
+			tg := &target{latency: latency}
+			r, err := New(s, Config{Target: tg, Segment: Segment{i + 1, n}, StartAt: start, health: still})
+			if err != nil {
+				t.Fatal(err)
+			}
+			tgs = append(tgs, tg)
+			parts = append(parts, nil)
+			wg.Go(func() {
+				res, err := r.Run(t.Context())
+				if err != nil {
+					t.Error(err)
+				}
+				parts[i] = res
+			})
 		}
-		fmt.Fprintf(w, `{"ids":%d,"duplicates":2,"order":{"reordered":1}}`, n)
-	})
-	mux.HandleFunc("POST /ledger/check", func(w http.ResponseWriter, r *http.Request) {
-		var b bytes.Buffer
-		_, _ = b.ReadFrom(r.Body)
-		mu.Lock()
-		defer mu.Unlock()
-		ids := strings.Fields(b.String())
-		missing := []string{}
-		for _, id := range ids {
-			if !sent[id] || id == lose {
-				missing = append(missing, id)
+		wg.Wait()
+		bodies := map[string]int{}
+		for _, b := range whole.bodies {
+			bodies[b]++
+		}
+		var sum Totals
+		for i, tg := range tgs {
+			for _, b := range tg.bodies {
+				bodies[b]--
+			}
+			p := &parts[i].Totals
+			sum.Intended += p.Intended
+			sum.Sent += p.Sent
+			sum.Acked += p.Acked
+			sum.Delivered += p.Delivered
+			if p.Sent < want.Totals.Sent/n*8/10 {
+				t.Errorf("segment %d sent %d of %d", i+1, p.Sent, want.Totals.Sent)
 			}
 		}
-		_ = json.NewEncoder(w).Encode(map[string]any{"checked": len(ids), "missing_count": len(missing), "missing": missing})
-	})
-	srv := httptest.NewServer(mux)
-	defer srv.Close()
-	defer http.DefaultClient.CloseIdleConnections()
-	tg := &target{reply: func([]byte) string {
-		id := notify.ID{Base: notify.NewBase(time.Now())}.String()
-		mu.Lock()
-		sent[id] = true
-		if len(sent) == 7 {
-			lose = id
+		for b, k := range bodies {
+			if k != 0 {
+				t.Fatalf("%+d times: %s", k, b)
+			}
 		}
-		mu.Unlock()
-		return fmt.Sprintf(`{"notification_id":%q}`, id)
-	}}
-	s := scenario(Single, func(s *Scenario) { s.Rate, s.Count, s.Drain = 0, 20, 300*time.Millisecond })
-	res, err := Run(t.Context(), s, Config{Target: tg, Ledger: &Ledger{URL: srv.URL}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := res.Check
-	if c.Expected != 20 || c.Delivered != 19 || c.Pending+c.Lost != 1 || c.Duplicates != 0 || len(c.Examples) != 1 {
-		t.Fatalf("%+v", c)
-	}
-	var text bytes.Buffer
-	sum := res.Summary()
-	sum.WriteText(&text)
-	if !strings.Contains(text.String(), "delivered   19 of 20") {
-		t.Fatal(text.String())
-	}
-}
-
-// providers are a ledger that is empty until a time, and full from then on.
-type providers struct {
-	full time.Time // zero: never
-	n    int
-}
-
-func (p providers) RoundTrip(r *http.Request) (*http.Response, error) {
-	got := 0
-	if !p.full.IsZero() && !time.Now().Before(p.full) {
-		got = p.n
-	}
-	body := fmt.Sprintf(`{"ids":%d}`, got)
-	if r.URL.Path == "/ledger/check" {
-		b, err := io.ReadAll(r.Body)
-		if err != nil {
-			return nil, err
+		if sum != want.Totals {
+			t.Errorf("parts %+v\nwhole %+v", sum, want.Totals)
 		}
-		ids := strings.Fields(string(b))
-		missing, err := json.Marshal(ids[min(got, len(ids)):])
-		if err != nil {
-			return nil, err
-		}
-		body = fmt.Sprintf(`{"checked":%d,"missing_count":%d,"missing":%s}`, len(ids), len(ids)-min(got, len(ids)), missing)
-	}
-	return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader(body)), Request: r}, nil
-}
-
-// TestDrain: what waits for a provider that is away is on its way, and waited for;
-// what nobody knows of is lost, and not waited for to the end.
-func TestDrain(t *testing.T) {
-	t.Parallel()
-	const n, limit = 1500, time.Minute // more than the server is asked of
-	says := func(s notify.State) StateOf {
-		return func(context.Context, string) (notify.State, error) { return s, nil }
-	}
-	f := func(name string, comesAfter time.Duration, state StateOf, want Check, least, most time.Duration) {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				began := time.Now()
-				var at time.Time
-				if comesAfter > 0 {
-					at = began.Add(comesAfter)
-				}
-				l := &Ledger{URL: "http://ledger", Client: &http.Client{Transport: providers{at, n}}}
-				s := scenario(Single, func(s *Scenario) { s.Rate, s.Count, s.Drain = 0, n, limit })
-				res, err := Run(t.Context(), s, Config{Target: &target{reply: single}, Ledger: l, State: state})
+		for i := range want.Steps {
+			h := NewHistogram()
+			for _, p := range parts {
+				one, err := DecodeHistogram(p.Steps[i].Histograms.Response)
 				if err != nil {
 					t.Fatal(err)
 				}
-				want.Expected = n
-				got := *res.Check
-				if want.Delivered < n && len(got.Examples) != 10 {
-					t.Errorf("%d examples", len(got.Examples))
-				}
-				got.Took, got.Examples = 0, nil
-				if fmt.Sprint(got) != fmt.Sprint(want) {
-					t.Errorf("%+v, want %+v", got, want)
-				}
-				if took := time.Since(began); took < least || took > most {
-					t.Errorf("it took %v", took)
-				}
-			})
-		})
-	}
-	f("comes late", 50*time.Second, says(notify.Deferred), Check{Delivered: n}, 50*time.Second, limit)
-	f("waits", 0, says(notify.Deferred), Check{Pending: n}, limit, limit+time.Second)
-	f("is lost", 0, says(notify.None), Check{Lost: n}, limit/2, limit/2+time.Second)
-	f("is lost, and nobody asked", 0, nil, Check{Lost: n}, limit/2, limit/2+time.Second)
-	f("is said to be delivered", 0, says(notify.Delivered), Check{Lost: n}, limit/2, limit/2+time.Second)
-	f("failed", 0, says(notify.Failed), Check{Ended: n}, limit/2, limit/2+time.Second)
-}
-
-func TestRefuses(t *testing.T) {
-	t.Parallel()
-	f := func(field string, change func(*Scenario)) {
-		t.Helper()
-		s := scenario(Batch, change)
-		err := s.Validate()
-		if e, ok := errors.AsType[*notify.Error](err); !ok || e.Field != field {
-			t.Errorf("want an error about %s, got %v", field, err)
-		}
-	}
-	f("target", func(s *Scenario) { s.Target = "smtp" })
-	f("channel", func(s *Scenario) { s.Channel = "fax" })
-	f("size", func(s *Scenario) { s.Size = 1001 })
-	f("rate", func(s *Scenario) { s.Rate = -1 })
-	f("duration", func(s *Scenario) { s.Duration = 0 })
-	f("ordered", func(s *Scenario) { s.Ordered = true })
-	f("users", func(s *Scenario) { s.Users = 3 })
-}
-
-// BenchmarkNull is the generator alone: bodies, clock, histograms.
-func BenchmarkNull(b *testing.B) {
-	for _, address := range []bool{false, true} {
-		b.Run(fmt.Sprintf("addresses=%v", address), func(b *testing.B) {
-			d := newData(scenario(Fanout, func(s *Scenario) { s.Users, s.Address = 5_000_000, address }))
-			body := d.request(nil, 0, 50_000)
-			b.SetBytes(int64(len(body)))
-			n := uint64(0)
-			for b.Loop() {
-				body = d.request(body[:0], n, 50_000)
-				n += 50_000
+				h.Merge(one)
 			}
-			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(n), "ns/receiver")
-		})
+			all, err := DecodeHistogram(want.Steps[i].Histograms.Response)
+			if err != nil {
+				t.Fatal(err)
+			}
+			// The null step's slots are cut where each run happened to wake.
+			if want.Steps[i].Target != Null && !h.Equals(all) {
+				t.Errorf("step %s of %s: %+v, want %+v", want.Steps[i].Name, want.Steps[i].Phase, QuantilesOf(h), QuantilesOf(all))
+			}
+			if h.TotalCount() != all.TotalCount() {
+				t.Errorf("step %s: %d messages, want %d", want.Steps[i].Name, h.TotalCount(), all.TotalCount())
+			}
+		}
+	})
+}
+
+// What is stopped says what it has, and that it is not all.
+func TestStopped(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		tg := &target{latency: time.Millisecond, stall: func(time.Time) time.Duration { return 0 }}
+		r, err := New(One("t", time.Hour, Step{Rate: 100}), Config{Target: tg, health: still})
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.AfterFunc(5*time.Second, cancel)
+		began := time.Now()
+		res, err := r.Run(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d := time.Since(began); d > 6*time.Second {
+			t.Errorf("it went on for %v", d)
+		}
+		if !res.Partial || res.Exit != 130 || res.Totals.Acked < 490 || res.Totals.Acked > 510 || res.Verdict.Code != Inconclusive {
+			t.Errorf("%v exit %d %+v %+v", res.Partial, res.Exit, res.Totals, res.Verdict)
+		}
+	})
+}
+
+// Errors of a kind are counted together, and a run of failures is not valid.
+func TestFailuresAreCounted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tg := &target{fail: func(n int) error {
+			if n%10 == 0 {
+				return notify.Unavailable("log", 0, nil)
+			}
+			if n%10 == 1 {
+				return context.DeadlineExceeded
+			}
+			return nil
+		}}
+		res := drive(t, One("t", 2*time.Second, Step{Rate: 100}), Config{Target: tg})
+		if res.Totals.Failed != 40 || res.Totals.Acked != 160 || len(res.Errors) != 2 {
+			t.Fatalf("%+v %+v", res.Totals, res.Errors)
+		}
+		for _, e := range res.Errors {
+			if e.Count != 20 || (e.Code != "log" && e.Code != "timeout") || e.Last.IsZero() {
+				t.Errorf("%+v", e)
+			}
+		}
+		if res.Verdict.Code != SinkBound {
+			t.Errorf("%+v", res.Verdict)
+		}
+	})
+}
+
+// A threshold that ends the run does.
+func TestAbort(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		tg := &target{latency: time.Millisecond, stall: func(at time.Time) time.Duration {
+			if at.Sub(began) > 3*time.Second {
+				return 200 * time.Millisecond
+			}
+			return 0
+		}}
+		s := One("t", time.Minute, Step{Rate: 100})
+		s.Thresholds = []Threshold{{Expr: "response[2s].p99 < 100ms", Abort: true}, {Expr: "failed == 0"}}
+		res := drive(t, s, Config{Target: tg})
+		if d := time.Since(began); d > 10*time.Second {
+			t.Errorf("it went on for %v", d)
+		}
+		th := res.Thresholds
+		if res.Exit != 99 || !res.Partial || th[0].OK || !th[1].OK || th[0].Since < 3*time.Second {
+			t.Errorf("exit %d, %+v", res.Exit, th)
+		}
+		if !bytes.Contains([]byte(fmt.Sprint(res.Markers)), []byte("is missed")) {
+			t.Errorf("no marker: %+v", res.Markers)
+		}
+	})
+}
+
+// A result is a document: it survives being written and read.
+func TestResultRoundTrip(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		res := drive(t, One("t", 3*time.Second, Step{Rate: 100}), Config{Target: &target{latency: time.Millisecond}})
+		b, err := json.Marshal(res)
+		if err != nil {
+			t.Fatal(err)
+		}
+		back, err := ReadResult(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		h, err := DecodeHistogram(back.Steps[0].Histograms.Response)
+		if err != nil || QuantilesOf(h) != res.Steps[0].Response || res.Steps[0].Response.Count != 300 {
+			t.Fatalf("%v %+v %+v", err, QuantilesOf(h), res.Steps[0].Response)
+		}
+		if len(back.Seconds) < 3 || len(back.Intervals) != 3 || back.Scenario.Digest == "" {
+			t.Errorf("%d seconds, %d intervals", len(back.Seconds), len(back.Intervals))
+		}
+		if s, err := ParseScenario([]byte(back.Scenario.YAML)); err != nil || s.Steps != nil || len(s.Phases) != 1 {
+			t.Errorf("its scenario cannot be run again: %v", err)
+		}
+		if _, err := ReadResult([]byte(`{"schema":99}`)); err == nil {
+			t.Error("another schema was read")
+		}
+		if _, err := DecodeHistogram("x"); notify.KindOf(err) != notify.KindInvalid {
+			t.Error(err)
+		}
+	})
+}
+
+// What cannot be run is refused before anything is sent.
+func TestNewRefuses(t *testing.T) {
+	t.Parallel()
+	for name, f := range map[string]func() (Scenario, Config){
+		"no target": func() (Scenario, Config) { return One("t", time.Second, Step{Rate: 1}), Config{} },
+		"no simulators": func() (Scenario, Config) {
+			s := One("t", time.Second, Step{Rate: 1}).WithDefaults()
+			s.Phases[0].Faults = []FaultSpec{{Do: "hang"}}
+			return s, Config{Target: dry{}}
+		},
+		"no callback": func() (Scenario, Config) {
+			return One("t", time.Second, Step{Target: Trigger, Rate: 1}), Config{Target: dry{}}
+		},
+		"segment": func() (Scenario, Config) {
+			return One("t", time.Second, Step{Rate: 1}), Config{Target: dry{}, Segment: Segment{3, 2}}
+		},
+	} {
+		s, cfg := f()
+		if _, err := New(s, cfg); notify.KindOf(err) != notify.KindInvalid {
+			t.Errorf("%s: %v", name, err)
+		}
+		if e, ok := errors.AsType[*notify.Error](func() error { _, err := New(s, cfg); return err }()); !ok || e.Field == "" {
+			t.Errorf("%s: the error names no field", name)
+		}
 	}
 }

@@ -2,8 +2,8 @@ package load
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -13,281 +13,337 @@ import (
 
 // Config of a Run beside its scenario.
 type Config struct {
-	Target   Target
-	Ledger   *Ledger          // nil: delivery is not checked
-	State    StateOf          // of what the ledger misses; nil: all of it that comes no more is lost
-	Progress func(p Progress) // every Every; nil: none
-	Every    time.Duration    // default 1 s
-	Timeout  time.Duration    // of a request; default 30 s
-	// Keys gives request number n an Idempotency-Key; nil: none. With keys, a
-	// request that failed is sent again until it is answered or Patience ends,
-	// so that what it stored is known.
+	Target  Target            // of every step but null ones
+	Targets map[string]Target // by the name of a target, instead
+	Ledger  Ledger            // nil: delivery is not checked
+	State   StateOf           // of what the ledger misses; nil: all of it that comes no more is lost
+	Faults  FaultControl      // nil: a scenario with provider faults is refused
+	Process ProcessControl    // nil: likewise with process faults
+	// Actions are what operators do, by name.
+	Actions map[string]func(context.Context) error
+
+	Observe   func(*Snapshot) // every Every, from one goroutine; nil: nobody. Whoever is slow misses some
+	Every     time.Duration   // default 1 s, at least 100 ms
+	Timeout   time.Duration   // of a request; default 30 s
+	Calibrate time.Duration   // against the null sink before the run, for each kind of body; 0: not
+	Grace     time.Duration   // longest drain after a stop in the middle; default 5 s
+	Server    func(ctx context.Context) (Server, error)
+	Callback  string // base URL of triggers, without a query
+	Segment   Segment
+	StartAt   time.Time // zero: at once
+
+	// Keys gives request n of a step an Idempotency-Key; nil: none, unless the step
+	// says so. With it, a request that failed is sent again until it is answered or
+	// Patience ends, so that what it stored is known.
 	Keys     func(n int64) string
 	Patience time.Duration // default 60 s
-	// Acked is told of every accepted id or base, after its answer; nil: nobody.
-	Acked func(Acked)
+	// Acked is told of every good answer; nil: nobody.
+	Acked func(Ack)
+
+	Version, ServerName, Scale string // for the Environment and the Source
+	Labels                     map[string]string
+	Embedded                   bool // notifyd runs in this process
+
+	health func() Health // tests
 }
 
-// Acked is what one answered request promised.
-type Acked struct {
-	Request  int64
-	IDs      []string
-	Base     notify.Base
-	Count    int
-	Rejected int
-}
-
-// Progress is what a run looks like now.
-type Progress struct {
-	Phase     string // "sending" or "draining"
-	Total     Figures
-	Last      Figures // of the last interval; its histograms are nil
-	Delivered int64   // by the ledger; -1: not known
-}
-
-// Result is what a run showed.
-type Result struct {
-	Scenario Scenario
-	Figures  Figures
-	Began    time.Time
-	// Check is what the ledger says after the drain; nil without one.
-	Check *Check
-	// Interrupted: the run was stopped early; its figures are of what there was.
-	Interrupted bool
-}
-
-// Run sends a scenario's load and, with a ledger, waits for its delivery. It
-// returns when that is done, or with the figures so far when ctx ends.
-func Run(ctx context.Context, s Scenario, cfg Config) (Result, error) {
-	s = s.WithDefaults()
-	if err := s.Validate(); err != nil {
-		return Result{}, err
-	}
-	if cfg.Every == 0 {
-		cfg.Every = time.Second
-	}
-	if cfg.Timeout == 0 {
-		cfg.Timeout = 30 * time.Second
-	}
-	if cfg.Patience == 0 {
-		cfg.Patience = time.Minute
-	}
-	if s.Target == Null {
-		cfg.Target = nowhere{}
-	}
-	r := &run{s: s, cfg: cfg, data: newData(s), began: time.Now()}
-	for range s.Workers {
-		r.recs = append(r.recs, newRecorder())
-	}
-	if cfg.Ledger != nil {
-		if err := cfg.Ledger.begin(ctx); err != nil {
-			return Result{}, fmt.Errorf("ledger: %w", err)
-		}
-	}
-	stopProgress := r.report(ctx)
-	r.send(ctx)
-	sendingTook := time.Since(r.began)
-	res := Result{Scenario: s, Began: r.began, Interrupted: ctx.Err() != nil}
-	if cfg.Ledger != nil {
-		r.draining.Store(true)
-		check, err := cfg.Ledger.drain(context.WithoutCancel(ctx), s.Drain, &r.acked, cfg.State)
-		if err != nil {
-			stopProgress()
-			return res, fmt.Errorf("ledger: %w", err)
-		}
-		res.Check = &check
-	}
-	stopProgress()
-	res.Figures = merge(r.recs, sendingTook)
-	return res, nil
-}
-
-type run struct {
+// Run is one run of a scenario.
+type Run struct {
 	s        Scenario
 	cfg      Config
-	data     *data
-	began    time.Time
-	recs     []*recorder
-	next     atomic.Int64 // number of the next request
-	draining atomic.Bool
-	acked    promises
+	phases   [][]*stepRun
+	steps    []*stepRun // of all phases, in order
+	promised promises
+	source   Source
+
+	began   time.Time
+	latest  atomic.Pointer[Snapshot]
+	marks   chan Marker
+	c       *coordinator
+	patient context.Context // of requests under way: ends Grace after the run's
+	runID   string
+	stopped atomic.Pointer[string]
 }
 
-// requests is how many requests the run has at most.
-func (r *run) requests() int64 {
-	n := int64(math.MaxInt64)
-	if r.s.Count > 0 {
-		n = (r.s.Count + int64(r.s.Size) - 1) / int64(r.s.Size)
+// New checks a scenario and compiles it. Nothing is sent before Run.
+func New(s Scenario, cfg Config) (*Run, error) {
+	s = s.WithDefaults()
+	if err := s.Validate(); err != nil {
+		return nil, err
 	}
-	if r.s.Rate > 0 && r.s.Duration > 0 {
-		n = min(n, int64(r.s.Rate*r.s.Duration.Seconds()/float64(r.s.Size)))
+	def := func(d *time.Duration, v time.Duration) {
+		if *d == 0 {
+			*d = v
+		}
 	}
-	return n
+	def(&cfg.Every, time.Second)
+	def(&cfg.Timeout, 30*time.Second)
+	def(&cfg.Patience, time.Minute)
+	def(&cfg.Grace, 5*time.Second)
+	if cfg.Segment.N == 0 {
+		cfg.Segment = Segment{1, 1}
+	}
+	if cfg.Segment.I < 1 || cfg.Segment.I > cfg.Segment.N || cfg.Segment.N > 10_000 {
+		return nil, notify.Invalid(codeScenario, "segment", "is i/n with 1 <= i <= n")
+	}
+	r := &Run{s: s, cfg: cfg, marks: make(chan Marker, 64), runID: notify.NewBase(time.Now()).String()}
+	var err error
+	if r.source, err = s.Source(); err != nil {
+		return nil, err
+	}
+	r.source.Scale = cfg.Scale
+	if err := r.compile(); err != nil {
+		return nil, err
+	}
+	r.promised.keep = r.wantIDs()
+	if _, ok := cfg.Ledger.(*Observer); ok {
+		r.promised.watch, r.promised.byBase = true, map[notify.Base]*due{}
+	}
+	if r.c, err = newCoordinator(r); err != nil {
+		return nil, err
+	}
+	return r, nil
 }
 
-// due is when request n is to be sent: a pure function of its number.
-func (r *run) due(n int64) time.Time {
-	if r.s.Rate == 0 {
-		return time.Time{}
-	}
-	return r.began.Add(time.Duration(float64(n) * float64(r.s.Size) / r.s.Rate * float64(time.Second)))
-}
-
-func (r *run) send(ctx context.Context) {
-	var wg sync.WaitGroup
-	last := r.requests()
-	for w, rec := range r.recs {
-		wg.Go(func() {
-			body := make([]byte, 0, 1024+r.s.Size*24)
-			for turn := int64(0); ctx.Err() == nil; turn++ {
-				// Ordered, a user always has the same worker, which sends the
-				// next message only after the answer to the one before: the
-				// order notifyd promises to keep.
-				n := turn*int64(r.s.Workers) + int64(w)
-				if !r.s.Ordered {
-					n = r.next.Add(1) - 1
-				}
-				if n >= last || (r.s.Rate == 0 && r.s.Duration > 0 && time.Since(r.began) >= r.s.Duration) {
-					return
-				}
-				due := r.due(n)
-				size := r.s.Size
-				if r.s.Count > 0 {
-					size = int(min(int64(size), r.s.Count-n*int64(size)))
-				}
-				// The body is made before its time: making it is our cost.
-				body = r.data.request(body[:0], uint64(n)*uint64(r.s.Size), size)
-				if due.IsZero() {
-					due = time.Now()
-				} else if !waitUntil(ctx, due) {
-					return
-				}
-				r.one(ctx, rec, n, due, body, size)
+// compile makes the steps of all phases. A step that comes again in a later phase
+// goes on with its sequence, so that no message is sent twice.
+func (r *Run) compile() error {
+	next := map[string]int64{}
+	for i := range r.s.Phases {
+		p := &r.s.Phases[i]
+		var list []*stepRun
+		for j := range p.Steps {
+			st := &p.Steps[j]
+			if st.Target != Null && r.cfg.Target == nil && r.cfg.Targets[st.Target] == nil {
+				return notify.Invalid(codeScenario, "target", fmt.Sprintf("step %s: there is nothing to send %s to", st.Name, st.Target))
 			}
-		})
+			if (st.bodies() == Trigger || st.Triggers > 0) && st.Target != Null && r.cfg.Callback == "" {
+				return notify.Invalid(codeScenario, "target", fmt.Sprintf("step %s: triggers need a receiver of callbacks: simulators", st.Name))
+			}
+			d := newData(st, r.s.Seed)
+			d.callback = r.cfg.Callback + "?due="
+			s, err := newStepRun(r, p, st, d, next[st.Name])
+			if err != nil {
+				return err
+			}
+			if s.sched != nil {
+				next[st.Name] += s.last
+			} else {
+				next[st.Name] += 1 << 40 // more than any phase sends
+			}
+			list = append(list, s)
+			r.steps = append(r.steps, s)
+		}
+		for _, f := range p.Faults {
+			if f.Process != "" && r.cfg.Process == nil {
+				return notify.Invalid(codeScenario, "faults", "the run does not own the process it is to "+f.Process)
+			}
+			if f.Action != "" && r.cfg.Actions[f.Action] == nil {
+				return notify.Invalid(codeScenario, "faults", "nobody here can "+f.Action)
+			}
+			if f.Do != "" && r.cfg.Faults == nil {
+				return notify.Invalid(codeScenario, "faults", "there are no simulators to script")
+			}
+		}
+		r.phases = append(r.phases, list)
 	}
-	wg.Wait()
+	return nil
 }
 
-// waitUntil sleeps until a time; a time that has passed is late, not skipped.
-func waitUntil(ctx context.Context, at time.Time) bool {
-	d := time.Until(at)
-	if d <= 0 {
-		return ctx.Err() == nil
-	}
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
+// wantIDs reports whether anybody wants to know what was promised.
+func (r *Run) wantIDs() bool { return r.cfg.Ledger != nil || r.cfg.Acked != nil }
 
-func (r *run) one(ctx context.Context, rec *recorder, n int64, due time.Time, body []byte, size int) {
-	key := ""
+func (r *Run) since(t time.Time) time.Duration { return t.Sub(r.began) }
+
+func (r *Run) waitUntil(ctx context.Context, at time.Time) bool { return waitUntil(ctx, at) }
+
+func (r *Run) key(s *stepRun, n int64) string {
 	if r.cfg.Keys != nil {
-		key = r.cfg.Keys(n)
+		return r.cfg.Keys(n)
 	}
-	sent := time.Now()
-	reply, err := r.attempt(ctx, body, key)
-	for wait := 50 * time.Millisecond; err != nil && key != "" && again(err) && time.Since(sent) < r.cfg.Patience; wait = min(2*wait, time.Second) {
-		if !waitUntil(ctx, time.Now().Add(max(wait, min(notify.RetryAfterOf(err), 2*time.Second)))) {
-			break
-		}
-		reply, err = r.attempt(ctx, body, key)
-	}
-	done := time.Now()
-	var out outcome
-	read := r.s.read
-	if !r.asked() {
-		read = r.s.count
-	}
-	if err == nil {
-		out, err = read(reply, size)
-	}
-	rec.record(due, sent, done, size, out, err)
-	if err == nil && r.s.Target != Null && r.asked() {
-		a := Acked{Request: n, IDs: out.ids, Base: out.base, Count: size, Rejected: out.rejected}
-		r.acked.add(a)
-		if r.cfg.Acked != nil {
-			r.cfg.Acked(a)
-		}
-	}
+	return fmt.Sprintf("load-%s-%s-%d", r.runID, s.Name, n)
 }
 
-// asked reports whether anybody wants to know what was promised.
-func (r *run) asked() bool { return r.cfg.Ledger != nil || r.cfg.Acked != nil }
-
-// again reports whether a request whose outcome is unknown may be repeated
-// under its key.
-func again(err error) bool {
-	switch notify.KindOf(err) {
-	case notify.KindUnavailable, notify.KindThrottled, notify.KindInternal, notify.KindConflict:
-		return true
+func (r *Run) attempt(t Target, req *Request) (Ack, error) {
+	if req.Step.Target == Null {
+		return t.Send(r.patient, req)
 	}
-	return false
-}
-
-func (r *run) attempt(ctx context.Context, body []byte, key string) (Reply, error) {
-	ctx, stop := context.WithTimeout(ctx, r.cfg.Timeout)
+	// A request that is under way is brought to its answer even when the run is
+	// stopped, within Grace: what it stored would not be known.
+	ctx, stop := context.WithTimeout(r.patient, r.cfg.Timeout)
 	defer stop()
-	return r.cfg.Target.Send(ctx, body, key)
+	return t.Send(ctx, req)
 }
 
-// report calls Progress until it is stopped.
-func (r *run) report(ctx context.Context) (stop func()) {
-	if r.cfg.Progress == nil {
-		return func() {}
+// Snapshot returns the run as it is: never nil, and never changed again. It may be
+// called from any goroutine at any time.
+func (r *Run) Snapshot() *Snapshot {
+	if s := r.latest.Load(); s != nil {
+		return s
 	}
-	end := make(chan struct{})
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		tick := time.NewTicker(r.cfg.Every)
-		defer tick.Stop()
-		was := Figures{}
-		for {
-			select {
-			case <-tick.C:
-			case <-end:
-				return
-			}
-			now := merge(r.recs, time.Since(r.began))
-			p := Progress{Phase: "sending", Total: now, Delivered: -1, Last: Figures{
-				Elapsed: now.Elapsed - was.Elapsed, Requests: now.Requests - was.Requests, Sent: now.Sent - was.Sent,
-				Accepted: now.Accepted - was.Accepted, Rejected: now.Rejected - was.Rejected, Failed: now.Failed - was.Failed,
-			}}
-			if r.draining.Load() {
-				p.Phase = "draining"
-			}
-			if r.cfg.Ledger != nil {
-				if t, err := r.cfg.Ledger.totals(context.WithoutCancel(ctx)); err == nil {
-					p.Delivered = t.IDs - r.cfg.Ledger.before.IDs
-				}
-			}
-			was = now
-			r.cfg.Progress(p)
+	return &Snapshot{At: time.Now(), State: StateCalibrating, Scenario: r.s.Name, Planned: r.s.Length(), Verdict: Inconclusive}
+}
+
+// Mark draws a line across the charts, for people. It may be called from any
+// goroutine; more than 64 in a tenth of a second are dropped.
+func (r *Run) Mark(text string) {
+	select {
+	case r.marks <- Marker{Kind: "user", Text: text}:
+	default:
+	}
+}
+
+var errAborted = errors.New("a threshold that ends the run was missed")
+
+// Run sends the scenario's load and, with a ledger, waits for its delivery. It
+// returns when that is done. When ctx ends it stops sending, waits for what is
+// under way no longer than Config.Grace, and returns the figures so far, marked
+// as partial. It is called once.
+func (r *Run) Run(ctx context.Context) (*Result, error) {
+	if r.cfg.Calibrate > 0 {
+		r.c.calibrate(ctx, r.cfg.Calibrate)
+	}
+	if l := r.cfg.Ledger; l != nil {
+		if err := l.begin(ctx); err != nil {
+			return nil, fmt.Errorf("ledger: %w", err)
 		}
-	})
-	return func() { close(end); wg.Wait() }
+	}
+	if !r.cfg.StartAt.IsZero() {
+		waitUntil(ctx, r.cfg.StartAt)
+	}
+	r.begin()
+	patient, giveUp := context.WithCancel(context.WithoutCancel(ctx))
+	defer giveUp()
+	r.patient = patient
+	defer context.AfterFunc(ctx, func() {
+		waitUntil(patient, time.Now().Add(r.cfg.Grace))
+		giveUp()
+	})()
+	sendCtx, abort := context.WithCancelCause(ctx)
+	defer abort(nil)
+	r.c.abort = func() { abort(errAborted) }
+	stop := r.c.start(context.WithoutCancel(ctx))
+	err := r.send(sendCtx)
+	sending := time.Since(r.began)
+	if ctx.Err() != nil {
+		r.why("stopped by the user")
+	} else if cause := context.Cause(sendCtx); cause != nil && sendCtx.Err() != nil {
+		r.why(cause.Error())
+	}
+	var found settled
+	if err == nil && r.cfg.Ledger != nil {
+		found, err = r.drain(context.WithoutCancel(ctx), ctx.Done())
+	}
+	stop()
+	if err != nil {
+		return nil, err
+	}
+	return r.c.result(sending, found)
 }
 
-// promises remembers what was acknowledged: ids of singles, bases of fan-outs.
-type promises struct {
-	mu    sync.Mutex
-	ids   []string
-	bases []Acked
-	n     int64
+// begin sets the run's zero.
+func (r *Run) begin() {
+	r.began = time.Now()
+	if at := r.cfg.StartAt; !at.IsZero() && r.began.Sub(at) < time.Second {
+		r.began = r.began.Add(at.Sub(r.began)) // all segments have the same
+	}
+	for _, s := range r.steps {
+		s.data.origin = r.began
+	}
 }
 
-func (p *promises) add(a Acked) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.n += int64(a.Count - a.Rejected)
-	if len(a.IDs) > 0 {
-		p.ids = append(p.ids, a.IDs...)
+func (r *Run) why(text string) { r.stopped.CompareAndSwap(nil, &text) }
+
+// send runs the phases.
+func (r *Run) send(ctx context.Context) error {
+	began := r.began
+	for i, list := range r.phases {
+		p := &r.s.Phases[i]
+		r.c.enter(i)
+		r.c.mark(Marker{At: r.since(time.Now()), Kind: "phase", Text: p.Name})
+		var wg sync.WaitGroup
+		fctx, healed := context.WithCancel(ctx)
+		var faultErr error
+		wg.Go(func() { faultErr = r.faults(fctx, p, began) })
+		var senders sync.WaitGroup
+		for _, s := range list {
+			senders.Go(func() { s.send(ctx, began) })
+		}
+		senders.Wait()
+		if p.Duration > 0 {
+			waitUntil(ctx, began.Add(p.Duration.of()))
+		}
+		healed()
+		wg.Wait()
+		if faultErr != nil {
+			return faultErr
+		}
+		if p.Drain > 0 {
+			r.waitForBacklog(ctx, p.Drain.of())
+		}
+		if ctx.Err() != nil {
+			return nil
+		}
+		// The next phase begins where this one was planned to end, unless it ran over.
+		next := began.Add(p.Duration.of())
+		if now := time.Now(); p.Duration == 0 || now.Sub(next) > 100*time.Millisecond {
+			next = now
+		}
+		began = next
+	}
+	return nil
+}
+
+// waitForBacklog waits until what was accepted was delivered.
+func (r *Run) waitForBacklog(ctx context.Context, limit time.Duration) {
+	if r.cfg.Ledger == nil {
 		return
 	}
-	p.bases = append(p.bases, a)
+	for end := time.Now().Add(limit); time.Now().Before(end) && ctx.Err() == nil; {
+		if c, err := r.cfg.Ledger.came(ctx); err == nil && c.ids >= r.promised.total() {
+			return
+		}
+		waitUntil(ctx, time.Now().Add(100*time.Millisecond))
+	}
+}
+
+// drain settles, and gives up after Grace when the run is stopped.
+func (r *Run) drain(ctx context.Context, stopped <-chan struct{}) (settled, error) {
+	r.c.drains()
+	limit, hurried := r.s.Drain.of(), false
+	select {
+	case <-stopped:
+		limit, hurried = min(limit, r.cfg.Grace), true
+	default:
+	}
+	dctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	done := make(chan struct{})
+	defer close(done)
+	if !hurried {
+		go func() {
+			select {
+			case <-stopped:
+				r.why("stopped by the user while it drained")
+				cancel()
+			case <-done:
+			}
+		}()
+	}
+	found, err := r.settle(dctx, limit, hurried)
+	if err != nil && dctx.Err() != nil && ctx.Err() == nil { // stopped in the middle
+		return r.settle(ctx, 0, true)
+	}
+	if err != nil {
+		return found, fmt.Errorf("ledger: %w", err)
+	}
+	return found, nil
+}
+
+// failedMessages is how many messages were in requests without a good answer.
+func (r *Run) failedMessages() (n int64) {
+	for _, s := range r.steps {
+		n += s.lapsed.Load()
+	}
+	return n
 }

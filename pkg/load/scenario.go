@@ -1,132 +1,263 @@
 package load
 
 import (
-	"errors"
-	"fmt"
-	"io"
-	"os"
 	"time"
-
-	"go.yaml.in/yaml/v3"
 
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // The targets.
 const (
-	Null   = "null"        // makes the bodies and sends nothing: calibration
-	Single = "http-single" // one notification a request
-	Batch  = "http-batch"  // different notifications in a request
-	Fanout = "http-fanout" // one content, many receivers
+	Null     = "null"        // makes the bodies and sends nothing: calibration
+	Single   = "http-single" // one notification a request
+	Batch    = "http-batch"  // different notifications in a request
+	Fanout   = "http-fanout" // one content, many receivers
+	Kafka    = "kafka"       // envelopes straight into the topics, without the API
+	Schedule = "schedule"    // single notifications for later
+	Trigger  = "trigger"     // callbacks for later
 )
 
-// Scenario is one run. Unknown keys are errors.
+var targets = []string{Null, Single, Batch, Fanout, Kafka, Schedule, Trigger}
+
+// Scenario is one run: phases one after the other, in each of them steps side by
+// side. The comment of a field is its documentation: `notifyctl load schema`
+// prints it. A key that is not here is an error.
 type Scenario struct {
-	Name     string        `yaml:"name"`
-	About    string        `yaml:"about"`
-	Target   string        `yaml:"target"`   // null, http-single, http-batch, http-fanout
-	Rate     float64       `yaml:"rate"`     // receivers per second; 0: as fast as Workers go (closed loop)
-	Duration time.Duration `yaml:"duration"` // of sending
-	Count    int64         `yaml:"count"`    // receivers; 0: until Duration
-	Size     int           `yaml:"size"`     // receivers a request (batch, fan-out); default 1, 500, 50,000
-	Workers  int           `yaml:"workers"`  // requests at a time; default 64 singles, 16 batches, 8 fan-outs
-	Seed     uint64        `yaml:"seed"`
-	Channel  string        `yaml:"channel"`   // default push
-	Category string        `yaml:"category"`  // default marketing for fan-outs, else transactional
-	Users    uint64        `yaml:"users"`     // distinct users; default 5,000,000
-	Body     string        `yaml:"body"`      // text; default a short one
-	Address  bool          `yaml:"addresses"` // carry an address a receiver; default: the server looks it up
-	Drain    time.Duration `yaml:"drain"`     // longest wait for delivery after sending; default 2 min; 0 in a null run
-	Ordered  bool          `yaml:"ordered"`   // singles carry usr and seq, so that the ledger can check their order
+	Name       string      `yaml:"name" doc:"what the run is called"`
+	About      string      `yaml:"about,omitempty" doc:"what it shows, for people"`
+	Seed       uint64      `yaml:"seed,omitempty" doc:"of all data; the same seed sends the same"`
+	Steps      []Step      `yaml:"steps,omitempty" doc:"the steps of a run that has one phase only, instead of phases"`
+	Duration   Duration    `yaml:"duration,omitempty" doc:"length of that one phase; none: until every step has sent its count"`
+	Phases     []PhaseSpec `yaml:"phases,omitempty" doc:"one after the other"`
+	Drain      Duration    `yaml:"drain,omitempty" doc:"longest wait for what was accepted, after the last phase; default 2m"`
+	Thresholds []Threshold `yaml:"thresholds,omitempty" doc:"what must hold, e.g. response{step=otp}.p99 < 50ms; missing one is exit 99"`
+	Objective  *Objective  `yaml:"objective,omitempty" doc:"what notifyctl load capacity looks for"`
+	Server     ServerSpec  `yaml:"server,omitempty" doc:"what is under load"`
+	Expect     []string    `yaml:"expect,omitempty" doc:"what is no surprise: states other than SENT and DELIVERED, e.g. FAILED, and duplicates"`
+	Short      *Short      `yaml:"short,omitempty" doc:"what --short makes of it; default a tenth of rates and times"`
 }
 
-// ReadScenario reads a YAML file.
-func ReadScenario(path string) (Scenario, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return Scenario{}, err
-	}
-	defer f.Close()
-	var s Scenario
-	dec := yaml.NewDecoder(f)
-	dec.KnownFields(true)
-	if err := dec.Decode(&s); err != nil && !errors.Is(err, io.EOF) {
-		return s, notify.Invalid("bad_scenario", path, err.Error())
-	}
-	s = s.WithDefaults()
-	return s, s.Validate()
+// PhaseSpec is one stretch of a run.
+type PhaseSpec struct {
+	Name     string      `yaml:"name" doc:"tag of what happens in it"`
+	Duration Duration    `yaml:"duration,omitempty" doc:"none: until every step has sent its count"`
+	Warmup   bool        `yaml:"warmup,omitempty" doc:"recorded, but no part of the thresholds"`
+	Drain    Duration    `yaml:"drain,omitempty" doc:"wait this long, at most, until the backlog is gone before the next phase"`
+	Steps    []Step      `yaml:"steps,omitempty" doc:"what is sent, side by side"`
+	Faults   []FaultSpec `yaml:"faults,omitempty" doc:"what goes wrong meanwhile"`
 }
 
-// WithDefaults fills what is not set.
+// Step is one stream of messages.
+type Step struct {
+	Name      string     `yaml:"name,omitempty" doc:"tag of what it sends; default its target"`
+	Target    string     `yaml:"target,omitempty" doc:"where to" enum:"null|http-single|http-batch|http-fanout|kafka|schedule|trigger"`
+	As        string     `yaml:"as,omitempty" doc:"null only: whose bodies to make; default http-single" enum:"http-single|http-batch|http-fanout"`
+	Rate      Number     `yaml:"rate,omitempty" doc:"messages a second; none, and no arrival: as fast as the workers go (closed loop)"`
+	Arrival   Arrival    `yaml:"arrival,omitempty" doc:"how they come; default constant. A word is its shape"`
+	Start     Duration   `yaml:"start,omitempty" doc:"how long after the phase it begins"`
+	Count     Number     `yaml:"count,omitempty" doc:"messages; none: until the phase ends"`
+	Size      int        `yaml:"size,omitempty" doc:"messages a request; default 1, 500 in a batch or a produce, 50,000 in a fan-out"`
+	Workers   int        `yaml:"workers,omitempty" doc:"requests at a time; default 64, 16 batches, 8 fan-outs"`
+	Channel   string     `yaml:"channel,omitempty" doc:"default push" enum:"push|sms|email"`
+	Category  string     `yaml:"category,omitempty" doc:"default marketing for fan-outs, alert for SMS, else transactional" enum:"otp|alert|transactional|marketing|digest"`
+	Mix       []Share    `yaml:"mix,omitempty" doc:"several channels and categories instead of one"`
+	Users     Users      `yaml:"users,omitempty" doc:"who they are for. A number is how many"`
+	Payload   Payload    `yaml:"payload,omitempty" doc:"the text. A number is its bytes"`
+	Addresses bool       `yaml:"addresses,omitempty" doc:"carry an address a receiver; default: the server looks it up"`
+	Ordered   bool       `yaml:"ordered,omitempty" doc:"http-single: a user's next message waits for the answer to the one before, and carries usr and seq so that the ledger checks their order"`
+	Keys      bool       `yaml:"keys,omitempty" doc:"send an Idempotency-Key"`
+	Scheduled *LaterSpec `yaml:"scheduled,omitempty" doc:"requests for later; schedule and trigger: all, 1s to 2s later unless said"`
+	Triggers  float64    `yaml:"triggers,omitempty" doc:"http-single: share of the requests that register a callback instead, 0 to 1"`
+}
+
+// Share is one part of a mix.
+type Share struct {
+	Weight   float64 `yaml:"weight" doc:"against the sum of all"`
+	Channel  string  `yaml:"channel" doc:"push, sms or email" enum:"push|sms|email"`
+	Category string  `yaml:"category" doc:"of the message" enum:"otp|alert|transactional|marketing|digest"`
+}
+
+// Users says who messages are for.
+type Users struct {
+	Count Number  `yaml:"count,omitempty" doc:"how many there are; default 5M"`
+	Pick  string  `yaml:"pick,omitempty" doc:"each: all in turn; uniform: at random; zipf: some far more often; hot: one of them very often" enum:"each|uniform|zipf|hot"`
+	Skew  float64 `yaml:"skew,omitempty" doc:"exponent of zipf, above 0; default 1.1"`
+	Share float64 `yaml:"share,omitempty" doc:"of messages for the hot user, 0 to 1; default 0.1"`
+}
+
+// Payload says what text messages carry.
+type Payload struct {
+	Bytes int    `yaml:"bytes,omitempty" doc:"its length; with max the least"`
+	Max   int    `yaml:"max,omitempty" doc:"lengths are drawn evenly from bytes to max"`
+	Text  string `yaml:"text,omitempty" doc:"the same for all, instead"`
+}
+
+// LaterSpec says when what is scheduled is due.
+type LaterSpec struct {
+	Share  float64  `yaml:"share,omitempty" doc:"of the requests, 0 to 1; default 1"`
+	After  Duration `yaml:"after,omitempty" doc:"how long after they are sent"`
+	At     Duration `yaml:"at,omitempty" doc:"instead: one moment for all, after the run's start"`
+	Spread Duration `yaml:"spread,omitempty" doc:"drawn evenly and added"`
+}
+
+// ServerSpec says what the run is aimed at.
+type ServerSpec struct {
+	Mode      string         `yaml:"mode,omitempty" doc:"context: a server that runs, of the context or the flags; pipeline: notifyd in this process; process: in one of its own, which faults can kill" enum:"context|pipeline|process"`
+	Providers string         `yaml:"providers,omitempty" doc:"pipeline: simulators, over their protocols; or stub, inside the process" enum:"simulators|stub"`
+	Latency   Duration       `yaml:"latency,omitempty" doc:"of the simulators; default 5ms"`
+	Profiles  Number         `yaml:"profiles,omitempty" doc:"pipeline: users whose profile, with a push address of 64 bytes, is stored before"`
+	Set       map[string]any `yaml:"set,omitempty" doc:"keys of notifyd's configuration, e.g. log.linger: 10ms"`
+}
+
+// FaultSpec is something that goes wrong for a while.
+type FaultSpec struct {
+	Name    string   `yaml:"name,omitempty" doc:"of its marker"`
+	At      Duration `yaml:"at,omitempty" doc:"after the phase's beginning"`
+	For     Duration `yaml:"for,omitempty" doc:"none: to the end of the phase"`
+	Process string   `yaml:"process,omitempty" doc:"mode process: kill (and start again at the end), pause, or stop" enum:"kill|pause|stop"`
+
+	Action string `yaml:"action,omitempty" doc:"something operators do: replay all dead letters" enum:"replay"`
+
+	Provider   string      `yaml:"provider,omitempty" doc:"apns, fcm, twilio, sendgrid, callback; none: all" enum:"apns|fcm|oauth|twilio|sendgrid|callback"`
+	Account    string      `yaml:"account,omitempty" doc:"Twilio account SID, or its number from 1; none: all"`
+	Pool       string      `yaml:"pool,omitempty" doc:"SendGrid IP pool; none: all"`
+	Prefix     string      `yaml:"prefix,omitempty" doc:"of the address"`
+	Share      float64     `yaml:"share,omitempty" doc:"of the requests, above 0 to 1; default 1"`
+	Do         string      `yaml:"do,omitempty" doc:"what happens to them" enum:"error|outage|throttle|unauthorized|reset|reset_stream|drop|hang|drip|latency|redirect|huge|receipt"`
+	Status     int         `yaml:"status,omitempty" doc:"error: HTTP status"`
+	Code       string      `yaml:"code,omitempty" doc:"error: the provider's code"`
+	RetryAfter Duration    `yaml:"retry_after,omitempty" doc:"what the answer asks the caller to wait"`
+	Latency    LatencySpec `yaml:"latency,omitempty" doc:"latency, drip: how long"`
+}
+
+// LatencySpec is a distribution: constant, or lognormal with a p99.
+type LatencySpec struct {
+	Median Duration `yaml:"median" doc:"half are faster"`
+	P99    Duration `yaml:"p99,omitempty" doc:"none: all take the median"`
+}
+
+// Objective is what `load capacity` holds while it raises the rate.
+type Objective struct {
+	Step    string      `yaml:"step,omitempty" doc:"whose rate is raised; default all steps"`
+	From    Number      `yaml:"from,omitempty" doc:"messages a second to begin with; default a tenth of the rate"`
+	Most    Number      `yaml:"most,omitempty" doc:"not beyond this; default the calibrated rate"`
+	Hold    Duration    `yaml:"hold,omitempty" doc:"length of a trial; default 10s"`
+	Confirm Duration    `yaml:"confirm,omitempty" doc:"length of the last one; default three times hold"`
+	Within  float64     `yaml:"within,omitempty" doc:"how close to search, as a share; default 0.05"`
+	Holds   []Threshold `yaml:"holds,omitempty" doc:"thresholds; default lost == 0, failed == 0, backlog_slope < 0.01"`
+}
+
+// Short is what --short makes of a scenario: factors, above 0.
+type Short struct {
+	Rate  float64  `yaml:"rate,omitempty" doc:"of rates; default 0.1"`
+	Time  float64  `yaml:"time,omitempty" doc:"of all times of phases, steps and faults; default 0.1"`
+	Count float64  `yaml:"count,omitempty" doc:"of counts, users and profiles; default rate x time"`
+	Drain Duration `yaml:"drain,omitempty" doc:"default the drain as it is, at most 1m"`
+	Holds []string `yaml:"thresholds,omitempty" doc:"instead of those of the scenario; default those that count: lost, duplicates, early, unexpected, failed"`
+}
+
+// One returns a scenario of one phase with one step.
+func One(name string, length time.Duration, s Step) Scenario {
+	return Scenario{Name: name, Duration: Duration(length), Steps: []Step{s}}
+}
+
+// WithDefaults fills in what is not set.
 func (s Scenario) WithDefaults() Scenario {
-	def := func(p *int, single, batch, fanout int) {
-		if *p == 0 {
-			*p = map[string]int{Single: single, Batch: batch}[s.Target]
-			if *p == 0 {
-				*p = fanout
-			}
+	if len(s.Phases) == 0 {
+		s.Phases = []PhaseSpec{{Name: "main", Duration: s.Duration, Steps: s.Steps}}
+		s.Steps, s.Duration = nil, 0
+	}
+	phases := make([]PhaseSpec, len(s.Phases))
+	for i, p := range s.Phases {
+		steps := make([]Step, len(p.Steps))
+		for j, st := range p.Steps {
+			steps[j] = st.withDefaults()
 		}
+		p.Steps = steps
+		phases[i] = p
 	}
-	if s.Target == "" {
-		s.Target = Single
-	}
-	def(&s.Size, 1, 500, 50_000)
-	def(&s.Workers, 64, 16, 8)
-	if s.Channel == "" {
-		s.Channel = notify.Push.String()
-	}
-	if s.Category == "" {
-		s.Category = notify.Transactional.String()
-		if s.Target == Fanout {
-			s.Category = notify.Marketing.String()
-		}
-		if s.Channel == notify.SMS.String() {
-			s.Category = notify.Alert.String()
-		}
-	}
-	if s.Users == 0 {
-		s.Users = 5_000_000
-	}
-	if s.Body == "" {
-		s.Body = "Your order is on its way."
-	}
-	if s.Drain == 0 && s.Target != Null {
-		s.Drain = 2 * time.Minute
+	s.Phases = phases
+	if s.Drain == 0 {
+		s.Drain = Duration(2 * time.Minute)
 	}
 	return s
 }
 
-// Validate reports the first thing that is wrong.
-func (s Scenario) Validate() error {
-	bad := func(field, format string, args ...any) error {
-		return notify.Invalid("bad_scenario", field, fmt.Sprintf(format, args...))
+func (s Step) withDefaults() Step {
+	if s.Target == "" {
+		s.Target = Single
 	}
-	switch s.Target {
-	case Null, Single, Batch, Fanout:
-	default:
-		return bad("target", "%q is not null, http-single, http-batch or http-fanout", s.Target)
+	if s.Name == "" {
+		s.Name = s.Target
 	}
-	if _, ok := notify.ParseChannel(s.Channel); !ok {
-		return bad("channel", "no channel is called %q", s.Channel)
+	if s.Target == Null && s.As == "" {
+		s.As = Single
 	}
-	if _, ok := notify.ParseCategory(s.Category); !ok {
-		return bad("category", "no category is called %q", s.Category)
+	size, workers := 1, 64
+	switch s.bodies() {
+	case Batch, Kafka:
+		size, workers = 500, 16
+	case Fanout:
+		size, workers = 50_000, 8
 	}
-	switch {
-	case s.Rate < 0:
-		return bad("rate", "must not be negative")
-	case s.Duration <= 0 && s.Count <= 0:
-		return bad("duration", "a run needs a duration or a count")
-	case s.Target == Single && s.Size != 1:
-		return bad("size", "a single request has one receiver")
-	case s.Target == Batch && s.Size > 1000:
-		return bad("size", "a batch has at most 1,000 items")
-	case s.Size < 1 || s.Workers < 1:
-		return bad("size", "size and workers must be at least 1")
-	case s.Ordered && (s.Target != Single || s.Users%uint64(s.Workers) != 0):
-		return bad("ordered", "is for http-single, with a number of users that workers divides")
-	case uint64(s.Size) > s.Users:
-		return bad("users", "a fan-out of %d needs as many users", s.Size)
+	if s.Target == Null {
+		workers = 2
 	}
-	return nil
+	if s.Size == 0 {
+		s.Size = size
+	}
+	if s.Workers == 0 {
+		s.Workers = workers
+	}
+	if len(s.Mix) == 0 {
+		if s.Channel == "" {
+			s.Channel = notify.Push.String()
+		}
+		if s.Category == "" {
+			switch {
+			case s.Channel == notify.SMS.String():
+				s.Category = notify.Alert.String()
+			case s.bodies() == Fanout:
+				s.Category = notify.Marketing.String()
+			default:
+				s.Category = notify.Transactional.String()
+			}
+		}
+	}
+	if s.Users.Count == 0 {
+		s.Users.Count = 5_000_000
+	}
+	if s.Users.Pick == "" {
+		s.Users.Pick = "each"
+	}
+	if s.Users.Pick == "zipf" && s.Users.Skew == 0 {
+		s.Users.Skew = 1.1
+	}
+	if s.Users.Pick == "hot" && s.Users.Share == 0 {
+		s.Users.Share = 0.1
+	}
+	if s.Payload == (Payload{}) {
+		s.Payload.Text = "Your order is on its way."
+	}
+	if s.Scheduled == nil && (s.Target == Schedule || s.Target == Trigger || s.Triggers > 0) {
+		s.Scheduled = &LaterSpec{After: Duration(time.Second), Spread: Duration(time.Second)}
+	}
+	if s.Scheduled != nil && s.Scheduled.Share == 0 {
+		later := *s.Scheduled
+		later.Share = 1
+		s.Scheduled = &later
+	}
+	s.Arrival = s.Arrival.withDefaults(float64(s.Rate))
+	return s
 }
+
+// bodies is the target whose bodies a step sends.
+func (s *Step) bodies() string {
+	if s.Target == Null {
+		return s.As
+	}
+	return s.Target
+}
+
+// closed reports whether the step sends as fast as it can.
+func (s *Step) closed() bool { return s.Arrival.Shape == "" }

@@ -5,7 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
+	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -13,104 +13,137 @@ import (
 
 // Target takes one request.
 type Target interface {
-	// Send sends a body and returns what became of its receivers. The body may
-	// be reused after the return.
-	Send(ctx context.Context, body []byte, key string) (Reply, error)
+	// Send sends it and returns what became of its messages. An error is that of
+	// all of them: what is then stored is not known. The request's body may be
+	// reused after the return.
+	Send(ctx context.Context, r *Request) (Ack, error)
 }
 
-// Reply is the body of a good answer.
-type Reply []byte
+// Request is what a step sends at once.
+type Request struct {
+	Step     *Step
+	N        int64         // number of the request in its step
+	Seq      uint64        // of its first message
+	Size     int           // messages
+	Intended time.Duration // since the run's start
+	Body     []byte
+	Key      string // Idempotency-Key; empty: none
+	WantIDs  bool   // somebody asks for them
 
-// outcome is what an answer says.
-type outcome struct {
-	accepted, rejected int
-	ids                []string // of accepted receivers; for fan-outs the base is enough
-	base               notify.Base
-	holes              bool // some were rejected
+	kind kind
+	data *data
+	mark uint64 // of its first message in the ledger of a null step
 }
 
-// HTTP is a Target over the API's client.
-type HTTP struct {
-	Client *api.Client
-	Path   string // of the route
+// Ack is a good answer.
+type Ack struct {
+	Request  int64
+	Accepted int
+	Rejected int
+	// Of a fan-out Base and Count, its receivers; otherwise the ids accepted, where
+	// they were wanted.
+	Base  notify.Base
+	Count int
+	IDs   []string
+	Step  *Step
 }
 
-// NewHTTP returns the target of a scenario against a server.
-func NewHTTP(s Scenario, cl *api.Client) (*HTTP, error) {
-	paths := map[string]string{
-		Single: "/v1/notifications", Batch: "/v1/notifications:batch", Fanout: "/v1/notifications:fanout",
-	}
-	path, ok := paths[s.Target]
-	if !ok {
-		return nil, fmt.Errorf("%s is no target over HTTP", s.Target)
-	}
-	return &HTTP{Client: cl, Path: path}, nil
+// HTTP is a Target over the API's client. Retries of the client must be 0: a
+// failure is a figure.
+type HTTP struct{ Client *api.Client }
+
+var paths = [...]string{
+	kindSingle: "/v1/notifications", kindBatch: "/v1/notifications:batch",
+	kindFanout: "/v1/notifications:fanout", kindTrigger: "/v1/triggers",
 }
 
 // Send implements Target.
-func (h *HTTP) Send(ctx context.Context, body []byte, key string) (Reply, error) {
-	r, err := h.Client.Post(ctx, h.Path, api.TypeJSON, body, key)
-	return r.Body, err
+func (h *HTTP) Send(ctx context.Context, r *Request) (Ack, error) {
+	reply, err := h.Client.Post(ctx, paths[r.kind], api.TypeJSON, r.Body, r.Key)
+	if err != nil {
+		return Ack{}, err
+	}
+	ack, err := r.read(reply.Body)
+	if err != nil {
+		return Ack{}, &notify.Error{Kind: notify.KindInternal, Code: "bad_answer", Msg: "the server's answer is not the JSON expected", Err: err}
+	}
+	return ack, nil
 }
 
-// nowhere is the target of a null run.
-type nowhere struct{}
-
-func (nowhere) Send(context.Context, []byte, string) (Reply, error) { return nil, nil }
-
 // read understands an answer.
-func (s *Scenario) read(reply Reply, n int) (outcome, error) {
-	switch s.Target {
-	case Null:
-		return outcome{accepted: n}, nil
-	case Single:
+func (r *Request) read(reply []byte) (Ack, error) {
+	switch r.kind {
+	case kindSingle:
 		var a api.Accepted
-		if err := json.Unmarshal(reply, &a); err != nil {
-			return outcome{}, err
-		}
-		return outcome{accepted: 1, ids: []string{a.NotificationID}}, nil
-	case Batch:
-		var b api.BatchResult
-		if err := json.Unmarshal(reply, &b); err != nil {
-			return outcome{}, err
-		}
-		o := outcome{accepted: b.Accepted, rejected: b.Rejected}
-		for _, it := range b.Results {
-			if it.Error == nil {
-				o.ids = append(o.ids, it.NotificationID)
-			}
-		}
-		return o, nil
+		err := json.Unmarshal(reply, &a)
+		return Ack{Accepted: 1, IDs: []string{a.NotificationID}}, err
+	case kindTrigger:
+		var a api.TriggerAccepted
+		err := json.Unmarshal(reply, &a)
+		return Ack{Accepted: 1, IDs: []string{a.TriggerID}}, err
+	case kindBatch:
+		return r.readBatch(reply)
 	}
 	var f api.FanoutResult
 	if err := json.Unmarshal(reply, &f); err != nil {
-		return outcome{}, err
+		return Ack{}, err
 	}
 	id, err := notify.ParseID(f.FirstID)
-	return outcome{accepted: f.Accepted, rejected: f.RejectedCount, base: id.Base, holes: f.RejectedCount > 0}, err
+	return Ack{Accepted: f.Accepted, Rejected: f.RejectedCount, Base: id.Base, Count: r.Size}, err
 }
 
-// count is read for a run that asks nobody for the ids: of a batch's answer only
-// the counts at its end are read, for decoding a thousand results would cost the
-// generator more than the server spent on them.
-func (s *Scenario) count(reply Reply, n int) (outcome, error) {
-	at := bytes.LastIndex(reply, []byte(`],"accepted":`))
-	if s.Target != Batch || at < 0 {
-		return s.read(reply, n)
-	}
+// readBatch reads only the counts at the end where nobody asks for the ids:
+// decoding a thousand results would cost the generator more than the server spent
+// on them.
+func (r *Request) readBatch(reply []byte) (Ack, error) {
 	var b api.BatchResult
-	if err := json.Unmarshal(append([]byte{'{'}, reply[at+2:]...), &b); err != nil {
-		return outcome{}, err
+	if at := bytes.LastIndex(reply, []byte(`],"accepted":`)); !r.WantIDs && at >= 0 {
+		if err := json.Unmarshal(append([]byte{'{'}, reply[at+2:]...), &b); err != nil {
+			return Ack{}, err
+		}
+		return Ack{Accepted: b.Accepted, Rejected: b.Rejected}, nil
 	}
-	return outcome{accepted: b.Accepted, rejected: b.Rejected}, nil
+	if err := json.Unmarshal(reply, &b); err != nil {
+		return Ack{}, err
+	}
+	a := Ack{Accepted: b.Accepted, Rejected: b.Rejected}
+	for i := range b.Results {
+		if b.Results[i].Error == nil {
+			a.IDs = append(a.IDs, b.Results[i].NotificationID)
+		}
+	}
+	return a, nil
 }
 
-func errCode(err error) string {
-	if e, ok := errors.AsType[*notify.Error](err); ok && e.Code != "" {
-		return e.Code
+// sink is the target of null steps: it takes everything, and remembers the
+// sequence number of each message, twice what a bitmap needs: what was promised,
+// and what came.
+type sink struct {
+	promised, came bitset
+}
+
+// take marks the messages from..to-1.
+func (s *sink) take(from, to uint64) (repeated int) {
+	s.promised.set(from, to)
+	return s.came.set(from, to)
+}
+
+// Send implements Target.
+func (s *sink) Send(_ context.Context, r *Request) (Ack, error) {
+	s.take(r.mark, r.mark+uint64(r.Size))
+	return Ack{Accepted: r.Size}, nil
+}
+
+// classOf says what kind of failure an error is, for counting.
+func classOf(err error) (class, code string) {
+	if e, ok := errors.AsType[*notify.Error](err); ok {
+		return e.Kind.String(), or(e.Code, "error")
 	}
-	if errors.Is(err, context.DeadlineExceeded) {
-		return "timeout"
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		return "transport", "timeout"
+	case errors.Is(err, context.Canceled):
+		return "transport", "stopped"
 	}
-	return "error"
+	return "transport", "error"
 }

@@ -63,23 +63,23 @@ func (b *bench) through(ctx context.Context, with addresses) error {
 }
 
 func (b *bench) chainRuns(ctx context.Context, n *node, m *meter, with addresses) error {
-	s := load.Scenario{Name: "P6", Target: load.Fanout, Size: 50_000, Users: uint64(b.users), Body: text, Seed: rand.Uint64()}
+	s := load.Step{Target: load.Fanout, Size: 50_000, Users: load.Users{Count: load.Number(b.users)}, Payload: load.Payload{Text: text}}
 	what := "address of 64 B resolved from the profile"
 	if with == inRequest {
 		// A mail address is the shortest a request can carry.
-		s.Channel, s.Address = "email", true
-		what = "address of 23 B in the request"
+		s.Channel, s.Addresses = "email", true
+		what = "address of 25 B in the request"
 	}
 	// Closed loop first: it warms up everything.
 	closed := s
-	closed.Duration, closed.Workers = b.closed, 12
-	flat, err := b.drive(ctx, n, m, closed, "P6-closed-"+string(with))
+	closed.Workers = 12
+	flat, err := b.drive(ctx, n, m, closed, b.closed, "P6-closed-"+string(with))
 	if err != nil {
 		return err
 	}
 	open := s
-	open.Duration, open.Rate, open.Workers = b.open, b.rate, 32
-	at, err := b.drive(ctx, n, m, open, "P6-open-"+string(with))
+	open.Rate, open.Workers = load.Number(b.rate), 32
+	at, err := b.drive(ctx, n, m, open, b.open, "P6-open-"+string(with))
 	if err != nil {
 		return err
 	}
@@ -158,51 +158,55 @@ type driven struct {
 	rssFrom, rssTo         float64
 }
 
-// drive offers a scenario and watches what comes out. Everything accepted must
-// come out, or the run fails.
-func (b *bench) drive(ctx context.Context, n *node, m *meter, s load.Scenario, name string) (driven, error) {
+// drive offers a step for a while and watches what comes out. Everything accepted
+// must come out, or the run fails.
+func (b *bench) drive(ctx context.Context, n *node, m *meter, st load.Step, length time.Duration, name string) (driven, error) {
 	m.reset()
-	var accepted atomic.Int64
-	s = s.WithDefaults()
-	target, err := load.NewHTTP(s, n.client)
-	if err != nil {
-		return driven{}, err
-	}
+	s := load.One(name, length, st)
+	s.Seed = rand.Uint64()
+	target := &load.HTTP{Client: n.client}
 	var d driven
 	d.rssFrom = rss()
-	var offered load.Target = &inTime{target, time.Now().Add(s.Duration * 6 / 5)}
-	if s.Rate == 0 {
-		offered = &window{Target: target, m: m, size: int64(s.Size)}
+	var offered load.Target = &inTime{target, time.Now().Add(length * 6 / 5)}
+	if st.Rate == 0 {
+		offered = &window{Target: target, m: m, size: int64(st.Size)}
 	}
-	watch := func(p load.Progress) {
-		accepted.Store(p.Total.Accepted)
-		back := p.Total.Accepted - m.count()
-		if p.Total.Elapsed < s.Duration/2+500*time.Millisecond {
+	watch := func(p *load.Snapshot) {
+		back := p.Totals.Acked - m.count()
+		if p.Elapsed < length/2+500*time.Millisecond {
 			d.backlogMid = back
 		}
 		if b.verbose {
-			b.notef("%s %5.1f s  accepted %5.2fM/s  durable %12d  backlog %8d  %5.0f MiB  response p99 %.0f ms", name, p.Total.Elapsed.Seconds(),
-				float64(p.Last.Accepted)/p.Last.Elapsed.Seconds()/1e6, m.count(), back, rss(), float64(p.Total.Response.ValueAtQuantile(99))/1e6)
+			b.notef("%s %5.1f s  accepted %5.2fM/s  durable %12d  backlog %8d  %5.0f MiB", name, p.Elapsed.Seconds(),
+				p.Rates.Acked/1e6, m.count(), back, rss())
 		}
 	}
 	sp := b.span(name)
-	r, err := load.Run(ctx, s, load.Config{Target: offered, Progress: watch, Every: min(time.Second, s.Duration/8)})
+	run, err := load.New(s, load.Config{Target: offered, Observe: watch, Every: min(time.Second, length/8)})
+	if err != nil {
+		return d, err
+	}
+	r, err := run.Run(ctx)
 	if err != nil {
 		return d, err
 	}
 	out := m.count()
 	var took time.Duration
 	d.cores, took = sp.cores()
-	sum := r.Summary()
-	sum.Failed -= sum.Errors[codeOver] * int64(s.Size)
+	sum := r.Totals
+	for _, e := range r.Errors {
+		if e.Code == codeOver {
+			sum.Failed -= e.Count
+		}
+	}
 	if sum.Failed > 0 || sum.Rejected > 0 {
-		return d, fmt.Errorf("%d receivers failed, %d were rejected: %v", sum.Failed, sum.Rejected, sum.Errors)
+		return d, fmt.Errorf("%d receivers failed, %d were rejected: %v", sum.Failed, sum.Rejected, r.Errors)
 	}
 	d.rate = float64(out) / took.Seconds()
-	d.backlogEnd = sum.Accepted - out
-	for began := time.Now(); m.count() < sum.Accepted; {
+	d.backlogEnd = sum.Acked - out
+	for began := time.Now(); m.count() < sum.Acked; {
 		if time.Since(began) > 5*time.Minute {
-			return d, fmt.Errorf("%d of %d receivers have no outcome five minutes after the end", sum.Accepted-m.count(), sum.Accepted)
+			return d, fmt.Errorf("%d of %d receivers have no outcome five minutes after the end", sum.Acked-m.count(), sum.Acked)
 		}
 		select {
 		case <-time.After(10 * time.Millisecond):
@@ -210,7 +214,7 @@ func (b *bench) drive(ctx context.Context, n *node, m *meter, s load.Scenario, n
 			return d, ctx.Err()
 		}
 	}
-	if over := m.count() - sum.Accepted; over > 0 {
+	if over := m.count() - sum.Acked; over > 0 {
 		return d, fmt.Errorf("%d receivers more than accepted have an outcome", over)
 	}
 	d.rssTo = rss()
@@ -229,11 +233,11 @@ type inTime struct {
 
 const codeOver = "over"
 
-func (t *inTime) Send(ctx context.Context, body []byte, key string) (load.Reply, error) {
+func (t *inTime) Send(ctx context.Context, r *load.Request) (load.Ack, error) {
 	if time.Now().After(t.until) {
-		return nil, &notify.Error{Kind: notify.KindInvalid, Code: codeOver, Msg: "the time is over"}
+		return load.Ack{}, &notify.Error{Kind: notify.KindInvalid, Code: codeOver, Msg: "the time is over"}
 	}
-	return t.Target.Send(ctx, body, key)
+	return t.Target.Send(ctx, r)
 }
 
 // outstanding is how many receivers of a closed loop may be without an outcome.
@@ -248,16 +252,16 @@ type window struct {
 	sent atomic.Int64
 }
 
-func (w *window) Send(ctx context.Context, body []byte, key string) (load.Reply, error) {
+func (w *window) Send(ctx context.Context, r *load.Request) (load.Ack, error) {
 	w.sent.Add(w.size)
 	for w.sent.Load()-w.m.count() > outstanding {
 		select {
 		case <-time.After(time.Millisecond):
 		case <-ctx.Done():
-			return nil, ctx.Err()
+			return load.Ack{}, ctx.Err()
 		}
 	}
-	return w.Target.Send(ctx, body, key)
+	return w.Target.Send(ctx, r)
 }
 
 // lookups measures GET of single receivers and of users, over HTTP, with the

@@ -70,8 +70,7 @@ func fanouts(ctx context.Context, b *bench) error {
 	records := envelopes(64, per, text)
 	send := func(p *pair) func(d time.Duration) (float64, error) {
 		return func(d time.Duration) (float64, error) {
-			s, err := offer(ctx, load.Scenario{Name: "P2", Target: load.Fanout, Duration: d, Body: text}, p.node.client)
-			return s.AcceptedPS, err
+			return offered(offer(ctx, "P2", d, load.Step{Target: load.Fanout, Payload: load.Payload{Text: text}}, p.node.client))
 		}
 	}
 	raw := func(p *pair) func(d time.Duration) (float64, error) {
@@ -81,9 +80,11 @@ func fanouts(ctx context.Context, b *bench) error {
 		}
 	}
 	make1 := &side{name: "generator", run: func(d time.Duration) (float64, error) {
-		r, err := load.Run(ctx, load.Scenario{Name: "P2", Target: load.Null, Size: 50_000, Channel: "push", Category: "marketing", Duration: d, Workers: 8}, load.Config{})
-		s := r.Summary()
-		return s.AcceptedPS, err
+		s, err := generated(ctx, d, load.Step{Target: load.Null, As: load.Fanout, Size: 50_000, Payload: load.Payload{Text: text}})
+		if err != nil {
+			return 0, err
+		}
+		return s.Rates.Acked, nil
 	}}
 	fs, pc := &side{name: "fsync", run: send(synced)}, &side{name: "page-cache", run: send(cached)}
 	rfs, rpc := &side{name: "log-fsync", run: raw(synced)}, &side{name: "log-page-cache", run: raw(cached)}
@@ -107,8 +108,7 @@ func batches(ctx context.Context, b *bench) error {
 	}
 	records := envelopes(4096, 1, text)
 	batch := &side{name: "batch", run: func(d time.Duration) (float64, error) {
-		s, err := offer(ctx, load.Scenario{Name: "P3", Target: load.Batch, Size: 1000, Workers: inFlight / 1000, Duration: d, Body: text}, p.node.client)
-		return s.AcceptedPS, err
+		return offered(offer(ctx, "P3", d, load.Step{Target: load.Batch, Size: 1000, Workers: inFlight / 1000, Payload: load.Payload{Text: text}}, p.node.client))
 	}}
 	raw := &side{name: "log", run: func(d time.Duration) (float64, error) { return p.raw.produce(ctx, d, records) }}
 	err = b.alternate("P3", b.length(3*time.Second, time.Second), batch, raw)
@@ -141,8 +141,7 @@ func singles(ctx context.Context, b *bench) error {
 	plain := client("http://"+ln.Addr().String(), token)
 	send := func(cl *api.Client) func(d time.Duration) (float64, error) {
 		return func(d time.Duration) (float64, error) {
-			s, err := offer(ctx, load.Scenario{Name: "P4", Target: load.Single, Workers: 64, Duration: d, Body: text}, cl)
-			return s.AcceptedPS, err
+			return offered(offer(ctx, "P4", d, load.Step{Target: load.Single, Workers: 64, Payload: load.Payload{Text: text}}, cl))
 		}
 	}
 	pc, ref := &side{name: "page-cache", run: send(cached.node.client)}, &side{name: "bare", run: send(plain)}

@@ -111,21 +111,35 @@ func (b *bench) folder(name string) string {
 	return filepath.Join(b.dir, fmt.Sprintf("%s-%d-%d", name, os.Getpid(), b.nodes))
 }
 
-// offer runs a scenario against a server and returns receivers accepted per
-// second; requests that fail are an error.
-func offer(ctx context.Context, s load.Scenario, cl *api.Client) (load.Summary, error) {
-	s = s.WithDefaults()
-	target, err := load.NewHTTP(s, cl)
+// offer sends a step to a server for d; requests that fail are an error.
+func offer(ctx context.Context, name string, d time.Duration, st load.Step, cl *api.Client) (*load.Result, error) {
+	return run(ctx, load.One(name, d, st), load.Config{Target: &load.HTTP{Client: cl}})
+}
+
+// generated makes what a step sends, and sends it nowhere.
+func generated(ctx context.Context, d time.Duration, st load.Step) (*load.Result, error) {
+	return run(ctx, load.One("null", d, st), load.Config{})
+}
+
+func run(ctx context.Context, s load.Scenario, cfg load.Config) (*load.Result, error) {
+	r, err := load.New(s, cfg)
 	if err != nil {
-		return load.Summary{}, err
+		return nil, err
 	}
-	r, err := load.Run(ctx, s, load.Config{Target: target})
+	res, err := r.Run(ctx)
 	if err != nil {
-		return load.Summary{}, err
+		return nil, err
 	}
-	sum := r.Summary()
-	if sum.Failed > 0 || sum.Rejected > 0 {
-		return sum, fmt.Errorf("%d receivers failed, %d were rejected: %v", sum.Failed, sum.Rejected, sum.Errors)
+	if t := &res.Totals; t.Failed > 0 || t.Rejected > 0 {
+		return res, fmt.Errorf("%d receivers failed, %d were rejected: %v", t.Failed, t.Rejected, res.Errors)
 	}
-	return sum, ctx.Err()
+	return res, ctx.Err()
+}
+
+// offered is how many receivers a second were accepted.
+func offered(r *load.Result, err error) (float64, error) {
+	if err != nil {
+		return 0, err
+	}
+	return r.Rates.Acked, nil
 }

@@ -20,27 +20,28 @@ func (v *Victim) Load(ctx context.Context, rate, later float64, seed uint64) fun
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	p := &Promises{}
-	scenarios := []load.Scenario{
-		{Name: "singles", Target: load.Single, Rate: rate, Users: 512, Workers: 32, Address: true, Ordered: true, Category: "transactional"},
-		{Name: "mail", Target: load.Batch, Rate: rate / 5, Size: 20, Users: 100_000, Workers: 2, Address: true, Channel: "email", Category: "transactional"},
-		{Name: "fan-out", Target: load.Fanout, Rate: rate * 3, Size: 1500, Users: 100_000, Workers: 2, Address: true},
+	per, some := load.Number(rate), load.Users{Count: 100_000}
+	steps := []load.Step{
+		{Name: "singles", Target: load.Single, Rate: per, Users: load.Users{Count: 512}, Workers: 32, Addresses: true, Ordered: true, Category: "transactional"},
+		{Name: "mail", Target: load.Batch, Rate: per / 5, Size: 20, Users: some, Workers: 2, Addresses: true, Channel: "email", Category: "transactional"},
+		{Name: "fan-out", Target: load.Fanout, Rate: per * 3, Size: 1500, Users: some, Workers: 2, Addresses: true},
 	}
 	var wg sync.WaitGroup
-	errs := make(chan error, len(scenarios)+1)
-	for _, s := range scenarios {
-		s.Duration = time.Hour // until it is stopped
+	errs := make(chan error, len(steps)+1)
+	for _, st := range steps {
+		s := load.One(st.Name, time.Hour, st) // until it is stopped
 		s.Seed = seed
-		target, err := load.NewHTTP(s, v.client)
+		run, err := load.New(s, load.Config{
+			Target: &load.HTTP{Client: v.client}, Timeout: 5 * time.Second, Patience: insistLimit,
+			Keys:  func(n int64) string { return fmt.Sprintf("%s-%d-%d", st.Name, seed, n) },
+			Acked: p.add,
+		})
 		if err != nil {
 			errs <- err
 			continue
 		}
 		wg.Go(func() {
-			_, err := load.Run(ctx, s, load.Config{
-				Target: target, Timeout: 5 * time.Second, Patience: insistLimit,
-				Keys:  func(n int64) string { return fmt.Sprintf("%s-%d-%d", s.Name, seed, n) },
-				Acked: p.add,
-			})
+			_, err := run.Run(ctx)
 			errs <- err
 		})
 	}
@@ -68,12 +69,12 @@ func (v *Victim) Load(ctx context.Context, rate, later float64, seed uint64) fun
 type Promises struct {
 	mu   sync.Mutex
 	ids  []string
-	fans []load.Acked
+	fans []load.Ack
 
 	later later
 }
 
-func (p *Promises) add(a load.Acked) {
+func (p *Promises) add(a load.Ack) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(a.IDs) > 0 {

@@ -290,7 +290,7 @@ func (v *Victim) ledgerMissing(ctx context.Context, ids map[string]bool) (int64,
 }
 
 // ledgerBase counts the receivers of a fan-out that a provider was sent.
-func (v *Victim) ledgerBase(ctx context.Context, f load.Acked) (int64, error) {
+func (v *Victim) ledgerBase(ctx context.Context, f load.Ack) (int64, error) {
 	var out struct {
 		IDs int64 `json:"ids"`
 	}

@@ -1,0 +1,79 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/load"
+)
+
+func newLoadCapacity(p *program) *cobra.Command {
+	var o loadOptions
+	c := &cobra.Command{
+		Use: "capacity SCENARIO.yaml", Short: "Search the highest rate that holds a scenario's objective", Args: cli.Exact("a scenario file"),
+		Long: `capacity runs a scenario again and again, at rates that double until the objective
+is missed, then between, and confirms the highest that held for longer. The objective
+stands in the scenario: thresholds of latency, backlog and loss. A rate that the
+generator cannot offer bounds the search too, and is called by its name.
+
+It exits 99 when not even the lowest rate holds. Load only ever goes to loopback.`,
+		Example: "  notifyctl load capacity scenarios/steady.yaml",
+		RunE:    func(c *cobra.Command, args []string) error { return runCapacity(c.Context(), p, args[0], &o) },
+	}
+	o.add(c)
+	return c
+}
+
+func runCapacity(ctx context.Context, p *program, file string, o *loadOptions) error {
+	s, scale, err := o.scenario(file)
+	if err != nil {
+		return err
+	}
+	run := func(trial load.Scenario) (*load.Result, error) {
+		// Each trial has a server of its own where the run makes one: the backlog of
+		// one must not weigh on the next.
+		env, err := p.loadEnvironment(ctx, &trial, o)
+		if err != nil {
+			return nil, err
+		}
+		defer env.close()
+		env.config.Scale = scale
+		r, err := load.New(trial, env.config)
+		if err != nil {
+			return nil, err
+		}
+		res, err := r.Run(ctx)
+		if err == nil {
+			err = env.failed()
+		}
+		return res, err
+	}
+	found, err := load.FindCapacity(s, run, func(t load.Trial) {
+		what := "holds"
+		if !t.Held {
+			what = "does not: " + t.Why
+		}
+		if t.Confirm {
+			what += " (confirmation)"
+		}
+		p.note("%12s/s  %s", cli.Count(int64(t.Rate)), what)
+	})
+	if err != nil {
+		return err
+	}
+	if p.global.output == "table" && p.global.jq == "" {
+		fmt.Fprintf(p.out, "capacity    %s/s\nlimit       %s\ntrials      %d in %.0f s\nverdict     %s\n", cli.Count(int64(found.Rate)), found.Limit, len(found.Trials), found.Seconds, found.Verdict.Code)
+	} else if err := p.printer().Print(found, nil); err != nil {
+		return err
+	}
+	switch {
+	case ctx.Err() != nil:
+		return context.Canceled
+	case found.Rate == 0 && len(found.Trials) > 0:
+		return cli.Exitf(cli.ExitSLO, "not even %s/s holds", cli.Count(int64(found.Trials[len(found.Trials)-1].Rate)))
+	}
+	return nil
+}

@@ -1,0 +1,268 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/app"
+	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/load"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// loadEnvironment is what a scenario runs against.
+type loadEnvironment struct {
+	config load.Config
+	closes []func() error
+	ended  chan error // of a pipeline that ended by itself
+}
+
+func (e *loadEnvironment) close() {
+	for _, f := range slices.Backward(e.closes) {
+		_ = f() // the result is there; what is left is in a temporary folder
+	}
+	e.closes = nil
+}
+
+// failed reports why what is under load ended by itself.
+func (e *loadEnvironment) failed() error {
+	select {
+	case err := <-e.ended:
+		e.ended <- err // who closes waits for it
+		return fmt.Errorf("notifyd ended during the run: %w", cmpErr(err))
+	default:
+		return nil
+	}
+}
+
+func cmpErr(err error) error {
+	if err == nil {
+		return errors.New("without an error")
+	}
+	return err
+}
+
+// calibration is for how long each kind of body is made before a run.
+const calibration = 200 * time.Millisecond
+
+// loadEnvironment builds what the scenario asks for: a server that runs, or one of
+// its own.
+func (p *program) loadEnvironment(ctx context.Context, s *load.Scenario, o *loadOptions) (_ *loadEnvironment, err error) {
+	e := &loadEnvironment{ended: make(chan error, 1), config: load.Config{
+		Version: version, Timeout: p.global.timeout, Calibrate: calibration,
+	}}
+	if o.noCal {
+		e.config.Calibrate = 0
+	}
+	defer func() {
+		if err != nil {
+			e.close()
+		}
+	}()
+	if s.OnlyNull() {
+		return e, nil
+	}
+	switch s.Server.Mode {
+	case "pipeline":
+		err = e.pipeline(ctx, p, s)
+	case "process":
+		err = e.process(ctx, p, s, o.notifyd)
+	default:
+		err = e.context(p, s)
+	}
+	if err == nil && s.Uses(load.Kafka) {
+		err = e.kafka(ctx, s, o.kafka)
+	}
+	if o.noCheck {
+		e.config.Ledger = nil
+	}
+	return e, err
+}
+
+// context aims at the server that the flags or the context name.
+func (e *loadEnvironment) context(p *program, s *load.Scenario) error {
+	t, err := p.target()
+	if err != nil {
+		return err
+	}
+	cl := p.clientOf(&t)
+	if err := onlyLoopback(cl); err != nil {
+		return err
+	}
+	e.client(cl, s)
+	e.config.ServerName = cl.BaseURL
+	if t.ctx.Simulators != "" {
+		return e.simulators(t.ctx.Simulators)
+	}
+	return nil
+}
+
+func (e *loadEnvironment) client(cl *api.Client, s *load.Scenario) {
+	cl.Retries = 0 // a failure is a figure, not something to hide
+	tr := api.NewTransport(s.Workers() + 8)
+	cl.HTTPClient = &http.Client{Transport: tr}
+	e.closes = append(e.closes, func() error { tr.CloseIdleConnections(); return nil })
+	e.config.Target = &load.HTTP{Client: cl}
+	e.config.State = stateOf(cl)
+	e.config.Server = serverOf(cl)
+	e.config.Actions = map[string]func(context.Context) error{"replay": replayOf(cl)}
+}
+
+func (e *loadEnvironment) simulators(control string) error {
+	sims := &load.Simulators{URL: control, Client: &http.Client{Transport: api.NewTransport(4)}}
+	e.closes = append(e.closes, func() error { sims.Client.CloseIdleConnections(); return nil })
+	e.config.Ledger, e.config.Faults = sims, sims
+	ctx, stop := context.WithTimeout(context.Background(), 5*time.Second)
+	defer stop()
+	if url, err := sims.Callback(ctx); err == nil { // older ones have none
+		e.config.Callback = url + "/load"
+	}
+	return nil
+}
+
+// stateOf asks for notifications and triggers.
+func stateOf(cl *api.Client) load.StateOf {
+	return func(ctx context.Context, id string) (notify.State, error) {
+		if strings.HasPrefix(id, "trg_") {
+			st, err := cl.TriggerStatus(ctx, id)
+			if notify.KindOf(err) == notify.KindNotFound {
+				return notify.None, nil
+			}
+			switch st.Status {
+			case "FIRED":
+				return notify.Delivered, err
+			case "PENDING", "IN_FLIGHT":
+				return notify.Scheduled, err
+			}
+			return notify.Failed, err
+		}
+		st, err := cl.Notification(ctx, id)
+		if notify.KindOf(err) == notify.KindNotFound {
+			return notify.None, nil
+		}
+		state, _ := notify.ParseState(st.Status)
+		return state, err
+	}
+}
+
+// serverOf asks the server for what it says of itself; callers without the scope
+// learn nothing.
+func serverOf(cl *api.Client) func(context.Context) (load.Server, error) {
+	return func(ctx context.Context) (s load.Server, err error) {
+		r, err := cl.Rates(ctx)
+		for _, l := range r.Late {
+			if l.N > float64(s.TimerLateness.Count) {
+				s.TimerLateness = load.Quantiles{Count: int64(l.N), P50: int64(l.P50 * 1e9), P99: int64(l.P99 * 1e9)}
+			}
+		}
+		if err != nil {
+			return s, err
+		}
+		a, err := cl.Accounts(ctx)
+		s.Circuits = map[string]int64{}
+		for _, one := range a.Items {
+			n := int64(0)
+			if one.State == "open" {
+				n = 1
+			}
+			s.Circuits[one.Provider] = max(s.Circuits[one.Provider], n)
+		}
+		return s, err
+	}
+}
+
+// replayOf sends all dead letters again, and waits until the job is over.
+func replayOf(cl *api.Client) func(context.Context) error {
+	op := *cl
+	op.Context, op.Reason = "load", "a scenario replays its dead letters"
+	return func(ctx context.Context) error {
+		plan, err := op.Plan(ctx, api.JobSpec{Kind: "replay", Filter: api.LetterFilter{State: "dead", All: true}, Canary: -1, Rate: 1000})
+		if err != nil || plan.Entries == 0 {
+			return err
+		}
+		job, err := op.StartJob(ctx, api.JobRequest{Spec: plan.Spec, Digest: plan.Digest, Entries: plan.Entries, Name: notify.NewBase(time.Now()).String()})
+		for err == nil && !slices.Contains([]string{"done", "failed", "stopped", "cancelled"}, job.State) {
+			select {
+			case <-time.After(100 * time.Millisecond):
+			case <-ctx.Done():
+				return nil // the phase is over; the job goes on
+			}
+			job, err = op.Job(ctx, job.ID)
+		}
+		if err == nil && job.State != "done" {
+			err = fmt.Errorf("job %s is %s: %s", job.ID, job.State, job.Why)
+		}
+		return err
+	}
+}
+
+func (e *loadEnvironment) kafka(ctx context.Context, s *load.Scenario, brokers []string) error {
+	if len(brokers) == 0 && e.config.Targets != nil {
+		return nil // the pipeline's own
+	}
+	if len(brokers) == 0 {
+		return cli.Usage("target kafka needs --kafka HOST:PORT")
+	}
+	for _, b := range brokers {
+		host, _, _ := strings.Cut(b, ":")
+		if !loopback(host) {
+			return cli.Usage("load goes to loopback addresses only, not to %s", b)
+		}
+	}
+	t, err := load.NewKafkaTarget(ctx, brokers)
+	if err != nil {
+		return err
+	}
+	e.closes = append(e.closes, func() error { t.Close(); return nil })
+	e.config.Targets = map[string]load.Target{load.Kafka: t}
+	return nil
+}
+
+// pipeline runs notifyd in this process.
+func (e *loadEnvironment) pipeline(ctx context.Context, p *program, s *load.Scenario) error {
+	dir, err := os.MkdirTemp("", "notifyctl-load-")
+	if err != nil {
+		return err
+	}
+	e.closes = append(e.closes, func() error { return os.RemoveAll(dir) })
+	cfg := app.PipelineConfig{
+		Dir: dir, Stub: s.Server.Providers == "stub", Latency: s.Server.ProviderLatency(), Profiles: int(s.Server.Profiles), Set: s.Server.Set,
+	}
+	var seen *load.Observer
+	if cfg.Stub {
+		seen = load.NewObserver()
+		cfg.Taken = seen.Take
+	}
+	p.note("starting notifyd in this process")
+	pl, err := app.NewPipeline(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	run, stop := context.WithCancel(context.WithoutCancel(ctx)) // it drains after a stop
+	go func() { e.ended <- pl.Run(run) }()
+	e.closes = append(e.closes, func() error { stop(); return <-e.ended })
+	ready, done := context.WithTimeout(ctx, 5*time.Minute)
+	defer done()
+	if err := pl.Ready(ready); err != nil {
+		return err
+	}
+	e.client(&api.Client{BaseURL: pl.URL, Token: func(context.Context) (string, error) { return pl.Token, nil }}, s)
+	e.config.ServerName, e.config.Embedded = "embedded", true
+	if s.Uses(load.Kafka) {
+		if err := e.kafka(ctx, s, []string{pl.Node.Kafka()}); err != nil {
+			return err
+		}
+	}
+	if cfg.Stub {
+		e.config.Ledger = seen
+		return nil
+	}
+	return e.simulators(pl.URLs.Control)
+}

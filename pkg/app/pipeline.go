@@ -1,0 +1,232 @@
+package app
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/server"
+	"github.com/notifyd/notifyd/pkg/simulator"
+	"github.com/notifyd/notifyd/pkg/worker"
+)
+
+// PipelineConfig says what a Pipeline is.
+type PipelineConfig struct {
+	Dir      string // holds everything; the caller makes and removes it
+	Stub     bool   // providers inside the process that accept at once, instead of simulators
+	Taken    func(*notify.Call)
+	Latency  time.Duration  // of the simulators
+	Profiles int            // users u00000000.. with a push address of 64 bytes, stored before
+	Set      map[string]any // keys of the configuration, over the pipeline's own
+	Log      *slog.Logger
+}
+
+// Pipeline is a whole notifyd in this process, with providers beside it, for one
+// run of load: a folder of its own, free ports of loopback, a key and a token.
+type Pipeline struct {
+	Node  *Node
+	URL   string // of the API
+	Token string // with every scope
+	URLs  simulator.URLs
+
+	sim *simulator.Simulator // nil with Stub
+}
+
+// pipelineCaller is who the load is sent as.
+const pipelineCaller = "load"
+
+// WithTaken calls f with every call that a stub provider accepts, from the
+// workers' goroutines. The call is lent.
+func WithTaken(f func(*notify.Call)) Option { return func(n *Node) { n.taken = f } }
+
+// tellsTaken is a provider that tells of what it was given before it passes it on.
+type tellsTaken struct {
+	worker.Provider
+	taken func(*notify.Call)
+}
+
+func (t tellsTaken) Send(ctx context.Context, call *notify.Call, report func(int, notify.Result)) {
+	t.taken(call)
+	t.Provider.Send(ctx, call, report)
+}
+
+// NewPipeline opens everything. Whoever does not call Run must call Close.
+func NewPipeline(ctx context.Context, cfg PipelineConfig) (_ *Pipeline, err error) {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	p := &Pipeline{}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, p.Close())
+		}
+	}()
+	key := filepath.Join(cfg.Dir, "key.pem")
+	pem, err := server.NewSigningKey()
+	if err == nil {
+		err = os.WriteFile(key, pem, 0o600)
+	}
+	if err != nil {
+		return p, err
+	}
+	set := map[string]any{
+		"data_dir": filepath.Join(cfg.Dir, "data"), "auth.key_file": key,
+		"api.listen": "127.0.0.1:0", "api.admin": "127.0.0.1:0", "log.listen": "127.0.0.1:0",
+		"api.rate": 1e6, "api.burst": 1_000_000, "log.cap_mib": 4096,
+		"triggers.plain": true, "triggers.allow": []string{"127.0.0.0/8", "::1/128"}, "triggers.ports": []int{0},
+		"logging.level": "warn",
+	}
+	listener, err := Listen(ctx, "api.listen", "127.0.0.1:0") // the simulators must know where receipts go
+	if err != nil {
+		return p, err
+	}
+	opts := []Option{WithListener(listener)}
+	if cfg.Stub {
+		set["providers.stub"] = true
+		if cfg.Taken != nil {
+			opts = append(opts, WithTaken(cfg.Taken))
+		}
+	} else if err := p.simulate(cfg, "http://"+listener.Addr().String(), set); err != nil {
+		return p, errors.Join(err, listener.Close())
+	}
+	maps.Copy(set, cfg.Set)
+	l, err := Load(nil, nil, set)
+	if err != nil {
+		return p, errors.Join(err, listener.Close())
+	}
+	if p.Node, err = New(l.Config, cfg.Log, opts...); err != nil {
+		return p, err
+	}
+	p.URL = "http://" + p.Node.Addr()
+	signer, err := server.OpenSigner(key)
+	if err != nil {
+		return p, err
+	}
+	p.Token, err = signer.Sign(server.TokenSpec{
+		Caller: pipelineCaller, Scopes: api.Scopes[:], Issuer: l.Config.Auth.Issuer, Audience: l.Config.Auth.Audience,
+		TTL: 24 * time.Hour, Now: time.Now(),
+	})
+	if err == nil && p.sim != nil {
+		err = p.Node.SeedCaller(ctx, pipelineCaller, []string{p.URLs.Callback + "/"}, p.sim.Credentials().CallbackSecret)
+	}
+	if err == nil {
+		err = p.seed(ctx, cfg.Profiles)
+	}
+	return p, err
+}
+
+// simulate makes the simulators and points the configuration at them.
+func (p *Pipeline) simulate(cfg PipelineConfig, apiURL string, set map[string]any) (err error) {
+	dir := filepath.Join(cfg.Dir, "simulator")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	lat := simulator.Constant(cfg.Latency)
+	p.sim, err = simulator.New(simulator.Config{
+		Dir: dir, APNs: simulator.APNsConfig{Latency: lat}, FCM: simulator.FCMConfig{Latency: lat},
+		Twilio: simulator.TwilioConfig{Latency: lat, RetryAfter: time.Second}, SendGrid: simulator.SendGridConfig{Latency: lat},
+		Callback: simulator.CallbackConfig{Latency: lat},
+		Receipts: simulator.Receipts{Delay: simulator.Constant(200 * time.Millisecond), SendGridURL: apiURL + "/v1/receipts/sendgrid"},
+	})
+	if err != nil {
+		return err
+	}
+	c := p.sim.Credentials()
+	p.URLs = p.sim.URLs()
+	accounts, err := json.Marshal(c.Twilio)
+	if err != nil {
+		return err
+	}
+	files := map[string][]byte{
+		"twilio.json": accounts, "sendgrid.key": []byte(c.SendGrid.APIKey), "sendgrid-webhook.key": []byte(c.SendGrid.WebhookPublicKey),
+	}
+	for name, b := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), b, 0o600); err != nil {
+			return err
+		}
+	}
+	file := func(name string) string { return filepath.Join(dir, name) }
+	maps.Copy(set, map[string]any{
+		"providers.ca_file":  file("ca.pem"),
+		"providers.apns.url": p.URLs.APNs, "providers.apns.key_file": file("apns.p8"), "providers.apns.key_id": c.APNs.KeyID,
+		"providers.apns.team_id": c.APNs.TeamID, "providers.apns.topic": c.APNs.Topic,
+		"providers.fcm.url": p.URLs.FCM, "providers.fcm.token_url": p.URLs.FCMToken, "providers.fcm.credentials_file": file("fcm-service-account.json"),
+		"providers.twilio.url": p.URLs.Twilio, "providers.twilio.accounts_file": file("twilio.json"),
+		"providers.sendgrid.url": p.URLs.SendGrid, "providers.sendgrid.key_file": file("sendgrid.key"),
+		"providers.sendgrid.webhook_key_file": file("sendgrid-webhook.key"), "providers.sendgrid.from": "notifyd <no-reply@example.com>",
+		"providers.sendgrid.pools": c.SendGrid.Pools, "providers.sendgrid.rate": 20000,
+	})
+	return nil
+}
+
+// seed stores profiles.
+func (p *Pipeline) seed(ctx context.Context, users int) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(4)
+	const step = 10_000
+	for from := 0; from < users; from += step {
+		g.Go(func() error {
+			list := make([]engine.Profile, 0, step)
+			for u := from; u < min(from+step, users); u++ {
+				list = append(list, engine.Profile{
+					User:      fmt.Sprintf("u%08d", u),
+					Addresses: map[string][]string{"push": {fmt.Sprintf("apns:%064x", uint64(u)*0x9e3779b97f4a7c15)}},
+				})
+			}
+			return p.Node.store.Prefs().PutMany(ctx, list)
+		})
+	}
+	return g.Wait()
+}
+
+// Run runs notifyd until ctx ends, and the simulators until it has stopped: it
+// needs its providers to drain. It closes everything.
+func (p *Pipeline) Run(ctx context.Context) error {
+	simCtx, stop := context.WithCancel(context.WithoutCancel(ctx))
+	var g errgroup.Group
+	if p.sim != nil {
+		g.Go(func() error { return p.sim.Run(simCtx) })
+	}
+	err := p.Node.Run(ctx)
+	stop()
+	return errors.Join(err, g.Wait())
+}
+
+// Ready waits until requests are taken.
+func (p *Pipeline) Ready(ctx context.Context) error {
+	cl := &api.Client{BaseURL: p.URL, Token: func(context.Context) (string, error) { return p.Token, nil }}
+	for {
+		err := cl.Ready(ctx)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-ctx.Done():
+			return errors.Join(context.Cause(ctx), err)
+		}
+	}
+}
+
+// Close frees what NewPipeline opened, where Run was not called.
+func (p *Pipeline) Close() error {
+	var errs []error
+	if p.Node != nil {
+		errs = append(errs, p.Node.Close())
+	}
+	if p.sim != nil {
+		errs = append(errs, p.sim.Close())
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,73 @@
+package app
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// A pipeline takes requests, and its stub tells of each receiver once.
+func TestPipeline(t *testing.T) {
+	t.Parallel()
+	var taken, fans atomic.Int64
+	p, err := NewPipeline(t.Context(), PipelineConfig{
+		Dir: t.TempDir(), Stub: true, Profiles: 1000, Set: map[string]any{"log.linger": "1ms"},
+		Taken: func(c *notify.Call) {
+			for i := range c.Items {
+				if c.Items[i].Fan && len(c.Items[i].Address) == len("apns:")+64 {
+					fans.Add(1)
+				}
+			}
+			taken.Add(int64(len(c.Items)))
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- p.Run(ctx) }()
+	defer func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}()
+	ready, done := context.WithTimeout(ctx, 5*time.Minute)
+	defer done()
+	if err := p.Ready(ready); err != nil {
+		t.Fatal(err)
+	}
+	tr := api.NewTransport(1)
+	defer tr.CloseIdleConnections()
+	cl := &api.Client{BaseURL: p.URL, HTTPClient: &http.Client{Transport: tr}, Token: func(context.Context) (string, error) { return p.Token, nil }}
+	body := `{"channel":"push","category":"marketing","content":{"title":"t","body":"b"},"receivers":["u00000001","u00000999"]}`
+	if _, err := cl.Post(ctx, "/v1/notifications:fanout", api.TypeJSON, []byte(body), ""); err != nil {
+		t.Fatal(err)
+	}
+	for taken.Load() < 2 {
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-ready.Done():
+			t.Fatal("nothing was delivered")
+		}
+	}
+	if taken.Load() != 2 || fans.Load() != 2 {
+		t.Errorf("%d receivers, %d with the address of their profile", taken.Load(), fans.Load())
+	}
+}
+
+// What the configuration does not know is refused, and nothing stays open.
+func TestPipelineRefuses(t *testing.T) {
+	t.Parallel()
+	_, err := NewPipeline(t.Context(), PipelineConfig{Dir: t.TempDir(), Set: map[string]any{"log.lingr": "1ms"}})
+	if err == nil || !strings.Contains(err.Error(), `did you mean "log.linger"`) {
+		t.Error(err)
+	}
+}

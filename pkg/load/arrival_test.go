@@ -1,0 +1,131 @@
+package load
+
+import (
+	"math"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// Every shape is a pure function: at rises, by is its inverse, and the sum over
+// the phase is the integral of the rate.
+func TestSchedules(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "trace")
+	if err := os.WriteFile(file, []byte("# seconds\n0\n0.5\n0.5\n2.25\n9\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const length = 10 * time.Second
+	sec := Duration(time.Second)
+	for name, c := range map[string]struct {
+		a     Arrival
+		size  int
+		total float64 // requests within length
+		slack float64
+	}{
+		"constant": {Arrival{Shape: "constant", Rate: 333}, 1, 3330, 1},
+		"sizes":    {Arrival{Shape: "constant", Rate: 5e6}, 50_000, 1000, 1},
+		"poisson":  {Arrival{Shape: "poisson", Rate: 1000}, 1, 10_000, 500},
+		"ramp":     {Arrival{Shape: "ramp", From: 10, To: 1000}, 1, 5050, 1},
+		"down":     {Arrival{Shape: "ramp", From: 1000, To: 0, Over: 5 * sec}, 1, 2500, 1},
+		"steps":    {Arrival{Shape: "steps", Levels: []Level{{100, 2 * sec}, {0, 3 * sec}, {500, sec}}}, 1, 200 + 2500, 2},
+		"spike":    {Arrival{Shape: "spike", Rate: 10, Peak: 1000, At: 4 * sec, For: sec}, 1, 90 + 1000, 2},
+		"sine":     {Arrival{Shape: "sine", Rate: 100, Peak: 300, Period: 2 * sec}, 1, 2000, 2},
+		"trace":    {Arrival{Shape: "trace", File: file}, 1, 5, 0},
+		"random":   {Arrival{Shape: "ramp", From: 10, To: 1000, Poisson: true}, 1, 5050, 400},
+	} {
+		s, err := newSchedule(&c.a, c.size, length, 42)
+		if err != nil {
+			t.Fatal(name, err)
+		}
+		n := s.by(length - 1)
+		if math.Abs(float64(n)-c.total) > c.slack {
+			t.Errorf("%s: %d requests in %v, want %v", name, n, length, c.total)
+		}
+		last := time.Duration(-1)
+		for i := range n {
+			at := s.at(i)
+			if at < last || at >= length {
+				t.Fatalf("%s: request %d at %v after one at %v", name, i, at, last)
+			}
+			last = at
+			if i%97 == 0 {
+				if got := s.by(at); got <= i {
+					t.Fatalf("%s: by(at(%d)) = %d", name, i, got)
+				}
+				if got := s.by(at - 1); got > i {
+					t.Fatalf("%s: by(at(%d)-1) = %d", name, i, got)
+				}
+			}
+		}
+		// Asked in another order, and by another instance, it says the same.
+		other, err := newSchedule(&c.a, c.size, length, 42)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, i := range []int64{n - 1, n / 2, 0, n / 3, n - 1} {
+			if a, b := s.at(i), other.at(i); a != b {
+				t.Errorf("%s: request %d at %v and at %v", name, i, a, b)
+			}
+		}
+		if got := s.by(-1); got != 0 {
+			t.Errorf("%s: %d before the beginning", name, got)
+		}
+	}
+}
+
+// The gaps of poisson are exponential: as many of each length as that has.
+func TestPoissonGaps(t *testing.T) {
+	t.Parallel()
+	s, err := newSchedule(&Arrival{Shape: "poisson", Rate: 1e6}, 1, 0, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const n = 20_000
+	var short, long int
+	last := time.Duration(0)
+	for i := range int64(n) {
+		at := s.at(i)
+		switch gap := at - last; {
+		case gap < 693: // the median of the mean 1,000 ns
+			short++
+		case gap > 2303: // the highest tenth
+			long++
+		}
+		last = at
+	}
+	if short < n*48/100 || short > n*52/100 || long < n*9/100 || long > n*11/100 {
+		t.Errorf("%d of %d gaps below the median, %d above the highest tenth", short, n, long)
+	}
+	other, _ := newSchedule(&Arrival{Shape: "poisson", Rate: 1e6}, 1, 0, 2)
+	if other.at(100) == s.at(100) {
+		t.Error("the seed does not matter")
+	}
+}
+
+// The rate is not rounded to an interval of whole nanoseconds: 3M/s for an hour
+// is 10.8 billion messages.
+func TestScheduleIsExact(t *testing.T) {
+	t.Parallel()
+	s, err := newSchedule(&Arrival{Shape: "constant", Rate: 3e6}, 1, 0, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := s.at(3e6 * 3600); got != time.Hour {
+		t.Errorf("message 10.8 billion is due at %v", got)
+	}
+}
+
+func TestTraceRefuses(t *testing.T) {
+	t.Parallel()
+	for _, text := range []string{"1\nx\n", "2\n1\n", "-1\n", "NaN\n"} {
+		file := filepath.Join(t.TempDir(), "trace")
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := readTrace(file); err == nil {
+			t.Errorf("%q was read", text)
+		}
+	}
+}

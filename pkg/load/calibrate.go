@@ -1,0 +1,122 @@
+package load
+
+import (
+	"cmp"
+	"context"
+	"runtime"
+	"sync"
+	"time"
+)
+
+// calibrate finds out what this machine generates without a server: for each
+// kind of body, on all CPUs, for d.
+func (c *coordinator) calibrate(ctx context.Context, d time.Duration) {
+	began := time.Now()
+	known := map[string]float64{}
+	for _, s := range c.run.steps {
+		rate, ok := known[s.Name]
+		if !ok {
+			rate = generate(ctx, s, d)
+			known[s.Name] = rate
+		}
+		c.calibrated[s] = rate
+	}
+	c.calTook = time.Since(began)
+}
+
+// generate makes the bodies of a step for d, marks and records them, and returns
+// messages per second.
+func generate(ctx context.Context, s *stepRun, d time.Duration) float64 {
+	var wg sync.WaitGroup
+	var total int64
+	var mu sync.Mutex
+	began := time.Now()
+	kafka := s.Target == Kafka // its bodies are made by its target
+	for w := range runtime.GOMAXPROCS(0) {
+		wg.Go(func() {
+			var sk sink
+			rec := newRecorder()
+			body := make([]byte, 0, 4096)
+			n := int64(0)
+			for i := uint64(w) << 40; time.Since(began) < d && ctx.Err() == nil; i++ {
+				for range max(64/s.Size, 1) {
+					sent := time.Since(began)
+					if !kafka {
+						body = s.data.request(body[:0], i, i*uint64(s.Size), s.Size, 0)
+					}
+					from := uint64(n)
+					sk.take(from, from+uint64(s.Size))
+					rec.record(&sample{intended: sent, sent: sent, done: sent, messages: s.Size, ack: Ack{Accepted: s.Size}})
+					n += int64(s.Size)
+				}
+			}
+			mu.Lock()
+			total += n
+			mu.Unlock()
+		})
+	}
+	wg.Wait()
+	return float64(total) / time.Since(began).Seconds()
+}
+
+// evidence gathers what the verdict follows from.
+func (c *coordinator) evidence(all *window, workers float64, length time.Duration) {
+	h := &c.nowHealth
+	if all.wake.TotalCount() > 0 {
+		h.LagP99 = time.Duration(all.wake.ValueAtQuantile(99))
+	}
+	if workers > 0 {
+		h.Busy = min(float64(all.busy)/(workers*float64(length)), 1)
+	}
+	h.Embedded = c.run.cfg.Embedded
+	h.CalibratedRate, h.GeneratorShare = c.share(all)
+	c.mu.Lock()
+	draining := c.state == StateDraining
+	c.mu.Unlock()
+	if draining || all.requests == 0 && workers == 0 {
+		return
+	}
+	c.busySum += h.Busy
+	c.busyN++
+	c.late[late(h.LagP99, time.Duration(all.response.ValueAtQuantile(99)))]++
+	if h.CPU >= starvedShare*h.CPUs {
+		c.starved++
+	}
+	if h.LagP99 > c.worstWake {
+		c.worstWake, c.sums.WorstLagSecond = h.LagP99, c.second
+	}
+	s := &c.sums
+	s.CPU += h.CPU
+	s.GCCPU += h.GCCPU
+	s.Steal += h.Steal
+	s.MachineCPU += h.MachineCPU
+	s.Busy += h.Busy
+	s.GCPause, s.RSS = max(s.GCPause, h.GCPause), max(s.RSS, h.RSS)
+	s.Goroutines, s.Sockets = max(s.Goroutines, h.Goroutines), max(s.Sockets, h.Sockets)
+	s.LagP99, s.GeneratorShare = max(s.LagP99, h.LagP99), max(s.GeneratorShare, h.GeneratorShare)
+	s.CalibratedRate = cmp.Or(h.CalibratedRate, s.CalibratedRate)
+	s.CPUs, s.Embedded = h.CPUs, h.Embedded
+	s.CPUSeconds += h.CPU * length.Seconds()
+}
+
+// share is how much of the calibrated rate the running steps ask for, and what
+// that rate is for their mixture.
+func (c *coordinator) share(all *window) (rate, share float64) {
+	sum := 0.0
+	for _, s := range c.run.steps {
+		cal := c.calibrated[s]
+		if end := time.Duration(s.ended.Load()); cal <= 0 || s.begin.Load() < 0 || end != 0 && end <= c.last {
+			continue
+		}
+		want := s.rates.Intended
+		if s.sched == nil {
+			want = s.rates.Acked
+		}
+		sum += want
+		share += want / cal
+	}
+	if share == 0 {
+		return 0, 0
+	}
+	return sum / share, share
+}

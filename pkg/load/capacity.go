@@ -1,0 +1,251 @@
+package load
+
+import (
+	"math"
+	"time"
+)
+
+// Search finds the highest rate that holds: doubled until one does not, then
+// halved between, then confirmed for longer. It is a pure state machine: ask Next
+// for the rate to try and Tell what came of it, until Next says that it is done.
+type Search struct {
+	from, most, within float64
+
+	good, bad float64 // highest that held, lowest that did not; bad 0: none yet
+	rate      float64 // to try
+	confirm   bool    // the trial is the long one
+	done      bool
+	limit     Limit
+	tries     int
+}
+
+// Limit says why a search ended where it did.
+type Limit string
+
+// The limits.
+const (
+	LimitObjective Limit = "objective" // more does not hold
+	LimitGenerator Limit = "generator" // more cannot be generated here
+	LimitMost      Limit = "most"      // nobody asked for more
+	LimitNothing   Limit = "nothing"   // not even the lowest rate tried holds
+	LimitUnsteady  Limit = "unsteady"  // what held once did not hold again: nothing was confirmed
+)
+
+// Trial is what became of a rate.
+type Trial struct {
+	Rate      float64 `json:"rate"`
+	Confirm   bool    `json:"confirm,omitempty"`
+	Held      bool    `json:"held"`
+	Generator bool    `json:"generator_bound,omitempty"` // it says nothing of the server
+	Why       string  `json:"why,omitempty"`             // it did not hold
+}
+
+// maxTries ends a search that noise keeps from ending.
+const maxTries = 40
+
+// NewSearch begins at from, not beyond most (0: no bound), and ends when the
+// answer is known within a share. from is above 0; within from 0.001 to 1.
+func NewSearch(from, most, within float64) *Search {
+	if most <= 0 {
+		most = math.Inf(1)
+	}
+	return &Search{from: from, most: most, within: min(max(within, 0.001), 1), rate: min(from, most)}
+}
+
+// Next returns the rate to try, and whether the trial is the long one.
+func (s *Search) Next() (rate float64, confirm, done bool) { return s.rate, s.confirm, s.done }
+
+// Found returns the highest rate that was confirmed, and what limits it; 0 where
+// none was.
+func (s *Search) Found() (rate float64, limit Limit) {
+	if s.limit == LimitNothing || s.limit == LimitUnsteady || !s.done {
+		return 0, s.limit
+	}
+	return s.good, s.limit
+}
+
+// Tell says what became of the rate that Next named.
+func (s *Search) Tell(t Trial) {
+	if s.done {
+		return
+	}
+	s.tries++
+	switch {
+	case t.Held && s.confirm:
+		s.good, s.done = s.rate, true
+		if s.limit == "" {
+			s.limit = LimitObjective
+		}
+		return
+	case t.Held:
+		s.good = s.rate
+		if s.rate >= s.most {
+			s.limit = LimitMost
+		}
+	default:
+		// What the generator cannot offer bounds the search like what the server
+		// cannot take, but the answer says whose bound it is.
+		if s.bad == 0 || s.rate < s.bad {
+			s.bad, s.limit = s.rate, LimitObjective
+			if t.Generator {
+				s.limit = LimitGenerator
+			}
+		}
+		if s.confirm {
+			s.confirm = false
+			// It held for a moment and not for long: not good after all.
+			s.good = 0
+			if low := s.rate * (1 - 2*s.within); low > s.from/1024 {
+				s.good = low // to be confirmed as well
+			}
+		}
+	}
+	s.choose()
+}
+
+func (s *Search) choose() {
+	if s.tries >= maxTries {
+		s.limit, s.done = LimitUnsteady, true
+		return
+	}
+	switch {
+	case s.good == 0 && s.bad > 0: // below what was begun with
+		if s.rate = s.bad / 2; s.rate < s.from/1024 {
+			s.limit, s.done = LimitNothing, true
+		}
+	case s.bad == 0 && s.good < s.most:
+		s.rate = min(2*s.good, s.most)
+	case s.bad > 0 && s.bad > s.good*(1+s.within) && !math.IsInf(s.bad, 1):
+		s.rate = (s.good + s.bad) / 2
+	default:
+		s.rate, s.confirm = s.good, true
+	}
+}
+
+// AtRate returns the scenario of one trial: every phase but warm-ups as long as
+// length, the objective's step (all where it names none) at rate together, its
+// conditions as thresholds.
+func (s Scenario) AtRate(rate float64, length time.Duration) Scenario {
+	s = s.WithDefaults()
+	o := s.objective()
+	for i := range s.Phases {
+		p := &s.Phases[i]
+		if !p.Warmup {
+			p.Duration = Duration(length)
+		}
+		sum := 0.0
+		chosen := func(st *Step) bool { return o.Step == "" || st.Name == o.Step }
+		for j := range p.Steps {
+			if chosen(&p.Steps[j]) {
+				sum += max(float64(p.Steps[j].Arrival.Rate), 1)
+			}
+		}
+		for j := range p.Steps {
+			if st := &p.Steps[j]; chosen(st) {
+				r := Number(rate * max(float64(st.Arrival.Rate), 1) / sum)
+				st.Rate, st.Count = r, 0
+				st.Arrival = Arrival{Shape: "constant", Rate: r, Poisson: st.Arrival.Poisson || st.Arrival.Shape == "poisson"}
+			}
+		}
+	}
+	s.Thresholds = o.Holds
+	return s
+}
+
+// objective is the scenario's, with its defaults.
+func (s *Scenario) objective() Objective {
+	var o Objective
+	if s.Objective != nil {
+		o = *s.Objective
+	}
+	if o.Hold == 0 {
+		o.Hold = Duration(10 * time.Second)
+	}
+	if o.Confirm == 0 {
+		o.Confirm = 3 * o.Hold
+	}
+	if o.Within == 0 {
+		o.Within = 0.05
+	}
+	if len(o.Holds) == 0 {
+		o.Holds = []Threshold{{Expr: "lost == 0"}, {Expr: "failed == 0"}, {Expr: "backlog_slope < 0.01"}}
+	}
+	if o.From == 0 {
+		for i := range s.Phases {
+			sum := Number(0)
+			for j := range s.Phases[i].Steps {
+				if st := &s.Phases[i].Steps[j]; o.Step == "" || st.Name == o.Step {
+					sum += st.Arrival.Rate
+				}
+			}
+			o.From = max(o.From, sum/10)
+		}
+		o.From = max(o.From, 1)
+	}
+	return o
+}
+
+// Capacity is what a search found.
+type Capacity struct {
+	Scenario string    `json:"scenario"`
+	Rate     float64   `json:"rate"` // messages/s; 0: none held
+	Limit    Limit     `json:"limit"`
+	Trials   []Trial   `json:"trials"`
+	Started  time.Time `json:"started"`
+	Seconds  float64   `json:"seconds"`
+	Verdict  Verdict   `json:"verdict"` // of the confirmation
+}
+
+// FindCapacity tries rates with run, which runs one trial's scenario, until the
+// search is done.
+func FindCapacity(s Scenario, run func(Scenario) (*Result, error), said func(Trial)) (Capacity, error) {
+	s = s.WithDefaults()
+	o := s.objective()
+	out := Capacity{Scenario: s.Name, Started: time.Now().UTC()}
+	search := NewSearch(float64(o.From), float64(o.Most), o.Within)
+	for {
+		rate, confirm, done := search.Next()
+		if done {
+			break
+		}
+		length := o.Hold
+		if confirm {
+			length = o.Confirm
+		}
+		res, err := run(s.AtRate(rate, length.of()))
+		if err != nil {
+			return out, err
+		}
+		t := Trial{Rate: rate, Confirm: confirm, Held: true}
+		for _, th := range res.Thresholds {
+			if !th.OK && t.Held {
+				t.Held, t.Why = false, th.Expr
+			}
+		}
+		switch {
+		case res.Verdict.Code == GeneratorBound:
+			t.Held, t.Generator, t.Why = false, true, "the generator is the limit"
+		case res.Verdict.Code == SinkBound && t.Held:
+			t.Held = false
+			t.Why = "the server did not take what was offered"
+		}
+		if t.Why != "" && len(res.Verdict.Reasons) > 0 && res.Verdict.Code != Inconclusive {
+			t.Why += ": " + res.Verdict.Reasons[0]
+		}
+		out.Verdict = res.Verdict
+		out.Trials = append(out.Trials, t)
+		if said != nil {
+			said(t)
+		}
+		if res.Partial && res.Exit == exitInterrupt {
+			out.Limit = "stopped"
+			break
+		}
+		search.Tell(t)
+	}
+	if out.Limit == "" {
+		out.Rate, out.Limit = search.Found()
+	}
+	out.Seconds = time.Since(out.Started).Seconds()
+	return out, nil
+}

@@ -1,0 +1,107 @@
+package load
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+)
+
+// search plays a server that holds up to a rate.
+func search(s *Search, holds func(rate float64, confirm bool) Trial) (rate float64, limit Limit, tries int) {
+	for {
+		r, confirm, done := s.Next()
+		if done {
+			rate, limit = s.Found()
+			return rate, limit, tries
+		}
+		tries++
+		t := holds(r, confirm)
+		t.Rate, t.Confirm = r, confirm
+		s.Tell(t)
+	}
+}
+
+func upTo(most float64) func(float64, bool) Trial {
+	return func(r float64, _ bool) Trial { return Trial{Held: r <= most} }
+}
+
+func TestSearch(t *testing.T) {
+	t.Parallel()
+	for _, most := range []float64{0.5, 3, 100, 777, 12_345, 5e6} {
+		rate, limit, tries := search(NewSearch(100, 0, 0.05), upTo(most))
+		if rate > most || rate < most*0.95 || limit != LimitObjective || tries > 30 {
+			t.Errorf("holds up to %v: found %v (%s) after %d", most, rate, limit, tries)
+		}
+	}
+	if rate, limit, _ := search(NewSearch(100, 1000, 0.05), upTo(1e9)); rate != 1000 || limit != LimitMost {
+		t.Errorf("not beyond most: %v (%s)", rate, limit)
+	}
+	if rate, limit, tries := search(NewSearch(100, 0, 0.05), upTo(0)); rate != 0 || limit != LimitNothing || tries > 15 {
+		t.Errorf("nothing holds: %v (%s) after %d", rate, limit, tries)
+	}
+	rate, limit, _ := search(NewSearch(100, 0, 0.05), func(r float64, _ bool) Trial { return Trial{Held: r <= 5000, Generator: r > 5000} })
+	if rate < 4750 || rate > 5000 || limit != LimitGenerator {
+		t.Errorf("the generator's bound: %v (%s)", rate, limit)
+	}
+}
+
+// What held for a moment and not for long is not the answer.
+func TestSearchConfirms(t *testing.T) {
+	t.Parallel()
+	confirmed := 0.0
+	rate, limit, tries := search(NewSearch(100, 0, 0.05), func(r float64, confirm bool) Trial {
+		held := r <= 1000
+		if confirm {
+			if held = r <= 800; held {
+				confirmed = r
+			}
+		}
+		return Trial{Held: held}
+	})
+	if rate != confirmed || rate > 800 || rate < 600 || limit != LimitObjective {
+		t.Errorf("%v (%s) after %d, confirmed %v", rate, limit, tries, confirmed)
+	}
+}
+
+// Whatever the server does, the search ends, and says only what was confirmed.
+func TestSearchEnds(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(500) {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		held := map[float64]bool{}
+		rate, limit, tries := search(NewSearch(rng.Float64()*1000+0.1, rng.Float64()*1e6*float64(seed%2), rng.Float64()/4), func(r float64, confirm bool) Trial {
+			if r <= 0 || math.IsInf(r, 0) || math.IsNaN(r) {
+				t.Fatalf("seed %d: tries %v", seed, r)
+			}
+			tr := Trial{Held: rng.IntN(3) > 0, Generator: rng.IntN(5) == 0}
+			if confirm && tr.Held {
+				held[r] = true
+			}
+			return tr
+		})
+		if tries > maxTries {
+			t.Fatalf("seed %d: %d tries", seed, tries)
+		}
+		if rate > 0 && !held[rate] {
+			t.Errorf("seed %d: %v (%s) was not confirmed", seed, rate, limit)
+		}
+	}
+}
+
+func TestAtRate(t *testing.T) {
+	t.Parallel()
+	s := Scenario{Name: "t", Phases: []PhaseSpec{{Name: "p", Duration: 1, Steps: []Step{{Name: "a", Rate: 30}, {Name: "b", Rate: 10, Count: 5}}}}, Objective: &Objective{}}
+	trial := s.AtRate(400, 7e9)
+	a, b := trial.Phases[0].Steps[0], trial.Phases[0].Steps[1]
+	if a.Arrival.Rate != 300 || b.Arrival.Rate != 100 || b.Count != 0 || trial.Phases[0].Duration != 7e9 || len(trial.Thresholds) != 3 {
+		t.Errorf("%+v %+v", a.Arrival, b.Arrival)
+	}
+	s.Objective.Step = "b"
+	trial = s.AtRate(400, 7e9)
+	if a, b := trial.Phases[0].Steps[0], trial.Phases[0].Steps[1]; a.Arrival.Rate != 30 || b.Arrival.Rate != 400 {
+		t.Errorf("%+v %+v", a.Arrival, b.Arrival)
+	}
+	if err := trial.Validate(); err != nil {
+		t.Error(err)
+	}
+}

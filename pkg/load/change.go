@@ -1,0 +1,230 @@
+package load
+
+import (
+	"context"
+	"math"
+	"strings"
+	"time"
+)
+
+// Overrides replace values of every step; zero ones do not.
+type Overrides struct {
+	Rate, Count Number
+	Duration    time.Duration // of every phase
+	Workers     int
+	Seed        uint64
+}
+
+// With returns the scenario with some values replaced.
+func (s Scenario) With(o Overrides) Scenario {
+	s = s.WithDefaults() // its phases are a copy
+	if o.Seed != 0 {
+		s.Seed = o.Seed
+	}
+	for i := range s.Phases {
+		p := &s.Phases[i]
+		if o.Duration > 0 {
+			p.Duration = Duration(o.Duration)
+		}
+		for j := range p.Steps {
+			st := &p.Steps[j]
+			if o.Rate > 0 {
+				st.Rate, st.Arrival = o.Rate, Arrival{Shape: "constant", Rate: o.Rate, Poisson: st.Arrival.Poisson}
+			}
+			if o.Count > 0 {
+				st.Count = o.Count
+			}
+			if o.Workers > 0 {
+				st.Workers = o.Workers
+			}
+			st.Size = fit(st)
+		}
+	}
+	return s
+}
+
+// fit keeps a request from being larger than what there is to send.
+func fit(st *Step) int {
+	size := st.Size
+	if st.bodies() == Fanout {
+		if st.Count > 0 {
+			size = min(size, int(st.Count))
+		}
+		size = min(size, int(st.Users.Count))
+	}
+	return max(size, 1)
+}
+
+// Scaled returns the scenario with all rates and counts multiplied.
+func (s Scenario) Scaled(f float64) Scenario { return s.scaled(f, 1, f) }
+
+// Shortened returns the scenario's short form: to see in seconds that it works.
+// Thresholds of times are left out, unless the form names its own: what is
+// squeezed into a moment says nothing of a rate held.
+func (s Scenario) Shortened() Scenario {
+	var sh Short
+	if s.Short != nil {
+		sh = *s.Short
+	}
+	if sh.Rate == 0 {
+		sh.Rate = 0.1
+	}
+	if sh.Time == 0 {
+		sh.Time = 0.1
+	}
+	if sh.Count == 0 {
+		sh.Count = sh.Rate * sh.Time
+	}
+	out := s.scaled(sh.Rate, sh.Time, sh.Count)
+	if sh.Drain > 0 {
+		out.Drain = sh.Drain
+	} else {
+		out.Drain = min(out.Drain, Duration(time.Minute))
+	}
+	out.Thresholds = nil
+	if len(sh.Holds) > 0 {
+		for _, expr := range sh.Holds {
+			out.Thresholds = append(out.Thresholds, Threshold{Expr: expr})
+		}
+		return out
+	}
+	for _, t := range s.Thresholds {
+		c, err := ParseThreshold(t.Expr)
+		if err != nil {
+			continue
+		}
+		switch c.left.name {
+		case "lost", "duplicates", "early", "unexpected", "unverified", "ended":
+			out.Thresholds = append(out.Thresholds, t)
+		}
+	}
+	return out
+}
+
+func (s Scenario) scaled(rate, length, count float64) Scenario {
+	s = s.WithDefaults()
+	r := func(n *Number) { *n = Number(float64(*n) * rate) }
+	d := func(v *Duration) {
+		if *v > 0 {
+			*v = Duration(max(float64(*v)*length, float64(10*time.Millisecond)))
+		}
+	}
+	n := func(v *Number) {
+		if *v > 0 {
+			*v = Number(math.Max(math.Round(float64(*v)*count), 1))
+		}
+	}
+	n(&s.Server.Profiles)
+	for i := range s.Phases {
+		p := &s.Phases[i]
+		if d(&p.Duration); length < 1 && p.Duration > 0 {
+			p.Duration = max(p.Duration, Duration(time.Second))
+		}
+		for j := range p.Steps {
+			st := &p.Steps[j]
+			a := &st.Arrival
+			for _, v := range []*Number{&st.Rate, &a.Rate, &a.From, &a.To, &a.Peak} {
+				r(v)
+			}
+			for _, v := range []*Duration{&st.Start, &a.Over, &a.At, &a.For, &a.Period} {
+				d(v)
+			}
+			levels := make([]Level, len(a.Levels))
+			for k, l := range a.Levels {
+				r(&l.Rate)
+				d(&l.For)
+				levels[k] = l
+			}
+			a.Levels = levels
+			n(&st.Count)
+			if st.Users.Pick == "each" && !st.Ordered && st.bodies() == Fanout && s.Server.Profiles > 0 {
+				st.Users.Count = min(st.Users.Count, s.Server.Profiles)
+			}
+			if l := st.Scheduled; l != nil {
+				later := *l
+				d(&later.After)
+				d(&later.At)
+				d(&later.Spread)
+				st.Scheduled = &later
+			}
+			st.Size = fit(st)
+		}
+		faults := make([]FaultSpec, len(p.Faults))
+		for k, f := range p.Faults {
+			d(&f.At)
+			d(&f.For)
+			faults[k] = f
+		}
+		p.Faults = faults
+	}
+	return s
+}
+
+// DryConfig has targets that take everything and controls that do nothing: to
+// compile a scenario without running it.
+func DryConfig() Config {
+	return Config{Target: dry{}, Faults: dry{}, Process: dry{}, Actions: map[string]func(context.Context) error{"replay": func(context.Context) error { return nil }}, Callback: "http://127.0.0.1/dry"}
+}
+
+type dry struct{}
+
+func (dry) Send(_ context.Context, r *Request) (Ack, error) { return Ack{Accepted: r.Size}, nil }
+
+func (dry) Begin(context.Context, *FaultSpec) (func(context.Context) error, error) {
+	return func(context.Context) error { return nil }, nil
+}
+
+func (dry) Fault(context.Context, *FaultSpec) (func(context.Context) error, error) {
+	return func(context.Context) error { return nil }, nil
+}
+
+// IsTime reports whether the values of a threshold are nanoseconds.
+func IsTime(expr string) bool {
+	c, err := ParseThreshold(strings.TrimSpace(expr))
+	return err == nil && c.left.isTime()
+}
+
+// OnlyNull reports whether nothing is sent anywhere.
+func (s *Scenario) OnlyNull() bool {
+	for i := range s.Phases {
+		for j := range s.Phases[i].Steps {
+			if s.Phases[i].Steps[j].Target != Null {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// Uses reports whether a step has this target.
+func (s *Scenario) Uses(target string) bool {
+	for i := range s.Phases {
+		for j := range s.Phases[i].Steps {
+			if s.Phases[i].Steps[j].Target == target {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// Workers is how many requests may be under way at once.
+func (s *Scenario) Workers() int {
+	most := 0
+	for i := range s.Phases {
+		sum := 0
+		for j := range s.Phases[i].Steps {
+			sum += s.Phases[i].Steps[j].Workers
+		}
+		most = max(most, sum)
+	}
+	return most
+}
+
+// ProviderLatency is that of simulators the run starts; default 5 ms.
+func (s *ServerSpec) ProviderLatency() time.Duration {
+	if s.Latency == 0 {
+		return 5 * time.Millisecond
+	}
+	return s.Latency.of()
+}

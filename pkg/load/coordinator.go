@@ -1,0 +1,389 @@
+package load
+
+import (
+	"context"
+	"math"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+)
+
+// coordinator looks at the recorders, ten times a second at most, and makes what
+// everybody else sees. Only its goroutine touches its fields, but for those behind
+// mu.
+type coordinator struct {
+	run        *Run
+	thresholds []*watched
+	health     func() Health
+	abort      func()
+
+	calibrated map[*stepRun]float64 // messages/s against the null sink
+	calTook    time.Duration
+
+	mu      sync.Mutex
+	phase   int
+	began   time.Duration // of the phase
+	state   State
+	markers []Marker
+	faults  []FaultResult
+	settled settled
+
+	second    int
+	last      time.Duration // end of the last second
+	seconds   []SecondRow
+	heat      []HeatColumn
+	sums      HealthSummary
+	nowHealth Health
+	came      came
+	lastCame  int64
+	rates     Rates
+	intended  int64 // at the end of the last second
+	server    Server
+	recent    [][]recentStep // per second, where a threshold has a window
+	window    time.Duration  // the longest of them
+	late      map[bool]int   // seconds, by whether the generator woke late in them
+	starved   int
+	worstWake time.Duration
+	busySum   float64
+	busyN     int
+	endToEnd  map[*stepRun]*endTimes
+	intervals []Interval
+	inter     map[*stepRun]*window
+	interFrom time.Duration
+}
+
+type recentStep struct {
+	step *stepRun
+	win  *window
+}
+
+// endTimes are what the ledger says of one step.
+type endTimes struct {
+	endToEnd, late, early *hdrhistogram.Histogram
+	after                 int64 // late by more than LateAfter
+}
+
+func newCoordinator(r *Run) (*coordinator, error) {
+	c := &coordinator{
+		run: r, state: StateCalibrating, calibrated: map[*stepRun]float64{}, abort: func() {},
+		late: map[bool]int{}, endToEnd: map[*stepRun]*endTimes{}, inter: map[*stepRun]*window{},
+	}
+	var err error
+	if c.thresholds, err = newWatched(r.s.Thresholds); err != nil {
+		return nil, err
+	}
+	for _, w := range c.thresholds {
+		for _, m := range []*metric{&w.cond.left, w.cond.right} {
+			if m != nil {
+				c.window = max(c.window, m.window)
+			}
+		}
+	}
+	if c.health = r.cfg.health; c.health == nil {
+		c.health = newSampler().sample
+	}
+	return c, nil
+}
+
+// start runs the coordinator until the function it returns was called.
+func (c *coordinator) start(ctx context.Context) (stop func()) {
+	c.setState(StateRunning)
+	end := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		tick := time.NewTicker(100 * time.Millisecond)
+		defer tick.Stop()
+		observed := time.Duration(0)
+		for {
+			select {
+			case <-tick.C:
+			case <-end:
+				c.rotate(ctx)
+				return
+			}
+			now := c.run.since(time.Now())
+			if now-c.last >= time.Second {
+				c.rotate(ctx)
+			}
+			s := c.snapshot(now)
+			c.run.latest.Store(s)
+			if f := c.run.cfg.Observe; f != nil && now-observed >= c.run.cfg.Every-10*time.Millisecond {
+				observed = now
+				f(s)
+			}
+		}
+	})
+	return func() { close(end); wg.Wait() }
+}
+
+func (c *coordinator) setState(s State) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.state = s
+}
+
+func (c *coordinator) drains() { c.setState(StateDraining) }
+
+func (c *coordinator) enter(i int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.phase, c.began = i, c.run.since(time.Now())
+}
+
+func (c *coordinator) mark(m Marker) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.markers = append(c.markers, m)
+}
+
+func (c *coordinator) faultBegan(name string) int {
+	at := c.run.since(time.Now())
+	c.mark(Marker{At: at, Kind: "fault", Text: name})
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.faults = append(c.faults, FaultResult{Name: name, Began: at, Drained: -1})
+	return len(c.faults) - 1
+}
+
+func (c *coordinator) faultEnded(n int, err error) {
+	at := c.run.since(time.Now())
+	c.mu.Lock()
+	c.faults[n].Ended = at
+	if err != nil {
+		c.faults[n].Error = err.Error()
+	}
+	name := c.faults[n].Name
+	c.mu.Unlock()
+	c.mark(Marker{At: at, Kind: "heal", Text: name})
+}
+
+// live is what a step has counted so far.
+func (s *stepRun) live() tally {
+	t := s.total.tally
+	for _, r := range s.recs {
+		l := r.look()
+		t.add(&l)
+	}
+	return t
+}
+
+// rotate ends a second: it takes the windows of all recorders.
+func (c *coordinator) rotate(ctx context.Context) {
+	now := c.run.since(time.Now())
+	// At the end it may be no time at all since the last look, and yet something was
+	// recorded in it.
+	length := max(now-c.last, 1)
+	c.nowHealth = c.health()
+	all := newWindow()
+	row := SecondRow{Second: c.second, Length: length, Health: c.nowHealth}
+	var heat [HeatBuckets]int64
+	var recent []recentStep
+	workers := 0.0
+	for _, s := range c.run.steps {
+		s.second.reset()
+		for _, r := range s.recs {
+			w := r.swap()
+			s.second.merge(w)
+			r.giveBack(w)
+		}
+		d := s.second
+		s.rates = Rates{Sent: perSecond(d.sent, length), Acked: perSecond(d.acked, length), Failed: perSecond(d.failed+d.rejected, length)}
+		if b := time.Duration(s.begin.Load()); b >= 0 && b < now {
+			from := max(c.last, b)
+			s.rates.Intended = perSecond(s.intended(now)-s.intended(from), length)
+			if end := time.Duration(s.ended.Load()); end == 0 || end > c.last {
+				to := now
+				if end > 0 {
+					to = min(end, now)
+				}
+				workers += float64(s.Workers) * float64(to-from) / float64(length)
+			}
+		}
+		if d.requests == 0 {
+			s.row = SecondStep{Name: s.Name}
+			continue
+		}
+		s.total.merge(d)
+		s.row = SecondStep{Name: s.Name, Sent: d.sent, Acked: d.acked, Failed: d.failed + d.rejected, Response: brief(d.response)}
+		row.Steps = append(row.Steps, s.row)
+		all.merge(d)
+		for i, n := range d.heat {
+			heat[i] += n
+		}
+		c.keepInterval(s, d)
+		if c.window > 0 {
+			keep := newWindow()
+			keep.merge(d)
+			recent = append(recent, recentStep{s, keep})
+		}
+	}
+	c.evidence(all, workers, length)
+	c.askOthers(ctx)
+	intended := int64(0)
+	for _, s := range c.run.steps {
+		intended += s.intended(now)
+	}
+	row.Intended = intended - c.intended
+	c.intended = intended
+	row.Sent, row.Acked, row.Failed = all.sent, all.acked, all.failed+all.rejected
+	row.Delivered = c.came.ids - c.lastCame
+	c.lastCame = c.came.ids
+	row.Backlog = c.backlog()
+	row.Response, row.Lag, row.Service = brief(all.response), brief(all.lag), brief(all.service)
+	row.Health = c.nowHealth
+	c.rates = Rates{
+		Intended: perSecond(row.Intended, length), Sent: perSecond(all.sent, length), Acked: perSecond(all.acked, length),
+		Delivered: perSecond(row.Delivered, length), Failed: perSecond(row.Failed, length),
+	}
+	c.mu.Lock()
+	row.Phase, row.Draining = c.run.s.Phases[c.phase].Name, c.state == StateDraining
+	c.followFaults(row.Backlog, now)
+	c.mu.Unlock()
+	c.seconds = append(c.seconds, row)
+	c.heat = append(c.heat, HeatColumn{Second: c.second, Counts: heat})
+	c.recent = append(c.recent, recent)
+	if keep := int(c.window/time.Second) + 2; len(c.recent) > keep {
+		c.recent = slices.Delete(c.recent, 0, len(c.recent)-keep)
+	}
+	c.second++
+	c.last = now
+	c.judge(now, false)
+}
+
+func perSecond(n int64, d time.Duration) float64 {
+	if d < time.Millisecond {
+		return 0
+	}
+	return float64(n) / d.Seconds()
+}
+
+func brief(h *hdrhistogram.Histogram) Brief {
+	if h.TotalCount() == 0 {
+		return Brief{}
+	}
+	v := h.ValueAtPercentiles([]float64{50, 99})
+	return Brief{h.TotalCount(), v[50], v[99], h.Max()}
+}
+
+// askOthers asks the ledger and the server, neither of which may hold the run up.
+func (c *coordinator) askOthers(ctx context.Context) {
+	ctx, stop := context.WithTimeout(ctx, 2*time.Second)
+	defer stop()
+	if l := c.run.cfg.Ledger; l != nil {
+		if got, err := l.came(ctx); err == nil {
+			c.came = got
+		}
+		if o, ok := l.(*Observer); ok {
+			_ = o.times(ctx, &c.run.promised, c.took) // it never fails
+		}
+	}
+	if f := c.run.cfg.Server; f != nil {
+		if s, err := f(ctx); err == nil {
+			s.Known = true
+			c.server = s
+		}
+	}
+	c.server.Backlog = c.backlog()
+}
+
+// backlog is what was acknowledged and did not come.
+func (c *coordinator) backlog() int64 {
+	if c.run.cfg.Ledger == nil {
+		return 0
+	}
+	return max(c.run.promised.total()-c.came.ids, 0)
+}
+
+// took records when something promised came.
+func (c *coordinator) took(d *due, at time.Time, n int64) {
+	e := c.endToEnd[d.step]
+	if e == nil {
+		e = &endTimes{NewHistogram(), NewHistogram(), NewHistogram(), 0}
+		c.endToEnd[d.step] = e
+	}
+	if d.at == 0 {
+		put(e.endToEnd, c.run.since(at)-d.intended, n)
+		return
+	}
+	late := time.Duration(at.UnixNano() - d.at)
+	if late < 0 {
+		put(e.early, -late, n)
+		return
+	}
+	put(e.late, late, n)
+	if late > LateAfter {
+		e.after += n
+	}
+}
+
+// followFaults keeps the backlog's peak, and when it was back.
+func (c *coordinator) followFaults(backlog int64, now time.Duration) {
+	for i := range c.faults {
+		f := &c.faults[i]
+		if f.Began >= c.last && f.BacklogPeak == 0 {
+			f.BacklogBefore = backlog
+		}
+		if f.Drained >= 0 {
+			continue
+		}
+		f.BacklogPeak = max(f.BacklogPeak, backlog)
+		if f.Ended > 0 && backlog <= f.BacklogBefore+f.BacklogPeak/100 {
+			f.Drained = max(now-f.Ended, 0)
+		}
+	}
+}
+
+// judge looks at the thresholds.
+func (c *coordinator) judge(now time.Duration, final bool) {
+	for _, w := range c.thresholds {
+		if !w.look(c, now, final) {
+			continue
+		}
+		text := w.Expr
+		if w.state.OK {
+			text += " holds again"
+		} else {
+			text += " is missed"
+		}
+		c.mark(Marker{At: now, Kind: "threshold", Text: text})
+	}
+	if final {
+		return
+	}
+	for _, w := range c.thresholds {
+		if w.Abort && !w.state.OK {
+			c.abort()
+		}
+	}
+}
+
+// slope is by how much of the rate acked the backlog grew, over the last d of
+// sending.
+func (c *coordinator) slope(d time.Duration) (float64, bool) {
+	var first, last *SecondRow
+	acked, length := int64(0), time.Duration(0)
+	for i := len(c.seconds) - 1; i >= 0 && length < d; i-- {
+		s := &c.seconds[i]
+		if s.Draining || s.Sent == 0 && last == nil {
+			continue
+		}
+		if last == nil {
+			last = s
+		}
+		first = s
+		if first != last {
+			acked += c.seconds[i+1].Acked
+		}
+		length += s.Length
+	}
+	if first == nil || first == last || acked == 0 {
+		return 0, false
+	}
+	v := float64(last.Backlog-first.Backlog) / float64(acked)
+	if math.IsNaN(v) {
+		return 0, false
+	}
+	return v, true
+}

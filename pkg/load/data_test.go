@@ -1,0 +1,229 @@
+package load
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"math"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+)
+
+func dataOf(t *testing.T, st Step, seed uint64) *data {
+	t.Helper()
+	s := One("t", time.Second, st).WithDefaults()
+	if err := s.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	d := newData(&s.Phases[0].Steps[0], seed)
+	d.callback, d.origin = "http://127.0.0.1:1/x?due=", time.UnixMilli(1_700_000_000_000)
+	return d
+}
+
+// The data of a run is a pure function of seed and sequence, and a fan-out has
+// no user twice.
+func TestData(t *testing.T) {
+	t.Parallel()
+	st := Step{Target: Fanout, Rate: 1, Size: 10_007, Users: Users{Count: 10_007}, Addresses: true}
+	body := dataOf(t, st, 1).request(nil, 5, 5*10_007, 10_007, 0)
+	if !bytes.Equal(body, dataOf(t, st, 1).request(nil, 5, 5*10_007, 10_007, 0)) {
+		t.Fatal("not reproducible")
+	}
+	if bytes.Equal(body, dataOf(t, st, 2).request(nil, 5, 5*10_007, 10_007, 0)) {
+		t.Fatal("the seed does not matter")
+	}
+	var doc struct {
+		Receivers []struct {
+			User    string `json:"user_id"`
+			Address string `json:"address"`
+		} `json:"receivers"`
+	}
+	if err := json.Unmarshal(body, &doc); err != nil {
+		t.Fatal(err)
+	}
+	seen := map[string]bool{}
+	for _, r := range doc.Receivers {
+		if seen[r.User] || len(r.Address) != len("apns:")+64 {
+			t.Fatalf("%+v", r)
+		}
+		seen[r.User] = true
+	}
+	if len(seen) != 10_007 {
+		t.Fatalf("%d users", len(seen))
+	}
+	for users := Number(1); users < 70; users++ {
+		d := dataOf(t, Step{Rate: 1, Users: Users{Count: users}}, uint64(users))
+		seen := map[uint64]bool{}
+		for i := range uint64(users) {
+			seen[d.user(i)] = true
+		}
+		if len(seen) != int(users) {
+			t.Errorf("%v users: only %d have a turn", users, len(seen))
+		}
+	}
+}
+
+// Bodies are JSON that the API's types read back.
+func TestBodies(t *testing.T) {
+	t.Parallel()
+	later := &LaterSpec{After: Duration(time.Minute)}
+	for _, st := range []Step{
+		{Target: Single, Channel: "push", Addresses: true, Ordered: true, Users: Users{Count: 64}},
+		{Target: Single, Channel: "sms", Addresses: true, Payload: Payload{Bytes: 10, Max: 200}},
+		{Target: Single, Channel: "email", Addresses: true, Scheduled: later},
+		{Target: Batch, Size: 10, Mix: []Share{{70, "push", "transactional"}, {20, "email", "transactional"}, {10, "sms", "otp"}}},
+		{Target: Fanout, Size: 10, Addresses: true, Channel: "email", Scheduled: later},
+		{Target: Schedule}, {Target: Trigger}, {Target: Single, Triggers: 0.5},
+	} {
+		st.Rate = 1
+		d := dataOf(t, st, 3)
+		for n := range uint64(20) {
+			b := d.request(nil, n, n*uint64(d.step.Size), d.step.Size, time.Second)
+			var err error
+			switch d.kind(n) {
+			case kindTrigger:
+				var v api.Trigger
+				if err = json.Unmarshal(b, &v); err == nil && (v.FireAt == nil || v.CallbackURL != fmt.Sprintf("http://127.0.0.1:1/x?due=%d", v.FireAt.UnixMilli())) {
+					err = fmt.Errorf("%+v", v)
+				}
+			case kindSingle:
+				var v api.Notification
+				err = json.Unmarshal(b, &v)
+				due, is := d.later(n, time.Second)
+				if err == nil && (v.Channel == "" || v.Content.Body == "" || is != (v.ScheduledAt != nil) || is && !v.ScheduledAt.Equal(due)) {
+					err = fmt.Errorf("%+v", v)
+				}
+			default:
+				if !json.Valid(b) {
+					err = fmt.Errorf("no JSON")
+				}
+			}
+			if err != nil {
+				t.Fatalf("%+v request %d: %v\n%s", st, n, err, b)
+			}
+		}
+	}
+}
+
+// Who gets messages follows the distribution asked for.
+func TestUsers(t *testing.T) {
+	t.Parallel()
+	const n, users = 100_000, 1000
+	count := func(u Users) (top []int) {
+		u.Count = users
+		d := dataOf(t, Step{Rate: 1, Users: u}, 9)
+		by := make([]int, users)
+		for i := range uint64(n) {
+			by[d.user(i)]++
+		}
+		slices.SortFunc(by, func(a, b int) int { return b - a })
+		return by
+	}
+	if by := count(Users{Pick: "each"}); by[0] != n/users || by[users-1] != n/users {
+		t.Errorf("each: %d to %d", by[users-1], by[0])
+	}
+	if by := count(Users{Pick: "uniform"}); by[0] > 2*n/users || by[users-1] < n/users/2 {
+		t.Errorf("uniform: %d to %d", by[users-1], by[0])
+	}
+	if by := count(Users{Pick: "hot", Share: 0.3}); math.Abs(float64(by[0])-0.3*n) > 0.02*n || by[1] > n/users {
+		t.Errorf("hot: %d, then %d", by[0], by[1])
+	}
+	by := count(Users{Pick: "zipf", Skew: 1.2})
+	if by[0] < 10*by[20] || by[0] < n/10 {
+		t.Errorf("zipf: %d, the twentieth %d", by[0], by[20])
+	}
+}
+
+func TestMixShares(t *testing.T) {
+	t.Parallel()
+	d := dataOf(t, Step{Target: Single, Rate: 1, Mix: []Share{{70, "push", "transactional"}, {20, "email", "transactional"}, {10, "sms", "otp"}}, Scheduled: &LaterSpec{Share: 0.2}}, 1)
+	const n = 50_000
+	by, later := map[string]int{}, 0
+	for i := range uint64(n) {
+		by[d.variant(i).channel]++
+		if _, ok := d.later(i, 0); ok {
+			later++
+		}
+	}
+	for ch, want := range map[string]float64{"push": 0.7, "email": 0.2, "sms": 0.1} {
+		if got := float64(by[ch]) / n; math.Abs(got-want) > 0.01 {
+			t.Errorf("%s: %.3f of them, want %.1f", ch, got, want)
+		}
+	}
+	if got := float64(later) / n; math.Abs(got-0.2) > 0.01 {
+		t.Errorf("%.3f for later", got)
+	}
+}
+
+func TestBitset(t *testing.T) {
+	t.Parallel()
+	var a, b bitset
+	if a.set(0, 130) != 0 || a.set(pageBits-3, pageBits+70) != 0 {
+		t.Fatal("repeated on a first time")
+	}
+	if got := a.set(100, 140); got != 30 {
+		t.Errorf("%d repeated, want 30", got)
+	}
+	b.set(0, 64)
+	b.set(pageBits, pageBits+70)
+	n, some := a.missing(&b, 2)
+	if n != 140-64+3 || len(some) != 2 || some[0] != 64 || some[1] != 65 {
+		t.Errorf("%d missing, %v", n, some)
+	}
+	if n, _ := b.missing(&a, 10); n != 0 {
+		t.Errorf("%d missing the other way", n)
+	}
+}
+
+// BenchmarkBodies is the making alone.
+func BenchmarkBodies(b *testing.B) {
+	for name, st := range map[string]Step{
+		"fanout":       {Target: Fanout, Size: 50_000},
+		"fanout-email": {Target: Fanout, Size: 50_000, Channel: "email", Addresses: true},
+		"single":       {Target: Single},
+		"single-256":   {Target: Single, Payload: Payload{Bytes: 120}},
+	} {
+		b.Run(name, func(b *testing.B) {
+			st.Rate = 1
+			s := One("t", time.Second, st).WithDefaults()
+			d := newData(&s.Phases[0].Steps[0], 1)
+			size := d.step.Size
+			var body []byte
+			n, began := uint64(0), processCPU()
+			for b.Loop() {
+				body = d.request(body[:0], n, n*uint64(size), size, 0)
+				n++
+			}
+			b.SetBytes(int64(len(body)))
+			// Of the processor, which is not the clock's on a machine with others.
+			b.ReportMetric(float64(processCPU()-began)/float64(n)/float64(size), "cpu-ns/message")
+		})
+	}
+}
+
+// Recording by runs is recording one by one.
+func TestRunRecords(t *testing.T) {
+	t.Parallel()
+	one, many := NewHistogram(), NewHistogram()
+	r := run{h: many}
+	for i := range 200_000 {
+		v := time.Duration(mix(uint64(i))>>(20+i%40)) / 3
+		for j := range 3 {
+			put(one, v+time.Duration(j), 1)
+			r.add(v + time.Duration(j))
+		}
+	}
+	r.add(-5)
+	put(one, -5, 1)
+	r.flush()
+	a, b := QuantilesOf(one), QuantilesOf(many)
+	if a.Max, b.Max = 0, 0; a != b { // of which the exact value is kept
+		t.Errorf("%+v\n%+v", a, b)
+	}
+	if fmt.Sprint(one.Distribution()) != fmt.Sprint(many.Distribution()) {
+		t.Error("another distribution")
+	}
+}

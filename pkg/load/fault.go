@@ -1,0 +1,166 @@
+package load
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// FaultControl makes providers fail and heals them.
+type FaultControl interface {
+	// Begin starts a fault and returns what ends it.
+	Begin(ctx context.Context, f *FaultSpec) (end func(context.Context) error, err error)
+}
+
+// ProcessControl does things to processes that the run owns.
+type ProcessControl interface {
+	// Fault does what f.Process says and returns what undoes it: start again, go on.
+	Fault(ctx context.Context, f *FaultSpec) (end func(context.Context) error, err error)
+}
+
+// simRule is a rule of the simulators, as their control API reads it.
+type simRule struct {
+	Provider   string     `json:"provider,omitempty"`
+	Account    string     `json:"account,omitempty"`
+	Pool       string     `json:"pool,omitempty"`
+	Prefix     string     `json:"prefix,omitempty"`
+	Rate       float64    `json:"rate,omitempty"`
+	For        string     `json:"for,omitempty"`
+	Do         string     `json:"do"`
+	Status     int        `json:"status,omitempty"`
+	Code       string     `json:"code,omitempty"`
+	RetryAfter string     `json:"retry_after,omitempty"`
+	Latency    *simDelays `json:"latency,omitempty"`
+}
+
+type simDelays struct {
+	Median string `json:"median"`
+	P99    string `json:"p99,omitempty"`
+}
+
+// Begin implements FaultControl: a rule, removed at the end.
+func (l *Simulators) Begin(ctx context.Context, f *FaultSpec) (func(context.Context) error, error) {
+	rule := simRule{
+		Provider: f.Provider, Account: f.Account, Pool: f.Pool, Prefix: f.Prefix,
+		Rate: f.Share, Do: f.Do, Status: f.Status, Code: f.Code,
+	}
+	if n, err := strconv.Atoi(f.Account); err == nil {
+		if rule.Account, err = l.account(ctx, n); err != nil {
+			return nil, err
+		}
+	}
+	if f.RetryAfter > 0 {
+		rule.RetryAfter = f.RetryAfter.of().String()
+	}
+	if f.Latency.Median > 0 {
+		rule.Latency = &simDelays{Median: f.Latency.Median.of().String()}
+		if f.Latency.P99 > 0 {
+			rule.Latency.P99 = f.Latency.P99.of().String()
+		}
+	}
+	body, err := json.Marshal(rule)
+	if err != nil {
+		return nil, err
+	}
+	var made struct {
+		Number uint64 `json:"number"`
+	}
+	if err := l.get(ctx, http.MethodPost, "/control/rules", bytes.NewReader(body), &made); err != nil {
+		return nil, err
+	}
+	return func(ctx context.Context) error {
+		err := l.get(ctx, http.MethodDelete, fmt.Sprintf("/control/rules/%d", made.Number), nil, nil)
+		if notify.KindOf(err) == notify.KindNotFound { // over by itself
+			return nil
+		}
+		return err
+	}, nil
+}
+
+// account is the SID of Twilio account n, from 1.
+func (l *Simulators) account(ctx context.Context, n int) (string, error) {
+	var c struct {
+		Twilio []struct {
+			SID string `json:"sid"`
+		} `json:"twilio"`
+	}
+	if err := l.get(ctx, http.MethodGet, "/credentials.json", nil, &c); err != nil {
+		return "", err
+	}
+	if n < 1 || n > len(c.Twilio) {
+		return "", notify.Invalid(codeScenario, "account", fmt.Sprintf("there are %d Twilio accounts", len(c.Twilio)))
+	}
+	return c.Twilio[n-1].SID, nil
+}
+
+// label names a fault for people.
+func (f *FaultSpec) label() string {
+	if f.Name != "" {
+		return f.Name
+	}
+	switch {
+	case f.Process != "":
+		return f.Process + " notifyd"
+	case f.Action != "":
+		return f.Action
+	}
+	return f.Do + " " + or(f.Provider, "all providers")
+}
+
+// faults runs those of a phase side by side; what ctx ends is healed all the same.
+func (r *Run) faults(ctx context.Context, p *PhaseSpec, began time.Time) error {
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	var first error
+	for i := range p.Faults {
+		f := &p.Faults[i]
+		wg.Go(func() {
+			if err := r.fault(ctx, f, began); err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				if first == nil {
+					first = fmt.Errorf("fault %s: %w", f.label(), err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return first
+}
+
+func (r *Run) fault(ctx context.Context, f *FaultSpec, began time.Time) error {
+	at := began.Add(f.At.of())
+	if !waitUntil(ctx, at) {
+		return nil
+	}
+	if f.Action != "" {
+		r.c.mark(Marker{At: r.since(time.Now()), Kind: "fault", Text: f.label()})
+		return r.cfg.Actions[f.Action](ctx)
+	}
+	var end func(context.Context) error
+	var err error
+	if f.Process != "" {
+		end, err = r.cfg.Process.Fault(ctx, f)
+	} else {
+		end, err = r.cfg.Faults.Begin(ctx, f)
+	}
+	if err != nil {
+		return err
+	}
+	n := r.c.faultBegan(f.label())
+	if f.For > 0 {
+		waitUntil(ctx, at.Add(f.For.of()))
+	} else {
+		<-ctx.Done() // to the end of the phase
+	}
+	err = end(context.WithoutCancel(ctx))
+	r.c.faultEnded(n, err)
+	return err
+}

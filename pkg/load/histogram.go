@@ -1,0 +1,84 @@
+package load
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Histograms hold nanoseconds from 1 us to 1 h at 3 digits: 180 KB each. What is
+// shorter is kept as what it is, to 512 ns; what is longer as 1 h.
+const (
+	shortest = int64(time.Microsecond)
+	longest  = int64(time.Hour)
+	digits   = 3
+)
+
+// NewHistogram returns an empty one, of the form that all of a Result have.
+func NewHistogram() *hdrhistogram.Histogram { return hdrhistogram.New(shortest, longest, digits) }
+
+// EncodeHistogram returns the V2 compressed encoding in base64, "" for an empty
+// one: what the payload of a .hlog line is.
+func EncodeHistogram(h *hdrhistogram.Histogram) (string, error) {
+	if h == nil || h.TotalCount() == 0 {
+		return "", nil
+	}
+	b, err := h.Encode(hdrhistogram.V2CompressedEncodingCookieBase)
+	return string(b), err
+}
+
+// DecodeHistogram is the inverse of EncodeHistogram. What is no histogram is an
+// error of notify.KindInvalid.
+func DecodeHistogram(s string) (*hdrhistogram.Histogram, error) {
+	if s == "" {
+		return NewHistogram(), nil
+	}
+	h, err := hdrhistogram.Decode([]byte(s))
+	if err != nil {
+		return nil, notify.Invalid("bad_histogram", "histogram", fmt.Sprintf("is no HdrHistogram: %v", err))
+	}
+	return h, nil
+}
+
+// QuantilesOf reads one histogram; nil is an empty one.
+func QuantilesOf(h *hdrhistogram.Histogram) Quantiles {
+	if h == nil || h.TotalCount() == 0 {
+		return Quantiles{}
+	}
+	v := h.ValueAtPercentiles([]float64{50, 90, 99, 99.9, 99.99})
+	return Quantiles{
+		Count: h.TotalCount(), Min: h.Min(), Mean: int64(h.Mean()),
+		P50: v[50], P90: v[90], P99: v[99], P999: v[99.9], P9999: v[99.99], Max: h.Max(),
+	}
+}
+
+// SignedQuantiles reads lateness from its two halves: late holds what was not
+// early, early how long before its time the rest was.
+func SignedQuantiles(late, early *hdrhistogram.Histogram) Quantiles {
+	if early == nil || early.TotalCount() == 0 {
+		return QuantilesOf(late)
+	}
+	if late == nil {
+		late = NewHistogram()
+	}
+	e, l := early.TotalCount(), late.TotalCount()
+	n := e + l
+	at := func(q float64) int64 {
+		rank := q / 100 * float64(n)
+		if rank <= float64(e) { // the earliest are the largest of early
+			return -early.ValueAtQuantile((float64(e) - rank) / float64(e) * 100)
+		}
+		return late.ValueAtQuantile((rank - float64(e)) / float64(l) * 100)
+	}
+	out := Quantiles{
+		Count: n, Min: -early.Max(), Mean: int64((late.Mean()*float64(l) - early.Mean()*float64(e)) / float64(n)),
+		P50: at(50), P90: at(90), P99: at(99), P999: at(99.9), P9999: at(99.99), Max: late.Max(),
+	}
+	if l == 0 {
+		out.Max = -early.Min()
+	}
+	return out
+}

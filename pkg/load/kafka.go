@@ -1,0 +1,98 @@
+package load
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/stream"
+)
+
+// KafkaTarget writes envelopes straight into the topics, as the API would: what
+// the log and the workers take without it. Nothing is validated on the way.
+type KafkaTarget struct {
+	client *kgo.Client
+	parts  map[string]int // partitions of each lane's topic
+}
+
+// NewKafkaTarget connects to brokers and looks at the topics. Close it.
+func NewKafkaTarget(ctx context.Context, brokers []string) (*KafkaTarget, error) {
+	cl, err := kgo.NewClient(
+		kgo.SeedBrokers(brokers...), kgo.RecordPartitioner(kgo.ManualPartitioner()),
+		kgo.ProducerBatchMaxBytes(1<<20), kgo.ProducerLinger(2*time.Millisecond), kgo.MaxBufferedRecords(1<<18),
+	)
+	if err != nil {
+		return nil, err
+	}
+	t := &KafkaTarget{client: cl, parts: map[string]int{}}
+	found, err := kadm.NewClient(cl).ListTopics(ctx)
+	if err != nil {
+		cl.Close()
+		return nil, notify.Unavailable("kafka", time.Second, err)
+	}
+	for _, l := range notify.Lanes() {
+		if d, ok := found[l.Topic()]; ok && d.Err == nil {
+			t.parts[l.Topic()] = len(d.Partitions)
+		}
+	}
+	if len(t.parts) == 0 {
+		cl.Close()
+		return nil, notify.Invalid("no_topics", "kafka", fmt.Sprintf("has no topic such as %s: start notifyd once", notify.Lanes()[0].Topic()))
+	}
+	return t, nil
+}
+
+// Close ends the connections.
+func (t *KafkaTarget) Close() { t.client.Close() }
+
+// Send implements Target: an envelope a message, acknowledged by all replicas.
+func (t *KafkaTarget) Send(ctx context.Context, r *Request) (Ack, error) {
+	now := time.Now()
+	items := notify.NewBase(now).Items()
+	env := notify.Envelope{Accepted: now.UnixMilli(), Caller: "load", Count: 1}
+	recs := make([]*kgo.Record, 0, r.Size)
+	ack := Ack{Accepted: r.Size}
+	var col notify.ReceiverWriter
+	var user, address, text []byte
+	for i := range r.Size {
+		seq := r.Seq + uint64(i)
+		v := r.data.variant(seq)
+		env.Channel, _ = notify.ParseChannel(v.channel)
+		env.Category, _ = notify.ParseCategory(v.category)
+		topic := env.Lane().Topic()
+		parts := t.parts[topic]
+		if parts == 0 {
+			return Ack{}, notify.Invalid("no_topics", "kafka", "has no topic "+topic)
+		}
+		u := r.data.user(seq)
+		user = appendUser(user[:0], u)
+		address = address[:0]
+		if r.Step.Addresses {
+			address = appendAddress(address, v.channel, u)
+		}
+		text = r.data.text(text[:0], seq)
+		content := notify.Content{Body: string(text[1 : len(text)-1])}
+		if v.channel != "sms" {
+			content.Title = "Hello"
+		}
+		col.Reset()
+		col.Append(notify.Receiver{User: user, Address: address})
+		part := stream.Partition(user, parts)
+		env.Chunk = notify.Chunk{Base: items.Item(i), Partition: uint16(part)}
+		recs = append(recs, &kgo.Record{
+			Topic: topic, Partition: part, Key: append([]byte(nil), user...),
+			Value: notify.AppendEnvelopeOf(nil, &env, &content, col.Bytes()),
+		})
+		if r.WantIDs {
+			ack.IDs = append(ack.IDs, notify.ID{Base: env.Chunk.Base}.String())
+		}
+	}
+	if err := t.client.ProduceSync(ctx, recs...).FirstErr(); err != nil {
+		return Ack{}, notify.Unavailable("kafka", 0, err)
+	}
+	return ack, nil
+}

@@ -1,0 +1,231 @@
+package load
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// providers are a control listener whose ledger is empty until a time, and full
+// from then on but for what is to be lost.
+type providers struct {
+	full time.Time // zero: never
+	n    int
+	lose int // of the last ones
+
+	mu    sync.Mutex
+	rules []string
+}
+
+func (p *providers) RoundTrip(r *http.Request) (*http.Response, error) {
+	got := 0
+	if !p.full.IsZero() && !time.Now().Before(p.full) {
+		got = p.n - p.lose
+	}
+	body, status := "", http.StatusOK
+	switch r.URL.Path {
+	case "/ledger/totals":
+		body = fmt.Sprintf(`{"ids":%d}`, got)
+	case "/ledger/check":
+		b, err := io.ReadAll(r.Body)
+		if err != nil {
+			return nil, err
+		}
+		ids := strings.Fields(string(b))
+		missing, err := json.Marshal(ids[min(got, len(ids)):])
+		if err != nil {
+			return nil, err
+		}
+		body = fmt.Sprintf(`{"checked":%d,"missing_count":%d,"missing":%s}`, len(ids), len(ids)-min(got, len(ids)), missing)
+	case "/control/rules":
+		b, err := io.ReadAll(r.Body)
+		if err != nil {
+			return nil, err
+		}
+		p.mu.Lock()
+		p.rules = append(p.rules, fmt.Sprintf("%s %s", r.Method, b))
+		p.mu.Unlock()
+		body, status = `{"number":7}`, http.StatusCreated
+	case "/control/rules/7":
+		p.mu.Lock()
+		p.rules = append(p.rules, r.Method)
+		p.mu.Unlock()
+		status = http.StatusNoContent
+	case "/credentials.json":
+		body = `{"twilio":[{"sid":"AC1"},{"sid":"AC2"}]}`
+	case "/ledger/dump":
+	default:
+		status = http.StatusNotFound
+	}
+	return &http.Response{StatusCode: status, Body: io.NopCloser(strings.NewReader(body)), Request: r}, nil
+}
+
+// TestDrain: what waits for a provider that is away is on its way, and waited for;
+// what nobody knows of is lost, and not waited for to the end.
+func TestDrain(t *testing.T) {
+	t.Parallel()
+	const n, limit = 1500, time.Minute // more than the server is asked of
+	says := func(s notify.State) StateOf {
+		return func(context.Context, string) (notify.State, error) { return s, nil }
+	}
+	f := func(name string, comesAfter time.Duration, state StateOf, want LedgerResult, exit int, least, most time.Duration) {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				began := time.Now()
+				p := &providers{n: n}
+				if comesAfter > 0 {
+					p.full = began.Add(comesAfter)
+				}
+				s := One("t", 0, Step{Rate: 1e6, Count: n})
+				s.Drain = Duration(limit)
+				res := drive(t, s, Config{Target: &target{}, Ledger: &Simulators{URL: "http://ledger", Client: &http.Client{Transport: p}}, State: state})
+				want.Checked, want.Expected = true, n
+				got := res.Ledger
+				if want.Delivered < n && len(got.Examples) != 10 {
+					t.Errorf("%d examples", len(got.Examples))
+				}
+				got.Examples = nil
+				if fmt.Sprint(got) != fmt.Sprint(want) {
+					t.Errorf("%+v, want %+v", got, want)
+				}
+				if res.Exit != exit {
+					t.Errorf("exit %d, want %d", res.Exit, exit)
+				}
+				if took := time.Since(began); took < least || took > most {
+					t.Errorf("it took %v", took)
+				}
+			})
+		})
+	}
+	f("comes late", 50*time.Second, says(notify.Deferred), LedgerResult{Delivered: n}, 0, 50*time.Second, limit)
+	f("waits", 0, says(notify.Deferred), LedgerResult{Pending: n}, exitPending, limit, limit+time.Second)
+	f("is lost", 0, says(notify.None), LedgerResult{Lost: n}, exitPartial, limit/2, limit/2+time.Second)
+	f("is lost, and nobody asked", 0, nil, LedgerResult{Lost: n}, exitPartial, limit/2, limit/2+time.Second)
+	f("is said to be delivered", 0, says(notify.Delivered), LedgerResult{Lost: n}, exitPartial, limit/2, limit/2+time.Second)
+	f("failed", 0, says(notify.Failed), LedgerResult{Ended: n, Unexpected: n}, exitPartial, limit/2, limit/2+time.Second)
+}
+
+// A worker build that drops some of what was accepted: it answers all the same,
+// and only the ledger sees it.
+func TestBrokenWorkerLoses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := One("t", 2*time.Second, Step{Rate: 100})
+		s.Drain = Duration(30 * time.Second)
+		s.Thresholds = []Threshold{{Expr: "lost == 0"}, {Expr: "failed == 0"}}
+		p := &providers{full: time.Now(), n: 200, lose: 3}
+		res := drive(t, s, Config{Target: &target{}, Ledger: &Simulators{URL: "http://ledger", Client: &http.Client{Transport: p}}})
+		if res.Ledger.Lost != 3 || res.Totals.Lost != 3 || res.Totals.Failed != 0 || res.Exit != exitThreshold || res.Thresholds[0].OK || !res.Thresholds[1].OK {
+			t.Errorf("%+v exit %d %+v", res.Ledger, res.Exit, res.Thresholds)
+		}
+	})
+}
+
+// A fault is a rule of the simulators for its time, removed at its end, also when
+// the run is stopped within it; both moments are markers.
+func TestFaults(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &providers{full: time.Now(), n: 1 << 30}
+		sims := &Simulators{URL: "http://ledger", Client: &http.Client{Transport: p}}
+		s := Scenario{Name: "t", Phases: []PhaseSpec{{
+			Name: "one", Duration: Duration(10 * time.Second), Steps: []Step{{Rate: 10}},
+			Faults: []FaultSpec{
+				{At: Duration(2 * time.Second), For: Duration(3 * time.Second), Provider: "twilio", Account: "2", Do: "throttle", RetryAfter: Duration(5 * time.Second), Share: 0.5},
+				{Name: "slow", At: Duration(6 * time.Second), Do: "latency", Latency: LatencySpec{Median: Duration(time.Second), P99: Duration(2 * time.Second)}},
+			},
+		}}}
+		res := drive(t, s, Config{Target: &target{}, Faults: sims})
+		want := []string{
+			`POST {"provider":"twilio","account":"AC2","rate":0.5,"do":"throttle","retry_after":"5s"}`, "DELETE",
+			`POST {"do":"latency","latency":{"median":"1s","p99":"2s"}}`, "DELETE",
+		}
+		if fmt.Sprint(p.rules) != fmt.Sprint(want) {
+			t.Errorf("%q\nwant %q", p.rules, want)
+		}
+		if len(res.Faults) != 2 || res.Faults[0].Began != 2*time.Second || res.Faults[0].Ended != 5*time.Second || res.Faults[1].Ended != 10*time.Second {
+			t.Errorf("%+v", res.Faults)
+		}
+		kinds := ""
+		for _, m := range res.Markers {
+			kinds += m.Kind + " "
+		}
+		if kinds != "phase fault heal fault heal " {
+			t.Error(kinds)
+		}
+	})
+}
+
+// call is one window of an envelope's receivers, as a provider sees it.
+func call(base notify.Base, from, to uint32) *notify.Call {
+	c := &notify.Call{}
+	key := &notify.RowKey{Chunk: notify.Chunk{Base: base}}
+	for i := from; i < to; i++ {
+		c.Items = append(c.Items, notify.Item{Key: key, Index: i, Fan: true})
+	}
+	return c
+}
+
+// The observer counts each receiver once, names what came twice, and joins what
+// came before its answer was read.
+func TestObserver(t *testing.T) {
+	t.Parallel()
+	o := NewObserver()
+	p := &promises{keep: true, watch: true, byBase: map[notify.Base]*due{}}
+	a, b := notify.NewBase(time.Now()), notify.NewBase(time.Now())
+	o.Take(call(a, 0, 100))
+	o.Take(call(a, 100, 1000))
+	o.Take(call(b, 0, 500))
+	joined := int64(0)
+	times := func() {
+		if err := o.times(t.Context(), p, func(_ *due, _ time.Time, n int64) { joined += n }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if times(); joined != 0 {
+		t.Errorf("%d joined before anything was promised", joined)
+	}
+	d := dataOf(t, Step{Target: Fanout, Rate: 1, Size: 1000}, 0)
+	st := &stepRun{Step: d.step, data: d}
+	for _, base := range []notify.Base{a, b} {
+		p.add(st, &Request{Size: 1000}, &Ack{Accepted: 1000, Base: base, Count: 1000})
+	}
+	if times(); joined != 1500 {
+		t.Errorf("%d joined", joined)
+	}
+	delivered, ids, err := o.missing(t.Context(), p, 3)
+	if err != nil || delivered != 1500 || len(ids) != 3 || ids[0] != (notify.ID{Base: b, Index: 500, Fan: true}).String() {
+		t.Errorf("%v %d %v", err, delivered, ids)
+	}
+	o.Take(call(a, 999, 1000))
+	got, _ := o.came(t.Context())
+	if got.ids != 1500 || got.duplicates != 1 || len(got.examples) != 1 {
+		t.Errorf("%+v", got)
+	}
+}
+
+// What is scheduled has a signed lateness: early is told apart from late.
+func TestLateness(t *testing.T) {
+	t.Parallel()
+	r := &Run{began: time.Now()}
+	c := &coordinator{run: r, endToEnd: map[*stepRun]*endTimes{}}
+	st := &stepRun{}
+	at := r.began.Add(time.Minute)
+	d := &due{at: at.UnixNano(), step: st}
+	c.took(d, at.Add(-20*time.Millisecond), 1)
+	c.took(d, at.Add(30*time.Millisecond), 8)
+	c.took(d, at.Add(2*time.Second), 1)
+	e := c.endToEnd[st]
+	q := SignedQuantiles(e.late, e.early)
+	near := func(got int64, want time.Duration) bool { return got > int64(want)*99/100 && got < int64(want)*101/100 }
+	if e.early.TotalCount() != 1 || e.after != 1 || q.Count != 10 || !near(-q.Min, 20*time.Millisecond) || !near(q.P50, 30*time.Millisecond) || !near(q.Max, 2*time.Second) {
+		t.Errorf("%+v, %d late", q, e.after)
+	}
+}

@@ -1,0 +1,240 @@
+package load
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+const codeScenario = "bad_scenario"
+
+// ReadScenario reads a YAML file: defaults filled in, and valid. Files that it
+// names are found beside it.
+func ReadScenario(path string) (Scenario, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return Scenario{}, err
+	}
+	s, err := ParseScenario(b)
+	if err != nil {
+		if e, ok := errors.AsType[*notify.Error](err); ok {
+			e.Msg = path + ": " + e.Msg
+		}
+		return s, err
+	}
+	if s.Name == "" {
+		s.Name = strings.TrimSuffix(filepath.Base(path), filepath.Ext(path))
+	}
+	for i := range s.Phases {
+		for j := range s.Phases[i].Steps {
+			if f := &s.Phases[i].Steps[j].Arrival.File; *f != "" && !filepath.IsAbs(*f) {
+				*f = filepath.Join(filepath.Dir(path), *f)
+			}
+		}
+	}
+	return s, nil
+}
+
+// ParseScenario reads YAML. Top-level keys that begin with x- are for anchors.
+func ParseScenario(b []byte) (Scenario, error) {
+	var s Scenario
+	var doc yaml.Node
+	dec := yaml.NewDecoder(bytes.NewReader(b))
+	if err := dec.Decode(&doc); err != nil {
+		if errors.Is(err, io.EOF) {
+			err = errors.New("it is empty")
+		}
+		return s, notify.Invalid(codeScenario, "", err.Error())
+	}
+	if err := dec.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
+		return s, notify.Invalid(codeScenario, "", "more than one document")
+	}
+	root := doc.Content[0]
+	if root.Kind == yaml.MappingNode {
+		for i := len(root.Content) - 2; i >= 0; i -= 2 {
+			if strings.HasPrefix(root.Content[i].Value, "x-") {
+				root.Content = slices.Delete(root.Content, i, i+2)
+			}
+		}
+	}
+	if err := known(root, reflect.TypeFor[Scenario](), ""); err != nil {
+		return s, err
+	}
+	if err := root.Decode(&s); err != nil {
+		return s, notify.Invalid(codeScenario, "", strings.TrimPrefix(err.Error(), "yaml: "))
+	}
+	if len(s.Phases) > 0 && (len(s.Steps) > 0 || s.Duration > 0) {
+		return s, notify.Invalid(codeScenario, "phases", "go without steps and duration beside them: those are of a run with one phase")
+	}
+	s = s.WithDefaults()
+	err := s.Validate()
+	return s, err
+}
+
+// known refuses keys that mean nothing, and values that cannot be read, with the
+// line they stand in.
+func known(n *yaml.Node, t reflect.Type, path string) error {
+	for n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	bad := func(format string, args ...any) error {
+		return notify.Invalid(codeScenario, path, fmt.Sprintf("line %d: ", n.Line)+fmt.Sprintf(format, args...))
+	}
+	if t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	if n.Kind == yaml.ScalarNode {
+		if t.Kind() == reflect.Slice || n.Tag == "!!null" {
+			if n.Tag == "!!null" {
+				return nil
+			}
+			return bad("is a list")
+		}
+		if err := n.Decode(reflect.New(t).Interface()); err != nil {
+			return bad("%s", lastLine(err))
+		}
+		return nil
+	}
+	switch t.Kind() {
+	case reflect.Slice:
+		if n.Kind != yaml.SequenceNode {
+			return bad("is a list")
+		}
+		for i, item := range n.Content {
+			if err := known(item, t.Elem(), fmt.Sprintf("%s[%d]", path, i)); err != nil {
+				return err
+			}
+		}
+	case reflect.Struct:
+		if n.Kind != yaml.MappingNode {
+			return bad("has keys and values")
+		}
+		return knownKeys(n, t, path)
+	case reflect.Map:
+	default:
+		return bad("is one value")
+	}
+	return nil
+}
+
+func knownKeys(n *yaml.Node, t reflect.Type, path string) error {
+	fields := map[string]reflect.Type{}
+	for i := range t.NumField() {
+		name, _, _ := strings.Cut(t.Field(i).Tag.Get("yaml"), ",")
+		fields[name] = t.Field(i).Type
+	}
+	seen := map[string]bool{}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		key, value := n.Content[i], n.Content[i+1]
+		if key.Tag == "!!merge" {
+			for _, from := range merged(value) {
+				if err := known(from, t, path); err != nil {
+					return err
+				}
+			}
+			continue
+		}
+		at := strings.TrimPrefix(path+"."+key.Value, ".")
+		ft, ok := fields[key.Value]
+		if !ok {
+			return notify.Invalid(codeScenario, at, fmt.Sprintf("line %d: unknown key %q%s", key.Line, key.Value, suggest(key.Value, fields)))
+		}
+		if seen[key.Value] {
+			return notify.Invalid(codeScenario, at, fmt.Sprintf("line %d: %q stands there twice", key.Line, key.Value))
+		}
+		seen[key.Value] = true
+		if ft.Kind() == reflect.String && value.Tag == "!!null" && value.Value != "" {
+			value.Tag = "!!str" // target: null is a word, not its absence
+		}
+		if err := known(value, ft, at); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// merged are the mappings that "<<" takes in.
+func merged(n *yaml.Node) []*yaml.Node {
+	if n.Kind == yaml.SequenceNode {
+		return n.Content
+	}
+	return []*yaml.Node{n}
+}
+
+var yamlLine = regexp.MustCompile(`^(yaml: )?(line \d+: )?`)
+
+// lastLine is what the YAML library says, without the line: it is said already.
+func lastLine(err error) string {
+	s := strings.TrimSpace(err.Error())
+	if i := strings.LastIndexByte(s, '\n'); i >= 0 {
+		s = strings.TrimSpace(s[i+1:])
+	}
+	return yamlLine.ReplaceAllString(s, "")
+}
+
+func or(a, b string) string {
+	if a == "" {
+		return b
+	}
+	return a
+}
+
+// suggest names the key that was probably meant.
+func suggest[T any](word string, known map[string]T) string {
+	best, dist := "", 1+len(word)/3
+	for k := range known {
+		if d := distance(strings.ToLower(word), k); d < dist+1 && (best == "" || d < dist || k < best) {
+			best, dist = k, d
+		}
+	}
+	if best == "" {
+		return ""
+	}
+	return fmt.Sprintf("; did you mean %q?", best)
+}
+
+// distance is how many letters must be put in, left out or changed.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range a {
+		prev := row[0]
+		row[0] = i + 1
+		for j := range b {
+			cost := prev
+			if a[i] != b[j] {
+				cost++
+			}
+			prev = row[j+1]
+			row[j+1] = min(cost, row[j+1]+1, row[j]+1)
+		}
+	}
+	return row[len(b)]
+}
+
+// Source returns what a Result keeps of a scenario.
+func (s *Scenario) Source() (Source, error) {
+	var b bytes.Buffer
+	enc := yaml.NewEncoder(&b)
+	enc.SetIndent(2)
+	if err := enc.Encode(s); err != nil {
+		return Source{}, err
+	}
+	sum := sha256.Sum256(b.Bytes())
+	return Source{Name: s.Name, About: s.About, Digest: hex.EncodeToString(sum[:]), YAML: b.String(), Seed: s.Seed}, nil
+}

@@ -1,0 +1,302 @@
+package load
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// snapshot makes what readers see.
+func (c *coordinator) snapshot(now time.Duration) *Snapshot {
+	r := c.run
+	for {
+		select {
+		case m := <-r.marks:
+			m.At = now
+			c.mark(m)
+			continue
+		default:
+		}
+		break
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	p := &r.s.Phases[c.phase]
+	s := &Snapshot{
+		At: time.Now(), Elapsed: now, Planned: r.s.Length(), State: c.state, Scenario: r.s.Name,
+		Phase: Phase{Name: p.Name, Index: c.phase, Of: len(r.s.Phases), Began: c.began},
+		Rates: c.rates, Errors: c.errors(), Health: c.nowHealth, Server: c.server,
+		Markers: slices.Clone(c.markers),
+		Seconds: slices.Clone(c.seconds[max(len(c.seconds)-KeepSeconds, 0):]),
+		Heat:    slices.Clone(c.heat[max(len(c.heat)-KeepSeconds, 0):]),
+	}
+	if p.Duration > 0 {
+		s.Phase.Ends = c.began + p.Duration.of()
+	}
+	for _, w := range c.thresholds {
+		s.Thresholds = append(s.Thresholds, w.state)
+	}
+	for _, st := range r.steps {
+		if st.begin.Load() >= 0 {
+			s.Steps = append(s.Steps, c.step(st, now))
+		}
+	}
+	s.Totals = c.totals(s.Steps)
+	e := c.gather(false)
+	s.Verdict = Judge(&e).Code
+	return s
+}
+
+// step describes one step; its quantiles are as of the last second.
+func (c *coordinator) step(s *stepRun, now time.Duration) StepSnapshot {
+	t := s.live()
+	out := StepSnapshot{
+		Name: s.Name, Phase: s.phase.Name, Warmup: s.phase.Warmup, Target: s.Target,
+		Channel: s.channel(), Category: s.category(), Arrival: s.Arrival.String(), Rates: s.rates,
+		Totals: Totals{Intended: s.intended(now), Sent: t.sent, Acked: t.acked, Failed: t.failed, Rejected: t.rejected},
+		Lag:    QuantilesOf(s.total.lag), Service: QuantilesOf(s.total.service), Response: QuantilesOf(s.total.response),
+	}
+	if e := c.endToEnd[s]; e != nil {
+		out.EndToEnd, out.Lateness = QuantilesOf(e.endToEnd), SignedQuantiles(e.late, e.early)
+		out.Totals.Early, out.Totals.Late = e.early.TotalCount(), e.after
+		out.Totals.Delivered = e.endToEnd.TotalCount() + e.late.TotalCount() + e.early.TotalCount()
+	}
+	if s.sink != nil {
+		lost, _ := s.sink.promised.missing(&s.sink.came, 0)
+		out.Totals.Lost, out.Totals.Delivered = lost, t.acked-lost
+	}
+	return out
+}
+
+func (c *coordinator) totals(steps []StepSnapshot) (t Totals) {
+	for i := range steps {
+		o := &steps[i].Totals
+		t.Intended += o.Intended
+		t.Sent += o.Sent
+		t.Acked += o.Acked
+		t.Failed += o.Failed
+		t.Rejected += o.Rejected
+		t.Early += o.Early
+		t.Late += o.Late
+		if steps[i].Target == Null {
+			t.Lost += o.Lost
+			t.Delivered += o.Delivered
+		}
+	}
+	f := &c.settled
+	t.Delivered += c.came.ids
+	t.Duplicates, t.Reordered, t.Backlog = c.came.duplicates, c.came.reordered, c.backlog()
+	t.Lost += f.Lost
+	t.Unexpected, t.Unverified = f.Unexpected, f.Unverified
+	return t
+}
+
+func (c *coordinator) errors() (out []ErrorCount) {
+	for _, s := range c.run.steps {
+		for _, e := range s.total.errs {
+			one := *e
+			one.Step = s.Name
+			if i := slices.IndexFunc(out, func(o ErrorCount) bool { return o.Step == one.Step && o.Class == one.Class && o.Code == one.Code }); i >= 0 {
+				out[i].Count += one.Count
+				if one.Last.After(out[i].Last) {
+					out[i].Last = one.Last
+				}
+				continue
+			}
+			out = append(out, one)
+		}
+	}
+	slices.SortFunc(out, func(a, b ErrorCount) int {
+		return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.Step, b.Step), cmp.Compare(a.Code, b.Code))
+	})
+	return out
+}
+
+// gather collects the evidence of the verdict.
+func (c *coordinator) gather(partial bool) Evidence {
+	e := Evidence{
+		Late: c.late[true], Seconds: c.late[true] + c.late[false], WakeP99: c.worstWake, Share: c.sums.GeneratorShare,
+		Starved: c.starved, Embedded: c.run.cfg.Embedded, Partial: partial, Closed: true, LedgerLost: c.settled.Lost,
+	}
+	response := NewHistogram()
+	now := c.run.since(time.Now())
+	from, to := time.Duration(math.MaxInt64), time.Duration(0)
+	for _, s := range c.run.steps {
+		begin := time.Duration(s.begin.Load())
+		if begin < 0 || s.phase.Warmup {
+			continue
+		}
+		e.Closed = e.Closed && s.sched == nil
+		end := time.Duration(s.ended.Load())
+		if end == 0 {
+			end = now
+		}
+		from, to = min(from, begin), max(to, end)
+		t := s.live()
+		if s.sched == nil {
+			e.Intended += t.sent // a closed loop offers what is taken
+		} else {
+			// What is due now is sent now: a moment's worth is not missing.
+			e.Intended += s.intended(min(now, end+time.Hour) - 50*time.Millisecond)
+		}
+		e.Sent += t.sent
+		e.Failed += t.failed + t.rejected
+		response.Merge(s.total.response)
+	}
+	if to > from {
+		e.Sending = to - from
+	}
+	e.Messages = response.TotalCount()
+	e.ResponseP99 = time.Duration(response.ValueAtQuantile(99))
+	if c.busyN > 0 {
+		e.Busy, e.Steal = c.busySum/float64(c.busyN), c.sums.Steal/float64(c.busyN)
+	}
+	if v, ok := c.slope(max(c.last/3, 3*time.Second)); ok && c.run.cfg.Ledger != nil && !e.Closed {
+		e.BacklogSlope = v
+	}
+	return e
+}
+
+// result is the end of a run; the coordinator's goroutine has ended.
+func (c *coordinator) result(sending time.Duration, found settled) (*Result, error) {
+	r := c.run
+	ctx, stop := context.WithTimeout(context.Background(), time.Minute)
+	defer stop()
+	if r.cfg.Ledger != nil {
+		if err := r.cfg.Ledger.times(ctx, &r.promised, c.took); err != nil {
+			return nil, err
+		}
+		got, err := r.cfg.Ledger.came(ctx)
+		if err != nil {
+			return nil, err
+		}
+		c.came = got
+	}
+	for _, e := range c.endToEnd {
+		found.Early += e.early.TotalCount()
+		found.Late += e.after
+	}
+	c.settled = found
+	c.endIntervals()
+	c.setState(StateDone)
+	now := r.since(time.Now())
+	why := r.stopped.Load()
+	c.judge(now, true)
+	s := c.snapshot(now)
+	r.latest.Store(s)
+	if r.cfg.Observe != nil {
+		r.cfg.Observe(s)
+	}
+	env := readEnvironment()
+	env.Version, env.Server, env.Labels = r.cfg.Version, r.cfg.ServerName, r.cfg.Labels
+	res := &Result{
+		Schema: SchemaVersion, Scenario: r.source, Started: r.began.UTC(), Ended: time.Now().UTC(), Environment: env, Segment: r.cfg.Segment,
+		Sending: sending, DrainTime: found.took, Totals: s.Totals, Seconds: c.seconds, Heat: c.heat, Intervals: c.intervals,
+		Errors: s.Errors, Thresholds: s.Thresholds, Faults: c.faults, Markers: s.Markers, Server: c.server, Ledger: found.LedgerResult,
+	}
+	e := c.gather(why != nil)
+	res.Verdict = Judge(&e)
+	res.Rates = Rates{
+		Intended: perSecond(s.Totals.Intended, sending), Sent: perSecond(s.Totals.Sent, sending), Acked: perSecond(s.Totals.Acked, sending),
+		Failed: perSecond(s.Totals.Failed+s.Totals.Rejected, sending), Delivered: perSecond(s.Totals.Delivered, sending+found.took),
+	}
+	for i, st := range s.Steps {
+		h, err := c.histograms(r.steps, &s.Steps[i])
+		if err != nil {
+			return nil, err
+		}
+		res.Steps = append(res.Steps, StepResult{StepSnapshot: st, Histograms: h})
+	}
+	res.Health = c.healthSummary(s.Totals.Sent)
+	if why != nil {
+		res.Partial, res.Stopped = true, *why
+	}
+	res.Exit = exitOf(res, *cmp.Or(why, new(string)), slices.Contains(r.s.Expect, expectDuplicates))
+	return res, nil
+}
+
+func (c *coordinator) histograms(steps []*stepRun, want *StepSnapshot) (out Histograms, err error) {
+	for _, s := range steps {
+		if s.Name != want.Name || s.phase.Name != want.Phase {
+			continue
+		}
+		enc := func(to *string, h *hdrhistogram.Histogram) {
+			if err == nil {
+				*to, err = EncodeHistogram(h)
+			}
+		}
+		enc(&out.Lag, s.total.lag)
+		enc(&out.Service, s.total.service)
+		enc(&out.Response, s.total.response)
+		if e := c.endToEnd[s]; e != nil {
+			enc(&out.EndToEnd, e.endToEnd)
+			enc(&out.Late, e.late)
+			enc(&out.Early, e.early)
+		}
+	}
+	return out, err
+}
+
+func (c *coordinator) healthSummary(sent int64) HealthSummary {
+	h := c.sums
+	if n := float64(c.busyN); n > 0 {
+		h.CPU /= n
+		h.GCCPU /= n
+		h.Steal /= n
+		h.MachineCPU /= n
+		h.Busy /= n
+	}
+	if sent > 0 {
+		h.NsPerMessage = h.CPUSeconds * 1e9 / float64(sent)
+	}
+	h.CalibrationTook = c.calTook.Seconds()
+	return h
+}
+
+// Exit codes of a run, as notifyctl's.
+const (
+	exitPartial   = 3
+	exitPending   = 8
+	exitThreshold = 99
+	exitInterrupt = 130
+)
+
+// exitOf says how the command ends. Who stopped it knows; a threshold speaks
+// before the rest. repeats: duplicates are no surprise.
+func exitOf(r *Result, why string, repeats bool) int {
+	missed := slices.ContainsFunc(r.Thresholds, func(t ThresholdState) bool { return !t.OK })
+	l := &r.Ledger
+	switch {
+	case why != "" && why != errAborted.Error():
+		return exitInterrupt
+	case missed || why != "":
+		return exitThreshold
+	case l.Lost > 0 || l.Duplicates > 0 && !repeats || l.Early > 0 || l.Unexpected > 0:
+		return exitPartial
+	case l.Pending > 0 || l.Unverified > 0:
+		return exitPending
+	case r.Totals.Acked == 0 && r.Totals.Sent > 0:
+		return 1
+	}
+	return 0
+}
+
+// ReadResult reads what a Result's JSON is. A file of another schema is an error
+// of notify.KindInvalid.
+func ReadResult(b []byte) (*Result, error) {
+	var r Result
+	if err := json.Unmarshal(b, &r); err != nil {
+		return nil, notify.Invalid("bad_result", "", "is no result of a load run: "+err.Error())
+	}
+	if r.Schema != SchemaVersion {
+		return nil, notify.Invalid("bad_result", "schema", "is of another release")
+	}
+	return &r, nil
+}

@@ -1,0 +1,336 @@
+package load
+
+import (
+	"context"
+	"math"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// stepRun is one step of one phase while it runs.
+type stepRun struct {
+	*Step
+	phase  *PhaseSpec
+	run    *Run
+	target Target
+	data   *data
+	sched  schedule // nil: closed loop
+	first  int64    // number of its first request; a step goes on counting in the next phase
+	last   int64    // requests at most, of this phase, all segments together
+	length time.Duration
+	sink   *sink // of a null step
+	recs   []*recorder
+
+	next   atomic.Int64 // of this phase and segment
+	begin  atomic.Int64 // ns since the run's start; -1: not begun
+	ended  atomic.Int64 // ns since the run's start; 0: not ended
+	asked  atomic.Int64 // closed loop: messages handed out
+	lapsed atomic.Int64 // messages of requests that failed
+
+	// The coordinator's.
+	total  *window
+	second *window
+	row    SecondStep
+	rates  Rates
+}
+
+const maxRecorders = 8
+
+// newStepRun compiles a step; first is the number of its first request.
+func newStepRun(r *Run, p *PhaseSpec, st *Step, d *data, first int64) (*stepRun, error) {
+	s := &stepRun{Step: st, phase: p, run: r, data: d, first: first, length: p.Duration.of() - st.Start.of(), last: math.MaxInt64}
+	if p.Duration == 0 {
+		s.length = never
+	}
+	s.begin.Store(-1)
+	s.target = r.cfg.Target
+	if st.Target == Null {
+		s.sink = &sink{}
+		s.target = s.sink
+	} else if t := r.cfg.Targets[st.Target]; t != nil {
+		s.target = t
+	}
+	if !st.closed() {
+		length := s.length
+		if length == never {
+			length = 0
+		}
+		var err error
+		if s.sched, err = newSchedule(&st.Arrival, st.Size, length, mix(d.seed^uint64(first))); err != nil {
+			return nil, notify.Invalid(codeScenario, "arrival", err.Error())
+		}
+		if t, ok := s.sched.(trace); ok {
+			s.last = int64(len(t))
+		}
+		if s.length != never { // due before the phase ends
+			s.last = min(s.last, s.sched.by(s.length-1))
+		}
+	}
+	if st.Count > 0 {
+		s.last = min(s.last, (int64(st.Count)+int64(st.Size)-1)/int64(st.Size))
+	}
+	for range min(st.Workers, maxRecorders) {
+		s.recs = append(s.recs, newRecorder())
+	}
+	s.total, s.second = newWindow(), newWindow()
+	return s, nil
+}
+
+// global is the number, in its phase, of the l-th request of this segment.
+func (s *stepRun) global(l int64) int64 {
+	return l*int64(s.run.cfg.Segment.N) + int64(s.run.cfg.Segment.I-1)
+}
+
+// local is how many of the first g requests are this segment's.
+func (s *stepRun) local(g int64) int64 {
+	n, i := int64(s.run.cfg.Segment.N), int64(s.run.cfg.Segment.I)
+	return max((g-i+n)/n, 0)
+}
+
+// size is how many messages request g has: the last one may have fewer.
+func (s *stepRun) size(g int64) int {
+	if s.Count > 0 {
+		return int(min(int64(s.Size), int64(s.Count)-g*int64(s.Size)))
+	}
+	return s.Size
+}
+
+// messages is how many the first g requests of the phase have that are this
+// segment's.
+func (s *stepRun) messages(g int64) int64 {
+	l := s.local(g)
+	n := l * int64(s.Size)
+	if s.Count > 0 && l > 0 {
+		if top := s.global(l - 1); (top+1)*int64(s.Size) > int64(s.Count) {
+			n -= (top+1)*int64(s.Size) - int64(s.Count)
+		}
+	}
+	return n
+}
+
+// intended is how many messages were due by now, since the run's start.
+func (s *stepRun) intended(now time.Duration) int64 {
+	begin := s.begin.Load()
+	if begin < 0 {
+		return 0
+	}
+	if s.sched == nil {
+		return s.asked.Load()
+	}
+	return s.messages(min(s.sched.by(now-time.Duration(begin)), s.last))
+}
+
+// send runs the step's workers to its end. What is due before the end of the
+// phase and was not sent in time is sent late, until overrun after the end; what
+// is left then was intended, and not sent.
+func (s *stepRun) send(ctx context.Context, began time.Time) {
+	start := began.Add(s.Start.of())
+	if !waitUntil(ctx, start) {
+		return
+	}
+	s.begin.Store(int64(s.run.since(start)))
+	defer func() { s.ended.Store(int64(s.run.since(time.Now()))) }()
+	var wg sync.WaitGroup
+	for w := range s.Workers {
+		wg.Go(func() {
+			if s.sink != nil && s.Size == 1 {
+				s.bulk(ctx, s.recs[w%len(s.recs)], start)
+				return
+			}
+			s.worker(ctx, int64(w), s.recs[w%len(s.recs)], start)
+		})
+	}
+	wg.Wait()
+}
+
+// overrun is how long after its phase a step may go on with what is late.
+func (s *stepRun) overrun() time.Duration {
+	if s.length == never {
+		return never
+	}
+	return s.length + min(max(s.length/2, 2*time.Second), 30*time.Second)
+}
+
+func (s *stepRun) worker(ctx context.Context, w int64, rec *recorder, start time.Time) {
+	req := Request{Step: s.Step, data: s.data, WantIDs: s.run.wantIDs()}
+	body := make([]byte, 0, 512+s.Size*24)
+	for turn := int64(0); ctx.Err() == nil; turn++ {
+		// Ordered, a user always has the same worker, which sends the next message
+		// only after the answer to the one before: the order notifyd promises to keep.
+		l := turn*int64(s.Workers) + w
+		if !s.Ordered {
+			l = s.next.Add(1) - 1
+		}
+		g := s.global(l)
+		now := time.Since(start)
+		if g >= s.last || now >= s.overrun() || s.sched == nil && now >= s.length {
+			return
+		}
+		due := now
+		if s.sched != nil {
+			due = s.sched.at(g)
+		}
+		n := s.first + g
+		req.N, req.Seq, req.Size = n, uint64(n)*uint64(s.Size), s.size(g)
+		req.Intended = time.Duration(s.begin.Load()) + due
+		req.kind, req.mark = s.data.kind(uint64(n)), uint64(g)*uint64(s.Size)
+		if s.Keys || s.run.cfg.Keys != nil {
+			req.Key = s.run.key(s, n)
+		}
+		// The body is made before its time: making it is our cost.
+		if s.Target != Kafka {
+			body = s.data.request(body[:0], uint64(n), req.Seq, req.Size, req.Intended)
+		}
+		req.Body = body
+		waited := false
+		if s.sched != nil {
+			waited = time.Since(start) < due
+			if !s.run.waitUntil(ctx, start.Add(due)) {
+				return
+			}
+		} else {
+			s.asked.Add(int64(req.Size))
+			due = time.Since(start)
+		}
+		s.one(ctx, rec, &req, start, due, waited)
+	}
+}
+
+func (s *stepRun) one(ctx context.Context, rec *recorder, req *Request, start time.Time, due time.Duration, waited bool) {
+	sent := time.Since(start)
+	ack, err := s.run.attempt(s.target, req)
+	for wait := 50 * time.Millisecond; err != nil && s.run.cfg.Keys != nil && again(err) && time.Since(start)-sent < s.run.cfg.Patience; wait = min(2*wait, time.Second) {
+		if !waitUntil(ctx, time.Now().Add(max(wait, min(notify.RetryAfterOf(err), 2*time.Second)))) {
+			break
+		}
+		ack, err = s.run.attempt(s.target, req)
+	}
+	end := time.Now()
+	rec.record(&sample{
+		intended: due, sent: sent, done: end.Sub(start), waited: waited,
+		messages: req.Size, ack: ack, err: err, at: end,
+	})
+	if err != nil {
+		s.lapsed.Add(int64(req.Size))
+	}
+	if err == nil && s.sink == nil {
+		ack.Request, ack.Step = req.N, s.Step
+		s.run.promised.add(s, req, &ack)
+		if s.run.cfg.Acked != nil {
+			s.run.cfg.Acked(ack)
+		}
+	}
+}
+
+// bulkMost bounds how many messages a worker takes at once.
+const bulkMost = 4096
+
+// bulk is worker for single messages into the null sink: it takes all that are
+// due, makes each body, records each message's own times and marks it in the
+// ledger. It wakes for slots of a millisecond or so, which is as fine as timers
+// are; the intended time of each message is computed, not slept.
+func (s *stepRun) bulk(ctx context.Context, rec *recorder, start time.Time) {
+	body := make([]byte, 0, 4096)
+	limit := s.local(min(s.last, math.MaxInt64/2))
+	for ctx.Err() == nil {
+		now := time.Since(start)
+		if now >= s.overrun() {
+			return
+		}
+		from := s.next.Load()
+		due := from + bulkMost
+		if s.sched != nil {
+			due = s.local(s.sched.by(now))
+		} else if now >= s.length {
+			return
+		}
+		if from >= limit {
+			return
+		}
+		if due = min(due, limit, from+bulkMost); due <= from {
+			if !waitUntil(ctx, start.Add(max(s.sched.at(s.global(from)), now+slot))) {
+				return
+			}
+			due = min(s.local(s.sched.by(time.Since(start))), limit, from+bulkMost)
+		}
+		if due <= from || !s.next.CompareAndSwap(from, due) {
+			continue
+		}
+		body = s.slot(rec, body, start, from, due)
+	}
+}
+
+// slot is the least a bulk worker sleeps.
+const slot = time.Millisecond
+
+func (s *stepRun) slot(rec *recorder, body []byte, start time.Time, from, to int64) []byte {
+	sent := time.Since(start)
+	begin := time.Duration(s.begin.Load())
+	for l := from; l < to; l++ {
+		g := s.global(l)
+		n := uint64(s.first + g)
+		body = s.data.request(body[:0], n, n, 1, begin+sent)
+		if s.run.cfg.Segment.N > 1 {
+			s.sink.take(uint64(g), uint64(g)+1)
+		}
+	}
+	if s.run.cfg.Segment.N == 1 {
+		s.sink.take(uint64(from), uint64(to))
+	}
+	done := time.Since(start)
+	n := to - from
+	rec.mu.Lock()
+	defer rec.mu.Unlock()
+	w := rec.win
+	if s.sched == nil {
+		s.asked.Add(n)
+		put(w.lag, 0, n)
+		put(w.response, done-sent, n)
+		w.heat[heatBucket(done-sent)] += n
+	} else {
+		lag, response := run{h: w.lag}, run{h: w.response, heat: &w.heat}
+		for l := from; l < to; l++ {
+			due := s.sched.at(s.global(l))
+			lag.add(sent - due)
+			response.add(done - due)
+		}
+		lag.flush()
+		response.flush()
+		// Nothing answers here, so whatever is late is late by our own doing.
+		put(w.wake, sent-s.sched.at(s.global(from))-slot, 1)
+	}
+	put(w.service, done-sent, n)
+	w.requests += n
+	w.sent += n
+	w.acked += n
+	return body
+}
+
+// again reports whether a request whose outcome is unknown may be repeated
+// under its key.
+func again(err error) bool {
+	switch notify.KindOf(err) {
+	case notify.KindUnavailable, notify.KindThrottled, notify.KindInternal, notify.KindConflict:
+		return true
+	}
+	return false
+}
+
+// waitUntil sleeps until a time; a time that has passed is late, not skipped.
+func waitUntil(ctx context.Context, at time.Time) bool {
+	d := time.Until(at)
+	if d <= 0 {
+		return ctx.Err() == nil
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

@@ -1,0 +1,267 @@
+package load
+
+import (
+	"fmt"
+	"math"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Condition is a threshold that was understood:
+//
+//	metric{tag=value,...}[window].stat  op  number, length of time, percentage
+//	                                    op  factor * metric{...}[window].stat
+//
+// Metrics of times: lag, service, response, end_to_end, lateness; their stats p50,
+// p90, p99, p99.9, p99.99, min, mean, max, count. The others are numbers and have
+// no stat. Tags: step, phase, channel, category, target. With a window, the
+// condition holds for the last so much of time at each moment of the run; without
+// one, for the run so far. Phases of warm-up are left out unless they are named.
+type Condition struct {
+	Expr  string
+	left  metric
+	op    string
+	value float64 // ns for times
+	times float64 // with right: what it is multiplied by
+	right *metric
+}
+
+type metric struct {
+	name   string
+	tags   map[string]string
+	window time.Duration
+	stat   string
+}
+
+// Metrics that are histograms, counts of the steps, and figures of the whole run.
+var (
+	timeMetrics = []string{"lag", "service", "response", "end_to_end", "lateness"}
+	stepMetrics = []string{"intended", "sent", "acked", "failed", "rejected", "rate", "error_rate"}
+	// runMetrics are known while the run goes on; endMetrics when all is settled.
+	runMetrics = []string{"delivered", "duplicates", "reordered", "backlog", "backlog_slope", "cpu"}
+	endMetrics = []string{"lost", "early", "late", "unexpected", "unverified", "pending", "ended", "drain"}
+	tagNames   = []string{"step", "phase", "channel", "category", "target"}
+	statNames  = []string{"p50", "p90", "p99", "p99.9", "p99.99", "p999", "p9999", "min", "mean", "max", "count"}
+)
+
+var (
+	conditionForm = regexp.MustCompile(`^\s*(.+?)\s*(<=|>=|==|!=|<|>)\s*(.+?)\s*$`)
+	metricForm    = regexp.MustCompile(`^([a-z_]+)\s*(?:\{([^}]*)\})?\s*(?:\[([0-9a-z.]+)\])?\s*(?:\.([a-z0-9.]+))?$`)
+	factorForm    = regexp.MustCompile(`^([0-9.]+)\s*\*\s*(.+)$`)
+)
+
+// ParseThreshold understands a condition.
+func ParseThreshold(expr string) (Condition, error) {
+	c := Condition{Expr: expr}
+	m := conditionForm.FindStringSubmatch(expr)
+	if m == nil {
+		return c, fmt.Errorf("%q is not a condition such as response.p99 < 50ms or lost == 0", expr)
+	}
+	var err error
+	if c.left, err = parseMetric(m[1]); err != nil {
+		return c, fmt.Errorf("%q: %w", expr, err)
+	}
+	c.op = m[2]
+	right := m[3]
+	c.times = 1
+	if f := factorForm.FindStringSubmatch(right); f != nil {
+		if c.times, err = strconv.ParseFloat(f[1], 64); err != nil {
+			return c, fmt.Errorf("%q: %q is not a number", expr, f[1])
+		}
+		right = f[2]
+	}
+	if v, ok := parseValue(right); ok {
+		c.value = v * c.times
+		if _, err := time.ParseDuration(right); c.left.isTime() && err != nil && v != 0 {
+			return c, fmt.Errorf("%q: %s is a time, and %q has no unit", expr, c.left.name, right)
+		}
+		return c, nil
+	}
+	r, err := parseMetric(right)
+	if err != nil {
+		return c, fmt.Errorf("%q: %w", expr, err)
+	}
+	c.right = &r
+	return c, nil
+}
+
+// parseValue reads 50ms, 0.1%, 5M.
+func parseValue(s string) (float64, bool) {
+	if d, err := time.ParseDuration(s); err == nil {
+		return float64(d), true
+	}
+	if p, ok := strings.CutSuffix(s, "%"); ok {
+		v, err := strconv.ParseFloat(strings.TrimSpace(p), 64)
+		return v / 100, err == nil
+	}
+	if strings.HasPrefix(s, "-") {
+		v, err := strconv.ParseFloat(s, 64)
+		return v, err == nil
+	}
+	n, err := ParseNumber(s)
+	return float64(n), err == nil
+}
+
+func parseMetric(s string) (metric, error) {
+	f := metricForm.FindStringSubmatch(strings.TrimSpace(s))
+	if f == nil {
+		return metric{}, fmt.Errorf("%q is not a metric such as response{step=otp}.p99", s)
+	}
+	m := metric{name: f[1], stat: f[4], tags: map[string]string{}}
+	isTime := slices.Contains(timeMetrics, m.name)
+	all := map[string]bool{}
+	for _, list := range [][]string{timeMetrics, stepMetrics, runMetrics, endMetrics} {
+		for _, n := range list {
+			all[n] = true
+		}
+	}
+	if !all[m.name] {
+		return m, fmt.Errorf("no metric is called %q%s", m.name, suggest(m.name, all))
+	}
+	for _, kv := range strings.FieldsFunc(f[2], func(r rune) bool { return r == ',' }) {
+		k, v, ok := strings.Cut(kv, "=")
+		k, v = strings.TrimSpace(k), strings.Trim(strings.TrimSpace(v), `"`)
+		switch {
+		case !ok || !slices.Contains(tagNames, k):
+			return m, fmt.Errorf("%q is not a tag: they are %s", kv, strings.Join(tagNames, ", "))
+		case m.tags[k] != "":
+			return m, fmt.Errorf("tag %s is there twice", k)
+		}
+		m.tags[k] = v
+	}
+	if len(m.tags) > 0 && !isTime && !slices.Contains(stepMetrics, m.name) {
+		return m, fmt.Errorf("%s is of the whole run: it has no tags", m.name)
+	}
+	if f[3] != "" {
+		d, err := time.ParseDuration(f[3])
+		if err != nil || d < time.Second {
+			return m, fmt.Errorf("%q is not a window of a second or more", f[3])
+		}
+		if !slices.Contains([]string{"lag", "service", "response", "rate", "error_rate", "backlog_slope"}, m.name) {
+			return m, fmt.Errorf("%s has no windows", m.name)
+		}
+		m.window = d
+	}
+	switch m.stat {
+	case "p999":
+		m.stat = "p99.9"
+	case "p9999":
+		m.stat = "p99.99"
+	}
+	return m, checkStat(m, isTime)
+}
+
+func checkStat(m metric, isTime bool) error {
+	switch {
+	case isTime && !slices.Contains(statNames, m.stat):
+		return fmt.Errorf("%s needs one of .%s", m.name, strings.Join(statNames, ", ."))
+	case !isTime && m.stat != "":
+		return fmt.Errorf("%s is a number: it has no .%s", m.name, m.stat)
+	}
+	return nil
+}
+
+func (m *metric) isTime() bool {
+	return m.name == "drain" || slices.Contains(timeMetrics, m.name) && m.stat != "count"
+}
+
+// atEnd reports whether the metric is known only when all is settled.
+func (m *metric) atEnd() bool {
+	return slices.Contains(endMetrics, m.name) || m.name == "end_to_end" || m.name == "lateness"
+}
+
+// figures answer for a metric; false: nothing is there to answer with.
+type figures interface {
+	value(m *metric, final bool) (v float64, known bool)
+}
+
+// judge says whether the condition holds. Before the end, what is only known then
+// is not judged.
+func (c *Condition) judge(f figures, final bool) (v float64, known, ok bool) {
+	if !final && (c.left.atEnd() || c.right != nil && c.right.atEnd()) {
+		return 0, false, true
+	}
+	v, known = f.value(&c.left, final)
+	limit := c.value
+	if known && c.right != nil {
+		limit, known = f.value(c.right, final)
+		limit *= c.times
+	}
+	if !known {
+		return 0, false, !final
+	}
+	switch c.op {
+	case "<":
+		ok = v < limit
+	case "<=":
+		ok = v <= limit
+	case ">":
+		ok = v > limit
+	case ">=":
+		ok = v >= limit
+	case "==":
+		ok = v == limit
+	case "!=":
+		ok = v != limit
+	}
+	return v, true, ok
+}
+
+// watched is a threshold during a run.
+type watched struct {
+	Threshold
+	cond  Condition
+	state ThresholdState
+	// missed: a condition with a window was missed once, which is enough.
+	missed bool
+}
+
+func newWatched(ts []Threshold) ([]*watched, error) {
+	var out []*watched
+	for _, t := range ts {
+		c, err := ParseThreshold(t.Expr)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, &watched{Threshold: t, cond: c, state: ThresholdState{Expr: t.Expr, OK: true, Abort: t.Abort}})
+	}
+	return out, nil
+}
+
+// look judges at a moment of the run; it reports whether the state changed.
+func (w *watched) look(f figures, elapsed time.Duration, final bool) (changed bool) {
+	if !final && elapsed < w.After.of() {
+		return false
+	}
+	windowed := w.cond.left.window > 0
+	if windowed && (final && w.state.Known || !final && elapsed < w.cond.left.window) {
+		return false // its last full window has been judged, or its first is not full
+	}
+	v, known, ok := w.cond.judge(f, final)
+	if windowed && w.missed {
+		ok = false
+	}
+	if windowed && known && !ok {
+		if w.missed { // keep the value that missed it
+			v = w.state.Value
+		}
+		w.missed = true
+	}
+	if math.IsNaN(v) || math.IsInf(v, 0) {
+		v = 0
+	}
+	changed = ok != w.state.OK
+	w.state.Value, w.state.Known, w.state.OK = v, known, ok
+	if changed {
+		w.state.Since = elapsed
+	}
+	return changed
+}
+
+// Metrics lists what thresholds may speak of, for documentation.
+func Metrics() []string {
+	return slices.Concat(timeMetrics, stepMetrics, runMetrics, endMetrics)
+}

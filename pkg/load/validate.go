@@ -1,0 +1,189 @@
+package load
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// expectDuplicates stands among the states of Scenario.Expect.
+const expectDuplicates = "duplicates"
+
+// checker collects nothing: the first thing that is wrong ends it.
+type checker struct{ err error }
+
+func (c *checker) check(ok bool, field, format string, args ...any) {
+	if c.err == nil && !ok {
+		c.err = notify.Invalid(codeScenario, field, fmt.Sprintf(format, args...))
+	}
+}
+
+// Validate reports the first thing that is wrong with a scenario whose defaults
+// are filled in, as an error of notify.KindInvalid that names the field.
+func (s *Scenario) Validate() error {
+	var c checker
+	names, phases := map[string]string{}, map[string]bool{}
+	c.check(len(s.Phases) > 0, "phases", "there are none")
+	for i := range s.Phases {
+		p := &s.Phases[i]
+		at := fmt.Sprintf("phases[%d]", i)
+		c.check(p.Name != "" && !strings.ContainsAny(p.Name, "{},= "), at+".name", "is a word without spaces")
+		c.check(!phases[p.Name], at+".name", "%q is there twice", p.Name)
+		phases[p.Name] = true
+		c.check(len(p.Steps) > 0 || p.Duration > 0, at+".duration", "a phase without steps needs one")
+		inPhase := map[string]bool{}
+		for j := range p.Steps {
+			where := fmt.Sprintf("%s.steps[%d]", at, j)
+			st := &p.Steps[j]
+			c.check(!inPhase[st.Name], where+".name", "two steps of a phase are called %q", st.Name)
+			inPhase[st.Name] = true
+			if was, ok := names[st.Name]; ok {
+				c.check(was == st.Target, where+".target", "step %q is %s in another phase", st.Name, was)
+			}
+			names[st.Name] = st.Target
+			st.validate(&c, where, p)
+		}
+		for j := range p.Faults {
+			p.Faults[j].validate(&c, fmt.Sprintf("%s.faults[%d]", at, j), s, p)
+		}
+	}
+	s.Server.validate(&c)
+	for i, t := range s.Thresholds {
+		_, err := ParseThreshold(t.Expr)
+		if c.err == nil && err != nil {
+			c.err = notify.Invalid(codeScenario, fmt.Sprintf("thresholds[%d]", i), err.Error())
+		}
+	}
+	if o := s.Objective; o != nil {
+		c.check(o.Step == "" || names[o.Step] != "", "objective.step", "no step is called %q", o.Step)
+		c.check(o.Within >= 0 && o.Within < 1, "objective.within", "is a share, from 0 to 1")
+		for i, t := range o.Holds {
+			if _, err := ParseThreshold(t.Expr); c.err == nil && err != nil {
+				c.err = notify.Invalid(codeScenario, fmt.Sprintf("objective.holds[%d]", i), err.Error())
+			}
+		}
+	}
+	for i, e := range s.Expect {
+		_, ok := notify.ParseState(e)
+		c.check(ok || e == expectDuplicates, fmt.Sprintf("expect[%d]", i), "no state is called %q", e)
+	}
+	if sh := s.Short; sh != nil {
+		c.check(sh.Rate >= 0 && sh.Time >= 0 && sh.Count >= 0, "short", "its factors are not below 0")
+	}
+	return c.err
+}
+
+func (s *Step) validate(c *checker, at string, p *PhaseSpec) {
+	c.check(s.Name != "" && !strings.ContainsAny(s.Name, "{},= "), at+".name", "is a word without spaces")
+	c.check(slices.Contains(targets, s.Target), at+".target", "%q is not one of %s", s.Target, strings.Join(targets, ", "))
+	c.check(s.As == "" || s.Target == Null && (s.As == Single || s.As == Batch || s.As == Fanout), at+".as", "is for target null: http-single, http-batch or http-fanout")
+	c.check(s.Count > 0 || p.Duration > 0, at+".count", "a step needs one where its phase has no duration")
+	c.check(s.Start == 0 || s.Start < p.Duration, at+".start", "is before the end of the phase")
+	kind := s.bodies()
+	switch kind {
+	case Single, Schedule, Trigger:
+		c.check(s.Size == 1, at+".size", "a request of %s has one message", kind)
+	case Batch, Kafka:
+		c.check(s.Size >= 1 && s.Size <= 1000, at+".size", "a request has 1 to 1,000 messages")
+	}
+	c.check(s.Size >= 1 && s.Workers >= 1 && s.Workers <= 100_000, at+".workers", "size and workers are at least 1")
+	shares := s.Mix
+	if len(shares) == 0 {
+		shares = []Share{{1, s.Channel, s.Category}}
+	}
+	c.check(len(s.Mix) == 0 || s.Channel == "" && s.Category == "", at+".mix", "is instead of channel and category")
+	for _, m := range shares {
+		_, ok := notify.ParseChannel(m.Channel)
+		c.check(ok, at+".channel", "no channel is called %q", m.Channel)
+		_, ok = notify.ParseCategory(m.Category)
+		c.check(ok, at+".category", "no category is called %q", m.Category)
+		c.check(m.Weight > 0, at+".mix", "weights are above 0")
+	}
+	u := &s.Users
+	c.check(u.Count >= 1 && u.Count <= maxUsers, at+".users", "from 1 to 100M")
+	c.check(slices.Contains([]string{"each", "uniform", "zipf", "hot"}, u.Pick), at+".users.pick", "%q is not each, uniform, zipf or hot", u.Pick)
+	c.check(u.Skew >= 0 && u.Skew < 10, at+".users.skew", "from 0 to 10")
+	c.check(u.Share >= 0 && u.Share <= 1, at+".users.share", "from 0 to 1")
+	if kind == Fanout {
+		c.check(float64(s.Size) <= float64(u.Count), at+".users", "a fan-out of %d needs as many users", s.Size)
+		c.check(u.Pick == "each", at+".users.pick", "a fan-out has nobody twice: each")
+	}
+	pl := &s.Payload
+	c.check(pl.Bytes >= 0 && pl.Bytes <= 16<<10 && pl.Max <= 16<<10 && (pl.Max == 0 || pl.Max >= pl.Bytes), at+".payload", "0 to 16,384 bytes, max not below bytes")
+	c.check(pl.Text == "" || pl.Bytes == 0 && pl.Max == 0, at+".payload", "text or a length, not both")
+	c.check(!s.Ordered || s.Target == Single && int64(u.Count)%int64(max(s.Workers, 1)) == 0 && u.Pick == "each" && s.Triggers == 0, at+".ordered",
+		"is for http-single, with a number of users, each in turn, that workers divides")
+	c.check(s.Triggers >= 0 && s.Triggers <= 1 && (s.Triggers == 0 || kind == Single), at+".triggers", "is a share, for http-single")
+	if l := s.Scheduled; l != nil {
+		c.check(l.Share > 0 && l.Share <= 1, at+".scheduled.share", "above 0, up to 1")
+		c.check(kind != Kafka, at+".scheduled", "is the API's: the topics take what is due")
+	}
+	s.Arrival.validate(c, at+".arrival", p)
+}
+
+func (a *Arrival) validate(c *checker, at string, p *PhaseSpec) {
+	shapes := []string{"", "constant", "poisson", "ramp", "steps", "spike", "sine", "trace"}
+	c.check(slices.Contains(shapes, a.Shape), at, "%q is not one of %s", a.Shape, strings.Join(shapes[1:], ", "))
+	switch a.Shape {
+	case "constant", "poisson":
+		c.check(a.Rate > 0, at+".rate", "must be above 0")
+	case "ramp":
+		c.check(a.From+a.To > 0, at+".to", "a ramp leads from a rate to another")
+		c.check(a.Over > 0 || p.Duration > 0, at+".over", "how long does it take?")
+	case "steps":
+		c.check(len(a.Levels) > 0, at+".levels", "there are none")
+		for _, l := range a.Levels {
+			c.check(l.For > 0, at+".levels", "each needs a length of time")
+		}
+	case "spike":
+		c.check(a.Peak > 0, at+".peak", "must be above 0")
+	case "sine":
+		c.check(a.Peak >= a.Rate && a.Peak > 0, at+".peak", "is not below the rate, and above 0")
+		c.check(a.Period > 0 || p.Duration > 0, at+".period", "how long is a wave?")
+	case "trace":
+		c.check(a.File != "", at+".file", "which one?")
+	}
+}
+
+func (f *FaultSpec) validate(c *checker, at string, s *Scenario, p *PhaseSpec) {
+	n := 0
+	for _, v := range []string{f.Process, f.Do, f.Action} {
+		if v != "" {
+			n++
+		}
+	}
+	c.check(n > 0, at+".do", "what happens?")
+	c.check(n < 2, at+".process", "one of process, do and action")
+	c.check(f.Action == "" || f.Action == "replay", at+".action", "%q is not replay", f.Action)
+	c.check(f.Process == "" || slices.Contains([]string{"kill", "pause", "stop"}, f.Process), at+".process", "%q is not kill, pause or stop", f.Process)
+	c.check(f.Process == "" || s.Server.Mode == "process", at+".process", "needs server.mode process: only what the run started may it kill")
+	c.check(p.Duration == 0 || f.At < p.Duration, at+".at", "is before the end of the phase")
+	c.check(f.Share >= 0 && f.Share <= 1, at+".share", "above 0, up to 1")
+	c.check(f.Do != "latency" && f.Do != "drip" || f.Latency.Median > 0, at+".latency", "how long?")
+	c.check(f.Latency.P99 == 0 || f.Latency.P99 >= f.Latency.Median, at+".latency.p99", "is not below the median")
+	c.check(f.Do != "error" || f.Status > 0 || f.Code != "", at+".status", "which one?")
+	providers := []string{"", "apns", "fcm", "oauth", "twilio", "sendgrid", "callback"}
+	c.check(slices.Contains(providers, f.Provider), at+".provider", "%q is not one of %s", f.Provider, strings.Join(providers[1:], ", "))
+}
+
+func (s *ServerSpec) validate(c *checker) {
+	c.check(slices.Contains([]string{"", "context", "pipeline", "process"}, s.Mode), "server.mode", "%q is not context, pipeline or process", s.Mode)
+	c.check(slices.Contains([]string{"", "simulators", "stub"}, s.Providers), "server.providers", "%q is not simulators or stub", s.Providers)
+	c.check(s.Providers != "stub" || s.Mode == "pipeline", "server.providers", "stub needs server.mode pipeline")
+	c.check(s.Profiles <= maxUsers && (s.Profiles == 0 || s.Mode == "pipeline"), "server.profiles", "up to 100M, with server.mode pipeline")
+}
+
+// Length is how long all phases take; 0 where counts say it.
+func (s *Scenario) Length() time.Duration {
+	sum := time.Duration(0)
+	for i := range s.Phases {
+		if s.Phases[i].Duration == 0 {
+			return 0
+		}
+		sum += s.Phases[i].Duration.of()
+	}
+	return sum
+}
