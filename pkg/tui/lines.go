@@ -10,6 +10,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/cli"
 	"github.com/notifyd/notifyd/pkg/load"
 	"github.com/notifyd/notifyd/pkg/load/report"
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // Format is how Lines writes a second.
@@ -64,7 +65,8 @@ func WriteLine(w io.Writer, r *load.SecondRow, f Format) error {
 		if err != nil {
 			return err
 		}
-		_, err = w.Write(append(raw, '\n'))
+		// Between double quotes JSON's escapes are those of EscapeControls.
+		_, err = fmt.Fprintln(w, notify.EscapeControls(string(raw)))
 		return err
 	}
 	per := func(n int64) string {

@@ -226,20 +226,10 @@ func (m *model) backlog(w, h int) []string {
 // heat is how many responses each second had of each latency.
 func (m *model) heat(w, h int) []string {
 	st := m.st
-	cols := m.snap.Heat
-	if n := int(windows[m.window] / time.Second); n > 0 && len(cols) > n {
-		cols = cols[len(cols)-n:]
-	}
+	cols := m.heatColumns()
 	out := []string{st.title("4", "responses by latency", "denser: "+string(st.shades), w)}
 	room := h - 1
-	lo, hi := load.HeatBuckets, -1
-	for i := range cols {
-		for b, n := range cols[i].Counts {
-			if n > 0 {
-				lo, hi = min(lo, b), max(hi, b)
-			}
-		}
-	}
+	lo, hi := heatRange(cols)
 	if hi < 0 || room < 1 {
 		return st.lines(append(out, st.dim.render(" no answer yet")), w, h)
 	}
@@ -266,6 +256,35 @@ func (m *model) heat(w, h int) []string {
 		out = append(out, st.dim.render(st.right(text, label-1))+" "+st.heatLine(grid[l], most))
 	}
 	return st.lines(out, w, h)
+}
+
+// heatColumns are those that the window shows.
+func (m *model) heatColumns() []load.HeatColumn {
+	cols := m.snap.Heat
+	if n := int(windows[m.window] / time.Second); n > 0 && len(cols) > n {
+		cols = cols[len(cols)-n:]
+	}
+	return cols
+}
+
+// heatRange is the lowest and highest bucket that has something; hi is -1 where
+// none has.
+func heatRange(cols []load.HeatColumn) (lo, hi int) {
+	lo, hi = load.HeatBuckets, -1
+	for i := range cols {
+		for b, n := range cols[i].Counts {
+			if n > 0 {
+				lo, hi = min(lo, b), max(hi, b)
+			}
+		}
+	}
+	return lo, hi
+}
+
+// heatRows is how many lines the heat map would like.
+func (m *model) heatRows() int {
+	lo, hi := heatRange(m.heatColumns())
+	return max(4, hi-lo+2)
 }
 
 // heatCells adds columns up to cells: lines from the lowest, cells from the oldest.

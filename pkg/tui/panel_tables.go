@@ -169,6 +169,9 @@ func (m *model) latency(w, h int) []string {
 	if len(list) == 0 {
 		list = []string{st.dim.render(" no answer yet")}
 	}
+	if h < 2 {
+		return st.lines([]string{st.title("4", "latency", what, w)}, w, h)
+	}
 	out := append([]string{st.title("4", "latency", what, w), st.dim.render(head)}, m.scrolled(list, h-2)...)
 	return st.lines(out, w, h)
 }
@@ -190,7 +193,7 @@ func (m *model) ledger(w, h int) []string {
 		}
 		list = append(list, st.pair(name, text, cw))
 	}
-	plain := func(name string, n int64) { list = append(list, st.pair("  "+name, cli.Count(n), w)) }
+	plain := func(name string, n int64) { list = append(list, st.pair("  "+name, cli.Count(n), cw)) }
 	lost := func() {
 		if m.snap.State == load.StateDone || t.Lost > 0 {
 			bad("lost", t.Lost)
@@ -296,6 +299,9 @@ func (m *model) health(w, h int) []string {
 	}
 	gauge("machine", of(g.MachineCPU, g.CPUs), fmt.Sprintf("%.2f, steal %.1f%%", g.MachineCPU, 100*g.Steal))
 	gauge("busy", g.Busy, fmt.Sprintf("%.0f%% of workers", 100*g.Busy))
+	if h <= 4 { // the shortest form has the first ones alone
+		return st.lines(append([]string{st.title("7", "generator", "", w)}, list...), w, h)
+	}
 	list = append(list,
 		st.pair("GC pause, cores", fmt.Sprintf("%s, %.2f", report.Nanos(int64(g.GCPause)), g.GCCPU), w),
 		st.pair("memory", report.Bytes(g.RSS), w),
