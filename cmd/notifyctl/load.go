@@ -45,6 +45,7 @@ simulated providers, where there are some, and says whether the figures are the
 server's or the generator's.`,
 	}
 	c.AddCommand(newLoadRun(p), newLoadValidate(p), newLoadSchema(p), newLoadCapacity(p))
+	c.AddCommand(loadRuns(p)...)
 	return c
 }
 

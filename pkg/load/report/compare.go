@@ -353,4 +353,3 @@ func figure(v float64, unit string) string {
 	}
 	return cli.Count(int64(v))
 }
-

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 
+	"github.com/notifyd/notifyd/pkg/durable"
 	"github.com/notifyd/notifyd/pkg/load"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -50,4 +51,13 @@ func Decode(in io.Reader) (*load.Result, error) {
 		return nil, notify.Invalid("bad_result", "schema", fmt.Sprintf("is %d; this notifyctl reads %d", r.Schema, load.SchemaVersion))
 	}
 	return r, nil
+}
+
+// WriteFile writes a Result to a file of the caller's choice, whole or not at all.
+func WriteFile(name string, r *load.Result) error {
+	raw, err := Encode(r)
+	if err != nil {
+		return err
+	}
+	return durable.WriteFile(name, raw)
 }
