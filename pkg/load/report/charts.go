@@ -277,7 +277,7 @@ func nines(title, about string, hs []*hdrhistogram.Histogram, names []string, co
 			c.x = append(c.x, x/count)
 			at = append(at, 100*(1-math.Pow(10, -x)))
 		}
-		for _, v := range h.ValueAtPercentilesSlice(at) {
+		for _, v := range load.ValuesAt(h, at...) {
 			c.y = append(c.y, float64(v))
 		}
 		c.value = "p99 " + Nanos(load.ValueAt(h, 99))
