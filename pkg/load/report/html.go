@@ -221,7 +221,7 @@ func (v *view) tables(r *load.Result) {
 	}
 	add("Generator", nil, [][]tableCell{
 		plain("CPU of "+whose, fmt.Sprintf("%.2f of %.3g cores, %.1f s in all", h.CPU, h.CPUs, h.CPUSeconds)),
-		plain("CPU of a message", fmt.Sprintf("%.0f ns", h.NsPerMessage)),
+		plain("CPU of a message", Nanos(int64(h.NsPerMessage))),
 		plain("null sink before the run", Short(h.CalibratedRate)+"/s"),
 		plain("asked of that", fmt.Sprintf("%.1f%%", 100*h.GeneratorShare)),
 		plain("lag p99 at worst", fmt.Sprintf("%s, in second %d", Nanos(int64(h.LagP99)), h.WorstLagSecond)),

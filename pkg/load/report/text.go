@@ -246,8 +246,8 @@ func (p *page) health(r *load.Result) {
 	if h.Embedded {
 		whose = "process" // the generator's and notifyd's
 	}
-	p.para(whose, fmt.Sprintf("%.2f of %.3g cores, %.0f ns of CPU a message, GC pause %s, memory %s",
-		h.CPU, h.CPUs, h.NsPerMessage, Nanos(int64(h.GCPause)), Bytes(h.RSS)))
+	p.para(whose, fmt.Sprintf("%.2f of %.3g cores, %s of CPU a message, GC pause %s, memory %s",
+		h.CPU, h.CPUs, Nanos(int64(h.NsPerMessage)), Nanos(int64(h.GCPause)), Bytes(h.RSS)))
 	text := fmt.Sprintf("lag p99 %s at worst (second %d), machine %.2f cores busy, steal %.1f%%",
 		Nanos(int64(h.LagP99)), h.WorstLagSecond, h.MachineCPU, 100*h.Steal)
 	if h.CalibratedRate > 0 {
