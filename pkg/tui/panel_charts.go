@@ -218,7 +218,11 @@ func (m *model) backlog(w, h int) []string {
 		return st.lines(append(out, " backlog "+st.series[kindBacklog].render(st.spark(values, max(0, w-10)))), w, h)
 	}
 	out = append(out, m.overTime([]series{{kind: kindBacklog, values: values}}, rows, w, h-3, report.Short)...)
-	head := " lag p99 " + st.right(report.Nanos(int64(m.snap.Health.LagP99)), 7) + " "
+	last := int64(0)
+	if n := len(rows); n > 0 {
+		last = rows[n-1].Lag.P99
+	}
+	head := " lag p99 " + st.right(report.Nanos(last), 7) + " "
 	out = append(out, head+st.series[kindSent].render(st.spark(stretch(lags, max(0, w-width(head)-1), m.span()), max(0, w-width(head)-1))))
 	return st.lines(out, w, h)
 }

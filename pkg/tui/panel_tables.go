@@ -293,7 +293,7 @@ func (m *model) health(w, h int) []string {
 		whose = "cpu, both"
 	}
 	gauge(whose, of(g.CPU, g.CPUs), fmt.Sprintf("%.2f of %.3g", g.CPU, g.CPUs))
-	gauge("lag p99", min(float64(g.LagP99)/10e6, 1), report.Nanos(int64(g.LagP99)))
+	gauge("woke late", min(float64(g.LagP99)/10e6, 1), report.Nanos(int64(g.LagP99)))
 	if g.CalibratedRate > 0 {
 		gauge("asked", g.GeneratorShare, fmt.Sprintf("%.0f%% of %s/s", 100*g.GeneratorShare, report.Short(g.CalibratedRate)))
 	}
