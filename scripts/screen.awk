@@ -31,6 +31,10 @@ function indexed(n,    level, r, g, b) {
 function span(text,    f, b, t) {
 	if (text == "") return
 	gsub(/&/, "\\&amp;", text); gsub(/</, "\\&lt;", text); gsub(/>/, "\\&gt;", text)
+	# Signs may come from another font, whose width is another: each gets a cell.
+	# Braille, which is wider there, is made narrow.
+	gsub(/\342[\240-\243][\200-\277]/, "<b>&</b>", text)
+	gsub(/\342[\200-\237\244-\277][\200-\277]/, "<i>&</i>", text)
 	f = fore == "" ? "#d5dae3" : fore; b = back == "" ? "#1b1f27" : back
 	if (reverse) { t = f; f = b; b = t }
 	printf "<span style=\"color:%s;background:%s%s%s\">%s</span>", f, b, bold ? ";font-weight:bold" : "", faint ? ";opacity:.6" : "", text
@@ -38,7 +42,7 @@ function span(text,    f, b, t) {
 BEGIN {
 	split("#4b5363 #ff6b68 #7ec699 #f0c674 #7aa6ff #c397d8 #6cc7d9 #ffffff", list, " ")
 	for (i = 1; i <= 8; i++) hue[i - 1] = list[i]
-	print "<!doctype html><meta charset=utf-8><style>body{margin:0;background:#1b1f27;padding:14px}pre{margin:0;font:15px/19px 'DejaVu Sans Mono',Menlo,Consolas,monospace}</style><pre>"
+	print "<!doctype html><meta charset=utf-8><style>body{margin:0;background:#1b1f27;padding:14px}pre{margin:0;font:15px/19px 'DejaVu Sans Mono',Menlo,Consolas,monospace}i,b{display:inline-block;width:1ch;height:19px;vertical-align:top;font-style:normal;font-weight:inherit}b{transform:scaleX(.823);transform-origin:left}</style><pre>"
 }
 {
 	rest = $0

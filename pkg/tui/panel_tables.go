@@ -55,7 +55,7 @@ func (m *model) stages(w, h int) []string {
 		if t.Known && !t.OK {
 			text += "  since " + report.Clock(t.Since)
 		}
-		list = append(list, " "+p.render(sign)+" "+st.fit(cli.Clean(t.Expr), max(8, w/2-4))+" "+text)
+		list = append(list, " "+p.render(sign)+" "+st.fit(cli.Clean(t.Expr), max(8, w/2-4, w-26))+" "+text)
 	}
 	for i := len(s.Markers) - 1; i >= 0; i-- {
 		mk := &s.Markers[i]

@@ -104,9 +104,25 @@ func (c *chart) curves(list []curve, gridX, gridY, marks []float64, shades [][2]
 			c.Lines = append(c.Lines, legend{l.colour, l.name, l.value})
 		}
 	}
-	for i, m := range marks {
-		c.Marks = append(c.Marks, label{At: pct(m), Text: fmt.Sprint(i + 1)})
+	c.Marks = markLabels(marks)
+}
+
+// markLabels number the marks; those that stand too close share a label.
+func markLabels(marks []float64) (list []label) {
+	const least = 0.022
+	for i := 0; i < len(marks); {
+		j := i + 1
+		for j < len(marks) && marks[j]-marks[i] < least {
+			j++
+		}
+		text := fmt.Sprint(i + 1)
+		if j-i > 1 {
+			text = fmt.Sprintf("%d-%d", i+1, j)
+		}
+		list = append(list, label{At: pct(marks[i]), Text: text})
+		i = j
 	}
+	return list
 }
 
 // linear is an axis from 0 to a round number.

@@ -378,9 +378,7 @@ func (f *frame) heat() (chart, bool) {
 		}
 		c.Y = append(c.Y, label{At: pct(1 - float64(b-lo+1)/float64(n)), Text: Nanos(int64(load.HeatBound(b)))})
 	}
-	for i, m := range f.marks {
-		c.Marks = append(c.Marks, label{At: pct(m), Text: fmt.Sprint(i + 1)})
-	}
+	c.Marks = markLabels(f.marks)
 	return c, true
 }
 
