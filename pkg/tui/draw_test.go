@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -30,6 +31,10 @@ func result(t testing.TB) *load.Result {
 // at is the snapshot of the run after so many seconds.
 func at(t testing.TB, second int) *load.Snapshot {
 	t.Helper()
+	if s, ok := snapshots.Load(second); ok {
+		again := *s.(*load.Snapshot)
+		return &again
+	}
 	clock := time.Unix(0, 0)
 	p := NewReplay(result(t), func() time.Time { return clock })
 	p.Pause(true)
@@ -37,8 +42,12 @@ func at(t testing.TB, second int) *load.Snapshot {
 	s := *p.Latest()
 	s.Verdict = load.Valid
 	s.Server = load.Server{Known: true, Lag: map[string]int64{"push-live": 812, "sms-live": 4}, DLQ: 3, Circuits: map[string]int64{"apns": 1}, TimerLateness: load.Quantiles{Count: 60, P99: 9e6}}
-	return &s
+	snapshots.Store(second, &s)
+	again := s
+	return &again
 }
+
+var snapshots sync.Map // second to *load.Snapshot
 
 // fake is a run that is not there, and remembers what was asked of it.
 type fake struct {
@@ -179,8 +188,8 @@ func TestAnySize(t *testing.T) {
 	for _, sc := range scenes {
 		s := open(t, 80, 24, sc.second, sc.change)
 		s.press(sc.keys...)
-		for _, w := range []int{0, 1, 2, 3, 7, 8, 9, 20, 35, 43, 44, 45, 55, 56, 59, 60, 61, 81, 119, 120, 121, 250} {
-			for _, h := range []int{0, 1, 2, 3, 4, 5, 6, 7, 9, 10, 12, 15, 16, 20, 21, 24, 34, 38, 60, 90} {
+		for _, w := range []int{0, 1, 2, 7, 8, 20, 43, 44, 55, 56, 59, 60, 81, 119, 120, 250} {
+			for _, h := range []int{0, 1, 2, 3, 4, 5, 7, 10, 15, 16, 21, 34, 60} {
 				s.width, s.height = w, h
 				frame := s.draw()
 				if w == 0 || h == 0 {

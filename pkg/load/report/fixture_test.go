@@ -1,8 +1,10 @@
 package report
 
 import (
+	"bytes"
 	"fmt"
 	"math/rand/v2"
+	"sync"
 	"testing"
 	"time"
 
@@ -13,7 +15,26 @@ import (
 
 // fixture is the result of a run that never was: a warm-up, a steady phase of two
 // steps in which a provider hangs for 4 s, and a spike. It is the same every time.
-func fixture(t testing.TB) *load.Result { return segmentOf(t, 1, 1, 1) }
+func fixture(t testing.TB) *load.Result {
+	t.Helper()
+	built.Do(func() {
+		raw, err := Encode(segmentOf(t, 1, 1, 1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		encodedFixture = raw
+	})
+	r, err := Decode(bytes.NewReader(encodedFixture))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+var (
+	built          sync.Once
+	encodedFixture []byte
+)
 
 // segmentOf is the i-th of n parts of the fixture. slow makes answers slower by a
 // factor.
