@@ -302,7 +302,7 @@ func (p *program) screen() bool {
 
 // screenEnv is the environment that says what the terminal can.
 func (p *program) screenEnv() []string {
-	env := os.Environ()
+	env := append(os.Environ(), "TERM="+p.getenv("TERM"))
 	if !p.coloured() {
 		env = append(env, "NO_COLOR=1")
 	}
