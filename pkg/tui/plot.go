@@ -28,9 +28,9 @@ type series struct {
 	dotted bool
 }
 
-// plot draws lines in braille: each cell has two by four dots. ntcharts was
-// tried: a chart of four lines took 2.4 ms and 930 KB a frame there, here a
-// thirtieth of it, and it draws neither gaps nor without UTF-8.
+// plot draws lines in braille: each cell has two by four dots. ntcharts v2.2.0 was
+// tried: four lines in 100 by 12 cells took 2.8 ms of CPU and 930 KB a frame, here
+// 63 us and 37 KB; and it draws neither gaps, nor marks, nor without UTF-8.
 type plot struct {
 	w, h  int // cells
 	dots  []uint8

@@ -276,7 +276,11 @@ func FinalLine(r *load.Result) string {
 	add("accepted_per_s", int64(r.Rates.Acked+0.5))
 	add("p50_us", q.P50/1000)
 	add("p99_us", q.P99/1000)
-	add("p999_us", q.P999/1000)
+	if q.Count >= 10_000 {
+		add("p999_us", q.P999/1000)
+	} else {
+		add("p999_us", "-") // fewer than ten values lie above it
+	}
 	if len(r.Thresholds) > 0 {
 		missed := 0
 		for _, t := range r.Thresholds {
