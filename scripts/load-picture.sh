@@ -28,7 +28,7 @@ phases:
       - {name: codes, target: http-single, channel: sms, category: otp, rate: 30, users: 20000, addresses: true, workers: 8}
     faults: [{name: apns away, at: 12s, for: 8s, provider: apns, do: outage}]
   - name: campaign
-    duration: 20s
+    duration: 30s
     steps:
       - {name: pushes, target: http-batch, size: 20, rate: 1000, arrival: poisson, users: 20000, addresses: true, workers: 8}
       - {name: codes, target: http-single, channel: sms, category: otp, rate: 30, users: 20000, addresses: true, workers: 8}
@@ -70,12 +70,12 @@ await 120 'apns away'
 tm send-keys Space && await 20 'frozen' && tm send-keys Space
 tm send-keys 5 && await 20 'rejected' && tm send-keys 0
 tm send-keys / 'channel:sms' Enter && await 20 'filter: channel:sms' && tm send-keys Escape
-await 120 'campaign'
-sleep 8
+await 240 'campaign'
+sleep 5
 picture load-ui 1475 936
 tm resize-window -x 80 -y 24
-await 20 '5 ledger'
-sleep 2
+await 60 '5 ledger'
+sleep 1
 picture load-ui-small 752 480
 tm resize-window -x 160 -y 48
 await 300 'left with'

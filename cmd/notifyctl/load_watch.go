@@ -105,8 +105,8 @@ func (p *program) watch(ctx context.Context, w *watched, o *watchOptions) error 
 // process at once, as it does without panels.
 func (p *program) watchScreen(ctx context.Context, w *watched) (tui.Left, error) {
 	p.drawing.Store(true)
-	defer p.drawing.Store(false)
 	left, err := tui.Run(ctx, p.in, p.out, p.screenEnv(), tui.Options{Source: w, Control: w, ASCII: !utf8Locale(p.getenv)})
+	p.drawing.Store(false)
 	if err == nil && left == tui.LeftAtOnce {
 		os.Exit(cli.ExitInterrupt)
 	}

@@ -103,7 +103,7 @@ func TestLoadOnATerminal(t *testing.T) {
 	c.await(t, "▶") // it runs
 	// Only what changed is written, so one cannot wait for words; the keys are taken in
 	// their order.
-	if _, err := c.Write([]byte("mhere\rqy")); err != nil {
+	if _, err := c.WriteString("mhere\rqy"); err != nil {
 		t.Fatal(err)
 	}
 	c.await(t, "PARTIAL")

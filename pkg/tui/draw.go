@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	tea "charm.land/bubbletea/v2"
 	"github.com/charmbracelet/x/ansi"
@@ -145,7 +146,7 @@ func (m *model) track(w int) string {
 		switch mk.Kind {
 		case "phase":
 			if i > 0 && styled[i].on == "" {
-				cells[i] = []rune(st.mark)[0]
+				cells[i], _ = utf8.DecodeRuneInString(st.mark)
 			}
 		case "fault":
 			cells[i], styled[i] = '!', st.bad

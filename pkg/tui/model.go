@@ -51,8 +51,6 @@ const (
 	panels // how many, with panelAll
 )
 
-var panelNames = [panels]string{"all", "stages", "rates", "backlog and lag", "latency", "ledger", "errors", "generator"}
-
 // windows are how much time the charts show; 0: the whole run, as far as it is kept.
 var windows = []time.Duration{0, 30 * time.Second, time.Minute, 2 * time.Minute, 5 * time.Minute, 10 * time.Minute}
 
@@ -135,7 +133,8 @@ func (m *model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 		m.width, m.height, m.frame = msg.Width, msg.Height, ""
 	case tea.KeyPressMsg:
 		m.frame = ""
-		return m, m.key(msg)
+		cmd := m.key(msg)
+		return m, cmd
 	case stoppedMsg:
 		m.stopping, m.frame = true, ""
 		m.say("stopping: what was accepted is awaited; Ctrl-C leaves at once")

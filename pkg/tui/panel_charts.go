@@ -52,7 +52,7 @@ func (m *model) rates(w, h int) []string {
 	if body < 1 {
 		return st.lines(out, w, h)
 	}
-	plot := m.overTime(list, rows, w-side-2, body, func(v float64) string { return report.Short(v) })
+	plot := m.overTime(list, rows, w-side-2, body, report.Short)
 	if side > 0 {
 		plot = st.beside(plot, numbers, w-side-2, side)
 	}

@@ -31,7 +31,7 @@ func newPaint(s lipgloss.Style) paint {
 // repeats it. NO_COLOR and terminals without colours are the renderer's affair,
 // which leaves bold, faint and reverse.
 type styles struct {
-	plain, bold, dim, good, warn, bad, key, chosen, band paint
+	bold, dim, good, warn, bad, key, chosen, band paint
 
 	series [seriesKinds]paint
 	heat   []paint // the least dense first

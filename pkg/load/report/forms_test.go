@@ -3,7 +3,6 @@ package report
 import (
 	"bytes"
 	"html"
-	"io"
 	"math"
 	"os"
 	"path/filepath"
@@ -147,7 +146,7 @@ func writeForJava(out string, log []byte, r *load.Result) error {
 			if err != nil {
 				return err
 			}
-			io.WriteString(&want, strings.Join(append([]string{tag(s.Phase, s.Name, kind)}, percentilesOf(h)...), " ")+"\n")
+			want.WriteString(strings.Join(append([]string{tag(s.Phase, s.Name, kind)}, percentilesOf(h)...), " ") + "\n")
 		}
 	}
 	if err := os.WriteFile(out+".want", want.Bytes(), 0o600); err != nil {
