@@ -15,7 +15,6 @@ import (
 func Encode(r *load.Result) ([]byte, error) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
-	enc.SetIndent("", " ")
 	if err := enc.Encode(r); err != nil {
 		return nil, fmt.Errorf("write the result as JSON: %w", err)
 	}
