@@ -71,6 +71,10 @@ replay: go ## Replay 100,000 dead letters while the process is killed; SHORT=1: 
 browser: go ## Drive the operator page with Chromium (installed when missing)
 	scripts/browser.sh
 
+.PHONY: hlog-java
+hlog-java: go ## Hold the percentiles of a .hlog against the Java HdrHistogram (Java, Maven)
+	scripts/hlog-java.sh
+
 .PHONY: torture
 torture: go ## Kill the process KILLS (20) times under load and check that nothing was lost
 	KILLS='$(KILLS)' scripts/torture.sh

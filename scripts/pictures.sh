@@ -38,6 +38,7 @@ inbox=$(awk '$1 == "Inbox" { print $2 }' "$work/dev.out")
 	--window-size=900,640 --screenshot="$out/inbox.png" "$inbox" >/dev/null 2>&1
 
 scripts/ui-picture.sh "$out/ui.png"
+scripts/load-picture.sh "$out"
 
 # The operator page, of a server of its own with an afternoon of failures.
 NOTIFY_PICTURES=$out CHROMIUM=$chromium scripts/browser.sh -run TestPictures

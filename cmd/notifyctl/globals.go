@@ -196,7 +196,7 @@ func (p *program) printer() *cli.Printer {
 
 // note says something about the work; it is not data.
 func (p *program) note(format string, args ...any) {
-	if !p.global.quiet {
+	if !p.global.quiet && !p.drawing.Load() {
 		fmt.Fprintln(p.err, cli.Clean(fmt.Sprintf(format, args...)))
 	}
 }

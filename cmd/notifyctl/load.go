@@ -13,7 +13,6 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/cli"
-	"github.com/notifyd/notifyd/pkg/durable"
 	"github.com/notifyd/notifyd/pkg/load"
 )
 
@@ -28,7 +27,7 @@ type loadOptions struct {
 	scale    float64
 	segment  string
 	startAt  string
-	out      string
+	watch    watchOptions
 	mode     string
 	notifyd  string
 	kafka    []string
@@ -45,6 +44,7 @@ simulated providers, where there are some, and says whether the figures are the
 server's or the generator's.`,
 	}
 	c.AddCommand(newLoadRun(p), newLoadValidate(p), newLoadSchema(p), newLoadCapacity(p))
+	c.AddCommand(loadRuns(p)...)
 	return c
 }
 
@@ -72,8 +72,10 @@ func newLoadRun(p *program) *cobra.Command {
 		Long: `run sends a scenario's load, waits until it is delivered, and prints a summary: the
 rates accepted and delivered, percentiles of lag (the generator's own delay), service
 (the server's) and response (from when a message was due), and what the ledger says.
-Progress goes to standard error, a line a second. Ctrl-C stops early and prints the
-figures so far; a second one ends at once.
+In a terminal it shows the run on a live screen, of which ? lists the keys; elsewhere,
+and with --no-ui, it writes a line a second to standard error, with -o jsonl as JSON
+to standard output. Ctrl-C stops early and prints the figures so far; a second one
+ends at once. The run is kept: load ls, show, compare, merge and view find it.
 
 It exits 99 when a threshold of the scenario was missed, 3 when something was lost,
 came twice, too early or unexpected, and 8 when something is still on its way after
@@ -90,7 +92,10 @@ Load only ever goes to loopback addresses.`,
 	f := c.Flags()
 	f.StringVar(&o.segment, "segment", "", "i/n: send only part i of n; notifyctl load merge puts the results together")
 	f.StringVar(&o.startAt, "start-at", "", "begin at this time (RFC 3339), so that all segments begin together")
-	f.StringVar(&o.out, "out", "", "write the result, with its histograms, to this file as JSON")
+	f.StringVar(&o.watch.out, "out", "", "write the result, with its histograms, to this file as JSON, too")
+	f.BoolVar(&o.watch.noUI, "no-ui", false, "a line a second instead of panels, also in a terminal")
+	f.BoolVar(&o.watch.noKeep, "no-keep", false, "do not keep the run for load ls")
+	f.StringVar(&o.watch.metrics, "metrics", "", "serve the figures to Prometheus at this loopback address during the run")
 	f.StringToStringVar(&o.labels, "label", nil, "key=value that the result carries")
 	return c
 }
@@ -188,32 +193,21 @@ func runLoad(ctx context.Context, p *program, file string, o *loadOptions) error
 	defer env.close()
 	cfg := env.config
 	cfg.Segment, cfg.StartAt, cfg.Scale, cfg.Labels = seg, at, scale, o.labels
-	if p.global.output == "table" {
-		cfg.Observe = func(s *load.Snapshot) { p.note("%s", loadLine(s)) }
+	if p.panels(&o.watch) {
+		cfg.Every = screenEvery
 	}
 	r, err := load.New(s, cfg)
 	if err != nil {
 		return err
 	}
-	res, err := r.Run(ctx)
+	res, err := p.watchLoad(ctx, r, &o.watch)
 	if err != nil {
 		return err
 	}
 	if err := env.failed(); err != nil {
 		return err
 	}
-	if o.out != "" {
-		b, err := json.Marshal(res)
-		if err == nil {
-			err = durable.WriteFile(o.out, b)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	if p.global.output == "table" && p.global.jq == "" {
-		writeLoad(p.out, res)
-	} else if err := p.printer().Print(res, nil); err != nil {
+	if err := p.finishLoad(res, &o.watch); err != nil {
 		return err
 	}
 	return loadExit(ctx, res)
@@ -248,6 +242,7 @@ func loadExit(ctx context.Context, res *load.Result) error {
 		if ctx.Err() != nil {
 			return context.Canceled
 		}
+		return cli.Exitf(cli.ExitInterrupt, "stopped before its end")
 	case cli.ExitSLO:
 		var missed []string
 		for _, t := range res.Thresholds {

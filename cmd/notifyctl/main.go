@@ -35,6 +35,7 @@ type program struct {
 	width                                int // of the terminal that takes standard output; 0: none
 
 	global  globals
+	drawing atomic.Bool            // panels have the terminal: remarks would tear them
 	auditID atomic.Pointer[string] // row of the audit log of the last change; nil: there was none
 }
 

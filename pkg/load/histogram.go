@@ -48,10 +48,10 @@ func QuantilesOf(h *hdrhistogram.Histogram) Quantiles {
 	if h == nil || h.TotalCount() == 0 {
 		return Quantiles{}
 	}
-	v := h.ValueAtPercentiles([]float64{50, 90, 99, 99.9, 99.99})
+	v := ValuesAt(h, 50, 90, 99, 99.9, 99.99)
 	return Quantiles{
 		Count: h.TotalCount(), Min: h.Min(), Mean: int64(h.Mean()),
-		P50: v[50], P90: v[90], P99: v[99], P999: v[99.9], P9999: v[99.99], Max: h.Max(),
+		P50: v[0], P90: v[1], P99: v[2], P999: v[3], P9999: v[4], Max: h.Max(),
 	}
 }
 

@@ -1,0 +1,310 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/load"
+	"github.com/notifyd/notifyd/pkg/load/report"
+	"github.com/notifyd/notifyd/pkg/tui"
+)
+
+// loadRuns are the commands about runs that are over.
+func loadRuns(p *program) []*cobra.Command {
+	return []*cobra.Command{newLoadLs(p), newLoadShow(p), newLoadCompare(p), newLoadMerge(p), newLoadView(p)}
+}
+
+func (p *program) runs() report.Store { return report.DefaultStore(p.getenv) }
+
+// runIDs offers the kept runs to the shell.
+func (p *program) runIDs(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	list, err := p.runs().List()
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	var ids []string
+	for _, e := range list {
+		ids = append(ids, e.ID)
+	}
+	return ids, cobra.ShellCompDirectiveDefault // or a file
+}
+
+func newLoadLs(p *program) *cobra.Command {
+	var limit int
+	c := &cobra.Command{
+		Use: "ls", Short: "List the runs that were kept", Args: cobra.NoArgs,
+		Long: `ls lists the load runs of this user, the latest first. They are kept in
+$XDG_DATA_HOME/notifyctl/runs (~/.local/share), each in a folder with result.json,
+summary.txt, report.html and run.hlog; remove a folder to forget its run.`,
+		Example: "  notifyctl load ls\n  notifyctl load ls -o json --jq '.[0].id'",
+		RunE: func(*cobra.Command, []string) error {
+			list, err := p.runs().List()
+			if err != nil {
+				return err
+			}
+			if limit > 0 {
+				list = list[:min(limit, len(list))]
+			}
+			if list == nil {
+				list = []report.Entry{} // a list in JSON
+			}
+			out := p.printer()
+			out.Optional = []string{"EXIT", "SENDING", "STARTED"}
+			return out.Print(list, func() cli.Table {
+				t := cli.Table{{"RUN", "STARTED", "SENDING", "VERDICT", "ACCEPTED/S", "P99", "LOST", "DUP", "EXIT"}}
+				for i := range list {
+					t = append(t, p.runRow(&list[i]))
+				}
+				return t
+			})
+		},
+	}
+	c.Flags().IntVar(&limit, "limit", 20, "how many at most; 0: all")
+	return c
+}
+
+func (p *program) runRow(e *report.Entry) []string {
+	if e.Damaged != "" {
+		return []string{e.ID, "", "", "damaged: " + e.Damaged}
+	}
+	verdict := e.Verdict
+	if e.Partial {
+		verdict += ", partial"
+	}
+	p99 := "-"
+	if e.P99 > 0 {
+		p99 = report.Nanos(e.P99)
+	}
+	return []string{
+		e.ID, p.when(e.Started), report.Seconds(e.Sending), verdict, report.Short(e.AcceptedPS), p99,
+		cli.Count(e.Lost), cli.Count(e.Duplicates), fmt.Sprint(e.Exit),
+	}
+}
+
+var runForms = []string{"text", "html", "hlog", "json"}
+
+func newLoadShow(p *program) *cobra.Command {
+	var form string
+	c := &cobra.Command{
+		Use: "show RUN", Short: "Show a run that was kept", Args: cli.Exact("a run: its ID, a part of it, last, last~1, or a file"),
+		Long: `show prints the summary of a run, or another form of it: html is a page that needs
+nothing else, hlog a log for HdrHistogram's tools, json everything there is (so is -o
+json, which --jq filters). A run is named by its ID, a part of its ID that no other
+run has, last, last~1 for the one before, or a file.`,
+		Example:           "  notifyctl load show last\n  notifyctl load show last --form html >report.html\n  notifyctl load show last~1 -o json --jq .totals",
+		ValidArgsFunction: p.runIDs,
+		RunE: func(_ *cobra.Command, args []string) error {
+			if !slices.Contains(runForms, form) {
+				return cli.Usage("--form %q: forms are text, html, hlog and json", form)
+			}
+			r, err := p.runs().Open(args[0])
+			if err != nil {
+				return err
+			}
+			switch {
+			case p.global.output != "table" || p.global.jq != "":
+				return p.printer().Print(r, nil)
+			case form == "html":
+				return report.WriteHTML(p.out, r)
+			case form == "hlog":
+				return report.WriteHLog(p.out, r)
+			case form == "json":
+				raw, err := report.Encode(r)
+				if err == nil {
+					_, err = p.out.Write(raw)
+				}
+				return err
+			}
+			return report.WriteText(p.out, r)
+		},
+	}
+	c.Flags().StringVar(&form, "form", "text", "text, html, hlog or json")
+	complete(c, "form", runForms)
+	return c
+}
+
+func newLoadCompare(p *program) *cobra.Command {
+	var (
+		rules report.Rules
+		fail  bool
+	)
+	c := &cobra.Command{
+		Use: "compare A B", Short: "Hold a run against one before", Args: cli.Exact("a run", "a run to hold against it"),
+		Long: `compare holds run B against run A, step by step. A percentile of the response is
+WORSE when it is more than --percent higher, and by more than --floor, and by more
+than three times the noise: the standard error of the difference of the two runs'
+seconds, where seconds that resemble the ones before count as fewer. It is judged
+from ten values above it. A rate is WORSE when it is more than --percent lower;
+failures when their share is over 0.1% of what was sent higher; lost, duplicates,
+early, reordered, unexpected and unverified when they are higher at all.
+
+Nothing is judged when a run is GENERATOR_BOUND or INCONCLUSIVE: its figures are not
+the server's. With --fail-on-regression the exit code is 99 when something is worse,
+and 9 when nothing could be judged. Warm-ups are left out.`,
+		Example:           "  notifyctl load compare last~1 last\n  notifyctl load compare baseline.json last --fail-on-regression --percent 5",
+		ValidArgsFunction: p.runIDs,
+		RunE: func(_ *cobra.Command, args []string) error {
+			if rules.Percent <= 0 || rules.Percent > 1000 {
+				return cli.Usage("--percent %g: it is above 0, up to 1000", rules.Percent)
+			}
+			if rules.Floor <= 0 {
+				return cli.Usage("--floor %s: it is above 0", rules.Floor)
+			}
+			a, err := p.runs().Open(args[0])
+			if err != nil {
+				return err
+			}
+			b, err := p.runs().Open(args[1])
+			if err != nil {
+				return err
+			}
+			cmp := report.Compare(a, b, rules)
+			if p.global.output != "table" || p.global.jq != "" {
+				err = p.printer().Print(cmp, nil)
+			} else {
+				err = report.WriteComparison(p.out, args[0], args[1], &cmp)
+			}
+			switch {
+			case err != nil || !fail:
+				return err
+			case cmp.Regressions > 0:
+				return cli.Exitf(cli.ExitSLO, "%d figures are worse", cmp.Regressions)
+			case !cmp.Judged:
+				return cli.Exitf(cli.ExitFindings, "the runs could not be judged: %s", cmp.Notes[0])
+			}
+			return nil
+		},
+	}
+	f := c.Flags()
+	f.Float64Var(&rules.Percent, "percent", 10, "how much worse a percentile or rate may be")
+	f.DurationVar(&rules.Floor, "floor", 100*time.Microsecond, "how much worse a percentile may be, whatever its share")
+	f.BoolVar(&fail, "fail-on-regression", false, "exit 99 when something is worse")
+	return c
+}
+
+func newLoadMerge(p *program) *cobra.Command {
+	var out string
+	c := &cobra.Command{
+		Use: "merge RUN RUN...", Short: "Put the segments of one run together", Args: cobra.MinimumNArgs(2),
+		Long: `merge adds the results of load run --segment 1/n ... n/n: totals, histograms, and
+what happened in each second. Percentiles are those of the added histograms, never
+means of percentiles. The segments must be of one scenario and seed, and each is
+there once. The result is kept like a run's, and its exit code is the first of the
+segments' that is not 0.`,
+		Example:           "  notifyctl load merge part1.json part2.json part3.json part4.json",
+		ValidArgsFunction: p.runIDs,
+		RunE: func(_ *cobra.Command, args []string) error {
+			var parts []*load.Result
+			for _, a := range args {
+				r, err := p.runs().Open(a)
+				if err != nil {
+					return err
+				}
+				parts = append(parts, r)
+			}
+			m, err := report.Merge(parts)
+			if err != nil {
+				return err
+			}
+			if err := p.keepRun(m, out); err != nil {
+				return err
+			}
+			if err := p.printRun(m); err != nil {
+				return err
+			}
+			if m.Exit != 0 {
+				return cli.Exitf(m.Exit, "a segment exited with %d", m.Exit)
+			}
+			return nil
+		},
+	}
+	c.Flags().StringVar(&out, "out", "", "write the result, with its histograms, to this file as JSON, too")
+	return c
+}
+
+// keepRun keeps a run, and writes it to a file where one is named.
+func (p *program) keepRun(r *load.Result, file string) error {
+	store := p.runs()
+	id, err := store.Save(r)
+	if err != nil {
+		return fmt.Errorf("keep the run: %w", err)
+	}
+	p.note("kept as %s: notifyctl load show %s, or open %s/%s/%s", id, id, store.Dir, id, report.FilePage)
+	if file == "" {
+		return nil
+	}
+	return report.WriteFile(file, r)
+}
+
+// printRun prints a result as the flags say.
+func (p *program) printRun(r *load.Result) error {
+	if p.global.output == "table" && p.global.jq == "" {
+		return report.WriteText(p.out, r)
+	}
+	return p.printer().Print(r, nil)
+}
+
+func newLoadView(p *program) *cobra.Command {
+	return &cobra.Command{
+		Use: "view RUN", Short: "Replay a run on the live screen", Args: cli.Exact("a run: its ID, a part of it, last, last~1, or a file"),
+		Long: `view shows a run that is over as it was, second by second: h and l go 5 s back and
+on, g and G to its ends, - and + change the speed, space pauses, ? lists the keys.
+Where there is no terminal it writes a line for each second, with -o jsonl as JSON.`,
+		Example:           "  notifyctl load view last\n  notifyctl load view last -o jsonl | jq .response.p99",
+		ValidArgsFunction: p.runIDs,
+		RunE: func(c *cobra.Command, args []string) error {
+			r, err := p.runs().Open(args[0])
+			if err != nil {
+				return err
+			}
+			if p.screen() && p.global.output == "table" {
+				_, err := tui.Run(c.Context(), p.in, p.out, p.screenEnv(), tui.Options{
+					Source: tui.NewReplay(r, nil), Name: r.Scenario.Name, ASCII: !utf8Locale(p.getenv), Stay: true,
+				})
+				return err
+			}
+			return p.viewLines(c.Context(), r)
+		},
+	}
+}
+
+func (p *program) viewLines(ctx context.Context, r *load.Result) error {
+	format := tui.Text
+	switch p.global.output {
+	case "table":
+	case "jsonl":
+		format = tui.JSONL
+	default:
+		return cli.Usage("-o %s: view writes lines, as text or jsonl", p.global.output)
+	}
+	for i := range r.Seconds {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err := tui.WriteLine(p.out, &r.Seconds[i], format); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// screen reports whether standard output can show panels and somebody can type.
+func (p *program) screen() bool {
+	term := p.getenv("TERM")
+	return p.inTerminal && p.outTerminal && !p.global.noInput && term != "" && term != "dumb"
+}
+
+// screenEnv is the environment that says what the terminal can.
+func (p *program) screenEnv() []string {
+	env := append(os.Environ(), "TERM="+p.getenv("TERM"))
+	if !p.coloured() {
+		env = append(env, "NO_COLOR=1")
+	}
+	return env
+}

@@ -1,0 +1,157 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/load"
+	"github.com/notifyd/notifyd/pkg/load/report"
+	"github.com/notifyd/notifyd/pkg/tui"
+)
+
+// watchOptions say how a run is watched and what is left of it.
+type watchOptions struct {
+	noUI    bool
+	noKeep  bool
+	metrics string
+	out     string
+}
+
+// screenEvery is how often a run makes a snapshot for the panels.
+const screenEvery = 250 * time.Millisecond
+
+// watched is a run as package tui wants it.
+type watched struct {
+	run  *load.Run
+	stop context.CancelFunc
+	done chan struct{}
+}
+
+func (w *watched) Latest() *load.Snapshot { return w.run.Snapshot() }
+func (w *watched) Done() <-chan struct{}  { return w.done }
+func (w *watched) Stop()                  { w.stop() }
+func (w *watched) Mark(text string)       { w.run.Mark(text) }
+
+// panels reports whether the run is drawn on a screen.
+func (p *program) panels(o *watchOptions) bool {
+	return p.screen() && !o.noUI && !p.global.quiet && p.global.output == "table" && p.global.jq == ""
+}
+
+// watchLoad runs a scenario, and shows it: with panels in a terminal, as JSON lines
+// on standard output with -o jsonl, else as lines on standard error.
+func (p *program) watchLoad(ctx context.Context, r *load.Run, o *watchOptions) (*load.Result, error) {
+	running, stop := context.WithCancel(ctx)
+	defer stop()
+	w := &watched{run: r, stop: stop, done: make(chan struct{})}
+	ended, err := p.serveMetrics(ctx, o.metrics, w)
+	if err != nil {
+		return nil, err
+	}
+	defer ended()
+	var (
+		res    *load.Result
+		runErr error
+		wg     sync.WaitGroup
+	)
+	wg.Go(func() {
+		defer close(w.done)
+		res, runErr = r.Run(running)
+	})
+	defer wg.Wait()
+	watchErr := p.watch(ctx, w, o)
+	if watchErr != nil {
+		stop() // nobody can see it any more
+	}
+	wg.Wait()
+	return res, errors.Join(runErr, watchErr)
+}
+
+func (p *program) watch(ctx context.Context, w *watched, o *watchOptions) error {
+	from := 0
+	if p.panels(o) {
+		left, err := p.watchScreen(ctx, w)
+		if err != nil {
+			return err
+		}
+		if left == tui.LeftAtEnd {
+			return nil
+		}
+		if s := w.Latest(); s != nil && len(s.Seconds) > 0 {
+			from = s.Seconds[len(s.Seconds)-1].Second + 1
+		}
+	}
+	// The run says itself when it ends, and it ends with ctx: what it says until then
+	// is shown as well.
+	ctx = context.WithoutCancel(ctx)
+	switch {
+	case p.global.jq != "":
+	case p.global.output == "jsonl":
+		return tui.Lines(ctx, p.out, w, tui.JSONL, from)
+	case p.global.output == "table" && !p.global.quiet:
+		return tui.Lines(ctx, p.err, w, tui.Text, from)
+	}
+	<-w.done
+	return nil
+}
+
+// watchScreen shows the panels. Ctrl-C comes as a key: the second one ends the
+// process at once, as it does without panels.
+func (p *program) watchScreen(ctx context.Context, w *watched) (tui.Left, error) {
+	p.drawing.Store(true)
+	left, err := tui.Run(ctx, p.in, p.out, p.screenEnv(), tui.Options{Source: w, Control: w, ASCII: !utf8Locale(p.getenv)})
+	p.drawing.Store(false)
+	if err == nil && left == tui.LeftAtOnce {
+		os.Exit(cli.ExitInterrupt)
+	}
+	return left, err
+}
+
+// serveMetrics serves the figures of a run on a loopback address; empty: not.
+func (p *program) serveMetrics(ctx context.Context, addr string, w *watched) (end func(), err error) {
+	if addr == "" {
+		return func() {}, nil
+	}
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil || !loopback(host) {
+		return nil, cli.Usage("--metrics %q: it is a loopback address and a port, such as 127.0.0.1:9469", addr)
+	}
+	var lc net.ListenConfig
+	ln, err := lc.Listen(ctx, "tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("--metrics: %w", err)
+	}
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", report.MetricsHandler(w.Latest))
+	s := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = s.Serve(ln) }) // it ends with Close
+	p.note("metrics: http://%s/metrics", ln.Addr())
+	return func() { _ = s.Close(); wg.Wait() }, nil
+}
+
+// finishLoad prints what a run showed, and keeps it. A run that cannot be kept was
+// still measured.
+func (p *program) finishLoad(res *load.Result, o *watchOptions) error {
+	if o.out != "" {
+		if err := report.WriteFile(o.out, res); err != nil {
+			return err
+		}
+	}
+	if err := p.printRun(res); err != nil {
+		return err
+	}
+	if o.noKeep {
+		return nil
+	}
+	if err := p.keepRun(res, ""); err != nil {
+		p.note("warning: %v", err)
+	}
+	return nil
+}

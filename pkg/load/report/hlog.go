@@ -1,0 +1,89 @@
+package report
+
+import (
+	"bufio"
+	"cmp"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"github.com/notifyd/notifyd/pkg/load"
+)
+
+// WriteHLog writes the histograms as a log of HdrHistogram's format 1.3, which its
+// Java tools read (HistogramLogProcessor -tag). Values are nanoseconds; a tag is
+// PHASE/STEP/KIND, of which each part is one word. Kinds with intervals have a
+// line for each, the others one line for the whole run.
+//
+// The lines are ours, because hdrhistogram-go's writer cuts the start to whole
+// seconds and would decode and encode every histogram again. Its reader, and the
+// Java one (scripts/hlog-java.sh), are the tests' judges.
+func WriteHLog(w io.Writer, r *load.Result) error {
+	out := bufio.NewWriter(w)
+	lib := hdrhistogram.NewHistogramLogWriter(out)
+	start := float64(r.Started.UnixMilli()) / 1e3
+	for _, comment := range []string{
+		fmt.Sprintf("[notifyctl load, scenario %s, nanoseconds]", word(r.Scenario.Name)),
+		fmt.Sprintf("[Histogram log format version %s]", hdrhistogram.HISTOGRAM_LOG_FORMAT_VERSION),
+		fmt.Sprintf("[BaseTime: %.3f (seconds since epoch)]", start),
+		fmt.Sprintf("[StartTime: %.3f (seconds since epoch), %s]", start, r.Started.UTC().Format(time.RFC3339)),
+	} {
+		if err := lib.OutputComment(comment); err != nil {
+			return err
+		}
+	}
+	if err := lib.OutputLegend(); err != nil {
+		return err
+	}
+	list, err := intervals(r)
+	if err != nil {
+		return err
+	}
+	for i := range list {
+		l := &list[i]
+		if _, err := fmt.Fprintf(out, "Tag=%s,%.3f,%.3f,%.3f,%s\n", tag(l.Phase, l.Step, l.Kind),
+			l.Start.Seconds(), l.Length.Seconds(), float64(l.Max)/hdrhistogram.MsToNsRatio, l.Histogram); err != nil {
+			return err
+		}
+	}
+	return out.Flush()
+}
+
+func tag(phase, step, kind string) string { return word(phase) + "/" + word(step) + "/" + word(kind) }
+
+// intervals are the lines of the log by their start, as its readers want them.
+func intervals(r *load.Result) ([]load.Interval, error) {
+	type series struct{ phase, step, kind string }
+	have := map[series]bool{}
+	var list []load.Interval
+	for _, l := range r.Intervals {
+		if l.Histogram != "" {
+			list = append(list, l)
+			have[series{l.Phase, l.Step, l.Kind}] = true
+		}
+	}
+	for i := range r.Steps {
+		s := &r.Steps[i]
+		h := &s.Histograms
+		for _, one := range []struct{ kind, text string }{
+			{"response", h.Response}, {"service", h.Service}, {"lag", h.Lag},
+			{"end_to_end", h.EndToEnd}, {"late", h.Late}, {"early", h.Early},
+		} {
+			if one.text == "" || have[series{s.Phase, s.Name, one.kind}] {
+				continue
+			}
+			dec, err := load.DecodeHistogram(one.text)
+			if err != nil {
+				return nil, fmt.Errorf("step %s, %s: %w", s.Name, one.kind, err)
+			}
+			list = append(list, load.Interval{
+				Length: r.Sending + r.DrainTime, Phase: s.Phase, Step: s.Name, Kind: one.kind, Max: dec.Max(), Histogram: one.text,
+			})
+		}
+	}
+	slices.SortStableFunc(list, func(a, b load.Interval) int { return cmp.Compare(a.Start, b.Start) })
+	return list, nil
+}

@@ -1,0 +1,162 @@
+package report
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/charmbracelet/x/ansi"
+
+	"github.com/notifyd/notifyd/pkg/load"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// golden holds a text against testdata/name; UPDATE_GOLDEN=1 writes it.
+func golden(t *testing.T, name string, got []byte) {
+	t.Helper()
+	file := filepath.Join("testdata", name)
+	if os.Getenv("UPDATE_GOLDEN") != "" {
+		if err := os.WriteFile(file, got, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got, want) {
+		t.Errorf("%s is not as it was (UPDATE_GOLDEN=1 writes it); it is now:\n%.6000s", file, got)
+	}
+}
+
+func text(t *testing.T, r *load.Result) string {
+	t.Helper()
+	var b bytes.Buffer
+	if err := WriteText(&b, r); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+func TestText(t *testing.T) {
+	t.Parallel()
+	r := fixture(t)
+	golden(t, "summary.txt", []byte(text(t, r)))
+	r = fixture(t)
+	r.Partial, r.Stopped, r.Segment = true, "Ctrl-C at 0:41", load.Segment{I: 2, N: 4}
+	r.Verdict = load.Verdict{Code: load.GeneratorBound, Reasons: []string{"the lag p99 was 61.4ms in second 31, which is more than a tenth of the response p99 that it would be a part of"}}
+	r.Ledger = load.LedgerResult{}
+	golden(t, "summary-partial.txt", []byte(text(t, r)))
+}
+
+// nasty has every text that a scenario or a server may choose filled with what
+// terminals and browsers act on.
+func nasty(t *testing.T) *load.Result {
+	r := fixture(t)
+	const bad = "\x1b[31m\x1b]0;owned\a</script><script>alert(1)</script><img src=x onerror=alert(1)>\u202e\"'`{{.}}\r\n\x9b2J=" + "javascript:alert(1) Tag=x,1,2,3"
+	for _, s := range []*string{
+		&r.Scenario.Name, &r.Scenario.About, &r.Scenario.YAML, &r.Scenario.Digest, &r.Scenario.Scale, &r.Stopped, &r.Verdict.Code,
+		&r.Steps[0].Name, &r.Steps[0].Phase, &r.Steps[0].Arrival, &r.Steps[0].Target, &r.Steps[0].Channel, &r.Steps[0].Category,
+		&r.Errors[0].Class, &r.Errors[0].Code, &r.Errors[0].Step, &r.Thresholds[0].Expr, &r.Markers[0].Kind, &r.Markers[0].Text,
+		&r.Faults[0].Name, &r.Faults[0].Error, &r.Environment.CPU, &r.Environment.Host, &r.Environment.Server, &r.Environment.Kernel,
+		&r.Seconds[0].Phase, &r.Intervals[0].Step, &r.Intervals[0].Phase, &r.Intervals[0].Kind,
+	} {
+		*s = bad
+	}
+	r.Verdict.Reasons = []string{bad}
+	r.Environment.Labels = map[string]string{bad: bad}
+	r.Ledger.Examples = []string{bad}
+	r.Partial = true
+	return r
+}
+
+func TestTextIsHarmlessAndNarrow(t *testing.T) {
+	t.Parallel()
+	for name, r := range map[string]*load.Result{"fixture": fixture(t), "nasty": nasty(t), "empty": {}} {
+		out := text(t, r)
+		lines := strings.Split(strings.TrimSuffix(out, "\n"), "\n")
+		for i, l := range lines {
+			if w := ansi.StringWidth(l); w > 80 && i < len(lines)-1 {
+				t.Errorf("%s: line %d is %d wide: %q", name, i, w, l)
+			}
+			if notify.HasControl(l) || !utf8.ValidString(l) {
+				t.Errorf("%s: line %d steers the terminal: %q", name, i, l)
+			}
+		}
+		last := lines[len(lines)-1]
+		for _, pair := range strings.Fields(strings.TrimPrefix(last, "load ")) {
+			if strings.Count(pair, "=") != 1 {
+				t.Errorf("%s: the last line has %q", name, pair)
+			}
+		}
+	}
+}
+
+func TestJSON(t *testing.T) {
+	t.Parallel()
+	r := fixture(t)
+	raw, err := Encode(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "run.json", raw)
+	back, err := Decode(bytes.NewReader(raw))
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := Encode(back)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(raw, again) {
+		t.Error("what is read back is not what was written")
+	}
+	f := func(in, want string) {
+		t.Helper()
+		_, err := Decode(strings.NewReader(in))
+		if notify.KindOf(err) != notify.KindInvalid || !strings.Contains(err.Error(), want) {
+			t.Errorf("%.30s: %v, want %q", in, err, want)
+		}
+	}
+	f("", "is not the JSON")
+	f("[]", "is not the JSON")
+	f(`{"scenario":{}}`, "not the result")
+	f(`{"schema":99}`, "is 99; this notifyctl reads 1")
+	f(`{"schema":1} {}`, "something follows")
+}
+
+func TestUnits(t *testing.T) {
+	t.Parallel()
+	f := func(got, want string) {
+		t.Helper()
+		if got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+	f(Nanos(0), "0ns")
+	f(Nanos(999), "999ns")
+	f(Nanos(1000), "1.00us")
+	f(Nanos(999_499), "999us")
+	f(Nanos(999_600), "1.00ms")
+	f(Nanos(12_340_000), "12.3ms")
+	f(Nanos(-12_340_000), "-12.3ms")
+	f(Nanos(127_400_000_000), "127s")
+	f(Short(0), "0")
+	f(Short(950), "950")
+	f(Short(9_994), "9994")
+	f(Short(12_345), "12.3K")
+	f(Short(999_600), "1.00M")
+	f(Short(5_000_000), "5.00M")
+	f(Short(0.25), "0.25")
+	f(Clock(65_000_000_000), "1:05")
+	f(Clock(3_723_000_000_000), "1:02:03")
+	f(percent(999_980, 1_000_000), "99.998%")
+	f(percent(1, 1), "100.0%")
+	f(percent(1, 0), "-")
+	f(Bytes(1536), "1.50 KiB")
+	f(ThresholdValue(load.ThresholdState{Expr: "p99 < 5ms", Value: 4e6, Known: true}), "4.00ms")
+	f(ThresholdValue(load.ThresholdState{Expr: "lost == 0", Value: 3, Known: true}), "3")
+}

@@ -1,0 +1,230 @@
+package report
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/durable"
+	"github.com/notifyd/notifyd/pkg/load"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Store keeps runs, each in a folder of its own that is there whole or not at
+// all. Several processes may use one.
+type Store struct{ Dir string }
+
+// The files of a run.
+const (
+	FileResult  = "result.json"
+	FileSummary = "summary.txt"
+	FilePage    = "report.html"
+	FileHLog    = "run.hlog"
+	fileEntry   = "entry.json"
+)
+
+// DefaultStore is the one of this user: $XDG_DATA_HOME/notifyctl/runs.
+func DefaultStore(getenv func(string) string) Store {
+	base := getenv("XDG_DATA_HOME")
+	if base == "" {
+		base = filepath.Join(getenv("HOME"), ".local", "share")
+	}
+	return Store{Dir: filepath.Join(base, "notifyctl", "runs")}
+}
+
+// Entry is a run in a list.
+type Entry struct {
+	ID         string        `json:"id"`
+	Scenario   string        `json:"scenario"`
+	Started    time.Time     `json:"started"`
+	Sending    time.Duration `json:"sending_ns"`
+	Verdict    string        `json:"verdict"`
+	Exit       int           `json:"exit"`
+	Partial    bool          `json:"partial,omitempty"`
+	Segment    load.Segment  `json:"segment"`
+	Accepted   int64         `json:"accepted"`
+	AcceptedPS float64       `json:"accepted_per_s"`
+	P99        int64         `json:"response_p99_ns"`
+	Lost       int64         `json:"lost"`
+	Duplicates int64         `json:"duplicates"`
+	// Damaged says why a folder is no run; the other fields but ID are then zero.
+	Damaged string `json:"damaged,omitempty"`
+}
+
+// Save writes every report of a run and returns its ID. The folder gets its name
+// when all of it is on the disk.
+func (s Store) Save(r *load.Result) (id string, err error) {
+	files := map[string]func(*bytes.Buffer) error{
+		FileResult:  func(b *bytes.Buffer) error { raw, err := Encode(r); b.Write(raw); return err },
+		FileSummary: func(b *bytes.Buffer) error { return WriteText(b, r) },
+		FilePage:    func(b *bytes.Buffer) error { return WriteHTML(b, r) },
+		FileHLog:    func(b *bytes.Buffer) error { return WriteHLog(b, r) },
+	}
+	if err := durable.MkdirAll(s.Dir); err != nil {
+		return "", fmt.Errorf("folder of runs: %w", err)
+	}
+	work, err := os.MkdirTemp(s.Dir, ".new-")
+	if err != nil {
+		return "", fmt.Errorf("folder of runs: %w", err)
+	}
+	defer os.RemoveAll(work) // when it has its name there is nothing to remove
+	for name, write := range files {
+		var b bytes.Buffer
+		if err := write(&b); err != nil {
+			return "", fmt.Errorf("%s: %w", name, err)
+		}
+		if err := durable.WriteFile(filepath.Join(work, name), b.Bytes()); err != nil {
+			return "", err
+		}
+	}
+	base := r.Started.UTC().Format("20060102-150405") + "-" + slug(r.Scenario.Name)
+	if r.Segment.N > 1 {
+		base += fmt.Sprintf("-%dof%d", r.Segment.I, r.Segment.N)
+	}
+	for n := 1; ; n++ {
+		if id = base; n > 1 {
+			id = fmt.Sprintf("%s-%d", base, n)
+		}
+		raw, err := json.Marshal(entryOf(id, r))
+		if err != nil {
+			return "", err
+		}
+		if err := durable.WriteFile(filepath.Join(work, fileEntry), raw); err != nil {
+			return "", err
+		}
+		if err = durable.Rename(work, filepath.Join(s.Dir, id)); err == nil {
+			return id, nil
+		}
+		// A folder that has the name is not empty, so renaming fails.
+		if _, there := os.Lstat(filepath.Join(s.Dir, id)); there != nil || n == 1000 {
+			return "", err
+		}
+	}
+}
+
+func entryOf(id string, r *load.Result) Entry {
+	return Entry{
+		ID: id, Scenario: r.Scenario.Name, Started: r.Started, Sending: r.Sending, Verdict: r.Verdict.Code, Exit: r.Exit,
+		Partial: r.Partial, Segment: r.Segment, Accepted: r.Totals.Acked, AcceptedPS: r.Rates.Acked,
+		P99: overall(measured(r), response).P99, Lost: r.Totals.Lost, Duplicates: r.Totals.Duplicates,
+	}
+}
+
+// slug is a scenario's name as a part of a folder's.
+func slug(name string) string {
+	s := strings.Trim(strings.ToLower(word(name)), "-._")
+	if s == "" {
+		return "run"
+	}
+	return s[:min(len(s), 40)]
+}
+
+// List returns the runs, the latest first.
+func (s Store) List() ([]Entry, error) {
+	dirs, err := os.ReadDir(s.Dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("folder of runs: %w", err)
+	}
+	var list []Entry
+	for _, d := range dirs {
+		if !d.IsDir() || strings.HasPrefix(d.Name(), ".") {
+			continue
+		}
+		e := Entry{}
+		raw, err := os.ReadFile(filepath.Join(s.Dir, d.Name(), fileEntry))
+		if err == nil {
+			err = json.Unmarshal(raw, &e)
+		}
+		if err != nil {
+			e = Entry{Damaged: err.Error()}
+		}
+		e.ID = d.Name()
+		list = append(list, e)
+	}
+	slices.SortFunc(list, func(a, b Entry) int {
+		if c := b.Started.Compare(a.Started); c != 0 {
+			return c
+		}
+		return cmp.Compare(b.ID, a.ID)
+	})
+	return list, nil
+}
+
+// Folder finds a run: by its ID, by a part of an ID that no other run has, or as
+// "last" or "last~1". What is not there is an error of notify.KindNotFound, what
+// several have one of notify.KindInvalid.
+func (s Store) Folder(id string) (string, error) {
+	list, err := s.List()
+	if err != nil {
+		return "", err
+	}
+	if back, ok := strings.CutPrefix(id, "last"); ok {
+		n := 0
+		if back != "" {
+			if _, err := fmt.Sscanf(back, "~%d", &n); err != nil || fmt.Sprintf("~%d", n) != back || n < 0 {
+				return "", notify.Invalid("bad_run", "run", fmt.Sprintf("%q is neither an ID nor last nor last~N", id))
+			}
+		}
+		if n >= len(list) {
+			return "", notFound(id, len(list))
+		}
+		return filepath.Join(s.Dir, list[n].ID), nil
+	}
+	var found []string
+	for _, e := range list {
+		if e.ID == id {
+			return filepath.Join(s.Dir, id), nil
+		}
+		if id != "" && strings.Contains(e.ID, id) {
+			found = append(found, e.ID)
+		}
+	}
+	switch len(found) {
+	case 0:
+		return "", notFound(id, len(list))
+	case 1:
+		return filepath.Join(s.Dir, found[0]), nil
+	}
+	return "", notify.Invalid("bad_run", "run", fmt.Sprintf("%q is in the names of several runs: %s", id, strings.Join(found[:min(4, len(found))], ", ")))
+}
+
+func notFound(id string, have int) error {
+	return &notify.Error{Kind: notify.KindNotFound, Code: "run_not_found", Field: "run", Msg: fmt.Sprintf("no run %q among %d (notifyctl load ls)", id, have)}
+}
+
+// Open reads a run of the store, or, where the name has a slash or ends in .json,
+// a file: a result, or a folder with one.
+func (s Store) Open(name string) (*load.Result, error) {
+	file := name
+	if !strings.ContainsRune(name, filepath.Separator) && !strings.HasSuffix(name, ".json") {
+		dir, err := s.Folder(name)
+		if err != nil {
+			return nil, err
+		}
+		file = dir
+	}
+	if st, err := os.Stat(file); err == nil && st.IsDir() {
+		file = filepath.Join(file, FileResult)
+	}
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	r, err := Decode(f)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return r, nil
+}

@@ -1,0 +1,310 @@
+package report
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/charmbracelet/x/ansi"
+
+	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/load"
+)
+
+const textWidth = 80
+
+// page collects the lines of a summary, none of which is wider than textWidth.
+type page struct{ b bytes.Buffer }
+
+func (p *page) line(format string, args ...any) {
+	text := strings.TrimRight(ansi.Truncate(fmt.Sprintf(format, args...), textWidth, "~"), " ")
+	p.b.WriteString(text)
+	p.b.WriteByte('\n')
+}
+
+// para writes a name and a text that may need several lines.
+func (p *page) para(name, text string) {
+	const indent = 12
+	room := textWidth - indent
+	for _, l := range strings.Split(ansi.Hardwrap(ansi.Wordwrap(cli.Clean(text), room, ""), room, true), "\n") {
+		p.line("%-*s%s", indent, name, l)
+		name = ""
+	}
+}
+
+// WriteText writes what happened for people: plain ASCII but for what users
+// named, no line wider than 80 columns but the last, which is for programs:
+// "load" and pairs of name=value.
+func WriteText(w io.Writer, r *load.Result) error {
+	p := &page{}
+	p.head(r)
+	p.flow(r)
+	p.latency(r)
+	p.thresholds(r)
+	p.ledger(r)
+	p.events(r)
+	p.health(r)
+	p.b.WriteByte('\n')
+	p.para("verdict", verdictLine(&r.Verdict))
+	for _, reason := range r.Verdict.Reasons {
+		p.para("", "- "+reason)
+	}
+	p.b.WriteByte('\n')
+	p.b.WriteString(FinalLine(r))
+	p.b.WriteByte('\n')
+	_, err := w.Write(p.b.Bytes())
+	return err
+}
+
+var verdictMeans = map[string]string{
+	load.Valid:          "the figures are the server's",
+	load.GeneratorBound: "the figures show the generator, not the server",
+	load.SinkBound:      "the server did not take what was offered",
+	load.Inconclusive:   "too little, too short or too disturbed to say",
+}
+
+func verdictLine(v *load.Verdict) string {
+	if m := verdictMeans[v.Code]; m != "" {
+		return v.Code + ": " + m
+	}
+	return v.Code
+}
+
+func (p *page) head(r *load.Result) {
+	p.para("scenario", r.Scenario.Name)
+	if r.Scenario.About != "" {
+		p.para("", r.Scenario.About)
+	}
+	what := fmt.Sprintf("%s, %s of sending", r.Started.UTC().Format("2006-01-02 15:04:05Z"), Seconds(r.Sending))
+	if r.DrainTime > 0 {
+		what += ", " + Seconds(r.DrainTime) + " until the last delivery"
+	}
+	p.para("when", what)
+	detail := fmt.Sprintf("seed %d", r.Scenario.Seed)
+	if r.Scenario.Scale != "" {
+		detail += ", scale " + r.Scenario.Scale
+	}
+	if r.Segment.N > 1 {
+		detail += fmt.Sprintf(", segment %d of %d", r.Segment.I, r.Segment.N)
+	}
+	if r.Environment.Server != "" {
+		detail += ", server " + r.Environment.Server
+	}
+	p.para("", detail)
+	if r.Partial {
+		why := r.Stopped
+		if why == "" {
+			why = "it was stopped"
+		}
+		p.para("PARTIAL", "these are the figures until then: "+why)
+	}
+}
+
+func (p *page) flow(r *load.Result) {
+	t := &r.Totals
+	p.b.WriteByte('\n')
+	row := func(name string, n int64, rate float64, note string) {
+		p.line("%-12s%16s   %12s/s   %s", name, cli.Count(n), cli.Count(int64(rate+0.5)), note)
+	}
+	row("intended", t.Intended, r.Rates.Intended, "")
+	row("sent", t.Sent, r.Rates.Sent, percent(float64(t.Sent), float64(t.Intended))+" of what was due")
+	row("accepted", t.Acked, r.Rates.Acked, percent(float64(t.Acked), float64(t.Sent))+" of what was sent")
+	if r.Ledger.Checked || t.Delivered > 0 {
+		row("delivered", t.Delivered, r.Rates.Delivered, percent(float64(t.Delivered), float64(t.Acked))+" of what was accepted")
+	}
+	if t.Failed+t.Rejected > 0 {
+		p.line("%-12s%16s   rejected %s, backlog at the end %s", "failed", cli.Count(t.Failed), cli.Count(t.Rejected), cli.Count(t.Backlog))
+	} else if t.Backlog > 0 {
+		p.line("%-12s%16s", "backlog", cli.Count(t.Backlog))
+	}
+}
+
+func (p *page) latency(r *load.Result) {
+	steps := measured(r)
+	p.b.WriteByte('\n')
+	p.line("%-12s%14s %8s %8s %8s %8s %8s %7s", "latency", "count", "p50", "p90", "p99", "p99.9", "p99.99", "max")
+	row := func(name string, q load.Quantiles) {
+		if q.Count > 0 {
+			p.line("%-12s%14s %8s %8s %8s %8s %8s %7s", ansi.Truncate(name, 12, "~"), cli.Count(q.Count),
+				Nanos(q.P50), Nanos(q.P90), Nanos(q.P99), few(q.Count, 1000, q.P999), few(q.Count, 10_000, q.P9999), Nanos(q.Max))
+		}
+	}
+	for k := range kinds {
+		row(kindNames[k], overall(steps, k))
+	}
+	if len(steps) > 1 {
+		p.line("response of each step")
+		for _, s := range steps {
+			name := stepName(&s.StepSnapshot)
+			if ansi.StringWidth(name) > 11 {
+				p.line("  %s", cli.Clean(name))
+				name = ""
+			}
+			row(" "+cli.Clean(name), s.Response)
+		}
+	}
+}
+
+// few strikes a percentile out that fewer than ten values lie above.
+func few(count, of, ns int64) string {
+	if count < 10*of {
+		return "-"
+	}
+	return Nanos(ns)
+}
+
+func stepName(s *load.StepSnapshot) string {
+	if s.Phase == "" || s.Phase == s.Name {
+		return s.Name
+	}
+	return s.Phase + "/" + s.Name
+}
+
+func (p *page) thresholds(r *load.Result) {
+	if len(r.Thresholds) == 0 {
+		return
+	}
+	p.b.WriteByte('\n')
+	name := "thresholds"
+	for _, t := range r.Thresholds {
+		p.line("%-12s%-7s %-40s %s", name, ThresholdWord(t), cli.Clean(t.Expr), ThresholdValue(t))
+		name = ""
+	}
+}
+
+// ThresholdWord says how a threshold stands.
+func ThresholdWord(t load.ThresholdState) string {
+	switch {
+	case !t.Known:
+		return "unknown"
+	case t.OK:
+		return "ok"
+	}
+	return "MISSED"
+}
+
+func (p *page) ledger(r *load.Result) {
+	p.b.WriteByte('\n')
+	l := &r.Ledger
+	if !l.Checked {
+		p.para("ledger", "not asked: what was accepted was not checked for delivery")
+		return
+	}
+	p.para("ledger", fmt.Sprintf("lost %s, duplicates %s, reordered %s, early %s, late %s, unexpected %s",
+		cli.Count(l.Lost), cli.Count(l.Duplicates), cli.Count(l.Reordered), cli.Count(l.Early), cli.Count(l.Late), cli.Count(l.Unexpected)))
+	p.para("", fmt.Sprintf("of %s accepted, %s delivered, %s ended otherwise, %s still on their way, %s unverified",
+		cli.Count(l.Expected), cli.Count(l.Delivered), cli.Count(l.Ended), cli.Count(l.Pending), cli.Count(l.Unverified)))
+	for _, e := range l.Examples {
+		p.para("", "see "+e)
+	}
+}
+
+func (p *page) events(r *load.Result) {
+	if len(r.Errors) > 0 {
+		p.b.WriteByte('\n')
+		const shown = 8
+		list := slices.Clone(r.Errors)
+		slices.SortStableFunc(list, func(a, b load.ErrorCount) int { return int(min(1, max(-1, b.Count-a.Count))) })
+		name := "errors"
+		for i, e := range list {
+			if i == shown {
+				p.line("%-12s%d kinds more", "", len(list)-i)
+				break
+			}
+			p.line("%-12s%12s  %s %s  (%s)", name, cli.Count(e.Count), cli.Clean(e.Class), cli.Clean(e.Code), cli.Clean(e.Step))
+			name = ""
+		}
+	}
+	if len(r.Faults) > 0 {
+		p.b.WriteByte('\n')
+		name := "faults"
+		for _, f := range r.Faults {
+			p.para(name, faultLine(&f))
+			name = ""
+		}
+	}
+}
+
+func faultLine(f *load.FaultResult) string {
+	if f.Error != "" {
+		return fmt.Sprintf("%s at %s: %s", f.Name, Clock(f.Began), f.Error)
+	}
+	drained := "not drained"
+	if f.Drained >= 0 {
+		drained = "drained " + Seconds(f.Drained) + " after it"
+	}
+	return fmt.Sprintf("%s, %s to %s: backlog %s, at most %s, %s", f.Name, Clock(f.Began), Clock(f.Ended),
+		Short(float64(f.BacklogBefore)), Short(float64(f.BacklogPeak)), drained)
+}
+
+func (p *page) health(r *load.Result) {
+	p.b.WriteByte('\n')
+	h := &r.Health
+	whose := "generator"
+	if h.Embedded {
+		whose = "process" // the generator's and notifyd's
+	}
+	p.para(whose, fmt.Sprintf("%.2f of %.3g cores, %s of CPU a message, GC pause %s, memory %s",
+		h.CPU, h.CPUs, Nanos(int64(h.NsPerMessage)), Nanos(int64(h.GCPause)), Bytes(h.RSS)))
+	text := fmt.Sprintf("lag p99 %s at worst (second %d), machine %.2f cores busy, steal %.1f%%",
+		Nanos(int64(h.LagP99)), h.WorstLagSecond, h.MachineCPU, 100*h.Steal)
+	if h.CalibratedRate > 0 {
+		text += fmt.Sprintf(", %s/s to the null sink: this run asked for %.1f%% of it", Short(h.CalibratedRate), 100*h.GeneratorShare)
+	}
+	p.para("", text)
+}
+
+// FinalLine is a run in one line for programs: names and values without spaces.
+// Times are microseconds.
+func FinalLine(r *load.Result) string {
+	t := &r.Totals
+	q := overall(measured(r), response)
+	var b strings.Builder
+	b.WriteString("load")
+	add := func(name string, v any) { fmt.Fprintf(&b, " %s=%v", name, v) }
+	add("scenario", word(r.Scenario.Name))
+	add("verdict", word(r.Verdict.Code))
+	add("exit", r.Exit)
+	add("sent", t.Sent)
+	add("accepted", t.Acked)
+	add("delivered", t.Delivered)
+	add("failed", t.Failed+t.Rejected)
+	add("lost", t.Lost)
+	add("duplicates", t.Duplicates)
+	add("accepted_per_s", int64(r.Rates.Acked+0.5))
+	add("p50_us", q.P50/1000)
+	add("p99_us", q.P99/1000)
+	if q.Count >= 10_000 {
+		add("p999_us", q.P999/1000)
+	} else {
+		add("p999_us", "-") // fewer than ten values lie above it
+	}
+	if len(r.Thresholds) > 0 {
+		missed := 0
+		for _, t := range r.Thresholds {
+			if t.Known && !t.OK {
+				missed++
+			}
+		}
+		add("missed", missed)
+	}
+	return b.String()
+}
+
+// word makes a text one word of ASCII letters, digits, dots, dashes and
+// underscores.
+func word(s string) string {
+	s = strings.Map(func(r rune) rune {
+		switch {
+		case r >= 'a' && r <= 'z', r >= 'A' && r <= 'Z', r >= '0' && r <= '9', r == '.', r == '_', r == '-':
+			return r
+		}
+		return '-'
+	}, s)
+	if s == "" {
+		return "-"
+	}
+	return s
+}

@@ -1,0 +1,209 @@
+package report
+
+import (
+	"fmt"
+	"math"
+	"regexp"
+	"strconv"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/load"
+)
+
+// Nanos writes a latency with three digits: 843ns, 12.3us, 4.56ms, 1.23s, 127s.
+func Nanos(ns int64) string {
+	v, unit := float64(ns), "ns"
+	a := math.Abs(v)
+	switch {
+	case a >= 999.5e6:
+		v, unit = v/1e9, "s"
+	case a >= 999.5e3:
+		v, unit = v/1e6, "ms"
+	case a >= 999.5:
+		v, unit = v/1e3, "us"
+	default:
+		return strconv.FormatInt(ns, 10) + unit
+	}
+	return digits3(v) + unit
+}
+
+// digits3 writes a number with three digits, more only before the point.
+func digits3(v float64) string {
+	switch a := math.Abs(v); {
+	case a >= 99.95:
+		return strconv.FormatFloat(v, 'f', 0, 64)
+	case a >= 9.995:
+		return strconv.FormatFloat(v, 'f', 1, 64)
+	}
+	return strconv.FormatFloat(v, 'f', 2, 64)
+}
+
+// Short writes a count or rate in at most six characters: 950, 12.3K, 5.00M.
+func Short(v float64) string {
+	a := math.Abs(v)
+	switch {
+	case math.IsNaN(v) || math.IsInf(v, 0):
+		return "-"
+	case a >= 999.5e6:
+		return digits3(v/1e9) + "G"
+	case a >= 999.5e3:
+		return digits3(v/1e6) + "M"
+	case a >= 9995:
+		return digits3(v/1e3) + "K"
+	case a >= 99.5 || v == math.Trunc(v):
+		return strconv.FormatFloat(v, 'f', 0, 64)
+	}
+	return digits3(v)
+}
+
+// Bytes writes a size.
+func Bytes(n int64) string {
+	v := float64(n)
+	for _, unit := range []string{"B", "KiB", "MiB"} {
+		if v < 1024 {
+			if unit == "B" {
+				return strconv.FormatInt(n, 10) + " B"
+			}
+			return digits3(v) + " " + unit
+		}
+		v /= 1024
+	}
+	return digits3(v) + " GiB"
+}
+
+// Clock writes a moment of a run, such as 1:05 or 1:02:03.
+func Clock(d time.Duration) string {
+	s := int64(d / time.Second)
+	sign := ""
+	if s < 0 {
+		s, sign = -s, "-"
+	}
+	if s >= 3600 {
+		return fmt.Sprintf("%s%d:%02d:%02d", sign, s/3600, s/60%60, s%60)
+	}
+	return fmt.Sprintf("%s%d:%02d", sign, s/60, s%60)
+}
+
+// Seconds writes a length of time of a run, such as 60.0s.
+func Seconds(d time.Duration) string {
+	if d < 10*time.Minute {
+		return strconv.FormatFloat(d.Seconds(), 'f', 1, 64) + "s"
+	}
+	return cli.Span(d)
+}
+
+func per(n int64, d time.Duration) float64 {
+	if d <= 0 {
+		return 0
+	}
+	return float64(n) / d.Seconds()
+}
+
+func percent(part, of float64) string {
+	if of == 0 {
+		return "-"
+	}
+	p := 100 * part / of
+	if p != 100 && p > 99.9 && p < 100.1 { // rounding would hide what is missing
+		return strconv.FormatFloat(p, 'f', 3, 64) + "%"
+	}
+	return strconv.FormatFloat(p, 'f', 1, 64) + "%"
+}
+
+// ofTime finds thresholds about times, whose values are nanoseconds.
+var ofTime = regexp.MustCompile(`[0-9](ns|us|µs|ms|s|m|h)\b`)
+
+// ThresholdValue writes what a threshold found.
+func ThresholdValue(t load.ThresholdState) string {
+	switch {
+	case !t.Known:
+		return "nothing yet"
+	case ofTime.MatchString(t.Expr):
+		return Nanos(int64(t.Value))
+	case t.Value == math.Trunc(t.Value) && math.Abs(t.Value) < 1e15:
+		return cli.Count(int64(t.Value))
+	}
+	return strconv.FormatFloat(t.Value, 'g', 4, 64)
+}
+
+// kinds of histograms, in the order they are shown.
+type kind int
+
+const (
+	response kind = iota
+	service
+	lag
+	endToEnd
+	late
+	kinds // how many
+)
+
+var kindNames = [kinds]string{"response", "service", "lag", "end to end", "lateness"}
+
+func quantiles(s *load.StepSnapshot, k kind) load.Quantiles {
+	return [kinds]load.Quantiles{s.Response, s.Service, s.Lag, s.EndToEnd, s.Lateness}[k]
+}
+
+func encoded(h *load.Histograms, k kind) string {
+	return [kinds]string{h.Response, h.Service, h.Lag, h.EndToEnd, h.Late}[k]
+}
+
+// measured are the steps whose figures count: all but warm-ups, unless there is
+// nothing else.
+func measured(r *load.Result) []*load.StepResult {
+	var list, all []*load.StepResult
+	for i := range r.Steps {
+		all = append(all, &r.Steps[i])
+		if !r.Steps[i].Warmup {
+			list = append(list, &r.Steps[i])
+		}
+	}
+	if len(list) == 0 {
+		return all
+	}
+	return list
+}
+
+// together is one histogram of all steps; damaged ones are an error.
+func together(steps []*load.StepResult, k kind) (*hdrhistogram.Histogram, error) {
+	sum := load.NewHistogram()
+	for _, s := range steps {
+		text := encoded(&s.Histograms, k)
+		if text == "" {
+			continue
+		}
+		h, err := load.DecodeHistogram(text)
+		if err != nil {
+			return nil, fmt.Errorf("step %s, %s: %w", s.Name, kindNames[k], err)
+		}
+		if dropped := sum.Merge(h); dropped > 0 {
+			return nil, fmt.Errorf("step %s, %s: %d values are out of range", s.Name, kindNames[k], dropped)
+		}
+	}
+	return sum, nil
+}
+
+// overall are the quantiles of all steps together. Without histograms they are
+// those of the one step there is, or none.
+func overall(steps []*load.StepResult, k kind) load.Quantiles {
+	if len(steps) == 1 {
+		return quantiles(&steps[0].StepSnapshot, k)
+	}
+	sum, err := together(steps, k)
+	if err != nil {
+		return load.Quantiles{}
+	}
+	if k != late {
+		return load.QuantilesOf(sum)
+	}
+	early := load.NewHistogram()
+	for _, s := range steps {
+		if h, err := load.DecodeHistogram(s.Histograms.Early); err == nil {
+			early.Merge(h)
+		}
+	}
+	return load.SignedQuantiles(sum, early)
+}
