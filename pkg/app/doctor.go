@@ -70,32 +70,11 @@ func (n *Node) doctor(ctx context.Context) (any, error) {
 			fs[len(fs)-1].Used = &share
 		}
 	}
-	use := n.broker.Guard().Usage()
-	add("log", use.Err != nil, "fail", "%d of %d MiB, fsync %s%s", use.LogBytes>>20, use.CapBytes>>20, use.Fsync.Round(10*time.Microsecond), suffix(use.Err))
-	used(float64(use.LogBytes), float64(use.CapBytes))
-	add("log size", use.LogBytes > use.CapBytes*3/4, "warn", "%.0f%% of the cap; trimmed behind sealed history and outcomes", 100*float64(use.LogBytes)/float64(use.CapBytes))
-	losses := n.losses()
-	for _, l := range losses {
-		add("log damage", true, "fail", "%s", l)
+	if n.own != nil {
+		n.doctorOwn(add, used)
+	} else {
+		n.doctorServers(ctx, add)
 	}
-	for _, t := range n.broker.Truncated() {
-		add("log damage", true, "fail", "%s", t)
-	}
-	for _, t := range n.broker.Torn() {
-		add("log tail", false, "", "%s/%d: a crash cut the write of offset %d short; it was not acknowledged", t.Topic, t.Partition, t.Offset)
-	}
-	add("log segments", len(losses) > 0, "fail", "%d ranges of acknowledged records are lost to damage%s", len(losses), n.settle(len(losses)))
-	add("positions", len(n.posLost) > 0, "fail", "%s", n.positionsText())
-	add("log durability", !n.cfg.Log.Sync, "warn", "fsync before an acknowledgement: %v", n.cfg.Log.Sync)
-	err := n.store.Err()
-	add("store", err != nil, "fail", "pebble%s", suffix(err))
-	if d, err := n.store.DiskUsage(); err == nil {
-		bad, level := diskLevel(d.Available, n.cfg.Log.MinFreeMiB)
-		add("disk", bad, level, "%d MiB free of %d; intake stops at %d", d.Available>>20, d.Total>>20, n.cfg.Log.MinFreeMiB)
-		used(float64(d.Total)-float64(d.Available), float64(d.Total))
-	}
-	damaged := n.history.Damaged()
-	add("history", len(damaged) > 0, "fail", "%d segments, %d damaged files", n.history.Stats().Segments, len(damaged))
 	if n.archive != nil {
 		s := n.archive.Status(time.Now())
 		bad, level := archiveLevel(s)
@@ -116,7 +95,9 @@ func (n *Node) doctor(ctx context.Context) (any, error) {
 		_, ok := n.provs.byChannel[ch]
 		add("provider "+ch.String(), !ok, "warn", "configured: %v", ok)
 	}
-	if recs, bytes, oldest, err := n.store.Spill().Stats(ctx); err == nil {
+	if n.st.spill == nil {
+		add("spill", true, "warn", "there is none: otp and alert get 503 too while the log is away")
+	} else if recs, bytes, oldest, err := n.st.spill.Stats(ctx); err == nil {
 		add("spill", recs > 0, "warn", "%d records, %d bytes wait for the log%s", recs, bytes, since(oldest))
 	}
 	lags := n.lags()
@@ -126,6 +107,41 @@ func (n *Node) doctor(ctx context.Context) (any, error) {
 	}
 	return fs, nil
 }
+
+// doctorOwn looks at engines that belong to this process. add tells of one thing,
+// used how full it is.
+func (n *Node) doctorOwn(add adder, used func(part, of float64)) {
+	use := n.own.broker.Guard().Usage()
+	add("log", use.Err != nil, "fail", "%d of %d MiB, fsync %s%s", use.LogBytes>>20, use.CapBytes>>20, use.Fsync.Round(10*time.Microsecond), suffix(use.Err))
+	used(float64(use.LogBytes), float64(use.CapBytes))
+	add("log size", use.LogBytes > use.CapBytes*3/4, "warn", "%.0f%% of the cap; trimmed behind sealed history and outcomes", 100*float64(use.LogBytes)/float64(use.CapBytes))
+	losses := n.losses()
+	for _, l := range losses {
+		add("log damage", true, "fail", "%s", l)
+	}
+	for _, t := range n.own.broker.Truncated() {
+		add("log damage", true, "fail", "%s", t)
+	}
+	for _, t := range n.own.broker.Torn() {
+		add("log tail", false, "", "%s/%d: a crash cut the write of offset %d short; it was not acknowledged", t.Topic, t.Partition, t.Offset)
+	}
+	add("log segments", len(losses) > 0, "fail", "%d ranges of acknowledged records are lost to damage%s", len(losses), n.settle(len(losses)))
+	add("positions", len(n.posLost) > 0, "fail", "%s", n.positionsText())
+	add("log durability", !n.cfg.Log.Sync, "warn", "fsync before an acknowledgement: %v", n.cfg.Log.Sync)
+	err := n.own.store.Err()
+	add("store", err != nil, "fail", "pebble%s", suffix(err))
+	if d, err := n.own.store.DiskUsage(); err == nil {
+		bad, level := diskLevel(d.Available, n.cfg.Log.MinFreeMiB)
+		add("disk", bad, level, "%d MiB free of %d; intake stops at %d", d.Available>>20, d.Total>>20, n.cfg.Log.MinFreeMiB)
+		used(float64(d.Total)-float64(d.Available), float64(d.Total))
+	}
+	damaged := n.own.history.Damaged()
+	add("history", len(damaged) > 0, "fail", "%d segments, %d damaged files", n.own.history.Stats().Segments, len(damaged))
+}
+
+// adder takes what a look found: of what, whether that is bad, how bad ("warn"
+// or "fail"), and what was seen.
+type adder func(check string, bad bool, level, format string, args ...any)
 
 // among is the name of a lag in a list: its group, and the topic where the group
 // reads more than one.
@@ -158,7 +174,10 @@ type loss struct {
 
 // losses of the log, and who had read what.
 func (n *Node) losses() (out []loss) {
-	for _, l := range n.broker.Losses() {
+	if n.own == nil {
+		return nil
+	}
+	for _, l := range n.own.broker.Losses() {
 		out = append(out, loss{l, n.groupOf(l.Topic), slices.Contains(firstTopics(), l.Topic)})
 	}
 	return out

@@ -37,7 +37,7 @@ type lanes struct {
 
 // openLanes reads what was paused before the workers are made.
 func openLanes(ctx context.Context, n *Node) (*lanes, error) {
-	l := &lanes{n: n, meta: n.store.Meta(), gates: map[notify.Lane]*worker.Gate{}, paused: map[string]pause{}}
+	l := &lanes{n: n, meta: n.st.meta, gates: map[notify.Lane]*worker.Gate{}, paused: map[string]pause{}}
 	b, err := l.meta.GetMeta(ctx, lanesMeta)
 	if err != nil {
 		return nil, err

@@ -349,19 +349,9 @@ func (c *nodeCollector) Collect(ch chan<- prometheus.Metric) {
 		}
 		return 0
 	}
-	use := n.broker.Guard().Usage()
-	gauge(descLogBytes, float64(use.LogBytes))
-	gauge(descLogCap, float64(use.CapBytes))
-	gauge(descLogOpen, truth(use.Err == nil))
-	gauge(descLogFsync, use.Fsync.Seconds())
-	gauge(descFree, float64(use.Free))
-	consumed, lost := int64(0), int64(0)
-	for _, l := range n.losses() {
-		consumed += l.consumed()
-		lost += l.Records() - l.consumed()
+	if n.own != nil {
+		n.own.collect(gauge, n.losses())
 	}
-	gauge(descLost, float64(consumed), "yes")
-	gauge(descLost, float64(lost), "no")
 	behind := map[string]Lag{} // by group, over its topics
 	for _, l := range n.lags() {
 		sum := behind[l.Group]
@@ -419,10 +409,6 @@ func (c *nodeCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	gauge(descArchive, age)
 	gauge(descArchWait, wait)
-	h := n.history.Stats()
-	gauge(descHistory, float64(h.Bytes))
-	gauge(descTail, float64(h.Tail))
-	gauge(descStore, float64(n.store.Metrics().DiskBytes))
 	for l, g := range n.lanes.gates {
 		gauge(descPaused, truth(g.IsShut()), l.String())
 	}
@@ -432,10 +418,38 @@ func (c *nodeCollector) Collect(ch chan<- prometheus.Metric) {
 		}
 		gauge(descAudited, now.Sub(rep.At).Seconds())
 	}
-	if recs, _, oldest, err := n.store.Spill().Stats(context.Background()); err == nil {
+	if n.st.spill == nil {
+		return
+	}
+	if recs, _, oldest, err := n.st.spill.Stats(context.Background()); err == nil {
 		gauge(descSpill, float64(recs))
 		gauge(descSpillAge, ageOf(oldest, now))
 	}
+}
+
+// collect are the gauges of engines that belong to this process.
+func (e *embedded) collect(gauge func(d *prometheus.Desc, v float64, labels ...string), losses []loss) {
+	use := e.broker.Guard().Usage()
+	gauge(descLogBytes, float64(use.LogBytes))
+	gauge(descLogCap, float64(use.CapBytes))
+	open := 0.0
+	if use.Err == nil {
+		open = 1
+	}
+	gauge(descLogOpen, open)
+	gauge(descLogFsync, use.Fsync.Seconds())
+	gauge(descFree, float64(use.Free))
+	consumed, lost := int64(0), int64(0)
+	for _, l := range losses {
+		consumed += l.consumed()
+		lost += l.Records() - l.consumed()
+	}
+	gauge(descLost, float64(consumed), "yes")
+	gauge(descLost, float64(lost), "no")
+	h := e.history.Stats()
+	gauge(descHistory, float64(h.Bytes))
+	gauge(descTail, float64(h.Tail))
+	gauge(descStore, float64(e.store.Metrics().DiskBytes))
 }
 
 // ageOf is how many seconds lie between a moment (ms since 1970) and now; 0
