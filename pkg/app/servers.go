@@ -1,6 +1,8 @@
 package app
 
 import (
+	"crypto/tls"
+	"crypto/x509"
 	"fmt"
 	"net"
 	"net/url"
@@ -46,6 +48,8 @@ type Cassandra struct {
 	Keyspace     string   `koanf:"keyspace" doc:"keyspace that migrate creates"`
 	Datacenter   string   `koanf:"datacenter" doc:"local data center; empty: that of the node that answers first"`
 	Replication  int      `koanf:"replication" doc:"copies of each row in the keyspace that migrate creates"`
+	Consistency  string   `koanf:"consistency" doc:"LOCAL_QUORUM or QUORUM; every process over a keyspace has the same"`
+	Every        bool     `koanf:"every_receiver" doc:"keep a row by user for each receiver of a fan-out too; without it a user's history leaves fan-outs out, and says so"`
 	Username     string   `koanf:"username" doc:"name to authenticate with; empty: none"`
 	PasswordFile string   `koanf:"password_file" doc:"file with its password"`
 	Password     string   `koanf:"password" secret:"yes" doc:"the password itself, from the environment only: NOTIFYD__CASSANDRA__PASSWORD"`
@@ -70,6 +74,8 @@ type Redis struct {
 	Username     string   `koanf:"username" doc:"name to authenticate with; empty: the default user"`
 	PasswordFile string   `koanf:"password_file" doc:"file with its password"`
 	Password     string   `koanf:"password" secret:"yes" doc:"the password itself, from the environment only: NOTIFYD__REDIS__PASSWORD"`
+	SentinelUser string   `koanf:"sentinel_username" doc:"name to authenticate with at the sentinels; empty: the default user"`
+	SentinelFile string   `koanf:"sentinel_password_file" doc:"file with its password; empty: the sentinels ask for none"`
 	DB           int      `koanf:"db" doc:"number of the database; not in a cluster"`
 	TLS          TLS      `koanf:"tls"`
 	Prefix       string   `koanf:"prefix" doc:"before the name of every key"`
@@ -77,9 +83,13 @@ type Redis struct {
 
 // Postgres keeps profiles and callers.
 type Postgres struct {
-	DSN     string `koanf:"dsn" secret:"yes" doc:"how to connect: postgres://user@host1:5432,host2:5432/notifyd; with a password only from the environment (NOTIFYD__POSTGRES__DSN) or dsn_file"`
-	DSNFile string `koanf:"dsn_file" doc:"file with it"`
-	TLS     TLS    `koanf:"tls"`
+	DSN          string `koanf:"dsn" secret:"yes" doc:"how to connect: postgres://user@host1:5432,host2:5432/notifyd; with a password in it only from the environment, NOTIFYD__POSTGRES__DSN"`
+	DSNFile      string `koanf:"dsn_file" doc:"file with it, in place of dsn"`
+	PasswordFile string `koanf:"password_file" doc:"file with the password; read before each connection"`
+	CAFile       string `koanf:"ca_file" doc:"PEM of the CA that signed the server's certificate; set, TLS with verification is used"`
+	CertFile     string `koanf:"cert_file" doc:"PEM of our certificate, where the server asks for one"`
+	KeyFile      string `koanf:"key_file" doc:"PEM of its key"`
+	Plaintext    bool   `koanf:"plaintext" doc:"connect to hosts beyond loopback without verified TLS, on a network that is trusted"`
 }
 
 // SQS carries the delay queue, where it has a region.
@@ -95,7 +105,7 @@ func (c *Config) defaultServers() {
 	for _, part := range []*Cluster{&c.Cassandra.Status, &c.Cassandra.Timers, &c.Cassandra.Triggers} {
 		part.Hosts = []string{}
 	}
-	c.Cassandra.Keyspace, c.Cassandra.Replication = "notifyd", 3
+	c.Cassandra.Keyspace, c.Cassandra.Replication, c.Cassandra.Consistency = "notifyd", 3, "LOCAL_QUORUM"
 	c.Redis.Mode, c.Redis.Prefix = "single", "notifyd:"
 	c.SQS.Prefix = "notifyd-"
 }
@@ -127,6 +137,9 @@ func (c *Config) validateServers(bad func(key, format string, args ...any)) {
 				bad(key, "%q is not host:port", h)
 			}
 		}
+	}
+	if con := c.Cassandra.Consistency; con != "LOCAL_QUORUM" && con != "QUORUM" {
+		bad("cassandra.consistency", "%q is not LOCAL_QUORUM or QUORUM", con)
 	}
 	hosts("kafka.brokers", c.Kafka.Brokers, "a broker")
 	hosts("cassandra.hosts", c.Cassandra.Hosts, "a node")
@@ -175,6 +188,9 @@ func (c *Config) validateServers(bad func(key, format string, args ...any)) {
 	if (c.Postgres.DSN == "") == (c.Postgres.DSNFile == "") {
 		bad("postgres", "set one of dsn and dsn_file")
 	}
+	if (c.Postgres.CertFile == "") != (c.Postgres.KeyFile == "") {
+		bad("postgres", "cert_file and key_file go together")
+	}
 	for _, one := range []struct{ key, secret, file string }{
 		{"kafka.sasl", c.Kafka.SASL.Password, c.Kafka.SASL.PasswordFile},
 		{"cassandra", c.Cassandra.Password, c.Cassandra.PasswordFile},
@@ -184,7 +200,7 @@ func (c *Config) validateServers(bad func(key, format string, args ...any)) {
 			bad(one.key+".password_file", "and the password from the environment are both set")
 		}
 	}
-	for key, t := range map[string]TLS{"kafka.tls": c.Kafka.TLS, "cassandra.tls": c.Cassandra.TLS, "redis.tls": c.Redis.TLS, "postgres.tls": c.Postgres.TLS} {
+	for key, t := range map[string]TLS{"kafka.tls": c.Kafka.TLS, "cassandra.tls": c.Cassandra.TLS, "redis.tls": c.Redis.TLS} {
 		switch {
 		case (t.CertFile == "") != (t.KeyFile == ""):
 			bad(key, "cert_file and key_file go together")
@@ -201,6 +217,37 @@ func (c *Config) validateServers(bad func(key, format string, args ...any)) {
 	if c.Archive.Dir != "" {
 		bad("archive.dir", "is set: the archive reads the embedded history; with engines: distributed keep rows longer by history.retention")
 	}
+}
+
+// config makes the configuration of connections; nil where TLS is off.
+func (t TLS) config(key string) (*tls.Config, error) {
+	if !t.Enabled {
+		return nil, nil
+	}
+	out := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: t.ServerName}
+	if t.CAFile != "" {
+		pem, err := os.ReadFile(t.CAFile)
+		if err != nil {
+			return nil, fmt.Errorf("%s.ca_file: %w", key, err)
+		}
+		out.RootCAs = x509.NewCertPool()
+		if !out.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("%s.ca_file: no certificate in %s", key, t.CAFile)
+		}
+	}
+	if t.CertFile == "" {
+		return out, nil
+	}
+	// Read again with each connection: certificates are renewed while we run.
+	read := func() (*tls.Certificate, error) {
+		c, err := tls.LoadX509KeyPair(t.CertFile, t.KeyFile)
+		return &c, err
+	}
+	if _, err := read(); err != nil {
+		return nil, fmt.Errorf("%s.cert_file: %w", key, err)
+	}
+	out.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return read() }
+	return out, nil
 }
 
 // secretOf is a secret from its file, or as it is.
