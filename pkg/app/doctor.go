@@ -80,8 +80,9 @@ func (n *Node) doctor(ctx context.Context) (any, error) {
 		bad, level := archiveLevel(s)
 		add("archive", bad, level, "%d files in %s, complete up to %s ago%s", s.Files, archivePlace(&n.cfg), s.Age.Round(time.Second), suffix(s.Err))
 	}
-	age := n.prefs.Age(time.Now())
-	add("preferences", !n.prefs.Fresh(time.Now()), "fail", "snapshot is %s old", age.Round(time.Millisecond))
+	if age := n.prefs.Age(time.Now()); n.own != nil || len(n.tasks.Lanes) > 0 {
+		add("preferences", !n.prefs.Fresh(time.Now()), "fail", "snapshot is %s old", age.Round(time.Millisecond))
+	}
 	for _, c := range n.health.Circuits(time.Now()) {
 		add("circuit "+c.Route, c.State != "closed" || !c.Blocked.IsZero(), "warn", "%s", strings.TrimSpace(c.State+" "+c.Reason))
 	}
@@ -280,6 +281,9 @@ func (n *Node) pausedGroup(group string) bool {
 }
 
 func (n *Node) lags() []Lag {
+	if n.own == nil {
+		return n.sharedLags()
+	}
 	var out []Lag
 	for i, g := range n.groups {
 		from := len(out)

@@ -63,6 +63,15 @@ func (n *Node) buildLater() error {
 		Cancelled: n.cancelledTimers,
 		Events:    timer.Events{Released: n.metrics.released},
 	}
+	share := func(limit int) int { return limit }
+	if n.servers != nil {
+		tc.ClockOffset, tc.MaxClockOffset = n.servers.clock.offset, maxClockOffset
+		if tc.Queue, err = n.st.queue(nearQueue, nearReceives); err != nil {
+			return err
+		}
+		n.servers.dispatchers = newPeers(n.st.beats, "dispatchers", n.owner)
+		share = n.servers.dispatchers.share
+	}
 	l.timers = timer.New(tc)
 	l.schedules = schedule.New(schedule.Config{
 		Schedules: n.st.schedules, Timers: n.st.timers, Cold: n.st.cold, Shards: cfg.Timers.Shards,
@@ -94,7 +103,7 @@ func (n *Node) buildLater() error {
 	}
 	if l.dispatcher, err = trigger.NewDispatcher(trigger.DispatcherConfig{
 		Triggers: n.st.triggers, Callers: n.st.callers, Queue: l.queue, Later: rows, Dead: deadTriggers{n.producer},
-		Egress: l.egress, Census: census, CallerInFlight: cfg.Triggers.CallerInFlight, MaxInFlight: cfg.Triggers.InFlight,
+		Egress: l.egress, Census: census, CallerInFlight: cfg.Triggers.CallerInFlight, Share: share, MaxInFlight: cfg.Triggers.InFlight,
 		Drain: cfg.Workers.Drain, Events: events, Logger: n.log, Tracer: n.tracer,
 	}); err != nil {
 		return err
@@ -290,15 +299,25 @@ func (c circuits) Set(name, to string) (api.Circuit, error) {
 		}
 		return api.Circuit{}, notify.NotFound("circuit")
 	}
+	if to != "open" && to != "closed" {
+		to = "reset"
+	}
+	if err := c.n.keepPin(context.Background(), caller, to); err != nil {
+		return api.Circuit{}, err
+	}
+	got, err := c.n.setCircuit(caller, to)
+	return callerCircuit(got), err
+}
+
+// setCircuit holds a caller's circuit in this process, or lets it go.
+func (n *Node) setCircuit(caller, to string) (trigger.Circuit, error) {
 	switch to {
 	case "open":
-		got, err := c.n.later.dispatcher.PinCircuit(caller, trigger.PinnedOpen)
-		return callerCircuit(got), err
+		return n.later.dispatcher.PinCircuit(caller, trigger.PinnedOpen)
 	case "closed":
-		got, err := c.n.later.dispatcher.PinCircuit(caller, trigger.PinnedClosed)
-		return callerCircuit(got), err
+		return n.later.dispatcher.PinCircuit(caller, trigger.PinnedClosed)
 	}
-	return callerCircuit(c.n.later.dispatcher.ResetCircuit(caller)), nil
+	return n.later.dispatcher.ResetCircuit(caller), nil
 }
 
 func (n *Node) checkURL(ctx context.Context, raw string) (api.URLVerdict, error) {

@@ -37,6 +37,7 @@ type Node struct {
 
 	st            stores
 	own           *embedded // nil: the engines are servers
+	servers       *servers  // nil: they are this process's own
 	owner         string    // names this process, unlike any other over the same stores
 	producer      *stream.Producer
 	reader        *stream.Reader
@@ -84,9 +85,10 @@ type seams struct {
 	gathered   func()        // between two parts of a backup
 	provider   func(worker.Provider) worker.Provider
 	cancels    func(engine.Cancels) engine.Cancels
-	settle     time.Duration // between two looks of an audit
-	traceQueue int           // spans that wait for the collector
-	traceEvery time.Duration // how long a span waits for others
+	settle     time.Duration                            // between two looks of an audit
+	traceQueue int                                      // spans that wait for the collector
+	traceEvery time.Duration                            // how long a span waits for others
+	servers    func(ctx context.Context, n *Node) error // in place of the servers: fills st but for what useServers does
 }
 
 // Option is something a process is given that no configuration says.
@@ -176,6 +178,9 @@ func (n *Node) build() error {
 		return err
 	}
 	n.groups, n.groupNames = append(n.groups, index), append(n.groupNames, ops.DeadLetterGroup)
+	if err := n.buildServers(); err != nil {
+		return err
+	}
 	n.intake, err = intake.New(intake.Stores{
 		Log: n.counted(), Partitions: n.st.partitions, Idem: n.st.idem, Campaigns: n.st.campaigns,
 		Cancels: n.st.cancels, Spill: n.st.spill, Gate: n.st.gate, Later: n.tracedLater(), LaterGate: disk(n.st.laterGate),

@@ -31,7 +31,9 @@ func (n *Node) open() error {
 	if n.reader, err = stream.NewReader(n.st.conn); err != nil {
 		return err
 	}
-	n.admin, err = stream.NewAdmin(stream.AdminConfig{Conn: n.st.conn})
+	if n.admin == nil {
+		n.admin, err = stream.NewAdmin(stream.AdminConfig{Conn: n.st.conn})
+	}
 	return err
 }
 

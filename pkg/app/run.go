@@ -53,7 +53,11 @@ func (n *Node) RunAs(ctx context.Context, roles ...string) error {
 	// Before anything is called, for what was muted or cancelled in an earlier life
 	// binds this one; and before anything follows changes: two loads of millions of
 	// profiles would leave the snapshot too old for bulk while the second one runs.
-	for what, load := range map[string]func(context.Context) error{"preferences": n.prefs.Load, "cancels": n.cancels.Follow} {
+	loads := map[string]func(context.Context) error{"preferences": n.prefs.Load, "cancels": n.cancels.Follow}
+	if n.own == nil && len(tasks.Lanes) == 0 {
+		loads = nil // nobody here calls anyone
+	}
+	for what, load := range loads {
 		if err := load(ctx); err != nil {
 			if ctx.Err() != nil { // told to stop meanwhile
 				return n.Close()
@@ -148,6 +152,9 @@ func (n *Node) middleParts(do Tasks) parts {
 	}
 	if do.Dispatcher {
 		ps["dispatcher"] = n.later.dispatcher.Run
+		if n.servers != nil {
+			ps["dispatcher"] = n.servers.dispatchers.after(n.cfg.Triggers.Timeout, n.later.dispatcher.Run)
+		}
 	}
 	for _, l := range do.Lanes {
 		ps["group "+l.Group()], ps["group "+l.RetryGroup()] = n.group(l.Group()).Run, n.group(l.RetryGroup()).Run

@@ -44,6 +44,9 @@ func (l countedLog) Append(ctx context.Context, recs []stream.Record) error {
 
 func (n *Node) counted() intake.Log {
 	var log intake.Log = n.producer
+	if n.servers != nil && n.servers.probe != nil {
+		log = newPatientLog(log, n.servers.probe.Err)
+	}
 	if n.st.appended != nil {
 		log = countedLog{n.producer, n.st.appended}
 	}
@@ -203,7 +206,7 @@ func (n *Node) Ready(context.Context) error {
 	if err := n.st.ready(); err != nil {
 		return err
 	}
-	if !n.prefs.Fresh(time.Now()) {
+	if (n.own != nil || len(n.tasks.Lanes) > 0) && !n.prefs.Fresh(time.Now()) {
 		return notify.Unavailable("preferences", time.Second, fmt.Errorf("snapshot is %s old", n.prefs.Age(time.Now())))
 	}
 	return nil

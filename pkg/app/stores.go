@@ -55,4 +55,7 @@ type stores struct {
 
 // nearQueue is the queue of near timers: where several processes write timers, the
 // owner of a shard hears through it of what a scan may have passed.
-const nearQueue = "near-timers"
+const (
+	nearQueue    = "near-timers"
+	nearReceives = 100 // its row is released by the sweeper when its message dies
+)
