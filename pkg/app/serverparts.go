@@ -174,6 +174,9 @@ func (n *Node) follow(ctx context.Context) error {
 		if err == nil {
 			err = n.followPins(call)
 		}
+		if err == nil && n.tasks.Operator {
+			err = n.feeds.Join(call)
+		}
 		stop()
 		if err != nil && ctx.Err() == nil {
 			n.log.Warn("what operators changed cannot be read", "err", err)
