@@ -2,6 +2,7 @@
 #
 #	engine_maven NAME                  jars of NAME_ARTIFACTS into lib/NAME, once
 #	engine_apt PACKAGE...              Debian packages, once
+#	                                   (both: status 75 when the registry is not reached)
 #	engine_need COMMAND PACKAGE        a command, or the package it comes in
 #	engine_java                        sets JAVA
 #	engine_start NAME DIR COMMAND...   in the background, in a process group of its own
@@ -47,7 +48,8 @@ engine_lock() {
 
 engine_need() {
 	command -v "$1" >/dev/null && return
-	engine_apt "$2" && command -v "$1" >/dev/null || engine_fail "$1 is missing: apt-get install $2"
+	engine_apt "$2" || return
+	command -v "$1" >/dev/null || engine_fail "$1 is missing: apt-get install $2"
 }
 
 engine_apt() { engine_lock apt engine_apt_locked "$@"; }
@@ -69,17 +71,34 @@ engine_apt_locked() {
 	fi
 	local failed=
 	export DEBIAN_FRONTEND=noninteractive
-	if ! apt-get install -y -q --no-install-recommends "${missing[@]}" >"$log" 2>&1; then
-		{ apt-get update -q && apt-get install -y -q --no-install-recommends "${missing[@]}"; } >"$log" 2>&1 || failed=1
+	if ! timeout 300 apt-get install -y -q --no-install-recommends "${missing[@]}" >"$log" 2>&1; then
+		{ timeout 300 apt-get update -q && timeout 300 apt-get install -y -q --no-install-recommends "${missing[@]}"; } >"$log" 2>&1 || failed=1
 	fi
 	[ -z "$made" ] || rm -f "$policy"
-	[ -z "$failed" ] || engine_fail "no Debian packages: apt-get could not install ${missing[*]}, its output is in $log: $(engine_last_error "$log")"
+	[ -z "$failed" ] || engine_unresolved "$log" "apt-get could not install ${missing[*]}"
 }
 
-engine_last_error() { grep -E '^(E:|Err|\[ERROR\])' "$1" | head -1 || tail -1 "$1"; }
+# engine_unresolved LOG WHAT says why something cannot be had: 75 where the log shows
+# that its registry was not reached, which is nobody's mistake here, else 1.
+engine_unresolved() {
+	local log=$1 what=$2 why
+	why=$({ grep -E '^(E:|Err|\[ERROR\])' "$log" || tail -1 "$log"; } | head -1 | cut -c1-300)
+	if grep -q -i -E 'could not resolve( host|$)|temporary failure|unknown ?host|could not connect|connection (refused|timed out|reset)|connect timed out|network is unreachable|could not transfer|failed to fetch|no route to host' "$log" && ! grep -q 'Could not find artifact' "$log"; then
+		engine_fail "the registry is not reached: $what. All of it: $log. $why" || return 75
+	fi
+	engine_fail "$what. All of it: $log. $why"
+}
 
-# engine_java sets JAVA to a java of the major version that the servers are tested with.
+# engine_java sets JAVA to a java of the major version that the servers are tested
+# with, and installs one where there is none.
 engine_java() {
+	engine_find_java && return
+	# shellcheck disable=SC2086
+	engine_apt $JAVA_PACKAGES || return
+	engine_find_java || engine_fail "no Java $JAVA_MAJOR: apt-get install $JAVA_PACKAGES"
+}
+
+engine_find_java() {
 	local j
 	for j in "${JAVA_HOME:+$JAVA_HOME/bin/java}" "$(command -v java || true)" /usr/lib/jvm/*"-$JAVA_MAJOR-"*/bin/java; do
 		if [ -x "$j" ] && "$j" -version 2>&1 | grep -q "version \"$JAVA_MAJOR[.\"]"; then
@@ -87,12 +106,7 @@ engine_java() {
 			return
 		fi
 	done
-	if [ "${1:-}" != again ]; then
-		# shellcheck disable=SC2086
-		engine_apt $JAVA_PACKAGES && engine_java again
-		return
-	fi
-	engine_fail "no Java $JAVA_MAJOR: apt-get install $JAVA_PACKAGES"
+	return 1
 }
 
 # engine_maven NAME resolves the artifacts of the variable NAME_ARTIFACTS, and all
@@ -121,9 +135,9 @@ engine_maven_locked() {
 		echo '</dependencies></project>'
 	} >"$lib/pom.xml"
 	echo "resolving $artifacts" >&2
-	if ! mvn -B -ntp -f "$lib/pom.xml" "$MAVEN_DEPENDENCY_PLUGIN:copy-dependencies" -DoutputDirectory="$lib" -DincludeScope=runtime >"$log" 2>&1; then
-		engine_fail "no artifacts of $name: Maven could not resolve $artifacts. Is the registry reached? Its output is in $log: $(engine_last_error "$log" | cut -c1-300)"
-		return 1
+	if ! timeout 600 mvn -B -ntp -f "$lib/pom.xml" "$MAVEN_DEPENDENCY_PLUGIN:copy-dependencies" -DoutputDirectory="$lib" -DincludeScope=runtime >"$log" 2>&1; then
+		engine_unresolved "$log" "Maven could not resolve $artifacts"
+		return
 	fi
 	printf '%s' "$artifacts" >"$lib/.complete"
 }
