@@ -48,11 +48,30 @@ install() {
 each() {
 	local name pids=() status=0
 	for name in $only; do
-		"$scripts/$name.sh" "$1" &
+		one "$1" "$name" &
 		pids+=($!)
 	done
 	for name in "${pids[@]}"; do wait "$name" || status=$?; done
 	return "$status"
+}
+
+# one COMMAND NAME says when it was ready, where the script does not.
+one() {
+	local began out
+	began=$(engine_clock)
+	if [ "$1" != start ]; then
+		"$scripts/$2.sh" "$1"
+		return
+	fi
+	if ! out=$("$scripts/$2.sh" start); then
+		printf '%s\n' ${out:+"$out"} >&2
+		engine_fail "$2 is not ready"
+		return
+	fi
+	case $out in
+	*'ready in'*) printf '%s\n' "$out" ;;
+	*) printf '%-10s ready in %5.1f s   %s\n' "$2" "$(engine_since "$began")" "${out##*$'\n'}" ;;
+	esac
 }
 
 start() {
@@ -60,6 +79,7 @@ start() {
 	began=$(engine_clock)
 	# Not "|| return": what install found is its status.
 	(install)
+	if engine_find_java; then PATH=$(dirname "$JAVA"):$PATH; fi
 	each start || engine_fail "not all of them are ready; what is there is stopped by make engines-stop"
 	printf 'engines nodes=%s ready="%s" seconds=%s data=%s\n' "$NODES" "$only" "$(engine_since "$began")" "$ENGINES_DIR"
 }
