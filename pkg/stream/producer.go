@@ -136,7 +136,7 @@ func NewProducer(cfg ProducerConfig) (*Producer, error) {
 	// the broker is away: the promises hang. These settings make it fail
 	// records after AppendTimeout, and keep their order, which giving up
 	// idempotence would not.
-	opts := append(cfg.Conn.options(),
+	cl, err := cfg.Conn.client(
 		kgo.RequiredAcks(kgo.AllISRAcks()),
 		kgo.AllowIdempotentProduceCancellation(),
 		kgo.RecordDeliveryTimeout(max(cfg.AppendTimeout, time.Second)+cfg.Linger),
@@ -149,7 +149,6 @@ func NewProducer(cfg ProducerConfig) (*Producer, error) {
 		kgo.RecordPartitioner(partitioner()),
 		kgo.UnknownTopicRetries(1),
 	)
-	cl, err := kgo.NewClient(opts...)
 	if err != nil {
 		return nil, fmt.Errorf("stream: producer: %w", err)
 	}
