@@ -93,8 +93,8 @@ func (s *Store) Migrate(ctx context.Context, to Direction) ([]Migration, error) 
 		if err != nil {
 			return err
 		}
-		if len(have) > len(migrations) {
-			return fits(have)
+		if err := foreign(have); err != nil {
+			return err
 		}
 		todo := migrations[len(have):]
 		if to == Down {
@@ -135,8 +135,8 @@ func (s *Store) Status(ctx context.Context) ([]Migration, error) {
 	if err != nil {
 		return nil, translate(err)
 	}
-	if len(have) > len(migrations) {
-		return nil, fits(have)
+	if err := foreign(have); err != nil {
+		return nil, err
 	}
 	out := append([]Migration(nil), migrations...)
 	for i := range have {
@@ -162,16 +162,24 @@ func (s *Store) applied(ctx context.Context, q querier) (out []Migration, err er
 
 // fits compares what a database has with what this build needs.
 func fits(have []Migration) error {
+	if err := foreign(have); err != nil {
+		return err
+	}
+	if len(have) < len(migrations) {
+		return misfit("store_schema", schemaRepair)
+	}
+	return nil
+}
+
+// foreign refuses a database that another release made.
+func foreign(have []Migration) error {
 	for i, m := range have {
-		if i < len(migrations) && (m.Version != i+1 || m.Name != migrations[i].Name) {
+		switch {
+		case i >= len(migrations):
+			return misfit("store_newer", fmt.Sprintf("PostgreSQL holds the tables of a newer release (migration %d_%s, this one knows %d)", m.Version, m.Name, len(migrations)))
+		case m.Version != i+1 || m.Name != migrations[i].Name:
 			return misfit("store_schema", fmt.Sprintf("migration %d_%s in PostgreSQL is none of this release: another release's database, or one that was changed by hand", m.Version, m.Name))
 		}
-	}
-	switch {
-	case len(have) < len(migrations):
-		return misfit("store_schema", schemaRepair)
-	case len(have) > len(migrations):
-		return misfit("store_newer", fmt.Sprintf("PostgreSQL holds the tables of a newer release (migration %d, this one knows %d)", len(have), len(migrations)))
 	}
 	return nil
 }
