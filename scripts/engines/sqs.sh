@@ -1,94 +1,53 @@
 #!/usr/bin/env bash
-# One SQS server (ElasticMQ) on loopback for tests and demonstrations.
+# One SQS server (ElasticMQ) on loopback, whose messages survive a kill:
+# sqs.sh start | stop | status. start is idempotent and waits until it answers.
 #
-#   sqs.sh start|stop|status
-#
-# start waits until it answers and prints its address and the path of its log;
-# again is the same as once. By environment:
-#
-#   NOTIFY_ENGINES_DIR   where data lies; default .engines in the repository
-#   SQS_PORT             default 19324
+#	NOTIFY_ENGINES_DIR   where data lies; default .engines in the repository
+#	NOTIFY_SQS_PORT      default 19324
 set -euo pipefail
-cd "$(dirname "$0")/../.."
-# shellcheck disable=SC1091
-if [ -e scripts/engines/versions.env ]; then . scripts/engines/versions.env; fi
+# shellcheck source=lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-root=${NOTIFY_ENGINES_DIR:-$PWD/.engines}
-dir=$root/sqs log=$root/sqs/sqs.log
-port=${SQS_PORT:-19324}
-version=${ELASTICMQ_VERSION:-1.6.16}
-scala=2.13
-jars=$dir/jars-$version
-address=http://127.0.0.1:$port
+dir=$ENGINES_DIR/sqs
+address=http://127.0.0.1:$SQS_PORT
 
-fail() { echo "sqs: $*" >&2; exit 1; }
-
-pid() {
-  local p
-  p=$(cat "$dir/pid" 2>/dev/null) && [ -n "$p" ] && grep -q org.elasticmq "/proc/$p/cmdline" 2>/dev/null && echo "$p"
-}
-
-# Maven puts every jar into its cache, and copies them from there.
-fetch() {
-  [ -e "$jars/.complete" ] && return
-  command -v mvn >/dev/null || fail "mvn is not installed. On Debian: apt-get install maven"
-  rm -rf "$jars" && mkdir -p "$jars"
-  cat >"$dir/pom.xml" <<POM
-<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>
-<groupId>notifyd</groupId><artifactId>sqs</artifactId><version>1</version><packaging>pom</packaging>
-<dependencies><dependency><groupId>org.elasticmq</groupId><artifactId>elasticmq-server_$scala</artifactId><version>$version</version></dependency></dependencies>
-</project>
-POM
-  mvn -q -B -f "$dir/pom.xml" dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory="$jars" >"$dir/mvn.log" 2>&1 ||
-    fail "ElasticMQ $version is not had from Maven Central, see $dir/mvn.log; check that the registry, or the mirror in ~/.m2/settings.xml, is reached"
-  touch "$jars/.complete"
-}
-
-answers() { curl -fs -m 5 -o /dev/null "$address/?Action=ListQueues" 2>/dev/null; }
+answers() { curl -fs -m 5 -o /dev/null "$address/?Action=ListQueues"; }
 
 start() {
-  command -v java >/dev/null || fail "java is not installed. On Debian: apt-get install openjdk-17-jre-headless"
-  mkdir -p "$dir"
-  if ! pid >/dev/null; then
-    if answers; then fail "another process answers at $address"; fi
-    fetch
-    # WRITE_DELAY=0: without it a kill loses what was acknowledged last.
-    cat >"$dir/elasticmq.conf" <<CONF
-include classpath("application.conf")
-node-address { protocol = http, host = "127.0.0.1", port = $port, context-path = "" }
-rest-sqs { enabled = true, bind-port = $port, bind-hostname = "127.0.0.1", sqs-limits = strict }
-rest-stats { enabled = false }
-queues-storage { enabled = true, path = "$dir/queues.conf" }
-messages-storage { enabled = true, uri = "jdbc:h2:$dir/messages;WRITE_DELAY=0" }
-CONF
-    setsid java -Xmx256m -XX:+UseSerialGC -Dconfig.file="$dir/elasticmq.conf" -cp "$jars/*" org.elasticmq.server.Main >>"$log" 2>&1 </dev/null &
-    echo $! >"$dir/pid"
-  fi
-  for _ in $(seq 1200); do
-    if answers; then break; fi
-    pid >/dev/null || fail "it ended, see $log"
-    sleep 0.1
-  done
-  answers || fail "it does not answer, see $log"
-  echo "sqs $address log $log"
+	local began
+	began=$(engine_clock)
+	engine_java
+	engine_maven elasticmq
+	if ! engine_running "$dir"; then
+		engine_port_free sqs "$SQS_PORT"
+		mkdir -p "$dir"
+		# WRITE_DELAY=0: without it a kill loses what was acknowledged last.
+		cat >"$dir/elasticmq.conf" <<-CONF
+			include classpath("application.conf")
+			node-address { protocol = http, host = "127.0.0.1", port = $SQS_PORT, context-path = "" }
+			rest-sqs { enabled = true, bind-port = $SQS_PORT, bind-hostname = "127.0.0.1", sqs-limits = strict }
+			rest-stats { enabled = false }
+			queues-storage { enabled = true, path = "$dir/queues.conf" }
+			messages-storage { enabled = true, uri = "jdbc:h2:$dir/messages;WRITE_DELAY=0" }
+		CONF
+		engine_start sqs "$dir" "$JAVA" -Xmx256m -XX:+UseSerialGC -Dconfig.file="$dir/elasticmq.conf" \
+			-cp "$ENGINES_LIB/elasticmq/*" org.elasticmq.server.Main
+	fi
+	engine_need curl curl
+	engine_wait sqs "$dir" 120 answers
+	engine_ready sqs "$address" "$dir/server.log" "$(engine_since "$began")"
+}
+
+status() {
+	engine_running "$dir" || { echo 'sqs does not run'; exit 1; }
+	echo "sqs runs: pid $(engine_pid "$dir"), $address, log $dir/server.log"
 }
 
 case ${1:-} in
-start) start ;;
-stop)
-  if p=$(pid); then
-    kill "$p"
-    for _ in $(seq 100); do
-      kill -0 "$p" 2>/dev/null || break
-      sleep 0.1
-    done
-    kill -9 "$p" 2>/dev/null || true
-  fi
-  rm -f "$dir/pid"
-  echo "sqs stopped"
-  ;;
-status)
-  if p=$(pid); then echo "sqs runs: pid $p, $address, log $log"; else echo "sqs does not run"; exit 1; fi
-  ;;
-*) fail "usage: sqs.sh start|stop|status" ;;
+start | status) "$1" ;;
+stop) engine_stop sqs "$dir" 10 ;;
+*)
+	echo "usage: sqs.sh start | stop | status" >&2
+	exit 2
+	;;
 esac
