@@ -58,7 +58,7 @@ func (c Config) withDefaults() Config {
 }
 
 func bad(field, format string, args ...any) error {
-	return notify.Invalid("bad_config", field, "postgres."+field+": "+fmt.Sprintf(format, args...))
+	return notify.Invalid("bad_config", "postgres."+field, fmt.Sprintf(format, args...))
 }
 
 // pool checks c and returns what the pool and the listener connect with.

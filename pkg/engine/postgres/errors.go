@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -68,7 +69,7 @@ func misfit(code, msg string) error {
 // regressed is the answer of Changes when versions it has shown are gone.
 func regressed(seen, now int64) error {
 	return &notify.Error{
-		Kind: notify.KindUnavailable, Code: "store_regressed", RetryAfter: retryAfter,
+		Kind: notify.KindUnavailable, Code: engine.CodeRegressed, RetryAfter: retryAfter,
 		Msg: fmt.Sprintf("PostgreSQL lost changes that it had acknowledged (version %d was seen, it is at %d): a standby that lacked them took over", seen, now),
 	}
 }
