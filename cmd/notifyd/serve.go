@@ -152,18 +152,6 @@ func newConfig(p *program) *cobra.Command {
 	return c
 }
 
-func newMigrate(p *program) *cobra.Command {
-	c := &cobra.Command{Use: "migrate", Short: "Bring the stores to this version's format"}
-	c.AddCommand(&cobra.Command{
-		Use: "status", Short: "Say which formats the stores have", Args: cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error {
-			fmt.Fprintln(p.out, "embedded  the store carries its format and is opened, or refused, by serve; nothing to migrate")
-			return nil
-		},
-	})
-	return c
-}
-
 func newHealthcheck(p *program) *cobra.Command {
 	var server string
 	c := &cobra.Command{

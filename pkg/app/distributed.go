@@ -2,7 +2,6 @@ package app
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -25,7 +24,7 @@ func (n *Node) openDistributed(ctx context.Context) error {
 	}
 	n.servers = &servers{}
 	n.owner = n.cfg.instance() + "-" + strings.ToLower(notify.NewBase(time.Now()).String())
-	open := n.openServers
+	open := openServers
 	if n.seams.servers != nil {
 		open = n.seams.servers
 	}
@@ -111,16 +110,11 @@ const maxClockOffset = 500 * time.Millisecond
 const storeIDMeta = "store_id"
 
 // doctorServers looks at engines that are servers.
-func (n *Node) doctorServers(ctx context.Context, add adder) {
+func (n *Node) doctorServers(ctx context.Context, fs *findings) {
 	for _, c := range n.servers.checks {
-		c.look(ctx, add)
+		c(ctx, fs)
 	}
 	off := n.servers.clock.offset()
-	add("clock", off.Abs() > maxClockOffset, "fail", "%s off from the servers'; above %s this process owns no timers", off.Round(time.Millisecond), maxClockOffset)
-	add("roles", false, "", "%s as %s; dispatchers: %s", strings.Join(n.cfg.Roles, ", "), n.owner, strings.Join(n.servers.dispatchers.names(), ", "))
-}
-
-// openServers connects to the servers that the configuration names.
-func (n *Node) openServers(context.Context, *Node) error {
-	return errors.New("engines: distributed is not wired yet")
+	fs.add("clock", off.Abs() > maxClockOffset, "fail", "%s off from the servers'; above %s this process owns no timers", off.Round(time.Millisecond), maxClockOffset)
+	fs.add("roles", false, "", "%s as %s; dispatchers: %s", strings.Join(n.cfg.Roles, ", "), n.owner, strings.Join(n.servers.dispatchers.names(), ", "))
 }

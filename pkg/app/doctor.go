@@ -42,6 +42,7 @@ var repairs = map[string]string{
 	"circuit":        "read the reason with notifyctl explain; config: correct the provider's credentials; else it closes by itself",
 	"provider":       "configure the provider (providers), if notifications of the channel are meant to go out",
 	"spill":          "nothing if it shrinks: otp and alert that came while the log was away are being drained; else look at the log",
+	"clock":          "let NTP or chrony set this machine's clock, then wait a few seconds",
 	"lag":            "look at the circuits and at the processor: more load comes than workers take",
 }
 
@@ -56,14 +57,8 @@ func repair(check string) string {
 
 // doctor looks at everything that can be wrong with this process.
 func (n *Node) doctor(ctx context.Context) (any, error) {
-	var fs []Finding
-	add := func(check string, bad bool, level, format string, args ...any) {
-		f := Finding{Check: check, Level: "ok", Detail: fmt.Sprintf(format, args...)}
-		if bad {
-			f.Level, f.Repair = level, repair(check)
-		}
-		fs = append(fs, f)
-	}
+	var fs findings
+	add := fs.add
 	used := func(part, of float64) { // says how full what was added last is
 		if of > 0 {
 			share := part / of
@@ -73,7 +68,7 @@ func (n *Node) doctor(ctx context.Context) (any, error) {
 	if n.own != nil {
 		n.doctorOwn(add, used)
 	} else {
-		n.doctorServers(ctx, add)
+		n.doctorServers(ctx, &fs)
 	}
 	if n.archive != nil {
 		s := n.archive.Status(time.Now())
@@ -143,6 +138,25 @@ func (n *Node) doctorOwn(add adder, used func(part, of float64)) {
 // adder takes what a look found: of what, whether that is bad, how bad ("warn"
 // or "fail"), and what was seen.
 type adder func(check string, bad bool, level, format string, args ...any)
+
+// findings are what a doctor's look has found so far.
+type findings []Finding
+
+func (fs *findings) add(check string, bad bool, level, format string, args ...any) {
+	f := Finding{Check: check, Level: "ok", Detail: fmt.Sprintf(format, args...)}
+	if bad {
+		f.Level, f.Repair = level, repair(check)
+	}
+	*fs = append(*fs, f)
+}
+
+// told adds what an engine found, which says itself what to do.
+func (fs *findings) told(check, level, detail, repair string) {
+	if level == "ok" {
+		repair = ""
+	}
+	*fs = append(*fs, Finding{Check: check, Level: level, Detail: detail, Repair: repair})
+}
 
 // among is the name of a lag in a list: its group, and the topic where the group
 // reads more than one.

@@ -127,10 +127,13 @@ type disk func() error
 
 func (d disk) Err() error { return d() }
 
+// shardsMeta is the row with that number.
+const shardsMeta = "timer_shards"
+
 // keepShards remembers how many shards a store's timers are spread over, at its
 // first start: with another number their rows would not be found again.
 func (n *Node) keepShards(ctx context.Context) error {
-	const name = "timer_shards"
+	const name = shardsMeta
 	stored, err := n.st.meta.GetMeta(ctx, name)
 	if err != nil {
 		return err

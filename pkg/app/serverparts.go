@@ -27,10 +27,7 @@ type servers struct {
 }
 
 // serverCheck looks at one engine for the doctor.
-type serverCheck struct {
-	name string
-	look func(ctx context.Context, add adder)
-}
+type serverCheck func(ctx context.Context, fs *findings)
 
 // followEvery is how often what operators changed in another process is read.
 const followEvery = time.Second

@@ -32,7 +32,7 @@ type Kafka struct {
 	Brokers []string `koanf:"brokers" doc:"host:port of some brokers"`
 	TLS     TLS      `koanf:"tls"`
 	SASL    struct {
-		Mechanism    string `koanf:"mechanism" doc:"SCRAM-SHA-512, SCRAM-SHA-256 or PLAIN; empty: no authentication"`
+		Mechanism    string `koanf:"mechanism" doc:"SCRAM-SHA-512 or SCRAM-SHA-256; empty: no authentication"`
 		User         string `koanf:"user" doc:"name to authenticate with"`
 		PasswordFile string `koanf:"password_file" doc:"file with its password"`
 		Password     string `koanf:"password" secret:"yes" doc:"the password itself, from the environment only: NOTIFYD__KAFKA__SASL__PASSWORD"`
@@ -147,12 +147,10 @@ func (c *Config) validateServers(bad func(key, format string, args ...any)) {
 	if c.Kafka.Replication < 0 || c.Kafka.MinInSync < 0 || c.Kafka.Replication > 0 && c.Kafka.MinInSync > c.Kafka.Replication {
 		bad("kafka.min_insync", "%d is not from 0 to kafka.replication, %d", c.Kafka.MinInSync, c.Kafka.Replication)
 	}
-	if m := c.Kafka.SASL.Mechanism; m != "" && !slices.Contains([]string{"SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN"}, m) {
-		bad("kafka.sasl.mechanism", "%q is not SCRAM-SHA-512, SCRAM-SHA-256 or PLAIN", m)
+	if m := c.Kafka.SASL.Mechanism; m != "" && !slices.Contains([]string{"SCRAM-SHA-512", "SCRAM-SHA-256"}, m) {
+		bad("kafka.sasl.mechanism", "%q is not SCRAM-SHA-512 or SCRAM-SHA-256", m)
 	} else if m != "" && c.Kafka.SASL.User == "" {
 		bad("kafka.sasl.user", "is empty, but kafka.sasl.mechanism is %s", m)
-	} else if m == "PLAIN" && !c.Kafka.TLS.Enabled {
-		bad("kafka.sasl.mechanism", "PLAIN sends the password as it is: it needs kafka.tls.enabled")
 	}
 	if !keyspaceName.MatchString(c.Cassandra.Keyspace) {
 		bad("cassandra.keyspace", "%q is not a name of a-z, 0-9 and _ that begins with a letter, 48 at most", c.Cassandra.Keyspace)

@@ -57,7 +57,7 @@ func TestServersAreChecked(t *testing.T) {
 	replaced(`"127.0.0.1:19092"`, `"127.0.0.1"`, `kafka.brokers: "127.0.0.1" is not host:port`)
 	replaced(`["127.0.0.1:19092"]`, `[]`, "kafka.brokers: is empty")
 	replaced(`["127.0.0.1:19092"]}`, `["a:1"], replication: 1, min_insync: 2}`, "kafka.min_insync: 2 is not from 0 to kafka.replication")
-	replaced(`["127.0.0.1:19092"]}`, `["a:1"], sasl: {mechanism: PLAIN, user: u}}`, "needs kafka.tls.enabled")
+	replaced(`["127.0.0.1:19092"]}`, `["a:1"], sasl: {mechanism: PLAIN, user: u}}`, `"PLAIN" is not SCRAM-SHA-512 or SCRAM-SHA-256`)
 	replaced(`["127.0.0.1:19092"]}`, `["a:1"], sasl: {mechanism: SCRAM-SHA-512}}`, "kafka.sasl.user: is empty")
 	replaced(`["127.0.0.1:19042"]}`, `["a:1"], keyspace: "No-Name"}`, "cassandra.keyspace")
 	replaced(`["127.0.0.1:19042"]}`, `["a:1"], tls: {ca_file: x}}`, "cassandra.tls.enabled: is false")
