@@ -158,16 +158,15 @@ func migrateSQS(ctx context.Context, cfg *Config, to MigrateTo, _ *slog.Logger) 
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
 	for name, receives := range map[string]int{triggerQueue: triggerReceives, nearQueue: nearReceives} {
-		if to == MigrateUp {
-			if err := s.Ensure(ctx, name, receives); err != nil {
-				return out, err
-			}
+		q, err := s.Queue(name, receives)
+		if err == nil && to == MigrateUp {
+			err = s.Migrate(ctx, q)
 		}
-		ok, err := s.Exists(ctx, name)
 		if err != nil {
 			return out, err
 		}
-		out = append(out, Migration{Engine: "sqs", Step: cfg.SQS.Prefix + name, Applied: ok})
+		_, err = q.Depth(ctx)
+		out = append(out, Migration{Engine: "sqs", Step: cfg.SQS.Prefix + name, Applied: err == nil})
 	}
 	slices.SortFunc(out, func(a, b Migration) int { return cmp.Compare(a.Step, b.Step) })
 	return out, nil

@@ -13,6 +13,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine/postgres"
 	"github.com/notifyd/notifyd/pkg/engine/redis"
 	"github.com/notifyd/notifyd/pkg/engine/sqs"
+	"github.com/notifyd/notifyd/pkg/history"
 	"github.com/notifyd/notifyd/pkg/stream"
 )
 
@@ -52,7 +53,7 @@ func openServers(ctx context.Context, n *Node) (err error) {
 	st.schedules, st.scheduled = c.timers.Schedules(), c.timers
 	st.letters, st.jobs, st.audit, st.campaigns = c.main.DeadLetters(), c.main.Jobs(), c.main.Audit(), c.main.Campaigns()
 	st.cancels, st.holds, st.meta = c.main.Cancels(), c.main.Holds(), c.main.Meta()
-	n.servers.historian = c.status.History()
+	n.servers.historian = cassandraHistory{c.status.History(cassandra.HistoryConfig{Retention: cfg.History.Retention}), c.status}
 	st.prefs, st.callers = pg.Prefs(), pg.Callers()
 	st.idem, st.spill, st.limits, st.lease, st.beats = rd.Idem(), rd.Spill(), rd.Limits(), rd.Lease(), rd.Heartbeats()
 	n.servers.clockOf = rd.Now
@@ -63,10 +64,24 @@ func openServers(ctx context.Context, n *Node) (err error) {
 			return err
 		}
 		n.closers = append(n.closers, q.Close)
-		st.queue = func(name string, maxReceives int) (engine.Queue, error) { return q.Queue(name, maxReceives), nil }
+		st.queue = q.Queue
 	}
 	n.servers.checks = []serverCheck{n.checkKafka, checkCassandra(c), checkRedis(rd), checkPostgres(pg)}
 	return nil
+}
+
+// cassandraHistory is the history in Cassandra as its group writes it.
+type cassandraHistory struct {
+	engine.History
+	to *cassandra.Store
+}
+
+func (h cassandraHistory) Append(ctx context.Context, recs ...history.Record) error {
+	out := make([]cassandra.HistoryRecord, len(recs))
+	for i, r := range recs {
+		out[i] = cassandra.HistoryRecord{Topic: r.Topic, Partition: r.Partition, Offset: r.Offset, Value: r.Value}
+	}
+	return h.to.AppendHistory(ctx, out...)
 }
 
 // openCassandra opens every cluster that is named, one twice only where its

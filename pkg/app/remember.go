@@ -20,32 +20,26 @@ const historyGroup = "history-writers"
 // historian is a history that somebody writes.
 type historian interface {
 	engine.History
-	// PutChunks stores original chunks with their places in the log. The same
-	// again changes nothing; of copies of a chunk the first in its partition
-	// counts.
-	PutChunks(ctx context.Context, fs []engine.Found) error
+	// Append stores the original chunks among records of the log, in the order of
+	// their offsets. The same again changes nothing; of copies of a chunk the first
+	// in its partition counts. Values may be reused after the return.
+	Append(ctx context.Context, recs ...history.Record) error
 }
 
 // remember is the handler of historyGroup.
-type remember struct {
-	to     historian
-	poison func(topic string)
-}
+type remember struct{ to historian }
 
 func (r remember) Assigned(context.Context, stream.TopicPartition) stream.PartitionHandler { return r }
 
-// Handle stores what was accepted. What cannot be decoded is the workers' to put
-// aside.
+// Handle stores what was accepted.
 func (r remember) Handle(ctx context.Context, msgs []*stream.Msg) error {
-	fs := make([]engine.Found, 0, len(msgs))
+	recs := make([]history.Record, 0, len(msgs))
 	for _, m := range msgs {
-		f := engine.Found{Topic: m.Topic, LogPart: m.Partition, Offset: m.Offset}
-		if m.Lost() || notify.DecodeEnvelope(m.Value, &f.Envelope) != nil || f.Envelope.Derived() {
-			continue
+		if !m.Lost() {
+			recs = append(recs, history.Record{Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, Value: m.Value, Time: m.Time.UnixMilli()})
 		}
-		fs = append(fs, f)
 	}
-	if err := r.to.PutChunks(ctx, fs); err != nil {
+	if err := r.to.Append(ctx, recs...); err != nil {
 		return err
 	}
 	for _, m := range msgs {

@@ -40,7 +40,7 @@ func (n *Node) buildServers() error {
 	g, err := stream.NewGroup(stream.GroupConfig{
 		Conn: n.st.conn, Group: historyGroup, Topics: firstTopics(), DrainTimeout: n.cfg.Workers.Drain, CommitEvery: 100 * time.Millisecond,
 		MaxPollRecords: 2000, MaxInFlight: 4000, Events: n.metrics.group(n.log),
-	}, remember{to: n.servers.historian})
+	}, remember{n.servers.historian})
 	if err != nil {
 		return err
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/kfake"
 	"github.com/notifyd/notifyd/pkg/engine/memory"
+	"github.com/notifyd/notifyd/pkg/history"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/stream"
 	"github.com/notifyd/notifyd/pkg/worker"
@@ -70,19 +71,18 @@ type recorded struct {
 	chunks []engine.Found
 }
 
-func (r *recorded) PutChunks(_ context.Context, fs []engine.Found) error {
+func (r *recorded) Append(_ context.Context, recs ...history.Record) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, f := range fs {
-		if slices.ContainsFunc(r.chunks, func(c engine.Found) bool { return c.Envelope.Chunk == f.Envelope.Chunk }) {
+	for _, rec := range recs {
+		f := engine.Found{Topic: rec.Topic, LogPart: rec.Partition, Offset: rec.Offset}
+		// A copy: what is kept must not be the log's buffer.
+		if err := notify.DecodeEnvelope(slices.Clone(rec.Value), &f.Envelope); err != nil || f.Envelope.Derived() {
 			continue
 		}
-		var e notify.Envelope // what is kept must not be the log's buffer
-		if err := notify.DecodeEnvelope(notify.AppendEnvelope(nil, &f.Envelope), &e); err != nil {
-			return err
+		if !slices.ContainsFunc(r.chunks, func(c engine.Found) bool { return c.Envelope.Chunk == f.Envelope.Chunk }) {
+			r.chunks = append(r.chunks, f)
 		}
-		f.Envelope = e
-		r.chunks = append(r.chunks, f)
 	}
 	return nil
 }

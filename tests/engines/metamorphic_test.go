@@ -141,9 +141,9 @@ func compare(t *testing.T, contract string, p program, of ...side) {
 	})
 }
 
-// steps draws a program of up to most operations.
+// steps draws a program of about most operations.
 func steps(t *rapid.T, most int, of ...func(t *rapid.T) step) (out []step) {
-	n := rapid.IntRange(1, most).Draw(t, "steps")
+	n := rapid.IntRange(most/2, 2*most).Draw(t, "steps")
 	for range n {
 		out = append(out, of[rapid.IntRange(0, len(of)-1).Draw(t, "operation")](t))
 	}
