@@ -142,7 +142,9 @@ func (s *Status) ask(ctx context.Context, what string, fn func(ctx context.Conte
 	if err == nil {
 		return true
 	}
-	// Also where the caller gave up: a claim may be missing in the filter.
+	if ctx.Err() != nil {
+		return false // the caller gave up: what it wanted to claim is not called
+	}
 	if s.off.CompareAndSwap(false, true) {
 		s.cfg.Logger.Warn("the seen-filter does not answer; rows are read instead", "asked", what, "err", err)
 		select {
