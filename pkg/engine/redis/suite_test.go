@@ -135,13 +135,15 @@ func TestQueue(t *testing.T) {
 	enginetest.Queue(t, lasting(open(addr, testQueue)))
 }
 
-func testFilter(t enginetest.T, s *Store) engine.Filter {
+func testFilter(t fataler, s *Store) engine.Filter {
 	f, err := s.Filter(FilterConfig{Name: "f", Rate: enginetest.FilterRate, Window: enginetest.FilterWindow})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return f
 }
+
+type fataler interface{ Fatal(args ...any) }
 
 func TestFilter(t *testing.T) {
 	t.Parallel()
