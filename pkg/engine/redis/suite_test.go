@@ -134,3 +134,21 @@ func TestQueue(t *testing.T) {
 	addr := enginetest.Server(t, enginetest.RedisEnv)
 	enginetest.Queue(t, lasting(open(addr, testQueue)))
 }
+
+func testFilter(t fataler, s *Store) engine.Filter {
+	f, err := s.Filter(FilterConfig{Name: "f", Rate: enginetest.FilterRate, Window: enginetest.FilterWindow})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+type fataler interface{ Fatal(args ...any) }
+
+func TestFilter(t *testing.T) {
+	t.Parallel()
+	addr := enginetest.Server(t, enginetest.RedisEnv)
+	enginetest.Filter(t, func(t enginetest.T) (engine.Filter, func() engine.Filter) {
+		return open(addr, func(s *Store) engine.Filter { return testFilter(t, s) })(t)
+	})
+}
