@@ -53,7 +53,7 @@ func openServers(ctx context.Context, n *Node) (err error) {
 	st.schedules, st.scheduled = c.timers.Schedules(), c.timers
 	st.letters, st.jobs, st.audit, st.campaigns = c.main.DeadLetters(), c.main.Jobs(), c.main.Audit(), c.main.Campaigns()
 	st.cancels, st.holds, st.meta = c.main.Cancels(), c.main.Holds(), c.main.Meta()
-	n.servers.historian = cassandraHistory{c.status.History(cassandra.HistoryConfig{Retention: cfg.History.Retention}), c.status}
+	n.servers.historian = cassandraHistory{c.status.History(cassandra.HistoryConfig{}), c.status}
 	st.prefs, st.callers = pg.Prefs(), pg.Callers()
 	st.idem, st.spill, st.limits, st.lease, st.beats = rd.Idem(), rd.Spill(), rd.Limits(), rd.Lease(), rd.Heartbeats()
 	n.servers.clockOf = rd.Now
