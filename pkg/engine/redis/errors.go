@@ -45,3 +45,8 @@ func translate(err error) error {
 	}
 	return notify.Unavailable(code, retryAfter, err)
 }
+
+func codeIs(err error, code string) bool {
+	e, ok := errors.AsType[*notify.Error](err)
+	return ok && e.Code == code
+}

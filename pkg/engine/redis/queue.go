@@ -39,7 +39,7 @@ func (s *Store) Queue(name string, maxReceives int) engine.Queue {
 	for _, k := range [...]string{"due:0", "due:1", "held", "last", "dead", "bodies", "rows", "head", "wake"} {
 		q.keys = append(q.keys, s.key("{queue:"+name+"}:"+k))
 	}
-	q.wake = wake{q: q}
+	q.wake = wake{q: q, seen: "0-0"}
 	known, _ := s.queues.LoadOrStore(name, q)
 	return known.(*queue)
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 	"syscall"
@@ -67,13 +68,16 @@ func freePort(t testing.TB) int {
 
 func (s *server) addr() string { return "127.0.0.1:" + strconv.Itoa(s.port) }
 
-func (s *server) start() {
+func (s *server) start() { s.startWith() }
+
+// startWith starts it with a file of settings before its arguments.
+func (s *server) startWith(conf ...string) {
 	s.t.Helper()
 	log, err := os.OpenFile(filepath.Join(s.dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	s.cmd = exec.Command("redis-server", append([]string{"--bind", "127.0.0.1", "--port", strconv.Itoa(s.port), "--dir", s.dir}, s.args...)...)
+	s.cmd = exec.Command("redis-server", append(append(conf, "--bind", "127.0.0.1", "--port", strconv.Itoa(s.port), "--dir", s.dir), s.args...)...)
 	s.cmd.Stdout, s.cmd.Stderr = log, log
 	// Even if the test process is killed.
 	s.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -81,6 +85,9 @@ func (s *server) start() {
 		s.t.Fatal(err)
 	}
 	_ = log.Close()
+	if slices.Contains(s.args, "--tls-port") {
+		return // it answers at another port, and not in plain text
+	}
 	s.await(func() bool {
 		c, err := net.Dial("tcp", s.addr())
 		if err != nil {
@@ -91,7 +98,7 @@ func (s *server) start() {
 		_, _ = c.Write([]byte("PING\r\n"))
 		b := make([]byte, 5)
 		_, err = io.ReadFull(c, b)
-		return err != nil || string(b) != "-LOAD" // TLS answers nothing we read
+		return err == nil && string(b) != "-LOAD"
 	})
 }
 
@@ -154,6 +161,7 @@ type proxy struct {
 
 	mu    sync.Mutex
 	delay time.Duration // of every answer
+	loses bool          // the next one
 	conns []net.Conn
 	wg    sync.WaitGroup
 }
@@ -180,6 +188,20 @@ func (p *proxy) slow(d time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.delay = d
+}
+
+// lose lets the next answer get lost.
+func (p *proxy) lose() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.loses = true
+}
+
+// left reports whether it has yet to lose one.
+func (p *proxy) left() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.loses
 }
 
 // drop ends all connections there are.
@@ -219,9 +241,13 @@ func (p *proxy) pass(to, from net.Conn, answers bool) {
 		n, err := from.Read(b)
 		if answers {
 			p.mu.Lock()
-			d := p.delay
+			d, lose := p.delay, p.loses
+			p.loses = false
 			p.mu.Unlock()
 			time.Sleep(d)
+			if lose {
+				continue
+			}
 		}
 		if _, werr := to.Write(b[:n]); err != nil || werr != nil {
 			return
