@@ -83,7 +83,7 @@ configure() {
 		ssl.keystore.password=$(cat "$certs/store.password")
 		ssl.truststore.type=PEM
 		ssl.truststore.location=$certs/ca.pem
-		ssl.client.auth=required
+		listener.name.sasl_ssl.ssl.client.auth=required
 		authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
 		super.users=User:admin;User:notifyd;User:ANONYMOUS
 	END
