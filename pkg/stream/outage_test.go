@@ -77,9 +77,9 @@ func (l *load) wait(t *testing.T, what string, cond func() bool) {
 }
 
 // check reads the topic: everything acknowledged is there, once and in its
-// caller's order. It returns how many records are there that were answered with
-// an error.
-func (l *load) check(t *testing.T, b *broker) (storedAnyway int) {
+// caller's order. It returns how many are not, and how many are there that were
+// answered with an error.
+func (l *load) check(t *testing.T, b *broker) (lost, storedAnyway int) {
 	t.Helper()
 	count := make(map[string]int)
 	latest := make(map[string]int)
@@ -97,7 +97,7 @@ func (l *load) check(t *testing.T, b *broker) (storedAnyway int) {
 		}
 		latest[caller] = n
 	}
-	lost, twice := 0, 0
+	twice := 0
 	for id := range l.acked {
 		switch {
 		case count[id] == 0:
@@ -109,7 +109,7 @@ func (l *load) check(t *testing.T, b *broker) (storedAnyway int) {
 	if lost > 0 || twice > 0 {
 		t.Errorf("of %d acknowledged %d are lost, %d are there twice", len(l.acked), lost, twice)
 	}
-	return storedAnyway
+	return lost, storedAnyway
 }
 
 // A broker that is killed, or frozen, under load is noticed while it is away, by
@@ -195,9 +195,9 @@ func TestBrokerAway(t *testing.T) {
 			}
 			stop()
 			wg.Wait()
-			anyway := l.check(t, b)
-			t.Logf("%s: first error after %.2f s, the probe's after %.2f s, AppendFunc's without a deadline after %.2f s; longest Append %.2f s; %d acknowledged before, %d in all, %d answered with an error, %d of those stored; 1000 more acknowledged %.1f s after its return",
-				name, first.Seconds(), noticed.Seconds(), answered.Seconds(), longest.Seconds(), before, len(l.acked), len(l.failed), anyway, again.Seconds())
+			lost, anyway := l.check(t, b)
+			t.Logf("%s: first error after %.2f s, the probe's after %.2f s, AppendFunc's without a deadline after %.2f s; longest Append %.2f s; %d acknowledged before, %d in all, %d of them lost; %d answered with an error, %d of those stored; 1000 more acknowledged %.1f s after its return",
+				name, first.Seconds(), noticed.Seconds(), answered.Seconds(), longest.Seconds(), before, len(l.acked), lost, len(l.failed), anyway, again.Seconds())
 			for _, err := range l.failed {
 				if !isLogUnavailable(err) {
 					t.Errorf("an append failed with %v", err)
@@ -278,13 +278,13 @@ func TestOneOfThreeBrokersDies(t *testing.T) {
 	l.wait(t, "500 more acknowledgements", func() bool { return len(l.acked) >= n+500 })
 	stop()
 	wg.Wait()
-	anyway := l.check(t, b)
+	lost, anyway := l.check(t, b)
 	if c, err = a.Describe(t.Context(), "three"); err != nil {
 		t.Fatal(err)
 	}
 	findings := c.Check(AdminConfig{Replication: 3, MinInSync: 2}, want)
-	t.Logf("one of three killed: no acknowledgement of its partitions for %.1f s, of all for %.1f s; %d acknowledged, 0 lost; %d answered with an error, %d of those stored; found: %+v",
-		longestGap(acks).Seconds(), l.gap.Seconds(), len(l.acked), len(l.failed), anyway, findings)
+	t.Logf("one of three killed: no acknowledgement of its partitions for %.1f s, of all for %.1f s; %d acknowledged, %d lost; %d answered with an error, %d of those stored; found: %+v",
+		longestGap(acks).Seconds(), l.gap.Seconds(), len(l.acked), lost, len(l.failed), anyway, findings)
 	if len(findings) == 0 {
 		t.Error("nothing is found where one of three brokers is gone")
 	}

@@ -286,6 +286,16 @@ func TestConnIsChecked(t *testing.T) {
 	}
 }
 
+// The short way of the embedded broker is not for a cluster.
+func TestOneBrokerIsNoCluster(t *testing.T) {
+	t.Parallel()
+	for _, c := range []Conn{{Brokers: []string{"a:1", "b:1"}}, {Brokers: []string{"a:1"}, TLS: &TLS{}}} {
+		if _, err := NewProducer(ProducerConfig{Conn: c, Brokers: OneBroker}); err == nil {
+			t.Errorf("%s: accepted", c)
+		}
+	}
+}
+
 // A client tells the brokers its rack with every fetch.
 func TestRackIsTold(t *testing.T) {
 	t.Parallel()
