@@ -159,7 +159,7 @@ stop() {
 	# Both kinds: whoever stops need not know how it was started. All at once, for a
 	# controller quorum does not end in peace one by one.
 	for dir in "$ENGINES_DIR/kafka" "$ENGINES_DIR"/kafka3/[123]; do
-		[ ! -e "$dir/pid" ] || engine_stop "kafka ($dir)" "$dir" 20 &
+		[ ! -e "$dir/pid" ] || engine_stop "kafka ($dir)" "$dir" 60 &
 	done
 	wait
 }
