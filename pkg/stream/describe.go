@@ -33,6 +33,7 @@ type Topic struct {
 	Name        string
 	Partitions  int
 	Replication int // of the partition with the fewest replicas
+	InSync      int // replicas in sync, of the partition with the fewest
 	// Leaderless and UnderReplicated are partitions without a leader, and with
 	// fewer replicas in sync than there are.
 	Leaderless, UnderReplicated []int32
@@ -80,7 +81,10 @@ func (a *Admin) Describe(ctx context.Context, topics ...string) (Cluster, error)
 
 func describeTopic(d *kadm.TopicDetail) Topic {
 	t := Topic{Name: d.Topic, Partitions: len(d.Partitions)}
-	for _, p := range d.Partitions.Sorted() {
+	for i, p := range d.Partitions.Sorted() {
+		if i == 0 || len(p.ISR) < t.InSync {
+			t.InSync = len(p.ISR)
+		}
 		if t.Replication == 0 || len(p.Replicas) < t.Replication {
 			t.Replication = len(p.Replicas)
 		}
@@ -149,7 +153,8 @@ func (c *Cluster) Check(cfg AdminConfig, want map[string]int) []Finding {
 		}
 	}
 	if cfg.Replication > len(c.Brokers) {
-		add("", true, "Add brokers, or ask for fewer replicas.", "%d replicas are wanted of %d brokers", cfg.Replication, len(c.Brokers))
+		add("", cfg.MinInSync > len(c.Brokers), "Start the brokers that are missing, or add some.",
+			"%d replicas are wanted, and %d brokers are there", cfg.Replication, len(c.Brokers))
 	}
 	for _, name := range slices.Sorted(maps.Keys(want)) {
 		i := slices.IndexFunc(c.Topics, func(t Topic) bool { return t.Name == name })
@@ -181,6 +186,10 @@ func (t *Topic) check(cfg AdminConfig, add func(topic string, wrong bool, repair
 	if len(t.Settings) == 0 {
 		add(t.Name, false, "Allow us to describe topics' configs.", "its settings cannot be read")
 		return
+	}
+	if least, err := strconv.Atoi(t.Settings["min.insync.replicas"]); err == nil && t.InSync < least && len(t.Leaderless) == 0 {
+		add(t.Name, true, "Start the brokers that lack; they catch up by themselves.",
+			"%d replicas in sync, min.insync.replicas is %d: appends are refused", t.InSync, least)
 	}
 	want := cfg.settings(t.Name)
 	alter := func(key string) string {

@@ -129,12 +129,18 @@ func (b *broker) committed(t testing.TB, group string) map[TopicPartition]int64 
 	return m
 }
 
-// waitCommitted waits until the group has committed that offset.
+// waitCommitted waits until the group has committed that offset. Errors are waited
+// out too: a cluster that never had a group has no coordinator at first.
 func (b *broker) waitCommitted(t testing.TB, tp TopicPartition, at int64) {
 	t.Helper()
-	for end := time.Now().Add(5 * time.Minute); b.committed(t, b.group)[tp] != at; time.Sleep(100 * time.Millisecond) {
+	adm := b.admin(t)
+	for end := time.Now().Add(5 * time.Minute); ; time.Sleep(100 * time.Millisecond) {
+		c, err := adm.Committed(t.Context(), b.group)
+		if err == nil && c[tp] == at {
+			return
+		}
 		if time.Now().After(end) {
-			t.Fatalf("committed %d, want %d", b.committed(t, b.group)[tp], at)
+			t.Fatalf("committed %d, want %d; %v", c[tp], at, err)
 		}
 	}
 }

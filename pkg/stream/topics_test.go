@@ -112,7 +112,7 @@ func TestCheck(t *testing.T) {
 	t.Parallel()
 	cfg := AdminConfig{Replication: 3, MinInSync: 2, MaxRecordBytes: 1_000_000}
 	fine := func() *Cluster {
-		t := Topic{Name: "notifications-push", Partitions: 18, Replication: 3, Settings: map[string]string{}}
+		t := Topic{Name: "notifications-push", Partitions: 18, Replication: 3, InSync: 3, Settings: map[string]string{}}
 		for k, v := range cfg.settings(t.Name) {
 			t.Settings[k] = v
 		}
@@ -138,7 +138,9 @@ func TestCheck(t *testing.T) {
 		"leader":      {true, func(c *Cluster) { c.Topics[0].Leaderless = []int32{4} }, "without a leader: [4]"},
 		"lag":         {false, func(c *Cluster) { c.Topics[0].UnderReplicated = []int32{5} }, "[5]"},
 		"replication": {true, func(c *Cluster) { c.Topics[0].Replication = 1 }, "1 replicas, 3"},
-		"brokers":     {true, func(c *Cluster) { c.Brokers = c.Brokers[:2] }, "3 replicas are wanted of 2 brokers"},
+		"brokers":     {false, func(c *Cluster) { c.Brokers = c.Brokers[:2] }, "3 replicas are wanted, and 2 brokers"},
+		"one broker":  {true, func(c *Cluster) { c.Brokers = c.Brokers[:1] }, "and 1 brokers"},
+		"refuses":     {true, func(c *Cluster) { c.Topics[0].InSync = 1 }, "appends are refused"},
 		"dead":        {false, func(c *Cluster) { c.Brokers[1].Err = errors.New("refused") }, "broker 2"},
 		"compact":     {true, func(c *Cluster) { c.Topics[0].Settings["cleanup.policy"] = "compact,delete" }, "cleanup.policy"},
 		"unclean":     {true, func(c *Cluster) { c.Topics[0].Settings["unclean.leader.election.enable"] = "true" }, "unclean"},

@@ -83,7 +83,7 @@ configure() {
 		ssl.keystore.password=$(cat "$certs/store.password")
 		ssl.truststore.type=PEM
 		ssl.truststore.location=$certs/ca.pem
-		ssl.client.auth=required
+		listener.name.sasl_ssl.ssl.client.auth=required
 		authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
 		super.users=User:admin;User:notifyd;User:ANONYMOUS
 	END
@@ -159,7 +159,7 @@ stop() {
 	# Both kinds: whoever stops need not know how it was started. All at once, for a
 	# controller quorum does not end in peace one by one.
 	for dir in "$ENGINES_DIR/kafka" "$ENGINES_DIR"/kafka3/[123]; do
-		[ ! -e "$dir/pid" ] || engine_stop "kafka ($dir)" "$dir" 20 &
+		[ ! -e "$dir/pid" ] || engine_stop "kafka ($dir)" "$dir" 60 &
 	done
 	wait
 }
