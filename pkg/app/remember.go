@@ -210,7 +210,7 @@ func (h *remembered) copyOf(ctx context.Context, c notify.Chunk, digest uint64) 
 	case errors.Is(err, errOne):
 		return found, nil
 	case err == nil:
-		err = notify.NotFound("chunk")
+		err = notify.NotFound("notification")
 	}
 	return found, err
 }
