@@ -38,9 +38,10 @@ type Kafka struct {
 		PasswordFile string `koanf:"password_file" doc:"file with its password"`
 		Password     string `koanf:"password" secret:"yes" doc:"the password itself, from the environment only: NOTIFYD__KAFKA__SASL__PASSWORD"`
 	} `koanf:"sasl"`
-	Rack        string `koanf:"rack" doc:"rack of this process: what can be read from a broker of it is"`
-	Replication int    `koanf:"replication" doc:"copies of the topics that migrate creates; 0: the brokers' default"`
-	MinInSync   int    `koanf:"min_insync" doc:"min.insync.replicas of those topics; 0: the brokers' default"`
+	AppendTimeout time.Duration `koanf:"append_timeout" doc:"how long an append may take before the log counts as away: then otp and alert are spilled, the rest answers 503; at least 1s"`
+	Rack          string        `koanf:"rack" doc:"rack of this process: what can be read from a broker of it is"`
+	Replication   int           `koanf:"replication" doc:"copies of the topics that migrate creates; 0: the brokers' default"`
+	MinInSync     int           `koanf:"min_insync" doc:"min.insync.replicas of those topics; 0: the brokers' default"`
 }
 
 // Cassandra keeps status, history, timers, triggers and jobs.
@@ -108,7 +109,7 @@ func (c *Config) defaultServers() {
 		part.Hosts = []string{}
 	}
 	c.Cassandra.Keyspace, c.Cassandra.Replication, c.Cassandra.Consistency = "notifyd", 3, "LOCAL_QUORUM"
-	c.Cassandra.Timeout = 2 * time.Second
+	c.Cassandra.Timeout, c.Kafka.AppendTimeout = 2*time.Second, time.Second
 	c.Redis.Mode, c.Redis.Prefix = "single", "notifyd:"
 	c.SQS.Prefix = "notifyd-"
 }
@@ -146,6 +147,9 @@ func (c *Config) validateServers(bad func(key, format string, args ...any)) {
 	}
 	if t := c.Cassandra.Timeout; t < 10*time.Millisecond || t > time.Minute {
 		bad("cassandra.timeout", "%s is not from 10ms to 1m", t)
+	}
+	if t := c.Kafka.AppendTimeout; t < time.Second || t > time.Minute {
+		bad("kafka.append_timeout", "%s is not from 1s to 1m", t)
 	}
 	hosts("kafka.brokers", c.Kafka.Brokers, "a broker")
 	hosts("cassandra.hosts", c.Cassandra.Hosts, "a node")
