@@ -15,6 +15,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/intake"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/ops"
+	"github.com/notifyd/notifyd/pkg/outcome"
 	"github.com/notifyd/notifyd/pkg/stream"
 	"github.com/notifyd/notifyd/pkg/trigger"
 )
@@ -53,9 +54,9 @@ func (n *Node) RunAs(ctx context.Context, roles ...string) error {
 	// Before anything is called, for what was muted or cancelled in an earlier life
 	// binds this one; and before anything follows changes: two loads of millions of
 	// profiles would leave the snapshot too old for bulk while the second one runs.
-	loads := map[string]func(context.Context) error{"preferences": n.prefs.Load, "cancels": n.cancels.Follow}
+	loads := map[string]func(context.Context) error{"preferences": n.prefs.Load, "cancels": n.cancels.Follow, "callers": n.asked.Load}
 	if n.own == nil && len(tasks.Lanes) == 0 {
-		loads = nil // nobody here calls anyone
+		loads = map[string]func(context.Context) error{"callers": n.asked.Load} // nobody here calls anyone
 	}
 	for what, load := range loads {
 		if err := load(ctx); err != nil {
@@ -116,7 +117,7 @@ type parts map[string]func(context.Context) error
 
 // innerParts are what the others need to their end.
 func (n *Node) innerParts(do Tasks) parts {
-	ps := parts{"preferences": n.prefs.Run, "cancels": n.cancels.Run, "committer": n.commit.Run, "rates": n.rates.run}
+	ps := parts{"callers": n.asked.Run, "preferences": n.prefs.Run, "cancels": n.cancels.Run, "committer": n.commit.Run, "rates": n.rates.run}
 	for name, run := range n.provs.runs() {
 		ps[name] = run
 	}
@@ -160,7 +161,9 @@ func (n *Node) middleParts(do Tasks) parts {
 		ps["group "+l.Group()], ps["group "+l.RetryGroup()] = n.group(l.Group()).Run, n.group(l.RetryGroup()).Run
 	}
 	if do.Operator {
-		ps["group "+ops.DeadLetterGroup] = n.group(ops.DeadLetterGroup).Run
+		for _, g := range []string{ops.DeadLetterGroup, outcome.FollowGroup} {
+			ps["group "+g] = n.group(g).Run
+		}
 		ps["jobs"] = n.jobs.Run
 		for name, run := range (parts{"reconciler": n.reconcile, "outcome teller": n.later.teller.Run, "audit": n.auditEvery}) {
 			ps[name] = n.alone(name, run)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/ops"
+	"github.com/notifyd/notifyd/pkg/outcome"
 	"github.com/notifyd/notifyd/pkg/stream"
 	"github.com/notifyd/notifyd/pkg/trigger"
 )
@@ -90,6 +91,8 @@ func topicsOf(group string) []string {
 	switch group {
 	case historyGroup:
 		return firstTopics()
+	case outcome.FollowGroup:
+		return []string{notify.TopicOutcomes}
 	case ops.DeadLetterGroup:
 		return []string{notify.TopicFailed, trigger.TopicDLQ}
 	}
