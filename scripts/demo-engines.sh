@@ -73,6 +73,10 @@ done
 until_true grep -q '^Try:' "$work/dev.out"
 for i in $(seq 1 $n); do until_true grep -q '"msg":"ready"' "$work/role-$i.err"; done
 sed '/^Try:/,$d' "$work/dev.out"
+# What an earlier run left is delivered first, and not counted.
+no_lag() { [ "$(notifyctl lag -o json --jq '[.[].lag] | add')" = 0 ]; }
+until_true no_lag
+notifyctl sim reset >/dev/null
 
 say "2. One of each channel"
 run notifyctl send --channel push --user ann --title 'Your order' --body 'It is on its way.' --wait
@@ -126,15 +130,15 @@ early=$(notifyctl sim callbacks -o json --jq .early)
 twice=$(notifyctl sim callbacks -o json --jq .duplicates)
 
 say "7. What failed for good: a template is refused, repaired, and 1,000 mails are replayed"
-run notifyctl sim rule add error --provider sendgrid --template spring --status 400
-awk 'BEGIN { for (i = 0; i < 1000; i++) printf "{\"channel\":\"email\",\"category\":\"transactional\",\"to\":{\"user_id\":\"user-%03d\"},\"content\":{\"template\":\"spring\",\"variables\":{\"n\":%d}}}\n", i % 100, i }' >"$work/spring.ndjson"
+run notifyctl sim rule add error --provider sendgrid --template "spring-$once" --status 400
+awk -v template="spring-$once" 'BEGIN { for (i = 0; i < 1000; i++) printf "{\"channel\":\"email\",\"category\":\"transactional\",\"to\":{\"user_id\":\"user-%03d\"},\"content\":{\"template\":\"%s\",\"variables\":{\"n\":%d}}}\n", i % 100, template, i }' >"$work/spring.ndjson"
 run notifyctl send -f "$work/spring.ndjson" --idempotency-key "spring-$once"
 dead=0
-all_dead() { dead=$(notifyctl dlq stats --template spring -o json --jq .total) && [ "$dead" -ge 1000 ]; }
+all_dead() { dead=$(notifyctl dlq stats --template "spring-$once" -o json --jq .total) && [ "$dead" -ge 1000 ]; }
 until_true all_dead
 run notifyctl dlq top
 run notifyctl sim rule rm "$(notifyctl sim rule ls -o json --jq '.[0].number')"
-run notifyctl dlq replay --template spring --rate 500/s --canary 20 --plan-out "$work/plan.json"
+run notifyctl dlq replay --template "spring-$once" --rate 500/s --canary 20 --plan-out "$work/plan.json"
 run notifyctl dlq replay --plan "$work/plan.json" --yes --reason 'template repaired'
 replayed=$(notifyctl job ls -o json --jq '.[0].done')
 refailed=$(notifyctl job ls -o json --jq '.[0].outcomes.refailed')
