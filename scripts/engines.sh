@@ -40,7 +40,13 @@ install() {
 		(engine_maven "$name") &
 		pids+=($!)
 	done
-	for name in "${pids[@]}"; do wait "$name" || status=$?; done
+	# A failure of ours must not pass for a registry that is not reached.
+	local ended
+	for name in "${pids[@]}"; do
+		ended=0
+		wait "$name" || ended=$?
+		case $status in 0 | 75) [ "$ended" = 0 ] || status=$ended ;; esac
+	done
 	exit "$status"
 }
 

@@ -54,8 +54,12 @@ func (c Conn) validate() error {
 	return err
 }
 
-// dialTimeout bounds a connect: a dead host must be known within a second.
-const dialTimeout = 500 * time.Millisecond
+// dialTimeout bounds a connect: a dead host must be known within a second. With
+// TLS the handshake is part of it.
+const (
+	dialTimeout    = 500 * time.Millisecond
+	tlsDialTimeout = time.Second
+)
 
 // client returns a client with what every one here has in common. It does not
 // connect.
@@ -92,7 +96,7 @@ func (c Conn) options() ([]kgo.Opt, error) {
 		if err != nil {
 			return nil, err
 		}
-		opts = append(opts, kgo.DialTimeout(dialTimeout), kgo.DialTLSConfig(cfg))
+		opts = append(opts, kgo.DialTimeout(tlsDialTimeout), kgo.DialTLSConfig(cfg))
 	default:
 		opts = append(opts, kgo.DialTimeout(dialTimeout))
 	}

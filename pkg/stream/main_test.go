@@ -64,11 +64,17 @@ func newKafka(t testing.TB, conn Conn, partitions int32) *broker {
 func (b *broker) another(t testing.TB, partitions int32) string {
 	t.Helper()
 	name := "test-" + rand.Text()
-	if _, err := b.admin(t).EnsureTopics(t.Context(), map[string]int{name: int(partitions)}); err != nil {
-		t.Fatal(err)
-	}
+	adm := b.admin(t)
 	b.deleteLater(t, name)
-	return name
+	for end := time.Now().Add(5 * time.Minute); ; time.Sleep(100 * time.Millisecond) {
+		_, err := adm.EnsureTopics(t.Context(), map[string]int{name: int(partitions)})
+		if err == nil {
+			return name
+		}
+		if time.Now().After(end) { // a busy machine takes long over a first handshake
+			t.Fatal(err)
+		}
+	}
 }
 
 // deleteLater removes topics of a real cluster at the end of the test.

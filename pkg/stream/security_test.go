@@ -198,11 +198,17 @@ func secured(t *testing.T, p papers, addr string) {
 		if err2 != nil {
 			t.Fatal(err2)
 		}
-		_, err2 = adm.Describe(t.Context(), topic) // what doctor shows
-		adm.Close()
-		if err2 == nil || !regexp.MustCompile(x.says).MatchString(err2.Error()) {
-			t.Errorf("%s: %v, want one that says %s", name, err2, x.says)
+		for end := time.Now().Add(5 * time.Minute); ; {
+			_, err2 = adm.Describe(t.Context(), topic) // what doctor shows
+			if err2 != nil && regexp.MustCompile(x.says).MatchString(err2.Error()) {
+				break
+			}
+			if err2 == nil || time.Now().After(end) { // else a busy machine was too slow to say it
+				t.Errorf("%s: %v, want one that says %s", name, err2, x.says)
+				break
+			}
 		}
+		adm.Close()
 		if all := fmt.Sprint(said.String(), err, err2); strings.Contains(all, p.password) {
 			t.Errorf("%s: the password is in %s", name, all)
 		}

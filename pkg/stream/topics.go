@@ -21,9 +21,9 @@ const topicTriggersDLQ = "triggers-dlq"
 // Topics returns every topic of the product with its number of partitions on a
 // cluster: perChannel for the lanes of a channel and their -dlq, where it has the
 // channel, else 18 for push, 12 for sms and 84 for email. What failed for good
-// has 6, poison and triggers-dlq, which are rare, one.
+// has 6; outcomes, poison and triggers-dlq have one.
 func Topics(perChannel map[notify.Channel]int) map[string]int {
-	ts := map[string]int{notify.TopicFailed: 6, notify.TopicPoison: 1, topicTriggersDLQ: 1}
+	ts := map[string]int{notify.TopicFailed: 6, notify.TopicOutcomes: 1, notify.TopicPoison: 1, topicTriggersDLQ: 1}
 	for _, l := range notify.Lanes() {
 		n := perChannel[l.Channel]
 		if n == 0 {
@@ -40,15 +40,15 @@ const (
 	// keepLanes is how long the lanes keep records: a backlog of that age is still
 	// delivered.
 	keepLanes = 7 * 24 * time.Hour
-	// keepRest is for what people and other services read: failures, poison,
-	// triggers-dlq. It is as long as rows of triggers are kept.
+	// keepRest is for what people and other services read: failures,
+	// outcomes, poison, triggers-dlq. It is as long as rows of triggers are kept.
 	keepRest = 30 * 24 * time.Hour
 )
 
 // settings are what a topic is created with, besides partitions and replicas.
 func (c *AdminConfig) settings(topic string) map[string]string {
 	keep := keepRest
-	if strings.HasPrefix(topic, "notifications-") && topic != notify.TopicFailed && topic != notify.TopicPoison {
+	if slices.ContainsFunc(notify.Lanes(), func(l notify.Lane) bool { return topic == l.Topic() || topic == l.DLQTopic() }) {
 		keep = keepLanes
 	}
 	s := map[string]string{

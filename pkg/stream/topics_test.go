@@ -166,12 +166,18 @@ func TestTopics(t *testing.T) {
 		"notifications-push": 18, "notifications-push-bulk": 18, "notifications-push-dlq": 18, "notifications-push-bulk-dlq": 18,
 		"notifications-sms": 3, "notifications-sms-bulk": 3, "notifications-sms-dlq": 3, "notifications-sms-bulk-dlq": 3,
 		"notifications-email": 84, "notifications-email-bulk": 84, "notifications-email-dlq": 84, "notifications-email-bulk-dlq": 84,
-		"notifications-failed": 6, "notifications-poison": 1, "triggers-dlq": 1,
+		"notifications-failed": 6, "notifications-outcomes": 1, "notifications-poison": 1, "triggers-dlq": 1,
 	} {
 		if ts[name] != n {
 			t.Errorf("%s: %d, want %d", name, ts[name], n)
 		}
 		delete(ts, name)
+	}
+	cfg := AdminConfig{}
+	for name, ms := range map[string]string{"notifications-push-bulk-dlq": "604800000", "notifications-sms": "604800000", "notifications-failed": "2592000000", "notifications-outcomes": "2592000000"} {
+		if got := cfg.settings(name)["retention.ms"]; got != ms {
+			t.Errorf("%s is kept for %s ms, want %s", name, got, ms)
+		}
 	}
 	if len(ts) > 0 {
 		t.Errorf("and %v", ts)

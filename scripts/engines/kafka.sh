@@ -129,7 +129,7 @@ start_node() {
 			"-Dlog4j2.configurationFile=file://$dir/log4j2.properties" -cp "$ENGINES_LIB/kafka/*" \
 			kafka.Kafka "$dir/server.properties" || return
 	fi
-	engine_wait "$name" "$dir" 180 grep -q 'Kafka Server started' "$dir/server.log" || return
+	engine_wait "$name" "$dir" 300 grep -q 'Kafka Server started' "$dir/server.log" || return
 	engine_ready "$name" "127.0.0.1:$(node_port "$n")" "$dir/server.log" "$(engine_since "$began")"
 }
 
