@@ -17,11 +17,15 @@ const (
 	clockSlow  = 200 * time.Millisecond
 )
 
+// askClock says how far a server's clock is ahead of ours, and how long it took
+// to ask.
+type askClock func(ctx context.Context) (ahead, took time.Duration, err error)
+
 // offset is how far off the clock was when it was asked last; 0: nobody knows.
 func (c *clock) offset() time.Duration { return time.Duration(c.off.Load()) }
 
 // run asks until ctx ends.
-func (c *clock) run(of func(context.Context) (time.Time, error)) func(context.Context) error {
+func (c *clock) run(of askClock) func(context.Context) error {
 	return func(ctx context.Context) error {
 		for ctx.Err() == nil {
 			c.ask(ctx, of)
@@ -33,16 +37,14 @@ func (c *clock) run(of func(context.Context) (time.Time, error)) func(context.Co
 
 // ask compares once. Half of the way there and back is the error it can have:
 // what an answer does not prove to be off counts as right.
-func (c *clock) ask(ctx context.Context, of func(context.Context) (time.Time, error)) {
+func (c *clock) ask(ctx context.Context, of askClock) {
 	call, stop := context.WithTimeout(ctx, time.Second)
 	defer stop()
-	before := time.Now()
-	theirs, err := of(call)
-	took := time.Since(before)
+	ahead, took, err := of(call)
 	if err != nil || took > clockSlow {
 		return // what was known last still counts
 	}
-	c.off.Store(int64(certain(before.Round(0).Add(took/2).Sub(theirs), took/2)))
+	c.off.Store(int64(certain(-ahead, took/2)))
 }
 
 // certain is the part of a difference that is more than its error.

@@ -56,7 +56,7 @@ func openServers(ctx context.Context, n *Node) (err error) {
 	n.servers.historian = cassandraHistory{c.status.History(cassandra.HistoryConfig{}), c.status}
 	st.prefs, st.callers = pg.Prefs(), pg.Callers()
 	st.idem, st.spill, st.limits, st.lease, st.beats = rd.Idem(), rd.Spill(), rd.Limits(), rd.Lease(), rd.Heartbeats()
-	n.servers.clockOf = rd.Now
+	n.servers.clockOf = rd.ClockOffset
 	st.queue = func(name string, maxReceives int) (engine.Queue, error) { return rd.Queue(name, maxReceives), nil }
 	if cfg.SQS.Region != "" {
 		q, err := sqs.Open(ctx, cfg.sqs())
@@ -66,7 +66,7 @@ func openServers(ctx context.Context, n *Node) (err error) {
 		n.closers = append(n.closers, q.Close)
 		st.queue = q.Queue
 	}
-	n.servers.checks = []serverCheck{n.checkKafka, checkCassandra(c), checkRedis(rd), checkPostgres(pg)}
+	n.servers.checks = []serverCheck{n.checkKafka, n.checkCassandra, checkRedis(rd), checkPostgres(pg)}
 	return nil
 }
 
@@ -160,17 +160,25 @@ func (n *Node) checkKafka(ctx context.Context, fs *findings) {
 	}
 }
 
-func checkCassandra(c clusters) func(context.Context, *findings) {
-	return func(ctx context.Context, fs *findings) {
-		seen := map[*cassandra.Store]bool{}
-		for _, s := range []*cassandra.Store{c.main, c.status, c.timers, c.triggers} {
-			if seen[s] {
-				continue
-			}
-			seen[s] = true
-			for _, f := range s.Doctor(ctx) {
-				fs.told(f.Check, f.Level, f.Detail, f.Repair)
-			}
+// checkCassandra looks at every cluster that is named, once.
+func (n *Node) checkCassandra(ctx context.Context, fs *findings) {
+	seen := map[string]bool{}
+	for _, part := range []Cluster{{}, n.cfg.Cassandra.Status, n.cfg.Cassandra.Timers, n.cfg.Cassandra.Triggers} {
+		cc, err := n.cfg.cassandra(part, n.log)
+		where := fmt.Sprint(cc.Hosts, cc.Keyspace)
+		if seen[where] {
+			continue
+		}
+		seen[where] = true
+		var found []cassandra.Finding
+		if err == nil {
+			found, err = cassandra.Doctor(ctx, cc)
+		}
+		if err != nil {
+			fs.told("cassandra", "fail", err.Error(), "correct the section cassandra of the configuration")
+		}
+		for _, f := range found {
+			fs.told("cassandra "+f.Check, f.Level, cc.Keyspace+": "+f.Detail, f.Repair)
 		}
 	}
 }

@@ -22,7 +22,7 @@ type servers struct {
 	lag         atomic.Pointer[[]Lag]
 	pins        pins
 	clock       clock
-	clockOf     func(ctx context.Context) (time.Time, error) // of a server; nil: nobody is asked
+	clockOf     askClock // nil: nobody is asked
 	checks      []serverCheck
 }
 
