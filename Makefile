@@ -60,6 +60,10 @@ bench: go ## Measure against the references in DESIGN.md; ONLY=P2 runs one
 demo: go ## Start everything, send a little of each kind, show what became of it
 	scripts/demo.sh
 
+.PHONY: demo-engines
+demo-engines: go ## The same on Kafka, Cassandra, Redis and PostgreSQL, roles in processes of their own
+	scripts/demo-engines.sh
+
 .PHONY: replay
 replay: go ## Replay 100,000 dead letters while the process is killed; SHORT=1: 10,000
 	SHORT='$(SHORT)' scripts/replay.sh

@@ -32,7 +32,7 @@ func (c *Config) cassandra(part Cluster, log *slog.Logger) (cassandra.Config, er
 	k := &c.Cassandra
 	out := cassandra.Config{
 		Hosts: k.Hosts, Keyspace: k.Keyspace, LocalDC: k.Datacenter, Replication: k.Replication, Username: k.Username,
-		Consistency: k.Consistency, EveryReceiver: k.Every, StatusTTL: c.History.Retention, Logger: log,
+		Consistency: k.Consistency, EveryReceiver: k.Every, StatusTTL: c.History.Retention, Timeout: k.Timeout, Logger: log,
 	}
 	if len(part.Hosts) > 0 {
 		out.Hosts = part.Hosts

@@ -21,19 +21,24 @@ type conservation struct {
 
 func (n *Node) buildConservation() {
 	settle := n.seams.settle
+	var bodies func(context.Context, func([]byte) error) error
+	if n.st.bodies != nil {
+		bodies = func(ctx context.Context, fn func([]byte) error) error { return n.st.bodies(ctx, triggerQueue, fn) }
+	}
 	n.conserve.auditor = audit.New(audit.Config{
 		Log: logToAudit{n}, History: n.st.audited, Status: n.st.status, Timers: n.st.timers, Cold: n.st.cold,
-		Spill: n.st.spill, Schedules: n.later.schedules, Shards: n.cfg.Timers.Shards, First: firstTopics(), Settle: settle,
+		Spill: n.st.spill, Schedules: n.later.schedules, Shards: n.cfg.Timers.Shards, First: firstTopics(), Settle: settle, Apart: n.own == nil, Born: time.Now(),
 		Triggers: &trigger.Auditor{
 			Triggers: n.st.triggers, Timers: n.st.timers, Cold: n.st.cold, Shards: n.cfg.Timers.Shards, Settle: settle,
-			Queue: func(ctx context.Context, fn func([]byte) error) error {
-				if n.st.bodies == nil {
-					return nil
-				}
-				return n.st.bodies(ctx, triggerQueue, fn)
-			},
+			Queue: bodies, Held: n.heldTriggers,
 		},
 	})
+}
+
+// heldTriggers is how many messages of triggers the delay queue holds.
+func (n *Node) heldTriggers(ctx context.Context) (int, error) {
+	d, err := n.later.queue.Depth(ctx)
+	return d.Ready + d.Delayed + d.InFlight, err
 }
 
 // Audit adds up what was accepted since then (zero: all that is kept). In a

@@ -366,30 +366,10 @@ func (c *nodeCollector) Collect(ch chan<- prometheus.Metric) {
 	for _, r := range n.health.Circuits(now) {
 		gauge(descCircuit, truth(r.State == limit.Closed.String() && r.Blocked.IsZero()), r.Route)
 	}
-	st := n.later.timers.Stats()
-	gauge(descTimers, float64(st.Pending))
-	gauge(descShards, float64(len(st.Shards)))
-	water := time.Duration(0)
-	for _, s := range st.Shards {
-		water = max(water, s.WatermarkAge)
+	// A process tells of what it does: of the rest it knows nothing that is new.
+	if n.does(func(t Tasks) bool { return t.Scheduler }) {
+		n.collectTimers(ch, gauge)
 	}
-	for _, s := range st.Others {
-		water = max(water, s.WatermarkAge)
-	}
-	gauge(descWater, water.Seconds())
-	gauge(descCatchUp, float64(st.Backlog.Left))
-	gauge(descBeat, st.HeartbeatAge.Seconds())
-	count := func(d *prometheus.Desc, v uint64) {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v))
-	}
-	count(descLateRows, st.LateRows)
-	count(descRehomed, st.Rehomed)
-	count(descDropped, st.Dropped)
-	count(descHeads, st.HeadSwaps)
-	gauge(descAllShard, float64(n.cfg.Timers.Shards))
-	count(descTookOver, st.TookOver)
-	count(descShardsGo, st.Lost)
-	count(descTimerErr, st.PublishFailures)
 	if q, err := n.later.queue.Depth(context.Background()); err == nil {
 		gauge(descQueue, float64(q.Ready), "ready")
 		gauge(descQueue, float64(q.Delayed), "delayed")
@@ -397,10 +377,14 @@ func (c *nodeCollector) Collect(ch chan<- prometheus.Metric) {
 		gauge(descQueue, float64(q.Dead), "dead")
 		gauge(descBacklog, float64(q.Backlog))
 	}
-	gauge(descPrefs, n.prefs.Age(now).Seconds())
-	gauge(descCancels, n.cancels.Age(now).Seconds())
-	if failed, err := n.feeds.OldestUnseen(context.Background()); err == nil {
-		gauge(descUnseen, ageOf(failed, now))
+	if n.does(func(t Tasks) bool { return len(t.Lanes) > 0 }) {
+		gauge(descPrefs, n.prefs.Age(now).Seconds())
+		gauge(descCancels, n.cancels.Age(now).Seconds())
+	}
+	if n.does(func(t Tasks) bool { return t.Operator }) {
+		if failed, err := n.feeds.OldestUnseen(context.Background()); err == nil {
+			gauge(descUnseen, ageOf(failed, now))
+		}
 	}
 	age, wait := 0.0, 0.0
 	if n.archive != nil {
@@ -425,6 +409,37 @@ func (c *nodeCollector) Collect(ch chan<- prometheus.Metric) {
 		gauge(descSpill, float64(recs))
 		gauge(descSpillAge, ageOf(oldest, now))
 	}
+}
+
+// does reports whether the process has a task; one with engines of its own has all.
+func (n *Node) does(task func(Tasks) bool) bool { return n.own != nil || task(n.tasks) }
+
+// collectTimers are the metrics of the timer engine.
+func (n *Node) collectTimers(ch chan<- prometheus.Metric, gauge func(d *prometheus.Desc, v float64, labels ...string)) {
+	st := n.later.timers.Stats()
+	gauge(descTimers, float64(st.Pending))
+	gauge(descShards, float64(len(st.Shards)))
+	water := time.Duration(0)
+	for _, s := range st.Shards {
+		water = max(water, s.WatermarkAge)
+	}
+	for _, s := range st.Others {
+		water = max(water, s.WatermarkAge)
+	}
+	gauge(descWater, water.Seconds())
+	gauge(descCatchUp, float64(st.Backlog.Left))
+	gauge(descBeat, st.HeartbeatAge.Seconds())
+	count := func(d *prometheus.Desc, v uint64) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v))
+	}
+	count(descLateRows, st.LateRows)
+	count(descRehomed, st.Rehomed)
+	count(descDropped, st.Dropped)
+	count(descHeads, st.HeadSwaps)
+	gauge(descAllShard, float64(n.cfg.Timers.Shards))
+	count(descTookOver, st.TookOver)
+	count(descShardsGo, st.Lost)
+	count(descTimerErr, st.PublishFailures)
 }
 
 // collect are the gauges of engines that belong to this process.

@@ -24,6 +24,9 @@ func (n *Node) open() error {
 		// It cannot be away, and its disk can be slow.
 		pc.Brokers, pc.AppendTimeout, pc.Appended = stream.OneBroker, 20*time.Second, n.own.broker.Appended
 	}
+	if n.own == nil {
+		pc.AppendTimeout = n.cfg.Kafka.AppendTimeout
+	}
 	var err error
 	if n.producer, err = stream.NewProducer(pc); err != nil {
 		return err

@@ -21,8 +21,8 @@ const historyGroup = "history-writers"
 type historian interface {
 	engine.History
 	// Append stores the original chunks among records of the log, in the order of
-	// their offsets. The same again changes nothing; of copies of a chunk the first
-	// in its partition counts. Values may be reused after the return.
+	// their offsets. The same again changes nothing; of copies of a chunk one is
+	// kept. Values may be reused after the return.
 	Append(ctx context.Context, recs ...history.Record) error
 }
 
@@ -144,13 +144,14 @@ func (h *remembered) Unsealed(history.Part, int64, int64, func(*engine.Found) er
 	return nil
 }
 
-// Earlier implements audit.History.
+// Earlier implements audit.History: of the copies of a chunk in the log the
+// history holds one, and the others are repeats of it.
 func (h *remembered) Earlier(f *engine.Found) (bool, error) {
 	rd, r := notify.ReadReceivers(f.Envelope.Receivers), notify.Receiver{}
 	if !rd.Next(&r) {
 		return false, nil
 	}
-	first, err := h.historian.Find(context.Background(), f.Envelope.ID(r.Index))
+	kept, err := h.historian.Find(context.Background(), f.Envelope.ID(r.Index))
 	switch notify.KindOf(err) {
 	case notify.KindNotFound, notify.KindGone:
 		return false, nil
@@ -158,7 +159,7 @@ func (h *remembered) Earlier(f *engine.Found) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	return first.Envelope.Chunk == f.Envelope.Chunk && first.Topic == f.Topic && first.LogPart == f.LogPart && first.Offset < f.Offset, nil
+	return kept.Envelope.Chunk == f.Envelope.Chunk && kept.Topic == f.Topic && kept.LogPart == f.LogPart && kept.Offset != f.Offset, nil
 }
 
 // Of implements audit.History.
@@ -209,7 +210,7 @@ func (h *remembered) copyOf(ctx context.Context, c notify.Chunk, digest uint64) 
 	case errors.Is(err, errOne):
 		return found, nil
 	case err == nil:
-		err = notify.NotFound("chunk")
+		err = notify.NotFound("notification")
 	}
 	return found, err
 }

@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 )
 
 // Where log and stores are.
@@ -37,26 +38,28 @@ type Kafka struct {
 		PasswordFile string `koanf:"password_file" doc:"file with its password"`
 		Password     string `koanf:"password" secret:"yes" doc:"the password itself, from the environment only: NOTIFYD__KAFKA__SASL__PASSWORD"`
 	} `koanf:"sasl"`
-	Rack        string `koanf:"rack" doc:"rack of this process: what can be read from a broker of it is"`
-	Replication int    `koanf:"replication" doc:"copies of the topics that migrate creates; 0: the brokers' default"`
-	MinInSync   int    `koanf:"min_insync" doc:"min.insync.replicas of those topics; 0: the brokers' default"`
+	AppendTimeout time.Duration `koanf:"append_timeout" doc:"how long an append may take before the log counts as away: then otp and alert are spilled, the rest answers 503; at least 1s"`
+	Rack          string        `koanf:"rack" doc:"rack of this process: what can be read from a broker of it is"`
+	Replication   int           `koanf:"replication" doc:"copies of the topics that migrate creates; 0: the brokers' default"`
+	MinInSync     int           `koanf:"min_insync" doc:"min.insync.replicas of those topics; 0: the brokers' default"`
 }
 
 // Cassandra keeps status, history, timers, triggers and jobs.
 type Cassandra struct {
-	Hosts        []string `koanf:"hosts" doc:"host:port of some nodes"`
-	Keyspace     string   `koanf:"keyspace" doc:"keyspace that migrate creates"`
-	Datacenter   string   `koanf:"datacenter" doc:"local data center; empty: that of the node that answers first"`
-	Replication  int      `koanf:"replication" doc:"copies of each row in the keyspace that migrate creates"`
-	Consistency  string   `koanf:"consistency" doc:"LOCAL_QUORUM or QUORUM; every process over a keyspace has the same"`
-	Every        bool     `koanf:"every_receiver" doc:"keep a row by user for each receiver of a fan-out too; without it a user's history leaves fan-outs out, and says so"`
-	Username     string   `koanf:"username" doc:"name to authenticate with; empty: none"`
-	PasswordFile string   `koanf:"password_file" doc:"file with its password"`
-	Password     string   `koanf:"password" secret:"yes" doc:"the password itself, from the environment only: NOTIFYD__CASSANDRA__PASSWORD"`
-	TLS          TLS      `koanf:"tls"`
-	Status       Cluster  `koanf:"status"`
-	Timers       Cluster  `koanf:"timers"`
-	Triggers     Cluster  `koanf:"triggers"`
+	Hosts        []string      `koanf:"hosts" doc:"host:port of some nodes"`
+	Keyspace     string        `koanf:"keyspace" doc:"keyspace that migrate creates"`
+	Datacenter   string        `koanf:"datacenter" doc:"local data center; empty: that of the node that answers first"`
+	Replication  int           `koanf:"replication" doc:"copies of each row in the keyspace that migrate creates"`
+	Timeout      time.Duration `koanf:"timeout" doc:"longest one request to a node may take"`
+	Consistency  string        `koanf:"consistency" doc:"LOCAL_QUORUM or QUORUM; every process over a keyspace has the same"`
+	Every        bool          `koanf:"every_receiver" doc:"keep a row by user for each receiver of a fan-out too; without it a user's history leaves fan-outs out, and says so"`
+	Username     string        `koanf:"username" doc:"name to authenticate with; empty: none"`
+	PasswordFile string        `koanf:"password_file" doc:"file with its password"`
+	Password     string        `koanf:"password" secret:"yes" doc:"the password itself, from the environment only: NOTIFYD__CASSANDRA__PASSWORD"`
+	TLS          TLS           `koanf:"tls"`
+	Status       Cluster       `koanf:"status"`
+	Timers       Cluster       `koanf:"timers"`
+	Triggers     Cluster       `koanf:"triggers"`
 }
 
 // Cluster keeps a part of the tables apart from the others.
@@ -106,6 +109,7 @@ func (c *Config) defaultServers() {
 		part.Hosts = []string{}
 	}
 	c.Cassandra.Keyspace, c.Cassandra.Replication, c.Cassandra.Consistency = "notifyd", 3, "LOCAL_QUORUM"
+	c.Cassandra.Timeout, c.Kafka.AppendTimeout = 2*time.Second, time.Second
 	c.Redis.Mode, c.Redis.Prefix = "single", "notifyd:"
 	c.SQS.Prefix = "notifyd-"
 }
@@ -140,6 +144,12 @@ func (c *Config) validateServers(bad func(key, format string, args ...any)) {
 	}
 	if con := c.Cassandra.Consistency; con != "LOCAL_QUORUM" && con != "QUORUM" {
 		bad("cassandra.consistency", "%q is not LOCAL_QUORUM or QUORUM", con)
+	}
+	if t := c.Cassandra.Timeout; t < 10*time.Millisecond || t > time.Minute {
+		bad("cassandra.timeout", "%s is not from 10ms to 1m", t)
+	}
+	if t := c.Kafka.AppendTimeout; t < time.Second || t > time.Minute {
+		bad("kafka.append_timeout", "%s is not from 1s to 1m", t)
 	}
 	hosts("kafka.brokers", c.Kafka.Brokers, "a broker")
 	hosts("cassandra.hosts", c.Cassandra.Hosts, "a node")

@@ -262,6 +262,26 @@ func schedulesProgram(t *rapid.T, n int) []step {
 			}}
 		},
 		func(t *rapid.T) step {
+			most := draw(t, "max", 2) + 1
+			return step{fmt.Sprint("list all callers, ", most, " a page"), func(ctx context.Context, e *engines, _ *known) (string, error) {
+				var ours []string
+				for after := (notify.Base{}); ; {
+					ss, err := e.schedules.List(ctx, "", after, most+50)
+					if err != nil {
+						return "", err
+					}
+					for _, s := range ss {
+						if after = s.Base; s.Caller == caller {
+							ours = append(ours, show(s))
+						}
+					}
+					if len(ss) < most+50 {
+						return fmt.Sprint(ours), nil
+					}
+				}
+			}}
+		},
+		func(t *rapid.T) step {
 			h := engine.Hint{Partition: engine.TimerPartition{Minute: place(n)/60_000 + int64(draw(t, "minute", 1)), Shard: 1}, Base: one(t).Base}
 			return step{fmt.Sprint("hint ", h), func(ctx context.Context, e *engines, _ *known) (string, error) {
 				if err := e.schedules.Hint(ctx, []engine.Hint{h}); err != nil {
@@ -348,6 +368,26 @@ func triggersProgram(t *rapid.T, n int) []step {
 			return step{fmt.Sprint("list ", state, most, after), func(ctx context.Context, e *engines, _ *known) (string, error) {
 				ts, err := e.triggers.List(ctx, caller, state, after, most)
 				return names(ts, show), err
+			}}
+		},
+		func(t *rapid.T) step {
+			state, most := engine.TriggerState(draw(t, "state", 3)), draw(t, "max", 3)+30
+			return step{fmt.Sprint("list all callers ", state, most), func(ctx context.Context, e *engines, _ *known) (string, error) {
+				var ours []string
+				for after := (engine.TriggerCursor{}); ; {
+					ts, err := e.triggers.List(ctx, "", state, after, most)
+					if err != nil {
+						return "", err
+					}
+					for _, one := range ts {
+						if after.ID = one.ID; one.Caller == caller {
+							ours = append(ours, show(one))
+						}
+					}
+					if len(ts) < most {
+						return fmt.Sprint(ours), nil
+					}
+				}
 			}}
 		})
 }

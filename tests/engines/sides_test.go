@@ -177,17 +177,7 @@ func openRedis(addr string, later func(func())) (*engines, error) {
 
 func openPostgres(dsn string, later func(func())) (*engines, error) {
 	name := "engines_" + own
-	admin := func(sql string) error {
-		ctx, stop := context.WithTimeout(context.Background(), time.Minute)
-		defer stop()
-		c, err := pgx.Connect(ctx, dsn)
-		if err != nil {
-			return err
-		}
-		_, err = c.Exec(ctx, sql)
-		_ = c.Close(ctx)
-		return err
-	}
+	admin := func(sql string) error { return exec(dsn, sql) }
 	if err := admin("CREATE DATABASE " + name); err != nil {
 		return nil, err
 	}
@@ -209,6 +199,19 @@ func openPostgres(dsn string, later func(func())) (*engines, error) {
 		return nil, err
 	}
 	return &engines{prefs: s.Prefs(), callers: s.Callers(), meta: s.Meta()}, nil
+}
+
+// exec runs one statement.
+func exec(dsn, sql string) error {
+	ctx, stop := context.WithTimeout(context.Background(), time.Minute)
+	defer stop()
+	c, err := pgx.Connect(ctx, dsn)
+	if err != nil {
+		return err
+	}
+	_, err = c.Exec(ctx, sql)
+	_ = c.Close(ctx)
+	return err
 }
 
 // withDatabase is a DSN with another database in it.
