@@ -12,6 +12,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/outcome"
+	"github.com/notifyd/notifyd/pkg/prefs"
 	"github.com/notifyd/notifyd/pkg/schedule"
 	"github.com/notifyd/notifyd/pkg/stream"
 	"github.com/notifyd/notifyd/pkg/timer"
@@ -92,17 +93,21 @@ func (n *Node) buildLater() error {
 	if n.tracer != nil {
 		rows = tracedRows{rows, n.tracer}
 	}
+	callers := n.st.callers
+	if n.own == nil { // a server is asked less often, and may be away
+		callers = prefs.NewCallers(callers)
+	}
 	census := trigger.NewCensus(n.st.triggers)
 	events := n.metrics.triggers()
 	if l.triggers, err = trigger.New(trigger.Config{
-		Triggers: n.st.triggers, Callers: n.st.callers, Idem: n.st.idem, Later: rows, Egress: l.egress, Census: census,
+		Triggers: n.st.triggers, Callers: callers, Idem: n.st.idem, Later: rows, Egress: l.egress, Census: census,
 		MaxDelay: cfg.Timers.MaxDelay, Jitter: cfg.Timers.Jitter, MaxPending: cfg.Triggers.MaxPending, Keep: cfg.Intake.Idempotency,
 		Gate: n.st.laterGate, Events: events, Logger: n.log,
 	}); err != nil {
 		return err
 	}
 	if l.dispatcher, err = trigger.NewDispatcher(trigger.DispatcherConfig{
-		Triggers: n.st.triggers, Callers: n.st.callers, Queue: l.queue, Later: rows, Dead: deadTriggers{n.producer},
+		Triggers: n.st.triggers, Callers: callers, Queue: l.queue, Later: rows, Dead: deadTriggers{n.producer},
 		Egress: l.egress, Census: census, CallerInFlight: cfg.Triggers.CallerInFlight, Share: share, MaxInFlight: cfg.Triggers.InFlight,
 		Drain: cfg.Workers.Drain, Events: events, Logger: n.log, Tracer: n.tracer,
 	}); err != nil {

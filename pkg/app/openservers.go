@@ -14,6 +14,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine/redis"
 	"github.com/notifyd/notifyd/pkg/engine/sqs"
 	"github.com/notifyd/notifyd/pkg/history"
+	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/stream"
 )
 
@@ -22,9 +23,9 @@ type clusters struct {
 	main, status, timers, triggers *cassandra.Store
 }
 
-// openServers connects to the servers that the configuration names. Cassandra
-// and PostgreSQL must be there, and of this build's schema; Kafka and Redis may
-// be away for now.
+// openServers connects to the servers that the configuration names. Cassandra must
+// be there; it and PostgreSQL are of this build's schema; Kafka, Redis and
+// PostgreSQL may be away for now.
 func openServers(ctx context.Context, n *Node) (err error) {
 	cfg, st := &n.cfg, &n.st
 	if st.conn, err = cfg.kafka(n.log); err != nil {
@@ -126,9 +127,14 @@ func (n *Node) openPostgres(ctx context.Context) (*postgres.Store, error) {
 		return nil, err
 	}
 	n.closers = append(n.closers, pg.Close)
-	if err := pg.Check(ctx); err != nil {
+	switch err := pg.Check(ctx); {
+	case notify.KindOf(err) == notify.KindUnavailable:
+		// Codes and alerts go out without it.
+		n.log.Error("PostgreSQL is away: until it is back nobody's preferences are known, bulk waits, and so does who is not named with an address", "err", err)
+	case err != nil:
 		return nil, fmt.Errorf("postgres: %w", err)
 	}
+	n.servers.listen = func(ctx context.Context) error { return pg.Listen(ctx, n.prefs.Wake) }
 	return pg, nil
 }
 

@@ -63,6 +63,9 @@ func (n *Node) RunAs(ctx context.Context, roles ...string) error {
 			if ctx.Err() != nil { // told to stop meanwhile
 				return n.Close()
 			}
+			if n.own == nil && what == "preferences" && notify.KindOf(err) == notify.KindUnavailable {
+				continue // Run reads them when their server is back; openPostgres said so
+			}
 			return errors.Join(fmt.Errorf("%s: %w", what, err), n.Close())
 		}
 	}

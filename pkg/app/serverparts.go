@@ -25,6 +25,7 @@ type servers struct {
 	clock       clock
 	clockOf     askClock // nil: nobody is asked
 	checks      []serverCheck
+	listen      func(ctx context.Context) error // wakes who follows preferences; nil: polls do
 }
 
 // serverCheck looks at one engine for the doctor.
@@ -59,6 +60,8 @@ func (n *Node) addServerParts(ps parts, do Tasks) {
 		delete(ps, "preferences")
 		delete(ps, "cancels")
 		delete(ps, "committer")
+	} else if s.listen != nil {
+		ps["changes of preferences"] = s.listen
 	}
 	ps["lags"], ps["follower"] = n.watchLags, n.follow
 	if s.clockOf != nil {

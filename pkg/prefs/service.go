@@ -243,6 +243,10 @@ func (s *Service) Age(now time.Time) time.Duration { return age(s.asOf.Load(), n
 // MaxAge.
 func (s *Service) Fresh(now time.Time) bool { return s.Age(now) <= s.cfg.MaxAge }
 
+// Loaded reports whether the profiles were read: until then nobody has preferences
+// or addresses.
+func (s *Service) Loaded() bool { return s.asOf.Load() != nil }
+
 // Get returns the profile of a user from the store; notify.KindNotFound when
 // there is none.
 func (s *Service) Get(ctx context.Context, user string) (engine.Profile, error) {
