@@ -180,6 +180,7 @@ type Service struct {
 	cfg   Config
 	st    Stores
 	rules rules
+	blind atomic.Int64  // until then the spill buffer is not asked, ns since 1970
 	seq   atomic.Uint64 // of requests with a key: makes their owner unique
 	fans  sync.Pool     // *splitter
 	notes sync.Pool     // *noteWriter
