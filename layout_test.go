@@ -75,7 +75,7 @@ var mayImport = map[string]string{
 
 	// What callers and operators see.
 	"pkg/ops":     "engine notify stream history",
-	"pkg/outcome": "engine notify ops trigger fault",
+	"pkg/outcome": "engine notify ops trigger fault stream",
 	"pkg/archive": "engine notify ops history fault durable",
 	"pkg/api":     "notify",
 	"pkg/web":     "notify api",

@@ -97,7 +97,11 @@ func (p *program) printCaller(c *api.Caller) error {
 		}
 		t = append(t, []string{"callbacks at a time", orDefault(c.MaxInFlight)}, []string{"triggers waiting", orDefault(c.MaxPending)})
 		if c.OutcomesURL != "" {
-			t = append(t, []string{"failures are told to", c.OutcomesURL})
+			what := "failures are told to"
+			if c.OutcomesOf == "all" {
+				what = "outcomes are told to"
+			}
+			t = append(t, []string{what, c.OutcomesURL})
 		}
 		for _, s := range c.Secrets {
 			until := ""
@@ -115,7 +119,7 @@ type callerOptions struct {
 	rate                    float64
 	burst, flights, pending int
 	disabled                bool
-	outcomes                string
+	outcomes, outcomesOf    string
 	changed                 func(string) bool
 }
 
@@ -127,7 +131,7 @@ func newCallerSet(p *program) *cobra.Command {
 port and path; triggers may call what lies below it.`,
 		Example: `  notifyctl caller set shop --callback-url https://shop.example/hooks/
   notifyctl caller set shop --rate 500 --burst 1000 --max-in-flight 50
-  notifyctl caller set shop --outcomes https://shop.example/hooks/failed`,
+  notifyctl caller set shop --outcomes https://shop.example/hooks/ended --outcomes-of all`,
 		RunE: func(c *cobra.Command, args []string) error {
 			o.changed = c.Flags().Changed
 			return runCallerSet(c.Context(), p, args[0], &o)
@@ -141,7 +145,8 @@ port and path; triggers may call what lies below it.`,
 	f.IntVar(&o.burst, "burst", 0, "requests at once; 0: the server's default")
 	f.IntVar(&o.flights, "max-in-flight", 0, "callbacks at a time; 0: the server's default")
 	f.IntVar(&o.pending, "max-pending", 0, "triggers waiting; 0: the server's default")
-	f.StringVar(&o.outcomes, "outcomes", "", "URL its failed notifications are told to, under a callback URL; \"\": none")
+	f.StringVar(&o.outcomes, "outcomes", "", "URL its notifications that ended are told to, under a callback URL; \"\": none")
+	f.StringVar(&o.outcomesOf, "outcomes-of", "failed", "which of them: failed, or all")
 	f.BoolVar(&o.disabled, "disabled", false, "refuse every request of it; --disabled=false admits it again")
 	return c
 }
@@ -173,11 +178,18 @@ func runCallerSet(ctx context.Context, p *program, id string, o *callerOptions) 
 	for flag, set := range map[string]func(){
 		"rate": func() { c.Rate = o.rate }, "burst": func() { c.Burst = o.burst }, "max-in-flight": func() { c.MaxInFlight = o.flights },
 		"max-pending": func() { c.MaxPending = o.pending }, "disabled": func() { c.Disabled = o.disabled },
-		"outcomes": func() { c.OutcomesURL = o.outcomes },
+		"outcomes": func() {
+			if c.OutcomesURL = o.outcomes; o.outcomes == "" {
+				c.OutcomesOf = ""
+			}
+		},
 	} {
 		if o.changed(flag) {
 			set()
 		}
+	}
+	if o.changed("outcomes-of") { // after --outcomes, which may take it away
+		c.OutcomesOf = o.outcomesOf
 	}
 	if err := p.confirm(&t, changes, "change caller "+id); err != nil {
 		return err

@@ -131,7 +131,8 @@ type Caller struct {
 	CallbackURLs []string       `json:"callback_urls,omitempty"` // base URLs its triggers may call
 	MaxInFlight  int            `json:"max_in_flight,omitempty"` // callbacks at a time; 0: the server's default
 	MaxPending   int            `json:"max_pending,omitempty"`   // triggers waiting; 0: the server's default
-	OutcomesURL  string         `json:"outcomes_url,omitempty"`  // where its failed notifications are told of; empty: nowhere
+	OutcomesURL  string         `json:"outcomes_url,omitempty"`  // where its notifications that ended are told of; empty: nowhere
+	OutcomesOf   string         `json:"outcomes_of,omitempty"`   // which: "failed" (the default) or "all"
 	Secrets      []CallerSecret `json:"secrets,omitempty"`       // not taken by PUT
 	Version      uint64         `json:"version,omitempty"`       // 0: whatever is stored is replaced
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine/kfake"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/ops"
+	"github.com/notifyd/notifyd/pkg/outcome"
 	"github.com/notifyd/notifyd/pkg/trigger"
 )
 
@@ -174,8 +175,11 @@ func (n *Node) groupOf(topic string) string {
 			return l.RetryGroup()
 		}
 	}
-	if topic == notify.TopicFailed || topic == trigger.TopicDLQ {
+	switch topic {
+	case notify.TopicFailed, trigger.TopicDLQ:
 		return ops.DeadLetterGroup
+	case notify.TopicOutcomes:
+		return outcome.FollowGroup
 	}
 	return ""
 }

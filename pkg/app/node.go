@@ -25,6 +25,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/intake"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/ops"
+	"github.com/notifyd/notifyd/pkg/outcome"
 	"github.com/notifyd/notifyd/pkg/prefs"
 	"github.com/notifyd/notifyd/pkg/server"
 	"github.com/notifyd/notifyd/pkg/stream"
@@ -67,6 +68,7 @@ type Node struct {
 	health        *worker.Health
 	commit        *worker.Committer
 	provs         *providers
+	asked         *outcome.Asked // who is told of every end
 	groups        []*stream.Group
 	groupNames    []string
 	metrics       *metrics
@@ -158,6 +160,7 @@ func (n *Node) build() error {
 	if n.cancels, err = prefs.NewCancels(cancels, prefs.Config{Log: n.log}); err != nil {
 		return err
 	}
+	n.asked = outcome.NewAsked(n.store.Callers(), n.log)
 	if n.feeds, err = ops.OpenFeeds(context.Background(), n.store.DeadLetters(), n.store.Meta()); err != nil {
 		return err
 	}
@@ -190,6 +193,9 @@ func (n *Node) build() error {
 		return err
 	}
 	n.groups, n.groupNames = append(n.groups, index), append(n.groupNames, ops.DeadLetterGroup)
+	if err := n.buildOutcomes(); err != nil {
+		return err
+	}
 	n.intake, err = intake.New(intake.Stores{
 		Log: n.counted(), Partitions: n.broker.Partitions, Idem: n.store.Idem(), Campaigns: n.store.Campaigns(),
 		Cancels: n.store.Cancels(), Spill: n.store.Spill(), Gate: n.broker.Guard(), Later: n.tracedLater(), LaterGate: disk(n.broker.Guard().Disk),
@@ -220,7 +226,7 @@ func (n *Node) lane(l notify.Lane) error {
 			MaxRetries: n.cfg.Workers.MaxRetries, BatchAge: n.cfg.Workers.BatchAge, CallLimit: n.cfg.Workers.CallLimit,
 			Routes: n.provs.routes(l.Channel), Log: n.producer, Status: n.store.Status(), Committer: n.commit,
 			Prefs: preferences{n.prefs.Snapshot(), n.prefs}, Cancels: n.cancels, Parker: n.later.timers,
-			Provider: prov, Health: n.health, Gate: n.lanes.gates[l], Events: n.metrics.worker(n.tail, n.observe), Logger: n.log, Seen: n.seen, Tracer: n.tracer,
+			Provider: prov, Health: n.health, Gate: n.lanes.gates[l], Events: n.metrics.worker(n.tail, n.observe), Logger: n.log, Seen: n.seen, Tells: n.asked.Tells, Tracer: n.tracer,
 		})
 		topic, group := l.Topic(), l.Group()
 		if role == worker.Retries {

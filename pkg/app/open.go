@@ -150,7 +150,7 @@ func (n *Node) conn() stream.Conn {
 
 // topics of the embedded log with their partition counts.
 func topics(cfg *Config) map[string]int {
-	ts := map[string]int{notify.TopicFailed: 1, notify.TopicPoison: 1, trigger.TopicDLQ: 1}
+	ts := map[string]int{notify.TopicFailed: 1, notify.TopicOutcomes: 1, notify.TopicPoison: 1, trigger.TopicDLQ: 1}
 	for _, l := range notify.Lanes() {
 		ts[l.Topic()] = cfg.partitions(l.Channel)
 		ts[l.DLQTopic()] = cfg.partitions(l.Channel)

@@ -20,6 +20,13 @@ import (
 // simulated runs a node beside simulated providers that send receipts to it.
 func simulated(t *testing.T, receipts simulator.Receipts) (*life, *simulator.Simulator) {
 	t.Helper()
+	return simulatedWith(t, receipts, func(*Config) {}, func(*Node) {})
+}
+
+// simulatedWith is simulated with another configuration, and what is done before
+// the node runs.
+func simulatedWith(t *testing.T, receipts simulator.Receipts, change func(*Config), before func(*Node)) (*life, *simulator.Simulator) {
+	t.Helper()
 	dir := t.TempDir()
 	sim, err := simulator.New(simulator.Config{Dir: dir})
 	if err != nil {
@@ -55,7 +62,9 @@ func simulated(t *testing.T, receipts simulator.Receipts) (*life, *simulator.Sim
 	p.SendGrid.WebhookKey = write("webhook.key", []byte(creds.SendGrid.WebhookPublicKey))
 	p.SendGrid.From, p.SendGrid.Pools = "test <no-reply@example.com>", creds.SendGrid.Pools
 	cfg.Workers.BatchAge = 20 * time.Millisecond
+	change(&cfg)
 	l := run(t, cfg, seams{}, func(n *Node) {
+		before(n)
 		receipts.SendGridURL = "http://" + n.Addr() + "/v1/receipts/sendgrid"
 		if err := sim.SetReceipts(receipts); err != nil {
 			t.Fatal(err)
@@ -243,7 +252,7 @@ func TestDoctorAndLag(t *testing.T) {
 			t.Errorf("%+v of an idle node", g)
 		}
 	}
-	want := []string{"dead-letter-index " + notify.TopicFailed, "dead-letter-index triggers-dlq"}
+	want := []string{"dead-letter-index " + notify.TopicFailed, "dead-letter-index triggers-dlq", "outcome-followers " + notify.TopicOutcomes}
 	for _, lane := range notify.Lanes() {
 		want = append(want, lane.Group()+" "+lane.Topic(), lane.RetryGroup()+" "+lane.DLQTopic())
 	}

@@ -44,7 +44,7 @@ func (n *Node) RunAs(ctx context.Context, role string) error {
 	// Before anything is called, for what was muted or cancelled in an earlier life
 	// binds this one; and before anything follows changes: two loads of millions of
 	// profiles would leave the snapshot too old for bulk while the second one runs.
-	for what, load := range map[string]func(context.Context) error{"preferences": n.prefs.Load, "cancels": n.cancels.Follow} {
+	for what, load := range map[string]func(context.Context) error{"preferences": n.prefs.Load, "cancels": n.cancels.Follow, "callers": n.asked.Load} {
 		if err := load(ctx); err != nil {
 			if ctx.Err() != nil { // told to stop meanwhile
 				return n.Close()
@@ -86,7 +86,7 @@ func (n *Node) RunAs(ctx context.Context, role string) error {
 		return g
 	}
 	innerParts := map[string]func(context.Context) error{
-		"log": n.broker.Run, "history": n.history.Run, "preferences": n.prefs.Run, "cancels": n.cancels.Run,
+		"log": n.broker.Run, "history": n.history.Run, "preferences": n.prefs.Run, "cancels": n.cancels.Run, "callers": n.asked.Run,
 		"committer": n.commit.Run, "store": n.watchStore, "purge": n.purge, "rates": n.rates.run,
 	}
 	if role != RoleAPI {

@@ -73,7 +73,7 @@ func (n *Node) buildServer() error {
 		BulkMemory: int64(cfg.API.BodyMiB) << 20, CursorKey: sum[:], DrainTimeout: cfg.Workers.Drain,
 	}, server.Deps{
 		Auth: n.verifier, Intake: n.intake, Users: n.prefs, History: n.history, Status: n.store.Status(),
-		DeadLetters: n.feeds, Cancels: n.store.Cancels(), Campaigns: n.store.Campaigns(), Callers: n.store.Callers(),
+		DeadLetters: n.feeds, Cancels: n.store.Cancels(), Campaigns: n.store.Campaigns(), Callers: n.asked.Watch(n.store.Callers()),
 		Schedules: n.later.schedules, Triggers: n.later.triggers, Circuits: circuits{n}, CheckURL: n.checkURL, Jobs: n.jobs, Audit: n.audit, PlainCallbacks: cfg.Triggers.Plain,
 		Receipts: n.receipts(), Tail: n.tail, Doctor: n.doctor, Lag: n.lag, Rates: n.rates.report, Accounts: n.accounts, Page: n.page, Conservation: n.Audit, Lanes: n.lanes, Backup: n.backup, Debug: n.debug, Ready: n.Ready,
 		Warnings: n.warnings, Version: cfg.Version,
@@ -148,6 +148,9 @@ func (n *Node) received(ctx context.Context, ch notify.Channel, rs []provider.Re
 	}
 	// An error makes the provider send the receipt again; a failure told twice
 	// is one dead letter.
+	if err := n.endedByReceipt(ctx, ids, rows); err != nil {
+		return err
+	}
 	for i := range rows {
 		if rows[i].Default.State == notify.Failed {
 			if err := n.failedByReceipt(ctx, ids[i], &rows[i]); err != nil {

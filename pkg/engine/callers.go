@@ -21,14 +21,22 @@ type Caller struct {
 	// MaxPending is how many triggers it may have waiting; 0: the configured
 	// default.
 	MaxPending int `json:"max_pending,omitempty"`
-	// OutcomesURL is where its failed notifications are told of; empty: nowhere.
-	// OutcomesSince is when it was set, ms since 1970: what failed before is not
-	// told.
+	// OutcomesURL is where its notifications that ended are told of; empty:
+	// nowhere. OutcomesOf says which: OutcomesFailed (the same as empty) or
+	// OutcomesAll. OutcomesSince is when the URL was set, ms since 1970: what ended
+	// before is not told.
 	OutcomesURL   string `json:"outcomes_url,omitempty"`
+	OutcomesOf    string `json:"outcomes_of,omitempty"`
 	OutcomesSince int64  `json:"outcomes_since,omitempty"`
 	// Version is raised by each Put. Callers that were never stored have 0.
 	Version uint64 `json:"version,omitempty"`
 }
+
+// What a caller is told of, of its notifications that ended.
+const (
+	OutcomesFailed = "failed" // those that failed
+	OutcomesAll    = "all"    // each, and each receipt that changes it
+)
 
 // CallerSecret is one signing key.
 type CallerSecret struct {

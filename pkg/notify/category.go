@@ -130,8 +130,9 @@ func (l Lane) DLQTopic() string { return l.Topic() + "-dlq" }
 
 // Topics that belong to no lane.
 const (
-	TopicFailed = "notifications-failed" // JSON, one record per failed notification
-	TopicPoison = "notifications-poison" // records nobody could decode, with their origin
+	TopicFailed   = "notifications-failed"   // JSON, one record per failed notification
+	TopicOutcomes = "notifications-outcomes" // JSON, other ends, of callers that asked for them (Ended)
+	TopicPoison   = "notifications-poison"   // records nobody could decode, with their origin
 )
 
 // Group is the consumer group of the lane's workers. Both lanes of a channel are

@@ -1,4 +1,4 @@
-// Package outcome tells callers of their failed notifications: it follows each
+// Package outcome tells callers how their notifications ended. Teller follows each
 // caller's feed of dead letters and makes triggers of it, up to 100 failures
 // each, to the URL of the caller's record. From there on they are triggers like
 // any other: signed, guarded, retried, held by the caller's breaker, and told of
@@ -11,6 +11,12 @@
 // behind it. No failure is left out, none is in two triggers; a call that is made
 // twice carries the same webhook-id.
 //
-// Only failures are told. The other ends of a notification are in no log that a
-// follower could go through again after a crash.
+// A caller may ask for every end instead of failures alone (engine.OutcomesAll;
+// Asked knows who does). Then a worker puts the other ends of an envelope into the
+// topic notifications-outcomes, when their row is durable and before it marks the
+// envelope, as receipts do before they are answered; Follower reads the topic and
+// makes triggers of it, named by the place of their first outcome in the log and
+// saying where they end. An end may be told twice, when the process dies between a
+// row and its record's mark, or twice in a row soon after each other:
+// (notification_id, epoch, status) is the same.
 package outcome

@@ -27,26 +27,38 @@ type Payload struct {
 	Type   string `json:"type"`
 	Caller string `json:"caller"`
 	// Last is the seq of the last one: GET /v1/failed?after=<last> goes on there.
-	Last     uint64    `json:"last"`
+	// 0: these are no failures.
+	Last uint64 `json:"last,omitempty"`
+	// Position is the last one's place in the log of other ends; nil: these are
+	// failures.
+	Position *Position `json:"position,omitempty"`
 	Outcomes []Outcome `json:"outcomes"`
+}
+
+// Position is a place in the log of ends other than failures: of two callbacks
+// about one notification the one with the higher position is the later one.
+type Position struct {
+	Offset int64 `json:"offset"`
+	Item   int   `json:"item"`
 }
 
 // Outcome is one notification that has ended.
 type Outcome struct {
 	ID       string    `json:"notification_id"`
 	Epoch    uint16    `json:"epoch"`
-	Seq      uint64    `json:"seq"` // in the caller's feed
+	Seq      uint64    `json:"seq,omitempty"` // in the caller's feed; 0: no failure
 	Status   string    `json:"status"`
 	Campaign string    `json:"campaign,omitempty"`
 	Channel  string    `json:"channel"`
 	Category string    `json:"category"`
 	User     string    `json:"user_id"`
 	Template string    `json:"template,omitempty"`
-	Class    string    `json:"class"`
-	Code     string    `json:"code"`
+	Class    string    `json:"class,omitempty"`
+	Code     string    `json:"code,omitempty"`
 	Provider string    `json:"provider,omitempty"`
 	Attempts int       `json:"attempts"`
-	At       time.Time `json:"failed_at"`
+	At       time.Time `json:"failed_at,omitzero"`
+	Ended    time.Time `json:"ended_at,omitzero"`  // of those that have not failed
 	TraceID  string    `json:"trace_id,omitempty"` // of the request that sent it
 }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -25,6 +26,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/ops"
 	"github.com/notifyd/notifyd/pkg/trigger"
 )
+
+var discard = slog.New(slog.DiscardHandler)
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 

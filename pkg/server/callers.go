@@ -22,7 +22,7 @@ const (
 func callerOf(c *engine.Caller) api.Caller {
 	out := api.Caller{
 		ID: c.ID, Rate: c.Rate, Burst: c.Burst, Disabled: c.Disabled, CallbackURLs: c.CallbackURLs,
-		MaxInFlight: c.MaxInFlight, MaxPending: c.MaxPending, OutcomesURL: c.OutcomesURL, Version: c.Version,
+		MaxInFlight: c.MaxInFlight, MaxPending: c.MaxPending, OutcomesURL: c.OutcomesURL, OutcomesOf: c.OutcomesOf, Version: c.Version,
 	}
 	for _, s := range c.Secrets {
 		out.Secrets = append(out.Secrets, api.CallerSecret{CreatedAt: moment(s.Created), ExpiresAt: moments(s.Expires)})
@@ -109,6 +109,12 @@ func (s *Server) putCaller(x *exchange) error {
 			return err
 		}
 	}
+	switch {
+	case in.OutcomesOf != "" && in.OutcomesOf != engine.OutcomesFailed && in.OutcomesOf != engine.OutcomesAll:
+		return notify.Invalid("bad_outcomes_of", "outcomes_of", `is "failed" or "all"`)
+	case in.OutcomesOf == engine.OutcomesAll && in.OutcomesURL == "":
+		return notify.Invalid("bad_outcomes_of", "outcomes_of", "needs an outcomes_url")
+	}
 	c, err := s.changeCaller(x, id, in.Version, func(c *engine.Caller) {
 		c.Rate, c.Burst, c.Disabled = in.Rate, in.Burst, in.Disabled
 		c.CallbackURLs, c.MaxInFlight, c.MaxPending = slices.Compact(in.CallbackURLs), in.MaxInFlight, in.MaxPending
@@ -118,6 +124,7 @@ func (s *Server) putCaller(x *exchange) error {
 		if c.OutcomesURL = in.OutcomesURL; c.OutcomesURL == "" {
 			c.OutcomesSince = 0
 		}
+		c.OutcomesOf = in.OutcomesOf
 	})
 	if err != nil {
 		return err

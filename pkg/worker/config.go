@@ -113,7 +113,11 @@ type Config struct {
 	// Seen returns the request indexes of the envelope a row is about, read
 	// from history or the log; used when a chunk comes again with other
 	// receivers.
-	Seen        func(ctx context.Context, row *notify.Row) (map[uint32]struct{}, error)
+	Seen func(ctx context.Context, row *notify.Row) (map[uint32]struct{}, error)
+	// Tells says whether a caller is told of every end of its notifications, not
+	// of failures alone: then they go to notifications-outcomes. It is asked for
+	// each finished envelope. Nil: nobody is.
+	Tells       func(caller string) bool
 	Events      Events
 	Logger      *slog.Logger
 	Tracer      *trace.Tracer // nil: no spans; a traceparent is carried all the same

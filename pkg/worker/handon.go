@@ -23,13 +23,17 @@ func (j *job) handOn(ctx context.Context, row *notify.Row) error {
 	if err := j.hold(ctx, row); err != nil {
 		return err
 	}
-	if row.Default.State != notify.Deferred && row.Default.State != notify.Failed && !slices.ContainsFunc(row.Exceptions, func(x notify.Exception) bool {
+	tells := j.p.w.cfg.Tells != nil && j.p.w.cfg.Tells(j.env.Caller)
+	if !tells && row.Default.State != notify.Deferred && row.Default.State != notify.Failed && !slices.ContainsFunc(row.Exceptions, func(x notify.Exception) bool {
 		return x.State == notify.Deferred || x.State == notify.Failed
 	}) {
 		j.p.forget(j)
 		return nil
 	}
 	recs, timers, parked := j.derive(row)
+	if tells {
+		recs = append(recs, j.ended(row)...)
+	}
 	span := j.p.w.cfg.Tracer.Start("hand on", traceOf(&j.env))
 	span.Int("notifyd.records", len(recs))
 	span.Int("notifyd.parked", len(timers))

@@ -269,6 +269,57 @@ func TestSeveralAddresses(t *testing.T) {
 	})
 }
 
+// A caller that asks for every end is told of each that is no failure, once the
+// receiver goes on nowhere.
+func TestTellsEveryEnd(t *testing.T) {
+	in(t, func(t *testing.T) {
+		p := newPlant(t, pushLane, func(c *Config) { c.Tells = func(caller string) bool { return caller == "test" } })
+		p.prefs.addresses["ann"] = []string{"good", "bad"} // reached at the first, given up at the second
+		p.prefs.addresses["bob"] = []string{"bad"}
+		p.prefs.addresses["dan"] = []string{"dead"}
+		p.prefs.suppressed = map[string]bool{"dead": true}
+		p.prov.set(0, func(item *notify.Item) (notify.Result, bool) {
+			if string(item.Address) == "bad" {
+				return notify.Result{Class: notify.ClassRetry, Code: "busy", Provider: "prov"}, false
+			}
+			return accepted, true
+		})
+		e := p.envelope(notify.Transactional, "ann", "bob", "dan", "eve")
+		e.Caller, e.Content.Template = "test", "tpl"
+		p.send(e)
+		pass(time.Second)
+		if told := p.told(); len(told) != 2 || told[e.ID(0).String()] != nil {
+			t.Errorf("told while retries go on: %+v", told)
+		}
+		pass(time.Minute)
+		told := p.told()
+		for i, want := range []notify.EndedReceiver{
+			{User: "ann", Status: "FAILED", Code: "busy", Provider: "prov", Attempts: 4, Look: true},
+			{},
+			{User: "dan", Status: "SUPPRESSED", Code: told[e.ID(2).String()][0].Code},
+			{User: "eve", Status: "DELIVERED", Provider: "prov", Attempts: 1},
+		} {
+			got := told[e.ID(uint32(i)).String()]
+			if want == (notify.EndedReceiver{}) {
+				if got != nil {
+					t.Errorf("a failure is told of here too: %+v", got)
+				}
+				continue
+			}
+			if want.ID = e.ID(uint32(i)).String(); len(got) != 1 || got[0] != want {
+				t.Errorf("receiver %d: %+v, want %+v", i, got, want)
+			}
+		}
+		other := p.envelope(notify.Transactional, "fay")
+		other.Caller = "another"
+		p.send(other)
+		pass(time.Minute)
+		if got := p.told()[other.ID(0).String()]; got != nil {
+			t.Errorf("a caller that did not ask is told: %+v", got)
+		}
+	})
+}
+
 // A deadline that passes while one of two addresses waits for its retry ends
 // the receiver, and does not take back what was reached.
 func TestDeadlineBetweenAddresses(t *testing.T) {

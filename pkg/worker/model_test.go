@@ -2,6 +2,7 @@ package worker
 
 import (
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -41,6 +42,7 @@ func model(t *testing.T, rt *rapid.T) {
 		c.Window = rapid.SampledFrom([]int{1, 3, 50}).Draw(rt, "window")
 		c.Ahead = rapid.SampledFrom([]int{1, 2, 16}).Draw(rt, "ahead")
 		c.InFlight = rapid.SampledFrom([]int{1, 4, 1000}).Draw(rt, "in flight")
+		c.Tells = func(string) bool { return true }
 		c.MaxEnvelope = rapid.SampledFrom([]int{200, 900_000}).Draw(rt, "max envelope")
 	})
 	for i := range 4 { // these have several addresses
@@ -136,7 +138,7 @@ func model(t *testing.T, rt *rapid.T) {
 	troubled(0)
 	pass(3 * time.Hour)
 
-	failed := p.failed()
+	failed, ends := p.failed(), p.told()
 	resent, again := 0, 0
 	passed := map[notify.Base]bool{} // requests that later ones may pass
 	for i := range sent {
@@ -161,6 +163,10 @@ func model(t *testing.T, rt *rapid.T) {
 				rt.Errorf("%s is %v at the end (rows %+v)", id, out.State, rows)
 			case dead != (out.State == notify.Failed):
 				rt.Errorf("%s is %v (%s); dead letter: %v", id, out.State, out.Code, dead)
+			case out.State != notify.Failed && !slices.ContainsFunc(ends[id.String()], func(r notify.EndedReceiver) bool {
+				return r.Look || r.Status == out.State.String() || receipts // which are told of where they come in
+			}):
+				rt.Errorf("%s is %v (%s); its caller is told %+v", id, out.State, out.Code, ends[id.String()])
 			case out.State == notify.Delivered && took == 0:
 				rt.Errorf("%s is %v, the provider never took it", id, out.State)
 			case out.State != notify.Delivered && out.State != notify.Unknown && took > 0 && resent == 0:

@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"sync"
@@ -149,6 +150,21 @@ func (p *plant) rows(e *notify.Envelope) []notify.Row {
 func (p *plant) state(e *notify.Envelope, index uint32) notify.Outcome {
 	p.t.Helper()
 	return notify.Fold(p.rows(e), index, index)
+}
+
+// told is what notifications-outcomes says of each receiver, in order.
+func (p *plant) told() map[string][]notify.EndedReceiver {
+	m := map[string][]notify.EndedReceiver{}
+	for _, rec := range p.log.all(notify.TopicOutcomes) {
+		var e notify.Ended
+		if err := json.Unmarshal(rec.Value, &e); err != nil || e.Version != notify.EndedVersion || len(e.Receivers) == 0 || len(e.Receivers) > notify.MaxEnded {
+			p.t.Fatalf("%s: %v", rec.Value, err)
+		}
+		for _, r := range e.Receivers {
+			m[r.ID] = append(m[r.ID], r)
+		}
+	}
+	return m
 }
 
 func (p *plant) failed() map[string]notify.Failure {

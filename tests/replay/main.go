@@ -1,6 +1,7 @@
 // Command replay lets many notifications fail for good, repairs their provider,
-// and replays them at a rate that is asked for, while the process is killed again
-// and again. Each must be sent once more, and none be lost.
+// and replays them at a rate that is asked for, while notifyd and the notifyctl
+// that asked for it are killed again and again. Each must be sent once more, and
+// none be lost.
 //
 // It ends with one line of key=value pairs and exits 1 when that does not hold.
 package main
@@ -10,9 +11,11 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"path/filepath"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/cli"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/tests/internal/victim"
 )
@@ -28,7 +31,7 @@ type options struct {
 func main() {
 	var o options
 	flag.IntVar(&o.letters, "letters", 100_000, "dead letters")
-	flag.IntVar(&o.kills, "kills", 10, "how often the process is killed while they are replayed")
+	flag.IntVar(&o.kills, "kills", 10, "how often both processes are killed while they are replayed")
 	flag.Float64Var(&o.rate, "rate", 4000, "letters a second that are asked for")
 	flag.Uint64Var(&o.seed, "seed", uint64(time.Now().UnixNano()), "of the moments of the kills")
 	flag.DurationVar(&o.planLimit, "plan-limit", 2*time.Second, "longest time of the plan")
@@ -56,6 +59,10 @@ func (o *options) run(ctx context.Context, dir string) (ok bool, err error) {
 	}
 	cl := v.Client()
 	cl.Retries = 100
+	who, err := newOperator(ctx, dir, v.URL(), v.TokenFile())
+	if err != nil {
+		return false, err
+	}
 	if err := fail(ctx, cl, o); err != nil {
 		return false, err
 	}
@@ -67,23 +74,31 @@ func (o *options) run(ctx context.Context, dir string) (ok bool, err error) {
 	}
 	planned := time.Since(began)
 	fmt.Printf("  planned %d of %d in %s\n", plan.Entries, o.letters, planned.Round(time.Millisecond))
-	req := api.JobRequest{Spec: plan.Spec, Digest: plan.Digest, Entries: plan.Entries}
 
-	// The provider still refuses: the canary stops the job.
-	job, err := cl.StartJob(ctx, req)
-	if err == nil {
-		job, err = wait(ctx, cl, job.ID, o, func(j *api.Job) bool { return j.State != "running" })
-	}
-	if err != nil {
+	// The operator plans by hand, and carries the plan out under a name, so that
+	// the same command joins the job again whatever became of the one before.
+	file := filepath.Join(dir, "plan.json")
+	if _, err := who.run(0, "dlq", "replay", "--code", "apns_payload_too_large", "--rate", fmt.Sprint(o.rate), "--canary", "20", "--plan-out", file); err != nil {
 		return false, err
 	}
+	replay := []string{"dlq", "replay", "--plan", file, "--name", "proof", "--reason", "proof", "--yes"}
+
+	// The provider still refuses: the canary stops the job.
+	if _, err := who.run(cli.ExitGuard, replay...); err != nil {
+		return false, err
+	}
+	jobs, err := cl.Jobs(ctx, 10)
+	if err != nil || len(jobs) != 1 {
+		return false, fmt.Errorf("%d jobs, want 1: %w", len(jobs), err)
+	}
+	job := jobs[0]
 	canary := job.Done
 	fmt.Printf("  the canary: %s, %s, %d sent\n", job.State, job.Why, canary)
 	held := job.State == "stopped" && canary <= 20
 	if err := v.DropRule(ctx, 1); err != nil {
 		return false, err
 	}
-	if job, err = cl.ChangeJob(ctx, job.ID, "resume"); err != nil {
+	if _, err := who.run(0, "job", "resume", job.ID, "--reason", "the provider is repaired", "--yes"); err != nil {
 		return false, err
 	}
 
@@ -91,18 +106,39 @@ func (o *options) run(ctx context.Context, dir string) (ok bool, err error) {
 	for k := range o.kills {
 		// Each life gets a share of the way: a kill always meets a job at work.
 		from := job.Position
+		joined, err := who.start(replay...)
+		if err != nil {
+			return false, err
+		}
 		until := from + (plan.Entries-from)/(o.kills-k+1)/2 + rng.IntN(1+(plan.Entries-from)/(o.kills-k+1)/2)
 		if job, err = wait(ctx, cl, job.ID, o, func(j *api.Job) bool { return j.Position >= until || j.State != "running" }); err != nil {
 			return false, err
 		}
+		// By turns before notifyd and while it is away.
+		if k%2 == 0 {
+			if err := joined.kill(); err != nil {
+				return false, err
+			}
+		}
 		if _, err := v.Die(ctx, "", time.Duration(rng.IntN(200))*time.Millisecond); err != nil {
 			return false, err
+		}
+		if k%2 == 1 {
+			if err := joined.kill(); err != nil {
+				return false, err
+			}
 		}
 		fmt.Printf("  kill %d at %d of %d\n", k+1, job.Position, job.Planned)
 		if err := v.Restart(ctx, ""); err != nil {
 			return false, err
 		}
 	}
+	// Whoever comes last joins the same job, and is told its end.
+	out, err := who.run(0, replay...)
+	if err != nil {
+		return false, err
+	}
+	fmt.Print(out)
 	if job, err = wait(ctx, cl, job.ID, o, func(j *api.Job) bool { return j.State != "running" }); err != nil {
 		return false, err
 	}
@@ -187,8 +223,8 @@ func judge(ctx context.Context, v *victim.Victim, cl *api.Client, o *options, pl
 	lost := want - ids
 	ok := held && job.State == "done" && sums && job.Done == o.letters && top.States["replayed"] == o.letters && again == canary &&
 		lost == 0 && led.Duplicates <= led.Bound && check.Broken == 0 && planned < o.planLimit
-	fmt.Printf("replay letters=%d plan_ms=%d canary=%d kills=%d asked=%.0f reached=%.0f replayed=%d skipped=%d exhausted=%d failed=%d planned=%d delivered=%d lost=%d duplicates=%d bound=%d audit_rows=%d ok=%t\n",
-		o.letters, planned.Milliseconds(), canary, o.kills, o.rate, job.Reached, job.Done, job.Skips(), job.Exhaust, job.Failed, job.Planned,
+	fmt.Printf("replay letters=%d plan_ms=%d canary=%d kills=%d client_kills=%d asked=%.0f reached=%.0f replayed=%d skipped=%d exhausted=%d failed=%d planned=%d delivered=%d lost=%d duplicates=%d bound=%d audit_rows=%d ok=%t\n",
+		o.letters, planned.Milliseconds(), canary, o.kills, o.kills, o.rate, job.Reached, job.Done, job.Skips(), job.Exhaust, job.Failed, job.Planned,
 		ids, lost, led.Duplicates, led.Bound, check.Rows, ok)
 	return ok, nil
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
+	"path/filepath"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
@@ -12,6 +13,12 @@ import (
 
 // Client calls notifyd with a token for everything.
 func (v *Victim) Client() *api.Client { return v.client }
+
+// URL is where its API is, in all its lives.
+func (v *Victim) URL() string { return v.client.BaseURL }
+
+// TokenFile holds the token its clients use.
+func (v *Victim) TokenFile() string { return filepath.Join(v.cfg.Data, "token") }
 
 // CallbackURL returns the base URL of the simulated receiver of triggers.
 func (v *Victim) CallbackURL(ctx context.Context) (string, error) {

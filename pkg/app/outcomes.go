@@ -1,0 +1,84 @@
+package app
+
+import (
+	"context"
+	"encoding/json"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/outcome"
+	"github.com/notifyd/notifyd/pkg/stream"
+)
+
+// buildOutcomes makes the group that tells callers of ends other than failures.
+func (n *Node) buildOutcomes() error {
+	follower, err := outcome.NewFollower(outcome.FollowConfig{
+		Callers: n.store.Callers(), Triggers: n.later.triggers, State: n.stateOf, Log: n.producer, Logger: n.log,
+		Told: func(k int) { n.metrics.outcomesTold.Add(float64(k)) }, Refused: func(code string) { add(n.metrics.outcomesRefused, 1, code) },
+	})
+	if err != nil {
+		return err
+	}
+	g, err := stream.NewGroup(stream.GroupConfig{
+		Conn: n.conn(), Group: outcome.FollowGroup, Topics: []string{notify.TopicOutcomes}, DrainTimeout: n.cfg.Workers.Drain,
+		MaxPollRecords: 1000, Events: n.metrics.group(n.log),
+	}, follower)
+	if err != nil {
+		return err
+	}
+	n.groups, n.groupNames = append(n.groups, g), append(n.groupNames, outcome.FollowGroup)
+	return nil
+}
+
+// stateOf is what all rows of a notification say together.
+func (n *Node) stateOf(ctx context.Context, id notify.ID) (notify.Outcome, error) {
+	found, err := n.history.Find(ctx, id)
+	if err != nil {
+		return notify.Outcome{}, err
+	}
+	rows, err := n.store.Status().Chunk(ctx, found.Envelope.Chunk)
+	if err != nil {
+		return notify.Outcome{}, err
+	}
+	return notify.Fold(rows, id.Index, found.Pos), nil
+}
+
+// endedByReceipt tells of receipts, to the callers that asked for every end. A
+// failure goes the way of failures.
+func (n *Node) endedByReceipt(ctx context.Context, ids []notify.ID, rows []notify.Row) error {
+	if !n.asked.Any() {
+		return nil
+	}
+	var recs []stream.Record
+	for i := range rows {
+		x := &rows[i].Default
+		if x.State == notify.Failed {
+			continue
+		}
+		found, err := n.history.Find(ctx, ids[i])
+		switch kind := notify.KindOf(err); {
+		case kind == notify.KindNotFound, kind == notify.KindGone:
+			continue
+		case err != nil:
+			return err
+		}
+		e := &found.Envelope
+		if !n.asked.Tells(e.Caller) {
+			continue
+		}
+		b, err := json.Marshal(notify.Ended{
+			Version: notify.EndedVersion, Caller: e.Caller, Campaign: e.Campaign, Channel: e.Channel.String(), Category: e.Category.String(),
+			Template: e.Content.Template, Trace: e.Trace, At: rows[i].Updated,
+			Receivers: []notify.EndedReceiver{{
+				ID: ids[i].String(), Epoch: int(rows[i].Key.Epoch), User: string(found.User), Provider: x.Provider, Attempts: int(rows[i].Key.Attempt) + 1, Look: true,
+			}},
+		})
+		if err != nil {
+			return err
+		}
+		recs = append(recs, stream.Record{Topic: notify.TopicOutcomes, Partition: 0, Key: []byte(e.Caller), Value: b})
+	}
+	if len(recs) == 0 {
+		return nil
+	}
+	return n.producer.Append(ctx, recs)
+}
