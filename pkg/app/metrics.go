@@ -27,31 +27,31 @@ import (
 type metrics struct {
 	registry *prometheus.Registry
 
-	accepted, rejected, refused, replayed, spilled *prometheus.CounterVec
-	requests                                       *prometheus.CounterVec
-	requestSeconds                                 *prometheus.HistogramVec
-	inFlight                                       prometheus.Gauge
-	turnedAway                                     *prometheus.CounterVec
-	outcomes, codes                                *prometheus.CounterVec
-	callSeconds, ageSeconds, outcomeSeconds        *prometheus.HistogramVec
-	resumed, duplicates, parked                    *prometheus.CounterVec
-	poison, panics, handlerFailures, resets        *prometheus.CounterVec
-	timersReleased                                 prometheus.Counter
-	timerLate                                      prometheus.Histogram
-	storeStalled                                   prometheus.Gauge
-	receiptRows                                    *prometheus.CounterVec
-	triggersEnded, triggersDeferred                *prometheus.CounterVec
-	triggersCreated, triggersDead                  prometheus.Counter
-	claimsLost, triggerSwaps                       prometheus.Counter
-	callbackSeconds                                *prometheus.HistogramVec
-	triggerLate                                    prometheus.Histogram
-	reconciles, reconcileFindings                  *prometheus.CounterVec
-	outcomesTold                                   prometheus.Counter
-	outcomesRefused                                *prometheus.CounterVec
-	archiveLines                                   *prometheus.CounterVec
-	archiveFailures                                prometheus.Counter
-	spansExported                                  prometheus.Counter
-	spansDropped                                   *prometheus.CounterVec
+	accepted, rejected, refused, replayed, unguarded, spilled *prometheus.CounterVec
+	requests                                                  *prometheus.CounterVec
+	requestSeconds                                            *prometheus.HistogramVec
+	inFlight                                                  prometheus.Gauge
+	turnedAway                                                *prometheus.CounterVec
+	outcomes, codes                                           *prometheus.CounterVec
+	callSeconds, ageSeconds, outcomeSeconds                   *prometheus.HistogramVec
+	resumed, duplicates, parked                               *prometheus.CounterVec
+	poison, panics, handlerFailures, resets                   *prometheus.CounterVec
+	timersReleased                                            prometheus.Counter
+	timerLate                                                 prometheus.Histogram
+	storeStalled                                              prometheus.Gauge
+	receiptRows                                               *prometheus.CounterVec
+	triggersEnded, triggersDeferred                           *prometheus.CounterVec
+	triggersCreated, triggersDead                             prometheus.Counter
+	claimsLost, triggerSwaps                                  prometheus.Counter
+	callbackSeconds                                           *prometheus.HistogramVec
+	triggerLate                                               prometheus.Histogram
+	reconciles, reconcileFindings                             *prometheus.CounterVec
+	outcomesTold                                              prometheus.Counter
+	outcomesRefused                                           *prometheus.CounterVec
+	archiveLines                                              *prometheus.CounterVec
+	archiveFailures                                           prometheus.Counter
+	spansExported                                             prometheus.Counter
+	spansDropped                                              *prometheus.CounterVec
 }
 
 func newMetrics(n *Node) *metrics {
@@ -76,6 +76,7 @@ func newMetrics(n *Node) *metrics {
 	m.rejected = counter("rejected_receivers_total", "Receivers and batch items refused by intake.", "code")
 	m.refused = counter("refused_requests_total", "Whole requests refused or failed at intake.", "code")
 	m.replayed = counter("replayed_requests_total", "Requests answered again from their idempotency key.", "how")
+	m.unguarded = counter("unguarded_requests_total", "Requests taken without their idempotency key, which could not be looked up.", "route")
 	m.spilled = counter("spilled_records_total", "Records put into the spill buffer while the log was away.")
 	m.requests = counter("http_requests_total", "Requests answered by the API.", "route", "method", "status")
 	m.requestSeconds = histogram("http_request_seconds", "Time from the first byte of a request to the end of its answer.", seconds, "route")
@@ -147,8 +148,9 @@ func (m *metrics) http() server.Hooks {
 			m.requests.WithLabelValues(route, method, statusText(status)).Inc()
 			m.requestSeconds.WithLabelValues(route).Observe(took.Seconds())
 		},
-		InFlight: func(d int) { m.inFlight.Add(float64(d)) },
-		Refused:  func(reason string) { add(m.turnedAway, 1, reason) },
+		Unguarded: func(name string) { add(m.unguarded, 1, name) },
+		InFlight:  func(d int) { m.inFlight.Add(float64(d)) },
+		Refused:   func(reason string) { add(m.turnedAway, 1, reason) },
 	}
 }
 

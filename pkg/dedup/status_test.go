@@ -3,6 +3,7 @@ package dedup
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -21,14 +22,20 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 const window = time.Minute
 
 // shared is the filter of several processes: it can be emptied under them.
-type shared struct{ engine.Filter }
+type shared struct{ now atomic.Pointer[memory.Filter] }
+
+func (f *shared) Add(ctx context.Context, ids []uint64) error { return f.now.Load().Add(ctx, ids) }
+func (f *shared) Incomplete(ctx context.Context) error        { return f.now.Load().Incomplete(ctx) }
+func (f *shared) Seen(ctx context.Context, ids []uint64) ([]bool, time.Time, error) {
+	return f.now.Load().Seen(ctx, ids)
+}
 
 func (f *shared) empty(t T) {
 	next, err := memory.NewFilter(1000, window)
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.Filter = next
+	f.now.Store(next)
 }
 
 // reads counts the keys that are read of a store.

@@ -77,6 +77,9 @@ type adder func(check string, bad bool, level, repair, format string, args ...an
 
 func (s *Store) examine(ctx context.Context, m *client.Client, add adder) {
 	addr := m.Options().Addr
+	if s.cfg.Master != "" {
+		addr = s.cfg.Master // whichever it is
+	}
 	began := time.Now()
 	at, err := m.Time(ctx).Result()
 	took := time.Since(began)

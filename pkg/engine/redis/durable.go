@@ -2,6 +2,7 @@ package redis
 
 import (
 	"context"
+	"errors"
 	"strconv"
 	"strings"
 
@@ -51,7 +52,7 @@ func durability(ctx context.Context, node *client.Client) (d Durability, err err
 	d.Replicas, _ = strconv.Atoi(infoField(info, "connected_slaves"))
 	settings, err := node.ConfigGet(ctx, "*append*").Result()
 	if err != nil {
-		if _, ok := err.(client.Error); ok && notify.KindOf(translate(err)) == notify.KindUnavailable {
+		if _, ok := errors.AsType[client.Error](err); ok {
 			d.Unknown = true // hosted servers refuse the command
 			return d, nil
 		}

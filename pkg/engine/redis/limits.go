@@ -2,6 +2,7 @@ package redis
 
 import (
 	"context"
+	"errors"
 	"math"
 	"strconv"
 	"time"
@@ -92,14 +93,14 @@ func (l limits) Blocked(ctx context.Context, accounts []string) ([]time.Time, er
 		}
 		return nil
 	})
-	if err != nil && err != client.Nil {
+	if err != nil && !errors.Is(err, client.Nil) {
 		return nil, translate(err)
 	}
 	out := make([]time.Time, len(accounts))
 	for i, cmd := range cmds {
 		us, err := cmd.(*client.StringCmd).Int64()
 		switch {
-		case err == client.Nil:
+		case errors.Is(err, client.Nil):
 		case err != nil:
 			return nil, translate(err)
 		default:

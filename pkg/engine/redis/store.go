@@ -2,11 +2,13 @@ package redis
 
 import (
 	"context"
+	"errors"
 	"strconv"
 	"sync"
 	"time"
 
 	client "github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -62,6 +64,9 @@ func Connect(cfg Config) (*Store, error) {
 		DialTimeout: cfg.Timeout, ReadTimeout: cfg.Timeout, WriteTimeout: cfg.Timeout, PoolTimeout: cfg.Timeout,
 		DialerRetries: 1, MaxRetries: 1, MinRetryBackoff: 8 * time.Millisecond, MaxRetryBackoff: 64 * time.Millisecond,
 		ContextTimeoutEnabled: true,
+		// Less to say when a connection begins: libraries' names, and upgrades of a
+		// kind of server that this is not tested with.
+		DisableIdentity: true, MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 		// Pipelines share the pool: two would be two limits to think of.
 		PipelinePoolSize: -1,
 	})
@@ -110,7 +115,7 @@ func (s *Store) run(ctx context.Context, sc *client.Script, keys []string, args 
 		return nil, translate(context.Cause(ctx))
 	}
 	v, err := sc.Run(ctx, s.c, keys, append([]any{s.now()}, args...)...).Result()
-	if err == client.Nil {
+	if errors.Is(err, client.Nil) {
 		return nil, nil
 	}
 	return v, translate(err)

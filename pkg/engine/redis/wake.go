@@ -2,6 +2,7 @@ package redis
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -110,7 +111,7 @@ func (w *wake) follow() {
 		w.mu.Unlock()
 		streams, err := s.c.XRead(ctx, &client.XReadArgs{Streams: []string{stream, end}, Count: 1, Block: followFor}).Result()
 		switch {
-		case err == client.Nil:
+		case errors.Is(err, client.Nil):
 		case err != nil:
 			// Receivers find out by themselves; until then they look by time.
 			select {
