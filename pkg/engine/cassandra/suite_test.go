@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -35,9 +36,11 @@ func TestMain(m *testing.M) {
 
 // testConfig is of a keyspace of its own.
 func testConfig(t testing.TB) Config {
+	replicas, _ := strconv.Atoi(os.Getenv("NOTIFY_TEST_CASSANDRA_REPLICAS")) // 0: one
 	return Config{
-		Hosts:    []string{enginetest.Server(t, enginetest.CassandraEnv)},
-		Keyspace: fmt.Sprintf("test_%012x", rand.Uint64()>>16),
+		Replication: replicas,
+		Hosts:       []string{enginetest.Server(t, enginetest.CassandraEnv)},
+		Keyspace:    fmt.Sprintf("test_%012x", rand.Uint64()>>16),
 		// A machine that tests share may be slow; a node that is away has a test of
 		// its own.
 		Timeout: 20 * time.Second,
@@ -203,4 +206,24 @@ func TestAudit(t *testing.T) {
 func TestHolds(t *testing.T) {
 	t.Parallel()
 	enginetest.Holds(t, suite(t, (*Store).Holds, "holds"))
+}
+
+// The same where callers compete as those of several processes do, whom no lock
+// keeps apart.
+func TestCompeting(t *testing.T) {
+	t.Parallel()
+	t.Run("audit", func(t *testing.T) { enginetest.Audit(t, competing(t, (*Store).Audit, "logs")) })
+	t.Run("cancels", func(t *testing.T) { enginetest.Cancels(t, competing(t, (*Store).Cancels, "cancels", "logs")) })
+	t.Run("campaigns", func(t *testing.T) { enginetest.Campaigns(t, competing(t, (*Store).Campaigns, "campaigns")) })
+	t.Run("jobs", func(t *testing.T) {
+		enginetest.Jobs(t, competing(t, (*Store).Jobs, "jobs", "job_names", "jobs_by_time"))
+	})
+}
+
+func competing[E any](t *testing.T, of func(*Store) E, tables ...string) enginetest.Opener[E] {
+	t.Helper()
+	var s *Store
+	open := suite(t, func(one *Store) E { s = one; s.locks.off = true; return of(s) }, tables...)
+	t.Cleanup(func() { s.locks.off = false })
+	return open
 }
