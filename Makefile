@@ -15,6 +15,7 @@ FUZZTIME ?= 20s
 KILLS ?= 20
 TRIALS ?= 10
 ONLY ?=
+NODES ?= 1
 SHORT ?=
 PKGS ?= ./...
 
@@ -23,7 +24,7 @@ TESTFLAGS := -timeout 40m $(if $(SHORT),-short)
 
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: build
 build: go ## Build bin/notifyd and bin/notifyctl: static, the same bytes from the same sources
@@ -63,6 +64,10 @@ scenarios: go ## Run the load scenarios; SHORT=1: each for seconds, to see that 
 demo: go ## Start everything, send a little of each kind, show what became of it
 	scripts/demo.sh
 
+.PHONY: demo-engines
+demo-engines: go ## The same on Kafka, Cassandra, Redis and PostgreSQL, roles in processes of their own
+	scripts/demo-engines.sh
+
 .PHONY: replay
 replay: go ## Replay 100,000 dead letters while the process is killed; SHORT=1: 10,000
 	SHORT='$(SHORT)' scripts/replay.sh
@@ -92,8 +97,16 @@ powerloss: go ## Cut the power TRIALS (10) times under the log and the process (
 	TRIALS='$(TRIALS)' scripts/powerloss.sh
 
 .PHONY: engines
-engines: go ## Run the conformance suites of every engine; NOTIFY_REQUIRE_ENGINES=1 fails on a skip
-	go test -count=1 $(TESTFLAGS) ./pkg/engine/...
+engines: ## Install and start real servers on loopback ports: Kafka, Cassandra, Redis, PostgreSQL, SQS; NODES=3, ONLY='kafka redis'
+	@NODES='$(NODES)' ONLY='$(ONLY)' scripts/engines.sh start
+
+.PHONY: engines-stop
+engines-stop: ## Stop them; their data stay in .engines
+	@ONLY='$(ONLY)' scripts/engines.sh stop
+
+.PHONY: test-engines
+test-engines: go ## Run the suites of every engine on the servers of make engines: there a skip is a failure
+	@ONLY='$(ONLY)' scripts/test-engines.sh $(TESTFLAGS)
 
 .PHONY: rules
 rules: go ## Run the alerts of dashboards/rules against recorded series with Prometheus' engine

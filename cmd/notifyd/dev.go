@@ -135,6 +135,9 @@ func runDev(ctx context.Context, p *program, o *devOptions) (err error) {
 	}
 	self.Inbox = urls.Inbox
 	lock.Tell(self)
+	if err := writeBeside(filepath.Join(dir, besideFile), extra, apiURL); err != nil {
+		return err
+	}
 	l, err := o.load(p, extra)
 	if err != nil {
 		return err

@@ -6,9 +6,29 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/notifyd/notifyd/pkg/simulator"
 )
+
+// besideFile is what other processes are given, where the engines are servers, to
+// work beside this one: notifyd serve --config ENGINES --config FILE.
+const besideFile = "beside.yaml"
+
+// writeBeside writes the part of the configuration that other processes share.
+func writeBeside(name string, extra map[string]any, apiURL string) error {
+	out := map[string]any{"api.public_url": apiURL}
+	for key, value := range extra {
+		if key != "data_dir" && key != "log.listen" && !strings.HasPrefix(key, "api.") && !strings.HasPrefix(key, "logging.") {
+			out[key] = value
+		}
+	}
+	b, err := json.MarshalIndent(out, "", "  ") // which is YAML too
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(name, append(b, '\n'), 0o600)
+}
 
 // devConfig points the providers at the simulators, by the files they keep.
 func devConfig(dir, simDir string, ports devAddrs) (_ map[string]any, urls simulator.URLs, secret string, err error) {

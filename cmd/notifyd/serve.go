@@ -6,7 +6,6 @@ import (
 	"io"
 	"maps"
 	"net/http"
-	"slices"
 	"strings"
 	"time"
 
@@ -53,21 +52,33 @@ func (f *configFlags) load(p *program, extra map[string]any) (app.Loaded, error)
 
 func newServe(p *program) *cobra.Command {
 	var cf configFlags
-	var role, data string
+	var roles []string
+	var data string
 	c := &cobra.Command{
 		Use: "serve", Short: "Run a server", Args: cobra.NoArgs,
 		Long: `serve runs the API, the workers and the scheduler on the embedded engines: a
 Kafka-compatible log and a store in the data folder, no other server needed.
+
+With engines: distributed it runs the roles it is given, over Kafka, Cassandra,
+Redis and PostgreSQL, which "notifyd migrate up" prepares; any number of processes
+may have the same role:
+
+  api          takes requests
+  worker       calls providers; worker:push or worker:sms-bulk only those lanes
+  scheduler    releases what is due; run two
+  dispatcher   calls the URLs of triggers
+  operator     history, dead letters, jobs, audit, reconcile, purge; run two
+
 SIGTERM drains: no new requests, work in flight is finished; a second signal, half
 a second later or more, ends the process at once.`,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if role != app.RoleAll {
-				if !slices.Contains(app.Roles, role) {
-					return cli.Usage("--role %q: roles are %s", role, strings.Join(app.Roles, ", "))
-				}
-				return cli.Usage("--role %s: roles are spread over processes only with engines that processes share; the embedded ones belong to one process, which runs all", role)
-			}
 			extra := map[string]any{}
+			if len(roles) > 0 {
+				if _, err := app.ParseRoles(roles); err != nil {
+					return cli.Usage("--role %v", err)
+				}
+				extra["roles"] = roles
+			}
 			if data != "" {
 				extra["data_dir"] = data
 			}
@@ -92,7 +103,7 @@ a second later or more, ends the process at once.`,
 		},
 	}
 	cf.add(c)
-	c.Flags().StringVar(&role, "role", app.RoleAll, "what this process does: "+strings.Join(app.Roles, ", "))
+	c.Flags().StringSliceVar(&roles, "role", nil, "what this process does (default: the configuration's roles): "+strings.Join(app.Roles, ", "))
 	c.Flags().StringVar(&data, "data-dir", "", "folder of the embedded engines")
 	return c
 }
@@ -138,18 +149,6 @@ func newConfig(p *program) *cobra.Command {
 		},
 	}
 	c.AddCommand(check, show, example)
-	return c
-}
-
-func newMigrate(p *program) *cobra.Command {
-	c := &cobra.Command{Use: "migrate", Short: "Bring the stores to this version's format"}
-	c.AddCommand(&cobra.Command{
-		Use: "status", Short: "Say which formats the stores have", Args: cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error {
-			fmt.Fprintln(p.out, "embedded  the store carries its format and is opened, or refused, by serve; nothing to migrate")
-			return nil
-		},
-	})
 	return c
 }
 

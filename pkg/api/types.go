@@ -18,6 +18,7 @@ const (
 const (
 	HeaderIdempotencyKey      = "Idempotency-Key"
 	HeaderIdempotencyReplayed = "Idempotency-Replayed"
+	HeaderIdempotencyFallback = "Idempotency-Fallback" // AtLeastOnce: rather twice than not while nobody can look keys up
 	HeaderRequestID           = "X-Request-Id"
 	HeaderTraceparent         = "Traceparent"
 	HeaderTracestate          = "Tracestate"
@@ -25,6 +26,9 @@ const (
 	HeaderReason              = "Notify-Reason"   // why an operator changes something; for the audit log
 	HeaderAuditID             = "Notify-Audit-Id" // of an answer: the row of the audit log that a change was recorded as
 )
+
+// AtLeastOnce is the one value of HeaderIdempotencyFallback.
+const AtLeastOnce = "at-least-once"
 
 // Scopes of a token's claim "scope".
 const (

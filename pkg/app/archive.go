@@ -28,7 +28,7 @@ func (n *Node) buildArchive(ctx context.Context) (err error) {
 	}
 	n.archive, err = archive.Open(ctx, archive.Config{
 		// The feeds would count as seen by their callers what is archived.
-		Dir: c.Dir, Letters: n.store.DeadLetters(), Callers: n.feeds.Callers, History: n.history, Status: n.store.Status(), Meta: n.store.Meta(),
+		Dir: c.Dir, Letters: n.st.letters, Callers: n.feeds.Callers, History: n.own.history, Status: n.st.status, Meta: n.st.meta,
 		Every: c.Every, After: c.After, Wait: c.Wait, Bucket: bucket, Logger: n.log,
 		Written: func(kind string, lines int) { add(n.metrics.archiveLines, lines, kind) },
 		Failed:  func(error) { n.metrics.archiveFailures.Inc() },
@@ -58,7 +58,7 @@ func (n *Node) purgeLetters(ctx context.Context, now time.Time) error {
 			return err
 		}
 	}
-	_, err := n.store.DeadLetters().Purge(ctx, until)
+	_, err := n.st.letters.Purge(ctx, until)
 	return err
 }
 

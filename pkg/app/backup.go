@@ -29,12 +29,15 @@ const stagingName = "backup.staging"
 // after a restore the claim of the first keeps the second from being sent, as
 // after a crash between the two.
 func (n *Node) Backup(context.Context) (_ *Snapshot, err error) {
+	if n.own == nil {
+		return nil, &notify.Error{Kind: notify.KindUnavailable, Code: "backup_of_servers", Msg: "the engines are servers: back each up with its own tools (Cassandra and PostgreSQL hold what must survive)"}
+	}
 	if !n.backingUp.TryLock() {
 		return nil, &notify.Error{Kind: notify.KindConflict, Code: "backup_running", Msg: "a backup is being made; one at a time"}
 	}
 	dir := filepath.Join(n.cfg.DataDir, stagingName)
 	s := &Snapshot{n: n, dir: dir, manifest: backup.Manifest{
-		Created: time.Now().UTC().Truncate(time.Millisecond), Version: n.cfg.Version, StoreID: n.broker.StoreID(),
+		Created: time.Now().UTC().Truncate(time.Millisecond), Version: n.cfg.Version, StoreID: n.st.id,
 	}}
 	defer func() {
 		if err != nil {
@@ -48,12 +51,12 @@ func (n *Node) Backup(context.Context) (_ *Snapshot, err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	defer n.broker.HoldTrim()()
+	defer n.own.broker.HoldTrim()()
 	for k, gather := range []func() error{
-		func() error { return n.broker.CopyState(filepath.Join(dir, "log")) },
-		func() error { return n.history.Snapshot(filepath.Join(dir, "history")) },
-		func() error { return n.store.Checkpoint(filepath.Join(dir, "store")) },
-		func() error { return n.broker.CopyRecords(filepath.Join(dir, "log")) },
+		func() error { return n.own.broker.CopyState(filepath.Join(dir, "log")) },
+		func() error { return n.own.history.Snapshot(filepath.Join(dir, "history")) },
+		func() error { return n.own.store.Checkpoint(filepath.Join(dir, "store")) },
+		func() error { return n.own.broker.CopyRecords(filepath.Join(dir, "log")) },
 	} {
 		if k > 0 && n.seams.gathered != nil {
 			n.seams.gathered()

@@ -18,6 +18,15 @@ type Config struct {
 
 	DataDir string `koanf:"data_dir" doc:"folder of the embedded log and stores; empty: $XDG_DATA_HOME/notifyd"`
 
+	Engines   string    `koanf:"engines" doc:"embedded: log and stores in this process and its data_dir; distributed: the servers of kafka, cassandra, redis and postgres, which many processes share"`
+	Roles     []string  `koanf:"roles" doc:"what this process does, with engines: distributed: all, or some of api, worker (or worker:push, worker:sms-bulk, ...), scheduler, dispatcher, operator"`
+	Instance  string    `koanf:"instance" doc:"name of this process in leases and logs; empty: the host's name; each start adds what makes it unique"`
+	Kafka     Kafka     `koanf:"kafka"`
+	Cassandra Cassandra `koanf:"cassandra"`
+	Redis     Redis     `koanf:"redis"`
+	Postgres  Postgres  `koanf:"postgres"`
+	SQS       SQS       `koanf:"sqs"`
+
 	API struct {
 		Listen    string  `koanf:"listen" doc:"address of the API"`
 		Plaintext string  `koanf:"plaintext" doc:"where HTTP without TLS may listen: loopback, or anywhere, where something in front encrypts"`
@@ -181,6 +190,8 @@ type TwilioAccount struct {
 // and flags.
 func Default() Config {
 	var c Config
+	c.Engines, c.Roles = EnginesEmbedded, []string{RoleAll}
+	c.defaultServers()
 	c.API.Listen, c.API.Admin = "127.0.0.1:7420", "127.0.0.1:7421"
 	c.API.Plaintext = "loopback"
 	c.API.BodyMiB = 512

@@ -21,16 +21,24 @@ type conservation struct {
 
 func (n *Node) buildConservation() {
 	settle := n.seams.settle
+	var bodies func(context.Context, func([]byte) error) error
+	if n.st.bodies != nil {
+		bodies = func(ctx context.Context, fn func([]byte) error) error { return n.st.bodies(ctx, triggerQueue, fn) }
+	}
 	n.conserve.auditor = audit.New(audit.Config{
-		Log: logToAudit{n}, History: n.history, Status: n.store.Status(), Timers: n.store.Timers(), Cold: n.store.ColdTimers(),
-		Spill: n.store.Spill(), Schedules: n.later.schedules, Shards: n.cfg.Timers.Shards, First: firstTopics(), Settle: settle,
+		Log: logToAudit{n}, History: n.st.audited, Status: n.st.status, Timers: n.st.timers, Cold: n.st.cold,
+		Spill: n.st.spill, Schedules: n.later.schedules, Shards: n.cfg.Timers.Shards, First: firstTopics(), Settle: settle, Apart: n.own == nil, Born: time.Now(),
 		Triggers: &trigger.Auditor{
-			Triggers: n.store.Triggers(), Timers: n.store.Timers(), Cold: n.store.ColdTimers(), Shards: n.cfg.Timers.Shards, Settle: settle,
-			Queue: func(ctx context.Context, fn func([]byte) error) error {
-				return n.store.QueueBodies(ctx, triggerQueue, fn)
-			},
+			Triggers: n.st.triggers, Timers: n.st.timers, Cold: n.st.cold, Shards: n.cfg.Timers.Shards, Settle: settle,
+			Queue: bodies, Held: n.heldTriggers,
 		},
 	})
+}
+
+// heldTriggers is how many messages of triggers the delay queue holds.
+func (n *Node) heldTriggers(ctx context.Context) (int, error) {
+	d, err := n.later.queue.Depth(ctx)
+	return d.Ready + d.Delayed + d.InFlight, err
 }
 
 // Audit adds up what was accepted since then (zero: all that is kept). In a
@@ -48,7 +56,7 @@ func (n *Node) Audit(ctx context.Context, since time.Time) (api.Conservation, er
 }
 
 func (n *Node) auditable() error {
-	if n.role == RoleAPI {
+	if n.own != nil && !n.tasks.Operator {
 		return &notify.Error{Kind: notify.KindUnavailable, Code: "audit_unavailable", Msg: "this server's roles do not include what answers this"}
 	}
 	return nil
@@ -178,7 +186,10 @@ func (l logToAudit) Read(ctx context.Context, from, to map[stream.TopicPartition
 }
 
 func (l logToAudit) Lost(tp stream.TopicPartition, offset int64) bool {
-	for _, x := range l.n.broker.Losses() {
+	if l.n.own == nil {
+		return false
+	}
+	for _, x := range l.n.own.broker.Losses() {
 		if x.Topic == tp.Topic && x.Partition == tp.Partition && x.From <= offset && offset < x.To {
 			return true
 		}

@@ -101,7 +101,7 @@ func TestDamagedLog(t *testing.T) {
 	}
 	ctx, stop := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer stop()
-	if err := b.history.Sync(ctx, ends); err != nil {
+	if err := b.own.history.Sync(ctx, ends); err != nil {
 		t.Errorf("history does not reach the end: %v", err)
 	}
 	sent, err := b.client.Send(t.Context(), push("user-0", "next"), "")

@@ -43,6 +43,7 @@ var repairs = map[string]string{
 	"circuit":        "read the reason with notifyctl explain; config: correct the provider's credentials; else it closes by itself",
 	"provider":       "configure the provider (providers), if notifications of the channel are meant to go out",
 	"spill":          "nothing if it shrinks: otp and alert that came while the log was away are being drained; else look at the log",
+	"clock":          "let NTP or chrony set this machine's clock, then wait a few seconds",
 	"lag":            "look at the circuits and at the processor: more load comes than workers take",
 }
 
@@ -57,53 +58,27 @@ func repair(check string) string {
 
 // doctor looks at everything that can be wrong with this process.
 func (n *Node) doctor(ctx context.Context) (any, error) {
-	var fs []Finding
-	add := func(check string, bad bool, level, format string, args ...any) {
-		f := Finding{Check: check, Level: "ok", Detail: fmt.Sprintf(format, args...)}
-		if bad {
-			f.Level, f.Repair = level, repair(check)
-		}
-		fs = append(fs, f)
-	}
+	var fs findings
+	add := fs.add
 	used := func(part, of float64) { // says how full what was added last is
 		if of > 0 {
 			share := part / of
 			fs[len(fs)-1].Used = &share
 		}
 	}
-	use := n.broker.Guard().Usage()
-	add("log", use.Err != nil, "fail", "%d of %d MiB, fsync %s%s", use.LogBytes>>20, use.CapBytes>>20, use.Fsync.Round(10*time.Microsecond), suffix(use.Err))
-	used(float64(use.LogBytes), float64(use.CapBytes))
-	add("log size", use.LogBytes > use.CapBytes*3/4, "warn", "%.0f%% of the cap; trimmed behind sealed history and outcomes", 100*float64(use.LogBytes)/float64(use.CapBytes))
-	losses := n.losses()
-	for _, l := range losses {
-		add("log damage", true, "fail", "%s", l)
+	if n.own != nil {
+		n.doctorOwn(add, used)
+	} else {
+		n.doctorServers(ctx, &fs)
 	}
-	for _, t := range n.broker.Truncated() {
-		add("log damage", true, "fail", "%s", t)
-	}
-	for _, t := range n.broker.Torn() {
-		add("log tail", false, "", "%s/%d: a crash cut the write of offset %d short; it was not acknowledged", t.Topic, t.Partition, t.Offset)
-	}
-	add("log segments", len(losses) > 0, "fail", "%d ranges of acknowledged records are lost to damage%s", len(losses), n.settle(len(losses)))
-	add("positions", len(n.posLost) > 0, "fail", "%s", n.positionsText())
-	add("log durability", !n.cfg.Log.Sync, "warn", "fsync before an acknowledgement: %v", n.cfg.Log.Sync)
-	err := n.store.Err()
-	add("store", err != nil, "fail", "pebble%s", suffix(err))
-	if d, err := n.store.DiskUsage(); err == nil {
-		bad, level := diskLevel(d.Available, n.cfg.Log.MinFreeMiB)
-		add("disk", bad, level, "%d MiB free of %d; intake stops at %d", d.Available>>20, d.Total>>20, n.cfg.Log.MinFreeMiB)
-		used(float64(d.Total)-float64(d.Available), float64(d.Total))
-	}
-	damaged := n.history.Damaged()
-	add("history", len(damaged) > 0, "fail", "%d segments, %d damaged files", n.history.Stats().Segments, len(damaged))
 	if n.archive != nil {
 		s := n.archive.Status(time.Now())
 		bad, level := archiveLevel(s)
 		add("archive", bad, level, "%d files in %s, complete up to %s ago%s", s.Files, archivePlace(&n.cfg), s.Age.Round(time.Second), suffix(s.Err))
 	}
-	age := n.prefs.Age(time.Now())
-	add("preferences", !n.prefs.Fresh(time.Now()), "fail", "snapshot is %s old", age.Round(time.Millisecond))
+	if age := n.prefs.Age(time.Now()); n.own != nil || len(n.tasks.Lanes) > 0 {
+		add("preferences", !n.prefs.Fresh(time.Now()), "fail", "snapshot is %s old", age.Round(time.Millisecond))
+	}
 	for _, c := range n.health.Circuits(time.Now()) {
 		add("circuit "+c.Route, c.State != "closed" || !c.Blocked.IsZero(), "warn", "%s", strings.TrimSpace(c.State+" "+c.Reason))
 	}
@@ -117,7 +92,9 @@ func (n *Node) doctor(ctx context.Context) (any, error) {
 		_, ok := n.provs.byChannel[ch]
 		add("provider "+ch.String(), !ok, "warn", "configured: %v", ok)
 	}
-	if recs, bytes, oldest, err := n.store.Spill().Stats(ctx); err == nil {
+	if n.st.spill == nil {
+		add("spill", true, "warn", "there is none: otp and alert get 503 too while the log is away")
+	} else if recs, bytes, oldest, err := n.st.spill.Stats(ctx); err == nil {
 		add("spill", recs > 0, "warn", "%d records, %d bytes wait for the log%s", recs, bytes, since(oldest))
 	}
 	lags := n.lags()
@@ -126,6 +103,60 @@ func (n *Node) doctor(ctx context.Context) (any, error) {
 		add("lag "+l.among(lags), l.Lag > 1_000_000, "warn", "%d records behind, %d in flight", l.Lag, l.InFlight)
 	}
 	return fs, nil
+}
+
+// doctorOwn looks at engines that belong to this process. add tells of one thing,
+// used how full it is.
+func (n *Node) doctorOwn(add adder, used func(part, of float64)) {
+	use := n.own.broker.Guard().Usage()
+	add("log", use.Err != nil, "fail", "%d of %d MiB, fsync %s%s", use.LogBytes>>20, use.CapBytes>>20, use.Fsync.Round(10*time.Microsecond), suffix(use.Err))
+	used(float64(use.LogBytes), float64(use.CapBytes))
+	add("log size", use.LogBytes > use.CapBytes*3/4, "warn", "%.0f%% of the cap; trimmed behind sealed history and outcomes", 100*float64(use.LogBytes)/float64(use.CapBytes))
+	losses := n.losses()
+	for _, l := range losses {
+		add("log damage", true, "fail", "%s", l)
+	}
+	for _, t := range n.own.broker.Truncated() {
+		add("log damage", true, "fail", "%s", t)
+	}
+	for _, t := range n.own.broker.Torn() {
+		add("log tail", false, "", "%s/%d: a crash cut the write of offset %d short; it was not acknowledged", t.Topic, t.Partition, t.Offset)
+	}
+	add("log segments", len(losses) > 0, "fail", "%d ranges of acknowledged records are lost to damage%s", len(losses), n.settle(len(losses)))
+	add("positions", len(n.posLost) > 0, "fail", "%s", n.positionsText())
+	add("log durability", !n.cfg.Log.Sync, "warn", "fsync before an acknowledgement: %v", n.cfg.Log.Sync)
+	err := n.own.store.Err()
+	add("store", err != nil, "fail", "pebble%s", suffix(err))
+	if d, err := n.own.store.DiskUsage(); err == nil {
+		bad, level := diskLevel(d.Available, n.cfg.Log.MinFreeMiB)
+		add("disk", bad, level, "%d MiB free of %d; intake stops at %d", d.Available>>20, d.Total>>20, n.cfg.Log.MinFreeMiB)
+		used(float64(d.Total)-float64(d.Available), float64(d.Total))
+	}
+	damaged := n.own.history.Damaged()
+	add("history", len(damaged) > 0, "fail", "%d segments, %d damaged files", n.own.history.Stats().Segments, len(damaged))
+}
+
+// adder takes what a look found: of what, whether that is bad, how bad ("warn"
+// or "fail"), and what was seen.
+type adder func(check string, bad bool, level, format string, args ...any)
+
+// findings are what a doctor's look has found so far.
+type findings []Finding
+
+func (fs *findings) add(check string, bad bool, level, format string, args ...any) {
+	f := Finding{Check: check, Level: "ok", Detail: fmt.Sprintf(format, args...)}
+	if bad {
+		f.Level, f.Repair = level, repair(check)
+	}
+	*fs = append(*fs, f)
+}
+
+// told adds what an engine found, which says itself what to do.
+func (fs *findings) told(check, level, detail, repair string) {
+	if level == "ok" {
+		repair = ""
+	}
+	*fs = append(*fs, Finding{Check: check, Level: level, Detail: detail, Repair: repair})
 }
 
 // among is the name of a lag in a list: its group, and the topic where the group
@@ -159,7 +190,10 @@ type loss struct {
 
 // losses of the log, and who had read what.
 func (n *Node) losses() (out []loss) {
-	for _, l := range n.broker.Losses() {
+	if n.own == nil {
+		return nil
+	}
+	for _, l := range n.own.broker.Losses() {
 		out = append(out, loss{l, n.groupOf(l.Topic), slices.Contains(firstTopics(), l.Topic)})
 	}
 	return out
@@ -265,6 +299,9 @@ func (n *Node) pausedGroup(group string) bool {
 }
 
 func (n *Node) lags() []Lag {
+	if n.own == nil {
+		return n.sharedLags()
+	}
 	var out []Lag
 	for i, g := range n.groups {
 		from := len(out)

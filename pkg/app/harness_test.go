@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -112,7 +113,7 @@ func runAs(t *testing.T, role string, cfg Config, s seams, prepare ...func(*Node
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	l.cancel = cancel
-	go func() { l.done <- n.RunAs(ctx, role) }()
+	go func() { l.done <- n.RunAs(ctx, strings.Split(role, ",")...) }()
 	t.Cleanup(func() {
 		if err := l.stop(); err != nil && !t.Failed() {
 			t.Errorf("the node ended with %v", err)

@@ -6,7 +6,6 @@ import (
 	"math"
 
 	"github.com/notifyd/notifyd/pkg/engine"
-	"github.com/notifyd/notifyd/pkg/engine/memory"
 	"github.com/notifyd/notifyd/pkg/fault"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/ops"
@@ -14,20 +13,19 @@ import (
 	"github.com/notifyd/notifyd/pkg/trigger"
 )
 
-// buildJobs makes what runs operators' jobs. The embedded stores are one
-// process's, and so are the leases.
+// buildJobs makes what runs operators' jobs.
 func (n *Node) buildJobs() error {
-	n.audit = &ops.AuditLog{Store: n.store.Audit()}
+	n.audit = &ops.AuditLog{Store: n.st.audit}
 	mender, err := reconcile.New(reconcile.Config{
-		Triggers: n.later.reconciler, Audit: auditing{n}, History: n.history, Status: n.store.Status(), Timers: n.store.Timers(),
+		Triggers: n.later.reconciler, Audit: auditing{n}, History: n.st.history, Status: n.st.status, Timers: n.st.timers,
 		Schedules: n.later.schedules, Log: n.producer, Shards: n.cfg.Timers.Shards, Hit: fault.Hit,
 	})
 	if err != nil {
 		return err
 	}
 	n.jobs, err = ops.NewManager(ops.ManagerConfig{
-		Jobs: n.store.Jobs(), Letters: n.store.DeadLetters(), Status: n.store.Status(), History: n.history, Log: n.producer,
-		Triggers: n.later.reconciler, Lease: memory.NewLease(), Owner: n.broker.StoreID(), Audit: n.audit,
+		Jobs: n.st.jobs, Letters: n.st.letters, Status: n.st.status, History: n.st.history, Log: n.producer,
+		Triggers: n.later.reconciler, Lease: n.st.jobLease, Owner: n.owner, Audit: n.audit,
 		Reconcile: mender, Standing: n.stands, ApproveAbove: n.cfg.Jobs.ApproveAbove, Keep: n.cfg.Jobs.Keep, Most: n.cfg.Jobs.Most,
 		Logger: n.log, Hit: fault.Hit,
 	})

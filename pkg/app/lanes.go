@@ -37,7 +37,7 @@ type lanes struct {
 
 // openLanes reads what was paused before the workers are made.
 func openLanes(ctx context.Context, n *Node) (*lanes, error) {
-	l := &lanes{n: n, meta: n.store.Meta(), gates: map[notify.Lane]*worker.Gate{}, paused: map[string]pause{}}
+	l := &lanes{n: n, meta: n.st.meta, gates: map[notify.Lane]*worker.Gate{}, paused: map[string]pause{}}
 	b, err := l.meta.GetMeta(ctx, lanesMeta)
 	if err != nil {
 		return nil, err
@@ -55,6 +55,32 @@ func openLanes(ctx context.Context, n *Node) (*lanes, error) {
 	return l, nil
 }
 
+// follow reads what another process changed.
+func (l *lanes) follow(ctx context.Context) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.followLocked(ctx)
+}
+
+func (l *lanes) followLocked(ctx context.Context) error {
+	b, err := l.meta.GetMeta(ctx, lanesMeta)
+	if err != nil {
+		return err
+	}
+	now := map[string]pause{}
+	if len(b) > 0 {
+		if err := json.Unmarshal(b, &now); err != nil {
+			return err
+		}
+	}
+	l.paused = now
+	for _, lane := range notify.Lanes() {
+		_, shut := now[lane.String()]
+		l.gates[lane].Set(shut)
+	}
+	return nil
+}
+
 // Set pauses a lane or lets it go on; durable when it returns nil. A lane that
 // is paused already keeps who paused it first.
 func (l *lanes) Set(ctx context.Context, name string, to server.LaneChange) (api.Lane, error) {
@@ -64,6 +90,11 @@ func (l *lanes) Set(ctx context.Context, name string, to server.LaneChange) (api
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.n.own == nil { // another process may have changed it since
+		if err := l.followLocked(ctx); err != nil {
+			return api.Lane{}, err
+		}
+	}
 	if _, is := l.paused[name]; is != to.Paused {
 		next := map[string]pause{}
 		for k, v := range l.paused {

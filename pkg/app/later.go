@@ -10,9 +10,9 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
-	"github.com/notifyd/notifyd/pkg/engine/memory"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/outcome"
+	"github.com/notifyd/notifyd/pkg/prefs"
 	"github.com/notifyd/notifyd/pkg/schedule"
 	"github.com/notifyd/notifyd/pkg/stream"
 	"github.com/notifyd/notifyd/pkg/timer"
@@ -42,30 +42,43 @@ const (
 	purgeBatch      = 1000
 )
 
-// buildLater makes them. The embedded stores are one process's, so it owns every
-// shard, and needs no lease and no queue for near timers.
+// buildLater makes them. Over embedded stores one process owns every shard, and
+// needs no lease and no queue for near timers.
 func (n *Node) buildLater() error {
 	cfg := &n.cfg
 	l := &n.later
 	if err := n.keepShards(context.Background()); err != nil {
 		return err
 	}
-	l.queue = n.store.Queue(triggerQueue, triggerReceives)
+	queue, err := n.st.queue(triggerQueue, triggerReceives)
+	if err != nil {
+		return err
+	}
+	l.queue = queue
 	toLog, toQueue, toBacklog := timer.ToLog(n.producer), trigger.ToQueue(l.queue), trigger.ToBacklog(l.queue, trigger.BacklogPace{})
 	tc := timer.Config{
-		Store: n.store.Timers(), Schedules: n.store.Schedules(), Scheduled: n.store, Cold: n.store.ColdTimers(), Heartbeats: memory.NewHeartbeats(),
-		Owner: n.broker.StoreID(), Shards: cfg.Timers.Shards, CatchUpRate: cfg.Timers.CatchUpRate, Logger: n.log,
+		Store: n.st.timers, Schedules: n.st.schedules, Scheduled: n.st.scheduled, Cold: n.st.cold, Lease: n.st.lease, Heartbeats: n.st.beats,
+		Owner: n.owner, Shards: cfg.Timers.Shards, CatchUpRate: cfg.Timers.CatchUpRate, Logger: n.log,
 		Publish:   n.tracedRelease(func(ctx context.Context, ts []engine.Timer) error { return handOn(ctx, ts, toLog, toQueue) }),
 		CaughtUp:  n.tracedRelease(func(ctx context.Context, ts []engine.Timer) error { return handOn(ctx, ts, toLog, toBacklog) }),
 		Cancelled: n.cancelledTimers,
 		Events:    timer.Events{Released: n.metrics.released},
 	}
+	share := func(limit int) int { return limit }
+	if n.servers != nil {
+		tc.ClockOffset, tc.MaxClockOffset = n.servers.clock.offset, maxClockOffset
+		if tc.Queue, err = n.st.queue(nearQueue, nearReceives); err != nil {
+			return err
+		}
+		n.servers.dispatchers = newPeers(n.st.beats, "dispatchers", n.owner)
+		share = n.servers.dispatchers.share
+	}
 	l.timers = timer.New(tc)
 	l.schedules = schedule.New(schedule.Config{
-		Schedules: n.store.Schedules(), Timers: n.store.Timers(), Cold: n.store.ColdTimers(), Shards: cfg.Timers.Shards,
-		Park: l.timers.Park, Store: l.timers.ParkScheduled, Gate: n.broker.Guard().Disk,
+		Schedules: n.st.schedules, Timers: n.st.timers, Cold: n.st.cold, Shards: cfg.Timers.Shards,
+		Park: l.timers.Park, Store: l.timers.ParkScheduled, Gate: n.st.laterGate,
 		Forget: func(ctx context.Context, ts []engine.Timer) error {
-			return n.store.ForgetTimers(ctx, cfg.Timers.Shards, ts)
+			return n.st.scheduled.ForgetTimers(ctx, cfg.Timers.Shards, ts)
 		},
 		Ended: n.cancelledTimers, Guard: tc.Guard(), MaxDelay: cfg.Timers.MaxDelay, Logger: n.log,
 	})
@@ -80,31 +93,35 @@ func (n *Node) buildLater() error {
 	if n.tracer != nil {
 		rows = tracedRows{rows, n.tracer}
 	}
-	census := trigger.NewCensus(n.store.Triggers())
+	callers := n.st.callers
+	if n.own == nil { // a server is asked less often, and may be away
+		callers = prefs.NewCallers(callers)
+	}
+	census := trigger.NewCensus(n.st.triggers)
 	events := n.metrics.triggers()
 	if l.triggers, err = trigger.New(trigger.Config{
-		Triggers: n.store.Triggers(), Callers: n.store.Callers(), Idem: n.store.Idem(), Later: rows, Egress: l.egress, Census: census,
+		Triggers: n.st.triggers, Callers: callers, Idem: n.st.idem, Later: rows, Egress: l.egress, Census: census,
 		MaxDelay: cfg.Timers.MaxDelay, Jitter: cfg.Timers.Jitter, MaxPending: cfg.Triggers.MaxPending, Keep: cfg.Intake.Idempotency,
-		Gate: n.broker.Guard().Disk, Events: events, Logger: n.log,
+		Gate: n.st.laterGate, Events: events, Logger: n.log,
 	}); err != nil {
 		return err
 	}
 	if l.dispatcher, err = trigger.NewDispatcher(trigger.DispatcherConfig{
-		Triggers: n.store.Triggers(), Callers: n.store.Callers(), Queue: l.queue, Later: rows, Dead: deadTriggers{n.producer},
-		Egress: l.egress, Census: census, CallerInFlight: cfg.Triggers.CallerInFlight, MaxInFlight: cfg.Triggers.InFlight,
+		Triggers: n.st.triggers, Callers: callers, Queue: l.queue, Later: rows, Dead: deadTriggers{n.producer},
+		Egress: l.egress, Census: census, CallerInFlight: cfg.Triggers.CallerInFlight, Share: share, MaxInFlight: cfg.Triggers.InFlight,
 		Drain: cfg.Workers.Drain, Events: events, Logger: n.log, Tracer: n.tracer,
 	}); err != nil {
 		return err
 	}
 	l.reconciler, err = trigger.NewReconciler(trigger.ReconcilerConfig{
-		Triggers: n.store.Triggers(), Timers: n.store.Timers(), Shards: cfg.Timers.Shards, Later: rows, Dead: deadTriggers{n.producer},
+		Triggers: n.st.triggers, Timers: n.st.timers, Shards: cfg.Timers.Shards, Later: rows, Dead: deadTriggers{n.producer},
 		Census: census, Events: events, Logger: n.log,
 	})
 	if err != nil {
 		return err
 	}
 	l.teller, err = outcome.New(outcome.Config{
-		Letters: n.feeds, Callers: n.store.Callers(), Meta: n.store.Meta(), Triggers: l.triggers, Logger: n.log,
+		Letters: n.feeds, Callers: n.st.callers, Meta: n.st.meta, Triggers: l.triggers, Logger: n.log,
 		Told: func(k int) { n.metrics.outcomesTold.Add(float64(k)) }, Refused: func(code string) { add(n.metrics.outcomesRefused, 1, code) },
 	})
 	return err
@@ -115,11 +132,14 @@ type disk func() error
 
 func (d disk) Err() error { return d() }
 
+// shardsMeta is the row with that number.
+const shardsMeta = "timer_shards"
+
 // keepShards remembers how many shards a store's timers are spread over, at its
 // first start: with another number their rows would not be found again.
 func (n *Node) keepShards(ctx context.Context) error {
-	const name = "timer_shards"
-	stored, err := n.store.Meta().GetMeta(ctx, name)
+	const name = shardsMeta
+	stored, err := n.st.meta.GetMeta(ctx, name)
 	if err != nil {
 		return err
 	}
@@ -128,7 +148,7 @@ func (n *Node) keepShards(ctx context.Context) error {
 	case want:
 		return nil
 	case "":
-		return n.store.Meta().PutMeta(ctx, name, []byte(want))
+		return n.st.meta.PutMeta(ctx, name, []byte(want))
 	}
 	return notify.Invalid("bad_config", "timers.shards", "is "+want+", but the timers of this store are spread over "+string(stored)+" shards; set it to "+string(stored)+", or use another data_dir")
 }
@@ -230,7 +250,7 @@ func (n *Node) reconcile(ctx context.Context) error {
 // purgeTerminal forgets triggers that ended 30 days ago.
 func (n *Node) purgeTerminal(ctx context.Context) error {
 	for {
-		k, err := n.store.Triggers().Purge(ctx, time.Now().Add(-purgeTriggers).UnixMilli(), purgeBatch)
+		k, err := n.st.triggers.Purge(ctx, time.Now().Add(-purgeTriggers).UnixMilli(), purgeBatch)
 		if err != nil || k < purgeBatch {
 			return err
 		}
@@ -287,15 +307,25 @@ func (c circuits) Set(name, to string) (api.Circuit, error) {
 		}
 		return api.Circuit{}, notify.NotFound("circuit")
 	}
+	if to != "open" && to != "closed" {
+		to = "reset"
+	}
+	if err := c.n.keepPin(context.Background(), caller, to); err != nil {
+		return api.Circuit{}, err
+	}
+	got, err := c.n.setCircuit(caller, to)
+	return callerCircuit(got), err
+}
+
+// setCircuit holds a caller's circuit in this process, or lets it go.
+func (n *Node) setCircuit(caller, to string) (trigger.Circuit, error) {
 	switch to {
 	case "open":
-		got, err := c.n.later.dispatcher.PinCircuit(caller, trigger.PinnedOpen)
-		return callerCircuit(got), err
+		return n.later.dispatcher.PinCircuit(caller, trigger.PinnedOpen)
 	case "closed":
-		got, err := c.n.later.dispatcher.PinCircuit(caller, trigger.PinnedClosed)
-		return callerCircuit(got), err
+		return n.later.dispatcher.PinCircuit(caller, trigger.PinnedClosed)
 	}
-	return callerCircuit(c.n.later.dispatcher.ResetCircuit(caller)), nil
+	return n.later.dispatcher.ResetCircuit(caller), nil
 }
 
 func (n *Node) checkURL(ctx context.Context, raw string) (api.URLVerdict, error) {

@@ -77,6 +77,7 @@ func Load(files, environ []string, flags map[string]any) (Loaded, error) {
 		Result: &cfg, WeaklyTypedInput: true, TagName: "koanf",
 	}})
 	refused := append(undecodable(err, defaults, k.Get), cfg.validate()...)
+	refused = append(refused, openSecrets(&Loaded{cfg, origin})...)
 	slices.SortStableFunc(refused, func(a, b problem) int { return strings.Compare(a.key, b.key) })
 	for _, p := range refused {
 		p.origin = originOf(origin, p.key)
@@ -168,6 +169,7 @@ func distance(a, b string) int {
 type field struct {
 	key, doc string
 	value    reflect.Value
+	secret   bool
 }
 
 func flatten(c Config) map[string]field {
@@ -184,7 +186,7 @@ func flatten(c Config) map[string]field {
 				walk(key+".", v.Field(i))
 				continue
 			}
-			out[key] = field{key, t.Tag.Get("doc"), v.Field(i)}
+			out[key] = field{key, t.Tag.Get("doc"), v.Field(i), t.Tag.Get("secret") != ""}
 		}
 	}
 	walk("", reflect.ValueOf(c))
@@ -203,16 +205,20 @@ func (l Loaded) Print() string {
 				origin = o
 			}
 		}
-		fmt.Fprintf(&b, "%-36s %-40s # %s\n", key+":", show(fs[key].value), origin)
+		fmt.Fprintf(&b, "%-36s %-40s # %s\n", key+":", show(fs[key]), origin)
 	}
 	return b.String()
 }
 
-func show(v reflect.Value) string {
+func show(f field) string {
+	v := f.value
 	switch x := v.Interface().(type) {
 	case time.Duration:
 		return x.String()
 	case string:
+		if f.secret && x != "" {
+			return "(set, not shown)"
+		}
 		return strconv.Quote(x)
 	case []TwilioAccount:
 		ids := make([]string, len(x))

@@ -27,31 +27,31 @@ import (
 type metrics struct {
 	registry *prometheus.Registry
 
-	accepted, rejected, refused, replayed, spilled *prometheus.CounterVec
-	requests                                       *prometheus.CounterVec
-	requestSeconds                                 *prometheus.HistogramVec
-	inFlight                                       prometheus.Gauge
-	turnedAway                                     *prometheus.CounterVec
-	outcomes, codes                                *prometheus.CounterVec
-	callSeconds, ageSeconds, outcomeSeconds        *prometheus.HistogramVec
-	resumed, duplicates, parked                    *prometheus.CounterVec
-	poison, panics, handlerFailures, resets        *prometheus.CounterVec
-	timersReleased                                 prometheus.Counter
-	timerLate                                      prometheus.Histogram
-	storeStalled                                   prometheus.Gauge
-	receiptRows                                    *prometheus.CounterVec
-	triggersEnded, triggersDeferred                *prometheus.CounterVec
-	triggersCreated, triggersDead                  prometheus.Counter
-	claimsLost, triggerSwaps                       prometheus.Counter
-	callbackSeconds                                *prometheus.HistogramVec
-	triggerLate                                    prometheus.Histogram
-	reconciles, reconcileFindings                  *prometheus.CounterVec
-	outcomesTold                                   prometheus.Counter
-	outcomesRefused                                *prometheus.CounterVec
-	archiveLines                                   *prometheus.CounterVec
-	archiveFailures                                prometheus.Counter
-	spansExported                                  prometheus.Counter
-	spansDropped                                   *prometheus.CounterVec
+	accepted, rejected, refused, replayed, unguarded, spilled *prometheus.CounterVec
+	requests                                                  *prometheus.CounterVec
+	requestSeconds                                            *prometheus.HistogramVec
+	inFlight                                                  prometheus.Gauge
+	turnedAway                                                *prometheus.CounterVec
+	outcomes, codes                                           *prometheus.CounterVec
+	callSeconds, ageSeconds, outcomeSeconds                   *prometheus.HistogramVec
+	resumed, duplicates, parked                               *prometheus.CounterVec
+	poison, panics, handlerFailures, resets                   *prometheus.CounterVec
+	timersReleased                                            prometheus.Counter
+	timerLate                                                 prometheus.Histogram
+	storeStalled                                              prometheus.Gauge
+	receiptRows                                               *prometheus.CounterVec
+	triggersEnded, triggersDeferred                           *prometheus.CounterVec
+	triggersCreated, triggersDead                             prometheus.Counter
+	claimsLost, triggerSwaps                                  prometheus.Counter
+	callbackSeconds                                           *prometheus.HistogramVec
+	triggerLate                                               prometheus.Histogram
+	reconciles, reconcileFindings                             *prometheus.CounterVec
+	outcomesTold                                              prometheus.Counter
+	outcomesRefused                                           *prometheus.CounterVec
+	archiveLines                                              *prometheus.CounterVec
+	archiveFailures                                           prometheus.Counter
+	spansExported                                             prometheus.Counter
+	spansDropped                                              *prometheus.CounterVec
 }
 
 func newMetrics(n *Node) *metrics {
@@ -76,6 +76,7 @@ func newMetrics(n *Node) *metrics {
 	m.rejected = counter("rejected_receivers_total", "Receivers and batch items refused by intake.", "code")
 	m.refused = counter("refused_requests_total", "Whole requests refused or failed at intake.", "code")
 	m.replayed = counter("replayed_requests_total", "Requests answered again from their idempotency key.", "how")
+	m.unguarded = counter("unguarded_requests_total", "Requests taken without their idempotency key, which could not be looked up.", "route")
 	m.spilled = counter("spilled_records_total", "Records put into the spill buffer while the log was away.")
 	m.requests = counter("http_requests_total", "Requests answered by the API.", "route", "method", "status")
 	m.requestSeconds = histogram("http_request_seconds", "Time from the first byte of a request to the end of its answer.", seconds, "route")
@@ -147,8 +148,9 @@ func (m *metrics) http() server.Hooks {
 			m.requests.WithLabelValues(route, method, statusText(status)).Inc()
 			m.requestSeconds.WithLabelValues(route).Observe(took.Seconds())
 		},
-		InFlight: func(d int) { m.inFlight.Add(float64(d)) },
-		Refused:  func(reason string) { add(m.turnedAway, 1, reason) },
+		Unguarded: func(name string) { add(m.unguarded, 1, name) },
+		InFlight:  func(d int) { m.inFlight.Add(float64(d)) },
+		Refused:   func(reason string) { add(m.turnedAway, 1, reason) },
 	}
 }
 
@@ -349,19 +351,9 @@ func (c *nodeCollector) Collect(ch chan<- prometheus.Metric) {
 		}
 		return 0
 	}
-	use := n.broker.Guard().Usage()
-	gauge(descLogBytes, float64(use.LogBytes))
-	gauge(descLogCap, float64(use.CapBytes))
-	gauge(descLogOpen, truth(use.Err == nil))
-	gauge(descLogFsync, use.Fsync.Seconds())
-	gauge(descFree, float64(use.Free))
-	consumed, lost := int64(0), int64(0)
-	for _, l := range n.losses() {
-		consumed += l.consumed()
-		lost += l.Records() - l.consumed()
+	if n.own != nil {
+		n.own.collect(gauge, n.losses())
 	}
-	gauge(descLost, float64(consumed), "yes")
-	gauge(descLost, float64(lost), "no")
 	behind := map[string]Lag{} // by group, over its topics
 	for _, l := range n.lags() {
 		sum := behind[l.Group]
@@ -376,6 +368,56 @@ func (c *nodeCollector) Collect(ch chan<- prometheus.Metric) {
 	for _, r := range n.health.Circuits(now) {
 		gauge(descCircuit, truth(r.State == limit.Closed.String() && r.Blocked.IsZero()), r.Route)
 	}
+	// A process tells of what it does: of the rest it knows nothing that is new.
+	if n.does(func(t Tasks) bool { return t.Scheduler }) {
+		n.collectTimers(ch, gauge)
+	}
+	if q, err := n.later.queue.Depth(context.Background()); err == nil {
+		gauge(descQueue, float64(q.Ready), "ready")
+		gauge(descQueue, float64(q.Delayed), "delayed")
+		gauge(descQueue, float64(q.InFlight), "in_flight")
+		gauge(descQueue, float64(q.Dead), "dead")
+		gauge(descBacklog, float64(q.Backlog))
+	}
+	if n.does(func(t Tasks) bool { return len(t.Lanes) > 0 }) {
+		gauge(descPrefs, n.prefs.Age(now).Seconds())
+		gauge(descCancels, n.cancels.Age(now).Seconds())
+	}
+	if n.does(func(t Tasks) bool { return t.Operator }) {
+		if failed, err := n.feeds.OldestUnseen(context.Background()); err == nil {
+			gauge(descUnseen, ageOf(failed, now))
+		}
+	}
+	age, wait := 0.0, 0.0
+	if n.archive != nil {
+		s := n.archive.Status(now)
+		age, wait = s.Age.Seconds(), s.Wait.Seconds()
+	}
+	gauge(descArchive, age)
+	gauge(descArchWait, wait)
+	for l, g := range n.lanes.gates {
+		gauge(descPaused, truth(g.IsShut()), l.String())
+	}
+	if rep := n.conserve.last.Load(); rep != nil {
+		for _, class := range api.DriftClasses {
+			gauge(descDrift, float64(rep.Classes[class]), class)
+		}
+		gauge(descAudited, now.Sub(rep.At).Seconds())
+	}
+	if n.st.spill == nil {
+		return
+	}
+	if recs, _, oldest, err := n.st.spill.Stats(context.Background()); err == nil {
+		gauge(descSpill, float64(recs))
+		gauge(descSpillAge, ageOf(oldest, now))
+	}
+}
+
+// does reports whether the process has a task; one with engines of its own has all.
+func (n *Node) does(task func(Tasks) bool) bool { return n.own != nil || task(n.tasks) }
+
+// collectTimers are the metrics of the timer engine.
+func (n *Node) collectTimers(ch chan<- prometheus.Metric, gauge func(d *prometheus.Desc, v float64, labels ...string)) {
 	st := n.later.timers.Stats()
 	gauge(descTimers, float64(st.Pending))
 	gauge(descShards, float64(len(st.Shards)))
@@ -400,42 +442,31 @@ func (c *nodeCollector) Collect(ch chan<- prometheus.Metric) {
 	count(descTookOver, st.TookOver)
 	count(descShardsGo, st.Lost)
 	count(descTimerErr, st.PublishFailures)
-	if q, err := n.later.queue.Depth(context.Background()); err == nil {
-		gauge(descQueue, float64(q.Ready), "ready")
-		gauge(descQueue, float64(q.Delayed), "delayed")
-		gauge(descQueue, float64(q.InFlight), "in_flight")
-		gauge(descQueue, float64(q.Dead), "dead")
-		gauge(descBacklog, float64(q.Backlog))
+}
+
+// collect are the gauges of engines that belong to this process.
+func (e *embedded) collect(gauge func(d *prometheus.Desc, v float64, labels ...string), losses []loss) {
+	use := e.broker.Guard().Usage()
+	gauge(descLogBytes, float64(use.LogBytes))
+	gauge(descLogCap, float64(use.CapBytes))
+	open := 0.0
+	if use.Err == nil {
+		open = 1
 	}
-	gauge(descPrefs, n.prefs.Age(now).Seconds())
-	gauge(descCancels, n.cancels.Age(now).Seconds())
-	if failed, err := n.feeds.OldestUnseen(context.Background()); err == nil {
-		gauge(descUnseen, ageOf(failed, now))
+	gauge(descLogOpen, open)
+	gauge(descLogFsync, use.Fsync.Seconds())
+	gauge(descFree, float64(use.Free))
+	consumed, lost := int64(0), int64(0)
+	for _, l := range losses {
+		consumed += l.consumed()
+		lost += l.Records() - l.consumed()
 	}
-	age, wait := 0.0, 0.0
-	if n.archive != nil {
-		s := n.archive.Status(now)
-		age, wait = s.Age.Seconds(), s.Wait.Seconds()
-	}
-	gauge(descArchive, age)
-	gauge(descArchWait, wait)
-	h := n.history.Stats()
+	gauge(descLost, float64(consumed), "yes")
+	gauge(descLost, float64(lost), "no")
+	h := e.history.Stats()
 	gauge(descHistory, float64(h.Bytes))
 	gauge(descTail, float64(h.Tail))
-	gauge(descStore, float64(n.store.Metrics().DiskBytes))
-	for l, g := range n.lanes.gates {
-		gauge(descPaused, truth(g.IsShut()), l.String())
-	}
-	if rep := n.conserve.last.Load(); rep != nil {
-		for _, class := range api.DriftClasses {
-			gauge(descDrift, float64(rep.Classes[class]), class)
-		}
-		gauge(descAudited, now.Sub(rep.At).Seconds())
-	}
-	if recs, _, oldest, err := n.store.Spill().Stats(context.Background()); err == nil {
-		gauge(descSpill, float64(recs))
-		gauge(descSpillAge, ageOf(oldest, now))
-	}
+	gauge(descStore, float64(e.store.Metrics().DiskBytes))
 }
 
 // ageOf is how many seconds lie between a moment (ms since 1970) and now; 0

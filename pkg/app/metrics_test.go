@@ -194,6 +194,7 @@ func feed(m *metrics) {
 	h.InFlight(1)
 	h.InFlight(-1)
 	h.Refused("reason")
+	h.Unguarded("POST /v1/notifications")
 	lane := notify.Lane{Channel: notify.Push}
 	w := m.worker(&ops.Tail[api.Event]{}, func(*notify.Envelope) {})
 	info := worker.SettledInfo{Lane: lane, Envelope: &notify.Envelope{}, Codes: map[string]int{"code": 1}, Called: time.Millisecond}

@@ -18,9 +18,6 @@ import (
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/archive"
 	"github.com/notifyd/notifyd/pkg/engine"
-	"github.com/notifyd/notifyd/pkg/engine/kfake"
-	"github.com/notifyd/notifyd/pkg/engine/memory"
-	"github.com/notifyd/notifyd/pkg/engine/pebble"
 	"github.com/notifyd/notifyd/pkg/history"
 	"github.com/notifyd/notifyd/pkg/intake"
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -34,29 +31,18 @@ import (
 	"github.com/notifyd/notifyd/pkg/worker"
 )
 
-// Roles of a process.
-const (
-	RoleAll       = "all"
-	RoleAPI       = "api"
-	RoleWorker    = "worker"
-	RoleScheduler = "scheduler"
-)
-
-// Roles lists the roles a process may take.
-var Roles = []string{RoleAll, RoleAPI, RoleWorker, RoleScheduler}
-
 // Node is one notifyd process.
 type Node struct {
 	cfg Config
 	log *slog.Logger
 
-	store         *pebble.Store
-	limits        *memory.Limits
-	broker        *kfake.Broker
+	st            stores
+	own           *embedded // nil: the engines are servers
+	servers       *servers  // nil: they are this process's own
+	owner         string    // names this process, unlike any other over the same stores
 	producer      *stream.Producer
 	reader        *stream.Reader
 	admin         *stream.Admin
-	history       *history.Store
 	prefs         *prefs.Service
 	cancels       *prefs.Cancels
 	later         later
@@ -74,9 +60,10 @@ type Node struct {
 	metrics       *metrics
 	rates         *rates
 	tail          *ops.Tail[api.Event]
-	lock          *Lock        // of the data folder
-	listener      net.Listener // of the API; the server's once there is one
-	adminListener net.Listener // likewise; nil: none
+	closers       []func() error // of engines that are servers, in the order they were opened
+	lock          *Lock          // of the data folder
+	listener      net.Listener   // of the API; the server's once there is one
+	adminListener net.Listener   // likewise; nil: none
 	progress      func(step string)
 	served        bool     // the server has run, and closed its listeners
 	posLost       []string // positions the log had lost when it was opened
@@ -89,7 +76,7 @@ type Node struct {
 	audit         *ops.AuditLog
 	conserve      conservation
 	lanes         *lanes
-	role          string        // set by RunAs
+	tasks         Tasks         // set by RunAs
 	tracer        *trace.Tracer // nil: no collector is configured
 }
 
@@ -101,9 +88,10 @@ type seams struct {
 	gathered   func()        // between two parts of a backup
 	provider   func(worker.Provider) worker.Provider
 	cancels    func(engine.Cancels) engine.Cancels
-	settle     time.Duration // between two looks of an audit
-	traceQueue int           // spans that wait for the collector
-	traceEvery time.Duration // how long a span waits for others
+	settle     time.Duration                            // between two looks of an audit
+	traceQueue int                                      // spans that wait for the collector
+	traceEvery time.Duration                            // how long a span waits for others
+	servers    func(ctx context.Context, n *Node) error // in place of the servers: fills st but for what useServers does
 }
 
 // Option is something a process is given that no configuration says.
@@ -151,18 +139,18 @@ func newNode(cfg Config, log *slog.Logger, seams seams, opts ...Option) (_ *Node
 func (n *Node) build() error {
 	cfg := &n.cfg
 	var err error
-	if n.prefs, err = prefs.New(n.store.Prefs(), prefs.Config{Log: n.log}); err != nil {
+	if n.prefs, err = prefs.New(n.st.prefs, prefs.Config{Log: n.log}); err != nil {
 		return err
 	}
-	cancels := n.store.Cancels()
+	cancels := n.st.cancels
 	if n.seams.cancels != nil {
 		cancels = n.seams.cancels(cancels)
 	}
 	if n.cancels, err = prefs.NewCancels(cancels, prefs.Config{Log: n.log}); err != nil {
 		return err
 	}
-	n.asked = outcome.NewAsked(n.store.Callers(), n.log)
-	if n.feeds, err = ops.OpenFeeds(context.Background(), n.store.DeadLetters(), n.store.Meta()); err != nil {
+	n.asked = outcome.NewAsked(n.st.callers, n.log)
+	if n.feeds, err = ops.OpenFeeds(context.Background(), n.st.letters, n.st.meta); err != nil {
 		return err
 	}
 	if err = n.buildArchive(context.Background()); err != nil {
@@ -171,13 +159,13 @@ func (n *Node) build() error {
 	if err = n.buildLater(); err != nil {
 		return err
 	}
-	if n.provs, err = newProviders(cfg, n.limits, n.log); err != nil {
+	if n.provs, err = newProviders(cfg, n.st.limits, n.log); err != nil {
 		return err
 	}
 	if n.health, err = worker.NewHealth(cfg.breaker(), n.log); err != nil {
 		return err
 	}
-	n.commit = worker.NewCommitter(worker.CommitterConfig{Put: n.store.Status().Put, Logger: n.log, Stalled: n.metrics.stalled})
+	n.commit = worker.NewCommitter(worker.CommitterConfig{Put: n.st.status.Put, Logger: n.log, Stalled: n.metrics.stalled})
 	if n.lanes, err = openLanes(context.Background(), n); err != nil {
 		return err
 	}
@@ -187,7 +175,7 @@ func (n *Node) build() error {
 		}
 	}
 	index, err := stream.NewGroup(stream.GroupConfig{
-		Conn: n.conn(), Group: ops.DeadLetterGroup, Topics: []string{notify.TopicFailed, trigger.TopicDLQ}, DrainTimeout: n.cfg.Workers.Drain,
+		Conn: n.st.conn, Group: ops.DeadLetterGroup, Topics: []string{notify.TopicFailed, trigger.TopicDLQ}, DrainTimeout: n.cfg.Workers.Drain,
 		Events: n.metrics.group(n.log),
 	}, &ops.Indexer{Store: n.later.teller.Watch(n.feeds), Logger: n.log, Decode: map[string]func([]byte) (engine.DeadLetter, error){trigger.TopicDLQ: triggerLetter}, Undecodable: func(topic string) { add(n.metrics.poison, 1, topic) }})
 	if err != nil {
@@ -197,13 +185,16 @@ func (n *Node) build() error {
 	if err := n.buildOutcomes(); err != nil {
 		return err
 	}
+	if err := n.buildServers(); err != nil {
+		return err
+	}
 	n.intake, err = intake.New(intake.Stores{
-		Log: n.counted(), Partitions: n.broker.Partitions, Idem: n.store.Idem(), Campaigns: n.store.Campaigns(),
-		Cancels: n.store.Cancels(), Spill: n.store.Spill(), Gate: n.broker.Guard(), Later: n.tracedLater(), LaterGate: disk(n.broker.Guard().Disk),
+		Log: n.counted(), Partitions: n.st.partitions, Idem: n.st.idem, Campaigns: n.st.campaigns,
+		Cancels: n.st.cancels, Spill: n.st.spill, Gate: n.st.gate, Later: n.tracedLater(), LaterGate: disk(n.st.laterGate),
 	}, intake.Config{
 		MaxDelay: cfg.Timers.MaxDelay, Jitter: cfg.Timers.Jitter,
 		Refuse: refusals(cfg.Intake.Refuse), SMS: categories(cfg.Intake.SMS), Keep: cfg.Intake.Idempotency,
-		SpillBytes: int64(cfg.Intake.SpillMiB) << 20, Keys: intake.ExclusiveKeys, Events: n.metrics.intake(), Logger: n.log,
+		SpillBytes: int64(cfg.Intake.SpillMiB) << 20, Keys: n.st.keys, Events: n.metrics.intake(), Logger: n.log,
 	})
 	if err != nil {
 		return err
@@ -226,9 +217,9 @@ func (n *Node) lane(l notify.Lane) error {
 	}
 	for _, role := range []worker.Role{worker.First, worker.Retries} {
 		w := worker.New(worker.Config{
-			Lane: l, Role: role, Order: n.cfg.order(l), Holds: n.store.Holds(), Window: set.Window, Ahead: set.Ahead, InFlight: set.InFlight,
+			Lane: l, Role: role, Order: n.cfg.order(l), Holds: n.st.holds, Window: set.Window, Ahead: set.Ahead, InFlight: set.InFlight,
 			MaxRetries: n.cfg.Workers.MaxRetries, BatchAge: n.cfg.Workers.BatchAge, CallLimit: n.cfg.Workers.CallLimit,
-			Routes: n.provs.routes(l.Channel), Log: n.producer, Status: n.store.Status(), Committer: n.commit,
+			Routes: n.provs.routes(l.Channel), Log: n.producer, Status: n.st.status, Committer: n.commit,
 			Prefs: preferences{n.prefs.Snapshot(), n.prefs}, Cancels: n.cancels, Parker: n.later.timers,
 			Provider: prov, Health: n.health, Gate: n.lanes.gates[l], Events: n.metrics.worker(n.tail, n.observe), Logger: n.log, Seen: n.seen, Tells: n.asked.Tells, Tracer: n.tracer,
 		})
@@ -237,7 +228,7 @@ func (n *Node) lane(l notify.Lane) error {
 			topic, group = l.DLQTopic(), l.RetryGroup()
 		}
 		g, err := stream.NewGroup(stream.GroupConfig{
-			Conn: n.conn(), Group: group, Topics: []string{topic}, DrainTimeout: n.cfg.Workers.Drain,
+			Conn: n.st.conn, Group: group, Topics: []string{topic}, DrainTimeout: n.cfg.Workers.Drain,
 			MaxInFlight: worker.MaxRecords, MaxPollRecords: worker.MaxPoll,
 			Poison: (&stream.Poisoner{Log: n.producer}).Poison, Events: n.metrics.group(n.log),
 		}, w)
@@ -287,7 +278,7 @@ func (n *Node) seen(ctx context.Context, row *notify.Row) (map[uint32]struct{}, 
 		err = notify.DecodeEnvelope(rec.Value, &env)
 	case kind == notify.KindGone, kind == notify.KindNotFound:
 		var kept engine.Found
-		kept, err = n.history.Copy(row.Key.Chunk, row.Digest)
+		kept, err = n.st.firstCopy(ctx, row.Key.Chunk, row.Digest)
 		env = kept.Envelope
 	}
 	if err != nil {
@@ -325,8 +316,8 @@ func (n *Node) Addr() string { return n.server.Addr() }
 // Admin is where metrics and pprof are; empty: nowhere.
 func (n *Node) Admin() string { return n.server.AdminAddr() }
 
-// Kafka is where the embedded log listens.
-func (n *Node) Kafka() string { return n.broker.Addr() }
+// Kafka is where the log listens: the embedded one, or the first of the brokers.
+func (n *Node) Kafka() string { return n.st.conn.Brokers[0] }
 
 // Close frees what New opened, in the reverse order.
 func (n *Node) Close() error {
@@ -342,8 +333,8 @@ func (n *Node) Close() error {
 		}
 	}
 	n.tracer.Close()
-	if n.history != nil {
-		errs = append(errs, n.history.Close())
+	if n.own != nil && n.own.history != nil {
+		errs = append(errs, n.own.history.Close())
 	}
 	if n.admin != nil {
 		n.admin.Close()
@@ -354,11 +345,14 @@ func (n *Node) Close() error {
 	if n.producer != nil {
 		n.producer.Close()
 	}
-	if n.broker != nil {
-		errs = append(errs, n.broker.Close())
+	if n.own != nil && n.own.broker != nil {
+		errs = append(errs, n.own.broker.Close())
 	}
-	if n.store != nil {
-		errs = append(errs, n.store.Close())
+	if n.own != nil && n.own.store != nil {
+		errs = append(errs, n.own.store.Close())
+	}
+	for i := len(n.closers) - 1; i >= 0; i-- {
+		errs = append(errs, n.closers[i]())
 	}
 	if n.lock != nil { // last: who gets it finds all of it free
 		errs = append(errs, n.lock.Close())

@@ -42,14 +42,14 @@ func TestRestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	a.becomes(t, sent.NotificationID, "DELIVERED")
-	store := a.broker.StoreID()
+	store := a.own.broker.StoreID()
 	if err := a.stop(); err != nil {
 		t.Fatal(err)
 	}
 
 	b := run(t, cfg, seams{}, count)
-	if b.broker.StoreID() != store {
-		t.Errorf("the store's id is %s, was %s", b.broker.StoreID(), store)
+	if b.own.broker.StoreID() != store {
+		t.Errorf("the store's id is %s, was %s", b.own.broker.StoreID(), store)
 	}
 	again, err := b.client.Send(t.Context(), push("ann", "first"), "key-1")
 	if err != nil || again.NotificationID != sent.NotificationID {
@@ -308,7 +308,7 @@ func TestTrimStaysBehindSealedHistory(t *testing.T) {
 			t.Fatal(err)
 		}
 		trimmed := false
-		sealed := l.history.Sealed()
+		sealed := l.own.history.Sealed()
 		for tp, at := range starts {
 			if at > sealed[history.Part(tp)] {
 				t.Fatalf("%v begins at %d, history is sealed to %d", tp, at, sealed[history.Part(tp)])
@@ -337,7 +337,7 @@ func TestTrimStaysBehindSealedHistory(t *testing.T) {
 		}
 		return false
 	})
-	if err := late.broker.TrimOnce(late.safe()); err != nil {
+	if err := late.own.broker.TrimOnce(late.safe()); err != nil {
 		t.Fatal(err)
 	}
 	starts, err := late.admin.StartOffsets(t.Context(), topic)

@@ -12,14 +12,14 @@ import (
 // buildOutcomes makes the group that tells callers of ends other than failures.
 func (n *Node) buildOutcomes() error {
 	follower, err := outcome.NewFollower(outcome.FollowConfig{
-		Callers: n.store.Callers(), Triggers: n.later.triggers, State: n.stateOf, Log: n.producer, Logger: n.log,
+		Callers: n.st.callers, Triggers: n.later.triggers, State: n.stateOf, Log: n.producer, Logger: n.log,
 		Told: func(k int) { n.metrics.outcomesTold.Add(float64(k)) }, Refused: func(code string) { add(n.metrics.outcomesRefused, 1, code) },
 	})
 	if err != nil {
 		return err
 	}
 	g, err := stream.NewGroup(stream.GroupConfig{
-		Conn: n.conn(), Group: outcome.FollowGroup, Topics: []string{notify.TopicOutcomes}, DrainTimeout: n.cfg.Workers.Drain,
+		Conn: n.st.conn, Group: outcome.FollowGroup, Topics: []string{notify.TopicOutcomes}, DrainTimeout: n.cfg.Workers.Drain,
 		MaxPollRecords: 1000, Events: n.metrics.group(n.log),
 	}, follower)
 	if err != nil {
@@ -31,11 +31,11 @@ func (n *Node) buildOutcomes() error {
 
 // stateOf is what all rows of a notification say together.
 func (n *Node) stateOf(ctx context.Context, id notify.ID) (notify.Outcome, error) {
-	found, err := n.history.Find(ctx, id)
+	found, err := n.st.history.Find(ctx, id)
 	if err != nil {
 		return notify.Outcome{}, err
 	}
-	rows, err := n.store.Status().Chunk(ctx, found.Envelope.Chunk)
+	rows, err := n.st.status.Chunk(ctx, found.Envelope.Chunk)
 	if err != nil {
 		return notify.Outcome{}, err
 	}
@@ -54,7 +54,7 @@ func (n *Node) endedByReceipt(ctx context.Context, ids []notify.ID, rows []notif
 		if x.State == notify.Failed {
 			continue
 		}
-		found, err := n.history.Find(ctx, ids[i])
+		found, err := n.st.history.Find(ctx, ids[i])
 		switch kind := notify.KindOf(err); {
 		case kind == notify.KindNotFound, kind == notify.KindGone:
 			continue

@@ -27,7 +27,7 @@ const (
 // position that is merely behind is that of a power cut; one that is not there
 // was taken away.
 func (n *Node) lostPositions(ctx context.Context) (lost []string, err error) {
-	raw, err := n.store.Meta().GetMeta(ctx, positionsName)
+	raw, err := n.st.meta.GetMeta(ctx, positionsName)
 	if err != nil || raw == nil {
 		return nil, err
 	}
@@ -35,7 +35,7 @@ func (n *Node) lostPositions(ctx context.Context) (lost []string, err error) {
 	if err := json.Unmarshal(raw, &were); err != nil {
 		return nil, fmt.Errorf("the store's copy of the positions: %w", err)
 	}
-	have := positionsOf(n.broker.Committed())
+	have := positionsOf(n.own.broker.Committed())
 	for _, group := range slices.Sorted(maps.Keys(were)) {
 		for _, at := range slices.Sorted(maps.Keys(were[group])) {
 			if _, ok := have[group][at]; !ok {
@@ -86,7 +86,7 @@ func (n *Node) keepPositions(ctx context.Context) error {
 				}
 			}
 		case <-ctx.Done(): // the groups have ended, and committed for the last time
-			all, err := n.broker.CommittedNow()
+			all, err := n.own.broker.CommittedNow()
 			if err != nil {
 				return err
 			}
@@ -97,9 +97,9 @@ func (n *Node) keepPositions(ctx context.Context) error {
 			return err
 		}
 		if len(now) > 0 && string(raw) != last {
-			if err := n.store.Meta().PutMeta(context.WithoutCancel(ctx), positionsName, raw); err == nil {
+			if err := n.st.meta.PutMeta(context.WithoutCancel(ctx), positionsName, raw); err == nil {
 				last = string(raw)
-			} else if n.store.Err() == nil { // a failed store ends the process by itself
+			} else if n.own.store.Err() == nil { // a failed store ends the process by itself
 				n.log.Warn("keeping the positions", "err", err)
 			}
 		}

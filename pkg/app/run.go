@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -13,6 +14,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/history"
 	"github.com/notifyd/notifyd/pkg/intake"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/ops"
+	"github.com/notifyd/notifyd/pkg/outcome"
 	"github.com/notifyd/notifyd/pkg/stream"
 	"github.com/notifyd/notifyd/pkg/trigger"
 )
@@ -29,32 +32,46 @@ func (n *Node) observe(e *notify.Envelope) {
 
 // Run runs the process until ctx ends, then stops in order: the API answers 503
 // and finishes its requests, workers finish their calls and commit, timers and
-// history stop, stores close. An error of any part ends the process.
-func (n *Node) Run(ctx context.Context) error { return n.RunAs(ctx, RoleAll) }
+// history stop, stores close. An error of any part ends the process. What it
+// does, its configuration's roles say.
+func (n *Node) Run(ctx context.Context) error { return n.RunAs(ctx, n.cfg.Roles...) }
 
-// RunAs is Run for a process that does not do everything: with RoleAPI it takes
-// requests and makes them durable, and leaves delivery to a start with the
-// workers; the log is not trimmed meanwhile. RoleWorker and RoleScheduler need
-// engines that processes share, which the embedded ones are not.
-func (n *Node) RunAs(ctx context.Context, role string) error {
-	if role != RoleAll && role != RoleAPI {
-		err := notify.Invalid("bad_role", "role", fmt.Sprintf("the embedded engines run as %s or %s, not as %q", RoleAll, RoleAPI, role))
+// RunAs is Run with other roles than the configured ones. With the embedded
+// engines there are two: RoleAll, and RoleAPI, which takes requests, makes them
+// durable, and leaves delivery to a start with the workers; the log is not
+// trimmed meanwhile.
+func (n *Node) RunAs(ctx context.Context, roles ...string) error {
+	tasks, err := ParseRoles(roles)
+	if err != nil {
+		err = notify.Invalid("bad_role", "role", err.Error())
+	}
+	if n.own != nil && (len(roles) != 1 || roles[0] != RoleAll && roles[0] != RoleAPI) {
+		err = notify.Invalid("bad_role", "role", fmt.Sprintf("the embedded engines run as %s or %s, not as %q", RoleAll, RoleAPI, strings.Join(roles, ",")))
+	}
+	if err != nil {
 		return errors.Join(err, n.Close())
 	}
 	// Before anything is called, for what was muted or cancelled in an earlier life
 	// binds this one; and before anything follows changes: two loads of millions of
 	// profiles would leave the snapshot too old for bulk while the second one runs.
-	for what, load := range map[string]func(context.Context) error{"preferences": n.prefs.Load, "cancels": n.cancels.Follow, "callers": n.asked.Load} {
+	loads := map[string]func(context.Context) error{"preferences": n.prefs.Load, "cancels": n.cancels.Follow, "callers": n.asked.Load}
+	if n.own == nil && len(tasks.Lanes) == 0 {
+		loads = map[string]func(context.Context) error{"callers": n.asked.Load} // nobody here calls anyone
+	}
+	for what, load := range loads {
 		if err := load(ctx); err != nil {
 			if ctx.Err() != nil { // told to stop meanwhile
 				return n.Close()
+			}
+			if n.own == nil && what == "preferences" && notify.KindOf(err) == notify.KindUnavailable {
+				continue // Run reads them when their server is back; openPostgres said so
 			}
 			return errors.Join(fmt.Errorf("%s: %w", what, err), n.Close())
 		}
 	}
 	// Three rings, stopped from the outside in: each is stopped only when the
 	// ring before it is done, for that one still needs it.
-	n.served, n.role = true, role
+	n.served, n.tasks = true, tasks
 	front, stopFront := context.WithCancelCause(ctx)
 	middle, stopMiddle := context.WithCancelCause(context.WithoutCancel(ctx))
 	inner, stopInner := context.WithCancelCause(context.WithoutCancel(ctx))
@@ -85,33 +102,8 @@ func (n *Node) RunAs(ctx context.Context, role string) error {
 		}
 		return g
 	}
-	innerParts := map[string]func(context.Context) error{
-		"log": n.broker.Run, "history": n.history.Run, "preferences": n.prefs.Run, "cancels": n.cancels.Run, "callers": n.asked.Run,
-		"committer": n.commit.Run, "store": n.watchStore, "purge": n.purge, "rates": n.rates.run,
-	}
-	if role != RoleAPI {
-		innerParts["trim"] = func(ctx context.Context) error { return n.broker.Trim(ctx, n.safe) }
-		innerParts["history pump"] = n.pump
-		if n.archive != nil {
-			innerParts["archive"] = n.archive.Run
-		}
-		innerParts["positions"] = n.keepPositions
-	}
-	for name, run := range n.provs.runs() {
-		innerParts[name] = run
-	}
-	innerG := ring(inner, innerParts)
-	middleParts := map[string]func(context.Context) error{"timers": n.later.timers.Run}
-	if role != RoleAPI {
-		middleParts["dispatcher"], middleParts["reconciler"], middleParts["jobs"] = n.later.dispatcher.Run, n.reconcile, n.jobs.Run
-		middleParts["outcome teller"] = n.later.teller.Run
-		middleParts["audit"] = n.auditEvery
-		for i, g := range n.groups {
-			middleParts["group "+n.groupNames[i]] = g.Run
-		}
-	}
-	drainer := &intake.Drainer{Spill: n.store.Spill(), Log: n.producer, Logger: n.log}
-	middleParts["spill drainer"] = drainer.Run
+	innerG := ring(inner, n.innerParts(tasks))
+	middleParts := n.middleParts(tasks)
 	middleG := ring(middle, middleParts)
 	frontG := ring(front, map[string]func(context.Context) error{"api": n.server.Run})
 	<-front.Done()
@@ -122,6 +114,69 @@ func (n *Node) RunAs(ctx context.Context, role string) error {
 	_ = innerG.Wait()
 	return errors.Join(first, n.Close())
 }
+
+// parts of a process, by name: each runs until its context ends.
+type parts map[string]func(context.Context) error
+
+// innerParts are what the others need to their end.
+func (n *Node) innerParts(do Tasks) parts {
+	ps := parts{"callers": n.asked.Run, "preferences": n.prefs.Run, "cancels": n.cancels.Run, "committer": n.commit.Run, "rates": n.rates.run}
+	for name, run := range n.provs.runs() {
+		ps[name] = run
+	}
+	if n.own == nil {
+		n.addServerParts(ps, do)
+		return ps
+	}
+	ps["log"], ps["history"], ps["store"], ps["purge"] = n.own.broker.Run, n.own.history.Run, n.watchStore, n.purge
+	if !do.Operator {
+		return ps
+	}
+	ps["trim"] = func(ctx context.Context) error { return n.own.broker.Trim(ctx, n.safe) }
+	ps["history pump"] = n.pump
+	if n.archive != nil {
+		ps["archive"] = n.archive.Run
+	}
+	ps["positions"] = n.keepPositions
+	return ps
+}
+
+// middleParts are what does the work.
+func (n *Node) middleParts(do Tasks) parts {
+	ps := parts{}
+	drainer := &intake.Drainer{Spill: n.st.spill, Log: n.producer, Logger: n.log}
+	if n.own != nil {
+		ps["spill drainer"] = drainer.Run
+		ps["timers"] = n.later.timers.Run // owns minutes also of who only takes requests
+	} else if do.API && n.st.spill != nil {
+		ps["spill drainer"] = n.alone("spill-drainer", drainer.Run)
+	}
+	if do.Scheduler {
+		ps["timers"] = n.later.timers.Run
+	}
+	if do.Dispatcher {
+		ps["dispatcher"] = n.later.dispatcher.Run
+		if n.servers != nil {
+			ps["dispatcher"] = n.servers.dispatchers.after(n.cfg.Triggers.Timeout, n.later.dispatcher.Run)
+		}
+	}
+	for _, l := range do.Lanes {
+		ps["group "+l.Group()], ps["group "+l.RetryGroup()] = n.group(l.Group()).Run, n.group(l.RetryGroup()).Run
+	}
+	if do.Operator {
+		for _, g := range []string{ops.DeadLetterGroup, outcome.FollowGroup} {
+			ps["group "+g] = n.group(g).Run
+		}
+		ps["jobs"] = n.jobs.Run
+		for name, run := range (parts{"reconciler": n.reconcile, "outcome teller": n.later.teller.Run, "audit": n.auditEvery}) {
+			ps[name] = n.alone(name, run)
+		}
+	}
+	return ps
+}
+
+// group is a consumer group by its name.
+func (n *Node) group(name string) *stream.Group { return n.groups[slices.Index(n.groupNames, name)] }
 
 // endOf is what the end of a part means: an error, unless ctx told it to end. One
 // that was cancelled by something else has failed, and must not go unnoticed.
@@ -139,8 +194,8 @@ func endOf(ctx context.Context, err error) error {
 // is not known then, and a new start reads it.
 func (n *Node) watchStore(ctx context.Context) error {
 	select {
-	case <-n.store.Failed():
-		return n.store.Err()
+	case <-n.own.store.Failed():
+		return n.own.store.Err()
 	case <-ctx.Done():
 		return nil
 	}
@@ -158,7 +213,7 @@ func (n *Node) purge(ctx context.Context) error {
 			return nil
 		}
 		now := time.Now()
-		_, err := n.store.Idem().Purge(ctx, now.UnixMilli())
+		_, err := n.st.idem.Purge(ctx, now.UnixMilli())
 		if err == nil {
 			err = n.purgeLetters(ctx, now)
 		}
@@ -181,12 +236,12 @@ func (n *Node) pump(ctx context.Context) error {
 		return err
 	}
 	from := make(map[stream.TopicPartition]int64, len(starts))
-	resume := n.history.Resume()
+	resume := n.own.history.Resume()
 	for tp, start := range starts {
 		at, ok := resume[history.Part(tp)]
 		from[tp] = max(at, start)
 		if !ok || at < start {
-			n.history.Advance(history.Part(tp), start)
+			n.own.history.Advance(history.Part(tp), start)
 		}
 	}
 	return n.reader.Run(ctx, from, func(tp stream.TopicPartition, recs []stream.Record) error {
@@ -196,11 +251,11 @@ func (n *Node) pump(ctx context.Context) error {
 				hs = append(hs, history.Record{Topic: tp.Topic, Partition: tp.Partition, Offset: recs[i].Offset, Value: recs[i].Value, Time: recs[i].Time.UnixMilli()})
 			}
 		}
-		if err := n.history.Append(ctx, hs...); err != nil {
+		if err := n.own.history.Append(ctx, hs...); err != nil {
 			return err
 		}
 		if len(hs) < len(recs) { // the last ones may be lost, and somebody waits for the end
-			n.history.Advance(history.Part(tp), recs[len(recs)-1].Offset+1)
+			n.own.history.Advance(history.Part(tp), recs[len(recs)-1].Offset+1)
 		}
 		return nil
 	})
@@ -228,7 +283,7 @@ func (n *Node) safe() map[string]map[int32]int64 {
 			}
 		}
 	}
-	sealed := n.history.Sealed()
+	sealed := n.own.history.Sealed()
 	first := firstTopics()
 	for topic, parts := range out {
 		if !slices.Contains(first, topic) {

@@ -21,7 +21,7 @@ type seeded struct {
 // ports may be others; what somebody has set or taken away since stays so. Call
 // it before Run.
 func (n *Node) SeedCaller(ctx context.Context, id string, urls []string, secret string) error {
-	meta, callers := n.store.Meta(), n.store.Callers()
+	meta, callers := n.st.meta, n.st.callers
 	name := "seeded caller " + id
 	var last seeded
 	raw, err := meta.GetMeta(ctx, name)

@@ -43,7 +43,13 @@ func (l countedLog) Append(ctx context.Context, recs []stream.Record) error {
 }
 
 func (n *Node) counted() intake.Log {
-	log := countedLog{n.producer, n.broker.Guard().Appended}
+	var log intake.Log = n.producer
+	if n.servers != nil && n.servers.probe != nil {
+		log = newPatientLog(log, n.servers.probe.Err)
+	}
+	if n.st.appended != nil {
+		log = countedLog{n.producer, n.st.appended}
+	}
 	if n.tracer == nil {
 		return log
 	}
@@ -63,7 +69,7 @@ func (n *Node) buildServer() error {
 	if n.verifier, err = server.NewVerifier(auth); err != nil {
 		return err
 	}
-	sum := sha256.Sum256([]byte("cursors of " + n.broker.StoreID()))
+	sum := sha256.Sum256([]byte("cursors of " + n.st.id))
 	admin := cfg.API.Admin
 	if admin == "" {
 		admin = server.NoAdmin
@@ -72,8 +78,8 @@ func (n *Node) buildServer() error {
 		Listener: n.listener, AdminListener: n.adminListener, AdminAddr: admin, Plaintext: cfg.API.Plaintext, CallerRate: cfg.API.Rate, CallerBurst: cfg.API.Burst,
 		BulkMemory: int64(cfg.API.BodyMiB) << 20, CursorKey: sum[:], DrainTimeout: cfg.Workers.Drain,
 	}, server.Deps{
-		Auth: n.verifier, Intake: n.intake, Users: n.prefs, History: n.history, Status: n.store.Status(),
-		DeadLetters: n.feeds, Cancels: n.store.Cancels(), Campaigns: n.store.Campaigns(), Callers: n.asked.Watch(n.store.Callers()),
+		Auth: n.verifier, Intake: n.intake, Users: n.prefs, History: n.st.history, Status: n.st.status,
+		DeadLetters: n.feeds, Cancels: n.st.cancels, Campaigns: n.st.campaigns, Callers: n.asked.Watch(n.st.callers),
 		Schedules: n.later.schedules, Triggers: n.later.triggers, Circuits: circuits{n}, CheckURL: n.checkURL, Jobs: n.jobs, Audit: n.audit, PlainCallbacks: cfg.Triggers.Plain,
 		Receipts: n.receipts(), Tail: n.tail, Doctor: n.doctor, Lag: n.lag, Rates: n.rates.report, Accounts: n.accounts, Page: n.page, Conservation: n.Audit, Lanes: n.lanes, Backup: n.backup, Debug: n.debug, Ready: n.Ready,
 		Warnings: n.warnings, Version: cfg.Version,
@@ -129,7 +135,7 @@ func (n *Node) received(ctx context.Context, ch notify.Channel, rs []provider.Re
 			})
 		}
 		if (r.DeadAddress || r.OptedOut) && r.HasRef && r.Address != "" {
-			found, err := n.history.Find(ctx, r.Ref.ID())
+			found, err := n.st.history.Find(ctx, r.Ref.ID())
 			if err != nil {
 				n.log.Warn("receipt of a dead address without its user", "err", err)
 				continue
@@ -143,7 +149,7 @@ func (n *Node) received(ctx context.Context, ch notify.Channel, rs []provider.Re
 	if len(rows) == 0 {
 		return nil
 	}
-	if err := n.store.Status().Put(ctx, rows); err != nil {
+	if err := n.st.status.Put(ctx, rows); err != nil {
 		return err
 	}
 	// An error makes the provider send the receipt again; a failure told twice
@@ -164,11 +170,11 @@ func (n *Node) received(ctx context.Context, ch notify.Channel, rs []provider.Re
 // failedByReceipt tells the failed feed of a notification whose last address a
 // receipt declared unreachable.
 func (n *Node) failedByReceipt(ctx context.Context, id notify.ID, row *notify.Row) error {
-	found, err := n.history.Find(ctx, id)
+	found, err := n.st.history.Find(ctx, id)
 	if err != nil {
 		return err
 	}
-	all, err := n.store.Status().Chunk(ctx, row.Key.Chunk)
+	all, err := n.st.status.Chunk(ctx, row.Key.Chunk)
 	if err != nil {
 		return err
 	}
@@ -200,13 +206,10 @@ func (c *Config) publicURL() string {
 
 // Ready is nil when the process can do its work; else it says why not.
 func (n *Node) Ready(context.Context) error {
-	if err := n.store.Err(); err != nil {
+	if err := n.st.ready(); err != nil {
 		return err
 	}
-	if err := n.broker.Guard().Err(); err != nil {
-		return err
-	}
-	if !n.prefs.Fresh(time.Now()) {
+	if (n.own != nil || len(n.tasks.Lanes) > 0) && !n.prefs.Fresh(time.Now()) {
 		return notify.Unavailable("preferences", time.Second, fmt.Errorf("snapshot is %s old", n.prefs.Age(time.Now())))
 	}
 	return nil
@@ -214,7 +217,7 @@ func (n *Node) Ready(context.Context) error {
 
 // warnings are what is wrong although requests are taken.
 func (n *Node) warnings() (codes []string) {
-	if len(n.broker.Losses()) > 0 {
+	if n.own != nil && len(n.own.broker.Losses()) > 0 {
 		codes = append(codes, "log_damaged")
 	}
 	if len(n.posLost) > 0 {

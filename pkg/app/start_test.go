@@ -46,7 +46,7 @@ func TestNothingIsCalledBeforeCancelsAreKnown(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := a.store.Cancels().Put(t.Context(), engine.Cancel{Scope: sent.NotificationID, Caller: "test", At: time.Now().UnixMilli()}); err != nil {
+	if _, err := a.own.store.Cancels().Put(t.Context(), engine.Cancel{Scope: sent.NotificationID, Caller: "test", At: time.Now().UnixMilli()}); err != nil {
 		t.Fatal(err)
 	}
 	if err := a.stop(); err != nil {
@@ -127,7 +127,7 @@ func TestFirstCopyThatWasTrimmed(t *testing.T) {
 		t.Fatal(err)
 	}
 	var rows []notify.Row
-	if err := l.store.Status().Request(t.Context(), id.Base, func(r *notify.Row) error { rows = append(rows, *r); return nil }); err != nil {
+	if err := l.own.store.Status().Request(t.Context(), id.Base, func(r *notify.Row) error { rows = append(rows, *r); return nil }); err != nil {
 		t.Fatal(err)
 	}
 	want := map[int]int{}
@@ -146,12 +146,12 @@ func TestFirstCopyThatWasTrimmed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := l.history.Sync(t.Context(), ends); err != nil {
+	if err := l.own.history.Sync(t.Context(), ends); err != nil {
 		t.Fatal(err)
 	}
 	for i := range rows {
 		r := &rows[i]
-		if err := l.broker.TrimOnce(map[string]map[int32]int64{r.Topic: {r.LogPart: r.Offset + 1}}); err != nil {
+		if err := l.own.broker.TrimOnce(map[string]map[int32]int64{r.Topic: {r.LogPart: r.Offset + 1}}); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := l.reader.Fetch(t.Context(), stream.TopicPartition{Topic: r.Topic, Partition: r.LogPart}, r.Offset); notify.KindOf(err) != notify.KindGone {

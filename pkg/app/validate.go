@@ -131,6 +131,7 @@ func (c *Config) validate() (problems []problem) {
 			bad(key, "%d is below %d", v, min)
 		}
 	}
+	c.validateServers(bad)
 	least("log.cap_mib", int64(c.Log.CapMiB), 64)
 	least("log.min_free_mib", int64(c.Log.MinFreeMiB), 1)
 	least("api.burst", int64(c.API.Burst), 1)

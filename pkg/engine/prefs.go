@@ -27,6 +27,10 @@ type Change struct {
 	Profile Profile // as of that version or later
 }
 
+// CodeRegressed is the code of an error of Changes: versions that were shown are
+// gone.
+const CodeRegressed = "store_regressed"
+
 // Prefs keeps profiles and the order in which they changed.
 type Prefs interface {
 	// Get returns the profile of a user; ok is false when there is none.
@@ -38,7 +42,10 @@ type Prefs interface {
 	// PutMany stores profiles unconditionally; for imports.
 	PutMany(ctx context.Context, ps []Profile) error
 	// Changes returns profiles changed after since, in version order, at most
-	// max. A user changed twice may appear once, at its later version.
+	// max. A user changed twice may appear once, at its later version. An engine
+	// that lost versions it has shown, as a standby that lacked them does when it
+	// takes over, answers notify.KindUnavailable with CodeRegressed until Version
+	// is called: whoever follows reads all anew.
 	Changes(ctx context.Context, since uint64, max int) ([]Change, error)
 	// Version returns the version of the latest change.
 	Version(ctx context.Context) (uint64, error)

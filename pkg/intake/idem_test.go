@@ -382,6 +382,33 @@ func TestFinishFails(t *testing.T) {
 	}
 }
 
+// Keys cannot be looked up: a caller that would rather send twice than not is
+// answered all the same, and told.
+func TestReserveFailsAtLeastOnce(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Config{})
+	r.idem.fail["Reserve"] = errDown
+	m := Meta{Caller: "c", Key: "k", AtLeastOnce: true}
+	for n := 1; n <= 2; n++ {
+		if a, err := r.Single(t.Context(), m, []byte(singleBody)); err != nil || a.Status != 201 || !a.Unguarded || a.Replayed {
+			t.Errorf("%+v, %v", a, err)
+		}
+		if got := len(r.log.records()); got != n {
+			t.Errorf("%d records of %d requests", got, n)
+		}
+	}
+	if _, err := r.Single(t.Context(), m, []byte(`{}`)); notify.KindOf(err) == notify.KindInternal || err == nil {
+		t.Errorf("a body that breaks a rule: %v", err)
+	}
+	delete(r.idem.fail, "Reserve")
+	if a, err := r.Single(t.Context(), m, []byte(singleBody)); err != nil || a.Unguarded {
+		t.Errorf("with keys: %+v, %v", a, err)
+	}
+	if a, err := r.Single(t.Context(), m, []byte(singleBody)); err != nil || !a.Replayed {
+		t.Errorf("repeated: %+v, %v", a, err)
+	}
+}
+
 func TestReserveFails(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, Config{})

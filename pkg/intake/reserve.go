@@ -88,6 +88,12 @@ func (s *Service) handle(ctx context.Context, m *Meta, key engine.IdemKey, body 
 	ctx = context.WithoutCancel(ctx)
 	stored, won, err := s.st.Idem.Reserve(ctx, r, l.accepted)
 	switch {
+	case err != nil && m.AtLeastOnce && refusal == nil && notify.KindOf(err) == notify.KindUnavailable:
+		// Under the ids of the reservation: if it was stored all the same, a
+		// repeat meets them again.
+		a, _, _, err := s.store(ctx, m, l, p)
+		a.Unguarded = err == nil
+		return a, err
 	case err != nil:
 		if p != nil {
 			p.release()

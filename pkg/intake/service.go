@@ -157,6 +157,7 @@ func (c Config) validate() error {
 type Meta struct {
 	Caller      string // the token's sub
 	Key         string // Idempotency-Key; empty: none
+	AtLeastOnce bool   // the request is taken without its key while Stores.Idem is away, else refused
 	Route       string // scope of the key, e.g. "POST /v1/notifications"
 	ContentType string // of the body; empty: JSON
 	Trace       string // W3C traceparent; empty: none
@@ -168,6 +169,9 @@ type Answer struct {
 	Status   int
 	Body     []byte // JSON
 	Replayed bool   // the first answer of a repeated key
+	// Unguarded: the key could not be looked up, and the request was taken
+	// without it (Meta.AtLeastOnce). A repeat may send again.
+	Unguarded bool
 }
 
 // Service is the intake of one process. Its methods may be called from any
@@ -176,6 +180,7 @@ type Service struct {
 	cfg   Config
 	st    Stores
 	rules rules
+	blind atomic.Int64  // until then the spill buffer is not asked, ns since 1970
 	seq   atomic.Uint64 // of requests with a key: makes their owner unique
 	fans  sync.Pool     // *splitter
 	notes sync.Pool     // *noteWriter

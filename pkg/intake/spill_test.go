@@ -247,6 +247,39 @@ func TestSpillUnreadable(t *testing.T) {
 	}
 }
 
+// slowSpill answers nothing.
+type slowSpill struct{ engine.Spill }
+
+func (slowSpill) Stats(ctx context.Context) (records, bytes, oldest int64, err error) {
+	<-ctx.Done()
+	return 0, 0, 0, notify.Unavailable("redis", 0, ctx.Err())
+}
+
+// A spill buffer that does not answer holds up one request in a while, not each.
+func TestSpillSlow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, Config{})
+		r.Service.st.Spill = slowSpill{r.spill}
+		began := time.Now()
+		for range 100 {
+			if _, err := r.Single(t.Context(), Meta{Caller: "c"}, []byte(singleBody)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if d := time.Since(began); d > spillLook {
+			t.Errorf("100 requests waited %v", d)
+		}
+		time.Sleep(time.Second)
+		r.Service.st.Spill = r.spill
+		if err := r.spill.Push(t.Context(), []engine.Spilled{{}}, 1<<20); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.Single(t.Context(), Meta{Caller: "c"}, []byte(single(`"category":"otp"`))); err != nil || r.spill.len() != 2 {
+			t.Errorf("%v, %d spilled: it is asked again", err, r.spill.len())
+		}
+	})
+}
+
 func TestLaterDown(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, Config{})

@@ -139,17 +139,33 @@ func (s *Service) append(ctx context.Context, p *plan, at int64, failed *failure
 	return true
 }
 
+// How long the spill buffer is waited for, and after a failure not asked.
+const (
+	spillLook = 250 * time.Millisecond
+	spillRest = 500 * time.Millisecond
+)
+
 // spilling reports whether the spill buffer holds anything; n is how many
 // records must not overtake it.
 func (s *Service) spilling(ctx context.Context, n int) bool {
 	if s.st.Spill == nil || n == 0 {
 		return false
 	}
-	waiting, _, _, err := s.st.Spill.Stats(ctx)
+	now := time.Now()
+	if now.UnixNano() < s.blind.Load() {
+		return false
+	}
+	ask, stop := context.WithTimeout(ctx, spillLook)
+	defer stop()
+	waiting, _, _, err := s.st.Spill.Stats(ask)
 	if err != nil {
 		// Not known; the log decides. Refusing codes because a buffer that is
-		// almost always empty cannot be read would be the worse failure.
-		s.cfg.Logger.Warn("spill buffer not readable", slog.Any("error", err))
+		// almost always empty cannot be read would be the worse failure, and so
+		// would be having each of them wait for a buffer that does not answer.
+		if ctx.Err() == nil {
+			s.blind.Store(now.Add(spillLook + spillRest).UnixNano())
+			s.cfg.Logger.Warn("spill buffer not readable", slog.Any("error", err))
+		}
 		return false
 	}
 	return waiting > 0

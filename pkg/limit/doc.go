@@ -1,8 +1,8 @@
 // Package limit holds the logic that decides when a provider may be called and
 // on which account: token buckets, breakers, account pools, backoff.
 //
-// Nothing here has a clock, a goroutine or a source of randomness: the caller
-// passes now and rand in. Every now is expected to move forward; one that lies
+// Nothing but Shared has a clock, and nothing a goroutine or a source of
+// randomness: the caller passes now and rand in. Every now is expected to move forward; one that lies
 // before the latest counts as the latest. Bucket, Breaker and Pool are safe for
 // concurrent use and hold no lock while they call anything.
 package limit

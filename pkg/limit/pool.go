@@ -195,6 +195,18 @@ func (p *Pool) Sync(ctx context.Context, now time.Time) error {
 	return nil
 }
 
+// Rate returns what an account is allowed in all: messages per second, and at
+// once. Unknown accounts are unlimited.
+func (p *Pool) Rate(account string) (rate float64, burst int) {
+	a := p.find(account)
+	if a == nil {
+		return Unlimited, 0
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return a.all.rate, int(a.all.burst)
+}
+
 // SetRate changes an account's rate (messages per second) and burst.
 func (p *Pool) SetRate(now time.Time, account string, rate float64, burst int) error {
 	to := Account{Name: account, Rate: rate, Burst: burst}

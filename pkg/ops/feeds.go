@@ -21,8 +21,9 @@ const (
 )
 
 // Feeds are dead letters that remember how far each caller has been handed its
-// feed, also over a restart: what lies behind that nobody has seen. Both who
-// stores dead letters and who serves feeds must use the same one. It may be
+// feed, also over a restart: what lies behind that nobody has seen. Within a
+// process both who stores dead letters and who serves feeds must use the same one;
+// several processes join what each of them knows whenever one writes it. It may be
 // called from any goroutine.
 type Feeds struct {
 	engine.DeadLetters
@@ -97,12 +98,42 @@ func (f *Feeds) Callers() []string {
 }
 
 // saveLocked writes the row under the lock: rows must not overtake each other.
+// Another process may have written it since: of each caller the farther place
+// counts. What two write at the same moment each of them writes again with its
+// next one.
 func (f *Feeds) saveLocked(ctx context.Context) error {
+	if err := f.joinLocked(ctx); err != nil {
+		return err
+	}
 	b, err := json.Marshal(f.seen)
 	if err != nil {
 		return err
 	}
 	return f.meta.PutMeta(ctx, feedsKey, b)
+}
+
+// joinLocked takes over what other processes know.
+func (f *Feeds) joinLocked(ctx context.Context) error {
+	b, err := f.meta.GetMeta(ctx, feedsKey)
+	if err != nil || len(b) == 0 {
+		return err
+	}
+	var stored map[string]uint64
+	if err := json.Unmarshal(b, &stored); err != nil {
+		return err
+	}
+	for caller, seq := range stored {
+		f.seen[caller] = max(f.seen[caller], seq)
+	}
+	return nil
+}
+
+// Join takes over what other processes have written; one that only counts what
+// nobody has seen calls it from time to time.
+func (f *Feeds) Join(ctx context.Context) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.joinLocked(ctx)
 }
 
 // OldestUnseen is when the oldest dead letter failed (ms since 1970) that was

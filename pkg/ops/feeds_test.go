@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/memory"
@@ -120,4 +121,38 @@ func TestFeedsStoreTheCallerFirst(t *testing.T) {
 		t.Fatal(err)
 	}
 	oldest(t, f, 100)
+}
+
+// TestFeedsOfTwoProcesses: what one has served and the other has stored are both
+// known, whoever writes last.
+func TestFeedsOfTwoProcesses(t *testing.T) {
+	t.Parallel()
+	ctx, store := t.Context(), memory.New()
+	open := func() *Feeds {
+		f, err := OpenFeeds(ctx, store.DeadLetters(), store.Meta())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return f
+	}
+	letter := func(caller string) []engine.DeadLetter {
+		return []engine.DeadLetter{{ID: notify.ID{Base: notify.NewBase(time.Now())}, Caller: caller, State: engine.LetterDead, LastFailed: 7}}
+	}
+	a, b := open(), open()
+	if err := a.Put(ctx, letter("x")); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Put(ctx, letter("y")); err != nil {
+		t.Fatal(err)
+	}
+	if ds, err := b.Feed(ctx, "x", 0, 10); err != nil || len(ds) != 1 {
+		t.Fatal(ds, err)
+	}
+	if err := a.Put(ctx, letter("z")); err != nil { // a knows nothing of what b served
+		t.Fatal(err)
+	}
+	c := open()
+	if c.seen["x"] != 1 || len(c.Callers()) != 3 {
+		t.Errorf("a third process knows %v", c.seen)
+	}
 }

@@ -74,6 +74,8 @@ type Service struct {
 
 	asOf atomic.Pointer[time.Time] // the snapshot holds all changes before; nil: not loaded
 
+	woken chan struct{} // Run looks for changes at once
+
 	full rate.Sometimes // tells of dead addresses that are not kept
 
 	writing [64]sync.Mutex // by user: read, change and store are one step here
@@ -92,7 +94,7 @@ func New(store engine.Prefs, cfg Config) (*Service, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	return &Service{cfg: cfg, store: store, snap: newSnapshot(), own: map[string]uint64{}, pending: map[string]*uint64{}, full: rate.Sometimes{Interval: time.Minute}}, nil
+	return &Service{cfg: cfg, store: store, snap: newSnapshot(), own: map[string]uint64{}, pending: map[string]*uint64{}, woken: make(chan struct{}, 1), full: rate.Sometimes{Interval: time.Minute}}, nil
 }
 
 // Snapshot is what workers read. It is always the same one, and current.
@@ -140,19 +142,36 @@ func (s *Service) Load(ctx context.Context) error {
 	supp.done()
 	users.done()
 	s.cursor = version
+	// Versions of before may be of changes that the store has lost.
+	clear(s.own)
+	for _, v := range s.pending {
+		*v = 0
+	}
 	s.asOf.Store(&at)
 	return nil
 }
 
+// gather is how long Run waits after a Wake: so it looks 100 times a second at most.
+const gather = 10 * time.Millisecond
+
+// Wake makes Run look for changes within 10 ms; it does not wait for that.
+func (s *Service) Wake() {
+	select {
+	case s.woken <- struct{}{}:
+	default:
+	}
+}
+
 // Run loads the snapshot if that was not done, and follows changes until ctx
-// ends; nil then. While the store is away the snapshot ages, see Fresh.
+// ends; nil then. While the store is away the snapshot ages, see Fresh. When the
+// store lost changes it is loaded anew.
 func (s *Service) Run(ctx context.Context) error {
-	failing := false
+	failing, anew := false, false
 	tick := time.NewTicker(s.cfg.Poll)
 	defer tick.Stop()
 	for {
 		var err error
-		if s.asOf.Load() == nil {
+		if anew || s.asOf.Load() == nil {
 			err = s.Load(ctx)
 		} else {
 			err = s.Follow(ctx)
@@ -161,8 +180,17 @@ func (s *Service) Run(ctx context.Context) error {
 			s.cfg.Log.Error("preferences cannot follow changes", "err", err, "age", s.Age(time.Now()))
 		}
 		failing = err != nil
+		if e, ok := errors.AsType[*notify.Error](err); err == nil || ok && e.Code == engine.CodeRegressed {
+			anew = err != nil
+		}
 		select {
 		case <-tick.C:
+		case <-s.woken:
+			select { // changes come in numbers: one look for all of them
+			case <-time.After(gather):
+			case <-ctx.Done():
+				return nil
+			}
 		case <-ctx.Done():
 			return nil
 		}
@@ -214,6 +242,10 @@ func (s *Service) Age(now time.Time) time.Duration { return age(s.asOf.Load(), n
 // Fresh reports whether bulk may be sent: the snapshot is not older than
 // MaxAge.
 func (s *Service) Fresh(now time.Time) bool { return s.Age(now) <= s.cfg.MaxAge }
+
+// Loaded reports whether the profiles were read: until then nobody has preferences
+// or addresses.
+func (s *Service) Loaded() bool { return s.asOf.Load() != nil }
 
 // Get returns the profile of a user from the store; notify.KindNotFound when
 // there is none.

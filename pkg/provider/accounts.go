@@ -27,6 +27,7 @@ type accounts struct {
 	provider string
 	pool     *limit.Pool
 	shared   bool
+	common   *limit.Shared // buckets of all processes; nil: each has its own
 	log      *slog.Logger
 	turn     [2]chan struct{} // by limit.Lane
 	freed    [2]chan struct{}
@@ -54,6 +55,7 @@ type slot struct {
 
 func newAccounts(provider string, of []slot, bulkShare float64, breaker limit.BreakerConfig, blocks limit.Blocks, log *slog.Logger) (*accounts, error) {
 	p := &accounts{provider: provider, shared: blocks != nil, log: log}
+	p.common, _ = blocks.(*limit.Shared)
 	cfg := limit.PoolConfig{BulkShare: bulkShare, Breaker: breaker, Blocks: blocks}
 	for i, s := range of {
 		cfg.Accounts = append(cfg.Accounts, s.Account)
@@ -89,7 +91,10 @@ func (p *accounts) take(ctx context.Context, lane limit.Lane, n int) (a *account
 		}
 		a, got, wait := p.choose(now, lane, n)
 		if a != nil {
-			return a, got, nil
+			if got, wait = p.agreed(ctx, now, a, got); got > 0 {
+				return a, got, nil
+			}
+			p.giveBack(a)
 		}
 		t := time.NewTimer(wait)
 		select {
@@ -101,6 +106,24 @@ func (p *accounts) take(ctx context.Context, lane limit.Lane, n int) (a *account
 			t.Stop()
 		}
 	}
+}
+
+// agreed takes what this process's bucket allows of the one that all share.
+func (p *accounts) agreed(ctx context.Context, now time.Time, a *account, n int) (got int, wait time.Duration) {
+	rate, burst := p.pool.Rate(a.name)
+	if p.common == nil || rate == limit.Unlimited {
+		return n, 0
+	}
+	got, wait = p.common.TakeUpTo(ctx, now, p.provider+"/"+a.name, n, rate, burst)
+	return got, min(max(wait, time.Microsecond), lookIn)
+}
+
+// giveBack undoes a choice that led to no call.
+func (p *accounts) giveBack(a *account) {
+	p.pool.Report(time.Now(), a.name, limit.Neutral, 1)
+	p.mu.Lock()
+	a.inflight--
+	p.mu.Unlock()
 }
 
 // choose returns an account, or how long to wait unless a slot is freed before.

@@ -115,6 +115,9 @@ type Hooks struct {
 	// "caller_in_flight", "caller_memory" or "caller_streams" where others have
 	// room.
 	Refused func(reason string)
+	// Unguarded: a request was taken without its idempotency key, for its caller
+	// said at-least-once. name is what keys are scoped by, "POST /v1/triggers".
+	Unguarded func(name string)
 }
 
 func (h *Hooks) refused(reason string) {

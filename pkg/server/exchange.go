@@ -35,6 +35,7 @@ var (
 	typeProblem = []string{api.TypeProblem}
 	noStore     = []string{"no-store"}
 	isTrue      = []string{"true"}
+	atLeastOnce = []string{api.AtLeastOnce}
 )
 
 // bytes answers with a body that is JSON already.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/faulty"
+	"github.com/notifyd/notifyd/pkg/intake"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/ops"
 )
@@ -358,5 +360,35 @@ func TestFeedLeavesTriggersOut(t *testing.T) {
 	page := get[api.FailedPage](t, s, "/v1/failed", token(t, "shop", api.ScopeRead))
 	if len(page.Items) != 1 || page.Items[0].NotificationID != id.String() || page.After != 3 {
 		t.Errorf("%+v", page)
+	}
+}
+
+// Whoever says at-least-once is taken without a key that cannot be looked up,
+// and told.
+func TestIdempotencyFallback(t *testing.T) {
+	t.Parallel()
+	w := newWorld()
+	w.intake = func(_ context.Context, _ string, m intake.Meta, _ []byte) (intake.Answer, error) {
+		return intake.Answer{Status: 201, Body: []byte(`{}`), Unguarded: m.AtLeastOnce}, nil
+	}
+	var told []string
+	s := w.start(t, Config{}, func(d *Deps) { d.Hooks.Unguarded = func(name string) { told = append(told, name) } })
+	tok := token(t, "shop", api.ScopeSend)
+	post := func(opts ...option) reply {
+		return ask(s, "POST", "/v1/notifications", tok, `{}`, append(opts, header("Idempotency-Key", "k"))...)
+	}
+	if got := post(); got.status != 201 || got.header.Get(api.HeaderIdempotencyFallback) != "" {
+		t.Errorf("without: %d %v", got.status, got.header)
+	}
+	if got := post(header(api.HeaderIdempotencyFallback, "at-least-once")); got.status != 201 || got.header.Get(api.HeaderIdempotencyFallback) != "at-least-once" {
+		t.Errorf("with: %d %v", got.status, got.header)
+	}
+	for _, bad := range []string{"", "yes", "at-most-once"} {
+		if got := post(header(api.HeaderIdempotencyFallback, bad)); got.status != 422 {
+			t.Errorf("%q: %d", bad, got.status)
+		}
+	}
+	if !slices.Equal(told, []string{"POST /v1/notifications"}) {
+		t.Errorf("told of %v", told)
 	}
 }

@@ -55,6 +55,12 @@ func (x *exchange) sendTraced(name string, span *trace.Span, to func(context.Con
 		}
 		m.Key = ks[0]
 	}
+	if fs := x.r.Header[api.HeaderIdempotencyFallback]; len(fs) > 0 {
+		if len(fs) > 1 || fs[0] != api.AtLeastOnce {
+			return notify.Invalid("bad_idempotency_key", api.HeaderIdempotencyFallback, "is at-least-once, or left out")
+		}
+		m.AtLeastOnce = true
+	}
 	if ts := x.r.Header["Content-Type"]; len(ts) > 0 { // one: see readBody
 		m.ContentType = ts[0]
 	}
@@ -64,6 +70,12 @@ func (x *exchange) sendTraced(name string, span *trace.Span, to func(context.Con
 	}
 	if a.Replayed {
 		x.w.Header()[api.HeaderIdempotencyReplayed] = isTrue
+	}
+	if a.Unguarded {
+		x.w.Header()[api.HeaderIdempotencyFallback] = atLeastOnce
+		if hook := x.srv.deps.Hooks.Unguarded; hook != nil {
+			hook(name)
+		}
 	}
 	return x.bytes(a.Status, a.Body)
 }

@@ -40,8 +40,8 @@ func (x *exchange) register(name string, to func(Triggers, context.Context, trig
 		return err
 	}
 	return x.send(name, func(ctx context.Context, m intake.Meta, body []byte) (intake.Answer, error) {
-		a, err := to(x.srv.deps.Triggers, ctx, trigger.Meta{Caller: m.Caller, Key: m.Key, Route: m.Route, ContentType: m.ContentType, Trace: m.Trace, TraceState: m.TraceState}, body)
-		return intake.Answer{Status: a.Status, Body: a.Body, Replayed: a.Replayed}, err
+		a, err := to(x.srv.deps.Triggers, ctx, trigger.Meta{Caller: m.Caller, Key: m.Key, AtLeastOnce: m.AtLeastOnce, Route: m.Route, ContentType: m.ContentType, Trace: m.Trace, TraceState: m.TraceState}, body)
+		return intake.Answer{Status: a.Status, Body: a.Body, Replayed: a.Replayed, Unguarded: a.Unguarded}, err
 	})
 }
 

@@ -4,21 +4,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
+	"math"
 
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
-	"github.com/twmb/franz-go/pkg/kgo"
-
-	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // AdminConfig configures an Admin. The zero value of a field means its default.
 type AdminConfig struct {
 	Conn Conn
-	// Replication of topics that EnsureTopics creates. Default: the brokers'.
+	// Replication of topics that EnsureTopics creates, and what Check wants at
+	// least. Default: the brokers', and any.
 	Replication int
-	// MinInSync is min.insync.replicas of those topics. Default: the brokers'.
+	// MinInSync is min.insync.replicas of those topics: how many replicas have a
+	// record when it is acknowledged. At most Replication. Default: the brokers'.
 	MinInSync int
 	// MaxRecordBytes is the largest record those topics must take. Default
 	// 1,000,000, as ProducerConfig's.
@@ -37,13 +36,16 @@ func NewAdmin(cfg AdminConfig) (*Admin, error) {
 	if cfg.MaxRecordBytes == 0 {
 		cfg.MaxRecordBytes = maxRecordBytes
 	}
-	if cfg.Replication == 0 {
-		cfg.Replication = -1
+	switch {
+	case cfg.Replication < 0 || cfg.MinInSync < 0 || cfg.Replication > math.MaxInt16:
+		return nil, fmt.Errorf("stream: replication %d, min.insync.replicas %d", cfg.Replication, cfg.MinInSync)
+	case cfg.Replication > 0 && cfg.MinInSync > cfg.Replication:
+		return nil, fmt.Errorf("stream: min.insync.replicas %d of %d replicas: nothing could be appended", cfg.MinInSync, cfg.Replication)
 	}
 	if err := cfg.Conn.validate(); err != nil {
 		return nil, err
 	}
-	cl, err := kgo.NewClient(cfg.Conn.options()...)
+	cl, err := cfg.Conn.client()
 	if err != nil {
 		return nil, fmt.Errorf("stream: admin: %w", err)
 	}
@@ -52,39 +54,6 @@ func NewAdmin(cfg AdminConfig) (*Admin, error) {
 
 // Close frees the connections.
 func (a *Admin) Close() { a.adm.Close() }
-
-// EnsureTopics creates the topics that are missing, with these partition
-// counts. A topic that exists is left as it is, even with another count: keys
-// would move to other partitions. Compare with Partitions.
-func (a *Admin) EnsureTopics(ctx context.Context, topics map[string]int) error {
-	configs := map[string]*string{
-		"cleanup.policy":    new("delete"),
-		"max.message.bytes": new(strconv.Itoa(a.cfg.MaxRecordBytes + batchOverhead)),
-	}
-	if a.cfg.MinInSync > 0 {
-		configs["min.insync.replicas"] = new(strconv.Itoa(a.cfg.MinInSync))
-	}
-	byCount := make(map[int][]string)
-	for t, n := range topics {
-		byCount[n] = append(byCount[n], t)
-	}
-	var errs []error
-	for n, ts := range byCount {
-		if n < 1 {
-			return notify.Invalid("bad_partitions", "partitions", fmt.Sprintf("%d partitions for %v", n, ts))
-		}
-		resps, err := a.adm.CreateTopics(ctx, int32(n), int16(a.cfg.Replication), configs, ts...)
-		if err != nil {
-			return translate(err)
-		}
-		for _, r := range resps {
-			if r.Err != nil && !errors.Is(r.Err, kerr.TopicAlreadyExists) {
-				errs = append(errs, fmt.Errorf("creating %s: %w (%s)", r.Topic, r.Err, r.ErrMessage))
-			}
-		}
-	}
-	return translate(errors.Join(errs...))
-}
 
 // Partitions returns the number of partitions of each topic that exists.
 func (a *Admin) Partitions(ctx context.Context, topics ...string) (map[string]int, error) {

@@ -2,14 +2,12 @@ package stream
 
 import (
 	"context"
-	"crypto/tls"
-	"fmt"
+	"errors"
 	"log/slog"
 	"net"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
-	"github.com/twmb/franz-go/pkg/sasl/scram"
 )
 
 // Conn says how to reach the brokers. It is shared by everything here.
@@ -19,11 +17,14 @@ type Conn struct {
 	// ClientID is how the brokers' logs and quotas name us. Default "notifyd".
 	ClientID string
 	// TLS is used for every connection when set. Default: plain.
-	TLS *tls.Config
-	// User and Password turn on SASL/SCRAM-SHA-512 when User is set.
-	User     string
-	Password string
-	// Dial replaces the dialer; TLS is then up to it. Default: TCP, 500 ms.
+	TLS *TLS
+	// SASL authenticates every connection when set. Default: nobody in particular.
+	SASL *SASL
+	// Rack is where we stand, as the brokers' broker.rack says it: records are then
+	// read from a replica of the same rack where the brokers allow it
+	// (replica.selector.class). Default: from the leaders.
+	Rack string
+	// Dial replaces the dialer, for tests; not with TLS. Default: TCP, 500 ms.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// Local reads records without the network, where the log is in this process.
 	// Default: they are fetched.
@@ -43,19 +44,37 @@ func (c Conn) withDefaults() Conn {
 }
 
 func (c Conn) validate() error {
-	if len(c.Brokers) == 0 {
-		return fmt.Errorf("stream: no brokers")
+	switch {
+	case len(c.Brokers) == 0:
+		return errors.New("stream: no brokers")
+	case c.Dial != nil && c.TLS != nil:
+		return errors.New("stream: a dialer of its own and TLS")
 	}
-	return nil
+	_, err := c.options()
+	return err
 }
 
-// dialTimeout bounds a connect: a dead host must be known within a second.
-const dialTimeout = 500 * time.Millisecond
+// dialTimeout bounds a connect: a dead host must be known within a second. With
+// TLS the handshake is part of it.
+const (
+	dialTimeout    = 500 * time.Millisecond
+	tlsDialTimeout = time.Second
+)
 
-// options are what every client here has in common. Retries come fast and
-// metadata is never older than it must be, so that a moved leader is found at
-// once; the defaults of the library are made for patience.
-func (c Conn) options() []kgo.Opt {
+// client returns a client with what every one here has in common. It does not
+// connect.
+func (c Conn) client(more ...kgo.Opt) (*kgo.Client, error) {
+	opts, err := c.options()
+	if err != nil {
+		return nil, err
+	}
+	return kgo.NewClient(append(opts, more...)...)
+}
+
+// options are those common ones. Retries come fast and metadata is never older
+// than it must be, so that a moved leader is found at once; the defaults of the
+// library are made for patience.
+func (c Conn) options() ([]kgo.Opt, error) {
 	opts := []kgo.Opt{
 		kgo.SeedBrokers(c.Brokers...),
 		kgo.ClientID(c.ClientID),
@@ -66,18 +85,29 @@ func (c Conn) options() []kgo.Opt {
 		kgo.MetadataMinAge(100 * time.Millisecond),
 		kgo.WithLogger(bridge{c.Logger}),
 	}
-	if c.Dial != nil {
+	if c.Rack != "" {
+		opts = append(opts, kgo.Rack(c.Rack))
+	}
+	switch {
+	case c.Dial != nil:
 		opts = append(opts, kgo.Dialer(c.Dial))
-	} else {
-		opts = append(opts, kgo.DialTimeout(dialTimeout))
-		if c.TLS != nil {
-			opts = append(opts, kgo.DialTLSConfig(c.TLS.Clone()))
+	case c.TLS != nil:
+		cfg, err := c.TLS.config()
+		if err != nil {
+			return nil, err
 		}
+		opts = append(opts, kgo.DialTimeout(tlsDialTimeout), kgo.DialTLSConfig(cfg))
+	default:
+		opts = append(opts, kgo.DialTimeout(dialTimeout))
 	}
-	if c.User != "" {
-		opts = append(opts, kgo.SASL(scram.Auth{User: c.User, Pass: c.Password}.AsSha512Mechanism()))
+	if c.SASL != nil {
+		m, err := c.SASL.mechanism()
+		if err != nil {
+			return nil, err
+		}
+		opts = append(opts, kgo.SASL(m))
 	}
-	return opts
+	return opts, nil
 }
 
 // bridge hands the library's warnings and errors to slog.

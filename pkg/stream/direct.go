@@ -60,7 +60,7 @@ const (
 func newDirect(cfg ProducerConfig) (*direct, error) {
 	versions := kversion.Stable()
 	versions.SetMaxKeyVersion(int16(kmsg.Produce), produceVersion)
-	cl, err := kgo.NewClient(append(cfg.Conn.options(), kgo.MaxVersions(versions))...)
+	cl, err := cfg.Conn.client(kgo.MaxVersions(versions))
 	if err != nil {
 		return nil, fmt.Errorf("stream: producer: %w", err)
 	}

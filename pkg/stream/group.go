@@ -90,7 +90,7 @@ func (g *Group) session(ctx context.Context) error {
 	base := context.WithoutCancel(ctx) // a drain outlives ctx
 	polling, stopPolling := context.WithCancelCause(ctx)
 	defer stopPolling(nil)
-	cl, err := kgo.NewClient(append(g.cfg.Conn.options(), g.options(base, stopPolling)...)...)
+	cl, err := g.cfg.Conn.client(g.options(base, stopPolling)...)
 	if err != nil {
 		return fmt.Errorf("stream: group %s: %w", g.cfg.Group, err)
 	}

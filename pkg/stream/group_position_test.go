@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strconv"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
@@ -17,14 +16,13 @@ import (
 func TestPositionOutsideTheLogIsReported(t *testing.T) {
 	f := func(name string, policy OutOfRange, committed, trimmed, wantFirst int64) {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				b := newBroker(t, 1, "topic")
-				tp := TopicPartition{"topic", 0}
-				b.append(t, numbered("topic", 0, 0, 20))
+			onClusters(t, 1, func(t *testing.T, b *broker) {
+				tp := TopicPartition{b.topic, 0}
+				b.append(t, numbered(b.topic, 0, 0, 20))
 				adm := b.admin(t)
 				at := make(kadm.Offsets)
-				at.AddOffset("topic", 0, committed, -1)
-				if err := adm.adm.CommitAllOffsets(t.Context(), "g", at); err != nil {
+				at.AddOffset(b.topic, 0, committed, -1)
+				if err := adm.adm.CommitAllOffsets(t.Context(), b.group, at); err != nil {
 					t.Fatal(err)
 				}
 				if err := adm.DeleteRecords(t.Context(), map[TopicPartition]int64{tp: trimmed}); err != nil {
@@ -32,7 +30,7 @@ func TestPositionOutsideTheLogIsReported(t *testing.T) {
 				}
 				resets := make(chan Reset, 100)
 				first := make(chan int64, 100)
-				m := start(t, GroupConfig{Conn: b.conn, Group: "g", Topics: []string{"topic"}, OutOfRange: policy,
+				m := start(t, GroupConfig{Conn: b.conn, Group: b.group, Topics: []string{b.topic}, OutOfRange: policy,
 					Events: GroupEvents{Reset: func(r Reset) { resets <- r }}},
 					handlerFunc(func(_ context.Context, _ TopicPartition, msgs []*Msg) error {
 						first <- msgs[0].Offset
@@ -58,7 +56,7 @@ func TestPositionOutsideTheLogIsReported(t *testing.T) {
 				if err := m.wait(); err != nil || m.Stats().Resets != 1 {
 					t.Error(err, m.Stats().Resets)
 				}
-				if c := b.committed(t, "g")[tp]; c != 20 {
+				if c := b.committed(t, b.group)[tp]; c != 20 {
 					t.Errorf("committed %d", c)
 				}
 			})
@@ -72,18 +70,18 @@ func TestPositionOutsideTheLogIsReported(t *testing.T) {
 
 // What is trimmed from under a running member is noticed too.
 func TestTrimmedUnderARunningMember(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newBroker(t, 1, "topic")
-		tp := TopicPartition{"topic", 0}
+	onClusters(t, 1, func(t *testing.T, b *broker) {
+		tp := TopicPartition{b.topic, 0}
 		for i := range 50 {
-			b.append(t, numbered("topic", 0, i, 1))
+			b.append(t, numbered(b.topic, 0, i, 1))
 		}
 		resets := make(chan Reset, 100)
-		release := make(chan struct{})
+		began, release := make(chan struct{}, 100), make(chan struct{})
 		offsets := make(chan int64, 100)
-		m := start(t, GroupConfig{Conn: b.conn, Group: "g", Topics: []string{"topic"}, MaxInFlight: 2, MaxPollRecords: 1,
+		m := start(t, GroupConfig{Conn: b.conn, Group: b.group, Topics: []string{b.topic}, MaxInFlight: 2, MaxPollRecords: 1,
 			Events: GroupEvents{Reset: func(r Reset) { resets <- r }}},
 			handlerFunc(func(_ context.Context, _ TopicPartition, msgs []*Msg) error {
+				began <- struct{}{}
 				<-release
 				for _, msg := range msgs {
 					offsets <- msg.Offset
@@ -91,7 +89,8 @@ func TestTrimmedUnderARunningMember(t *testing.T) {
 				}
 				return nil
 			}))
-		time.Sleep(time.Second)
+		<-began
+		time.Sleep(time.Second) // it is paused: what was fetched and not handed out is let go
 		if err := b.admin(t).DeleteRecords(t.Context(), map[TopicPartition]int64{tp: 40}); err != nil {
 			t.Fatal(err)
 		}
@@ -131,11 +130,10 @@ func TestAfter(t *testing.T) {
 }
 
 func TestAfterWithinAGroup(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newBroker(t, 1, "topic")
-		b.append(t, numbered("topic", 0, 0, 3))
+	onClusters(t, 1, func(t *testing.T, b *broker) {
+		b.append(t, numbered(b.topic, 0, 0, 3))
 		handed := make(chan []*Msg, 1)
-		m := start(t, GroupConfig{Conn: b.conn, Group: "g", Topics: []string{"topic"}}, handlerFunc(
+		m := start(t, GroupConfig{Conn: b.conn, Group: b.group, Topics: []string{b.topic}}, handlerFunc(
 			func(_ context.Context, _ TopicPartition, msgs []*Msg) error {
 				handed <- msgs
 				return nil

@@ -6,21 +6,18 @@ import (
 	"math/rand/v2"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kfake"
-	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
 func TestGroupReadsInOrderAndCommitsOnStop(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newBroker(t, 2, "topic")
-		b.append(t, append(numbered("topic", 0, 0, 500), numbered("topic", 1, 0, 300)...))
+	onClusters(t, 2, func(t *testing.T, b *broker) {
+		b.append(t, append(numbered(b.topic, 0, 0, 500), numbered(b.topic, 1, 0, 300)...))
 		var next [2]int64 // by partition: each has a goroutine of its own
 		got := make(chan int, 100)
-		m := start(t, GroupConfig{Conn: b.conn, Group: "g", Topics: []string{"topic"}, CommitEvery: time.Hour}, handlerFunc(
+		m := start(t, GroupConfig{Conn: b.conn, Group: b.group, Topics: []string{b.topic}, CommitEvery: time.Hour}, handlerFunc(
 			func(_ context.Context, tp TopicPartition, msgs []*Msg) error {
 				for _, msg := range msgs {
 					if want := next[tp.Partition]; msg.Offset != want || msg.Attempt != 1 {
@@ -38,7 +35,7 @@ func TestGroupReadsInOrderAndCommitsOnStop(t *testing.T) {
 		if err := m.wait(); err != nil {
 			t.Fatal(err)
 		}
-		if c := b.committed(t, "g"); c[TopicPartition{"topic", 0}] != 500 || c[TopicPartition{"topic", 1}] != 300 {
+		if c := b.committed(t, b.group); c[TopicPartition{b.topic, 0}] != 500 || c[TopicPartition{b.topic, 1}] != 300 {
 			t.Fatalf("committed %v, want 500 and 300", c)
 		}
 	})
@@ -103,20 +100,19 @@ func (p *pool) Handle(ctx context.Context, msgs []*Msg) error {
 // they had not done is done by the next: nothing is lost, and what is done
 // twice is bounded by what was in flight.
 func TestNothingIsLostWhenMembersDie(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const partitions, each, kills, inFlight = 3, 2000, 6, 300
-		b := newBroker(t, partitions, "topic")
+	const partitions, each, kills, inFlight = 3, 2000, 6, 300
+	onClusters(t, partitions, func(t *testing.T, b *broker) {
 		for p := range int32(partitions) {
-			b.append(t, numbered("topic", p, 0, each))
+			b.append(t, numbered(b.topic, p, 0, each))
 		}
 		commits := b.watchCommits()
 		done := newEffects()
 		run := func(conn Conn, dead func() bool) (*pool, *member) {
 			h := &pool{dead: dead, effects: done, slow: 400 * time.Millisecond}
 			return h, start(t, GroupConfig{
-				Conn: conn, Group: "g", Topics: []string{"topic"},
+				Conn: conn, Group: b.group, Topics: []string{b.topic},
 				CommitEvery: 50 * time.Millisecond, MaxPollRecords: 100, MaxInFlight: inFlight,
-				DrainTimeout: time.Millisecond, RevokeWait: time.Millisecond,
+				DrainTimeout: time.Millisecond, RevokeWait: time.Millisecond, SessionTimeout: 6 * time.Second,
 			}, h)
 		}
 		for range kills {
@@ -128,12 +124,12 @@ func TestNothingIsLostWhenMembersDie(t *testing.T) {
 			}
 			net.kill()
 			h.wg.Wait()
-			m.wait()                     // a dead process does not come back,
-			time.Sleep(12 * time.Second) // and the broker notices that it is gone
+			m.wait()                    // a dead process does not come back,
+			time.Sleep(7 * time.Second) // and the broker notices that it is gone
 		}
 		h, m := run(b.conn, func() bool { return false })
 		for end := time.Now().Add(time.Hour); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
-			if c := b.committed(t, "g"); c[TopicPartition{"topic", 0}]+c[TopicPartition{"topic", 1}]+c[TopicPartition{"topic", 2}] == partitions*each {
+			if c := b.committed(t, b.group); c[TopicPartition{b.topic, 0}]+c[TopicPartition{b.topic, 1}]+c[TopicPartition{b.topic, 2}] == partitions*each {
 				break
 			}
 		}
@@ -154,24 +150,26 @@ func TestNothingIsLostWhenMembersDie(t *testing.T) {
 // Members come and go gracefully while records flow: each record is carried out
 // exactly once, since whoever lets go of a partition finishes and commits first.
 func TestRebalanceHandsOverWithoutRepeats(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const partitions, rounds, each = 4, 40, 100
-		b := newBroker(t, partitions, "topic")
+	const partitions, rounds, each = 4, 40, 100
+	onClusters(t, partitions, func(t *testing.T, b *broker) {
 		commits := b.watchCommits()
 		done := newEffects()
 		run := func() (*pool, *member) {
 			h := &pool{dead: func() bool { return false }, effects: done, slow: 3 * time.Second} // always some in flight
 			// No commits but those of hand-overs: the client waits for a join on
 			// a lock, which would stop the bubble's clock.
-			return h, start(t, GroupConfig{Conn: b.conn, Group: "g", Topics: []string{"topic"}, CommitEvery: 1000 * time.Hour}, h)
+			return h, start(t, GroupConfig{
+				Conn: b.conn, Group: b.group, Topics: []string{b.topic}, CommitEvery: 1000 * time.Hour,
+				RevokeWait: time.Minute, DrainTimeout: time.Minute, SessionTimeout: time.Minute, // longer than any machine takes
+			}, h)
 		}
-		p := newProducer(t, ProducerConfig{Conn: b.conn})
+		p := newProducer(t, ProducerConfig{Conn: b.conn, AppendTimeout: time.Minute})
 		_, first := run()
 		var second *member
 		took := false
 		for round := range rounds {
 			for part := range int32(partitions) {
-				if err := p.Append(t.Context(), numbered("topic", part, round*each, each)); err != nil {
+				if err := p.Append(t.Context(), numbered(b.topic, part, round*each, each)); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -196,7 +194,7 @@ func TestRebalanceHandsOverWithoutRepeats(t *testing.T) {
 			t.Errorf("%d repeated; the second member took part: %v", n, took)
 		}
 		for part := range int32(partitions) {
-			if c := b.committed(t, "g")[TopicPartition{"topic", part}]; c != rounds*each {
+			if c := b.committed(t, b.group)[TopicPartition{b.topic, part}]; c != rounds*each {
 				t.Errorf("partition %d committed %d, want %d", part, c, rounds*each)
 			}
 		}
@@ -213,7 +211,7 @@ func TestRebalanceUnderConstantCommits(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(c.Close)
-	b := &broker{c, Conn{Brokers: c.ListenAddrs()}}
+	b := &broker{Cluster: c, conn: Conn{Brokers: c.ListenAddrs()}}
 	commits := b.watchCommits()
 	done := newEffects()
 	run := func() *member {
@@ -274,14 +272,13 @@ func TestRebalanceUnderConstantCommits(t *testing.T) {
 // A member that is cut off learns that its partitions are lost: their context
 // ends, their work is dropped, and nothing it marks later is committed.
 func TestLostPartitionsAreDropped(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newBroker(t, 1, "topic")
-		b.append(t, numbered("topic", 0, 0, 10))
+	onClusters(t, 1, func(t *testing.T, b *broker) {
+		b.append(t, numbered(b.topic, 0, 0, 10))
 		commits := b.watchCommits()
 		handed := make(chan []*Msg, 10)
 		ended := make(chan struct{}, 10)
 		lost := make(chan bool, 10)
-		m := start(t, GroupConfig{Conn: b.conn, Group: "g", Topics: []string{"topic"}, CommitEvery: 100 * time.Millisecond,
+		m := start(t, GroupConfig{Conn: b.conn, Group: b.group, Topics: []string{b.topic}, CommitEvery: 100 * time.Millisecond,
 			DrainTimeout: time.Second, MaxInFlight: 2, // it is paused when it goes, and must not stay so
 			Events: GroupEvents{Gone: func(_ TopicPartition, l bool) { lost <- l }}},
 			handlerFunc(func(ctx context.Context, _ TopicPartition, msgs []*Msg) error {
@@ -291,9 +288,9 @@ func TestLostPartitionsAreDropped(t *testing.T) {
 			}))
 		old := <-handed
 		old[0].Done()
-		time.Sleep(200 * time.Millisecond)
+		b.waitCommitted(t, TopicPartition{b.topic, 0}, 1)
 		// The broker expels the member; it hears of it at its next heartbeat.
-		b.expel(t, "g")
+		b.expel(t, b.group)
 		<-ended
 		if !<-lost {
 			t.Error("the partition was revoked, not lost")
@@ -306,7 +303,7 @@ func TestLostPartitionsAreDropped(t *testing.T) {
 			msg.Done()
 		}
 		time.Sleep(time.Second)
-		if c := b.committed(t, "g"); c[TopicPartition{"topic", 0}] != 1 {
+		if c := b.committed(t, b.group); c[TopicPartition{b.topic, 0}] != 1 {
 			t.Errorf("committed %v: marks of a lost partition counted", c)
 		}
 		for _, msg := range again {
@@ -315,7 +312,7 @@ func TestLostPartitionsAreDropped(t *testing.T) {
 		if err := m.wait(); err != nil {
 			t.Error(err)
 		}
-		if c := b.committed(t, "g"); c[TopicPartition{"topic", 0}] != 10 {
+		if c := b.committed(t, b.group); c[TopicPartition{b.topic, 0}] != 10 {
 			t.Errorf("committed %v", c)
 		}
 		commits.check(t.Errorf)
@@ -327,12 +324,16 @@ func (b *broker) expel(t testing.TB, group string) {
 	t.Helper()
 	req := kmsg.NewPtrLeaveGroupRequest()
 	req.Group = group
-	for _, m := range b.GroupInfo(group).Members {
+	described, err := b.admin(t).adm.DescribeGroups(t.Context(), group)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range described[group].Members {
 		member := kmsg.NewLeaveGroupRequestMember()
 		member.MemberID = m.MemberID
 		req.Members = append(req.Members, member)
 	}
-	cl, err := kgo.NewClient(b.conn.withDefaults().options()...)
+	cl, err := b.conn.withDefaults().client()
 	if err != nil {
 		t.Fatal(err)
 	}

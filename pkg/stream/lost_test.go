@@ -3,8 +3,6 @@ package stream
 import (
 	"context"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -12,16 +10,15 @@ import (
 // Records that stand for lost ones are handed to nobody, and the group's mark
 // goes over them: in the middle, in a row, and as the last thing there is.
 func TestGroupGoesOverLostRecords(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newBroker(t, 1, "topic")
-		tp := TopicPartition{"topic", 0}
-		lost := Record{Topic: "topic", Headers: []Header{{Key: LostHeader}}}
-		similar := Record{Topic: "topic", Headers: []Header{{Key: LostHeader}}, Value: []byte("a value")}
-		for _, recs := range [][]Record{{lost}, numbered("topic", 0, 1, 2), {lost, lost}, {similar}, {lost}} {
+	onClusters(t, 1, func(t *testing.T, b *broker) {
+		tp := TopicPartition{b.topic, 0}
+		lost := Record{Topic: b.topic, Headers: []Header{{Key: LostHeader}}}
+		similar := Record{Topic: b.topic, Headers: []Header{{Key: LostHeader}}, Value: []byte("a value")}
+		for _, recs := range [][]Record{{lost}, numbered(b.topic, 0, 1, 2), {lost, lost}, {similar}, {lost}} {
 			b.append(t, recs)
 		}
 		got := make(chan int64, 10)
-		m := start(t, GroupConfig{Conn: b.conn, Group: "g", Topics: []string{"topic"}}, handlerFunc(
+		m := start(t, GroupConfig{Conn: b.conn, Group: b.group, Topics: []string{b.topic}}, handlerFunc(
 			func(_ context.Context, _ TopicPartition, msgs []*Msg) error {
 				for _, msg := range msgs {
 					got <- msg.Offset
@@ -34,10 +31,7 @@ func TestGroupGoesOverLostRecords(t *testing.T) {
 				t.Errorf("handed offset %d, want %d", at, want)
 			}
 		}
-		time.Sleep(2 * time.Second) // a commit, while the group runs
-		if c := b.committed(t, "g"); c[tp] != 7 {
-			t.Errorf("committed %d, want 7", c[tp])
-		}
+		b.waitCommitted(t, tp, 7) // while the group runs
 		if st := m.Stats().Partitions[0]; st.InFlight != 0 || st.Bytes != 0 || st.Lag() != 0 {
 			t.Errorf("%+v", st)
 		}

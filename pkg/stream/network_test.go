@@ -20,6 +20,9 @@ type wire struct {
 
 func (b *broker) wire() (*wire, Conn) {
 	w := &wire{dial: b.conn.Dial}
+	if w.dial == nil {
+		w.dial = (&net.Dialer{}).DialContext
+	}
 	conn := b.conn
 	conn.Dial = w.connect
 	return w, conn
@@ -81,10 +84,14 @@ type commitLog struct {
 	at      map[TopicPartition]int64
 	rewinds int
 	commits int
+	unseen  bool // a real broker shows nobody its requests
 }
 
 func (b *broker) watchCommits() *commitLog {
-	l := &commitLog{at: make(map[TopicPartition]int64)}
+	l := &commitLog{at: make(map[TopicPartition]int64), unseen: b.Cluster == nil}
+	if l.unseen {
+		return l
+	}
 	b.ControlKey(int16(kmsg.OffsetCommit), func(r kmsg.Request) (kmsg.Response, error, bool) {
 		b.KeepControl()
 		l.mu.Lock()
@@ -107,7 +114,7 @@ func (b *broker) watchCommits() *commitLog {
 func (l *commitLog) check(fail func(string, ...any)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.rewinds > 0 || l.commits == 0 {
+	if !l.unseen && (l.rewinds > 0 || l.commits == 0) {
 		fail("%d of %d commits went back", l.rewinds, l.commits)
 	}
 }

@@ -48,8 +48,8 @@ func NewProbe(cfg ProbeConfig) (*Probe, error) {
 	}
 	// A client of its own: a retry, or a request queued behind a large one,
 	// would blur what is measured.
-	cl, err := kgo.NewClient(append(cfg.Conn.options(),
-		kgo.RequestRetries(0), kgo.RetryTimeout(cfg.Timeout), kgo.RequestTimeoutOverhead(cfg.Timeout))...)
+	cl, err := cfg.Conn.client(
+		kgo.RequestRetries(0), kgo.RetryTimeout(cfg.Timeout), kgo.RequestTimeoutOverhead(cfg.Timeout))
 	if err != nil {
 		return nil, fmt.Errorf("stream: probe: %w", err)
 	}

@@ -62,7 +62,8 @@ const (
 	ManyBrokers Brokers = ""
 	// OneBroker leads every partition, as the embedded one does: small records
 	// are then appended in fewer steps, and without the broker knowing the
-	// producer. Not with compression.
+	// producer. Not with compression, and not for Kafka: there a moved leader, and
+	// a copy of a request that was sent again, are the library's to handle.
 	OneBroker Brokers = "one"
 )
 
@@ -93,6 +94,8 @@ func (c ProducerConfig) validate() error {
 		return errors.New("stream: negative limit")
 	case c.MaxBufferedBytes < c.MaxRecordBytes:
 		return errors.New("stream: MaxBufferedBytes is smaller than one record")
+	case c.Brokers == OneBroker && (len(c.Conn.Brokers) > 1 || c.Conn.TLS != nil || c.Conn.SASL != nil):
+		return errors.New("stream: OneBroker is the embedded broker, and this is a cluster")
 	}
 	if _, ok := codecs[c.Compression]; !ok {
 		return fmt.Errorf("stream: no compression is called %q", c.Compression)
@@ -136,7 +139,7 @@ func NewProducer(cfg ProducerConfig) (*Producer, error) {
 	// the broker is away: the promises hang. These settings make it fail
 	// records after AppendTimeout, and keep their order, which giving up
 	// idempotence would not.
-	opts := append(cfg.Conn.options(),
+	cl, err := cfg.Conn.client(
 		kgo.RequiredAcks(kgo.AllISRAcks()),
 		kgo.AllowIdempotentProduceCancellation(),
 		kgo.RecordDeliveryTimeout(max(cfg.AppendTimeout, time.Second)+cfg.Linger),
@@ -149,7 +152,6 @@ func NewProducer(cfg ProducerConfig) (*Producer, error) {
 		kgo.RecordPartitioner(partitioner()),
 		kgo.UnknownTopicRetries(1),
 	)
-	cl, err := kgo.NewClient(opts...)
 	if err != nil {
 		return nil, fmt.Errorf("stream: producer: %w", err)
 	}

@@ -284,9 +284,8 @@ func TestAppendsThatCannotBeCancelledGiveUp(t *testing.T) {
 // Callers may reuse their slices after a nil error, and many at once keep each
 // one's own order.
 func TestConcurrentAppendsKeepEachOnesOrder(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newBroker(t, 3, "topic")
-		p := newProducer(t, ProducerConfig{Conn: b.conn})
+	onClusters(t, 3, func(t *testing.T, b *broker) {
+		p := newProducer(t, ProducerConfig{Conn: b.conn, AppendTimeout: time.Minute})
 		var wg sync.WaitGroup
 		for user := range 20 {
 			ctx := t.Context()
@@ -300,7 +299,7 @@ func TestConcurrentAppendsKeepEachOnesOrder(t *testing.T) {
 					for j := range recs {
 						value := append([]byte(nil), value...)
 						value[0], value[1] = byte(user), byte(5*i+j)
-						recs[j] = Record{Topic: "topic", Partition: -1, Key: []byte{byte(user)}, Value: value}
+						recs[j] = Record{Topic: b.topic, Partition: -1, Key: []byte{byte(user)}, Value: value}
 					}
 					if err := p.Append(ctx, recs); err != nil {
 						t.Error(err)
@@ -313,7 +312,7 @@ func TestConcurrentAppendsKeepEachOnesOrder(t *testing.T) {
 		}
 		wg.Wait()
 		got := make(map[byte][]byte)
-		for _, r := range b.collect(t, "topic") {
+		for _, r := range b.collect(t, b.topic) {
 			got[r.Value[0]] = append(got[r.Value[0]], r.Value[1])
 		}
 		for user := range byte(20) {

@@ -29,7 +29,7 @@ func NewReader(conn Conn) (*Reader, error) {
 	if err := conn.validate(); err != nil {
 		return nil, err
 	}
-	cl, err := kgo.NewClient(conn.options()...)
+	cl, err := conn.client()
 	if err != nil {
 		return nil, fmt.Errorf("stream: reader: %w", err)
 	}
@@ -91,12 +91,12 @@ func (r *Reader) Run(ctx context.Context, from map[TopicPartition]int64, fn func
 // partitions returns a client that reads from exact offsets and stops, rather
 // than moves, when one is not there.
 func (r *Reader) partitions(at map[string]map[int32]kgo.Offset) (*kgo.Client, error) {
-	cl, err := kgo.NewClient(append(r.conn.options(),
+	cl, err := r.conn.client(
 		kgo.ConsumePartitions(at),
 		kgo.ConsumeResetOffset(kgo.NoResetOffset()),
 		kgo.FetchMaxPartitionBytes(4<<20),
 		kgo.FetchMaxBytes(32<<20),
-	)...)
+	)
 	if err != nil {
 		return nil, fmt.Errorf("stream: reader: %w", err)
 	}

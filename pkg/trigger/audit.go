@@ -10,7 +10,7 @@ import (
 )
 
 // Auditor says of each trigger what leads on to it. All fields but Settle and
-// Batch are required.
+// Batch are required; of Queue and Held one.
 type Auditor struct {
 	Triggers engine.Triggers
 	Timers   engine.Timers
@@ -19,6 +19,10 @@ type Auditor struct {
 	// Queue calls fn with the body of every message of the delay queue, those
 	// that a dispatcher holds included.
 	Queue func(ctx context.Context, fn func(body []byte) error) error
+	// Held says how many messages the delay queue holds, where Queue is nil
+	// because the engine does not show them: while there are any, each may be of
+	// the trigger that is looked for, which then counts as held.
+	Held func(ctx context.Context) (int, error)
 	// Settle is the wait between two looks at a trigger to which nothing led.
 	// Default 2 s.
 	Settle time.Duration
@@ -162,7 +166,13 @@ func (a *Auditor) confirm(ctx context.Context, suspects []engine.Trigger, fn fun
 		if err := a.Timers.Pending(ctx, pending); err != nil {
 			return err
 		}
-		if err := a.Queue(ctx, func(body []byte) error { meet(body, EvidenceQueue); return nil }); err != nil {
+		held, err := 0, error(nil)
+		if a.Queue != nil {
+			err = a.Queue(ctx, func(body []byte) error { meet(body, EvidenceQueue); return nil })
+		} else {
+			held, err = a.Held(ctx)
+		}
+		if err != nil {
 			return err
 		}
 		rows, err := a.Triggers.Get(ctx, ids)
@@ -181,6 +191,9 @@ func (a *Auditor) confirm(ctx context.Context, suspects []engine.Trigger, fn fun
 			}
 			if base, perr := parseID(t.ID); where == "" && perr == nil {
 				where = met[generation{base, t.Gen}]
+				if where == "" && held > 0 {
+					where = EvidenceQueue
+				}
 			}
 			if where != "" {
 				fn(t, where)

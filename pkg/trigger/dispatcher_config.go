@@ -31,6 +31,10 @@ type DispatcherConfig struct {
 	// CallerInFlight is how many calls of a caller run at a time, unless its own
 	// record says otherwise: its bulkhead. Default 100.
 	CallerInFlight int
+	// Share is how much of such a number this process may use, where others
+	// dispatch beside it; asked with each call, under a lock: it must be quick.
+	// Below 1 counts as 1. Default: all of it.
+	Share func(limit int) int
 	// MaxInFlight is how many calls run at a time in all. As they get scarce,
 	// every caller's share shrinks; one call each is always allowed, so that
 	// callers that hang cannot shut others out. Default 4,096.
@@ -94,6 +98,9 @@ type poster func(ctx context.Context, u *url.URL, header http.Header, body []byt
 
 func (c DispatcherConfig) withDefaults() DispatcherConfig {
 	c.CallerInFlight = or(c.CallerInFlight, 100)
+	if c.Share == nil {
+		c.Share = func(limit int) int { return limit }
+	}
 	c.MaxInFlight = or(c.MaxInFlight, 4096)
 	c.MaxQueued = or(c.MaxQueued, 32_768)
 	c.MaxQueuedBytes = or(c.MaxQueuedBytes, 64<<20)

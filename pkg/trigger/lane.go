@@ -208,7 +208,7 @@ func (d *Dispatcher) fullLocked(l *lane, of lineOf) bool {
 
 // mayCallLocked is how many calls of a caller may run at a time, now.
 func (d *Dispatcher) mayCallLocked(l *lane) int {
-	return max(min(l.limit, l.brk.ramp, (d.cfg.MaxInFlight-d.inFlight)/2), 1)
+	return max(min(d.cfg.Share(l.limit), l.brk.ramp, (d.cfg.MaxInFlight-d.inFlight)/2), 1)
 }
 
 // patience bounds a wait by how often the message has waited before: the first

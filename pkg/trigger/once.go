@@ -65,6 +65,10 @@ func (s *Service) once(ctx context.Context, m *Meta, body []byte, mk func(basis)
 	}
 	stored, won, err := s.cfg.Idem.Reserve(ctx, r, b.accepted)
 	switch {
+	case err != nil && m.AtLeastOnce && refusal == nil && notify.KindOf(err) == notify.KindUnavailable:
+		a, _, err := p.store(ctx)
+		a.Unguarded = err == nil
+		return a, err
 	case err != nil:
 		return Answer{}, unavailable("idempotency", err)
 	case !won:

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/engine/faulty"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -364,4 +365,39 @@ func TestFullDisk(t *testing.T) {
 			t.Errorf("cancel: %v", err)
 		}
 	})
+}
+
+// Keys cannot be looked up: a request with one is refused, unless its caller
+// would rather register twice than not.
+func TestRegisterWithoutKeys(t *testing.T) {
+	t.Parallel()
+	p := newPlant(t, nil)
+	cfg, plan := p.scfg, faulty.NewPlan(1)
+	cfg.Idem = faulty.NewIdem(p.store.Idem(), plan)
+	svc, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	heal := plan.Add(faulty.Rule{Method: "Idem.*", Err: faulty.ErrDown})
+	body := []byte(`{"callback_url":"` + base("shop") + `x","delay_seconds":100}`)
+	m := Meta{Caller: "shop", Key: "k", Route: "POST /v1/triggers"}
+	if _, err := svc.Register(t.Context(), m, body); notify.KindOf(err) != notify.KindUnavailable {
+		t.Errorf("%v, want unavailable", err)
+	}
+	m.AtLeastOnce = true
+	for range 2 {
+		if a, err := svc.Register(t.Context(), m, body); err != nil || a.Status != 201 || !a.Unguarded {
+			t.Errorf("%+v, %v", a, err)
+		}
+	}
+	if rows, err := svc.List(t.Context(), "shop", engine.TriggerPending, "", 10); err != nil || len(rows) != 2 {
+		t.Errorf("%d triggers, %v; want one a request", len(rows), err)
+	}
+	heal()
+	if a, err := svc.Register(t.Context(), m, body); err != nil || a.Unguarded {
+		t.Errorf("%+v, %v", a, err)
+	}
+	if a, err := svc.Register(t.Context(), m, body); err != nil || !a.Replayed {
+		t.Errorf("%+v, %v", a, err)
+	}
 }

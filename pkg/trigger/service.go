@@ -137,6 +137,7 @@ func (s *Service) owner() string {
 type Meta struct {
 	Caller      string // the token's sub
 	Key         string // Idempotency-Key; empty: none
+	AtLeastOnce bool   // the request is taken without its key while Idem is away, else refused
 	Route       string // scope of the key, e.g. "POST /v1/triggers"
 	ContentType string // of the body; empty: JSON
 	Trace       string // W3C traceparent; empty: none
@@ -148,6 +149,9 @@ type Answer struct {
 	Status   int
 	Body     []byte // JSON
 	Replayed bool   // the first answer of a repeated key
+	// Unguarded: the key could not be looked up, and the request was taken
+	// without it (Meta.AtLeastOnce). A repeat may register again.
+	Unguarded bool
 }
 
 func checkMeta(m *Meta) error {

@@ -31,6 +31,9 @@ type Preferences interface {
 	Suppress(ctx context.Context, user string, ch notify.Channel, address, reason string) error
 	// Fresh reports whether what is known is recent enough for bulk.
 	Fresh(now time.Time) bool
+	// Loaded reports whether anything is known: where users are reached is not,
+	// until the preferences were read once.
+	Loaded() bool
 }
 
 // Cancels knows what was cancelled.

@@ -300,6 +300,13 @@ type fakePrefs struct {
 	addresses  map[string][]string
 	suppressed map[string]bool
 	stale      bool // older than bulk may go by
+	absent     bool // never read
+}
+
+func (p *fakePrefs) Loaded() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return !p.absent
 }
 
 func (p *fakePrefs) Decide(_ uint64, user []byte, _ notify.Channel, cat notify.Category, _ time.Time) prefs.Verdict {

@@ -106,14 +106,24 @@ func (r *round) lookAt(i int, pos uint32, rec *notify.Receiver, a *prefs.Answer,
 		it.Addr, it.Given, it.User, it.Address, it.Variables = t.Addr, given, rec.User, t.Address, rec.Variables
 		r.refs = append(r.refs, ref{uint16(i), of, int8(cfg.Routes.Of(t.Address)), pos})
 	}
-	if len(r.call.Items) == n {
-		if dead > 0 {
-			r.unsent(i, pos, notify.Suppressed, "suppressed_address")
-		} else {
-			r.decided(i, pos, notify.Failed, notify.CodeNoAddress, 0)
-		}
+	if len(r.call.Items) > n {
+		return
+	}
+	switch wake := now.Add(unknownFor).UnixMilli(); {
+	case dead > 0:
+		r.unsent(i, pos, notify.Suppressed, "suppressed_address")
+	case len(rec.Address) > 0 || cfg.Prefs.Loaded():
+		r.decided(i, pos, notify.Failed, notify.CodeNoAddress, 0)
+	case e.Expires != 0 && wake >= e.Expires:
+		r.unsent(i, pos, notify.Expired, codeExpired)
+	default:
+		r.decided(i, pos, notify.Deferred, "preferences_away", wake)
 	}
 }
+
+// unknownFor is how long a receiver waits whose addresses are not known because the
+// preferences could not be read since this process began.
+const unknownFor = 10 * time.Second
 
 // unsent records the outcome of a receiver that ends without a call now.
 func (r *round) unsent(part int, pos uint32, s notify.State, code string) {

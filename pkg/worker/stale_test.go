@@ -112,3 +112,59 @@ func TestStopWhilePreferencesAreStale(t *testing.T) {
 		}
 	})
 }
+
+// Preferences that were never read, because their store was away when the process
+// began: who is named with an address is called, who is not waits until it is back,
+// and bulk waits whole.
+func TestPreferencesNeverRead(t *testing.T) {
+	for _, lane := range []notify.Lane{pushLane, smsLane, emailLane, bulkMail} {
+		t.Run(lane.String(), func(t *testing.T) {
+			in(t, func(t *testing.T) {
+				p := newPlant(t, lane)
+				p.prefs.mu.Lock()
+				p.prefs.absent = true
+				p.prefs.addresses["bob"], p.prefs.addresses["cyd"], p.prefs.addresses["dan"] = nil, nil, nil
+				p.prefs.mu.Unlock()
+				p.prefs.age(true, nil)
+				cats := []notify.Category{notify.OTP, notify.Alert, notify.Transactional}
+				if lane.Bulk {
+					cats = []notify.Category{notify.Marketing, notify.Digest}
+				}
+				var all []notify.Envelope
+				for _, cat := range cats {
+					all = append(all, p.envelope(cat, "ann", "bob", "cyd"))
+				}
+				expires := p.envelope(cats[0], "dan")
+				expires.Expires = time.Now().Add(time.Minute).UnixMilli()
+				p.send(append(all, expires)...)
+				pass(10 * time.Minute)
+				for i := range all {
+					ann, bob := p.state(&all[i], 0).State, p.state(&all[i], 1)
+					if lane.Bulk {
+						if ann != notify.Accepted || bob.State != notify.Accepted {
+							t.Fatalf("%v: %v and %v by preferences that are not known", cats[i], ann, bob)
+						}
+						continue
+					}
+					if ann != notify.Delivered || bob.State != notify.Deferred || bob.Code != "preferences_away" {
+						t.Fatalf("%v: with an address %v, without %+v", cats[i], ann, bob)
+					}
+				}
+				p.prefs.mu.Lock()
+				p.prefs.absent, p.prefs.addresses["bob"] = false, []string{"addr-bob"}
+				p.prefs.mu.Unlock()
+				p.prefs.age(false, nil)
+				pass(time.Minute)
+				for i := range all {
+					ann, bob, cyd := p.state(&all[i], 0).State, p.state(&all[i], 1).State, p.state(&all[i], 2)
+					if ann != notify.Delivered || bob != notify.Delivered || cyd.State != notify.Failed || cyd.Code != notify.CodeNoAddress {
+						t.Errorf("%v: %v, %v, %+v", cats[i], ann, bob, cyd)
+					}
+				}
+				if s := p.state(&expires, 0).State; s != notify.Expired {
+					t.Errorf("what expired meanwhile is %v", s)
+				}
+			})
+		})
+	}
+}

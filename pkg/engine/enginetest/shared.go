@@ -13,7 +13,12 @@ import (
 
 // Lease runs the suite of engine.Lease. pass lets time pass, at least d.
 func Lease(t *testing.T, open Opener[engine.Lease], pass func(d time.Duration)) {
-	const ttl = 100 * time.Millisecond
+	LeaseFor(t, open, pass, 100*time.Millisecond)
+}
+
+// LeaseFor is Lease with leases of a ttl: where pass takes real time, a third of
+// it is what a slow machine may lose.
+func LeaseFor(t *testing.T, open Opener[engine.Lease], pass func(d time.Duration), ttl time.Duration) {
 	t.Run("Acquire takes the lease for ttl if it is free or already owner's", func(t *testing.T) {
 		inTime(t, func(t *testing.T) {
 			s, _ := open(t)

@@ -120,6 +120,27 @@ func (w Limits) Blocked(ctx context.Context, accounts []string) ([]time.Time, er
 	return get(ctx, w.plan, "Limits", "Blocked", func() ([]time.Time, error) { return w.next.Blocked(ctx, accounts) })
 }
 
+// Filter misbehaves as its plan says.
+type Filter struct {
+	next engine.Filter
+	plan *Plan
+}
+
+// NewFilter wraps next.
+func NewFilter(next engine.Filter, p *Plan) engine.Filter { return Filter{next, p} }
+
+func (w Filter) Add(ctx context.Context, ids []uint64) error {
+	return w.plan.do(ctx, "Filter", "Add", func() error { return w.next.Add(ctx, ids) })
+}
+
+func (w Filter) Seen(ctx context.Context, ids []uint64) ([]bool, time.Time, error) {
+	return get2(ctx, w.plan, "Filter", "Seen", func() ([]bool, time.Time, error) { return w.next.Seen(ctx, ids) })
+}
+
+func (w Filter) Incomplete(ctx context.Context) error {
+	return w.plan.do(ctx, "Filter", "Incomplete", func() error { return w.next.Incomplete(ctx) })
+}
+
 // Audit misbehaves as its plan says.
 type Audit struct {
 	next engine.Audit

@@ -1,0 +1,84 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/notifyd/notifyd/pkg/app"
+	"github.com/notifyd/notifyd/pkg/cli"
+)
+
+func newMigrate(p *program) *cobra.Command {
+	c := &cobra.Command{
+		Use: "migrate", Short: "Bring the engines to what this version needs",
+		Long: `migrate makes what processes with engines: distributed need: the topics of Kafka,
+the tables of Cassandra and PostgreSQL, the queues of SQS, and the rows that name
+the installation. Run it before the first start and before each new release; what
+is there stays as it is, and two at a time do no harm.`,
+	}
+	add := func(to app.MigrateTo, short string, confirm bool) {
+		var cf configFlags
+		var wait time.Duration
+		var yes bool
+		one := &cobra.Command{
+			Use: string(to), Short: short, Args: cobra.NoArgs,
+			RunE: func(c *cobra.Command, _ []string) error {
+				l, err := cf.load(p, nil)
+				if err != nil {
+					return err
+				}
+				if l.Config.Engines == app.EnginesEmbedded {
+					fmt.Fprintln(p.out, "embedded  the store carries its format and is opened, or refused, by serve; nothing to migrate")
+					return nil
+				}
+				if confirm && !yes {
+					return cli.Usage("down drops every table with what is in it; say --yes if that is meant")
+				}
+				ctx, stop := context.WithTimeout(c.Context(), wait)
+				defer stop()
+				ms, err := app.Migrate(ctx, &l.Config, to, logger(io.Discard, &l.Config))
+				pending := printMigrations(p.out, ms)
+				if err != nil {
+					return err
+				}
+				if to == app.MigrateStatus && pending > 0 {
+					return cli.Exitf(cli.ExitUnavailable, "%d steps are missing; notifyd migrate up makes them", pending)
+				}
+				return nil
+			},
+		}
+		cf.add(one)
+		one.Flags().DurationVar(&wait, "timeout", 3*time.Minute, "how long all of it may take")
+		if confirm {
+			one.Flags().BoolVar(&yes, "yes", false, "drop everything")
+		}
+		c.AddCommand(one)
+	}
+	add(app.MigrateStatus, "Say what is there and what is missing; exit 7 when something is", false)
+	add(app.MigrateUp, "Make what is missing", false)
+	add(app.MigrateDown, "Drop all tables with what is in them; topics and queues stay", true)
+	return c
+}
+
+// printMigrations writes a line each and returns how many are missing.
+func printMigrations(w io.Writer, ms []app.Migration) (pending int) {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, m := range ms {
+		state := "there"
+		switch {
+		case !m.Applied:
+			pending++
+			state = "missing"
+		case !m.At.IsZero():
+			state = "since " + m.At.UTC().Format(time.RFC3339)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\n", m.Engine, m.Step, state)
+	}
+	_ = t.Flush()
+	return pending
+}

@@ -1,0 +1,166 @@
+// Package deploy holds what runs notifyd elsewhere than on a developer's machine. Its
+// tests read every file strictly, and hold what it says of notifyd to the product:
+// commands, flags, roles, keys, ports and times.
+package deploy
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	yaml "go.yaml.in/yaml/v3"
+
+	"github.com/notifyd/notifyd/pkg/app"
+)
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func read(t testing.TB, name string) []byte {
+	t.Helper()
+	b, err := os.ReadFile(name)
+	must(t, err)
+	return b
+}
+
+// strictly decodes one YAML document; a key that v does not know is an error.
+func strictly(b []byte, v any) error {
+	d := yaml.NewDecoder(bytes.NewReader(b))
+	d.KnownFields(true)
+	if err := d.Decode(v); err != nil {
+		return err
+	}
+	if err := d.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
+		return errors.New("more than one document")
+	}
+	return nil
+}
+
+// programs are notifyd and notifyctl, built once.
+var programs = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "notifyd-deploy-")
+	if err != nil {
+		return "", err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Minute)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, "go", "build", "-o", dir+"/", "../cmd/notifyd", "../cmd/notifyctl").CombinedOutput()
+	if err != nil {
+		return dir, errors.New(string(out))
+	}
+	return dir, nil
+})
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if dir, err := programs(); err == nil {
+		_ = os.RemoveAll(dir)
+	}
+	os.Exit(code)
+}
+
+// checkCommand asks the program whether it knows a command line: it parses what
+// stands before --help.
+func checkCommand(t *testing.T, where, program string, args []string) {
+	t.Helper()
+	dir, err := programs()
+	must(t, err)
+	if program = filepath.Base(program); program != "notifyd" && program != "notifyctl" {
+		t.Errorf("%s: program %q is not ours", where, program)
+		return
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, filepath.Join(dir, program), append(slices.Clone(args), "--help")...)
+	cmd.Env = []string{"HOME=" + t.TempDir()}
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Errorf("%s: %s %q: %v\n%s", where, program, args, err, out)
+	}
+	// The help of a parent is no answer: of the words, each must be a command.
+	usage := regexp.MustCompile(`(?m)^\s+` + program + ` .*$`).FindString(string(out))
+	for _, word := range words(args) {
+		if !strings.Contains(usage, " "+word) {
+			t.Errorf("%s: %s has no command %q: %q", where, program, word, usage)
+		}
+	}
+	if i := slices.Index(args, "--role"); i >= 0 && args[i+1] != "%i" {
+		if _, err := app.ParseRoles(strings.Split(args[i+1], ",")); err != nil {
+			t.Errorf("%s: %v", where, err)
+		}
+	}
+}
+
+// knowsFlag looks for a flag in the help of a command.
+func knowsFlag(t *testing.T, program, flag string, args ...string) bool {
+	t.Helper()
+	dir, err := programs()
+	must(t, err)
+	out, err := exec.CommandContext(t.Context(), filepath.Join(dir, program), append(args, "--help")...).Output()
+	must(t, err)
+	return bytes.Contains(out, []byte(flag))
+}
+
+// words are the names of commands that a command line begins with.
+func words(args []string) (out []string) {
+	for _, a := range args {
+		if strings.HasPrefix(a, "-") || strings.ContainsAny(a, "/.") {
+			break
+		}
+		out = append(out, a)
+	}
+	return out
+}
+
+// checkConfig loads a configuration as notifyd does.
+func checkConfig(t *testing.T, where string, content []byte, environ ...string) app.Config {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "notifyd.yaml")
+	must(t, os.WriteFile(file, content, 0o600))
+	l, err := app.Load([]string{file}, environ, nil)
+	if err != nil {
+		t.Errorf("%s: %v", where, err)
+	}
+	return l.Config
+}
+
+// checkStop holds how long a stop may take to how long notifyd drains.
+func checkStop(t *testing.T, where string, cfg *app.Config, before, all time.Duration) {
+	t.Helper()
+	if least := before + cfg.Workers.Drain + 10*time.Second; all < least {
+		t.Errorf("%s: killed %v after it was told to stop; it drains %v after %v", where, all, cfg.Workers.Drain, before)
+	}
+}
+
+// Whatever is in the folder is read by one of the tests.
+func TestEveryFileIsChecked(t *testing.T) {
+	t.Parallel()
+	known := []string{"Dockerfile", "Dockerfile.dockerignore", "deploy_test.go", "docker_test.go", "kubernetes_test.go", "units_test.go", "compose/compose.yaml", "compose/notifyd.yaml"}
+	for _, pattern := range []string{"*", "*/*"} {
+		files, err := filepath.Glob(pattern)
+		must(t, err)
+		for _, f := range files {
+			if info, err := os.Stat(f); err != nil || info.IsDir() {
+				continue
+			}
+			unit, manifest := strings.HasPrefix(f, "systemd/") && strings.HasSuffix(f, ".service"), strings.HasPrefix(f, "kubernetes/") && strings.HasSuffix(f, ".yaml")
+			if !unit && !manifest && !slices.Contains(known, f) {
+				t.Errorf("nothing reads %s", f)
+			}
+		}
+	}
+}

@@ -1,0 +1,79 @@
+package app
+
+import (
+	"log/slog"
+	"strings"
+
+	"github.com/notifyd/notifyd/pkg/engine/cassandra"
+	"github.com/notifyd/notifyd/pkg/engine/postgres"
+	"github.com/notifyd/notifyd/pkg/engine/redis"
+	"github.com/notifyd/notifyd/pkg/engine/sqs"
+	"github.com/notifyd/notifyd/pkg/stream"
+)
+
+// kafka is how the brokers are reached.
+func (c *Config) kafka(log *slog.Logger) (stream.Conn, error) {
+	k := &c.Kafka
+	conn := stream.Conn{Brokers: k.Brokers, Rack: k.Rack, Logger: log}
+	if k.TLS.Enabled {
+		conn.TLS = &stream.TLS{CAFile: k.TLS.CAFile, CertFile: k.TLS.CertFile, KeyFile: k.TLS.KeyFile, ServerName: k.TLS.ServerName}
+	}
+	if k.SASL.Mechanism != "" {
+		conn.SASL = &stream.SASL{Mechanism: stream.Mechanism(k.SASL.Mechanism), User: k.SASL.User, Password: func() (string, error) {
+			return secretOf("kafka.sasl.password_file", k.SASL.Password, k.SASL.PasswordFile)
+		}}
+	}
+	return conn, nil
+}
+
+// cassandra is how a cluster is reached: the one of cassandra.hosts but for what
+// a part says otherwise.
+func (c *Config) cassandra(part Cluster, log *slog.Logger) (cassandra.Config, error) {
+	k := &c.Cassandra
+	out := cassandra.Config{
+		Hosts: k.Hosts, Keyspace: k.Keyspace, LocalDC: k.Datacenter, Replication: k.Replication, Username: k.Username,
+		Consistency: k.Consistency, EveryReceiver: k.Every, StatusTTL: c.History.Retention, Timeout: k.Timeout, Logger: log,
+	}
+	if len(part.Hosts) > 0 {
+		out.Hosts = part.Hosts
+	}
+	if part.Keyspace != "" {
+		out.Keyspace = part.Keyspace
+	}
+	var err error
+	if out.Password, err = secretOf("cassandra.password_file", k.Password, k.PasswordFile); err != nil {
+		return out, err
+	}
+	out.TLS, err = k.TLS.config("cassandra.tls")
+	return out, err
+}
+
+func (c *Config) redis(log *slog.Logger) (redis.Config, error) {
+	k := &c.Redis
+	out := redis.Config{Addrs: k.Addresses, Cluster: k.Mode == "cluster", DB: k.DB, Username: k.Username, Prefix: k.Prefix, Logger: log}
+	if k.Mode == "sentinel" {
+		out.Master, out.SentinelUsername = k.Master, k.SentinelUser
+	}
+	if k.TLS.Enabled {
+		out.TLS = &redis.TLS{CA: k.TLS.CAFile, Cert: k.TLS.CertFile, Key: k.TLS.KeyFile, ServerName: k.TLS.ServerName}
+	}
+	var err error
+	if out.Password, err = secretOf("redis.password_file", k.Password, k.PasswordFile); err != nil {
+		return out, err
+	}
+	out.SentinelPassword, err = secretOf("redis.sentinel_password_file", "", k.SentinelFile)
+	return out, err
+}
+
+func (c *Config) postgres() (postgres.Config, error) {
+	k := &c.Postgres
+	dsn, err := secretOf("postgres.dsn_file", k.DSN, k.DSNFile)
+	return postgres.Config{
+		DSN: strings.TrimSpace(dsn), PasswordFile: k.PasswordFile, CAFile: k.CAFile, CertFile: k.CertFile, KeyFile: k.KeyFile, Plaintext: k.Plaintext,
+	}, err
+}
+
+func (c *Config) sqs() sqs.Config {
+	k := &c.SQS
+	return sqs.Config{Region: k.Region, Endpoint: k.Endpoint, Prefix: k.Prefix, CredentialsFile: k.Credentials}
+}

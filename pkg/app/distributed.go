@@ -1,0 +1,120 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/intake"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/stream"
+)
+
+// historyWait bounds how long a read waits for the history to catch up.
+const historyWait = 5 * time.Second
+
+// openDistributed opens the engines that are servers, which many processes
+// share. What they hold was made by Migrate.
+func (n *Node) openDistributed(ctx context.Context) error {
+	if err := n.listen(ctx); err != nil {
+		return err
+	}
+	n.servers = &servers{}
+	n.owner = n.cfg.instance() + "-" + strings.ToLower(notify.NewBase(time.Now()).String())
+	open := openServers
+	if n.seams.servers != nil {
+		open = n.seams.servers
+	}
+	n.progress("connecting to the engines")
+	if err := open(ctx, n); err != nil {
+		return err
+	}
+	return n.useServers(ctx)
+}
+
+// instance is the name of this process's place.
+func (c *Config) instance() string {
+	if c.Instance != "" {
+		return c.Instance
+	}
+	if host, err := os.Hostname(); err == nil && host != "" {
+		return host
+	}
+	return "notifyd"
+}
+
+// notMigrated is the error of engines that Migrate has not prepared.
+func notMigrated(what string) error {
+	return &notify.Error{Kind: notify.KindConflict, Code: "not_migrated", Msg: what + " is not there; notifyd migrate up makes it"}
+}
+
+// useServers makes the engines that were opened those of the stages.
+func (n *Node) useServers(ctx context.Context) (err error) {
+	st := &n.st
+	if n.admin, err = stream.NewAdmin(stream.AdminConfig{Conn: st.conn}); err != nil {
+		return err
+	}
+	want := topics(&n.cfg)
+	names := make([]string, 0, len(want))
+	for t := range want {
+		names = append(names, t)
+	}
+	slices.Sort(names)
+	n.progress("reading the topics")
+	have, err := n.admin.Partitions(ctx, names...)
+	if err != nil {
+		return fmt.Errorf("kafka.brokers: %w", err)
+	}
+	for _, t := range names {
+		if have[t] == 0 {
+			return notMigrated("the topic " + t)
+		}
+	}
+	id, err := st.meta.GetMeta(ctx, storeIDMeta)
+	if err != nil {
+		return err
+	}
+	if len(id) == 0 {
+		return notMigrated("the store's id")
+	}
+	st.id, st.keys = string(id), intake.SharedKeys
+	st.partitions = func(topic string) int { return have[topic] }
+	st.jobLease = st.lease
+	h := &remembered{historian: n.servers.historian, admin: func() logAdmin { return n.admin }, retention: n.cfg.History.Retention, longest: historyWait}
+	st.history, st.audited, st.firstCopy = h, h, h.copyOf
+	if n.servers.probe, err = stream.NewProbe(stream.ProbeConfig{Conn: st.conn}); err != nil {
+		return err
+	}
+	st.laterGate = func() error { return nil }
+	st.ready = n.servers.ready
+	return nil
+}
+
+// ready says what keeps a process from its work: engines that are away come
+// back, and each has its own fallback meanwhile, so that a process stays in
+// service. A clock that is off does not right itself.
+func (s *servers) ready() error {
+	if off := s.clock.offset(); off.Abs() > maxClockOffset {
+		return notify.Unavailable("clock", time.Minute, fmt.Errorf("it is %s off from the servers'", off.Round(time.Millisecond)))
+	}
+	return nil
+}
+
+// maxClockOffset is how far off a clock may be that owns timers.
+const maxClockOffset = 500 * time.Millisecond
+
+// storeIDMeta names the installation, made by Migrate.
+const storeIDMeta = "store_id"
+
+// doctorServers looks at engines that are servers.
+func (n *Node) doctorServers(ctx context.Context, fs *findings) {
+	for _, c := range n.servers.checks {
+		c(ctx, fs)
+	}
+	off := n.servers.clock.offset()
+	fs.add("clock", off.Abs() > maxClockOffset, "fail", "%s off from the servers'; above %s this process owns no timers", off.Round(time.Millisecond), maxClockOffset)
+	fs.add("roles", false, "", "%s as %s; dispatchers: %s", strings.Join(n.cfg.Roles, ", "), n.owner, strings.Join(n.servers.dispatchers.names(), ", "))
+}

@@ -1,0 +1,155 @@
+package app
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/engine/kfake"
+	"github.com/notifyd/notifyd/pkg/engine/memory"
+	"github.com/notifyd/notifyd/pkg/engine/pebble"
+	"github.com/notifyd/notifyd/pkg/history"
+	"github.com/notifyd/notifyd/pkg/intake"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/stream"
+)
+
+// embedded are the engines that belong to one process, with what only they can:
+// the log is capped and trimmed, the history seals segments, all of it is backed
+// up. Nil where the engines are servers.
+type embedded struct {
+	store   *pebble.Store
+	broker  *kfake.Broker
+	history *history.Store
+}
+
+// openEmbedded opens the engines of this process, once their folder is ours.
+func (n *Node) openEmbedded(ctx context.Context) error {
+	cfg := &n.cfg
+	n.own = &embedded{}
+	err := MakeDataDir(cfg.DataDir)
+	if err != nil {
+		return err
+	}
+	self := Self()
+	if n.lock, err = LockFolder(cfg.DataDir, self); err != nil {
+		return err
+	}
+	n.progress("opening the store")
+	if n.own.store, err = pebble.Open(pebble.Config{Dir: filepath.Join(cfg.DataDir, "store"), FS: n.seams.storeFS, Logger: n.log}); err != nil {
+		return err
+	}
+	// What a backup that was cut short left: links, which hold the room of files
+	// that are removed.
+	if err := os.RemoveAll(filepath.Join(cfg.DataDir, stagingName)); err != nil {
+		return BadDataDir(cfg.DataDir, err)
+	}
+	if err := n.listen(ctx); err != nil {
+		return err
+	}
+	self.API = "http://" + cfg.API.Listen
+	n.lock.Tell(self)
+	id, err := n.own.store.Meta().GetMeta(ctx, "store_id")
+	if err != nil {
+		return err
+	}
+	durability := kfake.Fsync
+	if !cfg.Log.Sync {
+		durability = kfake.PageCache
+	}
+	port, err := portOf(cfg.Log.Listen)
+	if err == nil {
+		err = free(ctx, "log.listen", cfg.Log.Listen)
+	}
+	if err != nil {
+		return err
+	}
+	n.progress("opening the history")
+	// Before the log: what is sealed says how far the log reached.
+	var archived func() map[history.Part]int64
+	if cfg.Archive.Dir != "" {
+		archived = n.archived
+	}
+	n.own.history, err = history.Open(history.Config{
+		Dir: filepath.Join(cfg.DataDir, "history"), Retention: cfg.History.Retention, Barrier: n.barrier, Log: n.log,
+		SegmentAge: n.seams.historyAge, SegmentBytes: segmentBytes(cfg), Archived: archived, ArchiveWait: cfg.Archive.Wait,
+	})
+	if err != nil {
+		return err
+	}
+	n.progress("reading and checking the log")
+	n.own.broker, err = kfake.Open(kfake.Config{
+		Dir: filepath.Join(cfg.DataDir, "log"), Durability: durability, Port: port, Topics: topics(cfg), StoreID: string(id),
+		CapBytes: int64(cfg.Log.CapMiB) << 20, MinFreeBytes: int64(cfg.Log.MinFreeMiB) << 20, Logger: n.log,
+		SegmentBytes: n.seams.segment, Kept: n.kept(),
+	})
+	if err != nil {
+		return err
+	}
+	n.useOwn()
+	if err := n.findPositions(ctx); err != nil {
+		return err
+	}
+	for _, l := range n.own.broker.Losses() {
+		if l.Kept < l.To && slices.Contains(firstTopics(), l.Topic) {
+			n.own.history.Lost(l.After, l.Before)
+		}
+	}
+	if len(id) == 0 {
+		if err := n.own.store.Meta().PutMeta(ctx, "store_id", []byte(n.own.broker.StoreID())); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// useOwn makes the engines of this process those of its stages.
+func (n *Node) useOwn() {
+	store, broker, kept := n.own.store, n.own.broker, n.own.history
+	n.owner = broker.StoreID() // one process has the folder
+	n.st = stores{
+		id: broker.StoreID(), status: store.Status(), history: kept, audited: kept, prefs: store.Prefs(), callers: store.Callers(),
+		cancels: store.Cancels(), campaigns: store.Campaigns(), idem: store.Idem(), keys: intake.ExclusiveKeys, spill: store.Spill(), letters: store.DeadLetters(),
+		jobs: store.Jobs(), audit: store.Audit(), holds: store.Holds(), meta: store.Meta(), timers: store.Timers(), cold: store.ColdTimers(),
+		schedules: store.Schedules(), scheduled: store, triggers: store.Triggers(), limits: memory.NewLimits(),
+		jobLease: memory.NewLease(), beats: memory.NewHeartbeats(),
+		queue:  func(name string, maxReceives int) (engine.Queue, error) { return store.Queue(name, maxReceives), nil },
+		bodies: store.QueueBodies,
+		conn:   stream.Conn{Brokers: []string{broker.Addr()}, Local: broker.Local(), Logger: n.log}, partitions: broker.Partitions,
+		gate: broker.Guard(), laterGate: broker.Guard().Disk, appended: broker.Guard().Appended,
+		ready: func() error {
+			if err := store.Err(); err != nil {
+				return err
+			}
+			return broker.Guard().Err()
+		},
+		firstCopy: func(_ context.Context, c notify.Chunk, digest uint64) (engine.Found, error) {
+			return kept.Copy(c, digest)
+		},
+	}
+}
+
+// kept is, of each partition, the offset below which the history is sealed.
+func (n *Node) kept() map[string]map[int32]int64 {
+	out := map[string]map[int32]int64{}
+	for p, at := range n.own.history.Sealed() {
+		if out[p.Topic] == nil {
+			out[p.Topic] = map[int32]int64{}
+		}
+		out[p.Topic][p.Partition] = at
+	}
+	return out
+}
+
+// segmentBytes keeps what history has not sealed, and the log therefore cannot
+// trim, below half of the log's cap: else a log at its cap would stay there until
+// the tails are old enough to be sealed.
+func segmentBytes(cfg *Config) int64 {
+	tails := 0
+	for _, l := range notify.Lanes() {
+		tails += cfg.partitions(l.Channel)
+	}
+	return max(min(64<<20, int64(cfg.Log.CapMiB)<<20/int64(2*max(tails, 1))), 64<<10)
+}

@@ -1,0 +1,216 @@
+package app
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/engine/cassandra"
+	"github.com/notifyd/notifyd/pkg/engine/postgres"
+	"github.com/notifyd/notifyd/pkg/engine/sqs"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/stream"
+)
+
+// Migration is one thing that the servers must have.
+type Migration struct {
+	Engine  string    // "kafka", "cassandra keyspace", "postgres", "sqs", "meta"
+	Step    string    // a topic, a step of a schema, a queue, a row
+	Applied bool      // it is there
+	At      time.Time // since when; zero: not known
+}
+
+// MigrateTo says where a migration goes.
+type MigrateTo string
+
+// The directions.
+const (
+	MigrateStatus MigrateTo = "status" // changes nothing
+	MigrateUp     MigrateTo = "up"     // makes what is missing; what is there stays as it is
+	MigrateDown   MigrateTo = "down"   // takes all tables back, and what is in them; topics and queues stay
+)
+
+// Migrate brings the servers to what this build needs, and says how each step
+// stands afterwards. It may be run by several at a time, and again after it was
+// cut short. An engine that is not reached does not keep it from the others: the
+// errors of all are joined, each with its section.
+func Migrate(ctx context.Context, cfg *Config, to MigrateTo, log *slog.Logger) ([]Migration, error) {
+	if cfg.Engines != EnginesDistributed {
+		return nil, notify.Invalid("bad_config", "engines", "is embedded: the store carries its format and is opened, or refused, by serve; nothing to migrate")
+	}
+	var out []Migration
+	var errs []error
+	for _, one := range []struct {
+		section string
+		run     func(context.Context, *Config, MigrateTo, *slog.Logger) ([]Migration, error)
+	}{
+		{"kafka", migrateKafka}, {"cassandra", migrateCassandra}, {"postgres", migratePostgres}, {"sqs", migrateSQS}, {"cassandra", migrateMeta},
+	} {
+		ms, err := one.run(ctx, cfg, to, log)
+		out = append(out, ms...)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", one.section, err))
+		}
+	}
+	return out, errors.Join(errs...)
+}
+
+// migrateKafka makes topics. It never removes one: that is for who owns them.
+func migrateKafka(ctx context.Context, cfg *Config, to MigrateTo, log *slog.Logger) ([]Migration, error) {
+	conn, err := cfg.kafka(log)
+	if err != nil {
+		return nil, err
+	}
+	a, err := stream.NewAdmin(stream.AdminConfig{Conn: conn, Replication: cfg.Kafka.Replication, MinInSync: cfg.Kafka.MinInSync})
+	if err != nil {
+		return nil, err
+	}
+	defer a.Close()
+	want := topics(cfg)
+	if to == MigrateUp {
+		if _, err := a.EnsureTopics(ctx, want); err != nil {
+			return nil, err
+		}
+	}
+	have, err := a.Partitions(ctx, slices.Sorted(maps.Keys(want))...)
+	if err != nil {
+		return nil, err
+	}
+	var out []Migration
+	for _, t := range slices.Sorted(maps.Keys(want)) {
+		out = append(out, Migration{Engine: "kafka", Step: fmt.Sprintf("%s (%d partitions)", t, cmp.Or(have[t], want[t])), Applied: have[t] > 0})
+	}
+	return out, nil
+}
+
+// migrateCassandra takes every keyspace once.
+func migrateCassandra(ctx context.Context, cfg *Config, to MigrateTo, log *slog.Logger) (out []Migration, err error) {
+	done := map[string]bool{}
+	dir := map[MigrateTo]cassandra.Direction{MigrateStatus: cassandra.Status, MigrateUp: cassandra.Up, MigrateDown: cassandra.Down}[to]
+	for _, part := range []Cluster{{}, cfg.Cassandra.Status, cfg.Cassandra.Timers, cfg.Cassandra.Triggers} {
+		cc, err := cfg.cassandra(part, log)
+		if err != nil {
+			return out, err
+		}
+		where := fmt.Sprint(cc.Hosts, cc.Keyspace)
+		if done[where] {
+			continue
+		}
+		done[where] = true
+		ms, err := cassandra.Migrate(ctx, cc, dir)
+		if err != nil {
+			return out, fmt.Errorf("%s at %s: %w", cc.Keyspace, strings.Join(cc.Hosts, ","), err)
+		}
+		for _, m := range ms {
+			out = append(out, Migration{Engine: "cassandra " + cc.Keyspace, Step: fmt.Sprintf("%04d %s", m.Version, m.Name), Applied: !m.Applied.IsZero(), At: m.Applied})
+		}
+	}
+	return out, nil
+}
+
+func migratePostgres(ctx context.Context, cfg *Config, to MigrateTo, _ *slog.Logger) (out []Migration, err error) {
+	pc, err := cfg.postgres()
+	if err != nil {
+		return nil, err
+	}
+	pg, err := postgres.Open(ctx, pc)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, pg.Close()) }()
+	switch to {
+	case MigrateUp:
+		_, err = pg.Migrate(ctx, postgres.Up)
+	case MigrateDown: // one step a call
+		for err == nil {
+			var undone []postgres.Migration
+			if undone, err = pg.Migrate(ctx, postgres.Down); len(undone) == 0 {
+				break
+			}
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	ms, err := pg.Status(ctx)
+	for _, m := range ms {
+		out = append(out, Migration{Engine: "postgres", Step: fmt.Sprintf("%04d %s", m.Version, m.Name), Applied: !m.Applied.IsZero(), At: m.Applied})
+	}
+	return out, err
+}
+
+// migrateSQS makes the queues, where SQS carries them.
+func migrateSQS(ctx context.Context, cfg *Config, to MigrateTo, _ *slog.Logger) (out []Migration, err error) {
+	if cfg.SQS.Region == "" || to == MigrateDown {
+		return nil, nil
+	}
+	s, err := sqs.Open(ctx, cfg.sqs())
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	for name, receives := range map[string]int{triggerQueue: triggerReceives, nearQueue: nearReceives} {
+		q, err := s.Queue(name, receives)
+		if err == nil && to == MigrateUp {
+			err = s.Migrate(ctx, q)
+		}
+		if err != nil {
+			return out, err
+		}
+		_, err = q.Depth(ctx)
+		out = append(out, Migration{Engine: "sqs", Step: cfg.SQS.Prefix + name, Applied: err == nil})
+	}
+	slices.SortFunc(out, func(a, b Migration) int { return cmp.Compare(a.Step, b.Step) })
+	return out, nil
+}
+
+// migrateMeta writes what every process over these engines must agree on.
+func migrateMeta(ctx context.Context, cfg *Config, to MigrateTo, log *slog.Logger) (out []Migration, err error) {
+	if to == MigrateDown {
+		return nil, nil // gone with its table
+	}
+	cc, err := cfg.cassandra(Cluster{}, log)
+	if err != nil {
+		return nil, err
+	}
+	s, err := cassandra.Open(ctx, cc)
+	if err != nil {
+		if to == MigrateStatus && notify.KindOf(err) == notify.KindConflict {
+			return []Migration{{Engine: "meta", Step: storeIDMeta}, {Engine: "meta", Step: shardsMeta}}, nil
+		}
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	return metaRows(ctx, s.Meta(), cfg, to)
+}
+
+func metaRows(ctx context.Context, meta engine.Meta, cfg *Config, to MigrateTo) (out []Migration, err error) {
+	for _, row := range [][2]string{
+		{storeIDMeta, notify.NewBase(time.Now()).String()}, {shardsMeta, strconv.Itoa(cfg.Timers.Shards)},
+	} {
+		have, err := meta.GetMeta(ctx, row[0])
+		if err != nil {
+			return out, err
+		}
+		if len(have) == 0 && to == MigrateUp {
+			if err := meta.PutMeta(ctx, row[0], []byte(row[1])); err != nil {
+				return out, err
+			}
+			have = []byte(row[1])
+		}
+		step := row[0]
+		if len(have) > 0 {
+			step += " " + string(have)
+		}
+		out = append(out, Migration{Engine: "meta", Step: step, Applied: len(have) > 0})
+	}
+	return out, nil
+}

@@ -1,0 +1,206 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/engine/cassandra"
+	"github.com/notifyd/notifyd/pkg/engine/postgres"
+	"github.com/notifyd/notifyd/pkg/engine/redis"
+	"github.com/notifyd/notifyd/pkg/engine/sqs"
+	"github.com/notifyd/notifyd/pkg/history"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/stream"
+)
+
+// clusters are the Cassandra clusters, opened once each.
+type clusters struct {
+	main, status, timers, triggers *cassandra.Store
+}
+
+// openServers connects to the servers that the configuration names. Cassandra must
+// be there; it and PostgreSQL are of this build's schema; Kafka, Redis and
+// PostgreSQL may be away for now.
+func openServers(ctx context.Context, n *Node) (err error) {
+	cfg, st := &n.cfg, &n.st
+	if st.conn, err = cfg.kafka(n.log); err != nil {
+		return err
+	}
+	n.progress("connecting to Cassandra")
+	c, err := n.openCassandra(ctx)
+	if err != nil {
+		return err
+	}
+	n.progress("connecting to PostgreSQL")
+	pg, err := n.openPostgres(ctx)
+	if err != nil {
+		return err
+	}
+	rc, err := cfg.redis(n.log)
+	if err != nil {
+		return err
+	}
+	rd, err := redis.Connect(rc)
+	if err != nil {
+		return err
+	}
+	n.closers = append(n.closers, rd.Close)
+	st.status, st.timers, st.cold, st.triggers = c.status.Status(), c.timers.Timers(), c.timers.ColdTimers(), c.triggers.Triggers()
+	st.schedules, st.scheduled = c.timers.Schedules(), c.timers
+	st.letters, st.jobs, st.audit, st.campaigns = c.main.DeadLetters(), c.main.Jobs(), c.main.Audit(), c.main.Campaigns()
+	st.cancels, st.holds, st.meta = c.main.Cancels(), c.main.Holds(), c.main.Meta()
+	n.servers.historian = cassandraHistory{c.status.History(cassandra.HistoryConfig{}), c.status}
+	st.prefs, st.callers = pg.Prefs(), pg.Callers()
+	st.idem, st.spill, st.limits, st.lease, st.beats = rd.Idem(), rd.Spill(), rd.Limits(), rd.Lease(), rd.Heartbeats()
+	n.servers.clockOf = rd.ClockOffset
+	st.queue = func(name string, maxReceives int) (engine.Queue, error) { return rd.Queue(name, maxReceives), nil }
+	if cfg.SQS.Region != "" {
+		q, err := sqs.Open(ctx, cfg.sqs())
+		if err != nil {
+			return err
+		}
+		n.closers = append(n.closers, q.Close)
+		st.queue = q.Queue
+	}
+	n.servers.checks = []serverCheck{n.checkKafka, n.checkCassandra, checkRedis(rd), checkPostgres(pg)}
+	return nil
+}
+
+// cassandraHistory is the history in Cassandra as its group writes it.
+type cassandraHistory struct {
+	engine.History
+	to *cassandra.Store
+}
+
+func (h cassandraHistory) Append(ctx context.Context, recs ...history.Record) error {
+	out := make([]cassandra.HistoryRecord, len(recs))
+	for i, r := range recs {
+		out[i] = cassandra.HistoryRecord{Topic: r.Topic, Partition: r.Partition, Offset: r.Offset, Value: r.Value}
+	}
+	return h.to.AppendHistory(ctx, out...)
+}
+
+// openCassandra opens every cluster that is named, one twice only where its
+// tables are apart.
+func (n *Node) openCassandra(ctx context.Context) (c clusters, err error) {
+	opened := map[string]*cassandra.Store{}
+	open := func(key string, part Cluster) *cassandra.Store {
+		if err != nil {
+			return nil
+		}
+		cc, cerr := n.cfg.cassandra(part, n.log)
+		if err = cerr; err != nil {
+			return nil
+		}
+		where := fmt.Sprint(cc.Hosts, cc.Keyspace)
+		if s := opened[where]; s != nil {
+			return s
+		}
+		s, serr := cassandra.Open(ctx, cc)
+		if serr != nil {
+			err = fmt.Errorf("%s: %w", key, serr)
+			return nil
+		}
+		n.closers = append(n.closers, s.Close)
+		opened[where] = s
+		return s
+	}
+	c.main = open("cassandra", Cluster{})
+	c.status = open("cassandra.status", n.cfg.Cassandra.Status)
+	c.timers = open("cassandra.timers", n.cfg.Cassandra.Timers)
+	c.triggers = open("cassandra.triggers", n.cfg.Cassandra.Triggers)
+	return c, err
+}
+
+func (n *Node) openPostgres(ctx context.Context) (*postgres.Store, error) {
+	pc, err := n.cfg.postgres()
+	if err != nil {
+		return nil, err
+	}
+	pg, err := postgres.Open(ctx, pc)
+	if err != nil {
+		return nil, err
+	}
+	n.closers = append(n.closers, pg.Close)
+	switch err := pg.Check(ctx); {
+	case notify.KindOf(err) == notify.KindUnavailable:
+		// Codes and alerts go out without it.
+		n.log.Error("PostgreSQL is away: until it is back nobody's preferences are known, bulk waits, and so does who is not named with an address", "err", err)
+	case err != nil:
+		return nil, fmt.Errorf("postgres: %w", err)
+	}
+	n.servers.listen = func(ctx context.Context) error { return pg.Listen(ctx, n.prefs.Wake) }
+	return pg, nil
+}
+
+// checkKafka looks at brokers and topics.
+func (n *Node) checkKafka(ctx context.Context, fs *findings) {
+	ctx, stop := context.WithTimeout(ctx, 10*time.Second)
+	defer stop()
+	want := topics(&n.cfg)
+	names := make([]string, 0, len(want))
+	for t := range want {
+		names = append(names, t)
+	}
+	cl, err := n.admin.Describe(ctx, names...)
+	if err != nil {
+		fs.told("kafka", "fail", fmt.Sprintf("no broker of %v answers: %v", n.cfg.Kafka.Brokers, err), "start the brokers, or correct kafka.brokers")
+		return
+	}
+	versions := map[string]bool{}
+	for _, b := range cl.Brokers {
+		versions[b.Version] = true
+	}
+	fs.add("kafka", false, "", "%d brokers, %d topics, versions %v", len(cl.Brokers), len(cl.Topics), slices.Sorted(maps.Keys(versions)))
+	for _, f := range cl.Check(stream.AdminConfig{Replication: n.cfg.Kafka.Replication, MinInSync: n.cfg.Kafka.MinInSync}, want) {
+		level := "warn"
+		if f.Wrong {
+			level = "fail"
+		}
+		fs.told(strings.TrimSpace("kafka "+f.Topic), level, f.Msg, f.Repair)
+	}
+}
+
+// checkCassandra looks at every cluster that is named, once.
+func (n *Node) checkCassandra(ctx context.Context, fs *findings) {
+	seen := map[string]bool{}
+	for _, part := range []Cluster{{}, n.cfg.Cassandra.Status, n.cfg.Cassandra.Timers, n.cfg.Cassandra.Triggers} {
+		cc, err := n.cfg.cassandra(part, n.log)
+		where := fmt.Sprint(cc.Hosts, cc.Keyspace)
+		if seen[where] {
+			continue
+		}
+		seen[where] = true
+		var found []cassandra.Finding
+		if err == nil {
+			found, err = cassandra.Doctor(ctx, cc)
+		}
+		if err != nil {
+			fs.told("cassandra", "fail", err.Error(), "correct the section cassandra of the configuration")
+		}
+		for _, f := range found {
+			fs.told("cassandra "+f.Check, f.Level, cc.Keyspace+": "+f.Detail, f.Repair)
+		}
+	}
+}
+
+func checkRedis(r *redis.Store) func(context.Context, *findings) {
+	return func(ctx context.Context, fs *findings) {
+		for _, f := range r.Doctor(ctx) {
+			fs.told(f.Check, f.Level, f.Detail, f.Repair)
+		}
+	}
+}
+
+func checkPostgres(p *postgres.Store) func(context.Context, *findings) {
+	return func(ctx context.Context, fs *findings) {
+		for _, f := range p.Doctor(ctx) {
+			fs.told(f.Check, f.Level, f.Detail, f.Repair)
+		}
+	}
+}

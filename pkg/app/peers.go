@@ -1,0 +1,144 @@
+package app
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+)
+
+// Heartbeats of processes that divide a limit among themselves.
+const (
+	peerBeat = time.Second
+	peerTTL  = 10 * time.Second
+)
+
+// peers knows which processes do the same as this one, so that a limit that is
+// meant for all of them together can be divided. A newcomer counts at once; one
+// that is gone only after peerTTL of looks without it, so that an emptied Redis
+// gives nobody the whole limit.
+type peers struct {
+	beats engine.Heartbeats
+	group string
+	self  string
+
+	mu       sync.Mutex
+	seen     map[string]time.Time // when each was last alive; monotonic
+	answered time.Time            // of the last look
+}
+
+func newPeers(beats engine.Heartbeats, group, self string) *peers {
+	return &peers{beats: beats, group: group, self: self, seen: map[string]time.Time{}}
+}
+
+// Run beats and looks until ctx ends.
+func (p *peers) Run(ctx context.Context) error {
+	for ctx.Err() == nil {
+		_ = p.look(ctx) // while nobody answers, what was known stays
+		wait(ctx, peerBeat)
+	}
+	call, stop := context.WithTimeout(context.WithoutCancel(ctx), peerBeat)
+	defer stop()
+	_ = p.beats.Leave(call, p.group, p.self) // else its time runs out
+	return nil
+}
+
+// look beats once and notes who is there.
+func (p *peers) look(ctx context.Context) error {
+	call, stop := context.WithTimeout(ctx, peerBeat)
+	defer stop()
+	if err := p.beats.Beat(call, p.group, p.self, peerTTL); err != nil {
+		return err
+	}
+	alive, err := p.beats.Alive(call, p.group)
+	if err == nil {
+		p.note(alive, time.Now())
+	}
+	return err
+}
+
+func (p *peers) note(alive []engine.Heartbeat, now time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if now.Sub(p.answered) > 3*peerBeat { // nobody could be seen meanwhile
+		for owner := range p.seen {
+			p.seen[owner] = now
+		}
+	}
+	p.answered = now
+	for _, h := range alive {
+		p.seen[h.Owner] = now
+	}
+	for owner, at := range p.seen {
+		if now.Sub(at) > peerTTL {
+			delete(p.seen, owner)
+		}
+	}
+}
+
+// others reports whether another process does the same.
+func (p *peers) others() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	_, self := p.seen[p.self]
+	return len(p.seen) > 1 || len(p.seen) == 1 && !self
+}
+
+// share is this process's part of a limit: those of all add up to it, as long as
+// it is not below their number.
+func (p *peers) share(limit int) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	all, rank := 1, 0
+	for owner := range p.seen {
+		if owner == p.self {
+			continue
+		}
+		if all++; owner < p.self {
+			rank++
+		}
+	}
+	part := limit / all
+	if rank < limit%all {
+		part++
+	}
+	return max(part, 1)
+}
+
+// after runs a part that uses shares: beside others only once they all have seen
+// this process and what they began before has ended, which takes a call's
+// longest time. A process that is alone begins at once.
+func (p *peers) after(calls time.Duration, run func(context.Context) error) func(context.Context) error {
+	return func(ctx context.Context) error {
+		for p.look(ctx) != nil && ctx.Err() == nil {
+			wait(ctx, peerBeat)
+		}
+		beating := make(chan struct{})
+		on, stop := context.WithCancel(context.WithoutCancel(ctx))
+		go func() { defer close(beating); _ = p.Run(on) }()
+		defer func() { stop(); <-beating }()
+		if p.others() {
+			wait(ctx, calls+3*peerBeat)
+		}
+		if ctx.Err() != nil {
+			return nil
+		}
+		return run(ctx)
+	}
+}
+
+// names are those that are there, this process among them.
+func (p *peers) names() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	out := []string{p.self}
+	for owner := range p.seen {
+		if owner != p.self {
+			out = append(out, owner)
+		}
+	}
+	slices.Sort(out)
+	return out
+}

@@ -1,0 +1,82 @@
+package app
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine/memory"
+)
+
+// TestSharesAddUp: dispatchers divide a caller's limit, and never have more
+// together than it allows, whoever comes and goes.
+func TestSharesAddUp(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		beats := memory.NewHeartbeats()
+		type one struct {
+			*peers
+			stop    context.CancelFunc
+			running bool
+			done    chan struct{}
+		}
+		start := func(name string) *one {
+			ctx, stop := context.WithCancel(t.Context())
+			o := &one{peers: newPeers(beats, "dispatchers", name), stop: stop, done: make(chan struct{})}
+			go func() {
+				defer close(o.done)
+				_ = o.after(10*time.Second, func(ctx context.Context) error {
+					o.running = true
+					<-ctx.Done()
+					o.running = false
+					return nil
+				})(ctx)
+			}()
+			return o
+		}
+		sum := func(limit int, of ...*one) (n int) {
+			for _, o := range of {
+				if o.running {
+					n += o.share(limit)
+				}
+			}
+			return n
+		}
+		a := start("a")
+		synctest.Wait()
+		if !a.running || a.share(100) != 100 {
+			t.Fatalf("the first one: running %v, share %d", a.running, a.share(100))
+		}
+		b, c := start("b"), start("c")
+		for range 30 {
+			time.Sleep(time.Second)
+			synctest.Wait()
+			if n := sum(100, a, b, c); n > 100 {
+				t.Fatalf("%d of 100", n)
+			}
+		}
+		if !b.running || !c.running || sum(100, a, b, c) != 100 || sum(7, a, b, c) != 7 {
+			t.Errorf("at rest %d of 100, %d of 7", sum(100, a, b, c), sum(7, a, b, c))
+		}
+		// An emptied Redis: each sees itself alone for a moment.
+		for _, name := range []string{"a", "b", "c"} {
+			_ = beats.Leave(t.Context(), "dispatchers", name)
+		}
+		a.look(t.Context())
+		if n := sum(100, a, b, c); n > 100 {
+			t.Errorf("%d of 100 after the heartbeats were forgotten", n)
+		}
+		b.stop()
+		<-b.done
+		time.Sleep(peerTTL + 3*time.Second)
+		synctest.Wait()
+		if n := sum(100, a, c); n != 100 {
+			t.Errorf("%d of 100 when one has left", n)
+		}
+		a.stop()
+		c.stop()
+		<-a.done
+		<-c.done
+	})
+}

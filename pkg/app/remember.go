@@ -1,0 +1,216 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/history"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/stream"
+)
+
+// historyGroup is the consumer group that writes who got what where the history
+// is a server's: one process at a time has a partition, and goes on where the
+// one before had stored and committed.
+const historyGroup = "history-writers"
+
+// historian is a history that somebody writes.
+type historian interface {
+	engine.History
+	// Append stores the original chunks among records of the log, in the order of
+	// their offsets. The same again changes nothing; of copies of a chunk one is
+	// kept. Values may be reused after the return.
+	Append(ctx context.Context, recs ...history.Record) error
+}
+
+// remember is the handler of historyGroup.
+type remember struct{ to historian }
+
+func (r remember) Assigned(context.Context, stream.TopicPartition) stream.PartitionHandler { return r }
+
+// Handle stores what was accepted.
+func (r remember) Handle(ctx context.Context, msgs []*stream.Msg) error {
+	recs := make([]history.Record, 0, len(msgs))
+	for _, m := range msgs {
+		if !m.Lost() {
+			recs = append(recs, history.Record{Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, Value: m.Value, Time: m.Time.UnixMilli()})
+		}
+	}
+	if err := r.to.Append(ctx, recs...); err != nil {
+		return err
+	}
+	for _, m := range msgs {
+		m.Done()
+	}
+	return nil
+}
+
+// logAdmin is what the history of servers asks of the log.
+type logAdmin interface {
+	Committed(ctx context.Context, group string) (map[stream.TopicPartition]int64, error)
+	EndOffsets(ctx context.Context, topics ...string) (map[stream.TopicPartition]int64, error)
+}
+
+// remembered is a history in a server: reads wait until what the log held when
+// they began was stored.
+type remembered struct {
+	historian
+	admin     func() logAdmin
+	retention time.Duration
+	longest   time.Duration // of a wait
+}
+
+// Find implements engine.History.
+func (h *remembered) Find(ctx context.Context, id notify.ID) (engine.Found, error) {
+	f, err := h.historian.Find(ctx, id)
+	if notify.KindOf(err) != notify.KindNotFound {
+		return f, err
+	}
+	if err := h.await(ctx); err != nil {
+		return f, err
+	}
+	return h.historian.Find(ctx, id)
+}
+
+// Each implements engine.History.
+func (h *remembered) Each(ctx context.Context, base notify.Base, fn func(*engine.Found) error) error {
+	if err := h.await(ctx); err != nil {
+		return err
+	}
+	return h.historian.Each(ctx, base, fn)
+}
+
+// User implements engine.History.
+func (h *remembered) User(ctx context.Context, q engine.HistoryQuery) ([]engine.Found, engine.HistoryCursor, error) {
+	if q.Before == nil {
+		if err := h.await(ctx); err != nil {
+			return nil, nil, err
+		}
+	}
+	return h.historian.User(ctx, q)
+}
+
+func (h *remembered) await(ctx context.Context) error {
+	ctx, stop := context.WithTimeout(ctx, h.longest)
+	defer stop()
+	ends, err := h.admin().EndOffsets(ctx, firstTopics()...)
+	if err != nil {
+		return err
+	}
+	to := make(map[history.Part]int64, len(ends))
+	for tp, at := range ends {
+		to[history.Part(tp)] = at
+	}
+	return h.Sync(ctx, to)
+}
+
+// Sync waits until the history holds the log up to these ends.
+func (h *remembered) Sync(ctx context.Context, ends map[history.Part]int64) error {
+	for {
+		at, err := h.admin().Committed(ctx, historyGroup)
+		if err != nil {
+			return err
+		}
+		behind := ""
+		for p, end := range ends {
+			if end > 0 && at[stream.TopicPartition(p)] < end {
+				behind = fmt.Sprintf("%s/%d is stored up to %d of %d", p.Topic, p.Partition, at[stream.TopicPartition(p)], end)
+				break
+			}
+		}
+		if behind == "" {
+			return nil
+		}
+		wait(ctx, 20*time.Millisecond)
+		if ctx.Err() != nil {
+			return notify.Unavailable("history", time.Second, errors.New("it is behind the log: "+behind+"; is there a process of role operator?"))
+		}
+	}
+}
+
+// What an audit asks beside.
+
+// Chunks names nothing sealed: an audit reads the log itself, and what was
+// removed from it by its retention it does not count.
+func (h *remembered) Chunks(context.Context, map[history.Part]int64, int64, func(*engine.Found) error) (map[history.Part]int64, error) {
+	return map[history.Part]int64{}, nil
+}
+
+// Unsealed names nothing: see Chunks.
+func (h *remembered) Unsealed(history.Part, int64, int64, func(*engine.Found) error) error {
+	return nil
+}
+
+// Earlier implements audit.History: of the copies of a chunk in the log the
+// history holds one, and the others are repeats of it.
+func (h *remembered) Earlier(f *engine.Found) (bool, error) {
+	rd, r := notify.ReadReceivers(f.Envelope.Receivers), notify.Receiver{}
+	if !rd.Next(&r) {
+		return false, nil
+	}
+	kept, err := h.historian.Find(context.Background(), f.Envelope.ID(r.Index))
+	switch notify.KindOf(err) {
+	case notify.KindNotFound, notify.KindGone:
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	return kept.Envelope.Chunk == f.Envelope.Chunk && kept.Topic == f.Topic && kept.LogPart == f.LogPart && kept.Offset != f.Offset, nil
+}
+
+// Of implements audit.History.
+func (h *remembered) Of(base notify.Base) ([]history.Held, error) {
+	var out []history.Held
+	seen := map[notify.Chunk]bool{}
+	err := h.historian.Each(context.Background(), base, func(f *engine.Found) error {
+		if !seen[f.Envelope.Chunk] {
+			seen[f.Envelope.Chunk] = true
+			out = append(out, history.Held{Chunk: f.Envelope.Chunk, Count: f.Envelope.Count})
+		}
+		return nil
+	})
+	if k := notify.KindOf(err); k == notify.KindNotFound || k == notify.KindGone {
+		err = nil
+	}
+	return out, err
+}
+
+// errOne ends a walk that has what it wanted.
+var errOne = errors.New("one is enough")
+
+// Has implements audit.History.
+func (h *remembered) Has(base notify.Base) (bool, error) {
+	err := h.historian.Each(context.Background(), base, func(*engine.Found) error { return errOne })
+	switch k := notify.KindOf(err); {
+	case errors.Is(err, errOne):
+		return true, nil
+	case err != nil && k != notify.KindNotFound && k != notify.KindGone:
+		return false, err
+	}
+	return false, nil
+}
+
+// Kept implements audit.History.
+func (h *remembered) Kept(now time.Time) time.Time { return now.Add(-h.retention) }
+
+// copyOf is the first copy of a chunk with these receivers.
+func (h *remembered) copyOf(ctx context.Context, c notify.Chunk, digest uint64) (found engine.Found, err error) {
+	err = h.Each(ctx, c.Base, func(f *engine.Found) error {
+		if f.Envelope.Chunk == c && notify.ColumnDigest(f.Envelope.Receivers) == digest {
+			found = *f
+			return errOne
+		}
+		return nil
+	})
+	switch {
+	case errors.Is(err, errOne):
+		return found, nil
+	case err == nil:
+		err = notify.NotFound("notification")
+	}
+	return found, err
+}

@@ -1,0 +1,70 @@
+package app
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Roles of a process. RoleWorker may name a channel or a lane: worker:push is
+// both lanes of push, worker:push-bulk one.
+const (
+	RoleAll        = "all"
+	RoleAPI        = "api"        // takes requests, and drains what they spilled
+	RoleWorker     = "worker"     // calls providers: first attempts and retries of its lanes
+	RoleScheduler  = "scheduler"  // releases what is due
+	RoleDispatcher = "dispatcher" // calls the URLs of triggers
+	RoleOperator   = "operator"   // history, dead letters, jobs, audit, reconcile, purge
+)
+
+// Roles lists the roles a process may take.
+var Roles = []string{RoleAll, RoleAPI, RoleWorker, RoleScheduler, RoleDispatcher, RoleOperator}
+
+// Tasks are what a process does.
+type Tasks struct {
+	API, Scheduler, Dispatcher, Operator bool
+	Lanes                                []notify.Lane // whose workers it runs
+}
+
+// ParseRoles turns roles into tasks: each may be given more than once.
+func ParseRoles(roles []string) (t Tasks, err error) {
+	if len(roles) == 0 {
+		return t, fmt.Errorf("no role is named; roles are %s", strings.Join(Roles, ", "))
+	}
+	for _, role := range roles {
+		name, what, some := strings.Cut(strings.TrimSpace(role), ":")
+		if some && name != RoleWorker {
+			return t, fmt.Errorf("%q: only %s takes a channel or a lane", role, RoleWorker)
+		}
+		switch name {
+		case RoleAll:
+			t = Tasks{API: true, Scheduler: true, Dispatcher: true, Operator: true, Lanes: notify.Lanes()}
+		case RoleAPI:
+			t.API = true
+		case RoleScheduler:
+			t.Scheduler = true
+		case RoleDispatcher:
+			t.Dispatcher = true
+		case RoleOperator:
+			t.Operator = true
+		case RoleWorker:
+			found := false
+			for _, l := range notify.Lanes() {
+				if some && l.String() != what && l.Channel.String() != what {
+					continue
+				}
+				if found = true; !slices.Contains(t.Lanes, l) {
+					t.Lanes = append(t.Lanes, l)
+				}
+			}
+			if !found {
+				return t, fmt.Errorf("%q: no channel or lane is called %q", role, what)
+			}
+		default:
+			return t, fmt.Errorf("%q is no role; roles are %s", role, strings.Join(Roles, ", "))
+		}
+	}
+	return t, nil
+}

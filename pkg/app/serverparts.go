@@ -1,0 +1,251 @@
+package app
+
+import (
+	"context"
+	"encoding/json"
+	"maps"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/ops"
+	"github.com/notifyd/notifyd/pkg/outcome"
+	"github.com/notifyd/notifyd/pkg/stream"
+	"github.com/notifyd/notifyd/pkg/trigger"
+)
+
+// servers is what a process over shared engines keeps beside its stages.
+type servers struct {
+	probe       *stream.Probe // nil: the log says itself whether it is there
+	historian   historian
+	dispatchers *peers
+	lag         atomic.Pointer[[]Lag]
+	pins        pins
+	clock       clock
+	clockOf     askClock // nil: nobody is asked
+	checks      []serverCheck
+	listen      func(ctx context.Context) error // wakes who follows preferences; nil: polls do
+}
+
+// serverCheck looks at one engine for the doctor.
+type serverCheck func(ctx context.Context, fs *findings)
+
+// followEvery is how often what operators changed in another process is read.
+const followEvery = time.Second
+
+// buildServers makes the parts that only processes over shared engines have.
+func (n *Node) buildServers() error {
+	if n.own != nil {
+		return nil
+	}
+	g, err := stream.NewGroup(stream.GroupConfig{
+		Conn: n.st.conn, Group: historyGroup, Topics: firstTopics(), DrainTimeout: n.cfg.Workers.Drain, CommitEvery: 100 * time.Millisecond,
+		MaxPollRecords: 2000, MaxInFlight: 4000, Events: n.metrics.group(n.log),
+	}, remember{n.servers.historian})
+	if err != nil {
+		return err
+	}
+	n.groups, n.groupNames = append(n.groups, g), append(n.groupNames, historyGroup)
+	return nil
+}
+
+// addServerParts adds the inner parts of a process whose engines are servers.
+func (n *Node) addServerParts(ps parts, do Tasks) {
+	s := n.servers
+	if s.probe != nil {
+		ps["log probe"] = s.probe.Run
+	}
+	if len(do.Lanes) == 0 { // nobody here calls anyone
+		delete(ps, "preferences")
+		delete(ps, "cancels")
+		delete(ps, "committer")
+	} else if s.listen != nil {
+		ps["changes of preferences"] = s.listen
+	}
+	ps["lags"], ps["follower"] = n.watchLags, n.follow
+	if s.clockOf != nil {
+		ps["clock"] = s.clock.run(s.clockOf)
+	}
+	if do.Operator {
+		ps["group "+historyGroup] = n.group(historyGroup).Run
+		ps["purge"] = n.alone("purge", n.purge)
+	}
+}
+
+// watchLags reads how far every group is behind: a process has some of them only.
+func (n *Node) watchLags(ctx context.Context) error {
+	for ctx.Err() == nil {
+		call, stop := context.WithTimeout(ctx, 5*time.Second)
+		ls, err := n.readLags(call)
+		stop()
+		if err == nil {
+			n.servers.lag.Store(&ls)
+		} else if ctx.Err() == nil {
+			n.log.Warn("how far groups are behind cannot be read", "err", err)
+		}
+		wait(ctx, 2*time.Second)
+	}
+	return nil
+}
+
+// topicsOf are the topics of a group.
+func topicsOf(group string) []string {
+	switch group {
+	case historyGroup:
+		return firstTopics()
+	case outcome.FollowGroup:
+		return []string{notify.TopicOutcomes}
+	case ops.DeadLetterGroup:
+		return []string{notify.TopicFailed, trigger.TopicDLQ}
+	}
+	for _, l := range notify.Lanes() {
+		switch group {
+		case l.Group():
+			return []string{l.Topic()}
+		case l.RetryGroup():
+			return []string{l.DLQTopic()}
+		}
+	}
+	return nil
+}
+
+func (n *Node) readLags(ctx context.Context) ([]Lag, error) {
+	topics := map[string]bool{}
+	for _, g := range n.groupNames {
+		for _, t := range topicsOf(g) {
+			topics[t] = true
+		}
+	}
+	all := slices.Sorted(maps.Keys(topics))
+	starts, err := n.admin.StartOffsets(ctx, all...)
+	if err != nil {
+		return nil, err
+	}
+	ends, err := n.admin.EndOffsets(ctx, all...)
+	if err != nil {
+		return nil, err
+	}
+	var out []Lag
+	for _, g := range n.groupNames {
+		at, err := n.admin.Committed(ctx, g)
+		if err != nil {
+			return nil, err
+		}
+		for _, topic := range topicsOf(g) {
+			l := Lag{Group: g, Topic: topic}
+			for tp, end := range ends {
+				if tp.Topic == topic {
+					l.Lag += max(end-max(at[tp], starts[tp]), 0)
+				}
+			}
+			out = append(out, l)
+		}
+	}
+	return out, nil
+}
+
+// sharedLags are those of all processes, with what is in flight in this one.
+func (n *Node) sharedLags() []Lag {
+	last := n.servers.lag.Load()
+	if last == nil {
+		return nil
+	}
+	out := slices.Clone(*last)
+	for i := range out {
+		l := &out[i]
+		for _, p := range n.group(l.Group).Stats().Partitions {
+			if p.TP.Topic != l.Topic {
+				continue
+			}
+			l.InFlight += p.InFlight
+			if p.Paused {
+				l.Paused++
+			}
+		}
+	}
+	return out
+}
+
+// follow applies what operators changed through another process: which lanes are
+// paused, and which circuits of callers are held.
+func (n *Node) follow(ctx context.Context) error {
+	for ctx.Err() == nil {
+		wait(ctx, followEvery)
+		call, stop := context.WithTimeout(ctx, 5*time.Second)
+		err := n.lanes.follow(call)
+		if err == nil {
+			err = n.followPins(call)
+		}
+		if err == nil && n.tasks.Operator {
+			err = n.feeds.Join(call)
+		}
+		stop()
+		if err != nil && ctx.Err() == nil {
+			n.log.Warn("what operators changed cannot be read", "err", err)
+		}
+	}
+	return nil
+}
+
+// pinsMeta is where the store keeps which callers' circuits are held, and resets.
+const pinsMeta = "pinned_circuits"
+
+// pin is what an operator did to a caller's circuit.
+type pin struct {
+	At int64  `json:"at_ms"`
+	To string `json:"to"` // "open", "closed" or "reset"
+}
+
+// pins are those that were applied here.
+type pins map[string]pin
+
+// keepPin tells the other processes.
+func (n *Node) keepPin(ctx context.Context, caller, to string) error {
+	if n.own != nil {
+		return nil
+	}
+	all, err := n.storedPins(ctx)
+	if err != nil {
+		return err
+	}
+	now := time.Now().UnixMilli()
+	maps.DeleteFunc(all, func(_ string, p pin) bool { // everybody has seen it long ago
+		return p.To == "reset" && now-p.At > time.Hour.Milliseconds()
+	})
+	all[caller] = pin{now, to}
+	b, err := json.Marshal(all)
+	if err != nil {
+		return err
+	}
+	return n.st.meta.PutMeta(ctx, pinsMeta, b)
+}
+
+func (n *Node) storedPins(ctx context.Context) (map[string]pin, error) {
+	all := map[string]pin{}
+	b, err := n.st.meta.GetMeta(ctx, pinsMeta)
+	if err == nil && len(b) > 0 {
+		err = json.Unmarshal(b, &all)
+	}
+	return all, err
+}
+
+func (n *Node) followPins(ctx context.Context) error {
+	all, err := n.storedPins(ctx)
+	if err != nil {
+		return err
+	}
+	if n.servers.pins == nil {
+		n.servers.pins = pins{}
+	}
+	for caller, p := range all {
+		if n.servers.pins[caller] == p {
+			continue
+		}
+		n.servers.pins[caller] = p
+		if _, err := n.setCircuit(caller, p.To); err != nil {
+			return err
+		}
+	}
+	return nil
+}

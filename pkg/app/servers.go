@@ -1,0 +1,294 @@
+package app
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Where log and stores are.
+const (
+	EnginesEmbedded    = "embedded"
+	EnginesDistributed = "distributed"
+)
+
+// TLS of connections to a server. Its name is always verified.
+type TLS struct {
+	Enabled    bool   `koanf:"enabled" doc:"connect by TLS, with verification"`
+	CAFile     string `koanf:"ca_file" doc:"PEM of the CA that signed the server's certificate; empty: the system's"`
+	CertFile   string `koanf:"cert_file" doc:"PEM of our certificate, where the server asks for one"`
+	KeyFile    string `koanf:"key_file" doc:"PEM of its key"`
+	ServerName string `koanf:"server_name" doc:"name the server's certificate must carry; empty: the host connected to"`
+}
+
+// Kafka is the log of engines: distributed.
+type Kafka struct {
+	Brokers []string `koanf:"brokers" doc:"host:port of some brokers"`
+	TLS     TLS      `koanf:"tls"`
+	SASL    struct {
+		Mechanism    string `koanf:"mechanism" doc:"SCRAM-SHA-512 or SCRAM-SHA-256; empty: no authentication"`
+		User         string `koanf:"user" doc:"name to authenticate with"`
+		PasswordFile string `koanf:"password_file" doc:"file with its password"`
+		Password     string `koanf:"password" secret:"yes" doc:"the password itself, from the environment only: NOTIFYD__KAFKA__SASL__PASSWORD"`
+	} `koanf:"sasl"`
+	AppendTimeout time.Duration `koanf:"append_timeout" doc:"how long an append may take before the log counts as away: then otp and alert are spilled, the rest answers 503; at least 1s"`
+	Rack          string        `koanf:"rack" doc:"rack of this process: what can be read from a broker of it is"`
+	Replication   int           `koanf:"replication" doc:"copies of the topics that migrate creates; 0: the brokers' default"`
+	MinInSync     int           `koanf:"min_insync" doc:"min.insync.replicas of those topics; 0: the brokers' default"`
+}
+
+// Cassandra keeps status, history, timers, triggers and jobs.
+type Cassandra struct {
+	Hosts        []string      `koanf:"hosts" doc:"host:port of some nodes"`
+	Keyspace     string        `koanf:"keyspace" doc:"keyspace that migrate creates"`
+	Datacenter   string        `koanf:"datacenter" doc:"local data center; empty: that of the node that answers first"`
+	Replication  int           `koanf:"replication" doc:"copies of each row in the keyspace that migrate creates"`
+	Timeout      time.Duration `koanf:"timeout" doc:"longest one request to a node may take"`
+	Consistency  string        `koanf:"consistency" doc:"LOCAL_QUORUM or QUORUM; every process over a keyspace has the same"`
+	Every        bool          `koanf:"every_receiver" doc:"keep a row by user for each receiver of a fan-out too; without it a user's history leaves fan-outs out, and says so"`
+	Username     string        `koanf:"username" doc:"name to authenticate with; empty: none"`
+	PasswordFile string        `koanf:"password_file" doc:"file with its password"`
+	Password     string        `koanf:"password" secret:"yes" doc:"the password itself, from the environment only: NOTIFYD__CASSANDRA__PASSWORD"`
+	TLS          TLS           `koanf:"tls"`
+	Status       Cluster       `koanf:"status"`
+	Timers       Cluster       `koanf:"timers"`
+	Triggers     Cluster       `koanf:"triggers"`
+}
+
+// Cluster keeps a part of the tables apart from the others.
+type Cluster struct {
+	Hosts    []string `koanf:"hosts" doc:"nodes of a cluster of their own for these tables; empty: cassandra.hosts"`
+	Keyspace string   `koanf:"keyspace" doc:"keyspace there; empty: cassandra.keyspace"`
+}
+
+// Redis keeps leases, heartbeats, limits, the seen-filter, idempotency keys, the
+// spill buffer, and the delay queue where sqs has no region.
+type Redis struct {
+	Addresses    []string `koanf:"addresses" doc:"host:port of the server, of the sentinels, or of some nodes of the cluster"`
+	Mode         string   `koanf:"mode" doc:"single, sentinel or cluster"`
+	Master       string   `koanf:"master" doc:"name of the master that the sentinels watch"`
+	Username     string   `koanf:"username" doc:"name to authenticate with; empty: the default user"`
+	PasswordFile string   `koanf:"password_file" doc:"file with its password"`
+	Password     string   `koanf:"password" secret:"yes" doc:"the password itself, from the environment only: NOTIFYD__REDIS__PASSWORD"`
+	SentinelUser string   `koanf:"sentinel_username" doc:"name to authenticate with at the sentinels; empty: the default user"`
+	SentinelFile string   `koanf:"sentinel_password_file" doc:"file with its password; empty: the sentinels ask for none"`
+	DB           int      `koanf:"db" doc:"number of the database; not in a cluster"`
+	TLS          TLS      `koanf:"tls"`
+	Prefix       string   `koanf:"prefix" doc:"before the name of every key"`
+}
+
+// Postgres keeps profiles and callers.
+type Postgres struct {
+	DSN          string `koanf:"dsn" secret:"yes" doc:"how to connect: postgres://user@host1:5432,host2:5432/notifyd; with a password in it only from the environment, NOTIFYD__POSTGRES__DSN"`
+	DSNFile      string `koanf:"dsn_file" doc:"file with it, in place of dsn"`
+	PasswordFile string `koanf:"password_file" doc:"file with the password; read before each connection"`
+	CAFile       string `koanf:"ca_file" doc:"PEM of the CA that signed the server's certificate; set, TLS with verification is used"`
+	CertFile     string `koanf:"cert_file" doc:"PEM of our certificate, where the server asks for one"`
+	KeyFile      string `koanf:"key_file" doc:"PEM of its key"`
+	Plaintext    bool   `koanf:"plaintext" doc:"connect to hosts beyond loopback without verified TLS, on a network that is trusted"`
+}
+
+// SQS carries the delay queue, where it has a region.
+type SQS struct {
+	Region      string `koanf:"region" doc:"region; empty: the delay queue is in Redis"`
+	Endpoint    string `koanf:"endpoint" doc:"URL of a server that is not AWS's"`
+	Prefix      string `koanf:"prefix" doc:"before the name of every queue"`
+	Credentials string `koanf:"credentials_file" doc:"file in the form of ~/.aws/credentials; empty: the environment, that file, the machine's role"`
+}
+
+func (c *Config) defaultServers() {
+	c.Kafka.Brokers, c.Cassandra.Hosts, c.Redis.Addresses = []string{}, []string{}, []string{}
+	for _, part := range []*Cluster{&c.Cassandra.Status, &c.Cassandra.Timers, &c.Cassandra.Triggers} {
+		part.Hosts = []string{}
+	}
+	c.Cassandra.Keyspace, c.Cassandra.Replication, c.Cassandra.Consistency = "notifyd", 3, "LOCAL_QUORUM"
+	c.Cassandra.Timeout, c.Kafka.AppendTimeout = 2*time.Second, time.Second
+	c.Redis.Mode, c.Redis.Prefix = "single", "notifyd:"
+	c.SQS.Prefix = "notifyd-"
+}
+
+var keyspaceName = regexp.MustCompile(`^[a-z][a-z0-9_]{0,47}$`)
+
+// validateServers says what is wrong with the sections of the servers.
+func (c *Config) validateServers(bad func(key, format string, args ...any)) {
+	switch c.Engines {
+	case EnginesEmbedded:
+		if len(c.Roles) != 1 || (c.Roles[0] != RoleAll && c.Roles[0] != RoleAPI) {
+			bad("roles", "%s: engines: embedded belong to one process, which runs all; engines: distributed spread roles over processes", strings.Join(c.Roles, ", "))
+		}
+		return
+	case EnginesDistributed:
+	default:
+		bad("engines", "%q is not embedded or distributed", c.Engines)
+		return
+	}
+	if _, err := ParseRoles(c.Roles); err != nil {
+		bad("roles", "%v", err)
+	}
+	hosts := func(key string, list []string, needed string) {
+		if len(list) == 0 && needed != "" {
+			bad(key, "is empty: engines: distributed needs %s", needed)
+		}
+		for _, h := range list {
+			if host, port, err := net.SplitHostPort(h); err != nil || host == "" || port == "" {
+				bad(key, "%q is not host:port", h)
+			}
+		}
+	}
+	if con := c.Cassandra.Consistency; con != "LOCAL_QUORUM" && con != "QUORUM" {
+		bad("cassandra.consistency", "%q is not LOCAL_QUORUM or QUORUM", con)
+	}
+	if t := c.Cassandra.Timeout; t < 10*time.Millisecond || t > time.Minute {
+		bad("cassandra.timeout", "%s is not from 10ms to 1m", t)
+	}
+	if t := c.Kafka.AppendTimeout; t < time.Second || t > time.Minute {
+		bad("kafka.append_timeout", "%s is not from 1s to 1m", t)
+	}
+	hosts("kafka.brokers", c.Kafka.Brokers, "a broker")
+	hosts("cassandra.hosts", c.Cassandra.Hosts, "a node")
+	hosts("redis.addresses", c.Redis.Addresses, "an address")
+	if c.Kafka.Replication < 0 || c.Kafka.MinInSync < 0 || c.Kafka.Replication > 0 && c.Kafka.MinInSync > c.Kafka.Replication {
+		bad("kafka.min_insync", "%d is not from 0 to kafka.replication, %d", c.Kafka.MinInSync, c.Kafka.Replication)
+	}
+	if m := c.Kafka.SASL.Mechanism; m != "" && !slices.Contains([]string{"SCRAM-SHA-512", "SCRAM-SHA-256"}, m) {
+		bad("kafka.sasl.mechanism", "%q is not SCRAM-SHA-512 or SCRAM-SHA-256", m)
+	} else if m != "" && c.Kafka.SASL.User == "" {
+		bad("kafka.sasl.user", "is empty, but kafka.sasl.mechanism is %s", m)
+	}
+	if !keyspaceName.MatchString(c.Cassandra.Keyspace) {
+		bad("cassandra.keyspace", "%q is not a name of a-z, 0-9 and _ that begins with a letter, 48 at most", c.Cassandra.Keyspace)
+	}
+	if c.Cassandra.Replication < 1 {
+		bad("cassandra.replication", "%d is below 1", c.Cassandra.Replication)
+	}
+	for key, part := range map[string]Cluster{"cassandra.status": c.Cassandra.Status, "cassandra.timers": c.Cassandra.Timers, "cassandra.triggers": c.Cassandra.Triggers} {
+		hosts(key+".hosts", part.Hosts, "")
+		if part.Keyspace != "" && !keyspaceName.MatchString(part.Keyspace) {
+			bad(key+".keyspace", "%q is not a name of a-z, 0-9 and _ that begins with a letter, 48 at most", part.Keyspace)
+		}
+	}
+	switch c.Redis.Mode {
+	case "single":
+		if len(c.Redis.Addresses) > 1 {
+			bad("redis.addresses", "%d addresses, but redis.mode is single", len(c.Redis.Addresses))
+		}
+	case "sentinel":
+		if c.Redis.Master == "" {
+			bad("redis.master", "is empty: sentinels are asked for a master by its name")
+		}
+	case "cluster":
+		if c.Redis.DB != 0 {
+			bad("redis.db", "%d: a cluster has database 0 only", c.Redis.DB)
+		}
+	default:
+		bad("redis.mode", "%q is not single, sentinel or cluster", c.Redis.Mode)
+	}
+	if c.Redis.DB < 0 {
+		bad("redis.db", "%d is below 0", c.Redis.DB)
+	}
+	if (c.Postgres.DSN == "") == (c.Postgres.DSNFile == "") {
+		bad("postgres", "set one of dsn and dsn_file")
+	}
+	if (c.Postgres.CertFile == "") != (c.Postgres.KeyFile == "") {
+		bad("postgres", "cert_file and key_file go together")
+	}
+	for _, one := range []struct{ key, secret, file string }{
+		{"kafka.sasl", c.Kafka.SASL.Password, c.Kafka.SASL.PasswordFile},
+		{"cassandra", c.Cassandra.Password, c.Cassandra.PasswordFile},
+		{"redis", c.Redis.Password, c.Redis.PasswordFile},
+	} {
+		if one.secret != "" && one.file != "" {
+			bad(one.key+".password_file", "and the password from the environment are both set")
+		}
+	}
+	for key, t := range map[string]TLS{"kafka.tls": c.Kafka.TLS, "cassandra.tls": c.Cassandra.TLS, "redis.tls": c.Redis.TLS} {
+		switch {
+		case (t.CertFile == "") != (t.KeyFile == ""):
+			bad(key, "cert_file and key_file go together")
+		case !t.Enabled && (t.CAFile != "" || t.CertFile != "" || t.ServerName != ""):
+			bad(key+".enabled", "is false, but other values of %s are set", key)
+		}
+	}
+	if u, err := url.Parse(c.SQS.Endpoint); c.SQS.Endpoint != "" && (err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https")) {
+		bad("sqs.endpoint", "%q is not an http or https URL", c.SQS.Endpoint)
+	}
+	if c.SQS.Endpoint != "" && c.SQS.Region == "" {
+		bad("sqs.region", "is empty, but sqs.endpoint is set")
+	}
+	if c.Archive.Dir != "" {
+		bad("archive.dir", "is set: the archive reads the embedded history; with engines: distributed keep rows longer by history.retention")
+	}
+}
+
+// config makes the configuration of connections; nil where TLS is off.
+func (t TLS) config(key string) (*tls.Config, error) {
+	if !t.Enabled {
+		return nil, nil
+	}
+	out := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: t.ServerName}
+	if t.CAFile != "" {
+		pem, err := os.ReadFile(t.CAFile)
+		if err != nil {
+			return nil, fmt.Errorf("%s.ca_file: %w", key, err)
+		}
+		out.RootCAs = x509.NewCertPool()
+		if !out.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("%s.ca_file: no certificate in %s", key, t.CAFile)
+		}
+	}
+	if t.CertFile == "" {
+		return out, nil
+	}
+	// Read again with each connection: certificates are renewed while we run.
+	read := func() (*tls.Certificate, error) {
+		c, err := tls.LoadX509KeyPair(t.CertFile, t.KeyFile)
+		return &c, err
+	}
+	if _, err := read(); err != nil {
+		return nil, fmt.Errorf("%s.cert_file: %w", key, err)
+	}
+	out.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return read() }
+	return out, nil
+}
+
+// secretOf is a secret from its file, or as it is.
+func secretOf(key, value, file string) (string, error) {
+	if file == "" {
+		return value, nil
+	}
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", key, err)
+	}
+	return strings.TrimRight(string(b), "\r\n"), nil
+}
+
+// openSecrets are secrets that stand where others can read them: in a file of
+// the configuration, or on the command line.
+func openSecrets(l *Loaded) (problems []problem) {
+	for key, f := range flatten(l.Config) {
+		from := l.Origin[key]
+		if !f.secret || f.value.String() == "" || from == "default" || strings.HasPrefix(from, EnvPrefix) {
+			continue
+		}
+		if key == "postgres.dsn" {
+			if u, err := url.Parse(f.value.String()); err == nil && u.Scheme != "" {
+				if _, has := u.User.Password(); !has && !u.Query().Has("password") {
+					continue
+				}
+			} else if !strings.Contains(f.value.String(), "password") {
+				continue
+			}
+		}
+		file := key + "_file"
+		problems = append(problems, problem{key: key, text: "a secret comes from " + file + " or from the environment, " + EnvPrefix + strings.ToUpper(strings.ReplaceAll(key, ".", "__"))})
+	}
+	return problems
+}

@@ -1,0 +1,61 @@
+package app
+
+import (
+	"context"
+
+	"github.com/notifyd/notifyd/pkg/audit"
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/intake"
+	"github.com/notifyd/notifyd/pkg/limit"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/stream"
+)
+
+// stores are the engines of a process as its stages see them: one field a
+// contract, whoever keeps it. openEmbedded and openDistributed fill them.
+type stores struct {
+	id string // names the installation: the same in every process over the same stores
+
+	status    engine.Status
+	history   engine.History
+	audited   audit.History // the history as an audit reads it
+	prefs     engine.Prefs
+	callers   engine.Callers
+	cancels   engine.Cancels
+	campaigns engine.Campaigns
+	idem      engine.Idem
+	keys      intake.KeySharing
+	spill     engine.Spill // nil: there is none, and critical messages are refused as others are while the log is away
+	letters   engine.DeadLetters
+	jobs      engine.Jobs
+	audit     engine.Audit
+	holds     engine.Holds
+	meta      engine.Meta
+	timers    engine.Timers
+	cold      engine.ColdTimers
+	schedules engine.Schedules
+	scheduled engine.Scheduled // its PutScheduled: nothing, where that is not one commit
+	triggers  engine.Triggers
+	limits    limit.Blocks
+	jobLease  engine.Lease      // of jobs
+	lease     engine.Lease      // of timer shards, and of what one process does for all; nil: this process is alone
+	beats     engine.Heartbeats // of those that share work
+
+	queue  func(name string, maxReceives int) (engine.Queue, error)
+	bodies func(ctx context.Context, name string, fn func(body []byte) error) error // of a queue's messages; nil: they cannot be looked at
+
+	conn       stream.Conn // of the log
+	partitions func(topic string) int
+	gate       intake.Gate // whether the log takes more; nil: it says so itself
+	laterGate  func() error
+	appended   func(bytes int)                                                           // is told what intake adds; nil: nobody is
+	ready      func() error                                                              // what keeps a process from its work; nil: nothing
+	firstCopy  func(ctx context.Context, c notify.Chunk, d uint64) (engine.Found, error) // of a chunk, from the history
+}
+
+// nearQueue is the queue of near timers: where several processes write timers, the
+// owner of a shard hears through it of what a scan may have passed.
+const (
+	nearQueue    = "near-timers"
+	nearReceives = 100 // its row is released by the sweeper when its message dies
+)

@@ -1,0 +1,215 @@
+// Package dedup keeps workers from reading outcome rows that cannot be there. A
+// Status remembers in a filter whatever was claimed, before it is claimed; a key
+// that the filter does not know, made since the filter is complete, has no row.
+//
+// The filter never decides that something is a duplicate: what it may know is
+// read. And it never keeps a message back: where it does not answer, rows are
+// read, and claims go on without it (delivery beats dedup).
+package dedup
+
+import (
+	"cmp"
+	"context"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Config of a Status. The zero value of a number means its default.
+type Config struct {
+	// Timeout bounds each question to the filter. Default 250 ms: longer than
+	// that, reading the rows is faster.
+	Timeout time.Duration
+	// Heal is how long after a failure the filter is asked again. Default 1 s.
+	Heal time.Duration
+	// Skew is the largest difference between the clocks of whoever makes ids and
+	// of the filter. Default 1 s.
+	Skew time.Duration
+	// Logger gets a line when the filter fails, and one when it is back.
+	Logger *slog.Logger
+}
+
+// Stats are counts since the start.
+type Stats struct {
+	Believed uint64 // keys that were not read, for the filter did not know them
+	Read     uint64 // keys that were
+	False    uint64 // of those read: the filter knew them, and there was no row
+	Blind    uint64 // of those read: the filter could not be asked
+	Added    uint64 // claims that the filter knows
+	Missed   uint64 // claims that it was not told of
+	Off      bool   // the filter is not asked now
+}
+
+// Status is an engine.Status behind a filter. Everybody who writes outcome rows
+// to the store, or reads them by key, does so through one of these over the same
+// filter: a row that was written around it could be taken for one that is not.
+type Status struct {
+	engine.Status
+	filter engine.Filter
+	cfg    Config
+	off    atomic.Bool
+	wake   chan struct{} // the filter has just failed
+
+	believed, read, falseHits, blind, added, missed atomic.Uint64
+}
+
+// New returns next behind a filter. Run must run.
+func New(next engine.Status, filter engine.Filter, cfg Config) *Status {
+	cfg.Timeout = cmp.Or(cfg.Timeout, 250*time.Millisecond)
+	cfg.Heal = cmp.Or(cfg.Heal, time.Second)
+	cfg.Skew = cmp.Or(cfg.Skew, time.Second)
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	return &Status{Status: next, filter: filter, cfg: cfg, wake: make(chan struct{}, 1)}
+}
+
+// Put remembers the outcome rows' keys, then stores the rows. What the filter
+// could not be told of is stored all the same.
+func (s *Status) Put(ctx context.Context, rows []notify.Row) error {
+	ids := make([]uint64, 0, len(rows))
+	for i := range rows {
+		if k := &rows[i].Key; k.Kind == notify.RowOutcome {
+			ids = append(ids, hash(k))
+		}
+	}
+	switch {
+	case len(ids) == 0:
+	case s.ask(ctx, "add", func(ctx context.Context) error { return s.filter.Add(ctx, ids) }):
+		s.added.Add(uint64(len(ids)))
+	default:
+		s.missed.Add(uint64(len(ids)))
+	}
+	return s.Status.Put(ctx, rows)
+}
+
+// Get returns the rows of keys. Those that surely have none are not read.
+func (s *Status) Get(ctx context.Context, keys []notify.RowKey) ([]notify.Row, error) {
+	ids := make([]uint64, len(keys))
+	for i := range keys {
+		ids[i] = hash(&keys[i])
+	}
+	var maybe []bool
+	var complete time.Time
+	if len(keys) == 0 || !s.ask(ctx, "seen", func(ctx context.Context) (err error) {
+		maybe, complete, err = s.filter.Seen(ctx, ids)
+		return err
+	}) {
+		s.read.Add(uint64(len(keys)))
+		s.blind.Add(uint64(len(keys)))
+		return s.Status.Get(ctx, keys)
+	}
+	var which []int // keys to read
+	var ask []notify.RowKey
+	for i, k := range keys {
+		since := k.Chunk.Base.Time().Add(-s.cfg.Skew)
+		if maybe[i] || k.Kind != notify.RowOutcome || !since.After(complete) {
+			which, ask = append(which, i), append(ask, k)
+		}
+	}
+	s.believed.Add(uint64(len(keys) - len(ask)))
+	out := make([]notify.Row, len(keys))
+	if len(ask) == 0 {
+		return out, nil
+	}
+	s.read.Add(uint64(len(ask)))
+	rows, err := s.Status.Get(ctx, ask)
+	if err != nil {
+		return nil, err
+	}
+	for n, i := range which {
+		out[i] = rows[n]
+		if maybe[i] && rows[n].Key == (notify.RowKey{}) {
+			s.falseHits.Add(1)
+		}
+	}
+	return out, nil
+}
+
+// ask asks the filter, unless it is known to be away.
+func (s *Status) ask(ctx context.Context, what string, fn func(ctx context.Context) error) bool {
+	if s.off.Load() {
+		return false
+	}
+	call, stop := context.WithTimeout(ctx, s.cfg.Timeout)
+	defer stop()
+	err := fn(call)
+	if err == nil {
+		return true
+	}
+	if ctx.Err() != nil {
+		return false // the caller gave up: what it wanted to claim is not called
+	}
+	if s.off.CompareAndSwap(false, true) {
+		s.cfg.Logger.Warn("the seen-filter does not answer; rows are read instead", "asked", what, "err", err)
+		select {
+		case s.wake <- struct{}{}:
+		default:
+		}
+	}
+	return false
+}
+
+// Run brings the filter back after a failure until ctx ends, and returns nil
+// then. The filter is asked again only after it was told that something is
+// missing in it, so that no process believes what it says of that time.
+func (s *Status) Run(ctx context.Context) error {
+	for {
+		select {
+		case <-s.wake:
+		case <-ctx.Done():
+			return nil
+		}
+		began := time.Now()
+		for s.off.Load() {
+			call, stop := context.WithTimeout(ctx, s.cfg.Timeout)
+			err := s.filter.Incomplete(call)
+			stop()
+			if err == nil {
+				s.off.Store(false)
+				s.cfg.Logger.Info("the seen-filter is back", "after", time.Since(began))
+				break
+			}
+			select {
+			case <-time.After(s.cfg.Heal):
+			case <-ctx.Done():
+				return nil
+			}
+		}
+	}
+}
+
+// Stats returns the counts.
+func (s *Status) Stats() Stats {
+	return Stats{
+		Believed: s.believed.Load(), Read: s.read.Load(), False: s.falseHits.Load(), Blind: s.blind.Load(),
+		Added: s.added.Load(), Missed: s.missed.Load(), Off: s.off.Load(),
+	}
+}
+
+// hash names a row in the filter. It is the same in every process and release:
+// another one would not know what an earlier one added.
+func hash(k *notify.RowKey) uint64 {
+	var b [40]byte
+	n := copy(b[:], k.Chunk.Base[:])
+	le := func(v uint64, bytes int) {
+		for range bytes {
+			b[n] = byte(v)
+			v >>= 8
+			n++
+		}
+	}
+	le(uint64(k.Chunk.Partition), 2)
+	le(uint64(k.Chunk.Block), 4)
+	le(uint64(k.Epoch), 2)
+	le(uint64(k.Attempt), 2)
+	le(uint64(k.Deferrals), 2)
+	le(uint64(k.First), 4)
+	le(uint64(k.Kind), 1)
+	return xxhash.Sum64(b[:n])
+}

@@ -1,0 +1,173 @@
+package enginetest
+
+import (
+	"hash/fnv"
+	"strconv"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+)
+
+// What openers of the suite of engine.Filter set.
+const (
+	FilterRate   = 100.0 // ids per second
+	FilterWindow = time.Minute
+)
+
+func filterID(n int) uint64 {
+	h := fnv.New64a()
+	h.Write([]byte("id" + strconv.Itoa(n)))
+	x := h.Sum64()
+	x = (x ^ x>>33) * 0xff51afd7ed558ccd
+	return x ^ x>>33
+}
+
+func filterIDs(from, to int) (ids []uint64) {
+	for n := from; n < to; n++ {
+		ids = append(ids, filterID(n))
+	}
+	return ids
+}
+
+func seen(t T, f engine.Filter, ids []uint64) (known int, complete time.Time) {
+	t.Helper()
+	maybe, complete, err := f.Seen(bg, ids)
+	must(t, err)
+	same(t, "answers", len(maybe), len(ids))
+	for _, is := range maybe {
+		if is {
+			known++
+		}
+	}
+	return known, complete
+}
+
+// Filter runs the suite of engine.Filter, in bubbles of synctest.
+func Filter(t *testing.T, open Opener[engine.Filter]) {
+	run := func(name string, fn func(t *testing.T, f engine.Filter)) {
+		t.Run(name, func(t *testing.T) {
+			inTime(t, func(t *testing.T) {
+				f, _ := open(t)
+				fn(t, f)
+			})
+		})
+	}
+	full := int(FilterRate * FilterWindow.Seconds())
+	run("Add remembers ids for at least the filter's window", func(t *testing.T, f engine.Filter) {
+		must(t, f.Add(bg, filterIDs(0, full)))
+		must(t, f.Add(bg, nil))
+		for range 4 {
+			known, _ := seen(t, f, filterIDs(0, full))
+			same(t, "known", known, full)
+			time.Sleep(FilterWindow / 5)
+		}
+		time.Sleep(FilterWindow/5 - time.Millisecond)
+		known, _ := seen(t, f, filterIDs(0, full))
+		same(t, "known at the end of the window", known, full)
+	})
+	run("Seen reports of each id whether it may have been added, and is rarely wrong", func(t *testing.T, f engine.Filter) {
+		for i := range 3 { // more windows than it keeps
+			must(t, f.Add(bg, filterIDs(i*full, (i+1)*full)))
+			time.Sleep(FilterWindow)
+		}
+		known, _ := seen(t, f, filterIDs(-full, 0))
+		if share := float64(known) / float64(full); share > 0.03 {
+			t.Errorf("%.4f of what was never added is taken for added", share)
+		}
+		known, _ = seen(t, f, nil)
+		same(t, "of none", known, 0)
+	})
+	run("what was added long ago is forgotten, and complete says so", func(t *testing.T, f engine.Filter) {
+		start := time.Now()
+		must(t, f.Add(bg, filterIDs(0, 100)))
+		for range 4 {
+			time.Sleep(FilterWindow)
+			known, complete := seen(t, f, filterIDs(0, 100))
+			if known < 100 && !complete.After(start) {
+				t.Fatalf("%d of 100 are known, and complete since %v", known, complete)
+			}
+		}
+		known, complete := seen(t, f, filterIDs(0, 100))
+		if known > 10 || time.Since(complete) > 2*FilterWindow {
+			t.Fatalf("after four windows %d of 100 are known, complete since %v ago", known, time.Since(complete))
+		}
+		time.Sleep(10 * FilterWindow)
+		if _, complete := seen(t, f, filterIDs(0, 1)); time.Since(complete) > 2*FilterWindow || time.Since(complete) < FilterWindow {
+			t.Fatalf("complete since %v ago, want one window to two", time.Since(complete))
+		}
+	})
+	run("complete begins when the filter does", func(t *testing.T, f engine.Filter) {
+		start := time.Now()
+		_, complete := seen(t, f, filterIDs(0, 1))
+		if complete.Before(start.Truncate(time.Millisecond)) || complete.After(time.Now()) {
+			t.Fatalf("complete since %v, want %v", complete, start)
+		}
+		time.Sleep(FilterWindow / 2)
+		_, later := seen(t, f, filterIDs(0, 1))
+		same(t, "later", later.UnixMilli(), complete.UnixMilli())
+	})
+	run("Incomplete says that something was not added: complete is now at least", func(t *testing.T, f engine.Filter) {
+		must(t, f.Add(bg, filterIDs(0, 10)))
+		time.Sleep(time.Second)
+		now := time.Now()
+		must(t, f.Incomplete(bg))
+		known, complete := seen(t, f, filterIDs(0, 10))
+		if complete.Before(now.Truncate(time.Millisecond)) {
+			t.Fatalf("complete since %v, want %v", complete, now)
+		}
+		same(t, "still known", known, 10)
+	})
+	run("many add and ask together", func(t *testing.T, f engine.Filter) {
+		together(8, func(i int) {
+			for n := range 10 {
+				ids := filterIDs(i*1000+n*50, i*1000+n*50+50)
+				if err := f.Add(bg, ids); err != nil {
+					t.Error(err)
+				}
+				maybe, _, err := f.Seen(bg, ids)
+				for _, is := range maybe {
+					if err != nil || !is {
+						t.Error("an id that was added is not known", err)
+					}
+				}
+			}
+		})
+	})
+	t.Run("model", func(t *testing.T) { filterModel(t, open) })
+}
+
+// filterModel: what was added is known, or complete lies after it.
+func filterModel(t *testing.T, open Opener[engine.Filter]) {
+	modelInTime(t, func(rt *rapid.T) map[string]func(*rapid.T) {
+		f, _ := open(rt)
+		added := map[int]time.Time{}
+		return map[string]func(*rapid.T){
+			"add": func(rt *rapid.T) {
+				from := rapid.IntRange(0, 50).Draw(rt, "from")
+				must(rt, f.Add(bg, filterIDs(from, from+5)))
+				for n := from; n < from+5; n++ {
+					added[n] = time.Now()
+				}
+			},
+			"incomplete": func(rt *rapid.T) { must(rt, f.Incomplete(bg)) },
+			"pass": func(rt *rapid.T) {
+				time.Sleep(time.Duration(rapid.IntRange(0, 100).Draw(rt, "seconds")) * time.Second)
+			},
+			"": func(rt *rapid.T) {
+				maybe, complete, err := f.Seen(bg, filterIDs(0, 55))
+				must(rt, err)
+				if complete.After(time.Now()) {
+					rt.Fatalf("complete since %v, which is to come", complete)
+				}
+				for n, at := range added {
+					if !maybe[n] && complete.Before(at) {
+						rt.Fatalf("%d was added at %v and is not known; complete since %v", n, at, complete)
+					}
+				}
+			},
+		}
+	})
+}

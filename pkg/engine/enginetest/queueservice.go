@@ -1,0 +1,382 @@
+package enginetest
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// patience is how long a test waits for a server that shares its machine.
+const patience = 2 * time.Minute
+
+// gather receives until it has n messages, and fails if they do not come.
+func gather(t T, q engine.Queue, n int, visibility time.Duration) (out []engine.Delivery) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(bg, patience)
+	defer cancel()
+	for len(out) < n {
+		ds := val(q.Receive(ctx, n-len(out), visibility))(t)
+		if out = append(out, ds...); ctx.Err() != nil {
+			t.Fatalf("%d messages of %d came", len(out), n)
+		}
+	}
+	return out
+}
+
+// none receives for a while, and fails if something comes. A request that is under
+// way when it ends may still receive, once, and give back.
+func none(t T, q engine.Queue, wait time.Duration) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(bg, wait)
+	defer cancel()
+	same(t, "received", bodies(val(q.Receive(ctx, 10, time.Minute))(t)), []string(nil))
+}
+
+func names(ds []engine.Delivery) []string { return sorted(bodies(ds), cmp.Compare[string]) }
+
+// eventually asks until the answer is as wanted: a service counts when it likes.
+func eventually(t T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !ok(); time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%s: not within %v", what, patience)
+		}
+	}
+}
+
+func atMost(t T, since time.Time, want time.Duration) {
+	t.Helper()
+	// A visibility of SQS is rounded up, and so is ours that it must outlast.
+	if d := time.Since(since); d < want-10*time.Millisecond || d > want+patience {
+		t.Fatalf("received after %v, want %v", d, want)
+	}
+}
+
+// QueueService runs the suite of engine.Queue for queues that are a service with a
+// clock of its own: in real time, in whole seconds, in no order within a lane, and
+// with counts that are right in the end.
+func QueueService(t *testing.T, open Opener[engine.Queue]) {
+	run := func(name string, fn func(t *testing.T, q engine.Queue, reopen func() engine.Queue)) {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel() // most of the time they wait
+			q, reopen := open(t)
+			fn(t, q, reopen)
+		})
+	}
+	const hold = time.Minute
+	run("Enqueue stores messages, each durable when it returns nil", func(t *testing.T, q engine.Queue, reopen func() engine.Queue) {
+		long := string(make([]byte, 64<<10))
+		before := time.Now()
+		must(t, q.Enqueue(bg, []engine.Message{message("a", 0), message("", 0), message("\x00\xff<&>\n", 0), message(long, 0), message(long, 0), message(long, 0), message(long, 0)}))
+		must(t, q.Enqueue(bg, nil))
+		q = reopen()
+		got := gather(t, q, 7, hold)
+		same(t, "bodies", names(got), sorted([]string{"a", "", "\x00\xff<&>\n", long, long, long, long}, cmp.Compare[string]))
+		for _, d := range got {
+			same(t, "receives", d.Receives, 1)
+			same(t, "lane", d.Backlog, false)
+			if d.Enqueued.Before(before.Add(-patience)) || d.Enqueued.After(time.Now().Add(patience)) {
+				t.Fatalf("enqueued %v, want it about %v", d.Enqueued, before)
+			}
+		}
+	})
+	run("more than one request takes is stored and received", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
+		var ms []engine.Message
+		var want []string
+		for i := range 137 {
+			ms = append(ms, message(strconv.Itoa(i), time.Duration(i%2)*time.Second))
+			want = append(want, strconv.Itoa(i))
+		}
+		must(t, q.Enqueue(bg, ms))
+		got := gather(t, q, len(ms), hold)
+		same(t, "bodies", names(got), sorted(want, cmp.Compare[string]))
+		must(t, q.Ack(bg, receipts(got)))
+		eventually(t, "empty", func() bool { return depth(t, q) == engine.QueueDepth{} })
+	})
+	run("a delay out of range is notify.KindInvalid and stores nothing; so is a body of more than 64 KiB", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
+		for _, bad := range []engine.Message{
+			message("x", -1), message("x", engine.MaxQueueDelay+1), message(string(make([]byte, 64<<10+1)), 0),
+		} {
+			wantKind(t, q.Enqueue(bg, []engine.Message{message("ok", 0), bad}), notify.KindInvalid)
+		}
+		none(t, q, time.Second)
+		must(t, q.Enqueue(bg, []engine.Message{message("ok", engine.MaxQueueDelay)}))
+		eventually(t, "delayed", func() bool { return depth(t, q).Delayed == 1 })
+	})
+	run("while messages of the other lane wait, one of BacklogShare comes from the backlog; when none wait, all may", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
+		var ms []engine.Message
+		for i := range 60 {
+			ms = append(ms, engine.Message{Body: []byte{byte(i)}, Backlog: i < 40})
+		}
+		must(t, q.Enqueue(bg, ms))
+		eventually(t, "all are there", func() bool { return depth(t, q).Ready == 60 })
+		same(t, "in the backlog", depth(t, q).Backlog, 40)
+		late, n := 0, 0
+		var last engine.Delivery
+		for n < 20 {
+			for _, d := range val(q.Receive(bg, 3, time.Hour))(t) {
+				same(t, "lane", d.Backlog, d.Body[0] < 40)
+				if n++; d.Backlog {
+					late++
+					last = d
+				}
+			}
+		}
+		if share := n/engine.BacklogShare + 1; late == 0 || late > share {
+			t.Errorf("%d of the first %d come from the backlog", late, n)
+		}
+		must(t, q.Release(bg, last.Receipt, 0))
+		n += len(gather(t, q, 61-n, time.Hour)) // the released one twice
+		same(t, "all", n, 61)
+	})
+	run("Receive waits until a message is ready", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
+		for _, late := range []bool{false, true} {
+			got := make(chan []engine.Delivery)
+			go func() {
+				ds, err := q.Receive(bg, 10, time.Hour)
+				if err != nil {
+					t.Error(err)
+				}
+				got <- ds
+			}()
+			start := time.Now()
+			must(t, q.Enqueue(bg, []engine.Message{{Body: []byte("a"), Delay: time.Second, Backlog: late}}))
+			same(t, "received", bodies(<-got), []string{"a"})
+			atMost(t, start, time.Second)
+		}
+	})
+	run("an ended ctx is no error: it returns none", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
+		must(t, q.Enqueue(bg, []engine.Message{message("a", 0)}))
+		same(t, "with a ready message", bodies(val(q.Receive(ended(), 10, hold))(t)), []string(nil))
+		same(t, "a", bodies(gather(t, q, 1, time.Hour)), []string{"a"})
+		ctx, cancel := context.WithCancel(bg)
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			if ds, err := q.Receive(ctx, 10, time.Hour); len(ds) > 0 || err != nil {
+				t.Errorf("%v, %v", bodies(ds), err)
+			}
+		}()
+		time.Sleep(200 * time.Millisecond) // it waits at the server
+		cancel()
+		<-done
+		// What the server gives to who left is not held for an hour.
+		must(t, q.Enqueue(bg, []engine.Message{message("b", 0)}))
+		same(t, "b", bodies(gather(t, q, 1, time.Hour)), []string{"b"})
+	})
+	run("a message is never received before its delay has passed", func(t *testing.T, q engine.Queue, reopen func() engine.Queue) {
+		start := time.Now()
+		must(t, q.Enqueue(bg, []engine.Message{message("a", 2500*time.Millisecond), {Body: []byte("late"), Delay: 2500 * time.Millisecond, Backlog: true}}))
+		q = reopen()
+		same(t, "received", names(gather(t, q, 2, hold)), []string{"a", "late"})
+		atMost(t, start, 2500*time.Millisecond)
+	})
+	run("it belongs to the receiver until its visibility ends; then it is received again", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
+		must(t, q.Enqueue(bg, []engine.Message{message("a", 0)}))
+		first := gather(t, q, 1, 1500*time.Millisecond)
+		start := time.Now()
+		again := gather(t, q, 1, hold)
+		atMost(t, start, 1500*time.Millisecond)
+		same(t, "again", bodies(again), []string{"a"})
+		same(t, "receives", again[0].Receives, 2)
+		same(t, "enqueued", again[0].Enqueued, first[0].Enqueued)
+		if again[0].Receipt == first[0].Receipt {
+			t.Fatal("a later delivery of the message has another receipt")
+		}
+	})
+	run("a visibility that is not positive is notify.KindInvalid", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
+		_, err := q.Receive(bg, 1, 0)
+		wantKind(t, err, notify.KindInvalid)
+		wantKind(t, q.Extend(bg, nil, -1), notify.KindInvalid)
+	})
+	run("it hands each message to one of its receivers at a time", func(t *testing.T, q engine.Queue, _ func() engine.Queue) { competeForService(t, q) })
+	run("Extend makes deliveries end their visibility that long from now", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
+		must(t, q.Enqueue(bg, []engine.Message{message("a", 0), message("b", 0), message("c", 0)}))
+		ds := gather(t, q, 3, time.Minute)
+		slices.SortFunc(ds, func(a, b engine.Delivery) int { return cmp.Compare(string(a.Body), string(b.Body)) })
+		must(t, q.Extend(bg, receipts(ds[:1]), time.Hour))   // a
+		must(t, q.Extend(bg, receipts(ds[1:]), time.Second)) // to sooner
+		same(t, "shortened", names(gather(t, q, 2, time.Hour)), []string{"b", "c"})
+		// One that is not the receiver's any more is left out without an error.
+		must(t, q.Extend(bg, append(receipts(ds), "nonsense", ""), 2*time.Second))
+		same(t, "a, and not the others", bodies(gather(t, q, 1, hold)), []string{"a"})
+		none(t, q, 3*time.Second)
+	})
+	run("Ack removes messages; a receipt that is over changes nothing", func(t *testing.T, q engine.Queue, reopen func() engine.Queue) {
+		must(t, q.Enqueue(bg, []engine.Message{message("a", 0), message("b", 0)}))
+		first := gather(t, q, 2, time.Second)
+		time.Sleep(1100 * time.Millisecond) // until they are over
+		must(t, q.Ack(bg, receipts(first)))
+		second := gather(t, q, 2, time.Hour)
+		same(t, "received again", names(second), []string{"a", "b"})
+		must(t, q.Ack(bg, receipts(first)))
+		must(t, q.Ack(bg, []string{"nonsense", ""}))
+		must(t, q.Ack(bg, nil))
+		eventually(t, "in flight", func() bool { return depth(t, q).InFlight == 2 })
+		must(t, q.Ack(bg, receipts(second)))
+		must(t, q.Ack(bg, receipts(second)))
+		q = reopen()
+		eventually(t, "gone", func() bool { return depth(t, q) == engine.QueueDepth{} })
+	})
+	run("Release gives a message back, to be received after delay; the receive counts", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
+		must(t, q.Enqueue(bg, []engine.Message{message("a", 0)}))
+		first := gather(t, q, 1, time.Hour)
+		for _, bad := range []time.Duration{-1, engine.MaxQueueDelay + 1} {
+			wantKind(t, q.Release(bg, first[0].Receipt, bad), notify.KindInvalid)
+		}
+		start := time.Now()
+		must(t, q.Release(bg, first[0].Receipt, 2*time.Second))
+		second := gather(t, q, 1, time.Hour)
+		atMost(t, start, 2*time.Second)
+		same(t, "receives", second[0].Receives, 2)
+		must(t, q.Release(bg, first[0].Receipt, 0)) // is over
+		must(t, q.Release(bg, "nonsense", 0))
+		none(t, q, 2*time.Second)
+		must(t, q.Ack(bg, receipts(second)))
+		must(t, q.Enqueue(bg, []engine.Message{message("b", 0)}))
+		must(t, q.Release(bg, gather(t, q, 1, time.Hour)[0].Receipt, 0))
+		same(t, "at once", bodies(gather(t, q, 1, time.Hour)), []string{"b"})
+	})
+	run("a message received more than MaxReceives times without an acknowledgement is dead: kept apart, given to nobody", func(t *testing.T, q engine.Queue, reopen func() engine.Queue) {
+		must(t, q.Enqueue(bg, []engine.Message{message("dies first", 0)}))
+		time.Sleep(50 * time.Millisecond)
+		must(t, q.Enqueue(bg, []engine.Message{message("dies", 0), message("lives", 0), {Body: []byte("dies late"), Backlog: true}}))
+		for i := range QueueReceives {
+			for _, d := range gather(t, q, 4, time.Hour) {
+				same(t, "receives", d.Receives, i+1)
+				if string(d.Body) == "lives" && i == QueueReceives-1 {
+					must(t, q.Ack(bg, []string{d.Receipt}))
+					continue
+				}
+				must(t, q.Release(bg, d.Receipt, 0))
+			}
+		}
+		none(t, q, time.Second)
+		eventually(t, "dead", func() bool { return depth(t, q).Dead == 3 })
+		q = reopen()
+		var all []engine.Delivery
+		eventually(t, "listed", func() bool { all = val(q.Dead(bg, 10))(t); return len(all) == 3 })
+		same(t, "dead", names(all), []string{"dies", "dies first", "dies late"})
+		same(t, "oldest first", string(all[0].Body), "dies first")
+		same(t, "their receives", []int{all[0].Receives, all[1].Receives}, []int{QueueReceives, QueueReceives})
+		same(t, "max 0", bodies(val(q.Dead(bg, 0))(t)), []string(nil))
+		for _, d := range all { // nothing revives them
+			must(t, q.Extend(bg, []string{d.Receipt}, time.Second))
+			must(t, q.Release(bg, d.Receipt, 0))
+		}
+		none(t, q, time.Second)
+		// Ack removes a dead message by the receipt that Dead gave it.
+		eventually(t, "listed again", func() bool { all = val(q.Dead(bg, 10))(t); return len(all) == 3 })
+		must(t, q.Ack(bg, receipts(all[:2])))
+		eventually(t, "left", func() bool { return depth(t, q) == engine.QueueDepth{Dead: 1} })
+	})
+	run("after a restart everything that was not acknowledged is there, and how often it was received", func(t *testing.T, q engine.Queue, reopen func() engine.Queue) {
+		must(t, q.Enqueue(bg, []engine.Message{message("held", 0)}))
+		held := gather(t, q, 1, 2*time.Second)
+		must(t, q.Enqueue(bg, []engine.Message{message("ready", 0), message("delayed", time.Second)}))
+		q = reopen()
+		got := gather(t, q, 3, hold)
+		same(t, "received", names(got), []string{"delayed", "held", "ready"})
+		for _, d := range got {
+			want := 1
+			if string(d.Body) == "held" {
+				want = 2
+			}
+			same(t, "receives", d.Receives, want)
+		}
+		must(t, q.Ack(bg, receipts(held))) // of before the restart: over
+		eventually(t, "in flight", func() bool { return depth(t, q).InFlight == 3 })
+	})
+	run("Depth counts", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
+		same(t, "empty", depth(t, q), engine.QueueDepth{})
+		must(t, q.Enqueue(bg, []engine.Message{message("a", 0), message("b", 0), {Body: []byte("c"), Backlog: true}, message("d", time.Minute), {Body: []byte("e"), Delay: time.Minute, Backlog: true}}))
+		eventually(t, "ready", func() bool { return depth(t, q) == engine.QueueDepth{Ready: 3, Delayed: 2, Backlog: 2} })
+		ds := gather(t, q, 3, time.Hour)
+		eventually(t, "in flight", func() bool { return depth(t, q) == engine.QueueDepth{InFlight: 3, Delayed: 2, Backlog: 2} })
+		must(t, q.Ack(bg, receipts(ds)))
+		eventually(t, "acknowledged", func() bool { return depth(t, q) == engine.QueueDepth{Delayed: 2, Backlog: 1} })
+	})
+	run("slices passed in may be reused, slices returned belong to the caller", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
+		m := message("abc", 0)
+		must(t, q.Enqueue(bg, []engine.Message{m}))
+		m.Body[0] = 'x'
+		got := gather(t, q, 1, time.Second)
+		same(t, "body", bodies(got), []string{"abc"})
+		got[0].Body[0] = 'y'
+		same(t, "body again", bodies(gather(t, q, 1, time.Second)), []string{"abc"})
+	})
+}
+
+// competeForService: 4 receivers take 200 messages that 4 enqueue, some acked, some
+// released, and no message is held by two at a time.
+func competeForService(t *testing.T, q engine.Queue) {
+	const producers, receivers, each = 4, 4, 50
+	type span struct {
+		from, to time.Time
+		done     bool
+	}
+	var mu sync.Mutex
+	held, done := map[string][]span{}, 0
+	ctx, cancel := context.WithTimeout(bg, patience)
+	defer cancel()
+	together(producers+receivers, func(i int) {
+		if i < producers {
+			for n := 0; n < each; n += 10 {
+				var ms []engine.Message
+				for k := range 10 {
+					ms = append(ms, message(strconv.Itoa(i*each+n+k), time.Duration(k%2)*time.Second))
+				}
+				if err := q.Enqueue(bg, ms); err != nil {
+					t.Error(err)
+				}
+			}
+			return
+		}
+		for n := 0; ctx.Err() == nil; n++ {
+			ds, err := q.Receive(ctx, 7, time.Minute)
+			if err != nil {
+				t.Error(err)
+			}
+			from := time.Now()
+			for k, d := range ds {
+				e := span{from, time.Now(), d.Receives == QueueReceives || (n+k)%5 != 0}
+				if e.done {
+					err = q.Ack(bg, []string{d.Receipt})
+				} else {
+					err = q.Release(bg, d.Receipt, 0)
+				}
+				if err != nil {
+					t.Error(err)
+				}
+				mu.Lock()
+				held[string(d.Body)] = append(held[string(d.Body)], e)
+				if e.done {
+					if done++; done == producers*each {
+						cancel()
+					}
+				}
+				mu.Unlock()
+			}
+		}
+	})
+	same(t, "messages", len(held), producers*each)
+	for body, es := range held {
+		slices.SortFunc(es, func(a, b span) int { return a.from.Compare(b.from) })
+		for i := range es {
+			if i > 0 && es[i].from.Before(es[i-1].to) {
+				t.Fatalf("%s was received while another held it", body)
+			}
+			if es[i].done != (i == len(es)-1) {
+				t.Fatalf("%s was received after it was acknowledged, or never acknowledged", body)
+			}
+		}
+	}
+	eventually(t, "empty", func() bool { return depth(t, q) == engine.QueueDepth{} })
+}

@@ -1,0 +1,164 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"net/url"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Config of a Store. Only DSN must be set.
+type Config struct {
+	// DSN is a URL (postgres://user@a:5432,b:5432/notifyd) or key=value pairs.
+	// Of several hosts the one that accepts writes is used. The password may stand
+	// in it; PasswordFile is better.
+	DSN string
+	// PasswordFile holds the password; read before each connection, so that it can
+	// be rotated. Trailing line breaks are left out. It wins over the DSN's.
+	PasswordFile string
+	// CAFile holds the certificates that sign the server's; set, it turns on
+	// sslmode=verify-full. Empty: those of the system.
+	CAFile string
+	// CertFile and KeyFile are this client's certificate, both or none.
+	CertFile, KeyFile string
+	// Plaintext allows hosts beyond loopback without verified TLS: for networks
+	// that are trusted.
+	Plaintext bool
+	// MaxConns bounds the pool, 1 to 1000; default 16.
+	MaxConns int
+	// Timeout bounds each call but Scan, PutMany, Migrate and Doctor, and each
+	// connection attempt to a host; 10 ms to 1 min; default 2 s. A primary that hangs is
+	// noticed by it.
+	Timeout time.Duration
+	// Application names the connections in pg_stat_activity; default notifyd.
+	Application string
+}
+
+func (c Config) withDefaults() Config {
+	if c.MaxConns == 0 {
+		c.MaxConns = 16
+	}
+	if c.Timeout == 0 {
+		c.Timeout = 2 * time.Second
+	}
+	if c.Application == "" {
+		c.Application = "notifyd"
+	}
+	return c
+}
+
+func bad(field, format string, args ...any) error {
+	return notify.Invalid("bad_config", "postgres."+field, fmt.Sprintf(format, args...))
+}
+
+// pool checks c and returns what the pool and the listener connect with.
+func (c Config) pool() (*pgxpool.Config, error) {
+	switch {
+	case c.DSN == "":
+		return nil, bad("dsn", "it is empty; name a server, such as postgres://notifyd@db-1:5432,db-2:5432/notifyd")
+	case c.MaxConns < 1 || c.MaxConns > 1000:
+		return nil, bad("max_conns", "%d is outside 1 to 1000", c.MaxConns)
+	case c.Timeout < 10*time.Millisecond || c.Timeout > time.Minute:
+		return nil, bad("timeout", "%v is outside 10ms to 1m", c.Timeout)
+	case (c.CertFile == "") != (c.KeyFile == ""):
+		return nil, bad("cert_file", "a client certificate needs its key: set both cert_file and key_file, or none")
+	}
+	pool, err := pgxpool.ParseConfig(c.withTLS())
+	if err != nil {
+		return nil, bad("dsn", "%s", reason(err))
+	}
+	cc := pool.ConnConfig
+	if !c.Plaintext {
+		if err := verified(&cc.Config); err != nil {
+			return nil, err
+		}
+	}
+	pool.MaxConns = int32(c.MaxConns)
+	pool.MaxConnLifetimeJitter = 5 * time.Minute
+	cc.RuntimeParams["application_name"] = c.Application
+	cc.ConnectTimeout = c.Timeout / 2 // of each host: the one behind a dead one is tried within a call
+	// Whatever the DSN says: a standby answers with the past.
+	cc.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsReadWrite
+	if c.PasswordFile != "" {
+		if _, err := c.password(); err != nil {
+			return nil, err
+		}
+		pool.BeforeConnect = func(_ context.Context, cc *pgx.ConnConfig) (err error) {
+			cc.Password, err = c.password()
+			return err
+		}
+	}
+	return pool, nil
+}
+
+// withTLS adds the files to the DSN: the driver then checks each host by its name.
+func (c Config) withTLS() string {
+	if c.CAFile == "" && c.CertFile == "" {
+		return c.DSN
+	}
+	set := [][2]string{{"sslmode", "verify-full"}}
+	for _, kv := range [][2]string{{"sslrootcert", c.CAFile}, {"sslcert", c.CertFile}, {"sslkey", c.KeyFile}} {
+		if kv[1] != "" {
+			set = append(set, kv)
+		}
+	}
+	if u, err := url.Parse(c.DSN); err == nil && strings.HasPrefix(u.Scheme, "postgres") {
+		q := u.Query()
+		for _, kv := range set {
+			q.Set(kv[0], kv[1])
+		}
+		u.RawQuery = q.Encode()
+		return u.String()
+	}
+	dsn := c.DSN
+	for _, kv := range set {
+		dsn += " " + kv[0] + "='" + strings.NewReplacer(`\`, `\\`, `'`, `\'`).Replace(kv[1]) + "'"
+	}
+	return dsn
+}
+
+// verified refuses hosts that would be talked to without knowing that it is them.
+func verified(cc *pgconn.Config) error {
+	hosts := []*pgconn.FallbackConfig{{Host: cc.Host, TLSConfig: cc.TLSConfig}}
+	for _, h := range append(hosts, cc.Fallbacks...) {
+		ip, err := netip.ParseAddr(h.Host)
+		local := strings.HasPrefix(h.Host, "/") || h.Host == "localhost" || err == nil && ip.IsLoopback()
+		if local || h.TLSConfig != nil && !h.TLSConfig.InsecureSkipVerify {
+			continue
+		}
+		return bad("dsn", "the connection to %s would not be verified: set sslmode=verify-full or ca_file, or plaintext: true on a network that is trusted", h.Host)
+	}
+	return nil
+}
+
+func (c Config) password() (string, error) {
+	b, err := os.ReadFile(c.PasswordFile)
+	if err != nil {
+		return "", bad("password_file", "it cannot be read: %v", err)
+	}
+	p := strings.TrimRight(string(b), "\r\n")
+	if p == "" {
+		return "", bad("password_file", "%s is empty", c.PasswordFile)
+	}
+	return p, nil
+}
+
+// reason is what is wrong with a DSN, without the DSN: it may hold a password.
+func reason(err error) string {
+	e, ok := errors.AsType[*pgconn.ParseConfigError](err)
+	if _, isURL := errors.AsType[*url.Error](err); !ok || isURL { // which shows all of it
+		return "it is no URL and no list of key=value pairs"
+	}
+	text := e.Error()
+	return text[strings.LastIndex(text, "`: ")+len("`: "):]
+}

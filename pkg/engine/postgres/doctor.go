@@ -1,0 +1,109 @@
+package postgres
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+)
+
+// Finding is one thing Doctor looked at.
+type Finding struct {
+	Check  string
+	Level  string // "ok", "warn" or "fail"
+	Detail string
+	Repair string // what to do; empty at level ok
+}
+
+// maxClock is how far the clocks of the server and of this process may be apart.
+const maxClock = 500 * time.Millisecond
+
+// oldest is the first major version this is tested with.
+const oldest = 13
+
+// Doctor looks at the server: is there a primary, is its schema ours, does it
+// keep what it answers, and on how many machines. It takes at most 10 s.
+func (s *Store) Doctor(ctx context.Context) (fs []Finding) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	add := func(check string, bad bool, level, repair, format string, args ...any) {
+		f := Finding{Check: check, Level: "ok", Detail: fmt.Sprintf(format, args...)}
+		if bad {
+			f.Level, f.Repair = level, repair
+		}
+		fs = append(fs, f)
+	}
+	hosts := s.hosts()
+	c, err := s.pool.Acquire(ctx)
+	if err != nil {
+		add("postgres", true, "fail", "start PostgreSQL, or correct postgres.dsn; the primary must be among its hosts", "no primary answers of %s: %v", hosts, err)
+		return fs
+	}
+	defer c.Release()
+	var number, standbys, synchronous int
+	var version, commit, wanted string
+	var fsync, fullPages bool
+	var at time.Time
+	// The clock by itself: the answer must not wait for anything.
+	before := time.Now()
+	err = c.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&at)
+	took := time.Since(before)
+	if err == nil {
+		err = c.QueryRow(ctx, `SELECT current_setting('server_version'), current_setting('server_version_num')::int,
+			current_setting('synchronous_commit'), current_setting('synchronous_standby_names'),
+			current_setting('fsync')::bool, current_setting('full_page_writes')::bool,
+			(SELECT count(*) FROM pg_stat_replication), (SELECT count(*) FROM pg_stat_replication WHERE sync_state IN ('sync', 'quorum'))`).
+			Scan(&version, &number, &commit, &wanted, &fsync, &fullPages, &standbys, &synchronous)
+	}
+	if err != nil {
+		add("postgres", true, "fail", "look at the log of PostgreSQL", "%s does not answer: %v", hosts, err)
+		return fs
+	}
+	host := c.Conn().Config().Host
+	add("postgres", number/10000 < oldest, "warn", fmt.Sprintf("run PostgreSQL %d or later", oldest), "primary at %s of %s, version %s, answers in %s", host, hosts, version, took.Round(10*time.Microsecond))
+	have, err := s.applied(ctx, c)
+	if err == nil {
+		err = fits(have)
+	}
+	add("postgres schema", err != nil, "fail", "run notifyd migrate up with the newest release", "migration %d of %d%s", len(have), len(migrations), suffix(err))
+	add("postgres durability", commit == "off" || !fsync || !fullPages, "fail", "set synchronous_commit, fsync and full_page_writes on: else a power cut loses preferences that were answered", "synchronous_commit %s, fsync %s, full_page_writes %s", commit, onOff(fsync), onOff(fullPages))
+	switch {
+	case strings.TrimSpace(wanted) != "":
+		add("postgres standbys", synchronous == 0, "fail", "start a standby that synchronous_standby_names names: until then every write waits", "%d connected, %d synchronous (%s)", standbys, synchronous, wanted)
+	default:
+		add("postgres standbys", true, "warn", "set synchronous_standby_names: without it a failover may lose opt-outs that were answered", "%d connected, none synchronous", standbys)
+	}
+	// Half the round trip is how wrong this can be.
+	offset := at.Sub(before.Add(took / 2))
+	add("postgres clock", offset.Abs() > maxClock+took/2, "warn", "let NTP or chrony set the clocks of both machines", "%s from ours", offset.Round(time.Millisecond))
+	if n := s.pool.Stat(); n.MaxConns() > 0 {
+		add("postgres pool", n.AcquiredConns() >= n.MaxConns(), "warn", "find what is slow in pg_stat_activity, or give the pool more connections", "%d of %d connections in use", n.AcquiredConns()-1, n.MaxConns())
+	}
+	return fs
+}
+
+// hosts are the servers of the DSN.
+func (s *Store) hosts() string {
+	cc := s.pool.Config().ConnConfig
+	list := []string{fmt.Sprintf("%s:%d", cc.Host, cc.Port)}
+	for _, f := range cc.Fallbacks {
+		if one := fmt.Sprintf("%s:%d", f.Host, f.Port); one != list[len(list)-1] {
+			list = append(list, one)
+		}
+	}
+	return strings.Join(list, ", ")
+}
+
+func onOff(b bool) string {
+	if b {
+		return "on"
+	}
+	return "off"
+}
+
+func suffix(err error) string {
+	if err == nil {
+		return ""
+	}
+	return ": " + err.Error()
+}

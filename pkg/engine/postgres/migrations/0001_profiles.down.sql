@@ -1,0 +1,4 @@
+DROP FUNCTION put_profile(text, json, bigint);
+DROP TABLE profiles;
+DROP FUNCTION take_versions(text, bigint);
+DROP TABLE counters;

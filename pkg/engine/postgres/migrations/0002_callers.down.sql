@@ -1,0 +1,2 @@
+DROP TABLE meta;
+DROP TABLE callers;

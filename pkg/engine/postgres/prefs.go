@@ -1,0 +1,218 @@
+package postgres
+
+import (
+	"context"
+	"encoding/json"
+	"math"
+	"sync"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Prefs returns the contract of profiles.
+func (s *Store) Prefs() engine.Prefs { return &s.prefs }
+
+type prefs struct {
+	s *Store
+
+	mu   sync.Mutex
+	seen counter // the latest that Changes or Version showed
+}
+
+// counter is the row that profiles take their versions from.
+type counter struct {
+	value    int64
+	timeline string
+	began    int64
+}
+
+func (p *prefs) Get(ctx context.Context, user string) (out engine.Profile, ok bool, err error) {
+	var version int64
+	var doc []byte
+	ok, err = p.s.one(ctx, []any{&version, &doc}, `SELECT version, doc FROM profiles WHERE user_id = $1`, user)
+	if !ok {
+		return out, false, err
+	}
+	err = readProfile(user, version, doc, &out)
+	return out, err == nil, err
+}
+
+func readProfile(user string, version int64, doc []byte, p *engine.Profile) error {
+	if json.Unmarshal(doc, p) != nil {
+		return corrupt("profile", user)
+	}
+	p.User, p.Version = user, uint64(version)
+	return nil
+}
+
+func (p *prefs) Put(ctx context.Context, pr engine.Profile) (version uint64, err error) {
+	doc, err := encode(&pr)
+	if err != nil {
+		return 0, err
+	}
+	if pr.Version > math.MaxInt64 {
+		return 0, changed("profile_changed", "profile")
+	}
+	ok, err := p.s.one(ctx, []any{&version}, `SELECT put_profile($1, $2, $3)`, pr.User, doc, int64(pr.Version))
+	if err == nil && !ok {
+		err = corrupt("counter", "profiles")
+	}
+	return version, err
+}
+
+// encode is what is stored of a profile: all but its user and version, which are
+// columns.
+func encode(p *engine.Profile) ([]byte, error) {
+	if p.User == "" || len(p.User) > notify.MaxUserID {
+		return nil, notify.Invalid("bad_user", "user_id", "a user id has 1 to 128 bytes")
+	}
+	c := *p
+	c.User, c.Version = "", 0
+	doc, err := json.Marshal(&c)
+	if err != nil {
+		return nil, notify.Invalid("bad_profile", "", "the profile cannot be stored")
+	}
+	return doc, nil
+}
+
+// manyAtOnce bounds what PutMany stores in one transaction, and so for how long
+// the others wait for the counter: some 40 ms.
+const manyAtOnce = 5000
+
+func (p *prefs) PutMany(ctx context.Context, ps []engine.Profile) error {
+	for i := range ps { // all are checked before the first is stored
+		if _, err := encode(&ps[i]); err != nil {
+			return err
+		}
+	}
+	for len(ps) > 0 {
+		n := min(len(ps), manyAtOnce)
+		if err := p.putSome(ctx, ps[:n]); err != nil {
+			return p.s.failed(err)
+		}
+		ps = ps[n:]
+	}
+	return nil
+}
+
+// putSome copies profiles into a table of the connection's own, and then into
+// place: the counter is locked for the second step alone.
+func (p *prefs) putSome(ctx context.Context, ps []engine.Profile) error {
+	last := make(map[string]int, len(ps)) // a user named twice: the later one holds
+	for i := range ps {
+		last[ps[i].User] = i
+	}
+	kept := make([][]any, 0, len(last))
+	for i := range ps {
+		if last[ps[i].User] != i {
+			continue
+		}
+		doc, err := encode(&ps[i])
+		if err != nil {
+			return err
+		}
+		kept = append(kept, []any{len(kept) + 1, ps[i].User, string(doc)})
+	}
+	return pgx.BeginFunc(ctx, p.s.pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `CREATE TEMPORARY TABLE IF NOT EXISTS profiles_coming (n bigint, user_id text, doc json) ON COMMIT DELETE ROWS`); err != nil {
+			return err
+		}
+		if _, err := tx.CopyFrom(ctx, pgx.Identifier{"profiles_coming"}, []string{"n", "user_id", "doc"}, pgx.CopyFromRows(kept)); err != nil {
+			return err
+		}
+		var end int64
+		if err := tx.QueryRow(ctx, `SELECT take_versions('profiles', $1)`, len(kept)).Scan(&end); err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, `INSERT INTO profiles SELECT user_id, $1 + n, doc FROM profiles_coming ORDER BY n
+			ON CONFLICT (user_id) DO UPDATE SET version = excluded.version, doc = excluded.doc`, end-int64(len(kept))); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, `SELECT pg_notify('notifyd_profiles', $1::bigint::text)`, end)
+		return err
+	})
+}
+
+func (p *prefs) Changes(ctx context.Context, since uint64, max int) (out []engine.Change, err error) {
+	if max <= 0 {
+		return nil, nil
+	}
+	// One statement, one moment: no row is newer than the counter.
+	var now counter
+	err = p.s.many(ctx, func(rows pgx.Rows) error {
+		var version *int64
+		var user *string
+		var doc []byte
+		if err := rows.Scan(&now.value, &now.timeline, &now.began, &version, &user, &doc); err != nil || user == nil {
+			return err
+		}
+		out = append(out, engine.Change{Version: uint64(*version)})
+		return readProfile(*user, *version, doc, &out[len(out)-1].Profile)
+	}, func() { out = nil }, `
+		SELECT c.value, c.timeline, c.began, p.version, p.user_id, p.doc
+		FROM counters c LEFT JOIN (SELECT * FROM profiles WHERE version > $1 ORDER BY version LIMIT $2) p ON true
+		WHERE c.name = 'profiles' ORDER BY p.version`, int64(min(since, math.MaxInt64)), max)
+	if err == nil {
+		err = p.follow(now)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// follow remembers the counter, unless versions that were shown are gone: then a
+// standby that lacked them took over, and who followed must read all anew,
+// beginning with Version.
+func (p *prefs) follow(now counter) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if now.value < p.seen.value || now.timeline != p.seen.timeline && now.began < p.seen.value {
+		return regressed(p.seen.value, now.value)
+	}
+	p.seen = now
+	return nil
+}
+
+func (p *prefs) Version(ctx context.Context) (uint64, error) {
+	var now counter
+	ok, err := p.s.one(ctx, []any{&now.value, &now.timeline, &now.began}, `SELECT value, timeline, began FROM counters WHERE name = 'profiles'`)
+	if err == nil && !ok {
+		err = corrupt("counter", "profiles")
+	}
+	if err != nil {
+		return 0, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.seen = now
+	return uint64(now.value), nil
+}
+
+// Scan reads rows as they come: neither side holds all of them.
+func (p *prefs) Scan(ctx context.Context, fn func(*engine.Profile) error) error {
+	rows, err := p.s.pool.Query(ctx, `SELECT user_id, version, doc FROM profiles`)
+	if err != nil {
+		return p.s.failed(err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var user string
+		var version int64
+		var doc []byte
+		if err := rows.Scan(&user, &version, &doc); err != nil {
+			return p.s.failed(err)
+		}
+		pr := new(engine.Profile)
+		if err := readProfile(user, version, doc, pr); err != nil {
+			return err
+		}
+		if err := fn(pr); err != nil {
+			return err
+		}
+	}
+	return p.s.failed(rows.Err())
+}

@@ -1,0 +1,161 @@
+package postgres
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Store is a pool of connections to one database. Methods may be called from any
+// goroutine.
+type Store struct {
+	pool    *pgxpool.Pool
+	timeout time.Duration
+	prefs   prefs
+
+	closing sync.Once
+}
+
+// Open checks cfg and returns a Store. It does not wait for a server: one that is
+// away is notify.KindUnavailable from each call, until it is back. Check tells
+// whether there is one and whether its schema fits. Close it.
+func Open(ctx context.Context, cfg Config) (*Store, error) {
+	cfg = cfg.withDefaults()
+	pc, err := cfg.pool()
+	if err != nil {
+		return nil, err
+	}
+	pool, err := pgxpool.NewWithConfig(ctx, pc)
+	if err != nil {
+		return nil, translate(err)
+	}
+	s := &Store{pool: pool, timeout: cfg.Timeout}
+	s.prefs.s = s
+	return s, nil
+}
+
+// Close ends all connections; calls that are under way are waited for.
+func (s *Store) Close() error {
+	s.closing.Do(s.pool.Close)
+	return nil
+}
+
+// Check asks a primary whether its schema is the one of this build:
+// notify.KindConflict (store_schema, store_newer) if not, KindUnavailable if
+// none answers.
+func (s *Store) Check(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	have, err := s.applied(ctx, s.pool)
+	if err != nil {
+		return translate(err)
+	}
+	return fits(have)
+}
+
+// querier is what a pool, a connection and a transaction have in common.
+type querier interface {
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+// do bounds a call, translates its error, and calls fn once more where the first
+// connection turned out to be dead before anything was sent: after a failover
+// the pool holds many such.
+func (s *Store) do(ctx context.Context, fn func(ctx context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	err := fn(ctx)
+	if err != nil && pgconn.SafeToRetry(err) && ctx.Err() == nil {
+		err = fn(ctx)
+	}
+	return s.failed(err)
+}
+
+// failed translates an error. A server that became read-only is a primary no
+// more: its connections are given up, and the next ones find who is.
+func (s *Store) failed(err error) error {
+	if readOnly(err) {
+		s.pool.Reset()
+	}
+	return translate(err)
+}
+
+// one reads a single row into dst; ok is false when there is none.
+func (s *Store) one(ctx context.Context, dst []any, sql string, args ...any) (ok bool, err error) {
+	err = s.do(ctx, func(ctx context.Context) error {
+		err := s.pool.QueryRow(ctx, sql, args...).Scan(dst...)
+		if ok = err == nil; noRows(err) {
+			err = nil
+		}
+		return err
+	})
+	return ok, err
+}
+
+// many reads rows with scan.
+func (s *Store) many(ctx context.Context, scan func(pgx.Rows) error, reset func(), sql string, args ...any) error {
+	return s.do(ctx, func(ctx context.Context) error {
+		reset()
+		rows, err := s.pool.Query(ctx, sql, args...)
+		if err != nil {
+			return err
+		}
+		defer rows.Close()
+		for rows.Next() {
+			if err := scan(rows); err != nil {
+				return err
+			}
+		}
+		return rows.Err()
+	})
+}
+
+// tx runs fn in a transaction. The commit's answer may be lost: then it is not
+// known whether it happened.
+func (s *Store) tx(ctx context.Context, fn func(ctx context.Context, tx pgx.Tx) error) error {
+	return s.do(ctx, func(ctx context.Context) error {
+		return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error { return fn(ctx, tx) })
+	})
+}
+
+// Meta returns the table of identity and versions.
+func (s *Store) Meta() engine.Meta { return meta{s} }
+
+type meta struct{ s *Store }
+
+func (m meta) GetMeta(ctx context.Context, name string) (value []byte, err error) {
+	ok, err := m.s.one(ctx, []any{&value}, `SELECT value FROM meta WHERE name = $1`, name)
+	if !ok {
+		return nil, err
+	}
+	return value, nil
+}
+
+func (m meta) PutMeta(ctx context.Context, name string, value []byte) error {
+	if value == nil {
+		value = []byte{}
+	}
+	return m.s.do(ctx, func(ctx context.Context) error {
+		_, err := m.s.pool.Exec(ctx, `INSERT INTO meta VALUES ($1, $2) ON CONFLICT (name) DO UPDATE SET value = excluded.value`, name, value)
+		return err
+	})
+}
+
+func changed(code, what string) error {
+	return &notify.Error{Kind: notify.KindConflict, Code: code, Msg: "the " + what + " was changed since it was read"}
+}
+
+// corrupt reports a value that this package did not write.
+func corrupt(what, key string) error {
+	return notify.Unavailable("store", 0, fmt.Errorf("%w: %s %q", notify.ErrCorrupt, what, key))
+}

@@ -1,0 +1,243 @@
+package redis
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"strconv"
+
+	client "github.com/redis/go-redis/v9"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Idem returns the contract of idempotency keys. Every transition is one
+// script. Times in it are the caller's, as everywhere in the contract; the
+// server only forgets a key by itself an hour after it should have been purged.
+func (s *Store) Idem() engine.Idem { return idem{s} }
+
+type idem struct{ s *Store }
+
+// idemParts is over how many hash tags keys are spread, so that the nodes of a
+// cluster share them. Changing it loses the keys that are stored.
+const idemParts = 32
+
+// keep is how long after its Expires a key nobody purges is kept, in ms.
+const keep = 3_600_000
+
+// A transition carries a token, which is stored with it. The client sends a
+// command again whose answer did not come in time: what finds its own token
+// there has been here before, and won.
+func token() string {
+	var b [12]byte
+	_, _ = rand.Read(b[:])
+	return string(b[:])
+}
+
+var (
+	// KEYS reservation, ends; ARGV token, member, now, ttl, then 13 values of
+	// fields. Returns what is stored where the key is taken.
+	idemReserve = client.NewScript(`
+local have = redis.call('HMGET', KEYS[1], 'exp', 'token')
+if have[1] and tonumber(have[1]) > tonumber(ARGV[3]) then
+  if have[2] == ARGV[1] then return 1 end
+  return redis.call('HMGET', KEYS[1], ` + idemFields + `)
+end
+redis.call('DEL', KEYS[1])
+redis.call('HSET', KEYS[1], 'token', ARGV[1], 'fp', ARGV[5], 'base', ARGV[6], 'acc', ARGV[7], 'fire', ARGV[8],
+  'parts', ARGV[9], 'block', ARGV[10], 'ver', ARGV[11], 'owner', ARGV[12], 'lease', ARGV[13], 'exp', ARGV[14],
+  'done', ARGV[15], 'status', ARGV[16], 'body', ARGV[17])
+redis.call('PEXPIRE', KEYS[1], ARGV[4])
+redis.call('ZADD', KEYS[2], ARGV[14], ARGV[2])
+return 1`)
+	// KEYS reservation; ARGV token, old owner, old lease, owner, lease.
+	idemTakeOver = client.NewScript(`
+local have = redis.call('HMGET', KEYS[1], 'done', 'owner', 'lease', 'token')
+if have[4] == ARGV[1] then return 1 end
+if have[1] ~= '0' or have[2] ~= ARGV[2] or have[3] ~= ARGV[3] then return 0 end
+redis.call('HSET', KEYS[1], 'token', ARGV[1], 'owner', ARGV[4], 'lease', ARGV[5])
+return 1`)
+	// KEYS reservation; ARGV owner, fire, parts, block, version.
+	idemFreeze = client.NewScript(`
+local have = redis.call('HMGET', KEYS[1], 'done', 'owner')
+if have[1] ~= '0' or have[2] ~= ARGV[1] then return 0 end
+redis.call('HSET', KEYS[1], 'fire', ARGV[2], 'parts', ARGV[3], 'block', ARGV[4], 'ver', ARGV[5])
+return 1`)
+	// KEYS reservation, ends; ARGV member, status, body, expires, keep.
+	idemFinish = client.NewScript(`
+local old = redis.call('HGET', KEYS[1], 'exp')
+if not old then return 0 end
+local ttl = redis.call('PTTL', KEYS[1]) + tonumber(ARGV[4]) - tonumber(old)
+redis.call('HSET', KEYS[1], 'done', '1', 'status', ARGV[2], 'body', ARGV[3], 'exp', ARGV[4])
+redis.call('PEXPIRE', KEYS[1], string.format('%.0f', math.min(math.max(ttl, tonumber(ARGV[5])), ` + longestTTL + `)))
+redis.call('ZADD', KEYS[2], ARGV[4], ARGV[1])
+return 1`)
+	// KEYS reservation, ends; ARGV member.
+	idemRelease = client.NewScript(`
+if redis.call('HGET', KEYS[1], 'done') == '1' then return 0 end
+redis.call('DEL', KEYS[1])
+redis.call('ZREM', KEYS[2], ARGV[1])
+return 1`)
+	// KEYS ends; ARGV prefix of reservations, now, most. Returns how many were
+	// looked at, and how many of them were still there.
+	idemPurge = client.NewScript(`
+local due = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', ARGV[2], 'LIMIT', 0, ARGV[3])
+local n = 0
+for _, m in ipairs(due) do n = n + redis.call('DEL', ARGV[1] .. m) end
+if #due > 0 then redis.call('ZREM', KEYS[1], unpack(due)) end
+return {#due, n}`)
+)
+
+const (
+	idemFields = `'fp', 'base', 'acc', 'fire', 'parts', 'block', 'ver', 'owner', 'lease', 'exp', 'done', 'status', 'body'`
+	longestTTL = `100000000000` // ms: three years
+)
+
+// keys returns the two keys of a reservation and its name in the second. The
+// name is a hash: callers choose their keys, and what they hold is theirs.
+func (i idem) keys(k engine.IdemKey) (keys []string, member string) {
+	h := sha256.New()
+	var n [8]byte
+	for _, part := range [...]string{k.Caller, k.Route, k.Key} {
+		binary.LittleEndian.PutUint64(n[:], uint64(len(part)))
+		h.Write(n[:])
+		h.Write([]byte(part))
+	}
+	sum := h.Sum(nil)
+	member = base64.RawURLEncoding.EncodeToString(sum)
+	prefix := i.prefix(int(sum[0]) % idemParts)
+	return []string{prefix + member, prefix + "ends"}, member
+}
+
+func (i idem) prefix(part int) string { return i.s.key(fmt.Sprintf("{idem:%d}:", part)) }
+
+// do runs a script that answers 1 or 0.
+func (i idem) do(ctx context.Context, sc *client.Script, keys []string, args ...any) (bool, error) {
+	if ctx.Err() != nil {
+		return false, translate(context.Cause(ctx))
+	}
+	n, err := sc.Run(ctx, i.s.c, keys, args...).Int()
+	return n == 1, translate(err)
+}
+
+// Reserve stores r if its key is free or forgotten (Expires <= now), and
+// returns r and true; else it returns what is stored and false.
+func (i idem) Reserve(ctx context.Context, r engine.Reservation, now int64) (engine.Reservation, bool, error) {
+	if ctx.Err() != nil {
+		return engine.Reservation{}, false, translate(context.Cause(ctx))
+	}
+	keys, member := i.keys(r.Key)
+	args := append([]any{token(), member, now, ttl(r.Expires, now)}, fields(&r)...)
+	v, err := idemReserve.Run(ctx, i.s.c, keys, args...).Result()
+	if err != nil {
+		return engine.Reservation{}, false, translate(err)
+	}
+	if l, ok := v.([]any); ok {
+		stored, err := reservation(r.Key, l)
+		return stored, false, err
+	}
+	return r, true, nil
+}
+
+// ttl is how long the server keeps a key, in ms: the caller's clock may be
+// another than the server's, so it is relative to the caller's now.
+func ttl(expires, now int64) int64 {
+	left := uint64(0)
+	if expires > now {
+		left = uint64(expires) - uint64(now) // cannot wrap: expires > now
+	}
+	most, _ := strconv.ParseUint(longestTTL, 10, 64)
+	return int64(min(left, most-keep)) + keep
+}
+
+func fields(r *engine.Reservation) []any {
+	done := "0"
+	if r.Done {
+		done = "1"
+	}
+	return []any{
+		string(r.Fingerprint[:]), string(r.Base[:]), r.Accepted, r.Fire, int(r.Partitions), r.BlockSize, int(r.Version),
+		r.Owner, r.LeaseUntil, r.Expires, done, r.Status, string(r.Body),
+	}
+}
+
+func reservation(key engine.IdemKey, l []any) (r engine.Reservation, err error) {
+	fp, base := asString(at(l, 0)), asString(at(l, 1))
+	if len(l) != 13 || len(fp) != len(r.Fingerprint) || len(base) != len(r.Base) {
+		return r, notify.Unavailable("redis", 0, fmt.Errorf("%w: a reservation", notify.ErrCorrupt))
+	}
+	r = engine.Reservation{
+		Key: key, Accepted: asInt(l[2]), Fire: asInt(l[3]), Partitions: uint16(asInt(l[4])), BlockSize: uint32(asInt(l[5])),
+		Version: uint16(asInt(l[6])), Owner: asString(l[7]), LeaseUntil: asInt(l[8]), Expires: asInt(l[9]),
+		Done: asString(l[10]) == "1", Status: int(asInt(l[11])),
+	}
+	copy(r.Fingerprint[:], fp)
+	copy(r.Base[:], base)
+	if body := asString(l[12]); body != "" {
+		r.Body = []byte(body)
+	}
+	return r, nil
+}
+
+// TakeOver makes owner the owner until leaseUntil if the stored reservation is
+// not done and its lease is the one in old; false when somebody was faster.
+func (i idem) TakeOver(ctx context.Context, old engine.Reservation, owner string, leaseUntil int64) (bool, error) {
+	keys, _ := i.keys(old.Key)
+	return i.do(ctx, idemTakeOver, keys[:1], token(), old.Owner, old.LeaseUntil, owner, leaseUntil)
+}
+
+// Freeze stores the layout of a reservation that owner holds;
+// notify.KindConflict when it does not hold it any more.
+func (i idem) Freeze(ctx context.Context, r engine.Reservation) error {
+	keys, _ := i.keys(r.Key)
+	ok, err := i.do(ctx, idemFreeze, keys[:1], r.Owner, r.Fire, int(r.Partitions), r.BlockSize, int(r.Version))
+	if err == nil && !ok {
+		return conflict("reservation_lost", "somebody else works on this request")
+	}
+	return err
+}
+
+// Finish stores the answer of a reservation.
+func (i idem) Finish(ctx context.Context, key engine.IdemKey, status int, body []byte, expires int64) error {
+	keys, member := i.keys(key)
+	ok, err := i.do(ctx, idemFinish, keys, member, status, body, expires, keep)
+	if err == nil && !ok {
+		return notify.NotFound("reservation")
+	}
+	return err
+}
+
+// Release forgets a reservation that stored nothing.
+func (i idem) Release(ctx context.Context, key engine.IdemKey) error {
+	keys, member := i.keys(key)
+	ok, err := i.do(ctx, idemRelease, keys, member)
+	if err == nil && !ok {
+		return conflict("reservation_done", "the request was answered")
+	}
+	return err
+}
+
+// Purge forgets keys with Expires <= now and returns how many; those that the
+// server has forgotten by itself are not counted.
+func (i idem) Purge(ctx context.Context, now int64) (n int, err error) {
+	const most = 500
+	for part := range idemParts {
+		for looked := int64(math.MaxInt64); looked >= most; {
+			if ctx.Err() != nil {
+				return n, translate(context.Cause(ctx))
+			}
+			v, err := idemPurge.Run(ctx, i.s.c, []string{i.prefix(part) + "ends"}, i.prefix(part), now, most).Slice()
+			if err != nil {
+				return n, translate(err)
+			}
+			looked = asInt(at(v, 0))
+			n += int(asInt(at(v, 1)))
+		}
+	}
+	return n, nil
+}

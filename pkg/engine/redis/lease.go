@@ -1,0 +1,55 @@
+package redis
+
+import (
+	"context"
+	"time"
+
+	client "github.com/redis/go-redis/v9"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+)
+
+// Lease returns the contract of leases: SET NX PX, and compare before anything
+// else. Their ttl runs on the server, with a precision of a millisecond.
+func (s *Store) Lease() engine.Lease { return lease{s} }
+
+type lease struct{ s *Store }
+
+var (
+	leaseAcquire = client.NewScript(`
+local owner = redis.call('GET', KEYS[1])
+if owner and owner ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+return 1`)
+	leaseRenew = client.NewScript(`
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+return 1`)
+	leaseRelease = client.NewScript(`
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+return redis.call('DEL', KEYS[1])`)
+)
+
+func (l lease) do(ctx context.Context, sc *client.Script, name, owner string, ttl time.Duration) (bool, error) {
+	if ctx.Err() != nil {
+		return false, translate(context.Cause(ctx))
+	}
+	n, err := sc.Run(ctx, l.s.c, []string{l.s.key("lease:" + name)}, owner, max(ttl.Milliseconds(), 1)).Int()
+	return n == 1, translate(err)
+}
+
+// Acquire takes the lease for ttl if it is free or already owner's.
+func (l lease) Acquire(ctx context.Context, name, owner string, ttl time.Duration) (bool, error) {
+	return l.do(ctx, leaseAcquire, name, owner, ttl)
+}
+
+// Renew prolongs it if it is still owner's.
+func (l lease) Renew(ctx context.Context, name, owner string, ttl time.Duration) (bool, error) {
+	return l.do(ctx, leaseRenew, name, owner, ttl)
+}
+
+// Release frees it if it is still owner's.
+func (l lease) Release(ctx context.Context, name, owner string) error {
+	_, err := l.do(ctx, leaseRelease, name, owner, 0)
+	return err
+}

@@ -1,0 +1,114 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"math"
+	"strconv"
+	"time"
+
+	client "github.com/redis/go-redis/v9"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Limits returns the contract of shared token buckets and blocked accounts.
+func (s *Store) Limits() engine.Limits { return limits{s} }
+
+type limits struct{ s *Store }
+
+var (
+	// KEYS bucket; ARGV n, rate, burst. Lua truncates numbers it returns, and
+	// prints 14 digits, so tokens are strings of 17. A bucket that is full again
+	// need not be kept; one that never refills is kept for ever.
+	takeTokens = script(`
+local n, rate, burst = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local have = redis.call('HMGET', KEYS[1], 'tokens', 'at')
+local tokens, at = tonumber(have[1]) or burst, tonumber(have[2]) or now
+if now > at then
+  tokens = tokens + (now - at) / 1000000 * rate
+  at = now
+end
+tokens = math.min(tokens, burst)
+local got = math.min(n, math.floor(tokens + 1e-9))
+tokens = math.max(tokens - got, 0)
+redis.call('HSET', KEYS[1], 'tokens', string.format('%.17g', tokens), 'at', string.format('%.0f', at))
+if rate > 0 then
+  redis.call('PEXPIRE', KEYS[1], string.format('%.0f', math.min((burst - tokens) / rate * 1000 + 1000, 1e12)))
+else
+  redis.call('PERSIST', KEYS[1])
+end
+local wait = '0'
+if got < n then
+  if rate <= 0 or (1 - tokens) / rate > 9e9 then wait = '-1'
+  else wait = string.format('%.0f', math.ceil((1 - tokens) / rate * 1000000)) end
+end
+return {got, wait}`)
+	// KEYS account; ARGV until in µs.
+	block = script(`
+local till = tonumber(redis.call('GET', KEYS[1]) or '0')
+local to = tonumber(ARGV[2])
+if to <= till or to <= now then return 0 end
+redis.call('SET', KEYS[1], ARGV[2], 'PX', string.format('%.0f', math.ceil((to - now) / 1000)))
+return 1`)
+)
+
+// Take takes up to n tokens of a bucket refilled at rate per second up to
+// burst, and returns how many it got and, if fewer than n, how long until the
+// next is there. A bucket nobody asked for yet is full. A rate of 0 or less
+// never refills.
+func (l limits) Take(ctx context.Context, bucket string, n int, rate float64, burst int) (got int, wait time.Duration, err error) {
+	if n < 0 || burst < 1 || math.IsNaN(rate) {
+		return 0, 0, notify.Invalid("bad_limit", "burst", "a bucket holds at least one token")
+	}
+	rate = min(max(rate, 0), 1e15) // Lua reads no infinity
+	v, err := l.s.run(ctx, takeTokens, []string{l.s.key("bucket:" + bucket)}, n, strconv.FormatFloat(rate, 'g', -1, 64), burst)
+	if err != nil {
+		return 0, 0, err
+	}
+	us := asInt(at(asList(v), 1))
+	if us < 0 {
+		return int(asInt(at(asList(v), 0))), math.MaxInt64, nil
+	}
+	return int(asInt(at(asList(v), 0))), time.Duration(us) * time.Microsecond, nil
+}
+
+// Block marks an account as blocked until a time; an earlier time than the
+// stored one changes nothing. Times are kept in microseconds.
+func (l limits) Block(ctx context.Context, account string, until time.Time) error {
+	_, err := l.s.run(ctx, block, []string{l.s.key("blocked:" + account)}, until.UnixMicro())
+	return err
+}
+
+// Blocked returns until when each account is blocked; the zero time: it is not.
+func (l limits) Blocked(ctx context.Context, accounts []string) ([]time.Time, error) {
+	if ctx.Err() != nil {
+		return nil, translate(context.Cause(ctx))
+	}
+	// Single reads in one pipeline: the accounts' keys lie on several nodes.
+	cmds, err := l.s.c.Pipelined(ctx, func(p client.Pipeliner) error {
+		for _, a := range accounts {
+			p.Get(ctx, l.s.key("blocked:"+a))
+		}
+		return nil
+	})
+	if err != nil && !errors.Is(err, client.Nil) {
+		return nil, translate(err)
+	}
+	out := make([]time.Time, len(accounts))
+	for i, cmd := range cmds {
+		us, err := cmd.(*client.StringCmd).Int64()
+		switch {
+		case errors.Is(err, client.Nil):
+		case err != nil:
+			return nil, translate(err)
+		default:
+			out[i] = time.UnixMicro(us)
+			if clock := l.s.cfg.clock; clock != nil && !out[i].After(clock()) {
+				out[i] = time.Time{} // the server's would have removed it
+			}
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,388 @@
+package redis
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	client "github.com/redis/go-redis/v9"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// The keys of a queue, all under one hash tag:
+//
+//	due:0, due:1   sorted sets: id by the time it is visible, µs; a lane each
+//	held           sorted set: id of a received message by the end of its visibility
+//	last           sorted set: id of a message released after its last receive, by the
+//	               end of its delay
+//	dead           sorted set: id by id
+//	bodies, rows   hashes: id -> body; id -> receives:enqueued:lane
+//	head           hash: last id, turn of the lanes, messages in the backlog lane
+//	wake           stream: an entry whenever a message is visible earlier than
+//	               anybody expected; receivers wait at its end
+//
+// An id is 16 digits, so that names are in the order of numbers: what becomes
+// visible at the same time is received in the order of its age. Scripts first
+// settle what time has changed: visibilities that ended, messages that died.
+
+// maxMessage is the longest body of a message, in bytes.
+const maxMessage = 64 << 10
+
+// Queue returns the delay queue of a name, whose messages are given out at most
+// maxReceives times (1 or more). Processes that share it agree about that.
+func (s *Store) Queue(name string, maxReceives int) engine.Queue {
+	q := &queue{s: s, name: name, maxReceives: max(maxReceives, 1)}
+	for _, k := range [...]string{"due:0", "due:1", "held", "last", "dead", "bodies", "rows", "head", "wake"} {
+		q.keys = append(q.keys, s.key("{queue:"+name+"}:"+k))
+	}
+	q.wake = wake{q: q, seen: "0-0"}
+	known, _ := s.queues.LoadOrStore(name, q)
+	return known.(*queue)
+}
+
+type queue struct {
+	s           *Store
+	name        string
+	maxReceives int
+	keys        []string
+	wake        wake
+}
+
+// queueScript is a script over all keys of a queue; ARGV[2] is maxReceives. It
+// returns its own answer and the id of the wake it caused.
+func queueScript(lua string) *client.Script {
+	return script(`
+local lanes = {[0] = KEYS[1], [1] = KEYS[2]}
+local held, last, dead, bodies, rows, head, stream = KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
+local maxReceives = tonumber(ARGV[2])
+
+local function row(id)
+  local r, e, l = string.match(redis.call('HGET', rows, id) or '', '(%d+):(%d+):(%d+)')
+  return tonumber(r), e, tonumber(l)
+end
+local function setRow(id, r, e, l) redis.call('HSET', rows, id, string.format('%d:%s:%d', r, e, l)) end
+local function die(id, l)
+  redis.call('ZADD', dead, id, id)
+  if l == 1 then redis.call('HINCRBY', head, 'backlog', -1) end
+end
+local function settle(set)
+  for _ = 1, 20 do
+    local over = redis.call('ZRANGEBYSCORE', set, '-inf', now, 'WITHSCORES', 'LIMIT', 0, 500)
+    for i = 1, #over, 2 do
+      local id = over[i]
+      local r, _, l = row(id)
+      redis.call('ZREM', set, id)
+      if r and r >= maxReceives then die(id, l)
+      elseif r then redis.call('ZADD', lanes[l], over[i + 1], id) end
+    end
+    if #over < 1000 then return end
+  end
+end
+settle(held)
+settle(last)
+
+-- first is when the next message is visible that is not yet; nil: none.
+local function first()
+  local min
+  for _, set in ipairs({lanes[0], lanes[1], held, last}) do
+    local f = redis.call('ZRANGE', set, 0, 0, 'WITHSCORES')
+    local at = tonumber(f[2])
+    if at and (not min or at < min) then min = at end
+  end
+  return min
+end
+local function wakeAll() return redis.call('XADD', stream, 'MAXLEN', 1, '*', 'w', '1') end
+-- mine returns the row of a message that a receipt names and nobody else has.
+local function mine(receipt)
+  local id, n = string.match(receipt, '^(%d+)-(%d+)$')
+  if not id or not redis.call('ZSCORE', held, id) then return end
+  local r, e, l = row(id)
+  if r ~= tonumber(n) then return end
+  return id, r, e, l
+end
+local function remove(id)
+  redis.call('HDEL', bodies, id)
+  redis.call('HDEL', rows, id)
+end
+` + lua)
+}
+
+var (
+	// ARGV then delay in µs, lane, body of each message.
+	queueEnqueue = queueScript(`
+local id = tonumber(redis.call('HGET', head, 'id')) or 0
+local before, wake = first(), ''
+local soonest
+for i = 3, #ARGV, 3 do
+  id = math.max(id + 1, now)
+  local name, at, l = string.format('%016.0f', id), now + ARGV[i], tonumber(ARGV[i + 1])
+  redis.call('HSET', bodies, name, ARGV[i + 2])
+  setRow(name, 0, string.format('%.0f', now), l)
+  redis.call('ZADD', lanes[l], at, name)
+  if l == 1 then redis.call('HINCRBY', head, 'backlog', 1) end
+  if not soonest or at < soonest then soonest = at end
+end
+redis.call('HSET', head, 'id', string.format('%.0f', id))
+if soonest and (not before or soonest < before) then wake = wakeAll() end
+return wake`)
+	// ARGV then max, visibility in µs, share. Returns the deliveries; if there
+	// are none, in how many µs to look again (-1: not known) and the end of the
+	// stream.
+	queueReceive = queueScript(`
+local most, share = tonumber(ARGV[3]), tonumber(ARGV[5])
+local due = {}
+for l = 0, 1 do due[l] = redis.call('ZRANGEBYSCORE', lanes[l], '-inf', now, 'LIMIT', 0, most) end
+local turn, i, j, out = tonumber(redis.call('HGET', head, 'turn')) or 0, 1, 1, {}
+while #out < most and (due[0][i] or due[1][j]) do
+  local l = 0
+  if not due[0][i] then l = 1
+  elseif due[1][j] then
+    turn = turn + 1
+    if turn >= share then turn, l = 0, 1 end
+  end
+  local id
+  if l == 0 then id, i = due[0][i], i + 1 else id, j = due[1][j], j + 1 end
+  redis.call('ZREM', lanes[l], id)
+  local r, e = row(id)
+  if r then
+    setRow(id, r + 1, e, l)
+    redis.call('ZADD', held, now + ARGV[4], id)
+    out[#out + 1] = {id, r + 1, e, l, redis.call('HGET', bodies, id)}
+  end
+end
+redis.call('HSET', head, 'turn', turn)
+if #out > 0 then return out end
+local next, stop = first(), redis.call('XREVRANGE', stream, '+', '-', 'COUNT', 1)
+local wait = -1
+if next then wait = math.max(next - now, 0) end
+return {wait, stop[1] and stop[1][1] or '0-0'}`)
+	// ARGV then visibility in µs, receipts.
+	queueExtend = queueScript(`
+local before, wake, at = first(), '', now + ARGV[3]
+for i = 4, #ARGV do
+  local id = mine(ARGV[i])
+  if id then
+    redis.call('ZADD', held, at, id)
+    if at < before then wake = 'x' end
+  end
+end
+if wake ~= '' then wake = wakeAll() end
+return wake`)
+	// ARGV then receipts.
+	queueAck = queueScript(`
+for i = 3, #ARGV do
+  local id, _, _, l = mine(ARGV[i])
+  if id then
+    redis.call('ZREM', held, id)
+    if l == 1 then redis.call('HINCRBY', head, 'backlog', -1) end
+    remove(id)
+  else
+    local name = string.match(ARGV[i], '^(%d+)-dead$')
+    if name and redis.call('ZREM', dead, name) == 1 then remove(name) end
+  end
+end
+return ''`)
+	// ARGV then receipt, delay in µs.
+	queueRelease = queueScript(`
+local id, r, _, l = mine(ARGV[3])
+if not id then return '' end
+local before, at = first(), now + ARGV[4]
+redis.call('ZREM', held, id)
+if r >= maxReceives then redis.call('ZADD', last, at, id) else redis.call('ZADD', lanes[l], at, id) end
+if at < before then return wakeAll() end
+return ''`)
+	// Returns ready, delayed, in flight, dead, backlog, and the time of the
+	// oldest of the first thousand ready ones of each lane.
+	queueDepth = queueScript(`
+local ready, all, oldest = 0, 0, ''
+for l = 0, 1 do
+  ready = ready + redis.call('ZCOUNT', lanes[l], '-inf', now)
+  all = all + redis.call('ZCARD', lanes[l])
+  local min
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', lanes[l], '-inf', now, 'LIMIT', 0, 1000)) do
+    if not min or id < min then min = id end
+  end
+  if min then
+    local _, e = row(min)
+    if e and (oldest == '' or tonumber(e) < tonumber(oldest)) then oldest = e end
+  end
+end
+return {ready, all - ready + redis.call('ZCARD', last), redis.call('ZCARD', held), redis.call('ZCARD', dead),
+  redis.call('HGET', head, 'backlog') or '0', oldest}`)
+	// ARGV then max.
+	queueDead = queueScript(`
+local out = {}
+for _, id in ipairs(redis.call('ZRANGE', dead, 0, ARGV[3] - 1)) do
+  local r, e, l = row(id)
+  out[#out + 1] = {id, r, e, l, redis.call('HGET', bodies, id)}
+end
+return out`)
+)
+
+func (q *queue) run(ctx context.Context, sc *client.Script, args ...any) (any, error) {
+	return q.s.run(ctx, sc, q.keys, append([]any{q.maxReceives}, args...)...)
+}
+
+// change runs a script that may make a message visible earlier.
+func (q *queue) change(ctx context.Context, sc *client.Script, args ...any) error {
+	v, err := q.run(ctx, sc, args...)
+	if id := asString(v); err == nil && id != "" {
+		q.wake.saw(id) // receivers of this process need not wait for the stream
+	}
+	return err
+}
+
+func checkDelay(d time.Duration) error {
+	if d < 0 || d > engine.MaxQueueDelay {
+		return notify.Invalid("bad_message", "delay", "a message is delayed by 0 to 15 minutes")
+	}
+	return nil
+}
+
+func checkVisibility(d time.Duration) error {
+	if d <= 0 || d > 12*time.Hour {
+		return notify.Invalid("bad_message", "visibility", "a visibility is more than 0 and at most 12 hours")
+	}
+	return nil
+}
+
+// Enqueue stores messages, all or none.
+func (q *queue) Enqueue(ctx context.Context, ms []engine.Message) error {
+	args := make([]any, 0, 3*len(ms))
+	for _, m := range ms {
+		if err := checkDelay(m.Delay); err != nil {
+			return err
+		}
+		if len(m.Body) > maxMessage {
+			return notify.Invalid("bad_message", "body", "a message has at most 65,536 bytes")
+		}
+		lane := 0
+		if m.Backlog {
+			lane = 1
+		}
+		args = append(args, ceilMicros(m.Delay), lane, m.Body)
+	}
+	if len(ms) == 0 {
+		return nil
+	}
+	return q.change(ctx, queueEnqueue, args...)
+}
+
+// Receive waits until a message is ready or ctx ends, and takes up to max for
+// visibility.
+func (q *queue) Receive(ctx context.Context, max int, visibility time.Duration) ([]engine.Delivery, error) {
+	if err := checkVisibility(visibility); err != nil || max <= 0 {
+		return nil, err
+	}
+	q.wake.enter()
+	defer q.wake.leave()
+	for ctx.Err() == nil {
+		// Not cut short: messages whose answer nobody waits for would be held by
+		// nobody until their visibility ends.
+		v, err := q.run(context.WithoutCancel(ctx), queueReceive, max, ceilMicros(visibility), engine.BacklogShare)
+		if err != nil {
+			return nil, err
+		}
+		l := asList(v)
+		if _, ok := at(l, 0).([]any); ok {
+			return deliveries(l, false), nil
+		}
+		q.wake.wait(ctx, asInt(at(l, 0)), asString(at(l, 1)))
+	}
+	return nil, nil
+}
+
+func deliveries(l []any, dead bool) (out []engine.Delivery) {
+	for _, v := range l {
+		f := asList(v)
+		id, receives := asString(at(f, 0)), asInt(at(f, 1))
+		d := engine.Delivery{
+			Receipt: fmt.Sprintf("%s-%d", id, receives), Body: []byte(asString(at(f, 4))), Receives: int(receives),
+			Enqueued: time.UnixMicro(asInt(at(f, 2))), Backlog: asInt(at(f, 3)) == 1,
+		}
+		if dead {
+			d.Receipt = id + "-dead"
+		}
+		out = append(out, d)
+	}
+	return out
+}
+
+// Extend makes deliveries end their visibility that long from now.
+func (q *queue) Extend(ctx context.Context, receipts []string, visibility time.Duration) error {
+	if err := checkVisibility(visibility); err != nil || len(receipts) == 0 {
+		return err
+	}
+	return q.change(ctx, queueExtend, append([]any{ceilMicros(visibility)}, anys(receipts)...)...)
+}
+
+// Ack removes messages, and dead ones by the receipts that Dead gives.
+func (q *queue) Ack(ctx context.Context, receipts []string) error {
+	if len(receipts) == 0 {
+		return nil
+	}
+	_, err := q.run(ctx, queueAck, anys(receipts)...)
+	return err
+}
+
+func anys(in []string) []any {
+	out := make([]any, len(in))
+	for i, s := range in {
+		out[i] = s
+	}
+	return out
+}
+
+// Release gives a message back, to be received after delay; the receive counts.
+func (q *queue) Release(ctx context.Context, receipt string, delay time.Duration) error {
+	if err := checkDelay(delay); err != nil {
+		return err
+	}
+	return q.change(ctx, queueRelease, receipt, ceilMicros(delay))
+}
+
+// Depth counts. Oldest is of the first thousand ready messages of each lane.
+func (q *queue) Depth(ctx context.Context) (d engine.QueueDepth, err error) {
+	v, err := q.run(ctx, queueDepth)
+	if err != nil {
+		return d, err
+	}
+	l := asList(v)
+	n := func(i int) int { return int(asInt(at(l, i))) }
+	d = engine.QueueDepth{Ready: n(0), Delayed: n(1), InFlight: n(2), Dead: n(3), Backlog: n(4)}
+	if e := asString(at(l, 5)); e != "" {
+		us, _ := strconv.ParseInt(e, 10, 64)
+		d.Oldest = time.UnixMicro(us)
+	}
+	return d, nil
+}
+
+// Dead returns up to max dead messages, oldest first.
+func (q *queue) Dead(ctx context.Context, max int) ([]engine.Delivery, error) {
+	if max <= 0 {
+		return nil, nil
+	}
+	v, err := q.run(ctx, queueDead, max)
+	if err != nil {
+		return nil, err
+	}
+	return deliveries(asList(v), true), nil
+}
+
+// newer reports whether id a of a stream comes after b.
+func newer(a, b string) bool {
+	ams, aseq := streamID(a)
+	bms, bseq := streamID(b)
+	return ams > bms || ams == bms && aseq > bseq
+}
+
+func streamID(id string) (ms, seq uint64) {
+	m, s, _ := strings.Cut(id, "-")
+	ms, _ = strconv.ParseUint(m, 10, 64)
+	seq, _ = strconv.ParseUint(s, 10, 64)
+	return ms, seq
+}

@@ -1,0 +1,184 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"strings"
+
+	client "github.com/redis/go-redis/v9"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Spill returns the contract of the spill buffer.
+func (s *Store) Spill() engine.Spill { return spill{s} }
+
+// spill is a stream whose ids are the seqs. A record counts the bytes of its
+// topic, key and value. A seq is the server's time in µs, or one more than the
+// seq before: after Redis was emptied, the Drop of somebody who had peeked
+// before must not remove what came later.
+type spill struct{ s *Store }
+
+const spillTag = "{spill}:"
+
+var (
+	// KEYS records, head; ARGV limit, size, then topic, key, part, value, at of
+	// each record.
+	spillPush = script(`
+local head = redis.call('HMGET', KEYS[2], 'seq', 'bytes')
+local seq, bytes = tonumber(head[1]) or 0, tonumber(head[2]) or 0
+local size = tonumber(ARGV[3])
+if size > 0 and bytes + size > tonumber(ARGV[2]) then return 0 end
+for i = 4, #ARGV, 5 do
+  seq = math.max(seq + 1, now)
+  redis.call('XADD', KEYS[1], string.format('%.0f-0', seq), 't', ARGV[i], 'k', ARGV[i + 1], 'p', ARGV[i + 2], 'v', ARGV[i + 3], 'a', ARGV[i + 4])
+end
+redis.call('HSET', KEYS[2], 'seq', string.format('%.0f', seq), 'bytes', string.format('%.0f', bytes + size))
+return 1`)
+	// KEYS records, head; ARGV id, most. Returns how many were dropped.
+	spillDrop = script(`
+local recs = redis.call('XRANGE', KEYS[1], '-', ARGV[2], 'COUNT', ARGV[3])
+if #recs == 0 then return 0 end
+local size = 0
+for _, r in ipairs(recs) do
+  local f = r[2]
+  size = size + #f[2] + #f[4] + #f[8]
+  redis.call('XDEL', KEYS[1], r[1])
+end
+local bytes = tonumber(redis.call('HGET', KEYS[2], 'bytes')) or 0
+redis.call('HSET', KEYS[2], 'bytes', string.format('%.0f', math.max(bytes - size, 0)))
+return #recs`)
+	spillStats = script(`
+local first = redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', 1)
+local at = '0'
+if #first > 0 then at = first[1][2][10] end
+return {redis.call('XLEN', KEYS[1]), redis.call('HGET', KEYS[2], 'bytes') or '0', at}`)
+)
+
+func (p spill) keys() []string {
+	return []string{p.s.key(spillTag + "records"), p.s.key(spillTag + "head")}
+}
+
+// Push stores records in order; notify.KindUnavailable when limit bytes would
+// be passed, and nothing is stored. So it is where Redis neither fsyncs always
+// nor has a replica (code spill_not_durable); where a replica did not confirm in
+// time the records may be stored.
+func (p spill) Push(ctx context.Context, recs []engine.Spilled, limit int64) error {
+	if len(recs) == 0 {
+		return nil
+	}
+	node, err := p.s.node(ctx, p.keys()[0])
+	if err != nil {
+		return err
+	}
+	before, err := durability(ctx, node)
+	if err != nil {
+		return err
+	}
+	if !before.Always() && before.Replicas == 0 {
+		return notDurable(errors.New("redis has no replica and appendfsync is not always"))
+	}
+	size := int64(0)
+	args := []any{p.s.now(), limit, 0}
+	for i := range recs {
+		r := &recs[i]
+		size += int64(len(r.Topic) + len(r.Key) + len(r.Value))
+		args = append(args, r.Topic, r.Key, r.Part, r.Value, r.At)
+	}
+	args[2] = size
+
+	// One connection: WAIT is about the writes of its own, and the settings must
+	// be those of the server that wrote.
+	var push *client.Cmd
+	var settings *client.MapStringStringCmd
+	var confirmed *client.Cmd
+	_, err = node.Pipelined(ctx, func(pipe client.Pipeliner) error {
+		push = spillPush.Eval(ctx, pipe, p.keys(), args...)
+		if before.Always() {
+			settings = pipe.ConfigGet(ctx, "*append*")
+		} else {
+			confirmed = pipe.Do(ctx, "WAIT", 1, p.s.cfg.ReplicaAck.Milliseconds())
+		}
+		return nil
+	})
+	if err != nil {
+		p.s.moved(ctx, err)
+		return translate(err)
+	}
+	if n, err := push.Int(); err != nil {
+		return translate(err)
+	} else if n == 0 {
+		return &notify.Error{Kind: notify.KindUnavailable, Code: "spill_full", Msg: "the spill buffer is full", RetryAfter: retryAfter}
+	}
+	after := Durability{}
+	if settings != nil {
+		after.set(settings.Val())
+	} else if asInt(confirmed.Val()) > 0 {
+		return nil
+	}
+	if !after.Always() {
+		return notDurable(errors.New("no replica confirmed"))
+	}
+	return nil
+}
+
+func notDurable(err error) error { return notify.Unavailable("spill_not_durable", retryAfter, err) }
+
+// moved learns where a key is now: a client of one node cannot.
+func (s *Store) moved(ctx context.Context, err error) {
+	if c, ok := s.c.(*client.ClusterClient); ok && (client.HasErrorPrefix(err, "MOVED") || client.HasErrorPrefix(err, "READONLY")) {
+		c.ReloadState(ctx)
+	}
+}
+
+// Peek returns the oldest max records.
+func (p spill) Peek(ctx context.Context, max int) ([]engine.Spilled, error) {
+	if ctx.Err() != nil {
+		return nil, translate(context.Cause(ctx))
+	}
+	if max <= 0 {
+		return nil, nil
+	}
+	msgs, err := p.s.c.XRangeN(ctx, p.keys()[0], "-", "+", int64(max)).Result()
+	if err != nil {
+		return nil, translate(err)
+	}
+	out := make([]engine.Spilled, len(msgs))
+	for i, m := range msgs {
+		ms, _, _ := strings.Cut(m.ID, "-")
+		seq, _ := strconv.ParseUint(ms, 10, 64)
+		part := asInt(m.Values["p"])
+		out[i] = engine.Spilled{
+			Seq: seq, Topic: asString(m.Values["t"]), Key: asBytes(m.Values["k"]), Part: int32(part),
+			Value: asBytes(m.Values["v"]), At: asInt(m.Values["a"]),
+		}
+	}
+	return out, nil
+}
+
+func asBytes(v any) []byte {
+	if s := asString(v); s != "" {
+		return []byte(s)
+	}
+	return nil
+}
+
+// Drop removes the records up to seq, which are in the log now.
+func (p spill) Drop(ctx context.Context, seq uint64) error {
+	const most = 1000 // a script holds up everybody else
+	for {
+		v, err := p.s.run(ctx, spillDrop, p.keys(), strconv.FormatUint(seq, 10)+"-0", most)
+		if err != nil || asInt(v) < most {
+			return err
+		}
+	}
+}
+
+// Stats returns how many records and bytes wait, and since when.
+func (p spill) Stats(ctx context.Context) (records, bytes, oldest int64, err error) {
+	v, err := p.s.run(ctx, spillStats, p.keys())
+	l := asList(v)
+	return asInt(at(l, 0)), asInt(at(l, 1)), asInt(at(l, 2)), err
+}

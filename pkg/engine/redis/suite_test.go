@@ -1,0 +1,154 @@
+package redis
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"os"
+	"strconv"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	client "github.com/redis/go-redis/v9"
+	"go.uber.org/goleak"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/engine/enginetest"
+)
+
+// The keys of one run of the tests begin with run; the tests of others may use
+// the same server.
+var (
+	run    = "test-" + rand.Text()[:10] + ":"
+	opened atomic.Int64
+)
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if addr := os.Getenv(enginetest.RedisEnv); addr != "" {
+		if err := wipe(addr); err != nil {
+			fmt.Fprintln(os.Stderr, "keys of the tests are left:", err)
+		}
+	}
+	if err := goleak.Find(); err != nil && code == 0 {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+func wipe(addr string) error {
+	c := client.NewClient(&client.Options{Addr: addr})
+	defer c.Close()
+	ctx := context.Background()
+	keys := c.Scan(ctx, 0, run+"*", 1000).Iterator()
+	for keys.Next(ctx) {
+		if err := c.Unlink(ctx, keys.Val()).Err(); err != nil {
+			return err
+		}
+	}
+	return keys.Err()
+}
+
+// prefix is another one with each call.
+func prefix() string { return run + strconv.FormatInt(opened.Add(1), 10) + ":" }
+
+// testConfig is patient: the machine may be slow, and a timeout is an error.
+func testConfig(addr string) Config {
+	return Config{Addrs: []string{addr}, Prefix: prefix(), Timeout: 30 * time.Second, PoolSize: 200}
+}
+
+func mustConnect(t enginetest.T, cfg Config) *Store {
+	t.Helper()
+	s, err := Connect(cfg)
+	if err != nil {
+		t.Fatalf("connect: %v", err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+// open gives the suites contracts of a real server whose scripts take the time
+// from us: bubbles of synctest make it jump. Sockets work in them; while one is
+// waited for, time stands. reopen is another client of the same keys.
+func open[E any](addr string, of func(*Store) E) enginetest.Opener[E] {
+	return func(t enginetest.T) (E, func() E) {
+		cfg := testConfig(addr)
+		cfg.clock = time.Now
+		return of(mustConnect(t, cfg)), func() E { return of(mustConnect(t, cfg)) }
+	}
+}
+
+// lasting is open for suites whose reopen ends the receivers too: here they are
+// other processes, and go on.
+func lasting[E any](o enginetest.Opener[E]) enginetest.Opener[E] {
+	return func(t enginetest.T) (E, func() E) {
+		e, _ := o(t)
+		return e, nil
+	}
+}
+
+// realTime lets real time pass, also in a bubble.
+func realTime(d time.Duration) {
+	for end := syscall.NsecToTimespec(d.Nanoseconds()); ; {
+		if syscall.Nanosleep(&end, &end) != syscall.EINTR {
+			return
+		}
+	}
+}
+
+func TestLease(t *testing.T) {
+	t.Parallel()
+	addr := enginetest.Server(t, enginetest.RedisEnv)
+	enginetest.LeaseFor(t, open(addr, (*Store).Lease), realTime, 2*time.Second)
+}
+
+func TestHeartbeats(t *testing.T) {
+	t.Parallel()
+	addr := enginetest.Server(t, enginetest.RedisEnv)
+	enginetest.Heartbeats(t, open(addr, (*Store).Heartbeats), time.Sleep)
+}
+
+func TestLimits(t *testing.T) {
+	t.Parallel()
+	addr := enginetest.Server(t, enginetest.RedisEnv)
+	enginetest.Limits(t, open(addr, (*Store).Limits), time.Sleep)
+}
+
+func TestIdem(t *testing.T) {
+	t.Parallel()
+	enginetest.Idem(t, open(enginetest.Server(t, enginetest.RedisEnv), (*Store).Idem))
+}
+
+func TestSpill(t *testing.T) {
+	t.Parallel()
+	enginetest.Spill(t, open(enginetest.Server(t, enginetest.RedisEnv), (*Store).Spill))
+}
+
+func testQueue(s *Store) engine.Queue { return s.Queue("q", enginetest.QueueReceives) }
+
+func TestQueue(t *testing.T) {
+	t.Parallel()
+	addr := enginetest.Server(t, enginetest.RedisEnv)
+	enginetest.Queue(t, lasting(open(addr, testQueue)))
+}
+
+func testFilter(t fataler, s *Store) engine.Filter {
+	f, err := s.Filter(FilterConfig{Name: "f", Rate: enginetest.FilterRate, Window: enginetest.FilterWindow})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+type fataler interface{ Fatal(args ...any) }
+
+func TestFilter(t *testing.T) {
+	t.Parallel()
+	addr := enginetest.Server(t, enginetest.RedisEnv)
+	enginetest.Filter(t, func(t enginetest.T) (engine.Filter, func() engine.Filter) {
+		return open(addr, func(s *Store) engine.Filter { return testFilter(t, s) })(t)
+	})
+}

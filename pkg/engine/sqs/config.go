@@ -1,0 +1,123 @@
+package sqs
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+	"regexp"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/aws/ratelimit"
+	"github.com/aws/aws-sdk-go-v2/aws/retry"
+	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
+	awsconfig "github.com/aws/aws-sdk-go-v2/config"
+	api "github.com/aws/aws-sdk-go-v2/service/sqs"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Config of a Store.
+type Config struct {
+	// Region is required: by it or by the environment.
+	Region string
+	// Endpoint is the URL of a server that is not AWS's; empty: AWS's of the region.
+	// http is taken for loopback only, unless Plaintext is set.
+	Endpoint  string
+	Plaintext bool
+	// Prefix is before the name of each queue; default "notifyd-". Prefix and name
+	// have 1 to 72 of a-z, A-Z, 0-9, - and _.
+	Prefix string
+	// CredentialsFile has the form of ~/.aws/credentials; empty: what the SDK finds:
+	// the environment, that file, the machine's role.
+	CredentialsFile string
+	// Timeout bounds each call, its retries included; 100 ms to 1 min, default 10 s.
+	Timeout time.Duration
+	// Wait is how long one request waits for a message: whole seconds, 1 to 20,
+	// default 2 s. Longer ones cost fewer requests while nothing is due, and find the
+	// backlog later.
+	Wait time.Duration
+	// Parallel is how many requests a call has under way; 1 to 64, default 8.
+	Parallel int
+}
+
+func (c Config) withDefaults() Config {
+	if c.Prefix == "" {
+		c.Prefix = "notifyd-"
+	}
+	if c.Timeout == 0 {
+		c.Timeout = 10 * time.Second
+	}
+	if c.Wait == 0 {
+		c.Wait = 2 * time.Second
+	}
+	if c.Parallel == 0 {
+		c.Parallel = 8
+	}
+	return c
+}
+
+func bad(field, format string, args ...any) error {
+	return notify.Invalid("bad_config", "sqs."+field, fmt.Sprintf(format, args...))
+}
+
+var queueName = regexp.MustCompile(`^[a-zA-Z0-9_-]{1,72}$`)
+
+func (c Config) validate() error {
+	switch {
+	case !queueName.MatchString(c.Prefix + "x"):
+		return bad("prefix", "%q is not of letters, digits, - and _", c.Prefix)
+	case c.Timeout < 100*time.Millisecond || c.Timeout > time.Minute:
+		return bad("timeout", "%v is outside 100ms to 1m", c.Timeout)
+	case c.Wait < time.Second || c.Wait > 20*time.Second || c.Wait%time.Second != 0:
+		return bad("wait", "%v is not 1 to 20 whole seconds", c.Wait)
+	case c.Parallel < 1 || c.Parallel > 64:
+		return bad("parallel", "%d is outside 1 to 64", c.Parallel)
+	}
+	return c.checkEndpoint()
+}
+
+// client makes the SDK's.
+func (c Config) client(ctx context.Context) (*api.Client, aws.HTTPClient, error) {
+	transport := awshttp.NewBuildableClient().WithTransportOptions(func(t *http.Transport) {
+		t.MaxIdleConnsPerHost = 2 * c.Parallel
+	})
+	from := []func(*awsconfig.LoadOptions) error{
+		awsconfig.WithHTTPClient(transport),
+		awsconfig.WithRetryer(func() aws.Retryer {
+			return retry.NewStandard(func(o *retry.StandardOptions) {
+				// Throttles and failures are tried again until the call's time is over; the
+				// SDK's own allowance of retries would end that after some.
+				o.MaxAttempts, o.MaxBackoff, o.RateLimiter = 12, 2*time.Second, ratelimit.None
+			})
+		}),
+	}
+	if c.Region != "" {
+		from = append(from, awsconfig.WithRegion(c.Region))
+	}
+	if c.CredentialsFile != "" {
+		if _, err := os.Stat(c.CredentialsFile); err != nil { // the SDK passes over files that are not there
+			return nil, nil, bad("credentials_file", "it cannot be read: %v", err)
+		}
+		from = append(from, awsconfig.WithSharedCredentialsFiles([]string{c.CredentialsFile}), awsconfig.WithSharedConfigFiles(nil))
+	}
+	ac, err := awsconfig.LoadDefaultConfig(ctx, from...)
+	if err != nil {
+		return nil, nil, bad("credentials_file", "the SDK refuses its configuration: %v", err)
+	}
+	if ac.Region == "" {
+		return nil, nil, bad("region", "it is empty, and the environment names none")
+	}
+	if b, ok := ac.HTTPClient.(*awshttp.BuildableClient); ok { // with the authorities of AWS_CA_BUNDLE
+		ac.HTTPClient = &http.Client{ // whose connections can be closed
+			Transport:     b.GetTransport(),
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		}
+	}
+	return api.NewFromConfig(ac, func(o *api.Options) {
+		if c.Endpoint != "" {
+			o.BaseEndpoint = &c.Endpoint
+		}
+	}), ac.HTTPClient, nil
+}

@@ -1,0 +1,101 @@
+package sqs
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"time"
+
+	awsmiddleware "github.com/aws/aws-sdk-go-v2/aws/middleware"
+	api "github.com/aws/aws-sdk-go-v2/service/sqs"
+	"github.com/aws/aws-sdk-go-v2/service/sqs/types"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+)
+
+// Finding is one thing Doctor looked at.
+type Finding struct {
+	Check  string
+	Level  string // "ok", "warn" or "fail"
+	Detail string
+	Repair string // what to do; empty at level ok
+}
+
+const (
+	// maxInFlight is how many messages of a queue SQS has in flight at most; from
+	// then on it gives none.
+	maxInFlight = 120_000
+	// maxClock is how far SQS's clock and ours may be apart; at five minutes it
+	// refuses every request.
+	maxClock = time.Minute
+)
+
+// Doctor looks at the queues of q, a Queue of this store. It takes at most Timeout
+// for each.
+func (s *Store) Doctor(ctx context.Context, of engine.Queue) (fs []Finding) {
+	q, ok := of.(*queue)
+	if !ok || q.s != s {
+		return []Finding{{Check: "sqs", Level: "fail", Detail: "the delay queue is of another engine", Repair: "report this: it is a mistake of notifyd"}}
+	}
+	add := func(check string, bad bool, level, repair, format string, args ...any) {
+		f := Finding{Check: check, Level: "ok", Detail: fmt.Sprintf(format, args...)}
+		if bad {
+			f.Level, f.Repair = level, repair
+		}
+		fs = append(fs, f)
+	}
+	arn := ""
+	for _, l := range []int{dead, onTime, backlog} {
+		name := q.lanes[l].name
+		check := "sqs " + name
+		url, err := q.at(ctx, l)
+		var got *api.GetQueueAttributesOutput
+		if err == nil {
+			got, err = call(ctx, s, func(ctx context.Context) (*api.GetQueueAttributesOutput, error) {
+				return s.api.GetQueueAttributes(ctx, &api.GetQueueAttributesInput{QueueUrl: url, AttributeNames: []types.QueueAttributeName{types.QueueAttributeNameAll}})
+			})
+		}
+		if err != nil {
+			repair := "check sqs.region, sqs.endpoint and the network"
+			switch codeOf(err) {
+			case "NonExistentQueue", "QueueDoesNotExist":
+				repair = "run notifyd migrate up"
+			case "": // it did not answer
+			default:
+				repair = "check sqs.credentials_file and the policy of the queue"
+			}
+			add(check, true, "fail", repair, "%v", err)
+			continue
+		}
+		count := func(name types.QueueAttributeName) int {
+			n, _ := strconv.Atoi(got.Attributes[string(name)]) // of SQS: a number
+			return n
+		}
+		ready, delayed, held := count(types.QueueAttributeNameApproximateNumberOfMessages), count(types.QueueAttributeNameApproximateNumberOfMessagesDelayed), count(types.QueueAttributeNameApproximateNumberOfMessagesNotVisible)
+		if l == dead {
+			arn = got.Attributes[string(types.QueueAttributeNameQueueArn)]
+			add(check, ready+held > 0, "warn", "look at what is in it, mend what makes dispatchers end, and remove it; notifyctl reconcile sends what is still due", "about %d dead messages", ready+held)
+			if skew, ok := awsmiddleware.GetAttemptSkew(got.ResultMetadata); ok {
+				add("sqs clock", skew.Abs() > maxClock, "warn", "let NTP or chrony set this machine's clock: at 5 minutes SQS refuses all requests", "%s from ours", skew.Round(time.Second)) // its header has whole seconds
+			}
+			continue
+		}
+		var redrive struct {
+			Target string `json:"deadLetterTargetArn"`
+			Max    any    `json:"maxReceiveCount"` // a number, or one in quotes
+		}
+		policy := got.Attributes[string(types.QueueAttributeNameRedrivePolicy)]
+		wrong := json.Unmarshal([]byte(policy), &redrive) != nil || fmt.Sprint(redrive.Max) != strconv.Itoa(q.maxReceives) || arn != "" && redrive.Target != arn
+		kept := time.Duration(count(types.QueueAttributeNameMessageRetentionPeriod)) * time.Second // 0: a server that keeps all
+		switch {
+		case wrong:
+			add(check, true, "fail", "run notifyd migrate up", "its redrive policy is not ours: %q", policy)
+		case kept > 0 && kept < retention:
+			add(check, true, "warn", "run notifyd migrate up", "it keeps messages for %s, less than %s", kept, retention)
+		default:
+			add(check, held > maxInFlight*3/4, "warn", fmt.Sprintf("start more dispatchers, or find why callbacks hang: from %d on SQS gives no more", maxInFlight), "about %d ready, %d delayed, %d in flight", ready, delayed, held)
+		}
+	}
+	return fs
+}

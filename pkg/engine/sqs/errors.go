@@ -1,0 +1,53 @@
+package sqs
+
+import (
+	"errors"
+	"strings"
+	"time"
+
+	"github.com/aws/smithy-go"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+const retryAfter = 2 * time.Second
+
+// codeOf is what SQS calls an error; empty: it did not answer. Some servers, and the
+// older protocol, put a prefix before it.
+func codeOf(err error) string {
+	e, ok := errors.AsType[smithy.APIError](err)
+	if !ok {
+		return ""
+	}
+	return bare(e.ErrorCode())
+}
+
+func bare(code string) string {
+	return strings.TrimPrefix(code[strings.LastIndexByte(code, '#')+1:], "AWS.SimpleQueueService.")
+}
+
+// translate turns any error of the SDK, of SQS or of a context into ours.
+func translate(err error) error {
+	if err == nil {
+		return nil
+	}
+	if e, ok := errors.AsType[*notify.Error](err); ok {
+		return e
+	}
+	switch code := codeOf(err); code {
+	case "NonExistentQueue", "QueueDoesNotExist":
+		return &notify.Error{Kind: notify.KindUnavailable, Code: "queue_missing", Msg: "SQS has no queue of this name: run notifyd migrate up", RetryAfter: retryAfter, Err: err}
+	case "AccessDenied", "AccessDeniedException", "InvalidClientTokenId", "UnrecognizedClientException", "SignatureDoesNotMatch", "InvalidSecurity", "InvalidAddress", "ExpiredToken", "MissingAuthenticationToken":
+		return &notify.Error{Kind: notify.KindUnavailable, Code: "queue_refused", Msg: "SQS refuses this client: check sqs.credentials_file and the policy of the queues", RetryAfter: retryAfter, Err: err}
+	}
+	return notify.Unavailable("queue", retryAfter, err)
+}
+
+// over reports whether SQS says of a receipt that nobody holds the message by it.
+func over(code string) bool {
+	switch bare(code) {
+	case "MessageNotInflight", "ReceiptHandleIsInvalid", "InvalidParameterValue":
+		return true
+	}
+	return false
+}

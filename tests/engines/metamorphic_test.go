@@ -1,0 +1,185 @@
+// Package engines tests all engines together: the same programs on memory, on
+// Pebble and on real servers, and the product over real servers.
+package engines
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// What a run of the programs came to; printed as the last line.
+var sequences, operations atomic.Int64
+
+// perContract is how many programs of each contract run.
+const perContract, perContractShort = 25, 3
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	set := map[string]bool{}
+	flag.Visit(func(f *flag.Flag) { set[f.Name] = true })
+	if !set["rapid.checks"] {
+		n := perContract
+		if testing.Short() {
+			n = perContractShort
+		}
+		if err := flag.Set("rapid.checks", fmt.Sprint(n)); err != nil {
+			panic(err)
+		}
+	}
+	if !set["rapid.shrinktime"] { // a step takes milliseconds at a server
+		_ = flag.Set("rapid.shrinktime", "20s")
+	}
+	code := m.Run()
+	if n := sequences.Load(); n > 0 {
+		fmt.Printf("metamorphic sequences=%d operations=%d engines=%s different=%d\n", n, operations.Load(), strings.Join(compared(), ","), code)
+	}
+	servers.close()
+	os.Exit(code)
+}
+
+// engines are the contracts of one side of a comparison.
+type engines struct {
+	name      string
+	status    engine.Status
+	timers    engine.Timers
+	cold      engine.ColdTimers
+	schedules engine.Schedules
+	triggers  engine.Triggers
+	letters   engine.DeadLetters
+	jobs      engine.Jobs
+	audit     engine.Audit
+	campaigns engine.Campaigns
+	cancels   engine.Cancels
+	holds     engine.Holds
+	meta      engine.Meta
+	prefs     engine.Prefs
+	callers   engine.Callers
+	idem      engine.Idem
+	spill     engine.Spill
+	limits    engine.Limits
+	lease     engine.Lease
+	beats     engine.Heartbeats
+	queue     func(name string, maxReceives int) engine.Queue
+}
+
+// step is one operation of a program: it says what it did and what came of it. A
+// step that only some engines answer alike says less.
+type step struct {
+	name string
+	do   func(ctx context.Context, e *engines, k *known) (string, error)
+}
+
+// known is what the steps before left, of one engine: numbers that engines choose
+// themselves are named by what was asked.
+type known struct {
+	numbers map[string]uint64
+	texts   map[string][]string
+}
+
+// answer is what an operation came to, without what engines may word themselves.
+func answer(text string, err error) string {
+	if err == nil {
+		return text
+	}
+	e := &notify.Error{}
+	if errors.As(err, &e) {
+		return "error of kind " + e.Kind.String()
+	}
+	return "error " + err.Error()
+}
+
+// program is how a contract's random operations are made. n is another one with
+// each program: what is stored belongs to that number.
+type program func(t *rapid.T, n int) []step
+
+// number gives programs their places; the places of runs do not overlap, for the
+// stores of servers live longer than a run.
+var number atomic.Int64
+
+// compare runs a random program on every engine that has the contract.
+func compare(t *testing.T, contract string, p program, of ...side) {
+	t.Run(contract, func(t *testing.T) {
+		all := sides(t, of)
+		ctx, stop := context.WithTimeout(context.Background(), 30*time.Minute)
+		defer stop()
+		rapid.Check(t, func(rt *rapid.T) {
+			steps := p(rt, int(number.Add(1)))
+			var want []string
+			for i, e := range all {
+				k := &known{numbers: map[string]uint64{}, texts: map[string][]string{}}
+				var got []string
+				for _, s := range steps {
+					text, err := s.do(ctx, e, k)
+					got = append(got, s.name+" => "+answer(text, err))
+				}
+				if i == 0 {
+					want = got
+					continue
+				}
+				for j := range got {
+					if got[j] != want[j] {
+						rt.Fatalf("step %d of %d:\n%s: %s\n%s: %s\nbefore:\n%s", j+1, len(got), e.name, got[j], all[0].name, want[j], strings.Join(want[:j], "\n"))
+					}
+				}
+			}
+			sequences.Add(1)
+			operations.Add(int64(len(steps) * len(all)))
+		})
+	})
+}
+
+// steps draws a program of about most operations.
+func steps(t *rapid.T, most int, of ...func(t *rapid.T) step) (out []step) {
+	n := rapid.IntRange(most/2, 2*most).Draw(t, "steps")
+	for range n {
+		out = append(out, of[rapid.IntRange(0, len(of)-1).Draw(t, "operation")](t))
+	}
+	return out
+}
+
+func draw(t *rapid.T, what string, most int) int { return rapid.IntRange(0, most).Draw(t, what) }
+
+// began is when this run began: the times of its programs lie before and after it,
+// each program's in an hour of its own.
+var began = time.Now().Truncate(time.Hour)
+
+// place is the beginning of program n's hour, in ms since 1970, behind now.
+func place(n int) int64 { return began.Add(time.Duration(n) * time.Hour).UnixMilli() }
+
+// base is one of a program's requests.
+func base(n, i int) notify.Base {
+	var b notify.Base
+	ms := place(-n) + int64(i)
+	for k := range 6 {
+		b[k] = byte(ms >> (8 * (5 - k)))
+	}
+	b[14], b[15] = byte(n), byte(i)
+	return b
+}
+
+func names[T any](of []T, name func(T) string) string {
+	out := make([]string, len(of))
+	for i, one := range of {
+		out[i] = name(one)
+	}
+	return "[" + strings.Join(out, " ") + "]"
+}
+
+func sorted(in []string) []string {
+	out := slices.Clone(in)
+	slices.Sort(out)
+	return out
+}
