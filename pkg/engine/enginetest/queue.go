@@ -59,7 +59,7 @@ func Queue(t *testing.T, open Opener[engine.Queue]) {
 	const hold = 30 * time.Second
 	run("while messages of the other lane wait, one of BacklogShare comes from the backlog; when none wait, all may", func(t *testing.T, q engine.Queue, reopen func() engine.Queue) {
 		var ms []engine.Message
-		for i := range 24 {
+		for i := range 40 { // more on time than are received first
 			ms = append(ms, engine.Message{Body: []byte{byte(i)}, Backlog: i < 16})
 		}
 		must(t, q.Enqueue(bg, ms))
@@ -77,18 +77,18 @@ func Queue(t *testing.T, open Opener[engine.Queue]) {
 				}
 			}
 			if n += len(ds); len(ds) == 0 {
-				t.Fatalf("%d of 24 are received", n)
+				t.Fatalf("%d of 40 are received", n)
 			}
 		}
 		if share := n/engine.BacklogShare + 1; late == 0 || late > share {
 			t.Errorf("%d of the first %d come from the backlog", late, n)
 		}
-		rest := now(t, q, 24, time.Hour)
-		same(t, "the rest", n+len(rest), 24)
+		rest := now(t, q, 40, time.Hour)
+		same(t, "the rest", n+len(rest), 40)
 		last := rest[len(rest)-1]
 		same(t, "lane", last.Backlog, true)
 		must(t, q.Release(bg, last.Receipt, 0))
-		again := now(t, q, 24, time.Hour)
+		again := now(t, q, 40, time.Hour)
 		same(t, "released", len(again), 1)
 		same(t, "its lane", again[0].Backlog, true)
 		same(t, "held ones count", depth(t, q).Backlog, 16)
