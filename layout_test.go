@@ -64,11 +64,12 @@ var mayImport = map[string]string{
 	"pkg/prefs":   "engine notify",
 
 	// Stages.
-	"pkg/schedule": "engine notify fault",
-	"pkg/trigger":  "engine notify limit fault trace",
-	"pkg/intake":   "engine notify stream prefs limit fault",
-	"pkg/worker":   "engine notify stream wheel dedup limit prefs timer fault trace",
-	"pkg/provider": "notify limit",
+	"pkg/schedule":    "engine notify fault",
+	"pkg/trigger":     "engine notify limit fault trace",
+	"pkg/intake":      "engine notify stream prefs limit fault",
+	"pkg/worker":      "engine notify stream wheel dedup limit prefs timer fault trace",
+	"pkg/provider":    "notify limit provider/h2",
+	"pkg/provider/h2": "", // HTTP/2 by frames: knows no provider
 
 	// Providers' side of the wire: knows nothing of how we call them.
 	"pkg/simulator": "notify",

@@ -41,7 +41,7 @@ type simDelay struct {
 
 var (
 	simProviders = []string{"apns", "fcm", "twilio", "sendgrid", "callback"}
-	simActions   = []string{"error", "outage", "throttle", "unauthorized", "reset", "reset_stream", "drop", "hang", "drip", "latency", "receipt", "redirect", "huge"}
+	simActions   = []string{"error", "outage", "throttle", "unauthorized", "reset", "reset_stream", "drop", "hang", "drip", "latency", "receipt", "redirect", "huge", "refuse", "go_away", "close"}
 )
 
 func newSimRuleAdd(p *program, dial func() (*simClient, error)) *cobra.Command {
@@ -53,7 +53,9 @@ func newSimRuleAdd(p *program, dial func() (*simClient, error)) *cobra.Command {
 (503), throttle (429), unauthorized, reset, reset_stream, drop (the connection
 breaks after or before the message was taken), hang, drip, latency (--median),
 receipt (taken, its receipt later says --code). The receiver of triggers, provider
-callback, also has redirect (--location) and huge (an answer of 64 MiB).`,
+callback, also has redirect (--location) and huge (an answer of 64 MiB); apns has
+refuse (the stream, untaken), go_away (the connection, once it is answered) and
+close (in order, taken but not answered).`,
 		Example: `  notifyctl sim rule add outage --provider apns --for 30s
   notifyctl sim rule add error --provider apns --code Unregistered --rate 0.05
   notifyctl sim rule add latency --provider twilio --median 2s --p99 8s`,

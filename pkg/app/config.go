@@ -6,6 +6,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/limit"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/provider"
 	"github.com/notifyd/notifyd/pkg/worker"
 )
 
@@ -123,6 +124,7 @@ type Config struct {
 			TeamID      string `koanf:"team_id" doc:"the team's id"`
 			Topic       string `koanf:"topic" doc:"bundle id of the app"`
 			Connections int    `koanf:"connections" doc:"HTTP/2 connections"`
+			Client      string `koanf:"client" doc:"how HTTP/2 is spoken: frames (many pushes at once), or net/http"`
 			Confirmed   bool   `koanf:"confirmed" doc:"accepted is DELIVERED, for nothing further will be confirmed"`
 		} `koanf:"apns"`
 		FCM struct {
@@ -201,6 +203,7 @@ func Default() Config {
 	c.Workers.SMS = Lane{InFlight: 500, Window: 50, Ahead: 16}
 	c.Workers.Email = Lane{InFlight: 16_000, Window: 1000, Ahead: 16}
 	c.Providers.APNs.URL, c.Providers.APNs.Connections, c.Providers.APNs.Confirmed = "https://api.push.apple.com", 10, true
+	c.Providers.APNs.Client = string(provider.ClientFrames)
 	c.Providers.FCM.URL, c.Providers.FCM.Confirmed = "https://fcm.googleapis.com", true
 	c.Providers.ConfigOpenFor = 5 * time.Minute
 	c.Providers.Twilio.URL, c.Providers.Twilio.Rate, c.Providers.Twilio.Parallel = "https://api.twilio.com", 1000, 100

@@ -62,7 +62,7 @@ func newProviders(cfg *Config, blocks limit.Blocks, log *slog.Logger) (*provider
 		}
 		p.apns, err = provider.NewAPNs(provider.APNsConfig{
 			Endpoint: end(c.URL), TeamID: c.TeamID, KeyID: c.KeyID, Key: key, Topic: c.Topic,
-			Connections: c.Connections, Confirm: confirm(c.Confirmed), Log: log,
+			Connections: c.Connections, Client: provider.APNsClient(c.Client), Confirm: confirm(c.Confirmed), Log: log,
 		})
 		if err != nil {
 			return nil, err

@@ -14,6 +14,7 @@ import (
 	"github.com/go-viper/mapstructure/v2"
 
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/provider"
 	"github.com/notifyd/notifyd/pkg/trace"
 )
 
@@ -159,6 +160,9 @@ func (c *Config) validate() (problems []problem) {
 	}
 	least("workers.max_retries", int64(c.Workers.MaxRetries), 0)
 	least("providers.apns.connections", int64(c.Providers.APNs.Connections), 1)
+	if known := []string{string(provider.ClientFrames), string(provider.ClientNetHTTP)}; !slices.Contains(known, c.Providers.APNs.Client) {
+		bad("providers.apns.client", "%q is not %s or %s", c.Providers.APNs.Client, known[0], known[1])
+	}
 	least("providers.twilio.parallel", int64(c.Providers.Twilio.Parallel), 1)
 	for key, rate := range map[string]float64{
 		"api.rate": c.API.Rate, "providers.twilio.rate": c.Providers.Twilio.Rate, "providers.sendgrid.rate": c.Providers.SendGrid.Rate,

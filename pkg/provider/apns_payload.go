@@ -159,28 +159,34 @@ type apnsWriter struct {
 }
 
 // payload renders an item. The result is valid until the next one.
-func (w *apnsWriter) payload(it *notify.Item) ([]byte, error) {
+func (w *apnsWriter) payload(it *notify.Item) (b []byte, err error) {
+	w.buf, err = w.append(w.buf[:0], it)
+	return w.buf, err
+}
+
+// append renders an item into dst, which is empty. With an error the result is
+// of no use but for its memory.
+func (w *apnsWriter) append(dst []byte, it *notify.Item) ([]byte, error) {
 	c := w.call
-	b := append(w.buf[:0], c.prefix...)
+	b := append(dst, c.prefix...)
 	if !c.static {
 		err := w.vars.SetOwn(it.Variables)
 		if err != nil {
-			return nil, err
+			return b, err
 		}
 		if b, err = c.title.Append(b, &w.vars, c.max); err != nil {
-			return nil, err
+			return b, err
 		}
 		b = append(b, c.between...)
 		if b, err = c.body.Append(b, &w.vars, c.max); err != nil {
-			return nil, err
+			return b, err
 		}
 		b = append(b, c.suffix...)
 	}
 	b = w.id.append(b, it.ID())
 	b = append(b, `"}`...)
-	w.buf = b
 	if len(b) > c.max {
-		return nil, &notify.Error{Kind: notify.KindTooLarge, Code: "payload_too_large", Msg: "the push is larger than APNs takes"}
+		return b, &notify.Error{Kind: notify.KindTooLarge, Code: "payload_too_large", Msg: "the push is larger than APNs takes"}
 	}
 	return b, nil
 }
@@ -230,25 +236,34 @@ func collapseID(key string) string {
 	return enchex.EncodeToString(sum[:])
 }
 
-// apnsToken is the device token of an address, or empty where it could not be
-// one. It is letters and digits of any length, so that it is safe in a path.
-func apnsToken(address []byte) string {
+// apnsToken is the device token of an address, or nil where it could not be one.
+// It is letters and digits of any length, so that it is safe in a path.
+func apnsToken(address []byte) []byte {
 	address = bytes.TrimPrefix(address, []byte("apns:"))
 	for _, c := range address {
 		if !(c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z') {
-			return ""
+			return nil
 		}
 	}
-	return string(address)
+	if len(address) == 0 {
+		return nil
+	}
+	return address
 }
+
+var badAPNsAddress = notify.Result{Class: notify.ClassPermanent, Code: "bad_address", Provider: "apns"}
 
 func uuid(id [16]byte) string {
 	var b [36]byte
+	putUUID(&b, id)
+	return string(b[:])
+}
+
+func putUUID(b *[36]byte, id [16]byte) {
 	enchex.Encode(b[0:8], id[0:4])
 	enchex.Encode(b[9:13], id[4:6])
 	enchex.Encode(b[14:18], id[6:8])
 	enchex.Encode(b[19:23], id[8:10])
 	enchex.Encode(b[24:36], id[10:16])
 	b[8], b[13], b[18], b[23] = '-', '-', '-', '-'
-	return string(b[:])
 }

@@ -32,10 +32,10 @@ var testECKey = func() *ecdsa.PrivateKey {
 	return k
 }()
 
-func testAPNs(t testing.TB, e Endpoint, change func(*APNsConfig)) *APNs {
+func testAPNs(t testing.TB, client APNsClient, e Endpoint, change func(*APNsConfig)) *APNs {
 	t.Helper()
 	cfg := APNsConfig{Endpoint: e, TeamID: "TEAM123456", KeyID: "KEY1234567", Key: testECKey, Topic: "com.example.app",
-		Connections: 2, Stagger: time.Millisecond, BackoffMin: time.Millisecond, BackoffMax: 10 * time.Millisecond}
+		Connections: 2, Client: client, Stagger: time.Millisecond, BackoffMin: time.Millisecond, BackoffMax: 10 * time.Millisecond}
 	if change != nil {
 		change(&cfg)
 	}
@@ -47,10 +47,22 @@ func testAPNs(t testing.TB, e Endpoint, change func(*APNsConfig)) *APNs {
 	return a
 }
 
+// withClients runs a test for both ways to speak HTTP/2.
+func withClients(t *testing.T, f func(t *testing.T, client APNsClient)) {
+	t.Parallel()
+	for _, client := range []APNsClient{ClientFrames, ClientNetHTTP} {
+		t.Run(string(client[:3]), func(t *testing.T) {
+			t.Parallel()
+			f(t, client)
+		})
+	}
+}
+
 func deviceToken(i int) string { return fmt.Sprintf("apns:%064x", i) }
 
-func TestAPNsRequest(t *testing.T) {
-	t.Parallel()
+func TestAPNsRequest(t *testing.T) { withClients(t, testAPNsRequest) }
+
+func testAPNsRequest(t *testing.T, client APNsClient) {
 	type push struct {
 		path, body string
 		h          http.Header
@@ -60,7 +72,7 @@ func TestAPNsRequest(t *testing.T) {
 		b, _ := io.ReadAll(r.Body)
 		got <- push{r.URL.Path, string(b), r.Header}
 	}), nil)
-	a := testAPNs(t, e, nil)
+	a := testAPNs(t, client, e, nil)
 	call := testCall(notify.Push, notify.Content{
 		Title: `He said "hi" {{name}}`, Body: "{{code}} is your code", CollapseKey: "order-1",
 		Variables: []byte(`{"name":"you","code":7}`),
@@ -183,8 +195,9 @@ func TestCollapseID(t *testing.T) {
 
 // The number of requests the server sees at once is never above what it allows,
 // on any connection, and no connection is opened beyond the configured ones.
-func TestAPNsKeepsToStreams(t *testing.T) {
-	t.Parallel()
+func TestAPNsKeepsToStreams(t *testing.T) { withClients(t, testAPNsKeepsToStreams) }
+
+func testAPNsKeepsToStreams(t *testing.T, client APNsClient) {
 	const limit = 5
 	var mu sync.Mutex
 	busy, peak := map[string]int{}, 0
@@ -201,7 +214,7 @@ func TestAPNsKeepsToStreams(t *testing.T) {
 	}), func(s *httptest.Server) {
 		s.Config.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: limit, CountError: func(string) { refused.Add(1) }}
 	})
-	a := testAPNs(t, e, func(c *APNsConfig) { c.Connections = 3 })
+	a := testAPNs(t, client, e, func(c *APNsConfig) { c.Connections = 3 })
 	for i, r := range collect(t, t.Context(), a, testCall(notify.Push, notify.Content{Body: "b"}, 2000, deviceToken)) {
 		if r.Class != notify.ClassAccepted {
 			t.Fatalf("%d: %+v", i, r)
@@ -217,8 +230,9 @@ func TestAPNsKeepsToStreams(t *testing.T) {
 
 // An outdated token is replaced and the item sent again, once; a fresh token is
 // not replaced whatever the server says.
-func TestAPNsTokenRefused(t *testing.T) {
-	t.Parallel()
+func TestAPNsTokenRefused(t *testing.T) { withClients(t, testAPNsTokenRefused) }
+
+func testAPNsTokenRefused(t *testing.T, client APNsClient) {
 	var n atomic.Int64
 	var good atomic.Value
 	good.Store("")
@@ -230,7 +244,7 @@ func TestAPNsTokenRefused(t *testing.T) {
 		w.WriteHeader(403)
 		io.WriteString(w, `{"reason":"ExpiredProviderToken"}`)
 	}), nil)
-	a := testAPNs(t, e, nil)
+	a := testAPNs(t, client, e, nil)
 	call := testCall(notify.Push, notify.Content{Body: "b"}, 1, deviceToken)
 	r := collect(t, t.Context(), a, call)[0]
 	if r.Class != notify.ClassRetry || r.Code != "apns_expired_provider_token" || n.Load() != 1 || r.RetryAfter < 19*time.Minute {
@@ -254,8 +268,9 @@ func TestAPNsTokenRefused(t *testing.T) {
 	}
 }
 
-func TestAPNsAmbiguous(t *testing.T) {
-	t.Parallel()
+func TestAPNsAmbiguous(t *testing.T) { withClients(t, testAPNsAmbiguous) }
+
+func testAPNsAmbiguous(t *testing.T, client APNsClient) {
 	hang := make(chan struct{})
 	_, e := tlsServer(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		io.Copy(io.Discard, r.Body)
@@ -268,7 +283,7 @@ func TestAPNsAmbiguous(t *testing.T) {
 	}), nil)
 	t.Cleanup(func() { close(hang) })
 	e.Timeout = 5 * time.Second
-	a := testAPNs(t, e, nil)
+	a := testAPNs(t, client, e, nil)
 	f := func(i int, class notify.Class, code string) {
 		t.Helper()
 		call := testCall(notify.Push, notify.Content{Body: "b"}, 1, func(int) string { return deviceToken(i) })
@@ -282,9 +297,10 @@ func TestAPNsAmbiguous(t *testing.T) {
 	f(0, notify.ClassAccepted, "")
 }
 
-func TestAPNsUnreachable(t *testing.T) {
-	t.Parallel()
-	a := testAPNs(t, Endpoint{BaseURL: "https://127.0.0.1:1"}, nil)
+func TestAPNsUnreachable(t *testing.T) { withClients(t, testAPNsUnreachable) }
+
+func testAPNsUnreachable(t *testing.T, client APNsClient) {
+	a := testAPNs(t, client, Endpoint{BaseURL: "https://127.0.0.1:1"}, nil)
 	call := testCall(notify.Push, notify.Content{Body: "b"}, 3, deviceToken)
 	for _, r := range collect(t, t.Context(), a, call) {
 		if r.Class != notify.ClassUnavailable || r.Code != "no_connection" {
@@ -301,13 +317,14 @@ func TestAPNsUnreachable(t *testing.T) {
 }
 
 // A mass of dead tokens is our mistake, not that of so many devices.
-func TestAPNsSpike(t *testing.T) {
-	t.Parallel()
+func TestAPNsSpike(t *testing.T) { withClients(t, testAPNsSpike) }
+
+func testAPNsSpike(t *testing.T, client APNsClient) {
 	_, e := tlsServer(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(400)
 		io.WriteString(w, `{"reason":"BadDeviceToken"}`)
 	}), nil)
-	a := testAPNs(t, e, nil)
+	a := testAPNs(t, client, e, nil)
 	dead := 0
 	for _, r := range collect(t, t.Context(), a, testCall(notify.Push, notify.Content{Body: "b"}, 1000, deviceToken)) {
 		switch {
@@ -324,8 +341,9 @@ func TestAPNsSpike(t *testing.T) {
 
 // Made-up tokens of a caller are his failures: they neither stop the lane for
 // everybody nor fill the suppression list.
-func TestAPNsMadeUpTokens(t *testing.T) {
-	t.Parallel()
+func TestAPNsMadeUpTokens(t *testing.T) { withClients(t, testAPNsMadeUpTokens) }
+
+func testAPNsMadeUpTokens(t *testing.T, client APNsClient) {
 	var known atomic.Bool
 	_, e := tlsServer(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if known.Load() {
@@ -334,7 +352,7 @@ func TestAPNsMadeUpTokens(t *testing.T) {
 		w.WriteHeader(400)
 		io.WriteString(w, `{"reason":"BadDeviceToken"}`)
 	}), nil)
-	a := testAPNs(t, e, nil)
+	a := testAPNs(t, client, e, nil)
 	call := testCall(notify.Push, notify.Content{Body: "b"}, 1000, deviceToken)
 	for i := range call.Items {
 		call.Items[i].Given = true

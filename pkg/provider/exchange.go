@@ -34,6 +34,10 @@ type Endpoint struct {
 	Timeout time.Duration
 	// DialTimeout bounds TCP and TLS set-up together. Default 5 s.
 	DialTimeout time.Duration
+
+	// The silence after which an HTTP/2 connection is asked whether it lives, and
+	// how long it may take to say so. Default 30 s and 10 s.
+	pingAfter, pingTimeout time.Duration
 }
 
 func (e Endpoint) withDefaults(base string, timeout time.Duration) Endpoint {
@@ -45,6 +49,9 @@ func (e Endpoint) withDefaults(base string, timeout time.Duration) Endpoint {
 	}
 	if e.DialTimeout == 0 {
 		e.DialTimeout = 5 * time.Second
+	}
+	if e.pingAfter == 0 {
+		e.pingAfter, e.pingTimeout = 30*time.Second, 10*time.Second
 	}
 	return e
 }
@@ -60,6 +67,10 @@ func (e Endpoint) parse(field string) (*url.URL, error) {
 		return nil, notify.Invalid("bad_timeout", field+".timeout", "a timeout is positive")
 	}
 	return u, nil
+}
+
+func (e Endpoint) tls() *tls.Config {
+	return &tls.Config{RootCAs: e.RootCAs, MinVersion: tls.VersionTLS12}
 }
 
 // under is base with path below it.
@@ -84,7 +95,7 @@ func (e Endpoint) transport(p protocol) *http.Transport {
 		Proxy:                  nil,
 		DialContext:            d.DialContext,
 		TLSHandshakeTimeout:    e.DialTimeout,
-		TLSClientConfig:        &tls.Config{RootCAs: e.RootCAs, MinVersion: tls.VersionTLS12},
+		TLSClientConfig:        e.tls(),
 		DisableCompression:     true,
 		MaxResponseHeaderBytes: maxAnswer,
 		Protocols:              new(http.Protocols),
@@ -100,8 +111,8 @@ func (e Endpoint) transport(p protocol) *http.Transport {
 		t.Protocols.SetUnencryptedHTTP2(true)
 		t.HTTP2 = &http.HTTP2Config{
 			StrictMaxConcurrentRequests: true,
-			SendPingTimeout:             30 * time.Second,
-			PingTimeout:                 10 * time.Second,
+			SendPingTimeout:             e.pingAfter,
+			PingTimeout:                 e.pingTimeout,
 			WriteByteTimeout:            10 * time.Second,
 		}
 	}

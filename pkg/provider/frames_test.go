@@ -150,8 +150,8 @@ func (c *frameConn) goAway(last uint32, code http2.ErrCode) {
 	c.write(func() { c.fr.WriteGoAway(last, code, []byte(`{"reason":"Shutdown"}`)) })
 }
 
-func frameAPNs(t *testing.T, s *frameServer, connections int) *APNs {
-	return testAPNs(t, Endpoint{BaseURL: s.url().String(), Timeout: time.Minute}, func(c *APNsConfig) { c.Connections = connections })
+func frameAPNs(t *testing.T, client APNsClient, s *frameServer, connections int) *APNs {
+	return testAPNs(t, client, Endpoint{BaseURL: s.url().String(), Timeout: time.Minute}, func(c *APNsConfig) { c.Connections = connections })
 }
 
 func allClass(t *testing.T, rs []notify.Result, class notify.Class) {
@@ -165,8 +165,9 @@ func allClass(t *testing.T, rs []notify.Result, class notify.Class) {
 
 // APNs allows one stream until it has seen a valid token, and may take the limit
 // back later: the limit in force is never exceeded, nor another connection opened.
-func TestFramesSettings(t *testing.T) {
-	t.Parallel()
+func TestFramesSettings(t *testing.T) { withClients(t, testFramesSettings) }
+
+func testFramesSettings(t *testing.T, client APNsClient) {
 	var mu sync.Mutex
 	n := 0
 	s := newFrameServer(t, 1, nil)
@@ -180,7 +181,7 @@ func TestFramesSettings(t *testing.T) {
 		}
 		c.ok(stream)
 	}
-	a := frameAPNs(t, s, 1)
+	a := frameAPNs(t, client, s, 1)
 	allClass(t, collect(t, t.Context(), a, testCall(notify.Push, notify.Content{Body: "b"}, 3000, deviceToken)), notify.ClassAccepted)
 	s.mu.Lock()
 	over := s.over
@@ -195,8 +196,9 @@ func TestFramesSettings(t *testing.T) {
 
 // What a GOAWAY or a refused stream left out is sent again, at once and once;
 // what it left in the open is ambiguous.
-func TestFramesGoAway(t *testing.T) {
-	t.Parallel()
+func TestFramesGoAway(t *testing.T) { withClients(t, testFramesGoAway) }
+
+func testFramesGoAway(t *testing.T, client APNsClient) {
 	var mu sync.Mutex
 	taken, gone := 0, false
 	s := newFrameServer(t, 100, nil)
@@ -217,7 +219,7 @@ func TestFramesGoAway(t *testing.T) {
 		taken++
 		c.ok(stream)
 	}
-	a := frameAPNs(t, s, 1)
+	a := frameAPNs(t, client, s, 1)
 	allClass(t, collect(t, t.Context(), a, testCall(notify.Push, notify.Content{Body: "b"}, 500, deviceToken)), notify.ClassAccepted)
 	mu.Lock()
 	defer mu.Unlock()
@@ -226,8 +228,9 @@ func TestFramesGoAway(t *testing.T) {
 	}
 }
 
-func TestFramesAmbiguous(t *testing.T) {
-	t.Parallel()
+func TestFramesAmbiguous(t *testing.T) { withClients(t, testFramesAmbiguous) }
+
+func testFramesAmbiguous(t *testing.T, client APNsClient) {
 	s := newFrameServer(t, 100, nil)
 	s.onPush = func(c *frameConn, stream uint32) {
 		switch {
@@ -242,7 +245,7 @@ func TestFramesAmbiguous(t *testing.T) {
 			c.ok(stream)
 		}
 	}
-	a := frameAPNs(t, s, 1)
+	a := frameAPNs(t, client, s, 1)
 	one := testCall(notify.Push, notify.Content{Body: "b"}, 1, deviceToken)
 	for i, class := range []notify.Class{notify.ClassAccepted, notify.ClassAmbiguous, notify.ClassAccepted, notify.ClassAmbiguous, notify.ClassAccepted} {
 		if r := collect(t, t.Context(), a, one)[0]; r.Class != class {

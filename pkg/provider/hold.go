@@ -2,6 +2,7 @@ package provider
 
 import (
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -10,6 +11,8 @@ import (
 // hold keeps everybody from calling until a time: a used-up quota answers all
 // who wait, not only the one who found out.
 type hold struct {
+	any atomic.Bool // it was ever set
+
 	mu    sync.Mutex
 	until time.Time
 	code  string
@@ -21,11 +24,15 @@ func (h *hold) set(r *notify.Result) {
 	defer h.mu.Unlock()
 	if until.After(h.until) {
 		h.until, h.code = until, r.Code
+		h.any.Store(true)
 	}
 }
 
 // err is a KindThrottled error while calls are held.
 func (h *hold) err() error {
+	if !h.any.Load() {
+		return nil
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.until.IsZero() {

@@ -54,12 +54,16 @@ type Config struct {
 
 // APNsConfig configures the APNs server.
 type APNsConfig struct {
-	Addr      string        // default 127.0.0.1:0
-	KeyPEM    string        // PKCS #8 P-256 key of the provider token; default from the seed
-	KeyID     string        // default from the seed
-	TeamID    string        // default from the seed
-	Topic     string        // bundle id, default com.example.notifyd; its suffixes are accepted too
-	Streams   int           // MAX_CONCURRENT_STREAMS of a connection, default 1000
+	Addr    string // default 127.0.0.1:0
+	KeyPEM  string // PKCS #8 P-256 key of the provider token; default from the seed
+	KeyID   string // default from the seed
+	TeamID  string // default from the seed
+	Topic   string // bundle id, default com.example.notifyd; its suffixes are accepted too
+	Streams int    // MAX_CONCURRENT_STREAMS of a connection, default 1000
+	// FirstStreams is what a connection may have until a provider token of it was
+	// accepted, as APNs begins with one. 0: Streams.
+	FirstStreams int
+
 	Latency   Latency       // default none
 	PerDevice int           // notifications a device takes per minute, then 429; 0: no limit
 	TokenTTL  time.Duration // age at which a provider token has expired, default 1 h
@@ -210,7 +214,7 @@ func (c Config) validate() error {
 		field string
 		ok    bool
 	}{
-		{"apns.streams", c.APNs.Streams > 0}, {"apns.per_device", c.APNs.PerDevice >= 0}, {"apns.token_ttl", c.APNs.TokenTTL > 0},
+		{"apns.streams", c.APNs.Streams > 0}, {"apns.first_streams", c.APNs.FirstStreams >= 0}, {"apns.per_device", c.APNs.PerDevice >= 0}, {"apns.token_ttl", c.APNs.TokenTTL > 0},
 		{"fcm.streams", c.FCM.Streams > 0}, {"fcm.token_ttl", c.FCM.TokenTTL > 0},
 		{"twilio.n", c.Twilio.N > 0}, {"twilio.concurrency", c.Twilio.Concurrency > 0},
 		{"twilio.retry_after", c.Twilio.RetryAfter >= 0}, {"twilio.sender_mps", c.Twilio.SenderMPS >= 0},

@@ -20,6 +20,8 @@ import (
 //	DELETE /control/rules/{number}
 //	GET    /control/latency                    by provider
 //	PUT    /control/latency/{provider}         a Latency; "all" for every provider
+//	GET    /control/apns                       its wire: what is in force, and counts
+//	PUT    /control/apns                       a Wire
 //	GET    /control/receipts                   the settings and counts
 //	PUT    /control/receipts                   Receipts
 //	PUT    /control/optouts/{phone}            refuse with 21610; DELETE undoes it
@@ -90,6 +92,19 @@ func (s *Simulator) controlRoutes(mux *http.ServeMux) {
 		writeJSON(w, http.StatusOK, out)
 	})
 	mux.HandleFunc("PUT /control/latency/{provider}", s.putLatency)
+	mux.HandleFunc("GET /control/apns", func(w http.ResponseWriter, _ *http.Request) {
+		wire, stats := s.APNsWire()
+		writeJSON(w, http.StatusOK, struct {
+			Wire
+			Stats WireStats `json:"stats"`
+		}{wire, stats})
+	})
+	mux.HandleFunc("PUT /control/apns", func(w http.ResponseWriter, r *http.Request) {
+		var v Wire
+		if readJSON(w, r, &v) {
+			s.done(w, s.SetAPNsWire(v))
+		}
+	})
 	mux.HandleFunc("GET /control/receipts", func(w http.ResponseWriter, _ *http.Request) {
 		writeJSON(w, http.StatusOK, struct {
 			Receipts

@@ -24,6 +24,9 @@ const (
 	Reset       Action = "reset"        // take it, then reset the connection without an answer
 	ResetStream Action = "reset_stream" // the same for its HTTP/2 stream alone
 	Drop        Action = "drop"         // reset the connection without taking it
+	Refuse      Action = "refuse"       // APNs: refuse its HTTP/2 stream without taking it
+	GoAway      Action = "go_away"      // APNs: tell the connection to go away (GOAWAY); it and all before it are answered, nothing after
+	CloseConn   Action = "close"        // APNs: take it, then close the connection in order, without an answer or GOAWAY
 	Hang        Action = "hang"         // take it, never answer
 	Redirect    Action = "redirect"     // callback: answer 302 to Location
 	Huge        Action = "huge"         // callback: take it, answer 200 with a body of 64 MiB
@@ -104,6 +107,11 @@ func (r *Rule) validate() error {
 	}
 	switch r.Do {
 	case Reset, ResetStream, Drop, Hang:
+		return nil
+	case Refuse, GoAway, CloseConn:
+		if r.Provider != APNs {
+			return notify.Invalid("bad_action", "do", fmt.Sprintf("%q is for provider apns", r.Do))
+		}
 		return nil
 	case Drip, Delay:
 		if r.Latency.Median == 0 {

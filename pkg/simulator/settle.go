@@ -54,10 +54,10 @@ func (s *Simulator) settle(w http.ResponseWriter, r *http.Request, c *call, a an
 		switch p.fault.Do {
 		case Fail:
 			a = c.fault(p.fault, now)
-		case Drop:
+		case Drop, Refuse:
 			silent = true
 			a.status = 0
-		case Reset, ResetStream, Hang:
+		case Reset, ResetStream, Hang, CloseConn:
 			silent = true
 			if a.ok() {
 				outcome = Ambiguous
@@ -104,7 +104,12 @@ func (s *Simulator) deliver(w http.ResponseWriter, r *http.Request, c *call, a a
 	if p.fault != nil {
 		fault = p.fault.Do
 	}
-	if fault == Hang {
+	switch fault {
+	case Refuse:
+		panic(errRefuse)
+	case GoAway:
+		connOf(r.Context()).wire.goAway()
+	case Hang:
 		select {
 		case <-r.Context().Done():
 		case <-s.stopping:
@@ -117,6 +122,10 @@ func (s *Simulator) deliver(w http.ResponseWriter, r *http.Request, c *call, a a
 	switch fault {
 	case Reset, Drop:
 		connOf(r.Context()).reset()
+		panic(http.ErrAbortHandler)
+	case CloseConn:
+		connOf(r.Context()).wire.close()
+		<-r.Context().Done()
 		panic(http.ErrAbortHandler)
 	case ResetStream:
 		panic(http.ErrAbortHandler)

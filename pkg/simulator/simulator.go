@@ -38,6 +38,7 @@ type Simulator struct {
 	optedOut sync.Map                                  // phone number -> struct{}
 
 	apns   *apnsServer
+	wire   *wireServer
 	fcm    *fcmServer
 	twilio *twilioServer
 	mail   *mailServer
@@ -93,6 +94,7 @@ func New(cfg Config) (*Simulator, error) {
 	}
 	s.receipts = newReceipts(s)
 	s.apns, s.fcm, s.twilio, s.mail, s.calls = newAPNs(s), newFCM(s), newTwilio(s), newMail(s), newCallbacks(s)
+	s.wire = newWireServer(s, s.apns)
 	return s, nil
 }
 
@@ -220,11 +222,12 @@ func (s *Simulator) OptOut(phone string) { s.optedOut.Store(phone, struct{}{}) }
 // OptIn undoes OptOut, as after a START.
 func (s *Simulator) OptIn(phone string) { s.optedOut.Delete(phone) }
 
-// Reset removes every rule and opt-out, and restores the latencies and receipts
-// of the configuration. The ledger and the inbox stay.
+// Reset removes every rule and opt-out, and restores the latencies, the receipts
+// and APNs' wire of the configuration. The ledger and the inbox stay.
 func (s *Simulator) Reset() {
 	s.rules.clear()
 	s.resetLatency()
+	s.wire.set(Wire{}.withDefaults(s.cfg.APNs.Streams))
 	s.optedOut.Clear()
 	r := s.cfg.Receipts
 	s.receipts.cfg.Store(&r)
@@ -249,9 +252,10 @@ func (s *Simulator) Run(ctx context.Context) error {
 
 	servers := s.servers()
 	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return s.wire.serve(s.listeners[0]) })
 	for i, srv := range servers {
 		g.Go(func() error {
-			err := s.serve(srv, s.listeners[i])
+			err := s.serve(srv, s.listeners[i+1])
 			if errors.Is(err, http.ErrServerClosed) {
 				return nil
 			}
@@ -263,7 +267,7 @@ func (s *Simulator) Run(ctx context.Context) error {
 	g.Go(func() error {
 		<-ctx.Done()
 		close(s.stopping)
-		var err error
+		err := s.wire.stop(s.listeners[0])
 		for _, srv := range servers {
 			err = errors.Join(err, stopServer(srv))
 		}
@@ -322,7 +326,7 @@ func (s *Simulator) flushLoop(ctx context.Context) error {
 	}
 }
 
-// servers returns one server per listener.
+// servers returns one server per listener, but for that of APNs (wire.go).
 func (s *Simulator) servers() []*http.Server {
 	proto := func(h1, h2 bool) *http.Protocols {
 		p := new(http.Protocols)
@@ -331,7 +335,6 @@ func (s *Simulator) servers() []*http.Server {
 		return p
 	}
 	out := []*http.Server{
-		{Handler: s.apns, Protocols: proto(false, true), HTTP2: &http.HTTP2Config{MaxConcurrentStreams: s.cfg.APNs.Streams}},
 		{Handler: s.fcm.routes(), Protocols: proto(true, true), HTTP2: &http.HTTP2Config{MaxConcurrentStreams: s.cfg.FCM.Streams}},
 		{Handler: s.twilio.routes(), Protocols: proto(true, true)},
 		{Handler: s.mail.routes(), Protocols: proto(true, true)},
@@ -343,7 +346,7 @@ func (s *Simulator) servers() []*http.Server {
 		srv.ReadHeaderTimeout = 10 * time.Second
 		srv.MaxHeaderBytes = 16 << 10
 		srv.ConnContext = withConn
-		if i < providers {
+		if i < providers-1 {
 			srv.TLSConfig = s.ca.serverConfig()
 		}
 	}
@@ -361,6 +364,7 @@ func (s *Simulator) serve(srv *http.Server, l net.Listener) error {
 type conn struct {
 	net.Conn
 	apns apnsConn
+	wire *wireConn // of APNs alone
 }
 
 type connKey struct{}

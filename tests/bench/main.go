@@ -1,6 +1,6 @@
 // Command bench measures the figures of DESIGN.md 14 that stand today: P2
-// (fan-outs accepted), P3 (batches accepted), P4 (single requests), P6 (the whole
-// chain), P7 (timers) and P8 (callbacks of triggers). Each figure has its reference
+// (fan-outs accepted), P3 (batches accepted), P4 (single requests), P5 (pushes to
+// APNs), P6 (the whole chain), P7 (timers) and P8 (callbacks of triggers). Each figure has its reference
 // measured in the same run, in turns with it where both are rates; the best of
 // the rounds counts, for the machine may be shared.
 //
@@ -42,9 +42,16 @@ type figure struct {
 	run func(ctx context.Context, b *bench) error
 }
 
-var figures = []figure{{"P2", fanouts}, {"P3", batches}, {"P4", singles}, {"P6", chain}, {"P7", timers}, {"P8", callbacks}}
+var figures = []figure{{"P2", fanouts}, {"P3", batches}, {"P4", singles}, {"P5", pushes}, {"P6", chain}, {"P7", timers}, {"P8", callbacks}}
 
 func main() {
+	if len(os.Args) == 2 && os.Args[1] == pushSinkArg {
+		if err := pushSinkMain(); err != nil {
+			fmt.Fprintln(os.Stderr, "bench:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	var o options
 	flag.StringVar(&o.only, "only", "", "comma-separated figures, e.g. P2,P6; empty: all")
 	flag.BoolVar(&o.short, "short", false, "shorter runs, fewer users and timers; two minutes in all")
@@ -53,7 +60,7 @@ func main() {
 	flag.StringVar(&o.profile, "profile", "", "folder for CPU, allocation, block and mutex profiles of the measured spans")
 	flag.IntVar(&o.users, "users", 0, "users of P6; 0: 5,000,000, short 200,000")
 	flag.DurationVar(&o.open, "open", 0, "length of P6's open loop; 0: 20 s, short 4 s")
-	flag.DurationVar(&o.round, "round", 0, "length of a round of P2, P3, P4 and P8, longer for a profile; 0: 3 s, short 1 s")
+	flag.DurationVar(&o.round, "round", 0, "length of a round of P2, P3, P4, P5 and P8, longer for a profile; 0: 3 s, short 1 s")
 	flag.DurationVar(&o.closed, "closed", 0, "length of P6's closed loop; 0: 10 s, short 3 s")
 	flag.StringVar(&o.with, "with", "", "where P6's addresses come from, profiles or request; empty: first the one, then the other")
 	flag.IntVar(&o.rounds, "rounds", 0, "rounds of each side; 0: 5, short 2")

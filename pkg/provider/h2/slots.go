@@ -1,0 +1,174 @@
+package h2
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"time"
+)
+
+// Dialer returns a Config.Dial to an address, host:port. With a TLS configuration
+// the server must agree to "h2" by ALPN; without one it must speak HTTP/2 with
+// prior knowledge. Names are resolved with every connection.
+func Dialer(address string, t *tls.Config) func(ctx context.Context) (net.Conn, error) {
+	d := &net.Dialer{KeepAlive: 30 * time.Second}
+	if t == nil {
+		return func(ctx context.Context) (net.Conn, error) { return d.DialContext(ctx, "tcp", address) }
+	}
+	t = t.Clone()
+	t.NextProtos = []string{"h2"}
+	t.DynamicRecordSizingDisabled = true // writes are large, and nobody renders what comes first
+	if t.ServerName == "" {
+		t.ServerName, _, _ = net.SplitHostPort(address)
+	}
+	return func(ctx context.Context) (net.Conn, error) {
+		nc, err := (&tls.Dialer{NetDialer: d, Config: t}).DialContext(ctx, "tcp", address)
+		if err != nil {
+			return nil, err
+		}
+		if p := nc.(*tls.Conn).ConnectionState().NegotiatedProtocol; p != "h2" {
+			return nil, errors.Join(fmt.Errorf("h2: the server does not speak HTTP/2 (ALPN %q)", p), nc.Close())
+		}
+		return nc, nil
+	}
+}
+
+// Run keeps the connections open until ctx ends, then waits for the requests on
+// them, at most Timeout, and closes everything. What is queued comes back as
+// NoConnection.
+func (p *Pool) Run(ctx context.Context) error {
+	var slots, conns sync.WaitGroup
+	for range p.cfg.Size {
+		slots.Go(func() { p.slot(ctx, &conns) })
+	}
+	<-ctx.Done()
+	p.mu.Lock()
+	p.stopped = true
+	p.fail(&Down{Err: context.Canceled})
+	slots.Wait() // from here on no connection is added
+	t := time.NewTimer(p.cfg.Timeout)
+	defer t.Stop()
+	for wait := true; wait && p.busy.Load() > 0; {
+		select {
+		case <-p.idle:
+		case <-t.C:
+			wait = false
+		}
+	}
+	p.mu.Lock()
+	all := make([]*conn, 0, len(p.all))
+	for c := range p.all {
+		all = append(all, c)
+	}
+	p.mu.Unlock()
+	for _, c := range all {
+		c.close(net.ErrClosed, 0)
+	}
+	conns.Wait()
+	return nil
+}
+
+// slot keeps one connection open.
+func (p *Pool) slot(ctx context.Context, conns *sync.WaitGroup) {
+	fails := 0
+	for {
+		if fails > 0 {
+			d := min(p.cfg.BackoffMin<<min(fails-1, 10), p.cfg.BackoffMax)
+			if !sleep(ctx, d/2+rand.N(d/2+1)) {
+				return
+			}
+		}
+		if !p.turn(ctx) {
+			return
+		}
+		c, err := p.open(ctx)
+		if err != nil {
+			if ctx.Err() != nil {
+				return
+			}
+			fails++
+			p.lost(err)
+			continue
+		}
+		p.install(c)
+		conns.Go(c.run)
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.gone:
+		}
+		c.mu.Lock()
+		if c.proven {
+			fails = 0
+		} else {
+			fails++
+		}
+		c.mu.Unlock()
+	}
+}
+
+// open connects and exchanges the first frames.
+func (p *Pool) open(ctx context.Context) (*conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, p.cfg.DialTimeout)
+	defer cancel()
+	nc, err := p.cfg.Dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+	stop := context.AfterFunc(ctx, func() { _ = nc.SetDeadline(time.Unix(1, 0)) })
+	c := newConn(p, nc)
+	err = c.greet()
+	if !stop() && err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		return nil, errors.Join(err, nc.Close())
+	}
+	return c, nil
+}
+
+// lost notes that no connection could be made. With none left, nobody waits.
+func (p *Pool) lost(err error) {
+	p.mu.Lock()
+	if len(*p.ready.Load()) > 0 {
+		p.mu.Unlock()
+		return
+	}
+	if p.down == nil {
+		p.cfg.Log.Warn("provider cannot be reached", "err", err)
+	}
+	p.down = err
+	p.fail(p.refusal())
+}
+
+// turn waits until this slot may connect. Many connections opened at once look
+// like an attack.
+func (p *Pool) turn(ctx context.Context) bool {
+	p.mu.Lock()
+	now := time.Now()
+	at := p.nextDial
+	if at.Before(now) {
+		at = now
+	}
+	p.nextDial = at.Add(p.cfg.Stagger)
+	p.mu.Unlock()
+	return sleep(ctx, at.Sub(now))
+}
+
+func sleep(ctx context.Context, d time.Duration) bool {
+	if d <= 0 {
+		return ctx.Err() == nil
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}

@@ -1,0 +1,130 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/binary"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+	"golang.org/x/sync/errgroup"
+)
+
+// loop is the floor of P5: on each connection a goroutine writes prepared frames
+// for as many streams as are free, another counts the answers. It renders nothing,
+// knows nobody to report to, and could neither time out nor try again.
+func (s *pushSink) loop(ctx context.Context, d time.Duration) (float64, error) {
+	var done atomic.Int64
+	began := time.Now()
+	g, ctx := errgroup.WithContext(ctx)
+	for range pushConns {
+		g.Go(func() error {
+			n, err := s.loopConn(ctx, d)
+			done.Add(n)
+			return err
+		})
+	}
+	err := g.Wait()
+	s.sent.Add(done.Load())
+	return float64(done.Load()) / time.Since(began).Seconds(), err
+}
+
+func (s *pushSink) loopConn(ctx context.Context, d time.Duration) (answered int64, err error) {
+	nc, err := (&tls.Dialer{Config: &tls.Config{RootCAs: s.roots, NextProtos: []string{"h2"}, MinVersion: tls.VersionTLS12, DynamicRecordSizingDisabled: true}}).DialContext(ctx, "tcp", s.addr)
+	if err != nil {
+		return 0, err
+	}
+	defer nc.Close()
+	var hello frameBuffer
+	hello = append(hello, http2.ClientPreface...)
+	fr := http2.NewFramer(&hello, nil)
+	_ = fr.WriteSettings()
+	_ = fr.WriteSettingsAck()
+	if _, err := nc.Write(hello); err != nil {
+		return 0, err
+	}
+	block, at := preparedBlock()
+	body := []byte(`{"aps":{"alert":{"title":"Your order","body":"It is on its way."}},"order":"12345","ntf":"ntf_01JABCDEFGHJKMNPQRSTVWXYZ0-123"}`)
+	free := make(chan int, pushStreams)
+	free <- pushStreams
+	var g errgroup.Group
+	g.Go(func() error { // the reader
+		defer close(free)
+		br := bufio.NewReaderSize(nc, 32<<10)
+		for {
+			n := 0
+			for n == 0 || br.Buffered() >= 9 {
+				h, err := br.Peek(9)
+				if err != nil {
+					return nil // closed by the writer, or by the sink: then streams are missing
+				}
+				if http2.FrameType(h[3]) == http2.FrameHeaders {
+					n++
+				}
+				if _, err := br.Discard(9 + int(uint32(h[0])<<16|uint32(binary.BigEndian.Uint16(h[1:])))); err != nil {
+					return nil //nolint:nilerr // the same
+				}
+			}
+			free <- n
+		}
+	})
+	began, id, busy := time.Now(), uint32(1), 0
+	var out []byte
+	for n := range free {
+		if answered += int64(min(n, busy)); busy > 0 {
+			busy -= n
+		}
+		if time.Since(began) >= d || ctx.Err() != nil {
+			if busy <= 0 {
+				break
+			}
+			continue
+		}
+		out = out[:0]
+		for range n {
+			copy(block[at:], fmt.Appendf(nil, "%08x", id))
+			out = append(out, 0, byte(len(block)>>8), byte(len(block)), byte(http2.FrameHeaders), byte(http2.FlagHeadersEndHeaders), byte(id>>24), byte(id>>16), byte(id>>8), byte(id))
+			out = append(out, block...)
+			out = append(out, 0, byte(len(body)>>8), byte(len(body)), byte(http2.FrameData), byte(http2.FlagDataEndStream), byte(id>>24), byte(id>>16), byte(id>>8), byte(id))
+			out = append(out, body...)
+			id += 2
+		}
+		busy += n
+		if _, err := nc.Write(out); err != nil {
+			return answered, err
+		}
+	}
+	_ = nc.Close()
+	if busy > 0 {
+		err = fmt.Errorf("%d pushes were not answered", busy)
+	}
+	_ = g.Wait()
+	return answered, err
+}
+
+// preparedBlock is a header block that touches no table, and where in it the
+// device token begins.
+func preparedBlock() (block []byte, at int) {
+	var b bytes.Buffer
+	enc := hpack.NewEncoder(&b)
+	token := "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+	for _, f := range [][2]string{{":method", "POST"}, {":scheme", "https"}, {":authority", "127.0.0.1"}} {
+		_ = enc.WriteField(hpack.HeaderField{Name: f[0], Value: f[1], Sensitive: true})
+	}
+	path := "/3/device/" + token
+	b.Write([]byte{4, byte(len(path))})
+	b.WriteString(path)
+	at = b.Len() - len(token)
+	for _, f := range [][2]string{
+		{"apns-topic", "com.example.app"}, {"apns-push-type", "alert"}, {"apns-priority", "10"}, {"apns-expiration", "1893456000"},
+		{"apns-id", "123e4567-e89b-42d3-a456-426614174000"}, {"authorization", "bearer " + token + token + token},
+	} {
+		_ = enc.WriteField(hpack.HeaderField{Name: f[0], Value: f[1], Sensitive: true})
+	}
+	return b.Bytes(), at
+}

@@ -1,0 +1,231 @@
+package main
+
+import (
+	"bufio"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/binary"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"math/big"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+)
+
+// pushSinkArg makes this program the sink of P5.
+const pushSinkArg = "push-sink"
+
+// pushSinkMain listens, says where, answers until its input ends, and says how
+// many pushes it saw.
+func pushSinkMain() error {
+	cert, err := selfSigned()
+	if err != nil {
+		return err
+	}
+	l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: []string{"h2"}, MinVersion: tls.VersionTLS12, DynamicRecordSizingDisabled: true})
+	if err != nil {
+		return err
+	}
+	say := json.NewEncoder(os.Stdout)
+	if err := say.Encode(sinkHello{Addr: l.Addr().String(), CA: string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Certificate[0]}))}); err != nil {
+		return err
+	}
+	var pushes atomic.Int64
+	go func() {
+		for {
+			nc, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				_ = (&sinkConn{nc: nc, pushes: &pushes, wake: make(chan struct{}, 1), end: make(chan struct{})}).serve()
+			}()
+		}
+	}()
+	_, _ = io.Copy(io.Discard, os.Stdin)
+	_ = l.Close()
+	return say.Encode(sinkHello{Pushes: pushes.Load()})
+}
+
+func selfSigned() (tls.Certificate, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	t := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "sink"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, t, t, &key.PublicKey, key)
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, err
+}
+
+// sinkConn is a connection of the sink: frames in, and 50 ms after each
+// request's end an answer out. It reads the first header block and then only
+// where requests end: the less it takes of the machine, the more is the client's.
+type sinkConn struct {
+	nc     net.Conn
+	pushes *atomic.Int64
+	wake   chan struct{}
+	end    chan struct{}
+
+	mu      sync.Mutex
+	due     []sinkDue
+	control []byte
+}
+
+type sinkDue struct {
+	at time.Time
+	id uint32
+}
+
+func (c *sinkConn) serve() error {
+	defer c.nc.Close()
+	br := bufio.NewReaderSize(c.nc, 64<<10)
+	preface := make([]byte, len(http2.ClientPreface))
+	if _, err := io.ReadFull(br, preface); err != nil || string(preface) != http2.ClientPreface {
+		return fmt.Errorf("no preface: %w", err)
+	}
+	var hello frameBuffer
+	fr := http2.NewFramer(&hello, nil)
+	_ = fr.WriteSettings(http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: pushStreams}, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 20})
+	_ = fr.WriteWindowUpdate(0, 1<<30)
+	if _, err := c.nc.Write(hello); err != nil {
+		return err
+	}
+	go c.answer()
+	defer close(c.end)
+	used, first := 0, true
+	for {
+		var at time.Time // one reading of the clock for all that came together
+		for at.IsZero() || br.Buffered() >= 9 {
+			h, err := br.Peek(9)
+			if err != nil {
+				return err
+			}
+			if at.IsZero() {
+				at = time.Now().Add(pushLatency)
+			}
+			n := int(uint32(h[0])<<16 | uint32(binary.BigEndian.Uint16(h[1:])))
+			typ, flags, id := http2.FrameType(h[3]), http2.Flags(h[4]), binary.BigEndian.Uint32(h[5:])
+			body, err := br.Peek(9 + n)
+			if err != nil {
+				return err
+			}
+			c.mu.Lock()
+			var say frameBuffer
+			switch typ {
+			case http2.FrameHeaders:
+				if first {
+					first = false
+					if err := aPush(body[9:]); err != nil {
+						fmt.Fprintln(os.Stderr, "sink:", err)
+						return err
+					}
+				}
+			case http2.FrameSettings:
+				if flags&http2.FlagSettingsAck == 0 {
+					_ = http2.NewFramer(&say, nil).WriteSettingsAck()
+				}
+			case http2.FramePing:
+				if flags&http2.FlagPingAck == 0 {
+					_ = http2.NewFramer(&say, nil).WritePing(true, [8]byte(body[9:]))
+				}
+			case http2.FrameData:
+				if used += n; used > 1<<28 {
+					_ = http2.NewFramer(&say, nil).WriteWindowUpdate(0, uint32(used))
+					used = 0
+				}
+			}
+			c.control = append(c.control, say...)
+			if flags&http2.FlagDataEndStream != 0 && (typ == http2.FrameData || typ == http2.FrameHeaders) {
+				c.due = append(c.due, sinkDue{at, id})
+			}
+			c.mu.Unlock()
+			if _, err := br.Discard(9 + n); err != nil {
+				return err
+			}
+		}
+		select {
+		case c.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// aPush reports whether a header block is that of a push.
+func aPush(block []byte) error {
+	fields, err := hpack.NewDecoder(4096, nil).DecodeFull(block)
+	if err != nil {
+		return err
+	}
+	seen := map[string]bool{}
+	for _, f := range fields {
+		seen[f.Name] = true
+	}
+	for _, name := range []string{":method", ":path", "authorization", "apns-topic", "apns-id"} {
+		if !seen[name] {
+			return fmt.Errorf("the push has no %s", name)
+		}
+	}
+	return nil
+}
+
+type frameBuffer []byte
+
+func (b *frameBuffer) Write(p []byte) (int, error) {
+	*b = append(*b, p...)
+	return len(p), nil
+}
+
+// answer writes the answers that are due, every millisecond at most.
+func (c *sinkConn) answer() {
+	// :status 200, and an apns-id as APNs sends one.
+	block := append([]byte{0x88, 0x10, 7}, "apns-id"...)
+	block = append(append(block, 36), "123e4567-e89b-42d3-a456-426614174000"...)
+	var out []byte
+	for {
+		c.mu.Lock()
+		out = append(out[:0], c.control...)
+		c.control = c.control[:0]
+		now, n, wait := time.Now(), 0, time.Duration(-1)
+		for ; n < len(c.due); n++ {
+			if d := c.due[n].at.Sub(now); d > 0 {
+				wait = max(d, time.Millisecond)
+				break
+			}
+			id := c.due[n].id
+			out = append(out, 0, 0, byte(len(block)), byte(http2.FrameHeaders), byte(http2.FlagHeadersEndHeaders|http2.FlagHeadersEndStream), byte(id>>24), byte(id>>16), byte(id>>8), byte(id))
+			out = append(out, block...)
+		}
+		c.due = c.due[:copy(c.due, c.due[n:])]
+		c.mu.Unlock()
+		if len(out) > 0 {
+			c.pushes.Add(int64(n))
+			if _, err := c.nc.Write(out); err != nil {
+				return
+			}
+		}
+		if wait >= 0 {
+			time.Sleep(wait)
+			continue
+		}
+		select {
+		case <-c.wake:
+		case <-c.end:
+			return
+		}
+	}
+}
