@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Real servers on loopback ports, without Docker: engines.sh install | start | stop |
 # status | env. ONLY="kafka redis" picks some; NODES=3 starts three Kafka brokers and
-# three Cassandra nodes.
+# three Cassandra nodes, whose data lie apart from those of one.
 #
 # install exits 75 when a registry is not reached; env prints what the tests need,
 # for eval.
@@ -63,8 +63,18 @@ each() {
 
 # one COMMAND NAME says when it was ready, where the script does not.
 one() {
-	local began out
+	local began out status=0
 	began=$(engine_clock)
+	# A node that was one of three remembers the others: three have a folder of their
+	# own. A stop ends both.
+	if [ "$2" = cassandra ]; then
+		if [ "$1" = stop ]; then
+			CASSANDRA_DIR=$ENGINES_DIR/cassandra3 "$scripts/$2.sh" stop || status=$?
+			"$scripts/$2.sh" stop || status=$?
+			return "$status"
+		fi
+		[ "$NODES" = 1 ] || export CASSANDRA_DIR=$ENGINES_DIR/cassandra3
+	fi
 	if [ "$1" != start ]; then
 		"$scripts/$2.sh" "$1"
 		return
