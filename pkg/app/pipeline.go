@@ -184,7 +184,7 @@ func (p *Pipeline) seed(ctx context.Context, users int) error {
 					Addresses: map[string][]string{"push": {fmt.Sprintf("apns:%064x", uint64(u)*0x9e3779b97f4a7c15)}},
 				})
 			}
-			return p.Node.store.Prefs().PutMany(ctx, list)
+			return p.Node.own.store.Prefs().PutMany(ctx, list)
 		})
 	}
 	return g.Wait()

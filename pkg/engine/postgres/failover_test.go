@@ -36,7 +36,7 @@ func servers(t *testing.T) func(name string, env ...string) *server {
 	t.Helper()
 	enginetest.Server(t, enginetest.PostgresEnv)
 	// Not t.TempDir, which the user that PostgreSQL runs as cannot enter.
-	dir, err := os.MkdirTemp("", "notifyd-postgres-")
+	dir, err := os.MkdirTemp("", "notifyd-postgres-") //nolint:usetesting // see above
 	must(t, err)
 	must(t, os.Chmod(dir, 0o755))
 	t.Cleanup(func() { must(t, os.RemoveAll(dir)) })

@@ -120,14 +120,6 @@ func (s *Store) many(ctx context.Context, scan func(pgx.Rows) error, reset func(
 	})
 }
 
-// tx runs fn in a transaction. The commit's answer may be lost: then it is not
-// known whether it happened.
-func (s *Store) tx(ctx context.Context, fn func(ctx context.Context, tx pgx.Tx) error) error {
-	return s.do(ctx, func(ctx context.Context) error {
-		return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error { return fn(ctx, tx) })
-	})
-}
-
 // Meta returns the table of identity and versions.
 func (s *Store) Meta() engine.Meta { return meta{s} }
 

@@ -39,7 +39,7 @@ func faked(t *testing.T, cfg Config, answer func(r *request) (status int, body a
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, hr *http.Request) {
 		var r request
 		if err := json.NewDecoder(hr.Body).Decode(&r); err != nil {
-			t.Error(err)
+			return // the client gave up: another request of the call had failed
 		}
 		_, r.action, _ = strings.Cut(hr.Header.Get("X-Amz-Target"), ".")
 		status, body := answer(&r)
@@ -52,9 +52,7 @@ func faked(t *testing.T, cfg Config, answer func(r *request) (status int, body a
 		}
 		w.Header().Set("Content-Type", "application/x-amz-json-1.0")
 		w.WriteHeader(status)
-		if err := json.NewEncoder(w).Encode(body); err != nil {
-			t.Error(err)
-		}
+		_ = json.NewEncoder(w).Encode(body) // so it may here
 	}))
 	t.Cleanup(server.Close)
 	cfg.Region, cfg.Endpoint, cfg.CredentialsFile = "eu-central-1", server.URL, credentials(t)
