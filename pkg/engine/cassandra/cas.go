@@ -1,0 +1,97 @@
+package cassandra
+
+import (
+	"context"
+	"math/rand/v2"
+	"time"
+
+	gocql "github.com/apache/cassandra-gocql-driver/v2"
+)
+
+// swapTries is how often a conditional write is repeated whose outcome was not
+// known and which was then seen not to be done.
+const swapTries = 8
+
+// verdict is what a look at a row says about a conditional write of ours whose
+// answer did not come.
+type verdict int
+
+const (
+	undone  verdict = iota // the row is as it was: it may be tried again
+	done                   // the row is ours
+	lost                   // the row is another's, written instead of ours
+	unknown                // others have written since: ours may have been before
+)
+
+// cas runs a conditional write once: never twice, never speculatively. If it was
+// not applied, row holds the columns that the condition names.
+func (s *Store) cas(ctx context.Context, stmts ...stmt) (applied bool, row map[string]any, err error) {
+	s.counts.swaps.Add(1)
+	row = map[string]any{}
+	if len(stmts) == 1 {
+		applied, err = s.session.Query(stmts[0].cql, stmts[0].args...).WithContext(ctx).
+			Consistency(s.cons).SerialConsistency(s.serial).
+			Idempotent(false).SetSpeculativeExecutionPolicy(gocql.NonSpeculativeExecution{}).
+			MapScanCAS(row)
+		return applied, row, err
+	}
+	b := s.session.Batch(gocql.LoggedBatch).WithContext(ctx).Consistency(s.cons).SerialConsistency(s.serial).
+		SpeculativeExecutionPolicy(gocql.NonSpeculativeExecution{})
+	for _, x := range stmts {
+		b.Entries = append(b.Entries, gocql.BatchEntry{Stmt: x.cql, Args: x.args})
+	}
+	applied, it, err := b.MapExecCAS(row)
+	if it != nil {
+		if cerr := it.Close(); err == nil {
+			err = cerr
+		}
+	}
+	return applied, row, err
+}
+
+// settle runs a conditional write until it is known whether it was applied. An
+// answer that does not come, or says that it may have been, is followed by a
+// look, which reads at SERIAL: such a read finishes or buries what is under way.
+func (s *Store) settle(ctx context.Context, what string, look func() (verdict, error), stmts ...stmt) (won bool, err error) {
+	unsure := false
+	for try := range swapTries {
+		applied, _, err := s.cas(ctx, stmts...)
+		switch {
+		case err == nil && (applied || !unsure):
+			return applied, nil
+		case err != nil && !unsure && (refused(err) || ctx.Err() != nil):
+			return false, translate(err)
+		case err != nil && ctx.Err() != nil:
+			return false, translate(err)
+		}
+		unsure = true
+		v, err := look()
+		if err != nil {
+			return false, err
+		}
+		switch v {
+		case done:
+			return true, nil
+		case lost:
+			return false, nil
+		case unknown:
+			return false, unsettled(what)
+		case undone:
+		}
+		if err := pause(ctx, try); err != nil {
+			return false, err
+		}
+	}
+	return false, unsettled(what)
+}
+
+// pause waits a random while that grows with tries: writers of one row that
+// compete in step all lose.
+func pause(ctx context.Context, try int) error {
+	select {
+	case <-time.After(rand.N(time.Duration(10<<min(try, 6)) * time.Millisecond)):
+		return nil
+	case <-ctx.Done():
+		return translate(ctx.Err())
+	}
+}

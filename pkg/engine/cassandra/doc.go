@@ -1,0 +1,26 @@
+// Package cassandra keeps status, history, timers, triggers and what operators
+// work with in a keyspace of Cassandra. Status, timers and triggers may each have
+// a cluster of its own: Open opens one, the wirer several.
+//
+// Three kinds of writes are never mixed in one column:
+//
+//   - rows that are inserted and never changed (timers, hints, schedules, indexes).
+//     Of two with one key the first counts: the moment of the write is the last
+//     part of the key;
+//   - rows that are overwritten (outcomes, meta, holds), whose timestamps come from
+//     a hybrid logical clock (clock.go): who reads a row and replaces it wins,
+//     whatever the machines' clocks say;
+//   - rows that are compared and swapped (triggers, heads, shards, jobs, logs), by
+//     lightweight transactions alone, and read at SERIAL. An answer that does not
+//     come is followed by a look (cas.go): the writer's number in the row says
+//     whose it is.
+//
+// What belongs to one call lies in one partition, where a batch is atomic and is
+// seen as a whole, or it is named by a row that is written last. Where neither
+// holds, the accessor's comment says what is promised instead.
+//
+// Nothing is searched for: which buckets of time hold rows is noted in the table
+// buckets before the rows are answered. A bucket goes with one partition delete,
+// an index that is worked off with one delete of a range, so that reads step over
+// no tombstones.
+package cassandra

@@ -1,0 +1,333 @@
+package cassandra
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"hash/maphash"
+	"math/rand/v2"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	gocql "github.com/apache/cassandra-gocql-driver/v2"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Store is one keyspace of one cluster. Its accessors return the contracts; all
+// of them may be used from any goroutine until Close.
+type Store struct {
+	cfg     Config
+	session *gocql.Session
+	cons    gocql.Consistency
+	serial  gocql.Consistency
+	clock   clock
+	counts  counters
+	locks   keyLocks
+	buckets bucketCache
+	bases   baseCache
+}
+
+// Open connects to a cluster whose keyspace Migrate has made. A cluster that does
+// not answer is KindUnavailable; a keyspace that is missing, or of another
+// release, KindConflict "keyspace_not_migrated" or "keyspace_newer". The driver's
+// goroutines run until Close; it finds nodes again that come back.
+func Open(ctx context.Context, cfg Config) (*Store, error) {
+	cfg = cfg.withDefaults()
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	s := &Store{cfg: cfg, cons: gocql.LocalQuorum, serial: gocql.LocalSerial}
+	if cfg.Consistency == "QUORUM" {
+		s.cons, s.serial = gocql.Quorum, gocql.Serial
+	}
+	s.locks.init()
+	var err error
+	if s.session, err = connect(ctx, cfg, cfg.Keyspace); err != nil {
+		if errors.Is(err, gocql.ErrKeyspaceDoesNotExist) || isMissingKeyspace(err) {
+			return nil, notMigrated(cfg.Keyspace, err)
+		}
+		return nil, translate(err)
+	}
+	if err := s.checkSchema(ctx); err != nil {
+		s.session.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// Close ends all connections.
+func (s *Store) Close() error {
+	s.session.Close()
+	return nil
+}
+
+// connect opens a session; keyspace "" is none. A context that ends first closes
+// what was opened meanwhile.
+func connect(ctx context.Context, cfg Config, keyspace string) (*gocql.Session, error) {
+	c := gocql.NewCluster(cfg.Hosts...)
+	c.Keyspace = keyspace
+	c.Timeout, c.WriteTimeout, c.ConnectTimeout = cfg.Timeout, cfg.Timeout, cfg.ConnectTimeout
+	c.NumConns = cfg.NumConns
+	// One answer of a replica that is gone is asked for again at the next one, if
+	// the statement may run twice; conditional ones never are.
+	c.RetryPolicy = &gocql.SimpleRetryPolicy{NumRetries: 1}
+	c.ReconnectionPolicy = &gocql.ConstantReconnectionPolicy{MaxRetries: 1, Interval: 100 * time.Millisecond}
+	c.ReconnectInterval = time.Second
+	c.PageSize = pageSize
+	c.DefaultTimestamp = false
+	c.MaxPreparedStmts = 1000
+	c.Metadata.CacheMode = gocql.KeyspaceOnly
+	c.Logger = driverLog{cfg.Logger}
+	fallback := gocql.RoundRobinHostPolicy()
+	if cfg.LocalDC != "" {
+		fallback = gocql.DCAwareRoundRobinPolicy(cfg.LocalDC)
+	}
+	c.PoolConfig.HostSelectionPolicy = gocql.TokenAwareHostPolicy(fallback, gocql.ShuffleReplicas())
+	if cfg.Username != "" {
+		c.Authenticator = gocql.PasswordAuthenticator{Username: cfg.Username, Password: cfg.Password}
+	}
+	conf, err := cfg.tls()
+	if err != nil {
+		return nil, err
+	}
+	if conf != nil {
+		c.SslOpts = &gocql.SslOptions{Config: conf, EnableHostVerification: true}
+	}
+	type opened struct {
+		s   *gocql.Session
+		err error
+	}
+	done := make(chan opened, 1)
+	go func() {
+		s, err := c.CreateSession()
+		done <- opened{s, err}
+	}()
+	select {
+	case o := <-done:
+		return o.s, o.err
+	case <-ctx.Done():
+		go func() {
+			if o := <-done; o.s != nil {
+				o.s.Close()
+			}
+		}()
+		return nil, ctx.Err()
+	}
+}
+
+// tls is the configuration of connections; nil: plain ones.
+func (c *Config) tls() (*tls.Config, error) {
+	if c.TLS != nil {
+		return c.TLS.Clone(), nil
+	}
+	if c.CA == "" && c.Cert == "" {
+		return nil, nil
+	}
+	conf := &tls.Config{MinVersion: tls.VersionTLS12}
+	if c.CA != "" {
+		pem, err := os.ReadFile(c.CA)
+		if err != nil {
+			return nil, notify.Invalid("bad_config", "ca", err.Error())
+		}
+		conf.RootCAs = x509.NewCertPool()
+		if !conf.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, notify.Invalid("bad_config", "ca", "the file holds no certificate in PEM")
+		}
+	}
+	if c.Cert != "" {
+		pair, err := tls.LoadX509KeyPair(c.Cert, c.Key)
+		if err != nil {
+			return nil, notify.Invalid("bad_config", "cert", err.Error())
+		}
+		conf.Certificates = []tls.Certificate{pair}
+	}
+	return conf, nil
+}
+
+// Counts is how many requests a Store made since Open.
+type Counts struct {
+	Swaps       int64 // conditional writes (LWT), tries included
+	SerialReads int64 // reads that see every swap answered before
+	Reads       int64 // all others, a page each
+	Writes      int64 // plain writes and batches of one partition
+	Logged      int64 // batches over several partitions
+}
+
+type counters struct{ swaps, serial, reads, writes, logged atomic.Int64 }
+
+// Counts returns how many requests were made since Open, for budgets and metrics.
+func (s *Store) Counts() Counts {
+	c := &s.counts
+	return Counts{c.swaps.Load(), c.serial.Load(), c.reads.Load(), c.writes.Load(), c.logged.Load()}
+}
+
+const (
+	pageSize    = 500     // rows of a page: bounds what one answer holds
+	maxParallel = 64      // requests of one call at a time
+	maxBatch    = 4 << 20 // bytes of one partition's batch; a mutation may have 16 MiB
+	maxLogged   = 40 << 10
+)
+
+// query is a read, or a plain write that may run twice.
+func (s *Store) query(ctx context.Context, cql string, args ...any) *gocql.Query {
+	return s.session.Query(cql, args...).WithContext(ctx).Consistency(s.cons).Idempotent(true)
+}
+
+// rows calls fn for each row of a read, page by page; scan fills the destinations
+// that fn reads.
+func (s *Store) rows(ctx context.Context, fn func(scan func(...any) bool) error, cql string, args ...any) error {
+	s.counts.reads.Add(1)
+	return s.iterate(s.query(ctx, cql, args...), fn)
+}
+
+func (s *Store) iterate(q *gocql.Query, fn func(scan func(...any) bool) error) error {
+	it := q.Iter()
+	err := fn(it.Scan)
+	if cerr := it.Close(); cerr != nil {
+		return translate(cerr) // a page that failed looks like the end to fn
+	}
+	return err
+}
+
+// one reads at most one row; ok is false where there is none.
+func (s *Store) one(q *gocql.Query, dest ...any) (ok bool, err error) {
+	switch err := q.Scan(dest...); {
+	case errors.Is(err, gocql.ErrNotFound):
+		return false, nil
+	case err != nil:
+		return false, translate(err)
+	}
+	return true, nil
+}
+
+// get is one of a plain read.
+func (s *Store) get(ctx context.Context, cql string, args []any, dest ...any) (bool, error) {
+	s.counts.reads.Add(1)
+	return s.one(s.query(ctx, cql, args...), dest...)
+}
+
+// getSerial is one that sees every swap answered before, and settles those that
+// are under way.
+func (s *Store) getSerial(ctx context.Context, cql string, args []any, dest ...any) (bool, error) {
+	s.counts.serial.Add(1)
+	return s.one(s.query(ctx, cql, args...).Consistency(s.serial), dest...)
+}
+
+// stmt is one statement of a batch.
+type stmt struct {
+	cql  string
+	args []any
+}
+
+// write runs plain writes of one partition as one: all or none, seen together.
+func (s *Store) write(ctx context.Context, at int64, stmts ...stmt) error {
+	if len(stmts) == 0 {
+		return nil
+	}
+	s.counts.writes.Add(1)
+	if len(stmts) == 1 {
+		return translate(s.query(ctx, stmts[0].cql, stmts[0].args...).WithTimestamp(at).Exec())
+	}
+	return s.batch(ctx, gocql.UnloggedBatch, at, stmts)
+}
+
+// writeAll runs plain writes of several partitions: once they were accepted all
+// of them are done, however the call ends; they are not seen together.
+func (s *Store) writeAll(ctx context.Context, at int64, stmts ...stmt) error {
+	if len(stmts) < 2 {
+		return s.write(ctx, at, stmts...)
+	}
+	s.counts.logged.Add(1)
+	return s.batch(ctx, gocql.LoggedBatch, at, stmts)
+}
+
+func (s *Store) batch(ctx context.Context, kind gocql.BatchType, at int64, stmts []stmt) error {
+	b := s.session.Batch(kind).WithContext(ctx).Consistency(s.cons).WithTimestamp(at)
+	for _, x := range stmts {
+		b.Entries = append(b.Entries, gocql.BatchEntry{Stmt: x.cql, Args: x.args, Idempotent: true})
+	}
+	return translate(b.Exec())
+}
+
+// size is about what a statement sends.
+func (x *stmt) size() (n int) {
+	for _, a := range x.args {
+		switch v := a.(type) {
+		case []byte:
+			n += len(v)
+		case string:
+			n += len(v)
+		}
+		n += 12
+	}
+	return n
+}
+
+// parallel calls fn for 0..n-1, some at a time, and returns the first error. After
+// an error it begins no more.
+func parallel(n int, fn func(i int) error) error {
+	if n == 1 {
+		return fn(0)
+	}
+	var (
+		wg    sync.WaitGroup
+		next  atomic.Int64
+		first atomic.Pointer[error]
+	)
+	for range min(n, maxParallel) {
+		wg.Go(func() {
+			for first.Load() == nil {
+				i := int(next.Add(1)) - 1
+				if i >= n {
+					return
+				}
+				if err := fn(i); err != nil {
+					first.CompareAndSwap(nil, &err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if err := first.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+// keyLocks keep the calls of this process from competing for one row: losers of
+// a swap cost as much as winners.
+type keyLocks struct {
+	seed  maphash.Seed
+	slots [256]chan struct{}
+}
+
+func (l *keyLocks) init() {
+	l.seed = maphash.MakeSeed()
+	for i := range l.slots {
+		l.slots[i] = make(chan struct{}, 1)
+	}
+}
+
+// lock waits for a key's turn. A caller holds one at a time.
+func (l *keyLocks) lock(ctx context.Context, key string) (unlock func(), err error) {
+	slot := l.slots[maphash.String(l.seed, key)%uint64(len(l.slots))]
+	select {
+	case slot <- struct{}{}:
+		return func() { <-slot }, nil
+	case <-ctx.Done():
+		return nil, translate(ctx.Err())
+	}
+}
+
+// nonce names a conditional write, so that its row can be told from another's.
+func nonce() int64 { return rand.Int64() }
+
+// hostPort is how doctor names a node.
+func hostPort(h *gocql.HostInfo) string {
+	return net.JoinHostPort(h.ConnectAddress().String(), itoa(h.Port()))
+}

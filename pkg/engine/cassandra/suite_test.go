@@ -1,0 +1,176 @@
+package cassandra
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	gocql "github.com/apache/cassandra-gocql-driver/v2"
+
+	"github.com/notifyd/notifyd/pkg/engine/enginetest"
+)
+
+// A server takes milliseconds for what a map does in microseconds: model tests
+// run fewer and shorter programs here, unless told otherwise.
+func TestMain(m *testing.M) {
+	flag.Parse()
+	set := map[string]bool{}
+	flag.Visit(func(f *flag.Flag) { set[f.Name] = true })
+	for name, value := range map[string]string{"rapid.checks": "20", "rapid.steps": "15", "rapid.shrinktime": "20s"} {
+		if !set[name] {
+			if err := flag.Set(name, value); err != nil {
+				panic(err)
+			}
+		}
+	}
+	code := m.Run()
+	shared.drop()
+	os.Exit(code)
+}
+
+// testConfig is of a keyspace of its own.
+func testConfig(t testing.TB) Config {
+	return Config{
+		Hosts:    []string{enginetest.Server(t, enginetest.CassandraEnv)},
+		Keyspace: fmt.Sprintf("test_%012x", rand.Uint64()>>16),
+		// A machine that tests share may be slow; a node that is away has a test of
+		// its own.
+		Timeout: 20 * time.Second,
+	}
+}
+
+// shared is the keyspaces of the suites. To make one takes seconds, so there are
+// as many as suites run at a time, and each is emptied for the next test.
+var shared = pool{slots: make(chan *Store, lanes)}
+
+const lanes = 2
+
+func init() {
+	for range lanes {
+		shared.slots <- nil
+	}
+}
+
+type pool struct {
+	slots chan *Store // nil: not made yet
+	mu    sync.Mutex
+	all   []*Store
+}
+
+func (p *pool) take(t testing.TB) *Store {
+	cfg := testConfig(t)
+	s := <-p.slots
+	if s != nil {
+		return s
+	}
+	s, err := migrated(cfg)
+	if err != nil {
+		p.slots <- nil
+		t.Fatal(err)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.all = append(p.all, s)
+	return s
+}
+
+func migrated(cfg Config) (*Store, error) {
+	if _, err := Migrate(context.Background(), cfg, Up); err != nil {
+		return nil, fmt.Errorf("migrate: %w", err)
+	}
+	return Open(context.Background(), cfg)
+}
+
+func (p *pool) give(s *Store) { p.slots <- s }
+
+func (p *pool) drop() {
+	for _, s := range p.all {
+		err := s.session.Query(`DROP KEYSPACE IF EXISTS ` + s.cfg.Keyspace).Exec()
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "drop keyspace:", err)
+		}
+		s.Close()
+	}
+}
+
+// suite gives a contract's suite stores of one keyspace, which it takes for
+// itself, and empties the contract's tables between tests. A restart is a new
+// session: what is durable is the server's business.
+func suite[E any](t *testing.T, of func(*Store) E, tables ...string) enginetest.Opener[E] {
+	t.Helper()
+	s := shared.take(t)
+	t.Cleanup(func() { shared.give(s) })
+	return func(t enginetest.T) (E, func() E) {
+		for _, table := range append(tables, "buckets") {
+			if err := s.session.Query(`TRUNCATE ` + table).Consistency(gocql.All).Exec(); err != nil {
+				t.Fatalf("truncate %s: %v", table, err)
+			}
+		}
+		s.forgetAll()
+		return of(s), func() E {
+			s.forgetAll()
+			return of(s)
+		}
+	}
+}
+
+// forgetAll is what a new process does not know.
+func (s *Store) forgetAll() {
+	s.buckets.mu.Lock()
+	s.buckets.have = nil
+	s.buckets.mu.Unlock()
+	s.bases.mu.Lock()
+	s.bases.young, s.bases.old = nil, nil
+	s.bases.mu.Unlock()
+}
+
+var timerTables = []string{"timers", "timer_hints", "timers_cold", "timer_shards", "timer_heads", "timer_requests", "timer_requests_by_caller", "timer_requests_by_day", "timer_requests_by_fire"}
+
+func scheduling(s *Store) enginetest.Scheduling {
+	return enginetest.Scheduling{Timers: s.Timers(), Cold: s.ColdTimers(), Schedules: s.Schedules(), Scheduled: s}
+}
+
+func TestStatus(t *testing.T) {
+	t.Parallel()
+	enginetest.Status(t, suite(t, (*Store).Status, "chunks", "chunks_by_minute"))
+}
+
+func TestTimers(t *testing.T) {
+	t.Parallel()
+	enginetest.Timers(t, suite(t, (*Store).Timers, "timers", "timer_hints", "timer_shards"))
+}
+
+func TestColdTimers(t *testing.T) {
+	t.Parallel()
+	enginetest.ColdTimers(t, suite(t, (*Store).ColdTimers, "timers_cold"))
+}
+
+func TestSchedules(t *testing.T) {
+	t.Parallel()
+	enginetest.Schedules(t, suite(t, (*Store).Schedules, timerTables...))
+}
+
+func TestScheduled(t *testing.T) {
+	t.Parallel()
+	enginetest.Scheduled(t, suite(t, scheduling, timerTables...))
+}
+
+func TestTimersDropHints(t *testing.T) {
+	t.Parallel()
+	enginetest.TimersDropHints(t, suite(t, scheduling, timerTables...))
+}
+
+func TestTriggers(t *testing.T) {
+	t.Parallel()
+	enginetest.Triggers(t, suite(t, (*Store).Triggers, "triggers", "triggers_by_caller", "triggers_by_day", "triggers_by_end"))
+}
+
+func TestMeta(t *testing.T) {
+	t.Parallel()
+	enginetest.Meta(t, suite(t, (*Store).Meta, "meta"))
+}

@@ -1,0 +1,392 @@
+package cassandra
+
+import (
+	"bytes"
+	"context"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Timers returns the contract of timers. Those of one call are stored each
+// partition for itself; an error leaves it open which. Minutes may return minutes
+// whose rows were all forgotten. Rows go Config.TimerGrace behind their time.
+func (s *Store) Timers() engine.Timers { return timers{s} }
+
+type timers struct{ s *Store }
+
+// timerTable is timers or timers_cold: the same rows in buckets of another length.
+type timerTable struct {
+	name   string
+	length int64 // of a bucket, ms
+	insert string
+}
+
+func newTimerTable(name string, length int64) *timerTable {
+	return &timerTable{name, length, `INSERT INTO ` + name + ` (bucket, shard, fire_at, id, at, data) VALUES (?, ?, ?, ?, ?, ?) USING TTL ?`}
+}
+
+var (
+	hotTimers  = newTimerTable("timers", minuteMs)
+	coldTimers = newTimerTable("timers_cold", dayMs)
+)
+
+const (
+	maxTimerID   = 64
+	timerVersion = 1
+	timerBatch   = 200 // rows of one batch: what is lost with an error is written again
+)
+
+func (c *codec) timer(t *engine.Timer) {
+	num(c, &t.Kind)
+	c.str(&t.Target)
+	touchable := !t.Head.IsZero()
+	c.bool(&touchable)
+	if touchable {
+		c.raw(t.Head[:])
+	}
+	num(c, &t.Gen)
+	num(c, &t.Weight)
+	c.bytes(&t.Payload)
+}
+
+func checkTimers(shards int, ts []engine.Timer) error {
+	if shards < 1 || shards > 1<<16 {
+		return notify.Invalid("bad_timer", "shards", "there are 1 to 65,536 shards")
+	}
+	for i := range ts {
+		if ts[i].FireAt < 0 || len(ts[i].ID) == 0 || len(ts[i].ID) > maxTimerID {
+			return notify.Invalid("bad_timer", "id", "a timer fires after 1970 and has an id of 1 to 64 bytes")
+		}
+	}
+	return nil
+}
+
+// timerPart is one partition of a table.
+type timerPart struct {
+	bucket int64
+	shard  int
+}
+
+// timerStmts returns the inserts of timers by partition, in the order they came.
+func (s *Store) timerStmts(t *timerTable, shards int, ts []engine.Timer) (parts []timerPart, of map[timerPart][]stmt) {
+	of = map[timerPart][]stmt{}
+	type key struct {
+		fire int64
+		id   string
+	}
+	seen := make(map[key]bool, len(ts))
+	for i := range ts {
+		x := &ts[i]
+		k := key{x.FireAt, string(x.ID)}
+		if seen[k] {
+			continue
+		}
+		seen[k] = true
+		p := timerPart{x.FireAt / t.length, int(engine.ShardOf(x.ID, shards))}
+		if of[p] == nil {
+			parts = append(parts, p)
+		}
+		// at is part of the key: a second row of the same (fire_at, id) stands
+		// behind the first, which is the one that is read.
+		of[p] = append(of[p], stmt{t.insert, []any{
+			p.bucket, p.shard, x.FireAt, x.ID, s.clock.now(),
+			pack(timerVersion, func(c *codec) { c.timer(x) }), ttl(keepUntil(x.FireAt, s.cfg.TimerGrace)),
+		}})
+	}
+	return parts, of
+}
+
+func (s *Store) putTimers(ctx context.Context, t *timerTable, shards int, ts []engine.Timer) error {
+	if err := checkTimers(shards, ts); err != nil {
+		return err
+	}
+	parts, of := s.timerStmts(t, shards, ts)
+	return parallel(len(parts), func(i int) error {
+		p := parts[i]
+		if err := s.noteTimers(ctx, t, p); err != nil {
+			return err
+		}
+		for part := range slices.Chunk(of[p], timerBatch) {
+			if err := s.write(ctx, s.clock.now(), part...); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// noteTimers makes sure that a partition is found, before it has rows. One that
+// is still ahead is not dropped, so it is noted once.
+func (s *Store) noteTimers(ctx context.Context, t *timerTable, p timerPart) error {
+	ms := p.bucket * t.length
+	keeps := keepUntil(ms+t.length, s.cfg.TimerGrace+24*time.Hour)
+	ahead := t == hotTimers && ms > time.Now().UnixMilli()+2*minuteMs
+	scope := scopeOf(t.name, int64(p.shard))
+	if t == coldTimers {
+		return s.note(ctx, scope, p.bucket, keeps, false)
+	}
+	day := ms / dayMs
+	if err := s.note(ctx, scope, day, keepUntil((day+1)*dayMs, s.cfg.TimerGrace+48*time.Hour), true); err != nil {
+		return err
+	}
+	return s.note(ctx, scopeOf(scope, day), p.bucket, keeps, ahead)
+}
+
+func (t timers) Put(ctx context.Context, shards int, ts []engine.Timer) error {
+	return t.s.putTimers(ctx, hotTimers, shards, ts)
+}
+
+func (t timers) Scan(ctx context.Context, p engine.TimerPartition, after engine.TimerCursor, until int64, max int) ([]engine.Timer, error) {
+	return t.s.scanTimers(ctx, hotTimers, timerPart{p.Minute, int(p.Shard)}, after, until, max)
+}
+
+func (s *Store) scanTimers(ctx context.Context, t *timerTable, p timerPart, after engine.TimerCursor, until int64, most int) (out []engine.Timer, err error) {
+	// Rows of a bucket lie within it, and so does what is asked for.
+	from, to := p.bucket*t.length, (p.bucket+1)*t.length-1
+	if after.FireAt < from {
+		after = engine.TimerCursor{FireAt: from}
+	}
+	until = min(until, to)
+	if most <= 0 || after.FireAt > until {
+		return nil, nil
+	}
+	cql := `SELECT fire_at, id, at, data FROM ` + t.name + ` WHERE bucket = ? AND shard = ? AND (fire_at, id) > (?, ?) AND (fire_at) <= (?)`
+	if len(after.ID) == 0 {
+		after.ID = []byte{}
+	}
+	s.counts.reads.Add(1)
+	q := s.query(ctx, cql, p.bucket, p.shard, after.FireAt, after.ID, until).PageSize(min(most+1, pageSize))
+	err = s.iterate(q, func(scan func(...any) bool) error {
+		for {
+			var x engine.Timer
+			var at int64
+			var v []byte
+			if !scan(&x.FireAt, &x.ID, &at, &v) {
+				return nil
+			}
+			s.clock.see(at)
+			if n := len(out); n > 0 && out[n-1].FireAt == x.FireAt && bytes.Equal(out[n-1].ID, x.ID) {
+				continue // put again
+			}
+			if err := readTimer(&x, v); err != nil {
+				return err
+			}
+			if out = append(out, x); len(out) == most {
+				return nil
+			}
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func readTimer(x *engine.Timer, v []byte) error {
+	if !unpack(v, timerVersion, func(c *codec) { c.timer(x) }) {
+		return corrupt("a timer")
+	}
+	return nil
+}
+
+func (t timers) Minutes(ctx context.Context, shard uint16, from, to int64) (out []int64, err error) {
+	from, to = max(from, 0), min(to, math.MaxInt64/minuteMs-1)
+	if from > to {
+		return nil, nil
+	}
+	scope := scopeOf(hotTimers.name, int64(shard))
+	days, err := t.s.noted(ctx, scope, from*minuteMs/dayMs, to*minuteMs/dayMs)
+	if err != nil {
+		return nil, err
+	}
+	each := make([][]int64, len(days))
+	err = parallel(len(days), func(i int) (err error) {
+		each[i], err = t.s.noted(ctx, scopeOf(scope, days[i]), from, to)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return slices.Concat(each...), nil
+}
+
+// Drop removes the rows, then the hints, then the minute itself: one that is
+// interrupted is found by Minutes and dropped again.
+func (t timers) Drop(ctx context.Context, p engine.TimerPartition) error {
+	at := t.s.clock.now()
+	for _, table := range []string{"timers", "timer_hints"} {
+		if err := t.s.write(ctx, at, stmt{`DELETE FROM ` + table + ` WHERE bucket = ? AND shard = ?`, []any{p.Minute, int(p.Shard)}}); err != nil {
+			return err
+		}
+	}
+	return t.s.forget(ctx, scopeOf(scopeOf(hotTimers.name, int64(p.Shard)), p.Minute*minuteMs/dayMs), p.Minute)
+}
+
+func (t timers) Pending(ctx context.Context, fn func(*engine.Timer) error) error {
+	return t.s.eachTimer(ctx, hotTimers, fn)
+}
+
+// eachTimer reads a whole table, partition by partition: for audits, not for
+// serving.
+func (s *Store) eachTimer(ctx context.Context, t *timerTable, fn func(*engine.Timer) error) error {
+	return s.rows(ctx, func(scan func(...any) bool) error {
+		var last engine.Timer
+		for {
+			x := new(engine.Timer)
+			var at int64
+			var v []byte
+			if !scan(&x.FireAt, &x.ID, &at, &v) {
+				return nil
+			}
+			if last.FireAt == x.FireAt && bytes.Equal(last.ID, x.ID) {
+				continue
+			}
+			last = *x
+			if err := readTimer(x, v); err != nil {
+				return err
+			}
+			if err := fn(x); err != nil {
+				return err
+			}
+		}
+	}, `SELECT fire_at, id, at, data FROM `+t.name)
+}
+
+// Shard reads at SERIAL: it is as of every take-over and advance answered before.
+func (t timers) Shard(ctx context.Context, shard uint16) (engine.ShardState, error) {
+	st, _, err := t.shard(ctx, shard)
+	return st, err
+}
+
+func (t timers) shard(ctx context.Context, shard uint16) (st engine.ShardState, ok bool, err error) {
+	var term int64
+	ok, err = t.s.getSerial(ctx, `SELECT term, owner, closed, watermark FROM timer_shards WHERE shard = ?`, []any{int(shard)}, &term, &st.Owner, &st.Closed, &st.Watermark)
+	st.Term = uint64(term)
+	return st, ok, err
+}
+
+func staleTerm() error {
+	return &notify.Error{Kind: notify.KindConflict, Code: "stale_term", Msg: "another instance took the shard over"}
+}
+
+func (t timers) TakeOver(ctx context.Context, shard uint16, term uint64, owner string) (engine.ShardState, error) {
+	unlock, err := t.s.locks.lock(ctx, scopeOf("shard", int64(shard)))
+	if err != nil {
+		return engine.ShardState{}, err
+	}
+	defer unlock()
+	was, ok, err := t.shard(ctx, shard)
+	if err != nil {
+		return engine.ShardState{}, err
+	}
+	if was.Term != term {
+		return engine.ShardState{}, staleTerm()
+	}
+	next := engine.ShardState{Term: term + 1, Owner: owner, Closed: was.Closed, Watermark: was.Watermark}
+	write := stmt{`UPDATE timer_shards SET term = ?, owner = ? WHERE shard = ? IF term = ?`, []any{int64(next.Term), owner, int(shard), int64(term)}}
+	if !ok {
+		write = stmt{`INSERT INTO timer_shards (shard, term, owner, closed, watermark) VALUES (?, ?, ?, 0, 0) IF NOT EXISTS`, []any{int(shard), int64(next.Term), owner}}
+	}
+	won, err := t.s.settle(ctx, "take-over", func() (verdict, error) {
+		now, _, err := t.shard(ctx, shard)
+		switch {
+		case err != nil:
+			return 0, err
+		case now.Term == term:
+			return undone, nil
+		case now.Term == next.Term && now.Owner == owner: // an instance takes a term over once
+			return done, nil
+		}
+		return lost, nil
+	}, write)
+	switch {
+	case err != nil:
+		return engine.ShardState{}, err
+	case !won:
+		return engine.ShardState{}, staleTerm()
+	}
+	// Whoever held the old term may have advanced between the look and the swap.
+	now, _, err := t.shard(ctx, shard)
+	switch {
+	case err != nil:
+		return engine.ShardState{}, err
+	case now.Term != next.Term:
+		return engine.ShardState{}, staleTerm()
+	}
+	return now, nil
+}
+
+func (t timers) Advance(ctx context.Context, shard uint16, st engine.ShardState) error {
+	unlock, err := t.s.locks.lock(ctx, scopeOf("shard", int64(shard)))
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	for try := 0; ; try++ {
+		now, ok, err := t.shard(ctx, shard)
+		switch {
+		case err != nil:
+			return err
+		case now.Term != st.Term:
+			return staleTerm()
+		case !ok:
+			// Term 0 of a shard that nobody ever took: as in the other engines its
+			// row begins here.
+			_, err := t.s.settle(ctx, "advance", func() (verdict, error) { return undone, nil },
+				stmt{`INSERT INTO timer_shards (shard, term, owner, closed, watermark) VALUES (?, 0, '', ?, ?) IF NOT EXISTS`, []any{int(shard), max(st.Closed, 0), max(st.Watermark, 0)}})
+			if err != nil {
+				return err
+			}
+			continue
+		}
+		closed, mark := max(now.Closed, st.Closed), max(now.Watermark, st.Watermark)
+		if closed == now.Closed && mark == now.Watermark {
+			return nil
+		}
+		if try == swapTries {
+			return unsettled("advance")
+		}
+		// Whatever becomes of it, the next look says how far the shard is.
+		_, _, err = t.s.cas(ctx, stmt{
+			`UPDATE timer_shards SET closed = ?, watermark = ? WHERE shard = ? IF term = ? AND closed = ? AND watermark = ?`,
+			[]any{closed, mark, int(shard), int64(st.Term), now.Closed, now.Watermark},
+		})
+		if err != nil && (refused(err) || ctx.Err() != nil) {
+			return translate(err)
+		}
+	}
+}
+
+// ColdTimers returns the contract of timers far ahead. A day goes with one
+// partition delete.
+func (s *Store) ColdTimers() engine.ColdTimers { return cold{s} }
+
+type cold struct{ s *Store }
+
+func (t cold) Put(ctx context.Context, shards int, ts []engine.Timer) error {
+	return t.s.putTimers(ctx, coldTimers, shards, ts)
+}
+
+func (t cold) Scan(ctx context.Context, shard uint16, day int64, after engine.TimerCursor, max int) ([]engine.Timer, error) {
+	return t.s.scanTimers(ctx, coldTimers, timerPart{day, int(shard)}, after, math.MaxInt64, max)
+}
+
+func (t cold) Days(ctx context.Context, shard uint16, to int64) ([]int64, error) {
+	return t.s.noted(ctx, scopeOf(coldTimers.name, int64(shard)), 0, to)
+}
+
+func (t cold) Drop(ctx context.Context, shard uint16, day int64) error {
+	err := t.s.write(ctx, t.s.clock.now(), stmt{`DELETE FROM timers_cold WHERE bucket = ? AND shard = ?`, []any{day, int(shard)}})
+	if err != nil {
+		return err
+	}
+	return t.s.forget(ctx, scopeOf(coldTimers.name, int64(shard)), day)
+}
+
+func (t cold) Pending(ctx context.Context, fn func(*engine.Timer) error) error {
+	return t.s.eachTimer(ctx, coldTimers, fn)
+}

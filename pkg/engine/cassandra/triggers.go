@@ -1,0 +1,351 @@
+package cassandra
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Triggers returns the contract of triggers. A state row is written by compare
+// and swap alone and read at SERIAL. A trigger's life costs a swap for each
+// change of state: one to create it, and two, claim and end, for one that fires
+// at its first attempt. Lists follow indexes that are plain rows: they hold
+// every row that was created, and each row they return is as of every swap
+// answered before.
+func (s *Store) Triggers() engine.Triggers { return triggers{s} }
+
+type triggers struct{ s *Store }
+
+const (
+	requestVersion = 1
+	triggerVersion = 1
+	triggerShards  = 8 // of a day of an index
+
+	scopeTriggers = "triggers"
+	scopeEnds     = "triggers_by_end"
+)
+
+// request is what hardly any swap changes; it is written again only by one that
+// does.
+func (c *codec) request(t *engine.Trigger) {
+	c.str(&t.Caller)
+	c.str(&t.URL)
+	c.bytes(&t.Payload)
+	num(c, &t.Form)
+	c.str(&t.Trace)
+	c.str(&t.TraceState)
+	num(c, &t.Created)
+	list(c, &t.Schedule, func(c *codec, d *time.Duration) { num(c, d) })
+	num(c, &t.MaxLateness)
+	num(c, &t.Late)
+}
+
+// trigger is what swaps change, but the state.
+func (c *codec) trigger(t *engine.Trigger) {
+	num(c, &t.FireAt)
+	num(c, &t.Gen)
+	num(c, &t.Epoch)
+	num(c, &t.Attempts)
+	num(c, &t.Deferrals)
+	num(c, &t.NextAt)
+	num(c, &t.LeaseUntil)
+	c.str(&t.Reason)
+	list(c, &t.Log, func(c *codec, a *engine.Attempt) {
+		num(c, &a.N)
+		num(c, &a.At)
+		num(c, &a.Took)
+		num(c, &a.Status)
+		c.str(&a.Class)
+		c.str(&a.Detail)
+		c.bytes(&a.Body)
+		c.str(&a.Address)
+	})
+}
+
+func terminal(s engine.TriggerState) bool {
+	switch s {
+	case engine.TriggerFired, engine.TriggerFailed, engine.TriggerCancelled, engine.TriggerExpired:
+		return true
+	}
+	return false
+}
+
+func badTrigger(msg string) error { return notify.Invalid("bad_trigger", "id", msg) }
+
+func checkTrigger(t *engine.Trigger) error {
+	switch {
+	case t.ID == "":
+		return badTrigger("a trigger has an id")
+	case len(t.ID) > 1<<10 || len(t.Caller) > 1<<15:
+		return badTrigger("an id has at most 1,024 bytes, a caller 32,768")
+	}
+	return nil
+}
+
+// stored is a state row with what only this package looks at.
+type stored struct {
+	engine.Trigger
+	writer, at, digest int64
+}
+
+const selectTrigger = `SELECT version, writer, at, state, ended, digest, request, data FROM triggers WHERE id = ?`
+
+// row reads a state row; a row that is not there has no ID.
+func (t triggers) row(ctx context.Context, id string) (x stored, err error) {
+	if id == "" {
+		return x, nil // the driver would be refused: a key is not empty
+	}
+	var version int64
+	var state int16
+	var request, data []byte
+	ok, err := t.s.getSerial(ctx, selectTrigger, []any{id}, &version, &x.writer, &x.at, &state, &x.Ended, &x.digest, &request, &data)
+	if err != nil || !ok {
+		return stored{}, err
+	}
+	t.s.clock.see(x.at)
+	x.ID, x.Version, x.State = id, uint64(version), engine.TriggerState(state)
+	if !unpack(request, requestVersion, func(c *codec) { c.request(&x.Trigger) }) || !unpack(data, triggerVersion, func(c *codec) { c.trigger(&x.Trigger) }) {
+		return stored{}, corrupt("the trigger " + id)
+	}
+	return x, nil
+}
+
+func (t triggers) Get(ctx context.Context, ids []string) ([]engine.Trigger, error) {
+	out := make([]engine.Trigger, len(ids))
+	err := parallel(len(ids), func(i int) error {
+		x, err := t.row(ctx, ids[i])
+		out[i] = x.Trigger
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// Create stores the index rows first: a row that is there is listed, an index row
+// without one is skipped.
+func (t triggers) Create(ctx context.Context, ts []engine.Trigger) ([]bool, error) {
+	won := make([]bool, len(ts))
+	seen := map[string]bool{}
+	var todo []int
+	for i := range ts {
+		if err := checkTrigger(&ts[i]); err != nil {
+			return nil, err
+		}
+		if !seen[ts[i].ID] {
+			seen[ts[i].ID] = true
+			todo = append(todo, i)
+		}
+	}
+	err := parallel(len(todo), func(k int) (err error) {
+		i := todo[k]
+		won[i], err = t.create(ctx, &ts[i])
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return won, nil
+}
+
+func (t triggers) create(ctx context.Context, x *engine.Trigger) (bool, error) {
+	if err := t.list(ctx, x); err != nil {
+		return false, err
+	}
+	if err := t.end(ctx, x); err != nil {
+		return false, err
+	}
+	me, at := nonce(), t.s.clock.now()
+	request := pack(requestVersion, func(c *codec) { c.request(x) })
+	won, err := t.s.settle(ctx, "trigger "+x.ID, func() (verdict, error) {
+		now, err := t.row(ctx, x.ID)
+		switch {
+		case err != nil:
+			return 0, err
+		case now.ID == "":
+			return undone, nil
+		case now.writer == me:
+			return done, nil
+		case now.Version > 1:
+			return unknown, nil
+		}
+		return lost, nil
+	}, stmt{
+		`INSERT INTO triggers (id, version, writer, at, state, ended, digest, request, data) VALUES (?, 1, ?, ?, ?, ?, ?, ?, ?) IF NOT EXISTS`,
+		[]any{x.ID, me, at, int16(x.State), x.Ended, digest(request), request, pack(triggerVersion, func(c *codec) { c.trigger(x) })},
+	})
+	if err != nil || !won || !terminal(x.State) {
+		return won, err
+	}
+	return true, t.mark(ctx, x, at, true)
+}
+
+func digest(request []byte) int64 { return int64(notify.ColumnDigest(request)) }
+
+// Swap runs the swaps of one id one after the other, those of different ids at
+// the same time.
+func (t triggers) Swap(ctx context.Context, ss []engine.TriggerSwap) ([]bool, error) {
+	won := make([]bool, len(ss))
+	of := map[string][]int{}
+	var ids []string
+	for i := range ss {
+		if err := checkTrigger(&ss[i].New); err != nil {
+			return nil, err
+		}
+		id := ss[i].New.ID
+		if of[id] == nil {
+			ids = append(ids, id)
+		}
+		of[id] = append(of[id], i)
+	}
+	err := parallel(len(ids), func(k int) (err error) {
+		for _, i := range of[ids[k]] {
+			if ss[i].Old == 0 {
+				continue // Create is for that
+			}
+			if won[i], err = t.swap(ctx, ss[i].Old, &ss[i].New); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return won, nil
+}
+
+func (t triggers) swap(ctx context.Context, old uint64, x *engine.Trigger) (bool, error) {
+	request := pack(requestVersion, func(c *codec) { c.request(x) })
+	data := pack(triggerVersion, func(c *codec) { c.trigger(x) })
+	if err := t.end(ctx, x); err != nil {
+		return false, err
+	}
+	me, at := nonce(), t.s.clock.now()
+	look := func() (verdict, error) {
+		now, err := t.row(ctx, x.ID)
+		switch {
+		case err != nil:
+			return 0, err
+		case now.ID == "" || now.Version < old:
+			return lost, nil
+		case now.Version == old:
+			return undone, nil
+		case now.Version == old+1 && now.writer == me:
+			return done, nil
+		case now.Version == old+1:
+			return lost, nil
+		}
+		return unknown, nil
+	}
+	won, err := t.s.settle(ctx, "trigger "+x.ID, look, stmt{
+		`UPDATE triggers SET version = ?, writer = ?, at = ?, state = ?, ended = ?, data = ? WHERE id = ? IF version = ? AND digest = ? AND state <= 2`,
+		[]any{int64(old + 1), me, at, int16(x.State), x.Ended, data, x.ID, int64(old), digest(request)},
+	})
+	if err != nil {
+		return false, err
+	}
+	if !won {
+		if won, err = t.swapWhole(ctx, old, x, me, at, request, data, look); err != nil || !won {
+			return false, err
+		}
+	}
+	if !terminal(x.State) {
+		return true, nil
+	}
+	return true, t.mark(ctx, x, at, true)
+}
+
+// swapWhole is swap for the few that lose the first try: to somebody else, or
+// because they change the request, or make a row live again that had ended.
+func (t triggers) swapWhole(ctx context.Context, old uint64, x *engine.Trigger, me, at int64, request, data []byte, look func() (verdict, error)) (bool, error) {
+	was, err := t.row(ctx, x.ID)
+	if err != nil || was.ID == "" || was.Version != old {
+		return false, err
+	}
+	if was.Caller != x.Caller {
+		if err := t.list(ctx, x); err != nil {
+			return false, err
+		}
+	}
+	if terminal(was.State) && !terminal(x.State) {
+		// Before it lives again it must be listed among the living.
+		if err := t.mark(ctx, x, at, false); err != nil {
+			return false, err
+		}
+	}
+	return t.s.settle(ctx, "trigger "+x.ID, look, stmt{
+		`UPDATE triggers SET version = ?, writer = ?, at = ?, state = ?, ended = ?, digest = ?, request = ?, data = ? WHERE id = ? IF version = ?`,
+		[]any{int64(old + 1), me, at, int16(x.State), x.Ended, digest(request), request, data, x.ID, int64(old)},
+	})
+}
+
+// list puts a trigger into the indexes of its day.
+func (t triggers) list(ctx context.Context, x *engine.Trigger) error {
+	day := dayOfTrigger(x.ID)
+	for _, scope := range [...]string{scopeTriggers, scopeTriggers + "/" + x.Caller} {
+		if err := t.s.note(ctx, scope, day, 0, true); err != nil {
+			return err
+		}
+	}
+	return t.s.separate(ctx, []stmt{
+		{`INSERT INTO triggers_by_caller (caller, day, id) VALUES (?, ?, ?)`, []any{x.Caller, day, x.ID}},
+		{`INSERT INTO triggers_by_day (day, shard, id) VALUES (?, ?, ?)`, []any{day, shardOfTrigger(x.ID), x.ID}},
+	})
+}
+
+// mark notes in the indexes whether a row has ended, so that lists of the living
+// pass over it. Its timestamp is the row's: a later state's mark wins.
+func (t triggers) mark(ctx context.Context, x *engine.Trigger, at int64, ended bool) error {
+	day := dayOfTrigger(x.ID)
+	stmts := []stmt{
+		{`UPDATE triggers_by_caller SET ended = ? WHERE caller = ? AND day = ? AND id = ?`, []any{ended, x.Caller, day, x.ID}},
+		{`UPDATE triggers_by_day SET ended = ? WHERE day = ? AND shard = ? AND id = ?`, []any{ended, day, shardOfTrigger(x.ID), x.ID}},
+	}
+	return parallel(len(stmts), func(i int) error { return t.s.write(ctx, at, stmts[i]) })
+}
+
+// end lets Purge find a row that is about to end. It goes before the swap.
+func (t triggers) end(ctx context.Context, x *engine.Trigger) error {
+	if !terminal(x.State) {
+		return nil
+	}
+	day := x.Ended / dayMs
+	if err := t.s.note(ctx, scopeEnds, day, 0, x.Ended > time.Now().UnixMilli()-dayMs); err != nil {
+		return err
+	}
+	return t.s.write(ctx, t.s.clock.now(), stmt{`INSERT INTO triggers_by_end (day, shard, ended, id) VALUES (?, ?, ?, ?)`, []any{day, shardOfTrigger(x.ID), x.Ended, x.ID}})
+}
+
+func shardOfTrigger(id string) int16 { return shardOfBase([]byte(id), triggerShards) }
+
+const triggerAlphabet = "0123456789ABCDEFGHJKMNPQRSTVWXYZ" // of a ULID
+
+// dayOfTrigger is the day in which an id was made, trg_<ULID>. It never falls
+// while ids rise, whatever they look like, so that days can be read one after
+// the other.
+func dayOfTrigger(id string) int64 {
+	const prefix = "trg_"
+	switch {
+	case id < prefix:
+		return -1
+	case id[:min(len(id), len(prefix))] != prefix:
+		return 1 << 50
+	}
+	ms, digits := int64(0), 0
+	for _, c := range []byte(id[len(prefix):]) {
+		if digits == 10 {
+			break
+		}
+		n, exact := slices.BinarySearch([]byte(triggerAlphabet), c)
+		ms, digits = ms<<5+int64(n), digits+1
+		if !exact {
+			break
+		}
+	}
+	return ms << (5 * (10 - digits)) / dayMs
+}
