@@ -174,3 +174,33 @@ func TestMeta(t *testing.T) {
 	t.Parallel()
 	enginetest.Meta(t, suite(t, (*Store).Meta, "meta"))
 }
+
+func TestDeadLetters(t *testing.T) {
+	t.Parallel()
+	enginetest.DeadLetters(t, suite(t, (*Store).DeadLetters, "dead_letters", "dead_letters_by_time", "dead_letters_by_until", "logs"))
+}
+
+func TestCancels(t *testing.T) {
+	t.Parallel()
+	enginetest.Cancels(t, suite(t, (*Store).Cancels, "cancels", "logs"))
+}
+
+func TestCampaigns(t *testing.T) {
+	t.Parallel()
+	enginetest.Campaigns(t, suite(t, (*Store).Campaigns, "campaigns"))
+}
+
+func TestJobs(t *testing.T) {
+	t.Parallel()
+	enginetest.Jobs(t, suite(t, (*Store).Jobs, "jobs", "job_names", "jobs_by_time"))
+}
+
+func TestAudit(t *testing.T) {
+	t.Parallel()
+	enginetest.Audit(t, suite(t, (*Store).Audit, "logs"))
+}
+
+func TestHolds(t *testing.T) {
+	t.Parallel()
+	enginetest.Holds(t, suite(t, (*Store).Holds, "holds"))
+}

@@ -1,0 +1,134 @@
+package cassandra
+
+import (
+	"context"
+	"encoding/json"
+	"math"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Cancels returns the contract of cancellations: a log, and a row for each scope
+// that says which of the log's rows about it counts.
+func (s *Store) Cancels() engine.Cancels { return cancels{s, s.log("cancels")} }
+
+type cancels struct {
+	s   *Store
+	log numbered
+}
+
+func (c cancels) Put(ctx context.Context, in engine.Cancel) (uint64, error) {
+	if in.Scope == "" || len(in.Scope) > 1<<10 {
+		return 0, notify.Invalid("bad_cancel", "scope", "a cancellation has a scope of 1 to 1,024 bytes")
+	}
+	version, ok, err := c.version(ctx, in.Scope)
+	if err != nil || ok {
+		return version, err
+	}
+	in.Version = 0 // it is the number of its row
+	v, err := json.Marshal(in)
+	if err != nil {
+		return 0, notify.Invalid("bad_cancel", "", "the cancellation cannot be stored")
+	}
+	first, n, err := c.log.append(ctx, func(logRow, int) ([][]byte, error) {
+		// Whoever waited for the log may find that it is done.
+		if version, ok, err = c.version(ctx, in.Scope); err != nil || ok {
+			return nil, err
+		}
+		return [][]byte{v}, nil
+	})
+	if err != nil || n == 0 {
+		return version, err
+	}
+	me := nonce()
+	won, err := c.s.settle(ctx, "cancellation", func() (verdict, error) {
+		var writer int64
+		ok, err := c.s.getSerial(ctx, `SELECT writer FROM cancels WHERE scope = ?`, []any{in.Scope}, &writer)
+		switch {
+		case err != nil:
+			return 0, err
+		case !ok:
+			return undone, nil
+		case writer == me:
+			return done, nil
+		}
+		return lost, nil
+	}, stmt{`INSERT INTO cancels (scope, version, writer) VALUES (?, ?, ?) IF NOT EXISTS`, []any{in.Scope, first, me}})
+	if err != nil {
+		return 0, err
+	}
+	if won {
+		return uint64(first), nil
+	}
+	version, _, err = c.version(ctx, in.Scope)
+	return version, err
+}
+
+// version is that of a scope's cancellation, as of every Put answered before.
+func (c cancels) version(ctx context.Context, scope string) (uint64, bool, error) {
+	var v int64
+	ok, err := c.s.getSerial(ctx, `SELECT version FROM cancels WHERE scope = ?`, []any{scope}, &v)
+	return uint64(v), ok, err
+}
+
+func readCancel(r logRow) (out engine.Cancel, err error) {
+	if json.Unmarshal(r.data, &out) != nil || out.Scope == "" {
+		return engine.Cancel{}, corrupt("a cancellation")
+	}
+	out.Version = uint64(r.n)
+	return out, nil
+}
+
+func (c cancels) Get(ctx context.Context, scope string) (engine.Cancel, bool, error) {
+	if scope == "" {
+		return engine.Cancel{}, false, nil
+	}
+	v, ok, err := c.version(ctx, scope)
+	if err != nil || !ok {
+		return engine.Cancel{}, false, err
+	}
+	page, err := c.log.page(ctx, v-1, v, 1)
+	if err != nil {
+		return engine.Cancel{}, false, err
+	}
+	if len(page) == 0 {
+		return engine.Cancel{}, false, corrupt("the cancellation of " + scope)
+	}
+	out, err := readCancel(page[0])
+	return out, err == nil, err
+}
+
+// Changes leaves out rows of the log whose Put found, in the end, that another
+// was first. One whose Put has not got so far is in: it cancels the same scope.
+func (c cancels) Changes(ctx context.Context, since uint64, max int) (out []engine.Cancel, err error) {
+	for len(out) < max {
+		page, err := c.log.page(ctx, since, math.MaxUint64, max-len(out))
+		if err != nil || len(page) == 0 {
+			return out, err
+		}
+		ones := make([]engine.Cancel, len(page))
+		err = parallel(len(page), func(i int) error {
+			one, err := readCancel(page[i])
+			if err != nil {
+				return err
+			}
+			var kept int64
+			ok, err := c.s.get(ctx, `SELECT version FROM cancels WHERE scope = ?`, []any{one.Scope}, &kept)
+			if err == nil && (!ok || kept == page[i].n) {
+				ones[i] = one
+			}
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+		for _, one := range ones {
+			if one.Scope != "" {
+				out = append(out, one)
+			}
+		}
+		since = uint64(page[len(page)-1].n)
+	}
+	return out, nil
+}

@@ -1,0 +1,586 @@
+package cassandra
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"math"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// DeadLetters returns the contract of what failed for good. A letter is a row,
+// swapped alone; its Ord is the number of its row in the log of all, its Seq that
+// in its caller's log. A Put that was interrupted is finished by the next one of
+// the same letter, which may leave numbers that no letter has.
+//
+// Two sentences of the contract are weaker here: Move swaps each letter for
+// itself, so an interrupted one may have moved some; and Walk sees each letter as
+// it is when its turn comes.
+func (s *Store) DeadLetters() engine.DeadLetters { return deadLetters{s, s.log("dead")} }
+
+type deadLetters struct {
+	s   *Store
+	log numbered
+}
+
+const (
+	letterVersion = 1
+	letterIDLen   = 16 + 4 + 1 + 2
+	letterShards  = 4
+	letterPage    = 200
+	// letterBatch is how many rows are appended to a log at a time.
+	letterBatch = 100
+
+	scopeFailed = "dead_letters_by_time"
+	scopeUntil  = "dead_letters_by_until"
+)
+
+func letterID(id notify.ID, epoch uint16) []byte {
+	b := append(make([]byte, 0, letterIDLen), id.Base[:]...)
+	b = binary.BigEndian.AppendUint32(b, id.Index)
+	fan := byte(0)
+	if id.Fan {
+		fan = 1
+	}
+	return binary.BigEndian.AppendUint16(append(b, fan), epoch)
+}
+
+func readLetterID(b []byte, d *engine.DeadLetter) bool {
+	if len(b) != letterIDLen {
+		return false
+	}
+	copy(d.ID.Base[:], b)
+	d.ID.Index, d.ID.Fan = binary.BigEndian.Uint32(b[16:]), b[20] == 1
+	d.Epoch = binary.BigEndian.Uint16(b[21:])
+	return true
+}
+
+// letter is everything but the key, the numbers and what Move changes.
+func (c *codec) letter(d *engine.DeadLetter, extra *[]byte) {
+	for _, s := range []*string{&d.Caller, &d.Campaign, &d.Channel, &d.Category, &d.User, &d.Template, &d.Class, &d.Code, &d.Provider, &d.Topic, &d.Trace} {
+		c.str(s)
+	}
+	c.raw(d.Chunk.Base[:])
+	num(c, &d.Chunk.Partition)
+	num(c, &d.Chunk.Block)
+	num(c, &d.Partition)
+	num(c, &d.Offset)
+	num(c, &d.Attempts)
+	num(c, &d.FirstFailed)
+	num(c, &d.LastFailed)
+	num(c, &d.Expires)
+	num(c, &d.Until)
+	c.bytes(extra)
+}
+
+const selectLetter = `SELECT ord, seq, state, job, writer, data FROM dead_letters WHERE id = ?`
+
+// letterRow is a letter and who wrote it last.
+type letterRow struct {
+	engine.DeadLetter
+	writer int64
+}
+
+func (l deadLetters) read(id []byte, get func(dest ...any) (bool, error)) (r letterRow, ok bool, err error) {
+	var ord, seq int64
+	var data, extra []byte
+	ok, err = get(&ord, &seq, &r.State, &r.Job, &r.writer, &data)
+	if err != nil || !ok {
+		return letterRow{}, false, err
+	}
+	r.Ord, r.Seq = uint64(ord), uint64(seq)
+	d := &r.DeadLetter
+	if !readLetterID(id, d) || !unpack(data, letterVersion, func(c *codec) { c.letter(d, &extra) }) {
+		return letterRow{}, false, corrupt("a dead letter")
+	}
+	if extra != nil && json.Unmarshal(extra, &r.Extra) != nil {
+		return letterRow{}, false, corrupt("a dead letter")
+	}
+	return r, true, nil
+}
+
+// serial reads a letter as of every swap answered before.
+func (l deadLetters) serial(ctx context.Context, id []byte) (letterRow, bool, error) {
+	return l.read(id, func(dest ...any) (bool, error) { return l.s.getSerial(ctx, selectLetter, []any{id}, dest...) })
+}
+
+// letters reads several for listings; one that is gone has no LastFailed row.
+func (l deadLetters) letters(ctx context.Context, ids [][]byte) ([]letterRow, []bool, error) {
+	out, have := make([]letterRow, len(ids)), make([]bool, len(ids))
+	err := parallel(len(ids), func(i int) (err error) {
+		out[i], have[i], err = l.read(ids[i], func(dest ...any) (bool, error) { return l.s.get(ctx, selectLetter, []any{ids[i]}, dest...) })
+		return err
+	})
+	return out, have, err
+}
+
+// Put stores the rows first, without numbers; then it appends them to the logs;
+// then each row gets its numbers, which say which of the logs' rows about it
+// count. A letter is in its caller's feed when it is in the log of all.
+func (l deadLetters) Put(ctx context.Context, ds []engine.DeadLetter) error {
+	type put struct {
+		id  []byte
+		in  *engine.DeadLetter
+		row letterRow
+	}
+	seen := map[string]bool{}
+	var all []*put
+	for i := range ds {
+		p := &put{id: letterID(ds[i].ID, ds[i].Epoch), in: &ds[i]}
+		if !seen[string(p.id)] {
+			seen[string(p.id)] = true
+			all = append(all, p)
+		}
+	}
+	err := parallel(len(all), func(i int) (err error) {
+		all[i].row, err = l.create(ctx, all[i].id, all[i].in)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	of := map[string][]*put{}
+	var callers []string
+	var todo []*put
+	for _, p := range all {
+		if p.row.Seq != 0 {
+			continue
+		}
+		todo = append(todo, p)
+		if of[p.row.Caller] == nil {
+			callers = append(callers, p.row.Caller)
+		}
+		of[p.row.Caller] = append(of[p.row.Caller], p)
+	}
+	number := func(log numbered, ps []*put, set func(*put, uint64)) error {
+		for len(ps) > 0 {
+			first, n, err := log.append(ctx, func(_ logRow, room int) ([][]byte, error) {
+				var rows [][]byte
+				for _, p := range ps[:min(len(ps), room, letterBatch)] {
+					rows = append(rows, p.id)
+				}
+				return rows, nil
+			})
+			if err != nil {
+				return err
+			}
+			for i, p := range ps[:n] {
+				set(p, uint64(first)+uint64(i))
+			}
+			ps = ps[n:]
+		}
+		return nil
+	}
+	if err := number(l.log, todo, func(p *put, n uint64) { p.row.Ord = n }); err != nil {
+		return err
+	}
+	err = parallel(len(callers), func(i int) error {
+		return number(l.feed(callers[i]), of[callers[i]], func(p *put, n uint64) { p.row.Seq = n })
+	})
+	if err != nil {
+		return err
+	}
+	return parallel(len(todo), func(i int) error {
+		p := todo[i]
+		_, err := l.s.settle(ctx, "a dead letter's numbers", func() (verdict, error) {
+			now, ok, err := l.serial(ctx, p.id)
+			switch {
+			case err != nil:
+				return 0, err
+			case ok && now.Seq == 0:
+				return undone, nil
+			}
+			return done, nil // by us, or by one who put the same letter
+		}, stmt{`UPDATE dead_letters SET ord = ?, seq = ? WHERE id = ? IF seq = 0`, []any{int64(p.row.Ord), int64(p.row.Seq), p.id}})
+		return err
+	})
+}
+
+func (l deadLetters) feed(caller string) numbered { return l.s.log("feed/" + caller) }
+
+// create stores a letter without numbers, behind its index rows, and returns it
+// or the one that was there.
+func (l deadLetters) create(ctx context.Context, id []byte, d *engine.DeadLetter) (letterRow, error) {
+	if r, ok, err := l.serial(ctx, id); err != nil || ok {
+		return r, err
+	}
+	var extra []byte
+	if len(d.Extra) > 0 {
+		var err error
+		if extra, err = json.Marshal(d.Extra); err != nil {
+			return letterRow{}, notify.Invalid("bad_dead_letter", "extra", "the letter cannot be stored")
+		}
+	}
+	days := [...]struct {
+		scope string
+		ms    int64
+	}{{scopeFailed, d.LastFailed}, {scopeUntil, d.Until}}
+	for _, x := range days {
+		if err := l.s.note(ctx, x.scope, x.ms/dayMs, 0, x.ms > time.Now().UnixMilli()-dayMs); err != nil {
+			return letterRow{}, err
+		}
+	}
+	shard := shardOfBase(id, letterShards)
+	err := l.s.separate(ctx, []stmt{
+		{`INSERT INTO dead_letters_by_time (day, shard, failed, id) VALUES (?, ?, ?, ?)`, []any{d.LastFailed / dayMs, shard, d.LastFailed, id}},
+		{`INSERT INTO dead_letters_by_until (day, shard, until, id) VALUES (?, ?, ?, ?)`, []any{d.Until / dayMs, shard, d.Until, id}},
+	})
+	if err != nil {
+		return letterRow{}, err
+	}
+	me := nonce()
+	_, err = l.s.settle(ctx, "a dead letter", func() (verdict, error) {
+		if _, ok, err := l.serial(ctx, id); err != nil || !ok {
+			return undone, err
+		}
+		return done, nil
+	}, stmt{
+		`INSERT INTO dead_letters (id, ord, seq, state, job, writer, data) VALUES (?, 0, 0, ?, ?, ?, ?) IF NOT EXISTS`,
+		[]any{id, d.State, d.Job, me, pack(letterVersion, func(c *codec) { c.letter(d, &extra) })},
+	})
+	if err != nil {
+		return letterRow{}, err
+	}
+	r, ok, err := l.serial(ctx, id)
+	if err == nil && !ok {
+		err = unsettled("a dead letter that was purged at once")
+	}
+	return r, err
+}
+
+// Get reads at SERIAL. A letter whose Put is not done is not there yet.
+func (l deadLetters) Get(ctx context.Context, id notify.ID, epoch uint16) (engine.DeadLetter, error) {
+	r, ok, err := l.serial(ctx, letterID(id, epoch))
+	if err == nil && (!ok || r.Seq == 0) {
+		err = notify.NotFound("dead_letter")
+	}
+	if err != nil {
+		return engine.DeadLetter{}, err
+	}
+	return r.DeadLetter, nil
+}
+
+// numbers calls fn with the letters of a log's rows in (after, upTo], until it
+// says false. is tells the number a letter has in that log: 0 where its Put has
+// not got so far, another where the row is left from one that was interrupted.
+func (l deadLetters) numbers(ctx context.Context, log numbered, after, upTo uint64, max int, is func(*engine.DeadLetter) *uint64, fn func(*engine.DeadLetter) (bool, error)) error {
+	for {
+		page, err := log.page(ctx, after, upTo, min(max, letterPage))
+		if err != nil || len(page) == 0 {
+			return err
+		}
+		ids := make([][]byte, len(page))
+		for i := range page {
+			ids[i] = page[i].data
+		}
+		rows, have, err := l.letters(ctx, ids)
+		if err != nil {
+			return err
+		}
+		for i := range page {
+			d, n := &rows[i].DeadLetter, uint64(page[i].n)
+			after = n
+			if !have[i] {
+				continue // purged
+			}
+			if at := is(d); *at == 0 {
+				*at = n
+			} else if *at != n {
+				continue
+			}
+			if more, err := fn(d); err != nil || !more {
+				return err
+			}
+		}
+	}
+}
+
+func (l deadLetters) Feed(ctx context.Context, caller string, after uint64, max int) (out []engine.DeadLetter, err error) {
+	if max <= 0 {
+		return nil, nil
+	}
+	err = l.numbers(ctx, l.feed(caller), after, math.MaxUint64, max, func(d *engine.DeadLetter) *uint64 { return &d.Seq }, func(d *engine.DeadLetter) (bool, error) {
+		out = append(out, *d)
+		return len(out) < max, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (l deadLetters) Walk(ctx context.Context, after, upTo uint64, fn func(*engine.DeadLetter) error) error {
+	return l.numbers(ctx, l.log, after, upTo, letterPage, func(d *engine.DeadLetter) *uint64 { return &d.Ord }, func(d *engine.DeadLetter) (bool, error) {
+		return true, fn(d)
+	})
+}
+
+func (l deadLetters) Last(ctx context.Context) (uint64, error) {
+	r, err := l.log.last(ctx)
+	return uint64(r.n), err
+}
+
+// List goes through the index by time. The cursor is the last place it looked at.
+func (l deadLetters) List(ctx context.Context, f engine.DeadLetterFilter, cursor []byte, max int) (out []engine.DeadLetter, next []byte, err error) {
+	if max <= 0 {
+		return nil, nil, nil
+	}
+	behind := letterPlace{failed: math.MaxInt64}
+	if cursor != nil {
+		if len(cursor) != 8+letterIDLen {
+			return nil, nil, notify.Invalid("bad_cursor", "cursor", "this cursor is not from a listing of dead letters")
+		}
+		behind = letterPlace{int64(binary.BigEndian.Uint64(cursor)), cursor[8:]}
+	}
+	// The day of the cursor is asked for from its place on; so is the time that
+	// the filter ends at.
+	if f.Until != 0 && f.Until-1 < behind.failed {
+		behind = letterPlace{failed: f.Until - 1}
+	}
+	from := int64(math.MinInt64)
+	if f.Since != 0 {
+		from = f.Since / dayMs
+	}
+	days, err := l.s.notedBack(ctx, scopeFailed, from, behind.failed/dayMs)
+	if err != nil {
+		return nil, nil, err
+	}
+	last := behind
+	for _, day := range days {
+		place := behind
+		for {
+			n := min(letterPage, max-len(out)+1)
+			page, err := l.places(ctx, day, place, n)
+			if err != nil {
+				return nil, nil, err
+			}
+			ids := make([][]byte, len(page))
+			for i := range page {
+				ids[i] = page[i].id
+			}
+			rows, have, err := l.letters(ctx, ids)
+			if err != nil {
+				return nil, nil, err
+			}
+			for i := range page {
+				d := &rows[i].DeadLetter
+				if !have[i] || d.Seq == 0 || !f.Matches(d) {
+					continue
+				}
+				if len(out) == max {
+					return out, append(binary.BigEndian.AppendUint64(nil, uint64(last.failed)), last.id...), nil
+				}
+				out = append(out, *d)
+				last = page[i]
+			}
+			if len(page) < n {
+				break
+			}
+			place = page[len(page)-1]
+		}
+	}
+	return out, nil, nil
+}
+
+// letterPlace is a place in the index by time: newest first, then by id.
+type letterPlace struct {
+	failed int64
+	id     []byte
+}
+
+func comparePlaces(a, b letterPlace) int {
+	if a.failed != b.failed {
+		if a.failed > b.failed {
+			return -1
+		}
+		return 1
+	}
+	return bytes.Compare(a.id, b.id)
+}
+
+// places returns up to max places of a day behind one.
+func (l deadLetters) places(ctx context.Context, day int64, behind letterPlace, max int) ([]letterPlace, error) {
+	// The index orders by two columns in opposite directions, which one condition
+	// cannot say: the rest of one time, then the times below it.
+	read := func(out *[]letterPlace, shard int16, where string, args ...any) error {
+		if len(*out) >= max {
+			return nil
+		}
+		return l.s.rows(ctx, func(scan func(...any) bool) error {
+			for {
+				var p letterPlace
+				if !scan(&p.failed, &p.id) {
+					return nil
+				}
+				*out = append(*out, p)
+			}
+		}, `SELECT failed, id FROM dead_letters_by_time WHERE day = ? AND shard = ? AND `+where+` LIMIT ?`, append(append([]any{day, shard}, args...), max-len(*out))...)
+	}
+	id := behind.id
+	if id == nil {
+		id = []byte{}
+	}
+	var shards [letterShards][]letterPlace
+	err := parallel(letterShards, func(i int) error {
+		if behind.failed/dayMs == day {
+			if err := read(&shards[i], int16(i), `failed = ? AND id > ?`, behind.failed, id); err != nil {
+				return err
+			}
+		}
+		return read(&shards[i], int16(i), `failed < ?`, behind.failed)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return mergeFirst(shards[:], comparePlaces, max), nil
+}
+
+func (l deadLetters) Move(ctx context.Context, ms []engine.LetterMove) ([]bool, error) {
+	moved := make([]bool, len(ms))
+	seen := map[string]bool{}
+	last := map[string][]int{}
+	var ids []string
+	for i := range ms {
+		id := string(letterID(ms[i].ID, ms[i].Epoch))
+		if !seen[id] {
+			seen[id] = true
+			ids = append(ids, id)
+		}
+		last[id] = append(last[id], i)
+	}
+	err := parallel(len(ids), func(k int) error {
+		// One named twice is moved once: by the first move that fits.
+		for _, i := range last[ids[k]] {
+			var err error
+			if moved[i], err = l.move(ctx, []byte(ids[k]), &ms[i]); err != nil || moved[i] {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return moved, nil
+}
+
+func (l deadLetters) move(ctx context.Context, id []byte, m *engine.LetterMove) (bool, error) {
+	me := nonce()
+	return l.s.settle(ctx, "move of a dead letter", func() (verdict, error) {
+		now, ok, err := l.serial(ctx, id)
+		switch {
+		case err != nil:
+			return 0, err
+		case ok && now.writer == me:
+			return done, nil
+		case ok && now.State == m.From && now.Job == m.FromJob:
+			return undone, nil
+		case ok && now.State == m.To && now.Job == m.Job:
+			return unknown, nil
+		}
+		return lost, nil
+	}, stmt{
+		`UPDATE dead_letters SET state = ?, job = ?, writer = ? WHERE id = ? IF state = ? AND job = ? AND seq > 0`,
+		[]any{m.To, m.Job, me, id, m.From, m.FromJob},
+	})
+}
+
+// Purge goes through the index by retention, oldest first, and removes what it
+// went through with one delete of a range.
+func (l deadLetters) Purge(ctx context.Context, now int64) (purged int, err error) {
+	days, err := l.s.noted(ctx, scopeUntil, math.MinInt64, now/dayMs)
+	if err != nil {
+		return 0, err
+	}
+	for _, day := range days {
+		empty := true
+		for shard := range int16(letterShards) {
+			n, left, err := l.purgePart(ctx, day, shard, now)
+			purged += n
+			empty = empty && !left
+			if err != nil {
+				return purged, err
+			}
+		}
+		if empty && (day+2)*dayMs < l.s.clock.now()/1000 {
+			if err := l.s.forget(ctx, scopeUntil, day); err != nil {
+				return purged, err
+			}
+		}
+	}
+	return purged, nil
+}
+
+func (l deadLetters) purgePart(ctx context.Context, day int64, shard int16, now int64) (purged int, left bool, err error) {
+	behind := letterPlace{failed: math.MinInt64, id: []byte{}}
+	for {
+		at := l.s.clock.now()
+		var page []letterPlace
+		err := l.s.rows(ctx, func(scan func(...any) bool) error {
+			for {
+				var p letterPlace
+				if !scan(&p.failed, &p.id) {
+					return nil
+				}
+				page = append(page, p)
+			}
+		}, `SELECT until, id FROM dead_letters_by_until WHERE day = ? AND shard = ? AND (until, id) > (?, ?) LIMIT ?`, day, shard, behind.failed, behind.id, letterPage)
+		if err != nil {
+			return purged, true, err
+		}
+		n := len(page)
+		for i := range page {
+			if page[i].failed > now {
+				page, left = page[:i], true
+				break
+			}
+		}
+		gone := make([]bool, len(page))
+		err = parallel(len(page), func(i int) (err error) {
+			gone[i], err = l.purge(ctx, page[i].id, shard, now)
+			return err
+		})
+		for _, ok := range gone {
+			if ok {
+				purged++
+			}
+		}
+		if err != nil {
+			return purged, true, err
+		}
+		if len(page) > 0 {
+			behind = page[len(page)-1]
+			err := l.s.write(ctx, at, stmt{`DELETE FROM dead_letters_by_until WHERE day = ? AND shard = ? AND (until, id) <= (?, ?)`, []any{day, shard, behind.failed, behind.id}})
+			if err != nil {
+				return purged, true, err
+			}
+		}
+		if left || n < letterPage {
+			return purged, left, nil
+		}
+	}
+}
+
+// purge removes one letter whose retention is over.
+func (l deadLetters) purge(ctx context.Context, id []byte, shard int16, now int64) (bool, error) {
+	r, ok, err := l.serial(ctx, id)
+	if err != nil || !ok || r.Until > now {
+		return false, err
+	}
+	won, err := l.s.settle(ctx, "purge of a dead letter", func() (verdict, error) {
+		if _, ok, err := l.serial(ctx, id); err != nil || ok {
+			return undone, err
+		}
+		return done, nil
+	}, stmt{`DELETE FROM dead_letters WHERE id = ? IF EXISTS`, []any{id}})
+	if err != nil || !won {
+		return false, err
+	}
+	return true, l.s.write(ctx, l.s.clock.now(), stmt{
+		`DELETE FROM dead_letters_by_time WHERE day = ? AND shard = ? AND failed = ? AND id = ?`, []any{r.LastFailed / dayMs, shard, r.LastFailed, id},
+	})
+}

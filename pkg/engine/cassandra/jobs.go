@@ -1,0 +1,347 @@
+package cassandra
+
+import (
+	"context"
+	"encoding/json"
+	"math"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Jobs returns the contract of operations jobs. A job and its entries are one
+// partition, where the job is static columns: both are swapped together. A name
+// is a row that says all that its job needs: who finds it without its job makes
+// it, so that a Create that was interrupted is finished by the next. A job that
+// is dropped leaves a mark, so that none of these makes it again.
+func (s *Store) Jobs() engine.Jobs { return jobs{s} }
+
+type jobs struct{ s *Store }
+
+// birth is what a name's row holds until its job is there.
+type birth struct {
+	Job     engine.Job
+	Entries []engine.JobEntry
+}
+
+func jobChanged() error {
+	return &notify.Error{Kind: notify.KindConflict, Code: "job_changed", Msg: "the job was changed since it was read"}
+}
+
+func jobExists() error {
+	return &notify.Error{Kind: notify.KindConflict, Code: "job_exists", Msg: "another job has this id"}
+}
+
+// ordinal maps an entry's place to a column that sorts the same.
+func ordinal(at uint64) int64 { return int64(at ^ 1<<63) }
+
+// jobRow is a job's partition; it is there if version is not 0.
+type jobRow struct {
+	job     engine.Job
+	version int64
+	writer  int64
+	dropped bool
+}
+
+func (r *jobRow) lives() bool { return r.version > 0 && !r.dropped }
+
+func (j jobs) row(ctx context.Context, id string) (r jobRow, err error) {
+	if id == "" {
+		return r, nil
+	}
+	var data []byte
+	ok, err := j.s.getSerial(ctx, `SELECT version, writer, dropped, data FROM jobs WHERE id = ? LIMIT 1`, []any{id}, &r.version, &r.writer, &r.dropped, &data)
+	if err != nil || !ok || r.version == 0 {
+		return jobRow{}, err
+	}
+	if !r.dropped && json.Unmarshal(data, &r.job) != nil {
+		return jobRow{}, corrupt("the job " + id)
+	}
+	return r, nil
+}
+
+type nameRow struct {
+	id     string
+	writer int64
+	data   []byte
+}
+
+func (j jobs) name(ctx context.Context, kind, name string) (r nameRow, ok bool, err error) {
+	ok, err = j.s.getSerial(ctx, `SELECT id, writer, data FROM job_names WHERE kind = ? AND name = ?`, []any{kind, name}, &r.id, &r.writer, &r.data)
+	return r, ok, err
+}
+
+func (j jobs) free(ctx context.Context, kind, name, id string) error {
+	_, err := j.s.settle(ctx, "name of a job", func() (verdict, error) {
+		r, ok, err := j.name(ctx, kind, name)
+		switch {
+		case err != nil:
+			return 0, err
+		case ok && r.id == id:
+			return undone, nil
+		}
+		return done, nil
+	}, stmt{`DELETE FROM job_names WHERE kind = ? AND name = ? IF id = ?`, []any{kind, name, id}})
+	return err
+}
+
+func (j jobs) Create(ctx context.Context, in engine.Job, entries ...engine.JobEntry) (engine.Job, bool, error) {
+	none := engine.Job{}
+	if in.ID == "" || len(in.ID) > 1<<10 || len(in.Kind) > 1<<15 || len(in.Name) > 1<<15 {
+		return none, false, notify.Invalid("bad_job", "id", "a job has an id of 1 to 1,024 bytes, a kind and a name")
+	}
+	unlock, err := j.s.locks.lock(ctx, "job/"+in.Kind+"/"+in.Name)
+	if err != nil {
+		return none, false, err
+	}
+	defer unlock()
+	in.Version = 1
+	data, err := json.Marshal(birth{in, entries})
+	if err != nil {
+		return none, false, notify.Invalid("bad_job", "", "the job cannot be stored")
+	}
+	me := nonce()
+	for range swapTries {
+		holder, ok, err := j.name(ctx, in.Kind, in.Name)
+		if err != nil {
+			return none, false, err
+		}
+		if !ok {
+			if taken, err := j.row(ctx, in.ID); err != nil || taken.version > 0 {
+				if err == nil {
+					err = jobExists()
+				}
+				return none, false, err
+			}
+			if _, err := j.claim(ctx, &in, me, data); err != nil {
+				return none, false, err
+			}
+			continue // its job is missing, as if the claim had been interrupted here
+		}
+		r, err := j.row(ctx, holder.id)
+		if err == nil && r.version == 0 {
+			r, err = j.finish(ctx, in.Kind, in.Name, holder)
+		}
+		switch {
+		case err != nil:
+			return none, false, err
+		case r.lives() && r.job.Kind == in.Kind && r.job.Name == in.Name:
+			return r.job, holder.writer == me, nil
+		case r.lives() && holder.id == in.ID:
+			// Its id was taken between the look and the claim.
+			if err := j.free(ctx, in.Kind, in.Name, holder.id); err != nil {
+				return none, false, err
+			}
+			return none, false, jobExists()
+		}
+		// The job it names was dropped, or belongs to another name.
+		if err := j.free(ctx, in.Kind, in.Name, holder.id); err != nil {
+			return none, false, err
+		}
+	}
+	return none, false, unsettled("job " + in.ID)
+}
+
+// claim takes a name for a job.
+func (j jobs) claim(ctx context.Context, in *engine.Job, me int64, data []byte) (bool, error) {
+	return j.s.settle(ctx, "name of a job", func() (verdict, error) {
+		r, ok, err := j.name(ctx, in.Kind, in.Name)
+		switch {
+		case err != nil:
+			return 0, err
+		case !ok:
+			return undone, nil
+		case r.writer == me:
+			return done, nil
+		}
+		return lost, nil
+	}, stmt{`INSERT INTO job_names (kind, name, id, writer, data) VALUES (?, ?, ?, ?, ?) IF NOT EXISTS`, []any{in.Kind, in.Name, in.ID, me, data}})
+}
+
+// finish makes the job that a name's row describes, and returns what is there in
+// the end.
+func (j jobs) finish(ctx context.Context, kind, name string, n nameRow) (jobRow, error) {
+	var b birth
+	if json.Unmarshal(n.data, &b) != nil {
+		return jobRow{}, corrupt("the name of the job " + n.id)
+	}
+	err := j.s.write(ctx, j.s.clock.now(), stmt{`INSERT INTO jobs_by_time (part, created, id) VALUES (0, ?, ?)`, []any{b.Job.Created, n.id}})
+	if err != nil {
+		return jobRow{}, err
+	}
+	if _, err := j.put(ctx, &b.Job, 0, n.writer, b.Entries); err != nil {
+		return jobRow{}, err
+	}
+	return j.row(ctx, n.id)
+}
+
+// put swaps a job's partition if its version is old (0: there is none).
+func (j jobs) put(ctx context.Context, in *engine.Job, old, me int64, entries []engine.JobEntry) (bool, error) {
+	data, err := json.Marshal(in)
+	if err != nil {
+		return false, notify.Invalid("bad_job", "", "the job cannot be stored")
+	}
+	var condition any
+	if old > 0 {
+		condition = old
+	}
+	stmts := []stmt{{`UPDATE jobs SET version = ?, writer = ?, data = ? WHERE id = ? IF version = ?`, []any{int64(in.Version), me, data, in.ID, condition}}}
+	last := map[uint64]int{}
+	for i := range entries {
+		last[entries[i].At] = i
+	}
+	for i := range entries {
+		if last[entries[i].At] != i {
+			continue // the same again replaces
+		}
+		doc := entries[i].Doc
+		if doc == nil {
+			doc = []byte{}
+		}
+		stmts = append(stmts, stmt{`INSERT INTO jobs (id, at, doc) VALUES (?, ?, ?)`, []any{in.ID, ordinal(entries[i].At), doc}})
+	}
+	return j.s.settle(ctx, "job "+in.ID, func() (verdict, error) {
+		now, err := j.row(ctx, in.ID)
+		switch {
+		case err != nil:
+			return 0, err
+		case now.version == old:
+			return undone, nil
+		case now.version == old+1 && now.writer == me:
+			return done, nil
+		case now.version == old+1:
+			return lost, nil
+		}
+		return unknown, nil
+	}, stmts...)
+}
+
+func (j jobs) Put(ctx context.Context, in engine.Job, entries ...engine.JobEntry) (engine.Job, error) {
+	unlock, err := j.s.locks.lock(ctx, "job/"+in.ID)
+	if err != nil {
+		return engine.Job{}, err
+	}
+	defer unlock()
+	old, err := j.row(ctx, in.ID)
+	if err == nil && (!old.lives() || old.job.Version != in.Version) {
+		err = jobChanged()
+	}
+	if err != nil {
+		return engine.Job{}, err
+	}
+	in.Kind, in.Name, in.Created = old.job.Kind, old.job.Name, old.job.Created // its identity
+	in.Version++
+	won, err := j.put(ctx, &in, old.version, nonce(), entries)
+	if err == nil && !won {
+		err = jobChanged()
+	}
+	if err != nil {
+		return engine.Job{}, err
+	}
+	return in, nil
+}
+
+func (j jobs) Get(ctx context.Context, id string) (engine.Job, bool, error) {
+	r, err := j.row(ctx, id)
+	if err != nil || !r.lives() {
+		return engine.Job{}, false, err
+	}
+	return r.job, true, nil
+}
+
+// Drop ends the job first; from then on it is forgotten, whatever else is left
+// of it if the call is interrupted.
+func (j jobs) Drop(ctx context.Context, id string, version uint64) error {
+	unlock, err := j.s.locks.lock(ctx, "job/"+id)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	old, err := j.row(ctx, id)
+	if err == nil && (!old.lives() || old.job.Version != version) {
+		err = jobChanged()
+	}
+	if err != nil {
+		return err
+	}
+	me := nonce()
+	won, err := j.s.settle(ctx, "job "+id, func() (verdict, error) {
+		now, err := j.row(ctx, id)
+		switch {
+		case err != nil:
+			return 0, err
+		case now.version == old.version:
+			return undone, nil
+		case now.writer == me:
+			return done, nil
+		}
+		return lost, nil
+	}, stmt{`UPDATE jobs SET version = ?, writer = ?, dropped = true, data = null WHERE id = ? IF version = ?`, []any{old.version + 1, me, id, old.version}})
+	if err == nil && !won {
+		err = jobChanged()
+	}
+	if err != nil {
+		return err
+	}
+	if err := j.free(ctx, old.job.Kind, old.job.Name, id); err != nil {
+		return err
+	}
+	at := j.s.clock.now()
+	err = j.s.write(ctx, at, stmt{`DELETE FROM jobs_by_time WHERE part = 0 AND created = ? AND id = ?`, []any{old.job.Created, id}})
+	if err != nil {
+		return err
+	}
+	// Entries have the timestamps of the servers, which may be ahead of ours. No
+	// job of this id comes again.
+	return j.s.write(ctx, at+1e6, stmt{`DELETE FROM jobs WHERE id = ? AND at >= ?`, []any{id, int64(math.MinInt64)}})
+}
+
+func (j jobs) Entries(ctx context.Context, id string, after uint64, max int) (out []engine.JobEntry, err error) {
+	if max <= 0 || id == "" || after == math.MaxUint64 {
+		return nil, nil
+	}
+	if r, err := j.row(ctx, id); err != nil || !r.lives() {
+		return nil, err
+	}
+	err = j.s.rows(ctx, func(scan func(...any) bool) error {
+		for {
+			var at int64
+			var doc []byte
+			if !scan(&at, &doc) {
+				return nil
+			}
+			out = append(out, engine.JobEntry{At: uint64(at) ^ 1<<63, Doc: doc})
+		}
+	}, `SELECT at, doc FROM jobs WHERE id = ? AND at > ? LIMIT ?`, id, ordinal(after), max)
+	return out, err
+}
+
+func (j jobs) List(ctx context.Context, max int) (out []engine.Job, err error) {
+	if max <= 0 {
+		return nil, nil
+	}
+	var ids []string
+	err = j.s.rows(ctx, func(scan func(...any) bool) error {
+		for id := ""; len(ids) < 2*max && scan(&id); {
+			ids = append(ids, id)
+		}
+		return nil
+	}, `SELECT id FROM jobs_by_time WHERE part = 0`)
+	if err != nil {
+		return nil, err
+	}
+	rows := make([]jobRow, len(ids))
+	err = parallel(len(ids), func(i int) (err error) {
+		rows[i], err = j.row(ctx, ids[i])
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	for i := range rows {
+		if rows[i].lives() && len(out) < max {
+			out = append(out, rows[i].job)
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,143 @@
+package cassandra
+
+import (
+	"context"
+	"math"
+)
+
+// numbered is a log whose rows have the numbers 1, 2, 3 and on. Row n is inserted,
+// by compare and swap, once row n-1 is there: so numbers have no gaps, and who
+// has read up to n misses none when he goes on behind it. Blocks of rows are
+// partitions.
+type numbered struct {
+	s    *Store
+	name string
+}
+
+// logBlock is how many rows a partition has.
+const logBlock = 1024
+
+func (s *Store) log(name string) numbered { return numbered{s, "log/" + name} }
+
+// logRow is one row.
+type logRow struct {
+	n    int64
+	data []byte
+}
+
+func blockOf(n int64) int64 { return (n - 1) / logBlock }
+
+// last returns the last row, as of every append answered before; n is 0 where
+// there is none.
+func (l numbered) last(ctx context.Context) (r logRow, err error) {
+	blocks, err := l.s.noted(ctx, l.name, 0, math.MaxInt64)
+	if err != nil || len(blocks) == 0 {
+		return r, err
+	}
+	// The last block may have been noted by one who then stored nothing in it.
+	for i := len(blocks) - 1; i >= 0; i-- {
+		ok, err := l.s.getSerial(ctx, `SELECT n, data FROM logs WHERE log = ? AND block = ? ORDER BY n DESC LIMIT 1`, []any{l.name, blocks[i]}, &r.n, &r.data)
+		if err != nil || ok {
+			return r, err
+		}
+	}
+	return logRow{}, nil
+}
+
+// append adds the rows that fill returns for the last one, all or none of one
+// block, and returns the number of the first. fill may return fewer than it has
+// and is called again then; it is called again, too, if others were faster.
+func (l numbered) append(ctx context.Context, fill func(last logRow, room int) ([][]byte, error)) (first int64, n int, err error) {
+	unlock, err := l.s.locks.lock(ctx, l.name)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer unlock()
+	for try := 0; ; try++ {
+		last, err := l.last(ctx)
+		if err != nil {
+			return 0, 0, err
+		}
+		first := last.n + 1
+		block := blockOf(first)
+		rows, err := fill(last, int((block+1)*logBlock-last.n))
+		if err != nil || len(rows) == 0 {
+			return 0, 0, err
+		}
+		if err := l.s.note(ctx, l.name, block, 0, true); err != nil {
+			return 0, 0, err
+		}
+		me := nonce()
+		stmts := make([]stmt, len(rows))
+		for i, data := range rows {
+			stmts[i] = stmt{`INSERT INTO logs (log, block, n, writer, data) VALUES (?, ?, ?, ?, ?) IF NOT EXISTS`, []any{l.name, block, first + int64(i), me, data}}
+		}
+		won, err := l.s.settle(ctx, l.name, func() (verdict, error) {
+			var writer int64
+			ok, err := l.s.getSerial(ctx, `SELECT writer FROM logs WHERE log = ? AND block = ? AND n = ?`, []any{l.name, block, first}, &writer)
+			switch {
+			case err != nil:
+				return 0, err
+			case !ok:
+				return undone, nil
+			case writer == me:
+				return done, nil
+			}
+			return lost, nil
+		}, stmts...)
+		if err != nil {
+			return 0, 0, err
+		}
+		if won {
+			return first, len(rows), nil
+		}
+		if err := pause(ctx, try); err != nil {
+			return 0, 0, err
+		}
+	}
+}
+
+// each calls fn with the rows in (after, upTo], in order, until it says false.
+func (l numbered) each(ctx context.Context, after, upTo uint64, fn func(r logRow) (bool, error)) error {
+	const most = math.MaxInt64 / 2
+	from, to := int64(min(after, most))+1, int64(min(upTo, most))
+	if from > to {
+		return nil
+	}
+	blocks, err := l.s.noted(ctx, l.name, blockOf(from), blockOf(to))
+	if err != nil {
+		return err
+	}
+	for _, block := range blocks {
+		more := true
+		err := l.s.rows(ctx, func(scan func(...any) bool) error {
+			for more {
+				var r logRow
+				if !scan(&r.n, &r.data) {
+					return nil
+				}
+				var err error
+				if more, err = fn(r); err != nil {
+					return err
+				}
+			}
+			return nil
+		}, `SELECT n, data FROM logs WHERE log = ? AND block = ? AND n >= ? AND n <= ?`, l.name, block, from, to)
+		if err != nil || !more {
+			return err
+		}
+	}
+	return nil
+}
+
+// page returns up to max rows in (after, upTo].
+func (l numbered) page(ctx context.Context, after, upTo uint64, max int) (out []logRow, err error) {
+	if max <= 0 {
+		return nil, nil
+	}
+	err = l.each(ctx, after, upTo, func(r logRow) (bool, error) {
+		out = append(out, r)
+		return len(out) < max, nil
+	})
+	return out, err
+}
