@@ -179,7 +179,8 @@ wait_node() { # node
   local n
   for n in $(seq 1 600); do
     answers "$1" && return
-    pid "$1" >/dev/null || { tail -5 "$dir/node$1/log" >&2; fail "node $1 ended: see $dir/node$1/log"; }
+    # Not by its command line: the process may not have become java yet.
+    kill -0 "$(cat "$dir/node$1/pid")" 2>/dev/null || { tail -5 "$dir/node$1/log" >&2; fail "node $1 ended: see $dir/node$1/log"; }
     sleep 0.2
   done
   fail "node $1 does not answer on 127.0.0.$1:$port after 2 minutes: see $dir/node$1/log"

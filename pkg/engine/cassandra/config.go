@@ -6,6 +6,8 @@ import (
 	"strings"
 	"time"
 
+	gocql "github.com/apache/cassandra-gocql-driver/v2"
+
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -49,6 +51,9 @@ type Config struct {
 	EveryReceiver bool
 	// Logger receives what happens in the background. Default: none.
 	Logger *slog.Logger
+
+	// dialer is a test's way to cut connections.
+	dialer gocql.Dialer
 }
 
 func (c Config) withDefaults() Config {

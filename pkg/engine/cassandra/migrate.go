@@ -320,7 +320,3 @@ func isMissingTable(err error) bool {
 	r, ok := errors.AsType[gocql.RequestError](err)
 	return ok && r.Code() == gocql.ErrCodeInvalid && (strings.Contains(r.Message(), "does not exist") || strings.Contains(r.Message(), "unconfigured table"))
 }
-
-func isMissingKeyspace(err error) bool {
-	return err != nil && strings.Contains(err.Error(), "Keyspace") && strings.Contains(err.Error(), "does not exist")
-}

@@ -30,6 +30,7 @@ type Store struct {
 	locks   keyLocks
 	buckets bucketCache
 	bases   baseCache
+	history historyNext
 }
 
 // Open connects to a cluster whose keyspace Migrate has made. A cluster that does
@@ -48,16 +49,28 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	s.locks.init()
 	var err error
 	if s.session, err = connect(ctx, cfg, cfg.Keyspace); err != nil {
-		if errors.Is(err, gocql.ErrKeyspaceDoesNotExist) || isMissingKeyspace(err) {
-			return nil, notMigrated(cfg.Keyspace, err)
-		}
-		return nil, translate(err)
+		return nil, opening(ctx, cfg, err)
 	}
 	if err := s.checkSchema(ctx); err != nil {
 		s.session.Close()
 		return nil, err
 	}
 	return s, nil
+}
+
+// opening tells a keyspace that is missing from a cluster that is away: to the
+// driver both are connections that could not be made.
+func opening(ctx context.Context, cfg Config, err error) error {
+	session, cerr := connect(ctx, cfg, "")
+	if cerr != nil {
+		return translate(cerr)
+	}
+	defer session.Close()
+	m := migrator{session, cfg}
+	if exists, cerr := m.exists(ctx); cerr == nil && !exists {
+		return notMigrated(cfg.Keyspace, err)
+	}
+	return translate(err)
 }
 
 // Close ends all connections.
@@ -83,6 +96,7 @@ func connect(ctx context.Context, cfg Config, keyspace string) (*gocql.Session, 
 	c.MaxPreparedStmts = 1000
 	c.Metadata.CacheMode = gocql.KeyspaceOnly
 	c.Logger = driverLog{cfg.Logger}
+	c.Dialer = cfg.dialer
 	fallback := gocql.RoundRobinHostPolicy()
 	if cfg.LocalDC != "" {
 		fallback = gocql.DCAwareRoundRobinPolicy(cfg.LocalDC)

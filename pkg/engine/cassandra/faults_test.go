@@ -1,0 +1,356 @@
+package cassandra
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// line is the way to the node. It can be cut, as by a node that died, and it can
+// swallow one answer: the request arrives, and nobody hears what became of it.
+type line struct {
+	mu    sync.Mutex
+	conns map[net.Conn]bool
+	down  atomic.Bool
+	// armed: the next request that holds this text is sent, and its connection cut.
+	armed   atomic.Pointer[string]
+	swallow atomic.Int32 // how many were
+}
+
+func (l *line) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
+	if l.down.Load() {
+		return nil, errors.New("the line is cut")
+	}
+	c, err := new(net.Dialer).DialContext(ctx, network, addr)
+	if err != nil {
+		return nil, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.conns == nil {
+		l.conns = map[net.Conn]bool{}
+	}
+	l.conns[c] = true
+	return &lineConn{Conn: c, l: l}, nil
+}
+
+func (l *line) cut() {
+	l.down.Store(true)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for c := range l.conns {
+		c.Close()
+	}
+	l.conns = nil
+}
+
+func (l *line) mend() { l.down.Store(false) }
+
+type lineConn struct {
+	net.Conn
+	l    *line
+	deaf atomic.Bool
+}
+
+func (c *lineConn) Write(b []byte) (int, error) {
+	if text := c.l.armed.Load(); text != nil && strings.Contains(string(b), *text) && c.l.armed.CompareAndSwap(text, nil) {
+		c.deaf.Store(true)
+		c.l.swallow.Add(1)
+	}
+	return c.Conn.Write(b)
+}
+
+func (c *lineConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if c.deaf.Load() {
+		c.Close()
+		return 0, errors.New("the answer was lost")
+	}
+	return n, err
+}
+
+// through opens a store of a keyspace whose line can be cut.
+func through(t *testing.T, cfg Config) (*Store, *line) {
+	t.Helper()
+	l := &line{}
+	cfg.dialer = l
+	s, err := Open(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return s, l
+}
+
+func trigger(id string) engine.Trigger {
+	return engine.Trigger{ID: "trg_" + notify.NewBase(time.Now()).String(), Caller: id, URL: "https://shop.example/", Payload: []byte("{}"), State: engine.TriggerPending, FireAt: 1, NextAt: 1}
+}
+
+// eventually waits for what comes as soon as the machine gets to it.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(2 * time.Minute); !ok(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%s: not after 2 minutes", what)
+		}
+	}
+}
+
+func TestNodeThatIsGone(t *testing.T) {
+	t.Parallel()
+	owner := shared.take(t)
+	defer shared.give(owner)
+	cfg := owner.cfg
+	cfg.Timeout = 5 * time.Second
+	s, l := through(t, cfg)
+	row := notify.Row{Key: notify.RowKey{Chunk: notify.Chunk{Base: notify.NewBase(time.Now())}}, Count: 1}
+	if err := s.Status().Put(t.Context(), []notify.Row{row}); err != nil {
+		t.Fatal(err)
+	}
+	l.cut()
+	for name, call := range map[string]func() error{
+		"write":  func() error { return s.Status().Put(t.Context(), []notify.Row{row}) },
+		"read":   func() error { _, err := s.Status().Get(t.Context(), []notify.RowKey{row.Key}); return err },
+		"swap":   func() error { _, err := s.Triggers().Create(t.Context(), []engine.Trigger{trigger("a")}); return err },
+		"serial": func() error { _, err := s.Timers().Shard(t.Context(), 1); return err },
+	} {
+		start := time.Now()
+		err := call()
+		if notify.KindOf(err) != notify.KindUnavailable || notify.RetryAfterOf(err) == 0 {
+			t.Errorf("%s while the node is gone: %v, kind %v", name, err, notify.KindOf(err))
+		}
+		// Twice the timeout, for the retry, and as much again for a busy machine.
+		if took := time.Since(start); took > 4*cfg.Timeout {
+			t.Errorf("%s took %s to fail", name, took)
+		}
+	}
+	l.mend()
+	eventually(t, "the store works again", func() bool {
+		got, err := s.Status().Get(t.Context(), []notify.RowKey{row.Key})
+		return err == nil && got[0].Key == row.Key && s.Status().Put(t.Context(), []notify.Row{row}) == nil
+	})
+}
+
+// Of every swap whose answer was lost it is found out that it was done.
+func TestLostAnswers(t *testing.T) {
+	t.Parallel()
+	owner := shared.take(t)
+	defer shared.give(owner)
+	s, l := through(t, owner.cfg)
+	lose := func(text string, ready func() error) {
+		t.Helper()
+		eventually(t, "a connection", func() bool { return ready() == nil })
+		l.armed.Store(&text)
+	}
+	ts := s.Triggers()
+	x := trigger("shop")
+	x.URL = "https://shop.example/" + marker
+	if _, err := ts.Create(t.Context(), []engine.Trigger{x}); err != nil {
+		t.Fatal(err)
+	}
+	for v := range uint64(6) {
+		lose(marker, func() error { _, err := ts.Get(t.Context(), []string{x.ID}); return err })
+		x.Reason = marker
+		x.Attempts = int(v)
+		won, err := ts.Swap(t.Context(), []engine.TriggerSwap{{Old: v + 1, New: x}})
+		if err != nil || !won[0] {
+			t.Fatalf("swap of version %d: %v, %v", v+1, won, err)
+		}
+		got, err := ts.Get(t.Context(), []string{x.ID})
+		if err != nil || got[0].Version != v+2 || got[0].Attempts != int(v) {
+			t.Fatalf("after the swap of version %d: %+v, %v", v+1, got, err)
+		}
+	}
+	shards := s.Timers()
+	for term := range uint64(4) {
+		lose(marker, func() error { _, err := shards.Shard(t.Context(), 77); return err })
+		st, err := shards.TakeOver(t.Context(), 77, term, marker)
+		if err != nil || st.Term != term+1 {
+			t.Fatalf("take-over of term %d: %+v, %v", term, st, err)
+		}
+	}
+	for seq := range uint64(4) {
+		lose(base64.StdEncoding.EncodeToString([]byte(marker)), func() error { _, err := s.Audit().Last(t.Context()); return err })
+		row, err := s.Audit().Append(t.Context(), func(last engine.AuditRow) (engine.AuditRow, error) {
+			return engine.AuditRow{Hash: []byte{byte(last.Seq)}, Doc: []byte(marker)}, nil
+		})
+		if err != nil || row.Seq != seq+1 {
+			t.Fatalf("row %d: %+v, %v", seq+1, row, err)
+		}
+	}
+	if n := l.swallow.Load(); n < 14 {
+		t.Fatalf("%d answers were lost, not 14: the test tests nothing", n)
+	}
+}
+
+const marker = "an-answer-to-be-lost"
+
+// Each of several processes takes a lost answer for what it was, also when others
+// swap the same row.
+func TestLostAnswersAmongOthers(t *testing.T) {
+	t.Parallel()
+	owner := shared.take(t)
+	defer shared.give(owner)
+	const writers, wins = 3, 8
+	x := trigger("shop")
+	if _, err := owner.Triggers().Create(t.Context(), []engine.Trigger{x}); err != nil {
+		t.Fatal(err)
+	}
+	var unknowns, sum atomic.Int64
+	var wg sync.WaitGroup
+	for i := range writers {
+		s, l := through(t, owner.cfg)
+		wg.Go(func() {
+			for n := 0; n < wins; {
+				rows, err := s.Triggers().Get(context.Background(), []string{x.ID})
+				if err != nil {
+					continue // the line comes back
+				}
+				row := rows[0]
+				row.Attempts++
+				row.Reason = marker
+				if n%2 == i%2 {
+					text := marker
+					l.armed.Store(&text)
+				}
+				won, err := s.Triggers().Swap(context.Background(), []engine.TriggerSwap{{Old: rows[0].Version, New: row}})
+				switch {
+				case err != nil:
+					unknowns.Add(1)
+					n++
+				case won[0]:
+					sum.Add(1)
+					n++
+				}
+			}
+		})
+	}
+	wg.Wait()
+	got, err := owner.Triggers().Get(t.Context(), []string{x.ID})
+	if err != nil {
+		t.Fatal(err)
+	}
+	swaps := int64(got[0].Attempts)
+	if uint64(swaps+1) != got[0].Version || swaps < sum.Load() || swaps > sum.Load()+unknowns.Load() {
+		t.Fatalf("version %d, %d swaps, %d were won and of %d nobody knows", got[0].Version, swaps, sum.Load(), unknowns.Load())
+	}
+	t.Logf("%d swaps won, %d unknown", sum.Load(), unknowns.Load())
+}
+
+// What a process reads and then replaces is replaced, whatever its clock says.
+func TestClockBehindAnother(t *testing.T) {
+	t.Parallel()
+	ahead := shared.take(t)
+	defer shared.give(ahead)
+	behind, err := Open(t.Context(), ahead.cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer behind.Close()
+	ahead.clock.see(time.Now().Add(time.Hour).UnixMicro())
+	key := notify.RowKey{Chunk: notify.Chunk{Base: notify.NewBase(time.Now())}}
+	ctx := t.Context()
+	put := func(s *Store, count uint32) {
+		t.Helper()
+		if err := s.Status().Put(ctx, []notify.Row{{Key: key, Count: count}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	get := func(s *Store) uint32 {
+		t.Helper()
+		rows, err := s.Status().Get(ctx, []notify.RowKey{key})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return rows[0].Count
+	}
+	put(ahead, 1)
+	if get(behind) != 1 {
+		t.Fatal("not stored")
+	}
+	put(behind, 2)
+	if n := get(ahead); n != 2 {
+		t.Fatalf("count %d: the write of the slower clock was lost", n)
+	}
+	ahead.clock.last.Store(0)
+}
+
+func TestBudget(t *testing.T) {
+	t.Parallel()
+	s := shared.take(t)
+	defer shared.give(s)
+	const fires = 20
+	ts := s.Triggers()
+	var xs []engine.Trigger
+	for range fires {
+		xs = append(xs, trigger("shop"))
+	}
+	before := s.Counts()
+	if _, err := ts.Create(t.Context(), xs); err != nil {
+		t.Fatal(err)
+	}
+	created := s.Counts()
+	for _, x := range xs {
+		rows, err := ts.Get(t.Context(), []string{x.ID}) // as the dispatcher does
+		if err != nil {
+			t.Fatal(err)
+		}
+		row := rows[0]
+		for v, state := range []engine.TriggerState{engine.TriggerInFlight, engine.TriggerFired} {
+			row.State = state
+			if state == engine.TriggerFired {
+				row.Ended = time.Now().UnixMilli()
+			}
+			won, err := ts.Swap(t.Context(), []engine.TriggerSwap{{Old: uint64(v + 1), New: row}})
+			if err != nil || !won[0] {
+				t.Fatal(won, err)
+			}
+		}
+	}
+	after := s.Counts()
+	per := func(a, b int64) float64 { return float64(b-a) / fires }
+	create, fire := per(before.Swaps, created.Swaps), per(created.Swaps, after.Swaps)
+	serial, reads, writes := per(created.SerialReads, after.SerialReads), per(created.Reads, after.Reads), per(created.Writes, after.Writes)
+	t.Logf("a create: %.2f swaps; a fire: %.2f swaps, %.2f serial reads, %.2f reads, %.2f writes", create, fire, serial, reads, writes)
+	if create > 1.05 || fire > 2.1 || serial > 1.1 || reads > 0.1 || writes > 4 {
+		t.Error("over the budget")
+	}
+	// The living are listed without a look at those that ended.
+	before = s.Counts()
+	if rows, err := ts.List(t.Context(), "shop", engine.TriggerPending, engine.TriggerCursor{}, 10); err != nil || len(rows) != 0 {
+		t.Fatal(rows, err)
+	}
+	if n := s.Counts().SerialReads - before.SerialReads; n > 0 {
+		t.Errorf("%d rows that ended were read to list the living", n)
+	}
+}
+
+func TestStatusOfManyRequests(t *testing.T) {
+	t.Parallel()
+	s := shared.take(t)
+	defer shared.give(s)
+	var rows []notify.Row
+	for range 300 {
+		rows = append(rows, notify.Row{Key: notify.RowKey{Chunk: notify.Chunk{Base: notify.NewBase(time.Now())}}, Count: 1, Topic: "t"})
+	}
+	if err := s.Status().Put(t.Context(), rows); err != nil {
+		t.Fatal(err)
+	}
+	before := s.Counts()
+	if err := s.Status().Put(t.Context(), rows); err != nil {
+		t.Fatal(err)
+	}
+	// The index of a request is written once, not with each of its rows.
+	if n := s.Counts().Writes - before.Writes; n != 300 {
+		t.Errorf("%d writes for 300 rows that were there", n)
+	}
+}

@@ -1,0 +1,299 @@
+package cassandra
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// HistoryPart is one partition of one topic of the log.
+type HistoryPart struct {
+	Topic     string
+	Partition int32
+}
+
+// HistoryConfig of a reader.
+type HistoryConfig struct {
+	// Barrier returns the end offset of every partition of the log as of now. Find
+	// asks for it on a miss, Each first, and both wait until AppendHistory has
+	// passed it, in whatever process. nil: what is stored is believed.
+	Barrier func(ctx context.Context) (map[HistoryPart]int64, error)
+	// MaxWait is how long they wait; then they are KindUnavailable. Default 5 s.
+	MaxWait time.Duration
+}
+
+// History returns the reader of who got what. Content is kept for
+// Config.StatusTTL; older ids are KindGone. User lists single sends, and each
+// receiver of a fan-out only if Config.EveryReceiver was set where it was
+// appended.
+func (s *Store) History(cfg HistoryConfig) engine.History {
+	if cfg.MaxWait == 0 {
+		cfg.MaxWait = 5 * time.Second
+	}
+	return history{s, cfg}
+}
+
+type history struct {
+	s   *Store
+	cfg HistoryConfig
+}
+
+const monthMs = 30 * dayMs
+
+// chunkRef is a row of notification_chunks.
+type chunkRef struct {
+	chunk       notify.Chunk
+	first, last uint32
+	fan         bool
+	topic       string
+	part        int32
+	offset      int64
+}
+
+// refs returns the chunks of a request, in order.
+func (h history) refs(ctx context.Context, base notify.Base) (out []chunkRef, err error) {
+	err = h.s.rows(ctx, func(scan func(...any) bool) error {
+		for {
+			var part int
+			var block, first, last int64
+			r := chunkRef{}
+			if !scan(&part, &block, &first, &last, &r.fan, &r.topic, &r.part, &r.offset) {
+				return nil
+			}
+			r.chunk = notify.Chunk{Base: base, Partition: uint16(part), Block: uint32(block)}
+			r.first, r.last = uint32(first), uint32(last)
+			out = append(out, r)
+		}
+	}, `SELECT part, block, first, last, fan, topic, log_part, log_offset FROM notification_chunks WHERE base = ?`, base[:])
+	return out, err
+}
+
+// open reads a chunk's content; ok is false where it is gone.
+func (h history) open(ctx context.Context, r *chunkRef, f *engine.Found) (ok bool, err error) {
+	var v []byte
+	c := r.chunk
+	ok, err = h.s.get(ctx, `SELECT data FROM notification_content WHERE base = ? AND part = ? AND block = ?`, []any{c.Base[:], int(c.Partition), int64(c.Block)}, &v)
+	if err != nil || !ok {
+		return false, err
+	}
+	*f = engine.Found{Topic: r.topic, LogPart: r.part, Offset: r.offset}
+	if err := notify.DecodeEnvelope(v, &f.Envelope); err != nil || f.Envelope.Chunk != c {
+		return false, corrupt(fmt.Sprintf("the content of chunk %v", c))
+	}
+	return true, nil
+}
+
+func (h history) Find(ctx context.Context, id notify.ID) (engine.Found, error) {
+	f, err := h.find(ctx, id)
+	if h.cfg.Barrier == nil || notify.KindOf(err) != notify.KindNotFound {
+		return f, err
+	}
+	if err := h.await(ctx); err != nil {
+		return engine.Found{}, err
+	}
+	return h.find(ctx, id)
+}
+
+func (h history) find(ctx context.Context, id notify.ID) (engine.Found, error) {
+	refs, err := h.refs(ctx, id.Base)
+	if err != nil {
+		return engine.Found{}, err
+	}
+	for i := range refs {
+		if refs[i].fan != id.Fan || id.Index < refs[i].first || id.Index > refs[i].last {
+			continue
+		}
+		var f engine.Found
+		if ok, err := h.open(ctx, &refs[i], &f); err != nil {
+			return engine.Found{}, err
+		} else if !ok {
+			continue
+		}
+		rd, r := notify.ReadReceivers(f.Envelope.Receivers), notify.Receiver{}
+		for pos := uint32(0); rd.Next(&r) && r.Index <= id.Index; pos++ {
+			if r.Index == id.Index {
+				f.ID, f.Pos, f.User, f.Address = id, pos, r.User, r.Address
+				return f, nil
+			}
+		}
+	}
+	return engine.Found{}, h.missing(id.Base)
+}
+
+// missing is the error for what was not found.
+func (h history) missing(base notify.Base) error {
+	if time.Since(base.Time()) > h.s.cfg.StatusTTL {
+		return &notify.Error{Kind: notify.KindGone, Code: "notification_gone", Msg: "the history of this notification has passed its retention"}
+	}
+	return notify.NotFound("notification")
+}
+
+// await waits until what is in the log now has been appended.
+func (h history) await(ctx context.Context) error {
+	if h.cfg.Barrier == nil {
+		return nil
+	}
+	ctx, stop := context.WithTimeout(ctx, h.cfg.MaxWait)
+	defer stop()
+	ends, err := h.cfg.Barrier(ctx)
+	if err != nil {
+		return translate(err)
+	}
+	for {
+		have, err := h.s.HistoryOffsets(ctx)
+		if err != nil {
+			return err
+		}
+		behind := false
+		for p, end := range ends {
+			behind = behind || have[p] < end
+		}
+		if !behind {
+			return nil
+		}
+		select {
+		case <-time.After(50 * time.Millisecond):
+		case <-ctx.Done():
+			return translate(ctx.Err())
+		}
+	}
+}
+
+// Each implements engine.History. It waits at the barrier first: a part of a
+// request would be a wrong answer.
+func (h history) Each(ctx context.Context, base notify.Base, fn func(*engine.Found) error) error {
+	if err := h.await(ctx); err != nil {
+		return err
+	}
+	refs, err := h.refs(ctx, base)
+	if err != nil {
+		return err
+	}
+	n := 0
+	for i := range refs {
+		var f engine.Found
+		if ok, err := h.open(ctx, &refs[i], &f); err != nil {
+			return err
+		} else if !ok {
+			continue
+		}
+		n++
+		rd, r := notify.ReadReceivers(f.Envelope.Receivers), notify.Receiver{}
+		for pos := uint32(0); rd.Next(&r); pos++ {
+			f.ID, f.Pos, f.User, f.Address = f.Envelope.ID(r.Index), pos, r.User, r.Address
+			if err := fn(&f); err != nil {
+				return err
+			}
+		}
+	}
+	if n == 0 {
+		return h.missing(base)
+	}
+	return nil
+}
+
+const cursorVersion = 1
+
+func historyCursor(user string, base notify.Base, index uint32) engine.HistoryCursor {
+	b := binary.BigEndian.AppendUint64([]byte{cursorVersion}, notify.HashUser([]byte(user)))
+	return binary.BigEndian.AppendUint32(append(b, base[:]...), index)
+}
+
+// User implements engine.History. A page may hold fewer than Limit although
+// there is more; the cursor says so.
+func (h history) User(ctx context.Context, q engine.HistoryQuery) ([]engine.Found, engine.HistoryCursor, error) {
+	if q.Limit < 1 || q.Limit > 1000 {
+		return nil, nil, notify.Invalid("bad_limit", "limit", "a page holds 1 to 1000 notifications")
+	}
+	before, index := lastBase, int64(1)<<32
+	if q.Before != nil {
+		c := q.Before
+		if len(c) != 1+8+16+4 || c[0] != cursorVersion || binary.BigEndian.Uint64(c[1:]) != notify.HashUser([]byte(q.User)) {
+			return nil, nil, notify.Invalid("bad_cursor", "cursor", "this cursor is not from a listing of this user")
+		}
+		before, index = notify.Base(c[9:25]), int64(binary.BigEndian.Uint32(c[25:]))
+	}
+	type place struct {
+		base       notify.Base
+		index, pos int64
+		part       int
+		block      int64
+		caller     string
+	}
+	var page []place
+	looked, more := 0, false
+	var last place
+	// An id of a clock ahead of ours may lie in the next month.
+	now := time.Now().UnixMilli()
+	newest := min(now/monthMs+1, before.Time().UnixMilli()/monthMs)
+	oldest := (now - h.s.cfg.StatusTTL.Milliseconds()) / monthMs
+	for month := newest; month >= oldest && !more; month-- {
+		err := h.s.rows(ctx, func(scan func(...any) bool) error {
+			for {
+				var p place
+				var b []byte
+				if !scan(&b, &p.index, &p.caller, &p.part, &p.block, &p.pos) {
+					return nil
+				}
+				if len(b) != len(p.base) {
+					return corrupt("a row of notifications")
+				}
+				p.base = notify.Base(b)
+				if q.Caller == "" || p.caller == q.Caller {
+					if len(page) == q.Limit {
+						more = true
+						return nil
+					}
+					page = append(page, p)
+				}
+				// A user most of whose notifications are another caller's is read in pages.
+				if last, looked = p, looked+1; looked == 20*pageSize {
+					more = true
+					return nil
+				}
+			}
+		}, `SELECT base, idx, caller, part, block, pos FROM notifications WHERE user_id = ? AND month = ? AND (base, idx) < (?, ?)`, []byte(q.User), month, before[:], index)
+		if err != nil {
+			return nil, nil, err
+		}
+	}
+	found, have := make([]engine.Found, len(page)), make([]bool, len(page))
+	err := parallel(len(page), func(i int) error {
+		p := &page[i]
+		r := chunkRef{chunk: notify.Chunk{Base: p.base, Partition: uint16(p.part), Block: uint32(p.block)}}
+		ok, err := h.s.get(ctx, `SELECT topic, log_part, log_offset FROM notification_chunks WHERE base = ? AND part = ? AND block = ?`,
+			[]any{p.base[:], p.part, p.block}, &r.topic, &r.part, &r.offset)
+		if err != nil || !ok {
+			return err
+		}
+		f := &found[i]
+		if ok, err := h.open(ctx, &r, f); err != nil || !ok {
+			return err
+		}
+		rd, x := notify.ReadReceivers(f.Envelope.Receivers), notify.Receiver{}
+		rd.Skip(uint32(p.pos))
+		if !rd.Next(&x) || string(x.User) != q.User || int64(x.Index) != p.index {
+			return corrupt(fmt.Sprintf("the content of chunk %v", r.chunk))
+		}
+		f.ID, f.Pos, f.User, f.Address = f.Envelope.ID(x.Index), uint32(p.pos), x.User, x.Address
+		have[i] = true
+		return nil
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	out := found[:0]
+	for i := range found {
+		if have[i] { // else its retention ended this moment
+			out = append(out, found[i])
+		}
+	}
+	if !more {
+		return out, nil, nil
+	}
+	return out, historyCursor(q.User, last.base, uint32(last.index)), nil
+}

@@ -1,0 +1,205 @@
+package cassandra
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+type receiver struct {
+	index uint32
+	user  string
+}
+
+func envelope(at time.Time, caller string, rs ...receiver) *notify.Envelope {
+	var w notify.ReceiverWriter
+	for _, r := range rs {
+		w.Append(notify.Receiver{Index: r.index, User: []byte(r.user), Address: []byte("addr-" + r.user)})
+	}
+	return &notify.Envelope{
+		Chunk: notify.Chunk{Base: notify.NewBase(at), Partition: 3}, Fan: len(rs) > 1, Caller: caller, Channel: notify.Push, Category: notify.Marketing,
+		Accepted: at.UnixMilli(), Content: notify.Content{Title: "hi"}, Count: w.Count(), Receivers: w.Bytes(),
+	}
+}
+
+func historyRecord(offset int64, e *notify.Envelope) HistoryRecord {
+	return HistoryRecord{Topic: "notifications-push", Partition: 2, Offset: offset, Value: notify.AppendEnvelope(nil, e)}
+}
+
+// withHistory gives a store whose tables of history are empty.
+func withHistory(t *testing.T, everyReceiver bool) *Store {
+	t.Helper()
+	owner := shared.take(t)
+	t.Cleanup(func() { shared.give(owner) })
+	for _, table := range []string{"notification_chunks", "notification_content", "notifications", "history_offsets"} {
+		if err := owner.session.Query(`TRUNCATE ` + table).Exec(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cfg := owner.cfg
+	cfg.EveryReceiver = everyReceiver
+	s, err := Open(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
+func TestHistory(t *testing.T) {
+	t.Parallel()
+	s := withHistory(t, true)
+	ctx := t.Context()
+	h := s.History(HistoryConfig{})
+	now := time.Now()
+	fan := envelope(now.Add(-time.Minute), "shop", receiver{0, "ann"}, receiver{2, "bob"}, receiver{7, "cid"})
+	rest := envelope(now, "shop", receiver{9, "dan"}, receiver{11, "ann"})
+	rest.Chunk.Base, rest.Chunk.Block = fan.Chunk.Base, 1
+	single := envelope(now.Add(-time.Second), "bank", receiver{0, "ann"})
+	derived := envelope(now, "shop", receiver{0, "ann"})
+	derived.Attempt = 1
+	recs := []HistoryRecord{historyRecord(10, fan), historyRecord(11, single), historyRecord(12, derived), historyRecord(13, rest),
+		{Topic: "notifications-push", Partition: 2, Offset: 14, Value: []byte("junk")}}
+	for range 2 { // fed again: skipped
+		if err := s.AppendHistory(ctx, recs...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	offsets, err := s.HistoryOffsets(ctx)
+	if err != nil || offsets[HistoryPart{"notifications-push", 2}] != 15 {
+		t.Fatalf("offsets %v, %v", offsets, err)
+	}
+	id := func(e *notify.Envelope, index uint32) notify.ID { return e.ID(index) }
+	for _, c := range []struct {
+		id     notify.ID
+		user   string
+		pos    uint32
+		offset int64
+	}{{id(fan, 2), "bob", 1, 10}, {id(single, 0), "ann", 0, 11}, {id(rest, 11), "ann", 1, 13}} {
+		f, err := h.Find(ctx, c.id)
+		if err != nil || f.ID != c.id || string(f.User) != c.user || string(f.Address) != "addr-"+c.user || f.Pos != c.pos || f.Offset != c.offset || f.LogPart != 2 || f.Topic != "notifications-push" || f.Envelope.Content.Title != "hi" {
+			t.Errorf("%v: found %+v, %v", c.id, f, err)
+		}
+	}
+	old := notify.NewBase(now.Add(-s.cfg.StatusTTL - time.Hour))
+	for _, c := range []struct {
+		id   notify.ID
+		kind notify.Kind
+	}{
+		{notify.ID{Base: fan.Chunk.Base, Index: 1, Fan: true}, notify.KindNotFound}, // a rejected item
+		{notify.ID{Base: fan.Chunk.Base}, notify.KindNotFound},                      // the request, not a receiver
+		{notify.ID{Base: derived.Chunk.Base}, notify.KindNotFound},
+		{notify.ID{Base: old}, notify.KindGone},
+	} {
+		if _, err := h.Find(ctx, c.id); notify.KindOf(err) != c.kind {
+			t.Errorf("%v: %v, want %v", c.id, err, c.kind)
+		}
+	}
+	var each []string
+	err = h.Each(ctx, fan.Chunk.Base, func(f *engine.Found) error {
+		each = append(each, fmt.Sprintf("%d:%d:%s", f.ID.Index, f.Pos, f.User))
+		return nil
+	})
+	if got := strings.Join(each, " "); err != nil || got != "0:0:ann 2:1:bob 7:2:cid 9:0:dan 11:1:ann" {
+		t.Errorf("each gave %s, %v", got, err)
+	}
+	boom := errors.New("boom")
+	if err := h.Each(ctx, fan.Chunk.Base, func(*engine.Found) error { return boom }); !errors.Is(err, boom) {
+		t.Errorf("each returned %v", err)
+	}
+	want := []string{id(single, 0).String(), id(rest, 11).String(), id(fan, 0).String()} // newest first
+	for limit := 1; limit <= 4; limit++ {
+		if got := userPages(t, h, engine.HistoryQuery{User: "ann", Limit: limit}); !slices.Equal(got, want) {
+			t.Errorf("pages of %d: ann got %v, want %v", limit, got, want)
+		}
+	}
+	if got := userPages(t, h, engine.HistoryQuery{User: "ann", Caller: "shop", Limit: 1}); !slices.Equal(got, want[1:]) {
+		t.Errorf("ann got %v of the shop", got)
+	}
+	_, cursor, err := h.User(ctx, engine.HistoryQuery{User: "ann", Limit: 1})
+	if err != nil || cursor == nil {
+		t.Fatal(cursor, err)
+	}
+	if _, _, err := h.User(ctx, engine.HistoryQuery{User: "bob", Before: cursor, Limit: 1}); notify.KindOf(err) != notify.KindInvalid {
+		t.Errorf("another user's cursor: %v", err)
+	}
+}
+
+func userPages(t *testing.T, h engine.History, q engine.HistoryQuery) (ids []string) {
+	t.Helper()
+	for {
+		page, next, err := h.User(t.Context(), q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range page {
+			if string(f.User) != q.User {
+				t.Fatalf("listing of %s holds %s", q.User, f.User)
+			}
+			ids = append(ids, f.ID.String())
+		}
+		if q.Before = next; next == nil {
+			return ids
+		}
+	}
+}
+
+// Without rows for each receiver a listing holds single sends alone; ids are
+// found all the same.
+func TestHistoryOfSingles(t *testing.T) {
+	t.Parallel()
+	s := withHistory(t, false)
+	h := s.History(HistoryConfig{})
+	fan, single := envelope(time.Now(), "shop", receiver{0, "eve"}, receiver{1, "bob"}), envelope(time.Now(), "shop", receiver{0, "eve"})
+	if err := s.AppendHistory(t.Context(), historyRecord(0, fan), historyRecord(1, single)); err != nil {
+		t.Fatal(err)
+	}
+	if got := userPages(t, h, engine.HistoryQuery{User: "eve", Limit: 10}); !slices.Equal(got, []string{single.ID(0).String()}) {
+		t.Errorf("eve got %v", got)
+	}
+	if f, err := h.Find(t.Context(), fan.ID(1)); err != nil || string(f.User) != "bob" {
+		t.Errorf("found %+v, %v", f, err)
+	}
+}
+
+// An id that is in the log but not yet here is waited for.
+func TestHistoryWaitsAtTheBarrier(t *testing.T) {
+	t.Parallel()
+	s := withHistory(t, false)
+	part := HistoryPart{"notifications-push", 2}
+	asked := make(chan struct{})
+	h := s.History(HistoryConfig{MaxWait: 2 * time.Minute, Barrier: func(context.Context) (map[HistoryPart]int64, error) {
+		close(asked)
+		return map[HistoryPart]int64{part: 6}, nil
+	}})
+	single := envelope(time.Now(), "shop", receiver{0, "eve"})
+	go func() {
+		<-asked // the miss has happened
+		if err := s.AppendHistory(context.Background(), historyRecord(5, single)); err != nil {
+			t.Error(err)
+		}
+	}()
+	if f, err := h.Find(t.Context(), single.ID(0)); err != nil || string(f.User) != "eve" {
+		t.Fatalf("found %+v, %v", f, err)
+	}
+	h = s.History(HistoryConfig{MaxWait: 100 * time.Millisecond, Barrier: func(context.Context) (map[HistoryPart]int64, error) {
+		return map[HistoryPart]int64{part: 7}, nil
+	}})
+	if _, err := h.Find(t.Context(), notify.ID{Base: notify.NewBase(time.Now())}); notify.KindOf(err) != notify.KindUnavailable {
+		t.Fatalf("an offset that never comes: %v", err)
+	}
+	// A partition whose log begins later.
+	if err := s.AdvanceHistory(t.Context(), part, 7); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.Find(t.Context(), notify.ID{Base: notify.NewBase(time.Now())}); notify.KindOf(err) != notify.KindNotFound {
+		t.Fatalf("no such id: %v", err)
+	}
+}

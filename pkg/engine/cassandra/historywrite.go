@@ -1,0 +1,135 @@
+package cassandra
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// HistoryRecord is one record of the log. Value may be reused after AppendHistory.
+type HistoryRecord struct {
+	Topic     string
+	Partition int32
+	Offset    int64
+	Value     []byte // a notify.Envelope
+}
+
+// historyNext is what this process has appended, by partition.
+type historyNext struct {
+	mu   sync.Mutex
+	next map[HistoryPart]int64
+}
+
+// AppendHistory takes records in offset order; those below what this Store has
+// appended before are skipped, so feeding a range again is safe. When it returns
+// they are stored, can be found, and HistoryOffsets is past them. A record that
+// cannot be read, and an envelope that is derived, is passed over. After an error
+// feed the same records again.
+func (s *Store) AppendHistory(ctx context.Context, recs ...HistoryRecord) error {
+	s.history.mu.Lock()
+	var todo []HistoryRecord
+	next := map[HistoryPart]int64{}
+	for _, r := range recs {
+		p := HistoryPart{r.Topic, r.Partition}
+		if r.Offset >= s.history.next[p] {
+			todo = append(todo, r)
+			next[p] = max(next[p], r.Offset+1)
+		}
+	}
+	s.history.mu.Unlock()
+	err := parallel(len(todo), func(i int) error { return s.appendRecord(ctx, &todo[i]) })
+	if err != nil {
+		return err
+	}
+	return s.advance(ctx, next)
+}
+
+// AdvanceHistory says that a partition has nothing below next that was not
+// appended, for where the log itself begins later or holds no records.
+func (s *Store) AdvanceHistory(ctx context.Context, p HistoryPart, next int64) error {
+	return s.advance(ctx, map[HistoryPart]int64{p: next})
+}
+
+func (s *Store) advance(ctx context.Context, next map[HistoryPart]int64) error {
+	s.history.mu.Lock()
+	defer s.history.mu.Unlock()
+	for p, at := range next {
+		if at <= s.history.next[p] {
+			continue
+		}
+		err := s.write(ctx, s.clock.now(), stmt{`INSERT INTO history_offsets (topic, part, next) VALUES (?, ?, ?)`, []any{p.Topic, p.Partition, at}})
+		if err != nil {
+			return err
+		}
+		if s.history.next == nil {
+			s.history.next = map[HistoryPart]int64{}
+		}
+		s.history.next[p] = at
+	}
+	return nil
+}
+
+// HistoryOffsets returns up to where each partition was appended, by whoever did
+// it last: where the next one goes on.
+func (s *Store) HistoryOffsets(ctx context.Context) (map[HistoryPart]int64, error) {
+	out := map[HistoryPart]int64{}
+	err := s.rows(ctx, func(scan func(...any) bool) error {
+		var p HistoryPart
+		var next, at int64
+		for scan(&p.Topic, &p.Partition, &next, &at) {
+			s.clock.see(at)
+			out[p] = next
+		}
+		return nil
+	}, `SELECT topic, part, next, writetime(next) FROM history_offsets`)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// appendRecord stores the content before what points to it.
+func (s *Store) appendRecord(ctx context.Context, r *HistoryRecord) error {
+	var env notify.Envelope
+	if err := notify.DecodeEnvelope(r.Value, &env); err != nil {
+		s.cfg.Logger.Warn("history passes over a record it cannot read", "topic", r.Topic, "partition", r.Partition, "offset", r.Offset, "err", err)
+		return nil
+	}
+	if env.Derived() {
+		return nil
+	}
+	c, keep := env.Chunk, int(s.cfg.StatusTTL/time.Second)
+	month := c.Base.Time().UnixMilli() / monthMs
+	var rows []stmt
+	first, last := int64(-1), int64(0)
+	rd, x := notify.ReadReceivers(env.Receivers), notify.Receiver{}
+	for pos := int64(0); rd.Next(&x); pos++ {
+		if last = int64(x.Index); first < 0 {
+			first = last
+		}
+		if (!env.Fan || s.cfg.EveryReceiver) && len(x.User) > 0 {
+			rows = append(rows, stmt{
+				`INSERT INTO notifications (user_id, month, base, idx, caller, part, block, pos) VALUES (?, ?, ?, ?, ?, ?, ?, ?) USING TTL ?`,
+				[]any{append([]byte(nil), x.User...), month, c.Base[:], last, env.Caller, int(c.Partition), int64(c.Block), pos, keep},
+			})
+		}
+	}
+	at := s.clock.now()
+	err := s.write(ctx, at, stmt{
+		`INSERT INTO notification_content (base, part, block, data) VALUES (?, ?, ?, ?) USING TTL ?`,
+		[]any{c.Base[:], int(c.Partition), int64(c.Block), r.Value, keep},
+	})
+	if err != nil {
+		return err
+	}
+	err = s.write(ctx, at, stmt{
+		`INSERT INTO notification_chunks (base, part, block, first, last, fan, topic, log_part, log_offset) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) USING TTL ?`,
+		[]any{c.Base[:], int(c.Partition), int64(c.Block), max(first, 0), last, env.Fan, r.Topic, r.Partition, r.Offset, keep},
+	})
+	if err != nil {
+		return err
+	}
+	return s.separate(ctx, rows)
+}

@@ -1,0 +1,139 @@
+package cassandra
+
+import (
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+func TestConfigIsChecked(t *testing.T) {
+	t.Parallel()
+	good := Config{Hosts: []string{"127.0.0.1"}, Keyspace: "notify"}
+	if err := good.withDefaults().validate(); err != nil {
+		t.Fatal(err)
+	}
+	for field, change := range map[string]func(*Config){
+		"hosts":           func(c *Config) { c.Hosts = nil },
+		"keyspace":        func(c *Config) { c.Keyspace = "a; DROP KEYSPACE b" },
+		"replication":     func(c *Config) { c.Replication = 17 },
+		"consistency":     func(c *Config) { c.Consistency = "one" },
+		"timeout":         func(c *Config) { c.Timeout = time.Hour },
+		"connect_timeout": func(c *Config) { c.ConnectTimeout = time.Hour },
+		"num_conns":       func(c *Config) { c.NumConns = -1 },
+		"status_ttl":      func(c *Config) { c.StatusTTL = time.Second },
+		"timer_grace":     func(c *Config) { c.TimerGrace = time.Second },
+		"cert":            func(c *Config) { c.Cert = "cert.pem" },
+		"ca":              func(c *Config) { c.CA = "/nonexistent" },
+	} {
+		c := good
+		change(&c)
+		_, err := Open(t.Context(), c)
+		if e, ok := err.(*notify.Error); !ok || e.Kind != notify.KindInvalid || e.Field != field {
+			t.Errorf("%s: %v", field, err)
+		}
+	}
+}
+
+func TestMigrate(t *testing.T) {
+	t.Parallel()
+	cfg := testConfig(t)
+	ctx := t.Context()
+	t.Cleanup(func() {
+		if s, err := connect(t.Context(), cfg.withDefaults(), ""); err == nil {
+			s.Query(`DROP KEYSPACE IF EXISTS ` + cfg.Keyspace).Exec()
+			s.Close()
+		}
+	})
+	applied := func(ms []Migration) (n int) {
+		for _, m := range ms {
+			if !m.Applied.IsZero() {
+				n++
+			}
+		}
+		return n
+	}
+	all, err := Migrate(ctx, cfg, Status)
+	if err != nil || applied(all) != 0 || len(all) < 3 {
+		t.Fatalf("before: %v, %v", all, err)
+	}
+	if _, err := Open(ctx, cfg); notify.KindOf(err) != notify.KindConflict {
+		t.Fatalf("a keyspace that is missing: %v", err)
+	}
+	// Two at a time: each step once, and both say that all are done.
+	var wg sync.WaitGroup
+	for range 2 {
+		wg.Go(func() {
+			if all, err := Migrate(ctx, cfg, Up); err != nil || applied(all) != len(all) {
+				t.Errorf("up: %v, %v", all, err)
+			}
+		})
+	}
+	wg.Wait()
+	was, err := Migrate(ctx, cfg, Status)
+	if err != nil || applied(was) != len(was) {
+		t.Fatalf("after: %v, %v", was, err)
+	}
+	if again, err := Migrate(ctx, cfg, Up); err != nil || !again[0].Applied.Equal(was[0].Applied) {
+		t.Fatalf("up again: %v, %v; was %v", again, err, was)
+	}
+	s, err := Open(ctx, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if err := s.Meta().PutMeta(ctx, "a", []byte("b")); err != nil {
+		t.Fatal(err)
+	}
+	// A newer release's keyspace is refused.
+	if err := s.session.Query(`INSERT INTO schema_migrations (version, name, applied) VALUES (9999, 'future', 1)`).Exec(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(ctx, cfg); notify.KindOf(err) != notify.KindConflict {
+		t.Fatalf("a newer keyspace: %v", err)
+	}
+	if err := s.session.Query(`DELETE FROM schema_migrations WHERE version = 9999`).Exec(); err != nil {
+		t.Fatal(err)
+	}
+	if all, err := Migrate(ctx, cfg, Down); err != nil || applied(all) != 0 {
+		t.Fatalf("down: %v, %v", all, err)
+	}
+	if _, err := Open(ctx, cfg); notify.KindOf(err) != notify.KindConflict {
+		t.Fatalf("a keyspace without tables: %v", err)
+	}
+}
+
+func TestNobodyThere(t *testing.T) {
+	t.Parallel()
+	cfg := Config{Hosts: []string{"127.0.0.1:1"}, Keyspace: "notify", Timeout: time.Second}
+	start := time.Now()
+	_, err := Open(t.Context(), cfg)
+	if notify.KindOf(err) != notify.KindUnavailable || notify.RetryAfterOf(err) == 0 {
+		t.Fatalf("open: %v", err)
+	}
+	fs, err := Doctor(t.Context(), cfg)
+	if err != nil || len(fs) != 1 || fs[0].Check != "reachable" || fs[0].Level != LevelFail || fs[0].Repair == "" {
+		t.Fatalf("doctor: %+v, %v", fs, err)
+	}
+	if took := time.Since(start); took > time.Minute {
+		t.Errorf("took %s", took)
+	}
+}
+
+func TestDaysOfTriggersRiseWithIDs(t *testing.T) {
+	t.Parallel()
+	ids := []string{"", "a", "trg", "trg_", "trg_!", "trg_01", "trg_01J", "trg_01JI", "trg_01JL", "trg_7ZZZZZZZZZ", "trg_7ZZZZZZZZZZ", "trg_Z", "trg_a", "trg_\xff", "trga", "x"}
+	last := int64(-2)
+	for _, id := range ids {
+		day := dayOfTrigger(id)
+		if day < last {
+			t.Errorf("%q is of day %d, behind one of %d", id, day, last)
+		}
+		last = day
+	}
+	at := time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
+	if day := dayOfTrigger("trg_" + notify.NewBase(at).String()); day != at.UnixMilli()/dayMs {
+		t.Errorf("day %d, want %d", day, at.UnixMilli()/dayMs)
+	}
+}

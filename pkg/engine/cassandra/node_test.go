@@ -1,0 +1,188 @@
+package cassandra
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/engine/enginetest"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+func find(fs []Finding, check string) Finding {
+	i := slices.IndexFunc(fs, func(f Finding) bool { return f.Check == check })
+	if i < 0 {
+		return Finding{}
+	}
+	return fs[i]
+}
+
+func TestDoctor(t *testing.T) {
+	t.Parallel()
+	s := shared.take(t)
+	defer shared.give(s)
+	fs, err := Doctor(t.Context(), s.cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, check := range []string{"reachable", "version", "schema", "consistency", "commit log", "clock"} {
+		if f := find(fs, check); f.Level != LevelOK || f.Detail == "" {
+			t.Errorf("%s: %+v", check, f)
+		}
+	}
+	cfg := s.cfg
+	cfg.Keyspace = "nobody_made_this"
+	if fs, err = Doctor(t.Context(), cfg); err != nil || find(fs, "schema").Level != LevelFail || !strings.Contains(find(fs, "schema").Repair, "migrate up") {
+		t.Errorf("no keyspace: %+v, %v", fs, err)
+	}
+	cfg = s.cfg
+	cfg.LocalDC = "nowhere"
+	if fs, err = Doctor(t.Context(), cfg); err != nil {
+		t.Errorf("no data centre: %+v, %v", fs, err)
+	}
+	well := !slices.ContainsFunc(fs, func(f Finding) bool { return f.Level == LevelFail })
+	if well {
+		t.Errorf("no data centre: all is well: %+v", fs)
+	}
+}
+
+// ownNode is a server of a test of its own, from the script that starts those of
+// all tests, and from what that one installed.
+type ownNode struct {
+	t                  *testing.T
+	script, dir, lib   string
+	port, storage, jmx int
+}
+
+func newNode(t *testing.T) *ownNode {
+	t.Helper()
+	enginetest.Server(t, enginetest.CassandraEnv) // where there is none, nothing is installed either
+	if testing.Short() {
+		t.Skip("starts a server")
+	}
+	repo, err := filepath.Abs("../../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := &ownNode{t: t, script: filepath.Join(repo, "scripts", "engines", "cassandra.sh"), dir: t.TempDir()}
+	for _, p := range []*int{&n.port, &n.storage, &n.jmx} {
+		// Below the ephemeral range, from where the system would give it away again.
+		for *p == 0 {
+			l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 20_000+time.Now().UnixNano()/1000%10_000))
+			if err == nil {
+				*p = l.Addr().(*net.TCPAddr).Port
+				l.Close()
+			}
+		}
+	}
+	t.Cleanup(func() { n.run("stop") })
+	return n
+}
+
+func (n *ownNode) run(command string, env ...string) {
+	n.t.Helper()
+	c := exec.Command(n.script, command)
+	c.Env = append(os.Environ(), append(env,
+		"NODES=1", "CASSANDRA_TLS=1", "CASSANDRA_HEAP=512M", "CASSANDRA_DIR="+n.dir,
+		fmt.Sprint("CASSANDRA_PORT=", n.port), fmt.Sprint("CASSANDRA_STORAGE_PORT=", n.storage), fmt.Sprint("CASSANDRA_JMX_PORT=", n.jmx))...)
+	if out, err := c.CombinedOutput(); err != nil {
+		n.t.Fatalf("%s: %v\n%s", command, err, out)
+	}
+}
+
+// A node that asks for certificates, is killed, and comes back.
+func TestNodeOfItsOwn(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.run("start", "CASSANDRA_COMMITLOG_SYNC=periodic")
+	pem := func(name string) string { return filepath.Join(n.dir, "tls", name) }
+	cfg := Config{
+		Hosts: []string{fmt.Sprintf("127.0.0.1:%d", n.port)}, Keyspace: "own", Timeout: 20 * time.Second,
+		CA: pem("ca.pem"), Cert: pem("client.pem"), Key: pem("client.key"),
+	}
+	ctx := t.Context()
+	for name, change := range map[string]func(*Config){
+		"without TLS":               func(c *Config) { c.CA, c.Cert, c.Key = "", "", "" },
+		"without a certificate":     func(c *Config) { c.Cert, c.Key = "", "" },
+		"with a CA that is not its": func(c *Config) { c.CA = pem("client.pem") },
+	} {
+		bad := cfg
+		bad.Timeout, bad.ConnectTimeout = 2*time.Second, 2*time.Second
+		change(&bad)
+		if _, err := Migrate(ctx, bad, Up); notify.KindOf(err) != notify.KindUnavailable {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := Migrate(ctx, cfg, Up); err != nil {
+		t.Fatal(err)
+	}
+	fs, err := Doctor(ctx, cfg)
+	if f := find(fs, "commit log"); err != nil || f.Level != LevelFail || !strings.Contains(f.Repair, "batch") {
+		t.Errorf("a single node that syncs now and then: %+v, %v", f, err)
+	}
+	n.run("stop")
+	n.run("start")
+	fs, err = Doctor(ctx, cfg)
+	if f := find(fs, "commit log"); err != nil || f.Level != LevelOK {
+		t.Errorf("a single node that syncs: %+v, %v", f, err)
+	}
+	s, err := Open(ctx, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+
+	// What is answered survives a kill.
+	var kept []engine.Trigger
+	for range 50 {
+		x := trigger("shop")
+		if _, err := s.Triggers().Create(ctx, []engine.Trigger{x}); err != nil {
+			t.Fatal(err)
+		}
+		kept = append(kept, x)
+	}
+	n.kill()
+	if _, err := s.Triggers().Get(ctx, []string{kept[0].ID}); notify.KindOf(err) != notify.KindUnavailable {
+		t.Errorf("while the node is gone: %v", err)
+	}
+	if fs, err := Doctor(ctx, cfg); err != nil || find(fs, "reachable").Level != LevelFail {
+		t.Errorf("doctor while the node is gone: %+v, %v", fs, err)
+	}
+	n.run("start")
+	eventually(t, "the node is back", func() bool {
+		_, err := s.Triggers().Get(ctx, []string{kept[0].ID})
+		return err == nil
+	})
+	for _, x := range kept {
+		if got, err := s.Triggers().Get(ctx, []string{x.ID}); err != nil || got[0].ID != x.ID {
+			t.Fatalf("%s is lost: %v", x.ID, err)
+		}
+	}
+	if rows, err := s.Triggers().List(ctx, "shop", engine.TriggerPending, engine.TriggerCursor{}, 100); err != nil || len(rows) != len(kept) {
+		t.Errorf("%d of %d are listed, %v", len(rows), len(kept), err)
+	}
+}
+
+// kill ends the node as a loss of its process would.
+func (n *ownNode) kill() {
+	n.t.Helper()
+	b, err := os.ReadFile(filepath.Join(n.dir, "node1", "pid"))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	pid := strings.TrimSpace(string(b))
+	if out, err := exec.Command("kill", "-9", pid).CombinedOutput(); err != nil {
+		n.t.Fatalf("kill: %v %s", err, out)
+	}
+	eventually(n.t, "the node is gone", func() bool {
+		_, err := os.Stat("/proc/" + pid)
+		return err != nil
+	})
+}
