@@ -117,6 +117,13 @@ concurrent_writes: 32
 concurrent_compactors: 1
 compaction_throughput: 64MiB/s
 paxos_variant: v2
+read_request_timeout: 10s
+range_request_timeout: 20s
+write_request_timeout: 10s
+cas_contention_timeout: 5s
+truncate_request_timeout: 60s
+request_timeout: 20s
+native_transport_max_request_data_in_flight: 64MiB
 seed_provider:
   - class_name: org.apache.cassandra.locator.SimpleSeedProvider
     parameters: [{seeds: "127.0.0.1:$storage"}]

@@ -201,11 +201,18 @@ func (d *doctor) commitLog(ctx context.Context) error {
 			d.add("commit log", LevelWarn, fmt.Sprintf("%s does not say: %v", hostPort(h), translate(err)), "see to it that commitlog_sync is batch or group where a node stands alone")
 			continue
 		}
-		alone := d.replicas <= 1
-		d.add("commit log", verdictOf(!alone || mode != "periodic", LevelFail), fmt.Sprintf("%s: commitlog_sync %s", hostPort(h), mode),
-			"one replica that is killed loses what it acknowledged last: set commitlog_sync: batch (or group) in cassandra.yaml and restart the node")
+		d.out = append(d.out, syncFinding(hostPort(h), mode, d.replicas))
 	}
 	return nil
+}
+
+func syncFinding(node, mode string, replicas int) Finding {
+	f := Finding{Check: "commit log", Level: LevelOK, Detail: node + ": commitlog_sync " + mode}
+	if replicas <= 1 && mode != "batch" && mode != "group" {
+		f.Level = LevelFail
+		f.Repair = "one replica that is killed loses what it acknowledged last: set commitlog_sync: batch (or group) in cassandra.yaml and restart the node"
+	}
+	return f
 }
 
 // clock compares each node's clock with ours.
