@@ -318,6 +318,7 @@ func parallel(n int, fn func(i int) error) error {
 type keyLocks struct {
 	seed  maphash.Seed
 	slots [256]chan struct{}
+	off   bool // in a test, whose goroutines compete as processes do
 }
 
 func (l *keyLocks) init() {
@@ -329,6 +330,9 @@ func (l *keyLocks) init() {
 
 // lock waits for a key's turn. A caller holds one at a time.
 func (l *keyLocks) lock(ctx context.Context, key string) (unlock func(), err error) {
+	if l.off {
+		return func() {}, nil
+	}
 	slot := l.slots[maphash.String(l.seed, key)%uint64(len(l.slots))]
 	select {
 	case slot <- struct{}{}:

@@ -204,3 +204,23 @@ func TestHolds(t *testing.T) {
 	t.Parallel()
 	enginetest.Holds(t, suite(t, (*Store).Holds, "holds"))
 }
+
+// The same where callers compete as those of several processes do, whom no lock
+// keeps apart.
+func TestCompeting(t *testing.T) {
+	t.Parallel()
+	t.Run("audit", func(t *testing.T) { enginetest.Audit(t, competing(t, (*Store).Audit, "logs")) })
+	t.Run("cancels", func(t *testing.T) { enginetest.Cancels(t, competing(t, (*Store).Cancels, "cancels", "logs")) })
+	t.Run("campaigns", func(t *testing.T) { enginetest.Campaigns(t, competing(t, (*Store).Campaigns, "campaigns")) })
+	t.Run("jobs", func(t *testing.T) {
+		enginetest.Jobs(t, competing(t, (*Store).Jobs, "jobs", "job_names", "jobs_by_time"))
+	})
+}
+
+func competing[E any](t *testing.T, of func(*Store) E, tables ...string) enginetest.Opener[E] {
+	t.Helper()
+	var s *Store
+	open := suite(t, func(one *Store) E { s = one; s.locks.off = true; return of(s) }, tables...)
+	t.Cleanup(func() { s.locks.off = false })
+	return open
+}
