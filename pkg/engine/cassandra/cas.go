@@ -29,18 +29,18 @@ func (s *Store) cas(ctx context.Context, stmts ...stmt) (applied bool, row map[s
 	s.counts.swaps.Add(1)
 	row = map[string]any{}
 	if len(stmts) == 1 {
-		applied, err = s.session.Query(stmts[0].cql, stmts[0].args...).WithContext(ctx).
+		applied, err = s.session.Query(stmts[0].cql, stmts[0].args...).
 			Consistency(s.cons).SerialConsistency(s.serial).
 			Idempotent(false).SetSpeculativeExecutionPolicy(gocql.NonSpeculativeExecution{}).
-			MapScanCAS(row)
+			MapScanCASContext(ctx, row)
 		return applied, row, err
 	}
-	b := s.session.Batch(gocql.LoggedBatch).WithContext(ctx).Consistency(s.cons).SerialConsistency(s.serial).
+	b := s.session.Batch(gocql.LoggedBatch).Consistency(s.cons).SerialConsistency(s.serial).
 		SpeculativeExecutionPolicy(gocql.NonSpeculativeExecution{})
 	for _, x := range stmts {
 		b.Entries = append(b.Entries, gocql.BatchEntry{Stmt: x.cql, Args: x.args})
 	}
-	applied, it, err := b.MapExecCAS(row)
+	applied, it, err := b.MapExecCASContext(ctx, row)
 	if it != nil {
 		if cerr := it.Close(); err == nil {
 			err = cerr

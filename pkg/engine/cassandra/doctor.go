@@ -90,13 +90,13 @@ func verdictOf(ok bool, otherwise string) string {
 	return otherwise
 }
 
-func (d *doctor) one(ctx context.Context, cql string, args ...any) *gocql.Query {
-	return d.session.Query(cql, args...).WithContext(ctx).Consistency(gocql.One).Idempotent(true)
+func (d *doctor) one(cql string, args ...any) *gocql.Query {
+	return d.session.Query(cql, args...).Consistency(gocql.One).Idempotent(true)
 }
 
 func (d *doctor) version(ctx context.Context) error {
 	var version string
-	if err := d.one(ctx, `SELECT release_version FROM system.local`).Scan(&version); err != nil {
+	if err := d.one(`SELECT release_version FROM system.local`).ScanContext(ctx, &version); err != nil {
 		return translate(err)
 	}
 	major, rest, _ := strings.Cut(version, ".")
@@ -155,7 +155,7 @@ func (d *doctor) copies(ctx context.Context) error {
 		return nil
 	}
 	var replication map[string]string
-	err := d.one(ctx, `SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = ?`, strings.ToLower(d.cfg.Keyspace)).Scan(&replication)
+	err := d.one(`SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = ?`, strings.ToLower(d.cfg.Keyspace)).ScanContext(ctx, &replication)
 	switch {
 	case errors.Is(err, gocql.ErrNotFound):
 		return nil // schema said so
@@ -196,7 +196,7 @@ func (d *doctor) commitLog(ctx context.Context) error {
 			continue
 		}
 		var mode string
-		err := d.one(ctx, `SELECT value FROM system_views.settings WHERE name = 'commitlog_sync'`).SetHostID(h.HostID()).Scan(&mode)
+		err := d.one(`SELECT value FROM system_views.settings WHERE name = 'commitlog_sync'`).SetHostID(h.HostID()).ScanContext(ctx, &mode)
 		if err != nil {
 			d.add("commit log", LevelWarn, fmt.Sprintf("%s does not say: %v", hostPort(h), translate(err)), "see to it that commitlog_sync is batch or group where a node stands alone")
 			continue
@@ -225,7 +225,7 @@ func (d *doctor) clock(ctx context.Context) error {
 		// The first one sets the connection up and prepares the statement.
 		for range 2 {
 			before := time.Now()
-			if err := d.one(ctx, `SELECT toTimestamp(now()) FROM system.local`).SetHostID(h.HostID()).Scan(&theirs); err != nil {
+			if err := d.one(`SELECT toTimestamp(now()) FROM system.local`).SetHostID(h.HostID()).ScanContext(ctx, &theirs); err != nil {
 				return translate(err)
 			}
 			took := time.Since(before)

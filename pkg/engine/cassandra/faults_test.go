@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/base64"
 	"errors"
+	"fmt"
 	"net"
 	"strings"
 	"sync"
@@ -171,14 +172,22 @@ func TestLostAnswers(t *testing.T) {
 		}
 	}
 	shards := s.Timers()
-	for term := range uint64(4) {
+	was, err := shards.Shard(t.Context(), 77)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for term := was.Term; term < was.Term+4; term++ {
 		lose(marker, func() error { _, err := shards.Shard(t.Context(), 77); return err })
 		st, err := shards.TakeOver(t.Context(), 77, term, marker)
 		if err != nil || st.Term != term+1 {
 			t.Fatalf("take-over of term %d: %+v, %v", term, st, err)
 		}
 	}
-	for seq := range uint64(4) {
+	last, err := s.Audit().Last(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for seq := last.Seq; seq < last.Seq+4; seq++ {
 		lose(base64.StdEncoding.EncodeToString([]byte(marker)), func() error { _, err := s.Audit().Last(t.Context()); return err })
 		row, err := s.Audit().Append(t.Context(), func(last engine.AuditRow) (engine.AuditRow, error) {
 			return engine.AuditRow{Hash: []byte{byte(last.Seq)}, Doc: []byte(marker)}, nil
@@ -289,10 +298,11 @@ func TestBudget(t *testing.T) {
 	s := shared.take(t)
 	defer shared.give(s)
 	const fires = 20
+	caller := fmt.Sprint("shop-", time.Now().UnixNano()) // other tests use the tables too
 	ts := s.Triggers()
 	var xs []engine.Trigger
 	for range fires {
-		xs = append(xs, trigger("shop"))
+		xs = append(xs, trigger(caller))
 	}
 	before := s.Counts()
 	if _, err := ts.Create(t.Context(), xs); err != nil {
@@ -326,7 +336,7 @@ func TestBudget(t *testing.T) {
 	}
 	// The living are listed without a look at those that ended.
 	before = s.Counts()
-	if rows, err := ts.List(t.Context(), "shop", engine.TriggerPending, engine.TriggerCursor{}, 10); err != nil || len(rows) != 0 {
+	if rows, err := ts.List(t.Context(), caller, engine.TriggerPending, engine.TriggerCursor{}, 10); err != nil || len(rows) != 0 {
 		t.Fatal(rows, err)
 	}
 	if n := s.Counts().SerialReads - before.SerialReads; n > 0 {

@@ -126,8 +126,8 @@ type migrator struct {
 
 func (m *migrator) table(name string) string { return m.cfg.Keyspace + "." + name }
 
-func (m *migrator) query(ctx context.Context, cql string, args ...any) *gocql.Query {
-	return m.session.Query(cql, args...).WithContext(ctx).Consistency(m.cons()).SerialConsistency(m.serial())
+func (m *migrator) query(cql string, args ...any) *gocql.Query {
+	return m.session.Query(cql, args...).Consistency(m.cons()).SerialConsistency(m.serial())
 }
 
 func (m *migrator) cons() gocql.Consistency   { return gocql.ParseConsistency(m.cfg.Consistency) }
@@ -142,7 +142,7 @@ func serialOf(cons string) gocql.Consistency {
 
 func (m *migrator) exists(ctx context.Context) (bool, error) {
 	var name string
-	err := m.query(ctx, `SELECT keyspace_name FROM system_schema.keyspaces WHERE keyspace_name = ?`, strings.ToLower(m.cfg.Keyspace)).Consistency(gocql.One).Scan(&name)
+	err := m.query(`SELECT keyspace_name FROM system_schema.keyspaces WHERE keyspace_name = ?`, strings.ToLower(m.cfg.Keyspace)).Consistency(gocql.One).ScanContext(ctx, &name)
 	if errors.Is(err, gocql.ErrNotFound) {
 		return false, nil
 	}
@@ -159,7 +159,7 @@ func (m *migrator) create(ctx context.Context) error {
 
 // change runs one statement of the schema and waits for all nodes.
 func (m *migrator) change(ctx context.Context, cql string) error {
-	if err := m.session.Query(cql).WithContext(ctx).Consistency(gocql.One).Exec(); err != nil {
+	if err := m.session.Query(cql).Consistency(gocql.One).ExecContext(ctx); err != nil {
 		return fmt.Errorf("%.60s: %w", cql, translate(err))
 	}
 	return translate(m.session.AwaitSchemaAgreement(ctx))
@@ -167,7 +167,7 @@ func (m *migrator) change(ctx context.Context, cql string) error {
 
 // fill reads which steps are applied.
 func (m *migrator) fill(ctx context.Context, all []Migration) error {
-	it := m.query(ctx, `SELECT version, applied FROM `+m.table("schema_migrations")).Iter()
+	it := m.query(`SELECT version, applied FROM ` + m.table("schema_migrations")).IterContext(ctx)
 	for version, applied := 0, int64(0); it.Scan(&version, &applied); {
 		i := slices.IndexFunc(all, func(x Migration) bool { return x.Version == version })
 		if i < 0 {
@@ -187,7 +187,7 @@ func (m *migrator) fill(ctx context.Context, all []Migration) error {
 func (m *migrator) lock(ctx context.Context, me int64) error {
 	for try := 0; ; try++ {
 		row := map[string]any{}
-		applied, err := m.query(ctx, `INSERT INTO `+m.table("schema_lock")+` (name, owner) VALUES ('schema', ?) IF NOT EXISTS USING TTL ?`, me, int(lockTime/time.Second)).MapScanCAS(row)
+		applied, err := m.query(`INSERT INTO `+m.table("schema_lock")+` (name, owner) VALUES ('schema', ?) IF NOT EXISTS USING TTL ?`, me, int(lockTime/time.Second)).MapScanCASContext(ctx, row)
 		switch owner, _ := row["owner"].(int64); {
 		case err == nil && (applied || owner == me):
 			return nil
@@ -206,14 +206,14 @@ func (m *migrator) lock(ctx context.Context, me int64) error {
 func (m *migrator) unlock(ctx context.Context, me int64) {
 	ctx, cancel := context.WithTimeout(ctx, m.cfg.Timeout)
 	defer cancel()
-	_, err := m.query(ctx, `DELETE FROM `+m.table("schema_lock")+` WHERE name = 'schema' IF owner = ?`, me).MapScanCAS(map[string]any{})
+	_, err := m.query(`DELETE FROM `+m.table("schema_lock")+` WHERE name = 'schema' IF owner = ?`, me).MapScanCASContext(ctx, map[string]any{})
 	if err != nil {
 		m.cfg.Logger.Warn("the lock of the migrations was not given back; it ends by itself", "err", err)
 	}
 }
 
 func (m *migrator) step(ctx context.Context, x *Migration, dir Direction, me int64) error {
-	applied, err := m.query(ctx, `UPDATE `+m.table("schema_lock")+` USING TTL ? SET owner = ? WHERE name = 'schema' IF owner = ?`, int(lockTime/time.Second), me, me).MapScanCAS(map[string]any{})
+	applied, err := m.query(`UPDATE `+m.table("schema_lock")+` USING TTL ? SET owner = ? WHERE name = 'schema' IF owner = ?`, int(lockTime/time.Second), me, me).MapScanCASContext(ctx, map[string]any{})
 	if err != nil {
 		return translate(err)
 	}
@@ -233,10 +233,10 @@ func (m *migrator) step(ctx context.Context, x *Migration, dir Direction, me int
 	}
 	if dir == Down {
 		x.Applied = time.Time{}
-		return translate(m.query(ctx, `DELETE FROM `+m.table("schema_migrations")+` WHERE version = ?`, x.Version).Exec())
+		return translate(m.query(`DELETE FROM `+m.table("schema_migrations")+` WHERE version = ?`, x.Version).ExecContext(ctx))
 	}
 	x.Applied = time.Now()
-	return translate(m.query(ctx, `INSERT INTO `+m.table("schema_migrations")+` (version, name, applied) VALUES (?, ?, ?)`, x.Version, x.Name, x.Applied.UnixMilli()).Exec())
+	return translate(m.query(`INSERT INTO `+m.table("schema_migrations")+` (version, name, applied) VALUES (?, ?, ?)`, x.Version, x.Name, x.Applied.UnixMilli()).ExecContext(ctx))
 }
 
 // qualify puts the keyspace before the table of a statement.

@@ -297,8 +297,8 @@ func (t schedules) basesOf(ctx context.Context, caller string, day int64, behind
 	}
 	read := func(out *[]notify.Base, from string, args ...any) error {
 		t.s.counts.reads.Add(1)
-		q := t.s.query(ctx, `SELECT base FROM `+from+` AND base `+op+` ? LIMIT ?`, append(args, behind[:], max)...)
-		return t.s.iterate(q, func(scan func(...any) bool) error {
+		q := t.s.query(`SELECT base FROM `+from+` AND base `+op+` ? LIMIT ?`, append(args, behind[:], max)...)
+		return t.s.iterate(ctx, q, func(scan func(...any) bool) error {
 			for b := []byte(nil); scan(&b); {
 				if len(b) != len(notify.Base{}) {
 					return corrupt("an index of timer_requests")

@@ -188,19 +188,19 @@ const (
 )
 
 // query is a read, or a plain write that may run twice.
-func (s *Store) query(ctx context.Context, cql string, args ...any) *gocql.Query {
-	return s.session.Query(cql, args...).WithContext(ctx).Consistency(s.cons).Idempotent(true)
+func (s *Store) query(cql string, args ...any) *gocql.Query {
+	return s.session.Query(cql, args...).Consistency(s.cons).Idempotent(true)
 }
 
 // rows calls fn for each row of a read, page by page; scan fills the destinations
 // that fn reads.
 func (s *Store) rows(ctx context.Context, fn func(scan func(...any) bool) error, cql string, args ...any) error {
 	s.counts.reads.Add(1)
-	return s.iterate(s.query(ctx, cql, args...), fn)
+	return s.iterate(ctx, s.query(cql, args...), fn)
 }
 
-func (s *Store) iterate(q *gocql.Query, fn func(scan func(...any) bool) error) error {
-	it := q.Iter()
+func (s *Store) iterate(ctx context.Context, q *gocql.Query, fn func(scan func(...any) bool) error) error {
+	it := q.IterContext(ctx)
 	err := fn(it.Scan)
 	if cerr := it.Close(); cerr != nil {
 		return translate(cerr) // a page that failed looks like the end to fn
@@ -209,8 +209,8 @@ func (s *Store) iterate(q *gocql.Query, fn func(scan func(...any) bool) error) e
 }
 
 // one reads at most one row; ok is false where there is none.
-func (s *Store) one(q *gocql.Query, dest ...any) (ok bool, err error) {
-	switch err := q.Scan(dest...); {
+func (s *Store) one(ctx context.Context, q *gocql.Query, dest ...any) (ok bool, err error) {
+	switch err := q.ScanContext(ctx, dest...); {
 	case errors.Is(err, gocql.ErrNotFound):
 		return false, nil
 	case err != nil:
@@ -222,14 +222,14 @@ func (s *Store) one(q *gocql.Query, dest ...any) (ok bool, err error) {
 // get is one of a plain read.
 func (s *Store) get(ctx context.Context, cql string, args []any, dest ...any) (bool, error) {
 	s.counts.reads.Add(1)
-	return s.one(s.query(ctx, cql, args...), dest...)
+	return s.one(ctx, s.query(cql, args...), dest...)
 }
 
 // getSerial is one that sees every swap answered before, and settles those that
 // are under way.
 func (s *Store) getSerial(ctx context.Context, cql string, args []any, dest ...any) (bool, error) {
 	s.counts.serial.Add(1)
-	return s.one(s.query(ctx, cql, args...).Consistency(s.serial), dest...)
+	return s.one(ctx, s.query(cql, args...).Consistency(s.serial), dest...)
 }
 
 // stmt is one statement of a batch.
@@ -245,7 +245,7 @@ func (s *Store) write(ctx context.Context, at int64, stmts ...stmt) error {
 	}
 	s.counts.writes.Add(1)
 	if len(stmts) == 1 {
-		return translate(s.query(ctx, stmts[0].cql, stmts[0].args...).WithTimestamp(at).Exec())
+		return translate(s.query(stmts[0].cql, stmts[0].args...).WithTimestamp(at).ExecContext(ctx))
 	}
 	return s.batch(ctx, gocql.UnloggedBatch, at, stmts)
 }
@@ -261,11 +261,11 @@ func (s *Store) writeAll(ctx context.Context, at int64, stmts ...stmt) error {
 }
 
 func (s *Store) batch(ctx context.Context, kind gocql.BatchType, at int64, stmts []stmt) error {
-	b := s.session.Batch(kind).WithContext(ctx).Consistency(s.cons).WithTimestamp(at)
+	b := s.session.Batch(kind).Consistency(s.cons).WithTimestamp(at)
 	for _, x := range stmts {
 		b.Entries = append(b.Entries, gocql.BatchEntry{Stmt: x.cql, Args: x.args, Idempotent: true})
 	}
-	return translate(b.Exec())
+	return translate(b.ExecContext(ctx))
 }
 
 // size is about what a statement sends.

@@ -159,8 +159,8 @@ func (s *Store) scanTimers(ctx context.Context, t *timerTable, p timerPart, afte
 		after.ID = []byte{}
 	}
 	s.counts.reads.Add(1)
-	q := s.query(ctx, cql, p.bucket, p.shard, after.FireAt, after.ID, until).PageSize(min(most+1, pageSize))
-	err = s.iterate(q, func(scan func(...any) bool) error {
+	q := s.query(cql, p.bucket, p.shard, after.FireAt, after.ID, until).PageSize(min(most+1, pageSize))
+	err = s.iterate(ctx, q, func(scan func(...any) bool) error {
 		for {
 			var x engine.Timer
 			var at int64
