@@ -91,13 +91,16 @@ type DeadLetters interface {
 	// nil cursor starts, and a nil one is returned at the end.
 	List(ctx context.Context, f DeadLetterFilter, cursor []byte, max int) ([]DeadLetter, []byte, error)
 	// Walk calls fn with the dead letters that have Ord in (after, upTo], in
-	// that order, until it returns an error, which Walk returns. It holds one at
-	// a time. fn sees what was there at one moment.
+	// that order, until it returns an error, which Walk returns. It holds few at
+	// a time. fn sees each as it was at a moment of the call; in an engine of one
+	// process, all at the same one.
 	Walk(ctx context.Context, after, upTo uint64, fn func(*DeadLetter) error) error
 	// Last returns the Ord that was given last; 0: none was.
 	Last(ctx context.Context) (uint64, error)
-	// Move moves those that are as their move says, all in one durable step,
-	// and says of each whether it was moved. One named twice is moved once.
+	// Move moves those that are as their move says, and says of each whether it
+	// was moved. One named twice is moved once. It is one durable step, but in an
+	// engine of many machines, where an error leaves some moved: who calls again
+	// takes those that carry its Job for moved.
 	Move(ctx context.Context, ms []LetterMove) (moved []bool, err error)
 	// Purge removes those with Until <= now (ms since 1970) and returns how many.
 	Purge(ctx context.Context, now int64) (int, error)

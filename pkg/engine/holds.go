@@ -18,7 +18,8 @@ type Hold struct {
 
 // Holds keeps, per lane and user, the notifications that wait, in their order.
 type Holds interface {
-	// Update removes and adds, all or none. (Lane, User, ID, Epoch) names a
+	// Update removes and adds, all or none; where it takes more than a batch of an
+	// engine of many machines, by parts. (Lane, User, ID, Epoch) names a
 	// hold. A new one goes behind those of its user; one that is there keeps its
 	// place and gets the new Wake. Removing one that is not there changes nothing.
 	Update(ctx context.Context, add, remove []Hold) error

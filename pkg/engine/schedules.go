@@ -86,7 +86,9 @@ type Schedules interface {
 // Scheduled is what an engine offers that keeps schedules and timers in one
 // place.
 type Scheduled interface {
-	// PutScheduled is Schedules.Put and Timers.Put, all or none.
+	// PutScheduled is Schedules.Put and Timers.Put, all or none. In an engine of
+	// many machines an error may leave a large call (of many chunks) partly stored,
+	// schedules first: the same call again completes it.
 	PutScheduled(ctx context.Context, ss []Schedule, shards int, ts []Timer) error
 	// ForgetTimers removes rows (FireAt, ID) of Timers and ColdTimers; their hints
 	// stay until the partition is dropped. One that is not there changes nothing.

@@ -8,7 +8,10 @@ import (
 
 // Status keeps what became of notifications, by chunk.
 type Status interface {
-	// Put stores rows, all or none of one call; the last write of a key wins.
+	// Put stores rows; the last write of a key wins. Those of one request (Base)
+	// are stored, and seen by readers, all or none of one call. So are all of a call
+	// that is refused. An engine of many machines may, after an error, hold those of
+	// some requests of the call.
 	Put(ctx context.Context, rows []notify.Row) error
 	// Get returns the rows of keys, in the order of keys; a key without a row
 	// yields a Row whose Key is the zero RowKey.

@@ -62,7 +62,7 @@ type Timers interface {
 	Scan(ctx context.Context, p TimerPartition, after TimerCursor, until int64, max int) ([]Timer, error)
 	// Minutes returns the minutes of shard in [from, to] that hold rows,
 	// ascending: what a catch-up has to read. It may return others that hold
-	// only hints, so that they are dropped as well.
+	// only hints, so that they are dropped as well, or whose rows were forgotten.
 	Minutes(ctx context.Context, shard uint16, from, to int64) ([]int64, error)
 	// Shard returns the state of a shard; the zero state before its first owner.
 	Shard(ctx context.Context, shard uint16) (ShardState, error)

@@ -265,7 +265,7 @@ func TestClockBehindAnother(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer behind.Close()
-	ahead.clock.see(time.Now().Add(time.Hour).UnixMicro())
+	ahead.clock.last.Store(time.Now().Add(time.Hour).UnixMicro())
 	key := notify.RowKey{Chunk: notify.Chunk{Base: notify.NewBase(time.Now())}}
 	ctx := t.Context()
 	put := func(s *Store, count uint32) {

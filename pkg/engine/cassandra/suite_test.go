@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -35,9 +36,11 @@ func TestMain(m *testing.M) {
 
 // testConfig is of a keyspace of its own.
 func testConfig(t testing.TB) Config {
+	replicas, _ := strconv.Atoi(os.Getenv("NOTIFY_TEST_CASSANDRA_REPLICAS")) // 0: one
 	return Config{
-		Hosts:    []string{enginetest.Server(t, enginetest.CassandraEnv)},
-		Keyspace: fmt.Sprintf("test_%012x", rand.Uint64()>>16),
+		Replication: replicas,
+		Hosts:       []string{enginetest.Server(t, enginetest.CassandraEnv)},
+		Keyspace:    fmt.Sprintf("test_%012x", rand.Uint64()>>16),
 		// A machine that tests share may be slow; a node that is away has a test of
 		// its own.
 		Timeout: 20 * time.Second,
