@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -362,5 +363,80 @@ func TestStatusOfManyRequests(t *testing.T) {
 	// The index of a request is written once, not with each of its rows.
 	if n := s.Counts().Writes - before.Writes; n != 300 {
 		t.Errorf("%d writes for 300 rows that were there", n)
+	}
+}
+
+// A row that ended, and was made live again, is not purged by how it ended; one
+// that ended anew only by its new end.
+func TestPurgeLeavesWhatLivesAgain(t *testing.T) {
+	t.Parallel()
+	s := shared.take(t)
+	defer shared.give(s)
+	ts := s.Triggers()
+	live, later := trigger("shop"), trigger("shop")
+	live.State, live.Ended = engine.TriggerFailed, 1_000_000_000
+	later.State, later.Ended = engine.TriggerFailed, 1_000_000_000
+	if _, err := ts.Create(t.Context(), []engine.Trigger{live, later}); err != nil {
+		t.Fatal(err)
+	}
+	live.State, live.Ended, later.Ended = engine.TriggerPending, 0, 2_000_000_000
+	won, err := ts.Swap(t.Context(), []engine.TriggerSwap{{Old: 1, New: live}, {Old: 1, New: later}})
+	if err != nil || !won[0] || !won[1] {
+		t.Fatal(won, err)
+	}
+	if n, err := ts.Purge(t.Context(), 1_500_000_000, 100); err != nil || n != 0 {
+		t.Errorf("purged %d, %v", n, err)
+	}
+	if rows, err := ts.List(t.Context(), "shop", engine.TriggerPending, engine.TriggerCursor{}, 1000); err != nil || !slices.ContainsFunc(rows, func(x engine.Trigger) bool { return x.ID == live.ID }) {
+		t.Errorf("what lives again is not listed: %v", err)
+	}
+	if n, err := ts.Purge(t.Context(), 2_500_000_000, 100); err != nil || n != 1 {
+		t.Errorf("purged %d behind the new end, %v", n, err)
+	}
+	if rows, err := ts.Get(t.Context(), []string{live.ID, later.ID}); err != nil || rows[0].ID == "" || rows[1].ID != "" {
+		t.Errorf("left: %+v, %v", rows, err)
+	}
+}
+
+// A Put that was interrupted behind the logs leaves rows there that no letter
+// has; the next one of the same letter gives it other numbers, and it is walked
+// and fed once.
+func TestInterruptedPutOfADeadLetter(t *testing.T) {
+	t.Parallel()
+	s := shared.take(t)
+	defer shared.give(s)
+	l := s.DeadLetters().(deadLetters)
+	ctx := t.Context()
+	before, err := l.Last(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := engine.DeadLetter{ID: notify.ID{Base: notify.NewBase(time.Now())}, Epoch: 1, Caller: fmt.Sprint("shop-", time.Now().UnixNano()), State: engine.LetterDead, LastFailed: time.Now().UnixMilli(), Until: time.Now().Add(time.Hour).UnixMilli()}
+	id := letterID(d.ID, d.Epoch)
+	if _, err := l.create(ctx, id, &d); err != nil {
+		t.Fatal(err)
+	}
+	for _, log := range []numbered{l.log, l.feed(d.Caller)} {
+		if _, _, err := log.append(ctx, func(logRow, int) ([][]byte, error) { return [][]byte{id}, nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := l.Get(ctx, d.ID, d.Epoch); notify.KindOf(err) != notify.KindNotFound {
+		t.Errorf("a letter whose Put is not done: %v", err)
+	}
+	if err := l.Put(ctx, []engine.DeadLetter{d}); err != nil {
+		t.Fatal(err)
+	}
+	got, err := l.Get(ctx, d.ID, d.Epoch)
+	if err != nil || got.Seq != 2 || got.Ord != before+2 {
+		t.Errorf("the letter is %+v, %v", got, err)
+	}
+	if feed, err := l.Feed(ctx, d.Caller, 0, 10); err != nil || len(feed) != 1 || feed[0].Seq != 2 {
+		t.Errorf("fed %+v, %v", feed, err)
+	}
+	walked := 0
+	err = l.Walk(ctx, before, before+2, func(d *engine.DeadLetter) error { walked++; return nil })
+	if err != nil || walked != 1 {
+		t.Errorf("walked %d times, %v", walked, err)
 	}
 }

@@ -46,7 +46,7 @@ func (m *migrator) tableID(name string) string {
 }
 
 // lockTime is how long a migration that died keeps the next one out; it renews
-// its lock before each step.
+// its lock before each statement, of which a busy cluster takes seconds for one.
 const lockTime = 2 * time.Minute
 
 // Migrate makes the keyspace, if it is missing (Config.Replication replicas; in
@@ -212,7 +212,8 @@ func (m *migrator) unlock(ctx context.Context, me int64) {
 	}
 }
 
-func (m *migrator) step(ctx context.Context, x *Migration, dir Direction, me int64) error {
+// renew keeps the lock for the next statement.
+func (m *migrator) renew(ctx context.Context, me int64) error {
 	applied, err := m.query(`UPDATE `+m.table("schema_lock")+` USING TTL ? SET owner = ? WHERE name = 'schema' IF owner = ?`, int(lockTime/time.Second), me, me).MapScanCASContext(ctx, map[string]any{})
 	if err != nil {
 		return translate(err)
@@ -220,6 +221,10 @@ func (m *migrator) step(ctx context.Context, x *Migration, dir Direction, me int
 	if !applied {
 		return notify.Unavailable("cassandra", retryAfter, errors.New("another process took the lock of the migrations over"))
 	}
+	return nil
+}
+
+func (m *migrator) step(ctx context.Context, x *Migration, dir Direction, me int64) error {
 	b, err := migrationFiles.ReadFile(fmt.Sprintf("migrations/%04d_%s.%s.cql", x.Version, x.Name, dir))
 	if err != nil {
 		return translate(err)
@@ -227,6 +232,9 @@ func (m *migrator) step(ctx context.Context, x *Migration, dir Direction, me int
 	for _, cql := range statements(string(b)) {
 		// Statements name tables alone; the first word in front of which a keyspace
 		// belongs follows TABLE and EXISTS.
+		if err := m.renew(ctx, me); err != nil {
+			return err
+		}
 		if err := m.change(ctx, m.qualify(cql)); err != nil {
 			return fmt.Errorf("migration %d: %w", x.Version, err)
 		}
