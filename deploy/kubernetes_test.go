@@ -351,8 +351,9 @@ func hasPort(box *container, name string) bool {
 
 func checkProbes(t *testing.T, name string, box *container) {
 	t.Helper()
-	for what, p := range map[string]*probe{"/healthz": box.LivenessProbe, "/healthz ": box.StartupProbe, "/readyz": box.ReadinessProbe} {
-		if p == nil || p.HTTPGet.Path != strings.TrimSpace(what) || p.HTTPGet.Port != "admin" || p.PeriodSeconds < 1 || p.FailureThreshold < 1 {
+	for what, p := range map[string]*probe{"liveness /healthz": box.LivenessProbe, "startup /healthz": box.StartupProbe, "readiness /readyz": box.ReadinessProbe} {
+		_, path, _ := strings.Cut(what, " ")
+		if p == nil || p.HTTPGet.Path != path || p.HTTPGet.Port != "admin" || p.PeriodSeconds < 1 || p.FailureThreshold < 1 {
 			t.Errorf("%s: probe %s is %+v", name, what, p)
 		}
 	}

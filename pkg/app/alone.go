@@ -54,8 +54,8 @@ func (n *Node) holding(ctx context.Context, name string, run func(context.Contex
 				return nil // it was stopped: the lease is another's
 			}
 			call, stop := context.WithTimeout(context.WithoutCancel(ctx), aloneRenew)
-			defer stop()
 			_ = n.st.lease.Release(call, "part:"+name, n.owner) // else it runs out
+			stop()
 			return err
 		case <-tick.C:
 		}

@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -95,7 +96,7 @@ func (r *recorded) Find(ctx context.Context, id notify.ID) (found engine.Found, 
 		}
 		return nil
 	})
-	if err == errOne {
+	if errors.Is(err, errOne) {
 		return found, nil
 	}
 	return found, notify.NotFound("notification")
