@@ -102,7 +102,7 @@ func (n *Node) doctor(ctx context.Context) (any, error) {
 		l := &lags[i]
 		add("lag "+l.among(lags), l.Lag > 1_000_000, "warn", "%d records behind, %d in flight", l.Lag, l.InFlight)
 	}
-	return fs, nil
+	return []Finding(fs), nil
 }
 
 // doctorOwn looks at engines that belong to this process. add tells of one thing,

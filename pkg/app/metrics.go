@@ -121,7 +121,7 @@ func newMetrics(n *Node) *metrics {
 	m.spansExported = single("trace_spans_exported_total", "Spans the collector took.")
 	m.spansDropped = counter("trace_spans_dropped_total", "Spans the collector will never see.", "reason")
 	m.storeStalled = gauge("status_store_stalled_seconds", "How long the status store has been refusing outcomes; 0: it is well.")
-	m.registry.MustRegister(&nodeCollector{n})
+	m.registry.MustRegister(&nodeCollector{n}, &sharedCollector{n})
 	return m
 }
 

@@ -8,12 +8,14 @@ import (
 	"strings"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/dedup"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/cassandra"
 	"github.com/notifyd/notifyd/pkg/engine/postgres"
 	"github.com/notifyd/notifyd/pkg/engine/redis"
 	"github.com/notifyd/notifyd/pkg/engine/sqs"
 	"github.com/notifyd/notifyd/pkg/history"
+	"github.com/notifyd/notifyd/pkg/limit"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/stream"
 )
@@ -56,7 +58,15 @@ func openServers(ctx context.Context, n *Node) (err error) {
 	st.cancels, st.holds, st.meta = c.main.Cancels(), c.main.Holds(), c.main.Meta()
 	n.servers.historian = cassandraHistory{c.status.History(cassandra.HistoryConfig{}), c.status}
 	st.prefs, st.callers = pg.Prefs(), pg.Callers()
-	st.idem, st.spill, st.limits, st.lease, st.beats = rd.Idem(), rd.Spill(), rd.Limits(), rd.Lease(), rd.Heartbeats()
+	st.idem, st.spill, st.lease, st.beats = rd.Idem(), rd.Spill(), rd.Lease(), rd.Heartbeats()
+	// Every process reads and writes outcome rows through the same filter.
+	filter, err := rd.Filter(redis.FilterConfig{Name: "outcomes", Rate: cfg.Redis.SeenRate, Window: cfg.Redis.SeenWindow})
+	if err != nil {
+		return err
+	}
+	n.servers.seen = dedup.New(st.status, filter, dedup.Config{Logger: n.log})
+	n.servers.limits = limit.NewShared(rd.Limits(), limit.SharedConfig{})
+	st.status, st.limits = n.servers.seen, n.servers.limits
 	n.servers.clockOf = rd.ClockOffset
 	st.queue = func(name string, maxReceives int) (engine.Queue, error) { return rd.Queue(name, maxReceives), nil }
 	if cfg.SQS.Region != "" {

@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/dedup"
+	"github.com/notifyd/notifyd/pkg/limit"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/ops"
 	"github.com/notifyd/notifyd/pkg/outcome"
@@ -26,6 +28,8 @@ type servers struct {
 	clockOf     askClock // nil: nobody is asked
 	checks      []serverCheck
 	listen      func(ctx context.Context) error // wakes who follows preferences; nil: polls do
+	seen        *dedup.Status                   // in front of outcome rows; nil: they are read
+	limits      *limit.Shared                   // nil: each process has its own
 }
 
 // serverCheck looks at one engine for the doctor.
@@ -62,6 +66,9 @@ func (n *Node) addServerParts(ps parts, do Tasks) {
 		delete(ps, "committer")
 	} else if s.listen != nil {
 		ps["changes of preferences"] = s.listen
+	}
+	if s.seen != nil {
+		ps["seen-filter"] = s.seen.Run
 	}
 	ps["lags"], ps["follower"] = n.watchLags, n.follow
 	if s.clockOf != nil {

@@ -1,0 +1,63 @@
+package app
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/notifyd/notifyd/pkg/dedup"
+	"github.com/notifyd/notifyd/pkg/limit"
+)
+
+// sharedCollector reads what stands in front of engines that are servers: the
+// seen-filter and the shared limits. With embedded engines there are none, and all
+// stays 0.
+type sharedCollector struct{ n *Node }
+
+var (
+	descSeen      = desc("seen_filter_keys_total", "Keys of outcome rows that workers looked up or claimed, by what the seen-filter made of them.", "result")
+	descSeenOff   = desc("seen_filter_off", "1 while the seen-filter is not asked, for it does not answer, else 0.")
+	descLimitFail = desc("shared_limits_failures_total", "Questions to the shared limits that were not answered in time.")
+	descLimitOwn  = desc("shared_limits_alone_total", "Takes of tokens that this process decided alone.")
+	descLimitOff  = desc("shared_limits_off", "1 while the shared limits are not asked, for they do not answer, else 0.")
+)
+
+// Describe implements prometheus.Collector.
+func (c *sharedCollector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{descSeen, descSeenOff, descLimitFail, descLimitOwn, descLimitOff} {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c *sharedCollector) Collect(ch chan<- prometheus.Metric) {
+	var seen dedup.Stats
+	var limits limit.SharedStats
+	if s := c.n.servers; s != nil {
+		if s.seen != nil {
+			seen = s.seen.Stats()
+		}
+		if s.limits != nil {
+			limits = s.limits.Stats(time.Now())
+		}
+	}
+	send := func(d *prometheus.Desc, kind prometheus.ValueType, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, kind, v, labels...)
+	}
+	for result, n := range map[string]uint64{
+		"unknown": seen.Believed, "read": seen.Read, "false": seen.False, "blind": seen.Blind, "added": seen.Added, "missed": seen.Missed,
+	} {
+		send(descSeen, prometheus.CounterValue, float64(n), result)
+	}
+	send(descSeenOff, prometheus.GaugeValue, one(seen.Off))
+	send(descLimitFail, prometheus.CounterValue, float64(limits.Failed))
+	send(descLimitOwn, prometheus.CounterValue, float64(limits.Alone))
+	send(descLimitOff, prometheus.GaugeValue, one(limits.Off))
+}
+
+func one(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
