@@ -69,7 +69,7 @@ func (n *Node) endedByReceipt(ctx context.Context, ids []notify.ID, rows []notif
 			Version: notify.EndedVersion, Caller: e.Caller, Campaign: e.Campaign, Channel: e.Channel.String(), Category: e.Category.String(),
 			Template: e.Content.Template, Trace: e.Trace, At: rows[i].Updated,
 			Receivers: []notify.EndedReceiver{{
-				ID: ids[i].String(), Epoch: int(rows[i].Key.Epoch), User: string(found.User), Provider: x.Provider, Attempts: int(rows[i].Key.Attempt) + 1, Look: true,
+				ID: ids[i].String(), Epoch: int(rows[i].Key.Epoch), User: string(found.User), Provider: x.Provider, Attempts: int(rows[i].Key.Attempt) + 1, Look: true, Receipt: true,
 			}},
 		})
 		if err != nil {

@@ -91,7 +91,8 @@ func TestEveryEndIsTold(t *testing.T) {
 		t.Fatal(err)
 	}
 	confirmed := send(email("ann", simulator.Mailbox(1)))
-	eventually(t, "the receipt is told", func() bool { return strings.HasSuffix(back.says(confirmed), "DELIVERED") })
+	// Also before SENT, where the receipt is faster than the outcome of its call.
+	eventually(t, "the receipt is told", func() bool { return strings.Contains(back.says(confirmed), "DELIVERED") })
 	if got := back.says(before); got != "" {
 		t.Errorf("told of what ended before it was asked: %s", got)
 	}

@@ -35,4 +35,7 @@ type EndedReceiver struct {
 	// Look says that this row alone does not decide: what all rows of the
 	// receiver say together is told, as of the telling.
 	Look bool `json:"look,omitempty"`
+	// Receipt says that a receipt told of it, which may come before the row of the
+	// call is durable: then it is looked at again. Look is set.
+	Receipt bool `json:"receipt,omitempty"`
 }

@@ -137,13 +137,14 @@ func (h *follows) Handle(ctx context.Context, msgs []*stream.Msg) error {
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case err == nil:
-			continue
-		case !refusal(err):
+		case err != nil && !refusal(err):
 			return err
+		case err != nil:
+			f.cfg.Refused(code(err))
+			f.cfg.Logger.Warn("outcomes are not told to their caller, will try again", "caller", caller, "outcomes", len(left), "err", err)
+		case len(left) == 0:
+			continue
 		}
-		f.cfg.Refused(code(err))
-		f.cfg.Logger.Warn("outcomes are not told to their caller, will try again", "caller", caller, "outcomes", len(left), "err", err)
 		if err := f.putBack(ctx, left); err != nil {
 			return err
 		}
@@ -181,7 +182,7 @@ func code(err error) string {
 }
 
 // tell makes triggers of a caller's outcomes, in their order; left are those it
-// could not.
+// could not, or not yet.
 func (h *follows) tell(ctx context.Context, caller string, es []event) (left []event, err error) {
 	f := h.f
 	c, ok, err := f.cfg.Callers.Get(ctx, caller)
@@ -198,19 +199,22 @@ func (h *follows) tell(ctx context.Context, caller string, es []event) (left []e
 			}
 		}
 		if len(es) == 0 {
-			return nil, nil
+			return left, nil
 		}
-		body, n, told, err := f.pack(ctx, &c, es)
+		body, n, told, early, err := f.pack(ctx, &c, es)
+		if err == nil {
+			left = append(left, early...)
+		}
 		switch {
 		case err != nil:
-			return es, err
+			return append(left, es...), err
 		case body == nil:
 			es = es[n:]
 			continue
 		}
 		row, created, err := f.cfg.Triggers.Own(ctx, caller, endedBase(caller, h.tp, told[0]), c.OutcomesURL, body, traceOfEvents(told))
 		if err != nil {
-			return es, err
+			return append(left, es...), err
 		}
 		f.cfg.hit("outcomes-before-mark")
 		if created {
@@ -220,27 +224,30 @@ func (h *follows) tell(ctx context.Context, caller string, es []event) (left []e
 		}
 		if h.ahead[caller], err = endOfTrigger(row.Payload, told[0].place); err != nil {
 			delete(h.ahead, caller)
-			return es, err
+			return append(left, es...), err
 		}
 	}
 }
 
 // pack makes a payload of the leading outcomes: as many as fit. The first n of
-// them are told in it or not to be told; a nil body: none of them is.
-func (f *Follower) pack(ctx context.Context, c *engine.Caller, es []event) (body []byte, n int, told []event, err error) {
+// them are told in it, early, or not to be told; a nil body: none of them is.
+func (f *Follower) pack(ctx context.Context, c *engine.Caller, es []event) (body []byte, n int, told, early []event, err error) {
 	p := Payload{Type: Type, Caller: c.ID}
 	size := 0
 	for ; n < len(es); n++ {
-		o, ok, err := f.outcome(ctx, c, &es[n])
-		if err != nil {
-			return nil, 0, nil, err
+		o, what, err := f.outcome(ctx, c, &es[n])
+		switch {
+		case err != nil:
+			return nil, 0, nil, nil, err
+		case what == tellLater:
+			early = append(early, es[n])
 		}
-		if !ok {
+		if what != tellNow {
 			continue
 		}
 		b, err := json.Marshal(o)
 		if err != nil {
-			return nil, 0, nil, err
+			return nil, 0, nil, nil, err
 		}
 		if size += len(b) + 1; len(told) > 0 && (size > maxBytes || len(told) == maxOutcomes) {
 			break
@@ -249,22 +256,30 @@ func (f *Follower) pack(ctx context.Context, c *engine.Caller, es []event) (body
 		p.Outcomes, p.Position = append(p.Outcomes, o), es[n].position()
 	}
 	if len(told) == 0 {
-		return nil, n, nil, nil
+		return nil, n, nil, early, nil
 	}
 	body, err = json.Marshal(p)
-	return body, n, told, err
+	return body, n, told, early, err
 }
 
-// outcome is what is told of a receiver; not ok: nothing, for it goes on, has
-// failed (which the feed tells), is not kept any more, or was not asked for then.
-func (f *Follower) outcome(ctx context.Context, c *engine.Caller, e *event) (o Outcome, ok bool, err error) {
+// telling says what becomes of an outcome.
+type telling uint8
+
+const (
+	tellNot   telling = iota // it goes on, has failed (which the feed tells), is not kept any more, or was not asked for then
+	tellNow                  // as it is
+	tellLater                // a receipt was faster than the row of its call
+)
+
+// outcome is what is told of a receiver.
+func (f *Follower) outcome(ctx context.Context, c *engine.Caller, e *event) (o Outcome, what telling, err error) {
 	if e.of.At < c.OutcomesSince {
-		return o, false, nil
+		return o, tellNot, nil
 	}
 	id, err := notify.ParseID(e.r.ID)
 	if err != nil {
 		f.cfg.Logger.Error("an outcome of no notification", "caller", c.ID, "err", err)
-		return o, false, nil
+		return o, tellNot, nil
 	}
 	o = Outcome{
 		ID: e.r.ID, Epoch: uint16(e.r.Epoch), Status: e.r.Status, Campaign: e.of.Campaign, Channel: e.of.Channel, Category: e.of.Category,
@@ -272,24 +287,28 @@ func (f *Follower) outcome(ctx context.Context, c *engine.Caller, e *event) (o O
 		Ended: time.UnixMilli(e.of.At).UTC(), TraceID: notify.TraceID(e.of.Trace),
 	}
 	if !e.r.Look {
-		return o, true, nil
+		return o, tellNow, nil
 	}
 	now, err := f.cfg.State(ctx, id)
 	switch kind := notify.KindOf(err); {
 	case err == nil:
 	case kind == notify.KindNotFound, kind == notify.KindGone:
-		return o, false, nil
+		return o, tellNot, nil
 	default:
-		return o, false, err
+		return o, tellNot, err
 	}
-	if now.State == notify.Failed || !now.State.Terminal() {
-		return o, false, nil
+	switch {
+	case now.State.Terminal() && now.State != notify.Failed:
+	case now.State.Terminal(), !e.r.Receipt, int(now.Epoch) > e.r.Epoch:
+		return o, tellNot, nil // of another epoch, the end of that one is told
+	default:
+		return o, tellLater, nil
 	}
 	o.Epoch, o.Status, o.Code = now.Epoch, now.State.String(), now.Code
 	if now.Updated > 0 {
 		o.Ended = time.UnixMilli(now.Updated).UTC()
 	}
-	return o, true, nil
+	return o, tellNow, nil
 }
 
 // putBack appends outcomes again, behind everybody else's; those that are too old

@@ -344,3 +344,38 @@ func TestAsked(t *testing.T) {
 		}
 	})
 }
+
+// A receipt may be faster than the row of its call: it is told when that is there,
+// unless a replay has begun meanwhile.
+func TestFollowerWaitsForTheRowOfAReceipt(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, all("shop"))
+		l := &outcomesLog{}
+		l.end(t, "shop", 2, func(e *notify.Ended) {
+			e.At = time.Now().UnixMilli()
+			for i := range e.Receivers {
+				e.Receivers[i].Look, e.Receivers[i].Receipt, e.Receivers[i].Status = true, true, ""
+			}
+		})
+		looks := 0
+		f := w.follower(t, l, func(c *FollowConfig) {
+			c.State = func(_ context.Context, id notify.ID) (notify.Outcome, error) {
+				if id.Index == 1 {
+					return notify.Outcome{State: notify.Accepted, Epoch: 1}, nil
+				}
+				if looks++; looks < 3 {
+					return notify.Outcome{State: notify.Accepted}, nil
+				}
+				return notify.Outcome{State: notify.Delivered}, nil
+			}
+		})
+		if err := l.follow(t, f, 10); err != nil {
+			t.Fatal(err)
+		}
+		got, _ := w.ends(t, "shop")
+		if len(got) != 1 || got[0].Status != "DELIVERED" || looks != 3 || len(l.recs) != 3 {
+			t.Errorf("%+v after %d looks, %d records", got, looks, len(l.recs))
+		}
+	})
+}

@@ -35,8 +35,9 @@ type Payload struct {
 	Outcomes []Outcome `json:"outcomes"`
 }
 
-// Position is a place in the log of ends other than failures: of two callbacks
-// about one notification the one with the higher position is the later one.
+// Position is a place in the log of ends other than failures: of two callbacks with
+// the same outcomes the one with the higher position is the later one. (A receipt may
+// stand before the SENT of its call, and holds.)
 type Position struct {
 	Offset int64 `json:"offset"`
 	Item   int   `json:"item"`
