@@ -2,9 +2,12 @@ package main
 
 import (
 	"context"
-	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net/url"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -33,6 +36,7 @@ type loadOptions struct {
 	kafka    []string
 	noCal    bool
 	labels   map[string]string
+	given    func(flag string) bool // on the command line
 }
 
 func newLoad(p *program) *cobra.Command {
@@ -50,6 +54,7 @@ server's or the generator's.`,
 
 func (o *loadOptions) add(c *cobra.Command) {
 	f := c.Flags()
+	o.given = f.Changed
 	f.StringVar(&o.rate, "rate", "", "messages per second of every step, instead of the scenario's, e.g. 50k")
 	f.DurationVar(&o.duration, "duration", 0, "length of every phase, instead of the scenario's")
 	f.StringVar(&o.count, "count", "", "how many messages of every step, instead of the scenario's")
@@ -77,7 +82,7 @@ and with --no-ui, it writes a line a second to standard error, with -o jsonl as 
 to standard output. Ctrl-C stops early and prints the figures so far; a second one
 ends at once. The run is kept: load ls, show, compare, merge and view find it.
 
-It exits 99 when a threshold of the scenario was missed, 3 when something was lost,
+It exits 99 when a threshold of the scenario was missed or has no figure, 3 when something was lost,
 came twice, too early or unexpected, and 8 when something is still on its way after
 the scenario's drain: what waits for a provider is not lost.
 
@@ -107,7 +112,7 @@ func newLoadValidate(p *program) *cobra.Command {
 		Example: "  notifyctl load validate scenarios/*.yaml",
 		RunE: func(_ *cobra.Command, args []string) error {
 			for _, file := range args {
-				s, err := load.ReadScenario(file)
+				s, err := readScenario(file)
 				if err != nil {
 					return err
 				}
@@ -118,11 +123,19 @@ func newLoadValidate(p *program) *cobra.Command {
 				if d := s.Length(); d > 0 {
 					length = cli.Span(d)
 				}
-				fmt.Fprintf(p.out, "%s  %s, %d phases, %d thresholds\n", s.Name, length, len(s.Phases), len(s.Thresholds))
+				fmt.Fprintf(p.out, "%s  %s, %s, %s\n", cli.Clean(s.Name), length, number(len(s.Phases), "phase"), number(len(s.Thresholds), "threshold"))
 			}
 			return nil
 		},
 	}
+}
+
+// number writes 1 phase, 2 phases.
+func number(n int, of string) string {
+	if n == 1 {
+		return "1 " + of
+	}
+	return fmt.Sprintf("%d %ss", n, of)
 }
 
 func newLoadSchema(p *program) *cobra.Command {
@@ -143,9 +156,18 @@ check them: save it, and begin a scenario with
 	}
 }
 
+// readScenario reads a file; one that cannot be read is a wrong argument.
+func readScenario(file string) (load.Scenario, error) {
+	s, err := load.ReadScenario(file)
+	if _, ok := errors.AsType[*fs.PathError](err); ok {
+		return s, cli.Usage("%s", err)
+	}
+	return s, err
+}
+
 // scenario reads a file and applies the flags.
 func (o *loadOptions) scenario(file string) (s load.Scenario, scale string, err error) {
-	if s, err = load.ReadScenario(file); err != nil {
+	if s, err = readScenario(file); err != nil {
 		return s, "", err
 	}
 	if o.short {
@@ -168,8 +190,23 @@ func (o *loadOptions) scenario(file string) (s load.Scenario, scale string, err 
 			return s, "", cli.Usage("--count %s", err)
 		}
 	}
-	change.Duration, change.Workers, change.Seed = o.duration, o.workers, o.seed
+	// To load.Overrides 0 is none: what was given must not count for nothing.
+	for _, f := range []struct {
+		name, text string
+		ok         bool
+	}{
+		{"rate", o.rate, change.Rate > 0}, {"count", o.count, change.Count > 0},
+		{"duration", o.duration.String(), o.duration > 0}, {"workers", strconv.Itoa(o.workers), o.workers > 0},
+	} {
+		if !f.ok && o.given(f.name) {
+			return s, "", cli.Usage("--%s %s: it is above 0", f.name, f.text)
+		}
+	}
+	change.Duration, change.Workers = o.duration, o.workers
 	s = s.With(change)
+	if o.given("seed") {
+		s.Seed = o.seed
+	}
 	if o.mode != "" {
 		s.Server.Mode = o.mode
 	}
@@ -185,6 +222,12 @@ func runLoad(ctx context.Context, p *program, file string, o *loadOptions) error
 	seg, at, err := o.part()
 	if err != nil {
 		return err
+	}
+	if o.watch.out != "" { // known now, and not after the run
+		dir := filepath.Dir(o.watch.out)
+		if st, err := os.Stat(dir); err != nil || !st.IsDir() {
+			return cli.Usage("--out %s: there is no folder %s", o.watch.out, dir)
+		}
 	}
 	env, err := p.loadEnvironment(ctx, &s, o)
 	if err != nil {
@@ -246,18 +289,38 @@ func loadExit(ctx context.Context, res *load.Result) error {
 	case cli.ExitSLO:
 		var missed []string
 		for _, t := range res.Thresholds {
-			if !t.OK {
+			switch {
+			case t.OK:
+			case t.Known:
 				missed = append(missed, t.Expr)
+			default:
+				missed = append(missed, t.Expr+" (no figure)")
 			}
 		}
-		return cli.Exitf(cli.ExitSLO, "missed: %s", strings.Join(missed, "; "))
+		why := ""
+		if res.Totals.Acked == 0 && res.Totals.Sent > 0 {
+			why = "nothing was accepted" + firstError(res) + "; "
+		}
+		return cli.Exitf(cli.ExitSLO, "%smissed: %s", why, strings.Join(missed, "; "))
 	case cli.ExitPartial:
-		return cli.Exitf(cli.ExitPartial, "lost %d, duplicates %d, early %d, unexpected %d", l.Lost, l.Duplicates, l.Early, l.Unexpected)
+		see := ""
+		if len(l.Examples) > 0 && l.Lost+l.Ended > 0 {
+			see = "; see notifyctl why " + cli.Clean(l.Examples[0])
+		}
+		return cli.Exitf(cli.ExitPartial, "lost %d, duplicates %d, early %d, unexpected %d%s", l.Lost, l.Duplicates, l.Early, l.Unexpected, see)
 	case cli.ExitPending:
 		return cli.Exitf(cli.ExitPending, "%s are still on their way when the drain's time was over; they go on", cli.Count(l.Pending+l.Unverified))
 	}
-	b, _ := json.Marshal(res.Errors) // of plain fields
-	return cli.Exitf(cli.ExitError, "nothing was accepted: %s", b)
+	return cli.Exitf(cli.ExitError, "nothing was accepted%s", firstError(res))
+}
+
+// firstError says which error came most.
+func firstError(res *load.Result) string {
+	if len(res.Errors) == 0 {
+		return ""
+	}
+	e := res.Errors[0]
+	return fmt.Sprintf(": %s times %s", cli.Count(e.Count), strings.TrimSpace(e.Class+" "+e.Code))
 }
 
 // onlyLoopback refuses to load anything but this machine: a mistyped context

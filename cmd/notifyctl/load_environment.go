@@ -75,7 +75,7 @@ func (p *program) loadEnvironment(ctx context.Context, s *load.Scenario, o *load
 	case "process":
 		err = e.process(ctx, p, s, o.notifyd)
 	default:
-		err = e.context(p, s)
+		err = e.context(ctx, p, s)
 	}
 	if err == nil && s.Uses(load.Kafka) {
 		err = e.kafka(ctx, s, o.kafka)
@@ -87,7 +87,7 @@ func (p *program) loadEnvironment(ctx context.Context, s *load.Scenario, o *load
 }
 
 // context aims at the server that the flags or the context name.
-func (e *loadEnvironment) context(p *program, s *load.Scenario) error {
+func (e *loadEnvironment) context(ctx context.Context, p *program, s *load.Scenario) error {
 	t, err := p.target()
 	if err != nil {
 		return err
@@ -98,8 +98,21 @@ func (e *loadEnvironment) context(p *program, s *load.Scenario) error {
 	}
 	e.client(cl, s)
 	e.config.ServerName = cl.BaseURL
+	if err := awake(ctx, cl); err != nil {
+		return err
+	}
 	if t.ctx.Simulators != "" {
 		return e.simulators(t.ctx.Simulators)
+	}
+	return nil
+}
+
+// awake asks for something that is not there: a server that is away and a token that
+// is not taken are errors now, and not all there is to see of a long run.
+func awake(ctx context.Context, cl *api.Client) error {
+	_, err := cl.Notification(ctx, notify.ID{Base: notify.NewBase(time.Now())}.String())
+	if e, ok := errors.AsType[*notify.Error](err); ok && (e.Code == "no_answer" || e.Kind == notify.KindUnauthorized) {
+		return err
 	}
 	return nil
 }

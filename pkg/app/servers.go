@@ -141,6 +141,9 @@ func (c *Config) validateServers(bad func(key, format string, args ...any)) {
 		}
 		for _, h := range list {
 			if host, port, err := net.SplitHostPort(h); err != nil || host == "" || port == "" {
+				if i := strings.LastIndexByte(h, '@'); i >= 0 { // a URL may have a password before it
+					h = "..." + h[i:]
+				}
 				bad(key, "%q is not host:port", h)
 			}
 		}
@@ -282,11 +285,16 @@ func openSecrets(l *Loaded) (problems []problem) {
 			continue
 		}
 		if key == "postgres.dsn" {
-			if u, err := url.Parse(f.value.String()); err == nil && u.Scheme != "" {
+			u, err := url.Parse(f.value.String())
+			switch {
+			case err != nil && strings.Contains(f.value.String(), "://"):
+				problems = append(problems, problem{key: key, text: "is not a URL such as postgres://user@host1:5432,host2:5432/notifyd"})
+				continue // what it holds cannot be known, and is not shown
+			case err == nil && u.Scheme != "":
 				if _, has := u.User.Password(); !has && !u.Query().Has("password") {
 					continue
 				}
-			} else if !strings.Contains(f.value.String(), "password") {
+			case !strings.Contains(f.value.String(), "password"):
 				continue
 			}
 		}

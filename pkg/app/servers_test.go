@@ -85,6 +85,14 @@ func TestSecretsStayHidden(t *testing.T) {
 		t.Errorf("config print shows a secret, or not that it is set:\n%s", text)
 	}
 	for key, text := range map[string]string{
+		"redis.addresses": strings.Replace(good, "127.0.0.1:16379", "redis://u:"+canary+"@127.0.0.1:16379", 1),
+		"postgres.dsn":    strings.Replace(good, "notifyd@127.0.0.1", "notifyd:"+canary+"@127.0.0.1:1x", 1),
+	} {
+		if _, err := loadText(t, text); err == nil || !strings.Contains(err.Error(), key+": ") || !strings.Contains(err.Error(), "is not") || strings.Contains(err.Error(), canary) {
+			t.Errorf("%s that is damaged: %v", key, err)
+		}
+	}
+	for key, text := range map[string]string{
 		"redis.password":      strings.Replace(good, `["127.0.0.1:16379"]`, `["a:1"], password: `+canary, 1),
 		"cassandra.password":  strings.Replace(good, `["127.0.0.1:19042"]`, `["a:1"], password: `+canary, 1),
 		"kafka.sasl.password": strings.Replace(good, `["127.0.0.1:19092"]`, `["a:1"], sasl: {password: `+canary+`}`, 1),

@@ -288,12 +288,21 @@ func (c *coordinator) askOthers(ctx context.Context) {
 	c.server.Backlog = c.backlog()
 }
 
+// delivered is what came. Of a segment it is what the others sent, too, until its
+// own is known in the end.
+func (c *coordinator) delivered() int64 {
+	if c.run.cfg.Segment.N > 1 && c.settled.Checked {
+		return c.settled.Delivered
+	}
+	return c.came.ids
+}
+
 // backlog is what was acknowledged and did not come.
 func (c *coordinator) backlog() int64 {
 	if c.run.cfg.Ledger == nil {
 		return 0
 	}
-	return max(c.run.promised.total()-c.came.ids, 0)
+	return max(c.run.promised.total()-c.delivered(), 0)
 }
 
 // took records when something promised came.

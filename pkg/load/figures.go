@@ -95,7 +95,7 @@ func (c *coordinator) value(m *metric, final bool) (float64, bool) {
 	f := &c.settled
 	switch m.name {
 	case "delivered":
-		return float64(c.came.ids), true
+		return float64(c.delivered()), true
 	case "duplicates":
 		return float64(c.came.duplicates), true
 	case "reordered":

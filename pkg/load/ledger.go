@@ -59,6 +59,7 @@ func (r *Run) settle(ctx context.Context, limit time.Duration, hurried bool) (se
 	still, last, quiet := time.Now(), int64(-1), false
 	heard := began // when somebody last said that more will come
 	var got came
+	var asked time.Time // when what came was last compared
 	for {
 		var err error
 		if got, err = l.came(ctx); err != nil {
@@ -68,7 +69,16 @@ func (r *Run) settle(ctx context.Context, limit time.Duration, hurried bool) (se
 			still, last, heard = time.Now(), got.ids, time.Now()
 		}
 		quiet = time.Since(still) > quietFor
-		over := got.ids >= c.Expected || time.Since(began) > limit
+		over := time.Since(began) > limit
+		// What others send, the other segments say, is counted too: enough has come
+		// when it is what was promised.
+		if !over && got.ids >= c.Expected && time.Since(asked) >= time.Second {
+			delivered, _, err := l.missing(ctx, p, 0)
+			if err != nil {
+				return c, err
+			}
+			over, asked = delivered >= c.Expected, time.Now()
+		}
 		if !over && time.Since(heard) > quietFor && time.Since(began) > limit/2 {
 			_, ids, err := l.missing(ctx, p, 10)
 			if err != nil {
@@ -119,7 +129,9 @@ func (r *Run) settle(ctx context.Context, limit time.Duration, hurried bool) (se
 	// What came although nobody promised it; requests that failed may have been
 	// stored all the same.
 	unknown := r.failedMessages()
-	c.Unexpected = max(got.ids-c.Delivered-unknown, 0)
+	if r.cfg.Segment.N < 2 { // of a segment, it is what the others sent
+		c.Unexpected = max(got.ids-c.Delivered-unknown, 0)
+	}
 	if !r.expects(notify.Failed) && c.Ended > 0 {
 		c.Unexpected += c.Ended
 	}

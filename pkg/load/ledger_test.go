@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -21,6 +22,9 @@ type providers struct {
 	full time.Time // zero: never
 	n    int
 	lose int // of the last ones
+	// foreign came since the run began, of somebody else.
+	foreign int
+	asked   atomic.Bool
 
 	mu    sync.Mutex
 	rules []string
@@ -34,6 +38,9 @@ func (p *providers) RoundTrip(r *http.Request) (*http.Response, error) {
 	body, status := "", http.StatusOK
 	switch r.URL.Path {
 	case "/ledger/totals":
+		if p.asked.Swap(true) { // not what came before the run
+			got += p.foreign
+		}
 		body = fmt.Sprintf(`{"ids":%d}`, got)
 	case "/ledger/check":
 		b, err := io.ReadAll(r.Body)
@@ -228,4 +235,27 @@ func TestLateness(t *testing.T) {
 	if e.early.TotalCount() != 1 || e.after != 1 || q.Count != 10 || !near(-q.Min, 20*time.Millisecond) || !near(q.P50, 30*time.Millisecond) || !near(q.Max, 2*time.Second) {
 		t.Errorf("%+v, %d late", q, e.after)
 	}
+}
+
+// TestSegmentsShareALedger: what the other segments sent is neither unexpected nor a
+// reason to stop waiting for one's own.
+func TestSegmentsShareALedger(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		const mine, wait = 100, 20 * time.Second
+		s := One("t", 0, Step{Rate: 1e6, Count: 2 * mine})
+		s.Drain = Duration(time.Minute)
+		p := &providers{full: began.Add(wait), n: mine, foreign: mine}
+		res := drive(t, s, Config{
+			Target: &target{}, Ledger: &Simulators{URL: "http://ledger", Client: &http.Client{Transport: p}}, Segment: Segment{1, 2},
+			State: func(context.Context, string) (notify.State, error) { return notify.Deferred, nil },
+		})
+		want := LedgerResult{Checked: true, Expected: mine, Delivered: mine}
+		if fmt.Sprint(res.Ledger) != fmt.Sprint(want) || res.Totals.Delivered != mine || res.Totals.Backlog != 0 || res.Exit != 0 {
+			t.Errorf("%+v, %+v, exit %d", res.Ledger, res.Totals, res.Exit)
+		}
+		if took := time.Since(began); took < wait {
+			t.Errorf("it ended after %v, before its own had come", took)
+		}
+	})
 }

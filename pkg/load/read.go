@@ -101,7 +101,7 @@ func known(n *yaml.Node, t reflect.Type, path string) error {
 			if n.Tag == "!!null" {
 				return nil
 			}
-			return bad("is a list")
+			return bad("it is a list")
 		}
 		if err := n.Decode(reflect.New(t).Interface()); err != nil {
 			return bad("%s", lastLine(err))
@@ -111,7 +111,7 @@ func known(n *yaml.Node, t reflect.Type, path string) error {
 	switch t.Kind() {
 	case reflect.Slice:
 		if n.Kind != yaml.SequenceNode {
-			return bad("is a list")
+			return bad("it is a list")
 		}
 		for i, item := range n.Content {
 			if err := known(item, t.Elem(), fmt.Sprintf("%s[%d]", path, i)); err != nil {
@@ -120,12 +120,12 @@ func known(n *yaml.Node, t reflect.Type, path string) error {
 		}
 	case reflect.Struct:
 		if n.Kind != yaml.MappingNode {
-			return bad("has keys and values")
+			return bad("it has keys and values")
 		}
 		return knownKeys(n, t, path)
 	case reflect.Map:
 	default:
-		return bad("is one value")
+		return bad("it is one value")
 	}
 	return nil
 }

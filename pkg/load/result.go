@@ -91,7 +91,7 @@ func (c *coordinator) totals(steps []StepSnapshot) (t Totals) {
 		}
 	}
 	f := &c.settled
-	t.Delivered += c.came.ids
+	t.Delivered += c.delivered()
 	t.Duplicates, t.Reordered, t.Backlog = c.came.duplicates, c.came.reordered, c.backlog()
 	t.Lost += f.Lost
 	t.Unexpected, t.Unverified = f.Unexpected, f.Unverified

@@ -75,8 +75,12 @@ func ParseThreshold(expr string) (Condition, error) {
 	}
 	if v, ok := parseValue(right); ok {
 		c.value = v * c.times
-		if _, err := time.ParseDuration(right); c.left.isTime() && err != nil && v != 0 {
+		switch _, err := time.ParseDuration(right); {
+		case v == 0:
+		case c.left.isTime() && err != nil:
 			return c, fmt.Errorf("%q: %s is a time, and %q has no unit", expr, c.left.name, right)
+		case !c.left.isTime() && err == nil:
+			return c, fmt.Errorf("%q: %s is a number, and %q is a time", expr, c.left.name, right)
 		}
 		return c, nil
 	}
@@ -84,8 +88,28 @@ func ParseThreshold(expr string) (Condition, error) {
 	if err != nil {
 		return c, fmt.Errorf("%q: %w", expr, err)
 	}
+	if r.isTime() != c.left.isTime() {
+		return c, fmt.Errorf("%q: one of %s and %s is a time, the other a number", expr, c.left.name, r.name)
+	}
 	c.right = &r
 	return c, nil
+}
+
+// knows refuses conditions on steps and phases that are not there: they would never
+// have a figure, which is noticed at the end of the run.
+func (c *Condition) knows(steps map[string]string, phases map[string]bool) error {
+	for _, m := range []*metric{&c.left, c.right} {
+		if m == nil {
+			continue
+		}
+		if name := m.tags["step"]; name != "" && steps[name] == "" {
+			return fmt.Errorf("%q: no step is called %q", c.Expr, name)
+		}
+		if name := m.tags["phase"]; name != "" && !phases[name] {
+			return fmt.Errorf("%q: no phase is called %q", c.Expr, name)
+		}
+	}
+	return nil
 }
 
 // parseValue reads 50ms, 0.1%, 5M.

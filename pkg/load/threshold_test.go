@@ -67,6 +67,9 @@ func TestThresholdsRefused(t *testing.T) {
 		"lost[10s] == 0":                    "no windows",
 		"response[1ms].p99 < 5ms":           "not a window",
 		"lost == few":                       "no metric is called",
+		"lost < 5ms":                        "is a time",
+		"rate > 5m":                         "is a number",
+		"response.p99 < 2 * lost":           "the other a number",
 		"response{step=a,step=b}.p99 < 5ms": "twice",
 	} {
 		if _, err := ParseThreshold(expr); err == nil || !strings.Contains(err.Error(), want) {

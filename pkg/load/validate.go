@@ -51,20 +51,22 @@ func (s *Scenario) Validate() error {
 		}
 	}
 	s.Server.validate(&c)
-	for i, t := range s.Thresholds {
-		_, err := ParseThreshold(t.Expr)
-		if c.err == nil && err != nil {
-			c.err = notify.Invalid(codeScenario, fmt.Sprintf("thresholds[%d]", i), err.Error())
+	conditions := func(field string, list []Threshold) {
+		for i, t := range list {
+			cond, err := ParseThreshold(t.Expr)
+			if err == nil {
+				err = cond.knows(names, phases)
+			}
+			if c.err == nil && err != nil {
+				c.err = notify.Invalid(codeScenario, fmt.Sprintf("%s[%d]", field, i), err.Error())
+			}
 		}
 	}
+	conditions("thresholds", s.Thresholds)
 	if o := s.Objective; o != nil {
 		c.check(o.Step == "" || names[o.Step] != "", "objective.step", "no step is called %q", o.Step)
 		c.check(o.Within >= 0 && o.Within < 1, "objective.within", "is a share, from 0 to 1")
-		for i, t := range o.Holds {
-			if _, err := ParseThreshold(t.Expr); c.err == nil && err != nil {
-				c.err = notify.Invalid(codeScenario, fmt.Sprintf("objective.holds[%d]", i), err.Error())
-			}
-		}
+		conditions("objective.holds", o.Holds)
 	}
 	for i, e := range s.Expect {
 		_, ok := notify.ParseState(e)
@@ -89,7 +91,8 @@ func (s *Step) validate(c *checker, at string, p *PhaseSpec) {
 	case Batch, Kafka:
 		c.check(s.Size >= 1 && s.Size <= 1000, at+".size", "a request has 1 to 1,000 messages")
 	}
-	c.check(s.Size >= 1 && s.Workers >= 1 && s.Workers <= 100_000, at+".workers", "size and workers are at least 1")
+	c.check(s.Size >= 1, at+".size", "is at least 1")
+	c.check(s.Workers >= 1 && s.Workers <= 100_000, at+".workers", "from 1 to 100,000")
 	shares := s.Mix
 	if len(shares) == 0 {
 		shares = []Share{{1, s.Channel, s.Category}}

@@ -178,6 +178,39 @@ func TestMerge(t *testing.T) {
 	}
 }
 
+// TestMergeOfOneServer: each segment read the ledger of all, so what it cannot tell
+// apart is there once.
+func TestMergeOfOneServer(t *testing.T) {
+	t.Parallel()
+	merge := func(server string) *load.Result {
+		a, b := segmentOf(t, 1, 2, 1), segmentOf(t, 2, 2, 1)
+		for _, p := range []*load.Result{a, b} {
+			p.Environment.Host, p.Environment.Server = "h", server
+			p.Totals.Duplicates, p.Totals.Reordered, p.Ledger.Duplicates, p.Ledger.Reordered = 2, 3, 2, 3
+			for i := range p.Seconds {
+				p.Seconds[i].Acked, p.Seconds[i].Delivered = 5, 10
+			}
+		}
+		m, err := Merge([]*load.Result{a, b})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m
+	}
+	one, own := merge("http://127.0.0.1:7420"), merge("embedded")
+	for _, c := range []struct {
+		m                     *load.Result
+		dup, moved, delivered int64
+	}{{one, 2, 3, 10}, {own, 4, 6, 20}} {
+		if c.m.Totals.Duplicates != c.dup || c.m.Ledger.Duplicates != c.dup || c.m.Totals.Reordered != c.moved || c.m.Ledger.Reordered != c.moved || c.m.Seconds[1].Delivered != c.delivered {
+			t.Errorf("%+v, %+v, %d in a second; want %+v", c.m.Totals, c.m.Ledger, c.m.Seconds[1].Delivered, c)
+		}
+	}
+	if one.Seconds[1].Backlog != 0 {
+		t.Errorf("a backlog of %d", one.Seconds[1].Backlog)
+	}
+}
+
 func TestMergeTakesTheWorst(t *testing.T) {
 	t.Parallel()
 	a, b := segmentOf(t, 1, 2, 1), segmentOf(t, 2, 2, 1)

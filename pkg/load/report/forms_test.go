@@ -11,10 +11,12 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 
 	"github.com/notifyd/notifyd/pkg/load"
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 func page2(t testing.TB, r *load.Result) string {
@@ -45,6 +47,9 @@ func TestHTMLStandsAlone(t *testing.T) {
 		}
 		if opened, closed := len(regexp.MustCompile(`<svg|<section|<table|<div`).FindAllString(out, -1)), len(regexp.MustCompile(`</svg|</section|</table|</div`).FindAllString(out, -1)); opened != closed {
 			t.Errorf("%s: %d opened, %d closed", name, opened, closed)
+		}
+		if notify.HasControl(strings.ReplaceAll(out, "\n", "")) || !utf8.ValidString(out) {
+			t.Errorf("%s: who prints the page is steered by it", name)
 		}
 		if strings.Contains(out, "NaN") || strings.Contains(out, "+Inf") {
 			t.Errorf("%s: the page draws what is no number", name)

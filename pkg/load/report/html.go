@@ -8,9 +8,11 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/notifyd/notifyd/pkg/cli"
 	"github.com/notifyd/notifyd/pkg/load"
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 //go:embed report.html.tmpl
@@ -70,7 +72,12 @@ func WriteHTML(w io.Writer, r *load.Result) error {
 	if err := pageTemplate.Execute(&b, v); err != nil {
 		return fmt.Errorf("write the page: %w", err)
 	}
-	_, err := w.Write(b.Bytes())
+	// Control characters of names and errors must not reach who prints the page.
+	lines := strings.Split(b.String(), "\n")
+	for i := range lines {
+		lines[i] = notify.EscapeControls(lines[i])
+	}
+	_, err := io.WriteString(w, strings.Join(lines, "\n"))
 	return err
 }
 
@@ -92,7 +99,7 @@ func viewOf(r *load.Result) *view {
 	}
 	missed := 0
 	for _, t := range r.Thresholds {
-		if t.Known && !t.OK {
+		if !t.OK {
 			missed++
 		}
 	}

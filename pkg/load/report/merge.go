@@ -54,6 +54,9 @@ func Merge(parts []*load.Result) (*load.Result, error) {
 		}
 		m.Exit = worseExit(m.Exit, p.Exit)
 	}
+	if sameServer(parts) {
+		onceCounted(m, parts)
+	}
 	m.Sending, m.DrainTime = sent, delivered-sent
 	m.Rates = load.Rates{
 		Intended: per(m.Totals.Intended, sent), Sent: per(m.Totals.Sent, sent), Acked: per(m.Totals.Acked, sent),
@@ -125,6 +128,26 @@ func addLedger(to, l *load.LedgerResult, first bool) {
 	to.Unverified += l.Unverified
 	const shown = 20
 	to.Examples = append(to.Examples, l.Examples[:min(len(l.Examples), shown-len(to.Examples))]...)
+}
+
+// sameServer reports whether all segments went to one server. Then the ledger that
+// each of them read is the same.
+func sameServer(parts []*load.Result) bool {
+	e := &parts[0].Environment
+	return e.Server != "" && e.Server != "embedded" && !slices.ContainsFunc(parts, func(p *load.Result) bool {
+		return p.Environment.Server != e.Server || p.Environment.Host != e.Host
+	})
+}
+
+// onceCounted puts right what every segment counted of all of them: the ledger knows
+// of a duplicate, not of whose it is.
+func onceCounted(m *load.Result, parts []*load.Result) {
+	t, l := &m.Totals, &m.Ledger
+	t.Duplicates, t.Reordered, l.Duplicates, l.Reordered = 0, 0, 0, 0
+	for _, p := range parts {
+		t.Duplicates, t.Reordered = max(t.Duplicates, p.Totals.Duplicates), max(t.Reordered, p.Totals.Reordered)
+		l.Duplicates, l.Reordered = max(l.Duplicates, p.Ledger.Duplicates), max(l.Reordered, p.Ledger.Reordered)
+	}
 }
 
 // worseExit prefers what a script must not miss: any failure to success, and the

@@ -13,6 +13,7 @@ import (
 // mergeSeconds adds what happened in each second, and the intervals of the .hlog.
 func mergeSeconds(m *load.Result, parts []*load.Result) error {
 	rows := map[int]*load.SecondRow{}
+	shared := sameServer(parts)
 	heat := map[int]*load.HeatColumn{}
 	for _, p := range parts {
 		off := shift(m, p)
@@ -23,7 +24,11 @@ func mergeSeconds(m *load.Result, parts []*load.Result) error {
 				to = &load.SecondRow{Second: r.Second + off, Phase: r.Phase, Draining: true}
 				rows[to.Second] = to
 			}
+			came := to.Delivered
 			addRow(to, r)
+			if shared { // each saw what came for all
+				to.Delivered = max(came, r.Delivered)
+			}
 		}
 		for i := range p.Heat {
 			h := &p.Heat[i]
@@ -37,8 +42,13 @@ func mergeSeconds(m *load.Result, parts []*load.Result) error {
 			}
 		}
 	}
+	open := int64(0)
 	for _, s := range slices.Sorted(maps.Keys(rows)) {
-		m.Seconds = append(m.Seconds, *rows[s])
+		r := rows[s]
+		if open += r.Acked - r.Delivered; shared {
+			r.Backlog = max(open, 0)
+		}
+		m.Seconds = append(m.Seconds, *r)
 	}
 	for _, s := range slices.Sorted(maps.Keys(heat)) {
 		m.Heat = append(m.Heat, *heat[s])

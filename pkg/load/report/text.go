@@ -284,7 +284,7 @@ func FinalLine(r *load.Result) string {
 	if len(r.Thresholds) > 0 {
 		missed := 0
 		for _, t := range r.Thresholds {
-			if t.Known && !t.OK {
+			if !t.OK {
 				missed++
 			}
 		}
