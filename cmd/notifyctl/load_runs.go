@@ -54,6 +54,9 @@ summary.txt, report.html and run.hlog; remove a folder to forget its run.`,
 			if list == nil {
 				list = []report.Entry{} // a list in JSON
 			}
+			if len(list) == 0 {
+				p.note("none")
+			}
 			out := p.printer()
 			out.Optional = []string{"EXIT", "SENDING", "STARTED"}
 			return out.Print(list, func() cli.Table {

@@ -137,21 +137,17 @@ func (p *program) serveMetrics(ctx context.Context, addr string, w *watched) (en
 }
 
 // finishLoad prints what a run showed, and keeps it. A run that cannot be kept was
-// still measured.
-func (p *program) finishLoad(res *load.Result, o *watchOptions) error {
+// still measured, and one that cannot be written or printed is still kept.
+func (p *program) finishLoad(res *load.Result, o *watchOptions) (err error) {
 	if o.out != "" {
-		if err := report.WriteFile(o.out, res); err != nil {
-			return err
-		}
+		err = report.WriteFile(o.out, res)
 	}
-	if err := p.printRun(res); err != nil {
+	err = errors.Join(err, p.printRun(res))
+	if o.noKeep {
 		return err
 	}
-	if o.noKeep {
-		return nil
+	if failed := p.keepRun(res, ""); failed != nil { // said with --quiet, too: what it measured is gone
+		fmt.Fprintln(p.err, cli.Clean("warning: "+failed.Error()))
 	}
-	if err := p.keepRun(res, ""); err != nil {
-		p.note("warning: %v", err)
-	}
-	return nil
+	return err
 }

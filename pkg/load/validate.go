@@ -66,6 +66,7 @@ func (s *Scenario) Validate() error {
 	if o := s.Objective; o != nil {
 		c.check(o.Step == "" || names[o.Step] != "", "objective.step", "no step is called %q", o.Step)
 		c.check(o.Within >= 0 && o.Within < 1, "objective.within", "is a share, from 0 to 1")
+		c.check(o.Most == 0 || o.Most >= o.From, "objective.most", "is not below from")
 		conditions("objective.holds", o.Holds)
 	}
 	for i, e := range s.Expect {

@@ -86,7 +86,7 @@ func Judge(e *Evidence) Verdict {
 	}
 	switch {
 	case e.Messages < fewest:
-		say(Inconclusive, "%d messages are too few", e.Messages)
+		say(Inconclusive, "too few messages: %d", e.Messages)
 	case e.Sending < shortest1:
 		say(Inconclusive, "%v are too short", e.Sending.Round(time.Millisecond))
 	}

@@ -25,6 +25,9 @@ func Encode(r *load.Result) ([]byte, error) {
 // quarter of it.
 const maxResult = 1 << 30
 
+// maxSecond is a year: what has a later one is damaged.
+const maxSecond = 366 * 24 * 3600
+
 // Decode reads what Encode wrote. Fields it does not know are left out; a schema
 // it does not know, and what is no result, are errors of notify.KindInvalid.
 func Decode(in io.Reader) (*load.Result, error) {
@@ -48,6 +51,12 @@ func Decode(in io.Reader) (*load.Result, error) {
 		return nil, notify.Invalid("bad_result", "schema", "is not there: this is not the result of a load run")
 	case r.Schema != load.SchemaVersion:
 		return nil, notify.Invalid("bad_result", "schema", fmt.Sprintf("is %d; this notifyctl reads %d", r.Schema, load.SchemaVersion))
+	}
+	// Charts and replays go from the first second to the last.
+	for i := range r.Seconds {
+		if s := r.Seconds[i].Second; s < 0 || s > maxSecond || i > 0 && s < r.Seconds[i-1].Second {
+			return nil, notify.Invalid("bad_result", "seconds", fmt.Sprintf("row %d is of second %d: they go up, from 0 to %d", i, s, maxSecond))
+		}
 	}
 	return r, nil
 }

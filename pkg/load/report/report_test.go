@@ -126,6 +126,9 @@ func TestJSON(t *testing.T) {
 	f(`{"scenario":{}}`, "not the result")
 	f(`{"schema":99}`, "is 99; this notifyctl reads 1")
 	f(`{"schema":1} {}`, "something follows")
+	f(`{"schema":1,"seconds":[{"second":0},{"second":99999999999}]}`, "seconds: row 1")
+	f(`{"schema":1,"seconds":[{"second":-1}]}`, "seconds: row 0")
+	f(`{"schema":1,"seconds":[{"second":5},{"second":4}]}`, "seconds: row 1")
 }
 
 func TestUnits(t *testing.T) {
