@@ -108,6 +108,10 @@ engines-stop: ## Stop them; their data stay in .engines
 test-engines: go ## Run the suites of every engine on the servers of make engines: there a skip is a failure
 	@ONLY='$(ONLY)' scripts/test-engines.sh $(TESTFLAGS)
 
+.PHONY: faults
+faults: go ## Kill and empty those servers, and processes, under load; SHORT=1: for 10 s each, ONLY="kafka redis" some
+	@SHORT='$(SHORT)' ONLY='$(ONLY)' scripts/faults.sh
+
 .PHONY: rules
 rules: go ## Run the alerts of dashboards/rules against recorded series with Prometheus' engine
 	cd dashboards/ruletest && go test -count=1 $(TESTFLAGS) .

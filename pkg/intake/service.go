@@ -181,6 +181,7 @@ type Service struct {
 	st    Stores
 	rules rules
 	blind atomic.Int64  // until then the spill buffer is not asked, ns since 1970
+	holds atomic.Int64  // until then it is taken to hold something while it cannot be read, ns since 1970; 0: it was seen empty
 	seq   atomic.Uint64 // of requests with a key: makes their owner unique
 	fans  sync.Pool     // *splitter
 	notes sync.Pool     // *noteWriter

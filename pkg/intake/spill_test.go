@@ -280,6 +280,47 @@ func TestSpillSlow(t *testing.T) {
 	})
 }
 
+// What waits in the buffer is not overtaken because the buffer is slow; after a
+// while the log decides.
+func TestSpillSlowWhileItHolds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, Config{})
+		otp := func() {
+			t.Helper()
+			if _, err := r.Single(t.Context(), Meta{Caller: "c"}, []byte(single(`"category":"otp"`))); err != nil {
+				t.Fatal(err)
+			}
+		}
+		r.log.fail = notify.Unavailable("log", 0, errDown)
+		otp()
+		r.log.fail = nil
+		r.Service.st.Spill = slowSpill{r.spill}
+		for range 10 {
+			otp()
+		}
+		if n := len(r.log.records()); n != 0 || r.spill.len() != 11 {
+			t.Errorf("%d went past %d that wait", n, r.spill.len())
+		}
+		time.Sleep(spillTrust + time.Second)
+		otp()
+		if n := len(r.log.records()); n != 1 {
+			t.Errorf("%d in the log: for how long is it waited?", n)
+		}
+		// Seen empty, it is not waited for at all.
+		r.Service.st.Spill = r.spill
+		if err := r.spill.Drop(t.Context(), 1<<62); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+		otp()
+		r.Service.st.Spill = slowSpill{r.spill}
+		otp()
+		if n := len(r.log.records()); n != 3 {
+			t.Errorf("%d in the log, want 3", n)
+		}
+	})
+}
+
 func TestLaterDown(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, Config{})

@@ -143,6 +143,9 @@ func (s *Service) append(ctx context.Context, p *plan, at int64, failed *failure
 const (
 	spillLook = 250 * time.Millisecond
 	spillRest = 500 * time.Millisecond
+	// spillTrust is how long it is taken to hold what was last seen in it, while it
+	// cannot be read: what waits there must not be overtaken because it is slow.
+	spillTrust = 30 * time.Second
 )
 
 // spilling reports whether the spill buffer holds anything; n is how many
@@ -152,23 +155,29 @@ func (s *Service) spilling(ctx context.Context, n int) bool {
 		return false
 	}
 	now := time.Now()
+	held := s.holds.Load()
 	if now.UnixNano() < s.blind.Load() {
-		return false
+		return now.UnixNano() < held
 	}
 	ask, stop := context.WithTimeout(ctx, spillLook)
 	defer stop()
 	waiting, _, _, err := s.st.Spill.Stats(ask)
 	if err != nil {
-		// Not known; the log decides. Refusing codes because a buffer that is
+		// Not known: what was seen last holds for a while, and then the log decides. Refusing codes because a buffer that is
 		// almost always empty cannot be read would be the worse failure, and so
 		// would be having each of them wait for a buffer that does not answer.
 		if ctx.Err() == nil {
 			s.blind.Store(now.Add(spillLook + spillRest).UnixNano())
 			s.cfg.Logger.Warn("spill buffer not readable", slog.Any("error", err))
 		}
-		return false
+		return now.UnixNano() < held
 	}
-	return waiting > 0
+	if waiting > 0 {
+		s.holds.Store(now.Add(spillTrust).UnixNano())
+		return true
+	}
+	s.holds.CompareAndSwap(held, 0) // unless something was spilled meanwhile
+	return false
 }
 
 // spill pushes critical records.
@@ -186,6 +195,7 @@ func (s *Service) spill(ctx context.Context, crit []stream.Record, at int64) err
 	if err := s.st.Spill.Push(ctx, out, s.cfg.SpillBytes); err != nil {
 		return err
 	}
+	s.holds.Store(time.Now().Add(spillTrust).UnixNano())
 	s.cfg.Events.spilled(len(out))
 	return nil
 }

@@ -14,7 +14,7 @@ here=$repo/scripts/engines
 if [ -f "$here/versions.env" ]; then . "$here/versions.env"; fi
 engines=${NOTIFY_ENGINES_DIR:-$repo/.engines}
 version=${CASSANDRA_VERSION:-5.0.5}
-lib=$engines/lib/cassandra
+lib=${NOTIFY_ENGINES_LIB:-$repo/.engines/lib}/cassandra # one for every data folder
 dir=${CASSANDRA_DIR:-$engines/cassandra}
 nodes=${NODES:-1}
 port=${CASSANDRA_PORT:-19042}

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"time"
 )
 
 // Rule adds a rule of the simulators, in JSON.
@@ -46,3 +47,28 @@ func (v *Victim) Delivered(ctx context.Context) (int64, error) {
 
 // Totals fills in what the providers' ledger says of all calls.
 func (v *Victim) Totals(ctx context.Context, r *Result) error { return v.ledgerTotals(ctx, r) }
+
+// Missing counts the ids that no provider was sent, and returns some of them.
+func (v *Victim) Missing(ctx context.Context, ids []string) (n int64, some []string, err error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, v.control+"/ledger/check", strings.NewReader(strings.Join(ids, "\n")+"\n"))
+	if err != nil {
+		return 0, nil, err
+	}
+	var out struct {
+		Missing int64    `json:"missing_count"`
+		IDs     []string `json:"missing"`
+	}
+	err = v.do(req, &out)
+	return out.Missing, out.IDs, err
+}
+
+// SentAt is when a provider was first sent a notification.
+func (v *Victim) SentAt(ctx context.Context, id string) (time.Time, error) {
+	var ds []struct {
+		At time.Time `json:"at"`
+	}
+	if err := v.get(ctx, v.control+"/ledger?id="+id, &ds); err != nil || len(ds) == 0 {
+		return time.Time{}, err
+	}
+	return ds[0].At, nil
+}

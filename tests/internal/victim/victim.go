@@ -8,10 +8,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -267,26 +269,13 @@ func (v *Victim) do(req *http.Request, out any) error {
 
 // ledgerMissing counts the ids no provider was sent.
 func (v *Victim) ledgerMissing(ctx context.Context, ids map[string]bool) (int64, error) {
-	var b strings.Builder
-	for id := range ids {
-		b.WriteString(id)
-		b.WriteByte('\n')
-	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, v.control+"/ledger/check", strings.NewReader(b.String()))
-	if err != nil {
-		return 0, err
-	}
-	var out struct {
-		Missing int64    `json:"missing_count"`
-		IDs     []string `json:"missing"`
-	}
-	err = v.do(req, &out)
-	for i, id := range out.IDs {
+	n, some, err := v.Missing(ctx, slices.Collect(maps.Keys(ids)))
+	for i, id := range some {
 		if i < 5 {
 			fmt.Fprintln(v.cfg.Out, "  lost:", id)
 		}
 	}
-	return out.Missing, err
+	return n, err
 }
 
 // ledgerBase counts the receivers of a fan-out that a provider was sent.

@@ -1,0 +1,32 @@
+package main
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/notifyd/notifyd/tests/internal/victim"
+)
+
+// mutants each break one mechanism. The fault that is named must notice.
+var mutants = map[string]victim.Mutant{
+	// kafka: what the log does not take is not spilled.
+	"no-spill": {
+		File: "pkg/intake/store.go",
+		Old:  "if notify.KindOf(err) == notify.KindUnavailable && s.st.Spill != nil {",
+		New:  "if notify.KindOf(err) == notify.KindUnavailable && s.st.Spill == nil {",
+	},
+	// leader: a dead owner's shards are left alone for a minute.
+	"long-lease": {
+		File: "pkg/timer/config.go",
+		Old:  "length(&c.LeaseTTL, 5*time.Second)",
+		New:  "length(&c.LeaseTTL, time.Minute)",
+	},
+	// redis: what is released again is called again.
+	"forget-rows": {
+		File: "pkg/worker/partition.go",
+		Old:  "\t\tif row.Key != (notify.RowKey{}) && row.Digest == j.row.Digest {",
+		New:  "\t\trow = &notify.Row{}\n\t\tif row.Key != (notify.RowKey{}) && row.Digest == j.row.Digest {",
+	},
+}
+
+func mutantNames() []string { return slices.Sorted(maps.Keys(mutants)) }

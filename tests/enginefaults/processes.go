@@ -1,0 +1,257 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// standbyLimit is how long after the death of a shard's owner the first release by
+// another one may take (P9).
+const standbyLimit = 6 * time.Second
+
+// leaderKilled: of two schedulers one is killed while what it owns becomes due. The
+// other releases it within standbyLimit, nothing is lost and nothing early.
+func leaderKilled(ctx context.Context, c *cluster) (r outcome, err error) {
+	shards, err := c.shardCount(ctx)
+	if err != nil {
+		return r, err
+	}
+	// Enough that some shard of the leader has one due at any time.
+	const each = 50 * time.Millisecond
+	lead, span := 15*time.Second, 5*time.Second+c.o.down
+	from := time.Now().Add(lead)
+	due, err := c.triggers(ctx, int(span/each), from, span)
+	if err != nil {
+		return r, err
+	}
+	in, err := c.shardsOf(ctx, due, shards)
+	if err != nil {
+		return r, err
+	}
+	if left := time.Until(from); left < 0 {
+		return r, fmt.Errorf("registering took %s longer than there was time", -left)
+	}
+	if err := pause(ctx, time.Until(from.Add(5*time.Second))); err != nil {
+		return r, err
+	}
+	states, err := c.shards(ctx, shards)
+	if err != nil {
+		return r, err
+	}
+	leader := c.leader(states)
+	was := ownedBy(leader, states)
+	c.killProcess(leader)
+	killed := time.Now()
+	calls, err := c.callbacks(ctx, due)
+	if err != nil {
+		return r, err
+	}
+	first, worst := time.Duration(-1), time.Duration(0)
+	orphans := 0
+	for id, at := range due {
+		called, there := calls.first[id]
+		if !there || !was[in[id]] || at.Before(killed) {
+			continue
+		}
+		orphans++
+		if took := called.Sub(killed); first < 0 || took < first {
+			first = took
+		}
+		worst = max(worst, called.Sub(at))
+	}
+	r.accepted, r.lost, r.early, r.duplicates = int64(len(due)), calls.lost, calls.early, calls.twice
+	r.ok = r.lost == 0 && r.early == 0 && r.duplicates == 0 && len(was) > 0 && orphans > 0 && first <= standbyLimit
+	r.line = fmt.Sprintf("shards=%d of_the_killed=%d triggers=%d due_after_the_kill=%d first_release_s=%.2f limit_s=%.0f latest_by_s=%.2f lost=%d early=%d called_twice=%d",
+		shards, len(was), len(due), orphans, first.Seconds(), standbyLimit.Seconds(), worst.Seconds(), r.lost, r.early, r.duplicates)
+	return r, nil
+}
+
+// shardCount is how many shards timers are spread over.
+func (c *cluster) shardCount(ctx context.Context) (int, error) {
+	m, err := c.of("scheduler")[0].metrics(ctx)
+	if err == nil && m["notifyd_timer_shards"] < 1 {
+		err = fmt.Errorf("a scheduler knows of no shards")
+	}
+	return int(m["notifyd_timer_shards"]), err
+}
+
+// leader is the scheduler with the most shards.
+func (c *cluster) leader(states []engine.ShardState) *process {
+	return slices.MaxFunc(c.of("scheduler"), func(a, b *process) int { return len(ownedBy(a, states)) - len(ownedBy(b, states)) })
+}
+
+// ownedBy are the shards of a process.
+func ownedBy(p *process, states []engine.ShardState) map[int]bool {
+	out := map[int]bool{}
+	for n, s := range states {
+		if p.owns(s) {
+			out[n] = true
+		}
+	}
+	return out
+}
+
+// schedulerPaused: of two schedulers one is stopped for longer than its leases and
+// then goes on, believing that they are its own. No write under its terms is taken:
+// every state is asked to advance under the term it had then, as the paused process
+// will, and refuses.
+func schedulerPaused(ctx context.Context, c *cluster) (r outcome, err error) {
+	shards, err := c.shardCount(ctx)
+	if err != nil {
+		return r, err
+	}
+	const paused = 15 * time.Second // leases are of 5
+	lead, span := 15*time.Second, 30*time.Second
+	from := time.Now().Add(lead)
+	due, err := c.triggers(ctx, 300, from, span)
+	if err != nil {
+		return r, err
+	}
+	if err := pause(ctx, time.Until(from.Add(3*time.Second))); err != nil {
+		return r, err
+	}
+	states, err := c.shards(ctx, shards)
+	if err != nil {
+		return r, err
+	}
+	leader := c.leader(states)
+	was := ownedBy(leader, states)
+	if err := leader.signal(syscall.SIGSTOP); err != nil {
+		return r, err
+	}
+	if err := pause(ctx, paused); err != nil {
+		return r, err
+	}
+	var now []engine.ShardState
+	if err := until(ctx, "the other one has taken over what was the paused one's", func() (bool, error) {
+		if now, err = c.shards(ctx, shards); err != nil {
+			return false, err
+		}
+		return len(ownedBy(leader, now)) == 0, nil
+	}); err != nil {
+		return r, err
+	}
+	tried, stale := 0, 0
+	for n := range was {
+		s := states[n]
+		s.Closed++
+		tried++
+		switch err := c.store.Timers().Advance(ctx, uint16(n), s); {
+		case err == nil:
+			stale++
+		case notify.KindOf(err) != notify.KindConflict:
+			return r, err
+		}
+	}
+	if err := leader.signal(syscall.SIGCONT); err != nil {
+		return r, err
+	}
+	calls, err := c.callbacks(ctx, due)
+	if err != nil {
+		return r, err
+	}
+	// It has noticed, gives them up, and gets its part again under new terms.
+	lost := 0.0
+	if err := until(ctx, "the paused one has noticed", func() (bool, error) {
+		m, err := leader.metrics(ctx)
+		if err != nil {
+			return false, nil //nolint:nilerr // it has just been let go on
+		}
+		lost = m["notifyd_timer_shards_lost_total"]
+		return lost >= float64(len(was)), nil
+	}); err != nil {
+		return r, err
+	}
+	for n, s := range now {
+		later, err := c.store.Timers().Shard(ctx, uint16(n))
+		if err != nil {
+			return r, err
+		}
+		if was[n] && (later.Term < s.Term || s.Term <= states[n].Term) {
+			stale++
+		}
+	}
+	r.accepted, r.lost, r.early, r.duplicates = int64(len(due)), calls.lost, calls.early, calls.twice
+	r.ok = r.lost == 0 && r.early == 0 && r.duplicates == 0 && stale == 0 && tried > 0
+	r.line = fmt.Sprintf("paused_s=%.0f shards=%d of_the_paused=%d stale_writes_tried=%d stale_writes_accepted=%d given_up=%.0f triggers=%d lost=%d early=%d called_twice=%d",
+		paused.Seconds(), shards, len(was), tried, stale, lost, len(due), r.lost, r.early, r.duplicates)
+	return r, nil
+}
+
+// workerKilled: of two workers one is killed under load. The other takes its
+// partitions over; nothing is lost, and what is sent twice is no more than the rows
+// say was handed to a provider again.
+func workerKilled(ctx context.Context, c *cluster) (r outcome, err error) {
+	began := time.Now()
+	before, err := c.totals(ctx)
+	if err != nil {
+		return r, err
+	}
+	t := c.traffic(ctx, prefix("worker"), critical, rest, stream{name: "more", categories: []string{"transactional"}})
+	defer t.end()
+	if err := pause(ctx, warm); err != nil {
+		return r, err
+	}
+	c.killProcess(c.of("worker")[0])
+	killed := time.Now()
+	if err := pause(ctx, c.o.down); err != nil {
+		return r, err
+	}
+	t.end()
+	ids := t.ids()
+	if r.lost, err = c.delivered(ctx, ids); err != nil {
+		return r, err
+	}
+	gap, err := c.slowest(ctx, t, killed)
+	if err != nil {
+		return r, err
+	}
+	after, err := c.totals(ctx)
+	if err != nil {
+		return r, err
+	}
+	bound, err := c.resent(ctx, began)
+	if err != nil {
+		return r, err
+	}
+	r.accepted, r.duplicates = int64(len(ids)), after.Duplicates-before.Duplicates
+	reordered := after.Reordered - before.Reordered
+	r.ok = r.lost == 0 && r.duplicates <= bound && reordered == 0
+	r.line = fmt.Sprintf("accepted=%d lost=%d duplicates=%d bound=%d reordered=%d longest_wait_s=%.1f", r.accepted, r.lost, r.duplicates, bound, reordered, gap.Seconds())
+	return r, nil
+}
+
+// resent is how many receivers of requests since then were handed to a provider again
+// although an earlier call may have been taken, by their rows.
+func (c *cluster) resent(ctx context.Context, since time.Time) (n int64, err error) {
+	err = c.store.Status().Scan(ctx, since.UnixMilli(), time.Now().Add(time.Hour).UnixMilli(), func(row *notify.Row) error {
+		n += int64(row.Resent)
+		return nil
+	})
+	return n, err
+}
+
+// slowest is the longest time from an answer to the provider's call, of what was
+// accepted around a moment.
+func (c *cluster) slowest(ctx context.Context, t *traffic, around time.Time) (worst time.Duration, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for i := range t.answers {
+		a := &t.answers[i]
+		if a.id == "" || a.at.Sub(around).Abs() > 3*time.Second {
+			continue
+		}
+		at, err := c.v.SentAt(ctx, a.id)
+		if err != nil {
+			return worst, err
+		}
+		worst = max(worst, at.Sub(a.at))
+	}
+	return worst, nil
+}

@@ -1,0 +1,123 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// scripts start and stop the servers; ports and folders are in the environment, as
+// for make engines.
+const scripts = "scripts/engines"
+
+// enginesDir is where the scripts keep the servers' data.
+func enginesDir() string {
+	dir := os.Getenv("NOTIFY_ENGINES_DIR")
+	if dir == "" {
+		dir = ".engines"
+	}
+	if abs, err := filepath.Abs(dir); err == nil {
+		return abs
+	}
+	return dir
+}
+
+// start starts a server and returns when it answers.
+func (c *cluster) start(ctx context.Context, name string) error {
+	return c.script(ctx, name, "start")
+}
+
+// script runs a server's script. Its output goes to a file: a pipe would stay open
+// for as long as the server lives.
+func (c *cluster) script(ctx context.Context, name, verb string) error {
+	out, err := os.OpenFile(filepath.Join(c.dir, name+".script.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer out.Close()
+	cmd := exec.CommandContext(ctx, filepath.Join(scripts, name+".sh"), verb)
+	cmd.Stdout, cmd.Stderr = out, out
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("%s %s: %w (see %s)", name, verb, err, out.Name())
+	}
+	return nil
+}
+
+// kill ends a server with SIGKILL, and waits until it is gone.
+func (c *cluster) kill(ctx context.Context, name string) error {
+	if name == "postgres" {
+		return c.script(ctx, name, "kill")
+	}
+	file := map[string]string{"kafka": "kafka/pid", "cassandra": "cassandra/node1/pid", "redis": "redis/pid"}[name]
+	file = filepath.Join(enginesDir(), filepath.FromSlash(file))
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	first, _, _ := strings.Cut(strings.TrimSpace(string(b)), " ")
+	pid, err := strconv.Atoi(first)
+	if err != nil || pid <= 1 {
+		return fmt.Errorf("%s holds no process id: %q", file, b)
+	}
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		return fmt.Errorf("%s (%d): %w", name, pid, err)
+	}
+	return until(ctx, name+" is gone", func() (bool, error) { return gone(pid), nil })
+}
+
+// gone reports whether a process has ended, whoever has to reap it.
+func gone(pid int) bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return true
+	}
+	_, rest, _ := strings.Cut(string(b), ") ")
+	return strings.HasPrefix(rest, "Z")
+}
+
+// emptyRedis removes what a stopped Redis would read again.
+func emptyRedis() error {
+	dir := filepath.Join(enginesDir(), "redis", "data")
+	if _, err := os.Stat(dir); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		return err
+	}
+	return os.MkdirAll(dir, 0o700)
+}
+
+// until asks again and again, until it is so or patience is over.
+func until(ctx context.Context, what string, ask func() (bool, error)) error {
+	end := time.Now().Add(patience)
+	for {
+		ok, err := ask()
+		if err != nil || ok {
+			return err
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("it did not become so within %s: %s", patience, what)
+		}
+		if err := pause(ctx, 50*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+// pause waits, unless ctx ends.
+func pause(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

@@ -1,0 +1,202 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"hash/fnv"
+	"sync"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/tests/internal/victim"
+)
+
+// stream is users who are sent one push after the other, each once the one before
+// was answered: the order that notifyd promises to keep.
+type stream struct {
+	name       string
+	categories []string // in turn
+	ordered    bool     // the ledger checks the order of each user's
+	profiles   bool     // the address is looked up, not given
+}
+
+// Streams of immediate pushes.
+var (
+	critical = stream{name: "critical", categories: []string{"otp", "alert"}, ordered: true}
+	rest     = stream{name: "rest", categories: []string{"transactional", "marketing"}}
+)
+
+// warm is load before a fault, so that everything is under way.
+const warm = 3 * time.Second
+
+// prefix is that of users nobody else has.
+func prefix(name string) string { return fmt.Sprintf("%s-%d", name, time.Now().UnixMilli()) }
+
+// answer is what became of one request.
+type answer struct {
+	stream string
+	id     string // empty: refused, or without an answer
+	sent   time.Time
+	at     time.Time
+	wait   time.Duration // Retry-After of a refusal
+	err    error
+}
+
+// traffic is load under way.
+type traffic struct {
+	stop context.CancelFunc
+	wg   sync.WaitGroup
+
+	mu      sync.Mutex
+	answers []answer
+}
+
+// perUser is how often a user is sent something.
+const perUser = 400 * time.Millisecond
+
+// traffic starts streams at the configured rate each. prefix makes the users those
+// of this fault alone.
+func (c *cluster) traffic(ctx context.Context, prefix string, streams ...stream) *traffic {
+	ctx, cancel := context.WithCancel(ctx)
+	t := &traffic{stop: cancel}
+	users := max(int(c.o.rate*perUser.Seconds()), 1)
+	for _, s := range streams {
+		for u := range users {
+			t.wg.Go(func() {
+				user := fmt.Sprintf("%s-%s-%d", prefix, s.name, u)
+				if pause(ctx, perUser*time.Duration(u)/time.Duration(users)) != nil {
+					return
+				}
+				tick := time.NewTicker(perUser)
+				defer tick.Stop()
+				for seq := 1; ctx.Err() == nil; seq++ {
+					t.note(c.send(ctx, s, user, seq))
+					select {
+					case <-tick.C:
+					case <-ctx.Done():
+					}
+				}
+			})
+		}
+	}
+	return t
+}
+
+// send sends one push, and lets it have its answer also when the load ends.
+func (c *cluster) send(ctx context.Context, s stream, user string, seq int) answer {
+	n := api.Notification{
+		Channel: "push", Category: s.categories[seq%len(s.categories)], To: api.Receiver{UserID: user, Address: address(user)},
+		Content: api.Content{Title: "Fault", Body: fmt.Sprintf("number %d", seq)},
+	}
+	if s.profiles {
+		n.To.Address = ""
+	}
+	if s.ordered {
+		n.Content.Data = fmt.Appendf(nil, `{"usr":%q,"seq":"%d"}`, user, seq)
+	}
+	a := answer{stream: s.name, sent: time.Now()}
+	made, err := c.cl.Send(context.WithoutCancel(ctx), n, "")
+	a.at, a.id, a.err = time.Now(), made.NotificationID, err
+	if err != nil {
+		a.id, a.wait = "", notify.RetryAfterOf(err)
+	}
+	return a
+}
+
+func address(user string) string {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(user))
+	return fmt.Sprintf("apns:%064x", h.Sum64())
+}
+
+func (t *traffic) note(a answer) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.answers = append(t.answers, a)
+}
+
+// end stops the load, and brings what is under way to its answer.
+func (t *traffic) end() {
+	t.stop()
+	t.wg.Wait()
+}
+
+// counts of answers.
+type counts struct {
+	accepted, refused int64
+	noRetry           int64 // refused without Retry-After
+	other             int64 // neither 201 nor 503
+	example           error // of other
+}
+
+// count counts the answers of a stream to what was sent in [from, to).
+func (t *traffic) count(name string, from, to time.Time) (n counts) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for i := range t.answers {
+		a := &t.answers[i]
+		if a.stream != name || a.sent.Before(from) || !a.sent.Before(to) {
+			continue
+		}
+		switch {
+		case a.err == nil:
+			n.accepted++
+		case notify.KindOf(a.err) == notify.KindUnavailable:
+			n.refused++
+			if a.wait <= 0 {
+				n.noRetry++
+			}
+		default:
+			n.other++
+			n.example = a.err
+		}
+	}
+	return n
+}
+
+// ids are those that were acknowledged.
+func (t *traffic) ids() (out []string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for i := range t.answers {
+		if t.answers[i].id != "" {
+			out = append(out, t.answers[i].id)
+		}
+	}
+	return out
+}
+
+// totals is what the providers' ledger says of all calls.
+func (c *cluster) totals(ctx context.Context) (r victim.Result, err error) {
+	err = c.v.Totals(ctx, &r)
+	return r, err
+}
+
+// delivered waits until a provider was sent every id, and returns how many it never
+// was within patience.
+func (c *cluster) delivered(ctx context.Context, ids []string) (lost int64, err error) {
+	if len(ids) == 0 {
+		return 0, nil
+	}
+	end := time.Now().Add(patience)
+	for {
+		n, some, err := c.v.Missing(ctx, ids)
+		if err != nil || n == 0 {
+			return n, err
+		}
+		if time.Now().After(end) {
+			for i, id := range some {
+				if i == 5 {
+					break
+				}
+				tl, err := c.cl.Timeline(ctx, id)
+				fmt.Printf("  lost: %s %+v %v\n", id, tl.Events, err)
+			}
+			return n, nil
+		}
+		if err := pause(ctx, 200*time.Millisecond); err != nil {
+			return n, err
+		}
+	}
+}
