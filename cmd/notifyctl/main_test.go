@@ -34,7 +34,7 @@ func (l leakTested) Run() int {
 func TestScripts(t *testing.T) {
 	t.Parallel()
 	n := startNode(t)
-	deadline := time.Now().Add(4 * time.Minute) // a script that waits for what never comes is killed
+	deadline := time.Now().Add(20 * time.Minute) // a script that waits for what never comes is killed
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata/script",
 		RequireExplicitExec: true,

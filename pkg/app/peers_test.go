@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,7 +19,7 @@ func TestSharesAddUp(t *testing.T) {
 		type one struct {
 			*peers
 			stop    context.CancelFunc
-			running bool
+			running atomic.Bool
 			done    chan struct{}
 		}
 		start := func(name string) *one {
@@ -27,9 +28,9 @@ func TestSharesAddUp(t *testing.T) {
 			go func() {
 				defer close(o.done)
 				_ = o.after(10*time.Second, func(ctx context.Context) error {
-					o.running = true
+					o.running.Store(true)
 					<-ctx.Done()
-					o.running = false
+					o.running.Store(false)
 					return nil
 				})(ctx)
 			}()
@@ -37,7 +38,7 @@ func TestSharesAddUp(t *testing.T) {
 		}
 		sum := func(limit int, of ...*one) (n int) {
 			for _, o := range of {
-				if o.running {
+				if o.running.Load() {
 					n += o.share(limit)
 				}
 			}
@@ -45,8 +46,8 @@ func TestSharesAddUp(t *testing.T) {
 		}
 		a := start("a")
 		synctest.Wait()
-		if !a.running || a.share(100) != 100 {
-			t.Fatalf("the first one: running %v, share %d", a.running, a.share(100))
+		if !a.running.Load() || a.share(100) != 100 {
+			t.Fatalf("the first one: running %v, share %d", a.running.Load(), a.share(100))
 		}
 		b, c := start("b"), start("c")
 		for range 30 {
@@ -56,7 +57,7 @@ func TestSharesAddUp(t *testing.T) {
 				t.Fatalf("%d of 100", n)
 			}
 		}
-		if !b.running || !c.running || sum(100, a, b, c) != 100 || sum(7, a, b, c) != 7 {
+		if !b.running.Load() || !c.running.Load() || sum(100, a, b, c) != 100 || sum(7, a, b, c) != 7 {
 			t.Errorf("at rest %d of 100, %d of 7", sum(100, a, b, c), sum(7, a, b, c))
 		}
 		// An emptied Redis: each sees itself alone for a moment.
