@@ -105,16 +105,6 @@ func checkCommand(t *testing.T, where, program string, args []string) {
 	}
 }
 
-// knowsFlag looks for a flag in the help of a command.
-func knowsFlag(t *testing.T, program, flag string, args ...string) bool {
-	t.Helper()
-	dir, err := programs()
-	must(t, err)
-	out, err := exec.CommandContext(t.Context(), filepath.Join(dir, program), append(args, "--help")...).Output()
-	must(t, err)
-	return bytes.Contains(out, []byte(flag))
-}
-
 // words are the names of commands that a command line begins with.
 func words(args []string) (out []string) {
 	for _, a := range args {

@@ -467,9 +467,6 @@ func TestLoadJob(t *testing.T) {
 	}
 	line = strings.NewReplacer("$((JOB_COMPLETION_INDEX+1))", "1", `"$START_AT"`, "2030-01-01T00:00:00Z").Replace(line)
 	args := strings.Fields(strings.TrimPrefix(line, "exec "))
-	if !knowsFlag(t, "notifyctl", "--segment", "load", "run") {
-		t.Skip("notifyctl load run does not take segments")
-	}
 	checkCommand(t, "load.example.yaml", args[0], args[1:])
 	must(t, onlyFile("../"+strings.TrimPrefix(args[3], "/")))
 }
