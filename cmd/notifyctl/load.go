@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"runtime/pprof"
 	"strconv"
 	"strings"
 	"time"
@@ -35,6 +36,7 @@ type loadOptions struct {
 	notifyd  string
 	kafka    []string
 	noCal    bool
+	profile  string // file of the CPU profile
 	labels   map[string]string
 	given    func(flag string) bool // on the command line
 }
@@ -101,6 +103,7 @@ Load only ever goes to loopback addresses.`,
 	f.BoolVar(&o.watch.noUI, "no-ui", false, "a line a second instead of panels, also in a terminal")
 	f.BoolVar(&o.watch.noKeep, "no-keep", false, "do not keep the run for load ls")
 	f.StringVar(&o.watch.metrics, "metrics", "", "serve the figures to Prometheus at this loopback address during the run")
+	f.StringVar(&o.profile, "cpu-profile", "", "write what this process spent its processors on to this file, for go tool pprof")
 	f.StringToStringVar(&o.labels, "label", nil, "key=value that the result carries")
 	return c
 }
@@ -243,8 +246,12 @@ func runLoad(ctx context.Context, p *program, file string, o *loadOptions) error
 	if err != nil {
 		return err
 	}
-	res, err := p.watchLoad(ctx, r, &o.watch)
+	stop, err := profileTo(o.profile)
 	if err != nil {
+		return err
+	}
+	res, err := p.watchLoad(ctx, r, &o.watch)
+	if err := errors.Join(err, stop()); err != nil {
 		return err
 	}
 	if err := env.failed(); err != nil {
@@ -254,6 +261,24 @@ func runLoad(ctx context.Context, p *program, file string, o *loadOptions) error
 		return err
 	}
 	return loadExit(ctx, res)
+}
+
+// profileTo writes a CPU profile to a file until stop; to none where the name is empty.
+func profileTo(file string) (stop func() error, err error) {
+	if file == "" {
+		return func() error { return nil }, nil
+	}
+	f, err := os.Create(file)
+	if err != nil {
+		return nil, cli.Usage("--cpu-profile %s", err)
+	}
+	if err := pprof.StartCPUProfile(f); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return func() error {
+		pprof.StopCPUProfile()
+		return f.Close()
+	}, nil
 }
 
 // part reads --segment and --start-at.
