@@ -254,6 +254,7 @@ func (e *loadEnvironment) pipeline(ctx context.Context, p *program, s *load.Scen
 		cfg.Taken = seen.Take
 	}
 	p.note("starting notifyd in this process")
+	app.MakeRoomForFiles()
 	pl, err := app.NewPipeline(ctx, cfg)
 	if err != nil {
 		return err

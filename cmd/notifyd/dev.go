@@ -146,6 +146,7 @@ func runDev(ctx context.Context, p *program, o *devOptions) (err error) {
 	log := logger(io.MultiWriter(p.err, &last), &l.Config)
 	p.standard(log)
 	taken = true
+	app.MakeRoomForFiles()
 	n, err := app.New(l.Config, log, app.WithListener(apiListener), app.WithProgress(steps.say))
 	if err != nil {
 		return err

@@ -89,6 +89,7 @@ a second later or more, ends the process at once.`,
 			var last recent
 			log := logger(io.MultiWriter(p.err, &last), &l.Config)
 			p.standard(log)
+			app.MakeRoomForFiles()
 			n, err := app.New(l.Config, log, app.WithProgress(func(step string) { log.Info("starting", "step", step) }))
 			if err != nil {
 				return err

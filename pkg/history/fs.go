@@ -33,6 +33,9 @@ type File interface {
 	// WriteBack asks for the range to be written soon, without waiting. It is
 	// a hint: dirty pages left to the kernel stall everything in bursts.
 	WriteBack(off, n int64)
+	// Forget says that the content, which is durable, is not likely to be read
+	// soon: the system may use the memory it is cached in for something else.
+	Forget()
 }
 
 // blob is a file shared by the tail that wrote it, the views that list it and

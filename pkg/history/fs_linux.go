@@ -35,3 +35,15 @@ func (f osFile) WriteBack(off, n int64) {
 		_ = unix.SyncFileRange(int(fd), off, n, unix.SYNC_FILE_RANGE_WRITE)
 	})
 }
+
+// Forget gives the file's page cache back. Its error is ignored on purpose: the
+// file is read as well from the disk.
+func (f osFile) Forget() {
+	c, err := f.SyscallConn()
+	if err != nil {
+		return
+	}
+	_ = c.Control(func(fd uintptr) {
+		_ = unix.Fadvise(int(fd), 0, 0, unix.FADV_DONTNEED)
+	})
+}

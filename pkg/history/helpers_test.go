@@ -66,6 +66,7 @@ func (f memFile) Size() (int64, error) {
 	return st.Size(), nil
 }
 func (f memFile) WriteBack(off, n int64) {}
+func (f memFile) Forget()                {}
 
 // faultFS passes through and calls hook before every change; an error of the
 // hook is the call's error.

@@ -198,7 +198,44 @@ func (s *Store) commit(b *blob, path string, m *meta, sections []byte) (*segment
 			return nil, err
 		}
 	}
+	s.recent.add(b, m.Bodies+int64(len(sections)), s.cfg.CacheBytes)
 	return newSegment(b, m, m.Bodies+int64(len(sections)))
+}
+
+// recent is the newest segments, which may stay in the page cache.
+type recent struct {
+	mu    sync.Mutex
+	list  []cached // the oldest first
+	bytes int64
+}
+
+type cached struct {
+	*blob
+	size int64
+}
+
+// add makes a segment the newest, and forgets the oldest beyond so many bytes.
+func (c *recent) add(b *blob, size, most int64) {
+	b.hold()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.list, c.bytes = append(c.list, cached{b, size}), c.bytes+size
+	for c.bytes > most {
+		old := c.list[0]
+		old.Forget()
+		old.release()
+		c.list, c.bytes = c.list[1:], c.bytes-old.size
+	}
+}
+
+// close releases all.
+func (c *recent) close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, b := range c.list {
+		b.release()
+	}
+	c.list, c.bytes = nil, 0
 }
 
 // appendSections appends what lies behind the bodies and completes m.

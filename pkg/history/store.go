@@ -42,6 +42,7 @@ type Store struct {
 	free     chan arrays
 	progress progress
 	queue    sealQueue
+	recent   recent
 	offsets  offsetsFile
 
 	damageMu sync.Mutex
@@ -123,6 +124,7 @@ func (s *Store) Close() error {
 	s.view.refs.Store(1)
 	s.viewMu.Unlock()
 	old.release()
+	s.recent.close()
 	return nil
 }
 

@@ -3,7 +3,6 @@ package load
 import (
 	"cmp"
 	"context"
-	"runtime"
 	"sync"
 	"time"
 )
@@ -32,7 +31,7 @@ func generate(ctx context.Context, s *stepRun, d time.Duration) float64 {
 	var mu sync.Mutex
 	began := time.Now()
 	kafka := s.Target == Kafka // its bodies are made by its target
-	for w := range runtime.GOMAXPROCS(0) {
+	for w := range processors() {
 		wg.Go(func() {
 			var sk sink
 			rec := newRecorder()

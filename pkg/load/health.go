@@ -41,7 +41,7 @@ func processCPU() time.Duration {
 func (s *sampler) sample() Health {
 	now, cpu, machine := time.Now(), processCPU(), readMachine()
 	metrics.Read(s.samples)
-	h := Health{CPUs: float64(runtime.GOMAXPROCS(0)), Goroutines: runtime.NumGoroutine(), RSS: readRSS(), Sockets: countSockets()}
+	h := Health{CPUs: float64(processors()), Goroutines: runtime.NumGoroutine(), RSS: readRSS(), Sockets: countSockets()}
 	gc := s.samples[0].Value.Float64()
 	if d := now.Sub(s.at).Seconds(); d > 0 && !s.at.IsZero() {
 		h.CPU = (cpu - s.cpu).Seconds() / d
@@ -141,3 +141,6 @@ func readEnvironment() Environment {
 	}
 	return e
 }
+
+// processors is how many of the machine's this process may use at once.
+func processors() int { return min(runtime.NumCPU(), runtime.GOMAXPROCS(0)) }

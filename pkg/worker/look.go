@@ -76,7 +76,8 @@ func (r *round) lookAt(i int, pos uint32, rec *notify.Receiver, a *prefs.Answer,
 		return
 	}
 	targets, err := notify.Targets(r.targets[:0], rec.Address)
-	if err == nil && len(targets) == 0 {
+	ofProfile := err == nil && len(targets) == 0
+	if ofProfile {
 		targets = a.Targets(targets)
 	}
 	r.targets = targets
@@ -90,6 +91,11 @@ func (r *round) lookAt(i int, pos uint32, rec *notify.Receiver, a *prefs.Answer,
 		if cfg.Prefs.Suppressed(e.Channel, t.Address) {
 			dead++
 			continue
+		}
+		if ofProfile {
+			from := len(r.copied)
+			r.copied = append(r.copied, t.Address...)
+			t.Address = r.copied[from:len(r.copied):len(r.copied)]
 		}
 		of := t.Of
 		if of <= 1 {

@@ -10,11 +10,16 @@ import (
 // 150 KB, and making that anew was 42% of all that was allocated. A round of few
 // receivers gets one of its own size: 10,000 singles at a slow provider held
 // 1.5 GB when each had room for a window.
+//
+// Addresses of profiles are copied into it while the look-up has them in the
+// cache: when the provider was called, a window later, each was a cache miss
+// again, 42 ns of the 290 that a receiver took (P6).
 type scratch struct {
-	items   []notify.Item
-	refs    []ref
-	targets []notify.Target
-	of      *sync.Pool // nil: of no use to others
+	items     []notify.Item
+	refs      []ref
+	targets   []notify.Target
+	addresses []byte
+	of        *sync.Pool // nil: of no use to others
 }
 
 func (w *Worker) scratchFor(parts []*window) *scratch {

@@ -51,7 +51,9 @@ func (r *round) settle(i int, res *notify.Result) {
 		return
 	case notify.ClassDeadAddress, notify.ClassOptedOut:
 		x.State = notify.Failed
-		r.dead, r.deadCode = append(r.dead, *item), append(r.deadCode, res.Code)
+		gone := *item
+		gone.Address = bytes.Clone(item.Address) // read when the round is over
+		r.dead, r.deadCode = append(r.dead, gone), append(r.deadCode, res.Code)
 	default:
 		x.State = notify.Failed
 	}

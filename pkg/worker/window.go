@@ -29,6 +29,7 @@ type round struct {
 	dead     []notify.Item // and why, in deadCode
 	deadCode []string
 	targets  []notify.Target // of the receiver looked at
+	copied   []byte          // addresses of profiles, see scratch
 	broken   bool            // a provider panicked or did not answer: it may still hold the call
 
 	span trace.Span // of the round; none: it is not recorded
@@ -67,7 +68,7 @@ func (w *Worker) runWindow(parts []*window) {
 		return
 	}
 	kept := w.scratchFor(parts)
-	r.call.Items, r.refs, r.targets = kept.items[:0], kept.refs[:0], kept.targets
+	r.call.Items, r.refs, r.targets, r.copied = kept.items[:0], kept.refs[:0], kept.targets, kept.addresses[:0]
 	r.looked = time.Now()
 	for i, p := range parts {
 		var ok bool
@@ -81,7 +82,7 @@ func (w *Worker) runWindow(parts []*window) {
 	if r.call.Items, r.refs, ok = r.told(r.call.Items, r.refs); !ok {
 		return
 	}
-	kept.items, kept.refs, kept.targets = r.call.Items, r.refs, r.targets
+	kept.items, kept.refs, kept.targets, kept.addresses = r.call.Items, r.refs, r.targets, r.copied
 	// A round whose partition is gone leaves its windows open: they are
 	// ambiguous, as after a crash.
 	if len(r.call.Items) == 0 || r.deliver(parts[0].job.p) {

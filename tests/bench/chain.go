@@ -41,7 +41,7 @@ func (b *bench) through(ctx context.Context, with addresses) error {
 	}
 	cfg.Log.Linger = 10 * time.Millisecond
 	cfg.Log.CapMiB = 4 << 10
-	cfg.Workers.Push.InFlight = 50_000
+	cfg.Workers.Push.InFlight, cfg.Workers.Push.Ahead = 100_000, 64
 	cfg.Log.Partitions["email"] = 6
 	began := time.Now()
 	if err := seed(ctx, dir, b.users, with); err != nil {

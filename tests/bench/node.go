@@ -56,6 +56,7 @@ func (b *bench) start(ctx context.Context, cfg app.Config, role string, prepare 
 	if b.verbose {
 		log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	}
+	app.MakeRoomForFiles()
 	a, err := app.New(cfg, log)
 	if err != nil {
 		return nil, err
