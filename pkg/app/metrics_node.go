@@ -1,0 +1,209 @@
+package app
+
+import (
+	"context"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/limit"
+)
+
+// nodeCollector reads the gauges of the parts when they are asked for.
+type nodeCollector struct{ n *Node }
+
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("notifyd_"+name, help, labels, nil)
+}
+
+var (
+	descLogBytes = desc("log_bytes", "Size of the embedded log on disk.")
+	descLogCap   = desc("log_cap_bytes", "Size at which intake answers 503.")
+	descLogOpen  = desc("log_open", "1 while the log takes more, else 0.")
+	descLogFsync = desc("log_fsync_seconds", "Duration of the last fsync probe.")
+	descFree     = desc("disk_free_bytes", "Room left on the log's volume.")
+	descLost     = desc("log_lost_records", "Acknowledged records lost to damage of the log.", "consumed")
+	descLag      = desc("group_lag_records", "Records a consumer group has not read yet.", "group")
+	descFlight   = desc("group_in_flight_records", "Records read and not done.", "group")
+	descCircuit  = desc("circuit_closed", "1 while calls on a route pass, else 0.", "route")
+	descTimers   = desc("timers_loaded", "Timers in the wheel or being published.")
+	descPrefs    = desc("preferences_age_seconds", "Age of the preferences workers decide by.")
+	descHistory  = desc("history_bytes", "Size of the sealed history.")
+	descTail     = desc("history_tail_receivers", "Receivers of the history that are not sealed yet.")
+	descStore    = desc("store_bytes", "Size of the store on disk.")
+	descSpill    = desc("spill_records", "Records that wait for the log.")
+	descQueue    = desc("trigger_queue_messages", "Messages of the delay queue of triggers.", "state")
+	descBacklog  = desc("trigger_backlog_messages", "Messages of the delay queue's backlog lane.")
+	descShards   = desc("timer_shards_owned", "Timer shards this process releases.")
+	descWater    = desc("timer_watermark_age_seconds", "How far the oldest minute that is not closed lies back.")
+	descCatchUp  = desc("timers_catching_up", "Timers left of what came due while nobody released them.")
+	descLateRows = desc("timer_late_rows_total", "Timers found only when their minute was closed.")
+	descRehomed  = desc("timer_rehomed_rows_total", "Timers stored again because their minute was closed.")
+	descDropped  = desc("timers_dropped_total", "Timers not released because their schedule was cancelled or moved.")
+	descHeads    = desc("schedule_head_swaps_total", "Compare and swaps on schedules; untouched ones cost none.")
+	descBeat     = desc("timer_heartbeat_age_seconds", "Since the last sign of life of the timer engine.")
+	descCancels  = desc("cancellations_age_seconds", "Age of the cancellations workers decide by.")
+	descUnseen   = desc("dead_letter_unseen_age_seconds", "Age of the oldest dead letter its caller's feed has not handed out; 0: there is none.")
+	descArchive  = desc("archive_age_seconds", "Since the last run of the archive that reached the end; 0: there is no archive.")
+	descArchWait = desc("archive_wait_seconds", "How long what has aged out is kept for the archive; 0: there is no archive.")
+	descAllShard = desc("timer_shards", "Timer shards there are, over all processes.")
+	descTookOver = desc("timer_shards_taken_over_total", "Timer shards this process began to release.")
+	descShardsGo = desc("timer_shards_lost_total", "Timer shards this process lost without giving them up.")
+	descTimerErr = desc("timer_publish_failures_total", "Failed calls that should have published due timers.")
+	descPaused   = desc("lane_paused", "1 while operators pause a lane, else 0.", "lane")
+	descDrift    = desc("audit_drift", "What the latest audit found neither ended nor on its way, by what is wrong.", "class")
+	descAudited  = desc("audit_age_seconds", "Since the latest audit began.")
+	descSpillAge = desc("spill_age_seconds", "Age of the oldest of them.")
+)
+
+// Describe implements prometheus.Collector.
+func (c *nodeCollector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{
+		descLogBytes, descLogCap, descLogOpen, descLogFsync, descFree, descLost, descLag, descFlight, descCircuit, descTimers,
+		descPrefs, descHistory, descTail, descStore, descSpill, descSpillAge,
+		descQueue, descBacklog, descShards, descWater, descCatchUp, descLateRows, descRehomed, descDropped, descHeads, descBeat,
+		descCancels, descUnseen, descArchive, descArchWait, descAllShard, descTookOver, descShardsGo, descTimerErr, descPaused, descDrift, descAudited,
+	} {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c *nodeCollector) Collect(ch chan<- prometheus.Metric) {
+	n := c.n
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	truth := func(ok bool) float64 {
+		if ok {
+			return 1
+		}
+		return 0
+	}
+	if n.own != nil {
+		n.own.collect(gauge, n.losses())
+	}
+	behind := map[string]Lag{} // by group, over its topics
+	for _, l := range n.lags() {
+		sum := behind[l.Group]
+		sum.Lag, sum.InFlight = sum.Lag+l.Lag, sum.InFlight+l.InFlight
+		behind[l.Group] = sum
+	}
+	for group, l := range behind {
+		gauge(descLag, float64(l.Lag), group)
+		gauge(descFlight, float64(l.InFlight), group)
+	}
+	now := time.Now()
+	for _, r := range n.health.Circuits(now) {
+		gauge(descCircuit, truth(r.State == limit.Closed.String() && r.Blocked.IsZero()), r.Route)
+	}
+	// A process tells of what it does: of the rest it knows nothing that is new.
+	if n.does(func(t Tasks) bool { return t.Scheduler }) {
+		n.collectTimers(ch, gauge)
+	}
+	if q, err := n.later.queue.Depth(context.Background()); err == nil {
+		gauge(descQueue, float64(q.Ready), "ready")
+		gauge(descQueue, float64(q.Delayed), "delayed")
+		gauge(descQueue, float64(q.InFlight), "in_flight")
+		gauge(descQueue, float64(q.Dead), "dead")
+		gauge(descBacklog, float64(q.Backlog))
+	}
+	if n.does(func(t Tasks) bool { return len(t.Lanes) > 0 }) {
+		gauge(descPrefs, n.prefs.Age(now).Seconds())
+		gauge(descCancels, n.cancels.Age(now).Seconds())
+	}
+	if n.does(func(t Tasks) bool { return t.Operator }) {
+		if failed, err := n.feeds.OldestUnseen(context.Background()); err == nil {
+			gauge(descUnseen, ageOf(failed, now))
+		}
+	}
+	age, wait := 0.0, 0.0
+	if n.archive != nil {
+		s := n.archive.Status(now)
+		age, wait = s.Age.Seconds(), s.Wait.Seconds()
+	}
+	gauge(descArchive, age)
+	gauge(descArchWait, wait)
+	for l, g := range n.lanes.gates {
+		gauge(descPaused, truth(g.IsShut()), l.String())
+	}
+	if rep := n.conserve.last.Load(); rep != nil {
+		for _, class := range api.DriftClasses {
+			gauge(descDrift, float64(rep.Classes[class]), class)
+		}
+		gauge(descAudited, now.Sub(rep.At).Seconds())
+	}
+	if n.st.spill == nil {
+		return
+	}
+	if recs, _, oldest, err := n.st.spill.Stats(context.Background()); err == nil {
+		gauge(descSpill, float64(recs))
+		gauge(descSpillAge, ageOf(oldest, now))
+	}
+}
+
+// does reports whether the process has a task; one with engines of its own has all.
+func (n *Node) does(task func(Tasks) bool) bool { return n.own != nil || task(n.tasks) }
+
+// collectTimers are the metrics of the timer engine.
+func (n *Node) collectTimers(ch chan<- prometheus.Metric, gauge func(d *prometheus.Desc, v float64, labels ...string)) {
+	st := n.later.timers.Stats()
+	gauge(descTimers, float64(st.Pending))
+	gauge(descShards, float64(len(st.Shards)))
+	water := time.Duration(0)
+	for _, s := range st.Shards {
+		water = max(water, s.WatermarkAge)
+	}
+	for _, s := range st.Others {
+		water = max(water, s.WatermarkAge)
+	}
+	gauge(descWater, water.Seconds())
+	gauge(descCatchUp, float64(st.Backlog.Left))
+	gauge(descBeat, st.HeartbeatAge.Seconds())
+	count := func(d *prometheus.Desc, v uint64) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v))
+	}
+	count(descLateRows, st.LateRows)
+	count(descRehomed, st.Rehomed)
+	count(descDropped, st.Dropped)
+	count(descHeads, st.HeadSwaps)
+	gauge(descAllShard, float64(n.cfg.Timers.Shards))
+	count(descTookOver, st.TookOver)
+	count(descShardsGo, st.Lost)
+	count(descTimerErr, st.PublishFailures)
+}
+
+// collect are the gauges of engines that belong to this process.
+func (e *embedded) collect(gauge func(d *prometheus.Desc, v float64, labels ...string), losses []loss) {
+	use := e.broker.Guard().Usage()
+	gauge(descLogBytes, float64(use.LogBytes))
+	gauge(descLogCap, float64(use.CapBytes))
+	open := 0.0
+	if use.Err == nil {
+		open = 1
+	}
+	gauge(descLogOpen, open)
+	gauge(descLogFsync, use.Fsync.Seconds())
+	gauge(descFree, float64(use.Free))
+	consumed, lost := int64(0), int64(0)
+	for _, l := range losses {
+		consumed += l.consumed()
+		lost += l.Records() - l.consumed()
+	}
+	gauge(descLost, float64(consumed), "yes")
+	gauge(descLost, float64(lost), "no")
+	h := e.history.Stats()
+	gauge(descHistory, float64(h.Bytes))
+	gauge(descTail, float64(h.Tail))
+	gauge(descStore, float64(e.store.Metrics().DiskBytes))
+}
+
+// ageOf is how many seconds lie between a moment (ms since 1970) and now; 0
+// without a moment.
+func ageOf(at int64, now time.Time) float64 {
+	if at == 0 {
+		return 0
+	}
+	return max(now.Sub(time.UnixMilli(at)).Seconds(), 0)
+}
