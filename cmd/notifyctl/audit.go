@@ -29,10 +29,10 @@ func newAudit(p *program) *cobra.Command {
 			}
 			defer p.more(len(rows), "", "")
 			return p.printer().Print(rows, func() cli.Table {
-				t := cli.Table{{"SEQ", "AT", "ACTOR", "ACTION", "TARGET", "RESULT", "COUNTS", "REASON"}}
+				t := cli.Table{{"SEQ", "AT", "ACTOR", "ACTION", "TARGET", "SET", "RESULT", "COUNTS", "REASON"}}
 				for i := range rows {
 					r := &rows[i]
-					t = append(t, []string{fmt.Sprint(r.Seq), p.when(r.At), r.Actor, r.Action, r.Target, r.Result, skipped(r.Counts), r.Reason})
+					t = append(t, []string{fmt.Sprint(r.Seq), p.when(r.At), r.Actor, r.Action, r.Target, string(r.Set), r.Result, skipped(r.Counts), r.Reason})
 				}
 				return t
 			})

@@ -150,6 +150,7 @@ type AuditRow struct {
 	Reason  string          `json:"reason,omitempty"`
 	Request string          `json:"request_id,omitempty"`
 	Filter  json.RawMessage `json:"filter,omitempty"`
+	Set     json.RawMessage `json:"set,omitempty"` // what a lane or a circuit was changed to
 	Digest  string          `json:"digest,omitempty"`
 	Counts  map[string]int  `json:"counts,omitempty"`
 	Result  string          `json:"result,omitempty"`

@@ -25,6 +25,7 @@ type Act struct {
 	Reason  string          `json:"reason,omitempty"`
 	Request string          `json:"request_id,omitempty"`
 	Filter  json.RawMessage `json:"filter,omitempty"`
+	Set     json.RawMessage `json:"set,omitempty"` // what it was changed to, where that holds no secret
 	Digest  string          `json:"digest,omitempty"`
 	Counts  map[string]int  `json:"counts,omitempty"`
 	Result  string          `json:"result,omitempty"` // empty: it was begun

@@ -225,9 +225,12 @@ func (x *exchange) audited(do func() error) error {
 		Actor: by.Caller, Action: x.route.method + " " + x.route.path, Target: x.r.PathValue("id") + x.r.PathValue("name"),
 		Context: by.Context, Reason: by.Reason, Request: by.Request,
 	}
-	if len(x.body.data) > 0 { // not the body: it may hold a secret
+	if len(x.body.data) > 0 { // not every body: it may hold a secret
 		sum := sha256.Sum256(x.body.data)
 		act.Digest = hex.EncodeToString(sum[:16])
+		if x.route.shown() && len(x.body.data) <= maxShown && json.Valid(x.body.data) {
+			act.Set = x.body.data
+		}
 	}
 	if _, err := audit.Record(x.r.Context(), act); err != nil {
 		return err
@@ -241,6 +244,9 @@ func (x *exchange) audited(do func() error) error {
 	}
 	return err
 }
+
+// maxShown is how much of a change its row of the audit log holds, in bytes.
+const maxShown = 4 << 10
 
 // of does what changes something of owner's. Who changes what is another's does it
 // as an operator, and that is recorded, whatever the route.

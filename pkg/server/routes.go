@@ -53,6 +53,12 @@ func (rt *route) audited() bool {
 	return rt.scope == api.ScopeOperate && (rt.method != http.MethodGet || rt.path == backupPath) && !strings.HasPrefix(rt.path, "/v1/ops/jobs")
 }
 
+// shown reports whether the body of a change stands in its row of the audit log:
+// those of lanes and circuits hold nothing that is secret.
+func (rt *route) shown() bool {
+	return strings.HasPrefix(rt.path, "/v1/ops/lanes/") || strings.HasPrefix(rt.path, "/v1/ops/circuits/")
+}
+
 // label names the route in metrics and logs.
 func (rt *route) label() string { return rt.path }
 
