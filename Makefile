@@ -108,6 +108,10 @@ engines-stop: ## Stop them; their data stay in .engines
 test-engines: go ## Run the suites of every engine on the servers of make engines: there a skip is a failure
 	@ONLY='$(ONLY)' scripts/test-engines.sh $(TESTFLAGS)
 
+.PHONY: bench-engines
+bench-engines: go ## Measure our use of those servers beside their own tools or the bare driver; SHORT=1, ONLY="kafka redis"
+	@SHORT='$(SHORT)' ONLY='$(ONLY)' scripts/bench-engines.sh
+
 .PHONY: faults
 faults: go ## Kill and empty those servers, and processes, under load; SHORT=1: for 10 s each, ONLY="kafka redis" some
 	@SHORT='$(SHORT)' ONLY='$(ONLY)' scripts/faults.sh

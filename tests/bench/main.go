@@ -1,7 +1,7 @@
 // Command bench measures the figures of DESIGN.md 14 that stand today: P1 (the load
 // generator alone), P2 (fan-outs accepted), P3 (batches accepted), P4 (single
 // requests), P5 (pushes to APNs), P6 (the whole chain), P7 (timers) and P8
-// (callbacks of triggers). Each figure has its reference
+// (callbacks of triggers); with -engine it measures P10 (real servers) instead. Each figure has its reference
 // measured in the same run, in turns with it where both are rates; the best of
 // the rounds counts, for the machine may be shared.
 //
@@ -35,6 +35,10 @@ type options struct {
 	rounds  int
 	rate    float64
 	verbose bool
+
+	engines []string // name=address
+	java    string
+	jars    string
 }
 
 // figure measures one line or more of the table.
@@ -54,7 +58,7 @@ func main() {
 		return
 	}
 	var o options
-	flag.StringVar(&o.only, "only", "", "comma-separated figures, e.g. P2,P6; empty: all")
+	flag.StringVar(&o.only, "only", "", "comma-separated figures, e.g. P2,P6, or keys of the closing line with -engine; empty: all")
 	flag.BoolVar(&o.short, "short", false, "shorter runs, fewer users and timers; two minutes in all")
 	flag.StringVar(&o.out, "out", "bench/results.json", "where the results are written; empty: nowhere")
 	flag.StringVar(&o.dir, "dir", "", "data folder, kept; empty: a temporary one, removed")
@@ -67,6 +71,12 @@ func main() {
 	flag.IntVar(&o.rounds, "rounds", 0, "rounds of each side; 0: 5, short 2")
 	flag.Float64Var(&o.rate, "rate", 5e6, "receivers per second of P6's open loop")
 	flag.BoolVar(&o.verbose, "v", false, "print every round and the server's log")
+	flag.Func("engine", "name=address of kafka, cassandra, redis or postgres, may be repeated: measures P10 on it and nothing else", func(s string) error {
+		o.engines = append(o.engines, s)
+		return nil
+	})
+	flag.StringVar(&o.java, "java", "java", "runs Kafka's own tools for P10")
+	flag.StringVar(&o.jars, "jars", "", "class path of Kafka's own tools for P10")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	err := measure(ctx, o)
@@ -85,6 +95,9 @@ func measure(ctx context.Context, o options) error {
 			}
 		}
 	}
+	if len(o.engines) > 0 {
+		def(&o.rounds, 5, 1)
+	}
 	def(&o.rounds, 5, 2)
 	def(&o.users, 5_000_000, 200_000)
 	if o.open == 0 {
@@ -102,7 +115,7 @@ func measure(ctx context.Context, o options) error {
 	}
 	only := strings.FieldsFunc(strings.ToUpper(o.only), func(r rune) bool { return r == ',' || r == ' ' })
 	for _, id := range only {
-		if !slices.ContainsFunc(figures, func(f figure) bool { return f.id == id }) {
+		if len(o.engines) == 0 && !slices.ContainsFunc(figures, func(f figure) bool { return f.id == id }) {
 			return fmt.Errorf("no figure is called %q", id)
 		}
 	}
@@ -117,6 +130,12 @@ func measure(ctx context.Context, o options) error {
 	} else if err := os.MkdirAll(o.dir, 0o700); err != nil {
 		return err
 	}
+	if len(o.engines) > 0 {
+		if err := servers(ctx, b); err != nil {
+			return err
+		}
+		return b.report()
+	}
 	for _, f := range figures {
 		if len(only) > 0 && !slices.Contains(only, f.id) {
 			continue
@@ -127,9 +146,14 @@ func measure(ctx context.Context, o options) error {
 		}
 		b.notef("%s took %.0f s; load average %s before, %s after", f.id, time.Since(began).Seconds(), load, loadAverage())
 	}
+	return b.report()
+}
+
+// report prints the table and the line, and writes the file.
+func (b *bench) report() error {
 	b.table(os.Stdout)
-	if o.out != "" {
-		if err := b.write(o.out); err != nil {
+	if b.out != "" {
+		if err := b.write(b.out); err != nil {
 			return err
 		}
 	}

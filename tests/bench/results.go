@@ -15,6 +15,7 @@ import (
 // result is one line of the table and one element of results.json.
 type result struct {
 	ID        string  `json:"id"`
+	Key       string  `json:"key,omitempty"` // of the ratio in the closing line
 	Work      string  `json:"work"`
 	Value     float64 `json:"value"`
 	Unit      string  `json:"unit"`
@@ -118,14 +119,20 @@ func (b *bench) write(path string) error {
 	return os.WriteFile(path, out.Bytes(), 0o644)
 }
 
-// line is the last one printed: each figure's main value, and whether all needs
-// hold.
+// line is the last one printed: each figure's main value, or its ratio where it
+// has a key, and whether all needs hold.
 func (b *bench) line() string {
 	var s strings.Builder
 	s.WriteString("bench")
+	if len(b.engines) > 0 {
+		s.WriteString("-engines")
+	}
 	missed := 0
 	for _, r := range b.results {
-		if r.main {
+		switch {
+		case r.Key != "":
+			fmt.Fprintf(&s, " %s=%.2f", r.Key, r.Ratio)
+		case r.main:
 			fmt.Fprintf(&s, " %s=%s", r.ID, number(r.Value))
 		}
 		if r.Pass != nil && !*r.Pass {

@@ -1,0 +1,108 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os/exec"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kgo"
+)
+
+// Kafka's own tools, from the jars that its broker runs from.
+
+// tool runs a main class and returns what it printed.
+func (k *kafkaBench) tool(ctx context.Context, class string, args ...string) (string, error) {
+	all := append([]string{"-Xms512m", "-Xmx512m", "-cp", k.jars, class}, args...) // as kafka-*-perf-test.sh does
+	cmd := exec.CommandContext(ctx, k.java, all...)
+	var out, problems bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &problems
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("%s: %w: %.500s", class, err, problems.String())
+	}
+	return out.String(), nil
+}
+
+// perfProducer is kafka-producer-perf-test with the settings of our producer. It
+// is told how many records to send, and so made to last.
+type perfProducer struct {
+	k     *kafkaBench
+	size  int
+	guess float64 // records per second
+}
+
+var sent = regexp.MustCompile(`(\d+) records sent, ([0-9.]+) records/sec`)
+
+// run counts the best of its reports, one in five seconds and one of the whole:
+// the first seconds of a Java program are not its rate.
+func (p *perfProducer) run(ctx context.Context, d time.Duration) (best float64, err error) {
+	topic, remove, err := p.k.topic(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer remove()
+	n := max(int(p.guess*d.Seconds()), 1000)
+	out, err := p.k.tool(ctx, "org.apache.kafka.tools.ProducerPerformance",
+		"--topic", topic, "--num-records", strconv.Itoa(n), "--record-size", strconv.Itoa(p.size), "--throughput", "-1", "--producer-props",
+		"bootstrap.servers="+strings.Join(p.k.conn.Brokers, ","), "acks=all", "enable.idempotence=true", "compression.type=none",
+		"linger.ms="+strconv.FormatInt(lingerTime.Milliseconds(), 10), "batch.size="+strconv.Itoa(batchBytes),
+		"max.request.size="+strconv.Itoa(8<<20), "buffer.memory="+strconv.Itoa(128<<20))
+	if err != nil {
+		return 0, err
+	}
+	for _, m := range sent.FindAllStringSubmatch(out, -1) {
+		rate, err := strconv.ParseFloat(m[2], 64)
+		if err != nil {
+			return 0, err
+		}
+		best = max(best, rate)
+	}
+	if best == 0 {
+		return 0, fmt.Errorf("kafka-producer-perf-test printed %.300q", out)
+	}
+	p.guess = best
+	return best, nil
+}
+
+// perfConsumer is kafka-consumer-perf-test in a group of its own; it returns what
+// it calls fetch.nMsg.sec, the rate without the time of the group's rebalance.
+func (k *kafkaBench) perfConsumer(ctx context.Context, topic string, n int64) (float64, error) {
+	out, err := k.tool(ctx, "org.apache.kafka.tools.ConsumerPerformance",
+		"--bootstrap-server", strings.Join(k.conn.Brokers, ","), "--topic", topic, "--messages", strconv.FormatInt(n, 10),
+		"--fetch-size", strconv.Itoa(4<<20), "--hide-header", "--timeout", "60000")
+	if err != nil {
+		return 0, err
+	}
+	lines := strings.Split(strings.TrimSpace(out), "\n")
+	fields := strings.Split(lines[len(lines)-1], ",")
+	if len(fields) == 10 {
+		read, err1 := strconv.ParseInt(strings.TrimSpace(fields[4]), 10, 64)
+		rate, err2 := strconv.ParseFloat(strings.TrimSpace(fields[9]), 64)
+		if err1 == nil && err2 == nil && read >= n {
+			return rate, nil
+		}
+	}
+	return 0, fmt.Errorf("kafka-consumer-perf-test printed %.300q", out)
+}
+
+// remover sets what removes topics; stream.Admin has no reason to.
+func (k *kafkaBench) remover(at string) (closer func(), err error) {
+	cl, err := kgo.NewClient(kgo.SeedBrokers(at))
+	if err != nil {
+		return nil, err
+	}
+	adm := kadm.NewClient(cl)
+	k.remove = func(ctx context.Context, topics ...string) error {
+		rs, err := adm.DeleteTopics(ctx, topics...)
+		if err == nil {
+			err = rs.Error()
+		}
+		return err
+	}
+	return adm.Close, nil
+}

@@ -1,0 +1,267 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/notifyd/notifyd/pkg/stream"
+)
+
+const (
+	kafkaPartitions = 12
+	singleBytes     = 200       // a record of one notification
+	chunkBytes      = 50_000    // a record of a fan-out
+	batchBytes      = 1_048_000 // the producer's default: 1,000,000 and what a batch adds
+	lingerTime      = 5 * time.Millisecond
+)
+
+// kafkaBench is one broker, or more, and the topics made for this run.
+type kafkaBench struct {
+	*bench
+	conn   stream.Conn
+	admin  *stream.Admin
+	name   string
+	topics int
+	remove func(ctx context.Context, topics ...string) error
+}
+
+// kafkaFigures measures the log of a cluster: what is appended is acknowledged by
+// all in-sync replicas, by an idempotent producer, on both sides.
+func kafkaFigures(ctx context.Context, b *bench, at string) error {
+	conn := stream.Conn{Brokers: []string{at}}
+	admin, err := stream.NewAdmin(stream.AdminConfig{Conn: conn})
+	if err != nil {
+		return err
+	}
+	defer admin.Close()
+	k := &kafkaBench{bench: b, conn: conn, admin: admin, name: fmt.Sprintf("bench-%08x", rand.Uint32())}
+	closer, err := k.remover(at)
+	if err != nil {
+		return err
+	}
+	defer closer()
+
+	// A Java program takes seconds to be compiled where it matters.
+	round, rounds := b.round, b.rounds
+	b.round, b.rounds = b.length(8*time.Second, 1500*time.Millisecond), min(rounds, 3)
+	defer func() { b.round, b.rounds = round, rounds }()
+	for _, w := range []struct {
+		key, work     string
+		size          int
+		callers, each int
+	}{
+		{"kafka_singles", "notifications of 200 B appended, requests of 1,000, 64 at a time", singleBytes, 64, 1000},
+		{"kafka_chunks", "chunks of fan-outs of 50 KB appended, requests of 12, 32 at a time", chunkBytes, 32, kafkaPartitions},
+	} {
+		peer := &perfProducer{k: k, size: w.size, guess: 60e6 / float64(w.size)}
+		err := k.against(w.key, w.work, "records/s", "kafka-producer-perf-test", ratioOf(engineNeed),
+			func(d time.Duration) (float64, error) { return k.produce(ctx, d, w.size, w.callers, w.each) },
+			func(d time.Duration) (float64, error) { return peer.run(ctx, d) })
+		if err != nil {
+			return err
+		}
+	}
+	if err := k.consumers(ctx); err != nil {
+		return err
+	}
+	b.round, b.rounds = round, rounds
+	return k.alone(ctx)
+}
+
+// topic makes a topic that a measurement has for itself.
+func (k *kafkaBench) topic(ctx context.Context) (string, func(), error) {
+	k.topics++
+	name := fmt.Sprintf("%s-%d", k.name, k.topics)
+	_, err := k.admin.EnsureTopics(ctx, map[string]int{name: kafkaPartitions})
+	return name, func() {
+		ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+		defer stop()
+		if err := k.remove(ctx, name); err != nil {
+			k.notef("the topic %s is left behind: %v", name, err)
+		}
+	}, err
+}
+
+// producer is the product's, as pkg/app opens it. The timeout is longer: a busy
+// machine must not end a measurement.
+func (k *kafkaBench) producer() (*stream.Producer, error) {
+	return stream.NewProducer(stream.ProducerConfig{Conn: k.conn, AppendTimeout: 3 * time.Minute})
+}
+
+// produce appends requests of each records in a topic of its own.
+func (k *kafkaBench) produce(ctx context.Context, d time.Duration, size, callers, each int) (float64, error) {
+	topic, remove, err := k.topic(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer remove()
+	return k.fill(ctx, topic, d, size, callers, each)
+}
+
+func (k *kafkaBench) fill(ctx context.Context, topic string, d time.Duration, size, callers, each int) (float64, error) {
+	p, err := k.producer()
+	if err != nil {
+		return 0, err
+	}
+	defer p.Close()
+	requests := make([][]stream.Record, callers)
+	for c := range requests {
+		requests[c] = make([]stream.Record, each)
+		for i := range requests[c] {
+			requests[c][i] = stream.Record{Topic: topic, Partition: int32((c + i) % kafkaPartitions), Value: noise(size)}
+		}
+	}
+	return flood(ctx, callers, d, func(ctx context.Context, c int) (int, error) { return each, p.Append(ctx, requests[c]) })
+}
+
+func noise(n int) []byte {
+	out := make([]byte, n)
+	for i := range out {
+		out[i] = 'a' + byte(rand.Uint32N(26)) // as the perf test makes them
+	}
+	return out
+}
+
+// consumers measures the reader and a member of a group on one filled topic.
+func (k *kafkaBench) consumers(ctx context.Context) error {
+	topic, remove, err := k.topic(ctx)
+	if err != nil {
+		return err
+	}
+	defer remove()
+	rate, err := k.fill(ctx, topic, min(k.round, 5*time.Second), singleBytes, 64, 1000)
+	if err != nil {
+		return err
+	}
+	ends, err := k.admin.EndOffsets(ctx, topic)
+	if err != nil {
+		return err
+	}
+	total := int64(0)
+	for _, end := range ends {
+		total += end
+	}
+	k.notef("%d records to read, appended at %s/s", total, number(rate))
+	peer := func(time.Duration) (float64, error) { return k.perfConsumer(ctx, topic, total) }
+	err = k.against("kafka_read", "records of 200 B read by a Reader", "records/s", "kafka-consumer-perf-test, its fetch rate", ratioOf(engineNeed),
+		func(time.Duration) (float64, error) { return k.read(ctx, ends, total) }, peer)
+	if err != nil {
+		return err
+	}
+	return k.against("kafka_group", "records of 200 B read by a Group, each marked, marks committed", "records/s", "kafka-consumer-perf-test, its fetch rate", ratioOf(engineNeed),
+		func(time.Duration) (float64, error) { return k.group(ctx, topic, total) }, peer)
+}
+
+func (k *kafkaBench) read(ctx context.Context, ends map[stream.TopicPartition]int64, total int64) (float64, error) {
+	r, err := stream.NewReader(k.conn)
+	if err != nil {
+		return 0, err
+	}
+	defer r.Close()
+	from := make(map[stream.TopicPartition]int64, len(ends))
+	for tp := range ends {
+		from[tp] = 0
+	}
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	began, seen, took := time.Now(), int64(0), time.Duration(0)
+	err = r.Run(ctx, from, func(_ stream.TopicPartition, recs []stream.Record) error {
+		if seen += int64(len(recs)); seen >= total {
+			took = time.Since(began)
+			stop()
+		}
+		return nil
+	})
+	if err == nil && seen < total {
+		err = ctx.Err()
+	}
+	return float64(seen) / took.Seconds(), err
+}
+
+// group reads as a worker does that has nothing to do with the records. As with
+// the peer's rate, time begins when the partitions are assigned.
+func (k *kafkaBench) group(ctx context.Context, topic string, total int64) (float64, error) {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	h := &counting{total: total, stop: stop}
+	g, err := stream.NewGroup(stream.GroupConfig{
+		Conn: k.conn, Group: fmt.Sprintf("%s-%08x", k.name, rand.Uint32()), Topics: []string{topic},
+		Events: stream.GroupEvents{Assigned: func(stream.TopicPartition) { h.once.Do(func() { h.began = time.Now() }) }},
+	}, h)
+	if err != nil {
+		return 0, err
+	}
+	if err := g.Run(ctx); err != nil {
+		return 0, err
+	}
+	if h.seen.Load() < total {
+		return 0, ctx.Err()
+	}
+	return float64(total) / h.took.Seconds(), nil
+}
+
+// counting marks every record it is handed.
+type counting struct {
+	total int64
+	stop  func()
+	once  sync.Once
+	began time.Time
+	seen  atomic.Int64
+	took  time.Duration
+}
+
+func (c *counting) Assigned(context.Context, stream.TopicPartition) stream.PartitionHandler { return c }
+
+func (c *counting) Handle(_ context.Context, msgs []*stream.Msg) error {
+	for _, m := range msgs {
+		m.Done()
+	}
+	n := int64(len(msgs))
+	if seen := c.seen.Add(n); seen >= c.total && seen-n < c.total {
+		c.took = time.Since(c.began)
+		c.stop()
+	}
+	return nil
+}
+
+// alone measures a request of one notification that waits for its answer, beside
+// the client library alone: no tool of Kafka's does that.
+func (k *kafkaBench) alone(ctx context.Context) error {
+	const callers = 512
+	topic, remove, err := k.topic(ctx)
+	if err != nil {
+		return err
+	}
+	defer remove()
+	p, err := k.producer()
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	cl, err := kgo.NewClient(
+		kgo.SeedBrokers(k.conn.Brokers...), kgo.DefaultProduceTopic(topic), kgo.RequiredAcks(kgo.AllISRAcks()), kgo.ProducerLinger(lingerTime),
+		kgo.ProducerBatchMaxBytes(batchBytes), kgo.ProducerBatchCompression(kgo.NoCompression()), kgo.RecordPartitioner(kgo.ManualPartitioner()),
+	)
+	if err != nil {
+		return err
+	}
+	defer cl.Close()
+	value := noise(singleBytes)
+	return k.against("kafka_single", fmt.Sprintf("single notifications of 200 B appended, %d requests at a time", callers), "records/s", "the client library alone", ratioOf(engineNeed),
+		func(d time.Duration) (float64, error) {
+			return flood(ctx, callers, d, func(ctx context.Context, c int) (int, error) {
+				return 1, p.Append(ctx, []stream.Record{{Topic: topic, Partition: int32(c % kafkaPartitions), Value: value}})
+			})
+		},
+		func(d time.Duration) (float64, error) {
+			return flood(ctx, callers, d, func(ctx context.Context, c int) (int, error) {
+				return 1, cl.ProduceSync(ctx, &kgo.Record{Partition: int32(c % kafkaPartitions), Value: value}).FirstErr()
+			})
+		})
+}

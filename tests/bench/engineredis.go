@@ -1,0 +1,217 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/engine/redis"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// redisFigures measures what is shared between processes. The peers are the least
+// commands that keep such data, by the same client library in pipelines: they keep
+// no promise when Redis is emptied or fails over, and wait for nobody. P10 asks
+// nothing of them: the lines are for information.
+func redisFigures(ctx context.Context, b *bench, at string) error {
+	prefix := fmt.Sprintf("bench-%08x:", rand.Uint32())
+	store, err := redis.Open(ctx, redis.Config{Addrs: []string{at}, Prefix: prefix, Timeout: time.Minute})
+	if err != nil {
+		return err
+	}
+	defer store.Close()
+	cl := goredis.NewClient(&goredis.Options{Addr: at, PoolSize: 32, ReadTimeout: 5 * time.Second, WriteTimeout: time.Minute})
+	defer cl.Close()
+	r := &redisBench{bench: b, store: store, c: cl, prefix: prefix}
+	defer func() {
+		if err := r.clean(context.WithoutCancel(ctx)); err != nil {
+			b.notef("keys with prefix %s are left behind: %v", prefix, err)
+		}
+	}()
+	for _, f := range []func(context.Context) error{r.filter, r.limits, r.claims, r.queue} {
+		if err := f(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+type redisBench struct {
+	*bench
+	store  *redis.Store
+	c      *goredis.Client
+	prefix string
+}
+
+func (r *redisBench) clean(ctx context.Context) error {
+	it := r.c.Scan(ctx, 0, r.prefix+"*", 1000).Iterator()
+	for it.Next(ctx) {
+		if err := r.c.Unlink(ctx, it.Val()).Err(); err != nil {
+			return err
+		}
+	}
+	return it.Err()
+}
+
+func (r *redisBench) turns(ctx context.Context, key, work, unit, peer string, callers int, ours, theirs func(ctx context.Context, caller int) (int, error)) error {
+	run := func(fn func(context.Context, int) (int, error)) func(time.Duration) (float64, error) {
+		return func(d time.Duration) (float64, error) { return flood(ctx, callers, d, fn) }
+	}
+	return r.against(key, work, unit, peer, info, run(ours), run(theirs))
+}
+
+// filter is what dedup adds to and asks for each group of outcomes.
+func (r *redisBench) filter(ctx context.Context) error {
+	const each, bits = 1000, 7
+	f, err := r.store.Filter(redis.FilterConfig{Name: "bench", Rate: 1000, Window: time.Hour})
+	if err != nil {
+		return err
+	}
+	ids := func() []uint64 {
+		out := make([]uint64, each)
+		for i := range out {
+			out[i] = rand.Uint64()
+		}
+		return out
+	}
+	// 200 ids in a command, as ours: a longer one keeps everybody else waiting.
+	bare := func(ctx context.Context, op string) (int, error) {
+		_, err := r.c.Pipelined(ctx, func(p goredis.Pipeliner) error {
+			for range each / 200 {
+				args := make([]any, 0, 4*200*bits)
+				for range 200 * bits {
+					if args = append(args, op, "u1", rand.Uint64N(1<<25)); op == "SET" {
+						args = append(args, 1)
+					}
+				}
+				p.BitField(ctx, r.prefix+"bits", args...)
+			}
+			return nil
+		})
+		return each, err
+	}
+	err = r.turns(ctx, "redis_filter_add", "ids added to the seen-filter, 1,000 a call, 4 at a time", "ids/s", "BITFIELD of 7 bits an id, pipelined", 4,
+		func(ctx context.Context, _ int) (int, error) { return each, f.Add(ctx, ids()) },
+		func(ctx context.Context, _ int) (int, error) { return bare(ctx, "SET") })
+	if err != nil {
+		return err
+	}
+	return r.turns(ctx, "redis_filter_seen", "ids looked for in both generations of it, 1,000 a call, 4 at a time", "ids/s", "BITFIELD of 7 bits an id in one bitmap, pipelined", 4,
+		func(ctx context.Context, _ int) (int, error) {
+			_, _, err := f.Seen(ctx, ids())
+			return each, err
+		},
+		func(ctx context.Context, _ int) (int, error) { return bare(ctx, "GET") })
+}
+
+// bareBucket is a token bucket as tutorials have it.
+var bareBucket = goredis.NewScript(`
+local t = redis.call('TIME')
+local now = t[1] * 1000000 + t[2]
+local have = redis.call('HMGET', KEYS[1], 'tokens', 'at')
+local tokens, at = tonumber(have[1]) or tonumber(ARGV[2]), tonumber(have[2]) or now
+tokens = math.min(tokens + (now - at) / 1000000 * ARGV[1], tonumber(ARGV[2]))
+local got = math.min(1, math.floor(tokens))
+redis.call('HSET', KEYS[1], 'tokens', tokens - got, 'at', now)
+redis.call('PEXPIRE', KEYS[1], 60000)
+return got`)
+
+func (r *redisBench) limits(ctx context.Context) error {
+	l := r.store.Limits()
+	return r.turns(ctx, "redis_limits", "tokens taken from 32 buckets, one a call, 32 at a time", "calls/s", "a bucket in Lua without waits, by EVALSHA", 32,
+		func(ctx context.Context, c int) (int, error) {
+			_, _, err := l.Take(ctx, "b"+strconv.Itoa(c), 1, 1e6, 1000)
+			return 1, err
+		},
+		func(ctx context.Context, c int) (int, error) {
+			return 1, bareBucket.Run(ctx, r.c, []string{r.prefix + "bare" + strconv.Itoa(c)}, 1_000_000, 1000).Err()
+		})
+}
+
+// claims are idempotency keys: reserved, then finished with an answer.
+func (r *redisBench) claims(ctx context.Context) error {
+	idem := r.store.Idem()
+	answer := []byte(`{"id":"ntf_01M7ZWAJ45GWQCCJNG9P921B5R","status":"accepted"}`)
+	return r.turns(ctx, "redis_claims", "idempotency keys reserved and answered, 32 at a time", "keys/s", "SET NX EX and SET XX EX of the same", 32,
+		func(ctx context.Context, _ int) (int, error) {
+			now := time.Now()
+			k := engine.IdemKey{Caller: "shop", Route: "POST /v1/notifications", Key: strconv.FormatUint(rand.Uint64(), 36)}
+			_, won, err := idem.Reserve(ctx, engine.Reservation{Key: k, Base: notify.NewBase(now), Accepted: now.UnixMilli(), Owner: "bench", LeaseUntil: now.UnixMilli() + 10_000, Expires: now.UnixMilli() + 60_000}, now.UnixMilli())
+			if err == nil && !won {
+				err = errors.New("a random key was there")
+			}
+			if err != nil {
+				return 0, err
+			}
+			return 1, idem.Finish(ctx, k, 201, answer, now.UnixMilli()+60_000)
+		},
+		func(ctx context.Context, _ int) (int, error) {
+			k := r.prefix + "bare:shop:POST /v1/notifications:" + strconv.FormatUint(rand.Uint64(), 36)
+			if err := r.c.SetArgs(ctx, k, noise(150), goredis.SetArgs{Mode: "NX", TTL: time.Minute}).Err(); err != nil {
+				return 0, err
+			}
+			return 1, r.c.SetArgs(ctx, k, append(noise(150), answer...), goredis.SetArgs{Mode: "XX", TTL: time.Minute}).Err()
+		})
+}
+
+// queue is a message's life. The peer's queues belong to one caller each: theirs
+// know no visibility, no lanes, no dead letters, and nobody waits at them.
+func (r *redisBench) queue(ctx context.Context) error {
+	const each = 100
+	q := r.store.Queue("bench", 5)
+	ours := func(ctx context.Context, _ int) (int, error) {
+		ms := make([]engine.Message, each)
+		for i := range ms {
+			ms[i].Body = noise(64)
+		}
+		if err := q.Enqueue(ctx, ms); err != nil {
+			return 0, err
+		}
+		ds, err := q.Receive(ctx, each, time.Minute)
+		if err != nil {
+			return 0, err
+		}
+		receipts := make([]string, len(ds))
+		for i := range ds {
+			receipts[i] = ds[i].Receipt
+		}
+		return len(ds), q.Ack(ctx, receipts)
+	}
+	theirs := func(ctx context.Context, c int) (int, error) {
+		due, bodies := r.prefix+"due"+strconv.Itoa(c), r.prefix+"bodies"+strconv.Itoa(c)
+		members, fields := make([]goredis.Z, each), make([]any, 0, 2*each)
+		now := float64(time.Now().UnixMicro())
+		for i := range members {
+			id := strconv.FormatUint(rand.Uint64(), 36)
+			members[i], fields = goredis.Z{Score: now, Member: id}, append(fields, id, noise(64))
+		}
+		_, err := r.c.Pipelined(ctx, func(p goredis.Pipeliner) error {
+			p.HSet(ctx, bodies, fields...)
+			p.ZAdd(ctx, due, members...)
+			return nil
+		})
+		if err != nil {
+			return 0, err
+		}
+		ids, err := r.c.ZRangeByScore(ctx, due, &goredis.ZRangeBy{Min: "-inf", Max: "+inf", Count: each}).Result()
+		if err != nil {
+			return 0, err
+		}
+		_, err = r.c.Pipelined(ctx, func(p goredis.Pipeliner) error {
+			p.ZRem(ctx, due, ids)
+			p.HMGet(ctx, bodies, ids...)
+			return nil
+		})
+		if err != nil {
+			return 0, err
+		}
+		return len(ids), r.c.HDel(ctx, bodies, ids...).Err()
+	}
+	return r.turns(ctx, "redis_queue", "messages through the delay queue: enqueued, received, acknowledged, a hundred a call, 4 at a time", "messages/s", "a sorted set and a hash, pipelined", 4, ours, theirs)
+}
