@@ -83,24 +83,27 @@ func encode(p *engine.Profile) ([]byte, error) {
 const manyAtOnce = 5000
 
 func (p *prefs) PutMany(ctx context.Context, ps []engine.Profile) error {
+	docs := make([]string, len(ps))
 	for i := range ps { // all are checked before the first is stored
-		if _, err := encode(&ps[i]); err != nil {
+		doc, err := encode(&ps[i])
+		if err != nil {
 			return err
 		}
+		docs[i] = string(doc)
 	}
 	for len(ps) > 0 {
 		n := min(len(ps), manyAtOnce)
-		if err := p.putSome(ctx, ps[:n]); err != nil {
+		if err := p.putSome(ctx, ps[:n], docs[:n]); err != nil {
 			return p.s.failed(err)
 		}
-		ps = ps[n:]
+		ps, docs = ps[n:], docs[n:]
 	}
 	return nil
 }
 
 // putSome copies profiles into a table of the connection's own, and then into
 // place: the counter is locked for the second step alone.
-func (p *prefs) putSome(ctx context.Context, ps []engine.Profile) error {
+func (p *prefs) putSome(ctx context.Context, ps []engine.Profile, docs []string) error {
 	last := make(map[string]int, len(ps)) // a user named twice: the later one holds
 	for i := range ps {
 		last[ps[i].User] = i
@@ -110,11 +113,7 @@ func (p *prefs) putSome(ctx context.Context, ps []engine.Profile) error {
 		if last[ps[i].User] != i {
 			continue
 		}
-		doc, err := encode(&ps[i])
-		if err != nil {
-			return err
-		}
-		kept = append(kept, []any{len(kept) + 1, ps[i].User, string(doc)})
+		kept = append(kept, []any{len(kept) + 1, ps[i].User, docs[i]})
 	}
 	return pgx.BeginFunc(ctx, p.s.pool, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `CREATE TEMPORARY TABLE IF NOT EXISTS profiles_coming (n bigint, user_id text, doc json) ON COMMIT DELETE ROWS`); err != nil {

