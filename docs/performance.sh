@@ -1,20 +1,27 @@
 #!/usr/bin/env bash
-# Puts the table of bench/results.json into the README, between its marks. It
-# needs jq, and the results of a full "make bench".
+# Puts the tables of bench/results.json and bench/engines.json into the README, each
+# between its marks. It needs jq, and the results of a full "make bench" or "make
+# bench-engines"; a table without results stays as it is.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 table=$(mktemp)
 trap 'rm -f "$table"' EXIT
-jq -r '
-	def short: if . >= 1e6 then "\(. / 1e4 | round / 100)M" elif . >= 1e3 then "\(. / 10 | round / 100)K" else "\(. * 1000 | round / 1000)" end;
-	"| | work | value | reference | ratio | need | |", "|---|---|---|---|---|---|---|",
-	(.[] | [ .id, (.work | gsub("\\|"; "/")), "\(.value | short) \(.unit)",
-		(if .reference == 0 then "" else (.reference | short) end), (if .ratio == 0 then "" else "\(.ratio)" end), .need,
-		(if .pass == null then "" elif .pass then "ok" else "short" end) ] | "| \(join(" | ")) |")
-' bench/results.json >"$table"
-awk -v table="$table" '
-	/<!-- performance:/ { print; print ""; while ((getline line <table) > 0) print line; print ""; inside = 1; next }
-	/<!-- end -->/ { inside = 0 }
-	!inside
-' README.md >README.md.new
-mv README.md.new README.md
+# put MARK FILE
+put() {
+	[ -s "$2" ] || return 0
+	jq -r '
+		def short: if . >= 1e6 then "\(. / 1e4 | round / 100)M" elif . >= 1e3 then "\(. / 10 | round / 100)K" else "\(. * 1000 | round / 1000)" end;
+		"| | work | value | reference | ratio | need | |", "|---|---|---|---|---|---|---|",
+		(.[] | [ .id, (.work | gsub("\\|"; "/")), "\(.value | short) \(.unit)",
+			(if .reference == 0 then "" else (.reference | short) end), (if .ratio == 0 then "" else "\(.ratio)" end), .need,
+			(if .pass == null then "" elif .pass then "ok" else "short" end) ] | "| \(join(" | ")) |")
+	' "$2" >"$table"
+	awk -v table="$table" -v mark="<!-- $1:" '
+		index($0, mark) == 1 { print; print ""; while ((getline line <table) > 0) print line; print ""; inside = 1; next }
+		/<!-- end -->/ { inside = 0 }
+		!inside
+	' README.md >README.md.new
+	mv README.md.new README.md
+}
+put performance bench/results.json
+put engines bench/engines.json

@@ -36,7 +36,7 @@ type perfProducer struct {
 	guess float64 // records per second
 }
 
-var sent = regexp.MustCompile(`(\d+) records sent, ([0-9.]+) records/sec`)
+var sent = regexp.MustCompile(`records sent, ([0-9.]+) records/sec`)
 
 // run counts the best of its reports, one in five seconds and one of the whole:
 // the first seconds of a Java program are not its rate.
@@ -55,8 +55,17 @@ func (p *perfProducer) run(ctx context.Context, d time.Duration) (best float64, 
 	if err != nil {
 		return 0, err
 	}
+	if best, err = sentRate(out); err != nil {
+		return 0, err
+	}
+	p.guess = best
+	return best, nil
+}
+
+// sentRate is the best rate that kafka-producer-perf-test printed.
+func sentRate(out string) (best float64, err error) {
 	for _, m := range sent.FindAllStringSubmatch(out, -1) {
-		rate, err := strconv.ParseFloat(m[2], 64)
+		rate, err := strconv.ParseFloat(m[1], 64)
 		if err != nil {
 			return 0, err
 		}
@@ -65,7 +74,6 @@ func (p *perfProducer) run(ctx context.Context, d time.Duration) (best float64, 
 	if best == 0 {
 		return 0, fmt.Errorf("kafka-producer-perf-test printed %.300q", out)
 	}
-	p.guess = best
 	return best, nil
 }
 
@@ -78,6 +86,12 @@ func (k *kafkaBench) perfConsumer(ctx context.Context, topic string, n int64) (f
 	if err != nil {
 		return 0, err
 	}
+	return fetchRate(out, n)
+}
+
+// fetchRate reads the last line that kafka-consumer-perf-test printed, which must
+// be of at least n records.
+func fetchRate(out string, n int64) (float64, error) {
 	lines := strings.Split(strings.TrimSpace(out), "\n")
 	fields := strings.Split(lines[len(lines)-1], ",")
 	if len(fields) == 10 {
