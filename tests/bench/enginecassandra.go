@@ -60,7 +60,6 @@ type cassandraBench struct {
 
 	written [2][]notify.RowKey // by the engine and by the driver, for reads
 	mu      sync.Mutex
-	minute  int64 // full of timers, by shards
 }
 
 func (c *cassandraBench) connect(at, keyspace string) (err error) {

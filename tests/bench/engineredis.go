@@ -199,7 +199,7 @@ func (r *redisBench) queue(ctx context.Context) error {
 		if err != nil {
 			return 0, err
 		}
-		ids, err := r.c.ZRangeByScore(ctx, due, &goredis.ZRangeBy{Min: "-inf", Max: "+inf", Count: each}).Result()
+		ids, err := r.c.ZRangeArgs(ctx, goredis.ZRangeArgs{Key: due, ByScore: true, Start: "-inf", Stop: "+inf", Count: each}).Result()
 		if err != nil {
 			return 0, err
 		}
