@@ -159,7 +159,11 @@ func (s *Store) scanTimers(ctx context.Context, t *timerTable, p timerPart, afte
 		after.ID = []byte{}
 	}
 	s.counts.reads.Add(1)
-	q := s.query(cql, p.bucket, p.shard, after.FireAt, after.ID, until).PageSize(min(most+1, pageSize))
+	// The driver would ask for the next page when a quarter of this one is left,
+	// and nobody reads it where most is reached: minutes of 2,000 rows were read
+	// at 5.2 to 6.2 us of the processor a row, without that at 3.4 to 5.6 (make
+	// bench-engines, cassandra_fires, at a load of 25 to 40).
+	q := s.query(cql, p.bucket, p.shard, after.FireAt, after.ID, until).PageSize(min(most+1, pageSize)).Prefetch(0)
 	err = s.iterate(ctx, q, func(scan func(...any) bool) error {
 		for {
 			var x engine.Timer
