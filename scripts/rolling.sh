@@ -2,7 +2,7 @@
 # Restart every process of an installation, one after the other, while it is under
 # load: nothing is lost, repeated or refused. It uses the servers of make engines,
 # which go on; NOTIFY_ENGINES_DIR and the ports of engines/versions.env give it others.
-# ROUNDS=3: that often. MUTANT breaks a mechanism first.
+# ROUNDS (1) says how often. MUTANT breaks a mechanism first.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/engines/versions.env

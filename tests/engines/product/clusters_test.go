@@ -7,12 +7,10 @@ import (
 	"testing"
 
 	"github.com/notifyd/notifyd/pkg/cli"
-	"github.com/notifyd/notifyd/tests/internal/fleet"
 )
 
 // TestClustersOfTheirOwn: status, timers and triggers each have a cluster's address
-// and a keyspace of their own, and their rows are in no other. Then all of it is
-// taken back and made again, as an operator does.
+// and a keyspace of their own, and their rows are in no other.
 func TestClustersOfTheirOwn(t *testing.T) {
 	e := servers(t)
 	const name = "apart"
@@ -41,7 +39,6 @@ func TestClustersOfTheirOwn(t *testing.T) {
 	if err := f.Stop(); err != nil {
 		t.Error(err)
 	}
-	e.downAndUp(t, f, v, name)
 }
 
 // rows counts those of a table; 0 where there is no such table.
@@ -58,9 +55,16 @@ func (e *estate) rows(t *testing.T, table string) (n int) {
 	return n
 }
 
-// downAndUp migrates an installation that nothing runs on.
-func (e *estate) downAndUp(t *testing.T, f *fleet.Fleet, v values, name string) {
-	t.Helper()
+// TestMigrateDownAndUp: what is there is dropped only where that is confirmed, and is
+// made again.
+func TestMigrateDownAndUp(t *testing.T) {
+	e := servers(t)
+	v := e.main(t)
+	f := e.fleet(t, v, "all")
+	whole(t, load(t, f, "before", briefly(t)), "migrate-before")
+	if err := f.Stop(); err != nil {
+		t.Error(err)
+	}
 	migrate := func(exit int, args ...string) string {
 		t.Helper()
 		out, err := f.Command(t.Context(), nil, append(append([]string{"migrate"}, args...), "--config", f.Engines())...)
@@ -69,18 +73,18 @@ func (e *estate) downAndUp(t *testing.T, f *fleet.Fleet, v values, name string) 
 		}
 		return out
 	}
-	triggers := e.rows(t, name+"_triggers.triggers")
+	triggers := e.rows(t, "product.triggers")
 	if out := migrate(cli.ExitUsage, "down"); !strings.Contains(out, "--yes") {
 		t.Errorf("down does not say what it asks for:\n%s", out)
 	}
-	if n := e.rows(t, name+"_triggers.triggers"); n != triggers || n == 0 {
+	if n := e.rows(t, "product.triggers"); n != triggers || n == 0 {
 		t.Fatalf("down without a confirmation left %d of %d triggers", n, triggers)
 	}
 	if out := migrate(0, "status"); strings.Contains(out, "missing") {
 		t.Errorf("status:\n%s", out)
 	}
 	migrate(0, "down", "--yes")
-	if n := e.rows(t, name+"_triggers.triggers"); n != 0 {
+	if n := e.rows(t, "product.triggers"); n != 0 {
 		t.Errorf("down left %d triggers", n)
 	}
 	if out := migrate(cli.ExitUnavailable, "status"); !strings.Contains(out, "missing") {
@@ -94,16 +98,11 @@ func (e *estate) downAndUp(t *testing.T, f *fleet.Fleet, v values, name string) 
 	if out := migrate(0, "status"); strings.Contains(out, "missing") {
 		t.Errorf("status after up:\n%s", out)
 	}
-	again, err := fleet.New(t.Context(), fleet.Config{Bin: e.bin, Dir: t.TempDir(), Engines: v.yaml(), First: "all"})
-	defer again.End()
-	if err != nil {
-		t.Fatal(err)
-	}
-	whole(t, load(t, again, "again", briefly(t)), "migrate")
+	again := e.fleet(t, v, "all")
+	whole(t, load(t, again, "after", briefly(t)), "migrate-after")
 	if err := again.Stop(); err != nil {
 		t.Error(err)
 	}
-	migrate(0, "down", "--yes")
 }
 
 func exitOf(err error) int {
