@@ -281,7 +281,7 @@ func (e *estate) installation(name string) values {
 		"engines":       "distributed",
 		"kafka.brokers": []string{e.at("kafka", 0)}, "kafka.replication": 1, "kafka.min_insync": 1, "kafka.append_timeout": "20s",
 		"kafka.sasl.mechanism": "SCRAM-SHA-512", "kafka.sasl.user": "notifyd", "kafka.sasl.password_file": filepath.Join(kafka, "notifyd.password"),
-		"cassandra.hosts": []string{e.at("cassandra", 0)}, "cassandra.keyspace": name, "cassandra.replication": 1, "cassandra.timeout": "20s",
+		"cassandra.hosts": []string{e.at("cassandra", 0)}, "cassandra.keyspace": name, "cassandra.replication": 1, "cassandra.timeout": "1m",
 		"cassandra.username": e.cassandraRole, "cassandra.password_file": e.file("cassandra.password"),
 		"redis.addresses": []string{e.at("redis", 1)}, "redis.prefix": name + ":", "redis.password_file": filepath.Join(redis, "redis.password"),
 		"postgres.dsn":           fmt.Sprintf("postgres://%s@%s/%s?sslmode=verify-full", e.postgresRole, e.at("postgres", 0), name),
@@ -311,7 +311,7 @@ var (
 	mainErr  error
 )
 
-// start starts the first process of a fleet.
+// fleet starts the first process of one.
 func (e *estate) fleet(t *testing.T, v values, first string, env ...string) *fleet.Fleet {
 	t.Helper()
 	f, err := fleet.New(t.Context(), fleet.Config{Bin: e.bin, Dir: t.TempDir(), Engines: v.yaml(), First: first, Env: env})
@@ -340,6 +340,10 @@ func load(t *testing.T, f *fleet.Fleet, prefix string, do func()) fleet.Sums {
 		t.Fatal(err)
 	}
 	do()
+	// On a machine with other work a moment is not enough for anything.
+	if err := fleet.Until(ctx, "30 messages are accepted", func() (bool, error) { return l.Accepted() >= 30, nil }); err != nil {
+		t.Error(err)
+	}
 	l.End()
 	s, err := l.Check(ctx)
 	if err != nil {

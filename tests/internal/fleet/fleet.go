@@ -66,10 +66,14 @@ func New(ctx context.Context, cfg Config) (*Fleet, error) {
 	if err := os.WriteFile(f.Engines(), []byte(cfg.Engines), 0o600); err != nil {
 		return f, err
 	}
-	if out, err := f.Command(ctx, cfg.Env, "migrate", "up", "--config", f.Engines()); err != nil {
+	// It goes on where it was cut short: a machine with other work makes Cassandra slow.
+	out, err := f.Command(ctx, cfg.Env, "migrate", "up", "--config", f.Engines())
+	for try := 1; err != nil && try < 5 && strings.Contains(out, "retry: after"); try++ {
+		out, err = f.Command(ctx, cfg.Env, "migrate", "up", "--config", f.Engines())
+	}
+	if err != nil {
 		return f, fmt.Errorf("migrate up: %w\n%s", err, out)
 	}
-	var err error
 	f.V, err = victim.New(ctx, victim.Config{
 		Bin: cfg.Bin, Dir: cfg.Dir, Env: cfg.Env,
 		Args: []string{"--config", f.Engines(), "--set", "roles=" + cfg.First, "--set", "logging.level=info", "--set", "instance=" + FirstName},
@@ -104,7 +108,8 @@ func (f *Fleet) Command(ctx context.Context, env []string, args ...string) (stri
 func (f *Fleet) Run(ctx context.Context, name, role string, env []string, set ...string) (*Process, error) {
 	p := &Process{Name: name, Role: role, Log: filepath.Join(f.cfg.Dir, name+".log"), API: "127.0.0.1:0", f: f, env: env, set: set}
 	f.procs = append(f.procs, p)
-	return p, p.start(ctx)
+	err := p.start(ctx)
+	return p, err
 }
 
 func (p *Process) start(ctx context.Context) error {

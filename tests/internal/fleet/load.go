@@ -80,6 +80,13 @@ func (l *Load) End() {
 	l.wg.Wait()
 }
 
+// Accepted is how many messages to be sent at once were, so far.
+func (l *Load) Accepted() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.ids)
+}
+
 func address(channel, user string) string {
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(user))
