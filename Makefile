@@ -116,6 +116,10 @@ bench-engines: go ## Measure our use of those servers beside their own tools or 
 faults: go ## Kill and empty those servers, and processes, under load; SHORT=1: for 10 s each, ONLY="kafka redis" some
 	@SHORT='$(SHORT)' ONLY='$(ONLY)' scripts/faults.sh
 
+.PHONY: rolling
+rolling: go ## Restart every process over those servers, one after the other, under load; ROUNDS=3
+	@ROUNDS='$(ROUNDS)' scripts/rolling.sh
+
 .PHONY: rules
 rules: go ## Run the alerts of dashboards/rules against recorded series with Prometheus' engine
 	cd dashboards/ruletest && go test -count=1 $(TESTFLAGS) .

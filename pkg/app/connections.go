@@ -15,15 +15,23 @@ import (
 func (c *Config) kafka(log *slog.Logger) (stream.Conn, error) {
 	k := &c.Kafka
 	conn := stream.Conn{Brokers: k.Brokers, Rack: k.Rack, Logger: log}
+	// The client reads the files itself, for each connection; what is wrong with them
+	// is told here, by their keys.
+	if _, err := k.TLS.config("kafka.tls"); err != nil {
+		return conn, err
+	}
 	if k.TLS.Enabled {
 		conn.TLS = &stream.TLS{CAFile: k.TLS.CAFile, CertFile: k.TLS.CertFile, KeyFile: k.TLS.KeyFile, ServerName: k.TLS.ServerName}
 	}
-	if k.SASL.Mechanism != "" {
-		conn.SASL = &stream.SASL{Mechanism: stream.Mechanism(k.SASL.Mechanism), User: k.SASL.User, Password: func() (string, error) {
-			return secretOf("kafka.sasl.password_file", k.SASL.Password, k.SASL.PasswordFile)
-		}}
+	if k.SASL.Mechanism == "" {
+		return conn, nil
 	}
-	return conn, nil
+	password := func() (string, error) {
+		return secretOf("kafka.sasl.password_file", k.SASL.Password, k.SASL.PasswordFile)
+	}
+	conn.SASL = &stream.SASL{Mechanism: stream.Mechanism(k.SASL.Mechanism), User: k.SASL.User, Password: password}
+	_, err := password()
+	return conn, err
 }
 
 // cassandra is how a cluster is reached: the one of cassandra.hosts but for what
@@ -57,7 +65,10 @@ func (c *Config) redis(log *slog.Logger) (redis.Config, error) {
 	if k.TLS.Enabled {
 		out.TLS = &redis.TLS{CA: k.TLS.CAFile, Cert: k.TLS.CertFile, Key: k.TLS.KeyFile, ServerName: k.TLS.ServerName}
 	}
-	var err error
+	_, err := k.TLS.config("redis.tls") // by its keys, as for Kafka
+	if err != nil {
+		return out, err
+	}
 	if out.Password, err = secretOf("redis.password_file", k.Password, k.PasswordFile); err != nil {
 		return out, err
 	}

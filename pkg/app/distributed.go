@@ -66,6 +66,9 @@ func (n *Node) useServers(ctx context.Context) (err error) {
 	n.progress("reading the topics")
 	have, err := n.admin.Partitions(ctx, names...)
 	if err != nil {
+		if bad := misconfigured(n.cfg.kafkaSettings(), err); bad != nil {
+			return bad
+		}
 		return fmt.Errorf("kafka.brokers: %w", err)
 	}
 	for _, t := range names {

@@ -48,15 +48,25 @@ func Migrate(ctx context.Context, cfg *Config, to MigrateTo, log *slog.Logger) (
 	}
 	var out []Migration
 	var errs []error
+	failed := map[string]bool{}
 	for _, one := range []struct {
 		section string
+		keys    settings
 		run     func(context.Context, *Config, MigrateTo, *slog.Logger) ([]Migration, error)
 	}{
-		{"kafka", migrateKafka}, {"cassandra", migrateCassandra}, {"postgres", migratePostgres}, {"sqs", migrateSQS}, {"cassandra", migrateMeta},
+		{"kafka", cfg.kafkaSettings(), migrateKafka}, {"cassandra", cfg.cassandraSettings(), migrateCassandra},
+		{"postgres", cfg.postgresSettings(), migratePostgres}, {"sqs", settings{}, migrateSQS}, {"cassandra", cfg.cassandraSettings(), migrateMeta},
 	} {
+		if failed[one.section] {
+			continue // its error is told once
+		}
 		ms, err := one.run(ctx, cfg, to, log)
 		out = append(out, ms...)
 		if err != nil {
+			failed[one.section] = true
+			if one.section != "sqs" {
+				err = explained(one.keys, err)
+			}
 			errs = append(errs, fmt.Errorf("%s: %w", one.section, err))
 		}
 	}
@@ -157,8 +167,8 @@ func migrateSQS(ctx context.Context, cfg *Config, to MigrateTo, _ *slog.Logger) 
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
-	for name, receives := range map[string]int{triggerQueue: triggerReceives, nearQueue: nearReceives} {
-		q, err := s.Queue(name, receives)
+	for _, of := range queues {
+		q, err := s.Queue(of.name, of.receives)
 		if err == nil && to == MigrateUp {
 			err = s.Migrate(ctx, q)
 		}
@@ -166,7 +176,7 @@ func migrateSQS(ctx context.Context, cfg *Config, to MigrateTo, _ *slog.Logger) 
 			return out, err
 		}
 		_, err = q.Depth(ctx)
-		out = append(out, Migration{Engine: "sqs", Step: cfg.SQS.Prefix + name, Applied: err == nil})
+		out = append(out, Migration{Engine: "sqs", Step: cfg.SQS.Prefix + of.name, Applied: err == nil})
 	}
 	slices.SortFunc(out, func(a, b Migration) int { return cmp.Compare(a.Step, b.Step) })
 	return out, nil

@@ -52,6 +52,9 @@ func openServers(ctx context.Context, n *Node) (err error) {
 		return err
 	}
 	n.closers = append(n.closers, rd.Close)
+	if err := misconfigured(cfg.redisSettings(), rd.Ping(ctx)); err != nil {
+		return err
+	}
 	st.status, st.timers, st.cold, st.triggers = c.status.Status(), c.timers.Timers(), c.timers.ColdTimers(), c.triggers.Triggers()
 	st.schedules, st.scheduled = c.timers.Schedules(), c.timers
 	st.letters, st.jobs, st.audit, st.campaigns = c.main.DeadLetters(), c.main.Jobs(), c.main.Audit(), c.main.Campaigns()
@@ -76,8 +79,11 @@ func openServers(ctx context.Context, n *Node) (err error) {
 		}
 		n.closers = append(n.closers, q.Close)
 		st.queue = q.Queue
+		n.servers.checks = append(n.servers.checks, checkSQS(q))
 	}
-	n.servers.checks = []serverCheck{n.checkKafka, n.checkCassandra, checkRedis(rd), checkPostgres(pg)}
+	n.servers.checks = append(n.servers.checks, n.checkKafka, n.checkCassandra, checkRedis(rd), checkPostgres(pg))
+	// Before anything may own a timer: a clock that is off must never have owned one.
+	n.servers.clock.ask(ctx, n.servers.clockOf)
 	return nil
 }
 
@@ -113,7 +119,7 @@ func (n *Node) openCassandra(ctx context.Context) (c clusters, err error) {
 		}
 		s, serr := cassandra.Open(ctx, cc)
 		if serr != nil {
-			err = fmt.Errorf("%s: %w", key, serr)
+			err = fmt.Errorf("%s: %w", key, explained(n.cfg.cassandraSettings(), serr))
 			return nil
 		}
 		n.closers = append(n.closers, s.Close)
@@ -138,6 +144,8 @@ func (n *Node) openPostgres(ctx context.Context) (*postgres.Store, error) {
 	}
 	n.closers = append(n.closers, pg.Close)
 	switch err := pg.Check(ctx); {
+	case misconfigured(n.cfg.postgresSettings(), err) != nil:
+		return nil, explained(n.cfg.postgresSettings(), err)
 	case notify.KindOf(err) == notify.KindUnavailable:
 		// Codes and alerts go out without it.
 		n.log.Error("PostgreSQL is away: until it is back nobody's preferences are known, bulk waits, and so does who is not named with an address", "err", err)
@@ -211,6 +219,22 @@ func checkPostgres(p *postgres.Store) func(context.Context, *findings) {
 	return func(ctx context.Context, fs *findings) {
 		for _, f := range p.Doctor(ctx) {
 			fs.told(f.Check, f.Level, f.Detail, f.Repair)
+		}
+	}
+}
+
+// checkSQS looks at the queues that dispatchers and schedulers read.
+func checkSQS(s *sqs.Store) func(context.Context, *findings) {
+	return func(ctx context.Context, fs *findings) {
+		for _, of := range queues {
+			q, err := s.Queue(of.name, of.receives)
+			if err != nil {
+				fs.told("sqs "+of.name, "fail", err.Error(), "correct the section sqs of the configuration")
+				continue
+			}
+			for _, f := range s.Doctor(ctx, q) {
+				fs.told(f.Check, f.Level, f.Detail, f.Repair)
+			}
 		}
 	}
 }

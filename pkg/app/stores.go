@@ -59,3 +59,9 @@ const (
 	nearQueue    = "near-timers"
 	nearReceives = 100 // its row is released by the sweeper when its message dies
 )
+
+// queues are the delay queues that every installation has.
+var queues = []struct {
+	name     string
+	receives int
+}{{triggerQueue, triggerReceives}, {nearQueue, nearReceives}}

@@ -2,8 +2,10 @@ package stream
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"time"
 
@@ -54,12 +56,49 @@ func (c Conn) validate() error {
 	return err
 }
 
-// dialTimeout bounds a connect: a dead host must be known within a second. With
-// TLS the handshake is part of it.
+// dialTimeout bounds a connect: a dead host must be known within a second. A TLS
+// handshake has longer: a busy broker works on it whether we still wait or not, and
+// clients that give up and come again would keep it busy for ever.
 const (
-	dialTimeout    = 500 * time.Millisecond
-	tlsDialTimeout = time.Second
+	dialTimeout      = 500 * time.Millisecond
+	handshakeTimeout = 5 * time.Second
 )
+
+// backoff is the wait before a request or a connection is tried again: soon at
+// first, for a leader that has moved is found at once, then doubling up to 800 ms; of
+// many clients no two at the same moment.
+func backoff(fails int) time.Duration {
+	wait := 50 * time.Millisecond << min(max(fails-1, 0), 4)
+	return wait*3/4 + rand.N(wait/2)
+}
+
+// dialTLS connects and shakes hands, each within its own bound.
+func dialTLS(conf *tls.Config) func(ctx context.Context, network, addr string) (net.Conn, error) {
+	d := &net.Dialer{Timeout: dialTimeout}
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		raw, err := d.DialContext(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		c := conf.Clone()
+		if c.ServerName == "" {
+			host, _, err := net.SplitHostPort(addr)
+			if err != nil {
+				_ = raw.Close()
+				return nil, err
+			}
+			c.ServerName = host
+		}
+		secure := tls.Client(raw, c)
+		ctx, stop := context.WithTimeout(ctx, handshakeTimeout)
+		defer stop()
+		if err := secure.HandshakeContext(ctx); err != nil {
+			_ = raw.Close()
+			return nil, err
+		}
+		return secure, nil
+	}
+}
 
 // client returns a client with what every one here has in common. It does not
 // connect.
@@ -81,7 +120,7 @@ func (c Conn) options() ([]kgo.Opt, error) {
 		kgo.SoftwareNameAndVersion("notifyd", "1"),
 		kgo.DisableClientMetrics(),
 		kgo.RequestTimeoutOverhead(time.Second),
-		kgo.RetryBackoffFn(func(int) time.Duration { return 50 * time.Millisecond }),
+		kgo.RetryBackoffFn(backoff),
 		kgo.MetadataMinAge(100 * time.Millisecond),
 		kgo.WithLogger(bridge{c.Logger}),
 	}
@@ -96,7 +135,7 @@ func (c Conn) options() ([]kgo.Opt, error) {
 		if err != nil {
 			return nil, err
 		}
-		opts = append(opts, kgo.DialTimeout(tlsDialTimeout), kgo.DialTLSConfig(cfg))
+		opts = append(opts, kgo.Dialer(dialTLS(cfg)))
 	default:
 		opts = append(opts, kgo.DialTimeout(dialTimeout))
 	}

@@ -7,6 +7,8 @@
 # the first wants a folder and ports of its own (CASSANDRA_DIR, CASSANDRA_PORT,
 # CASSANDRA_STORAGE_PORT, CASSANDRA_JMX_PORT). CASSANDRA_TLS=1 asks clients for
 # certificates; CA, node and client certificates are made in $CASSANDRA_DIR/tls.
+# CASSANDRA_AUTH=1 asks for a password; the first role is Cassandra's own, cassandra
+# with the password cassandra.
 set -euo pipefail
 repo=$(cd "$(dirname "$0")/../.." && pwd)
 here=$repo/scripts/engines
@@ -22,6 +24,7 @@ storage=${CASSANDRA_STORAGE_PORT:-17000}
 jmx=${CASSANDRA_JMX_PORT:-17199}
 heap=${CASSANDRA_HEAP:-1G}
 tls=${CASSANDRA_TLS:-}
+auth=${CASSANDRA_AUTH:-}
 # A single node loses acknowledged writes when it is killed in periodic mode;
 # three replicas make up for it.
 if [ "$nodes" = 1 ]; then sync=${CASSANDRA_COMMITLOG_SYNC:-batch}; else sync=${CASSANDRA_COMMITLOG_SYNC:-periodic}; fi
@@ -143,6 +146,13 @@ client_encryption_options:
   truststore: $dir/tls/ca.p12
   truststore_password: $secret
   store_type: PKCS12
+YAML
+  fi
+  if [ -n "$auth" ]; then
+    cat >>"$d/cassandra.yaml" <<YAML
+authenticator: PasswordAuthenticator
+authorizer: CassandraAuthorizer
+role_manager: CassandraRoleManager
 YAML
   fi
   cat >"$d/logback.xml" <<'XML'

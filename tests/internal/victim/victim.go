@@ -36,8 +36,9 @@ type Config struct {
 	Dir string
 	// Data is where notifyd keeps its own. Default: the folder dev in Dir.
 	Data string
-	// Args are further arguments of notifyd dev.
+	// Args are further arguments of notifyd dev, Env its further environment.
 	Args []string
+	Env  []string
 	// Out gets examples of what is wrong. Default: os.Stdout.
 	Out io.Writer
 }
@@ -124,7 +125,7 @@ func (v *Victim) Start(ctx context.Context, point string) error {
 	args := []string{"dev", "--data-dir", v.cfg.Data, "--port", strconv.Itoa(v.port),
 		"--simulator-dir", filepath.Join(v.cfg.Dir, "simulator"), "--context", "", "--seed", "none", "--ready-timeout", "0"}
 	c := exec.CommandContext(ctx, v.cfg.Bin, append(args, v.cfg.Args...)...)
-	c.Env = append(os.Environ(), "NOTIFYD_FAULT="+point)
+	c.Env = append(append(os.Environ(), v.cfg.Env...), "NOTIFYD_FAULT="+point)
 	c.Stdout, c.Stderr = v.log, v.log
 	if err := c.Start(); err != nil {
 		return err

@@ -1,0 +1,48 @@
+package product
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/app"
+)
+
+func doctor(t *testing.T, cl *api.Client) (found []app.Finding) {
+	t.Helper()
+	raw, err := cl.Doctor(t.Context())
+	if err == nil {
+		err = json.Unmarshal(raw, &found)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+// find is what a doctor found of a check.
+func find(fs []app.Finding, check string) app.Finding {
+	for _, f := range fs {
+		if f.Check == check {
+			return f
+		}
+	}
+	return app.Finding{}
+}
+
+// send sends one push to a user with an address.
+func send(t *testing.T, cl *api.Client, user string) (string, error) {
+	t.Helper()
+	made, err := cl.Send(t.Context(), api.Notification{
+		Channel: "push", Category: "otp", To: api.Receiver{UserID: user, Address: "apns:" + strings.Repeat("ab", 32)}, Content: api.Content{Body: "hello"},
+	}, "")
+	return made.NotificationID, err
+}
+
+// clientOf calls another process than the first, with its token.
+func clientOf(cl *api.Client, at string) *api.Client {
+	out := *cl
+	out.BaseURL = "http://" + at
+	return &out
+}

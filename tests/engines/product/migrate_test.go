@@ -1,0 +1,22 @@
+package product
+
+import (
+	"strings"
+	"testing"
+)
+
+// TestMigrateTellsOnce: what keeps Cassandra from answering is told once, by the key
+// at fault, and does not hide how the other servers stand.
+func TestMigrateTellsOnce(t *testing.T) {
+	e := servers(t)
+	v := e.main(t)
+	f := e.fleet(t, v, "api")
+	out, err := f.Command(t.Context(), nil, "migrate", "status", "--config", f.Engines(), "--set", "cassandra.password_file="+e.file("wrong.password"))
+	if err == nil || strings.Count(out, "cassandra.password_file: ") != 1 || strings.Count(out, "password are incorrect") != 1 {
+		t.Errorf("%v\n%s", err, out)
+	}
+	if !strings.Contains(out, "kafka  ") || !strings.Contains(out, "postgres  ") {
+		t.Errorf("the others are not told:\n%s", out)
+	}
+	e.tellsNothing(t, f, out)
+}

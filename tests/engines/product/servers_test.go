@@ -1,0 +1,374 @@
+// Package product runs the whole product, processes and all, over real servers of its
+// own that it starts once: Kafka with SASL and TLS, Cassandra with TLS and a password,
+// Redis with TLS, a password and client certificates, PostgreSQL the same.
+package product
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math/big"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	gocql "github.com/apache/cassandra-gocql-driver/v2"
+	"github.com/jackc/pgx/v5"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/notifyd/notifyd/pkg/engine/enginetest"
+	"github.com/notifyd/notifyd/tests/internal/fleet"
+	"github.com/notifyd/notifyd/tests/internal/victim"
+)
+
+// estate is the servers, with a role of its own at each, and the notifyd under test.
+type estate struct {
+	dir, bin string
+	ports    map[string]int
+	stops    [][]string // of scripts, with their environment behind
+
+	cassandraRole, cassandraPassword string
+	postgresRole, postgresPassword   string
+}
+
+var (
+	once   sync.Once
+	shared *estate
+	broken error
+)
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if shared != nil {
+		shared.close()
+	}
+	os.Exit(code)
+}
+
+// servers starts them with the first test. Where no engines are provisioned the test
+// is skipped.
+func servers(t *testing.T) *estate {
+	t.Helper()
+	for _, env := range []string{enginetest.KafkaEnv, enginetest.CassandraEnv, enginetest.RedisEnv, enginetest.PostgresEnv} {
+		enginetest.Server(t, env)
+	}
+	if testing.Short() {
+		t.Skip("starts servers")
+	}
+	once.Do(func() {
+		shared = &estate{ports: map[string]int{}}
+		broken = shared.start()
+	})
+	if broken != nil {
+		t.Fatal(broken)
+	}
+	return shared
+}
+
+func (e *estate) start() (err error) {
+	// Not t.TempDir, which the user that PostgreSQL runs as cannot enter.
+	if e.dir, err = os.MkdirTemp("", "notifyd-product-"); err != nil {
+		return err
+	}
+	if err := os.Chmod(e.dir, 0o755); err != nil {
+		return err
+	}
+	for name, span := range map[string]int{"kafka": 2, "cassandra": 3, "redis": 40, "postgres": 1} {
+		if e.ports[name], err = freePorts(span); err != nil {
+			return err
+		}
+	}
+	var g errgroup.Group
+	g.Go(func() error {
+		e.bin, err = victim.Build(context.Background(), "../../..", e.dir, nil)
+		return err
+	})
+	c := e.ports["cassandra"]
+	for _, s := range [][]string{
+		{"kafka", "KAFKA_SECURE=1", "NODES=1", fmt.Sprint("NOTIFY_KAFKA_PORT=", e.ports["kafka"]), fmt.Sprint("NOTIFY_KAFKA_CONTROLLER_PORT=", e.ports["kafka"]+1)},
+		{"cassandra", "CASSANDRA_TLS=1", "CASSANDRA_AUTH=1", "NODES=1", "CASSANDRA_HEAP=512M", "CASSANDRA_DIR=" + filepath.Join(e.dir, "cassandra"),
+			fmt.Sprint("CASSANDRA_PORT=", c), fmt.Sprint("CASSANDRA_STORAGE_PORT=", c+1), fmt.Sprint("CASSANDRA_JMX_PORT=", c+2),
+			fmt.Sprint("NOTIFY_CASSANDRA_PORT=", c), fmt.Sprint("NOTIFY_CASSANDRA_STORAGE_PORT=", c+1), fmt.Sprint("NOTIFY_CASSANDRA_JMX_PORT=", c+2)},
+		{"redis", "REDIS_SECURE=1", fmt.Sprint("NOTIFY_REDIS_PORT=", e.ports["redis"])},
+		{"postgres", "POSTGRES_TLS=1", "POSTGRES_NAME=postgres", fmt.Sprint("NOTIFY_POSTGRES_PORT=", e.ports["postgres"])},
+	} {
+		e.stops = append(e.stops, s)
+		g.Go(func() error { return e.script("start", s) })
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	return e.roles()
+}
+
+// script runs one of scripts/engines. Its output goes to a file: a pipe would stay
+// open for as long as the server lives.
+func (e *estate) script(verb string, s []string) error {
+	name := filepath.Join(e.dir, s[0]+".script.log")
+	out, err := os.OpenFile(name, os.O_CREATE|os.O_APPEND|os.O_RDWR, 0o600)
+	if err != nil {
+		return err
+	}
+	defer out.Close()
+	ctx, stop := context.WithTimeout(context.Background(), 10*time.Minute)
+	defer stop()
+	cmd := exec.CommandContext(ctx, filepath.Join("..", "..", "..", "scripts", "engines", s[0]+".sh"), verb)
+	cmd.Env = append(append(os.Environ(), s[1:]...), "NOTIFY_ENGINES_DIR="+e.dir)
+	cmd.Stdout, cmd.Stderr = out, out
+	if err := cmd.Run(); err != nil {
+		b, _ := os.ReadFile(name)
+		return fmt.Errorf("%s.sh %s: %w\n%s", s[0], verb, err, b)
+	}
+	return nil
+}
+
+func (e *estate) close() {
+	var wg sync.WaitGroup
+	for _, s := range e.stops {
+		wg.Go(func() {
+			if err := e.script("stop", s); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+			}
+		})
+	}
+	wg.Wait()
+	_ = os.RemoveAll(e.dir)
+}
+
+// freePorts returns the first of some in a row that are free, below those that
+// outgoing connections take.
+func freePorts(span int) (int, error) {
+	for range 1000 {
+		n, err := rand.Int(rand.Reader, big.NewInt(9000))
+		if err != nil {
+			return 0, err
+		}
+		first, free := 20_000+int(n.Int64()), true
+		for p := first; free && p < first+span; p++ {
+			l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", p))
+			if free = err == nil; free {
+				l.Close()
+			}
+		}
+		if free {
+			return first, nil
+		}
+	}
+	return 0, fmt.Errorf("no %d free ports in a row", span)
+}
+
+func (e *estate) at(name string, more int) string {
+	return fmt.Sprintf("127.0.0.1:%d", e.ports[name]+more)
+}
+
+func (e *estate) file(parts ...string) string {
+	return filepath.Join(append([]string{e.dir}, parts...)...)
+}
+
+// roles makes those that notifyd works as: none of them is a superuser.
+func (e *estate) roles() error {
+	e.cassandraRole, e.cassandraPassword = "notifyd", rand.Text()
+	e.postgresRole, e.postgresPassword = "product", rand.Text()
+	return errorsOf(
+		e.cql("CREATE ROLE "+e.cassandraRole+" WITH LOGIN = true AND PASSWORD = '"+e.cassandraPassword+"'", "GRANT ALL ON ALL KEYSPACES TO "+e.cassandraRole),
+		e.sql("CREATE ROLE "+e.postgresRole+" LOGIN CREATEDB PASSWORD '"+e.postgresPassword+"'"),
+		os.WriteFile(e.file("cassandra.password"), []byte(e.cassandraPassword+"\n"), 0o600),
+		os.WriteFile(e.file("postgres.password"), []byte(e.postgresPassword+"\n"), 0o600),
+		os.WriteFile(e.file("wrong.password"), []byte(wrongPassword+"\n"), 0o600),
+	)
+}
+
+// wrongPassword is one that nobody has.
+const wrongPassword = "CANARY-wrong-5d1f"
+
+func errorsOf(errs ...error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// session is one of Cassandra's own superuser.
+func (e *estate) session() (*gocql.Session, error) {
+	c := gocql.NewCluster(e.at("cassandra", 0))
+	c.Timeout, c.ConnectTimeout = time.Minute, time.Minute
+	c.Authenticator = gocql.PasswordAuthenticator{Username: "cassandra", Password: "cassandra"}
+	c.SslOpts = &gocql.SslOptions{CaPath: e.file("cassandra", "tls", "ca.pem"), CertPath: e.file("cassandra", "tls", "client.pem"), KeyPath: e.file("cassandra", "tls", "client.key"), EnableHostVerification: true}
+	var s *gocql.Session
+	// Its first role is made a moment after it listens.
+	err := fleet.Until(context.Background(), "Cassandra takes its superuser", func() (bool, error) {
+		var err error
+		s, err = c.CreateSession()
+		return err == nil, nil
+	})
+	return s, err
+}
+
+func (e *estate) cql(statements ...string) error {
+	s, err := e.session()
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	for _, cql := range statements {
+		if err := s.Query(cql).Exec(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (e *estate) sql(statements ...string) error {
+	ctx, stop := context.WithTimeout(context.Background(), time.Minute)
+	defer stop()
+	tls := e.file("postgres", "tls")
+	c, err := pgx.Connect(ctx, fmt.Sprintf("postgres://notifyd@%s/postgres?sslmode=verify-full&sslrootcert=%s/ca.pem&sslcert=%s/client.pem&sslkey=%s/client.key", e.at("postgres", 0), tls, tls, tls))
+	if err != nil {
+		return err
+	}
+	defer c.Close(ctx)
+	for _, sql := range statements {
+		if _, err := c.Exec(ctx, sql); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// values is a configuration by its keys.
+type values map[string]any
+
+func (v values) with(more values) values {
+	out := maps.Clone(v)
+	maps.Copy(out, more)
+	return out
+}
+
+// yaml is the values as a file: JSON is YAML too.
+func (v values) yaml() string {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetIndent("", "  ")
+	if err := enc.Encode(v); err != nil {
+		panic(err)
+	}
+	return b.String()
+}
+
+// set is the values for a command line.
+func (v values) set() (out []string) {
+	for key, value := range v {
+		out = append(out, fmt.Sprint(key, "=", value))
+	}
+	return out
+}
+
+// installation is the configuration of an installation of that name, whose
+// credentials are in files.
+func (e *estate) installation(name string) values {
+	kafka, cassandra, redis, pg := e.file("kafka", "certs"), e.file("cassandra", "tls"), e.file("redis-secure", "certs"), e.file("postgres", "tls")
+	v := values{
+		"engines":       "distributed",
+		"kafka.brokers": []string{e.at("kafka", 0)}, "kafka.replication": 1, "kafka.min_insync": 1, "kafka.append_timeout": "20s",
+		"kafka.sasl.mechanism": "SCRAM-SHA-512", "kafka.sasl.user": "notifyd", "kafka.sasl.password_file": filepath.Join(kafka, "notifyd.password"),
+		"cassandra.hosts": []string{e.at("cassandra", 0)}, "cassandra.keyspace": name, "cassandra.replication": 1, "cassandra.timeout": "1m",
+		"cassandra.username": e.cassandraRole, "cassandra.password_file": e.file("cassandra.password"),
+		"redis.addresses": []string{e.at("redis", 1)}, "redis.prefix": name + ":", "redis.password_file": filepath.Join(redis, "redis.password"),
+		"postgres.dsn":           fmt.Sprintf("postgres://%s@%s/%s?sslmode=verify-full", e.postgresRole, e.at("postgres", 0), name),
+		"postgres.password_file": e.file("postgres.password"), "postgres.ca_file": filepath.Join(pg, "ca.pem"),
+		"postgres.cert_file": filepath.Join(pg, "client.pem"), "postgres.key_file": filepath.Join(pg, "client.key"),
+		"log.partitions": map[string]int{"push": 2, "sms": 1, "email": 1}, "timers.shards": 4,
+	}
+	for section, dir := range map[string]string{"kafka": kafka, "cassandra": cassandra, "redis": redis} {
+		v[section+".tls.enabled"], v[section+".tls.ca_file"] = true, filepath.Join(dir, "ca.pem")
+		v[section+".tls.cert_file"], v[section+".tls.key_file"] = filepath.Join(dir, "client.pem"), filepath.Join(dir, "client.key")
+	}
+	return v
+}
+
+// main is the installation that tests share, one after the other.
+func (e *estate) main(t *testing.T) values {
+	t.Helper()
+	mainOnce.Do(func() { mainErr = e.sql("CREATE DATABASE product OWNER " + e.postgresRole) })
+	if mainErr != nil {
+		t.Fatal(mainErr)
+	}
+	return e.installation("product")
+}
+
+var (
+	mainOnce sync.Once
+	mainErr  error
+)
+
+// fleet starts the first process of one.
+func (e *estate) fleet(t *testing.T, v values, first string, env ...string) *fleet.Fleet {
+	t.Helper()
+	f, err := fleet.New(t.Context(), fleet.Config{Bin: e.bin, Dir: t.TempDir(), Engines: v.yaml(), First: first, Env: env})
+	t.Cleanup(func() {
+		if t.Failed() {
+			if logs, err := f.Logs(); err == nil {
+				t.Logf("the last that was said:\n%s", logs[max(0, len(logs)-20_000):])
+			}
+		}
+		f.End()
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// load is a little of each kind while do runs, and checks that all of it came, once.
+func load(t *testing.T, f *fleet.Fleet, prefix string, do func()) fleet.Sums {
+	t.Helper()
+	ctx := t.Context()
+	b := fleet.NewBalancer(fleet.HostOf(f.V.URL()))
+	defer b.Close()
+	l, err := f.Load(ctx, f.Client(b), fleet.LoadConfig{Prefix: prefix + "-" + strings.ToLower(rand.Text()[:8]), Users: 2, Every: 250 * time.Millisecond, Ahead: 6 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	do()
+	// On a machine with other work a moment is not enough for anything.
+	if err := fleet.Until(ctx, "30 messages are accepted", func() (bool, error) { return l.Accepted() >= 30, nil }); err != nil {
+		t.Error(err)
+	}
+	l.End()
+	s, err := l.Check(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, err := range s.Errors[:min(len(s.Errors), 5)] {
+		t.Log("refused:", err)
+	}
+	return s
+}
+
+// whole fails the test unless everything came, once.
+func whole(t *testing.T, s fleet.Sums, what string) {
+	t.Helper()
+	t.Logf("product case=%s %s", what, s)
+	if !s.Whole() {
+		t.Errorf("%s: %s", what, s)
+	}
+}
+
+// briefly lets a load run for a moment.
+func briefly(t *testing.T) func() {
+	return func() {
+		if err := fleet.Pause(t.Context(), 2*time.Second); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,89 @@
+package fleet
+
+import (
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/notifyd/notifyd/pkg/api"
+)
+
+// Balancer sends requests to each API in turn, and to the next one where a connection
+// fails, as what stands before an installation does. It counts what a client without
+// retries would have seen.
+type Balancer struct {
+	hosts []string
+	next  atomic.Uint64
+	via   *http.Transport
+
+	connections atomic.Int64 // attempts without an answer
+	mu          sync.Mutex
+	refused     map[int]int64 // answers of 400 and above, by their status
+}
+
+// NewBalancer is one over host:port of each API.
+func NewBalancer(hosts ...string) *Balancer {
+	return &Balancer{hosts: hosts, via: api.NewTransport(0), refused: map[int]int64{}}
+}
+
+// RoundTrip sends one request. Its body can be sent again.
+func (b *Balancer) RoundTrip(r *http.Request) (*http.Response, error) {
+	first := b.next.Add(1)
+	for try := range b.hosts {
+		one := r.Clone(r.Context())
+		one.URL.Host = b.hosts[(first+uint64(try))%uint64(len(b.hosts))]
+		if r.GetBody != nil {
+			body, err := r.GetBody()
+			if err != nil {
+				return nil, err
+			}
+			one.Body = body
+		}
+		resp, err := b.via.RoundTrip(one)
+		if err == nil {
+			if resp.StatusCode >= http.StatusBadRequest {
+				b.mu.Lock()
+				b.refused[resp.StatusCode]++
+				b.mu.Unlock()
+			}
+			return resp, nil
+		}
+		b.connections.Add(1)
+		if try == len(b.hosts)-1 || r.Context().Err() != nil {
+			return nil, err
+		}
+	}
+	panic("a balancer without a host")
+}
+
+// Client calls the APIs through it, with the token of the first process.
+func (f *Fleet) Client(b *Balancer) *api.Client {
+	cl := *f.V.Client()
+	h := *cl.HTTPClient
+	h.Transport = b
+	cl.HTTPClient, cl.Retries = &h, 100
+	return &cl
+}
+
+// Connections is how many attempts found no connection, or lost it.
+func (b *Balancer) Connections() int64 { return b.connections.Load() }
+
+// Refused is how many answers had a status of 400 or above.
+func (b *Balancer) Refused() (n int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, k := range b.refused {
+		n += k
+	}
+	return n
+}
+
+// Close ends its connections.
+func (b *Balancer) Close() { b.via.CloseIdleConnections() }
+
+// HostOf is the host:port of a URL.
+func HostOf(url string) string {
+	host, _, _ := strings.Cut(strings.TrimPrefix(url, "http://"), "/")
+	return host
+}

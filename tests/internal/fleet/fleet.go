@@ -1,0 +1,296 @@
+// Package fleet runs notifyd as an installation has it: processes of some roles each,
+// over servers that are there already, and simulated providers beside them, whose
+// ledger is the proof.
+package fleet
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/notifyd/notifyd/tests/internal/victim"
+)
+
+// patience bounds every wait for something that must happen. It is no figure.
+const patience = 5 * time.Minute
+
+// Config of a Fleet.
+type Config struct {
+	Bin string // notifyd; see victim.Build
+	Dir string // for logs, and the simulators' ledger
+	// Engines is the configuration of the servers, as YAML.
+	Engines string
+	// First are the roles of the first process, which is notifyd dev and takes
+	// requests: api or all.
+	First string
+	// Env is further environment, KEY=value, of the first process and of migrate.
+	Env []string
+}
+
+// Fleet is the processes. The first one is V.
+type Fleet struct {
+	V     *victim.Victim
+	cfg   Config
+	procs []*Process
+}
+
+// Process is one besides the first.
+type Process struct {
+	Name, Role string
+	Log        string // a file
+	API, Admin string // host:port
+
+	f      *Fleet
+	env    []string
+	set    []string
+	cmd    *exec.Cmd
+	exited chan error
+}
+
+// New migrates the servers, and starts the simulators and the first process. End
+// must be called, also after an error.
+func New(ctx context.Context, cfg Config) (*Fleet, error) {
+	f := &Fleet{cfg: cfg}
+	if err := os.WriteFile(f.Engines(), []byte(cfg.Engines), 0o600); err != nil {
+		return f, err
+	}
+	// It goes on where it was cut short: a machine with other work makes Cassandra slow.
+	out, err := f.Command(ctx, cfg.Env, "migrate", "up", "--config", f.Engines())
+	for try := 1; err != nil && try < 5 && strings.Contains(out, "retry: after"); try++ {
+		out, err = f.Command(ctx, cfg.Env, "migrate", "up", "--config", f.Engines())
+	}
+	if err != nil {
+		return f, fmt.Errorf("migrate up: %w\n%s", err, out)
+	}
+	f.V, err = victim.New(ctx, victim.Config{
+		Bin: cfg.Bin, Dir: cfg.Dir, Env: cfg.Env,
+		Args: []string{"--config", f.Engines(), "--set", "roles=" + cfg.First, "--set", "logging.level=info", "--set", "instance=" + FirstName},
+	})
+	if err != nil {
+		return f, err
+	}
+	return f, f.V.Start(ctx, "")
+}
+
+// FirstName is the instance of the first process.
+const FirstName = "fleet-first"
+
+// Engines is the file of the servers' configuration.
+func (f *Fleet) Engines() string { return filepath.Join(f.cfg.Dir, "engines.yaml") }
+
+// Beside is the file with what the first process shares with the others.
+func (f *Fleet) Beside() string { return filepath.Join(f.cfg.Dir, "dev", "beside.yaml") }
+
+// Command runs notifyd to its end and returns all that it said.
+func (f *Fleet) Command(ctx context.Context, env []string, args ...string) (string, error) {
+	ctx, stop := context.WithTimeout(ctx, patience)
+	defer stop()
+	c := exec.CommandContext(ctx, f.cfg.Bin, args...)
+	c.Env = append(os.Environ(), env...)
+	out, err := c.CombinedOutput()
+	return string(out), err
+}
+
+// Run starts a process of some roles and waits until it is ready. set are values of
+// its configuration, key=value, env its further environment.
+func (f *Fleet) Run(ctx context.Context, name, role string, env []string, set ...string) (*Process, error) {
+	p := &Process{Name: name, Role: role, Log: filepath.Join(f.cfg.Dir, name+".log"), API: "127.0.0.1:0", f: f, env: env, set: set}
+	f.procs = append(f.procs, p)
+	err := p.start(ctx)
+	return p, err
+}
+
+func (p *Process) start(ctx context.Context) error {
+	out, err := os.OpenFile(p.Log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer out.Close()
+	before, err := out.Stat()
+	if err != nil {
+		return err
+	}
+	args := []string{"serve", "--config", p.f.Engines(), "--config", p.f.Beside(), "--role", p.Role}
+	for _, kv := range append([]string{
+		"api.listen=" + p.API, "api.admin=127.0.0.1:0", "logging.level=info", "logging.format=json",
+		"data_dir=" + filepath.Join(p.f.cfg.Dir, "none"), "instance=" + p.Name,
+	}, p.set...) {
+		args = append(args, "--set", kv)
+	}
+	p.cmd = exec.CommandContext(ctx, p.f.cfg.Bin, args...)
+	p.cmd.Env = append(os.Environ(), p.env...)
+	p.cmd.Stdout, p.cmd.Stderr = out, out
+	p.exited = make(chan error, 1)
+	if err := p.cmd.Start(); err != nil {
+		return err
+	}
+	go func() { p.exited <- p.cmd.Wait() }()
+	return Until(ctx, p.Name+" is ready", func() (bool, error) {
+		if err := p.ended(); err != nil {
+			return false, err
+		}
+		b, err := os.ReadFile(p.Log)
+		if err != nil {
+			return false, err
+		}
+		for line := range bytes.Lines(b[before.Size():]) {
+			var said struct{ Msg, API, Admin string }
+			if json.Unmarshal(line, &said) == nil && said.Msg == "ready" {
+				p.API, p.Admin = said.API, said.Admin // the same API in its next life
+				return true, nil
+			}
+		}
+		return false, nil
+	})
+}
+
+// ended is an error when the process has.
+func (p *Process) ended() error {
+	select {
+	case err := <-p.exited:
+		p.exited <- err
+		return fmt.Errorf("%s ended by itself: %v (see %s)", p.Name, err, p.Log) //nolint:errorlint // nil when it exited with 0
+	default:
+		return nil
+	}
+}
+
+// Stop is SIGTERM, and returns when the process has ended; an error when that was
+// not with 0.
+func (p *Process) Stop() error {
+	if err := p.ended(); err != nil {
+		return err
+	}
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		return err
+	}
+	select {
+	case err := <-p.exited:
+		p.exited <- err
+		return err
+	case <-time.After(patience):
+		return errors.New(p.Name + " does not end")
+	}
+}
+
+// Restart is Stop, and a next life with the same address.
+func (p *Process) Restart(ctx context.Context) error {
+	if err := p.Stop(); err != nil {
+		return err
+	}
+	return p.start(ctx)
+}
+
+// Metrics of a process, without those that have labels.
+func (p *Process) Metrics(ctx context.Context) (map[string]float64, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.Admin+"/metrics", nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	out := map[string]float64{}
+	lines := bufio.NewScanner(resp.Body)
+	for lines.Scan() {
+		name, value, ok := strings.Cut(lines.Text(), " ")
+		if x, err := strconv.ParseFloat(value, 64); ok && err == nil {
+			out[name] = x
+		}
+	}
+	return out, lines.Err()
+}
+
+// Processes are those besides the first.
+func (f *Fleet) Processes() []*Process { return slices.Clone(f.procs) }
+
+// Logs returns all that every process said.
+func (f *Fleet) Logs() (string, error) {
+	all, err := filepath.Glob(filepath.Join(f.cfg.Dir, "*.log"))
+	if err != nil {
+		return "", err
+	}
+	var out strings.Builder
+	for _, name := range all {
+		b, err := os.ReadFile(name)
+		if err != nil {
+			return "", err
+		}
+		out.Write(b)
+	}
+	return out.String(), nil
+}
+
+// Stop ends every process as an operator does, the first one last, and says which
+// did not end with 0.
+func (f *Fleet) Stop() error {
+	var errs []error
+	for _, p := range f.procs {
+		if p.ended() != nil {
+			continue
+		}
+		if err := p.Stop(); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", p.Name, err))
+		}
+	}
+	if err := f.V.Stop(); err != nil {
+		errs = append(errs, fmt.Errorf("the first process: %w", err))
+	}
+	return errors.Join(errs...)
+}
+
+// End kills what is left.
+func (f *Fleet) End() {
+	for _, p := range f.procs {
+		if p.cmd != nil && p.cmd.Process != nil && p.ended() == nil {
+			_ = p.cmd.Process.Kill()
+			<-p.exited //nolint:errcheck // it was killed
+		}
+	}
+	if f.V != nil {
+		f.V.End()
+	}
+}
+
+// Until asks again and again, until it is so or patience is over.
+func Until(ctx context.Context, what string, ask func() (bool, error)) error {
+	end := time.Now().Add(patience)
+	for {
+		ok, err := ask()
+		if err != nil || ok {
+			return err
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("it did not become so within %s: %s", patience, what)
+		}
+		if err := Pause(ctx, 50*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+// Pause waits, unless ctx ends.
+func Pause(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

@@ -1,0 +1,261 @@
+package fleet
+
+import (
+	"context"
+	"fmt"
+	"hash/fnv"
+	"sync"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/tests/internal/victim"
+)
+
+// Load is users who are sent one message after the other, by each channel, and what
+// is put off: scheduled pushes and triggers.
+type Load struct {
+	f    *Fleet
+	cl   *api.Client
+	o    LoadConfig
+	urls string
+	stop context.CancelFunc
+	wg   sync.WaitGroup
+
+	mu       sync.Mutex
+	ids      []string             // accepted, to be sent at once
+	later    map[string]time.Time // accepted pushes, with when they are due
+	triggers map[string]time.Time
+	errs     []error // requests that were refused, after all retries
+}
+
+// LoadConfig says how much.
+type LoadConfig struct {
+	Prefix string        // of the users
+	Users  int           // of each channel
+	Every  time.Duration // how often each is sent something
+	// Ahead is how far ahead of their time schedules and triggers are registered; a
+	// little more for each, so that something is always due.
+	Ahead time.Duration
+}
+
+// Load starts; End must be called.
+func (f *Fleet) Load(ctx context.Context, cl *api.Client, o LoadConfig) (*Load, error) {
+	l := &Load{f: f, cl: cl, o: o, later: map[string]time.Time{}, triggers: map[string]time.Time{}}
+	var err error
+	if l.urls, err = f.V.CallbackURL(ctx); err != nil {
+		return nil, err
+	}
+	ctx, l.stop = context.WithCancel(ctx)
+	for u := range o.Users {
+		for _, channel := range []string{"push", "sms", "email"} {
+			l.each(ctx, u, func(ctx context.Context, seq int) { l.send(ctx, channel, u, seq) })
+		}
+		l.each(ctx, u, func(ctx context.Context, seq int) { l.putOff(ctx, u, seq) })
+	}
+	return l, nil
+}
+
+// each calls do again and again. What is under way when the load ends gets its answer.
+func (l *Load) each(ctx context.Context, user int, do func(context.Context, int)) {
+	l.wg.Go(func() {
+		if Pause(ctx, l.o.Every*time.Duration(user)/time.Duration(l.o.Users)) != nil {
+			return
+		}
+		tick := time.NewTicker(l.o.Every)
+		defer tick.Stop()
+		for seq := 1; ctx.Err() == nil; seq++ {
+			do(context.WithoutCancel(ctx), seq)
+			select {
+			case <-tick.C:
+			case <-ctx.Done():
+			}
+		}
+	})
+}
+
+// End stops it, and waits for the answers.
+func (l *Load) End() {
+	l.stop()
+	l.wg.Wait()
+}
+
+// Accepted is how many messages to be sent at once were, so far.
+func (l *Load) Accepted() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.ids)
+}
+
+func address(channel, user string) string {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(user))
+	switch channel {
+	case "sms":
+		return fmt.Sprintf("+1%010d", h.Sum64()%10_000_000_000)
+	case "email":
+		return user + "@example.com"
+	}
+	return fmt.Sprintf("apns:%064x", h.Sum64())
+}
+
+// send sends one message. The ledger checks the order of each user's pushes.
+func (l *Load) send(ctx context.Context, channel string, u, seq int) {
+	user := fmt.Sprintf("%s-%s-%d", l.o.Prefix, channel, u)
+	n := api.Notification{
+		Channel: channel, Category: []string{"otp", "alert"}[seq%2], To: api.Receiver{UserID: user, Address: address(channel, user)},
+		Content: api.Content{Body: fmt.Sprintf("number %d", seq)},
+	}
+	switch channel {
+	case "push":
+		n.Content.Data = fmt.Appendf(nil, `{"usr":%q,"seq":"%d"}`, user, seq)
+	case "email":
+		n.Content.Title = "Load"
+	}
+	made, err := l.cl.Send(ctx, n, fmt.Sprintf("%s-%d", user, seq))
+	l.note(err, func() { l.ids = append(l.ids, made.NotificationID) })
+}
+
+// putOff schedules a push and registers a trigger.
+func (l *Load) putOff(ctx context.Context, u, seq int) {
+	user := fmt.Sprintf("%s-later-%d-%d", l.o.Prefix, u, seq)
+	at := time.Now().Add(l.o.Ahead + time.Duration(seq%10)*l.o.Every/10).UTC().Truncate(time.Millisecond)
+	made, err := l.cl.Send(ctx, api.Notification{
+		Channel: "push", Category: "alert", To: api.Receiver{UserID: user, Address: address("push", user)},
+		Content: api.Content{Body: "later"}, ScheduledAt: &at,
+	}, user)
+	l.note(err, func() { l.later[made.NotificationID] = at })
+	t, err := l.cl.Trigger(ctx, api.Trigger{
+		CallbackURL: fmt.Sprintf("%s/load?due=%d", l.urls, at.UnixMilli()), FireAt: &at, Exact: true, Payload: []byte(`{"n":1}`),
+	}, user)
+	l.note(err, func() { l.triggers[t.TriggerID] = at })
+}
+
+func (l *Load) note(err error, accepted func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err != nil {
+		l.errs = append(l.errs, err)
+		return
+	}
+	accepted()
+}
+
+// Sums is what became of a load.
+type Sums struct {
+	Accepted, Scheduled, Triggers int
+	Errors                        []error // of requests, after all retries
+	Lost                          int64   // accepted, and never sent or called
+	Duplicates                    int64   // calls of a provider beyond the first of an attempt
+	Twice                         int64   // calls of a trigger beyond the first
+	Early, Reordered              int64
+}
+
+// Whole reports that nothing was lost, repeated, early or out of order, and no
+// request was refused for good.
+func (s Sums) Whole() bool {
+	return s.Accepted > 0 && s.Scheduled > 0 && s.Triggers > 0 && len(s.Errors) == 0 && s.Lost+s.Duplicates+s.Twice+s.Early+s.Reordered == 0
+}
+
+func (s Sums) String() string {
+	return fmt.Sprintf("accepted=%d scheduled=%d triggers=%d errors=%d lost=%d duplicates=%d called_twice=%d early=%d reordered=%d",
+		s.Accepted, s.Scheduled, s.Triggers, len(s.Errors), s.Lost, s.Duplicates, s.Twice, s.Early, s.Reordered)
+}
+
+// Check waits until all of it was sent and called, patience at most, and adds up.
+func (l *Load) Check(ctx context.Context) (s Sums, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s = Sums{Accepted: len(l.ids), Scheduled: len(l.later), Triggers: len(l.triggers), Errors: l.errs}
+	all := l.ids
+	for id := range l.later {
+		all = append(all, id)
+	}
+	end := time.Now().Add(patience)
+	for {
+		missing, some, err := l.f.V.Missing(ctx, all)
+		if err != nil {
+			return s, err
+		}
+		uncalled, err := l.calls(ctx, &s)
+		if err != nil {
+			return s, err
+		}
+		s.Lost = missing + int64(len(uncalled))
+		if s.Lost == 0 {
+			break
+		}
+		if time.Now().After(end) {
+			l.explain(ctx, some, uncalled)
+			break
+		}
+		if err := Pause(ctx, 200*time.Millisecond); err != nil {
+			return s, err
+		}
+	}
+	for id, due := range l.later {
+		at, err := l.f.V.SentAt(ctx, id)
+		if err != nil {
+			return s, err
+		}
+		if !at.IsZero() && at.Before(due) {
+			s.Early++
+		}
+	}
+	var totals victim.Result
+	err = l.f.V.Totals(ctx, &totals)
+	s.Duplicates, s.Reordered = totals.Duplicates, totals.Reordered
+	return s, err
+}
+
+// calls counts what the receiver of triggers saw, and returns which never came.
+func (l *Load) calls(ctx context.Context, s *Sums) (uncalled []string, err error) {
+	s.Twice, s.Early = 0, 0
+	taken := map[string]bool{}
+	err = l.f.V.Calls(ctx, func(c victim.Call) {
+		due, ours := l.triggers[c.ID]
+		if !ours {
+			return
+		}
+		if c.At.Before(due) {
+			s.Early++
+		}
+		if taken[c.ID] {
+			s.Twice++
+		}
+		taken[c.ID] = true
+	})
+	for id := range l.triggers {
+		if !taken[id] {
+			uncalled = append(uncalled, id)
+		}
+	}
+	return uncalled, err
+}
+
+// explain prints what is known of some that never came.
+func (l *Load) explain(ctx context.Context, ids, triggers []string) {
+	for _, id := range ids[:min(len(ids), 5)] {
+		tl, err := l.cl.Timeline(ctx, id)
+		fmt.Printf("  lost: %s %+v %v\n", id, tl.Events, err)
+	}
+	for _, id := range triggers[:min(len(triggers), 5)] {
+		st, err := l.cl.TriggerStatus(ctx, id)
+		fmt.Printf("  lost: %s %+v %v\n", id, st, err)
+	}
+}
+
+// Delivered waits until a notification has ended, and is an error when that was
+// not DELIVERED.
+func Delivered(ctx context.Context, cl *api.Client, id string) error {
+	return Until(ctx, id+" is DELIVERED", func() (bool, error) {
+		st, err := cl.Notification(ctx, id)
+		if err != nil && notify.KindOf(err) != notify.KindUnavailable {
+			return false, err
+		}
+		if s, _ := notify.ParseState(st.Status); s.Terminal() && st.Status != "DELIVERED" {
+			return false, fmt.Errorf("%s is %s", id, st.Status)
+		}
+		return st.Status == "DELIVERED", nil
+	})
+}
