@@ -39,6 +39,7 @@ type loadOptions struct {
 	profile  string // file of the CPU profile
 	labels   map[string]string
 	given    func(flag string) bool // on the command line
+	again    bool                   // one of many runs: what each starts is not said
 }
 
 func newLoad(p *program) *cobra.Command {

@@ -28,18 +28,21 @@ func upTo(most float64) func(float64, bool) Trial {
 func TestSearch(t *testing.T) {
 	t.Parallel()
 	for _, most := range []float64{0.5, 3, 100, 777, 12_345, 5e6} {
-		rate, limit, tries := search(NewSearch(100, 0, 0.05), upTo(most))
+		rate, limit, tries := search(NewSearch(100, 0, 0.05, 0), upTo(most))
 		if rate > most || rate < most*0.95 || limit != LimitObjective || tries > 30 {
 			t.Errorf("holds up to %v: found %v (%s) after %d", most, rate, limit, tries)
 		}
 	}
-	if rate, limit, _ := search(NewSearch(100, 1000, 0.05), upTo(1e9)); rate != 1000 || limit != LimitMost {
+	if rate, limit, _ := search(NewSearch(100, 1000, 0.05, 0), upTo(1e9)); rate != 1000 || limit != LimitMost {
 		t.Errorf("not beyond most: %v (%s)", rate, limit)
 	}
-	if rate, limit, tries := search(NewSearch(100, 0, 0.05), upTo(0)); rate != 0 || limit != LimitNothing || tries > 15 {
+	if rate, limit, tries := search(NewSearch(100, 0, 0.05, 0), upTo(0)); rate != 0 || limit != LimitNothing || tries > 15 {
 		t.Errorf("nothing holds: %v (%s) after %d", rate, limit, tries)
 	}
-	rate, limit, _ := search(NewSearch(100, 0, 0.05), func(r float64, _ bool) Trial { return Trial{Held: r <= 5000, Generator: r > 5000} })
+	if _, limit, tries := search(NewSearch(100, 0, 0.05, 30), upTo(0)); limit != LimitNothing || tries != 3 { // 100, 50, 30
+		t.Errorf("the least: %s after %d", limit, tries)
+	}
+	rate, limit, _ := search(NewSearch(100, 0, 0.05, 0), func(r float64, _ bool) Trial { return Trial{Held: r <= 5000, Generator: r > 5000} })
 	if rate < 4750 || rate > 5000 || limit != LimitGenerator {
 		t.Errorf("the generator's bound: %v (%s)", rate, limit)
 	}
@@ -49,7 +52,7 @@ func TestSearch(t *testing.T) {
 func TestSearchConfirms(t *testing.T) {
 	t.Parallel()
 	confirmed := 0.0
-	rate, limit, tries := search(NewSearch(100, 0, 0.05), func(r float64, confirm bool) Trial {
+	rate, limit, tries := search(NewSearch(100, 0, 0.05, 0), func(r float64, confirm bool) Trial {
 		held := r <= 1000
 		if confirm {
 			if held = r <= 800; held {
@@ -69,7 +72,7 @@ func TestSearchEnds(t *testing.T) {
 	for seed := range uint64(500) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		held := map[float64]bool{}
-		rate, limit, tries := search(NewSearch(rng.Float64()*1000+0.1, rng.Float64()*1e6*float64(seed%2), rng.Float64()/4), func(r float64, confirm bool) Trial {
+		rate, limit, tries := search(NewSearch(rng.Float64()*1000+0.1, rng.Float64()*1e6*float64(seed%2), rng.Float64()/4, 0), func(r float64, confirm bool) Trial {
 			if r <= 0 || math.IsInf(r, 0) || math.IsNaN(r) {
 				t.Fatalf("seed %d: tries %v", seed, r)
 			}

@@ -158,7 +158,7 @@ func (c *coordinator) gather(partial bool) Evidence {
 	if c.busyN > 0 {
 		e.Busy, e.Steal = c.busySum/float64(c.busyN), c.sums.Steal/float64(c.busyN)
 	}
-	if v, ok := c.slope(max(c.last/3, 3*time.Second)); ok && c.run.cfg.Ledger != nil && !e.Closed {
+	if v, ok := c.slope(c.slopeOver()); ok && c.run.cfg.Ledger != nil && !e.Closed {
 		e.BacklogSlope = v
 	}
 	return e
