@@ -175,8 +175,10 @@ func stateOf(cl *api.Client) load.StateOf {
 
 // serverOf asks the server for what it says of itself; callers without the scope
 // learn nothing.
-func serverOf(cl *api.Client) func(context.Context) (load.Server, error) {
-	return func(ctx context.Context) (s load.Server, err error) {
+func serverOf(cl *api.Client) func(context.Context, bool) (load.Server, error) {
+	var dead int64
+	var again time.Time // counting dead letters walks over them: it may take a hundredth of the time
+	return func(ctx context.Context, last bool) (s load.Server, err error) {
 		r, err := cl.Rates(ctx)
 		for _, l := range r.Late {
 			if l.N > float64(s.TimerLateness.Count) {
@@ -187,6 +189,9 @@ func serverOf(cl *api.Client) func(context.Context) (load.Server, error) {
 			return s, err
 		}
 		a, err := cl.Accounts(ctx)
+		if err != nil {
+			return s, err
+		}
 		s.Circuits = map[string]int64{}
 		for _, one := range a.Items {
 			n := int64(0)
@@ -195,7 +200,23 @@ func serverOf(cl *api.Client) func(context.Context) (load.Server, error) {
 			}
 			s.Circuits[one.Provider] = max(s.Circuits[one.Provider], n)
 		}
-		return s, err
+		lanes, err := cl.Lanes(ctx)
+		if err != nil {
+			return s, err
+		}
+		s.Lag = map[string]int64{}
+		for i := range lanes.Items {
+			s.Lag[lanes.Items[i].Name] = lanes.Items[i].Lag
+		}
+		if began := time.Now(); last || began.After(again) {
+			top, err := cl.TopDeadLetters(ctx, api.LetterFilter{State: "dead", All: true}, 1)
+			if err != nil {
+				return s, err
+			}
+			dead, again = int64(top.Total), time.Now().Add(100*time.Since(began))
+		}
+		s.DLQ = dead
+		return s, nil
 	}
 }
 

@@ -61,7 +61,7 @@ func generate(ctx context.Context, s *stepRun, d time.Duration) float64 {
 }
 
 // evidence gathers what the verdict follows from.
-func (c *coordinator) evidence(all *window, workers float64, length time.Duration) {
+func (c *coordinator) evidence(all *window, workers float64, length time.Duration, draining bool) {
 	h := &c.nowHealth
 	if all.wake.TotalCount() > 0 {
 		h.LagP99 = time.Duration(all.wake.ValueAtQuantile(99))
@@ -71,9 +71,6 @@ func (c *coordinator) evidence(all *window, workers float64, length time.Duratio
 	}
 	h.Embedded = c.run.cfg.Embedded
 	h.CalibratedRate, h.GeneratorShare = c.share(all)
-	c.mu.Lock()
-	draining := c.state == StateDraining
-	c.mu.Unlock()
 	if draining || all.requests == 0 && workers == 0 {
 		return
 	}
