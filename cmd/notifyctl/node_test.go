@@ -25,9 +25,9 @@ import (
 // node is a notifyd in this process, with simulated providers.
 type node struct {
 	url, control, callback, metrics, kafka string
-	signer                          *server.Signer
-	cfg                             app.Config
-	log                             *lockedBuffer
+	signer                                 *server.Signer
+	cfg                                    app.Config
+	log                                    *lockedBuffer
 }
 
 // startNode runs one until the test and its subtests are over.
