@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -20,6 +21,7 @@ type steer struct {
 	pace    float64         // against the scenario's, while it is not paused
 	paused  bool
 	changed chan struct{} // closed at the next change
+	bent    atomic.Bool   // it was changed once: until then nobody needs to ask for mu
 }
 
 // SteerChange is one change by hand: from then on messages come at Pace times the
@@ -61,6 +63,7 @@ func (s *steer) set(at time.Duration, paused bool, pace float64) (was, is float6
 	at = max(at, last.At)
 	s.clocks = append(s.clocks, s.clock(at))
 	s.bends = append(s.bends, SteerChange{at, is})
+	s.bent.Store(true)
 	close(s.changed)
 	s.changed = make(chan struct{})
 	return was, is
@@ -203,6 +206,15 @@ func (s *stepRun) at(g int64) (due time.Duration, changed <-chan struct{}) {
 		return due, nil
 	}
 	return s.run.steer.when(time.Duration(s.begin.Load()), due)
+}
+
+// was is when request g, which has been due, was that: at for each of many messages.
+func (s *stepRun) was(g int64) time.Duration {
+	if st := s.run.steer; st != nil && st.bent.Load() {
+		due, _ := st.when(time.Duration(s.begin.Load()), s.sched.at(g))
+		return due
+	}
+	return s.sched.at(g)
 }
 
 // by is how many requests of the phase are due by t since the step began.

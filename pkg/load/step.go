@@ -369,15 +369,14 @@ func (s *stepRun) slot(rec *recorder, body []byte, start time.Time, from, to int
 	} else {
 		lag, response := run{h: w.lag}, run{h: w.response, heat: &w.heat}
 		for l := from; l < to; l++ {
-			due, _ := s.at(s.global(l))
+			due := s.was(s.global(l))
 			lag.add(sent - due)
 			response.add(done - due)
 		}
 		lag.flush()
 		response.flush()
 		// Nothing answers here, so whatever is late is late by our own doing.
-		first, _ := s.at(s.global(from))
-		put(w.wake, sent-first-slot, 1)
+		put(w.wake, sent-s.was(s.global(from))-slot, 1)
 	}
 	put(w.service, done-sent, n)
 	w.requests += n
