@@ -286,7 +286,10 @@ func trialOf(res *Result) (Trial, error) {
 		t.Held = true
 		return t, nil
 	case code == GeneratorBound:
-		t.Generator, t.Why = true, "the generator is the limit"
+		if t.Generator = true; t.Why != "" {
+			t.Why += ", and "
+		}
+		t.Why += "the generator is the limit"
 	case t.Why == "" && code == SinkBound:
 		t.Why = "the server did not take what was offered"
 	case t.Why == "":
