@@ -81,8 +81,8 @@ var mayImport = map[string]string{
 	"pkg/api":     "notify",
 	"pkg/web":     "notify api",
 	"pkg/server":  "engine notify api intake ops prefs history limit schedule trigger trace",
-	"pkg/load":    "notify api durable stream",   // stream: its partitions, for the target kafka
-	"pkg/tui":     "load load/report notify cli", // cli: how texts and numbers are written for people
+	"pkg/load":    "notify api durable stream cli", // stream: its partitions, for the target kafka; cli: which word was meant
+	"pkg/tui":     "load load/report notify cli",   // cli: how texts and numbers are written for people
 	"pkg/audit":   "engine notify stream history schedule api",
 
 	"pkg/load/report": "load durable notify cli", // what is left of a run, and comparing runs

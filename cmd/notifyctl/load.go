@@ -39,6 +39,7 @@ type loadOptions struct {
 	profile  string // file of the CPU profile
 	labels   map[string]string
 	given    func(flag string) bool // on the command line
+	again    bool                   // one of many runs: what each starts is not said
 }
 
 func newLoad(p *program) *cobra.Command {
@@ -240,7 +241,7 @@ func runLoad(ctx context.Context, p *program, file string, o *loadOptions) error
 	cfg := env.config
 	cfg.Segment, cfg.StartAt, cfg.Scale, cfg.Labels = seg, at, scale, o.labels
 	if p.panels(&o.watch) {
-		cfg.Every = screenEvery
+		cfg.Every, cfg.Steerable = screenEvery, true
 	}
 	r, err := load.New(s, cfg)
 	if err != nil {
@@ -318,6 +319,8 @@ func loadExit(ctx context.Context, res *load.Result) error {
 			case t.OK:
 			case t.Known:
 				missed = append(missed, t.Expr)
+			case len(res.Steered) > 0:
+				missed = append(missed, t.Expr+" (no figure: the load was changed by hand)")
 			default:
 				missed = append(missed, t.Expr+" (no figure)")
 			}

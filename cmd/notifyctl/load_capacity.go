@@ -17,7 +17,8 @@ func newLoadCapacity(p *program) *cobra.Command {
 		Long: `capacity runs a scenario again and again, at rates that double until the objective
 is missed, then between, and confirms the highest that held for longer. The objective
 stands in the scenario: thresholds of latency, backlog and loss. A rate that the
-generator cannot offer bounds the search too, and is called by its name.
+generator cannot offer bounds the search too, and is called by its name. A trial that
+the machine disturbed, and that held nothing, is repeated once.
 
 It exits 99 when not even the lowest rate holds. Load only ever goes to loopback.`,
 		Example: "  notifyctl load capacity scenarios/steady.yaml",
@@ -32,6 +33,10 @@ func runCapacity(ctx context.Context, p *program, file string, o *loadOptions) e
 	if err != nil {
 		return err
 	}
+	if o.given("count") {
+		return cli.Usage("--count %s: a trial has a rate and a time, --rate and --duration", o.count)
+	}
+	o.again = true
 	run := func(trial load.Scenario) (*load.Result, error) {
 		// Each trial has a server of its own where the run makes one: the backlog of
 		// one must not weigh on the next.
@@ -53,7 +58,10 @@ func runCapacity(ctx context.Context, p *program, file string, o *loadOptions) e
 	}
 	found, err := load.FindCapacity(s, run, func(t load.Trial) {
 		what := "holds"
-		if !t.Held {
+		switch {
+		case t.Disturbed:
+			what = "is tried again: " + t.Why
+		case !t.Held:
 			what = "does not: " + t.Why
 		}
 		if t.Confirm {
@@ -65,15 +73,30 @@ func runCapacity(ctx context.Context, p *program, file string, o *loadOptions) e
 		return err
 	}
 	if p.global.output == "table" && p.global.jq == "" {
-		fmt.Fprintf(p.out, "capacity    %s/s\nlimit       %s\ntrials      %d in %.0f s\nverdict     %s\n", cli.Count(int64(found.Rate)), found.Limit, len(found.Trials), found.Seconds, found.Verdict.Code)
+		fmt.Fprintf(p.out, "capacity    %s/s\nlimit       %s\ntrials      %d in %.0f s\nverdict     %s\n", cli.Count(int64(found.Rate)), limitText(found.Limit), len(found.Trials), found.Seconds, found.Verdict.Code)
+		for _, r := range found.Verdict.Reasons {
+			fmt.Fprintf(p.out, "            %s\n", r)
+		}
 	} else if err := p.printer().Print(found, nil); err != nil {
 		return err
 	}
 	switch {
 	case ctx.Err() != nil:
 		return context.Canceled
+	case found.Limit == load.LimitUnsteady:
+		return cli.Exitf(cli.ExitSLO, "no rate was confirmed: what held once did not hold again")
 	case found.Rate == 0 && len(found.Trials) > 0:
 		return cli.Exitf(cli.ExitSLO, "not even %s/s holds", cli.Count(int64(found.Trials[len(found.Trials)-1].Rate)))
 	}
 	return nil
+}
+
+// limitText says why a search ended where it did.
+func limitText(l load.Limit) string {
+	text := map[load.Limit]string{
+		load.LimitObjective: "more misses the objective", load.LimitGenerator: "more cannot be generated here",
+		load.LimitMost: "nobody asked for more: objective.most", load.LimitNothing: "the lowest rate tried misses it",
+		load.LimitUnsteady: "what held once did not hold again", load.LimitStopped: "before the search was over",
+	}[l]
+	return string(l) + ": " + text
 }

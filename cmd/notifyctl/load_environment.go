@@ -22,6 +22,9 @@ type loadEnvironment struct {
 	config load.Config
 	closes []func() error
 	ended  chan error // of a pipeline that ended by itself
+	died   func() error
+	// brokers are of the log of a notifyd that the run started.
+	brokers []string
 }
 
 func (e *loadEnvironment) close() {
@@ -38,8 +41,13 @@ func (e *loadEnvironment) failed() error {
 		e.ended <- err // who closes waits for it
 		return fmt.Errorf("notifyd ended during the run: %w", cmpErr(err))
 	default:
-		return nil
 	}
+	if e.died != nil {
+		if err := e.died(); err != nil {
+			return fmt.Errorf("during the run %w", err)
+		}
+	}
+	return nil
 }
 
 func cmpErr(err error) error {
@@ -71,14 +79,14 @@ func (p *program) loadEnvironment(ctx context.Context, s *load.Scenario, o *load
 	}
 	switch s.Server.Mode {
 	case "pipeline":
-		err = e.pipeline(ctx, p, s)
+		err = e.pipeline(ctx, p, s, o.again)
 	case "process":
-		err = e.process(ctx, p, s, o.notifyd)
+		err = e.process(ctx, p, s, o)
 	default:
 		err = e.context(ctx, p, s)
 	}
 	if err == nil && s.Uses(load.Kafka) {
-		err = e.kafka(ctx, s, o.kafka)
+		err = e.kafka(ctx, o.kafka)
 	}
 	if o.noCheck {
 		e.config.Ledger = nil
@@ -167,8 +175,10 @@ func stateOf(cl *api.Client) load.StateOf {
 
 // serverOf asks the server for what it says of itself; callers without the scope
 // learn nothing.
-func serverOf(cl *api.Client) func(context.Context) (load.Server, error) {
-	return func(ctx context.Context) (s load.Server, err error) {
+func serverOf(cl *api.Client) func(context.Context, bool) (load.Server, error) {
+	var dead int64
+	var again time.Time // counting dead letters walks over them: it may take a hundredth of the time
+	return func(ctx context.Context, last bool) (s load.Server, err error) {
 		r, err := cl.Rates(ctx)
 		for _, l := range r.Late {
 			if l.N > float64(s.TimerLateness.Count) {
@@ -179,6 +189,9 @@ func serverOf(cl *api.Client) func(context.Context) (load.Server, error) {
 			return s, err
 		}
 		a, err := cl.Accounts(ctx)
+		if err != nil {
+			return s, err
+		}
 		s.Circuits = map[string]int64{}
 		for _, one := range a.Items {
 			n := int64(0)
@@ -187,7 +200,23 @@ func serverOf(cl *api.Client) func(context.Context) (load.Server, error) {
 			}
 			s.Circuits[one.Provider] = max(s.Circuits[one.Provider], n)
 		}
-		return s, err
+		lanes, err := cl.Lanes(ctx)
+		if err != nil {
+			return s, err
+		}
+		s.Lag = map[string]int64{}
+		for i := range lanes.Items {
+			s.Lag[lanes.Items[i].Name] = lanes.Items[i].Lag
+		}
+		if began := time.Now(); last || began.After(again) {
+			top, err := cl.TopDeadLetters(ctx, api.LetterFilter{State: "dead", All: true}, 1)
+			if err != nil {
+				return s, err
+			}
+			dead, again = int64(top.Total), time.Now().Add(100*time.Since(began))
+		}
+		s.DLQ = dead
+		return s, nil
 	}
 }
 
@@ -216,12 +245,12 @@ func replayOf(cl *api.Client) func(context.Context) error {
 	}
 }
 
-func (e *loadEnvironment) kafka(ctx context.Context, s *load.Scenario, brokers []string) error {
-	if len(brokers) == 0 && e.config.Targets != nil {
-		return nil // the pipeline's own
+func (e *loadEnvironment) kafka(ctx context.Context, brokers []string) error {
+	if len(brokers) == 0 {
+		brokers = e.brokers
 	}
 	if len(brokers) == 0 {
-		return cli.Usage("target kafka needs --kafka HOST:PORT")
+		return cli.Usage("target kafka needs --kafka HOST:PORT: the server's log.listen, 127.0.0.1:7422 of notifyd dev")
 	}
 	for _, b := range brokers {
 		host, _, _ := strings.Cut(b, ":")
@@ -239,7 +268,7 @@ func (e *loadEnvironment) kafka(ctx context.Context, s *load.Scenario, brokers [
 }
 
 // pipeline runs notifyd in this process.
-func (e *loadEnvironment) pipeline(ctx context.Context, p *program, s *load.Scenario) error {
+func (e *loadEnvironment) pipeline(ctx context.Context, p *program, s *load.Scenario, again bool) error {
 	dir, err := os.MkdirTemp("", "notifyctl-load-")
 	if err != nil {
 		return err
@@ -253,7 +282,9 @@ func (e *loadEnvironment) pipeline(ctx context.Context, p *program, s *load.Scen
 		seen = load.NewObserver()
 		cfg.Taken = seen.Take
 	}
-	p.note("starting notifyd in this process")
+	if !again {
+		p.note("starting notifyd in this process")
+	}
 	app.MakeRoomForFiles()
 	pl, err := app.NewPipeline(ctx, cfg)
 	if err != nil {
@@ -269,11 +300,7 @@ func (e *loadEnvironment) pipeline(ctx context.Context, p *program, s *load.Scen
 	}
 	e.client(&api.Client{BaseURL: pl.URL, Token: func(context.Context) (string, error) { return pl.Token, nil }}, s)
 	e.config.ServerName, e.config.Embedded = "embedded", true
-	if s.Uses(load.Kafka) {
-		if err := e.kafka(ctx, s, []string{pl.Node.Kafka()}); err != nil {
-			return err
-		}
-	}
+	e.brokers = []string{pl.Node.Kafka()}
 	if cfg.Stub {
 		e.config.Ledger = seen
 		return nil

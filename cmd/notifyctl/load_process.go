@@ -23,8 +23,8 @@ import (
 
 // process runs notifyd and the simulators in processes of their own. The
 // simulators are never touched: their ledger is the proof.
-func (e *loadEnvironment) process(ctx context.Context, p *program, s *load.Scenario, bin string) error {
-	bin, err := findNotifyd(bin)
+func (e *loadEnvironment) process(ctx context.Context, p *program, s *load.Scenario, opt *loadOptions) error {
+	bin, err := findNotifyd(opt.notifyd)
 	if err != nil {
 		return err
 	}
@@ -37,9 +37,11 @@ func (e *loadEnvironment) process(ctx context.Context, p *program, s *load.Scena
 	if err != nil {
 		return err
 	}
-	o := &owned{bin: bin, dir: dir, url: "http://127.0.0.1:" + strconv.Itoa(port), port: port, note: p.note, set: s.Server.Set}
+	o := &owned{bin: bin, dir: dir, url: "http://127.0.0.1:" + strconv.Itoa(port), port: port, set: s.Server.Set}
 	e.closes = append(e.closes, o.end)
-	p.note("starting notifyd and simulated providers")
+	if !opt.again {
+		p.note("starting notifyd and simulated providers")
+	}
 	control, err := o.simulate(ctx, s.Server.ProviderLatency())
 	if err != nil {
 		return err
@@ -54,6 +56,7 @@ func (e *loadEnvironment) process(ctx context.Context, p *program, s *load.Scena
 	}
 	e.client(cl, s)
 	e.config.ServerName, e.config.Process = cl.BaseURL+" (a process of its own)", o
+	e.died, e.brokers = o.died, []string{"127.0.0.1:" + strconv.Itoa(port+portOfLog)}
 	return e.simulators(control)
 }
 
@@ -99,43 +102,75 @@ func portBlock(ctx context.Context) (int, error) {
 	return 0, errors.New("no five free ports in a row")
 }
 
+// portOfLog is where, behind the API's port, notifyd dev serves its log.
+const portOfLog = 2
+
 // owned is a notifyd that the run may kill.
 type owned struct {
 	bin, dir, url string
 	port          int
 	set           map[string]any
-	note          func(string, ...any)
 	ready         func(context.Context) error
 
 	mu     sync.Mutex
-	sims   *exec.Cmd
-	proc   *exec.Cmd
-	exited chan error
+	sims   *child
+	proc   *child
+	ending bool // by a fault: that it ends is no surprise
 }
 
-// command makes a process whose output goes to a file.
-func (o *owned) command(name string, args ...string) (*exec.Cmd, error) {
-	log, err := os.OpenFile(filepath.Join(o.dir, name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+// child is a process whose output goes to a file.
+type child struct {
+	*exec.Cmd
+	log  string
+	done chan struct{} // closed when it has ended
+	err  error         // then: what Wait said
+}
+
+// why says that a child ended, and the last line it wrote.
+func (c *child) why() error {
+	b, _ := os.ReadFile(c.log) // without it there is less to say
+	text := strings.TrimSpace(string(b))
+	text = text[strings.LastIndexByte(text, '\n')+1:]
+	if text != "" {
+		text = ": " + cli.Clean(text)
+	}
+	return fmt.Errorf("%s ended: %w%s", strings.TrimSuffix(filepath.Base(c.log), ".log"), cmpErr(c.err), text)
+}
+
+// kill ends it at once, also when it is stopped.
+func (c *child) kill() {
+	if c == nil {
+		return
+	}
+	_ = c.Process.Kill() // one that has ended is what is wanted
+	<-c.done
+}
+
+func (o *owned) child(name string, args ...string) (*child, error) {
+	c := &child{Cmd: exec.Command(o.bin, args...), log: filepath.Join(o.dir, name+".log"), done: make(chan struct{})} //nolint:gosec,noctx // the user's own program; end kills it
+	log, err := os.OpenFile(c.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	defer log.Close()                 // the child has its own
-	c := exec.Command(o.bin, args...) //nolint:gosec,noctx // the user's own program; end kills it
+	defer log.Close() // the child has its own
 	c.Stdout, c.Stderr = log, log
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for the run, which ends it
-	err = c.Start()
-	return c, err
+	if err := c.Start(); err != nil {
+		return nil, err
+	}
+	go func() { c.err = c.Wait(); close(c.done) }()
+	return c, nil
 }
 
 func (o *owned) simulate(ctx context.Context, latency time.Duration) (control string, err error) {
 	dir := filepath.Join(o.dir, "simulator")
-	if o.sims, err = o.command("simulate", "simulate", "--dir", dir, "--latency", latency.String(), "--sendgrid-webhook", o.url+"/v1/receipts/sendgrid"); err != nil {
+	if o.sims, err = o.child("simulate", "simulate", "--dir", dir, "--latency", latency.String(), "--sendgrid-webhook", o.url+"/v1/receipts/sendgrid"); err != nil {
 		return "", err
 	}
 	var s struct {
 		URLs struct{ Control string } `json:"urls"`
 	}
-	err = await(ctx, func() error {
+	err = o.sims.await(ctx, func() error {
 		b, err := os.ReadFile(filepath.Join(dir, "simulator.json"))
 		if err == nil {
 			err = json.Unmarshal(b, &s)
@@ -163,41 +198,27 @@ func (o *owned) start(ctx context.Context) error {
 	for k, v := range o.set {
 		args = append(args, "--set", fmt.Sprintf("%s=%v", k, v))
 	}
-	c, err := o.command("notifyd", args...)
+	c, err := o.child("notifyd", args...)
 	if err != nil {
 		return err
 	}
 	o.mu.Lock()
-	o.proc, o.exited = c, make(chan error, 1)
-	exited := o.exited
+	o.proc, o.ending = c, false
 	o.mu.Unlock()
-	go func() { exited <- c.Wait() }()
-	return await(ctx, func() error {
-		select {
-		case err := <-exited:
-			exited <- err
-			return &stop{fmt.Errorf("notifyd ended: %w", cmpErr(err))}
-		default:
-		}
-		return o.ready(ctx)
-	})
+	return c.await(ctx, func() error { return o.ready(ctx) })
 }
 
-// stop is an error that waiting does not mend.
-type stop struct{ error }
-
 // await tries until f succeeds, for five minutes at most: a start on a busy disk
-// may take one.
-func await(ctx context.Context, f func() error) error {
+// may take one. A child that has ended will not.
+func (c *child) await(ctx context.Context, f func() error) error {
 	for began := time.Now(); ; {
 		err := f()
-		if err == nil {
-			return nil
-		}
-		if _, ok := errors.AsType[*stop](err); ok || time.Since(began) > 5*time.Minute {
+		if err == nil || time.Since(began) > 5*time.Minute {
 			return err
 		}
 		select {
+		case <-c.done:
+			return c.why()
 		case <-time.After(20 * time.Millisecond):
 		case <-ctx.Done():
 			return context.Cause(ctx)
@@ -205,45 +226,70 @@ func await(ctx context.Context, f func() error) error {
 	}
 }
 
-// Fault implements load.ProcessControl.
-func (o *owned) Fault(ctx context.Context, f *load.FaultSpec) (func(context.Context) error, error) {
+// died says that notifyd ended though no fault ended it; nil: it did not.
+func (o *owned) died() error {
 	o.mu.Lock()
-	proc, exited := o.proc, o.exited
-	o.mu.Unlock()
-	again := func(ctx context.Context) error { return o.start(ctx) }
-	switch f.Process {
-	case "pause":
-		return func(context.Context) error { return proc.Process.Signal(syscall.SIGCONT) }, proc.Process.Signal(syscall.SIGSTOP)
-	case "stop":
-		if err := proc.Process.Signal(syscall.SIGTERM); err != nil {
-			return nil, err
-		}
-	default:
-		if err := proc.Process.Kill(); err != nil {
-			return nil, err
-		}
+	defer o.mu.Unlock()
+	if o.proc == nil || o.ending {
+		return nil
 	}
 	select {
-	case err := <-exited:
-		exited <- err
-		return again, nil
-	case <-ctx.Done():
-		return again, nil // heal all the same
+	case <-o.proc.done:
+		return o.proc.why()
+	default:
+		return nil
 	}
+}
+
+// Fault implements load.ProcessControl. A notifyd that is asked to stop and has not
+// by the end of the fault is killed, and a stop that ends with an error is one of the
+// fault.
+func (o *owned) Fault(_ context.Context, f *load.FaultSpec) (func(context.Context) error, error) {
+	o.mu.Lock()
+	proc := o.proc
+	o.ending = o.ending || f.Process != "pause"
+	o.mu.Unlock()
+	sig := syscall.SIGKILL
+	switch f.Process {
+	case "pause":
+		cont := func(context.Context) error { return proc.Process.Signal(syscall.SIGCONT) }
+		return cont, proc.Process.Signal(syscall.SIGSTOP)
+	case "stop":
+		sig = syscall.SIGTERM
+	}
+	if err := proc.Process.Signal(sig); err != nil {
+		return nil, err
+	}
+	return func(ctx context.Context) error {
+		var stopped error
+		if sig == syscall.SIGKILL {
+			<-proc.done
+		} else {
+			stopped = proc.stopped()
+		}
+		return errors.Join(stopped, o.start(ctx))
+	}, nil
+}
+
+// stopped kills what was asked to stop and has not, and says whether it ended well.
+func (c *child) stopped() error {
+	select {
+	case <-c.done:
+		if c.err != nil {
+			return c.why()
+		}
+		return nil
+	default:
+	}
+	c.kill()
+	return errors.New("it had not stopped by the end of the fault, and was killed")
 }
 
 // end stops what it started.
 func (o *owned) end() error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.proc != nil {
-		_ = o.proc.Process.Signal(syscall.SIGCONT)
-		_ = o.proc.Process.Kill() // its folder goes away
-		<-o.exited                //nolint:errcheck // it was killed
-	}
-	if o.sims != nil {
-		_ = o.sims.Process.Kill()
-		_ = o.sims.Wait()
-	}
+	o.proc.kill() // its folder goes away
+	o.sims.kill()
 	return nil
 }

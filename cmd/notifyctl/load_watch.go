@@ -39,6 +39,14 @@ func (w *watched) Done() <-chan struct{}  { return w.done }
 func (w *watched) Stop()                  { w.stop() }
 func (w *watched) Mark(text string)       { w.run.Mark(text) }
 
+// steerer is what changes a run's arrivals: nil where nothing does.
+func (w *watched) steerer() tui.Steerer {
+	if !w.run.Steerable() {
+		return nil
+	}
+	return w.run
+}
+
 // panels reports whether the run is drawn on a screen.
 func (p *program) panels(o *watchOptions) bool {
 	return p.screen() && !o.noUI && !p.global.quiet && p.global.output == "table" && p.global.jq == ""
@@ -105,7 +113,7 @@ func (p *program) watch(ctx context.Context, w *watched, o *watchOptions) error 
 // process at once, as it does without panels.
 func (p *program) watchScreen(ctx context.Context, w *watched) (tui.Left, error) {
 	p.drawing.Store(true)
-	left, err := tui.Run(ctx, p.in, p.out, p.screenEnv(), tui.Options{Source: w, Control: w, ASCII: !utf8Locale(p.getenv)})
+	left, err := tui.Run(ctx, p.in, p.out, p.screenEnv(), tui.Options{Source: w, Control: w, Steer: w.steerer(), ASCII: !utf8Locale(p.getenv)})
 	p.drawing.Store(false)
 	if err == nil && left == tui.LeftAtOnce {
 		os.Exit(cli.ExitInterrupt)

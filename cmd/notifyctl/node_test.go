@@ -24,10 +24,10 @@ import (
 
 // node is a notifyd in this process, with simulated providers.
 type node struct {
-	url, control, callback, metrics string
-	signer                          *server.Signer
-	cfg                             app.Config
-	log                             *lockedBuffer
+	url, control, callback, metrics, kafka string
+	signer                                 *server.Signer
+	cfg                                    app.Config
+	log                                    *lockedBuffer
 }
 
 // startNode runs one until the test and its subtests are over.
@@ -77,7 +77,7 @@ func startNode(t *testing.T) *node {
 		t.Fatal(err)
 	}
 	nd.Describe(app.About{Config: app.Loaded{Config: n.cfg}.Print(), Log: func() []string { return strings.Split(log.String(), "\n") }})
-	n.url, n.metrics = "http://"+nd.Addr(), "http://"+nd.Admin()+"/metrics"
+	n.url, n.metrics, n.kafka = "http://"+nd.Addr(), "http://"+nd.Admin()+"/metrics", nd.Kafka()
 	ctx, stop := context.WithCancel(context.Background())
 	simCtx, stopSim := context.WithCancel(context.Background())
 	var wg sync.WaitGroup

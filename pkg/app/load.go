@@ -18,6 +18,8 @@ import (
 	"github.com/knadh/koanf/providers/rawbytes"
 	"github.com/knadh/koanf/v2"
 	yamlv3 "go.yaml.in/yaml/v3"
+
+	"github.com/notifyd/notifyd/pkg/cli"
 )
 
 // EnvPrefix begins every environment variable that sets a value:
@@ -134,7 +136,7 @@ func known(defaults map[string]field, key string) bool {
 func suggest(defaults map[string]field, key string) string {
 	best, dist := "", 4
 	for k := range defaults {
-		if d := distance(k, key); d < dist || (d == dist && k < best) {
+		if d := cli.Distance(k, key); d < dist || (d == dist && k < best) {
 			best, dist = k, d
 		}
 	}
@@ -142,27 +144,6 @@ func suggest(defaults map[string]field, key string) string {
 		return ""
 	}
 	return fmt.Sprintf("; did you mean %q?", best)
-}
-
-// distance is the Levenshtein distance of two short strings.
-func distance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range a {
-		prev := row[0]
-		row[0] = i + 1
-		for j := range b {
-			cost := prev
-			if a[i] != b[j] {
-				cost++
-			}
-			prev = row[j+1]
-			row[j+1] = min(cost, row[j+1]+1, row[j]+1)
-		}
-	}
-	return row[len(b)]
 }
 
 // field is one value of the configuration.

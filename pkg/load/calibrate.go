@@ -30,7 +30,7 @@ func generate(ctx context.Context, s *stepRun, d time.Duration) float64 {
 	var total int64
 	var mu sync.Mutex
 	began := time.Now()
-	kafka := s.Target == Kafka // its bodies are made by its target
+	kafka, _ := s.target.(*KafkaTarget) // it makes its envelopes itself
 	for w := range processors() {
 		wg.Go(func() {
 			var sk sink
@@ -40,8 +40,10 @@ func generate(ctx context.Context, s *stepRun, d time.Duration) float64 {
 			for i := uint64(w) << 40; time.Since(began) < d && ctx.Err() == nil; i++ {
 				for range max(64/s.Size, 1) {
 					sent := time.Since(began)
-					if !kafka {
+					if kafka == nil {
 						body = s.data.request(body[:0], i, i*uint64(s.Size), s.Size, 0)
+					} else if _, _, err := kafka.records(&Request{Step: s.Step, Seq: i * uint64(s.Size), Size: s.Size, WantIDs: s.run.wantIDs(), data: s.data}); err != nil {
+						return // it will say so when it sends
 					}
 					from := uint64(n)
 					sk.take(from, from+uint64(s.Size))
@@ -59,7 +61,7 @@ func generate(ctx context.Context, s *stepRun, d time.Duration) float64 {
 }
 
 // evidence gathers what the verdict follows from.
-func (c *coordinator) evidence(all *window, workers float64, length time.Duration) {
+func (c *coordinator) evidence(all *window, workers float64, length time.Duration, draining bool) {
 	h := &c.nowHealth
 	if all.wake.TotalCount() > 0 {
 		h.LagP99 = time.Duration(all.wake.ValueAtQuantile(99))
@@ -69,9 +71,6 @@ func (c *coordinator) evidence(all *window, workers float64, length time.Duratio
 	}
 	h.Embedded = c.run.cfg.Embedded
 	h.CalibratedRate, h.GeneratorShare = c.share(all)
-	c.mu.Lock()
-	draining := c.state == StateDraining
-	c.mu.Unlock()
 	if draining || all.requests == 0 && workers == 0 {
 		return
 	}

@@ -1,15 +1,18 @@
 package load
 
 import (
+	"fmt"
 	"math"
 	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // Search finds the highest rate that holds: doubled until one does not, then
 // halved between, then confirmed for longer. It is a pure state machine: ask Next
 // for the rate to try and Tell what came of it, until Next says that it is done.
 type Search struct {
-	from, most, within float64
+	from, most, within, least float64
 
 	good, bad float64 // highest that held, lowest that did not; bad 0: none yet
 	rate      float64 // to try
@@ -29,6 +32,7 @@ const (
 	LimitMost      Limit = "most"      // nobody asked for more
 	LimitNothing   Limit = "nothing"   // not even the lowest rate tried holds
 	LimitUnsteady  Limit = "unsteady"  // what held once did not hold again: nothing was confirmed
+	LimitStopped   Limit = "stopped"   // somebody ended the search
 )
 
 // Trial is what became of a rate.
@@ -37,19 +41,25 @@ type Trial struct {
 	Confirm   bool    `json:"confirm,omitempty"`
 	Held      bool    `json:"held"`
 	Generator bool    `json:"generator_bound,omitempty"` // it says nothing of the server
+	Disturbed bool    `json:"disturbed,omitempty"`       // for that reason it is tried again
 	Why       string  `json:"why,omitempty"`             // it did not hold
 }
 
 // maxTries ends a search that noise keeps from ending.
 const maxTries = 40
 
-// NewSearch begins at from, not beyond most (0: no bound), and ends when the
-// answer is known within a share. from is above 0; within from 0.001 to 1.
-func NewSearch(from, most, within float64) *Search {
+// NewSearch begins at from, not beyond most (0: no bound), goes down to least (0: a
+// thousandth of from), and ends when the answer is known within a share. from is
+// above 0; within from 0.001 to 1.
+func NewSearch(from, most, within, least float64) *Search {
 	if most <= 0 {
 		most = math.Inf(1)
 	}
-	return &Search{from: from, most: most, within: min(max(within, 0.001), 1), rate: min(from, most)}
+	if least <= 0 {
+		least = from / 1024
+	}
+	from = min(from, most)
+	return &Search{from: from, most: most, within: min(max(within, 0.001), 1), least: min(least, from), rate: from}
 }
 
 // Next returns the rate to try, and whether the trial is the long one.
@@ -95,7 +105,7 @@ func (s *Search) Tell(t Trial) {
 			s.confirm = false
 			// It held for a moment and not for long: not good after all.
 			s.good = 0
-			if low := s.rate * (1 - 2*s.within); low > s.from/1024 {
+			if low := s.rate * (1 - 2*s.within); low > s.least {
 				s.good = low // to be confirmed as well
 			}
 		}
@@ -110,9 +120,11 @@ func (s *Search) choose() {
 	}
 	switch {
 	case s.good == 0 && s.bad > 0: // below what was begun with
-		if s.rate = s.bad / 2; s.rate < s.from/1024 {
+		if s.bad <= s.least {
 			s.limit, s.done = LimitNothing, true
+			return
 		}
+		s.rate = max(s.bad/2, s.least)
 	case s.bad == 0 && s.good < s.most:
 		s.rate = min(2*s.good, s.most)
 	case s.bad > 0 && s.bad > s.good*(1+s.within) && !math.IsInf(s.bad, 1):
@@ -197,13 +209,15 @@ type Capacity struct {
 }
 
 // FindCapacity tries rates with run, which runs one trial's scenario, until the
-// search is done.
+// search is done. A condition that has no figure, though messages were accepted, is
+// an error of notify.KindInvalid: no rate would ever hold it.
 func FindCapacity(s Scenario, run func(Scenario) (*Result, error), said func(Trial)) (Capacity, error) {
 	s = s.WithDefaults()
 	o := s.objective()
 	out := Capacity{Scenario: s.Name, Started: time.Now().UTC()}
-	search := NewSearch(float64(o.From), float64(o.Most), o.Within)
-	for {
+	// With fewer messages a trial says nothing of anybody.
+	search := NewSearch(float64(o.From), float64(o.Most), o.Within, fewest/o.Hold.of().Seconds())
+	for repeated := false; ; {
 		rate, confirm, done := search.Next()
 		if done {
 			break
@@ -216,36 +230,73 @@ func FindCapacity(s Scenario, run func(Scenario) (*Result, error), said func(Tri
 		if err != nil {
 			return out, err
 		}
-		t := Trial{Rate: rate, Confirm: confirm, Held: true}
-		for _, th := range res.Thresholds {
-			if !th.OK && t.Held {
-				t.Held, t.Why = false, th.Expr
-			}
-		}
-		switch {
-		case res.Verdict.Code == GeneratorBound:
-			t.Held, t.Generator, t.Why = false, true, "the generator is the limit"
-		case res.Verdict.Code == SinkBound && t.Held:
-			t.Held = false
-			t.Why = "the server did not take what was offered"
-		}
-		if t.Why != "" && len(res.Verdict.Reasons) > 0 && res.Verdict.Code != Inconclusive {
-			t.Why += ": " + res.Verdict.Reasons[0]
-		}
 		out.Verdict = res.Verdict
+		if res.Partial && res.Exit == exitInterrupt {
+			out.Limit = LimitStopped
+			break
+		}
+		t, err := trialOf(res)
+		if err != nil {
+			return out, err
+		}
+		t.Rate, t.Confirm = rate, confirm
+		// The machine may have been busy with something else for a moment: once more.
+		t.Disturbed = t.Generator && offered(res) && !repeated
+		repeated = t.Disturbed
 		out.Trials = append(out.Trials, t)
 		if said != nil {
 			said(t)
 		}
-		if res.Partial && res.Exit == exitInterrupt {
-			out.Limit = "stopped"
-			break
+		if !t.Disturbed {
+			search.Tell(t)
 		}
-		search.Tell(t)
 	}
 	if out.Limit == "" {
 		out.Rate, out.Limit = search.Found()
 	}
 	out.Seconds = time.Since(out.Started).Seconds()
 	return out, nil
+}
+
+// offered reports whether what was due was sent.
+func offered(r *Result) bool {
+	return float64(r.Totals.Sent) >= sentEnough*float64(r.Totals.Intended)
+}
+
+// trialOf says whether a rate held. A generator that wakes late makes every figure
+// worse and none better: what holds although it did, holds.
+func trialOf(res *Result) (Trial, error) {
+	var t Trial
+	for _, th := range res.Thresholds {
+		switch {
+		case th.OK || t.Why != "":
+		case !th.Known && res.Totals.Acked > 0:
+			return t, notify.Invalid(codeScenario, "objective.holds",
+				th.Expr+" has no figure in such a run: a slope needs a hold of 3s or more, and what was delivered a ledger, of simulators")
+		default:
+			t.Why = th.Expr
+		}
+	}
+	left := res.Ledger.Pending + res.Ledger.Unverified
+	if t.Why == "" && left > 0 {
+		t.Why = fmt.Sprintf("%d were still on their way when the drain's time was over", left)
+	}
+	switch code := res.Verdict.Code; {
+	case t.Why == "" && offered(res) && code != SinkBound:
+		t.Held = true
+		return t, nil
+	case code == GeneratorBound:
+		if t.Generator = true; t.Why != "" {
+			t.Why += ", and "
+		}
+		t.Why += "the generator is the limit"
+	case t.Why == "" && code == SinkBound:
+		t.Why = "the server did not take what was offered"
+	case t.Why == "":
+		t.Why = "not all that was due was sent"
+	}
+	if code := res.Verdict.Code; len(res.Verdict.Reasons) > 0 && code != Inconclusive && code != Valid {
+		t.Why += ": " + res.Verdict.Reasons[0]
+	}
+	return t, nil
 }

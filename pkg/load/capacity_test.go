@@ -4,6 +4,9 @@ import (
 	"math"
 	"math/rand/v2"
 	"testing"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // search plays a server that holds up to a rate.
@@ -28,18 +31,21 @@ func upTo(most float64) func(float64, bool) Trial {
 func TestSearch(t *testing.T) {
 	t.Parallel()
 	for _, most := range []float64{0.5, 3, 100, 777, 12_345, 5e6} {
-		rate, limit, tries := search(NewSearch(100, 0, 0.05), upTo(most))
+		rate, limit, tries := search(NewSearch(100, 0, 0.05, 0), upTo(most))
 		if rate > most || rate < most*0.95 || limit != LimitObjective || tries > 30 {
 			t.Errorf("holds up to %v: found %v (%s) after %d", most, rate, limit, tries)
 		}
 	}
-	if rate, limit, _ := search(NewSearch(100, 1000, 0.05), upTo(1e9)); rate != 1000 || limit != LimitMost {
+	if rate, limit, _ := search(NewSearch(100, 1000, 0.05, 0), upTo(1e9)); rate != 1000 || limit != LimitMost {
 		t.Errorf("not beyond most: %v (%s)", rate, limit)
 	}
-	if rate, limit, tries := search(NewSearch(100, 0, 0.05), upTo(0)); rate != 0 || limit != LimitNothing || tries > 15 {
+	if rate, limit, tries := search(NewSearch(100, 0, 0.05, 0), upTo(0)); rate != 0 || limit != LimitNothing || tries > 15 {
 		t.Errorf("nothing holds: %v (%s) after %d", rate, limit, tries)
 	}
-	rate, limit, _ := search(NewSearch(100, 0, 0.05), func(r float64, _ bool) Trial { return Trial{Held: r <= 5000, Generator: r > 5000} })
+	if _, limit, tries := search(NewSearch(100, 0, 0.05, 30), upTo(0)); limit != LimitNothing || tries != 3 { // 100, 50, 30
+		t.Errorf("the least: %s after %d", limit, tries)
+	}
+	rate, limit, _ := search(NewSearch(100, 0, 0.05, 0), func(r float64, _ bool) Trial { return Trial{Held: r <= 5000, Generator: r > 5000} })
 	if rate < 4750 || rate > 5000 || limit != LimitGenerator {
 		t.Errorf("the generator's bound: %v (%s)", rate, limit)
 	}
@@ -49,7 +55,7 @@ func TestSearch(t *testing.T) {
 func TestSearchConfirms(t *testing.T) {
 	t.Parallel()
 	confirmed := 0.0
-	rate, limit, tries := search(NewSearch(100, 0, 0.05), func(r float64, confirm bool) Trial {
+	rate, limit, tries := search(NewSearch(100, 0, 0.05, 0), func(r float64, confirm bool) Trial {
 		held := r <= 1000
 		if confirm {
 			if held = r <= 800; held {
@@ -69,7 +75,7 @@ func TestSearchEnds(t *testing.T) {
 	for seed := range uint64(500) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		held := map[float64]bool{}
-		rate, limit, tries := search(NewSearch(rng.Float64()*1000+0.1, rng.Float64()*1e6*float64(seed%2), rng.Float64()/4), func(r float64, confirm bool) Trial {
+		rate, limit, tries := search(NewSearch(rng.Float64()*1000+0.1, rng.Float64()*1e6*float64(seed%2), rng.Float64()/4, 0), func(r float64, confirm bool) Trial {
 			if r <= 0 || math.IsInf(r, 0) || math.IsNaN(r) {
 				t.Fatalf("seed %d: tries %v", seed, r)
 			}
@@ -103,5 +109,90 @@ func TestAtRate(t *testing.T) {
 	}
 	if err := trial.Validate(); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestFindCapacity: a generator that wakes late bounds nothing that holds; what misses
+// the objective meanwhile is tried once more.
+func TestFindCapacity(t *testing.T) {
+	t.Parallel()
+	s := One("t", time.Second, Step{Rate: 100})
+	s.Objective = &Objective{From: 100, Most: 400, Hold: Duration(10 * time.Second), Within: 0.5}
+	good := func(trial Scenario) *Result {
+		r := &Result{Totals: Totals{Intended: 1000, Sent: 1000, Acked: 1000}, Verdict: Verdict{Code: Valid}}
+		for _, h := range trial.Thresholds {
+			r.Thresholds = append(r.Thresholds, ThresholdState{Expr: h.Expr, Known: true, OK: true})
+		}
+		return r
+	}
+	find := func(change func(rate float64, n int, r *Result)) (Capacity, error) {
+		n := map[float64]int{}
+		return FindCapacity(s, func(trial Scenario) (*Result, error) {
+			r, rate := good(trial), float64(trial.Phases[0].Steps[0].Arrival.Rate)
+			n[rate]++
+			change(rate, n[rate], r)
+			return r, nil
+		}, nil)
+	}
+	late := Verdict{Code: GeneratorBound, Reasons: []string{"it woke late"}}
+	if c, err := find(func(_ float64, _ int, r *Result) { r.Verdict = late }); err != nil || c.Rate != 400 || c.Limit != LimitMost || len(c.Trials) != 4 {
+		t.Errorf("late, and all holds: %+v %v", c, err)
+	}
+	miss := func(r *Result) { r.Thresholds[0].OK = false }
+	c, err := find(func(rate float64, n int, r *Result) {
+		if rate == 200 && n == 1 {
+			r.Verdict = late
+			miss(r)
+		}
+	})
+	if err != nil || c.Rate != 400 || !c.Trials[1].Disturbed || c.Trials[1].Why != "lost == 0, and the generator is the limit: it woke late" || !c.Trials[2].Held {
+		t.Errorf("disturbed once: %+v %v", c, err)
+	}
+	for what, change := range map[string]func(r *Result){
+		"missed":  miss,
+		"pending": func(r *Result) { r.Ledger.Pending = 1 },
+		"sink":    func(r *Result) { r.Verdict.Code = SinkBound },
+		"unsent":  func(r *Result) { r.Totals.Sent = 900 },
+	} {
+		c, err := find(func(rate float64, _ int, r *Result) {
+			if rate > 250 {
+				change(r)
+			}
+		})
+		if err != nil || c.Rate != 200 || c.Limit != LimitObjective {
+			t.Errorf("%s: %+v %v", what, c, err)
+		}
+	}
+	// Ten messages a second, a hundred in a trial, is the least.
+	if c, err = find(func(_ float64, _ int, r *Result) { miss(r) }); err != nil || c.Rate != 0 || c.Limit != LimitNothing || c.Trials[len(c.Trials)-1].Rate != 10 {
+		t.Errorf("nothing: %+v %v", c, err)
+	}
+	if _, err = find(func(_ float64, _ int, r *Result) { r.Thresholds[2] = ThresholdState{Expr: "backlog_slope < 0.01"} }); notify.KindOf(err) != notify.KindInvalid {
+		t.Errorf("no figure: %v", err)
+	}
+}
+
+// TestSlope: what is in flight goes up and down, and does not grow.
+func TestSlope(t *testing.T) {
+	t.Parallel()
+	slope := func(backlogs ...int64) (float64, bool) {
+		c := &coordinator{}
+		for _, b := range backlogs {
+			c.seconds = append(c.seconds, SecondRow{Length: time.Second, Sent: 100, Acked: 100, Backlog: b})
+		}
+		c.seconds = append(c.seconds, SecondRow{Length: time.Second, Draining: true, Backlog: 9999})
+		return c.slope(c.slopeOver())
+	}
+	if v, ok := slope(10, 20, 30, 40, 50, 60, 70); !ok || math.Abs(v-0.1) > 1e-9 {
+		t.Errorf("it grows by a tenth: %v %v", v, ok)
+	}
+	if v, ok := slope(3, 9, 2, 7, 4, 8, 5); !ok || v != 0 {
+		t.Errorf("it goes up and down: %v %v", v, ok)
+	}
+	if v, ok := slope(60, 50, 40, 30, 20); !ok || math.Abs(v+0.1) > 1e-9 {
+		t.Errorf("it falls: %v %v", v, ok)
+	}
+	if _, ok := slope(1, 2); ok {
+		t.Error("two seconds are a slope")
 	}
 }

@@ -21,6 +21,11 @@ func (s Scenario) With(o Overrides) Scenario {
 	if o.Seed != 0 {
 		s.Seed = o.Seed
 	}
+	if o.Duration > 0 && s.Objective != nil {
+		trial := *s.Objective
+		trial.Hold, trial.Confirm = Duration(o.Duration), 0
+		s.Objective = &trial
+	}
 	for i := range s.Phases {
 		p := &s.Phases[i]
 		if o.Duration > 0 {
@@ -80,6 +85,16 @@ func (s Scenario) Shortened() Scenario {
 		out.Drain = sh.Drain
 	} else {
 		out.Drain = min(out.Drain, Duration(time.Minute))
+	}
+	if o := s.Objective; o != nil {
+		short := s.objective()
+		for _, n := range []*Number{&short.From, &short.Most} {
+			*n = Number(float64(*n) * sh.Rate)
+		}
+		for _, d := range []*Duration{&short.Hold, &short.Confirm} { // a slope takes three seconds
+			*d = max(Duration(float64(*d)*sh.Time), Duration(3*time.Second))
+		}
+		out.Objective = &short
 	}
 	out.Thresholds = nil
 	if len(sh.Holds) > 0 {

@@ -2,9 +2,9 @@ package load
 
 import (
 	"context"
-	"math"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
@@ -29,7 +29,9 @@ type coordinator struct {
 	markers []Marker
 	faults  []FaultResult
 	settled settled
+	sentAll time.Duration // when the drain began; 0: not yet
 
+	said      atomic.Pointer[Server] // by the server, last
 	second    int
 	last      time.Duration // end of the last second
 	seconds   []SecondRow
@@ -92,6 +94,15 @@ func (c *coordinator) start(ctx context.Context) (stop func()) {
 	c.setState(StateRunning)
 	end := make(chan struct{})
 	var wg sync.WaitGroup
+	asking, hush := context.WithCancel(ctx)
+	if f := c.run.cfg.Server; f != nil {
+		wg.Go(func() {
+			for asking.Err() == nil {
+				c.askServer(asking, f, false)
+				waitUntil(asking, time.Now().Add(time.Second))
+			}
+		})
+	}
 	wg.Go(func() {
 		tick := time.NewTicker(100 * time.Millisecond)
 		defer tick.Stop()
@@ -115,7 +126,7 @@ func (c *coordinator) start(ctx context.Context) (stop func()) {
 			}
 		}
 	})
-	return func() { close(end); wg.Wait() }
+	return func() { close(end); hush(); wg.Wait() }
 }
 
 func (c *coordinator) setState(s State) {
@@ -124,7 +135,19 @@ func (c *coordinator) setState(s State) {
 	c.state = s
 }
 
-func (c *coordinator) drains() { c.setState(StateDraining) }
+func (c *coordinator) drains() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.state, c.sentAll = StateDraining, c.run.since(time.Now())
+}
+
+// drained reports whether most of a second that ends now is of the drain: the last
+// one of the sending ends a moment after it.
+func (c *coordinator) drained(length time.Duration) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.sentAll > 0 && c.sentAll-c.last < length/2
+}
 
 func (c *coordinator) enter(i int) {
 	c.mu.Lock()
@@ -219,7 +242,8 @@ func (c *coordinator) rotate(ctx context.Context) {
 			recent = append(recent, recentStep{s, keep})
 		}
 	}
-	c.evidence(all, workers, length)
+	row.Draining = c.drained(length)
+	c.evidence(all, workers, length, row.Draining)
 	c.askOthers(ctx)
 	intended := int64(0)
 	for _, s := range c.run.steps {
@@ -238,7 +262,7 @@ func (c *coordinator) rotate(ctx context.Context) {
 		Delivered: perSecond(row.Delivered, length), Failed: perSecond(row.Failed, length),
 	}
 	c.mu.Lock()
-	row.Phase, row.Draining = c.run.s.Phases[c.phase].Name, c.state == StateDraining
+	row.Phase = c.run.s.Phases[c.phase].Name
 	c.followFaults(row.Backlog, now)
 	c.mu.Unlock()
 	c.seconds = append(c.seconds, row)
@@ -267,7 +291,19 @@ func brief(h *hdrhistogram.Histogram) Brief {
 	return Brief{h.TotalCount(), v[50], v[99], h.Max()}
 }
 
-// askOthers asks the ledger and the server, neither of which may hold the run up.
+// askServer asks the server, beside the coordinator: one that hangs must not stand
+// in its way.
+func (c *coordinator) askServer(ctx context.Context, f func(context.Context, bool) (Server, error), last bool) {
+	ctx, stop := context.WithTimeout(ctx, 2*time.Second)
+	defer stop()
+	if s, err := f(ctx, last); err == nil { // callers without the scope learn nothing
+		s.Known = true
+		c.said.Store(&s)
+	}
+}
+
+// askOthers asks the ledger, which may not hold the run up, and takes what the
+// server said last.
 func (c *coordinator) askOthers(ctx context.Context) {
 	ctx, stop := context.WithTimeout(ctx, 2*time.Second)
 	defer stop()
@@ -276,14 +312,11 @@ func (c *coordinator) askOthers(ctx context.Context) {
 			c.came = got
 		}
 		if o, ok := l.(*Observer); ok {
-			_ = o.times(ctx, &c.run.promised, c.took) // it never fails
+			_, _ = o.times(ctx, &c.run.promised, c.took) // it never fails
 		}
 	}
-	if f := c.run.cfg.Server; f != nil {
-		if s, err := f(ctx); err == nil {
-			s.Known = true
-			c.server = s
-		}
+	if s := c.said.Load(); s != nil {
+		c.server = *s
 	}
 	c.server.Backlog = c.backlog()
 }
@@ -346,7 +379,16 @@ func (c *coordinator) followFaults(backlog int64, now time.Duration) {
 
 // judge looks at the thresholds.
 func (c *coordinator) judge(now time.Duration, final bool) {
+	steered := false
+	if s := c.run.steer; s != nil {
+		st, _ := s.state()
+		steered = st.Changed
+	}
 	for _, w := range c.thresholds {
+		if final && steered && !w.cond.ledger() { // of a rate that nobody planned
+			w.state.Value, w.state.Known, w.state.OK = 0, false, false
+			continue
+		}
 		if !w.look(c, now, final) {
 			continue
 		}
@@ -366,33 +408,4 @@ func (c *coordinator) judge(now time.Duration, final bool) {
 			c.abort()
 		}
 	}
-}
-
-// slope is by how much of the rate acked the backlog grew, over the last d of
-// sending.
-func (c *coordinator) slope(d time.Duration) (float64, bool) {
-	var first, last *SecondRow
-	acked, length := int64(0), time.Duration(0)
-	for i := len(c.seconds) - 1; i >= 0 && length < d; i-- {
-		s := &c.seconds[i]
-		if s.Draining || s.Sent == 0 && last == nil {
-			continue
-		}
-		if last == nil {
-			last = s
-		}
-		first = s
-		if first != last {
-			acked += c.seconds[i+1].Acked
-		}
-		length += s.Length
-	}
-	if first == nil || first == last || acked == 0 {
-		return 0, false
-	}
-	v := float64(last.Backlog-first.Backlog) / float64(acked)
-	if math.IsNaN(v) {
-		return 0, false
-	}
-	return v, true
 }

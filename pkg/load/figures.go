@@ -85,7 +85,7 @@ func (c *coordinator) value(m *metric, final bool) (float64, bool) {
 	case "backlog_slope":
 		d := m.window
 		if d == 0 {
-			d = max(c.last/3, 3*time.Second)
+			d = c.slopeOver()
 		}
 		return c.slope(d)
 	}

@@ -51,11 +51,22 @@ func (t *KafkaTarget) Close() { t.client.Close() }
 
 // Send implements Target: an envelope a message, acknowledged by all replicas.
 func (t *KafkaTarget) Send(ctx context.Context, r *Request) (Ack, error) {
+	recs, ids, err := t.records(r)
+	if err != nil {
+		return Ack{}, err
+	}
+	if err := t.client.ProduceSync(ctx, recs...).FirstErr(); err != nil {
+		return Ack{}, notify.Unavailable("kafka", 0, err)
+	}
+	return Ack{Accepted: r.Size, IDs: ids}, nil
+}
+
+// records makes the envelopes of a request, and their ids where they are wanted.
+func (t *KafkaTarget) records(r *Request) (recs []*kgo.Record, ids []string, err error) {
 	now := time.Now()
 	items := notify.NewBase(now).Items()
 	env := notify.Envelope{Accepted: now.UnixMilli(), Caller: "load", Count: 1}
-	recs := make([]*kgo.Record, 0, r.Size)
-	ack := Ack{Accepted: r.Size}
+	recs = make([]*kgo.Record, 0, r.Size)
 	var col notify.ReceiverWriter
 	var user, address, text []byte
 	for i := range r.Size {
@@ -66,7 +77,7 @@ func (t *KafkaTarget) Send(ctx context.Context, r *Request) (Ack, error) {
 		topic := env.Lane().Topic()
 		parts := t.parts[topic]
 		if parts == 0 {
-			return Ack{}, notify.Invalid("no_topics", "kafka", "has no topic "+topic)
+			return nil, nil, notify.Invalid("no_topics", "kafka", "has no topic "+topic)
 		}
 		u := r.data.user(seq)
 		user = appendUser(user[:0], u)
@@ -74,8 +85,11 @@ func (t *KafkaTarget) Send(ctx context.Context, r *Request) (Ack, error) {
 		if r.Step.Addresses {
 			address = appendAddress(address, v.channel, u)
 		}
-		text = r.data.text(text[:0], seq)
-		content := notify.Content{Body: string(text[1 : len(text)-1])}
+		content := notify.Content{Body: r.Step.Payload.Text}
+		if content.Body == "" {
+			text = r.data.text(text[:0], seq)
+			content.Body = string(text[1 : len(text)-1]) // letters and spaces in quotes
+		}
 		if v.channel != "sms" {
 			content.Title = "Hello"
 		}
@@ -88,11 +102,8 @@ func (t *KafkaTarget) Send(ctx context.Context, r *Request) (Ack, error) {
 			Value: notify.AppendEnvelopeOf(nil, &env, &content, col.Bytes()),
 		})
 		if r.WantIDs {
-			ack.IDs = append(ack.IDs, notify.ID{Base: env.Chunk.Base}.String())
+			ids = append(ids, notify.ID{Base: env.Chunk.Base}.String())
 		}
 	}
-	if err := t.client.ProduceSync(ctx, recs...).FirstErr(); err != nil {
-		return Ack{}, notify.Unavailable("kafka", 0, err)
-	}
-	return ack, nil
+	return recs, ids, nil
 }

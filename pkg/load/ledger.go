@@ -17,9 +17,9 @@ type Ledger interface {
 	// missing counts what was promised and came, and names the first of what did
 	// not: at most so many.
 	missing(ctx context.Context, p *promises, most int) (delivered int64, ids []string, err error)
-	// times calls f with the moment each promised message came first, or of a
-	// sample where there are too many.
-	times(ctx context.Context, p *promises, f func(d *due, at time.Time, n int64)) error
+	// times calls f with the moment each promised message came first; sampled: of a
+	// part of them, because they are too many.
+	times(ctx context.Context, p *promises, f func(d *due, at time.Time, n int64)) (sampled bool, err error)
 }
 
 // came is what a ledger counted.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -192,7 +193,7 @@ func TestObserver(t *testing.T) {
 	o.Take(call(b, 0, 500))
 	joined := int64(0)
 	times := func() {
-		if err := o.times(t.Context(), p, func(_ *due, _ time.Time, n int64) { joined += n }); err != nil {
+		if _, err := o.times(t.Context(), p, func(_ *due, _ time.Time, n int64) { joined += n }); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -258,4 +259,37 @@ func TestSegmentsShareALedger(t *testing.T) {
 			t.Errorf("it ended after %v, before its own had come", took)
 		}
 	})
+}
+
+// However many there are, an observer knows the times of all; of simulators a part
+// is asked for, and that is said.
+func TestTimesOfMany(t *testing.T) {
+	t.Parallel()
+	o, p := NewObserver(), &promises{keep: true, watch: true, byBase: map[notify.Base]*due{}}
+	d := dataOf(t, Step{Target: Fanout, Rate: 1, Size: 1000}, 0)
+	st := &stepRun{Step: d.step, data: d}
+	const count = dumpMost + 100_000
+	base := notify.NewBase(time.Now())
+	p.add(st, &Request{Size: count}, &Ack{Accepted: count, Base: base, Count: count})
+	for i := uint32(0); i < count; i += 1000 {
+		o.Take(call(base, i, i+1000))
+	}
+	joined := int64(0)
+	add := func(_ *due, _ time.Time, n int64) { joined += n }
+	if sampled, err := o.times(t.Context(), p, add); err != nil || sampled || joined != count {
+		t.Errorf("observer: %d of %d, %v %v", joined, count, sampled, err)
+	}
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/ledger" {
+			_, _ = io.WriteString(w, `[{"at":"2026-01-01T00:00:00Z","deliveries":1}]`)
+			return
+		}
+		_, _ = fmt.Fprintf(w, `{"ids":%d,"deliveries":%d}`, count, count)
+	}))
+	defer s.Close()
+	joined = 0
+	sampled, err := (&Simulators{URL: s.URL, Client: s.Client()}).times(t.Context(), p, add)
+	if err != nil || !sampled || joined < sampleSize || joined > sampleSize+10 {
+		t.Errorf("simulators: %d, %v %v", joined, sampled, err)
+	}
 }

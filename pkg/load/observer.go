@@ -127,8 +127,9 @@ func (o *Observer) missing(_ context.Context, p *promises, most int) (delivered 
 	return delivered, ids, nil
 }
 
-// times joins what came with what was promised; what it has joined it forgets.
-func (o *Observer) times(_ context.Context, p *promises, f func(*due, time.Time, int64)) error {
+// times joins what came with what was promised, all of it; what it has joined it
+// forgets.
+func (o *Observer) times(_ context.Context, p *promises, f func(*due, time.Time, int64)) (bool, error) {
 	o.mu.Lock()
 	list := o.arrivals
 	o.arrivals = nil
@@ -146,5 +147,5 @@ func (o *Observer) times(_ context.Context, p *promises, f func(*due, time.Time,
 	o.mu.Lock()
 	o.arrivals = append(rest, o.arrivals...)
 	o.mu.Unlock()
-	return nil
+	return false, nil
 }

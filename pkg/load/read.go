@@ -16,6 +16,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/notifyd/notifyd/pkg/cli"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -196,7 +197,7 @@ func or(a, b string) string {
 func suggest[T any](word string, known map[string]T) string {
 	best, dist := "", 1+len(word)/3
 	for k := range known {
-		if d := distance(strings.ToLower(word), k); d < dist+1 && (best == "" || d < dist || k < best) {
+		if d := cli.Distance(strings.ToLower(word), k); d < dist+1 && (best == "" || d < dist || k < best) {
 			best, dist = k, d
 		}
 	}
@@ -204,27 +205,6 @@ func suggest[T any](word string, known map[string]T) string {
 		return ""
 	}
 	return fmt.Sprintf("; did you mean %q?", best)
-}
-
-// distance is how many letters must be put in, left out or changed.
-func distance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range a {
-		prev := row[0]
-		row[0] = i + 1
-		for j := range b {
-			cost := prev
-			if a[i] != b[j] {
-				cost++
-			}
-			prev = row[j+1]
-			row[j+1] = min(cost, row[j+1]+1, row[j]+1)
-		}
-	}
-	return row[len(b)]
 }
 
 // Source returns what a Result keeps of a scenario.

@@ -37,6 +37,10 @@ func (c *coordinator) snapshot(now time.Duration) *Snapshot {
 		Seconds: slices.Clone(c.seconds[max(len(c.seconds)-KeepSeconds, 0):]),
 		Heat:    slices.Clone(c.heat[max(len(c.heat)-KeepSeconds, 0):]),
 	}
+	if r.steer != nil {
+		st, _ := r.steer.state()
+		s.Steer = &st
+	}
 	if p.Duration > 0 {
 		s.Phase.Ends = c.began + p.Duration.of()
 	}
@@ -158,7 +162,10 @@ func (c *coordinator) gather(partial bool) Evidence {
 	if c.busyN > 0 {
 		e.Busy, e.Steal = c.busySum/float64(c.busyN), c.sums.Steal/float64(c.busyN)
 	}
-	if v, ok := c.slope(max(c.last/3, 3*time.Second)); ok && c.run.cfg.Ledger != nil && !e.Closed {
+	if st := c.run.steer; st != nil {
+		e.Steered = steeredText(st.changes(), now)
+	}
+	if v, ok := c.slope(c.slopeOver()); ok && c.run.cfg.Ledger != nil && !e.Closed {
 		e.BacklogSlope = v
 	}
 	return e
@@ -170,8 +177,14 @@ func (c *coordinator) result(sending time.Duration, found settled) (*Result, err
 	ctx, stop := context.WithTimeout(context.Background(), time.Minute)
 	defer stop()
 	if r.cfg.Ledger != nil {
-		if err := r.cfg.Ledger.times(ctx, &r.promised, c.took); err != nil {
+		part, err := r.cfg.Ledger.times(ctx, &r.promised, c.took)
+		if err != nil {
 			return nil, err
+		}
+		if part {
+			for _, e := range c.endToEnd {
+				found.Sampled += e.endToEnd.TotalCount() + e.late.TotalCount() + e.early.TotalCount()
+			}
 		}
 		got, err := r.cfg.Ledger.came(ctx)
 		if err != nil {
@@ -184,6 +197,13 @@ func (c *coordinator) result(sending time.Duration, found settled) (*Result, err
 		found.Late += e.after
 	}
 	c.settled = found
+	if f := r.cfg.Server; f != nil {
+		c.askServer(ctx, f, true)
+		if s := c.said.Load(); s != nil {
+			c.server = *s
+			c.server.Backlog = c.backlog()
+		}
+	}
 	c.endIntervals()
 	c.setState(StateDone)
 	now := r.since(time.Now())
@@ -215,6 +235,9 @@ func (c *coordinator) result(sending time.Duration, found settled) (*Result, err
 		res.Steps = append(res.Steps, StepResult{StepSnapshot: st, Histograms: h})
 	}
 	res.Health = c.healthSummary(s.Totals.Sent)
+	if r.steer != nil {
+		res.Steered = r.steer.changes()
+	}
 	if why != nil {
 		res.Partial, res.Stopped = true, *why
 	}

@@ -27,10 +27,12 @@ type Config struct {
 	Timeout   time.Duration   // of a request; default 30 s
 	Calibrate time.Duration   // against the null sink before the run, for each kind of body; 0: not
 	Grace     time.Duration   // longest drain after a stop in the middle; default 5 s
-	Server    func(ctx context.Context) (Server, error)
-	Callback  string // base URL of triggers, without a query
-	Segment   Segment
-	StartAt   time.Time // zero: at once
+	// Server asks the server what it says of itself: about once a second, and a last
+	// time when all is over. nil: nobody is asked.
+	Server   func(ctx context.Context, last bool) (Server, error)
+	Callback string // base URL of triggers, without a query
+	Segment  Segment
+	StartAt  time.Time // zero: at once
 
 	// Keys gives request n of a step an Idempotency-Key; nil: none, unless the step
 	// says so. With it, a request that failed is sent again until it is answered or
@@ -43,6 +45,7 @@ type Config struct {
 	Version, ServerName, Scale string // for the Environment and the Source
 	Labels                     map[string]string
 	Embedded                   bool // notifyd runs in this process
+	Steerable                  bool // somebody may pause it and change its pace; not of a segment
 
 	health func() Health // tests
 }
@@ -60,6 +63,7 @@ type Run struct {
 	latest  atomic.Pointer[Snapshot]
 	marks   chan Marker
 	c       *coordinator
+	steer   *steer          // nil: nobody can
 	patient context.Context // of requests under way: ends Grace after the run's
 	runID   string
 	stopped atomic.Pointer[string]
@@ -87,6 +91,9 @@ func New(s Scenario, cfg Config) (*Run, error) {
 		return nil, notify.Invalid(codeScenario, "segment", "is i/n with 1 <= i <= n")
 	}
 	r := &Run{s: s, cfg: cfg, marks: make(chan Marker, 64), runID: notify.NewBase(time.Now()).String()}
+	if cfg.Steerable && cfg.Segment.N == 1 {
+		r.steer = newSteer()
+	}
 	var err error
 	if r.source, err = s.Source(); err != nil {
 		return nil, err
@@ -266,6 +273,7 @@ func (r *Run) send(ctx context.Context) error {
 		var faultErr error
 		wg.Go(func() { faultErr = r.faults(fctx, p, began) })
 		var senders sync.WaitGroup
+		r.goOn(i)
 		for _, s := range list {
 			senders.Go(func() { s.send(ctx, began) })
 		}
@@ -292,6 +300,24 @@ func (r *Run) send(ctx context.Context) error {
 		began = next
 	}
 	return nil
+}
+
+// goOn moves the steps of a phase behind what they sent in earlier ones, where these
+// were steered to send more than was planned.
+func (r *Run) goOn(phase int) {
+	if r.steer == nil {
+		return
+	}
+	if st, _ := r.steer.state(); !st.Changed {
+		return
+	}
+	for _, s := range r.phases[phase] {
+		for _, before := range r.steps {
+			if before.Name == s.Name && before != s && before.ended.Load() > 0 {
+				s.first = max(s.first, before.first+before.next.Load())
+			}
+		}
+	}
 }
 
 // waitForBacklog waits until what was accepted was delivered.

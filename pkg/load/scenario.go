@@ -140,7 +140,7 @@ type LatencySpec struct {
 type Objective struct {
 	Step    string      `yaml:"step,omitempty" doc:"whose rate is raised; default all steps"`
 	From    Number      `yaml:"from,omitempty" doc:"messages a second to begin with; default a tenth of the rate"`
-	Most    Number      `yaml:"most,omitempty" doc:"not beyond this; default the calibrated rate"`
+	Most    Number      `yaml:"most,omitempty" doc:"not beyond this; default none: what cannot be generated ends it, too"`
 	Hold    Duration    `yaml:"hold,omitempty" doc:"length of a trial; default 10s"`
 	Confirm Duration    `yaml:"confirm,omitempty" doc:"length of the last one; default three times hold"`
 	Within  float64     `yaml:"within,omitempty" doc:"how close to search, as a share; default 0.05"`

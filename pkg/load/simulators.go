@@ -169,7 +169,7 @@ const (
 	sampleSize = 4000
 )
 
-func (l *Simulators) times(ctx context.Context, p *promises, f func(*due, time.Time, int64)) error {
+func (l *Simulators) times(ctx context.Context, p *promises, f func(*due, time.Time, int64)) (sampled bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(p.others) > 0 {
@@ -184,19 +184,21 @@ func (l *Simulators) times(ctx context.Context, p *promises, f func(*due, time.T
 			}
 		})
 		if err != nil {
-			return err
+			return false, err
 		}
 	}
 	rest := p.n - int64(len(p.others))
 	if rest <= 0 {
-		return nil
+		return false, nil
 	}
 	t, err := l.totals(ctx)
 	if err != nil {
-		return err
+		return false, err
 	}
-	if t.Deliveries > dumpMost {
-		return l.sample(ctx, p, rest, f)
+	if t.Deliveries > dumpMost && rest > sampleSize {
+		return true, l.sample(ctx, p, rest, f)
+	} else if t.Deliveries > dumpMost { // few of ours among many
+		return false, l.sample(ctx, p, rest, f)
 	}
 	dues := make(map[notify.Base]*due, len(p.singles)+len(p.fans))
 	for i := range p.singles {
@@ -205,7 +207,7 @@ func (l *Simulators) times(ctx context.Context, p *promises, f func(*due, time.T
 	for i := range p.fans {
 		dues[p.fans[i].base] = &p.fans[i].due
 	}
-	return l.lines(ctx, "/ledger/dump", func(line []byte) error {
+	return false, l.lines(ctx, "/ledger/dump", func(line []byte) error {
 		var e struct {
 			ID         string    `json:"id"`
 			At         time.Time `json:"at"`

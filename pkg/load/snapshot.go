@@ -16,8 +16,9 @@ type Snapshot struct {
 	State   State         `json:"state"`
 	Phase   Phase         `json:"phase"`
 
-	Scenario string `json:"scenario"`
-	Verdict  string `json:"verdict"` // so far: VALID, GENERATOR_BOUND, SINK_BOUND or INCONCLUSIVE
+	Steer    *SteerState `json:"steer,omitempty"` // nil: it cannot be steered
+	Scenario string      `json:"scenario"`
+	Verdict  string      `json:"verdict"` // so far: VALID, GENERATOR_BOUND, SINK_BOUND or INCONCLUSIVE
 
 	Rates  Rates  `json:"rates"` // over the last second that is complete
 	Totals Totals `json:"totals"`
@@ -160,7 +161,7 @@ type Health struct {
 // Server is what the server under load says of itself; zero where it says nothing.
 type Server struct {
 	Known         bool             `json:"known"`
-	Lag           map[string]int64 `json:"lag,omitempty"`      // records not read yet, by consumer group
+	Lag           map[string]int64 `json:"lag,omitempty"`      // records not read yet, first attempts and retries, by lane
 	Backlog       int64            `json:"backlog"`            // of the totals: acked and not delivered
 	TimerLateness Quantiles        `json:"timer_lateness"`     // of releases in the last minute
 	Circuits      map[string]int64 `json:"circuits,omitempty"` // 1 where a breaker is open, by provider
@@ -170,7 +171,7 @@ type Server struct {
 // Marker is a line across the charts.
 type Marker struct {
 	At   time.Duration `json:"at_ns"` // since the run's start
-	Kind string        `json:"kind"`  // phase, fault, heal, threshold, user
+	Kind string        `json:"kind"`  // phase, fault, heal, threshold, steer, user
 	Text string        `json:"text"`
 }
 
@@ -254,6 +255,7 @@ type Result struct {
 	Ledger     LedgerResult     `json:"ledger"`
 	Exit       int              `json:"exit"` // that of the command
 	Partial    bool             `json:"partial,omitempty"`
+	Steered    []SteerChange    `json:"steered,omitempty"` // by hand, during the run
 	Stopped    string           `json:"stopped,omitempty"` // why it ended early
 }
 
@@ -358,17 +360,20 @@ type HealthSummary struct {
 
 // LedgerResult is the proof: what became of all that was accepted.
 type LedgerResult struct {
-	Checked    bool     `json:"checked"` // false: nobody was asked
-	Expected   int64    `json:"expected"`
-	Delivered  int64    `json:"delivered"`
-	Lost       int64    `json:"lost"`
-	Pending    int64    `json:"pending"` // on their way when the drain's time was over
-	Ended      int64    `json:"ended"`   // not delivered, and the server says so: FAILED, SUPPRESSED, ...
-	Duplicates int64    `json:"duplicates"`
-	Early      int64    `json:"early"`
-	Late       int64    `json:"late"`
-	Reordered  int64    `json:"reordered"`
-	Unexpected int64    `json:"unexpected"`
-	Unverified int64    `json:"unverified"`
-	Examples   []string `json:"examples,omitempty"` // ids that were not delivered, or twice
+	Checked    bool  `json:"checked"` // false: nobody was asked
+	Expected   int64 `json:"expected"`
+	Delivered  int64 `json:"delivered"`
+	Lost       int64 `json:"lost"`
+	Pending    int64 `json:"pending"` // on their way when the drain's time was over
+	Ended      int64 `json:"ended"`   // not delivered, and the server says so: FAILED, SUPPRESSED, ...
+	Duplicates int64 `json:"duplicates"`
+	Early      int64 `json:"early"`
+	Late       int64 `json:"late"`
+	Reordered  int64 `json:"reordered"`
+	Unexpected int64 `json:"unexpected"`
+	Unverified int64 `json:"unverified"`
+	// Sampled is of how many the times were looked up; 0: of all. Early, Late and what
+	// is end-to-end are then of these.
+	Sampled  int64    `json:"sampled,omitempty"`
+	Examples []string `json:"examples,omitempty"` // ids that were not delivered, or twice
 }

@@ -20,6 +20,7 @@ type stepRun struct {
 	sched  schedule // nil: closed loop
 	first  int64    // number of its first request; a step goes on counting in the next phase
 	last   int64    // requests at most, of this phase, all segments together
+	most   int64    // likewise, were there no end of the phase
 	length time.Duration
 	sink   *sink // of a null step
 	recs   []*recorder
@@ -41,7 +42,7 @@ const maxRecorders = 8
 
 // newStepRun compiles a step; first is the number of its first request.
 func newStepRun(r *Run, p *PhaseSpec, st *Step, d *data, first int64) (*stepRun, error) {
-	s := &stepRun{Step: st, phase: p, run: r, data: d, first: first, length: p.Duration.of() - st.Start.of(), last: math.MaxInt64}
+	s := &stepRun{Step: st, phase: p, run: r, data: d, first: first, length: p.Duration.of() - st.Start.of(), last: math.MaxInt64, most: math.MaxInt64}
 	if p.Duration == 0 {
 		s.length = never
 	}
@@ -64,13 +65,15 @@ func newStepRun(r *Run, p *PhaseSpec, st *Step, d *data, first int64) (*stepRun,
 		}
 		if t, ok := s.sched.(trace); ok {
 			s.last = int64(len(t))
+			s.most = s.last
 		}
 		if s.length != never { // due before the phase ends
 			s.last = min(s.last, s.sched.by(s.length-1))
 		}
 	}
 	if st.Count > 0 {
-		s.last = min(s.last, (int64(st.Count)+int64(st.Size)-1)/int64(st.Size))
+		requests := (int64(st.Count) + int64(st.Size) - 1) / int64(st.Size)
+		s.last, s.most = min(s.last, requests), min(s.most, requests)
 	}
 	for range min(st.Workers, maxRecorders) {
 		s.recs = append(s.recs, newRecorder())
@@ -120,7 +123,7 @@ func (s *stepRun) intended(now time.Duration) int64 {
 	if s.sched == nil {
 		return s.asked.Load()
 	}
-	return s.messages(min(s.sched.by(now-time.Duration(begin)), s.last))
+	return s.messages(s.by(now - time.Duration(begin)))
 }
 
 // send runs the step's workers to its end. What is due before the end of the
@@ -163,37 +166,24 @@ func (s *stepRun) worker(ctx context.Context, w int64, rec *recorder, start time
 		l := turn*int64(s.Workers) + w
 		if !s.Ordered {
 			l = s.next.Add(1) - 1
+		} else if s.run.steer != nil {
+			for at := s.next.Load(); at <= l && !s.next.CompareAndSwap(at, l+1); at = s.next.Load() {
+			}
 		}
 		g := s.global(l)
 		now := time.Since(start)
-		if g >= s.last || now >= s.overrun() || s.sched == nil && now >= s.length {
+		if g >= s.until() || now >= s.overrun() || s.sched == nil && now >= s.length {
 			return
-		}
-		due := now
-		if s.sched != nil {
-			due = s.sched.at(g)
 		}
 		n := s.first + g
 		req.N, req.Seq, req.Size = n, uint64(n)*uint64(s.Size), s.size(g)
-		req.Intended = time.Duration(s.begin.Load()) + due
 		req.kind, req.mark = s.data.kind(uint64(n)), uint64(g)*uint64(s.Size)
 		if s.Keys || s.run.cfg.Keys != nil {
 			req.Key = s.run.key(s, n)
 		}
-		// The body is made before its time: making it is our cost.
-		if s.Target != Kafka {
-			body = s.data.request(body[:0], uint64(n), req.Seq, req.Size, req.Intended)
-		}
-		req.Body = body
-		waited := false
-		if s.sched != nil {
-			waited = time.Since(start) < due
-			if !s.run.waitUntil(ctx, start.Add(due)) {
-				return
-			}
-		} else {
-			s.asked.Add(int64(req.Size))
-			due = time.Since(start)
+		due, waited, ok := s.ready(ctx, &req, &body, start, g)
+		if !ok {
+			return
 		}
 		s.one(ctx, rec, &req, start, due, waited)
 	}
@@ -234,7 +224,7 @@ const bulkMost = 4096
 // are; the intended time of each message is computed, not slept.
 func (s *stepRun) bulk(ctx context.Context, rec *recorder, start time.Time) {
 	body := make([]byte, 0, 4096)
-	limit := s.local(min(s.last, math.MaxInt64/2))
+	limit := s.local(min(s.until(), math.MaxInt64/2))
 	for ctx.Err() == nil {
 		now := time.Since(start)
 		if now >= s.overrun() {
@@ -243,18 +233,32 @@ func (s *stepRun) bulk(ctx context.Context, rec *recorder, start time.Time) {
 		from := s.next.Load()
 		due := from + bulkMost
 		if s.sched != nil {
-			due = s.local(s.sched.by(now))
-		} else if now >= s.length {
+			due = s.local(s.by(now))
+		} else if now >= s.length || !s.resumed(ctx, start) {
 			return
 		}
 		if from >= limit {
 			return
 		}
 		if due = min(due, limit, from+bulkMost); due <= from {
-			if !waitUntil(ctx, start.Add(max(s.sched.at(s.global(from)), now+slot))) {
+			next, changed := s.at(s.global(from))
+			if changed != nil && next >= s.length {
+				if !waitOr(ctx, start, s.length, changed) {
+					return
+				}
+				continue
+			}
+			wake := max(next, now+slot)
+			switch {
+			case changed == nil:
+				waitUntil(ctx, start.Add(wake))
+			case waitOr(ctx, start, wake, changed):
+				continue
+			}
+			if ctx.Err() != nil {
 				return
 			}
-			due = min(s.local(s.sched.by(time.Since(start))), limit, from+bulkMost)
+			due = min(s.local(s.by(time.Since(start))), limit, from+bulkMost)
 		}
 		if due <= from || !s.next.CompareAndSwap(from, due) {
 			continue
@@ -293,14 +297,14 @@ func (s *stepRun) slot(rec *recorder, body []byte, start time.Time, from, to int
 	} else {
 		lag, response := run{h: w.lag}, run{h: w.response, heat: &w.heat}
 		for l := from; l < to; l++ {
-			due := s.sched.at(s.global(l))
+			due := s.was(s.global(l))
 			lag.add(sent - due)
 			response.add(done - due)
 		}
 		lag.flush()
 		response.flush()
 		// Nothing answers here, so whatever is late is late by our own doing.
-		put(w.wake, sent-s.sched.at(s.global(from))-slot, 1)
+		put(w.wake, sent-s.was(s.global(from))-slot, 1)
 	}
 	put(w.service, done-sent, n)
 	w.requests += n
@@ -317,20 +321,4 @@ func again(err error) bool {
 		return true
 	}
 	return false
-}
-
-// waitUntil sleeps until a time; a time that has passed is late, not skipped.
-func waitUntil(ctx context.Context, at time.Time) bool {
-	d := time.Until(at)
-	if d <= 0 {
-		return ctx.Err() == nil
-	}
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }

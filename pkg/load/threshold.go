@@ -197,6 +197,12 @@ func (m *metric) atEnd() bool {
 	return slices.Contains(endMetrics, m.name) || m.name == "end_to_end" || m.name == "lateness"
 }
 
+// ledger reports whether the condition is of what must hold at any rate.
+func (c *Condition) ledger() bool {
+	of := []string{"lost", "duplicates", "reordered", "early", "unexpected", "unverified", "pending", "ended"}
+	return slices.Contains(of, c.left.name) && (c.right == nil || slices.Contains(of, c.right.name))
+}
+
 // figures answer for a metric; false: nothing is there to answer with.
 type figures interface {
 	value(m *metric, final bool) (v float64, known bool)

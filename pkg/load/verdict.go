@@ -22,7 +22,8 @@ type Evidence struct {
 	BacklogSlope           float64       // of the last third of sending, as a share of the rate acked
 	Partial                bool
 	LedgerLost             int64
-	Closed                 bool // no open-loop step
+	Closed                 bool   // no open-loop step
+	Steered                string // what people did to its arrivals
 }
 
 // Limits of the verdict. Each is a judgement; together they are printed with the
@@ -92,6 +93,9 @@ func Judge(e *Evidence) Verdict {
 	}
 	if e.Steal > stealMost {
 		say(Inconclusive, "others took %.0f%% of the machine's time", e.Steal*100)
+	}
+	if e.Steered != "" {
+		say(Inconclusive, "its arrivals were changed by hand: %s", e.Steered)
 	}
 	if e.Partial {
 		say(Inconclusive, "it was stopped early")

@@ -108,6 +108,11 @@ func (s *Server) putCaller(x *exchange) error {
 		if in.OutcomesURL, err = trigger.CheckCallback("outcomes_url", in.OutcomesURL, in.CallbackURLs, trigger.Plain(s.deps.PlainCallbacks)); err != nil {
 			return err
 		}
+		if s.deps.AdmitURL != nil { // else its outcomes would wait for ever
+			if err := s.deps.AdmitURL("outcomes_url", in.OutcomesURL); err != nil {
+				return err
+			}
+		}
 	}
 	switch {
 	case in.OutcomesOf != "" && in.OutcomesOf != engine.OutcomesFailed && in.OutcomesOf != engine.OutcomesAll:

@@ -142,6 +142,17 @@ func (e *Egress) admit(field string, t *target) error {
 	return nil
 }
 
+// Admit refuses a URL that no call may ever be made to, as far as that can be said
+// without asking DNS: a literal address or a port that the policy denies. Errors are
+// notify.KindInvalid and name field.
+func (e *Egress) Admit(field, raw string) error {
+	t, err := parseURL(field, raw, e.plain())
+	if err != nil {
+		return err
+	}
+	return e.admit(field, t)
+}
+
 // publicAddr stands for any address on the public internet.
 var publicAddr = netip.AddrFrom4([4]byte{1, 1, 1, 1})
 

@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/binary"
+	"errors"
 	"io"
 	"log"
 	"net"
@@ -20,6 +21,8 @@ import (
 	"time"
 
 	"golang.org/x/net/dns/dnsmessage"
+
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // names is a DNS server in memory: answers says what each look-up of a name
@@ -503,4 +506,29 @@ func TestRetryAfterHeader(t *testing.T) {
 	f("Sat, 21 Nov 2026 10:00:30 GMT", 30*time.Second)
 	f("Sat, 21 Nov 2026 09:00:00 GMT", 0)
 	f("soon", 0)
+}
+
+// TestAdmit: of a URL that is only kept for later, what can never be called is refused
+// at once; a name may be answered otherwise tomorrow.
+func TestAdmit(t *testing.T) {
+	t.Parallel()
+	e, err := NewEgress(EgressConfig{Policy: EgressPolicy{Allow: prefixes("10.1.0.0/16")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	for raw, code := range map[string]string{
+		"https://10.0.0.1/x": "address_denied", "https://[::1]/x": "address_denied", "https://169.254.169.254/x": "address_denied", "https://shop.example:25/x": "port_denied",
+		"http://1.1.1.1/x": "url_scheme", "https://10.1.0.1/x": "", "https://1.1.1.1/x": "", "https://localhost/x": "", "https://shop.example/x": "",
+	} {
+		got := ""
+		if f, ok := errors.AsType[*notify.Error](e.Admit("outcomes_url", raw)); ok {
+			if got = f.Code; f.Field != "outcomes_url" || f.Kind != notify.KindInvalid {
+				t.Errorf("%s: %v", raw, f)
+			}
+		}
+		if got != code {
+			t.Errorf("%s: %q, want %q", raw, got, code)
+		}
+	}
 }

@@ -67,6 +67,9 @@ func (m *model) state() string {
 		if m.stopping {
 			return st.warn.render(st.now + " stopping")
 		}
+		if s := m.snap.Steer; s != nil && s.Paused {
+			return st.warn.render("= load paused")
+		}
 		return st.good.render(st.now) + " running"
 	case load.StateDone:
 		return st.good.render(st.ok) + " done"
@@ -175,6 +178,8 @@ func (m *model) status(w int) string {
 		return m.inputLine("mark", w)
 	case m.layer == layerStop:
 		return st.warn.render(st.fit(" "+st.bang+" stop the run now? What was accepted is still awaited, and the summary is printed.", w))
+	case m.layer == layerSteer:
+		return st.warn.render(st.fit(" "+st.bang+" change the load by hand? The run is then no measurement: INCONCLUSIVE.", w))
 	case m.said != "":
 		return st.bold.render(st.fit(" "+cli.Clean(m.said), w))
 	case m.frozen:
@@ -183,6 +188,13 @@ func (m *model) status(w int) string {
 	var parts []string
 	if m.filter != "" {
 		parts = append(parts, "filter: "+cli.Clean(m.filter)+" (esc: none)")
+	}
+	if s := m.snap; s != nil && s.Steer != nil && s.Steer.Changed {
+		text := fmt.Sprintf("rate %.0f%% of the scenario's", 100*s.Steer.Pace)
+		if s.Steer.Paused {
+			text = "the load is paused (p: go on), " + text
+		}
+		parts = append(parts, text)
 	}
 	if d := windows[m.window]; d > 0 {
 		parts = append(parts, "window "+report.Clock(d))

@@ -8,6 +8,7 @@ import (
 
 	tea "charm.land/bubbletea/v2"
 
+	"github.com/notifyd/notifyd/pkg/load"
 	"github.com/notifyd/notifyd/pkg/load/report"
 )
 
@@ -32,6 +33,14 @@ func (m *model) key(k tea.KeyPressMsg) tea.Cmd {
 		m.layer = layerNone
 		if name == "y" || name == "enter" {
 			m.stop()
+		}
+		return nil
+	case layerSteer:
+		m.layer = layerNone
+		if name == "y" || name == "enter" {
+			m.steer(m.steering)
+		} else {
+			m.steering = ""
 		}
 		return nil
 	}
@@ -82,6 +91,8 @@ func (m *model) key(k tea.KeyPressMsg) tea.Cmd {
 		m.input.SetValue(m.filter)
 		m.input.CursorEnd()
 		m.input.Focus()
+	case "p", "+", "=", "-":
+		m.askSteer(name)
 	case "m":
 		switch {
 		case m.opt.Control == nil || m.ended:
@@ -111,6 +122,45 @@ func (m *model) interrupt() tea.Cmd {
 	m.layer = layerNone
 	m.stop()
 	return nil
+}
+
+// steerStep is what + does to the rate, and - undoes.
+const steerStep = 1.1
+
+// askSteer asks once a run whether it is to be no measurement any more.
+func (m *model) askSteer(name string) {
+	switch {
+	case !m.steerable():
+		m.say("nobody can pause this run or change its rate from here")
+	case m.snap == nil || m.snap.State != load.StateRunning:
+		m.say("the run does not send now")
+	case m.snap.Steer != nil && m.snap.Steer.Changed || m.steering != "":
+		m.steer(name)
+	default:
+		m.layer, m.steering = layerSteer, name
+	}
+}
+
+func (m *model) steerable() bool { return m.opt.Steer != nil && !m.ended && m.player() == nil }
+
+func (m *model) steer(name string) {
+	m.steering = name
+	switch name {
+	case "p":
+		paused := m.snap.Steer != nil && m.snap.Steer.Paused
+		m.opt.Steer.Pause(!paused)
+		if paused {
+			m.say("messages become due again")
+		} else {
+			m.say("paused: nothing becomes due until p")
+		}
+	case "-":
+		m.opt.Steer.Pace(1 / steerStep)
+		m.say("the rate is a tenth lower")
+	default:
+		m.opt.Steer.Pace(steerStep)
+		m.say("the rate is a tenth higher")
+	}
 }
 
 func (m *model) stop() {
@@ -197,6 +247,8 @@ func (m *model) hints() []hint {
 		return []hint{{"enter", "mark"}, {"esc", "leave it"}}
 	case layerStop:
 		return []hint{{"y", "stop the run"}, {"n", "go on"}}
+	case layerSteer:
+		return []hint{{"y", "change it"}, {"n", "leave it"}}
 	}
 	list := []hint{{"q", "stop"}, {"?", "help"}, {"1-7", "panel"}, {"space", "freeze"}, {"[ ]", "window"}, {"/", "filter"}, {"m", "mark"}, {"Q", "leave it running"}}
 	if m.frozen {
@@ -206,6 +258,12 @@ func (m *model) hints() []hint {
 		list[2] = hint{"0", "all panels"}
 	}
 	drop := func(keys string) { list = slices.DeleteFunc(list, func(h hint) bool { return h.keys == keys }) }
+	if m.steerable() {
+		list = append(list, hint{"p", "pause the load"}, hint{"- +", "rate"})
+		if m.snap != nil && m.snap.Steer != nil && m.snap.Steer.Paused {
+			list[len(list)-2].does = "let it go on"
+		}
+	}
 	switch {
 	case m.player() != nil:
 		list[0].does, list[3].does = "quit", "pause"
@@ -231,6 +289,8 @@ var helpKeys = []hint{
 	{"[ and ]", "how much time the charts show"},
 	{"/", "filter the steps by words, or channel: phase: step: target: category:"},
 	{"m", "draw a line across the charts, now, with a text"},
+	{"p", "pause the load, and let it go on; the run is then no measurement"},
+	{"- and +", "a tenth less or more load; likewise"},
 	{"j, k", "scroll"},
 	{"q", "stop the run; its summary stays on the screen. At the end: quit"},
 	{"Q", "leave this screen; the run goes on, with a line per second"},

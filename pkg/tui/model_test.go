@@ -105,6 +105,34 @@ func TestFreeze(t *testing.T) {
 	}
 }
 
+// TestSteer: the first change asks, since it ends the measurement; later ones do not.
+func TestSteer(t *testing.T) {
+	t.Parallel()
+	got := func(s *screen) string { return strings.Join(s.fake.steered, ", ") }
+	s := open(t, 80, 24, 38, func(o *Options) { o.Steer = o.Source.(*fake) })
+	s.press("p", "n", "+", "esc")
+	if got(s) != "" || !strings.Contains(s.text(), "running") {
+		t.Fatalf("not asked: %s\n%s", got(s), s.text())
+	}
+	s.press("-", "y", "+", "p")
+	if got(s) != "times 0.91, times 1.10, paused true" {
+		t.Errorf("steered %s", got(s))
+	}
+	s = open(t, 80, 24, 48, steerable)
+	s.press("p")
+	if got(s) != "paused false" || !strings.Contains(s.text(), "= load paused") {
+		t.Errorf("paused already: %s\n%s", got(s), s.text())
+	}
+	s.fake.End()
+	s.tick()
+	s.press("p", "y")
+	w := open(t, 80, 24, 38, nil)
+	w.press("p", "y", "+", "y")
+	if got(s) != "paused false" || got(w) != "" || !strings.Contains(w.text(), "nobody can pause this run") {
+		t.Errorf("over: %s, watched: %s\n%s", got(s), got(w), w.text())
+	}
+}
+
 func TestMark(t *testing.T) {
 	t.Parallel()
 	s := open(t, 80, 24, 38, nil)

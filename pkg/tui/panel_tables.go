@@ -63,7 +63,7 @@ func (m *model) stages(w, h int) []string {
 		switch mk.Kind {
 		case "fault":
 			sign = st.bad.render("!")
-		case "user", "threshold":
+		case "user", "threshold", "steer":
 			sign = st.warn.render("+")
 		}
 		list = append(list, " "+sign+" "+st.right(report.Clock(mk.At), 6)+"  "+cli.Clean(mk.Kind)+"  "+cli.Clean(mk.Text))

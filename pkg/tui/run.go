@@ -15,7 +15,7 @@ import (
 // done, so that one sees the drain. A replay ends with ctx.
 func Run(ctx context.Context, in io.Reader, out io.Writer, env []string, o Options) (Left, error) {
 	m := newModel(o)
-	p := tea.NewProgram(m, tea.WithInput(in), tea.WithOutput(out), tea.WithEnvironment(env), tea.WithoutSignalHandler(), tea.WithFPS(20))
+	p := tea.NewProgram(m, tea.WithInput(in), tea.WithOutput(out), tea.WithEnvironment(env), tea.WithoutSignalHandler(), tea.WithFPS(10))
 	defer context.AfterFunc(ctx, func() {
 		if m.player() != nil {
 			p.Quit()

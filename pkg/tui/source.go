@@ -25,6 +25,13 @@ type Control interface {
 	Mark(text string) // draws a line across the charts, now
 }
 
+// Steerer changes how messages of a run arrive. A run that was steered is no
+// measurement of the rate that was planned, and says so.
+type Steerer interface {
+	Pause(paused bool)  // nothing becomes due meanwhile
+	Pace(times float64) // multiplies the rate of all steps
+}
+
 // Player is a Source that can be moved: a replay.
 type Player interface {
 	Source

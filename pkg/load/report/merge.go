@@ -126,6 +126,7 @@ func addLedger(to, l *load.LedgerResult, first bool) {
 	to.Reordered += l.Reordered
 	to.Unexpected += l.Unexpected
 	to.Unverified += l.Unverified
+	to.Sampled += l.Sampled
 	const shown = 20
 	to.Examples = append(to.Examples, l.Examples[:min(len(l.Examples), shown-len(to.Examples))]...)
 }

@@ -199,8 +199,10 @@ func (s Store) Folder(id string) (string, error) {
 	return "", notify.Invalid("bad_run", "run", fmt.Sprintf("%q is in the names of several runs: %s", id, strings.Join(found[:min(4, len(found))], ", ")))
 }
 
+const codeNotFound = "run_not_found"
+
 func notFound(id string, have int) error {
-	return &notify.Error{Kind: notify.KindNotFound, Code: "run_not_found", Field: "run", Msg: fmt.Sprintf("no run %q among %d (notifyctl load ls)", id, have)}
+	return &notify.Error{Kind: notify.KindNotFound, Code: codeNotFound, Field: "run", Msg: fmt.Sprintf("no run %q among %d (notifyctl load ls)", id, have)}
 }
 
 // Open reads a run of the store, or, where the name has a slash or ends in .json,
@@ -218,6 +220,9 @@ func (s Store) Open(name string) (*load.Result, error) {
 		file = filepath.Join(file, FileResult)
 	}
 	f, err := os.Open(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, &notify.Error{Kind: notify.KindNotFound, Code: codeNotFound, Field: "run", Msg: fmt.Sprintf("there is no file %q", file)}
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -196,6 +196,9 @@ func (p *page) ledger(r *load.Result) {
 		cli.Count(l.Lost), cli.Count(l.Duplicates), cli.Count(l.Reordered), cli.Count(l.Early), cli.Count(l.Late), cli.Count(l.Unexpected)))
 	p.para("", fmt.Sprintf("of %s accepted, %s delivered, %s ended otherwise, %s still on their way, %s unverified",
 		cli.Count(l.Expected), cli.Count(l.Delivered), cli.Count(l.Ended), cli.Count(l.Pending), cli.Count(l.Unverified)))
+	if l.Sampled > 0 {
+		p.para("", fmt.Sprintf("end to end, lateness, early and late are of a sample of %s: there were too many to look up each", cli.Count(l.Sampled)))
+	}
 	for _, e := range l.Examples {
 		p.para("", "see "+e)
 	}
@@ -227,6 +230,25 @@ func (p *page) events(r *load.Result) {
 	}
 }
 
+// serverLine is what the server said of itself at the end.
+func serverLine(s *load.Server) string {
+	unread := int64(0)
+	for _, n := range s.Lag {
+		unread += n
+	}
+	text := fmt.Sprintf("at the end %s records of its log not read, %s dead letters", cli.Count(unread), cli.Count(s.DLQ))
+	open := []string{}
+	for name, n := range s.Circuits {
+		if n > 0 {
+			open = append(open, name)
+		}
+	}
+	if slices.Sort(open); len(open) > 0 {
+		text += ", open circuits: " + strings.Join(open, ", ")
+	}
+	return text
+}
+
 func faultLine(f *load.FaultResult) string {
 	if f.Error != "" {
 		return fmt.Sprintf("%s at %s: %s", f.Name, Clock(f.Began), f.Error)
@@ -254,6 +276,9 @@ func (p *page) health(r *load.Result) {
 		text += fmt.Sprintf(", %s/s to the null sink: this run asked for %.1f%% of it", Short(h.CalibratedRate), 100*h.GeneratorShare)
 	}
 	p.para("", text)
+	if r.Server.Known {
+		p.para("server", serverLine(&r.Server))
+	}
 }
 
 // FinalLine is a run in one line for programs: names and values without spaces.

@@ -1,0 +1,153 @@
+package load
+
+import (
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// What is due and how much is due agree, whatever people do.
+func TestSteerClock(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(200) {
+		rng := rand.New(rand.NewPCG(seed, 7))
+		s, at := newSteer(), time.Duration(0)
+		for range rng.IntN(6) {
+			at += time.Duration(rng.IntN(5000)) * time.Millisecond
+			s.set(at, rng.IntN(3) == 0, 0.1+3*rng.Float64())
+		}
+		begin := time.Duration(rng.IntN(5000)) * time.Millisecond
+		for range 50 {
+			c := time.Duration(rng.Int64N(int64(20 * time.Second)))
+			due, _ := s.when(begin, c)
+			if due == never {
+				if s.over(begin, time.Hour) > c {
+					t.Fatalf("seed %d: %v is never due, and the clock passes it", seed, c)
+				}
+				continue
+			}
+			// Rounded to nanoseconds, of a pace of 0.1 at the least.
+			if got := s.over(begin, due); got < c-10 || got > c+10 {
+				t.Fatalf("seed %d: %v is due at %v, when it is %v: %+v", seed, c, due, got, s.bends)
+			}
+		}
+	}
+}
+
+// TestSteered: paused, nothing becomes due; at twice the pace twice as much. The run
+// measured no rate that was planned, and says so.
+func TestSteered(t *testing.T) {
+	t.Parallel()
+	for _, workers := range []int{4, 64} {
+		synctest.Test(t, func(t *testing.T) {
+			tg := &target{latency: time.Millisecond}
+			step := Step{Name: "one", Rate: 100, Workers: workers}
+			s := Scenario{
+				Name: "s", Phases: []PhaseSpec{{Name: "a", Duration: Duration(10 * time.Second), Steps: []Step{step}}, {Name: "b", Duration: Duration(time.Second), Steps: []Step{step}}},
+				Thresholds: []Threshold{{Expr: "response.p99 < 1s"}, {Expr: "duplicates == 0"}},
+			}
+			r, err := New(s, Config{Target: tg, Steerable: true, health: still})
+			if err != nil {
+				t.Fatal(err)
+			}
+			ms := func(n int) time.Duration { return time.Duration(n) * time.Millisecond }
+			time.AfterFunc(ms(2005), func() { r.Pause(true); r.Pause(true) })
+			time.AfterFunc(ms(5005), func() { r.Pause(false) })
+			time.AfterFunc(ms(7005), func() { r.Pace(2) })
+			time.AfterFunc(ms(9995), func() { r.Pace(0.5) })
+			began := time.Now()
+			res, err := r.Run(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			// 2 s, nothing for 3 s, 2 s, 3 s at twice the rate, and phase b.
+			per := map[int]int{}
+			for _, at := range tg.at {
+				per[int(at.Sub(began).Seconds())]++
+			}
+			for sec, want := range []int{100, 100, 1, 0, 0, 99, 100, 200, 200, 200, 100} {
+				if got := per[sec]; got < want-2 || got > want+2 {
+					t.Errorf("%d workers: %d in second %d, not %d", workers, got, sec, want)
+				}
+			}
+			slices.Sort(tg.seqs)
+			if n := len(slices.Compact(slices.Clone(tg.seqs))); n != len(tg.seqs) {
+				t.Errorf("%d of %d numbers were sent twice", len(tg.seqs)-n, len(tg.seqs))
+			}
+			if res.Totals.Intended != res.Totals.Sent || res.Steps[0].Response.Max > int64(ms(20)) {
+				t.Errorf("%+v, %+v", res.Totals, res.Steps[0].Response)
+			}
+			if res.Verdict.Code != Inconclusive || !strings.Contains(strings.Join(res.Verdict.Reasons, ";"), "by hand: paused for 3s and at another rate") {
+				t.Errorf("%+v", res.Verdict)
+			}
+			if th := res.Thresholds[0]; th.Known || th.OK || res.Exit != exitThreshold {
+				t.Errorf("%+v, exit %d", th, res.Exit)
+			}
+			var said []string
+			for _, m := range res.Markers {
+				if m.Kind == "steer" {
+					said = append(said, m.Text)
+				}
+			}
+			if got := strings.Join(said, ", "); got != "paused, rate 100%, rate 200%, rate 100%" || len(res.Steered) != 4 {
+				t.Errorf("marked %s, %+v", got, res.Steered)
+			}
+		})
+	}
+}
+
+// A run that could be steered and was not is the same as one that could not; nobody
+// steers a segment.
+func TestNotSteered(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var seqs [2][]uint64
+		for i, steerable := range []bool{false, true} {
+			tg := &target{}
+			step := Step{Name: "one", Rate: 500, Arrival: Arrival{Shape: "poisson", Rate: 500}, Workers: 8}
+			s := Scenario{Name: "s", Phases: []PhaseSpec{{Name: "a", Duration: Duration(2 * time.Second), Steps: []Step{step}}, {Name: "b", Duration: Duration(time.Second), Steps: []Step{step}}}}
+			res := drive(t, s, Config{Target: tg, Steerable: steerable})
+			slices.Sort(tg.seqs)
+			if seqs[i] = tg.seqs; res.Verdict.Code != Valid || len(res.Steered) != 0 {
+				t.Errorf("%+v", res.Verdict)
+			}
+		}
+		if !slices.Equal(seqs[0], seqs[1]) {
+			t.Errorf("%d and %d messages", len(seqs[0]), len(seqs[1]))
+		}
+		r, err := New(One("s", time.Second, Step{Rate: 1}), Config{Target: &target{}, Steerable: true, Segment: Segment{1, 2}})
+		if err != nil || r.Steerable() {
+			t.Errorf("a segment: %v", err)
+		}
+	})
+}
+
+// A closed loop, and messages made in bulk, stop too.
+func TestPausedOthers(t *testing.T) {
+	t.Parallel()
+	for _, step := range []Step{{Workers: 2}, {Target: Null, Workers: 2}, {Target: Null, Rate: 1000, Workers: 2}} {
+		synctest.Test(t, func(t *testing.T) {
+			r, err := New(One("s", 6*time.Second, step), Config{Target: &target{latency: 10 * time.Millisecond}, Steerable: true, health: still})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if step.Target == Null && step.Rate == 0 {
+				return // as fast as it goes: there is no time in a bubble
+			}
+			time.AfterFunc(1005*time.Millisecond, func() { r.Pause(true) })
+			time.AfterFunc(4005*time.Millisecond, func() { r.Pause(false) })
+			res, err := r.Run(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i, row := range res.Seconds {
+				if paused := i == 2 || i == 3; row.Sent > 0 == paused && i < 6 {
+					t.Errorf("%s: %d sent in second %d", step.Target, row.Sent, i)
+				}
+			}
+		})
+	}
+}
