@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A real Cassandra on loopback, from its published Java artifacts: no Docker.
 #
-#   scripts/engines/cassandra.sh start|stop|status
+#   scripts/engines/cassandra.sh start|stop|status|addresses
 #
 # NODES=3 starts three nodes on 127.0.0.1 to 127.0.0.3. A second cluster beside
 # the first wants a folder and ports of its own (CASSANDRA_DIR, CASSANDRA_PORT,
@@ -226,5 +226,6 @@ case ${1:-} in
     done
     [ "$up" = "$nodes" ]
     ;;
-  *) fail "usage: cassandra.sh start|stop|status" ;;
+  addresses) seq -s, -f "127.0.0.%g:$port" "$nodes" ;;
+  *) fail "usage: cassandra.sh start|stop|status|addresses" ;;
 esac
