@@ -109,7 +109,7 @@ test-engines: go ## Run the suites of every engine on the servers of make engine
 	@ONLY='$(ONLY)' scripts/test-engines.sh $(TESTFLAGS)
 
 .PHONY: faults
-faults: go ## Kill and empty those servers, and processes, under load; SHORT=1: for 10 s each, ONLY="kafka redis" some
+faults: go ## Kill and empty those servers, and processes, under load; SHORT=1: for 10 s each, NODES=3: one of three for good, ONLY="kafka redis" some
 	@SHORT='$(SHORT)' ONLY='$(ONLY)' scripts/faults.sh
 
 .PHONY: rules
