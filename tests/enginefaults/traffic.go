@@ -158,13 +158,14 @@ func (t *traffic) count(name string, from, to time.Time) (n counts) {
 	return n
 }
 
-// firstRefusal is how long after a moment something was first answered 503.
+// firstRefusal is how long after a moment something that was sent since then was first
+// answered 503. What was under way before may have been refused for another reason.
 func (t *traffic) firstRefusal(after time.Time) (took time.Duration, there bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for i := range t.answers {
 		a := &t.answers[i]
-		if a.at.Before(after) || notify.KindOf(a.err) != notify.KindUnavailable {
+		if a.sent.Before(after) || notify.KindOf(a.err) != notify.KindUnavailable {
 			continue
 		}
 		if d := a.at.Sub(after); !there || d < took {

@@ -36,11 +36,11 @@ func TestFirstRefusal(t *testing.T) {
 	at := time.Unix(1000, 0)
 	away := notify.Unavailable("log", time.Second, nil)
 	tr := &traffic{answers: []answer{
-		{at: at.Add(-time.Second), err: away},
-		{at: at.Add(time.Second), id: "a"},
-		{at: at.Add(2 * time.Second), err: errors.New("connection reset")},
-		{at: at.Add(5 * time.Second), err: away},
-		{at: at.Add(4 * time.Second), err: away},
+		{sent: at.Add(-time.Second), at: at.Add(time.Millisecond), err: away},
+		{sent: at, at: at.Add(time.Second), id: "a"},
+		{sent: at, at: at.Add(2 * time.Second), err: errors.New("connection reset")},
+		{sent: at, at: at.Add(5 * time.Second), err: away},
+		{sent: at, at: at.Add(4 * time.Second), err: away},
 	}}
 	if got, there := tr.firstRefusal(at); !there || got != 4*time.Second {
 		t.Errorf("refused after %s, %v", got, there)
