@@ -4,13 +4,18 @@
 # them, and empties Redis; they run again when it is over, and make engines-stop stops
 # them. NOTIFY_ENGINES_DIR and the ports of engines/versions.env give it others.
 # SHORT=1: servers are away for 10 s instead of 30. ONLY="kafka redis" picks some.
+# NODES=3: three brokers and three nodes of Cassandra, of which one each is killed for
+# good; the faults are broker and node.
 # MUTANT breaks a mechanism first.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/engines/versions.env
 short=()
 if [ -n "${SHORT:-}" ]; then short=(-down 10s); fi
-export NODES=1
+export NODES=${NODES:-1}
 ONLY="kafka cassandra redis postgres" scripts/engines.sh start
-exec go run ./tests/enginefaults -only "${ONLY:-}" -kafka "127.0.0.1:$KAFKA_PORT" -cassandra "127.0.0.1:$CASSANDRA_PORT" \
-	-redis "127.0.0.1:$REDIS_PORT" -postgres "127.0.0.1:$POSTGRES_PORT" "${short[@]}" ${MUTANT:+-mutant "$MUTANT"} "$@"
+# As engines.sh has it: a node that was one of three has a folder of its own.
+if [ "$NODES" = 3 ]; then export CASSANDRA_DIR=${NOTIFY_ENGINES_DIR:-$PWD/.engines}/cassandra3; fi
+exec go run ./tests/enginefaults -only "${ONLY:-}" -nodes "$NODES" -kafka "$(scripts/engines/kafka.sh addresses)" \
+	-cassandra "$(scripts/engines/cassandra.sh addresses)" -redis "127.0.0.1:$REDIS_PORT" -postgres "127.0.0.1:$POSTGRES_PORT" \
+	"${short[@]}" ${MUTANT:+-mutant "$MUTANT"} "$@"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A real Cassandra on loopback, from its published Java artifacts: no Docker.
 #
-#   scripts/engines/cassandra.sh start|stop|status
+#   scripts/engines/cassandra.sh start|stop|status|addresses
 #
 # NODES=3 starts three nodes on 127.0.0.1 to 127.0.0.3. A second cluster beside
 # the first wants a folder and ports of its own (CASSANDRA_DIR, CASSANDRA_PORT,
@@ -194,13 +194,13 @@ start_node() { # node
 
 wait_node() { # node
   local n
-  for n in $(seq 1 600); do
+  for n in $(seq 1 3000); do
     answers "$1" && return
     # Not by its command line: the process may not have become java yet.
     kill -0 "$(cat "$dir/node$1/pid")" 2>/dev/null || { tail -5 "$dir/node$1/log" >&2; fail "node $1 ended: see $dir/node$1/log"; }
     sleep 0.2
   done
-  fail "node $1 does not answer on 127.0.0.$1:$port after 2 minutes: see $dir/node$1/log"
+  fail "node $1 does not answer on 127.0.0.$1:$port after 10 minutes: see $dir/node$1/log"
 }
 
 case ${1:-} in
@@ -236,5 +236,6 @@ case ${1:-} in
     done
     [ "$up" = "$nodes" ]
     ;;
-  *) fail "usage: cassandra.sh start|stop|status" ;;
+  addresses) seq -s, -f "127.0.0.%g:$port" "$nodes" ;;
+  *) fail "usage: cassandra.sh start|stop|status|addresses" ;;
 esac

@@ -42,6 +42,8 @@ type cluster struct {
 	procs []*process
 	urls  string // of the receiver of triggers
 	lives int
+	// forGood are servers of which a node stays away until the end.
+	forGood map[string]bool
 }
 
 // process is one role.
@@ -56,7 +58,7 @@ type process struct {
 // newCluster starts the servers, migrates, and starts every process. end must be
 // called, also after an error.
 func newCluster(ctx context.Context, o *options, dir string, broken *victim.Mutant) (*cluster, error) {
-	c := &cluster{o: o, dir: dir}
+	c := &cluster{o: o, dir: dir, forGood: map[string]bool{}}
 	err := c.startServers(ctx)
 	if err != nil {
 		return c, err
@@ -64,7 +66,7 @@ func newCluster(ctx context.Context, o *options, dir string, broken *victim.Muta
 	if c.bin, err = victim.Build(ctx, ".", dir, broken); err != nil {
 		return c, err
 	}
-	if err := os.WriteFile(c.config(), []byte(o.yaml()), 0o600); err != nil {
+	if err := c.configure(appendTimeout); err != nil {
 		return c, err
 	}
 	if out, err := exec.CommandContext(ctx, c.bin, "migrate", "up", "--config", c.config()).CombinedOutput(); err != nil {
@@ -85,7 +87,7 @@ func newCluster(ctx context.Context, o *options, dir string, broken *victim.Muta
 	if c.urls, err = c.v.CallbackURL(ctx); err != nil {
 		return c, err
 	}
-	if c.store, err = cassandra.Open(ctx, cassandra.Config{Hosts: []string{o.cassandra}, Keyspace: o.keyspace, Timeout: cassandraTimeout}); err != nil {
+	if c.store, err = cassandra.Open(ctx, o.cassandraConfig()); err != nil {
 		return c, err
 	}
 	err = c.settle(ctx)
@@ -94,14 +96,36 @@ func newCluster(ctx context.Context, o *options, dir string, broken *victim.Muta
 
 func (c *cluster) config() string { return filepath.Join(c.dir, "engines.yaml") }
 
-func (o *options) yaml() string {
+// configure writes what processes that start from now on are told.
+func (c *cluster) configure(appends time.Duration) error {
+	return os.WriteFile(c.config(), []byte(c.o.yaml(appends)), 0o600)
+}
+
+// restartAPI ends the process of the API in peace and starts it with another time for
+// appends.
+func (c *cluster) restartAPI(ctx context.Context, appends time.Duration) error {
+	if err := c.configure(appends); err != nil {
+		return err
+	}
+	return c.v.Restart(ctx, "")
+}
+
+func (o *options) yaml(appends time.Duration) string {
+	insync := o.nodes/2 + 1
 	return fmt.Sprintf(`engines: distributed
-kafka: {brokers: [%q], replication: 1, min_insync: 1, append_timeout: %s}
-cassandra: {hosts: [%q], keyspace: %s, replication: 1, timeout: %s}
+kafka: {brokers: [%s], replication: %d, min_insync: %d, append_timeout: %s}
+cassandra: {hosts: [%s], keyspace: %s, replication: %d, timeout: %s}
 redis: {addresses: [%q]}
 postgres: {dsn: "postgres://notifyd@%s/postgres?sslmode=disable"}
 log: {partitions: {push: 6, sms: 4, email: 4}}
-`, o.kafka, appendTimeout, o.cassandra, o.keyspace, cassandraTimeout, o.redis, o.postgres)
+`, quoted(o.kafka), o.nodes, insync, appends, quoted(o.cassandra), o.keyspace, o.nodes, cassandraTimeout, o.redis, o.postgres)
+}
+
+// quoted makes host:port,host:port elements of a list.
+func quoted(addresses string) string { return `"` + strings.ReplaceAll(addresses, ",", `", "`) + `"` }
+
+func (o *options) cassandraConfig() cassandra.Config {
+	return cassandra.Config{Hosts: strings.Split(o.cassandra, ","), Keyspace: o.keyspace, Replication: o.nodes, Timeout: cassandraTimeout}
 }
 
 // run starts a process of a role and waits until it says that it is ready.
@@ -177,7 +201,8 @@ func (c *cluster) of(role string) (out []*process) {
 	return out
 }
 
-// repair starts what a fault has left behind: servers, and processes that were killed.
+// repair starts what a fault has left behind: servers, unless they were killed for
+// good, and processes.
 func (c *cluster) repair(ctx context.Context) error {
 	if err := c.startServers(ctx); err != nil {
 		return err
@@ -204,6 +229,9 @@ func (c *cluster) repair(ctx context.Context) error {
 
 func (c *cluster) startServers(ctx context.Context) error {
 	for _, name := range servers {
+		if c.forGood[name] {
+			continue
+		}
 		if err := c.start(ctx, name); err != nil {
 			return err
 		}
@@ -289,9 +317,9 @@ func (p *process) owns(s engine.ShardState) bool { return strings.HasPrefix(s.Ow
 // servers are those that the faults break.
 var servers = []string{"kafka", "cassandra", "redis", "postgres"}
 
-// end stops every process; the servers go on, also those that a fault that was cut
-// short has left behind.
+// end stops every process; the servers go on, also those that a fault has left behind.
 func (c *cluster) end() {
+	clear(c.forGood)
 	if err := c.startServers(context.Background()); err != nil {
 		fmt.Println(" ", err)
 	}

@@ -19,10 +19,10 @@ type dues map[string]time.Time
 
 // insist repeats what the server asks to have repeated.
 func insist(ctx context.Context, f func() error) error {
-	end := time.Now().Add(patience)
+	var waited endurance
 	for {
 		err := f()
-		if k := notify.KindOf(err); err == nil || k != notify.KindUnavailable && k != notify.KindThrottled || time.Now().After(end) {
+		if k := notify.KindOf(err); err == nil || k != notify.KindUnavailable && k != notify.KindThrottled || waited.over() {
 			return err
 		}
 		if err := pause(ctx, 200*time.Millisecond); err != nil {
@@ -58,6 +58,16 @@ func (c *cluster) triggers(ctx context.Context, n int, from time.Time, span time
 		}
 	}
 	return out, nil
+}
+
+// oneTrigger registers one, and does not insist.
+func (c *cluster) oneTrigger(ctx context.Context, at time.Time) (dues, error) {
+	at = at.UTC().Truncate(time.Millisecond)
+	made, err := c.cl.Trigger(ctx, api.Trigger{CallbackURL: fmt.Sprintf("%s/fault?due=%d", c.urls, at.UnixMilli()), FireAt: &at, Exact: true, Payload: []byte(`{"n":1}`)}, "")
+	if err != nil {
+		return nil, err
+	}
+	return dues{made.TriggerID: at}, nil
 }
 
 // pushes schedules n pushes, due evenly over a span.
@@ -120,7 +130,7 @@ type fired struct {
 
 // callbacks waits until every trigger was called.
 func (c *cluster) callbacks(ctx context.Context, d dues) (f fired, err error) {
-	end := time.Now().Add(patience)
+	var waited endurance
 	for {
 		f = fired{first: map[string]time.Time{}}
 		if err := c.v.Calls(ctx, func(call victim.Call) {
@@ -143,7 +153,7 @@ func (c *cluster) callbacks(ctx context.Context, d dues) (f fired, err error) {
 			return f, err
 		}
 		f.lost = int64(len(d) - len(f.first))
-		if f.lost == 0 || time.Now().After(end) {
+		if f.lost == 0 || waited.over() {
 			break
 		}
 		if err := pause(ctx, 200*time.Millisecond); err != nil {

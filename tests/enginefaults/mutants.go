@@ -15,6 +15,18 @@ var mutants = map[string]victim.Mutant{
 		Old:  "if notify.KindOf(err) == notify.KindUnavailable && s.st.Spill != nil {",
 		New:  "if notify.KindOf(err) == notify.KindUnavailable && s.st.Spill == nil {",
 	},
+	// frozen: a broker that does not answer is waited for.
+	"patient-append": {
+		File: "pkg/app/open.go",
+		Old:  "pc.AppendTimeout = n.cfg.Kafka.AppendTimeout",
+		New:  "pc.AppendTimeout = time.Minute",
+	},
+	// node, with -nodes 3: every copy has to answer.
+	"all-copies": {
+		File: "pkg/engine/cassandra/store.go",
+		Old:  "cons: gocql.LocalQuorum, serial",
+		New:  "cons: gocql.All, serial",
+	},
 	// leader: a dead owner's shards are left alone for a minute.
 	"long-lease": {
 		File: "pkg/timer/config.go",

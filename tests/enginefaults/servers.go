@@ -54,21 +54,34 @@ func (c *cluster) kill(ctx context.Context, name string) error {
 	if name == "postgres" {
 		return c.script(ctx, name, "kill")
 	}
-	file := map[string]string{"kafka": "kafka/pid", "cassandra": "cassandra/node1/pid", "redis": "redis/pid"}[name]
-	file = filepath.Join(enginesDir(), filepath.FromSlash(file))
-	b, err := os.ReadFile(file)
+	pid, err := c.pid(name)
 	if err != nil {
 		return err
-	}
-	first, _, _ := strings.Cut(strings.TrimSpace(string(b)), " ")
-	pid, err := strconv.Atoi(first)
-	if err != nil || pid <= 1 {
-		return fmt.Errorf("%s holds no process id: %q", file, b)
 	}
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		return fmt.Errorf("%s (%d): %w", name, pid, err)
 	}
 	return until(ctx, name+" is gone", func() (bool, error) { return gone(pid), nil })
+}
+
+// pid is the process of a server, of the first node where there are three: it is the
+// one that everybody was told of first.
+func (c *cluster) pid(name string) (int, error) {
+	file := map[string]string{"kafka": "kafka/pid", "cassandra": "cassandra/node1/pid", "redis": "redis/pid"}
+	if c.o.nodes == 3 {
+		file["kafka"], file["cassandra"] = "kafka3/1/pid", "cassandra3/node1/pid"
+	}
+	path := filepath.Join(enginesDir(), filepath.FromSlash(file[name]))
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return 0, err
+	}
+	first, _, _ := strings.Cut(strings.TrimSpace(string(b)), " ")
+	pid, err := strconv.Atoi(first)
+	if err != nil || pid <= 1 {
+		return 0, fmt.Errorf("%s holds no process id: %q", path, b)
+	}
+	return pid, nil
 }
 
 // gone reports whether a process has ended, whoever has to reap it.
@@ -95,13 +108,13 @@ func emptyRedis() error {
 
 // until asks again and again, until it is so or patience is over.
 func until(ctx context.Context, what string, ask func() (bool, error)) error {
-	end := time.Now().Add(patience)
+	var waited endurance
 	for {
 		ok, err := ask()
 		if err != nil || ok {
 			return err
 		}
-		if time.Now().After(end) {
+		if waited.over() {
 			return fmt.Errorf("it did not become so within %s: %s", patience, what)
 		}
 		if err := pause(ctx, 50*time.Millisecond); err != nil {

@@ -258,8 +258,13 @@ func postgresStopped(ctx context.Context, c *cluster) (r outcome, err error) {
 	if err := c.start(ctx, "postgres"); err != nil {
 		return r, err
 	}
-	ready := time.Now()
 	t.end()
+	// Before the opt-out: it binds what is still under way, too.
+	ids := t.ids()
+	if r.lost, err = c.delivered(ctx, ids); err != nil {
+		return r, err
+	}
+	ready := time.Now()
 	if err := insist(ctx, func() error {
 		_, err := c.cl.PutUser(ctx, api.User{UserID: one, Addresses: map[string][]string{"push": {address(one)}}, OptOut: []string{"push"}})
 		return err
@@ -285,10 +290,6 @@ func postgresStopped(ctx context.Context, c *cluster) (r outcome, err error) {
 		s, _ := notify.ParseState(status)
 		return s.Terminal(), nil
 	}); err != nil {
-		return r, err
-	}
-	ids := t.ids()
-	if r.lost, err = c.delivered(ctx, ids); err != nil {
 		return r, err
 	}
 	after, err := c.totals(ctx)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"hash/fnv"
+	"slices"
 	"sync"
 	"time"
 
@@ -128,6 +129,7 @@ type counts struct {
 	noRetry           int64 // refused without Retry-After
 	other             int64 // neither 201 nor 503
 	example           error // of other
+	slowest           time.Duration
 }
 
 // count counts the answers of a stream to what was sent in [from, to).
@@ -139,6 +141,7 @@ func (t *traffic) count(name string, from, to time.Time) (n counts) {
 		if a.stream != name || a.sent.Before(from) || !a.sent.Before(to) {
 			continue
 		}
+		n.slowest = max(n.slowest, a.at.Sub(a.sent))
 		switch {
 		case a.err == nil:
 			n.accepted++
@@ -153,6 +156,35 @@ func (t *traffic) count(name string, from, to time.Time) (n counts) {
 		}
 	}
 	return n
+}
+
+// firstRefusal is how long after a moment something that was sent since then was first
+// answered 503. What was under way before may have been refused for another reason.
+func (t *traffic) firstRefusal(after time.Time) (took time.Duration, there bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for i := range t.answers {
+		a := &t.answers[i]
+		if a.sent.Before(after) || notify.KindOf(a.err) != notify.KindUnavailable {
+			continue
+		}
+		if d := a.at.Sub(after); !there || d < took {
+			took, there = d, true
+		}
+	}
+	return took, there
+}
+
+// accepted are the moments of the acknowledgements of some streams; none: of all.
+func (t *traffic) accepted(streams ...string) (out []time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for i := range t.answers {
+		if a := &t.answers[i]; a.id != "" && (len(streams) == 0 || slices.Contains(streams, a.stream)) {
+			out = append(out, a.at)
+		}
+	}
+	return out
 }
 
 // ids are those that were acknowledged.
@@ -179,13 +211,13 @@ func (c *cluster) delivered(ctx context.Context, ids []string) (lost int64, err 
 	if len(ids) == 0 {
 		return 0, nil
 	}
-	end := time.Now().Add(patience)
+	var waited endurance
 	for {
 		n, some, err := c.v.Missing(ctx, ids)
 		if err != nil || n == 0 {
 			return n, err
 		}
-		if time.Now().After(end) {
+		if waited.over() {
 			for i, id := range some {
 				if i == 5 {
 					break

@@ -31,6 +31,50 @@ func TestCountsAnswers(t *testing.T) {
 	}
 }
 
+func TestFirstRefusal(t *testing.T) {
+	t.Parallel()
+	at := time.Unix(1000, 0)
+	away := notify.Unavailable("log", time.Second, nil)
+	tr := &traffic{answers: []answer{
+		{sent: at.Add(-time.Second), at: at.Add(time.Millisecond), err: away},
+		{sent: at, at: at.Add(time.Second), id: "a"},
+		{sent: at, at: at.Add(2 * time.Second), err: errors.New("connection reset")},
+		{sent: at, at: at.Add(5 * time.Second), err: away},
+		{sent: at, at: at.Add(4 * time.Second), err: away},
+	}}
+	if got, there := tr.firstRefusal(at); !there || got != 4*time.Second {
+		t.Errorf("refused after %s, %v", got, there)
+	}
+	if _, there := tr.firstRefusal(at.Add(time.Minute)); there {
+		t.Error("nothing was refused after a minute")
+	}
+}
+
+func TestLongestGap(t *testing.T) {
+	t.Parallel()
+	at := func(s ...int) (out []time.Time) {
+		for _, s := range s {
+			out = append(out, time.Unix(int64(1000+s), 0))
+		}
+		return out
+	}
+	for name, x := range map[string]struct {
+		at   []time.Time
+		want time.Duration
+	}{
+		"none":           {nil, 10 * time.Second},
+		"none inside":    {at(-5, 10, 60), 10 * time.Second},
+		"before the end": {at(1, 2, 3), 7 * time.Second},
+		"at the start":   {at(6, 8), 6 * time.Second},
+		"between, mixed": {at(9, 1, 6, -3, 2), 4 * time.Second},
+		"after the end":  {at(2, 4, 6, 8, 30), 2 * time.Second},
+	} {
+		if got := longestGap(x.at, time.Unix(1000, 0), time.Unix(1010, 0)); got != x.want {
+			t.Errorf("%s: %s, want %s", name, got, x.want)
+		}
+	}
+}
+
 // TestOwner: the name of a process must not pass for that of another one.
 func TestOwner(t *testing.T) {
 	t.Parallel()

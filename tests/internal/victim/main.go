@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"syscall"
 )
 
 // Proof is what a command shows of a real notifyd, in a folder of its own. It
@@ -15,7 +16,7 @@ type Proof func(ctx context.Context, dir string) (ok bool, err error)
 // was promised held, 1 it did not, 2 it could not be shown. The folder stays if keep
 // says so, or the proof was not given.
 func Main(name string, keep bool, proof Proof) {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	ok, err := inFolder(ctx, name, keep, proof)
 	stop()
 	switch {
