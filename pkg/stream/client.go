@@ -58,7 +58,7 @@ func (c Conn) validate() error {
 
 // dialTimeout bounds a connect: a dead host must be known within a second. A TLS
 // handshake has longer: a busy broker works on it whether we still wait or not, and
-// clients that give up and come again would keep it busy for ever.
+// clients that give up and come again add to that.
 const (
 	dialTimeout      = 500 * time.Millisecond
 	handshakeTimeout = 5 * time.Second

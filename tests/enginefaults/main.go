@@ -37,7 +37,8 @@ type options struct {
 
 // outcome is what one fault showed.
 type outcome struct {
-	accepted, lost, duplicates, early int64
+	accepted, lost, duplicates, early int64 // of all tries
+	again                             int   // tries that did not count, for the machine stood still
 	ok                                bool
 	line                              string
 }
@@ -146,16 +147,18 @@ func (o *options) run(ctx context.Context, dir string) (ok bool, err error) {
 		all.lost += r.lost
 		all.duplicates += r.duplicates
 		all.early += r.early
+		all.again += r.again
 	}
 	ok = len(failed) == 0 && len(ran) > 0
-	fmt.Printf("faults nodes=%d ran=%s accepted=%d lost=%d duplicates=%d early=%d failed=%s seconds=%.0f ok=%v\n",
-		o.nodes, list(ran), all.accepted, all.lost, all.duplicates, all.early, list(failed), time.Since(began).Seconds(), ok)
+	fmt.Printf("faults nodes=%d ran=%s accepted=%d lost=%d duplicates=%d early=%d failed=%s run_again=%d seconds=%.0f ok=%v\n",
+		o.nodes, list(ran), all.accepted, all.lost, all.duplicates, all.early, list(failed), all.again, time.Since(began).Seconds(), ok)
 	return ok, nil
 }
 
 // prove runs one fault, and runs it again where the machine stood still meanwhile: what
 // was measured then says nothing of notifyd. What is lost or early is so all the same.
 func (c *cluster) prove(ctx context.Context, f fault, still *stalls) (r outcome, err error) {
+	var before outcome
 	for try := 1; ; try++ {
 		at := time.Now()
 		still.take()
@@ -176,8 +179,10 @@ func (c *cluster) prove(ctx context.Context, f fault, still *stalls) (r outcome,
 		}
 		fmt.Printf("fault=%s %s stood_still_s=%.1f seconds=%.0f %s\n", f.name, r.line, stood.Seconds(), time.Since(at).Seconds(), verdict)
 		if !again {
+			r.accepted, r.duplicates, r.again = r.accepted+before.accepted, r.duplicates+before.duplicates, try-1
 			return r, nil
 		}
+		before.accepted, before.duplicates = before.accepted+r.accepted, before.duplicates+r.duplicates
 	}
 }
 

@@ -11,7 +11,7 @@ const (
 	// count: less than any of the product's leases and sessions.
 	stoodStill = 2 * time.Second
 	// tries are how often a fault is run where it does.
-	tries = 8
+	tries = 3
 )
 
 // stalls watches whether this process runs. All processes of a machine that is
