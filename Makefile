@@ -46,11 +46,7 @@ lint: go $(BIN)/golangci-lint-$(GOLANGCI_VERSION) ## Check format, vet and golan
 
 .PHONY: fuzz
 fuzz: go ## Run every fuzz target for FUZZTIME (20s)
-	@grep -rnoE '^func Fuzz[A-Za-z0-9_]*' --include='*_test.go' $(wildcard cmd pkg) | sort | while IFS=: read -r file _ name; do \
-		name=$${name#func }; dir=./$$(dirname "$$file"); \
-		echo "== $$dir $$name"; \
-		go test "$$dir" -run '^$$' -fuzz "^$$name\$$" -fuzztime '$(FUZZTIME)' </dev/null; \
-	done
+	FUZZTIME='$(FUZZTIME)' scripts/fuzz.sh
 
 .PHONY: bench
 bench: go ## Measure against the references in DESIGN.md; ONLY=P2 runs one

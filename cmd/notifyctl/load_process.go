@@ -258,7 +258,12 @@ func (o *owned) Fault(_ context.Context, f *load.FaultSpec) (func(context.Contex
 		sig = syscall.SIGTERM
 	}
 	if err := proc.Process.Signal(sig); err != nil {
-		return nil, err
+		select {
+		case <-proc.done: // it had ended by itself
+			return nil, proc.why()
+		default:
+			return nil, err
+		}
 	}
 	return func(ctx context.Context) error {
 		var stopped error

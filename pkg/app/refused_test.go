@@ -31,6 +31,9 @@ func TestMisconfigured(t *testing.T) {
 		{c.redisSettings(), "dial tcp 127.0.0.1:1: connect: connection refused", ""},
 		{c.redisSettings(), "x509: certificate has expired or is not yet valid", ""},
 		{c.kafkaSettings(), "context deadline exceeded", ""},
+		{c.redisSettings(), "redis: all sentinels specified in configuration are unreachable: dial tcp: i/o timeout NOAUTH Authentication required.", ""},
+		{c.redisSettings(), "remote error: tls: internal error", ""},
+		{c.redisSettings(), "remote error: tls: unrecognized name", "redis.tls.server_name"},
 	} {
 		err := misconfigured(x.s, notify.Unavailable("server", time.Second, errors.New(x.says)))
 		e, _ := errors.AsType[*notify.Error](err)

@@ -100,6 +100,7 @@ func (s *Store) expire(now time.Time) error {
 func (s *Store) drop(segs []*segment) error {
 	s.install(nil, segs)
 	for _, seg := range segs {
+		s.recent.remove(seg.blob)
 		if err := s.cfg.FS.Remove(s.path(seg.blob.name)); err != nil {
 			return err
 		}

@@ -36,8 +36,49 @@ func TestForgetsAllButTheNewestSegments(t *testing.T) {
 	if closed != [5]int{1, 1, 1, 0, 0} {
 		t.Errorf("closed: %v: what is forgotten is released, what is cached is held", closed)
 	}
+	c.remove(c.list[0].blob) // merged, or too old
+	if closed != [5]int{1, 1, 1, 1, 0} || times[3] != 0 || c.bytes != 40 {
+		t.Errorf("closed: %v, forgotten: %v, %d bytes left after one was removed", closed, times, c.bytes)
+	}
+	for i := range 2 * mostRecent { // small ones: each is an open file
+		var closed, times int
+		f, err := fs.Create(segmentName(uint64(10+i), fileSuffix))
+		if err != nil {
+			t.Fatal(err)
+		}
+		b := newBlob(forgotten{f, &closed, &times}, "")
+		c.add(b, 0, 100)
+		b.release()
+	}
+	if len(c.list) != mostRecent {
+		t.Errorf("%d are held open, want %d", len(c.list), mostRecent)
+	}
 	c.close()
-	if closed != [5]int{1, 1, 1, 1, 1} {
+	if closed != [5]int{1, 1, 1, 1, 1} || len(c.list) > 0 {
 		t.Errorf("closed: %v after the end", closed)
+	}
+}
+
+// What merges and retention remove is held open by nobody.
+func TestRemovedSegmentsAreClosed(t *testing.T) {
+	t.Parallel()
+	s, _ := open(t, Config{Dir: t.TempDir(), MergeCount: 4})
+	for i := range 12 {
+		must(t, s.Append(t.Context(), record(0, int64(i), envelope(baseAt(now+int64(i), 0), 0, 0, "c", receiver{0, "ann"}))))
+		sealNow(t, s)
+	}
+	for {
+		merged, err := s.mergeOnce(t.Context())
+		must(t, err)
+		if !merged {
+			break
+		}
+	}
+	v := s.acquire()
+	defer v.release()
+	s.recent.mu.Lock()
+	defer s.recent.mu.Unlock()
+	if held, listed := len(s.recent.list), len(v.segs); held > listed {
+		t.Errorf("%d segments are held open of %d that there are", held, listed)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"hash/crc32"
+	"slices"
 	"sync"
 	"time"
 
@@ -214,17 +215,31 @@ type cached struct {
 	size int64
 }
 
+// mostRecent is how many segments are held, however small: each is an open file.
+const mostRecent = 64
+
 // add makes a segment the newest, and forgets the oldest beyond so many bytes.
 func (c *recent) add(b *blob, size, most int64) {
 	b.hold()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.list, c.bytes = append(c.list, cached{b, size}), c.bytes+size
-	for c.bytes > most {
+	for c.bytes > most || len(c.list) > mostRecent {
 		old := c.list[0]
 		old.Forget()
 		old.release()
 		c.list, c.bytes = c.list[1:], c.bytes-old.size
+	}
+}
+
+// remove lets go of a segment whose file goes away.
+func (c *recent) remove(b *blob) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if i := slices.IndexFunc(c.list, func(x cached) bool { return x.blob == b }); i >= 0 {
+		c.bytes -= c.list[i].size
+		c.list = slices.Delete(c.list, i, i+1)
+		b.release()
 	}
 }
 

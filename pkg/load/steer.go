@@ -91,9 +91,17 @@ func (s *steer) when(begin, c time.Duration) (t time.Duration, changed <-chan st
 	for i > 0 && s.clocks[i] > c {
 		i--
 	}
-	// Where it stood, what was due at that very moment was so when that began.
-	for i > 0 && s.clocks[i] == c {
+	// Where it stood, what was due at that very moment was so when that began; but if
+	// it stood when begin came, when it went on.
+	first := 0
+	for first+1 < len(s.bends) && s.bends[first+1].At <= begin {
+		first++
+	}
+	for i > first && s.clocks[i] == c {
 		i--
+	}
+	for s.bends[i].Pace == 0 && i+1 < len(s.bends) && s.clocks[i+1] == c {
+		i++
 	}
 	b := s.bends[i]
 	if b.Pace == 0 {

@@ -151,3 +151,29 @@ func TestPausedOthers(t *testing.T) {
 		})
 	}
 }
+
+// A phase that begins while the run is paused sends nothing before it goes on, also
+// what is due at its very beginning; one that began before is late with it from the
+// moment of the pause.
+func TestSteerPausedAtTheBegin(t *testing.T) {
+	t.Parallel()
+	s := newSteer()
+	s.set(time.Second, true, 1)
+	for _, begin := range []time.Duration{time.Second, 2 * time.Second, 4 * time.Second} {
+		if due, _ := s.when(begin, 0); due != never {
+			t.Errorf("paused since 1s, a phase from %v sends its first at %v", begin, due)
+		}
+	}
+	s.set(3*time.Second, true, 2) // the rate changes meanwhile
+	s.set(5*time.Second, false, 2)
+	for begin, want := range map[time.Duration]time.Duration{
+		0: 0, time.Second: 4 * time.Second, 2 * time.Second: 3 * time.Second, 4 * time.Second: time.Second, 6 * time.Second: 0,
+	} {
+		if due, _ := s.when(begin, 0); due != want {
+			t.Errorf("it went on at 5s: a phase from %v sends its first at %v, want %v", begin, due, want)
+		}
+	}
+	if due, _ := s.when(0, time.Second); due != time.Second {
+		t.Errorf("what was due when the pause began is due at %v", due)
+	}
+}

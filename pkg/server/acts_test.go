@@ -2,6 +2,7 @@ package server
 
 import (
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -94,5 +95,36 @@ func TestBackupIsRecorded(t *testing.T) {
 	rows, err := log.Acts(t.Context(), 0, 10)
 	if err != nil || len(rows) != 2 || rows[0].Actor != "sre" || rows[0].Action != "GET /v1/ops/backup" || rows[1].Result != "refused: backup_unavailable" {
 		t.Errorf("%+v, %v", rows, err)
+	}
+}
+
+// TestWhatAnActSays: of lanes and circuits the settings, of nothing else, and only what
+// they are made of: a body may hold a secret, or no text at all.
+func TestWhatAnActSays(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ path, body, want string }{
+		{"/v1/ops/lanes/push-bulk", `{"paused":true,"reason":"a bad template"}`, `{"paused":true,"reason":"a bad template"}`},
+		{"/v1/ops/lanes/push-bulk", `{"paused":true,"token":"s3cret"}`, ""},
+		{"/v1/ops/lanes/push-bulk", `{"paused":"s3cret"}`, ""},
+		{"/v1/ops/lanes/push-bulk", "{\"paused\":true,\"reason\":\"\xff\"}", `{"paused":true,"reason":"` + "\ufffd" + `"}`},
+		{"/v1/ops/circuits/apns", `{"to":"reset"}`, `{"to":"reset"}`},
+		{"/v1/ops/circuits/apns", `{"to":"` + strings.Repeat("x", 2000) + `"}`, ""},
+		{"/v1/ops/callers/shop", `{"secrets":["s3cret"]}`, ""},
+	} {
+		t.Run("", func(t *testing.T) {
+			w := newWorld()
+			var log *ops.AuditLog
+			s := w.start(t, Config{}, func(d *Deps) { log = d.Audit })
+			ask(s, http.MethodPut, c.path, token(t, "sre", api.ScopeOperate), c.body)
+			rows, err := log.Acts(t.Context(), 0, 10)
+			if err != nil || len(rows) == 0 {
+				t.Fatalf("%s: %d rows, %v", c.body, len(rows), err)
+			}
+			for i := range rows {
+				if string(rows[i].Set) != c.want || rows[i].Digest == "" {
+					t.Errorf("%s: the row says %s, want %s", c.body, rows[i].Set, c.want)
+				}
+			}
+		})
 	}
 }

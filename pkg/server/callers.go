@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"net/http"
 	"slices"
 	"strconv"
@@ -78,6 +79,25 @@ func (s *Server) getCaller(x *exchange) error {
 	return x.json(http.StatusOK, callerOf(&c))
 }
 
+// admitOutcomes refuses a URL to which outcomes would wait for ever. One that stands
+// already is not asked again: else a caller could not be disabled whose URL the policy
+// no longer allows.
+func (s *Server) admitOutcomes(ctx context.Context, id, url string) error {
+	if s.deps.AdmitURL == nil {
+		return nil
+	}
+	err := s.deps.AdmitURL("outcomes_url", url)
+	if err == nil {
+		return nil
+	}
+	if c, ok, gerr := s.deps.Callers.Get(ctx, id); gerr != nil {
+		return gerr
+	} else if ok && c.OutcomesURL == url {
+		return nil
+	}
+	return err
+}
+
 // putCaller replaces a caller's settings; its secrets stay.
 func (s *Server) putCaller(x *exchange) error {
 	id, err := x.callerID()
@@ -108,10 +128,8 @@ func (s *Server) putCaller(x *exchange) error {
 		if in.OutcomesURL, err = trigger.CheckCallback("outcomes_url", in.OutcomesURL, in.CallbackURLs, trigger.Plain(s.deps.PlainCallbacks)); err != nil {
 			return err
 		}
-		if s.deps.AdmitURL != nil { // else its outcomes would wait for ever
-			if err := s.deps.AdmitURL("outcomes_url", in.OutcomesURL); err != nil {
-				return err
-			}
+		if err := s.admitOutcomes(x.r.Context(), id, in.OutcomesURL); err != nil {
+			return err
 		}
 	}
 	switch {

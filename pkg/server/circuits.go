@@ -35,6 +35,11 @@ func (s *Server) listCircuits(x *exchange) error {
 	return x.json(http.StatusOK, out)
 }
 
+// circuitSetting is what a circuit is set to.
+type circuitSetting struct {
+	To string `json:"to"`
+}
+
 func (s *Server) setCircuit(x *exchange) error {
 	if s.deps.Circuits == nil {
 		return notify.Unavailable("circuits", 0, nil)
@@ -42,9 +47,7 @@ func (s *Server) setCircuit(x *exchange) error {
 	if err := x.only(); err != nil {
 		return err
 	}
-	var in struct {
-		To string `json:"to"`
-	}
+	var in circuitSetting
 	if err := x.decode(&in); err != nil {
 		return err
 	}

@@ -228,9 +228,7 @@ func (x *exchange) audited(do func() error) error {
 	if len(x.body.data) > 0 { // not every body: it may hold a secret
 		sum := sha256.Sum256(x.body.data)
 		act.Digest = hex.EncodeToString(sum[:16])
-		if x.route.shown() && len(x.body.data) <= maxShown && json.Valid(x.body.data) {
-			act.Set = x.body.data
-		}
+		act.Set = x.route.shown(x.body.data)
 	}
 	if _, err := audit.Record(x.r.Context(), act); err != nil {
 		return err
@@ -244,9 +242,6 @@ func (x *exchange) audited(do func() error) error {
 	}
 	return err
 }
-
-// maxShown is how much of a change its row of the audit log holds, in bytes.
-const maxShown = 4 << 10
 
 // of does what changes something of owner's. Who changes what is another's does it
 // as an operator, and that is recorded, whatever the route.

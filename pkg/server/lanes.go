@@ -45,6 +45,12 @@ func (s *Server) listLanes(x *exchange) error {
 	return x.json(http.StatusOK, api.Lanes{Items: lanes.List()})
 }
 
+// laneSetting is what a lane is set to.
+type laneSetting struct {
+	Paused *bool  `json:"paused"`
+	Reason string `json:"reason,omitempty"`
+}
+
 func (s *Server) setLane(x *exchange) error {
 	lanes, err := s.lanes()
 	if err != nil {
@@ -53,10 +59,7 @@ func (s *Server) setLane(x *exchange) error {
 	if err := x.only(); err != nil {
 		return err
 	}
-	var in struct {
-		Paused *bool  `json:"paused"`
-		Reason string `json:"reason"`
-	}
+	var in laneSetting
 	if err := x.decode(&in); err != nil {
 		return err
 	}

@@ -1,7 +1,9 @@
 package server
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"net/http"
 	"path"
@@ -53,11 +55,32 @@ func (rt *route) audited() bool {
 	return rt.scope == api.ScopeOperate && (rt.method != http.MethodGet || rt.path == backupPath) && !strings.HasPrefix(rt.path, "/v1/ops/jobs")
 }
 
-// shown reports whether the body of a change stands in its row of the audit log:
-// those of lanes and circuits hold nothing that is secret.
-func (rt *route) shown() bool {
-	return strings.HasPrefix(rt.path, "/v1/ops/lanes/") || strings.HasPrefix(rt.path, "/v1/ops/circuits/")
+// shown is what a row of the audit log says of a change: of lanes and circuits, whose
+// settings hold no secret, and only what they are made of, for a body may hold anything.
+func (rt *route) shown(body []byte) json.RawMessage {
+	var in any
+	switch {
+	case strings.HasPrefix(rt.path, "/v1/ops/lanes/"):
+		in = &laneSetting{}
+	case strings.HasPrefix(rt.path, "/v1/ops/circuits/"):
+		in = &circuitSetting{}
+	default:
+		return nil
+	}
+	d := json.NewDecoder(bytes.NewReader(body))
+	d.DisallowUnknownFields()
+	if d.Decode(in) != nil {
+		return nil
+	}
+	out, err := json.Marshal(in)
+	if err != nil || len(out) > maxShown {
+		return nil
+	}
+	return out
 }
+
+// maxShown is how much of a change its row of the audit log holds, in bytes.
+const maxShown = 1 << 10
 
 // label names the route in metrics and logs.
 func (rt *route) label() string { return rt.path }

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/netip"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -321,5 +322,36 @@ func TestCircuitAndURLRoutes(t *testing.T) {
 	}
 	if p := ask(s, "GET", "/v1/ops/url-check", op, "").problem(t); p.Status != 422 {
 		t.Errorf("%+v", p)
+	}
+}
+
+// A URL that the policy does not allow (any more) is refused where it is set, and does
+// not keep a caller that has it from being disabled.
+func TestOutcomesURLIsAdmittedWhenSet(t *testing.T) {
+	t.Parallel()
+	w := newWorld()
+	var closed atomic.Bool
+	s := w.start(t, Config{}, func(d *Deps) {
+		d.Callers = w.later.Callers()
+		d.AdmitURL = func(field, _ string) error {
+			if closed.Load() {
+				return notify.Invalid("url_refused", field, "the policy does not allow it")
+			}
+			return nil
+		}
+	})
+	put := func(path, more string) reply {
+		return ask(s, "PUT", "/v1/ops/callers/shop", token(t, "sre", api.ScopeOperate),
+			`{"callback_urls":["https://shop.example/hooks/"],"outcomes_url":"https://shop.example/hooks/`+path+`"`+more+`}`)
+	}
+	if got := put("a", ""); got.status != 200 {
+		t.Fatalf("%d %s", got.status, got.body)
+	}
+	closed.Store(true)
+	if got := put("b", ""); got.status != 422 {
+		t.Errorf("a URL that is refused: %d %s", got.status, got.body)
+	}
+	if got := put("a", `,"disabled":true`); got.status != 200 {
+		t.Errorf("disabled with the URL that stood: %d %s", got.status, got.body)
 	}
 }
