@@ -1,12 +1,10 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,6 +16,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/cassandra"
+	"github.com/notifyd/notifyd/tests/internal/fleet"
 	"github.com/notifyd/notifyd/tests/internal/victim"
 )
 
@@ -263,30 +262,7 @@ func (c *cluster) settle(ctx context.Context) error {
 
 // metrics of a process, without those that have labels.
 func (p *process) metrics(ctx context.Context) (map[string]float64, error) {
-	return scrape(ctx, "http://"+p.admin+"/metrics")
-}
-
-func scrape(ctx context.Context, url string) (map[string]float64, error) {
-	ctx, stop := context.WithTimeout(ctx, 10*time.Second)
-	defer stop()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return nil, err
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return nil, err
-	}
-	defer resp.Body.Close()
-	out := map[string]float64{}
-	lines := bufio.NewScanner(resp.Body)
-	for lines.Scan() {
-		name, value, ok := strings.Cut(lines.Text(), " ")
-		if x, err := strconv.ParseFloat(value, 64); ok && err == nil {
-			out[name] = x
-		}
-	}
-	return out, lines.Err()
+	return fleet.Scrape(ctx, "http://"+p.admin+"/metrics")
 }
 
 // apiMetrics are those of the API's process, whose admin port is the next one.
@@ -296,7 +272,7 @@ func (c *cluster) apiMetrics(ctx context.Context) (map[string]float64, error) {
 	if err != nil {
 		return nil, err
 	}
-	return scrape(ctx, fmt.Sprintf("http://127.0.0.1:%d/metrics", n+1))
+	return fleet.Scrape(ctx, fmt.Sprintf("http://127.0.0.1:%d/metrics", n+1))
 }
 
 // shards returns the state of each shard as Cassandra has it.

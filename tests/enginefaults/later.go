@@ -10,6 +10,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/tests/internal/fleet"
 	"github.com/notifyd/notifyd/tests/internal/victim"
 )
 
@@ -25,7 +26,7 @@ func insist(ctx context.Context, f func() error) error {
 		if k := notify.KindOf(err); err == nil || k != notify.KindUnavailable && k != notify.KindThrottled || waited.over() {
 			return err
 		}
-		if err := pause(ctx, 200*time.Millisecond); err != nil {
+		if err := fleet.Pause(ctx, 200*time.Millisecond); err != nil {
 			return err
 		}
 	}
@@ -156,7 +157,7 @@ func (c *cluster) callbacks(ctx context.Context, d dues) (f fired, err error) {
 		if f.lost == 0 || waited.over() {
 			break
 		}
-		if err := pause(ctx, 200*time.Millisecond); err != nil {
+		if err := fleet.Pause(ctx, 200*time.Millisecond); err != nil {
 			return f, err
 		}
 	}

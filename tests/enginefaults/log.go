@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"syscall"
 	"time"
+
+	"github.com/notifyd/notifyd/tests/internal/fleet"
 )
 
 // noticedLimit is how long a frozen broker may pass for a living one, where an append
@@ -55,7 +57,7 @@ func (c *cluster) logAway(ctx context.Context, name string, limit time.Duration,
 	}
 	t := c.traffic(ctx, prefix(name), critical, rest)
 	defer t.end()
-	if err := pause(ctx, warm); err != nil {
+	if err := fleet.Pause(ctx, warm); err != nil {
 		return r, err
 	}
 	gone := time.Now()
@@ -68,7 +70,7 @@ func (c *cluster) logAway(ctx context.Context, name string, limit time.Duration,
 		if m, err := c.apiMetrics(ctx); err == nil {
 			spilled = max(spilled, m["notifyd_spill_records"])
 		}
-		if err := pause(ctx, 500*time.Millisecond); err != nil {
+		if err := fleet.Pause(ctx, 500*time.Millisecond); err != nil {
 			return r, err
 		}
 	}
@@ -84,7 +86,7 @@ func (c *cluster) logAway(ctx context.Context, name string, limit time.Duration,
 		return r, err
 	}
 	resumed := time.Now()
-	if err := pause(ctx, warm); err != nil {
+	if err := fleet.Pause(ctx, warm); err != nil {
 		return r, err
 	}
 	t.end()

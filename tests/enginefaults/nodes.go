@@ -12,6 +12,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine/cassandra"
 	"github.com/notifyd/notifyd/pkg/notify"
 	kafka "github.com/notifyd/notifyd/pkg/stream"
+	"github.com/notifyd/notifyd/tests/internal/fleet"
 )
 
 // gapLimit is how long the service may stand still when one of three nodes is gone.
@@ -52,7 +53,7 @@ func (c *cluster) oneLost(ctx context.Context, server string) (r outcome, err er
 	}
 	t := c.traffic(ctx, name, critical, rest)
 	defer t.end()
-	if err := pause(ctx, warm+max(time.Until(from), 0)); err != nil {
+	if err := fleet.Pause(ctx, warm+max(time.Until(from), 0)); err != nil {
 		return r, err
 	}
 	c.forGood[server] = true
@@ -69,7 +70,7 @@ func (c *cluster) oneLost(ctx context.Context, server string) (r outcome, err er
 		for id, at := range due {
 			meanwhile[id] = at
 		}
-		if err := pause(ctx, 100*time.Millisecond); err != nil {
+		if err := fleet.Pause(ctx, 100*time.Millisecond); err != nil {
 			return r, err
 		}
 	}
@@ -168,7 +169,7 @@ func (c *cluster) unended(ctx context.Context, ids []string) (n int64, err error
 			if states[i] = st.Status; ended(st.Status) || waited.over() {
 				return nil
 			}
-			if err := pause(ctx, 100*time.Millisecond); err != nil {
+			if err := fleet.Pause(ctx, 100*time.Millisecond); err != nil {
 				return err
 			}
 		}

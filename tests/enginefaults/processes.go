@@ -9,6 +9,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/tests/internal/fleet"
 )
 
 // standbyLimit is how long after the death of a shard's owner the first release by
@@ -37,7 +38,7 @@ func leaderKilled(ctx context.Context, c *cluster) (r outcome, err error) {
 	if left := time.Until(from); left < 0 {
 		return r, fmt.Errorf("registering took %s longer than there was time", -left)
 	}
-	if err := pause(ctx, time.Until(from.Add(5*time.Second))); err != nil {
+	if err := fleet.Pause(ctx, time.Until(from.Add(5*time.Second))); err != nil {
 		return r, err
 	}
 	states, err := c.shards(ctx, shards)
@@ -113,7 +114,7 @@ func schedulerPaused(ctx context.Context, c *cluster) (r outcome, err error) {
 	if err != nil {
 		return r, err
 	}
-	if err := pause(ctx, time.Until(from.Add(3*time.Second))); err != nil {
+	if err := fleet.Pause(ctx, time.Until(from.Add(3*time.Second))); err != nil {
 		return r, err
 	}
 	states, err := c.shards(ctx, shards)
@@ -125,7 +126,7 @@ func schedulerPaused(ctx context.Context, c *cluster) (r outcome, err error) {
 	if err := leader.signal(syscall.SIGSTOP); err != nil {
 		return r, err
 	}
-	if err := pause(ctx, paused); err != nil {
+	if err := fleet.Pause(ctx, paused); err != nil {
 		return r, err
 	}
 	var now []engine.ShardState
@@ -195,12 +196,12 @@ func workerKilled(ctx context.Context, c *cluster) (r outcome, err error) {
 	}
 	t := c.traffic(ctx, prefix("worker"), critical, rest, stream{name: "more", categories: []string{"transactional"}})
 	defer t.end()
-	if err := pause(ctx, warm); err != nil {
+	if err := fleet.Pause(ctx, warm); err != nil {
 		return r, err
 	}
 	c.killProcess(c.of("worker")[0])
 	killed := time.Now()
-	if err := pause(ctx, c.o.down); err != nil {
+	if err := fleet.Pause(ctx, c.o.down); err != nil {
 		return r, err
 	}
 	t.end()

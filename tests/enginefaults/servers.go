@@ -10,6 +10,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/notifyd/notifyd/tests/internal/fleet"
 )
 
 // scripts start and stop the servers; ports and folders are in the environment, as
@@ -117,20 +119,8 @@ func until(ctx context.Context, what string, ask func() (bool, error)) error {
 		if waited.over() {
 			return fmt.Errorf("it did not become so within %s: %s", patience, what)
 		}
-		if err := pause(ctx, 50*time.Millisecond); err != nil {
+		if err := fleet.Pause(ctx, 50*time.Millisecond); err != nil {
 			return err
 		}
-	}
-}
-
-// pause waits, unless ctx ends.
-func pause(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
 	}
 }

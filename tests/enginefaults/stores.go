@@ -7,6 +7,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/tests/internal/fleet"
 )
 
 // ask does something now and then, and counts what is answered to it.
@@ -50,7 +51,7 @@ func cassandraStopped(ctx context.Context, c *cluster) (r outcome, err error) {
 	}
 	t := c.traffic(ctx, name, critical, rest)
 	defer t.end()
-	if err := pause(ctx, warm+max(time.Until(from), 0)); err != nil {
+	if err := fleet.Pause(ctx, warm+max(time.Until(from), 0)); err != nil {
 		return r, err
 	}
 	if err := c.kill(ctx, "cassandra"); err != nil {
@@ -68,7 +69,7 @@ func cassandraStopped(ctx context.Context, c *cluster) (r outcome, err error) {
 			}, "")
 		}
 		later.note(err)
-		if err := pause(ctx, 250*time.Millisecond); err != nil {
+		if err := fleet.Pause(ctx, 250*time.Millisecond); err != nil {
 			return r, err
 		}
 	}
@@ -85,7 +86,7 @@ func cassandraStopped(ctx context.Context, c *cluster) (r outcome, err error) {
 		return r, err
 	}
 	again := time.Now()
-	if err := pause(ctx, warm); err != nil {
+	if err := fleet.Pause(ctx, warm); err != nil {
 		return r, err
 	}
 	t.end()
@@ -140,14 +141,14 @@ func redisEmptied(ctx context.Context, c *cluster) (r outcome, err error) {
 	}
 	t := c.traffic(ctx, name, critical, rest)
 	defer t.end()
-	if err := pause(ctx, warm+max(time.Until(from), 0)); err != nil {
+	if err := fleet.Pause(ctx, warm+max(time.Until(from), 0)); err != nil {
 		return r, err
 	}
 	if err := c.kill(ctx, "redis"); err != nil {
 		return r, err
 	}
 	killed := time.Now()
-	if err := pause(ctx, c.o.down); err != nil {
+	if err := fleet.Pause(ctx, c.o.down); err != nil {
 		return r, err
 	}
 	if err := emptyRedis(); err != nil {
@@ -231,7 +232,7 @@ func postgresStopped(ctx context.Context, c *cluster) (r outcome, err error) {
 	one := name + "-known-0"
 	t := c.traffic(ctx, name, known)
 	defer t.end()
-	if err := pause(ctx, warm); err != nil {
+	if err := fleet.Pause(ctx, warm); err != nil {
 		return r, err
 	}
 	if err := c.kill(ctx, "postgres"); err != nil {
@@ -246,7 +247,7 @@ func postgresStopped(ctx context.Context, c *cluster) (r outcome, err error) {
 	for time.Since(killed) < c.o.down {
 		_, err := c.cl.PutUser(ctx, api.User{UserID: one, Addresses: map[string][]string{"push": {address(one)}}, OptOut: []string{"push"}})
 		optOut.note(err)
-		if err := pause(ctx, 250*time.Millisecond); err != nil {
+		if err := fleet.Pause(ctx, 250*time.Millisecond); err != nil {
 			return r, err
 		}
 	}
@@ -273,7 +274,7 @@ func postgresStopped(ctx context.Context, c *cluster) (r outcome, err error) {
 	}
 	again := time.Since(ready)
 	// A second is what an opt-out has to bind.
-	if err := pause(ctx, time.Second); err != nil {
+	if err := fleet.Pause(ctx, time.Second); err != nil {
 		return r, err
 	}
 	muted := c.send(ctx, stream{categories: []string{"transactional"}, profiles: true}, one, 0)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/tests/internal/fleet"
 	"github.com/notifyd/notifyd/tests/internal/victim"
 )
 
@@ -66,7 +67,7 @@ func (c *cluster) traffic(ctx context.Context, prefix string, streams ...stream)
 		for u := range users {
 			t.wg.Go(func() {
 				user := fmt.Sprintf("%s-%s-%d", prefix, s.name, u)
-				if pause(ctx, perUser*time.Duration(u)/time.Duration(users)) != nil {
+				if fleet.Pause(ctx, perUser*time.Duration(u)/time.Duration(users)) != nil {
 					return
 				}
 				tick := time.NewTicker(perUser)
@@ -227,7 +228,7 @@ func (c *cluster) delivered(ctx context.Context, ids []string) (lost int64, err 
 			}
 			return n, nil
 		}
-		if err := pause(ctx, 200*time.Millisecond); err != nil {
+		if err := fleet.Pause(ctx, 200*time.Millisecond); err != nil {
 			return n, err
 		}
 	}

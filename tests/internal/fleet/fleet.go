@@ -193,9 +193,17 @@ func (p *Process) Restart(ctx context.Context) error {
 	return p.start(ctx)
 }
 
-// Metrics of a process, without those that have labels.
+// Metrics of a process, see Scrape.
 func (p *Process) Metrics(ctx context.Context) (map[string]float64, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.Admin+"/metrics", nil)
+	return Scrape(ctx, "http://"+p.Admin+"/metrics")
+}
+
+// Scrape reads the metrics at a URL, without those that have labels. It takes 10
+// seconds at most.
+func Scrape(ctx context.Context, url string) (map[string]float64, error) {
+	ctx, stop := context.WithTimeout(ctx, 10*time.Second)
+	defer stop()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return nil, err
 	}
