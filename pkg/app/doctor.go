@@ -333,11 +333,11 @@ func (n *Node) lag(context.Context) (any, error) {
 	return ls, nil
 }
 
-// Idle reports whether nothing waits to be handled: every group has read and
-// finished its topic, and no timer is due within the horizon.
+// Idle reports whether nothing waits to be handled: every group was assigned its
+// topics, read and finished them, and no timer is due within the horizon.
 func (n *Node) Idle() bool {
 	for _, l := range n.lags() {
-		if l.Lag > 0 || l.InFlight > 0 {
+		if l.Topic == "" || l.Lag > 0 || l.InFlight > 0 {
 			return false
 		}
 	}
