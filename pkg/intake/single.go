@@ -93,7 +93,7 @@ func (s *Service) admitNote(n *note, now int64, resumed bool) error {
 	if needs.of(n.channel, &n.content); len(needs.order) == 0 {
 		return nil
 	}
-	if why := needs.check(n.vars); why != noReason {
+	if why := needs.check(n.vars); why.given() {
 		return why.err("to.")
 	}
 	return nil

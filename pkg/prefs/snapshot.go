@@ -52,60 +52,61 @@ func newSnapshot() *Snapshot {
 	return &Snapshot{zones: newZones(), suppressed: newSet()}
 }
 
-func hashKey(b []byte) uint64 { return notify.HashUser(b) }
-
 // Answer says whether, when and where a user is reached.
 type Answer struct {
 	Verdict
 	of        uint8
-	addresses []byte // {uvarint length, address}...
+	addresses []byte // {uvarint length, address as it is kept}...
 }
 
 // NewAnswer returns an answer that was not looked up, for tests of readers.
 func NewAnswer(v Verdict, addresses ...string) Answer {
 	a := Answer{Verdict: v, of: uint8(len(addresses))}
 	for _, s := range addresses {
-		a.addresses = append(binary.AppendUvarint(a.addresses, uint64(len(s))), s...)
+		kept := appendAddress(nil, s)
+		a.addresses = append(binary.AppendUvarint(a.addresses, uint64(len(kept))), kept...)
 	}
 	return a
 }
 
-// Targets appends the addresses to dst. They alias memory that never changes.
-// Suppressed ones are among them: ordinals are those of the profile.
-func (a *Answer) Targets(dst []notify.Target) []notify.Target {
+// Targets appends the addresses to dst; their bytes are appended to buf, which must
+// not be written to while they are in use. Suppressed ones are among them: ordinals
+// are those of the profile.
+func (a *Answer) Targets(dst []notify.Target, buf []byte) (targets []notify.Target, bytes []byte) {
 	b := a.addresses
-	if a.of == 1 && b[0] < 0x80 { // nearly all
-		size := 1 + int(b[0])
-		return append(dst, notify.Target{Of: 1, Address: b[1:size:size]})
-	}
 	for i := range a.of {
-		var address []byte
-		address, b = cut(b)
-		dst = append(dst, notify.Target{Addr: i, Of: a.of, Address: address})
+		var kept []byte
+		if size := int(b[0]); size < 0x80 { // nearly all
+			kept, b = b[1:1+size], b[1+size:]
+		} else {
+			kept, b = cut(b)
+		}
+		from := len(buf)
+		buf = appendKept(buf, kept)
+		dst = append(dst, notify.Target{Addr: i, Of: a.of, Address: buf[from:len(buf):len(buf)]})
 	}
-	return dst
+	return dst, buf
 }
 
 // Look asks for many users at once what becomes of a notification to each at now:
-// answers[i] is that for users[i], whose notify.HashUser is hashes[i]. Critical
-// categories are always sent.
-func (s *Snapshot) Look(answers []Answer, users [][]byte, hashes []uint64, ch notify.Channel, cat notify.Category, now time.Time) {
+// answers[i] is that for users[i]. Critical categories are always sent.
+func (s *Snapshot) Look(answers []Answer, users [][]byte, ch notify.Channel, cat notify.Category, now time.Time) {
 	var f finder
 	var found [block][]byte
 	for len(users) > 0 {
 		n := min(len(users), block)
-		s.users.find(&f, found[:n], users[:n], hashes[:n])
+		s.users.find(&f, found[:n], users[:n])
 		for i, v := range found[:n] {
 			s.answer(&answers[i], v, ch, cat, now)
 		}
-		answers, users, hashes = answers[n:], users[n:], hashes[n:]
+		answers, users = answers[n:], users[n:]
 	}
 }
 
-// Decide says what becomes of a notification to one user at now. userHash is
-// notify.HashUser(user). Critical categories are always sent.
-func (s *Snapshot) Decide(userHash uint64, user []byte, ch notify.Channel, cat notify.Category, now time.Time) Verdict {
-	v, _ := s.users.get(userHash, user)
+// Decide says what becomes of a notification to one user at now. Critical
+// categories are always sent.
+func (s *Snapshot) Decide(user []byte, ch notify.Channel, cat notify.Category, now time.Time) Verdict {
+	v, _ := s.users.get(hashKey(user), user)
 	var a Answer
 	s.answer(&a, v, ch, cat, now)
 	return a.Verdict
@@ -117,7 +118,8 @@ func (s *Snapshot) Addresses(dst []notify.Target, user []byte, ch notify.Channel
 	v, _ := s.users.get(hashKey(user), user)
 	var a Answer
 	s.answer(&a, v, ch, notify.OTP, time.Time{})
-	return a.Targets(dst)
+	dst, _ = a.Targets(dst, nil)
+	return dst
 }
 
 // answer reads the value of a user; nil is one who set nothing.
@@ -211,7 +213,7 @@ func (s *Snapshot) applySuppressed(h uint64, user []byte, p *engine.Profile) {
 //
 //	1 if a rule follows, else 0
 //	the rule
-//	of each channel: its number, count, uvarint size of {uvarint length, address}...
+//	of each channel: its number, count, uvarint size of {uvarint length, address as it is kept}...
 func (s *Snapshot) packProfile(b []byte, p *engine.Profile) []byte {
 	from := len(b)
 	if r := s.zones.ruleOf(p); r.isDefault() {
@@ -227,14 +229,14 @@ func (s *Snapshot) packProfile(b []byte, p *engine.Profile) []byte {
 		}
 		empty = false
 		list = list[:min(len(list), 255)]
-		size := 0
+		var room [2][128]byte
+		kept, all := room[0][:0], room[1][:0]
 		for _, a := range list {
-			size += uvarintLen(len(a)) + len(a)
+			kept = appendAddress(kept[:0], a)
+			all = append(binary.AppendUvarint(all, uint64(len(kept))), kept...)
 		}
-		b = binary.AppendUvarint(append(b, byte(ch), byte(len(list))), uint64(size))
-		for _, a := range list {
-			b = append(binary.AppendUvarint(b, uint64(len(a))), a...)
-		}
+		b = binary.AppendUvarint(append(b, byte(ch), byte(len(list))), uint64(len(all)))
+		b = append(b, all...)
 	}
 	if empty {
 		return nil

@@ -17,7 +17,9 @@ import (
 // that millions of them cost the garbage collector nothing.
 //
 // Memory: key and value and 2 to 4 bytes of lengths, rounded up to 32, and 4
-// bytes a slot at a load of 3/8 to 3/4.
+// bytes a slot at a load of 3/8 to 3/4. An entry of up to 64 bytes lies in one cache
+// line: one that would begin in the second half of a line and not end there begins
+// in the next, behind an entry without a key.
 type table struct {
 	shards [shards]shard
 	live   atomic.Int64
@@ -28,8 +30,7 @@ const (
 	shards     = 1 << shardBits
 	overlayMax = 64
 
-	// Entries begin at multiples of unit: a slot names one in few bits, and an
-	// entry of 96 bytes never takes three cache lines.
+	// Entries begin at multiples of unit: a slot names one in few bits.
 	unit        = 32
 	minUnitBits = 8
 )
@@ -41,11 +42,12 @@ type shard struct {
 
 // state never changes once published.
 type state struct {
-	// A slot is the number of an entry's unit + 1 in the low unitBits, and as
-	// many of the hash's low bits as fit above, so that a foreign entry is hardly
-	// ever read. 4 bytes, not 8: those of 5M users take 32 MiB.
+	// A slot is the number of an entry's unit + 1 in the low unitBits, whether the
+	// entry is of more than one cache line in the next, and as many of the hash's
+	// low bits as fit above, so that a foreign entry is hardly ever read. 4 bytes,
+	// not 8: those of 5M users take 32 MiB.
 	slots    []uint32
-	arena    []byte // {uvarint key length, uvarint value length, key, value, padding}...
+	arena    []byte // {uvarint key length, uvarint value length, key, value, padding}...; no key: padding
 	over     []change
 	count    int // entries of the arena
 	unitBits uint8
@@ -108,7 +110,10 @@ func (s *state) get(hash uint64, key []byte) ([]byte, bool) {
 // shard's number nor the tag use up.
 func place(hash uint64) uint64 { return hash >> 24 }
 
-func (s *state) tag(hash uint64) uint32 { return uint32(hash) << s.unitBits }
+func (s *state) tag(hash uint64) uint32 { return uint32(hash) << 1 << s.unitBits }
+
+// wide reports whether the entry of a slot is of more than one cache line.
+func (s *state) wide(slot uint32) bool { return slot>>s.unitBits&1 != 0 }
 
 // seek returns the first slot that may be of a hash, 0 if there is none, and where
 // its entry begins. There must be slots.
@@ -129,7 +134,7 @@ func (s *state) seek(hash uint64) (slot uint32, at int) {
 // entryAt is where in the arena the entry of a slot begins, if the slot has the tag.
 func (s *state) entryAt(slot, tag uint32) (at int, mine bool) {
 	low := uint32(1)<<s.unitBits - 1
-	return int(slot&low-1) * unit, (slot^tag)&^low == 0
+	return int(slot&low-1) * unit, (slot^tag)>>s.unitBits>>1 == 0
 }
 
 // entry reads the entry that b begins with; size is without its padding.
@@ -183,7 +188,7 @@ func (t *table) set(hash uint64, key, value []byte) {
 // packed returns the same content without an overlay, of exactly fitting size.
 func (s *state) packed() *state {
 	size, count := 0, 0
-	s.each(func(_ uint64, k, v []byte) { size += entrySize(k, v); count++ })
+	s.each(func(_ uint64, k, v []byte) { _, size = room(size, entrySize(k, v)); count++ })
 	arena := make([]byte, 0, size)
 	s.each(func(_ uint64, k, v []byte) { arena = appendEntry(arena, k, v) })
 	return index(arena, make([]uint32, slotsFor(count)), count)
@@ -194,6 +199,9 @@ func (s *state) each(fn func(hash uint64, key, value []byte)) {
 	for at := 0; at < len(s.arena); {
 		k, v, size := entry(s.arena[at:])
 		at += padded(size)
+		if len(k) == 0 {
+			continue
+		}
 		h := hashKey(k)
 		if !slices.ContainsFunc(s.over, func(c change) bool { return c.hash == h && string(c.key) == string(k) }) {
 			fn(h, k, v)
@@ -220,12 +228,17 @@ func indexBy(arena []byte, slots []uint32, count int, unitBits uint8) *state {
 	mask := uint64(len(slots) - 1)
 	for at := 0; at < len(arena); {
 		k, _, size := entry(arena[at:])
-		h := hashKey(k)
-		i := place(h) & mask
-		for slots[i] != 0 {
-			i = (i + 1) & mask
+		if len(k) > 0 {
+			h := hashKey(k)
+			i := place(h) & mask
+			for slots[i] != 0 {
+				i = (i + 1) & mask
+			}
+			slots[i] = s.tag(h) | uint32(at/unit+1)
+			if size > cacheLine {
+				slots[i] |= 1 << s.unitBits
+			}
 		}
-		slots[i] = s.tag(h) | uint32(at/unit+1)
 		at += padded(size)
 	}
 	return s
@@ -240,19 +253,31 @@ func slotsFor(n int) int {
 }
 
 func appendEntry(b, key, value []byte) []byte {
-	from := len(b)
+	from, _ := room(len(b), entrySize(key, value))
+	b = append(b, none[:from-len(b)]...)
 	b = binary.AppendUvarint(b, uint64(len(key)))
 	b = binary.AppendUvarint(b, uint64(len(value)))
 	b = append(append(b, key...), value...)
-	var zeros [unit]byte
 	size := len(b) - from
-	return append(b, zeros[:padded(size)-size]...)
+	return append(b, none[:padded(size)-size]...)
+}
+
+// none is padding, and an entry without a key.
+var none [unit]byte
+
+// room is where an entry of so many bytes lies that is added at: within one cache
+// line if it fits in one.
+func room(at, size int) (from, to int) {
+	if size > unit && size <= cacheLine && at%cacheLine != 0 {
+		at += unit
+	}
+	return at, at + padded(size)
 }
 
 func padded(size int) int { return (size + unit - 1) / unit * unit }
 
 func entrySize(k, v []byte) int {
-	return padded(uvarintLen(len(k)) + uvarintLen(len(v)) + len(k) + len(v))
+	return uvarintLen(len(k)) + uvarintLen(len(v)) + len(k) + len(v)
 }
 
 func uvarintLen(n int) int { return (bits.Len(uint(n)|1) + 6) / 7 }
@@ -276,13 +301,16 @@ func (l *loader) add(hash uint64, key, value []byte) {
 // (BenchmarkLook). A piece is free once each of its shards has been packed again.
 const together = 256
 
+// wholeLines is the least multiple of a cache line that is not below n.
+func wholeLines(n int) int { return (n + cacheLine - 1) &^ (cacheLine - 1) }
+
 // done publishes, piece by piece: the peak is one piece above the sum.
 func (l *loader) done() {
 	n := 0
 	for from := 0; from < shards; from += together {
 		size, slots := 0, 0
 		for i := from; i < from+together; i++ {
-			size += len(l.arenas[i])
+			size += wholeLines(len(l.arenas[i]))
 			slots += slotsFor(l.counts[i])
 		}
 		arenas, indexes := make([]byte, size), make([]uint32, slots)
@@ -295,7 +323,7 @@ func (l *loader) done() {
 			if count := l.counts[i]; count > 0 {
 				k, m := copy(arenas, l.arenas[i]), slotsFor(count)
 				s = index(arenas[:k:k], indexes[:m:m], count)
-				arenas, indexes = arenas[k:], indexes[m:]
+				arenas, indexes = arenas[wholeLines(k):], indexes[m:]
 				n += count
 			}
 			l.arenas[i], l.counts[i] = nil, 0

@@ -28,7 +28,7 @@ func TestOptOutWhileTheStoreIsAway(t *testing.T) {
 	if got.status != 503 {
 		t.Errorf("%d %s", got.status, got.body)
 	}
-	if v := users.Snapshot().Decide(notify.HashUser([]byte("u1")), []byte("u1"), notify.Push, notify.Marketing, time.Now()); v.Action != prefs.Send {
+	if v := users.Snapshot().Decide([]byte("u1"), notify.Push, notify.Marketing, time.Now()); v.Action != prefs.Send {
 		t.Errorf("%v here alone, of what was refused", v.Action)
 	}
 }

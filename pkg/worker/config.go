@@ -22,10 +22,10 @@ type Provider interface {
 
 // Preferences decides, from memory, whether and where a user is reached.
 type Preferences interface {
-	// Look decides for many users at once: answers[i] is for users[i], whose
-	// notify.HashUser is hashes[i]. One by one takes more than twice as long.
-	Look(answers []prefs.Answer, users [][]byte, hashes []uint64, ch notify.Channel, cat notify.Category, now time.Time)
-	Decide(hash uint64, user []byte, ch notify.Channel, cat notify.Category, now time.Time) prefs.Verdict
+	// Look decides for many users at once: answers[i] is for users[i]. One by one
+	// takes more than twice as long.
+	Look(answers []prefs.Answer, users [][]byte, ch notify.Channel, cat notify.Category, now time.Time)
+	Decide(user []byte, ch notify.Channel, cat notify.Category, now time.Time) prefs.Verdict
 	Addresses(dst []notify.Target, user []byte, ch notify.Channel) []notify.Target
 	Suppressed(ch notify.Channel, address []byte) bool
 	Suppress(ctx context.Context, user string, ch notify.Channel, address, reason string) error

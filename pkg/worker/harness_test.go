@@ -309,7 +309,7 @@ func (p *fakePrefs) Loaded() bool {
 	return !p.absent
 }
 
-func (p *fakePrefs) Decide(_ uint64, user []byte, _ notify.Channel, cat notify.Category, _ time.Time) prefs.Verdict {
+func (p *fakePrefs) Decide(user []byte, _ notify.Channel, cat notify.Category, _ time.Time) prefs.Verdict {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.verdict == nil || cat.Critical() {
@@ -318,12 +318,9 @@ func (p *fakePrefs) Decide(_ uint64, user []byte, _ notify.Channel, cat notify.C
 	return p.verdict(string(user))
 }
 
-func (p *fakePrefs) Look(answers []prefs.Answer, users [][]byte, hashes []uint64, ch notify.Channel, cat notify.Category, now time.Time) {
+func (p *fakePrefs) Look(answers []prefs.Answer, users [][]byte, ch notify.Channel, cat notify.Category, now time.Time) {
 	for i, u := range users {
-		if hashes[i] != notify.HashUser(u) {
-			panic("hash of another user")
-		}
-		v := p.Decide(hashes[i], u, ch, cat, now)
+		v := p.Decide(u, ch, cat, now)
 		p.mu.Lock()
 		answers[i] = prefs.NewAnswer(v, p.addresses[string(u)]...)
 		p.mu.Unlock()

@@ -29,7 +29,6 @@ func (r *round) look(i int, now time.Time) {
 		n := 0
 		for ; n < len(l.recs) && pos+uint32(n) < p.hi && rd.Next(&l.recs[n]); n++ {
 			l.users[n] = l.recs[n].User
-			l.hashes[n] = notify.HashUser(l.users[n])
 		}
 		if n == 0 {
 			for ; pos < p.hi; pos++ {
@@ -37,7 +36,7 @@ func (r *round) look(i int, now time.Time) {
 			}
 			return
 		}
-		cfg.Prefs.Look(l.answers[:n], l.users[:n], l.hashes[:n], e.Channel, e.Category, now)
+		cfg.Prefs.Look(l.answers[:n], l.users[:n], e.Channel, e.Category, now)
 		for k := range n {
 			r.lookAt(i, pos+uint32(k), &l.recs[k], &l.answers[k], e, key, now)
 		}
@@ -50,7 +49,6 @@ func (r *round) look(i int, now time.Time) {
 type looks struct {
 	recs    [64]notify.Receiver
 	users   [64][]byte
-	hashes  [64]uint64
 	answers [64]prefs.Answer
 }
 
@@ -76,9 +74,8 @@ func (r *round) lookAt(i int, pos uint32, rec *notify.Receiver, a *prefs.Answer,
 		return
 	}
 	targets, err := notify.Targets(r.targets[:0], rec.Address)
-	ofProfile := err == nil && len(targets) == 0
-	if ofProfile {
-		targets = a.Targets(targets)
+	if err == nil && len(targets) == 0 {
+		targets, r.copied = a.Targets(targets, r.copied)
 	}
 	r.targets = targets
 	given := notify.Given(rec.Address)
@@ -91,11 +88,6 @@ func (r *round) lookAt(i int, pos uint32, rec *notify.Receiver, a *prefs.Answer,
 		if cfg.Prefs.Suppressed(e.Channel, t.Address) {
 			dead++
 			continue
-		}
-		if ofProfile {
-			from := len(r.copied)
-			r.copied = append(r.copied, t.Address...)
-			t.Address = r.copied[from:len(r.copied):len(r.copied)]
 		}
 		of := t.Of
 		if of <= 1 {
@@ -156,7 +148,7 @@ func (r *round) lookAgain(items []notify.Item, refs []ref) ([]notify.Item, []ref
 		j := r.parts[refs[i].part].job
 		e := &j.env
 		x := notify.Exception{Pos: refs[i].pos, Addr: items[i].Addr, Of: refs[i].of}
-		switch v := cfg.Prefs.Decide(notify.HashUser(items[i].User), items[i].User, e.Channel, e.Category, now); {
+		switch v := cfg.Prefs.Decide(items[i].User, e.Channel, e.Category, now); {
 		case e.Expired(now):
 			x.State, x.Code = j.unsent(x.Pos, notify.Expired, codeExpired)
 		case cfg.Cancels.Cancelled(e, items[i].Index):

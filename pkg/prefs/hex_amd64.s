@@ -1,0 +1,53 @@
+#include "textflag.h"
+
+DATA nibble<>+0(SB)/8, $0x0f0f0f0f0f0f0f0f
+DATA nibble<>+8(SB)/8, $0x0f0f0f0f0f0f0f0f
+GLOBL nibble<>(SB), RODATA|NOPTR, $16
+DATA nine<>+0(SB)/8, $0x0909090909090909
+DATA nine<>+8(SB)/8, $0x0909090909090909
+GLOBL nine<>(SB), RODATA|NOPTR, $16
+DATA zero<>+0(SB)/8, $0x3030303030303030
+DATA zero<>+8(SB)/8, $0x3030303030303030
+GLOBL zero<>(SB), RODATA|NOPTR, $16
+DATA letter<>+0(SB)/8, $0x2727272727272727
+DATA letter<>+8(SB)/8, $0x2727272727272727
+GLOBL letter<>(SB), RODATA|NOPTR, $16
+
+// func hexBlocks(dst, src *byte, blocks int)
+TEXT ·hexBlocks(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), DI
+	MOVQ src+8(FP), SI
+	MOVQ blocks+16(FP), CX
+	TESTQ CX, CX
+	JLE done
+	MOVOU nibble<>(SB), X5
+	MOVOU nine<>(SB), X6
+	MOVOU zero<>(SB), X7
+	MOVOU letter<>(SB), X8
+loop:
+	MOVOU (SI), X0 // upper halves, which come first
+	MOVO X0, X1    // lower halves
+	PSRLW $4, X0
+	PAND X5, X0
+	PAND X5, X1
+	MOVO X0, X2
+	PUNPCKLBW X1, X0
+	PUNPCKHBW X1, X2
+	MOVO X0, X3
+	MOVO X2, X4
+	PCMPGTB X6, X3 // what is above nine is a letter
+	PCMPGTB X6, X4
+	PAND X8, X3
+	PAND X8, X4
+	PADDB X7, X0
+	PADDB X7, X2
+	PADDB X3, X0
+	PADDB X4, X2
+	MOVOU X0, (DI)
+	MOVOU X2, 16(DI)
+	ADDQ $16, SI
+	ADDQ $32, DI
+	DECQ CX
+	JNZ loop
+done:
+	RET

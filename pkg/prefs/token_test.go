@@ -1,0 +1,48 @@
+package prefs
+
+import (
+	"fmt"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+)
+
+// Whatever its form, an address comes back byte for byte, behind what was there.
+func TestKeptAddresses(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		address := rapid.OneOf(
+			rapid.StringMatching(`apns:[0-9a-f]{1,80}`),
+			rapid.StringMatching(`apns:[0-9a-fA-F]{1,80}`),
+			rapid.StringMatching(`fcm:[0-9a-zA-Z_:-]{1,200}`),
+			rapid.StringMatching(`\+[1-9][0-9]{6,14}`),
+			rapid.StringMatching(`[a-z]{1,20}@[a-z]{1,20}\.com`),
+		).Draw(t, "address")
+		kept := appendAddress([]byte("before"), address)
+		if got := string(appendKept([]byte("before"), kept[len("before"):])); got != "before"+address {
+			t.Fatalf("%q came back as %q", address, got)
+		}
+		a := NewAnswer(Verdict{}, "fcm:x", address)
+		targets, _ := a.Targets(nil, nil)
+		if len(targets) != 2 || string(targets[1].Address) != address || targets[1].Addr != 1 || targets[1].Of != 2 {
+			t.Fatalf("%q among two: %v", address, targets)
+		}
+	})
+}
+
+// A user with a token of APNs takes one cache line.
+func TestTokenTakesOneLine(t *testing.T) {
+	t.Parallel()
+	s := newSnapshot()
+	for i := range 100 {
+		user := fmt.Sprintf("u%08d", i)
+		v := s.packProfile(nil, &engine.Profile{User: user, OptOut: []string{"marketing"}, Addresses: map[string][]string{"push": {fmt.Sprintf("apns:%064x", i)}}})
+		b := appendEntry(make([]byte, i%3*unit), []byte(user), v)
+		from, to := room(i%3*unit, entrySize([]byte(user), v))
+		if to != len(b) || from/cacheLine != (to-1)/cacheLine {
+			t.Errorf("the entry lies in %d to %d of %d", from, to, len(b))
+		}
+	}
+}
