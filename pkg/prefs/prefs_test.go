@@ -381,7 +381,6 @@ func TestFindAgainstGet(t *testing.T) {
 		}
 		rand.New(rand.NewPCG(3, 3)).Shuffle(len(keys), func(i, j int) { keys[i], keys[j] = keys[j], keys[i] })
 		var f finder
-		var found [block][]byte
 		var hashes [block]uint64
 		there := 0
 		for from := 0; from < len(keys); from += 50 {
@@ -389,14 +388,14 @@ func TestFindAgainstGet(t *testing.T) {
 			for i, k := range some {
 				hashes[i] = hashKey(k)
 			}
-			tb.find(&f, found[:], some)
+			tb.find(&f, some)
 			for i, k := range some {
 				want, ok := tb.get(hashes[i], k)
 				if ok {
 					there++
 				}
-				if string(found[i]) != string(want) || ok != (found[i] != nil) {
-					t.Fatalf("%s with tags of %d bits: %q, want %q", k, 31-unitBits, found[i], want)
+				if string(f.found[i]) != string(want) || ok != (f.found[i] != nil) {
+					t.Fatalf("%s with tags of %d bits: %q, want %q", k, 31-unitBits, f.found[i], want)
 				}
 				if ok && string(want) != "changed" && !strings.HasPrefix(string(want), "value of "+string(k)+"v") && string(want) != "value of "+string(k) {
 					t.Fatalf("%s has %q", k, want)

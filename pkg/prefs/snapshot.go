@@ -69,6 +69,15 @@ func NewAnswer(v Verdict, addresses ...string) Answer {
 	return a
 }
 
+// Only appends the address to buf if there is one, as nearly always; false: there are
+// others or none, see Targets.
+func (a *Answer) Only(buf []byte) (_ []byte, ok bool) {
+	if a.of != 1 || a.addresses[0] >= 0x80 {
+		return buf, false
+	}
+	return appendKept(buf, a.addresses[1:1+int(a.addresses[0])]), true
+}
+
 // Targets appends the addresses to dst; their bytes are appended to buf, which must
 // not be written to while they are in use. Suppressed ones are among them: ordinals
 // are those of the profile.
@@ -91,12 +100,12 @@ func (a *Answer) Targets(dst []notify.Target, buf []byte) (targets []notify.Targ
 // Look asks for many users at once what becomes of a notification to each at now:
 // answers[i] is that for users[i]. Critical categories are always sent.
 func (s *Snapshot) Look(answers []Answer, users [][]byte, ch notify.Channel, cat notify.Category, now time.Time) {
-	var f finder
-	var found [block][]byte
+	f := finders.Get().(*finder)
+	defer finders.Put(f)
 	for len(users) > 0 {
 		n := min(len(users), block)
-		s.users.find(&f, found[:n], users[:n])
-		for i, v := range found[:n] {
+		s.users.find(f, users[:n])
+		for i, v := range f.found[:n] {
 			s.answer(&answers[i], v, ch, cat, now)
 		}
 		answers, users = answers[n:], users[n:]

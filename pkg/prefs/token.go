@@ -62,7 +62,10 @@ func appendKept(b, kept []byte) []byte {
 	odd := int(kept[0] - evenToken)
 	kept = kept[1:]
 	const word = 4 // bytes that are written at once, of which the last word may have fewer
-	b = append(slices.Grow(b, len(tokenPrefix)+2*(len(kept)+word)), tokenPrefix...)
+	if cap(b)-len(b) < len(tokenPrefix)+2*(len(kept)+word) {
+		b = slices.Grow(b, len(tokenPrefix)+2*(len(kept)+word))
+	}
+	b = append(b, tokenPrefix...)
 	end := len(b) + 2*len(kept) - odd
 	return hexAppend(b, kept)[:end]
 }

@@ -73,43 +73,37 @@ func (r *round) lookAt(i int, pos uint32, rec *notify.Receiver, a *prefs.Answer,
 		}
 		return
 	}
+	if len(rec.Address) == 0 { // nearly all have one address, of their profile
+		from := len(r.copied)
+		if copied, ok := a.Only(r.copied); ok {
+			r.copied = copied
+			if t := (notify.Target{Address: copied[from:len(copied):len(copied)]}); !r.take(i, pos, rec, &t, e, key) {
+				r.unsent(i, pos, notify.Suppressed, codeSuppressed)
+			}
+			return
+		}
+	}
 	targets, err := notify.Targets(r.targets[:0], rec.Address)
 	if err == nil && len(targets) == 0 {
 		targets, r.copied = a.Targets(targets, r.copied)
 	}
 	r.targets = targets
-	given := notify.Given(rec.Address)
-	n := len(r.call.Items)
-	dead := 0
-	for _, t := range targets {
-		if len(t.Address) == 0 { // reached by an earlier attempt
-			continue
-		}
-		if cfg.Prefs.Suppressed(e.Channel, t.Address) {
+	taken, dead := 0, 0
+	for k := range targets {
+		switch {
+		case len(targets[k].Address) == 0: // reached by an earlier attempt
+		case r.take(i, pos, rec, &targets[k], e, key):
+			taken++
+		default:
 			dead++
-			continue
 		}
-		of := t.Of
-		if of <= 1 {
-			of = 0
-		}
-		// In place, for a copy of one made beside it took twice as long; all fields
-		// are set, for it may have been another's.
-		r.call.Items = slices.Grow(r.call.Items, 1)[:len(r.call.Items)+1]
-		it := &r.call.Items[len(r.call.Items)-1]
-		it.Key, it.Fan, it.Index = key, e.Fan, 0
-		if e.Fan {
-			it.Index = rec.Index
-		}
-		it.Addr, it.Given, it.User, it.Address, it.Variables = t.Addr, given, rec.User, t.Address, rec.Variables
-		r.refs = append(r.refs, ref{uint16(i), of, int8(cfg.Routes.Of(t.Address)), pos})
 	}
-	if len(r.call.Items) > n {
+	if taken > 0 {
 		return
 	}
 	switch wake := now.Add(unknownFor).UnixMilli(); {
 	case dead > 0:
-		r.unsent(i, pos, notify.Suppressed, "suppressed_address")
+		r.unsent(i, pos, notify.Suppressed, codeSuppressed)
 	case len(rec.Address) > 0 || cfg.Prefs.Loaded():
 		r.decided(i, pos, notify.Failed, notify.CodeNoAddress, 0)
 	case e.Expires != 0 && wake >= e.Expires:
@@ -117,6 +111,29 @@ func (r *round) lookAt(i int, pos uint32, rec *notify.Receiver, a *prefs.Answer,
 	default:
 		r.decided(i, pos, notify.Deferred, "preferences_away", wake)
 	}
+}
+
+// take adds a receiver's address to the call; false: it is suppressed.
+func (r *round) take(part int, pos uint32, rec *notify.Receiver, t *notify.Target, e *notify.Envelope, key *notify.RowKey) bool {
+	cfg := &r.w.cfg
+	if cfg.Prefs.Suppressed(e.Channel, t.Address) {
+		return false
+	}
+	of := t.Of
+	if of <= 1 {
+		of = 0
+	}
+	// In place, for a copy of one made beside it took twice as long; all fields are
+	// set, for it may have been another's.
+	r.call.Items = slices.Grow(r.call.Items, 1)[:len(r.call.Items)+1]
+	it := &r.call.Items[len(r.call.Items)-1]
+	it.Key, it.Fan, it.Index = key, e.Fan, 0
+	if e.Fan {
+		it.Index = rec.Index
+	}
+	it.Addr, it.Given, it.User, it.Address, it.Variables = t.Addr, notify.Given(rec.Address), rec.User, t.Address, rec.Variables
+	r.refs = append(r.refs, ref{uint16(part), of, int8(cfg.Routes.Of(t.Address)), pos})
+	return true
 }
 
 // unknownFor is how long a receiver waits whose addresses are not known because the
@@ -156,7 +173,7 @@ func (r *round) lookAgain(items []notify.Item, refs []ref) ([]notify.Item, []ref
 		case v.Action == prefs.OptedOut:
 			x.State, x.Code = j.unsent(x.Pos, notify.Suppressed, "opted_out")
 		case cfg.Prefs.Suppressed(e.Channel, items[i].Address):
-			x.State, x.Code = j.unsent(x.Pos, notify.Suppressed, "suppressed_address")
+			x.State, x.Code = j.unsent(x.Pos, notify.Suppressed, codeSuppressed)
 		case v.Action == prefs.Quiet && e.Expires != 0 && v.Until >= e.Expires:
 			x.State, x.Code = j.unsent(x.Pos, notify.Expired, codeExpired)
 		case v.Action == prefs.Quiet:

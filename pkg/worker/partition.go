@@ -350,6 +350,7 @@ const (
 
 const (
 	codeExpired    = "expired"
+	codeSuppressed = "suppressed_address"
 	codePanic      = "panic"
 	codeHandedOver = "handed_over"
 )
