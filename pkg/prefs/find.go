@@ -110,7 +110,7 @@ func (f *finder) compare(keys [][]byte, from int) {
 			continue
 		}
 		at, _ := s.entryAt(slot, 0)
-		if k, v, _ := entry(s.arena[at:]); string(k) == string(keys[i]) {
+		if v, ok := valueOf(s.arena[at:], keys[i]); ok {
 			f.found[i] = v
 		} else if v, ok := s.get(f.hashes[i], keys[i]); ok { // another's, behind which ours may be
 			f.found[i] = v

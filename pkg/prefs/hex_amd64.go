@@ -1,19 +1,17 @@
 package prefs
 
-// hexBlocks writes the 32 digits of each 16 bytes of src to dst.
+// hexBytes writes the digits of n bytes of src to dst, 16 at once. n is 16 or more.
 //
 //go:noescape
-func hexBlocks(dst, src *byte, blocks int)
+func hexBytes(dst, src *byte, n int)
 
-// hexAppend appends the digits of kept.
+// hexAppend appends the digits of kept; b has room for them and a word more.
 func hexAppend(b, kept []byte) []byte {
-	if n := len(kept) / hexBlock; n > 0 {
-		at := len(b)
-		b = b[:at+2*hexBlock*n]
-		hexBlocks(&b[at], &kept[0], n)
-		kept = kept[hexBlock*n:]
+	if len(kept) < 16 {
+		return hexWords(b, kept)
 	}
-	return hexWords(b, kept)
+	at := len(b)
+	b = b[:at+2*len(kept)]
+	hexBytes(&b[at], &kept[0], len(kept))
+	return b
 }
-
-const hexBlock = 16

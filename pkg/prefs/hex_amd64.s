@@ -13,18 +13,16 @@ DATA letter<>+0(SB)/8, $0x2727272727272727
 DATA letter<>+8(SB)/8, $0x2727272727272727
 GLOBL letter<>(SB), RODATA|NOPTR, $16
 
-// func hexBlocks(dst, src *byte, blocks int)
-TEXT ·hexBlocks(SB), NOSPLIT, $0-24
+// func hexBytes(dst, src *byte, n int)
+TEXT ·hexBytes(SB), NOSPLIT, $0-24
 	MOVQ dst+0(FP), DI
 	MOVQ src+8(FP), SI
-	MOVQ blocks+16(FP), CX
-	TESTQ CX, CX
-	JLE done
+	MOVQ n+16(FP), CX
 	MOVOU nibble<>(SB), X5
 	MOVOU nine<>(SB), X6
 	MOVOU zero<>(SB), X7
 	MOVOU letter<>(SB), X8
-loop:
+block:
 	MOVOU (SI), X0 // upper halves, which come first
 	MOVO X0, X1    // lower halves
 	PSRLW $4, X0
@@ -45,9 +43,13 @@ loop:
 	PADDB X4, X2
 	MOVOU X0, (DI)
 	MOVOU X2, 16(DI)
-	ADDQ $16, SI
-	ADDQ $32, DI
-	DECQ CX
-	JNZ loop
+	SUBQ $16, CX
+	JLE done
+	MOVQ $16, AX   // the next 16 bytes, or the last ones
+	CMPQ CX, AX
+	CMOVQLT CX, AX
+	ADDQ AX, SI
+	LEAQ (DI)(AX*2), DI
+	JMP block
 done:
 	RET

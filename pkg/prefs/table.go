@@ -151,6 +151,16 @@ func entry(b []byte) (key, value []byte, size int) {
 	return b[:k:k], b[k : k+v : k+v], n + m + k + v
 }
 
+// valueOf returns the value of the entry that b begins with if its key is this one.
+func valueOf(b, key []byte) ([]byte, bool) {
+	if n := len(key); n < 0x80 && int(b[0]) == n && b[1] < 0x80 { // nearly all
+		b = b[2 : 2+n+int(b[1])]
+		return b[n:len(b):len(b)], string(b[:n]) == string(key)
+	}
+	k, v, _ := entry(b)
+	return v, string(k) == string(key)
+}
+
 // set stores a value, or removes the key when value is nil.
 func (t *table) set(hash uint64, key, value []byte) {
 	sh := &t.shards[hash>>(64-shardBits)]

@@ -84,7 +84,7 @@ func hexWords(b, kept []byte) []byte {
 }
 
 // hex returns the eight digits of four bytes, all at once: 3.5 ns, which is too long
-// for a token of 32 bytes, see hexBlocks.
+// for a token of 32 bytes, see hexBytes.
 func hex(v uint32) uint64 {
 	const ones = 0x0101010101010101
 	x := uint64(v)
