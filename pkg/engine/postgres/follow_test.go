@@ -44,7 +44,7 @@ func until(t testing.TB, what string, ok func() bool) {
 }
 
 func muted(s *service.Service, user string) bool {
-	return s.Snapshot().Decide(notify.HashUser([]byte(user)), []byte(user), notify.Push, notify.Marketing, time.Now()).Action == service.OptedOut
+	return s.Snapshot().Decide([]byte(user), notify.Push, notify.Marketing, time.Now()).Action == service.OptedOut
 }
 
 // Two processes: what one answered binds in the other. The figure is printed; the
