@@ -6,9 +6,13 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 table=$(mktemp)
 trap 'rm -f "$table"' EXIT
-# put MARK FILE
+# put MARK FILE IDS: results of a part of the figures would take the others' rows away.
 put() {
 	[ -s "$2" ] || return 0
+	if [ "$(jq -r 'map(.id) | unique | join(" ")' "$2")" != "$3" ]; then
+		echo "$2 is not of all figures ($3): the table stays" >&2
+		return 0
+	fi
 	jq -r '
 		def short: if . >= 1e6 then "\(. / 1e4 | round / 100)M" elif . >= 1e3 then "\(. / 10 | round / 100)K" else "\(. * 1000 | round / 1000)" end;
 		"| | work | value | reference | ratio | need | |", "|---|---|---|---|---|---|---|",
@@ -23,5 +27,5 @@ put() {
 	' README.md >README.md.new
 	mv README.md.new README.md
 }
-put performance bench/results.json
-put engines bench/engines.json
+put performance bench/results.json "P1 P2 P3 P4 P5 P6 P7 P8"
+put engines bench/engines.json P10

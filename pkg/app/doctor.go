@@ -333,8 +333,8 @@ func (n *Node) lag(context.Context) (any, error) {
 	return ls, nil
 }
 
-// Idle reports whether nothing waits to be handled: every group was assigned its
-// topics, read and finished them, and no timer is due within the horizon.
+// Idle reports whether nothing waits to be handled: every group of this process was
+// assigned its topics, read and finished them, and no timer is due within the horizon.
 func (n *Node) Idle() bool {
 	for _, l := range n.lags() {
 		if l.Topic == "" || l.Lag > 0 || l.InFlight > 0 {

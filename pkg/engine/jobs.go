@@ -26,7 +26,9 @@ type JobEntry struct {
 // Jobs keeps jobs and their reports.
 type Jobs interface {
 	// Create stores a job, or returns the one that has its (Kind, Name) and
-	// false. The entries are stored with it, both or none.
+	// false. The entries are stored with it, both or none. Its id has never been
+	// used, by a job that was dropped neither: an engine may refuse it then
+	// (notify.KindConflict).
 	Create(ctx context.Context, j Job, entries ...JobEntry) (Job, bool, error)
 	// Put stores j if the stored version is j.Version; else notify.KindConflict.
 	// The entries are stored with it, both or none.

@@ -155,6 +155,6 @@ func cutBytes(b []byte) (val, rest []byte, ok bool) {
 // a chunk's identity, it is no protection against somebody who wants a match.
 func ColumnDigest(column []byte) uint64 { return hash64(column) }
 
-// HashUser hashes a user id for tables, filters and history: the same in every
+// HashUser hashes a user id for history and the order of attempts: the same in every
 // process and release (xxHash64, seed 0).
 func HashUser(user []byte) uint64 { return hash64(user) }

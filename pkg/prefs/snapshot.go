@@ -72,7 +72,7 @@ func NewAnswer(v Verdict, addresses ...string) Answer {
 // Only appends the address to buf if there is one, as nearly always; false: there are
 // others or none, see Targets.
 func (a *Answer) Only(buf []byte) (_ []byte, ok bool) {
-	if a.of != 1 || a.addresses[0] >= 0x80 {
+	if a.of != 1 || a.addresses[0] == 0 || a.addresses[0] >= 0x80 {
 		return buf, false
 	}
 	return appendKept(buf, a.addresses[1:1+int(a.addresses[0])]), true
@@ -101,7 +101,7 @@ func (a *Answer) Targets(dst []notify.Target, buf []byte) (targets []notify.Targ
 // answers[i] is that for users[i]. Critical categories are always sent.
 func (s *Snapshot) Look(answers []Answer, users [][]byte, ch notify.Channel, cat notify.Category, now time.Time) {
 	f := finders.Get().(*finder)
-	defer finders.Put(f)
+	defer f.free(min(len(users), block))
 	for len(users) > 0 {
 		n := min(len(users), block)
 		s.users.find(f, users[:n])
@@ -238,8 +238,8 @@ func (s *Snapshot) packProfile(b []byte, p *engine.Profile) []byte {
 		}
 		empty = false
 		list = list[:min(len(list), 255)]
-		var room [2][128]byte
-		kept, all := room[0][:0], room[1][:0]
+		var space [2][128]byte
+		kept, all := space[0][:0], space[1][:0]
 		for _, a := range list {
 			kept = appendAddress(kept[:0], a)
 			all = append(binary.AppendUvarint(all, uint64(len(kept))), kept...)
@@ -258,7 +258,9 @@ func (s *Snapshot) packProfile(b []byte, p *engine.Profile) []byte {
 func packSuppressed(b []byte, p *engine.Profile) []byte {
 	list := make([]string, 0, len(p.Suppressed))
 	for a := range p.Suppressed {
-		list = append(list, suppressKey(a))
+		if a != "" { // no key of a table
+			list = append(list, suppressKey(a))
+		}
 	}
 	slices.Sort(list)
 	for _, a := range slices.Compact(list) {

@@ -161,7 +161,7 @@ func valueOf(b, key []byte) ([]byte, bool) {
 	return v, string(k) == string(key)
 }
 
-// set stores a value, or removes the key when value is nil.
+// set stores a value, or removes the key when value is nil. A key has a byte or more.
 func (t *table) set(hash uint64, key, value []byte) {
 	sh := &t.shards[hash>>(64-shardBits)]
 	sh.mu.Lock()

@@ -10,8 +10,8 @@ import (
 // the bytes that the digits stand for, so that a user takes one cache line and not
 // two: among 5M users a look-up is little but waiting for memory.
 //
-// A packed token begins with a byte that no address begins with, which says how many
-// digits the last byte has.
+// A packed token begins with a byte that no address begins with (ValidateAddress),
+// which says how many digits the last byte has.
 const (
 	tokenPrefix = "apns:"
 	evenToken   = 1
@@ -32,6 +32,9 @@ var digits = func() (t [256]uint8) {
 
 // appendAddress appends an address as it is kept.
 func appendAddress(b []byte, address string) []byte {
+	if address != "" && (address[0] == evenToken || address[0] == oddToken) {
+		return b // nobody could set it
+	}
 	token, ok := strings.CutPrefix(address, tokenPrefix)
 	if !ok || token == "" {
 		return append(b, address...)

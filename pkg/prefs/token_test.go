@@ -24,6 +24,10 @@ func TestKeptAddresses(t *testing.T) {
 		if got := string(appendKept([]byte("before"), kept[len("before"):])); got != "before"+address {
 			t.Fatalf("%q came back as %q", address, got)
 		}
+		one := NewAnswer(Verdict{}, address)
+		if got, ok := one.Only([]byte("before")); ok && string(got) != "before"+address || ok != (len(kept)-len("before") < 0x80) {
+			t.Fatalf("%q alone: %q, %v", address, got, ok)
+		}
 		a := NewAnswer(Verdict{}, "fcm:x", address)
 		targets, _ := a.Targets(nil, nil)
 		if len(targets) != 2 || string(targets[1].Address) != address || targets[1].Addr != 1 || targets[1].Of != 2 {
@@ -43,6 +47,29 @@ func TestTokenTakesOneLine(t *testing.T) {
 		from, to := room(i%3*unit, entrySize([]byte(user), v))
 		if to != len(b) || from/cacheLine != (to-1)/cacheLine {
 			t.Errorf("the entry lies in %d to %d of %d", from, to, len(b))
+		}
+	}
+}
+
+// Both ways to write digits write the same, and nothing beside it.
+func TestHexWritesItsOwnBytesOnly(t *testing.T) {
+	t.Parallel()
+	kept := make([]byte, 200)
+	for i := range kept {
+		kept[i] = byte(i*37 + 11)
+	}
+	for n := range kept {
+		want := fmt.Sprintf("%x", kept[:n])
+		for name, write := range map[string]func(b, kept []byte) []byte{"hexAppend": hexAppend, "hexWords": hexWords} {
+			const behind = "behind"
+			room := append(append([]byte("before"), make([]byte, 2*n+8)...), behind...)
+			got := write(room[:len("before"):len(room)-len(behind)], kept[:n])
+			if string(got[:len("before")+2*n]) != "before"+want {
+				t.Fatalf("%s of %d bytes: %q", name, n, got)
+			}
+			if string(room[len(room)-len(behind):]) != behind {
+				t.Fatalf("%s of %d bytes wrote behind its room", name, n)
+			}
 		}
 	}
 }

@@ -476,7 +476,11 @@ func lettersProgram(t *rapid.T, n int) []step {
 }
 
 func jobsProgram(t *rapid.T, n int) []step {
-	id := func(t *rapid.T) string { return fmt.Sprint("job-", n, "-", draw(t, "job", 2)) }
+	// Ids are made, never chosen: none comes again once it may have been dropped.
+	var times [3]int
+	var dropped [3]bool
+	name := func(job int) string { return fmt.Sprint("job-", n, "-", job, "-", times[job]) }
+	id := func(t *rapid.T) string { return name(draw(t, "job", 2)) }
 	show := func(j engine.Job) string {
 		return fmt.Sprintf("%s/%s/%s/%s/%s/v%d", j.ID, j.Kind, j.Name, j.State, j.Spec, j.Version)
 	}
@@ -488,12 +492,16 @@ func jobsProgram(t *rapid.T, n int) []step {
 	}
 	return steps(t, 14,
 		func(t *rapid.T) step {
-			i := id(t)
+			job := draw(t, "job", 2)
+			if dropped[job] {
+				dropped[job], times[job] = false, times[job]+1
+			}
+			i := name(job)
 			j := engine.Job{ID: i, Kind: "replay", Name: fmt.Sprint("name-", n, "-", draw(t, "name", 1)), State: "running", Spec: []byte(`{}`), Created: place(-n) + int64(len(i)), Updated: place(-n)}
 			es := entry(t)
 			return step{fmt.Sprint("create ", show(j), len(es)), func(ctx context.Context, e *engines, _ *known) (string, error) {
 				if _, there, err := e.jobs.Get(ctx, j.ID); err != nil || there {
-					return "its id is taken", err // ids are made, never chosen
+					return "its id is taken", err
 				}
 				got, won, err := e.jobs.Create(ctx, j, es...)
 				return fmt.Sprint(show(got), won), err
@@ -525,7 +533,9 @@ func jobsProgram(t *rapid.T, n int) []step {
 			}}
 		},
 		func(t *rapid.T) step {
-			i, v := id(t), uint64(draw(t, "version", 2))
+			job, v := draw(t, "job", 2), uint64(draw(t, "version", 2))
+			i := name(job)
+			dropped[job] = true
 			return step{fmt.Sprint("drop ", i, v), func(ctx context.Context, e *engines, _ *known) (string, error) { return "", e.jobs.Drop(ctx, i, v) }}
 		},
 		func(t *rapid.T) step {
