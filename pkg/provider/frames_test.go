@@ -212,7 +212,7 @@ func testFramesGoAway(t *testing.T, client APNsClient) {
 				c.goAway(41, http2.ErrCodeNo)
 			}
 			return // not processed
-		case stream%10 == 7 && c.number == 2 && stream < 100:
+		case stream == 7 && c.number == 2: // one: a push is begun three times at most, and may have been cut by the GOAWAY
 			c.reset(stream, http2.ErrCodeRefusedStream)
 			return
 		}
