@@ -335,11 +335,10 @@ func (n *Node) lag(context.Context) (any, error) {
 
 // Idle reports whether nothing waits to be handled: every group of this process was
 // assigned its topics, read and finished them, and no timer is due within the horizon.
-func (n *Node) Idle() bool {
-	for _, l := range n.lags() {
-		if l.Topic == "" || l.Lag > 0 || l.InFlight > 0 {
-			return false
-		}
-	}
-	return n.later.timers.Pending() == 0
+func (n *Node) Idle() bool { return allDone(n.lags()) && n.later.timers.Pending() == 0 }
+
+// allDone reports whether nothing of lags waits; a group that was assigned no topic
+// yet has not looked.
+func allDone(lags []Lag) bool {
+	return !slices.ContainsFunc(lags, func(l Lag) bool { return l.Topic == "" || l.Lag > 0 || l.InFlight > 0 })
 }

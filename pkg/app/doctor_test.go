@@ -66,6 +66,24 @@ func TestLagNames(t *testing.T) {
 	}
 }
 
+// TestAllDone: a group that has not been assigned a topic has not looked at it.
+func TestAllDone(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		of   Lag
+		done bool
+	}{
+		{Lag{Group: "push-workers", Topic: "a"}, true},
+		{Lag{Group: "push-workers"}, false},
+		{Lag{Group: "push-workers", Topic: "a", Lag: 1}, false},
+		{Lag{Group: "push-workers", Topic: "a", InFlight: 1}, false},
+	} {
+		if got := allDone([]Lag{{Group: "sms-workers", Topic: "b"}, c.of}); got != c.done {
+			t.Errorf("%+v: %v", c.of, got)
+		}
+	}
+}
+
 func TestDiskLevel(t *testing.T) {
 	t.Parallel()
 	f := func(freeMiB uint64, least int, want string) {

@@ -1,17 +1,11 @@
 #include "textflag.h"
 
-DATA nibble<>+0(SB)/8, $0x0f0f0f0f0f0f0f0f
-DATA nibble<>+8(SB)/8, $0x0f0f0f0f0f0f0f0f
-GLOBL nibble<>(SB), RODATA|NOPTR, $16
-DATA nine<>+0(SB)/8, $0x0909090909090909
-DATA nine<>+8(SB)/8, $0x0909090909090909
-GLOBL nine<>(SB), RODATA|NOPTR, $16
-DATA zero<>+0(SB)/8, $0x3030303030303030
-DATA zero<>+8(SB)/8, $0x3030303030303030
-GLOBL zero<>(SB), RODATA|NOPTR, $16
-DATA letter<>+0(SB)/8, $0x2727272727272727
-DATA letter<>+8(SB)/8, $0x2727272727272727
-GLOBL letter<>(SB), RODATA|NOPTR, $16
+// 16 times the same byte
+#define ALL(name, eight) DATA name<>+0(SB)/8, eight; DATA name<>+8(SB)/8, eight; GLOBL name<>(SB), RODATA|NOPTR, $16
+ALL(nibble, $0x0f0f0f0f0f0f0f0f)
+ALL(nine, $0x0909090909090909)
+ALL(zero, $0x3030303030303030)
+ALL(letter, $0x2727272727272727)
 
 // func hexBytes(dst, src *byte, n int)
 TEXT ·hexBytes(SB), NOSPLIT, $0-24

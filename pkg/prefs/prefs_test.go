@@ -408,6 +408,55 @@ func TestFindAgainstGet(t *testing.T) {
 	}
 }
 
+// Every byte of a key is in its hash, and so is its length; keys that differ little
+// are spread over the shards.
+func TestHashKey(t *testing.T) {
+	t.Parallel()
+	for n := range 40 {
+		key := make([]byte, n)
+		h := hashKey(key)
+		if hashKey(make([]byte, n+1)) == h {
+			t.Errorf("%d zeros hash as one more do", n)
+		}
+		for i := range key {
+			key[i] = 1
+			if hashKey(key) == h {
+				t.Errorf("byte %d of %d is not in the hash", i, n)
+			}
+			key[i] = 0
+		}
+	}
+	var full [shards]int
+	for i := range 100 * shards {
+		full[hashKey(fmt.Appendf(nil, "u%08d", i))>>(64-shardBits)]++
+	}
+	if least, most := slices.Min(full[:]), slices.Max(full[:]); least < 40 || most > 180 {
+		t.Errorf("shards of %d to %d, where 100 are expected", least, most)
+	}
+}
+
+// A finder that is given back holds on to nothing of the table.
+func TestFinderKeepsNothing(t *testing.T) {
+	t.Parallel()
+	var tb table
+	keys := make([][]byte, block)
+	for i := range keys {
+		keys[i] = fmt.Appendf(nil, "key-%d", i)
+		tb.set(hashKey(keys[i]), keys[i], []byte("value"))
+	}
+	f := new(finder)
+	tb.find(f, keys)
+	if f.states[block-1] == nil || f.found[block-1] == nil {
+		t.Fatal("nothing was found")
+	}
+	f.clear(len(keys))
+	for i := range keys {
+		if f.states[i] != nil || f.found[i] != nil {
+			t.Fatalf("key %d is still held", i)
+		}
+	}
+}
+
 // No reader sees what an answered opt-out forbids, while others change too.
 func TestOptOutBindsWhileReadersLoop(t *testing.T) {
 	t.Parallel()

@@ -101,7 +101,8 @@ func (a *Answer) Targets(dst []notify.Target, buf []byte) (targets []notify.Targ
 // answers[i] is that for users[i]. Critical categories are always sent.
 func (s *Snapshot) Look(answers []Answer, users [][]byte, ch notify.Channel, cat notify.Category, now time.Time) {
 	f := finders.Get().(*finder)
-	defer f.free(min(len(users), block))
+	defer finders.Put(f)
+	defer f.clear(min(len(users), block))
 	for len(users) > 0 {
 		n := min(len(users), block)
 		s.users.find(f, users[:n])
