@@ -8,7 +8,7 @@ import (
 
 // Most addresses are device tokens of APNs: "apns:" and 64 digits. They are kept as
 // the bytes that the digits stand for, so that a user takes one cache line and not
-// two: among 5M users a look-up is little but waiting for memory.
+// two.
 //
 // A packed token begins with a byte that no address begins with (ValidateAddress),
 // which says how many digits the last byte has.
