@@ -41,8 +41,8 @@ func (f *finder) clear(n int) {
 // keys take three steps, in strides: the slot is asked for; one stride later it is
 // read and the entry asked for; one stride later that is compared. Misses of
 // many keys are under way at any time. Measured with 5M users (BenchmarkLook, with the
-// copy of the address), CPU time a user: 83 to 94 ns, 96 to 111 where the address is no token of APNs,
-// one by one 270 to 310. Blocks of 64 to 256 and strides of 8 and 16 are alike.
+// copy of the address), CPU time a user: 83 to 94 ns, 96 to 111 where the address is no
+// token of APNs, one by one 270 to 310. Blocks of 64 to 256 and strides of 8 and 16 are alike.
 func (t *table) find(f *finder, keys [][]byte) {
 	n := min(len(keys), block)
 	keys = keys[:n]
