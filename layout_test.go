@@ -33,6 +33,7 @@ var mayImport = map[string]string{
 	"pkg/explain": "",
 	"pkg/engine":  "notify",
 
+	"pkg/freeport":  "", // ports of servers that come back
 	"pkg/promcheck": "",
 	"pkg/trace":     "", // spans; the only one that knows OpenTelemetry
 
@@ -97,7 +98,7 @@ var mayImport = map[string]string{
 	"pkg/app": everything("load", "load/report", "tui", "tui/console", "engine/faulty", "engine/enginetest", "trace/tracetest"),
 
 	"cmd/notifyd":   "app api backup durable notify server simulator load cli",
-	"cmd/notifyctl": "app api archive backup durable load load/report tui tui/console notify cli when plan explain promcheck docs dashboards",
+	"cmd/notifyctl": "app freeport api archive backup durable load load/report tui tui/console notify cli when plan explain promcheck docs dashboards",
 }
 
 // everything stands for all packages of pkg but some.

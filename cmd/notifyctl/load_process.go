@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -18,6 +17,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/freeport"
 	"github.com/notifyd/notifyd/pkg/load"
 )
 
@@ -33,7 +33,7 @@ func (e *loadEnvironment) process(ctx context.Context, p *program, s *load.Scena
 		return err
 	}
 	e.closes = append(e.closes, func() error { return os.RemoveAll(dir) })
-	port, err := portBlock(ctx)
+	port, err := freeport.Find(5)
 	if err != nil {
 		return err
 	}
@@ -76,30 +76,6 @@ func findNotifyd(bin string) (string, error) {
 		return "", cli.Usage("mode process needs notifyd beside notifyctl, on the PATH, or --notifyd FILE")
 	}
 	return bin, nil
-}
-
-// portBlock finds a free port of loopback with four free ones behind it.
-func portBlock(ctx context.Context) (int, error) {
-	var lc net.ListenConfig
-	for range 100 {
-		l, err := lc.Listen(ctx, "tcp", "127.0.0.1:0")
-		if err != nil {
-			return 0, err
-		}
-		port := l.Addr().(*net.TCPAddr).Port
-		_ = l.Close() // it is to be free
-		free := port+4 < 65536
-		for i := 1; free && i <= 4; i++ {
-			l, err := lc.Listen(ctx, "tcp", "127.0.0.1:"+strconv.Itoa(port+i))
-			if free = err == nil; free {
-				_ = l.Close()
-			}
-		}
-		if free {
-			return port, nil
-		}
-	}
-	return 0, errors.New("no five free ports in a row")
 }
 
 // portOfLog is where, behind the API's port, notifyd dev serves its log.

@@ -3,8 +3,6 @@ package stream
 import (
 	"bytes"
 	"fmt"
-	"math/rand/v2"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/notifyd/notifyd/pkg/engine/enginetest"
+	"github.com/notifyd/notifyd/pkg/freeport"
 )
 
 // ownKafka are brokers that one test alone has, to stop and kill.
@@ -32,7 +31,10 @@ func startKafka(t testing.TB, nodes int, env ...string) *ownKafka {
 	t.Helper()
 	enginetest.Server(t, enginetest.KafkaEnv)
 	k := &ownKafka{t: t, dir: t.TempDir(), nodes: nodes}
-	port := freePorts(t, nodes)
+	port, err := freeport.Find(100*(nodes-1) + 2) // broker i has port + 100 i, its controller the one behind it
+	if err != nil {
+		t.Fatal(err)
+	}
 	k.env = append(env, "NOTIFY_ENGINES_DIR="+k.dir, "NOTIFY_KAFKA_PORT="+strconv.Itoa(port),
 		"NOTIFY_KAFKA_CONTROLLER_PORT="+strconv.Itoa(port+1), "NODES="+strconv.Itoa(nodes))
 	for i := range nodes {
@@ -41,29 +43,6 @@ func startKafka(t testing.TB, nodes int, env ...string) *ownKafka {
 	t.Cleanup(func() { k.script("stop") })
 	k.script("start")
 	return k
-}
-
-// freePorts returns p such that p + 100 i and the one behind it are free, below
-// those that outgoing connections take.
-func freePorts(t testing.TB, nodes int) int {
-	t.Helper()
-	for range 1000 {
-		p := 20_000 + 2*rand.IntN(5000)
-		free := true
-		for i := range 2 * nodes {
-			l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", p+100*(i/2)+i%2))
-			if err != nil {
-				free = false
-				break
-			}
-			l.Close()
-		}
-		if free {
-			return p
-		}
-	}
-	t.Fatal("no free ports")
-	return 0
 }
 
 func (k *ownKafka) script(command string) {

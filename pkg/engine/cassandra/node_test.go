@@ -2,7 +2,6 @@ package cassandra
 
 import (
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/enginetest"
+	"github.com/notifyd/notifyd/pkg/freeport"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -87,13 +87,8 @@ func newNode(t *testing.T) *ownNode {
 	}
 	n := &ownNode{t: t, script: filepath.Join(repo, "scripts", "engines", "cassandra.sh"), dir: t.TempDir()}
 	for _, p := range []*int{&n.port, &n.storage, &n.jmx} {
-		// Below the ephemeral range, from where the system would give it away again.
-		for *p == 0 {
-			l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 20_000+time.Now().UnixNano()/1000%10_000))
-			if err == nil {
-				*p = l.Addr().(*net.TCPAddr).Port
-				l.Close()
-			}
+		if *p, err = freeport.Find(1); err != nil {
+			t.Fatal(err)
 		}
 	}
 	t.Cleanup(func() { n.run("stop") })

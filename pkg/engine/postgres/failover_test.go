@@ -19,6 +19,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/enginetest"
+	"github.com/notifyd/notifyd/pkg/freeport"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -41,10 +42,8 @@ func servers(t *testing.T) func(name string, env ...string) *server {
 	must(t, os.Chmod(dir, 0o755))
 	t.Cleanup(func() { must(t, os.RemoveAll(dir)) })
 	return func(name string, env ...string) *server {
-		l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+		port, err := freeport.Find(1)
 		must(t, err)
-		port := l.Addr().(*net.TCPAddr).Port
-		must(t, l.Close())
 		s := &server{t: t, port: port, env: append(env, "NOTIFY_ENGINES_DIR="+dir, "POSTGRES_NAME="+name, "NOTIFY_POSTGRES_PORT="+strconv.Itoa(port))}
 		t.Cleanup(func() { s.do("stop") })
 		s.do("start")

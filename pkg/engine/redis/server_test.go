@@ -19,6 +19,7 @@ import (
 	client "github.com/redis/go-redis/v9"
 
 	"github.com/notifyd/notifyd/pkg/engine/enginetest"
+	"github.com/notifyd/notifyd/pkg/freeport"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -50,20 +51,14 @@ func startServer(t testing.TB, args ...string) *server {
 	return s
 }
 
-// freePort returns a port that nobody has now. Below 22,768, so that the bus of a
-// cluster's node (10,000 above) is below the ports of outgoing connections.
+// freePort returns a port that nobody has now.
 func freePort(t testing.TB) int {
 	t.Helper()
-	for n := range 1000 {
-		port := 10_000 + (os.Getpid()*31+n*17+int(opened.Add(1))*101)%12_000
-		l, err := net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(port))
-		if err == nil {
-			_ = l.Close()
-			return port
-		}
+	port, err := freeport.Find(1)
+	if err != nil {
+		t.Fatal(err)
 	}
-	t.Fatal("no port is free")
-	return 0
+	return port
 }
 
 func (s *server) addr() string { return "127.0.0.1:" + strconv.Itoa(s.port) }

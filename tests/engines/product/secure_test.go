@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/freeport"
 	"github.com/notifyd/notifyd/tests/internal/fleet"
 )
 
@@ -151,7 +152,7 @@ func TestRefused(t *testing.T) {
 func TestAwayAtTheStart(t *testing.T) {
 	e := servers(t)
 	v := e.main(t)
-	closed, err := freePorts(1)
+	closed, err := freeport.Find(1)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,8 +10,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"math/big"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -25,6 +23,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/notifyd/notifyd/pkg/engine/enginetest"
+	"github.com/notifyd/notifyd/pkg/freeport"
 	"github.com/notifyd/notifyd/tests/internal/fleet"
 	"github.com/notifyd/notifyd/tests/internal/victim"
 )
@@ -82,7 +81,7 @@ func (e *estate) start() (err error) {
 		return err
 	}
 	for name, span := range map[string]int{"kafka": 2, "cassandra": 3, "redis": 40, "postgres": 1} {
-		if e.ports[name], err = freePorts(span); err != nil {
+		if e.ports[name], err = freeport.Find(span); err != nil {
 			return err
 		}
 	}
@@ -141,28 +140,6 @@ func (e *estate) close() {
 	}
 	wg.Wait()
 	_ = os.RemoveAll(e.dir)
-}
-
-// freePorts returns the first of some in a row that are free, below those that
-// outgoing connections take.
-func freePorts(span int) (int, error) {
-	for range 1000 {
-		n, err := rand.Int(rand.Reader, big.NewInt(9000))
-		if err != nil {
-			return 0, err
-		}
-		first, free := 20_000+int(n.Int64()), true
-		for p := first; free && p < first+span; p++ {
-			l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", p))
-			if free = err == nil; free {
-				l.Close()
-			}
-		}
-		if free {
-			return first, nil
-		}
-	}
-	return 0, fmt.Errorf("no %d free ports in a row", span)
 }
 
 func (e *estate) at(name string, more int) string {

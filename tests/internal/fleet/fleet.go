@@ -20,6 +20,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/freeport"
 	"github.com/notifyd/notifyd/tests/internal/victim"
 )
 
@@ -106,9 +107,14 @@ func (f *Fleet) Command(ctx context.Context, env []string, args ...string) (stri
 // Run starts a process of some roles and waits until it is ready. set are values of
 // its configuration, key=value, env its further environment.
 func (f *Fleet) Run(ctx context.Context, name, role string, env []string, set ...string) (*Process, error) {
-	p := &Process{Name: name, Role: role, Log: filepath.Join(f.cfg.Dir, name+".log"), API: "127.0.0.1:0", f: f, env: env, set: set}
+	p := &Process{Name: name, Role: role, Log: filepath.Join(f.cfg.Dir, name+".log"), f: f, env: env, set: set}
 	f.procs = append(f.procs, p)
-	err := p.start(ctx)
+	port, err := freeport.Find(1)
+	if err != nil {
+		return p, err
+	}
+	p.API = fmt.Sprint("127.0.0.1:", port)
+	err = p.start(ctx)
 	return p, err
 }
 

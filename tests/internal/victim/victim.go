@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/freeport"
 	"github.com/notifyd/notifyd/pkg/load"
 )
 
@@ -66,7 +67,8 @@ func New(ctx context.Context, cfg Config) (*Victim, error) {
 	}
 	v := &Victim{cfg: cfg}
 	var err error
-	if v.port, err = portBlock(); err != nil {
+	// dev takes the API's port and the four behind it.
+	if v.port, err = freeport.Find(5); err != nil {
 		return v, err
 	}
 	if v.log, err = os.Create(filepath.Join(cfg.Dir, "notifyd.log")); err != nil {
@@ -240,6 +242,8 @@ func (v *Victim) End() {
 	}
 	httpClient.CloseIdleConnections()
 }
+
+var httpClient = &http.Client{Timeout: 30 * time.Second}
 
 func (v *Victim) get(ctx context.Context, url string, out any) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
