@@ -99,6 +99,16 @@ func TestOpenLoop(t *testing.T) {
 	})
 }
 
+// At a rate where the next message is due before the last one is made, a bulk worker
+// sleeps nevertheless, and takes a slot's worth at once: the middle one of it was due
+// half a slot ago. In real time: in a bubble, no time passes while it works.
+func TestBulkSleeps(t *testing.T) {
+	res := drive(t, One("t", 200*time.Millisecond, Step{Target: Null, Rate: 5e6, Workers: 1}), Config{})
+	if s := &res.Steps[0]; s.Lag.P50 < int64(slot)/4 || res.Totals.Sent != 1_000_000 {
+		t.Errorf("sent %d, the middle one %v after it was due", res.Totals.Sent, time.Duration(s.Lag.P50))
+	}
+}
+
 // A sink that stalls for two seconds: those who were due meanwhile waited, though
 // the server served each of them fast. Taken from the moment of sending, it would
 // not show but in the few that were under way.

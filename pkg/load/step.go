@@ -231,35 +231,35 @@ func (s *stepRun) bulk(ctx context.Context, rec *recorder, start time.Time) {
 			return
 		}
 		from := s.next.Load()
-		due := from + bulkMost
-		if s.sched != nil {
-			due = s.local(s.by(now))
-		} else if now >= s.length || !s.resumed(ctx, start) {
-			return
-		}
 		if from >= limit {
 			return
 		}
-		if due = min(due, limit, from+bulkMost); due <= from {
-			next, changed := s.at(s.global(from))
-			if changed != nil && next >= s.length {
+		due := int64(math.MaxInt64)
+		if s.sched == nil {
+			if now >= s.length || !s.resumed(ctx, start) {
+				return
+			}
+		} else {
+			first, changed := s.at(s.global(from))
+			if changed != nil && first >= s.length {
 				if !waitOr(ctx, start, s.length, changed) {
 					return
 				}
 				continue
 			}
-			wake := max(next, now+slot)
-			switch {
-			case changed == nil:
-				waitUntil(ctx, start.Add(wake))
-			case waitOr(ctx, start, wake, changed):
-				continue
+			if wake := max(first, min(first, now)+slot); wake > now {
+				if changed == nil {
+					waitUntil(ctx, start.Add(wake))
+				} else if waitOr(ctx, start, wake, changed) {
+					continue
+				}
+				if ctx.Err() != nil {
+					return
+				}
 			}
-			if ctx.Err() != nil {
-				return
-			}
-			due = min(s.local(s.by(time.Since(start))), limit, from+bulkMost)
+			due = s.local(s.by(time.Since(start)))
 		}
+		due = min(due, limit, from+bulkMost)
 		if due <= from || !s.next.CompareAndSwap(from, due) {
 			continue
 		}
@@ -267,7 +267,9 @@ func (s *stepRun) bulk(ctx context.Context, rec *recorder, start time.Time) {
 	}
 }
 
-// slot is the least a bulk worker sleeps.
+// slot is the least a bulk worker sleeps, and for how long the oldest message it takes
+// has been due: at 5M/s another one is due every 200 ns, and a worker that took
+// whatever was due would never sleep, and take a handful at a time.
 const slot = time.Millisecond
 
 func (s *stepRun) slot(rec *recorder, body []byte, start time.Time, from, to int64) []byte {
