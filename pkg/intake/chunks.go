@@ -96,13 +96,11 @@ func (f *splitter) plain(b []byte, i, j int) {
 		hi &= 1<<(8*(n-8)) - 1
 	}
 	user := w[:n]
-	h := f.users.mix(lo, hi, n)
-	slot, fresh := f.users.find(h, user, f.cols)
-	if !fresh {
+	part := uint16(stream.Partition(user, len(f.cols)))
+	if !f.users.first(f.users.mix(lo, hi, n), user, part, f.cols) {
 		f.reject(reasonSecondTime)
 		return
 	}
-	part := uint16(stream.Partition(user, len(f.cols)))
 	c := &f.cols[part]
 	delta, at := f.index-c.next, len(c.buf)
 	if delta >= 0x80 || cap(c.buf)-at < 18 {
@@ -118,7 +116,6 @@ func (f *splitter) plain(b []byte, i, j int) {
 		at += 2
 		c.buf = c.buf[:at+n]
 	}
-	f.users.put(slot, h, part, at, n)
 	f.index++
 	c.next = f.index
 	c.count++
@@ -138,13 +135,11 @@ func (f *splitter) add(user, address, vars []byte) {
 		f.reject(why)
 		return
 	}
-	h := f.users.hash(user)
-	slot, fresh := f.users.find(h, user, f.cols)
-	if !fresh {
+	part := uint16(stream.Partition(user, len(f.cols)))
+	if !f.users.first(f.users.hash(user), user, part, f.cols) {
 		f.reject(reasonSecondTime)
 		return
 	}
-	part := uint16(stream.Partition(user, len(f.cols)))
 	c := &f.cols[part]
 	flags := uint64(len(user)) << 2
 	if len(address) > 0 {
@@ -155,7 +150,6 @@ func (f *splitter) add(user, address, vars []byte) {
 	}
 	b := binary.AppendUvarint(c.buf, uint64(f.index-c.next))
 	b = binary.AppendUvarint(b, flags)
-	f.users.put(slot, h, part, len(b), len(user))
 	b = append(b, user...)
 	if flags&1 != 0 {
 		b = binary.AppendUvarint(b, uint64(len(address)))

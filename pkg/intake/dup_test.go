@@ -22,25 +22,45 @@ func feedIDs(f *splitter, users []string) int {
 	return int(f.index) - f.accepted
 }
 
-// Users whose tags are all equal are told apart by their bytes.
-func TestSameTag(t *testing.T) {
+// Users of one hash are told apart by their bytes, before and after there is a map of
+// them.
+func TestSameHash(t *testing.T) {
 	t.Parallel()
 	f := newSplitter()
 	f.begin(notify.Push, 3, 1<<20, 10, 2000)
-	f.users.width = 32 // no bit is left for a tag
+	f.users.k0, f.users.k1 = 0, 0 // all users of up to 7 bytes have the hash 0
 	var users []string
 	for i := range 1000 {
 		users = append(users, fmt.Sprintf("u%d", i), fmt.Sprintf("a-longer-user-id-%d", i))
 	}
-	if n := feedIDs(f, users); n != 0 {
-		t.Errorf("%d real receivers are dropped", n)
+	few := users[:20]
+	if n := feedIDs(f, few); n != 0 || f.users.looked != 9 || f.users.places != nil {
+		t.Errorf("%d real receivers are dropped, %d were looked for", n, f.users.looked)
 	}
-	if n := feedIDs(f, users); n != len(users) {
-		t.Errorf("%d of %d repeated users are found", n, len(users))
+	if n := feedIDs(f, users); n != len(few) || f.users.places == nil {
+		t.Errorf("%d of %d repeated users are found", n, len(few))
+	}
+	if n := feedIDs(f, users); n != len(few)+len(users) {
+		t.Errorf("%d of %d repeated users are found", n, len(few)+len(users))
 	}
 }
 
-// The table finds the same with any guess of how many users come, request
+// TestSievePasses: next to nobody who comes once is looked for.
+func TestSievePasses(t *testing.T) {
+	t.Parallel()
+	f := newSplitter()
+	const users = 200_000
+	f.begin(notify.Push, 64, 1<<20, 10, users)
+	ids := make([]string, users)
+	for i := range ids {
+		ids[i] = fmt.Sprintf("user-%d", i)
+	}
+	if n := feedIDs(f, ids); n != 0 || f.users.looked > 20 { // 3 on average
+		t.Errorf("%d users are dropped, %d of %d were looked for", n, f.users.looked, users)
+	}
+}
+
+// The same is found with any guess of how many users come, request
 // after request, whichever way a user is written.
 func TestSeenGrows(t *testing.T) {
 	t.Parallel()
