@@ -106,7 +106,6 @@ func (f *splitter) plain(b []byte, i, j int) {
 	if delta >= 0x80 || cap(c.buf)-at < 18 {
 		c.buf = binary.AppendUvarint(c.buf, uint64(delta))
 		c.buf = append(c.buf, byte(n<<2))
-		at = len(c.buf)
 		c.buf = append(c.buf, user...)
 	} else {
 		to := c.buf[at : at+18]
