@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -104,6 +105,37 @@ func TestBodies(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%+v request %d: %v\n%s", st, n, err, b)
 			}
+		}
+	}
+}
+
+// TestEightDigits: every half of a number is written as it is.
+func TestEightDigits(t *testing.T) {
+	t.Parallel()
+	for i := range uint64(10_000) {
+		u := i*10_000 + (i*7919+1)%10_000 // each half takes all its values
+		b := make([]byte, 8)
+		if putUser(b, u); string(b) != fmt.Sprintf("%08d", u) {
+			t.Fatalf("%d is written %q", u, b)
+		}
+	}
+}
+
+// TestWalk: the users of a fan-out in one go are those one by one, ids or more, and
+// nothing behind them or before.
+func TestWalk(t *testing.T) {
+	t.Parallel()
+	for _, text := range []string{`"u00000000",`, `00000000,`, `"uid-00000000",`, `"user-00000000",`, `{"user_id":"u00000000","address":"u00000000@example.invalid"},`} {
+		p := newPattern([]byte(text))
+		want, u := []byte("before"), uint64(99_999_990)
+		for range 50 {
+			want = append(want, strings.ReplaceAll(text, "00000000", fmt.Sprintf("%08d", u))...)
+			if u += 7; u >= maxUsers {
+				u -= maxUsers
+			}
+		}
+		if got := p.walk([]byte("before"), 99_999_990, 7, maxUsers, 50); string(got) != string(want) {
+			t.Errorf("%s: %s, want %s", text, got, want)
 		}
 	}
 }

@@ -1,6 +1,10 @@
 package load
 
-import "bytes"
+import (
+	"bytes"
+	"encoding/binary"
+	"slices"
+)
 
 // pattern is text with the eight digits of a user in some places. Copying it and
 // writing digits over it costs a fifth of appending the parts.
@@ -31,13 +35,53 @@ func (p *pattern) append(b []byte, u uint64) []byte {
 	return b
 }
 
+// walk appends the pattern for so many users, one after the other, stride numbers
+// apart and around at users. A pattern of a user id is two words, of which the digits
+// take the place of some bytes: 4.1 ns a user where append takes 9.8 (BenchmarkBodies).
+func (p *pattern) walk(b []byte, u, stride, users uint64, size int) []byte {
+	n := len(p.text)
+	if n > 16 || len(p.at) != 1 {
+		for range size {
+			b = p.append(b, u)
+			if u += stride; u >= users {
+				u -= users
+			}
+		}
+		return b
+	}
+	from := len(b)
+	b = slices.Grow(b, size*n+16)[:from+size*n+16]
+	var text [16]byte
+	copy(text[:], p.text)
+	lo, hi := binary.LittleEndian.Uint64(text[:8]), binary.LittleEndian.Uint64(text[8:])
+	digits := p.at[0]
+	for range size {
+		to := b[from : from+16]
+		binary.LittleEndian.PutUint64(to, lo)
+		binary.LittleEndian.PutUint64(to[8:], hi) // what is beyond the pattern is the next one's
+		binary.LittleEndian.PutUint64(to[digits:], eightDigits(u))
+		from += n
+		if u += stride; u >= users {
+			u -= users
+		}
+	}
+	return b[:from]
+}
+
 // putUser writes the number of a user over b, eight digits.
-func putUser(b []byte, u uint64) {
-	_ = b[7]
-	hi, lo := uint32(u)/10_000, uint32(u)%10_000
-	p, q, r, s := hi/100*2, hi%100*2, lo/100*2, lo%100*2
-	b[0], b[1], b[2], b[3] = twoDigits[p], twoDigits[p+1], twoDigits[q], twoDigits[q+1]
-	b[4], b[5], b[6], b[7] = twoDigits[r], twoDigits[r+1], twoDigits[s], twoDigits[s+1]
+func putUser(b []byte, u uint64) { binary.LittleEndian.PutUint64(b, eightDigits(u)) }
+
+// eightDigits returns the digits of a number below 10^8 in ASCII, the first one in the
+// lowest byte. The number is cut in halves, all of a step at once: at four digits, at
+// two, at one. The factors are reciprocals: x*10486>>20 is x/100 for x < 10,000, and
+// x*103>>10 is x/10 for x < 100.
+func eightDigits(u uint64) uint64 {
+	v := u/10_000 | u%10_000<<32
+	q := v * 10486 >> 20 & 0x7f_0000_007f
+	v = q | (v-100*q)<<16
+	q = v * 103 >> 10 & 0x000f_000f_000f_000f
+	v = q | (v-10*q)<<8
+	return v | 0x3030_3030_3030_3030
 }
 
 // patterns fills in those of a variant. A push address is a hash of the user all
@@ -62,14 +106,6 @@ func (d *data) patterns(v *variant) {
 	}
 	v.whole = newPattern(v.head, d.pool, v.tail.text, []byte("}"))
 }
-
-// twoDigits holds 00 to 99.
-var twoDigits = func() (t [200]byte) {
-	for i := range 100 {
-		t[2*i], t[2*i+1] = byte('0'+i/10), byte('0'+i%10)
-	}
-	return t
-}()
 
 // maxUsers is how many user ids have eight digits.
 const maxUsers = 100_000_000
