@@ -3,6 +3,7 @@ package history
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"time"
 
@@ -55,23 +56,30 @@ func (s *Store) appendPart(ctx context.Context, p *part, recs []Record) error {
 		if r.Offset < p.next.Load() {
 			continue
 		}
-		if err := notify.DecodeEnvelope(r.Value, &env); err != nil {
+		err := notify.DecodeHead(r.Value, &env)
+		if err == nil && !env.Derived() {
+			err = s.add(ctx, p, r, &env)
+		}
+		if errors.Is(err, notify.ErrCorrupt) {
 			// The workers put it into the poison topic; here it has no receivers.
 			s.cfg.Log.Warn("history skips a record it cannot read", "part", p.Part, "offset", r.Offset, "err", err)
-		} else if !env.Derived() {
-			if err := s.add(ctx, p, r, &env); err != nil {
-				return err
-			}
+		} else if err != nil {
+			return err
 		}
 		p.next.Store(r.Offset + 1)
 	}
 	return nil
 }
 
-// add indexes an original chunk. The hashes are made without the lock, behind those
-// that readers see, so that they wait for the linking only.
+// add indexes an original chunk, whose receivers have not been checked:
+// notify.ErrCorrupt, and nothing is added, when they cannot be read. The hashes are
+// made without the lock, behind those that readers see, so that they wait for the
+// linking only.
 func (s *Store) add(ctx context.Context, p *part, r *Record, env *notify.Envelope) error {
 	n := int(env.Count)
+	if 2*n > len(env.Receivers) { // each has two lengths at least
+		return fmt.Errorf("%w: %d receivers in %d bytes", notify.ErrCorrupt, n, len(env.Receivers))
+	}
 	t := p.active
 	if t != nil && (t.users.len()+n > s.cfg.SegmentReceivers || t.size() >= s.cfg.SegmentBytes) {
 		if err := s.freeze(ctx, p); err != nil {
@@ -100,7 +108,10 @@ func (s *Store) add(ctx context.Context, p *part, r *Record, env *notify.Envelop
 		p.mu.Unlock()
 	}
 	known := t.users.hashes
-	_, first, last := hashColumn(known[len(known):], env.Receivers)
+	_, first, last, err := hashColumn(known[len(known):], env.Receivers, env.Count)
+	if err != nil {
+		return err
+	}
 	ms := r.Time
 	if ms == 0 {
 		ms = time.Now().UnixMilli()
@@ -117,21 +128,29 @@ func (s *Store) add(ctx context.Context, p *part, r *Record, env *notify.Envelop
 	return nil
 }
 
-// hashColumn appends the hashes of a column's users and returns its first and
-// last index. The column has been checked.
-func hashColumn(hs []uint64, column []byte) (_ []uint64, first, last uint32) {
-	index := uint64(0)
-	for start := true; len(column) > 0; start = false {
+// hashColumn appends the hashes of a column's users, which are count, and returns its
+// first and last index; notify.ErrCorrupt when the column is not what
+// notify.DecodeEnvelope accepts.
+func hashColumn(hs []uint64, column []byte, count uint32) (_ []uint64, first, last uint32, err error) {
+	index, n := uint64(0), uint32(0)
+	for ; len(column) > 0 && n < count; n++ {
 		var delta, flags uint64
 		if len(column) >= 2 && column[0] < 0x80 && column[1] < 0x80 {
 			delta, flags, column = uint64(column[0]), uint64(column[1]), column[2:]
 		} else {
-			var n, m int
-			delta, n = binary.Uvarint(column)
-			flags, m = binary.Uvarint(column[n:])
-			column = column[n+m:]
+			var k, m int
+			if delta, k = binary.Uvarint(column); k <= 0 {
+				break
+			}
+			if flags, m = binary.Uvarint(column[k:]); m <= 0 {
+				break
+			}
+			column = column[k+m:]
 		}
-		if index += delta; start {
+		if index += delta; delta > notify.MaxIndex || index > notify.MaxIndex || flags>>2 > uint64(len(column)) {
+			return hs, first, last, fmt.Errorf("%w: receiver %d", notify.ErrCorrupt, n)
+		}
+		if n == 0 {
 			first = uint32(index)
 		}
 		last = uint32(index)
@@ -140,11 +159,17 @@ func hashColumn(hs []uint64, column []byte) (_ []uint64, first, last uint32) {
 		hs = append(hs, notify.HashUser(user))
 		column = column[len(user):]
 		for bits := flags & 3; bits != 0; bits &= bits - 1 { // address, variables
-			n, m := binary.Uvarint(column)
-			column = column[m+int(n):]
+			size, m := binary.Uvarint(column)
+			if m <= 0 || size > uint64(len(column)-m) {
+				return hs, first, last, fmt.Errorf("%w: receiver %d", notify.ErrCorrupt, n)
+			}
+			column = column[m+int(size):]
 		}
 	}
-	return hs, first, last
+	if len(column) > 0 || n != count {
+		return hs, first, last, fmt.Errorf("%w: %d of %d receivers read, %d bytes left", notify.ErrCorrupt, n, count, len(column))
+	}
+	return hs, first, last, nil
 }
 
 func (s *Store) newTail(p *part) (*tail, error) {

@@ -44,6 +44,12 @@ func TestFindInTailAndSegment(t *testing.T) {
 	derived.Attempt = 1
 	must(t, s.Append(t.Context(), record(3, 10, fan), record(3, 11, single), record(3, 12, derived)))
 	must(t, s.Append(t.Context(), Record{Topic: topic, Partition: 3, Offset: 13, Value: []byte("junk")}))
+	cut := envelope(baseAt(now, 4), 3, 0, "c", receiver{0, "ann"}, receiver{1, "bob"})
+	cut.Receivers = cut.Receivers[:len(cut.Receivers)-1]
+	must(t, s.Append(t.Context(), record(3, 14, cut)))
+	if at := s.partOf(Part{Topic: topic, Partition: 3}).next.Load(); at != 15 {
+		t.Errorf("behind two records nobody can read comes %d", at)
+	}
 	// Fed again: skipped.
 	must(t, s.Append(t.Context(), record(3, 10, fan)))
 
@@ -91,14 +97,14 @@ func TestFindInTailAndSegment(t *testing.T) {
 	}
 	sealNow(t, s)
 	check(s)
-	if off := s.Sealed()[Part{topic, 3}]; off != 14 {
-		t.Fatalf("sealed up to %d, not 14", off)
+	if off := s.Sealed()[Part{topic, 3}]; off != 15 {
+		t.Fatalf("sealed up to %d, not 15", off)
 	}
 	stop()
 	again, _ := open(t, Config{Dir: s.cfg.Dir})
 	check(again)
-	if off := again.Resume()[Part{topic, 3}]; off != 14 {
-		t.Fatalf("resumes at %d, not 14", off)
+	if off := again.Resume()[Part{topic, 3}]; off != 15 {
+		t.Fatalf("resumes at %d, not 15", off)
 	}
 }
 

@@ -2,9 +2,12 @@ package history
 
 import (
 	"bytes"
+	"errors"
 	"math/rand/v2"
 	"slices"
 	"testing"
+
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // Each hash is found, at each of its ordinals in order of arrival, for every size of
@@ -42,5 +45,60 @@ func TestIndexFindsAll(t *testing.T) {
 				t.Fatalf("%d bits, hash %x: %v, %v, want %v", bits, hashes[i], got, err, want)
 			}
 		}
+	}
+}
+
+// TestHashColumn: a column is hashed if and only if notify.DecodeEnvelope reads it.
+func TestHashColumn(t *testing.T) {
+	t.Parallel()
+	r, good := rng(7), 0
+	for range 20_000 {
+		var w notify.ReceiverWriter
+		n, index := 1+r.IntN(4), uint32(0)
+		for range n {
+			rec := notify.Receiver{Index: index + r.Uint32N(200), User: bytes.Repeat([]byte{'u'}, r.IntN(40))}
+			if r.IntN(3) == 0 {
+				rec.Address = []byte("apns:0")
+			}
+			if r.IntN(3) == 0 {
+				rec.Variables = []byte("{}")
+			}
+			w.Append(rec)
+			index = rec.Index + 1
+		}
+		column := bytes.Clone(w.Bytes())
+		switch r.IntN(4) {
+		case 0:
+			column[r.IntN(len(column))] ^= 1 << r.IntN(8)
+		case 1:
+			column = column[:r.IntN(len(column))]
+		case 2: // an index beyond the highest
+			column = append(column, 0xff, 0xff, 0xff, 0xff, byte(r.IntN(16)), 1<<2, 'u')
+			n++
+		}
+		env := envelope(baseAt(now, 1), 0, 0, "c")
+		env.Receivers, env.Count = column, uint32(n)
+		var read notify.Envelope
+		want := notify.DecodeEnvelope(notify.AppendEnvelope(nil, env), &read)
+		hs, first, last, err := hashColumn(nil, column, env.Count)
+		if (err == nil) != (want == nil) || err != nil && !errors.Is(err, notify.ErrCorrupt) {
+			t.Fatalf("%x of %d: %v, where DecodeEnvelope says %v", column, n, err, want)
+		}
+		if err != nil {
+			continue
+		}
+		good++
+		rd, i := notify.ReadReceivers(column), 0
+		for rec := (notify.Receiver{}); rd.Next(&rec); i++ {
+			if hs[i] != notify.HashUser(rec.User) || i == 0 && first != rec.Index || i == n-1 && last != rec.Index {
+				t.Fatalf("%x: receiver %d", column, i)
+			}
+		}
+		if i != len(hs) {
+			t.Fatalf("%x: %d hashes of %d", column, len(hs), i)
+		}
+	}
+	if good < 5000 || good > 15_000 {
+		t.Errorf("%d columns are good", good)
 	}
 }

@@ -245,13 +245,17 @@ func (m *merger) add(body []byte, r row, parts []uint16) error {
 		return err
 	}
 	var env notify.Envelope
-	if err := notify.DecodeEnvelope(st.value, &env); err != nil || int(st.part) >= len(parts) {
+	if err := notify.DecodeHead(st.value, &env); err != nil || int(st.part) >= len(parts) {
 		return fmt.Errorf("%w: body at %d: %v", errDamaged, r.off, err) //nolint:errorlint // err is nil when the part is what is wrong
+	}
+	users, first, last, err := hashColumn(m.users, env.Receivers, env.Count)
+	if err != nil {
+		return fmt.Errorf("%w: body at %d: %v", errDamaged, r.off, err) //nolint:errorlint // it is damage here
 	}
 	st.part = parts[st.part]
 	r.off, r.start = m.at+int64(len(m.buf)), uint32(len(m.users))
 	m.buf = appendStored(m.buf, &st)
-	m.users, r.first, r.last = hashColumn(m.users, env.Receivers)
+	m.users, r.first, r.last = users, first, last
 	m.bases = append(m.bases, hashBase(r.base))
 	m.rows = append(m.rows, r)
 	if len(m.buf) >= m.limit {

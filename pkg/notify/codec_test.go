@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"reflect"
 	"strings"
@@ -296,6 +297,18 @@ func TestSkip(t *testing.T) {
 		a = Receiver{}
 		if one.Next(&a) != other.Next(&b) || a.Index != b.Index || !bytes.Equal(a.User, b.User) {
 			t.Fatalf("behind %d skipped: %v, want %v", n, b, a)
+		}
+	}
+	for _, size := range []uint32{1, 7, 50, 999, 1000, 1001, math.MaxUint32} {
+		marks, err := cutColumn(w.Bytes(), 1000, []ReceiverReader{{next: 1}}, size)
+		if err != nil || uint32(len(marks)-1) != (1000+size-1)/max(size, 1) && size != math.MaxUint32 || len(marks) < 2 {
+			t.Fatalf("cut by %d: %d marks, %v", size, len(marks), err)
+		}
+		for i, m := range marks[1:] { // behind what was in it
+			rd := ReadReceivers(w.Bytes())
+			if rd.Skip(uint32(i) * size); m.next != rd.next || !bytes.Equal(m.Rest(), rd.Rest()) {
+				t.Fatalf("cut by %d: mark %d is elsewhere", size, i)
+			}
 		}
 	}
 	cut := ReadReceivers(w.Bytes()[:len(w.Bytes())-1])

@@ -71,7 +71,7 @@ type window struct {
 
 // newJob reads the column once: window boundaries, and the users' hashes for
 // the order (only where they are few).
-func newJob(p *partition, m message, env notify.Envelope) (*job, []uint64) {
+func newJob(p *partition, m message, env notify.Envelope, windows []notify.ReceiverReader) (*job, []uint64) {
 	cfg := &p.w.cfg
 	j := &job{p: p, env: env, msg: m}
 	j.row = notify.Row{
@@ -85,22 +85,12 @@ func newJob(p *partition, m message, env notify.Envelope) (*job, []uint64) {
 		hashes = make([]uint64, 0, env.Count)
 	}
 	derived := env.Derived()
-	rd := notify.ReadReceivers(env.Receivers)
-	size := uint32(cfg.Window)
-	if !small && !derived {
-		for pos := uint32(0); pos < env.Count; pos += size {
-			j.at = append(j.at, mark{pos, rd})
-			rd.Skip(size)
-		}
+	j.at = make([]mark, len(windows))
+	for i, rd := range windows {
+		j.at[i] = mark{uint32(i * cfg.Window), rd}
 	}
-	var r notify.Receiver
-	for pos := uint32(0); small || derived; pos++ {
-		if pos%size == 0 && pos < env.Count {
-			j.at = append(j.at, mark{pos, rd})
-		}
-		if !rd.Next(&r) {
-			break
-		}
+	rd := notify.ReadReceivers(env.Receivers)
+	for r := (notify.Receiver{}); (small || derived) && rd.Next(&r); {
 		if small {
 			hashes = append(hashes, notify.HashUser(r.User))
 		}
@@ -285,6 +275,7 @@ func (j *job) finishWindow(def notify.Exception, plain []byte, lo uint32, ex []n
 			}
 		}
 	}
+	j.ex = slices.Grow(j.ex, len(ex))
 	for i := range ex {
 		j.settled[ex[i].Pos] = 1
 		if x := ex[i]; x.Of <= 1 && sameOutcome(&j.def, &x) {

@@ -96,15 +96,17 @@ func (p *partition) accept(msgs []message) error {
 	defer p.wg.Done()
 	jobs := make([]*job, 0, len(msgs))
 	keys := make([]notify.RowKey, 0, len(msgs))
+	var windows []notify.ReceiverReader
 	for _, m := range msgs {
 		var env notify.Envelope
-		if err := notify.DecodeEnvelope(m.Value, &env); err != nil || env.Lane() != p.w.cfg.Lane {
+		var err error
+		if windows, err = notify.DecodeCut(m.Value, &env, windows[:0], uint32(p.w.cfg.Window)); err != nil || env.Lane() != p.w.cfg.Lane {
 			if err := p.w.poison(p.ctx, m, err); err != nil {
 				return err
 			}
 			continue
 		}
-		j, hashes := newJob(p, m, env)
+		j, hashes := newJob(p, m, env, windows)
 		// Known as live before its row is read: a copy that finishes in between
 		// would else be started again from the claim that was read.
 		if p.copyOf(j) {
