@@ -122,8 +122,15 @@ func TestSchemaRefuses(t *testing.T) {
 }
 
 // What is wrong with a file is said with its field and line, and what was meant.
+func processFaults(list string) string {
+	return "name: x\nserver: {mode: process}\nphases: [{name: p, duration: 9s, faults: [" + list + "]}]"
+}
+
 func TestParseRefuses(t *testing.T) {
 	t.Parallel()
+	if _, err := ParseScenario([]byte(processFaults("{process: kill, for: 2s}, {do: outage}, {process: pause, at: 2s}"))); err != nil {
+		t.Fatal(err)
+	}
 	step := "name: x\nduration: 1s\nsteps:\n  - target: http-single\n    rate: 1\n"
 	if _, err := ParseScenario([]byte(step)); err != nil {
 		t.Fatal(err)
@@ -156,6 +163,9 @@ func TestParseRefuses(t *testing.T) {
 		"name: x\nsteps: [{target: http-single}]":                                            {"phases[0].steps[0].count", "needs one"},
 		"name: x\nphases: [{name: p, duration: 1s, faults: [{process: kill}]}]":              {"phases[0].faults[0].process", "mode process"},
 		"name: x\nphases: [{name: p, duration: 1s, faults: [{do: latency}]}]":                {"phases[0].faults[0].latency", "how long"},
+		processFaults("{process: kill, for: 2s}, {process: pause, at: 1s, for: 2s}"):         {"phases[0].faults[1].at", "faults[0]"},
+		processFaults("{process: kill, at: 5s}, {do: outage}, {process: stop, at: 8s}"):      {"phases[0].faults[2].at", "faults[0]"},
+		processFaults("{process: kill, at: 5s, for: 1s}, {process: stop, at: 4s, for: 2s}"):  {"phases[0].faults[1].at", "faults[0]"},
 		"name: x\nphases: [{name: p, duration: 1s}, {name: p, duration: 1s}]":                {"phases[1].name", "twice"},
 		"name: x\nserver: {providers: stub}\nphases: [{name: p, duration: 1s}]":              {"server.providers", "mode pipeline"},
 	} {

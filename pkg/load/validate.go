@@ -2,6 +2,7 @@ package load
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -47,7 +48,11 @@ func (s *Scenario) Validate() error {
 			st.validate(&c, where, p)
 		}
 		for j := range p.Faults {
-			p.Faults[j].validate(&c, fmt.Sprintf("%s.faults[%d]", at, j), s, p)
+			where := fmt.Sprintf("%s.faults[%d]", at, j)
+			p.Faults[j].validate(&c, where, s, p)
+			for k := range p.Faults[:j] {
+				c.check(!p.Faults[j].overlaps(&p.Faults[k]), where+".at", "faults[%d] is of the process at that time, too: one process, one fault at a time", k)
+			}
 		}
 	}
 	s.Server.validate(&c)
@@ -171,6 +176,17 @@ func (f *FaultSpec) validate(c *checker, at string, s *Scenario, p *PhaseSpec) {
 	c.check(f.Do != "error" || f.Status > 0 || f.Code != "", at+".status", "which one?")
 	providers := []string{"", "apns", "fcm", "oauth", "twilio", "sendgrid", "callback"}
 	c.check(slices.Contains(providers, f.Provider), at+".provider", "%q is not one of %s", f.Provider, strings.Join(providers[1:], ", "))
+}
+
+// overlaps reports whether two faults of the process are there at the same time.
+func (f *FaultSpec) overlaps(o *FaultSpec) bool {
+	ends := func(f *FaultSpec) Duration {
+		if f.For == 0 {
+			return math.MaxInt64
+		}
+		return f.At + f.For
+	}
+	return f.Process != "" && o.Process != "" && f.At < ends(o) && o.At < ends(f)
 }
 
 func (s *ServerSpec) validate(c *checker) {
