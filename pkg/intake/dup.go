@@ -131,7 +131,7 @@ func (s *seen) grow(cols []column) {
 
 // place makes the map of all users.
 func (s *seen) place(cols []column) {
-	s.places = make(map[uint64]uint64, 2*s.users)
+	s.places = make(map[uint64]uint64, s.users)
 	for i := range cols {
 		for rest := cols[i].buf; len(rest) > 0; {
 			at := len(cols[i].buf) - len(rest)

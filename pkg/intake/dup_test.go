@@ -3,6 +3,7 @@ package intake
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -43,20 +44,33 @@ func TestSameHash(t *testing.T) {
 	if n := feedIDs(f, users); n != len(few)+len(users) {
 		t.Errorf("%d of %d repeated users are found", n, len(few)+len(users))
 	}
+	f.begin(notify.Push, 3, 1<<20, 10, 2000)
+	slices.Reverse(users)
+	if n := feedIDs(f, users); n != 0 {
+		t.Errorf("%d users are dropped because of the request before", n)
+	}
 }
 
-// TestSievePasses: next to nobody who comes once is looked for.
+// TestSievePasses: next to nobody who comes once is looked for, and nobody is
+// forgotten, whether the sieve was made for so many or grew.
 func TestSievePasses(t *testing.T) {
 	t.Parallel()
 	f := newSplitter()
 	const users = 200_000
-	f.begin(notify.Push, 64, 1<<20, 10, users)
 	ids := make([]string, users)
 	for i := range ids {
 		ids[i] = fmt.Sprintf("user-%d", i)
 	}
-	if n := feedIDs(f, ids); n != 0 || f.users.looked > 20 { // 3 on average
-		t.Errorf("%d users are dropped, %d of %d were looked for", n, f.users.looked, users)
+	for _, guess := range []int{users, 0} {
+		f.begin(notify.Push, 64, 1<<20, 10, guess)
+		if n := feedIDs(f, ids); n != 0 || f.users.looked > 20 { // 3 on average
+			t.Errorf("guess %d: %d users are dropped, %d of %d were looked for", guess, n, f.users.looked, users)
+		}
+		for _, id := range ids {
+			if f.users.pass(f.users.hash([]byte(id))) {
+				t.Fatalf("guess %d: %s is forgotten", guess, id)
+			}
+		}
 	}
 }
 
