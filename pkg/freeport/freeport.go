@@ -19,7 +19,7 @@ import (
 // port 10,000 above its own, too.
 const lowest, highest = 10_000, 21_999
 
-// Find returns the first of n ports (1 to 999) in a row, all of which can be listened
+// Find returns the first of n ports (1 to 700) in a row, all of which can be listened
 // on at 127.0.0.1 now. Nothing keeps them from being taken a moment later.
 func Find(n int) (int, error) {
 	for range 1000 {

@@ -72,14 +72,15 @@ func (s *Store) appendPart(ctx context.Context, p *part, recs []Record) error {
 }
 
 // add indexes an original chunk, whose receivers have not been checked:
-// notify.ErrCorrupt, and nothing is added, when they cannot be read. The hashes are
-// made without the lock, behind those that readers see, so that they wait for the
-// linking only.
+// notify.ErrCorrupt, and nothing has changed, when they cannot be read. The hashes are
+// made without the lock, so that readers wait for the linking only.
 func (s *Store) add(ctx context.Context, p *part, r *Record, env *notify.Envelope) error {
-	n := int(env.Count)
-	if 2*n > len(env.Receivers) { // each has two lengths at least
-		return fmt.Errorf("%w: %d receivers in %d bytes", notify.ErrCorrupt, n, len(env.Receivers))
+	hashes, first, last, err := hashColumn(p.hashes[:0], env.Receivers, env.Count)
+	p.hashes = hashes
+	if err != nil {
+		return err
 	}
+	n := len(hashes)
 	t := p.active
 	if t != nil && (t.users.len()+n > s.cfg.SegmentReceivers || t.size() >= s.cfg.SegmentBytes) {
 		if err := s.freeze(ctx, p); err != nil {
@@ -92,7 +93,6 @@ func (s *Store) add(ctx context.Context, p *part, r *Record, env *notify.Envelop
 		return nil
 	}
 	if t == nil {
-		var err error
 		if t, err = s.newTail(p); err != nil {
 			return err
 		}
@@ -108,10 +108,7 @@ func (s *Store) add(ctx context.Context, p *part, r *Record, env *notify.Envelop
 		p.mu.Unlock()
 	}
 	known := t.users.hashes
-	_, first, last, err := hashColumn(known[len(known):], env.Receivers, env.Count)
-	if err != nil {
-		return err
-	}
+	copy(known[len(known):len(known)+n], hashes) // behind those that readers see
 	ms := r.Time
 	if ms == 0 {
 		ms = time.Now().UnixMilli()

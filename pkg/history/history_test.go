@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -385,5 +386,23 @@ func TestDamageIsReportedByName(t *testing.T) {
 		b := slices.Clone(whole)
 		b[i] ^= 0x20
 		damage(fmt.Sprintf("byte %d of %d", i, len(whole)), b)
+	}
+}
+
+// TestCorruptChangesNothing: a chunk nobody can read leaves no file behind.
+func TestCorruptChangesNothing(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	s, _ := open(t, Config{Dir: dir})
+	cut := envelope(baseAt(now, 4), 3, 0, "c", receiver{0, "ann"}, receiver{1, "bob"})
+	cut.Receivers = cut.Receivers[:len(cut.Receivers)-1]
+	many := envelope(baseAt(now, 5), 3, 0, "c", receiver{0, "ann"})
+	many.Count = 1 << 31
+	must(t, s.Append(t.Context(), record(3, 10, cut), record(3, 11, many)))
+	if files, err := filepath.Glob(filepath.Join(dir, "*")); err != nil || len(files) > 1 { // its lock, or none
+		t.Errorf("%v, %v", files, err)
+	}
+	if at := s.partOf(Part{Topic: topic, Partition: 3}).next.Load(); at != 12 {
+		t.Errorf("behind them comes %d", at)
 	}
 }

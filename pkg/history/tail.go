@@ -22,6 +22,7 @@ type part struct {
 	slots chan struct{} // one per frozen tail
 
 	appendMu sync.Mutex // held by the one appender; before mu
+	hashes   []uint64   // the appender's, of the chunk it looks at
 
 	mu     sync.RWMutex
 	active *tail   // nil: no chunk since the last seal

@@ -25,7 +25,7 @@ type seen struct {
 	sieve  []uint64          // a power of two; a tag of zero is free, and a word's are filled from the lowest
 	keep   []uint64          // the longest sieve so far
 	users  int               // that came
-	looked int               // how often a partition was looked through
+	walked int               // bytes of partitions that were looked through
 	places map[uint64]uint64 // by hash, once many come twice: partition 16, offset 48 of a user
 }
 
@@ -47,7 +47,7 @@ func (s *seen) begin(n int) {
 	if len(s.keep) > keptWords {
 		s.keep = nil
 	}
-	s.users, s.looked, s.places = 0, 0, nil
+	s.users, s.walked, s.places = 0, 0, nil
 	s.resize(max(firstWords, 1<<bits.Len(uint(min(n, maxGuess)/2))))
 }
 
@@ -90,7 +90,9 @@ func (s *seen) first(h uint64, user []byte, part uint16, cols []column) bool {
 		s.users++
 		return true
 	}
-	if s.looked++; s.looked > 16+s.users>>13 {
+	// To look through partitions may take as long as to look twice through all of
+	// them: a million who come once need half of that, and nobody gets more.
+	if s.walked += len(cols[part].buf); s.walked > 16<<10+32*s.users {
 		s.place(cols)
 		return s.firstPlace(h, user, part, cols)
 	}
@@ -100,6 +102,9 @@ func (s *seen) first(h uint64, user []byte, part uint16, cols []column) bool {
 	s.users++
 	return true
 }
+
+// end forgets what only this request needs.
+func (s *seen) end() { s.places = nil }
 
 // pass puts the tag of a hash into the sieve; false: it is there.
 func (s *seen) pass(h uint64) bool {

@@ -137,6 +137,7 @@ func (s *Service) addChunks(p *plan, f *splitter, e *notify.Envelope, topic stri
 // giveBack keeps a splitter for the next request, unless it grew very large.
 func (s *Service) giveBack(f *splitter) {
 	const most = 64 << 20
+	f.users.end()
 	if cap(f.values) <= most {
 		s.fans.Put(f)
 	}

@@ -114,15 +114,18 @@ func (f *FaultSpec) label() string {
 	return f.Do + " " + or(f.Provider, "all providers")
 }
 
-// faults runs those of a phase side by side; what ctx ends is healed all the same.
+// faults runs those of a phase side by side, but those of the process one by one: the
+// next one waits until the one before is undone, which a start may take a while. What
+// ctx ends is healed all the same.
 func (r *Run) faults(ctx context.Context, p *PhaseSpec, began time.Time) error {
 	var wg sync.WaitGroup
 	var mu sync.Mutex
+	process := make(chan struct{}, 1)
 	var first error
 	for i := range p.Faults {
 		f := &p.Faults[i]
 		wg.Go(func() {
-			if err := r.fault(ctx, f, began); err != nil {
+			if err := r.fault(ctx, f, began, process); err != nil {
 				mu.Lock()
 				defer mu.Unlock()
 				if first == nil {
@@ -135,7 +138,7 @@ func (r *Run) faults(ctx context.Context, p *PhaseSpec, began time.Time) error {
 	return first
 }
 
-func (r *Run) fault(ctx context.Context, f *FaultSpec, began time.Time) error {
+func (r *Run) fault(ctx context.Context, f *FaultSpec, began time.Time, process chan struct{}) error {
 	at := began.Add(f.At.of())
 	if !waitUntil(ctx, at) {
 		return nil
@@ -147,6 +150,12 @@ func (r *Run) fault(ctx context.Context, f *FaultSpec, began time.Time) error {
 	var end func(context.Context) error
 	var err error
 	if f.Process != "" {
+		select {
+		case process <- struct{}{}:
+			defer func() { <-process }()
+		case <-ctx.Done():
+			return nil
+		}
 		end, err = r.cfg.Process.Fault(ctx, f)
 	} else {
 		end, err = r.cfg.Faults.Begin(ctx, f)

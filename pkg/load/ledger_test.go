@@ -3,6 +3,7 @@ package load
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -179,6 +180,43 @@ func call(base notify.Base, from, to uint32) *notify.Call {
 		c.Items = append(c.Items, notify.Item{Key: key, Index: i, Fan: true})
 	}
 	return c
+}
+
+// slowProcess takes three seconds to be undone.
+type slowProcess struct {
+	busy bool
+	log  []string
+}
+
+func (p *slowProcess) Fault(_ context.Context, f *FaultSpec) (func(context.Context) error, error) {
+	if p.busy {
+		return nil, errors.New("two faults at once")
+	}
+	p.busy = true
+	p.log = append(p.log, f.Process)
+	return func(context.Context) error {
+		time.Sleep(3 * time.Second)
+		p.busy = false
+		return nil
+	}, nil
+}
+
+// TestProcessFaultsFollowEachOther: the next one waits until the process is there again.
+func TestProcessFaultsFollowEachOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := Scenario{Name: "t", Server: ServerSpec{Mode: "process"}, Phases: []PhaseSpec{{
+			Name: "one", Duration: Duration(10 * time.Second), Steps: []Step{{Rate: 10}},
+			Faults: []FaultSpec{
+				{At: Duration(time.Second), For: Duration(time.Second), Process: "kill"},
+				{At: Duration(2 * time.Second), For: Duration(time.Second), Process: "pause"},
+			},
+		}}}
+		p := &slowProcess{}
+		res := drive(t, s, Config{Target: &target{}, Process: p})
+		if fmt.Sprint(p.log) != "[kill pause]" || len(res.Faults) != 2 || res.Faults[1].Began < 5*time.Second || res.Faults[1].Error != "" {
+			t.Errorf("%v, %+v", p.log, res.Faults)
+		}
+	})
 }
 
 // The observer counts each receiver once, names what came twice, and joins what

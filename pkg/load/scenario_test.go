@@ -122,6 +122,7 @@ func TestSchemaRefuses(t *testing.T) {
 }
 
 // What is wrong with a file is said with its field and line, and what was meant.
+// processFaults is a scenario with these faults.
 func processFaults(list string) string {
 	return "name: x\nserver: {mode: process}\nphases: [{name: p, duration: 9s, faults: [" + list + "]}]"
 }

@@ -267,9 +267,10 @@ func (s *stepRun) bulk(ctx context.Context, rec *recorder, start time.Time) {
 	}
 }
 
-// slot is the least a bulk worker sleeps, and for how long the oldest message it takes
-// has been due: at 5M/s another one is due every 200 ns, and a worker that took
-// whatever was due would never sleep, and take a handful at a time.
+// slot is what a bulk worker takes at once: it sleeps until the first message has been
+// due for so long, or until the first one is due where that is later than a slot from
+// now. At 5M/s another one is due every 200 ns: a worker that took whatever was due
+// would never sleep, and take a handful at a time.
 const slot = time.Millisecond
 
 func (s *stepRun) slot(rec *recorder, body []byte, start time.Time, from, to int64) []byte {

@@ -69,8 +69,8 @@ type window struct {
 	budget, early int
 }
 
-// newJob reads the column once: window boundaries, and the users' hashes for
-// the order (only where they are few).
+// newJob makes the job of an envelope whose windows begin at windows, and returns the
+// users' hashes for the order (only where they are few).
 func newJob(p *partition, m message, env notify.Envelope, windows []notify.ReceiverReader) (*job, []uint64) {
 	cfg := &p.w.cfg
 	j := &job{p: p, env: env, msg: m}
@@ -275,7 +275,6 @@ func (j *job) finishWindow(def notify.Exception, plain []byte, lo uint32, ex []n
 			}
 		}
 	}
-	j.ex = slices.Grow(j.ex, len(ex))
 	for i := range ex {
 		j.settled[ex[i].Pos] = 1
 		if x := ex[i]; x.Of <= 1 && sameOutcome(&j.def, &x) {

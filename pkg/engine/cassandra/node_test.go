@@ -86,11 +86,10 @@ func newNode(t *testing.T) *ownNode {
 		t.Fatal(err)
 	}
 	n := &ownNode{t: t, script: filepath.Join(repo, "scripts", "engines", "cassandra.sh"), dir: t.TempDir()}
-	for _, p := range []*int{&n.port, &n.storage, &n.jmx} {
-		if *p, err = freeport.Find(1); err != nil {
-			t.Fatal(err)
-		}
+	if n.port, err = freeport.Find(3); err != nil {
+		t.Fatal(err)
 	}
+	n.storage, n.jmx = n.port+1, n.port+2
 	t.Cleanup(func() { n.run("stop") })
 	return n
 }
