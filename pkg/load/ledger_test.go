@@ -195,7 +195,7 @@ func (p *slowProcess) Fault(_ context.Context, f *FaultSpec) (func(context.Conte
 	p.busy = true
 	p.log = append(p.log, f.Process)
 	return func(context.Context) error {
-		time.Sleep(3 * time.Second)
+		<-time.After(3 * time.Second) // of the bubble
 		p.busy = false
 		return nil
 	}, nil
