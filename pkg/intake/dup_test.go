@@ -129,7 +129,7 @@ func TestSeenWalksLittle(t *testing.T) {
 	if all := len(f.cols[0].buf); most > 2*all || f.users.places == nil {
 		t.Errorf("%d bytes were looked through of %d", most, all)
 	}
-	if f.users.end(); f.users.places != nil {
+	if new(Service).giveBack(f); f.users.places != nil {
 		t.Error("what is kept for the next request has the map")
 	}
 }
