@@ -107,6 +107,7 @@ func TestLoadOnATerminal(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.await(t, "PARTIAL")
+	c.await(t, "load scenario=") // its last line
 	if got := <-code; got != cli.ExitInterrupt {
 		t.Errorf("exit %d", got)
 	}
