@@ -80,7 +80,7 @@ func benchLook(b *testing.B, form string) {
 	}})
 	took := time.Since(at)
 	perUser := float64(heap()-before) / benchUsers
-	users, hashes := names(1 << 17)
+	users, hashes := names(1 << 20) // more than the caches hold
 	const window = 1024
 	var answers [window]Answer
 	var targets []notify.Target

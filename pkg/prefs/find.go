@@ -20,7 +20,7 @@ type finder struct {
 	found  [block][]byte
 	hashes [block]uint64
 	states [block]*state
-	slots  [block]uint32
+	cells  [block]int
 	lines  [2 * stride]uintptr
 }
 
@@ -36,13 +36,10 @@ func (f *finder) clear(n int) {
 
 // find looks for up to block keys: f.found[i] is the value of keys[i], or nil.
 //
-// Among millions of users each look-up is two cache misses one behind the other,
-// the slot and the entry, and one by one nearly all its time is waiting for them. So
-// keys take three steps, in strides: the slot is asked for; one stride later it is
-// read and the entry asked for; one stride later that is compared. Misses of
-// many keys are under way at any time. Measured with 5M users (BenchmarkLook, with the
-// copy of the address), CPU time a user: 83 to 94 ns, 96 to 111 where the address is no
-// token of APNs, one by one 270 to 310. Blocks of 64 to 256 and strides of 8 and 16 are alike.
+// Among millions of users each look-up is a cache miss, and one by one nearly all its
+// time is waiting for it. So keys take three steps, in strides: the pilot is asked
+// for; one stride later it is read and the cell asked for; one stride later that is
+// compared. Misses of many keys are under way at any time.
 func (t *table) find(f *finder, keys [][]byte) {
 	n := min(len(keys), block)
 	keys = keys[:n]
@@ -59,38 +56,36 @@ func (t *table) find(f *finder, keys [][]byte) {
 	}
 }
 
-// ask prefetches the first slots of a stride of keys.
+// ask prefetches the pilots of a stride of keys.
 func (t *table) ask(f *finder, keys [][]byte, from int) {
 	k := 0
 	for i := from; i < min(from+stride, len(keys)); i++ {
 		hash := hashKey(keys[i])
 		s := t.stateOf(hash)
 		f.hashes[i], f.states[i] = hash, s
-		if s != nil && len(s.slots) > 0 {
-			f.lines[k] = uintptr(unsafe.Pointer(&s.slots[place(hash)&uint64(len(s.slots)-1)]))
+		if s != nil && len(s.pilots) > 0 {
+			f.lines[k] = uintptr(unsafe.Pointer(&s.pilots[pilotOf(hash, len(s.pilots))]))
 			k++
 		}
 	}
 	prefetch(&f.lines[0], k)
 }
 
-// locate finds the slots of a stride and prefetches the entries.
+// locate reads the pilots of a stride and prefetches the cells.
 func (f *finder) locate(n, from int) {
 	k := 0
 	for i := from; i < min(from+stride, n); i++ {
 		s := f.states[i]
-		f.slots[i] = 0
-		if s == nil || len(s.slots) == 0 {
+		if s == nil || s.room == 0 {
 			continue
 		}
-		slot, at := s.seek(f.hashes[i])
-		if f.slots[i] = slot; slot != 0 {
-			line := uintptr(unsafe.Pointer(&s.arena[at]))
-			f.lines[k], f.lines[k+1] = line, line+cacheLine
+		at := s.cell(f.hashes[i])
+		f.cells[i] = at
+		line := uintptr(unsafe.Pointer(&s.cells[at]))
+		f.lines[k], f.lines[k+1] = line, line+cacheLine
+		k++
+		if s.size > cacheLine {
 			k++
-			if s.wide(slot) {
-				k++
-			}
 		}
 	}
 	prefetch(&f.lines[0], k)
@@ -112,14 +107,10 @@ func (f *finder) compare(keys [][]byte, from int) {
 				continue
 			}
 		}
-		slot := f.slots[i]
-		if slot == 0 {
+		if s.room == 0 {
 			continue
 		}
-		at, _ := s.entryAt(slot, 0)
-		if v, ok := valueOf(s.arena[at:], keys[i]); ok {
-			f.found[i] = v
-		} else if v, ok := s.get(f.hashes[i], keys[i]); ok { // another's, behind which ours may be
+		if v, ok := s.read(f.cells[i], f.hashes[i], keys[i]); ok {
 			f.found[i] = v
 		}
 	}

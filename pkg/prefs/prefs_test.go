@@ -1,6 +1,7 @@
 package prefs
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -350,62 +351,125 @@ func TestTableAgainstMap(t *testing.T) {
 	}
 }
 
-// Many keys found together are what each is found to be alone, among changes,
-// among keys that are not there, and where tags of one bit tell little apart.
+// Many keys found together are what each is found to be alone, among changes, among
+// keys that are not there and entries of all sizes.
 func TestFindAgainstGet(t *testing.T) {
 	t.Parallel()
-	for _, unitBits := range []uint8{minUnitBits, 30} {
+	for _, longest := range []int{1, 50, 300} {
 		var tb table
 		l := &loader{t: &tb}
 		var keys [][]byte
-		for i := range 40_000 {
-			k := fmt.Appendf(nil, "key-%d", i)
+		want := map[string]string{}
+		add := func(k []byte, there bool) {
 			keys = append(keys, k)
-			if i%3 != 0 {
-				l.add(hashKey(k), k, fmt.Appendf(nil, "value of %s%s", k, strings.Repeat("v", i%150)))
+			if there {
+				want[string(k)] = fmt.Sprintf("value of %s%s", k, strings.Repeat("v", len(keys)%longest))
+				l.add(hashKey(k), k, []byte(want[string(k)]))
 			}
+		}
+		for i := range 40_000 {
+			add(fmt.Appendf(nil, "key-%d", i), i%3 != 0)
+		}
+		for i := range 300 {
+			add(bytes.Repeat([]byte{'k'}, 100+i), i%3 != 0)
 		}
 		l.done()
-		for i := range tb.shards {
-			if s := tb.shards[i].state.Load(); s != nil {
-				tb.shards[i].state.Store(indexBy(s.arena, make([]uint32, len(s.slots)), s.count, unitBits))
-			}
-		}
 		for i := 0; i < len(keys); i += 11 {
 			switch i % 4 {
 			case 0:
 				tb.set(hashKey(keys[i]), keys[i], nil)
+				delete(want, string(keys[i]))
 			case 1:
 				tb.set(hashKey(keys[i]), keys[i], []byte("changed"))
+				want[string(keys[i])] = "changed"
 			}
 		}
 		rand.New(rand.NewPCG(3, 3)).Shuffle(len(keys), func(i, j int) { keys[i], keys[j] = keys[j], keys[i] })
 		var f finder
-		var hashes [block]uint64
-		there := 0
 		for from := 0; from < len(keys); from += 50 {
 			some := keys[from:min(from+50, len(keys))]
-			for i, k := range some {
-				hashes[i] = hashKey(k)
-			}
 			tb.find(&f, some)
 			for i, k := range some {
-				want, ok := tb.get(hashes[i], k)
-				if ok {
-					there++
-				}
-				if string(f.found[i]) != string(want) || ok != (f.found[i] != nil) {
-					t.Fatalf("%s with tags of %d bits: %q, want %q", k, 31-unitBits, f.found[i], want)
-				}
-				if ok && string(want) != "changed" && !strings.HasPrefix(string(want), "value of "+string(k)+"v") && string(want) != "value of "+string(k) {
-					t.Fatalf("%s has %q", k, want)
+				one, ok := tb.get(hashKey(k), k)
+				if w, has := want[string(k)]; string(f.found[i]) != w || string(one) != w || has != ok || has != (f.found[i] != nil) {
+					t.Fatalf("%s, values of up to %d more: %q together, %q alone, want %q", k, longest, f.found[i], one, w)
 				}
 			}
 		}
-		if there < 20_000 || there != tb.len() {
-			t.Errorf("%d found of %d", there, tb.len())
+		if len(want) < 20_000 || len(want) != tb.len() {
+			t.Errorf("%d of %d", tb.len(), len(want))
 		}
 	}
+}
+
+// A state is packed from any number of items of any sizes, in the memory that was
+// planned; keys of one hash, which no pilot tells apart, are among its changes.
+func TestPack(t *testing.T) {
+	t.Parallel()
+	r := rand.New(rand.NewPCG(11, 1))
+	for n := range 600 {
+		k := new(packer)
+		var c sizes
+		want := map[string]string{}
+		largest := 1 << r.IntN(11)
+		for i := range n {
+			key, value := fmt.Appendf(nil, "key-%d", i), bytes.Repeat([]byte{byte('a' + i%26)}, r.IntN(largest))
+			want[string(key)] = string(value)
+			h := hashKey(key)
+			if i%50 == 49 { // as the two before it
+				h = k.items[i-1].hash
+				if i%100 == 99 {
+					k.items[i-2].hash = h
+				}
+			}
+			k.items = append(k.items, item{h, key, value})
+			c.add(entrySize(key, value))
+		}
+		p := c.plan()
+		items := slices.Clone(k.items)
+		s := k.pack(p, make([]uint16, p.pilots), make([]byte, p.cells()))
+		if stuck := n/50 + n/100; s.stuck != stuck || len(s.over) != stuck {
+			t.Fatalf("%d items: %d have no cell, want %d", n, s.stuck, stuck)
+		}
+		if len(s.spill) > p.spill || len(s.spill)+len(s.cells) > 2*(unit*(n+n/15+1)+c.bytes()) {
+			t.Errorf("%d items of up to %d bytes, %d in all: cells of %d take %d, and %d are spilled where %d were planned", n, largest, c.bytes(), s.size, len(s.cells), len(s.spill), p.spill)
+		}
+		if len(k.items) != 0 || n > 0 && k.items[:1][0].key != nil {
+			t.Fatal("the packer keeps what it packed")
+		}
+		for _, it := range items {
+			v, changed, ok := s.changed(it.hash, it.key)
+			if !changed {
+				v, ok = s.read(s.cell(it.hash), it.hash, it.key)
+			}
+			if !ok || string(v) != want[string(it.key)] {
+				t.Fatalf("%d items: %s is %q %v, want %q", n, it.key, v, ok, want[string(it.key)])
+			}
+			if other := append(slices.Clone(it.key), '!'); s.room > 0 {
+				if v, ok := s.read(s.cell(it.hash), it.hash, other); ok {
+					t.Fatalf("%s, which is not there, is %q", other, v)
+				}
+			}
+		}
+		left := len(want)
+		s.each(func(_ uint64, key, value []byte) {
+			if want[string(key)] != string(value) {
+				t.Fatalf("%d items: each visits %s as %q", n, key, value)
+			}
+			delete(want, string(key))
+			left--
+		})
+		if len(want) != 0 || left != 0 {
+			t.Fatalf("%d items: %d not visited, %d too often", n, len(want), -left)
+		}
+	}
+}
+
+func (c *sizes) bytes() (n int) {
+	for i := range c {
+		n += c[i].bytes
+	}
+	return n
 }
 
 // Every byte of a key is in its hash, and so is its length; keys that differ little

@@ -2,24 +2,17 @@ package prefs
 
 import (
 	"encoding/binary"
-	"math/bits"
 	"slices"
 	"sync"
 	"sync/atomic"
-	"unsafe"
 )
 
 // table maps byte keys to short byte values for readers that never wait. It
 // is cut into shards by the top bits of the key's hash; a shard is an
-// immutable state behind an atomic pointer: a compact open-addressed table
-// over an arena, and a short list of changes since. A change copies the list;
-// every overlayMax changes the shard is packed again. No pointer per entry, so
-// that millions of them cost the garbage collector nothing.
-//
-// Memory: key and value and 2 to 4 bytes of lengths, rounded up to 32, and 4
-// bytes a slot at a load of 3/8 to 3/4. An entry of up to 64 bytes lies in one cache
-// line: one that would begin in the second half of a line and not end there begins
-// in the next, behind an entry without a key.
+// immutable state behind an atomic pointer: entries, each in a cell that only it can
+// be in, and a short list of changes since. A change copies the list; every
+// overlayMax changes the shard is packed again. No pointer per entry, so that
+// millions of them cost the garbage collector nothing.
 type table struct {
 	shards [shards]shard
 	live   atomic.Int64
@@ -29,10 +22,6 @@ const (
 	shardBits  = 10
 	shards     = 1 << shardBits
 	overlayMax = 64
-
-	// Entries begin at multiples of unit: a slot names one in few bits.
-	unit        = 32
-	minUnitBits = 8
 )
 
 type shard struct {
@@ -40,17 +29,20 @@ type shard struct {
 	mu    sync.Mutex // of writers
 }
 
-// state never changes once published.
+// state never changes once published. Which cell is a key's follows from its hash and
+// from one of the pilots, which pack chose so that each key has a cell for itself
+// (hash and displace: Belazzougui, Botelho, Dietzfelbinger, 2009). So an entry is
+// found by reading half a byte a key of pilots, which stay in the caches, and the
+// cell: one miss, where a table of slots with the places of the entries takes two,
+// and a search. Memory: a cell's size and half a byte a key, at a load of 15/16.
 type state struct {
-	// A slot is the number of an entry's unit + 1 in the low unitBits, whether the
-	// entry is of more than one cache line in the next, and as many of the hash's
-	// low bits as fit above, so that a foreign entry is hardly ever read. 4 bytes,
-	// not 8: those of 5M users take 32 MiB.
-	slots    []uint32
-	arena    []byte // {uvarint key length, uvarint value length, key, value, padding}...; no key: padding
-	over     []change
-	count    int // entries of the arena
-	unitBits uint8
+	pilots []uint16 // one for about keysPerPilot keys
+	cells  []byte
+	room   uint32 // cells
+	size   uint32 // bytes of a cell
+	over   []change
+	stuck  int    // of over: for which there is no cell
+	spill  []byte // entries that are too large for a cell
 }
 
 // change is a recent write of one key; at most one a key.
@@ -73,7 +65,10 @@ func (t *table) get(hash uint64, key []byte) ([]byte, bool) {
 	if v, changed, ok := s.changed(hash, key); changed {
 		return v, ok
 	}
-	return s.get(hash, key)
+	if s.room == 0 {
+		return nil, false
+	}
+	return s.read(s.cell(hash), hash, key)
 }
 
 // changed looks for a key among the changes.
@@ -86,79 +81,63 @@ func (s *state) changed(hash uint64, key []byte) (value []byte, changed, ok bool
 	return nil, false, false
 }
 
-// get looks for a key in the arena.
-func (s *state) get(hash uint64, key []byte) ([]byte, bool) {
-	if len(s.slots) == 0 {
-		return nil, false
-	}
-	mask := uint64(len(s.slots) - 1)
-	tag := s.tag(hash)
-	for i := place(hash) & mask; ; i = (i + 1) & mask {
-		slot := s.slots[i]
-		if slot == 0 {
+// cell is where in cells the entry of a hash lies, if there is one. There must be
+// cells.
+func (s *state) cell(hash uint64) int {
+	return int(cellOf(hash, s.pilots[pilotOf(hash, len(s.pilots))], s.room)) * int(s.size)
+}
+
+// pilotOf says which of n pilots is a hash's: by other bits than the shard is.
+func pilotOf(hash uint64, n int) int { return int(uint64(uint32(hash)) * uint64(n) >> 32) }
+
+// cellOf is one of so many cells; another pilot is another choice, for each hash by
+// itself.
+func cellOf(hash uint64, pilot uint16, room uint32) uint32 {
+	x := (hash ^ uint64(pilot)*0x9e3779b97f4a7c15) * 0xd6e8feb86659fd93
+	return uint32(x >> 32 * uint64(room) >> 32)
+}
+
+// read returns the value of a key if its entry is in the cell there, else nil.
+//
+// A cell is {uvarint key length, uvarint value length, key, value, zeros}. The key of
+// an entry that lies among the spilled has no length: {0, 1, where it begins u64, low
+// bits of the hash u32}.
+func (s *state) read(at int, hash uint64, key []byte) ([]byte, bool) {
+	b := s.cells[at:]
+	if n := len(key); n < 0x80 && int(b[0]) == n && b[1] < 0x80 { // nearly all
+		if b = b[2 : 2+n+int(b[1])]; string(b[:n]) != string(key) {
 			return nil, false
 		}
-		if at, mine := s.entryAt(slot, tag); mine {
-			if k, v, _ := entry(s.arena[at:]); string(k) == string(key) {
-				return v, true
-			}
+		return b[n:len(b):len(b)], true
+	}
+	if b[0] == 0 {
+		from, low := spilledAt(b)
+		if from < 0 || low != uint32(hash) {
+			return nil, false
 		}
+		b = s.spill[from:]
 	}
+	k, v := entry(b)
+	if string(k) != string(key) {
+		return nil, false
+	}
+	return v, true
 }
 
-// place is where a hash begins in a shard's slots: bits that neither the
-// shard's number nor the tag use up.
-func place(hash uint64) uint64 { return hash >> 24 }
-
-func (s *state) tag(hash uint64) uint32 { return uint32(hash) << 1 << s.unitBits }
-
-// wide reports whether the entry of a slot is of more than one cache line.
-func (s *state) wide(slot uint32) bool { return slot>>s.unitBits&1 != 0 }
-
-// seek returns the first slot that may be of a hash, 0 if there is none, and where
-// its entry begins. There must be slots.
-func (s *state) seek(hash uint64) (slot uint32, at int) {
-	mask := uint64(len(s.slots) - 1)
-	tag := s.tag(hash)
-	for i := place(hash) & mask; ; i = (i + 1) & mask {
-		slot = s.slots[i]
-		if slot == 0 {
-			return 0, 0
-		}
-		if at, mine := s.entryAt(slot, tag); mine {
-			return slot, at
-		}
+// spilledAt reads a cell without a key; -1: it is empty.
+func spilledAt(b []byte) (from int, low uint32) {
+	if b[1] == 0 {
+		return -1, 0
 	}
+	return int(binary.LittleEndian.Uint64(b[2:])), binary.LittleEndian.Uint32(b[10:])
 }
 
-// entryAt is where in the arena the entry of a slot begins, if the slot has the tag.
-func (s *state) entryAt(slot, tag uint32) (at int, mine bool) {
-	low := uint32(1)<<s.unitBits - 1
-	return int(slot&low-1) * unit, (slot^tag)>>s.unitBits>>1 == 0
-}
-
-// entry reads the entry that b begins with; size is without its padding.
-func entry(b []byte) (key, value []byte, size int) {
-	if len(b) > 2 && b[0] < 0x80 && b[1] < 0x80 {
-		k, v := int(b[0]), int(b[1])
-		b = b[2:]
-		return b[:k:k], b[k : k+v : k+v], 2 + k + v
-	}
-	k64, n := binary.Uvarint(b)
-	v64, m := binary.Uvarint(b[n:])
-	k, v := int(k64), int(v64)
-	b = b[n+m:]
-	return b[:k:k], b[k : k+v : k+v], n + m + k + v
-}
-
-// valueOf returns the value of the entry that b begins with if its key is this one.
-func valueOf(b, key []byte) ([]byte, bool) {
-	if n := len(key); n < 0x80 && int(b[0]) == n && b[1] < 0x80 { // nearly all
-		b = b[2 : 2+n+int(b[1])]
-		return b[n:len(b):len(b)], string(b[:n]) == string(key)
-	}
-	k, v, _ := entry(b)
-	return v, string(k) == string(key)
+// entry reads the entry that b begins with.
+func entry(b []byte) (key, value []byte) {
+	k, n := binary.Uvarint(b)
+	v, m := binary.Uvarint(b[n:])
+	b = b[n+m:][: k+v : k+v]
+	return b[:k:k], b[k:]
 }
 
 // set stores a value, or removes the key when value is nil. A key has a byte or more.
@@ -183,7 +162,7 @@ func (t *table) set(hash uint64, key, value []byte) {
 		}
 	}
 	next.over = append(next.over, c)
-	if len(next.over) > overlayMax {
+	if len(next.over) > overlayMax+next.stuck {
 		next = *next.packed()
 	}
 	sh.state.Store(&next)
@@ -195,25 +174,20 @@ func (t *table) set(hash uint64, key, value []byte) {
 	}
 }
 
-// packed returns the same content without an overlay, of exactly fitting size.
-func (s *state) packed() *state {
-	size, count := 0, 0
-	s.each(func(_ uint64, k, v []byte) { _, size = room(size, entrySize(k, v)); count++ })
-	arena := make([]byte, 0, size)
-	s.each(func(_ uint64, k, v []byte) { arena = appendEntry(arena, k, v) })
-	return index(arena, make([]uint32, slotsFor(count)), count)
-}
-
 // each visits the live entries.
 func (s *state) each(fn func(hash uint64, key, value []byte)) {
-	for at := 0; at < len(s.arena); {
-		k, v, size := entry(s.arena[at:])
-		at += padded(size)
-		if len(k) == 0 {
-			continue
+	for at := 0; at < len(s.cells); at += int(s.size) {
+		b := s.cells[at:]
+		if b[0] == 0 {
+			from, _ := spilledAt(b)
+			if from < 0 {
+				continue
+			}
+			b = s.spill[from:]
 		}
+		k, v := entry(b)
 		h := hashKey(k)
-		if !slices.ContainsFunc(s.over, func(c change) bool { return c.hash == h && string(c.key) == string(k) }) {
+		if _, changed, _ := s.changed(h, k); !changed {
 			fn(h, k, v)
 		}
 	}
@@ -222,126 +196,4 @@ func (s *state) each(fn func(hash uint64, key, value []byte)) {
 			fn(c.hash, c.key, c.value)
 		}
 	}
-}
-
-// index makes a state of an arena of so many entries, all of them of different
-// keys. slots are zero, and enough (slotsFor).
-func index(arena []byte, slots []uint32, count int) *state {
-	return indexBy(arena, slots, count, uint8(max(bits.Len(uint(len(arena)/unit)), minUnitBits)))
-}
-
-func indexBy(arena []byte, slots []uint32, count int, unitBits uint8) *state {
-	s := &state{arena: arena, slots: slots, count: count, unitBits: unitBits}
-	if count == 0 {
-		return s
-	}
-	mask := uint64(len(slots) - 1)
-	for at := 0; at < len(arena); {
-		k, _, size := entry(arena[at:])
-		if len(k) > 0 {
-			h := hashKey(k)
-			i := place(h) & mask
-			for slots[i] != 0 {
-				i = (i + 1) & mask
-			}
-			slots[i] = s.tag(h) | uint32(at/unit+1)
-			if size > cacheLine {
-				slots[i] |= 1 << s.unitBits
-			}
-		}
-		at += padded(size)
-	}
-	return s
-}
-
-// slotsFor is the table size for n entries: a load of at most 3/4.
-func slotsFor(n int) int {
-	if n == 0 {
-		return 0
-	}
-	return max(8, 1<<bits.Len(uint((n*4+2)/3)))
-}
-
-func appendEntry(b, key, value []byte) []byte {
-	from, _ := room(len(b), entrySize(key, value))
-	b = append(b, none[:from-len(b)]...)
-	b = binary.AppendUvarint(b, uint64(len(key)))
-	b = binary.AppendUvarint(b, uint64(len(value)))
-	b = append(append(b, key...), value...)
-	size := len(b) - from
-	return append(b, none[:padded(size)-size]...)
-}
-
-// none is padding, and an entry without a key.
-var none [unit]byte
-
-// room is where an entry of so many bytes lies that is added at: within one cache
-// line if it fits in one.
-func room(at, size int) (from, to int) {
-	if size > unit && size <= cacheLine && at%cacheLine != 0 {
-		at += unit
-	}
-	return at, at + padded(size)
-}
-
-func padded(size int) int { return (size + unit - 1) / unit * unit }
-
-func entrySize(k, v []byte) int {
-	return uvarintLen(len(k)) + uvarintLen(len(v)) + len(k) + len(v)
-}
-
-func uvarintLen(n int) int { return (bits.Len(uint(n)|1) + 6) / 7 }
-
-// loader fills a table that nobody writes to meanwhile; readers see nothing
-// of it until done. A key may be added once.
-type loader struct {
-	t      *table
-	arenas [shards][]byte
-	counts [shards]int
-}
-
-func (l *loader) add(hash uint64, key, value []byte) {
-	i := hash >> (64 - shardBits)
-	l.arenas[i] = appendEntry(l.arenas[i], key, value)
-	l.counts[i]++
-}
-
-// together is how many shards' memory is one piece: large enough for large
-// pages, without which a look-up among millions of entries takes twice as long
-// (BenchmarkLook). A piece is free once each of its shards has been packed again.
-const together = 256
-
-// wholeLines is the least multiple of a cache line that is not below n.
-func wholeLines(n int) int { return (n + cacheLine - 1) &^ (cacheLine - 1) }
-
-// done publishes, piece by piece: the peak is one piece above the sum.
-func (l *loader) done() {
-	n := 0
-	for from := 0; from < shards; from += together {
-		size, slots := 0, 0
-		for i := from; i < from+together; i++ {
-			size += wholeLines(len(l.arenas[i]))
-			slots += slotsFor(l.counts[i])
-		}
-		arenas, indexes := make([]byte, size), make([]uint32, slots)
-		pieces := [...][]byte{arenas, unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(indexes))), 4*slots)}
-		for _, p := range pieces {
-			preferLargePages(p)
-		}
-		for i := from; i < from+together; i++ {
-			var s *state
-			if count := l.counts[i]; count > 0 {
-				k, m := copy(arenas, l.arenas[i]), slotsFor(count)
-				s = index(arenas[:k:k], indexes[:m:m], count)
-				arenas, indexes = arenas[wholeLines(k):], indexes[m:]
-				n += count
-			}
-			l.arenas[i], l.counts[i] = nil, 0
-			l.t.shards[i].state.Store(s)
-		}
-		for _, p := range pieces {
-			makeLargePages(p)
-		}
-	}
-	l.t.live.Store(int64(n))
 }
