@@ -39,7 +39,9 @@ func (f *finder) clear(n int) {
 // Among millions of users each look-up is a cache miss, and one by one nearly all its
 // time is waiting for it. So keys take three steps, in strides: the pilot is asked
 // for; one stride later it is read and the cell asked for; one stride later that is
-// compared. Misses of many keys are under way at any time.
+// compared. Misses of many keys are under way at any time. Measured with 5M users
+// (BenchmarkLook, with the copy of the address), CPU time a user: 60 to 91 ns, one by one
+// 210 to 420. Strides of 4, 16 and 32 took a fifth more.
 func (t *table) find(f *finder, keys [][]byte) {
 	n := min(len(keys), block)
 	keys = keys[:n]

@@ -272,7 +272,8 @@ func (l *loader) done() {
 		for _, p := range pieces {
 			preferLargePages(p)
 		}
-		for i, p := range plans {
+		for i := range plans {
+			p := plans[i]
 			for b := l.entries[from+i]; len(b) > 0; {
 				key, value := entry(b)
 				k.items = append(k.items, item{hashKey(key), key, value})

@@ -36,7 +36,7 @@ type Verdict struct {
 //
 // What a user set and where the user is reached stand in one value: one look-up,
 // not two; see find for what it takes. With 5M users with an address of 64 bytes it is
-// 71 bytes a user, 103 where the address is no token of APNs (BenchmarkLook), of which
+// 69 bytes a user, 103 where the address is no token of APNs (BenchmarkLook), of which
 // 11 are the user id that each hit is compared with: a hash alone could send to
 // somebody else's device.
 type Snapshot struct {

@@ -22,7 +22,7 @@ const maxForeign = 100
 // than MaxSuppressed are held of all. Beyond, nothing is stored: the provider
 // refuses the next message to it again. An address of 64 bytes takes some 200 of
 // memory, twice its length in the lists of users and of addresses and the rest
-// in slots, at most 1,400 one of 512 bytes for a user id of 128; so the default
+// around them, at most 1,400 one of 512 bytes for a user id of 128; so the default
 // bounds what requests can fill to 100 MB of such, 700 MB of the longest.
 func (s *Service) Suppress(ctx context.Context, user string, ch notify.Channel, address, reason string) error {
 	if user == "" || len(user) > notify.MaxUserID {

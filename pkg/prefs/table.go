@@ -2,6 +2,7 @@ package prefs
 
 import (
 	"encoding/binary"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -112,7 +113,7 @@ func (s *state) read(at int, hash uint64, key []byte) ([]byte, bool) {
 	}
 	if b[0] == 0 {
 		from, low := spilledAt(b)
-		if from < 0 || low != uint32(hash) {
+		if from < 0 || low != hash&math.MaxUint32 {
 			return nil, false
 		}
 		b = s.spill[from:]
@@ -125,11 +126,11 @@ func (s *state) read(at int, hash uint64, key []byte) ([]byte, bool) {
 }
 
 // spilledAt reads a cell without a key; -1: it is empty.
-func spilledAt(b []byte) (from int, low uint32) {
+func spilledAt(b []byte) (from int, low uint64) {
 	if b[1] == 0 {
 		return -1, 0
 	}
-	return int(binary.LittleEndian.Uint64(b[2:])), binary.LittleEndian.Uint32(b[10:])
+	return int(binary.LittleEndian.Uint64(b[2:])), uint64(binary.LittleEndian.Uint32(b[10:]))
 }
 
 // entry reads the entry that b begins with.
