@@ -8,7 +8,7 @@ import (
 )
 
 // The hash of the tables. It is of this process alone, keyed by secrets, so that
-// nobody can choose users who all meet in one slot.
+// nobody can choose users who are all of one pilot.
 var (
 	hashSeed = maphash.MakeSeed()
 	hashA    = rand.Uint64()

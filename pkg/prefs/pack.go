@@ -67,14 +67,15 @@ func (c *sizes) plan() plan {
 // packed returns the same content without changes, of fitting size.
 func (s *state) packed() *state {
 	k := packers.Get().(*packer)
-	defer packers.Put(k)
 	var c sizes
 	s.each(func(h uint64, key, value []byte) {
 		k.items = append(k.items, item{h, key, value})
 		c.add(entrySize(key, value))
 	})
 	p := c.plan()
-	return k.pack(p, make([]uint16, p.pilots), make([]byte, p.cells()))
+	next := k.pack(p, make([]uint16, p.pilots), make([]byte, p.cells()))
+	packers.Put(k) // not where it panicked: it would hold items of this table
+	return next
 }
 
 // packer is the room that packing needs. It is empty between two uses.
@@ -82,7 +83,6 @@ type packer struct {
 	items []item
 	order []uint32 // the items, by their pilot
 	ends  []uint32 // per pilot, where its items end in order
-	turns []uint32 // the pilots, those of the most items first
 	taken []uint64 // a bit per cell
 	cells []uint32 // per item
 }
@@ -97,24 +97,21 @@ func (k *packer) pack(p plan, pilots []uint16, cells []byte) *state {
 		k.items = k.items[:0]
 	}()
 	s := &state{pilots: pilots, cells: cells, room: p.room, size: p.size, spill: make([]byte, 0, p.spill)}
-	if len(k.items) == 0 {
-		return s
-	}
 	k.choose(pilots, p.room)
 	for i, it := range k.items {
 		if k.cells[i] == noCell {
 			s.over = append(s.over, change{hash: it.hash, key: slices.Clone(it.key), value: slices.Clone(it.value)})
-			s.stuck++
 			continue
 		}
-		b := cells[int(k.cells[i])*int(p.size):][:0:p.size]
+		b := cells[int(k.cells[i])*int(p.size):][:p.size]
 		if entrySize(it.key, it.value) > int(p.size) {
-			b = binary.LittleEndian.AppendUint64(append(b, 0, 1), uint64(len(s.spill)))
-			binary.LittleEndian.AppendUint32(b, uint32(it.hash))
+			b[1] = 1
+			binary.LittleEndian.PutUint64(b[2:], uint64(len(s.spill)))
+			binary.LittleEndian.PutUint32(b[10:], uint32(it.hash))
 			s.spill = appendEntry(s.spill, it.key, it.value)
 			continue
 		}
-		appendEntry(b, it.key, it.value)
+		appendEntry(b[:0], it.key, it.value) // in place, for it fits
 	}
 	return s
 }
@@ -133,40 +130,25 @@ func (k *packer) choose(pilots []uint16, room uint32) {
 	for i := range k.items {
 		k.ends[pilotOf(k.items[i].hash, len(pilots))]++
 	}
-	var counts [64]uint32 // of pilots, by the number of their keys
-	sum := uint32(0)
+	sum, most := uint32(0), uint32(0)
 	for i, of := range k.ends {
-		counts[rank(of)]++
-		k.ends[i], sum = sum, sum+of
+		k.ends[i], sum, most = sum, sum+of, max(most, of)
 	}
 	for i := range k.items {
 		at := &k.ends[pilotOf(k.items[i].hash, len(pilots))]
 		k.order[*at] = uint32(i)
 		*at++
 	}
-	sum = 0
-	for i, of := range counts {
-		counts[i], sum = sum, sum+of
-	}
-	k.turns = zeros(k.turns, len(pilots))
-	from := uint32(0)
-	for i, end := range k.ends {
-		at := &counts[rank(end-from)]
-		k.turns[*at] = uint32(i)
-		*at++
-		from = end
-	}
-	for _, i := range k.turns {
+	for ; most > 0; most-- {
 		from := uint32(0)
-		if i > 0 {
-			from = k.ends[i-1]
+		for i, end := range k.ends {
+			if end-from == most {
+				pilots[i] = k.place(k.order[from:end], room)
+			}
+			from = end
 		}
-		pilots[i] = k.place(k.order[from:k.ends[i]], room)
 	}
 }
-
-// rank is a place among 64, the most keys first.
-func rank(keys uint32) int { return 63 - int(min(keys, 63)) }
 
 // place finds the pilot of some items and takes their cells.
 func (k *packer) place(items []uint32, room uint32) uint16 {
@@ -233,7 +215,7 @@ func entrySize(k, v []byte) int {
 func uvarintLen(n int) int { return (bits.Len(uint(n)|1) + 6) / 7 }
 
 // loader fills a table that nobody writes to meanwhile; readers see nothing
-// of it until done. A key may be added once.
+// of it until done. A key may be added once; one without a byte is not stored.
 type loader struct {
 	t       *table
 	entries [shards][]byte
@@ -241,6 +223,9 @@ type loader struct {
 }
 
 func (l *loader) add(hash uint64, key, value []byte) {
+	if len(key) == 0 {
+		return
+	}
 	i := hash >> (64 - shardBits)
 	l.entries[i] = appendEntry(l.entries[i], key, value)
 	l.sizes[i].add(entrySize(key, value))
@@ -258,7 +243,6 @@ func wholeLines(n int) int { return (n + cacheLine - 1) &^ (cacheLine - 1) }
 func (l *loader) done() {
 	n := 0
 	k := packers.Get().(*packer)
-	defer packers.Put(k)
 	for from := 0; from < shards; from += together {
 		var plans [together]plan
 		size, pilots := 0, 0
@@ -291,5 +275,6 @@ func (l *loader) done() {
 			makeLargePages(p)
 		}
 	}
+	packers.Put(k)
 	l.t.live.Store(int64(n))
 }

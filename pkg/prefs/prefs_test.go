@@ -3,6 +3,7 @@ package prefs
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
@@ -428,8 +429,8 @@ func TestPack(t *testing.T) {
 		p := c.plan()
 		items := slices.Clone(k.items)
 		s := k.pack(p, make([]uint16, p.pilots), make([]byte, p.cells()))
-		if stuck := n/50 + n/100; s.stuck != stuck || len(s.over) != stuck {
-			t.Fatalf("%d items: %d have no cell, want %d", n, s.stuck, stuck)
+		if twins := n/50 + n/100; len(s.over) != twins {
+			t.Fatalf("%d items: %d have no cell, want %d", n, len(s.over), twins)
 		}
 		if len(s.spill) > p.spill || len(s.spill)+len(s.cells) > 2*(unit*(n+n/15+1)+c.bytes()) {
 			t.Errorf("%d items of up to %d bytes, %d in all: cells of %d take %d, and %d are spilled where %d were planned", n, largest, c.bytes(), s.size, len(s.cells), len(s.spill), p.spill)
@@ -461,6 +462,96 @@ func TestPack(t *testing.T) {
 		})
 		if len(want) != 0 || left != 0 {
 			t.Fatalf("%d items: %d not visited, %d too often", n, len(want), -left)
+		}
+	}
+}
+
+// Keys of one hash are told apart, more of them than a shard has changes, and so is a
+// key without a byte from a cell without an entry.
+func TestKeysOfOneHash(t *testing.T) {
+	t.Parallel()
+	var tb table
+	l := &loader{t: &tb}
+	want := map[string]string{}
+	var keys [][]byte
+	for i := range 2 * overlayMax {
+		k := fmt.Appendf(binary.LittleEndian.AppendUint64(nil, hashA), "twin%04d", i)
+		if hashKey(k) != hashKey(append(binary.LittleEndian.AppendUint64(nil, hashA), "any of 8"...)) {
+			t.Fatal("the keys are not of one hash")
+		}
+		keys = append(keys, k)
+		if i < overlayMax+6 {
+			want[string(k)] = fmt.Sprint("loaded ", i)
+			l.add(hashKey(k), k, []byte(want[string(k)]))
+		}
+	}
+	large := []byte("of the largest value") // in a shard of its own, nearly surely, and spilled
+	l.add(hashKey(large), large, bytes.Repeat([]byte{'v'}, 2*largestCell))
+	l.add(hashKey(nil), nil, []byte("nobody's"))
+	l.done()
+	tb.set(hashKey(nil), nil, []byte("nobody's"))
+	for i, k := range keys {
+		switch {
+		case i%3 == 0:
+			tb.set(hashKey(k), k, nil)
+			delete(want, string(k))
+		case i%3 == 1:
+			want[string(k)] = fmt.Sprint("set ", i)
+			tb.set(hashKey(k), k, []byte(want[string(k)]))
+		}
+		var f finder
+		tb.find(&f, keys[:block])
+		for j, k := range keys {
+			v, ok := tb.get(hashKey(k), k)
+			if w, has := want[string(k)]; string(v) != w || ok != has || j < block && string(f.found[j]) != w {
+				t.Fatalf("key %d after change %d: %q %v, want %q %v", j, i, v, ok, w, has)
+			}
+		}
+	}
+	if tb.len() != len(want)+1 {
+		t.Errorf("%d entries, want %d", tb.len(), len(want)+1)
+	}
+	for i := range tb.shards {
+		s := tb.shards[i].state.Load()
+		if s == nil {
+			continue
+		}
+		for at := 0; at < len(s.cells); at += int(s.size) {
+			for _, hash := range []uint64{0, hashKey(nil)} {
+				if v, ok := s.read(at, hash, nil); ok || v != nil {
+					t.Fatalf("a key without a byte is %q", v)
+				}
+			}
+		}
+	}
+}
+
+// A finder that was used before finds nothing where there are no cells.
+func TestFindWithoutCells(t *testing.T) {
+	t.Parallel()
+	var full, changed table
+	l := &loader{t: &full}
+	keys := make([][]byte, block)
+	for i := range keys {
+		keys[i] = fmt.Appendf(nil, "key-%d", i)
+		l.add(hashKey(keys[i]), keys[i], []byte("value"))
+	}
+	for i := 0; len(keys) < 2*block; i++ { // of the shards of the others
+		k := fmt.Appendf(nil, "other-%d", i)
+		if hashKey(k)>>(64-shardBits) == hashKey(keys[len(keys)-block])>>(64-shardBits) {
+			keys = append(keys, k)
+		}
+	}
+	for i := 0; i < block; i += 2 {
+		changed.set(hashKey(keys[block+i]), keys[block+i], []byte("new"))
+	}
+	l.done()
+	var f finder
+	full.find(&f, keys[:block])
+	changed.find(&f, keys[:block])
+	for i := range block {
+		if f.found[i] != nil {
+			t.Fatalf("key %d: %q", i, f.found[i])
 		}
 	}
 }

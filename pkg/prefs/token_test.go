@@ -40,12 +40,14 @@ func TestKeptAddresses(t *testing.T) {
 func TestTokenTakesOneLine(t *testing.T) {
 	t.Parallel()
 	s := newSnapshot()
+	var c sizes
 	for i := range 100 {
 		user := fmt.Sprintf("u%08d", i)
 		v := s.packProfile(nil, &engine.Profile{User: user, OptOut: []string{"marketing"}, Addresses: map[string][]string{"push": {fmt.Sprintf("apns:%064x", i)}}})
-		if size := entrySize([]byte(user), v); size > cacheLine {
-			t.Errorf("the entry takes %d bytes", size)
-		}
+		c.add(entrySize([]byte(user), v))
+	}
+	if p := c.plan(); p.size != cacheLine || p.spill != 0 {
+		t.Errorf("cells of %d bytes, %d spilled", p.size, p.spill)
 	}
 }
 
