@@ -75,6 +75,13 @@ one() {
 		fi
 		[ "$NODES" = 1 ] || export CASSANDRA_DIR=$ENGINES_DIR/cassandra3
 	fi
+	# Whom a node knows as a caller is in both, so PostgreSQL's are kept apart as well.
+	if [ "$2" = postgres ] && { [ "$NODES" != 1 ] || [ -d "$ENGINES_DIR/postgres3" ]; }; then
+		local mine=postgres other=postgres3
+		[ "$NODES" = 1 ] || mine=postgres3 other=postgres
+		[ "$1" = status ] || POSTGRES_NAME=$other "$scripts/$2.sh" stop >/dev/null || status=$?
+		export POSTGRES_NAME=$mine
+	fi
 	if [ "$1" != start ]; then
 		"$scripts/$2.sh" "$1"
 		return

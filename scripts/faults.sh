@@ -14,8 +14,8 @@ short=()
 if [ -n "${SHORT:-}" ]; then short=(-down 10s); fi
 export NODES=${NODES:-1}
 ONLY="kafka cassandra redis postgres" scripts/engines.sh start
-# As engines.sh has it: a node that was one of three has a folder of its own.
-if [ "$NODES" = 3 ]; then export CASSANDRA_DIR=${NOTIFY_ENGINES_DIR:-$PWD/.engines}/cassandra3; fi
+# As engines.sh has it: three have folders of their own, and so has their PostgreSQL.
+if [ "$NODES" = 3 ]; then export CASSANDRA_DIR=${NOTIFY_ENGINES_DIR:-$PWD/.engines}/cassandra3 POSTGRES_NAME=postgres3; fi
 exec go run ./tests/enginefaults -only "${ONLY:-}" -nodes "$NODES" -kafka "$(scripts/engines/kafka.sh addresses)" \
 	-cassandra "$(scripts/engines/cassandra.sh addresses)" -redis "127.0.0.1:$REDIS_PORT" -postgres "127.0.0.1:$POSTGRES_PORT" \
 	"${short[@]}" ${MUTANT:+-mutant "$MUTANT"} "$@"

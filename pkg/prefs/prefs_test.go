@@ -491,11 +491,11 @@ func TestKeysOfOneHash(t *testing.T) {
 	l.done()
 	tb.set(hashKey(nil), nil, []byte("nobody's"))
 	for i, k := range keys {
-		switch {
-		case i%3 == 0:
+		switch i % 3 {
+		case 0:
 			tb.set(hashKey(k), k, nil)
 			delete(want, string(k))
-		case i%3 == 1:
+		case 1:
 			want[string(k)] = fmt.Sprint("set ", i)
 			tb.set(hashKey(k), k, []byte(want[string(k)]))
 		}
