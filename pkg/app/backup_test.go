@@ -195,7 +195,7 @@ type gated struct {
 	gate <-chan struct{}
 }
 
-func (g gated) Send(ctx context.Context, call *notify.Call, report func(int, notify.Result)) {
+func (g gated) Send(ctx context.Context, call *notify.Call, report notify.Report) {
 	select {
 	case <-g.gate:
 	case <-ctx.Done():

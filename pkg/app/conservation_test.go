@@ -228,7 +228,7 @@ type stuck struct {
 	release chan struct{}
 }
 
-func (s stuck) Send(ctx context.Context, call *notify.Call, report func(int, notify.Result)) {
+func (s stuck) Send(ctx context.Context, call *notify.Call, report notify.Report) {
 	select {
 	case <-s.release:
 	case <-ctx.Done():
@@ -375,12 +375,12 @@ type flaky struct {
 	n atomic.Int64
 }
 
-func (f *flaky) Send(ctx context.Context, call *notify.Call, report func(int, notify.Result)) {
+func (f *flaky) Send(ctx context.Context, call *notify.Call, report notify.Report) {
 	bad := f.n.Add(1)%3 == 0
-	f.Provider.Send(ctx, call, func(i int, r notify.Result) {
+	f.Provider.Send(ctx, call, notify.Each(func(i int, r notify.Result) {
 		if bad && i%2 == 0 {
 			r = notify.Result{Class: notify.ClassRetry, Code: "flaky", Provider: "stub"}
 		}
-		report(i, r)
-	})
+		report.One(i, r)
+	}))
 }

@@ -56,7 +56,7 @@ type tellsTaken struct {
 	taken func(*notify.Call)
 }
 
-func (t tellsTaken) Send(ctx context.Context, call *notify.Call, report func(int, notify.Result)) {
+func (t tellsTaken) Send(ctx context.Context, call *notify.Call, report notify.Report) {
 	t.taken(call)
 	t.Provider.Send(ctx, call, report)
 }

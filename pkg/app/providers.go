@@ -174,10 +174,8 @@ func (p *providers) lane(l notify.Lane) worker.Provider {
 // unconfigured is the provider of a channel nobody has configured.
 type unconfigured struct{}
 
-func (unconfigured) Send(_ context.Context, call *notify.Call, report func(int, notify.Result)) {
-	for i := range call.Items {
-		report(i, notify.Result{Class: notify.ClassConfig, Code: "provider_not_configured"})
-	}
+func (unconfigured) Send(_ context.Context, call *notify.Call, report notify.Report) {
+	report(0, len(call.Items), notify.Result{Class: notify.ClassConfig, Code: "provider_not_configured"})
 }
 
 // stub accepts everything at once: benchmarks measure the product without a
@@ -187,14 +185,14 @@ type stub struct{ requests *sync.Pool }
 
 func newStub() stub { return stub{&sync.Pool{New: func() any { return new([]byte) }}} }
 
-func (s stub) Send(_ context.Context, call *notify.Call, report func(int, notify.Result)) {
+func (s stub) Send(_ context.Context, call *notify.Call, report notify.Report) {
 	res := notify.Result{Class: notify.ClassAccepted, Confirmed: true, Provider: "stub"}
 	request := s.requests.Get().(*[]byte)
 	defer s.requests.Put(request)
 	for i := range call.Items {
 		*request = append((*request)[:0], call.Items[i].Address...)
-		report(i, res)
 	}
+	report(0, len(call.Items), res)
 }
 
 // routes names the providers behind a channel.

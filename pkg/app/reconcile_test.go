@@ -39,7 +39,7 @@ type countedCalls struct {
 	c *callCount
 }
 
-func (p countedCalls) Send(ctx context.Context, call *notify.Call, report func(int, notify.Result)) {
+func (p countedCalls) Send(ctx context.Context, call *notify.Call, report notify.Report) {
 	p.c.mu.Lock()
 	for i := range call.Items {
 		p.c.of[string(call.Items[i].User)]++

@@ -152,7 +152,7 @@ type countingProvider struct {
 	to *tallied
 }
 
-func (p countingProvider) Send(ctx context.Context, call *notify.Call, report func(int, notify.Result)) {
+func (p countingProvider) Send(ctx context.Context, call *notify.Call, report notify.Report) {
 	p.to.mu.Lock()
 	for i := range call.Items {
 		p.to.calls[call.Items[i].ID().String()]++

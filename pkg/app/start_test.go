@@ -30,7 +30,7 @@ type watched struct {
 	called func()
 }
 
-func (p watched) Send(ctx context.Context, call *notify.Call, report func(int, notify.Result)) {
+func (p watched) Send(ctx context.Context, call *notify.Call, report notify.Report) {
 	p.called()
 	p.Provider.Send(ctx, call, report)
 }

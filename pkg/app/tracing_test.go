@@ -50,7 +50,7 @@ type script struct {
 	states  []string
 }
 
-func (s *script) Send(_ context.Context, call *notify.Call, report func(int, notify.Result)) {
+func (s *script) Send(_ context.Context, call *notify.Call, report notify.Report) {
 	s.mu.Lock()
 	s.parents, s.states = append(s.parents, strings.Clone(call.Trace)), append(s.states, strings.Clone(call.TraceState))
 	answer := s.answers[0]
@@ -59,7 +59,7 @@ func (s *script) Send(_ context.Context, call *notify.Call, report func(int, not
 	}
 	s.mu.Unlock()
 	for i := range call.Items {
-		report(i, answer)
+		report.One(i, answer)
 	}
 }
 

@@ -19,10 +19,11 @@ type splitter struct {
 	edge    uint32 // index that starts the next block
 	start   uint32 // block number of the current block
 
-	cols   []column
-	chunks []chunk
-	users  seen
-	needs  needs
+	partition stream.Partitioner
+	cols      []column
+	chunks    []chunk
+	users     seen
+	needs     needs
 
 	accepted    int
 	rejected    []rejection
@@ -66,7 +67,7 @@ func (f *splitter) begin(ch notify.Channel, partitions uint16, block uint32, max
 	if cap(f.cols) < int(partitions) {
 		f.cols = append(f.cols[:cap(f.cols)], make([]column, int(partitions)-cap(f.cols))...)
 	}
-	f.cols = f.cols[:partitions]
+	f.cols, f.partition = f.cols[:partitions], stream.NewPartitioner(int(partitions))
 	for i := range f.cols {
 		f.cols[i] = column{buf: f.cols[i].buf[:0]}
 	}
@@ -96,7 +97,7 @@ func (f *splitter) plain(b []byte, i, j int) {
 		hi &= 1<<(8*(n-8)) - 1
 	}
 	user := w[:n]
-	part := uint16(stream.Partition(user, len(f.cols)))
+	part := uint16(f.partition.Partition(user))
 	if !f.users.first(f.users.mix(lo, hi, n), user, part, f.cols) {
 		f.reject(reasonSecondTime)
 		return
@@ -134,7 +135,7 @@ func (f *splitter) add(user, address, vars []byte) {
 		f.reject(why)
 		return
 	}
-	part := uint16(stream.Partition(user, len(f.cols)))
+	part := uint16(f.partition.Partition(user))
 	if !f.users.first(f.users.hash(user), user, part, f.cols) {
 		f.reject(reasonSecondTime)
 		return

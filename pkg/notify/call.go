@@ -85,3 +85,20 @@ type Result struct {
 	ProviderID string        // the provider's id of the message; empty when it is the AttemptID
 	Code       string        // "apns_unregistered", "twilio_21610", "http_503", "timeout"
 }
+
+// Report tells the answer for the items of a call from one index up to below another,
+// 0 <= from < to <= len(call.Items): for all of them at once where a provider answers so.
+// One by one an accepted item took 18 ns of a worker (P6), most of it for the lock.
+type Report func(from, to int, r Result)
+
+// One reports one item.
+func (f Report) One(i int, r Result) { f(i, i+1, r) }
+
+// Each is a Report that tells fn of each item.
+func Each(fn func(i int, r Result)) Report {
+	return func(from, to int, r Result) {
+		for i := from; i < to; i++ {
+			fn(i, r)
+		}
+	}
+}

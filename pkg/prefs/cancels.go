@@ -25,8 +25,8 @@ import (
 // microseconds; the filter is right about 99 of 100 others as long as there are
 // fewer than 8 times MaxCancels, and slower, not wrong, beyond.
 //
-// Cancelled costs one load while there are none, and one filter look-up, 3 ns,
-// for what nobody cancelled a part of.
+// Maybe costs one load while there are none, and one filter look-up, 3 ns, for what
+// nobody cancelled a part of.
 type Cancels struct {
 	cfg   Config
 	store engine.Cancels
@@ -79,13 +79,26 @@ func (c *Cancels) Cancelled(e *notify.Envelope, index uint32) bool {
 	if e.Cause == notify.CauseCancelled {
 		return true
 	}
-	if c.count.Load() == 0 {
-		return false
-	}
-	f := c.filter.Load()
-	request := f.may(hashOfBase(e.Chunk.Base))
-	campaign := e.Campaign != "" && c.camps.Load() != 0 && f.may(hashOfCampaign(e.Campaign))
+	f, request, campaign := c.filtered(e)
 	return (request || campaign) && c.look(f, e, index, request, campaign)
+}
+
+// Maybe reports whether Cancelled may be true of a receiver of the envelope: asked once
+// for many, it saves asking for each.
+func (c *Cancels) Maybe(e *notify.Envelope) bool {
+	_, request, campaign := c.filtered(e)
+	return request || campaign || e.Cause == notify.CauseCancelled
+}
+
+// filtered says what the filter may hold something of: the request, the campaign.
+func (c *Cancels) filtered(e *notify.Envelope) (f *filter, request, campaign bool) {
+	if c.count.Load() == 0 {
+		return nil, false, false
+	}
+	f = c.filter.Load()
+	request = f.may(hashOfBase(e.Chunk.Base))
+	campaign = e.Campaign != "" && c.camps.Load() != 0 && f.may(hashOfCampaign(e.Campaign))
+	return f, request, campaign
 }
 
 // look is Cancelled where the filter may hold something of the request or the

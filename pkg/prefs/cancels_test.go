@@ -23,6 +23,13 @@ func TestCancels(t *testing.T) {
 		env := func(fan bool, campaign string) *notify.Envelope {
 			return &notify.Envelope{Chunk: notify.Chunk{Base: notify.NewBase(time.Now())}, Fan: fan, Campaign: campaign}
 		}
+		ended := env(true, "")
+		if a.Maybe(ended) {
+			t.Error("nothing is cancelled")
+		}
+		if ended.Cause = notify.CauseCancelled; !a.Maybe(ended) || !a.Cancelled(ended, 3) {
+			t.Error("it says itself that it is cancelled")
+		}
 		one, whole, camp, other := env(true, ""), env(true, ""), env(true, "cmp_"+notify.NewBase(noon).String()), env(true, "cmp_"+notify.NewBase(noon).String())
 		single := env(false, "")
 		must(t, a.Put(ctx, one.ID(5).String(), "c", noon))
@@ -41,6 +48,9 @@ func TestCancels(t *testing.T) {
 			}{{one, 5, true}, {one, 4, false}, {whole, 0, true}, {whole, 9, true}, {camp, 1, true}, {other, 1, false}, {single, 0, true}, {env(false, ""), 0, false}} {
 				if got := c.Cancelled(x.e, x.index); got != x.want {
 					t.Errorf("%v %s: %v", x.e.ID(x.index), x.e.Campaign, got)
+				}
+				if x.want && !c.Maybe(x.e) {
+					t.Errorf("%v %s: may not be", x.e.ID(x.index), x.e.Campaign)
 				}
 			}
 		}

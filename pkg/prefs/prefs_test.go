@@ -166,10 +166,13 @@ func TestSuppressedIsBounded(t *testing.T) {
 	is := func(ch notify.Channel, a string) bool { return s.snap.Suppressed(ch, []byte(a)) }
 	_, err = s.Put(t.Context(), engine.Profile{User: "ann", Addresses: map[string][]string{"push": {"fcm:own"}, "email": {"Ann@example.org"}}})
 	must(t, err)
+	if s.snap.Suppresses() {
+		t.Error("nothing is suppressed")
+	}
 	for i := range 3 * maxForeign { // one user, made-up addresses
 		must(t, s.Suppress(t.Context(), "ann", notify.Push, fmt.Sprintf("apns:%064x", i), "apns_bad_device_token"))
 	}
-	if n := s.snap.suppressed.len(); n != maxForeign {
+	if n := s.snap.suppressed.len(); n != maxForeign || !s.snap.Suppresses() {
 		t.Errorf("%d of one user are held", n)
 	}
 	for i := range 3 * most { // made-up users
@@ -429,8 +432,8 @@ func TestPack(t *testing.T) {
 		p := c.plan()
 		items := slices.Clone(k.items)
 		s := k.pack(p, make([]uint16, p.pilots), make([]byte, p.cells()))
-		if twins := n/50 + n/100; len(s.over) != twins {
-			t.Fatalf("%d items: %d have no cell, want %d", n, len(s.over), twins)
+		if twins := n/50 + n/100; len(s.changes()) != twins {
+			t.Fatalf("%d items: %d have no cell, want %d", n, len(s.changes()), twins)
 		}
 		if len(s.spill) > p.spill || len(s.spill)+len(s.cells) > 2*(unit*(n+n/15+1)+c.bytes()) {
 			t.Errorf("%d items of up to %d bytes, %d in all: cells of %d take %d, and %d are spilled where %d were planned", n, largest, c.bytes(), s.size, len(s.cells), len(s.spill), p.spill)

@@ -173,10 +173,14 @@ func (s *Snapshot) verdict(r rule, ch notify.Channel, cat notify.Category, now t
 	return Verdict{Action: Quiet, Until: end.UnixMilli()}
 }
 
+// Suppresses reports whether Suppressed may be true of an address: asked once for many,
+// it saves asking for each.
+func (s *Snapshot) Suppresses() bool { return s.suppressed.len() > 0 }
+
 // Suppressed reports whether an address is known to be dead or has told a
 // provider to stop, for whichever user.
 func (s *Snapshot) Suppressed(ch notify.Channel, address []byte) bool {
-	if s.suppressed.len() == 0 {
+	if !s.Suppresses() {
 		return false
 	}
 	if ch == notify.Email && slices.ContainsFunc(address, func(c byte) bool { return 'A' <= c && c <= 'Z' }) {

@@ -124,7 +124,7 @@ type apnsWire interface {
 	run(ctx context.Context)
 	state() Connections
 	// deliver brings every item of a call to an answer and reports it.
-	deliver(ctx context.Context, c *apnsCall, call *notify.Call, report func(i int, r notify.Result))
+	deliver(ctx context.Context, c *apnsCall, call *notify.Call, report notify.Report)
 }
 
 // NewAPNs checks cfg. Send waits until Run has opened a connection.
@@ -162,12 +162,10 @@ func (a *APNs) Connections() Connections { return a.wire.state() }
 
 // Send delivers every item of call and reports each once. Addresses are
 // "apns:<token>" or the bare token.
-func (a *APNs) Send(ctx context.Context, call *notify.Call, report func(i int, r notify.Result)) {
+func (a *APNs) Send(ctx context.Context, call *notify.Call, report notify.Report) {
 	c, err := a.newCall(call, time.Now())
 	if err != nil {
-		for i := range call.Items {
-			report(i, failed(ctx, "apns", err))
-		}
+		report(0, len(call.Items), failed(ctx, "apns", err))
 		return
 	}
 	a.wire.deliver(ctx, c, call, report)

@@ -142,7 +142,7 @@ func (c *apnsCall) own() []byte {
 	return b
 }
 
-func (f *apnsFrames) deliver(ctx context.Context, c *apnsCall, call *notify.Call, report func(i int, r notify.Result)) {
+func (f *apnsFrames) deliver(ctx context.Context, c *apnsCall, call *notify.Call, report notify.Report) {
 	s := f.sends.Get().(*apnsSend)
 	s.reset(min(len(call.Items), f.a.cfg.Concurrency))
 	own := c.own()
@@ -174,7 +174,7 @@ func (f *apnsFrames) deliver(ctx context.Context, c *apnsCall, call *notify.Call
 			}
 			busy--
 			s.free = append(s.free, r.Tag)
-			report(p.item, res)
+			report.One(p.item, res)
 		}
 		if len(s.ready) > 0 {
 			f.pool.Submit(s.batch, s.ready...)
@@ -201,7 +201,7 @@ func (s *apnsSend) reset(n int) {
 
 // render makes requests of the next items, and reports those that cannot be
 // sent. It returns the first item that is left.
-func (f *apnsFrames) render(ctx context.Context, s *apnsSend, c *apnsCall, w *apnsWriter, own []byte, call *notify.Call, next int, report func(i int, r notify.Result)) int {
+func (f *apnsFrames) render(ctx context.Context, s *apnsSend, c *apnsCall, w *apnsWriter, own []byte, call *notify.Call, next int, report notify.Report) int {
 	s.ready = s.ready[:0]
 	tok, err := f.a.token.get(ctx)
 	var fields *h2.Fields
@@ -212,7 +212,7 @@ func (f *apnsFrames) render(ctx context.Context, s *apnsSend, c *apnsCall, w *ap
 		it := &call.Items[next]
 		address := apnsToken(it.Address)
 		if address == nil {
-			report(next, badAPNsAddress)
+			report.One(next, badAPNsAddress)
 			continue
 		}
 		p := &s.pushes[s.free[len(s.free)-1]]
@@ -221,7 +221,7 @@ func (f *apnsFrames) render(ctx context.Context, s *apnsSend, c *apnsCall, w *ap
 			bad = err
 		}
 		if bad != nil {
-			report(next, failed(ctx, "apns", bad))
+			report.One(next, failed(ctx, "apns", bad))
 			continue
 		}
 		s.free = s.free[:len(s.free)-1]

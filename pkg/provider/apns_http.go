@@ -22,10 +22,10 @@ func newAPNsHTTP(a *APNs) *apnsHTTP {
 func (h *apnsHTTP) run(ctx context.Context) { h.pool.run(ctx) }
 func (h *apnsHTTP) state() Connections      { return h.pool.state() }
 
-func (h *apnsHTTP) deliver(ctx context.Context, c *apnsCall, call *notify.Call, report func(i int, r notify.Result)) {
+func (h *apnsHTTP) deliver(ctx context.Context, c *apnsCall, call *notify.Call, report notify.Report) {
 	each(len(call.Items), h.a.cfg.Concurrency, func() func(int) {
 		w := &apnsWriter{call: c, vars: c.vars.Fork()}
-		return func(i int) { report(i, h.send(ctx, c, w, &call.Items[i])) }
+		return func(i int) { report.One(i, h.send(ctx, c, w, &call.Items[i])) }
 	})
 }
 

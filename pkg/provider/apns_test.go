@@ -398,12 +398,12 @@ func TestParseAPNsKey(t *testing.T) {
 func TestPush(t *testing.T) {
 	t.Parallel()
 	rec := func(name string) Sender {
-		return sendFunc(func(_ context.Context, call *notify.Call, report func(int, notify.Result)) {
+		return sendFunc(func(_ context.Context, call *notify.Call, report notify.Report) {
 			for i := range call.Items {
 				if !strings.HasPrefix(string(call.Items[i].Address), name+":") {
 					t.Errorf("%s got another's item", name)
 				}
-				report(i, notify.Result{Provider: name, Code: string(call.Items[i].Address)})
+				report.One(i, notify.Result{Provider: name, Code: string(call.Items[i].Address)})
 			}
 		})
 	}
@@ -429,8 +429,8 @@ func TestPush(t *testing.T) {
 	}
 }
 
-type sendFunc func(ctx context.Context, call *notify.Call, report func(i int, r notify.Result))
+type sendFunc func(ctx context.Context, call *notify.Call, report notify.Report)
 
-func (f sendFunc) Send(ctx context.Context, call *notify.Call, report func(i int, r notify.Result)) {
+func (f sendFunc) Send(ctx context.Context, call *notify.Call, report notify.Report) {
 	f(ctx, call, report)
 }

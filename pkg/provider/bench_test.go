@@ -33,11 +33,11 @@ func BenchmarkAPNs(b *testing.B) {
 			warm := func(n int) {
 				each(n, 16, func() func(int) {
 					return func(int) {
-						a.Send(b.Context(), call, func(i int, r notify.Result) {
+						a.Send(b.Context(), call, notify.Each(func(i int, r notify.Result) {
 							if r.Class != notify.ClassAccepted {
 								b.Errorf("%+v", r)
 							}
-						})
+						}))
 					}
 				})
 			}

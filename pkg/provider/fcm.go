@@ -117,17 +117,15 @@ func (f *FCM) Connections() Connections { return f.pool.state() }
 
 // Send delivers every item of call and reports each once. Addresses are
 // "fcm:<token>" or the bare token.
-func (f *FCM) Send(ctx context.Context, call *notify.Call, report func(i int, r notify.Result)) {
+func (f *FCM) Send(ctx context.Context, call *notify.Call, report notify.Report) {
 	c, err := newFCMCall(call, time.Now())
 	if err != nil {
-		for i := range call.Items {
-			report(i, failed(ctx, "fcm", err))
-		}
+		report(0, len(call.Items), failed(ctx, "fcm", err))
 		return
 	}
 	each(len(call.Items), f.cfg.Concurrency, func() func(int) {
 		w := &fcmWriter{call: c, vars: c.vars.Fork()}
-		return func(i int) { report(i, f.send(ctx, w, &call.Items[i])) }
+		return func(i int) { report.One(i, f.send(ctx, w, &call.Items[i])) }
 	})
 }
 

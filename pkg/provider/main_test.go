@@ -37,12 +37,12 @@ func collect(t testing.TB, ctx context.Context, s Sender, call *notify.Call) []n
 	var mu sync.Mutex
 	out := make([]notify.Result, len(call.Items))
 	times := make([]int, len(call.Items))
-	s.Send(ctx, call, func(i int, r notify.Result) {
+	s.Send(ctx, call, notify.Each(func(i int, r notify.Result) {
 		mu.Lock()
 		defer mu.Unlock()
 		out[i] = r
 		times[i]++
-	})
+	}))
 	mu.Lock()
 	defer mu.Unlock()
 	for i, n := range times {

@@ -11,7 +11,7 @@ import (
 // Sender is a provider's client: it delivers every item of a call and reports
 // each once before it returns.
 type Sender interface {
-	Send(ctx context.Context, call *notify.Call, report func(i int, r notify.Result))
+	Send(ctx context.Context, call *notify.Call, report notify.Report)
 }
 
 // Push sends the items of a call to APNs or FCM by the scheme of their address,
@@ -27,12 +27,12 @@ func NewPush(apns, fcm Sender) *Push { return &Push{apns, fcm} }
 var schemes = [...][]byte{[]byte("apns:"), []byte("fcm:")}
 
 // Send implements Sender.
-func (p *Push) Send(ctx context.Context, call *notify.Call, report func(i int, r notify.Result)) {
+func (p *Push) Send(ctx context.Context, call *notify.Call, report notify.Report) {
 	var where [len(schemes)][]int
 	for i := range call.Items {
 		s := schemeOf(call.Items[i].Address)
 		if s < 0 {
-			report(i, notify.Result{Class: notify.ClassPermanent, Code: "bad_address", Provider: "push"})
+			report.One(i, notify.Result{Class: notify.ClassPermanent, Code: "bad_address", Provider: "push"})
 			continue
 		}
 		where[s] = append(where[s], i)
@@ -44,7 +44,7 @@ func (p *Push) Send(ctx context.Context, call *notify.Call, report func(i int, r
 		case to == nil:
 			name := string(schemes[s][:len(schemes[s])-1])
 			for _, i := range where[s] {
-				report(i, notify.Result{Class: notify.ClassConfig, Code: name + "_not_configured", Provider: name})
+				report.One(i, notify.Result{Class: notify.ClassConfig, Code: name + "_not_configured", Provider: name})
 			}
 		case n == len(call.Items):
 			to.Send(ctx, call, report)
@@ -56,13 +56,13 @@ func (p *Push) Send(ctx context.Context, call *notify.Call, report func(i int, r
 }
 
 // sendPart sends the items at these indexes.
-func sendPart(ctx context.Context, to Sender, call *notify.Call, at []int, report func(i int, r notify.Result)) {
+func sendPart(ctx context.Context, to Sender, call *notify.Call, at []int, report notify.Report) {
 	part := *call
 	part.Items = make([]notify.Item, len(at))
 	for j, i := range at {
 		part.Items[j] = call.Items[i]
 	}
-	to.Send(ctx, &part, func(j int, r notify.Result) { report(at[j], r) })
+	to.Send(ctx, &part, notify.Each(func(j int, r notify.Result) { report.One(at[j], r) }))
 }
 
 func schemeOf(address []byte) int {

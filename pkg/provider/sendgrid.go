@@ -145,19 +145,17 @@ func (s *SendGrid) Run(ctx context.Context) error {
 
 // Send delivers every item of call and reports each once. Addresses are bare
 // ("user@example.com").
-func (s *SendGrid) Send(ctx context.Context, call *notify.Call, report func(i int, r notify.Result)) {
+func (s *SendGrid) Send(ctx context.Context, call *notify.Call, report notify.Report) {
 	m, err := s.newMailing(call)
 	if err != nil {
-		for i := range call.Items {
-			report(i, failed(ctx, "sendgrid", err))
-		}
+		report(0, len(call.Items), failed(ctx, "sendgrid", err))
 		return
 	}
 	parts := make([]personalization, 0, len(call.Items))
 	for i := range call.Items {
 		p, err := m.personalize(i)
 		if err != nil {
-			report(i, failed(ctx, "sendgrid", err))
+			report.One(i, failed(ctx, "sendgrid", err))
 			continue
 		}
 		parts = append(parts, p)
@@ -172,7 +170,7 @@ func (s *SendGrid) Send(ctx context.Context, call *notify.Call, report func(i in
 // sendBatch brings a batch to an answer. A request that is refused for one bad
 // receiver was taken for none: the bad one is found, by what the answer says or
 // by halves, and the others are sent again.
-func (s *SendGrid) sendBatch(ctx context.Context, m *mailing, batch []personalization, report func(i int, r notify.Result)) {
+func (s *SendGrid) sendBatch(ctx context.Context, m *mailing, batch []personalization, report notify.Report) {
 	for len(batch) > 0 {
 		a, got, err := s.accounts.take(ctx, laneOf(m.call), len(batch))
 		if err != nil {
@@ -186,7 +184,7 @@ func (s *SendGrid) sendBatch(ctx context.Context, m *mailing, batch []personaliz
 
 // sendPart makes one request and reports what it settled. It returns what is to
 // be sent again.
-func (s *SendGrid) sendPart(ctx context.Context, m *mailing, part []personalization, a *account, report func(i int, r notify.Result)) (again []personalization) {
+func (s *SendGrid) sendPart(ctx context.Context, m *mailing, part []personalization, a *account, report notify.Report) (again []personalization) {
 	ans, fail := s.post(ctx, m, part, a)
 	var v sendGridVerdict
 	if fail != nil {
@@ -211,7 +209,7 @@ func (s *SendGrid) sendPart(ctx context.Context, m *mailing, part []personalizat
 		for i := range part {
 			if r, bad := v.bad[i]; bad {
 				r.Provider = a.name
-				report(part[i].item, r)
+				report.One(part[i].item, r)
 			} else {
 				again = append(again, part[i])
 			}
@@ -228,9 +226,14 @@ func (s *SendGrid) sendPart(ctx context.Context, m *mailing, part []personalizat
 	return nil
 }
 
-func reportAll(batch []personalization, r notify.Result, report func(i int, r notify.Result)) {
-	for i := range batch {
-		report(batch[i].item, r)
+func reportAll(batch []personalization, r notify.Result, report notify.Report) {
+	for len(batch) > 0 { // nearly always the items of a batch follow one another
+		n := 1
+		for n < len(batch) && batch[n].item == batch[0].item+n {
+			n++
+		}
+		report(batch[0].item, batch[0].item+n, r)
+		batch = batch[n:]
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -367,5 +368,25 @@ func TestSendGridTakesPoolsInTurn(t *testing.T) {
 	}
 	if n["a"] != 2000 || n["b"] != 2000 || n["c"] != 2000 {
 		t.Errorf("%v", n)
+	}
+}
+
+// An answer for a batch is told in as few reports as its items leave, each once.
+func TestReportAll(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ items, from, to []int }{
+		{[]int{0, 1, 2}, []int{0}, []int{3}},
+		{[]int{1, 2, 5, 7, 8}, []int{1, 5, 7}, []int{3, 6, 9}},
+		{nil, nil, nil},
+	} {
+		var batch []personalization
+		for _, i := range c.items {
+			batch = append(batch, personalization{item: i})
+		}
+		var from, to []int
+		reportAll(batch, notify.Result{}, func(a, b int, _ notify.Result) { from, to = append(from, a), append(to, b) })
+		if !slices.Equal(from, c.from) || !slices.Equal(to, c.to) {
+			t.Errorf("%v: %v to %v", c.items, from, to)
+		}
 	}
 }

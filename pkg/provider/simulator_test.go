@@ -136,12 +136,12 @@ func send(t testing.TB, s provider.Sender, c *notify.Call) []notify.Result {
 	var mu sync.Mutex
 	out := make([]notify.Result, len(c.Items))
 	n := 0
-	s.Send(t.Context(), c, func(i int, r notify.Result) {
+	s.Send(t.Context(), c, notify.Each(func(i int, r notify.Result) {
 		mu.Lock()
 		defer mu.Unlock()
 		out[i] = r
 		n++
-	})
+	}))
 	if n != len(out) {
 		t.Fatalf("%d reports of %d", n, len(out))
 	}

@@ -160,12 +160,10 @@ func (t *Twilio) AuthToken(account string) string {
 }
 
 // Send delivers every item of call and reports each once. Addresses are E.164.
-func (t *Twilio) Send(ctx context.Context, call *notify.Call, report func(i int, r notify.Result)) {
+func (t *Twilio) Send(ctx context.Context, call *notify.Call, report notify.Report) {
 	vars, err := SharedVariables(call.Content.Variables)
 	if err != nil {
-		for i := range call.Items {
-			report(i, failed(ctx, "twilio", err))
-		}
+		report(0, len(call.Items), failed(ctx, "twilio", err))
 		return
 	}
 	body := ParseTemplate(call.Content.Body, Plain)
@@ -176,7 +174,7 @@ func (t *Twilio) Send(ctx context.Context, call *notify.Call, report func(i int,
 	along := traceOf(call)
 	each(len(call.Items), width, func() func(int) {
 		m := &sms{call: call, body: &body, vars: vars.Fork(), public: t.cfg.PublicURL, trace: along}
-		return func(i int) { report(i, t.send(ctx, m, &call.Items[i])) }
+		return func(i int) { report.One(i, t.send(ctx, m, &call.Items[i])) }
 	})
 }
 

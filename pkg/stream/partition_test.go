@@ -22,6 +22,9 @@ func TestPartitionIsKafkas(t *testing.T) {
 		if got := Partition(key, n); int(got) != want {
 			t.Fatalf("Partition(%x, %d) = %d, want %d", key, n, got, want)
 		}
+		if got := NewPartitioner(n).Partition(key); int(got) != want {
+			t.Fatalf("NewPartitioner(%d).Partition(%x) = %d, want %d", n, key, got, want)
+		}
 	})
 }
 

@@ -15,9 +15,9 @@ import (
 
 // Provider takes a call to the outside world.
 type Provider interface {
-	// Send delivers every item of call and calls report exactly once per item
-	// index, possibly concurrently, before it returns.
-	Send(ctx context.Context, call *notify.Call, report func(i int, r notify.Result))
+	// Send delivers every item of call and reports each exactly once, possibly
+	// concurrently, before it returns.
+	Send(ctx context.Context, call *notify.Call, report notify.Report)
 }
 
 // Preferences decides, from memory, whether and where a user is reached.
@@ -28,6 +28,8 @@ type Preferences interface {
 	Decide(user []byte, ch notify.Channel, cat notify.Category, now time.Time) prefs.Verdict
 	Addresses(dst []notify.Target, user []byte, ch notify.Channel) []notify.Target
 	Suppressed(ch notify.Channel, address []byte) bool
+	// Suppresses reports whether Suppressed may be true of any address.
+	Suppresses() bool
 	Suppress(ctx context.Context, user string, ch notify.Channel, address, reason string) error
 	// Fresh reports whether what is known is recent enough for bulk.
 	Fresh(now time.Time) bool
@@ -39,6 +41,8 @@ type Preferences interface {
 // Cancels knows what was cancelled.
 type Cancels interface {
 	Cancelled(e *notify.Envelope, index uint32) bool
+	// Maybe reports whether Cancelled may be true of any receiver of the envelope.
+	Maybe(e *notify.Envelope) bool
 }
 
 // Log takes records; nil means every one is acknowledged.

@@ -232,7 +232,7 @@ type fakeProvider struct {
 	before  func(call *notify.Call)
 }
 
-func (p *fakeProvider) Send(ctx context.Context, call *notify.Call, report func(int, notify.Result)) {
+func (p *fakeProvider) Send(ctx context.Context, call *notify.Call, report notify.Report) {
 	p.mu.Lock()
 	latency, answer, before := p.latency, p.answer, p.before
 	p.mu.Unlock()
@@ -252,7 +252,7 @@ func (p *fakeProvider) Send(ctx context.Context, call *notify.Call, report func(
 		case <-time.After(latency):
 		case <-ctx.Done():
 			for i := range call.Items {
-				report(i, notify.Result{Class: notify.ClassAmbiguous, Code: "timeout", Provider: "prov"})
+				report.One(i, notify.Result{Class: notify.ClassAmbiguous, Code: "timeout", Provider: "prov"})
 			}
 			return
 		}
@@ -262,7 +262,7 @@ func (p *fakeProvider) Send(ctx context.Context, call *notify.Call, report func(
 		if answer != nil {
 			res = answer(&call.Items[i])
 		}
-		report(i, res)
+		report.One(i, res)
 	}
 }
 
@@ -343,6 +343,12 @@ func (p *fakePrefs) Suppressed(_ notify.Channel, address []byte) bool {
 	return p.suppressed[string(address)]
 }
 
+func (p *fakePrefs) Suppresses() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.suppressed) > 0
+}
+
 func (p *fakePrefs) Suppress(_ context.Context, _ string, _ notify.Channel, address, _ string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -375,6 +381,12 @@ func (c *fakeCancels) Cancelled(e *notify.Envelope, index uint32) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.all || c.ids[e.ID(index)]
+}
+
+func (c *fakeCancels) Maybe(*notify.Envelope) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.all || len(c.ids) > 0
 }
 
 func users(n int) []string {

@@ -37,6 +37,7 @@ func (r *round) look(i int, now time.Time) {
 			return
 		}
 		cfg.Prefs.Look(l.answers[:n], l.users[:n], e.Channel, e.Category, now)
+		r.mayCancel, r.maySuppress = cfg.Cancels.Maybe(e), cfg.Prefs.Suppresses()
 		for k := range n {
 			r.lookAt(i, pos+uint32(k), &l.recs[k], &l.answers[k], e, key, now)
 		}
@@ -54,11 +55,11 @@ type looks struct {
 
 func (r *round) lookAt(i int, pos uint32, rec *notify.Receiver, a *prefs.Answer, e *notify.Envelope, key *notify.RowKey, now time.Time) {
 	cfg := &r.w.cfg
-	if cfg.Cancels.Cancelled(e, rec.Index) {
+	if r.mayCancel && cfg.Cancels.Cancelled(e, rec.Index) {
 		r.unsent(i, pos, notify.Cancelled, "cancelled")
 		return
 	}
-	if r.behind(i, pos, rec, e, now) {
+	if len(r.heads) > 0 && r.behind(i, pos, rec, e, now) {
 		return
 	}
 	switch a.Action {
@@ -116,7 +117,7 @@ func (r *round) lookAt(i int, pos uint32, rec *notify.Receiver, a *prefs.Answer,
 // take adds a receiver's address to the call; false: it is suppressed.
 func (r *round) take(part int, pos uint32, rec *notify.Receiver, t *notify.Target, e *notify.Envelope, key *notify.RowKey) bool {
 	cfg := &r.w.cfg
-	if cfg.Prefs.Suppressed(e.Channel, t.Address) {
+	if r.maySuppress && cfg.Prefs.Suppressed(e.Channel, t.Address) {
 		return false
 	}
 	of := t.Of

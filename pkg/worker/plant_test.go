@@ -298,7 +298,7 @@ type ledger struct {
 	all     map[string][]notify.ID // per user: the ids of all calls
 }
 
-func (l *ledger) Send(ctx context.Context, call *notify.Call, report func(int, notify.Result)) {
+func (l *ledger) Send(ctx context.Context, call *notify.Call, report notify.Report) {
 	res := make([]notify.Result, len(call.Items))
 	l.mu.Lock()
 	latency := l.latency
@@ -333,7 +333,7 @@ func (l *ledger) Send(ctx context.Context, call *notify.Call, report func(int, n
 		}
 	}
 	for i := range res {
-		report(i, res[i])
+		report.One(i, res[i])
 	}
 }
 

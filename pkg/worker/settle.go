@@ -9,13 +9,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// settle turns a provider's answer into the outcome of an item: the one place
-// that decides between done, again, later and never. Called with r.mu held.
+// settle turns an answer that is not accepted into the outcome of an item: the one
+// place that decides between again, later and never. Called with r.mu held.
 func (r *round) settle(i int, res *notify.Result) {
-	if res.Class == notify.ClassAccepted {
-		r.accepted(i, res)
-		return
-	}
 	cfg := &r.w.cfg
 	item, at := &r.call.Items[i], r.refs[i]
 	now := time.Now()
@@ -60,30 +56,39 @@ func (r *round) settle(i int, res *notify.Result) {
 	r.add(at.part, x)
 }
 
-// accepted is the common case: the first one becomes the default of the round.
-// Called with r.mu held; it must not panic.
-func (r *round) accepted(i int, res *notify.Result) {
-	at := &r.refs[i]
+// accepted is the common case, of the items from one up to below another that were
+// not reported before: the first one becomes the default of the round. Called with
+// r.mu held; it must not panic.
+func (r *round) accepted(reported []bool, from, to int, res *notify.Result) {
 	state := notify.Sent
 	if res.Confirmed {
 		state = notify.Delivered
 	}
-	if at.route >= 0 {
-		r.fine[at.route]++
-	}
-	if at.of == 0 && res.ProviderID == "" {
-		if r.def.State == notify.None {
-			r.def = notify.Exception{State: state, Provider: res.Provider, Code: res.Code}
+	usual := r.def.State == state && r.def.Provider == res.Provider && r.def.Code == res.Code
+	for i := from; i < to; i++ {
+		if reported[i] {
+			continue
 		}
-		if r.def.State == state && r.def.Provider == res.Provider && r.def.Code == res.Code {
-			r.plain[at.part][at.pos-r.parts[at.part].lo] = 1
-			return
+		reported[i] = true
+		at := &r.refs[i]
+		if at.route >= 0 {
+			r.fine[at.route]++
 		}
+		if at.of == 0 && res.ProviderID == "" {
+			if r.def.State == notify.None {
+				r.def = notify.Exception{State: state, Provider: res.Provider, Code: res.Code}
+				usual = true
+			}
+			if usual {
+				r.plain[at.part][at.pos-r.parts[at.part].lo] = 1
+				continue
+			}
+		}
+		r.add(at.part, notify.Exception{
+			Pos: at.pos, Addr: r.call.Items[i].Addr, Of: at.of, State: state,
+			Code: res.Code, Provider: res.Provider, Receipt: res.ProviderID,
+		})
 	}
-	r.add(at.part, notify.Exception{
-		Pos: at.pos, Addr: r.call.Items[i].Addr, Of: at.of, State: state,
-		Code: res.Code, Provider: res.Provider, Receipt: res.ProviderID,
-	})
 }
 
 // reportFine tells the breakers of the successes not told yet. They are counted

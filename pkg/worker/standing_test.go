@@ -140,7 +140,7 @@ type slowFrom struct {
 	from  time.Time
 }
 
-func (s slowFrom) Send(ctx context.Context, call *notify.Call, report func(int, notify.Result)) {
+func (s slowFrom) Send(ctx context.Context, call *notify.Call, report notify.Report) {
 	if call.Items[0].Index >= s.index && !time.Now().Before(s.from) {
 		time.Sleep(20 * time.Second) // of the bubble
 	}

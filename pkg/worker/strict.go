@@ -57,9 +57,6 @@ func (r *round) queues(i int) (map[string]engine.Hold, bool) {
 
 // behind defers a receiver whose user has another message at the head.
 func (r *round) behind(part int, pos uint32, rec *notify.Receiver, e *notify.Envelope, now time.Time) bool {
-	if len(r.heads) == 0 {
-		return false
-	}
 	head, ok := r.heads[string(rec.User)]
 	if !ok || head.ID == e.ID(rec.Index) && head.Epoch == e.Epoch {
 		return false

@@ -36,6 +36,10 @@ type round struct {
 
 	heads map[string]engine.Hold // strict lanes: first of those that wait, by user
 
+	// Of the receivers looked at together: whether one may be cancelled, and whether any
+	// address is suppressed. Asking for each took 9 ns (P6).
+	mayCancel, maySuppress bool
+
 	mu   sync.Mutex
 	def  notify.Exception
 	ex   [][]notify.Exception // per part
@@ -261,25 +265,24 @@ func (r *round) send(p *partition) bool {
 				}
 			}
 		}()
-		cfg.Provider.Send(cctx, &r.call, func(i int, res notify.Result) {
-			_ = reported[i] // panics before the lock is held
+		cfg.Provider.Send(cctx, &r.call, func(from, to int, res notify.Result) {
+			_ = reported[from:to] // panics before the lock is held
 			if res.Class == notify.ClassAccepted {
 				// Without defer: it was a third of what an accepted item took. It is
 				// true of a partition that is gone, too, and then nobody asks.
 				r.mu.Lock()
-				if !reported[i] {
-					reported[i] = true
-					r.accepted(i, &res)
-				}
+				r.accepted(reported, from, to, &res)
 				r.mu.Unlock()
 				return
 			}
 			r.mu.Lock()
 			defer r.mu.Unlock()
-			// An answer that came because the partition is gone is none.
-			if !reported[i] && ctx.Err() == nil {
-				reported[i] = true
-				r.settle(i, &res)
+			for i := from; i < to; i++ {
+				// An answer that came because the partition is gone is none.
+				if !reported[i] && ctx.Err() == nil {
+					reported[i] = true
+					r.settle(i, &res)
+				}
 			}
 		})
 	}()

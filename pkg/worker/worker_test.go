@@ -70,6 +70,73 @@ func TestDeliversAChunk(t *testing.T) {
 	})
 }
 
+// answersIn is a provider that answers for many items at once.
+type answersIn func(report notify.Report, n int)
+
+func (f answersIn) Send(_ context.Context, call *notify.Call, report notify.Report) {
+	f(report, len(call.Items))
+}
+
+// The first answer for an item is its answer, however many one report is about.
+func TestReportsOfMany(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ok := notify.Result{Class: notify.ClassAccepted, Confirmed: true, Provider: "prov"}
+		never := notify.Result{Class: notify.ClassPermanent, Code: "bad", Provider: "prov"}
+		told := 0
+		r := newRig(t, pushLane, func(c *Config) {
+			c.Events.Settled = func(s SettledInfo) { told += s.Count }
+			c.Provider = answersIn(func(report notify.Report, n int) {
+				report(0, n/2, ok)
+				report(n/4, n*3/4, never)
+				report(0, n, ok)
+			})
+		})
+		e := r.envelope(notify.Transactional, users(400)...)
+		at := r.feed(e)
+		synctest.Wait()
+		if !r.isMarked(at[0]) {
+			t.Fatal("not marked")
+		}
+		if told != 400 {
+			t.Errorf("%d outcomes", told)
+		}
+		for i := range uint32(400) {
+			want := notify.Delivered
+			if i >= 200 && i < 300 {
+				want = notify.Failed
+			}
+			if got := r.state(&e, i).State; got != want {
+				t.Fatalf("receiver %d: %v", i, got)
+			}
+		}
+	})
+}
+
+// Who was cancelled is not called, and nobody else misses a call for it.
+func TestCancelledAreNotCalled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, pushLane)
+		e := r.envelope(notify.Transactional, users(150)...)
+		cancelled := map[notify.ID]bool{e.ID(3): true, e.ID(70): true, e.ID(149): true}
+		r.cancel.ids = cancelled
+		at := r.feed(e)
+		synctest.Wait()
+		if !r.isMarked(at[0]) {
+			t.Fatal("not marked")
+		}
+		calls := r.prov.count()
+		for i, u := range users(150) {
+			want, n := notify.Delivered, 1
+			if cancelled[e.ID(uint32(i))] {
+				want, n = notify.Cancelled, 0
+			}
+			if got := r.state(&e, uint32(i)).State; got != want || calls[u] != n {
+				t.Fatalf("receiver %d: %v after %d calls", i, got, calls[u])
+			}
+		}
+	})
+}
+
 // Windows that wait for envelopes before theirs must not hold all that those
 // need: many large envelopes at once, and codes behind one of them.
 func TestManyEnvelopesShareTheBudget(t *testing.T) {

@@ -159,7 +159,7 @@ func (s *pushSink) send(ctx context.Context, b *bench, client provider.APNsClien
 			for time.Since(began) < d && ctx.Err() == nil {
 				n := 0
 				var mu sync.Mutex
-				a.Send(ctx, call, func(_ int, r notify.Result) {
+				a.Send(ctx, call, notify.Each(func(_ int, r notify.Result) {
 					if r.Class != notify.ClassAccepted {
 						other.Add(1)
 						return
@@ -167,7 +167,7 @@ func (s *pushSink) send(ctx context.Context, b *bench, client provider.APNsClien
 					mu.Lock() // as a worker does
 					n++
 					mu.Unlock()
-				})
+				}))
 				accepted.Add(int64(n))
 			}
 		})

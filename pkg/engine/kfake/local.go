@@ -38,6 +38,8 @@ type height struct {
 	waiting atomic.Int32
 	mu      sync.Mutex
 	grown   chan struct{} // closed and replaced when end has grown
+
+	reads reads
 }
 
 // raise makes end at least to.
@@ -181,16 +183,32 @@ func (t *tail) Next(ctx context.Context) (stream.Fetched, error) {
 	}
 }
 
-// fetch reads the batches at pos; it returns without any at the end of a file.
-//
-// A batch that begins below the end is acknowledged as a whole: the end may lie
-// within it while the callers whose records it holds are told one by one.
+// fetch returns the batches at pos; none at the end of a file.
 func (t *tail) fetch(f *stream.Fetched) error {
 	if t.f == nil {
 		if err := t.find(); err != nil {
 			return err
 		}
 	}
+	e, mine := t.height.reads.begin(spot{t.base, t.pos, t.next})
+	if mine {
+		defer func() { t.height.reads.end(e, spot{t.base, t.pos, t.next}, *f) }() // whatever happens here, others wait
+		return t.read(f)
+	}
+	if <-e.done; len(e.found.Records) == 0 {
+		return t.read(f)
+	}
+	f.Records, f.Epoch, f.End = e.found.Records, e.found.Epoch, max(f.End, e.found.End)
+	t.pos, t.next = e.behind.pos, e.behind.next
+	return nil
+}
+
+// read reads the batches at pos; it returns without any at the end of a file.
+//
+// A batch that begins below the end is acknowledged as a whole: the end may lie
+// within it while the callers whose records it holds are told one by one.
+// Batches before one that is damaged are returned without an error.
+func (t *tail) read(f *stream.Fetched) error {
 	if t.ahead == nil {
 		t.ahead = make([]byte, readAhead)
 	}
@@ -224,22 +242,37 @@ func (t *tail) fetch(f *stream.Fetched) error {
 		}
 	}
 	for at := 0; at < len(raw); {
-		b, ok := readBatch(raw, at)
+		n, err := t.readBatch(f, raw[at:])
 		switch {
-		case !ok:
-			return fmt.Errorf("kfake: %s@%d: the batch at byte %d of %s is damaged", t.tp, t.next, t.pos, t.f.Name())
-		case b.first > t.next:
-			return gone(t.tp, t.next)
-		case b.next() > t.next:
-			if f.Records, err = appendRecords(f.Records, t.tp, raw[at:at+b.size], t.next); err != nil {
-				return fmt.Errorf("kfake: %s@%d: %w", t.tp, b.first, err)
-			}
-			f.Epoch, t.next, f.End = b.epoch, b.next(), max(f.End, b.next())
+		case err == nil:
+		case len(f.Records) > 0:
+			return nil // and the next call begins with it
+		default:
+			return err
 		}
-		at += b.size
-		t.pos += int64(b.size)
+		at += n
 	}
 	return nil
+}
+
+// readBatch adds the records of the batch that raw begins with and goes on behind it.
+func (t *tail) readBatch(f *stream.Fetched, raw []byte) (size int, err error) {
+	b, ok := readBatch(raw, 0)
+	switch {
+	case !ok:
+		return 0, fmt.Errorf("kfake: %s@%d: the batch at byte %d of %s is damaged", t.tp, t.next, t.pos, t.f.Name())
+	case b.first > t.next:
+		return 0, gone(t.tp, t.next)
+	case b.next() > t.next:
+		recs, err := appendRecords(f.Records, t.tp, raw[:b.size], t.next)
+		if err != nil {
+			return 0, fmt.Errorf("kfake: %s@%d: %w", t.tp, b.first, err)
+		}
+		f.Records = recs
+		f.Epoch, t.next, f.End = b.epoch, b.next(), max(f.End, b.next())
+	}
+	t.pos += int64(b.size)
+	return b.size, nil
 }
 
 // sizeOf is the size of the batch that raw begins with; that of a header where

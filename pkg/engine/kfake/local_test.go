@@ -245,10 +245,68 @@ func TestLocalStandsAtDamage(t *testing.T) {
 				break
 			}
 		}
-		if len(got) > 2 {
+		if len(got) != 2 {
 			t.Errorf("byte %d: %d records", c.at, len(got))
 		}
 		tail.Close()
+	}
+}
+
+// Two readers at the same place share what one of them reads, and go their own ways.
+func TestLocalReadersShare(t *testing.T) {
+	t.Parallel()
+	b := rolling(t)
+	mixed(t, b)
+	tp := stream.TopicPartition{Topic: "t"}
+	var tails [2]stream.Tail
+	for i := range tails {
+		tail, err := b.Local().Open(tp, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { tail.Close() })
+		tails[i] = tail
+	}
+	end, shared := b.heights[place{"t", 0}].end.Load(), 0
+	for next := int64(0); next < end; {
+		var got [2]stream.Fetched
+		for i := range tails {
+			var err error
+			if got[i], err = tails[i].Next(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if !reflect.DeepEqual(got[0], got[1]) {
+			t.Fatalf("at %d: %d records and %d", next, len(got[0].Records), len(got[1].Records))
+		}
+		if &got[0].Records[0] == &got[1].Records[0] {
+			shared++
+		}
+		next = got[0].Records[len(got[0].Records)-1].Offset + 1
+	}
+	if shared < 5 {
+		t.Fatalf("%d reads were shared", shared)
+	}
+}
+
+// A read that fails is nobody's but whose it is.
+func TestReadsForgetFailures(t *testing.T) {
+	t.Parallel()
+	var r reads
+	e, mine := r.begin(spot{1, 2, 3})
+	if other, theirs := r.begin(spot{1, 2, 3}); !mine || theirs || other != e {
+		t.Fatal("a read under way is begun again")
+	}
+	r.end(e, spot{}, stream.Fetched{})
+	<-e.done
+	if _, mine := r.begin(spot{1, 2, 3}); !mine {
+		t.Fatal("a read that found nothing is given out")
+	}
+	for i := range int64(len(r.latest)) {
+		r.begin(spot{next: i})
+	}
+	if _, mine := r.begin(spot{1, 2, 3}); !mine {
+		t.Fatal("an old read is kept")
 	}
 }
 

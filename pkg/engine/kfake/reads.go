@@ -1,0 +1,58 @@
+package kfake
+
+import (
+	"slices"
+	"sync"
+
+	"github.com/notifyd/notifyd/pkg/stream"
+)
+
+// reads are the latest reads of a partition's files. A partition has two readers in
+// this process, the workers and the history, and most often they stand at the same
+// place: the one that comes second takes what the first has read, checked and split
+// into records, which it waits for. Each for itself took 7 ns a receiver more (P6).
+type reads struct {
+	mu     sync.Mutex
+	latest [4]*piece
+	turn   int // the next to be replaced
+}
+
+// piece is what lies at a place. It is not written to once done is closed.
+type piece struct {
+	at, behind spot
+	found      stream.Fetched // without records: nobody can take it
+	done       chan struct{}
+}
+
+// spot is where a reader stands: a file, a byte of it, an offset.
+type spot struct{ base, pos, next int64 }
+
+// begin returns what is known of a place, or is about to be; mine: the caller is to
+// read it and to call end.
+func (r *reads) begin(at spot) (_ *piece, mine bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, e := range r.latest {
+		if e != nil && e.at == at {
+			return e, false
+		}
+	}
+	e := &piece{at: at, done: make(chan struct{})}
+	r.latest[r.turn] = e
+	r.turn = (r.turn + 1) % len(r.latest)
+	return e, true
+}
+
+// end says what was read and where the reader stands now. Without records it is
+// forgotten.
+func (r *reads) end(e *piece, behind spot, found stream.Fetched) {
+	if len(found.Records) == 0 {
+		r.mu.Lock()
+		if i := slices.Index(r.latest[:], e); i >= 0 {
+			r.latest[i] = nil
+		}
+		r.mu.Unlock()
+	}
+	e.behind, e.found = behind, found
+	close(e.done)
+}
