@@ -98,10 +98,9 @@ func (k *packer) pack(p plan, pilots []uint16, cells []byte) *state {
 	}()
 	s := &state{pilots: pilots, cells: cells, room: p.room, size: p.size, spill: make([]byte, 0, p.spill)}
 	k.choose(pilots, p.room)
-	var over []change
 	for i, it := range k.items {
 		if k.cells[i] == noCell {
-			over = append(over, change{hash: it.hash, key: slices.Clone(it.key), value: slices.Clone(it.value)})
+			s.over = append(s.over, change{hash: it.hash, key: slices.Clone(it.key), value: slices.Clone(it.value)})
 			continue
 		}
 		b := cells[int(k.cells[i])*int(p.size):][:p.size]
@@ -113,9 +112,6 @@ func (k *packer) pack(p plan, pilots []uint16, cells []byte) *state {
 			continue
 		}
 		appendEntry(b[:0], it.key, it.value) // in place, for it fits
-	}
-	if len(over) > 0 {
-		s.over = &over
 	}
 	return s
 }

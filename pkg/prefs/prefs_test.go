@@ -432,8 +432,8 @@ func TestPack(t *testing.T) {
 		p := c.plan()
 		items := slices.Clone(k.items)
 		s := k.pack(p, make([]uint16, p.pilots), make([]byte, p.cells()))
-		if twins := n/50 + n/100; len(s.changes()) != twins {
-			t.Fatalf("%d items: %d have no cell, want %d", n, len(s.changes()), twins)
+		if twins := n/50 + n/100; len(s.over) != twins {
+			t.Fatalf("%d items: %d have no cell, want %d", n, len(s.over), twins)
 		}
 		if len(s.spill) > p.spill || len(s.spill)+len(s.cells) > 2*(unit*(n+n/15+1)+c.bytes()) {
 			t.Errorf("%d items of up to %d bytes, %d in all: cells of %d take %d, and %d are spilled where %d were planned", n, largest, c.bytes(), s.size, len(s.cells), len(s.spill), p.spill)

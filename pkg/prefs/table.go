@@ -37,18 +37,13 @@ type shard struct {
 // in the caches, and the cell: one miss, where a table of slots with the places of the
 // entries takes two, and a search. Memory: a cell's size and half a byte a key, at a load
 // of 15/16.
-//
-// What every look-up reads is the first cache line: the size of a state makes the
-// allocator put it on the beginning of one.
 type state struct {
 	pilots []uint16 // one for about keysPerPilot keys
 	cells  []byte
-	room   uint32    // cells
-	size   uint32    // bytes of a cell
-	over   *[]change // and keys for which there is no cell; nil: none
-
-	spill []byte // entries that are too large for a cell
-	_     [2*cacheLine - 88]byte
+	room   uint32   // cells
+	size   uint32   // bytes of a cell
+	over   []change // and keys for which there is no cell
+	spill  []byte   // entries that are too large for a cell
 }
 
 // change is a recent write of one key; at most one a key.
@@ -77,19 +72,10 @@ func (t *table) get(hash uint64, key []byte) ([]byte, bool) {
 	return s.read(s.cell(hash), hash, key)
 }
 
-// changes are those that are not packed.
-func (s *state) changes() []change {
-	if s.over == nil {
-		return nil
-	}
-	return *s.over
-}
-
 // changed looks for a key among the changes.
 func (s *state) changed(hash uint64, key []byte) (value []byte, changed, ok bool) {
-	list := s.changes()
-	for i := range list {
-		if c := &list[i]; c.hash == hash && string(c.key) == string(key) {
+	for i := range s.over {
+		if c := &s.over[i]; c.hash == hash && string(c.key) == string(key) {
 			return c.value, true, !c.gone
 		}
 	}
@@ -174,14 +160,14 @@ func (t *table) set(hash uint64, key, value []byte) {
 	}
 	c := change{hash: hash, key: slices.Clone(key), value: slices.Clone(value), gone: value == nil}
 	next := *old
-	list := make([]change, 0, len(old.changes())+1)
-	for _, o := range old.changes() {
+	next.over = make([]change, 0, len(old.over)+1)
+	for _, o := range old.over {
 		if o.hash != hash || string(o.key) != string(key) {
-			list = append(list, o)
+			next.over = append(next.over, o)
 		}
 	}
-	list = append(list, c)
-	if next.over = &list; len(list) > overlayMax {
+	next.over = append(next.over, c)
+	if len(next.over) > overlayMax {
 		next = *next.packed()
 	}
 	sh.state.Store(&next)
@@ -210,7 +196,7 @@ func (s *state) each(fn func(hash uint64, key, value []byte)) {
 			fn(h, k, v)
 		}
 	}
-	for _, c := range s.changes() {
+	for _, c := range s.over {
 		if !c.gone {
 			fn(c.hash, c.key, c.value)
 		}
