@@ -117,7 +117,7 @@ func (n *Node) useOwn() {
 		jobLease: memory.NewLease(), beats: memory.NewHeartbeats(),
 		queue:  func(name string, maxReceives int) (engine.Queue, error) { return store.Queue(name, maxReceives), nil },
 		bodies: store.QueueBodies,
-		conn:   stream.Conn{Brokers: []string{broker.Addr()}, Dial: broker.Dial, Local: broker.Local(), Logger: n.log}, partitions: broker.Partitions,
+		conn:   stream.Conn{Brokers: []string{broker.Addr()}, Local: broker.Local(), Logger: n.log}, partitions: broker.Partitions,
 		gate: broker.Guard(), laterGate: broker.Guard().Disk, appended: broker.Guard().Appended,
 		ready: func() error {
 			if err := store.Err(); err != nil {

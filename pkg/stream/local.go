@@ -23,9 +23,9 @@ type Local interface {
 type Tail interface {
 	// Next waits for records and returns some, in order and without a gap: only
 	// those the broker has acknowledged, or would have. They are not written to
-	// afterwards, nor may they be: other readers may have been given the same. An error is ctx's, or of notify.KindGone when the
-	// log does not hold the offset any more, or of a file; after the last kind it
-	// may be called again.
+	// afterwards, nor may they be: other readers may have been given the same. An
+	// error is ctx's, or of notify.KindGone when the log does not hold the offset any
+	// more, or of a file; after the last kind it may be called again.
 	Next(ctx context.Context) (Fetched, error)
 	Close() error
 }

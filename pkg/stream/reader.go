@@ -50,10 +50,9 @@ func (r *Reader) Close() {
 
 // Run calls fn with the records of each partition of from, in order, beginning
 // at its offset, until ctx ends, when it returns nil, or fn returns an error,
-// which Run returns. One call of fn ends before the next; recs,
-// keys and values must not be written to. An offset that the log does not hold, at the
-// start or later, is notify.KindGone: nothing is skipped. While brokers are
-// away Run waits.
+// which Run returns. One call of fn ends before the next; recs, keys and values
+// must not be written to. An offset that the log does not hold, at the start or
+// later, is notify.KindGone: nothing is skipped. While brokers are away Run waits.
 func (r *Reader) Run(ctx context.Context, from map[TopicPartition]int64, fn func(tp TopicPartition, recs []Record) error) error {
 	if r.conn.Local != nil {
 		return r.runLocal(ctx, from, fn)

@@ -383,10 +383,15 @@ func (c *fakeCancels) Cancelled(e *notify.Envelope, index uint32) bool {
 	return c.all || c.ids[e.ID(index)]
 }
 
-func (c *fakeCancels) Maybe(*notify.Envelope) bool {
+func (c *fakeCancels) Maybe(e *notify.Envelope) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.all || len(c.ids) > 0
+	for id := range c.ids {
+		if id.Base == e.Chunk.Base {
+			return true
+		}
+	}
+	return c.all
 }
 
 func users(n int) []string {

@@ -112,10 +112,45 @@ func TestReportsOfMany(t *testing.T) {
 	})
 }
 
+// A provider that reports items that are not there stops nobody else, and a report of
+// none is nothing.
+func TestReportsOutOfRange(t *testing.T) {
+	for _, c := range []struct{ from, past int }{{0, 1}, {-1, 0}, {1, -4}} {
+		synctest.Test(t, func(t *testing.T) {
+			wrong := true
+			r := newRig(t, pushLane, func(cfg *Config) {
+				cfg.Provider = answersIn(func(report notify.Report, n int) {
+					ok := notify.Result{Class: notify.ClassAccepted, Confirmed: true, Provider: "prov"}
+					report(0, 0, ok)
+					report(n, n, ok)
+					if wrong {
+						wrong = false
+						report(c.from, n+c.past, ok)
+					}
+					report(0, n, ok)
+				})
+			})
+			e, f := r.envelope(notify.Transactional, users(4)...), r.envelope(notify.Transactional, users(4)...)
+			r.feed(e)
+			synctest.Wait()
+			r.feed(f)
+			time.Sleep(time.Minute) // of the bubble: a claim may wait for others
+			synctest.Wait()
+			if got := r.state(&e, 0).State; got != notify.Deferred {
+				t.Errorf("%+v: %v", c, got)
+			}
+			if got := r.state(&f, 0).State; got != notify.Delivered {
+				t.Errorf("%+v: the next one %v", c, got)
+			}
+		})
+	}
+}
+
 // Who was cancelled is not called, and nobody else misses a call for it.
 func TestCancelledAreNotCalled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, pushLane)
+		r.feed(r.envelope(notify.Transactional, "eve")) // of which nothing is cancelled
 		e := r.envelope(notify.Transactional, users(150)...)
 		cancelled := map[notify.ID]bool{e.ID(3): true, e.ID(70): true, e.ID(149): true}
 		r.cancel.ids = cancelled

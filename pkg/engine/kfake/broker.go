@@ -42,11 +42,11 @@ func Open(cfg Config) (*Broker, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	b := &Broker{cfg: cfg, id: cfg.StoreID}
+	b := &Broker{cfg: cfg, id: cfg.StoreID, dial: (&net.Dialer{}).DialContext}
 	b.guard = newGuard(cfg)
 	b.watch = newWatcher(cfg, b.guard)
 	if cfg.Dir == "" {
-		err := b.listen(cfg.Port)
+		err := b.start(cfg.Port)
 		return b, err
 	}
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
@@ -89,18 +89,18 @@ func Open(cfg Config) (*Broker, error) {
 // open starts on the configured port, or on the last one, or on any.
 func (b *Broker) open() error {
 	if b.cfg.Port != 0 {
-		return b.listen(b.cfg.Port)
+		return b.start(b.cfg.Port)
 	}
 	file := filepath.Join(b.cfg.Dir, "port")
 	if s, err := os.ReadFile(file); err == nil {
 		if port, err := strconv.Atoi(strings.TrimSpace(string(s))); err == nil && port > 0 {
-			err := b.listen(port)
+			err := b.start(port)
 			if op, ok := errors.AsType[*net.OpError](err); !ok || op.Op != "listen" {
 				return err
 			}
 		}
 	}
-	if err := b.listen(0); err != nil {
+	if err := b.start(0); err != nil {
 		return err
 	}
 	_, port, err := net.SplitHostPort(b.addr)
@@ -112,13 +112,6 @@ func (b *Broker) open() error {
 		return fmt.Errorf("kfake: remembering the port: %w", err)
 	}
 	return nil
-}
-
-// listen starts on a port of loopback.
-func (b *Broker) listen(port int) error {
-	d := &door{}
-	b.dial = d.dial
-	return b.start(port, kfake.ListenFn(d.listen))
 }
 
 func (b *Broker) start(port int, more ...kfake.Opt) error {
@@ -176,8 +169,7 @@ func (b *Broker) start(port int, more ...kfake.Opt) error {
 // Addr is where clients connect: 127.0.0.1:port.
 func (b *Broker) Addr() string { return b.addr }
 
-// Dial connects to the broker, wherever it listens; for clients of this process, which
-// then need no network.
+// Dial connects to the broker, wherever it listens.
 func (b *Broker) Dial(ctx context.Context, network, address string) (net.Conn, error) {
 	return b.dial(ctx, network, address)
 }

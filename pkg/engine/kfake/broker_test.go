@@ -2,8 +2,6 @@ package kfake
 
 import (
 	"bytes"
-	"errors"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/twmb/franz-go/pkg/kadm"
-	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -112,43 +109,6 @@ func TestStoreID(t *testing.T) {
 func (b *Broker) fillAndClose(t *testing.T, topic string, n int) {
 	b.fill(t, topic, 0, 0, n, 100)
 	b.Close()
-}
-
-// Clients of this process come in without the network, others with it; nobody does once
-// the broker is closed.
-func TestTheDoor(t *testing.T) {
-	t.Parallel()
-	b := open(t, Config{Dir: t.TempDir(), Topics: map[string]int{"t": 1}, Durability: PageCache})
-	conn, err := b.Dial(t.Context(), "tcp", b.Addr())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	if _, network := conn.(*net.TCPConn); network || conn.RemoteAddr().String() != b.Addr() {
-		t.Errorf("%T to %s", conn, conn.RemoteAddr())
-	}
-	b.fill(t, "t", 0, 0, 3, 10)
-	far := b.client(t, kgo.Dialer((&net.Dialer{}).DialContext))
-	if err := far.ProduceSync(t.Context(), &kgo.Record{Topic: "t", Value: []byte("3 ")}).FirstErr(); err != nil {
-		t.Fatal(err)
-	}
-	if got := b.read(t, "t", 0); len(got) != 4 {
-		t.Errorf("offsets %v", got)
-	}
-	other, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer other.Close()
-	if elsewhere, err := b.Dial(t.Context(), "tcp", other.Addr().String()); err != nil {
-		t.Errorf("another address: %v", err)
-	} else {
-		elsewhere.Close()
-	}
-	b.Close()
-	if _, err := b.Dial(t.Context(), "tcp", b.Addr()); !errors.Is(err, net.ErrClosed) {
-		t.Errorf("a closed broker: %v", err)
-	}
 }
 
 func TestKcatReadsTheLog(t *testing.T) {

@@ -127,6 +127,7 @@ func (l local) Open(tp stream.TopicPartition, offset int64) (stream.Tail, error)
 			return nil, gone(tp, offset)
 		}
 	}
+	h.reads.opened()
 	return &tail{tp: tp, dir: place{tp.Topic, tp.Partition}.folder(l.b.cfg.Dir), height: h, next: offset}, nil
 }
 
@@ -150,6 +151,7 @@ type tail struct {
 
 // Close implements stream.Tail.
 func (t *tail) Close() error {
+	t.height.reads.closed()
 	if t.f == nil {
 		return nil
 	}
@@ -171,7 +173,7 @@ func (t *tail) Next(ctx context.Context) (stream.Fetched, error) {
 			return stream.Fetched{}, err
 		}
 		f := stream.Fetched{End: end}
-		if err := t.fetch(&f); err != nil {
+		if err := t.fetch(ctx, &f); err != nil {
 			return stream.Fetched{}, err
 		}
 		if len(f.Records) > 0 {
@@ -184,7 +186,7 @@ func (t *tail) Next(ctx context.Context) (stream.Fetched, error) {
 }
 
 // fetch returns the batches at pos; none at the end of a file.
-func (t *tail) fetch(f *stream.Fetched) error {
+func (t *tail) fetch(ctx context.Context, f *stream.Fetched) error {
 	if t.f == nil {
 		if err := t.find(); err != nil {
 			return err
@@ -195,7 +197,12 @@ func (t *tail) fetch(f *stream.Fetched) error {
 		defer func() { t.height.reads.end(e, spot{t.base, t.pos, t.next}, *f) }() // whatever happens here, others wait
 		return t.read(f)
 	}
-	if <-e.done; len(e.found.Records) == 0 {
+	select {
+	case <-e.done:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if len(e.found.Records) == 0 {
 		return t.read(f)
 	}
 	f.Records, f.Epoch, f.End = e.found.Records, e.found.Epoch, max(f.End, e.found.End)

@@ -267,6 +267,9 @@ func TestLocalReadersShare(t *testing.T) {
 		t.Cleanup(func() { tail.Close() })
 		tails[i] = tail
 	}
+	if h := b.heights[place{"t", 0}]; h.reads.open != 2 {
+		t.Fatalf("%d readers", h.reads.open)
+	}
 	end, shared := b.heights[place{"t", 0}].end.Load(), 0
 	for next := int64(0); next < end; {
 		var got [2]stream.Fetched
@@ -289,25 +292,46 @@ func TestLocalReadersShare(t *testing.T) {
 	}
 }
 
-// A read that fails is nobody's but whose it is.
-func TestReadsForgetFailures(t *testing.T) {
+// A read is kept for one other reader that comes soon, and a failure for nobody.
+func TestReadsAreForgotten(t *testing.T) {
 	t.Parallel()
 	var r reads
-	e, mine := r.begin(spot{1, 2, 3})
-	if other, theirs := r.begin(spot{1, 2, 3}); !mine || theirs || other != e {
-		t.Fatal("a read under way is begun again")
+	at, some := spot{1, 2, 3}, stream.Fetched{Records: make([]stream.Record, 1, 5)}
+	read := func(what string, want bool) *piece {
+		t.Helper()
+		e, mine := r.begin(at)
+		if mine != want {
+			t.Fatalf("%s: to be read %v", what, mine)
+		}
+		return e
+	}
+	r.opened()
+	r.end(read("by the first reader", true), at, some)
+	read("kept for nobody", true)
+	r.opened()
+	e := read("of two readers the first", true)
+	r.end(e, at, some)
+	if got := read("the other one", false); got != e || cap(got.found.Records) != 1 {
+		t.Fatal("something else is given out, or with room behind it")
+	}
+	e = read("taken", true)
+	if other := read("under way", false); other != e {
+		t.Fatal("another read is given out")
 	}
 	r.end(e, spot{}, stream.Fetched{})
-	<-e.done
-	if _, mine := r.begin(spot{1, 2, 3}); !mine {
-		t.Fatal("a read that found nothing is given out")
+	if <-e.done; len(e.found.Records) != 0 {
+		t.Fatal("a read that found nothing")
 	}
+	e = read("after one that failed", true)
+	r.end(e, spot{}, stream.Fetched{})
+	r.end(read("a failure that nobody waited for", true), at, some)
 	for i := range int64(len(r.latest)) {
 		r.begin(spot{next: i})
 	}
-	if _, mine := r.begin(spot{1, 2, 3}); !mine {
-		t.Fatal("an old read is kept")
-	}
+	r.end(read("replaced by later ones", true), at, some)
+	r.closed()
+	r.opened()
+	read("kept after a reader went", true)
 }
 
 // Nobody is woken for nothing, and nobody sleeps through.
