@@ -88,7 +88,7 @@ type Result struct {
 
 // Report tells the answer for the items of a call from one index up to below another,
 // 0 <= from <= to <= len(call.Items): for all of them at once where a provider answers so.
-// One by one an accepted item took 18 ns of a worker (P6), most of it for the lock.
+// One by one an accepted item took 14 ns of a worker, most of it for the lock, and 4 so (P6).
 type Report func(from, to int, r Result)
 
 // One reports one item.

@@ -10,7 +10,7 @@ import (
 // reads are the latest reads of a partition's files. Where a partition has two readers
 // in this process, the workers and the history, they stand at the same place most often:
 // the one that comes second takes what the first has read, checked and split into
-// records, which it waits for. Each for itself took 7 ns a receiver more (P6).
+// records, which it waits for: 3 ns and 20 bytes of memory a receiver (P6).
 type reads struct {
 	mu     sync.Mutex
 	open   int       // readers
