@@ -150,11 +150,10 @@ func TestReportsOutOfRange(t *testing.T) {
 func TestCancelledAreNotCalled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, pushLane)
-		r.feed(r.envelope(notify.Transactional, "eve")) // of which nothing is cancelled
 		e := r.envelope(notify.Transactional, users(150)...)
 		cancelled := map[notify.ID]bool{e.ID(3): true, e.ID(70): true, e.ID(149): true}
 		r.cancel.ids = cancelled
-		at := r.feed(e)
+		at := r.feed(e, r.envelope(notify.Transactional, "eve")) // nothing of hers
 		synctest.Wait()
 		if !r.isMarked(at[0]) {
 			t.Fatal("not marked")
