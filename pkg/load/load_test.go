@@ -109,6 +109,16 @@ func TestBulkSleeps(t *testing.T) {
 	}
 }
 
+// However many workers there are, each message is one's.
+func TestBulkWorkersShare(t *testing.T) {
+	for _, rate := range []Number{5e6, 1e9} {
+		res := drive(t, One("t", 300*time.Millisecond, Step{Target: Null, Rate: rate, Workers: 16, Count: 1_000_000}), Config{})
+		if s := &res.Totals; s.Sent != 1_000_000 || s.Delivered != 1_000_000 || s.Duplicates != 0 || s.Lost != 0 {
+			t.Errorf("at %v: sent %d, delivered %d, duplicates %d, lost %d", rate, s.Sent, s.Delivered, s.Duplicates, s.Lost)
+		}
+	}
+}
+
 // A sink that stalls for two seconds: those who were due meanwhile waited, though
 // the server served each of them fast. Taken from the moment of sending, it would
 // not show but in the few that were under way.

@@ -134,7 +134,7 @@ func TestReportsOutOfRange(t *testing.T) {
 			r.feed(e)
 			synctest.Wait()
 			r.feed(f)
-			time.Sleep(time.Minute) // of the bubble: a claim may wait for others
+			time.Sleep(6 * time.Second) // of the bubble: the panic opened the circuit, for 5
 			synctest.Wait()
 			if got := r.state(&e, 0).State; got != notify.Deferred {
 				t.Errorf("%+v: %v", c, got)

@@ -292,6 +292,29 @@ func TestLocalReadersShare(t *testing.T) {
 	}
 }
 
+// Who waits for another's read goes when its own context ends.
+func TestLocalReaderNeedNotWait(t *testing.T) {
+	t.Parallel()
+	b := open(t, Config{Dir: t.TempDir(), Topics: map[string]int{"t": 1}, Durability: PageCache})
+	b.fill(t, "t", 0, 0, 1, 10)
+	tp := stream.TopicPartition{Topic: "t"}
+	b.Appended(tp, 1)
+	b.heights[place{"t", 0}].reads.opened()
+	tail, err := b.Local().Open(tp, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tail.Close()
+	if _, mine := b.heights[place{"t", 0}].reads.begin(spot{}); !mine { // and never ends
+		t.Fatal("it is being read already")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := tail.Next(ctx); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+}
+
 // A read is kept for one other reader that comes soon, and a failure for nobody.
 func TestReadsAreForgotten(t *testing.T) {
 	t.Parallel()
