@@ -28,7 +28,7 @@ help: ## List the targets
 
 .PHONY: build
 build: go ## Build bin/notifyd and bin/notifyctl: static, the same bytes from the same sources
-	CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(VERSION)' -o '$(BIN)/' ./cmd/notifyd ./cmd/notifyctl
+	CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w -X main.linked=$(VERSION)' -o '$(BIN)/' ./cmd/notifyd ./cmd/notifyctl
 
 .PHONY: test
 test: go ## Run all tests; SHORT=1 leaves out the long ones, PKGS=./pkg/wheel picks some

@@ -23,11 +23,16 @@ var (
 )
 
 // TestDocumentsAreTrue: what the documents name is there: files, folders, packages
-// and tests; and every package has its line in the README.
+// and tests; and every package has its line in CONTRIBUTING.md.
 func TestDocumentsAreTrue(t *testing.T) {
 	t.Parallel()
 	there, bases, tests := tree(t)
-	for _, doc := range []string{"README.md", "DESIGN.md", "CONTRIBUTING.md", "dashboards/README.md", "docs/metrics.md"} {
+	docs := []string{"README.md", "DESIGN.md", "CONTRIBUTING.md", "dashboards/README.md"}
+	pages, err := fs.Glob(os.DirFS("."), "docs/*.md")
+	if err != nil || len(pages) == 0 {
+		t.Fatalf("docs/*.md: %d pages, %v", len(pages), err)
+	}
+	for _, doc := range append(docs, pages...) {
 		b, err := os.ReadFile(doc)
 		if err != nil {
 			t.Fatal(err)
@@ -56,7 +61,7 @@ func TestDocumentsAreTrue(t *testing.T) {
 			}
 		}
 	}
-	readme, err := os.ReadFile("README.md")
+	contributing, err := os.ReadFile("CONTRIBUTING.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,8 +70,8 @@ func TestDocumentsAreTrue(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, p := range packages {
-		if p.IsDir() && !strings.Contains(string(readme), "`pkg/"+p.Name()) {
-			t.Errorf("README.md has no line for pkg/%s", p.Name())
+		if p.IsDir() && !strings.Contains(string(contributing), "`pkg/"+p.Name()) {
+			t.Errorf("CONTRIBUTING.md has no line for pkg/%s", p.Name())
 		}
 	}
 }
@@ -100,4 +105,19 @@ func tree(t *testing.T) (there, bases map[string]bool, tests []string) {
 		t.Fatal(err)
 	}
 	return there, bases, tests
+}
+
+// maxReadme is what a newcomer reads before the first command is tried: the rest
+// stands in docs/.
+const maxReadme = 20_000
+
+func TestReadmeIsShort(t *testing.T) {
+	t.Parallel()
+	info, err := os.Stat("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info.Size() > maxReadme {
+		t.Errorf("README.md has %d bytes; move parts to docs/ until it has at most %d", info.Size(), maxReadme)
+	}
 }

@@ -48,7 +48,7 @@ var mayImport = map[string]string{
 	// Engines: one technology each.
 	"pkg/engine/pebble":     "engine notify",
 	"pkg/engine/memory":     "engine notify",
-	"pkg/engine/kfake":      "engine notify stream backup",
+	"pkg/engine/kfake":      "engine notify stream backup durable",
 	"pkg/engine/cassandra":  "engine notify",
 	"pkg/engine/redis":      "engine notify",
 	"pkg/engine/postgres":   "engine notify",
@@ -116,6 +116,53 @@ func TestImports(t *testing.T) {
 	t.Parallel()
 	for _, problem := range check(os.DirFS(".")) {
 		t.Error(problem)
+	}
+}
+
+// leftovers are endings of files that merges, patches and editors leave behind.
+var leftovers = []string{".orig", ".rej", ".bak", ".swp", ".swo", "~"}
+
+// TestNoLeftovers fails on a file that a merge, a patch or an editor left in the
+// tree, tracked or not.
+func TestNoLeftovers(t *testing.T) {
+	t.Parallel()
+	names, err := left(os.DirFS("."))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		t.Errorf("%s was left behind by a merge, a patch or an editor: remove it", name)
+	}
+}
+
+// left lists the leftovers of a tree. It skips what is not part of the project: the
+// folders of git and of installed servers, and what programs wrote.
+func left(repo fs.FS) (names []string, err error) {
+	err = fs.WalkDir(repo, ".", func(name string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil && name != "." && errors.Is(err, fs.ErrNotExist):
+			return nil // removed meanwhile, by a test beside this one
+		case err != nil:
+			return err
+		case d.IsDir() && slices.Contains([]string{".git", ".engines", "bin", "data", "bench"}, name):
+			return fs.SkipDir
+		case !d.IsDir() && slices.ContainsFunc(leftovers, func(end string) bool { return strings.HasSuffix(name, end) }):
+			names = append(names, name)
+		}
+		return nil
+	})
+	return names, err
+}
+
+func TestLeftoversAreFound(t *testing.T) {
+	t.Parallel()
+	names, err := left(fstest.MapFS{
+		"a.go": {}, "cmd/notifyd/main.go.orig": {}, "pkg/a/.b.go.swp": {}, "docs/x.md.rej": {}, "tests/y.bak": {}, "z~": {},
+		"bin/tool.orig": {}, ".git/x.orig": {}, "pkg/original.go": {},
+	})
+	want := []string{"cmd/notifyd/main.go.orig", "docs/x.md.rej", "pkg/a/.b.go.swp", "tests/y.bak", "z~"}
+	if err != nil || !slices.Equal(names, want) {
+		t.Errorf("found %q, %v; want %q", names, err, want)
 	}
 }
 

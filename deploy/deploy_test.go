@@ -21,6 +21,7 @@ import (
 	yaml "go.yaml.in/yaml/v3"
 
 	"github.com/notifyd/notifyd/pkg/app"
+	"github.com/notifyd/notifyd/pkg/server"
 )
 
 func must(t testing.TB, err error) {
@@ -152,5 +153,43 @@ func TestEveryFileIsChecked(t *testing.T) {
 				t.Errorf("nothing reads %s", f)
 			}
 		}
+	}
+}
+
+// The recipe at the head of the compose file leaves secrets that notifyd takes:
+// one that others can read is refused. What needs root or Docker is left out.
+func TestComposeRecipe(t *testing.T) {
+	t.Parallel()
+	b, err := os.ReadFile("compose/compose.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	script := "set -e; umask 022; mkdir -p deploy/compose\n"
+	for line := range strings.Lines(string(b)) {
+		if cmd, ok := strings.CutPrefix(line, "#   "); ok && !strings.HasPrefix(cmd, "sudo ") && !strings.HasPrefix(cmd, "docker ") {
+			script += cmd
+		}
+	}
+	cmd := exec.CommandContext(t.Context(), "sh", "-c", script)
+	cmd.Dir = dir
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s\n%s", err, script, out)
+	}
+	key := filepath.Join(dir, "deploy", "compose", "secrets", "token_key")
+	if _, err := server.NewVerifier(server.AuthConfig{Issuer: "notifyd", Audience: "notifyd", SecretFile: key}); err != nil {
+		t.Error(err)
+	}
+	for _, name := range []string{"redis_password", "postgres_password"} {
+		if err := server.CheckSecret(filepath.Join(filepath.Dir(key), name)); err != nil {
+			t.Error(err)
+		}
+	}
+	st, err := os.Stat(filepath.Dir(key))
+	if err != nil || st.Mode().Perm() != 0o700 {
+		t.Errorf("the folder of the secrets is %v, %v; want mode 0700", st.Mode(), err)
+	}
+	if !strings.Contains(string(b), "sudo chown 65532:0 secrets/*") {
+		t.Error("the user of the image cannot read the secrets")
 	}
 }

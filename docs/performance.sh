@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Puts the tables of bench/results.json and bench/engines.json into the README, each
+# Puts the tables of bench/results.json and bench/engines.json into performance.md, each
 # between its marks. It needs jq, and the results of a full "make bench" or "make
 # bench-engines"; a table without results stays as it is.
 set -euo pipefail
@@ -24,8 +24,8 @@ put() {
 		index($0, mark) == 1 { print; print ""; while ((getline line <table) > 0) print line; print ""; inside = 1; next }
 		/<!-- end -->/ { inside = 0 }
 		!inside
-	' README.md >README.md.new
-	mv README.md.new README.md
+	' docs/performance.md >docs/performance.md.new
+	mv docs/performance.md.new docs/performance.md
 }
 put performance bench/results.json "P1 P2 P3 P4 P5 P6 P7 P8"
 put engines bench/engines.json P10

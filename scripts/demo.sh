@@ -4,6 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+echo 'Building notifyd and notifyctl: some seconds, or several minutes the first time.'
 make --no-print-directory build >/dev/null
 work=$(mktemp -d)
 export XDG_CONFIG_HOME=$work/config XDG_STATE_HOME=$work/state XDG_DATA_HOME=$work/data

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The suites of every engine on the servers that make engines started; ONLY="kafka
-# redis" picks some. A skip is a failure. Further arguments go to go test.
+# redis" picks some. A skipped test is a failure, except in the short form, whose skips
+# are listed. Further arguments go to go test.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 eval "$(scripts/engines.sh env)"
@@ -16,4 +17,19 @@ for name in ${ONLY:-}; do
 	*) packages+=("./pkg/engine/$name/...") ;;
 	esac
 done
-go test -count=1 "$@" "${packages[@]}"
+
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+status=0
+go test -count=1 -v "$@" "${packages[@]}" >"$log" 2>&1 || status=$?
+if [ "$status" != 0 ]; then
+	grep -Ev '^ *(=== (RUN|PAUSE|CONT|NAME)|--- PASS)' "$log" || true
+	exit "$status"
+fi
+grep -E '^(ok|\?|metamorphic)' "$log" || true
+# The reason of a skip stands in the line before it.
+skips=$(awk '/--- SKIP/ { print reason; print } { reason = $0 }' "$log")
+if [ -n "$skips" ]; then
+	printf 'skipped:\n%s\n' "$skips"
+	case " $* " in *" -short "*) ;; *) exit 1 ;; esac
+fi

@@ -46,6 +46,8 @@ func (p *program) next(c *cobra.Command, err error) []string {
 		return []string{"notifyctl context check       (which server and token are used)", "notifyd token --help          (signs a new one)"}
 	case "url_not_registered":
 		return []string{"notifyctl caller show CALLER  (whose token it is: its callback URLs)", "notifyctl caller set CALLER --callback-url URL   (an operator's to do)"}
+	case "no_secret":
+		return []string{"notifyctl caller rotate-secret CALLER  (an operator's to do: it makes and prints one)"}
 	case "no_filter":
 		return []string{"notifyctl dlq top             (what there is, and a filter to paste)", "the same command with --all   (means every dead letter)"}
 	case "dns":

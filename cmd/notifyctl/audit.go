@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/cli"
 )
 
@@ -27,11 +28,12 @@ func newAudit(p *program) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			defer p.more(len(rows), "", "")
+			defer p.more(len(rows), "")
 			return p.printer().Print(rows, func() cli.Table {
 				t := cli.Table{{"SEQ", "AT", "ACTOR", "ACTION", "TARGET", "SET", "RESULT", "COUNTS", "REASON"}}
-				for i := range rows {
-					r := &rows[i]
+				shown := api.FoldAudit(rows)
+				for i := range shown {
+					r := &shown[i]
 					t = append(t, []string{fmt.Sprint(r.Seq), p.when(r.At), r.Actor, r.Action, r.Target, string(r.Set), r.Result, skipped(r.Counts), r.Reason})
 				}
 				return t

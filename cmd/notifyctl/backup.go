@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -116,9 +117,22 @@ func runBackup(ctx context.Context, p *program, name string, force bool) error {
 			{"store", m.StoreID + ", notifyd " + m.Version},
 			{"verified", "every file has its checksum"},
 			{"took", time.Since(began).Round(10 * time.Millisecond).String()},
-			{"restore", "notifyd restore " + name + " --data-dir DIR"},
+			{"restore", restoreLine(name, m)},
 		}
 	})
+}
+
+// restoreLine is the command that makes a folder of a backup which the command that
+// ran the server can be given as --data-dir DIR.
+func restoreLine(name string, m backup.Manifest) string {
+	if strings.HasPrefix(name, "-") {
+		name = "./" + name
+	}
+	line := "notifyd restore " + quote(name) + " --data-dir DIR"
+	if m.Dev {
+		return line + "/data && notifyd dev --data-dir DIR"
+	}
+	return line
 }
 
 func cannotWrite(name string, err error) error {

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -44,7 +45,7 @@ func newCallerList(p *program) *cobra.Command {
 			}); err != nil {
 				return err
 			}
-			p.more(len(out.Items), "", "")
+			p.more(len(out.Items), "")
 			return nil
 		},
 	}
@@ -96,6 +97,9 @@ func (p *program) printCaller(c *api.Caller) error {
 			t = append(t, []string{"callback URL", u})
 		}
 		t = append(t, []string{"callbacks at a time", orDefault(c.MaxInFlight)}, []string{"triggers waiting", orDefault(c.MaxPending)})
+		if len(c.FinalStatuses) > 0 {
+			t = append(t, []string{"final answers", strings.Trim(fmt.Sprint(append([]int{410}, c.FinalStatuses...)), "[]")})
+		}
 		if c.OutcomesURL != "" {
 			what := "failures are told to"
 			if c.OutcomesOf == "all" {
@@ -118,8 +122,10 @@ type callerOptions struct {
 	add, remove             []string
 	rate                    float64
 	burst, flights, pending int
+	final                   []int
 	disabled                bool
 	outcomes, outcomesOf    string
+	reason                  string
 	changed                 func(string) bool
 }
 
@@ -145,8 +151,10 @@ port and path; triggers may call what lies below it.`,
 	f.IntVar(&o.burst, "burst", 0, "requests at once; 0: the server's default")
 	f.IntVar(&o.flights, "max-in-flight", 0, "callbacks at a time; 0: the server's default")
 	f.IntVar(&o.pending, "max-pending", 0, "triggers waiting; 0: the server's default")
+	f.IntSliceVar(&o.final, "final-status", nil, "answers, 300 to 599, that end a trigger at once beside 410, e.g. 400,422; 0: none")
 	f.StringVar(&o.outcomes, "outcomes", "", "URL its notifications that ended are told to, under a callback URL; \"\": none")
 	f.StringVar(&o.outcomesOf, "outcomes-of", "failed", "which of them: failed, or all")
+	f.StringVar(&o.reason, "reason", "", "why; kept in the audit log")
 	f.BoolVar(&o.disabled, "disabled", false, "refuse every request of it; --disabled=false admits it again")
 	return c
 }
@@ -157,6 +165,7 @@ func runCallerSet(ctx context.Context, p *program, id string, o *callerOptions) 
 		return err
 	}
 	cl := p.clientOf(&t)
+	cl.Reason, cl.Context = o.reason, t.name
 	c, err := cl.Caller(ctx, id)
 	if err != nil && notify.KindOf(err) != notify.KindNotFound {
 		return err
@@ -178,6 +187,11 @@ func runCallerSet(ctx context.Context, p *program, id string, o *callerOptions) 
 	for flag, set := range map[string]func(){
 		"rate": func() { c.Rate = o.rate }, "burst": func() { c.Burst = o.burst }, "max-in-flight": func() { c.MaxInFlight = o.flights },
 		"max-pending": func() { c.MaxPending = o.pending }, "disabled": func() { c.Disabled = o.disabled },
+		"final-status": func() {
+			if c.FinalStatuses = o.final; slices.Equal(o.final, []int{0}) {
+				c.FinalStatuses = nil
+			}
+		},
 		"outcomes": func() {
 			if c.OutcomesURL = o.outcomes; o.outcomes == "" {
 				c.OutcomesOf = ""
@@ -201,20 +215,23 @@ func runCallerSet(ctx context.Context, p *program, id string, o *callerOptions) 
 }
 
 func newRotateSecret(p *program) *cobra.Command {
-	overlap := "24h"
+	overlap, reason := "24h", ""
 	c := &cobra.Command{
 		Use: "rotate-secret CALLER", Short: "Give a caller a fresh secret to check callbacks with", Args: cli.Exact("a caller"),
 		Long: `rotate-secret makes a new signing secret and prints it: the only time it is shown. The
 one before signs beside it for the overlap, so that the receiver can be changed over.`,
 		Example: `  notifyctl caller rotate-secret shop
   notifyctl caller rotate-secret shop --overlap 0s`,
-		RunE: func(c *cobra.Command, args []string) error { return runRotateSecret(c.Context(), p, args[0], overlap) },
+		RunE: func(c *cobra.Command, args []string) error {
+			return runRotateSecret(c.Context(), p, args[0], overlap, reason)
+		},
 	}
+	c.Flags().StringVar(&reason, "reason", "", "why; kept in the audit log")
 	c.Flags().StringVar(&overlap, "overlap", overlap, "how long the secret before signs too; 0s: not at all")
 	return c
 }
 
-func runRotateSecret(ctx context.Context, p *program, id, overlap string) error {
+func runRotateSecret(ctx context.Context, p *program, id, overlap, reason string) error {
 	var d time.Duration
 	if overlap != "0" {
 		var err error
@@ -229,7 +246,9 @@ func runRotateSecret(ctx context.Context, p *program, id, overlap string) error 
 	if err := p.confirm(&t, changes, "rotate the secret of "+id); err != nil {
 		return err
 	}
-	out, err := p.clientOf(&t).RotateSecret(ctx, id, d)
+	cl := p.clientOf(&t)
+	cl.Reason, cl.Context = reason, t.name
+	out, err := cl.RotateSecret(ctx, id, d)
 	if err != nil {
 		return err
 	}

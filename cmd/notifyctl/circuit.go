@@ -50,12 +50,12 @@ func runCircuits(ctx context.Context, p *program) error {
 	if err := printPage(p, out, out.Items, func() cli.Table { return p.circuits(out.Items) }); err != nil {
 		return err
 	}
-	p.more(len(out.Items), "", "")
+	p.more(len(out.Items), "")
 	return nil
 }
 
 func (p *program) circuits(list []api.Circuit) cli.Table {
-	t := cli.Table{{"CIRCUIT", "STATE", "SINCE", "PROBES", "IN FLIGHT", "QUEUED"}}
+	t := cli.Table{{"CIRCUIT", "STATE", "SINCE", "WHY", "NEXT TRY", "IN FLIGHT", "QUEUED"}}
 	for i := range list {
 		c := &list[i]
 		state, flight := c.State, strconv.Itoa(c.InFlight)
@@ -65,7 +65,7 @@ func (p *program) circuits(list []api.Circuit) cli.Table {
 		if c.Limit > 0 {
 			flight += "/" + strconv.Itoa(c.Limit)
 		}
-		t = append(t, []string{c.Name, state, p.whenever(c.Since), p.whenever(c.Until), flight, strconv.Itoa(c.Queued)})
+		t = append(t, []string{c.Name, state, p.whenever(c.Since), c.Why(), p.whenever(c.Until), flight, strconv.Itoa(c.Queued)})
 	}
 	return t
 }

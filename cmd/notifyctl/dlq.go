@@ -32,7 +32,7 @@ resumed with "notifyctl job resume". What was replayed is not replayed again.
 
 Ctrl-C pauses the job and prints how to go on.`, `  notifyctl dlq replay --channel sms --class permanent --template t1 --dry-run
   notifyctl dlq replay --caller shop --since -2h --rate 200/s --canary 20 --yes
-  notifyctl dlq replay --code 21610 --plan-out plan.json; notifyctl dlq replay --plan plan.json --yes`),
+  notifyctl dlq replay --code twilio_21610 --plan-out plan.json; notifyctl dlq replay --plan plan.json --yes`),
 		newDLQJob(p, "discard", "Put dead letters aside for good, as a job of the server", "discard leaves what it selects out of later replays. Retention removes it.", `  notifyctl dlq discard --class permanent --code apns_unregistered --reason 'dead devices'`),
 		newDLQJob(p, "export", "Copy dead letters to a file, as a job of the server", "export writes what it selects into the job's report: --report FILE, or notifyctl job report.", `  notifyctl dlq export --caller shop --report letters.jsonl`))
 	return c
@@ -117,7 +117,7 @@ func runDLQList(ctx context.Context, p *program, o *dlqOptions) error {
 	}); err != nil {
 		return err
 	}
-	p.more(len(out.Items), out.Cursor, "the same command with")
+	p.more(len(out.Items), out.Cursor)
 	return nil
 }
 

@@ -5,7 +5,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -32,11 +34,11 @@ func (l *letterFlags) add(c *cobra.Command) {
 	f.StringVar(&l.f.Code, "code", "", "only this code")
 	f.StringVar(&l.f.Caller, "caller", "", "only this caller's")
 	f.StringVar(&l.f.Template, "template", "", "only this template")
-	f.StringVar(&l.since, "since", "", "failed at or after: a time, or a distance such as -2h")
+	f.StringVar(&l.since, "since", "", "failed at or after: a time, a distance such as -2h, or yesterday, 'today 09:00'")
 	f.StringVar(&l.until, "until", "", "failed before")
 	f.StringSliceVar(&l.ids, "id", nil, "only these ids; - reads them from standard input, one a line")
 	f.StringVar(&l.f.Attempts, "attempts", "", "only with so many attempts: 3, '>=3', '<2'")
-	f.StringVar(&l.f.Where, "where", "", "only those of which a jq expression is true, e.g. '.code | startswith(\"5\")'")
+	f.StringVar(&l.f.Where, "where", "", "only those of which a jq expression is true, e.g. '.code | startswith(\"twilio_\")'")
 	complete(c, "channel", []string{"push", "sms", "email", "trigger"})
 	complete(c, "category", categoryNames())
 }
@@ -115,7 +117,7 @@ func (j *jobFlags) add(c *cobra.Command, kind string) {
 	}
 	f.DurationVar(&j.ramp, "ramp", 0, "reach the rate in this time, from a tenth of it")
 	f.IntVar(&j.spec.Canary, "canary", 10, "so many first, and await their outcomes; 0: none")
-	f.StringVar(&j.abortIf, "abort-if", "20%", "stop when more than this part fails again, e.g. 'refail>20%'; never")
+	f.StringVar(&j.abortIf, "abort-if", "20%", "stop when more than this part reaches nobody (failed again, suppressed, expired, unknown), e.g. 20%; never")
 	f.IntVar(&j.spec.MaxReplays, "max-replays", 3, "leave what was replayed so often before")
 	f.StringVar(&j.spec.Expired, "expired", "skip", "what is past its deadline: skip, send without it, fail as EXPIRED")
 	f.StringVar(&j.spec.Collapse, "collapse", "none", "none, or latest-per-recipient")
@@ -240,6 +242,7 @@ func runLetterJob(ctx context.Context, p *program, j *jobFlags) error {
 	}
 	if plan.Entries == 0 {
 		p.note("there is nothing to %s", plan.Spec.Kind)
+		p.hintCode(ctx, cl, &plan.Spec.Filter)
 		return p.sumUp(&api.Job{Kind: plan.Spec.Kind, State: "done"})
 	}
 	d := undone
@@ -254,6 +257,27 @@ func runLetterJob(ctx context.Context, p *program, j *jobFlags) error {
 		return err
 	}
 	return p.follow(ctx, cl, job, j.detach, j.report)
+}
+
+// hintCode says, where a filter by code selected nothing, which codes of dead letters
+// end like it: a provider's own number stands behind the provider's name.
+func (p *program) hintCode(ctx context.Context, cl *api.Client, f *api.LetterFilter) {
+	if f.Code == "" {
+		return
+	}
+	top, err := cl.TopDeadLetters(ctx, api.LetterFilter{}, 1000)
+	if err != nil {
+		return // a hint, no more
+	}
+	near := map[string]int{}
+	for i := range top.Groups {
+		if g := &top.Groups[i]; g.Code != f.Code && strings.HasSuffix(g.Code, "_"+f.Code) {
+			near[g.Code] += g.Count
+		}
+	}
+	for _, code := range slices.Sorted(maps.Keys(near)) {
+		p.note("no dead letter has the code %s; %s have %s", f.Code, count(near[code]), code)
+	}
 }
 
 // planFields shows a plan.
@@ -286,11 +310,15 @@ func (p *program) planFields(plan *api.Plan) cli.Table {
 	if plan.Approval {
 		approval = "another operator must approve it"
 	}
+	unreachable := ""
+	if len(plan.Unreach) > 0 {
+		unreachable = sums(plan.Unreach) + "; their profiles say so now"
+	}
 	return cli.Table{
 		{"plan", plan.Digest}, {"window", window}, {"entries", count(plan.Entries)},
 		{"by class", sums(plan.Counts["class"])}, {"by code", sums(plan.Counts["code"])}, {"by caller", sums(plan.Counts["caller"])},
 		{"by channel", sums(plan.Counts["channel"])}, {"by provider", sums(plan.Counts["provider"])}, {"by template", sums(plan.Counts["template"])},
-		{"skip", skipped(plan.Skip)}, {"will act on", count(plan.Send)}, {"eta", eta}, {"ages out", soon}, {"approval", approval},
+		{"skip", skipped(plan.Skip)}, {"will act on", count(plan.Send)}, {"would reach nobody", unreachable}, {"eta", eta}, {"ages out", soon}, {"approval", approval},
 	}
 }
 

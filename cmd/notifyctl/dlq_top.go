@@ -65,7 +65,7 @@ func (p *program) showTop(top *api.LetterTop) error {
 	}); err != nil {
 		return err
 	}
-	p.more(len(top.Groups), "", "")
+	p.more(len(top.Groups), "")
 	if len(top.Groups) > 0 {
 		g := &top.Groups[0]
 		args := []string{"notifyctl dlq replay", "--channel " + quote(g.Channel), "--class " + quote(g.Class), "--code " + quote(g.Code)}

@@ -129,7 +129,7 @@ func (p *program) sumUp(j *api.Job) error {
 		p.note("skipped: %s", sums(j.Skipped))
 	}
 	if j.Kind == "replay" && j.ID != "" {
-		p.note("outcomes: %s reached, %s failed again, %s open; asked %g/s, reached %.1f/s", count(j.Outcomes.Reached), count(j.Outcomes.Refailed), count(j.Outcomes.Open), j.Spec.Rate, j.Reached)
+		p.note("outcomes: %s; asked %g/s, sent %.1f/s", j.Outcomes.Text(count[int]), j.Spec.Rate, j.Reached)
 	}
 	if j.ID != "" {
 		p.note("job %s", j.ID)

@@ -21,8 +21,8 @@ func (p *program) jobFields(j *api.Job) cli.Table {
 		{"exhausted", count(j.Exhaust)}, {"failed", count(j.Failed)},
 	}
 	if j.Kind == "replay" {
-		t = append(t, []string{"outcomes", fmt.Sprintf("%s reached, %s failed again, %s open", count(j.Outcomes.Reached), count(j.Outcomes.Refailed), count(j.Outcomes.Open))},
-			[]string{"rate", fmt.Sprintf("asked %g/s, reached %.1f/s", j.Spec.Rate, j.Reached)})
+		t = append(t, []string{"outcomes", j.Outcomes.Text(count[int])},
+			[]string{"rate", fmt.Sprintf("asked %g/s, sent %.1f/s", j.Spec.Rate, j.Reached)})
 	}
 	return append(t, []string{"created", p.when(time.UnixMilli(j.Created))}, []string{"updated", p.when(time.UnixMilli(j.Updated))})
 }
@@ -46,7 +46,7 @@ they were. States: waiting (for approval), running, paused (by an operator), sto
 			if err != nil {
 				return err
 			}
-			defer p.more(len(list), "", "")
+			defer p.more(len(list), "")
 			return p.printer().Print(list, func() cli.Table {
 				t := cli.Table{{"JOB", "KIND", "STATE", "POSITION", "PLANNED", "DONE", "BY", "CREATED", "WHY"}}
 				for i := range list {

@@ -104,7 +104,10 @@ func (o *laterOptions) echo(p *program, t time.Time) {
 		local = " (" + s + ")"
 	}
 	how := "in " + span(t.Sub(p.now()))
-	if !t.After(p.now()) {
+	switch {
+	case o.at == "now":
+		how = "at once"
+	case !t.After(p.now()):
 		how = "which has passed: at once"
 	}
 	p.note("due %s%s, %s", t.UTC().Format("2006-01-02T15:04:05.000Z"), local, how)

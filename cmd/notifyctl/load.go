@@ -39,6 +39,7 @@ type loadOptions struct {
 	profile  string // file of the CPU profile
 	labels   map[string]string
 	given    func(flag string) bool // on the command line
+	valid    bool                   // --require-valid
 	again    bool                   // one of many runs: what each starts is not said
 }
 
@@ -68,7 +69,7 @@ func (o *loadOptions) add(c *cobra.Command) {
 	f.Float64Var(&o.scale, "scale", 1, "factor of all rates and counts")
 	f.StringVar(&o.mode, "mode", "", "context, pipeline or process, instead of the scenario's server.mode")
 	f.StringVar(&o.notifyd, "notifyd", "", "program of mode process (default: notifyd beside notifyctl, or on the PATH)")
-	f.StringSliceVar(&o.kafka, "kafka", nil, "brokers of target kafka; loopback only")
+	f.StringSliceVar(&o.kafka, "kafka", nil, "brokers of target kafka: HOST:PORT, loopback only, or unix:FILE, kafka.sock in the data folder of notifyd")
 	f.BoolVar(&o.noCal, "no-calibration", false, "do not measure the generator first")
 	complete(c, "mode", []string{"context", "pipeline", "process"})
 }
@@ -101,6 +102,7 @@ Load only ever goes to loopback addresses.`,
 	f.StringVar(&o.segment, "segment", "", "i/n: send only part i of n; notifyctl load merge puts the results together")
 	f.StringVar(&o.startAt, "start-at", "", "begin at this time (RFC 3339), so that all segments begin together")
 	f.StringVar(&o.watch.out, "out", "", "write the result, with its histograms, to this file as JSON, too")
+	f.BoolVar(&o.valid, "require-valid", false, "exit 9 when the figures are not the server's: GENERATOR_BOUND, INCONCLUSIVE")
 	f.BoolVar(&o.watch.noUI, "no-ui", false, "a line a second instead of panels, also in a terminal")
 	f.BoolVar(&o.watch.noKeep, "no-keep", false, "do not keep the run for load ls")
 	f.StringVar(&o.watch.metrics, "metrics", "", "serve the figures to Prometheus at this loopback address during the run")
@@ -112,7 +114,7 @@ Load only ever goes to loopback addresses.`,
 func newLoadValidate(p *program) *cobra.Command {
 	return &cobra.Command{
 		Use: "validate SCENARIO.yaml...", Short: "Check scenario files and say what they do",
-		Args:    cobra.MinimumNArgs(1),
+		Args:    cli.AtLeast(1, "scenario files"),
 		Example: "  notifyctl load validate scenarios/*.yaml",
 		RunE: func(_ *cobra.Command, args []string) error {
 			for _, file := range args {
@@ -139,7 +141,7 @@ func number(n int, of string) string {
 	if n == 1 {
 		return "1 " + of
 	}
-	return fmt.Sprintf("%d %ss", n, of)
+	return count(n) + " " + of + "s"
 }
 
 func newLoadSchema(p *program) *cobra.Command {
@@ -261,7 +263,13 @@ func runLoad(ctx context.Context, p *program, file string, o *loadOptions) error
 	if err := p.finishLoad(res, &o.watch); err != nil {
 		return err
 	}
-	return loadExit(ctx, res)
+	if err := loadExit(ctx, res); err != nil {
+		return err
+	}
+	if v := &res.Verdict; o.valid && v.Code != load.Valid && v.Code != load.SinkBound {
+		return cli.Exitf(cli.ExitFindings, "%s: %s", v.Code, strings.Join(v.Reasons, "; "))
+	}
+	return nil
 }
 
 // profileTo writes a CPU profile to a file until stop; to none where the name is empty.

@@ -249,11 +249,11 @@ func (e *loadEnvironment) kafka(ctx context.Context, brokers []string) error {
 		brokers = e.brokers
 	}
 	if len(brokers) == 0 {
-		return cli.Usage("target kafka needs --kafka HOST:PORT: the server's log.listen, 127.0.0.1:7422 of notifyd dev")
+		return cli.Usage("target kafka needs --kafka HOST:PORT of a broker, or --kafka unix:FILE with kafka.sock in the data folder of notifyd, whose log.listen is for reading only")
 	}
 	for _, b := range brokers {
 		host, _, _ := strings.Cut(b, ":")
-		if !loopback(host) {
+		if !strings.HasPrefix(b, load.Socket) && !loopback(host) {
 			return cli.Usage("load goes to loopback addresses only, not to %s", b)
 		}
 	}
@@ -299,7 +299,7 @@ func (e *loadEnvironment) pipeline(ctx context.Context, p *program, s *load.Scen
 	}
 	e.client(&api.Client{BaseURL: pl.URL, Token: func(context.Context) (string, error) { return pl.Token, nil }}, s)
 	e.config.ServerName, e.config.Embedded = "embedded", true
-	e.brokers = []string{pl.Node.Kafka()}
+	e.brokers = []string{load.Socket + pl.Node.KafkaSocket()}
 	if cfg.Stub {
 		e.config.Ledger = seen
 		return nil

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/app"
 	"github.com/notifyd/notifyd/pkg/cli"
 	"github.com/notifyd/notifyd/pkg/freeport"
 	"github.com/notifyd/notifyd/pkg/load"
@@ -56,7 +57,7 @@ func (e *loadEnvironment) process(ctx context.Context, p *program, s *load.Scena
 	}
 	e.client(cl, s)
 	e.config.ServerName, e.config.Process = cl.BaseURL+" (a process of its own)", o
-	e.died, e.brokers = o.died, []string{"127.0.0.1:" + strconv.Itoa(port+portOfLog)}
+	e.died, e.brokers = o.died, []string{load.Socket + filepath.Join(dir, "dev", "data", app.SocketName)}
 	return e.simulators(control)
 }
 
@@ -77,9 +78,6 @@ func findNotifyd(bin string) (string, error) {
 	}
 	return bin, nil
 }
-
-// portOfLog is where, behind the API's port, notifyd dev serves its log.
-const portOfLog = 2
 
 // owned is a notifyd that the run may kill.
 type owned struct {

@@ -139,7 +139,7 @@ func newLoadCompare(p *program) *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use: "compare A B", Short: "Hold a run against one before", Args: cli.Exact("a run", "a run to hold against it"),
-		Long: `compare holds run B against run A, step by step. A percentile of the response is
+		Long: `compare holds run B against run A, step by step. A percentile of response, service or end to end is
 WORSE when it is more than --percent higher, and by more than --floor, and by more
 than three times the noise: the standard error of the difference of the two runs'
 seconds, where seconds that resemble the ones before count as fewer. It is judged
@@ -194,7 +194,7 @@ and 9 when nothing could be judged. Warm-ups are left out.`,
 func newLoadMerge(p *program) *cobra.Command {
 	var out string
 	c := &cobra.Command{
-		Use: "merge RUN RUN...", Short: "Put the segments of one run together", Args: cobra.MinimumNArgs(2),
+		Use: "merge RUN RUN...", Short: "Put the segments of one run together", Args: cli.AtLeast(2, "the runs of a segment each"),
 		Long: `merge adds the results of load run --segment 1/n ... n/n: totals, histograms, and
 what happened in each second. Percentiles are those of the added histograms, never
 means of percentiles. The segments must be of one scenario and seed, and each is

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/when"
 )
 
 // timeFormats are the values of --time-format.
@@ -87,7 +88,32 @@ func parseTime(s string, now time.Time) (time.Time, error) {
 			return now.Add(sign * d), nil
 		}
 	}
-	return time.Time{}, cli.Usage("%q is not a time: write 2026-03-01T09:00:00Z, now, +10m, or -2h", s)
+	if t, err := parseDay(strings.ToLower(in), now.Local()); err == nil {
+		return t, nil
+	}
+	return time.Time{}, cli.Usage("%q is not a time: write 2026-03-01T09:00:00Z, '2026-03-01 09:00', yesterday, 'today 09:00', now, +10m, or -2h", s)
+}
+
+// parseDay reads a day, with a time of the day as --at has it or from its midnight:
+// "yesterday", "today 9am", "2026-03-01 09:00". It is meant in this machine's zone.
+func parseDay(s string, now time.Time) (time.Time, error) {
+	word, clock, _ := strings.Cut(s, " ")
+	day := now
+	switch word {
+	case "today":
+	case "yesterday":
+		day = now.AddDate(0, 0, -1)
+	default:
+		var err error
+		if day, err = time.ParseInLocation(time.DateOnly, word, now.Location()); err != nil {
+			return time.Time{}, err
+		}
+	}
+	midnight := time.Date(day.Year(), day.Month(), day.Day(), 0, 0, 0, 0, now.Location())
+	if clock = strings.TrimSpace(clock); clock == "" {
+		return midnight, nil
+	}
+	return when.Parse("", "today "+clock, midnight, now.Location())
 }
 
 // parseSpan reads a Go duration that may begin with days: "2d", "1d12h".

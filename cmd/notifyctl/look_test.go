@@ -62,7 +62,18 @@ func TestParseTime(t *testing.T) {
 	f("-2h", "03-01 07:00:00")
 	f("3d ago", "02-26 09:00:00")
 	f("2026-03-01T09:00:00+02:00", "03-01 07:00:00")
-	for _, bad := range []string{"", "10m", "yesterday", "--2h", "+-2h", "+1.5d", "+d", "in", "ago", "+99999999d", "2026-03-01", "2h ago x"} {
+	day := func(in string, back int, h, m int) {
+		t.Helper()
+		local := now.Local()
+		f(in, time.Date(local.Year(), local.Month(), local.Day()-back, h, m, 0, 0, time.Local).UTC().Format("01-02 15:04:05"))
+	}
+	day("yesterday", 1, 0, 0)
+	day("Yesterday 18:30", 1, 18, 30)
+	day("today 9am", 0, 9, 0)
+	day("today", 0, 0, 0)
+	f("2026-02-27", time.Date(2026, 2, 27, 0, 0, 0, 0, time.Local).UTC().Format("01-02 15:04:05"))
+	f("2026-02-27 12:15", time.Date(2026, 2, 27, 12, 15, 0, 0, time.Local).UTC().Format("01-02 15:04:05"))
+	for _, bad := range []string{"", "10m", "yesterday at noonish", "today 25:00", "tomorrow", "--2h", "+-2h", "+1.5d", "+d", "in", "ago", "+99999999d", "2h ago x"} {
 		f(bad, "refused")
 	}
 }

@@ -2,8 +2,10 @@ package main
 
 import (
 	"context"
+	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/cli"
@@ -73,7 +75,7 @@ func runList(ctx context.Context, p *program, o *listOptions) error {
 	}); err != nil {
 		return err
 	}
-	p.more(len(out.Items), out.Cursor, "notifyctl ls --user "+quote(o.user))
+	p.more(len(out.Items), out.Cursor)
 	return nil
 }
 
@@ -98,12 +100,41 @@ func printWide[P, T any](p *program, page P, items []T, optional []string, table
 	return pr.Print(page, table)
 }
 
-// more says how to get the next page.
-func (p *program) more(n int, cursor, command string) {
+// more says how to get the next page: the command as it was given, and a cursor.
+func (p *program) more(n int, cursor string) {
 	switch {
 	case n == 0:
 		p.note("none")
 	case cursor != "":
-		p.note("there are more: %s --cursor %s", command, cursor)
+		p.note("there are more: %s --cursor %s", commandLine(p.running, p.args), quote(cursor))
 	}
+}
+
+// commandLine writes a command line for a shell, with its arguments and the flags
+// that were given, but for --cursor.
+func commandLine(c *cobra.Command, args []string) string {
+	words := []string{c.CommandPath()}
+	for _, a := range args {
+		words = append(words, quote(a))
+	}
+	c.Flags().Visit(func(f *pflag.Flag) {
+		if f.Name == "cursor" {
+			return
+		}
+		values := []string{f.Value.String()}
+		if list, ok := f.Value.(pflag.SliceValue); ok {
+			values = list.GetSlice()
+		}
+		for _, v := range values {
+			switch {
+			case f.NoOptDefVal != "" && v == f.NoOptDefVal:
+				words = append(words, "--"+f.Name)
+			case f.NoOptDefVal != "" || strings.HasPrefix(v, "-"): // else it reads as another flag
+				words = append(words, "--"+f.Name+"="+quote(v))
+			default:
+				words = append(words, "--"+f.Name, quote(v))
+			}
+		}
+	})
+	return strings.Join(words, " ")
 }

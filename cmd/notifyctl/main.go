@@ -17,11 +17,15 @@ import (
 
 	"golang.org/x/term"
 
+	"github.com/spf13/cobra"
+
 	"github.com/notifyd/notifyd/pkg/cli"
 )
 
-// version is set by the linker.
-var version = "dev"
+// linked is set by the linker (make build).
+var linked string
+
+var version = cli.Version(linked)
 
 // program is what commands use of the outside world, and what the global flags
 // say. One runs one command.
@@ -35,6 +39,8 @@ type program struct {
 	width                                int // of the terminal that takes standard output; 0: none
 
 	global  globals
+	running *cobra.Command         // once its flags are read
+	args    []string               // its arguments
 	drawing atomic.Bool            // panels have the terminal: remarks would tear them
 	auditID atomic.Pointer[string] // row of the audit log of the last change; nil: there was none
 }

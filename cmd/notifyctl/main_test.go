@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
 	"os"
 	"strings"
 	"testing"
@@ -65,5 +64,3 @@ func (w *world) ctl(ctx context.Context, args ...string) (stdout, stderr string,
 func newWorld(t *testing.T, server string) *world {
 	return &world{env: map[string]string{"HOME": t.TempDir(), "NOTIFYCTL_SERVER": server}}
 }
-
-func lineReader(lines ...string) io.Reader { return strings.NewReader(strings.Join(lines, "\n")) }

@@ -77,7 +77,7 @@ func startNode(t *testing.T) *node {
 		t.Fatal(err)
 	}
 	nd.Describe(app.About{Config: app.Loaded{Config: n.cfg}.Print(), Log: func() []string { return strings.Split(log.String(), "\n") }})
-	n.url, n.metrics, n.kafka = "http://"+nd.Addr(), "http://"+nd.Admin()+"/metrics", nd.Kafka()
+	n.url, n.metrics, n.kafka = "http://"+nd.Addr(), "http://"+nd.Admin()+"/metrics", "unix:"+nd.KafkaSocket()
 	ctx, stop := context.WithCancel(context.Background())
 	simCtx, stopSim := context.WithCancel(context.Background())
 	var wg sync.WaitGroup

@@ -21,7 +21,9 @@ func (p *program) progress(what string, total int64) *progress {
 		return nil
 	}
 	all, began := mpb.New(mpb.WithOutput(p.err), mpb.WithWidth(48)), p.now()
-	name := mpb.PrependDecorators(decor.Name(fmt.Sprintf("%-10s ", what)))
+	// The carriage return is for the echo of a ^C: it leaves the cursor behind column
+	// 0, from where mpb draws the next frame ("chchecking").
+	name := mpb.PrependDecorators(decor.Name(fmt.Sprintf("\r%-10s ", what)))
 	tail := mpb.AppendDecorators(decor.Any(func(st decor.Statistics) string {
 		return howFar(st.Current, total, p.now().Sub(began))
 	}))

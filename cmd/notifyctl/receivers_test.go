@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/cli"
 )
 
@@ -56,15 +57,28 @@ func TestReadReceivers(t *testing.T) {
 	f("csv", "user_id,\nx", "! in:1: a column of the header has no name")
 }
 
-// TestReceiversStop checks that a reader can leave at any place.
+// TestReceiversStop checks that a caller may leave at each receiver and at each
+// error, in every format: the reader yields nothing more, and no error in its place.
 func TestReceiversStop(t *testing.T) {
 	t.Parallel()
-	for _, format := range []string{"lines", "ndjson", "csv"} {
-		for r, err := range readReceivers(lineReader("user_id", `"user_id"`, "x"), "in", format) {
-			_, _ = r, err
-			break
+	f := func(format, in string, want int) {
+		t.Helper()
+		for leave := 1; leave <= want; leave++ {
+			yielded := 0
+			readReceivers(strings.NewReader(in), "in", format)(func(api.Receiver, error) bool {
+				yielded++
+				return yielded < leave
+			})
+			if yielded != leave {
+				t.Errorf("%s: the caller left at %d, the reader yielded %d", format, leave, yielded)
+			}
 		}
 	}
+	f("lines", "ann\nbob\nzoe\n", 3)
+	f("ndjson", `{"user_id":"ann"}`+"\n{}\n"+`{"user_id":"zoe"}`, 3)
+	f("csv", "user_id,name\nann,a\nbob\nzoe,z\n", 3)
+	f("csv", "name\nx", 1)
+	f("csv", "user_id,name\nann,\"x\nbob", 1)
 }
 
 func TestReceiverFormat(t *testing.T) {

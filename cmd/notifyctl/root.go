@@ -20,7 +20,7 @@ func commands(p *program) map[string][]*cobra.Command {
 	return map[string][]*cobra.Command{
 		groupSend:  {newSend(p), newSchedule(p), newReschedule(p), newTrigger(p), newCancel(p), newUser(p)},
 		groupLook:  {newShow(p), newWhy(p), newList(p), newCampaign(p), newTail(p), newFailed(p), newExplain(p)},
-		groupRun:   {newDoctor(p), newUI(p), newLag(p), newRates(p), newBackup(p), newArchive(p), newDLQ(p), newJob(p), newReconcile(p), newAudit(p), newLane(p), newCircuit(p), newCaller(p), newURL(p), newSim(p), newLoad(p), newDashboards(p), newPlan(p)},
+		groupRun:   {newDoctor(p), newUI(p), newLag(p), newRates(p), newBackup(p), newArchive(p), newDLQ(p), newJob(p), newReconcile(p), newAudit(p), newLane(p), newSuppression(p), newCircuit(p), newCaller(p), newURL(p), newSim(p), newLoad(p), newDashboards(p), newPlan(p)},
 		groupSetup: {newContext(p), newVersion(p), newDebug(p)},
 	}
 }
@@ -54,7 +54,8 @@ Start a server with "notifyd dev", which also writes a context for notifyctl, an
 	root.SetHelpCommandGroupID(groupSetup)
 	root.SetCompletionCommandGroupID(groupSetup)
 	p.global.add(p, root)
-	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error {
+	root.PersistentPreRunE = func(c *cobra.Command, args []string) error {
+		p.running, p.args = c, args
 		return p.global.check(c.Flags().Changed("timeout"), p.getenv("NOTIFYCTL_TIMEOUT"))
 	}
 	cli.Polish(root)

@@ -100,7 +100,7 @@ func runScheduleList(ctx context.Context, p *program, o *scheduleListOptions) er
 	}); err != nil {
 		return err
 	}
-	p.more(len(out.Items), out.Cursor, "notifyctl schedule ls")
+	p.more(len(out.Items), out.Cursor)
 	return nil
 }
 

@@ -55,7 +55,7 @@ Every form is safe to run again. A batch keeps its idempotency keys by the file'
 content: what an earlier run sent is not sent twice. A fan-out notes how far it
 came; when it is stopped it prints the command that goes on.`,
 		Example: `  notifyctl send --channel push --user ann --title Hello --body 'It works' --wait
-  notifyctl send --channel sms --category otp --address +4915112345678 --body 'Code {{code}}' --var code=1234 --ttl 5m
+  notifyctl send --channel sms --category otp --user ann --address +4915112345678 --body 'Code {{code}}' --var code=1234 --ttl 5m
   notifyctl send --channel push --user ann --body 'Doors open' --expires-at 'tomorrow 20:00' --tz Europe/Berlin
   notifyctl send -f orders.ndjson -o jsonl
   notifyctl send --channel push --category marketing --title Sale --body 'Hi {{name}}' --fanout users.csv --wait --timeout 10m`,
@@ -87,7 +87,7 @@ func (o *sendOptions) add(c *cobra.Command) {
 	f.StringVar(&o.channel, "channel", "", "push, sms or email")
 	f.StringVar(&o.category, "category", "transactional", "otp, alert, transactional, marketing or digest")
 	f.StringVar(&o.user, "user", "", "user to send to; the addresses are looked up when it is sent")
-	f.StringVar(&o.address, "address", "", "address to send to: apns:TOKEN, fcm:TOKEN, a phone number, a mail address")
+	f.StringVar(&o.address, "address", "", "goes with --user: send to this address, not to those looked up; apns:TOKEN, fcm:TOKEN, a phone number, a mail address")
 	f.StringVar(&o.title, "title", "", "title of a push, subject of a mail")
 	f.StringVar(&o.body, "body", "", "text, in which {{name}} is a variable; -: standard input")
 	f.StringVar(&o.html, "html", "", "HTML of a mail; @FILE reads a file")
@@ -102,7 +102,7 @@ func (o *sendOptions) add(c *cobra.Command) {
 	o.later.add(f)
 	f.StringVar(&o.key, "idempotency-key", "", "one: the key (default: random); a batch: a name that begins its keys, another one sends the file anew")
 
-	f.StringVarP(&o.file, "file", "f", "", "batch: NDJSON file of notifications; -: standard input")
+	f.StringVarP(&o.file, "file", "f", "", "batch: file of notifications, NDJSON or a JSON array; -: standard input")
 	f.StringVar(&o.fanout, "fanout", "", "fan-out: file of receivers; -: standard input")
 	f.StringVar(&o.format, "fanout-format", "auto", "form of that file: auto, lines, ndjson, csv")
 	f.StringVar(&o.campaign, "campaign", "", "fan-out: id of the campaign to go on with")
@@ -139,8 +139,11 @@ func runSend(ctx context.Context, p *program, o *sendOptions) error {
 }
 
 func runSendOne(ctx context.Context, p *program, o *sendOptions) error {
-	if !o.addressedFlag {
-		return cli.Usage("to whom? --user or --address, -f FILE for a batch, --fanout FILE for many")
+	switch {
+	case !o.addressedFlag:
+		return cli.Usage("to whom? --user, -f FILE for a batch, --fanout FILE for many")
+	case o.user == "":
+		return cli.Usage("--address goes with --user: opt-outs, quiet hours and the history are a user's")
 	}
 	n, err := o.notification(p)
 	if err != nil {
@@ -169,6 +172,9 @@ func runSendOne(ctx context.Context, p *program, o *sendOptions) error {
 		return cli.Table{{"notification", out.NotificationID}, {"status", out.Status}}
 	}); err != nil {
 		return err
+	}
+	if out.Replayed {
+		p.note("this key was sent before: nothing was sent again")
 	}
 	if n.ScheduledAt != nil {
 		o.later.echo(p, *n.ScheduledAt)

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"crypto/sha256"
@@ -91,7 +90,7 @@ func runSendBatch(ctx context.Context, p *program, o *sendOptions) error {
 		return waited
 	}
 	if n := s.total.Rejected; n > 0 {
-		return cli.Exitf(cli.ExitPartial, "%s of %s notifications were refused", count(n), count(s.total.Sent))
+		return cli.Exitf(cli.ExitPartial, "%s of %s were refused", count(n), number(s.total.Sent, "notification"))
 	}
 	return nil
 }
@@ -129,6 +128,7 @@ func eachChunk(p *program, name string, fn func(*chunk) error) error {
 	}
 	defer func() { _ = f.close() }() // it was only read
 	var c chunk
+	failed := false // a chunk was not taken: the next one must not be sent
 	flush := func() error {
 		if len(c.lines) == 0 {
 			return nil
@@ -137,31 +137,20 @@ func eachChunk(p *program, name string, fn func(*chunk) error) error {
 		c.number, c.lines, c.body = c.number+1, c.lines[:0], c.body[:0]
 		return err
 	}
-	lines := bufio.NewScanner(f)
-	lines.Buffer(make([]byte, 64<<10), maxLine)
-	n := 0
-	for lines.Scan() {
-		n++
-		line := bytes.TrimSpace(lines.Bytes())
-		if n == 1 {
-			line = bytes.TrimPrefix(line, []byte("\xef\xbb\xbf"))
-		}
-		if len(line) == 0 {
-			continue
-		}
-		if len(c.lines) == chunkItems || len(c.body)+len(line) > chunkBytes {
+	err = eachItem(f, label(name), func(line int, item []byte) error {
+		if len(c.lines) == chunkItems || len(c.body)+len(item) > chunkBytes {
 			if err := flush(); err != nil {
+				failed = true
 				return err
 			}
 		}
-		c.lines, c.body = append(c.lines, n), append(append(c.body, line...), '\n')
+		c.lines, c.body = append(c.lines, line), append(append(c.body, item...), '\n')
+		return nil
+	})
+	if failed {
+		return err
 	}
-	if err := lines.Err(); errors.Is(err, bufio.ErrTooLong) {
-		return errors.Join(flush(), cli.Usage("%s:%d: the line is over 1 MiB", label(name), n+1))
-	} else if err != nil {
-		return errors.Join(flush(), err)
-	}
-	return flush()
+	return errors.Join(flush(), err)
 }
 
 func (s *batchSender) send(ctx context.Context, c *chunk) error {
@@ -252,7 +241,7 @@ func (s *batchSender) remark() {
 	if t.Sent == 0 {
 		return
 	}
-	text := fmt.Sprintf("%s notifications: %s accepted, %s refused", count(t.Sent), count(t.Accepted), count(t.Rejected))
+	text := fmt.Sprintf("%s: %s accepted, %s refused", number(t.Sent, "notification"), count(t.Accepted), count(t.Rejected))
 	if t.Replayed > 0 {
 		text += fmt.Sprintf(" (%s had been sent by an earlier run and were not sent again; --idempotency-key NAME sends them anew)", count(t.Replayed))
 	}

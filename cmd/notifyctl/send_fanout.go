@@ -63,6 +63,9 @@ func runSendFanout(ctx context.Context, p *program, o *sendOptions) error {
 	}
 	r.head = bytes.Clone(r.head)
 	if err := r.begin(ctx); err != nil {
+		if ctx.Err() != nil {
+			p.note("nothing was sent yet")
+		}
 		return err
 	}
 	if o.dryRun {

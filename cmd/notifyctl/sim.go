@@ -259,6 +259,9 @@ func newSimLedger(p *program, dial func() (*simClient, error)) *cobra.Command {
 			}
 			var list []simDelivery
 			if err := s.call(c.Context(), http.MethodGet, "/ledger?id="+url.QueryEscape(args[0]), nil, &list); err != nil {
+				if notify.KindOf(err) == notify.KindNotFound {
+					err = cli.Exitf(cli.ExitNotFound, "no simulated provider has received %s", args[0])
+				}
 				return err
 			}
 			return p.printer().Print(list, func() cli.Table {

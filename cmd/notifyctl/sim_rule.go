@@ -41,7 +41,7 @@ type simDelay struct {
 
 var (
 	simProviders = []string{"apns", "fcm", "twilio", "sendgrid", "callback"}
-	simActions   = []string{"error", "outage", "throttle", "unauthorized", "reset", "reset_stream", "drop", "hang", "drip", "latency", "receipt", "redirect", "huge", "refuse", "go_away", "close"}
+	simActions   = []string{"error", "outage", "throttle", "unauthorized", "gateway", "reset", "reset_stream", "drop", "hang", "drip", "latency", "receipt", "redirect", "huge", "refuse", "go_away", "close"}
 )
 
 func newSimRuleAdd(p *program, dial func() (*simClient, error)) *cobra.Command {
@@ -50,9 +50,9 @@ func newSimRuleAdd(p *program, dial func() (*simClient, error)) *cobra.Command {
 	c := &cobra.Command{
 		Use: "add ACTION", Short: "Add a rule; newer rules come first", Args: cli.Exact("an action"),
 		Long: `add makes the providers misbehave. Actions: error (with --status or --code), outage
-(503), throttle (429), unauthorized, reset, reset_stream, drop (the connection
-breaks after or before the message was taken), hang, drip, latency (--median),
-receipt (taken, its receipt later says --code). The receiver of triggers, provider
+(503), throttle (429), unauthorized, gateway (the message is taken, the answer is 502
+or --status), reset, reset_stream, drop (the connection breaks after or before the
+message was taken), hang, drip, latency (--median), receipt (taken, its receipt later says --code). The receiver of triggers, provider
 callback, also has redirect (--location) and huge (an answer of 64 MiB); apns has
 refuse (the stream, untaken), go_away (the connection, once it is answered) and
 close (in order, taken but not answered).`,
@@ -96,7 +96,7 @@ close (in order, taken but not answered).`,
 	f.Float64Var(&r.Rate, "rate", 0, "share of the matching requests, above 0 to 1; 0: all")
 	f.Uint64Var(&r.Count, "count", 0, "most requests it is applied to; 0: no limit")
 	f.DurationVar(&lasts, "for", 0, "how long it holds; 0: until it is removed")
-	f.IntVar(&r.Status, "status", 0, "error: HTTP status")
+	f.IntVar(&r.Status, "status", 0, "error, gateway: HTTP status")
 	f.StringVar(&r.Code, "code", "", "error: the provider's code; receipt: what it says")
 	f.DurationVar(&retryAfter, "retry-after", 0, "error, throttle: the Retry-After header")
 	f.StringVar(&r.Location, "location", "", "redirect: where to")

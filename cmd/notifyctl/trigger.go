@@ -288,7 +288,7 @@ func runTriggerList(ctx context.Context, p *program, o *triggerListOptions) erro
 	}); err != nil {
 		return err
 	}
-	p.more(len(out.Items), out.Cursor, "notifyctl trigger ls")
+	p.more(len(out.Items), out.Cursor)
 	return nil
 }
 

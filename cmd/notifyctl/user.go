@@ -77,7 +77,7 @@ version it read, so that a change in between is not lost. Addresses of a channel
 are replaced, and removed by an empty value. With -f a whole document, as "user
 get -o json" prints it, takes the place of what is stored; a version in it makes
 that conditional. An opt-out binds every call that starts a second later.`,
-		Example: `  notifyctl user set ann --push apns:0f3a... --sms +4915112345678 --email ann@example.com
+		Example: `  notifyctl user set ann --push apns:0f3a91c4d2 --sms +4915112345678 --email ann@example.com
   notifyctl user set ann --opt-out marketing --opt-out email/digest --quiet-hours 22:00-07:00 --tz Europe/Berlin
   notifyctl user get ann -o json > ann.json; notifyctl user set ann -f ann.json`,
 		RunE: func(c *cobra.Command, args []string) error {

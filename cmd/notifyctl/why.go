@@ -10,6 +10,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/explain"
 )
 
 func newWhy(p *program) *cobra.Command {
@@ -46,7 +47,7 @@ func runWhy(ctx context.Context, p *program, id string) error {
 		if to == "" {
 			to = "an address"
 		}
-		fmt.Fprintf(p.out, "%s is %s: %s %s to %s, from %s\n", t.NotificationID, t.Status.Status, t.Category, t.Channel, cli.Clean(to), cli.Clean(t.Caller))
+		fmt.Fprintf(p.out, "%s is %s: %s %s to %s, from %s\n", cli.Clean(t.NotificationID), cli.Clean(t.Status.Status), cli.Clean(t.Category), cli.Clean(t.Channel), cli.Clean(to), cli.Clean(t.Caller))
 		if t.TraceID != "" {
 			fmt.Fprintf(p.out, "trace %s\n", cli.Clean(t.TraceID))
 		}
@@ -56,6 +57,10 @@ func runWhy(ctx context.Context, p *program, id string) error {
 		return err
 	}
 	_, err = fmt.Fprintf(p.out, "\n%s\n", cli.Clean(ahead(t.Next)))
+	if found := explain.Of(t.Status.Code); err == nil && t.Status.Code != "" && len(found) > 0 {
+		e := &found[0]
+		_, err = fmt.Fprintf(p.out, "%s: %s. %s\n", cli.Clean(t.Status.Code), strings.TrimSuffix(e.Meaning, "."), e.Do)
+	}
 	return err
 }
 

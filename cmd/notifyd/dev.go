@@ -143,6 +143,7 @@ func runDev(ctx context.Context, p *program, o *devOptions) (err error) {
 		return err
 	}
 	var last recent
+	l.Config.Dev = true
 	log := logger(io.MultiWriter(p.err, &last), &l.Config)
 	p.standard(log)
 	taken = true
@@ -227,6 +228,13 @@ func devFolder(p *program, o *devOptions) (dir string, cleanup func(), err error
 	}
 	if dir = o.data; dir == "" {
 		dir = app.DataFolder(p.getenv, "dev")
+	}
+	// What restore made stands in the folder itself: dev would start empty beside it.
+	if _, err := os.Stat(filepath.Join(dir, "store")); err == nil {
+		return dir, cleanup, &cli.Error{Exit: cli.ExitUsage,
+			Err:  fmt.Errorf("%s holds the data of notifyd serve or of a restored backup; dev keeps its data in the folder data below its own", dir),
+			Next: []string{"notifyd restore FILE --data-dir NEW/data, then notifyd dev --data-dir NEW", "notifyd serve --data-dir " + dir},
+		}
 	}
 	return dir, cleanup, app.MakeDataDir(dir)
 }

@@ -123,9 +123,11 @@ func (b *banner) text(o *devOptions) string {
 	fmt.Fprintf(&w, "  API       %s   description: %s/openapi.yaml\n", b.api, b.api)
 	fmt.Fprintf(&w, "  Operate   %s/ui/   sign in with the token in %s\n", b.api, b.short(filepath.Join(b.dir, "token")))
 	fmt.Fprintf(&w, "  Inbox     %s   what the simulated providers were sent\n", b.urls.Inbox)
-	fmt.Fprintf(&w, "  Callbacks %s/   a URL for triggers; notifyctl sim callbacks shows its calls\n", b.urls.Callback)
+	fmt.Fprintf(&w, "  Callbacks %s/   a URL for triggers; notifyctl sim callbacks counts its calls, with a trigger's id lists them\n", b.urls.Callback)
 	fmt.Fprintf(&w, "  Metrics   http://%s/metrics\n", b.node.Admin())
-	fmt.Fprintf(&w, "  Kafka     %s   kcat -b %s -C -t notifications-push\n", b.node.Kafka(), b.node.Kafka())
+	if log := b.node.Kafka(); log != "" {
+		fmt.Fprintf(&w, "  Kafka     %s   read only: kcat -b %s -C -t notifications-push\n", log, log)
+	}
 	fmt.Fprintf(&w, "  Data      %s   (%s)\n", b.short(b.dir), kept)
 	if o.seed == "demo" {
 		fmt.Fprintf(&w, "  Seeded    %d users: ann, bob, cleo, dan (quiet hours), eve (no marketing), user-000 ... user-099\n", len(demoUsers()))

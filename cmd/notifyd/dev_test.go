@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -17,6 +18,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/backup"
 	"github.com/notifyd/notifyd/pkg/cli"
 )
 
@@ -200,6 +202,41 @@ func TestDev(t *testing.T) {
 }
 
 // TestEphemeral leaves nothing.
+// TestBackupOfDev does what "notifyctl backup" says of a backup with Dev: the data
+// goes into the folder data below the new one.
+func TestBackupOfDev(t *testing.T) {
+	t.Parallel()
+	home := t.TempDir()
+	c := dev(t, home)
+	cl := c.client(t, filepath.Join(home, "share", "notifyd", "dev", "token"))
+	id := send(t, cl)
+	saved := filepath.Join(t.TempDir(), "saved")
+	var raw bytes.Buffer
+	if _, err := cl.Backup(t.Context(), &raw); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(saved, raw.Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if code := c.signal(t, os.Interrupt, time.Minute); code != 0 {
+		t.Fatalf("exit %d", code)
+	}
+	if m, err := backup.Verify(t.Context(), &raw); err != nil || !m.Dev {
+		t.Fatalf("the backup does not say that it is of dev: %+v, %v", m, err)
+	}
+	home, dir := t.TempDir(), filepath.Join(t.TempDir(), "new")
+	if _, errs, code := notifyd(t, environment(home), "restore", saved, "--data-dir", filepath.Join(dir, "data")); code != 0 {
+		t.Fatal(errs)
+	}
+	c = dev(t, home, "--data-dir", dir)
+	if got, err := c.client(t, filepath.Join(dir, "token")).Notification(t.Context(), id); err != nil || got.NotificationID != id {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if code := c.signal(t, os.Interrupt, time.Minute); code != 0 {
+		t.Fatalf("exit %d", code)
+	}
+}
+
 func TestEphemeral(t *testing.T) {
 	t.Parallel()
 	home := t.TempDir()

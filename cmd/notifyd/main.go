@@ -24,8 +24,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/cli"
 )
 
-// version is set by the linker.
-var version = "dev"
+// linked is set by the linker (make build).
+var linked string
+
+var version = cli.Version(linked)
 
 // program is what commands use of the outside world.
 type program struct {
@@ -36,6 +38,7 @@ type program struct {
 }
 
 func main() {
+	ownFiles()
 	p := &program{out: os.Stdout, err: os.Stderr, getenv: os.Getenv, environ: os.Environ(), standard: takeOver}
 	ctx, stop := signals()
 	c, err := newRoot(p).ExecuteContextC(ctx)

@@ -104,6 +104,11 @@ func TestCommands(t *testing.T) {
 	f(2, `^$`, `--port 70000: it is 0, or 1 to 65531.*\n  next:  notifyd dev --help`, "dev", "--port", "70000")
 	f(2, `^$`, `error: invalid argument "abc" for "--port" flag: invalid syntax\n`, "dev", "--port", "abc")
 	f(2, `^$`, `--seed "foo": it is demo or none`, "dev", "--seed", "foo")
+	restored := t.TempDir()
+	if err := os.Mkdir(filepath.Join(restored, "store"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	f(2, `^$`, `holds the data of notifyd serve or of a restored backup(.|\n)*next:  notifyd restore FILE --data-dir NEW/data`, "dev", "--data-dir", restored)
 	f(2, `^$`, `--fresh does not go with it`, "dev", "--ephemeral", "--fresh")
 	f(2, `^$`, `set one of auth.key_file,`, "serve", "--data-dir", t.TempDir(), "--set", "log.listen=127.0.0.1:0", "--set", "api.listen=127.0.0.1:0", "--set", "api.admin=")
 }

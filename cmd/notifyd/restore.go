@@ -45,7 +45,7 @@ server it came from: both would deliver.`,
 					return err
 				}
 				fmt.Fprintf(p.out, "%s is whole: %d files, %s bytes, store %s, made %s by notifyd %s\n",
-					args[0], len(m.Files), cli.Count(m.Bytes), m.StoreID, m.Created.Format(time.RFC3339), m.Version)
+					args[0], len(m.Files), cli.Count(m.Bytes), cli.Clean(m.StoreID), m.Created.Format(time.RFC3339), cli.Clean(m.Version))
 				return nil
 			}
 			m, err := backup.Restore(c.Context(), f, data)
@@ -53,7 +53,7 @@ server it came from: both would deliver.`,
 				return err
 			}
 			fmt.Fprintf(p.out, "restored %d files, %s bytes, store %s, as of %s, to %s\n",
-				len(m.Files), cli.Count(m.Bytes), m.StoreID, m.Created.Format(time.RFC3339), data)
+				len(m.Files), cli.Count(m.Bytes), cli.Clean(m.StoreID), m.Created.Format(time.RFC3339), data)
 			return nil
 		},
 	}

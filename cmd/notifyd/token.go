@@ -16,7 +16,7 @@ import (
 )
 
 func newToken(p *program) *cobra.Command {
-	var key, caller, issuer, audience string
+	var key, caller, users, issuer, audience string
 	var scopes []string
 	var ttl time.Duration
 	c := &cobra.Command{
@@ -37,7 +37,7 @@ auth.jwks_url instead.`,
 				}
 				fmt.Fprintf(p.err, "made a new key in %s\n", key)
 			}
-			token, err := sign(key, caller, issuer, audience, scopes, ttl)
+			token, err := signFor(key, server.TokenSpec{Caller: caller, Users: users, Scopes: scopes, Issuer: issuer, Audience: audience, TTL: ttl})
 			if err != nil {
 				return err
 			}
@@ -49,6 +49,7 @@ auth.jwks_url instead.`,
 	c.Flags().StringVar(&key, "key", "", "signing key, PEM; made when the file is missing")
 	c.Flags().StringVar(&caller, "caller", "", "who the token speaks for (sub)")
 	c.Flags().StringSliceVar(&scopes, "scope", []string{"send", "read"}, strings.Join(api.Scopes[:], ", "))
+	c.Flags().StringVar(&users, "users", "", "bind it to users whose ids begin so, e.g. shop: (claim users); it then has no scope of operators")
 	c.Flags().StringVar(&issuer, "issuer", d.Auth.Issuer, "iss")
 	c.Flags().StringVar(&audience, "audience", d.Auth.Audience, "aud")
 	c.Flags().DurationVar(&ttl, "ttl", 24*time.Hour, "how long it is good; at most 31 days")
@@ -65,9 +66,14 @@ func makeKey(path string) error {
 }
 
 func sign(key, caller, issuer, audience string, scopes []string, ttl time.Duration) (string, error) {
+	return signFor(key, server.TokenSpec{Caller: caller, Scopes: scopes, Issuer: issuer, Audience: audience, TTL: ttl})
+}
+
+func signFor(key string, spec server.TokenSpec) (string, error) {
 	s, err := server.OpenSigner(key)
 	if err != nil {
 		return "", err
 	}
-	return s.Sign(server.TokenSpec{Caller: caller, Scopes: scopes, Issuer: issuer, Audience: audience, TTL: ttl, Now: time.Now()})
+	spec.Now = time.Now()
+	return s.Sign(spec)
 }

@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"reflect"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 	"unicode/utf8"
@@ -156,5 +158,26 @@ func BenchmarkAppendReceiver(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		buf = appendReceiver(buf[:0], r)
+	}
+}
+
+// TestNoRedirectIsFollowed: a redirect would carry the body and the token elsewhere.
+func TestNoRedirectIsFollowed(t *testing.T) {
+	t.Parallel()
+	var elsewhere atomic.Int32
+	other := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { elsewhere.Add(1) }))
+	defer other.Close()
+	for _, status := range []int{301, 302, 303, 307, 308} {
+		here := httptest.NewServer(http.RedirectHandler(other.URL, status))
+		tr := NewTransport(1)
+		cl := &Client{BaseURL: here.URL, HTTPClient: &http.Client{Transport: tr}, Token: func(context.Context) (string, error) { return "secret", nil }}
+		if _, err := cl.User(t.Context(), "ann"); err == nil {
+			t.Errorf("%d: taken for an answer", status)
+		}
+		tr.CloseIdleConnections()
+		here.Close()
+	}
+	if elsewhere.Load() != 0 {
+		t.Errorf("%d requests went elsewhere", elsewhere.Load())
 	}
 }

@@ -23,7 +23,14 @@ func (cl *Client) Post(ctx context.Context, path, contentType string, body []byt
 
 // Send sends one notification. key is its Idempotency-Key; empty: none.
 func (cl *Client) Send(ctx context.Context, n Notification, key string) (out Accepted, err error) {
-	err = cl.post(ctx, "/v1/notifications", n, key, key != "", &out)
+	body, err := encode(n)
+	if err != nil {
+		return out, err
+	}
+	reply, err := cl.do(ctx, call{method: http.MethodPost, path: "/v1/notifications", contentType: TypeJSON, body: body, key: key, repeatable: key != ""}, &out)
+	if err == nil {
+		out.Replayed = reply.Replayed
+	}
 	return out, err
 }
 
@@ -268,8 +275,8 @@ func (cl *Client) Tail(ctx context.Context, caller string, fn func(Event) error)
 
 // Backup writes everything the server keeps to w, in the form that "notifyd
 // restore" reads, and returns how many bytes that were. The HTTP client must
-// have no overall timeout. What broke off is an error here, and lacks its
-// manifest.
+// have no overall timeout. A backup that broke off is an error here, and lacks
+// files that its manifest lists.
 func (cl *Client) Backup(ctx context.Context, w io.Writer) (int64, error) {
 	resp, err := cl.roundTrip(ctx, call{method: http.MethodGet, path: "/v1/ops/backup"})
 	if err != nil {

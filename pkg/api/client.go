@@ -23,7 +23,7 @@ import (
 // Client calls notifyd's API. Every error is a *notify.Error, or the context's.
 // It may be used from many goroutines; its fields must not change meanwhile.
 type Client struct {
-	// BaseURL is the server's address, e.g. "http://127.0.0.1:8080".
+	// BaseURL is the server's address, e.g. "http://127.0.0.1:7420".
 	BaseURL string
 	// Token returns the bearer token of the next request. nil: none is sent.
 	Token func(ctx context.Context) (string, error)
@@ -232,7 +232,11 @@ func (cl *Client) roundTrip(ctx context.Context, c call) (*http.Response, error)
 	if hc == nil {
 		hc = http.DefaultClient
 	}
-	resp, err := hc.Do(req)
+	// The API answers no redirect. One that comes from elsewhere is an answer that is
+	// not expected; followed, it would take the body and, on the same host, the token.
+	once := *hc
+	once.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	resp, err := once.Do(req)
 	if err != nil {
 		return nil, connError(ctx, err)
 	}

@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -54,6 +56,7 @@ type Plan struct {
 	Send      int                       `json:"send"`
 	Skip      map[string]int            `json:"skip"`
 	Counts    map[string]map[string]int `json:"counts"`
+	Unreach   map[string]int            `json:"unreachable,omitempty"` // of Send, those whose profile would suppress them now, by code
 	EndsSoon  int                       `json:"ends_soon"`
 	EtaMs     int64                     `json:"eta_ms"`
 	Approval  bool                      `json:"approval"`
@@ -89,15 +92,58 @@ type Job struct {
 	Skipped  map[string]int `json:"skipped"`
 	Exhaust  int            `json:"exhausted"`
 	Failed   int            `json:"failed"`
-	Outcomes struct {
-		Reached  int `json:"reached"`
-		Refailed int `json:"refailed"`
-		Open     int `json:"open"`
-	} `json:"outcomes"`
-	ActiveMs int64   `json:"active_ms"`
-	Reached  float64 `json:"reached"` // letters a second while it ran
-	Created  int64   `json:"created_ms"`
-	Updated  int64   `json:"updated_ms"`
+	Outcomes Outcomes       `json:"outcomes"`
+	ActiveMs int64          `json:"active_ms"`
+	Reached  float64        `json:"reached"` // letters a second while it ran
+	Created  int64          `json:"created_ms"`
+	Updated  int64          `json:"updated_ms"`
+}
+
+// Outcomes are what became of the letters that a replay sent.
+type Outcomes struct {
+	Reached    int `json:"reached"`  // SENT or DELIVERED
+	Refailed   int `json:"refailed"` // FAILED
+	Suppressed int `json:"suppressed"`
+	Expired    int `json:"expired"`
+	Cancelled  int `json:"cancelled"`
+	Unknown    int `json:"unknown"`
+	Open       int `json:"open"` // no final state yet
+}
+
+// OutcomeCount is one kind of Outcomes, as people read it.
+type OutcomeCount struct {
+	Name string
+	N    int
+}
+
+// Kinds returns the counts to show, in a fixed order: reached, failed again and
+// open always, the others where there are any.
+func (o Outcomes) Kinds() []OutcomeCount {
+	all := []OutcomeCount{
+		{"reached", o.Reached}, {"failed again", o.Refailed}, {"suppressed", o.Suppressed}, {"expired", o.Expired},
+		{"cancelled", o.Cancelled}, {"unknown", o.Unknown}, {"open", o.Open},
+	}
+	return slices.DeleteFunc(all, func(k OutcomeCount) bool {
+		return k.N == 0 && k.Name != "reached" && k.Name != "failed again" && k.Name != "open"
+	})
+}
+
+// Missed is how many of the letters that were sent reached nobody.
+func (o Outcomes) Missed() int {
+	return o.Refailed + o.Suppressed + o.Expired + o.Cancelled + o.Unknown
+}
+
+// Text is every kind with its count, written by number: "40 reached, 0 failed
+// again, 0 open".
+func (o Outcomes) Text(number func(int) string) string {
+	var b strings.Builder
+	for i, k := range o.Kinds() {
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		b.WriteString(number(k.N) + " " + k.Name)
+	}
+	return b.String()
 }
 
 // Skips is how many entries were left as they are.
@@ -154,6 +200,20 @@ type AuditRow struct {
 	Digest  string          `json:"digest,omitempty"`
 	Counts  map[string]int  `json:"counts,omitempty"`
 	Result  string          `json:"result,omitempty"`
+}
+
+// FoldAudit leaves out the rows that say that something was begun where a later one
+// says that it was refused: the log keeps both, for it is written before anything is
+// done.
+func FoldAudit(rows []AuditRow) []AuditRow {
+	refused := map[[3]string]bool{}
+	key := func(r *AuditRow) [3]string { return [3]string{r.Request, r.Action, r.Target} }
+	for i := range rows {
+		if r := &rows[i]; r.Request != "" && strings.HasPrefix(r.Result, "refused: ") {
+			refused[key(r)] = true
+		}
+	}
+	return slices.DeleteFunc(slices.Clone(rows), func(r AuditRow) bool { return r.Result == "" && refused[key(&r)] })
 }
 
 // AuditCheck is what a check of the audit log found.

@@ -109,11 +109,21 @@ type Circuit struct {
 	Name     string     `json:"name"`             // "provider:apns", "caller:shop"
 	State    string     `json:"state"`            // closed, open, half-open
 	Pinned   bool       `json:"pinned,omitempty"` // held by an operator until it is reset
-	Since    *time.Time `json:"since,omitempty"`
-	Until    *time.Time `json:"until,omitempty"` // open: when the first probes pass
+	Reason   string     `json:"reason,omitempty"` // of a provider's that is not closed: errors, config, throttled
+	Code     string     `json:"code,omitempty"`   // of the provider's last answer that spoke against it
+	Since    *time.Time `json:"since,omitempty"`  // a provider's: since when it is not closed
+	Until    *time.Time `json:"until,omitempty"`  // open: when the first probes pass
 	InFlight int        `json:"in_flight"`
 	Limit    int        `json:"limit,omitempty"`
 	Queued   int        `json:"queued"` // waits in memory for a place
+}
+
+// Why is what keeps a circuit from being closed: "errors, apns_http_503".
+func (c *Circuit) Why() string {
+	if c.Reason == "" || c.Code == "" {
+		return c.Reason + c.Code
+	}
+	return c.Reason + ", " + c.Code
 }
 
 // Circuits is the answer to GET /v1/ops/circuits.
@@ -124,17 +134,20 @@ type Circuits struct {
 // Caller is what an operator sets for a service that uses the API. Secrets are
 // never shown: only when each was made and when it ends.
 type Caller struct {
-	ID           string         `json:"id"`
-	Rate         float64        `json:"rate,omitempty"`  // requests per second; 0: the server's default
-	Burst        int            `json:"burst,omitempty"` // requests; 0: the server's default
-	Disabled     bool           `json:"disabled,omitempty"`
-	CallbackURLs []string       `json:"callback_urls,omitempty"` // base URLs its triggers may call
-	MaxInFlight  int            `json:"max_in_flight,omitempty"` // callbacks at a time; 0: the server's default
-	MaxPending   int            `json:"max_pending,omitempty"`   // triggers waiting; 0: the server's default
-	OutcomesURL  string         `json:"outcomes_url,omitempty"`  // where its notifications that ended are told of; empty: nowhere
-	OutcomesOf   string         `json:"outcomes_of,omitempty"`   // which: "failed" (the default) or "all"
-	Secrets      []CallerSecret `json:"secrets,omitempty"`       // not taken by PUT
-	Version      uint64         `json:"version,omitempty"`       // 0: whatever is stored is replaced
+	ID           string   `json:"id"`
+	Rate         float64  `json:"rate,omitempty"`  // requests per second; 0: the server's default
+	Burst        int      `json:"burst,omitempty"` // requests; 0: the server's default
+	Disabled     bool     `json:"disabled,omitempty"`
+	CallbackURLs []string `json:"callback_urls,omitempty"` // base URLs its triggers may call
+	MaxInFlight  int      `json:"max_in_flight,omitempty"` // callbacks at a time; 0: the server's default
+	MaxPending   int      `json:"max_pending,omitempty"`   // triggers waiting; 0: the server's default
+	// FinalStatuses are answers to its triggers, 300 to 599, that end one at once
+	// beside 410; other answers but 2xx are tried again.
+	FinalStatuses []int          `json:"final_statuses,omitempty"`
+	OutcomesURL   string         `json:"outcomes_url,omitempty"` // where its notifications that ended are told of; empty: nowhere
+	OutcomesOf    string         `json:"outcomes_of,omitempty"`  // which: "failed" (the default) or "all"
+	Secrets       []CallerSecret `json:"secrets,omitempty"`      // not taken by PUT
+	Version       uint64         `json:"version,omitempty"`      // 0: whatever is stored is replaced
 }
 
 // CallerSecret says that a signing secret exists.

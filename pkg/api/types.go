@@ -70,6 +70,9 @@ type Notification struct {
 type Accepted struct {
 	NotificationID string `json:"notification_id"`
 	Status         string `json:"status"` // ACCEPTED or SCHEDULED
+	// Replayed: an earlier request of the same key was accepted, and this is its
+	// answer; nothing was sent again. Of the header, not of the body.
+	Replayed bool `json:"replayed,omitempty"`
 }
 
 // BatchItem is the answer to one item of a batch: an id, or what was wrong.

@@ -3,12 +3,25 @@ package app
 import (
 	"context"
 	"path"
-	"time"
 
 	"github.com/notifyd/notifyd/pkg/archive"
 	"github.com/notifyd/notifyd/pkg/archive/s3"
 	"github.com/notifyd/notifyd/pkg/history"
 )
+
+// openBucket opens the bucket of the archive; nil where none is named.
+func (c *Config) openBucket(ctx context.Context) (archive.Bucket, error) {
+	k := &c.Archive.S3
+	if k.Bucket == "" {
+		return nil, nil
+	}
+	if err := checkSecret("archive.s3.credentials_file", k.Credentials); err != nil {
+		return nil, err
+	}
+	return s3.New(ctx, s3.Config{
+		Bucket: k.Bucket, Prefix: k.Prefix, Region: k.Region, Endpoint: k.Endpoint, PathStyle: k.PathStyle, Credentials: k.Credentials,
+	})
+}
 
 // buildArchive opens the archive, if there is to be one.
 func (n *Node) buildArchive(ctx context.Context) (err error) {
@@ -16,15 +29,9 @@ func (n *Node) buildArchive(ctx context.Context) (err error) {
 	if c.Dir == "" {
 		return nil
 	}
-	var bucket archive.Bucket
-	if c.S3.Bucket != "" {
-		bucket, err = s3.New(ctx, s3.Config{
-			Bucket: c.S3.Bucket, Prefix: c.S3.Prefix, Region: c.S3.Region, Endpoint: c.S3.Endpoint,
-			PathStyle: c.S3.PathStyle, Credentials: c.S3.Credentials,
-		})
-		if err != nil {
-			return err
-		}
+	bucket, err := n.cfg.openBucket(ctx)
+	if err != nil {
+		return err
 	}
 	n.archive, err = archive.Open(ctx, archive.Config{
 		// The feeds would count as seen by their callers what is archived.
@@ -47,20 +54,6 @@ func archivePlace(c *Config) string {
 // archived is what history asks before it removes what is old. It is asked once
 // the process runs.
 func (n *Node) archived() map[history.Part]int64 { return n.archive.Positions() }
-
-// purgeLetters forgets dead letters whose time is over, and that are archived
-// if they are to be.
-func (n *Node) purgeLetters(ctx context.Context, now time.Time) error {
-	until := now.UnixMilli()
-	if n.archive != nil {
-		var err error
-		if until, err = n.archive.PurgeBefore(ctx, now); err != nil {
-			return err
-		}
-	}
-	_, err := n.st.letters.Purge(ctx, until)
-	return err
-}
 
 // archiveLevel says how bad it is that the archive is behind: from half of the
 // wait on, what was not archived will soon be removed.

@@ -15,6 +15,9 @@ import (
 type Config struct {
 	// Version of the program. It is told, not configured.
 	Version string `koanf:"-"`
+	// Dev says that "notifyd dev" runs the process: DataDir is the folder data below
+	// the one that command was given. Backups tell it. It is told, not configured.
+	Dev bool `koanf:"-"`
 
 	DataDir string `koanf:"data_dir" doc:"folder of the embedded log and stores; empty: $XDG_DATA_HOME/notifyd"`
 
@@ -47,8 +50,8 @@ type Config struct {
 	} `koanf:"auth"`
 
 	Log struct {
-		Listen     string         `koanf:"listen" doc:"loopback address of the embedded Kafka broker; port 0: any"`
-		Partitions map[string]int `koanf:"partitions" doc:"partitions of each channel's topics"`
+		Listen     string         `koanf:"listen" doc:"loopback address where kcat and rpk read the embedded log, which nobody can write to there; port 0: any; off: none"`
+		Partitions map[string]int `koanf:"partitions" doc:"partitions of each channel's topics; with engines: distributed 18, 12 and 84 unless set"`
 		Sync       bool           `koanf:"sync" doc:"fsync before a record is acknowledged; off loses acknowledged records at a power cut"`
 		CapMiB     int            `koanf:"cap_mib" doc:"MiB the embedded log may hold; at the cap intake answers 503"`
 		MinFreeMiB int            `koanf:"min_free_mib" doc:"MiB that must stay free on its volume"`
@@ -82,9 +85,9 @@ type Config struct {
 	} `koanf:"archive"`
 
 	Timers struct {
-		Shards      int           `koanf:"shards" doc:"partitions of each minute; a store keeps the number it was first started with"`
+		Shards      int           `koanf:"shards" doc:"partitions of each minute; with engines: distributed 64 unless set; a store keeps the number it was first started with"`
 		MaxDelay    time.Duration `koanf:"max_delay" doc:"how far ahead notifications and triggers may be scheduled"`
-		Jitter      time.Duration `koanf:"jitter" doc:"spread of scheduled notifications and triggers, later only; never otp and alert"`
+		Jitter      time.Duration `koanf:"jitter" doc:"largest spread of scheduled notifications and triggers: later only, at most a tenth of the delay; never otp, alert or exact"`
 		CatchUpRate int           `koanf:"catch_up_rate" doc:"timers a second released of what came due while the process was away"`
 	} `koanf:"timers"`
 
@@ -186,6 +189,19 @@ type TwilioAccount struct {
 	From  string `koanf:"from" json:"from"`
 }
 
+// DefaultFor returns the defaults for an engine. With servers, topics and minutes have
+// the partition counts of the source's capacity sheet (pkg/plan), since they cannot
+// grow later. Embedded, one process owns all of them and fewer cost it less.
+func DefaultFor(engines string) Config {
+	c := Default()
+	if engines == EnginesDistributed {
+		c.Engines = engines
+		c.Log.Partitions = map[string]int{"push": 18, "sms": 12, "email": 84}
+		c.Timers.Shards = 64
+	}
+	return c
+}
+
 // Default returns the configuration of a process without files, environment
 // and flags.
 func Default() Config {
@@ -205,13 +221,13 @@ func Default() Config {
 	c.Intake.SpillMiB, c.Intake.Idempotency = 64, 24*time.Hour
 	c.History.Retention = 30 * 24 * time.Hour
 	c.Archive.Every, c.Archive.After, c.Archive.Wait = time.Hour, 24*time.Hour, 7*24*time.Hour
-	c.Timers.Shards, c.Timers.MaxDelay, c.Timers.CatchUpRate = 16, 366*24*time.Hour, 20_000
+	c.Timers.Shards, c.Timers.MaxDelay, c.Timers.CatchUpRate, c.Timers.Jitter = 16, 366*24*time.Hour, 20_000, 5*time.Second
 	c.Jobs.Keep, c.Jobs.Most = 90*24*time.Hour, 1000
 	c.Triggers.Timeout, c.Triggers.CallerInFlight, c.Triggers.InFlight, c.Triggers.MaxPending = 10*time.Second, 100, 4096, 1_000_000
 	c.Workers.MaxRetries, c.Workers.BatchAge, c.Workers.Bulk = 3, 5*time.Second, 0.5
 	c.Workers.Drain, c.Workers.CallLimit = 20*time.Second, 30*time.Second
-	c.Workers.Push = Lane{InFlight: 2000, Window: 1000, Ahead: 16}
-	c.Workers.SMS = Lane{InFlight: 500, Window: 50, Ahead: 16}
+	c.Workers.Push = Lane{InFlight: 10_000, Window: 1000, Ahead: 16}
+	c.Workers.SMS = Lane{InFlight: 5000, Window: 50, Ahead: 16}
 	c.Workers.Email = Lane{InFlight: 16_000, Window: 1000, Ahead: 16}
 	c.Providers.APNs.URL, c.Providers.APNs.Connections, c.Providers.APNs.Confirmed = "https://api.push.apple.com", 10, true
 	c.Providers.APNs.Client = string(provider.ClientFrames)

@@ -114,6 +114,9 @@ func TestProblems(t *testing.T) {
 	f("api: {listen: '127.0.0.1:99999', admin: '127.0.0.1:-1'}\nlog: {listen: '127.0.0.1:x y'}", "api.listen", "api.admin", "log.listen")
 	f("api: {listen: nowhere}\nlog: {cap_mib: 1, listen: '1.2.3.4'}\nlogging: {level: loud, format: xml}\nbogus: 1",
 		"api.listen", "log.cap_mib", "log.listen", "logging.level", "logging.format", "bogus")
+	for _, host := range []string{"0.0.0.0", "", "192.168.1.7", "[::]", "log.example"} {
+		f("log: {listen: '"+host+":7422'}", "log.listen", "not a loopback address")
+	}
 	f("log: {partitions: {push: 0, fax: 2}}", "log.partitions.push", `no channel is called "fax"`)
 	f("intake: {refuse: {fax: [otp], sms: [spam]}, sms_categories: [spam]}", `"fax"`, "intake.refuse.sms", "intake.sms_categories")
 	f("workers: {strict: [fax]}", "workers.strict", `"fax"`)

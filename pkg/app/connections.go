@@ -1,6 +1,8 @@
 package app
 
 import (
+	"context"
+	"errors"
 	"log/slog"
 	"strings"
 
@@ -78,13 +80,20 @@ func (c *Config) redis(log *slog.Logger) (redis.Config, error) {
 
 func (c *Config) postgres() (postgres.Config, error) {
 	k := &c.Postgres
+	// The store reads these two itself: the password before each connection.
+	if err := errors.Join(checkSecret("postgres.password_file", k.PasswordFile), checkSecret("postgres.key_file", k.KeyFile)); err != nil {
+		return postgres.Config{}, err
+	}
 	dsn, err := secretOf("postgres.dsn_file", k.DSN, k.DSNFile)
 	return postgres.Config{
 		DSN: strings.TrimSpace(dsn), PasswordFile: k.PasswordFile, CAFile: k.CAFile, CertFile: k.CertFile, KeyFile: k.KeyFile, Plaintext: k.Plaintext,
 	}, err
 }
 
-func (c *Config) sqs() sqs.Config {
+func (c *Config) openSQS(ctx context.Context) (*sqs.Store, error) {
 	k := &c.SQS
-	return sqs.Config{Region: k.Region, Endpoint: k.Endpoint, Prefix: k.Prefix, CredentialsFile: k.Credentials}
+	if err := checkSecret("sqs.credentials_file", k.Credentials); err != nil {
+		return nil, err
+	}
+	return sqs.Open(ctx, sqs.Config{Region: k.Region, Endpoint: k.Endpoint, Prefix: k.Prefix, CredentialsFile: k.Credentials})
 }

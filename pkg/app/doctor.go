@@ -13,6 +13,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/ops"
 	"github.com/notifyd/notifyd/pkg/outcome"
 	"github.com/notifyd/notifyd/pkg/trigger"
+	"github.com/notifyd/notifyd/pkg/worker"
 )
 
 // Finding is one thing the doctor looked at.
@@ -40,10 +41,11 @@ var repairs = map[string]string{
 	"history":        "keep the files named in the log of notifyd for a look, and restore them from a backup; other ids answer on",
 	"archive":        "make archive.dir writable, or room on its volume, or the bucket reachable: what has aged out is kept for archive.wait and then removed unarchived",
 	"preferences":    "look at the store and at the load: bulk lanes stand until the snapshot is fresh",
-	"circuit":        "read the reason with notifyctl explain; config: correct the provider's credentials; else it closes by itself",
+	"circuit":        "notifyctl explain CODE says what the code means; config: correct the provider's credentials; else it closes by itself",
 	"provider":       "configure the provider (providers), if notifications of the channel are meant to go out",
 	"spill":          "nothing if it shrinks: otp and alert that came while the log was away are being drained; else look at the log",
 	"clock":          "let NTP or chrony set this machine's clock, then wait a few seconds",
+	"removal":        "compare this machine's clock with another one: if it is wrong, set it right before removal catches up; after a long stop do nothing, removal has caught up six days later",
 	"lag":            "look at the circuits and at the processor: more load comes than workers take",
 }
 
@@ -54,6 +56,25 @@ func repair(check string) string {
 	}
 	word, _, _ := strings.Cut(check, " ")
 	return repairs[word]
+}
+
+// circuitText says of a provider's circuit since when, why and until when it holds
+// calls back.
+func circuitText(c *worker.Circuit, now time.Time) string {
+	text := c.State
+	if !c.Blocked.IsZero() && c.State == "closed" {
+		text = "throttled"
+	}
+	if !c.Since.IsZero() {
+		text += " since " + c.Since.UTC().Format(time.RFC3339)
+	}
+	if why := strings.Trim(c.Reason+", "+c.Code, ", "); why != "" {
+		text += ": " + why
+	}
+	if c.RetryAt.After(now) {
+		text += "; next try in " + c.RetryAt.Sub(now).Round(time.Second).String()
+	}
+	return text
 }
 
 // doctor looks at everything that can be wrong with this process.
@@ -80,7 +101,7 @@ func (n *Node) doctor(ctx context.Context) (any, error) {
 		add("preferences", !n.prefs.Fresh(time.Now()), "fail", "snapshot is %s old", age.Round(time.Millisecond))
 	}
 	for _, c := range n.health.Circuits(time.Now()) {
-		add("circuit "+c.Route, c.State != "closed" || !c.Blocked.IsZero(), "warn", "%s", strings.TrimSpace(c.State+" "+c.Reason))
+		add("circuit "+c.Route, c.State != "closed" || !c.Blocked.IsZero(), "warn", "%s", circuitText(&c, time.Now()))
 	}
 	for _, l := range notify.Lanes() {
 		since, by, reason, paused := n.lanes.Paused(l)
@@ -91,6 +112,9 @@ func (n *Node) doctor(ctx context.Context) (any, error) {
 	for _, ch := range notify.Channels {
 		_, ok := n.provs.byChannel[ch]
 		add("provider "+ch.String(), !ok, "warn", "configured: %v", ok)
+	}
+	if part, ahead := n.removals.ahead(); ahead > 0 {
+		add("removal", true, "warn", "the clock is %s ahead of the time that removal goes by (%s): it jumped, or notifyd was down", ahead.Round(time.Second), part)
 	}
 	if n.st.spill == nil {
 		add("spill", true, "warn", "there is none: otp and alert get 503 too while the log is away")
@@ -278,6 +302,9 @@ type Lag struct {
 	Paused   int    `json:"paused"`    // partitions over their cap
 	// LanePaused: operators have paused the group's lane.
 	LanePaused bool `json:"lane_paused,omitempty"`
+	// Deferred is what waits in the timer store to come to Topic again, the
+	// largest first; nil: this process has not counted it.
+	Deferred []Deferred `json:"deferred"`
 }
 
 // colon puts a reason behind a sentence, if there is one.
@@ -329,6 +356,7 @@ func (n *Node) lag(context.Context) (any, error) {
 	ls := n.lags()
 	for i := range ls {
 		ls[i].LanePaused = n.pausedGroup(ls[i].Group)
+		ls[i].Deferred = n.deferred.ofTopic(ls[i].Topic)
 	}
 	return ls, nil
 }

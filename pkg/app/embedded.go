@@ -25,6 +25,10 @@ type embedded struct {
 	history *history.Store
 }
 
+// SocketName is the unix socket in the data folder through which tools of the same user
+// read and write the embedded log.
+const SocketName = "kafka.sock"
+
 // openEmbedded opens the engines of this process, once their folder is ours.
 func (n *Node) openEmbedded(ctx context.Context) error {
 	cfg := &n.cfg
@@ -59,12 +63,14 @@ func (n *Node) openEmbedded(ctx context.Context) error {
 	if !cfg.Log.Sync {
 		durability = kfake.PageCache
 	}
-	port, err := portOf(cfg.Log.Listen)
-	if err == nil {
-		err = free(ctx, "log.listen", cfg.Log.Listen)
-	}
-	if err != nil {
-		return err
+	host, port := "", 0
+	if !noPort(cfg.Log.Listen) {
+		if host, port, err = portOf(cfg.Log.Listen); err == nil {
+			err = free(ctx, "log.listen", cfg.Log.Listen)
+		}
+		if err != nil {
+			return err
+		}
 	}
 	n.progress("opening the history")
 	// Before the log: what is sealed says how far the log reached.
@@ -74,14 +80,16 @@ func (n *Node) openEmbedded(ctx context.Context) error {
 	}
 	n.own.history, err = history.Open(history.Config{
 		Dir: filepath.Join(cfg.DataDir, "history"), Retention: cfg.History.Retention, Barrier: n.barrier, Log: n.log,
-		SegmentAge: n.seams.historyAge, SegmentBytes: segmentBytes(cfg), Archived: archived, ArchiveWait: cfg.Archive.Wait,
+		RemovalTime: n.removal("history", n.own.store.Meta()).advance,
+		SegmentAge:  n.seams.historyAge, SegmentBytes: segmentBytes(cfg), Archived: archived, ArchiveWait: cfg.Archive.Wait,
 	})
 	if err != nil {
 		return err
 	}
 	n.progress("reading and checking the log")
 	n.own.broker, err = kfake.Open(kfake.Config{
-		Dir: filepath.Join(cfg.DataDir, "log"), Durability: durability, Port: port, Topics: topics(cfg), StoreID: string(id),
+		Dir: filepath.Join(cfg.DataDir, "log"), Durability: durability, Host: host, Port: port, NoPort: noPort(cfg.Log.Listen),
+		Socket: filepath.Join(cfg.DataDir, SocketName), Topics: topics(cfg), StoreID: string(id),
 		CapBytes: int64(cfg.Log.CapMiB) << 20, MinFreeBytes: int64(cfg.Log.MinFreeMiB) << 20, Logger: n.log,
 		SegmentBytes: n.seams.segment, Kept: n.kept(),
 	})
@@ -117,7 +125,7 @@ func (n *Node) useOwn() {
 		jobLease: memory.NewLease(), beats: memory.NewHeartbeats(),
 		queue:  func(name string, maxReceives int) (engine.Queue, error) { return store.Queue(name, maxReceives), nil },
 		bodies: store.QueueBodies,
-		conn:   stream.Conn{Brokers: []string{broker.Addr()}, Local: broker.Local(), Logger: n.log}, partitions: broker.Partitions,
+		conn:   stream.Conn{Brokers: []string{broker.Addr()}, Dial: broker.Dial, Local: broker.Local(), Logger: n.log}, partitions: broker.Partitions,
 		gate: broker.Guard(), laterGate: broker.Guard().Disk, appended: broker.Guard().Appended,
 		ready: func() error {
 			if err := store.Err(); err != nil {

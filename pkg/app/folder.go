@@ -103,9 +103,17 @@ func Locked(err error) bool {
 }
 
 // MakeDataDir makes a folder that can be written to, or says
-// notify.KindUnavailable with code "data_dir".
+// notify.KindUnavailable with code "data_dir". Only its owner may enter it, also if it
+// was there before: it holds addresses, contents and signing secrets.
 func MakeDataDir(dir string) error {
 	err := durable.MkdirAll(dir) // what is durable in it would be gone with its own name
+	if err == nil {
+		// A volume may belong to somebody else, as with fsGroup: the folders that are
+		// made in it are 0700 all the same.
+		if err = os.Chmod(dir, 0o700); errors.Is(err, os.ErrPermission) {
+			err = nil
+		}
+	}
 	if err == nil {
 		var probe *os.File
 		if probe, err = os.CreateTemp(dir, ".probe-*"); err == nil {

@@ -68,3 +68,30 @@ func TestStaleLock(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// A data folder that was there before, open to others, is closed to them.
+func TestDataFolderIsItsOwnersAlone(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "data")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	cfg := testConfig(t, dir)
+	cfg.DataDir = dir
+	l := run(t, cfg, seams{})
+	for _, name := range []string{".", "store", "log", "history"} {
+		st, err := os.Stat(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m := st.Mode().Perm(); m != 0o700 {
+			t.Errorf("%s has mode %o, want 700", name, m)
+		}
+	}
+	if err := l.stop(); err != nil {
+		t.Fatal(err)
+	}
+}

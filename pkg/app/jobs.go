@@ -26,7 +26,7 @@ func (n *Node) buildJobs() error {
 	n.jobs, err = ops.NewManager(ops.ManagerConfig{
 		Jobs: n.st.jobs, Letters: n.st.letters, Status: n.st.status, History: n.st.history, Log: n.producer,
 		Triggers: n.later.reconciler, Lease: n.st.jobLease, Owner: n.owner, Audit: n.audit,
-		Reconcile: mender, Standing: n.stands, ApproveAbove: n.cfg.Jobs.ApproveAbove, Keep: n.cfg.Jobs.Keep, Most: n.cfg.Jobs.Most,
+		Reconcile: mender, Standing: n.stands, Unreachable: n.unreachable, ApproveAbove: n.cfg.Jobs.ApproveAbove, Keep: n.cfg.Jobs.Keep, Most: n.cfg.Jobs.Most,
 		Logger: n.log, Hit: fault.Hit,
 	})
 	return err
@@ -39,6 +39,17 @@ func (n *Node) stands(l notify.Lane) string {
 		return ""
 	}
 	return why.String()
+}
+
+// unreachable returns the code with which the profile of a letter's user would
+// suppress it now, "" if it would not.
+func (n *Node) unreachable(d *engine.DeadLetter) string {
+	ch, ok := notify.ParseChannel(d.Channel)
+	cat, known := notify.ParseCategory(d.Category)
+	if !ok || !known {
+		return ""
+	}
+	return n.prefs.Snapshot().Unreachable([]byte(d.User), ch, cat)
 }
 
 // triggerLetter reads a record of triggers-dlq into the index of dead letters. A

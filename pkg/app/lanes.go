@@ -2,8 +2,6 @@ package app
 
 import (
 	"context"
-	"encoding/json"
-	"fmt"
 	"sync"
 	"time"
 
@@ -37,52 +35,36 @@ type lanes struct {
 
 // openLanes reads what was paused before the workers are made.
 func openLanes(ctx context.Context, n *Node) (*lanes, error) {
-	l := &lanes{n: n, meta: n.st.meta, gates: map[notify.Lane]*worker.Gate{}, paused: map[string]pause{}}
-	b, err := l.meta.GetMeta(ctx, lanesMeta)
-	if err != nil {
-		return nil, err
-	}
-	if len(b) > 0 {
-		if err := json.Unmarshal(b, &l.paused); err != nil {
-			return nil, fmt.Errorf("which lanes are paused: %w", err)
-		}
-	}
+	l := &lanes{n: n, meta: n.st.meta, gates: map[notify.Lane]*worker.Gate{}}
 	for _, lane := range notify.Lanes() {
 		l.gates[lane] = &worker.Gate{}
-		_, shut := l.paused[lane.String()]
-		l.gates[lane].Set(shut)
 	}
-	return l, nil
+	err := l.follow(ctx)
+	return l, err
 }
 
 // follow reads what another process changed.
 func (l *lanes) follow(ctx context.Context) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.followLocked(ctx)
+	stored, _, err := readMetaMap[pause](ctx, l.meta, lanesMeta)
+	if err == nil {
+		l.applyLocked(stored)
+	}
+	return err
 }
 
-func (l *lanes) followLocked(ctx context.Context) error {
-	b, err := l.meta.GetMeta(ctx, lanesMeta)
-	if err != nil {
-		return err
-	}
-	now := map[string]pause{}
-	if len(b) > 0 {
-		if err := json.Unmarshal(b, &now); err != nil {
-			return err
-		}
-	}
-	l.paused = now
+func (l *lanes) applyLocked(stored map[string]pause) {
+	l.paused = stored
 	for _, lane := range notify.Lanes() {
-		_, shut := now[lane.String()]
+		_, shut := stored[lane.String()]
 		l.gates[lane].Set(shut)
 	}
-	return nil
 }
 
-// Set pauses a lane or lets it go on; durable when it returns nil. A lane that
-// is paused already keeps who paused it first.
+// Set pauses a lane or lets it go on; durable when it returns nil, whatever other
+// processes set at the same moment. A lane that is paused already keeps who paused
+// it first.
 func (l *lanes) Set(ctx context.Context, name string, to server.LaneChange) (api.Lane, error) {
 	lane, ok := notify.ParseLane(name)
 	if !ok {
@@ -90,30 +72,24 @@ func (l *lanes) Set(ctx context.Context, name string, to server.LaneChange) (api
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.n.own == nil { // another process may have changed it since
-		if err := l.followLocked(ctx); err != nil {
-			return api.Lane{}, err
-		}
-	}
-	if _, is := l.paused[name]; is != to.Paused {
-		next := map[string]pause{}
-		for k, v := range l.paused {
-			next[k] = v
+	changed := false
+	stored, err := changeMetaMap(ctx, l.meta, lanesMeta, func(all map[string]pause) bool {
+		_, is := all[name]
+		if changed = is != to.Paused; !changed {
+			return false
 		}
 		if to.Paused {
-			next[name] = pause{At: time.Now().UnixMilli(), By: to.By, Reason: to.Reason}
+			all[name] = pause{At: time.Now().UnixMilli(), By: to.By, Reason: to.Reason}
 		} else {
-			delete(next, name)
+			delete(all, name)
 		}
-		b, err := json.Marshal(next)
-		if err != nil {
-			return api.Lane{}, err
-		}
-		if err := l.meta.PutMeta(ctx, lanesMeta, b); err != nil {
-			return api.Lane{}, err
-		}
-		l.paused = next
-		l.gates[lane].Set(to.Paused)
+		return true
+	})
+	if err != nil {
+		return api.Lane{}, err
+	}
+	l.applyLocked(stored)
+	if changed {
 		l.n.log.Warn("lane "+map[bool]string{true: "paused", false: "goes on"}[to.Paused], "lane", name, "by", to.By, "reason", to.Reason)
 	}
 	return l.lane(lane), nil

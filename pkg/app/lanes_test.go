@@ -94,7 +94,7 @@ func TestPausedLane(t *testing.T) {
 	}
 	l.delivered(t, res.FirstID, 2500)
 	acts, err := l.client.Audit(ctx, nil, 50)
-	if err != nil || len(acts) < 6 || acts[0].Action != "PUT /v1/ops/lanes/{name}" {
+	if err != nil || len(acts) < 6 || acts[0].Action != "lane.pause" {
 		t.Errorf("%d rows of the audit log, %v", len(acts), err)
 	}
 }

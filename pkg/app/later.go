@@ -38,8 +38,6 @@ const (
 	triggerQueue    = "triggers"
 	triggerReceives = 1000 // a trigger ends by its own rules long before
 	reconcileEvery  = time.Hour
-	purgeTriggers   = 30 * 24 * time.Hour
-	purgeBatch      = 1000
 )
 
 // buildLater makes them. Over embedded stores one process owns every shard, and
@@ -97,7 +95,7 @@ func (n *Node) buildLater() error {
 	if n.own == nil { // a server is asked less often, and may be away
 		callers = prefs.NewCallers(callers)
 	}
-	census := trigger.NewCensus(n.st.triggers)
+	census := trigger.NewCensus(n.st.triggers, n.servers != nil)
 	events := n.metrics.triggers()
 	if l.triggers, err = trigger.New(trigger.Config{
 		Triggers: n.st.triggers, Callers: callers, Idem: n.st.idem, Later: rows, Egress: l.egress, Census: census,
@@ -247,16 +245,6 @@ func (n *Node) reconcile(ctx context.Context) error {
 	})
 }
 
-// purgeTerminal forgets triggers that ended 30 days ago.
-func (n *Node) purgeTerminal(ctx context.Context) error {
-	for {
-		k, err := n.st.triggers.Purge(ctx, time.Now().Add(-purgeTriggers).UnixMilli(), purgeBatch)
-		if err != nil || k < purgeBatch {
-			return err
-		}
-	}
-}
-
 // circuits are the breakers of providers' routes and of callers' callbacks.
 type circuits struct{ n *Node }
 
@@ -269,9 +257,15 @@ func (c circuits) List() []api.Circuit {
 	var out []api.Circuit
 	now := time.Now()
 	for _, r := range c.n.health.Circuits(now) {
-		one := api.Circuit{Name: ofProvider + r.Route, State: r.State}
+		one := api.Circuit{Name: ofProvider + r.Route, State: r.State, Reason: r.Reason, Code: r.Code}
+		if !r.Since.IsZero() {
+			one.Since = &r.Since
+		}
 		if !r.Blocked.IsZero() {
 			one.State, one.Until = "open", &r.Blocked
+			if one.Reason == "" {
+				one.Reason = "throttled"
+			}
 		}
 		if !r.RetryAt.IsZero() {
 			one.Until = &r.RetryAt

@@ -59,7 +59,7 @@ func cannotListen(what, addr, holder string, err error) error {
 
 // free waits until a port can be listened on, for what opens it itself.
 func free(ctx context.Context, what, addr string) error {
-	if port, err := portOf(addr); err != nil || port == 0 {
+	if _, port, err := portOf(addr); err != nil || port == 0 {
 		return err
 	}
 	l, err := Listen(ctx, what, addr)

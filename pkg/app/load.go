@@ -72,7 +72,7 @@ func Load(files, environ []string, flags map[string]any) (Loaded, error) {
 	put(env, func(key string) string { return names[key] })
 	put(flags, func(string) string { return "flag" })
 
-	cfg := Default()
+	cfg := DefaultFor(k.String("engines"))
 	err := k.UnmarshalWithConf("", &cfg, koanf.UnmarshalConf{DecoderConfig: &mapstructure.DecoderConfig{
 		DecodeHook: mapstructure.ComposeDecodeHookFunc(unitless,
 			mapstructure.StringToTimeDurationHookFunc(), mapstructure.StringToSliceHookFunc(",")),

@@ -33,7 +33,7 @@ type metrics struct {
 	outcomes, codes                                           *prometheus.CounterVec
 	callSeconds, ageSeconds, outcomeSeconds                   *prometheus.HistogramVec
 	resumed, duplicates, parked                               *prometheus.CounterVec
-	poison, panics, handlerFailures, resets                   *prometheus.CounterVec
+	poison, damaged, panics, handlerFailures, resets          *prometheus.CounterVec
 	timersReleased                                            prometheus.Counter
 	timerLate                                                 prometheus.Histogram
 	storeStalled                                              prometheus.Gauge
@@ -89,6 +89,7 @@ func newMetrics(n *Node) *metrics {
 	m.duplicates = counter("duplicate_receivers_total", "Receivers of envelopes that had been finished before, dropped.", "lane")
 	m.parked = counter("parked_receivers_total", "Receivers put into the timer store.", "lane")
 	m.poison = counter("poison_records_total", "Undecodable records put aside.", "topic")
+	m.damaged = counter("damaged_outcome_rows_total", "Undecodable outcome rows put aside.", "lane")
 	m.panics = counter("handler_panics_total", "Panics while handling a window.", "lane")
 	m.handlerFailures = counter("handler_failures_total", "Failed calls of a group's handler.", "topic")
 	m.resets = counter("log_resets_total", "Positions that were not in the log.", "topic")
@@ -198,6 +199,7 @@ func (m *metrics) worker(tail *ops.Tail[api.Event], observe func(*notify.Envelop
 		Duplicate: func(l notify.Lane, n int) { add(m.duplicates, n, l.String()) },
 		Parked:    func(l notify.Lane, n int) { add(m.parked, n, l.String()) },
 		Poison:    func(topic string) { add(m.poison, 1, topic) },
+		Damaged:   func(l notify.Lane) { add(m.damaged, 1, l.String()) },
 		Panic:     func(l notify.Lane, _ any) { add(m.panics, 1, l.String()) },
 	}
 }

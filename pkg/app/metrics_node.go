@@ -27,6 +27,9 @@ var (
 	descLag      = desc("group_lag_records", "Records a consumer group has not read yet.", "group")
 	descFlight   = desc("group_in_flight_records", "Records read and not done.", "group")
 	descCircuit  = desc("circuit_closed", "1 while calls on a route pass, else 0.", "route")
+	descDeferred = desc("deferred_receivers", "Receivers that wait in the timer store for a later attempt.", "lane", "reason")
+	descDeferAge = desc("deferred_oldest_seconds", "Age of the oldest request among them.", "lane", "reason")
+	descCountAge = desc("deferred_count_age_seconds", "Since the deferred receivers were counted.")
 	descTimers   = desc("timers_loaded", "Timers in the wheel or being published.")
 	descPrefs    = desc("preferences_age_seconds", "Age of the preferences workers decide by.")
 	descHistory  = desc("history_bytes", "Size of the sealed history.")
@@ -47,6 +50,7 @@ var (
 	descUnseen   = desc("dead_letter_unseen_age_seconds", "Age of the oldest dead letter its caller's feed has not handed out; 0: there is none.")
 	descArchive  = desc("archive_age_seconds", "Since the last run of the archive that reached the end; 0: there is no archive.")
 	descArchWait = desc("archive_wait_seconds", "How long what has aged out is kept for the archive; 0: there is no archive.")
+	descRemoval  = desc("removal_behind_seconds", "How far the clock is ahead of the time that removal goes by, over an hour; 0: removal follows the clock.")
 	descAllShard = desc("timer_shards", "Timer shards there are, over all processes.")
 	descTookOver = desc("timer_shards_taken_over_total", "Timer shards this process began to release.")
 	descShardsGo = desc("timer_shards_lost_total", "Timer shards this process lost without giving them up.")
@@ -60,10 +64,10 @@ var (
 // Describe implements prometheus.Collector.
 func (c *nodeCollector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		descLogBytes, descLogCap, descLogOpen, descLogFsync, descFree, descLost, descLag, descFlight, descCircuit, descTimers,
+		descLogBytes, descLogCap, descLogOpen, descLogFsync, descFree, descLost, descLag, descFlight, descCircuit, descTimers, descDeferred, descDeferAge, descCountAge,
 		descPrefs, descHistory, descTail, descStore, descSpill, descSpillAge,
 		descQueue, descBacklog, descShards, descWater, descCatchUp, descLateRows, descRehomed, descDropped, descHeads, descBeat,
-		descCancels, descUnseen, descArchive, descArchWait, descAllShard, descTookOver, descShardsGo, descTimerErr, descPaused, descDrift, descAudited,
+		descCancels, descUnseen, descArchive, descArchWait, descRemoval, descAllShard, descTookOver, descShardsGo, descTimerErr, descPaused, descDrift, descAudited,
 	} {
 		ch <- d
 	}
@@ -98,6 +102,7 @@ func (c *nodeCollector) Collect(ch chan<- prometheus.Metric) {
 	for _, r := range n.health.Circuits(now) {
 		gauge(descCircuit, truth(r.State == limit.Closed.String() && r.Blocked.IsZero()), r.Route)
 	}
+	n.collectDeferred(gauge, now)
 	// A process tells of what it does: of the rest it knows nothing that is new.
 	if n.does(func(t Tasks) bool { return t.Scheduler }) {
 		n.collectTimers(ch, gauge)
@@ -125,6 +130,8 @@ func (c *nodeCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	gauge(descArchive, age)
 	gauge(descArchWait, wait)
+	_, ahead := n.removals.ahead()
+	gauge(descRemoval, ahead.Seconds())
 	for l, g := range n.lanes.gates {
 		gauge(descPaused, truth(g.IsShut()), l.String())
 	}

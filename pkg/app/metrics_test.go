@@ -42,6 +42,8 @@ func TestMetricsCatalogue(t *testing.T) {
 	want := catalogue(t)
 	n := runNode(t)
 	feed(n.metrics)
+	eventually(t, "the first count of what is deferred", func() bool { return n.deferred.last.Load() != nil })
+	n.deferred.last.Store(&deferredCount{at: time.Now(), topics: map[string][]Deferred{"notifications-push-dlq": {{Reason: "quiet_hours", Receivers: 1, Oldest: time.Now()}}}})
 	if _, err := n.Audit(t.Context(), time.Time{}); err != nil {
 		t.Fatal(err)
 	}
@@ -205,6 +207,7 @@ func feed(m *metrics) {
 	w.Duplicate(lane, 1)
 	w.Parked(lane, 1)
 	w.Poison("topic")
+	w.Damaged(lane)
 	w.Panic(lane, "value")
 	g := m.group(slog.New(slog.DiscardHandler))
 	g.Failed(stream.TopicPartition{Topic: "topic"}, io.ErrUnexpectedEOF)

@@ -15,7 +15,6 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/cassandra"
 	"github.com/notifyd/notifyd/pkg/engine/postgres"
-	"github.com/notifyd/notifyd/pkg/engine/sqs"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/stream"
 )
@@ -162,7 +161,7 @@ func migrateSQS(ctx context.Context, cfg *Config, to MigrateTo, _ *slog.Logger) 
 	if cfg.SQS.Region == "" || to == MigrateDown {
 		return nil, nil
 	}
-	s, err := sqs.Open(ctx, cfg.sqs())
+	s, err := cfg.openSQS(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -53,6 +54,7 @@ type Node struct {
 	verifier      *server.Verifier
 	health        *worker.Health
 	commit        *worker.Committer
+	solo          *worker.Solo
 	provs         *providers
 	asked         *outcome.Asked // who is told of every end
 	groups        []*stream.Group
@@ -65,7 +67,8 @@ type Node struct {
 	listener      net.Listener   // of the API; the server's once there is one
 	adminListener net.Listener   // likewise; nil: none
 	progress      func(step string)
-	served        bool     // the server has run, and closed its listeners
+	served        bool // the server has run, and closed its listeners
+	removals      removals
 	posLost       []string // positions the log had lost when it was opened
 	finished      func(*notify.Envelope)
 	taken         func(*notify.Call) // told of what stub providers accept; nil: nobody
@@ -75,6 +78,7 @@ type Node struct {
 	jobs          *ops.Manager
 	audit         *ops.AuditLog
 	conserve      conservation
+	deferred      deferredCounter
 	lanes         *lanes
 	tasks         Tasks         // set by RunAs
 	tracer        *trace.Tracer // nil: no collector is configured
@@ -89,6 +93,7 @@ type seams struct {
 	provider   func(worker.Provider) worker.Provider
 	cancels    func(engine.Cancels) engine.Cancels
 	settle     time.Duration                            // between two looks of an audit
+	recount    time.Duration                            // between two counts of deferred receivers
 	traceQueue int                                      // spans that wait for the collector
 	traceEvery time.Duration                            // how long a span waits for others
 	servers    func(ctx context.Context, n *Node) error // in place of the servers: fills st but for what useServers does
@@ -165,6 +170,7 @@ func (n *Node) build() error {
 	if n.health, err = worker.NewHealth(cfg.breaker(), n.log); err != nil {
 		return err
 	}
+	n.solo = worker.NewSolo()
 	n.commit = worker.NewCommitter(worker.CommitterConfig{Put: n.st.status.Put, Logger: n.log, Stalled: n.metrics.stalled})
 	if n.lanes, err = openLanes(context.Background(), n); err != nil {
 		return err
@@ -221,7 +227,7 @@ func (n *Node) lane(l notify.Lane) error {
 			MaxRetries: n.cfg.Workers.MaxRetries, BatchAge: n.cfg.Workers.BatchAge, CallLimit: n.cfg.Workers.CallLimit,
 			Routes: n.provs.routes(l.Channel), Log: n.producer, Status: n.st.status, Committer: n.commit,
 			Prefs: preferences{n.prefs.Snapshot(), n.prefs}, Cancels: n.cancels, Parker: n.later.timers,
-			Provider: prov, Health: n.health, Gate: n.lanes.gates[l], Events: n.metrics.worker(n.tail, n.observe), Logger: n.log, Seen: n.seen, Tells: n.asked.Tells, Tracer: n.tracer,
+			Provider: prov, Health: n.health, Gate: n.lanes.gates[l], Solo: n.solo, Events: n.metrics.worker(n.tail, n.observe), Logger: n.log, Seen: n.seen, Tells: n.asked.Tells, Tracer: n.tracer,
 		})
 		topic, group := l.Topic(), l.Group()
 		if role == worker.Retries {
@@ -316,8 +322,17 @@ func (n *Node) Addr() string { return n.server.Addr() }
 // Admin is where metrics and pprof are; empty: nowhere.
 func (n *Node) Admin() string { return n.server.AdminAddr() }
 
-// Kafka is where the log listens: the embedded one, or the first of the brokers.
-func (n *Node) Kafka() string { return n.st.conn.Brokers[0] }
+// Kafka is where the log listens: the embedded one, for readers, or the first of the
+// brokers. Empty: the embedded log has no port.
+func (n *Node) Kafka() string {
+	if n.own != nil && !n.own.broker.HasPort() {
+		return ""
+	}
+	return n.st.conn.Brokers[0]
+}
+
+// KafkaSocket is the unix socket of the embedded log.
+func (n *Node) KafkaSocket() string { return filepath.Join(n.cfg.DataDir, SocketName) }
 
 // Close frees what New opened, in the reverse order.
 func (n *Node) Close() error {

@@ -72,13 +72,14 @@ func openServers(ctx context.Context, n *Node) (err error) {
 	st.status, st.limits = n.servers.seen, n.servers.limits
 	n.servers.clockOf = rd.ClockOffset
 	st.queue = func(name string, maxReceives int) (engine.Queue, error) { return rd.Queue(name, maxReceives), nil }
+	st.bodies = rd.QueueBodies
 	if cfg.SQS.Region != "" {
-		q, err := sqs.Open(ctx, cfg.sqs())
+		q, err := cfg.openSQS(ctx)
 		if err != nil {
 			return err
 		}
 		n.closers = append(n.closers, q.Close)
-		st.queue = q.Queue
+		st.queue, st.bodies = q.Queue, nil // SQS shows no messages
 		n.servers.checks = append(n.servers.checks, checkSQS(q))
 	}
 	n.servers.checks = append(n.servers.checks, n.checkKafka, n.checkCassandra, checkRedis(rd), checkPostgres(pg))
@@ -96,9 +97,16 @@ type cassandraHistory struct {
 func (h cassandraHistory) Append(ctx context.Context, recs ...history.Record) error {
 	out := make([]cassandra.HistoryRecord, len(recs))
 	for i, r := range recs {
-		out[i] = cassandra.HistoryRecord{Topic: r.Topic, Partition: r.Partition, Offset: r.Offset, Value: r.Value}
+		out[i] = cassandra.HistoryRecord{Topic: r.Topic, Partition: r.Partition, Offset: r.Offset, Value: r.Value, Time: r.Time}
 	}
 	return h.to.AppendHistory(ctx, out...)
+}
+
+func (h cassandraHistory) Between(ctx context.Context, offsets map[history.Part]Span, fn func(*engine.Found) error) error {
+	return h.to.EachHistory(ctx, func(p cassandra.HistoryPart, offset int64) bool {
+		s := offsets[history.Part(p)]
+		return offset >= s.From && offset < s.Below
+	}, fn)
 }
 
 // openCassandra opens every cluster that is named, one twice only where its

@@ -85,6 +85,7 @@ func NewPipeline(ctx context.Context, cfg PipelineConfig) (_ *Pipeline, err erro
 		"api.listen": "127.0.0.1:0", "api.admin": "127.0.0.1:0", "log.listen": "127.0.0.1:0",
 		"api.rate": 1e6, "api.burst": 1_000_000, "log.cap_mib": 4096,
 		"triggers.plain": true, "triggers.allow": []string{"127.0.0.0/8", "::1/128"}, "triggers.ports": []int{0},
+		"timers.jitter": "0s", // lateness is measured against the time that was asked for
 		"logging.level": "warn",
 	}
 	listener, err := Listen(ctx, "api.listen", "127.0.0.1:0") // the simulators must know where receipts go

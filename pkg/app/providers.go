@@ -17,6 +17,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/limit"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/provider"
+	"github.com/notifyd/notifyd/pkg/server"
 	"github.com/notifyd/notifyd/pkg/worker"
 )
 
@@ -52,7 +53,7 @@ func newProviders(cfg *Config, blocks limit.Blocks, log *slog.Logger) (*provider
 	}
 	var apns, fcm provider.Sender
 	if c := cfg.Providers.APNs; c.KeyFile != "" {
-		pem, err := os.ReadFile(c.KeyFile)
+		pem, err := server.ReadSecret(c.KeyFile)
 		if err != nil {
 			return nil, fmt.Errorf("providers.apns.key_file: %w", err)
 		}
@@ -70,7 +71,7 @@ func newProviders(cfg *Config, blocks limit.Blocks, log *slog.Logger) (*provider
 		apns = p.apns
 	}
 	if c := cfg.Providers.FCM; c.Credentials != "" {
-		b, err := os.ReadFile(c.Credentials)
+		b, err := server.ReadSecret(c.Credentials)
 		if err != nil {
 			return nil, fmt.Errorf("providers.fcm.credentials_file: %w", err)
 		}
@@ -105,7 +106,7 @@ func (p *providers) addTwilio(cfg *Config, blocks limit.Blocks, end func(string)
 	c := cfg.Providers.Twilio
 	accounts := c.Accounts
 	if c.File != "" {
-		b, err := os.ReadFile(c.File)
+		b, err := server.ReadSecret(c.File)
 		if err == nil {
 			err = json.Unmarshal(b, &accounts)
 		}
@@ -122,7 +123,7 @@ func (p *providers) addTwilio(cfg *Config, blocks limit.Blocks, end func(string)
 	}
 	var err error
 	p.twilio, err = provider.NewTwilio(provider.TwilioConfig{
-		Endpoint: end(c.URL), Accounts: list, Rate: c.Rate, Concurrency: c.Parallel, PublicURL: cfg.publicURL(), Blocks: blocks, Breaker: cfg.breaker(), Log: log,
+		Endpoint: end(c.URL), Accounts: list, Rate: c.Rate, Concurrency: c.Parallel, BulkShare: cfg.Workers.Bulk, PublicURL: cfg.publicURL(), Blocks: blocks, Breaker: cfg.breaker(), Log: log,
 	})
 	if err == nil {
 		p.byChannel[notify.SMS] = p.twilio
@@ -135,7 +136,7 @@ func (p *providers) addSendGrid(cfg *Config, blocks limit.Blocks, end func(strin
 	if c.KeyFile == "" {
 		return nil
 	}
-	key, err := os.ReadFile(c.KeyFile)
+	key, err := server.ReadSecret(c.KeyFile)
 	if err != nil {
 		return fmt.Errorf("providers.sendgrid.key_file: %w", err)
 	}
@@ -153,7 +154,7 @@ func (p *providers) addSendGrid(cfg *Config, blocks limit.Blocks, end func(strin
 	if c.WebhookKey == "" {
 		return nil
 	}
-	b, err := os.ReadFile(c.WebhookKey)
+	b, err := os.ReadFile(c.WebhookKey) // a public key
 	if err == nil {
 		p.sendgridKey, err = provider.ParseSendGridKey(strings.TrimSpace(string(b)))
 	}

@@ -158,6 +158,103 @@ func TestReceiptsOfFailures(t *testing.T) {
 	l.becomes(t, three.NotificationID, "SUPPRESSED")
 }
 
+// TestUnsubscribeMutesNewsletters: who unsubscribes in a marketing mail, or answers
+// STOP, gets no more of these, and still the code to sign in.
+func TestUnsubscribeMutesNewsletters(t *testing.T) {
+	t.Parallel()
+	l, sim := simulated(t, simulator.Receipts{})
+	marketing := func(n api.Notification) api.Notification {
+		n.Category = "marketing"
+		return n
+	}
+	code := func(n api.Notification) api.Notification {
+		n.Category = "otp"
+		return n
+	}
+	send := func(n api.Notification) string {
+		t.Helper()
+		sent, err := l.client.Send(t.Context(), n, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return sent.NotificationID
+	}
+	optedOut := func(user string, want ...string) {
+		t.Helper()
+		eventually(t, "the opt-out is stored", func() bool {
+			u, err := l.client.User(t.Context(), user)
+			if err != nil && notify.KindOf(err) != notify.KindNotFound {
+				t.Fatal(err)
+			}
+			if err == nil && len(u.Suppressed) > 0 {
+				t.Fatalf("suppressed %v", u.Suppressed)
+			}
+			return err == nil && slices.Equal(u.OptOut, want)
+		})
+	}
+	for i, event := range []string{"unsubscribe", "spamreport"} {
+		user, box := "mail-"+event, simulator.Mailbox(uint64(i))
+		if _, err := sim.AddRule(simulator.Rule{Provider: simulator.SendGrid, Do: simulator.Receipt, Code: event, Count: 1}); err != nil {
+			t.Fatal(err)
+		}
+		send(marketing(email(user, box)))
+		optedOut(user, "email/marketing", "email/digest")
+		l.becomes(t, send(marketing(email(user, box))), "SUPPRESSED")
+		l.becomes(t, send(code(email(user, box))), "DELIVERED")
+	}
+	sim.OptOut(simulator.Phone(9))
+	l.becomes(t, send(sms("sms", simulator.Phone(9))), "FAILED") // Twilio refuses it until START
+	optedOut("sms", "sms/marketing", "sms/digest")
+	sim.OptIn(simulator.Phone(9))
+	l.becomes(t, send(sms("sms", simulator.Phone(9))), "DELIVERED")
+}
+
+// TestGatewayErrors: a gateway answers 502 although the provider took the message.
+// A code is sent again, and the row counts it; marketing is not sent twice.
+func TestGatewayErrors(t *testing.T) {
+	t.Parallel()
+	l, sim := simulated(t, simulator.Receipts{Off: true})
+	for _, p := range []simulator.Provider{simulator.Twilio, simulator.SendGrid} {
+		if _, err := sim.AddRule(simulator.Rule{Provider: p, Do: simulator.Gateway, Count: 1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	news := email("ann", simulator.Mailbox(1))
+	news.Category = "marketing"
+	mailed, err := l.client.Send(t.Context(), news, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	coded, err := l.client.Send(t.Context(), sms("ann", simulator.Phone(1)), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.becomes(t, mailed.NotificationID, "UNKNOWN")
+	l.becomes(t, coded.NotificationID, "SENT")
+	if n := sim.Ledger().Summary().Duplicates; n != 1 {
+		t.Errorf("%d duplicates at the providers, want the code", n)
+	}
+	id, err := notify.ParseID(coded.NotificationID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found, err := l.st.history.Find(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows, err := l.st.status.Chunk(t.Context(), found.Envelope.Chunk)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resent := 0
+	for i := range rows {
+		resent += int(rows[i].Resent)
+	}
+	if resent != 1 {
+		t.Errorf("the rows count %d sent again, want 1", resent)
+	}
+}
+
 // TestForgedReceipts: without the provider's signature nothing is believed.
 func TestForgedReceipts(t *testing.T) {
 	t.Parallel()
@@ -264,4 +361,46 @@ func TestDoctorAndLag(t *testing.T) {
 	if len(got) != len(want) {
 		t.Errorf("groups %v", got)
 	}
+}
+
+// TestSuppressionLifted: a mailbox that bounced is in the list, is lifted by an
+// operator, is written to again, and comes back when it bounces again.
+func TestSuppressionLifted(t *testing.T) {
+	t.Parallel()
+	l, sim := simulated(t, simulator.Receipts{Undelivered: 1})
+	box := simulator.Mailbox(1)
+	send := func() string {
+		t.Helper()
+		sent, err := l.client.Send(t.Context(), email("ann", box), "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return sent.NotificationID
+	}
+	listed := func(want bool) {
+		t.Helper()
+		eventually(t, "the list", func() bool {
+			page, err := l.client.Suppressions(t.Context(), api.SuppressionFilter{Channel: "email"}, "", 10)
+			return err == nil && (len(page.Items) == 1) == want && (!want || page.Items[0] == api.Suppression{UserID: "ann", Channel: "email", Address: box, Code: "sendgrid_bounce"})
+		})
+	}
+	l.becomes(t, send(), "FAILED")
+	listed(true)
+	l.becomes(t, send(), "SUPPRESSED")
+	out, err := l.client.LiftSuppression(t.Context(), api.SuppressionLift{Address: strings.ToUpper(box)})
+	if err != nil || out.Lifted != 1 || out.Still {
+		t.Fatalf("%+v, %v", out, err)
+	}
+	listed(false)
+	l.becomes(t, send(), "FAILED") // dead again
+	listed(true)
+	if _, err := l.client.LiftSuppression(t.Context(), api.SuppressionLift{Address: box}); err != nil {
+		t.Fatal(err)
+	}
+	r := sim.Receipts()
+	r.Undelivered = 0
+	if err := sim.SetReceipts(r); err != nil {
+		t.Fatal(err)
+	}
+	l.becomes(t, send(), "DELIVERED")
 }

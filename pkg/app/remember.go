@@ -24,7 +24,13 @@ type historian interface {
 	// their offsets. The same again changes nothing; of copies of a chunk one is
 	// kept. Values may be reused after the return.
 	Append(ctx context.Context, recs ...history.Record) error
+	// Between calls fn with each original chunk that was appended from a record of
+	// these offsets. It reads all of the history.
+	Between(ctx context.Context, offsets map[history.Part]Span, fn func(*engine.Found) error) error
 }
+
+// Span are the offsets of a partition that are at or above From and below Below.
+type Span struct{ From, Below int64 }
 
 // remember is the handler of historyGroup.
 type remember struct{ to historian }
@@ -51,7 +57,9 @@ func (r remember) Handle(ctx context.Context, msgs []*stream.Msg) error {
 // logAdmin is what the history of servers asks of the log.
 type logAdmin interface {
 	Committed(ctx context.Context, group string) (map[stream.TopicPartition]int64, error)
+	StartOffsets(ctx context.Context, topics ...string) (map[stream.TopicPartition]int64, error)
 	EndOffsets(ctx context.Context, topics ...string) (map[stream.TopicPartition]int64, error)
+	OffsetsSince(ctx context.Context, at time.Time, topics ...string) (map[stream.TopicPartition]int64, error)
 }
 
 // remembered is a history in a server: reads wait until what the log held when
@@ -133,10 +141,54 @@ func (h *remembered) Sync(ctx context.Context, ends map[history.Part]int64) erro
 
 // What an audit asks beside.
 
-// Chunks names nothing sealed: an audit reads the log itself, and what was
-// removed from it by its retention it does not count.
-func (h *remembered) Chunks(context.Context, map[history.Part]int64, int64, func(*engine.Found) error) (map[history.Part]int64, error) {
-	return map[history.Part]int64{}, nil
+// Chunks implements audit.History. An audit reads the log itself. Chunks names what
+// the log does not hold any more: what was removed before its group had read it,
+// however old, and of the rest what was accepted since then. Of that there is nothing
+// where the log reaches back to since. It returns where in the log to go on.
+func (h *remembered) Chunks(ctx context.Context, from map[history.Part]int64, since int64, fn func(*engine.Found) error) (map[history.Part]int64, error) {
+	admin := h.admin()
+	starts, err := admin.StartOffsets(ctx, firstTopics()...)
+	if err != nil {
+		return nil, err
+	}
+	// Records are appended after their requests were accepted, by clocks that may be
+	// off a little.
+	young := starts
+	if at := time.UnixMilli(since).Add(-time.Minute); since > 0 {
+		if young, err = admin.OffsetsSince(ctx, at, firstTopics()...); err != nil {
+			return nil, err
+		}
+	}
+	gone, unread, next := map[history.Part]Span{}, map[history.Part]int64{}, map[history.Part]int64{}
+	for _, l := range notify.Lanes() {
+		committed, err := admin.Committed(ctx, l.Group())
+		if err != nil {
+			return nil, err
+		}
+		for tp, start := range starts {
+			if tp.Topic != l.Topic() {
+				continue
+			}
+			p := history.Part(tp)
+			next[p], unread[p] = max(start, young[tp], from[p]), committed[tp]
+			s := Span{from[p], start}
+			if young[tp] > start { // the log reaches back far enough
+				s.From = max(s.From, unread[p])
+			}
+			if s.From < s.Below {
+				gone[p] = s
+			}
+		}
+	}
+	if len(gone) == 0 || fn == nil {
+		return next, nil
+	}
+	return next, h.Between(ctx, gone, func(f *engine.Found) error {
+		if f.Offset < unread[history.Part{Topic: f.Topic, Partition: f.LogPart}] && f.Envelope.Chunk.Base.Time().UnixMilli() < since {
+			return nil
+		}
+		return fn(f)
+	})
 }
 
 // Unsealed names nothing: see Chunks.

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -128,7 +127,10 @@ func (n *Node) innerParts(do Tasks) parts {
 		n.addServerParts(ps, do)
 		return ps
 	}
-	ps["log"], ps["history"], ps["store"], ps["purge"] = n.own.broker.Run, n.own.history.Run, n.watchStore, n.purge
+	ps["log"], ps["history"], ps["store"] = n.own.broker.Run, n.own.history.Run, n.watchStore
+	for name, run := range n.purges() {
+		ps[name] = run
+	}
 	if !do.Operator {
 		return ps
 	}
@@ -144,6 +146,9 @@ func (n *Node) innerParts(do Tasks) parts {
 // middleParts are what does the work.
 func (n *Node) middleParts(do Tasks) parts {
 	ps := parts{}
+	if n.countsDeferred(do) {
+		ps["deferred"] = n.watchDeferred
+	}
 	drainer := &intake.Drainer{Spill: n.st.spill, Log: n.producer, Logger: n.log}
 	if n.own != nil {
 		ps["spill drainer"] = drainer.Run
@@ -198,34 +203,6 @@ func (n *Node) watchStore(ctx context.Context) error {
 		return n.own.store.Err()
 	case <-ctx.Done():
 		return nil
-	}
-}
-
-// purge forgets idempotency keys, dead letters, triggers and jobs whose time is
-// over.
-func (n *Node) purge(ctx context.Context) error {
-	t := time.NewTicker(10 * time.Minute)
-	defer t.Stop()
-	for {
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			return nil
-		}
-		now := time.Now()
-		_, err := n.st.idem.Purge(ctx, now.UnixMilli())
-		if err == nil {
-			err = n.purgeLetters(ctx, now)
-		}
-		if err == nil {
-			err = n.purgeTerminal(ctx)
-		}
-		if err == nil {
-			_, err = n.jobs.Purge(ctx, now)
-		}
-		if err != nil && ctx.Err() == nil {
-			n.log.Warn("purge", "err", err)
-		}
 	}
 }
 

@@ -18,12 +18,16 @@ import (
 	"github.com/notifyd/notifyd/pkg/stream"
 )
 
-func portOf(addr string) (int, error) {
-	_, port, err := net.SplitHostPort(addr)
+// noPort reports whether log.listen asks for no port.
+func noPort(addr string) bool { return addr == "" || addr == "off" }
+
+func portOf(addr string) (host string, port int, err error) {
+	host, text, err := net.SplitHostPort(addr)
 	if err != nil {
-		return 0, notify.Invalid("bad_address", "log.listen", err.Error())
+		return "", 0, notify.Invalid("bad_address", "log.listen", err.Error())
 	}
-	return strconv.Atoi(port)
+	port, err = strconv.Atoi(text)
+	return host, port, err
 }
 
 // countedLog tells the guard of the embedded log what intake adds, so that the
@@ -81,7 +85,7 @@ func (n *Node) buildServer() error {
 		Auth: n.verifier, Intake: n.intake, Users: n.prefs, History: n.st.history, Status: n.st.status,
 		DeadLetters: n.feeds, Cancels: n.st.cancels, Campaigns: n.st.campaigns, Callers: n.asked.Watch(n.st.callers),
 		Schedules: n.later.schedules, Triggers: n.later.triggers, Circuits: circuits{n}, CheckURL: n.checkURL, AdmitURL: n.later.egress.Admit, Jobs: n.jobs, Audit: n.audit, PlainCallbacks: cfg.Triggers.Plain,
-		Receipts: n.receipts(), Tail: n.tail, Doctor: n.doctor, Lag: n.lag, Rates: n.rates.report, Accounts: n.accounts, Page: n.page, Conservation: n.Audit, Lanes: n.lanes, Backup: n.backup, Debug: n.debug, Ready: n.Ready,
+		Receipts: n.receipts(), Tail: n.tailed(), Doctor: n.doctor, Lag: n.lag, Rates: n.rates.report, Accounts: n.accounts, Page: n.page, Conservation: n.Audit, Lanes: n.lanes, Suppressions: n.prefs, Backup: n.backup, Debug: n.debug, Ready: n.Ready,
 		Warnings: n.warnings, Version: cfg.Version,
 		Standing: n.standing, MailHold: cfg.Workers.BatchAge,
 		Metrics: n.metrics.registry, Hooks: n.metrics.http(), Log: n.log, Tracer: n.tracer,
@@ -100,22 +104,23 @@ func (n *Node) standing(l notify.Lane) (server.Standing, bool) {
 func (n *Node) receipts() map[string]server.Receipt {
 	out := map[string]server.Receipt{}
 	if tw := n.provs.twilio; tw != nil {
-		out["twilio"] = func(r *http.Request, body []byte) error {
+		out["twilio"] = server.Receipt{Signature: provider.TwilioSignature, Take: func(r *http.Request, body []byte) error {
 			rs, err := provider.ParseTwilioPool(withBody(r, body), tw.AuthToken, n.cfg.publicURL())
 			return n.received(r.Context(), notify.SMS, rs, err)
-		}
+		}}
 	}
 	if key := n.provs.sendgridKey; key != nil {
-		out["sendgrid"] = func(r *http.Request, body []byte) error {
-			rs, err := provider.ParseSendGrid(withBody(r, body), key)
+		out["sendgrid"] = server.Receipt{Signature: provider.SendGridSignature, Take: func(r *http.Request, body []byte) error {
+			rs, err := provider.ParseSendGrid(withBody(r, body), key, time.Now())
 			return n.received(r.Context(), notify.Email, rs, err)
-		}
+		}}
 	}
 	return out
 }
 
 // received stores what receipts say: a row each, beside the rows of the calls
-// they are about, and dead addresses on the suppression list.
+// they are about, dead addresses on the suppression list, and an opt-out of marketing and
+// digest where the receiver told the provider to stop.
 func (n *Node) received(ctx context.Context, ch notify.Channel, rs []provider.Receipt, err error) error {
 	if err != nil {
 		return err
@@ -137,10 +142,15 @@ func (n *Node) received(ctx context.Context, ch notify.Channel, rs []provider.Re
 		if (r.DeadAddress || r.OptedOut) && r.HasRef && r.Address != "" {
 			found, err := n.st.history.Find(ctx, r.Ref.ID())
 			if err != nil {
-				n.log.Warn("receipt of a dead address without its user", "err", err)
+				n.log.Warn("receipt of a dead address or an opt-out without its user", "err", err)
 				continue
 			}
-			if err := n.prefs.Suppress(ctx, string(found.User), ch, r.Address, r.Code); err != nil {
+			if r.OptedOut {
+				err = n.prefs.Unsubscribe(ctx, string(found.User), ch)
+			} else {
+				err = n.prefs.Suppress(ctx, string(found.User), ch, r.Address, r.Code)
+			}
+			if err != nil {
 				return err
 			}
 		}
@@ -224,4 +234,13 @@ func (n *Node) warnings() (codes []string) {
 		codes = append(codes, "positions_lost")
 	}
 	return codes
+}
+
+// tailed is what sees outcomes as they happen: nil in a process over servers whose
+// configured roles have no workers, for it never sees one.
+func (n *Node) tailed() server.Tail {
+	if tasks, err := ParseRoles(n.cfg.Roles); n.own == nil && err == nil && len(tasks.Lanes) == 0 {
+		return nil
+	}
+	return n.tail
 }

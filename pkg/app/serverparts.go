@@ -2,7 +2,6 @@ package app
 
 import (
 	"context"
-	"encoding/json"
 	"maps"
 	"slices"
 	"sync/atomic"
@@ -76,7 +75,10 @@ func (n *Node) addServerParts(ps parts, do Tasks) {
 	}
 	if do.Operator {
 		ps["group "+historyGroup] = n.group(historyGroup).Run
-		ps["purge"] = n.alone("purge", n.purge)
+		for name, run := range n.purges() {
+			ps[name] = n.alone(name, run)
+		}
+		ps["trim"] = n.alone("trim", n.trimLog)
 	}
 }
 
@@ -207,38 +209,27 @@ type pin struct {
 // pins are those that were applied here.
 type pins map[string]pin
 
-// keepPin tells the other processes.
+// keepPin tells the other processes. No pin is lost when several processes keep one
+// at the same moment.
 func (n *Node) keepPin(ctx context.Context, caller, to string) error {
 	if n.own != nil {
 		return nil
 	}
-	all, err := n.storedPins(ctx)
-	if err != nil {
-		return err
-	}
-	now := time.Now().UnixMilli()
-	maps.DeleteFunc(all, func(_ string, p pin) bool { // everybody has seen it long ago
-		return p.To == "reset" && now-p.At > time.Hour.Milliseconds()
+	ctx, stop := context.WithTimeout(ctx, 5*time.Second)
+	defer stop()
+	_, err := changeMetaMap(ctx, n.st.meta, pinsMeta, func(all map[string]pin) bool {
+		now := time.Now().UnixMilli()
+		maps.DeleteFunc(all, func(_ string, p pin) bool { // everybody has seen it long ago
+			return p.To == "reset" && now-p.At > time.Hour.Milliseconds()
+		})
+		all[caller] = pin{now, to}
+		return true
 	})
-	all[caller] = pin{now, to}
-	b, err := json.Marshal(all)
-	if err != nil {
-		return err
-	}
-	return n.st.meta.PutMeta(ctx, pinsMeta, b)
-}
-
-func (n *Node) storedPins(ctx context.Context) (map[string]pin, error) {
-	all := map[string]pin{}
-	b, err := n.st.meta.GetMeta(ctx, pinsMeta)
-	if err == nil && len(b) > 0 {
-		err = json.Unmarshal(b, &all)
-	}
-	return all, err
+	return err
 }
 
 func (n *Node) followPins(ctx context.Context) error {
-	all, err := n.storedPins(ctx)
+	all, _, err := readMetaMap[pin](ctx, n.st.meta, pinsMeta)
 	if err != nil {
 		return err
 	}

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/notifyd/notifyd/pkg/server"
 )
 
 // Where log and stores are.
@@ -39,6 +41,7 @@ type Kafka struct {
 		Password     string `koanf:"password" secret:"yes" doc:"the password itself, from the environment only: NOTIFYD__KAFKA__SASL__PASSWORD"`
 	} `koanf:"sasl"`
 	AppendTimeout time.Duration `koanf:"append_timeout" doc:"how long an append may take before the log counts as away: then otp and alert are spilled, the rest answers 503; at least 1s"`
+	Keep          time.Duration `koanf:"keep" doc:"how long records of the lanes stay that every reader is done with; what is not read stays whatever its age. Not below audit.window, which is read again"`
 	Rack          string        `koanf:"rack" doc:"rack of this process: what can be read from a broker of it is"`
 	Replication   int           `koanf:"replication" doc:"copies of the topics that migrate creates; 0: the brokers' default"`
 	MinInSync     int           `koanf:"min_insync" doc:"min.insync.replicas of those topics; 0: the brokers' default"`
@@ -48,7 +51,7 @@ type Kafka struct {
 type Cassandra struct {
 	Hosts        []string      `koanf:"hosts" doc:"host:port of some nodes"`
 	Keyspace     string        `koanf:"keyspace" doc:"keyspace that migrate creates"`
-	Datacenter   string        `koanf:"datacenter" doc:"local data center; empty: that of the node that answers first"`
+	Datacenter   string        `koanf:"datacenter" doc:"local data center; empty: that of the cluster, which must have one then"`
 	Replication  int           `koanf:"replication" doc:"copies of each row in the keyspace that migrate creates"`
 	Timeout      time.Duration `koanf:"timeout" doc:"longest one request to a node may take"`
 	Consistency  string        `koanf:"consistency" doc:"LOCAL_QUORUM or QUORUM; every process over a keyspace has the same"`
@@ -112,7 +115,7 @@ func (c *Config) defaultServers() {
 		part.Hosts = []string{}
 	}
 	c.Cassandra.Keyspace, c.Cassandra.Replication, c.Cassandra.Consistency = "notifyd", 3, "LOCAL_QUORUM"
-	c.Cassandra.Timeout, c.Kafka.AppendTimeout = 2*time.Second, time.Second
+	c.Cassandra.Timeout, c.Kafka.AppendTimeout, c.Kafka.Keep = 2*time.Second, time.Second, 7*24*time.Hour
 	c.Redis.Mode, c.Redis.Prefix, c.Redis.SeenRate, c.Redis.SeenWindow = "single", "notifyd:", 5000, 15*time.Minute
 	c.SQS.Prefix = "notifyd-"
 }
@@ -156,6 +159,9 @@ func (c *Config) validateServers(bad func(key, format string, args ...any)) {
 	}
 	if t := c.Kafka.AppendTimeout; t < time.Second || t > time.Minute {
 		bad("kafka.append_timeout", "%s is not from 1s to 1m", t)
+	}
+	if c.Kafka.Keep < max(c.Audit.Window, time.Hour) {
+		bad("kafka.keep", "%s is below audit.window, %s, or an hour: the audit reads that far back", c.Kafka.Keep, c.Audit.Window)
 	}
 	hosts("kafka.brokers", c.Kafka.Brokers, "a broker")
 	hosts("cassandra.hosts", c.Cassandra.Hosts, "a node")
@@ -252,6 +258,9 @@ func (t TLS) config(key string) (*tls.Config, error) {
 	if t.CertFile == "" {
 		return out, nil
 	}
+	if err := checkSecret(key+".key_file", t.KeyFile); err != nil {
+		return nil, err
+	}
 	// Read again with each connection: certificates are renewed while we run.
 	read := func() (*tls.Certificate, error) {
 		c, err := tls.LoadX509KeyPair(t.CertFile, t.KeyFile)
@@ -269,11 +278,23 @@ func secretOf(key, value, file string) (string, error) {
 	if file == "" {
 		return value, nil
 	}
-	b, err := os.ReadFile(file)
+	b, err := server.ReadSecret(file)
 	if err != nil {
 		return "", fmt.Errorf("%s: %w", key, err)
 	}
 	return strings.TrimRight(string(b), "\r\n"), nil
+}
+
+// checkSecret returns an error for a secret file that another package reads and
+// that everybody can read. It takes an empty name: no file is set.
+func checkSecret(key, file string) error {
+	if file == "" {
+		return nil
+	}
+	if err := server.CheckSecret(file); err != nil {
+		return fmt.Errorf("%s: %w", key, err)
+	}
+	return nil
 }
 
 // openSecrets are secrets that stand where others can read them: in a file of

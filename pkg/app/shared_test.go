@@ -61,7 +61,7 @@ func (s *shared) open(_ context.Context, n *Node) error {
 		meta: s.store.Meta(), timers: s.store.Timers(), cold: s.store.ColdTimers(), schedules: s.store.Schedules(), scheduled: s.store, triggers: s.store.Triggers(),
 		limits: s.limits, lease: s.lease, beats: s.beats,
 		queue: func(name string, maxReceives int) (engine.Queue, error) { return s.store.Queue(name, maxReceives), nil },
-		conn:  stream.Conn{Brokers: []string{s.broker.Addr()}, Logger: n.log},
+		conn:  stream.Conn{Brokers: []string{s.broker.Addr()}, Dial: s.broker.Dial, Logger: n.log},
 	}
 	return nil
 }
@@ -83,6 +83,20 @@ func (r *recorded) Append(_ context.Context, recs ...history.Record) error {
 		}
 		if !slices.ContainsFunc(r.chunks, func(c engine.Found) bool { return c.Envelope.Chunk == f.Envelope.Chunk }) {
 			r.chunks = append(r.chunks, f)
+		}
+	}
+	return nil
+}
+
+func (r *recorded) Between(_ context.Context, offsets map[history.Part]Span, fn func(*engine.Found) error) error {
+	r.mu.Lock()
+	all := slices.Clone(r.chunks)
+	r.mu.Unlock()
+	for i := range all {
+		if s := offsets[history.Part{Topic: all[i].Topic, Partition: all[i].LogPart}]; all[i].Offset >= s.From && all[i].Offset < s.Below {
+			if err := fn(&all[i]); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

@@ -87,15 +87,18 @@ func (c *Config) validate() (problems []problem) {
 		problems = append(problems, problem{key: key, text: fmt.Sprintf(format, args...)})
 	}
 	for key, addr := range map[string]string{"api.listen": c.API.Listen, "api.admin": c.API.Admin, "log.listen": c.Log.Listen} {
-		if addr == "" && key == "api.admin" {
+		if addr == "" && key == "api.admin" || key == "log.listen" && noPort(addr) {
 			continue
 		}
-		_, port, err := net.SplitHostPort(addr)
+		host, port, err := net.SplitHostPort(addr)
 		if err == nil { // a number up to 65535, or the name of a service
 			_, err = net.DefaultResolver.LookupPort(context.Background(), "tcp", port)
 		}
-		if err != nil {
+		switch ip := net.ParseIP(host); {
+		case err != nil:
 			bad(key, "%q is not host:port", addr)
+		case key == "log.listen" && host != "localhost" && !ip.IsLoopback():
+			bad(key, "%q is not a loopback address: anybody who reaches the log can read it; use 127.0.0.1:PORT, or off", addr)
 		}
 	}
 	for name, n := range c.Log.Partitions {

@@ -134,7 +134,8 @@ func (r *run) originals(ctx context.Context) error {
 			if rec.Lost() || notify.DecodeEnvelope(rec.Value, &f.Envelope) != nil || f.Envelope.Derived() {
 				return nil
 			}
-			if f.Envelope.Chunk.Base.Time().UnixMilli() < r.since {
+			// What was scheduled comes to the log long after its request.
+			if max(f.Envelope.Chunk.Base.Time().UnixMilli(), rec.Time.UnixMilli()) < r.since {
 				return nil
 			}
 			f.Topic, f.LogPart, f.Offset = tp.Topic, tp.Partition, rec.Offset

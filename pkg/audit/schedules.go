@@ -32,7 +32,9 @@ func (r *run) schedules(ctx context.Context) error {
 		}
 		for i := range vs {
 			v := &vs[i]
-			if v.Created < r.since || v.Created > r.now.Add(-underWay).UnixMilli() && v.FireAt < r.now.UnixMilli() {
+			// What is due later is looked at when it was made, and when it has come due.
+			due := v.FireAt >= r.since && v.FireAt <= r.now.UnixMilli()
+			if v.Created < r.since && !due || v.Created > r.now.Add(-underWay).UnixMilli() && v.FireAt < r.now.UnixMilli() {
 				continue
 			}
 			missing, err := r.scheduled(ctx, v, true)

@@ -1,8 +1,15 @@
 package backup
 
 import (
+	"archive/tar"
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"io"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -11,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/klauspost/compress/zstd"
 	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 
@@ -135,4 +143,124 @@ func TestStopsWithItsContext(t *testing.T) {
 	if _, err := Verify(ctx, bytes.NewReader(made(t))); err == nil {
 		t.Error("read to the end")
 	}
+}
+
+// packed makes an archive of entries, each name with its content; a name that ends
+// in / is a folder. The manifest is the first of them, or none.
+func packed(t *testing.T, m *Manifest, entries ...any) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	z, err := zstd.NewWriter(&b, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := tar.NewWriter(z)
+	add := func(name string, size int64, r io.Reader) {
+		h := &tar.Header{Typeflag: tar.TypeReg, Name: name, Size: size, Mode: 0o600}
+		if strings.HasSuffix(name, "/") {
+			h.Typeflag = tar.TypeDir
+		}
+		if err := w.WriteHeader(h); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.CopyN(w, r, size); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if m != nil {
+		raw, err := json.Marshal(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		add(manifestName, int64(len(raw)), bytes.NewReader(raw))
+	}
+	for k := 0; k < len(entries); k += 2 {
+		switch content := entries[k+1].(type) {
+		case string:
+			add(entries[k].(string), int64(len(content)), strings.NewReader(content))
+		case int: // zeros
+			add(entries[k].(string), int64(content), zeros{})
+		}
+	}
+	if err := errors.Join(w.Close(), z.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) {
+	clear(p)
+	return len(p), nil
+}
+
+// watching counts, at each read of a backup, what the restore has written so far
+// below dir. most is the largest sum of sizes, in bytes.
+type watching struct {
+	r    io.Reader
+	dir  string
+	most int64
+}
+
+func (w *watching) Read(p []byte) (int, error) {
+	var sum int64
+	_ = filepath.WalkDir(w.dir, func(_ string, d fs.DirEntry, err error) error {
+		if err == nil && !d.IsDir() {
+			if i, err := d.Info(); err == nil {
+				sum += i.Size()
+			}
+		}
+		return nil
+	})
+	w.most = max(w.most, sum)
+	return w.r.Read(p[:min(len(p), 64)]) // so that a count comes at least every 64 bytes of the archive
+}
+
+// A small file that unpacks to much more than its manifest says, or than the
+// volume has room for, is refused before the surplus is written.
+func TestRestoreOfABombWritesNothing(t *testing.T) {
+	t.Parallel()
+	const bomb = 256 << 20
+	sum := func(s string) string { h := sha256.Sum256([]byte(s)); return hex.EncodeToString(h[:]) }
+	short := File{Name: "a", Size: 3, SHA256: sum("abc")}
+	f := func(name, says string, most int64, raw []byte) {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if len(raw) > 1<<20 {
+				t.Fatalf("the archive has %d bytes", len(raw))
+			}
+			parent := t.TempDir()
+			w := &watching{r: bytes.NewReader(raw), dir: parent}
+			_, err := Restore(t.Context(), w, filepath.Join(parent, "restored"))
+			if err == nil || !strings.Contains(err.Error(), says) {
+				t.Errorf("%v, want %q", err, says)
+			}
+			if w.most > most {
+				t.Errorf("%d bytes were on the disk, want %d at most", w.most, most)
+			}
+			if names, _ := os.ReadDir(parent); len(names) != 0 {
+				t.Errorf("left behind: %v", names)
+			}
+		})
+	}
+	m := func(files ...File) *Manifest {
+		out := &Manifest{Format: Format, Files: files}
+		for _, f := range files {
+			out.Bytes += f.Size
+		}
+		return out
+	}
+	f("no manifest", `begins with "zeros"`, 0, packed(t, nil, "zeros", bomb, manifestName, "{}"))
+	f("larger than listed", "not 3 as its manifest says", 3, packed(t, m(short, File{Name: "b", Size: 3}), "a", "abc", "b", bomb))
+	f("not listed", "does not list", 3, packed(t, m(short), "a", "abc", "b", bomb))
+	f("twice", "a second time", 3, packed(t, m(short), "a", "abc", "a", "abc"))
+	f("more than there is room", "bytes free; nothing was written", 0, packed(t, m(File{Name: "b", Size: 1 << 51}), "b", bomb))
+	f("sizes that overflow", "its manifest says that", 0, packed(t, m(short, File{Name: "b", Size: 1<<63 - 1}), "a", "abc"))
+	f("a sum that lies", "its files have 3", 0, packed(t, &Manifest{Format: Format, Files: []File{short}}, "a", "abc"))
+	f("folders that are not listed", "does not list", 0, packed(t, m(short), "x/", "", "a", "abc"))
+	f("a file outside", "outside of the folder", 0, packed(t, m(File{Name: "../a", Size: 3}), "../a", "abc"))
+	f("a manifest without end", "is the most", 0, packed(t, nil, manifestName, bomb))
+	f("another checksum", "is not what was backed up", 3, packed(t, m(File{Name: "a", Size: 3, SHA256: sum("abd")}), "a", "abc"))
+	f("a missing file", `"b" is missing`, 3, packed(t, m(short, File{Name: "b"}), "a", "abc"))
 }

@@ -11,6 +11,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"strings"
 
@@ -20,17 +21,26 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// maxManifest bounds what is read of a manifest: 100,000 files take 12 MB.
+// maxManifest bounds a manifest, in bytes: 100,000 files take 12 MB.
 const maxManifest = 64 << 20
 
 // Verify reads a backup to its end and says what it holds. The error is a
 // notify.KindInvalid of code "bad_backup" where it is not whole.
-func Verify(ctx context.Context, r io.Reader) (Manifest, error) { return unpack(ctx, r, "") }
+func Verify(ctx context.Context, r io.Reader) (Manifest, error) {
+	a, err := open(ctx, r)
+	if err != nil {
+		return Manifest{}, err
+	}
+	defer a.z.Close()
+	return a.m, a.unpack("")
+}
 
 // Restore unpacks a backup as the folder dir, which must not exist or be empty
 // (notify.KindConflict "data_dir_in_use"). The folder appears with its last
-// step, durable: a restore that was cut short leaves dir as it was. Errors are
-// those of Verify besides.
+// step, durable: a restore that was cut short leaves dir as it was and removes
+// what it wrote. Before the first write Restore reads the manifest and compares it
+// with the room on the volume (notify.KindUnavailable "data_dir"); it never writes
+// more than the manifest says. Errors are those of Verify besides.
 func Restore(ctx context.Context, r io.Reader, dir string) (Manifest, error) {
 	dir = filepath.Clean(dir)
 	if names, err := os.ReadDir(dir); err == nil && len(names) > 0 {
@@ -38,7 +48,15 @@ func Restore(ctx context.Context, r io.Reader, dir string) (Manifest, error) {
 	} else if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return Manifest{}, unwritable(dir, err)
 	}
+	a, err := open(ctx, r)
+	if err != nil {
+		return Manifest{}, err
+	}
+	defer a.z.Close()
 	parent := filepath.Dir(dir)
+	if err := room(parent, a.m); err != nil {
+		return Manifest{}, unwritable(dir, err)
+	}
 	if err := durable.MkdirAll(parent); err != nil {
 		return Manifest{}, unwritable(dir, err)
 	}
@@ -47,8 +65,8 @@ func Restore(ctx context.Context, r io.Reader, dir string) (Manifest, error) {
 		return Manifest{}, unwritable(dir, err)
 	}
 	defer os.RemoveAll(tmp)
-	m, err := unpack(ctx, r, tmp)
-	if err != nil {
+	m := a.m
+	if err := a.unpack(tmp); err != nil {
 		return m, err
 	}
 	if err := syncFolders(tmp); err != nil {
@@ -63,6 +81,30 @@ func Restore(ctx context.Context, r io.Reader, dir string) (Manifest, error) {
 	return m, nil
 }
 
+// block is what a file's or folder's space is rounded up to.
+const block = 4096
+
+// room returns an error if what m lists does not fit on the volume of dir, which
+// need not exist yet.
+func room(dir string, m Manifest) error {
+	for {
+		if _, err := os.Stat(dir); err == nil || dir == filepath.Dir(dir) {
+			break
+		}
+		dir = filepath.Dir(dir)
+	}
+	free, err := durable.FreeBytes(dir)
+	if err != nil || free < 0 {
+		return err
+	}
+	// No overflow: open bounds Bytes, and the manifest's size the number of names.
+	need := m.Bytes + int64(len(m.Files)+len(m.Folders))*block
+	if need > free {
+		return fmt.Errorf("the backup unpacks to %d files, %d bytes with their folders, and the volume has %d bytes free; nothing was written", len(m.Files), need, free)
+	}
+	return nil
+}
+
 func unwritable(dir string, err error) error {
 	return &notify.Error{Kind: notify.KindUnavailable, Code: "data_dir", Msg: "cannot restore into " + dir, Err: err}
 }
@@ -71,82 +113,180 @@ func bad(format string, args ...any) error {
 	return notify.Invalid("bad_backup", "backup", fmt.Sprintf(format, args...))
 }
 
-// unpack reads a backup, into a folder where one is named.
-func unpack(ctx context.Context, r io.Reader, into string) (m Manifest, err error) {
+// archive is a backup of which the manifest has been read.
+type archive struct {
+	ctx     context.Context
+	z       *zstd.Decoder
+	t       *tar.Reader
+	m       Manifest
+	folders map[string]bool // that are to come
+	files   map[string]File // that are to come
+}
+
+// open reads the manifest and checks it. The caller closes z of what it returns.
+func open(ctx context.Context, r io.Reader) (_ *archive, err error) {
 	z, err := zstd.NewReader(&ending{ctx, r}, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(256<<20))
 	if err != nil {
-		return m, bad("it is no backup: %v", err)
+		return nil, bad("it is no backup: %v", err)
 	}
-	defer z.Close()
-	t := tar.NewReader(z)
-	found := map[string]File{}
+	defer func() {
+		if err != nil {
+			z.Close()
+		}
+	}()
+	a := &archive{ctx: ctx, z: z, t: tar.NewReader(z), folders: map[string]bool{}, files: map[string]File{}}
+	h, err := a.t.Next()
+	switch {
+	case ctx.Err() != nil:
+		return nil, ctx.Err()
+	case err != nil:
+		return nil, bad("it breaks off before its manifest: %v", err)
+	case h.Typeflag != tar.TypeReg || h.Name != manifestName:
+		return nil, bad("it begins with %q, not with %s", h.Name, manifestName)
+	case h.Size > maxManifest:
+		return nil, bad("its manifest has %d bytes, %d is the most", h.Size, maxManifest)
+	}
+	raw, err := io.ReadAll(a.t)
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	if err != nil {
+		return nil, bad("its manifest breaks off: %v", err)
+	}
+	if err := json.Unmarshal(raw, &a.m); err != nil {
+		return nil, bad("its manifest cannot be read: %v", err)
+	}
+	if err := a.expect(); err != nil {
+		return nil, err
+	}
+	return a, nil
+}
+
+// maxBytes bounds the sum of the sizes of a manifest: 4 PiB.
+const maxBytes = 1 << 52
+
+// expect checks the manifest by itself and notes what it lists.
+func (a *archive) expect() error {
+	if a.m.Format != Format {
+		return bad("it has format %d, this program reads %d", a.m.Format, Format)
+	}
+	add := func(name string) error {
+		if !filepath.IsLocal(filepath.FromSlash(name)) || path.Clean(name) != name || name == "." {
+			return bad("it names a file outside of the folder: %q", name)
+		}
+		if _, twice := a.files[name]; twice || a.folders[name] {
+			return bad("its manifest has %q twice", name)
+		}
+		if up := path.Dir(name); up != "." && !a.folders[up] {
+			return bad("its manifest has %q before its folder", name)
+		}
+		return nil
+	}
+	for _, name := range a.m.Folders {
+		if err := add(name); err != nil {
+			return err
+		}
+		a.folders[name] = true
+	}
+	var sum int64
+	for _, f := range a.m.Files {
+		if err := add(f.Name); err != nil {
+			return err
+		}
+		if f.Size < 0 || f.Size > maxBytes-sum {
+			return bad("its manifest says that %q has %d bytes", f.Name, f.Size)
+		}
+		sum += f.Size
+		a.files[f.Name] = f
+	}
+	if sum != a.m.Bytes {
+		return bad("its manifest says %d bytes, its files have %d", a.m.Bytes, sum)
+	}
+	return nil
+}
+
+// unpack reads what the manifest lists, and writes it where a folder is named. An
+// entry that is not as listed ends it before a byte of that entry is written.
+func (a *archive) unpack(into string) error {
 	for {
-		h, err := t.Next()
-		if ctx.Err() != nil {
-			return m, ctx.Err()
+		h, err := a.t.Next()
+		if a.ctx.Err() != nil {
+			return a.ctx.Err()
 		}
 		if errors.Is(err, io.EOF) {
-			return m, bad("it has no end: what was written is %d files and no manifest", len(found))
+			return a.end()
 		}
 		if err != nil {
-			return m, bad("it breaks off after %d files: %v", len(found), err)
+			return bad("it breaks off, %d of %d files are missing: %v", len(a.files), len(a.m.Files), err)
 		}
 		name := strings.TrimSuffix(h.Name, "/")
-		if !filepath.IsLocal(filepath.FromSlash(name)) {
-			return m, bad("it names a file outside of the folder: %q", h.Name)
-		}
-		path := filepath.Join(into, filepath.FromSlash(name))
-		switch {
-		case h.Typeflag == tar.TypeReg && name == manifestName:
-			return manifest(t, found)
-		case h.Typeflag == tar.TypeDir:
-			if into != "" {
-				if err := os.MkdirAll(path, 0o700); err != nil {
-					return m, unwritable(into, err)
-				}
+		to := filepath.Join(into, filepath.FromSlash(name))
+		switch want, ok := a.files[name]; {
+		case a.folders[path.Dir(name)]:
+			return bad("it has %q before its folder", name)
+		case h.Typeflag == tar.TypeDir && a.folders[name]:
+			delete(a.folders, name)
+			if into == "" {
+				continue
 			}
-		case h.Typeflag == tar.TypeReg:
-			if _, twice := found[name]; twice {
-				return m, bad("it has %s twice", name)
+			if err := os.Mkdir(to, 0o700); err != nil {
+				return unwritable(into, err)
 			}
-			sum, err := readFile(t, path, into != "")
-			if ctx.Err() != nil {
-				return m, ctx.Err()
+		case h.Typeflag != tar.TypeReg || !ok:
+			return bad("it has %q, which its manifest does not list, or a second time", h.Name)
+		case h.Size != want.Size:
+			return bad("%q has %d bytes, not %d as its manifest says", name, h.Size, want.Size)
+		default:
+			sum, err := readFile(a.t, to, into != "")
+			if a.ctx.Err() != nil {
+				return a.ctx.Err()
 			}
 			if err != nil {
-				return m, err
+				return err
 			}
-			found[name] = File{name, h.Size, sum}
-		default:
-			return m, bad("%s is neither a file nor a folder", name)
+			if sum != want.SHA256 {
+				return bad("%q is not what was backed up: its checksum is %s, not %s", name, sum, want.SHA256)
+			}
+			delete(a.files, name)
 		}
 	}
 }
 
-// readFile reads one file, durably to path where it is kept.
-func readFile(r io.Reader, path string, keep bool) (sum string, err error) {
+// end is what is wrong when the archive has ended.
+func (a *archive) end() error {
+	if n, err := a.z.Read(make([]byte, 1)); n > 0 || !errors.Is(err, io.EOF) {
+		return bad("it is damaged behind its last file: %v", err)
+	}
+	for name := range a.files {
+		return bad("%q is missing", name)
+	}
+	for name := range a.folders {
+		return bad("the folder %q is missing", name)
+	}
+	return nil
+}
+
+// readFile reads one file, durably as name where it is kept.
+func readFile(r io.Reader, name string, keep bool) (sum string, err error) {
 	hash := sha256.New()
 	w := io.Writer(hash)
 	if keep {
-		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-			return "", unwritable(path, err)
-		}
-		f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+		f, err := os.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 		if err != nil {
-			return "", unwritable(path, err)
+			return "", unwritable(name, err)
 		}
 		defer func() {
 			if serr := errors.Join(f.Sync(), f.Close()); err == nil && serr != nil {
-				err = unwritable(path, serr)
+				err = unwritable(name, serr)
 			}
 		}()
-		w = io.MultiWriter(hash, &sink{f, path})
+		w = io.MultiWriter(hash, &sink{f, name})
 	}
 	if _, err := io.Copy(w, r); err != nil {
 		if e, ok := errors.AsType[*notify.Error](err); ok {
 			return "", e
 		}
-		return "", bad("it breaks off in %s: %v", filepath.Base(path), err)
+		return "", bad("it breaks off in %s: %v", filepath.Base(name), err)
 	}
 	return hex.EncodeToString(hash.Sum(nil)), nil
 }
@@ -163,33 +303,6 @@ func (s *sink) Write(p []byte) (int, error) {
 		err = unwritable(s.path, err)
 	}
 	return n, err
-}
-
-// manifest holds what was found against what should be there.
-func manifest(r io.Reader, found map[string]File) (m Manifest, err error) {
-	raw, err := io.ReadAll(io.LimitReader(r, maxManifest))
-	if err != nil {
-		return m, bad("its manifest breaks off: %v", err)
-	}
-	if err := json.Unmarshal(raw, &m); err != nil {
-		return m, bad("its manifest cannot be read: %v", err)
-	}
-	if m.Format < 1 || m.Format > Format {
-		return m, bad("it has format %d, this program reads up to %d", m.Format, Format)
-	}
-	for _, want := range m.Files {
-		switch is, ok := found[want.Name]; {
-		case !ok:
-			return m, bad("%s is missing", want.Name)
-		case is != want:
-			return m, bad("%s is not what was backed up: %d bytes with checksum %s, not %d with %s", want.Name, is.Size, is.SHA256, want.Size, want.SHA256)
-		}
-		delete(found, want.Name)
-	}
-	for name := range found {
-		return m, bad("%s was not backed up", name)
-	}
-	return m, nil
 }
 
 // syncFolders makes the names below dir durable.

@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -20,7 +21,7 @@ import (
 // Format of the backups this build writes, and the latest it reads.
 const Format = 1
 
-// manifestName is that of the last entry.
+// manifestName is that of the first entry.
 const manifestName = "manifest.json"
 
 // Manifest says what a backup holds.
@@ -29,7 +30,9 @@ type Manifest struct {
 	Created time.Time `json:"created_at"` // what was accepted before it is in the backup
 	Version string    `json:"version"`    // of the program that made it
 	StoreID string    `json:"store_id"`   // of the log and the store, which belong together
+	Dev     bool      `json:"dev"`        // of "notifyd dev", which has its data in the folder data below its own
 	Bytes   int64     `json:"bytes"`      // of the files, unpacked
+	Folders []string  `json:"folders"`    // below the data folder, with slashes; each after the one it is in
 	Files   []File    `json:"files"`
 }
 
@@ -40,17 +43,24 @@ type File struct {
 	SHA256 string `json:"sha256"`
 }
 
-// Write writes the files below dir to w, and m with what they were. The files
-// must not change meanwhile. It ends early with the error of ctx.
+// Write writes m with what the files below dir are, then the files. It reads each
+// file twice, first for its checksum. The files must not change meanwhile. Write
+// ends early with the error of ctx.
 func Write(ctx context.Context, w io.Writer, dir string, m Manifest) (Manifest, error) {
-	m.Format, m.Bytes, m.Files = Format, 0, nil
-	z, err := zstd.NewWriter(w, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(1))
+	m, err := list(ctx, dir, m)
+	if err == nil {
+		err = write(ctx, w, dir, m)
+	}
 	if err != nil {
 		return m, fmt.Errorf("backup: %w", err)
 	}
-	defer z.Close()
-	t := tar.NewWriter(z)
-	err = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+	return m, nil
+}
+
+// list returns m with the folders and files below dir.
+func list(ctx context.Context, dir string, m Manifest) (Manifest, error) {
+	m.Format, m.Bytes, m.Folders, m.Files = Format, 0, nil, nil
+	return m, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err == nil {
 			err = ctx.Err()
 		}
@@ -63,55 +73,68 @@ func Write(ctx context.Context, w io.Writer, dir string, m Manifest) (Manifest, 
 		}
 		name = filepath.ToSlash(name)
 		if d.IsDir() { // an empty one counts: the folder of a partition without records
-			return t.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: name + "/", Mode: 0o700, ModTime: m.Created})
+			m.Folders = append(m.Folders, name)
+			return nil
 		}
-		f, err := writeFile(ctx, t, path, name, m.Created)
+		f, err := sumFile(ctx, path, name)
 		m.Files = append(m.Files, f)
 		m.Bytes += f.Size
 		return err
 	})
-	if err != nil {
-		return m, fmt.Errorf("backup: %w", err)
-	}
-	raw, err := json.MarshalIndent(m, "", "  ")
-	if err == nil {
-		err = t.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: manifestName, Size: int64(len(raw)), Mode: 0o600, ModTime: m.Created})
-	}
-	if err == nil {
-		_, err = io.Copy(t, bytes.NewReader(raw))
-	}
-	if err == nil {
-		err = t.Close()
-	}
-	if err == nil {
-		err = z.Close()
-	}
-	if err != nil {
-		return m, fmt.Errorf("backup: %w", err)
-	}
-	return m, nil
 }
 
-func writeFile(ctx context.Context, t *tar.Writer, path, name string, at time.Time) (File, error) {
+func sumFile(ctx context.Context, path, name string) (File, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return File{}, err
 	}
 	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return File{}, err
-	}
-	out := File{Name: name, Size: info.Size()}
-	if err := t.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Size: out.Size, Mode: 0o600, ModTime: at}); err != nil {
-		return out, err
-	}
 	sum := sha256.New()
-	if _, err := io.CopyN(io.MultiWriter(t, sum), &ending{ctx, f}, out.Size); err != nil {
-		return out, fmt.Errorf("%s: %w", name, err)
+	n, err := io.Copy(sum, &ending{ctx, f})
+	return File{Name: name, Size: n, SHA256: hex.EncodeToString(sum.Sum(nil))}, err
+}
+
+// write writes the archive that m describes.
+func write(ctx context.Context, w io.Writer, dir string, m Manifest) error {
+	raw, err := json.MarshalIndent(m, "", "  ")
+	if err != nil {
+		return err
 	}
-	out.SHA256 = hex.EncodeToString(sum.Sum(nil))
-	return out, nil
+	if len(raw) > maxManifest {
+		return fmt.Errorf("its %d files and %d folders make a manifest of %d bytes, %d is the most", len(m.Files), len(m.Folders), len(raw), maxManifest)
+	}
+	z, err := zstd.NewWriter(w, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(1))
+	if err != nil {
+		return err
+	}
+	defer z.Close()
+	t := tar.NewWriter(z)
+	entry := func(name string, size int64, r io.Reader) error {
+		err := t.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Size: size, Mode: 0o600, ModTime: m.Created})
+		if err == nil {
+			_, err = io.CopyN(t, r, size)
+		}
+		return err
+	}
+	if err := entry(manifestName, int64(len(raw)), bytes.NewReader(raw)); err != nil {
+		return err
+	}
+	for _, name := range m.Folders {
+		if err := t.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: name + "/", Mode: 0o700, ModTime: m.Created}); err != nil {
+			return err
+		}
+	}
+	for _, file := range m.Files {
+		f, err := os.Open(filepath.Join(dir, filepath.FromSlash(file.Name)))
+		if err != nil {
+			return err
+		}
+		err = entry(file.Name, file.Size, &ending{ctx, f})
+		if err = errors.Join(err, f.Close()); err != nil {
+			return fmt.Errorf("%s: %w", file.Name, err)
+		}
+	}
+	return errors.Join(t.Close(), z.Close())
 }
 
 // ending is a reader that ends with its context.

@@ -148,6 +148,7 @@ func TestPrinter(t *testing.T) {
 	f(&Printer{Format: "jsonl"}, `{"name":"a\u001b[2J","n":1}`+"\n"+`{"name":"\u003cö\u003e","n":22}`+"\n")
 	f(&Printer{Format: "yaml"}, "- \"n\": 1\n  name: \"a\\e[2J\"\n- \"n\": 22\n  name: <ö>\n")
 	f(&Printer{Format: "table", JQ: ".[] | .name, .n"}, "a\x1b[2J\n1\n<ö>\n22\n")
+	f(&Printer{Format: "table", Width: 80, JQ: ".[] | .name, .n"}, `a\u001b[2J`+"\n1\n<ö>\n22\n")
 	var b strings.Builder
 	p := &Printer{Format: "table", Out: &b}
 	if err := p.Record(nil, func() Table { return Table{{"name", "x"}, {"empty", ""}, {"n", "1"}} }); err != nil || b.String() != "name  x\nn     1\n" {

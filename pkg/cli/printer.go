@@ -333,6 +333,9 @@ func (p *Printer) filter(v any) error {
 			return Usage("--jq: %v", err)
 		}
 		if s, is := out.(string); is {
+			if p.Width > 0 { // a terminal would act on what a server or a receiver wrote
+				s = string(escapeLines([]byte(s)))
+			}
 			fmt.Fprintln(p.Out, s)
 			continue
 		}

@@ -167,14 +167,36 @@ func Exact(names ...string) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		switch {
 		case len(args) < len(names):
-			return Usage("%s needs %s", c.CommandPath(), strings.Join(names[len(args):], " and "))
+			return Usage("%s needs %s", calledAs(c), strings.Join(names[len(args):], " and "))
 		case len(names) == 0 && len(args) > 0:
-			return Usage("%s takes no arguments, got %q", c.CommandPath(), args[0])
+			return Usage("%s takes no arguments, got %q", calledAs(c), args[0])
 		case len(args) > len(names):
-			return Usage("%s takes %d argument(s), got %q too many", c.CommandPath(), len(names), args[len(names)])
+			return Usage("%s takes %d argument(s), got %q too many", calledAs(c), len(names), args[len(names)])
 		}
 		return nil
 	}
+}
+
+// AtLeast wants n arguments or more and names them when they are missing.
+func AtLeast(n int, what string) cobra.PositionalArgs {
+	return func(c *cobra.Command, args []string) error {
+		if len(args) >= n {
+			return nil
+		}
+		many := ""
+		if n > 1 {
+			many = fmt.Sprintf(", at least %d", n)
+		}
+		return Usage("%s needs %s%s", calledAs(c), what, many)
+	}
+}
+
+// calledAs is the path of a command, with the alias it was called by.
+func calledAs(c *cobra.Command) string {
+	if name := c.CalledAs(); name != "" {
+		return strings.TrimSuffix(c.CommandPath(), c.Name()) + name
+	}
+	return c.CommandPath()
 }
 
 // Distance is the number of typing errors between two short words: a letter

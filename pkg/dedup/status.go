@@ -90,6 +90,17 @@ func (s *Status) Put(ctx context.Context, rows []notify.Row) error {
 
 // Get returns the rows of keys. Those that surely have none are not read.
 func (s *Status) Get(ctx context.Context, keys []notify.RowKey) ([]notify.Row, error) {
+	return s.get(ctx, keys, s.Status.Get)
+}
+
+// Resume is Get for the owner of a tenure.
+func (s *Status) Resume(ctx context.Context, t engine.Tenure, keys []notify.RowKey) ([]notify.Row, error) {
+	return s.get(ctx, keys, func(ctx context.Context, keys []notify.RowKey) ([]notify.Row, error) {
+		return s.Status.Resume(ctx, t, keys)
+	})
+}
+
+func (s *Status) get(ctx context.Context, keys []notify.RowKey, from func(context.Context, []notify.RowKey) ([]notify.Row, error)) ([]notify.Row, error) {
 	ids := make([]uint64, len(keys))
 	for i := range keys {
 		ids[i] = hash(&keys[i])
@@ -102,7 +113,7 @@ func (s *Status) Get(ctx context.Context, keys []notify.RowKey) ([]notify.Row, e
 	}) {
 		s.read.Add(uint64(len(keys)))
 		s.blind.Add(uint64(len(keys)))
-		return s.Status.Get(ctx, keys)
+		return from(ctx, keys)
 	}
 	var which []int // keys to read
 	var ask []notify.RowKey
@@ -118,7 +129,7 @@ func (s *Status) Get(ctx context.Context, keys []notify.RowKey) ([]notify.Row, e
 		return out, nil
 	}
 	s.read.Add(uint64(len(ask)))
-	rows, err := s.Status.Get(ctx, ask)
+	rows, err := from(ctx, ask)
 	if err != nil {
 		return nil, err
 	}

@@ -18,6 +18,9 @@ type Caller struct {
 	// MaxInFlight is how many of its callbacks run at a time; 0: the configured
 	// default.
 	MaxInFlight int `json:"max_in_flight,omitempty"`
+	// FinalStatuses are answers of its receivers, 300 to 599, that end a trigger at
+	// once as FAILED, beside 410. Other answers but 2xx are tried again.
+	FinalStatuses []int `json:"final_statuses,omitempty"`
 	// MaxPending is how many triggers it may have waiting; 0: the configured
 	// default.
 	MaxPending int `json:"max_pending,omitempty"`

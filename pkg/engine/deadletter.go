@@ -85,7 +85,8 @@ type DeadLetters interface {
 	Put(ctx context.Context, ds []DeadLetter) error
 	// Get returns one; notify.KindNotFound when there is none.
 	Get(ctx context.Context, id notify.ID, epoch uint16) (DeadLetter, error)
-	// Feed returns a caller's dead letters with Seq > after, ascending.
+	// Feed returns a caller's dead letters with Seq > after, ascending. As with Walk and
+	// Last, a failure takes back none of what it returns, so a reader may keep the Seq.
 	Feed(ctx context.Context, caller string, after uint64, max int) ([]DeadLetter, error)
 	// List returns matching dead letters, newest first, behind the cursor; a
 	// nil cursor starts, and a nil one is returned at the end.

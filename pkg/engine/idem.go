@@ -48,8 +48,11 @@ type Idem interface {
 	// Finish stores the answer of a reservation.
 	Finish(ctx context.Context, key IdemKey, status int, body []byte, expires int64) error
 	// Release forgets a reservation that stored nothing, so that its key can
-	// be used again: the request was refused before its first append.
-	Release(ctx context.Context, key IdemKey) error
+	// be used again: the request was refused before its first append. It does so
+	// only while the stored owner and lease are those of held; else it returns
+	// notify.KindConflict and the reservation stays: somebody took it over and may
+	// have appended under its ids. No reservation at all is no error.
+	Release(ctx context.Context, held Reservation) error
 	// Purge forgets keys with Expires <= now and returns how many.
 	Purge(ctx context.Context, now int64) (int, error)
 }

@@ -3,7 +3,7 @@ package engine
 import "context"
 
 // Profile is what a user set: preferences and addresses. Users are shared by
-// all callers.
+// all callers; a token may be bound to a namespace of them (claim users).
 type Profile struct {
 	User       string              `json:"user_id"`
 	Addresses  map[string][]string `json:"addresses,omitempty"`   // by channel: push "apns:<token>" or "fcm:<token>", sms E.164, email
@@ -35,8 +35,8 @@ const CodeRegressed = "store_regressed"
 type Prefs interface {
 	// Get returns the profile of a user; ok is false when there is none.
 	Get(ctx context.Context, user string) (p Profile, ok bool, err error)
-	// Put stores a profile and returns its version, higher than every version
-	// before it. If p.Version is not 0 and the stored one differs, the result
+	// Put stores a profile if the stored version is p.Version (0: there is none),
+	// and returns its version, higher than every version before it; else the result
 	// is notify.KindConflict and nothing is stored.
 	Put(ctx context.Context, p Profile) (version uint64, err error)
 	// PutMany stores profiles unconditionally; for imports.

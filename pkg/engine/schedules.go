@@ -104,6 +104,8 @@ type ColdTimers interface {
 	// Scan returns up to max rows of a day of a shard behind after, in order of
 	// fire time, then id.
 	Scan(ctx context.Context, shard uint16, day int64, after TimerCursor, max int) ([]Timer, error)
+	// Outline is Scan for counts: rows may come without their payloads.
+	Outline(ctx context.Context, shard uint16, day int64, after TimerCursor, max int) ([]Timer, error)
 	// Days returns the days of a shard up to and including to that hold rows,
 	// ascending.
 	Days(ctx context.Context, shard uint16, to int64) ([]int64, error)

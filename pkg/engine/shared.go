@@ -33,5 +33,11 @@ type Limits interface {
 type Meta interface {
 	// GetMeta returns the value of a name; nil when there is none.
 	GetMeta(ctx context.Context, name string) ([]byte, error)
+	// PutMeta stores a value under a name. The last write wins.
 	PutMeta(ctx context.Context, name string, value []byte) error
+	// SwapMeta stores value under a name if old is what is stored (nil: nothing is).
+	// It returns true when value is stored, also if it was before, and false when
+	// something else is: the caller reads again. After an error value may be stored.
+	// A name that is swapped must never be put.
+	SwapMeta(ctx context.Context, name string, old, value []byte) (bool, error)
 }

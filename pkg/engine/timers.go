@@ -60,12 +60,17 @@ type Timers interface {
 	// Scan returns up to max rows of p behind after with FireAt <= until, in
 	// order.
 	Scan(ctx context.Context, p TimerPartition, after TimerCursor, until int64, max int) ([]Timer, error)
+	// Outline is Scan for counts: rows may come without their payloads.
+	Outline(ctx context.Context, p TimerPartition, after TimerCursor, until int64, max int) ([]Timer, error)
 	// Minutes returns the minutes of shard in [from, to] that hold rows,
 	// ascending: what a catch-up has to read. It may return others that hold
 	// only hints, so that they are dropped as well, or whose rows were forgotten.
 	Minutes(ctx context.Context, shard uint16, from, to int64) ([]int64, error)
 	// Shard returns the state of a shard; the zero state before its first owner.
 	Shard(ctx context.Context, shard uint16) (ShardState, error)
+	// Closed returns the Closed of a shard: as of every Advance answered before, and
+	// possibly of one that is not.
+	Closed(ctx context.Context, shard uint16) (int64, error)
 	// TakeOver raises the term of a shard if it still is term, and names the
 	// new owner. A stale term is notify.KindConflict.
 	TakeOver(ctx context.Context, shard uint16, term uint64, owner string) (ShardState, error)

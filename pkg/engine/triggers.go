@@ -18,6 +18,16 @@ const (
 	TriggerExpired   TriggerState = 6 // terminal: later than its max_lateness allows
 )
 
+// TriggerOpen is no state: List takes it for the rows that something is still owed
+// to, PENDING, IN_FLIGHT, and FAILED ones whose dead letter is not written
+// (NextAt is not 0).
+const TriggerOpen TriggerState = 0xff
+
+// IsOpen reports whether a row counts as TriggerOpen.
+func (t *Trigger) IsOpen() bool {
+	return t.State == TriggerPending || t.State == TriggerInFlight || t.State == TriggerFailed && t.NextAt != 0
+}
+
 // LatePolicy is what happens to a trigger later than its MaxLateness.
 type LatePolicy uint8
 
@@ -106,6 +116,9 @@ type Triggers interface {
 	// List returns rows of a caller ("": of all), newest id first, behind after
 	// (zero: from the newest), at most max. state 0: of any state.
 	List(ctx context.Context, caller string, state TriggerState, after TriggerCursor, max int) ([]Trigger, error)
+	// CountOpen returns how many rows of a caller are TriggerOpen. Beyond most it
+	// may stop counting. Rows that ended a moment ago may still be counted.
+	CountOpen(ctx context.Context, caller string, most int) (int, error)
 	// Purge removes terminal rows that ended before a time, ms since 1970, at
 	// most max, never another one; it returns how many.
 	Purge(ctx context.Context, before int64, max int) (int, error)

@@ -11,7 +11,8 @@ import (
 
 // Chunks calls fn with every original chunk that is sealed, of the records at
 // from[partition] (missing: 0) and behind, whose request was accepted since then
-// (ms since 1970). It returns how far each partition was sealed: what lies
+// (ms since 1970), and those of segments that hold only records appended since then:
+// what was scheduled comes to the log long after its request. It returns how far each partition was sealed: what lies
 // behind that is in the log. Found names no receiver; it is reused, its slices
 // are not. A damaged segment is an error: of part of the history nothing can be
 // concluded.
@@ -25,7 +26,7 @@ func (s *Store) Chunks(ctx context.Context, from map[Part]int64, since int64, fn
 		return nil, damagedHistory(errors.New("a segment cannot be read"))
 	}
 	for _, seg := range l.view.segs {
-		if seg.maxBase.Time().UnixMilli() < since {
+		if seg.maxBase.Time().UnixMilli() < since && seg.meta.MinTime < since {
 			continue
 		}
 		for o := range uint32(seg.meta.Chunks) {
@@ -37,7 +38,7 @@ func (s *Store) Chunks(ctx context.Context, from map[Part]int64, since int64, fn
 				l.note(seg, err)
 				return nil, damagedHistory(l.damaged)
 			}
-			if c.base.Time().UnixMilli() < since {
+			if c.base.Time().UnixMilli() < since && seg.meta.MinTime < since {
 				continue
 			}
 			var f engine.Found
@@ -201,3 +202,15 @@ func (s *Store) Has(base notify.Base) (bool, error) {
 
 // Kept is since when notifications are kept.
 func (s *Store) Kept(now time.Time) time.Time { return now.Add(-s.cfg.Retention) }
+
+// Oldest is the time of the oldest record in a sealed segment, ms since 1970; what
+// retention is over for, and the archive waits for, counts. now where there is none.
+func (s *Store) Oldest(now time.Time) int64 {
+	v := s.acquire()
+	defer v.release()
+	oldest := now.UnixMilli()
+	for _, seg := range v.segs {
+		oldest = min(oldest, seg.meta.MinTime)
+	}
+	return oldest
+}

@@ -49,6 +49,10 @@ type Config struct {
 	BufferBytes int
 	// Retention removes segments whose youngest record is older; default 30 days.
 	Retention time.Duration
+	// RemovalTime, when set, is the time that Retention and ArchiveWait are counted
+	// back from, in place of time.Now: a clock that jumped must not remove
+	// everything at once. After an error nothing is removed.
+	RemovalTime func(ctx context.Context) (time.Time, error)
 	// Archived, when set, returns of each partition the offset below which
 	// everything is archived: a segment beyond it is kept when its retention is
 	// over, for ArchiveWait at most (0: without limit).

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
@@ -133,6 +134,56 @@ func TestPowerLossCatchesMissingSyncs(t *testing.T) {
 	}
 }
 
+// Offsets of partitions with nothing to keep are in OFFSETS alone. What was said to
+// be sealed, and so may be trimmed from the log, is there whenever the power goes.
+func TestOffsetsSurvivePowerLoss(t *testing.T) {
+	t.Parallel()
+	mem := newMem()
+	var s *Store
+	type cut struct {
+		disk   *vfs.MemFS
+		sealed map[Part]int64
+		op     string
+	}
+	var cuts []cut
+	take := func(op string) {
+		cuts = append(cuts, cut{mem.fs.CrashClone(vfs.CrashCloneCfg{}), s.Sealed(), op})
+	}
+	ffs := &faultFS{FS: mem, hook: func(op, _ string) error {
+		if s != nil {
+			take(op)
+		}
+		return nil
+	}}
+	opened, err := Open(Config{Dir: "/h", FS: ffs, SegmentAge: time.Nanosecond}) // not run: the test seals
+	must(t, err)
+	s = opened
+	const rounds = 4
+	for i := range int64(rounds) {
+		must(t, s.Append(t.Context(), Record{Topic: topic, Offset: i, Value: []byte("junk"), Time: now}))
+		for range 2 { // the first look only starts the clock
+			must(t, s.sealEmpty())
+		}
+	}
+	take("end")
+	if got := s.Sealed()[Part{topic, 0}]; got != rounds {
+		t.Fatalf("sealed up to %d, want %d", got, rounds)
+	}
+	for _, c := range cuts {
+		again, stop, err := runStore(Config{Dir: "/h", FS: memFS{c.disk}})
+		if err != nil {
+			t.Fatalf("before %s: %v", c.op, err)
+		}
+		for tp, off := range c.sealed {
+			if got := again.Resume()[tp]; got < off {
+				t.Errorf("power lost before %s: %v was sealed up to %d, the start resumes at %d", c.op, tp, off, got)
+			}
+		}
+		must(t, stop())
+	}
+	must(t, s.Close())
+}
+
 // A full disk refuses, and works again when there is room; a failed sync is
 // final.
 func TestWriteAndSyncErrors(t *testing.T) {
@@ -170,8 +221,8 @@ func TestWriteAndSyncErrors(t *testing.T) {
 		}
 		rec := m.write(r)
 		err := s.Append(t.Context(), rec)
-		for err != nil {
-			if notify.KindOf(err) != notify.KindUnavailable || !errors.Is(err, full) {
+		for tries := 0; err != nil; tries++ {
+			if tries > 10 || notify.KindOf(err) != notify.KindUnavailable || !errors.Is(err, full) {
 				t.Fatal(err)
 			}
 			refused++
@@ -189,8 +240,10 @@ func TestWriteAndSyncErrors(t *testing.T) {
 	must(t, m.check(s, 3))
 
 	set("sync", errors.New("input/output error"))
-	for err == nil {
-		err = s.Append(t.Context(), m.write(r))
+	for range 10_000 { // a tail of 8 receivers is sealed, and so synced, within a few
+		if err = s.Append(t.Context(), m.write(r)); err != nil {
+			break
+		}
 	}
 	if notify.KindOf(err) != notify.KindUnavailable {
 		t.Fatal(err)

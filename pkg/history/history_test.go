@@ -233,7 +233,14 @@ func TestRetention(t *testing.T) {
 	if got := users(t, s, "ann", 5); len(got) != 2 {
 		t.Fatalf("%v", got)
 	}
-	must(t, s.expire(time.Now()))
+	behind := time.Now().Add(-24 * time.Hour)
+	s.cfg.RemovalTime = func(context.Context) (time.Time, error) { return behind, nil }
+	must(t, s.expireNow(t.Context()))
+	if got := users(t, s, "ann", 5); len(got) != 2 {
+		t.Fatalf("removed by the clock, not by the time that removal goes by: %v", got)
+	}
+	behind = time.Now()
+	must(t, s.expireNow(t.Context()))
 	if got := users(t, s, "ann", 5); len(got) != 1 {
 		t.Fatalf("%v", got)
 	}

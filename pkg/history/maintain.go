@@ -24,7 +24,7 @@ func (s *Store) maintain(ctx context.Context) error {
 	tick := time.NewTicker(maintainEvery)
 	defer tick.Stop()
 	for {
-		if err := s.expire(time.Now()); err != nil {
+		if err := s.expireNow(ctx); err != nil && ctx.Err() == nil {
 			s.cfg.Log.Error("history cannot remove old segments, will try again", "err", err)
 		}
 		for ctx.Err() == nil {
@@ -66,6 +66,18 @@ func (s *Store) Verify(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// expireNow removes what is over by RemovalTime.
+func (s *Store) expireNow(ctx context.Context) error {
+	now := time.Now()
+	if s.cfg.RemovalTime != nil {
+		var err error
+		if now, err = s.cfg.RemovalTime(ctx); err != nil {
+			return err
+		}
+	}
+	return s.expire(now)
 }
 
 // expire removes segments whose youngest record has passed its retention. The

@@ -41,7 +41,11 @@ func (s *Service) Batch(ctx context.Context, m Meta, body []byte) (a Answer, err
 	}
 	key := engine.IdemKey{Caller: m.Caller, Route: m.Route, Key: m.Key}
 	return s.handle(ctx, &m, key, body, func(l layout) (*plan, error) {
-		b := batch{s: s, m: &m, l: l, p: &plan{block: s.lanesSum(), parts: 1}}
+		b := batch{s: s, m: &m, l: l, off: s.rules.off}
+		if l.resumed {
+			b.off = switches(l.partitions) &^ frozenSwitches
+		}
+		b.p = &plan{block: s.lanesSum(), parts: uint16(b.off | frozenSwitches)}
 		if l.resumed && l.block != b.p.block {
 			// The records could not be the same again: better a clear error
 			// than items that go out twice.
@@ -74,6 +78,7 @@ type batch struct {
 	s     *Service
 	m     *Meta
 	l     layout
+	off   switches
 	p     *plan
 	w     *noteWriter
 	ids   *notify.Items
@@ -128,7 +133,7 @@ func (b *batch) add(n *note) error {
 	i := len(b.items)
 	b.items = append(b.items, batchItem{})
 	it := &b.items[i]
-	if it.err = b.s.admitNote(n, b.l.accepted, false); it.err != nil {
+	if it.err = b.s.admitNote(n, b.m.Users, b.l.accepted, b.off); it.err != nil {
 		return nil
 	}
 	speed := 0

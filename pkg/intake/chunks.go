@@ -14,6 +14,7 @@ import (
 // next request.
 type splitter struct {
 	channel notify.Channel
+	only    string // what ids of users must begin with; empty: any
 	block   uint32 // receivers of a block, a power of two
 	index   uint32 // of the next receiver, refused ones counted
 	edge    uint32 // index that starts the next block
@@ -80,7 +81,7 @@ func (f *splitter) begin(ch notify.Channel, partitions uint16, block uint32, max
 // else. Ids of up to 16 bytes are held in two words for hashing and copying.
 func (f *splitter) plain(b []byte, i, j int) {
 	n := j - i
-	if n < 3 || n > 16 || i+16 > len(b) || f.needs.bare.given() { // "", ".", ".." and "/" are no user ids
+	if n < 3 || n > 16 || i+16 > len(b) || f.only != "" || f.needs.bare.given() { // "", ".", ".." and "/" are no user ids
 		f.add(b[i:j:j], nil, nil)
 		return
 	}
@@ -127,7 +128,7 @@ func (f *splitter) add(user, address, vars []byte) {
 	if f.index == f.edge {
 		f.closeBlock()
 	}
-	why := checkReceiver(f.channel, user, address, vars)
+	why := checkReceiver(f.channel, f.only, user, address, vars)
 	if !why.given() {
 		why = f.needs.check(vars)
 	}

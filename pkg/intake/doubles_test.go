@@ -148,13 +148,16 @@ func (f *fakeIdem) Finish(_ context.Context, key engine.IdemKey, status int, bod
 	return nil
 }
 
-func (f *fakeIdem) Release(_ context.Context, key engine.IdemKey) error {
+func (f *fakeIdem) Release(_ context.Context, held engine.Reservation) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if err := f.err("Release"); err != nil {
 		return err
 	}
-	delete(f.rows, key)
+	if r, ok := f.rows[held.Key]; ok && (r.Done || r.Owner != held.Owner || r.LeaseUntil != held.LeaseUntil) {
+		return &notify.Error{Kind: notify.KindConflict}
+	}
+	delete(f.rows, held.Key)
 	return nil
 }
 
@@ -286,6 +289,10 @@ func (f *fakeSpill) len() int {
 type fakeGate struct{ err error }
 
 func (g *fakeGate) Err() error { return g.err }
+
+type gateFunc func() error
+
+func (f gateFunc) Err() error { return f() }
 
 type fakeLater struct {
 	mu   sync.Mutex

@@ -65,7 +65,7 @@ func (s *Service) planFanout(m *Meta, b *fanBody, l layout) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := s.rules.admit(&b.terms, l.accepted, l.resumed); err != nil {
+	if err := s.rules.admit(&b.terms, l.accepted, s.refusing(l)); err != nil {
 		return nil, err
 	}
 	block := l.block
@@ -87,6 +87,7 @@ func (s *Service) planFanout(m *Meta, b *fanBody, l layout) (*plan, error) {
 	e.Trace, e.TraceState = m.Trace, m.TraceState
 
 	f, users := s.fans.Get().(*splitter), b.guess
+	f.only = m.Users
 	f.needs.of(b.channel, &b.content)
 	for {
 		f.begin(b.channel, parts, block, s.cfg.MaxRejected, users)

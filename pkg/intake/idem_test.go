@@ -3,6 +3,7 @@ package intake
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"reflect"
 	"strings"
@@ -195,8 +196,8 @@ func TestKill(t *testing.T) {
 						cfg := Config{Owner: "b", BlockReceivers: 1}
 						if q.name != "batch" {
 							r.parts = 9
-							cfg.Refuse = map[notify.Channel][]notify.Category{notify.Push: {notify.OTP, notify.Marketing}}
 						}
+						cfg.Refuse = map[notify.Channel][]notify.Category{notify.Push: {notify.OTP, notify.Marketing}}
 						if strings.Contains(retry, "exclusive") {
 							cfg.Keys = ExclusiveKeys
 						}
@@ -255,10 +256,106 @@ func TestBatchLayoutChanged(t *testing.T) {
 	}
 	r.log.after, r.parts = nil, 7
 	r.idem.edit(t, func(row *engine.Reservation) { row.LeaseUntil = 0 })
-	_, err := r.Batch(t.Context(), m, q.body)
-	refused(t, err, notify.KindConflict, "layout_changed", "Idempotency-Key")
+	base := r.idem.edit(t, func(*engine.Reservation) {}).Base
+	for range 3 { // the key stays taken: released, the next repeat would send all anew
+		_, err := r.Batch(t.Context(), m, q.body)
+		refused(t, err, notify.KindConflict, "layout_changed", "Idempotency-Key")
+	}
 	if len(r.log.records()) != 20 {
 		t.Errorf("%d records, want the first 20", len(r.log.records()))
+	}
+	r.parts = 6 // changed back: the repeat ends what was begun
+	if _, err := r.Batch(t.Context(), m, q.body); err != nil {
+		t.Fatal(err)
+	}
+	if row := r.idem.edit(t, func(*engine.Reservation) {}); row.Base != base || !row.Done {
+		t.Errorf("base %s, then %s, done %v", base, row.Base, row.Done)
+	}
+}
+
+// What is switched on and off between a crash and the repeat changes no item: one
+// that was refused is refused, one that is in the log already is answered so.
+func TestBatchKeepsItsSwitches(t *testing.T) {
+	t.Parallel()
+	body := slicesJoin("[", [][]byte{
+		[]byte(single(`"category":"digest"`)), []byte(single(`"category":"marketing"`)),
+		[]byte(single(`"channel":"sms","category":"marketing","content":{"body":"b"}`)),
+	}, "]")
+	refusing := func(cat notify.Category) Config {
+		return Config{Refuse: map[notify.Channel][]notify.Category{notify.Push: {cat}}}
+	}
+	m := Meta{Caller: "c", Key: "k"}
+	r := newRig(t, refusing(notify.Digest))
+	r.log.after = func() error { panic(crash{}) }
+	if !dies(func() { _, _ = r.Batch(t.Context(), m, body) }) {
+		t.Fatal("it did not crash")
+	}
+	r.log.after = nil
+	first := r.log.records()
+	base := r.idem.edit(t, func(row *engine.Reservation) { row.LeaseUntil = 0 }).Base
+	other := refusing(notify.Marketing)
+	other.SMS = []notify.Category{notify.Marketing}
+	a, err := r.service(t, other).Batch(t.Context(), m, body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got struct {
+		Results []struct {
+			Error struct{ Code string }
+		}
+	}
+	if err := json.Unmarshal(a.Body, &got); err != nil || len(got.Results) != 3 {
+		t.Fatalf("%s, %v", a.Body, err)
+	}
+	if got.Results[0].Error.Code != "category_refused" || got.Results[1].Error.Code != "" || got.Results[2].Error.Code != "category_not_for_channel" {
+		t.Errorf("%s; want only the second accepted", a.Body)
+	}
+	if second := r.log.records()[len(first):]; !reflect.DeepEqual(first, second) {
+		t.Errorf("%d records of base %s before the crash, %d after it, and they differ", len(first), base, len(second))
+	}
+}
+
+// A request that stalled for longer than its lease and is then refused must not
+// release the key: whoever took it over has appended under its ids.
+func TestStalledRequestKeepsTheKey(t *testing.T) {
+	t.Parallel()
+	for _, q := range requests() {
+		t.Run(q.name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t, Config{Owner: "b"})
+				stalled, goOn := make(chan struct{}), make(chan struct{})
+				late := r.service(t, Config{Owner: "a"})
+				late.st.Gate = gateFunc(func() error {
+					close(stalled)
+					<-goOn
+					return &notify.Error{Kind: notify.KindUnavailable, Code: "log_full", RetryAfter: time.Second}
+				})
+				m := Meta{Caller: "c", Key: "k"}
+				end := make(chan error)
+				go func() {
+					_, err := q.call(late, t.Context(), m, q.body)
+					end <- err
+				}()
+				<-stalled
+				time.Sleep(31 * time.Second)
+				r.log.before = func([]stream.Record) { // the other is in the middle of it
+					r.log.before = nil
+					close(goOn)
+					if err := <-end; notify.KindOf(err) != notify.KindUnavailable {
+						t.Errorf("the stalled request: %v", err)
+					}
+				}
+				first, err := q.call(r.Service, t.Context(), m, q.body)
+				if err != nil {
+					t.Fatal(err)
+				}
+				again, err := q.call(r.Service, t.Context(), m, q.body)
+				if err != nil || !again.Replayed || !bytes.Equal(again.Body, first.Body) {
+					t.Errorf("%+v, %v; want %s replayed", again, err, first.Body)
+				}
+			})
+		})
 	}
 }
 
@@ -352,6 +449,13 @@ func TestFailedAppendKeepsIDs(t *testing.T) {
 			}
 			base := r.idem.edit(t, func(*engine.Reservation) {}).Base
 			r.log.set(nil)
+			// A repeat that is refused before its append says nothing about the
+			// append of before, whose outcome is unknown: the key stays taken.
+			r.gate.err = &notify.Error{Kind: notify.KindUnavailable, Code: "log_full", RetryAfter: time.Second}
+			if _, err = q.call(r.Service, t.Context(), m, q.body); notify.KindOf(err) != notify.KindUnavailable {
+				t.Fatalf("behind a shut gate: %v", err)
+			}
+			r.gate.err = nil
 			if _, err = q.call(r.Service, t.Context(), m, q.body); err != nil {
 				t.Fatal(err)
 			}

@@ -19,7 +19,7 @@ type layout struct {
 	base       notify.Base
 	accepted   int64  // ms since 1970
 	fire       int64  // of a resumed request
-	partitions uint16 // 0: of the topic, now
+	partitions uint16 // 0: of the topic, now; of a batch: its switches
 	block      uint32 // 0: the first that fits
 	resumed    bool   // the request was admitted before; parts of it may be in the log
 }
@@ -217,7 +217,7 @@ func (s *Service) yield(ctx context.Context, r engine.Reservation) {
 func (s *Service) forget(ctx context.Context, r engine.Reservation) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanup)
 	defer cancel()
-	if err := s.st.Idem.Release(ctx, r.Key); err != nil {
+	if err := s.st.Idem.Release(ctx, r); err != nil {
 		s.cfg.Logger.Warn("idempotency key not released", slog.String("base", r.Base.String()), slog.Any("error", err))
 	}
 }

@@ -1,6 +1,7 @@
 package intake
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"time"
@@ -37,9 +38,34 @@ func (t *terms) lane() notify.Lane { return notify.LaneOf(t.channel, t.category)
 type rules struct {
 	refused  [len(notify.Channels) + 1][len(notify.Categories) + 1]bool
 	sms      [len(notify.Categories) + 1]bool
+	off      switches // what refused and sms come to
 	later    bool
 	maxDelay time.Duration
 	jitter   time.Duration
+}
+
+// switches has a bit for each channel and category that the configuration refuses.
+// A batch freezes them: a repeat refuses the items that were refused when the batch
+// was first sent and takes those that were taken, whatever the configuration says
+// by then. A single request and a fan-out freeze nothing of it: what was resumed was
+// taken as a whole, so nothing is refused.
+type switches uint16
+
+// frozenSwitches is set in what is stored of them, so that it is never 0.
+const frozenSwitches switches = 1 << 15
+
+const _ = uint(15 - len(notify.Channels)*len(notify.Categories)) // they fit below the highest bit
+
+func switchOf(ch notify.Channel, cat notify.Category) switches {
+	return 1 << (uint(ch-1)*uint(len(notify.Categories)) + uint(cat-1))
+}
+
+// refusing returns what is refused of a single request or a fan-out.
+func (s *Service) refusing(l layout) switches {
+	if l.resumed {
+		return 0
+	}
+	return s.rules.off
 }
 
 func newRules(cfg Config) rules {
@@ -52,21 +78,29 @@ func newRules(cfg Config) rules {
 	for _, cat := range cfg.SMS {
 		r.sms[cat] = true
 	}
+	for _, ch := range notify.Channels {
+		for _, cat := range notify.Categories {
+			if r.refused[ch][cat] || ch == notify.SMS && !r.sms[cat] {
+				r.off |= switchOf(ch, cat)
+			}
+		}
+	}
 	return r
 }
 
-// admit checks the terms of a request accepted at now (ms). resumed requests
-// passed the switches when they were first accepted, and part of them may be
-// in the log already: only what cannot change is checked again.
-func (r *rules) admit(t *terms, now int64, resumed bool) error {
+// admit checks the terms of a request accepted at now (ms). off is what is refused:
+// the rules' switches, or those of when a resumed request was first accepted, since
+// part of it may be in the log already.
+func (r *rules) admit(t *terms, now int64, off switches) error {
+	refused := off&switchOf(t.channel, t.category) != 0
 	switch {
-	case t.channel == notify.SMS && !r.sms[t.category] && !resumed:
+	case refused && t.channel == notify.SMS && (!r.sms[t.category] || !r.refused[t.channel][t.category]):
 		return invalid("category_not_for_channel", "category", "sms does not take "+t.category.String())
-	case r.refused[t.channel][t.category] && !resumed:
+	case refused:
 		return invalid("category_refused", "category", "intake.refuse: "+t.category.String()+" by "+t.channel.String()+" is switched off")
 	case t.expires != 0 && t.expires <= now:
 		return invalid("expires_in_past", "expires_at", "must lie in the future")
-	case t.expires > maxMoment && !resumed: // only protobuf can say so
+	case t.expires > maxMoment: // only protobuf can say so
 		return invalid("out_of_range", "expires_at", "no time lies behind the year 9999")
 	}
 	if t.scheduled > now {
@@ -74,7 +108,7 @@ func (r *rules) admit(t *terms, now int64, resumed bool) error {
 		case !r.later:
 			return invalid("scheduling_disabled", "scheduled_at", "this server does not schedule: leave it out to send now")
 		case t.scheduled-now > r.maxDelay.Milliseconds():
-			return invalid("scheduled_too_far", "scheduled_at", "lies more than "+r.maxDelay.String()+" ahead")
+			return invalid("scheduled_too_far", "scheduled_at", fmt.Sprintf("lies more than %.0f days ahead", r.maxDelay.Hours()/24))
 		case t.expires != 0 && t.expires <= t.scheduled:
 			return invalid("expires_before_scheduled", "expires_at", "must lie after scheduled_at")
 		}
@@ -83,12 +117,13 @@ func (r *rules) admit(t *terms, now int64, resumed bool) error {
 }
 
 // fire returns when an admitted request is due, 0: now. Jitter only moves it
-// later, never past its deadline, and is the same for the same base.
+// later, by at most a tenth of the delay and never past its deadline. It is the
+// same for the same base and now.
 func (r *rules) fire(t *terms, base notify.Base, now int64) int64 {
 	if t.scheduled <= now {
 		return 0
 	}
-	spread := r.jitter.Milliseconds()
+	spread := min(r.jitter.Milliseconds(), (t.scheduled-now)/10)
 	if t.expires != 0 {
 		spread = min(spread, t.expires-t.scheduled-1)
 	}
@@ -189,12 +224,15 @@ var (
 	reasonLongUser   = reason{"user_id_too_long", "user_id", fmt.Sprintf("at most %d bytes", notify.MaxUserID)}
 	reasonLongAddr   = reason{"address_too_long", "address", fmt.Sprintf("at most %d bytes", notify.MaxAddress)}
 	reasonLongVars   = reason{"variables_too_long", "variables", fmt.Sprintf("at most %d bytes", notify.MaxVariables)}
+	reasonForbidden  = reason{"user_forbidden", "user_id", "the token is bound to other users"}
 	reasonSecondTime = reason{"duplicate_user", "user_id", "the user is already in this request"}
 )
 
 // checkReceiver checks what the fast path of a plain user id does not need.
-func checkReceiver(ch notify.Channel, user, address, vars []byte) reason {
+func checkReceiver(ch notify.Channel, only string, user, address, vars []byte) reason {
 	switch {
+	case only != "" && !bytes.HasPrefix(user, []byte(only)):
+		return reasonForbidden
 	case len(user) == 0:
 		return reasonNoUser
 	case len(user) > notify.MaxUserID:

@@ -263,7 +263,14 @@ func TestScheduled(t *testing.T) {
 			}
 			moved = moved || late > 0
 		}
-		if !moved || len(r.later.ts) != 51 || len(r.log.records()) != 0 {
+		if late, err := r.Single(t.Context(), Meta{Caller: "c"}, []byte(single(`"category":"marketing","scheduled_at":"`+time.Now().Add(10*time.Second).Format(time.RFC3339)+`"`))); err != nil {
+			t.Fatal(late, err)
+		}
+		soon := r.later.ts[51].FireAt - time.Now().Add(10*time.Second).UnixMilli()
+		if soon < 0 || soon > 1000 {
+			t.Errorf("what is due in 10 s is moved by %d ms, a tenth is 1000", soon)
+		}
+		if !moved || len(r.later.ts) != 52 || len(r.log.records()) != 0 {
 			t.Errorf("jitter seen %v, %d timers, %d records", moved, len(r.later.ts), len(r.log.records()))
 		}
 
@@ -341,10 +348,10 @@ func TestResumedIsAdmitted(t *testing.T) {
 		{channel: notify.SMS, category: notify.Marketing, content: notify.Content{Body: "b"}},
 		{channel: notify.Push, category: notify.Digest, content: notify.Content{Body: "b"}},
 	} {
-		if r.admit(&terms, 1, false) == nil {
+		if r.admit(&terms, 1, r.off) == nil {
 			t.Errorf("%s by %s is admitted", terms.category, terms.channel)
 		}
-		if err := r.admit(&terms, 1, true); err != nil {
+		if err := r.admit(&terms, 1, 0); err != nil {
 			t.Errorf("%s by %s, admitted before: %v", terms.category, terms.channel, err)
 		}
 	}

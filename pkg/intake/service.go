@@ -71,7 +71,8 @@ type Config struct {
 	SMS []notify.Category
 	// MaxDelay is how far ahead a notification may be scheduled. Default 366 days.
 	MaxDelay time.Duration
-	// Jitter spreads scheduled notifications, later only; never otp and alert.
+	// Jitter spreads scheduled notifications: later only, by at most a tenth of
+	// the delay; never otp and alert.
 	// Default 0.
 	Jitter time.Duration
 	// TimerKind is engine.Timer.Kind of an envelope. Default 1, as pkg/timer has it.
@@ -156,6 +157,7 @@ func (c Config) validate() error {
 // Meta is what the server knows of a request besides its body.
 type Meta struct {
 	Caller      string // the token's sub
+	Users       string // what ids of receivers must begin with; empty: any
 	Key         string // Idempotency-Key; empty: none
 	AtLeastOnce bool   // the request is taken without its key while Stores.Idem is away, else refused
 	Route       string // scope of the key, e.g. "POST /v1/notifications"

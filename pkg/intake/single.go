@@ -37,7 +37,7 @@ func (s *Service) Single(ctx context.Context, m Meta, body []byte) (a Answer, er
 }
 
 func (s *Service) planSingle(m *Meta, n *note, l layout) (*plan, error) {
-	if err := s.admitNote(n, l.accepted, l.resumed); err != nil {
+	if err := s.admitNote(n, m.Users, l.accepted, s.refusing(l)); err != nil {
 		return nil, err
 	}
 	fire := l.fire
@@ -79,11 +79,11 @@ func appendResult(b []byte, base notify.Base, state notify.State) []byte {
 	return append(b, `"}`...)
 }
 
-func (s *Service) admitNote(n *note, now int64, resumed bool) error {
-	if why := checkReceiver(n.channel, n.user, n.address, n.vars); why.code != "" {
+func (s *Service) admitNote(n *note, only string, now int64, off switches) error {
+	if why := checkReceiver(n.channel, only, n.user, n.address, n.vars); why.code != "" {
 		return why.err("to.")
 	}
-	if err := s.rules.admit(&n.terms, now, resumed); err != nil {
+	if err := s.rules.admit(&n.terms, now, off); err != nil {
 		return err
 	}
 	if c := &n.content; !mayNeed(c.Body) && !mayNeed(c.Title) && !mayNeed(c.HTML) {

@@ -29,7 +29,7 @@ func OutcomeOf(c notify.Class) Outcome {
 		return Unhealthy
 	case notify.ClassConfig:
 		return Misconfigured
-	case notify.ClassThrottled:
+	case notify.ClassThrottled, notify.ClassBusy:
 		return Neutral
 	}
 	return Healthy
@@ -69,7 +69,7 @@ type BreakerConfig struct {
 	MaxOpenFor    time.Duration // default 30 s
 	ConfigOpenFor time.Duration // the same after a config error, without doubling; default 5 min
 	Probes        int           // calls let through to decide, all of which must succeed; default 3
-	ProbeTimeout  time.Duration // probes without an answer by then are given up and new ones let through; default 30 s
+	ProbeTimeout  time.Duration // probes without an answer by then are given up and new ones let through; the healthy answers still count; default 30 s
 }
 
 func (c BreakerConfig) withDefaults() BreakerConfig {
@@ -107,7 +107,9 @@ func (c BreakerConfig) validate() error {
 // Probes are let through in rounds of Probes calls. One that is answered with
 // Neutral decided nothing: another call may take its place. A probe whose answer
 // never comes (its worker died) is not waited for: after ProbeTimeout a new round
-// begins, so no lost answer can keep a breaker from closing.
+// begins, so no lost answer can keep a breaker from closing. Healthy answers count
+// on in the next round, so that low traffic closes it too: Probes healthy answers
+// without an unhealthy one between them, however far apart.
 type Breaker struct {
 	cfg BreakerConfig
 
@@ -117,8 +119,8 @@ type Breaker struct {
 	since   time.Time // when it left Closed, or closed again
 	until   time.Time // Open: first probes; HalfOpen: end of the round
 	openFor time.Duration
-	granted int // probes of the round let through
-	healthy int // probes of the round that succeeded
+	granted int // probes of the round let through, with the healthy ones of those before
+	healthy int // probes that succeeded since it became half-open
 	window  window
 }
 
@@ -156,12 +158,20 @@ func (b *Breaker) Allow(now time.Time) (ok bool, retryAt time.Time) {
 			return false, at
 		}
 		return false, b.until
-	case !inTime: // it was open long enough, or the round's probes are given up
-		b.state, b.granted, b.healthy = HalfOpen, 0, 0
-		b.until = now.Add(b.cfg.ProbeTimeout)
+	case !inTime && b.state == Open: // it was open long enough
+		b.state, b.healthy = HalfOpen, 0
+		b.newRound(now)
+	case !inTime: // the missing probes are given up
+		b.newRound(now)
 	}
 	b.granted++
 	return true, time.Time{}
+}
+
+// newRound lets through as many probes as healthy answers are still missing. At
+// least one is: with the last of them the breaker closes.
+func (b *Breaker) newRound(now time.Time) {
+	b.granted, b.until = b.healthy, now.Add(b.cfg.ProbeTimeout)
 }
 
 // Report counts the outcome of one call.

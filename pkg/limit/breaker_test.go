@@ -159,6 +159,38 @@ func TestBreakerLostProbesAreGivenUp(t *testing.T) {
 	at(t, b, 36*sec, Closed, ReasonNone)
 }
 
+// At low traffic a round ends with its probes outstanding. Its healthy answers
+// count on, lost ones do not, and an unhealthy answer forgets them.
+func TestBreakerClosesAtLowTraffic(t *testing.T) {
+	t.Parallel()
+	b := mustBreaker(t, BreakerConfig{})
+	b.ReportN(after(0), Unhealthy, 3)
+	probe := func(d time.Duration, o Outcome) {
+		t.Helper()
+		allowed(t, b, d, true, 0)
+		b.Report(after(d), o)
+	}
+	d := 5 * sec
+	probe(d, Healthy)
+	probe(d+time.Minute, Healthy)
+	at(t, b, d+time.Minute, HalfOpen, ReasonErrors)
+	probe(d+2*time.Minute, Unhealthy)
+	d += 2*time.Minute + 10*sec
+	probe(d, Healthy)
+	at(t, b, d, HalfOpen, ReasonErrors) // what was healthy before the error is forgotten
+	for range 4 {                       // two probes of each round are lost
+		d += 30 * sec
+		allowed(t, b, d, true, 0)
+		allowed(t, b, d+sec, true, 0)
+		allowed(t, b, d+2*sec, false, d+2*sec+probeRecheck)
+		at(t, b, d+2*sec, HalfOpen, ReasonErrors)
+	}
+	probe(d+time.Minute, Healthy)
+	at(t, b, d+time.Minute, HalfOpen, ReasonErrors)
+	probe(d+time.Hour, Healthy)
+	at(t, b, d+time.Hour, Closed, ReasonNone)
+}
+
 // A probe that says nothing makes room for another one.
 func TestBreakerNeutralProbe(t *testing.T) {
 	t.Parallel()
@@ -243,7 +275,10 @@ func (m *modelBreaker) allow(now time.Time) bool {
 	case m.state == Closed:
 		return true
 	case !now.Before(m.until):
-		m.state, m.probes, m.healthy, m.until = HalfOpen, 1, 0, now.Add(m.cfg.ProbeTimeout)
+		if m.state == Open {
+			m.healthy = 0
+		}
+		m.state, m.probes, m.until = HalfOpen, m.healthy+1, now.Add(m.cfg.ProbeTimeout)
 		return true
 	case m.state == HalfOpen && m.probes < m.cfg.Probes:
 		m.probes++

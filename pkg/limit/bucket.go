@@ -150,6 +150,16 @@ func (t *tokens) take(n float64) {
 	}
 }
 
+// giveBack undoes a take, but for a penalty that has come since: an account that
+// was throttled starts empty.
+func (t *tokens) giveBack(now time.Time, n float64) {
+	t.refill(now)
+	if t.free.After(now) || math.IsInf(t.rate, 1) {
+		return
+	}
+	t.level = min(t.burst, t.level+n)
+}
+
 func (t *tokens) setRate(now time.Time, rate, burst float64) {
 	t.refill(now)
 	t.rate, t.burst = ratePerSecond(rate), burst

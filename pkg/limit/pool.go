@@ -128,6 +128,21 @@ func (a *account) grant(now time.Time, w Want) (Grant, time.Time) {
 	return Grant{Account: a.name, N: a.take(now, w.Lane, n), Probe: probe}, time.Time{}
 }
 
+// Return gives back n messages of a grant that were not sent: nobody has to wait
+// for what they would have cost. Unknown accounts are ignored.
+func (p *Pool) Return(now time.Time, account string, lane Lane, n int) {
+	a := p.find(account)
+	if a == nil || n <= 0 {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	a.all.giveBack(now, float64(n))
+	if lane == Bulk {
+		a.bulk.giveBack(now, float64(n))
+	}
+}
+
 // Ready reports whether any account is neither blocked nor behind an open
 // breaker, whatever its bucket holds; if none is, when the first may be. A lane
 // none of whose pools is ready stops reading.

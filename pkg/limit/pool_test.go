@@ -64,6 +64,19 @@ func TestPoolBlockedAccountIsNotMadeUpFor(t *testing.T) {
 	wantPicks(t, p, 10*sec, Fast, 9, "acac", sec/2) // b starts empty; a and c are what they always were
 }
 
+// When a block is over both buckets start empty. Were bulk to keep what it had saved
+// up, it would take the first tokens of the account, which the fast lane waits for.
+func TestPoolBlockEmptiesBulkToo(t *testing.T) {
+	t.Parallel()
+	p := mustPool(t, PoolConfig{Accounts: []Account{{Name: "a", Rate: 4}}})
+	if err := p.Block(t.Context(), start, "a", after(10*sec)); err != nil {
+		t.Fatal(err)
+	}
+	wantPicks(t, p, 10*sec+sec/4, Bulk, 1, "", sec/4)
+	wantPicks(t, p, 10*sec+sec/4, Fast, 1, "a", 0)
+	wantPicks(t, p, 10*sec+sec/2, Bulk, 2, "a", sec/2)
+}
+
 func TestPoolAllBlockedWaitsForTheEarliest(t *testing.T) {
 	t.Parallel()
 	p := mustPool(t, PoolConfig{Accounts: three(2)})

@@ -217,6 +217,7 @@ func FindCapacity(s Scenario, run func(Scenario) (*Result, error), said func(Tri
 	out := Capacity{Scenario: s.Name, Started: time.Now().UTC()}
 	// With fewer messages a trial says nothing of anybody.
 	search := NewSearch(float64(o.From), float64(o.Most), o.Within, fewest/o.Hold.of().Seconds())
+	var ours *Verdict // of the last trial that the generator bounded
 	for repeated := false; ; {
 		rate, confirm, done := search.Next()
 		if done {
@@ -240,6 +241,9 @@ func FindCapacity(s Scenario, run func(Scenario) (*Result, error), said func(Tri
 			return out, err
 		}
 		t.Rate, t.Confirm = rate, confirm
+		if t.Generator {
+			ours = &res.Verdict
+		}
 		// The machine may have been busy with something else for a moment: once more.
 		t.Disturbed = t.Generator && offered(res) && !repeated
 		repeated = t.Disturbed
@@ -253,6 +257,9 @@ func FindCapacity(s Scenario, run func(Scenario) (*Result, error), said func(Tri
 	}
 	if out.Limit == "" {
 		out.Rate, out.Limit = search.Found()
+	}
+	if out.Rate == 0 && ours != nil { // nothing held, and not for the server's sake alone
+		out.Verdict = *ours
 	}
 	out.Seconds = time.Since(out.Started).Seconds()
 	return out, nil

@@ -167,6 +167,15 @@ func TestFindCapacity(t *testing.T) {
 	if c, err = find(func(_ float64, _ int, r *Result) { miss(r) }); err != nil || c.Rate != 0 || c.Limit != LimitNothing || c.Trials[len(c.Trials)-1].Rate != 10 {
 		t.Errorf("nothing: %+v %v", c, err)
 	}
+	// The lowest rate misses, and the generator bounded those above.
+	c, err = find(func(rate float64, _ int, r *Result) {
+		if miss(r); rate > 10 {
+			r.Verdict = late
+		}
+	})
+	if err != nil || c.Rate != 0 || c.Limit != LimitNothing || c.Verdict.Code != GeneratorBound {
+		t.Errorf("nothing, for the generator's sake: %+v %v", c, err)
+	}
 	if _, err = find(func(_ float64, _ int, r *Result) { r.Thresholds[2] = ThresholdState{Expr: "backlog_slope < 0.01"} }); notify.KindOf(err) != notify.KindInvalid {
 		t.Errorf("no figure: %v", err)
 	}

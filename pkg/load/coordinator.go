@@ -61,12 +61,6 @@ type recentStep struct {
 	win  *window
 }
 
-// endTimes are what the ledger says of one step.
-type endTimes struct {
-	endToEnd, late, early *hdrhistogram.Histogram
-	after                 int64 // late by more than LateAfter
-}
-
 func newCoordinator(r *Run) (*coordinator, error) {
 	c := &coordinator{
 		run: r, state: StateCalibrating, calibrated: map[*stepRun]float64{}, abort: func() {},
@@ -229,7 +223,7 @@ func (c *coordinator) rotate(ctx context.Context) {
 			continue
 		}
 		s.total.merge(d)
-		s.row = SecondStep{Name: s.Name, Sent: d.sent, Acked: d.acked, Failed: d.failed + d.rejected, Response: brief(d.response)}
+		s.row = SecondStep{Name: s.Name, Sent: d.sent, Acked: d.acked, Failed: d.failed + d.rejected, Response: brief(d.response), Service: brief(d.service)}
 		row.Steps = append(row.Steps, s.row)
 		all.merge(d)
 		for i, n := range d.heat {
@@ -336,28 +330,6 @@ func (c *coordinator) backlog() int64 {
 		return 0
 	}
 	return max(c.run.promised.total()-c.delivered(), 0)
-}
-
-// took records when something promised came.
-func (c *coordinator) took(d *due, at time.Time, n int64) {
-	e := c.endToEnd[d.step]
-	if e == nil {
-		e = &endTimes{NewHistogram(), NewHistogram(), NewHistogram(), 0}
-		c.endToEnd[d.step] = e
-	}
-	if d.at == 0 {
-		put(e.endToEnd, c.run.since(at)-d.intended, n)
-		return
-	}
-	late := time.Duration(at.UnixNano() - d.at)
-	if late < 0 {
-		put(e.early, -late, n)
-		return
-	}
-	put(e.late, late, n)
-	if late > LateAfter {
-		e.after += n
-	}
 }
 
 // followFaults keeps the backlog's peak, and when it was back.

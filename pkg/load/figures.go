@@ -66,7 +66,7 @@ func (c *coordinator) value(m *metric, final bool) (float64, bool) {
 		}
 		return stat(QuantilesOf(h), m.stat)
 	case "end_to_end", "lateness":
-		sum := endTimes{NewHistogram(), NewHistogram(), NewHistogram(), 0}
+		sum := endTimes{endToEnd: NewHistogram(), late: NewHistogram(), early: NewHistogram()}
 		for s, e := range c.endToEnd {
 			if m.matches(s) {
 				sum.endToEnd.Merge(e.endToEnd)

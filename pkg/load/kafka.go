@@ -3,6 +3,8 @@ package load
 import (
 	"context"
 	"fmt"
+	"net"
+	"strings"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
@@ -19,10 +21,23 @@ type KafkaTarget struct {
 	parts  map[string]int // partitions of each lane's topic
 }
 
-// NewKafkaTarget connects to brokers and looks at the topics. Close it.
+// Socket begins the name of a broker that is reached by a unix socket: that of the
+// embedded log of a notifyd of the same user.
+const Socket = "unix:"
+
+// NewKafkaTarget connects to brokers, HOST:PORT each or one that is Socket and its
+// name, and looks at the topics. Close it.
 func NewKafkaTarget(ctx context.Context, brokers []string) (*KafkaTarget, error) {
+	seeds := kgo.SeedBrokers(brokers...)
+	dial := (&net.Dialer{}).DialContext
+	if name, ok := strings.CutPrefix(strings.Join(brokers, ","), Socket); ok {
+		seeds = kgo.SeedBrokers("127.0.0.1:9092") // which the dialer does not look at
+		dial = func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", name)
+		}
+	}
 	cl, err := kgo.NewClient(
-		kgo.SeedBrokers(brokers...), kgo.RecordPartitioner(kgo.ManualPartitioner()),
+		seeds, kgo.Dialer(dial), kgo.RecordPartitioner(kgo.ManualPartitioner()),
 		kgo.ProducerBatchMaxBytes(1<<20), kgo.ProducerLinger(2*time.Millisecond), kgo.MaxBufferedRecords(1<<18),
 	)
 	if err != nil {

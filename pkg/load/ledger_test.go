@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -26,6 +27,11 @@ type providers struct {
 	lose int // of the last ones
 	// foreign came since the run began, of somebody else.
 	foreign int
+	// growing: another one comes every second, up to n.
+	growing time.Time
+	// reading takes so long, for each message that the dump holds.
+	reading time.Duration
+	dumped  []string // queries
 	asked   atomic.Bool
 
 	mu    sync.Mutex
@@ -36,6 +42,9 @@ func (p *providers) RoundTrip(r *http.Request) (*http.Response, error) {
 	got := 0
 	if !p.full.IsZero() && !time.Now().Before(p.full) {
 		got = p.n - p.lose
+	}
+	if !p.growing.IsZero() {
+		got = min(int(time.Since(p.growing)/time.Second), p.n)
 	}
 	body, status := "", http.StatusOK
 	switch r.URL.Path {
@@ -72,6 +81,10 @@ func (p *providers) RoundTrip(r *http.Request) (*http.Response, error) {
 	case "/credentials.json":
 		body = `{"twilio":[{"sid":"AC1"},{"sid":"AC2"}]}`
 	case "/ledger/dump":
+		p.mu.Lock()
+		p.dumped = append(p.dumped, r.URL.RawQuery)
+		p.mu.Unlock()
+		time.Sleep(p.reading)
 	default:
 		status = http.StatusNotFound
 	}
@@ -121,6 +134,74 @@ func TestDrain(t *testing.T) {
 	f("is lost, and nobody asked", 0, nil, LedgerResult{Lost: n}, exitPartial, limit/2, limit/2+time.Second)
 	f("is said to be delivered", 0, says(notify.Delivered), LedgerResult{Lost: n}, exitPartial, limit/2, limit/2+time.Second)
 	f("failed", 0, says(notify.Failed), LedgerResult{Ended: n, Unexpected: n}, exitPartial, limit/2, limit/2+time.Second)
+}
+
+// TestStillMoving: what still comes in when the drain's time is over is on its way,
+// not lost, though the server cannot say.
+func TestStillMoving(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const n, limit = 200, time.Minute
+		s := One("t", 0, Step{Rate: 1e6, Count: n})
+		s.Drain = Duration(limit)
+		p := &providers{n: n, growing: time.Now()}
+		res := drive(t, s, Config{Target: &target{}, Ledger: &Simulators{URL: "http://ledger", Client: &http.Client{Transport: p}}})
+		l := res.Ledger
+		if l.Lost != 0 || l.Unverified != 0 || l.Pending != n-l.Delivered || l.Delivered < 55 || l.Delivered > 65 || res.Exit != exitPending {
+			t.Errorf("%+v, exit %d", l, res.Exit)
+		}
+	})
+}
+
+// TestEndCostsTheRunAlone: at its end a run reads what came since it began, and says
+// that it does; the time that takes is no part of the run.
+func TestEndCostsTheRunAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		time.Sleep(time.Hour) // in which others had the simulators
+		began := time.Now()
+		const n = 300
+		s := One("t", 3*time.Second, Step{Rate: 100})
+		s.Thresholds = []Threshold{{Expr: "end_to_end.p99 < 1s"}}
+		p := &providers{n: n, full: began.Add(time.Second), reading: time.Minute / 2}
+		var states []State
+		res := drive(t, s, Config{
+			Target: &target{}, Ledger: &Simulators{URL: "http://ledger", Client: &http.Client{Transport: p}},
+			Every: time.Second, Observe: func(s *Snapshot) { states = append(states, s.State) },
+		})
+		if len(p.dumped) != 1 || p.dumped[0] != fmt.Sprintf("since_ms=%d", began.Add(-time.Second).UnixMilli()) {
+			t.Errorf("it asked for %q, and began at %d", p.dumped, began.UnixMilli())
+		}
+		if i := slices.Index(states, StateReading); i < 0 || i != len(states)-2 || states[i+1] != StateDone {
+			t.Errorf("it said %v", states)
+		}
+		if at := res.Thresholds[0].Since; at > 10*time.Second {
+			t.Errorf("the threshold is of %v", at)
+		}
+		for _, m := range res.Markers {
+			if m.At > 10*time.Second {
+				t.Errorf("a mark at %v: %s", m.At, m.Text)
+			}
+		}
+	})
+}
+
+// TestEndToEndParts: end-to-end times are kept by when the message was due, too.
+func TestEndToEndParts(t *testing.T) {
+	t.Parallel()
+	r := &Run{began: time.Now()}
+	r.s.Phases = []PhaseSpec{{Duration: Duration(10 * time.Minute)}}
+	c := &coordinator{run: r, endToEnd: map[*stepRun]*endTimes{}}
+	st := &stepRun{}
+	for _, when := range []time.Duration{0, time.Second, 2 * time.Second, 9*time.Minute + 59*time.Second, time.Hour} {
+		d := &due{intended: when, step: st}
+		c.took(d, r.began.Add(when+30*time.Millisecond), 2)
+	}
+	parts := c.endToEnd[st].briefs()
+	if len(parts) != 300 || parts[0].Count != 4 || parts[1].Count != 2 || parts[2].Count != 0 || parts[299].Count != 4 {
+		t.Errorf("%d parts, %+v ... %+v", len(parts), parts[:3], parts[len(parts)-1])
+	}
+	if b := parts[0]; b.P50 < 29e6 || b.P50 > 31e6 {
+		t.Errorf("%+v", b)
+	}
 }
 
 // A worker build that drops some of what was accepted: it answers all the same,

@@ -106,6 +106,8 @@ func TestBulkSleeps(t *testing.T) {
 	res := drive(t, One("t", 200*time.Millisecond, Step{Target: Null, Rate: 5e6, Workers: 1}), Config{})
 	if s := &res.Steps[0]; s.Lag.P50 < int64(slot)/4 || res.Totals.Sent != 1_000_000 {
 		t.Errorf("sent %d, the middle one %v after it was due", res.Totals.Sent, time.Duration(s.Lag.P50))
+	} else if s.Response.P50 < s.Lag.P50 {
+		t.Errorf("a response of %v from when a message was due, sent %v after that", time.Duration(s.Response.P50), time.Duration(s.Lag.P50))
 	}
 }
 

@@ -171,12 +171,27 @@ func (c *coordinator) gather(partial bool) Evidence {
 	return e
 }
 
+// show makes a snapshot and gives it to whoever looks.
+func (c *coordinator) show(now time.Duration) *Snapshot {
+	s := c.snapshot(now)
+	c.run.latest.Store(s)
+	if f := c.run.cfg.Observe; f != nil {
+		f(s)
+	}
+	return s
+}
+
 // result is the end of a run; the coordinator's goroutine has ended.
 func (c *coordinator) result(sending time.Duration, found settled) (*Result, error) {
 	r := c.run
 	ctx, stop := context.WithTimeout(context.Background(), time.Minute)
 	defer stop()
+	// What follows is no part of the run: marks and times are as of now.
+	now := r.since(time.Now())
+	c.endIntervals()
 	if r.cfg.Ledger != nil {
+		c.setState(StateReading)
+		c.show(now)
 		part, err := r.cfg.Ledger.times(ctx, &r.promised, c.took)
 		if err != nil {
 			return nil, err
@@ -204,16 +219,10 @@ func (c *coordinator) result(sending time.Duration, found settled) (*Result, err
 			c.server.Backlog = c.backlog()
 		}
 	}
-	c.endIntervals()
 	c.setState(StateDone)
-	now := r.since(time.Now())
 	why := r.stopped.Load()
 	c.judge(now, true)
-	s := c.snapshot(now)
-	r.latest.Store(s)
-	if r.cfg.Observe != nil {
-		r.cfg.Observe(s)
-	}
+	s := c.show(now)
 	env := readEnvironment()
 	env.Version, env.Server, env.Labels = r.cfg.Version, r.cfg.ServerName, r.cfg.Labels
 	res := &Result{
@@ -232,7 +241,13 @@ func (c *coordinator) result(sending time.Duration, found settled) (*Result, err
 		if err != nil {
 			return nil, err
 		}
-		res.Steps = append(res.Steps, StepResult{StepSnapshot: st, Histograms: h})
+		one := StepResult{StepSnapshot: st, Histograms: h}
+		for of, e := range c.endToEnd {
+			if of.Name == st.Name && of.phase.Name == st.Phase {
+				one.EndToEndParts = e.briefs()
+			}
+		}
+		res.Steps = append(res.Steps, one)
 	}
 	res.Health = c.healthSummary(s.Totals.Sent)
 	if r.steer != nil {

@@ -47,6 +47,7 @@ type Config struct {
 	Embedded                   bool // notifyd runs in this process
 	Steerable                  bool // somebody may pause it and change its pace; not of a segment
 
+	woke   func()        // tests: stalls a worker that has waited for its message
 	health func() Health // tests
 }
 
@@ -162,7 +163,14 @@ func (r *Run) wantIDs() bool { return r.cfg.Ledger != nil || r.cfg.Acked != nil 
 
 func (r *Run) since(t time.Time) time.Duration { return t.Sub(r.began) }
 
-func (r *Run) waitUntil(ctx context.Context, at time.Time) bool { return waitUntil(ctx, at) }
+// waitUntil is that of a worker for its next message.
+func (r *Run) waitUntil(ctx context.Context, at time.Time) bool {
+	ok := waitUntil(ctx, at)
+	if f := r.cfg.woke; f != nil {
+		f()
+	}
+	return ok
+}
 
 func (r *Run) key(s *stepRun, n int64) string {
 	if r.cfg.Keys != nil {

@@ -43,7 +43,8 @@ type State string
 const (
 	StateCalibrating State = "calibrating"
 	StateRunning     State = "running"
-	StateDraining    State = "draining" // sent all; waits for what was accepted
+	StateDraining    State = "draining"           // sent all; waits for what was accepted
+	StateReading     State = "reading the ledger" // all has come; asks the simulators when
 	StateDone        State = "done"
 )
 
@@ -215,6 +216,7 @@ type SecondStep struct {
 	Acked    int64  `json:"acked"`
 	Failed   int64  `json:"failed"`
 	Response Brief  `json:"response"`
+	Service  Brief  `json:"service"`
 }
 
 // Brief is the quantiles of one second, in nanoseconds.
@@ -297,6 +299,9 @@ type Segment struct {
 type StepResult struct {
 	StepSnapshot
 	Histograms Histograms `json:"histograms"`
+	// EndToEndParts are the end-to-end times by when a message was due: equal parts of
+	// the run, of a second or more and at most 300. They say how much these times vary.
+	EndToEndParts []Brief `json:"end_to_end_parts,omitempty"`
 }
 
 // Histograms are HdrHistograms in the V2 compressed encoding, base64, of

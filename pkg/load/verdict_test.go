@@ -3,6 +3,7 @@ package load
 import (
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -36,6 +37,40 @@ func TestVerdict(t *testing.T) {
 	f(Inconclusive, "stopped early", func(e *Evidence) { e.Partial = true })
 	// A generator that is itself the limit says nothing of the server.
 	f(GeneratorBound, "times", func(e *Evidence) { e.Share, e.BacklogSlope, e.Partial = 2, 1, true })
+}
+
+// TestLate: a wake-up is late beyond 20 ms, where that is more than a tenth of the
+// response it is part of.
+func TestLate(t *testing.T) {
+	t.Parallel()
+	f := func(wake, response time.Duration, want bool) {
+		t.Helper()
+		if late(wake, response) != want {
+			t.Errorf("%v of %v: late is %t", wake, response, !want)
+		}
+	}
+	f(20*time.Millisecond, 0, false)
+	f(21*time.Millisecond, 0, true)
+	f(21*time.Millisecond, 200*time.Millisecond, true)
+	f(21*time.Millisecond, 210*time.Millisecond, false)
+	f(time.Second, 9*time.Second, true)
+	f(time.Second, 10*time.Second, false)
+}
+
+// TestStalledGenerator: a generator that gets the processor 50 ms after it asked for it
+// is the limit itself, though it sends everything in the end.
+func TestStalledGenerator(t *testing.T) {
+	for stall, want := range map[time.Duration]string{0: Valid, 50 * time.Millisecond: GeneratorBound} {
+		synctest.Test(t, func(t *testing.T) {
+			res := drive(t, One("t", 10*time.Second, Step{Rate: 100, Workers: 64}), Config{Target: &target{latency: time.Millisecond}, woke: func() { time.Sleep(stall) }})
+			if v := res.Verdict; v.Code != want || want == GeneratorBound && !strings.Contains(strings.Join(v.Reasons, "; "), "it woke late in ") {
+				t.Errorf("stalled for %v: %+v", stall, v)
+			}
+			if res.Totals.Sent != 1000 {
+				t.Errorf("%d were sent", res.Totals.Sent)
+			}
+		})
+	}
 }
 
 // A generator given too little CPU for what it is asked: no machine makes 10

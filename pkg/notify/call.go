@@ -13,6 +13,19 @@ type Call struct {
 	// TraceState is the W3C tracestate beside it.
 	TraceState string
 	Items      []Item
+	// Permit is the leave to send the items that the provider gave for this call.
+	// Nil: a provider with a rate of its own waits for it in Send.
+	Permit Permit
+}
+
+// Permit is a provider's leave to send some messages: it holds their part of the
+// provider's rate, and of the calls that may be made at a time, from before the
+// messages are claimed until their call has ended. Safe for concurrent use.
+type Permit interface {
+	// Messages is how many messages it is for, at least 1.
+	Messages() int
+	// Release gives back what no call has used. Further calls do nothing.
+	Release()
 }
 
 // Item is one address of one receiver. Its slices alias the log record. A window
@@ -62,11 +75,15 @@ const (
 	// ClassReceipt is no answer: a receipt of an earlier call told the outcome,
 	// so none was made. It stands in rows alone, never in a Result.
 	ClassReceipt
+	// ClassBusy: not sent, for our own rate or number of calls at a time left no
+	// room. The item waits, which costs no attempt and tells a breaker nothing. It
+	// stands in Results alone, never in a row.
+	ClassBusy
 )
 
 var classNames = [...]string{
 	"accepted", "retry", "unavailable", "throttled", "permanent",
-	"dead_address", "opted_out", "config", "ambiguous", "receipt",
+	"dead_address", "opted_out", "config", "ambiguous", "receipt", "busy",
 }
 
 func (c Class) String() string {

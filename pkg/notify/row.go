@@ -43,7 +43,7 @@ type Row struct {
 
 	DoneUpTo    uint32 // positions below have an outcome
 	StartedUpTo uint32 // positions below may have been handed to a provider
-	Starts      uint16 // how often the window at DoneUpTo was started
+	Starts      uint16 // how often the window at DoneUpTo was started; above worker.Config.MaxStarts its receivers run one by one
 	Done        bool   // every position has an outcome
 
 	// Resent counts receivers that were handed to a provider again although an
@@ -62,6 +62,14 @@ type Row struct {
 	Topic    string
 	LogPart  int32 // where the envelope lies in the log
 	Offset   int64
+
+	// Stamp orders the writes of the row (engine.Tenure). It is no part of what is
+	// stored: rows that are read have none. 0 means that the last write stands.
+	Stamp int64
+
+	// Damaged holds the stored bytes of a row that cannot be decoded, and nothing
+	// else but Key is set (engine.Status.Resume). Nil: the row is whole.
+	Damaged []byte
 }
 
 // Exception is the outcome of one position, or of one of its addresses, that

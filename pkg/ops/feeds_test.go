@@ -13,6 +13,7 @@ import (
 
 // metaRows is engine.Meta over a map, which a test may break.
 type metaRows struct {
+	engine.Meta
 	rows map[string][]byte
 	err  error
 }

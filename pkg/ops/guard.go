@@ -3,6 +3,7 @@ package ops
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
@@ -33,8 +34,9 @@ func (w *watch) add(o observed) {
 	w.open = append(w.open, o)
 }
 
-// look tells settled of each one that has settled since the last look.
-func (w *watch) look(ctx context.Context, settled func(o observed, failed bool)) error {
+// look calls settled with the final state of each letter that has settled since
+// the last look.
+func (w *watch) look(ctx context.Context, settled func(o observed, state notify.State)) error {
 	w.looked = time.Now()
 	type key struct {
 		index uint32
@@ -43,7 +45,7 @@ func (w *watch) look(ctx context.Context, settled func(o observed, failed bool))
 	rows := map[notify.Chunk]map[key][]notify.Row{}
 	rest := w.open[:0:0]
 	var ended []observed
-	var failed []bool
+	var states []notify.State
 	for _, o := range w.open {
 		of, ok := rows[o.chunk]
 		if !ok {
@@ -63,39 +65,79 @@ func (w *watch) look(ctx context.Context, settled func(o observed, failed bool))
 		case notify.Accepted, notify.Deferred, notify.Scheduled, notify.None:
 			rest = append(rest, o)
 		default:
-			ended, failed = append(ended, o), append(failed, out.State == notify.Failed)
+			ended, states = append(ended, o), append(states, out.State)
 		}
 	}
 	w.open = rest
 	for i, o := range ended {
-		settled(o, failed[i])
+		settled(o, states[i])
 	}
 	return nil
 }
 
 // observe looks, and keeps count.
 func (r *runner) observe(ctx context.Context) error {
-	return r.watch.look(ctx, func(o observed, failed bool) {
-		bad := 0
-		if failed {
-			bad = 1
-		}
-		r.res.Outcomes.Reached += 1 - bad
-		r.res.Outcomes.Refailed += bad
+	return r.watch.look(ctx, func(o observed, state notify.State) {
+		r.res.Outcomes.count(state)
 		if !o.old {
-			r.res.Settled++
-			r.res.Refailed += bad
+			r.res.Guarded.count(state)
 		}
 	})
 }
 
+// count adds one final state.
+func (o *Outcomes) count(state notify.State) {
+	switch state {
+	case notify.Sent, notify.Delivered:
+		o.Reached++
+	case notify.Failed:
+		o.Refailed++
+	case notify.Suppressed:
+		o.Suppressed++
+	case notify.Expired:
+		o.Expired++
+	case notify.Cancelled:
+		o.Cancelled++
+	default:
+		o.Unknown++
+	}
+}
+
+// missed is how many letters reached nobody, and what became of them in words. A
+// letter that was sent only to become EXPIRED is not missed.
+func (o *Outcomes) missed(expired string) (n int, words string) {
+	kinds := []struct {
+		n    int
+		what string
+	}{{o.Refailed, "failed again"}, {o.Suppressed, "suppressed"}, {o.Expired, "expired"}, {o.Cancelled, "cancelled"}, {o.Unknown, "unknown"}}
+	if expired == ExpiredFail {
+		kinds[2].n = 0
+	}
+	var said []string
+	for _, k := range kinds {
+		if n += k.n; k.n > 0 {
+			said = append(said, fmt.Sprintf("%d %s", k.n, k.what))
+		}
+	}
+	return n, strings.Join(said, ", ")
+}
+
+func (o *Outcomes) settled() int {
+	return o.Reached + o.Refailed + o.Suppressed + o.Expired + o.Cancelled + o.Unknown
+}
+
 // tooMany is the guard's verdict over n outcomes.
 func (r *runner) tooMany(of string, n int) error {
-	limit := r.spec.Spec.AbortIf
-	if limit < 0 || n == 0 || float64(r.res.Refailed) <= limit*float64(n) {
+	limit, g := r.spec.Spec.AbortIf, &r.res.Guarded
+	missed, words := g.missed(r.spec.Spec.Expired)
+	if limit < 0 || n == 0 || float64(missed) <= limit*float64(n) {
 		return nil
 	}
-	return stop{of + fmt.Sprintf("%d of %d failed again (limit %.0f%%)", r.res.Refailed, n, limit*100)}
+	what := "failed again"
+	if missed > g.Refailed {
+		what = "reached nobody: " + words
+	}
+	return stop{of + fmt.Sprintf("%d of %d %s (limit %.0f%%)", missed, n, what, limit*100)}
 }
 
 // guardFrom is how many outcomes the guard wants before it judges.
@@ -109,14 +151,14 @@ func (r *runner) guard(ctx context.Context) error {
 	if err := r.insist(ctx, func() error { return r.observe(ctx) }); err != nil {
 		return err
 	}
-	if r.res.Settled < guardFrom {
+	if r.res.Guarded.settled() < guardFrom {
 		return nil
 	}
 	of := ""
 	if !r.res.CanaryOK && r.spec.Spec.Canary > 0 {
 		of = "canary: "
 	}
-	return r.tooMany(of, r.res.Settled)
+	return r.tooMany(of, r.res.Guarded.settled())
 }
 
 // canary waits for the outcomes of the first ones, and judges them.
@@ -131,7 +173,7 @@ func (r *runner) canary(ctx context.Context) error {
 			return err
 		}
 		if len(r.watch.open) == 0 {
-			if err := r.tooMany("canary: ", r.res.Settled); err != nil { // of fewer than asked for
+			if err := r.tooMany("canary: ", r.res.Guarded.settled()); err != nil { // of fewer than asked for
 				return err
 			}
 			break
@@ -160,8 +202,7 @@ func (r *runner) again(ctx context.Context) error {
 	if r.spec.Spec.Kind != KindReplay {
 		return nil
 	}
-	r.res.Outcomes.Reached, r.res.Outcomes.Refailed = known.Reached, known.Refailed
-	r.res.Settled, r.res.Refailed = known.Settled, known.Bad
+	r.res.Outcomes, r.res.Guarded = known.Outcomes, known.Guarded
 	for from := known.To; from < at; {
 		es, err := r.m.entries(ctx, r.j.ID, from, min(at-from, maxBatch))
 		if err != nil {

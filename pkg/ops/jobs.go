@@ -56,9 +56,13 @@ type Job struct {
 // Outcomes are what became of replayed letters, as far as the job looked: it
 // follows at most 2,000 at a time.
 type Outcomes struct {
-	Reached  int `json:"reached"`
-	Refailed int `json:"refailed"`
-	Open     int `json:"open"`
+	Reached    int `json:"reached"`  // SENT or DELIVERED
+	Refailed   int `json:"refailed"` // FAILED
+	Suppressed int `json:"suppressed"`
+	Expired    int `json:"expired"`
+	Cancelled  int `json:"cancelled"`
+	Unknown    int `json:"unknown"`
+	Open       int `json:"open"` // no final state yet
 }
 
 // Ended reports whether the job will never run again.
@@ -88,18 +92,16 @@ type jobResult struct {
 	// begins anew.
 	From     int  `json:"from"`      // position
 	CanaryOK bool `json:"canary_ok"` // its canary went well
-	Settled  int  `json:"settled"`
-	Refailed int  `json:"refailed"`
+	// Guarded counts the outcomes that the guard judges: of letters sent since From.
+	Guarded Outcomes `json:"guarded"`
 	// The counts of outcomes when the last one of all letters below To was known.
 	Known known `json:"known"`
 }
 
 type known struct {
-	To       int `json:"to"` // position
-	Reached  int `json:"reached"`
-	Refailed int `json:"refailed"`
-	Settled  int `json:"settled"` // the guard's
-	Bad      int `json:"bad"`     // the same
+	To       int      `json:"to"` // position
+	Outcomes Outcomes `json:"outcomes"`
+	Guarded  Outcomes `json:"guarded"`
 }
 
 // Log takes records; nil means that every one is durable.
@@ -136,6 +138,10 @@ type ManagerConfig struct {
 	// Standing says why no call of a lane can be made now, "" when one can; nil:
 	// circuits are not looked at.
 	Standing func(notify.Lane) string
+	// Unreachable returns the code with which a letter's receiver would be suppressed
+	// if it were sent now, "" if nothing known speaks against it. A plan asks for every
+	// letter, so it must not wait. nil: plans do not tell.
+	Unreachable func(*engine.DeadLetter) string
 	// ApproveAbove is the size of a plan from which another operator must approve
 	// it; 0: never.
 	ApproveAbove int
@@ -187,7 +193,7 @@ func (m *Manager) Plan(ctx context.Context, spec Spec) (Plan, error) {
 	if spec.Kind == KindReconcile {
 		return m.planReconcile(ctx, spec)
 	}
-	p := planner{letters: m.cfg.Letters, now: time.Now}
+	p := planner{letters: m.cfg.Letters, now: time.Now, unreachable: m.cfg.Unreachable}
 	s, err := p.make(ctx, spec)
 	if err != nil {
 		return Plan{}, err

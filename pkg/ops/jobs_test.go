@@ -259,9 +259,6 @@ func TestStalePlan(t *testing.T) {
 			t.Error(err)
 		}
 		changed := req
-		changed.Spec.Rate = 5000
-		_, _, err = r.m.Apply(t.Context(), changed)
-		wantCode(t, err, notify.KindConflict, "stale_plan") // the spec is part of the digest
 		changed.Spec.UpTo = 0
 		_, _, err = r.m.Apply(t.Context(), changed)
 		wantCode(t, err, notify.KindInvalid, "not_frozen")
@@ -280,6 +277,52 @@ func TestStalePlan(t *testing.T) {
 		if _, ok := r.sent[late.ID]; ok {
 			t.Error("what failed behind the plan was sent")
 		}
+	})
+}
+
+// TestDigest: a plan is of its spec and of its set, letter by letter and state by
+// state, not of how many there are.
+func TestDigest(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, nil)
+		ds := r.fail(10, nil)
+		move := func(i int, from, to string) {
+			t.Helper()
+			job := map[string]string{engine.LetterDiscarded: "x"}
+			moved, err := r.store.DeadLetters().Move(t.Context(), []engine.LetterMove{{ID: ds[i].ID, From: from, FromJob: job[from], To: to, Job: job[to]}})
+			if err != nil || !moved[0] {
+				t.Fatal(moved, err)
+			}
+		}
+		stale := func(what string, p Plan, change func(*Spec)) {
+			t.Helper()
+			now := r.plan(p.Spec)
+			spec := p.Spec
+			change(&spec)
+			_, _, err := r.m.Apply(t.Context(), Request{Spec: spec, Digest: p.Digest, Entries: p.Entries, Name: what, By: "ann"})
+			if e, ok := errors.AsType[*notify.Error](err); !ok || e.Code != "stale_plan" {
+				t.Errorf("%s: %v", what, err)
+			}
+			if now.Entries != p.Entries {
+				t.Errorf("%s: %d entries, and now %d", what, p.Entries, now.Entries)
+			}
+		}
+		same := func(*Spec) {}
+
+		p := r.plan(Spec{Kind: KindReplay, Filter: Filter{Channel: "sms"}})
+		stale("another rate", p, func(s *Spec) { s.Rate = 5000 })
+		stale("no canary", p, func(s *Spec) { s.Canary = -1 })
+		stale("what is expired is sent", p, func(s *Spec) { s.Expired = ExpiredSend })
+
+		move(5, engine.LetterDead, engine.LetterDiscarded)
+		p = r.plan(p.Spec)
+		move(3, engine.LetterDead, engine.LetterDiscarded)
+		move(5, engine.LetterDiscarded, engine.LetterDead)
+		stale("another letter", p, same)
+
+		p = r.plan(Spec{Kind: KindExport, Filter: all}) // of all states
+		move(3, engine.LetterDiscarded, engine.LetterDead)
+		stale("another state", p, same)
 	})
 }
 
@@ -578,6 +621,90 @@ func TestWaitSavesNoRate(t *testing.T) {
 	})
 }
 
+// TestCanaryReachesNobody: letters that end in another way than FAILED have not
+// reached anybody either, and the canary stops the job. Each is counted as what it is.
+func TestCanaryReachesNobody(t *testing.T) {
+	for _, state := range []notify.State{notify.Suppressed, notify.Expired, notify.Cancelled, notify.Unknown} {
+		t.Run(state.String(), func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				r := newRig(t, nil)
+				r.fail(100, nil)
+				r.state = func(*notify.Envelope) notify.State { return state }
+				r.run()
+				j := r.until(r.apply(r.plan(Spec{Kind: KindReplay, Filter: all}), "").ID, JobStopped, JobDone)
+				word := strings.ToLower(state.String())
+				if j.State != JobStopped || r.calls() != 10 || !strings.Contains(j.Why, "reached nobody: ") || !strings.Contains(j.Why, word) {
+					t.Fatalf("%s %q after %d were sent", j.State, j.Why, r.calls())
+				}
+				o := j.Outcomes
+				if o.Reached != 0 || o.Refailed != 0 || o.settled() == 0 || o.settled()+o.Open != 10 {
+					t.Errorf("%+v", o)
+				}
+				if n := map[string]int{"suppressed": o.Suppressed, "expired": o.Expired, "cancelled": o.Cancelled, "unknown": o.Unknown}[word]; n != o.settled() {
+					t.Errorf("%d are counted as %s: %+v", n, word, o)
+				}
+
+				// Over a crash, and resumed without a guard, every one is counted once.
+				r.halt()
+				r.manager()
+				r.run()
+				r.mu.Lock()
+				r.state = nil
+				r.mu.Unlock()
+				if _, err := r.m.Do(t.Context(), j.ID, Resume, By{Caller: "bob"}); err != nil {
+					t.Fatal(err)
+				}
+				j = r.until(j.ID, JobDone)
+				if o := j.Outcomes; o.Reached != 90 || o.settled() != 100 {
+					t.Errorf("%+v", o)
+				}
+			})
+		})
+	}
+}
+
+// TestExpireOnPurpose: a replay that makes letters EXPIRED does what it was asked.
+func TestExpireOnPurpose(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, nil)
+		r.fail(50, nil)
+		r.state = func(*notify.Envelope) notify.State { return notify.Expired }
+		r.run()
+		j := r.until(r.apply(r.plan(Spec{Kind: KindReplay, Filter: all, Expired: ExpiredFail}), "").ID, JobStopped, JobDone)
+		if j.State != JobDone || j.Outcomes.Expired != 50 {
+			t.Errorf("%s %q %+v", j.State, j.Why, j.Outcomes)
+		}
+	})
+}
+
+// TestPlanTellsWhoIsUnreachable: of the letters that a replay would send, not of
+// those that it skips.
+func TestPlanTellsWhoIsUnreachable(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, func(c *ManagerConfig) {
+			c.Unreachable = func(d *engine.DeadLetter) string {
+				if d.ID.Base[8]%4 == 0 {
+					return "suppressed_address"
+				}
+				return ""
+			}
+		})
+		r.fail(40, func(i int, d *engine.DeadLetter) {
+			d.User, d.Template = fmt.Sprintf("u%d", i%8), "t"
+		})
+		f := func(want int, s Spec) {
+			t.Helper()
+			s.Filter = all
+			if got := r.plan(s).Unreach["suppressed_address"]; got != want {
+				t.Errorf("%s %s: %d, want %d", s.Kind, s.Collapse, got, want)
+			}
+		}
+		f(10, Spec{Kind: KindReplay})
+		f(2, Spec{Kind: KindReplay, Collapse: CollapseLatest})
+		f(0, Spec{Kind: KindDiscard})
+	})
+}
+
 // TestGuard: behind a good canary too many fail again.
 func TestGuard(t *testing.T) {
 	bubble(t, func(t *testing.T) {
@@ -732,7 +859,7 @@ func TestForceResend(t *testing.T) {
 		ds := r.fail(1, nil)
 		r.state = func(*notify.Envelope) notify.State { return notify.Unknown }
 		r.run()
-		r.until(r.apply(r.plan(Spec{Kind: KindReplay, Filter: all}), "a").ID, JobDone)
+		r.until(r.apply(r.plan(Spec{Kind: KindReplay, Filter: all, AbortIf: -1}), "a").ID, JobDone)
 		if p := r.plan(Spec{Kind: KindReplay, Filter: all}); p.Entries != 0 {
 			t.Errorf("%+v", p)
 		}

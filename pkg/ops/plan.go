@@ -48,7 +48,7 @@ type Spec struct {
 	Rate        float64 `json:"rate,omitempty"`     // letters a second, above 0, at most MaxRate; default 50
 	RampMs      int64   `json:"ramp_ms,omitempty"`  // from a tenth of the rate to all of it
 	Canary      int     `json:"canary,omitempty"`   // so many first, and their outcomes awaited; default 10, negative: none
-	AbortIf     float64 `json:"abort_if,omitempty"` // stop when more than this part failed again, 0 to 1; default 0.2; negative: never
+	AbortIf     float64 `json:"abort_if,omitempty"` // stop when more than this part reached nobody, 0 to 1; default 0.2; negative: never
 	MaxReplays  int     `json:"max_replays,omitempty"`
 	Expired     string  `json:"expired,omitempty"`
 	Collapse    string  `json:"collapse,omitempty"`
@@ -131,13 +131,14 @@ type Plan struct {
 	Digest    string                    `json:"digest"` // of Spec and of the set, entry by entry
 	Made      int64                     `json:"made_ms"`
 	Entries   int                       `json:"entries"`
-	Send      int                       `json:"send"`             // of them, those that would be acted on
-	Skip      map[string]int            `json:"skip"`             // the others, by reason
-	Counts    map[string]map[string]int `json:"counts"`           // by class, caller, channel, provider, template, code
-	EndsSoon  int                       `json:"ends_soon"`        // retention takes them within a day
-	EtaMs     int64                     `json:"eta_ms"`           // at the rate, without the canary
-	Approval  bool                      `json:"approval"`         // it needs another operator's approval
-	Reconcile json.RawMessage           `json:"report,omitempty"` // reconcile: what was found
+	Send      int                       `json:"send"`                  // of them, those that would be acted on
+	Skip      map[string]int            `json:"skip"`                  // the others, by reason
+	Counts    map[string]map[string]int `json:"counts"`                // by class, caller, channel, provider, template, code
+	Unreach   map[string]int            `json:"unreachable,omitempty"` // of Send, those suppressed if sent now, by code; the profile is asked, not an address of the request
+	EndsSoon  int                       `json:"ends_soon"`             // retention takes them within a day
+	EtaMs     int64                     `json:"eta_ms"`                // at the rate, without the canary
+	Approval  bool                      `json:"approval"`              // it needs another operator's approval
+	Reconcile json.RawMessage           `json:"report,omitempty"`      // reconcile: what was found
 }
 
 // Reasons why an entry of a plan is not acted on.
@@ -188,6 +189,8 @@ type planner struct {
 	now     func() time.Time
 	keep    bool // the entries, for a job
 	most    int  // entries; 0: MaxEntries
+
+	unreachable func(*engine.DeadLetter) string // nil: not asked
 }
 
 func (p *planner) make(ctx context.Context, spec Spec) (*set, error) {
@@ -205,7 +208,7 @@ func (p *planner) make(ctx context.Context, spec Spec) (*set, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &set{plan: Plan{Spec: spec, Made: now, Skip: map[string]int{}, Counts: map[string]map[string]int{}}}
+	s := &set{plan: Plan{Spec: spec, Made: now, Skip: map[string]int{}, Unreach: map[string]int{}, Counts: map[string]map[string]int{}}}
 	for _, k := range []string{"class", "caller", "channel", "provider", "template", "code"} {
 		s.plan.Counts[k] = map[string]int{}
 	}
@@ -217,6 +220,7 @@ func (p *planner) make(ctx context.Context, spec Spec) (*set, error) {
 	}
 	collapse := spec.Collapse == CollapseLatest
 	latest := map[uint64]int{} // by user, channel and template: place in entries
+	codes := map[int]string{}  // by place in entries: what Unreach counted it under, for those that collapse
 	err = p.letters.Walk(ctx, 0, spec.UpTo, func(d *engine.DeadLetter) error {
 		if !selectable(&spec, d) {
 			return nil
@@ -234,6 +238,12 @@ func (p *planner) make(ctx context.Context, spec Spec) (*set, error) {
 		if spec.Kind == KindReplay {
 			reason = before(&spec, d, now)
 		}
+		code := ""
+		if spec.Kind == KindReplay && reason == "" && p.unreachable != nil {
+			if code = p.unreachable(d); code != "" {
+				s.plan.Unreach[code]++
+			}
+		}
 		e := entry{ord: d.Ord}
 		if spec.Order == OrderDue {
 			e.key = d.ID.Base.Time().UnixMilli()
@@ -242,9 +252,15 @@ func (p *planner) make(ctx context.Context, spec Spec) (*set, error) {
 			e.who = notify.HashUser([]byte(d.User + "\x00" + d.Channel + "\x00" + d.Template + "\x00" + d.Caller))
 			if i, ok := latest[e.who]; ok {
 				s.entries[i].collapsed = true
+				if c := codes[i]; c != "" {
+					s.plan.Unreach[c]--
+				}
 				s.plan.Skip[SkipCollapsed]++
 			}
 			latest[e.who] = len(s.entries)
+			if code != "" {
+				codes[len(s.entries)] = code
+			}
 		}
 		if reason != "" {
 			s.plan.Skip[reason]++

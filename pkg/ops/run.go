@@ -151,6 +151,11 @@ func (r *runner) run(ctx context.Context) error {
 func (r *runner) end(ctx context.Context, state, why string) error {
 	r.res.Why = why
 	counts := map[string]int{"planned": r.spec.Planned, "done": r.res.Done, "exhausted": r.res.Exhaust, "failed": r.res.Failed, "refailed": r.res.Outcomes.Refailed}
+	for k, n := range map[string]int{"suppressed": r.res.Outcomes.Suppressed, "expired": r.res.Outcomes.Expired, "cancelled": r.res.Outcomes.Cancelled, "unknown": r.res.Outcomes.Unknown} {
+		if n > 0 {
+			counts[k] = n
+		}
+	}
 	for k, n := range r.res.Skipped {
 		counts["skipped_"+k] = n
 	}
@@ -175,7 +180,7 @@ func (r *runner) save(ctx context.Context, at int, lines []engine.JobEntry) erro
 	r.res.ActiveMs += now.Sub(r.began).Milliseconds()
 	r.began = now
 	if r.res.Outcomes.Open = len(r.watch.open); r.res.Outcomes.Open == 0 {
-		r.res.Known = known{at, r.res.Outcomes.Reached, r.res.Outcomes.Refailed, r.res.Settled, r.res.Refailed}
+		r.res.Known = known{at, r.res.Outcomes, r.res.Guarded}
 	}
 	mine := r.j
 	mine.Cursor = binary.BigEndian.AppendUint64(nil, uint64(at))
@@ -358,8 +363,7 @@ func (r *runner) insist(ctx context.Context, f func() error) error {
 
 // begin makes the guard begin anew at a position.
 func (r *jobResult) begin(at int) {
-	r.From, r.CanaryOK, r.Settled, r.Refailed = at, false, 0, 0
-	r.Known.Settled, r.Known.Bad = 0, 0
+	r.From, r.CanaryOK, r.Guarded, r.Known.Guarded = at, false, Outcomes{}, Outcomes{}
 }
 
 func (r jobResult) copy() jobResult {

@@ -19,9 +19,10 @@ import (
 // share their parts (reduce range(40) as $i (1; [., .])) are written or compared
 // in full by one step, which no deadline cuts. So what makes values larger is left
 // out: an expression selects, with paths, comparisons and the functions below.
+// Operators and functions whose result or time depends on what their operands are
+// when they run are replaced by those of wherefuncs.go.
 const (
 	maxWhere  = 4096
-	maxSums   = 8   // of "+": each at most doubles
 	maxRegexp = 256 // bytes; one of more may compile into many megabytes
 
 	whereTime = 100 * time.Millisecond // for one letter
@@ -31,7 +32,8 @@ const (
 )
 
 // whereFuncs are the functions of an expression, by their name and number of
-// arguments. None returns more than it is given.
+// arguments. Those that bounded has are replaced by it; none of the others returns
+// more than it is given.
 var whereFuncs = strings.Fields(`
 	not/0 empty/0 length/0 utf8bytelength/0 type/0 tostring/0 tonumber/0 fromjson/0 keys/0 now/0 fromdate/0 fromdateiso8601/0
 	ascii_downcase/0 ascii_upcase/0 trim/0 ltrim/0 rtrim/0 abs/0 floor/0 ceil/0 round/0 first/0 last/0
@@ -48,21 +50,22 @@ func where(expr string) (*gojq.Code, error) {
 	if err != nil {
 		return nil, &notify.Error{Kind: notify.KindInvalid, Code: "bad_where", Field: "where", Msg: "not a jq expression", Err: err}
 	}
-	if not := new(selection).query(q); not != "" {
+	if not := (selection{}).query(q); not != "" {
 		return nil, notify.Invalid("bad_where", "where", fmt.Sprintf("an expression selects with paths, comparisons and functions that make nothing larger: no %s", not))
 	}
-	code, err := gojq.Compile(q)
+	code, err := gojq.Compile(q, boundedOptions()...)
 	if err != nil {
 		return nil, &notify.Error{Kind: notify.KindInvalid, Code: "bad_where", Field: "where", Msg: "not a jq expression", Err: err}
 	}
 	return code, nil
 }
 
-// selection holds an expression to what may be part of one. Its methods return
-// what may not, in the words of a message; "" when all may.
-type selection struct{ sums int }
+// selection holds an expression to what may be part of one, and replaces in it what
+// bounded has. Its methods return what may not be part, in the words of a message;
+// "" when all may.
+type selection struct{}
 
-func (s *selection) query(q *gojq.Query) string {
+func (s selection) query(q *gojq.Query) string {
 	switch {
 	case q == nil:
 		return ""
@@ -79,19 +82,21 @@ func (s *selection) query(q *gojq.Query) string {
 		}
 	}
 	switch q.Op {
-	case gojq.OpPipe, gojq.OpComma, gojq.OpEq, gojq.OpNe, gojq.OpGt, gojq.OpLt, gojq.OpGe, gojq.OpLe, gojq.OpAnd, gojq.OpOr, gojq.OpAlt,
-		gojq.OpSub, gojq.OpDiv, gojq.OpMod:
-	case gojq.OpAdd:
-		if s.sums++; s.sums > maxSums {
-			return fmt.Sprintf("more than %d +", maxSums)
+	case gojq.OpPipe, gojq.OpComma, gojq.OpEq, gojq.OpNe, gojq.OpGt, gojq.OpLt, gojq.OpGe, gojq.OpLe, gojq.OpAnd, gojq.OpOr, gojq.OpAlt:
+	case gojq.OpAdd, gojq.OpSub, gojq.OpDiv, gojq.OpMod:
+		if not := s.queries(q.Left, q.Right); not != "" {
+			return not
 		}
+		call := &gojq.Func{Name: "where/" + q.Op.String(), Args: []*gojq.Query{q.Left, q.Right}}
+		*q = gojq.Query{Term: &gojq.Term{Type: gojq.TermTypeFunc, Func: call}}
+		return ""
 	default:
 		return q.Op.String()
 	}
 	return s.queries(q.Left, q.Right)
 }
 
-func (s *selection) queries(qs ...*gojq.Query) string {
+func (s selection) queries(qs ...*gojq.Query) string {
 	for _, q := range qs {
 		if not := s.query(q); not != "" {
 			return not
@@ -100,7 +105,7 @@ func (s *selection) queries(qs ...*gojq.Query) string {
 	return ""
 }
 
-func (s *selection) term(t *gojq.Term) string {
+func (s selection) term(t *gojq.Term) string {
 	for _, x := range t.SuffixList {
 		if not := s.index(x.Index); not != "" {
 			return not
@@ -142,7 +147,7 @@ func (s *selection) term(t *gojq.Term) string {
 	return "label"
 }
 
-func (s *selection) index(i *gojq.Index) string {
+func (s selection) index(i *gojq.Index) string {
 	if i == nil {
 		return ""
 	}
@@ -152,7 +157,7 @@ func (s *selection) index(i *gojq.Index) string {
 	return s.queries(i.Start, i.End)
 }
 
-func (s *selection) call(f *gojq.Func) string {
+func (s selection) call(f *gojq.Func) string {
 	if strings.HasPrefix(f.Name, "$") {
 		if f.Name == "$ENV" {
 			return f.Name
@@ -170,7 +175,13 @@ func (s *selection) call(f *gojq.Func) string {
 			}
 		}
 	}
-	return s.queries(f.Args...)
+	if not := s.queries(f.Args...); not != "" {
+		return not
+	}
+	if _, ok := bounded["where/"+f.Name]; ok {
+		f.Name = "where/" + f.Name
+	}
+	return ""
 }
 
 // text refuses strings that hold other values: "\(.) \(.)" is twice as long.
@@ -222,6 +233,11 @@ func (m *matcher) selects(ctx context.Context, d *engine.DeadLetter) (bool, erro
 		return false, err
 	}
 	v["id"] = LetterID(d)
+	leave, err := enterWhere(ctx)
+	if err != nil {
+		return false, err
+	}
+	defer leave()
 	began := time.Now()
 	ctx, stop := context.WithTimeout(ctx, whereTime)
 	defer stop()

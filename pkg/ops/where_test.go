@@ -1,8 +1,12 @@
 package ops
 
 import (
+	"context"
+	"errors"
+	"runtime"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
@@ -39,7 +43,6 @@ func TestWhereSelectsAndMakesNothing(t *testing.T) {
 		`.code[reduce .[] as $x (1; .)]`, `if reduce .[] as $x (1; .) then true else false end`, `if true then true elif (def f: f; f) then true end`,
 		`try (reduce .[] as $x (1; .)) catch true`, `-(reduce .[] as $x (1; .)) == 1`,
 		`test(.code)`, `test("x"; .code)`, `test("` + strings.Repeat("x", maxRegexp+1) + `")`,
-		`.code` + strings.Repeat(` + .code`, maxSums+1) + ` == ""`,
 	}
 	for _, expr := range refused {
 		_, err := (&Filter{Where: expr}).Matcher()
@@ -68,6 +71,13 @@ func TestWhereSelectsAndMakesNothing(t *testing.T) {
 		`.. | select(. == "shop") | true`:                 true,
 		`-.attempts < 0`:                                  true,
 		`.code | IN(["30003", "b"][])`:                    true,
+		`.attempts - 1 == 2 and .attempts / 2 == 1.5`:     true,
+		`.attempts % 2 == 1`:                              true,
+		`.user_id | index("n") == 1 and rindex("n") == 2`: true,
+		`["a", "b"] | contains(["b"])`:                    true,
+		`["b"] | inside(["a", "c"])`:                      false,
+		`"[1,2]" | fromjson | length == 2`:                true,
+		`.extra.carrier | contains("net")`:                true,
 	} {
 		match, err := (&Filter{Where: expr}).Matcher()
 		if err != nil {
@@ -95,4 +105,74 @@ func TestWhereEnds(t *testing.T) {
 	m.looked, m.spent = 3000, whereStart+3001*whereEach
 	_, err = m.matches(t.Context(), &d)
 	wantCode(t, err, notify.KindInvalid, "bad_where")
+}
+
+// TestWhereIsBoundedWhenItRuns: what an operator makes depends on what its operands
+// are. These expressions took minutes or gigabytes; each must fail within its deadline.
+func TestWhereIsBoundedWhenItRuns(t *testing.T) {
+	t.Parallel()
+	e := `tostring|./""|tostring|./""|tostring|./""|tostring|./""|tostring`
+	m := e + strings.Repeat(`|(. as $v|$v+$v)`, 7) + `|./""|length>0`
+	for _, expr := range []string{
+		"(" + e + `|./"") - (` + e + `|./",") | length>=0`,
+		m,
+		`.user_id | ./"" | length > 0`,
+		`.extra | tostring | length > 0`,
+		`["a"] - ["a"] | length == 0`,
+		`["a"] + ["a"] | length == 2`,
+		`.user_id | (. as $v | $v+$v)` + strings.Repeat(`|(. as $v | $v+$v)`, 30) + ` | length > 0`,
+		`.body | fromjson | length > 0`,
+		`.big | tonumber > 0`,
+		`.extra.list | contains(.)`,
+		`.extra.list | . as $l | inside($l)`,
+		`.extra.list as $l | $l | index($l) == 0`,
+		`"%x" % 3 == 0`,
+	} {
+		match, err := (&Filter{Where: expr}).Matcher()
+		if err != nil {
+			t.Errorf("%s: %v", expr, err)
+			continue
+		}
+		list := make([]any, 50_000)
+		for i := range list {
+			list[i] = i
+		}
+		list[0] = "an end that is not found early"
+		d := engine.DeadLetter{
+			ID: notify.ID{Base: notify.NewBase(time.Now())}, User: strings.Repeat("u", 100),
+			Extra: map[string]any{"list": list},
+		}
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		began := time.Now()
+		_, err = match(t.Context(), &d)
+		took := time.Since(began)
+		runtime.ReadMemStats(&after)
+		wantCode(t, err, notify.KindInvalid, "bad_where")
+		if made := (after.TotalAlloc - before.TotalAlloc) >> 20; made > 200 || took > 30*time.Second {
+			t.Errorf("%.60s: made %d MiB in %v", expr, made, took)
+		}
+	}
+}
+
+// TestWhereRunsFewAtOnce: an expression takes a core for as long as it runs.
+func TestWhereRunsFewAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		defer func(c chan struct{}) { whereSlots = c }(whereSlots)
+		whereSlots = make(chan struct{}, maxWhereAtOnce)
+		for range maxWhereAtOnce {
+			if _, err := enterWhere(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		match, err := (&Filter{Where: `.code == "x"`}).Matcher()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := match(ctx, &engine.DeadLetter{}); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("one more ran beside %d: %v", maxWhereAtOnce, err)
+		}
+	})
 }

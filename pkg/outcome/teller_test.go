@@ -352,7 +352,7 @@ func callsTheURL(t *testing.T, up bool) {
 		}
 		calls <- call{r.Header, raw}
 		if !up {
-			rw.WriteHeader(http.StatusBadRequest) // refused for good: no retry
+			rw.WriteHeader(http.StatusGone) // refused for good: no retry
 		}
 	}))
 	defer srv.Close()
@@ -435,7 +435,7 @@ func callsTheURL(t *testing.T, up bool) {
 		dead.mu.Lock()
 		defer dead.mu.Unlock()
 		var l trigger.DeadLetter
-		if err := json.Unmarshal(dead.recs[0].Value, &l); err != nil || l.Caller != "shop" || l.Status != http.StatusBadRequest {
+		if err := json.Unmarshal(dead.recs[0].Value, &l); err != nil || l.Caller != "shop" || l.Status != http.StatusGone {
 			t.Errorf("%+v, %v", l, err)
 		}
 	case <-limit:

@@ -17,10 +17,12 @@ type callerStore struct {
 	callers map[string]engine.Caller
 	asked   int
 	err     error
+	takes   time.Duration // an answer
 }
 
 func (s *callerStore) Get(_ context.Context, id string) (engine.Caller, bool, error) {
 	s.asked++
+	time.Sleep(s.takes)
 	c, ok := s.callers[id]
 	if s.err != nil {
 		return engine.Caller{}, false, s.err
@@ -79,6 +81,8 @@ func TestCallersAreKnownWhileTheStoreIsAway(t *testing.T) {
 		}
 		st.err = notify.Invalid("bad", "", "") // no outage
 		time.Sleep(callerAge)
+		get("shop") // finds the store back, beside the answer
+		synctest.Wait()
 		if _, _, err := c.Get(t.Context(), "shop"); notify.KindOf(err) != notify.KindInvalid {
 			t.Errorf("error %v", err)
 		}
@@ -93,6 +97,48 @@ func TestCallersAreKnownWhileTheStoreIsAway(t *testing.T) {
 		}
 		if n := len(c.young) + len(c.old); n > maxCallers {
 			t.Errorf("%d are held", n)
+		}
+	})
+}
+
+// TestCallersWhileTheStoreIsFrozen: a store that takes two seconds to fail costs the
+// first look-up those two seconds, and no later one anything.
+func TestCallersWhileTheStoreIsFrozen(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		st := &callerStore{callers: map[string]engine.Caller{"shop": {ID: "shop", Rate: 1, Version: 1}, "bank": {ID: "bank", Version: 1}}}
+		c := NewCallers(st)
+		get := func(id string) (engine.Caller, time.Duration) {
+			t.Helper()
+			began := time.Now()
+			got, _, err := c.Get(t.Context(), id)
+			must(t, err)
+			return got, time.Since(began)
+		}
+		get("shop")
+		get("bank")
+		st.err, st.takes = notify.Unavailable("postgres", 0, errors.New("frozen")), 2*time.Second
+		time.Sleep(callerAge)
+		get("shop")
+		asked := st.asked
+		for range 100 {
+			for _, id := range []string{"shop", "bank"} {
+				if _, took := get(id); took > 0 {
+					t.Fatalf("a look-up of %s took %s", id, took)
+				}
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		if n := st.asked - asked; n < 3 || n > 4 {
+			t.Errorf("the store was tried %d times in 10 s", n)
+		}
+		st.err, st.takes = nil, 0
+		st.callers["shop"] = engine.Caller{ID: "shop", Rate: 2, Version: 2}
+		time.Sleep(3 * time.Second) // the last try fails
+		get("shop")
+		synctest.Wait()
+		if got, _ := get("shop"); got.Rate != 2 {
+			t.Errorf("%+v after the store came back", got)
 		}
 	})
 }

@@ -16,8 +16,8 @@ import (
 // process sees it now. It follows engine.Cancels as the Service follows
 // profiles.
 //
-// Cancellations are kept in the store for good, for a timer may wait for months
-// behind one. Memory is bounded, however many there are: the latest MaxCancels
+// Cancellations are kept in the store for as long as a timer may wait behind one and
+// its outcome is kept. Memory is bounded, however many there are: the latest MaxCancels
 // scopes at most, 57 bytes each (24 in a slot, of which a map fills half in the
 // worst case), and 32 bytes more of each for a filter over all there ever were.
 // With the default, 1,048,576, that is 60 + 32 MiB. A scope that is not among

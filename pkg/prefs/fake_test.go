@@ -45,7 +45,7 @@ func (s *store) Put(_ context.Context, p engine.Profile) (uint64, error) {
 	if err := s.check("put"); err != nil {
 		return 0, err
 	}
-	if p.Version != 0 && s.users[p.User].Version != p.Version {
+	if s.users[p.User].Version != p.Version {
 		return 0, &notify.Error{Kind: notify.KindConflict}
 	}
 	s.version++
@@ -56,7 +56,9 @@ func (s *store) Put(_ context.Context, p engine.Profile) (uint64, error) {
 
 func (s *store) PutMany(ctx context.Context, ps []engine.Profile) error {
 	for _, p := range ps {
-		p.Version = 0
+		s.mu.Lock()
+		p.Version = s.users[p.User].Version
+		s.mu.Unlock()
 		if _, err := s.Put(ctx, p); err != nil {
 			return err
 		}

@@ -190,12 +190,39 @@ func TestSuppressedIsBounded(t *testing.T) {
 	if !is(notify.Push, "fcm:own") || !is(notify.Email, "ann@example.org") {
 		t.Error("a user's own dead address is not held")
 	}
-	must(t, s.Unsuppress(t.Context(), "ann", fmt.Sprintf("apns:%064x", 0)))
-	must(t, s.Unsuppress(t.Context(), "ann", fmt.Sprintf("apns:%064x", 1)))
-	must(t, s.Unsuppress(t.Context(), "ann", fmt.Sprintf("apns:%064x", 2)))
+	must(t, second(s.Lift(t.Context(), "ann", fmt.Sprintf("apns:%064x", 0))))
+	must(t, second(s.Lift(t.Context(), "ann", fmt.Sprintf("apns:%064x", 1))))
+	must(t, second(s.Lift(t.Context(), "ann", fmt.Sprintf("apns:%064x", 2))))
 	if must(t, s.Suppress(t.Context(), "bob", notify.Push, "apns:0a", "x")); !is(notify.Push, "apns:0a") {
 		t.Error("there is room again")
 	}
+}
+
+// TestUnreachable: what would be suppressed if it were sent now, by the profile.
+func TestUnreachable(t *testing.T) {
+	t.Parallel()
+	s := loaded(t, newStore())
+	for user, phones := range map[string][]string{"dead": {"+15550001"}, "half": {"+15550001", "+15550002"}, "well": {"+15550003"}, "none": nil} {
+		_, err := s.Put(t.Context(), engine.Profile{User: user, Addresses: map[string][]string{"sms": phones}})
+		must(t, err)
+	}
+	_, err := s.Put(t.Context(), engine.Profile{User: "muted", Addresses: map[string][]string{"sms": {"+15550004"}}, OptOut: []string{"sms"}})
+	must(t, err)
+	is := func(user string, cat notify.Category, want string) {
+		t.Helper()
+		if got := s.snap.Unreachable([]byte(user), notify.SMS, cat); got != want {
+			t.Errorf("%s %s: %q, want %q", user, cat, got, want)
+		}
+	}
+	is("dead", notify.OTP, "")
+	must(t, s.Suppress(t.Context(), "somebody", notify.SMS, "+15550001", "twilio_21211"))
+	is("dead", notify.OTP, "suppressed_address")
+	is("half", notify.OTP, "")
+	is("well", notify.OTP, "")
+	is("none", notify.OTP, "")
+	is("unheard of", notify.OTP, "")
+	is("muted", notify.OTP, "")
+	is("muted", notify.Marketing, "opted_out")
 }
 
 func TestSuppressIsGlobal(t *testing.T) {
@@ -232,9 +259,9 @@ func TestSuppressIsGlobal(t *testing.T) {
 	must(t, err)
 	check(s)
 	// ann's is lifted, bob's still holds.
-	must(t, s.Unsuppress(t.Context(), "ann", "fcm:dead"))
+	must(t, second(s.Lift(t.Context(), "ann", "fcm:dead")))
 	check(s)
-	must(t, s.Unsuppress(t.Context(), "bob", "fcm:dead"))
+	must(t, second(s.Lift(t.Context(), "bob", "fcm:dead")))
 	if is(s, notify.Push, "fcm:dead") || !is(s, notify.Email, "ann@example.org") {
 		t.Fatal("lifting did not bind, or too much")
 	}
@@ -300,7 +327,7 @@ func TestSnapshotAgainstMap(t *testing.T) {
 			},
 			"lift": func(rt *rapid.T) {
 				u, n := user.Draw(rt, "user"), rapid.IntRange(100, 110).Draw(rt, "phone")
-				must(t, b.Unsuppress(t.Context(), u, fmt.Sprintf("+4930%d", n)))
+				must(t, second(b.Lift(t.Context(), u, fmt.Sprintf("+4930%d", n))))
 				if p, ok := model[u]; ok {
 					p.Suppressed = maps.Clone(p.Suppressed)
 					delete(p.Suppressed, fmt.Sprintf("+4930%d", n))
@@ -316,6 +343,197 @@ func TestSnapshotAgainstMap(t *testing.T) {
 			},
 		})
 	})
+}
+
+// second is the error of a Lift.
+func second(_ int, _ bool, err error) error { return err }
+
+// raced is a store in which somebody else stores between a read and its write.
+type raced struct {
+	*store
+	before func() // the next Put
+}
+
+func (s *raced) Put(ctx context.Context, p engine.Profile) (uint64, error) {
+	if f := s.before; f != nil {
+		s.before = nil
+		f()
+	}
+	return s.store.Put(ctx, p)
+}
+
+// An API process stores a user's first profile, an opt-out, while a worker of another
+// process stores a dead address of the same user: both stand.
+func TestFirstWritesOfTwoProcesses(t *testing.T) {
+	t.Parallel()
+	st := newStore()
+	slow := &raced{store: st}
+	api, worker := loaded(t, st), loaded(t, slow)
+	slow.before = func() {
+		_, err := api.Put(t.Context(), engine.Profile{User: "ann", OptOut: []string{"marketing"}})
+		must(t, err)
+	}
+	must(t, worker.Suppress(t.Context(), "ann", notify.SMS, "+493012345", "twilio_21211"))
+	p, err := api.Get(t.Context(), "ann")
+	must(t, err)
+	if !slices.Equal(p.OptOut, []string{"marketing"}) || p.Suppressed["+493012345"] == "" {
+		t.Errorf("%+v", p)
+	}
+	if v := decide(worker, "ann", notify.SMS, notify.Marketing, noon); v.Action != OptedOut {
+		t.Errorf("the worker reads %v", v.Action)
+	}
+}
+
+// Who told a provider to stop is opted out of marketing and digest on that channel, and
+// of nothing else.
+func TestUnsubscribe(t *testing.T) {
+	t.Parallel()
+	s := loaded(t, newStore())
+	p, err := s.Put(t.Context(), engine.Profile{User: "ann", OptOut: []string{"push", "email/marketing"}, Addresses: map[string][]string{"email": {"ann@example.com"}}})
+	must(t, err)
+	for range 2 { // a receipt may come twice
+		must(t, s.Unsubscribe(t.Context(), "ann", notify.Email))
+	}
+	got, err := s.Get(t.Context(), "ann")
+	must(t, err)
+	if !slices.Equal(got.OptOut, []string{"push", "email/marketing", "email/digest"}) || len(got.Suppressed) > 0 || got.Version != p.Version+1 {
+		t.Errorf("%+v", got)
+	}
+	must(t, s.Unsubscribe(t.Context(), "bob", notify.SMS)) // of whom nothing was known
+	for _, user := range []string{"ann", "bob"} {
+		for _, ch := range []notify.Channel{notify.SMS, notify.Email} {
+			for _, cat := range notify.Categories {
+				want := Send
+				if !cat.Critical() && cat != notify.Transactional && (user == "ann") == (ch == notify.Email) {
+					want = OptedOut
+				}
+				if v := decide(s, user, ch, cat, noon); v.Action != want {
+					t.Errorf("%s %v %v: %v, want %v", user, ch, cat, v.Action, want)
+				}
+			}
+		}
+	}
+	if s.snap.Suppressed(notify.Email, []byte("ann@example.com")) {
+		t.Error("the address is suppressed")
+	}
+	for user, ch := range map[string]notify.Channel{"": notify.Email, "ann": 0, strings.Repeat("x", 129): notify.Email} {
+		if err := s.Unsubscribe(t.Context(), user, ch); notify.KindOf(err) != notify.KindInvalid {
+			t.Errorf("%q %v: %v", user, ch, err)
+		}
+	}
+}
+
+// The list holds each entry once and in order, whatever the size of its pages and the
+// filter; a lifted address is sent to again, and suppressed again when it is dead again.
+func TestSuppressionList(t *testing.T) {
+	t.Parallel()
+	s := loaded(t, newStore())
+	var want []Suppression
+	for i := range 70 {
+		user := fmt.Sprintf("u%02d", i)
+		for _, e := range []Suppression{
+			{user, notify.SMS, fmt.Sprintf("+49301%03d", i), "twilio_21211"}, {user, notify.Push, "apns:" + strings.Repeat("ab", 32), "apns_unregistered"},
+			{user, notify.Email, fmt.Sprintf("u%d@example.com", i), "sendgrid_bounce"},
+		} {
+			must(t, s.Suppress(t.Context(), e.User, e.Channel, e.Address, e.Code))
+			want = append(want, e)
+		}
+		_, err := s.Put(t.Context(), engine.Profile{User: "x" + user, OptOut: []string{"push"}}) // lists none
+		must(t, err)
+	}
+	list := func(q SuppressionQuery) (all []Suppression) {
+		t.Helper()
+		for {
+			page, next, err := s.Suppressions(t.Context(), q)
+			must(t, err)
+			if len(page) > q.Limit {
+				t.Fatalf("%d entries in a page of %d", len(page), q.Limit)
+			}
+			if all = append(all, page...); next == nil {
+				return all
+			}
+			q.After = next
+		}
+	}
+	for _, limit := range []int{1, 2, 7, 1000} {
+		for _, q := range []SuppressionQuery{
+			{}, {User: "u07"}, {Channel: notify.Email}, {Code: "twilio_21211"}, {Address: "U9@Example.com"}, {Address: "apns:" + strings.Repeat("ab", 32)}, {User: "u07", Channel: notify.SMS, Code: "x"},
+		} {
+			q.Limit = limit
+			var of []Suppression
+			for _, e := range want {
+				if (q.User == "" || e.User == q.User) && (q.Channel == 0 || e.Channel == q.Channel) && (q.Code == "" || e.Code == q.Code) && (q.Address == "" || strings.EqualFold(e.Address, q.Address)) {
+					of = append(of, e)
+				}
+			}
+			slices.SortFunc(of, func(a, b Suppression) int { return strings.Compare(a.User+a.Address, b.User+b.Address) })
+			if got := list(q); !slices.Equal(got, of) {
+				t.Fatalf("%+v: %d entries %v, want %d", q, len(got), got, len(of))
+			}
+		}
+	}
+	is := func(a string) bool { return s.snap.Suppressed(channelOf(a), []byte(a)) }
+	lift := func(user, a string, n int, still bool) {
+		t.Helper()
+		if got, more, err := s.Lift(t.Context(), user, a); err != nil || got != n || more != still || is(a) != still {
+			t.Errorf("%s of %q: lifted %d, still %v, %v; want %d, %v", a, user, got, more, err, n, still)
+		}
+	}
+	shared := "apns:" + strings.Repeat("ab", 32)
+	lift("u03", "U3@example.COM", 1, false)
+	lift("u03", "u3@example.com", 0, false)
+	lift("u03", shared, 1, true) // the others' profiles list it
+	lift("", shared, 69, false)
+	lift("", "nobody@example.com", 0, false)
+	if must(t, s.Suppress(t.Context(), "u03", notify.Email, "u3@example.com", "sendgrid_bounce")); !is("u3@example.com") {
+		t.Error("dead again, and not suppressed again")
+	}
+	cold, err := New(newStore(), Config{})
+	must(t, err)
+	if _, _, err := cold.Suppressions(t.Context(), SuppressionQuery{Limit: 1}); notify.KindOf(err) != notify.KindUnavailable {
+		t.Errorf("before the profiles are loaded: %v", err)
+	}
+}
+
+// Look answers each of many users by that user's own profile, over more users than
+// it looks up at once.
+func TestLookAnswersEachUser(t *testing.T) {
+	t.Parallel()
+	st := newStore()
+	var users [][]byte
+	for i := range 3*block + 7 {
+		p := engine.Profile{User: fmt.Sprint("u", i), TimeZone: "UTC"}
+		if i%5 != 4 { // others are unknown
+			p.Addresses = map[string][]string{"sms": {fmt.Sprintf("+49301%06d", i)}, "email": {fmt.Sprintf("u%d@example.com", i)}}
+			if i%2 == 0 {
+				p.Addresses["sms"] = append(p.Addresses["sms"], fmt.Sprintf("+49302%06d", i))
+			}
+			if i%3 == 0 {
+				p.OptOut = []string{"sms/marketing"}
+			}
+			if i%7 == 0 {
+				p.QuietHours = &engine.QuietHours{From: "11:00", To: fmt.Sprintf("13:%02d", i%60)}
+			}
+			must(t, st.PutMany(t.Context(), []engine.Profile{p}))
+		}
+		users = append(users, []byte(p.User))
+	}
+	s := loaded(t, st)
+	for _, cat := range notify.Categories {
+		for _, ch := range notify.Channels {
+			answers := make([]Answer, len(users))
+			s.snap.Look(answers, users, ch, cat, noon)
+			for i, u := range users {
+				targets, _ := answers[i].Targets(nil, nil)
+				wantVerdict, wantTargets := s.snap.Decide(u, ch, cat, noon), s.snap.Addresses(nil, u, ch)
+				if answers[i].Verdict != wantVerdict || !slices.EqualFunc(targets, wantTargets, func(a, b notify.Target) bool {
+					return a.Addr == b.Addr && a.Of == b.Of && string(a.Address) == string(b.Address)
+				}) {
+					t.Fatalf("%s %v %v: %+v %v, want %+v %v", u, ch, cat, answers[i].Verdict, targets, wantVerdict, wantTargets)
+				}
+			}
+		}
+	}
 }
 
 // Many changes of one shard, packed over and over.

@@ -279,9 +279,7 @@ func (s *Service) Put(ctx context.Context, p engine.Profile) (engine.Profile, er
 var errUnchanged = errors.New("unchanged")
 
 // change reads, changes and stores a profile and applies it. Another process
-// may store in between: then it reads again. (Only the very first write of a
-// user has no version to compare, so two processes that make the same user at
-// the same moment leave the later one.)
+// may store in between, also the user's first profile: then it reads again.
 func (s *Service) change(ctx context.Context, user string, fn func(*engine.Profile) error) (engine.Profile, error) {
 	mu := &s.writing[hashKey([]byte(user))%uint64(len(s.writing))]
 	mu.Lock()
@@ -305,7 +303,7 @@ func (s *Service) change(ctx context.Context, user string, fn func(*engine.Profi
 		}
 		read := p.Version
 		p.Version, err = s.store.Put(ctx, p)
-		if notify.KindOf(err) == notify.KindConflict && read != 0 && ctx.Err() == nil {
+		if notify.KindOf(err) == notify.KindConflict && ctx.Err() == nil {
 			continue
 		}
 		if err != nil {

@@ -131,6 +131,31 @@ func (s *Snapshot) Addresses(dst []notify.Target, user []byte, ch notify.Channel
 	return dst
 }
 
+// Unreachable returns why a notification to a user on a channel would be suppressed
+// now: "opted_out", "suppressed_address" if every address of the profile is, or "" if
+// neither is known.
+func (s *Snapshot) Unreachable(user []byte, ch notify.Channel, cat notify.Category) string {
+	v, _ := s.users.get(hashKey(user), user)
+	var a Answer
+	s.answer(&a, v, ch, cat, time.Time{})
+	if a.Action == OptedOut {
+		return "opted_out"
+	}
+	if !s.Suppresses() {
+		return ""
+	}
+	targets, _ := a.Targets(nil, nil)
+	for i := range targets {
+		if !s.Suppressed(ch, targets[i].Address) {
+			return ""
+		}
+	}
+	if len(targets) == 0 {
+		return ""
+	}
+	return "suppressed_address"
+}
+
 // answer reads the value of a user; nil is one who set nothing.
 func (s *Snapshot) answer(a *Answer, v []byte, ch notify.Channel, cat notify.Category, now time.Time) {
 	*a = Answer{}

@@ -13,8 +13,7 @@ import (
 // maxForeign is how many dead addresses a profile takes that are not its own.
 const maxForeign = 100
 
-// Suppress stores in the user's profile that an address is dead or unwanted,
-// and why; it binds at once, for all users. Again is the same as once.
+// Suppress stores in the user's profile that an address is dead, and why; it binds at once, for all users. Again is the same as once.
 //
 // Requests may name any address, and providers call any of them dead, so what is
 // stored of that is bounded: an address that the profile lists is always taken,
@@ -25,8 +24,8 @@ const maxForeign = 100
 // around them, at most 1,400 one of 512 bytes for a user id of 128; so the default
 // bounds what requests can fill to 100 MB of such, 700 MB of the longest.
 func (s *Service) Suppress(ctx context.Context, user string, ch notify.Channel, address, reason string) error {
-	if user == "" || len(user) > notify.MaxUserID {
-		return notify.Invalid("bad_user", "user_id", fmt.Sprintf("a user id has 1 to %d bytes", notify.MaxUserID))
+	if err := checkSuppressUser(user); err != nil {
+		return err
 	}
 	// Not ValidateAddress: what an earlier version took must still be stopped.
 	if _, ok := notify.ParseChannel(ch.String()); !ok || address == "" || len(address) > notify.MaxAddress || !utf8.ValidString(address) {
@@ -45,6 +44,40 @@ func (s *Service) Suppress(ctx context.Context, user string, ch notify.Channel, 
 		return nil
 	})
 	return err
+}
+
+// Unsubscribe opts a user who told a provider to stop out of marketing and digest on
+// the channel. Codes, alerts and what the user did go on, and the address is not
+// suppressed. Again is the same as once; the user may opt in again by Put.
+func (s *Service) Unsubscribe(ctx context.Context, user string, ch notify.Channel) error {
+	if err := checkSuppressUser(user); err != nil {
+		return err
+	}
+	if _, ok := notify.ParseChannel(ch.String()); !ok {
+		return notify.Invalid("bad_channel", "channel", "no channel has this name")
+	}
+	_, err := s.change(ctx, user, func(p *engine.Profile) error {
+		muted := s.snap.zones.ruleOf(p).muted
+		fresh := slices.Clone(p.OptOut)
+		for _, cat := range []notify.Category{notify.Marketing, notify.Digest} {
+			if muted&muteBit(ch, cat) == 0 {
+				fresh = append(fresh, ch.String()+"/"+cat.String())
+			}
+		}
+		if len(fresh) == len(p.OptOut) {
+			return errUnchanged
+		}
+		p.OptOut = fresh
+		return nil
+	})
+	return err
+}
+
+func checkSuppressUser(user string) error {
+	if user == "" || len(user) > notify.MaxUserID {
+		return notify.Invalid("bad_user", "user_id", fmt.Sprintf("a user id has 1 to %d bytes", notify.MaxUserID))
+	}
+	return nil
 }
 
 // takes reports whether there is room for another dead address.
@@ -73,23 +106,4 @@ func (s *Service) takes(p *engine.Profile, ch notify.Channel, address string) bo
 		s.cfg.Log.Warn("dead addresses that no profile lists are not kept any more", "channel", ch.String(), "held", s.snap.listed.Load())
 	})
 	return false
-}
-
-// Unsuppress takes an address off the user's list; it stays suppressed while
-// another user's profile says so.
-func (s *Service) Unsuppress(ctx context.Context, user, address string) error {
-	_, err := s.change(ctx, user, func(p *engine.Profile) error {
-		m := map[string]string{}
-		for a, why := range p.Suppressed {
-			if suppressKey(a) != suppressKey(address) {
-				m[a] = why
-			}
-		}
-		if len(m) == len(p.Suppressed) {
-			return errUnchanged
-		}
-		p.Suppressed = m
-		return nil
-	})
-	return err
 }

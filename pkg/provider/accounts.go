@@ -1,6 +1,7 @@
 package provider
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"sync"
@@ -17,23 +18,27 @@ const (
 	lookIn       = time.Second            // whoever waits looks again after this at the latest
 )
 
-// accounts gives out permissions to call: rate, blocks and breakers are a
-// limit.Pool's, the number of calls at a time is kept here.
+// accounts gives out permits: rate, blocks and breakers are a limit.Pool's, the
+// number of calls at a time is kept here.
 //
-// One goroutine per lane chooses at a time, in order of arrival, so that a
-// thousand waiting items are one timer; the bulk lane has a queue of its own and
-// leaves a quarter of each account's slots.
+// Who asks for a permit waits in a queue of its lane, ordered by category and then
+// by arrival. Only the first of a queue asks the pool, so a thousand waiting calls
+// are one timer. Bulk takes nothing while the fast lane waits, and never more than
+// its share of an account's slots.
 type accounts struct {
-	provider string
-	pool     *limit.Pool
-	shared   bool
-	common   *limit.Shared // buckets of all processes; nil: each has its own
-	log      *slog.Logger
-	turn     [2]chan struct{} // by limit.Lane
-	freed    [2]chan struct{}
+	provider  string
+	pool      *limit.Pool
+	bulkShare float64
+	gather    time.Duration // a permit for many messages is worth this long a wait for tokens
+	perCall   bool          // each message is a call of its own and takes a slot
+	shared    bool
+	common    *limit.Shared // buckets of all processes; nil: each has its own
+	log       *slog.Logger
 
 	mu     sync.Mutex
 	list   []*account
+	queues [2]admissions // by limit.Lane
+	asked  uint64        // number of the latest asker
 	viewed time.Time
 }
 
@@ -54,106 +59,16 @@ type slot struct {
 }
 
 func newAccounts(provider string, of []slot, bulkShare float64, breaker limit.BreakerConfig, blocks limit.Blocks, log *slog.Logger) (*accounts, error) {
-	p := &accounts{provider: provider, shared: blocks != nil, log: log}
+	p := &accounts{provider: provider, shared: blocks != nil, log: log, bulkShare: cmp.Or(bulkShare, 0.5)}
 	p.common, _ = blocks.(*limit.Shared)
-	cfg := limit.PoolConfig{BulkShare: bulkShare, Breaker: breaker, Blocks: blocks}
+	cfg := limit.PoolConfig{BulkShare: p.bulkShare, Breaker: breaker, Blocks: blocks}
 	for i, s := range of {
 		cfg.Accounts = append(cfg.Accounts, s.Account)
 		p.list = append(p.list, &account{name: s.Name, at: i, slots: s.calls})
 	}
-	for i := range p.turn {
-		p.turn[i], p.freed[i] = make(chan struct{}, 1), make(chan struct{}, 1)
-	}
 	var err error
 	p.pool, err = limit.NewPool(time.Now(), cfg)
 	return p, err
-}
-
-func laneOf(call *notify.Call) limit.Lane {
-	return limit.LaneOf(notify.LaneOf(call.Channel, call.Category))
-}
-
-// take waits for an account that may be called for up to n messages, and takes
-// a slot of it; got of them are allowed. Give the slot back with done. With no
-// account in service it returns at once, with an error that says why and when.
-func (p *accounts) take(ctx context.Context, lane limit.Lane, n int) (a *account, got int, err error) {
-	select {
-	case p.turn[lane] <- struct{}{}:
-	case <-ctx.Done():
-		return nil, 0, ctx.Err()
-	}
-	defer func() { <-p.turn[lane] }()
-	for {
-		p.view(ctx)
-		now := time.Now()
-		if ok, at := p.pool.Ready(now); !ok {
-			return nil, 0, p.outOfService(now, at)
-		}
-		a, got, wait := p.choose(now, lane, n)
-		if a != nil {
-			if got, wait = p.agreed(ctx, now, a, got); got > 0 {
-				return a, got, nil
-			}
-			p.giveBack(a)
-		}
-		t := time.NewTimer(wait)
-		select {
-		case <-ctx.Done():
-			t.Stop()
-			return nil, 0, ctx.Err()
-		case <-t.C:
-		case <-p.freed[lane]:
-			t.Stop()
-		}
-	}
-}
-
-// agreed takes what this process's bucket allows of the one that all share.
-func (p *accounts) agreed(ctx context.Context, now time.Time, a *account, n int) (got int, wait time.Duration) {
-	rate, burst := p.pool.Rate(a.name)
-	if p.common == nil || rate == limit.Unlimited {
-		return n, 0
-	}
-	got, wait = p.common.TakeUpTo(ctx, now, p.provider+"/"+a.name, n, rate, burst)
-	return got, min(max(wait, time.Microsecond), lookIn)
-}
-
-// giveBack undoes a choice that led to no call.
-func (p *accounts) giveBack(a *account) {
-	p.pool.Report(time.Now(), a.name, limit.Neutral, 1)
-	p.mu.Lock()
-	a.inflight--
-	p.mu.Unlock()
-}
-
-// choose returns an account, or how long to wait unless a slot is freed before.
-// A grant for an account whose slots are taken is let go: the account is then
-// slower than its rate, so the tokens are not missed. A probe let go is given
-// back: the breaker would wait for its answer.
-func (p *accounts) choose(now time.Time, lane limit.Lane, n int) (*account, int, time.Duration) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	free := false
-	for _, a := range p.list {
-		free = free || a.inflight < a.room(lane)
-	}
-	if !free {
-		return nil, 0, lookIn
-	}
-	for range p.list {
-		g, ok, earliest := p.pool.Pick(now, limit.Want{Lane: lane, N: n, Min: n})
-		if !ok {
-			return nil, 0, min(max(earliest.Sub(now), time.Microsecond), lookIn)
-		}
-		if a := p.find(g.Account); a.inflight < a.room(lane) {
-			a.inflight++
-			return a, g.N, 0
-		}
-		if g.Probe {
-			p.pool.Report(now, g.Account, limit.Neutral, 1)
-		}
-	}
-	return nil, 0, lookIn
 }
 
 func (p *accounts) find(name string) *account {
@@ -165,11 +80,12 @@ func (p *accounts) find(name string) *account {
 	return nil
 }
 
-func (a *account) room(lane limit.Lane) int {
+// room is how many of the account's slots a lane may fill.
+func (p *accounts) room(a *account, lane limit.Lane) int {
 	if lane == limit.Fast {
 		return a.slots
 	}
-	return max(1, a.slots*3/4)
+	return max(1, int(float64(a.slots)*p.bulkShare))
 }
 
 // outOfService says why no account can be called: blocked, refused, or in
@@ -188,20 +104,13 @@ func (p *accounts) outOfService(now, at time.Time) error {
 	return e
 }
 
-// done gives the slot back and tells how the call went.
+// done tells how a call over an account went.
 func (p *accounts) done(a *account, class notify.Class) {
 	p.pool.Report(time.Now(), a.name, limit.OutcomeOf(class), 1)
-	p.mu.Lock()
-	a.inflight--
 	if class == notify.ClassAccepted {
+		p.mu.Lock()
 		a.refusals = 0
-	}
-	p.mu.Unlock()
-	for i := range p.freed {
-		select {
-		case p.freed[i] <- struct{}{}:
-		default:
-		}
+		p.mu.Unlock()
 	}
 }
 

@@ -24,14 +24,14 @@ func TestProbeWithoutASlotIsGivenBack(t *testing.T) {
 	now = now.Add(6 * time.Second) // it is open for 5 s
 	p.find("sick").inflight++      // a call from before
 	for range 3 {                  // whichever the pool offers first
-		if a, _, _ := p.choose(now, limit.Fast, 1); a == nil || a.name != "well" {
-			t.Fatalf("chose %+v", a)
+		if m, _ := p.choose(now, limit.Fast, 1); m == nil || m.a.name != "well" {
+			t.Fatalf("chose %+v", m)
 		}
 		p.find("well").inflight--
 	}
 	p.find("sick").inflight--
 	p.find("well").inflight++
-	if a, _, _ := p.choose(now, limit.Fast, 1); a == nil || a.name != "sick" {
-		t.Fatalf("chose %+v: the probe is lost", a)
+	if m, _ := p.choose(now, limit.Fast, 1); m == nil || m.a.name != "sick" {
+		t.Fatalf("chose %+v: the probe is lost", m)
 	}
 }

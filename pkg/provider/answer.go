@@ -49,8 +49,9 @@ const (
 	renewToken action = iota + 1
 	// leaveConn: the server wants this connection to be given up.
 	leaveConn
-	// badAddress: counts towards the guard against a mass of dead addresses.
-	badAddress
+	// otherProject: the token is of another project than the credentials. Until the
+	// credentials are proven it is they that are wrong, see tokenGuard.
+	otherProject
 	// senderFault: the sender was refused; where our configuration chose it,
 	// that is a configuration error.
 	senderFault
@@ -73,6 +74,16 @@ func byStatus(status int) verdict {
 		return verdict{class: notify.ClassConfig} // a base URL that redirects
 	}
 	return verdict{class: notify.ClassPermanent}
+}
+
+// byStatusTaken is byStatus for providers whose message may be queued although the
+// answer is an error: of a gateway that lost it, or of a server that failed behind the
+// queue. 503 says that it was not processed.
+func byStatusTaken(status int) verdict {
+	if status >= 500 && status != 503 {
+		return verdict{class: notify.ClassAmbiguous}
+	}
+	return byStatus(status)
 }
 
 // httpCode is the code of an answer that named no reason: "http_503".

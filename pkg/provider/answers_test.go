@@ -32,8 +32,8 @@ func TestAPNsAnswers(t *testing.T) {
 			t.Errorf("%d %s: %+v, action %d", status, reason, r, a)
 		}
 	}
-	f(400, "BadDeviceToken", notify.ClassDeadAddress, "apns_bad_device_token", badAddress, 0)
-	f(400, "DeviceTokenNotForTopic", notify.ClassDeadAddress, "apns_device_token_not_for_topic", badAddress, 0)
+	f(400, "BadDeviceToken", notify.ClassDeadAddress, "apns_bad_device_token", 0, 0)
+	f(400, "DeviceTokenNotForTopic", notify.ClassDeadAddress, "apns_device_token_not_for_topic", 0, 0)
 	f(410, "Unregistered", notify.ClassDeadAddress, "apns_unregistered", 0, 0)
 	f(410, "ExpiredToken", notify.ClassDeadAddress, "apns_expired_token", 0, 0)
 	f(429, "TooManyRequests", notify.ClassRetry, "apns_too_many_requests", 0, 0)
@@ -146,7 +146,9 @@ func TestTwilioAnswers(t *testing.T) {
 		}
 	}
 	f(400, 21999, notify.ClassPermanent, "twilio_21999", 0)
-	f(500, 20500, notify.ClassUnavailable, "twilio_20500", 0)
+	f(500, 20500, notify.ClassAmbiguous, "twilio_20500", 0)
+	f(502, 0, notify.ClassAmbiguous, "http_502", 0)
+	f(504, 0, notify.ClassAmbiguous, "http_504", 0)
 	f(503, 0, notify.ClassUnavailable, "http_503", 0)
 	f(429, 0, notify.ClassThrottled, "http_429", 0)
 	f(401, 0, notify.ClassConfig, "http_401", 0)
@@ -181,9 +183,10 @@ func TestSendGridAnswers(t *testing.T) {
 	for _, status := range []int{404, 405, 406, 415, 451} {
 		f(status, "", notify.ClassConfig, httpCode(status), 0)
 	}
-	for _, status := range []int{500, 502, 503, 504} {
-		f(status, "", notify.ClassUnavailable, httpCode(status), 0)
+	for _, status := range []int{500, 502, 504, 520} {
+		f(status, "", notify.ClassAmbiguous, httpCode(status), 0)
 	}
+	f(503, "", notify.ClassUnavailable, "http_503", 0)
 	f(429, "", notify.ClassThrottled, "sendgrid_rate_limit", 0)
 	f(429, "", notify.ClassThrottled, "sendgrid_rate_limit", 42*time.Second, "X-RateLimit-Reset", fmt.Sprint(testNow.Unix()+42))
 	f(429, "", notify.ClassThrottled, "sendgrid_rate_limit", time.Second, "X-RateLimit-Reset", fmt.Sprint(testNow.Unix()-5))
@@ -232,32 +235,41 @@ func TestRetryAfter(t *testing.T) {
 	f(testNow.Add(-time.Minute).Format(http.TimeFormat), 0)
 }
 
-func TestSpike(t *testing.T) {
+func TestTokenGuard(t *testing.T) {
 	t.Parallel()
-	var s spike
-	judge := func(given bool) notify.Result {
-		r := notify.Result{Class: notify.ClassDeadAddress, Code: "apns_bad_device_token"}
-		s.judge(&notify.Item{Given: given}, &r, slog.New(slog.DiscardHandler))
+	g := tokenGuard{code: "fcm_bad_token_spike", log: slog.New(slog.DiscardHandler)}
+	judge := func(given bool, then action) notify.Result {
+		r := notify.Result{Class: notify.ClassDeadAddress, Code: "fcm_unregistered"}
+		g.judge(&notify.Item{Given: given}, &r, then)
 		return r
 	}
-	for range 10 * spikeLeast { // somebody's made-up tokens
-		if r := judge(true); r.Class != notify.ClassPermanent {
-			t.Fatalf("%+v of a request's token", r)
+	for range 10 * guardLeast { // somebody's made-up tokens
+		for _, then := range []action{0, otherProject} {
+			if r := judge(true, then); r.Class != notify.ClassPermanent {
+				t.Fatalf("%+v of a request's token", r)
+			}
 		}
 	}
-	for i := range spikeLeast - 1 {
-		if r := judge(false); r.Class != notify.ClassDeadAddress {
-			t.Fatalf("judged after %d answers: %+v", i+1, r)
+	for range 10 { // of another project: that of the key, as far as is known
+		if r := judge(false, otherProject); r.Class != notify.ClassConfig || r.Code != "fcm_unregistered" {
+			t.Fatalf("%+v of a token of another project", r)
 		}
 	}
-	if r := judge(false); r.Class != notify.ClassConfig || r.Code != "apns_bad_token_spike" {
-		t.Fatalf("200 dead of 200 are no spike: %+v", r)
+	for i := range guardLeast - 1 {
+		if r := judge(false, 0); r.Class != notify.ClassPermanent {
+			t.Fatalf("given up after %d answers: %+v", i+1, r)
+		}
 	}
-	s.accepted()
-	for range 10 * spikeLeast {
+	if r := judge(false, 0); r.Class != notify.ClassConfig || r.Code != "fcm_bad_token_spike" {
+		t.Fatalf("200 dead of 200 do not stop it: %+v", r)
+	}
+	g.accepted()
+	for range 10 * guardLeast {
 		for _, given := range []bool{true, false} {
-			if r := judge(given); r.Class != notify.ClassDeadAddress {
-				t.Fatalf("a topic that worked is doubted: %+v", r)
+			for _, then := range []action{0, otherProject} {
+				if r := judge(given, then); r.Class != notify.ClassDeadAddress {
+					t.Fatalf("credentials that worked are doubted: %+v", r)
+				}
 			}
 		}
 	}

@@ -114,7 +114,7 @@ type APNs struct {
 	base  *url.URL
 	wire  apnsWire
 	token *bearer
-	dead  spike
+	guard tokenGuard
 }
 
 // apnsWire is one way to speak HTTP/2.
@@ -137,7 +137,7 @@ func NewAPNs(cfg APNsConfig) (*APNs, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &APNs{cfg: cfg, base: base}
+	a := &APNs{cfg: cfg, base: base, guard: tokenGuard{code: "apns_bad_token_spike", log: cfg.Log}}
 	a.token = newBearer("bearer", apnsMinTokenAge, cfg.Log, apnsMint(cfg.Key, cfg.TeamID, cfg.KeyID))
 	if cfg.Client == ClientNetHTTP {
 		a.wire = newAPNsHTTP(a)
@@ -173,14 +173,14 @@ func (a *APNs) Send(ctx context.Context, call *notify.Call, report notify.Report
 
 // judged completes the result of an answer with what it means beyond its item.
 func (a *APNs) judged(it *notify.Item, r *notify.Result, then action, hold *hold) {
-	switch {
-	case r.Class == notify.ClassAccepted:
+	switch r.Class {
+	case notify.ClassAccepted:
 		r.Confirmed = a.cfg.Confirm == ConfirmAccepted
-		a.dead.accepted()
-	case r.Class == notify.ClassThrottled:
+		a.guard.accepted()
+	case notify.ClassThrottled:
 		hold.set(r)
-	case then == badAddress:
-		a.dead.judge(it, r, a.cfg.Log)
+	case notify.ClassDeadAddress:
+		a.guard.judge(it, r, then)
 	}
 }
 

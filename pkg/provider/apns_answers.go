@@ -2,8 +2,6 @@ package provider
 
 import (
 	"encoding/json"
-	"log/slog"
-	"sync/atomic"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -12,8 +10,8 @@ import (
 // apnsReasons is the table of APNs' error answers.
 var apnsReasons = map[string]verdict{
 	// the device
-	"BadDeviceToken":         {class: notify.ClassDeadAddress, then: badAddress},
-	"DeviceTokenNotForTopic": {class: notify.ClassDeadAddress, then: badAddress},
+	"BadDeviceToken":         {class: notify.ClassDeadAddress},
+	"DeviceTokenNotForTopic": {class: notify.ClassDeadAddress},
 	"Unregistered":           {class: notify.ClassDeadAddress},
 	"ExpiredToken":           {class: notify.ClassDeadAddress},
 	"TooManyRequests":        {class: notify.ClassRetry}, // to this device
@@ -78,42 +76,4 @@ func apnsResult(a *answer, now time.Time) (notify.Result, action) {
 		r.RetryAfter = v.after
 	}
 	return r, v.then
-}
-
-// spike guards against marking every device dead because a topic or an
-// environment is wrong: when all of the first answers say so, it is our
-// configuration. One success refutes that for good, since topic and environment
-// are fixed while the process runs.
-//
-// Only tokens of users count: whoever may send may name 200 made-up tokens, and
-// must not stop everybody's pushes by them. Nor does such an answer say that a
-// token is dead before there was a success.
-type spike struct {
-	proven atomic.Bool
-	dead   atomic.Int64 // answers about users' tokens before the first success
-	given  atomic.Int64 // the same about tokens of requests
-}
-
-// spikeLeast is how many dead addresses the guard waits for before it judges.
-const spikeLeast = 200
-
-// accepted notes a success.
-func (s *spike) accepted() {
-	if !s.proven.Load() {
-		s.proven.Store(true)
-	}
-}
-
-// judge says what the answer that an item's address is bad means.
-func (s *spike) judge(it *notify.Item, r *notify.Result, log *slog.Logger) {
-	switch {
-	case s.proven.Load():
-	case it.Given:
-		r.Class = notify.ClassPermanent
-		if s.given.Add(1) == spikeLeast {
-			log.Warn("tokens of requests are refused, and none was accepted yet: topic or environment may be wrong", "refused", spikeLeast, "code", r.Code)
-		}
-	case s.dead.Add(1) >= spikeLeast:
-		r.Class, r.Code = notify.ClassConfig, "apns_bad_token_spike"
-	}
 }

@@ -83,6 +83,7 @@ type FCM struct {
 	pool  *connPool
 	token *bearer
 	oauth *http.Transport
+	guard tokenGuard
 }
 
 // NewFCM checks cfg. Send waits until Run has opened a connection.
@@ -95,7 +96,7 @@ func NewFCM(cfg FCMConfig) (*FCM, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &FCM{cfg: cfg, url: under(base, "/v1/projects/"+cfg.Project+"/messages:send"), oauth: cfg.Endpoint.transport(http1)}
+	f := &FCM{cfg: cfg, url: under(base, "/v1/projects/"+cfg.Project+"/messages:send"), oauth: cfg.Endpoint.transport(http1), guard: tokenGuard{code: "fcm_bad_token_spike", log: cfg.Log}}
 	f.token = newBearer("Bearer", fcmMinTokenAge, cfg.Log, f.mint)
 	f.pool = newConnPool(cfg.Connections, cfg.Stagger, cfg.BackoffMin, cfg.BackoffMax, cfg.Endpoint, base, cfg.Log)
 	return f, nil
@@ -153,6 +154,9 @@ func (f *FCM) send(ctx context.Context, w *fcmWriter, it *notify.Item) notify.Re
 		switch {
 		case r.Class == notify.ClassAccepted:
 			r.Confirmed = f.cfg.Confirm == ConfirmAccepted
+			f.guard.accepted()
+		case r.Class == notify.ClassDeadAddress:
+			f.guard.judge(it, &r, then)
 		case r.Class == notify.ClassThrottled:
 			f.pool.hold.set(&r)
 		case then == renewToken && !renewed:

@@ -14,7 +14,7 @@ var fcmCodes = map[string]verdict{
 	"INVALID_ARGUMENT":       {class: notify.ClassPermanent}, // of the token: see fcmResult
 	"UNREGISTERED":           {class: notify.ClassDeadAddress},
 	"NOT_FOUND":              {class: notify.ClassDeadAddress},
-	"SENDER_ID_MISMATCH":     {class: notify.ClassDeadAddress}, // a token of another project
+	"SENDER_ID_MISMATCH":     {class: notify.ClassDeadAddress, then: otherProject},
 	"QUOTA_EXCEEDED":         {class: notify.ClassThrottled},
 	"RESOURCE_EXHAUSTED":     {class: notify.ClassThrottled},
 	"THIRD_PARTY_AUTH_ERROR": {class: notify.ClassConfig},

@@ -163,6 +163,52 @@ func TestFCMToken(t *testing.T) {
 	check(notify.ClassConfig, 2)
 }
 
+// With the key of another project every user's token is refused. That is a matter of
+// our configuration: no message fails, no token is given up, until a success has
+// proven the key.
+func TestFCMOtherProject(t *testing.T) {
+	t.Parallel()
+	refuse := func(w http.ResponseWriter, status int, state, code string) {
+		w.WriteHeader(status)
+		fmt.Fprintf(w, `{"error":{"code":%d,"status":%q,"details":[{"@type":"type.googleapis.com/google.firebase.fcm.v1.FcmError","errorCode":%q}]}}`, status, state, code)
+	}
+	var code atomic.Value
+	code.Store("SENDER_ID_MISMATCH")
+	f := testFCM(t, &fcmServer{send: func(w http.ResponseWriter, r *http.Request, _ string) {
+		switch code.Load() {
+		case "SENDER_ID_MISMATCH":
+			refuse(w, 403, "PERMISSION_DENIED", "SENDER_ID_MISMATCH")
+		case "UNREGISTERED":
+			refuse(w, 404, "NOT_FOUND", "UNREGISTERED")
+		}
+	}})
+	call := testCall(notify.Push, notify.Content{Body: "b"}, 1000, fcmAddress)
+	classes := func() map[notify.Class]int {
+		n := map[notify.Class]int{}
+		for _, r := range collect(t, t.Context(), f, call) {
+			n[r.Class]++
+		}
+		return n
+	}
+	if n := classes(); n[notify.ClassConfig] != 1000 {
+		t.Errorf("another project's key: %v", n)
+	}
+	code.Store("UNREGISTERED")
+	if n := classes(); n[notify.ClassDeadAddress] > 0 || n[notify.ClassPermanent] != guardLeast-1 || n[notify.ClassConfig] != 1000-guardLeast+1 {
+		t.Errorf("unknown tokens only: %v", n)
+	}
+	code.Store("")
+	if n := classes(); n[notify.ClassAccepted] != 1000 {
+		t.Fatalf("%v", n)
+	}
+	for _, dead := range []string{"SENDER_ID_MISMATCH", "UNREGISTERED"} {
+		code.Store(dead)
+		if n := classes(); n[notify.ClassDeadAddress] != 1000 {
+			t.Errorf("%s of a proven key: %v", dead, n)
+		}
+	}
+}
+
 func TestFCMTokenErrors(t *testing.T) {
 	t.Parallel()
 	f := func(status int, body string, class notify.Class, code string) {

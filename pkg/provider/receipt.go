@@ -19,7 +19,7 @@ type Receipt struct {
 	// State is Delivered or Failed, or None where it says neither.
 	State       notify.State
 	DeadAddress bool // the address is dead for good
-	OptedOut    bool // the receiver wants nothing more
+	OptedOut    bool // the receiver wants no more newsletters and the like
 	Code        string
 	Provider    string // "twilio:AC…", "sendgrid"
 	ProviderID  string
@@ -27,6 +27,12 @@ type Receipt struct {
 	Address string
 	At      time.Time // when it happened; zero: not said
 }
+
+// Headers that carry the signature of a receipt.
+const (
+	TwilioSignature   = "X-Twilio-Signature"
+	SendGridSignature = "X-Twilio-Email-Event-Webhook-Signature"
+)
 
 // Limits of what a provider may post, in bytes.
 const (
@@ -47,6 +53,9 @@ func readReceipt(r *http.Request, limit int64) ([]byte, error) {
 
 // errSignature says nothing of what would have been right.
 var errSignature = &notify.Error{Kind: notify.KindUnauthorized, Code: "bad_signature", Msg: "the signature does not fit"}
+
+// errReceiptTime is about a receipt with a signature that fits.
+var errReceiptTime = &notify.Error{Kind: notify.KindUnauthorized, Code: "receipt_too_old", Msg: "the signed time lies more than 10 minutes from the clock of this server"}
 
 func (r *Receipt) setRef(s string) {
 	if ref, err := DecodeRef(s); err == nil {

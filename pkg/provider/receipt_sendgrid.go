@@ -7,6 +7,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"net/http"
+	"strconv"
 	"strings"
 	"time"
 
@@ -42,15 +43,25 @@ type sendGridEvent struct {
 	Ref       string `json:"ref"`
 }
 
-// ParseSendGrid reads a batch of events. Events that say nothing of delivery or
+// sendGridSkew is how far the time that SendGrid has signed may lie from the clock of
+// the server. Events that were caught on their way are believed no longer.
+const sendGridSkew = 10 * time.Minute
+
+// ParseSendGrid reads a batch of events that was posted at now. It returns
+// notify.KindUnauthorized when the signature does not fit (bad_signature) or its time
+// lies more than sendGridSkew from now (receipt_too_old). Events that say nothing of delivery or
 // of the address (processed, deferred, open, click) are left out.
-func ParseSendGrid(r *http.Request, key *ecdsa.PublicKey) ([]Receipt, error) {
+func ParseSendGrid(r *http.Request, key *ecdsa.PublicKey, now time.Time) ([]Receipt, error) {
 	body, err := readReceipt(r, maxSendGridReceipt)
 	if err != nil {
 		return nil, err
 	}
 	if !sendGridSigned(key, r.Header, body) {
 		return nil, errSignature
+	}
+	signed, err := strconv.ParseInt(r.Header.Get(sendGridTime), 10, 64)
+	if err != nil || now.Sub(time.Unix(signed, 0)).Abs() > sendGridSkew {
+		return nil, errReceiptTime
 	}
 	var events []sendGridEvent
 	if err := json.Unmarshal(body, &events); err != nil {
@@ -65,14 +76,17 @@ func ParseSendGrid(r *http.Request, key *ecdsa.PublicKey) ([]Receipt, error) {
 	return rcs, nil
 }
 
+// sendGridTime is the header with the time of the signature, in seconds since 1970.
+const sendGridTime = "X-Twilio-Email-Event-Webhook-Timestamp"
+
 // sendGridSigned checks the signature: ECDSA over SHA-256 of timestamp and body.
 func sendGridSigned(key *ecdsa.PublicKey, h http.Header, body []byte) bool {
-	sig, err := base64.StdEncoding.DecodeString(h.Get("X-Twilio-Email-Event-Webhook-Signature"))
+	sig, err := base64.StdEncoding.DecodeString(h.Get(SendGridSignature))
 	if err != nil || key == nil {
 		return false
 	}
 	d := sha256.New()
-	d.Write([]byte(h.Get("X-Twilio-Email-Event-Webhook-Timestamp")))
+	d.Write([]byte(h.Get(sendGridTime)))
 	d.Write(body)
 	return ecdsa.VerifyASN1(key, d.Sum(nil), sig)
 }

@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"crypto/x509"
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -52,8 +53,8 @@ func TestParseTwilio(t *testing.T) {
 	f("canceled", "", notify.Failed, "twilio_canceled", false, false)
 	f("failed", "", notify.Failed, "twilio_failed", false, false)
 	f("undelivered", "30003", notify.Failed, "twilio_30003", false, false)
-	f("undelivered", "30004", notify.Failed, "twilio_30004", true, false)
-	f("undelivered", "30005", notify.Failed, "twilio_30005", true, false)
+	f("undelivered", "30004", notify.Failed, "twilio_30004", false, false)
+	f("undelivered", "30005", notify.Failed, "twilio_30005", false, false)
 	f("undelivered", "30006", notify.Failed, "twilio_30006", true, false)
 	f("undelivered", "30007", notify.Failed, "twilio_30007", false, false)
 	f("undelivered", "30008", notify.Failed, "twilio_30008", false, false)
@@ -119,21 +120,23 @@ func TestParseSendGrid(t *testing.T) {
 		t.Fatal(err)
 	}
 	item := &testCall(notify.Email, notify.Content{}, 3, mailbox).Items[2]
-	post := func(body string) *http.Request {
+	now := time.Unix(1600000000, 0)
+	postAt := func(at, body string) *http.Request {
 		r := httptest.NewRequest("POST", "/v1/receipts/sendgrid", strings.NewReader(body))
-		sum := sha256.Sum256([]byte("1600000000" + body))
+		sum := sha256.Sum256([]byte(at + body))
 		sig, _ := ecdsa.SignASN1(rand.Reader, testECKey, sum[:])
-		r.Header.Set("X-Twilio-Email-Event-Webhook-Timestamp", "1600000000")
+		r.Header.Set("X-Twilio-Email-Event-Webhook-Timestamp", at)
 		r.Header.Set("X-Twilio-Email-Event-Webhook-Signature", base64.StdEncoding.EncodeToString(sig))
 		return r
 	}
+	post := func(body string) *http.Request { return postAt("1600000000", body) }
 	event := func(fields string) string {
 		return fmt.Sprintf(`{"email":%q,"timestamp":1700000000,"sg_message_id":"abc.filter0001.1","ntf":%q,"ref":%q,%s}`,
 			mailbox(2), item.ID(), EncodeRef(RefOf(item)), fields)
 	}
 	f := func(fields string, n int, state notify.State, code string, dead, out bool) {
 		t.Helper()
-		rs, err := ParseSendGrid(post("["+event(fields)+"]"), key)
+		rs, err := ParseSendGrid(post("["+event(fields)+"]"), key, now)
 		if err != nil || len(rs) != n {
 			t.Fatalf("%s: %v %v", fields, rs, err)
 		}
@@ -162,14 +165,14 @@ func TestParseSendGrid(t *testing.T) {
 	}
 
 	batch := "[" + event(`"event":"delivered"`) + `,{"event":"bounce","email":"x@y.example"},` + event(`"event":"open"`) + "]"
-	rs, err := ParseSendGrid(post(batch), key)
+	rs, err := ParseSendGrid(post(batch), key, now)
 	if err != nil || len(rs) != 2 || rs[1].HasRef || !rs[1].DeadAddress {
 		t.Errorf("%+v %v", rs, err)
 	}
 
 	refused := func(what string, r *http.Request, key *ecdsa.PublicKey) {
 		t.Helper()
-		if rs, err := ParseSendGrid(r, key); notify.KindOf(err) != notify.KindUnauthorized || rs != nil {
+		if rs, err := ParseSendGrid(r, key, now); notify.KindOf(err) != notify.KindUnauthorized || rs != nil {
 			t.Errorf("%s: %v %v", what, rs, err)
 		}
 	}
@@ -183,7 +186,17 @@ func TestParseSendGrid(t *testing.T) {
 	unsigned.Header.Del("X-Twilio-Email-Event-Webhook-Signature")
 	refused("no signature", unsigned, key)
 	refused("no key", post(batch), nil)
-	if _, err := ParseSendGrid(post(`{"event":"delivered"}`), key); notify.KindOf(err) != notify.KindInvalid {
+	// Signed, but of another time: somebody posts again what was caught on its way.
+	for at, ok := range map[string]bool{
+		"1599999400": true, "1600000600": true, "1599999399": false, "1600000601": false,
+		"0": false, "": false, "abc": false, "-1": false, "9223372036854775807": false, "-9223372036854775808": false,
+	} {
+		rs, err := ParseSendGrid(postAt(at, batch), key, now)
+		if e, _ := errors.AsType[*notify.Error](err); ok && (err != nil || len(rs) != 2) || !ok && (e == nil || e.Code != "receipt_too_old" || e.Kind != notify.KindUnauthorized || rs != nil) {
+			t.Errorf("signed at %q: %v %v", at, rs, err)
+		}
+	}
+	if _, err := ParseSendGrid(post(`{"event":"delivered"}`), key, now); notify.KindOf(err) != notify.KindInvalid {
 		t.Errorf("no array: %v", err)
 	}
 	for _, bad := range []string{"", "x", base64.StdEncoding.EncodeToString([]byte("x"))} {

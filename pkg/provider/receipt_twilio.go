@@ -16,13 +16,13 @@ import (
 )
 
 // twilioReceipts is the table of Twilio's error codes of receipts: which say
-// that the number is dead. All others are failures of this one message.
+// that the number is dead. All others are failures of this one message, also 30004
+// (blocked) and 30005 (unknown handset): they pass, with a phone that is switched on
+// again or a carrier that changes its mind.
 var twilioReceipts = map[int]struct{ dead, optedOut bool }{
 	21610: {optedOut: true},
 	21211: {dead: true},
 	21614: {dead: true},
-	30004: {dead: true}, // blocked
-	30005: {dead: true}, // unknown handset
 	30006: {dead: true}, // landline or carrier out of reach
 }
 
@@ -45,7 +45,7 @@ func ParseTwilioPool(r *http.Request, authToken func(account string) string, pub
 	}
 	token := authToken(form.Get("AccountSid"))
 	full := strings.TrimSuffix(publicURL, "/") + r.URL.RequestURI()
-	if token == "" || !twilioSigned(token, full, form, r.Header.Get("X-Twilio-Signature")) {
+	if token == "" || !twilioSigned(token, full, form, r.Header.Get(TwilioSignature)) {
 		return nil, errSignature
 	}
 	rc := Receipt{

@@ -133,7 +133,16 @@ func NewSendGrid(cfg SendGridConfig) (*SendGrid, error) {
 	if s.accounts, err = newAccounts("sendgrid", slots, cfg.BulkShare, cfg.Breaker, cfg.Blocks, cfg.Log); err != nil {
 		return nil, err
 	}
+	s.accounts.gather = time.Second
 	return s, nil
+}
+
+// Admit waits until up to n mails of a category may be sent, codes first, and
+// returns the permit for as many as may be sent now in one request. With no pool
+// in service it returns a *notify.Error with RetryAfter at once, and ctx's error
+// if ctx ends first. Release the permit after Send.
+func (s *SendGrid) Admit(ctx context.Context, cat notify.Category, n int) (notify.Permit, error) {
+	return s.accounts.permit(ctx, notify.Email, cat, min(n, sendGridBatch))
 }
 
 // Run waits for ctx and closes the connections.
@@ -144,7 +153,8 @@ func (s *SendGrid) Run(ctx context.Context) error {
 }
 
 // Send delivers every item of call and reports each once. Addresses are bare
-// ("user@example.com").
+// ("user@example.com"). It waits for a permit of its own for what call.Permit does
+// not cover.
 func (s *SendGrid) Send(ctx context.Context, call *notify.Call, report notify.Report) {
 	m, err := s.newMailing(call)
 	if err != nil {
@@ -160,25 +170,42 @@ func (s *SendGrid) Send(ctx context.Context, call *notify.Call, report notify.Re
 		}
 		parts = append(parts, p)
 	}
+	if by := s.accounts.permitted(call); by != nil {
+		n := by.use(len(parts))
+		s.sendBatches(ctx, m, parts[:n:n], by.a, report)
+		parts = parts[n:]
+	}
+	for len(parts) > 0 {
+		by, err := s.accounts.admit(ctx, laneOf(call), call.Category, min(len(parts), sendGridBatch))
+		if err != nil {
+			reportAll(parts, failed(ctx, "sendgrid", err), report)
+			return
+		}
+		func() {
+			defer by.Release()
+			n := by.use(len(parts))
+			s.sendBatches(ctx, m, parts[:n:n], by.a, report)
+			parts = parts[n:]
+		}()
+	}
+}
+
+// sendBatches sends the mails that a permit covers, one request after the other by
+// the same slot: more than one only where an address is there twice.
+func (s *SendGrid) sendBatches(ctx context.Context, m *mailing, parts []personalization, a *account, report notify.Report) {
 	for len(parts) > 0 {
 		var batch []personalization
 		batch, parts = m.nextBatch(parts)
-		s.sendBatch(ctx, m, batch, report)
+		s.sendBatch(ctx, m, batch, a, report)
 	}
 }
 
 // sendBatch brings a batch to an answer. A request that is refused for one bad
 // receiver was taken for none: the bad one is found, by what the answer says or
-// by halves, and the others are sent again.
-func (s *SendGrid) sendBatch(ctx context.Context, m *mailing, batch []personalization, report notify.Report) {
+// by halves, and the others are sent again, with the tokens that no mail has used.
+func (s *SendGrid) sendBatch(ctx context.Context, m *mailing, batch []personalization, a *account, report notify.Report) {
 	for len(batch) > 0 {
-		a, got, err := s.accounts.take(ctx, laneOf(m.call), len(batch))
-		if err != nil {
-			reportAll(batch, failed(ctx, "sendgrid", err), report)
-			return
-		}
-		rest := s.sendPart(ctx, m, batch[:got], a, report)
-		batch = append(rest, batch[got:]...)
+		batch = s.sendPart(ctx, m, batch, a, report)
 	}
 }
 
@@ -202,8 +229,8 @@ func (s *SendGrid) sendPart(ctx context.Context, m *mailing, part []personalizat
 	switch {
 	case v.split && len(part) > 1:
 		half := len(part) / 2
-		s.sendBatch(ctx, m, part[:half:half], report)
-		s.sendBatch(ctx, m, part[half:], report)
+		s.sendBatch(ctx, m, part[:half:half], a, report)
+		s.sendBatch(ctx, m, part[half:], a, report)
 		return nil
 	case len(v.bad) > 0:
 		for i := range part {

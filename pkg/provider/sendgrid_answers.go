@@ -10,7 +10,7 @@ import (
 )
 
 // sendGridStatus is the table of SendGrid's answers; it has no error codes.
-// What is missing means what it means everywhere, see byStatus.
+// What is missing means what byStatusTaken says.
 var sendGridStatus = map[int]verdict{
 	400: {class: notify.ClassPermanent},
 	401: {class: notify.ClassConfig},
@@ -50,7 +50,7 @@ func sendGridResult(a *answer, n int, now time.Time) sendGridVerdict {
 	}
 	line, known := sendGridStatus[a.status]
 	if !known {
-		line = byStatus(a.status)
+		line = byStatusTaken(a.status)
 	}
 	v.result = notify.Result{Class: line.class, Code: httpCode(a.status), RetryAfter: a.retryAfter(now)}
 	var body sendGridErrors

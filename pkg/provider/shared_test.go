@@ -36,13 +36,14 @@ func TestTwoProcessesShareARate(t *testing.T) {
 				go func() {
 					n := 0
 					for {
-						a, got, err := p.take(ctx, limit.Fast, 1)
+						m, err := p.admit(ctx, limit.Fast, notify.OTP, 1)
 						if err != nil {
 							counts <- n
 							return
 						}
-						n += got
-						p.done(a, notify.ClassAccepted)
+						n += m.use(1)
+						p.done(m.a, notify.ClassAccepted)
+						m.Release()
 					}
 				}()
 			}

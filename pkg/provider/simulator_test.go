@@ -104,7 +104,7 @@ func (w *world) receive(rw http.ResponseWriter, r *http.Request) {
 	} else {
 		key, kerr := provider.ParseSendGridKey(w.sim.Credentials().SendGrid.WebhookPublicKey)
 		if err = kerr; err == nil {
-			rs, err = provider.ParseSendGrid(r, key)
+			rs, err = provider.ParseSendGrid(r, key, time.Now())
 		}
 	}
 	if err != nil {
@@ -276,6 +276,11 @@ func TestSimulatorFaults(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, simulator.Config{}, time.Minute)
 	f := w.scripted(t)
+	for _, device := range []func(int) string{apnsDevice(0), fcmDevice(0)} { // before a success no token is given up
+		if r := send(t, w.push, call(notify.Push, 1, hello, device))[0]; r.Class != notify.ClassAccepted {
+			t.Fatalf("%+v", r)
+		}
+	}
 	f(rule(simulator.APNs, simulator.Fail, "Unregistered"), w.push, notify.Push, apnsDevice(1), notify.ClassDeadAddress, "apns_unregistered")
 	f(rule(simulator.APNs, simulator.Fail, "TooManyRequests"), w.push, notify.Push, apnsDevice(2), notify.ClassRetry, "apns_too_many_requests")
 	f(rule(simulator.APNs, simulator.Outage, ""), w.push, notify.Push, apnsDevice(3), notify.ClassUnavailable, "apns_service_unavailable")
@@ -293,8 +298,10 @@ func TestSimulatorFaults(t *testing.T) {
 	f(rule(simulator.Twilio, simulator.Fail, "21211"), w.twilio, notify.SMS, number, notify.ClassDeadAddress, "twilio_21211")
 	f(rule(simulator.Twilio, simulator.Fail, "21611"), w.twilio, notify.SMS, number, notify.ClassRetry, "twilio_21611")
 	f(rule(simulator.Twilio, simulator.Outage, ""), w.twilio, notify.SMS, number, notify.ClassUnavailable, "twilio_20503")
+	f(rule(simulator.Twilio, simulator.Gateway, ""), w.twilio, notify.SMS, number, notify.ClassAmbiguous, "twilio_20500")
 	f(rule(simulator.Twilio, simulator.Reset, ""), w.twilio, notify.SMS, number, notify.ClassAmbiguous, "connection_lost")
 	f(rule(simulator.SendGrid, simulator.Outage, ""), w.sendgrid, notify.Email, mailbox, notify.ClassUnavailable, "http_503")
+	f(rule(simulator.SendGrid, simulator.Gateway, ""), w.sendgrid, notify.Email, mailbox, notify.ClassAmbiguous, "http_502")
 	f(rule(simulator.SendGrid, simulator.Reset, ""), w.sendgrid, notify.Email, mailbox, notify.ClassAmbiguous, "connection_lost")
 	f(rule(simulator.SendGrid, simulator.Deny, ""), w.sendgrid, notify.Email, mailbox, notify.ClassConfig, "http_401")
 

@@ -139,7 +139,16 @@ func NewTwilio(cfg TwilioConfig) (*Twilio, error) {
 	if t.accounts, err = newAccounts("twilio", slots, cfg.BulkShare, cfg.Breaker, cfg.Blocks, cfg.Log); err != nil {
 		return nil, err
 	}
+	t.accounts.perCall, t.accounts.gather = true, 50*time.Millisecond
 	return t, nil
+}
+
+// Admit waits until up to n messages of a category may be sent, codes first, and
+// returns the permit for as many as may be sent now, all over one account. With
+// no account in service it returns a *notify.Error with RetryAfter at once, and
+// ctx's error if ctx ends first. Release the permit after Send.
+func (t *Twilio) Admit(ctx context.Context, cat notify.Category, n int) (notify.Permit, error) {
+	return t.accounts.permit(ctx, notify.SMS, cat, n)
 }
 
 // Run waits for ctx and closes the connections.
@@ -159,7 +168,8 @@ func (t *Twilio) AuthToken(account string) string {
 	return ""
 }
 
-// Send delivers every item of call and reports each once. Addresses are E.164.
+// Send delivers every item of call and reports each once. Addresses are E.164. It
+// waits for a permit of its own for what call.Permit does not cover.
 func (t *Twilio) Send(ctx context.Context, call *notify.Call, report notify.Report) {
 	vars, err := SharedVariables(call.Content.Variables)
 	if err != nil {
@@ -185,27 +195,42 @@ func (t *Twilio) send(ctx context.Context, m *sms, it *notify.Item) notify.Resul
 	if err != nil {
 		return failed(ctx, "twilio", err)
 	}
-	var last *notify.Result
-	for range t.cfg.Accounts {
-		a, _, err := t.accounts.take(ctx, laneOf(m.call), 1)
-		if err != nil {
-			if last != nil && last.Class == notify.ClassConfig {
-				return *last
-			}
+	lane := laneOf(m.call)
+	by := t.accounts.permitted(m.call)
+	if by == nil || by.use(1) == 0 {
+		if by, err = t.accounts.admit(ctx, lane, m.call.Category, 1); err != nil {
 			return failed(ctx, "twilio", err)
 		}
-		r, again := t.try(ctx, a, m, form)
-		if !again {
+		by.use(1)
+	}
+	for tries := 1; ; tries++ {
+		r, again := t.try(ctx, by, m, form)
+		if !again || tries == len(t.cfg.Accounts) {
 			return r
 		}
-		last = &r
+		// Whoever came with a permit looks at opt-outs once more before it waits
+		// for another account, and does not wait here.
+		if m.call.Permit != nil {
+			by, err = t.accounts.tryAdmit(ctx, lane)
+		} else {
+			by, err = t.accounts.admit(ctx, lane, m.call.Category, 1)
+		}
+		switch {
+		case err != nil && r.Class == notify.ClassConfig:
+			return r
+		case err != nil:
+			return failed(ctx, "twilio", err)
+		case by == nil:
+			return notify.Result{Class: notify.ClassBusy, Code: "accounts_busy", Provider: "twilio"}
+		}
+		by.use(1)
 	}
-	return *last
 }
 
-// try sends one item by one account.
-func (t *Twilio) try(ctx context.Context, a *account, m *sms, form url.Values) (r notify.Result, again bool) {
-	defer func() { t.accounts.done(a, r.Class) }()
+// try sends one item by a permit that it has used, and gives its slot back.
+func (t *Twilio) try(ctx context.Context, by *permit, m *sms, form url.Values) (r notify.Result, again bool) {
+	a := by.a
+	defer func() { t.accounts.done(a, r.Class); by.free() }()
 	ours := m.sender(form, &t.cfg.Accounts[a.at])
 	h := http.Header{
 		"Authorization": t.auth[a.at], "User-Agent": agentHeader, "Accept": jsonHeader,

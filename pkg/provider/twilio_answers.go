@@ -64,7 +64,7 @@ func twilioResult(a *answer, now time.Time) (notify.Result, action) {
 	v, known := twilioCodes[body.Code]
 	r := notify.Result{Code: twilioCode(body.Code)}
 	if !known {
-		v = byStatus(a.status)
+		v = byStatusTaken(a.status)
 		v.after = 0 // a 429 without a time doubles, see accounts.block
 		if body.Code == 0 {
 			r.Code = httpCode(a.status)

@@ -182,6 +182,7 @@ func (r *Reconciler) append(ctx context.Context, list []again, of map[again][]no
 		}
 		for _, id := range of[what] {
 			if row := claim(&f, &e, rows, id.Index, made); row != nil {
+				row.Stamp = engine.StampBeside // the record's worker owns the row
 				claims[row.Key] = *row
 			}
 		}

@@ -83,7 +83,7 @@ func (f *forecast) minute(ctx context.Context, p engine.TimerPartition, from, to
 	until := min((p.Minute+1)*60_000, to) - 1
 	after := engine.TimerCursor{FireAt: from}
 	for f.left > 0 {
-		rows, err := f.s.cfg.Timers.Scan(ctx, p, after, until, min(forecastPage, f.left))
+		rows, err := f.s.cfg.Timers.Outline(ctx, p, after, until, min(forecastPage, f.left))
 		if err != nil || len(rows) == 0 {
 			return err
 		}
@@ -101,7 +101,7 @@ func (f *forecast) minute(ctx context.Context, p engine.TimerPartition, from, to
 func (f *forecast) day(ctx context.Context, shard uint16, day, from, to int64) error {
 	after := engine.TimerCursor{FireAt: from}
 	for f.left > 0 {
-		rows, err := f.s.cfg.Cold.Scan(ctx, shard, day, after, min(forecastPage, f.left))
+		rows, err := f.s.cfg.Cold.Outline(ctx, shard, day, after, min(forecastPage, f.left))
 		if err != nil || len(rows) == 0 {
 			return err
 		}

@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -132,13 +134,22 @@ func (s *Service) List(ctx context.Context, caller string, after notify.Base, ma
 		return nil, err
 	}
 	out := make([]View, len(ss))
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(headsAtOnce)
 	for i, sch := range ss {
-		if out[i], err = s.view(ctx, sch); err != nil {
-			return nil, err
-		}
+		g.Go(func() (err error) {
+			out[i], err = s.view(ctx, sch)
+			return err
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return nil, err
 	}
 	return out, nil
 }
+
+// headsAtOnce is how many heads a List reads at a time: each is a read of a quorum.
+const headsAtOnce = 32
 
 // Timers returns the rows of a schedule's generation that counts, as far as
 // they are still stored, with the view they belong to: a later one than v, if

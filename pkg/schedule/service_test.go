@@ -550,3 +550,65 @@ func TestMoveOnAFullDisk(t *testing.T) {
 		}
 	})
 }
+
+// slowHeads is a store of whose heads each takes a second.
+type slowHeads struct{ engine.Schedules }
+
+func (s slowHeads) Head(ctx context.Context, base notify.Base) (engine.ScheduleHead, bool, error) {
+	time.Sleep(time.Second)
+	return s.Schedules.Head(ctx, base)
+}
+
+// A page of schedules reads its heads at the same time.
+func TestListReadsHeadsTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig()
+		var want []notify.Base
+		for i := range 100 {
+			x := engine.Schedule{Base: notify.NewBase(time.Now().Add(time.Duration(-i) * time.Second)), Caller: "shop", FireAt: time.Now().Add(time.Hour).UnixMilli()}
+			want = append(want, x.Base)
+			if err := r.store.Schedules().Put(t.Context(), []engine.Schedule{x}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		r.cfg.Schedules = slowHeads{r.store.Schedules()}
+		began := time.Now()
+		vs, err := r.List(t.Context(), "shop", notify.Base{}, 100)
+		if err != nil || len(vs) != len(want) {
+			t.Fatal(len(vs), err)
+		}
+		for i := range vs {
+			if vs[i].Base != want[i] {
+				t.Fatalf("place %d holds %v", i, vs[i].Base)
+			}
+		}
+		if took := time.Since(began); took > 4*time.Second {
+			t.Errorf("100 heads took %s", took)
+		}
+	})
+}
+
+// noPayloads is a store that refuses to read whole rows.
+type noPayloads struct {
+	engine.Timers
+	t *testing.T
+}
+
+func (n noPayloads) Scan(ctx context.Context, p engine.TimerPartition, after engine.TimerCursor, until int64, max int) ([]engine.Timer, error) {
+	n.t.Error("a forecast reads payloads")
+	return n.Timers.Scan(ctx, p, after, until, max)
+}
+
+func TestForecastReadsNoPayloads(t *testing.T) {
+	r := newRig()
+	due := time.Now().Add(time.Hour).UnixMilli()
+	x := engine.Timer{FireAt: due, ID: []byte("a"), Target: "notifications-push-bulk", Weight: 7, Payload: []byte("much")}
+	if err := r.store.Timers().Put(t.Context(), shards, []engine.Timer{x}); err != nil {
+		t.Fatal(err)
+	}
+	r.cfg.Timers = noPayloads{r.store.Timers(), t}
+	sums, complete, err := r.Forecast(t.Context(), due-1000, due+1000, 10)
+	if err != nil || !complete || len(sums) != 1 || sums[0].Count != 7 {
+		t.Errorf("%+v %v %v", sums, complete, err)
+	}
+}

@@ -162,7 +162,7 @@ func (s *Service) Move(ctx context.Context, base notify.Base, at int64, by strin
 	now := time.Now()
 	at = max(at, now.UnixMilli())
 	if at-now.UnixMilli() > s.cfg.MaxDelay.Milliseconds() {
-		return View{}, notify.Invalid("scheduled_too_far", "scheduled_at", "lies more than "+s.cfg.MaxDelay.String()+" ahead")
+		return View{}, notify.Invalid("scheduled_too_far", "scheduled_at", fmt.Sprintf("lies more than %.0f days ahead", s.cfg.MaxDelay.Hours()/24))
 	}
 	for range maxTries {
 		v, err := s.Get(ctx, base)

@@ -93,7 +93,7 @@ func TestBackupIsRecorded(t *testing.T) {
 	s := w.start(t, Config{}, func(d *Deps) { log, d.Backup = d.Audit, nil })
 	ask(s, http.MethodGet, "/v1/ops/backup", token(t, "sre", api.ScopeOperate), "")
 	rows, err := log.Acts(t.Context(), 0, 10)
-	if err != nil || len(rows) != 2 || rows[0].Actor != "sre" || rows[0].Action != "GET /v1/ops/backup" || rows[1].Result != "refused: backup_unavailable" {
+	if err != nil || len(rows) != 2 || rows[0].Actor != "sre" || rows[0].Action != "backup" || rows[1].Result != "refused: backup_unavailable" {
 		t.Errorf("%+v, %v", rows, err)
 	}
 }

@@ -2,31 +2,68 @@ package server
 
 import (
 	"errors"
+	"net"
 	"net/http"
 	"net/http/pprof"
+	"strconv"
+	"time"
 
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// adminMux serves what only people of this machine should see.
+// maxProfile bounds how long a profile or trace takes. net/http/pprof moves the
+// connection's WriteTimeout to whatever seconds asks for, so it is checked here.
+const maxProfile = 90 * time.Second
+
+// adminMux serves what only people of this machine should see. Nothing here asks for
+// a token, so a connection over loopback has to name a loopback host, and profiles,
+// which hold secrets of the process's memory and cost its cores, are served to
+// connections over loopback only: kubectl port-forward and ssh -L make one.
 func (s *Server) adminMux() http.Handler {
 	mux := http.NewServeMux()
 	if s.deps.Metrics != nil {
 		mux.Handle("GET /metrics", promhttp.HandlerFor(s.deps.Metrics, promhttp.HandlerOpts{EnableOpenMetrics: true}))
 	}
-	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
-	mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
-	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
-	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
-	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	profile := func(pattern string, h http.HandlerFunc) {
+		mux.HandleFunc("GET "+pattern, func(w http.ResponseWriter, r *http.Request) {
+			if !notify.OnLoopback(localAddr(r)) {
+				http.Error(w, "profiles are served over loopback only, e.g. by kubectl port-forward", http.StatusForbidden)
+				return
+			}
+			if text := r.URL.Query().Get("seconds"); text != "" {
+				if n, err := strconv.ParseFloat(text, 64); err != nil || !(n > 0 && n <= maxProfile.Seconds()) {
+					http.Error(w, "seconds is above 0 and at most 90", http.StatusBadRequest)
+					return
+				}
+			}
+			h(w, r)
+		})
+	}
+	profile("/debug/pprof/", pprof.Index)
+	profile("/debug/pprof/cmdline", pprof.Cmdline)
+	profile("/debug/pprof/profile", pprof.Profile)
+	profile("/debug/pprof/symbol", pprof.Symbol)
+	profile("/debug/pprof/trace", pprof.Trace)
 	for _, rt := range []*route{
 		{path: "/healthz", class: classProbe, handler: (*Server).healthz},
 		{path: "/readyz", class: classProbe, handler: (*Server).readyz},
 	} {
 		mux.HandleFunc("GET "+rt.path, func(w http.ResponseWriter, r *http.Request) { s.serve(rt, w, r) })
 	}
-	return mux
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if notify.OnLoopback(localAddr(r)) && !notify.LoopbackHost(r.Host) {
+			http.Error(w, "on loopback the Host is localhost or a loopback address", http.StatusForbidden)
+			return
+		}
+		mux.ServeHTTP(w, r)
+	})
+}
+
+// localAddr is the address of this end of r's connection; nil where there is none.
+func localAddr(r *http.Request) net.Addr {
+	a, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
+	return a
 }
 
 // health is the answer of the probes.

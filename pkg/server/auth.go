@@ -118,7 +118,7 @@ func NewVerifier(cfg AuthConfig) (*Verifier, error) {
 	case cfg.KeyFile != "":
 		var data []byte
 		if data, err = os.ReadFile(cfg.KeyFile); err == nil && bytes.Contains(data, []byte("PRIVATE KEY-----")) {
-			data, err = readSecret(cfg.KeyFile) // who can read it can sign any token
+			data, err = ReadSecret(cfg.KeyFile) // who can read it can sign any token
 		}
 		if err == nil {
 			v.fixed, err = parsePEM(data)
@@ -143,7 +143,7 @@ func NewVerifier(cfg AuthConfig) (*Verifier, error) {
 }
 
 func readHMAC(path string) (keySet, error) {
-	secret, err := readSecret(path)
+	secret, err := ReadSecret(path)
 	if err != nil {
 		return nil, err
 	}
@@ -209,7 +209,11 @@ func (v *Verifier) check(ctx context.Context, token string, now time.Time) (*Ide
 	case !checkCaller(c.Subject):
 		return nil, time.Time{}, unauthorized("token_subject", "the token's sub is missing, too long or has characters other than letters, digits and ._:@/|+-", nil)
 	}
-	return NewIdentity(c.Subject, strings.Fields(c.Scope)...), c.ExpiresAt.Time, nil
+	id := NewIdentity(c.Subject, strings.Split(c.Scope, " ")...)
+	if c.Users != nil {
+		id.bind(*c.Users)
+	}
+	return id, c.ExpiresAt.Time, nil
 }
 
 // keysFor checks the header and returns the keys it may have been signed with.

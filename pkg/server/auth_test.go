@@ -147,6 +147,12 @@ func TestTokens(t *testing.T) {
 	if id, err := v.Verify(t.Context(), raw("{"+base+`,"Scope":"operate","SUB":"root","other":{"exp":"x"}}`)); err != nil || id.Caller != "shop" || id.Has(api.ScopeOperate) {
 		t.Errorf("claims of other names: %v %v", id, err)
 	}
+	// RFC 6749 separates scopes by U+0020 alone: what other space stands in a scope is part of its name.
+	for _, space := range []string{"\u00a0", "\u2003", "\u0085", "\t", "\n"} {
+		if id, err := v.Verify(t.Context(), es1(kid, jwt.MapClaims{"scope": "x" + space + "operate"})); err != nil || id.Has(api.ScopeOperate) || id.Has(api.ScopeObserve) {
+			t.Errorf("scope separated by %q: %v %v", space, id, err)
+		}
+	}
 	f("nbf ahead", es1(kid, jwt.MapClaims{"nbf": now.Unix() + 60}), "token_not_yet")
 	f("iat ahead", es1(kid, jwt.MapClaims{"iat": now.Unix() + 60}), "token_not_yet")
 	f("wrong iss", es1(kid, jwt.MapClaims{"iss": "https://else"}), "token_issuer")
@@ -426,9 +432,20 @@ func TestJWKSLeavesOutWhatCannotVerify(t *testing.T) {
 		t.Fatal(err)
 	}
 	b = append([]byte(`{"keys":[{"kty":"NEW","kid":"future"},`), b[len(`{"keys":[`):]...)
+	point, err := jose.JSONWebKey{Key: good.Public()}.MarshalJSON()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, ops := range []string{`["encrypt"]`, `["sign"]`, `[]`, `"verify"`} { // RFC 7517, 4.3: not for verifying
+		b = append(b[:len(b)-2], fmt.Sprintf(`,{"kid":"ops%d","key_ops":%s,%s]}`, i, ops, point[1:])...)
+	}
 	ks, err := parseJWKS(b)
 	if err != nil || len(ks) != 1 || ks[0].id != "good" || ks[0].alg != "ES256" {
 		t.Errorf("%v %v", ks, err)
+	}
+	b = fmt.Appendf(nil, `{"keys":[{"kid":"verify","key_ops":["verify"],%s]}`, point[1:])
+	if ks, err := parseJWKS(b); err != nil || len(ks) != 1 {
+		t.Errorf("a key for verifying: %v %v", ks, err)
 	}
 	if _, err := parseJWKS([]byte(`{"keys":[]}`)); err == nil {
 		t.Error("an empty set would lock everybody out")

@@ -19,8 +19,8 @@ type Snapshot interface {
 	Close() error
 }
 
-// backup streams a backup. One that breaks off has no manifest at its end, by
-// which readers know.
+// backup streams a backup. Its manifest comes first: a reader notices a backup that
+// breaks off by the files that are missing.
 func (s *Server) backup(x *exchange) error {
 	if err := x.query().rest(); err != nil {
 		return err

@@ -16,6 +16,7 @@ import (
 // Limits of a caller's settings.
 const (
 	maxCallbackURLs = 32
+	maxFinal        = 50 // statuses
 	maxOverlap      = 30 * 24 * time.Hour
 	defaultOverlap  = 24 * time.Hour
 )
@@ -23,7 +24,7 @@ const (
 func callerOf(c *engine.Caller) api.Caller {
 	out := api.Caller{
 		ID: c.ID, Rate: c.Rate, Burst: c.Burst, Disabled: c.Disabled, CallbackURLs: c.CallbackURLs,
-		MaxInFlight: c.MaxInFlight, MaxPending: c.MaxPending, OutcomesURL: c.OutcomesURL, OutcomesOf: c.OutcomesOf, Version: c.Version,
+		MaxInFlight: c.MaxInFlight, MaxPending: c.MaxPending, FinalStatuses: c.FinalStatuses, OutcomesURL: c.OutcomesURL, OutcomesOf: c.OutcomesOf, Version: c.Version,
 	}
 	for _, s := range c.Secrets {
 		out.Secrets = append(out.Secrets, api.CallerSecret{CreatedAt: moment(s.Created), ExpiresAt: moments(s.Expires)})
@@ -40,8 +41,8 @@ func (x *exchange) callerID() (string, error) {
 		return "", notify.Unavailable("callers", 0, nil)
 	}
 	id := x.r.PathValue("id")
-	if id == "" || len(id) > notify.MaxCaller {
-		return "", notify.Invalid("bad_caller", "id", "a caller has 1 to "+strconv.Itoa(notify.MaxCaller)+" bytes")
+	if !checkCaller(id) {
+		return "", notify.Invalid("bad_caller", "id", "a caller has 1 to "+strconv.Itoa(notify.MaxCaller)+" letters, digits and ._:@/|+-, as the sub of a token")
 	}
 	return id, nil
 }
@@ -118,6 +119,15 @@ func (s *Server) putCaller(x *exchange) error {
 	case len(in.CallbackURLs) > maxCallbackURLs:
 		return notify.Invalid("too_many_items", "callback_urls", "a caller has at most "+strconv.Itoa(maxCallbackURLs)+" base URLs")
 	}
+	if len(in.FinalStatuses) > maxFinal {
+		return notify.Invalid("too_many_items", "final_statuses", "a caller has at most "+strconv.Itoa(maxFinal))
+	}
+	for i, status := range in.FinalStatuses {
+		if status < 300 || status > 599 {
+			return notify.Invalid("out_of_range", "final_statuses["+strconv.Itoa(i)+"]", "is an HTTP status from 300 to 599; 2xx is success")
+		}
+	}
+	slices.Sort(in.FinalStatuses)
 	for i, u := range in.CallbackURLs {
 		if in.CallbackURLs[i], err = trigger.CheckBaseURL("callback_urls["+strconv.Itoa(i)+"]", u, trigger.Plain(s.deps.PlainCallbacks)); err != nil {
 			return err
@@ -141,6 +151,7 @@ func (s *Server) putCaller(x *exchange) error {
 	c, err := s.changeCaller(x, id, in.Version, func(c *engine.Caller) {
 		c.Rate, c.Burst, c.Disabled = in.Rate, in.Burst, in.Disabled
 		c.CallbackURLs, c.MaxInFlight, c.MaxPending = slices.Compact(in.CallbackURLs), in.MaxInFlight, in.MaxPending
+		c.FinalStatuses = slices.Compact(in.FinalStatuses)
 		if c.OutcomesURL == "" { // another URL goes on where the one before was
 			c.OutcomesSince = s.deps.Now().UnixMilli()
 		}

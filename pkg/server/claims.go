@@ -8,12 +8,15 @@ import (
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/golang-jwt/jwt/v5"
+
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // claims are what a token says; others than these are not looked at.
 type claims struct {
 	jwt.RegisteredClaims
-	Scope string `json:"scope"`
+	Scope string  `json:"scope"`
+	Users *string `json:"users,omitempty"` // nil: of all users
 }
 
 // UnmarshalJSON reads claims strictly: names in their case, each once, each of
@@ -29,6 +32,7 @@ func (c *claims) UnmarshalJSON(b []byte) error {
 		Before   *float64       `json:"nbf"`
 		Issued   *float64       `json:"iat"`
 		Scope    string         `json:"scope"`
+		Users    *string        `json:"users"`
 	}
 	if err := json.Unmarshal(b, &in); err != nil {
 		if e, ok := errors.AsType[*json.SemanticError](err); ok && e.JSONPointer != "" {
@@ -39,7 +43,10 @@ func (c *claims) UnmarshalJSON(b []byte) error {
 		}
 		return err
 	}
-	*c = claims{Scope: in.Scope}
+	if in.Users != nil && notify.CheckUserID(*in.Users) != "" { // also an empty one: it would bind to nothing
+		return badClaim("users", nil)
+	}
+	*c = claims{Scope: in.Scope, Users: in.Users}
 	c.Issuer, c.Subject = in.Issuer, in.Subject
 	if len(in.Audience) > 0 {
 		if err := c.Audience.UnmarshalJSON(in.Audience); err != nil {
@@ -69,6 +76,8 @@ func badClaim(name string, err error) error {
 		is = "a number, of seconds since 1970"
 	case "aud":
 		is = "a string or a list of strings"
+	case "users":
+		is = "a string, of what the user ids begin with that it may use, 1 to 128 bytes"
 	case "scope":
 		is = "a string, of scopes with spaces between"
 	}

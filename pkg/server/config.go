@@ -41,7 +41,9 @@ type Config struct {
 	MaxBatch  int64 // default 8 MiB
 	MaxFanout int64 // default 64 MiB
 
-	MaxConns int // connections of the API; default 16,384
+	// MaxConns is how many connections the API has; default 16,384. At it a new one
+	// closes an idle one, first of clients that never showed a token.
+	MaxConns int
 	// The next four are shared out: a caller may have as much as it leaves free,
 	// so one alone has half; over that it is answered 429.
 	MaxInFlight int   // requests at a time, over it 503; default 2,048

@@ -41,10 +41,15 @@ type Tail interface {
 	Subscribe(ctx context.Context, caller string) (events <-chan api.Event, missed func() int64)
 }
 
-// Receipt takes a provider's delivery receipts: it verifies the signature over
-// the request and its body, which can be read from r once more, and stores what
-// they say. The body must not be kept.
-type Receipt func(r *http.Request, body []byte) error
+// Receipt takes a provider's delivery receipts.
+type Receipt struct {
+	// Signature is the header that carries the provider's signature. A request
+	// without it is refused (401 bad_signature) before its body is read.
+	Signature string
+	// Take verifies the signature over the request and its body, which can be read
+	// from r once more, and stores what the receipts say. It must not keep the body.
+	Take func(r *http.Request, body []byte) error
+}
 
 // Report answers an operator's question with something that can be JSON.
 type Report func(ctx context.Context) (any, error)
@@ -66,6 +71,8 @@ type Deps struct {
 	Jobs        Jobs          // nil: the routes of jobs and plans are 503
 	Audit       *ops.AuditLog // nil: what operators do is not recorded
 	Lanes       Lanes         // nil: the routes of lanes are 503
+	// Suppressions; nil: their routes are 503.
+	Suppressions Suppressions
 	// Conservation adds up what was accepted since then (zero: all); nil: GET
 	// /v1/ops/audit:run is 503.
 	Conservation func(ctx context.Context, since time.Time) (api.Conservation, error)
@@ -114,7 +121,9 @@ type Hooks struct {
 	// InFlight: the number of requests under way changed by delta.
 	InFlight func(delta int)
 	// Refused: a request was turned away before its handler; reason is
-	// "in_flight", "memory", "receipts", "pages", "streams", "rate" or "disabled", or
+	// "in_flight", "memory", "receipts", "pages", "slow" (a body without a token that
+	// was cut off because it took longest), "connections" (one was closed to make
+	// room for another), "streams", "rate" or "disabled", or
 	// "caller_in_flight", "caller_memory" or "caller_streams" where others have
 	// room.
 	Refused func(reason string)

@@ -39,7 +39,7 @@ func (s *Server) finish(x *exchange) {
 		x.fail(fmt.Errorf("panic: %v", v))
 	}
 	if hook := s.deps.Hooks.Request; hook != nil {
-		hook(x.route.label(), x.r.Method, x.status, s.deps.Now().Sub(x.start), x.body.wire, x.out)
+		hook(x.route.label(), methodLabel(x.r.Method), x.status, s.deps.Now().Sub(x.start), x.body.wire, x.out)
 	}
 	if ctx := x.r.Context(); s.deps.Log.Enabled(ctx, slog.LevelDebug) {
 		caller := ""
@@ -48,7 +48,7 @@ func (s *Server) finish(x *exchange) {
 		}
 		// The pattern, not the path: a path may hold a user's id.
 		s.deps.Log.LogAttrs(ctx, slog.LevelDebug, "request",
-			slog.String("method", x.r.Method), slog.String("route", x.route.label()), slog.Int("status", x.status),
+			slog.String("method", methodLabel(x.r.Method)), slog.String("route", x.route.label()), slog.Int("status", x.status),
 			slog.String("caller", caller), slog.String("request_id", x.requestID),
 			slog.Int64("in", x.body.wire), slog.Int64("out", x.out), slog.Duration("took", s.deps.Now().Sub(x.start)))
 	}
@@ -60,9 +60,26 @@ func (s *Server) finish(x *exchange) {
 	s.exchanges.Put(x)
 }
 
+// methodLabel returns the method as metrics and logs name it. A client may send any
+// token as a method, and each distinct label value would stay in memory for as long
+// as the process runs, so all methods that no route takes are "other".
+func methodLabel(method string) string {
+	switch method {
+	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete:
+		return method
+	}
+	return "other"
+}
+
 // handle admits the request and calls its handler.
 func (s *Server) handle(x *exchange) error {
 	rt := x.route
+	open := rt.scope == "" && rt.body != noBody
+	if open { // before the request counts: without a token it could hold its place for as long as its body takes
+		if err := s.readOpenBody(x); err != nil {
+			return err
+		}
+	}
 	if rt.class != classProbe {
 		leave, err := s.enter(rt.class)
 		if err != nil {
@@ -75,7 +92,7 @@ func (s *Server) handle(x *exchange) error {
 			return err
 		}
 	}
-	if rt.body != noBody {
+	if rt.body != noBody && !open {
 		if err := s.readBody(x); err != nil {
 			return err
 		}
@@ -152,6 +169,7 @@ func (s *Server) authorise(x *exchange) error {
 	if x.id, err = s.deps.Auth.Verify(x.r.Context(), token); err != nil {
 		return err
 	}
+	ofCaller(x.r)
 	if !x.may() {
 		return &notify.Error{Kind: notify.KindForbidden, Code: "scope_missing", Msg: "the token lacks the scope " + x.route.scope}
 	}
@@ -214,15 +232,15 @@ func (s *Server) readBody(x *exchange) error {
 		limit, from = s.cfg.MaxBatch, s.bulk
 	case fanoutBody:
 		limit, from = s.cfg.MaxFanout, s.bulk
-	case receiptBody:
-		if _, ok := s.deps.Receipts[x.r.PathValue("provider")]; !ok {
-			return notify.NotFound("provider") // before its body is read
-		}
-		limit, from = maxReceipt, s.posts
+	case receiptBody, formBody:
+		limit, from = x.openMemory()
 	}
 	var pace *pace
-	if from == s.bulk {
+	switch from {
+	case s.bulk:
 		pace = x.paced(s.cfg.BodyRate, s.cfg.BodyWindow, s.cfg.BulkReadTimeout)
+	case s.posts, s.notes:
+		pace = x.paced(s.cfg.BodyRate, s.cfg.BodyWindow, s.cfg.ReadTimeout)
 	}
 	err := x.body.read(x.r, limit, from, x.who.share(from == s.bulk), pace)
 	switch {

@@ -10,6 +10,10 @@ import (
 // Identity is who a verified token speaks for.
 type Identity struct {
 	Caller string // the token's sub
+	// Users is what ids of users begin with that the token may read, write and send to
+	// (claim users); empty: all. A token that is bound so has no scope of operators,
+	// who see everybody.
+	Users  string
 	scopes uint8
 }
 
@@ -24,6 +28,12 @@ func NewIdentity(caller string, scopes ...string) *Identity {
 		id.scopes |= scopeBit(api.ScopeObserve)
 	}
 	return id
+}
+
+// bind leaves the token the users whose ids begin so.
+func (id *Identity) bind(users string) {
+	id.Users = users
+	id.scopes &^= scopeBit(api.ScopeOperate) | scopeBit(api.ScopeObserve)
 }
 
 // Has reports whether the token carries a scope of package api.

@@ -222,7 +222,7 @@ func (x *exchange) audited(do func() error) error {
 		return err
 	}
 	act := ops.Act{
-		Actor: by.Caller, Action: x.route.method + " " + x.route.path, Target: x.r.PathValue("id") + x.r.PathValue("name"),
+		Actor: by.Caller, Action: x.route.action(x.body.data), Target: x.r.PathValue("id") + x.r.PathValue("name"),
 		Context: by.Context, Reason: by.Reason, Request: by.Request,
 	}
 	if len(x.body.data) > 0 { // not every body: it may hold a secret

@@ -12,6 +12,7 @@ import (
 	"encoding/pem"
 	"fmt"
 	"os"
+	"slices"
 
 	"github.com/go-jose/go-jose/v4"
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -68,7 +69,7 @@ func parseJWKS(data []byte) (keySet, error) {
 	var ks keySet
 	for _, raw := range set.Keys {
 		var k jose.JSONWebKey
-		if k.UnmarshalJSON(raw) != nil || !k.IsPublic() || !k.Valid() || k.KeyID == "" || k.Use == "enc" {
+		if k.UnmarshalJSON(raw) != nil || !k.IsPublic() || !k.Valid() || k.KeyID == "" || k.Use == "enc" || !mayVerify(raw) {
 			continue
 		}
 		alg := algorithm(k.Key)
@@ -81,6 +82,15 @@ func parseJWKS(data []byte) (keySet, error) {
 		return nil, fmt.Errorf("the JWK set holds no RSA, P-256 or Ed25519 key for signatures with an id")
 	}
 	return ks, nil
+}
+
+// mayVerify reports whether a JWK's key_ops, where it has any, include "verify"
+// (RFC 7517, 4.3). go-jose does not read them.
+func mayVerify(raw json.RawMessage) bool {
+	var k struct {
+		Ops *[]string `json:"key_ops"`
+	}
+	return json.Unmarshal(raw, &k) == nil && (k.Ops == nil || slices.Contains(*k.Ops, "verify"))
 }
 
 // parsePEM reads public keys, or the public halves of private ones.
@@ -172,14 +182,25 @@ func thumbprint(pub any) (string, error) {
 // minSecret is the shortest HS256 secret, in bytes: the size of its hash.
 const minSecret = 32
 
-// readSecret reads a file that others must not be able to read.
-func readSecret(path string) ([]byte, error) {
+// CheckSecret returns notify.KindInvalid "secret_exposed" for a file that everybody
+// on the machine may read or write. Its group may read it: containers are given
+// secrets as files of root with mode 0440.
+func CheckSecret(path string) error {
 	info, err := os.Stat(path)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if info.Mode().Perm()&0o007 != 0 {
-		return nil, notify.Invalid("secret_exposed", "", fmt.Sprintf("%s can be read by everybody on this machine: chmod 600", path))
+		return notify.Invalid("secret_exposed", "", fmt.Sprintf("%s can be read by everybody on this machine: chmod 600", path))
+	}
+	return nil
+}
+
+// ReadSecret returns what a file holds. Its errors are those of CheckSecret and of
+// os.ReadFile. It may be called from any goroutine.
+func ReadSecret(path string) ([]byte, error) {
+	if err := CheckSecret(path); err != nil {
+		return nil, err
 	}
 	return os.ReadFile(path)
 }

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -231,56 +232,6 @@ func TestBulkMemoryIsApart(t *testing.T) {
 	}
 }
 
-// Whoever opens receipts and sends nothing, or announces much, keeps out
-// nobody who has a token.
-func TestReceiptsTakeNothingOfCallers(t *testing.T) {
-	t.Parallel()
-	entered, release := make(chan struct{}), make(chan struct{})
-	s := newWorld().start(t, Config{MaxInFlight: 1, MaxFanout: 1 << 20, BulkMemory: 2 << 20, MemoryWait: time.Millisecond}, func(d *Deps) {
-		d.Receipts = map[string]Receipt{"twilio": func(*http.Request, []byte) error { return nil }}
-	})
-	ask(s, "POST", "/v1/receipts/else", "", "", func(r *http.Request) { // not read: nobody takes it
-		r.Body, r.ContentLength = io.NopCloser(errReader{t}), maxReceipt
-	})
-	slow := func(r *http.Request) {
-		r.Body, r.ContentLength = io.NopCloser(&stalled{entered: entered, release: release}), maxReceipt
-	}
-	var wg sync.WaitGroup
-	for range maxReceipts {
-		wg.Go(func() { ask(s, "POST", "/v1/receipts/twilio", "", "", slow) })
-		<-entered
-	}
-	if got := ask(s, "POST", "/v1/receipts/twilio", "", "a=b"); got.status != 503 || got.problem(t).Code != "busy" {
-		t.Errorf("one receipt too many: %d %s", got.status, got.body)
-	}
-	tok := token(t, "shop", api.ScopeSend)
-	for path, body := range map[string]string{"/v1/notifications": "{}", "/v1/notifications:fanout": strings.Repeat("x", 1<<20)} {
-		if got := ask(s, "POST", path, tok, body); got.status != 201 {
-			t.Errorf("%s beside receipts: %d %s", path, got.status, got.body)
-		}
-	}
-	close(release)
-	wg.Wait()
-	if got := ask(s, "POST", "/v1/receipts/twilio", "", strings.Repeat("x", maxReceipt)); got.status != 204 {
-		t.Errorf("after, the largest: %d %s", got.status, got.body)
-	}
-	if got := ask(s, "POST", "/v1/receipts/twilio", "", strings.Repeat("x", maxReceipt+1)); got.status != 413 {
-		t.Errorf("too large: %d %s", got.status, got.body)
-	}
-	if s.posts.held != 0 {
-		t.Error("memory was not given back")
-	}
-}
-
-// stalled is a body that does not come until it is released, and is cut then.
-type stalled struct{ entered, release chan struct{} }
-
-func (b *stalled) Read([]byte) (int, error) {
-	b.entered <- struct{}{}
-	<-b.release
-	return 0, io.ErrUnexpectedEOF
-}
-
 func TestCallerRate(t *testing.T) {
 	t.Parallel()
 	w := newWorld()
@@ -440,4 +391,24 @@ func TestErrorsOfIntake(t *testing.T) {
 	f(context.DeadlineExceeded, 503, "timeout", "1")
 	f(errors.New("?"), 500, "internal", "")
 	f(&notify.Error{Kind: notify.KindInternal, Code: "pebble_corrupt", Msg: "/data/000017.sst"}, 500, "internal", "")
+}
+
+// TestMethodLabels: a label value stays in memory for as long as the process runs, so
+// what a client invents must not become one.
+func TestMethodLabels(t *testing.T) {
+	t.Parallel()
+	w := newWorld()
+	told := map[string]bool{}
+	s := w.start(t, Config{}, func(d *Deps) {
+		d.Hooks.Request = func(route, method string, _ int, _ time.Duration, _, _ int64) { told[route+" "+method] = true }
+	})
+	for i := range 2000 {
+		method := strings.Repeat("A", i%100+1) + strconv.Itoa(i)
+		for _, path := range []string{"/healthz", "/nothing" + strconv.Itoa(i), "/v1/users/" + strconv.Itoa(i)} {
+			ask(s, method, path, "", "")
+		}
+	}
+	if len(told) != 3 {
+		t.Errorf("%d labels of 2,000 methods at 3 kinds of path", len(told))
+	}
 }

@@ -1,10 +1,8 @@
 package server
 
 import (
-	"bytes"
 	"context"
 	"fmt"
-	"io"
 	"net/http"
 	"slices"
 	"strings"
@@ -178,27 +176,4 @@ func (x *exchange) answer(name string, ask Report) error {
 		return err
 	}
 	return x.json(http.StatusOK, v)
-}
-
-// Receipts come without a token, so whoever reaches the API may open them: they
-// have a share of requests and memory of their own, and take none of callers.
-const (
-	maxReceipts   = 256      // at a time
-	maxReceipt    = 4 << 20  // bytes of one: a batch of SendGrid's events
-	receiptMemory = 32 << 20 // bytes of all
-)
-
-// receipt takes a provider's delivery receipts. There is no token: the
-// provider's own signature is checked over the body as it came.
-func (s *Server) receipt(x *exchange) error {
-	take, ok := s.deps.Receipts[x.r.PathValue("provider")]
-	if !ok {
-		return notify.NotFound("provider")
-	}
-	x.r.Body = io.NopCloser(bytes.NewReader(x.body.data)) // again, for who reads it there
-	x.r.ContentLength = int64(len(x.body.data))
-	if err := take(x.r, x.body.data); err != nil {
-		return err
-	}
-	return x.bytes(http.StatusNoContent, nil)
 }

@@ -35,6 +35,7 @@ const (
 	batchBody
 	fanoutBody
 	receiptBody
+	formBody // of the operator page; few requests of it have one
 )
 
 // route is one row of the route table.
@@ -55,8 +56,52 @@ func (rt *route) audited() bool {
 	return rt.scope == api.ScopeOperate && (rt.method != http.MethodGet || rt.path == backupPath) && !strings.HasPrefix(rt.path, "/v1/ops/jobs")
 }
 
-// shown is what a row of the audit log says of a change: of lanes and circuits, whose
-// settings hold no secret, and only what they are made of, for a body may hold anything.
+// actions are what rows of the audit log call what routes do.
+var actions = map[string]string{
+	"PUT /v1/ops/callers/{id}":          "caller.set",
+	"POST /v1/ops/callers/{id}/secrets": "caller.rotate-secret",
+	"GET " + backupPath:                 "backup",
+	"GET /v1/ops/debug":                 "debug.bundle",
+	"DELETE /v1/notifications/{id}":     "notification.cancel",
+	"PATCH /v1/notifications/{id}":      "notification.reschedule",
+	"DELETE /v1/campaigns/{id}":         "campaign.cancel",
+	"DELETE /v1/triggers/{id}":          "trigger.cancel",
+	"PATCH /v1/triggers/{id}":           "trigger.reschedule",
+	"PUT /v1/users/{id}":                "user.set",
+	"POST " + liftPath:                  "suppression.lift",
+}
+
+// action names what a request of the route does, for the audit log.
+func (rt *route) action(body []byte) string {
+	switch set := rt.shown(body); {
+	case strings.HasPrefix(rt.path, "/v1/ops/lanes/"):
+		var in laneSetting
+		if json.Unmarshal(set, &in) == nil && in.Paused != nil {
+			return map[bool]string{true: "lane.pause", false: "lane.resume"}[*in.Paused]
+		}
+		return "lane.set"
+	case strings.HasPrefix(rt.path, "/v1/ops/circuits/"):
+		var in circuitSetting
+		if json.Unmarshal(set, &in) == nil {
+			switch in.To {
+			case "open", "reset":
+				return "circuit." + in.To
+			case "closed":
+				return "circuit.close"
+			}
+		}
+		return "circuit.set"
+	}
+	if a := actions[rt.method+" "+rt.path]; a != "" {
+		return a
+	}
+	return rt.method + " " + rt.path
+}
+
+const liftPath = "/v1/ops/suppressions:lift"
+
+// shown is what a row of the audit log says of a change: of lanes, circuits and lifted
+// suppressions, which hold no secret, and only what they are made of, for a body may hold anything.
 func (rt *route) shown(body []byte) json.RawMessage {
 	var in any
 	switch {
@@ -64,6 +109,8 @@ func (rt *route) shown(body []byte) json.RawMessage {
 		in = &laneSetting{}
 	case strings.HasPrefix(rt.path, "/v1/ops/circuits/"):
 		in = &circuitSetting{}
+	case rt.path == liftPath:
+		in = &api.SuppressionLift{}
 	default:
 		return nil
 	}
@@ -128,6 +175,8 @@ func routes() []route {
 		{get, "/v1/ops/audit:verify", api.ScopeObserve, classNormal, noBody, (*Server).verifyAudit},
 		{get, "/v1/ops/lanes", api.ScopeObserve, classNormal, noBody, (*Server).listLanes},
 		{put, "/v1/ops/lanes/{name}", api.ScopeOperate, classNormal, singleBody, (*Server).setLane},
+		{get, "/v1/ops/suppressions", api.ScopeObserve, classNormal, noBody, (*Server).listSuppressions},
+		{post, liftPath, api.ScopeOperate, classNormal, singleBody, (*Server).liftSuppression},
 		{get, "/v1/ops/circuits", api.ScopeObserve, classNormal, noBody, (*Server).listCircuits},
 		{put, "/v1/ops/circuits/{name}", api.ScopeOperate, classNormal, singleBody, (*Server).setCircuit},
 		{get, "/v1/ops/callers", api.ScopeObserve, classNormal, noBody, (*Server).listCallers},
@@ -204,7 +253,7 @@ func (s *Server) mux(table []route) http.Handler {
 	}}
 	if s.deps.Page != nil {
 		s.page = s.deps.Page(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { mux.ServeHTTP(w, r) }))
-		handle(pagePath, &route{path: pagePath, class: classPage, handler: (*Server).servePage})
+		handle(pagePath, &route{path: pagePath, class: classPage, body: formBody, handler: (*Server).servePage})
 	}
 	// ServeMux answers a path that is not clean with a redirect, without a request
 	// id or a problem: here it is one there is not.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"net/url"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -49,6 +50,8 @@ func bodyFor(rt *route) string {
 		return `[{"callback_url":"http://127.0.0.1:9/hooks/x","delay_seconds":60}]`
 	case "PUT /v1/ops/lanes/{name}":
 		return `{"paused":true}`
+	case "POST /v1/ops/suppressions:lift":
+		return `{"address":"+4915112345678"}`
 	case "PUT /v1/ops/circuits/{name}":
 		return `{"to":"reset"}`
 	}
@@ -68,7 +71,7 @@ func TestRouteMatrix(t *testing.T) {
 		d.Doctor, d.Lag, d.Debug, d.Backup = report(), report(), report(), noBackup
 		d.Rates, d.Accounts = report(), report()
 		d.Callers = w.later.Callers()
-		d.Receipts = map[string]Receipt{"twilio": func(*http.Request, []byte) error { return nil }}
+		d.Receipts = map[string]Receipt{"twilio": {Signature: "X-Twilio-Signature", Take: func(*http.Request, []byte) error { return nil }}}
 	})
 	w.schedule(t, scheduledBase, "owner", false)
 	w.hooked(t, "owner")
@@ -83,7 +86,7 @@ func TestRouteMatrix(t *testing.T) {
 			path = "/v1/notifications/ntf_" + scheduledBase.String()
 		}
 		if rt.scope == "" {
-			if got := ask(s, rt.method, path, "", body); got.status >= 300 {
+			if got := ask(s, rt.method, path, "", body, header("X-Twilio-Signature", "x")); got.status >= 300 {
 				t.Errorf("%s without a token: %d %s", name, got.status, got.body)
 			}
 			continue
@@ -302,6 +305,7 @@ func TestMutatingRoutesOfOperators(t *testing.T) {
 		if n++; rt.scope != api.ScopeOperate {
 			t.Errorf("%s needs %q", name, rt.scope)
 		}
+		named := regexp.MustCompile(`^[a-z]+\.[a-z-]+$`) // not the route
 		was := last()
 		for _, scopes := range [][]string{{}, {api.ScopeObserve}, {api.ScopeSend, api.ScopeTrigger, api.ScopeRead, api.ScopeUsers, api.ScopeObserve}} {
 			if got := ask(s, rt.method, path, token(t, "sre", scopes...), body); got.status != 403 || got.problem(t).Code != "scope_missing" {
@@ -319,7 +323,7 @@ func TestMutatingRoutesOfOperators(t *testing.T) {
 			continue // recorded by the jobs, which are a double here
 		}
 		acts, err := log.Acts(t.Context(), was, 10)
-		if err != nil || len(acts) != 1 || acts[0].Actor != "sre" || acts[0].Action != name || acts[0].Reason != "incident 7" || acts[0].Context != "prod" || acts[0].Request == "" {
+		if err != nil || len(acts) != 1 || acts[0].Actor != "sre" || !named.MatchString(acts[0].Action) || acts[0].Reason != "incident 7" || acts[0].Context != "prod" || acts[0].Request == "" {
 			t.Errorf("%s: %+v, %v", name, acts, err)
 		}
 		if id := got.header.Get(api.HeaderAuditID); id != strconv.FormatUint(was+1, 10) {

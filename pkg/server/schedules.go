@@ -239,17 +239,17 @@ func (s *Server) listSchedules(x *exchange) error {
 		return notify.Invalid("bad_status", "status", "is SCHEDULED or CANCELLED")
 	}
 	user := q.text("user")
-	var after notify.Base
-	if c := q.text("cursor"); c != "" {
-		var err error
-		if after, err = notify.ParseBase(c); err != nil {
-			return notify.Invalid("bad_cursor", "cursor", "not the cursor of a page before")
-		}
-	}
 	caller := x.id.Caller
 	if x.operator() {
 		caller = q.text("caller")
 	}
+	bound := []string{"schedules", status, user, caller, x.id.Caller}
+	place, err := s.cursors.open(q.text("cursor"), bound...)
+	if err != nil {
+		return err
+	}
+	var after notify.Base
+	copy(after[:], place) // sealed, so it is a base or, for the first page, nothing
 	if err := q.rest(); err != nil {
 		return err
 	}
@@ -269,7 +269,7 @@ func (s *Server) listSchedules(x *exchange) error {
 				continue
 			}
 			if out.Items = append(out.Items, scheduled(v)); len(out.Items) == int(limit) {
-				out.Cursor = after.String()
+				out.Cursor = s.cursors.seal(after[:], bound...)
 				return x.json(http.StatusOK, out)
 			}
 		}
@@ -277,7 +277,7 @@ func (s *Server) listSchedules(x *exchange) error {
 			return x.json(http.StatusOK, out)
 		}
 	}
-	out.Cursor = after.String()
+	out.Cursor = s.cursors.seal(after[:], bound...)
 	return x.json(http.StatusOK, out)
 }
 

@@ -271,6 +271,15 @@ func TestListSchedules(t *testing.T) {
 	if a+" "+b != all || last.Cursor != "" {
 		t.Errorf("%q and %q are not %q", a, b, all)
 	}
+	for what, got := range map[string]reply{
+		"another caller's":  ask(s, "GET", "/v1/schedules?limit=3&cursor="+page.Cursor, token(t, "bank", api.ScopeRead), ""),
+		"another listing's": ask(s, "GET", "/v1/schedules?status=SCHEDULED&cursor="+page.Cursor, read, ""),
+		"a base":            ask(s, "GET", "/v1/schedules?cursor="+baseOf(2).String(), read, ""),
+	} {
+		if got.status != 422 || got.problem(t).Code != "bad_cursor" {
+			t.Errorf("%s cursor: %d %s", what, got.status, got.body)
+		}
+	}
 	operator := token(t, "sre", api.ScopeRead, api.ScopeOperate)
 	if _, page = list("", operator); len(page.Items) != 5 {
 		t.Errorf("an operator sees %d", len(page.Items))

@@ -48,7 +48,7 @@ func (x *exchange) sendTraced(name string, span *trace.Span, to func(context.Con
 	if span.On() {
 		ctx = trace.With(ctx, c)
 	}
-	m := intake.Meta{Caller: x.id.Caller, Route: name, Trace: c.Parent, TraceState: c.State}
+	m := intake.Meta{Caller: x.id.Caller, Users: x.id.Users, Route: name, Trace: c.Parent, TraceState: c.State}
 	if ks := x.r.Header[api.HeaderIdempotencyKey]; len(ks) > 0 {
 		if len(ks) > 1 || ks[0] == "" {
 			return notify.Invalid("bad_idempotency_key", api.HeaderIdempotencyKey, "one key that is not empty")

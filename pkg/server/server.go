@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/notify"
-	"golang.org/x/net/netutil"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/time/rate"
 )
@@ -33,15 +32,19 @@ type Server struct {
 	cursors cursors
 	small   *memory // bodies of single requests
 	bulk    *memory // bodies of batches and fan-outs
-	posts   *memory // bodies of receipts
+	notes   *memory // small bodies of requests without a token
+	posts   *memory // the others of them
 
 	exchanges sync.Pool // *exchange
 	inFlight  atomic.Int64
 	streams   atomic.Int64
 	receipts  atomic.Int64
 	pages     atomic.Int64
-	idPrefix  string // of request ids: this process
-	idNext    atomic.Uint64
+
+	receiptsRead, formsRead reading
+
+	idPrefix string // of request ids: this process
+	idNext   atomic.Uint64
 
 	unavailable rate.Sometimes // logs of a dependency that is away
 	draining    chan struct{}  // closed when the end begins
@@ -71,7 +74,8 @@ func New(cfg Config, deps Deps) (*Server, error) {
 		cursors:     cursors{key},
 		small:       newMemory(cfg.SmallMemory, 0),
 		bulk:        newMemory(cfg.BulkMemory, cfg.MemoryWait),
-		posts:       newMemory(receiptMemory, 0),
+		posts:       newMemory(postsMemory, 0),
+		notes:       newMemory(notesMemory, 0),
 		idPrefix:    rand.Text()[:10],
 		unavailable: rate.Sometimes{First: 3, Interval: 10 * time.Second},
 		draining:    make(chan struct{}),
@@ -159,9 +163,9 @@ func (s *Server) AdminHandler() http.Handler { return s.admin }
 func (s *Server) Run(ctx context.Context) error {
 	main := s.httpServer(s.api)
 	admin := s.httpServer(s.admin)
-	admin.WriteTimeout = 0 // a CPU profile takes as long as asked for
-	ln := newWire(netutil.LimitListener(s.apiLn, s.cfg.MaxConns), s.newRequestID)
-	main.ConnState = ln.state
+	admin.WriteTimeout = maxProfile
+	ln := newWire(s.apiLn, s.cfg.MaxConns, s.newRequestID, func() { s.deps.Hooks.refused("connections") })
+	main.ConnState, main.ConnContext = ln.state, withConn
 	if s.cfg.TLS != nil {
 		t := s.cfg.TLS.Clone()
 		t.MinVersion = max(t.MinVersion, tls.VersionTLS12)

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
@@ -268,6 +269,29 @@ func TestAdmin(t *testing.T) {
 	f("/healthz", 200, "ok")
 	f("/readyz", 200, "ready")
 	f("/v1/notifications/x", 404, "")
+	f("/debug/pprof/trace?seconds=99999", 400, "at most 90")
+	f("/debug/pprof/profile?seconds=99999", 400, "at most 90")
+	for host, status := range map[string]int{"evil.test": 403, "evil.test:7421": 403, "localhost:7421": 200, "127.0.0.1": 200} {
+		req, err := http.NewRequestWithContext(t.Context(), "GET", "http://"+s.AdminAddr()+"/metrics", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Host = host
+		resp, err := hc.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if resp.StatusCode != status {
+			t.Errorf("Host %s: %d", host, resp.StatusCode)
+		}
+	}
+	beyond := httptest.NewRequest("GET", "http://10.1.2.3:7421/debug/pprof/", nil)
+	beyond = beyond.WithContext(context.WithValue(beyond.Context(), http.LocalAddrContextKey, net.Addr(&net.TCPAddr{IP: net.IPv4(10, 1, 2, 3), Port: 7421})))
+	rec := httptest.NewRecorder()
+	if s.AdminHandler().ServeHTTP(rec, beyond); rec.Code != 403 {
+		t.Errorf("pprof beyond loopback: %d", rec.Code)
+	}
 	if got := ask(s, "GET", "/debug/pprof/", "", ""); got.status != 404 {
 		t.Errorf("pprof on the API: %d", got.status)
 	}

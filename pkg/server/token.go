@@ -29,6 +29,7 @@ type Signer struct {
 type TokenSpec struct {
 	Caller   string // claim sub
 	Scopes   []string
+	Users    string // what the user ids begin with that it may use; empty: all
 	Issuer   string
 	Audience string
 	TTL      time.Duration
@@ -52,7 +53,7 @@ func NewSigningKey() ([]byte, error) {
 // OpenSigner reads a private key (PEM: P-256, RSA or Ed25519) or, when the file
 // holds no PEM block, an HS256 secret. A file everybody can read is refused.
 func OpenSigner(path string) (*Signer, error) {
-	data, err := readSecret(path)
+	data, err := ReadSecret(path)
 	if err != nil {
 		return nil, err
 	}
@@ -104,7 +105,15 @@ func (s *Signer) Sign(t TokenSpec) (string, error) {
 			return "", notify.Invalid("bad_scope", "scope", fmt.Sprintf("no scope is called %q; there are %s", scope, strings.Join(api.Scopes[:], ", ")))
 		}
 	}
+	var users *string
+	if t.Users != "" {
+		if rule := notify.CheckUserID(t.Users); rule != "" {
+			return "", notify.Invalid("bad_user_id", "users", rule)
+		}
+		users = &t.Users
+	}
 	token := jwt.NewWithClaims(s.method, claims{
+		Users: users,
 		RegisteredClaims: jwt.RegisteredClaims{
 			Subject: t.Caller, Issuer: t.Issuer, Audience: jwt.ClaimStrings{t.Audience},
 			IssuedAt: jwt.NewNumericDate(t.Now), ExpiresAt: jwt.NewNumericDate(t.Now.Add(t.TTL)),

@@ -119,20 +119,23 @@ func (s *Server) listTriggers(x *exchange) error {
 			return notify.Invalid("bad_status", "status", "is PENDING, IN_FLIGHT, FIRED, FAILED, CANCELLED or EXPIRED")
 		}
 	}
-	after := q.text("cursor")
 	caller := x.id.Caller
 	if x.operator() {
 		caller = q.text("caller")
+	}
+	bound := []string{"triggers", trigger.StateName(state), caller, x.id.Caller}
+	after, err := s.cursors.open(q.text("cursor"), bound...)
+	if err != nil {
+		return err
 	}
 	if err := q.rest(); err != nil {
 		return err
 	}
 	var rows []engine.Trigger
-	var err error
 	if caller == "" {
-		rows, err = s.deps.Triggers.ListAll(x.r.Context(), state, after, int(limit))
+		rows, err = s.deps.Triggers.ListAll(x.r.Context(), state, string(after), int(limit))
 	} else {
-		rows, err = s.deps.Triggers.List(x.r.Context(), caller, state, after, int(limit))
+		rows, err = s.deps.Triggers.List(x.r.Context(), caller, state, string(after), int(limit))
 	}
 	if err != nil {
 		return err
@@ -142,7 +145,7 @@ func (s *Server) listTriggers(x *exchange) error {
 		page.Items = append(page.Items, triggerStatus(&rows[i], s.deps.Now(), false))
 	}
 	if len(rows) == int(limit) {
-		page.Cursor = rows[len(rows)-1].ID
+		page.Cursor = s.cursors.seal([]byte(rows[len(rows)-1].ID), bound...)
 	}
 	return x.json(http.StatusOK, page)
 }

@@ -171,6 +171,16 @@ func TestListTriggers(t *testing.T) {
 	if len(ids) != 0 || b.Cursor != "" {
 		t.Errorf("%d are missing, then %q", len(ids), b.Cursor)
 	}
+	bank := token(t, "bank", api.ScopeTrigger)
+	for what, refused := range map[string]reply{
+		"another caller's":  ask(s, "GET", "/v1/triggers?limit=2&cursor="+a.Cursor, bank, ""),
+		"another listing's": ask(s, "GET", "/v1/triggers?status=PENDING&cursor="+a.Cursor, tok, ""),
+		"an id":             ask(s, "GET", "/v1/triggers?cursor="+last, tok, ""),
+	} {
+		if refused.status != 422 || refused.problem(t).Code != "bad_cursor" {
+			t.Errorf("%s cursor: %d %s", what, refused.status, refused.body)
+		}
+	}
 	if p := get[api.TriggerPage](t, s, "/v1/triggers?status=CANCELLED", tok); len(p.Items) != 1 || p.Items[0].TriggerID != last {
 		t.Errorf("%+v", p)
 	}
@@ -253,6 +263,11 @@ func TestCallerRoutes(t *testing.T) {
 	s := w.start(t, Config{}, func(d *Deps) { d.Callers, d.PlainCallbacks = w.later.Callers(), true })
 	op := token(t, "sre", api.ScopeOperate)
 	put := func(id, body string) reply { return ask(s, "PUT", "/v1/ops/callers/"+id, op, body) }
+	for _, id := range []string{"%1b%5b31mred%0d%0a", "%E2%80%AEgnp.exe", "%3Cscript%3E", "a%20b", "%2A"} { // no token may have these
+		if got := put(id, `{}`); got.status != 422 || got.problem(t).Code != "bad_caller" {
+			t.Errorf("%s: %d %s", id, got.status, got.body)
+		}
+	}
 	if got := ask(s, "GET", "/v1/ops/callers/shop", op, ""); got.status != 404 {
 		t.Errorf("%d %s", got.status, got.body)
 	}

@@ -20,6 +20,9 @@ func (x *exchange) user() (string, error) {
 	if rule := notify.CheckUserID(id); rule != "" {
 		return "", notify.Invalid("bad_user_id", "id", rule)
 	}
+	if !strings.HasPrefix(id, x.id.Users) {
+		return "", &notify.Error{Kind: notify.KindForbidden, Code: "user_forbidden", Field: "id", Msg: "the token is bound to other users"}
+	}
 	return id, nil
 }
 

@@ -187,7 +187,7 @@ func TestReceipts(t *testing.T) {
 	w := newWorld()
 	var got string
 	s := w.start(t, Config{}, func(d *Deps) {
-		d.Receipts = map[string]Receipt{"twilio": func(r *http.Request, body []byte) error {
+		d.Receipts = map[string]Receipt{"twilio": {Signature: "X-Twilio-Signature", Take: func(r *http.Request, body []byte) error {
 			if r.Header.Get("X-Twilio-Signature") != "good" {
 				return &notify.Error{Kind: notify.KindForbidden, Code: "bad_signature", Msg: "the signature does not fit"}
 			}
@@ -197,13 +197,17 @@ func TestReceipts(t *testing.T) {
 				return errors.New("the body cannot be read from the request")
 			}
 			return nil
-		}}
+		}}}
 	})
 	if r := ask(s, "POST", "/v1/receipts/twilio", "", "a=b", header("X-Twilio-Signature", "good")); r.status != 204 || got != "a=b" || r.body != "" {
 		t.Errorf("%d %q %q", r.status, got, r.body)
 	}
-	if r := ask(s, "POST", "/v1/receipts/twilio", "", "a=b"); r.status != 403 || r.problem(t).Code != "bad_signature" {
+	if r := ask(s, "POST", "/v1/receipts/twilio", "", "a=b", header("X-Twilio-Signature", "bad")); r.status != 403 || r.problem(t).Code != "bad_signature" {
 		t.Errorf("%d %s", r.status, r.body)
+	}
+	unread := func(r *http.Request) { r.Body = io.NopCloser(errReader{t}) }
+	if r := ask(s, "POST", "/v1/receipts/twilio", "", "a=b", unread); r.status != 401 || r.problem(t).Code != "bad_signature" {
+		t.Errorf("without the header of the signature: %d %s", r.status, r.body)
 	}
 	if r := ask(s, "POST", "/v1/receipts/else", "", "a=b"); r.status != 404 {
 		t.Errorf("%d %s", r.status, r.body)

@@ -5,8 +5,10 @@ import (
 	"encoding/json"
 	"net"
 	"net/http"
+	"net/netip"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
@@ -18,36 +20,76 @@ import (
 // sees both. Behind TLS it sees nothing: there net/http's own answers are plain
 // text, and what is cut is closed.
 
-// wire is a listener whose connections answer with problems.
+// wire is a listener whose connections answer with problems. At most so many of them
+// are open at a time: see connections.go.
 type wire struct {
 	net.Listener
-	newID func() string // of a request
+	newID   func() string // of a request
+	most    int
+	crowded func() // a connection was closed for another one
 
-	mu   sync.Mutex
-	open map[*wireConn]struct{}
+	room   chan struct{} // of one: Accept may look again
+	closed chan struct{}
+	once   sync.Once
+
+	mu       sync.Mutex
+	open     map[*wireConn]struct{}
+	bySource map[netip.Prefix]int
+	byRank   [ranks]connList
+	waits    bool // Accept waits for room
 }
 
-func newWire(ln net.Listener, newID func() string) *wire {
-	return &wire{Listener: ln, newID: newID, open: map[*wireConn]struct{}{}}
+func newWire(ln net.Listener, most int, newID func() string, crowded func()) *wire {
+	return &wire{
+		Listener: ln, newID: newID, most: most, crowded: crowded,
+		room: make(chan struct{}, 1), closed: make(chan struct{}),
+		open: map[*wireConn]struct{}{}, bySource: map[netip.Prefix]int{},
+	}
 }
 
+// Accept returns the next connection. At the limit it closes another one for it, or
+// waits while none may be closed.
 func (l *wire) Accept() (net.Conn, error) {
 	c, err := l.Listener.Accept()
 	if err != nil {
 		return nil, err
 	}
-	w := &wireConn{Conn: c, wire: l}
-	l.mu.Lock()
-	l.open[w] = struct{}{}
-	l.mu.Unlock()
-	return w, nil
+	w := &wireConn{Conn: c, wire: l, source: sourceOf(c.RemoteAddr())}
+	for {
+		closes, ok := l.add(w)
+		if closes != nil {
+			l.crowded()
+			_ = closes.Conn.Close()
+		}
+		if ok {
+			return w, nil
+		}
+		select {
+		case <-l.room:
+		case <-l.closed:
+			_ = c.Close()
+			return nil, net.ErrClosed
+		}
+	}
+}
+
+// Close ends Accept, and leaves open connections alone.
+func (l *wire) Close() error {
+	l.once.Do(func() { close(l.closed) })
+	return l.Listener.Close()
 }
 
 // state is the server's ConnState.
 func (l *wire) state(c net.Conn, s http.ConnState) {
-	w, ok := c.(*wireConn)
-	if !ok {
-		return // TLS lies over it
+	w := wireOf(c)
+	if w == nil {
+		return
+	}
+	if s == http.StateActive || s == http.StateIdle {
+		l.move(w, s == http.StateActive, w.caller.Load())
+	}
+	if w != c {
+		return // TLS lies over it: what it carries is not ours to answer
 	}
 	w.mu.Lock()
 	w.asked, w.answered = s == http.StateActive, false
@@ -78,6 +120,14 @@ type wireConn struct {
 	asked    bool // a request is under way
 	answered bool // and its answer begun
 	over     bool // by cut
+
+	source netip.Prefix
+	caller atomic.Bool // a token was verified on it
+
+	// Guarded by the wire's lock: its place in byRank, and since when.
+	rank       rank
+	since      time.Time
+	prev, next *wireConn
 }
 
 // Write sends what net/http says, unless it is an answer of its own.
@@ -100,7 +150,7 @@ func (c *wireConn) Write(p []byte) (int, error) {
 
 func (c *wireConn) Close() error {
 	c.wire.mu.Lock()
-	delete(c.wire.open, c)
+	c.wire.drop(c)
 	c.wire.mu.Unlock()
 	return c.Conn.Close()
 }

@@ -3,6 +3,7 @@ package simulator
 import (
 	"bufio"
 	"encoding/json"
+	"math"
 	"net/http"
 	"sync"
 	"time"
@@ -148,16 +149,30 @@ func (l *callLedger) of(id string) []Call {
 	return append([]Call(nil), l.calls[id]...)
 }
 
-// dump writes the calls of all triggers in the order the triggers first came.
-func (l *callLedger) dump(w http.ResponseWriter, _ *http.Request) {
+// dump writes the calls of all triggers in the order the triggers first came; with
+// since_ms those that came then or later.
+func (l *callLedger) dump(w http.ResponseWriter, r *http.Request) {
+	ms, ok := formUint(w, r, "since_ms", 0, math.MaxInt64)
+	if !ok {
+		return
+	}
+	since := time.UnixMilli(int64(ms))
 	w.Header().Set("Content-Type", "application/x-ndjson")
+	var ids []string
 	l.mu.Lock()
-	ids := append([]string(nil), l.order...)
+	for _, id := range l.order {
+		if of := l.calls[id]; len(of) > 0 && !of[len(of)-1].At.Before(since) {
+			ids = append(ids, id)
+		}
+	}
 	l.mu.Unlock()
 	out := bufio.NewWriterSize(w, 64<<10)
 	enc := json.NewEncoder(out)
 	for _, id := range ids {
 		for _, c := range l.of(id) {
+			if c.At.Before(since) {
+				continue
+			}
 			if enc.Encode(c) != nil {
 				return // the reader left
 			}

@@ -90,6 +90,9 @@ func TestCallbackLedger(t *testing.T) {
 	if r := ask("GET", "/callbacks/dump", ""); strings.Count(r.body, "\n") != 7 {
 		t.Errorf("dump:\n%s", r.body)
 	}
+	if r := ask("GET", "/callbacks/dump?since_ms="+strconv.FormatInt(time.Now().Add(time.Hour).UnixMilli(), 10), ""); r.status != 200 || r.body != "" {
+		t.Errorf("dump of what is to come:\n%s", r.body)
+	}
 	if r := ask("PUT", "/callbacks/secret", `{"secret":"whsec_c2hvcnQ="}`); r.status != 422 && r.status != 400 {
 		t.Errorf("a short secret: %d", r.status)
 	}

@@ -36,7 +36,7 @@ func validReceiptCode(p Provider, code string) error {
 		return nil
 	case SendGrid:
 		if _, ok := mailEvents[code]; !ok {
-			return notify.Invalid("bad_code", "code", fmt.Sprintf("%q is not bounce, blocked, dropped, deferred or spamreport", code))
+			return notify.Invalid("bad_code", "code", fmt.Sprintf("%q is not bounce, blocked, dropped, deferred, spamreport or unsubscribe", code))
 		}
 		return nil
 	}

@@ -4,8 +4,11 @@ import (
 	"bufio"
 	"encoding/json"
 	"errors"
+	"math"
+	"net"
 	"net/http"
 	"strconv"
+	"time"
 
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -32,12 +35,12 @@ import (
 //	GET    /ledger/bases
 //	GET    /ledger/base?base=&expected=        what is missing of a fan-out
 //	GET    /ledger/order
-//	GET    /ledger/dump                        NDJSON, one line per (id, address)
+//	GET    /ledger/dump?since_ms=              NDJSON, one line per (id, address); of ids made since
 //	POST   /ledger/check                       ids, one a line; which were not delivered
 //	DELETE /ledger                             forget everything
 //	GET    /callbacks/totals                   calls of triggers, lateness
 //	GET    /callbacks?id=                      of one trigger; 404 when it never came
-//	GET    /callbacks/dump                     NDJSON, one line per call
+//	GET    /callbacks/dump?since_ms=           NDJSON, one line per call; of those since
 //	PUT    /callbacks/secret                   {"secret"}: what calls must be signed with
 //	DELETE /callbacks                          forget everything
 //	GET    /healthz
@@ -59,7 +62,15 @@ func (s *Simulator) control() http.Handler {
 	s.ledgerRoutes(mux)
 	s.calls.controlRoutes(mux)
 	// A page from elsewhere, open in a browser on this machine, must not script faults.
-	return http.NewCrossOriginProtection().Handler(mux)
+	own := http.NewCrossOriginProtection().Handler(mux)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
+		if notify.OnLoopback(local) && !notify.LoopbackHost(r.Host) {
+			writeError(w, notify.Invalid("bad_host", "Host", "on loopback the Host is localhost or a loopback address"))
+			return
+		}
+		own.ServeHTTP(w, r)
+	})
 }
 
 func (s *Simulator) controlRoutes(mux *http.ServeMux) {
@@ -190,11 +201,15 @@ func (s *Simulator) ledgerRoutes(mux *http.ServeMux) {
 	mux.HandleFunc("DELETE /ledger", func(w http.ResponseWriter, _ *http.Request) { s.done(w, l.Reset()) })
 }
 
-func (l *Ledger) dump(w http.ResponseWriter, _ *http.Request) {
+func (l *Ledger) dump(w http.ResponseWriter, r *http.Request) {
+	since, ok := formUint(w, r, "since_ms", 0, math.MaxInt64)
+	if !ok {
+		return
+	}
 	w.Header().Set("Content-Type", "application/x-ndjson")
 	buf := bufio.NewWriterSize(w, 64<<10)
 	enc := json.NewEncoder(buf)
-	for d := range l.All() {
+	for d := range l.Since(time.UnixMilli(int64(since))) {
 		if enc.Encode(d) != nil {
 			return // the reader left
 		}

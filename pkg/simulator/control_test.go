@@ -201,3 +201,36 @@ func TestControlCrossOrigin(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 }
+
+// TestControlHost: a page can point a name of its own at 127.0.0.1, and the browser
+// then sends its requests here with that name as Host.
+func TestControlHost(t *testing.T) {
+	t.Parallel()
+	s := start(t, Config{})
+	tr := &http.Transport{}
+	t.Cleanup(tr.CloseIdleConnections)
+	for _, c := range []struct {
+		method, path, host string
+		status             int
+	}{
+		{"GET", "/credentials.json", "evil.test", 400},
+		{"GET", "/inbox.json", "evil.test:7423", 400},
+		{"DELETE", "/ledger", "evil.test:7423", 400},
+		{"GET", "/credentials.json", "localhost:7423", 200},
+	} {
+		req, err := http.NewRequestWithContext(t.Context(), c.method, s.URLs().Control+c.path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Host = c.host
+		req.Header.Set("Origin", "http://"+c.host)
+		resp, err := tr.RoundTrip(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if resp.StatusCode != c.status {
+			t.Errorf("%s %s of %s: %d", c.method, c.path, c.host, resp.StatusCode)
+		}
+	}
+}

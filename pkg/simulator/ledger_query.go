@@ -297,27 +297,41 @@ func (l *Ledger) Order() OrderReport { return l.order.report() }
 
 // All yields every pair, in no order. Each shard's singles, or one page of a
 // fan-out, are a consistent copy; nothing is locked while the caller works.
-func (l *Ledger) All() iter.Seq[Delivery] {
+func (l *Ledger) All() iter.Seq[Delivery] { return l.Since(time.Time{}) }
+
+// Since yields what All does, of ids that were made at a time or later; of ids of
+// another form, those that came first then. The others cost a look, and no copy.
+func (l *Ledger) Since(from time.Time) iter.Seq[Delivery] {
 	return func(yield func(Delivery) bool) {
 		for i := range l.shards {
-			if !l.shards[i].all(l, yield) {
+			if !l.shards[i].since(l, from, yield) {
 				return
 			}
 		}
 	}
 }
 
-func (s *shard) all(l *Ledger, yield func(Delivery) bool) bool {
+func (s *shard) since(l *Ledger, from time.Time, yield func(Delivery) bool) bool {
+	old := func(b notify.Base) bool { return b.Time().Before(from) }
 	s.mu.Lock()
-	few := make([]Delivery, 0, s.singles.n+len(s.foreign)+len(s.extras))
+	var few []Delivery
 	for b, x := range s.singles.all() {
+		if old(b) {
+			continue
+		}
 		few = append(few, l.delivery(notify.ID{Base: b}.String(), x))
 	}
 	for t, x := range s.foreign {
+		if l.slotTime(x).Before(from) {
+			continue
+		}
 		few = append(few, l.delivery(t, x))
 	}
 	for k, x := range s.extras {
 		text, ok := s.names[k.base]
+		if ok && l.slotTime(x).Before(from) || !ok && old(k.base) {
+			continue
+		}
 		if !ok {
 			text = notify.ID{Base: k.base, Index: k.index, Fan: k.fan}.String()
 		}
@@ -325,7 +339,9 @@ func (s *shard) all(l *Ledger, yield func(Delivery) bool) bool {
 	}
 	bases := make([]notify.Base, 0, len(s.fans))
 	for b := range s.fans {
-		bases = append(bases, b)
+		if !old(b) {
+			bases = append(bases, b)
+		}
 	}
 	s.mu.Unlock()
 

@@ -26,6 +26,37 @@ func hitOf(id, addr string, o Outcome) *entry {
 
 func testLedger() *Ledger { return newLedger(func() time.Time { return time.Unix(1000, 0) }) }
 
+// TestSince: who asks for what is new gets no more, of each form of ids.
+func TestSince(t *testing.T) {
+	t.Parallel()
+	l := testLedger()
+	at := time.Unix(1000, 0)
+	early, late := notify.NewBase(at.Add(-time.Minute)), notify.NewBase(at)
+	for _, b := range []notify.Base{early, late} {
+		for _, id := range []notify.ID{{Base: b}, {Base: b, Index: 3, Fan: true}, {Base: b, Index: 900, Fan: true}} {
+			l.record(hitOf(id.String(), "a", Accepted))
+			l.record(hitOf(id.String(), "b", Accepted))
+		}
+	}
+	l.record(hitOf("order-1", "a", Accepted))
+	count := func(since time.Time) (n int, foreign bool) {
+		for d := range l.Since(since) {
+			n++
+			foreign = foreign || d.ID == "order-1"
+		}
+		return n, foreign
+	}
+	f := func(since time.Time, want int, foreign bool) {
+		t.Helper()
+		if n, got := count(since); n != want || got != foreign {
+			t.Errorf("since %v: %d, a foreign one: %t; want %d, %t", since, n, got, want, foreign)
+		}
+	}
+	f(time.Time{}, 13, true)
+	f(at.Add(-time.Second), 7, true)
+	f(at.Add(time.Second), 0, false)
+}
+
 // TestLedgerModel checks the compact ledger against maps, over singles, fan-outs,
 // several addresses and ids of a foreign form.
 func TestLedgerModel(t *testing.T) {

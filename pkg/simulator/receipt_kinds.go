@@ -114,9 +114,10 @@ var mailEvents = map[string]mailEvent{
 		"event": "bounce", "type": "blocked", "status": "5.7.1", "bounce_classification": "Reputation",
 		"reason": "554 5.7.1 The message has been blocked.",
 	},
-	"dropped":    {"event": "dropped", "reason": "Bounced Address"},
-	"deferred":   {"event": "deferred", "response": "451 4.2.1 The mailbox is busy, try again later.", "attempt": "1"},
-	"spamreport": {"event": "spamreport"},
+	"dropped":     {"event": "dropped", "reason": "Bounced Address"},
+	"deferred":    {"event": "deferred", "response": "451 4.2.1 The mailbox is busy, try again later.", "attempt": "1"},
+	"spamreport":  {"event": "spamreport"},
+	"unsubscribe": {"event": "unsubscribe"},
 }
 
 var mailDelivered = mailEvent{"event": "delivered", "response": "250 OK"}
@@ -185,7 +186,7 @@ func (r *receipts) oneMail(q *mailRequest, p *personalization, to, msgID, code s
 	case "deferred":
 		at(mailEvents[code], delay)
 		at(mailDelivered, 2*delay)
-	case "spamreport", "async_bounce":
+	case "spamreport", "unsubscribe", "async_bounce":
 		at(mailDelivered, delay)
 		at(mailEvents[code], 2*delay)
 	default:

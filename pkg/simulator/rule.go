@@ -14,13 +14,15 @@ import (
 // Action is what a rule does to a request it picks.
 type Action string
 
-// The actions. Reset and Hang take the request first, so the caller cannot know
-// (ambiguous); Drop does not take it. All three look the same from outside.
+// The actions. Gateway, Reset and Hang take the request first, so the caller cannot
+// know (ambiguous); Drop does not take it. Reset, Hang and Drop look the same from
+// outside.
 const (
 	Fail        Action = "error"        // answer Status and Code
 	Outage      Action = "outage"       // Fail with 503
 	Throttle    Action = "throttle"     // Fail with 429
 	Deny        Action = "unauthorized" // Fail with 401, APNs 403
+	Gateway     Action = "gateway"      // take it, then answer Status, 502 unless given, as a gateway does that lost the answer
 	Reset       Action = "reset"        // take it, then reset the connection without an answer
 	ResetStream Action = "reset_stream" // the same for its HTTP/2 stream alone
 	Drop        Action = "drop"         // reset the connection without taking it
@@ -55,7 +57,7 @@ type Rule struct {
 	Until time.Time `json:"until"` // zero: no end
 
 	Do         Action   `json:"do"`
-	Status     int      `json:"status"`      // Fail: HTTP status; 0: that of Code
+	Status     int      `json:"status"`      // Fail, Gateway: HTTP status; 0: that of Code
 	Code       string   `json:"code"`        // Fail: the provider's reason or error code; Receipt: a Twilio error code, or bounce, blocked, dropped, deferred
 	RetryAfter Duration `json:"retry_after"` // Fail: sends Retry-After, rounded up to seconds; with Throttle and Until, 0 means until then
 	Latency    Latency  `json:"latency"`     // Drip, Delay
@@ -77,6 +79,8 @@ func (r *Rule) normalise(now time.Time) error {
 		if r.RetryAfter == 0 && !r.Until.IsZero() {
 			r.RetryAfter = untilEnd
 		}
+	case Gateway:
+		r.Status = orInt(r.Status, 502)
 	case Deny:
 		if r.Status == 0 && r.Provider == APNs {
 			r.Status = 403
@@ -128,7 +132,7 @@ func (r *Rule) validate() error {
 		return nil
 	case Receipt:
 		return validReceiptCode(r.Provider, r.Code)
-	case Fail:
+	case Fail, Gateway:
 		return r.validateFail()
 	}
 	return notify.Invalid("bad_action", "do", fmt.Sprintf("%q is not an action", r.Do))

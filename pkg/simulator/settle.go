@@ -54,6 +54,11 @@ func (s *Simulator) settle(w http.ResponseWriter, r *http.Request, c *call, a an
 		switch p.fault.Do {
 		case Fail:
 			a = c.fault(p.fault, now)
+		case Gateway:
+			if a.ok() {
+				outcome = Ambiguous
+			}
+			a = c.fault(p.fault, now)
 		case Drop, Refuse:
 			silent = true
 			a.status = 0

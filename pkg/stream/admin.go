@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
@@ -82,6 +83,12 @@ func (a *Admin) StartOffsets(ctx context.Context, topics ...string) (map[TopicPa
 // EndOffsets returns the offset the next record of each partition will get.
 func (a *Admin) EndOffsets(ctx context.Context, topics ...string) (map[TopicPartition]int64, error) {
 	return offsetsOf(a.adm.ListEndOffsets(ctx, topics...))
+}
+
+// OffsetsSince returns the offset of the first record of each partition whose time
+// is at or after a time; its end where there is none.
+func (a *Admin) OffsetsSince(ctx context.Context, at time.Time, topics ...string) (map[TopicPartition]int64, error) {
+	return offsetsOf(a.adm.ListOffsetsAfterMilli(ctx, at.UnixMilli(), topics...))
 }
 
 // Committed returns what a group has committed; partitions without a commit,

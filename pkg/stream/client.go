@@ -26,7 +26,8 @@ type Conn struct {
 	// read from a replica of the same rack where the brokers allow it
 	// (replica.selector.class). Default: from the leaders.
 	Rack string
-	// Dial replaces the dialer, for tests; not with TLS. Default: TCP, 500 ms.
+	// Dial replaces the dialer, where the log is in this process and in tests; not with
+	// TLS. Default: TCP, 500 ms.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// Local reads records without the network, where the log is in this process.
 	// Default: they are fetched.

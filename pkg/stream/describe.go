@@ -213,6 +213,6 @@ func (t *Topic) check(cfg AdminConfig, add func(topic string, wrong bool, repair
 	}
 	less("min.insync.replicas", true, "fewer replicas than that have what is acknowledged")
 	less("max.message.bytes", true, "large requests would be refused")
-	less("retention.ms", false, "a backlog, or what people read, goes sooner")
+	less("retention.ms", want["retention.ms"] == "-1", "records of that age go, read or not: a lane that stands longer loses what it holds")
 	less("retention.bytes", false, "a burst may remove what nobody has read yet")
 }

@@ -88,6 +88,11 @@ func (g *Group) Run(ctx context.Context) error {
 // session is one membership.
 func (g *Group) session(ctx context.Context) error {
 	base := context.WithoutCancel(ctx) // a drain outlives ctx
+	var member *membership
+	if g.cfg.Conn.Local == nil { // who reads a log of its own process has no rivals elsewhere
+		member = newMembership(g.cfg.SessionTimeout)
+		base = context.WithValue(base, membershipKey{}, member)
+	}
 	polling, stopPolling := context.WithCancelCause(ctx)
 	defer stopPolling(nil)
 	cl, err := g.cfg.Conn.client(g.options(base, stopPolling)...)
@@ -100,6 +105,11 @@ func (g *Group) session(ctx context.Context) error {
 	ticking, stopTicking := context.WithCancel(base)
 	var wg sync.WaitGroup
 	wg.Go(func() { g.commitEvery(ticking, cl) })
+	confirming, stopConfirming := context.WithCancel(base)
+	var confirms sync.WaitGroup
+	if member != nil {
+		confirms.Go(func() { g.confirmEvery(confirming, cl, member) })
+	}
 
 	g.poll(polling, cl, stopPolling)
 	cause := context.Cause(polling)
@@ -107,6 +117,8 @@ func (g *Group) session(ctx context.Context) error {
 	stopTicking()
 	wg.Wait()
 	err = g.leave(base, cl)
+	stopConfirming() // not before: what a drain settles asks
+	confirms.Wait()
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	switch {
@@ -130,7 +142,7 @@ func (g *Group) options(base context.Context, rejoin context.CancelCauseFunc) []
 		kgo.BlockRebalanceOnPoll(),
 		kgo.SessionTimeout(g.cfg.SessionTimeout),
 		kgo.HeartbeatInterval(min(time.Second, g.cfg.SessionTimeout/4)), // also how soon a member learns of a rebalance
-		kgo.RebalanceTimeout(max(30*time.Second, 2*g.cfg.RevokeWait)),
+		kgo.RebalanceTimeout(max(30*time.Second, 2*g.cfg.RevokeWait, g.cfg.SessionTimeout)),
 		kgo.FetchMaxWait(g.cfg.FetchWait),
 		kgo.FetchMaxPartitionBytes(4 << 20),
 		kgo.FetchMaxBytes(32 << 20),

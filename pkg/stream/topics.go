@@ -36,24 +36,20 @@ func Topics(perChannel map[notify.Channel]int) map[string]int {
 
 var defaultPartitions = map[notify.Channel]int{notify.Push: 18, notify.SMS: 12, notify.Email: 84}
 
-const (
-	// keepLanes is how long the lanes keep records: a backlog of that age is still
-	// delivered.
-	keepLanes = 7 * 24 * time.Hour
-	// keepRest is for what people and other services read: failures,
-	// outcomes, poison, triggers-dlq. It is as long as rows of triggers are kept.
-	keepRest = 30 * 24 * time.Hour
-)
+// keepPoison is how long records stay that no worker could read, for people to look
+// at. All other topics are read by groups of the product and keep records until we
+// delete them: a broker's retention does not know what nobody has read yet.
+const keepPoison = 30 * 24 * time.Hour
 
 // settings are what a topic is created with, besides partitions and replicas.
 func (c *AdminConfig) settings(topic string) map[string]string {
-	keep := keepRest
-	if slices.ContainsFunc(notify.Lanes(), func(l notify.Lane) bool { return topic == l.Topic() || topic == l.DLQTopic() }) {
-		keep = keepLanes
+	keep := int64(-1)
+	if topic == notify.TopicPoison {
+		keep = keepPoison.Milliseconds()
 	}
 	s := map[string]string{
 		"cleanup.policy":    "delete",
-		"retention.ms":      strconv.FormatInt(keep.Milliseconds(), 10),
+		"retention.ms":      strconv.FormatInt(keep, 10),
 		"retention.bytes":   "-1", // else a burst would take with it what nobody has read yet
 		"max.message.bytes": strconv.Itoa(c.MaxRecordBytes + batchOverhead),
 		"compression.type":  "producer", // the broker stores batches as they came

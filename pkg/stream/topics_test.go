@@ -146,7 +146,7 @@ func TestCheck(t *testing.T) {
 		"unclean":     {true, func(c *Cluster) { c.Topics[0].Settings["unclean.leader.election.enable"] = "true" }, "unclean"},
 		"in sync":     {true, func(c *Cluster) { c.Topics[0].Settings["min.insync.replicas"] = "1" }, "min.insync.replicas is 1, 2"},
 		"size":        {true, func(c *Cluster) { c.Topics[0].Settings["max.message.bytes"] = "1000000" }, "max.message.bytes"},
-		"time":        {false, func(c *Cluster) { c.Topics[0].Settings["retention.ms"] = "3600000" }, "retention.ms"},
+		"time":        {true, func(c *Cluster) { c.Topics[0].Settings["retention.ms"] = "3600000" }, "retention.ms"},
 		"space":       {false, func(c *Cluster) { c.Topics[0].Settings["retention.bytes"] = "1000000" }, "retention.bytes"},
 		"unreadable":  {false, func(c *Cluster) { c.Topics[0].Settings = nil }, "cannot be read"},
 	} {
@@ -174,7 +174,7 @@ func TestTopics(t *testing.T) {
 		delete(ts, name)
 	}
 	cfg := AdminConfig{}
-	for name, ms := range map[string]string{"notifications-push-bulk-dlq": "604800000", "notifications-sms": "604800000", "notifications-failed": "2592000000", "notifications-outcomes": "2592000000"} {
+	for name, ms := range map[string]string{"notifications-push-bulk-dlq": "-1", "notifications-sms": "-1", "notifications-failed": "-1", "notifications-outcomes": "-1", "notifications-poison": "2592000000"} {
 		if got := cfg.settings(name)["retention.ms"]; got != ms {
 			t.Errorf("%s is kept for %s ms, want %s", name, got, ms)
 		}

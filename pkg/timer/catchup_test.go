@@ -2,13 +2,17 @@ package timer
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/engine/memory"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -208,33 +212,110 @@ func TestLogOutageBecomesBacklog(t *testing.T) {
 	})
 }
 
-// A refusal that comes while a minute is scanned for its close: the minute is
-// not taken for complete with a row forgotten in it.
+// secondPage is a store that does something before it returns the second page of
+// a minute's scan, once it is armed, and delays every scan of the minute from then
+// on: what the catch-up would read meanwhile.
+type secondPage struct {
+	engine.Timers
+	minute int64
+	do     func()
+	delay  atomic.Bool
+	done   bool
+	drops  atomic.Int64
+}
+
+func (s *secondPage) Scan(ctx context.Context, p engine.TimerPartition, after engine.TimerCursor, until int64, most int) ([]engine.Timer, error) {
+	if p.Minute == s.minute {
+		if s.delay.Load() {
+			wait(10 * time.Second)
+		} else if len(after.ID) > 0 && time.Now().UnixMilli() > (s.minute+1)*60_000 && !s.done {
+			s.done = true
+			s.delay.Store(true)
+			s.do()
+		}
+	}
+	return s.Timers.Scan(ctx, p, after, until, most)
+}
+
+func (s *secondPage) Drop(ctx context.Context, p engine.TimerPartition) error {
+	if p.Minute == s.minute {
+		s.drops.Add(1)
+	}
+	return s.Timers.Drop(ctx, p)
+}
+
+// An entry is given up while its minute is scanned for its close, behind the page
+// on which the scan met it: the minute is not taken for complete, or its partition
+// would be dropped with a timer in it that nobody has released.
 func TestForgottenWhileClosing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSim(t, func(c *Config) { c.Shards = 1; c.MaxPending = 8; c.Batch = 8 })
-		s.keeps = true
-		defer s.close()
-		a := s.start("a")
-		const n = 600
-		for i := range n {
-			a.park(fmt.Sprint(i), time.Duration(i)*500*time.Millisecond)
+		refused, released := make(chan struct{}), map[string]int{}
+		var mu sync.Mutex
+		store := &secondPage{Timers: memory.New().Timers()}
+		first := true
+		e := New(Config{Store: store, Shards: 1, Publish: func(_ context.Context, ts []engine.Timer) error {
+			mu.Lock()
+			stuck := first && slices.ContainsFunc(ts, func(x engine.Timer) bool { return string(x.ID) == "stuck" })
+			if stuck {
+				first = false
+			}
+			mu.Unlock()
+			if stuck {
+				<-refused
+				return notify.Unavailable("log", time.Second, errors.New("away"))
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			for i := range ts {
+				released[string(ts[i].ID)]++
+			}
+			return nil
+		}})
+		store.do = func() {
+			close(refused)
+			untilForgotten(e)
 		}
-		for i := range 100 { // the log comes and goes
-			s.setLogDown(i%3 != 0)
-			wait(7 * time.Second)
+		start := time.Now().Truncate(time.Minute).Add(time.Minute)
+		store.minute = start.UnixMilli() / 60_000
+		ts := []engine.Timer{{ID: []byte("stuck"), FireAt: start.Add(time.Second).UnixMilli(), Target: "t"}}
+		for i := range firstPage + 4 {
+			ts = append(ts, engine.Timer{ID: fmt.Append(nil, i), FireAt: start.Add(time.Duration(10+i) * time.Second).UnixMilli(), Target: "t"})
 		}
-		s.setLogDown(false)
-		wait(5 * time.Minute)
-		for i := range n {
-			if len(s.of(fmt.Sprint(i))) == 0 {
-				t.Fatalf("%d is lost", i)
+		if err := e.Park(t.Context(), ts); err != nil {
+			t.Fatal(err)
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- e.Run(ctx) }()
+		wait(10 * time.Minute)
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		if !store.delay.Load() {
+			t.Fatal("nothing was given up during the scan")
+		}
+		if n := store.drops.Load(); n != 1 {
+			t.Errorf("the minute was dropped %d times", n)
+		}
+		for i := range ts {
+			if released[string(ts[i].ID)] == 0 {
+				t.Errorf("%s is lost", ts[i].ID)
 			}
 		}
-		if left := s.rows.left(); left != 0 {
-			t.Errorf("%d rows left", left)
-		}
 	})
+}
+
+// untilForgotten waits until the engine has given something up.
+func untilForgotten(e *Engine) {
+	for given := false; !given; {
+		wait(time.Millisecond)
+		e.mu.Lock()
+		for _, m := range e.tenures[0].minutes {
+			given = given || m.forgotten > 0
+		}
+		e.mu.Unlock()
+	}
 }
 
 // A refused timer of the backlog does not stop it.

@@ -32,14 +32,17 @@ type Engine struct {
 
 	mu      sync.Mutex
 	wheel   *wheel.Wheel[*entry]
-	backlog backlog    // what is caught up, by due time
-	tenures []*tenure  // by shard; nil: not owned
-	overdue []promoted // what the purge waits for
-	water   []int64    // by shard: the end of its watermark when it was last seen, ms since 1970
-	owned   int
-	moves   map[uint16]string // shards to hand over, and to whom
-	members membership
-	caught  rate // catch-up releases
+	backlog backlog // what is caught up, by due time
+	// Entries that are due until then were loaded before the clock was set back, so
+	// their schedules may have been touched since. ms since 1970.
+	askUntil int64
+	tenures  []*tenure  // by shard; nil: not owned
+	overdue  []promoted // what the purge waits for
+	water    []int64    // by shard: the end of its watermark when it was last seen, ms since 1970
+	owned    int
+	moves    map[uint16]string // shards to hand over, and to whom
+	members  membership
+	caught   rate // catch-up releases
 }
 
 // New returns an engine that starts nothing.

@@ -2,12 +2,15 @@ package timer
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/faulty"
+	"github.com/notifyd/notifyd/pkg/engine/memory"
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // later creates a schedule that is due in d, in a sim with one engine.
@@ -261,6 +264,51 @@ func TestRacingTouches(t *testing.T) {
 				t.Errorf("cancelled, and released as %v", gens)
 			case cancelled == 0 && (len(gens) != 1 || !gens[uint32(moved)]):
 				t.Errorf("moved %d times, released as %v", moved, gens)
+			}
+		})
+	}
+}
+
+// The clock of an engine and of the service beside it is set back when a timer is
+// already loaded: there is time to cancel its schedule again, and who is told that
+// it is cancelled is not called.
+func TestCancelAfterTheClockWasSetBack(t *testing.T) {
+	for _, set := range []time.Duration{time.Hour, 10 * time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			m := memory.New()
+			var step atomic.Int64
+			var released atomic.Int64
+			wall := func() time.Time { return time.Now().Add(time.Duration(step.Load())) }
+			e := New(Config{
+				Store: m.Timers(), Schedules: m.Schedules(), Shards: 1, Wall: wall,
+				Publish: func(_ context.Context, ts []engine.Timer) error { released.Add(int64(len(ts))); return nil },
+			})
+			ctx, stop := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			go func() { ended <- e.Run(ctx) }()
+			base := notify.NewBase(time.Now())
+			x := engine.Timer{ID: []byte("a"), FireAt: wall().Add(1500 * time.Millisecond).UnixMilli(), Head: base, Target: "t"}
+			if err := e.Park(ctx, []engine.Timer{x}); err != nil {
+				t.Fatal(err)
+			}
+			wait(time.Second)
+			step.Store(-int64(set))
+			wait(time.Second)
+			// As a cancel does: the hint, and then the head.
+			hint := engine.Hint{Partition: engine.TimerPartition{Minute: x.FireAt / 60_000}, Base: base}
+			if err := m.Schedules().Hint(ctx, []engine.Hint{hint}); err != nil {
+				t.Fatal(err)
+			}
+			if _, won, err := m.Schedules().Swap(ctx, 0, engine.ScheduleHead{Base: base, State: engine.ScheduleCancelled, FireAt: x.FireAt}); err != nil || !won {
+				t.Fatal(won, err)
+			}
+			wait(set + time.Minute)
+			stop()
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+			if n := released.Load(); n != 0 {
+				t.Errorf("released %d times, although it was cancelled %s before its time", n, set)
 			}
 		})
 	}

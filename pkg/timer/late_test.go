@@ -12,6 +12,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/faulty"
+	"github.com/notifyd/notifyd/pkg/engine/memory"
 )
 
 // A row whose write is delayed, by up to five minutes and so past its minute's
@@ -470,6 +471,43 @@ func TestParkScheduledInTwo(t *testing.T) {
 		undo()
 		if n, err := park(); err != nil || n != 3 {
 			t.Errorf("%d rows, %v", n, err)
+		}
+	})
+}
+
+// looks counts how shards are asked about.
+type looks struct {
+	engine.Timers
+	closed, shard atomic.Int64
+}
+
+func (l *looks) Closed(ctx context.Context, n uint16) (int64, error) {
+	l.closed.Add(1)
+	return l.Timers.Closed(ctx, n)
+}
+
+func (l *looks) Shard(ctx context.Context, n uint16) (engine.ShardState, error) {
+	l.shard.Add(1)
+	return l.Timers.Shard(ctx, n)
+}
+
+// A process that owns no shard asks for what it parks with the cheap look, and with
+// the exact one only about minutes that are over.
+func TestParkingAsksCheaply(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &looks{Timers: memory.New().Timers()}
+		w := NewWriter(Config{Store: store, Shards: 1})
+		if err := w.Park(t.Context(), []engine.Timer{timerIn("a", time.Minute), timerIn("b", time.Hour)}); err != nil {
+			t.Fatal(err)
+		}
+		if c, s := store.closed.Load(), store.shard.Load(); c != 1 || s != 0 {
+			t.Errorf("%d cheap looks and %d exact ones", c, s)
+		}
+		if err := w.Park(t.Context(), []engine.Timer{timerIn("c", -2*time.Minute), timerIn("d", time.Hour)}); err != nil {
+			t.Fatal(err)
+		}
+		if c, s := store.closed.Load(), store.shard.Load(); c != 1 || s != 1 {
+			t.Errorf("%d cheap looks and %d exact ones", c, s)
 		}
 	})
 }

@@ -31,8 +31,16 @@ func (e *Engine) release(ctx context.Context) {
 		e.mu.Lock()
 		if e.wheel.Now().Sub(now) > rewindFrom {
 			e.wheel.Rewind(now)
+			for _, t := range e.tenures {
+				if t != nil {
+					e.askUntil = max(e.askUntil, t.loaded)
+				}
+			}
 		}
 		e.wheel.Advance(now, func(_ time.Time, x *entry) {
+			if x.ask == askNothing && x.due <= e.askUntil && e.cfg.Schedules != nil && !x.t.Head.IsZero() {
+				x.ask = askHints
+			}
 			if x.ask == askNothing {
 				plain = append(plain, x)
 			} else {

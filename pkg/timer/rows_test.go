@@ -85,6 +85,10 @@ func (s *rows) Shard(ctx context.Context, shard uint16) (engine.ShardState, erro
 	return s.Timers.Shard(context.WithoutCancel(ctx), shard)
 }
 
+func (s *rows) Closed(ctx context.Context, shard uint16) (int64, error) {
+	return s.Timers.Closed(context.WithoutCancel(ctx), shard)
+}
+
 func (s *rows) TakeOver(ctx context.Context, shard uint16, term uint64, owner string) (engine.ShardState, error) {
 	return s.Timers.TakeOver(context.WithoutCancel(ctx), shard, term, owner)
 }

@@ -182,28 +182,39 @@ func (w *Writer) known(ps []parked) map[uint16]int64 {
 	return closed
 }
 
-// closed returns the last closed minute of every shard of ps.
+// closed returns the last closed minute of every shard of ps. It is called behind
+// the write of ps: an owner scans a minute only once the Advance that closes it was
+// answered. If that was before this look, Store.Closed tells, and the row is written
+// elsewhere; if not, the scan comes behind the row's write, and finds it. Rows whose
+// minute is over are few, and are asked about as the owner would (Store.Shard).
 func (w *Writer) closed(ctx context.Context, ps []parked) (map[uint16]int64, error) {
 	now := w.cfg.Wall().UnixMilli()
 	closed := w.known(ps)
-	ask := map[uint16]struct{}{}
+	ask := map[uint16]func(context.Context, uint16) (int64, error){}
+	exact := func(ctx context.Context, n uint16) (int64, error) {
+		st, err := w.cfg.Store.Shard(ctx, n)
+		return st.Closed, err
+	}
 	for i := range ps {
 		n := engine.ShardOf(ps[i].ID, w.cfg.Shards)
 		// The engine's word counts for minutes that nobody can have closed yet:
 		// of others an owner that has been replaced may not know.
-		if _, ok := closed[n]; !ok || ps[i].FireAt/60_000 < now/60_000 {
-			ask[n] = struct{}{}
+		over := ps[i].FireAt/60_000 < now/60_000
+		if _, ok := closed[n]; over {
+			ask[n] = exact
+		} else if !ok && ask[n] == nil {
+			ask[n] = w.cfg.Store.Closed
 		}
 	}
 	var mu sync.Mutex
 	var g errgroup.Group
 	g.SetLimit(8)
-	for n := range ask {
+	for n, read := range ask {
 		g.Go(func() error {
-			st, err := w.cfg.Store.Shard(ctx, n)
+			last, err := read(ctx, n)
 			if err == nil {
 				mu.Lock()
-				closed[n] = st.Closed
+				closed[n] = last
 				mu.Unlock()
 			}
 			return err

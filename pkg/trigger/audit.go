@@ -21,7 +21,7 @@ type Auditor struct {
 	Queue func(ctx context.Context, fn func(body []byte) error) error
 	// Held says how many messages the delay queue holds, where Queue is nil
 	// because the engine does not show them: while there are any, each may be of
-	// the trigger that is looked for, which then counts as held.
+	// the trigger that is looked for, which then has EvidenceUnknown.
 	Held func(ctx context.Context) (int, error)
 	// Settle is the wait between two looks at a trigger to which nothing led.
 	// Default 2 s.
@@ -35,17 +35,37 @@ const (
 	EvidenceTimer = "timer" // an index row
 	EvidenceQueue = "queue" // a message
 	EvidenceClaim = "claim" // a dispatcher has claimed it
-	evidenceEnded = "ended" // none is needed
+	// EvidenceUnknown is that of a trigger to which nothing is known to lead, while
+	// the queue holds messages that it does not show.
+	EvidenceUnknown = "unknown"
+	evidenceEnded   = "ended" // none is needed
 )
 
 // auditRounds is how often a trigger to which nothing leads is looked at, with a
 // row that does not change.
 const auditRounds = 3
 
-// Audit calls fn with every trigger that was made since then (ms since 1970) and
-// what leads on to it, "" for nothing: its row stood still in every look. What
-// is terminal needs nothing.
+// auditSlack is how much older than its row's time an id may be: clocks differ, and
+// an id of the server's own is as old as what it tells of.
+const auditSlack = time.Hour
+
+// Audit calls fn with every trigger that was made since then (ms since 1970) or
+// is open, whenever it was made, and what leads on to it, "" for nothing: its row
+// stood still in every look. What is terminal needs nothing.
 func (a *Auditor) Audit(ctx context.Context, since int64, fn func(t *engine.Trigger, evidence string)) error {
+	err := a.look(ctx, 0, fn, func(t *engine.Trigger) (mine, more bool) {
+		// Ids are listed newest first.
+		return t.Created >= since, t.Created >= since-auditSlack.Milliseconds()
+	})
+	if err != nil {
+		return err
+	}
+	return a.look(ctx, engine.TriggerOpen, fn, func(t *engine.Trigger) (mine, more bool) { return t.Created < since, true })
+}
+
+// look is Audit of those rows of a state that of says are its own, until of says
+// that there are no more.
+func (a *Auditor) look(ctx context.Context, state engine.TriggerState, fn func(t *engine.Trigger, evidence string), of func(*engine.Trigger) (mine, more bool)) error {
 	const page = 500
 	batch := a.Batch
 	if batch == 0 {
@@ -53,14 +73,20 @@ func (a *Auditor) Audit(ctx context.Context, since int64, fn func(t *engine.Trig
 	}
 	var suspects []engine.Trigger
 	var after engine.TriggerCursor
-	for {
-		rows, err := a.Triggers.List(ctx, "", 0, after, page)
+	for last := false; !last; {
+		rows, err := a.Triggers.List(ctx, "", state, after, page)
 		if err != nil {
 			return err
 		}
+		last = len(rows) < page
 		for i := range rows {
 			t := &rows[i]
-			if t.Created < since {
+			mine, more := of(t)
+			if !more {
+				last = true
+				break
+			}
+			if !mine {
 				continue
 			}
 			where, err := a.leads(ctx, t)
@@ -74,17 +100,17 @@ func (a *Auditor) Audit(ctx context.Context, since int64, fn func(t *engine.Trig
 				suspects = append(suspects, *t)
 			}
 		}
-		if len(suspects) >= batch || len(rows) < page && len(suspects) > 0 {
+		if len(suspects) >= batch || last && len(suspects) > 0 {
 			if err := a.confirm(ctx, suspects, fn); err != nil {
 				return err
 			}
 			suspects = nil
 		}
-		if len(rows) < page {
-			return nil
+		if !last {
+			after.ID = rows[len(rows)-1].ID
 		}
-		after.ID = rows[len(rows)-1].ID
 	}
+	return nil
 }
 
 // leads is the cheap look: the row, and its timer by its key.
@@ -192,7 +218,7 @@ func (a *Auditor) confirm(ctx context.Context, suspects []engine.Trigger, fn fun
 			if base, perr := parseID(t.ID); where == "" && perr == nil {
 				where = met[generation{base, t.Gen}]
 				if where == "" && held > 0 {
-					where = EvidenceQueue
+					where = EvidenceUnknown
 				}
 			}
 			if where != "" {

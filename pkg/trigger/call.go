@@ -22,8 +22,9 @@ const (
 	ClassOK        = "ok"        // 2xx
 	ClassRetry     = "retry"     // 408, 425, 5xx, or an answer that is no HTTP
 	ClassThrottled = "throttled" // 429
-	ClassPermanent = "permanent" // any other 4xx
-	ClassRedirect  = "redirect"  // 3xx, never followed: permanent
+	ClassRejected  = "rejected"  // any other 4xx: a receiver that is being deployed answers 404 or 401 for a while
+	ClassRedirect  = "redirect"  // 3xx, never followed
+	ClassPermanent = "permanent" // 410, or a status that the caller's record calls final
 	ClassDenied    = "denied"    // by the guard or the caller's allow-list: permanent, nothing was sent
 	ClassTimeout   = "timeout"   // the exchange took too long
 	ClassDNS       = "dns"       // the name has no address
@@ -45,7 +46,7 @@ type result struct {
 
 // permanent reports whether another call would end the same way.
 func (r *result) permanent() bool {
-	return r.class == ClassPermanent || r.class == ClassRedirect || r.class == ClassDenied
+	return r.class == ClassPermanent || r.class == ClassDenied
 }
 
 const (
@@ -93,7 +94,9 @@ func (e *Egress) exchange(ctx context.Context, u *url.URL, header http.Header, b
 	}
 	// What follows the status decides nothing; it is read so that the connection
 	// can be used again. More than that is not worth a connection.
-	if resp.Body != http.NoBody {
+	// An answer below 200 has no body, and the transport neither times out nor
+	// cancels reads of it: after 101 the connection is the caller's.
+	if resp.Body != http.NoBody && resp.StatusCode >= http.StatusOK {
 		r.body, _ = readSome(resp.Body, e.cfg.MaxAnswer)
 	}
 	return r
@@ -115,7 +118,8 @@ func readSome(body io.Reader, limit int64) (excerpt []byte, err error) {
 	return bytes.Clone(head[:n]), err
 }
 
-// classOfStatus sorts an answer. 2xx alone is success.
+// classOfStatus sorts an answer. 2xx alone is success, and 410 alone says by itself
+// that no later call can succeed.
 func classOfStatus(status int) string {
 	switch {
 	case status >= 200 && status < 300:
@@ -126,8 +130,10 @@ func classOfStatus(status int) string {
 		return ClassThrottled
 	case status == http.StatusRequestTimeout, status == http.StatusTooEarly:
 		return ClassRetry
-	case status >= 400 && status < 500:
+	case status == http.StatusGone:
 		return ClassPermanent
+	case status >= 400 && status < 500:
+		return ClassRejected
 	}
 	return ClassRetry
 }
@@ -142,7 +148,10 @@ func classOfError(err error) (class, detail string) {
 	var op *net.OpError
 	switch {
 	case errors.As(err, &denied):
-		return ClassDenied, denied.Error()
+		// The caller reads the detail. It names neither the address that DNS gave nor the
+		// configured prefix: both describe the network behind this server.
+		why, _, _ := strings.Cut(denied.why, ": ")
+		return ClassDenied, "the host's address or port may not be called: " + why
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled), errors.Is(err, os.ErrDeadlineExceeded):
 		return ClassTimeout, "no answer in time"
 	case errors.As(err, &dns):

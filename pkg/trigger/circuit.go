@@ -35,7 +35,7 @@ func breakerConfig(c limit.BreakerConfig, timeout time.Duration) limit.BreakerCo
 // health says what a call tells of its receiver.
 func health(class string) limit.Outcome {
 	switch class {
-	case ClassOK, ClassPermanent, ClassRedirect:
+	case ClassOK, ClassPermanent, ClassRejected, ClassRedirect:
 		return limit.Healthy // it answers
 	case ClassThrottled, ClassDenied:
 		return limit.Neutral // a limit, or nothing was sent

@@ -3,6 +3,7 @@ package trigger
 import (
 	"context"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 
@@ -121,12 +122,6 @@ func (d *Dispatcher) call(w *work) {
 		return
 	default:
 	}
-	// The claim is trusted on this process's clock from before it was written. A
-	// process that was paused must not call after its lease.
-	if time.Since(w.claimed) > d.cfg.Lease-d.cfg.Egress.cfg.Timeout-time.Second {
-		d.back(w, CauseLeased, 0)
-		return
-	}
 	if now := time.Now().UnixMilli(); now < w.row.NextAt {
 		d.back(w, CauseEarly, time.Duration(w.row.NextAt-now)*time.Millisecond) // the clock was set back
 		return
@@ -140,11 +135,21 @@ func (d *Dispatcher) call(w *work) {
 		d.back(w, CauseCaller, wait)
 		return
 	}
+	// The claim is trusted on this process's clock from before it was written. A
+	// process that was paused, or waited for the caller's record, must not call
+	// after its lease: this is the last look before the call.
+	if time.Since(w.claimed) > d.cfg.Lease-d.cfg.Egress.cfg.Timeout-time.Second {
+		d.back(w, CauseLeased, 0)
+		return
+	}
 	started := time.Now()
 	if w.row.Attempts == 0 && w.row.Epoch == 1 {
 		d.cfg.Events.late(w.row.Caller, max(started.Sub(time.UnixMilli(w.row.FireAt)), 0))
 	}
 	r := d.deliver(w, rec, started)
+	if r.class != ClassOK && slices.Contains(rec.FinalStatuses, r.status) {
+		r.class = ClassPermanent
+	}
 	d.cfg.hit("trigger-called-before-outcome")
 	d.cfg.Events.attempt(w.row.Caller, r.class, r.took)
 	d.mu.Lock()

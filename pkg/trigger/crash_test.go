@@ -3,6 +3,7 @@ package trigger
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -263,6 +264,64 @@ func TestWithheldCaller(t *testing.T) {
 			if d, _ := p.queue.Depth(context.Background()); d != (engine.QueueDepth{}) {
 				t.Errorf("left in the queue: %+v", d)
 			}
+		}
+	})
+}
+
+// slowCallers takes its time for the records of a caller.
+type slowCallers struct {
+	engine.Callers
+	takes atomic.Int64 // ns
+}
+
+func (c *slowCallers) Get(ctx context.Context, id string) (engine.Caller, bool, error) {
+	time.Sleep(time.Duration(c.takes.Load()))
+	return c.Callers.Get(ctx, id)
+}
+
+// Calls that wait for their caller's record wait together, also where reading it
+// takes longer than it is believed.
+func TestSlowRecord(t *testing.T) {
+	in(t, func(t *testing.T) {
+		slow := &slowCallers{}
+		slow.takes.Store(int64(2 * time.Second))
+		p := newPlant(t, func(c *DispatcherConfig) {
+			slow.Callers, c.Callers = c.Callers, slow
+		})
+		var ids []string
+		for range 8 {
+			ids = append(ids, p.create("shop", `"delay_seconds":1`))
+		}
+		p.run()
+		pass(10 * time.Second)
+		for _, id := range ids {
+			p.want(id, engine.TriggerFired)
+		}
+	})
+}
+
+// A call that has waited for its caller's record until its lease was over is not
+// made with that claim.
+func TestRecordSlowerThanTheLease(t *testing.T) {
+	in(t, func(t *testing.T) {
+		slow := &slowCallers{}
+		p := newPlant(t, func(c *DispatcherConfig) {
+			slow.Callers, c.Callers = c.Callers, slow
+			c.hit = func(name string) {
+				if name == "trigger-claimed" && slow.takes.Load() == 0 {
+					slow.takes.Store(int64(time.Minute))
+				}
+			}
+			c.PolicyAge = -1
+		})
+		id := p.create("shop", `"delay_seconds":1`)
+		p.run()
+		pass(45 * time.Second)
+		slow.takes.Store(int64(time.Millisecond))
+		pass(2 * time.Minute)
+		row := p.want(id, engine.TriggerFired)
+		if calls, n := p.sink.of(id), p.evs.get("deferred "+CauseLeased); len(calls) != 1 || n != 1 || row.Deferrals != 1 {
+			t.Errorf("%d calls, %d claims given back: %+v", len(calls), n, row)
 		}
 	})
 }

@@ -107,11 +107,12 @@ func TestRetryAfter(t *testing.T) {
 	})
 }
 
-// What is refused for good is not asked again.
-func TestPermanent(t *testing.T) {
+// Any answer but 2xx is tried again; 410 and what the caller's record names are final.
+func TestFinalAnswers(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, nil)
-		again := map[int]bool{408: true, 425: true, 429: true, 500: true, 503: true, 599: true}
+		p.putCaller(engine.Caller{ID: "shop", CallbackURLs: []string{base("shop")}, FinalStatuses: []int{307, 400, 599}})
+		final := map[int]bool{410: true, 400: true, 307: true, 599: true}
 		ids := map[int]string{}
 		codes := map[string]int{}
 		p.sink.answer = func(id, _ string, n int) (time.Duration, result) { return 0, status(codes[id]) }
@@ -126,9 +127,9 @@ func TestPermanent(t *testing.T) {
 		}
 		pass(2 * time.Hour)
 		for code, id := range ids {
-			want := 1
-			if again[code] {
-				want = 6
+			want := 6
+			if final[code] {
+				want = 1
 			}
 			if n := len(p.sink.of(id)); n != want {
 				t.Errorf("%d: %d calls, want %d", code, n, want)

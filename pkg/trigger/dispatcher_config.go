@@ -119,7 +119,7 @@ func (c DispatcherConfig) withDefaults() DispatcherConfig {
 	c.PolicyAge = or(c.PolicyAge, time.Second)
 	c.Drain = or(c.Drain, 20*time.Second)
 	if c.Census == nil {
-		c.Census = NewCensus(c.Triggers)
+		c.Census = NewCensus(c.Triggers, false)
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)

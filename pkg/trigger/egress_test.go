@@ -7,6 +7,7 @@ import (
 	"crypto/x509"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"log"
 	"net"
@@ -278,7 +279,7 @@ func TestRedirectIsNotFollowed(t *testing.T) {
 			http.Redirect(w, r, "http://127.0.0.1:"+inner+"/secret", status)
 		})
 		r := post(t, egress(t, EgressConfig{Policy: onLoopback}), "http://127.0.0.1:"+port+"/")
-		if r.class != ClassRedirect || !r.permanent() || r.status != status || !strings.Contains(r.detail, "/secret") {
+		if r.class != ClassRedirect || r.permanent() || r.status != status || !strings.Contains(r.detail, "/secret") {
 			t.Errorf("%d: %+v", status, r)
 		}
 	}
@@ -529,6 +530,55 @@ func TestAdmit(t *testing.T) {
 		}
 		if got != code {
 			t.Errorf("%s: %q, want %q", raw, got, code)
+		}
+	}
+}
+
+// TestSwitchedProtocols: behind the answer 101 the transport no longer watches the
+// context, so nothing behind it is waited for.
+func TestSwitchedProtocols(t *testing.T) {
+	t.Parallel()
+	release := make(chan struct{})
+	var held sync.WaitGroup
+	held.Add(1) // the one call; counted here, so that it comes before Wait
+	port, _ := serveAt(t, "127.0.0.1:0", func(w http.ResponseWriter, _ *http.Request) {
+		defer held.Done()
+		c, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer c.Close()
+		fmt.Fprintf(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n")
+		<-release
+	})
+	t.Cleanup(func() { close(release); held.Wait() })
+	e := egress(t, EgressConfig{Policy: onLoopback, Timeout: time.Minute})
+	done := make(chan result, 1)
+	u, err := url.Parse("http://127.0.0.1:" + port + "/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { done <- e.post(context.Background(), u, http.Header{}, nil) }()
+	select {
+	case r := <-done:
+		if r.status != 101 || r.class != ClassRetry {
+			t.Errorf("%+v", r)
+		}
+	case <-time.After(30 * time.Second):
+		t.Fatal("the call waits for an end that does not come")
+	}
+}
+
+// TestDeniedTellsNoAddress: a caller reads the detail, and what DNS answers inside our
+// network is none of its business.
+func TestDeniedTellsNoAddress(t *testing.T) {
+	t.Parallel()
+	ns := &nameServer{answers: map[string][][]string{"inner.test": {{"10.1.2.3"}}, "shut.test": {{"8.8.8.8"}}}}
+	e := egress(t, EgressConfig{Policy: EgressPolicy{AnyPort: true, Plain: true, Deny: prefixes("8.8.8.0/24")}, Resolver: ns.resolver()})
+	for host, hidden := range map[string]string{"inner.test": "10.1.2.3", "shut.test": "8.8.8"} {
+		if r := post(t, e, "http://"+host+"/"); r.class != ClassDenied || r.detail == "" || strings.Contains(r.detail, hidden) {
+			t.Errorf("%s: %+v", host, r)
 		}
 	}
 }

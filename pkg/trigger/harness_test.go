@@ -301,7 +301,7 @@ func newPlant(t testing.TB, change func(*DispatcherConfig), callers ...string) *
 	for _, id := range append(callers, "shop") {
 		p.putCaller(engine.Caller{ID: id, CallbackURLs: []string{base(id)}})
 	}
-	census := NewCensus(p.store.Triggers())
+	census := NewCensus(p.store.Triggers(), false)
 	p.scfg = Config{
 		Triggers: p.store.Triggers(), Callers: p.store.Callers(), Idem: p.store.Idem(), Later: p.wheel,
 		Egress: testEgress(t), Census: census, Events: p.evs.events(),

@@ -245,9 +245,9 @@ func TestUnknownCreate(t *testing.T) {
 	in(t, func(t *testing.T) {
 		for _, applied := range []bool{false, true} {
 			p := newPlant(t, nil)
-			fail := true
+			fail := "Create"
 			p.scfg.Triggers = &shaky{Triggers: p.store.Triggers(), on: func(method string, _ []string) slip {
-				if method == "Create" && fail {
+				if method == fail {
 					return slip{err: errDown, applied: applied}
 				}
 				return slip{}
@@ -256,7 +256,13 @@ func TestUnknownCreate(t *testing.T) {
 			if _, err := p.tryCreate(p.svc, "shop", `"delay_seconds":60`, "k"); notify.KindOf(err) != notify.KindUnavailable {
 				t.Fatalf("answered %v", err)
 			}
-			fail = false
+			// A repeat that fails before it stores anything says nothing about the
+			// create of before: the key stays taken.
+			fail = "Get"
+			if _, err := p.tryCreate(p.svc, "shop", `"delay_seconds":60`, "k"); notify.KindOf(err) != notify.KindUnavailable {
+				t.Fatalf("recalled: %v", err)
+			}
+			fail = ""
 			id, err := p.tryCreate(p.svc, "shop", `"delay_seconds":60`, "k") // at once: the lease was given up
 			if err != nil {
 				t.Fatal(err)

@@ -248,7 +248,7 @@ func newWorld(t *testing.T, seed uint64, arm func(*rand.Rand) func() func(string
 		took := time.Duration(h%3000) * time.Millisecond
 		switch k := h / 3000 % 20; {
 		case k == 0:
-			return took, status(404)
+			return took, status(410)
 		case k < 6:
 			return took, status(503)
 		case k == 6:

@@ -64,7 +64,7 @@ func TestLetterIsItsSchema(t *testing.T) {
 		}
 	}
 	classes := []string{
-		noCall, ClassOK, ClassRetry, ClassThrottled, ClassPermanent, ClassRedirect, ClassDenied, ClassTimeout,
+		noCall, ClassOK, ClassRetry, ClassThrottled, ClassRejected, ClassRedirect, ClassPermanent, ClassDenied, ClassTimeout,
 		ClassDNS, ClassConnect, ClassTLS, ClassLost,
 	}
 	if got := s.Properties["class"].Enum; !slices.Equal(got, classes) {

@@ -132,7 +132,7 @@ func TestMachine(t *testing.T) {
 				continue
 			}
 			calls++
-			r := result{class: rapid.SampledFrom([]string{ClassOK, ClassRetry, ClassTimeout, ClassThrottled, ClassPermanent, ClassDenied}).Draw(t, "class")}
+			r := result{class: rapid.SampledFrom([]string{ClassOK, ClassRetry, ClassTimeout, ClassThrottled, ClassRejected, ClassPermanent, ClassDenied}).Draw(t, "class")}
 			r.retryAfter = time.Duration(rapid.IntRange(0, 3700).Draw(t, "retry after")) * time.Second
 			wait := time.Duration(0)
 			if waits := x.scheduleOf(&row); row.Attempts < len(waits) {

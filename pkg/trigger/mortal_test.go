@@ -153,11 +153,11 @@ func (i mortalIdem) Finish(ctx context.Context, key engine.IdemKey, status int, 
 	return i.Idem.Finish(ctx, key, status, body, expires)
 }
 
-func (i mortalIdem) Release(ctx context.Context, key engine.IdemKey) error {
+func (i mortalIdem) Release(ctx context.Context, held engine.Reservation) error {
 	if i.m.late() {
 		return errDown
 	}
-	return i.Idem.Release(ctx, key)
+	return i.Idem.Release(ctx, held)
 }
 
 type mortalQueue struct {

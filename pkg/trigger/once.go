@@ -165,7 +165,7 @@ func (s *Service) yield(ctx context.Context, r engine.Reservation) {
 func (s *Service) forget(ctx context.Context, r engine.Reservation) {
 	ctx, cancel := context.WithTimeout(ctx, cleanup)
 	defer cancel()
-	if err := s.cfg.Idem.Release(ctx, r.Key); err != nil {
+	if err := s.cfg.Idem.Release(ctx, r); err != nil {
 		s.cfg.Logger.Warn("idempotency key not released", slog.String("base", r.Base.String()), slog.Any("error", err))
 	}
 }

@@ -114,7 +114,7 @@ func (d *disk) live() *life {
 	if err != nil {
 		d.t.Fatal(err)
 	}
-	census := NewCensus(l.store.Triggers())
+	census := NewCensus(l.store.Triggers(), false)
 	if l.svc, err = New(Config{Triggers: l.store.Triggers(), Callers: l.store.Callers(), Idem: l.store.Idem(), Later: l, Egress: testEgress(d.t), Census: census}); err != nil {
 		d.t.Fatal(err)
 	}

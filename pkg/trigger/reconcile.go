@@ -106,8 +106,9 @@ func (r *Reconciler) Run(ctx context.Context, interval time.Duration, told func(
 	}
 }
 
-// Report reads every row that is not over, the FAILED ones, and the index rows
-// of what is due soon; it changes nothing. An error means that a store was away.
+// Report reads every row that something is owed to (engine.TriggerOpen), and the
+// index rows of what is due soon; it changes nothing. An error means that a store
+// was away.
 func (r *Reconciler) Report(ctx context.Context) (Report, error) {
 	now := time.Now()
 	rep := newReport(now)
@@ -120,26 +121,24 @@ func (r *Reconciler) Report(ctx context.Context) (Report, error) {
 		}
 	}
 	waiting := map[string]int{}
-	for _, state := range [...]engine.TriggerState{engine.TriggerPending, engine.TriggerInFlight, engine.TriggerFailed} {
-		err := r.rows(ctx, state, func(rows []engine.Trigger) error {
-			rep.Rows += len(rows)
-			for i := range rows {
-				class, err := r.class(ctx, &rows[i], now)
-				if err != nil {
-					return err
-				}
-				if class != "" {
-					add(findingOf(class, &rows[i]))
-				}
-				if state == engine.TriggerPending {
-					waiting[rows[i].Caller]++
-				}
+	err := r.open(ctx, func(rows []engine.Trigger) error {
+		rep.Rows += len(rows)
+		for i := range rows {
+			class, err := r.class(ctx, &rows[i], now)
+			if err != nil {
+				return err
 			}
-			return nil
-		})
-		if err != nil {
-			return Report{}, err
+			if class != "" {
+				add(findingOf(class, &rows[i]))
+			}
+			if !terminal(rows[i].State) {
+				waiting[rows[i].Caller]++
+			}
 		}
+		return nil
+	})
+	if err != nil {
+		return Report{}, err
 	}
 	for shard := range r.cfg.Shards {
 		if err := r.shard(ctx, uint16(shard), now, &rep, add); err != nil {
@@ -154,12 +153,12 @@ func (r *Reconciler) Report(ctx context.Context) (Report, error) {
 	return rep, nil
 }
 
-// rows pages through all rows of a state. The cursor is the last id of a page,
-// whatever is in it: a page of rows that need nothing hides none behind it.
-func (r *Reconciler) rows(ctx context.Context, state engine.TriggerState, fn func([]engine.Trigger) error) error {
+// open pages through all open rows. The cursor is the last id of a page, whatever
+// is in it: a page of rows that need nothing hides none behind it.
+func (r *Reconciler) open(ctx context.Context, fn func([]engine.Trigger) error) error {
 	var after engine.TriggerCursor
 	for {
-		rows, err := r.cfg.Triggers.List(ctx, "", state, after, r.cfg.Page)
+		rows, err := r.cfg.Triggers.List(ctx, "", engine.TriggerOpen, after, r.cfg.Page)
 		if err != nil {
 			return err
 		}

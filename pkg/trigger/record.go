@@ -43,7 +43,9 @@ func (d *Dispatcher) recordOf(ctx context.Context, l *lane) (*record, error) {
 		again := *r
 		r = &again
 	}
-	r.read = now
+	// After the answer: a question that takes longer than PolicyAge, as to a store
+	// that is frozen, must not be asked again by every call that waits here.
+	r.read = time.Now()
 	l.record = r
 	d.mu.Lock()
 	l.limit = or(c.MaxInFlight, d.cfg.CallerInFlight)

@@ -66,7 +66,7 @@ func (s *Service) resolve(w *When, base notify.Base, gen uint32, now int64) (int
 		}
 		at = max(ceilMillis(*w.FireAt), now)
 	}
-	jitter := s.cfg.Jitter
+	jitter := min(s.cfg.Jitter, time.Duration(max(at-now, 0))*time.Millisecond/10)
 	if w.Jitter != nil {
 		if jitter = *w.Jitter; jitter < 0 || jitter > s.cfg.MaxJitter {
 			return 0, notify.Invalid("out_of_range", "jitter_seconds", fmt.Sprintf("must be from 0 to %.0f", s.cfg.MaxJitter.Seconds()))

@@ -34,7 +34,8 @@ type Config struct {
 	MaxBatch int
 	// MaxDelay is how far ahead a trigger may fire. Default 366 days.
 	MaxDelay time.Duration
-	// Jitter spreads fire times, later only, where a request says nothing.
+	// Jitter spreads fire times where a request says nothing: later only, by at
+	// most a tenth of the delay.
 	// Default 0.
 	Jitter time.Duration
 	// MaxJitter is the most a request may ask for. Default 1 h.
@@ -87,7 +88,7 @@ func (c Config) withDefaults() Config {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	if c.Census == nil {
-		c.Census = NewCensus(c.Triggers)
+		c.Census = NewCensus(c.Triggers, false)
 	}
 	if c.hit == nil {
 		c.hit = fault.Hit

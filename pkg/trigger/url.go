@@ -220,6 +220,10 @@ func parsePath(field string, u *url.URL) (string, error) {
 	if strings.Contains(lower, "%00") || strings.Contains(lower, "%25") {
 		return "", notify.Invalid("url_path", field, "must not contain an escaped zero byte or percent sign")
 	}
+	// %c0%ae is an overlong dot: invalid, but some servers decode it to one.
+	if !utf8.ValidString(u.Path) {
+		return "", notify.Invalid("url_path", field, "must be valid UTF-8 when its escapes are decoded")
+	}
 	for seg := range strings.SplitSeq(u.Path, "/") {
 		seg, _, _ = strings.Cut(seg, ";")
 		if seg == "." || seg == ".." {

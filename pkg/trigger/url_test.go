@@ -84,7 +84,7 @@ func TestParseURL(t *testing.T) {
 	f("https://[127.0.0.1]/", "", "bad_url")
 	f("https://[::1/", "", "bad_url")
 	// Paths that a server might resolve to another place.
-	for _, path := range []string{"../admin", "./x", "a/../../b", "%2e%2e/x", "..;/x", "..;a=b/x", "a%2fb", "a%5Cb", "%2F..", "a%00b", "%252e%252e/x"} {
+	for _, path := range []string{"../admin", "./x", "a/../../b", "%2e%2e/x", "..;/x", "..;a=b/x", "a%2fb", "a%5Cb", "%2F..", "a%00b", "%252e%252e/x", "%c0%ae%c0%ae/x", "%e0%80%ae/x", "%ff"} {
 		f("https://shop.example/hooks/"+path, "", "url_path")
 	}
 }

@@ -30,6 +30,7 @@ func (p *Page) funcs() template.FuncMap {
 		"span":      span,
 		"sums":      sums,
 		"plain":     func(s string) string { return strings.ReplaceAll(s, "_", " ") },
+		"title":     func(s string) string { return strings.ToUpper(s[:1]) + s[1:] },
 		"words":     func(s string) []string { return strings.Split(s, " ") },
 		"lettersOf": lettersOf,
 		"tone":      tone,
@@ -58,6 +59,11 @@ func dict(kv ...any) (map[string]any, error) {
 func number(v any) string {
 	s := ""
 	switch n := v.(type) {
+	case *int64:
+		if n == nil {
+			return "–"
+		}
+		return number(*n)
 	case float64:
 		s = strconv.FormatFloat(math.Round(n), 'f', 0, 64)
 	default:

@@ -101,13 +101,17 @@ func (f *fake) answers(r *http.Request, body []byte) any {
 		return api.Rates{OverSeconds: 60, Rates: []api.Rate{{What: "push", Accepted: 1234.5, Reached: 12.34, Failed: 0.5}}, Late: []api.Lateness{{What: "timer", N: 5, P50: .001, P99: .05}},
 			Series: []api.RatePoint{{At: noon, Accepted: 1}, {At: noon, Accepted: 5, Ended: 3}}}
 	case "/v1/ops/lag":
-		return []groupLag{{Group: s, Topic: s, Lag: 12, InFlight: 3, Paused: 1}}
+		return []groupLag{{Group: s, Topic: s, Lag: 12, InFlight: 3, Paused: 1, Deferred: []deferredFor{{Reason: s, Receivers: 2990}, {Reason: "quiet_hours", Receivers: 7}}}}
 	case "/v1/ops/doctor":
 		return []finding{{"store", "ok", s, ""}, {s, "warn", s, s}, {"log", "fail", s, ""}}
 	case "/v1/ops/circuits":
-		return api.Circuits{Items: []api.Circuit{{Name: "caller:" + s, State: "open", Pinned: true, Since: &soon}, {Name: "provider:twilio", State: "half-open", Until: &soon, Limit: 100}, {Name: "provider:sendgrid", State: "closed"}, {Name: "provider:apns", State: "closed"}}}
+		return api.Circuits{Items: []api.Circuit{{Name: "caller:" + s, State: "open", Pinned: true, Since: &soon}, {Name: "provider:twilio", State: "half-open", Reason: "errors", Code: "twilio_20429", Since: &soon, Until: &soon, Limit: 100}, {Name: "provider:sendgrid", State: "closed"}, {Name: "provider:apns", State: "closed"}}}
 	case "/v1/ops/circuits/caller:" + s:
 		return api.Circuit{Name: "caller:" + s, State: "open", Pinned: true}
+	case "/v1/ops/suppressions":
+		return api.Suppressions{Items: []api.Suppression{{UserID: s, Channel: "sms", Address: "+49" + s, Code: s}}, Cursor: "more" + s}
+	case "/v1/ops/suppressions:lift":
+		return api.SuppressionLifted{Address: "+49" + s, Lifted: 1}
 	case "/v1/ops/accounts":
 		return api.Accounts{Items: []api.Account{{Provider: "twilio", Account: s, State: "blocked", BlockedUntil: &soon, Reason: s}, {Provider: "sendgrid", Account: "pool", State: "open", ProbeAt: &soon}, {Provider: "twilio", Account: "ok", State: "closed", Room: 100}}}
 	case "/v1/ops/dead-letters":
@@ -140,7 +144,10 @@ func (f *fake) answers(r *http.Request, body []byte) any {
 	case "/v1/ops/jobs/" + jobID + "/report":
 		return map[string]any{"items": []any{map[string]string{"id": single, "result": s, "why": s}, map[string]string{"else": s}}, "next": 0}
 	case "/v1/ops/audit":
-		return map[string]any{"items": []api.AuditRow{{Seq: 9, Hash: "0123456789ab", At: noon, Actor: s, Action: s, Target: s, Context: s, Reason: s, Result: s}, {Seq: 10, Hash: "0123456789ab", At: noon, Actor: "sre", Action: "job", Counts: map[string]int{s: 1}}}}
+		return map[string]any{"items": []api.AuditRow{{Seq: 9, Hash: "0123456789ab", At: noon, Actor: s, Action: s, Target: s, Context: s, Reason: s, Result: s}, {Seq: 10, Hash: "0123456789ab", At: noon, Actor: "sre", Action: "job", Counts: map[string]int{s: 1}},
+			{Seq: 11, Hash: "0123456789ab", At: noon, Actor: "sre", Action: "lane.pause", Target: "sms", Request: "r1", Set: json.RawMessage(`{"paused":true}`)},
+			{Seq: 12, Hash: "0123456789ab", At: noon, Actor: "sre", Action: "lane.pause", Target: "smss", Request: "r2"},
+			{Seq: 13, Hash: "0123456789ab", At: noon, Actor: "sre", Action: "lane.pause", Target: "smss", Request: "r2", Result: "refused: lane_not_found"}}}
 	case "/v1/schedules/forecast":
 		return api.Forecast{From: noon, To: soon, Total: 12, Complete: true, Minutes: []api.ForecastMinute{{Minute: noon.Add(time.Minute), What: "push", Count: 9}, {Minute: noon.Add(time.Minute), What: "trigger", Count: 2}, {Minute: noon.Add(5 * time.Minute), What: "sms", Count: 1}}}
 	case "/v1/notifications/" + single + "/timeline":
@@ -153,7 +160,8 @@ func (f *fake) answers(r *http.Request, body []byte) any {
 		status.NotificationID = fanned + "-0"
 		return api.Timeline{Status: status}
 	case "/v1/campaigns/" + camp:
-		summary.CampaignID, summary.Parts, summary.Rejected = camp, 3, 1
+		pending := int64(1234)
+		summary.CampaignID, summary.Parts, summary.Rejected, summary.Pending = camp, 3, 1, &pending
 		return summary
 	case "/v1/triggers/" + trigger:
 		return api.TriggerStatus{TriggerID: trigger, Status: "FAILED", Caller: s, CallbackURL: "https://shop.example/" + s, CreatedAt: noon, FireAt: noon, NextAttemptAt: &soon, EndedAt: &soon, Reason: s, Next: s,
@@ -298,6 +306,6 @@ func attr(n *html.Node, name string) string {
 // pages are all that can be looked at.
 var pages = []string{
 	"/ui/", "/ui/failures", "/ui/circuits", "/ui/dead-letters", "/ui/dead-letters?caller=x&since=-24h&state=any", "/ui/plan?kind=replay&caller=shop",
-	"/ui/plan?kind=discard&code=x", "/ui/plan?kind=replay", "/ui/plan?kind=replay&all=1", "/ui/jobs", "/ui/jobs/" + jobID, "/ui/forecast", "/ui/audit", "/ui/audit?before=9",
+	"/ui/plan?kind=discard&code=x", "/ui/plan?kind=replay", "/ui/plan?kind=replay&all=1", "/ui/jobs", "/ui/jobs/" + jobID, "/ui/suppressions", "/ui/suppressions?user_id=ann&channel=sms&code=x&address=y", "/ui/forecast", "/ui/audit", "/ui/audit?before=9",
 	"/ui/id/" + single, "/ui/id/" + fanned, "/ui/id/" + trigger, "/ui/id/" + camp, "/ui/users/ann",
 }

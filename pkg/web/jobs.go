@@ -99,6 +99,9 @@ func (p *Page) changeJob(v *visit) error {
 	if !slices.Contains([]string{"approve", "pause", "resume", "cancel"}, change) {
 		return notify.Invalid("bad_change", "change", "approve, pause, resume or cancel")
 	}
+	if change == "cancel" && v.r.PostFormValue("confirm") != "cancel" {
+		return notify.Invalid("not_confirmed", "confirm", "a cancel is final: tick that the job is to end for good")
+	}
 	v.client.Reason = oneLine(v.r.PostFormValue("reason"))
 	j, err := v.client.ChangeJob(v.ctx, v.r.PathValue("id"), change)
 	if err != nil {
@@ -131,13 +134,13 @@ func (p *Page) audit(v *visit) error {
 	if err != nil {
 		return err
 	}
-	for _, r := range slices.Backward(rows) {
+	for _, r := range slices.Backward(api.FoldAudit(rows)) {
 		if before == 0 || r.Seq < before {
 			b.Rows = append(b.Rows, r)
 		}
 	}
-	if n := len(b.Rows); n > 0 && b.Rows[n-1].Seq > 1 {
-		b.Older = with(Prefix+"audit", url.Values{"before": {strconv.FormatUint(b.Rows[n-1].Seq, 10)}})
+	if len(rows) > 0 && rows[0].Seq > 1 { // of all, not of those that are shown
+		b.Older = with(Prefix+"audit", url.Values{"before": {strconv.FormatUint(rows[0].Seq, 10)}})
 	}
 	return v.show("audit", "Audit log", &b)
 }

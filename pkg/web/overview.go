@@ -26,6 +26,22 @@ type groupLag struct {
 	Lag      int64  `json:"lag"`
 	InFlight int    `json:"in_flight"`
 	Paused   int    `json:"paused"`
+	// Deferred waits in the timer store to come to Topic again, the largest first.
+	Deferred []deferredFor `json:"deferred"`
+}
+
+// deferredFor is what is deferred for one reason.
+type deferredFor struct {
+	Reason    string `json:"reason"`
+	Receivers int64  `json:"receivers"`
+}
+
+// Waiting sums the receivers that are deferred.
+func (l groupLag) Waiting() (n int64) {
+	for _, d := range l.Deferred {
+		n += d.Receivers
+	}
+	return n
 }
 
 // callerFailures is what failed of one caller.
@@ -77,6 +93,14 @@ func (b *overviewBody) Behind() (n int64) {
 	return n
 }
 
+// Waiting sums the deferred receivers of all groups.
+func (b *overviewBody) Waiting() (n int64) {
+	for _, l := range b.Lag.V {
+		n += l.Waiting()
+	}
+	return n
+}
+
 // Sum of the rates of every channel and of triggers.
 func (b *overviewBody) Sum() (sum api.Rate) {
 	for _, r := range b.Rates.V.Rates {
@@ -100,7 +124,7 @@ func (b *overviewBody) Late() (worst api.Lateness) {
 
 // Busy are the groups that have something to do or hold a lane.
 func (b *overviewBody) Busy() []groupLag {
-	return slices.DeleteFunc(slices.Clone(b.Lag.V), func(l groupLag) bool { return l.Lag == 0 && l.InFlight == 0 && l.Paused == 0 })
+	return slices.DeleteFunc(slices.Clone(b.Lag.V), func(l groupLag) bool { return l.Lag == 0 && l.InFlight == 0 && l.Paused == 0 && l.Waiting() == 0 })
 }
 
 func (p *Page) overview(v *visit) error {

@@ -291,6 +291,36 @@ func TestCircuits(t *testing.T) {
 	}
 }
 
+// TestSuppressions: an address is lifted off one user's list, in the name of who is
+// signed in and with a reason, only when the box is ticked; who only looks gets a
+// command and no form.
+func TestSuppressions(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	s.signIn("writer")
+	page := s.get("/ui/suppressions").Body.String()
+	form := url.Values{"csrf": {s.field(page, "csrf")}, "address": {"+49" + s.api.text}, "user_id": {s.api.text}, "reason": {"it is repaired"}}
+	for _, name := range []string{"address", "user_id"} {
+		if !strings.Contains(page, `<input type="hidden" name="`+name+`" value="`+strings.ReplaceAll(form.Get(name), "+", "&#43;")+`">`) {
+			t.Errorf("the form has no %s", name)
+		}
+	}
+	if w := s.do("POST", "/ui/suppressions", form); w.Code != 422 || len(s.api.posts()) != 0 {
+		t.Errorf("without the tick: %d %s", w.Code, w.Body)
+	}
+	form.Set("sure", "yes")
+	w := s.do("POST", "/ui/suppressions", form)
+	posts := s.api.posts()
+	if w.Code != http.StatusSeeOther || len(posts) != 1 || posts[0].path != "/v1/ops/suppressions:lift" || posts[0].header.Get(api.HeaderReason) != "it is repaired" ||
+		posts[0].body != `{"address":"+49`+s.api.text+`","user_id":"`+s.api.text+`"}` {
+		t.Fatalf("%d %s, %+v", w.Code, w.Body, posts)
+	}
+	s.signIn("viewer")
+	if page := s.get("/ui/suppressions").Body.String(); strings.Contains(page, `name="sure"`) || !strings.Contains(page, "suppression") {
+		t.Error("who only looks is offered the form")
+	}
+}
+
 func TestDiscardIsTyped(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -306,6 +336,49 @@ func TestDiscardIsTyped(t *testing.T) {
 	form.Set("confirm", "discard")
 	if w := s.do("POST", "/ui/jobs", form); w.Code != http.StatusSeeOther || len(s.api.posts()) != 1 {
 		t.Errorf("%d %s", w.Code, w.Body)
+	}
+}
+
+// TestCancelIsConfirmed: a job is not ended for good by one click.
+func TestCancelIsConfirmed(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	s.signIn("writer")
+	page := s.get("/ui/jobs/" + jobID).Body.String()
+	if !strings.Contains(page, `name="confirm" value="cancel"`) {
+		t.Error("the page does not ask")
+	}
+	form := url.Values{"csrf": {s.field(page, "csrf")}, "change": {"cancel"}}
+	if w := s.do("POST", "/ui/jobs/"+jobID, form); w.Code != 422 || len(s.api.posts()) != 0 {
+		t.Errorf("%d, %v", w.Code, s.api.posts())
+	}
+	form.Set("confirm", "cancel")
+	if w := s.do("POST", "/ui/jobs/"+jobID, form); w.Code != http.StatusSeeOther || len(s.api.posts()) != 1 {
+		t.Errorf("%d %s", w.Code, w.Body)
+	}
+}
+
+// TestAuditRows: what was set is shown, and a refused call is one row.
+func TestAuditRows(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	s.signIn("viewer")
+	page := html.UnescapeString(s.get("/ui/audit").Body.String())
+	if !strings.Contains(page, `{"paused":true}`) || strings.Count(page, ">smss<") != 1 || !strings.Contains(page, "refused: lane_not_found") || strings.Contains(page, ">12 ") {
+		t.Error(page)
+	}
+	if page = s.get("/ui/circuits").Body.String(); !strings.Contains(page, "errors, twilio_20429") {
+		t.Error("the page does not say why a circuit is not closed")
+	}
+}
+
+// TestCampaignCounts: what is in no state is a number, whatever holds it.
+func TestCampaignCounts(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	s.signIn("viewer")
+	if page := s.get("/ui/id/" + camp).Body.String(); !strings.Contains(page, "<dt>Not counted</dt><dd>1,234</dd>") {
+		t.Error("1,234 are not counted, and the page says otherwise")
 	}
 }
 

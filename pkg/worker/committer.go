@@ -3,13 +3,15 @@ package worker
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // Committer writes outcome rows in groups: everything that waits goes into one
-// durable Put. Rows of one key are written in the order they were handed in.
+// durable Put. Rows of one key are written in the order they were handed in,
+// and those whose context has ended are dropped.
 type Committer struct {
 	cfg CommitterConfig
 	in  chan commit
@@ -26,6 +28,7 @@ type CommitterConfig struct {
 }
 
 type commit struct {
+	ctx  context.Context // of the partition
 	row  notify.Row
 	done func()
 }
@@ -48,11 +51,17 @@ func NewCommitter(cfg CommitterConfig) *Committer {
 }
 
 // Commit hands in a row; done is called from the committer's goroutine once it
-// is durable, and must not block. It returns ctx's error if the queue stays
-// full until ctx ends.
+// is durable, and must not block. It returns ctx's error if ctx has ended, or
+// ends while the queue is full.
 func (c *Committer) Commit(ctx context.Context, row notify.Row, done func()) error {
+	// The select below picks at random when the queue has room and ctx has ended.
+	// A partition whose context has ended must write nothing more: its calls were
+	// dropped unsettled, and their claims have to stand.
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	select {
-	case c.in <- commit{row, done}:
+	case c.in <- commit{ctx, row, done}:
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
@@ -81,10 +90,7 @@ func (c *Committer) Run(ctx context.Context) error {
 				break drain
 			}
 		}
-		for i := range group {
-			rows = append(rows, group[i].row)
-		}
-		if !c.put(ctx, rows) {
+		if group, rows = c.put(ctx, group, rows); group == nil {
 			return nil
 		}
 		for i := range group {
@@ -95,16 +101,27 @@ func (c *Committer) Run(ctx context.Context) error {
 	}
 }
 
-func (c *Committer) put(ctx context.Context, rows []notify.Row) bool {
+// put writes a group's rows and returns those that it wrote; nil: ctx has ended.
+// Before each try it drops the rows of partitions that are gone: their next owner
+// has begun anew from what is stored.
+func (c *Committer) put(ctx context.Context, group []commit, rows []notify.Row) ([]commit, []notify.Row) {
 	var since time.Time
 	for wait := 50 * time.Millisecond; ; wait = min(2*wait, time.Second) {
-		err := c.cfg.Put(ctx, rows)
+		group = slices.DeleteFunc(group, func(x commit) bool { return x.ctx.Err() != nil })
+		rows = rows[:0]
+		for i := range group {
+			rows = append(rows, group[i].row)
+		}
+		var err error
+		if len(rows) > 0 {
+			err = c.cfg.Put(ctx, rows)
+		}
 		if err == nil {
 			if !since.IsZero() {
 				c.cfg.Stalled(0)
 				c.cfg.Logger.Info("status store is back", "after", time.Since(since))
 			}
-			return true
+			return group, rows
 		}
 		if since.IsZero() {
 			since = time.Now()
@@ -114,7 +131,7 @@ func (c *Committer) put(ctx context.Context, rows []notify.Row) bool {
 		select {
 		case <-time.After(wait):
 		case <-ctx.Done():
-			return false
+			return nil, nil
 		}
 	}
 }

@@ -31,6 +31,9 @@ type Preferences interface {
 	// Suppresses reports whether Suppressed may be true of any address.
 	Suppresses() bool
 	Suppress(ctx context.Context, user string, ch notify.Channel, address, reason string) error
+	// Unsubscribe opts a user who told a provider to stop out of what is not about
+	// something that they did: marketing and digest on the channel.
+	Unsubscribe(ctx context.Context, user string, ch notify.Channel) error
 	// Fresh reports whether what is known is recent enough for bulk.
 	Fresh(now time.Time) bool
 	// Loaded reports whether anything is known: where users are reached is not,
@@ -43,6 +46,8 @@ type Cancels interface {
 	Cancelled(e *notify.Envelope, index uint32) bool
 	// Maybe reports whether Cancelled may be true of any receiver of the envelope.
 	Maybe(e *notify.Envelope) bool
+	// Fresh reports whether what is known is recent enough for bulk.
+	Fresh(now time.Time) bool
 }
 
 // Log takes records; nil means every one is acknowledged.
@@ -116,6 +121,7 @@ type Config struct {
 	Provider  Provider
 	Health    *Health
 	Gate      *Gate        // shut while operators pause the lane; nil: never
+	Solo      *Solo        // of all workers of the process; nil: one of its own
 	Holds     engine.Holds // of a strict lane
 	// Seen returns the request indexes of the envelope a row is about, read
 	// from history or the log; used when a chunk comes again with other
@@ -182,6 +188,9 @@ func (c Config) withDefaults() Config {
 	if c.Unknown == nil && c.Lane.Channel != notify.Push {
 		c.Unknown = []notify.Category{notify.Marketing, notify.Digest}
 	}
+	if c.Solo == nil {
+		c.Solo = NewSolo()
+	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -203,6 +212,9 @@ type Events struct {
 	Parked func(lane notify.Lane, receivers int)
 	// Poison reports a record nobody could decode.
 	Poison func(topic string)
+	// Damaged reports an outcome row that cannot be decoded: an envelope whose
+	// receivers may all have been called.
+	Damaged func(lane notify.Lane)
 	// Panic reports a panic of a provider or of ours while handling a window.
 	Panic func(lane notify.Lane, v any)
 }

@@ -12,7 +12,9 @@
 //	                   where the provider is slow
 //	  claim            the outcome row with StartedUpTo moved, durable (committer)
 //	  order            wait until earlier envelopes of the same users have answered
-//	  capacity         at most InFlight addresses at the provider, otp first
+//	  capacity         at most InFlight addresses at the provider, otp first; SMS,
+//	                   and a provider with a rate (Rated), claim after it: windows
+//	                   are then as large as what may be called now (admit.go)
 //	  look             cancelled? expired? opted out? quiet? addresses? breaker?
 //	  Send             the provider; every answer is settled into an outcome
 //	job.finish         the outcome row with Done, durable; then what it hands on:

@@ -15,11 +15,14 @@ const (
 	runBeside
 )
 
-// window claims [lo, hi) and runs it. False: the partition is going, the rest
-// of the job is left.
-func (j *job) window(lo, hi uint32, where runWhere) bool {
-	w := j.newWindow(lo, hi)
-	return j.reserve(w) && j.start([]*window{w}, where)
+// window claims one position and runs it here. False: the partition is going, the
+// rest of the job is left.
+func (j *job) window(pos uint32) bool {
+	if j.p.w.claimLast {
+		return j.admitAndCall(pos, pos+1, runHere)
+	}
+	w := j.newWindow(pos, pos+1)
+	return j.reserve(w) && j.start([]*window{w}, runHere)
 }
 
 // windowsFrom returns the next windows of a job: the first one, for which it
@@ -37,7 +40,7 @@ func (j *job) windowsFrom(from, again, size uint32) (ws []*window, ok bool) {
 			if !j.reserve(w) {
 				return nil, false
 			}
-		} else if j.p.w.claimLast || !j.tryReserve(w) {
+		} else if !j.tryReserve(w) {
 			break
 		}
 		ws = append(ws, w)
@@ -56,15 +59,26 @@ func (j *job) newWindow(lo, hi uint32) *window {
 // them. False: the partition is going.
 func (j *job) start(ws []*window, where runWhere) bool {
 	p, last := j.p, ws[len(ws)-1]
+	giveBack := func() {
+		for _, w := range ws {
+			p.early.release(w.early)
+			p.budget.release(w.budget)
+		}
+	}
+	// Here, so that a job's claims enter in their order: when the partition is going,
+	// none is called behind one that is not.
+	if p.w.cfg.Solo.enter(p.soft) != nil {
+		giveBack()
+		return false
+	}
 	j.mu.Lock()
 	j.windows += len(ws)
 	j.mu.Unlock()
 	work := func() {
-		if !p.w.claimLast && j.claim(last) != nil {
-			for _, w := range ws {
-				p.early.release(w.early)
-				p.budget.release(w.budget)
-			}
+		err := j.claim(last)
+		p.w.cfg.Solo.leave() // its turn may be that of one that has not entered
+		if err != nil {
+			giveBack()
 			return
 		}
 		for _, w := range ws[:len(ws)-1] {
@@ -80,7 +94,7 @@ func (j *job) start(ws []*window, where runWhere) bool {
 	return p.soft.Err() == nil
 }
 
-// call runs a window in its turn. SMS is claimed here, see Worker.claimLast.
+// call runs a window in its turn.
 func (j *job) call(w *window) {
 	p := j.p
 	defer p.budget.release(w.budget)
@@ -89,23 +103,8 @@ func (j *job) call(w *window) {
 	if !mine {
 		return
 	}
-	if p.w.claimLast {
-		n, err := p.capacity(j.env.Category, int(w.hi-w.lo), w.whole())
-		if err != nil {
-			w.putOff()
-			return
-		}
-		defer p.w.capacity.release(n)
-		if !p.w.cfg.Gate.wait(p.soft, j.env.Expires) { // shut while it waited for capacity
-			w.putOff()
-			return
-		}
-		if j.claim(w) != nil {
-			return
-		}
-	}
 	fault.Hit("claimed")
-	p.w.runWindow([]*window{w})
+	p.w.runWindow([]*window{w}, nil, noPass)
 }
 
 // reserve waits until a window has its budget and the lane does not stand.
@@ -117,7 +116,7 @@ func (j *job) reserve(w *window) bool {
 		return false
 	}
 	if !p.w.cfg.Gate.wait(p.soft, j.env.Expires) ||
-		!p.w.claimLast && !p.w.cfg.Health.waitReady(p.soft, &p.w.cfg.Routes, j.env.Expires) {
+		!p.w.cfg.Health.waitReady(p.soft, &p.w.cfg.Routes, j.env.Expires) {
 		p.early.release(w.early)
 		p.budget.release(w.budget)
 		return false

@@ -131,7 +131,7 @@ func (r *rig) feed(envs ...notify.Envelope) []int64 {
 			r.mu.Unlock()
 		}))
 	}
-	if err := r.part.Handle(r.ctx, msgs); err != nil {
+	if err := r.part.Handle(r.ctx, msgs); err != nil && r.ctx.Err() == nil {
 		r.t.Fatal(err)
 	}
 	return at
@@ -295,12 +295,13 @@ func answer(class notify.Class, code string) func(*notify.Item) notify.Result {
 }
 
 type fakePrefs struct {
-	mu         sync.Mutex
-	verdict    func(user string) prefs.Verdict
-	addresses  map[string][]string
-	suppressed map[string]bool
-	stale      bool // older than bulk may go by
-	absent     bool // never read
+	mu           sync.Mutex
+	verdict      func(user string) prefs.Verdict
+	addresses    map[string][]string
+	suppressed   map[string]bool
+	unsubscribed map[string]bool // users
+	stale        bool            // older than bulk may go by
+	absent       bool            // never read
 }
 
 func (p *fakePrefs) Loaded() bool {
@@ -359,6 +360,16 @@ func (p *fakePrefs) Suppress(_ context.Context, _ string, _ notify.Channel, addr
 	return nil
 }
 
+func (p *fakePrefs) Unsubscribe(_ context.Context, user string, _ notify.Channel) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.unsubscribed == nil {
+		p.unsubscribed = map[string]bool{}
+	}
+	p.unsubscribed[user] = true
+	return nil
+}
+
 func (p *fakePrefs) Fresh(time.Time) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -375,6 +386,19 @@ type fakeCancels struct {
 	mu  sync.Mutex
 	ids map[notify.ID]bool
 	all bool
+	old bool // older than bulk may go by
+}
+
+func (c *fakeCancels) age(old, all bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.old, c.all = old, all
+}
+
+func (c *fakeCancels) Fresh(time.Time) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return !c.old
 }
 
 func (c *fakeCancels) Cancelled(e *notify.Envelope, index uint32) bool {

@@ -27,6 +27,7 @@ type Health struct {
 type routeHealth struct {
 	breaker *limit.Breaker
 	blocked time.Time
+	refused time.Time // blocked: since when
 	well    bool
 	last    notify.Result // the last answer that was none of a healthy route
 }
@@ -92,6 +93,9 @@ func (h *Health) report(name string, res *notify.Result, n int, now time.Time) (
 	defer h.mu.Unlock()
 	r := h.routeLocked(name)
 	if res.Class == notify.ClassThrottled {
+		if !now.Before(r.blocked) {
+			r.refused = now
+		}
 		if until := now.Add(max(res.RetryAfter, time.Second)); until.After(r.blocked) {
 			r.blocked = until
 		}
@@ -168,6 +172,12 @@ func (h *Health) earliest(rs *Routes, now time.Time) time.Time {
 		return now
 	}
 	return first
+}
+
+// ready reports whether some route of the lane may be called now.
+func (h *Health) ready(rs *Routes) bool {
+	shut, _, _ := h.shut(rs)
+	return !shut
 }
 
 // waitReady holds a window back, before its claim, while every route of the
@@ -248,9 +258,11 @@ type Circuit struct {
 	Route   string    `json:"route"`
 	State   string    `json:"state"`
 	Reason  string    `json:"reason,omitempty"`
+	Since   time.Time `json:"since,omitzero"` // since when calls are held back; zero: they pass
 	Blocked time.Time `json:"blocked_until,omitzero"`
 	RetryAt time.Time `json:"retry_at,omitzero"`
-	// Account and Code are those of the last answer that spoke against it.
+	// Account and Code are those of the last answer that spoke against it, while
+	// calls are held back.
 	Account string `json:"account,omitempty"`
 	Code    string `json:"code,omitempty"`
 	class   notify.Class
@@ -260,10 +272,15 @@ func (h *Health) circuitLocked(name string, r *routeHealth, now time.Time) Circu
 	st := r.breaker.State(now)
 	c := Circuit{Route: name, State: st.State.String(), Reason: st.Reason.String()}
 	if now.Before(r.blocked) {
-		c.Blocked = r.blocked
+		c.Blocked, c.Since = r.blocked, r.refused
+	}
+	if st.State != limit.Closed && (c.Since.IsZero() || st.Since.Before(c.Since)) {
+		c.Since = st.Since
 	}
 	if at := h.reopensLocked(r, now); at.After(now) {
 		c.RetryAt = at
+	}
+	if !c.Since.IsZero() {
 		c.Account, c.Code, c.class = cmp.Or(r.last.Provider, name), r.last.Code, r.last.Class
 	}
 	return c

@@ -8,6 +8,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/fault"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/stream"
 )
 
 // job is one envelope on its way.
@@ -126,29 +127,35 @@ func (j *job) resume(row *notify.Row) (alone bool) {
 	if open == 0 {
 		return false
 	}
-	if f := cfg.Events.Resumed; f != nil {
+	first := cfg.firstSolo()
+	switch {
+	case row.Starts == first: // counted when they began to run one by one
+		open = 0
+	case row.Starts > first: // so were those behind the one that was called
+		open = 1
+	}
+	if f := cfg.Events.Resumed; f != nil && open > 0 {
 		f(cfg.Lane, int(open))
 	}
-	starts := int(row.Starts)
 	switch {
-	case open == 1 && starts >= 2*cfg.MaxStarts:
-		// Alone in its window, and the process died each time: it is the one.
-		j.settleLocked(row.DoneUpTo, notify.Exception{Pos: row.DoneUpTo, State: notify.Failed, Code: "killed_worker"})
+	case row.Starts >= first+uint16(cfg.MaxStarts):
+		// Nothing else was called in the process, and it died each time: it is the one.
+		j.giveUp(row.DoneUpTo)
+		j.starts, j.found.starts = first, first
+		alone = true
 	case slices.Contains(cfg.Unknown, j.env.Category):
 		for pos := row.DoneUpTo; pos < row.StartedUpTo; pos++ {
 			j.settleLocked(pos, notify.Exception{Pos: pos, State: notify.Unknown, Code: "interrupted"})
 		}
 	default:
 		j.resent += open
-		if starts < cfg.MaxStarts {
-			return false
+		if row.Starts >= uint16(cfg.MaxStarts) {
+			j.starts, alone = max(row.Starts, first), true
 		}
-		j.startedTo = j.doneTo // each claim below names one receiver
-		j.starts = max(j.starts, uint16(cfg.MaxStarts)+1)
-		return true
+		return alone
 	}
 	j.advanceLocked()
-	return false
+	return alone
 }
 
 // snapshotLocked is the row as of now. Called with mu held.
@@ -220,11 +227,22 @@ func (j *job) claim(w *window) error {
 	})
 }
 
-// commit makes the row that snapshot returns (called with mu held) durable.
+// commit makes the row that snapshot returns (called with mu held) durable. When it
+// returns nil, the row was durable before another member could be given the
+// partition, so what follows from it may begin: calls of what it claims, and what a
+// finished row hands on.
 func (j *job) commit(snapshot func() (row notify.Row, ok bool)) error {
 	ctx := j.p.ctx
+	if err := stream.Held(ctx); err != nil {
+		return err
+	}
 	done := make(chan struct{})
 	j.handIn.Lock()
+	stamp, err := j.p.stamp()
+	if err != nil {
+		j.handIn.Unlock()
+		return err
+	}
 	j.mu.Lock()
 	row, ok := snapshot()
 	j.mu.Unlock()
@@ -232,14 +250,16 @@ func (j *job) commit(snapshot func() (row notify.Row, ok bool)) error {
 		j.handIn.Unlock()
 		return nil
 	}
-	err := j.p.w.cfg.Committer.Commit(ctx, row, func() { close(done) })
+	row.Stamp = stamp
+	err = j.p.w.cfg.Committer.Commit(ctx, row, func() { close(done) })
 	j.handIn.Unlock()
 	if err != nil {
 		return err
 	}
 	select {
 	case <-done:
-		return nil
+		// Only then did the row stand before another member could read it.
+		return stream.Held(ctx)
 	case <-ctx.Done():
 		return ctx.Err()
 	}
@@ -248,7 +268,9 @@ func (j *job) commit(snapshot func() (row notify.Row, ok bool)) error {
 // save takes back the claims of a job that is left behind, beside its progress:
 // windows that were called have all been settled, the others were not called, so
 // the next owner finds nothing ambiguous but what this one found so. A stop is no
-// death of the process: it does not count as a start of that.
+// death of the process: it does not count as a start of that. Drain calls it when
+// no goroutine of the partition runs any more. Calls are dropped unsettled only
+// after the partition's context has ended, and then Commit writes nothing.
 func (j *job) save() {
 	// An error means the partition is gone: the claim stands instead.
 	_ = j.commit(func() (notify.Row, bool) {

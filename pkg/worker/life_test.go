@@ -175,7 +175,7 @@ func TestWaitsDoNotSlowTheRest(t *testing.T) {
 // a second later. (Here they are known at once; how fast they become known is
 // for package prefs to show.)
 func TestBindsARunningFanout(t *testing.T) {
-	for _, what := range []string{"opt-out", "cancel", "suppression"} {
+	for _, what := range []string{"opt-out", "cancel", "suppression", "quiet hours"} {
 		t.Run(what, func(t *testing.T) {
 			in(t, func(t *testing.T) {
 				p := newPlant(t, pushLane, func(c *Config) { c.Window, c.Ahead, c.InFlight = 1000, 16, 1000 })
@@ -190,6 +190,12 @@ func TestBindsARunningFanout(t *testing.T) {
 				case "opt-out":
 					p.prefs.mu.Lock()
 					p.prefs.verdict = func(string) prefs.Verdict { return prefs.Verdict{Action: prefs.OptedOut} }
+					p.prefs.mu.Unlock()
+				case "quiet hours":
+					want = notify.Deferred
+					until := time.Now().Add(8 * time.Hour).UnixMilli()
+					p.prefs.mu.Lock()
+					p.prefs.verdict = func(string) prefs.Verdict { return prefs.Verdict{Action: prefs.Quiet, Until: until} }
 					p.prefs.mu.Unlock()
 				case "cancel":
 					want = notify.Cancelled

@@ -115,17 +115,31 @@ func (m *mailbox) send(jobs []*job) {
 	// In the order of the log: else two bags could wait for each other.
 	slices.SortFunc(later, func(a, b *job) int { return cmp.Compare(a.turn.n, b.turn.n) })
 	for _, j := range later {
-		if !j.myTurn() || !j.window(0, 1, runHere) {
+		if !j.myTurn() || !j.window(0) {
 			return
 		}
 		j.handedOut()
 	}
 }
 
-// sendNow claims mails and calls the provider once for all. False: the
-// partition is going.
+// sendNow claims mails and calls the provider once for all, or once for as many as
+// it admits. False: the partition is going.
 func (m *mailbox) sendNow(jobs []*job) bool {
 	p := m.p
+	if p.w.claimLast {
+		for len(jobs) > 0 {
+			a, n, ok := p.admit(&jobs[0].env, len(jobs))
+			if !ok {
+				return false
+			}
+			ok = m.claimAndCall(jobs[:n], a.permit)
+			a.release()
+			if jobs = jobs[n:]; !ok {
+				return false
+			}
+		}
+		return true
+	}
 	held, err := p.budget.acquire(p.soft, jobs[0].env.Category, len(jobs))
 	if err != nil {
 		return false
@@ -133,6 +147,14 @@ func (m *mailbox) sendNow(jobs []*job) bool {
 	defer p.budget.release(held)
 	expires := jobs[0].env.Expires // of all: it is part of their content's key
 	if !p.w.cfg.Gate.wait(p.soft, expires) || !p.w.cfg.Health.waitReady(p.soft, &p.w.cfg.Routes, expires) {
+		return false
+	}
+	return m.claimAndCall(jobs, nil)
+}
+
+func (m *mailbox) claimAndCall(jobs []*job, permit notify.Permit) bool {
+	solo := m.p.w.cfg.Solo
+	if solo.enter(m.p.soft) != nil {
 		return false
 	}
 	parts := make([]*window, len(jobs))
@@ -144,12 +166,19 @@ func (m *mailbox) sendNow(jobs []*job) bool {
 		j.mu.Unlock()
 		go func() { errs <- j.claim(parts[i]) }()
 	}
+	var err error
 	for range jobs {
-		if <-errs != nil {
-			return false
-		}
+		err = cmp.Or(<-errs, err)
 	}
-	p.w.runWindow(parts)
+	have := callPass
+	if err != nil || !m.p.w.claimLast { // the call waits for capacity
+		have = noPass
+		solo.leave()
+	}
+	if err != nil {
+		return false
+	}
+	m.p.w.runWindow(parts, permit, have)
 	return true
 }
 

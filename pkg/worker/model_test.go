@@ -116,14 +116,14 @@ func model(t *testing.T, rt *rapid.T) {
 			troubled(rapid.SampledFrom([]float64{0, 0.2, 0.9}).Draw(rt, "trouble"))
 		case 7:
 			undo = append(undo, p.plan.Add(faulty.Rule{
-				Method: rapid.SampledFrom([]string{"Status.Put", "Status.Get", "Status.Scan", "Holds.*", "Timers.Put", "Timers.*"}).Draw(rt, "method"),
+				Method: rapid.SampledFrom([]string{"Status.Put", "Status.Get", "Status.Resume", "Status.TakeOver", "Status.Scan", "Holds.*", "Timers.Put", "Timers.*"}).Draw(rt, "method"),
 				Times:  rapid.IntRange(1, 5).Draw(rt, "times"), Err: faulty.ErrDown,
 				Lost: rapid.SampledFrom([]faulty.Loss{faulty.NotApplied, faulty.Applied}).Draw(rt, "lost"),
 			}))
 		case 8:
 			hold := make(chan struct{})
 			time.AfterFunc(3*time.Second, func() { close(hold) })
-			p.plan.Add(faulty.Rule{Method: rapid.SampledFrom([]string{"Status.Put", "Status.Get"}).Draw(rt, "method"), Times: 1, Hold: hold})
+			p.plan.Add(faulty.Rule{Method: rapid.SampledFrom([]string{"Status.Put", "Status.Resume"}).Draw(rt, "method"), Times: 1, Hold: hold})
 		case 9: // a record that was stored twice
 			if len(sent) > 0 {
 				p.send(sent[rapid.IntRange(0, len(sent)-1).Draw(rt, "again")])

@@ -19,13 +19,14 @@ type message = *stream.Msg
 // log order by one goroutine; jobs run in goroutines of their own.
 type partition struct {
 	w      *Worker
+	tp     stream.TopicPartition
+	stamps stamps
 	ctx    context.Context // ends when the partition is gone
 	soft   context.Context // ends when it is about to go: nothing new starts
 	stop   context.CancelFunc
 	order  *order
-	budget *quota        // receivers in open windows
-	early  *quota        // the half of it for envelopes whose turn has not come
-	alone  chan struct{} // held by a job that runs its receivers one by one
+	budget *quota // receivers in open windows
+	early  *quota // the half of it for envelopes whose turn has not come
 	mail   *mailbox
 
 	mu    sync.Mutex
@@ -34,9 +35,9 @@ type partition struct {
 	wg    sync.WaitGroup         // accept and what it began
 }
 
-func newPartition(ctx context.Context, w *Worker) *partition {
+func newPartition(ctx context.Context, w *Worker, tp stream.TopicPartition) *partition {
 	soft, stop := context.WithCancel(ctx)
-	p := &partition{w: w, ctx: ctx, soft: soft, stop: stop, live: map[notify.RowKey]*job{}, alone: make(chan struct{}, 1)}
+	p := &partition{w: w, tp: tp, ctx: ctx, soft: soft, stop: stop, live: map[notify.RowKey]*job{}}
 	p.budget = newQuota(w.cfg.Ahead * w.cfg.Window)
 	p.budget.claims = w.claims
 	p.early = newQuota(w.cfg.Ahead / 2 * w.cfg.Window)
@@ -52,7 +53,7 @@ func newPartition(ctx context.Context, w *Worker) *partition {
 // Drain implements stream.Drainer: calls under way end and are settled, what
 // waits for a route is parked, everything else is left for the next owner; what
 // was settled is durable when it returns, so that a graceful stop repeats
-// nothing.
+// nothing. Calls that are still under way when ctx ends keep their claims.
 func (p *partition) Drain(ctx context.Context) {
 	p.mu.Lock()
 	p.going = true
@@ -65,6 +66,11 @@ func (p *partition) Drain(ctx context.Context) {
 		jobs := slices.Collect(maps.Values(p.live))
 		p.mu.Unlock()
 		for _, j := range jobs {
+			// After the drain's time the calls under way were cut off, so that
+			// nobody knows whether the provider took them: their claims stand.
+			if ctx.Err() != nil {
+				break
+			}
 			j.save()
 		}
 		close(done)
@@ -121,11 +127,22 @@ func (p *partition) accept(msgs []message) error {
 	if len(jobs) == 0 {
 		return nil
 	}
-	rows, err := p.rows(keys)
+	t, err := p.tenure()
+	if err != nil {
+		return err
+	}
+	rows, err := p.rows(keys, func(ctx context.Context, keys []notify.RowKey) ([]notify.Row, error) {
+		return p.w.cfg.Status.Resume(ctx, t, keys)
+	})
 	if err != nil {
 		return err
 	}
 	for i, j := range jobs {
+		if rows[i].Damaged != nil {
+			if err := p.w.damaged(p.ctx, j, &rows[i]); err != nil {
+				return err
+			}
+		}
 		p.start(j, &rows[i])
 	}
 	return nil
@@ -133,9 +150,9 @@ func (p *partition) accept(msgs []message) error {
 
 // rows reads outcome rows, asking again while the store is away: without them
 // nothing can be started, for it might be a second time.
-func (p *partition) rows(keys []notify.RowKey) ([]notify.Row, error) {
+func (p *partition) rows(keys []notify.RowKey, read func(context.Context, []notify.RowKey) ([]notify.Row, error)) ([]notify.Row, error) {
 	for wait := 50 * time.Millisecond; ; wait = min(2*wait, time.Second) {
-		rows, err := p.w.cfg.Status.Get(p.ctx, keys)
+		rows, err := read(p.ctx, keys)
 		if err == nil {
 			return rows, nil
 		}
@@ -228,8 +245,8 @@ func (p *partition) forget(j *job) {
 }
 
 // run hands out the windows of a job that are not done yet. alone: the span
-// that was started too often runs one receiver at a time, and nothing of this
-// kind beside it, so that the one that kills the process is found.
+// that was started too often runs one receiver at a time, and no other call of the
+// process beside it, so that the one that kills the process is found.
 func (j *job) run(alone bool) {
 	p, cfg := j.p, &j.p.w.cfg
 	if cfg.Role == Retries && !p.w.due(j) {
@@ -244,21 +261,9 @@ func (j *job) run(alone bool) {
 	from, again := j.doneTo, j.resumedTo
 	j.mu.Unlock()
 	if alone {
-		if !j.myTurn() { // before the lock: the one before may need it
+		if !j.runSolo(from, again) {
 			return
 		}
-		select {
-		case p.alone <- struct{}{}:
-		case <-p.soft.Done():
-			return
-		}
-		for pos := from; pos < again; pos++ {
-			if !j.window(pos, pos+1, runHere) {
-				<-p.alone
-				return
-			}
-		}
-		<-p.alone
 		from = again
 	}
 	if p.mail != nil && j.env.Count == 1 && from == 0 && again == 0 && p.mail.takes(j) {
@@ -273,6 +278,19 @@ func (j *job) run(alone bool) {
 	size := uint32(cfg.Window)
 	if strings.HasSuffix(j.env.Cause, codePanic) {
 		size = 1
+	}
+	for p.w.claimLast && from < j.env.Count {
+		to := j.env.Count
+		if size == 1 {
+			to = from + 1
+		}
+		if from < again {
+			to = min(to, again)
+		}
+		if !j.admitAndCall(from, to, runBeside) {
+			return
+		}
+		from = to
 	}
 	for from < j.env.Count {
 		ws, ok := j.windowsFrom(from, again, size)
@@ -350,6 +368,12 @@ const (
 	causeMaybe  = "maybe:"  // a call was made that may have been taken
 )
 
+// DeferralCode returns the code in the Cause of an envelope that a worker has put
+// off: of the failure it retries, or of what it waits for.
+func DeferralCode(cause string) string {
+	return strings.TrimPrefix(strings.TrimPrefix(cause, causeCalled), causeMaybe)
+}
+
 const (
 	codeExpired    = "expired"
 	codeSuppressed = "suppressed_address"
@@ -357,14 +381,26 @@ const (
 	codeHandedOver = "handed_over"
 )
 
-// fresh holds a bulk window back while preferences are too old to be believed:
-// an opt-out may be among what is not known yet.
+// fresh holds a bulk window back while preferences or cancellations are too old
+// to be believed: an opt-out or a cancel may be among what is not known yet.
 func (p *partition) fresh() bool {
-	cfg := &p.w.cfg
-	for cfg.Lane.Bulk && !cfg.Prefs.Fresh(time.Now()) {
+	for !p.isFresh() {
 		if !sleepUntil(p.soft, time.Now().Add(50*time.Millisecond)) {
 			return false
 		}
 	}
 	return true
+}
+
+// isFresh is fresh that does not wait.
+func (p *partition) isFresh() bool {
+	cfg := &p.w.cfg
+	return !cfg.Lane.Bulk || cfg.Prefs.Fresh(time.Now()) && cfg.Cancels.Fresh(time.Now())
+}
+
+// mayCall reports whether an envelope may be claimed after a wait: what was shut
+// meanwhile stays uncalled, but for what has expired, which no call is made for.
+func (p *partition) mayCall(e *notify.Envelope) bool {
+	cfg := &p.w.cfg
+	return e.Expired(time.Now()) || !cfg.Gate.IsShut() && p.isFresh() && cfg.Health.ready(&cfg.Routes)
 }

@@ -43,6 +43,7 @@ type life struct {
 	pumps  sync.WaitGroup
 	halt   context.CancelFunc // ends the pumps
 	parts  map[string]*partition
+	gone   context.CancelFunc // ends the partitions, as the group does after their drain
 	health *Health
 	timers *timer.Engine
 }
@@ -71,6 +72,8 @@ func (p *plant) start() {
 	l.ctx, l.stop = context.WithCancel(context.Background())
 	pumping, halt := context.WithCancel(l.ctx)
 	l.halt = halt
+	assigned, gone := context.WithCancel(l.ctx)
+	l.gone = gone
 	committer := NewCommitter(CommitterConfig{Put: p.cfg.Status.Put})
 	l.wg.Go(func() { _ = committer.Run(l.ctx) })
 	l.timers = timer.New(timer.Config{Store: faulty.NewTimers(p.store.Timers(), p.plan), Publish: timer.ToLog(p.log), Shards: 2})
@@ -90,7 +93,7 @@ func (p *plant) start() {
 		if role == Retries {
 			topic = cfg.Lane.DLQTopic()
 		}
-		part := New(cfg).Assigned(l.ctx, stream.TopicPartition{Topic: topic}).(*partition)
+		part := New(cfg).Assigned(assigned, stream.TopicPartition{Topic: topic}).(*partition)
 		l.parts[topic] = part
 		l.pumps.Go(func() { p.log.pump(pumping, topic, part) })
 	}
@@ -101,6 +104,7 @@ func (p *plant) start() {
 func (p *plant) crash() {
 	p.life.stop()
 	p.life.halt()
+	p.life.gone()
 	p.life.pumps.Wait()
 	for _, part := range p.life.parts {
 		part.wg.Wait()
@@ -108,13 +112,20 @@ func (p *plant) crash() {
 	p.life.wg.Wait()
 }
 
-// drain ends the life as a shutdown does.
-func (p *plant) drain() {
+// drain ends the life as a shutdown does that has all the time it needs.
+func (p *plant) drain() { p.drainFor(24 * time.Hour) }
+
+// drainFor ends the life as a shutdown does whose drain may take so long.
+func (p *plant) drainFor(most time.Duration) {
 	p.life.halt()
 	p.life.pumps.Wait()
+	ctx, stop := context.WithTimeout(p.life.ctx, most)
+	defer stop()
 	for _, part := range p.life.parts {
-		part.Drain(p.life.ctx)
+		part.Drain(ctx)
 	}
+	p.life.gone()
+	synctest.Wait() // the committer, which belongs to the process, goes on
 	p.crash()
 }
 
@@ -389,8 +400,8 @@ type slowGet struct {
 	after time.Duration
 }
 
-func (s *slowGet) Get(ctx context.Context, keys []notify.RowKey) ([]notify.Row, error) {
-	rows, err := s.Status.Get(ctx, keys)
+func (s *slowGet) Resume(ctx context.Context, t engine.Tenure, keys []notify.RowKey) ([]notify.Row, error) {
+	rows, err := s.Status.Resume(ctx, t, keys)
 	time.Sleep(s.after) // of the bubble
 	return rows, err
 }

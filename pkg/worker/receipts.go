@@ -27,7 +27,7 @@ func (r *round) told(items []notify.Item, refs []ref) ([]notify.Item, []ref, boo
 		}
 		end[i] = len(keys)
 	}
-	rows, err := r.parts[0].job.p.rows(keys)
+	rows, err := r.parts[0].job.p.rows(keys, r.w.cfg.Status.Get)
 	if err != nil {
 		return items, refs, false
 	}

@@ -165,9 +165,9 @@ type panicsOnce struct {
 	once *sync.Once
 }
 
-func (s panicsOnce) Get(ctx context.Context, keys []notify.RowKey) ([]notify.Row, error) {
+func (s panicsOnce) Resume(ctx context.Context, t engine.Tenure, keys []notify.RowKey) ([]notify.Row, error) {
 	s.once.Do(func() { panic("a bug of the store") })
-	return s.Status.Get(ctx, keys)
+	return s.Status.Resume(ctx, t, keys)
 }
 
 // Records whose acceptance panicked are handed over again, by the group, and go
@@ -201,6 +201,31 @@ func TestAcceptPanicsAndGoesOn(t *testing.T) {
 		for i := range envs {
 			if got := p.state(&envs[i], 0).State; got != notify.Delivered || !marked[i] {
 				t.Errorf("record %d: %v, marked %v", i, got, marked[i])
+			}
+		}
+	})
+}
+
+// A lane of SMS that is paused while a window waits for capacity calls nothing
+// more; what waited is called when it goes on.
+func TestPausedWhileItWaitsForCapacity(t *testing.T) {
+	in(t, func(t *testing.T) {
+		gate := &Gate{}
+		p := newPlant(t, smsLane, func(cfg *Config) { cfg.Gate, cfg.InFlight = gate, 1 })
+		p.prov.set(10*time.Second, nil)
+		one, two := p.envelope(notify.OTP, "ann"), p.envelope(notify.OTP, "bob")
+		p.send(one, two)
+		pass(time.Second)
+		gate.Set(true)
+		pass(time.Hour)
+		if n := p.prov.count(); n != 1 {
+			t.Errorf("%d calls, want that of before the pause alone", n)
+		}
+		gate.Set(false)
+		pass(time.Minute)
+		for _, e := range []*notify.Envelope{&one, &two} {
+			if s := p.state(e, 0).State; s != notify.Delivered {
+				t.Errorf("%s: %v", e.ID(0), s)
 			}
 		}
 	})

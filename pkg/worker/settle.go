@@ -14,6 +14,10 @@ import (
 func (r *round) settle(i int, res *notify.Result) {
 	cfg := &r.w.cfg
 	item, at := &r.call.Items[i], r.refs[i]
+	if res.Class == notify.ClassBusy { // no call was made
+		r.again = append(r.again, i)
+		return
+	}
 	now := time.Now()
 	job := r.parts[at.part].job
 	e := &job.env
@@ -47,9 +51,8 @@ func (r *round) settle(i int, res *notify.Result) {
 		return
 	case notify.ClassDeadAddress, notify.ClassOptedOut:
 		x.State = notify.Failed
-		gone := *item
-		gone.Address = bytes.Clone(item.Address) // read when the round is over
-		r.dead, r.deadCode = append(r.dead, gone), append(r.deadCode, res.Code)
+		// Cloned: it is read when the round is over.
+		r.gone = append(r.gone, goneAddress{string(item.User), string(item.Address), res.Code, res.Class == notify.ClassOptedOut})
 	default:
 		x.State = notify.Failed
 	}

@@ -168,3 +168,33 @@ func TestPreferencesNeverRead(t *testing.T) {
 		})
 	}
 }
+
+// While cancellations are too old to be believed bulk stands, and what was
+// cancelled meanwhile is not called; other lanes go on.
+func TestBulkStandsWhileCancellationsAreStale(t *testing.T) {
+	for _, lane := range []notify.Lane{bulkMail, {Channel: notify.Push, Bulk: true}, {Channel: notify.SMS, Bulk: true}, emailLane, smsLane, pushLane} {
+		t.Run(lane.String(), func(t *testing.T) {
+			in(t, func(t *testing.T) {
+				p := newPlant(t, lane)
+				p.cancel.age(true, false)
+				cat, want := notify.Transactional, notify.Delivered
+				if lane.Bulk {
+					cat, want = notify.Marketing, notify.Cancelled
+				}
+				e := p.envelope(cat, users(100)...)
+				p.send(e)
+				pass(time.Hour)
+				if n := p.prov.count(); lane.Bulk != (n == 0) {
+					t.Fatalf("%d calls by stale cancellations", n)
+				}
+				p.cancel.age(false, true)
+				pass(time.Minute)
+				for i := range e.Count {
+					if s := p.state(&e, i).State; s != want {
+						t.Fatalf("%s: %v, want %v", e.ID(i), s, want)
+					}
+				}
+			})
+		})
+	}
+}

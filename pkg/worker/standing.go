@@ -45,10 +45,15 @@ func (r *round) goOn() {
 func (j *job) remark(x notify.Exception) {
 	j.handIn.Lock()
 	defer j.handIn.Unlock()
+	stamp, err := j.p.stamp()
+	if err != nil {
+		return
+	}
 	j.mu.Lock()
 	j.waits = x
 	row := j.snapshotLocked()
 	j.mu.Unlock()
+	row.Stamp = stamp
 	_ = j.p.w.cfg.Committer.Commit(j.p.soft, row, func() {}) // not, when the partition goes
 }
 

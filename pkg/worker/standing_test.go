@@ -39,7 +39,7 @@ func TestRefusedKeyIsTold(t *testing.T) {
 					t.Errorf("%+v", out)
 				}
 				c, ok := p.life.health.Standing(&p.cfg.Routes, time.Now())
-				if !ok || c.Account != "prov:pool" || c.Code != "http_403" || c.Reason != "config" || c.RetryAt.UnixMilli() != x.Wake {
+				if !ok || c.Account != "prov:pool" || c.Code != "http_403" || c.Reason != "config" || c.Since.Before(began) || c.Since.After(time.Now()) || c.RetryAt.UnixMilli() != x.Wake {
 					t.Errorf("%+v, %v", c, ok)
 				}
 				if rows := p.rows(&two); len(rows) != 0 {
@@ -63,6 +63,15 @@ func TestRefusedKeyIsTold(t *testing.T) {
 				}
 				if c, ok := p.life.health.Standing(&p.cfg.Routes, time.Now()); ok {
 					t.Errorf("still stands: %+v", c)
+				}
+				for _, user := range []string{"cleo", "dan", "eve"} { // a circuit closes behind three good probes of one round
+					p.send(p.envelope(notify.OTP, user))
+					pass(time.Second)
+				}
+				for _, c := range p.life.health.Circuits(time.Now()) {
+					if c.State != "closed" || c.Code != "" || !c.Since.IsZero() {
+						t.Errorf("closed, and %+v", c)
+					}
 				}
 			})
 		})

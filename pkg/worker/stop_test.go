@@ -130,6 +130,57 @@ func TestDrainRepeatsNothing(t *testing.T) {
 	}
 }
 
+// Calls that hang past the drain keep their claims: the provider may have taken
+// them. The next owner calls marketing by mail no second time, and codes again,
+// counted.
+func TestDrainRunsOut(t *testing.T) {
+	for name, c := range map[string]struct {
+		lane notify.Lane
+		cat  notify.Category
+		want notify.State
+	}{
+		"mail, marketing": {bulkMail, notify.Marketing, notify.Unknown},
+		"push, codes":     {pushLane, notify.OTP, notify.Delivered},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in(t, func(t *testing.T) {
+				p := newPlant(t, c.lane, func(cfg *Config) { cfg.BatchAge, cfg.CallLimit = -1, time.Minute })
+				p.prov.set(time.Minute, nil)
+				var envs []notify.Envelope
+				for i := range 100 {
+					envs = append(envs, p.envelope(c.cat, fmt.Sprint(i)))
+				}
+				p.send(envs...)
+				pass(time.Second)
+				if n := p.prov.count(); n != len(envs) {
+					t.Fatalf("%d calls under way, want %d", n, len(envs))
+				}
+				p.drainFor(20 * time.Second)
+				for i := range envs {
+					if rows := p.rows(&envs[i]); len(rows) != 1 || rows[0].Done || rows[0].StartedUpTo != 1 {
+						t.Fatalf("after the stop the claim of %s is gone: %+v", envs[i].ID(0), rows)
+					}
+				}
+				p.prov.takes(0)
+				p.start()
+				pass(time.Minute)
+				calls := 2 * len(envs)
+				if c.want == notify.Unknown {
+					calls = len(envs)
+				}
+				if n := p.prov.count(); n != calls {
+					t.Errorf("%d calls in both lives, want %d", n, calls)
+				}
+				for i := range envs {
+					if s := p.state(&envs[i], 0).State; s != c.want {
+						t.Fatalf("%s: %v, want %v", envs[i].ID(0), s, c.want)
+					}
+				}
+			})
+		})
+	}
+}
+
 // A copy of an envelope in flight is done with it, and called once.
 func TestCopyInFlight(t *testing.T) {
 	in(t, func(t *testing.T) {
@@ -334,9 +385,9 @@ var _ stream.Drainer = (*partition)(nil)
 // slowReads is a store whose rows take a second to read.
 type slowReads struct{ engine.Status }
 
-func (s slowReads) Get(ctx context.Context, keys []notify.RowKey) ([]notify.Row, error) {
+func (s slowReads) Resume(ctx context.Context, t engine.Tenure, keys []notify.RowKey) ([]notify.Row, error) {
 	time.Sleep(time.Second)
-	return s.Status.Get(ctx, keys)
+	return s.Status.Resume(ctx, t, keys)
 }
 
 // A drain that comes while the rows of new records are read waits for what

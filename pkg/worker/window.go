@@ -10,6 +10,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/stream"
 	"github.com/notifyd/notifyd/pkg/trace"
 )
 
@@ -25,12 +26,12 @@ type round struct {
 	again    []int     // items not taken yet: wait for their route
 	began    time.Time // of the first call
 	looked   time.Time
-	remarked time.Time     // until when the rows say that its items wait
-	dead     []notify.Item // and why, in deadCode
-	deadCode []string
+	remarked time.Time       // until when the rows say that its items wait
+	gone     []goneAddress   // that a provider called dead, or whose owner told it to stop
 	targets  []notify.Target // of the receiver looked at
 	copied   []byte          // addresses of profiles, see scratch
 	broken   bool            // a provider panicked or did not answer: it may still hold the call
+	pass     passKind        // what it holds of the Solo
 
 	span trace.Span // of the round; none: it is not recorded
 
@@ -55,21 +56,27 @@ type ref struct {
 	pos   uint32
 }
 
-// runWindow looks at every receiver once more, calls the provider and settles.
-func (w *Worker) runWindow(parts []*window) {
+// runWindow looks at every receiver once more, calls the provider and settles. The
+// permit is for the first call; nil: the provider has no rate. Its owner releases it.
+// have is the pass that the claim had; a callPass is given back after the first call.
+func (w *Worker) runWindow(parts []*window, permit notify.Permit, have passKind) {
 	e := &parts[0].job.env
-	r := &round{w: w, parts: parts, plain: make([][]byte, len(parts)), open: make([]bool, len(parts)), ex: make([][]notify.Exception, len(parts)), fine: make([]int, len(w.cfg.Routes.Names))}
+	r := &round{w: w, parts: parts, pass: have, plain: make([][]byte, len(parts)), open: make([]bool, len(parts)), ex: make([][]notify.Exception, len(parts)), fine: make([]int, len(w.cfg.Routes.Names))}
 	r.call = notify.Call{
 		Channel: e.Channel, Category: e.Category, Caller: e.Caller,
-		Content: &e.Content, Expires: e.Expires,
+		Content: &e.Content, Expires: e.Expires, Permit: permit,
 	}
 	r.begin()
 	defer r.end()
-	if !parts[0].job.p.fresh() {
-		for _, p := range parts {
-			p.putOff()
+	defer r.leaveCall()
+	if p := parts[0].job.p; r.pass != soloPass && !p.isFresh() {
+		r.leaveCall()
+		if !p.fresh() {
+			for _, p := range parts {
+				p.putOff()
+			}
+			return
 		}
-		return
 	}
 	kept := w.scratchFor(parts)
 	r.call.Items, r.refs, r.targets, r.copied = kept.items[:0], kept.refs[:0], kept.targets, kept.addresses[:0]
@@ -119,14 +126,26 @@ func (r *round) deliver(p *partition) bool {
 	cfg := &r.w.cfg
 	items, refs := r.call.Items, r.refs
 	defer r.goOn()
+	defer r.release()
 	for {
-		var wait time.Time
-		items, refs, wait = r.admitted(items, refs)
-		if len(r.call.Items) > 0 {
-			if !r.send(p) {
+		if r.w.rated != nil && r.call.Permit == nil {
+			if r.pass == soloPass {
+				r.putOffSolo(items, refs, time.Now())
+				return true
+			}
+			r.leaveCall()
+		}
+		wait := r.permitted(p, refs)
+		r.call.Items, r.refs = nil, nil
+		if wait.IsZero() {
+			items, refs, wait = r.admitted(items, refs)
+			items, refs = r.cut(items, refs)
+			if len(r.call.Items) > 0 && !r.send(p) {
 				return false
 			}
+			r.release()
 		}
+		r.leaveCall()
 		// Items the provider did not take for lack of capacity join those
 		// that were not admitted.
 		for _, i := range r.again {
@@ -139,6 +158,10 @@ func (r *round) deliver(p *partition) bool {
 		}
 		if wait.IsZero() {
 			wait = cfg.Health.earliest(&cfg.Routes, time.Now()).Add(50 * time.Millisecond)
+		}
+		if r.pass == soloPass {
+			r.putOffSolo(items, refs, wait)
+			return true
 		}
 		if at := r.nextDeadline(refs); !at.IsZero() && at.Before(wait) {
 			wait = at
@@ -229,16 +252,23 @@ func (r *round) nextDeadline(refs []ref) (at time.Time) {
 // send makes one provider call for r.call.Items.
 func (r *round) send(p *partition) bool {
 	cfg, ctx := &r.w.cfg, p.ctx
-	if !r.w.claimLast {
+	if !r.w.claimLast && r.pass != soloPass {
 		n, err := p.capacity(r.call.Category, len(r.call.Items), r.parts[0].whole())
 		if err != nil {
 			return r.notNow(ctx)
 		}
 		defer r.w.capacity.release(n)
 	}
-	// What changed while it waited for capacity, or for a store, binds this call.
+	if r.enterToCall(p) != nil {
+		return r.notNow(ctx)
+	}
+	// What changed while it waited for capacity, for a store, or for the group's word
+	// that the partition is still ours, binds this call.
+	if stream.Held(ctx) != nil {
+		return r.notNow(ctx)
+	}
 	if time.Since(r.looked) > relook {
-		if !p.fresh() {
+		if !p.isFresh() { // deliver waits until they are
 			return r.notNow(ctx)
 		}
 		var ok bool

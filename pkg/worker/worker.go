@@ -3,6 +3,7 @@ package worker
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strconv"
 	"sync"
 	"time"
@@ -21,18 +22,21 @@ type Worker struct {
 	claims   *claims
 	scratch  sync.Pool // *scratch
 	looks    sync.Pool // *looks
-	// claimLast: windows are claimed once they hold capacity. SMS is sent at a
-	// rate far below that of claims; claimed late, codes pass alerts in the
-	// queue for capacity, and nothing is ambiguous that was never called. Push
-	// and mail claim ahead, to keep thousands of calls under way.
+	rated    Rated     // the provider, if it has a rate of its own
+	// claimLast: windows are claimed once they hold capacity. SMS, and whatever
+	// has a rate, is sent at one far below that of claims; claimed late, codes pass
+	// alerts in the queue for capacity, and nothing is ambiguous that was never
+	// called. Others claim ahead, to keep thousands of calls under way.
 	claimLast bool
 }
 
 // New returns a worker that starts nothing.
 func New(cfg Config) *Worker {
 	cfg = cfg.withDefaults()
-	w := &Worker{cfg: cfg, capacity: newQuota(cfg.InFlight), claims: &claims{most: cfg.InFlight}, claimLast: cfg.Lane.Channel == notify.SMS}
-	if w.claimLast {
+	w := &Worker{cfg: cfg, capacity: newQuota(cfg.InFlight), claims: &claims{most: cfg.InFlight}}
+	w.rated, _ = cfg.Provider.(Rated)
+	w.claimLast = w.rated != nil || cfg.Lane.Channel == notify.SMS
+	if w.claimLast && w.rated == nil { // else it is looked at before the permit
 		w.capacity.shut = func() (bool, time.Time, <-chan struct{}) { return cfg.Health.shut(&w.cfg.Routes) }
 	}
 	return w
@@ -40,8 +44,8 @@ func New(cfg Config) *Worker {
 
 // Assigned implements stream.Handler: it returns what handles a partition's
 // records until ctx ends.
-func (w *Worker) Assigned(ctx context.Context, _ stream.TopicPartition) stream.PartitionHandler {
-	return newPartition(ctx, w)
+func (w *Worker) Assigned(ctx context.Context, tp stream.TopicPartition) stream.PartitionHandler {
+	return newPartition(ctx, w, tp)
 }
 
 // Handle implements stream.PartitionHandler.
@@ -139,19 +143,50 @@ func (w *Worker) poison(ctx context.Context, m message, cause error) error {
 	return w.until(ctx, "log", func() error { return aside.Poison(ctx, m, cause) })
 }
 
-// suppress adds the dead addresses of a round to the suppression list, beside
-// the work; best effort, for the next failure of the same address tries again.
+// damaged puts the bytes of an outcome row that cannot be decoded aside, with the
+// origin of its envelope, and replaces the row by one that says of each receiver of
+// the envelope that it may have been called: nobody knows what the row said.
+func (w *Worker) damaged(ctx context.Context, j *job, row *notify.Row) error {
+	if f := w.cfg.Events.Damaged; f != nil {
+		f(w.cfg.Lane)
+	}
+	cause := fmt.Errorf("outcome row of %s %s cannot be decoded", j.env.Chunk.Base, chunkName(j.env.Chunk))
+	w.cfg.Logger.Error("undecodable outcome row; its receivers may have been called", "receivers", j.env.Count,
+		"topic", j.msg.Topic, "partition", j.msg.Partition, "offset", j.msg.Offset, "trace_id", notify.TraceID(j.env.Trace), "err", cause)
+	aside := stream.Poisoner{Log: w.cfg.Log}
+	m := stream.NewMsg(stream.Record{Topic: j.msg.Topic, Partition: j.msg.Partition, Offset: j.msg.Offset, Value: row.Damaged, Time: j.msg.Time}, func() {})
+	*row = j.row
+	row.StartedUpTo, row.Starts = j.env.Count, 1
+	return w.until(ctx, "log", func() error { return aside.Poison(ctx, m, cause) })
+}
+
+// goneAddress is an address that a provider called dead, or whose owner told the
+// provider to stop.
+type goneAddress struct {
+	user, address, code string
+	optedOut            bool
+}
+
+// suppress adds the dead addresses of a round to the suppression list and opts the
+// users out who told the provider to stop, beside the work. It is best effort: the
+// next failure of the same address tries again.
 func (r *round) suppress(p *partition) {
-	if len(r.dead) == 0 {
+	if len(r.gone) == 0 {
 		return
 	}
 	p.wg.Go(func() {
 		ctx, stop := context.WithTimeout(p.ctx, 10*time.Second)
 		defer stop()
-		for i := range r.dead {
-			x := &r.dead[i]
-			if err := p.w.cfg.Prefs.Suppress(ctx, string(x.User), r.call.Channel, string(x.Address), r.deadCode[i]); err != nil {
-				p.w.cfg.Logger.Warn("suppression not stored", "addresses", len(r.dead)-i, "err", err)
+		for i := range r.gone {
+			x := &r.gone[i]
+			var err error
+			if x.optedOut {
+				err = p.w.cfg.Prefs.Unsubscribe(ctx, x.user, r.call.Channel)
+			} else {
+				err = p.w.cfg.Prefs.Suppress(ctx, x.user, r.call.Channel, x.address, x.code)
+			}
+			if err != nil {
+				p.w.cfg.Logger.Warn("suppression not stored", "addresses", len(r.gone)-i, "err", err)
 				return
 			}
 		}

@@ -373,6 +373,61 @@ func TestOrderPerUser(t *testing.T) {
 	})
 }
 
+// A receiver whose quiet hours end only at the deadline is EXPIRED at once, and
+// not put off for a look at which it is too late.
+func TestQuietUntilTheDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, pushLane)
+		until := time.Now().Add(3 * time.Hour).UnixMilli()
+		r.prefs.verdict = func(string) prefs.Verdict { return prefs.Verdict{Action: prefs.Quiet, Until: until} }
+		e := r.envelope(notify.Transactional, "ann")
+		e.Expires = until
+		r.feed(e)
+		synctest.Wait()
+		if o := r.state(&e, 0); o.State != notify.Expired || o.Code != codeExpired {
+			t.Errorf("%+v, want EXPIRED", o)
+		}
+	})
+}
+
+// A retry that would come at or behind the deadline is none: the receiver ends at
+// once, and FAILED.
+func TestRetryBehindTheDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, pushLane)
+		r.prov.set(answer(notify.ClassRetry, "not_now"))
+		e := r.envelope(notify.Transactional, "ann")
+		e.Expires = time.Now().Add(100 * time.Millisecond).UnixMilli()
+		r.feed(e)
+		synctest.Wait()
+		if o := r.state(&e, 0); o.State != notify.Failed || o.Code != "not_now" {
+			t.Errorf("%+v, want FAILED by the first answer", o)
+		}
+	})
+}
+
+// A retry whose deadline has passed before it is read ends FAILED: EXPIRED would
+// say that no call was ever made.
+func TestRetryReadBehindTheDeadline(t *testing.T) {
+	for _, c := range []struct {
+		role    Role
+		attempt uint16
+		cause   string
+	}{{Retries, 1, "not_now"}, {First, 0, causeCalled + "not_now"}} {
+		synctest.Test(t, func(t *testing.T) {
+			r := newRig(t, pushLane, func(cfg *Config) { cfg.Role = c.role })
+			e := r.envelope(notify.Transactional, "ann")
+			e.Attempt, e.Cause = c.attempt, c.cause
+			e.Expires = time.Now().Add(-time.Second).UnixMilli()
+			r.feed(e)
+			synctest.Wait()
+			if o := r.state(&e, 0); o.State != notify.Failed || o.Code != "deadline" {
+				t.Errorf("attempt %d, %s: %+v, want FAILED deadline", c.attempt, c.cause, o)
+			}
+		})
+	}
+}
+
 func TestQuietHoursDefer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, pushLane)

@@ -6,6 +6,7 @@
 # KAFKA_SECURE=1: SASL/SCRAM over TLS, and a client certificate is asked for; the
 # certificates are in DIR/certs (certs.sh), the users admin and notifyd, whose
 # passwords are the files DIR/certs/admin.password and notifyd.password.
+# KAFKA_RETENTION_CHECK_MS: how often retention removes segments; 5 minutes.
 # NOTIFY_ENGINES_DIR and NOTIFY_KAFKA_PORT move it: tests that kill a broker have
 # one of their own.
 set -euo pipefail
@@ -69,6 +70,8 @@ configure() {
 		share.coordinator.state.topic.replication.factor=$NODES
 		share.coordinator.state.topic.min.isr=$minISR
 		group.initial.rebalance.delay.ms=0
+		log.retention.check.interval.ms=${KAFKA_RETENTION_CHECK_MS:-300000}
+		log.initial.task.delay.ms=${KAFKA_RETENTION_CHECK_MS:-30000}
 		replica.selector.class=org.apache.kafka.common.replica.RackAwareReplicaSelector
 		broker.session.timeout.ms=$session
 		broker.heartbeat.interval.ms=$((session / 4))

@@ -196,7 +196,7 @@ func (b *bench) pipeline(ctx context.Context, url string) (l *pipeline, err erro
 	if err != nil {
 		return nil, err
 	}
-	census := trigger.NewCensus(l.store.Triggers())
+	census := trigger.NewCensus(l.store.Triggers(), false)
 	events := trigger.Events{Ended: func(_ string, s engine.TriggerState, _ string) {
 		if s == engine.TriggerFired {
 			l.fired.Add(1)

@@ -54,7 +54,7 @@ func (b *bench) through(ctx context.Context, with addresses) error {
 		return err
 	}
 	b.notef("P6 %d users: seeded in %.0f s, loaded in %.0f s, %.0f MiB resident", b.users, seeded.Sub(began).Seconds(), time.Since(seeded).Seconds(), rss())
-	err = b.chainRuns(ctx, n, m, with)
+	err = b.chainRuns(ctx, n, m, dir, with)
 	err = errors.Join(err, n.end())
 	if b.options.dir == "" {
 		forget(dir)
@@ -62,7 +62,7 @@ func (b *bench) through(ctx context.Context, with addresses) error {
 	return err
 }
 
-func (b *bench) chainRuns(ctx context.Context, n *node, m *meter, with addresses) error {
+func (b *bench) chainRuns(ctx context.Context, n *node, m *meter, dir string, with addresses) (err error) {
 	s := load.Step{Target: load.Fanout, Size: 50_000, Users: load.Users{Count: load.Number(b.users)}, Payload: load.Payload{Text: text}}
 	what := "address of 64 B resolved from the profile"
 	if with == inRequest {
@@ -70,52 +70,59 @@ func (b *bench) chainRuns(ctx context.Context, n *node, m *meter, with addresses
 		s.Channel, s.Addresses = "email", true
 		what = "address of 25 B in the request"
 	}
+	fl, err := newFloor(dir, b.users)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, fl.end()) }()
 	// Closed loop first: it warms up everything.
 	closed := s
 	closed.Workers = 12
-	flat, err := b.bestOf(with, func() (driven, error) { return b.drive(ctx, n, m, closed, b.closed, "P6-closed-"+string(with)) },
+	flat, err := b.bestOf(with, fl, func() (driven, error) { return b.drive(ctx, n, m, fl, closed, b.closed, "P6-closed-"+string(with)) },
 		func(d, than driven) bool { return d.rate > than.rate })
 	if err != nil {
 		return err
 	}
 	open := s
 	open.Rate, open.Workers = load.Number(b.rate), 32
-	at, err := b.bestOf(with, func() (driven, error) { return b.drive(ctx, n, m, open, b.open, "P6-open-"+string(with)) },
+	at, err := b.bestOf(with, fl, func() (driven, error) { return b.drive(ctx, n, m, fl, open, b.open, "P6-open-"+string(with)) },
 		func(d, than driven) bool { // a rate that was not held says nothing of its cost
 			return d.rate >= 0.98*b.rate && d.cores < than.cores || than.rate < 0.98*b.rate && d.rate > than.rate
 		})
 	if err != nil {
 		return err
 	}
-	wanted := info
-	if with == inProfiles {
-		wanted = atLeast(0.98*b.rate, "receivers/s")
-	}
 	ms := func(q float64) float64 { return round(float64(at.late.ValueAtQuantile(q))/1e6, 3) }
 	b.add(result{ID: "P6", Work: fmt.Sprintf("open loop %.0f s, the best of %d, at %s/s to the durable outcome, fsynced, %s; p50 %g p99 %g ms", b.open.Seconds(), b.chainRounds(with), number(b.rate), what, ms(50), ms(99)),
-		Value: at.rate, Unit: "receivers/s", Reference: b.rate, main: with == inProfiles}, wanted)
-	cores, backlog, loop := info, info, info
+		Value: at.rate, Unit: "receivers/s", Reference: b.rate, main: with == inProfiles}, info)
+	// A machine may be 2.5 times slower on one day than on another: the rates and cores
+	// are values, what must hold is the time beside the floor of the same run.
+	bound, least := info, ""
 	if with == inProfiles {
-		// At another rate than the one asked for, neither says anything.
-		reached := at.rate >= 0.98*b.rate
-		cores = need{"<= 1.5 cores at the rate", func(r result) bool { return reached && r.Value <= 1.5 }}
-		backlog = need{"<= 0.5 s at the rate", func(r result) bool { return reached && r.Value <= 0.5 }}
-		loop = atLeast(6e6, "receivers/s")
+		bound = ratioAtMost(2)
+		least = fmt.Sprintf("; floor of the same run: a JSON scan of the request, a random read of %s profiles, %.0f bytes appended and fsynced", number(float64(b.users)), fl.written)
 	}
-	b.add(result{ID: "P6", Work: fmt.Sprintf("its processor time, generator included; %.0f ns a receiver, %.0f to %.0f MiB resident", at.cores/at.rate*1e9, at.rssFrom, at.rssTo), Value: at.cores, Unit: "cores"}, cores)
-	b.add(result{ID: "P6", Work: fmt.Sprintf("its backlog at the end, against the middle: %s of %s receivers", number(float64(at.backlogEnd)), number(float64(at.backlogMid))), Value: float64(max(at.backlogEnd, 0)) / b.rate, Unit: "s of load"}, backlog)
-	b.add(result{ID: "P6", Work: fmt.Sprintf("closed loop, %s; %.2f cores, %.0f ns", what, flat.cores, flat.cores/flat.rate*1e9), Value: flat.rate, Unit: "receivers/s"}, loop)
+	b.add(result{ID: "P6", Key: keyOf(with, "P6_open"), Work: fmt.Sprintf("its processor time a receiver, generator included; %.2f cores, %.0f to %.0f MiB resident%s", at.cores, at.rssFrom, at.rssTo, least),
+		Value: at.cores / at.rate * 1e9, Unit: "ns", Reference: fl.nanos}, bound)
+	b.add(result{ID: "P6", Work: fmt.Sprintf("its backlog at the end, against the middle: %s of %s receivers", number(float64(at.backlogEnd)), number(float64(at.backlogMid))), Value: float64(max(at.backlogEnd, 0)) / b.rate, Unit: "s of load"}, info)
+	b.add(result{ID: "P6", Work: fmt.Sprintf("closed loop, %s; %.2f cores", what, flat.cores), Value: flat.rate, Unit: "receivers/s"}, info)
+	b.add(result{ID: "P6", Key: keyOf(with, "P6_closed"), Work: "its processor time a receiver, beside the same floor", Value: flat.cores / flat.rate * 1e9, Unit: "ns", Reference: fl.nanos}, bound)
 	return b.lookups(ctx, n, m, with)
 }
 
 // bestOf runs a loop three times, as other figures do, and returns the best run; a
-// profile is of the last one. What is for information runs once, and so does the
-// short form.
-func (b *bench) bestOf(with addresses, run func() (driven, error), better func(d, than driven) bool) (best driven, err error) {
+// profile is of the last one. After each run the floor has its turn. What is for
+// information runs once, and so does the short form.
+func (b *bench) bestOf(with addresses, fl *floor, run func() (driven, error), better func(d, than driven) bool) (best driven, err error) {
 	for i := range b.chainRounds(with) {
 		d, err := run()
 		if err != nil {
 			return d, err
+		}
+		if with == inProfiles {
+			if err := fl.turn(b.closed / 4); err != nil {
+				return d, fmt.Errorf("the floor of P6: %w", err)
+			}
 		}
 		if b.verbose {
 			b.notef("P6 round %d: %.2fM/s, %.2f cores, %.0f ns", i, d.rate/1e6, d.cores, d.cores/d.rate*1e9)
@@ -125,6 +132,14 @@ func (b *bench) bestOf(with addresses, run func() (driven, error), better func(d
 		}
 	}
 	return best, nil
+}
+
+// keyOf is the key of a ratio in the closing line, for what has a need alone.
+func keyOf(with addresses, key string) string {
+	if with != inProfiles {
+		return ""
+	}
+	return key
 }
 
 func (b *bench) chainRounds(with addresses) int {
@@ -190,11 +205,11 @@ type driven struct {
 
 // drive offers a step for a while and watches what comes out. Everything accepted
 // must come out, or the run fails.
-func (b *bench) drive(ctx context.Context, n *node, m *meter, st load.Step, length time.Duration, name string) (driven, error) {
+func (b *bench) drive(ctx context.Context, n *node, m *meter, fl *floor, st load.Step, length time.Duration, name string) (driven, error) {
 	m.reset()
 	s := load.One(name, length, st)
 	s.Seed = rand.Uint64()
-	target := &load.HTTP{Client: n.client}
+	target := &sampled{Target: &load.HTTP{Client: n.client}, f: fl}
 	var d driven
 	d.rssFrom = rss()
 	var offered load.Target = &inTime{target, time.Now().Add(length * 6 / 5)}
@@ -211,6 +226,7 @@ func (b *bench) drive(ctx context.Context, n *node, m *meter, st load.Step, leng
 				p.Rates.Acked/1e6, m.count(), back, rss())
 		}
 	}
+	written := writtenBytes()
 	sp := b.span(name)
 	run, err := load.New(s, load.Config{Target: offered, Observe: watch, Every: min(time.Second, length/8)})
 	if err != nil {
@@ -247,6 +263,7 @@ func (b *bench) drive(ctx context.Context, n *node, m *meter, st load.Step, leng
 	if over := m.count() - sum.Acked; over > 0 {
 		return d, fmt.Errorf("%d receivers more than accepted have an outcome", over)
 	}
+	fl.written = (writtenBytes() - written) / float64(sum.Acked)
 	d.rssTo = rss()
 	m.mu.Lock()
 	d.late = hdrhistogram.Import(m.late.Export())

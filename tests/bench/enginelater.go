@@ -29,12 +29,12 @@ func (c *cassandraBench) schedules(ctx context.Context) error {
 	}
 	theirs := func(ctx context.Context, _ int) (int, error) {
 		s, t := make1()
-		day, fireDay, base := s.Base.Time().UnixMilli()/86_400_000, s.FireAt/86_400_000, s.Base[:]
-		shard := int16(base[15] % 8)
+		bucket, base := s.Base.Time().UnixMilli()/bareListLength, s.Base[:]
+		shard := int16(base[15] % 16)
 		indexes := []insert{
-			{`INSERT INTO timer_requests_by_fire (day, shard, fire_at, base) VALUES (?, ?, ?, ?) USING TTL ?`, []any{fireDay, shard, s.FireAt, base, keepSeconds}},
-			{`INSERT INTO timer_requests_by_caller (caller, day, base) VALUES (?, ?, ?) USING TTL ?`, []any{s.Caller, day, base, keepSeconds}},
-			{`INSERT INTO timer_requests_by_day (day, shard, base) VALUES (?, ?, ?) USING TTL ?`, []any{day, shard, base, keepSeconds}},
+			{`INSERT INTO purges (index_name, hour, shard, at, id) VALUES ('schedules_by_fire', ?, ?, ?, ?) USING TTL ?`, []any{s.FireAt / 3_600_000, shard, s.FireAt, base, keepSeconds}},
+			{bareListing + ` USING TTL ?`, []any{"schedules", bucket, shard, base, keepSeconds}},
+			{bareListing + ` USING TTL ?`, []any{"schedules/" + s.Caller, bucket, shard, base, keepSeconds}},
 		}
 		if err := manyOf(len(indexes), cassandraAtOnce, func(i int) error { return c.batch(ctx, indexes[i:i+1]) }); err != nil {
 			return 0, err
@@ -176,15 +176,24 @@ const (
 	bareRequest = 250 // bytes of what a trigger is asked to do
 	bareState   = 30  // and of where it stands; its log comes with its end
 	bareEnd     = 80
+
+	bareListLength = 6 * 3_600_000
+	bareListing    = `INSERT INTO listings (list, bucket, shard, id) VALUES (?, ?, ?, ?)`
 )
 
+// bareLists are the lists that name a trigger while it is open; all but the first
+// two lose it when it ends.
+func bareLists(t *engine.Trigger) (lists [4]string, bucket int64, shard int16) {
+	return [4]string{"triggers", "triggers/" + t.Caller, "triggers_open", "triggers_open/" + t.Caller}, t.Created / bareListLength, int16(t.ID[len(t.ID)-1] % 16)
+}
+
 func (c *cassandraBench) bareCreate(ctx context.Context, t *engine.Trigger) error {
-	day, shard := t.Created/86_400_000, int16(t.ID[len(t.ID)-1]%8)
-	indexes := []insert{
-		{`INSERT INTO triggers_by_caller (caller, day, id) VALUES (?, ?, ?)`, []any{t.Caller, day, t.ID}},
-		{`INSERT INTO triggers_by_day (day, shard, id) VALUES (?, ?, ?)`, []any{day, shard, t.ID}},
+	lists, bucket, shard := bareLists(t)
+	indexes := make([]insert, len(lists))
+	for i, list := range lists {
+		indexes[i] = insert{bareListing, []any{list, bucket, shard, []byte(t.ID)}}
 	}
-	if err := manyOf(len(indexes), 2, func(i int) error { return c.batch(ctx, indexes[i:i+1]) }); err != nil {
+	if err := manyOf(len(indexes), len(indexes), func(i int) error { return c.batch(ctx, indexes[i:i+1]) }); err != nil {
 		return err
 	}
 	return c.condition(ctx, `INSERT INTO triggers (id, version, writer, at, state, ended, digest, request, data) VALUES (?, 1, ?, ?, ?, ?, ?, ?, ?) IF NOT EXISTS`,
@@ -193,11 +202,11 @@ func (c *cassandraBench) bareCreate(ctx context.Context, t *engine.Trigger) erro
 
 func (c *cassandraBench) bareSwap(ctx context.Context, t *engine.Trigger, old int64) error {
 	now := time.Now().UnixMilli()
-	day, shard := t.Created/86_400_000, int16(t.ID[len(t.ID)-1]%8)
+	lists, bucket, shard := bareLists(t)
 	state, data := engine.TriggerInFlight, noise(bareState)
 	if old == 2 {
 		state, data = engine.TriggerFired, noise(bareEnd)
-		if err := c.batch(ctx, []insert{{`INSERT INTO triggers_by_end (day, shard, ended, id) VALUES (?, ?, ?, ?)`, []any{now / 86_400_000, shard, now, t.ID}}}); err != nil {
+		if err := c.batch(ctx, []insert{{`INSERT INTO purges (index_name, hour, shard, at, id) VALUES ('triggers_by_end', ?, ?, ?, ?)`, []any{now / 3_600_000, shard, now, []byte(t.ID)}}}); err != nil {
 			return err
 		}
 	}
@@ -206,9 +215,9 @@ func (c *cassandraBench) bareSwap(ctx context.Context, t *engine.Trigger, old in
 	if err != nil || old == 1 {
 		return err
 	}
-	indexes := []insert{
-		{`UPDATE triggers_by_caller SET ended = ? WHERE caller = ? AND day = ? AND id = ?`, []any{true, t.Caller, day, t.ID}},
-		{`UPDATE triggers_by_day SET ended = ? WHERE day = ? AND shard = ? AND id = ?`, []any{true, day, shard, t.ID}},
+	var indexes []insert
+	for _, list := range lists[2:] {
+		indexes = append(indexes, insert{`DELETE FROM listings WHERE list = ? AND bucket = ? AND shard = ? AND id = ?`, []any{list, bucket, shard, []byte(t.ID)}})
 	}
 	return manyOf(len(indexes), 2, func(i int) error { return c.batch(ctx, indexes[i:i+1]) })
 }

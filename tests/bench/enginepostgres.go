@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net/url"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/postgres"
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 const (
@@ -102,10 +104,20 @@ func (p *postgresBench) measure(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	versions := make([]atomic.Uint64, profileUsers) // as far as they are known
 	err = p.against("postgres_put", fmt.Sprintf("profiles stored one by one, %d at a time, changes numbered", postgresCallers), "profiles/s", "INSERT ON CONFLICT", info,
 		func(d time.Duration) (float64, error) {
 			return flood(ctx, postgresCallers, d, func(ctx context.Context, _ int) (int, error) {
-				_, err := p.prefs.Put(ctx, prof(rand.IntN(profileUsers)))
+				i := rand.IntN(profileUsers)
+				pr := prof(i)
+				pr.Version = versions[i].Load()
+				v, err := p.prefs.Put(ctx, pr)
+				if notify.KindOf(err) == notify.KindConflict { // not known yet, or another caller's
+					pr, _, err = p.prefs.Get(ctx, pr.User)
+					versions[i].Store(pr.Version)
+					return 0, err
+				}
+				versions[i].Store(v)
 				return 1, err
 			})
 		},

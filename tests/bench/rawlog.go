@@ -33,7 +33,7 @@ func (b *bench) rawLog(ctx context.Context, d kfake.Durability, partitions int) 
 		return nil, err
 	}
 	client, err := kgo.NewClient(
-		kgo.SeedBrokers(broker.Addr()), kgo.DefaultProduceTopic(rawTopic), kgo.RequiredAcks(kgo.AllISRAcks()),
+		kgo.SeedBrokers(broker.Addr()), kgo.Dialer(broker.Dial), kgo.DefaultProduceTopic(rawTopic), kgo.RequiredAcks(kgo.AllISRAcks()),
 		kgo.ProducerLinger(5*time.Millisecond), kgo.ProducerBatchMaxBytes(1<<20), kgo.ProducerBatchCompression(kgo.NoCompression()),
 		kgo.MaxBufferedRecords(inFlight), kgo.MaxBufferedBytes(64<<20), kgo.RecordPartitioner(kgo.ManualPartitioner()),
 	)

@@ -69,6 +69,10 @@ func ratioOf(v float64) need {
 	return need{fmt.Sprintf("ratio >= %g", v), func(r result) bool { return r.Ratio >= v }}
 }
 
+func ratioAtMost(v float64) need {
+	return need{fmt.Sprintf("ratio <= %g", v), func(r result) bool { return r.Ratio > 0 && r.Ratio <= v }}
+}
+
 var info need
 
 func round(v float64, digits int) float64 {

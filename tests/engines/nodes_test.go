@@ -11,16 +11,18 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kfake"
+
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/app"
 	"github.com/notifyd/notifyd/pkg/engine/cassandra"
 	"github.com/notifyd/notifyd/pkg/engine/enginetest"
-	"github.com/notifyd/notifyd/pkg/engine/kfake"
 	"github.com/notifyd/notifyd/pkg/server"
 )
 
@@ -34,11 +36,11 @@ type world struct {
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	nodes, redis, dsn := enginetest.Server(t, enginetest.CassandraEnv), enginetest.Server(t, enginetest.RedisEnv), enginetest.Server(t, enginetest.PostgresEnv)
-	broker, err := kfake.Open(kfake.Config{Logger: slog.New(slog.DiscardHandler)})
+	broker, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.BrokerConfigs(map[string]string{"message.max.bytes": strconv.Itoa(9 << 20)}))
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = broker.Close() })
+	t.Cleanup(broker.Close)
 	name := "nodes_" + own
 	admin(t, dsn, "CREATE DATABASE "+name)
 	t.Cleanup(func() { admin(t, dsn, "DROP DATABASE "+name+" WITH (FORCE)") })
@@ -48,7 +50,7 @@ func newWorld(t *testing.T) *world {
 	}
 	cfg := app.Default()
 	cfg.Engines, cfg.Instance = app.EnginesDistributed, "test"
-	cfg.Kafka.Brokers, cfg.Cassandra.Hosts, cfg.Redis.Addresses, cfg.Postgres.DSN = []string{broker.Addr()}, []string{nodes}, []string{redis}, at
+	cfg.Kafka.Brokers, cfg.Cassandra.Hosts, cfg.Redis.Addresses, cfg.Postgres.DSN = broker.ListenAddrs(), []string{nodes}, []string{redis}, at
 	cfg.Cassandra.Keyspace, cfg.Cassandra.Replication, cfg.Cassandra.Timeout, cfg.Redis.Prefix = name, 1, patient, name+":"
 	cfg.API.Listen, cfg.API.Admin = "127.0.0.1:0", ""
 	cfg.Log.Partitions = map[string]int{"push": 2, "sms": 1, "email": 1}

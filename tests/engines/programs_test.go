@@ -687,7 +687,7 @@ func prefsProgram(t *rapid.T, n int) []step {
 	}
 	return steps(t, 12,
 		func(t *rapid.T) step {
-			p, mode := one(t), draw(t, "version", 2) // 0: any, 1: the stored one, 2: another
+			p, mode := one(t), draw(t, "version", 2) // 0: none, 1: the stored one, 2: another
 			return step{fmt.Sprint("put ", show(p), mode), func(ctx context.Context, e *engines, k *known) (string, error) {
 				p := p
 				switch mode {
@@ -794,7 +794,7 @@ func idemProgram(t *rapid.T, n int) []step {
 					return "", err
 				}
 				if won {
-					return "free", e.idem.Release(ctx, k)
+					return "free", e.idem.Release(ctx, probe)
 				}
 				if stale {
 					stored.LeaseUntil--
@@ -812,7 +812,7 @@ func idemProgram(t *rapid.T, n int) []step {
 					return "", err
 				}
 				if won { // who never reserved does not finish
-					return "free", e.idem.Release(ctx, k)
+					return "free", e.idem.Release(ctx, probe)
 				}
 				return "", e.idem.Finish(ctx, k, status, []byte(`{"ok":true}`), now+86_400_000)
 			}}

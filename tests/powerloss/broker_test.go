@@ -198,7 +198,7 @@ func (h *story) check(t *testing.T, disk *lossfs.Disk, durability kfake.Durabili
 			}
 		}
 	}
-	cl, err := kgo.NewClient(kgo.SeedBrokers(b.Addr()))
+	cl, err := kgo.NewClient(kgo.SeedBrokers(b.Addr()), kgo.Dialer(b.Dial))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -220,7 +220,7 @@ func (h *story) check(t *testing.T, disk *lossfs.Disk, durability kfake.Durabili
 // readAll returns the values of a partition by offset.
 func readAll(t *testing.T, b *kfake.Broker, p int32) map[int64]string {
 	t.Helper()
-	cl, err := kgo.NewClient(kgo.SeedBrokers(b.Addr()),
+	cl, err := kgo.NewClient(kgo.SeedBrokers(b.Addr()), kgo.Dialer(b.Dial),
 		kgo.ConsumePartitions(map[string]map[int32]kgo.Offset{topic: {p: kgo.NewOffset().AtStart()}}))
 	if err != nil {
 		t.Fatal(err)

@@ -3,7 +3,6 @@ package cassandra
 import (
 	"context"
 	"math"
-	"slices"
 	"sync"
 	"time"
 
@@ -12,10 +11,16 @@ import (
 
 const (
 	minuteMs = 60_000
+	hourMs   = 3_600_000
 	dayMs    = 86_400_000
+
+	// notesKept rounds up until when a note is kept: one bucket has few of them.
+	notesKept = 16 * dayMs
 )
 
-const insertBucket = `INSERT INTO buckets (scope, n) VALUES (?, ?) USING TTL ?`
+// Until when a note is kept is part of its key: a later note that ends earlier
+// does not shorten one that was there.
+const insertBucket = `INSERT INTO buckets (scope, n, keeps) VALUES (?, ?, ?) USING TTL ?`
 
 // bucketCache remembers which buckets this process has noted, for a while.
 type bucketCache struct {
@@ -60,10 +65,13 @@ func (c *bucketCache) add(k bucketKey, keeps int64) {
 // the bucket while rows come.
 func (s *Store) note(ctx context.Context, scope string, n, keeps int64, cached bool) error {
 	k := bucketKey{scope, n}
+	if keeps != 0 {
+		keeps = (keeps/notesKept + 1) * notesKept
+	}
 	if cached && s.buckets.has(k, keeps) {
 		return nil
 	}
-	if err := s.write(ctx, s.clock.now(), stmt{insertBucket, []any{scope, n, ttl(keeps)}}); err != nil {
+	if err := s.write(ctx, s.clock.now(), stmt{insertBucket, []any{scope, n, keeps, ttl(keeps)}}); err != nil {
 		return err
 	}
 	if cached {
@@ -73,27 +81,50 @@ func (s *Store) note(ctx context.Context, scope string, n, keeps int64, cached b
 }
 
 func (s *Store) forget(ctx context.Context, scope string, n int64) error {
-	return s.write(ctx, s.clock.now(), stmt{`DELETE FROM buckets WHERE scope = ? AND n = ?`, []any{scope, n}})
+	return s.forgetAt(ctx, s.clock.now(), scope, n)
+}
+
+// forgetAt forgets a bucket that was noted before a timestamp.
+func (s *Store) forgetAt(ctx context.Context, at int64, scope string, n int64) error {
+	return s.write(ctx, at, stmt{`DELETE FROM buckets WHERE scope = ? AND n = ?`, []any{scope, n}})
+}
+
+// notes calls fn with the buckets of a scope in [from, to], ascending or, back,
+// descending, until it says false.
+func (s *Store) notes(ctx context.Context, scope string, from, to int64, back bool, fn func(n int64) (bool, error)) error {
+	if from > to {
+		return nil
+	}
+	order := ``
+	if back {
+		order = ` ORDER BY n DESC`
+	}
+	s.counts.reads.Add(1)
+	q := s.query(`SELECT n FROM buckets WHERE scope = ? AND n >= ? AND n <= ?`+order, scope, from, to)
+	if back {
+		q = q.PageSize(50).Prefetch(0) // most who look back need few
+	}
+	return s.iterate(ctx, q, func(scan func(...any) bool) error {
+		last, first := int64(0), true
+		for n := int64(0); scan(&n); first = false {
+			if n == last && !first {
+				continue // kept until another time
+			}
+			last = n
+			if more, err := fn(n); err != nil || !more {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 // noted returns the buckets of a scope in [from, to], ascending.
 func (s *Store) noted(ctx context.Context, scope string, from, to int64) (out []int64, err error) {
-	if from > to {
-		return nil, nil
-	}
-	err = s.rows(ctx, func(scan func(...any) bool) error {
-		for n := int64(0); scan(&n); {
-			out = append(out, n)
-		}
-		return nil
-	}, `SELECT n FROM buckets WHERE scope = ? AND n >= ? AND n <= ?`, scope, from, to)
-	return out, err
-}
-
-// notedBack is noted, the latest first.
-func (s *Store) notedBack(ctx context.Context, scope string, from, to int64) ([]int64, error) {
-	out, err := s.noted(ctx, scope, from, to)
-	slices.Reverse(out)
+	err = s.notes(ctx, scope, from, to, false, func(n int64) (bool, error) {
+		out = append(out, n)
+		return true, nil
+	})
 	return out, err
 }
 

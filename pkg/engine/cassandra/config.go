@@ -3,6 +3,7 @@ package cassandra
 import (
 	"crypto/tls"
 	"log/slog"
+	"slices"
 	"strings"
 	"time"
 
@@ -19,7 +20,8 @@ type Config struct {
 	// Keyspace holds the tables: 1 to 48 letters, digits and underscores. Migrate
 	// makes it. Required.
 	Keyspace string
-	// LocalDC is the data centre whose nodes are asked. Empty: there is one.
+	// LocalDC is the data centre whose nodes are asked. Empty: that of the cluster,
+	// which then has one.
 	LocalDC string
 	// Replication is how many replicas a keyspace that Migrate makes has; default 1.
 	Replication int
@@ -113,6 +115,22 @@ func (c Config) validate() error {
 			return bad("hosts", "an address is empty")
 		}
 	}
+	return nil
+}
+
+// learnDC fills LocalDC where the cluster has one data centre. Of several the near
+// one must be named: nodes of all would be asked in turn, and quorums of each count
+// different replicas.
+func (c *Config) learnDC(dcs []string) error {
+	slices.Sort(dcs)
+	dcs = slices.Compact(dcs)
+	switch {
+	case c.LocalDC != "" || len(dcs) == 0:
+		return nil
+	case len(dcs) > 1:
+		return notify.Invalid("bad_config", "datacenter", "the cluster has the data centres "+strings.Join(dcs, ", ")+": name the one that this process is in")
+	}
+	c.LocalDC = dcs[0]
 	return nil
 }
 

@@ -1,10 +1,10 @@
 package cassandra
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"math"
+	"slices"
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -22,105 +22,74 @@ func (l deadLetters) List(ctx context.Context, f engine.DeadLetterFilter, cursor
 		}
 		behind = letterPlace{int64(binary.BigEndian.Uint64(cursor)), cursor[8:]}
 	}
-	// The day of the cursor is asked for from its place on; so is the time that
-	// the filter ends at.
 	if f.Until != 0 && f.Until-1 < behind.failed {
-		behind = letterPlace{failed: f.Until - 1}
+		behind = letterPlace{failed: f.Until - 1} // all that failed then are behind it
 	}
-	from := int64(math.MinInt64)
-	if f.Since != 0 {
-		from = f.Since / dayMs
+	last, more := behind, false
+	// A place without an id stands in front of all of its time.
+	var from []byte
+	switch {
+	case behind.id != nil:
+		from = letterEntry(behind.failed, behind.id).key
+	case behind.failed != math.MaxInt64:
+		from = binary.BigEndian.AppendUint64(nil, uint64(behind.failed)+1)
 	}
-	days, err := l.s.notedBack(ctx, scopeFailed, from, behind.failed/dayMs)
-	if err != nil {
-		return nil, nil, err
-	}
-	last := behind
-	for _, day := range days {
-		place := behind
-		for {
-			n := min(letterPage, max-len(out)+1)
-			page, err := l.places(ctx, day, place, n)
-			if err != nil {
-				return nil, nil, err
-			}
-			ids := make([][]byte, len(page))
-			for i := range page {
-				ids[i] = page[i].id
+	err = l.s.walk(ctx, listLetters, from, behind.failed, max, func(keys [][]byte) (bool, error) {
+		for some := range slices.Chunk(keys, letterPage) {
+			ids := make([][]byte, len(some))
+			for i, key := range some {
+				if len(key) != 8+letterIDLen {
+					return false, corrupt("the list of dead letters")
+				}
+				ids[i] = placeOf(key).id
 			}
 			rows, have, err := l.letters(ctx, ids)
 			if err != nil {
-				return nil, nil, err
+				return false, err
 			}
-			for i := range page {
-				d := &rows[i].DeadLetter
+			for i := range some {
+				p, d := placeOf(some[i]), &rows[i].DeadLetter
+				if p.failed < f.Since {
+					return false, nil
+				}
 				if !have[i] || d.Seq == 0 || !f.Matches(d) {
 					continue
 				}
 				if len(out) == max {
-					return out, append(binary.BigEndian.AppendUint64(nil, uint64(last.failed)), last.id...), nil
+					more = true
+					return false, nil
 				}
-				out = append(out, *d)
-				last = page[i]
+				out, last = append(out, *d), p
 			}
-			if len(page) < n {
-				break
-			}
-			place = page[len(page)-1]
 		}
+		return true, nil
+	})
+	if err != nil || !more {
+		return out, nil, err
 	}
-	return out, nil, nil
+	return out, append(binary.BigEndian.AppendUint64(nil, uint64(last.failed)), last.id...), nil
 }
 
-// letterPlace is a place in the index by time: newest first, then by id.
+// letterPlace is a place in the list by time: newest first, then by id.
 type letterPlace struct {
 	failed int64
 	id     []byte
 }
 
-func comparePlaces(a, b letterPlace) int {
-	if a.failed != b.failed {
-		if a.failed > b.failed {
-			return -1
-		}
-		return 1
-	}
-	return bytes.Compare(a.id, b.id)
+// letterEntry is the entry of a letter in the list. Keys are listed highest first
+// and ids of one time lowest first, so the key holds the id inverted.
+func letterEntry(failed int64, id []byte) listEntry {
+	return listEntry{listLetters, failed, invert(binary.BigEndian.AppendUint64(nil, uint64(max(failed, 0))), id)}
 }
 
-// places returns up to max places of a day behind one.
-func (l deadLetters) places(ctx context.Context, day int64, behind letterPlace, max int) ([]letterPlace, error) {
-	// The index orders by two columns in opposite directions, which one condition
-	// cannot say: the rest of one time, then the times below it.
-	read := func(out *[]letterPlace, shard int16, where string, args ...any) error {
-		if len(*out) >= max {
-			return nil
-		}
-		return l.s.rows(ctx, func(scan func(...any) bool) error {
-			for {
-				var p letterPlace
-				if !scan(&p.failed, &p.id) {
-					return nil
-				}
-				*out = append(*out, p)
-			}
-		}, `SELECT failed, id FROM dead_letters_by_time WHERE day = ? AND shard = ? AND `+where+` LIMIT ?`, append(append([]any{day, shard}, args...), max-len(*out))...)
+func placeOf(key []byte) letterPlace {
+	return letterPlace{int64(binary.BigEndian.Uint64(key)), invert(nil, key[8:])}
+}
+
+// invert appends the complement of b.
+func invert(to, b []byte) []byte {
+	for _, c := range b {
+		to = append(to, ^c)
 	}
-	id := behind.id
-	if id == nil {
-		id = []byte{}
-	}
-	var shards [letterShards][]letterPlace
-	err := parallel(letterShards, func(i int) error {
-		if behind.failed/dayMs == day {
-			if err := read(&shards[i], int16(i), `failed = ? AND id > ?`, behind.failed, id); err != nil {
-				return err
-			}
-		}
-		return read(&shards[i], int16(i), `failed < ?`, behind.failed)
-	})
-	if err != nil {
-		return nil, err
-	}
-	return mergeFirst(shards[:], comparePlaces, max), nil
+	return to
 }

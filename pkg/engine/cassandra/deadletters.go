@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"math"
-	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -29,13 +28,12 @@ type deadLetters struct {
 const (
 	letterVersion = 1
 	letterIDLen   = 16 + 4 + 1 + 2
-	letterShards  = 4
 	letterPage    = 200
 	// letterBatch is how many rows are appended to a log at a time.
 	letterBatch = 100
 
-	scopeFailed = "dead_letters_by_time"
-	scopeUntil  = "dead_letters_by_until"
+	listLetters    = "dead_letters"
+	purgeOfLetters = "dead_letters_by_until"
 )
 
 func letterID(id notify.ID, epoch uint16) []byte {
@@ -214,25 +212,15 @@ func (l deadLetters) create(ctx context.Context, id []byte, d *engine.DeadLetter
 			return letterRow{}, notify.Invalid("bad_dead_letter", "extra", "the letter cannot be stored")
 		}
 	}
-	days := [...]struct {
-		scope string
-		ms    int64
-	}{{scopeFailed, d.LastFailed}, {scopeUntil, d.Until}}
-	for _, x := range days {
-		if err := l.s.note(ctx, x.scope, x.ms/dayMs, 0, x.ms > time.Now().UnixMilli()-dayMs); err != nil {
-			return letterRow{}, err
-		}
+	// Until when the row is looked for by Purge is said before it is there.
+	if err := l.s.purgeLater(ctx, purgeOfLetters, purgeEntry{d.Until, id}, 0); err != nil {
+		return letterRow{}, err
 	}
-	shard := shardOfBase(id, letterShards)
-	err := l.s.separate(ctx, []stmt{
-		{`INSERT INTO dead_letters_by_time (day, shard, failed, id) VALUES (?, ?, ?, ?)`, []any{d.LastFailed / dayMs, shard, d.LastFailed, id}},
-		{`INSERT INTO dead_letters_by_until (day, shard, until, id) VALUES (?, ?, ?, ?)`, []any{d.Until / dayMs, shard, d.Until, id}},
-	})
-	if err != nil {
+	if err := l.s.enlist(ctx, 0, letterEntry(d.LastFailed, id)); err != nil {
 		return letterRow{}, err
 	}
 	me := nonce()
-	_, err = l.s.settle(ctx, "a dead letter", func() (verdict, error) {
+	_, err := l.s.settle(ctx, "a dead letter", func() (verdict, error) {
 		if _, ok, err := l.serial(ctx, id); err != nil || !ok {
 			return undone, err
 		}

@@ -20,7 +20,8 @@
 // holds, the accessor's comment says what is promised instead.
 //
 // Nothing is searched for: which buckets of time hold rows is noted in the table
-// buckets before the rows are answered. A bucket goes with one partition delete,
-// an index that is worked off with one delete of a range, so that reads step over
-// no tombstones.
+// buckets before the rows are answered. Timers go a minute at a time, with one
+// partition delete. What a purge worked off goes with one delete of a range
+// (purges.go). Entries of lists go one by one, in partitions small enough for what
+// is left of them for a while (listings.go).
 package cassandra

@@ -2,7 +2,6 @@ package cassandra
 
 import (
 	"context"
-	"math"
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -82,145 +81,71 @@ func (t schedules) Swap(ctx context.Context, old uint64, h engine.ScheduleHead) 
 }
 
 // prolong keeps a schedule that is moved as long as its new time asks for, and
-// lets Purge find it there. It goes before the swap: what it leaves if that is
-// lost harms nothing.
+// lets List and Purge find it there. It goes before the swap: what it leaves if
+// that is lost harms nothing.
 func (t schedules) prolong(ctx context.Context, base notify.Base, fireAt int64) error {
-	index, err := t.s.fireIndex(ctx, base, fireAt)
+	x, at, ok, err := t.get(ctx, base)
 	if err != nil {
 		return err
 	}
-	if err := t.s.write(ctx, t.s.clock.now(), index); err != nil {
+	if !ok || fireAt <= x.FireAt {
+		return t.s.purgeLater(ctx, purgeOfSchedules, purgeEntry{fireAt, base[:]}, t.s.scheduleKeeps(fireAt))
+	}
+	if err := t.s.indexSchedule(ctx, &x, fireAt); err != nil {
 		return err
 	}
-	x, at, ok, err := t.get(ctx, base)
-	if err != nil || !ok || fireAt <= x.FireAt {
-		return err
-	}
-	left := ttl(t.s.scheduleKeeps(fireAt))
-	return t.s.separate(ctx, []stmt{
-		{insertSchedule, []any{base[:], at, pack(scheduleVersion, func(c *codec) { c.schedule(&x) }), left}},
-		{`INSERT INTO timer_requests_by_caller (caller, day, base) VALUES (?, ?, ?) USING TTL ?`, []any{x.Caller, dayOf(base), base[:], left}},
-		{`INSERT INTO timer_requests_by_day (day, shard, base) VALUES (?, ?, ?) USING TTL ?`, []any{dayOf(base), shardOfBase(base[:], requestShards), base[:], left}},
+	return t.s.write(ctx, t.s.clock.now(), stmt{
+		insertSchedule, []any{base[:], at, pack(scheduleVersion, func(c *codec) { c.schedule(&x) }), ttl(t.s.scheduleKeeps(fireAt))},
 	})
 }
 
-type fireEntry struct {
-	fireAt int64
-	base   notify.Base
-}
-
-// Purge goes through the index by fire time. An entry whose schedule has another
-// last known time is moved there.
-func (t schedules) Purge(ctx context.Context, before int64, max int) (purged int, err error) {
-	if max <= 0 || before <= 0 {
+// Purge goes through the index by fire time. A schedule whose last known time is
+// another has an entry there too.
+func (t schedules) Purge(ctx context.Context, before int64, max int) (int, error) {
+	if before <= 0 {
 		return 0, nil
 	}
-	days, err := t.s.noted(ctx, scopeFires, 0, (before-1)/dayMs)
+	var struck partSet
+	n, err := t.s.workOff(ctx, purgeOfSchedules, before, max, func(e purgeEntry) (gone, again bool, err error) {
+		if len(e.id) != len(notify.Base{}) {
+			return false, false, corrupt("the purge of schedules")
+		}
+		return t.purge(ctx, notify.Base(e.id), e.at, before, &struck)
+	})
 	if err != nil {
-		return 0, err
+		return n, err
 	}
-	for _, day := range days {
-		empty := true
-		for shard := range int16(requestShards) {
-			n, left, err := t.purgePart(ctx, day, shard, before, max-purged)
-			purged += n
-			empty = empty && !left
-			if err != nil || purged >= max {
-				return purged, err
-			}
-		}
-		// Nothing is put off to a day that is over but what is late.
-		if empty && (day+2)*dayMs < t.s.clock.now()/1000 {
-			if err := t.s.forget(ctx, scopeFires, day); err != nil {
-				return purged, err
-			}
-		}
-	}
-	return purged, nil
+	return n, struck.forget(ctx, t.s)
 }
 
-// purgePart is Purge of one partition of the index; left says that it may hold
-// more.
-func (t schedules) purgePart(ctx context.Context, day int64, shard int16, before int64, max int) (purged int, left bool, err error) {
-	const page = 200
-	after := fireEntry{fireAt: math.MinInt64}
-	for purged < max {
-		var es []fireEntry
-		n := min(page, max-purged)
-		err := t.s.rows(ctx, func(scan func(...any) bool) error {
-			var e fireEntry
-			for b := []byte(nil); scan(&e.fireAt, &b); {
-				if len(b) != len(e.base) {
-					return corrupt("timer_requests_by_fire")
-				}
-				e.base = notify.Base(b)
-				es = append(es, e)
-			}
-			return nil
-		}, `SELECT fire_at, base FROM timer_requests_by_fire WHERE day = ? AND shard = ? AND (fire_at, base) > (?, ?) LIMIT ?`, day, shard, after.fireAt, after.base[:], n)
-		if err != nil {
-			return purged, true, err
-		}
-		for _, e := range es {
-			if e.fireAt >= before {
-				return purged, true, nil
-			}
-			gone, kept, err := t.purge(ctx, e, before)
-			if err != nil {
-				return purged, true, err
-			}
-			if gone {
-				purged++
-			}
-			left = left || kept
-			after = e
-		}
-		if len(es) < n {
-			return purged, left, nil
-		}
-	}
-	return purged, true, nil
-}
-
-// purge looks at one entry of the index; kept says that the entry stays.
-func (t schedules) purge(ctx context.Context, e fireEntry, before int64) (gone, kept bool, err error) {
-	unlock, err := t.s.locks.lock(ctx, string(e.base[:]))
+// purge looks at one entry of the index; again says that the entry stays.
+func (t schedules) purge(ctx context.Context, base notify.Base, fireAt, before int64, struck *partSet) (gone, again bool, err error) {
+	unlock, err := t.s.locks.lock(ctx, string(base[:]))
 	if err != nil {
 		return false, true, err
 	}
 	defer unlock()
-	x, _, ok, err := t.get(ctx, e.base)
+	x, _, ok, err := t.get(ctx, base)
 	if err != nil {
 		return false, true, err
 	}
-	h, _, touched, err := t.head(ctx, e.base)
+	h, _, touched, err := t.head(ctx, base)
 	if err != nil {
 		return false, true, err
-	}
-	drop := stmt{
-		`DELETE FROM timer_requests_by_fire WHERE day = ? AND shard = ? AND fire_at = ? AND base = ?`,
-		[]any{e.fireAt / dayMs, shardOfBase(e.base[:], requestShards), e.fireAt, e.base[:]},
 	}
 	last := x.FireAt
 	if touched && h.FireAt > 0 {
 		last = h.FireAt
 	}
 	if ok && last >= before {
-		if last == e.fireAt {
+		if last == fireAt {
 			return false, true, nil
 		}
-		index, err := t.s.fireIndex(ctx, e.base, last)
-		if err != nil {
-			return false, true, err
-		}
-		if err := t.s.write(ctx, t.s.clock.now(), index); err != nil {
-			return false, true, err
-		}
-		return false, false, t.s.write(ctx, t.s.clock.now(), drop)
+		return false, false, t.s.purgeLater(ctx, purgeOfSchedules, purgeEntry{last, base[:]}, t.s.scheduleKeeps(last))
 	}
 	if touched {
 		won, err := t.s.settle(ctx, "purge of a head", func() (verdict, error) {
-			now, _, there, err := t.head(ctx, e.base)
+			now, _, there, err := t.head(ctx, base)
 			switch {
 			case err != nil:
 				return 0, err
@@ -230,21 +155,18 @@ func (t schedules) purge(ctx context.Context, e fireEntry, before int64) (gone, 
 				return undone, nil
 			}
 			return lost, nil
-		}, stmt{`DELETE FROM timer_heads WHERE base = ? IF version = ?`, []any{e.base[:], int64(h.Version)}})
+		}, stmt{`DELETE FROM timer_heads WHERE base = ? IF version = ?`, []any{base[:], int64(h.Version)}})
 		if err != nil || !won {
 			return false, true, err // somebody moves it this moment
 		}
 	}
-	at := t.s.clock.now()
-	stmts := []stmt{
-		{`DELETE FROM timer_requests WHERE base = ?`, []any{e.base[:]}},
-		{`DELETE FROM timer_requests_by_day WHERE day = ? AND shard = ? AND base = ?`, []any{dayOf(e.base), shardOfBase(e.base[:], requestShards), e.base[:]}},
-		{`DELETE FROM timer_requests_by_caller WHERE caller = ? AND day = ? AND base = ?`, []any{x.Caller, dayOf(e.base), e.base[:]}},
+	if err := t.s.write(ctx, t.s.clock.now(), stmt{`DELETE FROM timer_requests WHERE base = ?`, []any{base[:]}}); err != nil {
+		return false, true, err
 	}
-	for _, one := range append(stmts, drop) {
-		if err := t.s.write(ctx, at, one); err != nil {
-			return false, true, err
-		}
+	if !ok {
+		return false, false, nil
 	}
-	return ok, false, nil
+	es := scheduleEntries(&x)
+	struck.add(es)
+	return true, false, t.s.strike(ctx, t.s.clock.now(), es...)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
@@ -196,10 +197,51 @@ func (h history) Each(ctx context.Context, base notify.Base, fn func(*engine.Fou
 	return nil
 }
 
+// EachHistory calls fn with every original chunk whose record want names. It reads
+// all of the index of chunks, and the content of those; a chunk whose content has
+// aged out is left out. Chunks come in no order.
+func (s *Store) EachHistory(ctx context.Context, want func(p HistoryPart, offset int64) bool, fn func(*engine.Found) error) error {
+	var refs []chunkRef
+	err := s.rows(ctx, func(scan func(...any) bool) error {
+		for {
+			var base []byte
+			var part int
+			var block int64
+			r := chunkRef{}
+			if !scan(&base, &part, &block, &r.topic, &r.part, &r.offset) {
+				return nil
+			}
+			if len(base) == len(notify.Base{}) && want(HistoryPart{r.topic, r.part}, r.offset) {
+				r.chunk = notify.Chunk{Base: notify.Base(base), Partition: uint16(part), Block: uint32(block)}
+				refs = append(refs, r)
+			}
+		}
+	}, `SELECT base, part, block, topic, log_part, log_offset FROM notification_chunks`)
+	if err != nil {
+		return err
+	}
+	h := history{s: s}
+	for i := range refs {
+		var f engine.Found
+		ok, err := h.open(ctx, &refs[i], &f)
+		if err == nil && ok {
+			err = fn(&f)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 const cursorVersion = 1
 
-func historyCursor(user string, base notify.Base, index uint32) engine.HistoryCursor {
+// lastBase stands behind every base that is not itself.
+var lastBase = notify.Base{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
+
+func historyCursor(user string, released int64, base notify.Base, index uint32) engine.HistoryCursor {
 	b := binary.BigEndian.AppendUint64([]byte{cursorVersion}, notify.HashUser([]byte(user)))
+	b = binary.BigEndian.AppendUint64(b, uint64(released))
 	return binary.BigEndian.AppendUint32(append(b, base[:]...), index)
 }
 
@@ -209,15 +251,16 @@ func (h history) User(ctx context.Context, q engine.HistoryQuery) ([]engine.Foun
 	if q.Limit < 1 || q.Limit > 1000 {
 		return nil, nil, notify.Invalid("bad_limit", "limit", "a page holds 1 to 1000 notifications")
 	}
-	before, index := lastBase, int64(1)<<32
+	left, before, index := int64(math.MaxInt64), lastBase, int64(1)<<32
 	if q.Before != nil {
 		c := q.Before
-		if len(c) != 1+8+16+4 || c[0] != cursorVersion || binary.BigEndian.Uint64(c[1:]) != notify.HashUser([]byte(q.User)) {
+		if len(c) != 1+8+8+16+4 || c[0] != cursorVersion || binary.BigEndian.Uint64(c[1:]) != notify.HashUser([]byte(q.User)) {
 			return nil, nil, notify.Invalid("bad_cursor", "cursor", "this cursor is not from a listing of this user")
 		}
-		before, index = notify.Base(c[9:25]), int64(binary.BigEndian.Uint32(c[25:]))
+		left, before, index = int64(binary.BigEndian.Uint64(c[9:])), notify.Base(c[17:33]), int64(binary.BigEndian.Uint32(c[33:]))
 	}
 	type place struct {
+		released   int64
 		base       notify.Base
 		index, pos int64
 		part       int
@@ -229,14 +272,14 @@ func (h history) User(ctx context.Context, q engine.HistoryQuery) ([]engine.Foun
 	var last place
 	// An id of a clock ahead of ours may lie in the next month.
 	now := time.Now().UnixMilli()
-	newest := min(now/monthMs+1, before.Time().UnixMilli()/monthMs)
+	newest := min(now/monthMs+1, left/monthMs)
 	oldest := (now - h.s.cfg.StatusTTL.Milliseconds()) / monthMs
 	for month := newest; month >= oldest && !more; month-- {
 		err := h.s.rows(ctx, func(scan func(...any) bool) error {
 			for {
 				var p place
 				var b []byte
-				if !scan(&b, &p.index, &p.caller, &p.part, &p.block, &p.pos) {
+				if !scan(&p.released, &b, &p.index, &p.caller, &p.part, &p.block, &p.pos) {
 					return nil
 				}
 				if len(b) != len(p.base) {
@@ -256,7 +299,7 @@ func (h history) User(ctx context.Context, q engine.HistoryQuery) ([]engine.Foun
 					return nil
 				}
 			}
-		}, `SELECT base, idx, caller, part, block, pos FROM notifications WHERE user_id = ? AND month = ? AND (base, idx) < (?, ?)`, []byte(q.User), month, before[:], index)
+		}, `SELECT released, base, idx, caller, part, block, pos FROM notifications WHERE user_id = ? AND month = ? AND (released, base, idx) < (?, ?, ?)`, []byte(q.User), month, left, before[:], index)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -295,5 +338,5 @@ func (h history) User(ctx context.Context, q engine.HistoryQuery) ([]engine.Foun
 	if !more {
 		return out, nil, nil
 	}
-	return out, historyCursor(q.User, last.base, uint32(last.index)), nil
+	return out, historyCursor(q.User, last.released, last.base, uint32(last.index)), nil
 }

@@ -30,7 +30,7 @@ func envelope(at time.Time, caller string, rs ...receiver) *notify.Envelope {
 }
 
 func historyRecord(offset int64, e *notify.Envelope) HistoryRecord {
-	return HistoryRecord{Topic: "notifications-push", Partition: 2, Offset: offset, Value: notify.AppendEnvelope(nil, e)}
+	return HistoryRecord{Topic: "notifications-push", Partition: 2, Offset: offset, Value: notify.AppendEnvelope(nil, e), Time: time.Now().UnixMilli()}
 }
 
 // withHistory gives a store whose tables of history are empty.
@@ -75,6 +75,14 @@ func TestHistory(t *testing.T) {
 	offsets, err := s.HistoryOffsets(ctx)
 	if err != nil || offsets[HistoryPart{"notifications-push", 2}] != 15 {
 		t.Fatalf("offsets %v, %v", offsets, err)
+	}
+	var read []int64
+	err = s.EachHistory(ctx, func(p HistoryPart, offset int64) bool {
+		return p == HistoryPart{"notifications-push", 2} && offset > 10
+	},
+		func(f *engine.Found) error { read = append(read, f.Offset); return nil })
+	if slices.Sort(read); err != nil || !slices.Equal(read, []int64{11, 13}) {
+		t.Errorf("originals behind offset 10: %v, %v", read, err)
 	}
 	id := func(e *notify.Envelope, index uint32) notify.ID { return e.ID(index) }
 	for _, c := range []struct {
@@ -201,5 +209,39 @@ func TestHistoryWaitsAtTheBarrier(t *testing.T) {
 	}
 	if _, err := h.Find(t.Context(), notify.ID{Base: notify.NewBase(time.Now())}); notify.KindOf(err) != notify.KindNotFound {
 		t.Fatalf("no such id: %v", err)
+	}
+}
+
+// What was scheduled months ahead is listed from when it was sent on, at the place
+// of that time; what was cancelled, from then on.
+func TestHistoryOfWhatWasScheduledFarAhead(t *testing.T) {
+	t.Parallel()
+	s := withHistory(t, false)
+	now := time.Now()
+	day := 24 * time.Hour
+	at := func(made time.Duration, due time.Time) *notify.Envelope {
+		e := envelope(now.Add(-made), "shop", receiver{0, "ann"})
+		if !due.IsZero() {
+			e.NotBefore = due.UnixMilli()
+		}
+		return e
+	}
+	all := []*notify.Envelope{at(time.Minute, time.Time{}), at(100*day, now.Add(-time.Hour)), at(2*time.Hour, time.Time{}), at(300*day, now.Add(-20*day)), at(200*day, now.Add(60*day))}
+	all[4].Cause = notify.CauseCancelled
+	var recs []HistoryRecord
+	for i, e := range all {
+		recs = append(recs, historyRecord(int64(i), e))
+	}
+	if err := s.AppendHistory(t.Context(), recs...); err != nil {
+		t.Fatal(err)
+	}
+	var want []string
+	for _, i := range []int{4, 0, 1, 2, 3} {
+		want = append(want, all[i].ID(0).String())
+	}
+	for limit := 1; limit <= 6; limit++ {
+		if got := userPages(t, s.History(HistoryConfig{}), engine.HistoryQuery{User: "ann", Limit: limit}); !slices.Equal(got, want) {
+			t.Errorf("pages of %d: %v, want %v", limit, got, want)
+		}
 	}
 }

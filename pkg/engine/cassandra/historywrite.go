@@ -14,6 +14,14 @@ type HistoryRecord struct {
 	Partition int32
 	Offset    int64
 	Value     []byte // a notify.Envelope
+	Time      int64  // when it was appended to the log, ms since 1970
+}
+
+// released is when a notification left for its receivers, ms since 1970: when it
+// was made, or the time it was scheduled for. It is the same in each copy of an
+// envelope. One that was cancelled left when it was cancelled.
+func released(env *notify.Envelope, appended int64) int64 {
+	return max(env.Chunk.Base.Time().UnixMilli(), min(env.NotBefore, appended))
 }
 
 // historyNext is what this process has appended, by partition.
@@ -101,7 +109,7 @@ func (s *Store) appendRecord(ctx context.Context, r *HistoryRecord) error {
 		return nil
 	}
 	c, keep := env.Chunk, int(s.cfg.StatusTTL/time.Second)
-	month := c.Base.Time().UnixMilli() / monthMs
+	left := released(&env, r.Time)
 	var rows []stmt
 	first, last := int64(-1), int64(0)
 	rd, x := notify.ReadReceivers(env.Receivers), notify.Receiver{}
@@ -111,8 +119,8 @@ func (s *Store) appendRecord(ctx context.Context, r *HistoryRecord) error {
 		}
 		if (!env.Fan || s.cfg.EveryReceiver) && len(x.User) > 0 {
 			rows = append(rows, stmt{
-				`INSERT INTO notifications (user_id, month, base, idx, caller, part, block, pos) VALUES (?, ?, ?, ?, ?, ?, ?, ?) USING TTL ?`,
-				[]any{append([]byte(nil), x.User...), month, c.Base[:], last, env.Caller, int(c.Partition), int64(c.Block), pos, keep},
+				`INSERT INTO notifications (user_id, month, released, base, idx, caller, part, block, pos) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) USING TTL ?`,
+				[]any{append([]byte(nil), x.User...), left / monthMs, left, c.Base[:], last, env.Caller, int(c.Partition), int64(c.Block), pos, keep},
 			})
 		}
 	}

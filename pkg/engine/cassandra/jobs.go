@@ -45,12 +45,17 @@ type jobRow struct {
 
 func (r *jobRow) lives() bool { return r.version > 0 && !r.dropped }
 
-func (j jobs) row(ctx context.Context, id string) (r jobRow, err error) {
+// row reads a job at SERIAL.
+func (j jobs) row(ctx context.Context, id string) (jobRow, error) {
+	return j.read(ctx, id, j.s.getSerial)
+}
+
+func (j jobs) read(ctx context.Context, id string, get func(context.Context, string, []any, ...any) (bool, error)) (r jobRow, err error) {
 	if id == "" {
 		return r, nil
 	}
 	var data []byte
-	ok, err := j.s.getSerial(ctx, `SELECT version, writer, dropped, data FROM jobs WHERE id = ? LIMIT 1`, []any{id}, &r.version, &r.writer, &r.dropped, &data)
+	ok, err := get(ctx, `SELECT version, writer, dropped, data FROM jobs WHERE id = ? LIMIT 1`, []any{id}, &r.version, &r.writer, &r.dropped, &data)
 	if err != nil || !ok || r.version == 0 {
 		return jobRow{}, err
 	}
@@ -292,8 +297,12 @@ func (j jobs) Drop(ctx context.Context, id string, version uint64) error {
 		return err
 	}
 	// Entries have the timestamps of the servers, which may be ahead of ours. No
-	// job of this id comes again.
-	return j.s.write(ctx, at+1e6, stmt{`DELETE FROM jobs WHERE id = ? AND at >= ?`, []any{id, int64(math.MinInt64)}})
+	// job of this id comes again, so none is newer than what is there.
+	var newest int64
+	if _, err := j.s.get(ctx, `SELECT max(writetime(doc)) FROM jobs WHERE id = ? AND at >= ?`, []any{id, int64(math.MinInt64)}, &newest); err != nil {
+		return err
+	}
+	return j.s.write(ctx, max(at, newest), stmt{`DELETE FROM jobs WHERE id = ? AND at >= ?`, []any{id, int64(math.MinInt64)}})
 }
 
 func (j jobs) Entries(ctx context.Context, id string, after uint64, max int) (out []engine.JobEntry, err error) {
@@ -316,6 +325,8 @@ func (j jobs) Entries(ctx context.Context, id string, after uint64, max int) (ou
 	return out, err
 }
 
+// List reads jobs as of every swap answered before: operators list them every
+// second.
 func (j jobs) List(ctx context.Context, max int) (out []engine.Job, err error) {
 	if max <= 0 {
 		return nil, nil
@@ -332,7 +343,7 @@ func (j jobs) List(ctx context.Context, max int) (out []engine.Job, err error) {
 	}
 	rows := make([]jobRow, len(ids))
 	err = parallel(len(ids), func(i int) (err error) {
-		rows[i], err = j.row(ctx, ids[i])
+		rows[i], err = j.read(ctx, ids[i], j.s.get)
 		return err
 	})
 	if err != nil {

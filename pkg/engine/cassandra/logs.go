@@ -28,20 +28,14 @@ type logRow struct {
 func blockOf(n int64) int64 { return (n - 1) / logBlock }
 
 // last returns the last row, as of every append answered before; n is 0 where
-// there is none.
+// there is none. It reads the last notes of blocks, however many there are.
 func (l numbered) last(ctx context.Context) (r logRow, err error) {
-	blocks, err := l.s.noted(ctx, l.name, 0, math.MaxInt64)
-	if err != nil || len(blocks) == 0 {
-		return r, err
-	}
-	// The last block may have been noted by one who then stored nothing in it.
-	for i := len(blocks) - 1; i >= 0; i-- {
-		ok, err := l.s.getSerial(ctx, `SELECT n, data FROM logs WHERE log = ? AND block = ? ORDER BY n DESC LIMIT 1`, []any{l.name, blocks[i]}, &r.n, &r.data)
-		if err != nil || ok {
-			return r, err
-		}
-	}
-	return logRow{}, nil
+	err = l.s.notes(ctx, l.name, 0, math.MaxInt64, true, func(block int64) (bool, error) {
+		// The last block may have been noted by one who then stored nothing in it.
+		ok, err := l.s.getSerial(ctx, `SELECT n, data FROM logs WHERE log = ? AND block = ? ORDER BY n DESC LIMIT 1`, []any{l.name, block}, &r.n, &r.data)
+		return !ok, err
+	})
+	return r, err
 }
 
 // append adds the rows that fill returns for the last one, all or none of one

@@ -1,13 +1,15 @@
 package cassandra
 
 import (
+	"bytes"
 	"context"
 
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
 // Meta returns the contract of the small table of names and values. The last
-// write of a name wins.
+// PutMeta of a name wins; what SwapMeta writes is written by lightweight
+// transactions alone.
 func (s *Store) Meta() engine.Meta { return meta{s} }
 
 type meta struct{ s *Store }
@@ -31,4 +33,33 @@ func (m meta) PutMeta(ctx context.Context, name string, value []byte) error {
 		value = []byte{} // null would remove it
 	}
 	return m.s.write(ctx, m.s.clock.now(), stmt{`INSERT INTO meta (name, value) VALUES (?, ?)`, []any{name, value}})
+}
+
+func (m meta) SwapMeta(ctx context.Context, name string, old, value []byte) (bool, error) {
+	if value == nil {
+		value = []byte{} // null would remove it
+	}
+	swap := stmt{`UPDATE meta SET value = ? WHERE name = ? IF value = ?`, []any{value, name, old}}
+	if old == nil {
+		swap = stmt{`INSERT INTO meta (name, value) VALUES (?, ?) IF NOT EXISTS`, []any{name, value}}
+	}
+	look := func() (verdict, error) {
+		var have []byte
+		ok, err := m.s.getSerial(ctx, `SELECT value FROM meta WHERE name = ?`, []any{name}, &have)
+		switch {
+		case err != nil:
+			return 0, err
+		case ok && bytes.Equal(have, value):
+			return done, nil
+		case ok == (old != nil) && bytes.Equal(have, old):
+			return undone, nil
+		}
+		return unknown, nil
+	}
+	won, err := m.s.settle(ctx, "row "+name, look, swap)
+	if err != nil || won {
+		return won, err
+	}
+	now, err := look()
+	return now == done, err
 }

@@ -49,8 +49,8 @@ func (m *migrator) tableID(name string) string {
 // its lock before each statement, of which a busy cluster takes seconds for one.
 const lockTime = 2 * time.Minute
 
-// Migrate makes the keyspace, if it is missing (Config.Replication replicas; in
-// Config.LocalDC, if that is set), and brings its tables up, or down, or says how
+// Migrate makes the keyspace, if it is missing (Config.Replication replicas in
+// Config.LocalDC, by NetworkTopologyStrategy), and brings its tables up, or down, or says how
 // they stand. Steps that are applied are not applied again. Of two that run at a
 // time the second waits for the first. Each change is awaited until all nodes
 // agree on it.
@@ -70,6 +70,9 @@ func Migrate(ctx context.Context, cfg Config, dir Direction) ([]Migration, error
 		return nil, translate(err)
 	}
 	defer session.Close()
+	if err := cfg.learnDC(centres(session)); err != nil {
+		return nil, err
+	}
 	m := migrator{session, cfg}
 	all, err := migrations()
 	if err != nil {
@@ -150,10 +153,7 @@ func (m *migrator) exists(ctx context.Context) (bool, error) {
 }
 
 func (m *migrator) create(ctx context.Context) error {
-	strategy := fmt.Sprintf(`{'class': 'SimpleStrategy', 'replication_factor': %d}`, m.cfg.Replication)
-	if dc := m.cfg.LocalDC; dc != "" {
-		strategy = fmt.Sprintf(`{'class': 'NetworkTopologyStrategy', '%s': %d}`, strings.ReplaceAll(dc, "'", "''"), m.cfg.Replication)
-	}
+	strategy := fmt.Sprintf(`{'class': 'NetworkTopologyStrategy', '%s': %d}`, strings.ReplaceAll(m.cfg.LocalDC, "'", "''"), m.cfg.Replication)
 	return m.change(ctx, `CREATE KEYSPACE IF NOT EXISTS `+m.cfg.Keyspace+` WITH replication = `+strategy)
 }
 

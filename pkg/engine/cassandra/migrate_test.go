@@ -121,19 +121,19 @@ func TestNobodyThere(t *testing.T) {
 	}
 }
 
-func TestDaysOfTriggersRiseWithIDs(t *testing.T) {
+func TestTimesOfTriggersRiseWithIDs(t *testing.T) {
 	t.Parallel()
 	ids := []string{"", "a", "trg", "trg_", "trg_!", "trg_01", "trg_01J", "trg_01JI", "trg_01JL", "trg_7ZZZZZZZZZ", "trg_7ZZZZZZZZZZ", "trg_Z", "trg_a", "trg_\xff", "trga", "x"}
 	last := int64(-2)
 	for _, id := range ids {
-		day := dayOfTrigger(id)
-		if day < last {
-			t.Errorf("%q is of day %d, behind one of %d", id, day, last)
+		ms := msOfTrigger(id)
+		if ms < last {
+			t.Errorf("%q is of %d, behind one of %d", id, ms, last)
 		}
-		last = day
+		last = ms
 	}
 	at := time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
-	if day := dayOfTrigger("trg_" + notify.NewBase(at).String()); day != at.UnixMilli()/dayMs {
-		t.Errorf("day %d, want %d", day, at.UnixMilli()/dayMs)
+	if ms := msOfTrigger("trg_" + notify.NewBase(at).String()); ms != at.UnixMilli() {
+		t.Errorf("%d, want %d", ms, at.UnixMilli())
 	}
 }

@@ -32,7 +32,7 @@ func TestDoctor(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, check := range []string{"reachable", "version", "schema", "consistency", "commit log", "clock"} {
+	for _, check := range []string{"reachable", "version", "schema", "consistency", "commit log", "paxos", "clock"} {
 		if f := find(fs, check); f.Level != LevelOK || f.Detail == "" {
 			t.Errorf("%s: %+v", check, f)
 		}
@@ -64,6 +64,39 @@ func TestOneReplicaMustSync(t *testing.T) {
 		if f.Level != c.level || (f.Level == LevelFail) != strings.Contains(f.Repair, "batch") {
 			t.Errorf("%s with %d replicas: %+v", c.mode, c.replicas, f)
 		}
+	}
+}
+
+func TestPaxosMustBeV2(t *testing.T) {
+	t.Parallel()
+	for variant, level := range map[string]string{"v2": LevelOK, "v1": LevelFail, "v2_without_linearizable_reads": LevelFail, "": LevelFail} {
+		if f := paxosFinding("127.0.0.1:9042", variant); f.Level != level || (f.Repair == "") != (level == LevelOK) {
+			t.Errorf("%q: %+v", variant, f)
+		}
+	}
+}
+
+// One data centre is taken for the local one; of several the operator names it.
+func TestDataCentre(t *testing.T) {
+	t.Parallel()
+	var c Config
+	if err := c.learnDC([]string{"b", "a", "b"}); notify.KindOf(err) != notify.KindInvalid || !strings.Contains(err.Error(), "a, b") {
+		t.Errorf("two data centres: %v", err)
+	}
+	if err := c.learnDC([]string{"b", "b"}); err != nil || c.LocalDC != "b" {
+		t.Errorf("one data centre: %q, %v", c.LocalDC, err)
+	}
+	if err := c.learnDC([]string{"a", "b"}); err != nil || c.LocalDC != "b" {
+		t.Errorf("a named one: %q, %v", c.LocalDC, err)
+	}
+	s := shared.take(t)
+	defer shared.give(s)
+	if s.cfg.LocalDC == "" {
+		t.Error("the data centre of the cluster was not found out")
+	}
+	var replication map[string]string
+	if _, err := s.get(t.Context(), `SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = ?`, []any{s.cfg.Keyspace}, &replication); err != nil || replication[s.cfg.LocalDC] == "" {
+		t.Errorf("replicas: %v, %v", replication, err)
 	}
 }
 

@@ -2,7 +2,6 @@ package cassandra
 
 import (
 	"context"
-	"math"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
@@ -19,10 +18,9 @@ type schedules struct{ s *Store }
 const (
 	scheduleVersion = 1
 	headVersion     = 1
-	requestShards   = 8
 
-	scopeRequests = "timer_requests"
-	scopeFires    = "timer_requests_by_fire"
+	listSchedules    = "schedules"
+	purgeOfSchedules = "schedules_by_fire"
 
 	// scheduleGrace is how much longer than its timers a schedule is kept: Purge
 	// forgets it long before, and its head with it.
@@ -73,53 +71,43 @@ func checkSchedules(ss []engine.Schedule) error {
 	return nil
 }
 
-func dayOf(b notify.Base) int64 { return b.Time().UnixMilli() / dayMs }
-
 func (s *Store) scheduleKeeps(fireAt int64) int64 {
 	return keepUntil(fireAt, s.cfg.TimerGrace+scheduleGrace)
 }
 
-// scheduleStmts returns what stores schedules, their indexes first, and notes the
-// buckets of these.
-func (s *Store) scheduleStmts(ctx context.Context, ss []engine.Schedule) (indexes, rows []stmt, err error) {
-	seen := map[notify.Base]bool{}
-	for i := range ss {
-		x := &ss[i]
-		if seen[x.Base] {
-			continue
-		}
-		seen[x.Base] = true
-		day, shard, base := dayOf(x.Base), shardOfBase(x.Base[:], requestShards), x.Base[:]
-		keeps := s.scheduleKeeps(x.FireAt)
-		left := ttl(keeps)
-		for _, scope := range [...]string{scopeRequests, scopeRequests + "/" + x.Caller} {
-			if err := s.note(ctx, scope, day, keeps, true); err != nil {
-				return nil, nil, err
-			}
-		}
-		fire, err := s.fireIndex(ctx, x.Base, x.FireAt)
-		if err != nil {
-			return nil, nil, err
-		}
-		indexes = append(indexes, fire,
-			stmt{`INSERT INTO timer_requests_by_caller (caller, day, base) VALUES (?, ?, ?) USING TTL ?`, []any{x.Caller, day, base, left}},
-			stmt{`INSERT INTO timer_requests_by_day (day, shard, base) VALUES (?, ?, ?) USING TTL ?`, []any{day, shard, base, left}})
-		rows = append(rows, stmt{insertSchedule, []any{base, s.clock.now(), pack(scheduleVersion, func(c *codec) { c.schedule(x) }), left}})
+// indexSchedule puts a schedule into the lists and lets Purge find it by a fire
+// time, before it is there or is moved to that time.
+func (s *Store) indexSchedule(ctx context.Context, x *engine.Schedule, fireAt int64) error {
+	keeps := s.scheduleKeeps(fireAt)
+	if err := s.purgeLater(ctx, purgeOfSchedules, purgeEntry{fireAt, x.Base[:]}, keeps); err != nil {
+		return err
 	}
-	return indexes, rows, nil
+	return s.enlist(ctx, keeps, scheduleEntries(x)...)
 }
 
-// fireIndex is the statement that lets Purge find a schedule by a fire time.
-func (s *Store) fireIndex(ctx context.Context, base notify.Base, fireAt int64) (stmt, error) {
-	keeps := s.scheduleKeeps(fireAt)
-	ahead := fireAt > time.Now().UnixMilli()-dayMs // Purge forgets days that are over
-	if err := s.note(ctx, scopeFires, fireAt/dayMs, keeps, ahead); err != nil {
-		return stmt{}, err
+// scheduleEntries are the entries of a schedule in the lists of all and of its
+// caller's.
+func scheduleEntries(x *engine.Schedule) []listEntry {
+	ms, key := x.Base.Time().UnixMilli(), x.Base[:]
+	es := []listEntry{{listSchedules, ms, key}}
+	if x.Caller != "" {
+		es = append(es, listEntry{listOf(listSchedules, x.Caller), ms, key})
 	}
-	return stmt{
-		`INSERT INTO timer_requests_by_fire (day, shard, fire_at, base) VALUES (?, ?, ?, ?) USING TTL ?`,
-		[]any{fireAt / dayMs, shardOfBase(base[:], requestShards), fireAt, base[:], ttl(keeps)},
-	}, nil
+	return es
+}
+
+// indexSchedules is indexSchedule of several, and returns what stores them.
+func (s *Store) indexSchedules(ctx context.Context, ss []engine.Schedule) (rows []stmt, err error) {
+	seen := map[notify.Base]bool{}
+	var unindexed []*engine.Schedule
+	for i := range ss {
+		if x := &ss[i]; !seen[x.Base] {
+			seen[x.Base] = true
+			unindexed = append(unindexed, x)
+			rows = append(rows, stmt{insertSchedule, []any{x.Base[:], s.clock.now(), pack(scheduleVersion, func(c *codec) { c.schedule(x) }), ttl(s.scheduleKeeps(x.FireAt))}})
+		}
+	}
+	return rows, parallel(len(unindexed), func(i int) error { return s.indexSchedule(ctx, unindexed[i], unindexed[i].FireAt) })
 }
 
 // separate runs statements of different partitions.
@@ -132,11 +120,8 @@ func (t schedules) Put(ctx context.Context, ss []engine.Schedule) error {
 	if err := checkSchedules(ss); err != nil || len(ss) == 0 {
 		return err
 	}
-	indexes, rows, err := t.s.scheduleStmts(ctx, ss)
+	rows, err := t.s.indexSchedules(ctx, ss)
 	if err != nil {
-		return err
-	}
-	if err := t.s.separate(ctx, indexes); err != nil {
 		return err
 	}
 	return t.s.separate(ctx, rows)
@@ -155,15 +140,13 @@ func (s *Store) PutScheduled(ctx context.Context, ss []engine.Schedule, shards i
 	if err := checkTimers(shards, ts); err != nil {
 		return err
 	}
-	parts, of := s.timerStmts(hotTimers, shards, ts)
+	at := s.clock.now()
+	parts, of := s.timerStmts(hotTimers, shards, ts, at)
 	if err := parallel(len(parts), func(i int) error { return s.noteTimers(ctx, hotTimers, parts[i]) }); err != nil {
 		return err
 	}
-	indexes, all, err := s.scheduleStmts(ctx, ss)
+	all, err := s.indexSchedules(ctx, ss)
 	if err != nil {
-		return err
-	}
-	if err := s.separate(ctx, indexes); err != nil {
 		return err
 	}
 	rows := len(all)
@@ -175,7 +158,7 @@ func (s *Store) PutScheduled(ctx context.Context, ss []engine.Schedule, shards i
 		size += all[i].size()
 	}
 	if size <= maxLogged {
-		return s.writeAll(ctx, s.clock.now(), all...)
+		return s.writeAll(ctx, at, all...)
 	}
 	if err := s.separate(ctx, all[:rows]); err != nil {
 		return err
@@ -201,6 +184,7 @@ func (s *Store) ForgetTimers(ctx context.Context, shards int, ts []engine.Timer)
 		var gone []stmt
 		err := s.rows(ctx, func(scan func(...any) bool) error {
 			for at := int64(0); scan(&at); {
+				s.clock.see(at)
 				gone = append(gone, stmt{
 					`DELETE FROM ` + table.name + ` WHERE bucket = ? AND shard = ? AND fire_at = ? AND id = ? AND at = ?`,
 					[]any{p.bucket, p.shard, x.FireAt, x.ID, at},
@@ -238,89 +222,37 @@ func (t schedules) List(ctx context.Context, caller string, after notify.Base, m
 	if max <= 0 {
 		return nil, nil
 	}
-	from := int64(math.MaxInt64)
+	var behind []byte
 	if !after.IsZero() {
-		from = dayOf(after)
+		behind = after[:]
 	}
-	scope := scopeRequests
-	if caller != "" {
-		scope += "/" + caller
-	}
-	days, err := t.s.notedBack(ctx, scope, 0, from)
-	if err != nil {
-		return nil, err
-	}
-	for _, day := range days {
-		behind := after
-		if day != from || after.IsZero() {
-			behind = lastBase
-		}
-		for len(out) < max {
-			bases, err := t.basesOf(ctx, caller, day, behind, max-len(out))
-			if err != nil {
-				return nil, err
-			}
-			found := make([]engine.Schedule, len(bases))
-			have := make([]bool, len(bases))
-			err = parallel(len(bases), func(i int) (err error) {
-				found[i], have[i], err = t.Get(ctx, bases[i])
+	err = t.s.walk(ctx, listOf(listSchedules, caller), behind, after.Time().UnixMilli(), max, func(keys [][]byte) (bool, error) {
+		for len(keys) > 0 && len(out) < max {
+			some := keys[:min(len(keys), max-len(out))]
+			keys = keys[len(some):]
+			found, have := make([]engine.Schedule, len(some)), make([]bool, len(some))
+			err := parallel(len(some), func(i int) (err error) {
+				if len(some[i]) != len(notify.Base{}) {
+					return corrupt("the list of schedules")
+				}
+				found[i], have[i], err = t.Get(ctx, notify.Base(some[i]))
 				return err
 			})
 			if err != nil {
-				return nil, err
+				return false, err
 			}
 			for i := range found {
 				if have[i] && (caller == "" || found[i].Caller == caller) {
 					out = append(out, found[i])
 				}
 			}
-			if len(bases) == 0 {
-				break
-			}
-			behind = bases[len(bases)-1]
 		}
-		if len(out) >= max {
-			break
-		}
-	}
-	return out, nil
-}
-
-// lastBase stands behind every base that is not itself.
-var lastBase = notify.Base{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
-
-// basesOf returns up to max bases of a day, newest first, behind one.
-func (t schedules) basesOf(ctx context.Context, caller string, day int64, behind notify.Base, max int) ([]notify.Base, error) {
-	op := "<"
-	if behind == lastBase {
-		op = "<="
-	}
-	read := func(out *[]notify.Base, from string, args ...any) error {
-		t.s.counts.reads.Add(1)
-		q := t.s.query(`SELECT base FROM `+from+` AND base `+op+` ? LIMIT ?`, append(args, behind[:], max)...)
-		return t.s.iterate(ctx, q, func(scan func(...any) bool) error {
-			for b := []byte(nil); scan(&b); {
-				if len(b) != len(notify.Base{}) {
-					return corrupt("an index of timer_requests")
-				}
-				*out = append(*out, notify.Base(b))
-			}
-			return nil
-		})
-	}
-	if caller != "" {
-		var out []notify.Base
-		err := read(&out, `timer_requests_by_caller WHERE caller = ? AND day = ?`, caller, day)
-		return out, err
-	}
-	var shards [requestShards][]notify.Base
-	err := parallel(requestShards, func(i int) error {
-		return read(&shards[i], `timer_requests_by_day WHERE day = ? AND shard = ?`, day, int16(i))
+		return len(out) < max, nil
 	})
 	if err != nil {
 		return nil, err
 	}
-	return mergeFirst(shards[:], func(a, b notify.Base) int { return compareBases(b, a) }, max), nil
+	return out, nil
 }
 
 func (t schedules) Hint(ctx context.Context, hs []engine.Hint) error {

@@ -27,7 +27,7 @@ const (
 
 const (
 	rowColumns = `base, part, block, epoch, attempt, deferrals, first, kind, data`
-	insertRow  = `INSERT INTO chunks (` + rowColumns + `) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) USING TTL ?`
+	insertRow  = `INSERT INTO chunks (` + rowColumns + `) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) USING TTL ? AND TIMESTAMP ?`
 	selectRow  = `SELECT writetime(data), data FROM chunks WHERE base = ? AND part = ? AND block = ? AND epoch = ? AND attempt = ? AND deferrals = ? AND first = ? AND kind = ?`
 	selectRows = `SELECT part, block, epoch, attempt, deferrals, first, kind, writetime(data), data FROM chunks WHERE base = ?`
 )
@@ -89,16 +89,18 @@ func (t status) Put(ctx context.Context, rows []notify.Row) error {
 	if err := ctx.Err(); err != nil {
 		return translate(err)
 	}
-	// Of one key the last of the call counts: in one partition they have one
-	// timestamp, and Cassandra would choose by value.
+	// Of one key one row of the call counts: of two with one timestamp Cassandra
+	// would choose by value.
 	last := make(map[notify.RowKey]int, len(rows))
 	for i := range rows {
 		if err := checkRow(&rows[i]); err != nil {
 			return err
 		}
-		last[rows[i].Key] = i
+		if was, ok := last[rows[i].Key]; !ok || rows[i].Stamp <= 0 || rows[i].Stamp >= rows[was].Stamp {
+			last[rows[i].Key] = i
+		}
 	}
-	keep := int(t.s.cfg.StatusTTL / time.Second)
+	now := t.s.clock.now()
 	of := map[notify.Base]int{}
 	var bases []notify.Base
 	var parts [][]stmt
@@ -113,15 +115,18 @@ func (t status) Put(ctx context.Context, rows []notify.Row) error {
 			of[r.Key.Chunk.Base] = n
 			bases, parts = append(bases, r.Key.Chunk.Base), append(parts, nil)
 		}
-		args := append(keyArgs(&r.Key), pack(rowVersion, func(c *codec) { c.row(r) }), keep)
-		parts[n] = append(parts[n], stmt{insertRow, args})
+		at, err := t.timestamp(ctx, r, now)
+		if err != nil {
+			return err
+		}
+		parts[n] = append(parts[n], t.insert(r, pack(rowVersion, func(c *codec) { c.row(r) }), at))
 	}
 	if err := t.index(ctx, bases); err != nil {
 		return err
 	}
 	return parallel(len(parts), func(i int) error {
 		for _, b := range split(parts[i]) {
-			if err := t.s.write(ctx, t.s.clock.now(), b...); err != nil {
+			if err := t.s.write(ctx, now, b...); err != nil {
 				return err
 			}
 		}
@@ -129,8 +134,12 @@ func (t status) Put(ctx context.Context, rows []notify.Row) error {
 	})
 }
 
-// split cuts what is too large for one mutation: a request with more than 4 MiB
-// of outcomes in one call.
+func (t status) insert(r *notify.Row, data []byte, at int64) stmt {
+	return stmt{insertRow, append(keyArgs(&r.Key), data, int(t.s.cfg.StatusTTL/time.Second), at)}
+}
+
+// split cuts what is too large for one mutation: more than 4 MiB of outcomes of a
+// request, or of timers of a minute, in one call.
 func split(stmts []stmt) (out [][]stmt) {
 	from, size := 0, 0
 	for i := range stmts {
@@ -188,6 +197,12 @@ func (t status) index(ctx context.Context, bases []notify.Base) error {
 func scopeOf(scope string, n int64) string { return scope + "/" + itoa(int(n)) }
 
 func (t status) Get(ctx context.Context, keys []notify.RowKey) ([]notify.Row, error) {
+	return t.read(ctx, keys, false, func(*notify.Row, []byte, int64) error { return nil })
+}
+
+// read calls seen with each row that is there, its bytes and its timestamp. Rows that
+// cannot be decoded are returned with their bytes, if damaged is set, else an error.
+func (t status) read(ctx context.Context, keys []notify.RowKey, damaged bool, seen func(*notify.Row, []byte, int64) error) ([]notify.Row, error) {
 	out := make([]notify.Row, len(keys))
 	err := parallel(len(keys), func(i int) error {
 		var at int64
@@ -196,7 +211,13 @@ func (t status) Get(ctx context.Context, keys []notify.RowKey) ([]notify.Row, er
 		if err != nil || !ok {
 			return err
 		}
-		return t.decode(&out[i], keys[i], at, v)
+		if err := t.decode(&out[i], keys[i], at, v); err != nil {
+			if damaged {
+				out[i], err = notify.Row{Key: keys[i], Damaged: append([]byte{}, v...)}, nil
+			}
+			return err
+		}
+		return seen(&out[i], v, at)
 	})
 	if err != nil {
 		return nil, err

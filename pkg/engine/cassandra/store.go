@@ -31,6 +31,8 @@ type Store struct {
 	buckets bucketCache
 	bases   baseCache
 	history historyNext
+
+	tidyBehind time.Duration // tidyBehind, unless a test says otherwise
 }
 
 // Open connects to a cluster whose keyspace Migrate has made. A cluster that does
@@ -42,13 +44,26 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	s := &Store{cfg: cfg, cons: gocql.LocalQuorum, serial: gocql.LocalSerial}
+	s := &Store{cfg: cfg, cons: gocql.LocalQuorum, serial: gocql.LocalSerial, tidyBehind: tidyBehind}
 	if cfg.Consistency == "QUORUM" {
 		s.cons, s.serial = gocql.Quorum, gocql.Serial
 	}
 	s.locks.init()
+	if cfg.LocalDC == "" {
+		look := cfg
+		look.NumConns = 1
+		session, err := connect(ctx, look, cfg.Keyspace)
+		if err != nil {
+			return nil, opening(ctx, cfg, err)
+		}
+		err = s.cfg.learnDC(centres(session))
+		session.Close()
+		if err != nil {
+			return nil, err
+		}
+	}
 	var err error
-	if s.session, err = connect(ctx, cfg, cfg.Keyspace); err != nil {
+	if s.session, err = connect(ctx, s.cfg, cfg.Keyspace); err != nil {
 		return nil, opening(ctx, cfg, err)
 	}
 	if err := s.checkSchema(ctx); err != nil {
@@ -56,6 +71,14 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 		return nil, err
 	}
 	return s, nil
+}
+
+// centres are the data centres of a cluster's nodes, one for each node.
+func centres(session *gocql.Session) (dcs []string) {
+	for _, h := range session.GetHosts() {
+		dcs = append(dcs, h.DataCenter())
+	}
+	return dcs
 }
 
 // opening tells a keyspace that is missing from a cluster that is away: to the

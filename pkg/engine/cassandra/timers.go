@@ -26,7 +26,7 @@ type timerTable struct {
 }
 
 func newTimerTable(name string, length int64) *timerTable {
-	return &timerTable{name, length, `INSERT INTO ` + name + ` (bucket, shard, fire_at, id, at, data) VALUES (?, ?, ?, ?, ?, ?) USING TTL ?`}
+	return &timerTable{name, length, `INSERT INTO ` + name + ` (bucket, shard, fire_at, id, at, data, payload) VALUES (?, ?, ?, ?, ?, ?, ?) USING TTL ?`}
 }
 
 var (
@@ -40,6 +40,8 @@ const (
 	timerBatch   = 200 // rows of one batch: what is lost with an error is written again
 )
 
+// timer is what stands in the column data; the payload has one of its own, so that
+// rows are counted without it.
 func (c *codec) timer(t *engine.Timer) {
 	num(c, &t.Kind)
 	c.str(&t.Target)
@@ -50,7 +52,6 @@ func (c *codec) timer(t *engine.Timer) {
 	}
 	num(c, &t.Gen)
 	num(c, &t.Weight)
-	c.bytes(&t.Payload)
 }
 
 func checkTimers(shards int, ts []engine.Timer) error {
@@ -71,8 +72,10 @@ type timerPart struct {
 	shard  int
 }
 
-// timerStmts returns the inserts of timers by partition, in the order they came.
-func (s *Store) timerStmts(t *timerTable, shards int, ts []engine.Timer) (parts []timerPart, of map[timerPart][]stmt) {
+// timerStmts returns the inserts of timers by partition, in the order they came. at
+// must also be the timestamp they are written with: an owner sees it in the rows, and
+// its delete of the partition lies above it, whatever its clock says.
+func (s *Store) timerStmts(t *timerTable, shards int, ts []engine.Timer, at int64) (parts []timerPart, of map[timerPart][]stmt) {
 	of = map[timerPart][]stmt{}
 	type key struct {
 		fire int64
@@ -93,26 +96,37 @@ func (s *Store) timerStmts(t *timerTable, shards int, ts []engine.Timer) (parts 
 		// at is part of the key: a second row of the same (fire_at, id) stands
 		// behind the first, which is the one that is read.
 		of[p] = append(of[p], stmt{t.insert, []any{
-			p.bucket, p.shard, x.FireAt, x.ID, s.clock.now(),
-			pack(timerVersion, func(c *codec) { c.timer(x) }), ttl(keepUntil(x.FireAt, s.cfg.TimerGrace)),
+			p.bucket, p.shard, x.FireAt, x.ID, at,
+			pack(timerVersion, func(c *codec) { c.timer(x) }), payloadOf(x), ttl(keepUntil(x.FireAt, s.cfg.TimerGrace)),
 		}})
 	}
 	return parts, of
+}
+
+// payloadOf is never null, which would be a tombstone.
+func payloadOf(x *engine.Timer) []byte {
+	if x.Payload == nil {
+		return []byte{}
+	}
+	return x.Payload
 }
 
 func (s *Store) putTimers(ctx context.Context, t *timerTable, shards int, ts []engine.Timer) error {
 	if err := checkTimers(shards, ts); err != nil {
 		return err
 	}
-	parts, of := s.timerStmts(t, shards, ts)
+	at := s.clock.now()
+	parts, of := s.timerStmts(t, shards, ts, at)
 	return parallel(len(parts), func(i int) error {
 		p := parts[i]
 		if err := s.noteTimers(ctx, t, p); err != nil {
 			return err
 		}
-		for part := range slices.Chunk(of[p], timerBatch) {
-			if err := s.write(ctx, s.clock.now(), part...); err != nil {
-				return err
+		for rows := range slices.Chunk(of[p], timerBatch) {
+			for _, part := range split(rows) {
+				if err := s.write(ctx, at, part...); err != nil {
+					return err
+				}
 			}
 		}
 		return nil
@@ -141,10 +155,14 @@ func (t timers) Put(ctx context.Context, shards int, ts []engine.Timer) error {
 }
 
 func (t timers) Scan(ctx context.Context, p engine.TimerPartition, after engine.TimerCursor, until int64, max int) ([]engine.Timer, error) {
-	return t.s.scanTimers(ctx, hotTimers, timerPart{p.Minute, int(p.Shard)}, after, until, max)
+	return t.s.scanTimers(ctx, hotTimers, timerPart{p.Minute, int(p.Shard)}, after, until, max, true)
 }
 
-func (s *Store) scanTimers(ctx context.Context, t *timerTable, p timerPart, after engine.TimerCursor, until int64, most int) (out []engine.Timer, err error) {
+func (t timers) Outline(ctx context.Context, p engine.TimerPartition, after engine.TimerCursor, until int64, max int) ([]engine.Timer, error) {
+	return t.s.scanTimers(ctx, hotTimers, timerPart{p.Minute, int(p.Shard)}, after, until, max, false)
+}
+
+func (s *Store) scanTimers(ctx context.Context, t *timerTable, p timerPart, after engine.TimerCursor, until int64, most int, whole bool) (out []engine.Timer, err error) {
 	// Rows of a bucket lie within it, and so does what is asked for.
 	from, to := p.bucket*t.length, (p.bucket+1)*t.length-1
 	if after.FireAt < from {
@@ -154,7 +172,11 @@ func (s *Store) scanTimers(ctx context.Context, t *timerTable, p timerPart, afte
 	if most <= 0 || after.FireAt > until {
 		return nil, nil
 	}
-	cql := `SELECT fire_at, id, at, data FROM ` + t.name + ` WHERE bucket = ? AND shard = ? AND (fire_at, id) > (?, ?) AND (fire_at) <= (?)`
+	columns := `fire_at, id, at, data`
+	if whole {
+		columns += `, payload`
+	}
+	cql := `SELECT ` + columns + ` FROM ` + t.name + ` WHERE bucket = ? AND shard = ? AND (fire_at, id) > (?, ?) AND (fire_at) <= (?)`
 	if len(after.ID) == 0 {
 		after.ID = []byte{}
 	}
@@ -169,7 +191,11 @@ func (s *Store) scanTimers(ctx context.Context, t *timerTable, p timerPart, afte
 			var x engine.Timer
 			var at int64
 			var v []byte
-			if !scan(&x.FireAt, &x.ID, &at, &v) {
+			dest := []any{&x.FireAt, &x.ID, &at, &v, &x.Payload}
+			if !whole {
+				dest = dest[:4]
+			}
+			if !scan(dest...) {
 				return nil
 			}
 			s.clock.see(at)
@@ -193,6 +219,9 @@ func (s *Store) scanTimers(ctx context.Context, t *timerTable, p timerPart, afte
 func readTimer(x *engine.Timer, v []byte) error {
 	if !unpack(v, timerVersion, func(c *codec) { c.timer(x) }) {
 		return corrupt("a timer")
+	}
+	if len(x.Payload) == 0 {
+		x.Payload = nil
 	}
 	return nil
 }
@@ -243,7 +272,7 @@ func (s *Store) eachTimer(ctx context.Context, t *timerTable, fn func(*engine.Ti
 			x := new(engine.Timer)
 			var at int64
 			var v []byte
-			if !scan(&x.FireAt, &x.ID, &at, &v) {
+			if !scan(&x.FireAt, &x.ID, &at, &v, &x.Payload) {
 				return nil
 			}
 			if last.FireAt == x.FireAt && bytes.Equal(last.ID, x.ID) {
@@ -257,13 +286,21 @@ func (s *Store) eachTimer(ctx context.Context, t *timerTable, fn func(*engine.Ti
 				return err
 			}
 		}
-	}, `SELECT fire_at, id, at, data FROM `+t.name)
+	}, `SELECT fire_at, id, at, data, payload FROM `+t.name)
 }
 
 // Shard reads at SERIAL: it is as of every take-over and advance answered before.
 func (t timers) Shard(ctx context.Context, shard uint16) (engine.ShardState, error) {
 	st, _, err := t.shard(ctx, shard)
 	return st, err
+}
+
+// Closed reads at Config.Consistency. An Advance that was answered, by the swap or
+// by a look at SERIAL behind it, is committed on a quorum, and each later read of a
+// quorum meets it.
+func (t timers) Closed(ctx context.Context, shard uint16) (closed int64, err error) {
+	_, err = t.s.get(ctx, `SELECT closed FROM timer_shards WHERE shard = ?`, []any{int(shard)}, &closed)
+	return closed, err
 }
 
 func (t timers) shard(ctx context.Context, shard uint16) (st engine.ShardState, ok bool, err error) {
@@ -376,7 +413,11 @@ func (t cold) Put(ctx context.Context, shards int, ts []engine.Timer) error {
 }
 
 func (t cold) Scan(ctx context.Context, shard uint16, day int64, after engine.TimerCursor, max int) ([]engine.Timer, error) {
-	return t.s.scanTimers(ctx, coldTimers, timerPart{day, int(shard)}, after, math.MaxInt64, max)
+	return t.s.scanTimers(ctx, coldTimers, timerPart{day, int(shard)}, after, math.MaxInt64, max, true)
+}
+
+func (t cold) Outline(ctx context.Context, shard uint16, day int64, after engine.TimerCursor, max int) ([]engine.Timer, error) {
+	return t.s.scanTimers(ctx, coldTimers, timerPart{day, int(shard)}, after, math.MaxInt64, max, false)
 }
 
 func (t cold) Days(ctx context.Context, shard uint16, to int64) ([]int64, error) {

@@ -1,204 +1,145 @@
 package cassandra
 
 import (
-	"cmp"
 	"context"
-	"math"
+	"slices"
 
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// List reads index rows and then the state rows they name. Where the living are
-// asked for, index rows that are marked as ended are passed over; the row itself
-// says which state it is in.
+// The lists of triggers, each also of a caller: all that there are, and those
+// that something is still owed to.
+const (
+	listTriggers = "triggers"
+	listOpen     = "triggers_open"
+)
+
+// listOf is a list of a caller; "": of all.
+func listOf(list, caller string) string {
+	if caller == "" {
+		return list
+	}
+	return list + "/" + caller
+}
+
+func listEntries(list string, x *engine.Trigger) []listEntry {
+	ms, key := msOfTrigger(x.ID), []byte(x.ID)
+	es := []listEntry{{list, ms, key}}
+	if x.Caller != "" {
+		es = append(es, listEntry{listOf(list, x.Caller), ms, key})
+	}
+	return es
+}
+
+// list puts a trigger into the lists it belongs to.
+func (t triggers) list(ctx context.Context, x *engine.Trigger) error {
+	es := listEntries(listTriggers, x)
+	if x.IsOpen() {
+		es = append(es, listEntries(listOpen, x)...)
+	}
+	return t.s.enlist(ctx, 0, es...)
+}
+
+// List reads the rows that a list names: those that are open by their list alone,
+// so that a caller's PENDING ones are found among millions that ended. Rows are
+// read at Config.Consistency: a swap that was answered has been committed there.
+// Entries that lead to no row, or in a list of open ones to nothing open, are struck:
+// a purge that was interrupted leaves some.
 func (t triggers) List(ctx context.Context, caller string, state engine.TriggerState, after engine.TriggerCursor, max int) (out []engine.Trigger, err error) {
 	if max <= 0 {
 		return nil, nil
 	}
-	living := state != 0 && !terminal(state)
-	from := int64(math.MaxInt64)
+	list, open := listTriggers, false
+	if state == engine.TriggerOpen || state == engine.TriggerPending || state == engine.TriggerInFlight {
+		list, open = listOpen, true
+	}
+	list = listOf(list, caller)
+	var behind []byte
 	if after.ID != "" {
-		from = dayOfTrigger(after.ID)
+		behind = []byte(after.ID)
 	}
-	scope := scopeTriggers
-	if caller != "" {
-		scope += "/" + caller
-	}
-	days, err := t.s.notedBack(ctx, scope, math.MinInt64, from)
-	if err != nil {
-		return nil, err
-	}
-	for _, day := range days {
-		behind := ""
-		if day == from {
-			behind = after.ID
-		}
-		for {
-			// A page that all is passed over costs little, so pages are larger than
-			// what is missing.
-			n := min(pageSize, 2*(max-len(out))+20)
-			page, err := t.page(ctx, caller, day, behind, n)
+	settled := t.s.settled()
+	err = t.s.walk(ctx, list, behind, msOfTrigger(after.ID), max, func(keys [][]byte) (bool, error) {
+		for len(keys) > 0 && len(out) < max {
+			// Many of a page may be passed over.
+			some := keys[:min(len(keys), 2*(max-len(out))+20)]
+			keys = keys[len(some):]
+			rows := make([]stored, len(some))
+			err := parallel(len(some), func(i int) (err error) {
+				rows[i], err = t.plainRow(ctx, string(some[i]))
+				return err
+			})
 			if err != nil {
-				return nil, err
+				return false, err
 			}
-			var ids []string
-			for _, e := range page {
-				if !living || !e.ended {
-					ids = append(ids, e.id)
-				}
-			}
-			rows, err := t.Get(ctx, ids)
-			if err != nil {
-				return nil, err
-			}
+			var astray []listEntry
 			for i := range rows {
-				x := &rows[i]
-				if x.ID == "" || caller != "" && x.Caller != caller || state != 0 && x.State != state {
+				x := &rows[i].Trigger
+				mine := x.ID != "" && (caller == "" || x.Caller == caller)
+				if !mine || open && !x.IsOpen() {
+					astray = append(astray, listEntry{list, msOfTrigger(string(some[i])), some[i]})
+				}
+				if !mine || state != 0 && x.State != state && (state != engine.TriggerOpen || !x.IsOpen()) {
 					continue
 				}
-				if out = append(out, *x); len(out) == max {
-					return out, nil
+				if len(out) < max {
+					out = append(out, *x)
 				}
 			}
-			if len(page) < n {
-				break
+			if err := t.s.strike(ctx, settled, astray...); err != nil {
+				return false, err
 			}
-			behind = page[len(page)-1].id
 		}
-	}
-	return out, nil
-}
-
-type listed struct {
-	id    string
-	ended bool
-}
-
-// page returns up to max index rows of a day, newest first, behind an id.
-func (t triggers) page(ctx context.Context, caller string, day int64, behind string, max int) ([]listed, error) {
-	read := func(out *[]listed, from string, args ...any) error {
-		if behind != "" {
-			from, args = from+` AND id < ?`, append(args, behind)
-		}
-		return t.s.rows(ctx, func(scan func(...any) bool) error {
-			for {
-				var e listed
-				if !scan(&e.id, &e.ended) {
-					return nil
-				}
-				*out = append(*out, e)
-			}
-		}, `SELECT id, ended FROM `+from+` LIMIT ?`, append(args, max)...)
-	}
-	if caller != "" {
-		var out []listed
-		err := read(&out, `triggers_by_caller WHERE caller = ? AND day = ?`, caller, day)
-		return out, err
-	}
-	var shards [triggerShards][]listed
-	err := parallel(triggerShards, func(i int) error {
-		return read(&shards[i], `triggers_by_day WHERE day = ? AND shard = ?`, day, int16(i))
+		return len(out) < max, nil
 	})
 	if err != nil {
 		return nil, err
 	}
-	return mergeFirst(shards[:], func(a, b listed) int { return cmp.Compare(b.id, a.id) }, max), nil
+	return out, nil
 }
 
-type endEntry struct {
-	ended int64
-	id    string
+// CountOpen counts entries of a list, not rows.
+func (t triggers) CountOpen(ctx context.Context, caller string, most int) (int, error) {
+	return t.s.count(ctx, listOf(listOpen, caller), most)
 }
 
-// Purge goes through the index of ends, oldest first. A row that has ended anew
-// since, or lives again, stays; its old entry goes.
-func (t triggers) Purge(ctx context.Context, before int64, max int) (purged int, err error) {
-	if max <= 0 || before <= math.MinInt64+1 {
-		return 0, nil
+const purgeOfTriggers = "triggers_by_end"
+
+// end lets Purge find a row that is about to end. It goes before the swap.
+func (t triggers) end(ctx context.Context, x *engine.Trigger) error {
+	if !terminal(x.State) {
+		return nil
 	}
-	days, err := t.s.noted(ctx, scopeEnds, math.MinInt64, (before-1)/dayMs)
+	return t.s.purgeLater(ctx, purgeOfTriggers, purgeEntry{x.Ended, []byte(x.ID)}, 0)
+}
+
+// Purge goes through the index of ends, oldest first, many rows at a time. A row
+// that has ended anew since, or lives again, stays; its old entry goes.
+func (t triggers) Purge(ctx context.Context, before int64, max int) (int, error) {
+	var struck partSet
+	n, err := t.s.workOff(ctx, purgeOfTriggers, before, max, func(e purgeEntry) (gone, again bool, err error) {
+		x, err := t.plainRow(ctx, string(e.id))
+		if err != nil || x.ID == "" || !terminal(x.State) || x.Ended != e.at {
+			return false, false, err
+		}
+		gone, err = t.purge(ctx, &x)
+		if err == nil && gone {
+			es := slices.Concat(listEntries(listTriggers, &x.Trigger), listEntries(listOpen, &x.Trigger))
+			struck.add(es)
+			err = t.s.strike(ctx, t.s.clock.now(), es...)
+		}
+		return gone, false, err
+	})
 	if err != nil {
-		return 0, err
+		return n, err
 	}
-	for _, day := range days {
-		empty := true
-		for shard := range int16(triggerShards) {
-			n, left, err := t.purgePart(ctx, day, shard, before, max-purged)
-			purged += n
-			empty = empty && !left
-			if err != nil || purged >= max {
-				return purged, err
-			}
-		}
-		if empty && (day+2)*dayMs < t.s.clock.now()/1000 { // nothing ends in a day that is over
-			if err := t.s.forget(ctx, scopeEnds, day); err != nil {
-				return purged, err
-			}
-		}
-	}
-	return purged, nil
+	return n, struck.forget(ctx, t.s)
 }
 
-// purgePart is Purge of one partition of the index. What it went through is
-// removed with one delete of a range, not one of each entry, which the next
-// purge would have to step over.
-func (t triggers) purgePart(ctx context.Context, day int64, shard int16, before int64, max int) (purged int, left bool, err error) {
-	const page = 200
-	behind := endEntry{ended: math.MinInt64}
-	for purged < max {
-		n := min(page, max-purged)
-		at := t.s.clock.now() // what comes while it is read is not removed
-		var es []endEntry
-		err := t.s.rows(ctx, func(scan func(...any) bool) error {
-			for {
-				var e endEntry
-				if !scan(&e.ended, &e.id) {
-					return nil
-				}
-				es = append(es, e)
-			}
-		}, `SELECT ended, id FROM triggers_by_end WHERE day = ? AND shard = ? AND (ended, id) > (?, ?) LIMIT ?`, day, shard, behind.ended, behind.id, n)
-		if err != nil {
-			return purged, true, err
-		}
-		through := -1
-		for i, e := range es {
-			if e.ended >= before {
-				left = true
-				break
-			}
-			gone, err := t.purge(ctx, e)
-			if err != nil {
-				return purged, true, err
-			}
-			if gone {
-				purged++
-			}
-			through = i
-		}
-		if through >= 0 {
-			e := es[through]
-			err := t.s.write(ctx, at, stmt{`DELETE FROM triggers_by_end WHERE day = ? AND shard = ? AND (ended, id) <= (?, ?)`, []any{day, shard, e.ended, e.id}})
-			if err != nil {
-				return purged, true, err
-			}
-		}
-		if left || len(es) < n {
-			return purged, left, nil
-		}
-		behind = es[through]
-	}
-	return purged, true, nil
-}
-
-// purge removes the row of an entry if that is how it ended.
-func (t triggers) purge(ctx context.Context, e endEntry) (gone bool, err error) {
-	x, err := t.row(ctx, e.id)
-	if err != nil || x.ID == "" || !terminal(x.State) || x.Ended != e.ended {
-		return false, err
-	}
-	won, err := t.s.settle(ctx, "purge of "+e.id, func() (verdict, error) {
-		now, err := t.row(ctx, e.id)
+// purge removes a row if it is as it was read.
+func (t triggers) purge(ctx context.Context, x *stored) (gone bool, err error) {
+	return t.s.settle(ctx, "purge of "+x.ID, func() (verdict, error) {
+		now, err := t.row(ctx, x.ID)
 		switch {
 		case err != nil:
 			return 0, err
@@ -208,18 +149,5 @@ func (t triggers) purge(ctx context.Context, e endEntry) (gone bool, err error) 
 			return undone, nil
 		}
 		return lost, nil
-	}, stmt{`DELETE FROM triggers WHERE id = ? IF version = ?`, []any{e.id, int64(x.Version)}})
-	if err != nil || !won {
-		return false, err
-	}
-	day, at := dayOfTrigger(e.id), t.s.clock.now()
-	for _, one := range []stmt{
-		{`DELETE FROM triggers_by_caller WHERE caller = ? AND day = ? AND id = ?`, []any{x.Caller, day, e.id}},
-		{`DELETE FROM triggers_by_day WHERE day = ? AND shard = ? AND id = ?`, []any{day, shardOfTrigger(e.id), e.id}},
-	} {
-		if err := t.s.write(ctx, at, one); err != nil {
-			return true, err
-		}
-	}
-	return true, nil
+	}, stmt{`DELETE FROM triggers WHERE id = ? IF version = ?`, []any{x.ID, int64(x.Version)}})
 }

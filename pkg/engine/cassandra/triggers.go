@@ -22,10 +22,6 @@ type triggers struct{ s *Store }
 const (
 	requestVersion = 1
 	triggerVersion = 1
-	triggerShards  = 8 // of a day of an index
-
-	scopeTriggers = "triggers"
-	scopeEnds     = "triggers_by_end"
 )
 
 // request is what hardly any swap changes; it is written again only by one that
@@ -93,15 +89,25 @@ type stored struct {
 
 const selectTrigger = `SELECT version, writer, at, state, ended, digest, request, data FROM triggers WHERE id = ?`
 
-// row reads a state row; a row that is not there has no ID.
-func (t triggers) row(ctx context.Context, id string) (x stored, err error) {
+// row reads a state row at SERIAL; a row that is not there has no ID.
+func (t triggers) row(ctx context.Context, id string) (stored, error) {
+	return t.read(ctx, id, t.s.getSerial)
+}
+
+// plainRow is row as of every swap answered before. It does not settle those that
+// are under way, and costs a third.
+func (t triggers) plainRow(ctx context.Context, id string) (stored, error) {
+	return t.read(ctx, id, t.s.get)
+}
+
+func (t triggers) read(ctx context.Context, id string, get func(context.Context, string, []any, ...any) (bool, error)) (x stored, err error) {
 	if id == "" {
 		return x, nil // the driver would be refused: a key is not empty
 	}
 	var version int64
 	var state int16
 	var request, data []byte
-	ok, err := t.s.getSerial(ctx, selectTrigger, []any{id}, &version, &x.writer, &x.at, &state, &x.Ended, &x.digest, &request, &data)
+	ok, err := get(ctx, selectTrigger, []any{id}, &version, &x.writer, &x.at, &state, &x.Ended, &x.digest, &request, &data)
 	if err != nil || !ok {
 		return stored{}, err
 	}
@@ -153,6 +159,7 @@ func (t triggers) Create(ctx context.Context, ts []engine.Trigger) ([]bool, erro
 }
 
 func (t triggers) create(ctx context.Context, x *engine.Trigger) (bool, error) {
+	began := time.Now()
 	if err := t.list(ctx, x); err != nil {
 		return false, err
 	}
@@ -178,10 +185,19 @@ func (t triggers) create(ctx context.Context, x *engine.Trigger) (bool, error) {
 		`INSERT INTO triggers (id, version, writer, at, state, ended, digest, request, data) VALUES (?, 1, ?, ?, ?, ?, ?, ?, ?) IF NOT EXISTS`,
 		[]any{x.ID, me, at, int16(x.State), x.Ended, digest(request), request, pack(triggerVersion, func(c *codec) { c.trigger(x) })},
 	})
-	if err != nil || !won || !terminal(x.State) {
-		return won, err
+	if err != nil || !won {
+		return false, err
 	}
-	return true, t.mark(ctx, x, at, true)
+	return true, t.listAgain(ctx, x, began)
+}
+
+// listAgain lists a row again whose entries were made so long ago that a list may
+// have met them without it, and struck them.
+func (t triggers) listAgain(ctx context.Context, x *engine.Trigger, began time.Time) error {
+	if time.Since(began) < tidyBehind/2 || !x.IsOpen() {
+		return nil
+	}
+	return t.list(ctx, x)
 }
 
 func digest(request []byte) int64 { return int64(notify.ColumnDigest(request)) }
@@ -254,10 +270,10 @@ func (t triggers) swap(ctx context.Context, old uint64, x *engine.Trigger) (bool
 			return false, err
 		}
 	}
-	if !terminal(x.State) {
+	if x.IsOpen() {
 		return true, nil
 	}
-	return true, t.mark(ctx, x, at, true)
+	return true, t.s.strike(ctx, at, listEntries(listOpen, x)...) // of a later state the entry is newer
 }
 
 // swapWhole is swap for the few that lose the first try: to somebody else, or
@@ -267,74 +283,35 @@ func (t triggers) swapWhole(ctx context.Context, old uint64, x *engine.Trigger, 
 	if err != nil || was.ID == "" || was.Version != old {
 		return false, err
 	}
-	if was.Caller != x.Caller {
+	began := time.Now()
+	if was.Caller != x.Caller || !was.IsOpen() && x.IsOpen() {
+		// It must be listed before it is there again.
 		if err := t.list(ctx, x); err != nil {
 			return false, err
 		}
 	}
-	if terminal(was.State) && !terminal(x.State) {
-		// Before it lives again it must be listed among the living.
-		if err := t.mark(ctx, x, at, false); err != nil {
-			return false, err
-		}
-	}
-	return t.s.settle(ctx, "trigger "+x.ID, look, stmt{
+	won, err := t.s.settle(ctx, "trigger "+x.ID, look, stmt{
 		`UPDATE triggers SET version = ?, writer = ?, at = ?, state = ?, ended = ?, digest = ?, request = ?, data = ? WHERE id = ? IF version = ?`,
 		[]any{int64(old + 1), me, at, int16(x.State), x.Ended, digest(request), request, data, x.ID, int64(old)},
 	})
-}
-
-// list puts a trigger into the indexes of its day.
-func (t triggers) list(ctx context.Context, x *engine.Trigger) error {
-	day := dayOfTrigger(x.ID)
-	for _, scope := range [...]string{scopeTriggers, scopeTriggers + "/" + x.Caller} {
-		if err := t.s.note(ctx, scope, day, 0, true); err != nil {
-			return err
-		}
+	if err != nil || !won {
+		return false, err
 	}
-	return t.s.separate(ctx, []stmt{
-		{`INSERT INTO triggers_by_caller (caller, day, id) VALUES (?, ?, ?)`, []any{x.Caller, day, x.ID}},
-		{`INSERT INTO triggers_by_day (day, shard, id) VALUES (?, ?, ?)`, []any{day, shardOfTrigger(x.ID), x.ID}},
-	})
+	return true, t.listAgain(ctx, x, began)
 }
-
-// mark notes in the indexes whether a row has ended, so that lists of the living
-// pass over it. Its timestamp is the row's: a later state's mark wins.
-func (t triggers) mark(ctx context.Context, x *engine.Trigger, at int64, ended bool) error {
-	day := dayOfTrigger(x.ID)
-	stmts := []stmt{
-		{`UPDATE triggers_by_caller SET ended = ? WHERE caller = ? AND day = ? AND id = ?`, []any{ended, x.Caller, day, x.ID}},
-		{`UPDATE triggers_by_day SET ended = ? WHERE day = ? AND shard = ? AND id = ?`, []any{ended, day, shardOfTrigger(x.ID), x.ID}},
-	}
-	return parallel(len(stmts), func(i int) error { return t.s.write(ctx, at, stmts[i]) })
-}
-
-// end lets Purge find a row that is about to end. It goes before the swap.
-func (t triggers) end(ctx context.Context, x *engine.Trigger) error {
-	if !terminal(x.State) {
-		return nil
-	}
-	day := x.Ended / dayMs
-	if err := t.s.note(ctx, scopeEnds, day, 0, x.Ended > time.Now().UnixMilli()-dayMs); err != nil {
-		return err
-	}
-	return t.s.write(ctx, t.s.clock.now(), stmt{`INSERT INTO triggers_by_end (day, shard, ended, id) VALUES (?, ?, ?, ?)`, []any{day, shardOfTrigger(x.ID), x.Ended, x.ID}})
-}
-
-func shardOfTrigger(id string) int16 { return shardOfBase([]byte(id), triggerShards) }
 
 const triggerAlphabet = "0123456789ABCDEFGHJKMNPQRSTVWXYZ" // of a ULID
 
-// dayOfTrigger is the day in which an id was made, trg_<ULID>. It never falls
-// while ids rise, whatever they look like, so that days can be read one after
-// the other.
-func dayOfTrigger(id string) int64 {
+// msOfTrigger is when an id was made, trg_<ULID>, in ms since 1970. It never falls
+// while ids rise, whatever they look like, so that buckets of time can be read one
+// after the other.
+func msOfTrigger(id string) int64 {
 	const prefix = "trg_"
 	switch {
 	case id < prefix:
 		return -1
 	case id[:min(len(id), len(prefix))] != prefix:
-		return 1 << 50
+		return 1 << 51 // behind all times of 10 digits
 	}
 	ms, digits := int64(0), 0
 	for _, c := range []byte(id[len(prefix):]) {
@@ -347,5 +324,5 @@ func dayOfTrigger(id string) int64 {
 			break
 		}
 	}
-	return ms << (5 * (10 - digits)) / dayMs
+	return ms << (5 * (10 - digits))
 }

@@ -153,6 +153,7 @@ func coldModel(t *testing.T, open Opener[engine.ColdTimers]) {
 				sh, d, n := shard.Draw(rt, "shard"), days.Draw(rt, "day"), rapid.IntRange(0, 5).Draw(rt, "max")
 				c := engine.TimerCursor{FireAt: rapid.Int64Range(0, 4*day).Draw(rt, "after"), ID: []byte(rapid.StringMatching(`[ab]{0,2}`).Draw(rt, "id"))}
 				same(rt, "Scan", val(s.Scan(bg, sh, d, c, n))(rt), val(m.Scan(bg, sh, d, c, n))(rt))
+				same(rt, "Outline", outline(val(s.Outline(bg, sh, d, c, n))(rt)), outline(val(m.Outline(bg, sh, d, c, n))(rt)))
 			},
 			"days": func(rt *rapid.T) {
 				sh, to := shard.Draw(rt, "shard"), rapid.Int64Range(-1, 4).Draw(rt, "to")

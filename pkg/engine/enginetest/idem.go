@@ -28,7 +28,7 @@ func stored(t T, s engine.Idem, key engine.IdemKey) (engine.Reservation, bool) {
 	r, won, err := s.Reserve(bg, probe, -1<<60)
 	must(t, err)
 	if won {
-		must(t, s.Release(bg, key))
+		must(t, s.Release(bg, probe))
 	}
 	return r, !won
 }
@@ -203,8 +203,8 @@ func Idem(t *testing.T, open Opener[engine.Idem]) {
 		r := reservation("k")
 		_, _, err := s.Reserve(bg, r, 1000)
 		must(t, err)
-		must(t, s.Release(bg, r.Key))
-		must(t, s.Release(bg, r.Key))
+		must(t, s.Release(bg, r))
+		must(t, s.Release(bg, r))
 		if reopen != nil {
 			s = reopen()
 		}
@@ -213,7 +213,28 @@ func Idem(t *testing.T, open Opener[engine.Idem]) {
 		must(t, err)
 		same(t, "won", won, true)
 		must(t, s.Finish(bg, r.Key, 201, nil, 90_000))
-		wantKind(t, s.Release(bg, r.Key), notify.KindConflict) // it stored something
+		wantKind(t, s.Release(bg, r), notify.KindConflict) // it stored something
+	})
+	t.Run("Release is notify.KindConflict, and forgets nothing, when owner or lease are others", func(t *testing.T) {
+		s, reopen := open(t)
+		r := reservation("k")
+		_, _, err := s.Reserve(bg, r, 1000)
+		must(t, err)
+		same(t, "taken", val(s.TakeOver(bg, r, "intake-2", 61_000))(t), true)
+		taken := r
+		taken.Owner, taken.LeaseUntil = "intake-2", 61_000
+		for _, held := range []engine.Reservation{r, {Key: r.Key, Owner: r.Owner, LeaseUntil: 61_000}, {Key: r.Key, Owner: "intake-2", LeaseUntil: r.LeaseUntil}} {
+			wantKind(t, s.Release(bg, held), notify.KindConflict)
+		}
+		if reopen != nil {
+			s = reopen()
+		}
+		got, ok := stored(t, s, r.Key)
+		same(t, "stored", ok, true)
+		same(t, "reservation", got, taken)
+		must(t, s.Release(bg, taken))
+		_, ok = stored(t, s, r.Key)
+		same(t, "released", ok, false)
 	})
 	t.Run("Purge forgets keys with Expires <= now and returns how many", func(t *testing.T) {
 		s, reopen := open(t)
@@ -279,7 +300,7 @@ func idemModel(t *testing.T, open Opener[engine.Idem]) {
 			},
 			"release": func(rt *rapid.T) {
 				r := gen(rt)
-				same(rt, "Release", notify.KindOf(s.Release(bg, r.Key)), notify.KindOf(m.Release(bg, r.Key)))
+				same(rt, "Release", notify.KindOf(s.Release(bg, r)), notify.KindOf(m.Release(bg, r)))
 			},
 			"purge": func(rt *rapid.T) {
 				now := ms.Draw(rt, "now")

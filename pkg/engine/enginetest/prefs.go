@@ -49,7 +49,11 @@ func Prefs(t *testing.T, open Opener[engine.Prefs]) {
 		s, reopen := open(t)
 		last := uint64(0)
 		for i := range 6 {
-			v := val(s.Put(bg, profile("u"+strconv.Itoa(i%2))))(t)
+			p := profile("u" + strconv.Itoa(i%2))
+			if i >= 2 {
+				p.Version = last - 1 // of the one before the last
+			}
+			v := val(s.Put(bg, p))(t)
 			if v <= last {
 				t.Fatalf("version %d after %d", v, last)
 			}
@@ -58,7 +62,7 @@ func Prefs(t *testing.T, open Opener[engine.Prefs]) {
 			}
 		}
 	})
-	t.Run("If p.Version is not 0 and the stored one differs, notify.KindConflict and nothing is stored", func(t *testing.T) {
+	t.Run("If the stored version is not p.Version, notify.KindConflict and nothing is stored", func(t *testing.T) {
 		s, _ := open(t)
 		p := profile("u")
 		p.Version = 5
@@ -69,9 +73,23 @@ func Prefs(t *testing.T, open Opener[engine.Prefs]) {
 		stale := profile("u")
 		stale.Version, stale.TimeZone = p.Version-1, "UTC"
 		wantKind(t, ignore(s.Put(bg, stale)), notify.KindConflict)
+		stale.Version = 0 // of who read that there was none
+		wantKind(t, ignore(s.Put(bg, stale)), notify.KindConflict)
 		got, _ := get(t, s, "u")
 		same(t, "profile", got, p)
 		same(t, "version", val(s.Version(bg))(t), p.Version)
+	})
+	t.Run("of many who store the first profile of a user one wins", func(t *testing.T) {
+		s, _ := open(t)
+		var won atomic.Int32
+		together(16, func(int) {
+			if _, err := s.Put(bg, profile("u")); err == nil {
+				won.Add(1)
+			} else if notify.KindOf(err) != notify.KindConflict {
+				t.Error(err)
+			}
+		})
+		same(t, "winners", won.Load(), int32(1))
 	})
 	t.Run("of many who change the same version one wins", func(t *testing.T) {
 		s, _ := open(t)
@@ -112,7 +130,11 @@ func Prefs(t *testing.T, open Opener[engine.Prefs]) {
 		s, reopen := open(t)
 		var versions []uint64
 		for i := range 10 {
-			versions = append(versions, val(s.Put(bg, profile("u"+strconv.Itoa(i%7))))(t))
+			p := profile("u" + strconv.Itoa(i%7))
+			if i >= 7 {
+				p.Version = versions[i-7]
+			}
+			versions = append(versions, val(s.Put(bg, p))(t))
 		}
 		if reopen != nil {
 			s = reopen()

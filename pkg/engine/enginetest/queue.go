@@ -297,7 +297,7 @@ func Queue(t *testing.T, open Opener[engine.Queue]) {
 	dead(run)
 	run("after a restart everything that was not acknowledged is there, and how often it was received", func(t *testing.T, q engine.Queue, reopen func() engine.Queue) {
 		if reopen == nil {
-			t.Skip("nothing of this engine survives")
+			return // this engine keeps nothing over a restart
 		}
 		must(t, q.Enqueue(bg, []engine.Message{message("held", 0), message("ready", 0), message("delayed", time.Minute)}))
 		held := now(t, q, 1, time.Hour)
@@ -316,7 +316,7 @@ func Queue(t *testing.T, open Opener[engine.Queue]) {
 	})
 	run("a receipt of before a restart is over, whatever came after it", func(t *testing.T, q engine.Queue, reopen func() engine.Queue) {
 		if reopen == nil {
-			t.Skip("nothing of this engine survives")
+			return // this engine keeps nothing over a restart
 		}
 		must(t, q.Enqueue(bg, []engine.Message{message("a", 0)}))
 		old := now(t, q, 1, time.Hour)

@@ -1,8 +1,10 @@
 package enginetest
 
 import (
+	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -39,8 +41,11 @@ func retryRow(ms int64, n uint64) notify.Row {
 	return r
 }
 
+// Damage makes what an engine stores under key a value that it cannot decode.
+type Damage func(s engine.Status, key notify.RowKey, value []byte) error
+
 // Status runs the suite of engine.Status.
-func Status(t *testing.T, open Opener[engine.Status]) {
+func Status(t *testing.T, open Opener[engine.Status], damage Damage) {
 	t.Run("Put stores rows", func(t *testing.T) {
 		s, _ := open(t)
 		rows := []notify.Row{chunkRow(1000, 1), retryRow(1000, 1), {Key: notify.RowKey{Chunk: notify.Chunk{Base: base(5, 5)}}}}
@@ -166,7 +171,7 @@ func Status(t *testing.T, open Opener[engine.Status]) {
 	t.Run("a nil error of a writing method means durable", func(t *testing.T) {
 		s, reopen := open(t)
 		if reopen == nil {
-			t.Skip("nothing of this engine is durable")
+			return // this engine keeps nothing over a restart
 		}
 		together(8, func(i int) {
 			for n := range 20 {
@@ -181,11 +186,198 @@ func Status(t *testing.T, open Opener[engine.Status]) {
 			t.Fatalf("%d of 160 rows left", len(rows))
 		}
 	})
+	t.Run("a tenure's stamps are above all of the tenures that were begun before", func(t *testing.T) {
+		s, _ := open(t)
+		last := engine.Tenure{}
+		for i := range 5 {
+			next := val(s.TakeOver(bg, "topic", 7))(t)
+			if next.Topic != "topic" || next.Partition != 7 || i > 0 && (next.Before != last.Start || next.Stamp(1) <= last.Stamp(engine.TenureStamps-1)) {
+				t.Fatalf("%+v after %+v", next, last)
+			}
+			last = next
+		}
+		if other := val(s.TakeOver(bg, "topic", 8))(t); other.Before != 0 {
+			t.Errorf("the first tenure of another partition is %+v", other)
+		}
+		var mu sync.Mutex
+		begun := map[int64]bool{}
+		together(4, func(int) {
+			next, err := s.TakeOver(bg, "topic", 9)
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil || begun[next.Start] {
+				t.Errorf("%+v, %v, after %v", next, err, begun)
+			}
+			begun[next.Start] = true
+		})
+	})
+	t.Run("the row with the greatest stamp stands, whatever the order in which they arrive", func(t *testing.T) {
+		s, _ := open(t)
+		r := chunkRow(1000, 1)
+		old := val(s.TakeOver(bg, r.Topic, r.LogPart))(t)
+		must(t, s.Put(bg, []notify.Row{stamped(r, old.Stamp(1), 1000)}))
+		now := val(s.TakeOver(bg, r.Topic, r.LogPart))(t)
+		same(t, "resumed", val(s.Resume(bg, now, []notify.RowKey{r.Key}))(t), []notify.Row{stamped(r, 0, 1000)})
+		finished := stamped(r, now.Stamp(1), r.Count)
+		must(t, s.Put(bg, []notify.Row{finished}))
+		must(t, s.Put(bg, []notify.Row{stamped(r, old.Stamp(engine.TenureStamps-1), 2000)}))
+		finished.Stamp = 0
+		same(t, "after a late write", val(s.Get(bg, []notify.RowKey{r.Key}))(t), []notify.Row{finished})
+		// Of one call, in both orders, and beside a row of another key.
+		other := retryRow(1000, 1)
+		must(t, s.Put(bg, []notify.Row{stamped(other, old.Stamp(5), 1), stamped(r, now.Stamp(2), 8000), stamped(r, old.Stamp(6), 3000)}))
+		must(t, s.Put(bg, []notify.Row{stamped(r, old.Stamp(7), 3000), stamped(r, now.Stamp(3), 8100)}))
+		same(t, "after calls with both", val(s.Get(bg, []notify.RowKey{r.Key}))(t), []notify.Row{stamped(r, 0, 8100)})
+	})
+	t.Run("what Resume returned as Done stands", func(t *testing.T) {
+		s, _ := open(t)
+		r := chunkRow(1000, 1)
+		first := val(s.TakeOver(bg, r.Topic, r.LogPart))(t)
+		second := val(s.TakeOver(bg, r.Topic, r.LogPart))(t)
+		// The second owner has read the row before the first one's write arrived.
+		must(t, s.Put(bg, []notify.Row{stamped(r, first.Stamp(9), r.Count)}))
+		third := val(s.TakeOver(bg, r.Topic, r.LogPart))(t)
+		finished := stamped(r, 0, r.Count)
+		same(t, "resumed", val(s.Resume(bg, third, []notify.RowKey{r.Key}))(t), []notify.Row{finished})
+		must(t, s.Put(bg, []notify.Row{stamped(r, second.Stamp(1), 1000)}))
+		same(t, "after a claim of the second owner", val(s.Get(bg, []notify.RowKey{r.Key}))(t), []notify.Row{finished})
+	})
+	t.Run("a row that cannot be decoded is returned with its bytes, and the owner's next write replaces it", func(t *testing.T) {
+		if damage == nil {
+			t.Skip("the engine offers no way to damage a row")
+		}
+		s, reopen := open(t)
+		r, fine := chunkRow(1000, 1), retryRow(1000, 1)
+		must(t, s.Put(bg, []notify.Row{r, fine}))
+		must(t, damage(s, r.Key, []byte("damaged")))
+		keys := []notify.RowKey{fine.Key, r.Key, chunkRow(2000, 1).Key}
+		resume := func() []notify.Row {
+			return val(s.Resume(bg, val(s.TakeOver(bg, r.Topic, r.LogPart))(t), keys))(t)
+		}
+		want := []notify.Row{fine, {Key: r.Key, Damaged: []byte("damaged")}, {}}
+		same(t, "resumed", resume(), want)
+		if reopen != nil {
+			s = reopen()
+			same(t, "resumed after a restart", resume(), want)
+		}
+		if _, err := s.Get(bg, keys); !errors.Is(err, notify.ErrCorrupt) {
+			t.Errorf("Get: %v, want ErrCorrupt", err)
+		}
+		if _, err := s.Chunk(bg, r.Key.Chunk); !errors.Is(err, notify.ErrCorrupt) {
+			t.Errorf("Chunk: %v, want ErrCorrupt", err)
+		}
+		owner := val(s.TakeOver(bg, r.Topic, r.LogPart))(t)
+		_ = val(s.Resume(bg, owner, keys))(t)
+		must(t, s.Put(bg, []notify.Row{stamped(r, owner.Stamp(1), 1000)}))
+		same(t, "written anew", val(s.Get(bg, keys))(t), []notify.Row{fine, stamped(r, 0, 1000), {}})
+	})
+	t.Run("a tenure that is not used fences nobody", func(t *testing.T) {
+		s, _ := open(t)
+		r := chunkRow(1000, 1)
+		owner := val(s.TakeOver(bg, r.Topic, r.LogPart))(t)
+		_ = val(s.Resume(bg, owner, []notify.RowKey{r.Key}))(t)
+		_ = val(s.TakeOver(bg, r.Topic, r.LogPart))(t)
+		must(t, s.Put(bg, []notify.Row{stamped(r, owner.Stamp(1), 1000)}))
+		same(t, "row", val(s.Get(bg, []notify.RowKey{r.Key}))(t), []notify.Row{stamped(r, 0, 1000)})
+	})
+	t.Run("a row beside the owner replaces what is stored, and the owner's next one replaces it", func(t *testing.T) {
+		s, _ := open(t)
+		r := chunkRow(1000, 1)
+		beside := stamped(r, engine.StampBeside, 5000)
+		get := func() []notify.Row { return val(s.Get(bg, []notify.RowKey{r.Key}))(t) }
+		must(t, s.Put(bg, []notify.Row{beside}))
+		same(t, "without a row", get(), []notify.Row{stamped(r, 0, 5000)})
+		owner := val(s.TakeOver(bg, r.Topic, r.LogPart))(t)
+		_ = val(s.Resume(bg, owner, []notify.RowKey{r.Key}))(t)
+		for n := int64(1); n < 6; n += 2 {
+			must(t, s.Put(bg, []notify.Row{stamped(r, owner.Stamp(n), uint32(n))}))
+			same(t, "the owner's", get(), []notify.Row{stamped(r, 0, uint32(n))})
+			must(t, s.Put(bg, []notify.Row{beside}))
+			same(t, "over the owner's", get(), []notify.Row{stamped(r, 0, 5000)})
+		}
+		must(t, s.Put(bg, []notify.Row{stamped(r, owner.Stamp(6), 6)}))
+		same(t, "the owner's next one", get(), []notify.Row{stamped(r, 0, 6)})
+	})
 	t.Run("a failure is notify.KindUnavailable", func(t *testing.T) {
 		s, _ := open(t)
 		wantKind(t, s.Put(ended(), []notify.Row{chunkRow(1, 1)}), notify.KindUnavailable)
+		_, err := s.TakeOver(ended(), "topic", 0)
+		wantKind(t, err, notify.KindUnavailable)
+		_, err = s.Resume(ended(), engine.Tenure{Topic: "topic", Start: 2}, []notify.RowKey{chunkRow(1, 1).Key})
+		wantKind(t, err, notify.KindUnavailable)
 	})
 	t.Run("model", func(t *testing.T) { statusModel(t, open) })
+	t.Run("model of owners", func(t *testing.T) { ownersModel(t, open) })
+}
+
+// stamped is r as its owner writes it with a stamp, done up to a position.
+func stamped(r notify.Row, stamp int64, upTo uint32) notify.Row {
+	r.Stamp, r.DoneUpTo, r.StartedUpTo, r.Done = stamp, upTo, max(upTo, r.StartedUpTo), upTo == r.Count
+	return r
+}
+
+// ownersModel lets owners take a partition over from each other, resume and write
+// its rows, and earlier ones write late. What the last owner wrote, or resumed as
+// finished, stands.
+func ownersModel(t *testing.T, open Opener[engine.Status]) {
+	model(t, func(rt *rapid.T) map[string]func(*rapid.T) {
+		s, _ := open(rt)
+		row := chunkRow(1000, 1)
+		type owner struct {
+			engine.Tenure
+			used     int64
+			finished map[notify.RowKey]bool
+		}
+		var owners []*owner
+		keys := []notify.RowKey{row.Key, row.Key}
+		keys[1].Chunk.Block++
+		fixed := map[notify.RowKey]notify.Row{} // what stands
+		next := func(o *owner, key notify.RowKey, upTo uint32) notify.Row {
+			o.used++
+			r := stamped(row, o.Stamp(o.used), upTo)
+			r.Key = key
+			o.finished[key] = o.finished[key] || r.Done
+			return r
+		}
+		takeOver := func(rt *rapid.T) {
+			owners = append(owners, &owner{Tenure: val(s.TakeOver(bg, row.Topic, row.LogPart))(rt), finished: map[notify.RowKey]bool{}})
+			clear(fixed)
+			for i, r := range val(s.Resume(bg, owners[len(owners)-1].Tenure, keys))(rt) {
+				if r.Done {
+					fixed[keys[i]], owners[len(owners)-1].finished[keys[i]] = r, true
+				}
+			}
+		}
+		takeOver(rt)
+		return map[string]func(*rapid.T){
+			"take over": takeOver,
+			"write": func(rt *rapid.T) {
+				key := rapid.SampledFrom(keys).Draw(rt, "key")
+				if fixed[key].Done {
+					return // an owner writes nothing behind the end
+				}
+				r := next(owners[len(owners)-1], key, rapid.SampledFrom([]uint32{100, 200, row.Count}).Draw(rt, "up to"))
+				must(rt, s.Put(bg, []notify.Row{r}))
+				r.Stamp = 0
+				fixed[key] = r
+			},
+			"write late": func(rt *rapid.T) {
+				if len(owners) < 2 {
+					return
+				}
+				// A claim, as a finished row ends what its owner writes of the key.
+				o := owners[rapid.IntRange(0, len(owners)-2).Draw(rt, "owner")]
+				if key := rapid.SampledFrom(keys).Draw(rt, "key"); !o.finished[key] {
+					must(rt, s.Put(bg, []notify.Row{next(o, key, 300)}))
+				}
+			},
+			"": func(rt *rapid.T) {
+				for key, want := range fixed {
+					same(rt, "row", val(s.Get(bg, []notify.RowKey{key}))(rt), []notify.Row{want})
+				}
+			},
+		}
+	})
 }
 
 func genRow(rt *rapid.T) notify.Row {

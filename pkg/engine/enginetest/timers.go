@@ -37,6 +37,14 @@ func whole(t T, s engine.Timers, p engine.TimerPartition) (out []engine.Timer) {
 	}
 }
 
+// outline takes the payloads out.
+func outline(ts []engine.Timer) []engine.Timer {
+	for i := range ts {
+		ts[i].Payload = nil
+	}
+	return ts
+}
+
 // Timers runs the suite of engine.Timers.
 func Timers(t *testing.T, open Opener[engine.Timers]) {
 	t.Run("Put stores timers", func(t *testing.T) {
@@ -202,6 +210,8 @@ func shards(t *testing.T, open Opener[engine.Timers]) {
 		st := val(s.TakeOver(bg, 5, 0, "a"))(t)
 		st.Closed, st.Watermark = 10, 8
 		must(t, s.Advance(bg, 5, st))
+		same(t, "closed", val(s.Closed(bg, 5))(t), int64(10))
+		same(t, "closed, of another", val(s.Closed(bg, 6))(t), int64(0))
 		must(t, s.Advance(bg, 5, engine.ShardState{Term: 1, Closed: 9, Watermark: 9}))
 		if reopen != nil {
 			s = reopen()
@@ -210,6 +220,7 @@ func shards(t *testing.T, open Opener[engine.Timers]) {
 		next := val(s.TakeOver(bg, 5, 1, "b"))(t)
 		same(t, "taken over", next, engine.ShardState{Term: 2, Owner: "b", Closed: 10, Watermark: 9})
 	})
+	t.Run("who writes a row and finds its minute open is found by the scan of who closes it", func(t *testing.T) { lateWrites(t, open) })
 	t.Run("Advance with a stale term is notify.KindConflict", func(t *testing.T) {
 		s, _ := open(t)
 		val(s.TakeOver(bg, 5, 0, "a"))(t)
@@ -217,6 +228,34 @@ func shards(t *testing.T, open Opener[engine.Timers]) {
 		wantKind(t, s.Advance(bg, 5, engine.ShardState{Term: 1, Closed: 99}), notify.KindConflict)
 		same(t, "closed", val(s.Shard(bg, 5))(t).Closed, int64(0))
 	})
+}
+
+// lateWrites writes a row and asks whether its minute is closed, while an owner
+// closes the minute and scans it: one of the two sees the other.
+func lateWrites(t *testing.T, open Opener[engine.Timers]) {
+	s, _ := open(t)
+	st := val(s.TakeOver(bg, 0, 0, "a"))(t)
+	for at := int64(1); at <= 40; at++ {
+		p := engine.TimerPartition{Minute: at}
+		var closed int64
+		var found []engine.Timer
+		together(2, func(i int) {
+			var err error
+			if i == 0 {
+				if err = s.Put(bg, 1, []engine.Timer{{FireAt: at * minute, ID: []byte("x")}}); err == nil {
+					closed, err = s.Closed(bg, 0)
+				}
+			} else if err = s.Advance(bg, 0, engine.ShardState{Term: st.Term, Closed: at}); err == nil {
+				found, err = s.Scan(bg, p, engine.TimerCursor{}, (at+1)*minute, 10)
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		})
+		if closed < at && len(found) == 0 {
+			t.Fatalf("minute %d: its writer believes it open, and its owner found nothing in it", at)
+		}
+	}
 }
 
 func timersModel(t *testing.T, open Opener[engine.Timers]) {
@@ -249,6 +288,7 @@ func timersModel(t *testing.T, open Opener[engine.Timers]) {
 				c := engine.TimerCursor{FireAt: rapid.Int64Range(0, 4*minute).Draw(rt, "after"), ID: []byte(rapid.StringMatching(`[ab]{0,2}`).Draw(rt, "id"))}
 				until, n := rapid.Int64Range(0, 4*minute).Draw(rt, "until"), rapid.IntRange(0, 5).Draw(rt, "max")
 				same(rt, "Scan", val(s.Scan(bg, p, c, until, n))(rt), val(m.Scan(bg, p, c, until, n))(rt))
+				same(rt, "Outline", outline(val(s.Outline(bg, p, c, until, n))(rt)), outline(val(m.Outline(bg, p, c, until, n))(rt)))
 			},
 			"minutes": func(rt *rapid.T) {
 				sh, from, to := shard.Draw(rt, "shard"), rapid.Int64Range(-1, 4).Draw(rt, "from"), rapid.Int64Range(-1, 4).Draw(rt, "to")

@@ -277,6 +277,13 @@ func listTriggers(t *testing.T, open Opener[engine.Triggers]) {
 		f("a caller", "shop", 0, -1, 10, 6, 3, 2, 0)
 		f("a state", "", engine.TriggerPending, -1, 10, 6, 4, 3, 1, 0)
 		f("all", "", 0, -1, 10, 7, 6, 5, 4, 3, 2, 1, 0)
+		f("open", "", engine.TriggerOpen, -1, 10, 7, 6, 5, 4, 3, 1, 0)
+		f("open, of a caller", "shop", engine.TriggerOpen, -1, 2, 6, 3)
+		same(t, "open ones", val(s.CountOpen(bg, "shop", 10))(t), 3)
+		same(t, "open ones of all", val(s.CountOpen(bg, "", 10))(t), 7)
+		if n := val(s.CountOpen(bg, "shop", 1))(t); n < 2 {
+			t.Errorf("%d open ones, more than 1 of 3", n)
+		}
 	}
 	all()
 	if reopen != nil {
@@ -302,6 +309,22 @@ func listTriggers(t *testing.T, open Opener[engine.Triggers]) {
 	f("left", "shop", engine.TriggerPending, -1, 10, 6, 0)
 	f("joined", "shop", engine.TriggerInFlight, -1, 10, 3)
 	f("joined, of all", "", engine.TriggerInFlight, -1, 10, 7, 3)
+	f("open, whether it is called or not", "shop", engine.TriggerOpen, -1, 10, 6, 3, 0)
+	// A FAILED one is open until its letter is written.
+	letter := func(next int64) {
+		row := one(t, s, triggerID(3))
+		old := row.Version
+		row.State, row.Ended, row.NextAt = engine.TriggerFailed, 9, next
+		same(t, "swapped", val(s.Swap(bg, []engine.TriggerSwap{{Old: old, New: row}}))(t), []bool{true})
+	}
+	letter(8)
+	f("owed", "shop", engine.TriggerOpen, -1, 10, 6, 3, 0)
+	letter(0)
+	f("written", "shop", engine.TriggerOpen, -1, 10, 6, 0)
+	same(t, "open ones", val(s.CountOpen(bg, "shop", 10))(t), 2)
+	row := one(t, s, triggerID(3))
+	row.NextAt = 1500
+	val(s.Swap(bg, []engine.TriggerSwap{{Old: row.Version, New: row}}))(t)
 	move(t, s, triggerID(3), engine.TriggerPending, 0)
 	if reopen != nil {
 		s = reopen()
@@ -355,6 +378,9 @@ func triggersModel(t *testing.T, open Opener[engine.Triggers]) {
 			x := trigger(rapid.IntRange(0, 5).Draw(rt, "n"), callers.Draw(rt, "caller"), states.Draw(rt, "state"))
 			x.Ended = rapid.Int64Range(0, 4).Draw(rt, "ended")
 			x.Payload = bytes.Repeat([]byte{1}, rapid.IntRange(0, 3).Draw(rt, "payload"))
+			if x.State == engine.TriggerFailed && rapid.Bool().Draw(rt, "written") {
+				x.NextAt = 0
+			}
 			if len(x.Payload) == 0 {
 				x.Payload, x.Schedule, x.Log = nil, nil, nil
 			}
@@ -373,7 +399,10 @@ func triggersModel(t *testing.T, open Opener[engine.Triggers]) {
 			},
 			"list": func(rt *rapid.T) {
 				caller, n := callers.Draw(rt, "caller"), rapid.IntRange(0, 6).Draw(rt, "max")
-				state := engine.TriggerState(rapid.Uint8Range(0, 6).Draw(rt, "state"))
+				state := engine.TriggerState(rapid.Uint8Range(0, 7).Draw(rt, "state"))
+				if state == 7 {
+					state = engine.TriggerOpen
+				}
 				after := engine.TriggerCursor{ID: rapid.SampledFrom([]string{"", triggerID(1), triggerID(3), "zzz"}).Draw(rt, "after")}
 				same(rt, "List", val(s.List(bg, caller, state, after, n))(rt), val(m.List(bg, caller, state, after, n))(rt))
 			},

@@ -2,7 +2,10 @@ package enginetest
 
 import (
 	"errors"
+	"fmt"
 	"strconv"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -21,7 +24,7 @@ func Callers(t *testing.T, open Opener[engine.Callers]) {
 	full := engine.Caller{
 		ID: "a", Rate: 10.5, Burst: 20, CallbackURLs: []string{"https://a.example/hooks/", "https://b.example/"},
 		Secrets:     []engine.CallerSecret{{Secret: "whsec_new", Created: 2000}, {Secret: "whsec_old", Created: 1000, Expires: 3000}},
-		MaxInFlight: 7, MaxPending: 1000,
+		MaxInFlight: 7, MaxPending: 1000, FinalStatuses: []int{400, 422},
 	}
 	t.Run("keeps callers", func(t *testing.T) {
 		s, reopen := open(t)
@@ -103,6 +106,68 @@ func Meta(t *testing.T, open Opener[engine.Meta]) {
 		}
 		if v := val(s.GetMeta(bg, "store"))(t); v != nil {
 			t.Fatalf("missing value is %v", v)
+		}
+	})
+	t.Run("SwapMeta stores a value only in place of the one that was read", func(t *testing.T) {
+		s, reopen := open(t)
+		swap := func(old, value string, want bool, now string) {
+			t.Helper()
+			var was []byte
+			if old != "-" { // "-": there is none
+				was = []byte(old)
+			}
+			same(t, old+" to "+value, val(s.SwapMeta(bg, "swapped", was, []byte(value)))(t), want)
+			same(t, "value", string(val(s.GetMeta(bg, "swapped"))(t)), now)
+		}
+		if v := val(s.SwapMeta(bg, "swapped", []byte{}, []byte("x")))(t); v || val(s.GetMeta(bg, "swapped"))(t) != nil {
+			t.Fatal("an empty value was swapped that is not there")
+		}
+		swap("-", "", true, "")
+		swap("-", "a", false, "")
+		swap("b", "a", false, "")
+		swap("", "a", true, "a")
+		swap("", "b", false, "a")
+		swap("-", "b", false, "a")
+		swap("a", "b", true, "b")
+		swap("-", "b", true, "b") // it is stored: an answer was lost
+		swap("a", "b", true, "b")
+		if reopen != nil {
+			s = reopen()
+		}
+		swap("a", "c", false, "b")
+		swap("b", "c", true, "c")
+	})
+	t.Run("SwapMeta loses no change of those who swap at the same moment", func(t *testing.T) {
+		s, _ := open(t)
+		const writers, changes = 4, 5
+		var wg sync.WaitGroup
+		for w := range writers {
+			wg.Go(func() {
+				for i := range changes {
+					add := fmt.Sprintf("%d.%d,", w, i)
+					for stored := false; !stored; {
+						now, err := s.GetMeta(bg, "set")
+						if err == nil && !strings.Contains(string(now), add) {
+							stored, err = s.SwapMeta(bg, "set", now, []byte(string(now)+add))
+						} else if err == nil {
+							stored = true // by a swap whose answer was an error
+						}
+						if err != nil && notify.KindOf(err) != notify.KindUnavailable {
+							t.Errorf("%s: %v", add, err)
+							return
+						}
+					}
+				}
+			})
+		}
+		wg.Wait()
+		all := string(val(s.GetMeta(bg, "set"))(t))
+		for w := range writers {
+			for i := range changes {
+				if add := fmt.Sprintf("%d.%d,", w, i); strings.Count(all, add) != 1 {
+					t.Errorf("%s is not once in %s", add, all)
+				}
+			}
 		}
 	})
 }

@@ -20,6 +20,14 @@ func (w Status) Put(ctx context.Context, rows []notify.Row) error {
 	return w.plan.do(ctx, "Status", "Put", func() error { return w.next.Put(ctx, rows) })
 }
 
+func (w Status) TakeOver(ctx context.Context, topic string, partition int32) (engine.Tenure, error) {
+	return get(ctx, w.plan, "Status", "TakeOver", func() (engine.Tenure, error) { return w.next.TakeOver(ctx, topic, partition) })
+}
+
+func (w Status) Resume(ctx context.Context, t engine.Tenure, keys []notify.RowKey) ([]notify.Row, error) {
+	return get(ctx, w.plan, "Status", "Resume", func() ([]notify.Row, error) { return w.next.Resume(ctx, t, keys) })
+}
+
 func (w Status) Get(ctx context.Context, keys []notify.RowKey) ([]notify.Row, error) {
 	return get(ctx, w.plan, "Status", "Get", func() ([]notify.Row, error) { return w.next.Get(ctx, keys) })
 }
@@ -53,12 +61,20 @@ func (w Timers) Scan(ctx context.Context, p engine.TimerPartition, after engine.
 	return get(ctx, w.plan, "Timers", "Scan", func() ([]engine.Timer, error) { return w.next.Scan(ctx, p, after, until, max) })
 }
 
+func (w Timers) Outline(ctx context.Context, p engine.TimerPartition, after engine.TimerCursor, until int64, max int) ([]engine.Timer, error) {
+	return get(ctx, w.plan, "Timers", "Outline", func() ([]engine.Timer, error) { return w.next.Outline(ctx, p, after, until, max) })
+}
+
 func (w Timers) Minutes(ctx context.Context, shard uint16, from, to int64) ([]int64, error) {
 	return get(ctx, w.plan, "Timers", "Minutes", func() ([]int64, error) { return w.next.Minutes(ctx, shard, from, to) })
 }
 
 func (w Timers) Shard(ctx context.Context, shard uint16) (engine.ShardState, error) {
 	return get(ctx, w.plan, "Timers", "Shard", func() (engine.ShardState, error) { return w.next.Shard(ctx, shard) })
+}
+
+func (w Timers) Closed(ctx context.Context, shard uint16) (int64, error) {
+	return get(ctx, w.plan, "Timers", "Closed", func() (int64, error) { return w.next.Closed(ctx, shard) })
 }
 
 func (w Timers) TakeOver(ctx context.Context, shard uint16, term uint64, owner string) (engine.ShardState, error) {

@@ -32,8 +32,8 @@ func (w Idem) Finish(ctx context.Context, key engine.IdemKey, status int, body [
 	return w.plan.do(ctx, "Idem", "Finish", func() error { return w.next.Finish(ctx, key, status, body, expires) })
 }
 
-func (w Idem) Release(ctx context.Context, key engine.IdemKey) error {
-	return w.plan.do(ctx, "Idem", "Release", func() error { return w.next.Release(ctx, key) })
+func (w Idem) Release(ctx context.Context, held engine.Reservation) error {
+	return w.plan.do(ctx, "Idem", "Release", func() error { return w.next.Release(ctx, held) })
 }
 
 func (w Idem) Purge(ctx context.Context, now int64) (int, error) {

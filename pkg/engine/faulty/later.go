@@ -66,6 +66,10 @@ func (w ColdTimers) Scan(ctx context.Context, shard uint16, day int64, after eng
 	return get(ctx, w.plan, "ColdTimers", "Scan", func() ([]engine.Timer, error) { return w.next.Scan(ctx, shard, day, after, max) })
 }
 
+func (w ColdTimers) Outline(ctx context.Context, shard uint16, day int64, after engine.TimerCursor, max int) ([]engine.Timer, error) {
+	return get(ctx, w.plan, "ColdTimers", "Outline", func() ([]engine.Timer, error) { return w.next.Outline(ctx, shard, day, after, max) })
+}
+
 func (w ColdTimers) Days(ctx context.Context, shard uint16, to int64) ([]int64, error) {
 	return get(ctx, w.plan, "ColdTimers", "Days", func() ([]int64, error) { return w.next.Days(ctx, shard, to) })
 }
@@ -101,6 +105,10 @@ func (w Triggers) Swap(ctx context.Context, ss []engine.TriggerSwap) ([]bool, er
 
 func (w Triggers) List(ctx context.Context, caller string, state engine.TriggerState, after engine.TriggerCursor, max int) ([]engine.Trigger, error) {
 	return get(ctx, w.plan, "Triggers", "List", func() ([]engine.Trigger, error) { return w.next.List(ctx, caller, state, after, max) })
+}
+
+func (w Triggers) CountOpen(ctx context.Context, caller string, most int) (int, error) {
+	return get(ctx, w.plan, "Triggers", "CountOpen", func() (int, error) { return w.next.CountOpen(ctx, caller, most) })
 }
 
 func (w Triggers) Purge(ctx context.Context, before int64, max int) (int, error) {

@@ -25,7 +25,7 @@ func through[E any](of func(*memory.Store) E, wrap func(E, *faulty.Plan) E) engi
 }
 
 func TestStatus(t *testing.T) {
-	enginetest.Status(t, through((*memory.Store).Status, faulty.NewStatus))
+	enginetest.Status(t, through((*memory.Store).Status, faulty.NewStatus), nil)
 }
 func TestTimers(t *testing.T) {
 	enginetest.Timers(t, through((*memory.Store).Timers, faulty.NewTimers))

@@ -45,6 +45,10 @@ func (w Meta) PutMeta(ctx context.Context, name string, value []byte) error {
 	return w.plan.do(ctx, "Meta", "PutMeta", func() error { return w.next.PutMeta(ctx, name, value) })
 }
 
+func (w Meta) SwapMeta(ctx context.Context, name string, old, value []byte) (bool, error) {
+	return get(ctx, w.plan, "Meta", "SwapMeta", func() (bool, error) { return w.next.SwapMeta(ctx, name, old, value) })
+}
+
 // Jobs misbehaves as its plan says.
 type Jobs struct {
 	next engine.Jobs

@@ -31,6 +31,7 @@ type Broker struct {
 	ends    ends       // as written down last
 
 	trimming sync.Mutex // held while records are removed, or must not be
+	door     *door      // nil: Virtual
 	dial     func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
@@ -42,12 +43,14 @@ func Open(cfg Config) (*Broker, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	b := &Broker{cfg: cfg, id: cfg.StoreID, dial: (&net.Dialer{}).DialContext}
+	b := &Broker{cfg: cfg, id: cfg.StoreID}
 	b.guard = newGuard(cfg)
 	b.watch = newWatcher(cfg, b.guard)
 	if cfg.Dir == "" {
-		err := b.start(cfg.Port)
-		return b, err
+		if err := b.startBehind(cfg.Port); err != nil {
+			return nil, err
+		}
+		return b, nil
 	}
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("kfake: %w", err)
@@ -72,12 +75,8 @@ func Open(cfg Config) (*Broker, error) {
 	if err := b.open(); err != nil {
 		return nil, err
 	}
-	if err := b.syncFolders(); err != nil {
-		b.cluster.Close()
-		return nil, err
-	}
-	if err := b.measure(); err != nil {
-		b.cluster.Close()
+	if err := errors.Join(b.syncFolders(), b.measure()); err != nil {
+		b.end()
 		return nil, err
 	}
 	if err := b.noteEnds(); err != nil { // a full disk must not keep what is there from being delivered
@@ -88,19 +87,19 @@ func Open(cfg Config) (*Broker, error) {
 
 // open starts on the configured port, or on the last one, or on any.
 func (b *Broker) open() error {
-	if b.cfg.Port != 0 {
-		return b.start(b.cfg.Port)
+	if b.cfg.Port != 0 || b.cfg.NoPort {
+		return b.startBehind(b.cfg.Port)
 	}
 	file := filepath.Join(b.cfg.Dir, "port")
 	if s, err := os.ReadFile(file); err == nil {
 		if port, err := strconv.Atoi(strings.TrimSpace(string(s))); err == nil && port > 0 {
-			err := b.start(port)
+			err := b.startBehind(port)
 			if op, ok := errors.AsType[*net.OpError](err); !ok || op.Op != "listen" {
 				return err
 			}
 		}
 	}
-	if err := b.start(0); err != nil {
+	if err := b.startBehind(0); err != nil {
 		return err
 	}
 	_, port, err := net.SplitHostPort(b.addr)
@@ -108,10 +107,41 @@ func (b *Broker) open() error {
 		err = os.WriteFile(file, []byte(port+"\n"), 0o600)
 	}
 	if err != nil {
-		b.cluster.Close()
+		b.end()
 		return fmt.Errorf("kfake: remembering the port: %w", err)
 	}
 	return nil
+}
+
+// startBehind starts the broker behind a new door.
+func (b *Broker) startBehind(port int) error {
+	d := newDoor()
+	if !b.cfg.NoPort {
+		if err := d.listenPort(net.JoinHostPort(b.cfg.Host, strconv.Itoa(port))); err != nil {
+			return fmt.Errorf("kfake: %w", err)
+		}
+	}
+	if name := b.cfg.Socket; name != "" {
+		if err := d.listenSocket(name); err != nil { // such as a path of more than 107 bytes
+			b.cfg.Logger.Warn("the log has no socket: tools cannot write to it", "socket", name, "err", err)
+		}
+	}
+	b.door, b.dial = d, d.dial
+	err := b.start(port, kfake.ListenFn(func(string, string) (net.Listener, error) { return d, nil }))
+	if err != nil {
+		_ = d.Close()
+		d.loops.Wait()
+	}
+	return err
+}
+
+// end stops the broker and waits for what it has begun.
+func (b *Broker) end() {
+	b.cluster.Close()
+	if b.door != nil {
+		_ = b.door.Close()
+		b.door.loops.Wait()
+	}
 }
 
 func (b *Broker) start(port int, more ...kfake.Opt) error {
@@ -166,10 +196,15 @@ func (b *Broker) start(port int, more ...kfake.Opt) error {
 	return nil
 }
 
-// Addr is where clients connect: 127.0.0.1:port.
+// Addr is host:port of the port for readers. Without one it is a name that clients
+// with Dial can be given as the broker's.
 func (b *Broker) Addr() string { return b.addr }
 
-// Dial connects to the broker, wherever it listens.
+// HasPort reports whether there is a port for readers.
+func (b *Broker) HasPort() bool { return !b.cfg.NoPort }
+
+// Dial connects to the broker within the process, whatever the address: clients that
+// use it may write.
 func (b *Broker) Dial(ctx context.Context, network, address string) (net.Conn, error) {
 	return b.dial(ctx, network, address)
 }
@@ -215,7 +250,7 @@ func (b *Broker) Partitions(topic string) int {
 // Close stops the broker and stores what it keeps in memory. Everything
 // acknowledged is stored before, so a kill instead loses nothing.
 func (b *Broker) Close() error {
-	b.cluster.Close()
+	b.end()
 	b.watch.settle(func(time.Time) bool { return true })
 	if b.cfg.Dir == "" {
 		return nil

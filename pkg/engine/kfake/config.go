@@ -24,8 +24,16 @@ type Config struct {
 	Dir string
 	// Durability defaults to Fsync.
 	Durability Durability
-	// Port on 127.0.0.1. 0: the port of the last start if it is free, else any.
+	// Port is where readers such as kcat connect, on Host; they cannot write. 0: the
+	// port of the last start if it is free, else any.
 	Port int
+	// Host is a loopback address. Default 127.0.0.1.
+	Host string
+	// NoPort leaves the port out: the log is reached by Broker.Dial and by Socket.
+	NoPort bool
+	// Socket is the name of a unix socket through which tools of the same user read
+	// and write, of mode 0600, in a folder that only the user may enter. Empty: none.
+	Socket string
 	// Topics and their partition counts. Missing ones are created; one that has
 	// another count keeps it, since keys would move.
 	Topics map[string]int
@@ -66,6 +74,9 @@ const (
 func (c Config) withDefaults() Config {
 	if c.Durability == "" {
 		c.Durability = Fsync
+	}
+	if c.Host == "" {
+		c.Host = "127.0.0.1"
 	}
 	if c.CapBytes == 0 {
 		c.CapBytes = 2 << 30

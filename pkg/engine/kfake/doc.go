@@ -1,6 +1,7 @@
-// Package kfake is the embedded log: franz-go's own broker run in the process
-// on a loopback port, so that the embedded default uses the client code that
-// production uses, and kcat or rpk can attach.
+// Package kfake is the embedded log: franz-go's own broker run in the process, so
+// that the embedded default uses the client code that production uses. The process
+// reaches it by Broker.Dial, tools of the same user by a unix socket. Kcat and rpk
+// read through a loopback port on which nothing can be written (door.go, reader.go).
 //
 // The broker is a good log and a careless keeper. This package adds what it
 // lacks:

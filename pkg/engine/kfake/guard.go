@@ -93,6 +93,19 @@ func (g *Guard) writeFailed(err error) {
 	g.fail(fmt.Errorf("write: %w", err))
 }
 
+// measureFailed notes that the log could not be measured, and reports whether that is
+// the disk's failure. What the process or the machine has run out of says nothing
+// about the disk, and passes: connections may have taken every descriptor.
+func (g *Guard) measureFailed(err error) bool {
+	for _, passes := range []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.EINTR, syscall.EAGAIN} {
+		if errors.Is(err, passes) {
+			return false
+		}
+	}
+	g.fail(err)
+	return true
+}
+
 // fail stops intake until a restart.
 func (g *Guard) fail(err error) {
 	g.broken.CompareAndSwap(nil, &notify.Error{

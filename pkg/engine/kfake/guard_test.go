@@ -3,6 +3,7 @@ package kfake
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -90,7 +91,7 @@ func TestCapAnswersLogFullUntilTrimmed(t *testing.T) {
 		t.Fatal(err)
 	}
 	n := 0
-	for ; g.Err() == nil; n++ {
+	for ; g.Err() == nil && n < 200; n++ {
 		b.fill(t, "topic", 0, n, 1, 1000)
 		g.Appended(1000)
 	}
@@ -100,7 +101,10 @@ func TestCapAnswersLogFullUntilTrimmed(t *testing.T) {
 	if err := b.measure(); err != nil || code(g.Err()) != "" && g.Usage().LogBytes < 100_000 {
 		t.Fatalf("measured %+v: %v", g.Usage(), err)
 	}
-	for ; g.Err() == nil; n++ { // overheads made the estimate high or low
+	for most := n + 200; g.Err() == nil; n++ { // overheads made the estimate high or low
+		if n == most {
+			t.Fatalf("not full after %d records of 1000 bytes: %+v", n, g.Usage())
+		}
 		b.fill(t, "topic", 0, n, 1, 1000)
 		if err := b.measure(); err != nil {
 			t.Fatal(err)
@@ -245,4 +249,24 @@ func TestRunMeasuresAndTrims(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// Descriptors that ran out are no failure of the disk: the log goes on when there are
+// some again.
+func TestMeasuringWithoutDescriptors(t *testing.T) {
+	t.Parallel()
+	f := func(err error, want string) {
+		t.Helper()
+		g := newGuard(Config{}.withDefaults())
+		disk := g.measureFailed(fmt.Errorf("kfake: measuring: %w", &os.PathError{Op: "open", Path: "log", Err: err}))
+		if got := code(g.Err()); got != want || disk != (want != "") {
+			t.Errorf("%v: %q, of the disk: %v; want %q", err, got, disk, want)
+		}
+	}
+	f(syscall.EMFILE, "")
+	f(syscall.ENFILE, "")
+	f(syscall.ENOMEM, "")
+	f(syscall.EIO, "disk_error")
+	f(syscall.EROFS, "disk_error")
+	f(syscall.EACCES, "disk_error")
 }

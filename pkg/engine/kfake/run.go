@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"sync"
 	"time"
+
+	"github.com/notifyd/notifyd/pkg/durable"
 )
 
 // Run keeps the guard up to date, and in PageCache mode the write-back even,
@@ -43,8 +45,8 @@ func (b *Broker) Run(ctx context.Context) error {
 		case <-paced.C:
 			smooth.flush()
 		case <-measured.C:
-			if err := b.measure(); err != nil {
-				b.guard.fail(err)
+			if err := b.measure(); err != nil && !b.guard.measureFailed(err) {
+				b.cfg.Logger.Warn("the log cannot be measured now; the last size counts", "err", err)
 			}
 			smooth.find()
 			b.watch.settleOld()
@@ -90,7 +92,7 @@ func (b *Broker) measure() error {
 		if size, err = dirSize(b.cfg.Dir); err != nil {
 			return err
 		}
-		free, err := freeBytes(b.cfg.Dir)
+		free, err := durable.FreeBytes(b.cfg.Dir)
 		if err != nil {
 			return fmt.Errorf("kfake: %w", err)
 		}

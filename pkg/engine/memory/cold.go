@@ -33,6 +33,10 @@ func (s coldTimers) Scan(ctx context.Context, shard uint16, day int64, behind en
 	return out[:clamp(len(out), max)], nil
 }
 
+func (s coldTimers) Outline(ctx context.Context, shard uint16, day int64, behind engine.TimerCursor, max int) ([]engine.Timer, error) {
+	return s.Scan(ctx, shard, day, behind, max)
+}
+
 func (s coldTimers) Days(ctx context.Context, shard uint16, to int64) ([]int64, error) {
 	if err := check(ctx); err != nil {
 		return nil, err

@@ -72,12 +72,15 @@ func (s idem) Finish(ctx context.Context, key engine.IdemKey, status int, body [
 	})
 }
 
-func (s idem) Release(ctx context.Context, key engine.IdemKey) error {
-	return s.change(ctx, key, func(stored engine.Reservation, ok bool) (*engine.Reservation, error) {
-		if ok && stored.Done {
+func (s idem) Release(ctx context.Context, held engine.Reservation) error {
+	return s.change(ctx, held.Key, func(stored engine.Reservation, ok bool) (*engine.Reservation, error) {
+		switch {
+		case ok && stored.Done:
 			return nil, conflict("reservation_done", "the request was answered")
+		case ok && (stored.Owner != held.Owner || stored.LeaseUntil != held.LeaseUntil):
+			return nil, conflict("reservation_lost", "somebody else works on this request")
 		}
-		delete(s.keys, key)
+		delete(s.keys, held.Key)
 		return nil, nil
 	})
 }

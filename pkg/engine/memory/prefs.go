@@ -45,7 +45,7 @@ func (s prefs) Put(ctx context.Context, p engine.Profile) (uint64, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if p.Version != 0 && p.Version != s.profiles[p.User].Version {
+	if p.Version != s.profiles[p.User].Version {
 		return 0, conflict("profile_changed", "the profile was changed since it was read")
 	}
 	return s.put(p), nil
@@ -181,4 +181,20 @@ func (s meta) PutMeta(ctx context.Context, name string, value []byte) error {
 	defer s.mu.Unlock()
 	s.meta[name] = append([]byte{}, value...)
 	return nil
+}
+
+func (s meta) SwapMeta(ctx context.Context, name string, old, value []byte) (bool, error) {
+	if err := check(ctx); err != nil {
+		return false, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	have := s.meta[name]
+	switch {
+	case have != nil && bytes.Equal(have, value):
+	case (have == nil) != (old == nil) || !bytes.Equal(have, old):
+		return false, nil
+	}
+	s.meta[name] = append([]byte{}, value...)
+	return true, nil
 }

@@ -4,8 +4,11 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"fmt"
 	"slices"
+	"time"
 
+	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -25,7 +28,55 @@ func (s status) Put(ctx context.Context, rows []notify.Row) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, r := range rows {
+		switch stamp := s.stamps[r.Key]; {
+		case r.Stamp == engine.StampBeside:
+			s.stamps[r.Key] = stamp + 1
+		case r.Stamp != 0 && r.Stamp < stamp:
+			continue // of an earlier tenure
+		case r.Stamp != 0:
+			s.stamps[r.Key] = r.Stamp
+		}
+		r.Stamp, r.Damaged = 0, nil
 		s.rows[r.Key] = cloneRow(r)
+	}
+	return nil
+}
+
+func (s status) TakeOver(ctx context.Context, topic string, partition int32) (engine.Tenure, error) {
+	if err := check(ctx); err != nil {
+		return engine.Tenure{}, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k := tenureKey{topic, partition}
+	t := engine.NextTenure(topic, partition, s.tenures[k], time.Now().UnixMicro())
+	s.tenures[k] = t.Start
+	return t, nil
+}
+
+// Resume fences what is Done by raising its stamp. Of other rows late writes of
+// earlier tenures are seen until the owner writes, as in an engine of many machines.
+func (s status) Resume(ctx context.Context, t engine.Tenure, keys []notify.RowKey) ([]notify.Row, error) {
+	return s.get(ctx, keys, func(r *notify.Row) error {
+		if r.Done {
+			s.stamps[r.Key] = max(s.stamps[r.Key], t.Start)
+		}
+		return nil
+	})
+}
+
+// Damage makes what is stored under key a value that cannot be decoded, for tests
+// of those that read it.
+func (s *Store) Damage(key notify.RowKey, value []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.rows[key] = notify.Row{Key: key, Damaged: value}
+}
+
+// whole returns notify.ErrCorrupt for a damaged row.
+func whole(r *notify.Row) error {
+	if r.Damaged != nil {
+		return notify.Unavailable("store", 0, fmt.Errorf("%w: an outcome row of %s", notify.ErrCorrupt, r.Key.Chunk.Base))
 	}
 	return nil
 }
@@ -33,10 +84,16 @@ func (s status) Put(ctx context.Context, rows []notify.Row) error {
 func cloneRow(r notify.Row) notify.Row {
 	r.Index = slices.Clone(r.Index)
 	r.Exceptions = slices.Clone(r.Exceptions)
+	r.Damaged = slices.Clone(r.Damaged)
 	return r
 }
 
 func (s status) Get(ctx context.Context, keys []notify.RowKey) ([]notify.Row, error) {
+	return s.get(ctx, keys, whole)
+}
+
+// get calls seen with each row that is there, with the lock held.
+func (s status) get(ctx context.Context, keys []notify.RowKey, seen func(*notify.Row) error) ([]notify.Row, error) {
 	if err := check(ctx); err != nil {
 		return nil, err
 	}
@@ -46,6 +103,9 @@ func (s status) Get(ctx context.Context, keys []notify.RowKey) ([]notify.Row, er
 	for i, k := range keys {
 		if r, ok := s.rows[k]; ok {
 			out[i] = cloneRow(r)
+			if err := seen(&r); err != nil {
+				return nil, err
+			}
 		}
 	}
 	return out, nil
@@ -61,6 +121,9 @@ func (s status) sorted(ctx context.Context, keep func(notify.RowKey) bool) ([]no
 	var out []notify.Row
 	for k, r := range s.rows {
 		if keep(k) {
+			if err := whole(&r); err != nil {
+				return nil, err
+			}
 			out = append(out, cloneRow(r))
 		}
 	}

@@ -13,6 +13,8 @@ import (
 type Store struct {
 	mu        sync.Mutex
 	rows      map[notify.RowKey]notify.Row
+	stamps    map[notify.RowKey]int64
+	tenures   map[tenureKey]int64
 	timers    map[timerKey]engine.Timer
 	shards    map[uint16]engine.ShardState
 	profiles  map[string]engine.Profile
@@ -39,10 +41,17 @@ type Store struct {
 	queues    map[string]*queue
 }
 
+type tenureKey struct {
+	topic     string
+	partition int32
+}
+
 // New returns an empty store.
 func New() *Store {
 	return &Store{
 		rows:      map[notify.RowKey]notify.Row{},
+		stamps:    map[notify.RowKey]int64{},
+		tenures:   map[tenureKey]int64{},
 		timers:    map[timerKey]engine.Timer{},
 		shards:    map[uint16]engine.ShardState{},
 		profiles:  map[string]engine.Profile{},

@@ -9,6 +9,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/enginetest"
 	"github.com/notifyd/notifyd/pkg/engine/memory"
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -17,7 +18,12 @@ func open[E any](of func(*memory.Store) E) enginetest.Opener[E] {
 	return func(enginetest.T) (E, func() E) { return of(memory.New()), nil }
 }
 
-func TestStatus(t *testing.T)      { enginetest.Status(t, open((*memory.Store).Status)) }
+func TestStatus(t *testing.T) {
+	enginetest.Status(t, open((*memory.Store).Status), func(s engine.Status, key notify.RowKey, value []byte) error {
+		s.(interface{ Damage(notify.RowKey, []byte) }).Damage(key, value)
+		return nil
+	})
+}
 func TestTimers(t *testing.T)      { enginetest.Timers(t, open((*memory.Store).Timers)) }
 func TestPrefs(t *testing.T)       { enginetest.Prefs(t, open((*memory.Store).Prefs)) }
 func TestCallers(t *testing.T)     { enginetest.Callers(t, open((*memory.Store).Callers)) }
@@ -25,14 +31,19 @@ func TestMeta(t *testing.T)        { enginetest.Meta(t, open((*memory.Store).Met
 func TestIdem(t *testing.T)        { enginetest.Idem(t, open((*memory.Store).Idem)) }
 func TestSpill(t *testing.T)       { enginetest.Spill(t, open((*memory.Store).Spill)) }
 func TestDeadLetters(t *testing.T) { enginetest.DeadLetters(t, open((*memory.Store).DeadLetters)) }
-func TestCancels(t *testing.T)     { enginetest.Cancels(t, open((*memory.Store).Cancels)) }
-func TestHolds(t *testing.T)       { enginetest.Holds(t, open((*memory.Store).Holds)) }
-func TestCampaigns(t *testing.T)   { enginetest.Campaigns(t, open((*memory.Store).Campaigns)) }
-func TestJobs(t *testing.T)        { enginetest.Jobs(t, open((*memory.Store).Jobs)) }
-func TestAudit(t *testing.T)       { enginetest.Audit(t, open((*memory.Store).Audit)) }
-func TestSchedules(t *testing.T)   { enginetest.Schedules(t, open((*memory.Store).Schedules)) }
-func TestColdTimers(t *testing.T)  { enginetest.ColdTimers(t, open((*memory.Store).ColdTimers)) }
-func TestTriggers(t *testing.T)    { enginetest.Triggers(t, open((*memory.Store).Triggers)) }
+func TestAged(t *testing.T) {
+	enginetest.Aged(t, open(func(s *memory.Store) enginetest.Aging {
+		return enginetest.Aging{Aged: s.Aged(), Status: s.Status(), Cancels: s.Cancels(), Campaigns: s.Campaigns()}
+	}))
+}
+func TestCancels(t *testing.T)    { enginetest.Cancels(t, open((*memory.Store).Cancels)) }
+func TestHolds(t *testing.T)      { enginetest.Holds(t, open((*memory.Store).Holds)) }
+func TestCampaigns(t *testing.T)  { enginetest.Campaigns(t, open((*memory.Store).Campaigns)) }
+func TestJobs(t *testing.T)       { enginetest.Jobs(t, open((*memory.Store).Jobs)) }
+func TestAudit(t *testing.T)      { enginetest.Audit(t, open((*memory.Store).Audit)) }
+func TestSchedules(t *testing.T)  { enginetest.Schedules(t, open((*memory.Store).Schedules)) }
+func TestColdTimers(t *testing.T) { enginetest.ColdTimers(t, open((*memory.Store).ColdTimers)) }
+func TestTriggers(t *testing.T)   { enginetest.Triggers(t, open((*memory.Store).Triggers)) }
 
 func TestTimersDropHints(t *testing.T) {
 	enginetest.TimersDropHints(t, open(scheduling))

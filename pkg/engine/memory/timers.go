@@ -91,6 +91,10 @@ func (s timers) Scan(ctx context.Context, p engine.TimerPartition, behind engine
 	return out[:clamp(len(out), max)], nil
 }
 
+func (s timers) Outline(ctx context.Context, p engine.TimerPartition, behind engine.TimerCursor, until int64, max int) ([]engine.Timer, error) {
+	return s.Scan(ctx, p, behind, until, max)
+}
+
 func (s timers) Minutes(ctx context.Context, shard uint16, from, to int64) ([]int64, error) {
 	if err := check(ctx); err != nil {
 		return nil, err
@@ -116,6 +120,11 @@ func (s timers) Shard(ctx context.Context, shard uint16) (engine.ShardState, err
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.shards[shard], check(ctx)
+}
+
+func (s timers) Closed(ctx context.Context, shard uint16) (int64, error) {
+	st, err := s.Shard(ctx, shard)
+	return st.Closed, err
 }
 
 func (s timers) TakeOver(ctx context.Context, shard uint16, term uint64, owner string) (engine.ShardState, error) {

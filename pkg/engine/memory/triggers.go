@@ -96,12 +96,17 @@ func (s triggers) List(ctx context.Context, caller string, state engine.TriggerS
 	defer s.mu.Unlock()
 	var out []engine.Trigger
 	for _, t := range s.triggered {
-		if (caller == "" || t.Caller == caller) && (state == 0 || t.State == state) && (behind.ID == "" || t.ID < behind.ID) {
+		if (caller == "" || t.Caller == caller) && (state == 0 || t.State == state || state == engine.TriggerOpen && t.IsOpen()) && (behind.ID == "" || t.ID < behind.ID) {
 			out = append(out, cloneTrigger(t))
 		}
 	}
 	slices.SortFunc(out, func(a, b engine.Trigger) int { return strings.Compare(b.ID, a.ID) })
 	return out[:clamp(len(out), max)], nil
+}
+
+func (s triggers) CountOpen(ctx context.Context, caller string, most int) (int, error) {
+	rows, err := s.List(ctx, caller, engine.TriggerOpen, engine.TriggerCursor{}, most+1)
+	return len(rows), err
 }
 
 func terminal(s engine.TriggerState) bool {

@@ -26,7 +26,10 @@ func (s cancels) Put(ctx context.Context, c engine.Cancel) (uint64, error) {
 			return old.Version, nil
 		}
 	}
-	c.Version = uint64(len(s.cancels)) + 1
+	c.Version = 1
+	if n := len(s.cancels); n > 0 {
+		c.Version = s.cancels[n-1].Version + 1
+	}
 	s.cancels = append(s.cancels, c)
 	return c.Version, nil
 }
@@ -44,7 +47,10 @@ func (s cancels) Get(ctx context.Context, scope string) (engine.Cancel, bool, er
 func (s cancels) Changes(ctx context.Context, since uint64, max int) ([]engine.Cancel, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	from := min(since, uint64(len(s.cancels)))
+	from := slices.IndexFunc(s.cancels, func(c engine.Cancel) bool { return c.Version > since })
+	if from < 0 {
+		return nil, check(ctx)
+	}
 	rest := s.cancels[from:]
 	return slices.Clone(rest[:clamp(len(rest), max)]), check(ctx)
 }

@@ -1,6 +1,7 @@
 package pebble
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 
@@ -76,4 +77,20 @@ func (m meta) GetMeta(_ context.Context, name string) ([]byte, error) {
 
 func (m meta) PutMeta(ctx context.Context, name string, value []byte) error {
 	return m.s.commit.write(ctx, func(tx tx) { tx.set(key(tMeta, name), value) }, nil)
+}
+
+func (m meta) SwapMeta(ctx context.Context, name string, old, value []byte) (bool, error) {
+	k := key(tMeta, name)
+	unlock, err := m.s.locks.lock(ctx, string(k))
+	if err != nil {
+		return false, err
+	}
+	have, err := m.s.get(k)
+	stored := have != nil && bytes.Equal(have, value)
+	if err != nil || stored || (have == nil) != (old == nil) || !bytes.Equal(have, old) {
+		unlock()
+		return stored, err
+	}
+	err = m.s.commit.write(ctx, func(tx tx) { tx.set(k, value) }, func(error) { unlock() })
+	return err == nil, err
 }

@@ -83,7 +83,11 @@ func (c *cancels) Changes(ctx context.Context, since uint64, max int) (out []eng
 			return false, err
 		}
 		if !ok {
-			return false, corrupt("version without cancellation", k)
+			still, err := c.s.get(k) // nil: both were purged since the iterator was opened
+			if err == nil && still != nil {
+				err = corrupt("version without cancellation", k)
+			}
+			return err == nil, err
 		}
 		out = append(out, one)
 		return len(out) < max, ctx.Err()

@@ -23,6 +23,10 @@ func (t coldTimers) Scan(ctx context.Context, shard uint16, day int64, behind en
 	return t.s.scanTimers(ctx, period(tCold, shard, day*dayMs, (day+1)*dayMs), behind, math.MaxInt64, max)
 }
 
+func (t coldTimers) Outline(ctx context.Context, shard uint16, day int64, behind engine.TimerCursor, max int) ([]engine.Timer, error) {
+	return t.Scan(ctx, shard, day, behind, max)
+}
+
 func (t coldTimers) Days(ctx context.Context, shard uint16, to int64) ([]int64, error) {
 	return t.s.periods(ctx, tCold, shard, 0, to, dayMs)
 }

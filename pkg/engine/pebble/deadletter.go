@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"math"
 	"sync"
+	"sync/atomic"
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -21,10 +22,17 @@ type deadLetters struct {
 	mu   sync.Mutex
 	seqs map[string]uint64 // last seq given, per caller that had a Put since Open
 	ord  uint64            // last given
+
+	// settled is the last Ord that a loss of power cannot take back. Readers who
+	// remember how far they are stop there: a number behind it may be given again, to
+	// another letter. The committer's goroutine alone writes it after load, in the
+	// order of the numbers.
+	settled atomic.Uint64
 }
 
 func (d *deadLetters) load(s *Store) (err error) {
 	d.s, d.seqs = s, map[string]uint64{}
+	defer func() { d.settled.Store(d.ord) }()
 	if d.ord, err = s.getUint(ordSeqKey); err != nil || d.ord > 0 {
 		return err
 	}
@@ -65,6 +73,7 @@ func (d *deadLetters) Put(ctx context.Context, ds []engine.DeadLetter) error {
 		unlock()
 		return err
 	}
+	var last uint64 // written before the group is taken, read when it is settled
 	return d.s.commit.write(ctx, func(tx tx) {
 		// Numbers are given while the group fills, in the order in which the feed
 		// becomes visible: nobody who follows it can miss one.
@@ -83,8 +92,14 @@ func (d *deadLetters) Put(ctx context.Context, ds []engine.DeadLetter) error {
 			binary.BigEndian.PutUint64(l.value, l.Seq)
 			tx.set(ordKey(d.ord), l.value)
 			tx.setUint(letterKey(id), d.ord)
+			last = d.ord
 		}
-	}, func(error) { unlock() })
+	}, func(err error) {
+		if err == nil && last > 0 {
+			d.settled.Store(last)
+		}
+		unlock()
+	})
 }
 
 // unknown returns those of ds that are not stored, each once.
@@ -117,7 +132,7 @@ func (d *deadLetters) unknown(ds []engine.DeadLetter) ([]*letter, error) {
 }
 
 func (d *deadLetters) Walk(ctx context.Context, behind, upTo uint64, fn func(*engine.DeadLetter) error) error {
-	if behind >= upTo {
+	if upTo = min(upTo, d.settled.Load()); behind >= upTo {
 		return nil
 	}
 	to := []byte{tDeadOrd + 1}
@@ -138,7 +153,7 @@ func (d *deadLetters) Walk(ctx context.Context, behind, upTo uint64, fn func(*en
 	})
 }
 
-func (d *deadLetters) Last(context.Context) (uint64, error) { return d.s.getUint(ordSeqKey) }
+func (d *deadLetters) Last(context.Context) (uint64, error) { return d.settled.Load(), nil }
 
 func (d *deadLetters) Move(ctx context.Context, ms []engine.LetterMove) ([]bool, error) {
 	moved := make([]bool, len(ms))
@@ -220,11 +235,15 @@ func (d *deadLetters) Feed(ctx context.Context, caller string, behind uint64, ma
 	if max <= 0 || behind == math.MaxUint64 || len(caller) > 1<<16-1 {
 		return nil, nil
 	}
+	settled := d.settled.Load()
 	all := under(appendStr([]byte{tFeed}, caller))
 	err = d.s.each(span{feedKey(caller, behind+1), all.To}, func(_, id []byte) (bool, error) {
 		l, ok, err := d.find(id)
 		if err != nil {
 			return false, err
+		}
+		if ok && l.Ord > settled { // those behind it are not settled either
+			return false, nil
 		}
 		if ok { // else purged since the scan began
 			out = append(out, l.DeadLetter)

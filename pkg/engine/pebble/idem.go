@@ -158,11 +158,15 @@ func (i *idem) TakeOver(ctx context.Context, old engine.Reservation, owner strin
 func (i *idem) Freeze(ctx context.Context, r engine.Reservation) error {
 	return i.change(ctx, r.Key, func(stored engine.Reservation, ok bool) (*engine.Reservation, error) {
 		if !ok || stored.Done || stored.Owner != r.Owner {
-			return nil, &notify.Error{Kind: notify.KindConflict, Code: "reservation_lost", Msg: "somebody else works on this request"}
+			return nil, errReservationLost()
 		}
 		stored.Fire, stored.Partitions, stored.BlockSize, stored.Version = r.Fire, r.Partitions, r.BlockSize, r.Version
 		return &stored, nil
 	})
+}
+
+func errReservationLost() error {
+	return &notify.Error{Kind: notify.KindConflict, Code: "reservation_lost", Msg: "somebody else works on this request"}
 }
 
 func (i *idem) Finish(ctx context.Context, key engine.IdemKey, status int, body []byte, expires int64) error {
@@ -175,18 +179,22 @@ func (i *idem) Finish(ctx context.Context, key engine.IdemKey, status int, body 
 	})
 }
 
-func (i *idem) Release(ctx context.Context, key engine.IdemKey) error {
-	if err := checkIdemKey(key); err != nil {
+func (i *idem) Release(ctx context.Context, held engine.Reservation) error {
+	if err := checkIdemKey(held.Key); err != nil {
 		return err
 	}
-	k := idemKey(key)
+	k := idemKey(held.Key)
 	unlock, err := i.s.locks.lock(ctx, string(k))
 	if err != nil {
 		return err
 	}
 	stored, ok, err := i.find(k)
-	if err == nil && ok && stored.Done {
+	switch {
+	case err != nil || !ok:
+	case stored.Done:
 		err = &notify.Error{Kind: notify.KindConflict, Code: "reservation_done", Msg: "the request was answered"}
+	case stored.Owner != held.Owner || stored.LeaseUntil != held.LeaseUntil:
+		err = errReservationLost()
 	}
 	if err != nil || !ok {
 		unlock()

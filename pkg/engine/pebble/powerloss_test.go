@@ -140,7 +140,14 @@ func firstWriters() map[string]writer {
 		},
 		"prefs": func(ctx context.Context, s *Store, p *promises, n int) error {
 			user := "u" + strconv.Itoa(n%10)
-			v, err := s.Prefs().Put(ctx, engine.Profile{User: user, TimeZone: strconv.Itoa(n)})
+			old, _, err := s.Prefs().Get(ctx, user)
+			if err != nil {
+				return err
+			}
+			v, err := s.Prefs().Put(ctx, engine.Profile{User: user, TimeZone: strconv.Itoa(n), Version: old.Version})
+			if notify.KindOf(err) == notify.KindConflict {
+				return nil // somebody else's is stored
+			}
 			if err == nil {
 				p.add("profile", func(s *Store) error {
 					got, _, err := s.Prefs().Get(ctx, user)
@@ -213,10 +220,11 @@ func firstWriters() map[string]writer {
 		},
 		"release": func(ctx context.Context, s *Store, p *promises, n int) error {
 			k := engine.IdemKey{Caller: "r", Key: strconv.Itoa(n)}
-			if _, _, err := s.Idem().Reserve(ctx, engine.Reservation{Key: k, Expires: 1 << 40}, 0); err != nil {
+			held := engine.Reservation{Key: k, Expires: 1 << 40}
+			if _, _, err := s.Idem().Reserve(ctx, held, 0); err != nil {
 				return err
 			}
-			err := s.Idem().Release(ctx, k)
+			err := s.Idem().Release(ctx, held)
 			if err == nil {
 				p.add("release", func(s *Store) error {
 					_, ok, err := s.idem.find(idemKey(k))

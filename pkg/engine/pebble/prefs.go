@@ -69,7 +69,7 @@ func (p *prefs) Put(ctx context.Context, pr engine.Profile) (uint64, error) {
 		return 0, err
 	}
 	old, err := p.version(pr.User)
-	if err == nil && pr.Version != 0 && pr.Version != old {
+	if err == nil && pr.Version != old {
 		err = &notify.Error{Kind: notify.KindConflict, Code: "profile_changed", Msg: "the profile was changed since it was read"}
 	}
 	if err != nil {

@@ -23,6 +23,11 @@ func (t timers) Shard(_ context.Context, shard uint16) (st engine.ShardState, er
 	return st, nil
 }
 
+func (t timers) Closed(ctx context.Context, shard uint16) (int64, error) {
+	st, err := t.Shard(ctx, shard)
+	return st.Closed, err
+}
+
 func (t timers) TakeOver(ctx context.Context, shard uint16, term uint64, owner string) (engine.ShardState, error) {
 	return t.update(ctx, shard, term, func(st *engine.ShardState) {
 		st.Term++

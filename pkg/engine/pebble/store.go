@@ -34,6 +34,7 @@ type Store struct {
 	latch   *latch
 	commit  *committer
 	locks   *keyLocks
+	tenures tenures
 
 	prefs   prefs
 	cancels cancels
@@ -66,7 +67,7 @@ func Open(cfg Config) (_ *Store, err error) {
 			s.fsClose.Close()
 		}
 	}()
-	if err := s.fs.MkdirAll(cfg.Dir, 0o750); err != nil {
+	if err := s.fs.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, translate(err)
 	}
 	if s.lock, err = pebbledb.LockDirectory(cfg.Dir, s.fs); err != nil {

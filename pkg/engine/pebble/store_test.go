@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"errors"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -357,6 +358,62 @@ func TestNobodySeesWhatIsNotDurable(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestFeedStopsAtWhatIsDurable: a reader keeps the number of the last letter it was
+// given, so it is given none whose number a loss of power would give again.
+func TestFeedStopsAtWhatIsDurable(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		disk := newHangingFS(vfs.NewMem())
+		s := mustOpen(t, testConfig(disk))
+		d := s.DeadLetters()
+		put := func(n byte, caller string) {
+			if err := d.Put(t.Context(), []engine.DeadLetter{{ID: notify.ID{Base: notify.Base{n}}, Caller: caller, State: "dead", Until: 1 << 40}}); err != nil {
+				t.Error(err)
+			}
+		}
+		want := func(when string, feed, walked int, last uint64) {
+			t.Helper()
+			got, err := d.Feed(t.Context(), "c", 0, 10)
+			if err != nil || len(got) != feed {
+				t.Errorf("%s: the feed has %d letters, %v, want %d", when, len(got), err, feed)
+			}
+			n := 0
+			if err := d.Walk(t.Context(), 0, math.MaxUint64, func(*engine.DeadLetter) error { n++; return nil }); err != nil || n != walked {
+				t.Errorf("%s: %d letters were walked, %v, want %d", when, n, err, walked)
+			}
+			if ord, err := d.Last(t.Context()); err != nil || ord != last {
+				t.Errorf("%s: the last number is %d, %v, want %d", when, ord, err, last)
+			}
+		}
+		put(1, "c")
+		want("settled", 1, 1, 1)
+		disk.hang()
+		for n := byte(2); n <= 4; n++ {
+			caller := "c"
+			if n == 3 {
+				caller = "other"
+			}
+			go put(n, caller)
+			synctest.Wait()
+		}
+		if _, err := d.Get(t.Context(), notify.ID{Base: notify.Base{2}}, 0); err != nil {
+			t.Errorf("the letter that is being synced is not there: %v", err)
+		}
+		want("while the disk hangs", 1, 1, 1)
+		disk.release()
+		synctest.Wait()
+		want("after the sync", 3, 4, 4)
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+		s = mustOpen(t, testConfig(disk))
+		d = s.DeadLetters()
+		want("opened again", 3, 4, 4)
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+	})
 }
 
 // hangingFS holds every sync until it is released.

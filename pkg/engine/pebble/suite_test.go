@@ -3,10 +3,12 @@ package pebble
 import (
 	"testing"
 
+	pebbledb "github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/enginetest"
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // testConfig is a small store on a file system in memory that knows what was
@@ -47,7 +49,12 @@ func open[E any](of func(*Store) E) enginetest.Opener[E] {
 	}
 }
 
-func TestStatus(t *testing.T)  { t.Parallel(); enginetest.Status(t, open((*Store).Status)) }
+func TestStatus(t *testing.T) {
+	t.Parallel()
+	enginetest.Status(t, open((*Store).Status), func(s engine.Status, k notify.RowKey, value []byte) error {
+		return s.(status).s.db.Set(appendRowKey(nil, &k), value, pebbledb.Sync)
+	})
+}
 func TestTimers(t *testing.T)  { t.Parallel(); enginetest.Timers(t, open((*Store).Timers)) }
 func TestPrefs(t *testing.T)   { t.Parallel(); enginetest.Prefs(t, open((*Store).Prefs)) }
 func TestCallers(t *testing.T) { t.Parallel(); enginetest.Callers(t, open((*Store).Callers)) }
@@ -63,6 +70,13 @@ func TestCampaigns(t *testing.T) { t.Parallel(); enginetest.Campaigns(t, open((*
 func TestJobs(t *testing.T)      { t.Parallel(); enginetest.Jobs(t, open((*Store).Jobs)) }
 func TestAudit(t *testing.T)     { t.Parallel(); enginetest.Audit(t, open((*Store).Audit)) }
 func TestHolds(t *testing.T)     { t.Parallel(); enginetest.Holds(t, open((*Store).Holds)) }
+
+func TestAged(t *testing.T) {
+	t.Parallel()
+	enginetest.Aged(t, open(func(s *Store) enginetest.Aging {
+		return enginetest.Aging{Aged: s.Aged(), Status: s.Status(), Cancels: s.Cancels(), Campaigns: s.Campaigns()}
+	}))
+}
 
 func TestSchedules(t *testing.T)  { t.Parallel(); enginetest.Schedules(t, open((*Store).Schedules)) }
 func TestColdTimers(t *testing.T) { t.Parallel(); enginetest.ColdTimers(t, open((*Store).ColdTimers)) }

@@ -176,6 +176,10 @@ func (s *Store) scanTimers(ctx context.Context, r span, behind engine.TimerCurso
 	return out, nil
 }
 
+func (t timers) Outline(ctx context.Context, p engine.TimerPartition, behind engine.TimerCursor, until int64, max int) ([]engine.Timer, error) {
+	return t.Scan(ctx, p, behind, until, max)
+}
+
 func (t timers) Minutes(ctx context.Context, shard uint16, from, to int64) ([]int64, error) {
 	rows, err := t.s.periods(ctx, tTimer, shard, from, to, minuteMs)
 	if err != nil {

@@ -51,8 +51,14 @@ func (t *triggers) list(ctx context.Context, caller string, state engine.Trigger
 	}
 	defer func() { err = errors.Join(err, translate(it.Close())) }()
 	lists := newestFirst{it: it}
-	if err := lists.find(ctx, caller, state, behind); err != nil {
-		return nil, err
+	states := []engine.TriggerState{state}
+	if state == engine.TriggerOpen {
+		states = []engine.TriggerState{engine.TriggerPending, engine.TriggerFailed}
+	}
+	for _, one := range states {
+		if err := lists.find(ctx, caller, one, behind); err != nil {
+			return nil, err
+		}
 	}
 	n := -1
 	for len(lists.heads) > 0 && len(out) < max {
@@ -67,12 +73,27 @@ func (t *triggers) list(ctx context.Context, caller string, state engine.Trigger
 		if row.ID == "" {
 			return nil, corrupt("trigger index", lists.heads[0].key) // without a row
 		}
-		if state != engine.TriggerPending || row.State == state { // else it is IN_FLIGHT
+		switch {
+		case state == engine.TriggerPending && row.State != state: // it is IN_FLIGHT
+		case state == engine.TriggerOpen && !row.IsOpen():
+		default:
 			out = append(out, row)
 		}
 		lists.pop()
 	}
 	return out, translate(it.Error())
+}
+
+// CountOpen counts up to most+1 rows.
+func (t *triggers) CountOpen(ctx context.Context, caller string, most int) (n int, err error) {
+	for behind, page := "", 1000; n <= most; {
+		rows, err := t.list(ctx, caller, engine.TriggerOpen, behind, page)
+		if n += len(rows); err != nil || len(rows) < page {
+			return n, err
+		}
+		behind = rows[len(rows)-1].ID
+	}
+	return n, nil
 }
 
 func (t *triggers) listRows(ctx context.Context, snap *pebbledb.Snapshot, behind string, max int) (out []engine.Trigger, err error) {

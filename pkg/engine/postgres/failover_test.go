@@ -185,7 +185,7 @@ func TestReadsComeFromThePrimary(t *testing.T) {
 	first.Release()
 	readOnly("on")
 	until(t, "read-only", func() bool {
-		_, err := both.Prefs().Put(t.Context(), engine.Profile{User: "ann"})
+		err := both.Prefs().PutMany(t.Context(), []engine.Profile{{User: "ann"}})
 		return err != nil
 	})
 	c, err := pgx.Connect(t.Context(), one.do("dsn"))

@@ -111,7 +111,7 @@ func TestListenConnectsAnew(t *testing.T) {
 		return n
 	}
 	until(t, "listens", func() bool { return listening() == 1 })
-	_, err := s.Prefs().Put(t.Context(), engine.Profile{User: "ann"})
+	version, err := s.Prefs().Put(t.Context(), engine.Profile{User: "ann"})
 	must(t, err)
 	wake("by a change")
 	must(t, s.Prefs().PutMany(t.Context(), []engine.Profile{{User: "bob"}, {User: "cid"}}))
@@ -120,7 +120,7 @@ func TestListenConnectsAnew(t *testing.T) {
 	must(t, s.pool.QueryRow(t.Context(), `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND query = 'LISTEN notifyd_profiles'`).Scan(&ended))
 	wake("by the new connection: changes may have been between")
 	until(t, "listens again", func() bool { return listening() == 1 })
-	_, err = s.Prefs().Put(t.Context(), engine.Profile{User: "ann"})
+	_, err = s.Prefs().Put(t.Context(), engine.Profile{User: "ann", Version: version})
 	must(t, err)
 	wake("by a change, after it connected anew")
 	stop()

@@ -143,6 +143,25 @@ func (m meta) PutMeta(ctx context.Context, name string, value []byte) error {
 	})
 }
 
+// SwapMeta may send its statement twice, when the first answer is lost: the second
+// finds value stored.
+func (m meta) SwapMeta(ctx context.Context, name string, old, value []byte) (stored bool, err error) {
+	if value == nil {
+		value = []byte{}
+	}
+	sql, args := `UPDATE meta SET value = $2 WHERE name = $1 AND value IN ($2, $3)`, []any{name, value, old}
+	if old == nil {
+		sql = `INSERT INTO meta VALUES ($1, $2) ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE meta.value = excluded.value`
+		args = args[:2]
+	}
+	err = m.s.do(ctx, func(ctx context.Context) error {
+		tag, err := m.s.pool.Exec(ctx, sql, args...)
+		stored = err == nil && tag.RowsAffected() == 1
+		return err
+	})
+	return stored, err
+}
+
 func changed(code, what string) error {
 	return &notify.Error{Kind: notify.KindConflict, Code: code, Msg: "the " + what + " was changed since it was read"}
 }

@@ -17,7 +17,6 @@
 //	<prefix>{spill}:head           hash: last seq, bytes
 //	<prefix>{queue:<name>}:...     see queue.go
 //	<prefix>{seen:<name>}:...      see filter.go
-//	<prefix>profile:<user>         see prefs.go
 //
 // # What is durable
 //

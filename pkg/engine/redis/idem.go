@@ -41,7 +41,9 @@ func token() string {
 
 var (
 	// KEYS reservation, ends; ARGV token, member, now, ttl, then 13 values of
-	// fields. Returns what is stored where the key is taken.
+	// fields. Returns what is stored where the key is taken. Each reservation also
+	// removes up to two members whose keys the server has forgotten by itself, so
+	// that ends does not grow while nobody purges.
 	idemReserve = client.NewScript(`
 local have = redis.call('HMGET', KEYS[1], 'exp', 'token')
 if have[1] and tonumber(have[1]) > tonumber(ARGV[3]) then
@@ -54,6 +56,10 @@ redis.call('HSET', KEYS[1], 'token', ARGV[1], 'fp', ARGV[5], 'base', ARGV[6], 'a
   'done', ARGV[15], 'status', ARGV[16], 'body', ARGV[17])
 redis.call('PEXPIRE', KEYS[1], ARGV[4])
 redis.call('ZADD', KEYS[2], ARGV[14], ARGV[2])
+local over = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', ARGV[3], 'LIMIT', 0, 2)
+for _, m in ipairs(over) do
+  if redis.call('EXISTS', string.sub(KEYS[1], 1, -#ARGV[2] - 1) .. m) == 0 then redis.call('ZREM', KEYS[2], m) end
+end
 return 1`)
 	// KEYS reservation; ARGV token, old owner, old lease, owner, lease.
 	idemTakeOver = client.NewScript(`
@@ -77,9 +83,10 @@ redis.call('HSET', KEYS[1], 'done', '1', 'status', ARGV[2], 'body', ARGV[3], 'ex
 redis.call('PEXPIRE', KEYS[1], string.format('%.0f', math.min(math.max(ttl, tonumber(ARGV[5])), ` + longestTTL + `)))
 redis.call('ZADD', KEYS[2], ARGV[4], ARGV[1])
 return 1`)
-	// KEYS reservation, ends; ARGV member.
+	// KEYS reservation, ends; ARGV member, owner, lease.
 	idemRelease = client.NewScript(`
-if redis.call('HGET', KEYS[1], 'done') == '1' then return 0 end
+local have = redis.call('HMGET', KEYS[1], 'done', 'owner', 'lease')
+if have[1] and (have[1] ~= '0' or have[2] ~= ARGV[2] or have[3] ~= ARGV[3]) then return 0 end
 redis.call('DEL', KEYS[1])
 redis.call('ZREM', KEYS[2], ARGV[1])
 return 1`)
@@ -212,12 +219,12 @@ func (i idem) Finish(ctx context.Context, key engine.IdemKey, status int, body [
 	return err
 }
 
-// Release forgets a reservation that stored nothing.
-func (i idem) Release(ctx context.Context, key engine.IdemKey) error {
-	keys, member := i.keys(key)
-	ok, err := i.do(ctx, idemRelease, keys, member)
+// Release forgets a reservation that held's owner holds and that stored nothing.
+func (i idem) Release(ctx context.Context, held engine.Reservation) error {
+	keys, member := i.keys(held.Key)
+	ok, err := i.do(ctx, idemRelease, keys, member, held.Owner, held.LeaseUntil)
 	if err == nil && !ok {
-		return conflict("reservation_done", "the request was answered")
+		return conflict("reservation_lost", "the request was answered, or somebody else works on it")
 	}
 	return err
 }

@@ -421,6 +421,26 @@ func (q *queue) Dead(ctx context.Context, max int) ([]engine.Delivery, error) {
 	return deliveries(asList(v), true), nil
 }
 
+// QueueBodies calls fn with the body of every message that the queue of a name holds
+// from the beginning to the end of the call, dead ones included; some may come twice.
+func (s *Store) QueueBodies(ctx context.Context, name string, fn func(body []byte) error) error {
+	key := s.key("{queue:" + name + "}:bodies")
+	for cursor := uint64(0); ; {
+		page, next, err := s.c.HScan(ctx, key, cursor, "", 1000).Result()
+		if err != nil {
+			return translate(err)
+		}
+		for i := 1; i < len(page); i += 2 {
+			if err := fn([]byte(page[i])); err != nil {
+				return err
+			}
+		}
+		if cursor = next; cursor == 0 {
+			return nil
+		}
+	}
+}
+
 // newer reports whether id a of a stream comes after b.
 func newer(a, b string) bool {
 	ams, aseq := streamID(a)

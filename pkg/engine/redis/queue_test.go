@@ -2,6 +2,8 @@ package redis
 
 import (
 	"context"
+	"fmt"
+	"maps"
 	"testing"
 	"time"
 
@@ -106,7 +108,35 @@ func TestLostAnswers(t *testing.T) {
 	if err != nil || !ok {
 		t.Errorf("Acquire: %v, %v", ok, err)
 	}
-	if err := idem.Release(bg, r.Key); notify.KindOf(err) != notify.KindConflict {
+	if err := idem.Release(bg, r); notify.KindOf(err) != notify.KindConflict {
 		t.Error(err)
+	}
+}
+
+// TestQueueBodies: every message that a queue holds is shown, also one that is not due
+// and one that somebody holds, and none that was acknowledged.
+func TestQueueBodies(t *testing.T) {
+	t.Parallel()
+	s := startServer(t).connect()
+	q := s.Queue("bodies", 3)
+	want := map[string]bool{"late": true, "held": true}
+	must(t, q.Enqueue(bg, []engine.Message{{Body: []byte("done")}}))
+	ds, err := q.Receive(bg, 1, time.Hour)
+	must(t, err)
+	must(t, q.Ack(bg, []string{ds[0].Receipt}))
+	must(t, q.Enqueue(bg, []engine.Message{{Body: []byte("held")}}))
+	_, err = q.Receive(bg, 1, time.Hour)
+	must(t, err)
+	ms := []engine.Message{{Body: []byte("late"), Delay: time.Minute}}
+	for i := range 3000 { // more than a page
+		b := fmt.Sprint(i)
+		want[b] = true
+		ms = append(ms, engine.Message{Body: []byte(b)})
+	}
+	must(t, q.Enqueue(bg, ms))
+	got := map[string]bool{}
+	must(t, s.QueueBodies(bg, "bodies", func(b []byte) error { got[string(b)] = true; return nil }))
+	if !maps.Equal(got, want) {
+		t.Errorf("%d bodies, want %d", len(got), len(want))
 	}
 }

@@ -154,3 +154,38 @@ func TestFilter(t *testing.T) {
 		return open(addr, func(s *Store) engine.Filter { return testFilter(t, s) })(t)
 	})
 }
+
+// Keys that the server forgets by itself must not stay in the index of their
+// ends while nobody purges: Redis would fill with their names.
+func TestEndsOfForgottenKeys(t *testing.T) {
+	t.Parallel()
+	s := mustConnect(t, testConfig(enginetest.Server(t, enginetest.RedisEnv)))
+	ids, now := s.Idem(), time.Now().UnixMilli()
+	reserve := func(i int) []string {
+		t.Helper()
+		k := engine.IdemKey{Caller: "shop", Route: "/", Key: strconv.Itoa(i)}
+		if _, won, err := ids.Reserve(t.Context(), engine.Reservation{Key: k, Expires: now + 1}, now+int64(i)); err != nil || !won {
+			t.Fatal(won, err)
+		}
+		keys, _ := idem{s}.keys(k)
+		return keys
+	}
+	const n = 2000
+	for i := range n {
+		keys := reserve(i)
+		if err := s.c.Del(t.Context(), keys[0]).Err(); err != nil { // as its TTL does
+			t.Fatal(err)
+		}
+	}
+	left := int64(0)
+	for part := range idemParts {
+		k, err := s.c.ZCard(t.Context(), idem{s}.prefix(part)+"ends").Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		left += k
+	}
+	if left > 2*idemParts {
+		t.Errorf("the index holds %d of %d keys that are gone", left, n)
+	}
+}

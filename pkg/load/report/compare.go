@@ -2,33 +2,30 @@ package report
 
 import (
 	"fmt"
-	"io"
 	"math"
 	"slices"
-	"strings"
 	"time"
 
-	"github.com/charmbracelet/x/ansi"
-
-	"github.com/notifyd/notifyd/pkg/cli"
 	"github.com/notifyd/notifyd/pkg/load"
 )
 
 // Rules say what a regression of B against A is.
 //
-// A percentile is worse when it is more than Percent higher, and by more than
-// Floor, and by more than three times the noise: the standard error of the
+// A percentile (of response, service and end to end) is worse when it is more than
+// Percent higher, and by more than Floor, and by more than three times the noise: the standard error of the
 // difference of the two runs' seconds, with each run's seconds counted as fewer
 // the more one resembles the one before. It is judged when at least ten values lie
-// above it in both runs. A rate is worse when it is more than Percent lower. A
+// above it in both runs. The highest backlog is worse by Percent, by more than a
+// tenth of a second of what B accepted, and by more than three times the spread of
+// the seconds' backlogs. A rate is worse when it is more than Percent lower. A
 // count of what must not happen is worse when it is higher, and failures when
 // their share of what was sent is over 0.1% of it higher.
 //
 // Nothing is judged when one of the runs is GENERATOR_BOUND or INCONCLUSIVE: its
 // figures are not the server's.
 type Rules struct {
-	Percent float64       // default 10
-	Floor   time.Duration // default 100 us
+	Percent float64       `json:"percent"`  // default 10
+	Floor   time.Duration `json:"floor_ns"` // default 100 us
 }
 
 func (r Rules) withDefaults() Rules {
@@ -183,6 +180,7 @@ func (c *Comparison) whole(a, b *load.Result) {
 		{"lost", a.Totals.Lost, b.Totals.Lost}, {"duplicates", a.Totals.Duplicates, b.Totals.Duplicates},
 		{"early", a.Totals.Early, b.Totals.Early}, {"reordered", a.Totals.Reordered, b.Totals.Reordered},
 		{"unexpected", a.Totals.Unexpected, b.Totals.Unexpected}, {"unverified", a.Totals.Unverified, b.Totals.Unverified},
+		{"pending", a.Ledger.Pending, b.Ledger.Pending},
 	} {
 		row := Row{Figure: n.name, Unit: "count", A: float64(n.a), B: float64(n.b), Change: Same}
 		switch {
@@ -195,38 +193,79 @@ func (c *Comparison) whole(a, b *load.Result) {
 		}
 		c.Rows = append(c.Rows, row)
 	}
+	c.backlog(a, b)
+}
+
+// backlog compares the highest backlog of a second of sending.
+func (c *Comparison) backlog(a, b *load.Result) {
+	of := func(r *load.Result) (peak, sigma float64) {
+		var list []float64
+		for i := range r.Seconds {
+			if row := &r.Seconds[i]; !row.Draining {
+				list = append(list, float64(row.Backlog))
+			}
+		}
+		if len(list) == 0 {
+			return 0, 0
+		}
+		sigma, _ = spread(list)
+		return slices.Max(list), sigma
+	}
+	row := Row{Figure: "backlog peak", Unit: "count"}
+	var x, y float64
+	row.A, x = of(a)
+	row.B, y = of(b)
+	row.Noise = 3 * math.Hypot(x, y)
+	if !a.Ledger.Checked || !b.Ledger.Checked {
+		row.Change, row.Why = Unjudged, "no ledger"
+	} else {
+		row.Change = c.Rules.judge(row.A, row.B, max(row.Noise, 0.1*b.Rates.Acked))
+	}
+	c.Rows = append(c.Rows, row)
 }
 
 // step compares the percentiles of one step.
 func (c *Comparison) step(a, b *load.Result, s, t *load.StepResult) {
-	x, y := &s.Response, &t.Response
 	p50 := func(v *load.Brief) int64 { return v.P50 }
 	p99 := func(v *load.Brief) int64 { return v.P99 }
 	most := func(v *load.Brief) int64 { return v.Max }
-	for _, q := range []struct {
-		name   string
-		a, b   int64
-		above  int64 // one value in so many lies above it
-		second func(*load.Brief) int64
+	for _, k := range []struct {
+		name string
+		x, y *load.Quantiles
+		of   func(*load.Result, *load.StepResult) []load.Brief
 	}{
-		{"response p50", x.P50, y.P50, 2, p50}, {"response p99", x.P99, y.P99, 100, p99}, {"response p99.9", x.P999, y.P999, 1000, most},
+		{"response", &s.Response, &t.Response, everySecond(func(st *load.SecondStep) load.Brief { return st.Response })},
+		{"service", &s.Service, &t.Service, everySecond(func(st *load.SecondStep) load.Brief { return st.Service })},
+		{"end to end", &s.EndToEnd, &t.EndToEnd, func(_ *load.Result, s *load.StepResult) []load.Brief { return s.EndToEndParts }},
 	} {
-		row := Row{Step: stepName(&s.StepSnapshot), Figure: q.name, Unit: "ns", A: float64(q.a), B: float64(q.b)}
-		const least = 10
-		if x.Count < least*q.above || y.Count < least*q.above {
-			row.Change, row.Why = Unjudged, "too few"
-			c.Rows = append(c.Rows, row)
-			continue
+		if k.name == "end to end" && k.x.Count == 0 && k.y.Count == 0 {
+			continue // nobody knows when it arrived, or all of it is for later
 		}
-		row.Noise = 3 * math.Hypot(row.A*noise(perSecond(a, s, q.second)), row.B*noise(perSecond(b, t, q.second)))
-		row.Change = c.Rules.judge(row.A, row.B, row.Noise)
-		c.Rows = append(c.Rows, row)
+		inA, inB := k.of(a, s), k.of(b, t)
+		for _, q := range []struct {
+			name   string
+			a, b   int64
+			above  int64 // one value in so many lies above it
+			second func(*load.Brief) int64
+		}{
+			{" p50", k.x.P50, k.y.P50, 2, p50}, {" p99", k.x.P99, k.y.P99, 100, p99}, {" p99.9", k.x.P999, k.y.P999, 1000, most},
+		} {
+			row := Row{Step: stepName(&s.StepSnapshot), Figure: k.name + q.name, Unit: "ns", A: float64(q.a), B: float64(q.b)}
+			const least = 10
+			if k.x.Count < least*q.above || k.y.Count < least*q.above {
+				row.Change, row.Why = Unjudged, "too few"
+				c.Rows = append(c.Rows, row)
+				continue
+			}
+			row.Noise = 3 * math.Hypot(row.A*noise(figures(inA, q.second)), row.B*noise(figures(inB, q.second)))
+			row.Change = c.Rules.judge(row.A, row.B, max(float64(c.Rules.Floor), row.Noise))
+			c.Rows = append(c.Rows, row)
+		}
 	}
 }
 
-// judge is for figures of which less is better.
-func (r Rules) judge(a, b, noise float64) Change {
-	beyond := max(float64(r.Floor), noise)
+// judge is for figures of which less is better. A difference up to beyond is none.
+func (r Rules) judge(a, b, beyond float64) Change {
 	switch limit := r.Percent / 100; {
 	case b > a*(1+limit) && b-a > beyond:
 		return Worse
@@ -236,17 +275,29 @@ func (r Rules) judge(a, b, noise float64) Change {
 	return Same
 }
 
-// perSecond is a figure of a step, second by second.
-func perSecond(r *load.Result, s *load.StepResult, of func(*load.Brief) int64) (list []float64) {
-	for i := range r.Seconds {
-		row := &r.Seconds[i]
-		if row.Phase != s.Phase || row.Draining {
-			continue
-		}
-		for j := range row.Steps {
-			if st := &row.Steps[j]; st.Name == s.Name && st.Response.Count > 0 {
-				list = append(list, float64(of(&st.Response)))
+// everySecond returns what reads one kind of a step's times, second by second.
+func everySecond(kind func(*load.SecondStep) load.Brief) func(*load.Result, *load.StepResult) []load.Brief {
+	return func(r *load.Result, s *load.StepResult) (list []load.Brief) {
+		for i := range r.Seconds {
+			row := &r.Seconds[i]
+			if row.Phase != s.Phase || row.Draining {
+				continue
 			}
+			for j := range row.Steps {
+				if st := &row.Steps[j]; st.Name == s.Name {
+					list = append(list, kind(st))
+				}
+			}
+		}
+		return list
+	}
+}
+
+// figures is one figure of those that have values.
+func figures(in []load.Brief, of func(*load.Brief) int64) (list []float64) {
+	for i := range in {
+		if in[i].Count > 0 {
+			list = append(list, float64(of(&in[i])))
 		}
 	}
 	return list
@@ -259,18 +310,24 @@ func noise(list []float64) float64 {
 	if n < 3 {
 		return 0 // nothing to tell it from; the floor and the percentage remain
 	}
-	mid := median(list)
+	sigma, mid := spread(list)
 	if mid <= 0 {
 		return 0
 	}
-	dev := make([]float64, n)
-	for i, v := range list {
-		dev[i] = math.Abs(v - mid)
-	}
-	sigma := 1.4826 * median(dev)
 	alike := min(max(resemblance(list), 0), 0.95)
 	independent := float64(n) * (1 - alike) / (1 + alike)
 	return 1.2533 * sigma / math.Sqrt(max(independent, 1)) / mid
+}
+
+// spread is the standard deviation of a series without its stray values, from the
+// median absolute deviation, and its median.
+func spread(list []float64) (sigma, mid float64) {
+	mid = median(list)
+	dev := make([]float64, len(list))
+	for i, v := range list {
+		dev[i] = math.Abs(v - mid)
+	}
+	return 1.4826 * median(dev), mid
 }
 
 func median(list []float64) float64 {
@@ -300,56 +357,4 @@ func resemblance(list []float64) float64 {
 		return 0
 	}
 	return with / all
-}
-
-// WriteComparison writes a comparison for people, at most 80 columns wide.
-func WriteComparison(w io.Writer, a, b string, c *Comparison) error {
-	p := &page{}
-	p.para("A", a)
-	p.para("B", b)
-	for _, n := range c.Notes {
-		p.para("note", n)
-	}
-	p.b.WriteByte('\n')
-	p.line("%-22s %-15s %10s %10s %8s %8s", "step", "figure", "A", "B", "change", "")
-	last := ""
-	for _, r := range c.Rows {
-		step := r.Step
-		if step == last {
-			step = ""
-		}
-		last = r.Step
-		diff := "-"
-		if r.A != 0 {
-			diff = fmt.Sprintf("%+.1f%%", 100*(r.B-r.A)/r.A)
-		} else if r.B != 0 {
-			diff = "new"
-		}
-		word := map[Change]string{Better: "better", Worse: "WORSE", Unjudged: r.Why}[r.Change]
-		p.line("%-22s %-15s %10s %10s %8s %s", ansi.Truncate(cli.Clean(step), 22, "~"), r.Figure, figure(r.A, r.Unit), figure(r.B, r.Unit), diff, word)
-	}
-	p.b.WriteByte('\n')
-	switch {
-	case !c.Judged:
-		p.para("result", "not judged")
-	case c.Regressions > 0:
-		p.para("result", fmt.Sprintf("%d figures are worse: by over %g%%, %s and three times the noise", c.Regressions, c.Rules.Percent, Nanos(int64(c.Rules.Floor))))
-	default:
-		p.para("result", "nothing is worse")
-	}
-	fmt.Fprintf(&p.b, "\ncompare judged=%t regressions=%d rows=%d\n", c.Judged, c.Regressions, len(c.Rows))
-	_, err := w.Write(p.b.Bytes())
-	return err
-}
-
-func figure(v float64, unit string) string {
-	switch unit {
-	case "ns":
-		return Nanos(int64(v))
-	case "/s":
-		return Short(v) + "/s"
-	case "share":
-		return strings.TrimSuffix(fmt.Sprintf("%.3f", 100*v), "0") + "%"
-	}
-	return cli.Count(int64(v))
 }

@@ -43,6 +43,13 @@ func TestCompare(t *testing.T) {
 	f("failed", func(b *load.Result) { b.Totals.Failed += b.Totals.Sent / 500 }, Rules{}, "failed")
 	f("p50 by the floor", func(b *load.Result) { b.Steps[1].Response.P50 = a.Steps[1].Response.P50 + 90_000 }, Rules{Percent: 1})
 	f("p50", func(b *load.Result) { b.Steps[1].Response.P50 *= 2 }, Rules{}, "steady/push response p50")
+	f("service", func(b *load.Result) { b.Steps[1].Service.P50 *= 2 }, Rules{}, "steady/push service p50")
+	// A lane that stood for three seconds: it answered as fast as before.
+	f("end to end", func(b *load.Result) { b.Steps[1].EndToEnd.P50 *= 9; b.Steps[1].EndToEnd.P99 *= 90 }, Rules{}, "steady/push end to end p50", "steady/push end to end p99")
+	f("backlog", func(b *load.Result) { b.Seconds[30].Backlog += 5000 }, Rules{}, "backlog peak")
+	f("a little backlog", func(b *load.Result) { b.Seconds[30].Backlog += 20 }, Rules{})
+	f("backlog of the drain", func(b *load.Result) { b.Seconds[62].Backlog, b.Seconds[62].Draining = 1e6, true }, Rules{})
+	f("pending", func(b *load.Result) { b.Ledger.Pending = 1 }, Rules{}, "pending")
 	f("warm-up", func(b *load.Result) { b.Steps[0].Response.P50 *= 9 }, Rules{})
 	f("no ledger", func(b *load.Result) { b.Ledger.Checked = false; b.Totals.Lost = 5; b.Rates.Delivered = 0 }, Rules{})
 	f("generator bound", func(b *load.Result) { b.Verdict.Code = load.GeneratorBound; b.Totals.Lost = 5; b.Rates.Acked = 1 }, Rules{})
@@ -55,7 +62,7 @@ func TestCompareFindsSlowness(t *testing.T) {
 	t.Parallel()
 	a, b := segmentOf(t, 1, 1, 1), segmentOf(t, 1, 1, 1.3)
 	c := Compare(a, b, Rules{})
-	if got := strings.Join(changed(&c, Worse), ", "); got != "steady/push response p50, steady/later response p50, steady/later response p99, spike/push response p50, spike/push response p99" {
+	if got := strings.Join(changed(&c, Worse), ", "); got != "steady/push response p50, steady/push service p50, steady/later response p50, steady/later response p99, steady/later service p50, steady/later service p99, steady/later end to end p50, spike/push response p50, spike/push response p99, spike/push service p50, spike/push service p99, spike/push end to end p50" {
 		t.Errorf("worse: %s", got)
 	}
 	for _, r := range c.Rows {
@@ -90,6 +97,26 @@ func TestCompareKnowsNoise(t *testing.T) {
 	}
 	still := Compare(of(4e6, 4e6, 4.1e6, 3.9e6), of(5e6, 5e6, 5.1e6, 4.9e6), Rules{})
 	if got := strings.Join(changed(&still, Worse), ", "); got != "p/push response p99" {
+		t.Errorf("in calm seconds worse: %s", got)
+	}
+	wild := Compare(of(4e6, 1e6, 4e6, 9e6, 2e6, 7e6), of(5e6, 1e6, 5e6, 12e6, 2e6, 9e6), Rules{})
+	if wild.Regressions != 0 {
+		t.Errorf("in wild seconds worse: %q", changed(&wild, Worse))
+	}
+}
+
+// TestCompareKnowsNoiseOfDelivery: end-to-end times have a noise of their own.
+func TestCompareKnowsNoiseOfDelivery(t *testing.T) {
+	t.Parallel()
+	of := func(p99 float64, parts ...int64) *load.Result {
+		s := load.StepResult{StepSnapshot: load.StepSnapshot{Name: "push", Phase: "p", EndToEnd: load.Quantiles{Count: 100_000, P50: 1e6, P99: int64(p99), P999: 9e6}}}
+		for i := range 40 {
+			s.EndToEndParts = append(s.EndToEndParts, load.Brief{Count: 2500, P50: 1e6, P99: parts[i%len(parts)], Max: 9e6}, load.Brief{})
+		}
+		return &load.Result{Verdict: load.Verdict{Code: load.Valid}, Steps: []load.StepResult{s}}
+	}
+	still := Compare(of(4e6, 4e6, 4.1e6, 3.9e6), of(5e6, 5e6, 5.1e6, 4.9e6), Rules{})
+	if got := strings.Join(changed(&still, Worse), ", "); got != "p/push end to end p99" {
 		t.Errorf("in calm seconds worse: %s", got)
 	}
 	wild := Compare(of(4e6, 1e6, 4e6, 9e6, 2e6, 7e6), of(5e6, 1e6, 5e6, 12e6, 2e6, 9e6), Rules{})

@@ -139,7 +139,7 @@ func (v *view) tiles(r *load.Result) {
 	}
 	add("of what was due", percent(float64(t.Sent), float64(t.Intended)), Short(r.Rates.Intended)+"/s was due", class)
 	q := overall(measured(r), response)
-	add("response p99", Nanos(q.P99), fmt.Sprintf("p50 %s, p99.9 %s", Nanos(q.P50), Nanos(q.P999)), "")
+	add("response p99", Nanos(q.P99), fmt.Sprintf("p50 %s, p99.9 %s", Nanos(q.P50), few(q.Count, 1000, q.P999)), "")
 	if !r.Ledger.Checked {
 		add("ledger", "-", "delivery was not checked", "warn")
 		return

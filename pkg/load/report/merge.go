@@ -218,6 +218,12 @@ func mergeSteps(m *load.Result, parts []*load.Result) error {
 			out.Rates.Acked += s.Rates.Acked
 			out.Rates.Delivered += s.Rates.Delivered
 			out.Rates.Failed += s.Rates.Failed
+			for i, b := range s.EndToEndParts { // as addBrief: quantiles cannot be added
+				if len(out.EndToEndParts) <= i {
+					out.EndToEndParts = append(out.EndToEndParts, load.Brief{})
+				}
+				addBrief(&out.EndToEndParts[i], b)
+			}
 			h := &s.Histograms
 			for i, text := range []string{h.Lag, h.Service, h.Response, h.EndToEnd, h.Late, h.Early} {
 				if err := sums[i].add(text); err != nil {

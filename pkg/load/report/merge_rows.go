@@ -79,6 +79,7 @@ func addRow(to, r *load.SecondRow) {
 		t.Acked += s.Acked
 		t.Failed += s.Failed
 		addBrief(&t.Response, s.Response)
+		addBrief(&t.Service, s.Service)
 	}
 }
 

@@ -172,6 +172,7 @@ func (m *model) planned(p plannedMsg) {
 		{"selected", cli.Count(plan.Entries)}, {"skipped", sums(plan.Skip)},
 		{"by code", sums(plan.Counts["code"])}, {"by provider", sums(plan.Counts["provider"])},
 		{"by channel", sums(plan.Counts["channel"])}, {"by caller", sums(plan.Counts["caller"])},
+		{"unreachable", sums(plan.Unreach)},
 		{"takes", fmt.Sprintf("%s at %g/s", cli.Span(time.Duration(plan.EtaMs)*time.Millisecond), plan.Spec.Rate)},
 		{"guard", guardOf(&plan.Spec)},
 		{"plan", plan.Digest},
@@ -193,7 +194,7 @@ func guardOf(s *api.JobSpec) string {
 	if s.AbortIf <= 0 {
 		return canary
 	}
-	return fmt.Sprintf("%s; stops when over %.0f%% fail again", canary, 100*s.AbortIf)
+	return fmt.Sprintf("%s; stops when over %.0f%% reach nobody", canary, 100*s.AbortIf)
 }
 
 func (m *model) changeJob(id, change string) {

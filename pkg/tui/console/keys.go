@@ -56,9 +56,6 @@ func (m *model) key(k tea.KeyPressMsg) tea.Cmd {
 		return m.keyConfirm(name, k)
 	case layerHelp:
 		m.layer = m.under
-		if name == "q" {
-			return tea.Quit
-		}
 		return nil
 	}
 	if cmd, ok := m.keyMove(name); ok {
@@ -81,7 +78,11 @@ func (m *model) key(k tea.KeyPressMsg) tea.Cmd {
 	case "/":
 		if m.tab != tabOverview {
 			m.layer, m.wrong = layerFilter, ""
-			m.input.SetValue(m.filter[m.tab])
+			text := m.filter[m.tab]
+			if text != "" {
+				text += " " // what is typed is a word of its own
+			}
+			m.input.SetValue(text)
 			m.input.CursorEnd()
 			m.input.Focus()
 		}

@@ -48,7 +48,7 @@ func TestReplay(t *testing.T) {
 	if f.query.Channel != "email" || !f.query.Since.Equal(noon.Add(-2*time.Hour)) || f.query.State != "" {
 		t.Fatalf("listed %+v", f.query)
 	}
-	p.shows("replay 9,331 dead letters?", "3,102 expired, 48 exhausted", "3m7s at 50/s", "notifyctl dlq replay --channel email --since 2026-03-01T10:00:00Z", "10 first; stops when over 20% fail again")
+	p.shows("replay 9,331 dead letters?", "3,102 expired, 48 exhausted", "3m7s at 50/s", "notifyctl dlq replay --channel email --since 2026-03-01T10:00:00Z", "10 first; stops when over 20% reach nobody")
 	p.press("x", "enter", "n")
 	if len(f.changes) != 0 {
 		t.Fatalf("not confirmed, yet %v", f.changes)
@@ -227,6 +227,11 @@ func TestFilters(t *testing.T) {
 		p.shows(want)
 		p.press("esc")
 	}
+	// What is typed stands beside what the filter holds already.
+	p.press("2", "/", "code:x", "enter")
+	if f.query.State != "dead" || f.query.Code != "x" {
+		t.Errorf("%+v", f.query)
+	}
 	// Keys of the page are letters of the filter.
 	p.press("/", "ctrl+u", "code:qpR?", "enter")
 	if f.query.Code != "qpR?" || len(f.changes) != 0 || f.times("plan") != 0 {
@@ -268,8 +273,10 @@ func TestQuitKeys(t *testing.T) {
 		}
 	}
 	is(tea.KeyPressMsg{Code: 'q', Text: "q"}, tea.QuitMsg{})
-	p.press("?")
-	is(tea.KeyPressMsg{Code: 'q', Text: "q"}, tea.QuitMsg{})
+	p.press("?") // of which any key leads back
+	if _, cmd := p.Update(tea.KeyPressMsg{Code: 'q', Text: "q"}); cmd != nil {
+		t.Error("q ends the help and the page")
+	}
 	p.press("2", "/")
 	is(tea.KeyPressMsg{Code: 'c', Mod: tea.ModCtrl}, tea.QuitMsg{}) // also where one types
 	if !p.interrupted {

@@ -155,7 +155,7 @@ func (m *model) jobRow(j *api.Job) []cell {
 	return []cell{
 		{text: j.ID}, {text: j.Kind}, m.jobState(j.State), {text: fmt.Sprintf("%s %3.0f%%", m.style.bar(share, 10), 100*share)},
 		{text: cli.Count(j.Planned)}, {text: cli.Count(j.Done)}, {text: cli.Count(j.Skips() + j.Exhaust)}, {text: cli.Count(j.Failed)},
-		{text: cli.Count(j.Outcomes.Refailed)}, {text: j.By}, {text: ago(m.now, ms(j.Created))}, {text: j.Why},
+		{text: cli.Count(j.Outcomes.Missed())}, {text: j.By}, {text: ago(m.now, ms(j.Created))}, {text: j.Why},
 	}
 }
 
@@ -348,8 +348,8 @@ func (m *model) jobSheet(j *api.Job) sheet {
 		{"skipped", sums(j.Skipped)}, {"exhausted", cli.Count(j.Exhaust)}, {"failed", cli.Count(j.Failed)},
 	}, next: []string{m.opt.Command("job", "watch", j.ID), m.opt.Command("job", "report", j.ID)}}
 	if j.Kind == "replay" {
-		s.lines = append(s.lines, [2]string{"outcomes", fmt.Sprintf("%s reached, %s failed again, %s open", cli.Count(j.Outcomes.Reached), cli.Count(j.Outcomes.Refailed), cli.Count(j.Outcomes.Open))},
-			[2]string{"rate", fmt.Sprintf("asked %g/s, reached %.1f/s", j.Spec.Rate, j.Reached)}, [2]string{"guard", guardOf(&j.Spec)})
+		s.lines = append(s.lines, [2]string{"outcomes", j.Outcomes.Text(cli.Count[int])},
+			[2]string{"rate", fmt.Sprintf("asked %g/s, sent %.1f/s", j.Spec.Rate, j.Reached)}, [2]string{"guard", guardOf(&j.Spec)})
 	}
 	return sheet{s.key, s.title, append(s.lines, [][2]string{
 		{"selects", strings.Join(filterFlags(&j.Spec.Filter), " ")}, {"by", j.By}, {"approved by", j.Approved}, {"reason", j.Reason}, {"name", j.Name}, {"plan", j.Digest},
@@ -364,7 +364,7 @@ func (m *model) circuitSheet(c *api.Circuit) sheet {
 	}
 	row := m.circuitRow(c)
 	s := sheet{key: c.Name, title: "circuit " + c.Name, lines: [][2]string{
-		{"state", row[1].text}, {"held by hand", held}, {"since", m.whenever(c.Since)}, {"next probe", row[4].text}, {"in flight", row[5].text}, {"queued", cli.Count(c.Queued)},
+		{"state", row[1].text}, {"held by hand", held}, {"since", m.whenever(c.Since)}, {"why", c.Why()}, {"next try", row[4].text}, {"in flight", row[5].text}, {"queued", cli.Count(c.Queued)},
 	}, next: []string{m.opt.Command("circuit", "ls")}}
 	if i := slices.IndexFunc(m.data.findings, func(f finding) bool { return f.Check == "circuit "+strings.TrimPrefix(c.Name, "provider:") }); i >= 0 {
 		f := &m.data.findings[i]

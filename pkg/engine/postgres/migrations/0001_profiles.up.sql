@@ -32,19 +32,19 @@ CREATE TABLE profiles (
 CREATE UNIQUE INDEX profiles_by_version ON profiles (version);
 
 -- put_profile is one round trip, so that the counter is held for the commit and
--- no more. expected is the version that must be stored; 0: any, or none.
+-- no more. expected is the version that must be stored; 0: there is no profile.
 CREATE FUNCTION put_profile(who text, what json, expected bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     given bigint := take_versions('profiles', 1);
 BEGIN
     IF expected = 0 THEN
         INSERT INTO profiles VALUES (who, given, what)
-        ON CONFLICT (user_id) DO UPDATE SET version = given, doc = what;
+        ON CONFLICT (user_id) DO NOTHING;
     ELSE
         UPDATE profiles SET version = given, doc = what WHERE user_id = who AND version = expected;
-        IF NOT FOUND THEN
-            RAISE EXCEPTION 'the profile was changed since it was read' USING ERRCODE = 'NTFY1';
-        END IF;
+    END IF;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'the profile was changed since it was read' USING ERRCODE = 'NTFY1';
     END IF;
     PERFORM pg_notify('notifyd_profiles', given::text); -- wakes followers once this commits
     RETURN given;

@@ -1,0 +1,114 @@
+package main
+
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/cli"
+)
+
+func newSuppression(p *program) *cobra.Command {
+	c := &cobra.Command{
+		Use: "suppression", Short: "List addresses that nothing is sent to, and lift them",
+		Long: `A provider that calls an address dead (a bounce, an app that was removed, a number
+that takes no SMS) puts it on the suppression list: what is sent to it ends as
+SUPPRESSED suppressed_address, whoever sends it and whatever its category. lift takes
+it off; if the provider calls it dead again, it is back.`,
+	}
+	var f api.SuppressionFilter
+	var limit int
+	var cursor string
+	ls := &cobra.Command{
+		Use: "ls", Short: "List the suppressed addresses, by user", Args: cobra.NoArgs, Aliases: []string{"list"},
+		Example: "  notifyctl suppression ls --channel email --code sendgrid_bounce",
+		RunE: func(c *cobra.Command, _ []string) error {
+			return runSuppressions(c.Context(), p, f, cursor, limit)
+		},
+	}
+	ls.Flags().StringVar(&f.UserID, "user", "", "only those in this user's profile")
+	ls.Flags().StringVar(&f.Channel, "channel", "", "only push, sms or email")
+	ls.Flags().StringVar(&f.Code, "code", "", "only what a provider suppressed with this code")
+	ls.Flags().IntVar(&limit, "limit", 50, "how many at most")
+	ls.Flags().StringVar(&cursor, "cursor", "", "go on where an earlier list ended")
+	complete(ls, "channel", []string{"push", "sms", "email"})
+	show := &cobra.Command{
+		Use: "show ADDRESS", Short: "Show which profiles suppress an address, and why", Args: cli.Exact("an address"),
+		RunE: func(c *cobra.Command, args []string) error {
+			return runSuppressions(c.Context(), p, api.SuppressionFilter{Address: args[0]}, "", maxPage)
+		},
+	}
+	var user, reason string
+	lift := &cobra.Command{
+		Use: "lift ADDRESS", Short: "Send to an address again", Args: cli.Exact("an address"),
+		Long: `lift takes an address off every profile that suppresses it, or off one with --user.
+It is suppressed again when a provider calls it dead again.`,
+		Example: "  notifyctl suppression lift +4915112345678 --reason 'the carrier repaired it'",
+		RunE: func(c *cobra.Command, args []string) error {
+			return runLift(c.Context(), p, api.SuppressionLift{Address: args[0], UserID: user}, reason)
+		},
+	}
+	lift.Flags().StringVar(&user, "user", "", "off this user's profile alone")
+	lift.Flags().StringVar(&reason, "reason", "", "why; it is kept in the audit log")
+	c.AddCommand(ls, show, lift)
+	return c
+}
+
+func runSuppressions(ctx context.Context, p *program, f api.SuppressionFilter, cursor string, limit int) error {
+	if limit < 1 {
+		return cli.Usage("--limit %d: it is above 0", limit)
+	}
+	cl, err := p.client()
+	if err != nil {
+		return err
+	}
+	out := api.Suppressions{Items: []api.Suppression{}, Cursor: cursor}
+	for len(out.Items) < limit {
+		page, err := cl.Suppressions(ctx, f, out.Cursor, min(limit-len(out.Items), maxPage))
+		if err != nil {
+			return err
+		}
+		out.Items, out.Cursor = append(out.Items, page.Items...), page.Cursor
+		if page.Cursor == "" {
+			break
+		}
+	}
+	if err := printPage(p, out, out.Items, func() cli.Table {
+		t := cli.Table{{"USER", "CHANNEL", "ADDRESS", "CODE"}}
+		for i := range out.Items {
+			s := &out.Items[i]
+			t = append(t, []string{s.UserID, s.Channel, s.Address, s.Code})
+		}
+		return t
+	}); err != nil {
+		return err
+	}
+	p.more(len(out.Items), out.Cursor)
+	return nil
+}
+
+func runLift(ctx context.Context, p *program, in api.SuppressionLift, reason string) error {
+	t, err := p.target()
+	if err != nil {
+		return err
+	}
+	if err := p.confirm(&t, changes, "lift the suppression of "+in.Address); err != nil {
+		return err
+	}
+	cl := p.clientOf(&t)
+	cl.Reason, cl.Context = reason, t.name
+	out, err := cl.LiftSuppression(ctx, in)
+	if err != nil {
+		return err
+	}
+	if err := p.printer().Record(out, func() cli.Table {
+		return cli.Table{{"address", out.Address}, {"lifted from", count(out.Lifted) + " profiles"}}
+	}); err != nil {
+		return err
+	}
+	if out.Still {
+		p.note("another profile still suppresses it: notifyctl suppression show %s", quote(out.Address))
+	}
+	return nil
+}

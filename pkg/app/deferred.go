@@ -1,0 +1,249 @@
+package app
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/timer"
+	"github.com/notifyd/notifyd/pkg/worker"
+)
+
+const (
+	// deferredEvery is the pause between two counts of deferred receivers.
+	deferredEvery = 5 * time.Second
+	// deferredIdle bounds the cost of a count in a store with many timers. After each
+	// page the count sleeps nine times as long as the page took, so it uses at most a
+	// tenth of one processor.
+	deferredIdle = 9
+	// deferredAhead is how far ahead a count looks, in time. Workers defer by a
+	// day at most (quiet hours), and by an hour for a Retry-After.
+	deferredAhead = 48 * time.Hour
+	deferredPage  = 256 // rows
+	// deferredReasons bounds the reasons of a topic, because codes of providers
+	// become labels of metrics. The others are added up as otherReasons.
+	deferredReasons = 20
+	otherReasons    = "other"
+	unknownReason   = "unknown"
+)
+
+// Deferred is what of a topic waits in the timer store for a later attempt: a
+// retry, quiet hours, an open circuit or a blocked account.
+type Deferred struct {
+	Reason    string    `json:"reason"` // code of the failure or the wait
+	Receivers int64     `json:"receivers"`
+	Oldest    time.Time `json:"oldest_accepted_at"` // of their requests
+	Next      time.Time `json:"next_at"`            // the earliest of their times
+}
+
+// deferredCount is what one count found. It is immutable.
+type deferredCount struct {
+	at     time.Time             // when the count began
+	topics map[string][]Deferred // the largest first
+	// zero holds by topic the reasons that an earlier count found and this one did
+	// not, so that their metrics go to 0 and do not end.
+	zero map[string][]string
+}
+
+// deferredCounter counts deferred receivers from the rows of the timer store. Rows
+// are the only place that every process, a restarted one as well, can count from.
+type deferredCounter struct {
+	last atomic.Pointer[deferredCount] // nil: nothing was counted yet
+}
+
+// countsDeferred reports whether a process with these tasks counts. Of processes
+// over one store those of the role operator do, so that the store is not read by all.
+func (n *Node) countsDeferred(do Tasks) bool { return n.own != nil || do.Operator }
+
+// watchDeferred counts until ctx ends. After an error the last count stands, and its
+// age grows.
+func (n *Node) watchDeferred(ctx context.Context) error {
+	for ctx.Err() == nil {
+		c, err := n.countDeferred(ctx, time.Now())
+		switch {
+		case err == nil:
+			c.keepZero(n.deferred.last.Load())
+			n.deferred.last.Store(c)
+		case ctx.Err() == nil:
+			n.log.Warn("deferred notifications cannot be counted; trying again", "err", err)
+		}
+		wait(ctx, cmp.Or(n.seams.recount, deferredEvery))
+	}
+	return nil
+}
+
+// countDeferred reads every timer that is due at now or later and before
+// now + deferredAhead.
+func (n *Node) countDeferred(ctx context.Context, now time.Time) (*deferredCount, error) {
+	sums := map[string]map[string]*Deferred{}
+	from := now.UnixMilli()
+	for shard := range n.cfg.Timers.Shards {
+		minutes, err := n.st.timers.Minutes(ctx, uint16(shard), from/60_000, now.Add(deferredAhead).UnixMilli()/60_000)
+		if err != nil {
+			return nil, err
+		}
+		for _, m := range minutes {
+			if err := countMinute(ctx, n.st.timers, engine.TimerPartition{Minute: m, Shard: uint16(shard)}, from, sums); err != nil {
+				return nil, err
+			}
+		}
+	}
+	c := &deferredCount{at: now, topics: map[string][]Deferred{}}
+	for topic, reasons := range sums {
+		c.topics[topic] = largest(reasons)
+	}
+	return c, nil
+}
+
+// countMinute adds the deferred envelopes of one partition to sums, by topic and
+// reason. A row that an envelope has left (it was answered by a receipt, or
+// cancelled) counts until its time: the row says nothing of that.
+func countMinute(ctx context.Context, timers engine.Timers, p engine.TimerPartition, from int64, sums map[string]map[string]*Deferred) error {
+	until := p.Minute*60_000 + 59_999
+	after := engine.TimerCursor{FireAt: from}
+	for {
+		began := time.Now()
+		rows, err := timers.Outline(ctx, p, after, until, deferredPage)
+		if err != nil || len(rows) == 0 {
+			return err
+		}
+		last := rows[len(rows)-1]
+		if slices.ContainsFunc(rows, func(t engine.Timer) bool { return isDeferred(&t) && len(t.Payload) == 0 }) {
+			// The store keeps payloads apart. They are read of pages that need them.
+			if rows, err = timers.Scan(ctx, p, after, last.FireAt, len(rows)); err != nil {
+				return err
+			}
+		}
+		for i := range rows {
+			addDeferred(sums, &rows[i])
+		}
+		after = engine.TimerCursor{FireAt: last.FireAt, ID: last.ID}
+		wait(ctx, deferredIdle*time.Since(began))
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+	}
+}
+
+// isDeferred reports whether a timer is an envelope that a worker has put off. Those
+// of schedules have a head, triggers are of another kind.
+func isDeferred(t *engine.Timer) bool { return t.Kind == timer.KindEnvelope && t.Head.IsZero() }
+
+func addDeferred(sums map[string]map[string]*Deferred, t *engine.Timer) {
+	var e notify.Envelope
+	if !isDeferred(t) || notify.DecodeHead(t.Payload, &e) != nil {
+		return
+	}
+	reasons := sums[t.Target]
+	if reasons == nil {
+		reasons = map[string]*Deferred{}
+		sums[t.Target] = reasons
+	}
+	merge(reasons, Deferred{
+		Reason:    strings.Clone(cmp.Or(worker.DeferralCode(e.Cause), unknownReason)), // not of the payload, which is large
+		Receivers: int64(e.Count), Oldest: time.UnixMilli(e.Accepted).UTC(), Next: time.UnixMilli(t.FireAt).UTC(),
+	})
+}
+
+func merge(reasons map[string]*Deferred, d Deferred) {
+	sum := reasons[d.Reason]
+	if sum == nil {
+		reasons[d.Reason] = &d
+		return
+	}
+	sum.Receivers += d.Receivers
+	if d.Oldest.Before(sum.Oldest) {
+		sum.Oldest = d.Oldest
+	}
+	if d.Next.Before(sum.Next) {
+		sum.Next = d.Next
+	}
+}
+
+// largest orders reasons by their receivers, and adds up what is beyond
+// deferredReasons.
+func largest(reasons map[string]*Deferred) []Deferred {
+	out := make([]Deferred, 0, len(reasons))
+	for _, d := range reasons {
+		out = append(out, *d)
+	}
+	slices.SortFunc(out, func(a, b Deferred) int {
+		return cmp.Or(cmp.Compare(b.Receivers, a.Receivers), cmp.Compare(a.Reason, b.Reason))
+	})
+	if len(out) <= deferredReasons {
+		return out
+	}
+	rest := map[string]*Deferred{}
+	for _, d := range out[deferredReasons-1:] {
+		d.Reason = otherReasons
+		merge(rest, d)
+	}
+	return append(out[:deferredReasons-1], *rest[otherReasons])
+}
+
+// keepZero notes the reasons of an earlier count that c has not. Beyond twice
+// deferredReasons of a topic the earlier ones end.
+func (c *deferredCount) keepZero(was *deferredCount) {
+	c.zero = map[string][]string{}
+	if was == nil {
+		return
+	}
+	for _, l := range notify.Lanes() {
+		for _, topic := range []string{l.Topic(), l.DLQTopic()} {
+			for _, d := range was.topics[topic] {
+				if !hasReason(c.topics[topic], d.Reason) {
+					c.zero[topic] = append(c.zero[topic], d.Reason)
+				}
+			}
+			for _, reason := range was.zero[topic] {
+				if !hasReason(c.topics[topic], reason) && len(c.zero[topic]) < deferredReasons {
+					c.zero[topic] = append(c.zero[topic], reason)
+				}
+			}
+		}
+	}
+}
+
+func hasReason(ds []Deferred, reason string) bool {
+	return slices.ContainsFunc(ds, func(d Deferred) bool { return d.Reason == reason })
+}
+
+// ofTopic returns what is deferred of a topic; nil if that is not known.
+func (d *deferredCounter) ofTopic(topic string) []Deferred {
+	c := d.last.Load()
+	if c == nil {
+		return nil
+	}
+	return append([]Deferred{}, c.topics[topic]...)
+}
+
+// collectDeferred are the metrics of the last count. There are none before the first.
+func (n *Node) collectDeferred(gauge func(d *prometheus.Desc, v float64, labels ...string), now time.Time) {
+	c := n.deferred.last.Load()
+	if c == nil {
+		return
+	}
+	gauge(descCountAge, now.Sub(c.at).Seconds())
+	for _, l := range notify.Lanes() {
+		reasons := map[string]*Deferred{}
+		for _, topic := range []string{l.Topic(), l.DLQTopic()} {
+			for _, d := range c.topics[topic] {
+				merge(reasons, d)
+			}
+			for _, reason := range c.zero[topic] {
+				merge(reasons, Deferred{Reason: reason, Oldest: now, Next: now})
+			}
+		}
+		for reason, d := range reasons {
+			gauge(descDeferred, float64(d.Receivers), l.String(), reason)
+			gauge(descDeferAge, max(now.Sub(d.Oldest), 0).Seconds(), l.String(), reason)
+		}
+	}
+}

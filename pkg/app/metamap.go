@@ -1,0 +1,45 @@
+package app
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+)
+
+// readMetaMap returns the map that is stored under a name of meta, and the row as
+// it is stored; both are empty when there is none.
+func readMetaMap[V any](ctx context.Context, meta engine.Meta, name string) (all map[string]V, row []byte, err error) {
+	row, err = meta.GetMeta(ctx, name)
+	if err != nil {
+		return nil, nil, err
+	}
+	all = map[string]V{}
+	if len(row) > 0 {
+		if err := json.Unmarshal(row, &all); err != nil {
+			return nil, nil, fmt.Errorf("stored row %s: %w", name, err)
+		}
+	}
+	return all, row, nil
+}
+
+// changeMetaMap changes the map that is stored under a name of meta and returns it
+// as it is then. change returns false when there is nothing to store. It is called
+// again, with what is stored by then, when another process stored a change in
+// between: no change of either process is lost.
+func changeMetaMap[V any](ctx context.Context, meta engine.Meta, name string, change func(all map[string]V) bool) (map[string]V, error) {
+	for {
+		all, row, err := readMetaMap[V](ctx, meta, name)
+		if err != nil || !change(all) {
+			return all, err
+		}
+		next, err := json.Marshal(all)
+		if err != nil {
+			return nil, err
+		}
+		if stored, err := meta.SwapMeta(ctx, name, row, next); err != nil || stored {
+			return all, err
+		}
+	}
+}

@@ -1,0 +1,102 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"testing"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/engine/memory"
+	"github.com/notifyd/notifyd/pkg/limit"
+	"github.com/notifyd/notifyd/pkg/server"
+	"github.com/notifyd/notifyd/pkg/worker"
+)
+
+// readThenMeta is the Meta of one process. Another process acts once between a read
+// of this one and the write that follows it.
+type readThenMeta struct {
+	engine.Meta
+	other func()
+}
+
+func (m *readThenMeta) GetMeta(ctx context.Context, name string) ([]byte, error) {
+	v, err := m.Meta.GetMeta(ctx, name)
+	if act := m.other; act != nil {
+		m.other = nil
+		act()
+	}
+	return v, err
+}
+
+// TestOperatorsAtTheSameMoment: two processes over one store each change another
+// lane, or another caller's circuit, between the other's read and write. What both
+// answered without an error is what every process reads.
+func TestOperatorsAtTheSameMoment(t *testing.T) {
+	t.Parallel()
+	ctx, shared := t.Context(), memory.New().Meta()
+	process := func() (*Node, *readThenMeta) {
+		m := &readThenMeta{Meta: shared}
+		health, err := worker.NewHealth(limit.BreakerConfig{}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := &Node{log: slog.New(slog.DiscardHandler), servers: &servers{}, provs: &providers{}, health: health}
+		n.st.meta = m
+		if n.lanes, err = openLanes(ctx, n); err != nil {
+			t.Fatal(err)
+		}
+		return n, m
+	}
+	a, between := process()
+	b, _ := process()
+	set := func(n *Node, lane string, paused bool, by string) {
+		t.Helper()
+		if _, err := n.lanes.Set(ctx, lane, server.LaneChange{Paused: paused, By: by}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := func(paused map[string]string) {
+		t.Helper()
+		for _, n := range []*Node{a, b} {
+			if err := n.lanes.follow(ctx); err != nil {
+				t.Fatal(err)
+			}
+			got := map[string]string{}
+			for lane, gate := range n.lanes.gates {
+				if _, by, _, ok := n.lanes.Paused(lane); ok != gate.IsShut() {
+					t.Errorf("%s: paused %v, its gate is shut: %v", lane, ok, gate.IsShut())
+				} else if ok {
+					got[lane.String()] = by
+				}
+			}
+			if fmt.Sprint(got) != fmt.Sprint(paused) {
+				t.Errorf("paused are %v, want %v", got, paused)
+			}
+		}
+	}
+	between.other = func() { set(b, "sms", true, "bea") }
+	set(a, "push", true, "ann")
+	want(map[string]string{"push": "ann", "sms": "bea"})
+	between.other = func() { set(b, "sms", false, "bea") }
+	set(a, "email", true, "ann")
+	want(map[string]string{"push": "ann", "email": "ann"})
+	between.other = func() { set(b, "sms-bulk", true, "bea") }
+	set(a, "sms-bulk", true, "ann") // who was first stays
+	want(map[string]string{"push": "ann", "email": "ann", "sms-bulk": "bea"})
+
+	pinned := func(n *Node, caller, to string) {
+		t.Helper()
+		if err := n.keepPin(ctx, caller, to); err != nil {
+			t.Fatal(err)
+		}
+	}
+	between.other = func() { pinned(b, "shop", "open") }
+	pinned(a, "bank", "closed")
+	between.other = func() { pinned(b, "shop", "reset") }
+	pinned(a, "news", "open")
+	all, _, err := readMetaMap[pin](ctx, shared, pinsMeta)
+	if err != nil || len(all) != 3 || all["bank"].To != "closed" || all["shop"].To != "reset" || all["news"].To != "open" {
+		t.Errorf("pins are %+v, %v", all, err)
+	}
+}

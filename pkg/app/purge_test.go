@@ -1,0 +1,62 @@
+package app
+
+import (
+	"context"
+	"log/slog"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/engine/memory"
+)
+
+// endless is a store whose purge never comes to an end.
+type endless struct {
+	engine.Triggers
+	calls int
+}
+
+func (e *endless) Purge(ctx context.Context, _ int64, max int) (int, error) {
+	e.calls++
+	wait(ctx, time.Second)
+	return max, ctx.Err()
+}
+
+type countedKeys struct {
+	engine.Idem
+	purged int
+}
+
+func (c *countedKeys) Purge(context.Context, int64) (int, error) {
+	c.purged++
+	return 0, nil
+}
+
+// A purge of triggers that cannot keep up must not keep idempotency keys from
+// being purged: Redis would fill.
+func TestPurgesDoNotWaitForEachOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		behind, keys := &endless{}, &countedKeys{}
+		n := &Node{log: slog.New(slog.DiscardHandler)}
+		n.st.triggers, n.st.idem, n.st.meta = behind, keys, memory.New().Meta()
+		ctx, stop := context.WithTimeout(t.Context(), time.Hour+time.Second)
+		defer stop()
+		ps, ended := n.purges(), make(chan error)
+		for _, name := range []string{"purge of triggers", "purge of idempotency keys"} {
+			go func() { ended <- ps[name](ctx) }()
+		}
+		for range 2 {
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+		}
+		if keys.purged != 6 {
+			t.Errorf("keys were purged %d times in an hour", keys.purged)
+		}
+		// It goes on with the next tick, with a new limit.
+		if behind.calls < 2500 {
+			t.Errorf("triggers were purged %d times in an hour", behind.calls)
+		}
+	})
+}

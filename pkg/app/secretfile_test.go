@@ -1,0 +1,77 @@
+package app
+
+import (
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// Every file of the configuration that holds a secret is refused while everybody on
+// the machine can read it, by its key; a container's 0440 and 0400 are taken.
+func TestExposedSecretFilesAreRefused(t *testing.T) {
+	t.Parallel()
+	log := slog.New(slog.DiscardHandler)
+	cassandra := func(c *Config) error { _, err := c.cassandra(Cluster{}, log); return err }
+	kafka := func(c *Config) error { _, err := c.kafka(log); return err }
+	redis := func(c *Config) error { _, err := c.redis(log); return err }
+	postgres := func(c *Config) error { _, err := c.postgres(); return err }
+	providers := func(c *Config) error { _, err := newProviders(c, nil, log); return err }
+	type secretFile struct {
+		set  func(c *Config, file string)
+		open func(c *Config) error
+	}
+	all := map[string]secretFile{
+		"providers.apns.key_file":        {func(c *Config, f string) { c.Providers.APNs.KeyFile = f }, providers},
+		"providers.fcm.credentials_file": {func(c *Config, f string) { c.Providers.FCM.Credentials = f }, providers},
+		"providers.twilio.accounts_file": {func(c *Config, f string) { c.Providers.Twilio.File = f }, providers},
+		"providers.sendgrid.key_file":    {func(c *Config, f string) { c.Providers.SendGrid.KeyFile = f }, providers},
+		"cassandra.password_file":        {func(c *Config, f string) { c.Cassandra.PasswordFile = f }, cassandra},
+		"cassandra.tls.key_file":         {func(c *Config, f string) { c.Cassandra.TLS = TLS{Enabled: true, CertFile: f, KeyFile: f} }, cassandra},
+		"kafka.sasl.password_file":       {func(c *Config, f string) { c.Kafka.SASL.Mechanism, c.Kafka.SASL.PasswordFile = "SCRAM-SHA-512", f }, kafka},
+		"kafka.tls.key_file":             {func(c *Config, f string) { c.Kafka.TLS = TLS{Enabled: true, CertFile: f, KeyFile: f} }, kafka},
+		"redis.password_file":            {func(c *Config, f string) { c.Redis.PasswordFile = f }, redis},
+		"redis.sentinel_password_file":   {func(c *Config, f string) { c.Redis.SentinelFile = f }, redis},
+		"redis.tls.key_file":             {func(c *Config, f string) { c.Redis.TLS = TLS{Enabled: true, CertFile: f, KeyFile: f} }, redis},
+		"postgres.dsn_file":              {func(c *Config, f string) { c.Postgres.DSNFile = f }, postgres},
+		"postgres.password_file":         {func(c *Config, f string) { c.Postgres.PasswordFile = f }, postgres},
+		"postgres.key_file":              {func(c *Config, f string) { c.Postgres.CertFile, c.Postgres.KeyFile = f, f }, postgres},
+		"sqs.credentials_file": {func(c *Config, f string) {
+			c.SQS.Region, c.SQS.Endpoint, c.SQS.Credentials = "here", "http://127.0.0.1:1", f
+		}, func(c *Config) error { _, err := c.openSQS(t.Context()); return err }},
+		"archive.s3.credentials_file": {func(c *Config, f string) { c.Archive.S3.Bucket, c.Archive.S3.Credentials = "b", f }, func(c *Config) error { _, err := c.openBucket(t.Context()); return err }},
+		"tracing.headers_file":        {func(c *Config, f string) { c.Tracing.HeadersFile = f }, func(c *Config) error { _, err := collectorHeaders(c.Tracing.HeadersFile); return err }},
+	}
+
+	const says = "can be read by everybody on this machine: chmod 600"
+	for key, one := range all {
+		file := filepath.Join(t.TempDir(), "secret")
+		if err := os.WriteFile(file, []byte("s3cret"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		for _, mode := range []os.FileMode{0o644, 0o604, 0o602, 0o600, 0o440, 0o400} {
+			if err := os.Chmod(file, mode); err != nil {
+				t.Fatal(err)
+			}
+			c := Default()
+			one.set(&c, file)
+			err := one.open(&c)
+			exposed := err != nil && strings.Contains(err.Error(), says)
+			if want := mode&0o007 != 0; exposed != want || want && !strings.Contains(err.Error(), key) {
+				t.Errorf("%s of mode %#o: %v", key, mode, err)
+			}
+		}
+	}
+	// What a new key names must be decided: public, or a secret that is checked.
+	public := []string{"providers.ca_file", "providers.sendgrid.webhook_key_file", "auth.jwks_file"}
+	auth := []string{"auth.key_file", "auth.hs256_file"} // pkg/server has their test
+	for key := range flatten(Default()) {
+		_, checked := all[key]
+		if strings.HasSuffix(key, "_file") && !checked && !slices.Contains(public, key) && !slices.Contains(auth, key) &&
+			!strings.HasSuffix(key, "ca_file") && !strings.HasSuffix(key, "cert_file") {
+			t.Errorf("%s names a file: say whether it is secret", key)
+		}
+	}
+}

@@ -1,0 +1,141 @@
+package app
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/stream"
+)
+
+// sumOf adds up the offsets of a topic.
+func sumOf(of map[stream.TopicPartition]int64, topic string) (sum int64) {
+	for tp, at := range of {
+		if tp.Topic == topic {
+			sum += at
+		}
+	}
+	return sum
+}
+
+// TestTrimsOnlyWhatIsRead: however old a record is, the log keeps it until every
+// group that reads its topic has committed it; then it goes, but for the last of a
+// partition.
+func TestTrimsOnlyWhatIsRead(t *testing.T) {
+	t.Parallel()
+	cfg := sharing(t)
+	cfg.Log.Partitions = map[string]int{"push": 1, "sms": 1, "email": 1}
+	s := newShared(t, &cfg)
+	n := runAs(t, "all", cfg, seams{servers: s.open})
+	ctx := t.Context()
+	lane, _ := notify.ParseLane("push")
+	start := func() int64 {
+		t.Helper()
+		at, err := n.admin.StartOffsets(ctx, lane.Topic())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return sumOf(at, lane.Topic())
+	}
+	// A year from now everything is older than kafka.keep.
+	trim := func() {
+		t.Helper()
+		if err := n.trimOnce(ctx, time.Now().Add(365*24*time.Hour)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := n.client.SetLane(ctx, "push", true, "look"); err != nil {
+		t.Fatal(err)
+	}
+	var ids []string
+	for i := range 10 {
+		sent, err := n.client.Send(ctx, push(fmt.Sprintf("user-%d", i), "hello"), "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, sent.NotificationID)
+	}
+	eventually(t, "the history has read what was sent", func() bool {
+		at, err := n.admin.Committed(ctx, historyGroup)
+		return err == nil && sumOf(at, lane.Topic()) == 10
+	})
+	trim()
+	if at := start(); at != 0 {
+		t.Fatalf("%d records were removed while their lane was paused", at)
+	}
+	if _, err := n.client.SetLane(ctx, "push", false, ""); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range ids {
+		n.becomes(t, id, "DELIVERED")
+	}
+	eventually(t, "the lane has committed", func() bool {
+		at, err := n.admin.Committed(ctx, lane.Group())
+		return err == nil && sumOf(at, lane.Topic()) == 10
+	})
+	if err := n.trimOnce(ctx, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	if at := start(); at != 0 {
+		t.Fatalf("%d records younger than kafka.keep were removed", at)
+	}
+	trim()
+	if at := start(); at != 9 {
+		t.Errorf("the log begins at %d of 10", at)
+	}
+	// What is trimmed behind its readers is no drift.
+	rep, err := n.client.Conservation(ctx, time.Time{})
+	if err != nil || rep.Drift != 0 || rep.Accepted != 10 || rep.Terminal != 10 {
+		t.Errorf("%+v, %v", rep, err)
+	}
+}
+
+// TestAuditNamesWhatWasRemovedUnread: records that something has removed from the
+// log before their lane had read them are drift by name, however short
+// the audit's window is.
+func TestAuditNamesWhatWasRemovedUnread(t *testing.T) {
+	t.Parallel()
+	cfg := sharing(t)
+	s := newShared(t, &cfg)
+	n := runAs(t, "all", cfg, seams{servers: s.open, settle: 50 * time.Millisecond})
+	ctx := t.Context()
+	lane, _ := notify.ParseLane("push")
+	if _, err := n.client.SetLane(ctx, "push", true, "look"); err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]bool{}
+	for i := range 6 {
+		sent, err := n.client.Send(ctx, push(fmt.Sprintf("user-%d", i), "hello"), "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		want[sent.NotificationID] = true
+	}
+	ends, err := n.admin.EndOffsets(ctx, lane.Topic())
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the history has read what was sent", func() bool {
+		at, err := n.admin.Committed(ctx, historyGroup)
+		return err == nil && sumOf(at, lane.Topic()) == 6
+	})
+	if err := n.admin.DeleteRecords(ctx, ends); err != nil { // as a broker's retention does
+		t.Fatal(err)
+	}
+	for _, since := range []time.Time{{}, time.Now().Add(-26 * time.Hour), time.Now().Add(time.Hour)} {
+		rep, err := n.client.Conservation(ctx, since)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if rep.Classes[api.DriftRecordGone] != 6 || len(rep.Findings) != 6 {
+			t.Errorf("since %s: %+v", since, rep)
+		}
+		for _, f := range rep.Findings {
+			if !want[f.ID] {
+				t.Errorf("%+v is none of those that were removed", f)
+			}
+		}
+	}
+}

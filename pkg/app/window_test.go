@@ -1,0 +1,104 @@
+package app
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+)
+
+// TestAuditSeesWhatCameDue: an audit of a window counts what came due in it, however
+// long before it was accepted, with engines of the process and with servers.
+func TestAuditSeesWhatCameDue(t *testing.T) {
+	t.Parallel()
+	for name, start := range map[string]func(t *testing.T) *life{
+		"embedded": func(t *testing.T) *life { return run(t, testConfig(t, t.TempDir()), seams{}) },
+		"sealed": func(t *testing.T) *life {
+			return run(t, testConfig(t, t.TempDir()), seams{historyAge: 200 * time.Millisecond})
+		},
+		"servers": func(t *testing.T) *life {
+			cfg := sharing(t)
+			return runAs(t, RoleAll, cfg, seams{servers: newShared(t, &cfg).open})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := start(t)
+			at := time.Now().Add(2 * time.Second)
+			n := push("late", "hello")
+			n.ScheduledAt = &at
+			sent, err := l.client.Send(t.Context(), n, "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			since := time.Now().Add(10 * time.Millisecond)
+			l.becomes(t, sent.NotificationID, "DELIVERED")
+			if name == "sealed" {
+				eventually(t, "the history has sealed it", func() bool {
+					for _, at := range l.own.history.Sealed() {
+						if at > 0 {
+							return true
+						}
+					}
+					return false
+				})
+			}
+			var rep api.Conservation
+			if rep, err = l.client.Conservation(t.Context(), since); err != nil || rep.Accepted != 1 || rep.Terminal != 1 {
+				t.Errorf("%+v, %v", rep, err)
+			}
+		})
+	}
+}
+
+// TestOnlySchedulersNeedTheClock: a clock that differs from the servers', whichever of
+// them is off, keeps schedulers from their work, and no other process.
+func TestOnlySchedulersNeedTheClock(t *testing.T) {
+	t.Parallel()
+	cfg := sharing(t)
+	s := newShared(t, &cfg)
+	for role, ready := range map[string]bool{"api": true, "dispatcher": true, "operator": true, "scheduler": false, "api,scheduler": false} {
+		l := runAs(t, role, cfg, seams{servers: s.open})
+		eventually(t, role+" has begun", func() bool { _, err := l.client.Conservation(t.Context(), time.Now()); return err == nil })
+		l.servers.clock.off.Store(int64(-2 * time.Second))
+		if err := l.Ready(t.Context()); (err == nil) != ready {
+			t.Errorf("%s: %v", role, err)
+		}
+	}
+}
+
+// TestTailWithoutWorkers: a process that sees no outcomes says so, and does not stream
+// nothing.
+func TestTailWithoutWorkers(t *testing.T) {
+	t.Parallel()
+	shared := sharing(t)
+	s := newShared(t, &shared)
+	for role, want := range map[string]int{"api": http.StatusServiceUnavailable, "api,worker:push": http.StatusOK} {
+		cfg := shared
+		cfg.Roles = strings.Split(role, ",")
+		l := runAs(t, role, cfg, seams{servers: s.open})
+		token, err := l.client.Token(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+l.Addr()+"/v1/tail", http.NoBody)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", "Bearer "+token)
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		stop()
+		resp.Body.Close()
+		if resp.StatusCode != want {
+			t.Errorf("%s: %d, want %d", role, resp.StatusCode, want)
+		}
+	}
+	http.DefaultClient.CloseIdleConnections()
+}

@@ -1,0 +1,301 @@
+package cassandra
+
+import (
+	"bytes"
+	"context"
+	"maps"
+	"math"
+	"slices"
+	"sync"
+	"time"
+)
+
+// The index of a list names what the list holds by keys, highest first. A list
+// is spread over partitions: buckets of listLength, each of listShards. Which of
+// them hold entries is noted in the table buckets.
+//
+// Entries are removed one by one, and the tombstone of each stays for listGrace
+// (gc_grace_seconds of the table). Cassandra refuses a read that meets 100,000 of
+// them, so a list bears 2,600 removals a second. A removal that a node missed for
+// longer than listGrace may come undone. So an entry proves nothing: who follows a
+// list reads what the entry names, and strikes entries that lead nowhere.
+const (
+	listLength = 6 * hourMs
+	listShards = 16
+	listGrace  = 10 * time.Minute
+
+	// tidyBehind is how old an entry or a note must be before a walk may remove it
+	// for leading nowhere. Removals carry a timestamp that far in the past, so none
+	// hides what is written meanwhile.
+	tidyBehind = time.Minute
+)
+
+// listEntry is one entry of a list. ms never falls while keys rise.
+type listEntry struct {
+	list string
+	ms   int64 // decides about the bucket
+	key  []byte
+}
+
+func listBucket(ms int64) int64 {
+	if ms < 0 {
+		return -1
+	}
+	return ms / listLength
+}
+
+func listShard(key []byte) int64 { return int64(shardOfBase(key, listShards)) }
+
+// part is the partition of an entry as it is noted.
+func (e *listEntry) part() int64 { return listBucket(e.ms)*listShards + listShard(e.key) }
+
+// listPart is the bucket and the shard of a note. Buckets may be below 0.
+func listPart(n int64) (bucket int64, shard int16) {
+	shard = int16(n & (listShards - 1))
+	return (n - int64(shard)) / listShards, shard
+}
+
+// enlist adds entries that are kept until keeps, ms since 1970 (0: until they are
+// struck). It returns when they can be found.
+func (s *Store) enlist(ctx context.Context, keeps int64, es ...listEntry) error {
+	began := time.Now()
+	note := func(e *listEntry, cached bool) error { return s.note(ctx, e.list, e.part(), keeps, cached) }
+	err := parallel(len(es), func(i int) error {
+		e := &es[i]
+		// Walks forget buckets that are long over, and nobody tells this process.
+		if err := note(e, (listBucket(e.ms)+1)*listLength > began.UnixMilli()); err != nil {
+			return err
+		}
+		return s.write(ctx, s.clock.now(), stmt{
+			`INSERT INTO listings (list, bucket, shard, id) VALUES (?, ?, ?, ?) USING TTL ?`,
+			[]any{e.list, listBucket(e.ms), int16(listShard(e.key)), e.key, ttl(keeps)},
+		})
+	})
+	if err == nil && time.Since(began) > tidyBehind/2 {
+		// A walk may have found a bucket empty between its note and its entry.
+		err = parallel(len(es), func(i int) error { return note(&es[i], false) })
+	}
+	return err
+}
+
+// strike removes entries that were added before a timestamp.
+func (s *Store) strike(ctx context.Context, at int64, es ...listEntry) error {
+	return parallel(len(es), func(i int) error {
+		e := &es[i]
+		return s.write(ctx, at, stmt{
+			`DELETE FROM listings WHERE list = ? AND bucket = ? AND shard = ? AND id = ?`, []any{e.list, listBucket(e.ms), int16(listShard(e.key)), e.key},
+		})
+	})
+}
+
+// settled is the timestamp of removals of what leads nowhere.
+func (s *Store) settled() int64 { return s.clock.now() - s.tidyBehind.Microseconds() }
+
+// over reports whether a partition is old enough to be forgotten once it is
+// empty: no process has its note cached.
+func over(part int64) bool {
+	bucket, _ := listPart(part)
+	return (bucket+1)*listLength < time.Now().Add(-3*bucketsKept).UnixMilli()
+}
+
+// forgetEmpty forgets those of a list's partitions that are over and empty.
+func (s *Store) forgetEmpty(ctx context.Context, list string, parts []int64) error {
+	return parallel(len(parts), func(i int) error {
+		if !over(parts[i]) {
+			return nil
+		}
+		at := s.settled() // before the look
+		var key []byte
+		bucket, shard := listPart(parts[i])
+		ok, err := s.get(ctx, `SELECT id FROM listings WHERE list = ? AND bucket = ? AND shard = ? LIMIT 1`, []any{list, bucket, shard}, &key)
+		if err != nil || ok {
+			return err
+		}
+		return s.forgetAt(ctx, at, list, parts[i])
+	})
+}
+
+// partSet collects partitions whose entries were struck. Safe for concurrent use.
+type partSet struct {
+	mu    sync.Mutex
+	parts map[string]map[int64]bool // by list
+}
+
+func (p *partSet) add(es []listEntry) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.parts == nil {
+		p.parts = map[string]map[int64]bool{}
+	}
+	for i := range es {
+		if p.parts[es[i].list] == nil {
+			p.parts[es[i].list] = map[int64]bool{}
+		}
+		p.parts[es[i].list][es[i].part()] = true
+	}
+}
+
+// forget forgets those that are empty by now.
+func (p *partSet) forget(ctx context.Context, s *Store) error {
+	for list, parts := range p.parts {
+		if err := s.forgetEmpty(ctx, list, slices.Collect(maps.Keys(parts))); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// walk calls fn with the keys of a list, highest first, behind one whose time is
+// ms (nil: from the highest), some at a time, until fn says false. want is about
+// how many are needed.
+func (s *Store) walk(ctx context.Context, list string, behind []byte, ms int64, want int, fn func(keys [][]byte) (bool, error)) error {
+	upTo := int64(math.MaxInt64)
+	if behind != nil {
+		upTo = listBucket(ms)*listShards + listShards - 1
+	}
+	bucket, shards := int64(math.MinInt64), []int16(nil)
+	flush := func() (bool, error) {
+		if len(shards) == 0 {
+			return true, nil
+		}
+		from := behind
+		if bucket != listBucket(ms) {
+			from = nil
+		}
+		return s.walkBucket(ctx, list, bucket, shards, from, want, fn)
+	}
+	more := true
+	err := s.notes(ctx, list, math.MinInt64, upTo, true, func(n int64) (_ bool, err error) {
+		at, shard := listPart(n)
+		if at != bucket {
+			if more, err = flush(); err != nil || !more {
+				return false, err
+			}
+			bucket, shards = at, nil
+		}
+		shards = append(shards, shard)
+		return true, nil
+	})
+	if err == nil && more {
+		_, err = flush()
+	}
+	return err
+}
+
+// listCursor is where a walk stands in one partition.
+type listCursor struct {
+	shard int16
+	ahead [][]byte
+	last  []byte // of ahead, when it was read
+	done  bool   // there is nothing behind ahead
+}
+
+func (s *Store) walkBucket(ctx context.Context, list string, bucket int64, shards []int16, behind []byte, want int, fn func([][]byte) (bool, error)) (bool, error) {
+	cs := make([]listCursor, len(shards))
+	for i := range cs {
+		cs[i] = listCursor{shard: shards[i], last: behind}
+	}
+	n := min(pageSize, want/len(cs)+8)
+	for {
+		err := parallel(len(cs), func(i int) error {
+			if c := &cs[i]; len(c.ahead) == 0 && !c.done {
+				return s.advanceList(ctx, list, bucket, c, n)
+			}
+			return nil
+		})
+		if err != nil {
+			return false, err
+		}
+		page, done := mergeLists(cs)
+		if len(page) > 0 {
+			if more, err := fn(page); err != nil || !more {
+				return false, err
+			}
+		}
+		if done {
+			return true, nil
+		}
+	}
+}
+
+// advanceList reads the next keys of a partition. One that holds none is
+// forgotten when it is over.
+func (s *Store) advanceList(ctx context.Context, list string, bucket int64, c *listCursor, n int) error {
+	at, where, args := s.settled(), ``, []any{list, bucket, c.shard}
+	if c.last != nil {
+		where, args = ` AND id < ?`, append(args, c.last)
+	}
+	err := s.rows(ctx, func(scan func(...any) bool) error {
+		for {
+			var key []byte
+			if !scan(&key) {
+				return nil
+			}
+			c.ahead = append(c.ahead, key)
+		}
+	}, `SELECT id FROM listings WHERE list = ? AND bucket = ? AND shard = ?`+where+` LIMIT ?`, append(args, n)...)
+	if err != nil {
+		return err
+	}
+	c.done = len(c.ahead) < n
+	part := bucket*listShards + int64(c.shard)
+	switch {
+	case len(c.ahead) > 0:
+		c.last = c.ahead[len(c.ahead)-1]
+	case c.last == nil && over(part):
+		return s.forgetAt(ctx, at, list, part)
+	}
+	return nil
+}
+
+// mergeLists takes keys from cursors, highest first, until one is empty that may
+// have more; done: none has.
+func mergeLists(cs []listCursor) (page [][]byte, done bool) {
+	for {
+		best := -1
+		for i := range cs {
+			switch c := &cs[i]; {
+			case len(c.ahead) == 0 && !c.done:
+				return page, false
+			case len(c.ahead) > 0 && (best < 0 || bytes.Compare(c.ahead[0], cs[best].ahead[0]) > 0):
+				best = i
+			}
+		}
+		if best < 0 {
+			return page, true
+		}
+		page, cs[best].ahead = append(page, cs[best].ahead[0]), cs[best].ahead[1:]
+	}
+}
+
+// count returns how many entries a list holds, and stops soon after most.
+func (s *Store) count(ctx context.Context, list string, most int) (n int, err error) {
+	parts, err := s.noted(ctx, list, math.MinInt64, math.MaxInt64)
+	if err != nil {
+		return 0, err
+	}
+	for some := range slices.Chunk(parts, maxParallel) {
+		held := make([]int64, len(some))
+		err := parallel(len(some), func(i int) error {
+			bucket, shard := listPart(some[i])
+			_, err := s.get(ctx, `SELECT count(*) FROM listings WHERE list = ? AND bucket = ? AND shard = ?`, []any{list, bucket, shard}, &held[i])
+			return err
+		})
+		if err != nil {
+			return 0, err
+		}
+		var empty []int64
+		for i, k := range held {
+			if n += int(k); k == 0 {
+				empty = append(empty, some[i])
+			}
+		}
+		if err := s.forgetEmpty(ctx, list, empty); err != nil {
+			return 0, err
+		}
+		if n > most {
+			break
+		}
+	}
+	return n, nil
+}

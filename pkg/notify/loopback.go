@@ -1,0 +1,27 @@
+package notify
+
+import (
+	"net"
+	"net/netip"
+)
+
+// OnLoopback reports whether a is an address of this machine that others cannot reach.
+func OnLoopback(a net.Addr) bool {
+	tcp, ok := a.(*net.TCPAddr)
+	return ok && tcp.IP.IsLoopback()
+}
+
+// LoopbackHost reports whether host, a Host header with or without a port, is
+// localhost or a loopback address. A listener on loopback that asks for no token
+// refuses other hosts: a web page can point a name of its own at 127.0.0.1, and the
+// browser then lets it read the answers (DNS rebinding).
+func LoopbackHost(host string) bool {
+	if name, _, err := net.SplitHostPort(host); err == nil {
+		host = name
+	}
+	if n := len(host); n > 2 && host[0] == '[' && host[n-1] == ']' {
+		host = host[1 : n-1]
+	}
+	a, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && a.IsLoopback()
+}

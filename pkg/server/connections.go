@@ -1,0 +1,192 @@
+package server
+
+import (
+	"context"
+	"crypto/tls"
+	"net"
+	"net/http"
+	"net/netip"
+	"time"
+)
+
+// Anybody may open connections to the API, and each holds memory for as long as it is
+// open. At MaxConns a new connection closes another one, so that whoever opens many
+// keeps nobody out. Which one is a question of rank first and of age then:
+// connections on which no token was ever verified go before those of callers, and a
+// request of a caller is never cut off.
+
+// rank orders connections by what is lost if they are closed.
+type rank uint8
+
+const (
+	idleStranger rank = iota // no token, no request: new, in a handshake, or kept alive
+	busyStranger             // no token, a request under way
+	idleCaller               // a token was verified on it; no request
+	busyCaller               // a caller's request is under way: it is not closed
+	ranks
+)
+
+// slowStranger is how long a request without a token may be under way before it is
+// closed rather than a caller's idle connection.
+const slowStranger = 5 * time.Second
+
+// maxLooked bounds the search for a connection of the newcomer's own address.
+const maxLooked = 256
+
+// connList is a doubly linked list of connections, the one first that is in its rank
+// for longest.
+type connList struct{ first, last *wireConn }
+
+func (l *connList) push(c *wireConn) {
+	c.prev, c.next = l.last, nil
+	if l.last != nil {
+		l.last.next = c
+	} else {
+		l.first = c
+	}
+	l.last = c
+}
+
+func (l *connList) remove(c *wireConn) {
+	if c.prev != nil {
+		c.prev.next = c.next
+	} else {
+		l.first = c.next
+	}
+	if c.next != nil {
+		c.next.prev = c.prev
+	} else {
+		l.last = c.prev
+	}
+	c.prev, c.next = nil, nil
+}
+
+// add puts c among the open connections. At the limit it returns the connection to
+// close for it, which is no longer among them; if there is none either, c was not
+// added and ok is false.
+func (l *wire) add(c *wireConn) (closes *wireConn, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.open) >= l.most {
+		if closes = l.toClose(c.source); closes == nil {
+			l.waits = true
+			return nil, false
+		}
+		l.drop(closes)
+	}
+	l.open[c] = struct{}{}
+	l.bySource[c.source]++
+	c.since = time.Now()
+	l.byRank[c.rank].push(c)
+	return closes, true
+}
+
+// toClose returns the connection that makes room for one of source; nil: none may be
+// closed. It needs the lock.
+func (l *wire) toClose(source netip.Prefix) *wireConn {
+	strangers := &l.byRank[idleStranger]
+	if l.bySource[source] > l.most/2 { // it makes room for itself
+		for c, n := strangers.first, 0; c != nil && n < maxLooked; c, n = c.next, n+1 {
+			if c.source == source {
+				return c
+			}
+		}
+	}
+	busy := l.byRank[busyStranger].first
+	switch {
+	case strangers.first != nil:
+		return strangers.first
+	case busy != nil && time.Since(busy.since) >= slowStranger:
+		return busy
+	case l.byRank[idleCaller].first != nil:
+		return l.byRank[idleCaller].first
+	}
+	return busy
+}
+
+// drop takes c out of the open connections. It needs the lock.
+func (l *wire) drop(c *wireConn) {
+	if _, ok := l.open[c]; !ok {
+		return
+	}
+	delete(l.open, c)
+	l.byRank[c.rank].remove(c)
+	if l.bySource[c.source]--; l.bySource[c.source] == 0 {
+		delete(l.bySource, c.source)
+	}
+	l.wake()
+}
+
+// wake lets a waiting Accept look again. It needs the lock.
+func (l *wire) wake() {
+	if l.waits {
+		l.waits = false
+		l.room <- struct{}{} // it holds one, and Accept waits for one at a time
+	}
+}
+
+// move puts c into another rank.
+func (l *wire) move(c *wireConn, busy, caller bool) {
+	to := idleStranger
+	switch {
+	case busy && caller:
+		to = busyCaller
+	case caller:
+		to = idleCaller
+	case busy:
+		to = busyStranger
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if _, ok := l.open[c]; !ok {
+		return
+	}
+	l.byRank[c.rank].remove(c)
+	c.rank, c.since = to, time.Now()
+	l.byRank[to].push(c)
+	if to != busyCaller {
+		l.wake()
+	}
+}
+
+// wireOf returns the connection below c, which TLS may lie over; nil: c is none of a
+// wire.
+func wireOf(c net.Conn) *wireConn {
+	if t, ok := c.(*tls.Conn); ok {
+		c = t.NetConn()
+	}
+	w, _ := c.(*wireConn)
+	return w
+}
+
+type connKey struct{}
+
+// withConn is the server's ConnContext: it lets a request find its connection.
+func withConn(ctx context.Context, c net.Conn) context.Context {
+	return context.WithValue(ctx, connKey{}, wireOf(c))
+}
+
+// ofCaller marks the connection of a request whose token was verified.
+func ofCaller(r *http.Request) {
+	c, _ := r.Context().Value(connKey{}).(*wireConn)
+	if c == nil || c.caller.Swap(true) {
+		return
+	}
+	c.wire.move(c, true, true)
+}
+
+// sourceOf is the address of a client: all of IPv4, and of IPv6 the network of 64 bits
+// that one host is given.
+func sourceOf(a net.Addr) netip.Prefix {
+	tcp, ok := a.(*net.TCPAddr)
+	if !ok {
+		return netip.Prefix{}
+	}
+	addr := tcp.AddrPort().Addr().Unmap()
+	bits := addr.BitLen()
+	if addr.Is6() {
+		bits = 64
+	}
+	p, _ := addr.Prefix(bits) // an address that is not valid has none
+	return p
+}

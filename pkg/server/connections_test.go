@@ -1,0 +1,261 @@
+package server
+
+import (
+	"bufio"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+)
+
+// client is a connection that is kept open.
+type client struct {
+	net.Conn
+	r *bufio.Reader
+}
+
+// asks sends a request and returns the status of its answer; 0: the connection was closed.
+func (c *client) asks(text string) int {
+	// First the handshake: a goroutine that waits for the lock of another's is none that
+	// synctest knows to wait.
+	if t, ok := c.Conn.(*tls.Conn); ok && t.Handshake() != nil {
+		return 0
+	}
+	go func() { _, _ = io.WriteString(c, text+"\r\nHost: x\r\n\r\n") }()
+	resp, err := http.ReadResponse(c.r, nil)
+	if err != nil {
+		return 0
+	}
+	_, _ = io.Copy(io.Discard, resp.Body)
+	return resp.StatusCode
+}
+
+// crowd is a server of few connections.
+type crowd struct {
+	ln   *pipes
+	tls  *tls.Config // of clients; nil: plain
+	open []net.Conn
+}
+
+const most = 64
+
+// inCrowd runs f with a server of most connections, plain and over TLS.
+func inCrowd(t *testing.T, w func() *world, f func(t *testing.T, d *crowd)) {
+	certs := httptest.NewUnstartedServer(nil)
+	certs.StartTLS()
+	cert := certs.TLS.Certificates
+	certs.Close()
+	for _, name := range []string{"plain", "TLS"} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				cfg, d := Config{MaxConns: most, IdleTimeout: time.Hour}, &crowd{}
+				if name == "TLS" {
+					cfg.TLS = &tls.Config{Certificates: cert, MinVersion: tls.VersionTLS12}
+					d.tls = &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"http/1.1"}} //nolint:gosec // a test's own server
+				}
+				ln, _, stop := pipeServer(t, w(), cfg)
+				d.ln = ln
+				f(t, d)
+				for _, c := range d.open {
+					c.Close()
+				}
+				if err := stop(); err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}
+
+func (d *crowd) dial() *client {
+	c := d.ln.dial()
+	d.open = append(d.open, c)
+	if d.tls != nil {
+		c = tls.Client(c, d.tls)
+	}
+	return &client{c, bufio.NewReader(c)}
+}
+
+const probe = "GET /healthz HTTP/1.1"
+
+// Connections that were opened without a token, whatever they do, keep nobody out.
+func TestConnectionsOfStrangersKeepNobodyOut(t *testing.T) {
+	t.Parallel()
+	fill := map[string]func(d *crowd){
+		"kept alive": func(d *crowd) { d.dial().asks(probe) },
+		"silent":     func(d *crowd) { d.dial() },
+		"slow header": func(d *crowd) {
+			go func(c *client) { _, _ = io.WriteString(c, "GET /healthz HTTP/1.1\r\nHo") }(d.dial())
+		},
+		// The answer is 401, and net/http waits for the rest of the body first.
+		"slow body": func(d *crowd) {
+			go func(c *client) { c.asks("POST /v1/notifications HTTP/1.1\r\nContent-Length: 1000") }(d.dial())
+		},
+	}
+	for name, one := range fill {
+		t.Run(name, func(t *testing.T) {
+			inCrowd(t, newWorld, func(t *testing.T, d *crowd) {
+				start := time.Now()
+				for range 2 * most {
+					one(d)
+					synctest.Wait()
+				}
+				if got := d.dial().asks(probe); got != 200 {
+					t.Errorf("a further client: %d", got)
+				}
+				if took := time.Since(start); took != 0 {
+					t.Errorf("it waited %v", took)
+				}
+			})
+		})
+	}
+}
+
+// A caller's connection outlives those of strangers, and its request is never cut off.
+func TestCallersConnectionsAreKept(t *testing.T) {
+	t.Parallel()
+	var entered, release chan struct{}
+	slow := func() *world {
+		w := newWorld()
+		entered, release = w.hold()
+		return w
+	}
+	inCrowd(t, slow, func(t *testing.T, d *crowd) {
+		auth := "\r\nAuthorization: Bearer " + token(t, "shop", api.ScopeSend, api.ScopeRead)
+		post := fmt.Sprintf("POST /v1/notifications HTTP/1.1%s\r\nContent-Length: 0", auth)
+		idle := d.dial()
+		if got := idle.asks("GET /v1/users/u HTTP/1.1" + auth); got != 404 {
+			t.Fatalf("a caller: %d", got)
+		}
+		answers := make(chan int, most)
+		for range most - 2 {
+			c := d.dial()
+			go func() { answers <- c.asks(post) }()
+			<-entered
+		}
+		for range most {
+			if got := d.dial().asks(probe); got != 200 {
+				t.Fatalf("a stranger: %d", got)
+			}
+			synctest.Wait() // until its connection is idle
+		}
+		if got := idle.asks("GET /v1/users/u HTTP/1.1" + auth); got != 404 {
+			t.Errorf("the caller's connection was closed for strangers': %d", got)
+		}
+		// With nothing but requests of callers, the next one waits for the first to end.
+		for range 2 {
+			c := d.dial()
+			go func() { answers <- c.asks(post) }()
+			<-entered
+		}
+		last := make(chan int, 1)
+		c := d.dial()
+		go func() { last <- c.asks(probe) }()
+		synctest.Wait()
+		select {
+		case got := <-last:
+			t.Errorf("over MaxConns: %d", got)
+		default:
+		}
+		close(release)
+		if got := <-last; got != 200 {
+			t.Errorf("after that: %d", got)
+		}
+		for range most {
+			if got := <-answers; got != 201 {
+				t.Errorf("a caller's request: %d", got)
+			}
+		}
+	})
+}
+
+// addressed is a connection from an address.
+type addressed struct {
+	net.Conn
+	from net.Addr
+}
+
+func (a addressed) RemoteAddr() net.Addr { return a.from }
+
+// An address with more than half of the connections makes room for itself.
+func TestAnAddressMakesRoomForItself(t *testing.T) {
+	t.Parallel()
+	ln := newPipes()
+	closed := 0
+	l := newWire(ln, 8, func() string { return "" }, func() { closed++ })
+	accept := func(ip string) *wireConn {
+		t.Helper()
+		client, server := net.Pipe()
+		t.Cleanup(func() { client.Close() })
+		go func() { ln.conns <- addressed{server, &net.TCPAddr{IP: net.ParseIP(ip), Port: 1}} }()
+		c, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c.(*wireConn) //nolint:forcetypeassert // a wire's
+	}
+	isOpen := func(c *wireConn) bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		_, ok := l.open[c]
+		return ok
+	}
+	others := []*wireConn{accept("192.0.2.1"), accept("192.0.2.2")}
+	for i := range 20 {
+		accept(fmt.Sprintf("2001:db8::%x", i+1)) // one network
+	}
+	for _, c := range others {
+		if !isOpen(c) {
+			t.Errorf("the connection of %v made room for another address", c.source)
+		}
+	}
+	if len(l.open) != 8 || closed != 14 {
+		t.Errorf("%d are open, %d closed", len(l.open), closed)
+	}
+	accept("192.0.2.3") // of few: the oldest of all goes
+	if isOpen(others[0]) || !isOpen(others[1]) {
+		t.Error("not the oldest was closed")
+	}
+	for c := range l.open {
+		c.Close()
+	}
+	if len(l.bySource) != 0 {
+		t.Errorf("left: %v", l.bySource)
+	}
+	for _, of := range l.byRank {
+		if of.first != nil || of.last != nil {
+			t.Error("a list is not empty")
+		}
+	}
+}
+
+// Accept ends when the listener is closed while it waits for room.
+func TestAcceptEndsWhileItWaits(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ln := newPipes()
+		l := newWire(ln, 1, nil, func() {})
+		go ln.dial()
+		c, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.move(wireOf(c), true, true)
+		go ln.dial()
+		ended := make(chan error, 1)
+		go func() { _, err := l.Accept(); ended <- err }()
+		synctest.Wait()
+		l.Close()
+		if err := <-ended; err == nil {
+			t.Error("it returned a connection")
+		}
+		c.Close()
+	})
+}

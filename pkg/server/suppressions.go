@@ -1,0 +1,89 @@
+package server
+
+import (
+	"context"
+	"net/http"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/prefs"
+)
+
+// Suppressions keeps the addresses that nothing is sent to.
+type Suppressions interface {
+	// Suppressions returns a page of the list, and the place to go on; nil at the end.
+	Suppressions(ctx context.Context, q prefs.SuppressionQuery) (list []prefs.Suppression, next []byte, err error)
+	// Lift takes an address off the user's profile, or off all that list it when user
+	// is empty. It returns how many did, and whether another still does.
+	Lift(ctx context.Context, user, address string) (lifted int, still bool, err error)
+}
+
+func (s *Server) suppressions() (Suppressions, error) {
+	if s.deps.Suppressions == nil {
+		return nil, notify.Unavailable("suppressions", 0, nil)
+	}
+	return s.deps.Suppressions, nil
+}
+
+func (s *Server) listSuppressions(x *exchange) error {
+	list, err := s.suppressions()
+	if err != nil {
+		return err
+	}
+	q := x.query()
+	limit := q.pageSize(&s.cfg)
+	f := api.SuppressionFilter{UserID: q.text("user_id"), Channel: q.text("channel"), Address: q.text("address"), Code: q.text("code")}
+	bound := []string{"suppressions", f.UserID, f.Channel, f.Address, f.Code, x.id.Caller}
+	after, err := s.cursors.open(q.text("cursor"), bound...)
+	if err != nil {
+		return err
+	}
+	if err := q.rest(); err != nil {
+		return err
+	}
+	ch, ok := notify.ParseChannel(f.Channel)
+	if f.Channel != "" && !ok {
+		return notify.Invalid("bad_channel", "channel", "no channel has this name")
+	}
+	found, next, err := list.Suppressions(x.r.Context(), prefs.SuppressionQuery{
+		User: f.UserID, Address: f.Address, Channel: ch, Code: f.Code, After: after, Limit: int(limit),
+	})
+	if err != nil {
+		return err
+	}
+	page := api.Suppressions{Items: make([]api.Suppression, len(found)), Cursor: s.cursors.seal(next, bound...)}
+	for i, e := range found {
+		page.Items[i] = api.Suppression{UserID: e.User, Channel: e.Channel.String(), Address: e.Address, Code: e.Code}
+	}
+	return x.json(http.StatusOK, page)
+}
+
+func (s *Server) liftSuppression(x *exchange) error {
+	list, err := s.suppressions()
+	if err != nil {
+		return err
+	}
+	if err := x.only(); err != nil {
+		return err
+	}
+	var in api.SuppressionLift
+	if err := x.decode(&in); err != nil {
+		return err
+	}
+	switch {
+	case in.Address == "" || len(in.Address) > notify.MaxAddress:
+		return notify.Invalid("bad_address", "address", "an address has 1 to 512 bytes")
+	case in.UserID != "":
+		if rule := notify.CheckUserID(in.UserID); rule != "" {
+			return notify.Invalid("bad_user_id", "user_id", rule)
+		}
+	}
+	n, still, err := list.Lift(x.r.Context(), in.UserID, in.Address)
+	if err != nil {
+		return err
+	}
+	if n == 0 {
+		return notify.NotFound("suppression")
+	}
+	return x.json(http.StatusOK, api.SuppressionLifted{Address: in.Address, Lifted: n, Still: still})
+}

@@ -1,0 +1,125 @@
+package trigger
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/engine/memory"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// slowCount is a store that counts when it is told to.
+type slowCount struct {
+	engine.Triggers
+	counts int
+	now    chan struct{}
+}
+
+func (s *slowCount) CountOpen(ctx context.Context, caller string, most int) (int, error) {
+	s.counts++
+	if s.now != nil {
+		<-s.now
+	}
+	return s.Triggers.CountOpen(ctx, caller, most)
+}
+
+// A process that only takes requests hears of no trigger that ends. It must not
+// refuse a caller who has nothing waiting.
+func TestCensusOfAnAPIAlone(t *testing.T) {
+	store := &slowCount{Triggers: memory.New().Triggers()}
+	c := NewCensus(store, true)
+	const most = 100
+	for range 5 * most {
+		if full, err := c.full(t.Context(), "shop", 1, most); err != nil || full {
+			t.Fatal("refused with nothing waiting", err)
+		}
+		c.add("shop", 1) // and another process ends it at once
+	}
+	if want := 5 * most / (most / 10); store.counts > want {
+		t.Errorf("counted %d times for %d triggers, want at most %d", store.counts, 5*most, want)
+	}
+	// A process that creates beside it is seen within a tenth of the limit.
+	var rows []engine.Trigger
+	for range most {
+		rows = append(rows, engine.Trigger{ID: idOf(notify.NewBase(time.Now())), Caller: "shop", State: engine.TriggerPending})
+	}
+	if _, err := store.Create(t.Context(), rows); err != nil {
+		t.Fatal(err)
+	}
+	for admitted := 0; ; admitted++ {
+		full, err := c.full(t.Context(), "shop", 1, most)
+		if err != nil || admitted > most/10 {
+			t.Fatal("admitted", admitted, err)
+		}
+		if full {
+			break
+		}
+		c.add("shop", 1)
+	}
+}
+
+// While a caller is counted, its other requests wait for the count: they are not
+// refused by what is about to be corrected.
+func TestNobodyIsRefusedDuringACount(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, shared := range []bool{false, true} {
+			store := &slowCount{Triggers: memory.New().Triggers(), now: make(chan struct{})}
+			c := NewCensus(store, shared)
+			c.add("shop", 10)
+			var all sync.WaitGroup
+			for range 20 {
+				all.Go(func() {
+					if full, err := c.full(t.Context(), "shop", 1, 10); err != nil || full {
+						t.Error("refused with nothing waiting", err)
+					}
+				})
+			}
+			synctest.Wait()
+			close(store.now)
+			all.Wait()
+			if store.counts != 1 {
+				t.Errorf("counted %d times", store.counts)
+			}
+		}
+	})
+}
+
+// listCounter counts pages.
+type listCounter struct {
+	engine.Triggers
+	pages int
+}
+
+func (l *listCounter) List(ctx context.Context, caller string, state engine.TriggerState, after engine.TriggerCursor, max int) ([]engine.Trigger, error) {
+	l.pages++
+	return l.Triggers.List(ctx, caller, state, after, max)
+}
+
+// An audit of a day reads that day and what is open, not the month that is kept.
+func TestAuditReadsWhatItAsksFor(t *testing.T) {
+	store := &listCounter{Triggers: memory.New().Triggers()}
+	now := time.Now()
+	made := func(ago time.Duration, state engine.TriggerState) engine.Trigger {
+		at := now.Add(-ago)
+		return engine.Trigger{ID: idOf(notify.NewBase(at)), Caller: "shop", State: state, Created: at.UnixMilli(), LeaseUntil: now.Add(time.Hour).UnixMilli()}
+	}
+	rows := []engine.Trigger{made(time.Minute, engine.TriggerFired), made(20*24*time.Hour, engine.TriggerInFlight)}
+	for range 5000 {
+		rows = append(rows, made(10*24*time.Hour, engine.TriggerFired))
+	}
+	if _, err := store.Create(t.Context(), rows); err != nil {
+		t.Fatal(err)
+	}
+	seen := map[string]string{}
+	err := (&Auditor{Triggers: store}).Audit(t.Context(), now.Add(-24*time.Hour).UnixMilli(), func(x *engine.Trigger, evidence string) { seen[x.ID] = evidence })
+	if err != nil || len(seen) != 2 || seen[rows[0].ID] != evidenceEnded || seen[rows[1].ID] != EvidenceClaim {
+		t.Errorf("%d triggers are looked at: %v, %v", len(seen), seen, err)
+	}
+	if store.pages > 2 {
+		t.Errorf("it took %d pages", store.pages)
+	}
+}

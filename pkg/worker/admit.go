@@ -1,0 +1,202 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/fault"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Rated is a Provider with a rate of its own, or few calls at a time. Its windows
+// are claimed after it has given a permit, and are as large as that.
+type Rated interface {
+	Provider
+	// Admit waits until a call of up to n messages of a category may start, codes
+	// first, and returns the permit for as many as may be sent now, at least one.
+	// It returns a *notify.Error with RetryAfter at once when nothing may be called
+	// until then, and ctx's error if ctx ends first. Safe for concurrent use.
+	Admit(ctx context.Context, cat notify.Category, n int) (notify.Permit, error)
+}
+
+// admission is what receivers hold from before their claim to the end of their call.
+type admission struct {
+	p      *partition
+	permit notify.Permit // nil: the provider has no rate, or they have expired
+	held   int           // of the worker's capacity
+	budget int           // of the partition
+}
+
+func (a *admission) release() {
+	if a.permit != nil {
+		a.permit.Release()
+	}
+	a.p.w.capacity.release(a.held)
+	a.p.budget.release(a.budget)
+}
+
+// admit waits until up to n receivers of an envelope may be claimed and called at
+// once, and returns how many, at least one. Nothing is claimed while it waits,
+// which may be for hours at a low rate: a stop or a crash then leaves nobody
+// ambiguous. False: the partition is going, and nothing is held.
+func (p *partition) admit(e *notify.Envelope, n int) (admission, int, bool) {
+	cfg := &p.w.cfg
+	for {
+		a := admission{p: p}
+		if !cfg.Gate.wait(p.soft, e.Expires) || !p.fresh() {
+			return a, 0, false
+		}
+		got := n
+		if p.w.rated != nil {
+			if !cfg.Health.waitReady(p.soft, &cfg.Routes, e.Expires) {
+				return a, 0, false
+			}
+			var retry bool
+			if a.permit, retry = p.permit(e.Category, n, expiry(e)); retry {
+				continue
+			}
+			if p.soft.Err() != nil {
+				a.release()
+				return a, 0, false
+			}
+			if a.permit != nil {
+				got = min(n, a.permit.Messages())
+			}
+		}
+		var err error
+		if a.held, err = p.w.capacity.acquire(p.soft, e.Category, got); err == nil {
+			a.budget, err = p.budget.acquire(p.soft, e.Category, got)
+		}
+		if err != nil {
+			a.release()
+			return a, 0, false
+		}
+		// What was shut while it waited stays uncalled, but for what has expired,
+		// which no call is made for.
+		if e.Expired(time.Now()) || !cfg.Gate.IsShut() && (p.w.rated == nil || cfg.Health.ready(&cfg.Routes)) {
+			return a, got, true
+		}
+		a.release()
+	}
+}
+
+// permit asks the provider for a permit, until a time unless that is zero. None:
+// the time or the partition has come. again: nothing of the lane may be called,
+// which its health knows by now.
+func (p *partition) permit(cat notify.Category, n int, until time.Time) (m notify.Permit, again bool) {
+	cfg := &p.w.cfg
+	ctx := p.soft
+	if !until.IsZero() {
+		var stop context.CancelFunc
+		ctx, stop = context.WithDeadline(ctx, until)
+		defer stop()
+	}
+	m, err := p.w.rated.Admit(ctx, cat, n)
+	if err == nil {
+		return m, false
+	}
+	if e, ok := errors.AsType[*notify.Error](err); ok && ctx.Err() == nil {
+		// A block, and no answer: it says nothing about any call of ours. A lane
+		// whose windows are claimed late has one route.
+		res := notify.Result{Class: notify.ClassThrottled, Code: e.Code, RetryAfter: e.RetryAfter}
+		cfg.Health.report(cfg.Routes.Names[0], &res, 0, time.Now())
+		return nil, true
+	}
+	return nil, false
+}
+
+// expiry is when an envelope expires; zero: never.
+func expiry(e *notify.Envelope) time.Time {
+	if e.Expires == 0 {
+		return time.Time{}
+	}
+	return time.UnixMilli(e.Expires)
+}
+
+// admitAndCall brings the receivers of a job from one position up to below another
+// through the provider, as many at a time as may be called, and each part claimed
+// right before its call. The parts are claimed in order, so that the claims never
+// cover what still waits. False: the partition is going; what was not claimed is
+// the next owner's.
+func (j *job) admitAndCall(from, to uint32, where runWhere) bool {
+	p := j.p
+	for from < to {
+		if !j.myTurn() {
+			return false
+		}
+		a, n, ok := p.admit(&j.env, int(min(to-from, uint32(p.w.cfg.Window))))
+		if !ok {
+			return false
+		}
+		if p.w.cfg.Solo.enter(p.soft) != nil {
+			a.release()
+			return false
+		}
+		if !p.mayCall(&j.env) {
+			p.w.cfg.Solo.leave()
+			a.release()
+			continue
+		}
+		w := j.newWindow(from, from+uint32(n))
+		from = w.hi
+		j.mu.Lock()
+		j.windows++
+		j.mu.Unlock()
+		if j.claim(w) != nil {
+			p.w.cfg.Solo.leave()
+			a.release()
+			return false
+		}
+		work := func() {
+			defer a.release()
+			fault.Hit("claimed")
+			p.w.runWindow([]*window{w}, a.permit, callPass)
+		}
+		if where == runHere || w.whole() {
+			work()
+		} else {
+			p.wg.Go(work)
+		}
+	}
+	return p.soft.Err() == nil
+}
+
+// permitted makes sure that the round has a permit for its items, whose claims
+// stand: they have been put back by the provider, or have more addresses than
+// receivers. If nothing may be called now, it returns when to ask again.
+func (r *round) permitted(p *partition, refs []ref) (wait time.Time) {
+	if r.w.rated == nil || r.call.Permit != nil {
+		return time.Time{}
+	}
+	m, again := p.permit(r.call.Category, len(refs), r.nextDeadline(refs))
+	if m == nil {
+		wait = time.Now()
+		if again {
+			wait = r.w.cfg.Health.earliest(&r.w.cfg.Routes, wait)
+		}
+		return wait
+	}
+	r.call.Permit = m
+	return time.Time{}
+}
+
+// cut leaves the call as many items as its permit is for, and returns the others
+// with rest.
+func (r *round) cut(rest []notify.Item, restRefs []ref) ([]notify.Item, []ref) {
+	if r.call.Permit == nil {
+		return rest, restRefs
+	}
+	n := min(len(r.call.Items), r.call.Permit.Messages())
+	rest, restRefs = append(rest, r.call.Items[n:]...), append(restRefs, r.refs[n:]...)
+	r.call.Items, r.refs = r.call.Items[:n:n], r.refs[:n:n]
+	return rest, restRefs
+}
+
+// release gives back what the call has left of its permit.
+func (r *round) release() {
+	if r.call.Permit != nil {
+		r.call.Permit.Release()
+		r.call.Permit = nil
+	}
+}
