@@ -139,17 +139,25 @@ func newLoadCompare(p *program) *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use: "compare A B", Short: "Hold a run against one before", Args: cli.Exact("a run", "a run to hold against it"),
-		Long: `compare holds run B against run A, step by step. A percentile of response, service or end to end is
-WORSE when it is more than --percent higher, and by more than --floor, and by more
-than three times the noise: the standard error of the difference of the two runs'
-seconds, where seconds that resemble the ones before count as fewer. It is judged
-from ten values above it. A rate is WORSE when it is more than --percent lower;
-failures when their share is over 0.1% of what was sent higher; lost, duplicates,
-early, reordered, unexpected and unverified when they are higher at all.
+		Long: `compare judges run B against run A. Warm-ups are left out.
 
+  latency   p50, p99 and p99.9 of response, service and end to end, step by step: WORSE
+            when more than --percent higher, and by more than --floor, and by more than
+            three times the noise. The noise is the standard error of the difference of
+            the two runs' seconds; seconds that resemble the ones before count as fewer.
+            At least ten values must lie above a percentile in both runs.
+  rates     sent, accepted and delivered: WORSE when more than --percent lower
+  backlog   backlog peak, the most that was accepted and not yet delivered: WORSE when
+            more than --percent higher, and by more than a tenth of a second of what B
+            accepted, and by more than three times the spread of the seconds
+  counts    lost, duplicates, early, reordered, unexpected, unverified and pending (had
+            not ended when the run stopped waiting): WORSE when higher at all
+  failed    share of what was sent: WORSE when over 0.1% of it higher
+
+Where the deliveries were not looked up, delivered, backlog and counts are not judged.
 Nothing is judged when a run is GENERATOR_BOUND or INCONCLUSIVE: its figures are not
 the server's. With --fail-on-regression the exit code is 99 when something is worse,
-and 9 when nothing could be judged. Warm-ups are left out.`,
+and 9 when nothing could be judged.`,
 		Example:           "  notifyctl load compare last~1 last\n  notifyctl load compare baseline.json last --fail-on-regression --percent 5",
 		ValidArgsFunction: p.runIDs,
 		RunE: func(_ *cobra.Command, args []string) error {

@@ -44,8 +44,8 @@ func newSend(p *program) *cobra.Command {
 		Long: `send has three forms:
 
   one       --channel, a receiver and a content; prints the notification's id
-  a batch   -f FILE: different notifications, one JSON object a line, as the API
-            takes them; sent in order, a thousand a request
+  a batch   -f FILE: different notifications as the API takes them, one JSON object a
+            line or one JSON array; sent in order, a thousand a request
   a fan-out --fanout FILE: one content for the receivers in a file, one user id a
             line, or NDJSON {"user_id","address","variables"}, or CSV with a header
             (user_id, address, and variables by name); a campaign in parts, any

@@ -50,7 +50,7 @@ func newTriggerCreate(p *program) *cobra.Command {
 	}
 	f := c.Flags()
 	f.SortFlags = false
-	f.StringVarP(&o.file, "file", "f", "", "NDJSON file of triggers, as the API takes them; -: standard input; no other flag but --idempotency-key goes with it")
+	f.StringVarP(&o.file, "file", "f", "", "file of triggers as the API takes them, NDJSON or a JSON array; -: standard input; takes no other flag but --idempotency-key")
 	f.StringVar(&o.url, "url", "", "what is called; below one of the caller's base URLs")
 	o.later.add(f)
 	f.StringVar(&o.payload, "payload", "", "at most 4,096 bytes, delivered byte for byte; @FILE reads a file, @- standard input")
