@@ -47,7 +47,7 @@ func openLanes(ctx context.Context, n *Node) (*lanes, error) {
 func (l *lanes) follow(ctx context.Context) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	stored, _, err := readMetaMap[pause](ctx, l.meta, lanesMeta)
+	stored, _, err := engine.ReadMetaMap[pause](ctx, l.meta, lanesMeta)
 	if err == nil {
 		l.applyLocked(stored)
 	}
@@ -73,7 +73,7 @@ func (l *lanes) Set(ctx context.Context, name string, to server.LaneChange) (api
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	changed := false
-	stored, err := changeMetaMap(ctx, l.meta, lanesMeta, func(all map[string]pause) bool {
+	stored, err := engine.ChangeMetaMap(ctx, l.meta, lanesMeta, func(all map[string]pause) bool {
 		_, is := all[name]
 		if changed = is != to.Paused; !changed {
 			return false

@@ -95,7 +95,7 @@ func TestOperatorsAtTheSameMoment(t *testing.T) {
 	pinned(a, "bank", "closed")
 	between.other = func() { pinned(b, "shop", "reset") }
 	pinned(a, "news", "open")
-	all, _, err := readMetaMap[pin](ctx, shared, pinsMeta)
+	all, _, err := engine.ReadMetaMap[pin](ctx, shared, pinsMeta)
 	if err != nil || len(all) != 3 || all["bank"].To != "closed" || all["shop"].To != "reset" || all["news"].To != "open" {
 		t.Errorf("pins are %+v, %v", all, err)
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/dedup"
+	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/limit"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/ops"
@@ -217,7 +218,7 @@ func (n *Node) keepPin(ctx context.Context, caller, to string) error {
 	}
 	ctx, stop := context.WithTimeout(ctx, 5*time.Second)
 	defer stop()
-	_, err := changeMetaMap(ctx, n.st.meta, pinsMeta, func(all map[string]pin) bool {
+	_, err := engine.ChangeMetaMap(ctx, n.st.meta, pinsMeta, func(all map[string]pin) bool {
 		now := time.Now().UnixMilli()
 		maps.DeleteFunc(all, func(_ string, p pin) bool { // everybody has seen it long ago
 			return p.To == "reset" && now-p.At > time.Hour.Milliseconds()
@@ -229,7 +230,7 @@ func (n *Node) keepPin(ctx context.Context, caller, to string) error {
 }
 
 func (n *Node) followPins(ctx context.Context) error {
-	all, _, err := readMetaMap[pin](ctx, n.st.meta, pinsMeta)
+	all, _, err := engine.ReadMetaMap[pin](ctx, n.st.meta, pinsMeta)
 	if err != nil {
 		return err
 	}

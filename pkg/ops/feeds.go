@@ -2,7 +2,6 @@ package ops
 
 import (
 	"context"
-	"encoding/json"
 	"maps"
 	"slices"
 	"sync"
@@ -23,7 +22,7 @@ const (
 // Feeds are dead letters that remember how far each caller has been handed its
 // feed, also over a restart: what lies behind that nobody has seen. Within a
 // process both who stores dead letters and who serves feeds must use the same one;
-// several processes join what each of them knows whenever one writes it. It may be
+// several processes join what each of them knows whenever one saves it. It may be
 // called from any goroutine.
 type Feeds struct {
 	engine.DeadLetters
@@ -36,11 +35,8 @@ type Feeds struct {
 // OpenFeeds reads how far the callers were.
 func OpenFeeds(ctx context.Context, store engine.DeadLetters, meta engine.Meta) (*Feeds, error) {
 	f := &Feeds{DeadLetters: store, meta: meta, seen: map[string]uint64{}}
-	b, err := meta.GetMeta(ctx, feedsKey)
-	if err != nil || len(b) == 0 {
-		return f, err
-	}
-	return f, json.Unmarshal(b, &f.seen)
+	err := f.Join(ctx)
+	return f, err
 }
 
 // Put implements engine.DeadLetters. A caller is known before its first dead
@@ -97,43 +93,35 @@ func (f *Feeds) Callers() []string {
 	return slices.Collect(maps.Keys(f.seen))
 }
 
-// saveLocked writes the row under the lock: rows must not overtake each other.
-// Another process may have written it since: of each caller the farther place
-// counts. What two write at the same moment each of them writes again with its
-// next one.
+// saveLocked stores what this process knows beside what the others have stored: of
+// each caller the farther place counts. Two processes that save at the same moment
+// lose nothing. After an error f.seen is unchanged, and the row may be stored.
 func (f *Feeds) saveLocked(ctx context.Context) error {
-	if err := f.joinLocked(ctx); err != nil {
-		return err
+	joined, err := engine.ChangeMetaMap(ctx, f.meta, feedsKey, func(all map[string]uint64) bool {
+		changed := false
+		for caller, seq := range f.seen {
+			if stored, ok := all[caller]; !ok || seq > stored {
+				all[caller], changed = seq, true
+			}
+		}
+		return changed
+	})
+	if err == nil {
+		f.seen = joined
 	}
-	b, err := json.Marshal(f.seen)
-	if err != nil {
-		return err
-	}
-	return f.meta.PutMeta(ctx, feedsKey, b)
+	return err
 }
 
-// joinLocked takes over what other processes know.
-func (f *Feeds) joinLocked(ctx context.Context) error {
-	b, err := f.meta.GetMeta(ctx, feedsKey)
-	if err != nil || len(b) == 0 {
-		return err
-	}
-	var stored map[string]uint64
-	if err := json.Unmarshal(b, &stored); err != nil {
-		return err
-	}
-	for caller, seq := range stored {
-		f.seen[caller] = max(f.seen[caller], seq)
-	}
-	return nil
-}
-
-// Join takes over what other processes have written; one that only counts what
-// nobody has seen calls it from time to time.
+// Join reads what other processes have saved. A process that only counts unseen
+// dead letters calls it from time to time.
 func (f *Feeds) Join(ctx context.Context) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.joinLocked(ctx)
+	stored, _, err := engine.ReadMetaMap[uint64](ctx, f.meta, feedsKey)
+	for caller, seq := range stored {
+		f.seen[caller] = max(f.seen[caller], seq)
+	}
+	return err
 }
 
 // OldestUnseen is when the oldest dead letter failed (ms since 1970) that was

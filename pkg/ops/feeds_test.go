@@ -3,6 +3,7 @@ package ops
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -11,20 +12,28 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// metaRows is engine.Meta over a map, which a test may break.
-type metaRows struct {
+// feedMeta is the Meta of one process, which a test may break. Another process acts
+// once between a read of this one and the write that follows it.
+type feedMeta struct {
 	engine.Meta
-	rows map[string][]byte
-	err  error
+	other func()
+	err   error
 }
 
-func (m *metaRows) GetMeta(_ context.Context, name string) ([]byte, error) { return m.rows[name], nil }
-
-func (m *metaRows) PutMeta(_ context.Context, name string, value []byte) error {
-	if m.err == nil {
-		m.rows[name] = value
+func (m *feedMeta) GetMeta(ctx context.Context, name string) ([]byte, error) {
+	v, err := m.Meta.GetMeta(ctx, name)
+	if act := m.other; act != nil {
+		m.other = nil
+		act()
 	}
-	return m.err
+	return v, err
+}
+
+func (m *feedMeta) SwapMeta(ctx context.Context, name string, old, value []byte) (bool, error) {
+	if m.err != nil {
+		return false, m.err
+	}
+	return m.Meta.SwapMeta(ctx, name, old, value)
 }
 
 // letterOf is a dead letter of a caller that failed at a time.
@@ -44,7 +53,7 @@ func oldest(t *testing.T, f *Feeds, want int64) {
 // TestFeedsKnowWhatWasSeen reads feeds, replays, and starts again in between.
 func TestFeedsKnowWhatWasSeen(t *testing.T) {
 	t.Parallel()
-	store, meta := memory.New().DeadLetters(), &metaRows{rows: map[string][]byte{}}
+	store, meta := memory.New().DeadLetters(), memory.New().Meta()
 	open := func() *Feeds {
 		f, err := OpenFeeds(t.Context(), store, meta)
 		if err != nil {
@@ -82,7 +91,7 @@ func TestFeedsKnowWhatWasSeen(t *testing.T) {
 // TestFeedsPassManyReplayed looks behind more than a page of replayed ones.
 func TestFeedsPassManyReplayed(t *testing.T) {
 	t.Parallel()
-	f, err := OpenFeeds(t.Context(), memory.New().DeadLetters(), &metaRows{rows: map[string][]byte{}})
+	f, err := OpenFeeds(t.Context(), memory.New().DeadLetters(), memory.New().Meta())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,7 +111,7 @@ func TestFeedsPassManyReplayed(t *testing.T) {
 // would be forgotten by the next start is not stored, and the next try does both.
 func TestFeedsStoreTheCallerFirst(t *testing.T) {
 	t.Parallel()
-	store, meta := memory.New().DeadLetters(), &metaRows{rows: map[string][]byte{}, err: errors.New("away")}
+	store, meta := memory.New().DeadLetters(), &feedMeta{Meta: memory.New().Meta(), err: errors.New("away")}
 	f, err := OpenFeeds(t.Context(), store, meta)
 	if err != nil {
 		t.Fatal(err)
@@ -124,36 +133,50 @@ func TestFeedsStoreTheCallerFirst(t *testing.T) {
 	oldest(t, f, 100)
 }
 
-// TestFeedsOfTwoProcesses: what one has served and the other has stored are both
-// known, whoever writes last.
+// TestFeedsOfTwoProcesses: a process learns what another has stored and served, and
+// what two processes save at the same moment is known to a third one.
 func TestFeedsOfTwoProcesses(t *testing.T) {
 	t.Parallel()
 	ctx, store := t.Context(), memory.New()
-	open := func() *Feeds {
-		f, err := OpenFeeds(ctx, store.DeadLetters(), store.Meta())
+	open := func() (*Feeds, *feedMeta) {
+		m := &feedMeta{Meta: store.Meta()}
+		f, err := OpenFeeds(ctx, store.DeadLetters(), m)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return f
+		return f, m
 	}
-	letter := func(caller string) []engine.DeadLetter {
-		return []engine.DeadLetter{{ID: notify.ID{Base: notify.NewBase(time.Now())}, Caller: caller, State: engine.LetterDead, LastFailed: 7}}
+	put := func(f *Feeds, caller string) {
+		t.Helper()
+		err := f.Put(ctx, []engine.DeadLetter{{ID: notify.ID{Base: notify.NewBase(time.Now())}, Caller: caller, State: engine.LetterDead, LastFailed: 7}})
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
-	a, b := open(), open()
-	if err := a.Put(ctx, letter("x")); err != nil {
-		t.Fatal(err)
+	read := func(f *Feeds, caller string, after uint64) {
+		t.Helper()
+		if ds, err := f.Feed(ctx, caller, after, 1); err != nil || len(ds) != 1 {
+			t.Fatal(ds, err)
+		}
 	}
-	if err := b.Put(ctx, letter("y")); err != nil {
-		t.Fatal(err)
+	a, between := open()
+	b, _ := open()
+	put(a, "x")
+	put(b, "y")
+	read(b, "x", 0)
+	put(a, "z") // a knows nothing of what b served
+	between.other = func() { put(b, "bank") }
+	put(a, "shop")
+	put(a, "x")
+	between.other = func() { read(b, "x", 1) }
+	read(a, "y", 0)
+	between.other = func() { read(b, "shop", 0) }
+	read(a, "z", 0)
+	c, _ := open()
+	if got, want := fmt.Sprint(c.seen), "map[bank:0 shop:1 x:2 y:1 z:1]"; got != want {
+		t.Errorf("a third process knows %v, want %v", got, want)
 	}
-	if ds, err := b.Feed(ctx, "x", 0, 10); err != nil || len(ds) != 1 {
-		t.Fatal(ds, err)
-	}
-	if err := a.Put(ctx, letter("z")); err != nil { // a knows nothing of what b served
-		t.Fatal(err)
-	}
-	c := open()
-	if c.seen["x"] != 1 || len(c.Callers()) != 3 {
-		t.Errorf("a third process knows %v", c.seen)
+	if err := a.Join(ctx); err != nil || fmt.Sprint(a.seen) != fmt.Sprint(c.seen) {
+		t.Errorf("the first process knows %v, want %v: %v", a.seen, c.seen, err)
 	}
 }

@@ -1,16 +1,14 @@
-package app
+package engine
 
 import (
 	"context"
 	"encoding/json"
 	"fmt"
-
-	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// readMetaMap returns the map that is stored under a name of meta, and the row as
+// ReadMetaMap returns the map that is stored under a name of meta, and the row as
 // it is stored; both are empty when there is none.
-func readMetaMap[V any](ctx context.Context, meta engine.Meta, name string) (all map[string]V, row []byte, err error) {
+func ReadMetaMap[V any](ctx context.Context, meta Meta, name string) (all map[string]V, row []byte, err error) {
 	row, err = meta.GetMeta(ctx, name)
 	if err != nil {
 		return nil, nil, err
@@ -24,13 +22,13 @@ func readMetaMap[V any](ctx context.Context, meta engine.Meta, name string) (all
 	return all, row, nil
 }
 
-// changeMetaMap changes the map that is stored under a name of meta and returns it
+// ChangeMetaMap changes the map that is stored under a name of meta and returns it
 // as it is then. change returns false when there is nothing to store. It is called
 // again, with what is stored by then, when another process stored a change in
 // between: no change of either process is lost.
-func changeMetaMap[V any](ctx context.Context, meta engine.Meta, name string, change func(all map[string]V) bool) (map[string]V, error) {
+func ChangeMetaMap[V any](ctx context.Context, meta Meta, name string, change func(all map[string]V) bool) (map[string]V, error) {
 	for {
-		all, row, err := readMetaMap[V](ctx, meta, name)
+		all, row, err := ReadMetaMap[V](ctx, meta, name)
 		if err != nil || !change(all) {
 			return all, err
 		}
