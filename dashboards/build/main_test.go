@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"regexp"
 	"testing"
 )
 
@@ -27,6 +28,34 @@ func TestCommitted(t *testing.T) {
 	for _, file := range there {
 		if _, ok := files["grafana/"+filepath.Base(file)]; !ok {
 			t.Errorf("%s is written by nobody", file)
+		}
+	}
+}
+
+var metricName = regexp.MustCompile(`notifyd_[a-z_]+`)
+
+// TestAlertsHavePanels: every metric that an alert goes by is on a panel.
+func TestAlertsHavePanels(t *testing.T) {
+	t.Parallel()
+	files, err := build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	shown := map[string]bool{}
+	for name, text := range files {
+		if filepath.Ext(name) == ".json" {
+			for _, m := range metricName.FindAllString(string(text), -1) {
+				shown[m] = true
+			}
+		}
+	}
+	rules, err := os.ReadFile("../rules/alerts.yml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range metricName.FindAllString(string(rules), -1) {
+		if !shown[m] {
+			t.Errorf("an alert goes by %s, and no panel shows it", m)
 		}
 	}
 }
