@@ -43,7 +43,7 @@ type Row struct {
 
 	DoneUpTo    uint32 // positions below have an outcome
 	StartedUpTo uint32 // positions below may have been handed to a provider
-	Starts      uint16 // how often the window at DoneUpTo was started; above worker.Config.MaxStarts its receivers run one by one
+	Starts      uint16 // how often the window at DoneUpTo was started; above worker.Config.MaxStarts its receivers run solo
 	Done        bool   // every position has an outcome
 
 	// Resent counts receivers that were handed to a provider again although an

@@ -102,7 +102,7 @@ type Config struct {
 	Hold       time.Duration // longest wait that is not parked: 5 s
 	BatchAge   time.Duration // longest wait of a mail for others of its content: 5 s; < 0: none
 	CallLimit  time.Duration // longest provider call: 30 s
-	MaxStarts  int           // starts of a window before its receivers run one by one: 3
+	MaxStarts  int           // starts of a window before its receivers run solo: 3
 	Backoff    limit.Backoff // 1 s, 2 s, 4 s with jitter
 
 	// Routes maps an address to the name of the provider that serves it, for

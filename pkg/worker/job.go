@@ -106,8 +106,8 @@ func newJob(p *partition, m message, env notify.Envelope, windows []notify.Recei
 
 // resume takes over what an earlier start of the same envelope left: outcomes
 // below DoneUpTo stand; receivers from there to StartedUpTo are ambiguous. It
-// reports whether those have been started too often and must run one by one, so
-// that the one that kills the process is found.
+// reports whether those have been started too often and need solo runs, so that the
+// receiver that kills the process is found.
 func (j *job) resume(row *notify.Row) (alone bool) {
 	cfg := &j.p.w.cfg
 	j.doneTo, j.startedTo = row.DoneUpTo, row.StartedUpTo
@@ -129,8 +129,8 @@ func (j *job) resume(row *notify.Row) (alone bool) {
 	}
 	first := cfg.firstSolo()
 	switch {
-	case row.Starts == first: // counted when they began to run one by one
-		open = 0
+	case row.Starts == first: // counted when the solo runs began, but for the last run
+		open = min(open, maxSoloRun)
 	case row.Starts > first: // so were those behind the one that was called
 		open = 1
 	}

@@ -244,9 +244,8 @@ func (p *partition) forget(j *job) {
 	p.mu.Unlock()
 }
 
-// run hands out the windows of a job that are not done yet. alone: the span
-// that was started too often runs one receiver at a time, and no other call of the
-// process beside it, so that the one that kills the process is found.
+// run hands out the windows of a job that are not done yet. alone: the span that was
+// started too often takes solo runs first (see runSolo).
 func (j *job) run(alone bool) {
 	p, cfg := j.p, &j.p.w.cfg
 	if cfg.Role == Retries && !p.w.due(j) {

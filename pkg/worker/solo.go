@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"bytes"
 	"context"
 	"slices"
 	"strings"
@@ -10,7 +11,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Solo lets the workers of a process call the provider for one receiver while no
+// Solo lets the workers of a process call the provider for a few receivers while no
 // other call is under way in the process. All workers of a process share one Solo:
 // a receiver that kills the process ends every call of it, whatever its lane.
 //
@@ -132,63 +133,80 @@ const (
 	soloPass          // the goroutine that runs it holds the lock
 )
 
-// firstSolo is what Row.Starts says of an envelope whose receivers run one by one
-// while the one at DoneUpTo has not been called alone. Each such call adds one.
+// maxSoloRun bounds the receivers of one solo run. A resumed span of thousands then
+// does not take thousands of runs, and a receiver that kills the process costs at
+// most four restarts more.
+const maxSoloRun = 16
+
+// firstSolo is the value of Row.Starts once an envelope's receivers run solo. Each
+// run of the receiver at DoneUpTo alone adds one until its outcome is durable. Runs
+// of more receivers add nothing: they do not show which receiver kills.
 func (c *Config) firstSolo() uint16 { return uint16(c.MaxStarts) + 1 }
 
-// runSolo calls the receivers from one position up to below another one by one,
-// each while nothing else is called in the process. False: the partition is going.
+// runSolo calls the receivers of [from, to) in solo runs. The first run has one
+// receiver, and each run twice as many as the run before, up to maxSoloRun. After a
+// crash it begins with one receiver again, so a receiver that kills the process is
+// alone in the end. It returns false if the partition is going.
 func (j *job) runSolo(from, to uint32) bool {
 	if !j.myTurn() { // before the lock: the envelope before may need it
 		return false
 	}
-	for pos := from; pos < to; pos++ {
-		if !j.callSolo(pos) {
+	most := min(maxSoloRun, uint32(j.p.w.cfg.Window))
+	for n := uint32(1); from < to; n = min(2*n, most) {
+		end, ok := j.callSolo(from, min(from+n, to))
+		if !ok {
 			return false
 		}
+		from = end
 	}
 	return true
 }
 
-// callSolo calls the receiver at a position alone. It keeps the lock until the
-// outcome is durable: if the next solo run killed the process before, this receiver
-// would be taken for the one that kills.
-func (j *job) callSolo(pos uint32) bool {
+// callSolo calls the receivers from one position up to below another, or as many of
+// them as the permit covers, and returns where it ended. It keeps the lock until
+// their outcomes are durable: if the next solo run killed the process before, one of
+// these would be taken for the receiver that kills.
+func (j *job) callSolo(from, to uint32) (end uint32, ok bool) {
 	p := j.p
-	permit, ok := j.lockSolo()
+	permit, ok := j.lockSolo(int(to - from))
 	if !ok {
-		return false
+		return from, false
 	}
 	defer p.w.cfg.Solo.unlock()
 	if permit != nil {
 		defer permit.Release()
+		to = min(to, from+uint32(permit.Messages()))
 	}
-	w := j.newWindow(pos, pos+1)
+	w := j.newWindow(from, to)
 	j.mu.Lock()
 	j.windows++
-	j.starts++
+	if to-from == 1 {
+		j.starts++
+	} else {
+		j.starts = p.w.cfg.firstSolo()
+	}
 	j.mu.Unlock()
 	if j.claim(w) != nil {
-		return false
+		return from, false
 	}
 	p.w.runWindow([]*window{w}, permit, soloPass)
 	j.mu.Lock()
-	done := j.settled[pos] == 1
+	done := bytes.IndexByte(j.settled[from:to], 0) < 0
 	j.mu.Unlock()
 	if !done { // the partition is gone
-		return false
+		return from, false
 	}
-	return j.commit(func() (notify.Row, bool) {
+	return to, j.commit(func() (notify.Row, bool) {
 		j.starts = p.w.cfg.firstSolo()
 		j.found.starts = j.starts
 		return j.snapshotLocked(), true
 	}) == nil
 }
 
-// lockSolo waits until the provider may be called, and then for the lock. It gives
-// the lock back rather than wait while it holds it. False: the partition is going,
-// and nothing is held.
-func (j *job) lockSolo() (notify.Permit, bool) {
+// lockSolo waits until the provider may be called for up to n receivers, and then for
+// the lock. It gives the lock back rather than wait while it holds it. False: the
+// partition is going, and nothing is held.
+func (j *job) lockSolo(n int) (notify.Permit, bool) {
 	p, e := j.p, &j.env
 	cfg := &p.w.cfg
 	for {
@@ -198,7 +216,7 @@ func (j *job) lockSolo() (notify.Permit, bool) {
 		var permit notify.Permit
 		if p.w.rated != nil {
 			var again bool
-			if permit, again = p.permit(e.Category, 1, expiry(e)); again {
+			if permit, again = p.permit(e.Category, n, expiry(e)); again {
 				continue
 			}
 		}

@@ -26,6 +26,7 @@ type mortal struct {
 	dead    bool     // a receiver ended this life
 	beside  []int    // per death: calls that were under way, the killing one included
 	called  []string // users, in the order of their calls
+	runs    int      // calls of the provider in this life
 }
 
 // mortalProvider is the provider of one worker of a mortal.
@@ -60,6 +61,7 @@ func (p mortalProvider) Send(ctx context.Context, call *notify.Call, report noti
 	m := p.m
 	m.mu.Lock()
 	m.calls++
+	m.runs++
 	kills := false
 	for i := range call.Items {
 		user := string(call.Items[i].User)
@@ -117,7 +119,7 @@ func (m *mortal) add(lane notify.Lane, role Role, rate int, change ...func(*Conf
 // reports whether a receiver killed it.
 func (m *mortal) live(d time.Duration, envs map[*rig][]notify.Envelope) bool {
 	m.mu.Lock()
-	m.dead = false
+	m.dead, m.runs = false, 0
 	m.mu.Unlock()
 	for _, r := range m.rigs {
 		r.feed(envs[r]...)
@@ -222,7 +224,7 @@ func TestOneByOneKeepsWhatWasStarted(t *testing.T) {
 		r := m.add(pushLane, First, 0)
 		e := r.envelope(notify.Transactional, users(10)...)
 		envs := map[*rig][]notify.Envelope{r: {e}}
-		for life := range 4 { // the last one calls them one by one, and dies in the third
+		for life := range 4 { // the last one dies in its second solo run, of two receivers
 			if !m.live(time.Minute, envs) {
 				t.Fatalf("nothing killed life %d", life)
 			}
@@ -234,8 +236,8 @@ func TestOneByOneKeepsWhatWasStarted(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if row := rows[0]; row.DoneUpTo != 2 || row.StartedUpTo != 10 || row.Resent != 30 {
-			t.Errorf("done up to %d, started up to %d, %d sent again; want 2, 10, 30", row.DoneUpTo, row.StartedUpTo, row.Resent)
+		if row := rows[0]; row.DoneUpTo != 1 || row.StartedUpTo != 10 || row.Resent != 30 {
+			t.Errorf("done up to %d, started up to %d, %d sent again; want 1, 10, 30", row.DoneUpTo, row.StartedUpTo, row.Resent)
 		}
 		r.cancel.age(false, true)
 		m.kills = nil
@@ -243,12 +245,46 @@ func TestOneByOneKeepsWhatWasStarted(t *testing.T) {
 		m.live(time.Minute, envs)
 		for i := range uint32(10) {
 			want := notify.Unknown
-			if i < 2 {
+			if i < 1 {
 				want = notify.Delivered
 			}
 			if got := r.state(&e, i); got.State != want {
 				t.Errorf("receiver %d: %+v, want %v", i, got, want)
 			}
+		}
+	})
+}
+
+// Solo runs grow, so that the 1,000 receivers of a resumed span do not cost 1,000
+// runs; and the receiver that kills is still found, alone and within a few restarts.
+func TestSoloRunsGrow(t *testing.T) {
+	in(t, func(t *testing.T) {
+		m := &mortal{t: t, kills: map[string]bool{name(700): true}}
+		r := m.add(pushLane, First, 0)
+		e := r.envelope(notify.Transactional, users(1000)...)
+		envs := map[*rig][]notify.Envelope{r: {e}}
+		lives, runs := 0, 0
+		for m.live(time.Hour, envs) {
+			if lives++; lives > 12 {
+				t.Fatal("the receiver is not given up in 12 lives")
+			}
+			if lives > 3 {
+				runs += m.runs
+			}
+			m.restart()
+		}
+		runs += m.runs
+		for i := range uint32(1000) {
+			want := notify.Delivered
+			if i == 700 {
+				want = notify.Failed
+			}
+			if got := r.state(&e, i); got.State != want {
+				t.Errorf("receiver %d: %+v, want %v", i, got, want)
+			}
+		}
+		if runs > 100 {
+			t.Errorf("%d solo runs for 1,000 receivers", runs)
 		}
 	})
 }
