@@ -16,6 +16,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // letterFlags are the filters of dead letters.
@@ -123,7 +124,7 @@ func (j *jobFlags) add(c *cobra.Command, kind string) {
 	f.StringVar(&j.spec.Collapse, "collapse", "none", "none, or latest-per-recipient")
 	f.StringVar(&j.spec.Order, "order", "offset", "as they failed (offset) or were accepted (due)")
 	f.StringVar(&j.spec.OpenCircuit, "if-open-circuit", "stop", "stop, or wait until it is closed")
-	f.BoolVar(&j.spec.ForceResend, "force-resend", false, "also those of UNKNOWN outcome: they may arrive twice")
+	f.BoolVar(&j.spec.ForceResend, "force-resend", false, "also those that are UNKNOWN: the receiver may have them, and they may arrive twice")
 	complete(c, "expired", []string{"skip", "send", "fail"})
 	complete(c, "collapse", []string{"none", "latest-per-recipient"})
 	complete(c, "order", []string{"offset", "due"})
@@ -314,11 +315,18 @@ func (p *program) planFields(plan *api.Plan) cli.Table {
 	if len(plan.Unreach) > 0 {
 		unreachable = sums(plan.Unreach) + "; their profiles say so now"
 	}
+	maybe := ""
+	if n := plan.Counts["class"][notify.ClassAmbiguous.String()]; n > 0 && plan.Spec.Kind == "replay" {
+		maybe = count(n) + " UNKNOWN: skipped; --force-resend sends them again, and they may arrive twice"
+		if plan.Spec.ForceResend {
+			maybe = count(n) + " UNKNOWN: they may arrive twice"
+		}
+	}
 	return cli.Table{
 		{"plan", plan.Digest}, {"window", window}, {"entries", count(plan.Entries)},
 		{"by class", sums(plan.Counts["class"])}, {"by code", sums(plan.Counts["code"])}, {"by caller", sums(plan.Counts["caller"])},
 		{"by channel", sums(plan.Counts["channel"])}, {"by provider", sums(plan.Counts["provider"])}, {"by template", sums(plan.Counts["template"])},
-		{"skip", skipped(plan.Skip)}, {"will act on", count(plan.Send)}, {"would reach nobody", unreachable}, {"eta", eta}, {"ages out", soon}, {"approval", approval},
+		{"skip", skipped(plan.Skip)}, {"will act on", count(plan.Send)}, {"may have arrived", maybe}, {"would reach nobody", unreachable}, {"eta", eta}, {"ages out", soon}, {"approval", approval},
 	}
 }
 

@@ -21,8 +21,9 @@ func newFailed(p *program) *cobra.Command {
 	var o failedOptions
 	c := &cobra.Command{
 		Use: "failed", Short: "Read the caller's own feed of failed notifications, oldest first", Args: cobra.NoArgs,
-		Long: `failed prints the notifications of the token's caller that failed for good. Each
-has a place in the feed (SEQ); --after goes on behind one, so that a service can
+		Long: `failed prints the notifications of the token's caller that failed for good, and
+codes, alerts and transactional ones that are UNKNOWN (class ambiguous): they may have
+arrived. Each has a place in the feed (SEQ); --after goes on behind one, so that a service can
 read each exactly once. --follow waits for more until Ctrl-C.`,
 		RunE: func(c *cobra.Command, _ []string) error { return runFailed(c.Context(), p, &o) },
 	}

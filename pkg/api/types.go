@@ -300,7 +300,7 @@ type UserVersion struct {
 	Version uint64 `json:"version"`
 }
 
-// DeadLetter is a notification that failed for good.
+// DeadLetter is a notification that failed for good, or may have arrived and may not.
 type DeadLetter struct {
 	NotificationID string         `json:"notification_id"`
 	Epoch          uint16         `json:"epoch"`
@@ -311,6 +311,7 @@ type DeadLetter struct {
 	Category       string         `json:"category"`
 	UserID         string         `json:"user_id"`
 	Template       string         `json:"template,omitempty"`
+	Status         string         `json:"status"` // when it was written: FAILED or UNKNOWN
 	Class          string         `json:"class"`
 	Code           string         `json:"code"`
 	Provider       string         `json:"provider,omitempty"`

@@ -7,7 +7,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// DeadLetter is one notification that failed for good: the index row beside
+// DeadLetter is one notification that failed for good, or of which nobody knows whether
+// it arrived (notify.State.InFailedFeed): the index row beside
 // notifications-failed, so that browsing never reads a topic.
 type DeadLetter struct {
 	ID          notify.ID      `json:"id"`
@@ -36,6 +37,15 @@ type DeadLetter struct {
 	Until       int64          `json:"until_ms"`
 	Trace       string         `json:"traceparent,omitempty"` // of the request, W3C
 	Extra       map[string]any `json:"extra,omitempty"`
+}
+
+// Ended returns how the notification had ended when the letter was written: UNKNOWN, or
+// FAILED. The class ambiguous is that of UNKNOWN alone.
+func (d *DeadLetter) Ended() notify.State {
+	if d.Class == notify.ClassAmbiguous.String() {
+		return notify.Unknown
+	}
+	return notify.Failed
 }
 
 // States of a dead letter.

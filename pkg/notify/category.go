@@ -130,7 +130,7 @@ func (l Lane) DLQTopic() string { return l.Topic() + "-dlq" }
 
 // Topics that belong to no lane.
 const (
-	TopicFailed   = "notifications-failed"   // JSON, one record per failed notification
+	TopicFailed   = "notifications-failed"   // JSON, one record per notification of State.InFailedFeed
 	TopicOutcomes = "notifications-outcomes" // JSON, other ends, of callers that asked for them (Ended)
 	TopicPoison   = "notifications-poison"   // records nobody could decode, with their origin
 )

@@ -87,6 +87,13 @@ func (s State) CanMove(next State) bool {
 	return false
 }
 
+// InFailedFeed reports whether a notification of a category that ended so stands in
+// its caller's failed feed: FAILED, and UNKNOWN of what a user waits for. The caller may
+// have another way to reach the user, or an operator may send it again.
+func (s State) InFailedFeed(cat Category) bool {
+	return s == Failed || s == Unknown && !cat.Bulk()
+}
+
 // addressRank orders what is known of one address: later news of the same
 // address counts only when it ranks higher. Delivered > Failed > Sent > Unknown.
 var addressRank = [States]uint8{Deferred: 1, Unknown: 2, Sent: 3, Failed: 4, Delivered: 5}

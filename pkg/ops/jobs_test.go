@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -879,6 +880,43 @@ func TestForceResend(t *testing.T) {
 		if r.sent[ds[0].ID] != 2 || j.Done != 1 {
 			t.Errorf("sent %d times, %+v", r.sent[ds[0].ID], j)
 		}
+	})
+}
+
+// TestReplaysUnknownByForceAlone: a letter of a notification that is UNKNOWN is skipped,
+// and the plan says so. By force it is sent again.
+func TestReplaysUnknownByForceAlone(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, nil)
+		ds := r.fail(4, func(i int, d *engine.DeadLetter) {
+			if i == 1 {
+				d.Class, d.Code = notify.ClassAmbiguous.String(), "timeout"
+			}
+		})
+		rows, err := r.store.Status().Chunk(t.Context(), ds[1].Chunk)
+		if err != nil || len(rows) != 1 {
+			t.Fatal(rows, err)
+		}
+		rows[0].Default.State = notify.Unknown
+		if err := r.store.Status().Put(t.Context(), rows); err != nil {
+			t.Fatal(err)
+		}
+		r.run()
+		for _, force := range []bool{false, true} {
+			p := r.plan(Spec{Kind: KindReplay, Filter: all, ForceResend: force})
+			want := map[string]int{SkipUnknown: 1}
+			if force {
+				want = map[string]int{}
+			}
+			if !maps.Equal(p.Skip, want) || p.Counts["class"]["ambiguous"] != 1 {
+				t.Errorf("force %v: skip %v, %v", force, p.Skip, p.Counts["class"])
+			}
+			r.sums(r.until(r.apply(p, "").ID, JobDone))
+			if n := r.sent[ds[1].ID]; n != map[bool]int{true: 1}[force] {
+				t.Errorf("force %v: sent %d times", force, n)
+			}
+		}
+		r.once(4)
 	})
 }
 

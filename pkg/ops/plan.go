@@ -303,6 +303,8 @@ func before(spec *Spec, d *engine.DeadLetter, now int64) string {
 		return SkipExhausted
 	case d.Expires != 0 && d.Expires <= now && spec.Expired == ExpiredSkip:
 		return SkipExpired
+	case d.Ended() == notify.Unknown && !spec.ForceResend:
+		return SkipUnknown
 	}
 	return ""
 }

@@ -74,7 +74,7 @@ func pack(caller string, ds []engine.DeadLetter) (body []byte, n int, err error)
 			break
 		}
 		o := Outcome{
-			ID: d.ID.String(), Epoch: d.Epoch, Seq: d.Seq, Status: notify.Failed.String(), Campaign: d.Campaign, Channel: d.Channel,
+			ID: d.ID.String(), Epoch: d.Epoch, Seq: d.Seq, Status: d.Ended().String(), Campaign: d.Campaign, Channel: d.Channel,
 			Category: d.Category, User: d.User, Template: d.Template, Class: d.Class, Code: d.Code, Provider: d.Provider,
 			Attempts: d.Attempts, At: time.UnixMilli(d.LastFailed).UTC(), TraceID: notify.TraceID(d.Trace),
 		}

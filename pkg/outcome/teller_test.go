@@ -179,6 +179,22 @@ func TestTellsInBatches(t *testing.T) {
 }
 
 // A payload stays below its bound, whatever is in it.
+// A letter of a notification that may have arrived is told as UNKNOWN.
+func TestTellsOfUnknown(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, shop("shop"))
+	d := letter(0, "shop")
+	d.Class = notify.ClassAmbiguous.String()
+	if err := w.store.DeadLetters().Put(t.Context(), []engine.DeadLetter{d}); err != nil {
+		t.Fatal(err)
+	}
+	w.teller(t, nil).look(t.Context())
+	var p Payload
+	if len(w.made) != 1 || json.Unmarshal(w.made[0].Payload, &p) != nil || p.Outcomes[0].Status != "UNKNOWN" {
+		t.Errorf("%+v", p)
+	}
+}
+
 func TestPayloadIsBounded(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, shop("shop"))

@@ -45,6 +45,8 @@ func (s *Server) next(k *known, cancelled bool) string {
 		return "Nothing: its deadline passed before it could be sent."
 	case state == notify.Cancelled:
 		return "Nothing: it was cancelled."
+	case state == notify.Unknown && state.InFailedFeed(e.Category):
+		return "Nothing by itself: the provider may or may not have taken it (" + orUnknown(k.out.Code) + "); it is in the failed feed of " + e.Caller + ", and a receipt settles that."
 	case state == notify.Unknown:
 		return "Nothing by itself: the provider may or may not have taken it; a receipt settles that."
 	}

@@ -183,7 +183,7 @@ func attempts(k *known) int {
 }
 
 // called reports whether an outcome came from a provider: a retry follows a
-// call, any other deferral is before one.
+// call, and so does a deferral after an answer that left open whether it was taken.
 func called(x *notify.Exception) bool {
 	if x.Class == notify.ClassReceipt {
 		return false
@@ -194,7 +194,7 @@ func called(x *notify.Exception) bool {
 	case notify.Failed:
 		return x.Code != notify.CodeNoAddress
 	case notify.Deferred:
-		return x.Retry
+		return x.Retry || x.Class == notify.ClassAmbiguous
 	}
 	return false
 }

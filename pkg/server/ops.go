@@ -17,7 +17,7 @@ func deadLetter(d *engine.DeadLetter) api.DeadLetter {
 	return api.DeadLetter{
 		NotificationID: ops.LetterID(d), Epoch: d.Epoch, Seq: d.Seq, Caller: d.Caller, Campaign: d.Campaign,
 		Channel: d.Channel, Category: d.Category, UserID: d.User, Template: d.Template,
-		Class: d.Class, Code: d.Code, Provider: d.Provider, Attempts: d.Attempts, State: d.State,
+		Status: d.Ended().String(), Class: d.Class, Code: d.Code, Provider: d.Provider, Attempts: d.Attempts, State: d.State,
 		FirstFailedAt: moment(d.FirstFailed), LastFailedAt: moment(d.LastFailed), ExpiresAt: moments(d.Expires),
 		KeptUntil: moments(d.Until), Extra: d.Extra, TraceID: notify.TraceID(d.Trace),
 	}

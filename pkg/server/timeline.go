@@ -223,7 +223,7 @@ func withLetters(evs []api.TimelineEvent, letters []engine.DeadLetter) []api.Tim
 // afterLetter says what a job has decided of the last failure, where nothing has
 // come of it yet.
 func afterLetter(k *known, letters []engine.DeadLetter) string {
-	if len(letters) == 0 || k.out.State != notify.Failed {
+	if len(letters) == 0 || !k.out.State.InFailedFeed(k.found.Envelope.Category) {
 		return ""
 	}
 	d := &letters[len(letters)-1]
@@ -236,7 +236,7 @@ func afterLetter(k *known, letters []engine.DeadLetter) string {
 	case d.State == engine.LetterReplayed:
 		return fmt.Sprintf("It was replayed%s as epoch %d, and waits in %s for a worker.", by, d.Epoch+1, k.found.Envelope.Lane().Topic())
 	case d.State == engine.LetterDiscarded:
-		return "Nothing: it failed for good (" + orUnknown(k.out.Code) + "), and was discarded" + by + "."
+		return "Nothing: it ended " + k.out.State.String() + " (" + orUnknown(k.out.Code) + "), and was discarded" + by + "."
 	}
 	return ""
 }

@@ -142,7 +142,7 @@ func TestDeadLetters(t *testing.T) {
 	replayed.Key.Epoch, replayed.Index = 2, []uint32{0}
 	id := w.single(1, "shop", "u1", done(notify.Failed), replayed)
 	w.dead = []engine.DeadLetter{
-		{ID: id, Epoch: 0, Caller: "shop", Channel: "sms", Seq: 1, State: "replayed", FirstFailed: t0},
+		{ID: id, Epoch: 0, Caller: "shop", Channel: "sms", Seq: 1, Class: "ambiguous", State: "replayed", FirstFailed: t0},
 		{ID: id, Epoch: 1, Caller: "shop", Channel: "sms", Seq: 2, State: "dead"},
 		{ID: notify.ID{Base: baseOf(2)}, Caller: "bank", Channel: "push", Seq: 1, State: "dead"},
 	}
@@ -165,8 +165,11 @@ func TestDeadLetters(t *testing.T) {
 			t.Errorf("%s: %d %s", query, got.status, got.body)
 			return
 		}
+		if status != 200 {
+			return
+		}
 		var d api.DeadLetter
-		if got.into(t, &d); status == 200 && d.Epoch != epoch {
+		if got.into(t, &d); d.Epoch != epoch || d.Status != map[uint16]string{0: "UNKNOWN", 1: "FAILED"}[epoch] {
 			t.Errorf("%s: %+v", query, d)
 		}
 	}

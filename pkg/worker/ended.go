@@ -8,7 +8,7 @@ import (
 )
 
 // ended is what notifications-outcomes is told of a finished row: every receiver
-// that goes on nowhere and has not failed, for failures have a topic of their own.
+// that goes on nowhere and is not told to the failed feed, which has its own topic.
 // Like all that is handed on it is derived from the row alone: told again after a
 // crash, it is the same.
 func (j *job) ended(row *notify.Row) (recs []stream.Record) {
@@ -32,7 +32,7 @@ func (j *job) ended(row *notify.Row) (recs []stream.Record) {
 		if len(ex) == 0 {
 			ex = []notify.Exception{row.Default}
 		}
-		r, ok := endOf(ex, reached(&rec))
+		r, ok := endOf(e.Category, ex, reached(&rec))
 		if !ok {
 			continue
 		}
@@ -48,30 +48,13 @@ func (j *job) ended(row *notify.Row) (recs []stream.Record) {
 	return recs
 }
 
-// endOf is how a receiver ended, by the outcomes of its addresses; not ok: it goes
-// on, or has failed. before says that an earlier attempt reached another address of
-// it, of which this row says nothing.
-func endOf(ex []notify.Exception, before bool) (r notify.EndedReceiver, ok bool) {
-	states := make([]notify.State, 0, len(ex))
-	for i := range ex {
-		if ex[i].State == notify.Deferred {
-			return r, false
-		}
-		states = append(states, ex[i].State)
-	}
-	best := ex[0].State
-	if len(ex) > 1 {
-		best = notify.FoldAddresses(states)
-	}
-	if best == notify.Failed && !before {
+// endOf is how a receiver of a category ended, by the outcomes of its addresses; not ok:
+// it goes on, or the failed feed tells of it. before says that an earlier attempt
+// reached another address of it, of which this row says nothing.
+func endOf(cat notify.Category, ex []notify.Exception, before bool) (r notify.EndedReceiver, ok bool) {
+	x := best(ex)
+	if x.State == notify.Deferred || x.State.InFailedFeed(cat) && !before {
 		return r, false
 	}
-	for i := range ex {
-		if ex[i].State == best {
-			r.Status, r.Code, r.Provider = best.String(), ex[i].Code, ex[i].Provider
-			break
-		}
-	}
-	r.Look = before
-	return r, true
+	return notify.EndedReceiver{Status: x.State.String(), Code: x.Code, Provider: x.Provider, Look: before}, true
 }

@@ -24,9 +24,10 @@ func (j *job) handOn(ctx context.Context, row *notify.Row) error {
 		return err
 	}
 	tells := j.p.w.cfg.Tells != nil && j.p.w.cfg.Tells(j.env.Caller)
-	if !tells && row.Default.State != notify.Deferred && row.Default.State != notify.Failed && !slices.ContainsFunc(row.Exceptions, func(x notify.Exception) bool {
-		return x.State == notify.Deferred || x.State == notify.Failed
-	}) {
+	leads := func(x notify.Exception) bool { // on, or to the failed feed
+		return x.State == notify.Deferred || x.State.InFailedFeed(j.env.Category)
+	}
+	if !tells && !leads(row.Default) && !slices.ContainsFunc(row.Exceptions, leads) {
 		j.p.forget(j)
 		return nil
 	}
@@ -64,7 +65,7 @@ type group struct {
 type goesOn struct {
 	retry bool
 	wake  int64
-	calls string // earlier calls: "", causeCalled or causeMaybe
+	calls string // earlier calls: "", causeCalled, or causeMaybe and its doubtMarks
 }
 
 // derive walks the receivers beside their outcomes; parked are those of timers.
@@ -115,20 +116,16 @@ func (j *job) derive(row *notify.Row) (recs []stream.Record, timers []engine.Tim
 		}
 		var on goesOn
 		var code string
-		failed := -1
 		for i := range ex {
 			x := &ex[i]
 			if x.Provider != "" { // of whichever address
 				on.calls = max(on.calls, causeCalled)
 			}
-			switch x.State {
-			case notify.Failed:
-				failed = i
-			case notify.Deferred:
+			if x.State == notify.Deferred {
 				// All of its addresses go on together, at the last one's time.
 				on.retry = on.retry || x.Retry
 				on.wake = max(on.wake, x.Wake)
-				on.calls = max(on.calls, calls(e, x)) // "" < called < maybe
+				on.calls = max(on.calls, calls(e, x)) // "" < called: < maybe: < maybe:~
 				code = x.Code
 			}
 		}
@@ -151,8 +148,8 @@ func (j *job) derive(row *notify.Row) (recs []stream.Record, timers []engine.Tim
 			}
 			g.w.Append(out)
 		}
-		if failed >= 0 && on.wake == 0 && allFailed(ex) && !reached(&rec) {
-			recs = append(recs, j.failure(row, &rec, &ex[failed]))
+		if x := best(ex); x.State.InFailedFeed(e.Category) && !reached(&rec) {
+			recs = append(recs, j.failure(row, &rec, x))
 		}
 	}
 	for _, g := range groups {
@@ -204,22 +201,26 @@ func (j *job) failedTargets(buf []notify.Target, rec *notify.Receiver, ex []noti
 	return notify.AppendTargets(nil, on)
 }
 
-// allFailed reports whether no address of a receiver was reached or still may be.
-func allFailed(ex []notify.Exception) bool {
-	for i := range ex {
-		switch ex[i].State {
-		case notify.Sent, notify.Delivered, notify.Unknown, notify.Deferred:
-			return false
+// best is the outcome that speaks for a receiver, of those of its addresses: the
+// deferred one while one goes on. Of several it is the last.
+func best(ex []notify.Exception) *notify.Exception {
+	x := &ex[0]
+	for i := range ex[1:] {
+		if y := &ex[i+1]; notify.FoldAddresses([]notify.State{y.State, x.State}) == y.State {
+			x = y
 		}
 	}
-	return true
+	return x
 }
 
 // calls is what the cause of a derived envelope says of calls made so far.
 func calls(e *notify.Envelope, x *notify.Exception) string {
+	n := doubts(e.Cause)
 	switch {
-	case x.Class == notify.ClassAmbiguous && x.Code != codePanic, strings.HasPrefix(e.Cause, causeMaybe):
-		return causeMaybe
+	case mayBeTaken(x) && !x.Retry && x.Code != codeHandedOver: // put off by doubt
+		return causeMaybe + strings.Repeat(doubtMark, n+1)
+	case mayBeTaken(x), strings.HasPrefix(e.Cause, causeMaybe):
+		return causeMaybe + strings.Repeat(doubtMark, n)
 	case x.Provider != "" || strings.HasPrefix(e.Cause, causeCalled):
 		return causeCalled
 	}
@@ -240,12 +241,18 @@ func timerID(k notify.RowKey) []byte {
 
 func (j *job) failure(row *notify.Row, rec *notify.Receiver, x *notify.Exception) stream.Record {
 	e := &j.env
-	class, calls := x.Class.String(), int(e.Attempt)+1
+	earlier := int(e.Attempt) + doubts(e.Cause)
+	class, calls := x.Class.String(), earlier+1
 	switch x.Class {
 	case notify.ClassAccepted: // no call was made, or none is known to have been answered
-		class, calls = notify.FailureUndeliverable, int(e.Attempt)
+		class, calls = notify.FailureUndeliverable, earlier
 	case notify.ClassReceipt: // of an earlier call
-		class, calls = notify.ClassPermanent.String(), max(int(e.Attempt), 1)
+		class, calls = notify.ClassPermanent.String(), max(earlier, 1)
+	case notify.ClassAmbiguous: // a panic; the class is that of UNKNOWN alone
+		class = notify.FailureUndeliverable
+	}
+	if x.State == notify.Unknown {
+		class = notify.ClassAmbiguous.String()
 	}
 	f := notify.Failure{
 		Version: 1, ID: e.ID(rec.Index).String(), Epoch: int(e.Epoch), Caller: e.Caller, Campaign: e.Campaign,

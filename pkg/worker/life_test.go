@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -58,6 +59,38 @@ func TestOutageOfTenMinutes(t *testing.T) {
 			t.Errorf("%d calls against a provider that is down", down)
 		}
 	})
+}
+
+// A provider that takes requests and does not answer them for ten minutes: the calls time
+// out, the circuit opens, and a time-out uses no attempt then. Each call may be a
+// duplicate, so a receiver has a bounded number of them. All are sent when it is back.
+func TestHangingProviderUsesNoAttempts(t *testing.T) {
+	for name, n := range map[string]int{"few": 3, "many": 300} {
+		t.Run(name, func(t *testing.T) {
+			in(t, func(t *testing.T) {
+				p := newPlant(t, pushLane)
+				p.prov.set(time.Hour, nil) // beyond the limit of a call
+				var envs []notify.Envelope
+				for i := range n {
+					envs = append(envs, p.envelope(notify.OTP, fmt.Sprint("u", i)))
+				}
+				p.send(envs...)
+				pass(10 * time.Minute)
+				p.prov.takes(20 * time.Millisecond)
+				pass(10 * time.Minute) // the longest wait is 8 minutes and its jitter
+				for i := range envs {
+					out := p.state(&envs[i], 0)
+					user := fmt.Sprint("u", i)
+					if calls := len(p.prov.all[user]); out.State != notify.Delivered || int(out.Attempt) > 2 || calls > 3+maxDoubts {
+						t.Errorf("%s: %v in attempt %d after %d calls", user, out.State, out.Attempt, calls)
+					}
+				}
+				if f := p.failed(); len(f) != 0 {
+					t.Errorf("%d failed", len(f))
+				}
+			})
+		})
+	}
 }
 
 // A circuit that opened closes with the answers to its first probes, also where

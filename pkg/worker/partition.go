@@ -365,12 +365,20 @@ func (j *job) unsent(pos uint32, s notify.State, code string) (notify.State, str
 const (
 	causeCalled = "called:" // a deferral: a call was made, and not taken
 	causeMaybe  = "maybe:"  // a call was made that may have been taken
+	// doubtMark stands behind causeMaybe once for each wait of doubt.
+	doubtMark = "~"
 )
+
+// doubts is how often the receivers of an envelope with this cause were put off by doubt.
+func doubts(cause string) int {
+	rest, _ := strings.CutPrefix(cause, causeMaybe)
+	return len(rest) - len(strings.TrimLeft(rest, doubtMark))
+}
 
 // DeferralCode returns the code in the Cause of an envelope that a worker has put
 // off: of the failure it retries, or of what it waits for.
 func DeferralCode(cause string) string {
-	return strings.TrimPrefix(strings.TrimPrefix(cause, causeCalled), causeMaybe)
+	return strings.TrimLeft(strings.TrimPrefix(strings.TrimPrefix(cause, causeCalled), causeMaybe), doubtMark)
 }
 
 const (

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/limit"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -47,6 +48,10 @@ func (r *round) settle(i int, res *notify.Result) {
 			break
 		}
 		job.ambiguous()
+		if !closed && mayBeTaken(&x) {
+			r.doubt(x, e, res.RetryAfter, now)
+			return
+		}
 		r.retry(x, e, res.RetryAfter, now)
 		return
 	case notify.ClassDeadAddress, notify.ClassOptedOut:
@@ -135,11 +140,36 @@ func (r *round) retry(x notify.Exception, e *notify.Envelope, after time.Duratio
 	r.add(r.partOf(e), x)
 }
 
+// maxDoubts is how often an item is called again whose call may have been taken while
+// the circuit was open. It is bounded because each call may be a duplicate.
+const maxDoubts = 6
+
+// doubtBackoff is how long an item waits after each of these calls: 15 s to 8 minutes.
+var doubtBackoff = limit.Backoff{Base: 15 * time.Second, Max: 8 * time.Minute}
+
+// doubt parks an item whose call may have been taken while its route's circuit is
+// open. The wait uses no attempt. It ends the item after maxDoubts such waits.
+func (r *round) doubt(x notify.Exception, e *notify.Envelope, after time.Duration, now time.Time) {
+	n := doubts(e.Cause)
+	wake := now.Add(doubtBackoff.Delay(n, after, jitterOf(e)))
+	if n >= maxDoubts || e.Expires != 0 && roundUp(wake, time.Second) >= e.Expires {
+		r.giveUp(x, e)
+		return
+	}
+	r.wait(x, e, wake)
+}
+
+// mayBeTaken reports whether the provider may have taken the call that an outcome is
+// about. A panic counts as a call that it did not take.
+func mayBeTaken(x *notify.Exception) bool {
+	return x.Class == notify.ClassAmbiguous && x.Code != codePanic
+}
+
 // giveUp ends an item after its last attempt: FAILED, or UNKNOWN when one of
-// them may have been taken. (A panic is counted as a call that was not.)
+// them may have been taken.
 func (r *round) giveUp(x notify.Exception, e *notify.Envelope) {
 	x.State = notify.Failed
-	if x.Class == notify.ClassAmbiguous && x.Code != codePanic || strings.HasPrefix(e.Cause, causeMaybe) {
+	if mayBeTaken(&x) || strings.HasPrefix(e.Cause, causeMaybe) {
 		x.State = notify.Unknown
 	}
 	r.add(r.partOf(e), x)

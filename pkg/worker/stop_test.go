@@ -335,12 +335,13 @@ func TestMailBatches(t *testing.T) {
 	})
 }
 
-// An ambiguous answer: marketing mail is UNKNOWN and not sent again; others are,
-// and UNKNOWN if it never becomes clear.
+// An ambiguous answer: marketing mail is UNKNOWN, not sent again and in no feed. Others
+// are sent again, and are UNKNOWN in the failed feed if it never becomes clear. The third
+// answer opens the circuit, so a receiver alone is called 3 times and maxDoubts times more.
 func TestAmbiguous(t *testing.T) {
 	in(t, func(t *testing.T) {
-		for lane, want := range map[notify.Lane]int{bulkMail: 1, emailLane: 4} {
-			p := newPlant(t, lane)
+		for lane, want := range map[notify.Lane]int{bulkMail: 1, emailLane: 3 + maxDoubts} {
+			p := newPlant(t, lane, func(c *Config) { c.Tells = func(string) bool { return true } })
 			p.prov.set(0, func(*notify.Item) (notify.Result, bool) {
 				return notify.Result{Class: notify.ClassAmbiguous, Code: "timeout", Provider: "prov"}, true
 			})
@@ -354,8 +355,13 @@ func TestAmbiguous(t *testing.T) {
 			if s := p.state(&e, 0).State; s != notify.Unknown || p.prov.count() != want {
 				t.Errorf("%v: %v after %d calls, want UNKNOWN after %d", lane, s, p.prov.count(), want)
 			}
-			if len(p.failed()) != 0 {
-				t.Error("a dead letter for what may have been delivered")
+			id := e.ID(0).String()
+			told, f := p.told()[id], p.failed()
+			switch {
+			case lane.Bulk && (len(f) != 0 || len(told) != 1 || told[0].Status != "UNKNOWN"):
+				t.Errorf("%v: failures %v, ends %v; want it among the ends", lane, f, told)
+			case !lane.Bulk && (len(told) != 0 || f[id].Class != "ambiguous" || f[id].Code != "timeout" || f[id].Attempts != want):
+				t.Errorf("%v: failures %+v, ends %v; want it among the failures, ambiguous after %d calls", lane, f, told, want)
 			}
 		}
 	})
