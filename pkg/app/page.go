@@ -2,18 +2,41 @@ package app
 
 import (
 	"context"
+	"crypto/rand"
 	"fmt"
 	"net/http"
 	"strings"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/web"
 )
 
+// pageKeyMeta is where the store keeps the key of the operator page's sessions. The
+// key lets its holder read the token in a stolen cookie. It makes no session without
+// a token that is good.
+const pageKeyMeta = "operator_page_key"
+
+// pageKey returns the key of the operator page's sessions. The first process makes
+// it; of several that do so at the same moment one wins, and all use its key.
+func pageKey(ctx context.Context, meta engine.Meta) ([]byte, error) {
+	fresh := make([]byte, 32)
+	rand.Read(fresh) // never fails
+	for {
+		key, err := meta.GetMeta(ctx, pageKeyMeta)
+		if err != nil || len(key) > 0 {
+			return key, err
+		}
+		if stored, err := meta.SwapMeta(ctx, pageKeyMeta, key, fresh); err != nil || stored {
+			return fresh, err
+		}
+	}
+}
+
 // page makes the operator page over the API of this process.
-func (n *Node) page(of http.Handler) http.Handler {
+func (n *Node) page(of http.Handler, key []byte) http.Handler {
 	p, err := web.New(web.Config{
-		API: of, Verify: n.pageUser, Secure: strings.HasPrefix(n.cfg.publicURL(), "https:"), Log: n.log,
+		API: of, Key: key, Verify: n.pageUser, Secure: strings.HasPrefix(n.cfg.publicURL(), "https:"), Log: n.log,
 	})
 	if err != nil {
 		panic(fmt.Errorf("the operator page: %w", err)) // its templates are part of the program

@@ -9,7 +9,8 @@
 // It is served by the API's listener under /ui/, where TLS and tokens are. The
 // admin listener has neither.
 //
-// A token is pasted once and kept here, under a random session; the browser keeps
-// the session's name in a cookie. Every form carries a token of its session, and
-// what another origin sends is refused besides.
+// A visitor pastes a token once. The browser keeps it in a cookie that is sealed
+// with a key of all API processes, so each of them knows the session and none keeps
+// it. Every form carries a token of its session, and what another origin sends is
+// refused besides.
 package web

@@ -1,6 +1,7 @@
 package web
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"io"
@@ -211,8 +212,18 @@ func newSite(t *testing.T) *site {
 	s := &site{T: t, api: &fake{text: "shop"}, now: noon, cookies: map[string]*http.Cookie{}, users: map[string]User{
 		"writer": {"sre", true, true}, "viewer": {"viewer", true, false}, "nobody": {"shop", false, false},
 	}}
+	s.page = s.process(testKey)
+	return s
+}
+
+// testKey is the key of the page's sessions.
+var testKey = bytes.Repeat([]byte("k"), 32)
+
+// process returns the page of one more process behind the same address.
+func (s *site) process(key []byte) *Page {
+	s.Helper()
 	p, err := New(Config{
-		API: s.api, Now: func() time.Time { return s.now },
+		API: s.api, Key: key, Now: func() time.Time { return s.now },
 		Verify: func(_ context.Context, token string) (User, error) {
 			if u, ok := s.users[token]; ok {
 				return u, nil
@@ -224,10 +235,9 @@ func newSite(t *testing.T) *site {
 		},
 	})
 	if err != nil {
-		t.Fatal(err)
+		s.Fatal(err)
 	}
-	s.page = p
-	return s
+	return p
 }
 
 type option func(*http.Request)

@@ -1,6 +1,7 @@
 package web
 
 import (
+	"bytes"
 	"net/http"
 	"net/url"
 	"os/exec"
@@ -29,15 +30,10 @@ func TestSignIn(t *testing.T) {
 	if w := s.get("/ui/jobs"); w.Code != 200 || !strings.Contains(w.Body.String(), "<bdi>sre</bdi>") {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}
-	// Signing in again makes another session, and ends the one before.
 	was := c.Value
-	s.signIn("viewer")
+	s.signIn("writer")
 	if now := s.cookies[cookieSession].Value; now == was {
-		t.Error("the session kept its name")
-	}
-	s.cookies[cookieSession] = &http.Cookie{Name: cookieSession, Value: was}
-	if w := s.get("/ui/jobs"); w.Code != http.StatusSeeOther {
-		t.Errorf("the session before still holds: %d", w.Code)
+		t.Error("two sessions have the same cookie")
 	}
 }
 
@@ -77,6 +73,16 @@ func TestSignInRefused(t *testing.T) {
 	f("away", 503, "cannot be checked now")
 
 	s := newSite(t)
+	long := strings.Repeat("x", maxSessionToken)
+	s.users[long], s.users[long+"x"] = s.users["writer"], s.users["writer"]
+	if w := s.signIn(long + "x"); w.Code != 413 || !strings.Contains(w.Body.String(), "the token has 3001 bytes, and the page takes at most 3000") || s.cookies[cookieSession] != nil {
+		t.Errorf("a token too long for a cookie: %d %s", w.Code, w.Body)
+	}
+	s.signIn(long)
+	if c := s.cookies[cookieSession]; c == nil || len(hostOnly+cookieSession+c.Value) > 4096 || s.get("/ui/jobs").Code != 200 {
+		t.Errorf("a token that just fits: %+v", c)
+	}
+	s = newSite(t)
 	s.get("/ui/sign-in")
 	if w := s.do("POST", "/ui/sign-in", url.Values{"token": {"writer"}, "csrf": {"0"}}); w.Code != 403 || s.cookies[cookieSession] != nil {
 		t.Errorf("a form that is not ours: %d", w.Code)
@@ -147,42 +153,67 @@ func TestSessionsEnd(t *testing.T) {
 	s.users["writer"] = good
 	s.signIn("writer")
 	csrf := s.field(s.get("/ui/jobs").Body.String(), "csrf")
-	kept := s.cookies[cookieSession]
-	if w := s.do("POST", "/ui/sign-out", url.Values{"csrf": {"x"}}); w.Code != 403 {
+	if w := s.do("POST", "/ui/sign-out", url.Values{"csrf": {"x"}}); w.Code != 403 || s.cookies[cookieSession] == nil {
 		t.Errorf("signed out by another site: %d", w.Code)
 	}
-	if w := s.do("POST", "/ui/sign-out", url.Values{"csrf": {csrf}}); w.Code != http.StatusSeeOther {
-		t.Errorf("sign-out: %d", w.Code)
-	}
-	s.cookies[cookieSession] = kept
-	if w := s.get("/ui/jobs"); w.Code != http.StatusSeeOther {
-		t.Errorf("the session outlived the sign-out: %d", w.Code)
+	if w := s.do("POST", "/ui/sign-out", url.Values{"csrf": {csrf}}); w.Code != http.StatusSeeOther || s.cookies[cookieSession] != nil {
+		t.Errorf("sign-out: %d, cookies %v", w.Code, s.cookies)
 	}
 }
 
-func TestSessionsAreBounded(t *testing.T) {
+// TestSessionsOfTwoProcesses: a visitor signs in through one process and goes on
+// through another. A process that has another key, and a cookie of which any byte was
+// changed, lead to the form to sign in.
+func TestSessionsOfTwoProcesses(t *testing.T) {
 	t.Parallel()
-	now := noon
-	ss := newSessions([]byte("k"), func() time.Time { return now })
-	begin := func(user string) string {
-		now = now.Add(time.Millisecond)
-		return ss.begin(user, "t")
+	s := newSite(t)
+	s.users["operator"] = s.users["writer"] // of a length that leaves bits of the cookie's last byte unused
+	a, b := s.page, s.process(testKey)
+	at := func(p *Page) *site { s.page = p; return s }
+	form := at(a).get("/ui/sign-in").Body.String()
+	if w := at(b).do("POST", "/ui/sign-in", url.Values{"token": {"operator"}, "csrf": {s.field(form, "csrf")}}); w.Code != http.StatusSeeOther || s.cookies[cookieSession] == nil {
+		t.Fatalf("a form of one process sent to the other: %d %s", w.Code, w.Body)
 	}
-	ops, first := begin("ops"), begin("guest")
-	for range maxSessions {
-		begin("guest")
+	for range 2 {
+		page := at(a).get("/ui/jobs/" + jobID)
+		if page.Code != 200 {
+			t.Fatalf("signed in at b, used at a: %d", page.Code)
+		}
+		change := url.Values{"csrf": {s.field(page.Body.String(), "csrf")}, "change": {"pause"}, "reason": {"x"}}
+		if w := at(b).do("POST", "/ui/jobs/"+jobID, change); w.Code != http.StatusSeeOther || w.Header().Get("Location") != "/ui/jobs/"+jobID {
+			t.Fatalf("a form of a sent to b: %d %s", w.Code, w.Body)
+		}
 	}
-	if _, ok := ss.find(ops); !ok {
-		t.Error("one user signed another out")
+	good := s.cookies[cookieSession].Value
+	refused := func(what, value string, p *Page) {
+		t.Helper()
+		s.cookies[cookieSession] = &http.Cookie{Name: cookieSession, Value: value}
+		if w := at(p).get("/ui/jobs"); w.Code != http.StatusSeeOther || !strings.HasPrefix(w.Header().Get("Location"), "/ui/sign-in") || s.cookies[cookieSession] != nil {
+			t.Errorf("%s: %d", what, w.Code)
+		}
 	}
-	if _, ok := ss.find(first); ok || len(ss.of) != maxOfUser+1 {
-		t.Errorf("%d sessions, the oldest of the user there: %v", len(ss.of), ok)
+	for i := range good {
+		others := "Ax"
+		if i == len(good)-1 {
+			others = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+		}
+		for _, to := range others {
+			if changed := good[:i] + string(to) + good[i+1:]; changed != good {
+				refused("byte "+strconv.Itoa(i)+" changed", changed, b)
+			}
+		}
 	}
-	for i := range maxSessions {
-		begin(strconv.Itoa(i))
+	refused("cut", good[:len(good)-4], b)
+	refused("longer", good+"AAAA", b)
+	refused("another key", good, s.process(bytes.Repeat([]byte("K"), 32)))
+	s.cookies[cookieSession] = &http.Cookie{Name: cookieSession, Value: good}
+	if w := at(b).get("/ui/jobs"); w.Code != 200 {
+		t.Errorf("the cookie itself: %d", w.Code)
 	}
-	if _, ok := ss.find(ops); ok || len(ss.of) != maxSessions {
-		t.Errorf("%d sessions, the oldest there: %v", len(ss.of), ok)
+	delete(s.users, "operator")
+	refused("a token that was withdrawn", good, b)
+	if _, err := New(Config{API: s.api, Verify: a.cfg.Verify, Key: testKey[1:]}); err == nil {
+		t.Error("a key of 31 bytes is taken")
 	}
 }
 

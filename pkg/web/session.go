@@ -1,108 +1,85 @@
 package web
 
 import (
+	"crypto/aes"
+	"crypto/cipher"
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
+	"encoding/base64"
+	"encoding/binary"
 	"encoding/hex"
+	"errors"
 	"net/http"
-	"sync"
 	"time"
 )
 
 const (
-	sessionLasts = time.Hour // at most; a token that ends before ends it
-	maxSessions  = 1000      // over it the oldest goes
-	maxOfUser    = 50        // the same of one user, so that nobody signs the others out
+	sessionLasts    = time.Hour // at most; a token that ends before ends it
+	maxSessionToken = 3000      // bytes; sealed it fills the 4,096 that browsers keep of a cookie
 )
 
-// session is somebody who has signed in. The token stays here.
-type session struct {
-	user  string
-	token string
-	ends  time.Time
-}
-
-// sessions are kept in memory, under the hash of their name: a restart signs
-// everybody out.
+// sessions seals sessions into cookies and keeps none, so every process with the
+// same key knows the sessions of all of them, also after a restart. A session is its
+// end and the token of the visitor: the key alone, without a good token, opens
+// nothing. Whoever copied a cookie can use it until its end, as with a token.
 type sessions struct {
-	key []byte
-	now func() time.Time
-
-	mu sync.Mutex
-	of map[[sha256.Size]byte]session
+	key  []byte
+	seal cipher.AEAD
+	now  func() time.Time
 }
 
-func newSessions(key []byte, now func() time.Time) *sessions {
-	return &sessions{key: key, now: now, of: map[[sha256.Size]byte]session{}}
-}
-
-// name is one that nobody guesses: 130 bits.
-func (*sessions) name() string { return rand.Text() }
-
-// begin returns the name of a fresh session of a user.
-func (s *sessions) begin(user, token string) string {
-	name := s.name()
-	now := s.now()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var all, own oldest
-	for k, one := range s.of {
-		if !now.Before(one.ends) {
-			delete(s.of, k)
-			continue
-		}
-		all.add(k, one.ends)
-		if one.user == user {
-			own.add(k, one.ends)
-		}
+func newSessions(key []byte, now func() time.Time) (*sessions, error) {
+	if len(key) < 32 {
+		return nil, errors.New("web: Key must have at least 32 bytes")
 	}
-	switch {
-	case own.n >= maxOfUser:
-		delete(s.of, own.at)
-	case all.n >= maxSessions:
-		delete(s.of, all.at)
+	s := &sessions{key: key, now: now}
+	block, err := aes.NewCipher(s.mac("key of session cookies"))
+	if err != nil {
+		return nil, err
 	}
-	s.of[sha256.Sum256([]byte(name))] = session{user, token, now.Add(sessionLasts)}
-	return name
+	s.seal, err = cipher.NewGCMWithRandomNonce(block)
+	return s, err
 }
 
-// oldest is which of n sessions ends first.
-type oldest struct {
-	n    int
-	at   [sha256.Size]byte
-	ends time.Time
+// newFormName returns the value of a cookie that binds the form to sign in to one
+// browser: 130 random bits.
+func (*sessions) newFormName() string { return rand.Text() }
+
+// begin returns the cookie of a new session. The token has at most maxSessionToken
+// bytes.
+func (s *sessions) begin(token string) string {
+	session := binary.BigEndian.AppendUint64(nil, uint64(s.now().Add(sessionLasts).UnixMilli()))
+	return base64.RawURLEncoding.EncodeToString(s.seal.Seal(nil, nil, append(session, token...), nil))
 }
 
-func (o *oldest) add(at [sha256.Size]byte, ends time.Time) {
-	if o.n++; o.n == 1 || ends.Before(o.ends) {
-		o.at, o.ends = at, ends
+// token returns the token of a session. It returns false when the cookie is not one
+// that begin made with this key, and when the session has ended.
+func (s *sessions) token(cookie string) (string, bool) {
+	sealed, err := base64.RawURLEncoding.Strict().DecodeString(cookie)
+	if err != nil {
+		return "", false
 	}
-}
-
-func (s *sessions) find(name string) (session, bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	one, ok := s.of[sha256.Sum256([]byte(name))]
-	return one, ok && s.now().Before(one.ends)
-}
-
-func (s *sessions) end(name string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.of, sha256.Sum256([]byte(name)))
+	session, err := s.seal.Open(nil, nil, sealed, nil)
+	if err != nil || len(session) < 8 {
+		return "", false
+	}
+	ends := time.UnixMilli(int64(binary.BigEndian.Uint64(session)))
+	return string(session[8:]), s.now().Before(ends)
 }
 
 // csrf is what every form under a cookie carries: only who can read our pages
 // knows it.
-func (s *sessions) csrf(cookie string) string {
-	m := hmac.New(sha256.New, s.key)
-	m.Write([]byte("form of " + cookie))
-	return hex.EncodeToString(m.Sum(nil))
-}
+func (s *sessions) csrf(cookie string) string { return hex.EncodeToString(s.mac("form of " + cookie)) }
 
 func (s *sessions) fits(cookie, csrf string) bool {
 	return cookie != "" && hmac.Equal([]byte(s.csrf(cookie)), []byte(csrf))
+}
+
+func (s *sessions) mac(text string) []byte {
+	m := hmac.New(sha256.New, s.key)
+	m.Write([]byte(text))
+	return m.Sum(nil)
 }
 
 // Names of cookies. With TLS the browser holds them to this host.

@@ -3,6 +3,7 @@ package web
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/url"
 	"strings"
@@ -73,20 +74,19 @@ func (p *Page) change(w http.ResponseWriter, r *http.Request, h func(*visit) err
 
 // enter finds who asks; else it leads to the form to sign in.
 func (p *Page) enter(w http.ResponseWriter, r *http.Request) (*visit, bool) {
-	name := p.cookie(r, cookieSession)
-	s, ok := p.sessions.find(name)
+	session := p.cookie(r, cookieSession)
+	token, ok := p.sessions.token(session)
 	var user User
 	if ok {
 		var err error
-		if user, err = p.cfg.Verify(r.Context(), s.token); err != nil && notify.KindOf(err) != notify.KindUnauthorized {
+		if user, err = p.cfg.Verify(r.Context(), token); err != nil && notify.KindOf(err) != notify.KindUnauthorized {
 			p.refuse(w, http.StatusServiceUnavailable, "Tokens cannot be checked now.")
 			return nil, false
 		}
 		ok = err == nil && user.MayLook
 	}
 	if !ok {
-		if name != "" {
-			p.sessions.end(name)
+		if session != "" {
 			p.setCookie(w, r, cookieSession, "", -1)
 		}
 		to := Prefix + "sign-in"
@@ -97,10 +97,10 @@ func (p *Page) enter(w http.ResponseWriter, r *http.Request) (*visit, bool) {
 		return nil, false
 	}
 	return &visit{
-		page: p, w: w, r: r, user: user, session: name,
+		page: p, w: w, r: r, user: user, session: session,
 		client: &api.Client{
 			BaseURL: "http://notifyd", HTTPClient: &http.Client{Transport: inProcess{p.cfg.API}}, UserAgent: "notifyd-page",
-			Context: "operator page", Token: func(context.Context) (string, error) { return s.token, nil },
+			Context: "operator page", Token: func(context.Context) (string, error) { return token, nil },
 		},
 	}, true
 }
@@ -176,7 +176,7 @@ func (p *Page) signInForm(w http.ResponseWriter, r *http.Request) {
 func (p *Page) showSignIn(w http.ResponseWriter, r *http.Request, status int, next, problem string) {
 	form := p.cookie(r, cookieForm)
 	if form == "" {
-		form = p.sessions.name()
+		form = p.sessions.newFormName()
 		p.setCookie(w, r, cookieForm, form, int(sessionLasts.Seconds()))
 	}
 	p.render(w, status, "signin", view{Title: "Sign in", Body: signInBody{Next: next, Error: problem, CSRF: p.sessions.csrf(form)}})
@@ -203,21 +203,20 @@ func (p *Page) signIn(w http.ResponseWriter, r *http.Request) {
 		p.showSignIn(w, r, http.StatusUnauthorized, next, "Not signed in: "+problemOf(err).Msg+".")
 	case !user.MayLook:
 		p.showSignIn(w, r, http.StatusForbidden, next, "Not signed in: the token has neither the scope "+api.ScopeObserve+" nor "+api.ScopeOperate+".")
+	case len(token) > maxSessionToken:
+		p.showSignIn(w, r, http.StatusRequestEntityTooLarge, next, fmt.Sprintf("Not signed in: the token has %d bytes, and the page takes at most %d. Use a token with fewer claims.", len(token), maxSessionToken))
 	default:
-		p.sessions.end(p.cookie(r, cookieSession))
 		p.setCookie(w, r, cookieForm, "", -1)
-		p.setCookie(w, r, cookieSession, p.sessions.begin(user.Name, token), int(sessionLasts.Seconds()))
+		p.setCookie(w, r, cookieSession, p.sessions.begin(token), int(sessionLasts.Seconds()))
 		http.Redirect(w, r, next, http.StatusSeeOther)
 	}
 }
 
 func (p *Page) signOut(w http.ResponseWriter, r *http.Request) {
-	name := p.cookie(r, cookieSession)
-	if r.ParseForm() != nil || !p.sessions.fits(name, r.PostFormValue("csrf")) {
+	if r.ParseForm() != nil || !p.sessions.fits(p.cookie(r, cookieSession), r.PostFormValue("csrf")) {
 		p.refuse(w, http.StatusForbidden, "This form is not one of your session.")
 		return
 	}
-	p.sessions.end(name)
 	p.setCookie(w, r, cookieSession, "", -1)
 	http.Redirect(w, r, Prefix+"sign-in", http.StatusSeeOther)
 }

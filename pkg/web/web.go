@@ -3,7 +3,6 @@ package web
 import (
 	"bytes"
 	"context"
-	"crypto/rand"
 	"crypto/sha256"
 	"embed"
 	"encoding/hex"
@@ -31,10 +30,13 @@ type User struct {
 	MayChange bool
 }
 
-// Config of a Page. API and Verify are required.
+// Config of a Page. API, Key and Verify are required.
 type Config struct {
 	// API is the server's own, asked in this process.
 	API http.Handler
+	// Key seals sessions and signs forms, at least 32 bytes; processes behind one
+	// address must have the same one.
+	Key []byte
 	// Verify returns who a token speaks for; a token that is not good is an error
 	// of notify.KindUnauthorized. It is asked with every request.
 	Verify func(ctx context.Context, token string) (User, error)
@@ -82,11 +84,13 @@ func New(cfg Config) (*Page, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	key := make([]byte, 32)
-	rand.Read(key) // never fails
+	sessions, err := newSessions(cfg.Key, cfg.Now)
+	if err != nil {
+		return nil, err
+	}
 	p := &Page{
 		cfg: cfg, mux: http.NewServeMux(), pages: map[string]*template.Template{}, assets: map[string]asset{},
-		sessions: newSessions(key, cfg.Now), origin: http.NewCrossOriginProtection(),
+		sessions: sessions, origin: http.NewCrossOriginProtection(),
 	}
 	if err := p.readAssets(); err != nil {
 		return nil, err
