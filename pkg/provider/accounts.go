@@ -37,8 +37,7 @@ type accounts struct {
 
 	mu     sync.Mutex
 	list   []*account
-	queues [2]admissions // by limit.Lane
-	asked  uint64        // number of the latest asker
+	queues [2]limit.Queue[admission] // by limit.Lane
 	viewed time.Time
 }
 

@@ -145,6 +145,7 @@ func (c *apnsCall) own() []byte {
 func (f *apnsFrames) deliver(ctx context.Context, c *apnsCall, call *notify.Call, report notify.Report) {
 	s := f.sends.Get().(*apnsSend)
 	s.reset(min(len(call.Items), f.a.cfg.Concurrency))
+	s.batch.Rank = int(call.Category)
 	own := c.own()
 	w := &apnsWriter{call: c, vars: c.vars.Fork()}
 	next, busy := 0, 0

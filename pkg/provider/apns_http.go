@@ -25,13 +25,13 @@ func (h *apnsHTTP) state() Connections      { return h.pool.state() }
 func (h *apnsHTTP) deliver(ctx context.Context, c *apnsCall, call *notify.Call, report notify.Report) {
 	each(len(call.Items), h.a.cfg.Concurrency, func() func(int) {
 		w := &apnsWriter{call: c, vars: c.vars.Fork()}
-		return func(i int) { report.One(i, h.send(ctx, c, w, &call.Items[i])) }
+		return func(i int) { report.One(i, h.send(ctx, c, w, call.Category, &call.Items[i])) }
 	})
 }
 
 // send brings one item to an answer. An outdated token is renewed, and the item
 // sent once more.
-func (h *apnsHTTP) send(ctx context.Context, c *apnsCall, w *apnsWriter, it *notify.Item) notify.Result {
+func (h *apnsHTTP) send(ctx context.Context, c *apnsCall, w *apnsWriter, cat notify.Category, it *notify.Item) notify.Result {
 	address := apnsToken(it.Address)
 	if address == nil {
 		return badAPNsAddress
@@ -52,7 +52,7 @@ func (h *apnsHTTP) send(ctx context.Context, c *apnsCall, w *apnsWriter, it *not
 		if err != nil {
 			return failed(ctx, "apns", err)
 		}
-		if _, lost := h.pool.post(ctx, "apns", h.a.cfg.Endpoint.Timeout, u, c.header(it, tok), payload, judge); lost != nil {
+		if _, lost := h.pool.post(ctx, cat, "apns", h.a.cfg.Endpoint.Timeout, u, c.header(it, tok), payload, judge); lost != nil {
 			return *lost
 		}
 		h.a.judged(it, &r, then, &h.pool.hold)

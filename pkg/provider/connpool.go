@@ -1,7 +1,6 @@
 package provider
 
 import (
-	"container/list"
 	"context"
 	"log/slog"
 	"net/http"
@@ -9,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/limit"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -49,8 +49,8 @@ type connPool struct {
 
 	mu       sync.Mutex
 	conns    []*pooledConn
-	waiters  list.List // of *waiter
-	inflight int       // on all connections, those that left included
+	waiters  limit.Queue[streamWaiter]
+	inflight int // on all connections, those that left included
 	idle     chan struct{}
 	nextDial time.Time
 	down     error // why there is no connection; nil: not known yet
@@ -84,9 +84,9 @@ type pooledConn struct {
 	gone     chan struct{} // closed with out
 }
 
-type waiter struct {
-	granted chan *pooledConn // one slot; closed when the pool went down
-}
+// streamWaiter is sent the connection that has a free stream for a request. It has room
+// for one, and is closed when the pool went down.
+type streamWaiter chan *pooledConn
 
 // connState is what an answer said about its connection.
 type connState uint8
@@ -110,8 +110,9 @@ func (p *connPool) unavailable() error {
 	return &notify.Error{Kind: notify.KindUnavailable, Code: "no_connection", Msg: "no connection", RetryAfter: after, Err: err}
 }
 
-// acquire waits for a free stream. The caller gives it back with release.
-func (p *connPool) acquire(ctx context.Context) (*pooledConn, error) {
+// acquire waits for a free stream; codes are served before bulk. The caller gives it
+// back with release.
+func (p *connPool) acquire(ctx context.Context, cat notify.Category) (*pooledConn, error) {
 	p.mu.Lock()
 	if c := p.pick(); c != nil {
 		p.take(c)
@@ -123,11 +124,10 @@ func (p *connPool) acquire(ctx context.Context) (*pooledConn, error) {
 		p.mu.Unlock()
 		return nil, err
 	}
-	w := &waiter{granted: make(chan *pooledConn, 1)}
-	at := p.waiters.PushBack(w)
+	w := p.waiters.Add(cat, make(streamWaiter, 1))
 	p.mu.Unlock()
 	select {
-	case c, ok := <-w.granted:
+	case c, ok := <-w.Value:
 		if !ok {
 			p.mu.Lock()
 			defer p.mu.Unlock()
@@ -137,10 +137,10 @@ func (p *connPool) acquire(ctx context.Context) (*pooledConn, error) {
 	case <-ctx.Done():
 	}
 	p.mu.Lock()
-	p.waiters.Remove(at) // nothing happens if it is out already
+	p.waiters.Remove(w)
 	p.mu.Unlock()
 	select {
-	case c, ok := <-w.granted: // it was granted in the same moment
+	case c, ok := <-w.Value: // it was granted in the same moment
 		if ok {
 			p.release(c, connUnknown)
 		}
@@ -233,19 +233,21 @@ func (p *connPool) remove(c *pooledConn) {
 
 // grant serves waiters in order while there are streams.
 func (p *connPool) grant() {
-	for p.waiters.Len() > 0 {
+	for w := p.waiters.First(); w != nil; w = p.waiters.First() {
 		c := p.pick()
 		if c == nil {
 			return
 		}
 		p.take(c)
-		p.waiters.Remove(p.waiters.Front()).(*waiter).granted <- c
+		p.waiters.Remove(w)
+		w.Value <- c
 	}
 }
 
 func (p *connPool) failWaiters() {
-	for p.waiters.Len() > 0 {
-		close(p.waiters.Remove(p.waiters.Front()).(*waiter).granted)
+	for w := p.waiters.First(); w != nil; w = p.waiters.First() {
+		p.waiters.Remove(w)
+		close(w.Value)
 	}
 }
 
@@ -261,10 +263,10 @@ func (p *connPool) changed(c *pooledConn) {
 // means for it. What a server did not look at is sent again, on another
 // connection where this one is closing. Without an answer it returns the result
 // to report.
-func (p *connPool) post(ctx context.Context, provider string, timeout time.Duration, u *url.URL, h http.Header, payload []byte,
+func (p *connPool) post(ctx context.Context, cat notify.Category, provider string, timeout time.Duration, u *url.URL, h http.Header, payload []byte,
 	judge func(*answer) connState) (answer, *notify.Result) {
 	for try := 1; ; try++ {
-		c, err := p.acquire(ctx)
+		c, err := p.acquire(ctx, cat)
 		if err != nil {
 			r := failed(ctx, provider, err)
 			return answer{}, &r

@@ -172,8 +172,8 @@ func poolTest(t *testing.T, size int, s *fakeServer, f func(t *testing.T, p *con
 var testURL = &url.URL{Scheme: "https", Host: "x", Path: "/"}
 
 // use makes one request.
-func use(ctx context.Context, p *connPool) *notify.Result {
-	_, lost := p.post(ctx, "test", time.Minute, testURL, http.Header{}, []byte("x"), func(*answer) connState { return connProven })
+func use(ctx context.Context, p *connPool, cat notify.Category) *notify.Result {
+	_, lost := p.post(ctx, cat, "test", time.Minute, testURL, http.Header{}, []byte("x"), func(*answer) connState { return connProven })
 	return lost
 }
 
@@ -182,7 +182,7 @@ func many(t *testing.T, p *connPool, n int) {
 	var wg sync.WaitGroup
 	for range n {
 		wg.Go(func() {
-			if lost := use(t.Context(), p); lost != nil {
+			if lost := use(t.Context(), p, notify.Transactional); lost != nil {
 				t.Errorf("%+v", lost)
 			}
 		})
@@ -229,7 +229,7 @@ func TestPoolWithoutHook(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 70 {
 			wg.Go(func() {
-				if lost := use(ctx, p); lost != nil {
+				if lost := use(ctx, p, notify.Transactional); lost != nil {
 					t.Errorf("%+v", lost)
 				}
 			})
@@ -246,7 +246,7 @@ func TestPoolWarms(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		var wg sync.WaitGroup
 		for range 50 {
-			wg.Go(func() { use(t.Context(), p) })
+			wg.Go(func() { use(t.Context(), p, notify.Transactional) })
 		}
 		time.Sleep(500 * time.Millisecond)
 		if st := p.state(); st.InFlight != 2 || st.Waiting != 48 {
@@ -270,7 +270,7 @@ func TestPoolFollowsSettings(t *testing.T) {
 		var wg sync.WaitGroup
 		var done atomic.Int64
 		for range 20 {
-			wg.Go(func() { use(t.Context(), p); done.Add(1) })
+			wg.Go(func() { use(t.Context(), p, notify.Transactional); done.Add(1) })
 		}
 		time.Sleep(500 * time.Millisecond)
 		if st := p.state(); st.InFlight != 1 {
@@ -304,7 +304,7 @@ func TestPoolGoAway(t *testing.T) {
 		many(t, p, 1)
 		var wg sync.WaitGroup
 		wg.Go(func() {
-			if lost := use(t.Context(), p); lost != nil {
+			if lost := use(t.Context(), p, notify.Transactional); lost != nil {
 				t.Errorf("what was under way: %+v", lost)
 			}
 		})
@@ -330,7 +330,7 @@ func TestPoolDown(t *testing.T) {
 	poolTest(t, 2, s, func(t *testing.T, p *connPool) {
 		time.Sleep(10 * time.Second)
 		start := time.Now()
-		lost := use(t.Context(), p)
+		lost := use(t.Context(), p, notify.Transactional)
 		if lost == nil || lost.Class != notify.ClassUnavailable || lost.Code != "no_connection" || time.Since(start) > 0 {
 			t.Errorf("%+v after %v", lost, time.Since(start))
 		}
@@ -372,7 +372,7 @@ func TestPoolAbandoned(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := range 20 {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i%3)*time.Second)
-			wg.Go(func() { defer cancel(); use(ctx, p) })
+			wg.Go(func() { defer cancel(); use(ctx, p, notify.Transactional) })
 		}
 		wg.Wait()
 		time.Sleep(5 * time.Second)
@@ -390,7 +390,7 @@ func TestPoolDrains(t *testing.T) {
 	lost := &notify.Result{}
 	poolTest(t, 1, s, func(t *testing.T, p *connPool) {
 		time.Sleep(time.Second)
-		go func() { lost = use(context.Background(), p) }()
+		go func() { lost = use(context.Background(), p, notify.Transactional) }()
 		synctest.Wait()
 	})
 	if lost != nil {

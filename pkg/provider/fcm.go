@@ -126,11 +126,11 @@ func (f *FCM) Send(ctx context.Context, call *notify.Call, report notify.Report)
 	}
 	each(len(call.Items), f.cfg.Concurrency, func() func(int) {
 		w := &fcmWriter{call: c, vars: c.vars.Fork()}
-		return func(i int) { report.One(i, f.send(ctx, w, &call.Items[i])) }
+		return func(i int) { report.One(i, f.send(ctx, w, call.Category, &call.Items[i])) }
 	})
 }
 
-func (f *FCM) send(ctx context.Context, w *fcmWriter, it *notify.Item) notify.Result {
+func (f *FCM) send(ctx context.Context, w *fcmWriter, cat notify.Category, it *notify.Item) notify.Result {
 	message, err := w.message(it)
 	if err != nil {
 		return failed(ctx, "fcm", err)
@@ -148,7 +148,7 @@ func (f *FCM) send(ctx context.Context, w *fcmWriter, it *notify.Item) notify.Re
 		}
 		h := http.Header{"Authorization": tok.header, "Content-Type": jsonHeader, "User-Agent": agentHeader}
 		w.call.trace.put(h)
-		if _, lost := f.pool.post(ctx, "fcm", f.cfg.Endpoint.Timeout, f.url, h, message, judge); lost != nil {
+		if _, lost := f.pool.post(ctx, cat, "fcm", f.cfg.Endpoint.Timeout, f.url, h, message, judge); lost != nil {
 			return *lost
 		}
 		switch {

@@ -1,7 +1,6 @@
 package provider
 
 import (
-	"container/heap"
 	"context"
 	"sync"
 	"time"
@@ -70,46 +69,16 @@ func (p *accounts) freed(a *account, slots int) {
 	p.wake()
 }
 
-// admission is a call that waits for its permit.
-type admission struct {
-	cat   notify.Category
-	seq   uint64
-	at    int
-	ready chan struct{} // signalled when it may be its turn, or slots were freed
-}
-
-// admissions is a heap: by category (codes first), then by arrival.
-type admissions []*admission
-
-func (q admissions) Len() int { return len(q) }
-func (q admissions) Less(i, j int) bool {
-	if q[i].cat != q[j].cat {
-		return q[i].cat < q[j].cat
-	}
-	return q[i].seq < q[j].seq
-}
-func (q admissions) Swap(i, j int) {
-	q[i], q[j] = q[j], q[i]
-	q[i].at, q[j].at = i, j
-}
-func (q *admissions) Push(x any) {
-	x.(*admission).at = len(*q)
-	*q = append(*q, x.(*admission))
-}
-func (q *admissions) Pop() any {
-	old := *q
-	x := old[len(old)-1]
-	old[len(old)-1] = nil
-	*q = old[:len(old)-1]
-	return x
-}
+// admission is a call that waits for its permit. It is signalled when it may be its
+// turn, or when slots were freed.
+type admission chan struct{}
 
 // wake lets the first of each queue look again. Called with p.mu held.
 func (p *accounts) wake() {
-	for _, q := range p.queues {
-		if len(q) > 0 {
+	for i := range p.queues {
+		if w := p.queues[i].First(); w != nil {
 			select {
-			case q[0].ready <- struct{}{}:
+			case w.Value <- struct{}{}:
 			default:
 			}
 		}
@@ -117,10 +86,10 @@ func (p *accounts) wake() {
 }
 
 // mayAsk reports whether it is w's turn to ask the pool.
-func (p *accounts) mayAsk(lane limit.Lane, w *admission) bool {
+func (p *accounts) mayAsk(lane limit.Lane, w *limit.Waiting[admission]) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return w.at == 0 && (lane == limit.Fast || len(p.queues[limit.Fast]) == 0)
+	return p.queues[lane].First() == w && (lane == limit.Fast || p.queues[limit.Fast].Len() == 0)
 }
 
 // admit waits until up to n messages of a category may be sent over some account
@@ -128,15 +97,12 @@ func (p *accounts) mayAsk(lane limit.Lane, w *admission) bool {
 // account in service it returns at once, with an error that says why and, in
 // RetryAfter, until when. It returns ctx's error if ctx ends first.
 func (p *accounts) admit(ctx context.Context, lane limit.Lane, cat notify.Category, n int) (*permit, error) {
-	w := &admission{cat: cat, ready: make(chan struct{}, 1)}
 	p.mu.Lock()
-	p.asked++
-	w.seq = p.asked
-	heap.Push(&p.queues[lane], w)
+	w := p.queues[lane].Add(cat, make(admission, 1))
 	p.mu.Unlock()
 	defer func() {
 		p.mu.Lock()
-		heap.Remove(&p.queues[lane], w.at)
+		p.queues[lane].Remove(w)
 		p.wake()
 		p.mu.Unlock()
 	}()
@@ -156,7 +122,7 @@ func (p *accounts) admit(ctx context.Context, lane limit.Lane, cat notify.Catego
 		select {
 		case <-ctx.Done():
 		case <-t.C:
-		case <-w.ready:
+		case <-w.Value:
 		}
 		t.Stop()
 	}

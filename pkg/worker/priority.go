@@ -1,11 +1,11 @@
 package worker
 
 import (
-	"container/heap"
 	"context"
 	"sync"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/limit"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -27,8 +27,7 @@ type quota struct {
 
 	mu       sync.Mutex
 	free     int
-	n        uint64
-	wait     waiters
+	wait     limit.Queue[waiter]
 	watching bool
 	idle     chan struct{} // closed when nobody waits any more; while watching
 }
@@ -45,20 +44,21 @@ func (q *quota) acquire(ctx context.Context, cat notify.Category, n int) (int, e
 func (q *quota) acquireOr(ctx context.Context, cat notify.Category, place uint64, n int, or <-chan struct{}) (int, error) {
 	n = min(n, q.size)
 	q.mu.Lock()
-	if len(q.wait) == 0 && !q.isShut() && q.take(n) {
+	if q.wait.Len() == 0 && !q.isShut() && q.take(n) {
 		q.mu.Unlock()
 		return n, nil
 	}
+	wants := waiter{want: n, ready: make(chan struct{})}
+	var w *limit.Waiting[waiter]
 	if place == 0 {
-		q.n++
-		place = q.n
+		w = q.wait.Add(cat, wants)
+	} else {
+		w = q.wait.AddAt(cat, place, wants)
 	}
-	w := &waiter{cat: cat, seq: place, want: n, ready: make(chan struct{})}
-	heap.Push(&q.wait, w)
 	q.serve()
 	q.mu.Unlock()
 	select {
-	case <-w.ready:
+	case <-wants.ready:
 		return n, nil
 	case <-or:
 		q.quit(w)
@@ -74,24 +74,24 @@ func (q *quota) try(n int) (int, bool) {
 	n = min(n, q.size)
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if len(q.wait) == 0 && !q.isShut() && q.take(n) {
+	if q.wait.Len() == 0 && !q.isShut() && q.take(n) {
 		return n, true
 	}
 	return 0, false
 }
 
 // quit ends the waiting of w, which may have been served at the same moment.
-func (q *quota) quit(w *waiter) {
+func (q *quota) quit(w *limit.Waiting[waiter]) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	select {
-	case <-w.ready:
-		q.giveBack(w.want)
+	case <-w.Value.ready:
+		q.giveBack(w.Value.want)
 	default:
-		heap.Remove(&q.wait, w.at)
+		q.wait.Remove(w)
 	}
 	q.serve()
-	if q.watching && len(q.wait) == 0 {
+	if q.watching && q.wait.Len() == 0 {
 		close(q.idle)
 		q.watching = false
 	}
@@ -164,15 +164,16 @@ func (q *quota) giveBack(n int) {
 }
 
 func (q *quota) serve() {
-	if len(q.wait) > 0 && q.isShut() {
+	if q.wait.Len() > 0 && q.isShut() {
 		if !q.watching {
 			q.watching, q.idle = true, make(chan struct{})
 			go q.watch(q.idle)
 		}
 		return
 	}
-	for len(q.wait) > 0 && q.take(q.wait[0].want) {
-		close(heap.Pop(&q.wait).(*waiter).ready)
+	for w := q.wait.First(); w != nil && q.take(w.Value.want); w = q.wait.First() {
+		q.wait.Remove(w)
+		close(w.Value.ready)
 	}
 }
 
@@ -210,35 +211,8 @@ func (c *claims) called(d time.Duration) {
 	c.mean += (d - c.mean) / 8
 }
 
+// waiter is a request that waits for capacity.
 type waiter struct {
-	cat   notify.Category
-	seq   uint64
 	want  int
-	at    int
-	ready chan struct{}
-}
-
-type waiters []*waiter
-
-func (w waiters) Len() int { return len(w) }
-func (w waiters) Less(i, j int) bool {
-	if w[i].cat != w[j].cat {
-		return w[i].cat < w[j].cat
-	}
-	return w[i].seq < w[j].seq
-}
-func (w waiters) Swap(i, j int) {
-	w[i], w[j] = w[j], w[i]
-	w[i].at, w[j].at = i, j
-}
-func (w *waiters) Push(x any) {
-	x.(*waiter).at = len(*w)
-	*w = append(*w, x.(*waiter))
-}
-func (w *waiters) Pop() any {
-	old := *w
-	x := old[len(old)-1]
-	old[len(old)-1] = nil
-	*w = old[:len(old)-1]
-	return x
+	ready chan struct{} // closed when it has what it wants
 }

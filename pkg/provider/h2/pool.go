@@ -91,7 +91,7 @@ type Pool struct {
 	idle    chan struct{}           // signalled when busy falls to 0 after the end
 
 	mu       sync.Mutex
-	queue    list
+	queue    queue
 	all      map[*conn]struct{} // also those that have left
 	nextDial time.Time
 	down     error // why there is no connection; nil: not known yet
@@ -206,8 +206,8 @@ func (p *Pool) take(to []*Request, n int) []*Request {
 		return to
 	}
 	p.mu.Lock()
-	for ; n > 0 && p.queue.first != nil; n-- {
-		r := p.queue.first
+	for r := p.queue.first(); n > 0 && r != nil; r = p.queue.first() {
+		n--
 		p.queue.remove(r)
 		to = append(to, r)
 	}
@@ -230,7 +230,7 @@ func (p *Pool) finished(n int) {
 // tries is how often a request is begun at most.
 const tries = 3
 
-// requeue puts a request back to the front of the queue, unless it was tried
+// requeue puts a request back to the front of its rank, unless it was tried
 // often enough or nobody wants it any more.
 func (p *Pool) requeue(r *Request) bool {
 	if r.tries++; r.tries >= tries {
@@ -255,7 +255,7 @@ func (p *Pool) abandon(b *Batch) {
 	b.cancelled.Store(true)
 	var done []*Request
 	p.mu.Lock()
-	for r := p.queue.first; r != nil; {
+	for r := p.queue.ranks[b.rank()].first; r != nil; {
 		next := r.next
 		if r.batch == b {
 			p.queue.remove(r)
@@ -279,7 +279,7 @@ func (p *Pool) abandon(b *Batch) {
 // fail hands back everything that is queued. The lock is held, and released.
 func (p *Pool) fail(err error) {
 	var done []*Request
-	for r := p.queue.first; r != nil; r = p.queue.first {
+	for r := p.queue.first(); r != nil; r = p.queue.first() {
 		p.queue.remove(r)
 		r.Failure, r.Err = NoConnection, err
 		done = append(done, r)

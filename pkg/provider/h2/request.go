@@ -134,15 +134,45 @@ func (l *list) remove(r *Request) {
 	l.n--
 }
 
+// queue is requests that wait for a stream, by the rank of their batch.
+type queue struct {
+	ranks [Ranks]list
+	n     int
+}
+
+func (q *queue) pushBack(r *Request)  { q.n++; q.ranks[r.batch.rank()].pushBack(r) }
+func (q *queue) pushFront(r *Request) { q.n++; q.ranks[r.batch.rank()].pushFront(r) }
+func (q *queue) remove(r *Request)    { q.n--; q.ranks[r.batch.rank()].remove(r) }
+
+// first returns the request to be sent next, or nil.
+func (q *queue) first() *Request {
+	for i := range q.ranks {
+		if r := q.ranks[i].first; r != nil {
+			return r
+		}
+	}
+	return nil
+}
+
+// Ranks is how many ranks there are.
+const Ranks = 8
+
 // Batch is where the answers of requests arrive that one goroutine submits and
 // waits for. The zero value is not usable; see NewBatch.
 type Batch struct {
+	// Rank says which requests are given a stream first while all are taken: the lowest
+	// rank, from 0; beyond Ranks is the last. It is set while nothing of the batch is
+	// under way.
+	Rank int
+
 	mu        sync.Mutex
 	done      []*Request
 	taken     []*Request
 	wake      chan struct{}
 	cancelled atomic.Bool
 }
+
+func (b *Batch) rank() int { return min(b.Rank, Ranks-1) }
 
 // NewBatch returns an empty batch.
 func NewBatch() *Batch { return &Batch{wake: make(chan struct{}, 1)} }
