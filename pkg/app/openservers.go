@@ -183,7 +183,7 @@ func (n *Node) checkKafka(ctx context.Context, fs *findings) {
 		versions[b.Version] = true
 	}
 	fs.add("kafka", false, "", "%d brokers, %d topics, versions %v", len(cl.Brokers), len(cl.Topics), slices.Sorted(maps.Keys(versions)))
-	for _, f := range cl.Check(stream.AdminConfig{Replication: n.cfg.Kafka.Replication, MinInSync: n.cfg.Kafka.MinInSync}, want) {
+	for _, f := range cl.Check(stream.AdminConfig{Replication: n.cfg.Kafka.Replication, MinInSync: n.cfg.Kafka.MinInSync, Keep: n.cfg.Kafka.Keep}, want) {
 		level := "warn"
 		if f.Wrong {
 			level = "fail"

@@ -23,6 +23,9 @@ type AdminConfig struct {
 	// MaxRecordBytes is the largest record those topics must take. Default
 	// 1,000,000, as ProducerConfig's.
 	MaxRecordBytes int
+	// Keep is how long records stay that were read: Check wants the brokers to keep
+	// the offsets of groups as long. 0: Check does not look at that.
+	Keep time.Duration
 }
 
 // Admin looks after topics and offsets. It may be used from any goroutine.

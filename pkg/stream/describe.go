@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
@@ -17,6 +19,9 @@ import (
 type Cluster struct {
 	Brokers []Broker // by id
 	Topics  []Topic  // by name; those that do not exist are missing
+	// OffsetsKept is how long the brokers keep the offsets of a group that has no
+	// members: the shortest of all brokers. 0: not known.
+	OffsetsKept time.Duration
 }
 
 // Broker is one broker.
@@ -76,7 +81,35 @@ func (a *Admin) Describe(ctx context.Context, topics ...string) (Cluster, error)
 			c.Topics = append(c.Topics, describeTopic(&d))
 		}
 	}
+	c.OffsetsKept = a.offsetsKept(ctx, c.Brokers)
 	return c, a.settingsOf(ctx, c.Topics)
+}
+
+// offsetRetention is the brokers' setting of Cluster.OffsetsKept.
+const offsetRetention = "offsets.retention.minutes"
+
+// offsetsKept returns 0 where the brokers' settings may not be read.
+func (a *Admin) offsetsKept(ctx context.Context, brokers []Broker) (least time.Duration) {
+	ids := make([]int32, len(brokers))
+	for i := range brokers {
+		ids[i] = brokers[i].ID
+	}
+	configs, err := a.adm.DescribeBrokerConfigs(ctx, ids...)
+	if err != nil {
+		return 0
+	}
+	for _, rc := range configs {
+		for _, c := range rc.Configs {
+			if c.Key != offsetRetention || c.Value == nil {
+				continue
+			}
+			n, err := strconv.ParseInt(*c.Value, 10, 64)
+			if kept := time.Duration(n) * time.Minute; err == nil && (least == 0 || kept < least) {
+				least = kept
+			}
+		}
+	}
+	return least
 }
 
 func describeTopic(d *kadm.TopicDetail) Topic {
@@ -155,6 +188,11 @@ func (c *Cluster) Check(cfg AdminConfig, want map[string]int) []Finding {
 	if cfg.Replication > len(c.Brokers) {
 		add("", cfg.MinInSync > len(c.Brokers), "Start the brokers that are missing, or add some.",
 			"%d replicas are wanted, and %d brokers are there", cfg.Replication, len(c.Brokers))
+	}
+	if c.OffsetsKept > 0 && c.OffsetsKept < cfg.Keep {
+		add("", false, fmt.Sprintf("Set %s of every broker to %d or more.", offsetRetention, int64(math.Ceil(cfg.Keep.Minutes()))),
+			"%s is %d: after a stop of all workers for longer than %s their offsets are gone, and they read the whole log of %s again",
+			offsetRetention, int64(c.OffsetsKept/time.Minute), c.OffsetsKept, cfg.Keep)
 	}
 	for _, name := range slices.Sorted(maps.Keys(want)) {
 		i := slices.IndexFunc(c.Topics, func(t Topic) bool { return t.Name == name })

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -97,6 +98,9 @@ func TestDescribe(t *testing.T) {
 		if len(c.Topics) != 1 || c.Topics[0].Partitions != 3 || c.Topics[0].Replication != 1 || c.Topics[0].Settings["max.message.bytes"] != "1048000" {
 			t.Errorf("topics %+v", c.Topics)
 		}
+		if c.OffsetsKept < time.Hour {
+			t.Errorf("offsets are kept for %s", c.OffsetsKept)
+		}
 		for _, f := range c.Check(cfg, want) {
 			t.Errorf("%+v", f)
 		}
@@ -110,13 +114,13 @@ func TestDescribe(t *testing.T) {
 // names it.
 func TestCheck(t *testing.T) {
 	t.Parallel()
-	cfg := AdminConfig{Replication: 3, MinInSync: 2, MaxRecordBytes: 1_000_000}
+	cfg := AdminConfig{Replication: 3, MinInSync: 2, MaxRecordBytes: 1_000_000, Keep: 7 * 24 * time.Hour}
 	fine := func() *Cluster {
 		t := Topic{Name: "notifications-push", Partitions: 18, Replication: 3, InSync: 3, Settings: map[string]string{}}
 		for k, v := range cfg.settings(t.Name) {
 			t.Settings[k] = v
 		}
-		return &Cluster{Brokers: []Broker{{ID: 1}, {ID: 2}, {ID: 3}}, Topics: []Topic{t}}
+		return &Cluster{Brokers: []Broker{{ID: 1}, {ID: 2}, {ID: 3}}, Topics: []Topic{t}, OffsetsKept: 7 * 24 * time.Hour}
 	}
 	want := map[string]int{"notifications-push": 18}
 	if f := fine().Check(cfg, want); len(f) != 0 {
@@ -125,6 +129,7 @@ func TestCheck(t *testing.T) {
 	longer := fine()
 	longer.Topics[0].Settings["retention.ms"] = "-1"
 	longer.Topics[0].Partitions = 36
+	longer.OffsetsKept = 0 // not known
 	if f := longer.Check(cfg, want); len(f) != 0 {
 		t.Errorf("%+v", f)
 	}
@@ -148,6 +153,7 @@ func TestCheck(t *testing.T) {
 		"size":        {true, func(c *Cluster) { c.Topics[0].Settings["max.message.bytes"] = "1000000" }, "max.message.bytes"},
 		"time":        {true, func(c *Cluster) { c.Topics[0].Settings["retention.ms"] = "3600000" }, "retention.ms"},
 		"space":       {false, func(c *Cluster) { c.Topics[0].Settings["retention.bytes"] = "1000000" }, "retention.bytes"},
+		"offsets":     {false, func(c *Cluster) { c.OffsetsKept = 24 * time.Hour }, "offsets.retention.minutes is 1440: after a stop of all workers for longer than 24h0m0s"},
 		"unreadable":  {false, func(c *Cluster) { c.Topics[0].Settings = nil }, "cannot be read"},
 	} {
 		c := fine()
