@@ -109,7 +109,7 @@ bench-engines: go ## Measure our use of those servers beside their own tools or 
 	@SHORT='$(SHORT)' ONLY='$(ONLY)' scripts/bench-engines.sh
 
 .PHONY: faults
-faults: go ## Kill and empty those servers, and processes, under load; SHORT=1: for 10 s each, NODES=3: one of three for good, ONLY="kafka redis" some
+faults: go ## Kill, empty, pause and cut off those servers, and processes, under load; SHORT=1: for 10 s each, NODES=3: one of three for good, ONLY="kafka redis" some
 	@SHORT='$(SHORT)' ONLY='$(ONLY)' scripts/faults.sh
 
 .PHONY: rolling

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Break real servers and processes of notifyd under load, one fault after the other,
-# and check what was promised. It uses the servers of make engines, kills some of
+# and check what was promised. The faults paused, cut and cut-log run a worker in a network namespace
+# (Linux; root or user namespaces). It uses the servers of make engines, kills some of
 # them, and empties Redis; they run again when it is over, and make engines-stop stops
 # them. NOTIFY_ENGINES_DIR and the ports of engines/versions.env give it others.
 # SHORT=1: servers are away for 10 s instead of 30. ONLY="kafka redis" picks some.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -129,6 +130,12 @@ func (o *options) cassandraConfig() cassandra.Config {
 
 // run starts a process of a role and waits until it says that it is ready.
 func (c *cluster) run(ctx context.Context, role string) (*process, error) {
+	return c.runIn(ctx, nil, role)
+}
+
+// runIn is run in a network of the process's own, with further settings. nil: in the
+// network of all others. Of a process in its own the metrics cannot be asked.
+func (c *cluster) runIn(ctx context.Context, e *enclosure, role string, settings ...string) (*process, error) {
 	c.lives++
 	p := &process{role: role, name: fmt.Sprintf("faults-%d-%s", c.lives, role), exited: make(chan error, 1)}
 	p.log = filepath.Join(c.dir, p.name+".log")
@@ -140,8 +147,16 @@ func (c *cluster) run(ctx context.Context, role string) (*process, error) {
 	p.cmd = exec.CommandContext(ctx, c.bin, "serve", "--config", c.config(), "--config", filepath.Join(c.dir, "dev", "beside.yaml"), "--role", role,
 		"--set", "api.listen=127.0.0.1:0", "--set", "api.admin=127.0.0.1:0", "--set", "logging.level=info", "--set", "logging.format=json",
 		"--set", "data_dir="+filepath.Join(c.dir, "none"), "--set", "instance="+p.name)
+	for _, s := range settings {
+		p.cmd.Args = append(p.cmd.Args, "--set", s)
+	}
 	p.cmd.Stdout, p.cmd.Stderr = out, out
-	if err := p.cmd.Start(); err != nil {
+	if e != nil {
+		err = e.start(ctx, p.cmd)
+	} else {
+		err = p.cmd.Start()
+	}
+	if err != nil {
 		return nil, err
 	}
 	go func() { p.exited <- p.cmd.Wait() }()
@@ -180,12 +195,24 @@ func (c *cluster) killProcess(p *process) {
 	_ = p.cmd.Process.Kill()
 	err := <-p.exited
 	p.exited <- err
-	for i, one := range c.procs {
-		if one == p {
-			c.procs = append(c.procs[:i:i], c.procs[i+1:]...)
-			return
-		}
+	c.procs = slices.DeleteFunc(c.procs, func(one *process) bool { return one == p })
+}
+
+// endProcess is SIGTERM. It returns an error if the process does not end in peace.
+func (c *cluster) endProcess(ctx context.Context, p *process) error {
+	if err := p.signal(syscall.SIGTERM); err != nil {
+		return err
 	}
+	if err := until(ctx, p.name+" has ended", func() (bool, error) { return p.ended(), nil }); err != nil {
+		return err
+	}
+	err := <-p.exited
+	p.exited <- err
+	c.procs = slices.DeleteFunc(c.procs, func(one *process) bool { return one == p })
+	if err != nil {
+		return fmt.Errorf("%s ended with: %w (see %s)", p.name, err, p.log)
+	}
+	return nil
 }
 
 func (p *process) signal(s syscall.Signal) error { return p.cmd.Process.Signal(s) }

@@ -11,6 +11,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -58,6 +59,9 @@ var faults = map[int][]fault{
 		{"postgres", postgresStopped},
 		{"worker", workerKilled},
 		{"pause", schedulerPaused},
+		{"paused", workerPaused},
+		{"cut", workerCut},
+		{"cut-log", workerCutFromLog},
 		{"frozen", kafkaFrozen},
 	},
 	// Each leaves its node dead: the second one has both to live with.
@@ -75,6 +79,10 @@ func names(nodes int) (out []string) {
 }
 
 func main() {
+	if len(os.Args) > 3 && os.Args[1] == enclosed {
+		fmt.Fprintln(os.Stderr, "enclosed:", runEnclosed(os.Args[2], os.Args[3:]))
+		os.Exit(2)
+	}
 	var o options
 	flag.StringVar(&o.only, "only", "", "faults to run: "+strings.Join(names(1), " ")+"; with -nodes 3: "+strings.Join(names(3), " ")+"; empty: all")
 	flag.DurationVar(&o.down, "down", 30*time.Second, "how long a server is away")

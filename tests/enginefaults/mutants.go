@@ -39,6 +39,18 @@ var mutants = map[string]victim.Mutant{
 		Old:  "\t\tif row.Key != (notify.RowKey{}) && row.Digest == j.row.Digest {",
 		New:  "\t\trow = &notify.Row{}\n\t\tif row.Key != (notify.RowKey{}) && row.Digest == j.row.Digest {",
 	},
+	// cut-log: an owner that the group does not answer believes that it owns.
+	"lasting-hold": {
+		File: "pkg/stream/held.go",
+		Old:  "\t\tif c.holds(m.limit, time.Now()) {",
+		New:  "\t\tif !c.sent.IsZero() {",
+	},
+	// paused: rows have the time of their write, not that of the owner's tenure.
+	"wall-clock": {
+		File: "pkg/engine/cassandra/tenures.go",
+		Old:  "\treturn r.Stamp, nil",
+		New:  "\treturn time.Now().UnixMicro(), nil",
+	},
 }
 
 func mutantNames() []string { return slices.Sorted(maps.Keys(mutants)) }

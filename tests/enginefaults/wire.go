@@ -1,0 +1,140 @@
+package main
+
+import (
+	"context"
+	"net"
+	"sync"
+	"sync/atomic"
+)
+
+// gate is a place that bytes pass. Wires that share a gate are cut at the same moment.
+// While it is shut, connections stay open and no byte is forwarded.
+type gate struct {
+	mu     sync.Mutex
+	opened chan struct{} // closed when the gate opens; nil: it is open
+}
+
+func (g *gate) shut() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.opened == nil {
+		g.opened = make(chan struct{})
+	}
+}
+
+func (g *gate) open() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.opened != nil {
+		close(g.opened)
+		g.opened = nil
+	}
+}
+
+// pass waits until the gate is open.
+func (g *gate) pass() {
+	g.mu.Lock()
+	opened := g.opened
+	g.mu.Unlock()
+	if opened != nil {
+		<-opened
+	}
+}
+
+// wire is a TCP proxy before one address. What its clients have sent while its gate was
+// shut is forwarded afterwards, also for a client that has closed its connection. So does
+// a network that was cut: it repeats what it has not delivered.
+type wire struct {
+	gate  *gate
+	dial  func(context.Context) (net.Conn, error)
+	bytes atomic.Int64 // forwarded from clients
+
+	mu    sync.Mutex
+	conns map[net.Conn]bool
+	ended bool
+}
+
+// serve forwards the connections of a listener until end closes it.
+func (w *wire) serve(ctx context.Context, l net.Listener) {
+	var forwards sync.WaitGroup
+	defer forwards.Wait()
+	for {
+		client, err := l.Accept()
+		if err != nil {
+			return
+		}
+		forwards.Go(func() { w.forward(ctx, client) })
+	}
+}
+
+func (w *wire) forward(ctx context.Context, client net.Conn) {
+	defer client.Close()
+	w.gate.pass()
+	server, err := w.dial(ctx)
+	if err != nil {
+		return
+	}
+	defer server.Close()
+	if !w.keep(client, server) {
+		return
+	}
+	defer w.drop(client, server)
+	var both sync.WaitGroup
+	both.Go(func() { w.copyBytes(server, client, &w.bytes) })
+	both.Go(func() { w.copyBytes(client, server, new(atomic.Int64)) })
+	both.Wait()
+}
+
+// copyBytes forwards one direction, and its end.
+func (w *wire) copyBytes(to, from net.Conn, count *atomic.Int64) {
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := from.Read(buf)
+		w.gate.pass()
+		if n > 0 {
+			if _, failed := to.Write(buf[:n]); failed != nil {
+				err = failed
+			}
+			count.Add(int64(n))
+		}
+		if err != nil {
+			if half, ok := to.(interface{ CloseWrite() error }); ok {
+				_ = half.CloseWrite() // the other direction goes on
+			} else {
+				to.Close()
+			}
+			return
+		}
+	}
+}
+
+// keep remembers connections for end. It returns false if end was called.
+func (w *wire) keep(conns ...net.Conn) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.conns == nil {
+		w.conns = map[net.Conn]bool{}
+	}
+	for _, c := range conns {
+		w.conns[c] = true
+	}
+	return !w.ended
+}
+
+func (w *wire) drop(conns ...net.Conn) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, c := range conns {
+		delete(w.conns, c)
+	}
+}
+
+// end closes every connection.
+func (w *wire) end() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.ended = true
+	for c := range w.conns {
+		c.Close()
+	}
+}
