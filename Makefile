@@ -9,6 +9,7 @@ MAKEFLAGS += --no-builtin-rules
 
 GOLANGCI_VERSION := v2.15.0
 PROTOC_GEN_GO_VERSION := v1.36.12
+CYCLONEDX_VERSION := v1.10.0
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 FUZZTIME ?= 20s
@@ -29,6 +30,10 @@ help: ## List the targets
 .PHONY: build
 build: go ## Build bin/notifyd and bin/notifyctl: static, the same bytes from the same sources
 	CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w -X main.linked=$(VERSION)' -o '$(BIN)/' ./cmd/notifyd ./cmd/notifyctl
+
+.PHONY: sbom
+sbom: build ## Write bin/*.cdx.json: what modules each binary is made of, with licences (CycloneDX)
+	for b in notifyd notifyctl; do go run github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod@$(CYCLONEDX_VERSION) bin -json -licenses -version '$(VERSION)' -output "$(BIN)/$$b.cdx.json" "$(BIN)/$$b"; done
 
 .PHONY: test
 test: go ## Run all tests; SHORT=1 leaves out the long ones, PKGS=./pkg/wheel picks some

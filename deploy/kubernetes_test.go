@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -160,6 +162,40 @@ type (
 			}
 		}
 	}
+	networkPolicy struct {
+		head `yaml:",inline"`
+		Spec struct {
+			PodSelector podSelector `yaml:"podSelector"`
+			PolicyTypes []string    `yaml:"policyTypes"`
+			Ingress     []struct {
+				From  []networkPeer
+				Ports []networkPort
+			}
+			Egress []struct {
+				To    []networkPeer
+				Ports []networkPort
+			}
+		}
+	}
+	podSelector struct {
+		MatchLabels      labels `yaml:"matchLabels"`
+		MatchExpressions []struct {
+			Key, Operator string
+			Values        []string
+		} `yaml:"matchExpressions"`
+	}
+	networkPeer struct {
+		NamespaceSelector *selector    `yaml:"namespaceSelector"`
+		PodSelector       *podSelector `yaml:"podSelector"`
+		IPBlock           *struct {
+			CIDR   string
+			Except []string
+		} `yaml:"ipBlock"`
+	}
+	networkPort struct {
+		Port     int
+		Protocol string
+	}
 	configMap struct {
 		head `yaml:",inline"`
 		Data map[string]string
@@ -184,6 +220,7 @@ type cluster struct {
 	jobs        []job
 	budgets     []budget
 	services    []service
+	policies    []networkPolicy
 	config      configMap
 	secret      secret
 	names       []string // kind/name
@@ -241,6 +278,9 @@ func (c *cluster) add(t *testing.T, where string, b []byte) {
 	case "Service":
 		c.services = append(c.services, service{})
 		take("v1", &c.services[len(c.services)-1])
+	case "NetworkPolicy":
+		c.policies = append(c.policies, networkPolicy{})
+		take("networking.k8s.io/v1", &c.policies[len(c.policies)-1])
 	case "ConfigMap":
 		take("v1", &c.config)
 	case "Secret":
@@ -336,6 +376,125 @@ func TestKubernetes(t *testing.T) {
 	}
 	if len(used) != len(c.secret.StringData) {
 		t.Errorf("the Secret has %d values, %d are used", len(c.secret.StringData), len(used))
+	}
+}
+
+// finds reports whether a selector finds pods with these labels; an empty one finds all.
+func (s *podSelector) finds(of labels) bool {
+	for k, v := range s.MatchLabels {
+		if of[k] != v {
+			return false
+		}
+	}
+	for _, e := range s.MatchExpressions {
+		if e.Operator != "In" || !slices.Contains(e.Values, of[e.Key]) {
+			return false
+		}
+	}
+	return true
+}
+
+// networkOf returns the ports at which the policies let others connect to pods with
+// these labels, and the ports of other pods and of the internet that those pods reach.
+func (c *cluster) networkOf(t *testing.T, name string, of labels) (enters, inside, internet []int) {
+	t.Helper()
+	closed := map[string]bool{}
+	for i := range c.policies {
+		p := &c.policies[i]
+		if !p.Spec.PodSelector.finds(of) {
+			continue
+		}
+		for _, way := range p.Spec.PolicyTypes {
+			closed[way] = true
+		}
+		for _, rule := range p.Spec.Ingress {
+			for _, from := range rule.From {
+				if from.IPBlock != nil || from.NamespaceSelector == nil || len(from.NamespaceSelector.MatchLabels) == 0 && from.PodSelector == nil {
+					t.Errorf("%s: %s lets anything in", name, p.Metadata.Name)
+				}
+			}
+			if len(rule.From) == 0 || len(rule.Ports) == 0 {
+				t.Errorf("%s: %s lets anything in", name, p.Metadata.Name)
+			}
+			for _, port := range rule.Ports {
+				enters = append(enters, port.Port)
+			}
+		}
+		for _, rule := range p.Spec.Egress {
+			if len(rule.To) == 0 || len(rule.Ports) == 0 {
+				t.Errorf("%s: %s lets everything out", name, p.Metadata.Name)
+			}
+			for _, port := range rule.Ports {
+				if rule.To[0].IPBlock != nil {
+					internet = append(internet, port.Port)
+				} else {
+					inside = append(inside, port.Port)
+				}
+			}
+		}
+	}
+	if !closed["Ingress"] || !closed["Egress"] {
+		t.Errorf("%s: open where no rule is: %v", name, closed)
+	}
+	return enters, inside, internet
+}
+
+// TestNetworkPolicies: what may connect to each pod, and where each may connect to.
+func TestNetworkPolicies(t *testing.T) {
+	t.Parallel()
+	c := readCluster(t)
+	engines := []int{53, 53, 6379} // Redis is behind its sentinels
+	for _, m := range regexp.MustCompile(`[\w-]+\.(?:kafka|cassandra|redis|postgres):(\d+)`).FindAllStringSubmatch(c.config.Data["notifyd.yaml"], -1) {
+		port, err := strconv.Atoi(m[1])
+		must(t, err)
+		if !slices.Contains(engines, port) {
+			engines = append(engines, port)
+		}
+	}
+	slices.Sort(engines)
+	check := func(name string, of labels, enters, inside, internet []int) {
+		t.Helper()
+		gotEnters, gotInside, gotInternet := c.networkOf(t, name, of)
+		slices.Sort(gotEnters)
+		slices.Sort(gotInside)
+		if !slices.Equal(gotEnters, enters) || !slices.Equal(gotInside, inside) || !slices.Equal(gotInternet, internet) {
+			t.Errorf("%s: others enter at %v, want %v; it reaches %v, want %v, and on the internet %v, want %v", name, gotEnters, enters, gotInside, inside, gotInternet, internet)
+		}
+	}
+	for i := range c.deployments {
+		name, of := c.deployments[i].Metadata.Name, c.deployments[i].Spec.Template.Metadata.Labels
+		switch name {
+		case "notifyd-api":
+			check(name, of, []int{7420, 7421}, engines, []int{443})
+		case "notifyd-worker", "notifyd-dispatcher":
+			check(name, of, []int{7421}, engines, []int{443})
+		default:
+			check(name, of, []int{7421}, engines, nil)
+		}
+	}
+	for i := range c.jobs {
+		name, of := c.jobs[i].Metadata.Name, c.jobs[i].Spec.Template.Metadata.Labels
+		reached := engines
+		if name == "notifyd-load" { // over loopback alone
+			reached = nil
+		}
+		check(name, of, []int{7421}, reached, nil)
+	}
+	// The internet is what is neither private nor the metadata of a cloud.
+	for i := range c.policies {
+		for _, rule := range c.policies[i].Spec.Egress {
+			for _, to := range rule.To {
+				if to.IPBlock == nil || to.IPBlock.CIDR == "2000::/3" {
+					continue
+				}
+				for _, addr := range []string{"10.1.2.3", "169.254.169.254", "172.16.0.1", "192.168.0.1", "127.0.0.1", "100.64.0.1"} {
+					a := netip.MustParseAddr(addr)
+					if !slices.ContainsFunc(to.IPBlock.Except, func(cidr string) bool { return netip.MustParsePrefix(cidr).Contains(a) }) {
+						t.Errorf("%s: %s can be reached", c.policies[i].Metadata.Name, addr)
+					}
+				}
+			}
+		}
 	}
 }
 
