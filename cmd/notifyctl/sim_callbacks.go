@@ -3,8 +3,11 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"io"
+	"maps"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -43,6 +46,44 @@ type simCall struct {
 	// Traceparent and Tracestate are the W3C headers it came with.
 	Traceparent string `json:"traceparent,omitempty"`
 	Tracestate  string `json:"tracestate,omitempty"`
+	// Content is nil for all but the latest calls that the receiver got.
+	Content *simContent `json:"content,omitempty"`
+}
+
+// simContent is what a call carried.
+type simContent struct {
+	Method string      `json:"method"`
+	URL    string      `json:"url"`
+	Header http.Header `json:"header"`
+	Body   string      `json:"body"`             // base64 if Binary
+	Binary bool        `json:"binary,omitempty"` // not UTF-8
+	Cut    bool        `json:"cut,omitempty"`    // not all of it
+}
+
+// print writes what a call carried, as it came, one header a line.
+func (c *simCall) print(w io.Writer) {
+	if c.Content == nil {
+		fmt.Fprintf(w, "\nattempt %d: its headers and body are no longer kept\n", c.Attempt)
+		return
+	}
+	fmt.Fprintf(w, "\nattempt %d: %s %s\n", c.Attempt, c.Content.Method, cli.Clean(c.Content.URL))
+	for _, name := range slices.Sorted(maps.Keys(c.Content.Header)) {
+		for _, v := range c.Content.Header[name] {
+			fmt.Fprintf(w, "  %s: %s\n", cli.Clean(name), cli.Clean(v))
+		}
+	}
+	switch {
+	case c.Content.Binary:
+		fmt.Fprintf(w, "  (a body that is no text, in base64)\n")
+	case c.Content.Body == "":
+		fmt.Fprintf(w, "  (no body)\n")
+	}
+	for line := range strings.Lines(c.Content.Body) {
+		fmt.Fprintf(w, "  %s\n", cli.Clean(strings.TrimSuffix(line, "\n")))
+	}
+	if c.Content.Cut {
+		fmt.Fprintf(w, "  (%s bytes; the rest is not kept)\n", count(c.Bytes))
+	}
 }
 
 // lateNames are the buckets of lateness.
@@ -52,8 +93,10 @@ func newSimCallbacks(p *program, dial func() (*simClient, error)) *cobra.Command
 	return &cobra.Command{
 		Use: "callbacks [TRIGGER]", Short: "Show the calls of triggers that the receiver got", Args: cobra.MaximumNArgs(1),
 		Long: `callbacks counts the calls that the simulated receiver of triggers got, or lists those
-of one trigger. Where callback URLs carry due=<ms since 1970> it also says how late
+of one trigger with their headers and bodies, which are kept of the latest 1,000 calls
+and up to 4 KiB each. Where callback URLs carry due=<ms since 1970> it also says how late
 the first calls came.`,
+		Example: "  notifyctl sim callbacks\n  notifyctl sim callbacks trg_01K3ZV7Q0N8M2D4R6T8W0Y2A4C\n  notifyctl sim callbacks trg_01K3ZV7Q0N8M2D4R6T8W0Y2A4C -o jsonl",
 		RunE: func(c *cobra.Command, args []string) error {
 			s, err := dial()
 			if err != nil {
@@ -64,7 +107,7 @@ the first calls came.`,
 				if err := s.call(c.Context(), http.MethodGet, "/callbacks?id="+url.QueryEscape(args[0]), nil, &list); err != nil {
 					return err
 				}
-				return p.printer().Print(list, func() cli.Table {
+				if err := p.printer().Print(list, func() cli.Table {
 					t := cli.Table{{"AT", "ATTEMPT", "STATUS", "TAKEN", "SIGNATURE", "PATH", "BYTES"}}
 					for _, v := range list {
 						t = append(t, []string{
@@ -72,7 +115,13 @@ the first calls came.`,
 						})
 					}
 					return t
-				})
+				}); err != nil || !p.human() {
+					return err
+				}
+				for i := range list {
+					list[i].print(p.out)
+				}
+				return nil
 			}
 			var raw json.RawMessage
 			if err := s.call(c.Context(), http.MethodGet, "/callbacks/totals", nil, &raw); err != nil {

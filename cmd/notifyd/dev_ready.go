@@ -123,7 +123,7 @@ func (b *banner) text(o *devOptions) string {
 	fmt.Fprintf(&w, "  API       %s   description: %s/openapi.yaml\n", b.api, b.api)
 	fmt.Fprintf(&w, "  Operate   %s/ui/   sign in with the token in %s\n", b.api, b.short(filepath.Join(b.dir, "token")))
 	fmt.Fprintf(&w, "  Inbox     %s   what the simulated providers were sent\n", b.urls.Inbox)
-	fmt.Fprintf(&w, "  Callbacks %s/   a URL for triggers; notifyctl sim callbacks counts its calls, with a trigger's id lists them\n", b.urls.Callback)
+	fmt.Fprintf(&w, "  Callbacks %s/   a URL for triggers; notifyctl sim callbacks counts its calls, with a trigger's id shows each\n", b.urls.Callback)
 	fmt.Fprintf(&w, "  Metrics   http://%s/metrics\n", b.node.Admin())
 	if log := b.node.Kafka(); log != "" {
 		fmt.Fprintf(&w, "  Kafka     %s   read only: kcat -b %s -C -t notifications-push\n", log, log)

@@ -84,6 +84,7 @@ func (c *callbackServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		At: now, ID: r.Header.Get("X-Trigger-Id"), Status: http.StatusOK, Path: r.URL.Path,
 		Signature: c.check(r.Header, body, now), Bytes: len(body),
 		Traceparent: r.Header.Get("Traceparent"), Tracestate: r.Header.Get("Tracestate"),
+		Content: contentOf(r, body),
 	}
 	if got.ID == "" {
 		got.ID = r.Header.Get("webhook-id")

@@ -2,11 +2,14 @@ package simulator
 
 import (
 	"bufio"
+	"encoding/base64"
 	"encoding/json"
 	"math"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
@@ -36,6 +39,34 @@ type Call struct {
 	// Traceparent and Tracestate are the W3C headers of the call.
 	Traceparent string `json:"traceparent,omitempty"`
 	Tracestate  string `json:"tracestate,omitempty"`
+
+	// Content is nil for all but the latest contentKeep calls.
+	Content *CallContent `json:"content,omitempty"`
+}
+
+// CallContent is what a call carried.
+type CallContent struct {
+	Method string      `json:"method"`
+	URL    string      `json:"url"` // path and query
+	Header http.Header `json:"header"`
+	Body   string      `json:"body"`             // its first contentBytes; base64 if Binary
+	Binary bool        `json:"binary,omitempty"` // not UTF-8
+	Cut    bool        `json:"cut,omitempty"`    // longer than contentBytes
+}
+
+const (
+	contentKeep  = 1000    // calls of which the content is kept, so that load does not fill memory
+	contentBytes = 4 << 10 // as long as a payload of a trigger may be
+)
+
+func contentOf(r *http.Request, body []byte) *CallContent {
+	c := &CallContent{Method: r.Method, URL: r.URL.RequestURI(), Header: r.Header, Cut: len(body) > contentBytes, Binary: !utf8.Valid(body)}
+	if body = body[:min(len(body), contentBytes)]; c.Binary {
+		c.Body = base64.StdEncoding.EncodeToString(body)
+	} else {
+		c.Body = strings.ToValidUTF8(string(body), "") // the cut may fall into a character
+	}
+	return c
 }
 
 // CallTotals are counts over all calls. Lateness is of the first call of each
@@ -67,8 +98,13 @@ type callLedger struct {
 	mu    sync.Mutex
 	calls map[string][]Call
 	order []string // ids in the order they first came
-	sum   CallTotals
-	late  *hdrhistogram.Histogram // us
+	shown [contentKeep]struct {
+		id string
+		n  int // index in calls[id]
+	} // the calls that have their content, a ring
+	next int // of shown: the oldest
+	sum  CallTotals
+	late *hdrhistogram.Histogram // us
 }
 
 func newCallLedger(keep int) *callLedger {
@@ -81,6 +117,8 @@ func (l *callLedger) reset() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.calls, l.order = map[string][]Call{}, nil
+	clear(l.shown[:])
+	l.next = 0
 	l.sum = CallTotals{LateBuckets: make([]int64, len(lateBounds)+1)}
 	l.late = hdrhistogram.New(1, int64(24*time.Hour/time.Microsecond), 3)
 }
@@ -112,6 +150,12 @@ func (l *callLedger) add(c Call) {
 		}
 	}
 	l.calls[c.ID] = append(before, c)
+	old := &l.shown[l.next]
+	if of := l.calls[old.id]; old.n < len(of) {
+		of[old.n].Content = nil
+	}
+	old.id, old.n = c.ID, len(before)
+	l.next = (l.next + 1) % contentKeep
 }
 
 // first counts how late the first call of a trigger is.
@@ -173,6 +217,7 @@ func (l *callLedger) dump(w http.ResponseWriter, r *http.Request) {
 			if c.At.Before(since) {
 				continue
 			}
+			c.Content = nil // of the latest alone, and large
 			if enc.Encode(c) != nil {
 				return // the reader left
 			}

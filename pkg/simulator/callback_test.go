@@ -173,3 +173,42 @@ func asJSON(t testing.TB, v any) string {
 	}
 	return string(b)
 }
+
+// TestCallContent: what a call carried can be seen, of the latest calls and up to a size.
+func TestCallContent(t *testing.T) {
+	t.Parallel()
+	s := start(t, Config{})
+	c := client(t, s, "h1")
+	send := func(id, body string) {
+		t.Helper()
+		r, err := http.NewRequestWithContext(t.Context(), "PUT", s.URLs().Callback+"/hook?a=1", strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set("X-Trigger-Id", id)
+		r.Header.Set("X-Mine", "yes")
+		if got := do(t, c, r); got.status != 200 {
+			t.Fatalf("answered %d", got.status)
+		}
+	}
+	send("trg_1", `{"hold":7}`)
+	send("trg_1", "\xff\x00")
+	send("trg_1", strings.Repeat("x", contentBytes-1)+"\u00e4")
+	of := s.CallsOf("trg_1")
+	if k := of[0].Content; k == nil || k.Method != "PUT" || k.URL != "/hook?a=1" || k.Header.Get("X-Mine") != "yes" || k.Body != `{"hold":7}` || k.Binary || k.Cut {
+		t.Errorf("%+v", k)
+	}
+	if k := of[1].Content; k == nil || !k.Binary || k.Body != "/wA=" {
+		t.Errorf("no text: %+v", k)
+	}
+	if k := of[2].Content; k == nil || !k.Cut || k.Binary || k.Body != strings.Repeat("x", contentBytes-1) {
+		t.Errorf("too long: %+v", k)
+	}
+	// Load does not fill memory: the content of older calls goes, the calls stay.
+	for i := range contentKeep - 2 {
+		s.calls.ledger.add(Call{ID: strconv.Itoa(i), Content: &CallContent{}})
+	}
+	if of = s.CallsOf("trg_1"); len(of) != 3 || of[0].Content != nil || of[1].Content == nil || of[2].Content == nil {
+		t.Errorf("after %d more: %+v", contentKeep-2, of)
+	}
+}

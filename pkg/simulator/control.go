@@ -39,7 +39,7 @@ import (
 //	POST   /ledger/check                       ids, one a line; which were not delivered
 //	DELETE /ledger                             forget everything
 //	GET    /callbacks/totals                   calls of triggers, lateness
-//	GET    /callbacks?id=                      of one trigger; 404 when it never came
+//	GET    /callbacks?id=                      of one trigger, the latest 1,000 with header and body; 404 when it never came
 //	GET    /callbacks/dump?since_ms=           NDJSON, one line per call; of those since
 //	PUT    /callbacks/secret                   {"secret"}: what calls must be signed with
 //	DELETE /callbacks                          forget everything
