@@ -18,7 +18,7 @@ func newExplain(p *program) *cobra.Command {
 		Long: `explain says what a code means, what to do about it, whether trying again helps, and
 where it is printed. Codes are those of errors ("code" of an answer), of notifications
 and callbacks that failed, states, classes, and exit codes. Without a code it lists
-them all. No server is asked.`,
+them all, in a terminal with $PAGER (less, unless it is set). No server is asked.`,
 		Example: "  notifyctl explain idempotency_running\n  notifyctl explain 7\n  notifyctl explain --kind state",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -52,12 +52,14 @@ func runExplainAll(p *program, kind string) error {
 			list = append(list, e)
 		}
 	}
-	return p.printer().Print(list, func() cli.Table {
-		t := cli.Table{{"CODE", "KIND", "RETRY", "MEANING"}}
-		for _, e := range list {
-			t = append(t, []string{e.Code, e.Kind, e.Retry, e.Meaning})
-		}
-		return t
+	return p.paged(func() error {
+		return p.printer().Print(list, func() cli.Table {
+			t := cli.Table{{"CODE", "KIND", "RETRY", "MEANING"}}
+			for _, e := range list {
+				t = append(t, []string{e.Code, e.Kind, e.Retry, e.Meaning})
+			}
+			return t
+		})
 	})
 }
 

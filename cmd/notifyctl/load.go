@@ -60,7 +60,7 @@ func (o *loadOptions) add(c *cobra.Command) {
 	f := c.Flags()
 	o.given = f.Changed
 	f.StringVar(&o.rate, "rate", "", "messages per second of every step, instead of the scenario's, e.g. 50k")
-	f.DurationVar(&o.duration, "duration", 0, "length of every phase, instead of the scenario's")
+	f.DurationVar(&o.duration, "duration", 0, "length of every phase but warm-ups, instead of the scenario's")
 	f.StringVar(&o.count, "count", "", "how many messages of every step, instead of the scenario's")
 	f.IntVar(&o.workers, "workers", 0, "requests at a time of every step, instead of the scenario's")
 	f.Uint64Var(&o.seed, "seed", 0, "seed of the data, instead of the scenario's")

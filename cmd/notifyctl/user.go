@@ -76,7 +76,8 @@ func newUserSet(p *program) *cobra.Command {
 version it read, so that a change in between is not lost. Addresses of a channel
 are replaced, and removed by an empty value. With -f a whole document, as "user
 get -o json" prints it, takes the place of what is stored; a version in it makes
-that conditional. An opt-out binds every call that starts a second later.`,
+that conditional. An opt-out binds every call that starts a second later. set prints
+what is stored then.`,
 		Example: `  notifyctl user set ann --push apns:0f3a91c4d2 --sms +4915112345678 --email ann@example.com
   notifyctl user set ann --opt-out marketing --opt-out email/digest --quiet-hours 22:00-07:00 --tz Europe/Berlin
   notifyctl user get ann -o json > ann.json; notifyctl user set ann -f ann.json`,
@@ -141,9 +142,13 @@ func runUserSet(ctx context.Context, p *program, o *userOptions, user string) er
 	} else if out, err = o.change(ctx, cl, user); err != nil {
 		return err
 	}
-	return p.printer().Record(out, func() cli.Table {
-		return cli.Table{{"user", out.UserID}, {"version", fmt.Sprint(out.Version)}}
-	})
+	stored, err := cl.User(ctx, user)
+	if err != nil { // it is changed; a token may write without being allowed to read
+		return p.printer().Record(out, func() cli.Table {
+			return cli.Table{{"user", out.UserID}, {"version", fmt.Sprint(out.Version)}}
+		})
+	}
+	return p.printer().Record(stored, func() cli.Table { return userFields(&stored) })
 }
 
 // change reads, changes and writes, again when somebody else wrote in between.

@@ -10,7 +10,7 @@ import (
 // Overrides replace values of every step; zero ones do not.
 type Overrides struct {
 	Rate, Count Number
-	Duration    time.Duration // of every phase
+	Duration    time.Duration // of every phase but warm-ups
 	Workers     int
 	Seed        uint64
 }
@@ -28,7 +28,7 @@ func (s Scenario) With(o Overrides) Scenario {
 	}
 	for i := range s.Phases {
 		p := &s.Phases[i]
-		if o.Duration > 0 {
+		if o.Duration > 0 && !p.Warmup {
 			p.Duration = Duration(o.Duration)
 		}
 		for j := range p.Steps {

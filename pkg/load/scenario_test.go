@@ -218,3 +218,13 @@ phases:
 		t.Errorf("a key that was merged in: %v", err)
 	}
 }
+
+// TestDurationLeavesWarmupsAlone: --duration is the length of what is measured.
+func TestDurationLeavesWarmupsAlone(t *testing.T) {
+	t.Parallel()
+	s := Scenario{Name: "s", Phases: []PhaseSpec{{Name: "warm", Warmup: true, Duration: Duration(5 * time.Second)}, {Name: "main", Duration: Duration(time.Minute)}}}
+	got := s.With(Overrides{Duration: 20 * time.Second}).Phases
+	if got[0].Duration != Duration(5*time.Second) || got[1].Duration != Duration(20*time.Second) {
+		t.Errorf("warm-up %v, main %v", time.Duration(got[0].Duration), time.Duration(got[1].Duration))
+	}
+}
