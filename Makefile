@@ -16,6 +16,7 @@ FUZZTIME ?= 20s
 KILLS ?= 20
 TRIALS ?= 10
 ONLY ?=
+MUTANT ?=
 NODES ?= 1
 SHORT ?=
 PKGS ?= ./...
@@ -88,6 +89,10 @@ torture: go ## Kill the process KILLS (20) times under load and check that nothi
 .PHONY: outage
 outage: go ## Stop the process for 10 minutes while 100,000 triggers become due; SHORT=1: 20 s, 5,000
 	SHORT='$(SHORT)' scripts/outage.sh
+
+.PHONY: attack
+attack: go ## Make every try of the table of attacks against real servers (root); MUTANT=any-address: break a mechanism first, ONLY="url token" some
+	@MUTANT='$(MUTANT)' ONLY='$(ONLY)' scripts/attack.sh
 
 .PHONY: mutants
 mutants: go ## Break one mechanism at a time and check that torture and powerloss notice (root, /dev/fuse)

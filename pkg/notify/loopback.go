@@ -3,6 +3,7 @@ package notify
 import (
 	"net"
 	"net/netip"
+	"strings"
 )
 
 // OnLoopback reports whether a is an address of this machine that others cannot reach.
@@ -16,7 +17,10 @@ func OnLoopback(a net.Addr) bool {
 // refuses other hosts: a web page can point a name of its own at 127.0.0.1, and the
 // browser then lets it read the answers (DNS rebinding).
 func LoopbackHost(host string) bool {
-	if name, _, err := net.SplitHostPort(host); err == nil {
+	if name, port, err := net.SplitHostPort(host); err == nil {
+		if strings.Trim(port, "0123456789") != "" {
+			return false
+		}
 		host = name
 	}
 	if n := len(host); n > 2 && host[0] == '[' && host[n-1] == ']' {

@@ -12,7 +12,7 @@ func TestLoopbackHost(t *testing.T) {
 			t.Errorf("%q is refused", host)
 		}
 	}
-	for _, host := range []string{"", "evil.test", "evil.test:7421", "localhost.evil.test", "127.0.0.1.evil.test", "10.0.0.1:80", "0.0.0.0", "[::]:80", "localhost:80:80", "LOCALHOST.", "[]"} {
+	for _, host := range []string{"", "evil.test", "evil.test:7421", "localhost.evil.test", "127.0.0.1.evil.test", "10.0.0.1:80", "0.0.0.0", "[::]:80", "localhost:80:80", "localhost:x.evil.test", "127.0.0.1:80x", "LOCALHOST.", "[]"} {
 		if LoopbackHost(host) {
 			t.Errorf("%q is taken", host)
 		}

@@ -51,9 +51,10 @@ func scopeBit(scope string) uint8 {
 	return 0
 }
 
-// checkCaller holds a caller's name to what can stand in keys, labels and logs.
+// checkCaller holds a caller's name to what can stand in keys, labels and logs. Clients
+// take "." and ".." out of a path, so no URL could name such a caller.
 func checkCaller(s string) bool {
-	if s == "" || len(s) > notify.MaxCaller {
+	if s == "" || s == "." || s == ".." || len(s) > notify.MaxCaller {
 		return false
 	}
 	for i := range len(s) {

@@ -263,7 +263,7 @@ func TestCallerRoutes(t *testing.T) {
 	s := w.start(t, Config{}, func(d *Deps) { d.Callers, d.PlainCallbacks = w.later.Callers(), true })
 	op := token(t, "sre", api.ScopeOperate)
 	put := func(id, body string) reply { return ask(s, "PUT", "/v1/ops/callers/"+id, op, body) }
-	for _, id := range []string{"%1b%5b31mred%0d%0a", "%E2%80%AEgnp.exe", "%3Cscript%3E", "a%20b", "%2A"} { // no token may have these
+	for _, id := range []string{"%1b%5b31mred%0d%0a", "%E2%80%AEgnp.exe", "%3Cscript%3E", "a%20b", "%2A", "%2e%2e", "%2e"} { // no token may have these
 		if got := put(id, `{}`); got.status != 422 || got.problem(t).Code != "bad_caller" {
 			t.Errorf("%s: %d %s", id, got.status, got.body)
 		}

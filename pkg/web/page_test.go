@@ -99,7 +99,7 @@ func TestNext(t *testing.T) {
 	t.Parallel()
 	for in, want := range map[string]string{
 		"/ui/jobs": "/ui/jobs", "/ui/dead-letters?caller=a%26b": "/ui/dead-letters?caller=a%26b", "": "/ui/", "/v1/x": "/ui/", "//evil.example/ui/": "/ui/",
-		"https://evil.example/ui/": "/ui/", "javascript:alert(1)": "/ui/", "/ui//evil.example": "/ui/", `/ui/\evil`: "/ui/", "/ui/%0d%0aX": "/ui/%0d%0aX", "/ui/\r\nX: y": "/ui/",
+		"https://evil.example/ui/": "/ui/", "javascript:alert(1)": "/ui/", "/ui//evil.example": "/ui/", "/ui/../evil": "/ui/", "/ui/a/%2e%2e/..": "/ui/", "/ui/a/../jobs": "/ui/a/../jobs", `/ui/\evil`: "/ui/", "/ui/%0d%0aX": "/ui/%0d%0aX", "/ui/\r\nX: y": "/ui/",
 	} {
 		if got := nextOf(in); got != want {
 			t.Errorf("%q leads to %q, want %q", in, got, want)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"path"
 	"strings"
 	"time"
 
@@ -163,7 +164,7 @@ type signInBody struct {
 // nextOf is where a sign-in leads: a page of ours, whatever the query says.
 func nextOf(raw string) string {
 	u, err := url.Parse(raw)
-	if err != nil || u.Scheme != "" || u.Host != "" || u.Opaque != "" || !strings.HasPrefix(raw, Prefix) || strings.Contains(u.Path, "//") || strings.Contains(u.Path, `\`) {
+	if err != nil || u.Scheme != "" || u.Host != "" || u.Opaque != "" || !strings.HasPrefix(raw, Prefix) || !strings.HasPrefix(path.Clean(u.Path)+"/", Prefix) || strings.Contains(u.Path, "//") || strings.Contains(u.Path, `\`) {
 		return Prefix
 	}
 	return raw

@@ -1,0 +1,65 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+)
+
+func escape(s string) string { return url.QueryEscape(s) }
+
+// raw sends text over a connection of its own and returns the first answer. status is
+// 0 where the connection was closed without one, or where none came in 3 s.
+func raw(address, text string) (a answer, err error) {
+	conn, err := net.DialTimeout("tcp", address, 5*time.Second)
+	if err != nil {
+		return a, err
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(3 * time.Second)); err != nil {
+		return a, err
+	}
+	// A server may close before it has read all of it, and it may say why first.
+	_, _ = conn.Write([]byte(text))
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		return a, nil
+	}
+	defer resp.Body.Close()
+	b := make([]byte, 4096)
+	n, _ := resp.Body.Read(b)
+	return answer{resp.StatusCode, resp.Header, string(b[:n])}, nil
+}
+
+// unanswered is a try that is one raw request: it is refused with any answer but a
+// success.
+func unanswered(name, does, text string) try {
+	return try{
+		name: name, does: does, refused: "no answer below 400, but one that leads to the form to sign in",
+		run: func(context.Context, *rig) (string, error) {
+			a, err := raw(apiAddr, text)
+			signIn := a.status == http.StatusSeeOther && strings.HasPrefix(a.header.Get("Location"), "/ui/sign-in")
+			if err == nil && a.status != 0 && a.status < 400 && !signIn {
+				return a.String(), nil
+			}
+			return "", err
+		},
+	}
+}
+
+// get is a raw request without a body.
+func get(path string, header ...string) string {
+	return fmt.Sprintf("GET %s HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n%s\r\n", path, apiAddr, lines(header))
+}
+
+func lines(header []string) string {
+	if len(header) == 0 {
+		return ""
+	}
+	return strings.Join(header, "\r\n") + "\r\n"
+}

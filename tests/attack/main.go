@@ -1,0 +1,113 @@
+// Command attack starts real servers and makes every try of a table against them:
+// callbacks to addresses that are not public, forged tokens, other callers' data,
+// input that is made to cost memory or time. Each try knows what a refusal is.
+//
+// It moves itself and the servers into a network of their own, in which every address
+// is this machine's (world.go): production settings hold there, a connection to any
+// address is seen, and no packet leaves. It needs root, or user namespaces.
+//
+// It ends with one line of key=value pairs. It exits 1 if a try got through, and 2 if
+// the tries could not be made.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/notifyd/notifyd/tests/internal/victim"
+)
+
+type options struct {
+	mutant  string
+	only    string
+	keep    bool
+	verbose bool
+	inside  string // the folder of the binaries: this process is in the world already
+}
+
+func main() {
+	var o options
+	flag.StringVar(&o.mutant, "mutant", "", "break a mechanism first: "+strings.Join(mutantNames(), ", "))
+	flag.StringVar(&o.only, "only", "", "make only the tries whose group is one of these, with commas between")
+	flag.BoolVar(&o.keep, "keep", false, "keep the data and the logs")
+	flag.BoolVar(&o.verbose, "v", false, "print each try and what a refusal of it is")
+	flag.StringVar(&o.inside, "inside", "", "used by the command itself: the folder of the binaries")
+	flag.Parse()
+	if o.inside != "" {
+		victim.Main("attack", o.keep, o.attack)
+		return
+	}
+	victim.Main("attack", o.keep, o.outside)
+}
+
+// outside builds the binaries and runs this command again in a world of its own.
+func (o *options) outside(ctx context.Context, dir string) (ok bool, err error) {
+	var broken *victim.Mutant
+	if o.mutant != "" {
+		m, known := mutants[o.mutant]
+		if !known {
+			return false, fmt.Errorf("no mutant is called %q; there are %s", o.mutant, strings.Join(mutantNames(), ", "))
+		}
+		broken = &m
+	}
+	if _, err := victim.Build(ctx, ".", dir, broken); err != nil {
+		return false, err
+	}
+	build := exec.CommandContext(ctx, "go", "build", "-o", filepath.Join(dir, "notifyctl"), "./cmd/notifyctl")
+	if out, err := build.CombinedOutput(); err != nil {
+		return false, fmt.Errorf("build: %w\n%s", err, out)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return false, err
+	}
+	c := exec.CommandContext(ctx, self, append([]string{"-inside", dir}, os.Args[1:]...)...)
+	c.Stdout, c.Stderr = os.Stdout, os.Stderr
+	c.Cancel = func() error { return c.Process.Signal(os.Interrupt) }
+	apart(c)
+	err = c.Run()
+	if c.ProcessState == nil {
+		return false, fmt.Errorf("a network of its own is needed, which takes root or user namespaces: %w", err)
+	}
+	switch c.ProcessState.ExitCode() {
+	case 0:
+		return true, nil
+	case 1:
+		return false, nil
+	}
+	return false, fmt.Errorf("the tries could not be made: %w", err)
+}
+
+// attack makes the tries.
+func (o *options) attack(ctx context.Context, dir string) (ok bool, err error) {
+	began := time.Now()
+	ctx, stop := context.WithTimeout(ctx, 10*time.Minute)
+	defer stop()
+	if err := enterWorld(dir); err != nil {
+		return false, fmt.Errorf("the network of its own: %w", err)
+	}
+	r, err := newRig(ctx, o.inside, dir)
+	defer r.end()
+	if err != nil {
+		return false, err
+	}
+	var t tally
+	for _, g := range groups() {
+		if o.only != "" && !slices.Contains(strings.Split(o.only, ","), g.name) {
+			continue
+		}
+		if err := t.run(ctx, r, g, o.verbose); err != nil {
+			return false, err
+		}
+	}
+	good := t.through == 0 && t.tried > 0
+	fmt.Printf("attack tried=%d refused=%d through=%d seconds=%.0f ok=%v\n", t.tried, t.tried-t.through, t.through, time.Since(began).Seconds(), good)
+	return good, nil
+}

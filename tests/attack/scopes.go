@@ -1,0 +1,99 @@
+package main
+
+import (
+	_ "embed"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+//go:embed testdata/routes.txt
+var routeTable string
+
+var parameter = regexp.MustCompile(`\{[a-z]+\}`)
+
+// scopeTries ask for every route with every scope that does not open it, with all of
+// these together, and with none.
+func scopeTries(r *rig) (out []try, err error) {
+	lines, err := rows(routeTable)
+	if err != nil {
+		return nil, err
+	}
+	var known []string
+	scopes := []string{"send", "trigger", "read", "users", "observe", "operate"}
+	for _, line := range lines {
+		f := strings.Fields(line)
+		method, path, opens := f[0], f[1], f[2:]
+		known = append(known, method+" "+path)
+		id := "x"
+		switch {
+		case strings.HasPrefix(path, "/v1/notifications/"):
+			id = "ntf_01KAJ8Q2T5E7V9XCB3M4N6P8RS"
+		case strings.HasPrefix(path, "/v1/triggers/"):
+			id = "trg_01KAJ8Q2T5E7V9XCB3M4N6P8RS"
+		case strings.HasPrefix(path, "/v1/campaigns/"):
+			id = "cmp_01KAJ8Q2T5E7V9XCB3M4N6P8RS"
+		}
+		at := parameter.ReplaceAllString(path, id)
+		var closed []string
+		for _, s := range scopes {
+			if !slices.Contains(opens, s) {
+				closed = append(closed, s)
+			}
+		}
+		for _, s := range append(closed, strings.Join(closed, " "), "") {
+			if len(closed) == 1 && s == closed[0] && slices.ContainsFunc(out, func(t try) bool { return t.name == method+" "+path+" by "+s }) {
+				continue
+			}
+			out = append(out, wants(fmt.Sprintf("%s %s by %s", method, path, s), "asks with other scopes than the route needs", func(r *rig) (answer, error) {
+				return r.ask(request{method: method, url: at, token: r.keys.token("scoped", s), body: bodyOf(method)})
+			}, 403))
+		}
+		out = append(out, wants(fmt.Sprintf("%s %s without", method, path), "asks without a token", func(r *rig) (answer, error) {
+			return r.ask(request{method: method, url: at, body: bodyOf(method)})
+		}, 401))
+		if opens[0] != "observe" && opens[0] != "operate" { // who sees everybody is no token of a namespace
+			continue
+		}
+		out = append(out, wants(fmt.Sprintf("%s %s of a namespace", method, path), "asks with all scopes and a token of a namespace", func(r *rig) (answer, error) {
+			token := r.keys.signed("ES256", r.keys.own, nil, with(claimsOf("scoped", strings.Join(scopes, " ")), map[string]any{"users": "shop:"}))
+			return r.ask(request{method: method, url: at, token: token, body: bodyOf(method)})
+		}, 403))
+	}
+	return out, r.complete(known)
+}
+
+func bodyOf(method string) string {
+	if method == "GET" || method == "DELETE" {
+		return ""
+	}
+	return "{}"
+}
+
+// complete fails where the server's own document has a route with a token that the
+// table lacks.
+func (r *rig) complete(known []string) error {
+	a, err := r.must(request{url: "/openapi.yaml"})
+	if err != nil {
+		return err
+	}
+	open := []string{"POST /v1/receipts/{provider}", "GET /openapi.yaml", "GET /healthz", "GET /readyz"}
+	path := ""
+	for line := range strings.Lines(a.body) {
+		line = strings.TrimRight(line, "\n")
+		if p, ok := strings.CutPrefix(line, "  /"); ok {
+			path = "/" + strings.TrimSuffix(p, ":")
+			continue
+		}
+		m, ok := strings.CutPrefix(line, "    ")
+		m, isKey := strings.CutSuffix(m, ":")
+		if !ok || !isKey || path == "" || !slices.Contains([]string{"get", "put", "post", "delete", "patch"}, m) {
+			continue
+		}
+		if name := strings.ToUpper(m) + " " + path; !slices.Contains(known, name) && !slices.Contains(open, name) {
+			return fmt.Errorf("testdata/routes.txt lacks %s", name)
+		}
+	}
+	return nil
+}

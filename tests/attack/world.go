@@ -1,0 +1,108 @@
+//go:build linux
+
+package main
+
+import (
+	"encoding/binary"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"unsafe"
+)
+
+// apart makes c run in namespaces of its own, of the network and of mounts.
+func apart(c *exec.Cmd) {
+	c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
+	if os.Geteuid() != 0 {
+		c.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
+		c.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}}
+		c.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{HostID: os.Getgid(), Size: 1}}
+	}
+}
+
+// nameServer is where the world's names are resolved.
+const nameServer = "127.0.0.53"
+
+// enterWorld makes every address the machine's own, and this process's name server the
+// one of the world. It must run in namespaces of its own (apart).
+func enterWorld(dir string) error {
+	if err := up("lo"); err != nil {
+		return fmt.Errorf("lo: %w", err)
+	}
+	for _, family := range []uint8{syscall.AF_INET, syscall.AF_INET6} {
+		if err := everywhere(family); err != nil {
+			return fmt.Errorf("a route of family %d: %w", family, err)
+		}
+	}
+	// Mounts must not reach the world outside.
+	if err := syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("mounts: %w", err)
+	}
+	conf := filepath.Join(dir, "resolv.conf")
+	if err := os.WriteFile(conf, []byte("nameserver "+nameServer+"\noptions timeout:1 attempts:2\n"), 0o600); err != nil {
+		return err
+	}
+	target, err := filepath.EvalSymlinks("/etc/resolv.conf")
+	if err != nil {
+		return err
+	}
+	return syscall.Mount(conf, target, "", syscall.MS_BIND, "")
+}
+
+// up is "ip link set name up".
+func up(name string) error {
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_DGRAM|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer syscall.Close(fd)
+	var req struct {
+		name  [16]byte
+		flags uint16
+		_     [22]byte
+	}
+	copy(req.name[:], name)
+	req.flags = syscall.IFF_UP | syscall.IFF_RUNNING
+	_, _, no := syscall.Syscall(syscall.SYS_IOCTL, uintptr(fd), syscall.SIOCSIFFLAGS, uintptr(unsafe.Pointer(&req)))
+	if no != 0 {
+		return no
+	}
+	return nil
+}
+
+// everywhere is "ip route add local 0.0.0.0/0 dev lo", or ::/0.
+func everywhere(family uint8) error {
+	fd, err := syscall.Socket(syscall.AF_NETLINK, syscall.SOCK_RAW|syscall.SOCK_CLOEXEC, syscall.NETLINK_ROUTE)
+	if err != nil {
+		return err
+	}
+	defer syscall.Close(fd)
+	const size = syscall.SizeofNlMsghdr + syscall.SizeofRtMsg + syscall.SizeofRtAttr + 4
+	order := binary.NativeEndian
+	b := make([]byte, 0, size)
+	b = order.AppendUint32(b, size)
+	b = order.AppendUint16(b, syscall.RTM_NEWROUTE)
+	b = order.AppendUint16(b, syscall.NLM_F_REQUEST|syscall.NLM_F_ACK|syscall.NLM_F_CREATE)
+	b = append(b, 1, 0, 0, 0, 0, 0, 0, 0) // sequence, port
+	// No destination: the default route.
+	b = append(b, family, 0, 0, 0, syscall.RT_TABLE_LOCAL, syscall.RTPROT_BOOT, syscall.RT_SCOPE_HOST, syscall.RTN_LOCAL, 0, 0, 0, 0)
+	b = order.AppendUint16(b, syscall.SizeofRtAttr+4)
+	b = order.AppendUint16(b, syscall.RTA_OIF)
+	b = order.AppendUint32(b, 1) // lo
+	if err := syscall.Sendto(fd, b, 0, &syscall.SockaddrNetlink{Family: syscall.AF_NETLINK}); err != nil {
+		return err
+	}
+	var in [4096]byte
+	n, _, err := syscall.Recvfrom(fd, in[:], 0)
+	if err != nil {
+		return err
+	}
+	if n >= syscall.SizeofNlMsghdr+4 {
+		if no := -int32(order.Uint32(in[syscall.SizeofNlMsghdr:])); no != 0 {
+			return syscall.Errno(no)
+		}
+	}
+	return nil
+}
