@@ -54,6 +54,7 @@ func notMigrated(what string) error {
 // useServers makes the engines that were opened those of the stages.
 func (n *Node) useServers(ctx context.Context) (err error) {
 	st := &n.st
+	n.servers.standings = &standings{beats: st.beats, owner: n.owner}
 	if n.admin, err = stream.NewAdmin(stream.AdminConfig{Conn: st.conn}); err != nil {
 		return err
 	}

@@ -41,7 +41,7 @@ func TestOperatorsAtTheSameMoment(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		n := &Node{log: slog.New(slog.DiscardHandler), servers: &servers{}, provs: &providers{}, health: health}
+		n := &Node{log: slog.New(slog.DiscardHandler), servers: &servers{standings: &standings{}}, provs: &providers{}, health: health}
 		n.st.meta = m
 		if n.lanes, err = openLanes(ctx, n); err != nil {
 			t.Fatal(err)

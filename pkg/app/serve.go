@@ -97,8 +97,17 @@ func (n *Node) buildServer() error {
 	return err
 }
 
-// standing says why no call of a lane can be made now.
+// standing says why no call of a lane can be made now, in this process or in another.
 func (n *Node) standing(l notify.Lane) (server.Standing, bool) {
+	st, ok := n.ownStanding(l)
+	if !ok && n.servers != nil {
+		return n.servers.standings.of(l, time.Now())
+	}
+	return st, ok
+}
+
+// ownStanding says why this process can make no call of a lane now.
+func (n *Node) ownStanding(l notify.Lane) (server.Standing, bool) {
 	routes := n.provs.routes(l.Channel)
 	c, ok := n.health.Standing(&routes, time.Now())
 	return server.Standing{Account: c.Account, Code: c.Code, Blocked: !c.Blocked.IsZero(), Until: c.RetryAt}, ok

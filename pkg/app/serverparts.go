@@ -22,6 +22,7 @@ type servers struct {
 	probe       *stream.Probe // nil: the log says itself whether it is there
 	historian   historian
 	dispatchers *peers
+	standings   *standings
 	lag         atomic.Pointer[[]Lag]
 	pins        pins
 	clock       clock
@@ -71,6 +72,7 @@ func (n *Node) addServerParts(ps parts, do Tasks) {
 		ps["seen-filter"] = s.seen.Run
 	}
 	ps["lags"], ps["follower"] = n.watchLags, n.follow
+	ps["standing"] = func(ctx context.Context) error { return s.standings.share(ctx, do.Lanes, n.ownStanding) }
 	if s.clockOf != nil {
 		ps["clock"] = s.clock.run(s.clockOf)
 	}
