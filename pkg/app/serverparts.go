@@ -71,7 +71,10 @@ func (n *Node) addServerParts(ps parts, do Tasks) {
 	if s.seen != nil {
 		ps["seen-filter"] = s.seen.Run
 	}
-	ps["lags"], ps["follower"] = n.watchLags, n.follow
+	ps["follower"] = n.follow
+	if groups := n.lagGroups(do); len(groups) > 0 {
+		ps["lags"] = func(ctx context.Context) error { return n.watchLags(ctx, groups) }
+	}
 	ps["standing"] = func(ctx context.Context) error { return s.standings.share(ctx, do.Lanes, n.ownStanding) }
 	if s.clockOf != nil {
 		ps["clock"] = s.clock.run(s.clockOf)
@@ -85,11 +88,24 @@ func (n *Node) addServerParts(ps parts, do Tasks) {
 	}
 }
 
-// watchLags reads how far every group is behind: a process has some of them only.
-func (n *Node) watchLags(ctx context.Context) error {
+// lagGroups returns the groups whose lag a process with these tasks reads. The API
+// and operators tell of all of them; a worker reads its own alone, because hundreds
+// of workers would ask the brokers for every topic and group every two seconds.
+func (n *Node) lagGroups(do Tasks) (groups []string) {
+	if do.API || do.Operator {
+		return n.groupNames
+	}
+	for _, l := range do.Lanes {
+		groups = append(groups, l.Group(), l.RetryGroup())
+	}
+	return groups
+}
+
+// watchLags reads how far groups are behind, over all processes, until ctx ends.
+func (n *Node) watchLags(ctx context.Context, groups []string) error {
 	for ctx.Err() == nil {
 		call, stop := context.WithTimeout(ctx, 5*time.Second)
-		ls, err := n.readLags(call)
+		ls, err := n.readLags(call, groups)
 		stop()
 		if err == nil {
 			n.servers.lag.Store(&ls)
@@ -122,9 +138,9 @@ func topicsOf(group string) []string {
 	return nil
 }
 
-func (n *Node) readLags(ctx context.Context) ([]Lag, error) {
+func (n *Node) readLags(ctx context.Context, groups []string) ([]Lag, error) {
 	topics := map[string]bool{}
-	for _, g := range n.groupNames {
+	for _, g := range groups {
 		for _, t := range topicsOf(g) {
 			topics[t] = true
 		}
@@ -139,7 +155,7 @@ func (n *Node) readLags(ctx context.Context) ([]Lag, error) {
 		return nil, err
 	}
 	var out []Lag
-	for _, g := range n.groupNames {
+	for _, g := range groups {
 		at, err := n.admin.Committed(ctx, g)
 		if err != nil {
 			return nil, err
@@ -157,7 +173,8 @@ func (n *Node) readLags(ctx context.Context) ([]Lag, error) {
 	return out, nil
 }
 
-// sharedLags are those of all processes, with what is in flight in this one.
+// sharedLags are those of all processes, with what is in flight in this one. They are
+// of the groups that this process reads: see lagGroups.
 func (n *Node) sharedLags() []Lag {
 	last := n.servers.lag.Load()
 	if last == nil {

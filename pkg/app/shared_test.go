@@ -305,3 +305,36 @@ func TestRolesInProcessesOfTheirOwn(t *testing.T) {
 	}
 	b.becomes(t, sent.NotificationID, "DELIVERED")
 }
+
+// TestLagsOfAProcess: the API reads how far every group is behind, a worker reads its
+// own groups, and a process that works no group asks the brokers nothing.
+func TestLagsOfAProcess(t *testing.T) {
+	t.Parallel()
+	cfg := sharing(t)
+	s := newShared(t, &cfg)
+	seam := seams{servers: s.open, settle: 100 * time.Millisecond}
+	front, mails := runAs(t, "api", cfg, seam), runAs(t, "worker:email", cfg, seam)
+	groups := func(l *life) (out []string) {
+		eventually(t, "lags are read", func() bool {
+			out = nil
+			for _, g := range l.lags() {
+				if !slices.Contains(out, g.Group) {
+					out = append(out, g.Group)
+				}
+			}
+			return out != nil
+		})
+		slices.Sort(out)
+		return out
+	}
+	if got, want := groups(front), slices.Sorted(slices.Values(front.groupNames)); !slices.Equal(got, want) {
+		t.Errorf("the API reads %v, want %v", got, want)
+	}
+	want := []string{"email-bulk-retry-workers", "email-bulk-workers", "email-retry-workers", "email-workers"}
+	if got := groups(mails); !slices.Equal(got, want) {
+		t.Errorf("the worker reads %v, want %v", got, want)
+	}
+	if _, reads := mails.innerParts(Tasks{Scheduler: true, Dispatcher: true})["lags"]; reads {
+		t.Error("a process without groups reads lags")
+	}
+}
