@@ -62,7 +62,13 @@ func checkID(id string) error {
 }
 
 func newCampaign(p *program) *cobra.Command {
-	c := &cobra.Command{Use: "campaign", Short: "Look at campaigns"}
+	c := &cobra.Command{
+		Use: "campaign", Short: "Look at campaigns, pause them and set their rate",
+		Long: `A paused campaign calls no receiver and uses no attempt; receivers that expire
+meanwhile expire. After resume those that were put off go on within ten minutes, after
+a change of the rate within one. What is set holds across restarts.`,
+	}
+	c.AddCommand(newSetCampaign(p)...)
 	c.AddCommand(&cobra.Command{
 		Use: "show CAMPAIGN", Short: "Count a campaign's receivers by state", Args: cli.Exact("a campaign id"),
 		Example: "  notifyctl campaign show cmp_01K3ZV7Q0N8M2D4R6T8W0Y2A4C",
@@ -114,6 +120,9 @@ func (p *program) printSummary(s *api.Summary) error {
 			{"campaign", s.CampaignID}, {"fan-out", s.NotificationID}, {"caller", s.Caller},
 			{"channel", s.Channel}, {"category", s.Category}, {"created", p.when(s.CreatedAt)},
 			{"due", p.whenever(s.ScheduledAt)}, {"cancelled", p.whenever(s.CancelledAt)}, {"trace", s.TraceID},
+		}
+		if s.Hold != nil {
+			t = append(t, []string{"hold", holdText(s.Hold)}, []string{"  by", s.Hold.By}, []string{"  why", s.Hold.Reason})
 		}
 		if s.Parts > 0 {
 			t = append(t, []string{"parts", count(s.Parts)})

@@ -175,9 +175,10 @@ type Summary struct {
 	TraceID        string         `json:"trace_id,omitempty"` // fan-outs
 	ScheduledAt    *time.Time     `json:"scheduled_at,omitempty"`
 	CancelledAt    *time.Time     `json:"cancelled_at,omitempty"`
-	Counted        int64          `json:"counted"`  // receivers in Counts
-	Counts         map[string]int `json:"counts"`   // by state
-	Complete       bool           `json:"complete"` // Counts reach the end
+	Hold           *CampaignHold  `json:"hold,omitempty"` // campaigns that are paused or have a rate
+	Counted        int64          `json:"counted"`        // receivers in Counts
+	Counts         map[string]int `json:"counts"`         // by state
+	Complete       bool           `json:"complete"`       // Counts reach the end
 	// Pending is how many accepted receivers are in no state here: those still to
 	// be counted or, when Complete, those of whom nothing is found. It is there
 	// on a page that begins at the first receiver.

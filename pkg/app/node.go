@@ -80,6 +80,7 @@ type Node struct {
 	conserve      conservation
 	deferred      deferredCounter
 	lanes         *lanes
+	campaigns     *campaignHolds
 	tasks         Tasks         // set by RunAs
 	tracer        *trace.Tracer // nil: no collector is configured
 }
@@ -175,6 +176,9 @@ func (n *Node) build() error {
 	if n.lanes, err = openLanes(context.Background(), n); err != nil {
 		return err
 	}
+	if n.campaigns, err = openCampaignHolds(context.Background(), n.st.meta); err != nil {
+		return err
+	}
 	for _, l := range notify.Lanes() {
 		if err := n.lane(l); err != nil {
 			return err
@@ -227,7 +231,7 @@ func (n *Node) lane(l notify.Lane) error {
 			MaxRetries: n.cfg.Workers.MaxRetries, BatchAge: n.cfg.Workers.BatchAge, CallLimit: n.cfg.Workers.CallLimit,
 			Routes: n.provs.routes(l.Channel), Log: n.producer, Status: n.st.status, Committer: n.commit,
 			Prefs: preferences{n.prefs.Snapshot(), n.prefs}, Cancels: n.cancels, Parker: n.later.timers,
-			Provider: prov, Health: n.health, Gate: n.lanes.gates[l], Solo: n.solo, Events: n.metrics.worker(n.tail, n.observe), Logger: n.log, Seen: n.seen, Tells: n.asked.Tells, Tracer: n.tracer,
+			Provider: prov, Health: n.health, Gate: n.lanes.gates[l], Campaigns: n.campaigns.workers, Partitions: n.st.partitions(l.Topic()), Solo: n.solo, Events: n.metrics.worker(n.tail, n.observe), Logger: n.log, Seen: n.seen, Tells: n.asked.Tells, Tracer: n.tracer,
 		})
 		topic, group := l.Topic(), l.Group()
 		if role == worker.Retries {

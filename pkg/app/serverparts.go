@@ -196,13 +196,16 @@ func (n *Node) sharedLags() []Lag {
 	return out
 }
 
-// follow applies what operators changed through another process: which lanes are
-// paused, and which circuits of callers are held.
+// follow applies what operators changed through another process: which lanes and
+// campaigns are paused, and which circuits of callers are held.
 func (n *Node) follow(ctx context.Context) error {
 	for ctx.Err() == nil {
 		wait(ctx, followEvery)
 		call, stop := context.WithTimeout(ctx, 5*time.Second)
 		err := n.lanes.follow(call)
+		if err == nil {
+			err = n.campaigns.follow(call)
+		}
 		if err == nil {
 			err = n.followPins(call)
 		}

@@ -55,22 +55,23 @@ type Receipt struct {
 type Report func(ctx context.Context) (any, error)
 
 // Deps are the parts the server stands on. Auth, Intake, Users, History,
-// Status, DeadLetters, Cancels and Campaigns are required.
+// Status, DeadLetters, Cancels, Campaigns and CampaignHolds are required.
 type Deps struct {
-	Auth        *Verifier
-	Intake      Intake
-	Users       Users
-	History     engine.History
-	Status      engine.Status
-	DeadLetters engine.DeadLetters
-	Cancels     engine.Cancels
-	Campaigns   engine.Campaigns
-	Schedules   Schedules     // nil: nothing was ever scheduled
-	Triggers    Triggers      // nil: the routes of triggers are 503
-	Circuits    Circuits      // nil: the routes of circuits are 503
-	Jobs        Jobs          // nil: the routes of jobs and plans are 503
-	Audit       *ops.AuditLog // nil: what operators do is not recorded
-	Lanes       Lanes         // nil: the routes of lanes are 503
+	Auth          *Verifier
+	Intake        Intake
+	Users         Users
+	History       engine.History
+	Status        engine.Status
+	DeadLetters   engine.DeadLetters
+	Cancels       engine.Cancels
+	Campaigns     engine.Campaigns
+	CampaignHolds CampaignHolds
+	Schedules     Schedules     // nil: nothing was ever scheduled
+	Triggers      Triggers      // nil: the routes of triggers are 503
+	Circuits      Circuits      // nil: the routes of circuits are 503
+	Jobs          Jobs          // nil: the routes of jobs and plans are 503
+	Audit         *ops.AuditLog // nil: what operators do is not recorded
+	Lanes         Lanes         // nil: the routes of lanes are 503
 	// Suppressions; nil: their routes are 503.
 	Suppressions Suppressions
 	// Conservation adds up what was accepted since then (zero: all); nil: GET

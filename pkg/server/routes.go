@@ -80,6 +80,12 @@ func (rt *route) action(body []byte) string {
 			return map[bool]string{true: "lane.pause", false: "lane.resume"}[*in.Paused]
 		}
 		return "lane.set"
+	case rt.path == campaignPath && rt.method == http.MethodPatch:
+		var in campaignSetting
+		if json.Unmarshal(set, &in) == nil && in.Paused != nil {
+			return map[bool]string{true: "campaign.pause", false: "campaign.resume"}[*in.Paused]
+		}
+		return "campaign.rate"
 	case strings.HasPrefix(rt.path, "/v1/ops/circuits/"):
 		var in circuitSetting
 		if json.Unmarshal(set, &in) == nil {
@@ -98,15 +104,20 @@ func (rt *route) action(body []byte) string {
 	return rt.method + " " + rt.path
 }
 
-const liftPath = "/v1/ops/suppressions:lift"
+const (
+	liftPath     = "/v1/ops/suppressions:lift"
+	campaignPath = "/v1/campaigns/{id}"
+)
 
-// shown is what a row of the audit log says of a change: of lanes, circuits and lifted
-// suppressions, which hold no secret, and only what they are made of, for a body may hold anything.
+// shown is what a row of the audit log says of a change: of lanes, campaigns, circuits and
+// lifted suppressions, which hold no secret, and only what they are made of, for a body may hold anything.
 func (rt *route) shown(body []byte) json.RawMessage {
 	var in any
 	switch {
 	case strings.HasPrefix(rt.path, "/v1/ops/lanes/"):
 		in = &laneSetting{}
+	case rt.path == campaignPath && rt.method == http.MethodPatch:
+		in = &campaignSetting{}
 	case strings.HasPrefix(rt.path, "/v1/ops/circuits/"):
 		in = &circuitSetting{}
 	case rt.path == liftPath:
@@ -155,6 +166,7 @@ func routes() []route {
 		{get, "/v1/schedules", api.ScopeRead, classNormal, noBody, (*Server).listSchedules},
 		{get, "/v1/schedules/forecast", api.ScopeObserve, classNormal, noBody, (*Server).forecast},
 		{get, "/v1/campaigns/{id}", api.ScopeRead, classNormal, noBody, (*Server).getCampaign},
+		{patch, "/v1/campaigns/{id}", api.ScopeSend, classNormal, singleBody, (*Server).setCampaign},
 		{del, "/v1/campaigns/{id}", api.ScopeSend, classNormal, noBody, (*Server).cancelCampaign},
 		{get, "/v1/users/{id}", api.ScopeRead, classNormal, noBody, (*Server).getUser},
 		{put, "/v1/users/{id}", api.ScopeUsers, classNormal, singleBody, (*Server).putUser},

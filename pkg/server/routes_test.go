@@ -42,6 +42,8 @@ func bodyFor(rt *route) string {
 	switch rt.method + " " + rt.path {
 	case "PATCH /v1/notifications/{id}":
 		return `{"scheduled_at":"2027-01-16T10:00:00Z"}`
+	case "PATCH /v1/campaigns/{id}":
+		return `{"paused":true}`
 	case "PATCH /v1/triggers/{id}":
 		return `{"delay_seconds":60}`
 	case "POST /v1/triggers":
@@ -82,7 +84,7 @@ func TestRouteMatrix(t *testing.T) {
 			path = "/v1/triggers/" + w.trigger(t, "owner")
 		case rt.path == "/v1/ops/url-check":
 			path += "?url=https%3A%2F%2Fshop.example%2F"
-		case rt.method == http.MethodPatch:
+		case rt.path == "/v1/notifications/{id}" && rt.method == http.MethodPatch:
 			path = "/v1/notifications/ntf_" + scheduledBase.String()
 		}
 		if rt.scope == "" {

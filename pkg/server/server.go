@@ -90,8 +90,8 @@ func New(cfg Config, deps Deps) (*Server, error) {
 
 func (d Deps) withDefaults() (Deps, error) {
 	if d.Auth == nil || d.Intake == nil || d.Users == nil || d.History == nil || d.Status == nil ||
-		d.DeadLetters == nil || d.Cancels == nil || d.Campaigns == nil {
-		return d, errors.New("server: Auth, Intake, Users, History, Status, DeadLetters, Cancels and Campaigns are required")
+		d.DeadLetters == nil || d.Cancels == nil || d.Campaigns == nil || d.CampaignHolds == nil {
+		return d, errors.New("server: Auth, Intake, Users, History, Status, DeadLetters, Cancels, Campaigns and CampaignHolds are required")
 	}
 	if d.Log == nil {
 		d.Log = slog.New(slog.DiscardHandler)

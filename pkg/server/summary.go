@@ -251,6 +251,9 @@ func (s *Server) getCampaign(x *exchange) error {
 		CampaignID: c.ID, Caller: c.Caller, CreatedAt: moment(c.Created),
 		Parts: c.Parts, Accepted: c.Accepted, Rejected: c.Rejected,
 	}
+	if h, ok := s.deps.CampaignHolds.Get(c.ID); ok {
+		out.Hold = &h
+	}
 	if err := x.addCancel(&out, c.ID); err != nil {
 		return err
 	}

@@ -112,6 +112,8 @@ type Config struct {
 	// answer is ambiguous. Default: marketing and digest by sms and email.
 	Unknown []notify.Category
 
+	Partitions int // of the lane's topic: 1
+
 	Log       Log
 	Status    engine.Status
 	Committer *Committer
@@ -121,6 +123,7 @@ type Config struct {
 	Provider  Provider
 	Health    *Health
 	Gate      *Gate        // shut while operators pause the lane; nil: never
+	Campaigns *Campaigns   // paused ones, and those with a rate; nil: none
 	Solo      *Solo        // of all workers of the process; nil: one of its own
 	Holds     engine.Holds // of a strict lane
 	// Seen returns the request indexes of the envelope a row is about, read
@@ -175,6 +178,7 @@ func (c Config) withDefaults() Config {
 	set(&c.InFlight, 10_000, 500, 16_000)
 	set(&c.MaxRetries, 3, 3, 3)
 	set(&c.MaxStarts, 3, 3, 3)
+	set(&c.Partitions, 1, 1, 1)
 	set(&c.MaxEnvelope, 900_000, 900_000, 900_000)
 	if c.Hold == 0 {
 		c.Hold = 5 * time.Second

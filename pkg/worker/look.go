@@ -20,6 +20,7 @@ func (r *round) look(i int, now time.Time) {
 		}
 		return
 	}
+	r.held = p.job.p.held(e, p.hi-p.lo, now)
 	l, ok := r.w.looks.Get().(*looks)
 	if !ok {
 		l = &looks{}
@@ -73,6 +74,12 @@ func (r *round) lookAt(i int, pos uint32, rec *notify.Receiver, a *prefs.Answer,
 			r.decided(i, pos, notify.Deferred, "quiet_hours", a.Until)
 		}
 		return
+	}
+	if r.held != nil {
+		if wake, code := r.held.at(pos-r.parts[i].lo, now); wake != 0 {
+			r.decided(i, pos, notify.Deferred, code, before(wake, e))
+			return
+		}
 	}
 	if len(rec.Address) == 0 { // nearly all have one address, of their profile
 		from := len(r.copied)
@@ -179,6 +186,8 @@ func (r *round) lookAgain(items []notify.Item, refs []ref) ([]notify.Item, []ref
 			x.State, x.Code = j.unsent(x.Pos, notify.Expired, codeExpired)
 		case v.Action == prefs.Quiet:
 			x.State, x.Code, x.Wake = notify.Deferred, "quiet_hours", v.Until
+		case cfg.Campaigns.paused(e):
+			x.State, x.Code, x.Wake = notify.Deferred, codeCampaignPaused, before(roundUp(now.Add(pausedLook), paceStep), e)
 		default:
 			keepItems, keepRefs = append(keepItems, items[i]), append(keepRefs, refs[i])
 			continue

@@ -28,6 +28,7 @@ type partition struct {
 	budget *quota // receivers in open windows
 	early  *quota // the half of it for envelopes whose turn has not come
 	mail   *mailbox
+	pace   pace
 
 	mu    sync.Mutex
 	going bool                   // Drain was called: accept takes nothing more

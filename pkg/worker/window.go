@@ -41,6 +41,8 @@ type round struct {
 	// address is suppressed. Asking for each took 9 ns (P6).
 	mayCancel, maySuppress bool
 
+	held *slots // of the window looked at; nil: its campaign holds nothing back
+
 	mu   sync.Mutex
 	def  notify.Exception
 	ex   [][]notify.Exception // per part

@@ -1,0 +1,36 @@
+package api
+
+import (
+	"context"
+	"net/http"
+	"net/url"
+	"time"
+)
+
+// CampaignHold is what holds a campaign back.
+type CampaignHold struct {
+	Paused bool      `json:"paused"`
+	Rate   float64   `json:"rate"` // receivers a second of each channel, over all processes; 0: no limit
+	Since  time.Time `json:"since,omitzero"`
+	By     string    `json:"by,omitempty"`
+	Reason string    `json:"reason,omitempty"`
+}
+
+// CampaignChange changes what holds a campaign back. Nil keeps what is set.
+type CampaignChange struct {
+	Paused *bool    `json:"paused,omitempty"`
+	Rate   *float64 `json:"rate,omitempty"` // receivers a second, 0.1 to 10,000,000; 0: no limit
+	Reason string   `json:"reason,omitempty"`
+}
+
+// SetCampaign pauses a campaign, lets it go on, or changes its rate. Receivers that
+// were put off are looked at again within a minute of a new rate, and within ten
+// minutes of the end of a pause. What is set holds across restarts.
+func (cl *Client) SetCampaign(ctx context.Context, id string, to CampaignChange) (out CampaignHold, err error) {
+	body, err := encode(to)
+	if err != nil {
+		return out, err
+	}
+	_, err = cl.do(ctx, call{method: http.MethodPatch, path: "/v1/campaigns/" + url.PathEscape(id), contentType: TypeJSON, body: body, repeatable: true}, &out)
+	return out, err
+}

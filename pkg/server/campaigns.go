@@ -1,0 +1,70 @@
+package server
+
+import (
+	"context"
+	"net/http"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// CampaignHolds keeps which campaigns are paused or have a rate.
+type CampaignHolds interface {
+	// Get returns a campaign's hold; ok is false if nothing holds it back.
+	Get(id string) (h api.CampaignHold, ok bool)
+	// Set changes a campaign's hold and returns it, zero when it was the last one
+	// that held it back. The change is durable when Set returns nil.
+	Set(ctx context.Context, id string, to CampaignChange) (api.CampaignHold, error)
+}
+
+// CampaignChange is what somebody wants of a campaign; nil keeps what is set.
+type CampaignChange struct {
+	Paused     *bool
+	Rate       *float64
+	By, Reason string
+}
+
+// Receivers a second of a campaign.
+const (
+	minCampaignRate = 0.1
+	maxCampaignRate = 10_000_000
+)
+
+// campaignSetting is what a campaign is set to.
+type campaignSetting struct {
+	Paused *bool    `json:"paused,omitempty"`
+	Rate   *float64 `json:"rate,omitempty"`
+	Reason string   `json:"reason,omitempty"`
+}
+
+// setCampaign pauses a campaign, lets it go on, or changes its rate.
+func (s *Server) setCampaign(x *exchange) error {
+	if err := x.only(); err != nil {
+		return err
+	}
+	var in campaignSetting
+	if err := x.decode(&in); err != nil {
+		return err
+	}
+	switch {
+	case in.Paused == nil && in.Rate == nil:
+		return notify.Invalid("required", "paused", "paused or rate says what to change")
+	case in.Rate != nil && *in.Rate != 0 && !(*in.Rate >= minCampaignRate && *in.Rate <= maxCampaignRate):
+		return notify.Invalid("out_of_range", "rate", "0 for no limit, or 0.1 to 10,000,000 receivers a second")
+	case len(in.Reason) > maxRemark:
+		return notify.Invalid("too_long", "reason", "at most 512 bytes")
+	}
+	c, err := x.campaign()
+	if err != nil {
+		return err
+	}
+	var h api.CampaignHold
+	err = x.of(c.Caller, func() (err error) {
+		h, err = s.deps.CampaignHolds.Set(x.r.Context(), c.ID, CampaignChange{in.Paused, in.Rate, x.id.Caller, in.Reason})
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return x.json(http.StatusOK, h)
+}

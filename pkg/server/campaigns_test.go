@@ -1,0 +1,77 @@
+package server
+
+import (
+	"context"
+	"net/http"
+	"testing"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/ops"
+)
+
+// fakeHolds are the holds that were set.
+type fakeHolds map[string]api.CampaignHold
+
+func (f fakeHolds) Get(id string) (api.CampaignHold, bool) {
+	h, ok := f[id]
+	return h, ok
+}
+
+func (f fakeHolds) Set(_ context.Context, id string, to CampaignChange) (api.CampaignHold, error) {
+	h := f[id]
+	if to.Paused != nil {
+		h.Paused = *to.Paused
+	}
+	if to.Rate != nil {
+		h.Rate = *to.Rate
+	}
+	h.By, h.Reason = to.By, to.Reason
+	f[id] = h
+	return h, nil
+}
+
+// A caller holds its own campaigns back and no other's; an operator any, and that is
+// in the audit log.
+func TestSetCampaign(t *testing.T) {
+	t.Parallel()
+	w := newWorld()
+	w.camps[campaign] = engine.Campaign{ID: campaign, Caller: "shop"}
+	holds := fakeHolds{}
+	var log *ops.AuditLog
+	s := w.start(t, Config{}, func(d *Deps) { d.CampaignHolds, log = holds, d.Audit })
+	shop, blog := token(t, "shop", api.ScopeSend, api.ScopeRead), token(t, "blog", api.ScopeSend)
+	path := "/v1/campaigns/" + campaign
+	for _, c := range []struct {
+		token, body, code string
+		status            int
+	}{
+		{blog, `{"paused":true}`, "campaign_not_found", http.StatusNotFound},
+		{token(t, "shop", api.ScopeRead), `{"paused":true}`, "scope_missing", http.StatusForbidden},
+		{shop, `{}`, "required", http.StatusUnprocessableEntity},
+		{shop, `{"rate":0.01}`, "out_of_range", http.StatusUnprocessableEntity},
+		{shop, `{"rate":-1}`, "out_of_range", http.StatusUnprocessableEntity},
+		{shop, `{"rate":1e9}`, "out_of_range", http.StatusUnprocessableEntity},
+		{shop, `{"pause":true}`, "unknown_field", http.StatusUnprocessableEntity},
+		{shop, `{"paused":true,"reason":"a bad template"}`, "", http.StatusOK},
+		{shop, `{"rate":500}`, "", http.StatusOK},
+	} {
+		got := ask(s, "PATCH", path, c.token, c.body)
+		if got.status != c.status || c.code != "" && got.problem(t).Code != c.code {
+			t.Errorf("%s: %d %s, want %d %s", c.body, got.status, got.body, c.status, c.code)
+		}
+	}
+	if h := holds[campaign]; !h.Paused || h.Rate != 500 || h.By != "shop" {
+		t.Errorf("%+v", h)
+	}
+	if sum := get[api.Summary](t, s, path, shop); sum.Hold == nil || !sum.Hold.Paused || sum.Hold.Rate != 500 {
+		t.Errorf("shown: %+v", sum.Hold)
+	}
+	if got := ask(s, "PATCH", path, token(t, "ann", api.ScopeOperate, api.ScopeSend), `{"paused":false}`); got.status != http.StatusOK {
+		t.Errorf("an operator: %d %s", got.status, got.body)
+	}
+	rows, err := log.Acts(t.Context(), 0, 10)
+	if err != nil || len(rows) == 0 || rows[len(rows)-1].Action != "campaign.resume" {
+		t.Errorf("audit: %+v, %v", rows, err)
+	}
+}

@@ -1,0 +1,153 @@
+package worker
+
+import (
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// paced is a rig whose timers come back at their time.
+type paced struct {
+	*rig
+	camp  *Campaigns
+	mu    sync.Mutex
+	calls []time.Duration // of a receiver, since the beginning
+	began time.Time
+	wait  []engine.Timer
+}
+
+func newPaced(t *testing.T) *paced {
+	p := &paced{camp: &Campaigns{}, began: time.Now()}
+	p.rig = newRig(t, pushLane, func(c *Config) { c.Campaigns = p.camp })
+	p.prov.before = func(call *notify.Call) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		for range call.Items {
+			p.calls = append(p.calls, time.Since(p.began))
+		}
+	}
+	return p
+}
+
+func (p *paced) called() []time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.calls)
+}
+
+// run lets time pass and hands back what is due.
+func (p *paced) run(d time.Duration) {
+	for end := time.Now().Add(d); ; {
+		synctest.Wait()
+		p.wait = append(p.wait, p.parked.take()...)
+		var due []notify.Envelope
+		next := end
+		p.wait = slices.DeleteFunc(p.wait, func(t engine.Timer) bool {
+			at := time.UnixMilli(t.FireAt)
+			if at.After(time.Now()) {
+				if at.Before(next) {
+					next = at
+				}
+				return false
+			}
+			due = append(due, decode(p.t, t.Payload))
+			return true
+		})
+		if len(due) > 0 {
+			p.feed(due...)
+			continue
+		}
+		if !time.Now().Before(end) {
+			return
+		}
+		time.Sleep(time.Until(next)) // of the bubble
+	}
+}
+
+func (p *paced) campaign(n int) notify.Envelope {
+	e := p.envelope(notify.Transactional, users(n)...)
+	e.Campaign = "cmp_01K3ZV7Q0N8M2D4R6T8W0Y2A4C"
+	return e
+}
+
+// A paused campaign calls no receiver, uses no attempt, and goes on when it is resumed.
+func TestPausedCampaign(t *testing.T) {
+	in(t, func(t *testing.T) {
+		p := newPaced(t)
+		e := p.campaign(2500)
+		p.camp.Set(map[string]CampaignHold{e.Campaign: {Paused: true}})
+		p.feed(e)
+		other := p.envelope(notify.Transactional, "other")
+		p.feed(other)
+		p.run(3 * time.Hour)
+		if got := len(p.called()); got != 1 {
+			t.Errorf("%d receivers were called, want that of no campaign alone", got)
+		}
+		if s := p.state(&e, 7); s.State != notify.Deferred || s.Code != codeCampaignPaused || s.Attempt != 0 {
+			t.Errorf("while it is paused: %+v", s)
+		}
+		p.camp.Set(nil)
+		p.run(pausedMost + time.Second)
+		if got := len(p.called()); got != 2501 {
+			t.Errorf("%d receivers were called after resume, want 2501", got)
+		}
+		if s := p.state(&e, 7); s.State != notify.Delivered {
+			t.Errorf("at last: %+v", s)
+		}
+	})
+}
+
+// A receiver that expires while its campaign is paused expires at its time, and one
+// resumed before that is called.
+func TestPausedCampaignExpires(t *testing.T) {
+	in(t, func(t *testing.T) {
+		p := newPaced(t)
+		e := p.campaign(10)
+		e.Expires = time.Now().Add(10 * time.Second).UnixMilli()
+		p.camp.Set(map[string]CampaignHold{e.Campaign: {Paused: true}})
+		p.feed(e)
+		p.run(9 * time.Second)
+		if s := p.state(&e, 0); s.State != notify.Deferred {
+			t.Errorf("before: %+v", s)
+		}
+		p.run(2 * time.Second)
+		if s := p.state(&e, 0); s.State != notify.Expired {
+			t.Errorf("after: %+v", s)
+		}
+	})
+}
+
+// A campaign with a rate is called at that rate, evenly and to its end, and a new
+// rate binds within paceAhead.
+func TestCampaignRate(t *testing.T) {
+	in(t, func(t *testing.T) {
+		p := newPaced(t)
+		e := p.campaign(3000)
+		p.camp.Set(map[string]CampaignHold{e.Campaign: {Rate: 10}})
+		p.feed(e)
+		p.run(2 * time.Minute)
+		slow := p.called()
+		if n := len(slow); n < 1190 || n > 1220 {
+			t.Errorf("%d calls in 2 minutes at 10/s", n)
+		}
+		for i := range slow {
+			if i >= 30 && slow[i]-slow[i-30] < time.Second {
+				t.Fatalf("30 calls within %v of %v", slow[i]-slow[i-30], slow[i])
+			}
+		}
+		p.camp.Set(map[string]CampaignHold{e.Campaign: {Rate: 100}})
+		p.run(paceAhead + 15*time.Second)
+		if n := len(p.called()); n < 2900 {
+			t.Errorf("%d calls %v after the rate became 100/s", n, paceAhead+15*time.Second)
+		}
+		p.run(time.Minute)
+		if n := len(p.called()); n != 3000 {
+			t.Errorf("%d calls at last, want 3000", n)
+		}
+	})
+}
