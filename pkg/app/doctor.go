@@ -46,6 +46,7 @@ var repairs = map[string]string{
 	"spill":          "nothing if it shrinks: otp and alert that came while the log was away are being drained; else look at the log",
 	"clock":          "let NTP or chrony set this machine's clock, then wait a few seconds",
 	"removal":        "compare this machine's clock with another one: if it is wrong, set it right before removal catches up; after a long stop do nothing, removal has caught up six days later",
+	"newer":          "upgrade this process: one of the newer release goes on where it stands",
 	"lag":            "look at the circuits and at the processor: more load comes than workers take",
 }
 
@@ -121,6 +122,9 @@ func (n *Node) doctor(ctx context.Context) (any, error) {
 	} else if recs, bytes, oldest, err := n.st.spill.Stats(ctx); err == nil {
 		add("spill", recs > 0, "warn", "%d records, %d bytes wait for the log%s", recs, bytes, since(oldest))
 	}
+	for _, what := range n.heldPartitions() {
+		add("newer", true, "fail", "%s", what)
+	}
 	lags := n.lags()
 	for i := range lags {
 		l := &lags[i]
@@ -158,6 +162,20 @@ func (n *Node) doctorOwn(add adder, used func(part, of float64)) {
 	}
 	damaged := n.own.history.Damaged()
 	add("history", len(damaged) > 0, "fail", "%d segments, %d damaged files", n.own.history.Stats().Segments, len(damaged))
+}
+
+// heldPartitions says of each partition that stands at a record of a newer release
+// where and why.
+func (n *Node) heldPartitions() (out []string) {
+	for i, g := range n.groups {
+		for _, p := range g.Stats().Partitions {
+			if p.Held != nil {
+				out = append(out, fmt.Sprintf("%s of %s stands: %v", p.TP, n.groupNames[i], p.Held))
+			}
+		}
+	}
+	slices.Sort(out)
+	return out
 }
 
 // adder takes what a look found: of what, whether that is bad, how bad ("warn"

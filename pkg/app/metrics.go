@@ -231,6 +231,9 @@ func (m *metrics) group(log *slog.Logger) stream.GroupEvents {
 			add(m.handlerFailures, 1, tp.Topic)
 			log.Error("handler failed", "topic", tp.Topic, "partition", tp.Partition, "err", err)
 		},
+		Held: func(tp stream.TopicPartition, cause error) {
+			log.Error("a partition stands until a process of a newer release takes it over; told once", "topic", tp.Topic, "partition", tp.Partition, "err", cause)
+		},
 		Reset: func(r stream.Reset) {
 			add(m.resets, 1, r.TP.Topic)
 			log.Error("committed position is not in the log", "topic", r.TP.Topic, "partition", r.TP.Partition,

@@ -246,6 +246,9 @@ func (n *Node) warnings() (codes []string) {
 	if len(n.posLost) > 0 {
 		codes = append(codes, "positions_lost")
 	}
+	if len(n.heldPartitions()) > 0 {
+		codes = append(codes, "store_newer")
+	}
 	return codes
 }
 

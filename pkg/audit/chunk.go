@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"slices"
 
 	"github.com/notifyd/notifyd/pkg/api"
@@ -302,7 +303,9 @@ func (r *run) parked(ctx context.Context, c *chunk, k parkedKey, index uint32) (
 					ts = ts[:i]
 					break
 				}
-				indexes(ts[i].Payload, func(e *notify.Envelope, x uint32) { got[x] = true })
+				if err := indexes(ts[i].Payload, func(e *notify.Envelope, x uint32) { got[x] = true }); err != nil {
+					return nil, err
+				}
 			}
 			if len(ts) < 64 {
 				break
@@ -324,16 +327,23 @@ func timerPrefix(c notify.Chunk, k envelopeKey) []byte {
 	return append(b, byte(k.epoch>>8), byte(k.epoch), byte(k.attempt>>8), byte(k.attempt), byte(k.deferrals>>8), byte(k.deferrals))
 }
 
-// indexes calls fn with each receiver of an encoded envelope.
-func indexes(value []byte, fn func(e *notify.Envelope, index uint32)) {
+// indexes calls fn with each receiver of an encoded envelope. It returns notify.ErrNewer
+// for one of a newer release, whose receivers would else count as gone, and passes over
+// what is no envelope.
+func indexes(value []byte, fn func(e *notify.Envelope, index uint32)) error {
 	var e notify.Envelope
-	if notify.DecodeEnvelope(value, &e) != nil {
-		return
+	err := notify.DecodeEnvelope(value, &e)
+	if errors.Is(err, notify.ErrNewer) {
+		return err
+	}
+	if err != nil {
+		return nil
 	}
 	rd, rec := notify.ReadReceivers(e.Receivers), notify.Receiver{}
 	for rd.Next(&rec) {
 		fn(&e, rec.Index)
 	}
+	return nil
 }
 
 // class names what is wrong with a receiver that stands there.

@@ -3,6 +3,7 @@ package audit
 import (
 	"cmp"
 	"context"
+	"errors"
 	"maps"
 	"math"
 	"slices"
@@ -131,7 +132,12 @@ func (r *run) originals(ctx context.Context) error {
 		err = r.cfg.Log.Read(ctx, from, to, func(tp stream.TopicPartition, rec *stream.Record) error {
 			at[history.Part(tp)] = rec.Offset + 1
 			var f engine.Found
-			if rec.Lost() || notify.DecodeEnvelope(rec.Value, &f.Envelope) != nil || f.Envelope.Derived() {
+			if rec.Lost() {
+				return nil
+			}
+			if err := notify.DecodeEnvelope(rec.Value, &f.Envelope); errors.Is(err, notify.ErrNewer) {
+				return err
+			} else if err != nil || f.Envelope.Derived() {
 				return nil
 			}
 			// What was scheduled comes to the log long after its request.
@@ -191,7 +197,9 @@ func (r *run) spilled(ctx context.Context) error {
 	}
 	for i := range recs {
 		var e notify.Envelope
-		if notify.DecodeEnvelope(recs[i].Value, &e) != nil || e.Derived() {
+		if err := notify.DecodeEnvelope(recs[i].Value, &e); errors.Is(err, notify.ErrNewer) {
+			return err
+		} else if err != nil || e.Derived() {
 			continue
 		}
 		held, err := r.cfg.History.Of(e.Chunk.Base)

@@ -162,9 +162,9 @@ func (r *run) leads(ctx context.Context) (map[notify.Chunk][]lead, error) {
 		}
 	}
 	out := map[notify.Chunk][]lead{}
-	add := func(value []byte, where string, at home) {
+	add := func(value []byte, where string, at home) error {
 		var one *lead
-		indexes(value, func(e *notify.Envelope, index uint32) {
+		return indexes(value, func(e *notify.Envelope, index uint32) {
 			if !wanted[e.Chunk][index] {
 				return
 			}
@@ -177,7 +177,9 @@ func (r *run) leads(ctx context.Context) (map[notify.Chunk][]lead, error) {
 		})
 	}
 	pending := func(t *engine.Timer) error {
-		add(t.Payload, inTimer, home{})
+		if err := add(t.Payload, inTimer, home{}); err != nil {
+			return err
+		}
 		return ctx.Err()
 	}
 	// What is released goes from the timers to the log: the log is read behind
@@ -193,7 +195,9 @@ func (r *run) leads(ctx context.Context) (map[notify.Chunk][]lead, error) {
 		return nil, err
 	}
 	for i := range spilled {
-		add(spilled[i].Value, inSpill, home{})
+		if err := add(spilled[i].Value, inSpill, home{}); err != nil {
+			return nil, err
+		}
 	}
 	for {
 		bounds, err := r.cfg.Log.Bounds(ctx)
@@ -207,10 +211,10 @@ func (r *run) leads(ctx context.Context) (map[notify.Chunk][]lead, error) {
 			}
 		}
 		err = r.cfg.Log.Read(ctx, from, to, func(tp stream.TopicPartition, rec *stream.Record) error {
-			if !rec.Lost() {
-				add(rec.Value, inLog, home{tp, rec.Offset})
+			if rec.Lost() {
+				return nil
 			}
-			return nil
+			return add(rec.Value, inLog, home{tp, rec.Offset})
 		})
 		if e, ok := errors.AsType[*notify.Error](err); !ok || e.Kind != notify.KindGone {
 			return out, err

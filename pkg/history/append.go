@@ -60,8 +60,10 @@ func (s *Store) appendPart(ctx context.Context, p *part, recs []Record) error {
 		if err == nil && !env.Derived() {
 			err = s.add(ctx, p, r, &env)
 		}
-		if errors.Is(err, notify.ErrCorrupt) {
-			// The workers put it into the poison topic; here it has no receivers.
+		if errors.Is(err, notify.ErrCorrupt) || errors.Is(err, notify.ErrNewer) {
+			// The workers put it into the poison topic; here it has no receivers. One of
+			// a newer release stops a worker, and never comes here but by hand: an older
+			// release does not open the store beside this history.
 			s.cfg.Log.Warn("history skips a record it cannot read", "part", p.Part, "offset", r.Offset, "err", err)
 		} else if err != nil {
 			return err

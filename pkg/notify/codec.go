@@ -100,7 +100,11 @@ func DecodeHead(b []byte, e *Envelope) error {
 	err := eachField(b, func(num protowire.Number, v uint64, s []byte) error {
 		switch num {
 		case fVersion:
-			version = v
+			// It is the first field: what stands behind it in a newer envelope may
+			// look damaged to this release.
+			if version = v; v > EnvelopeVersion {
+				return Newer("an envelope", int(min(v, math.MaxInt32)), EnvelopeVersion)
+			}
 		case fBase:
 			if len(s) != len(e.Chunk.Base) {
 				return fmt.Errorf("%w: base of %d bytes", ErrCorrupt, len(s))
@@ -157,8 +161,8 @@ func DecodeHead(b []byte, e *Envelope) error {
 		return err
 	}
 	switch {
-	case version == 0 || version > EnvelopeVersion:
-		return fmt.Errorf("%w: envelope version %d, this build reads up to %d", ErrCorrupt, version, EnvelopeVersion)
+	case version == 0:
+		return fmt.Errorf("%w: envelope without a version", ErrCorrupt)
 	case e.Chunk.Base.IsZero(), e.Count == 0, e.Channel == 0, e.Category == 0:
 		return fmt.Errorf("%w: envelope without base, receivers, channel or category", ErrCorrupt)
 	case e.Channel > Email || e.Category > Digest:

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// EnvelopeVersion is what this build writes. A reader refuses a higher one.
+// EnvelopeVersion is what this build writes. DecodeEnvelope returns ErrNewer for a higher one.
 const EnvelopeVersion = 1
 
 // Limits of one notification, in bytes. They hold at intake.

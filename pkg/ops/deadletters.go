@@ -3,6 +3,7 @@ package ops
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"strconv"
@@ -49,6 +50,9 @@ func (p indexPartition) Handle(ctx context.Context, msgs []*stream.Msg) error {
 			decode = f
 		}
 		d, err := decode(m.Value)
+		if errors.Is(err, notify.ErrNewer) {
+			return err // the group stops the partition at m
+		}
 		if err != nil {
 			p.x.Logger.Error("undecodable failure", "topic", m.Topic, "partition", m.Partition, "offset", m.Offset, "err", err)
 			if f := p.x.Undecodable; f != nil {
@@ -91,6 +95,9 @@ func deadLetter(value []byte) (engine.DeadLetter, error) {
 	var f notify.Failure
 	if err := json.Unmarshal(value, &f); err != nil {
 		return engine.DeadLetter{}, err
+	}
+	if f.Version > 1 {
+		return engine.DeadLetter{}, notify.Newer("a record of "+notify.TopicFailed, f.Version, 1)
 	}
 	if f.Version != 1 {
 		return engine.DeadLetter{}, fmt.Errorf("schema version %d, this build reads 1", f.Version)

@@ -169,7 +169,7 @@ func TestIndexerPassesOverWhatItCannotRead(t *testing.T) {
 	}
 	bad := []any{
 		[]byte(""), []byte("{"), []byte(`{"version":"one"}`), []byte("\x00\x01protobuf"),
-		change(func(f *notify.Failure) { f.Version = 2 }),
+		change(func(f *notify.Failure) { f.Version = 0 }),
 		change(func(f *notify.Failure) { f.ID = "x" }),
 		change(func(f *notify.Failure) { f.Chunk = "1" }),
 		change(func(f *notify.Failure) { f.Chunk = "65536.1" }),
@@ -342,5 +342,18 @@ func TestTailUnderTraffic(t *testing.T) {
 	publishers.Wait()
 	if tail.Watching() {
 		t.Error("somebody is still counted")
+	}
+}
+
+// A failure of a newer release is not passed over: the index stands there until a
+// process of that release reads it.
+func TestIndexerLeavesWhatANewerReleaseWrote(t *testing.T) {
+	t.Parallel()
+	var done atomic.Int64
+	x := indexer(memory.New().DeadLetters())
+	x.Undecodable = func(string) { t.Error("counted as undecodable") }
+	err := handle(t, x, message(t, notify.Failure{Version: 2}, &done))
+	if !errors.Is(err, notify.ErrNewer) || done.Load() != 0 {
+		t.Errorf("%v, %d done", err, done.Load())
 	}
 }

@@ -119,7 +119,11 @@ func (h *follows) Handle(ctx context.Context, msgs []*stream.Msg) error {
 	by := map[string][]event{}
 	for _, m := range msgs {
 		e := &notify.Ended{}
-		if err := json.Unmarshal(m.Value, e); err != nil || e.Version != notify.EndedVersion {
+		err := json.Unmarshal(m.Value, e)
+		if err == nil && e.Version > notify.EndedVersion {
+			return notify.Newer("a record of "+notify.TopicOutcomes, e.Version, notify.EndedVersion) // the group stops the partition at m
+		}
+		if err != nil || e.Version != notify.EndedVersion {
 			f.cfg.Logger.Error("undecodable outcome", "topic", m.Topic, "partition", m.Partition, "offset", m.Offset, "version", e.Version, "err", err)
 			f.cfg.Refused("undecodable")
 			continue

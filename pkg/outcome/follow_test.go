@@ -379,3 +379,17 @@ func TestFollowerWaitsForTheRowOfAReceipt(t *testing.T) {
 		}
 	})
 }
+
+// An outcome of a newer release is not passed over.
+func TestFollowLeavesWhatANewerReleaseWrote(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, all("shop"))
+	l := &outcomesLog{}
+	f := w.follower(t, l, func(c *FollowConfig) { c.Refused = func(code string) { t.Error(code) } })
+	done := false
+	m := stream.NewMsg(stream.Record{Topic: notify.TopicOutcomes, Value: []byte(`{"version":2}`)}, func() { done = true })
+	err := f.Assigned(t.Context(), stream.TopicPartition{Topic: notify.TopicOutcomes}).Handle(t.Context(), []*stream.Msg{m})
+	if !errors.Is(err, notify.ErrNewer) || done {
+		t.Errorf("%v, done %v", err, done)
+	}
+}

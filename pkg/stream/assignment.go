@@ -3,6 +3,7 @@ package stream
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"runtime/debug"
 	"slices"
@@ -10,6 +11,8 @@ import (
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // assignment is one partition between its assignment and its loss. One
@@ -44,6 +47,7 @@ type assignment struct {
 	committed  int64 // -1: none
 	next       int64 // offset after the last one polled
 	generation int   // how often it has begun
+	held       error // why the partition stands until it goes; nil: it does not
 	high       int64 // high watermark last seen
 }
 
@@ -192,7 +196,9 @@ func (a *assignment) run() {
 			return
 		}
 		if err := a.handle(batch); err != nil && a.ctx.Err() == nil {
-			a.g.cfg.Events.failed(a.tp, err)
+			if !errors.Is(err, notify.ErrNewer) { // of that one hold tells
+				a.g.cfg.Events.failed(a.tp, err)
+			}
 			a.retry(batch, err)
 		}
 		a.mu.Lock()
@@ -258,13 +264,35 @@ func (a *assignment) retry(todo []*Msg, cause error) {
 			if m.IsDone() {
 				continue
 			}
-			if err := a.retryOne(todo[i:i+1:i+1], cmp.Or(causes[m], cause)); err != nil {
+			err := a.retryOne(todo[i:i+1:i+1], cmp.Or(causes[m], cause))
+			if errors.Is(err, notify.ErrNewer) {
+				a.hold(m, err)
+				a.abandon(append(failed, todo[i:]...))
+				return
+			}
+			if err != nil {
 				a.g.cfg.Events.failed(a.tp, err)
 				causes[m] = err
 				failed = append(failed, m)
 			}
 		}
 		todo = failed
+	}
+}
+
+// hold stops the partition at m until it is about to go: a newer release wrote m, or
+// what the handler must read for m, and only a process of that release can handle it.
+// Nothing behind m is handed out, so that the order of the partition stays, and nothing
+// is committed past m.
+func (a *assignment) hold(m *Msg, cause error) {
+	cause = fmt.Errorf("offset %d: %w", m.Offset, cause)
+	a.mu.Lock()
+	a.held = cause
+	a.mu.Unlock()
+	if f := a.g.cfg.Events.Held; f != nil {
+		f(a.tp, cause)
+	}
+	for a.pause(time.Hour) {
 	}
 }
 

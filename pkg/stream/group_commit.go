@@ -159,6 +159,7 @@ type PartitionStats struct {
 	InFlight  int   // records polled and not done
 	Bytes     int   // of those
 	Paused    bool
+	Held      error // why the partition stands until this member loses it; nil: it does not
 }
 
 // Lag is how many records are not done; -1 before the first poll.
@@ -187,7 +188,7 @@ func (g *Group) Stats() GroupStats {
 		a.mu.Lock()
 		s.Partitions = append(s.Partitions, PartitionStats{
 			TP: tp, Committed: a.committed, LowWater: a.track.low, Next: a.next, HighWater: a.high,
-			InFlight: a.records, Bytes: a.bytes, Paused: a.paused,
+			InFlight: a.records, Bytes: a.bytes, Paused: a.paused, Held: a.held,
 		})
 		a.mu.Unlock()
 	}

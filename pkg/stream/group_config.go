@@ -23,7 +23,9 @@ type PartitionHandler interface {
 	// reported as Events.Failed, and what is not done of msgs by then is
 	// delivered again after a backoff, one record a call, with Attempt raised:
 	// a handler that goes on asynchronously must expect its own records. ctx is
-	// the one given to Assigned.
+	// the one given to Assigned. After an error that is notify.ErrNewer the records
+	// are delivered one a call as well, and the partition stands at the first that
+	// returns it again, until this member loses the partition (Events.Held).
 	Handle(ctx context.Context, msgs []*Msg) error
 }
 
@@ -97,6 +99,8 @@ type GroupEvents struct {
 	// Failed: Handle returned an error or panicked (then cause is a *Panic). It
 	// counts as an attempt.
 	Failed func(tp TopicPartition, cause error)
+	// Held: the partition stands at a record of a newer release. It is told once.
+	Held func(tp TopicPartition, cause error)
 	// Reset: a position was not in the log.
 	Reset func(r Reset)
 	// Trouble: the client reports an error it goes on from: a broker away, no

@@ -222,3 +222,88 @@ func TestFailedHandleIsTriedAgain(t *testing.T) {
 		}
 	})
 }
+
+// A record of a newer release stops its partition: what stands before it is done, it
+// and what stands behind it are neither handed out again nor committed, the reason is
+// told once, and the next member goes on there.
+func TestRecordOfANewerReleaseHoldsItsPartition(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBroker(t, 2, "topic")
+		b.append(t, append(numbered("topic", 0, 0, 6), numbered("topic", 1, 0, 6)...))
+		var mu sync.Mutex
+		var told []string
+		handed, other, failed := map[int64]int{}, 0, 0
+		cfg := GroupConfig{Conn: b.conn, Group: "g", Topics: []string{"topic"}, MaxAttempts: 2, RevokeWait: 5 * time.Second, Events: GroupEvents{
+			Failed: func(TopicPartition, error) { mu.Lock(); failed++; mu.Unlock() },
+			Held: func(tp TopicPartition, cause error) {
+				mu.Lock()
+				told = append(told, tp.String()+": "+cause.Error())
+				mu.Unlock()
+			},
+		}, Poison: func(context.Context, *Msg, error) error {
+			t.Error("a record is put aside")
+			return nil
+		}}
+		m := start(t, cfg, handlerFunc(func(_ context.Context, tp TopicPartition, msgs []*Msg) error {
+			mu.Lock()
+			defer mu.Unlock()
+			for _, msg := range msgs {
+				if tp.Partition == 0 && msg.Offset == 3 {
+					handed[3]++
+					return notify.Newer("a record", 2, 1)
+				}
+			}
+			for _, msg := range msgs {
+				if tp.Partition == 0 {
+					handed[msg.Offset]++
+				} else {
+					other++
+				}
+				msg.Done()
+			}
+			return nil
+		}))
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		mu.Lock()
+		if handed[3] != 2 || handed[0] != 1 || handed[2] != 1 || handed[4]+handed[5] > 0 || other != 6 || failed > 0 {
+			t.Errorf("handed out %v, %d of the other partition, %d failures", handed, other, failed)
+		}
+		if len(told) != 1 || !strings.HasPrefix(told[0], "topic/0: offset 3: a record has version 2") {
+			t.Errorf("told %q", told)
+		}
+		mu.Unlock()
+		for _, p := range m.Stats().Partitions {
+			if want := p.TP.Partition == 0; errors.Is(p.Held, notify.ErrNewer) != want {
+				t.Errorf("%s held: %v", p.TP, p.Held)
+			}
+		}
+		before := time.Now()
+		if err := m.wait(); err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(before); took > time.Second {
+			t.Errorf("stopping took %v", took)
+		}
+		if at := b.committed(t, "g"); at[TopicPartition{"topic", 0}] != 3 || at[TopicPartition{"topic", 1}] != 6 {
+			t.Errorf("committed %v", at)
+		}
+		var next []int64
+		done := make(chan struct{})
+		cfg.Events, cfg.Poison = GroupEvents{}, nil
+		start(t, cfg, handlerFunc(func(_ context.Context, _ TopicPartition, msgs []*Msg) error {
+			for _, msg := range msgs {
+				next = append(next, msg.Offset)
+				msg.Done()
+				if msg.Offset == 5 {
+					close(done)
+				}
+			}
+			return nil
+		}))
+		<-done
+		if !slices.Equal(next, []int64{3, 4, 5}) {
+			t.Errorf("the member of the newer release met %v", next)
+		}
+	})
+}

@@ -208,14 +208,13 @@ func (e *Engine) handNear(ctx context.Context, ns []near) (done []string) {
 	}
 	for pause := 50 * time.Millisecond; ; pause = min(2*pause, 2*time.Second) {
 		err := e.cfg.Publish(ctx, ts)
-		kind := notify.KindOf(err)
-		switch refused := kind == notify.KindTooLarge || kind == notify.KindInvalid; {
+		switch {
 		case err == nil:
 			e.published(Near, ts, e.cfg.Wall())
 			return receipts
-		case refused && len(ns) > 1:
+		case refused(err) && len(ns) > 1:
 			return append(e.handNear(ctx, ns[:len(ns)/2]), e.handNear(ctx, ns[len(ns)/2:])...)
-		case refused:
+		case refused(err):
 			e.count.refused.Add(1)
 			return receipts
 		}

@@ -439,7 +439,8 @@ func TestCloseMovesTheWatermark(t *testing.T) {
 	})
 }
 
-// An unknown kind and a payload nobody can read hold no other timer up.
+// A payload that cannot be read holds no other timer up. A timer of a newer release is
+// not appended, and the error lets the engine put it off alone.
 func TestToLog(t *testing.T) {
 	var w notify.ReceiverWriter
 	w.Append(notify.Receiver{User: []byte("ann")})
@@ -451,12 +452,24 @@ func TestToLog(t *testing.T) {
 	err := ToLog(&log)(t.Context(), []engine.Timer{
 		{ID: []byte("a"), Kind: KindEnvelope, Target: "topic", Payload: notify.AppendEnvelope(nil, &env)},
 		{ID: []byte("b"), Kind: KindEnvelope, Target: "topic", Payload: []byte("garbage")},
-		{ID: []byte("c"), Kind: 9, Payload: []byte("of tomorrow")},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []string{"topic/3", "topic/0", notify.TopicPoison + "/-1"}
+	newer := notify.AppendEnvelope(nil, &env)
+	newer[1] = notify.EnvelopeVersion + 1
+	for name, one := range map[string]engine.Timer{
+		"kind":     {ID: []byte("c"), Kind: 9, Target: "topic", Payload: []byte("of tomorrow")},
+		"envelope": {ID: []byte("d"), Kind: KindEnvelope, Target: "topic", Payload: newer},
+	} {
+		if err := ToLog(&log)(t.Context(), []engine.Timer{one}); !errors.Is(err, notify.ErrNewer) || !refused(err) {
+			t.Errorf("%s of a newer release: %v", name, err)
+		}
+	}
+	want := []string{"topic/3", "topic/0"}
+	if len(log) != len(want) {
+		t.Fatalf("%d records, want %d", len(log), len(want))
+	}
 	for i, w := range want {
 		if got := fmt.Sprintf("%s/%d", log[i].Topic, log[i].Partition); got != w {
 			t.Errorf("%d: %s, want %s", i, got, w)

@@ -2,7 +2,7 @@ package timer
 
 import (
 	"context"
-	"strconv"
+	"errors"
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -13,26 +13,36 @@ import (
 // the topic in its Target.
 const KindEnvelope = 1
 
+// refused reports whether a publish failed for what is in one of its timers: tried
+// again, it fails again, and holds the others up.
+func refused(err error) bool {
+	kind := notify.KindOf(err)
+	return kind == notify.KindTooLarge || kind == notify.KindInvalid || errors.Is(err, notify.ErrNewer)
+}
+
 // Log takes records; nil means every one is acknowledged.
 type Log interface {
 	Append(ctx context.Context, recs []stream.Record) error
 }
 
 // ToLog returns a Publish that appends envelopes to their topics, in the
-// partition of their chunk, so that a user's records stay in one partition.
+// partition of their chunk, so that a user's records stay in one partition. It returns
+// notify.ErrNewer, and appends nothing, if one of them is of a newer release: an engine
+// puts that one off, so that it holds no other up, and a process of that release that
+// owns the shard by then publishes it.
 func ToLog(log Log) func(ctx context.Context, ts []engine.Timer) error {
 	return func(ctx context.Context, ts []engine.Timer) error {
 		recs := make([]stream.Record, 0, len(ts))
 		for i := range ts {
 			if ts[i].Kind != KindEnvelope {
-				// Of a later release. It must hold nobody else up, and not be lost.
-				recs = append(recs, stream.Record{Topic: notify.TopicPoison, Partition: -1, Key: ts[i].ID, Value: ts[i].Payload, Headers: []stream.Header{
-					{Key: stream.HeaderCause, Value: []byte("timer of unknown kind " + strconv.Itoa(int(ts[i].Kind)))},
-				}})
-				continue
+				return notify.Newer("the kind of a timer", int(ts[i].Kind), KindEnvelope)
 			}
 			var env notify.Envelope
-			if err := notify.DecodeEnvelope(ts[i].Payload, &env); err != nil {
+			err := notify.DecodeEnvelope(ts[i].Payload, &env)
+			if errors.Is(err, notify.ErrNewer) {
+				return err
+			}
+			if err != nil {
 				// Consumers know what to do with it: it becomes poison there,
 				// with its origin, instead of holding the timers behind it.
 				recs = append(recs, stream.Record{Topic: ts[i].Target, Partition: 0, Value: ts[i].Payload})

@@ -8,7 +8,6 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/fault"
-	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 const (
@@ -113,15 +112,15 @@ func (e *Engine) handTo(ctx context.Context, lane Lane, batch []*entry, to func(
 			fault.Hit("timers-published")
 		}
 		e.leave(batch, err)
-		switch kind := notify.KindOf(err); {
+		switch {
 		case err == nil:
 			done(lane, ts, at)
 			return
-		case (kind == notify.KindTooLarge || kind == notify.KindInvalid) && len(batch) > 1:
+		case refused(err) && len(batch) > 1:
 			e.handTo(ctx, lane, batch[:len(batch)/2], to, done)
 			e.handTo(ctx, lane, batch[len(batch)/2:], to, done)
 			return
-		case kind == notify.KindTooLarge || kind == notify.KindInvalid:
+		case refused(err):
 			e.count.refused.Add(1)
 			e.cfg.Logger.Error("a timer is refused; trying again in a minute", "target", ts[0].Target, "bytes", len(ts[0].Payload), "err", err)
 			e.putOff(batch[0], refusedPause)

@@ -2,12 +2,14 @@ package trigger
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"slices"
 	"strconv"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/trace"
 )
 
@@ -305,13 +307,23 @@ func (d *Dispatcher) settleDoubt(ctx context.Context, ws []*work) (left []*work,
 		ids[i] = w.row.ID
 	}
 	var rows []engine.Trigger
+	newer := false
 	if !d.until(ctx, "triggers", func() (err error) {
-		rows, err = d.cfg.Triggers.Get(ctx, ids)
+		if rows, err = d.cfg.Triggers.Get(ctx, ids); errors.Is(err, notify.ErrNewer) {
+			newer, err = true, nil
+		}
 		return err
 	}) {
 		return nil, false
 	}
 	lost := 0
+	if newer { // the rows decide, each by itself: read knows which are of a newer release
+		for _, w := range ws {
+			d.look(w)
+		}
+		d.cfg.Events.claimLost(len(ws))
+		return nil, true
+	}
 	for i, w := range ws {
 		tried := w.next
 		tried.Version = w.row.Version + 1

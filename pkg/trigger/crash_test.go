@@ -2,12 +2,14 @@ package trigger
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // A stop lets calls under way end, gives back what was not started, and makes
@@ -326,7 +328,8 @@ func TestRecordSlowerThanTheLease(t *testing.T) {
 	})
 }
 
-// What cannot be read is set apart by the queue and in nobody's way.
+// What cannot be read is set apart by the queue and in nobody's way. A message of a newer
+// release stays in the queue, as it was, for a process of that release.
 func TestUnreadableMessages(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, nil)
@@ -340,9 +343,58 @@ func TestUnreadableMessages(t *testing.T) {
 		pass(2 * time.Second)
 		p.want(id, engine.TriggerFired)
 		pass(time.Hour)
-		if d, _ := p.queue.Depth(context.Background()); d.Dead != 4 {
+		if d, _ := p.queue.Depth(context.Background()); d.Dead != 3 || d.Ready+d.Delayed+d.InFlight != 1 {
 			t.Errorf("queue %+v", d)
 		}
+	})
+}
+
+// newerRows are triggers of which one is of a newer release until it is found.
+type newerRows struct {
+	engine.Triggers
+	id    *atomic.Pointer[string]
+	swaps *atomic.Int32
+}
+
+func (r newerRows) Get(ctx context.Context, ids []string) ([]engine.Trigger, error) {
+	if id := r.id.Load(); id != nil && slices.Contains(ids, *id) {
+		return nil, notify.Newer("the trigger "+*id, 2, 1)
+	}
+	return r.Triggers.Get(ctx, ids)
+}
+
+func (r newerRows) Swap(ctx context.Context, ss []engine.TriggerSwap) ([]bool, error) {
+	if id := r.id.Load(); id != nil && slices.ContainsFunc(ss, func(s engine.TriggerSwap) bool { return s.New.ID == *id }) {
+		r.swaps.Add(1)
+	}
+	return r.Triggers.Swap(ctx, ss)
+}
+
+// A trigger whose row a newer release wrote is left to that release: no call, no swap,
+// its message stays in the queue however often it was received, and others go on.
+func TestLeavesTriggersOfANewerRelease(t *testing.T) {
+	in(t, func(t *testing.T) {
+		rows := newerRows{id: &atomic.Pointer[string]{}, swaps: &atomic.Int32{}}
+		p := newPlant(t, func(c *DispatcherConfig) {
+			rows.Triggers = c.Triggers
+			c.Triggers = rows
+		})
+		newer, other := p.create("shop", `"delay_seconds":1`), p.create("shop", `"delay_seconds":1`)
+		rows.id.Store(&newer)
+		p.run()
+		pass(2 * time.Second)
+		p.want(other, engine.TriggerFired)
+		pass(time.Hour)
+		if n := len(p.sink.of(newer)); n > 0 || rows.swaps.Load() > 0 {
+			t.Errorf("%d calls, %d swaps", n, rows.swaps.Load())
+		}
+		d, _ := p.queue.Depth(context.Background())
+		if d.Dead != 0 || d.Ready+d.Delayed+d.InFlight != 1 || p.evs.get("deferred "+CauseNewer) < 10 {
+			t.Errorf("queue %+v, put off %d times", d, p.evs.get("deferred "+CauseNewer))
+		}
+		rows.id.Store(nil) // a process that can read it
+		pass(time.Minute)
+		p.want(newer, engine.TriggerFired)
 	})
 }
 

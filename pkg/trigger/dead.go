@@ -125,10 +125,14 @@ func (d Dead) requeue(ctx context.Context, id string, as func(*engine.Trigger) b
 	return true, d.s.reindex(ctx, began, index)
 }
 
-// DecodeDeadLetter reads a record of triggers-dlq.
+// DecodeDeadLetter reads a record of triggers-dlq. It returns notify.ErrNewer for one of
+// a newer release.
 func DecodeDeadLetter(value []byte) (l DeadLetter, err error) {
 	if err := json.Unmarshal(value, &l); err != nil {
 		return l, notify.Invalid("bad_record", "value", "is no record of "+TopicDLQ)
+	}
+	if l.Version > 1 {
+		return l, notify.Newer("a record of "+TopicDLQ, l.Version, 1)
 	}
 	if _, err := parseID(l.ID); err != nil || l.Version != 1 {
 		return l, notify.Invalid("bad_record", "version", "is of another release")

@@ -51,6 +51,8 @@ type Dispatcher struct {
 	idle     chan struct{}         // closed when draining and nothing is held
 	room     chan struct{}         // something was let go
 	stopping bool
+
+	toldNewer atomic.Bool // the log has the line about rows of a newer release
 }
 
 // NewDispatcher returns a Dispatcher; it starts nothing.
@@ -101,6 +103,7 @@ type work struct {
 	delay   time.Duration  // how long to put the message off
 	why     string         // cause of that, where it is a deferral
 	keep    bool           // put off as the message it is, with the receives it has
+	asIs    bool           // put off with the body it has: a newer release wrote it or its row
 }
 
 // Run receives and calls until ctx ends; then it gives back what was not
@@ -240,8 +243,14 @@ func (d *Dispatcher) take(ds []engine.Delivery) {
 		twice = append(twice, w)
 	}
 	d.mu.Unlock()
+	newer := 0
 	for _, w := range unread {
-		// Of another kind or release. It is put off until the queue sets it
+		if b := w.d.Body; len(b) > 1 && b[0] > messageVersion && b[1] == messageKind {
+			newer++
+			w.delay, w.asIs = newerWait, true
+			continue
+		}
+		// Of another kind, or damaged. It is put off until the queue sets it
 		// apart, where people find it: never lost, never in anybody's way.
 		w.delay, w.keep = time.Minute, true
 	}
@@ -250,7 +259,8 @@ func (d *Dispatcher) take(ds []engine.Delivery) {
 			w.delay, w.keep = d.cfg.Visibility, true
 		}
 	}
-	d.cfg.Events.dropped("unreadable", len(unread))
+	d.cfg.Events.dropped("unreadable", len(unread)-newer)
+	d.cfg.Events.deferred(CauseNewer, newer)
 	d.cfg.Events.dropped("copy", len(copies))
 	d.cfg.Events.deferred(CauseLeased, len(twice))
 	d.puts.add(unread...)

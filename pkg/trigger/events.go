@@ -15,6 +15,7 @@ const (
 	CauseShutdown = "shutdown" // this process is stopping
 	CauseCaller   = "caller"   // its caller is disabled, has no secret, or cannot be read
 	CauseLeased   = "leased"   // somebody else's claim has not run out
+	CauseNewer    = "newer"    // a newer release wrote it or its row
 	CauseOrphan   = "orphan"   // its state row, or its generation, is not there yet
 )
 

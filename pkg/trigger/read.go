@@ -2,10 +2,12 @@ package trigger
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // backoff is the wait between tries of a store that is away: 50 ms, doubling to
@@ -47,11 +49,19 @@ func (d *Dispatcher) read(ctx context.Context, ws []*work) {
 	}
 	var rows []engine.Trigger
 	var asked time.Time // before the rows were read: a row that is missing was then
+	var newer error
 	if !d.until(ctx, "triggers", func() (err error) {
 		asked = time.Now()
 		rows, err = d.cfg.Triggers.Get(ctx, ids)
+		if errors.Is(err, notify.ErrNewer) {
+			newer, err = err, nil
+		}
 		return err
 	}) {
+		return
+	}
+	if newer != nil {
+		d.leaveNewer(ctx, ws, newer)
 		return
 	}
 	now := time.Now()
@@ -80,6 +90,28 @@ func (d *Dispatcher) read(ctx context.Context, ws []*work) {
 	}
 	d.admit(ctx, dueNow)
 }
+
+// leaveNewer finds the messages whose rows a newer release wrote, and puts them off: a
+// process of that release may receive them next. It is called where a read of all rows
+// returned cause, which is notify.ErrNewer.
+func (d *Dispatcher) leaveNewer(ctx context.Context, ws []*work, cause error) {
+	if len(ws) > 1 {
+		for i := range ws {
+			d.read(ctx, ws[i:i+1])
+		}
+		return
+	}
+	w := ws[0]
+	if d.toldNewer.CompareAndSwap(false, true) {
+		d.cfg.Logger.Error("a trigger is left to a process of a newer release; told once", slog.String("trigger", idOf(w.msg.base)), slog.Any("error", cause))
+	}
+	w.asIs = true
+	d.later(w, CauseNewer, newerWait)
+}
+
+// newerWait is how long a message of a newer release stays away from this process, and
+// from all others.
+const newerWait = 30 * time.Second
 
 // orphan waits for a row that is on its way, and drops the message when it must
 // have come: its create was never answered, or the reschedule it was written
@@ -181,6 +213,9 @@ func (d *Dispatcher) putOff(ctx context.Context, ws []*work) {
 			m.deferrals = short(int(m.deferrals) + 1)
 		}
 		ms[i] = engine.Message{Body: m.encode(), Delay: w.delay, Backlog: w.d.Backlog}
+		if w.asIs {
+			ms[i].Body = w.d.Body
+		}
 	}
 	if !d.until(ctx, "queue", func() error { return d.cfg.Queue.Enqueue(ctx, ms) }) {
 		return

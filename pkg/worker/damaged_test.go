@@ -37,7 +37,7 @@ func TestGoesOnPastADamagedRow(t *testing.T) {
 				})
 				r.status = store.Status()
 				e, next := r.envelope(c.cat, "ann", "bob"), r.envelope(c.cat, "cid")
-				store.Damage(e.Key(), []byte("damaged"))
+				store.Damage(e.Key(), []byte("\x00damaged"))
 				at := r.feed(e, next)
 				time.Sleep(time.Minute) // of the bubble
 				synctest.Wait()
@@ -57,7 +57,7 @@ func TestGoesOnPastADamagedRow(t *testing.T) {
 					t.Errorf("%+v, %v; want one finished row with %d sent again", rows, err, c.resent)
 				}
 				recs := r.log.take()
-				if told != 1 || len(recs) != 1 || recs[0].Topic != notify.TopicPoison || string(recs[0].Value) != "damaged" {
+				if told != 1 || len(recs) != 1 || recs[0].Topic != notify.TopicPoison || string(recs[0].Value) != "\x00damaged" {
 					t.Fatalf("told %d times, put aside %+v", told, recs)
 				}
 				for _, h := range recs[0].Headers {

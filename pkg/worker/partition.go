@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"slices"
 	"strings"
@@ -108,6 +109,10 @@ func (p *partition) accept(msgs []message) error {
 		var env notify.Envelope
 		var err error
 		if windows, err = notify.DecodeCut(m.Value, &env, windows[:0], uint32(p.w.cfg.Window)); err != nil || env.Lane() != p.w.cfg.Lane {
+			if errors.Is(err, notify.ErrNewer) {
+				p.withdraw(jobs)
+				return err // the group stops the partition at m
+			}
 			if err := p.w.poison(p.ctx, m, err); err != nil {
 				return err
 			}
@@ -136,6 +141,7 @@ func (p *partition) accept(msgs []message) error {
 		return p.w.cfg.Status.Resume(ctx, t, keys)
 	})
 	if err != nil {
+		p.withdraw(jobs)
 		return err
 	}
 	for i, j := range jobs {
@@ -149,13 +155,26 @@ func (p *partition) accept(msgs []message) error {
 	return nil
 }
 
+// withdraw forgets jobs that were not started: the group hands their records over
+// again, and a turn left behind would hold up the jobs of the same users for good.
+func (p *partition) withdraw(jobs []*job) {
+	for _, j := range jobs {
+		p.leave(j)
+		p.forget(j)
+	}
+}
+
 // rows reads outcome rows, asking again while the store is away: without them
-// nothing can be started, for it might be a second time.
+// nothing can be started, for it might be a second time. It returns notify.ErrNewer
+// if a newer release wrote one of them.
 func (p *partition) rows(keys []notify.RowKey, read func(context.Context, []notify.RowKey) ([]notify.Row, error)) ([]notify.Row, error) {
 	for wait := 50 * time.Millisecond; ; wait = min(2*wait, time.Second) {
 		rows, err := read(p.ctx, keys)
 		if err == nil {
 			return rows, nil
+		}
+		if errors.Is(err, notify.ErrNewer) {
+			return nil, err
 		}
 		if p.ctx.Err() != nil {
 			return nil, p.ctx.Err()

@@ -22,7 +22,7 @@ func pack(version byte, fn func(*codec)) []byte {
 }
 
 // unpack reads what pack returned; it reports whether all of it was read and
-// its version was at most version.
+// its version was at most version. Where it reports false, unread says why.
 func unpack(b []byte, version byte, fn func(*codec)) bool {
 	if len(b) == 0 || b[0] == 0 || b[0] > version {
 		return false

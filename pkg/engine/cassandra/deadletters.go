@@ -91,8 +91,11 @@ func (l deadLetters) read(id []byte, get func(dest ...any) (bool, error)) (r let
 	}
 	r.Ord, r.Seq = uint64(ord), uint64(seq)
 	d := &r.DeadLetter
-	if !readLetterID(id, d) || !unpack(data, letterVersion, func(c *codec) { c.letter(d, &extra) }) {
+	if !readLetterID(id, d) {
 		return letterRow{}, false, corrupt("a dead letter")
+	}
+	if !unpack(data, letterVersion, func(c *codec) { c.letter(d, &extra) }) {
+		return letterRow{}, false, unread("a dead letter", data, letterVersion)
 	}
 	if extra != nil && json.Unmarshal(extra, &r.Extra) != nil {
 		return letterRow{}, false, corrupt("a dead letter")

@@ -23,7 +23,7 @@ func (t schedules) head(ctx context.Context, base notify.Base) (h engine.Schedul
 	t.s.clock.see(at)
 	h.Base, h.Version = base, uint64(version)
 	if !unpack(v, headVersion, func(c *codec) { c.head(&h) }) {
-		return engine.ScheduleHead{}, 0, false, corrupt("the head of " + base.String())
+		return engine.ScheduleHead{}, 0, false, unread("the head of "+base.String(), v, headVersion)
 	}
 	return h, writer, true, nil
 }

@@ -3,6 +3,7 @@ package cassandra
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math"
 	"time"
@@ -82,7 +83,11 @@ func (h history) open(ctx context.Context, r *chunkRef, f *engine.Found) (ok boo
 		return false, err
 	}
 	*f = engine.Found{Topic: r.topic, LogPart: r.part, Offset: r.offset}
-	if err := notify.DecodeEnvelope(v, &f.Envelope); err != nil || f.Envelope.Chunk != c {
+	err = notify.DecodeEnvelope(v, &f.Envelope)
+	if errors.Is(err, notify.ErrNewer) {
+		return false, err
+	}
+	if err != nil || f.Envelope.Chunk != c {
 		return false, corrupt(fmt.Sprintf("the content of chunk %v", c))
 	}
 	return true, nil

@@ -2,6 +2,7 @@ package cassandra
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -101,7 +102,11 @@ func (s *Store) HistoryOffsets(ctx context.Context) (map[HistoryPart]int64, erro
 // appendRecord stores the content before what points to it.
 func (s *Store) appendRecord(ctx context.Context, r *HistoryRecord) error {
 	var env notify.Envelope
-	if err := notify.DecodeEnvelope(r.Value, &env); err != nil {
+	err := notify.DecodeEnvelope(r.Value, &env)
+	if errors.Is(err, notify.ErrNewer) {
+		return err // whoever hands it over must not pass it
+	}
+	if err != nil {
 		s.cfg.Logger.Warn("history passes over a record it cannot read", "topic", r.Topic, "partition", r.Partition, "offset", r.Offset, "err", err)
 		return nil
 	}
@@ -125,7 +130,7 @@ func (s *Store) appendRecord(ctx context.Context, r *HistoryRecord) error {
 		}
 	}
 	at := s.clock.now()
-	err := s.write(ctx, at, stmt{
+	err = s.write(ctx, at, stmt{
 		`INSERT INTO notification_content (base, part, block, data) VALUES (?, ?, ?, ?) USING TTL ?`,
 		[]any{c.Base[:], int(c.Partition), int64(c.Block), r.Value, keep},
 	})

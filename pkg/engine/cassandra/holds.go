@@ -43,7 +43,7 @@ func (h holds) queue(ctx context.Context, k holdKey) (q []engine.Hold, err error
 	}
 	h.s.clock.see(at)
 	if !unpack(v, holdVersion, func(c *codec) { list(c, &q, (*codec).hold) }) {
-		return nil, corrupt("a queue of holds")
+		return nil, unread("a queue of holds", v, holdVersion)
 	}
 	for i := range q {
 		q[i].Lane, q[i].User = k.lane, k.user

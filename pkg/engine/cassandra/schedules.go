@@ -213,7 +213,7 @@ func (t schedules) get(ctx context.Context, base notify.Base) (x engine.Schedule
 	t.s.clock.see(at)
 	x.Base = base
 	if !unpack(v, scheduleVersion, func(c *codec) { c.schedule(&x) }) {
-		return engine.Schedule{}, 0, false, corrupt("the schedule " + base.String())
+		return engine.Schedule{}, 0, false, unread("the schedule "+base.String(), v, scheduleVersion)
 	}
 	return x, at, true, nil
 }

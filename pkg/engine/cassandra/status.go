@@ -3,6 +3,7 @@ package cassandra
 import (
 	"bytes"
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -212,7 +213,7 @@ func (t status) read(ctx context.Context, keys []notify.RowKey, damaged bool, se
 			return err
 		}
 		if err := t.decode(&out[i], keys[i], at, v); err != nil {
-			if damaged {
+			if damaged && errors.Is(err, notify.ErrCorrupt) {
 				out[i], err = notify.Row{Key: keys[i], Damaged: append([]byte{}, v...)}, nil
 			}
 			return err
@@ -229,7 +230,7 @@ func (t status) decode(r *notify.Row, k notify.RowKey, at int64, v []byte) error
 	t.s.clock.see(at)
 	r.Key = k
 	if !unpack(v, rowVersion, func(c *codec) { c.row(r) }) {
-		return corrupt("an outcome row of " + k.Chunk.Base.String())
+		return unread("an outcome row of "+k.Chunk.Base.String(), v, rowVersion)
 	}
 	return nil
 }

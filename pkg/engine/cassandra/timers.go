@@ -218,7 +218,7 @@ func (s *Store) scanTimers(ctx context.Context, t *timerTable, p timerPart, afte
 
 func readTimer(x *engine.Timer, v []byte) error {
 	if !unpack(v, timerVersion, func(c *codec) { c.timer(x) }) {
-		return corrupt("a timer")
+		return unread("a timer", v, timerVersion)
 	}
 	if len(x.Payload) == 0 {
 		x.Payload = nil

@@ -113,8 +113,11 @@ func (t triggers) read(ctx context.Context, id string, get func(context.Context,
 	}
 	t.s.clock.see(x.at)
 	x.ID, x.Version, x.State = id, uint64(version), engine.TriggerState(state)
-	if !unpack(request, requestVersion, func(c *codec) { c.request(&x.Trigger) }) || !unpack(data, triggerVersion, func(c *codec) { c.trigger(&x.Trigger) }) {
-		return stored{}, corrupt("the trigger " + id)
+	if !unpack(request, requestVersion, func(c *codec) { c.request(&x.Trigger) }) {
+		return stored{}, unread("the request of the trigger "+id, request, requestVersion)
+	}
+	if !unpack(data, triggerVersion, func(c *codec) { c.trigger(&x.Trigger) }) {
+		return stored{}, unread("the trigger "+id, data, triggerVersion)
 	}
 	return x, nil
 }

@@ -249,12 +249,12 @@ func Status(t *testing.T, open Opener[engine.Status], damage Damage) {
 		s, reopen := open(t)
 		r, fine := chunkRow(1000, 1), retryRow(1000, 1)
 		must(t, s.Put(bg, []notify.Row{r, fine}))
-		must(t, damage(s, r.Key, []byte("damaged")))
+		must(t, damage(s, r.Key, []byte("\x00damaged")))
 		keys := []notify.RowKey{fine.Key, r.Key, chunkRow(2000, 1).Key}
 		resume := func() []notify.Row {
 			return val(s.Resume(bg, val(s.TakeOver(bg, r.Topic, r.LogPart))(t), keys))(t)
 		}
-		want := []notify.Row{fine, {Key: r.Key, Damaged: []byte("damaged")}, {}}
+		want := []notify.Row{fine, {Key: r.Key, Damaged: []byte("\x00damaged")}, {}}
 		same(t, "resumed", resume(), want)
 		if reopen != nil {
 			s = reopen()
@@ -270,6 +270,32 @@ func Status(t *testing.T, open Opener[engine.Status], damage Damage) {
 		_ = val(s.Resume(bg, owner, keys))(t)
 		must(t, s.Put(bg, []notify.Row{stamped(r, owner.Stamp(1), 1000)}))
 		same(t, "written anew", val(s.Get(bg, keys))(t), []notify.Row{fine, stamped(r, 0, 1000), {}})
+	})
+	t.Run("a row of a newer release is not damaged: nothing reads it, and it stays", func(t *testing.T) {
+		if damage == nil {
+			t.Skip("the engine offers no way to damage a row")
+		}
+		s, reopen := open(t)
+		r, fine := chunkRow(1000, 1), retryRow(1000, 1)
+		must(t, s.Put(bg, []notify.Row{r, fine}))
+		must(t, damage(s, r.Key, []byte("\x7fof tomorrow")))
+		keys := []notify.RowKey{fine.Key, r.Key}
+		look := func() {
+			owner := val(s.TakeOver(bg, r.Topic, r.LogPart))(t)
+			_, resumed := s.Resume(bg, owner, keys)
+			_, got := s.Get(bg, keys)
+			_, chunk := s.Chunk(bg, r.Key.Chunk)
+			for name, err := range map[string]error{"Resume": resumed, "Get": got, "Chunk": chunk, "Request": s.Request(bg, r.Key.Chunk.Base, func(*notify.Row) error { return nil })} {
+				if e, ok := errors.AsType[*notify.Error](err); !ok || e.Code != "store_newer" || !errors.Is(err, notify.ErrNewer) || errors.Is(err, notify.ErrCorrupt) {
+					t.Errorf("%s: %v, want store_newer", name, err)
+				}
+			}
+		}
+		look()
+		if reopen != nil {
+			s = reopen()
+			look()
+		}
 	})
 	t.Run("a tenure that is not used fences nobody", func(t *testing.T) {
 		s, _ := open(t)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -58,6 +59,9 @@ func (s status) TakeOver(ctx context.Context, topic string, partition int32) (en
 // earlier tenures are seen until the owner writes, as in an engine of many machines.
 func (s status) Resume(ctx context.Context, t engine.Tenure, keys []notify.RowKey) ([]notify.Row, error) {
 	return s.get(ctx, keys, func(r *notify.Row) error {
+		if err := whole(r); errors.Is(err, notify.ErrNewer) {
+			return err
+		}
 		if r.Done {
 			s.stamps[r.Key] = max(s.stamps[r.Key], t.Start)
 		}
@@ -66,16 +70,21 @@ func (s status) Resume(ctx context.Context, t engine.Tenure, keys []notify.RowKe
 }
 
 // Damage makes what is stored under key a value that cannot be decoded, for tests
-// of those that read it.
+// of its readers. As in the engines that store bytes, its first byte is its version: a
+// value of a version above 1 is not damaged, a newer release wrote it.
 func (s *Store) Damage(key notify.RowKey, value []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.rows[key] = notify.Row{Key: key, Damaged: value}
 }
 
-// whole returns notify.ErrCorrupt for a damaged row.
+// whole returns notify.ErrCorrupt for a damaged row, and notify.ErrNewer for one of a
+// newer release.
 func whole(r *notify.Row) error {
 	if r.Damaged != nil {
+		if err := notify.CheckVersion("an outcome row", r.Damaged, 1); err != nil {
+			return err
+		}
 		return notify.Unavailable("store", 0, fmt.Errorf("%w: an outcome row of %s", notify.ErrCorrupt, r.Key.Chunk.Base))
 	}
 	return nil

@@ -31,7 +31,7 @@ func (a aged) PurgeOutcomes(ctx context.Context, closed, open int64) (total int,
 			}
 			var row notify.Row
 			if !readRowKey(k, &row.Key) || !decodeRow(v, &row) {
-				return false, corrupt("outcome row", k)
+				return false, unread("outcome row", k, v, rowVersion)
 			}
 			limit := open
 			if row.Done {

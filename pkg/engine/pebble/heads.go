@@ -43,7 +43,7 @@ func (t *schedules) head(base notify.Base) (h engine.ScheduleHead, ok bool, err 
 	d := reader{b: v}
 	version := d.byte()
 	if version < 1 || version > headVersion {
-		return h, false, corrupt("schedule head", k)
+		return h, false, unread("schedule head", k, v, headVersion)
 	}
 	h.Base, h.State = base, engine.ScheduleState(d.byte())
 	h.Gen, h.Version = uint32(d.uint()), d.uint()

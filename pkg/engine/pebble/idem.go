@@ -89,7 +89,7 @@ func (i *idem) find(k []byte) (r engine.Reservation, ok bool, err error) {
 		return r, false, err
 	}
 	if !decodeReservation(v, &r) {
-		return engine.Reservation{}, false, corrupt("reservation", k)
+		return engine.Reservation{}, false, unread("reservation", k, v, reservationVersion)
 	}
 	return r, true, nil
 }

@@ -1,9 +1,12 @@
 package pebble
 
 import (
+	"errors"
 	"fmt"
 	"reflect"
 	"testing"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -75,6 +78,68 @@ func TestNewerRowIsRefused(t *testing.T) {
 		if decodeRow(v, new(notify.Row)) {
 			t.Errorf("a row of version %d was read", version)
 		}
+	}
+}
+
+// A value of each form that a newer release wrote is told apart from damage.
+func TestNewerValuesAreNotDamaged(t *testing.T) {
+	t.Parallel()
+	base := notify.Base{1}
+	s := mustOpen(t, testConfig(vfs.NewMem()))
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	read := map[string]func(version byte) error{
+		"outcome row": func(v byte) error {
+			k := appendRowKey(nil, &notify.RowKey{Chunk: notify.Chunk{Base: base}})
+			return readRow(k, []byte{v, 'x'}, new(notify.Row))
+		},
+		"schedule": func(v byte) error {
+			return readSchedule(scheduleKey(tSchedule, base), []byte{v, 'x'}, new(engine.Schedule))
+		},
+		"timer": func(v byte) error {
+			return readTimer(timerKey(nil, tTimer, 0, 1, []byte("id")), []byte{v, 'x'}, new(engine.Timer))
+		},
+		"trigger": func(v byte) error {
+			_, err := readTrigger("id", []byte{v, 'x'}, new(engine.Trigger))
+			return err
+		},
+		"trigger's head": func(v byte) error {
+			_, err := readTriggerHead("id", []byte{v, 'x'}, new(engine.Trigger))
+			return err
+		},
+		"trigger's header": func(v byte) error {
+			set(t, s, triggerKey("id"), []byte{v, 'x'})
+			_, _, err := s.Triggers().(*triggers).headerAt(triggerKey("id"), triggerWhole)
+			return err
+		},
+		"schedule head": func(v byte) error {
+			set(t, s, scheduleKey(tHead, base), []byte{v, 'x'})
+			_, _, err := s.Schedules().(*schedules).head(base)
+			return err
+		},
+		"reservation": func(v byte) error {
+			set(t, s, []byte("reservation"), []byte{v, 'x'})
+			_, _, err := s.Idem().(*idem).find([]byte("reservation"))
+			return err
+		},
+	}
+	for name, fn := range read {
+		if err := fn(200); !errors.Is(err, notify.ErrNewer) || errors.Is(err, notify.ErrCorrupt) {
+			t.Errorf("%s of a newer release: %v", name, err)
+		}
+		if err := fn(0); errors.Is(err, notify.ErrNewer) || !errors.Is(err, notify.ErrCorrupt) {
+			t.Errorf("a damaged %s: %v", name, err)
+		}
+	}
+}
+
+func set(t *testing.T, s *Store, k, v []byte) {
+	t.Helper()
+	if err := s.db.Set(k, v, nil); err != nil {
+		t.Fatal(err)
 	}
 }
 

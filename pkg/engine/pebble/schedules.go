@@ -64,7 +64,7 @@ func readSchedule(k, v []byte, x *engine.Schedule) error {
 	d := reader{b: v}
 	version := d.byte()
 	if len(k) != 1+len(x.Base) || version < 1 || version > scheduleVersion {
-		return corrupt("schedule", k)
+		return unread("schedule", k, v, scheduleVersion)
 	}
 	copy(x.Base[:], k[1:])
 	x.Fan = d.byte() == 1

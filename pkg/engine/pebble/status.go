@@ -98,7 +98,7 @@ func (t status) get(ctx context.Context, keys []notify.RowKey, damaged bool) ([]
 		if err != nil {
 			return nil, translate(err)
 		}
-		if err = readRow(k, v, &out[i]); err != nil && damaged {
+		if err = readRow(k, v, &out[i]); damaged && errors.Is(err, notify.ErrCorrupt) {
 			out[i], err = notify.Row{Key: keys[i], Damaged: append([]byte{}, v...)}, nil
 		}
 		if cerr := c.Close(); err == nil {
@@ -114,7 +114,7 @@ func (t status) get(ctx context.Context, keys []notify.RowKey, damaged bool) ([]
 // readRow decodes a pair into r, which keeps its own copy of the value.
 func readRow(k, v []byte, r *notify.Row) error {
 	if !readRowKey(k, &r.Key) || !decodeRow(append(make([]byte, 0, len(v)), v...), r) {
-		return corrupt("outcome row", k)
+		return unread("outcome row", k, v, rowVersion)
 	}
 	return nil
 }

@@ -99,7 +99,7 @@ func readTimer(k, v []byte, tm *engine.Timer) error {
 		}
 		tm.Gen, tm.Weight = uint32(d.uint()), uint32(d.uint())
 	default:
-		return corrupt("timer", k)
+		return unread("timer", k, v, timerVersion)
 	}
 	if d.bad {
 		return corrupt("timer", k)

@@ -182,7 +182,7 @@ func appendTriggerState(b []byte, t *engine.Trigger) []byte {
 func readTrigger(id string, v []byte, t *engine.Trigger) (h triggerHeader, err error) {
 	d := reader{b: v}
 	if !readTriggerHeader(&d, &h) {
-		return h, corrupt("trigger", []byte(id))
+		return h, unread("trigger", []byte(id), v, triggerSplit+triggerTraced)
 	}
 	t.ID, t.Version, t.State, t.Ended, t.Caller = id, h.version, h.state, h.ended, h.caller
 	t.URL, t.Payload = d.string(), d.bytes()
@@ -209,7 +209,7 @@ func readTrigger(id string, v []byte, t *engine.Trigger) (h triggerHeader, err e
 func readTriggerHead(id string, v []byte, t *engine.Trigger) (h triggerHeader, err error) {
 	d := reader{b: v}
 	if d.byte() != triggerHeadVersion || !readTriggerHeader(&d, &h) || !h.split {
-		return h, corrupt("trigger's head", []byte(id))
+		return h, unread("trigger's head", []byte(id), v, triggerHeadVersion)
 	}
 	t.Version, t.State, t.Ended, t.Caller = h.version, h.state, h.ended, h.caller
 	t.FireAt = d.int()

@@ -62,11 +62,19 @@ func (t *triggers) headerAt(k []byte, kind byte) (h triggerHeader, ok bool, err 
 	if err != nil {
 		return h, false, translate(err)
 	}
+	known := byte(triggerSplit + triggerTraced)
+	if kind != triggerWhole {
+		known = triggerHeadVersion
+	}
+	newer := notify.CheckVersion("trigger", v, known)
 	d := reader{b: v}
 	ok = (kind == triggerWhole || d.byte() == triggerHeadVersion) && readTriggerHeader(&d, &h)
 	h.caller = string(append([]byte(nil), h.caller...)) // v goes with c
 	if err := c.Close(); err != nil {
 		return h, false, translate(err)
+	}
+	if newer != nil {
+		return h, false, newer
 	}
 	if !ok {
 		return h, false, corrupt("trigger", k)

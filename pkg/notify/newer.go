@@ -1,0 +1,36 @@
+package notify
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// ErrNewer reports a record or a row that a newer release wrote. It is whole, and this
+// release cannot read it. During a rolling upgrade the process that meets it leaves it
+// as it is: it does not delete it, rewrite it, put it aside or commit past it, for a
+// process of the newer release will handle it. ErrNewer is never ErrCorrupt.
+var ErrNewer = errors.New("written by a newer release")
+
+// newerRetry is when a caller may ask again: by then a process of the newer release
+// may answer.
+const newerRetry = 5 * time.Second
+
+// Newer returns ErrNewer as the error "store_newer" (KindUnavailable): what names the
+// record or row, found is its version, and known is the highest version this release
+// reads.
+func Newer(what string, found, known int) error {
+	return &Error{
+		Kind: KindUnavailable, Code: "store_newer", RetryAfter: newerRetry, Err: ErrNewer,
+		Msg: fmt.Sprintf("%s has version %d and this release reads up to %d; a process of the newer release handles it", what, found, known),
+	}
+}
+
+// CheckVersion returns Newer if the first byte of a stored value, which is its
+// version, is above known.
+func CheckVersion(what string, value []byte, known byte) error {
+	if len(value) > 0 && value[0] > known {
+		return Newer(what, int(value[0]), int(known))
+	}
+	return nil
+}
