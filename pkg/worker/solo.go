@@ -45,19 +45,28 @@ func (s *Solo) enter(ctx context.Context) error {
 	c := make(chan struct{})
 	s.entries = append(s.entries, c)
 	s.mu.Unlock()
+	return s.await(ctx, &s.entries, c, s.leave)
+}
+
+// await waits for c, which waits in the queue q. If ctx ends first it takes c out, or
+// calls undo when c was served at the same moment, and returns ctx's error.
+func (s *Solo) await(ctx context.Context, q *[]chan struct{}, c chan struct{}, undo func()) error {
 	select {
 	case <-c:
 		return nil
 	case <-ctx.Done():
 	}
 	s.mu.Lock()
-	i := slices.Index(s.entries, c)
+	i := slices.Index(*q, c)
 	if i >= 0 {
-		s.entries = slices.Delete(s.entries, i, i+1)
+		*q = slices.Delete(*q, i, i+1)
+		if len(s.runs) == 0 && !s.locked {
+			s.admitLocked()
+		}
 	}
 	s.mu.Unlock()
-	if i < 0 { // it entered at the same moment
-		s.leave()
+	if i < 0 {
+		undo()
 	}
 	return ctx.Err()
 }
@@ -78,24 +87,7 @@ func (s *Solo) lock(ctx context.Context) error {
 	s.runs = append(s.runs, c)
 	s.nextRunLocked()
 	s.mu.Unlock()
-	select {
-	case <-c:
-		return nil
-	case <-ctx.Done():
-	}
-	s.mu.Lock()
-	i := slices.Index(s.runs, c)
-	if i >= 0 {
-		s.runs = slices.Delete(s.runs, i, i+1)
-		if len(s.runs) == 0 && !s.locked {
-			s.admitLocked()
-		}
-	}
-	s.mu.Unlock()
-	if i < 0 { // it got the lock at the same moment
-		s.unlock()
-	}
-	return ctx.Err()
+	return s.await(ctx, &s.runs, c, s.unlock)
 }
 
 // unlock ends a run, and lets the calls go that it held back.

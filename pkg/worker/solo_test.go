@@ -383,3 +383,36 @@ func soloModel(t *testing.T, rt *rapid.T) {
 		rt.Errorf("no receiver killed the process")
 	}
 }
+
+// A run whose wait is given up lets the calls go that it held back, and keeps nothing,
+// also when it is given the lock at the same moment.
+func TestSoloWaitGivenUp(t *testing.T) {
+	in(t, func(t *testing.T) {
+		s := NewSolo()
+		if err := s.enter(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		ctx, giveUp := context.WithCancel(t.Context())
+		var run, call error
+		var wg sync.WaitGroup
+		wg.Go(func() { run = s.lock(ctx) })
+		synctest.Wait()
+		wg.Go(func() { call = s.enter(t.Context()) })
+		synctest.Wait()
+		giveUp()
+		wg.Wait()
+		if run == nil || call != nil {
+			t.Fatalf("the run %v, the call %v", run, call)
+		}
+		s.leave()
+		s.leave()
+		for range 100 { // free, and given up: either is chosen
+			if s.lock(ctx) == nil {
+				s.unlock()
+			}
+		}
+		if err := s.lock(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
