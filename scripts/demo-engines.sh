@@ -74,7 +74,7 @@ until_true grep -q '^Try:' "$work/dev.out"
 for i in $(seq 1 $n); do until_true grep -q '"msg":"ready"' "$work/role-$i.err"; done
 sed '/^Try:/,$d' "$work/dev.out"
 # What an earlier run left is delivered first, and not counted.
-no_lag() { [ "$(notifyctl lag -o json --jq '[.[].lag] | add')" = 0 ]; }
+no_lag() { [ "$(notifyctl lag -o json --jq '[.items[].lag] | add')" = 0 ]; }
 until_true no_lag
 before=$(notifyctl sim summary -o json --jq .ids)
 
@@ -137,11 +137,11 @@ dead=0
 all_dead() { dead=$(notifyctl dlq stats --template "spring-$once" -o json --jq .total) && [ "$dead" -ge 1000 ]; }
 until_true all_dead
 run notifyctl dlq top
-run notifyctl sim rule rm "$(notifyctl sim rule ls -o json --jq '.[0].number')"
+run notifyctl sim rule rm "$(notifyctl sim rule ls -o json --jq '.items[0].number')"
 run notifyctl dlq replay --template "spring-$once" --rate 500/s --canary 20 --plan-out "$work/plan.json"
 run notifyctl dlq replay --plan "$work/plan.json" --yes --reason 'template repaired'
-replayed=$(notifyctl job ls -o json --jq '.[0].done')
-refailed=$(notifyctl job ls -o json --jq '.[0].outcomes.refailed')
+replayed=$(notifyctl job ls -o json --jq '.items[0].done')
+refailed=$(notifyctl job ls -o json --jq '.items[0].outcomes.refailed')
 run notifyctl audit verify
 
 say "8. The providers' ledger: what really arrived"

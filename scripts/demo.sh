@@ -97,11 +97,11 @@ dead=0
 all_dead() { dead=$(notifyctl dlq stats --template spring -o json --jq .total) && [ "$dead" -ge 1000 ]; }
 until_true all_dead
 run notifyctl dlq top
-run notifyctl sim rule rm "$(notifyctl sim rule ls -o json --jq '.[0].number')"
+run notifyctl sim rule rm "$(notifyctl sim rule ls -o json --jq '.items[0].number')"
 run notifyctl dlq replay --template spring --rate 500/s --canary 20 --plan-out "$work/plan.json"
 run notifyctl dlq replay --plan "$work/plan.json" --yes --reason 'template repaired'
-replayed=$(notifyctl job ls -o json --jq '.[0].done')
-refailed=$(notifyctl job ls -o json --jq '.[0].outcomes.refailed')
+replayed=$(notifyctl job ls -o json --jq '.items[0].done')
+refailed=$(notifyctl job ls -o json --jq '.items[0].outcomes.refailed')
 run notifyctl audit verify
 
 say "8. The providers' ledger: what really arrived"

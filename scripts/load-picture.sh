@@ -83,7 +83,7 @@ await 300 'left with'
 screen | grep -q '^load scenario=apns-away .*lost=0' || { screen; echo 'the summary did not stay on the screen' >&2; exit 1; }
 screen | grep -q 'left with 99' || { screen; echo 'a missed threshold did not end in 99' >&2; exit 1; }
 ! screen | grep -q 'running' || { echo 'the panels stayed on the screen' >&2; exit 1; }
-id=$(notifyctl load ls -o json --jq '.[0].id')
+id=$(notifyctl load ls -o json --jq '.items[0].id')
 shoot "$XDG_DATA_HOME/notifyctl/runs/$id/report.html" load-report 1100 1500
 
 # A second run is stopped: by q, and by Ctrl-C.

@@ -106,7 +106,7 @@ func TestBundleMasksWhatTheServerSays(t *testing.T) {
 		})
 	}
 	answer("/healthz", map[string]string{"version": "dev"})
-	answer("/v1/ops/doctor", []map[string]string{{"check": "store", "level": "fail", "detail": all, "token": "canarypass4"}})
+	answer("/v1/ops/doctor", map[string]any{"items": []map[string]string{{"check": "store", "level": "fail", "detail": all, "token": "canarypass4"}}})
 	answer("/v1/ops/circuits", api.Circuits{Items: []api.Circuit{{Name: secrets["mail"], State: "open"}}})
 	answer("/v1/ops/debug", api.Debug{Texts: map[string]string{"log.txt": all, "config.txt": all, "metrics.txt": `x{to="` + secrets["phone"] + `"} 1`, "../evil.txt": "x"}})
 	mux.HandleFunc("/v1/ops/lag", func(w http.ResponseWriter, _ *http.Request) {

@@ -19,7 +19,7 @@ func worst(t *testing.T) *httptest.Server {
 			_, _ = w.Write([]byte(`{"version":"dev"}`))
 			return
 		}
-		_, _ = w.Write([]byte(`[{"check":"log","level":"ok"},{"check":"lane sms","level":"warn"},{"check":"disk","level":"fail"}]`))
+		_, _ = w.Write([]byte(`{"items":[{"check":"log","level":"ok"},{"check":"lane sms","level":"warn"},{"check":"disk","level":"fail"}]}`))
 	}))
 	t.Cleanup(srv.Close)
 	return srv
@@ -36,7 +36,7 @@ func TestDoctorComparesVersionsAndClocks(t *testing.T) {
 				_, _ = w.Write([]byte(`{"version":"` + version + `"}`))
 				return
 			}
-			_, _ = w.Write([]byte(`[{"check":"disk","level":"` + level + `","detail":"d","repair":"make room"}]`))
+			_, _ = w.Write([]byte(`{"items":[{"check":"disk","level":"` + level + `","detail":"d","repair":"make room"}]}`))
 		}))
 		defer srv.Close()
 		out, errs, code := newWorld(t, srv.URL).ctl(t.Context(), "doctor", "--fail-on", "warn")
@@ -67,7 +67,7 @@ func TestLagShowsWhatIsDeferred(t *testing.T) {
 	accepted, next := time.Now().Add(-41*time.Second-500*time.Millisecond), time.Now().Add(2*time.Minute+500*time.Millisecond)
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode([]map[string]any{
+		_ = json.NewEncoder(w).Encode(map[string]any{"items": []map[string]any{
 			{"group": "push-workers", "topic": "notifications-push", "deferred": []any{}},
 			{"group": "push-retry-workers", "topic": "notifications-push-dlq", "deferred": []map[string]any{
 				{"reason": "apns_circuit_open", "receivers": 2990, "oldest_accepted_at": accepted.Add(time.Second), "next_at": next},
@@ -76,7 +76,7 @@ func TestLagShowsWhatIsDeferred(t *testing.T) {
 				{"reason": "b", "receivers": 1, "oldest_accepted_at": time.Now(), "next_at": next.Add(time.Hour)},
 			}},
 			{"group": "sms-workers", "topic": "notifications-sms", "deferred": nil},
-		})
+		}})
 	}))
 	t.Cleanup(srv.Close)
 	out, errs, code := newWorld(t, srv.URL).ctl(t.Context(), "lag")

@@ -42,7 +42,7 @@ func newLoadLs(p *program) *cobra.Command {
 		Long: `ls lists the load runs of this user, the latest first. They are kept in
 $XDG_DATA_HOME/notifyctl/runs (~/.local/share), each in a folder with result.json,
 summary.txt, report.html and run.hlog; remove a folder to forget its run.`,
-		Example: "  notifyctl load ls\n  notifyctl load ls -o json --jq '.[0].id'",
+		Example: "  notifyctl load ls\n  notifyctl load ls -o json --jq '.items[0].id'",
 		RunE: func(*cobra.Command, []string) error {
 			list, err := p.runs().List()
 			if err != nil {

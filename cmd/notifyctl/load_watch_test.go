@@ -148,7 +148,7 @@ func TestLoadWithoutATerminal(t *testing.T) {
 			t.Errorf("line %d of %d: %.80s", i, len(lines), l)
 		}
 	}
-	out, _, code = w.ctl(t.Context(), "load", "ls", "-o", "json", "--jq", "length")
+	out, _, code = w.ctl(t.Context(), "load", "ls", "-o", "json", "--jq", ".items | length")
 	if code != 0 || out != "1\n" {
 		t.Errorf("kept: exit %d, %s", code, out)
 	}

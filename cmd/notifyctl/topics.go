@@ -31,11 +31,12 @@ be, and may be repeated as it is; only "caller rotate-secret" makes another secr
 		{Use: "formats", Short: "Output formats, filters and times", Long: `Results go to standard output in the format of -o:
 
   table  for people; columns may change between versions
-  json   one indented document
+  json   one indented document; a list is {"items": [...]}
   jsonl  one line of JSON an item; streams such as tail write each at once
   yaml   one document
 
---jq filters the JSON form of any result without jq being installed:
+--jq filters the JSON form of any result without jq being installed, with jsonl each
+line:
 
   notifyctl ls --user ann --jq '.items[] | select(.status == "FAILED") | .notification_id'
 

@@ -218,15 +218,22 @@ func (cl *Client) DeadLetter(ctx context.Context, id string) (out DeadLetter, er
 }
 
 // Doctor returns the server's findings about itself.
-func (cl *Client) Doctor(ctx context.Context) (out json.RawMessage, err error) {
-	err = cl.get(ctx, "/v1/ops/doctor", nil, &out)
-	return out, err
+func (cl *Client) Doctor(ctx context.Context) (json.RawMessage, error) {
+	return cl.items(ctx, "/v1/ops/doctor")
 }
 
 // Lag returns how far each group is behind its topic.
-func (cl *Client) Lag(ctx context.Context) (out json.RawMessage, err error) {
-	err = cl.get(ctx, "/v1/ops/lag", nil, &out)
-	return out, err
+func (cl *Client) Lag(ctx context.Context) (json.RawMessage, error) {
+	return cl.items(ctx, "/v1/ops/lag")
+}
+
+// items returns the items of a list whose elements are the server's own.
+func (cl *Client) items(ctx context.Context, path string) (json.RawMessage, error) {
+	var out struct {
+		Items json.RawMessage `json:"items"`
+	}
+	err := cl.get(ctx, path, nil, &out)
+	return out.Items, err
 }
 
 // Debug returns what the process tells of itself for a debug bundle.

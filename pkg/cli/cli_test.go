@@ -145,10 +145,15 @@ func TestPrinter(t *testing.T) {
 		return "_" + cell
 	}
 	f(&Printer{Format: "table", Paint: paint}, "*NAME        *N   *NOTE\n_a\\u001b[2J  _1\n_<ö>         _22\n")
-	f(&Printer{Format: "jsonl"}, `{"name":"a\u001b[2J","n":1}`+"\n"+`{"name":"\u003cö\u003e","n":22}`+"\n")
-	f(&Printer{Format: "yaml"}, "- \"n\": 1\n  name: \"a\\e[2J\"\n- \"n\": 22\n  name: <ö>\n")
-	f(&Printer{Format: "table", JQ: ".[] | .name, .n"}, "a\x1b[2J\n1\n<ö>\n22\n")
-	f(&Printer{Format: "table", Width: 80, JQ: ".[] | .name, .n"}, `a\u001b[2J`+"\n1\n<ö>\n22\n")
+	f(&Printer{Format: "jsonl"}, `{"name":"a\u001b[2J","n":1}`+"\n"+`{"name":"<ö>","n":22}`+"\n")
+	f(&Printer{Format: "jsonl", JQ: ".n"}, "1\n22\n")
+	f(&Printer{Format: "json"}, "{\n  \"items\": [\n    {\n      \"name\": \"a\\u001b[2J\",\n      \"n\": 1\n    },\n    {\n      \"name\": \"<ö>\",\n      \"n\": 22\n    }\n  ]\n}\n")
+	f(&Printer{Format: "yaml"}, "items:\n  - \"n\": 1\n    name: \"a\\e[2J\"\n  - \"n\": 22\n    name: <ö>\n")
+	f(&Printer{Format: "table", JQ: ".items[] | .name, .n"}, "a\x1b[2J\n1\n<ö>\n22\n")
+	f(&Printer{Format: "table", Width: 80, JQ: ".items[] | .name, .n"}, `a\u001b[2J`+"\n1\n<ö>\n22\n")
+	items = nil
+	f(&Printer{Format: "json"}, "{\n  \"items\": []\n}\n")
+	f(&Printer{Format: "jsonl"}, "")
 	var b strings.Builder
 	p := &Printer{Format: "table", Out: &b}
 	if err := p.Record(nil, func() Table { return Table{{"name", "x"}, {"empty", ""}, {"n", "1"}} }); err != nil || b.String() != "name  x\nn     1\n" {
@@ -173,7 +178,7 @@ func TestNamesAreShownAsTheyAre(t *testing.T) {
 		if hidden(b.String()) {
 			t.Errorf("%s: %q", p.Format, &b)
 		}
-		var back []map[string]string
+		var back struct{ Items []map[string]string }
 		switch p.Format {
 		case "json":
 			_ = json.Unmarshal([]byte(b.String()), &back)
@@ -182,7 +187,7 @@ func TestNamesAreShownAsTheyAre(t *testing.T) {
 		default:
 			continue
 		}
-		if len(back) != 1 || back[0]["id"] != name {
+		if len(back.Items) != 1 || back.Items[0]["id"] != name {
 			t.Errorf("%s: %q was read back as %q", p.Format, &b, back)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"reflect"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -59,11 +60,32 @@ func (p *Printer) Check() error {
 // Table is what a human sees: the first row is the header.
 type Table [][]string
 
-// Print writes v: as the table in that format, else v itself. A list in jsonl
-// is one line an item.
+// List is the one form of every list: an object, so that a field can be added.
+type List struct {
+	Items []json.RawMessage `json:"items"`
+}
+
+// Print writes v: as the table in that format, else v itself. A list becomes a List,
+// and in jsonl each of its items a line, to which JQ is applied.
 func (p *Printer) Print(v any, table func() Table) error {
-	v, err := p.recorded(v)
-	if err != nil {
+	if p.JQ == "" && p.Format == "table" {
+		return p.table(table())
+	}
+	items, isList, err := itemsOf(v)
+	switch {
+	case err != nil:
+		return err
+	case isList && p.Format == "jsonl":
+		for _, item := range items {
+			if err := p.Line(item, nil); err != nil {
+				return err
+			}
+		}
+		return nil
+	case isList:
+		v = List{items}
+	}
+	if v, err = p.recorded(v); err != nil {
 		return err
 	}
 	if p.JQ != "" {
@@ -73,24 +95,31 @@ func (p *Printer) Print(v any, table func() Table) error {
 	case "json":
 		return p.json(v, "  ")
 	case "jsonl":
-		b, err := json.Marshal(v)
-		if err != nil {
-			return err
-		}
-		var list []json.RawMessage
-		if json.Unmarshal(b, &list) != nil {
-			list = []json.RawMessage{b}
-		}
-		for _, item := range list {
-			if _, err := fmt.Fprintf(p.Out, "%s\n", escapeLines(item)); err != nil {
-				return err
-			}
-		}
-		return nil
+		return p.json(v, "")
 	case "yaml":
 		return p.yaml(v)
 	}
-	return p.table(table())
+	return nil
+}
+
+// itemsOf returns the items of what is a list in JSON.
+func itemsOf(v any) (items []json.RawMessage, isList bool, err error) {
+	if t := reflect.TypeOf(v); t == nil || t.Kind() != reflect.Slice {
+		return nil, false, nil
+	}
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(v); err != nil {
+		return nil, false, err
+	}
+	switch b.Bytes()[0] {
+	case '[':
+		return items, true, json.Unmarshal(b.Bytes(), &items)
+	case 'n': // null: a list without items
+		return []json.RawMessage{}, true, nil
+	}
+	return nil, false, nil // JSON of an object
 }
 
 // Record writes one thing: to a human as a list of names and values, of which

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -152,9 +153,9 @@ func (s *Server) deadLetterOf(x *exchange, id notify.ID, epoch uint16, named boo
 	}
 }
 
-func (s *Server) doctor(x *exchange) error { return x.answer("doctor", s.deps.Doctor) }
+func (s *Server) doctor(x *exchange) error { return x.answer("doctor", itemsOf(s.deps.Doctor)) }
 
-func (s *Server) lag(x *exchange) error { return x.answer("lag", s.deps.Lag) }
+func (s *Server) lag(x *exchange) error { return x.answer("lag", itemsOf(s.deps.Lag)) }
 
 // debug answers with what a report of a bug needs to know of the process.
 func (s *Server) debug(x *exchange) error { return x.answer("debug", s.deps.Debug) }
@@ -162,6 +163,20 @@ func (s *Server) debug(x *exchange) error { return x.answer("debug", s.deps.Debu
 func (s *Server) rates(x *exchange) error { return x.answer("rates", s.deps.Rates) }
 
 func (s *Server) accounts(x *exchange) error { return x.answer("accounts", s.deps.Accounts) }
+
+// itemsOf makes a report that says a list say it as every list of the API is answered.
+func itemsOf(ask Report) Report {
+	if ask == nil {
+		return nil
+	}
+	return func(ctx context.Context) (any, error) {
+		list, err := ask(ctx)
+		if v := reflect.ValueOf(list); err == nil && v.Kind() == reflect.Slice && v.IsNil() {
+			list = []any{}
+		}
+		return map[string]any{"items": list}, err
+	}
+}
 
 // answer passes on what a report says.
 func (x *exchange) answer(name string, ask Report) error {
