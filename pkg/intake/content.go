@@ -13,14 +13,14 @@ import (
 // What only a provider would refuse is checked here, where the caller still
 // hears of it: behind a 201 it would be a failure of each receiver.
 
-// checkNames refuses what steers a terminal in the names that operators and
-// callers are shown.
+// checkNames refuses what steers a terminal, or is not seen, in the names that
+// operators and callers are shown.
 func checkNames(c *notify.Content) error {
 	for _, f := range [...]struct{ name, value string }{
 		{"template", c.Template}, {"collapse_key", c.CollapseKey}, {"from", c.From},
 	} {
-		if f.value != "" && notify.HasControl(f.value) {
-			return invalid("control_character", "content."+f.name, "has no control characters and none that set the direction of text")
+		if notify.HasHidden(f.value) {
+			return invalid("control_character", "content."+f.name, notify.RuleHidden)
 		}
 	}
 	return nil

@@ -267,8 +267,8 @@ func checkMeta(m *Meta) error {
 	if m.Caller == "" || len(m.Caller) > notify.MaxCaller {
 		return invalid("bad_caller", "", fmt.Sprintf("a caller has 1 to %d bytes", notify.MaxCaller))
 	}
-	if len(m.Key) > maxKey || notify.HasControl(m.Key) || !utf8.ValidString(m.Key) {
-		return invalid("bad_idempotency_key", "Idempotency-Key", fmt.Sprintf("at most %d bytes without control characters", maxKey))
+	if len(m.Key) > maxKey || notify.HasHidden(m.Key) || !utf8.ValidString(m.Key) {
+		return invalid("bad_idempotency_key", "Idempotency-Key", fmt.Sprintf("has at most %d bytes and ", maxKey)+notify.RuleHidden)
 	}
 	if len(m.Trace) > maxTrace || len(m.TraceState) > maxTraceState {
 		m.Trace, m.TraceState = "", "" // not worth refusing a message for

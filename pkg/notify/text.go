@@ -25,11 +25,46 @@ func IsControl(r rune) bool {
 // are not UTF-8 are none.
 func HasControl(text string) bool { return strings.ContainsFunc(text, IsControl) }
 
+// HasHidden reports whether a name holds a character that is not seen: those of
+// IsControl, and those that Unicode lets a display leave out, such as the zero-width
+// space, the soft hyphen, tags and fillers. With one, two names look the same. Joiners
+// and the selectors of an emoji's form are part of words in some scripts: they may stand
+// behind a character of such a script, and joiners before one. It is for names alone:
+// texts for people need more of them.
+func HasHidden(name string) bool {
+	const scripts = '\u0590'     // the first that has joiners: of Latin, Greek and Cyrillic none has
+	before, joined := ' ', false // joined: before is a joiner
+	for _, r := range name {
+		joins := r == '\u200c' || r == '\u200d'
+		selects := r == '\ufe0e' || r == '\ufe0f'
+		switch {
+		case joined && (hidden(r) || r < scripts):
+			return true
+		case (joins || selects) && before >= scripts && (!hidden(before) || joins && before == '\ufe0f'):
+		case hidden(r):
+			return true
+		}
+		before, joined = r, joins
+	}
+	return joined
+}
+
+// RuleHidden is what a name that HasHidden is told.
+const RuleHidden = "has no control characters and none that are not seen or set the direction of text"
+
+func hidden(r rune) bool {
+	if r < 0xa0 {
+		return IsControl(r)
+	}
+	return unicode.In(r, unicode.Zl, unicode.Zp, unicode.Cf, unicode.Variation_Selector, unicode.Other_Default_Ignorable_Code_Point) &&
+		!unicode.Is(unicode.Prepended_Concatenation_Mark, r) // signs before Arabic numbers: they are seen
+}
+
 // What CheckUserID says.
 const (
 	RuleUserIDSize    = "a user id has 1 to 128 bytes"
 	RuleUserIDUTF8    = "a user id is UTF-8"
-	RuleUserIDControl = "a user id has no control characters and none that set the direction of text"
+	RuleUserIDControl = "a user id " + RuleHidden
 	RuleUserIDPath    = `a user id is not ".", ".." or "/": no URL could name it`
 )
 
@@ -43,7 +78,7 @@ func CheckUserID(id string) (rule string) {
 		return RuleUserIDPath
 	case !utf8.ValidString(id):
 		return RuleUserIDUTF8
-	case HasControl(id):
+	case HasHidden(id):
 		return RuleUserIDControl
 	}
 	return ""

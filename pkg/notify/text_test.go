@@ -26,12 +26,21 @@ func TestCheckUserID(t *testing.T) {
 	f("../a", "")
 	f("a/b c%2f", "")
 	f("ann\xff", RuleUserIDUTF8)
-	for _, id := range []string{"ann", "Ünïcødé", "山田", "عمر", "می\u200cخواهم", "👩\u200d🔧"} { // joiners are part of words
+	for _, id := range []string{"ann", "Ünïcødé", "山田", "عمر", "می\u200cخواهم", "👩\u200d🔧", "❤\ufe0f", "❤\ufe0f\u200d🔥", "क्\u200dष", "\u0600123"} { // joiners are part of words
 		f(id, "")
 	}
 	for _, r := range []rune{0, '\t', '\n', 0x1b, 0x7f, 0x80, 0x85, 0x9b, 0x9f, 0x061c, 0x200e, 0x200f, 0x2028, 0x2029, 0x202a, 0x202e, 0x2066, 0x2069} {
 		f("a"+string(r)+"b", RuleUserIDControl)
 		f(string(r), RuleUserIDControl)
+	}
+	for _, r := range []rune{0x00ad, 0x034f, 0x115f, 0x180e, 0x200b, 0x200c, 0x200d, 0x2060, 0x2064, 0x206a, 0x3164, 0xfe00, 0xfe0f, 0xfeff, 0xffa0, 0xfff9, 0x1d173, 0xe0001, 0xe0061, 0xe0100} {
+		f("ann"+string(r), RuleUserIDControl)
+		f("a"+string(r)+"nn", RuleUserIDControl)
+		f(string(r)+"ann", RuleUserIDControl)
+		f(string(r), RuleUserIDControl)
+	}
+	for _, id := range []string{"می\u200c", "می\u200c\u200cخ", "می\u200cx", "x\u200cخ", "❤\ufe0f\ufe0f", "❤\ufe00", "می\u200bخ"} {
+		f(id, RuleUserIDControl)
 	}
 	if !strings.Contains(RuleUserIDSize, "128") || MaxUserID != 128 {
 		t.Error("the rule names another limit than there is")

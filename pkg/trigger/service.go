@@ -159,12 +159,8 @@ func checkMeta(m *Meta) error {
 	if m.Caller == "" || len(m.Caller) > notify.MaxCaller {
 		return notify.Invalid("bad_caller", "", "a caller has 1 to 128 bytes")
 	}
-	bad := len(m.Key) > 255 || !utf8.ValidString(m.Key)
-	for i := range len(m.Key) {
-		bad = bad || m.Key[i] < 0x20 || m.Key[i] == 0x7f
-	}
-	if bad {
-		return notify.Invalid("bad_idempotency_key", "Idempotency-Key", "at most 255 bytes without control characters")
+	if len(m.Key) > 255 || !utf8.ValidString(m.Key) || notify.HasHidden(m.Key) {
+		return notify.Invalid("bad_idempotency_key", "Idempotency-Key", "has at most 255 bytes and "+notify.RuleHidden)
 	}
 	return nil
 }

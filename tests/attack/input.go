@@ -14,6 +14,7 @@ import (
 var badCharacters = map[string]string{
 	"escape": "\x1b[31m", "clipboard": "\x1b]52;c;AAAA\x07", "line end": "a\nb", "carriage return": "a\rb", "zero": "a\x00b", "delete": "a\x7fb", "C1": "a\u009bb",
 	"line separator": "a\u2028b", "right to left": "a\u202eb", "isolate": "a\u2066b", "mark": "a\u200fb",
+	"zero-width space": "a\u200bb", "zero-width joiner": "a\u200db", "byte order mark": "\ufeffab", "soft hyphen": "a\u00adb", "word joiner": "a\u2060b", "filler": "a\u3164b", "tag": "a\U000e0061b", "selector": "a\ufe0fb",
 	"not UTF-8": "a\xffb", "overlong": "a\xc0\xafb", "surrogate": "a\xed\xa0\x80b",
 }
 
