@@ -14,11 +14,12 @@ import (
 func newExplain(p *program) *cobra.Command {
 	var kind string
 	c := &cobra.Command{
-		Use: "explain [CODE]", Short: "Explain a code: of an error, a state, a class, an exit",
+		Use: "explain [CODE]", Short: "Explain a code: of an error, a state, a class, a verdict, an exit",
 		Long: `explain says what a code means, what to do about it, whether trying again helps, and
 where it is printed. Codes are those of errors ("code" of an answer), of notifications
-and callbacks that failed, states, classes, and exit codes. Without a code it lists
-them all, in a terminal with $PAGER (less, unless it is set). No server is asked.`,
+and callbacks that failed, states, classes, verdicts of load runs, and exit codes.
+Without a code it lists them all, in a terminal with $PAGER (less, unless it is set).
+No server is asked.`,
 		Example: "  notifyctl explain idempotency_running\n  notifyctl explain 7\n  notifyctl explain --kind state",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {

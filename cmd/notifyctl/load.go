@@ -102,7 +102,7 @@ Load only ever goes to loopback addresses.`,
 	f.StringVar(&o.segment, "segment", "", "i/n: send only part i of n; notifyctl load merge puts the results together")
 	f.StringVar(&o.startAt, "start-at", "", "begin at this time (RFC 3339), so that all segments begin together")
 	f.StringVar(&o.watch.out, "out", "", "write the result, with its histograms, to this file as JSON, too")
-	f.BoolVar(&o.valid, "require-valid", false, "exit 9 when the figures are not the server's: GENERATOR_BOUND, INCONCLUSIVE")
+	f.BoolVar(&o.valid, "require-valid", false, "exit 9 when the figures are not the server's: GENERATOR_BOUND, INCONCLUSIVE; those of SINK_BOUND and CONCURRENCY_BOUND are")
 	f.BoolVar(&o.watch.noUI, "no-ui", false, "a line a second instead of panels, also in a terminal")
 	f.BoolVar(&o.watch.noKeep, "no-keep", false, "do not keep the run for load ls")
 	f.StringVar(&o.watch.metrics, "metrics", "", "serve the figures to Prometheus at this loopback address during the run")
@@ -263,13 +263,7 @@ func runLoad(ctx context.Context, p *program, file string, o *loadOptions) error
 	if err := p.finishLoad(res, &o.watch); err != nil {
 		return err
 	}
-	if err := loadExit(ctx, res); err != nil {
-		return err
-	}
-	if v := &res.Verdict; o.valid && v.Code != load.Valid && v.Code != load.SinkBound {
-		return cli.Exitf(cli.ExitFindings, "%s: %s", v.Code, strings.Join(v.Reasons, "; "))
-	}
-	return nil
+	return loadExit(ctx, res, o.valid)
 }
 
 // profileTo writes a CPU profile to a file until stop; to none where the name is empty.
@@ -309,11 +303,15 @@ func (o *loadOptions) part() (seg load.Segment, at time.Time, err error) {
 	return seg, at, nil
 }
 
-// loadExit turns the result's exit code into the error that carries it.
-func loadExit(ctx context.Context, res *load.Result) error {
+// loadExit turns the result's exit code into the error that carries it. With requireValid,
+// a run whose figures are not the server's is an error as well.
+func loadExit(ctx context.Context, res *load.Result, requireValid bool) error {
 	l := &res.Ledger
 	switch res.Exit {
 	case cli.ExitOK:
+		if v := &res.Verdict; requireValid && !v.OfServer() {
+			return cli.Exitf(cli.ExitFindings, "%s: %s", v.Code, strings.Join(v.Reasons, "; "))
+		}
 		return nil
 	case cli.ExitInterrupt:
 		if ctx.Err() != nil {

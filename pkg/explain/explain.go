@@ -1,5 +1,5 @@
 // Package explain is the catalogue of every code that notifyd and notifyctl
-// print: error codes, states, classes and exit codes. The data is
+// print: error codes, states, classes, verdicts of load runs and exit codes. The data is
 // catalogue.txt; a test walks the sources and fails when one is missing from
 // it, or is in it and nowhere else.
 package explain
@@ -24,7 +24,7 @@ type Entry struct {
 }
 
 // Kinds of codes.
-var Kinds = []string{"error", "state", "class", "exit"}
+var Kinds = []string{"error", "state", "class", "verdict", "exit"}
 
 // Retries says whether trying again helps, with the same request: no; yes;
 // after what Do says was done; or it happens by itself.
@@ -156,11 +156,11 @@ func (e *Entry) RetryWords() string { return retryWords[e.Retry] }
 // Markdown is the catalogue as docs/errors.md.
 func Markdown() string {
 	var b strings.Builder
-	b.WriteString("# Codes\n\nEvery error code, state, class and exit code that notifyd and notifyctl print.\n" +
+	b.WriteString("# Codes\n\nEvery error code, state, class, verdict and exit code that notifyd and notifyctl print.\n" +
 		"`notifyctl explain CODE` prints one of them. This file is generated from\n`pkg/explain/catalogue.txt`: `UPDATE_DOCS=1 go test ./pkg/explain`.\n")
 	where := ""
 	for _, kind := range Kinds {
-		fmt.Fprintf(&b, "\n## %s\n", map[string]string{"error": "Error codes", "state": "States", "class": "Classes", "exit": "Exit codes"}[kind])
+		fmt.Fprintf(&b, "\n## %s\n", map[string]string{"error": "Error codes", "state": "States", "class": "Classes", "verdict": "Verdicts", "exit": "Exit codes"}[kind])
 		where = ""
 		for _, e := range All() {
 			if e.Kind != kind {

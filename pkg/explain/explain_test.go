@@ -15,7 +15,7 @@ func produced(t *testing.T) (s *sources, of map[string]map[string]string) {
 	t.Helper()
 	s = readSources(t)
 	s.errorCodes()
-	of = map[string]map[string]string{"error": s.codes, "state": {}, "class": {}, "exit": {}}
+	of = map[string]map[string]string{"error": s.codes, "state": {}, "class": {}, "verdict": {}, "exit": {}}
 	add := func(kind, file string, words []string) {
 		if len(words) == 0 {
 			t.Errorf("%s: no %s is found there any more", file, kind)
@@ -38,6 +38,9 @@ func produced(t *testing.T) (s *sources, of map[string]map[string]string) {
 	add("class", "pkg/trigger/report.go", s.constants("pkg/trigger/report.go", "Find"))
 	for _, name := range []string{"Stuck", "StatusAlone", "RecordAlone"} { // the others are those of triggers
 		add("class", "pkg/reconcile/report.go", s.constants("pkg/reconcile/report.go", name))
+	}
+	for _, name := range []string{"Valid", "GeneratorBound", "SinkBound", "ConcurrencyBound", "Inconclusive"} {
+		add("verdict", "pkg/load/snapshot.go", s.constants("pkg/load/snapshot.go", name))
 	}
 	add("exit", "pkg/cli/exit.go", s.constants("pkg/cli/exit.go", "Exit"))
 	return s, of

@@ -47,7 +47,7 @@ func generate(ctx context.Context, s *stepRun, d time.Duration) float64 {
 					}
 					from := uint64(n)
 					sk.take(from, from+uint64(s.Size))
-					rec.record(&sample{intended: sent, sent: sent, done: sent, messages: s.Size, ack: Ack{Accepted: s.Size}})
+					rec.record(&sample{intended: sent, taken: sent, sent: sent, done: sent, messages: s.Size, ack: Ack{Accepted: s.Size}})
 					n += int64(s.Size)
 				}
 			}
@@ -63,20 +63,33 @@ func generate(ctx context.Context, s *stepRun, d time.Duration) float64 {
 // evidence gathers what the verdict follows from.
 func (c *coordinator) evidence(all *window, workers float64, length time.Duration, draining bool) {
 	h := &c.nowHealth
-	if all.wake.TotalCount() > 0 {
-		h.LagP99 = time.Duration(all.wake.ValueAtQuantile(99))
+	response := time.Duration(all.response.ValueAtQuantile(99))
+	behind := late(time.Duration(all.lag.ValueAtQuantile(99)), response)
+	wake := all.wake
+	probed := c.probe.swap()
+	defer c.probe.giveBack(probed)
+	if behind && wake.TotalCount() == 0 { // no worker waited for its time, so none can tell
+		wake = probed.wake
 	}
+	if wake.TotalCount() > 0 {
+		h.LagP99 = time.Duration(wake.ValueAtQuantile(99))
+	}
+	busy := 0.0
 	if workers > 0 {
-		h.Busy = min(float64(all.busy)/(workers*float64(length)), 1)
+		busy = float64(all.busy) / (workers * float64(length))
 	}
+	h.Busy = min(busy, 1)
 	h.Embedded = c.run.cfg.Embedded
 	h.CalibratedRate, h.GeneratorShare = c.share(all)
 	if draining || all.requests == 0 && workers == 0 {
 		return
 	}
-	c.busySum += h.Busy
-	c.busyN++
-	c.late[late(h.LagP99, time.Duration(all.response.ValueAtQuantile(99)))]++
+	c.measured++
+	if late(h.LagP99, response) {
+		c.late++
+	} else if behind {
+		c.queued++
+	}
 	if h.CPU >= starvedShare*h.CPUs {
 		c.starved++
 	}
@@ -88,7 +101,7 @@ func (c *coordinator) evidence(all *window, workers float64, length time.Duratio
 	s.GCCPU += h.GCCPU
 	s.Steal += h.Steal
 	s.MachineCPU += h.MachineCPU
-	s.Busy += h.Busy
+	s.Busy += busy // an answer that took seconds counts in the one in which it came, for all of them
 	s.GCPause, s.RSS = max(s.GCPause, h.GCPause), max(s.RSS, h.RSS)
 	s.Goroutines, s.Sockets = max(s.Goroutines, h.Goroutines), max(s.Sockets, h.Sockets)
 	s.LagP99, s.GeneratorShare = max(s.LagP99, h.LagP99), max(s.GeneratorShare, h.GeneratorShare)

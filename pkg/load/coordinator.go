@@ -45,11 +45,12 @@ type coordinator struct {
 	server    Server
 	recent    [][]recentStep // per second, where a threshold has a window
 	window    time.Duration  // the longest of them
-	late      map[bool]int   // seconds, by whether the generator woke late in them
+	measured  int            // seconds that count: not of the drain
+	late      int            // of them, those in which the generator woke late
+	queued    int            // of them, those in which it woke on time, and requests started late
 	starved   int
 	worstWake time.Duration
-	busySum   float64
-	busyN     int
+	probe     *recorder // of Run.probe
 	endToEnd  map[*stepRun]*endTimes
 	intervals []Interval
 	inter     map[*stepRun]*window
@@ -64,7 +65,7 @@ type recentStep struct {
 func newCoordinator(r *Run) (*coordinator, error) {
 	c := &coordinator{
 		run: r, state: StateCalibrating, calibrated: map[*stepRun]float64{}, abort: func() {},
-		late: map[bool]int{}, endToEnd: map[*stepRun]*endTimes{}, inter: map[*stepRun]*window{},
+		probe: newRecorder(), endToEnd: map[*stepRun]*endTimes{}, inter: map[*stepRun]*window{},
 	}
 	var err error
 	if c.thresholds, err = newWatched(r.s.Thresholds); err != nil {
@@ -97,6 +98,7 @@ func (c *coordinator) start(ctx context.Context) (stop func()) {
 			}
 		})
 	}
+	wg.Go(func() { c.run.probe(asking, c.probe) })
 	wg.Go(func() {
 		tick := time.NewTicker(100 * time.Millisecond)
 		defer tick.Stop()

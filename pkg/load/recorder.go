@@ -23,6 +23,7 @@ type window struct {
 	lag, service, response *hdrhistogram.Histogram // ns, per message
 	wake                   *hdrhistogram.Histogram // ns, per request: how late it woke for one it waited for
 	busy                   time.Duration           // of the workers, waiting for answers
+	own                    time.Duration           // of the workers, making requests that were due and starting them
 	heat                   [HeatBuckets]int64
 	errs                   map[errKey]*ErrorCount
 }
@@ -47,7 +48,7 @@ func newWindow() *window {
 }
 
 func (w *window) reset() {
-	w.tally, w.busy, w.heat = tally{}, 0, [HeatBuckets]int64{}
+	w.tally, w.busy, w.own, w.heat = tally{}, 0, 0, [HeatBuckets]int64{}
 	for _, h := range []*hdrhistogram.Histogram{w.lag, w.service, w.response, w.wake} {
 		if h.TotalCount() > 0 {
 			h.Reset()
@@ -60,6 +61,7 @@ func (w *window) reset() {
 func (w *window) merge(o *window) {
 	w.tally.add(&o.tally)
 	w.busy += o.busy
+	w.own += o.own
 	for i := range w.heat {
 		w.heat[i] += o.heat[i]
 	}
@@ -109,7 +111,8 @@ func (r *recorder) look() tally {
 // sample is one request as it went. Times are since the step's beginning.
 type sample struct {
 	intended, sent, done time.Duration
-	waited               bool // the worker was there before it was due
+	taken                time.Duration // when a worker took it: before it was due, or after, when none was free
+	waited               bool          // the worker was there before it was due
 	messages             int
 	ack                  Ack
 	err                  error
@@ -129,6 +132,7 @@ func (r *recorder) record(s *sample) {
 		put(w.wake, s.sent-s.intended, 1)
 	}
 	w.busy += s.done - s.sent
+	w.own += s.sent - max(s.taken, s.intended)
 	w.requests++
 	w.sent += n
 	if s.err != nil {

@@ -126,12 +126,13 @@ func (c *coordinator) errors() (out []ErrorCount) {
 // gather collects the evidence of the verdict.
 func (c *coordinator) gather(partial bool) Evidence {
 	e := Evidence{
-		Late: c.late[true], Seconds: c.late[true] + c.late[false], WakeP99: c.worstWake, Share: c.sums.GeneratorShare,
+		Late: c.late, Queued: c.queued, Seconds: c.measured, WakeP99: c.worstWake, Waiting: 1, Share: c.sums.GeneratorShare,
 		Starved: c.starved, Embedded: c.run.cfg.Embedded, Partial: partial, Closed: true, LedgerLost: c.settled.Lost,
 	}
 	response := NewHistogram()
 	now := c.run.since(time.Now())
 	from, to := time.Duration(math.MaxInt64), time.Duration(0)
+	var busy, own time.Duration
 	for _, s := range c.run.steps {
 		begin := time.Duration(s.begin.Load())
 		if begin < 0 || s.phase.Warmup {
@@ -153,14 +154,21 @@ func (c *coordinator) gather(partial bool) Evidence {
 		e.Sent += t.sent
 		e.Failed += t.failed + t.rejected
 		response.Merge(s.total.response)
+		if s.sched != nil { // a closed loop is never late
+			busy += s.total.busy
+			own += s.total.own
+		}
 	}
 	if to > from {
 		e.Sending = to - from
 	}
 	e.Messages = response.TotalCount()
 	e.ResponseP99 = time.Duration(response.ValueAtQuantile(99))
-	if c.busyN > 0 {
-		e.Busy, e.Steal = c.busySum/float64(c.busyN), c.sums.Steal/float64(c.busyN)
+	if busy+own > 0 { // else none has had its answer yet
+		e.Waiting = float64(busy) / float64(busy+own)
+	}
+	if c.measured > 0 {
+		e.Steal = c.sums.Steal / float64(c.measured)
 	}
 	if st := c.run.steer; st != nil {
 		e.Steered = steeredText(st.changes(), now)
@@ -284,12 +292,12 @@ func (c *coordinator) histograms(steps []*stepRun, want *StepSnapshot) (out Hist
 
 func (c *coordinator) healthSummary(sent int64) HealthSummary {
 	h := c.sums
-	if n := float64(c.busyN); n > 0 {
+	if n := float64(c.measured); n > 0 {
 		h.CPU /= n
 		h.GCCPU /= n
 		h.Steal /= n
 		h.MachineCPU /= n
-		h.Busy /= n
+		h.Busy = min(h.Busy/n, 1)
 	}
 	if sent > 0 {
 		h.NsPerMessage = h.CPUSeconds * 1e9 / float64(sent)

@@ -18,7 +18,7 @@ type Snapshot struct {
 
 	Steer    *SteerState `json:"steer,omitempty"` // nil: it cannot be steered
 	Scenario string      `json:"scenario"`
-	Verdict  string      `json:"verdict"` // so far: VALID, GENERATOR_BOUND, SINK_BOUND or INCONCLUSIVE
+	Verdict  string      `json:"verdict"` // so far: VALID, GENERATOR_BOUND, SINK_BOUND, CONCURRENCY_BOUND or INCONCLUSIVE
 
 	Rates  Rates  `json:"rates"` // over the last second that is complete
 	Totals Totals `json:"totals"`
@@ -331,7 +331,11 @@ const (
 	Valid          = "VALID"
 	GeneratorBound = "GENERATOR_BOUND" // the figures show the generator, not the server
 	SinkBound      = "SINK_BOUND"      // the server did not take what was offered
-	Inconclusive   = "INCONCLUSIVE"    // too little, too short, or too disturbed to say
+	// ConcurrencyBound: the server's answers used up the workers, so requests started
+	// late. Response times count from when a request was due: they are the server's, with
+	// so many requests at a time.
+	ConcurrencyBound = "CONCURRENCY_BOUND"
+	Inconclusive     = "INCONCLUSIVE" // too little, too short, or too disturbed to say
 )
 
 // Verdict says whether a run's figures are the server's.

@@ -187,11 +187,13 @@ func (s *stepRun) worker(ctx context.Context, w int64, rec *recorder, start time
 		if !ok {
 			return
 		}
-		s.one(ctx, rec, &req, start, due, waited)
+		s.one(ctx, rec, &req, start, &sample{taken: now, intended: due, waited: waited})
 	}
 }
 
-func (s *stepRun) one(ctx context.Context, rec *recorder, req *Request, start time.Time, due time.Duration, waited bool) {
+// one sends a request and records how it went in the sample, of which the caller has
+// filled in intended, taken and waited.
+func (s *stepRun) one(ctx context.Context, rec *recorder, req *Request, start time.Time, smp *sample) {
 	sent := time.Since(start)
 	ack, err := s.run.attempt(s.target, req)
 	for wait := 50 * time.Millisecond; err != nil && s.run.cfg.Keys != nil && again(err) && time.Since(start)-sent < s.run.cfg.Patience; wait = min(2*wait, time.Second) {
@@ -201,10 +203,8 @@ func (s *stepRun) one(ctx context.Context, rec *recorder, req *Request, start ti
 		ack, err = s.run.attempt(s.target, req)
 	}
 	end := time.Now()
-	rec.record(&sample{
-		intended: due, sent: sent, done: end.Sub(start), waited: waited,
-		messages: req.Size, ack: ack, err: err, at: end,
-	})
+	smp.sent, smp.done, smp.messages, smp.ack, smp.err, smp.at = sent, end.Sub(start), req.Size, ack, err, end
+	rec.record(smp)
 	if err != nil {
 		s.lapsed.Add(int64(req.Size))
 	}
@@ -336,6 +336,7 @@ func (s *stepRun) slot(rec *recorder, body []byte, start time.Time, from, to int
 		put(w.wake, sent-s.was(s.global(from))-slot, 1)
 	}
 	put(w.service, done-sent, n)
+	w.own += done - sent // nothing is waited for
 	w.requests += n
 	w.sent += n
 	w.acked += n

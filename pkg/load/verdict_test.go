@@ -9,7 +9,7 @@ import (
 
 func TestVerdict(t *testing.T) {
 	t.Parallel()
-	good := Evidence{Intended: 10_000, Sent: 10_000, Messages: 10_000, Sending: 10 * time.Second, Busy: 0.1, Seconds: 10, ResponseP99: 50 * time.Millisecond, Share: 0.01}
+	good := Evidence{Intended: 10_000, Sent: 10_000, Messages: 10_000, Sending: 10 * time.Second, Waiting: 0.5, Seconds: 10, ResponseP99: 50 * time.Millisecond, Share: 0.01}
 	f := func(want, reason string, change func(*Evidence)) {
 		t.Helper()
 		e := good
@@ -23,8 +23,17 @@ func TestVerdict(t *testing.T) {
 	f(GeneratorBound, "times what this machine generates", func(e *Evidence) { e.Share = 1.5 })
 	f(GeneratorBound, "90% of what this machine can", func(e *Evidence) { e.Share = 0.9 })
 	f(Valid, "", func(e *Evidence) { e.Share, e.Closed = 0.9, true })
-	f(GeneratorBound, "workers were free 80%", func(e *Evidence) { e.Sent, e.Busy = 9000, 0.2 })
-	f(SinkBound, "waited for answers 97%", func(e *Evidence) { e.Sent, e.Busy = 9000, 0.97 })
+	f(GeneratorBound, "the workers took 80% of their time to make", func(e *Evidence) { e.Sent, e.Waiting = 9000, 0.2 })
+	f(ConcurrencyBound, "90.0% of what was due was sent: every worker waited for an answer (97%", func(e *Evidence) { e.Sent, e.Waiting = 9000, 0.97 })
+	f(ConcurrencyBound, "late in 2 of 10 seconds: every worker", func(e *Evidence) { e.Queued, e.Waiting = 2, 0.97 })
+	f(Valid, "", func(e *Evidence) { e.Queued, e.Waiting = 1, 0.97 })
+	f(Valid, "", func(e *Evidence) { e.Queued, e.Waiting = 2, 0.5 })
+	// A rate above the calibrated one was never generated, where the workers waited.
+	f(ConcurrencyBound, "every worker", func(e *Evidence) { e.Sent, e.Waiting, e.Share = 9000, 0.97, 1.5 })
+	// The CPU used up and a late scheduler also lengthen what the workers wait.
+	f(GeneratorBound, "all its CPUs busy", func(e *Evidence) { e.Sent, e.Waiting, e.Starved = 9000, 0.97, 6 })
+	f(GeneratorBound, "woke late", func(e *Evidence) { e.Sent, e.Waiting, e.Late = 9000, 0.97, 2 })
+	f(SinkBound, "5.0% failed or were rejected; 90.0% of what was due", func(e *Evidence) { e.Sent, e.Waiting, e.Failed = 9000, 0.97, 450 })
 	f(GeneratorBound, "woke late in 2 of 10", func(e *Evidence) { e.Late = 2 })
 	f(Valid, "", func(e *Evidence) { e.Late = 1 })
 	f(GeneratorBound, "all its CPUs busy", func(e *Evidence) { e.Starved = 6 })
@@ -68,6 +77,45 @@ func TestStalledGenerator(t *testing.T) {
 			}
 			if res.Totals.Sent != 1000 {
 				t.Errorf("%d were sent", res.Totals.Sent)
+			}
+		})
+	}
+}
+
+// TestSlowServer: requests that wait for a free worker, while all of them wait for the
+// server, are late by the server's doing, however long an answer takes. The response times
+// hold the wait. If the generator's CPU is used up, or it wakes late, it is the limit itself,
+// also when no worker waits for its time and could tell.
+func TestSlowServer(t *testing.T) {
+	busy := func() Health { return Health{CPU: 7.9, CPUs: 8} }
+	for name, c := range map[string]struct {
+		rate          Number
+		latency       time.Duration
+		health        func() Health
+		stall         time.Duration
+		workers       int
+		sent          int64
+		least         time.Duration // of the longest response
+		want, because string
+	}{
+		"answers of 3 s":   {rate: 100, latency: 3 * time.Second, workers: 8, sent: 40, least: 14 * time.Second, want: ConcurrencyBound, because: "4.0% of what was due was sent: every worker waited for an answer (100% "},
+		"all sent, late":   {rate: 60, latency: 100 * time.Millisecond, workers: 5, sent: 600, least: 2 * time.Second, want: ConcurrencyBound, because: "requests started late in "},
+		"CPU used up":      {rate: 60, latency: 100 * time.Millisecond, workers: 5, sent: 600, health: busy, want: GeneratorBound, because: "had all its CPUs busy"},
+		"scheduling late":  {rate: 100, latency: 3 * time.Second, workers: 8, sent: 24, stall: 2 * time.Second, want: GeneratorBound, because: "it woke late in "},
+		"making takes all": {rate: 100, latency: time.Millisecond, workers: 1, sent: 938, stall: 15 * time.Millisecond, want: GeneratorBound, because: "the workers took 94% of their time to make"},
+		"server in time":   {rate: 60, latency: 100 * time.Millisecond, workers: 8, sent: 600, want: Valid},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			cfg := Config{Target: &target{latency: c.latency}, health: c.health}
+			if c.stall > 0 {
+				cfg.woke = func() { time.Sleep(c.stall) }
+			}
+			res := drive(t, One("t", 10*time.Second, Step{Rate: c.rate, Workers: c.workers}), cfg)
+			if v := res.Verdict; v.Code != c.want || !strings.Contains(strings.Join(v.Reasons, "; "), c.because) || v.OfServer() != (c.want != GeneratorBound) {
+				t.Errorf("%s: %+v, want %s: %s", name, v, c.want, c.because)
+			}
+			if s := &res.Steps[0]; res.Totals.Sent != c.sent || time.Duration(s.Response.Max) < c.least {
+				t.Errorf("%s: %d were sent, the longest response took %v", name, res.Totals.Sent, time.Duration(s.Response.Max))
 			}
 		})
 	}

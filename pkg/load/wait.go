@@ -92,3 +92,22 @@ func waitUntil(ctx context.Context, at time.Time) bool {
 		return false
 	}
 }
+
+// probeEvery is how often the generator looks whether it wakes on time.
+const probeEvery = 10 * time.Millisecond
+
+// probe records how late a goroutine wakes that has nothing else to do, until ctx ends.
+// Workers that are all waiting for answers do not wait for a time, so they cannot say
+// whether the generator's scheduling is on time.
+func (r *Run) probe(ctx context.Context, rec *recorder) {
+	for {
+		at := time.Now().Add(probeEvery)
+		if !r.waitUntil(ctx, at) {
+			return
+		}
+		woke := time.Since(at)
+		rec.mu.Lock()
+		put(rec.win.wake, woke, 1)
+		rec.mu.Unlock()
+	}
+}

@@ -75,9 +75,9 @@ type Comparison struct {
 func Compare(a, b *load.Result, rules Rules) Comparison {
 	c := Comparison{Rules: rules.withDefaults(), Judged: true}
 	for name, r := range map[string]*load.Result{"A": a, "B": b} {
-		if v := r.Verdict.Code; v == load.GeneratorBound || v == load.Inconclusive {
+		if !r.Verdict.OfServer() {
 			c.Judged = false
-			c.Notes = append(c.Notes, fmt.Sprintf("%s is %s: nothing is judged", name, v))
+			c.Notes = append(c.Notes, fmt.Sprintf("%s is %s: nothing is judged", name, r.Verdict.Code))
 		}
 		if r.Partial {
 			c.Notes = append(c.Notes, name+" was stopped early")

@@ -176,7 +176,7 @@ func secondsFromIntervals(m *load.Result) {
 
 // mergeRest takes the worst verdict and threshold, and all that happened.
 func mergeRest(m *load.Result, parts []*load.Result) {
-	rank := []string{load.Valid, load.SinkBound, load.Inconclusive, load.GeneratorBound}
+	rank := []string{load.Valid, load.ConcurrencyBound, load.SinkBound, load.Inconclusive, load.GeneratorBound}
 	m.Verdict.Code = load.Valid
 	for _, p := range parts {
 		if slices.Index(rank, p.Verdict.Code) > slices.Index(rank, m.Verdict.Code) {
