@@ -54,6 +54,8 @@ func (p *program) next(c *cobra.Command, err error) []string {
 		return []string{"check the name; the resolver of the server is asked"}
 	case "notification_not_found":
 		return []string{"notifyctl ls --user USER      (what a user was sent)"}
+	case "list_needs_user":
+		return []string{"notifyctl ls USER", "notifyctl archive --help      (what ended, in files)"}
 	case "trigger_not_found":
 		return []string{"notifyctl trigger ls"}
 	case "job_not_found":

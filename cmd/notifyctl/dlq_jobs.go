@@ -44,24 +44,18 @@ func (l *letterFlags) add(c *cobra.Command) {
 	complete(c, "category", categoryNames())
 }
 
-// filter resolves times once: what is shown, planned and done is the same.
+// filter resolves times once.
 func (l *letterFlags) filter(p *program) (f api.LetterFilter, err error) {
 	f = l.f
-	for _, t := range []struct {
-		flag, in string
-		to       *int64
-	}{{"since", l.since, &f.Since}, {"until", l.until, &f.Until}} {
-		if t.in == "" {
-			continue
-		}
-		at, err := parseTime(t.in, p.now())
-		if d, bare := parseSpan(t.in); bare == nil && t.flag == "since" { // as kubectl and journalctl have it
-			at, err = p.now().Add(-d), nil
-		}
-		if err != nil {
-			return f, cli.Usage("--%s: %v", t.flag, err)
-		}
-		*t.to = at.UnixMilli()
+	since, until, err := p.window(l.since, l.until)
+	if err != nil {
+		return f, err
+	}
+	if !since.IsZero() {
+		f.Since = since.UnixMilli()
+	}
+	if !until.IsZero() {
+		f.Until = until.UnixMilli()
 	}
 	for _, id := range l.ids {
 		if id != "-" {

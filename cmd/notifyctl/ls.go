@@ -3,60 +3,92 @@ package main
 import (
 	"context"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 type listOptions struct {
-	user   string
-	limit  int
-	cursor string
+	query        api.NotificationQuery
+	since, until string
+	limit        int
 }
 
 func newList(p *program) *cobra.Command {
 	var o listOptions
 	c := &cobra.Command{
-		Use: "ls USER", Short: "List what a user was sent, newest first", Args: cobra.MaximumNArgs(1), Aliases: []string{"list"},
+		Use: "ls [USER]", Short: "List what was sent, newest first", Args: cobra.MaximumNArgs(1), Aliases: []string{"list"},
+		Long: `ls lists the notifications of a user, or of all users: those of the token's caller, and
+with the scope observe or operate those of every caller. What waits for its time is in
+"notifyctl schedule ls". A server whose history is in Cassandra lists one user at a time.`,
 		Example: `  notifyctl ls ann
-  notifyctl ls --user ann --limit 1000 -o jsonl --jq 'select(.status == "FAILED") | .notification_id'`,
+  notifyctl ls --status FAILED --since 10m
+  notifyctl ls --caller shop --channel sms --template t1 --since yesterday -o jsonl --limit 1000`,
 		RunE: func(c *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				if o.user != "" && o.user != args[0] {
-					return cli.Usage("--user %q and %q: one user at a time", o.user, args[0])
+				if o.query.User != "" && o.query.User != args[0] {
+					return cli.Usage("--user %q and %q: one user at a time", o.query.User, args[0])
 				}
-				o.user = args[0]
+				o.query.User = args[0]
 			}
 			return runList(c.Context(), p, &o)
 		},
 	}
-	f := c.Flags()
-	f.StringVar(&o.user, "user", "", "the user, as the argument")
+	f, q := c.Flags(), &o.query
+	f.StringVar(&q.User, "user", "", "the user, as the argument")
+	f.StringVar(&q.Channel, "channel", "", "only this channel: push, sms, email")
+	f.StringVar(&q.Status, "status", "", "only what stands so now, e.g. DELIVERED, FAILED, DEFERRED")
+	f.StringVar(&q.Caller, "caller", "", "only this caller's; for operators")
+	f.StringVar(&q.Template, "template", "", "only this template")
+	f.StringVar(&q.Campaign, "campaign", "", "only this campaign")
+	f.StringVar(&o.since, "since", "", "accepted at or after: a time, a distance such as 2h, or yesterday, 'today 09:00'")
+	f.StringVar(&o.until, "until", "", "accepted before")
 	f.IntVar(&o.limit, "limit", 50, "how many at most")
-	f.StringVar(&o.cursor, "cursor", "", "go on where an earlier list ended")
+	f.StringVar(&q.Cursor, "cursor", "", "go on where an earlier list ended")
+	complete(c, "channel", channelNames())
+	complete(c, "status", stateNames())
 	return c
+}
+
+func stateNames() (names []string) {
+	for state := notify.State(1); int(state) < notify.States; state++ {
+		names = append(names, state.String())
+	}
+	return names
 }
 
 // maxPage is the largest page the server gives.
 const maxPage = 1000
 
 func runList(ctx context.Context, p *program, o *listOptions) error {
-	if o.user == "" {
-		return cli.Usage("a user is missing: whose notifications?")
+	q := o.query
+	if err := checkKinds(q.Channel, ""); err != nil {
+		return err
+	}
+	q.Status = strings.ToUpper(q.Status)
+	if _, ok := notify.ParseState(q.Status); q.Status != "" && !ok {
+		return cli.Usage("--status %q: states are %s%s", o.query.Status, strings.Join(stateNames(), ", "), nearest(q.Status, stateNames()))
 	}
 	if o.limit < 1 {
 		return cli.Usage("--limit %d: it is above 0", o.limit)
+	}
+	var err error
+	if q.Since, q.Until, err = p.window(o.since, o.until); err != nil {
+		return err
 	}
 	cl, err := p.client()
 	if err != nil {
 		return err
 	}
-	out := api.UserHistory{Items: []api.Status{}, Cursor: o.cursor}
+	out := api.UserHistory{Items: []api.Status{}, Cursor: q.Cursor}
 	for len(out.Items) < o.limit {
-		page, err := cl.UserNotifications(ctx, o.user, out.Cursor, min(o.limit-len(out.Items), maxPage))
+		q.Cursor, q.Limit = out.Cursor, min(o.limit-len(out.Items), maxPage)
+		page, err := cl.Notifications(ctx, q)
 		if err != nil {
 			return err
 		}
@@ -65,11 +97,11 @@ func runList(ctx context.Context, p *program, o *listOptions) error {
 			break
 		}
 	}
-	if err := printWide(p, out, out.Items, []string{"CATEGORY", "CHANNEL"}, func() cli.Table {
-		t := cli.Table{{"NOTIFICATION", "STATUS", "CHANNEL", "CATEGORY", "ACCEPTED", "CODE"}}
+	if err := printWide(p, out, out.Items, []string{"CATEGORY", "CALLER", "CHANNEL", "USER"}, func() cli.Table {
+		t := cli.Table{{"NOTIFICATION", "STATUS", "CHANNEL", "CATEGORY", "USER", "CALLER", "ACCEPTED", "CODE"}}
 		for i := range out.Items {
 			s := &out.Items[i]
-			t = append(t, []string{s.NotificationID, s.Status, s.Channel, s.Category, p.when(s.AcceptedAt), s.Code})
+			t = append(t, []string{s.NotificationID, s.Status, s.Channel, s.Category, s.UserID, s.Caller, p.when(s.AcceptedAt), s.Code})
 		}
 		return t
 	}); err != nil {
@@ -77,6 +109,28 @@ func runList(ctx context.Context, p *program, o *listOptions) error {
 	}
 	p.more(len(out.Items), out.Cursor)
 	return nil
+}
+
+// window resolves --since and --until once: what is shown and done is the same. An
+// empty one is the zero time.
+func (p *program) window(since, until string) (from, to time.Time, err error) {
+	for _, t := range []struct {
+		flag, in string
+		to       *time.Time
+	}{{"since", since, &from}, {"until", until, &to}} {
+		if t.in == "" {
+			continue
+		}
+		if *t.to, err = parseTime(t.in, p.now()); t.flag == "since" {
+			if d, bare := parseSpan(t.in); bare == nil { // as kubectl and journalctl have it
+				*t.to, err = p.now().Add(-d), nil
+			}
+		}
+		if err != nil {
+			return from, to, cli.Usage("--%s: %v", t.flag, err)
+		}
+	}
+	return from, to, nil
 }
 
 // printPage writes a page: as its items where one line is one thing.

@@ -119,12 +119,8 @@ func (cl *Client) Schedules(ctx context.Context, f ScheduleQuery) (out Scheduled
 // by minute and channel. Zero times: the next hour. For operators.
 func (cl *Client) Forecast(ctx context.Context, from, to time.Time) (out Forecast, err error) {
 	q := url.Values{}
-	if !from.IsZero() {
-		q.Set("from", from.UTC().Format(time.RFC3339Nano))
-	}
-	if !to.IsZero() {
-		q.Set("to", to.UTC().Format(time.RFC3339Nano))
-	}
+	setTime(q, "from", from)
+	setTime(q, "to", to)
 	err = cl.get(ctx, "/v1/schedules/forecast", q, &out)
 	return out, err
 }
@@ -141,14 +137,41 @@ func (cl *Client) CancelCampaign(ctx context.Context, id string) (out Cancelled,
 	return out, err
 }
 
+// NotificationQuery selects notifications; empty fields select all.
+type NotificationQuery struct {
+	User, Channel, Status, Template, Campaign string
+	Caller                                    string    // for operators
+	Since, Until                              time.Time // accepted in [Since, Until)
+	Cursor                                    string
+	Limit                                     int
+}
+
+// Notifications returns one page of what was sent, newest first. A page may hold fewer
+// than Limit, even none, and not be the last: that one has no cursor. Without a user,
+// the server must keep its history by itself; else the error has the code
+// list_needs_user.
+func (cl *Client) Notifications(ctx context.Context, f NotificationQuery) (out UserHistory, err error) {
+	q := url.Values{}
+	for name, v := range map[string]string{
+		"channel": f.Channel, "status": f.Status, "caller": f.Caller, "template": f.Template, "campaign": f.Campaign, "cursor": f.Cursor,
+	} {
+		set(q, name, v)
+	}
+	setTime(q, "since", f.Since)
+	setTime(q, "until", f.Until)
+	setInt(q, "limit", int64(f.Limit))
+	path := "/v1/notifications"
+	if f.User != "" {
+		path = "/v1/users/" + url.PathEscape(f.User) + "/notifications"
+	}
+	err = cl.get(ctx, path, q, &out)
+	return out, err
+}
+
 // UserNotifications returns one page of a user's notifications, newest first.
 // cursor is empty for the first page; limit 0 is the server's default.
-func (cl *Client) UserNotifications(ctx context.Context, user, cursor string, limit int) (out UserHistory, err error) {
-	q := url.Values{}
-	set(q, "cursor", cursor)
-	setInt(q, "limit", int64(limit))
-	err = cl.get(ctx, "/v1/users/"+url.PathEscape(user)+"/notifications", q, &out)
-	return out, err
+func (cl *Client) UserNotifications(ctx context.Context, user, cursor string, limit int) (UserHistory, error) {
+	return cl.Notifications(ctx, NotificationQuery{User: user, Cursor: cursor, Limit: limit})
 }
 
 // User returns what a user set.
@@ -200,12 +223,8 @@ func (cl *Client) DeadLetters(ctx context.Context, f DeadLetterQuery) (out DeadL
 	} {
 		set(q, name, v)
 	}
-	if !f.Since.IsZero() {
-		q.Set("since", f.Since.UTC().Format(time.RFC3339Nano))
-	}
-	if !f.Until.IsZero() {
-		q.Set("until", f.Until.UTC().Format(time.RFC3339Nano))
-	}
+	setTime(q, "since", f.Since)
+	setTime(q, "until", f.Until)
 	setInt(q, "limit", int64(f.Limit))
 	err = cl.get(ctx, "/v1/ops/dead-letters", q, &out)
 	return out, err
@@ -353,5 +372,11 @@ func set(q url.Values, name, v string) {
 func setInt(q url.Values, name string, v int64) {
 	if v != 0 {
 		q.Set(name, strconv.FormatInt(v, 10))
+	}
+}
+
+func setTime(q url.Values, name string, t time.Time) {
+	if !t.IsZero() {
+		q.Set(name, t.UTC().Format(time.RFC3339Nano))
 	}
 }

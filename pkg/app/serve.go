@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/intake"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/provider"
@@ -82,11 +83,12 @@ func (n *Node) buildServer() error {
 	if admin == "" {
 		admin = server.NoAdmin
 	}
+	list, _ := n.st.history.(engine.HistoryList)
 	n.server, err = server.New(server.Config{
 		Listener: n.listener, AdminListener: n.adminListener, AdminAddr: admin, Plaintext: cfg.API.Plaintext, CallerRate: cfg.API.Rate, CallerBurst: cfg.API.Burst,
 		BulkMemory: int64(cfg.API.BodyMiB) << 20, CursorKey: sum[:], DrainTimeout: cfg.Workers.Drain,
 	}, server.Deps{
-		Auth: n.verifier, Intake: n.intake, Users: n.prefs, History: n.st.history, Status: n.st.status,
+		Auth: n.verifier, Intake: n.intake, Users: n.prefs, History: n.st.history, List: list, Status: n.st.status,
 		DeadLetters: n.feeds, Cancels: n.st.cancels, Campaigns: n.st.campaigns, Callers: n.asked.Watch(n.st.callers),
 		Schedules: n.later.schedules, Triggers: n.later.triggers, Circuits: circuits{n}, CheckURL: n.checkURL, AdmitURL: n.later.egress.Admit, Jobs: n.jobs, Audit: n.audit, PlainCallbacks: cfg.Triggers.Plain,
 		Receipts: n.receipts(), Tail: n.tailed(), Doctor: n.doctor, Lag: n.lag, Rates: n.rates.report, Accounts: n.accounts, Page: func(of http.Handler) http.Handler { return n.page(of, key) }, Conservation: n.Audit, Lanes: n.lanes, CampaignHolds: n.campaigns, Suppressions: n.prefs, Backup: n.backup, Debug: n.debug, Ready: n.Ready,

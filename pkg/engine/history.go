@@ -44,3 +44,24 @@ type History interface {
 	// a nil cursor means there is no more.
 	User(ctx context.Context, q HistoryQuery) ([]Found, HistoryCursor, error)
 }
+
+// ListQuery selects notifications of every user, by what their chunks say.
+type ListQuery struct {
+	// When the request was accepted: in [Since, Until), ms since 1970; 0: open.
+	Since, Until int64
+	After        HistoryCursor
+	// Want reports whether a chunk may hold what is listed; nil: each may. The
+	// chunk is Want's until it returns.
+	Want func(*notify.Envelope) bool
+}
+
+// HistoryList is a history that also lists without a user.
+type HistoryList interface {
+	// List calls fn with receivers of the chunks that q selects: the newest request
+	// first, within a request by the first index of the chunk, within a chunk by
+	// index. It stops before the receiver for which fn returns false, and when it has
+	// read as much as one call may, which can be before fn was called at all. The
+	// cursor continues there; nil means there is no more. Found is reused, and its
+	// slices are fn's until it returns.
+	List(ctx context.Context, q ListQuery, fn func(*Found) (bool, error)) (HistoryCursor, error)
+}

@@ -45,6 +45,9 @@ type Store struct {
 	recent   recent
 	offsets  offsetsFile
 
+	listBounds listBounds
+	lists      chan struct{} // one per List that reads
+
 	damageMu sync.Mutex
 	damaged  map[string]error
 	lost     []lostTime
@@ -70,7 +73,7 @@ func Open(cfg Config) (*Store, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	s := &Store{cfg: cfg, free: make(chan arrays, 16), damaged: map[string]error{}, dead: make(chan struct{})}
+	s := &Store{cfg: cfg, free: make(chan arrays, 16), damaged: map[string]error{}, dead: make(chan struct{}), listBounds: defaultListBounds, lists: make(chan struct{}, maxLists)}
 	s.parts.byName = map[Part]*part{}
 	s.progress.ch = make(chan struct{})
 	s.queue.wake = make(chan struct{}, 1)

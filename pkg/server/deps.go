@@ -61,6 +61,7 @@ type Deps struct {
 	Intake        Intake
 	Users         Users
 	History       engine.History
+	List          engine.HistoryList // nil: GET /v1/notifications needs a user
 	Status        engine.Status
 	DeadLetters   engine.DeadLetters
 	Cancels       engine.Cancels

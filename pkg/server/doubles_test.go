@@ -42,6 +42,7 @@ type world struct {
 	version  uint64
 	found    []engine.Found // of history
 	findErr  error
+	listMost int // how many a page of the list reads; 0: all
 	rows     map[notify.Chunk][]notify.Row
 	dead     []engine.DeadLetter
 	deadNews chan struct{} // told when a feed was asked
@@ -167,6 +168,28 @@ func (h historyOf) User(_ context.Context, q engine.HistoryQuery) ([]engine.Foun
 		out = append(out, f)
 	}
 	return out, nil, nil
+}
+
+// listOf lists what historyOf holds, the latest first, and reads listMost at a time.
+type listOf struct{ *world }
+
+func (l listOf) List(_ context.Context, q engine.ListQuery, fn func(*engine.Found) (bool, error)) (engine.HistoryCursor, error) {
+	l.mu.Lock()
+	found, most := slices.Clone(l.found), l.listMost
+	l.mu.Unlock()
+	slices.Reverse(found)
+	for i := len(q.After); i < len(found); i++ {
+		if most > 0 && i-len(q.After) == most {
+			return bytes.Repeat([]byte{1}, i), nil
+		}
+		if !q.Want(&found[i].Envelope) {
+			continue
+		}
+		if more, err := fn(&found[i]); err != nil || !more {
+			return bytes.Repeat([]byte{1}, i), err
+		}
+	}
+	return nil, nil
 }
 
 type statusOfWorld struct {
@@ -326,7 +349,7 @@ func tokenAt(t testing.TB, now time.Time, caller string, scopes ...string) strin
 func (w *world) deps(t testing.TB) Deps {
 	return Deps{
 		Auth:   newVerifier(t, AuthConfig{KeyFile: keyFile(t, signingKey())}),
-		Intake: w, Users: usersOf{w}, History: historyOf{w}, Status: statusOfWorld{world: w},
+		Intake: w, Users: usersOf{w}, History: historyOf{w}, List: listOf{w}, Status: statusOfWorld{world: w},
 		DeadLetters: deadOf{world: w}, Cancels: cancelsOf{world: w}, Campaigns: campaignsOf{world: w}, CampaignHolds: fakeHolds{},
 		Schedules: w.schedules(), Triggers: w.triggers(t), Lanes: fakeLanes{}, Suppressions: fakeSuppressions{}, Circuits: fakeCircuits{"caller:shop": {Name: "caller:shop"}},
 		Jobs: fakeJobs{}, Audit: &ops.AuditLog{Store: w.later.Audit()},

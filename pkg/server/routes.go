@@ -153,6 +153,7 @@ func routes() []route {
 		{post, "/v1/notifications", api.ScopeSend, classNormal, singleBody, (*Server).sendSingle},
 		{post, "/v1/notifications:batch", api.ScopeSend, classNormal, batchBody, (*Server).sendBatch},
 		{post, "/v1/notifications:fanout", api.ScopeSend, classNormal, fanoutBody, (*Server).sendFanout},
+		{get, "/v1/notifications", api.ScopeRead, classNormal, noBody, within((*Server).listNotifications)},
 		{get, "/v1/notifications/{id}", api.ScopeRead, classNormal, noBody, (*Server).getNotification},
 		{get, "/v1/notifications/{id}/timeline", api.ScopeRead, classNormal, noBody, within((*Server).getTimeline)},
 		{del, "/v1/notifications/{id}", api.ScopeSend, classNormal, noBody, (*Server).cancelNotification},

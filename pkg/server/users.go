@@ -75,47 +75,6 @@ func (s *Server) putUser(x *exchange) error {
 	return x.json(http.StatusOK, api.UserVersion{UserID: id, Version: p.Version})
 }
 
-// userHistory lists what a user was sent, newest first: the caller's own, and
-// everybody's for an operator.
-func (s *Server) userHistory(x *exchange) error {
-	user, err := x.user()
-	if err != nil {
-		return err
-	}
-	q := x.query()
-	limit := q.pageSize(&s.cfg)
-	only := x.id.Caller
-	if x.operator() {
-		only = q.text("caller")
-	}
-	bound := []string{"user", user, only, x.id.Caller}
-	before, err := s.cursors.open(q.text("cursor"), bound...)
-	if err != nil {
-		return err
-	}
-	if err := q.rest(); err != nil {
-		return err
-	}
-	ctx := x.r.Context()
-	found, cursor, err := s.deps.History.User(ctx, engine.HistoryQuery{User: user, Caller: only, Before: before, Limit: int(limit)})
-	if err != nil {
-		return err
-	}
-	page := api.UserHistory{Items: make([]api.Status, 0, len(found)), Cursor: s.cursors.seal(cursor, bound...)}
-	var k known
-	for i := range found {
-		same := i > 0 && found[i].Envelope.Chunk == found[i-1].Envelope.Chunk
-		k.found = found[i]
-		if same {
-			k.fold()
-		} else if err := k.load(ctx, s.deps.Status); err != nil {
-			return err
-		}
-		page.Items = append(page.Items, statusOf(&k))
-	}
-	return x.json(http.StatusOK, page)
-}
-
 // decode reads the body as one strict JSON value: no unknown or double fields,
 // no invalid UTF-8, nothing behind it.
 func (x *exchange) decode(v any) error {
