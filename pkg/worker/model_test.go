@@ -161,9 +161,9 @@ func model(t *testing.T, rt *rapid.T) {
 			switch {
 			case !out.State.Terminal():
 				rt.Errorf("%s is %v at the end (rows %+v)", id, out.State, rows)
-			case dead != (out.State == notify.Failed):
+			case dead != out.State.InFailedFeed(e.Category):
 				rt.Errorf("%s is %v (%s); dead letter: %v", id, out.State, out.Code, dead)
-			case out.State != notify.Failed && !slices.ContainsFunc(ends[id.String()], func(r notify.EndedReceiver) bool {
+			case !dead && !slices.ContainsFunc(ends[id.String()], func(r notify.EndedReceiver) bool {
 				return r.Look || r.Status == out.State.String() || receipts // which are told of where they come in
 			}):
 				rt.Errorf("%s is %v (%s); its caller is told %+v", id, out.State, out.Code, ends[id.String()])
