@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -111,5 +112,34 @@ func TestUnits(t *testing.T) {
 		stop, err := time.ParseDuration(u["Service.TimeoutStopSec"][0])
 		must(t, err)
 		checkStop(t, name, &cfg, 0, stop)
+	}
+}
+
+// TestProductionGuide: the guide's configuration is one that notifyd takes, each file it
+// names is handed over by the unit, and every command and flag in it exists.
+func TestProductionGuide(t *testing.T) {
+	t.Parallel()
+	const guide, folder = "../docs/production.md", "/run/credentials/notifyd.service/"
+	text := string(read(t, guide))
+	blocks := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(text, -1)
+	if len(blocks) != 1 {
+		t.Fatalf("%d blocks of YAML", len(blocks))
+	}
+	cfg := checkConfig(t, guide, []byte(blocks[0][1]), "NOTIFYD__AUTH__HS256_FILE="+folder+"token-key")
+	p := &cfg.Providers
+	for _, file := range []string{p.APNs.KeyFile, p.FCM.Credentials, p.Twilio.File, p.SendGrid.KeyFile, p.SendGrid.WebhookKey} {
+		id, ok := strings.CutPrefix(file, folder)
+		if !ok || !strings.Contains(text, "\nLoadCredential="+id+":/etc/notifyd/secrets/"+id+"\n") || !strings.Contains(text, "| `"+id+"` |") {
+			t.Errorf("%s: the unit is not given %q", guide, file)
+		}
+	}
+	commands := regexp.MustCompile("(?m)(?:^    |`|^ExecStart=/usr/bin/)((?:notifyd|notifyctl) [^`\n]+)").FindAllStringSubmatch(text, -1)
+	if len(commands) < 15 {
+		t.Errorf("only %d commands are found", len(commands))
+	}
+	for _, c := range commands {
+		line, _, _ := strings.Cut(c[1], " >")
+		args := slices.DeleteFunc(strings.Fields(line), func(a string) bool { return a == "prod" || a == strings.ToUpper(a) }) // names of its own
+		checkCommand(t, guide, args[0], args[1:])
 	}
 }
