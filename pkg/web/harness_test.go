@@ -151,6 +151,11 @@ func (f *fake) answers(r *http.Request, body []byte) any {
 			{Seq: 13, Hash: "0123456789ab", At: noon, Actor: "sre", Action: "lane.pause", Target: "smss", Request: "r2", Result: "refused: lane_not_found"}}}
 	case "/v1/schedules/forecast":
 		return api.Forecast{From: noon, To: soon, Total: 12, Complete: true, Minutes: []api.ForecastMinute{{Minute: noon.Add(time.Minute), What: "push", Count: 9}, {Minute: noon.Add(time.Minute), What: "trigger", Count: 2}, {Minute: noon.Add(5 * time.Minute), What: "sms", Count: 1}}}
+	case "/v1/notifications":
+		if r.URL.Query().Get("status") == "UNKNOWN" {
+			return api.UserHistory{Items: []api.Status{}, Cursor: "more" + s}
+		}
+		return api.UserHistory{Items: []api.Status{status}, Cursor: "more" + s}
 	case "/v1/notifications/" + single + "/timeline":
 		return api.Timeline{Status: status, Next: s, Events: []api.TimelineEvent{
 			{At: &noon, Type: "accepted", State: "ACCEPTED", Detail: s}, {Type: "claimed", Epoch: 1}, {At: &soon, Type: "attempt", State: "FAILED", Attempt: 1, Addresses: 2, Provider: s, Code: s, ProviderMessageID: s, Until: &soon},

@@ -96,8 +96,8 @@ func with(path string, q url.Values) string {
 	return path + "?" + q.Encode()
 }
 
-// moment reads a time, or a distance back such as -24h.
-func (f *filter) moment(field, s string, now time.Time) (time.Time, error) {
+// timeOf reads a time, or a distance back such as -24h.
+func timeOf(field, s string, now time.Time) (time.Time, error) {
 	if s == "" {
 		return time.Time{}, nil
 	}
@@ -120,7 +120,7 @@ func (f *filter) spec(now time.Time) (out api.LetterFilter, err error) {
 		field, in string
 		to        *int64
 	}{{"since", f.Since, &out.Since}, {"until", f.Until, &out.Until}} {
-		at, err := f.moment(t.field, t.in, now)
+		at, err := timeOf(t.field, t.in, now)
 		if err != nil {
 			return out, err
 		}

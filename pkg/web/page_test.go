@@ -614,6 +614,7 @@ func TestCommands(t *testing.T) {
 	f("/ui/id/"+trigger, "notifyctl why "+trigger)
 	f("/ui/id/"+camp, "notifyctl campaign show "+camp)
 	f("/ui/users/ann", "notifyctl ls --user ann")
+	f("/ui/notifications?status=FAILED&channel=sms&caller=shop&since=-1h&template=t1&campaign="+camp, "notifyctl ls --channel sms --status FAILED --caller shop --template t1 --campaign "+camp+" --since -1h")
 	f("/ui/forecast", "notifyctl schedule forecast")
 	f("/ui/jobs/"+jobID, "notifyctl job pause "+jobID)
 	f("/ui/audit", "notifyctl audit verify")
@@ -781,5 +782,34 @@ func TestWords(t *testing.T) {
 	}
 	if number(-1234) != "-1,234" || number(int64(999)) != "999" {
 		t.Error(number(-1234), number(int64(999)))
+	}
+}
+
+// TestNotifications: the form asks the API for what it says, and the link to older
+// ones keeps the filter.
+func TestNotifications(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	s.signIn("writer")
+	page := s.get("/ui/notifications?status=FAILED&since=-1h&channel=sms&caller=shop")
+	body := page.Body.String()
+	if page.Code != 200 || !strings.Contains(body, single) || !strings.Contains(body, `<option selected>FAILED</option>`) {
+		t.Fatalf("%d %s", page.Code, body)
+	}
+	if !strings.Contains(body, `/ui/notifications?caller=shop&amp;channel=sms&amp;cursor=more`) || !strings.Contains(body, "since=-1h&amp;status=FAILED") {
+		t.Error("the link to older ones lacks the filter or the cursor")
+	}
+	s.api.mu.Lock()
+	asked := s.api.asked[len(s.api.asked)-1].path
+	s.api.mu.Unlock()
+	at := url.QueryEscape(noon.Add(-time.Hour).Format(time.RFC3339Nano))
+	if want := "/v1/notifications?caller=shop&channel=sms&limit=50&since=" + at + "&status=FAILED"; asked != want {
+		t.Errorf("asked %s, want %s", asked, want)
+	}
+	if body := s.get("/ui/notifications?status=UNKNOWN").Body.String(); !strings.Contains(body, "among what was read so far") || !strings.Contains(body, `rel="next"`) {
+		t.Error("a page that ended at its bound reads as the end")
+	}
+	if w := s.get("/ui/notifications?since=soon"); w.Code != 422 {
+		t.Errorf("a time that is none: %d", w.Code)
 	}
 }

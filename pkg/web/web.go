@@ -155,6 +155,7 @@ func (p *Page) routes() {
 	look(Prefix+"{$}", p.overview)
 	look(Prefix+"failures", p.failures)
 	look(Prefix+"circuits", p.circuits)
+	look(Prefix+"notifications", p.notifications)
 	look(Prefix+"dead-letters", p.deadLetters)
 	look(Prefix+"plan", p.plan)
 	look(Prefix+"jobs", p.jobs)
