@@ -20,3 +20,27 @@ func TestMutantsFitTheirFiles(t *testing.T) {
 		}
 	}
 }
+
+// TestRoutesAreKnown: a new route needs a row, else make attack ends with an error.
+func TestRoutesAreKnown(t *testing.T) {
+	t.Parallel()
+	doc, err := os.ReadFile(filepath.Join("..", "..", "pkg", "server", "openapi.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines, err := rows(routeTable)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var known []string
+	for _, line := range lines {
+		f := strings.Fields(line)
+		known = append(known, f[0]+" "+f[1])
+	}
+	if lacks := missing(string(doc), known); len(lacks) > 0 {
+		t.Errorf("testdata/routes.txt lacks %q, each with the scopes that open it", lacks)
+	}
+	if lacks := missing(string(doc), known[1:]); len(lacks) != 1 || lacks[0] != known[0] {
+		t.Errorf("without %s it lacks %q", known[0], lacks)
+	}
+}

@@ -83,7 +83,7 @@ func ownerTries(r *rig) (out []try, err error) {
 	}
 	for _, path := range []string{
 		"/v1/triggers", "/v1/triggers?caller=", "/v1/triggers?caller=alice", "/v1/schedules", "/v1/schedules?caller=", "/v1/schedules?caller=alice", "/v1/failed", "/v1/failed?caller=alice",
-		"/v1/users/alices-user/notifications?caller=alice", "/v1/users/alices-user/notifications",
+		"/v1/notifications", "/v1/notifications?caller=", "/v1/notifications?caller=alice", "/v1/notifications?user_id=alices-user", "/v1/users/alices-user/notifications?caller=alice", "/v1/users/alices-user/notifications",
 	} {
 		out = append(out, try{
 			name: "list " + path, does: "lists", refused: "an answer without anything of another caller's",
