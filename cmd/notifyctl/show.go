@@ -13,14 +13,55 @@ import (
 )
 
 func newShow(p *program) *cobra.Command {
-	return &cobra.Command{
+	var content, full bool
+	c := &cobra.Command{
 		Use: "show ID", Short: "Show where a notification, a fan-out or a campaign stands", Args: cli.Exact("an id"),
 		Long: `show prints the status of a notification (ntf_..., or ntf_...-7 for one receiver of
-a fan-out). For a fan-out or a campaign (cmp_...) it counts the receivers by state.`,
+a fan-out). For a fan-out or a campaign (cmp_...) it counts the receivers by state.
+
+--content prints what the notification says and where it was sent, with addresses masked.
+That is for the caller that sent it and for operators; the audit log keeps who looked.`,
 		Example: `  notifyctl show ntf_01K3ZV7Q0N8M2D4R6T8W0Y2A4C
   notifyctl show cmp_01K3ZV7Q0N8M2D4R6T8W0Y2A4C -o json --jq .counts`,
-		RunE: func(c *cobra.Command, args []string) error { return runShow(c.Context(), p, args[0]) },
+		RunE: func(c *cobra.Command, args []string) error {
+			if content || full {
+				address := ""
+				if full {
+					address = api.FullAddress
+				}
+				return showContent(c.Context(), p, args[0], address)
+			}
+			return runShow(c.Context(), p, args[0])
+		},
 	}
+	c.Flags().BoolVar(&content, "content", false, "show what it says and where it was sent")
+	c.Flags().BoolVar(&full, "full-address", false, "with --content: do not mask addresses")
+	return c
+}
+
+func showContent(ctx context.Context, p *program, id, address string) error {
+	if err := checkID(id); err != nil {
+		return err
+	}
+	cl, err := p.client()
+	if err != nil {
+		return err
+	}
+	c, err := cl.NotificationContent(ctx, id, address)
+	if err != nil {
+		return err
+	}
+	return p.printer().Record(c, func() cli.Table {
+		to := strings.Join(c.Addresses, ", ")
+		if c.FromProfile {
+			to += "  (the profile's now)"
+		}
+		return cli.Table{
+			{"notification", c.NotificationID}, {"channel", c.Channel}, {"caller", c.Caller}, {"user", c.UserID}, {"address", to},
+			{"from", c.Content.From}, {"template", c.Content.Template}, {"title", c.Content.Title}, {"body", c.Content.Body}, {"html", c.Content.HTML},
+			{"variables", string(c.Content.Variables)}, {"own variables", string(c.Variables)}, {"data", string(c.Content.Data)}, {"collapse key", c.Content.CollapseKey},
+		}
+	})
 }
 
 func runShow(ctx context.Context, p *program, id string) error {

@@ -54,6 +54,19 @@ func (cl *Client) Notification(ctx context.Context, id string) (out Status, err 
 	return out, err
 }
 
+// FullAddress asks for addresses that are not masked.
+const FullAddress = "full"
+
+// NotificationContent returns what a notification says and where it was sent, for the
+// caller that sent it and for operators, whose look is recorded. Addresses are masked
+// unless address is FullAddress.
+func (cl *Client) NotificationContent(ctx context.Context, id, address string) (out NotificationContent, err error) {
+	q := url.Values{}
+	set(q, "address", address)
+	err = cl.get(ctx, "/v1/notifications/"+url.PathEscape(id)+"/content", q, &out)
+	return out, err
+}
+
 // Page asks for one page of counts: at most Limit receivers (0: the server's
 // default) from After on, which is the Next of the page before.
 type Page struct {

@@ -276,6 +276,18 @@ type UserHistory struct {
 	Cursor string   `json:"cursor,omitempty"` // empty: there is no more
 }
 
+// NotificationContent is what one receiver was sent, and where.
+type NotificationContent struct {
+	NotificationID string          `json:"notification_id"`
+	Channel        string          `json:"channel"`
+	Caller         string          `json:"caller"`
+	UserID         string          `json:"user_id"`
+	Addresses      []string        `json:"addresses"`           // masked, unless they were asked for in full
+	FromProfile    bool            `json:"from_profile"`        // the request named no address: these are the profile's now
+	Content        Content         `json:"content"`             // of the request
+	Variables      json.RawMessage `json:"variables,omitempty"` // of this receiver
+}
+
 // QuietHours is a daily span of local time; From may lie after To.
 type QuietHours struct {
 	From string `json:"from"` // "22:00"

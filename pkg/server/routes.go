@@ -58,17 +58,18 @@ func (rt *route) audited() bool {
 
 // actions are what rows of the audit log call what routes do.
 var actions = map[string]string{
-	"PUT /v1/ops/callers/{id}":          "caller.set",
-	"POST /v1/ops/callers/{id}/secrets": "caller.rotate-secret",
-	"GET " + backupPath:                 "backup",
-	"GET /v1/ops/debug":                 "debug.bundle",
-	"DELETE /v1/notifications/{id}":     "notification.cancel",
-	"PATCH /v1/notifications/{id}":      "notification.reschedule",
-	"DELETE /v1/campaigns/{id}":         "campaign.cancel",
-	"DELETE /v1/triggers/{id}":          "trigger.cancel",
-	"PATCH /v1/triggers/{id}":           "trigger.reschedule",
-	"PUT /v1/users/{id}":                "user.set",
-	"POST " + liftPath:                  "suppression.lift",
+	"PUT /v1/ops/callers/{id}":           "caller.set",
+	"POST /v1/ops/callers/{id}/secrets":  "caller.rotate-secret",
+	"GET " + backupPath:                  "backup",
+	"GET /v1/ops/debug":                  "debug.bundle",
+	"GET /v1/notifications/{id}/content": "notification.read-content",
+	"DELETE /v1/notifications/{id}":      "notification.cancel",
+	"PATCH /v1/notifications/{id}":       "notification.reschedule",
+	"DELETE /v1/campaigns/{id}":          "campaign.cancel",
+	"DELETE /v1/triggers/{id}":           "trigger.cancel",
+	"PATCH /v1/triggers/{id}":            "trigger.reschedule",
+	"PUT /v1/users/{id}":                 "user.set",
+	"POST " + liftPath:                   "suppression.lift",
 }
 
 // action names what a request of the route does, for the audit log.
@@ -156,6 +157,7 @@ func routes() []route {
 		{get, "/v1/notifications", api.ScopeRead, classNormal, noBody, within((*Server).listNotifications)},
 		{get, "/v1/notifications/{id}", api.ScopeRead, classNormal, noBody, (*Server).getNotification},
 		{get, "/v1/notifications/{id}/timeline", api.ScopeRead, classNormal, noBody, within((*Server).getTimeline)},
+		{get, "/v1/notifications/{id}/content", api.ScopeRead, classNormal, noBody, within((*Server).getContent)},
 		{del, "/v1/notifications/{id}", api.ScopeSend, classNormal, noBody, (*Server).cancelNotification},
 		{patch, "/v1/notifications/{id}", api.ScopeSend, classNormal, singleBody, (*Server).reschedule},
 		{post, "/v1/triggers", api.ScopeTrigger, classNormal, singleBody, (*Server).createTrigger},
