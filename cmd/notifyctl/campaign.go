@@ -45,6 +45,59 @@ func newSetCampaign(p *program) []*cobra.Command {
 	return cs
 }
 
+func newCampaignList(p *program) *cobra.Command {
+	var caller, cursor string
+	var limit int
+	c := &cobra.Command{
+		Use: "ls", Short: "List campaigns, newest first", Args: cobra.NoArgs, Aliases: []string{"list"},
+		RunE: func(c *cobra.Command, _ []string) error {
+			return runCampaignList(c.Context(), p, caller, cursor, limit)
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&caller, "caller", "", "operators: only of this caller")
+	f.IntVar(&limit, "limit", 50, "how many at most")
+	f.StringVar(&cursor, "cursor", "", "go on where an earlier list ended")
+	return c
+}
+
+func runCampaignList(ctx context.Context, p *program, caller, cursor string, limit int) error {
+	if limit < 1 {
+		return cli.Usage("--limit %d: it is above 0", limit)
+	}
+	cl, err := p.client()
+	if err != nil {
+		return err
+	}
+	out := api.CampaignPage{Items: []api.Campaign{}, Cursor: cursor}
+	for len(out.Items) < limit {
+		page, err := cl.Campaigns(ctx, caller, api.Page{After: out.Cursor, Limit: min(limit-len(out.Items), maxPage)})
+		if err != nil {
+			return err
+		}
+		out.Items, out.Cursor = append(out.Items, page.Items...), page.Cursor
+		if page.Cursor == "" {
+			break
+		}
+	}
+	err = printPage(p, out, out.Items, func() cli.Table {
+		t := cli.Table{{"CAMPAIGN", "CREATED", "CALLER", "PARTS", "ACCEPTED", "REJECTED", "HOLD"}}
+		for i := range out.Items {
+			c, hold := &out.Items[i], ""
+			if c.Hold != nil {
+				hold = holdText(c.Hold)
+			}
+			t = append(t, []string{c.CampaignID, p.when(c.CreatedAt), c.Caller, count(c.Parts), count(c.Accepted), count(c.Rejected), hold})
+		}
+		return t
+	})
+	if err != nil {
+		return err
+	}
+	p.more(len(out.Items), out.Cursor)
+	return nil
+}
+
 func runSetCampaign(ctx context.Context, p *program, id, verb string, to api.CampaignChange) error {
 	t, err := p.target()
 	if err != nil {

@@ -104,11 +104,12 @@ func checkID(id string) error {
 
 func newCampaign(p *program) *cobra.Command {
 	c := &cobra.Command{
-		Use: "campaign", Short: "Look at campaigns, pause them and set their rate",
+		Use: "campaign", Short: "List campaigns, pause them and set their rate",
 		Long: `A paused campaign calls no receiver and uses no attempt; receivers that expire
 meanwhile expire. After resume those that were put off go on within ten minutes, after
 a change of the rate within one. What is set holds across restarts.`,
 	}
+	c.AddCommand(newCampaignList(p))
 	c.AddCommand(newSetCampaign(p)...)
 	c.AddCommand(&cobra.Command{
 		Use: "show CAMPAIGN", Short: "Count a campaign's receivers by state", Args: cli.Exact("a campaign id"),

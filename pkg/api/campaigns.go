@@ -16,6 +16,34 @@ type CampaignHold struct {
 	Reason string    `json:"reason,omitempty"`
 }
 
+// Campaign is a campaign in a list. GET /v1/campaigns/{id} counts its receivers by state.
+type Campaign struct {
+	CampaignID string        `json:"campaign_id"`
+	Caller     string        `json:"caller"`
+	CreatedAt  time.Time     `json:"created_at"`
+	Parts      int           `json:"parts"`
+	Accepted   int64         `json:"accepted"` // receivers, of all parts
+	Rejected   int64         `json:"rejected"`
+	Hold       *CampaignHold `json:"hold,omitempty"` // nil: nothing holds it back
+}
+
+// CampaignPage is a page of campaigns, the newest first.
+type CampaignPage struct {
+	Items  []Campaign `json:"items"`
+	Cursor string     `json:"cursor,omitempty"` // empty: there is no more
+}
+
+// Campaigns lists campaigns, the newest first. caller is for operators; empty means
+// all that the token may see.
+func (cl *Client) Campaigns(ctx context.Context, caller string, p Page) (out CampaignPage, err error) {
+	q := url.Values{}
+	set(q, "caller", caller)
+	set(q, "cursor", p.After)
+	setInt(q, "limit", int64(p.Limit))
+	err = cl.get(ctx, "/v1/campaigns", q, &out)
+	return out, err
+}
+
 // CampaignChange changes what holds a campaign back. Nil keeps what is set.
 type CampaignChange struct {
 	Paused *bool    `json:"paused,omitempty"`

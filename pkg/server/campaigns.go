@@ -2,9 +2,11 @@ package server
 
 import (
 	"context"
+	"encoding/binary"
 	"net/http"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -35,6 +37,46 @@ type campaignSetting struct {
 	Paused *bool    `json:"paused,omitempty"`
 	Rate   *float64 `json:"rate,omitempty"`
 	Reason string   `json:"reason,omitempty"`
+}
+
+// listCampaigns lists a caller's campaigns, or for operators those of any caller.
+func (s *Server) listCampaigns(x *exchange) error {
+	q := x.query()
+	limit := q.number("limit", 100, 1000)
+	caller := x.id.Caller
+	if x.operator() {
+		caller = q.text("caller")
+	}
+	bound := []string{"campaigns", caller, x.id.Caller}
+	place, err := s.cursors.open(q.text("cursor"), bound...)
+	if err != nil {
+		return err
+	}
+	if err := q.rest(); err != nil {
+		return err
+	}
+	var after engine.Campaign
+	if len(place) > 8 { // sealed, so it is a place or, for the first page, nothing
+		after = engine.Campaign{ID: string(place[8:]), Created: int64(binary.BigEndian.Uint64(place))}
+	}
+	cs, err := s.deps.Campaigns.List(x.r.Context(), caller, after, int(limit))
+	if err != nil {
+		return err
+	}
+	out := api.CampaignPage{Items: []api.Campaign{}}
+	for i := range cs {
+		c := &cs[i]
+		head := api.Campaign{CampaignID: c.ID, Caller: c.Caller, CreatedAt: moment(c.Created), Parts: c.Parts, Accepted: c.Accepted, Rejected: c.Rejected}
+		if h, ok := s.deps.CampaignHolds.Get(c.ID); ok {
+			head.Hold = &h
+		}
+		out.Items = append(out.Items, head)
+	}
+	if len(cs) == int(limit) {
+		last := &cs[len(cs)-1]
+		out.Cursor = s.cursors.seal(append(binary.BigEndian.AppendUint64(nil, uint64(last.Created)), last.ID...), bound...)
+	}
+	return x.json(http.StatusOK, out)
 }
 
 // setCampaign pauses a campaign, lets it go on, or changes its rate.

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"testing"
 
@@ -73,5 +74,42 @@ func TestSetCampaign(t *testing.T) {
 	rows, err := log.Acts(t.Context(), 0, 10)
 	if err != nil || len(rows) == 0 || rows[len(rows)-1].Action != "campaign.resume" {
 		t.Errorf("audit: %+v, %v", rows, err)
+	}
+}
+
+// A caller lists its own campaigns, page by page; an operator those of every caller.
+func TestListCampaigns(t *testing.T) {
+	t.Parallel()
+	w := newWorld()
+	for i := range 5 {
+		id := fmt.Sprintf("cmp_%026d", i)
+		w.camps[id] = engine.Campaign{ID: id, Caller: []string{"shop", "bank"}[i%2], Created: int64(i)}
+	}
+	s := w.start(t, Config{}, func(d *Deps) { d.CampaignHolds = fakeHolds{"cmp_00000000000000000000000004": {Paused: true}} })
+	list := func(token, query string) (ids string) {
+		t.Helper()
+		for cursor := ""; ; {
+			page := get[api.CampaignPage](t, s, "/v1/campaigns?limit=2&cursor="+cursor+query, token)
+			for _, c := range page.Items {
+				ids += c.CampaignID[len(c.CampaignID)-1:]
+				if paused := c.Hold != nil && c.Hold.Paused; paused != (c.CreatedAt.UnixMilli() == 4) {
+					t.Errorf("%s: hold %+v", c.CampaignID, c.Hold)
+				}
+			}
+			if cursor = page.Cursor; cursor == "" {
+				return ids
+			}
+		}
+	}
+	shop, ann := token(t, "shop", api.ScopeRead), token(t, "ann", api.ScopeRead, api.ScopeObserve)
+	for _, c := range []struct{ token, query, want string }{
+		{shop, "", "420"}, {token(t, "thief", api.ScopeRead), "", ""}, {ann, "", "43210"}, {ann, "&caller=bank", "31"},
+	} {
+		if got := list(c.token, c.query); got != c.want {
+			t.Errorf("%q: campaigns %s, want %s", c.query, got, c.want)
+		}
+	}
+	if got := ask(s, "GET", "/v1/campaigns?caller=bank", shop, ""); got.status != http.StatusUnprocessableEntity {
+		t.Errorf("another's by name: %d %s", got.status, got.body)
 	}
 }

@@ -280,6 +280,18 @@ type campaignsOf struct {
 	*world
 }
 
+func (c campaignsOf) List(_ context.Context, caller string, after engine.Campaign, n int) ([]engine.Campaign, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return engine.ListCampaigns(func(yield func(engine.Campaign, error) bool) {
+		for _, x := range c.camps {
+			if !yield(x, nil) {
+				return
+			}
+		}
+	}, caller, after, n)
+}
+
 func (c campaignsOf) Get(_ context.Context, id string) (engine.Campaign, bool, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

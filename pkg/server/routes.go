@@ -168,6 +168,7 @@ func routes() []route {
 		{patch, "/v1/triggers/{id}", api.ScopeTrigger, classNormal, singleBody, (*Server).rescheduleTrigger},
 		{get, "/v1/schedules", api.ScopeRead, classNormal, noBody, (*Server).listSchedules},
 		{get, "/v1/schedules/forecast", api.ScopeObserve, classNormal, noBody, (*Server).forecast},
+		{get, "/v1/campaigns", api.ScopeRead, classNormal, noBody, (*Server).listCampaigns},
 		{get, "/v1/campaigns/{id}", api.ScopeRead, classNormal, noBody, (*Server).getCampaign},
 		{patch, "/v1/campaigns/{id}", api.ScopeSend, classNormal, singleBody, (*Server).setCampaign},
 		{del, "/v1/campaigns/{id}", api.ScopeSend, classNormal, noBody, (*Server).cancelCampaign},

@@ -3,6 +3,7 @@ package cassandra
 import (
 	"cmp"
 	"context"
+	"encoding/binary"
 	"slices"
 
 	"github.com/notifyd/notifyd/pkg/engine"
@@ -55,7 +56,12 @@ func (c campaigns) AddPart(ctx context.Context, campaign, caller string, part ui
 		if ok {
 			condition = int64(h.Parts)
 		} else {
-			h = engine.Campaign{Caller: caller, Created: at}
+			h = engine.Campaign{ID: campaign, Caller: caller, Created: at}
+			// Before the campaign: an entry that leads nowhere is passed over, and a
+			// campaign without one would not be found.
+			if err := c.s.enlist(ctx, 0, campaignEntry(listCampaigns, &h), campaignEntry(listOf(listCampaigns, caller), &h)); err != nil {
+				return err
+			}
 		}
 		won, err := c.s.settle(ctx, "campaign "+campaign, func() (verdict, error) {
 			if there, err := counted(); err != nil || there {
@@ -78,6 +84,46 @@ func (c campaigns) AddPart(ctx context.Context, campaign, caller string, part ui
 			return err
 		}
 	}
+}
+
+const listCampaigns = "campaigns"
+
+// campaignEntry is a campaign's entry of a list: its time, then its id.
+func campaignEntry(list string, c *engine.Campaign) listEntry {
+	return listEntry{list, c.Created, append(binary.BigEndian.AppendUint64(nil, uint64(c.Created)), c.ID...)}
+}
+
+func (c campaigns) List(ctx context.Context, caller string, after engine.Campaign, max int) (out []engine.Campaign, err error) {
+	if max <= 0 {
+		return nil, nil
+	}
+	var behind []byte
+	if after.ID != "" {
+		behind = campaignEntry("", &after).key
+	}
+	err = c.s.walk(ctx, listOf(listCampaigns, caller), behind, after.Created, max, func(keys [][]byte) (bool, error) {
+		heads := make([]engine.Campaign, len(keys))
+		err := parallel(len(keys), func(i int) error {
+			if len(keys[i]) <= 8 {
+				return corrupt("the list of campaigns")
+			}
+			h, ok, err := c.head(ctx, string(keys[i][8:]))
+			if ok && h.Created == int64(binary.BigEndian.Uint64(keys[i])) { // else another process's time won
+				heads[i] = h
+			}
+			return err
+		})
+		if err != nil {
+			return false, err
+		}
+		for i := range heads {
+			if heads[i].ID != "" && len(out) < max {
+				out = append(out, heads[i])
+			}
+		}
+		return len(out) < max, nil
+	})
+	return out, err
 }
 
 func (c campaigns) Get(ctx context.Context, campaign string) (engine.Campaign, bool, error) {

@@ -317,6 +317,37 @@ func Campaigns(t *testing.T, open Opener[engine.Campaigns]) {
 		must(t, err)
 		same(t, "parts", got.Parts, 1)
 	})
+	t.Run("List returns campaigns newest first, page by page, of one caller or of all", func(t *testing.T) {
+		s, reopen := open(t)
+		for i := range 7 {
+			id := fmt.Sprintf("cmp_%d", (i*5)%7) // ids in another order than times
+			must(t, s.AddPart(bg, id, []string{"shop", "bank"}[i%2], 0, base(1, uint64(i)), 10, 1, int64(1000+i/2*1000)))
+			must(t, s.AddPart(bg, id, []string{"shop", "bank"}[i%2], 1, base(2, uint64(i)), 10, 1, 9000))
+		}
+		if reopen != nil {
+			s = reopen()
+		}
+		for caller, want := range map[string]string{
+			"":      "4000 cmp_2 20, 3000 cmp_6 20, 3000 cmp_4 20, 2000 cmp_3 20, 2000 cmp_1 20, 1000 cmp_5 20, 1000 cmp_0 20",
+			"shop":  "4000 cmp_2 20, 3000 cmp_6 20, 2000 cmp_3 20, 1000 cmp_0 20",
+			"thief": "",
+		} {
+			var got []string
+			var after engine.Campaign
+			for {
+				page, err := s.List(bg, caller, after, 2)
+				must(t, err)
+				for _, c := range page {
+					got = append(got, fmt.Sprint(c.Created, " ", c.ID, " ", c.Accepted))
+					after = c
+				}
+				if len(page) < 2 {
+					break
+				}
+			}
+			same(t, "of "+caller, strings.Join(got, ", "), want)
+		}
+	})
 	t.Run("parts added together are all counted", func(t *testing.T) {
 		s, _ := open(t)
 		together(32, func(i int) {

@@ -139,3 +139,7 @@ func (w Campaigns) AddPart(ctx context.Context, campaign, caller string, part ui
 func (w Campaigns) Get(ctx context.Context, campaign string) (engine.Campaign, bool, error) {
 	return get2(ctx, w.plan, "Campaigns", "Get", func() (engine.Campaign, bool, error) { return w.next.Get(ctx, campaign) })
 }
+
+func (w Campaigns) List(ctx context.Context, caller string, after engine.Campaign, max int) ([]engine.Campaign, error) {
+	return get(ctx, w.plan, "Campaigns", "List", func() ([]engine.Campaign, error) { return w.next.List(ctx, caller, after, max) })
+}

@@ -101,6 +101,23 @@ func (s campaigns) Get(ctx context.Context, id string) (engine.Campaign, bool, e
 	return out, true, check(ctx)
 }
 
+func (s campaigns) List(ctx context.Context, caller string, after engine.Campaign, max int) ([]engine.Campaign, error) {
+	if err := check(ctx); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return engine.ListCampaigns(func(yield func(engine.Campaign, error) bool) {
+		for _, c := range s.campaigns {
+			head := c.Campaign
+			head.Bases = nil
+			if !yield(head, nil) {
+				return
+			}
+		}
+	}, caller, after, max)
+}
+
 type jobs struct{ *Store }
 
 func cloneJob(j engine.Job) engine.Job {

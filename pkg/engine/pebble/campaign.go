@@ -19,15 +19,38 @@ func (c campaigns) head(id string) (out engine.Campaign, ok bool, err error) {
 	if err != nil || v == nil {
 		return out, false, err
 	}
+	out, err = campaignOf(k, v)
+	return out, err == nil, err
+}
+
+// campaignOf decodes the row of a campaign's totals.
+func campaignOf(k, v []byte) (engine.Campaign, error) {
 	d := reader{b: v}
-	out = engine.Campaign{
-		ID: id, Caller: d.string(), Created: d.int(),
+	out := engine.Campaign{
+		ID: string(k[1:]), Caller: d.string(), Created: d.int(),
 		Parts: int(d.uint()), Accepted: d.int(), Rejected: d.int(),
 	}
 	if !d.done() {
-		return engine.Campaign{}, false, corrupt("campaign", k)
+		return engine.Campaign{}, corrupt("campaign", k)
 	}
-	return out, true, nil
+	return out, nil
+}
+
+// List implements engine.Campaigns. It reads the totals of all campaigns: ids are
+// made by clients, so their order says nothing, and there are few.
+func (c campaigns) List(ctx context.Context, caller string, after engine.Campaign, max int) ([]engine.Campaign, error) {
+	return engine.ListCampaigns(func(yield func(engine.Campaign, error) bool) {
+		err := c.s.each(under([]byte{tCampaign}), func(k, v []byte) (bool, error) {
+			out, err := campaignOf(k, v)
+			if err != nil {
+				return false, err
+			}
+			return yield(out, ctx.Err()), nil
+		})
+		if err != nil {
+			yield(engine.Campaign{}, translate(err))
+		}
+	}, caller, after, max)
 }
 
 func (c campaigns) AddPart(ctx context.Context, campaign, caller string, part uint32, base notify.Base, accepted, rejected int64, at int64) error {
