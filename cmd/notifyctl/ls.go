@@ -25,7 +25,8 @@ func newList(p *program) *cobra.Command {
 		Use: "ls [USER]", Short: "List what was sent, newest first", Args: cobra.MaximumNArgs(1), Aliases: []string{"list"},
 		Long: `ls lists the notifications of a user, or of all users: those of the token's caller, and
 with the scope observe or operate those of every caller. What waits for its time is in
-"notifyctl schedule ls". A server whose history is in Cassandra lists one user at a time.`,
+"notifyctl schedule ls". A server whose history is in Cassandra lists one user at a
+time.`,
 		Example: `  notifyctl ls ann
   notifyctl ls --status FAILED --since 10m
   notifyctl ls --caller shop --channel sms --template t1 --since yesterday -o jsonl --limit 1000`,

@@ -19,10 +19,11 @@ func newShow(p *program) *cobra.Command {
 		Long: `show prints the status of a notification (ntf_..., or ntf_...-7 for one receiver of
 a fan-out). For a fan-out or a campaign (cmp_...) it counts the receivers by state.
 
---content prints what the notification says and where it was sent, with addresses masked.
-That is for the caller that sent it and for operators; the audit log keeps who looked.`,
+--content prints what the notification says and where it was sent, addresses masked. It
+is for the caller that sent it and for operators, whose looks the audit log keeps.`,
 		Example: `  notifyctl show ntf_01K3ZV7Q0N8M2D4R6T8W0Y2A4C
-  notifyctl show cmp_01K3ZV7Q0N8M2D4R6T8W0Y2A4C -o json --jq .counts`,
+  notifyctl show cmp_01K3ZV7Q0N8M2D4R6T8W0Y2A4C -o json --jq .counts
+  notifyctl show ntf_01K3ZV7Q0N8M2D4R6T8W0Y2A4C --content`,
 		RunE: func(c *cobra.Command, args []string) error {
 			if content || full {
 				address := ""
