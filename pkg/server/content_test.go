@@ -54,6 +54,7 @@ func TestContent(t *testing.T) {
 	}{
 		"another caller": {path, token(t, "bank", api.ScopeRead), "notification_not_found", 404},
 		"an observer":    {path, token(t, "viewer", api.ScopeObserve), "scope_missing", 403},
+		"a bound token":  {path, boundToken(t, "shop", "shop:", api.ScopeRead), "notification_not_found", 404},
 		"a sender":       {path, token(t, "shop", api.ScopeSend), "scope_missing", 403},
 		"no such mask":   {path + "?address=half", shop, "bad_address", 422},
 	} {

@@ -9,6 +9,20 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
+// boundToken is a token for the users whose ids begin so.
+func boundToken(t *testing.T, caller, users string, scopes ...string) string {
+	t.Helper()
+	signer, err := NewSigner(signingKey())
+	if err != nil {
+		t.Fatal(err)
+	}
+	tok, err := signer.Sign(TokenSpec{Caller: caller, Scopes: scopes, Users: users, Issuer: issuer, Audience: audience, TTL: time.Hour, Now: time.Now()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tok
+}
+
 func TestListNotifications(t *testing.T) {
 	t.Parallel()
 	w := newWorld()
@@ -51,14 +65,7 @@ func TestListNotifications(t *testing.T) {
 			}
 		}
 	}
-	signer, err := NewSigner(signingKey())
-	if err != nil {
-		t.Fatal(err)
-	}
-	bound, err := signer.Sign(TokenSpec{Caller: "shop", Scopes: []string{api.ScopeRead}, Users: "shop:", Issuer: issuer, Audience: audience, TTL: time.Hour, Now: time.Now()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	bound := boundToken(t, "shop", "shop:", api.ScopeRead)
 	const path = "/v1/notifications?"
 	f(path, sre, all...)
 	f(path+"caller=bank", sre, id(2))
