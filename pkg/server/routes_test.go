@@ -148,7 +148,7 @@ func TestUnknownPathsAndMethods(t *testing.T) {
 	f("GET", "/v2/notifications", 404, api.CodeRouteNotFound, "")
 	f("POST", "/v1/notifications:else", 404, api.CodeRouteNotFound, "")
 	f("POST", "/v1/notifications/x/y/z", 404, api.CodeRouteNotFound, "")
-	f("GET", "/v1/notifications", 405, api.CodeMethodNotAllowed, "POST")
+	f("PUT", "/v1/notifications", 405, api.CodeMethodNotAllowed, "GET, HEAD, POST")
 	f("PATCH", "/v1/notifications:batch", 405, api.CodeMethodNotAllowed, "POST")
 	f("POST", "/v1/notifications/ntf_1", 405, api.CodeMethodNotAllowed, "DELETE, GET, HEAD, PATCH")
 	f("DELETE", "/healthz", 405, api.CodeMethodNotAllowed, "GET, HEAD")
