@@ -30,8 +30,8 @@ func newSetCampaign(p *program) []*cobra.Command {
 	paused := func(is bool) func([]string) (api.CampaignChange, error) {
 		return func([]string) (api.CampaignChange, error) { return api.CampaignChange{Paused: &is}, nil }
 	}
-	add(&cobra.Command{Use: "pause CAMPAIGN", Short: "Call no more receivers of a campaign until it is resumed", Args: cli.Exact("a campaign id")}, paused(true))
-	add(&cobra.Command{Use: "resume CAMPAIGN", Short: "Let a campaign go on", Args: cli.Exact("a campaign id")}, paused(false))
+	add(&cobra.Command{Use: "pause CAMPAIGN", Short: "Call no more receivers of a campaign until it is resumed", Args: cli.Exact("a campaign id"), Example: "  notifyctl campaign pause cmp_01K3ZV7Q0N8M2D4R6T8W0Y2A4C --reason 'a wrong price'"}, paused(true))
+	add(&cobra.Command{Use: "resume CAMPAIGN", Short: "Let a campaign go on", Args: cli.Exact("a campaign id"), Example: "  notifyctl campaign resume cmp_01K3ZV7Q0N8M2D4R6T8W0Y2A4C"}, paused(false))
 	add(&cobra.Command{
 		Use: "rate CAMPAIGN RATE", Short: "Set how many receivers of a campaign are called a second; 0: no limit",
 		Args: cli.Exact("a campaign id", "a rate"), Example: "  notifyctl campaign rate cmp_01K3ZV7Q0N8M2D4R6T8W0Y2A4C 500 --reason 'the shop is slow'",
@@ -49,7 +49,7 @@ func newCampaignList(p *program) *cobra.Command {
 	var caller, cursor string
 	var limit int
 	c := &cobra.Command{
-		Use: "ls", Short: "List campaigns, newest first", Args: cobra.NoArgs, Aliases: []string{"list"},
+		Use: "ls", Short: "List campaigns, newest first", Example: "  notifyctl campaign ls --limit 10", Args: cobra.NoArgs, Aliases: []string{"list"},
 		RunE: func(c *cobra.Command, _ []string) error {
 			return runCampaignList(c.Context(), p, caller, cursor, limit)
 		},

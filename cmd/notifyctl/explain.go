@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -22,12 +23,12 @@ Without a code it lists them all, in a terminal with $PAGER (less, unless it is 
 No server is asked.`,
 		Example: "  notifyctl explain idempotency_running\n  notifyctl explain 7\n  notifyctl explain --kind state",
 		Args:    cobra.MaximumNArgs(1),
-		RunE: func(_ *cobra.Command, args []string) error {
+		RunE: func(c *cobra.Command, args []string) error {
 			if kind != "" && !slices.Contains(explain.Kinds, kind) {
 				return cli.Usage("--kind %q: kinds are %s%s", kind, strings.Join(explain.Kinds, ", "), nearest(kind, explain.Kinds))
 			}
 			if len(args) == 0 {
-				return runExplainAll(p, kind)
+				return runExplainAll(c.Context(), p, kind)
 			}
 			return runExplain(p, args[0], kind)
 		},
@@ -46,14 +47,14 @@ No server is asked.`,
 	return c
 }
 
-func runExplainAll(p *program, kind string) error {
+func runExplainAll(ctx context.Context, p *program, kind string) error {
 	var list []explain.Entry
 	for _, e := range explain.All() {
 		if kind == "" || e.Kind == kind {
 			list = append(list, e)
 		}
 	}
-	return p.paged(func() error {
+	return p.paged(ctx, func() error {
 		return p.printer().Print(list, func() cli.Table {
 			t := cli.Table{{"CODE", "KIND", "RETRY", "MEANING"}}
 			for _, e := range list {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"io"
 	"os/exec"
@@ -12,12 +13,12 @@ func (p *program) human() bool { return p.global.output == "table" && p.global.j
 
 // paged runs write. On a terminal what it prints goes through $PAGER, or less. Where
 // there is no pager it is printed as it is.
-func (p *program) paged(write func() error) error {
+func (p *program) paged(ctx context.Context, write func() error) error {
 	if !p.outTerminal || !p.human() {
 		return write()
 	}
 	pager := first(p.getenv("PAGER"), "less")
-	run := exec.Command("sh", "-c", pager)
+	run := exec.CommandContext(ctx, "sh", "-c", pager)
 	run.Env = append(run.Environ(), "LESS="+first(p.getenv("LESS"), "FRX")) // ends by itself if one screen is enough
 	out := p.out
 	run.Stdout, run.Stderr = out, p.err

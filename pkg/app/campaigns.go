@@ -33,7 +33,8 @@ type campaignHolds struct {
 // openCampaignHolds reads the holds before the workers are made.
 func openCampaignHolds(ctx context.Context, meta engine.Meta) (*campaignHolds, error) {
 	c := &campaignHolds{meta: meta, workers: &worker.Campaigns{}}
-	return c, c.follow(ctx)
+	err := c.follow(ctx)
+	return c, err
 }
 
 // follow reads what another process changed.

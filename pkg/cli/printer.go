@@ -115,7 +115,8 @@ func itemsOf(v any) (items []json.RawMessage, isList bool, err error) {
 	}
 	switch b.Bytes()[0] {
 	case '[':
-		return items, true, json.Unmarshal(b.Bytes(), &items)
+		err := json.Unmarshal(b.Bytes(), &items)
+		return items, true, err
 	case 'n': // null: a list without items
 		return []json.RawMessage{}, true, nil
 	}

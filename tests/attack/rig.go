@@ -84,7 +84,8 @@ func newRig(ctx context.Context, bin, dir string) (*rig, error) {
 			return r, err
 		}
 	}
-	return r, r.control(ctx)
+	err = r.control(ctx)
+	return r, err
 }
 
 // file is a path in the folder of the run.

@@ -85,9 +85,10 @@ func everywhere(family uint8) error {
 	b = order.AppendUint32(b, size)
 	b = order.AppendUint16(b, syscall.RTM_NEWROUTE)
 	b = order.AppendUint16(b, syscall.NLM_F_REQUEST|syscall.NLM_F_ACK|syscall.NLM_F_CREATE)
-	b = append(b, 1, 0, 0, 0, 0, 0, 0, 0) // sequence, port
-	// No destination: the default route.
-	b = append(b, family, 0, 0, 0, syscall.RT_TABLE_LOCAL, syscall.RTPROT_BOOT, syscall.RT_SCOPE_HOST, syscall.RTN_LOCAL, 0, 0, 0, 0)
+	b = append(b,
+		1, 0, 0, 0, 0, 0, 0, 0, // sequence, port
+		// No destination: the default route.
+		family, 0, 0, 0, syscall.RT_TABLE_LOCAL, syscall.RTPROT_BOOT, syscall.RT_SCOPE_HOST, syscall.RTN_LOCAL, 0, 0, 0, 0)
 	b = order.AppendUint16(b, syscall.SizeofRtAttr+4)
 	b = order.AppendUint16(b, syscall.RTA_OIF)
 	b = order.AppendUint32(b, 1) // lo
