@@ -44,7 +44,7 @@ func (cl *Client) Campaigns(ctx context.Context, caller string, p Page) (out Cam
 	return out, err
 }
 
-// CampaignChange changes what holds a campaign back. Nil keeps what is set.
+// CampaignChange changes a campaign's hold. A nil field keeps the stored value.
 type CampaignChange struct {
 	Paused *bool    `json:"paused,omitempty"`
 	Rate   *float64 `json:"rate,omitempty"` // receivers a second, 0.1 to 10,000,000; 0: no limit
@@ -53,7 +53,7 @@ type CampaignChange struct {
 
 // SetCampaign pauses a campaign, lets it go on, or changes its rate. Receivers that
 // were put off are looked at again within a minute of a new rate, and within ten
-// minutes of the end of a pause. What is set holds across restarts.
+// minutes of the end of a pause. A hold survives restarts.
 func (cl *Client) SetCampaign(ctx context.Context, id string, to CampaignChange) (out CampaignHold, err error) {
 	body, err := encode(to)
 	if err != nil {

@@ -232,8 +232,8 @@ func (cl *Client) roundTrip(ctx context.Context, c call) (*http.Response, error)
 	if hc == nil {
 		hc = http.DefaultClient
 	}
-	// The API answers no redirect. One that comes from elsewhere is an answer that is
-	// not expected; followed, it would take the body and, on the same host, the token.
+	// The API sends no redirects, so a redirect comes from something else. Following
+	// it would send the body there and, on the same host, the token.
 	once := *hc
 	once.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	resp, err := once.Do(req)

@@ -23,7 +23,7 @@ type Suppressions struct {
 	Cursor string        `json:"cursor,omitempty"`
 }
 
-// SuppressionFilter selects suppressions; what is empty selects all.
+// SuppressionFilter selects suppressions; an empty field selects all.
 type SuppressionFilter struct {
 	UserID, Channel, Address, Code string
 }

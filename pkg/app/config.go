@@ -15,8 +15,8 @@ import (
 type Config struct {
 	// Version of the program. It is told, not configured.
 	Version string `koanf:"-"`
-	// Dev says that "notifyd dev" runs the process: DataDir is the folder data below
-	// the one that command was given. Backups tell it. It is told, not configured.
+	// Dev reports that "notifyd dev" runs the process. DataDir is then the folder "data"
+	// below the --data-dir of that command. Backups store it. It cannot be configured.
 	Dev bool `koanf:"-"`
 
 	DataDir string `koanf:"data_dir" doc:"folder of the embedded log and stores; empty: $XDG_DATA_HOME/notifyd"`

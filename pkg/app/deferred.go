@@ -167,8 +167,8 @@ func merge(reasons map[string]*Deferred, d Deferred) {
 	}
 }
 
-// largest orders reasons by their receivers, and adds up what is beyond
-// deferredReasons.
+// largest orders reasons by their receivers, and adds up all reasons behind the
+// first deferredReasons.
 func largest(reasons map[string]*Deferred) []Deferred {
 	out := make([]Deferred, 0, len(reasons))
 	for _, d := range reasons {

@@ -11,13 +11,13 @@ const (
 	triggersKept = 30 * 24 * time.Hour // behind their end
 	purgeBatch   = 1000                // triggers of one call
 
-	// outcomesLonger is how much longer outcomes are kept than the history: who reads
-	// a segment that was just removed, as an audit does, still finds its rows.
+	// outcomesLonger is how much longer outcomes are kept than the history, so that an
+	// audit that still reads a removed segment finds its rows.
 	outcomesLonger = 24 * time.Hour
 )
 
-// purges are the parts that forget what is over, by name. Each has a loop of its
-// own: a purge that cannot keep up delays no other one.
+// purges returns the parts that remove old rows, by name. Each has its own loop, so
+// that a purge that cannot keep up delays no other purge.
 func (n *Node) purges() parts {
 	ps := parts{}
 	add := func(name string, purge func(ctx context.Context, now time.Time) error) {

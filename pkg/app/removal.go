@@ -41,7 +41,7 @@ type removal struct {
 	ahead  time.Duration // of the clock, above removalNear; 0: removal follows it
 }
 
-// removalRow is what is stored of a removal.
+// removalRow is the stored form of a removal.
 type removalRow struct {
 	At   int64 `json:"at_ms"` // ms since 1970
 	Held int64 `json:"held_ms,omitempty"`
@@ -122,7 +122,7 @@ type removals struct {
 	all map[string]*removal
 }
 
-// removal begins the removal of a part, from what is stored of it.
+// removal begins the removal of a part. It goes on from the stored time.
 func (n *Node) removal(part string, meta engine.Meta) *removal {
 	began := time.Now()
 	r := &removal{part: part, meta: meta, log: n.log, clock: func() (time.Time, time.Duration) {

@@ -252,7 +252,7 @@ func (a *archive) unpack(into string) error {
 	}
 }
 
-// end is what is wrong when the archive has ended.
+// end returns an error if the archive does not end after its last file.
 func (a *archive) end() error {
 	if n, err := a.z.Read(make([]byte, 1)); n > 0 || !errors.Is(err, io.EOF) {
 		return bad("it is damaged behind its last file: %v", err)

@@ -2,15 +2,14 @@ package engine
 
 import "context"
 
-// Aged removes what is past its time from Status, Cancels and Campaigns of an
-// engine whose rows have no time to live. Times are ms since 1970, and belong to
-// the caller: it must not name one that somebody still asks for. Each method
-// returns how many it removed, also with an error; what is left goes with the next
-// call.
+// Aged removes old rows from Status, Cancels and Campaigns of an engine whose rows
+// have no time to live. Times are ms since 1970. The caller must not pass a time whose
+// rows are still read. Each method returns how many rows it removed, also with an
+// error; the next call removes the rest.
 type Aged interface {
-	// PurgeOutcomes removes each row that was updated last before closed, if it is
-	// done, and before open, if it is not: what is not done is a claim, and its
-	// record may still be in the log.
+	// PurgeOutcomes removes done rows that were last updated before closed, and other
+	// rows that were last updated before open. A row that is not done is a claim, and
+	// its record may still be in the log.
 	PurgeOutcomes(ctx context.Context, closed, open int64) (removed int, err error)
 	// PurgeCancels removes cancellations made before a time. The newest of all
 	// stays, so that versions never begin again.

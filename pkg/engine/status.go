@@ -17,7 +17,7 @@ type Status interface {
 	// some requests of the call.
 	Put(ctx context.Context, rows []notify.Row) error
 	// TakeOver begins a tenure of a partition of a topic: its stamps are above all
-	// of the tenures that were begun before. It fences nobody by itself. The caller
+	// of the tenures that were begun before. It fences no writer by itself. The caller
 	// must use the tenure only if it still owned the partition after the return.
 	TakeOver(ctx context.Context, topic string, partition int32) (Tenure, error)
 	// Resume returns the rows of keys as Get does, for the owner of t to act on.
@@ -65,9 +65,8 @@ const (
 	tenureSpan = 2 * TenureStamps
 )
 
-// StampBeside marks a row that is written by somebody who does not own its
-// partition. It replaces what is stored, and every row that an owner stamps
-// afterwards replaces it.
+// StampBeside marks a row whose writer does not own its partition. It replaces the
+// stored row, and every row that an owner stamps afterwards replaces it.
 const StampBeside = -1
 
 // NextTenure returns the tenure that follows the one that began at before, at

@@ -68,8 +68,8 @@ type Timers interface {
 	Minutes(ctx context.Context, shard uint16, from, to int64) ([]int64, error)
 	// Shard returns the state of a shard; the zero state before its first owner.
 	Shard(ctx context.Context, shard uint16) (ShardState, error)
-	// Closed returns the Closed of a shard: as of every Advance answered before, and
-	// possibly of one that is not.
+	// Closed returns the Closed of a shard as of every Advance answered before, and
+	// possibly of an Advance under way.
 	Closed(ctx context.Context, shard uint16) (int64, error)
 	// TakeOver raises the term of a shard if it still is term, and names the
 	// new owner. A stale term is notify.KindConflict.

@@ -47,11 +47,11 @@ type rules struct {
 // switches has a bit for each channel and category that the configuration refuses.
 // A batch freezes them: a repeat refuses the items that were refused when the batch
 // was first sent and takes those that were taken, whatever the configuration says
-// by then. A single request and a fan-out freeze nothing of it: what was resumed was
-// taken as a whole, so nothing is refused.
+// by then. A single request and a fan-out freeze no switches: a resumed one was accepted
+// as a whole, so nothing of it is refused.
 type switches uint16
 
-// frozenSwitches is set in what is stored of them, so that it is never 0.
+// frozenSwitches is set in stored switches, so that they are never 0.
 const frozenSwitches switches = 1 << 15
 
 const _ = uint(15 - len(notify.Channels)*len(notify.Categories)) // they fit below the highest bit
@@ -60,7 +60,7 @@ func switchOf(ch notify.Channel, cat notify.Category) switches {
 	return 1 << (uint(ch-1)*uint(len(notify.Categories)) + uint(cat-1))
 }
 
-// refusing returns what is refused of a single request or a fan-out.
+// refusing returns the switches that refuse a single request or a fan-out.
 func (s *Service) refusing(l layout) switches {
 	if l.resumed {
 		return 0
@@ -88,8 +88,8 @@ func newRules(cfg Config) rules {
 	return r
 }
 
-// admit checks the terms of a request accepted at now (ms). off is what is refused:
-// the rules' switches, or those of when a resumed request was first accepted, since
+// admit checks the terms of a request accepted at now (ms). off are the switches that
+// refuse: the rules', or for a resumed request those at its first acceptance, since
 // part of it may be in the log already.
 func (r *rules) admit(t *terms, now int64, off switches) error {
 	refused := off&switchOf(t.channel, t.category) != 0

@@ -128,7 +128,7 @@ func (a *account) grant(now time.Time, w Want) (Grant, time.Time) {
 	return Grant{Account: a.name, N: a.take(now, w.Lane, n), Probe: probe}, time.Time{}
 }
 
-// Return gives back n messages of a grant that were not sent: nobody has to wait
+// Return gives back n messages of a grant that were not sent: no call has to wait
 // for what they would have cost. Unknown accounts are ignored.
 func (p *Pool) Return(now time.Time, account string, lane Lane, n int) {
 	a := p.find(account)

@@ -21,7 +21,7 @@ type Simulators struct {
 	URL    string // of the control listener
 	Client *http.Client
 
-	began       time.Time // what came before is nobody's concern, and costs nothing
+	began       time.Time // earlier messages are not counted, and cost nothing
 	before      simTotals
 	callsBefore callTotals
 	calls       bool // the receiver of triggers is there

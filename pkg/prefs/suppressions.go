@@ -21,7 +21,7 @@ type Suppression struct {
 	Code    string
 }
 
-// SuppressionQuery selects entries. What is empty selects all.
+// SuppressionQuery selects entries. An empty field selects all.
 type SuppressionQuery struct {
 	User    string
 	Address string // as it is stored, or with another case where it is a mailbox
@@ -129,7 +129,7 @@ func (s *Service) suppressing(q SuppressionQuery, from string, most int) (users 
 	return users
 }
 
-// lists reports whether an address is among those that packSuppressed wrote.
+// lists reports whether packSuppressed wrote an address.
 func lists(packed, key []byte) bool {
 	for len(packed) > 0 {
 		var a []byte

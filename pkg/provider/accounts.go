@@ -21,7 +21,7 @@ const (
 // accounts gives out permits: rate, blocks and breakers are a limit.Pool's, the
 // number of calls at a time is kept here.
 //
-// Who asks for a permit waits in a queue of its lane, ordered by category and then
+// A caller of Admit waits in a queue of its lane, ordered by category and then
 // by arrival. Only the first of a queue asks the pool, so a thousand waiting calls
 // are one timer. Bulk takes nothing while the fast lane waits, and never more than
 // its share of an account's slots.

@@ -172,7 +172,7 @@ func (p *accounts) ask(ctx context.Context, lane limit.Lane, n int) (*permit, ti
 	}
 	got, wait := p.agreed(ctx, now, m.a, m.tokens)
 	if got == 0 {
-		// Nobody is woken, for that would be who asks, and the wait would be none.
+		// This wakes no waiter: it would wake the asker itself, which must wait.
 		slots := m.giveBack()
 		p.mu.Lock()
 		m.a.inflight -= slots
@@ -195,7 +195,7 @@ func (m *permit) keep(n int) {
 	}
 }
 
-// agreed takes what this process's bucket allows of the one that all share. Tokens
+// agreed takes tokens of the bucket that all processes share. Tokens
 // of a permit that are given back later return to the process's bucket alone.
 func (p *accounts) agreed(ctx context.Context, now time.Time, a *account, n int) (got int, wait time.Duration) {
 	rate, burst := p.pool.Rate(a.name)

@@ -118,7 +118,7 @@ func NewVerifier(cfg AuthConfig) (*Verifier, error) {
 	case cfg.KeyFile != "":
 		var data []byte
 		if data, err = os.ReadFile(cfg.KeyFile); err == nil && bytes.Contains(data, []byte("PRIVATE KEY-----")) {
-			data, err = ReadSecret(cfg.KeyFile) // who can read it can sign any token
+			data, err = ReadSecret(cfg.KeyFile) // whoever reads it can sign any token
 		}
 		if err == nil {
 			v.fixed, err = parsePEM(data)

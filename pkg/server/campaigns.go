@@ -19,7 +19,7 @@ type CampaignHolds interface {
 	Set(ctx context.Context, id string, to CampaignChange) (api.CampaignHold, error)
 }
 
-// CampaignChange is what somebody wants of a campaign; nil keeps what is set.
+// CampaignChange changes a campaign's hold. A nil field keeps the stored value.
 type CampaignChange struct {
 	Paused     *bool
 	Rate       *float64

@@ -15,7 +15,7 @@ import (
 // connections on which no token was ever verified go before those of callers, and a
 // request of a caller is never cut off.
 
-// rank orders connections by what is lost if they are closed.
+// rank orders connections by how much is lost when they are closed.
 type rank uint8
 
 const (

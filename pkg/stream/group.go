@@ -89,7 +89,7 @@ func (g *Group) Run(ctx context.Context) error {
 func (g *Group) session(ctx context.Context) error {
 	base := context.WithoutCancel(ctx) // a drain outlives ctx
 	var member *membership
-	if g.cfg.Conn.Local == nil { // who reads a log of its own process has no rivals elsewhere
+	if g.cfg.Conn.Local == nil { // the embedded log has readers in this process alone
 		member = newMembership(g.cfg.SessionTimeout)
 		base = context.WithValue(base, membershipKey{}, member)
 	}

@@ -105,7 +105,7 @@ func (g *Group) confirm(ctx context.Context, cl *kgo.Client, m *membership) bool
 	defer stop()
 	sent := time.Now()
 	resp, err := req.RequestWith(ctx, cl)
-	// A rebalance under way is no confirmation: who is late to join it is dropped.
+	// A rebalance under way confirms nothing: the group drops a member that joins late.
 	if err != nil || kerr.ErrorForCode(resp.ErrorCode) != nil {
 		return false
 	}

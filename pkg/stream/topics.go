@@ -38,7 +38,7 @@ var defaultPartitions = map[notify.Channel]int{notify.Push: 18, notify.SMS: 12, 
 
 // keepPoison is how long records stay that no worker could read, for people to look
 // at. All other topics are read by groups of the product and keep records until we
-// delete them: a broker's retention does not know what nobody has read yet.
+// delete them: a broker's retention does not know which records are unread.
 const keepPoison = 30 * 24 * time.Hour
 
 // settings are what a topic is created with, besides partitions and replicas.

@@ -38,7 +38,7 @@ type recounting struct {
 	err  error
 }
 
-// NewCensus returns a census that has counted nobody. shared: other processes
+// NewCensus returns a census that has counted no caller yet. shared: other processes
 // create and end triggers in the same store.
 func NewCensus(t engine.Triggers, shared bool) *Census {
 	return &Census{triggers: t, shared: shared, callers: map[string]*tally{}}

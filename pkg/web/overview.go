@@ -30,7 +30,7 @@ type groupLag struct {
 	Deferred []deferredFor `json:"deferred"`
 }
 
-// deferredFor is what is deferred for one reason.
+// deferredFor counts the receivers that are deferred for one reason.
 type deferredFor struct {
 	Reason    string `json:"reason"`
 	Receivers int64  `json:"receivers"`

@@ -38,7 +38,7 @@ func (a *admission) release() {
 
 // admit waits until up to n receivers of an envelope may be claimed and called at
 // once, and returns how many, at least one. Nothing is claimed while it waits,
-// which may be for hours at a low rate: a stop or a crash then leaves nobody
+// which may be for hours at a low rate, so a stop or a crash then leaves no receiver
 // ambiguous. False: the partition is going, and nothing is held.
 func (p *partition) admit(e *notify.Envelope, n int) (admission, int, bool) {
 	cfg := &p.w.cfg

@@ -20,7 +20,7 @@ type Campaigns struct {
 	held atomic.Pointer[map[string]CampaignHold]
 }
 
-// Set replaces what is known. The caller must not change held afterwards.
+// Set replaces all holds. The caller must not change held afterwards.
 func (c *Campaigns) Set(held map[string]CampaignHold) { c.held.Store(&held) }
 
 // of returns the hold of an envelope's campaign; ok is false if there is none.
@@ -56,7 +56,7 @@ const (
 	// time pausedLook later than before, up to pausedMost.
 	pausedLook = time.Minute
 	pausedMost = 10 * time.Minute
-	// paceStep is how finely a rate is kept: what is due within it is called now.
+	// paceStep is the precision of a rate: receivers due within it are called now.
 	paceStep = time.Second
 )
 

@@ -101,7 +101,7 @@ func (c *Committer) Run(ctx context.Context) error {
 	}
 }
 
-// put writes a group's rows and returns those that it wrote; nil: ctx has ended.
+// put writes a group's rows and returns the written rows; nil: ctx has ended.
 // Before each try it drops the rows of partitions that are gone: their next owner
 // has begun anew from what is stored.
 func (c *Committer) put(ctx context.Context, group []commit, rows []notify.Row) ([]commit, []notify.Row) {

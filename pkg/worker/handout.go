@@ -76,7 +76,7 @@ func (j *job) start(ws []*window, where runWhere) bool {
 	j.mu.Unlock()
 	work := func() {
 		err := j.claim(last)
-		p.w.cfg.Solo.leave() // its turn may be that of one that has not entered
+		p.w.cfg.Solo.leave() // a window that has not entered yet may be waited for in order
 		if err != nil {
 			giveBack()
 			return

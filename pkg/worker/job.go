@@ -131,7 +131,7 @@ func (j *job) resume(row *notify.Row) (alone bool) {
 	switch {
 	case row.Starts == first: // counted when the solo runs began, but for the last run
 		open = min(open, maxSoloRun)
-	case row.Starts > first: // so were those behind the one that was called
+	case row.Starts > first: // so were all receivers behind the called one
 		open = 1
 	}
 	if f := cfg.Events.Resumed; f != nil && open > 0 {

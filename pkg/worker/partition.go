@@ -69,7 +69,7 @@ func (p *partition) Drain(ctx context.Context) {
 		p.mu.Unlock()
 		for _, j := range jobs {
 			// After the drain's time the calls under way were cut off, so that
-			// nobody knows whether the provider took them: their claims stand.
+			// whether the provider took them is not known: their claims stand.
 			if ctx.Err() != nil {
 				break
 			}
@@ -409,7 +409,7 @@ const (
 )
 
 // fresh holds a bulk window back while preferences or cancellations are too old
-// to be believed: an opt-out or a cancel may be among what is not known yet.
+// to be believed: an opt-out or a cancel may not be known yet.
 func (p *partition) fresh() bool {
 	for !p.isFresh() {
 		if !sleepUntil(p.soft, time.Now().Add(50*time.Millisecond)) {

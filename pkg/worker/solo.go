@@ -16,7 +16,7 @@ import (
 // a receiver that kills the process ends every call of it, whatever its lane.
 //
 // Calls enter and leave; a solo run locks and unlocks. A run waits for the calls
-// under way and holds back those that come after it. The calls that it held back go
+// under way and holds back later calls. The calls that it held back go
 // before the next run, so that many runs in a row do not stop the other lanes.
 //
 // No deadlock: a goroutine that has entered, or holds the lock, waits for nothing

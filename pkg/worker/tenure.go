@@ -58,7 +58,7 @@ func (p *partition) takeOverLocked() error {
 	if err != nil {
 		return err
 	}
-	// One that was begun after the partition was given to another member would be
+	// A tenure that was begun after another member got the partition would be
 	// above the other's, and is not used.
 	if err := stream.Held(p.ctx); err != nil {
 		return err

@@ -145,7 +145,7 @@ func (w *Worker) poison(ctx context.Context, m message, cause error) error {
 
 // damaged puts the bytes of an outcome row that cannot be decoded aside, with the
 // origin of its envelope, and replaces the row by one that says of each receiver of
-// the envelope that it may have been called: nobody knows what the row said.
+// the envelope that it may have been called, because the row's content is lost.
 func (w *Worker) damaged(ctx context.Context, j *job, row *notify.Row) error {
 	if f := w.cfg.Events.Damaged; f != nil {
 		f(w.cfg.Lane)

@@ -112,7 +112,7 @@ func (f *floor) work(prefix string, until time.Time) (receivers int64, err error
 		copy(out, f.body)
 		out[0] = sum
 		for _, file := range files {
-			// The beginning again: what is written over is written all the same.
+			// From the start again: overwritten bytes cost the same write.
 			if _, err := file.WriteAt(out, int64(turn%64*half)); err != nil {
 				return 0, err
 			}

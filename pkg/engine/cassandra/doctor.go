@@ -236,7 +236,7 @@ func (d *doctor) paxos(ctx context.Context) error {
 	return nil
 }
 
-// paxosFinding fails what is not v2. Measured on one node, swaps of one row: v2
+// paxosFinding fails a Paxos variant other than v2. Measured on one node, swaps of one row: v2
 // 1,531/s of 64 writers at a time and 1,182/s of 256; v1, the default of Cassandra,
 // 455/s and 249/s, with answers later than a request may take.
 func paxosFinding(node, variant string) Finding {

@@ -18,9 +18,9 @@ type HistoryRecord struct {
 	Time      int64  // when it was appended to the log, ms since 1970
 }
 
-// released is when a notification left for its receivers, ms since 1970: when it
+// released returns when a notification left for its receivers, ms since 1970: when it
 // was made, or the time it was scheduled for. It is the same in each copy of an
-// envelope. One that was cancelled left when it was cancelled.
+// envelope. A cancelled notification left when it was cancelled.
 func released(env *notify.Envelope, appended int64) int64 {
 	return max(env.Chunk.Base.Time().UnixMilli(), min(env.NotBefore, appended))
 }

@@ -17,16 +17,16 @@ import (
 // Entries are removed one by one, and the tombstone of each stays for listGrace
 // (gc_grace_seconds of the table). Cassandra refuses a read that meets 100,000 of
 // them, so a list bears 2,600 removals a second. A removal that a node missed for
-// longer than listGrace may come undone. So an entry proves nothing: who follows a
-// list reads what the entry names, and strikes entries that lead nowhere.
+// longer than listGrace may come undone. So an entry proves nothing: a reader of a
+// list reads the row that the entry names, and strikes entries without a row.
 const (
 	listLength = 6 * hourMs
 	listShards = 16
 	listGrace  = 10 * time.Minute
 
 	// tidyBehind is how old an entry or a note must be before a walk may remove it
-	// for leading nowhere. Removals carry a timestamp that far in the past, so none
-	// hides what is written meanwhile.
+	// because its row is missing. Removals carry a timestamp that far in the past, so
+	// none hides a row that is written meanwhile.
 	tidyBehind = time.Minute
 )
 
@@ -62,7 +62,7 @@ func (s *Store) enlist(ctx context.Context, keeps int64, es ...listEntry) error 
 	note := func(e *listEntry, cached bool) error { return s.note(ctx, e.list, e.part(), keeps, cached) }
 	err := parallel(len(es), func(i int) error {
 		e := &es[i]
-		// Walks forget buckets that are long over, and nobody tells this process.
+		// A walk of another process may have forgotten a bucket that is long over.
 		if err := note(e, (listBucket(e.ms)+1)*listLength > began.UnixMilli()); err != nil {
 			return err
 		}
@@ -135,7 +135,7 @@ func (p *partSet) add(es []listEntry) {
 	}
 }
 
-// forget forgets those that are empty by now.
+// forget removes the notes of partitions that are empty by now.
 func (p *partSet) forget(ctx context.Context, s *Store) error {
 	for list, parts := range p.parts {
 		if err := s.forgetEmpty(ctx, list, slices.Collect(maps.Keys(parts))); err != nil {
@@ -218,8 +218,8 @@ func (s *Store) walkBucket(ctx context.Context, list string, bucket int64, shard
 	}
 }
 
-// advanceList reads the next keys of a partition. One that holds none is
-// forgotten when it is over.
+// advanceList reads the next keys of a partition. It forgets an empty partition whose
+// time is over.
 func (s *Store) advanceList(ctx context.Context, list string, bucket int64, c *listCursor, n int) error {
 	at, where, args := s.settled(), ``, []any{list, bucket, c.shard}
 	if c.last != nil {

@@ -31,7 +31,7 @@ func blockOf(n int64) int64 { return (n - 1) / logBlock }
 // there is none. It reads the last notes of blocks, however many there are.
 func (l numbered) last(ctx context.Context) (r logRow, err error) {
 	err = l.s.notes(ctx, l.name, 0, math.MaxInt64, true, func(block int64) (bool, error) {
-		// The last block may have been noted by one who then stored nothing in it.
+		// The last block may be empty: its writer noted it and then stored nothing.
 		ok, err := l.s.getSerial(ctx, `SELECT n, data FROM logs WHERE log = ? AND block = ? ORDER BY n DESC LIMIT 1`, []any{l.name, block}, &r.n, &r.data)
 		return !ok, err
 	})

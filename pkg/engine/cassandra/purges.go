@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// The index of a purge names what is to be looked at when its time has come:
+// The index of a purge names the rows to look at when their time has come, in
 // partitions of an hour, each of purgeShards. A purge works an hour off from its
 // beginning and removes what it went through with one delete of a range, so that
 // the next one meets a single tombstone.

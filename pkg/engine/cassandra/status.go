@@ -139,8 +139,8 @@ func (t status) insert(r *notify.Row, data []byte, at int64) stmt {
 	return stmt{insertRow, append(keyArgs(&r.Key), data, int(t.s.cfg.StatusTTL/time.Second), at)}
 }
 
-// split cuts what is too large for one mutation: more than 4 MiB of outcomes of a
-// request, or of timers of a minute, in one call.
+// split cuts statements that are too large for one mutation: more than 4 MiB of
+// outcomes of a request, or of timers of a minute, in one call.
 func split(stmts []stmt) (out [][]stmt) {
 	from, size := 0, 0
 	for i := range stmts {

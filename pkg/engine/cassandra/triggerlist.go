@@ -40,8 +40,8 @@ func (t triggers) list(ctx context.Context, x *engine.Trigger) error {
 	return t.s.enlist(ctx, 0, es...)
 }
 
-// List reads the rows that a list names: those that are open by their list alone,
-// so that a caller's PENDING ones are found among millions that ended. Rows are
+// List reads the rows that a list names. Open triggers have a list of their own, so
+// that a caller's PENDING triggers are found among millions that ended. Rows are
 // read at Config.Consistency: a swap that was answered has been committed there.
 // Entries that lead to no row, or in a list of open ones to nothing open, are struck:
 // a purge that was interrupted leaves some.

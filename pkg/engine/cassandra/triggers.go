@@ -94,8 +94,8 @@ func (t triggers) row(ctx context.Context, id string) (stored, error) {
 	return t.read(ctx, id, t.s.getSerial)
 }
 
-// plainRow is row as of every swap answered before. It does not settle those that
-// are under way, and costs a third.
+// plainRow returns the row as of every swap answered before. Unlike row it does not
+// settle swaps that are under way, and it costs a third.
 func (t triggers) plainRow(ctx context.Context, id string) (stored, error) {
 	return t.read(ctx, id, t.s.get)
 }

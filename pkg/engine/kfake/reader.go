@@ -161,8 +161,9 @@ func bound(q *kmsg.FetchRequest) {
 	}
 }
 
-// Write passes an answer on, which the broker writes in one call. Of the versions it
-// offers only what is readable is left: clients ask for what they are offered. Produce
+// Write passes an answer on, which the broker writes in one call. It removes the
+// versions of requests that do not read, because clients ask only for versions that
+// are offered. Produce
 // stays in the list, and is refused: librdkafka, and so kcat, fetches nothing from a
 // broker that does not offer it.
 func (r *readerConn) Write(p []byte) (int, error) {

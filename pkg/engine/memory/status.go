@@ -55,8 +55,8 @@ func (s status) TakeOver(ctx context.Context, topic string, partition int32) (en
 	return t, nil
 }
 
-// Resume fences what is Done by raising its stamp. Of other rows late writes of
-// earlier tenures are seen until the owner writes, as in an engine of many machines.
+// Resume fences done rows by raising their stamp. Of other rows it shows late writes of
+// earlier tenures until the owner writes, as an engine of many machines does.
 func (s status) Resume(ctx context.Context, t engine.Tenure, keys []notify.RowKey) ([]notify.Row, error) {
 	return s.get(ctx, keys, func(r *notify.Row) error {
 		if err := whole(r); errors.Is(err, notify.ErrNewer) {

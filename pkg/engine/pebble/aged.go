@@ -19,7 +19,7 @@ type aged struct{ s *Store }
 // fires now.
 //
 // Keys begin with the time of the request, and no row is older than its request: the
-// scan ends there, and reads nothing of what is young.
+// scan ends there, and reads no younger rows.
 func (a aged) PurgeOutcomes(ctx context.Context, closed, open int64) (total int, err error) {
 	r := span{timeKey(0), timeKey(max(closed, open))}
 	for {

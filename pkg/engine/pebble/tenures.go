@@ -23,9 +23,9 @@ type topicPartition struct {
 
 type tenure struct {
 	begun int64 // Start of the last TakeOver
-	// fenced is the Start below which rows are dropped: of the latest tenure that
-	// has resumed anything. One that was begun and not used fences nobody. It is
-	// raised under the committer's lock.
+	// fenced is the Start below which rows are dropped. It belongs to the latest tenure
+	// that has resumed a row; a tenure that was begun and not used fences no writer. It
+	// is raised under the committer's lock.
 	fenced int64
 	seen   int64 // likewise, once the rows that were written before are visible
 }

@@ -43,7 +43,7 @@ var (
 	// KEYS reservation, ends; ARGV token, member, now, ttl, then 13 values of
 	// fields. Returns what is stored where the key is taken. Each reservation also
 	// removes up to two members whose keys the server has forgotten by itself, so
-	// that ends does not grow while nobody purges.
+	// that ends does not grow while no process purges.
 	idemReserve = client.NewScript(`
 local have = redis.call('HMGET', KEYS[1], 'exp', 'token')
 if have[1] and tonumber(have[1]) > tonumber(ARGV[3]) then

@@ -239,7 +239,7 @@ func (c *Comparison) step(a, b *load.Result, s, t *load.StepResult) {
 		{"end to end", &s.EndToEnd, &t.EndToEnd, func(_ *load.Result, s *load.StepResult) []load.Brief { return s.EndToEndParts }},
 	} {
 		if k.name == "end to end" && k.x.Count == 0 && k.y.Count == 0 {
-			continue // nobody knows when it arrived, or all of it is for later
+			continue // when it arrived is not known, or all of it is for later
 		}
 		inA, inB := k.of(a, s), k.of(b, t)
 		for _, q := range []struct {
@@ -293,7 +293,7 @@ func everySecond(kind func(*load.SecondStep) load.Brief) func(*load.Result, *loa
 	}
 }
 
-// figures is one figure of those that have values.
+// figures returns one figure of each run that has a value for it.
 func figures(in []load.Brief, of func(*load.Brief) int64) (list []float64) {
 	for i := range in {
 		if in[i].Count > 0 {
