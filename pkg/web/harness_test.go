@@ -109,6 +109,16 @@ func (f *fake) answers(r *http.Request, body []byte) any {
 		return api.Circuits{Items: []api.Circuit{{Name: "caller:" + s, State: "open", Pinned: true, Since: &soon}, {Name: "provider:twilio", State: "half-open", Reason: "errors", Code: "twilio_20429", Since: &soon, Until: &soon, Limit: 100}, {Name: "provider:sendgrid", State: "closed"}, {Name: "provider:apns", State: "closed"}}}
 	case "/v1/ops/circuits/caller:" + s:
 		return api.Circuit{Name: "caller:" + s, State: "open", Pinned: true}
+	case "/v1/ops/lanes":
+		return api.Lanes{Items: []api.Lane{{Name: "push"}, {Name: "push-bulk", Paused: true, Since: &soon, By: s, Reason: s, Lag: 7}, {Name: "sms", Stands: s}}}
+	case "/v1/ops/lanes/push", "/v1/ops/lanes/push-bulk":
+		return api.Lane{Name: "push", Paused: true}
+	case "/v1/ops/callers":
+		return api.Callers{Items: []api.Caller{{ID: s, Rate: 5, Burst: 9, Disabled: true, CallbackURLs: []string{"https://" + s}}}}
+	case "/v1/schedules":
+		return api.ScheduledPage{Items: []api.Scheduled{{NotificationID: single, Status: "SCHEDULED", Channel: "push", Caller: s, UserID: s, Receivers: 1, ScheduledAt: soon}}, Cursor: "more" + s}
+	case "/v1/campaigns":
+		return api.CampaignPage{Items: []api.Campaign{{CampaignID: camp, Caller: s, CreatedAt: noon, Parts: 2, Accepted: 3, Hold: &api.CampaignHold{Paused: true, Rate: 50, By: s, Reason: s}}}, Cursor: "more" + s}
 	case "/v1/ops/suppressions":
 		return api.Suppressions{Items: []api.Suppression{{UserID: s, Channel: "sms", Address: "+49" + s, Code: s}}, Cursor: "more" + s}
 	case "/v1/ops/suppressions:lift":
@@ -321,6 +331,6 @@ func attr(n *html.Node, name string) string {
 // pages are all that can be looked at.
 var pages = []string{
 	"/ui/", "/ui/failures", "/ui/circuits", "/ui/dead-letters", "/ui/dead-letters?caller=x&since=-24h&state=any", "/ui/plan?kind=replay&caller=shop",
-	"/ui/plan?kind=discard&code=x", "/ui/plan?kind=replay", "/ui/plan?kind=replay&all=1", "/ui/jobs", "/ui/jobs/" + jobID, "/ui/suppressions", "/ui/suppressions?user_id=ann&channel=sms&code=x&address=y", "/ui/forecast", "/ui/audit", "/ui/audit?before=9",
+	"/ui/plan?kind=discard&code=x", "/ui/plan?kind=replay", "/ui/plan?kind=replay&all=1", "/ui/jobs", "/ui/jobs/" + jobID, "/ui/suppressions", "/ui/suppressions?user_id=ann&channel=sms&code=x&address=y", "/ui/lanes", "/ui/schedules", "/ui/schedules?status=SCHEDULED&user=ann&caller=shop", "/ui/campaigns", "/ui/campaigns?caller=shop", "/ui/callers", "/ui/forecast", "/ui/audit", "/ui/audit?before=9",
 	"/ui/id/" + single, "/ui/id/" + fanned, "/ui/id/" + trigger, "/ui/id/" + camp, "/ui/users/ann",
 }

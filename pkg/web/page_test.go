@@ -2,6 +2,7 @@ package web
 
 import (
 	"bytes"
+	"maps"
 	"net/http"
 	"net/url"
 	"os/exec"
@@ -614,6 +615,11 @@ func TestCommands(t *testing.T) {
 	f("/ui/id/"+trigger, "notifyctl why "+trigger)
 	f("/ui/id/"+camp, "notifyctl campaign show "+camp)
 	f("/ui/users/ann", "notifyctl ls --user ann")
+	f("/ui/lanes", "notifyctl lane ls")
+	f("/ui/schedules?status=SCHEDULED&user=ann&caller=shop", "notifyctl schedule ls --status SCHEDULED --user ann --caller shop")
+	f("/ui/campaigns?caller=shop", "notifyctl campaign ls --caller shop")
+	f("/ui/campaigns", "notifyctl campaign resume "+camp)
+	f("/ui/callers", "notifyctl caller ls")
 	f("/ui/notifications?status=FAILED&channel=sms&caller=shop&since=-1h&template=t1&campaign="+camp, "notifyctl ls --channel sms --status FAILED --caller shop --template t1 --campaign "+camp+" --since -1h")
 	f("/ui/forecast", "notifyctl schedule forecast")
 	f("/ui/jobs/"+jobID, "notifyctl job pause "+jobID)
@@ -811,5 +817,48 @@ func TestNotifications(t *testing.T) {
 	}
 	if w := s.get("/ui/notifications?since=soon"); w.Code != 422 {
 		t.Errorf("a time that is none: %d", w.Code)
+	}
+}
+
+// A lane is paused and let go on from the page, in the name of the signed-in operator
+// and with a reason; a token that only looks gets a command and no form.
+func TestLanes(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	s.signIn("writer")
+	page := s.get("/ui/lanes").Body.String()
+	form := url.Values{"csrf": {s.field(page, "csrf")}, "lane": {"push-bulk"}, "change": {"resume"}, "reason": {"it is repaired"}}
+	w := s.do("POST", "/ui/lanes", form)
+	posts := s.api.posts()
+	if w.Code != http.StatusSeeOther || len(posts) != 1 || posts[0].path != "/v1/ops/lanes/push-bulk" ||
+		posts[0].body != `{"paused":false,"reason":"it is repaired"}` || posts[0].header.Get(api.HeaderReason) != "it is repaired" {
+		t.Fatalf("%d %s, %+v", w.Code, w.Body, posts)
+	}
+	for name, value := range map[string]string{"change": "stop", "lane": ""} {
+		bad := maps.Clone(form)
+		bad[name] = []string{value}
+		if w := s.do("POST", "/ui/lanes", bad); w.Code != 422 || len(s.api.posts()) != 1 {
+			t.Errorf("%s %q: %d, %d posts", name, value, w.Code, len(s.api.posts()))
+		}
+	}
+	s.signIn("viewer")
+	if page := s.get("/ui/lanes").Body.String(); strings.Contains(page, `name="change"`) || !strings.Contains(page, "<span>pause</span> <span>push</span>") {
+		t.Error("a token that only looks has no command, or a form")
+	}
+}
+
+// The lists of schedules and campaigns go on behind a cursor, with their filter.
+func TestListsGoOn(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	s.signIn("viewer")
+	for page, next := range map[string]string{
+		"/ui/schedules?status=SCHEDULED&caller=shop": "/ui/schedules?caller=shop&amp;cursor=more",
+		"/ui/campaigns?caller=shop":                  "/ui/campaigns?caller=shop&amp;cursor=more",
+	} {
+		w := s.get(page)
+		if body := w.Body.String(); w.Code != 200 || !strings.Contains(body, next) || !strings.Contains(body, `rel="next"`) {
+			t.Errorf("%s: %d, no link %s", page, w.Code, next)
+		}
 	}
 }

@@ -117,6 +117,7 @@ func pages(b tab) []string {
 	return []string{
 		"/ui/", "/ui/failures", "/ui/dead-letters", "/ui/dead-letters?caller=shop&since=-24h", "/ui/plan?kind=replay&caller=shop",
 		"/ui/plan?kind=discard&caller=shop", "/ui/plan?kind=replay", "/ui/jobs", "/ui/circuits", "/ui/forecast", "/ui/audit",
+		"/ui/notifications", "/ui/suppressions", "/ui/lanes", "/ui/schedules", "/ui/campaigns", "/ui/callers",
 		"/ui/id/" + url.PathEscape(id), "/ui/users/user-001", "/ui/id/ntf_unknown", "/ui/nothing-here",
 	}
 }
