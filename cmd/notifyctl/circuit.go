@@ -16,7 +16,9 @@ func newCircuit(p *program) *cobra.Command {
 		Use: "circuit", Short: "Look at breakers, and hold them open or closed",
 		Long: `Circuits stand before each provider's route and each caller's callbacks. An open one
 lets nothing through; what waits for it keeps its attempts. open and close hold one
-until reset gives it back to what its calls say. Each process has its own.`,
+until reset gives it back to what its calls say. A provider's is held open or reset,
+in every process and across restarts. To test a provider, hold the others of its
+channel and send one notification with --wait.`,
 	}
 	c.AddCommand(&cobra.Command{
 		Use: "ls", Short: "List circuits", Args: cobra.NoArgs, Aliases: []string{"list"},
@@ -29,7 +31,7 @@ until reset gives it back to what its calls say. Each process has its own.`,
 		{"reset", "reset", "Give it back to what its calls say"},
 	} {
 		c.AddCommand(&cobra.Command{
-			Use: a.name + " CIRCUIT", Short: a.short, Args: cli.Exact("a circuit, such as caller:shop"),
+			Use: a.name + " CIRCUIT", Short: a.short, Args: cli.Exact("a circuit, such as caller:shop or provider:twilio"),
 			RunE: func(c *cobra.Command, args []string) error {
 				return runSetCircuit(c.Context(), p, args[0], a.name, a.to)
 			},

@@ -257,7 +257,7 @@ func (c circuits) List() []api.Circuit {
 	var out []api.Circuit
 	now := time.Now()
 	for _, r := range c.n.health.Circuits(now) {
-		one := api.Circuit{Name: ofProvider + r.Route, State: r.State, Reason: r.Reason, Code: r.Code}
+		one := api.Circuit{Name: ofProvider + r.Route, State: r.State, Pinned: r.Held, Reason: r.Reason, Code: r.Code}
 		if !r.Since.IsZero() {
 			one.Since = &r.Since
 		}
@@ -267,7 +267,7 @@ func (c circuits) List() []api.Circuit {
 				one.Reason = "throttled"
 			}
 		}
-		if !r.RetryAt.IsZero() {
+		if !r.RetryAt.IsZero() && !r.Held {
 			one.Until = &r.RetryAt
 		}
 		out = append(out, one)
@@ -294,11 +294,11 @@ func callerCircuit(c trigger.Circuit) api.Circuit {
 }
 
 func (c circuits) Set(name, to string) (api.Circuit, error) {
+	if route, ok := strings.CutPrefix(name, ofProvider); ok {
+		return c.setRoute(route, to)
+	}
 	caller, ok := strings.CutPrefix(name, ofCaller)
 	if !ok || caller == "" {
-		if strings.HasPrefix(name, ofProvider) {
-			return api.Circuit{}, notify.Invalid("not_settable", "name", "circuits of providers follow their answers; those of callers can be held: "+ofCaller+"<id>")
-		}
 		return api.Circuit{}, notify.NotFound("circuit")
 	}
 	if to != "open" && to != "closed" {
@@ -309,6 +309,23 @@ func (c circuits) Set(name, to string) (api.Circuit, error) {
 	}
 	got, err := c.n.setCircuit(caller, to)
 	return callerCircuit(got), err
+}
+
+// setRoute holds a provider's route open, or gives it back to its answers. A route
+// cannot be held closed: calls would go on to a provider that refuses them.
+func (c circuits) setRoute(route, to string) (api.Circuit, error) {
+	if to != "open" && to != "reset" {
+		return api.Circuit{}, notify.Invalid("not_settable", "name", "a provider's circuit is held open or reset, not closed")
+	}
+	if err := c.n.holdRoute(context.Background(), route, to == "open"); err != nil {
+		return api.Circuit{}, err
+	}
+	for _, one := range c.List() {
+		if one.Name == ofProvider+route {
+			return one, nil
+		}
+	}
+	return api.Circuit{}, notify.NotFound("circuit")
 }
 
 // setCircuit holds a caller's circuit in this process, or lets it go.

@@ -179,6 +179,9 @@ func (n *Node) build() error {
 	if n.campaigns, err = openCampaignHolds(context.Background(), n.st.meta); err != nil {
 		return err
 	}
+	if err := n.followRouteHolds(context.Background()); err != nil {
+		return err
+	}
 	for _, l := range notify.Lanes() {
 		if err := n.lane(l); err != nil {
 			return err

@@ -209,6 +209,9 @@ func (n *Node) follow(ctx context.Context) error {
 		if err == nil {
 			err = n.followPins(call)
 		}
+		if err == nil {
+			err = n.followRouteHolds(call)
+		}
 		if err == nil && n.tasks.Operator {
 			err = n.feeds.Join(call)
 		}

@@ -209,12 +209,10 @@ type circuitsBody struct {
 	Accounts part[[]api.Account]
 }
 
-// Settable are the circuits that can be held: those of callers.
+// Settable returns the names of the circuits.
 func (b *circuitsBody) Settable() (names []string) {
 	for i := range b.Circuits.V {
-		if strings.HasPrefix(b.Circuits.V[i].Name, "caller:") {
-			names = append(names, b.Circuits.V[i].Name)
-		}
+		names = append(names, b.Circuits.V[i].Name)
 	}
 	return names
 }

@@ -296,7 +296,7 @@ func TestCircuits(t *testing.T) {
 			offered = append(offered, text(n))
 		}
 	}
-	if !slices.Equal(offered, []string{"caller:shop"}) {
+	if !slices.Equal(offered, []string{"caller:shop", "provider:twilio", "provider:sendgrid", "provider:apns"}) {
 		t.Errorf("offered are %q", offered)
 	}
 	for i, to := range []string{"open", "closed", "reset"} {

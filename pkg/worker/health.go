@@ -28,6 +28,7 @@ type routeHealth struct {
 	breaker *limit.Breaker
 	blocked time.Time
 	refused time.Time // blocked: since when
+	held    time.Time // since when an operator holds it open; zero: no operator does
 	well    bool
 	last    notify.Result // the last answer that was none of a healthy route
 }
@@ -78,8 +79,8 @@ func (h *Health) allow(name string, now time.Time) (ok, probe bool, at time.Time
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	r := h.routeLocked(name)
-	if now.Before(r.blocked) {
-		return false, false, r.blocked
+	if now.Before(r.blocked) || !r.held.IsZero() {
+		return false, false, h.reopensLocked(r, now)
 	}
 	trouble := r.breaker.State(now).State != limit.Closed
 	ok, at = r.breaker.Allow(now)
@@ -114,7 +115,7 @@ func (h *Health) report(name string, res *notify.Result, n int, now time.Time) (
 }
 
 func (h *Health) judgeLocked(r *routeHealth, now time.Time) {
-	well := r.breaker.State(now).State == limit.Closed && !now.Before(r.blocked)
+	well := r.breaker.State(now).State == limit.Closed && !now.Before(r.blocked) && r.held.IsZero()
 	if well == r.well {
 		return
 	}
@@ -126,6 +127,30 @@ func (h *Health) judgeLocked(r *routeHealth, now time.Time) {
 	}
 	close(h.change)
 	h.change = make(chan struct{})
+}
+
+// codeHeld is the code of what waits for a route that an operator holds open.
+const codeHeld = "circuit_held"
+
+// heldLook is when a held route is looked at again at the latest. The end of a hold
+// wakes what waits in memory at once; receivers that were put off come after heldLook.
+const heldLook = time.Minute
+
+// Hold keeps all calls from a route until it is called with false. It reports
+// whether that changed anything.
+func (h *Health) Hold(name string, held bool) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	r := h.routeLocked(name)
+	if held == !r.held.IsZero() {
+		return false
+	}
+	now := time.Now()
+	if r.held = now; !held {
+		r.held = time.Time{}
+	}
+	h.judgeLocked(r, now)
+	return true
 }
 
 // reopens is when a route may be tried again.
@@ -140,6 +165,9 @@ func (h *Health) reopensLocked(r *routeHealth, now time.Time) time.Time {
 	if r.blocked.After(at) {
 		at = r.blocked
 	}
+	if again := now.Add(heldLook); !r.held.IsZero() && again.After(at) {
+		at = again
+	}
 	return at
 }
 
@@ -151,7 +179,7 @@ func (h *Health) otherOpen(rs *Routes, n int, now time.Time) bool {
 		if i == n {
 			continue
 		}
-		if r := h.routeLocked(name); r.breaker.State(now).State == limit.Closed && !now.Before(r.blocked) {
+		if r := h.routeLocked(name); r.breaker.State(now).State == limit.Closed && !now.Before(r.blocked) && r.held.IsZero() {
 			return true
 		}
 	}
@@ -265,6 +293,7 @@ type Circuit struct {
 	// calls are held back.
 	Account string `json:"account,omitempty"`
 	Code    string `json:"code,omitempty"`
+	Held    bool   `json:"held,omitempty"` // by an operator
 	class   notify.Class
 }
 
@@ -282,6 +311,9 @@ func (h *Health) circuitLocked(name string, r *routeHealth, now time.Time) Circu
 	}
 	if !c.Since.IsZero() {
 		c.Account, c.Code, c.class = cmp.Or(r.last.Provider, name), r.last.Code, r.last.Class
+	}
+	if !r.held.IsZero() {
+		c.Held, c.State, c.Since, c.Account, c.Code, c.class = true, limit.Open.String(), r.held, name, codeHeld, notify.ClassThrottled
 	}
 	return c
 }

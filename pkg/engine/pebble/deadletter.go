@@ -279,14 +279,15 @@ func (d *deadLetters) List(ctx context.Context, f engine.DeadLetterFilter, curso
 	if bytes.Compare(r.From, r.To) >= 0 {
 		return nil, nil, nil
 	}
-	n, more := -1, false
+	n, more, settled := -1, false, d.settled.Load()
 	var last []byte
 	err = d.s.each(r, func(k, _ []byte) (bool, error) {
 		if err := sometimes(ctx, &n); err != nil {
 			return false, err
 		}
+		// A letter that is listed must be found by a plan, which walks settled letters.
 		l, ok, err := d.find(k[9:])
-		if err != nil || !ok || !f.Matches(&l.DeadLetter) {
+		if err != nil || !ok || l.Ord > settled || !f.Matches(&l.DeadLetter) {
 			return true, err
 		}
 		if len(out) == max { // one more exists: there is a next page

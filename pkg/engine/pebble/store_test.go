@@ -378,6 +378,9 @@ func TestFeedStopsAtWhatIsDurable(t *testing.T) {
 			if err != nil || len(got) != feed {
 				t.Errorf("%s: the feed has %d letters, %v, want %d", when, len(got), err, feed)
 			}
+			if page, _, err := d.List(t.Context(), engine.DeadLetterFilter{}, nil, 10); err != nil || len(page) != walked {
+				t.Errorf("%s: %d letters are listed, %v, want %d", when, len(page), err, walked)
+			}
 			n := 0
 			if err := d.Walk(t.Context(), 0, math.MaxUint64, func(*engine.DeadLetter) error { n++; return nil }); err != nil || n != walked {
 				t.Errorf("%s: %d letters were walked, %v, want %d", when, n, err, walked)

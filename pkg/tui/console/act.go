@@ -97,8 +97,8 @@ func (m *model) refusal(h hint) string {
 			return "a job that is " + j.State + " cannot be told to " + verb
 		}
 	case tabCircuits:
-		if !strings.HasPrefix(key, "caller:") {
-			return "circuits of providers follow their answers: only those of callers can be held"
+		if !strings.HasPrefix(key, "caller:") && verbs[m.tab][h.keys] == "close" {
+			return "a provider's circuit is held open or reset, not closed"
 		}
 	}
 	return ""

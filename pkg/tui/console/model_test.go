@@ -126,8 +126,8 @@ func TestJobsAndCircuits(t *testing.T) {
 	p.press("y", "j", "R", "y", "j", "X")
 	p.shows("a job that is done cannot be told to cancel")
 	p.press("k", "enter", "X", "y") // also from the details
-	p.press("4", "R", "y", "O", "y", "C", "y", "j", "O")
-	p.shows("circuits of providers follow their answers")
+	p.press("4", "R", "y", "O", "y", "C", "y", "j", "C")
+	p.shows("held open or reset, not closed")
 	want := []string{
 		"pause job_01JD4ZRUN", "resume job_01JD4ZSTOP", "cancel job_01JD4ZSTOP",
 		"caller:shop reset", "caller:shop open", "caller:shop closed",
