@@ -58,7 +58,12 @@ func (n *Node) followRouteHolds(ctx context.Context) error {
 
 func (n *Node) applyRouteHolds(stored map[string]int64) {
 	for _, route := range n.routeNames() {
-		if _, held := stored[route]; n.health.Hold(route, held) {
+		ms, held := stored[route]
+		var since time.Time
+		if held {
+			since = time.UnixMilli(ms)
+		}
+		if n.health.Hold(route, since) {
 			n.log.Warn("circuit "+map[bool]string{true: "held open", false: "let go"}[held]+" by an operator", "route", route)
 		}
 	}

@@ -136,20 +136,17 @@ const codeHeld = "circuit_held"
 // wakes what waits in memory at once; receivers that were put off come after heldLook.
 const heldLook = time.Minute
 
-// Hold keeps all calls from a route until it is called with false. It reports
-// whether that changed anything.
-func (h *Health) Hold(name string, held bool) bool {
+// Hold keeps all calls from a route until it is called with the zero time. since is
+// when the hold began. It reports whether the route was held or let go by the call.
+func (h *Health) Hold(name string, since time.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	r := h.routeLocked(name)
-	if held == !r.held.IsZero() {
+	if since.IsZero() == r.held.IsZero() {
 		return false
 	}
-	now := time.Now()
-	if r.held = now; !held {
-		r.held = time.Time{}
-	}
-	h.judgeLocked(r, now)
+	r.held = since
+	h.judgeLocked(r, time.Now())
 	return true
 }
 

@@ -20,7 +20,7 @@ func TestHeldRoute(t *testing.T) {
 		}}
 		r := newRig(t, pushLane, func(c *Config) { c.Routes = two })
 		health := r.w.cfg.Health
-		if !health.Hold("fcm", true) || health.Hold("fcm", true) {
+		if !health.Hold("fcm", time.Now()) || health.Hold("fcm", time.Now()) {
 			t.Error("a hold is not told from a repeat")
 		}
 		e := r.envelope(notify.Transactional, "ann", "bob")
@@ -33,7 +33,7 @@ func TestHeldRoute(t *testing.T) {
 		if s := r.state(&e, 1); s.State != notify.Deferred || s.Attempt != 0 || len(parked) != 1 || time.UnixMilli(parked[0].FireAt).After(time.Now().Add(heldLook+time.Second)) {
 			t.Errorf("bob: %+v, %d timers", s, len(parked))
 		}
-		health.Hold("fcm", false)
+		health.Hold("fcm", time.Time{})
 		r.feed(decode(t, parked[0].Payload))
 		synctest.Wait()
 		if s := r.state(&e, 1); s.State != notify.Delivered {
@@ -41,8 +41,8 @@ func TestHeldRoute(t *testing.T) {
 		}
 
 		// Where no other route works the lane stands, and says why.
-		health.Hold("apns", true)
-		health.Hold("fcm", true)
+		health.Hold("apns", time.Now())
+		health.Hold("fcm", time.Now())
 		alone := r.envelope(notify.Transactional, "ann")
 		r.feed(alone)
 		time.Sleep(time.Hour) // of the bubble
@@ -52,7 +52,7 @@ func TestHeldRoute(t *testing.T) {
 		if n := r.prov.count(); n["ann"] != 1 {
 			t.Errorf("%d calls through held routes", n["ann"]-1)
 		}
-		health.Hold("apns", false)
+		health.Hold("apns", time.Time{})
 		synctest.Wait()
 		if s := r.state(&alone, 0); s.State != notify.Delivered {
 			t.Errorf("after the hold: %+v", s)
