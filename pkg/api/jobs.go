@@ -128,7 +128,7 @@ func (o Outcomes) Kinds() []OutcomeCount {
 	})
 }
 
-// Missed is how many of the letters that were sent reached nobody.
+// Missed is how many of the letters that were sent reached no receiver.
 func (o Outcomes) Missed() int {
 	return o.Refailed + o.Suppressed + o.Expired + o.Cancelled + o.Unknown
 }

@@ -245,7 +245,7 @@ func (n *Node) keepPin(ctx context.Context, caller, to string) error {
 	defer stop()
 	_, err := engine.ChangeMetaMap(ctx, n.st.meta, pinsMeta, func(all map[string]pin) bool {
 		now := time.Now().UnixMilli()
-		maps.DeleteFunc(all, func(_ string, p pin) bool { // everybody has seen it long ago
+		maps.DeleteFunc(all, func(_ string, p pin) bool { // every process has seen it long ago
 			return p.To == "reset" && now-p.At > time.Hour.Milliseconds()
 		})
 		all[caller] = pin{now, to}

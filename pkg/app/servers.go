@@ -286,7 +286,7 @@ func secretOf(key, value, file string) (string, error) {
 }
 
 // checkSecret returns an error for a secret file that another package reads and
-// that everybody can read. It takes an empty name: no file is set.
+// that other users can read. It takes an empty name: no file is set.
 func checkSecret(key, file string) error {
 	if file == "" {
 		return nil

@@ -50,7 +50,7 @@ type Idem interface {
 	// Release forgets a reservation that stored nothing, so that its key can
 	// be used again: the request was refused before its first append. It does so
 	// only while the stored owner and lease are those of held; else it returns
-	// notify.KindConflict and the reservation stays: somebody took it over and may
+	// notify.KindConflict and the reservation stays: another process took it over and may
 	// have appended under its ids. No reservation at all is no error.
 	Release(ctx context.Context, held Reservation) error
 	// Purge forgets keys with Expires <= now and returns how many.

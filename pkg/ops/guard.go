@@ -103,7 +103,7 @@ func (o *Outcomes) count(state notify.State) {
 	}
 }
 
-// missed is how many letters reached nobody, and what became of them in words. A
+// missed is how many letters reached no receiver, and what became of them in words. A
 // letter that was sent only to become EXPIRED is not missed.
 func (o *Outcomes) missed(expired string) (n int, words string) {
 	kinds := []struct {

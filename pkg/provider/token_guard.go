@@ -15,7 +15,7 @@ import (
 // since the credentials are fixed while the process runs.
 //
 // Only users' own tokens count: a caller may name 200 made-up tokens in requests, and
-// must not stop everybody's pushes by them. It is safe for concurrent use.
+// must not stop the pushes of all callers by them. It is safe for concurrent use.
 type tokenGuard struct {
 	code   string // the code of a result that waits because so many tokens are dead
 	log    *slog.Logger

@@ -12,7 +12,7 @@ type Identity struct {
 	Caller string // the token's sub
 	// Users is what ids of users begin with that the token may read, write and send to
 	// (claim users); empty: all. A token that is bound so has no scope of operators,
-	// who see everybody.
+	// who see every user.
 	Users  string
 	scopes uint8
 }

@@ -63,7 +63,7 @@ func (d *door) listenSocket(name string) error {
 	if err != nil {
 		return err
 	}
-	if err := os.Chmod(name, 0o600); err != nil { // the folder is 0700: nobody came before
+	if err := os.Chmod(name, 0o600); err != nil { // the folder is 0700: no other user came before
 		return errors.Join(err, l.Close())
 	}
 	d.serve(l, func(c net.Conn) net.Conn { return c })
