@@ -125,10 +125,11 @@ const (
 	soloPass          // the goroutine that runs it holds the lock
 )
 
-// maxSoloRun bounds the receivers of one solo run. A resumed span of thousands then
-// does not take thousands of runs, and a receiver that kills the process costs at
-// most four restarts more.
-const maxSoloRun = 16
+// maxSoloRun bounds the receivers of one solo run. A run takes as long as its
+// slowest call, and only one run is under way in the process: with 16, spans that
+// many kills had left took longer than 5 minutes on a busy machine. A receiver that
+// kills the process costs at most eight restarts more.
+const maxSoloRun = 256
 
 // firstSolo is the value of Row.Starts once an envelope's receivers run solo. Each
 // run of the receiver at DoneUpTo alone adds one until its outcome is durable. Runs
