@@ -147,6 +147,7 @@ func (c *cluster) runIn(ctx context.Context, e *enclosure, role string, settings
 	p.cmd = exec.CommandContext(ctx, c.bin, "serve", "--config", c.config(), "--config", filepath.Join(c.dir, "dev", "beside.yaml"), "--role", role,
 		"--set", "api.listen=127.0.0.1:0", "--set", "api.admin=127.0.0.1:0", "--set", "logging.level=info", "--set", "logging.format=json",
 		"--set", "data_dir="+filepath.Join(c.dir, "none"), "--set", "instance="+p.name)
+	victim.DieWithStarter(p.cmd)
 	for _, s := range settings {
 		p.cmd.Args = append(p.cmd.Args, "--set", s)
 	}

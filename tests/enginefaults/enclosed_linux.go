@@ -11,6 +11,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/notifyd/notifyd/tests/internal/victim"
 )
 
 // socketFD is where a program in a namespace finds the socket to its starter.
@@ -32,7 +34,7 @@ func startEnclosed(cmd *exec.Cmd, addresses []string) ([]net.Listener, error) {
 	cmd.Args = append([]string{self, enclosed, joined(addresses), cmd.Path}, cmd.Args[1:]...)
 	cmd.Path = self
 	cmd.ExtraFiles = []*os.File{theirs}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
+	victim.DieWithStarter(cmd).SysProcAttr.Cloneflags = syscall.CLONE_NEWNET
 	if os.Getuid() != 0 {
 		cmd.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
 		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}}

@@ -64,7 +64,7 @@ func (w *world) process(bin, faults string) *process {
 	w.t.Helper()
 	data := filepath.Join(w.dir, "process")
 	_ = os.Remove(filepath.Join(data, "running.json"))
-	c := exec.Command(bin, "dev", "--data-dir", data, "--port", "0", "--simulator-dir", filepath.Join(w.dir, "simulator"), "--context", "", "--seed", "none", "--ready-timeout", "0")
+	c := victim.DieWithStarter(exec.Command(bin, "dev", "--data-dir", data, "--port", "0", "--simulator-dir", filepath.Join(w.dir, "simulator"), "--context", "", "--seed", "none", "--ready-timeout", "0"))
 	c.Env = append(os.Environ(), "NOTIFYD_FAULT="+faults)
 	log := &output{}
 	c.Stdout, c.Stderr = log, log

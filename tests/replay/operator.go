@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+
+	"github.com/notifyd/notifyd/tests/internal/victim"
 )
 
 // operator is somebody with the real notifyctl: what it runs may be killed.
@@ -34,7 +36,7 @@ type command struct {
 }
 
 func (o *operator) start(args ...string) (*command, error) {
-	c := &command{Cmd: exec.Command(o.bin, args...), over: make(chan struct{})}
+	c := &command{Cmd: victim.DieWithStarter(exec.Command(o.bin, args...)), over: make(chan struct{})}
 	c.Env = append(os.Environ(), "HOME="+filepath.Join(o.dir, "home"), "XDG_CONFIG_HOME="+filepath.Join(o.dir, "home"), "NOTIFYCTL_SERVER="+o.server, "NOTIFYCTL_TOKEN_FILE="+o.token)
 	c.Stdout, c.Stderr = &c.out, &c.out
 	if err := c.Start(); err != nil {

@@ -98,7 +98,7 @@ func (f *Fleet) Beside() string { return filepath.Join(f.cfg.Dir, "dev", "beside
 func (f *Fleet) Command(ctx context.Context, env []string, args ...string) (string, error) {
 	ctx, stop := context.WithTimeout(ctx, patience)
 	defer stop()
-	c := exec.CommandContext(ctx, f.cfg.Bin, args...)
+	c := victim.DieWithStarter(exec.CommandContext(ctx, f.cfg.Bin, args...))
 	c.Env = append(os.Environ(), env...)
 	out, err := c.CombinedOutput()
 	return string(out), err
@@ -135,7 +135,7 @@ func (p *Process) start(ctx context.Context) error {
 	}, p.set...) {
 		args = append(args, "--set", kv)
 	}
-	p.cmd = exec.CommandContext(ctx, p.f.cfg.Bin, args...)
+	p.cmd = victim.DieWithStarter(exec.CommandContext(ctx, p.f.cfg.Bin, args...))
 	p.cmd.Env = append(os.Environ(), p.env...)
 	p.cmd.Stdout, p.cmd.Stderr = out, out
 	p.exited = make(chan error, 1)

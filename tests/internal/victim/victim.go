@@ -76,7 +76,7 @@ func New(ctx context.Context, cfg Config) (*Victim, error) {
 	}
 	url := "http://127.0.0.1:" + strconv.Itoa(v.port)
 	simDir := filepath.Join(cfg.Dir, "simulator")
-	v.sims = exec.CommandContext(ctx, cfg.Bin, "simulate", "--dir", simDir, "--latency", "20ms", "--latency-p99", "600ms", "--sendgrid-webhook", url+"/v1/receipts/sendgrid")
+	v.sims = DieWithStarter(exec.CommandContext(ctx, cfg.Bin, "simulate", "--dir", simDir, "--latency", "20ms", "--latency-p99", "600ms", "--sendgrid-webhook", url+"/v1/receipts/sendgrid"))
 	v.sims.Stderr = v.log
 	if err := v.sims.Start(); err != nil {
 		return v, err
@@ -126,7 +126,7 @@ func (v *Victim) Faults(ctx context.Context) error {
 func (v *Victim) Start(ctx context.Context, point string) error {
 	args := []string{"dev", "--data-dir", v.cfg.Data, "--port", strconv.Itoa(v.port),
 		"--simulator-dir", filepath.Join(v.cfg.Dir, "simulator"), "--context", "", "--seed", "none", "--ready-timeout", "0"}
-	c := exec.CommandContext(ctx, v.cfg.Bin, append(args, v.cfg.Args...)...)
+	c := DieWithStarter(exec.CommandContext(ctx, v.cfg.Bin, append(args, v.cfg.Args...)...))
 	c.Env = append(append(os.Environ(), v.cfg.Env...), "NOTIFYD_FAULT="+point)
 	c.Stdout, c.Stderr = v.log, v.log
 	if err := c.Start(); err != nil {
