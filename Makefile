@@ -91,7 +91,7 @@ outage: go ## Stop the process for 10 minutes while 100,000 triggers become due;
 	SHORT='$(SHORT)' scripts/outage.sh
 
 .PHONY: attack
-attack: go ## Make every try of the table of attacks against real servers (root); MUTANT=any-address: break a mechanism first, ONLY="url token" some
+attack: go ## Make every try of the table of attacks against real servers (root); MUTANT=any-address: break a mechanism first, MUTANT=all: each; ONLY="url token" some
 	@MUTANT='$(MUTANT)' ONLY='$(ONLY)' scripts/attack.sh
 
 .PHONY: mutants

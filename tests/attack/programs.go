@@ -18,6 +18,8 @@ import (
 
 	"github.com/klauspost/compress/zstd"
 	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/notifyd/notifyd/tests/internal/victim"
 )
 
 // readable are the requests that the log's port answers.
@@ -131,7 +133,7 @@ func serveOn(addr string, h http.HandlerFunc) (at string, stop func(), err error
 func (r *rig) run(ctx context.Context, name string, args ...string) (string, error) {
 	ctx, stop := context.WithTimeout(ctx, 20*time.Second)
 	defer stop()
-	c := exec.CommandContext(ctx, filepath.Join(r.bin, name), args...)
+	c := victim.DieWithStarter(exec.CommandContext(ctx, filepath.Join(r.bin, name), args...))
 	c.Env = append(r.environ(), "NO_PROXY=*")
 	out, err := c.CombinedOutput()
 	if ctx.Err() != nil {

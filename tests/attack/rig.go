@@ -17,6 +17,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/notifyd/notifyd/tests/internal/victim"
 )
 
 // Where the first server listens. The ports are free: the world is its own.
@@ -113,7 +115,7 @@ func (r *rig) start(ctx context.Context, name string) error {
 		return err
 	}
 	defer log.Close()
-	p.cmd = exec.Command(filepath.Join(r.bin, "notifyd"), p.args...)
+	p.cmd = victim.DieWithStarter(exec.Command(filepath.Join(r.bin, "notifyd"), p.args...))
 	p.cmd.Env, p.cmd.Stdout, p.cmd.Stderr = r.environ(), log, log
 	if err := p.cmd.Start(); err != nil {
 		return err

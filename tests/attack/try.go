@@ -78,6 +78,9 @@ func (t *tally) run(ctx context.Context, r *rig, g group, verbose bool) error {
 		}
 		names[x.name] = true
 		work.Go(func() error {
+			if err := ctx.Err(); err != nil { // the time of all tries is over, or one could not be made
+				return err
+			}
 			through, err := x.run(ctx, r)
 			if err != nil {
 				return fmt.Errorf("%s/%s: %w", g.name, x.name, err)

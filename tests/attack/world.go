@@ -10,11 +10,15 @@ import (
 	"path/filepath"
 	"syscall"
 	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/notifyd/notifyd/tests/internal/victim"
 )
 
 // apart makes c run in namespaces of its own, of the network and of mounts.
 func apart(c *exec.Cmd) {
-	c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
+	victim.DieWithStarter(c).SysProcAttr.Cloneflags = syscall.CLONE_NEWNET | syscall.CLONE_NEWNS
 	if os.Geteuid() != 0 {
 		c.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
 		c.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}}
@@ -25,9 +29,17 @@ func apart(c *exec.Cmd) {
 // nameServer is where the world's names are resolved.
 const nameServer = "127.0.0.53"
 
+// mostMemory bounds what each process of the world may write to, in bytes.
+const mostMemory = 4 << 30
+
 // enterWorld makes every address the machine's own, and this process's name server the
-// one of the world. It must run in namespaces of its own (apart).
+// one of the world, and bounds memory. It must run in namespaces of its own (apart).
 func enterWorld(dir string) error {
+	// An allocation beyond it ends the server, which counts as a try that got through. A
+	// server that no longer bounds what a caller may cost must not end the machine.
+	if err := unix.Setrlimit(unix.RLIMIT_DATA, &unix.Rlimit{Cur: mostMemory, Max: mostMemory}); err != nil {
+		return fmt.Errorf("the limit of memory: %w", err)
+	}
 	if err := up("lo"); err != nil {
 		return fmt.Errorf("lo: %w", err)
 	}
