@@ -133,9 +133,8 @@ func (f *fcmServer) send(w http.ResponseWriter, r *http.Request) {
 		c.content = content{title: m.Notification.Title, body: m.Notification.Body}
 	}
 	a := f.check(r, m, bad, len(body))
-	if a.ok() && req.ValidateOnly {
-		reply(w, fcmName(r.PathValue("project"), "fake_message_id"))
-		return
+	if a.ok() && req.ValidateOnly { // valid, and delivered to nobody; rules of faults hold
+		a, c.receivers = fcmName(r.PathValue("project"), "fake_message_id"), nil
 	}
 	f.sim.settle(w, r, c, a)
 }

@@ -80,13 +80,21 @@ func TestFCMAccepts(t *testing.T) {
 	}
 	c := client(t, s, "h2")
 	id := newID().String()
+	auth := accessToken(t, s, c)
 	dry := strings.Replace(fcmMessageFor(RegistrationToken(1), id), `{`, `{"validate_only":true,`, 1)
-	if got := do(t, c, fcmSend(t, s, accessToken(t, s, c), dry)); got.status != 200 {
+	if got := do(t, c, fcmSend(t, s, auth, dry)); got.status != 200 {
 		t.Errorf("%+v", got)
 	}
 	delivered(t, s, id, 0)
 	if m := s.Inbox()[0]; m.Title != "T" || m.Body != "B" || m.Channel != "push" || m.To != RegistrationToken(1) {
 		t.Errorf("inbox: %+v", m)
+	}
+	// A rule of faults answers a dry run as well.
+	if _, err := s.AddRule(Rule{Provider: FCM, Do: Fail, Code: "QUOTA_EXCEEDED", Count: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if got := do(t, c, fcmSend(t, s, auth, dry)); got.status != 429 {
+		t.Errorf("a dry run against a rule: %+v", got)
 	}
 }
 

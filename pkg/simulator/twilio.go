@@ -37,6 +37,7 @@ func newTwilio(s *Simulator) *twilioServer {
 func (t *twilioServer) routes() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /2010-04-01/Accounts/{sid}/{file}", t.send)
+	mux.HandleFunc("GET /2010-04-01/Accounts/{file}", t.account)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		reply(w, twilioError(20404, 0, r.URL.Path))
 	})
@@ -134,6 +135,19 @@ func (t *twilioServer) send(w http.ResponseWriter, r *http.Request) {
 		a = t.enqueue(m, a)
 	}
 	t.sim.settle(w, r, c, a)
+}
+
+// account answers a GET of an account, of which Twilio says whether it is active. Rules
+// of faults hold, as of messages.
+func (t *twilioServer) account(w http.ResponseWriter, r *http.Request) {
+	sid, _ := strings.CutSuffix(r.PathValue("file"), ".json")
+	account := t.sim.keys.accounts[sid]
+	user, pass, _ := r.BasicAuth()
+	a := twilioError(20003, 0, "")
+	if account != nil && user == account.SID && pass == account.Token {
+		a = answer{status: http.StatusOK, header: jsonHeader(), body: mustJSON(map[string]string{"sid": sid, "status": "active", "type": "Full", "friendly_name": "notifyd"})}
+	}
+	t.sim.settle(w, r, &call{provider: Twilio, account: sid, fault: t.fault}, a)
 }
 
 func withConcurrency(a answer, n int64) answer {

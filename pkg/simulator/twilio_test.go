@@ -279,3 +279,29 @@ func TestTwilioSignatureExample(t *testing.T) {
 		t.Error(got)
 	}
 }
+
+// An account says that it is active to whoever has its token, and sends nothing.
+func TestTwilioAccountIsShown(t *testing.T) {
+	t.Parallel()
+	s := start(t, Config{})
+	a := s.Credentials().Twilio[0]
+	c := client(t, s, "h1")
+	f := func(sid, token string, status int) response {
+		t.Helper()
+		r := request(t, "GET", s.URLs().Twilio+"/2010-04-01/Accounts/"+sid+".json", nil)
+		r.SetBasicAuth(a.SID, token)
+		got := do(t, c, r)
+		if got.status != status {
+			t.Errorf("%+v, want %d", got, status)
+		}
+		return got
+	}
+	if got := f(a.SID, a.Token, 200); field(t, got.body, "status") != "active" || field(t, got.body, "sid") != a.SID {
+		t.Errorf("%s", got.body)
+	}
+	f(a.SID, "wrong", 401)
+	f("AC0", a.Token, 401)
+	if n := s.Ledger().Summary().Providers["twilio"]; n.Receivers != 0 {
+		t.Errorf("%+v", n)
+	}
+}
