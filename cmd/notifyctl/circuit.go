@@ -17,8 +17,7 @@ func newCircuit(p *program) *cobra.Command {
 		Long: `Circuits stand before each provider's route and each caller's callbacks. An open one
 lets nothing through; what waits for it keeps its attempts. open and close hold one
 until reset gives it back to what its calls say. A provider's is held open or reset,
-in every process and across restarts. To test a provider, hold the others of its
-channel and send one notification with --wait.`,
+in every process and across restarts. notifyctl provider test calls it all the same.`,
 	}
 	c.AddCommand(&cobra.Command{
 		Use: "ls", Short: "List circuits", Args: cobra.NoArgs, Aliases: []string{"list"},

@@ -20,7 +20,7 @@ func commands(p *program) map[string][]*cobra.Command {
 	return map[string][]*cobra.Command{
 		groupSend:  {newSend(p), newSchedule(p), newReschedule(p), newTrigger(p), newCancel(p), newUser(p)},
 		groupLook:  {newShow(p), newWhy(p), newList(p), newCampaign(p), newTail(p), newFailed(p), newExplain(p)},
-		groupRun:   {newDoctor(p), newUI(p), newLag(p), newRates(p), newBackup(p), newArchive(p), newDLQ(p), newJob(p), newReconcile(p), newAudit(p), newLane(p), newSuppression(p), newCircuit(p), newCaller(p), newURL(p), newSim(p), newLoad(p), newDashboards(p), newPlan(p)},
+		groupRun:   {newDoctor(p), newUI(p), newLag(p), newRates(p), newBackup(p), newArchive(p), newDLQ(p), newJob(p), newReconcile(p), newAudit(p), newLane(p), newSuppression(p), newCircuit(p), newProvider(p), newCaller(p), newURL(p), newSim(p), newLoad(p), newDashboards(p), newPlan(p)},
 		groupSetup: {newContext(p), newVersion(p), newDebug(p)},
 	}
 }

@@ -73,6 +73,7 @@ type Node struct {
 	finished      func(*notify.Envelope)
 	taken         func(*notify.Call) // told of what stub providers accept; nil: nobody
 	backingUp     sync.Mutex
+	testing       chan struct{} // held by the test of a provider that runs
 	about         About
 	seams         seams
 	jobs          *ops.Manager
@@ -118,7 +119,7 @@ func New(cfg Config, log *slog.Logger, opts ...Option) (*Node, error) {
 }
 
 func newNode(cfg Config, log *slog.Logger, seams seams, opts ...Option) (_ *Node, err error) {
-	n := &Node{cfg: cfg, log: log, tail: &ops.Tail[api.Event]{}, seams: seams, progress: func(string) {}}
+	n := &Node{testing: make(chan struct{}, 1), cfg: cfg, log: log, tail: &ops.Tail[api.Event]{}, seams: seams, progress: func(string) {}}
 	for _, o := range opts {
 		o(n)
 	}

@@ -90,7 +90,7 @@ func (n *Node) buildServer() error {
 	}, server.Deps{
 		Auth: n.verifier, Intake: n.intake, Users: n.prefs, History: n.st.history, List: list, Status: n.st.status,
 		DeadLetters: n.feeds, Cancels: n.st.cancels, Campaigns: n.st.campaigns, Callers: n.asked.Watch(n.st.callers),
-		Schedules: n.later.schedules, Triggers: n.later.triggers, Circuits: circuits{n}, CheckURL: n.checkURL, AdmitURL: n.later.egress.Admit, Jobs: n.jobs, Audit: n.audit, PlainCallbacks: cfg.Triggers.Plain,
+		Schedules: n.later.schedules, Triggers: n.later.triggers, Circuits: circuits{n}, TestProvider: n.testProvider, CheckURL: n.checkURL, AdmitURL: n.later.egress.Admit, Jobs: n.jobs, Audit: n.audit, PlainCallbacks: cfg.Triggers.Plain,
 		Receipts: n.receipts(), Tail: n.tailed(), Doctor: n.doctor, Lag: n.lag, Rates: n.rates.report, Accounts: n.accounts, Page: func(of http.Handler) http.Handler { return n.page(of, key) }, Conservation: n.Audit, Lanes: n.lanes, CampaignHolds: n.campaigns, Suppressions: n.prefs, Backup: n.backup, Debug: n.debug, Ready: n.Ready,
 		Warnings: n.warnings, Version: cfg.Version,
 		Standing: n.standing, MailHold: cfg.Workers.BatchAge,

@@ -123,6 +123,7 @@ type failure struct {
 	elsewhere bool
 	// closing: nor will this connection take anything else.
 	closing bool
+	err     error // the cause, for people; nil: not kept
 }
 
 // classify translates the error of a round trip. sent says whether the request

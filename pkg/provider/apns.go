@@ -123,6 +123,8 @@ type apnsWire interface {
 	// flight, at most Endpoint.Timeout.
 	run(ctx context.Context)
 	state() Connections
+	// held is an error while APNs has asked for no calls.
+	held() error
 	// deliver brings every item of a call to an answer and reports it.
 	deliver(ctx context.Context, c *apnsCall, call *notify.Call, report notify.Report)
 }

@@ -72,6 +72,8 @@ func newAPNsFrames(a *APNs) *apnsFrames {
 
 func (f *apnsFrames) run(ctx context.Context) { _ = f.pool.Run(ctx) }
 
+func (f *apnsFrames) held() error { return f.hold.err() }
+
 func (f *apnsFrames) state() Connections {
 	s := f.pool.Stats()
 	return Connections{Open: s.Open, Streams: s.Streams, InFlight: s.InFlight, Waiting: s.Waiting}

@@ -21,6 +21,7 @@ func newAPNsHTTP(a *APNs) *apnsHTTP {
 
 func (h *apnsHTTP) run(ctx context.Context) { h.pool.run(ctx) }
 func (h *apnsHTTP) state() Connections      { return h.pool.state() }
+func (h *apnsHTTP) held() error             { return h.pool.hold.err() }
 
 func (h *apnsHTTP) deliver(ctx context.Context, c *apnsCall, call *notify.Call, report notify.Report) {
 	each(len(call.Items), h.a.cfg.Concurrency, func() func(int) {

@@ -158,7 +158,7 @@ func (a *answer) retryAfter(now time.Time) time.Duration {
 	return 0
 }
 
-// request is one POST whose progress on the wire is known.
+// request is one request whose progress on the wire is known.
 //
 // httptrace alone cannot tell: its WroteRequest may come after RoundTrip has
 // returned for a context that ended. So the body keeps count: its last byte is
@@ -228,7 +228,7 @@ func (r *request) seal() (sent bool) {
 	return r.handed && !r.wroteErr.Load()
 }
 
-// exchange posts payload and reads the answer. A failure is returned where none
+// exchange posts payload and reads the answer; a nil payload makes it a GET. A failure is returned where none
 // came; an answer whose body was cut counts as an answer.
 func exchange(ctx context.Context, rt http.RoundTripper, timeout time.Duration, u *url.URL, h http.Header, payload []byte) (answer, *failure) {
 	r := newRequest(payload)
@@ -240,9 +240,13 @@ func exchange(ctx context.Context, rt http.RoundTripper, timeout time.Duration, 
 		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
 		Body: body, GetBody: r.open, ContentLength: int64(len(payload)),
 	}).WithContext(tctx)
+	if payload == nil {
+		req.Method, req.Body, req.GetBody = http.MethodGet, nil, nil
+	}
 	resp, err := rt.RoundTrip(req)
 	if err != nil {
 		f := classify(ctx, err, r.seal())
+		f.err = err
 		return answer{}, &f
 	}
 	a := answer{status: resp.StatusCode, header: resp.Header}

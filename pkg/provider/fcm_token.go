@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
+	"errors"
 	"net/http"
 	"net/url"
 	"time"
@@ -83,7 +84,7 @@ func (f *FCM) mint(ctx context.Context) (string, time.Time, time.Time, error) {
 	a, fail := exchange(ctx, f.oauth, f.cfg.Endpoint.Timeout, u, h, []byte(form.Encode()))
 	if fail != nil {
 		// Asking for a token twice harms nobody: no answer is no ambiguity.
-		return "", never, never, notify.Unavailable("fcm_oauth", 0, nil)
+		return "", never, never, notify.Unavailable("fcm_oauth", 0, fail.err)
 	}
 	var got struct {
 		Token   string  `json:"access_token"`
@@ -91,7 +92,7 @@ func (f *FCM) mint(ctx context.Context) (string, time.Time, time.Time, error) {
 	}
 	switch {
 	case a.status == 429 || a.status >= 500:
-		return "", never, never, notify.Unavailable("fcm_oauth", a.retryAfter(now), nil)
+		return "", never, never, notify.Unavailable("fcm_oauth", a.retryAfter(now), errors.New("it answered "+httpCode(a.status)))
 	case a.status != 200 || json.Unmarshal(a.body, &got) != nil || got.Token == "":
 		return "", never, never, &notify.Error{Kind: notify.KindUnauthorized, Code: "fcm_oauth_refused", Msg: "the token endpoint refused us with " + httpCode(a.status)}
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -17,6 +18,8 @@ import (
 // world is the four clients against the simulated providers.
 type world struct {
 	sim      *simulator.Simulator
+	apns     *provider.APNs
+	fcm      *provider.FCM
 	push     *provider.Push
 	twilio   *provider.Twilio
 	sendgrid *provider.SendGrid
@@ -49,12 +52,17 @@ func must[T any](t testing.TB) func(v T, err error) T {
 	}
 }
 
-func newWorld(t testing.TB, cfg simulator.Config, timeout time.Duration) *world {
+// newWorld returns clients that have the simulator's credentials, as change leaves them.
+func newWorld(t testing.TB, cfg simulator.Config, timeout time.Duration, change ...func(*simulator.Credentials)) *world {
 	t.Helper()
 	w := &world{came: make(chan struct{}, 1)}
 	w.sim = must[*simulator.Simulator](t)(simulator.New(cfg))
 	runUntilEnd(t, w.sim)
 	cred, at := w.sim.Credentials(), w.sim.URLs()
+	cred.Twilio = slices.Clone(cred.Twilio)
+	for _, f := range change {
+		f(&cred)
+	}
 	hook := httptest.NewServer(http.HandlerFunc(w.receive))
 	t.Cleanup(hook.Close)
 	r := w.sim.Receipts()
@@ -91,7 +99,7 @@ func newWorld(t testing.TB, cfg simulator.Config, timeout time.Duration) *world 
 	for _, r := range []interface{ Run(context.Context) error }{apns, fcm, w.twilio, w.sendgrid} {
 		runUntilEnd(t, r)
 	}
-	w.push = provider.NewPush(apns, fcm)
+	w.apns, w.fcm, w.push = apns, fcm, provider.NewPush(apns, fcm)
 	return w
 }
 

@@ -70,6 +70,7 @@ type Deps struct {
 	Schedules     Schedules     // nil: nothing was ever scheduled
 	Triggers      Triggers      // nil: the routes of triggers are 503
 	Circuits      Circuits      // nil: the routes of circuits are 503
+	TestProvider  TestProvider  // nil: tests of providers are 503
 	Jobs          Jobs          // nil: the routes of jobs and plans are 503
 	Audit         *ops.AuditLog // nil: what operators do is not recorded
 	Lanes         Lanes         // nil: the routes of lanes are 503

@@ -368,6 +368,9 @@ func (w *world) deps(t testing.TB) Deps {
 		CheckURL: func(_ context.Context, url string) (api.URLVerdict, error) {
 			return api.URLVerdict{URL: url, Allowed: true}, nil
 		},
+		TestProvider: func(_ context.Context, name string, _ api.ProviderTestRequest) (api.ProviderTest, error) {
+			return api.ProviderTest{Provider: name, OK: true, Items: []api.ProviderTrial{}}, nil
+		},
 		Log: slog.New(slog.DiscardHandler),
 	}
 }

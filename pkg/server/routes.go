@@ -87,6 +87,8 @@ func (rt *route) action(body []byte) string {
 			return map[bool]string{true: "campaign.pause", false: "campaign.resume"}[*in.Paused]
 		}
 		return "campaign.rate"
+	case rt.path == testProviderPath:
+		return testAction(body)
 	case strings.HasPrefix(rt.path, "/v1/ops/circuits/"):
 		var in circuitSetting
 		if json.Unmarshal(set, &in) == nil {
@@ -195,6 +197,7 @@ func routes() []route {
 		{post, liftPath, api.ScopeOperate, classNormal, singleBody, (*Server).liftSuppression},
 		{get, "/v1/ops/circuits", api.ScopeObserve, classNormal, noBody, (*Server).listCircuits},
 		{put, "/v1/ops/circuits/{name}", api.ScopeOperate, classNormal, singleBody, (*Server).setCircuit},
+		{post, testProviderPath, api.ScopeOperate, classNormal, singleBody, (*Server).testProvider},
 		{get, "/v1/ops/callers", api.ScopeObserve, classNormal, noBody, (*Server).listCallers},
 		{get, "/v1/ops/callers/{id}", api.ScopeObserve, classNormal, noBody, (*Server).getCaller},
 		{put, "/v1/ops/callers/{id}", api.ScopeOperate, classNormal, singleBody, (*Server).putCaller},

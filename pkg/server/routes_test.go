@@ -56,6 +56,8 @@ func bodyFor(rt *route) string {
 		return `{"address":"+4915112345678"}`
 	case "PUT /v1/ops/circuits/{name}":
 		return `{"to":"reset"}`
+	case "POST /v1/ops/providers/{name}/test":
+		return `{"to":"+4915112345678"}`
 	}
 	if rt.body == noBody {
 		return ""

@@ -1,0 +1,102 @@
+package app
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/prefs"
+	"github.com/notifyd/notifyd/pkg/provider"
+)
+
+// testTime bounds a test of a provider, below the server's WriteTimeout.
+const testTime = 20 * time.Second
+
+// testProvider calls a provider as the workers of this process would, whether its
+// circuit is held or not: that is when an operator wants to know. One test runs at a
+// time.
+func (n *Node) testProvider(ctx context.Context, name string, in api.ProviderTestRequest) (out api.ProviderTest, err error) {
+	of, _, account := strings.Cut(name, ":")
+	p := n.provs
+	var test func(ctx context.Context, to string) []provider.Trial
+	var ch notify.Channel
+	switch of {
+	case "apns", "fcm":
+		if ch = notify.Push; account {
+			return out, notify.NotFound("provider")
+		}
+		if p.apns != nil && of == "apns" {
+			test = p.apns.Test
+		} else if p.fcm != nil && of == "fcm" {
+			test = p.fcm.Test
+		}
+	case "twilio":
+		if ch = notify.SMS; p.twilio != nil {
+			test = func(ctx context.Context, to string) []provider.Trial { return p.twilio.Test(ctx, name, to) }
+		}
+	case "sendgrid":
+		if ch = notify.Email; p.sendgrid != nil {
+			test = func(ctx context.Context, to string) []provider.Trial { return p.sendgrid.Test(ctx, name, to) }
+		}
+	default:
+		return out, notify.NotFound("provider")
+	}
+	to, err := testAddress(ch, of, in.To)
+	if err != nil {
+		return out, err
+	}
+	switch {
+	case !n.does(func(t Tasks) bool { return t.calls(ch) }):
+		return out, &notify.Error{Kind: notify.KindConflict, Code: "no_workers", Msg: "this process has no workers of " + ch.String() + ": ask one that has"}
+	case test == nil && n.cfg.Providers.Stub:
+		return out, &notify.Error{Kind: notify.KindConflict, Code: "provider_not_configured", Msg: "providers.stub accepts everything here: there is no provider to test"}
+	case test == nil:
+		return out, &notify.Error{Kind: notify.KindConflict, Code: "provider_not_configured", Msg: "this process has no settings of providers." + of}
+	}
+	ctx, stop := context.WithTimeout(ctx, testTime)
+	defer stop()
+	select {
+	case n.testing <- struct{}{}:
+		defer func() { <-n.testing }()
+	case <-ctx.Done():
+		return out, notify.Unavailable("providers", time.Second, ctx.Err())
+	}
+	out = api.ProviderTest{Provider: of, DryRun: to == "", OK: true, Items: []api.ProviderTrial{}}
+	for _, t := range test(ctx, to) {
+		out.OK = out.OK && t.Verdict == provider.VerdictOK
+		out.Items = append(out.Items, api.ProviderTrial{
+			Account: t.Account, Verdict: t.Verdict, Called: t.Called, Status: t.Status,
+			Class: t.Class.String(), Code: t.Code, Detail: t.Detail, TookMS: t.Took.Milliseconds(),
+		})
+	}
+	if len(out.Items) == 0 {
+		return out, notify.NotFound("provider")
+	}
+	return out, nil
+}
+
+// testAddress checks where a test sends. A push address may lack its provider's prefix.
+func testAddress(ch notify.Channel, of, to string) (string, error) {
+	if to == "" {
+		return "", nil
+	}
+	if ch == notify.Push && !strings.HasPrefix(to, of+":") {
+		to = of + ":" + to
+	}
+	if err := prefs.ValidateAddress(ch, to); err != nil {
+		return "", notify.Invalid("bad_address", "to", err.Error())
+	}
+	return to, nil
+}
+
+// calls reports whether the tasks include a lane of a channel.
+func (t *Tasks) calls(ch notify.Channel) bool {
+	for _, l := range t.Lanes {
+		if l.Channel == ch {
+			return true
+		}
+	}
+	return false
+}
