@@ -32,6 +32,7 @@ var mayImport = map[string]string{
 	"pkg/plan":    "notify",
 	"pkg/explain": "",
 	"pkg/engine":  "notify",
+	"pkg/secrets": "notify durable", // files of secrets, and sealing texts
 
 	"pkg/freeport":  "", // ports of servers that come back
 	"pkg/promcheck": "",
@@ -57,12 +58,12 @@ var mayImport = map[string]string{
 	"pkg/engine/faulty":     "engine notify",
 
 	// Logic over contracts.
-	"pkg/stream":  "notify fault",
+	"pkg/stream":  "notify fault secrets",
 	"pkg/history": "engine notify stream backup",
 	"pkg/timer":   "engine notify stream wheel fault",
 	"pkg/dedup":   "engine notify",
 	"pkg/limit":   "engine notify",
-	"pkg/prefs":   "engine notify",
+	"pkg/prefs":   "engine notify secrets",
 
 	// Stages.
 	"pkg/schedule":    "engine notify fault",
@@ -81,7 +82,7 @@ var mayImport = map[string]string{
 	"pkg/archive": "engine notify ops history fault durable",
 	"pkg/api":     "notify",
 	"pkg/web":     "notify api",
-	"pkg/server":  "engine notify api intake ops prefs history limit schedule trigger trace",
+	"pkg/server":  "engine notify api intake ops prefs history limit schedule secrets trigger trace",
 	"pkg/load":    "notify api durable stream cli", // stream: its partitions, for the target kafka; cli: which word was meant
 	"pkg/tui":     "load load/report notify cli",   // cli: how texts and numbers are written for people
 	"pkg/audit":   "engine notify stream history schedule api",
@@ -98,7 +99,7 @@ var mayImport = map[string]string{
 	"pkg/app": everything("load", "load/report", "tui", "tui/console", "engine/faulty", "engine/enginetest", "trace/tracetest"),
 
 	"cmd/notifyd":   "app api backup durable notify server simulator load cli",
-	"cmd/notifyctl": "app freeport api archive backup durable load load/report tui tui/console notify cli when plan explain promcheck docs dashboards",
+	"cmd/notifyctl": "app freeport api archive backup durable load load/report tui tui/console notify secrets cli when plan explain promcheck docs dashboards",
 }
 
 // everything stands for all packages of pkg but some.

@@ -21,6 +21,7 @@ import (
 	yaml "go.yaml.in/yaml/v3"
 
 	"github.com/notifyd/notifyd/pkg/app"
+	"github.com/notifyd/notifyd/pkg/secrets"
 	"github.com/notifyd/notifyd/pkg/server"
 )
 
@@ -181,7 +182,7 @@ func TestComposeRecipe(t *testing.T) {
 		t.Error(err)
 	}
 	for _, name := range []string{"redis_password", "postgres_password"} {
-		if err := server.CheckSecret(filepath.Join(filepath.Dir(key), name)); err != nil {
+		if err := secrets.CheckFile(filepath.Join(filepath.Dir(key), name)); err != nil {
 			t.Error(err)
 		}
 	}

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"net/url"
 	"strings"
 
@@ -48,6 +49,8 @@ func (p *program) next(c *cobra.Command, err error) []string {
 		return []string{"notifyctl caller show CALLER  (whose token it is: its callback URLs)", "notifyctl caller set CALLER --callback-url URL   (an operator's to do)"}
 	case "no_secret":
 		return []string{"notifyctl caller rotate-secret CALLER  (an operator's to do: it makes and prints one)"}
+	case "secret_sealed":
+		return []string{"notifyctl doctor              (an operator's to do: it names the key file)", "notifyctl caller rotate-secret CALLER  (where the key is lost: it makes and prints a new secret)"}
 	case "no_filter":
 		return []string{"notifyctl dlq top             (what there is, and a filter to paste)", "the same command with --all   (means every dead letter)"}
 	case "dns":
@@ -97,7 +100,7 @@ func (p *program) dead() []string {
 	if err != nil || t.token == nil || t.name == "" || p.tokenGiven() {
 		return nil
 	}
-	if _, err := t.token(context.Background()); err == nil {
+	if _, err := t.token(context.Background()); !errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	next := "context " + quote(t.name) + " names a token file that is not there"

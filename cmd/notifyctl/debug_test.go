@@ -21,8 +21,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/server"
 )
 
-// secrets are what must not leave in a bundle, by what they are.
-var secrets = map[string]string{
+// canaries are what must not leave in a bundle, by what they are.
+var canaries = map[string]string{
 	"phone": "+15550001234", "phone in a URL": "%2B15550009876", "mail": "ann.canary+c@example.com", "mail in a URL": "bob.canary%40example.com",
 	"jwt": "eyJhbGciOiJFUzI1NiJ9.eyJzdWIiOiJzaG9wIn0.Y2FuYXJ5c2lnbmF0dXJl", "bearer": "Bearer canaryabcdefghijkl", "basic": "Basic Y2FuYXJ5OnNlY3JldA==",
 	"sendgrid key": "SG.canary12345678.canary87654321", "signing secret": "whsec_Y2FuYXJ5c2VjcmV0Y2FuYXJ5c2VjcmV0",
@@ -92,7 +92,7 @@ func unpack(t *testing.T, file string) map[string][]byte {
 func TestBundleMasksWhatTheServerSays(t *testing.T) {
 	t.Parallel()
 	all := ""
-	for _, s := range secrets {
+	for _, s := range canaries {
 		all += "to " + s + " .\n"
 	}
 	mux := http.NewServeMux()
@@ -107,16 +107,16 @@ func TestBundleMasksWhatTheServerSays(t *testing.T) {
 	}
 	answer("/healthz", map[string]string{"version": "dev"})
 	answer("/v1/ops/doctor", map[string]any{"items": []map[string]string{{"check": "store", "level": "fail", "detail": all, "token": "canarypass4"}}})
-	answer("/v1/ops/circuits", api.Circuits{Items: []api.Circuit{{Name: secrets["mail"], State: "open"}}})
-	answer("/v1/ops/debug", api.Debug{Texts: map[string]string{"log.txt": all, "config.txt": all, "metrics.txt": `x{to="` + secrets["phone"] + `"} 1`, "../evil.txt": "x"}})
+	answer("/v1/ops/circuits", api.Circuits{Items: []api.Circuit{{Name: canaries["mail"], State: "open"}}})
+	answer("/v1/ops/debug", api.Debug{Texts: map[string]string{"log.txt": all, "config.txt": all, "metrics.txt": `x{to="` + canaries["phone"] + `"} 1`, "../evil.txt": "x"}})
 	mux.HandleFunc("/v1/ops/lag", func(w http.ResponseWriter, _ *http.Request) {
 		w.WriteHeader(http.StatusInternalServerError)
-		fmt.Fprintf(w, `{"status":500,"code":"internal","detail":"broke at %s"}`, secrets["mail"])
+		fmt.Fprintf(w, `{"status":500,"code":"internal","detail":"broke at %s"}`, canaries["mail"])
 	})
 	srv := httptest.NewServer(mux)
 	defer srv.Close()
 	w := newWorld(t, srv.URL)
-	w.env["NOTIFYCTL_TOKEN"] = secrets["jwt"]
+	w.env["NOTIFYCTL_TOKEN"] = canaries["jwt"]
 	file := filepath.Join(t.TempDir(), "bug.tar.gz")
 	out, errs, code := w.ctl(t.Context(), "debug", "bundle", "--file", file)
 	if code != cli.ExitPartial || !strings.Contains(out, "lag.json") || !strings.Contains(errs, "1 parts are missing") {
@@ -130,7 +130,7 @@ func TestBundleMasksWhatTheServerSays(t *testing.T) {
 	}
 	parts["standard output"], parts["standard error"] = []byte(out), []byte(errs)
 	for part, b := range parts {
-		for name, s := range secrets {
+		for name, s := range canaries {
 			if strings.Contains(string(b), markOf(name, s)) {
 				t.Errorf("%s holds the %s %s:\n%s", part, name, s, b)
 			}
@@ -161,15 +161,15 @@ func TestBundleOfANode(t *testing.T) {
 	w := newWorld(t, n.url)
 	w.env["NOTIFYCTL_TOKEN"] = token
 	for _, args := range [][]string{
-		{"send", "--channel", "sms", "--category", "otp", "--user", "ann", "--address", secrets["phone"], "--body", "canarybody"},
-		{"send", "--channel", "email", "--category", "otp", "--user", "ann", "--address", secrets["mail"], "--title", "canarybody", "--body", "canarybody"},
-		{"send", "--channel", "push", "--category", "otp", "--user", "ann", "--address", "apns:" + secrets["device"], "--body", "canarybody", "--wait"},
+		{"send", "--channel", "sms", "--category", "otp", "--user", "ann", "--address", canaries["phone"], "--body", "canarybody"},
+		{"send", "--channel", "email", "--category", "otp", "--user", "ann", "--address", canaries["mail"], "--title", "canarybody", "--body", "canarybody"},
+		{"send", "--channel", "push", "--category", "otp", "--user", "ann", "--address", "apns:" + canaries["device"], "--body", "canarybody", "--wait"},
 	} {
 		if out, errs, code := w.ctl(t.Context(), args...); code != 0 && code != 1 {
 			t.Fatalf("%v: exit %d\n%s%s", args, code, out, errs)
 		}
 	}
-	fmt.Fprintf(n.log, "a line that quotes %s and %s\n", secrets["phone"], token)
+	fmt.Fprintf(n.log, "a line that quotes %s and %s\n", canaries["phone"], token)
 	file := filepath.Join(t.TempDir(), "bug.tar.gz")
 	out, errs, code := w.ctl(t.Context(), "debug", "bundle", "--file", file)
 	if code != 0 {
@@ -200,7 +200,7 @@ func TestBundleOfANode(t *testing.T) {
 		t.Fatal(err)
 	}
 	never := map[string]string{"the token": token, "Twilio's token": list[0].Token, "SendGrid's key": string(key), "the body": "canarybody",
-		"the phone": secrets["phone"], "the mail": secrets["mail"], "the device": secrets["device"]}
+		"the phone": canaries["phone"], "the mail": canaries["mail"], "the device": canaries["device"]}
 	for part, b := range parts {
 		for what, s := range never {
 			if strings.Contains(string(b), s) {

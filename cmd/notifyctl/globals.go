@@ -6,7 +6,6 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/secrets"
 )
 
 // globals are the flags every command has. A flag wins over its environment
@@ -144,7 +144,7 @@ func (p *program) token(fromContext string) func(context.Context) (string, error
 		return nil
 	}
 	return func(context.Context) (string, error) { // read each time: it may be renewed during a long sending
-		b, err := os.ReadFile(file)
+		b, err := secrets.ReadFile(file)
 		return strings.TrimSpace(string(b)), err
 	}
 }

@@ -245,7 +245,7 @@ func wipe(dir string, fresh bool) error {
 	if !fresh {
 		return nil
 	}
-	for _, name := range []string{"data", "simulator", "key.pem", "token", runningFile} {
+	for _, name := range []string{"data", "data.secrets-key", "simulator", "key.pem", "token", runningFile} {
 		if err := os.RemoveAll(filepath.Join(dir, name)); err != nil {
 			return err
 		}

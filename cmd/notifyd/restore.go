@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/notifyd/notifyd/pkg/app"
 	"github.com/notifyd/notifyd/pkg/backup"
 	"github.com/notifyd/notifyd/pkg/cli"
 )
@@ -22,7 +23,11 @@ file was found to be what was backed up. The folder must not exist or be empty.
 What a server did after the backup was made is not in it: what was delivered
 since then is delivered again if it was under way at that time, and what was
 cancelled since then is not cancelled. Never run a restored folder beside the
-server it came from: both would deliver.`,
+server it came from: both would deliver.
+
+The callers' signing secrets in a backup are sealed, and the key is not in it: the
+key file of the server it came from (secrets.key_file, or DIR.secrets-key beside its
+data folder DIR) has to be there before the first start.`,
 		Example: `  notifyd restore nightly.backup --check
   notifyd restore nightly.backup --data-dir /srv/notifyd
   notifyd serve --data-dir /srv/notifyd
@@ -54,6 +59,9 @@ server it came from: both would deliver.`,
 			}
 			fmt.Fprintf(p.out, "restored %d files, %s bytes, store %s, as of %s, to %s\n",
 				len(m.Files), cli.Count(m.Bytes), cli.Clean(m.StoreID), m.Created.Format(time.RFC3339), data)
+			if advice := app.KeyAdvice(data, m.Key); advice != "" {
+				fmt.Fprintln(p.out, cli.Clean(advice))
+			}
 			return nil
 		},
 	}

@@ -37,7 +37,7 @@ func (n *Node) Backup(context.Context) (_ *Snapshot, err error) {
 	}
 	dir := filepath.Join(n.cfg.DataDir, stagingName)
 	s := &Snapshot{n: n, dir: dir, manifest: backup.Manifest{
-		Created: time.Now().UTC().Truncate(time.Millisecond), Version: n.cfg.Version, StoreID: n.st.id, Dev: n.cfg.Dev,
+		Created: time.Now().UTC().Truncate(time.Millisecond), Version: n.cfg.Version, StoreID: n.st.id, Key: n.sealed.Keys().ID(), Dev: n.cfg.Dev,
 	}}
 	defer func() {
 		if err != nil {

@@ -49,6 +49,10 @@ type Config struct {
 		HS256    string `koanf:"hs256_file" doc:"file with a shared secret, for one machine"`
 	} `koanf:"auth"`
 
+	Secrets struct {
+		KeyFile string `koanf:"key_file" doc:"file with the key that seals callers' signing secrets in the store: 32 bytes in base64 (openssl rand -base64 32); a new key goes on the line above the old one. Keep it with the configuration, apart from backups. With engines: distributed every process has the same file; empty: they are stored in clear. With engines: embedded it is made where nothing is sealed yet; empty: data_dir with .secrets-key behind its name"`
+	} `koanf:"secrets"`
+
 	Log struct {
 		Listen     string         `koanf:"listen" doc:"loopback address where kcat and rpk read the embedded log, which nobody can write to there; port 0: any; off: none"`
 		Partitions map[string]int `koanf:"partitions" doc:"partitions of each channel's topics; with engines: distributed 18, 12 and 84 unless set"`

@@ -47,6 +47,7 @@ var repairs = map[string]string{
 	"clock":          "let NTP or chrony set this machine's clock, then wait a few seconds",
 	"removal":        "compare this machine's clock with another one: if it is wrong, set it right before removal catches up; after a long stop do nothing, removal has caught up six days later",
 	"newer":          "upgrade this process: one of the newer release goes on where it stands",
+	"secrets":        "look at the store: callers are read from it",
 	"lag":            "look at the circuits and at the processor: more load comes than workers take",
 }
 
@@ -117,6 +118,7 @@ func (n *Node) doctor(ctx context.Context) (any, error) {
 	if part, ahead := n.removals.ahead(); ahead > 0 {
 		add("removal", true, "warn", "the clock is %s ahead of the time that removal goes by (%s): it jumped, or notifyd was down", ahead.Round(time.Second), part)
 	}
+	n.doctorSecrets(ctx, &fs)
 	if n.st.spill == nil {
 		add("spill", true, "warn", "there is none: otp and alert get 503 too while the log is away")
 	} else if recs, bytes, oldest, err := n.st.spill.Stats(ctx); err == nil {

@@ -46,6 +46,7 @@ type Node struct {
 	admin         *stream.Admin
 	prefs         *prefs.Service
 	cancels       *prefs.Cancels
+	sealed        *prefs.SealedCallers // what st.callers is
 	later         later
 	feeds         *ops.Feeds
 	archive       *archive.Archiver // nil: there is none
@@ -129,6 +130,9 @@ func newNode(cfg Config, log *slog.Logger, seams seams, opts ...Option) (_ *Node
 		}
 	}()
 	if err := n.open(); err != nil {
+		return nil, err
+	}
+	if err := n.sealCallers(context.Background()); err != nil {
 		return nil, err
 	}
 	n.metrics = newMetrics(n)

@@ -17,7 +17,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/limit"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/provider"
-	"github.com/notifyd/notifyd/pkg/server"
+	"github.com/notifyd/notifyd/pkg/secrets"
 	"github.com/notifyd/notifyd/pkg/worker"
 )
 
@@ -53,7 +53,7 @@ func newProviders(cfg *Config, blocks limit.Blocks, log *slog.Logger) (*provider
 	}
 	var apns, fcm provider.Sender
 	if c := cfg.Providers.APNs; c.KeyFile != "" {
-		pem, err := server.ReadSecret(c.KeyFile)
+		pem, err := secrets.ReadFile(c.KeyFile)
 		if err != nil {
 			return nil, fmt.Errorf("providers.apns.key_file: %w", err)
 		}
@@ -71,7 +71,7 @@ func newProviders(cfg *Config, blocks limit.Blocks, log *slog.Logger) (*provider
 		apns = p.apns
 	}
 	if c := cfg.Providers.FCM; c.Credentials != "" {
-		b, err := server.ReadSecret(c.Credentials)
+		b, err := secrets.ReadFile(c.Credentials)
 		if err != nil {
 			return nil, fmt.Errorf("providers.fcm.credentials_file: %w", err)
 		}
@@ -106,7 +106,7 @@ func (p *providers) addTwilio(cfg *Config, blocks limit.Blocks, end func(string)
 	c := cfg.Providers.Twilio
 	accounts := c.Accounts
 	if c.File != "" {
-		b, err := server.ReadSecret(c.File)
+		b, err := secrets.ReadFile(c.File)
 		if err == nil {
 			err = json.Unmarshal(b, &accounts)
 		}
@@ -136,7 +136,7 @@ func (p *providers) addSendGrid(cfg *Config, blocks limit.Blocks, end func(strin
 	if c.KeyFile == "" {
 		return nil
 	}
-	key, err := server.ReadSecret(c.KeyFile)
+	key, err := secrets.ReadFile(c.KeyFile)
 	if err != nil {
 		return fmt.Errorf("providers.sendgrid.key_file: %w", err)
 	}

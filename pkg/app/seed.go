@@ -2,6 +2,8 @@ package app
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -10,11 +12,21 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// seeded is what SeedCaller gave a caller last.
+// seeded is what SeedCaller gave a caller last. Secret is the digest of the secret.
 type seeded struct {
 	URLs   []string `json:"urls"`
 	Secret string   `json:"secret"`
 }
+
+// digest stands for a secret of random bytes where it is only compared.
+func digest(secret string) string {
+	sum := sha256.Sum256([]byte(secret))
+	return "sha256:" + hex.EncodeToString(sum[:])
+}
+
+// gave reports whether the secret is the one that was given last. Earlier releases
+// stored the secret itself.
+func (s *seeded) gave(secret string) bool { return s.Secret == digest(secret) || s.Secret == secret }
 
 // SeedCaller gives a caller callback URLs and a signing secret where it lacks
 // them. What it gave at an earlier start makes room for what it gives now, for
@@ -36,7 +48,7 @@ func (n *Node) SeedCaller(ctx context.Context, id string, urls []string, secret 
 		return err
 	}
 	c.ID = id
-	now := seeded{urls, secret}
+	now := seeded{urls, digest(secret)}
 	note := func(s seeded) error {
 		raw, err := json.Marshal(s)
 		if err != nil {
@@ -75,11 +87,11 @@ func (s *seeded) apply(c *engine.Caller, urls []string, secret string, now int64
 		changed = !slices.Equal(list, c.CallbackURLs)
 		c.CallbackURLs = list
 	}
-	at := slices.IndexFunc(c.Secrets, func(one engine.CallerSecret) bool { return one.Secret == s.Secret })
+	at := slices.IndexFunc(c.Secrets, func(one engine.CallerSecret) bool { return s.gave(one.Secret) })
 	switch {
 	case len(c.Secrets) == 0:
 		c.Secrets = []engine.CallerSecret{{Secret: secret, Created: now}}
-	case at >= 0 && s.Secret != secret: // simulators made anew, with another one
+	case at >= 0 && !s.gave(secret): // simulators made anew, with another one
 		c.Secrets = slices.Clone(c.Secrets)
 		c.Secrets[at].Secret = secret
 	default:

@@ -12,7 +12,7 @@ import (
 func TestSeedCaller(t *testing.T) {
 	t.Parallel()
 	l := run(t, testConfig(t, t.TempDir()), seams{})
-	ctx, callers := t.Context(), l.own.store.Callers()
+	ctx, callers := t.Context(), l.st.callers
 	seed := func(url, secret string) engine.Caller {
 		t.Helper()
 		if err := l.SeedCaller(ctx, "dev", []string{url}, secret); err != nil {

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/notifyd/notifyd/pkg/server"
+	"github.com/notifyd/notifyd/pkg/secrets"
 )
 
 // Where log and stores are.
@@ -278,7 +278,7 @@ func secretOf(key, value, file string) (string, error) {
 	if file == "" {
 		return value, nil
 	}
-	b, err := server.ReadSecret(file)
+	b, err := secrets.ReadFile(file)
 	if err != nil {
 		return "", fmt.Errorf("%s: %w", key, err)
 	}
@@ -291,7 +291,7 @@ func checkSecret(key, file string) error {
 	if file == "" {
 		return nil
 	}
-	if err := server.CheckSecret(file); err != nil {
+	if err := secrets.CheckFile(file); err != nil {
 		return fmt.Errorf("%s: %w", key, err)
 	}
 	return nil

@@ -12,7 +12,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/intake"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/server"
+	"github.com/notifyd/notifyd/pkg/secrets"
 	"github.com/notifyd/notifyd/pkg/stream"
 	"github.com/notifyd/notifyd/pkg/timer"
 	"github.com/notifyd/notifyd/pkg/trace"
@@ -46,7 +46,7 @@ func collectorHeaders(file string) (map[string]string, error) {
 	if file == "" {
 		return nil, nil
 	}
-	b, err := server.ReadSecret(file)
+	b, err := secrets.ReadFile(file)
 	if err != nil {
 		return nil, fmt.Errorf("tracing.headers_file: %w", err)
 	}

@@ -27,12 +27,13 @@ const manifestName = "manifest.json"
 // Manifest says what a backup holds.
 type Manifest struct {
 	Format  int       `json:"format"`
-	Created time.Time `json:"created_at"` // what was accepted before it is in the backup
-	Version string    `json:"version"`    // of the program that made it
-	StoreID string    `json:"store_id"`   // of the log and the store, which belong together
-	Dev     bool      `json:"dev"`        // of "notifyd dev", which has its data in the folder data below its own
-	Bytes   int64     `json:"bytes"`      // of the files, unpacked
-	Folders []string  `json:"folders"`    // below the data folder, with slashes; each after the one it is in
+	Created time.Time `json:"created_at"`            // what was accepted before it is in the backup
+	Version string    `json:"version"`               // of the program that made it
+	StoreID string    `json:"store_id"`              // of the log and the store, which belong together
+	Key     string    `json:"secrets_key,omitempty"` // names the key that sealed callers' secrets; the key is not in the backup
+	Dev     bool      `json:"dev"`                   // of "notifyd dev", which has its data in the folder data below its own
+	Bytes   int64     `json:"bytes"`                 // of the files, unpacked
+	Folders []string  `json:"folders"`               // below the data folder, with slashes; each after the one it is in
 	Files   []File    `json:"files"`
 }
 

@@ -38,7 +38,25 @@ func MkdirAll(dir string) error {
 
 // WriteFile makes or replaces a file of mode 0600. Whoever reads it, also after a
 // power cut or beside another WriteFile, finds the old content or the new one.
-func WriteFile(name string, data []byte) error {
+func WriteFile(name string, data []byte) error { return write(name, data, Rename) }
+
+// NewFile is WriteFile for a file that must not exist: it returns fs.ErrExist where
+// it does, and leaves that file as it is.
+func NewFile(name string, data []byte) error {
+	return write(name, data, func(from, to string) error {
+		err := os.Link(from, to) // fails where to exists, which Rename would replace
+		if err == nil {
+			return errors.Join(os.Remove(from), SyncDir(filepath.Dir(to)))
+		}
+		if _, there := os.Lstat(to); there == nil || errors.Is(err, fs.ErrExist) {
+			return &fs.PathError{Op: "create", Path: to, Err: fs.ErrExist}
+		}
+		return Rename(from, to) // a file system without links
+	})
+}
+
+// write writes a file beside name and calls give to give it that name.
+func write(name string, data []byte, give func(from, to string) error) error {
 	f, err := os.CreateTemp(filepath.Dir(name), ".new-*") // mode 0600
 	if err != nil {
 		return err
@@ -48,7 +66,7 @@ func WriteFile(name string, data []byte) error {
 		err = f.Sync()
 	}
 	if err = errors.Join(err, f.Close()); err == nil {
-		err = Rename(f.Name(), name)
+		err = give(f.Name(), name)
 	}
 	if err != nil {
 		_ = os.Remove(f.Name()) // the error before says more

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"testing"
 
@@ -82,5 +83,41 @@ func TestMkdirAll(t *testing.T) {
 		if err := durable.MkdirAll(filepath.Join(dir, name)); err == nil {
 			t.Errorf("%s: no error", name)
 		}
+	}
+}
+
+// A file that is there stays as it is, and nothing is left beside it.
+func TestNewFile(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	name := filepath.Join(dir, "f")
+	if err := durable.NewFile(name, []byte("1")); err != nil {
+		t.Fatal(err)
+	}
+	if err := durable.NewFile(name, []byte("2")); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("a second time: %v", err)
+	}
+	if b, err := os.ReadFile(name); err != nil || string(b) != "1" {
+		t.Errorf("%q, %v", b, err)
+	}
+	if info, err := os.Stat(name); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v", info.Mode(), err)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 1 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+func TestSameVolume(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if !durable.SameVolume(dir, filepath.Dir(dir)) {
+		t.Error("a folder and the one above it")
+	}
+	if runtime.GOOS == "linux" && durable.SameVolume(dir, "/proc") {
+		t.Error("a folder and /proc")
+	}
+	if durable.SameVolume(dir, filepath.Join(dir, "missing")) {
+		t.Error("a folder that is not there")
 	}
 }

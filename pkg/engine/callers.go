@@ -1,6 +1,9 @@
 package engine
 
-import "context"
+import (
+	"context"
+	"strings"
+)
 
 // Caller is a service that uses the API.
 type Caller struct {
@@ -43,10 +46,18 @@ const (
 
 // CallerSecret is one signing key.
 type CallerSecret struct {
-	Secret  string `json:"secret"`            // whsec_ and 24 to 64 bytes in base64
+	// Secret is whsec_ and 24 to 64 bytes in base64. In a store it is sealed
+	// (prefs.SealedCallers), and it stays so where the key that opens it is not there.
+	Secret  string `json:"secret"`
 	Created int64  `json:"created"`           // ms since 1970
 	Expires int64  `json:"expires,omitempty"` // ms since 1970; 0: not
 }
+
+// Sealed reports whether the secret is sealed: it signs nothing.
+func (s CallerSecret) Sealed() bool { return strings.HasPrefix(s.Secret, SealedPrefix) }
+
+// SealedPrefix begins every sealed secret, whatever the version of its form.
+const SealedPrefix = "sealed:"
 
 // Callers keeps callers that differ from the defaults.
 type Callers interface {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/golang-jwt/jwt/v5"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/secrets"
 )
 
 // AuthConfig says which tokens are good. Exactly one of JWKSURL, JWKSFile,
@@ -118,7 +119,7 @@ func NewVerifier(cfg AuthConfig) (*Verifier, error) {
 	case cfg.KeyFile != "":
 		var data []byte
 		if data, err = os.ReadFile(cfg.KeyFile); err == nil && bytes.Contains(data, []byte("PRIVATE KEY-----")) {
-			data, err = ReadSecret(cfg.KeyFile) // whoever reads it can sign any token
+			data, err = secrets.ReadFile(cfg.KeyFile) // whoever reads it can sign any token
 		}
 		if err == nil {
 			v.fixed, err = parsePEM(data)
@@ -143,7 +144,7 @@ func NewVerifier(cfg AuthConfig) (*Verifier, error) {
 }
 
 func readHMAC(path string) (keySet, error) {
-	secret, err := ReadSecret(path)
+	secret, err := secrets.ReadFile(path)
 	if err != nil {
 		return nil, err
 	}

@@ -11,11 +11,9 @@ import (
 	"encoding/json"
 	"encoding/pem"
 	"fmt"
-	"os"
 	"slices"
 
 	"github.com/go-jose/go-jose/v4"
-	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // verifyKey is a key and the one algorithm it may be used with: the algorithm
@@ -181,26 +179,3 @@ func thumbprint(pub any) (string, error) {
 
 // minSecret is the shortest HS256 secret, in bytes: the size of its hash.
 const minSecret = 32
-
-// CheckSecret returns notify.KindInvalid "secret_exposed" for a file that everybody
-// on the machine may read or write. Its group may read it: containers are given
-// secrets as files of root with mode 0440.
-func CheckSecret(path string) error {
-	info, err := os.Stat(path)
-	if err != nil {
-		return err
-	}
-	if info.Mode().Perm()&0o007 != 0 {
-		return notify.Invalid("secret_exposed", "", fmt.Sprintf("%s can be read by everybody on this machine: chmod 600", path))
-	}
-	return nil
-}
-
-// ReadSecret returns what a file holds. Its errors are those of CheckSecret and of
-// os.ReadFile. It may be called from any goroutine.
-func ReadSecret(path string) ([]byte, error) {
-	if err := CheckSecret(path); err != nil {
-		return nil, err
-	}
-	return os.ReadFile(path)
-}

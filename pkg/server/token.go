@@ -15,6 +15,7 @@ import (
 	"github.com/golang-jwt/jwt/v5"
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/secrets"
 )
 
 // Signer makes tokens, for development and for one machine: where there is an
@@ -53,7 +54,7 @@ func NewSigningKey() ([]byte, error) {
 // OpenSigner reads a private key (PEM: P-256, RSA or Ed25519) or, when the file
 // holds no PEM block, an HS256 secret. A file everybody can read is refused.
 func OpenSigner(path string) (*Signer, error) {
-	data, err := ReadSecret(path)
+	data, err := secrets.ReadFile(path)
 	if err != nil {
 		return nil, err
 	}

@@ -12,6 +12,8 @@ import (
 
 	"github.com/twmb/franz-go/pkg/sasl"
 	"github.com/twmb/franz-go/pkg/sasl/scram"
+
+	"github.com/notifyd/notifyd/pkg/secrets"
 )
 
 // TLS says how connections are encrypted. The broker's certificate is always
@@ -53,6 +55,9 @@ func (t *TLS) config() (*tls.Config, error) {
 }
 
 func (t *TLS) certificate(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+	if err := secrets.CheckFile(t.KeyFile); err != nil {
+		return nil, fmt.Errorf("stream: the key of the client certificate: %w", err)
+	}
 	c, err := tls.LoadX509KeyPair(t.CertFile, t.KeyFile)
 	if err != nil {
 		return nil, fmt.Errorf("stream: the client certificate: %w", err)
@@ -83,10 +88,11 @@ type SASL struct {
 // Secret returns a secret. It may be called from any goroutine.
 type Secret func() (string, error)
 
-// FromFile reads a secret from a file, without the end of its last line.
+// FromFile reads a secret from a file, without the end of its last line. A file that
+// everybody on the machine can read is refused (notify.KindInvalid "secret_exposed").
 func FromFile(name string) Secret {
 	return func() (string, error) {
-		b, err := os.ReadFile(name)
+		b, err := secrets.ReadFile(name)
 		if err == nil && len(strings.TrimRight(string(b), "\r\n")) == 0 {
 			err = fmt.Errorf("%s is empty", name)
 		}

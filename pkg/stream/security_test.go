@@ -35,6 +35,19 @@ type papers struct {
 
 func (p papers) file(name string) string { return filepath.Join(p.dir, name) }
 
+// secret makes a file of a mode, whatever the umask is.
+func (p papers) secret(t *testing.T, name, content string, mode os.FileMode) string {
+	t.Helper()
+	err := os.WriteFile(p.file(name), []byte(content), 0o600)
+	if err == nil {
+		err = os.Chmod(p.file(name), mode)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p.file(name)
+}
+
 // conn is how a client with everything right connects.
 func (p papers) conn(brokers ...string) Conn {
 	return Conn{
@@ -281,7 +294,15 @@ func TestConnIsChecked(t *testing.T) {
 		"no password":   {func(c *Conn) { c.SASL.Password = nil }, "password"},
 		"unset":         {func(c *Conn) { c.SASL.Password = FromEnv("STREAM_TEST_NOT_SET") }, "STREAM_TEST_NOT_SET is not set"},
 		"missing file":  {func(c *Conn) { c.SASL.Password = FromFile(p.file("missing")) }, "missing"},
-		"empty file":    {func(c *Conn) { c.SASL.Password = FromFile("/dev/null") }, "empty"},
+		"empty file":    {func(c *Conn) { c.SASL.Password = FromFile(p.secret(t, "empty", "", 0o600)) }, "empty"},
+		"open password": {func(c *Conn) { c.SASL.Password = FromFile(p.secret(t, "open", "x", 0o644)) }, "can be read by everybody on this machine: chmod 600"},
+		"open key": {func(c *Conn) {
+			b, err := os.ReadFile(c.TLS.KeyFile)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.TLS.KeyFile = p.secret(t, "open.key", string(b), 0o604)
+		}, "can be read by everybody on this machine: chmod 600"},
 		"plain, please": {func(c *Conn) { c.SASL.Mechanism = "PLAIN" }, `"PLAIN"`},
 	} {
 		c := ok()

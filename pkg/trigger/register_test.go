@@ -90,6 +90,7 @@ func TestRegisterRefuses(t *testing.T) {
 		}{
 			{engine.Caller{ID: "off", Disabled: true}, notify.KindForbidden, "caller_disabled"},
 			{engine.Caller{ID: "mute", CallbackURLs: []string{base("mute")}, Secrets: []engine.CallerSecret{{Secret: testSecret, Expires: 1}}}, notify.KindConflict, "no_secret"},
+			{engine.Caller{ID: "sealed", CallbackURLs: []string{base("sealed")}, Secrets: []engine.CallerSecret{{Secret: engine.SealedPrefix + "v1:0123456789abcdef:AAAA"}}}, notify.KindConflict, "secret_sealed"},
 		} {
 			p.putCaller(c.caller)
 			_, err := p.svc.Register(context.Background(), Meta{Caller: c.caller.ID}, []byte(`{}`))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -178,7 +179,10 @@ func (s *Service) caller(ctx context.Context, id string) (*engine.Caller, error)
 	switch {
 	case c.Disabled:
 		return nil, &notify.Error{Kind: notify.KindForbidden, Code: "caller_disabled", Msg: "the caller is disabled"}
-	case len(keysOf(c.Secrets, time.Now().UnixMilli())) == 0:
+	case len(keysOf(c.Secrets, time.Now().UnixMilli())) > 0:
+	case slices.ContainsFunc(c.Secrets, engine.CallerSecret.Sealed):
+		return nil, &notify.Error{Kind: notify.KindConflict, Code: "secret_sealed", Msg: "the caller's signing secret cannot be opened: an operator puts its key file back, or makes a new secret"}
+	default:
 		return nil, &notify.Error{Kind: notify.KindConflict, Code: "no_secret", Msg: "the caller has no secret to sign callbacks with: an operator makes one"}
 	}
 	return &c, nil

@@ -49,8 +49,8 @@ func Rotate(c engine.Caller, now time.Time, overlap time.Duration) (changed engi
 	at, until := now.UnixMilli(), now.Add(overlap).UnixMilli()
 	list := []engine.CallerSecret{{Secret: secret, Created: at}}
 	for _, old := range c.Secrets {
-		if old.Expires != 0 && old.Expires <= at || overlap <= 0 {
-			continue
+		if old.Expires != 0 && old.Expires <= at || overlap <= 0 || old.Sealed() {
+			continue // a sealed one whose key is not there signs nothing
 		}
 		if old.Expires == 0 || old.Expires > until {
 			old.Expires = until

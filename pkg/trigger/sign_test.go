@@ -158,3 +158,12 @@ func TestParseSecret(t *testing.T) {
 		t.Errorf("keys %v", keys)
 	}
 }
+
+// A secret that cannot be opened signs nothing beside the new one.
+func TestRotateDropsASealedSecret(t *testing.T) {
+	t.Parallel()
+	c, secret := Rotate(engine.Caller{ID: "shop", Secrets: []engine.CallerSecret{{Secret: engine.SealedPrefix + "v1:0123456789abcdef:AAAA"}}}, time.Now(), time.Hour)
+	if len(c.Secrets) != 1 || c.Secrets[0].Secret != secret {
+		t.Errorf("%+v", c.Secrets)
+	}
+}

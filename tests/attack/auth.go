@@ -237,5 +237,5 @@ func leftTries(r *rig) (out []try, err error) {
 			return "", nil
 		},
 	})
-	return append(out, fileTries()...), nil
+	return append(append(out, fileTries()...), storedTry()), nil
 }

@@ -65,6 +65,13 @@ var mutants = map[string]victim.Mutant{
 		New:  "if a.key < 0 && !slices.Contains(readable, kmsg.Key(a.key)) {",
 		By:   "kafka",
 	},
+	// Callers' signing secrets are stored in clear.
+	"in-clear": {
+		File: "pkg/prefs/sealed.go",
+		Old:  "if one := &c.Secrets[i]; s.keys != nil && !one.Sealed() {",
+		New:  "if one := &c.Secrets[i]; s.keys == nil && !one.Sealed() {",
+		By:   "left",
+	},
 	// An answer of 101 is read to its end.
 	"endless-101": {
 		File: "pkg/trigger/call.go",

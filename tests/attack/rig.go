@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -38,6 +39,9 @@ type rig struct {
 	keys     *keys
 	client   *http.Client
 	number   atomic.Int64
+
+	mu      sync.Mutex
+	signing []string // the secrets that callers were given
 }
 
 // proc is a process under attack.
@@ -298,7 +302,10 @@ func (r *rig) caller(bases ...string) (name string, a answer, err error) {
 	if err != nil || a.status != http.StatusOK {
 		return name, a, err
 	}
-	_, err = r.must(request{method: "POST", url: "/v1/ops/callers/" + name + "/secrets", token: op, body: "{}"})
+	made, err := r.must(request{method: "POST", url: "/v1/ops/callers/" + name + "/secrets", token: op, body: "{}"})
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.signing = append(r.signing, made.field("secret"))
 	return name, a, err
 }
 

@@ -28,7 +28,7 @@ type node struct {
 // config of a node in dir, with the stub for all providers.
 func (b *bench) config(dir string, sync bool) (app.Config, error) {
 	cfg := app.Default()
-	cfg.DataDir = dir
+	cfg.DataDir, cfg.Secrets.KeyFile = dir, filepath.Join(dir, "secrets-key")
 	cfg.API.Listen, cfg.API.Admin, cfg.Log.Listen = "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"
 	cfg.API.Rate, cfg.API.Burst = 1e6, 1e6
 	cfg.Log.Sync, cfg.Log.CapMiB = sync, 16<<10

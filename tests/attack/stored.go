@@ -1,0 +1,85 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// storedTry reads what is stored as one would who has the disk or a copy of it.
+func storedTry() try {
+	return try{
+		name: "stored", does: "looks for the callers' signing secrets in every file of the data folder, and in the logs", refused: "that none stands there, with whsec_ or without",
+		run: func(_ context.Context, r *rig) (string, error) {
+			r.mu.Lock()
+			signing := append([]string(nil), r.signing...)
+			r.mu.Unlock()
+			s := search{parts: map[string]string{}}
+			for _, secret := range signing {
+				body, ok := strings.CutPrefix(secret, "whsec_")
+				if !ok || len(body) < partLen {
+					return "", fmt.Errorf("a caller was given a secret of another form, of %d bytes", len(secret))
+				}
+				s.parts[body[:partLen]] = body
+			}
+			for _, dir := range []string{"data", "data-jwks"} {
+				if err := filepath.WalkDir(r.file(dir), s.look); err != nil {
+					return "", err
+				}
+			}
+			for _, p := range r.procs {
+				if err := s.file(p.log); err != nil {
+					return "", err
+				}
+			}
+			switch {
+			case len(s.found) > 0:
+				return fmt.Sprintf("%d times a secret, first in %s", len(s.found), s.found[0]), nil
+			case len(signing) == 0:
+				return "", errors.New("no caller was given a secret")
+			case !s.callers:
+				return "", errors.New("the name of no caller is in the files either: a secret would not be seen")
+			}
+			return "", nil
+		},
+	}
+}
+
+// partLen is how many bytes of a secret are looked up; the rest is compared then.
+const partLen = 16
+
+// search looks for texts in files, for all of them at once.
+type search struct {
+	parts   map[string]string // the first bytes of each text, and the text
+	found   []string          // files
+	callers bool              // a file has the name of a caller of the rig
+}
+
+func (s *search) look(path string, d fs.DirEntry, err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // removed meanwhile
+	}
+	if err != nil || !d.Type().IsRegular() {
+		return err
+	}
+	return s.file(path)
+}
+
+func (s *search) file(path string) error {
+	b, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	s.callers = s.callers || bytes.Contains(b, []byte(`"id":"caller-`))
+	for i := 0; i+partLen <= len(b); i++ {
+		if text, ok := s.parts[string(b[i:i+partLen])]; ok && bytes.HasPrefix(b[i:], []byte(text)) {
+			s.found = append(s.found, path)
+		}
+	}
+	return err
+}
