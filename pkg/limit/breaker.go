@@ -212,6 +212,18 @@ func (b *Breaker) ReportN(now time.Time, o Outcome, n int) {
 	}
 }
 
+// OpenUnproven opens a closed breaker if the window holds failures and no success. It is
+// called after the report of a failure that would end a message for good. AllBad
+// failures may not come together when traffic is low: after a restart the window is
+// empty, and a long Retry-After lets it run empty between two calls.
+func (b *Breaker) OpenUnproven(now time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if all, bad := b.window.sum(now); b.state == Closed && bad > 0 && bad == all {
+		b.open(now, ReasonErrors, b.cfg.OpenFor)
+	}
+}
+
 func (b *Breaker) open(now time.Time, why Reason, d time.Duration) {
 	until := now.Add(d)
 	switch b.state {

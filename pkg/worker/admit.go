@@ -100,7 +100,7 @@ func (p *partition) permit(cat notify.Category, n int, until time.Time) (m notif
 		// A block, and no answer: it says nothing about any call of ours. A lane
 		// whose windows are claimed late has one route.
 		res := notify.Result{Class: notify.ClassThrottled, Code: e.Code, RetryAfter: e.RetryAfter}
-		cfg.Health.report(cfg.Routes.Names[0], &res, 0, time.Now())
+		cfg.Health.report(cfg.Routes.Names[0], &res, 0, false, time.Now())
 		return nil, true
 	}
 	return nil, false

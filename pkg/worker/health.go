@@ -88,8 +88,10 @@ func (h *Health) allow(name string, now time.Time) (ok, probe bool, at time.Time
 }
 
 // report feeds the answer of n items to their route's breaker and says whether
-// the breaker is closed now.
-func (h *Health) report(name string, res *notify.Result, n int, now time.Time) (closed bool) {
+// the breaker is closed now. last says that the item has no attempt left: its failure
+// opens the breaker, unless another call succeeded shortly before, so that an outage
+// does not end the item.
+func (h *Health) report(name string, res *notify.Result, n int, last bool, now time.Time) (closed bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	r := h.routeLocked(name)
@@ -105,7 +107,11 @@ func (h *Health) report(name string, res *notify.Result, n int, now time.Time) (
 		r.last = *res
 	}
 	was := r.breaker.State(now).State
-	r.breaker.ReportN(now, limit.OutcomeOf(res.Class), n)
+	outcome := limit.OutcomeOf(res.Class)
+	r.breaker.ReportN(now, outcome, n)
+	if last && outcome == limit.Unhealthy {
+		r.breaker.OpenUnproven(now)
+	}
 	h.judgeLocked(r, now)
 	is := r.breaker.State(now)
 	if is.State != was && (was == limit.Closed || is.State == limit.Closed) {

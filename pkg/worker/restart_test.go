@@ -230,3 +230,71 @@ func TestPausedWhileItWaitsForCapacity(t *testing.T) {
 		}
 	})
 }
+
+// An outage fails nothing also where a single message is all that the breaker sees of it:
+// in a process that starts during the outage, and so late after the previous call that
+// the breaker has forgotten that call. The call of the last attempt then opens the
+// breaker instead of using the attempt up.
+func TestLastAttemptInAnOutage(t *testing.T) {
+	for what, c := range map[string]struct {
+		class    notify.Class
+		after    time.Duration
+		restarts int
+	}{
+		"restarts":      {notify.ClassUnavailable, 0, 4},
+		"retry after":   {notify.ClassUnavailable, time.Minute, 0},
+		"no answer":     {notify.ClassAmbiguous, 0, 4},
+		"late and lost": {notify.ClassAmbiguous, time.Minute, 0},
+	} {
+		t.Run(what, func(t *testing.T) {
+			in(t, func(t *testing.T) {
+				p := newPlant(t, pushLane)
+				up := time.Now().Add(10 * time.Minute)
+				p.prov.set(20*time.Millisecond, func(*notify.Item) (notify.Result, bool) {
+					if time.Now().Before(up) {
+						return notify.Result{Class: c.class, RetryAfter: c.after, Code: "http_503", Provider: "prov"}, false
+					}
+					return accepted, true
+				})
+				e := p.envelope(notify.Transactional, "ann")
+				p.send(e)
+				for range c.restarts {
+					pass(1500 * time.Millisecond) // one call or two: fewer than open the breaker
+					p.drain()
+					p.start()
+				}
+				pass(20 * time.Minute) // ClassAmbiguous doubles its wait up to 8 minutes
+				if got := p.state(&e, 0); got.State != notify.Delivered {
+					t.Errorf("%+v", got)
+				}
+				if n := len(p.failed()); n != 0 {
+					t.Errorf("%d failed", n)
+				}
+			})
+		})
+	}
+}
+
+// A message that the provider alone of all fails on is given up: while others are
+// delivered, the call of its last attempt does not open the breaker.
+func TestLastAttemptBesideOthers(t *testing.T) {
+	in(t, func(t *testing.T) {
+		p := newPlant(t, pushLane)
+		p.prov.set(20*time.Millisecond, func(it *notify.Item) (notify.Result, bool) {
+			if string(it.User) == "ann" {
+				return notify.Result{Class: notify.ClassUnavailable, Code: "http_500", Provider: "prov"}, false
+			}
+			return accepted, true
+		})
+		bad := p.envelope(notify.Transactional, "ann")
+		p.send(p.envelope(notify.Transactional, "bob"), bad)
+		for i := range 10 {
+			pass(2 * time.Second)
+			p.send(p.envelope(notify.Transactional, name(i)))
+		}
+		pass(10 * time.Second)
+		if got := p.state(&bad, 0); got.State != notify.Failed {
+			t.Errorf("%+v", got)
+		}
+	})
+}

@@ -24,7 +24,7 @@ func (r *round) settle(i int, res *notify.Result) {
 	e := &job.env
 	route := r.w.routeOf(item.Address)
 	r.reportFine(now)
-	closed := cfg.Health.report(route, res, 1, now)
+	closed := cfg.Health.report(route, res, 1, int(e.Attempt) >= cfg.MaxRetries, now)
 	x := notify.Exception{Pos: at.pos, Addr: item.Addr, Of: at.of, Class: res.Class, Code: res.Code, Provider: res.Provider, Receipt: res.ProviderID}
 	switch res.Class {
 	case notify.ClassThrottled, notify.ClassConfig:
@@ -105,7 +105,7 @@ func (r *round) accepted(reported []bool, from, to int, res *notify.Result) {
 func (r *round) reportFine(now time.Time) {
 	for i, n := range r.fine {
 		if n > 0 {
-			r.w.cfg.Health.report(r.w.cfg.Routes.Names[i], &notify.Result{Class: notify.ClassAccepted}, n, now)
+			r.w.cfg.Health.report(r.w.cfg.Routes.Names[i], &notify.Result{Class: notify.ClassAccepted}, n, false, now)
 			r.fine[i] = 0
 		}
 	}
