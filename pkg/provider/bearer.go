@@ -82,10 +82,16 @@ func (b *bearer) replace(ctx context.Context, old *token) (*token, error) {
 	return t, nil
 }
 
+// repeatLog is how often a failure that lasts is logged. Without it an outage of the
+// token endpoint writes a line every 5 seconds.
+const repeatLog = 10 * time.Minute
+
 // run gets the first token and renews it in time until ctx ends.
 func (b *bearer) run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
+	var logged string // the error logged last; the same one is logged again after repeatLog
+	var loggedAt time.Time
 	for {
 		select {
 		case <-ctx.Done():
@@ -99,11 +105,15 @@ func (b *bearer) run(ctx context.Context) {
 		}
 		wait := b.retry + rand.N(b.retry/4)
 		if err != nil {
-			if ctx.Err() == nil {
+			if now := time.Now(); ctx.Err() == nil && (err.Error() != logged || now.Sub(loggedAt) >= repeatLog) {
 				b.log.Warn("no new provider token", "err", err)
+				logged, loggedAt = err.Error(), now
 			}
-		} else if d := time.Until(cur.renewAt); d > 0 {
-			wait = d
+		} else {
+			logged = ""
+			if d := time.Until(cur.renewAt); d > 0 {
+				wait = d
+			}
 		}
 		timer.Reset(wait)
 	}

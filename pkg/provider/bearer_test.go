@@ -1,9 +1,11 @@
 package provider
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"log/slog"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -146,5 +148,22 @@ func TestBearerFails(t *testing.T) {
 		}
 		cancel()
 		wg.Wait()
+	})
+}
+
+// A token endpoint that is away for an hour is logged a few times, not every 5 seconds.
+func TestBearerLogsAFailureSeldom(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		m := &minter{}
+		m.fail.Store(true)
+		var out bytes.Buffer // only run writes to it, and it has ended when it is read
+		b := newBearer("bearer", 0, slog.New(slog.NewTextHandler(&out, nil)), m.mint)
+		ctx, stop := context.WithTimeout(t.Context(), time.Hour)
+		defer stop()
+		b.run(ctx)
+		if n := strings.Count(out.String(), "no new provider token"); n < 5 || n > 7 {
+			t.Errorf("%d lines in an hour", n)
+		}
 	})
 }

@@ -226,6 +226,9 @@ func TestFCMTokenErrors(t *testing.T) {
 		if n := s.tokens.Load(); n != 1 {
 			t.Errorf("%d requests for a token", n)
 		}
+		if _, err := c.token.get(t.Context()); status == 503 && !strings.HasSuffix(err.Error(), "http_503") {
+			t.Errorf("the log does not say why: %v", err)
+		}
 	}
 	f(400, `{"error":"invalid_grant","error_description":"secret"}`, notify.ClassConfig, "fcm_oauth_refused")
 	f(401, ``, notify.ClassConfig, "fcm_oauth_refused")
