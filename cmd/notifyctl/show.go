@@ -98,6 +98,9 @@ func runShow(ctx context.Context, p *program, id string) error {
 // checkID refuses what no notification can be called.
 func checkID(id string) error {
 	if _, err := notify.ParseID(id); err != nil {
+		if strings.HasPrefix(id, "ntf_") {
+			return cli.Usage("%q is no id: after ntf_ come 26 letters and digits, and -NUMBER for a receiver of a fan-out; was a part lost in copying?", id)
+		}
 		return cli.Usage("%q is no id: they begin with ntf_ (notification), cmp_ (campaign) or trg_ (trigger)", id)
 	}
 	return nil

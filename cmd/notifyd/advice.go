@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"io/fs"
 
 	"github.com/spf13/cobra"
 
@@ -33,6 +34,11 @@ func advise(c *cobra.Command, err error) error {
 		next = []string{"--data-dir DIR, a folder that can be written to"}
 	case code == "store_full":
 		next = []string{"make room on the volume of the data folder, and start it again: what was answered with 201 is kept"}
+	case c.Name() == "serve" && (code == "bad_key" || code == "secret_exposed" || errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission)):
+		next = []string{
+			"correct the file, or the setting that names it (notifyd config print --origin)",
+			"under systemd, its LoadCredential= line: systemctl cat notifyd (docs/production.md, step 2)",
+		}
 	case cli.ExitCode(err) == cli.ExitUsage:
 		next = []string{c.CommandPath() + " --help"}
 	}

@@ -2,6 +2,8 @@ package main
 
 import (
 	"bytes"
+	"errors"
+	"io/fs"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -11,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -110,7 +113,18 @@ func TestCommands(t *testing.T) {
 	}
 	f(2, `^$`, `holds the data of notifyd serve or of a restored backup(.|\n)*next:  notifyd restore FILE --data-dir NEW/data`, "dev", "--data-dir", restored)
 	f(2, `^$`, `--fresh does not go with it`, "dev", "--ephemeral", "--fresh")
+	f(1, `^$`, `providers.apns.key_file: stat /no/such.p8(.|\n)*next: (.|\n)*LoadCredential`, "serve", "--data-dir", t.TempDir(),
+		"--set", "providers.apns.key_file=/no/such.p8", "--set", "log.listen=127.0.0.1:0", "--set", "api.listen=127.0.0.1:0", "--set", "api.admin=")
 	f(2, `^$`, `set one of auth.key_file,`, "serve", "--data-dir", t.TempDir(), "--set", "log.listen=127.0.0.1:0", "--set", "api.listen=127.0.0.1:0", "--set", "api.admin=")
+}
+
+// TestUnreadableConfig: a file that only root can read stops the service's user.
+func TestUnreadableConfig(t *testing.T) {
+	t.Parallel()
+	err := errors.Join(&fs.PathError{Op: "open", Path: "notifyd.yaml", Err: syscall.EACCES}) // as app.Load returns it; a test of root reads every file
+	if got := configNext(err); !strings.HasPrefix(got, "chmod 0644") {
+		t.Errorf("%q", got)
+	}
 }
 
 // TestUnwritableFolder: dev and serve say the same about it, and exit with the

@@ -2,8 +2,10 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
 	"net/http"
 	"strings"
@@ -41,13 +43,21 @@ func (f *configFlags) load(p *program, extra map[string]any) (app.Loaded, error)
 	}
 	l, err := app.Load(f.files, p.environ, flags)
 	if err != nil {
-		return l, &cli.Error{Exit: cli.ExitUsage, Err: err, Next: []string{"notifyd config example"}}
+		return l, &cli.Error{Exit: cli.ExitUsage, Err: err, Next: []string{configNext(err)}}
 	}
 	l.Config.Version = version
 	if l.Config.DataDir == "" {
 		l.Config.DataDir = app.DataFolder(p.getenv, "data")
 	}
 	return l, nil
+}
+
+// configNext says what to do about a configuration that cannot be loaded.
+func configNext(err error) string {
+	if errors.Is(err, fs.ErrPermission) { // the systemd unit runs notifyd as a user of its own
+		return "chmod 0644 FILE: the user that runs notifyd must be able to read it"
+	}
+	return "notifyd config example"
 }
 
 func newServe(p *program) *cobra.Command {

@@ -103,6 +103,7 @@ func TestPolish(t *testing.T) {
 	f(`unknown command "grop" for "tool"; did you mean group?`, "help", "grop")
 	f(`unknown command "bsh" for "tool completion"; did you mean bash or zsh?`, "completion", "bsh")
 	f(`unknown flag: --limt; did you mean --limit?`, "group", "show", "--limt=3")
+	f(`unknown flag: --max`, "group", "show", "--max=3")
 	f(`tool group show needs an id`, "group", "show")
 	f(`tool group list takes no arguments, got "x"`, "group", "list", "x")
 	for _, args := range [][]string{{}, {"group"}, {"help", "group", "show"}, {"group", "--help"}} {

@@ -151,7 +151,8 @@ func flagError(c *cobra.Command, err error) error {
 		name, _, _ = strings.Cut(name, "=")
 		best, dist := "", 4
 		c.Flags().VisitAll(func(f *pflag.Flag) {
-			if d := Distance(f.Name, name); d < dist && !f.Hidden {
+			// A distance of the name's whole length would make every short flag a suggestion.
+			if d := Distance(f.Name, name); d < min(dist, len(name)) && !f.Hidden {
 				best, dist = f.Name, d
 			}
 		})
