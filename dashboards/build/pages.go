@@ -116,6 +116,8 @@ func timers() dashboard {
 			one(in("sum by (instance) (notifyd_timer_shards_owned{})"), "{{instance}}"),
 			one(in("sum(increase(notifyd_timer_shards_taken_over_total{}[1h]))"), "taken over, 1 h"),
 			one(in("sum(increase(notifyd_timer_shards_lost_total{}[1h]))"), "lost, 1 h")),
+		graph("Clock offset", seconds, "How far the clock of a process is ahead of the servers' clocks. Above 0.5 s either way it owns no timers, calls nobody back and refuses what is due later.",
+			one(in("max by (instance) (abs(notifyd_clock_offset_seconds{}))"), "{{instance}}")).red(0.5),
 		graph("Publishing fails", perSecond, "Calls that should have published due timers; they are tried again. The log or the queue does not take them.",
 			one(in("sum by (instance) (rate(notifyd_timer_publish_failures_total{}[$__rate_interval]))"), "{{instance}}")),
 		graph("Late and re-homed rows", perSecond, "Rows written so late that they were found at the close of their minute, or stored again because it was closed. Rises: writes take longer than 2 s or 10 s.",

@@ -2,49 +2,144 @@ package app
 
 import (
 	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/notifyd/notifyd/pkg/fault"
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// clock knows how far this machine's clock is off from that of a server which
-// all processes ask.
-type clock struct{ off atomic.Int64 } // ns; above 0: ours is ahead
+// clock knows how far this machine's clock is off from those of the servers that all
+// processes ask. It is the median, so that one server whose clock is wrong stops no
+// process.
+type clock struct {
+	last atomic.Pointer[reading] // the median when servers were asked last; nil: no server has answered
+	each []reading               // the last answer of each server; the goroutine that calls ask has it
+	log  *slog.Logger
+}
 
-// clockEvery is how often it is asked, clockSlow what an answer may take to say
-// anything.
+// clockEvery is how often servers are asked, clockSlow how long an answer may take to
+// say anything, clockKept how long the last answer of a server that does not answer
+// counts, and clockRetry what a refused caller is told to wait.
 const (
 	clockEvery = 2 * time.Second
 	clockSlow  = 200 * time.Millisecond
+	clockKept  = time.Minute
+	clockRetry = 5 * time.Second
 )
+
+// maxClockOffset is how far off the clock of a process may be that owns timers, claims
+// triggers or decides whether a time has passed.
+const maxClockOffset = 500 * time.Millisecond
 
 // askClock says how far a server's clock is ahead of ours, and how long it took
 // to ask.
 type askClock func(ctx context.Context) (ahead, took time.Duration, err error)
 
-// offset is how far off the clock was when it was asked last; 0: nobody knows.
-func (c *clock) offset() time.Duration { return time.Duration(c.off.Load()) }
+// reading is how far our clock was ahead of another one at a time of ours.
+type reading struct {
+	off  time.Duration
+	at   time.Time // by the monotonic clock; zero: there is no reading
+	wall time.Time // the same moment by the clock that can be set
+}
 
-// run asks until ctx ends.
-func (c *clock) run(of askClock) func(context.Context) error {
+// read returns a reading of now.
+func read(off time.Duration) reading {
+	now := time.Now()
+	return reading{off, now, now.Round(0)}
+}
+
+// now returns how far ahead our clock is now: one that was set since is off by as much
+// as it went further than the monotonic clock.
+func (r *reading) now() time.Duration {
+	now := time.Now()
+	return r.off + now.Round(0).Sub(r.wall) - now.Sub(r.at)
+}
+
+// offset returns how far off the clock is, above 0 where it is ahead. It returns 0
+// before a server has answered.
+func (c *clock) offset() time.Duration {
+	if r := c.last.Load(); r != nil {
+		return r.now()
+	}
+	return 0
+}
+
+// err returns the error "clock" (notify.KindUnavailable) while the clock is off by more
+// than maxClockOffset. What is computed from it would be wrong.
+func (c *clock) err() error {
+	if off := c.offset(); off.Abs() > maxClockOffset {
+		return notify.Unavailable("clock", clockRetry, fmt.Errorf("it is %s off from the servers'", off.Round(time.Millisecond)))
+	}
+	return nil
+}
+
+// run asks until ctx ends. It logs when the clock goes wrong and when it is right again.
+func (c *clock) run(servers []askClock) func(context.Context) error {
 	return func(ctx context.Context) error {
+		wrong := false
 		for ctx.Err() == nil {
-			c.ask(ctx, of)
+			c.ask(ctx, servers)
+			off := c.offset().Round(time.Millisecond)
+			switch is := c.err() != nil; {
+			case is && !wrong:
+				c.log.Error("the clock is off from the servers': this process owns no timers, makes no callbacks and answers 503 to what is due later", "off", off, "most", maxClockOffset)
+				wrong = true
+			case !is && wrong:
+				c.log.Info("the clock is right again", "off", off)
+				wrong = false
+			}
 			wait(ctx, clockEvery)
 		}
 		return nil
 	}
 }
 
-// ask compares once. Half of the way there and back is the error it can have:
-// what an answer does not prove to be off counts as right.
-func (c *clock) ask(ctx context.Context, of askClock) {
-	call, stop := context.WithTimeout(ctx, time.Second)
+// ask compares once with each server and keeps the median. Half of the way there and
+// back is the error that a comparison can have. What an answer does not prove to be off
+// counts as right. A server that does not answer counts with its last answer for a
+// while, so that one wrong server does not decide when the others are slow.
+func (c *clock) ask(ctx context.Context, servers []askClock) {
+	ctx, stop := context.WithTimeout(ctx, time.Second)
 	defer stop()
-	ahead, took, err := of(call)
-	if err != nil || took > clockSlow {
-		return // what was known last still counts
+	if c.each == nil {
+		c.each = make([]reading, len(servers))
 	}
-	c.off.Store(int64(certain(-ahead, took/2)))
+	var asks sync.WaitGroup
+	for i, server := range servers {
+		asks.Go(func() {
+			if ahead, took, err := server(ctx); err == nil && took <= clockSlow {
+				c.each[i] = read(certain(fault.Clock()-ahead, took/2))
+			}
+		})
+	}
+	asks.Wait()
+	var offs []time.Duration
+	for i := range c.each {
+		if r := &c.each[i]; !r.at.IsZero() && time.Since(r.at) < clockKept {
+			offs = append(offs, r.now())
+		}
+	}
+	if len(offs) > 0 {
+		r := read(median(offs))
+		c.last.Store(&r)
+	}
+}
+
+// median returns the middle one of offs, which it sorts. Of an even number it returns
+// the one of the two in the middle that is nearer to 0: where two servers disagree,
+// this machine's clock decides which of them is right.
+func median(offs []time.Duration) time.Duration {
+	slices.Sort(offs)
+	low, high := offs[(len(offs)-1)/2], offs[len(offs)/2]
+	if low.Abs() < high.Abs() {
+		return low
+	}
+	return high
 }
 
 // certain is the part of a difference that is more than its error.
@@ -56,4 +151,12 @@ func certain(off, err time.Duration) time.Duration {
 		return off + err
 	}
 	return 0
+}
+
+// clockErr is clock.err of a process over servers. Embedded there is no other clock.
+func (n *Node) clockErr() error {
+	if n.servers == nil {
+		return nil
+	}
+	return n.servers.clock.err()
 }

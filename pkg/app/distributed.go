@@ -22,7 +22,7 @@ func (n *Node) openDistributed(ctx context.Context) error {
 	if err := n.listen(ctx); err != nil {
 		return err
 	}
-	n.servers = &servers{}
+	n.servers = &servers{clock: clock{log: n.log}}
 	n.owner = n.cfg.instance() + "-" + strings.ToLower(notify.NewBase(time.Now()).String())
 	open := openServers
 	if n.seams.servers != nil {
@@ -92,28 +92,18 @@ func (n *Node) useServers(ctx context.Context) (err error) {
 	if n.servers.probe, err = stream.NewProbe(stream.ProbeConfig{Conn: st.conn}); err != nil {
 		return err
 	}
-	st.laterGate = func() error { return nil }
+	// A delay is counted, and the minute of a timer is chosen, by this clock.
+	st.laterGate = n.servers.clock.err
 	st.ready = func() error {
 		if !n.tasks.Scheduler {
-			return nil // requests need no clock that agrees, and Redis's may be the one that is off
+			return nil // what is due now needs no clock that agrees, and another process takes the rest
 		}
-		return n.servers.ready()
+		// Engines that are away come back, and each has its own fallback meanwhile. A
+		// clock that is off does not right itself.
+		return n.servers.clock.err()
 	}
 	return nil
 }
-
-// ready says what keeps a process from its work: engines that are away come
-// back, and each has its own fallback meanwhile, so that a process stays in
-// service. A clock that is off does not right itself.
-func (s *servers) ready() error {
-	if off := s.clock.offset(); off.Abs() > maxClockOffset {
-		return notify.Unavailable("clock", time.Minute, fmt.Errorf("it is %s off from the servers'", off.Round(time.Millisecond)))
-	}
-	return nil
-}
-
-// maxClockOffset is how far off a clock may be that owns timers.
-const maxClockOffset = 500 * time.Millisecond
 
 // storeIDMeta names the installation, made by Migrate.
 const storeIDMeta = "store_id"
@@ -124,6 +114,6 @@ func (n *Node) doctorServers(ctx context.Context, fs *findings) {
 		c(ctx, fs)
 	}
 	off := n.servers.clock.offset()
-	fs.add("clock", off.Abs() > maxClockOffset, "fail", "%s off from the servers'; above %s this process owns no timers", off.Round(time.Millisecond), maxClockOffset)
+	fs.add("clock", off.Abs() > maxClockOffset, "fail", "%s off from the servers'; above %s this process owns no timers, makes no callbacks, and answers 503 to what is due later and to cancels of schedules", off.Round(time.Millisecond), maxClockOffset)
 	fs.add("roles", false, "", "%s as %s; dispatchers: %s", strings.Join(n.cfg.Roles, ", "), n.owner, strings.Join(n.servers.dispatchers.names(), ", "))
 }

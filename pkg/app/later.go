@@ -78,7 +78,7 @@ func (n *Node) buildLater() error {
 		Forget: func(ctx context.Context, ts []engine.Timer) error {
 			return n.st.scheduled.ForgetTimers(ctx, cfg.Timers.Shards, ts)
 		},
-		Ended: n.cancelledTimers, Guard: tc.Guard(), MaxDelay: cfg.Timers.MaxDelay, Logger: n.log,
+		Clock: n.clockErr, Ended: n.cancelledTimers, Guard: tc.Guard(), MaxDelay: cfg.Timers.MaxDelay, Logger: n.log,
 	})
 	policy, err := cfg.egress()
 	if err != nil {
@@ -106,7 +106,7 @@ func (n *Node) buildLater() error {
 	}
 	if l.dispatcher, err = trigger.NewDispatcher(trigger.DispatcherConfig{
 		Triggers: n.st.triggers, Callers: callers, Queue: l.queue, Later: rows, Dead: deadTriggers{n.producer},
-		Egress: l.egress, Census: census, CallerInFlight: cfg.Triggers.CallerInFlight, Share: share, MaxInFlight: cfg.Triggers.InFlight,
+		Egress: l.egress, Census: census, Clock: n.clockErr, CallerInFlight: cfg.Triggers.CallerInFlight, Share: share, MaxInFlight: cfg.Triggers.InFlight,
 		Drain: cfg.Workers.Drain, Events: events, Logger: n.log, Tracer: n.tracer,
 	}); err != nil {
 		return err
@@ -125,10 +125,10 @@ func (n *Node) buildLater() error {
 	return err
 }
 
-// disk is a gate of what is stored beside the log.
-type disk func() error
+// gate makes a function a gate of the intake.
+type gate func() error
 
-func (d disk) Err() error { return d() }
+func (g gate) Err() error { return g() }
 
 // shardsMeta is the row with that number.
 const shardsMeta = "timer_shards"

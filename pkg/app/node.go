@@ -208,7 +208,8 @@ func (n *Node) build() error {
 	}
 	n.intake, err = intake.New(intake.Stores{
 		Log: n.counted(), Partitions: n.st.partitions, Idem: n.st.idem, Campaigns: n.st.campaigns,
-		Cancels: n.st.cancels, Spill: n.st.spill, Gate: n.st.gate, Later: n.tracedLater(), LaterGate: disk(n.st.laterGate),
+		Cancels: n.st.cancels, Spill: n.st.spill, Gate: n.st.gate, Later: n.tracedLater(), LaterGate: gate(n.st.laterGate),
+		Clock: gate(n.clockErr),
 	}, intake.Config{
 		MaxDelay: cfg.Timers.MaxDelay, Jitter: cfg.Timers.Jitter,
 		Refuse: refusals(cfg.Intake.Refuse), SMS: categories(cfg.Intake.SMS), Keep: cfg.Intake.Idempotency,

@@ -70,7 +70,7 @@ func openServers(ctx context.Context, n *Node) (err error) {
 	n.servers.seen = dedup.New(st.status, filter, dedup.Config{Logger: n.log})
 	n.servers.limits = limit.NewShared(rd.Limits(), limit.SharedConfig{})
 	st.status, st.limits = n.servers.seen, n.servers.limits
-	n.servers.clockOf = rd.ClockOffset
+	n.servers.clocks = []askClock{rd.ClockOffset, c.main.ClockOffset, pg.ClockOffset}
 	st.queue = func(name string, maxReceives int) (engine.Queue, error) { return rd.Queue(name, maxReceives), nil }
 	st.bodies = rd.QueueBodies
 	if cfg.SQS.Region != "" {
@@ -83,8 +83,11 @@ func openServers(ctx context.Context, n *Node) (err error) {
 		n.servers.checks = append(n.servers.checks, checkSQS(q))
 	}
 	n.servers.checks = append(n.servers.checks, n.checkKafka, n.checkCassandra, checkRedis(rd), checkPostgres(pg))
-	// Before anything may own a timer: a clock that is off must never have owned one.
-	n.servers.clock.ask(ctx, n.servers.clockOf)
+	// Before anything may own a timer: a clock that is off must never have owned one. The
+	// first question may set connections up, and takes too long then to say anything.
+	for range 2 {
+		n.servers.clock.ask(ctx, n.servers.clocks)
+	}
 	return nil
 }
 

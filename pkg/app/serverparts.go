@@ -26,7 +26,7 @@ type servers struct {
 	lag         atomic.Pointer[[]Lag]
 	pins        pins
 	clock       clock
-	clockOf     askClock // nil: nobody is asked
+	clocks      []askClock // of the servers; none: nobody is asked
 	checks      []serverCheck
 	listen      func(ctx context.Context) error // wakes who follows preferences; nil: polls do
 	seen        *dedup.Status                   // in front of outcome rows; nil: they are read
@@ -76,8 +76,8 @@ func (n *Node) addServerParts(ps parts, do Tasks) {
 		ps["lags"] = func(ctx context.Context) error { return n.watchLags(ctx, groups) }
 	}
 	ps["standing"] = func(ctx context.Context) error { return s.standings.share(ctx, do.Lanes, n.ownStanding) }
-	if s.clockOf != nil {
-		ps["clock"] = s.clock.run(s.clockOf)
+	if len(s.clocks) > 0 {
+		ps["clock"] = s.clock.run(s.clocks)
 	}
 	if do.Operator {
 		ps["group "+historyGroup] = n.group(historyGroup).Run

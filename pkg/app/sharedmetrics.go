@@ -10,7 +10,7 @@ import (
 )
 
 // sharedCollector reads what stands in front of engines that are servers: the
-// seen-filter and the shared limits. With embedded engines there are none, and all
+// seen-filter and the shared limits; and how far the clock is off from theirs. With embedded engines there are none, and all
 // stays 0.
 type sharedCollector struct{ n *Node }
 
@@ -20,11 +20,12 @@ var (
 	descLimitFail = desc("shared_limits_failures_total", "Questions to the shared limits that were not answered in time.")
 	descLimitOwn  = desc("shared_limits_alone_total", "Takes of tokens that this process decided alone.")
 	descLimitOff  = desc("shared_limits_off", "1 while the shared limits are not asked, for they do not answer, else 0.")
+	descClock     = desc("clock_offset_seconds", "How far the clock is ahead of the servers'; below 0: behind. 0 with embedded engines.")
 )
 
 // Describe implements prometheus.Collector.
 func (c *sharedCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descSeen, descSeenOff, descLimitFail, descLimitOwn, descLimitOff} {
+	for _, d := range []*prometheus.Desc{descSeen, descSeenOff, descLimitFail, descLimitOwn, descLimitOff, descClock} {
 		ch <- d
 	}
 }
@@ -33,7 +34,9 @@ func (c *sharedCollector) Describe(ch chan<- *prometheus.Desc) {
 func (c *sharedCollector) Collect(ch chan<- prometheus.Metric) {
 	var seen dedup.Stats
 	var limits limit.SharedStats
+	var off time.Duration
 	if s := c.n.servers; s != nil {
+		off = s.clock.offset()
 		if s.seen != nil {
 			seen = s.seen.Stats()
 		}
@@ -53,6 +56,7 @@ func (c *sharedCollector) Collect(ch chan<- prometheus.Metric) {
 	send(descLimitFail, prometheus.CounterValue, float64(limits.Failed))
 	send(descLimitOwn, prometheus.CounterValue, float64(limits.Alone))
 	send(descLimitOff, prometheus.GaugeValue, one(limits.Off))
+	send(descClock, prometheus.GaugeValue, off.Seconds())
 }
 
 func one(b bool) float64 {

@@ -54,8 +54,8 @@ func TestAuditSeesWhatCameDue(t *testing.T) {
 	}
 }
 
-// TestOnlySchedulersNeedTheClock: a clock that differs from the servers', whichever of
-// them is off, keeps schedulers from their work, and no other process.
+// TestOnlySchedulersNeedTheClock: a clock that is off from the servers' makes only a
+// process unready that owns timers. An API still takes what is due now.
 func TestOnlySchedulersNeedTheClock(t *testing.T) {
 	t.Parallel()
 	cfg := sharing(t)
@@ -63,7 +63,7 @@ func TestOnlySchedulersNeedTheClock(t *testing.T) {
 	for role, ready := range map[string]bool{"api": true, "dispatcher": true, "operator": true, "scheduler": false, "api,scheduler": false} {
 		l := runAs(t, role, cfg, seams{servers: s.open})
 		eventually(t, role+" has begun", func() bool { _, err := l.client.Conservation(t.Context(), time.Now()); return err == nil })
-		l.servers.clock.off.Store(int64(-2 * time.Second))
+		l.servers.clock.set(-2 * time.Second)
 		if err := l.Ready(t.Context()); (err == nil) != ready {
 			t.Errorf("%s: %v", role, err)
 		}

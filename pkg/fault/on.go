@@ -61,3 +61,14 @@ func Hit(name string) {
 		select {} // never on from here
 	}
 }
+
+// Clock returns how much further ahead than it is the process takes its clock for. The
+// file is read each time, so that a test can turn the clock while the process runs.
+func Clock() time.Duration {
+	text, err := os.ReadFile(os.Getenv("NOTIFYD_FAULT_CLOCK"))
+	if err != nil {
+		return 0
+	}
+	d, _ := time.ParseDuration(strings.TrimSpace(string(text)))
+	return d
+}

@@ -134,6 +134,9 @@ func (b *batch) add(n *note) error {
 	b.items = append(b.items, batchItem{})
 	it := &b.items[i]
 	if it.err = b.s.admitNote(n, b.m.Users, b.l.accepted, b.off); it.err != nil {
+		if notify.KindOf(it.err) == notify.KindUnavailable {
+			return it.err // of this process, so the whole batch goes to another one
+		}
 		return nil
 	}
 	speed := 0

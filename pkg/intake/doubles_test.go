@@ -358,6 +358,7 @@ type rig struct {
 	spill     *fakeSpill
 	gate      *fakeGate
 	laterGate *fakeGate
+	clock     *fakeGate
 	later     *fakeLater
 	parts     int
 }
@@ -367,7 +368,7 @@ func newRig(t testing.TB, cfg Config) *rig {
 	r := &rig{
 		log: &fakeLog{}, idem: &fakeIdem{rows: map[engine.IdemKey]engine.Reservation{}, fail: map[string]error{}},
 		campaigns: &fakeCampaigns{rows: map[string]engine.Campaign{}, parts: map[string]map[uint32]bool{}},
-		cancels:   fakeCancels{}, spill: &fakeSpill{}, gate: &fakeGate{}, laterGate: &fakeGate{}, later: &fakeLater{}, parts: 6,
+		cancels:   fakeCancels{}, spill: &fakeSpill{}, gate: &fakeGate{}, laterGate: &fakeGate{}, clock: &fakeGate{}, later: &fakeLater{}, parts: 6,
 	}
 	r.Service = r.service(t, cfg)
 	return r
@@ -379,7 +380,7 @@ func (r *rig) service(t testing.TB, cfg Config) *Service {
 	t.Helper()
 	s, err := New(Stores{
 		Log: r.log, Partitions: func(string) int { return r.parts }, Idem: r.idem, Campaigns: r.campaigns,
-		Cancels: r.cancels, Spill: r.spill, Gate: r.gate, Later: r.later, LaterGate: r.laterGate,
+		Cancels: r.cancels, Spill: r.spill, Gate: r.gate, Later: r.later, LaterGate: r.laterGate, Clock: r.clock,
 	}, cfg)
 	if err != nil {
 		t.Fatal(err)

@@ -40,6 +40,7 @@ type rules struct {
 	sms      [len(notify.Categories) + 1]bool
 	off      switches // what refused and sms come to
 	later    bool
+	clock    Gate // nil: always right
 	maxDelay time.Duration
 	jitter   time.Duration
 }
@@ -91,7 +92,16 @@ func newRules(cfg Config) rules {
 // admit checks the terms of a request accepted at now (ms). off are the switches that
 // refuse: the rules', or for a resumed request those at its first acceptance, since
 // part of it may be in the log already.
+//
+// A clock that is off would send at once what is due later, and refuse for good what
+// another process takes. So admit returns the clock's error (notify.KindUnavailable)
+// where the answer depends on it. What is due now and expires later does not.
 func (r *rules) admit(t *terms, now int64, off switches) error {
+	if t.scheduled != 0 || t.expires != 0 && t.expires <= now {
+		if err := check(r.clock); err != nil {
+			return err
+		}
+	}
 	refused := off&switchOf(t.channel, t.category) != 0
 	switch {
 	case refused && t.channel == notify.SMS && (!r.sms[t.category] || !r.refused[t.channel][t.category]):

@@ -49,6 +49,7 @@ type Stores struct {
 	Gate       Gate                   // nil: always open
 	Later      Later                  // nil: scheduling is refused
 	LaterGate  Gate                   // of what Later writes to; nil: always open
+	Clock      Gate                   // says why this process cannot tell whether a time has passed; nil: it can
 }
 
 // Config are the limits and rules of intake. The zero value is ready.
@@ -199,7 +200,7 @@ func New(st Stores, cfg Config) (*Service, error) {
 		return nil, errors.New("intake: Log, Partitions, Idem, Campaigns and Cancels are required")
 	}
 	s := &Service{cfg: cfg, st: st, rules: newRules(cfg)}
-	s.rules.later = st.Later != nil
+	s.rules.later, s.rules.clock = st.Later != nil, st.Clock
 	s.notes.New = func() any { return new(noteWriter) }
 	s.fans.New = func() any { return newSplitter() }
 	return s, nil

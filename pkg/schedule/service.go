@@ -31,6 +31,9 @@ type Config struct {
 	// Gate says why nothing more can be stored, as an error for the caller; nil:
 	// it can. It is asked before a move, never before a cancel.
 	Gate func() error
+	// Clock says why this process's clock cannot tell whether a schedule is due, as an
+	// error for the caller; nil: it can. It is asked before a cancel and a move.
+	Clock func() error
 	// Ended records that what these timers held was cancelled before it was
 	// due; nil means durable. Told again of the same ones it changes nothing.
 	Ended func(ctx context.Context, ts []engine.Timer) error
@@ -63,6 +66,9 @@ func New(cfg Config) *Service {
 	}
 	if cfg.Gate == nil {
 		cfg.Gate = func() error { return nil }
+	}
+	if cfg.Clock == nil {
+		cfg.Clock = func() error { return nil }
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)

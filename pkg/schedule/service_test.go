@@ -612,3 +612,28 @@ func TestForecastReadsNoPayloads(t *testing.T) {
 		t.Errorf("%+v %v %v", sums, complete, err)
 	}
 }
+
+// A process whose clock is off cannot tell whether a schedule is due: it refuses to
+// cancel or move it, and changes nothing.
+func TestTouchNeedsAClockThatIsRight(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig()
+		base := r.fan(t, time.Hour)
+		off := notify.Unavailable("clock", 5*time.Second, errors.New("it is 2 s off"))
+		r.cfg.Clock = func() error { return off }
+		if _, err := r.Cancel(t.Context(), base); code(err) != "clock" {
+			t.Errorf("a cancel: %v", err)
+		}
+		if _, err := r.Move(t.Context(), base, time.Now().Add(2*time.Hour).UnixMilli(), "shop"); code(err) != "clock" {
+			t.Errorf("a move: %v", err)
+		}
+		if v, err := r.Get(t.Context(), base); err != nil || v.State == engine.ScheduleCancelled || len(r.ended) > 0 {
+			t.Errorf("%+v, %v", v, err)
+		}
+		r.cfg.Clock = func() error { return nil }
+		if _, err := r.Cancel(t.Context(), base); err != nil {
+			t.Error(err)
+		}
+	})
+}

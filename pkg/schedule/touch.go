@@ -30,7 +30,12 @@ func (s *Service) open(v *View) error {
 		return conflict("cancelled", "it was cancelled at "+stamp(v.Touched))
 	case v.State == engine.ScheduleReleased:
 		return conflict("too_late", "it was released at its time, "+stamp(v.FireAt))
-	case time.Now().Add(s.cfg.Guard).UnixMilli() >= v.FireAt:
+	}
+	now := time.Now() // before Clock is asked: a clock that is set after that is no matter
+	if err := s.cfg.Clock(); err != nil {
+		return err // whether it is due cannot be told
+	}
+	if now.Add(s.cfg.Guard).UnixMilli() >= v.FireAt {
 		return conflict("too_late", fmt.Sprintf("it is due at %s, and can be touched until %s before that", stamp(v.FireAt), s.cfg.Guard))
 	}
 	return nil

@@ -144,13 +144,13 @@ func (e *Engine) handTo(ctx context.Context, lane Lane, batch []*entry, to func(
 // so: not those of shards that are not surely ours any more, and not those that
 // a clock set back has made early, which go into the wheel again.
 func (e *Engine) enter(lane Lane, batch []*entry) []*entry {
+	now := e.now() // before the offset is looked at, which is of the clock as it was set last
 	if e.clockOff() {
 		for _, x := range batch {
 			x.m.t.end(errClock) // it may be well again when the keeper looks
 		}
 		return nil
 	}
-	now := e.now()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	out := make([]*entry, 0, len(batch))

@@ -30,6 +30,14 @@ func (d *Dispatcher) claim(ctx context.Context, ws []*work) {
 	default:
 	}
 	now := time.Now()
+	if d.cfg.Clock() != nil { // the lease would be too long, or over at once
+		d.claimedAhead(ws, nil)
+		for _, w := range ws {
+			d.free(w, notCalled)
+			d.later(w, CauseClock, clockWait)
+		}
+		return
+	}
 	ss := make([]engine.TriggerSwap, len(ws))
 	for i, w := range ws {
 		w.claimed = now
@@ -124,6 +132,10 @@ func (d *Dispatcher) call(w *work) {
 		return
 	default:
 	}
+	if d.cfg.Clock() != nil {
+		d.back(w, CauseClock, clockWait)
+		return
+	}
 	if now := time.Now().UnixMilli(); now < w.row.NextAt {
 		d.back(w, CauseEarly, time.Duration(w.row.NextAt-now)*time.Millisecond) // the clock was set back
 		return
@@ -158,7 +170,8 @@ func (d *Dispatcher) call(w *work) {
 	w.lane.brk.report(time.Now(), health(r.class))
 	d.mu.Unlock()
 	d.free(w, wasCalled)
-	w.next = d.terms.settle(w.row, w.msg.base, &r, started, ceilMillis(time.Now()))
+	// A clock that is set during the call moves no retry.
+	w.next = d.terms.settle(w.row, w.msg.base, &r, started, ceilMillis(started.Add(time.Since(started))))
 	w.then = func() { d.settled(w) }
 	d.swaps.add(w)
 }

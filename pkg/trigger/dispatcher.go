@@ -160,6 +160,10 @@ func (d *Dispatcher) receive(ctx context.Context) {
 		if !d.waitForRoom(ctx) {
 			return
 		}
+		if d.cfg.Clock() != nil {
+			pause.wait(ctx)
+			continue
+		}
 		ds, err := d.cfg.Queue.Receive(ctx, d.cfg.Batch, d.cfg.Visibility)
 		if err != nil {
 			d.cfg.Logger.Warn("delay queue: receive", slog.Any("error", err))

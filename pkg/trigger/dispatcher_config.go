@@ -55,6 +55,10 @@ type DispatcherConfig struct {
 	Lease time.Duration
 	// Skew is how far the clocks of two machines may be apart. Default 2 s.
 	Skew time.Duration
+	// Clock says why the clock of this process is off by more than it may be; nil: it is
+	// not. While it is off no message is received and no row judged, claimed or called:
+	// other dispatchers do that. Default: it is right.
+	Clock func() error
 	// Schedule are the waits between attempts of triggers without one of their
 	// own. Default DefaultSchedule.
 	Schedule []time.Duration
@@ -100,6 +104,9 @@ func (c DispatcherConfig) withDefaults() DispatcherConfig {
 	c.CallerInFlight = or(c.CallerInFlight, 100)
 	if c.Share == nil {
 		c.Share = func(limit int) int { return limit }
+	}
+	if c.Clock == nil {
+		c.Clock = func() error { return nil }
 	}
 	c.MaxInFlight = or(c.MaxInFlight, 4096)
 	c.MaxQueued = or(c.MaxQueued, 32_768)

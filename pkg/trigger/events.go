@@ -16,6 +16,7 @@ const (
 	CauseCaller   = "caller"   // its caller is disabled, has no secret, or cannot be read
 	CauseLeased   = "leased"   // somebody else's claim has not run out
 	CauseNewer    = "newer"    // a newer release wrote it or its row
+	CauseClock    = "clock"    // this process's clock is off
 	CauseOrphan   = "orphan"   // its state row, or its generation, is not there yet
 )
 

@@ -65,6 +65,12 @@ func (d *Dispatcher) read(ctx context.Context, ws []*work) {
 		return
 	}
 	now := time.Now()
+	if d.cfg.Clock() != nil {
+		for _, w := range ws {
+			d.later(w, CauseClock, clockWait)
+		}
+		return
+	}
 	var dueNow []*work
 	drops := map[string][]*work{}
 	for i, w := range ws {
@@ -108,6 +114,10 @@ func (d *Dispatcher) leaveNewer(ctx context.Context, ws []*work, cause error) {
 	w.asIs = true
 	d.later(w, CauseNewer, newerWait)
 }
+
+// clockWait is how long a message stays away from a process whose clock is off, and
+// from all others.
+const clockWait = time.Second
 
 // newerWait is how long a message of a newer release stays away from this process, and
 // from all others.

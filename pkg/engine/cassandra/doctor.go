@@ -251,6 +251,19 @@ func paxosFinding(node, variant string) Finding {
 	return f
 }
 
+// ClockOffset returns how far the clock of the node that answers is ahead of this
+// process's. It is wrong by at most half of how long the question took, which it returns
+// too, and a millisecond.
+func (s *Store) ClockOffset(ctx context.Context) (offset, took time.Duration, err error) {
+	var at time.Time
+	began := time.Now()
+	err = s.session.Query(`SELECT toTimestamp(now()) FROM system.local`).Consistency(gocql.One).Idempotent(true).ScanContext(ctx, &at)
+	if took = time.Since(began); err != nil {
+		return 0, took, translate(err)
+	}
+	return at.Sub(began.Add(took / 2)), took, nil
+}
+
 // clock compares each node's clock with ours.
 func (d *doctor) clock(ctx context.Context) error {
 	for _, h := range d.nodes {

@@ -217,3 +217,13 @@ func (n *ownNode) kill() {
 		return err != nil
 	})
 }
+
+func TestClockOffset(t *testing.T) {
+	t.Parallel()
+	s := shared.take(t)
+	defer shared.give(s)
+	offset, took, err := s.ClockOffset(t.Context())
+	if err != nil || took <= 0 || offset.Abs() > took+100*time.Millisecond {
+		t.Errorf("the clock of this machine is off by %v in %v: %v", offset, took, err)
+	}
+}

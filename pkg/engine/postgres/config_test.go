@@ -136,6 +136,15 @@ func TestTextThatPostgreSQLRefuses(t *testing.T) {
 	}
 }
 
+func TestClockOffset(t *testing.T) {
+	t.Parallel()
+	s, _ := migrated(t)
+	offset, took, err := s.ClockOffset(t.Context())
+	if err != nil || took <= 0 || offset.Abs() > took+100*time.Millisecond {
+		t.Errorf("the clock of this machine is off by %v in %v: %v", offset, took, err)
+	}
+}
+
 func TestDoctor(t *testing.T) {
 	t.Parallel()
 	s, _ := migrated(t)

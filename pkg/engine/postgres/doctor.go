@@ -21,6 +21,23 @@ const maxClock = 500 * time.Millisecond
 // oldest is the first major version this is tested with.
 const oldest = 13
 
+// ClockOffset returns how far the primary's clock is ahead of this process's. It is wrong
+// by at most half of how long the question took, which it returns too.
+func (s *Store) ClockOffset(ctx context.Context) (offset, took time.Duration, err error) {
+	c, err := s.pool.Acquire(ctx) // what that takes is no part of the question
+	if err != nil {
+		return 0, 0, translate(err)
+	}
+	defer c.Release()
+	var at time.Time
+	began := time.Now()
+	err = c.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&at)
+	if took = time.Since(began); err != nil {
+		return 0, took, translate(err)
+	}
+	return at.Sub(began.Add(took / 2)), took, nil
+}
+
 // Doctor looks at the server: is there a primary, is its schema ours, does it
 // keep what it answers, and on how many machines. It takes at most 10 s.
 func (s *Store) Doctor(ctx context.Context) (fs []Finding) {

@@ -1,17 +1,22 @@
 package product
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"os"
+	"path/filepath"
 	"regexp"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/tests/internal/fleet"
 	"github.com/notifyd/notifyd/tests/internal/victim"
 )
@@ -75,98 +80,204 @@ func (s *skewed) pass(c net.Conn, to string) {
 	}
 }
 
-// TestClockThatIsOff: a scheduler whose clock is off owns nothing, from its start on,
-// is not ready, and the doctor says so; what is due waits. When its clock is right it
-// releases that, and gives it up again when the clock goes.
+// TestClockThatIsOff: a process whose clock is off by an hour, ahead or behind, owns
+// nothing and calls nobody, from its start on. It is not ready, the doctor says so, and
+// it refuses what is due later; it takes what is due now. When its clock is right it does
+// all of that, and gives it up again when the clock goes.
 func TestClockThatIsOff(t *testing.T) {
-	e := servers(t)
-	ctx := t.Context()
-	if err := e.script("start", []string{"redis", "REDIS_MODE=single", "REDIS_SECURE=", fmt.Sprint("NOTIFY_REDIS_PORT=", e.ports["redis"])}); err != nil {
-		t.Fatal(err)
-	}
-	f := e.fleet(t, e.main(t).with(plain(values{"redis.addresses": []string{e.at("redis", 0)}})), "api,worker,dispatcher,operator")
-	clock := skew(t, e.at("redis", 0))
-	clock.off.Store(-2) // the server is behind: ours is fast, and would fire early
-	p, err := f.Run(ctx, "clock", "api,scheduler", nil, "redis.addresses="+clock.at)
-	if err != nil {
-		t.Fatal(err)
-	}
-	owned := func() float64 {
-		m, err := p.Metrics(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return m["notifyd_timer_shards_owned"]
-	}
-	status := func() int {
-		resp, err := http.Get("http://" + p.Admin + "/readyz")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer resp.Body.Close()
-		return resp.StatusCode
-	}
-	cl, urls := f.V.Client(), ""
-	if urls, err = f.V.CallbackURL(ctx); err != nil {
-		t.Fatal(err)
-	}
-	due := time.Now().Add(time.Second).UTC().Truncate(time.Millisecond)
-	made, err := cl.Trigger(ctx, api.Trigger{CallbackURL: fmt.Sprintf("%s/clock?due=%d", urls, due.UnixMilli()), FireAt: &due, Exact: true}, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	called := func() (at time.Time, n int) {
-		if err := f.V.Calls(ctx, func(c victim.Call) {
-			if c.ID == made.TriggerID {
-				at, n = c.At, n+1
+	e, f := clockFleet(t)
+	for _, off := range []string{"1h", "-1h"} {
+		p := e.clockProcess(t, f, "clock"+off, off, "redis.addresses="+e.at("redis", 0))
+		due := time.Now().Add(time.Second).UTC().Truncate(time.Millisecond)
+		id := p.trigger(f.V.Client(), due)
+		// Long enough for shards to be taken, which takes a second, and for the trigger.
+		for range 50 {
+			if n := p.owned(); n != 0 {
+				t.Fatalf("it owns %v shards with a clock that is %s off", n, off)
 			}
-		}); err != nil {
-			t.Fatal(err)
+			if err := fleet.Pause(t.Context(), 100*time.Millisecond); err != nil {
+				t.Fatal(err)
+			}
 		}
-		return at, n
-	}
-	// Long enough for shards to be taken, which takes a second, and for the trigger.
-	for range 50 {
-		if n := owned(); n != 0 {
-			t.Fatalf("it owns %v shards with a clock that is 2 s fast", n)
+		if _, n := p.called(id); n != 0 {
+			t.Error("the trigger was called by a process that may own nothing")
 		}
-		if err := fleet.Pause(ctx, 100*time.Millisecond); err != nil {
-			t.Fatal(err)
+		if got := p.ready(); got != http.StatusServiceUnavailable {
+			t.Errorf("readyz answers %d", got)
 		}
+		if one := find(doctor(t, p.client), "clock"); one.Level != "fail" || one.Repair == "" {
+			t.Errorf("the doctor: %+v", one)
+		}
+		for name, err := range p.later(due) {
+			if e, _ := errors.AsType[*notify.Error](err); e == nil || e.Kind != notify.KindUnavailable || e.Code != "clock" || e.RetryAfter <= 0 {
+				t.Errorf("%s off: %s: %v", off, name, err)
+			}
+		}
+		if _, err := send(t, p.client, "clock"); err != nil {
+			t.Errorf("%s off: what is due now: %v", off, err)
+		}
+		p.turn("0s")
+		p.until("it owns all shards", func() bool { return p.owned() == 4 })
+		p.until("the trigger is called", func() bool { _, n := p.called(id); return n == 1 })
+		if at, _ := p.called(id); at.Before(due) {
+			t.Errorf("called %s early", due.Sub(at))
+		}
+		if one := find(doctor(t, p.client), "clock"); one.Level != "ok" || p.ready() != http.StatusOK {
+			t.Errorf("with a clock that is right: %+v, readyz %d", one, p.ready())
+		}
+		for name, err := range p.later(time.Now()) {
+			if err != nil {
+				t.Errorf("with a clock that is right: %s: %v", name, err)
+			}
+		}
+		p.turn(off)
+		p.until("it gives all shards up", func() bool { return p.owned() == 0 })
+		if err := p.Stop(); err != nil {
+			t.Error(err)
+		}
+		t.Logf("product case=clock limit_ms=500 off=%s owned=0 called=1 early=0 refused=2", off)
 	}
-	if _, n := called(); n != 0 {
-		t.Error("the trigger was called by a scheduler that may own nothing")
-	}
-	if got := status(); got != http.StatusServiceUnavailable {
-		t.Errorf("readyz answers %d", got)
-	}
-	there := clientOf(cl, p.API)
-	if one := find(doctor(t, there), "clock"); one.Level != "fail" || one.Repair == "" {
-		t.Errorf("the doctor: %+v", one)
-	}
-	clock.off.Store(0)
-	if err := fleet.Until(ctx, "it owns all shards", func() (bool, error) { return owned() == 4, nil }); err != nil {
-		t.Fatal(err)
-	}
-	if err := fleet.Until(ctx, "the trigger is called", func() (bool, error) {
-		_, n := called()
-		return n == 1, nil
-	}); err != nil {
-		t.Fatal(err)
-	}
-	if at, _ := called(); at.Before(due) {
-		t.Errorf("called %s early", due.Sub(at))
-	}
-	if one := find(doctor(t, there), "clock"); one.Level != "ok" || status() != http.StatusOK {
-		t.Errorf("with a clock that is right: %+v, readyz %d", one, status())
-	}
-	clock.off.Store(3)
-	if err := fleet.Until(ctx, "it gives all shards up", func() (bool, error) { return owned() == 0, nil }); err != nil {
-		t.Fatal(err)
-	}
-	t.Logf("product case=clock limit_ms=500 off_s=2 owned=0 called=1 early=0")
-	clock.off.Store(0)
 	if err := f.Stop(); err != nil {
 		t.Error(err)
 	}
+}
+
+// TestServerWhoseClockIsOff: one server whose clock is wrong, Redis, makes no process
+// refuse anything.
+func TestServerWhoseClockIsOff(t *testing.T) {
+	e, f := clockFleet(t)
+	for _, ahead := range []int64{3600, -3600} {
+		clock := skew(t, e.at("redis", 0))
+		clock.off.Store(ahead)
+		p := e.clockProcess(t, f, fmt.Sprint("redis", ahead), "0s", "redis.addresses="+clock.at)
+		p.until("it owns all shards", func() bool { return p.owned() == 4 })
+		for name, err := range p.later(time.Now().Add(time.Second)) {
+			if err != nil {
+				t.Errorf("Redis is %d s ahead: %s: %v", ahead, name, err)
+			}
+		}
+		if one := find(doctor(t, p.client), "clock"); one.Level != "ok" || p.ready() != http.StatusOK || p.owned() != 4 {
+			t.Errorf("Redis is %d s ahead: %+v, readyz %d, %v shards", ahead, one, p.ready(), p.owned())
+		}
+		if err := p.Stop(); err != nil {
+			t.Error(err)
+		}
+		t.Logf("product case=clock-of-redis ahead_s=%d owned=4 refused=0", ahead)
+	}
+	if err := f.Stop(); err != nil {
+		t.Error(err)
+	}
+}
+
+// clockFleet starts a Redis without TLS, which can be skewed, and all roles but the
+// scheduler.
+func clockFleet(t *testing.T) (*estate, *fleet.Fleet) {
+	t.Helper()
+	e := servers(t)
+	if err := e.script("start", []string{"redis", "REDIS_MODE=single", "REDIS_SECURE=", fmt.Sprint("NOTIFY_REDIS_PORT=", e.ports["redis"])}); err != nil {
+		t.Fatal(err)
+	}
+	return e, e.fleet(t, e.main(t).with(plain(values{"redis.addresses": []string{e.at("redis", 0)}})), "api,worker,dispatcher,operator")
+}
+
+// clockProcess is a process of the roles api and scheduler whose clock a test can turn.
+type clockProcess struct {
+	*fleet.Process
+	t      *testing.T
+	f      *fleet.Fleet
+	client *api.Client
+	file   string // holds how far its clock is off
+}
+
+func (e *estate) clockProcess(t *testing.T, f *fleet.Fleet, name, off string, set ...string) *clockProcess {
+	t.Helper()
+	c := &clockProcess{t: t, f: f, file: filepath.Join(t.TempDir(), "clock")}
+	c.turn(off)
+	var err error
+	if c.Process, err = f.Run(t.Context(), name, "api,scheduler", []string{"NOTIFYD_FAULT_CLOCK=" + c.file}, set...); err != nil {
+		t.Fatal(err)
+	}
+	c.client = clientOf(f.V.Client(), c.API)
+	c.client.Retries = 0
+	return c
+}
+
+// turn makes the clock that far off. A rename: the process never reads half of it.
+func (c *clockProcess) turn(off string) {
+	c.t.Helper()
+	err := os.WriteFile(c.file+".new", []byte(off), 0o600)
+	if err == nil {
+		err = os.Rename(c.file+".new", c.file)
+	}
+	if err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+func (c *clockProcess) until(what string, ok func() bool) {
+	c.t.Helper()
+	if err := fleet.Until(c.t.Context(), what, func() (bool, error) { return ok(), nil }); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+func (c *clockProcess) owned() float64 {
+	c.t.Helper()
+	m, err := c.Metrics(c.t.Context())
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return m["notifyd_timer_shards_owned"]
+}
+
+func (c *clockProcess) ready() int {
+	c.t.Helper()
+	resp, err := http.Get("http://" + c.Admin + "/readyz")
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	return resp.StatusCode
+}
+
+func (c *clockProcess) newTrigger(due time.Time) api.Trigger {
+	c.t.Helper()
+	url, err := c.f.V.CallbackURL(c.t.Context())
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return api.Trigger{CallbackURL: fmt.Sprintf("%s/clock?due=%d", url, due.UnixMilli()), FireAt: &due, Exact: true}
+}
+
+// trigger makes a trigger at another process, whose clock is right.
+func (c *clockProcess) trigger(at *api.Client, due time.Time) string {
+	c.t.Helper()
+	made, err := at.Trigger(c.t.Context(), c.newTrigger(due), "")
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return made.TriggerID
+}
+
+// later asks the process itself for what is due later.
+func (c *clockProcess) later(due time.Time) map[string]error {
+	c.t.Helper()
+	_, trigger := c.client.Trigger(c.t.Context(), c.newTrigger(due), "")
+	_, schedule := c.client.Send(c.t.Context(), api.Notification{
+		Channel: "push", Category: "otp", To: api.Receiver{UserID: "clock", Address: "apns:" + strings.Repeat("ab", 32)}, Content: api.Content{Body: "hello"}, ScheduledAt: &due,
+	}, "")
+	return map[string]error{"a trigger": trigger, "a schedule": schedule}
+}
+
+// called is how often a trigger was called, and when last.
+func (c *clockProcess) called(id string) (at time.Time, n int) {
+	c.t.Helper()
+	if err := c.f.V.Calls(c.t.Context(), func(v victim.Call) {
+		if v.ID == id {
+			at, n = v.At, n+1
+		}
+	}); err != nil {
+		c.t.Fatal(err)
+	}
+	return at, n
 }
