@@ -202,18 +202,18 @@ type AuditRow struct {
 	Result  string          `json:"result,omitempty"`
 }
 
-// FoldAudit leaves out the rows that say that something was begun where a later one
-// says that it was refused: the log keeps both, for it is written before anything is
-// done.
+// FoldAudit leaves out the row that was written before an act if a later row says that
+// a store refused the act, or failed. The log keeps both. A call that the server itself
+// refuses has one row.
 func FoldAudit(rows []AuditRow) []AuditRow {
-	refused := map[[3]string]bool{}
+	ended := map[[3]string]bool{}
 	key := func(r *AuditRow) [3]string { return [3]string{r.Request, r.Action, r.Target} }
 	for i := range rows {
-		if r := &rows[i]; r.Request != "" && strings.HasPrefix(r.Result, "refused: ") {
-			refused[key(r)] = true
+		if r := &rows[i]; r.Request != "" && (strings.HasPrefix(r.Result, "refused: ") || strings.HasPrefix(r.Result, "failed: ")) {
+			ended[key(r)] = true
 		}
 	}
-	return slices.DeleteFunc(slices.Clone(rows), func(r AuditRow) bool { return r.Result == "" && refused[key(&r)] })
+	return slices.DeleteFunc(slices.Clone(rows), func(r AuditRow) bool { return r.Result == "" && ended[key(&r)] })
 }
 
 // AuditCheck is what a check of the audit log found.

@@ -293,9 +293,9 @@ func callerCircuit(c trigger.Circuit) api.Circuit {
 	return out
 }
 
-func (c circuits) Set(name, to string) (api.Circuit, error) {
+func (c circuits) Set(ctx context.Context, name, to string) (api.Circuit, error) {
 	if route, ok := strings.CutPrefix(name, ofProvider); ok {
-		return c.setRoute(route, to)
+		return c.setRoute(ctx, route, to)
 	}
 	caller, ok := strings.CutPrefix(name, ofCaller)
 	if !ok || caller == "" {
@@ -304,7 +304,10 @@ func (c circuits) Set(name, to string) (api.Circuit, error) {
 	if to != "open" && to != "closed" {
 		to = "reset"
 	}
-	if err := c.n.keepPin(context.Background(), caller, to); err != nil {
+	if err := notify.BeforeAct(ctx); err != nil {
+		return api.Circuit{}, err
+	}
+	if err := c.n.keepPin(context.WithoutCancel(ctx), caller, to); err != nil {
 		return api.Circuit{}, err
 	}
 	got, err := c.n.setCircuit(caller, to)
@@ -313,11 +316,11 @@ func (c circuits) Set(name, to string) (api.Circuit, error) {
 
 // setRoute holds a provider's route open, or gives it back to its answers. A route
 // cannot be held closed: calls would go on to a provider that refuses them.
-func (c circuits) setRoute(route, to string) (api.Circuit, error) {
+func (c circuits) setRoute(ctx context.Context, route, to string) (api.Circuit, error) {
 	if to != "open" && to != "reset" {
 		return api.Circuit{}, notify.Invalid("not_settable", "name", "a provider's circuit is held open or reset, not closed")
 	}
-	if err := c.n.holdRoute(context.Background(), route, to == "open"); err != nil {
+	if err := c.n.holdRoute(context.WithoutCancel(ctx), route, to == "open"); err != nil {
 		return api.Circuit{}, err
 	}
 	for _, one := range c.List() {

@@ -28,6 +28,9 @@ func (n *Node) holdRoute(ctx context.Context, route string, held bool) error {
 	if !slices.Contains(n.routeNames(), route) {
 		return notify.NotFound("circuit")
 	}
+	if err := notify.BeforeAct(ctx); err != nil {
+		return err
+	}
 	ctx, stop := context.WithTimeout(ctx, 5*time.Second)
 	defer stop()
 	stored, err := engine.ChangeMetaMap(ctx, n.st.meta, routeHoldsMeta, func(all map[string]int64) bool {

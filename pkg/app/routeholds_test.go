@@ -1,6 +1,8 @@
 package app
 
 import (
+	"errors"
+	"slices"
 	"testing"
 
 	"github.com/notifyd/notifyd/pkg/api"
@@ -19,6 +21,19 @@ func TestHeldProvider(t *testing.T) {
 	}
 	if _, err := l.client.SetCircuit(ctx, "provider:twilio", "closed"); notify.KindOf(err) != notify.KindInvalid {
 		t.Errorf("held closed: %v", err)
+	}
+	rows, err := l.client.Audit(ctx, nil, 10)
+	if err != nil || len(rows) != 2 || rows[0].Result != "refused: circuit_not_found" || rows[1].Result != "refused: not_settable" {
+		t.Errorf("two refused calls left %+v, %v", rows, err)
+	}
+	away := errors.New("the audit log is away")
+	for _, name := range []string{"provider:twilio", "caller:shop"} {
+		if _, err := (circuits{l.Node}).Set(notify.WithBeforeAct(ctx, func() error { return away }), name, "open"); !errors.Is(err, away) {
+			t.Errorf("%s without a record: %v", name, err)
+		}
+	}
+	if list, err := l.client.Circuits(ctx); err != nil || slices.ContainsFunc(list.Items, func(c api.Circuit) bool { return c.Pinned }) {
+		t.Errorf("held without a record: %+v, %v", list, err)
 	}
 	if c, err := l.client.SetCircuit(ctx, "provider:twilio", "open"); err != nil || c.State != "open" || !c.Pinned {
 		t.Fatalf("%+v, %v", c, err)

@@ -28,7 +28,7 @@ type Act struct {
 	Set     json.RawMessage `json:"set,omitempty"` // what it was changed to, where that holds no secret
 	Digest  string          `json:"digest,omitempty"`
 	Counts  map[string]int  `json:"counts,omitempty"`
-	Result  string          `json:"result,omitempty"` // empty: it was begun
+	Result  string          `json:"result,omitempty"` // empty: written before the act; "refused: code"; "failed: code": it may have happened
 }
 
 // AuditLog chains what operators do: each row's hash covers the row before, so

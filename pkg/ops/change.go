@@ -26,6 +26,9 @@ const (
 	Approve Change = "approve"
 )
 
+// Changes are all of them.
+var Changes = []Change{Pause, Resume, Cancel, Approve}
+
 // change returns the next state, or the error of one that is not possible.
 func (c Change) next(j *engine.Job, spec *jobSpec, by By) (string, error) {
 	bad := func(msg string) (string, error) {

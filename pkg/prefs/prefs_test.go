@@ -480,6 +480,10 @@ func TestSuppressionList(t *testing.T) {
 		}
 	}
 	shared := "apns:" + strings.Repeat("ab", 32)
+	away := errors.New("the audit log is away")
+	if n, _, err := s.Lift(notify.WithBeforeAct(t.Context(), func() error { return away }), "u03", "u3@example.com"); n != 0 || !errors.Is(err, away) || !is("u3@example.com") {
+		t.Errorf("lifted %d without a record, %v", n, err)
+	}
 	lift("u03", "U3@example.COM", 1, false)
 	lift("u03", "u3@example.com", 0, false)
 	lift("u03", shared, 1, true) // the others' profiles list it

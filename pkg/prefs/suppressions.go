@@ -159,7 +159,7 @@ func (s *Service) Lift(ctx context.Context, user, address string) (lifted int, s
 				return errUnchanged
 			}
 			p.Suppressed = rest
-			return nil
+			return notify.BeforeAct(ctx)
 		})
 		if err != nil {
 			return lifted, true, err

@@ -120,6 +120,9 @@ func (s *Service) Cancel(ctx context.Context, base notify.Base) (View, error) {
 		if err := s.open(&v); err != nil {
 			return v, err
 		}
+		if err := notify.BeforeAct(ctx); err != nil {
+			return v, err
+		}
 		if err := s.hint(ctx, &v); err != nil {
 			return v, err
 		}
@@ -185,6 +188,9 @@ func (s *Service) Move(ctx context.Context, base notify.Base, at int64, by strin
 		}
 		if int(v.moves) >= s.cfg.MaxMoves {
 			return v, conflict("moved_too_often", fmt.Sprintf("it was moved %d times, which is as often as it may be; cancel it and schedule another", v.moves))
+		}
+		if err := notify.BeforeAct(ctx); err != nil {
+			return v, err
 		}
 		if err := s.hint(ctx, &v); err != nil {
 			return v, err

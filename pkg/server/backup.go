@@ -32,6 +32,9 @@ func (s *Server) backup(x *exchange) error {
 		x.write(http.StatusOK, nil)
 		return nil
 	}
+	if err := x.record(); err != nil {
+		return err
+	}
 	ctx, cancel := context.WithCancel(x.r.Context())
 	defer cancel()
 	go func() { // a drain does not wait for gigabytes

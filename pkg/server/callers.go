@@ -210,6 +210,9 @@ func (s *Server) changeCaller(x *exchange, id string, version uint64, change fun
 		}
 		c.ID = id
 		change(&c)
+		if err := x.record(); err != nil {
+			return c, err
+		}
 		err = s.deps.Callers.Put(x.r.Context(), c)
 		if err == nil {
 			s.callers.changed(id)

@@ -100,11 +100,11 @@ func (s *Server) setCampaign(x *exchange) error {
 	if err != nil {
 		return err
 	}
-	var h api.CampaignHold
-	err = x.of(c.Caller, func() (err error) {
-		h, err = s.deps.CampaignHolds.Set(x.r.Context(), c.ID, CampaignChange{in.Paused, in.Rate, x.id.Caller, in.Reason})
+	x.of(c.Caller)
+	if err := x.record(); err != nil {
 		return err
-	})
+	}
+	h, err := s.deps.CampaignHolds.Set(x.r.Context(), c.ID, CampaignChange{in.Paused, in.Rate, x.id.Caller, in.Reason})
 	if err != nil {
 		return err
 	}

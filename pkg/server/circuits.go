@@ -13,8 +13,8 @@ type Circuits interface {
 	// List returns them by name.
 	List() []api.Circuit
 	// Set pins one "open" or "closed", or resets it ("reset");
-	// notify.KindNotFound for an unknown name.
-	Set(name, to string) (api.Circuit, error)
+	// notify.KindNotFound for an unknown name. It calls notify.BeforeAct.
+	Set(ctx context.Context, name, to string) (api.Circuit, error)
 }
 
 // URLCheck resolves a callback URL and says of each address whether it may be
@@ -56,7 +56,7 @@ func (s *Server) setCircuit(x *exchange) error {
 	default:
 		return notify.Invalid("bad_value", "to", "is open, closed or reset")
 	}
-	c, err := s.deps.Circuits.Set(x.r.PathValue("name"), in.To)
+	c, err := s.deps.Circuits.Set(x.r.Context(), x.r.PathValue("name"), in.To)
 	if err != nil {
 		return err
 	}

@@ -37,18 +37,20 @@ func (s *Server) getContent(x *exchange) error {
 	case !strings.HasPrefix(string(k.found.User), x.id.Users):
 		return errNoNotification()
 	}
-	return x.of(owner, func() error {
-		c, err := x.content(&k.found)
-		if err != nil {
-			return err
+	x.of(owner)
+	c, err := x.content(&k.found)
+	if err != nil {
+		return err
+	}
+	for i, a := range c.Addresses {
+		if address != api.FullAddress {
+			c.Addresses[i] = maskAddress(a)
 		}
-		for i, a := range c.Addresses {
-			if address != api.FullAddress {
-				c.Addresses[i] = maskAddress(a)
-			}
-		}
-		return x.json(http.StatusOK, c)
-	})
+	}
+	if err := x.record(); err != nil {
+		return err
+	}
+	return x.json(http.StatusOK, c)
 }
 
 // content is what a receiver was sent. Where the request named no address, the

@@ -508,6 +508,9 @@ type fakeJobs struct{}
 func (fakeJobs) Plan(_ context.Context, s ops.Spec) (ops.Plan, error) { return ops.Plan{Spec: s}, nil }
 
 func (fakeJobs) Apply(_ context.Context, r ops.Request) (ops.Job, bool, error) {
+	if r.Digest == "stale" {
+		return ops.Job{}, false, &notify.Error{Kind: notify.KindConflict, Code: "stale_plan"}
+	}
 	return ops.Job{ID: "job_1", By: r.By, Context: r.Context, Reason: r.Reason}, true, nil
 }
 
@@ -525,6 +528,12 @@ func (fakeJobs) Report(context.Context, string, uint64, int) ([]json.RawMessage,
 }
 
 func (fakeJobs) Do(_ context.Context, id string, c ops.Change, by ops.By) (ops.Job, error) {
+	switch {
+	case id != "job_1":
+		return ops.Job{}, notify.NotFound("job")
+	case c == ops.Approve:
+		return ops.Job{}, &notify.Error{Kind: notify.KindForbidden, Code: "own_job"}
+	}
 	return ops.Job{ID: id, State: string(c), By: by.Caller}, nil
 }
 

@@ -97,13 +97,14 @@ func (s *Server) handle(x *exchange) error {
 			return err
 		}
 	}
-	if rt.scope == api.ScopeOperate && rt.method != http.MethodGet {
-		x.witness()
-	}
 	if rt.audited() {
-		return x.audited(func() error { return rt.handler(s, x) })
+		x.audit()
 	}
-	return rt.handler(s, x)
+	err := rt.handler(s, x)
+	if err != nil && x.audits {
+		return x.recordRefusal(err)
+	}
+	return err
 }
 
 // enter counts the request in, unless there are too many.

@@ -2,12 +2,8 @@ package server
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"net/http"
-	"strconv"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
@@ -137,6 +133,11 @@ func (s *Server) jobReport(x *exchange) error {
 	return x.json(http.StatusOK, map[string]any{"items": lines, "next": next})
 }
 
+// jobChange is what an operator does to a job.
+type jobChange struct {
+	Change ops.Change `json:"change"`
+}
+
 func (s *Server) changeJob(x *exchange) error {
 	jobs, err := s.jobs()
 	if err != nil {
@@ -145,9 +146,7 @@ func (s *Server) changeJob(x *exchange) error {
 	if err := x.only(); err != nil {
 		return err
 	}
-	var in struct {
-		Change ops.Change `json:"change"`
-	}
+	var in jobChange
 	if err := x.decode(&in); err != nil {
 		return err
 	}
@@ -196,68 +195,6 @@ func (x *exchange) by() (ops.By, error) {
 		*to = v
 	}
 	return by, nil
-}
-
-// witness has the answer name the row of the audit log under which the change is
-// recorded: the first, for that of a refusal comes behind it.
-func (x *exchange) witness() {
-	h := x.w.Header()
-	x.r = x.r.WithContext(ops.Witness(x.r.Context(), func(a ops.Act) {
-		if h.Get(api.HeaderAuditID) == "" {
-			h.Set(api.HeaderAuditID, strconv.FormatUint(a.Seq, 10))
-		}
-	}))
-}
-
-// audited does what an operator asks, and records it: before it is done, and when
-// it could not be done, that too. Routes of jobs keep their own record: they know
-// what a plan holds.
-func (x *exchange) audited(do func() error) error {
-	audit := x.srv.deps.Audit
-	if audit == nil {
-		return do()
-	}
-	by, err := x.by()
-	if err != nil {
-		return err
-	}
-	act := ops.Act{
-		Actor: by.Caller, Action: x.route.action(x.body.data), Target: x.r.PathValue("id") + x.r.PathValue("name"),
-		Context: by.Context, Reason: by.Reason, Request: by.Request,
-	}
-	if len(x.body.data) > 0 { // not every body: it may hold a secret
-		sum := sha256.Sum256(x.body.data)
-		act.Digest = hex.EncodeToString(sum[:16])
-		act.Set = x.route.shown(x.body.data)
-	}
-	if _, err := audit.Record(x.r.Context(), act); err != nil {
-		return err
-	}
-	err = do()
-	if err != nil {
-		act.Result = "refused: " + problemCode(err)
-		if _, rerr := audit.Record(context.WithoutCancel(x.r.Context()), act); rerr != nil {
-			return rerr
-		}
-	}
-	return err
-}
-
-// of does what changes something of owner's. Who changes what is another's does it
-// as an operator, and that is recorded, whatever the route.
-func (x *exchange) of(owner string, do func() error) error {
-	if owner == x.id.Caller {
-		return do()
-	}
-	x.witness()
-	return x.audited(do)
-}
-
-func problemCode(err error) string {
-	if e, ok := errors.AsType[*notify.Error](err); ok && e.Code != "" {
-		return e.Code
-	}
-	return "internal"
 }
 
 func (s *Server) listAudit(x *exchange) error {

@@ -69,7 +69,14 @@ func (s *Server) setLane(x *exchange) error {
 	case len(in.Reason) > maxRemark:
 		return notify.Invalid("too_long", "reason", "at most 512 bytes")
 	}
-	l, err := lanes.Set(x.r.Context(), x.r.PathValue("name"), LaneChange{*in.Paused, x.id.Caller, in.Reason})
+	name := x.r.PathValue("name")
+	if _, ok := notify.ParseLane(name); !ok {
+		return notify.NotFound("lane")
+	}
+	if err := x.record(); err != nil {
+		return err
+	}
+	l, err := lanes.Set(x.r.Context(), name, LaneChange{*in.Paused, x.id.Caller, in.Reason})
 	if err != nil {
 		return err
 	}

@@ -233,7 +233,8 @@ func (s *Server) cancelNotification(x *exchange) error {
 	if err != nil {
 		return err
 	}
-	return x.of(k.found.Envelope.Caller, func() error { return x.cancelKnown(&k, fanout) })
+	x.of(k.found.Envelope.Caller)
+	return x.cancelKnown(&k, fanout)
 }
 
 func (x *exchange) cancelKnown(k *known, fanout bool) error {
@@ -271,6 +272,9 @@ func (x *exchange) cancel(scope, caller string, allowed func() error) error {
 	}
 	if !ok {
 		if err := allowed(); err != nil {
+			return err
+		}
+		if err := x.record(); err != nil {
 			return err
 		}
 		c = engine.Cancel{Scope: scope, Caller: caller, By: x.id.Caller, At: x.srv.deps.Now().UnixMilli()}

@@ -7,12 +7,14 @@ import (
 	"errors"
 	"net/http"
 	"path"
+	"slices"
 	"sort"
 	"strings"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/ops"
 )
 
 // class says which limits hold for a route.
@@ -48,12 +50,11 @@ type route struct {
 	handler func(*Server, *exchange) error
 }
 
-// audited reports whether the server records each request of the route: those that
-// change something, and a backup, which carries every secret away. Jobs record what
-// they are asked themselves; what operators change of callers is recorded where it
-// is known whose it is (exchange.of).
+// audited reports whether the audit log records each request of the route. It records
+// operators' changes, and a backup, which carries every secret away. What operators
+// change of callers is recorded where its owner is known (exchange.of).
 func (rt *route) audited() bool {
-	return rt.scope == api.ScopeOperate && (rt.method != http.MethodGet || rt.path == backupPath) && !strings.HasPrefix(rt.path, "/v1/ops/jobs")
+	return rt.scope == api.ScopeOperate && (rt.method != http.MethodGet || rt.path == backupPath)
 }
 
 // actions are what rows of the audit log call what routes do.
@@ -70,6 +71,7 @@ var actions = map[string]string{
 	"PATCH /v1/triggers/{id}":            "trigger.reschedule",
 	"PUT /v1/users/{id}":                 "user.set",
 	"POST " + liftPath:                   "suppression.lift",
+	"POST /v1/ops/jobs":                  "job.apply",
 }
 
 // action names what a request of the route does, for the audit log.
@@ -89,6 +91,12 @@ func (rt *route) action(body []byte) string {
 		return "campaign.rate"
 	case rt.path == testProviderPath:
 		return testAction(body)
+	case rt.path == jobPath:
+		var in jobChange
+		if json.Unmarshal(body, &in) == nil && slices.Contains(ops.Changes, in.Change) {
+			return "job." + string(in.Change)
+		}
+		return "job.change"
 	case strings.HasPrefix(rt.path, "/v1/ops/circuits/"):
 		var in circuitSetting
 		if json.Unmarshal(set, &in) == nil {
@@ -110,6 +118,7 @@ func (rt *route) action(body []byte) string {
 const (
 	liftPath     = "/v1/ops/suppressions:lift"
 	campaignPath = "/v1/campaigns/{id}"
+	jobPath      = "/v1/ops/jobs/{id}"
 )
 
 // shown is what a row of the audit log says of a change: of lanes, campaigns, circuits and
@@ -185,8 +194,8 @@ func routes() []route {
 		{post, "/v1/ops/plans", api.ScopeObserve, classNormal, batchBody, (*Server).makePlan},
 		{get, "/v1/ops/jobs", api.ScopeObserve, classNormal, noBody, (*Server).listJobs},
 		{post, "/v1/ops/jobs", api.ScopeOperate, classNormal, batchBody, (*Server).applyPlan},
-		{get, "/v1/ops/jobs/{id}", api.ScopeObserve, classNormal, noBody, (*Server).getJob},
-		{post, "/v1/ops/jobs/{id}", api.ScopeOperate, classNormal, singleBody, (*Server).changeJob},
+		{get, jobPath, api.ScopeObserve, classNormal, noBody, (*Server).getJob},
+		{post, jobPath, api.ScopeOperate, classNormal, singleBody, (*Server).changeJob},
 		{get, "/v1/ops/jobs/{id}/report", api.ScopeObserve, classNormal, noBody, (*Server).jobReport},
 		{get, "/v1/ops/audit", api.ScopeObserve, classNormal, noBody, (*Server).listAudit},
 		{get, "/v1/ops/audit:run", api.ScopeObserve, classStream, noBody, (*Server).conservation},

@@ -22,7 +22,8 @@ type Schedules interface {
 	// belongs to.
 	Timers(ctx context.Context, v schedule.View) (schedule.View, []engine.Timer, error)
 	// Cancel ends a schedule for good; Move makes it due at another time, in ms
-	// since 1970. Both are notify.KindConflict where it is too late.
+	// since 1970. Both are notify.KindConflict where it is too late. Both call
+	// notify.BeforeAct.
 	Cancel(ctx context.Context, base notify.Base) (schedule.View, error)
 	Move(ctx context.Context, base notify.Base, at int64, by string) (schedule.View, error)
 	// Forecast adds up by minute what is due at from and later, and before to, in ms
@@ -200,13 +201,11 @@ func (s *Server) reschedule(x *exchange) error {
 	if in.ScheduledAt.After(moment(at)) {
 		at++ // before it, nothing is sent
 	}
-	return x.of(v.Caller, func() error {
-		v, err := s.deps.Schedules.Move(x.r.Context(), id.Base, at, x.id.Caller)
-		if err != nil {
-			return err
-		}
-		return x.json(http.StatusOK, scheduled(&v))
-	})
+	x.of(v.Caller)
+	if v, err = s.deps.Schedules.Move(x.r.Context(), id.Base, at, x.id.Caller); err != nil {
+		return err
+	}
+	return x.json(http.StatusOK, scheduled(&v))
 }
 
 func scheduled(v *schedule.View) api.Scheduled {

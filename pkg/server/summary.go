@@ -272,7 +272,8 @@ func (s *Server) cancelCampaign(x *exchange) error {
 	if err != nil {
 		return err
 	}
-	if err := x.of(c.Caller, func() error { return x.cancel(c.ID, c.Caller, func() error { return nil }) }); err != nil {
+	x.of(c.Caller)
+	if err := x.cancel(c.ID, c.Caller, func() error { return nil }); err != nil {
 		return err
 	}
 	x.cancelParts(c.Bases)

@@ -14,7 +14,8 @@ type Suppressions interface {
 	// Suppressions returns a page of the list, and the place to go on; nil at the end.
 	Suppressions(ctx context.Context, q prefs.SuppressionQuery) (list []prefs.Suppression, next []byte, err error)
 	// Lift takes an address off the user's profile, or off all that list it when user
-	// is empty. It returns how many did, and whether another still does.
+	// is empty. It returns how many did, and whether another still does. It calls
+	// notify.BeforeAct.
 	Lift(ctx context.Context, user, address string) (lifted int, still bool, err error)
 }
 

@@ -31,9 +31,12 @@ func (fakeSuppressions) Suppressions(_ context.Context, q prefs.SuppressionQuery
 	return list, nil, nil
 }
 
-func (fakeSuppressions) Lift(_ context.Context, _, address string) (int, bool, error) {
+func (fakeSuppressions) Lift(ctx context.Context, _, address string) (int, bool, error) {
 	if address == "+0" {
 		return 0, false, nil
+	}
+	if err := notify.BeforeAct(ctx); err != nil {
+		return 0, true, err
 	}
 	return 2, true, nil
 }

@@ -23,6 +23,7 @@ type Triggers interface {
 	Find(ctx context.Context, id string) (engine.Trigger, error)
 	List(ctx context.Context, caller string, state engine.TriggerState, after string, max int) ([]engine.Trigger, error)
 	ListAll(ctx context.Context, state engine.TriggerState, after string, max int) ([]engine.Trigger, error)
+	// Cancel and Reschedule call notify.BeforeAct.
 	Cancel(ctx context.Context, caller, id string) (engine.Trigger, error)
 	Reschedule(ctx context.Context, caller, id string, body []byte) (engine.Trigger, error)
 }
@@ -81,13 +82,11 @@ func (s *Server) cancelTrigger(x *exchange) error {
 	if err != nil {
 		return err
 	}
-	return x.of(t.Caller, func() error {
-		t, err := s.deps.Triggers.Cancel(x.r.Context(), t.Caller, t.ID)
-		if err != nil {
-			return err
-		}
-		return x.json(http.StatusOK, triggerStatus(&t, s.deps.Now(), true))
-	})
+	x.of(t.Caller)
+	if t, err = s.deps.Triggers.Cancel(x.r.Context(), t.Caller, t.ID); err != nil {
+		return err
+	}
+	return x.json(http.StatusOK, triggerStatus(&t, s.deps.Now(), true))
 }
 
 func (s *Server) rescheduleTrigger(x *exchange) error {
@@ -95,13 +94,11 @@ func (s *Server) rescheduleTrigger(x *exchange) error {
 	if err != nil {
 		return err
 	}
-	return x.of(t.Caller, func() error {
-		t, err := s.deps.Triggers.Reschedule(x.r.Context(), t.Caller, t.ID, x.body.data)
-		if err != nil {
-			return err
-		}
-		return x.json(http.StatusOK, triggerStatus(&t, s.deps.Now(), true))
-	})
+	x.of(t.Caller)
+	if t, err = s.deps.Triggers.Reschedule(x.r.Context(), t.Caller, t.ID, x.body.data); err != nil {
+		return err
+	}
+	return x.json(http.StatusOK, triggerStatus(&t, s.deps.Now(), true))
 }
 
 // listTriggers lists a caller's triggers, newest first; everybody's for an

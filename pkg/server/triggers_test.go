@@ -68,10 +68,13 @@ func (f fakeCircuits) List() (out []api.Circuit) {
 	return out
 }
 
-func (f fakeCircuits) Set(name, to string) (api.Circuit, error) {
+func (f fakeCircuits) Set(ctx context.Context, name, to string) (api.Circuit, error) {
 	c, ok := f[name]
 	if !ok {
 		return c, notify.NotFound("circuit")
+	}
+	if err := notify.BeforeAct(ctx); err != nil {
+		return c, err
 	}
 	c.State, c.Pinned = to, to != "reset"
 	f[name] = c

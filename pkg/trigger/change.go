@@ -88,6 +88,9 @@ func (s *Service) RescheduleTo(ctx context.Context, caller, id string, w When) (
 		}
 		row.Gen++
 		row.FireAt, row.NextAt, row.Reason = at, at, "rescheduled"
+		if err := notify.BeforeAct(ctx); err != nil {
+			return false, err
+		}
 		// Before the state row: one whose index row is missing never fires. If
 		// the swap is lost to another, this index row is dropped when it comes.
 		if began.IsZero() { // an earlier try may have written the same row
@@ -139,6 +142,9 @@ func (s *Service) changeRow(ctx context.Context, read func() (engine.Trigger, er
 		do, err := edit(&row, time.Now().UnixMilli())
 		if err != nil || !do {
 			return row, err
+		}
+		if err := notify.BeforeAct(ctx); err != nil {
+			return engine.Trigger{}, err
 		}
 		won, err := s.cfg.Triggers.Swap(ctx, []engine.TriggerSwap{{Old: old, New: row}})
 		if err != nil {
