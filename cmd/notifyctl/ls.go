@@ -44,6 +44,7 @@ time.`,
 	f.StringVar(&q.User, "user", "", "the user, as the argument")
 	f.StringVar(&q.Channel, "channel", "", "only this channel: push, sms, email")
 	f.StringVar(&q.Status, "status", "", "only what stands so now, e.g. DELIVERED, FAILED, DEFERRED")
+	f.StringVar(&q.Code, "code", "", "only this code, e.g. twilio_21211; notifyctl explain tells what codes mean")
 	f.StringVar(&q.Caller, "caller", "", "only this caller's; for operators")
 	f.StringVar(&q.Template, "template", "", "only this template")
 	f.StringVar(&q.Campaign, "campaign", "", "only this campaign")

@@ -153,6 +153,7 @@ func (cl *Client) CancelCampaign(ctx context.Context, id string) (out Cancelled,
 // NotificationQuery selects notifications; empty fields select all.
 type NotificationQuery struct {
 	User, Channel, Status, Template, Campaign string
+	Code                                      string    // why it stands so now, e.g. twilio_21211
 	Caller                                    string    // for operators
 	Since, Until                              time.Time // accepted in [Since, Until)
 	Cursor                                    string
@@ -166,7 +167,7 @@ type NotificationQuery struct {
 func (cl *Client) Notifications(ctx context.Context, f NotificationQuery) (out UserHistory, err error) {
 	q := url.Values{}
 	for name, v := range map[string]string{
-		"channel": f.Channel, "status": f.Status, "caller": f.Caller, "template": f.Template, "campaign": f.Campaign, "cursor": f.Cursor,
+		"channel": f.Channel, "status": f.Status, "caller": f.Caller, "template": f.Template, "campaign": f.Campaign, "code": f.Code, "cursor": f.Cursor,
 	} {
 		set(q, name, v)
 	}

@@ -11,17 +11,17 @@ import (
 
 // selection is what the query of a list selects, and whose list it is.
 type selection struct {
-	user, caller, template, campaign string // empty: all
-	channel                          notify.Channel
-	status                           notify.State
-	since, until                     int64 // when it was accepted: [since, until); 0: open
-	limit                            int
-	after                            []byte
+	user, caller, template, campaign, code string // empty: all
+	channel                                notify.Channel
+	status                                 notify.State
+	since, until                           int64 // when it was accepted: [since, until); 0: open
+	limit                                  int
+	after                                  []byte
 
 	bound  []string // what the cursor is bound to
 	page   api.UserHistory
 	known  known // the receiver that was looked at last
-	loaded bool  // there was one: its rows are those of its chunk
+	loaded bool  // known holds a receiver, with all rows of its chunk
 }
 
 // selection reads the query of a list of this user's, or every user's when empty.
@@ -32,7 +32,7 @@ func (x *exchange) selection(user string) (*selection, error) {
 		sel.caller = q.text("caller")
 	}
 	channel, status := q.text("channel"), q.text("status")
-	sel.template, sel.campaign = q.text("template"), q.text("campaign")
+	sel.template, sel.campaign, sel.code = q.text("template"), q.text("campaign"), q.text("code")
 	sel.since, sel.until = q.moment("since"), q.moment("until")
 	// A cursor is a place: with it the list may be narrowed, and a distance back that
 	// is another time with each page stays good.
@@ -62,7 +62,8 @@ func (sel *selection) chunk(e *notify.Envelope) bool {
 		e.Accepted >= sel.since && (sel.until == 0 || e.Accepted < sel.until)
 }
 
-// take adds a receiver of a selected chunk to the page, unless its status is another.
+// take adds a receiver of a selected chunk to the page, unless its status or its code is
+// another.
 // It returns false, and adds nothing, when the page is full.
 func (sel *selection) take(x *exchange, f *engine.Found) (bool, error) {
 	if !strings.HasPrefix(string(f.User), x.id.Users) {
@@ -76,7 +77,7 @@ func (sel *selection) take(x *exchange, f *engine.Found) (bool, error) {
 		return false, err
 	}
 	sel.loaded = true
-	if sel.status != 0 && k.out.State != sel.status {
+	if sel.status != 0 && k.out.State != sel.status || sel.code != "" && k.out.Code != sel.code {
 		return true, nil
 	}
 	if len(sel.page.Items) == sel.limit {

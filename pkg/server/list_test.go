@@ -31,7 +31,7 @@ func TestListNotifications(t *testing.T) {
 	w.single(0, "shop", "shop:old", done(notify.Delivered))
 	w.single(1, "shop", "shop:ann", done(notify.Delivered))
 	w.single(2, "bank", "bank:bob", done(notify.Failed))
-	w.single(3, "shop", "eve", done(notify.Failed))
+	w.single(3, "shop", "eve", notify.Row{Done: true, Default: notify.Exception{State: notify.Failed, Code: "twilio_21211"}})
 	w.single(4, "shop", "shop:ann")
 	w.fanout(baseOf(5), "shop", campaign, 4, 2, func(int) []notify.Row {
 		return []notify.Row{done(notify.Delivered, notify.Exception{Pos: 1, State: notify.Failed, Code: "apns_gone"})}
@@ -78,6 +78,22 @@ func TestListNotifications(t *testing.T) {
 	f(path+"channel=email", sre)
 	f(path+"campaign="+campaign, shop, all[:4]...)
 	f(path+"template=t1", shop, id(1))
+	w.listMost = 0
+	every := get[api.UserHistory](t, s, path, sre).Items
+	for _, code := range []string{"apns_gone", "twilio_21211", "no_such"} {
+		for _, status := range []string{"", "FAILED", "DELIVERED"} {
+			var want []string
+			for _, one := range every {
+				if one.Code == code && (status == "" || one.Status == status) {
+					want = append(want, one.NotificationID)
+				}
+			}
+			if len(want) == 0 && code != "no_such" && status != "DELIVERED" {
+				t.Errorf("nothing has the code %s", code)
+			}
+			f(path+"code="+code+"&status="+status, sre, want...)
+		}
+	}
 	f(path+"since=2027-01-15T08:00:01Z", sre, id(4))
 	f(path+"until=2027-01-15T08:00:01Z&channel=sms", sre, id(3), id(2), id(1), id(0))
 	f(path, bound, id(4), id(1), id(0))
@@ -86,6 +102,7 @@ func TestListNotifications(t *testing.T) {
 	const user = "/v1/users/shop:ann/notifications?"
 	f(user, shop, id(4), id(1))
 	f(user+"status=DELIVERED", shop, id(1))
+	f(user+"code=apns_gone", shop)
 	f(user+"since=2027-01-15T08:00:01Z", sre, id(4))
 	w.single(9, "shop", "shop:bob")
 	w.single(10, "shop", "shop:bob")

@@ -26,7 +26,7 @@ func (b *notificationsBody) fields() []struct {
 		Name string
 		To   *string
 	}{
-		{"channel", &b.Query.Channel}, {"status", &b.Query.Status}, {"caller", &b.Query.Caller}, {"template", &b.Query.Template},
+		{"channel", &b.Query.Channel}, {"status", &b.Query.Status}, {"code", &b.Query.Code}, {"caller", &b.Query.Caller}, {"template", &b.Query.Template},
 		{"campaign", &b.Query.Campaign}, {"since", &b.Since}, {"until", &b.Until},
 	}
 }

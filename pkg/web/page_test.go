@@ -620,7 +620,7 @@ func TestCommands(t *testing.T) {
 	f("/ui/campaigns?caller=shop", "notifyctl campaign ls --caller shop")
 	f("/ui/campaigns", "notifyctl campaign resume "+camp)
 	f("/ui/callers", "notifyctl caller ls")
-	f("/ui/notifications?status=FAILED&channel=sms&caller=shop&since=-1h&template=t1&campaign="+camp, "notifyctl ls --channel sms --status FAILED --caller shop --template t1 --campaign "+camp+" --since -1h")
+	f("/ui/notifications?status=FAILED&channel=sms&caller=shop&since=-1h&template=t1&code=twilio_21211&campaign="+camp, "notifyctl ls --channel sms --status FAILED --code twilio_21211 --caller shop --template t1 --campaign "+camp+" --since -1h")
 	f("/ui/forecast", "notifyctl schedule forecast")
 	f("/ui/jobs/"+jobID, "notifyctl job pause "+jobID)
 	f("/ui/audit", "notifyctl audit verify")
