@@ -304,7 +304,7 @@ func (o *loadOptions) part() (seg load.Segment, at time.Time, err error) {
 }
 
 // loadExit turns the result's exit code into the error that carries it. With requireValid,
-// a run whose figures are not the server's is an error as well.
+// a run that says nothing about the server, such as GENERATOR_BOUND, is an error as well.
 func loadExit(ctx context.Context, res *load.Result, requireValid bool) error {
 	l := &res.Ledger
 	switch res.Exit {

@@ -42,8 +42,8 @@ func TestDefaultsCarryThePlan(t *testing.T) {
 	}
 }
 
-// TestDefaultsByEngine: the defaults of servers are those of Load too, what a file sets
-// stays, and the embedded ones are not changed.
+// TestDefaultsByEngine: Load also gives the defaults of servers, it keeps what a file
+// sets, and it does not change the defaults of the embedded engines.
 func TestDefaultsByEngine(t *testing.T) {
 	t.Parallel()
 	load := func(flags map[string]any) Config {

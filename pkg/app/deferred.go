@@ -58,8 +58,8 @@ type deferredCounter struct {
 	last atomic.Pointer[deferredCount] // nil: nothing was counted yet
 }
 
-// countsDeferred reports whether a process with these tasks counts. Of processes
-// over one store those of the role operator do, so that the store is not read by all.
+// countsDeferred reports whether a process with these tasks counts. Where processes
+// share a store only the role operator counts, so that not every process reads the store.
 func (n *Node) countsDeferred(do Tasks) bool { return n.own != nil || do.Operator }
 
 // watchDeferred counts until ctx ends. After an error the last count stands, and its

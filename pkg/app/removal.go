@@ -116,7 +116,7 @@ func (r *removal) note(ctx context.Context) error {
 	return r.meta.PutMeta(ctx, r.row(), raw)
 }
 
-// removals are those of the parts that run in this process.
+// removals are the removals by the parts that run in this process.
 type removals struct {
 	mu  sync.Mutex
 	all map[string]*removal

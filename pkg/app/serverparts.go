@@ -173,8 +173,8 @@ func (n *Node) readLags(ctx context.Context, groups []string) ([]Lag, error) {
 	return out, nil
 }
 
-// sharedLags are those of all processes, with what is in flight in this one. They are
-// of the groups that this process reads: see lagGroups.
+// sharedLags returns the lag of each group that this process reads (see lagGroups), as
+// all processes together have it. In flight is only what this process works on.
 func (n *Node) sharedLags() []Lag {
 	last := n.servers.lag.Load()
 	if last == nil {

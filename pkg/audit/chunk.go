@@ -328,8 +328,8 @@ func timerPrefix(c notify.Chunk, k envelopeKey) []byte {
 }
 
 // indexes calls fn with each receiver of an encoded envelope. It returns notify.ErrNewer
-// for one of a newer release, whose receivers would else count as gone, and passes over
-// what is no envelope.
+// for an envelope of a newer release: without the error its receivers would count as gone.
+// It skips a value that is no envelope.
 func indexes(value []byte, fn func(e *notify.Envelope, index uint32)) error {
 	var e notify.Envelope
 	err := notify.DecodeEnvelope(value, &e)

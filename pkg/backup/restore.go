@@ -40,7 +40,7 @@ func Verify(ctx context.Context, r io.Reader) (Manifest, error) {
 // step, durable: a restore that was cut short leaves dir as it was and removes
 // what it wrote. Before the first write Restore reads the manifest and compares it
 // with the room on the volume (notify.KindUnavailable "data_dir"); it never writes
-// more than the manifest says. Errors are those of Verify besides.
+// more than the manifest says. It also returns the errors of Verify.
 func Restore(ctx context.Context, r io.Reader, dir string) (Manifest, error) {
 	dir = filepath.Clean(dir)
 	if names, err := os.ReadDir(dir); err == nil && len(names) > 0 {

@@ -49,7 +49,7 @@ type Idem interface {
 	Finish(ctx context.Context, key IdemKey, status int, body []byte, expires int64) error
 	// Release forgets a reservation that stored nothing, so that its key can
 	// be used again: the request was refused before its first append. It does so
-	// only while the stored owner and lease are those of held; else it returns
+	// only while the stored owner and lease equal held's; else it returns
 	// notify.KindConflict and the reservation stays: another process took it over and may
 	// have appended under its ids. No reservation at all is no error.
 	Release(ctx context.Context, held Reservation) error

@@ -18,9 +18,8 @@ const (
 	TriggerExpired   TriggerState = 6 // terminal: later than its max_lateness allows
 )
 
-// TriggerOpen is no state: List takes it for the rows that something is still owed
-// to, PENDING, IN_FLIGHT, and FAILED ones whose dead letter is not written
-// (NextAt is not 0).
+// TriggerOpen is no state. With it List returns the rows that still need work: PENDING,
+// IN_FLIGHT, and each FAILED row without its dead letter (NextAt is not 0).
 const TriggerOpen TriggerState = 0xff
 
 // IsOpen reports whether a row counts as TriggerOpen.

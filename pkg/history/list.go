@@ -19,8 +19,8 @@ var _ engine.HistoryList = (*Store)(nil)
 // listBounds is how much one List reads. Its memory is that of the chunks' rows and
 // of one body.
 type listBounds struct {
-	chunks    int   // whose bodies are read
-	receivers int   // that are shown to the caller
+	chunks    int   // how many bodies of chunks are read
+	receivers int   // how many the caller is shown
 	bytes     int64 // of bodies
 	rows      int   // of the chunk tables of sealed segments
 }

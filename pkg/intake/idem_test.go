@@ -449,8 +449,8 @@ func TestFailedAppendKeepsIDs(t *testing.T) {
 			}
 			base := r.idem.edit(t, func(*engine.Reservation) {}).Base
 			r.log.set(nil)
-			// A repeat that is refused before its append says nothing about the
-			// append of before, whose outcome is unknown: the key stays taken.
+			// A repeat that is refused before its append says nothing about the first
+			// append. The outcome of that one is unknown, so the key stays taken.
 			r.gate.err = &notify.Error{Kind: notify.KindUnavailable, Code: "log_full", RetryAfter: time.Second}
 			if _, err = q.call(r.Service, t.Context(), m, q.body); notify.KindOf(err) != notify.KindUnavailable {
 				t.Fatalf("behind a shut gate: %v", err)

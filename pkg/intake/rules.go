@@ -47,8 +47,8 @@ type rules struct {
 
 // switches has a bit for each channel and category that the configuration refuses.
 // A batch freezes them: a repeat refuses the items that were refused when the batch
-// was first sent and takes those that were taken, whatever the configuration says
-// by then. A single request and a fan-out freeze no switches: a resumed one was accepted
+// was first sent and takes the items that were taken then, whatever the configuration
+// says now. A single request and a fan-out freeze no switches: a resumed one was accepted
 // as a whole, so nothing of it is refused.
 type switches uint16
 
@@ -90,8 +90,8 @@ func newRules(cfg Config) rules {
 }
 
 // admit checks the terms of a request accepted at now (ms). off are the switches that
-// refuse: the rules', or for a resumed request those at its first acceptance, since
-// part of it may be in the log already.
+// refuse: the current ones, or for a resumed request the switches at its first
+// acceptance, since part of it may be in the log already.
 //
 // A clock that is off would send at once what is due later, and refuse for good what
 // another process takes. So admit returns the clock's error (notify.KindUnavailable)

@@ -119,7 +119,7 @@ type Breaker struct {
 	since   time.Time // when it left Closed, or closed again
 	until   time.Time // Open: first probes; HalfOpen: end of the round
 	openFor time.Duration
-	granted int // probes of the round let through, with the healthy ones of those before
+	granted int // probes of this round that were let through, and the healthy probes of earlier rounds
 	healthy int // probes that succeeded since it became half-open
 	window  window
 }

@@ -167,7 +167,7 @@ func TestFindCapacity(t *testing.T) {
 	if c, err = find(func(_ float64, _ int, r *Result) { miss(r) }); err != nil || c.Rate != 0 || c.Limit != LimitNothing || c.Trials[len(c.Trials)-1].Rate != 10 {
 		t.Errorf("nothing: %+v %v", c, err)
 	}
-	// The lowest rate misses, and the generator bounded those above.
+	// The lowest rate misses, and the generator bounded the higher rates.
 	c, err = find(func(rate float64, _ int, r *Result) {
 		if miss(r); rate > 10 {
 			r.Verdict = late

@@ -46,8 +46,8 @@ type coordinator struct {
 	recent    [][]recentStep // per second, where a threshold has a window
 	window    time.Duration  // the longest of them
 	measured  int            // seconds that count: not of the drain
-	late      int            // of them, those in which the generator woke late
-	queued    int            // of them, those in which it woke on time, and requests started late
+	late      int            // measured seconds in which the generator woke late
+	queued    int            // measured seconds in which it woke on time, and requests started late
 	starved   int
 	worstWake time.Duration
 	probe     *recorder // of Run.probe

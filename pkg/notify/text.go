@@ -25,9 +25,9 @@ func IsControl(r rune) bool {
 // are not UTF-8 are none.
 func HasControl(text string) bool { return strings.ContainsFunc(text, IsControl) }
 
-// HasHidden reports whether a name holds a character that is not seen: those of
-// IsControl, and those that Unicode lets a display leave out, such as the zero-width
-// space, the soft hyphen, tags and fillers. With one, two names look the same. Joiners
+// HasHidden reports whether a name holds a character that is not seen: a control
+// character (IsControl), or a character that Unicode lets a display leave out, such as the
+// zero-width space, the soft hyphen, a tag or a filler. With one, two names look the same. Joiners
 // and the selectors of an emoji's form are part of words in some scripts: they may stand
 // behind a character of such a script, and joiners before one. It is for names alone:
 // texts for people need more of them.

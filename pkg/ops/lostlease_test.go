@@ -8,7 +8,7 @@ import (
 
 // TestRunnerThatLostItsLease: a runner stands still between its batch and its save,
 // and its lease is emptied. Another process takes the job over. The first runner must
-// not write its older cursor and counts over those of the second, whether the second
+// not overwrite the second runner's cursor and counts with its older ones, whether the second
 // is in the middle of the job or has ended it.
 func TestRunnerThatLostItsLease(t *testing.T) {
 	for name, wake := range map[string]string{"runs": JobRunning, "ended": JobDone} {

@@ -220,7 +220,7 @@ func (p *planner) make(ctx context.Context, spec Spec) (*set, error) {
 	}
 	collapse := spec.Collapse == CollapseLatest
 	latest := map[uint64]int{} // by user, channel and template: place in entries
-	codes := map[int]string{}  // by place in entries: what Unreach counted it under, for those that collapse
+	codes := map[int]string{}  // by place in entries: the code under which Unreach counted it; a later letter may collapse it
 	err = p.letters.Walk(ctx, 0, spec.UpTo, func(d *engine.DeadLetter) error {
 		if !selectable(&spec, d) {
 			return nil

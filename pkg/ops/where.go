@@ -19,8 +19,8 @@ import (
 // share their parts (reduce range(40) as $i (1; [., .])) are written or compared
 // in full by one step, which no deadline cuts. So what makes values larger is left
 // out: an expression selects, with paths, comparisons and the functions below.
-// Operators and functions whose result or time depends on what their operands are
-// when they run are replaced by those of wherefuncs.go.
+// Some operators and functions need more time, or return more, for larger operands.
+// The functions of wherefuncs.go replace them.
 const (
 	maxWhere  = 4096
 	maxRegexp = 256 // bytes; one of more may compile into many megabytes

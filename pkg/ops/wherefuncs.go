@@ -164,8 +164,9 @@ func containsWithin(v, part any) any {
 	return yes
 }
 
-// contains is jq's: texts hold texts, arrays hold values that hold those of part,
-// objects the same by key. left is how many more values may be compared.
+// contains reports what jq's contains does. A text contains its substrings. An array
+// contains part if each element of part is contained in some element of the array. An
+// object contains part if it does so for each key of part. left is how many more values may be compared.
 func contains(v, part any, left *int) (bool, error) {
 	if *left--; *left < 0 {
 		return false, errors.New("contains and inside compare at most 10,000 values")

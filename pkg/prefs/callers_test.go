@@ -102,7 +102,7 @@ func TestCallersAreKnownWhileTheStoreIsAway(t *testing.T) {
 }
 
 // TestCallersWhileTheStoreIsFrozen: a store that takes two seconds to fail costs the
-// first look-up those two seconds, and no later one anything.
+// first look-up two seconds, and later look-ups nothing.
 func TestCallersWhileTheStoreIsFrozen(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

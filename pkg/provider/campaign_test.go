@@ -53,8 +53,8 @@ func (p *atRate) Send(ctx context.Context, call *notify.Call, report notify.Repo
 	report(0, len(call.Items), notify.Result{Class: notify.ClassAccepted, Confirmed: true, Provider: by.a.name})
 }
 
-// someOut are preferences by which everybody is reached, but from a time on not
-// those who have opted out.
+// someOut are preferences that allow every receiver. From a time on they refuse the
+// receivers that have opted out.
 type someOut struct {
 	mu  sync.Mutex
 	out func(user string) bool
@@ -103,9 +103,9 @@ func (n nothingOn) Park(_ context.Context, ts []engine.Timer) error {
 }
 
 // Campaigns far larger than what the provider's rate lets through in the time of a
-// call: nobody fails, everybody is called once, an opt-out binds each call that
-// starts a second later, codes wait for no campaign, and a stop in the middle
-// leaves nobody of whom it is not known whether they were called.
+// call: no receiver fails, each is called once, an opt-out binds each call that starts
+// a second later, and codes wait for no campaign. After a stop in the middle it is known
+// of each receiver whether it was called.
 func TestCampaignAtTheRate(t *testing.T) {
 	sendgrid := func(rate float64) (*accounts, notify.Channel) {
 		s, err := NewSendGrid(SendGridConfig{APIKey: "k", From: "a@example.com", Rate: rate})

@@ -50,7 +50,7 @@ type connPool struct {
 	mu       sync.Mutex
 	conns    []*pooledConn
 	waiters  limit.Queue[streamWaiter]
-	inflight int // on all connections, those that left included
+	inflight int // on all connections, also on connections that left the pool
 	idle     chan struct{}
 	nextDial time.Time
 	down     error // why there is no connection; nil: not known yet

@@ -551,7 +551,7 @@ func TestMoveOnAFullDisk(t *testing.T) {
 	})
 }
 
-// slowHeads is a store of whose heads each takes a second.
+// slowHeads is a store that takes a second to read each head.
 type slowHeads struct{ engine.Schedules }
 
 func (s slowHeads) Head(ctx context.Context, base notify.Base) (engine.ScheduleHead, bool, error) {

@@ -10,10 +10,10 @@ import (
 )
 
 // Anybody may open connections to the API, and each holds memory for as long as it is
-// open. At MaxConns a new connection closes another one, so that whoever opens many
-// keeps nobody out. Which one is a question of rank first and of age then:
-// connections on which no token was ever verified go before those of callers, and a
-// request of a caller is never cut off.
+// open. At MaxConns a new connection closes another one, so that a client that opens many
+// keeps no other client out. The rank decides which one, and among equals the oldest goes
+// first. Connections on which no token was ever verified go before callers' connections,
+// and a request of a caller is never cut off.
 
 // rank orders connections by how much is lost when they are closed.
 type rank uint8

@@ -58,7 +58,7 @@ const (
 )
 
 // Clients without a token that send their bodies slowly, as many as places for
-// receipts or for the page, keep nobody out and are cut off after BodyWindow.
+// receipts or for the page, keep no other client out and are cut off after BodyWindow.
 func TestSlowBodiesWithoutATokenKeepNobodyOut(t *testing.T) {
 	t.Parallel()
 	f := func(name, head string, slow, size int, honest string, want int) {

@@ -193,8 +193,8 @@ func (l *callLedger) of(id string) []Call {
 	return append([]Call(nil), l.calls[id]...)
 }
 
-// dump writes the calls of all triggers in the order the triggers first came; with
-// since_ms those that came then or later.
+// dump writes the calls of all triggers in the order the triggers first came. With
+// since_ms it writes only the calls that came at that time or later.
 func (l *callLedger) dump(w http.ResponseWriter, r *http.Request) {
 	ms, ok := formUint(w, r, "since_ms", 0, math.MaxInt64)
 	if !ok {

@@ -299,8 +299,8 @@ func (l *Ledger) Order() OrderReport { return l.order.report() }
 // fan-out, are a consistent copy; nothing is locked while the caller works.
 func (l *Ledger) All() iter.Seq[Delivery] { return l.Since(time.Time{}) }
 
-// Since yields what All does, of ids that were made at a time or later; of ids of
-// another form, those that came first then. The others cost a look, and no copy.
+// Since yields what All does, for ids that were made at from or later. An id that does
+// not tell when it was made counts from its first delivery. Skipped ids are not copied.
 func (l *Ledger) Since(from time.Time) iter.Seq[Delivery] {
 	return func(yield func(Delivery) bool) {
 		for i := range l.shards {

@@ -245,8 +245,8 @@ func (s *secondPage) Drop(ctx context.Context, p engine.TimerPartition) error {
 }
 
 // An entry is given up while its minute is scanned for its close, behind the page
-// on which the scan met it: the minute is not taken for complete, or its partition
-// would be dropped with a timer in it that nobody has released.
+// on which the scan met it. The owner must not take the minute for complete: it would
+// drop the partition with a timer in it that was never released.
 func TestForgottenWhileClosing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		refused, released := make(chan struct{}), map[string]int{}

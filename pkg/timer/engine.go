@@ -40,7 +40,7 @@ type Engine struct {
 	overdue  []promoted // what the purge waits for
 	water    []int64    // by shard: the end of its watermark when it was last seen, ms since 1970
 	owned    int
-	moves    map[uint16]string // shards to hand over, and to whom
+	moves    map[uint16]string // shards to hand over, with their new owners
 	members  membership
 	caught   rate // catch-up releases
 }

@@ -63,7 +63,7 @@ func (a *Auditor) Audit(ctx context.Context, since int64, fn func(t *engine.Trig
 	return a.look(ctx, engine.TriggerOpen, fn, func(t *engine.Trigger) (mine, more bool) { return t.Created < since, true })
 }
 
-// look is Audit of those rows of a state that of says are its own, until of says
+// look audits the rows of a state for which of returns mine. It stops when of returns
 // that there are no more.
 func (a *Auditor) look(ctx context.Context, state engine.TriggerState, fn func(t *engine.Trigger, evidence string), of func(*engine.Trigger) (mine, more bool)) error {
 	const page = 500

@@ -15,12 +15,12 @@ const recountEvery = time.Minute
 // created and ended since the last count. Other processes' changes are seen by
 // counting in the store: when this process believes a caller to be at its limit
 // and, where the store is shared, each time it has created a tenth of the limit. So
-// nobody is refused before the store itself says that there are too many, and each
+// no caller is refused before the store itself says that there are too many, and each
 // process may admit a tenth of the limit beyond it. A limit against runaway callers, not a quota to
 // the last trigger. Safe for concurrent use.
 type Census struct {
 	triggers engine.Triggers
-	shared   bool // with other processes, whose triggers and ends are not heard of
+	shared   bool // other processes use the store too; this one is not told what they create and end
 
 	mu      sync.Mutex
 	callers map[string]*tally

@@ -328,7 +328,7 @@ func TestRecordSlowerThanTheLease(t *testing.T) {
 	})
 }
 
-// What cannot be read is set apart by the queue and in nobody's way. A message of a newer
+// The queue sets a message that cannot be read apart, and it blocks no other. A message of a newer
 // release stays in the queue, as it was, for a process of that release.
 func TestUnreadableMessages(t *testing.T) {
 	in(t, func(t *testing.T) {

@@ -98,7 +98,7 @@ func (p *partition) permit(cat notify.Category, n int, until time.Time) (m notif
 	}
 	if e, ok := errors.AsType[*notify.Error](err); ok && ctx.Err() == nil {
 		// A block, and no answer: it says nothing about any call of ours. A lane
-		// whose windows are claimed late has one route.
+		// that claims its windows late has only this route.
 		res := notify.Result{Class: notify.ClassThrottled, Code: e.Code, RetryAfter: e.RetryAfter}
 		cfg.Health.report(cfg.Routes.Names[0], &res, 0, false, time.Now())
 		return nil, true
@@ -162,8 +162,8 @@ func (j *job) admitAndCall(from, to uint32, where runWhere) bool {
 	return p.soft.Err() == nil
 }
 
-// permitted makes sure that the round has a permit for its items, whose claims
-// stand: they have been put back by the provider, or have more addresses than
+// permitted makes sure that the round has a permit for its items. The items are
+// claimed already: the provider has put them back, or they have more addresses than
 // receivers. If nothing may be called now, it returns when to ask again.
 func (r *round) permitted(p *partition, refs []ref) (wait time.Time) {
 	if r.w.rated == nil || r.call.Permit != nil {

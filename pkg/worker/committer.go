@@ -11,7 +11,7 @@ import (
 
 // Committer writes outcome rows in groups: everything that waits goes into one
 // durable Put. Rows of one key are written in the order they were handed in,
-// and those whose context has ended are dropped.
+// and a row is dropped if its context has ended.
 type Committer struct {
 	cfg CommitterConfig
 	in  chan commit

@@ -201,8 +201,8 @@ func (j *job) failedTargets(buf []notify.Target, rec *notify.Receiver, ex []noti
 	return notify.AppendTargets(nil, on)
 }
 
-// best is the outcome that speaks for a receiver, of those of its addresses: the
-// deferred one while one goes on. Of several it is the last.
+// best returns the outcome of a receiver from the outcomes of its addresses: a deferred
+// one while an address is still tried. Of several it returns the last.
 func best(ex []notify.Exception) *notify.Exception {
 	x := &ex[0]
 	for i := range ex[1:] {

@@ -292,8 +292,8 @@ type Circuit struct {
 	Since   time.Time `json:"since,omitzero"` // since when calls are held back; zero: they pass
 	Blocked time.Time `json:"blocked_until,omitzero"`
 	RetryAt time.Time `json:"retry_at,omitzero"`
-	// Account and Code are those of the last answer that spoke against it, while
-	// calls are held back.
+	// Account and Code of the last answer that counted against the route, while calls
+	// are held back.
 	Account string `json:"account,omitempty"`
 	Code    string `json:"code,omitempty"`
 	Held    bool   `json:"held,omitempty"` // by an operator

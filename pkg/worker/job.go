@@ -106,8 +106,8 @@ func newJob(p *partition, m message, env notify.Envelope, windows []notify.Recei
 
 // resume takes over what an earlier start of the same envelope left: outcomes
 // below DoneUpTo stand; receivers from there to StartedUpTo are ambiguous. It
-// reports whether those have been started too often and need solo runs, so that the
-// receiver that kills the process is found.
+// reports whether the ambiguous receivers were started too often. They then need solo
+// runs, which find the receiver that kills the process.
 func (j *job) resume(row *notify.Row) (alone bool) {
 	cfg := &j.p.w.cfg
 	j.doneTo, j.startedTo = row.DoneUpTo, row.StartedUpTo

@@ -317,7 +317,7 @@ func TestNoCallWithoutTheGroup(t *testing.T) {
 	})
 }
 
-// users are those that were called, in order.
+// users returns the users that were called, in order.
 func (l *ledger) users() (out []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -27,7 +27,7 @@ type partition struct {
 	stop   context.CancelFunc
 	order  *order
 	budget *quota // receivers in open windows
-	early  *quota // the half of it for envelopes whose turn has not come
+	early  *quota // half of budget, for envelopes before their turn
 	mail   *mailbox
 	pace   pace
 

@@ -112,10 +112,10 @@ func (p *plant) crash() {
 	p.life.wg.Wait()
 }
 
-// drain ends the life as a shutdown does that has all the time it needs.
+// drain ends the life like a shutdown that has all the time it needs.
 func (p *plant) drain() { p.drainFor(24 * time.Hour) }
 
-// drainFor ends the life as a shutdown does whose drain may take so long.
+// drainFor ends the life like a shutdown that drains for most.
 func (p *plant) drainFor(most time.Duration) {
 	p.life.halt()
 	p.life.pumps.Wait()

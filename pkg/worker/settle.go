@@ -140,15 +140,15 @@ func (r *round) retry(x notify.Exception, e *notify.Envelope, after time.Duratio
 	r.add(r.partOf(e), x)
 }
 
-// maxDoubts is how often an item is called again whose call may have been taken while
-// the circuit was open. It is bounded because each call may be a duplicate.
+// maxDoubts bounds how often an item is called again when the circuit was open and the
+// provider may have taken the call. Each further call may be a duplicate.
 const maxDoubts = 6
 
 // doubtBackoff is how long an item waits after each of these calls: 15 s to 8 minutes.
 var doubtBackoff = limit.Backoff{Base: 15 * time.Second, Max: 8 * time.Minute}
 
-// doubt parks an item whose call may have been taken while its route's circuit is
-// open. The wait uses no attempt. It ends the item after maxDoubts such waits.
+// doubt parks an item while its route's circuit is open and the provider may have taken
+// its call. The wait uses no attempt. It ends the item after maxDoubts such waits.
 func (r *round) doubt(x notify.Exception, e *notify.Envelope, after time.Duration, now time.Time) {
 	n := doubts(e.Cause)
 	wake := now.Add(doubtBackoff.Delay(n, after, jitterOf(e)))

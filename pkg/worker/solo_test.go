@@ -148,8 +148,8 @@ func (m *mortal) restart() {
 	}
 }
 
-// Only the receiver that kills the process is given up: not those of other
-// partitions, lanes and roles, whose calls are under way whenever it kills.
+// The worker gives up only the receiver that kills the process. It keeps receivers of
+// other partitions, lanes and roles, although their calls are under way at each death.
 func TestGivesUpNobodyBesideTheReceiverThatKills(t *testing.T) {
 	in(t, func(t *testing.T) {
 		m := &mortal{t: t, kills: map[string]bool{"killer": true}, latency: 50 * time.Millisecond}
@@ -215,9 +215,9 @@ func TestGivesUpAsUnknownWhatMayHaveBeenTaken(t *testing.T) {
 	})
 }
 
-// While receivers run one by one, the row keeps that those behind the one under way
-// have been started: after the next death a cancel must not say of them that no call
-// was made. Nor are they counted as sent again once more.
+// While receivers run one by one, the row keeps that later receivers were started
+// before: after the next death a cancel must not say that they were never called. They
+// are not counted as sent again a second time.
 func TestOneByOneKeepsWhatWasStarted(t *testing.T) {
 	in(t, func(t *testing.T) {
 		m := &mortal{t: t, kills: map[string]bool{name(2): true}}
@@ -290,7 +290,7 @@ func TestSoloRunsGrow(t *testing.T) {
 }
 
 // Whatever lanes, windows, rates and stops there are, every receiver has its outcome
-// in the end, and only those that kill are given up.
+// in the end, and only receivers that kill are given up.
 func TestSoloModel(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		var thrown any // see TestModel
@@ -384,8 +384,8 @@ func soloModel(t *testing.T, rt *rapid.T) {
 	}
 }
 
-// A run whose wait is given up lets the calls go that it held back, and keeps nothing,
-// also when it is given the lock at the same moment.
+// A solo run that stops waiting releases the calls that it held back, and keeps no lock,
+// even if it gets the lock at the same moment.
 func TestSoloWaitGivenUp(t *testing.T) {
 	in(t, func(t *testing.T) {
 		s := NewSolo()

@@ -37,8 +37,8 @@ type floor struct {
 	nanos     float64 // processor time a receiver; of the best turn
 }
 
-// newFloor keeps its table outside of the heap, whose size decides how often the
-// collector runs under the chain. The caller ends it.
+// newFloor keeps its table outside of the heap: a larger heap would make the garbage
+// collector run less often during the chain. The caller ends it.
 func newFloor(dir string, users int) (*floor, error) {
 	table, err := syscall.Mmap(-1, 0, users*profileBytes, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
 	if err != nil {

@@ -103,8 +103,8 @@ func TestJobsAreListedWithoutSerialReads(t *testing.T) {
 	}
 }
 
-// A minute is dropped by an owner whose clock is behind that of who wrote into it:
-// nothing of it is left.
+// An owner drops a minute although its clock is behind the writer's clock: no row of the
+// minute is left.
 func TestDropBehindTheWritersClock(t *testing.T) {
 	t.Parallel()
 	ahead, ctx := lone(t), t.Context()

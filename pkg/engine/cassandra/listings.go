@@ -98,7 +98,7 @@ func over(part int64) bool {
 	return (bucket+1)*listLength < time.Now().Add(-3*bucketsKept).UnixMilli()
 }
 
-// forgetEmpty forgets those of a list's partitions that are over and empty.
+// forgetEmpty forgets each partition of a list that is over and empty.
 func (s *Store) forgetEmpty(ctx context.Context, list string, parts []int64) error {
 	return parallel(len(parts), func(i int) error {
 		if !over(parts[i]) {

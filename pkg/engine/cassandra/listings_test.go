@@ -49,7 +49,7 @@ func batched(t *testing.T, s *Store, cql string, es []listEntry) {
 
 // A list of which more than 100,000 entries were removed a moment ago is read all
 // the same: a caller that has 101,000 triggers end in ten minutes can still ask for
-// those that wait.
+// the triggers that wait.
 func TestListBehindTombstones(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {

@@ -9,8 +9,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Outcome rows are fenced by their timestamps: those of a tenure are below those
-// of every later one, and of two writes Cassandra keeps the later timestamp, in
+// Outcome rows are fenced by their timestamps: the timestamps of a tenure are below the
+// timestamps of every later tenure, and of two writes Cassandra keeps the later timestamp, in
 // whatever order they arrive and whatever the machines' clocks say. So no row
 // costs a conditional write. A tenure costs one.
 

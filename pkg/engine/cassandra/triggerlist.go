@@ -7,8 +7,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// The lists of triggers, each also of a caller: all that there are, and those
-// that something is still owed to.
+// The lists of triggers, of all callers and of each caller: every trigger, and the
+// triggers with an open call or an open dead letter (engine.TriggerOpen).
 const (
 	listTriggers = "triggers"
 	listOpen     = "triggers_open"

@@ -22,8 +22,8 @@ func framed(req kmsg.Request, version int16) []byte {
 	return kmsg.NewRequestFormatter(kmsg.FormatterClientID("test")).AppendRequest(nil, req, 7)
 }
 
-// unknownKey is 14 bytes of a request with a key that nobody knows: the broker ended
-// the process at them.
+// unknownKey is 14 bytes of a request with an unknown key. The broker ended the process
+// when it read them.
 var unknownKey = []byte("\x00\x00\x00\x0a\x7f\xff\x00\x00\x00\x00\x00\x00\xff\xff")
 
 // changes are requests that a reader must not make, by what they would do.

@@ -360,8 +360,9 @@ func TestNobodySeesWhatIsNotDurable(t *testing.T) {
 	}
 }
 
-// TestFeedStopsAtWhatIsDurable: a reader keeps the number of the last letter it was
-// given, so it is given none whose number a loss of power would give again.
+// TestFeedStopsAtWhatIsDurable: a reader keeps the number of the last letter that it
+// got. After a loss of power the store gives the numbers of letters that were not durable
+// to other letters, so the feed must not show a letter before it is durable.
 func TestFeedStopsAtWhatIsDurable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		disk := newHangingFS(vfs.NewMem())
