@@ -63,6 +63,9 @@ func (n *Node) testProvider(ctx context.Context, name string, in api.ProviderTes
 	case <-ctx.Done():
 		return out, notify.Unavailable("providers", time.Second, ctx.Err())
 	}
+	if err := notify.BeforeAct(ctx); err != nil {
+		return out, err
+	}
 	out = api.ProviderTest{Provider: of, DryRun: to == "", OK: true, Items: []api.ProviderTrial{}}
 	for _, t := range test(ctx, to) {
 		out.OK = out.OK && t.Verdict == provider.VerdictOK

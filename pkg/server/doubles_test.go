@@ -368,8 +368,8 @@ func (w *world) deps(t testing.TB) Deps {
 		CheckURL: func(_ context.Context, url string) (api.URLVerdict, error) {
 			return api.URLVerdict{URL: url, Allowed: true}, nil
 		},
-		TestProvider: func(_ context.Context, name string, _ api.ProviderTestRequest) (api.ProviderTest, error) {
-			return api.ProviderTest{Provider: name, OK: true, Items: []api.ProviderTrial{}}, nil
+		TestProvider: func(ctx context.Context, name string, _ api.ProviderTestRequest) (api.ProviderTest, error) {
+			return api.ProviderTest{Provider: name, OK: true, Items: []api.ProviderTrial{}}, notify.BeforeAct(ctx)
 		},
 		Log: slog.New(slog.DiscardHandler),
 	}

@@ -13,7 +13,8 @@ const testProviderPath = "/v1/ops/providers/{name}/test"
 
 // TestProvider calls a provider, or one of its accounts, once: its dry run, or with
 // in.To one real message. It returns notify.KindNotFound for an unknown name and
-// notify.KindConflict where this process does not call the provider.
+// notify.KindConflict where this process does not call the provider. It calls
+// notify.BeforeAct before the provider.
 type TestProvider func(ctx context.Context, name string, in api.ProviderTestRequest) (api.ProviderTest, error)
 
 func (s *Server) testProvider(x *exchange) error {

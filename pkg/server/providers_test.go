@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/ops"
 )
 
@@ -17,9 +18,9 @@ func TestProviderTestIsRecorded(t *testing.T) {
 	w := newWorld()
 	var asked []string
 	s := w.start(t, Config{}, func(d *Deps) {
-		d.TestProvider = func(_ context.Context, name string, in api.ProviderTestRequest) (api.ProviderTest, error) {
+		d.TestProvider = func(ctx context.Context, name string, in api.ProviderTestRequest) (api.ProviderTest, error) {
 			asked = append(asked, name+" "+in.To)
-			return api.ProviderTest{Provider: name, OK: true, Items: []api.ProviderTrial{}}, nil
+			return api.ProviderTest{Provider: name, OK: true, Items: []api.ProviderTrial{}}, notify.BeforeAct(ctx)
 		}
 	})
 	tok := token(t, "sre", api.ScopeOperate)

@@ -20,7 +20,7 @@ import (
 type acted struct {
 	fakeLanes
 	fakeSuppressions
-	lanes, lifts, backups int
+	lanes, lifts, backups, tests int
 }
 
 func (a *acted) Set(ctx context.Context, name string, to LaneChange) (api.Lane, error) {
@@ -37,6 +37,17 @@ func (a *acted) Lift(ctx context.Context, user, address string) (int, bool, erro
 func (a *acted) backup(context.Context) (Snapshot, error) {
 	a.backups++
 	return fakeSnapshot{}, nil
+}
+
+func (a *acted) testProvider(ctx context.Context, name string, in api.ProviderTestRequest) (api.ProviderTest, error) {
+	if name != "fcm" {
+		return api.ProviderTest{}, notify.NotFound("provider")
+	}
+	if err := notify.BeforeAct(ctx); err != nil {
+		return api.ProviderTest{}, err
+	}
+	a.tests++
+	return api.ProviderTest{Provider: name, OK: true}, nil
 }
 
 // auditedWorld holds one of each thing that operators change, all of caller "shop".
@@ -63,7 +74,7 @@ func newAuditedWorld(t *testing.T) *auditedWorld {
 func (w *auditedWorld) server(t *testing.T, change func(*Deps)) *Server {
 	return w.start(t, Config{}, func(d *Deps) {
 		d.Lanes, d.Suppressions, d.Circuits, d.CampaignHolds = &w.acted, &w.acted, w.breaks, w.holds
-		d.Backup, d.Callers, d.PlainCallbacks = w.acted.backup, w.later.Callers(), true
+		d.Backup, d.Callers, d.PlainCallbacks, d.TestProvider = w.acted.backup, w.later.Callers(), true, w.acted.testProvider
 		change(d)
 	})
 }
@@ -85,7 +96,7 @@ func (w *auditedWorld) state(t *testing.T) string {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return fmt.Sprint(w.acted.lanes, w.acted.lifts, w.acted.backups, w.holds, w.breaks, w.cancels, v.State, v.FireAt, tr.State, tr.FireAt, c.Version)
+	return fmt.Sprint(w.acted.lanes, w.acted.lifts, w.acted.backups, w.acted.tests, w.holds, w.breaks, w.cancels, v.State, v.FireAt, tr.State, tr.FireAt, c.Version)
 }
 
 // auditedCalls is one call of each audited route that is done.
@@ -99,6 +110,7 @@ func (w *auditedWorld) auditedCalls() []struct{ route, path, body string } {
 		{"PUT /v1/ops/callers/{id}", "/v1/ops/callers/shop", `{"rate":7,"callback_urls":["http://127.0.0.1:9/hooks/"]}`},
 		{"POST /v1/ops/callers/{id}/secrets", "/v1/ops/callers/shop/secrets", `{}`},
 		{"GET " + backupPath, backupPath, ""},
+		{"POST " + testProviderPath, "/v1/ops/providers/fcm/test", `{}`},
 		{"DELETE /v1/notifications/{id}", "/v1/notifications/" + sent, ""},
 		{"PATCH /v1/notifications/{id}", "/v1/notifications/" + waits, later},
 		{"DELETE /v1/notifications/{id}", "/v1/notifications/" + waits, ""},
@@ -223,6 +235,7 @@ func TestRefusedCallsLeaveOneRow(t *testing.T) {
 		{"PUT /v1/ops/circuits/{name}", "/v1/ops/circuits/caller:bank", `{"to":"open"}`, "circuit_not_found", 1},
 		{"PUT /v1/ops/callers/{id}", "/v1/ops/callers/a%20b", `{}`, "bad_caller", 1},
 		{"POST /v1/ops/callers/{id}/secrets", "/v1/ops/callers/a%20b/secrets", `{}`, "bad_caller", 1},
+		{"POST " + testProviderPath, "/v1/ops/providers/fax/test", `{}`, "provider_not_found", 1},
 		{"POST /v1/ops/jobs/{id}", "/v1/ops/jobs/job_2", `{"change":"pause"}`, "job_not_found", 1},
 		{"DELETE /v1/notifications/{id}", "/v1/notifications/" + notify.ID{Base: none}.String(), "", "notification_not_found", 0},
 		{"PATCH /v1/notifications/{id}", "/v1/notifications/" + notify.ID{Base: none}.String(), `{"scheduled_at":"2027-01-16T10:00:00Z"}`, "notification_not_found", 0},
