@@ -89,8 +89,8 @@ func TestCommands(t *testing.T) {
 		}
 	}
 	f(0, `^notifyd \S+\n  go +go1\.(.|\n)*franz-go`, `^$`, "version")
-	f(0, `^configuration is good\n$`, `^$`, "config", "check")
-	f(0, `^configuration is good\n$`, `^$`, "config", "check", "--set", "api.rate=5")
+	f(0, `^configuration is good\n$`, `^$`, "config", "check", "--set", "auth.key_file=k.pem")
+	f(2, `^$`, `auth: set one of auth.key_file`, "config", "check", "--set", "api.rate=5")
 	f(2, `^$`, `did you mean "api.listen"\?(.|\n)*logging.level(.|\n)*next:  notifyd config example`, "config", "check", "--config", bad)
 	f(2, `^$`, `--set "api.rate" is not key=value`, "config", "check", "--set", "api.rate")
 	f(2, `^$`, `/no/such/file`, "config", "print", "--config", "/no/such/file")

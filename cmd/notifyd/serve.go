@@ -125,7 +125,11 @@ func newConfig(p *program) *cobra.Command {
 	check := &cobra.Command{
 		Use: "check", Short: "Report every problem of the configuration", Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			if _, err := cf.load(p, nil); err != nil {
+			l, err := cf.load(p, nil)
+			if err == nil {
+				err = l.Config.CheckAuth()
+			}
+			if err != nil {
 				return err
 			}
 			fmt.Fprintln(p.out, "configuration is good")

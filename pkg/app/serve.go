@@ -67,10 +67,10 @@ func (n *Node) buildServer() error {
 		Issuer: cfg.Auth.Issuer, Audience: cfg.Auth.Audience, JWKSURL: cfg.Auth.JWKSURL, JWKSFile: cfg.Auth.JWKSFile,
 		KeyFile: cfg.Auth.KeyFile, SecretFile: cfg.Auth.HS256,
 	}
-	if auth.JWKSURL+auth.JWKSFile+auth.KeyFile+auth.SecretFile == "" {
-		return notify.Invalid("bad_config", "auth", "set one of auth.key_file, auth.jwks_url, auth.jwks_file and auth.hs256_file: no token could be checked")
+	err := cfg.CheckAuth()
+	if err != nil {
+		return err
 	}
-	var err error
 	if n.verifier, err = server.NewVerifier(auth); err != nil {
 		return err
 	}

@@ -247,3 +247,12 @@ func (c *Config) validate() (problems []problem) {
 	}
 	return problems
 }
+
+// CheckAuth returns notify.KindInvalid where c names no key to check tokens with. The
+// defaults name none, so this is not one of the problems of a file.
+func (c *Config) CheckAuth() error {
+	if c.Auth.JWKSURL+c.Auth.JWKSFile+c.Auth.KeyFile+c.Auth.HS256 != "" {
+		return nil
+	}
+	return notify.Invalid("bad_config", "auth", "set one of auth.key_file, auth.jwks_url, auth.jwks_file and auth.hs256_file: no token could be checked")
+}

@@ -25,10 +25,10 @@ func stamp(ms int64) string { return time.UnixMilli(ms).UTC().Format("2006-01-02
 
 // open says whether a schedule can still be touched.
 func (s *Service) open(v *View) error {
-	switch {
-	case v.State == engine.ScheduleCancelled:
+	switch v.State {
+	case engine.ScheduleCancelled:
 		return conflict("cancelled", "it was cancelled at "+stamp(v.Touched))
-	case v.State == engine.ScheduleReleased:
+	case engine.ScheduleReleased:
 		return conflict("too_late", "it was released at its time, "+stamp(v.FireAt))
 	}
 	now := time.Now() // before Clock is asked: a clock that is set after that is no matter

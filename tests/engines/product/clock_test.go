@@ -177,7 +177,8 @@ func clockFleet(t *testing.T) (*estate, *fleet.Fleet) {
 	if err := e.script("start", []string{"redis", "REDIS_MODE=single", "REDIS_SECURE=", fmt.Sprint("NOTIFY_REDIS_PORT=", e.ports["redis"])}); err != nil {
 		t.Fatal(err)
 	}
-	return e, e.fleet(t, e.main(t).with(plain(values{"redis.addresses": []string{e.at("redis", 0)}})), "api,worker,dispatcher,operator")
+	f := e.fleet(t, e.main(t).with(plain(values{"redis.addresses": []string{e.at("redis", 0)}})), "api,worker,dispatcher,operator")
+	return e, f
 }
 
 // clockProcess is a process of the roles api and scheduler whose clock a test can turn.
