@@ -47,7 +47,6 @@ var repairs = map[string]string{
 	"clock":          "let NTP or chrony set this machine's clock, then wait a few seconds",
 	"removal":        "compare this machine's clock with another one: if it is wrong, set it right before removal catches up; after a long stop do nothing, removal has caught up six days later",
 	"newer":          "upgrade this process: one of the newer release goes on where it stands",
-	"secrets":        "look at the store: callers are read from it",
 	"lag":            "look at the circuits and at the processor: more load comes than workers take",
 }
 

@@ -89,7 +89,7 @@ func (s *seeded) apply(c *engine.Caller, urls []string, secret string, now int64
 	}
 	at := slices.IndexFunc(c.Secrets, func(one engine.CallerSecret) bool { return s.gave(one.Secret) })
 	switch {
-	case len(c.Secrets) == 0:
+	case !slices.ContainsFunc(c.Secrets, func(one engine.CallerSecret) bool { return !one.Sealed() }): // none that signs
 		c.Secrets = []engine.CallerSecret{{Secret: secret, Created: now}}
 	case at >= 0 && !s.gave(secret): // simulators made anew, with another one
 		c.Secrets = slices.Clone(c.Secrets)

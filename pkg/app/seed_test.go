@@ -61,4 +61,8 @@ func TestSeedCaller(t *testing.T) {
 		c.CallbackURLs, c.Secrets = []string{"https://mine/"}, []engine.CallerSecret{{Secret: "rotated"}}
 	})
 	check("taken away by its user", seed("http://127.0.0.1:3/", "s3"), []string{"rotated"}, "https://mine/")
+	change(func(c *engine.Caller) {
+		c.Secrets = []engine.CallerSecret{{Secret: engine.SealedPrefix + "v1:lost:AAAA"}}
+	})
+	check("its key was lost", seed("http://127.0.0.1:3/", "s3"), []string{"s3"}, "https://mine/")
 }
