@@ -164,7 +164,7 @@ func TestExampleFileIsGood(t *testing.T) {
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if out, errs, code := notifyd(t, nil, "config", "check", "--config", file); code != 0 {
+	if out, errs, code := notifyd(t, nil, "config", "check", "--config", file, "--set", "auth.hs256_file=token-key"); code != 0 {
 		t.Errorf("exit %d: %s%s", code, out, errs)
 	}
 }
