@@ -65,10 +65,12 @@ var mayImport = map[string]string{
 	"pkg/limit":   "engine notify",
 	"pkg/prefs":   "engine notify secrets",
 
+	"pkg/request": "engine notify fault", // bodies, keys and answers of both front doors
+
 	// Stages.
 	"pkg/schedule":    "engine notify fault",
-	"pkg/trigger":     "engine notify limit fault trace",
-	"pkg/intake":      "engine notify stream prefs limit fault",
+	"pkg/trigger":     "engine notify request limit fault trace",
+	"pkg/intake":      "engine notify stream prefs limit request fault",
 	"pkg/worker":      "engine notify stream wheel dedup limit prefs timer fault trace",
 	"pkg/provider":    "notify limit provider/h2",
 	"pkg/provider/h2": "", // HTTP/2 by frames: knows no provider
@@ -82,7 +84,7 @@ var mayImport = map[string]string{
 	"pkg/archive": "engine notify ops history fault durable",
 	"pkg/api":     "notify",
 	"pkg/web":     "notify api",
-	"pkg/server":  "engine notify api intake ops prefs history limit schedule secrets trigger trace",
+	"pkg/server":  "engine notify request api intake ops prefs history limit schedule secrets trigger trace",
 	"pkg/load":    "notify api durable stream cli", // stream: its partitions, for the target kafka; cli: which word was meant
 	"pkg/tui":     "load load/report notify cli",   // cli: how texts and numbers are written for people
 	"pkg/audit":   "engine notify stream history schedule api",

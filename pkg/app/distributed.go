@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/notifyd/notifyd/pkg/intake"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/stream"
 )
@@ -84,7 +83,7 @@ func (n *Node) useServers(ctx context.Context) (err error) {
 	if len(id) == 0 {
 		return notMigrated("the store's id")
 	}
-	st.id, st.keys = string(id), intake.SharedKeys
+	st.id = string(id)
 	st.partitions = func(topic string) int { return have[topic] }
 	st.jobLease = st.lease
 	h := &remembered{historian: n.servers.historian, admin: func() logAdmin { return n.admin }, retention: n.cfg.History.Retention, longest: historyWait}

@@ -11,7 +11,6 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine/memory"
 	"github.com/notifyd/notifyd/pkg/engine/pebble"
 	"github.com/notifyd/notifyd/pkg/history"
-	"github.com/notifyd/notifyd/pkg/intake"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/stream"
 )
@@ -119,7 +118,7 @@ func (n *Node) useOwn() {
 	n.owner = broker.StoreID() // one process has the folder
 	n.st = stores{
 		id: broker.StoreID(), status: store.Status(), history: kept, audited: kept, prefs: store.Prefs(), callers: store.Callers(),
-		cancels: store.Cancels(), campaigns: store.Campaigns(), idem: store.Idem(), keys: intake.ExclusiveKeys, spill: store.Spill(), letters: store.DeadLetters(),
+		cancels: store.Cancels(), campaigns: store.Campaigns(), idem: store.Idem(), exclusive: true, spill: store.Spill(), letters: store.DeadLetters(),
 		jobs: store.Jobs(), audit: store.Audit(), holds: store.Holds(), meta: store.Meta(), timers: store.Timers(), cold: store.ColdTimers(),
 		schedules: store.Schedules(), scheduled: store, triggers: store.Triggers(), limits: memory.NewLimits(),
 		jobLease: memory.NewLease(), beats: memory.NewHeartbeats(),

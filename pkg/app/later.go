@@ -99,7 +99,7 @@ func (n *Node) buildLater() error {
 	events := n.metrics.triggers()
 	if l.triggers, err = trigger.New(trigger.Config{
 		Triggers: n.st.triggers, Callers: callers, Idem: n.st.idem, Later: rows, Egress: l.egress, Census: census,
-		MaxDelay: cfg.Timers.MaxDelay, Jitter: cfg.Timers.Jitter, MaxPending: cfg.Triggers.MaxPending, Keep: cfg.Intake.Idempotency,
+		MaxDelay: cfg.Timers.MaxDelay, Jitter: cfg.Timers.Jitter, MaxPending: cfg.Triggers.MaxPending, Keep: cfg.Intake.Idempotency, Exclusive: n.st.exclusive,
 		Gate: n.st.laterGate, Events: events, Logger: n.log,
 	}); err != nil {
 		return err

@@ -213,7 +213,7 @@ func (n *Node) build() error {
 	}, intake.Config{
 		MaxDelay: cfg.Timers.MaxDelay, Jitter: cfg.Timers.Jitter,
 		Refuse: refusals(cfg.Intake.Refuse), SMS: categories(cfg.Intake.SMS), Keep: cfg.Intake.Idempotency,
-		SpillBytes: int64(cfg.Intake.SpillMiB) << 20, Keys: n.st.keys, Events: n.metrics.intake(), Logger: n.log,
+		SpillBytes: int64(cfg.Intake.SpillMiB) << 20, Exclusive: n.st.exclusive, Events: n.metrics.intake(), Logger: n.log,
 	})
 	if err != nil {
 		return err

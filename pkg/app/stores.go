@@ -24,7 +24,7 @@ type stores struct {
 	cancels   engine.Cancels
 	campaigns engine.Campaigns
 	idem      engine.Idem
-	keys      intake.KeySharing
+	exclusive bool         // no other process can have idem open
 	spill     engine.Spill // nil: there is none, and critical messages are refused as others are while the log is away
 	letters   engine.DeadLetters
 	jobs      engine.Jobs

@@ -3,12 +3,12 @@ package intake
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"strconv"
 
-	"github.com/go-json-experiment/json/jsontext"
+	"github.com/notifyd/notifyd/pkg/request"
+
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/notifyd/notifyd/pkg/engine"
@@ -22,38 +22,38 @@ import (
 // While the log is away, items of otp and alert are accepted (spill buffer)
 // and the others' results are errors; such an answer is not kept for the key,
 // so a repeat tries the others again.
-func (s *Service) Batch(ctx context.Context, m Meta, body []byte) (a Answer, err error) {
+func (s *Service) Batch(ctx context.Context, m request.Meta, body []byte) (a request.Answer, err error) {
 	end := s.cfg.Events.begin(m, len(body))
 	defer func() { end(err) }()
-	if err := checkMeta(&m); err != nil {
-		return Answer{}, err
+	if err := m.Check(); err != nil {
+		return request.Answer{}, err
 	}
 	var each func([]byte, *batch) error
-	switch t := media(m.ContentType); t {
-	case mediaJSON:
+	switch request.Media(m.ContentType) {
+	case request.JSON:
 		each = eachElement
-	case mediaNDJSON:
+	case request.NDJSON:
 		each = eachLine
-	case mediaProto:
+	case request.Proto:
 		each = eachNotification
 	default:
-		return Answer{}, unsupported(t, mediaJSON, mediaNDJSON, mediaProto)
+		return request.Answer{}, request.Unsupported(request.JSON, request.NDJSON, request.Proto)
 	}
 	key := engine.IdemKey{Caller: m.Caller, Route: m.Route, Key: m.Key}
-	return s.handle(ctx, &m, key, body, func(l layout) (*plan, error) {
+	return s.once.Do(ctx, &m, key, body, func(l request.Basis) (request.Plan, error) {
 		b := batch{s: s, m: &m, l: l, off: s.rules.off}
-		if l.resumed {
-			b.off = switches(l.partitions) &^ frozenSwitches
+		if l.Resumed {
+			b.off = switches(l.Partitions) &^ frozenSwitches
 		}
-		b.p = &plan{block: s.lanesSum(), parts: uint16(b.off | frozenSwitches)}
-		if l.resumed && l.block != b.p.block {
+		b.p = &plan{s: s, m: &m, l: l, block: s.lanesSum(), parts: uint16(b.off | frozenSwitches)}
+		if l.Resumed && l.Block != b.p.block {
 			// The records could not be the same again: better a clear error
 			// than items that go out twice.
 			return nil, &notify.Error{Kind: notify.KindConflict, Code: "layout_changed", Field: "Idempotency-Key", Msg: "the log's partitions were changed since this request was first sent, and part of it may have been accepted: look at its items before sending it under another key"}
 		}
-		b.ids = l.base.Items()
+		b.ids = l.Base.Items()
 		b.w = s.notes.Get().(*noteWriter)
-		b.w.begin(b.p, b.m, l.accepted, len(body), min(s.cfg.MaxBatch, len(body)/usualItem+1))
+		b.w.begin(b.p, b.m, l.Accepted, len(body), min(s.cfg.MaxBatch, len(body)/usualItem+1))
 		b.items = b.w.items[:0]
 		b.p.done = func() {
 			clear(b.items) // drops their errors
@@ -65,7 +65,7 @@ func (s *Service) Batch(ctx context.Context, m Meta, body []byte) (a Answer, err
 			err = invalid("empty", "", "the batch has no items")
 		}
 		if err != nil {
-			b.p.release()
+			b.p.Release()
 			return nil, err
 		}
 		b.p.answer = b.answer
@@ -76,8 +76,8 @@ func (s *Service) Batch(ctx context.Context, m Meta, body []byte) (a Answer, err
 // batch makes the plan of one batch.
 type batch struct {
 	s     *Service
-	m     *Meta
-	l     layout
+	m     *request.Meta
+	l     request.Basis
 	off   switches
 	p     *plan
 	w     *noteWriter
@@ -112,7 +112,7 @@ func (b *batch) full() error {
 	if len(b.items) < b.s.cfg.MaxBatch {
 		return nil
 	}
-	return &notify.Error{Kind: notify.KindTooLarge, Code: "too_many_items", Msg: fmt.Sprintf("a batch has at most %d items", b.s.cfg.MaxBatch)}
+	return request.TooManyItems(b.s.cfg.MaxBatch)
 }
 
 // item adds the next item, of which decode makes b.n. An error is of the whole
@@ -133,7 +133,7 @@ func (b *batch) add(n *note) error {
 	i := len(b.items)
 	b.items = append(b.items, batchItem{})
 	it := &b.items[i]
-	if it.err = b.s.admitNote(n, b.m.Users, b.l.accepted, b.off); it.err != nil {
+	if it.err = b.s.admitNote(n, b.m.Users, b.l.Accepted, b.off); it.err != nil {
 		if notify.KindOf(it.err) == notify.KindUnavailable {
 			return it.err // of this process, so the whole batch goes to another one
 		}
@@ -152,7 +152,7 @@ func (b *batch) add(n *note) error {
 		}
 	}
 	it.base, it.channel, it.category, it.class = b.ids.Item(i), n.channel, n.category, classOf(n.category)
-	fire := b.s.rules.fire(&n.terms, it.base, b.l.accepted)
+	fire := b.s.rules.fire(&n.terms, it.base, b.l.Accepted)
 	if fire != 0 {
 		it.class = later
 		b.p.fire = max(b.p.fire, fire)
@@ -163,7 +163,7 @@ func (b *batch) add(n *note) error {
 
 // answer lists the results. An item that could not be stored is an error of
 // its own as long as another was; else the whole request failed.
-func (b *batch) answer(failed *failures) (Answer, bool, error) {
+func (b *batch) answer(failed *failures) (request.Answer, bool, error) {
 	accepted, unstored := 0, error(nil)
 	for i := range b.items {
 		it := &b.items[i]
@@ -177,7 +177,7 @@ func (b *batch) answer(failed *failures) (Answer, bool, error) {
 		accepted++
 	}
 	if accepted == 0 && unstored != nil {
-		return Answer{}, false, unstored
+		return request.Answer{}, false, unstored
 	}
 	ev := &b.s.cfg.Events
 	// One event per channel and category: one per item was 3% of a batch.
@@ -190,7 +190,7 @@ func (b *batch) answer(failed *failures) (Answer, bool, error) {
 		}
 		switch {
 		case it.err != nil:
-			out = appendProblem(out, it.err)
+			out = request.AppendProblem(out, it.err)
 			ev.rejected(b.m.Caller, codeOf(it.err), 1)
 		case it.class == later:
 			out = appendResult(out, it.base, notify.Scheduled)
@@ -211,30 +211,7 @@ func (b *batch) answer(failed *failures) (Answer, bool, error) {
 	out = strconv.AppendInt(out, int64(accepted), 10)
 	out = append(out, `,"rejected":`...)
 	out = strconv.AppendInt(out, int64(len(b.items)-accepted), 10)
-	return Answer{Status: http.StatusOK, Body: append(out, '}')}, unstored == nil, nil
-}
-
-// appendProblem appends {"error":{code,field,detail}}; field only if there is one.
-func appendProblem(b []byte, err error) []byte {
-	e, ok := errors.AsType[*notify.Error](err)
-	if !ok {
-		e = &notify.Error{Code: notify.KindOf(err).String(), Msg: "the item could not be stored"}
-	}
-	b = append(b, `{"error":{"code":`...)
-	b = appendString(b, e.Code)
-	if e.Field != "" {
-		b = append(b, `,"field":`...)
-		b = appendString(b, e.Field)
-	}
-	b = append(b, `,"detail":`...)
-	b = appendString(b, e.Msg)
-	return append(b, `}}`...)
-}
-
-// appendString appends s as JSON; invalid UTF-8 in it is replaced.
-func appendString(b []byte, s string) []byte {
-	b, _ = jsontext.AppendQuote(b, s)
-	return b
+	return request.Answer{Status: http.StatusOK, Body: append(out, '}')}, unstored == nil, nil
 }
 
 // eachElement adds every element of the JSON array body to b. What is plain is

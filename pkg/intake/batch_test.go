@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/request"
+
 	"pgregory.net/rapid"
 
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -20,14 +22,14 @@ func TestBatchForms(t *testing.T) {
 	proto = appendProtoNote(proto, "fax", "otp", "x", notify.Content{Title: "t"})
 	proto = appendProtoNote(proto, "push", "digest", "b", notify.Content{Title: "t"})
 	for _, c := range []struct{ name, media, body, code string }{
-		{"json", mediaJSON, " [" + strings.Join(items, " , ") + "\n] ", "wrong_type"},
-		{"ndjson", mediaNDJSON, strings.Join(items, "\n\n") + "\n", "wrong_type"},
-		{"protobuf", mediaProto, string(proto), "unknown_channel"},
+		{"json", request.JSON, " [" + strings.Join(items, " , ") + "\n] ", "wrong_type"},
+		{"ndjson", request.NDJSON, strings.Join(items, "\n\n") + "\n", "wrong_type"},
+		{"protobuf", request.Proto, string(proto), "unknown_channel"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, Config{})
-			a, err := r.Batch(t.Context(), Meta{Caller: "c", ContentType: c.media}, []byte(c.body))
+			a, err := r.Batch(t.Context(), request.Meta{Caller: "c", ContentType: c.media}, []byte(c.body))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -54,24 +56,24 @@ func TestBadBatches(t *testing.T) {
 	t.Parallel()
 	const good = singleBody
 	for _, c := range []struct{ name, media, body, code string }{
-		{"empty body", mediaJSON, "", "bad_json"},
-		{"object", mediaJSON, good, "wrong_type"},
-		{"no items", mediaJSON, "[]", "empty"},
-		{"no lines", mediaNDJSON, "\n \n", "empty"},
-		{"no messages", mediaProto, "", "empty"},
-		{"not closed", mediaJSON, "[" + good, "bad_json"},
-		{"trailing comma", mediaJSON, "[" + good + ",]", "bad_json"},
-		{"trailing data", mediaJSON, "[" + good + "] x", "bad_json"},
-		{"no comma", mediaJSON, "[" + good + good + "]", "bad_json"},
-		{"item not closed", mediaJSON, `[{"channel":"push"]`, "bad_json"},
-		{"damaged", mediaProto, "\x0a\x7f", "bad_protobuf"},
-		{"unknown field", mediaProto, "\x12\x00", "unknown_field"},
+		{"empty body", request.JSON, "", "bad_json"},
+		{"object", request.JSON, good, "wrong_type"},
+		{"no items", request.JSON, "[]", "empty"},
+		{"no lines", request.NDJSON, "\n \n", "empty"},
+		{"no messages", request.Proto, "", "empty"},
+		{"not closed", request.JSON, "[" + good, "bad_json"},
+		{"trailing comma", request.JSON, "[" + good + ",]", "bad_json"},
+		{"trailing data", request.JSON, "[" + good + "] x", "bad_json"},
+		{"no comma", request.JSON, "[" + good + good + "]", "bad_json"},
+		{"item not closed", request.JSON, `[{"channel":"push"]`, "bad_json"},
+		{"damaged", request.Proto, "\x0a\x7f", "bad_protobuf"},
+		{"unknown field", request.Proto, "\x12\x00", "unknown_field"},
 		{"media type", "text/plain", good, "unsupported_media_type"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, Config{})
-			_, err := r.Batch(t.Context(), Meta{Caller: "c", Key: "k", ContentType: c.media}, []byte(c.body))
+			_, err := r.Batch(t.Context(), request.Meta{Caller: "c", Key: "k", ContentType: c.media}, []byte(c.body))
 			if notify.KindOf(err) != notify.KindInvalid || codeOf(err) != c.code {
 				t.Errorf("%v, want %s", err, c.code)
 			}
@@ -81,7 +83,7 @@ func TestBadBatches(t *testing.T) {
 		})
 	}
 	r := newRig(t, Config{MaxBatch: 3})
-	_, err := r.Batch(t.Context(), Meta{Caller: "c", ContentType: mediaNDJSON}, []byte(strings.Repeat(good+"\n", 4)))
+	_, err := r.Batch(t.Context(), request.Meta{Caller: "c", ContentType: request.NDJSON}, []byte(strings.Repeat(good+"\n", 4)))
 	refused(t, err, notify.KindTooLarge, "too_many_items", "")
 	if r.stored() {
 		t.Error("something is stored")
@@ -102,12 +104,12 @@ func TestEvents(t *testing.T) {
 		Replayed: func(caller string) { note("replayed %s", caller) },
 		Spilled:  func(n int) { note("spilled %d", n) },
 	}})
-	m := Meta{Caller: "c", Key: "k"}
+	m := request.Meta{Caller: "c", Key: "k"}
 	r.Fanout(t.Context(), m, fanout(`["a","b","a",""]`))
 	r.Fanout(t.Context(), m, fanout(`["a","b","a",""]`))
-	r.Single(t.Context(), Meta{Caller: "c"}, []byte(`{}`))
+	r.Single(t.Context(), request.Meta{Caller: "c"}, []byte(`{}`))
 	r.log.set(logDown())
-	r.Single(t.Context(), Meta{Caller: "c"}, []byte(singleBody))
+	r.Single(t.Context(), request.Meta{Caller: "c"}, []byte(singleBody))
 	all := strings.Join(got, ", ")
 	for _, want := range []string{
 		"body true, +2 push marketing c", "-1 c duplicate_user", "-1 c user_id_required", "body true, replayed c",
@@ -126,17 +128,17 @@ func TestBatchHasALimit(t *testing.T) {
 	const plain = `{"channel":"push","category":"digest","to":{"user_id":"user-1"},"content":{"body":"b"}}`
 	item := string(appendProtoNote(nil, "push", "digest", "user-1", notify.Content{Body: "b"}))
 	for _, c := range []struct{ name, media, two, three string }{
-		{"plain", mediaJSON, `[` + plain + `,` + plain + `]`, `[` + plain + `,` + plain + `,` + plain + `]`},
-		{"odd", mediaJSON, `[` + plain + `,7]`, `[` + plain + `,7,7]`},
-		{"lines", mediaNDJSON, plain + "\n" + plain, plain + "\n" + plain + "\n" + plain},
-		{"protobuf", mediaProto, item + item, item + item + item},
+		{"plain", request.JSON, `[` + plain + `,` + plain + `]`, `[` + plain + `,` + plain + `,` + plain + `]`},
+		{"odd", request.JSON, `[` + plain + `,7]`, `[` + plain + `,7,7]`},
+		{"lines", request.NDJSON, plain + "\n" + plain, plain + "\n" + plain + "\n" + plain},
+		{"protobuf", request.Proto, item + item, item + item + item},
 	} {
 		r := newRig(t, Config{MaxBatch: 2})
-		_, err := r.Batch(t.Context(), Meta{Caller: "c", ContentType: c.media}, []byte(c.three))
+		_, err := r.Batch(t.Context(), request.Meta{Caller: "c", ContentType: c.media}, []byte(c.three))
 		if e := asError(err); e == nil || e.Code != "too_many_items" || len(r.log.records()) > 0 {
 			t.Errorf("%s: %v, %d stored", c.name, err, len(r.log.records()))
 		}
-		if _, err := r.Batch(t.Context(), Meta{Caller: "c", ContentType: c.media}, []byte(c.two)); err != nil {
+		if _, err := r.Batch(t.Context(), request.Meta{Caller: "c", ContentType: c.media}, []byte(c.two)); err != nil {
 			t.Errorf("%s: two of two: %v", c.name, err)
 		}
 	}
@@ -174,7 +176,7 @@ func TestItemsOfAnArrayAreReadAsAlone(t *testing.T) {
 		}
 		body += space() + "]" + space()
 		r := newRig(t, Config{})
-		a, err := r.Batch(t.Context(), Meta{Caller: "c"}, []byte(body))
+		a, err := r.Batch(t.Context(), request.Meta{Caller: "c"}, []byte(body))
 		if err != nil {
 			rt.Fatalf("%q: %v", body, err)
 		}

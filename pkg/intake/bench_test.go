@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/request"
+
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/stream"
 )
@@ -63,10 +65,10 @@ func BenchmarkFanout(b *testing.B) {
 		name, media, key string
 		body             []byte
 	}{
-		{"json/ids", mediaJSON, "", fanBodyJSON(n, false)},
-		{"json/ids/keyed", mediaJSON, "k", fanBodyJSON(n, false)},
-		{"json/objects", mediaJSON, "", fanBodyJSON(n, true)},
-		{"protobuf/ids", mediaProto, "", fanBodyProto(n)},
+		{"json/ids", request.JSON, "", fanBodyJSON(n, false)},
+		{"json/ids/keyed", request.JSON, "k", fanBodyJSON(n, false)},
+		{"json/objects", request.JSON, "", fanBodyJSON(n, true)},
+		{"protobuf/ids", request.Proto, "", fanBodyProto(n)},
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			s := benchService(b)
@@ -74,7 +76,7 @@ func BenchmarkFanout(b *testing.B) {
 			b.ReportAllocs()
 			i := 0
 			for b.Loop() {
-				m := Meta{Caller: "bench", ContentType: c.media}
+				m := request.Meta{Caller: "bench", ContentType: c.media}
 				if c.key != "" {
 					m.Key = strconv.Itoa(i)
 					i++
@@ -95,7 +97,7 @@ func BenchmarkSingle(b *testing.B) {
 	s := benchService(b)
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := s.Single(b.Context(), Meta{Caller: "bench"}, []byte(singleBody)); err != nil {
+		if _, err := s.Single(b.Context(), request.Meta{Caller: "bench"}, []byte(singleBody)); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -134,13 +136,13 @@ func BenchmarkBatch(b *testing.B) {
 	for _, c := range []struct {
 		name, media string
 		body        []byte
-	}{{"json", mediaJSON, array}, {"ndjson", mediaNDJSON, lines}, {"protobuf", mediaProto, proto}} {
+	}{{"json", request.JSON, array}, {"ndjson", request.NDJSON, lines}, {"protobuf", request.Proto, proto}} {
 		b.Run(c.name, func(b *testing.B) {
 			s := benchService(b)
 			b.ReportAllocs()
 			defer reportCPU(b, cpu(b), n)
 			for b.Loop() {
-				if _, err := s.Batch(b.Context(), Meta{Caller: "bench", ContentType: c.media}, c.body); err != nil {
+				if _, err := s.Batch(b.Context(), request.Meta{Caller: "bench", ContentType: c.media}, c.body); err != nil {
 					b.Fatal(err)
 				}
 			}

@@ -5,6 +5,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/notifyd/notifyd/pkg/request"
+
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -48,7 +50,7 @@ func checkCampaign(id string, hasPart bool) error {
 
 // checkCampaignOpen refuses parts of a cancelled campaign and of one that is
 // another caller's, before anything is appended.
-func (s *Service) checkCampaignOpen(ctx context.Context, m *Meta, id string) error {
+func (s *Service) checkCampaignOpen(ctx context.Context, m *request.Meta, id string) error {
 	c, ok, err := s.st.Campaigns.Get(ctx, id)
 	if err != nil {
 		return err
@@ -70,6 +72,6 @@ func (s *Service) checkCampaignOpen(ctx context.Context, m *Meta, id string) err
 }
 
 // add records a part that is durable.
-func (p *campaignPart) add(ctx context.Context, s *Service, m *Meta, l layout) error {
-	return s.st.Campaigns.AddPart(ctx, p.id, m.Caller, p.part, l.base, int64(p.accepted), int64(p.rejected), l.accepted)
+func (p *campaignPart) add(ctx context.Context, s *Service, m *request.Meta, l request.Basis) error {
+	return s.st.Campaigns.AddPart(ctx, p.id, m.Caller, p.part, l.Base, int64(p.accepted), int64(p.rejected), l.Accepted)
 }

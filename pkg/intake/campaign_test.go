@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/request"
+
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -20,20 +22,20 @@ func part(n int, receivers string) []byte {
 func TestCampaign(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, Config{})
-	send := func(m Meta, body []byte) (Answer, error) { return r.Fanout(t.Context(), m, body) }
-	first, err := send(Meta{Caller: "c"}, part(0, `["a","b","b"]`))
+	send := func(m request.Meta, body []byte) (request.Answer, error) { return r.Fanout(t.Context(), m, body) }
+	first, err := send(request.Meta{Caller: "c"}, part(0, `["a","b","b"]`))
 	if err != nil {
 		t.Fatal(err)
 	}
 	// The same part again, whatever Idempotency-Key comes with it.
 	for _, key := range []string{"", "x", "y"} {
-		if a, err := send(Meta{Caller: "c", Key: key}, part(0, `["a","b","b"]`)); err != nil || !a.Replayed || !bytes.Equal(a.Body, first.Body) {
+		if a, err := send(request.Meta{Caller: "c", Key: key}, part(0, `["a","b","b"]`)); err != nil || !a.Replayed || !bytes.Equal(a.Body, first.Body) {
 			t.Errorf("part 0 with key %q: %+v, %v", key, a, err)
 		}
 	}
-	_, err = send(Meta{Caller: "c"}, part(0, `["other"]`))
+	_, err = send(request.Meta{Caller: "c"}, part(0, `["other"]`))
 	refused(t, err, notify.KindMismatch, "idempotency_mismatch", "part")
-	if _, err := send(Meta{Caller: "c"}, part(7, `["c"]`)); err != nil {
+	if _, err := send(request.Meta{Caller: "c"}, part(7, `["c"]`)); err != nil {
 		t.Fatal(err)
 	}
 	c := r.campaigns.rows[cmp]
@@ -49,28 +51,28 @@ func TestCampaign(t *testing.T) {
 	full := c
 	full.Parts = maxParts
 	r.campaigns.rows[cmp] = full
-	_, err = send(Meta{Caller: "c"}, part(10, `["z"]`))
+	_, err = send(request.Meta{Caller: "c"}, part(10, `["z"]`))
 	refused(t, err, notify.KindConflict, "too_many_parts", "campaign")
-	if a, err := send(Meta{Caller: "c"}, part(7, `["c"]`)); err != nil || !a.Replayed {
+	if a, err := send(request.Meta{Caller: "c"}, part(7, `["c"]`)); err != nil || !a.Replayed {
 		t.Errorf("a part that is there: %+v, %v", a, err)
 	}
 	full.Parts = maxParts - 1
 	r.campaigns.rows[cmp] = full
-	if _, err := send(Meta{Caller: "c"}, part(10, `["z"]`)); err != nil {
+	if _, err := send(request.Meta{Caller: "c"}, part(10, `["z"]`)); err != nil {
 		t.Error(err)
 	}
 	r.campaigns.rows[cmp] = c
 
 	records, keys := len(r.log.records()), r.idem.len()
-	_, err = send(Meta{Caller: "thief"}, part(8, `["z"]`))
+	_, err = send(request.Meta{Caller: "thief"}, part(8, `["z"]`))
 	refused(t, err, notify.KindNotFound, "campaign_not_found", "")
 	r.cancels[cmp] = engine.Cancel{Scope: cmp, Caller: "c"}
-	_, err = send(Meta{Caller: "c"}, part(9, `["z"]`))
+	_, err = send(request.Meta{Caller: "c"}, part(9, `["z"]`))
 	refused(t, err, notify.KindConflict, "campaign_cancelled", "campaign")
 	if len(r.log.records()) != records || r.idem.len() != keys || r.campaigns.rows[cmp].Parts != 2 {
 		t.Error("a refused part stored something")
 	}
-	if a, err := send(Meta{Caller: "c"}, part(7, `["c"]`)); err != nil || !a.Replayed {
+	if a, err := send(request.Meta{Caller: "c"}, part(7, `["c"]`)); err != nil || !a.Replayed {
 		t.Errorf("a part that was answered before the cancel: %+v, %v", a, err)
 	}
 }
@@ -81,12 +83,12 @@ func TestCampaignStoreDown(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, Config{})
 	r.campaigns.fail = errDown
-	_, err := r.Fanout(t.Context(), Meta{Caller: "c"}, part(1, `["a"]`))
+	_, err := r.Fanout(t.Context(), request.Meta{Caller: "c"}, part(1, `["a"]`))
 	if notify.KindOf(err) != notify.KindUnavailable {
 		t.Fatalf("%v, want unavailable", err)
 	}
 	r.campaigns.fail = nil
-	if _, err := r.Fanout(t.Context(), Meta{Caller: "c"}, part(1, `["a"]`)); err != nil {
+	if _, err := r.Fanout(t.Context(), request.Meta{Caller: "c"}, part(1, `["a"]`)); err != nil {
 		t.Fatal(err)
 	}
 	es := r.log.envelopes(t)
@@ -100,7 +102,7 @@ func TestScheduledFanout(t *testing.T) {
 	r := newRig(t, Config{})
 	body := strings.TrimSuffix(string(fanout(`["a","b","c","d","e"]`)), "}") + fmt.Sprintf(`,"scheduled_at":%q}`, time.Now().Add(time.Hour).Format(time.RFC3339))
 	for range 2 {
-		if _, err := r.Fanout(t.Context(), Meta{Caller: "c", Key: "k"}, []byte(body)); err != nil {
+		if _, err := r.Fanout(t.Context(), request.Meta{Caller: "c", Key: "k"}, []byte(body)); err != nil {
 			t.Fatal(err)
 		}
 		r.idem.edit(t, func(row *engine.Reservation) { row.Done, row.LeaseUntil = false, 0 })

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/request"
 )
 
 // A process whose clock is off cannot tell whether a time has passed. It refuses such a
@@ -29,15 +30,15 @@ func TestClockGate(t *testing.T) {
 	for name, extra := range refused {
 		for form, send := range map[string]func() error{
 			"single": func() error {
-				_, err := r.Single(t.Context(), Meta{Caller: "c", Key: "k"}, []byte(single(extra)))
+				_, err := r.Single(t.Context(), request.Meta{Caller: "c", Key: "k"}, []byte(single(extra)))
 				return err
 			},
 			"batch": func() error {
-				_, err := r.Batch(t.Context(), Meta{Caller: "c", Key: "b"}, []byte("["+singleBody+","+single(extra)+"]"))
+				_, err := r.Batch(t.Context(), request.Meta{Caller: "c", Key: "b"}, []byte("["+singleBody+","+single(extra)+"]"))
 				return err
 			},
 			"fan-out": func() error {
-				_, err := r.Fanout(t.Context(), Meta{Caller: "c", Key: "f"}, []byte(`{"channel":"push","category":"marketing","content":{"body":"b"},"receivers":[{"user_id":"u"}],`+extra+`}`))
+				_, err := r.Fanout(t.Context(), request.Meta{Caller: "c", Key: "f"}, []byte(`{"channel":"push","category":"marketing","content":{"body":"b"},"receivers":[{"user_id":"u"}],`+extra+`}`))
 				return err
 			},
 		} {
@@ -54,12 +55,12 @@ func TestClockGate(t *testing.T) {
 		if extra != "" {
 			body = single(extra)
 		}
-		if _, err := r.Single(t.Context(), Meta{Caller: "c"}, []byte(body)); err != nil {
+		if _, err := r.Single(t.Context(), request.Meta{Caller: "c"}, []byte(body)); err != nil {
 			t.Errorf("what is due now, %s: %v", extra, err)
 		}
 	}
 	r.clock.err = nil
-	if _, err := r.Single(t.Context(), Meta{Caller: "c", Key: "k"}, []byte(single(refused["it has passed by this clock"]))); err != nil {
+	if _, err := r.Single(t.Context(), request.Meta{Caller: "c", Key: "k"}, []byte(single(refused["it has passed by this clock"]))); err != nil {
 		t.Error("the same request when the clock is right:", err)
 	}
 }

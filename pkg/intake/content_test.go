@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/notifyd/notifyd/pkg/request"
+
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -52,16 +54,16 @@ func try(t *testing.T, ch notify.Channel, to notify.Receiver, c notify.Content, 
 
 	of := func(where string) bool { return code != "" && strings.HasPrefix(field, where) }
 	for _, form := range []struct{ name, media, body string }{
-		{"single", mediaJSON, one},
-		{"batch", mediaJSON, "[" + good + "," + one + "]"},
-		{"batch", mediaNDJSON, good + "\n" + one + "\n"},
-		{"batch", mediaProto, string(protoBatch)},
-		{"fanout", mediaJSON, members(append(terms, "receivers", `["good",`+receiver+`]`)...)},
-		{"fanout", mediaNDJSON, members(terms...) + "\n\"good\"\n" + receiver + "\n"},
-		{"fanout", mediaProto, string(protoFanout(ch.String(), "otp", c, "", 0, 2, column.Bytes()))},
+		{"single", request.JSON, one},
+		{"batch", request.JSON, "[" + good + "," + one + "]"},
+		{"batch", request.NDJSON, good + "\n" + one + "\n"},
+		{"batch", request.Proto, string(protoBatch)},
+		{"fanout", request.JSON, members(append(terms, "receivers", `["good",`+receiver+`]`)...)},
+		{"fanout", request.NDJSON, members(terms...) + "\n\"good\"\n" + receiver + "\n"},
+		{"fanout", request.Proto, string(protoFanout(ch.String(), "otp", c, "", 0, 2, column.Bytes()))},
 	} {
 		r := newRig(t, Config{})
-		m := Meta{Caller: "c", ContentType: form.media}
+		m := request.Meta{Caller: "c", ContentType: form.media}
 		name := form.name + " " + form.media
 		switch form.name {
 		case "single":

@@ -1,22 +1,15 @@
 package intake
 
 import (
-	"errors"
 	"fmt"
-	"io"
-	"reflect"
-	"strings"
 	"time"
 
-	"github.com/go-json-experiment/json"
+	"github.com/notifyd/notifyd/pkg/request"
+
 	"github.com/go-json-experiment/json/jsontext"
 
 	"github.com/notifyd/notifyd/pkg/notify"
 )
-
-// strict refuses unknown fields; duplicate keys, invalid UTF-8 and data after
-// the value are refused by the library anyway.
-var strict = json.RejectUnknownMembers(true)
 
 type contentJSON struct {
 	Title       string         `json:"title"`
@@ -66,8 +59,8 @@ func decodeNote(b []byte, n *note) error {
 
 func slowNote(b []byte, n *note) error {
 	var j noteJSON
-	if err := json.Unmarshal(b, &j, strict); err != nil {
-		return decodeError(err)
+	if err := request.Decode(b, &j); err != nil {
+		return err
 	}
 	if err := j.termsJSON.terms(&n.terms); err != nil {
 		return err
@@ -145,101 +138,12 @@ func object(v jsontext.Value, field string, depth int) ([]byte, error) {
 		return nil, nil
 	case v.Kind() != '{':
 		return nil, invalid("wrong_type", field, "must be an object")
-	case nesting(v)+depth > maxDepth:
+	case request.Nesting(v)+depth > request.MaxDepth:
 		return nil, tooDeep(field)
 	}
 	return v, nil
 }
 
 func tooDeep(field string) error {
-	return invalid("too_deep", field, fmt.Sprintf("nested deeper than %d", maxDepth))
-}
-
-// nesting is the depth of a valid JSON value: 0 for a scalar.
-func nesting(v []byte) (deepest int) {
-	depth, inString := 0, false
-	for i := 0; i < len(v); i++ {
-		switch c := v[i]; {
-		case inString:
-			if c == '\\' {
-				i++
-			}
-			inString = c != '"'
-		case c == '"':
-			inString = true
-		case c == '{' || c == '[':
-			depth++
-			deepest = max(deepest, depth)
-		case c == '}' || c == ']':
-			depth--
-		}
-	}
-	return deepest
-}
-
-// decodeError is the one place where the JSON library's errors become ours.
-func decodeError(err error) error {
-	if errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
-		return invalid("bad_json", "", "the body is empty")
-	}
-	if e, ok := errors.AsType[*json.SemanticError](err); ok {
-		field := fieldPath(e.JSONPointer)
-		if errors.Is(e.Err, json.ErrUnknownName) {
-			return invalid("unknown_field", field, "there is no such field")
-		}
-		return invalid("wrong_type", field, "must be "+typeName(e.GoType))
-	}
-	e, ok := errors.AsType[*jsontext.SyntacticError](err)
-	if !ok {
-		return invalid("bad_json", "", "not valid JSON")
-	}
-	field := fieldPath(e.JSONPointer)
-	switch {
-	case errors.Is(e.Err, jsontext.ErrDuplicateName):
-		return invalid("duplicate_key", field, "the field is given twice")
-	case errors.Is(e.Err, io.ErrUnexpectedEOF):
-		return invalid("bad_json", field, fmt.Sprintf("the JSON ends too early, at byte %d", e.ByteOffset))
-	case strings.Contains(e.Err.Error(), "UTF-8"): // the library does not export it
-		return invalid("bad_utf8", field, fmt.Sprintf("invalid UTF-8 at byte %d", e.ByteOffset))
-	}
-	why := e.Err.Error()
-	if i := strings.IndexByte(why, '`'); i >= 0 { // there it quotes what may be an address
-		why = strings.TrimSpace(why[:i])
-	}
-	return invalid("bad_json", field, fmt.Sprintf("not valid JSON at byte %d: %s", e.ByteOffset, why))
-}
-
-// fieldPath makes /receivers/3/user_id receivers[3].user_id.
-func fieldPath(p jsontext.Pointer) string {
-	var b strings.Builder
-	for tok := range p.Tokens() {
-		if tok != "" && strings.Trim(tok, "0123456789") == "" {
-			b.WriteString("[" + tok + "]")
-			continue
-		}
-		if b.Len() > 0 {
-			b.WriteByte('.')
-		}
-		b.WriteString(tok)
-	}
-	const longest = 200 // an unknown field may have any length
-	return strings.ToValidUTF8(b.String()[:min(b.Len(), longest)], "")
-}
-
-func typeName(t reflect.Type) string {
-	switch {
-	case t == nil:
-		return "of another type"
-	case t == reflect.TypeFor[time.Time]() || t == reflect.TypeFor[*time.Time]():
-		return "a time in RFC 3339, e.g. 2026-01-02T15:04:05Z"
-	case t.Kind() == reflect.String:
-		return "a string"
-	case t.Kind() == reflect.Struct:
-		return "an object"
-	case t.Kind() == reflect.Uint32, t.Kind() == reflect.Pointer:
-		return "a number from 0 to 4294967295"
-	case t.Kind() == reflect.Slice:
-		return "an array"
-	}
-	return "of another type"
+	return invalid("too_deep", field, fmt.Sprintf("nested deeper than %d", request.MaxDepth))
 }

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/request"
+
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/stream"
 )
@@ -151,7 +153,7 @@ func TestBytesStayAfterFailure(t *testing.T) {
 				}
 			}
 			r.log.set(notify.Unavailable("log", time.Second, nil))
-			q.call(r.Service, t.Context(), Meta{Caller: "c"}, q.body)
+			q.call(r.Service, t.Context(), request.Meta{Caller: "c"}, q.body)
 			if len(held) == 0 {
 				t.Fatal("nothing was appended")
 			}
@@ -159,7 +161,7 @@ func TestBytesStayAfterFailure(t *testing.T) {
 			r.log.set(nil)
 			r.spill.recs = nil
 			for range 20 {
-				if _, err := q.call(r.Service, t.Context(), Meta{Caller: "d"}, q.body); err != nil {
+				if _, err := q.call(r.Service, t.Context(), request.Meta{Caller: "d"}, q.body); err != nil {
 					t.Fatal(err)
 				}
 			}

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/request"
+
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/notifyd/notifyd/pkg/engine"
@@ -61,11 +63,11 @@ func TestOverEngines(t *testing.T) {
 			s := over(t, st, log)
 
 			var wg sync.WaitGroup
-			answers := make([]Answer, 64)
+			answers := make([]request.Answer, 64)
 			for i := range answers {
 				wg.Go(func() {
 					for {
-						a, err := s.Single(t.Context(), Meta{Caller: "c", Key: "one"}, []byte(singleBody))
+						a, err := s.Single(t.Context(), request.Meta{Caller: "c", Key: "one"}, []byte(singleBody))
 						if notify.KindOf(err) == notify.KindConflict {
 							continue
 						}
@@ -88,7 +90,7 @@ func TestOverEngines(t *testing.T) {
 			}
 
 			for range 2 {
-				if _, err := s.Fanout(t.Context(), Meta{Caller: "c"}, part(3, `["a","b","a"]`)); err != nil {
+				if _, err := s.Fanout(t.Context(), request.Meta{Caller: "c"}, part(3, `["a","b","a"]`)); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -98,24 +100,24 @@ func TestOverEngines(t *testing.T) {
 			if _, err := st.Cancels().Put(t.Context(), engine.Cancel{Scope: cmp, Caller: "c", At: time.Now().UnixMilli()}); err != nil {
 				t.Fatal(err)
 			}
-			_, err := s.Fanout(t.Context(), Meta{Caller: "c"}, part(4, `["a"]`))
+			_, err := s.Fanout(t.Context(), request.Meta{Caller: "c"}, part(4, `["a"]`))
 			refused(t, err, notify.KindConflict, "campaign_cancelled", "campaign")
 
 			log.set(logDown())
 			before := len(log.records())
 			for range 3 {
-				if _, err := s.Single(t.Context(), Meta{Caller: "c"}, []byte(singleBody)); err != nil {
+				if _, err := s.Single(t.Context(), request.Meta{Caller: "c"}, []byte(singleBody)); err != nil {
 					t.Fatal(err)
 				}
 			}
 			log.set(nil)
-			if _, err := s.Single(t.Context(), Meta{Caller: "c"}, []byte(singleBody)); err != nil || len(log.records()) != before {
+			if _, err := s.Single(t.Context(), request.Meta{Caller: "c"}, []byte(singleBody)); err != nil || len(log.records()) != before {
 				t.Errorf("%v, %d records overtook the spilled ones", err, len(log.records())-before)
 			}
 			if n, err := (&Drainer{Spill: st.Spill(), Log: log}).Drain(t.Context()); err != nil || n != 4 {
 				t.Errorf("drained %d, %v", n, err)
 			}
-			if _, err := s.Single(t.Context(), Meta{Caller: "c"}, []byte(singleBody)); err != nil || len(log.records()) != before+5 {
+			if _, err := s.Single(t.Context(), request.Meta{Caller: "c"}, []byte(singleBody)); err != nil || len(log.records()) != before+5 {
 				t.Errorf("%v, %d records after the drain, want 5", err, len(log.records())-before)
 			}
 		})
@@ -137,7 +139,7 @@ func TestPowerLoss(t *testing.T) {
 				after = fs.CrashClone(vfs.CrashCloneCfg{})
 				panic(crash{})
 			}
-			m := Meta{Caller: "c", Key: "k"}
+			m := request.Meta{Caller: "c", Key: "k"}
 			if s := over(t, openPebble(t, fs), log); !dies(func() { q.call(s, t.Context(), m, q.body) }) {
 				t.Fatal("it did not crash")
 			}

@@ -3,6 +3,8 @@ package intake
 import (
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/request"
+
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -39,18 +41,6 @@ func (e *Events) rejected(caller, code string, n int) {
 	}
 }
 
-func (e *Events) replayed(caller string) {
-	if e.Replayed != nil {
-		e.Replayed(caller)
-	}
-}
-
-func (e *Events) takenOver(caller string) {
-	if e.TakenOver != nil {
-		e.TakenOver(caller)
-	}
-}
-
 func (e *Events) spilled(n int) {
 	if e.Spilled != nil {
 		e.Spilled(n)
@@ -58,7 +48,7 @@ func (e *Events) spilled(n int) {
 }
 
 // begin reports the body and returns what reports the end.
-func (e *Events) begin(m Meta, size int) func(error) {
+func (e *Events) begin(m request.Meta, size int) func(error) {
 	if e.Body != nil {
 		e.Body(m.Route, size)
 	}

@@ -3,11 +3,13 @@ package intake
 import (
 	"bytes"
 	"context"
+	"errors"
 	"net/http"
 	"slices"
 	"strconv"
 
-	"github.com/go-json-experiment/json"
+	"github.com/notifyd/notifyd/pkg/request"
+
 	"github.com/go-json-experiment/json/jsontext"
 
 	"github.com/notifyd/notifyd/pkg/engine"
@@ -20,35 +22,39 @@ import (
 //
 // A part of a campaign has (caller, campaign, part) for its key, with or
 // without an Idempotency-Key.
-func (s *Service) Fanout(ctx context.Context, m Meta, body []byte) (a Answer, err error) {
+func (s *Service) Fanout(ctx context.Context, m request.Meta, body []byte) (a request.Answer, err error) {
 	end := s.cfg.Events.begin(m, len(body))
 	defer func() { end(err) }()
-	if err := checkMeta(&m); err != nil {
-		return Answer{}, err
+	if err := m.Check(); err != nil {
+		return request.Answer{}, err
 	}
 	var read func([]byte, *fanBody) error
-	switch t := media(m.ContentType); t {
-	case mediaJSON:
+	switch request.Media(m.ContentType) {
+	case request.JSON:
 		read = readFanJSON
-	case mediaNDJSON:
+	case request.NDJSON:
 		read = readFanLines
-	case mediaProto:
+	case request.Proto:
 		read = readFanProto
 	default:
-		return Answer{}, unsupported(t, mediaJSON, mediaNDJSON, mediaProto)
+		return request.Answer{}, request.Unsupported(request.JSON, request.NDJSON, request.Proto)
 	}
 	var b fanBody
 	key := engine.IdemKey{Caller: m.Caller, Route: m.Route, Key: m.Key}
 	if err := read(body, &b); err != nil {
 		if key.Key == "" {
-			return Answer{}, err
+			return request.Answer{}, err
 		}
-		return s.handle(ctx, &m, key, body, func(layout) (*plan, error) { return nil, err })
+		return s.once.Do(ctx, &m, key, body, func(request.Basis) (request.Plan, error) { return nil, err })
 	}
 	if b.campaign != "" {
 		key = campaignKey(m.Caller, b.campaign, b.part)
 	}
-	return s.handle(ctx, &m, key, body, func(l layout) (*plan, error) { return s.planFanout(&m, &b, l) })
+	a, err = s.once.Do(ctx, &m, key, body, func(l request.Basis) (request.Plan, error) { return s.planFanout(&m, &b, l) })
+	if e, ok := errors.AsType[*notify.Error](err); ok && e.Kind == notify.KindMismatch && b.campaign != "" { // whatever key came with it
+		e.Field, e.Msg = "part", "this part of the campaign was sent with another body"
+	}
+	return a, err
 }
 
 // fanBody is a fan-out whose head is read and whose receivers are not.
@@ -59,26 +65,26 @@ type fanBody struct {
 	feed func(f *splitter) error
 }
 
-func (s *Service) planFanout(m *Meta, b *fanBody, l layout) (*plan, error) {
+func (s *Service) planFanout(m *request.Meta, b *fanBody, l request.Basis) (*plan, error) {
 	topic := b.lane().Topic()
-	parts, err := s.partitions(topic, l.partitions)
+	parts, err := s.partitions(topic, l.Partitions)
 	if err != nil {
 		return nil, err
 	}
-	if err := s.rules.admit(&b.terms, l.accepted, s.refusing(l)); err != nil {
+	if err := s.rules.admit(&b.terms, l.Accepted, s.refusing(l)); err != nil {
 		return nil, err
 	}
-	block := l.block
+	block := l.Block
 	if block == 0 {
 		block = firstBlock(int(parts), s.cfg.BlockReceivers)
 	}
-	fire := l.fire
-	if !l.resumed {
-		fire = s.rules.fire(&b.terms, l.base, l.accepted)
+	fire := l.Fire
+	if !l.Resumed {
+		fire = s.rules.fire(&b.terms, l.Base, l.Accepted)
 	}
 	e := notify.Envelope{
-		Chunk: notify.Chunk{Base: l.base}, Fan: true,
-		Channel: b.channel, Category: b.category, Accepted: l.accepted, Expires: b.expires,
+		Chunk: notify.Chunk{Base: l.Base}, Fan: true,
+		Channel: b.channel, Category: b.category, Accepted: l.Accepted, Expires: b.expires,
 		Caller: m.Caller, Campaign: b.campaign, Content: b.content, NotBefore: fire,
 	}
 	// The same room whatever the trace: a repeat that finds its layout frozen may
@@ -95,7 +101,7 @@ func (s *Service) planFanout(m *Meta, b *fanBody, l layout) (*plan, error) {
 			s.fans.Put(f)
 			return nil, err
 		}
-		if f.largest() <= room || block == 1 || l.block != 0 {
+		if f.largest() <= room || block == 1 || l.Block != 0 {
 			break
 		}
 		block, users = f.fitting(room), int(f.index)
@@ -104,12 +110,14 @@ func (s *Service) planFanout(m *Meta, b *fanBody, l layout) (*plan, error) {
 		s.fans.Put(f)
 		return nil, invalid("required", "receivers", "a fan-out has at least one receiver")
 	}
-	p := &plan{fire: fire, parts: parts, block: block, done: func() { s.giveBack(f) }}
+	p := &plan{s: s, m: m, l: l, fire: fire, parts: parts, block: block, done: func() { s.giveBack(f) }}
 	s.addChunks(p, f, &e, topic)
 	if b.campaign != "" {
 		p.campaign = &campaignPart{id: b.campaign, part: b.part, accepted: f.accepted, rejected: int(f.index) - f.accepted}
 	}
-	p.answer = func(failed *failures) (Answer, bool, error) { return s.answerFanout(m, b, l.base, fire, f, failed) }
+	p.answer = func(failed *failures) (request.Answer, bool, error) {
+		return s.answerFanout(m, b, l.Base, fire, f, failed)
+	}
 	return p, nil
 }
 
@@ -144,13 +152,13 @@ func (s *Service) giveBack(f *splitter) {
 	}
 }
 
-func (s *Service) answerFanout(m *Meta, b *fanBody, base notify.Base, fire int64, f *splitter, failed *failures) (Answer, bool, error) {
+func (s *Service) answerFanout(m *request.Meta, b *fanBody, base notify.Base, fire int64, f *splitter, failed *failures) (request.Answer, bool, error) {
 	c := classOf(b.category)
 	if fire != 0 {
 		c = later
 	}
 	if failed[c] != nil {
-		return Answer{}, false, failed[c]
+		return request.Answer{}, false, failed[c]
 	}
 	ev := &s.cfg.Events
 	ev.accepted(b.channel, b.category, m.Caller, f.accepted)
@@ -171,12 +179,12 @@ func (s *Service) answerFanout(m *Meta, b *fanBody, base notify.Base, fire int64
 		out = append(out, `{"index":`...)
 		out = strconv.AppendUint(out, uint64(r.index), 10)
 		out = append(out, `,"code":`...)
-		out = appendString(out, r.why.code)
+		out = request.AppendQuote(out, r.why.code)
 		out = append(out, `,"detail":`...)
-		out = appendString(out, r.why.field+": "+r.why.detail)
+		out = request.AppendQuote(out, r.why.field+": "+r.why.detail)
 		out = append(out, '}')
 	}
-	return Answer{Status: http.StatusCreated, Body: append(out, `]}`...)}, true, nil
+	return request.Answer{Status: http.StatusCreated, Body: append(out, `]}`...)}, true, nil
 }
 
 type fanHeadJSON struct {
@@ -274,8 +282,8 @@ func without(b []byte, from, to int) []byte {
 // readFanHead reads a body whose receivers are null or left out.
 func readFanHead(b []byte, h *fanHead) error {
 	var j fanJSON
-	if err := json.Unmarshal(b, &j, strict); err != nil {
-		return decodeError(err)
+	if err := request.Decode(b, &j); err != nil {
+		return err
 	}
 	return j.head(h)
 }
@@ -289,8 +297,8 @@ func readFanLines(body []byte, b *fanBody) error {
 		end = start + n
 	}
 	var j fanHeadJSON
-	if err := json.Unmarshal(body[start:end], &j, strict); err != nil {
-		return decodeError(err)
+	if err := request.Decode(body[start:end], &j); err != nil {
+		return err
 	}
 	b.guess = guess(body, end, len(body))
 	b.feed = func(f *splitter) error { return scanLines(body, end, f) }

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/notifyd/notifyd/pkg/request"
+
 	"pgregory.net/rapid"
 
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -25,7 +27,7 @@ type fanAnswer struct {
 	} `json:"rejected"`
 }
 
-func parseFan(t interface{ Fatal(...any) }, a Answer) (f fanAnswer) {
+func parseFan(t interface{ Fatal(...any) }, a request.Answer) (f fanAnswer) {
 	if err := json.Unmarshal(a.Body, &f); err != nil {
 		t.Fatal(err)
 	}
@@ -46,19 +48,19 @@ func TestFanoutForms(t *testing.T) {
 	w.Append(notify.Receiver{Index: 3, User: []byte("u1")})
 	const list = `["u1", {"user_id":"u2","address":"fcm:x","variables":{"a":{}}} ,` + "\n" + ` "\u00fcser","u1" ]`
 	for _, c := range []struct{ name, media, body string }{
-		{"last", mediaJSON, `{` + head + `,"receivers":` + list + `}`},
+		{"last", request.JSON, `{` + head + `,"receivers":` + list + `}`},
 		{"spaced", "", " {" + head + ",\"receivers\" : " + list + "\n } \n"},
-		{"first", mediaJSON, `{"receivers":` + list + `,` + head + `}`},
-		{"between", mediaJSON, `{"channel":"push","receivers":` + list + `,"category":"marketing","content":{"title":"t"}}`},
-		{"escaped name", mediaJSON, `{` + head + `,"re\u0063eivers":` + list + `}`},
-		{"ndjson", mediaNDJSON, "{" + head + "}\n\"u1\"\n{\"user_id\":\"u2\",\"address\":\"fcm:x\",\"variables\":{\"a\":{}}}\r\n\n \"\\u00fcser\" \n\"u1\"\n"},
-		{"ndjson, no last newline", mediaNDJSON, "{" + head + "}\n\"u1\"\n{\"variables\":{\"a\":{}},\"user_id\":\"u2\",\"address\":\"fcm:x\"}\n\"üser\"\n\"u1\""},
-		{"protobuf", mediaProto, string(protoFanout("push", "marketing", notify.Content{Title: "t"}, "", 0, 4, w.Bytes()))},
+		{"first", request.JSON, `{"receivers":` + list + `,` + head + `}`},
+		{"between", request.JSON, `{"channel":"push","receivers":` + list + `,"category":"marketing","content":{"title":"t"}}`},
+		{"escaped name", request.JSON, `{` + head + `,"re\u0063eivers":` + list + `}`},
+		{"ndjson", request.NDJSON, "{" + head + "}\n\"u1\"\n{\"user_id\":\"u2\",\"address\":\"fcm:x\",\"variables\":{\"a\":{}}}\r\n\n \"\\u00fcser\" \n\"u1\"\n"},
+		{"ndjson, no last newline", request.NDJSON, "{" + head + "}\n\"u1\"\n{\"variables\":{\"a\":{}},\"user_id\":\"u2\",\"address\":\"fcm:x\"}\n\"üser\"\n\"u1\""},
+		{"protobuf", request.Proto, string(protoFanout("push", "marketing", notify.Content{Title: "t"}, "", 0, 4, w.Bytes()))},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, Config{})
-			a, err := r.Fanout(t.Context(), Meta{Caller: "c", ContentType: c.media}, []byte(c.body))
+			a, err := r.Fanout(t.Context(), request.Meta{Caller: "c", ContentType: c.media}, []byte(c.body))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -151,30 +153,30 @@ func TestBadFanouts(t *testing.T) {
 		{"part without campaign", "", string(fanout(`["a"],"part":1`)), "required", "campaign"},
 		{"negative part", "", string(fanout(`["a"],"part":-1`)), "wrong_type", "part"},
 		{"bad campaign", "", string(fanout(`["a"],"campaign":"cmp_1"`)), "bad_campaign", "campaign"},
-		{"ndjson: head with receivers", mediaNDJSON, string(fanout(`["a"]`)) + "\n\"b\"", "unknown_field", "receivers"},
-		{"ndjson: only a head", mediaNDJSON, head, "required", "receivers"},
-		{"ndjson: two on a line", mediaNDJSON, head + `"a" "b"`, "bad_json", "receivers[1]"},
-		{"ndjson: a comma", mediaNDJSON, head + "\"a\",\n\"b\"", "bad_json", "receivers[1]"},
-		{"ndjson: cut off", mediaNDJSON, head + "\"a\"\n{\"user_id\":", "wrong_type", "receivers[1].user_id"},
-		{"protobuf: damaged", mediaProto, "\xff\xff", "bad_protobuf", ""},
-		{"protobuf: unknown field", mediaProto, string(appendNumber([]byte(proto(1, short.Bytes())), 12, 1)), "unknown_field", "#12"},
-		{"protobuf: field twice", mediaProto, proto(1, short.Bytes()) + string(appendNumber(nil, 8, 1)), "duplicate_key", "count"},
-		{"protobuf: expires at no time", mediaProto, proto(1, short.Bytes()) + string(appendNumber(nil, 4, 1<<63-1)), "out_of_range", "expires_at"},
-		{"protobuf: expires before 1970", mediaProto, proto(1, short.Bytes()) + string(appendNumber(nil, 4, 1<<64-1)), "expires_in_past", "expires_at"},
-		{"protobuf: scheduled at no time", mediaProto, proto(1, short.Bytes()) + string(appendNumber(nil, 5, 1<<63-1)), "scheduled_too_far", "scheduled_at"},
-		{"protobuf: part", mediaProto, proto(1, short.Bytes()) + string(appendNumber(nil, 7, 1<<32)), "wrong_type", "part"},
-		{"protobuf: count of 64 bits", mediaProto, proto(0, short.Bytes()) + string(appendNumber(nil, 8, 1<<64-1)), "wrong_type", "count"},
-		{"protobuf: gap", mediaProto, proto(1, gap.Bytes()), "bad_column", "receivers[0]"},
-		{"protobuf: count", mediaProto, proto(2, short.Bytes()), "bad_column", "count"},
-		{"protobuf: damaged column", mediaProto, proto(1, []byte{0, 99, 'x'}), "bad_column", "receivers[0]"},
-		{"protobuf: bad UTF-8", mediaProto, proto(1, []byte{0, 4, 0xff}), "bad_utf8", "receivers[0]"},
-		{"protobuf: variables", mediaProto, proto(1, []byte{0, 4 | 2, 'u', 1, '7'}), "wrong_type", "receivers[0].variables"},
+		{"ndjson: head with receivers", request.NDJSON, string(fanout(`["a"]`)) + "\n\"b\"", "unknown_field", "receivers"},
+		{"ndjson: only a head", request.NDJSON, head, "required", "receivers"},
+		{"ndjson: two on a line", request.NDJSON, head + `"a" "b"`, "bad_json", "receivers[1]"},
+		{"ndjson: a comma", request.NDJSON, head + "\"a\",\n\"b\"", "bad_json", "receivers[1]"},
+		{"ndjson: cut off", request.NDJSON, head + "\"a\"\n{\"user_id\":", "wrong_type", "receivers[1].user_id"},
+		{"protobuf: damaged", request.Proto, "\xff\xff", "bad_protobuf", ""},
+		{"protobuf: unknown field", request.Proto, string(appendNumber([]byte(proto(1, short.Bytes())), 12, 1)), "unknown_field", "#12"},
+		{"protobuf: field twice", request.Proto, proto(1, short.Bytes()) + string(appendNumber(nil, 8, 1)), "duplicate_key", "count"},
+		{"protobuf: expires at no time", request.Proto, proto(1, short.Bytes()) + string(appendNumber(nil, 4, 1<<63-1)), "out_of_range", "expires_at"},
+		{"protobuf: expires before 1970", request.Proto, proto(1, short.Bytes()) + string(appendNumber(nil, 4, 1<<64-1)), "expires_in_past", "expires_at"},
+		{"protobuf: scheduled at no time", request.Proto, proto(1, short.Bytes()) + string(appendNumber(nil, 5, 1<<63-1)), "scheduled_too_far", "scheduled_at"},
+		{"protobuf: part", request.Proto, proto(1, short.Bytes()) + string(appendNumber(nil, 7, 1<<32)), "wrong_type", "part"},
+		{"protobuf: count of 64 bits", request.Proto, proto(0, short.Bytes()) + string(appendNumber(nil, 8, 1<<64-1)), "wrong_type", "count"},
+		{"protobuf: gap", request.Proto, proto(1, gap.Bytes()), "bad_column", "receivers[0]"},
+		{"protobuf: count", request.Proto, proto(2, short.Bytes()), "bad_column", "count"},
+		{"protobuf: damaged column", request.Proto, proto(1, []byte{0, 99, 'x'}), "bad_column", "receivers[0]"},
+		{"protobuf: bad UTF-8", request.Proto, proto(1, []byte{0, 4, 0xff}), "bad_utf8", "receivers[0]"},
+		{"protobuf: variables", request.Proto, proto(1, []byte{0, 4 | 2, 'u', 1, '7'}), "wrong_type", "receivers[0].variables"},
 		{"media type", "text/csv", "a,b", "unsupported_media_type", "Content-Type"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, Config{})
-			_, err := r.Fanout(t.Context(), Meta{Caller: "c", Key: "k", ContentType: c.media}, []byte(c.body))
+			_, err := r.Fanout(t.Context(), request.Meta{Caller: "c", Key: "k", ContentType: c.media}, []byte(c.body))
 			refused(t, err, notify.KindInvalid, c.code, c.field)
 			if r.stored() {
 				t.Error("something is stored")
@@ -187,7 +189,7 @@ func TestRejectedReceivers(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("x", 9000)
 	r := newRig(t, Config{})
-	a, err := r.Fanout(t.Context(), Meta{Caller: "c"}, fanout(`["ok","",{}, "`+long[:200]+`", {"user_id":"b","address":"x"}, {"user_id":"b"}, {"user_id":"b"},
+	a, err := r.Fanout(t.Context(), request.Meta{Caller: "c"}, fanout(`["ok","",{}, "`+long[:200]+`", {"user_id":"b","address":"x"}, {"user_id":"b"}, {"user_id":"b"},
 		{"user_id":"c","variables":{"v":"`+long+`"}}, {"user_id":"d","address":"fcm:`+long[:600]+`"}, "a\u0000", "ok", "last"]`))
 	if err != nil {
 		t.Fatal(err)
@@ -208,7 +210,7 @@ func TestRejectedReceivers(t *testing.T) {
 		t.Errorf("receivers %v", got)
 	}
 	r = newRig(t, Config{MaxRejected: 2})
-	a, _ = r.Fanout(t.Context(), Meta{Caller: "c"}, fanout(`["a","a","a","a","b"]`))
+	a, _ = r.Fanout(t.Context(), request.Meta{Caller: "c"}, fanout(`["a","a","a","a","b"]`))
 	if f := parseFan(t, a); f.Accepted != 2 || f.Count != 3 || len(f.Rejected) != 2 {
 		t.Errorf("answer %s", a.Body)
 	}
@@ -224,7 +226,7 @@ func TestBlockHalves(t *testing.T) {
 	for i := range 3000 {
 		fmt.Fprintf(&b, `,{"user_id":"u%d","variables":{"v":"%s"}}`, i, vars)
 	}
-	a, err := r.Fanout(t.Context(), Meta{Caller: "c", Key: "k"}, fanout("["+b.String()[1:]+"]"))
+	a, err := r.Fanout(t.Context(), request.Meta{Caller: "c", Key: "k"}, fanout("["+b.String()[1:]+"]"))
 	if err != nil || parseFan(t, a).Accepted != 3000 {
 		t.Fatalf("%v", err)
 	}
@@ -297,7 +299,7 @@ func TestFanoutConserves(tt *testing.T) {
 
 		r := newRig(tt, Config{BlockReceivers: per})
 		r.parts = parts
-		m := Meta{Caller: "c", Key: "k"}
+		m := request.Meta{Caller: "c", Key: "k"}
 		a, err := r.Fanout(tt.Context(), m, fanout(string(list)))
 		if err != nil {
 			t.Fatal(err)

@@ -3,6 +3,8 @@ package intake
 import (
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/request"
+
 	"github.com/go-json-experiment/json"
 )
 
@@ -180,7 +182,7 @@ func fastObject(b []byte, i int) (v []byte, end int, ok bool) {
 		return nil, i, false
 	}
 	v = b[i:end:end]
-	return v, end, nesting(v)+2 <= maxDepth && checkValue(v) == nil
+	return v, end, request.Nesting(v)+2 <= request.MaxDepth && checkValue(v) == nil
 }
 
 func fastTime(b []byte, i int, in func(*time.Time) int64) (ms int64, end int, ok bool) {

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/notifyd/notifyd/pkg/request"
+
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 
@@ -38,14 +40,14 @@ func reference(body []byte) (fanHead, []refReceiver, error) {
 		Receivers []refReceiver `json:"receivers"`
 	}
 	var h fanHead
-	if err := json.Unmarshal(body, &j, strict); err != nil {
+	if err := json.Unmarshal(body, &j, request.Strict); err != nil {
 		return h, nil, err
 	}
 	if err := j.head(&h); err != nil {
 		return h, nil, err
 	}
 	for _, r := range j.Receivers {
-		if nesting(r.Variables)+3 > maxDepth {
+		if request.Nesting(r.Variables)+3 > request.MaxDepth {
 			return h, nil, errors.New("too deep")
 		}
 	}
@@ -145,10 +147,10 @@ func FuzzFanoutLines(f *testing.F) {
 				continue
 			}
 			var r refReceiver
-			if refErr = json.Unmarshal(line, &r, strict); refErr != nil {
+			if refErr = json.Unmarshal(line, &r, request.Strict); refErr != nil {
 				break
 			}
-			if nesting(r.Variables)+1 > maxDepth {
+			if request.Nesting(r.Variables)+1 > request.MaxDepth {
 				refErr = errors.New("too deep")
 				break
 			}
@@ -212,7 +214,7 @@ func FuzzBatch(f *testing.F) {
 	f.Add(appendProtoNote(nil, "push", "otp", "u", notify.Content{Title: "t"}), uint8(2))
 	f.Fuzz(func(t *testing.T, body []byte, form uint8) {
 		r := newRig(t, Config{})
-		m := Meta{Caller: "c", ContentType: []string{mediaJSON, mediaNDJSON, mediaProto}[form%3]}
+		m := request.Meta{Caller: "c", ContentType: []string{request.JSON, request.NDJSON, request.Proto}[form%3]}
 		a, err := r.Batch(t.Context(), m, body)
 		if err != nil {
 			if r.stored() {

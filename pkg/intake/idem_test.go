@@ -12,24 +12,26 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/request"
+
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/stream"
 )
 
-// request is one of the three ways in, with a body it takes.
-type request struct {
+// entry is one of the three ways in, with a body it takes.
+type entry struct {
 	name string
-	call func(*Service, context.Context, Meta, []byte) (Answer, error)
+	call func(*Service, context.Context, request.Meta, []byte) (request.Answer, error)
 	body []byte
 }
 
-func requests() []request {
+func requests() []entry {
 	var batch [][]byte
 	for i := range 20 {
 		batch = append(batch, []byte(single(fmt.Sprintf(`"to":{"user_id":"u%d"}`, i))))
 	}
-	return []request{
+	return []entry{
 		{"single", (*Service).Single, []byte(singleBody)},
 		{"batch", (*Service).Batch, slicesJoin("[", batch, "]")},
 		{"fanout", (*Service).Fanout, fanBodyJSON(300, false)},
@@ -46,7 +48,7 @@ func TestReplay(t *testing.T) {
 		t.Run(q.name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, Config{})
-			m := Meta{Caller: "c", Key: "k", Route: q.name}
+			m := request.Meta{Caller: "c", Key: "k", Route: q.name}
 			first, err := q.call(r.Service, t.Context(), m, q.body)
 			if err != nil || first.Replayed {
 				t.Fatalf("first: %+v, %v", first, err)
@@ -77,7 +79,7 @@ func TestReplayAfterExpiry(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, Config{})
-		m := Meta{Caller: "c", Key: "k"}
+		m := request.Meta{Caller: "c", Key: "k"}
 		body := []byte(single(`"expires_at":"2000-01-01T00:01:00Z"`))
 		if _, err := r.Single(t.Context(), m, body); err != nil {
 			t.Fatal(err)
@@ -96,7 +98,7 @@ func TestKeysOfScheduledAreKept(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, Config{})
-		m := Meta{Caller: "c", Key: "k"}
+		m := request.Meta{Caller: "c", Key: "k"}
 		at := time.Now().Add(72 * time.Hour)
 		if _, err := r.Single(t.Context(), m, []byte(single(`"scheduled_at":"`+at.Format(time.RFC3339)+`"`))); err != nil {
 			t.Fatal(err)
@@ -120,7 +122,7 @@ func TestOneBasePerKey(t *testing.T) {
 			for range 64 {
 				wg.Go(func() {
 					for {
-						a, err := q.call(r.Service, t.Context(), Meta{Caller: "c", Key: "k"}, q.body)
+						a, err := q.call(r.Service, t.Context(), request.Meta{Caller: "c", Key: "k"}, q.body)
 						if notify.KindOf(err) == notify.KindConflict && notify.RetryAfterOf(err) > 0 {
 							continue
 						}
@@ -184,7 +186,7 @@ func TestKill(t *testing.T) {
 							}
 						}
 						r.log.after = func() error { kill(); return nil }
-						m := Meta{Caller: "c", Key: "k"}
+						m := request.Meta{Caller: "c", Key: "k"}
 						if !dies(func() { q.call(r.Service, t.Context(), m, q.body) }) {
 							t.Fatal("it did not crash")
 						}
@@ -199,7 +201,7 @@ func TestKill(t *testing.T) {
 						}
 						cfg.Refuse = map[notify.Channel][]notify.Category{notify.Push: {notify.OTP, notify.Marketing}}
 						if strings.Contains(retry, "exclusive") {
-							cfg.Keys = ExclusiveKeys
+							cfg.Exclusive = true
 						}
 						s := r.service(t, cfg)
 						if retry == "too early" {
@@ -250,7 +252,7 @@ func TestBatchLayoutChanged(t *testing.T) {
 	r := newRig(t, Config{})
 	q := requests()[1]
 	r.log.after = func() error { panic(crash{}) }
-	m := Meta{Caller: "c", Key: "k"}
+	m := request.Meta{Caller: "c", Key: "k"}
 	if !dies(func() { q.call(r.Service, t.Context(), m, q.body) }) {
 		t.Fatal("it did not crash")
 	}
@@ -284,7 +286,7 @@ func TestBatchKeepsItsSwitches(t *testing.T) {
 	refusing := func(cat notify.Category) Config {
 		return Config{Refuse: map[notify.Channel][]notify.Category{notify.Push: {cat}}}
 	}
-	m := Meta{Caller: "c", Key: "k"}
+	m := request.Meta{Caller: "c", Key: "k"}
 	r := newRig(t, refusing(notify.Digest))
 	r.log.after = func() error { panic(crash{}) }
 	if !dies(func() { _, _ = r.Batch(t.Context(), m, body) }) {
@@ -331,7 +333,7 @@ func TestStalledRequestKeepsTheKey(t *testing.T) {
 					<-goOn
 					return &notify.Error{Kind: notify.KindUnavailable, Code: "log_full", RetryAfter: time.Second}
 				})
-				m := Meta{Caller: "c", Key: "k"}
+				m := request.Meta{Caller: "c", Key: "k"}
 				end := make(chan error)
 				go func() {
 					_, err := q.call(late, t.Context(), m, q.body)
@@ -365,7 +367,7 @@ func TestRefusedReleasesKey(t *testing.T) {
 		t.Run(q.name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, Config{})
-			m := Meta{Caller: "c", Key: "k"}
+			m := request.Meta{Caller: "c", Key: "k"}
 			for _, bad := range []string{`{`, `{"nope":1}`, `[`} {
 				if _, err := q.call(r.Service, t.Context(), m, []byte(bad)); notify.KindOf(err) != notify.KindInvalid {
 					t.Fatalf("%s: %v", bad, err)
@@ -385,8 +387,8 @@ func TestRefusedReleasesKey(t *testing.T) {
 func TestExclusiveKeysOfTheLiving(t *testing.T) {
 	t.Parallel()
 	for _, q := range requests() {
-		r := newRig(t, Config{Keys: ExclusiveKeys})
-		m := Meta{Caller: "c", Key: "k"}
+		r := newRig(t, Config{Exclusive: true})
+		m := request.Meta{Caller: "c", Key: "k"}
 		asked := false
 		r.log.before = func([]stream.Record) {
 			if asked = !asked; asked {
@@ -406,13 +408,13 @@ func TestTakeOverOfRefused(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, Config{})
-		m := Meta{Caller: "c", Key: "k"}
+		m := request.Meta{Caller: "c", Key: "k"}
 		body := []byte(single(`"channel":"sms","category":"marketing","content":{"body":"b"}`))
 		r.idem.fail["Release"] = errDown
 		_, err := r.Single(t.Context(), m, body)
 		refused(t, err, notify.KindInvalid, "category_not_for_channel", "category")
 		r.idem.rows[engine.IdemKey{Caller: "c", Key: "k"}] = engine.Reservation{
-			Key: engine.IdemKey{Caller: "c", Key: "k"}, Fingerprint: fingerprint(&m, body), Base: notify.NewBase(time.Now()),
+			Key: engine.IdemKey{Caller: "c", Key: "k"}, Fingerprint: m.Fingerprint(body), Base: notify.NewBase(time.Now()),
 			Accepted: time.Now().UnixMilli(), Owner: "dead", LeaseUntil: time.Now().UnixMilli(), Expires: time.Now().Add(time.Hour).UnixMilli(),
 		}
 		_, err = r.Single(t.Context(), m, body)
@@ -441,7 +443,7 @@ func TestFailedAppendKeepsIDs(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, Config{})
 			r.st.Spill = nil
-			m := Meta{Caller: "c", Key: "k"}
+			m := request.Meta{Caller: "c", Key: "k"}
 			r.log.set(notify.Unavailable("log", time.Second, errDown))
 			_, err := q.call(r.Service, t.Context(), m, q.body)
 			if notify.KindOf(err) != notify.KindUnavailable || notify.RetryAfterOf(err) <= 0 {
@@ -470,7 +472,7 @@ func TestFailedAppendKeepsIDs(t *testing.T) {
 func TestFinishFails(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, Config{})
-	m := Meta{Caller: "c", Key: "k"}
+	m := request.Meta{Caller: "c", Key: "k"}
 	r.idem.fail["Finish"] = errDown
 	first, err := r.Single(t.Context(), m, []byte(singleBody))
 	if err != nil {
@@ -492,7 +494,7 @@ func TestReserveFailsAtLeastOnce(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, Config{})
 	r.idem.fail["Reserve"] = errDown
-	m := Meta{Caller: "c", Key: "k", AtLeastOnce: true}
+	m := request.Meta{Caller: "c", Key: "k", AtLeastOnce: true}
 	for n := 1; n <= 2; n++ {
 		if a, err := r.Single(t.Context(), m, []byte(singleBody)); err != nil || a.Status != 201 || !a.Unguarded || a.Replayed {
 			t.Errorf("%+v, %v", a, err)
@@ -517,13 +519,13 @@ func TestReserveFails(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, Config{})
 	r.idem.fail["Reserve"] = errDown
-	if _, err := r.Single(t.Context(), Meta{Caller: "c", Key: "k"}, []byte(singleBody)); notify.KindOf(err) != notify.KindUnavailable {
+	if _, err := r.Single(t.Context(), request.Meta{Caller: "c", Key: "k"}, []byte(singleBody)); notify.KindOf(err) != notify.KindUnavailable {
 		t.Errorf("%v, want unavailable", err)
 	}
 	if r.stored() {
 		t.Error("stored without a reservation")
 	}
-	if _, err := r.Single(t.Context(), Meta{Caller: "c"}, []byte(singleBody)); err != nil {
+	if _, err := r.Single(t.Context(), request.Meta{Caller: "c"}, []byte(singleBody)); err != nil {
 		t.Errorf("without a key: %v", err)
 	}
 }

@@ -4,6 +4,9 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"unicode/utf8"
+
+	"github.com/notifyd/notifyd/pkg/request"
 
 	"github.com/go-json-experiment/json/jsontext"
 
@@ -121,7 +124,7 @@ func scanObject(b []byte, i, depth int, f *splitter) (int, error) {
 			field = 2
 			vars, i, err = objectOrNull(b, i, depth)
 		default:
-			return i, invalid("unknown_field", fieldPath(jsontext.Pointer("").AppendToken(string(key))), "there is no such field")
+			return i, invalid("unknown_field", request.FieldPath(jsontext.Pointer("").AppendToken(string(key))), "there is no such field")
 		}
 		if err != nil {
 			return i, err
@@ -164,7 +167,7 @@ func objectOrNull(b []byte, i, depth int) ([]byte, int, error) {
 		return nil, i, badJSON(end, "the variables do not end")
 	}
 	v := b[i:end:end]
-	if nesting(v)+depth > maxDepth {
+	if request.Nesting(v)+depth > request.MaxDepth {
 		return nil, i, tooDeep("variables")
 	}
 	if err := checkValue(v); err != nil {
@@ -179,12 +182,12 @@ func checkValue(v []byte) error {
 		return nil
 	}
 	var x jsontext.Value
-	dec := jsontext.NewDecoder(readerOf(v))
+	dec := jsontext.NewDecoder(bytes.NewReader(v))
 	x, err := dec.ReadValue()
 	if err == nil { // then something follows it
 		return badJSON(len(x), "one value is expected")
 	}
-	return decodeError(err)
+	return request.DecodeError(err)
 }
 
 // columnReceivers feeds a packed column (protobuf) to f.
@@ -199,7 +202,7 @@ func columnReceivers(column []byte, count uint32, f *splitter) error {
 			f.plain(column, end-len(r.User), end)
 			continue
 		}
-		if !validUTF8(r.User) || !validUTF8(r.Address) {
+		if !utf8.Valid(r.User) || !utf8.Valid(r.Address) {
 			return invalid("bad_utf8", fmt.Sprintf("receivers[%d]", f.index), "invalid UTF-8")
 		}
 		vars, err := objectBytes(r.Variables, "variables", 0)

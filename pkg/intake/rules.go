@@ -5,7 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
-	"unicode/utf8"
+
+	"github.com/notifyd/notifyd/pkg/request"
 
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/prefs"
@@ -13,14 +14,10 @@ import (
 
 // Limits that are the intake's own, in bytes.
 const (
-	maxCollapseKey = 64  // APNs' limit of apns-collapse-id
-	maxFrom        = 320 // the longest e-mail address
-	maxKey         = 255
-	maxTrace       = 128
-	maxTraceState  = 512
-	traceRoom      = maxTrace + maxTraceState + 8 // of both in a record
-	maxDepth       = 32
-	maxMoment      = 253_402_300_799_999 // ms since 1970: the end of 9999, as far as RFC 3339 goes
+	maxCollapseKey = 64                                           // APNs' limit of apns-collapse-id
+	maxFrom        = 320                                          // the longest e-mail address
+	traceRoom      = request.MaxTrace + request.MaxTraceState + 8 // of both in a record
+	maxMoment      = 253_402_300_799_999                          // ms since 1970: the end of 9999, as far as RFC 3339 goes
 )
 
 // terms are what all receivers of a request have in common.
@@ -62,8 +59,8 @@ func switchOf(ch notify.Channel, cat notify.Category) switches {
 }
 
 // refusing returns the switches that refuse a single request or a fan-out.
-func (s *Service) refusing(l layout) switches {
-	if l.resumed {
+func (s *Service) refusing(l request.Basis) switches {
+	if l.Resumed {
 		return 0
 	}
 	return s.rules.off
@@ -271,19 +268,6 @@ func checkAddress(ch notify.Channel, a []byte) reason {
 		return reason{"bad_address", "address", err.Error()}
 	}
 	return noReason
-}
-
-func checkMeta(m *Meta) error {
-	if m.Caller == "" || len(m.Caller) > notify.MaxCaller {
-		return invalid("bad_caller", "", fmt.Sprintf("a caller has 1 to %d bytes", notify.MaxCaller))
-	}
-	if len(m.Key) > maxKey || notify.HasHidden(m.Key) || !utf8.ValidString(m.Key) {
-		return invalid("bad_idempotency_key", "Idempotency-Key", fmt.Sprintf("has at most %d bytes and ", maxKey)+notify.RuleHidden)
-	}
-	if len(m.Trace) > maxTrace || len(m.TraceState) > maxTraceState {
-		m.Trace, m.TraceState = "", "" // not worth refusing a message for
-	}
-	return nil
 }
 
 func invalid(code, field, msg string) error { return notify.Invalid(code, field, msg) }

@@ -8,6 +8,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/request"
+
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -95,7 +97,7 @@ func TestBadSingles(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, Config{Refuse: map[notify.Channel][]notify.Category{notify.Email: {notify.Digest}}})
-			_, err := r.Single(t.Context(), Meta{Caller: "c", Key: "k", Route: "r"}, []byte(c.body))
+			_, err := r.Single(t.Context(), request.Meta{Caller: "c", Key: "k", Route: "r"}, []byte(c.body))
 			refused(t, err, notify.KindInvalid, c.code, c.field)
 			if r.stored() {
 				t.Error("something is stored")
@@ -104,7 +106,7 @@ func TestBadSingles(t *testing.T) {
 			if c.code == "bad_json" || c.name == "array" {
 				return
 			}
-			a, err := r.Batch(t.Context(), Meta{Caller: "c"}, []byte("["+c.body+","+single(`"to":{"user_id":"good"}`)+"]"))
+			a, err := r.Batch(t.Context(), request.Meta{Caller: "c"}, []byte("["+c.body+","+single(`"to":{"user_id":"good"}`)+"]"))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -141,7 +143,7 @@ func TestBadSingles(t *testing.T) {
 					channel = "email"
 				}
 				body := fmt.Sprintf(`{"channel":%q,"category":"otp","to":%s,"content":%s}`, channel, object1(to), object1(content))
-				_, err := r.Single(t.Context(), Meta{Caller: "c"}, []byte(body))
+				_, err := r.Single(t.Context(), request.Meta{Caller: "c"}, []byte(body))
 				if err != nil && r.stored() {
 					t.Error("refused and stored")
 				}
@@ -172,7 +174,7 @@ func TestSingle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, Config{})
 		body := single(`"to":{"user_id":"u1","address":"fcm:abc","variables":{"name":"Ann"}},"expires_at":"2000-01-02T00:00:00Z","scheduled_at":"1999-01-01T00:00:00Z"`)
-		a, err := r.Single(t.Context(), Meta{Caller: "shop", Trace: "00-trace"}, []byte(body))
+		a, err := r.Single(t.Context(), request.Meta{Caller: "shop", Trace: "00-trace"}, []byte(body))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -205,13 +207,15 @@ func TestNeverBeforeScheduledAt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // starts at 2000-01-01
 		const times = `"scheduled_at":"2000-01-01T01:00:00.000000001Z","expires_at":"2000-01-01T02:00:00.000999Z"`
 		r := newRig(t, Config{})
-		for _, send := range []func() (Answer, error){
-			func() (Answer, error) { return r.Single(t.Context(), Meta{Caller: "c"}, []byte(single(times))) },
-			func() (Answer, error) { // what is no plain item takes the strict decoder
-				return r.Batch(t.Context(), Meta{Caller: "c"}, []byte("["+single(times)+","+single(strings.Replace(times, "expires", `expire\u0073`, 1))+"]"))
+		for _, send := range []func() (request.Answer, error){
+			func() (request.Answer, error) {
+				return r.Single(t.Context(), request.Meta{Caller: "c"}, []byte(single(times)))
 			},
-			func() (Answer, error) {
-				return r.Fanout(t.Context(), Meta{Caller: "c"}, []byte(strings.TrimSuffix(string(fanout(`["a"]`)), "}")+","+times+"}"))
+			func() (request.Answer, error) { // what is no plain item takes the strict decoder
+				return r.Batch(t.Context(), request.Meta{Caller: "c"}, []byte("["+single(times)+","+single(strings.Replace(times, "expires", `expire\u0073`, 1))+"]"))
+			},
+			func() (request.Answer, error) {
+				return r.Fanout(t.Context(), request.Meta{Caller: "c"}, []byte(strings.TrimSuffix(string(fanout(`["a"]`)), "}")+","+times+"}"))
 			},
 		} {
 			if a, err := send(); err != nil {
@@ -242,12 +246,12 @@ func TestScheduled(t *testing.T) {
 			return []byte(single(`"category":"` + category + `","scheduled_at":"` + at.Format(time.RFC3339) + `"`))
 		}
 		r := newRig(t, Config{Jitter: time.Minute})
-		a, err := r.Single(t.Context(), Meta{Caller: "c"}, body("otp"))
+		a, err := r.Single(t.Context(), request.Meta{Caller: "c"}, body("otp"))
 		if err != nil || !strings.HasSuffix(string(a.Body), `"status":"SCHEDULED"}`) {
 			t.Fatalf("%s, %v", a.Body, err)
 		}
 		for range 50 {
-			if _, err := r.Single(t.Context(), Meta{Caller: "c"}, body("marketing")); err != nil {
+			if _, err := r.Single(t.Context(), request.Meta{Caller: "c"}, body("marketing")); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -263,7 +267,7 @@ func TestScheduled(t *testing.T) {
 			}
 			moved = moved || late > 0
 		}
-		if late, err := r.Single(t.Context(), Meta{Caller: "c"}, []byte(single(`"category":"marketing","scheduled_at":"`+time.Now().Add(10*time.Second).Format(time.RFC3339)+`"`))); err != nil {
+		if late, err := r.Single(t.Context(), request.Meta{Caller: "c"}, []byte(single(`"category":"marketing","scheduled_at":"`+time.Now().Add(10*time.Second).Format(time.RFC3339)+`"`))); err != nil {
 			t.Fatal(late, err)
 		}
 		soon := r.later.ts[51].FireAt - time.Now().Add(10*time.Second).UnixMilli()
@@ -275,9 +279,9 @@ func TestScheduled(t *testing.T) {
 		}
 
 		r.st.Later, r.rules.later = nil, false
-		_, err = r.Single(t.Context(), Meta{Caller: "c"}, body("otp"))
+		_, err = r.Single(t.Context(), request.Meta{Caller: "c"}, body("otp"))
 		refused(t, err, notify.KindInvalid, "scheduling_disabled", "scheduled_at")
-		_, err = r.Single(t.Context(), Meta{Caller: "c"}, []byte(single(`"scheduled_at":"2000-02-01T00:00:00Z","expires_at":"2000-01-20T00:00:00Z"`)))
+		_, err = r.Single(t.Context(), request.Meta{Caller: "c"}, []byte(single(`"scheduled_at":"2000-02-01T00:00:00Z","expires_at":"2000-01-20T00:00:00Z"`)))
 		refused(t, err, notify.KindInvalid, "scheduling_disabled", "scheduled_at")
 	})
 }
@@ -285,20 +289,20 @@ func TestScheduled(t *testing.T) {
 func TestMeta(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, Config{})
-	try := func(m Meta, code, field string) {
+	try := func(m request.Meta, code, field string) {
 		t.Helper()
 		_, err := r.Single(t.Context(), m, []byte(singleBody))
 		refused(t, err, notify.KindInvalid, code, field)
 	}
-	try(Meta{}, "bad_caller", "")
-	try(Meta{Caller: strings.Repeat("c", notify.MaxCaller+1)}, "bad_caller", "")
-	try(Meta{Caller: "c", Key: strings.Repeat("k", 256)}, "bad_idempotency_key", "Idempotency-Key")
-	try(Meta{Caller: "c", Key: "a\x00"}, "bad_idempotency_key", "Idempotency-Key")
-	try(Meta{Caller: "c", ContentType: "text/plain"}, "unsupported_media_type", "Content-Type")
+	try(request.Meta{}, "bad_caller", "")
+	try(request.Meta{Caller: strings.Repeat("c", notify.MaxCaller+1)}, "bad_caller", "")
+	try(request.Meta{Caller: "c", Key: strings.Repeat("k", 256)}, "bad_idempotency_key", "Idempotency-Key")
+	try(request.Meta{Caller: "c", Key: "a\x00"}, "bad_idempotency_key", "Idempotency-Key")
+	try(request.Meta{Caller: "c", ContentType: "text/plain"}, "unsupported_media_type", "Content-Type")
 	if r.stored() {
 		t.Error("something is stored")
 	}
-	if _, err := r.Single(t.Context(), Meta{Caller: "c", ContentType: "Application/JSON; charset=utf-8"}, []byte(singleBody)); err != nil {
+	if _, err := r.Single(t.Context(), request.Meta{Caller: "c", ContentType: "Application/JSON; charset=utf-8"}, []byte(singleBody)); err != nil {
 		t.Error(err)
 	}
 }
@@ -308,7 +312,7 @@ func TestGate(t *testing.T) {
 	r := newRig(t, Config{})
 	r.gate.err = errDown
 	for _, body := range []string{singleBody, single(`"category":"marketing"`)} {
-		_, err := r.Single(t.Context(), Meta{Caller: "c", Key: "k"}, []byte(body))
+		_, err := r.Single(t.Context(), request.Meta{Caller: "c", Key: "k"}, []byte(body))
 		if notify.KindOf(err) != notify.KindUnavailable || notify.RetryAfterOf(err) <= 0 {
 			t.Errorf("%v, want unavailable with a Retry-After", err)
 		}
@@ -324,18 +328,18 @@ func TestLaterGate(t *testing.T) {
 	r := newRig(t, Config{})
 	r.laterGate.err = &notify.Error{Kind: notify.KindUnavailable, Code: "disk_full", RetryAfter: 5 * time.Second}
 	at := `"scheduled_at":"` + time.Now().Add(time.Hour).UTC().Format(time.RFC3339) + `"`
-	_, err := r.Single(t.Context(), Meta{Caller: "c", Key: "k"}, []byte(single(at)))
+	_, err := r.Single(t.Context(), request.Meta{Caller: "c", Key: "k"}, []byte(single(at)))
 	if e, _ := errors.AsType[*notify.Error](err); e == nil || e.Code != "disk_full" || e.RetryAfter <= 0 {
 		t.Errorf("%v, want disk_full with a Retry-After", err)
 	}
-	_, err = r.Batch(t.Context(), Meta{Caller: "c", Key: "b"}, []byte("["+singleBody+","+single(at)+"]"))
+	_, err = r.Batch(t.Context(), request.Meta{Caller: "c", Key: "b"}, []byte("["+singleBody+","+single(at)+"]"))
 	if notify.KindOf(err) != notify.KindUnavailable {
 		t.Errorf("a batch: %v", err)
 	}
 	if r.stored() {
 		t.Error("something is stored on a full disk")
 	}
-	if _, err := r.Single(t.Context(), Meta{Caller: "c"}, []byte(singleBody)); err != nil {
+	if _, err := r.Single(t.Context(), request.Meta{Caller: "c"}, []byte(singleBody)); err != nil {
 		t.Error("what is due now is the log's:", err)
 	}
 }

@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/notifyd/notifyd/pkg/request"
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -91,26 +91,13 @@ type Config struct {
 	// Owner names this process in leases; it must differ between processes, and
 	// between starts of one. Default: a fresh id.
 	Owner string
-	// Keys says who else may hold a lease. Default SharedKeys.
-	Keys KeySharing
+	// Exclusive: no other process can have Stores.Idem open (request.Once).
+	Exclusive bool
 	// Events are told what happened. Default: nothing.
 	Events Events
 	// Logger gets failures that do not change an answer. Default: discarded.
 	Logger *slog.Logger
 }
-
-// KeySharing says whose reservations Stores.Idem holds.
-type KeySharing string
-
-const (
-	// SharedKeys are reserved by other processes too: that one of them died is
-	// known when its lease has run out.
-	SharedKeys KeySharing = ""
-	// ExclusiveKeys are in a store that only one process can have open: what
-	// another owner left unfinished is a dead one's, and a repeat takes it over
-	// at once.
-	ExclusiveKeys KeySharing = "exclusive"
-)
 
 func (c Config) withDefaults() Config {
 	c.MaxRecord = or(c.MaxRecord, 983_040)
@@ -155,39 +142,17 @@ func (c Config) validate() error {
 	return nil
 }
 
-// Meta is what the server knows of a request besides its body.
-type Meta struct {
-	Caller      string // the token's sub
-	Users       string // what ids of receivers must begin with; empty: any
-	Key         string // Idempotency-Key; empty: none
-	AtLeastOnce bool   // the request is taken without its key while Stores.Idem is away, else refused
-	Route       string // scope of the key, e.g. "POST /v1/notifications"
-	ContentType string // of the body; empty: JSON
-	Trace       string // W3C traceparent; empty: none
-	TraceState  string // W3C tracestate beside it
-}
-
-// Answer is what to send back.
-type Answer struct {
-	Status   int
-	Body     []byte // JSON
-	Replayed bool   // the first answer of a repeated key
-	// Unguarded: the key could not be looked up, and the request was taken
-	// without it (Meta.AtLeastOnce). A repeat may send again.
-	Unguarded bool
-}
-
 // Service is the intake of one process. Its methods may be called from any
 // goroutine; they keep nothing of the body after they returned.
 type Service struct {
 	cfg   Config
 	st    Stores
 	rules rules
-	blind atomic.Int64  // until then the spill buffer is not asked, ns since 1970
-	holds atomic.Int64  // until then it is taken to hold something while it cannot be read, ns since 1970; 0: it was seen empty
-	seq   atomic.Uint64 // of requests with a key: makes their owner unique
-	fans  sync.Pool     // *splitter
-	notes sync.Pool     // *noteWriter
+	once  request.Once
+	blind atomic.Int64 // until then the spill buffer is not asked, ns since 1970
+	holds atomic.Int64 // until then it is taken to hold something while it cannot be read, ns since 1970; 0: it was seen empty
+	fans  sync.Pool    // *splitter
+	notes sync.Pool    // *noteWriter
 }
 
 // New returns a Service over st.
@@ -199,20 +164,13 @@ func New(st Stores, cfg Config) (*Service, error) {
 	if st.Log == nil || st.Partitions == nil || st.Idem == nil || st.Campaigns == nil || st.Cancels == nil {
 		return nil, errors.New("intake: Log, Partitions, Idem, Campaigns and Cancels are required")
 	}
-	s := &Service{cfg: cfg, st: st, rules: newRules(cfg)}
+	s := &Service{cfg: cfg, st: st, rules: newRules(cfg), once: request.Once{
+		Idem: st.Idem, Version: Version, Newer: notify.Unavailable("intake_version", retryUnavailable, nil),
+		Lease: cfg.Lease, Keep: cfg.Keep, Grace: cfg.Grace, Owner: cfg.Owner, Exclusive: cfg.Exclusive,
+		Replayed: cfg.Events.Replayed, TakenOver: cfg.Events.TakenOver, Logger: cfg.Logger,
+	}}
 	s.rules.later, s.rules.clock = st.Later != nil, st.Clock
 	s.notes.New = func() any { return new(noteWriter) }
 	s.fans.New = func() any { return newSplitter() }
 	return s, nil
-}
-
-func (s *Service) owner() string {
-	return s.cfg.Owner + "/" + strconv.FormatUint(s.seq.Add(1), 10)
-}
-
-// held reports whether somebody may be working on a reservation at now, in ms
-// since 1970.
-func (s *Service) held(r *engine.Reservation, now int64) bool {
-	dead := s.cfg.Keys == ExclusiveKeys && !strings.HasPrefix(r.Owner, s.cfg.Owner+"/")
-	return !dead && r.LeaseUntil > now
 }

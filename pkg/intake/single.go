@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"slices"
 
+	"github.com/notifyd/notifyd/pkg/request"
+
 	"github.com/oklog/ulid/v2"
 
 	"github.com/notifyd/notifyd/pkg/engine"
@@ -17,17 +19,17 @@ import (
 // Single answers POST /v1/notifications: 201 with the id and the status
 // ACCEPTED or SCHEDULED. Errors are *notify.Error; nothing is stored then,
 // unless it is KindUnavailable: the record may or may not be in the log.
-func (s *Service) Single(ctx context.Context, m Meta, body []byte) (a Answer, err error) {
+func (s *Service) Single(ctx context.Context, m request.Meta, body []byte) (a request.Answer, err error) {
 	end := s.cfg.Events.begin(m, len(body))
 	defer func() { end(err) }()
-	if err := checkMeta(&m); err != nil {
-		return Answer{}, err
+	if err := m.Check(); err != nil {
+		return request.Answer{}, err
 	}
-	if t := media(m.ContentType); t != mediaJSON {
-		return Answer{}, unsupported(t, mediaJSON)
+	if request.Media(m.ContentType) != request.JSON {
+		return request.Answer{}, request.Unsupported(request.JSON)
 	}
 	key := engine.IdemKey{Caller: m.Caller, Route: m.Route, Key: m.Key}
-	return s.handle(ctx, &m, key, body, func(l layout) (*plan, error) {
+	return s.once.Do(ctx, &m, key, body, func(l request.Basis) (request.Plan, error) {
 		n := new(note)
 		if err := decodeNote(body, n); err != nil {
 			return nil, err
@@ -36,34 +38,34 @@ func (s *Service) Single(ctx context.Context, m Meta, body []byte) (a Answer, er
 	})
 }
 
-func (s *Service) planSingle(m *Meta, n *note, l layout) (*plan, error) {
-	if err := s.admitNote(n, m.Users, l.accepted, s.refusing(l)); err != nil {
+func (s *Service) planSingle(m *request.Meta, n *note, l request.Basis) (*plan, error) {
+	if err := s.admitNote(n, m.Users, l.Accepted, s.refusing(l)); err != nil {
 		return nil, err
 	}
-	fire := l.fire
-	if !l.resumed {
-		fire = s.rules.fire(&n.terms, l.base, l.accepted)
+	fire := l.Fire
+	if !l.Resumed {
+		fire = s.rules.fire(&n.terms, l.Base, l.Accepted)
 	}
 	topic := n.lane().Topic()
-	parts, err := s.partitions(topic, l.partitions)
+	parts, err := s.partitions(topic, l.Partitions)
 	if err != nil {
 		return nil, err
 	}
 	w := s.notes.Get().(*noteWriter)
-	p := &plan{fire: fire, parts: parts, block: 1}
+	p := &plan{s: s, m: m, l: l, fire: fire, parts: parts, block: 1}
 	p.done = func() { s.giveBackNotes(w, p) }
-	w.begin(p, m, l.accepted, 0, 1)
-	w.write(p, s.cfg.TimerKind, n, l.base, fire, topic, parts)
-	p.answer = func(failed *failures) (Answer, bool, error) {
+	w.begin(p, m, l.Accepted, 0, 1)
+	w.write(p, s.cfg.TimerKind, n, l.Base, fire, topic, parts)
+	p.answer = func(failed *failures) (request.Answer, bool, error) {
 		c, state := classOf(n.category), notify.Accepted
 		if fire != 0 {
 			c, state = later, notify.Scheduled
 		}
 		if failed[c] != nil {
-			return Answer{}, false, failed[c]
+			return request.Answer{}, false, failed[c]
 		}
 		s.cfg.Events.accepted(n.channel, n.category, m.Caller, 1)
-		return Answer{Status: http.StatusCreated, Body: appendResult(nil, l.base, state)}, true, nil
+		return request.Answer{Status: http.StatusCreated, Body: appendResult(nil, l.Base, state)}, true, nil
 	}
 	return p, nil
 }
@@ -135,7 +137,7 @@ type noteWriter struct {
 // begin lends the writer's buffers to p, a plan for what m asked at accepted, with room for about so many items out of
 // a body of so many bytes: grown step by step, they were copied twice over, 4% of
 // a batch.
-func (w *noteWriter) begin(p *plan, m *Meta, accepted int64, body, items int) {
+func (w *noteWriter) begin(p *plan, m *request.Meta, accepted int64, body, items int) {
 	w.env = notify.Envelope{Accepted: accepted, Caller: m.Caller, Trace: m.Trace, TraceState: m.TraceState, Count: 1}
 	w.buf = slices.Grow(w.buf[:0], body)
 	w.recs, w.classes = slices.Grow(w.recs[:0], items), slices.Grow(w.classes[:0], items)

@@ -10,6 +10,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/request"
+
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -22,12 +24,12 @@ func TestLogDown(t *testing.T) {
 	r.log.set(logDown())
 	for category, spilled := range map[string]bool{"otp": true, "alert": true, "transactional": false, "marketing": false, "digest": false} {
 		before := r.spill.len()
-		a, err := r.Single(t.Context(), Meta{Caller: "c", Key: category}, []byte(single(`"category":"`+category+`"`)))
+		a, err := r.Single(t.Context(), request.Meta{Caller: "c", Key: category}, []byte(single(`"category":"`+category+`"`)))
 		if spilled {
 			if err != nil || a.Status != 201 || r.spill.len() != before+1 {
 				t.Errorf("%s: %+v, %v, %d spilled; want 201", category, a, err, r.spill.len()-before)
 			}
-			if again, err := r.Single(t.Context(), Meta{Caller: "c", Key: category}, []byte(single(`"category":"`+category+`"`))); err != nil || !again.Replayed {
+			if again, err := r.Single(t.Context(), request.Meta{Caller: "c", Key: category}, []byte(single(`"category":"`+category+`"`))); err != nil || !again.Replayed {
 				t.Errorf("%s again: %+v, %v", category, again, err)
 			}
 			continue
@@ -39,7 +41,7 @@ func TestLogDown(t *testing.T) {
 	// A fan-out of alerts spills its chunks.
 	before := r.spill.len()
 	body := strings.Replace(string(fanBodyJSON(100, false)), "marketing", "alert", 1)
-	if a, err := r.Fanout(t.Context(), Meta{Caller: "c"}, []byte(body)); err != nil || parseFan(t, a).Accepted != 100 || r.spill.len() != before+6 {
+	if a, err := r.Fanout(t.Context(), request.Meta{Caller: "c"}, []byte(body)); err != nil || parseFan(t, a).Accepted != 100 || r.spill.len() != before+6 {
 		t.Errorf("fan-out of alerts: %s, %v, %d spilled", a.Body, err, r.spill.len()-before)
 	}
 }
@@ -51,7 +53,7 @@ func TestSpillFull(t *testing.T) {
 	var err error
 	n := 0
 	for ; err == nil && n < 100; n++ {
-		_, err = r.Single(t.Context(), Meta{Caller: "c"}, []byte(singleBody))
+		_, err = r.Single(t.Context(), request.Meta{Caller: "c"}, []byte(singleBody))
 	}
 	if notify.KindOf(err) != notify.KindUnavailable || n < 2 || n > 8 {
 		t.Errorf("after %d messages: %v, want unavailable once the buffer is full", n, err)
@@ -63,7 +65,7 @@ func TestLogRefuses(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, Config{})
 	r.log.set(&notify.Error{Kind: notify.KindTooLarge, Code: "record_too_large"})
-	if _, err := r.Single(t.Context(), Meta{Caller: "c"}, []byte(singleBody)); notify.KindOf(err) != notify.KindTooLarge || r.spill.len() != 0 {
+	if _, err := r.Single(t.Context(), request.Meta{Caller: "c"}, []byte(singleBody)); notify.KindOf(err) != notify.KindTooLarge || r.spill.len() != 0 {
 		t.Errorf("%v, %d spilled", err, r.spill.len())
 	}
 }
@@ -87,7 +89,7 @@ func TestCallerHangsUp(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Single(ctx, Meta{Caller: "c", Key: "k"}, []byte(singleBody)); err != nil || r.spill.len() != 0 {
+	if _, err := s.Single(ctx, request.Meta{Caller: "c", Key: "k"}, []byte(singleBody)); err != nil || r.spill.len() != 0 {
 		t.Errorf("%v, %d spilled", err, r.spill.len())
 	}
 	if row := r.idem.edit(t, func(*engine.Reservation) {}); !row.Done {
@@ -104,7 +106,7 @@ func TestNothingOvertakes(t *testing.T) {
 		r := newRig(t, Config{})
 		n := 0
 		send := func(category string) error {
-			_, err := r.Single(t.Context(), Meta{Caller: "c"}, []byte(single(fmt.Sprintf(`"category":%q,"content":{"title":"%d"}`, category, n))))
+			_, err := r.Single(t.Context(), request.Meta{Caller: "c"}, []byte(single(fmt.Sprintf(`"category":%q,"content":{"title":"%d"}`, category, n))))
 			n++
 			return err
 		}
@@ -173,7 +175,7 @@ func TestDrainerWaitsForLog(t *testing.T) {
 	r := newRig(t, Config{})
 	r.log.set(logDown())
 	for range 3 {
-		if _, err := r.Single(t.Context(), Meta{Caller: "c"}, []byte(singleBody)); err != nil {
+		if _, err := r.Single(t.Context(), request.Meta{Caller: "c"}, []byte(singleBody)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -193,7 +195,7 @@ func TestMixedBatchLogDown(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, Config{})
 	body := []byte("[" + single(`"category":"otp"`) + "," + single(`"category":"transactional"`) + "," + single(`"category":"marketing"`) + "]")
-	m := Meta{Caller: "c", Key: "k"}
+	m := request.Meta{Caller: "c", Key: "k"}
 	type result struct {
 		ID    string `json:"notification_id"`
 		Error *struct{ Code string }
@@ -242,7 +244,7 @@ func TestSpillUnreadable(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, Config{})
 	r.spill.stats = errDown
-	if _, err := r.Single(t.Context(), Meta{Caller: "c"}, []byte(singleBody)); err != nil || len(r.log.records()) != 1 {
+	if _, err := r.Single(t.Context(), request.Meta{Caller: "c"}, []byte(singleBody)); err != nil || len(r.log.records()) != 1 {
 		t.Errorf("%v", err)
 	}
 }
@@ -262,7 +264,7 @@ func TestSpillSlow(t *testing.T) {
 		r.Service.st.Spill = slowSpill{r.spill}
 		began := time.Now()
 		for range 100 {
-			if _, err := r.Single(t.Context(), Meta{Caller: "c"}, []byte(singleBody)); err != nil {
+			if _, err := r.Single(t.Context(), request.Meta{Caller: "c"}, []byte(singleBody)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -274,7 +276,7 @@ func TestSpillSlow(t *testing.T) {
 		if err := r.spill.Push(t.Context(), []engine.Spilled{{}}, 1<<20); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := r.Single(t.Context(), Meta{Caller: "c"}, []byte(single(`"category":"otp"`))); err != nil || r.spill.len() != 2 {
+		if _, err := r.Single(t.Context(), request.Meta{Caller: "c"}, []byte(single(`"category":"otp"`))); err != nil || r.spill.len() != 2 {
 			t.Errorf("%v, %d spilled: it is asked again", err, r.spill.len())
 		}
 	})
@@ -287,7 +289,7 @@ func TestSpillSlowWhileItHolds(t *testing.T) {
 		r := newRig(t, Config{})
 		otp := func() {
 			t.Helper()
-			if _, err := r.Single(t.Context(), Meta{Caller: "c"}, []byte(single(`"category":"otp"`))); err != nil {
+			if _, err := r.Single(t.Context(), request.Meta{Caller: "c"}, []byte(single(`"category":"otp"`))); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -326,10 +328,10 @@ func TestLaterDown(t *testing.T) {
 	r := newRig(t, Config{})
 	r.later.fail = errors.New("down")
 	at := time.Now().Add(time.Hour).Format(time.RFC3339)
-	if _, err := r.Single(t.Context(), Meta{Caller: "c"}, []byte(single(`"scheduled_at":"`+at+`"`))); notify.KindOf(err) != notify.KindUnavailable {
+	if _, err := r.Single(t.Context(), request.Meta{Caller: "c"}, []byte(single(`"scheduled_at":"`+at+`"`))); notify.KindOf(err) != notify.KindUnavailable {
 		t.Errorf("scheduled: %v, want unavailable", err)
 	}
-	a, err := r.Batch(t.Context(), Meta{Caller: "c"}, []byte("["+single(`"scheduled_at":"`+at+`"`)+","+singleBody+"]"))
+	a, err := r.Batch(t.Context(), request.Meta{Caller: "c"}, []byte("["+single(`"scheduled_at":"`+at+`"`)+","+singleBody+"]"))
 	if err != nil || !strings.HasSuffix(string(a.Body), `"accepted":1,"rejected":1}`) {
 		t.Errorf("batch: %s, %v; want the immediate one accepted", a.Body, err)
 	}

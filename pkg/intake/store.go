@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/request"
+
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/stream"
@@ -45,29 +47,61 @@ func (f *failures) any() bool {
 	return false
 }
 
-// store appends what p holds and makes the answer. final: the answer holds for
-// repeats too. touched: something may have been stored although there is an
-// error.
-func (s *Service) store(ctx context.Context, m *Meta, l layout, p *plan) (a Answer, final, touched bool, err error) {
-	held := false // somebody may still refer to the records
+// plan is a checked request, ready to be stored.
+type plan struct {
+	s         *Service
+	m         *request.Meta
+	l         request.Basis
+	fire      int64 // latest of its notifications; 0: now
+	parts     uint16
+	block     uint32
+	recs      []stream.Record
+	classes   []class // of recs
+	timers    []engine.Timer
+	schedules []engine.Schedule // of timers
+	campaign  *campaignPart
+
+	// answer is called once, when what could be stored is stored; failed says
+	// of each class why it could not.
+	answer func(failed *failures) (a request.Answer, final bool, err error)
+	// done gives buffers back; called only when nothing refers to them.
+	// May be left out.
+	done func()
+}
+
+// Release implements request.Plan.
+func (p *plan) Release() {
+	if p.done != nil {
+		p.done()
+	}
+}
+
+// Frozen implements request.Plan.
+func (p *plan) Frozen() (fire int64, partitions uint16, block uint32) {
+	return p.fire, p.parts, p.block
+}
+
+// Store implements request.Plan: it appends what p holds and makes the answer.
+func (p *plan) Store(ctx context.Context) (a request.Answer, final, touched bool, err error) {
+	s, held := p.s, false // held: the stores may still refer to the records
 	defer func() {
 		if !held {
-			p.release()
+			p.Release()
 		}
 	}()
 	if len(p.recs) > 0 {
 		if err := check(s.st.Gate); err != nil {
-			return Answer{}, false, false, err
+			return request.Answer{}, false, false, err
 		}
 	}
 	if len(p.timers) > 0 {
 		if err := check(s.st.LaterGate); err != nil {
-			return Answer{}, false, false, err
+			return request.Answer{}, false, false, err
 		}
 	}
 	if p.campaign != nil {
-		if err := s.checkCampaignOpen(ctx, m, p.campaign.id); err != nil {
-			return Answer{}, false, false, err
+		if err := s.checkCampaignOpen(ctx, p.m, p.campaign.id); err != nil {
+			return request.Answer{}, false, false, err
 		}
 	}
 	var failed failures
@@ -76,16 +110,21 @@ func (s *Service) store(ctx context.Context, m *Meta, l layout, p *plan) (a Answ
 		held = true // near ones may be in a wheel now
 	}
 	if len(p.recs) > 0 {
-		held = s.append(ctx, p, l.accepted, &failed) || held
+		held = s.append(ctx, p, p.l.Accepted, &failed) || held
 	}
 	if p.campaign != nil && !failed.any() {
-		if err := p.campaign.add(ctx, s, m, l); err != nil {
-			return Answer{}, false, true, err
+		if err := p.campaign.add(ctx, s, p.m, p.l); err != nil {
+			return request.Answer{}, false, true, err
 		}
 	}
 	a, final, err = p.answer(&failed)
 	return a, final, true, err
 }
+
+const (
+	retryUnavailable = 2 * time.Second // how long to tell a caller to wait
+	cleanup          = 2 * time.Second // for what is still stored when the request is gone
+)
 
 // check asks a gate, if there is one.
 func check(g Gate) error {

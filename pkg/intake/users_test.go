@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/notifyd/notifyd/pkg/request"
+
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -12,7 +14,7 @@ import (
 func TestBoundToUsers(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, Config{})
-	m := Meta{Caller: "c", Users: "shop:"}
+	m := request.Meta{Caller: "c", Users: "shop:"}
 	_, err := r.Single(t.Context(), m, []byte(single(`"to":{"user_id":"ann"}`)))
 	refused(t, err, notify.KindInvalid, "user_forbidden", "to.user_id")
 	if _, err := r.Single(t.Context(), m, []byte(single(`"to":{"user_id":"shop:ann"}`))); err != nil {
@@ -32,7 +34,7 @@ func TestBoundToUsers(t *testing.T) {
 		t.Errorf("%s, %v", a.Body, err)
 	}
 	// The next request of another caller, with the same buffers.
-	a, err = r.Fanout(t.Context(), Meta{Caller: "d"}, body(",", others[1:]...))
+	a, err = r.Fanout(t.Context(), request.Meta{Caller: "d"}, body(",", others[1:]...))
 	if err != nil || strings.Contains(string(a.Body), "user_forbidden") {
 		t.Errorf("%s, %v", a.Body, err)
 	}

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/notifyd/notifyd/pkg/request"
+
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -45,10 +47,10 @@ func TestVariablesOfTexts(t *testing.T) {
 			}
 			head := `{"channel":"` + c.channel + `","category":"` + category + `","content":` + c.content
 			r := newRig(t, Config{})
-			_, err := r.Single(t.Context(), Meta{Caller: "c"}, []byte(head+`,"to":`+to+`}`))
+			_, err := r.Single(t.Context(), request.Meta{Caller: "c"}, []byte(head+`,"to":`+to+`}`))
 			wantRefusal(t, err, c.code, "to."+c.field)
 
-			a, err := r.Batch(t.Context(), Meta{Caller: "c"}, []byte(`[`+head+`,"to":`+to+`}]`))
+			a, err := r.Batch(t.Context(), request.Meta{Caller: "c"}, []byte(`[`+head+`,"to":`+to+`}]`))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -58,7 +60,7 @@ func TestVariablesOfTexts(t *testing.T) {
 
 			// The second receiver is the one, the first has all there is to have.
 			const all = `{"name":"x","code":"x","x":"x","a":"x","b":"x","n":"x"}`
-			a, err = r.Fanout(t.Context(), Meta{Caller: "c"}, []byte(head+`,"receivers":[{"user_id":"user-0","variables":`+all+`},`+to+`]}`))
+			a, err = r.Fanout(t.Context(), request.Meta{Caller: "c"}, []byte(head+`,"receivers":[{"user_id":"user-0","variables":`+all+`},`+to+`]}`))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -83,14 +85,14 @@ func TestPlainReceiversNeedVariables(t *testing.T) {
 	w.Append(notify.Receiver{Index: 1, User: []byte("user-2"), Variables: []byte(`{"name":"Ada"}`)})
 	const list = `["user-1",{"user_id":"user-2","variables":{"name":"Ada"}}]`
 	for _, c := range []struct{ name, media, body string }{
-		{"json", mediaJSON, `{` + head + `,"receivers":` + list + `}`},
-		{"ndjson", mediaNDJSON, "{" + head + "}\n\"user-1\"\n{\"user_id\":\"user-2\",\"variables\":{\"name\":\"Ada\"}}"},
-		{"protobuf", mediaProto, string(protoFanout("push", "marketing", notify.Content{Body: "Hello {{name}}"}, "", 0, 2, w.Bytes()))},
+		{"json", request.JSON, `{` + head + `,"receivers":` + list + `}`},
+		{"ndjson", request.NDJSON, "{" + head + "}\n\"user-1\"\n{\"user_id\":\"user-2\",\"variables\":{\"name\":\"Ada\"}}"},
+		{"protobuf", request.Proto, string(protoFanout("push", "marketing", notify.Content{Body: "Hello {{name}}"}, "", 0, 2, w.Bytes()))},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, Config{})
-			a, err := r.Fanout(t.Context(), Meta{Caller: "c", ContentType: c.media}, []byte(c.body))
+			a, err := r.Fanout(t.Context(), request.Meta{Caller: "c", ContentType: c.media}, []byte(c.body))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -102,7 +104,7 @@ func TestPlainReceiversNeedVariables(t *testing.T) {
 				t.Errorf("stored %v", got)
 			}
 			// The next request of the same buffers has no placeholders.
-			a, err = r.Fanout(t.Context(), Meta{Caller: "c"}, fanout(`["user-1","user-2"]`))
+			a, err = r.Fanout(t.Context(), request.Meta{Caller: "c"}, fanout(`["user-1","user-2"]`))
 			if f := parseFan(t, a); err != nil || f.Accepted != 2 {
 				t.Errorf("afterwards: %s, %v", a.Body, err)
 			}

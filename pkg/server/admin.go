@@ -8,8 +8,9 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // maxProfile bounds how long a profile or trace takes. net/http/pprof moves the

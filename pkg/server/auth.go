@@ -14,6 +14,7 @@ import (
 	"unsafe"
 
 	"github.com/golang-jwt/jwt/v5"
+
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/secrets"
 )

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/intake"
+	"github.com/notifyd/notifyd/pkg/request"
 )
 
 const singleJSON = `{"channel":"sms","category":"otp","to":{"user_id":"u-1842","address":"+14155550100"},"content":{"body":"Your code is {{code}}","variables":{"code":"428117"}},"expires_at":"2026-11-21T10:05:00Z"}`
@@ -40,14 +40,14 @@ func stubIntake(b testing.TB) (*Server, string) {
 
 type parsing struct{}
 
-func (parsing) Single(_ context.Context, _ intake.Meta, body []byte) (intake.Answer, error) {
-	return intake.Answer{Status: 201, Body: singleAnswer}, parse(body)
+func (parsing) Single(_ context.Context, _ request.Meta, body []byte) (request.Answer, error) {
+	return request.Answer{Status: 201, Body: singleAnswer}, parse(body)
 }
-func (p parsing) Batch(ctx context.Context, m intake.Meta, body []byte) (intake.Answer, error) {
+func (p parsing) Batch(ctx context.Context, m request.Meta, body []byte) (request.Answer, error) {
 	return p.Single(ctx, m, body)
 }
-func (parsing) Fanout(context.Context, intake.Meta, []byte) (intake.Answer, error) {
-	return intake.Answer{Status: 201, Body: singleAnswer}, nil
+func (parsing) Fanout(context.Context, request.Meta, []byte) (request.Answer, error) {
+	return request.Answer{Status: 201, Body: singleAnswer}, nil
 }
 
 func bare(w http.ResponseWriter, r *http.Request) {

@@ -10,6 +10,7 @@ import (
 	"github.com/golang-jwt/jwt/v5"
 
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/request"
 )
 
 // claims are what a token says; others than these are not looked at.
@@ -36,7 +37,7 @@ func (c *claims) UnmarshalJSON(b []byte) error {
 	}
 	if err := json.Unmarshal(b, &in); err != nil {
 		if e, ok := errors.AsType[*json.SemanticError](err); ok && e.JSONPointer != "" {
-			return badClaim(fieldPath(e.JSONPointer), err)
+			return badClaim(request.FieldPath(e.JSONPointer), err)
 		}
 		if e, ok := errors.AsType[*jsontext.SyntacticError](err); ok && errors.Is(e.Err, jsontext.ErrDuplicateName) {
 			return unauthorized("token_claims", "a claim of the token is given twice", err)

@@ -15,8 +15,8 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
-	"github.com/notifyd/notifyd/pkg/intake"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/request"
 )
 
 // serving runs w's server and returns a client of it.
@@ -41,16 +41,16 @@ func (w *world) serving(t *testing.T, change func(*Deps), scopes ...string) *api
 func TestClientEndToEnd(t *testing.T) {
 	t.Parallel()
 	w := newWorld()
-	w.intake = func(_ context.Context, route string, m intake.Meta, body []byte) (intake.Answer, error) {
+	w.intake = func(_ context.Context, route string, m request.Meta, body []byte) (request.Answer, error) {
 		answers := map[string]string{
 			"single": `{"notification_id":"ntf_1","status":"ACCEPTED"}`,
 			"batch":  `{"results":[{"notification_id":"ntf_1","status":"ACCEPTED"},{"error":{"code":"required","field":"channel"}}],"accepted":1,"rejected":1}`,
 			"fanout": `{"first_id":"ntf_2-0","accepted":2,"rejected_count":1,"rejected":[{"index":1,"code":"duplicate_user"}]}`,
 		}
 		if !json.Valid(body) {
-			return intake.Answer{}, notify.Invalid("bad_json", "", string(body))
+			return request.Answer{}, notify.Invalid("bad_json", "", string(body))
 		}
-		return intake.Answer{Status: 201, Body: []byte(answers[route]), Replayed: m.Key == "again"}, nil
+		return request.Answer{Status: 201, Body: []byte(answers[route]), Replayed: m.Key == "again"}, nil
 	}
 	report := func(context.Context) (any, error) { return map[string]int{"n": 3}, nil }
 	c := w.serving(t, func(d *Deps) {
@@ -135,15 +135,15 @@ func TestClientRepeatsOnlyWhatIsSafe(t *testing.T) {
 	var mu sync.Mutex
 	var fail []error // of the next requests
 	calls := 0
-	w.intake = func(context.Context, string, intake.Meta, []byte) (intake.Answer, error) {
+	w.intake = func(context.Context, string, request.Meta, []byte) (request.Answer, error) {
 		mu.Lock()
 		defer mu.Unlock()
 		if calls++; len(fail) > 0 {
 			err := fail[0]
 			fail = fail[1:]
-			return intake.Answer{}, err
+			return request.Answer{}, err
 		}
-		return intake.Answer{Status: 201, Body: []byte(`{}`)}, nil
+		return request.Answer{Status: 201, Body: []byte(`{}`)}, nil
 	}
 	c := w.serving(t, nil, api.ScopeSend)
 	c.Retries = 2
@@ -199,16 +199,16 @@ type campaignIntake struct {
 	fail  func(part uint32, try int) error
 }
 
-func (c *campaignIntake) take(_ context.Context, _ string, m intake.Meta, body []byte) (intake.Answer, error) {
+func (c *campaignIntake) take(_ context.Context, _ string, m request.Meta, body []byte) (request.Answer, error) {
 	var f api.Fanout
 	if err := json.Unmarshal(body, &f); err != nil {
-		return intake.Answer{}, notify.Invalid("bad_json", "", err.Error())
+		return request.Answer{}, notify.Invalid("bad_json", "", err.Error())
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.tries++
 	if f.Campaign != campaign || f.Channel != "push" {
-		return intake.Answer{}, notify.Invalid("bad_campaign", "", f.Campaign)
+		return request.Answer{}, notify.Invalid("bad_campaign", "", f.Campaign)
 	}
 	_, replayed := c.parts[f.Part]
 	users := make([]string, len(f.Receivers))
@@ -216,15 +216,15 @@ func (c *campaignIntake) take(_ context.Context, _ string, m intake.Meta, body [
 		users[i] = r.UserID
 	}
 	if replayed && !slices.Equal(users, c.parts[f.Part]) {
-		return intake.Answer{}, &notify.Error{Kind: notify.KindMismatch, Code: api.CodeMismatch}
+		return request.Answer{}, &notify.Error{Kind: notify.KindMismatch, Code: api.CodeMismatch}
 	}
 	c.parts[f.Part] = users
 	if c.fail != nil {
 		if err := c.fail(f.Part, c.tries); err != nil {
-			return intake.Answer{}, err // stored, and answered with an error
+			return request.Answer{}, err // stored, and answered with an error
 		}
 	}
-	return intake.Answer{Status: 201, Replayed: replayed, Body: fmt.Appendf(nil, `{"first_id":"ntf_%d-0","accepted":%d,"rejected_count":1,"rejected":[]}`, f.Part, len(users)-1)}, nil
+	return request.Answer{Status: 201, Replayed: replayed, Body: fmt.Appendf(nil, `{"first_id":"ntf_%d-0","accepted":%d,"rejected_count":1,"rejected":[]}`, f.Part, len(users)-1)}, nil
 }
 
 func (c *campaignIntake) all() (users []string) {

@@ -6,21 +6,22 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
-	"github.com/notifyd/notifyd/pkg/intake"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/ops"
+	"github.com/notifyd/notifyd/pkg/request"
 	"github.com/notifyd/notifyd/pkg/trace"
-	"github.com/prometheus/client_golang/prometheus"
 )
 
 // Intake stores notifications. It keeps nothing of the body after it returned:
 // the server uses the buffer again.
 type Intake interface {
-	Single(ctx context.Context, m intake.Meta, body []byte) (intake.Answer, error)
-	Batch(ctx context.Context, m intake.Meta, body []byte) (intake.Answer, error)
-	Fanout(ctx context.Context, m intake.Meta, body []byte) (intake.Answer, error)
+	Single(ctx context.Context, m request.Meta, body []byte) (request.Answer, error)
+	Batch(ctx context.Context, m request.Meta, body []byte) (request.Answer, error)
+	Fanout(ctx context.Context, m request.Meta, body []byte) (request.Answer, error)
 }
 
 // Users keeps what users set.

@@ -16,13 +16,14 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/goleak"
+
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
 	mem "github.com/notifyd/notifyd/pkg/engine/memory"
-	"github.com/notifyd/notifyd/pkg/intake"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/ops"
-	"go.uber.org/goleak"
+	"github.com/notifyd/notifyd/pkg/request"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -36,8 +37,8 @@ const (
 // contracts' words as far as the server leans on them.
 type world struct {
 	mu       sync.Mutex
-	intake   func(ctx context.Context, route string, m intake.Meta, body []byte) (intake.Answer, error)
-	requests []intake.Meta
+	intake   func(ctx context.Context, route string, m request.Meta, body []byte) (request.Answer, error)
+	requests []request.Meta
 	users    map[string]engine.Profile
 	version  uint64
 	found    []engine.Found // of history
@@ -62,17 +63,17 @@ func newWorld() *world {
 	}
 }
 
-func (w *world) Single(ctx context.Context, m intake.Meta, body []byte) (intake.Answer, error) {
+func (w *world) Single(ctx context.Context, m request.Meta, body []byte) (request.Answer, error) {
 	return w.take(ctx, "single", m, body)
 }
-func (w *world) Batch(ctx context.Context, m intake.Meta, body []byte) (intake.Answer, error) {
+func (w *world) Batch(ctx context.Context, m request.Meta, body []byte) (request.Answer, error) {
 	return w.take(ctx, "batch", m, body)
 }
-func (w *world) Fanout(ctx context.Context, m intake.Meta, body []byte) (intake.Answer, error) {
+func (w *world) Fanout(ctx context.Context, m request.Meta, body []byte) (request.Answer, error) {
 	return w.take(ctx, "fanout", m, body)
 }
 
-func (w *world) take(ctx context.Context, route string, m intake.Meta, body []byte) (intake.Answer, error) {
+func (w *world) take(ctx context.Context, route string, m request.Meta, body []byte) (request.Answer, error) {
 	w.mu.Lock()
 	w.requests = append(w.requests, m)
 	fn := w.intake
@@ -80,10 +81,10 @@ func (w *world) take(ctx context.Context, route string, m intake.Meta, body []by
 	if fn != nil {
 		return fn(ctx, route, m, body)
 	}
-	return intake.Answer{Status: 201, Body: []byte(`{"notification_id":"ntf_01KAJ8Q2T5E7V9XCB3M4N6P8RS","status":"ACCEPTED"}`)}, nil
+	return request.Answer{Status: 201, Body: []byte(`{"notification_id":"ntf_01KAJ8Q2T5E7V9XCB3M4N6P8RS","status":"ACCEPTED"}`)}, nil
 }
 
-func (w *world) taken() []intake.Meta {
+func (w *world) taken() []request.Meta {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return slices.Clone(w.requests)

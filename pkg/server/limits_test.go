@@ -17,8 +17,8 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
-	"github.com/notifyd/notifyd/pkg/intake"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/request"
 )
 
 func zipped(t testing.TB, s string) string {
@@ -49,11 +49,11 @@ func TestBodies(t *testing.T) {
 	w := newWorld()
 	var mu sync.Mutex
 	var got string
-	w.intake = func(_ context.Context, _ string, _ intake.Meta, body []byte) (intake.Answer, error) {
+	w.intake = func(_ context.Context, _ string, _ request.Meta, body []byte) (request.Answer, error) {
 		mu.Lock()
 		defer mu.Unlock()
 		got = string(body)
-		return intake.Answer{Status: 201, Body: []byte(`{}`)}, nil
+		return request.Answer{Status: 201, Body: []byte(`{}`)}, nil
 	}
 	s := w.start(t, Config{MaxSingle: 40_000, MaxBatch: 70_000}, nil)
 	tok := token(t, "shop", api.ScopeSend)
@@ -134,11 +134,11 @@ func (r errReader) Read([]byte) (int, error) {
 func TestBodiesAreNotMixedUp(t *testing.T) {
 	t.Parallel()
 	w := newWorld()
-	w.intake = func(_ context.Context, _ string, m intake.Meta, body []byte) (intake.Answer, error) {
+	w.intake = func(_ context.Context, _ string, m request.Meta, body []byte) (request.Answer, error) {
 		if strings.Trim(string(body), m.Key[:1]) != "" {
-			return intake.Answer{}, errors.New("mixed up")
+			return request.Answer{}, errors.New("mixed up")
 		}
-		return intake.Answer{Status: 201, Body: []byte(`{}`)}, nil
+		return request.Answer{Status: 201, Body: []byte(`{}`)}, nil
 	}
 	s := w.start(t, Config{}, nil)
 	tok := token(t, "shop", api.ScopeSend)
@@ -167,10 +167,10 @@ func TestBodiesAreNotMixedUp(t *testing.T) {
 // hold makes intake wait and says when it was entered.
 func (w *world) hold() (entered chan struct{}, release chan struct{}) {
 	entered, release = make(chan struct{}, 16), make(chan struct{})
-	w.intake = func(context.Context, string, intake.Meta, []byte) (intake.Answer, error) {
+	w.intake = func(context.Context, string, request.Meta, []byte) (request.Answer, error) {
 		entered <- struct{}{}
 		<-release
-		return intake.Answer{Status: 201, Body: []byte(`{}`)}, nil
+		return request.Answer{Status: 201, Body: []byte(`{}`)}, nil
 	}
 	return entered, release
 }
@@ -356,7 +356,7 @@ func (stuckHistory) Find(ctx context.Context, _ notify.ID) (engine.Found, error)
 func TestPanicIsA500(t *testing.T) {
 	t.Parallel()
 	w := newWorld()
-	w.intake = func(context.Context, string, intake.Meta, []byte) (intake.Answer, error) { panic("secret detail") }
+	w.intake = func(context.Context, string, request.Meta, []byte) (request.Answer, error) { panic("secret detail") }
 	s := w.start(t, Config{}, nil)
 	tok := token(t, "shop", api.ScopeSend)
 	got := ask(s, "POST", "/v1/notifications", tok, "{}")
@@ -375,7 +375,9 @@ func TestErrorsOfIntake(t *testing.T) {
 	tok := token(t, "shop", api.ScopeSend)
 	f := func(err error, status int, code, retry string) {
 		t.Helper()
-		w.intake = func(context.Context, string, intake.Meta, []byte) (intake.Answer, error) { return intake.Answer{}, err }
+		w.intake = func(context.Context, string, request.Meta, []byte) (request.Answer, error) {
+			return request.Answer{}, err
+		}
 		got := ask(s, "POST", "/v1/notifications", tok, "{}")
 		if p := got.problem(t); got.status != status || p.Code != code || got.header.Get("Retry-After") != retry {
 			t.Errorf("%v: %d %s Retry-After %q", err, got.status, got.body, got.header.Get("Retry-After"))

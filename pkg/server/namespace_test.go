@@ -7,8 +7,8 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
-	"github.com/notifyd/notifyd/pkg/intake"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/request"
 )
 
 // boundIntake keeps what the last request was bound to.
@@ -17,7 +17,7 @@ type boundIntake struct {
 	users string
 }
 
-func (b *boundIntake) Single(ctx context.Context, m intake.Meta, body []byte) (intake.Answer, error) {
+func (b *boundIntake) Single(ctx context.Context, m request.Meta, body []byte) (request.Answer, error) {
 	b.users = m.Users
 	return b.world.Single(ctx, m, body)
 }

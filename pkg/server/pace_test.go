@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/intake"
+	"github.com/notifyd/notifyd/pkg/request"
 )
 
 // A body must come at the rate asked for, and be there in the end.
@@ -72,12 +72,12 @@ func TestABodysTimeIsNotTheHandlers(t *testing.T) {
 	for path, size := range map[string]int{"/v1/notifications": 2, "/v1/notifications:batch": 2, "/v1/notifications:fanout": 5 * 64 << 10} {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld()
-			w.intake = func(ctx context.Context, _ string, _ intake.Meta, _ []byte) (intake.Answer, error) {
+			w.intake = func(ctx context.Context, _ string, _ request.Meta, _ []byte) (request.Answer, error) {
 				select {
 				case <-time.After(25 * time.Second): // a slow log
-					return intake.Answer{Status: 201, Body: []byte(`{}`)}, nil
+					return request.Answer{Status: 201, Body: []byte(`{}`)}, nil
 				case <-ctx.Done():
-					return intake.Answer{}, ctx.Err()
+					return request.Answer{}, ctx.Err()
 				}
 			}
 			ln, _, stop := pipeServer(t, w, Config{})

@@ -9,9 +9,10 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"golang.org/x/time/rate"
 )
 
 // callerTTL is how long a caller's own settings are believed.

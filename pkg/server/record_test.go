@@ -208,16 +208,13 @@ func TestRefusedCallsLeaveOneRow(t *testing.T) {
 		}
 	}
 	for _, c := range w.auditedCalls() {
-		kind, code, rows := strings.TrimSuffix(strings.Split(c.path, "/")[2], "s"), "malformed", 1
+		kind, code, rows := strings.TrimSuffix(strings.Split(c.path, "/")[2], "s"), "bad_json", 1
 		if kind == "op" || strings.HasSuffix(c.path, "/content") {
 			refused(s, looks, c.route, c.path, c.body, "scope_missing", 0)
 		} else {
 			refused(s, looks, c.route, c.path, c.body, kind+"_not_found", 0)
 		}
-		switch kind {
-		case "trigger":
-			code = "bad_json" // the service reads it
-		case "notification", "campaign":
+		if kind == "notification" || kind == "campaign" {
 			rows = 0 // the body is read before it is known whose it is
 		}
 		if c.body != "" {
@@ -248,7 +245,7 @@ func TestRefusedCallsLeaveOneRow(t *testing.T) {
 		{"PUT /v1/ops/callers/{id}", "/v1/ops/callers/shop", `{"version":99}`, "version_changed", 1},
 		{"POST /v1/ops/jobs", "/v1/ops/jobs", `{"digest":"stale"}`, "stale_plan", 1},
 		{"POST /v1/ops/jobs/{id}", "/v1/ops/jobs/job_1", `{"change":"approve"}`, "own_job", 1},
-		{"POST /v1/ops/jobs/{id}", "/v1/ops/jobs/job_1", `{`, "malformed", 1},
+		{"POST /v1/ops/jobs/{id}", "/v1/ops/jobs/job_1", `{`, "bad_json", 1},
 		{"DELETE /v1/notifications/{id}", "/v1/notifications/" + w.ended.String(), "", "already_terminal", 1},
 		{"PATCH /v1/notifications/{id}", "/v1/notifications/" + w.ended.String(), `{"scheduled_at":"2027-01-16T10:00:00Z"}`, "not_scheduled", 0},
 		{"PATCH /v1/notifications/{id}", "/v1/notifications/" + notify.ID{Base: baseOf(2)}.String(), `{"scheduled_at":"2099-01-16T10:00:00Z"}`, "scheduled_too_far", 1},

@@ -12,9 +12,9 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
-	"github.com/notifyd/notifyd/pkg/intake"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/ops"
+	"github.com/notifyd/notifyd/pkg/request"
 )
 
 const campaign = "cmp_01KAJ8Q2T5E7V9XCB3M4N6P8RS"
@@ -364,8 +364,8 @@ func TestFeedLeavesTriggersOut(t *testing.T) {
 func TestIdempotencyFallback(t *testing.T) {
 	t.Parallel()
 	w := newWorld()
-	w.intake = func(_ context.Context, _ string, m intake.Meta, _ []byte) (intake.Answer, error) {
-		return intake.Answer{Status: 201, Body: []byte(`{}`), Unguarded: m.AtLeastOnce}, nil
+	w.intake = func(_ context.Context, _ string, m request.Meta, _ []byte) (request.Answer, error) {
+		return request.Answer{Status: 201, Body: []byte(`{}`), Unguarded: m.AtLeastOnce}, nil
 	}
 	var told []string
 	s := w.start(t, Config{}, func(d *Deps) { d.Hooks.Unguarded = func(name string) { told = append(told, name) } })

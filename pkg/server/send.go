@@ -4,8 +4,8 @@ import (
 	"context"
 
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/intake"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/request"
 	"github.com/notifyd/notifyd/pkg/trace"
 )
 
@@ -23,7 +23,7 @@ func (s *Server) sendFanout(x *exchange) error {
 
 // send hands the body to intake. key scope and route are one string, so that
 // the same key may be used on two routes.
-func (x *exchange) send(name string, to func(context.Context, intake.Meta, []byte) (intake.Answer, error)) error {
+func (x *exchange) send(name string, to func(context.Context, request.Meta, []byte) (request.Answer, error)) error {
 	if err := x.only(); err != nil {
 		return err
 	}
@@ -43,12 +43,12 @@ func (x *exchange) send(name string, to func(context.Context, intake.Meta, []byt
 	return err
 }
 
-func (x *exchange) sendTraced(name string, span *trace.Span, to func(context.Context, intake.Meta, []byte) (intake.Answer, error)) error {
+func (x *exchange) sendTraced(name string, span *trace.Span, to func(context.Context, request.Meta, []byte) (request.Answer, error)) error {
 	ctx, c := x.r.Context(), span.Context()
 	if span.On() {
 		ctx = trace.With(ctx, c)
 	}
-	m := intake.Meta{Caller: x.id.Caller, Users: x.id.Users, Route: name, Trace: c.Parent, TraceState: c.State}
+	m := request.Meta{Caller: x.id.Caller, Users: x.id.Users, Route: name, Trace: c.Parent, TraceState: c.State}
 	if ks := x.r.Header[api.HeaderIdempotencyKey]; len(ks) > 0 {
 		if len(ks) > 1 || ks[0] == "" {
 			return notify.Invalid("bad_idempotency_key", api.HeaderIdempotencyKey, "one key that is not empty")

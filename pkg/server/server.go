@@ -13,9 +13,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/notifyd/notifyd/pkg/notify"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/time/rate"
+
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // Server is the HTTP API of one process.

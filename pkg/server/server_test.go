@@ -15,10 +15,11 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
-	"github.com/notifyd/notifyd/pkg/intake"
-	"github.com/prometheus/client_golang/prometheus"
+	"github.com/notifyd/notifyd/pkg/request"
 )
 
 // pipes is a listener of in-memory connections, so that synctest's clock holds
@@ -177,9 +178,9 @@ func TestDrainHasADeadline(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld()
 			hang := make(chan struct{})
-			w.intake = func(context.Context, string, intake.Meta, []byte) (intake.Answer, error) {
+			w.intake = func(context.Context, string, request.Meta, []byte) (request.Answer, error) {
 				<-hang // as a store does that does not look at the context
-				return intake.Answer{Status: 201, Body: []byte(`{}`)}, nil
+				return request.Answer{Status: 201, Body: []byte(`{}`)}, nil
 			}
 			ln, s, stop := pipeServer(t, w, Config{DrainDelay: 3 * time.Second, DrainTimeout: 7 * time.Second})
 			c := ln.dial()

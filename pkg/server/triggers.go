@@ -9,16 +9,16 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
-	"github.com/notifyd/notifyd/pkg/intake"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/request"
 	"github.com/notifyd/notifyd/pkg/trigger"
 )
 
 // Triggers registers and changes triggers; *trigger.Service. Get, Cancel and
 // Reschedule are of one caller's own, Find and ListAll of everybody's.
 type Triggers interface {
-	Register(ctx context.Context, m trigger.Meta, body []byte) (trigger.Answer, error)
-	RegisterBatch(ctx context.Context, m trigger.Meta, body []byte) (trigger.Answer, error)
+	Register(ctx context.Context, m request.Meta, body []byte) (request.Answer, error)
+	RegisterBatch(ctx context.Context, m request.Meta, body []byte) (request.Answer, error)
 	Get(ctx context.Context, caller, id string) (engine.Trigger, error)
 	Find(ctx context.Context, id string) (engine.Trigger, error)
 	List(ctx context.Context, caller string, state engine.TriggerState, after string, max int) ([]engine.Trigger, error)
@@ -36,13 +36,12 @@ func (s *Server) createTriggers(x *exchange) error {
 	return x.register("POST /v1/triggers:batch", Triggers.RegisterBatch)
 }
 
-func (x *exchange) register(name string, to func(Triggers, context.Context, trigger.Meta, []byte) (trigger.Answer, error)) error {
+func (x *exchange) register(name string, to func(Triggers, context.Context, request.Meta, []byte) (request.Answer, error)) error {
 	if err := x.hasTriggers(); err != nil {
 		return err
 	}
-	return x.send(name, func(ctx context.Context, m intake.Meta, body []byte) (intake.Answer, error) {
-		a, err := to(x.srv.deps.Triggers, ctx, trigger.Meta{Caller: m.Caller, Key: m.Key, AtLeastOnce: m.AtLeastOnce, Route: m.Route, ContentType: m.ContentType, Trace: m.Trace, TraceState: m.TraceState}, body)
-		return intake.Answer{Status: a.Status, Body: a.Body, Replayed: a.Replayed, Unguarded: a.Unguarded}, err
+	return x.send(name, func(ctx context.Context, m request.Meta, body []byte) (request.Answer, error) {
+		return to(x.srv.deps.Triggers, ctx, m, body)
 	})
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/request"
 	"github.com/notifyd/notifyd/pkg/trigger"
 )
 
@@ -50,7 +51,7 @@ func (w *world) hooked(t testing.TB, caller string) {
 // trigger registers one and returns its id.
 func (w *world) trigger(t testing.TB, caller string) string {
 	t.Helper()
-	a, err := w.triggers(t).Register(t.Context(), trigger.Meta{Caller: caller, Route: "POST /v1/triggers"}, []byte(`{"callback_url":"http://127.0.0.1:9/hooks/x","payload":"p","delay_seconds":900}`))
+	a, err := w.triggers(t).Register(t.Context(), request.Meta{Caller: caller, Route: "POST /v1/triggers"}, []byte(`{"callback_url":"http://127.0.0.1:9/hooks/x","payload":"p","delay_seconds":900}`))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,17 +1,13 @@
 package server
 
 import (
-	"bytes"
-	"errors"
-	"io"
 	"net/http"
 	"strings"
 
-	"github.com/go-json-experiment/json"
-	"github.com/go-json-experiment/json/jsontext"
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/request"
 )
 
 // user returns the path's user id.
@@ -75,44 +71,10 @@ func (s *Server) putUser(x *exchange) error {
 	return x.json(http.StatusOK, api.UserVersion{UserID: id, Version: p.Version})
 }
 
-// decode reads the body as one strict JSON value: no unknown or double fields,
-// no invalid UTF-8, nothing behind it.
+// decode reads the body as one JSON value, strictly (request.Decode).
 func (x *exchange) decode(v any) error {
-	if ct := x.r.Header.Get("Content-Type"); ct != "" {
-		media, _, _ := strings.Cut(ct, ";")
-		if !strings.EqualFold(strings.TrimSpace(media), api.TypeJSON) {
-			return notify.Invalid(api.CodeUnsupportedMediaType, "Content-Type", "must be "+api.TypeJSON)
-		}
+	if request.Media(x.r.Header.Get("Content-Type")) != request.JSON {
+		return request.Unsupported(request.JSON)
 	}
-	if len(bytes.TrimSpace(x.body.data)) == 0 {
-		return notify.Invalid(api.CodeMalformed, "", "the body is empty")
-	}
-	err := json.Unmarshal(x.body.data, v, json.RejectUnknownMembers(true))
-	if err == nil {
-		return nil
-	}
-	if e, ok := errors.AsType[*json.SemanticError](err); ok {
-		if errors.Is(e.Err, json.ErrUnknownName) {
-			return notify.Invalid("unknown_field", fieldPath(e.JSONPointer), "there is no such field")
-		}
-		return notify.Invalid("wrong_type", fieldPath(e.JSONPointer), "is of another type than it should be")
-	}
-	if e, ok := errors.AsType[*jsontext.SyntacticError](err); ok {
-		switch {
-		case errors.Is(e.Err, jsontext.ErrDuplicateName):
-			return notify.Invalid("duplicate_key", fieldPath(e.JSONPointer), "the field is given twice")
-		case errors.Is(e.Err, io.ErrUnexpectedEOF):
-			return notify.Invalid(api.CodeMalformed, "", "the JSON ends too early")
-		}
-	}
-	return notify.Invalid(api.CodeMalformed, "", "not valid JSON")
-}
-
-// fieldPath makes /quiet_hours/from quiet_hours.from.
-func fieldPath(p jsontext.Pointer) string {
-	var parts []string
-	for tok := range p.Tokens() {
-		parts = append(parts, tok)
-	}
-	return strings.ToValidUTF8(clip(strings.Join(parts, "."), 200), "")
+	return request.Decode(x.body.data, v)
 }

@@ -30,10 +30,10 @@ func TestPutUser(t *testing.T) {
 			}
 		}
 	}
-	f(``, 400, api.CodeMalformed, "")
-	f(`{`, 400, api.CodeMalformed, "")
-	f(`{} {}`, 400, api.CodeMalformed, "")
-	f("{\"time_zone\":\"\xff\"}", 400, api.CodeMalformed, "")
+	f(``, 400, "bad_json", "")
+	f(`{`, 400, "bad_json", "")
+	f(`{} {}`, 400, "bad_json", "")
+	f("{\"time_zone\":\"\xff\"}", 400, "bad_utf8", "time_zone")
 	f(`[]`, 422, "wrong_type", "")
 	f(`{"time_zone":7}`, 422, "wrong_type", "time_zone")
 	f(`{"timezone":"UTC"}`, 422, "unknown_field", "timezone")

@@ -3,12 +3,8 @@ package trigger
 import (
 	"bytes"
 	"encoding/base64"
-	"errors"
 	"fmt"
-	"io"
 	"math"
-	"mime"
-	"reflect"
 	"strings"
 	"time"
 
@@ -17,17 +13,12 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/request"
 )
-
-// strict refuses unknown fields; duplicate keys, invalid UTF-8 and data after
-// the value are refused by the library anyway.
-var strict = json.RejectUnknownMembers(true)
 
 // loose finds where the items of an array end. What is wrong inside of one is
 // that item's own error.
 var loose = json.JoinOptions(jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
-
-const maxDepth = 32
 
 // createJSON is the body of POST /v1/triggers and an item of its batch.
 type createJSON struct {
@@ -50,8 +41,8 @@ type timeJSON struct {
 
 func decodeCreate(b []byte) (*Create, error) {
 	var j createJSON
-	if err := json.Unmarshal(b, &j, strict); err != nil {
-		return nil, decodeError(err)
+	if err := request.Decode(b, &j); err != nil {
+		return nil, err
 	}
 	c := &Create{URL: j.CallbackURL, Late: j.LatePolicy}
 	var err error
@@ -79,8 +70,8 @@ func decodeCreate(b []byte) (*Create, error) {
 
 func decodeWhen(b []byte) (When, error) {
 	var j timeJSON
-	if err := json.Unmarshal(b, &j, strict); err != nil {
-		return When{}, decodeError(err)
+	if err := request.Decode(b, &j); err != nil {
+		return When{}, err
 	}
 	return j.when()
 }
@@ -127,8 +118,8 @@ func (j *createJSON) payload() ([]byte, engine.PayloadForm, error) {
 		}
 		return b, engine.PayloadText, nil
 	case j.Payload.Kind() == '{' || j.Payload.Kind() == '[':
-		if nesting(j.Payload) >= maxDepth {
-			return nil, 0, notify.Invalid("too_deep", "payload", fmt.Sprintf("nested deeper than %d", maxDepth-1))
+		if request.Nesting(j.Payload) >= request.MaxDepth {
+			return nil, 0, notify.Invalid("too_deep", "payload", fmt.Sprintf("nested deeper than %d", request.MaxDepth-1))
 		}
 		return bytes.Clone(j.Payload), engine.PayloadJSON, nil
 	}
@@ -149,139 +140,35 @@ func duration(field string, seconds float64) (time.Duration, error) {
 // eachItem calls fn with every item of a batch: a JSON array, or one per line.
 func eachItem(contentType string, b []byte, most int, fn func(i int, item []byte)) error {
 	var items [][]byte
-	switch media(contentType) {
-	case mediaJSON:
+	switch request.Media(contentType) {
+	case request.JSON:
 		var vs []jsontext.Value
 		if k := jsontext.Value(b).Kind(); k != '[' && k != 0 {
 			return notify.Invalid("wrong_type", "", "the body must be an array")
 		}
 		if err := json.Unmarshal(b, &vs, loose); err != nil {
-			return decodeError(err)
+			return request.DecodeError(err)
 		}
 		for _, v := range vs {
 			items = append(items, v)
 		}
-	case mediaNDJSON:
+	case request.NDJSON:
 		for line := range bytes.Lines(b) {
 			if line = bytes.Trim(line, " \t\r\n"); len(line) > 0 {
 				items = append(items, line)
 			}
 		}
 	default:
-		return notify.Invalid("unsupported_media_type", "Content-Type", "a batch is "+mediaJSON+" or "+mediaNDJSON)
+		return request.Unsupported(request.JSON, request.NDJSON)
 	}
 	switch {
 	case len(items) == 0:
 		return notify.Invalid("empty", "", "the batch has no items")
 	case len(items) > most:
-		return &notify.Error{Kind: notify.KindTooLarge, Code: "too_many_items", Msg: fmt.Sprintf("a batch has at most %d items", most)}
+		return request.TooManyItems(most)
 	}
 	for i, item := range items {
 		fn(i, item)
 	}
 	return nil
-}
-
-const (
-	mediaJSON   = "application/json"
-	mediaNDJSON = "application/x-ndjson"
-)
-
-// media is the type without its parameters; JSON when there is none.
-func media(contentType string) string {
-	if contentType == "" {
-		return mediaJSON
-	}
-	t, _, err := mime.ParseMediaType(contentType)
-	if err != nil {
-		return contentType
-	}
-	return t
-}
-
-// nesting is the depth of a valid JSON value: 0 for a scalar.
-func nesting(v []byte) (deepest int) {
-	depth, inString := 0, false
-	for i := 0; i < len(v); i++ {
-		switch c := v[i]; {
-		case inString:
-			if c == '\\' {
-				i++
-			}
-			inString = c != '"'
-		case c == '"':
-			inString = true
-		case c == '{' || c == '[':
-			depth++
-			deepest = max(deepest, depth)
-		case c == '}' || c == ']':
-			depth--
-		}
-	}
-	return deepest
-}
-
-// decodeError is the one place where the JSON library's errors become ours.
-func decodeError(err error) error {
-	if e, ok := errors.AsType[*json.SemanticError](err); ok {
-		field := fieldPath(e.JSONPointer)
-		if errors.Is(e.Err, json.ErrUnknownName) {
-			return notify.Invalid("unknown_field", field, "there is no such field")
-		}
-		return notify.Invalid("wrong_type", field, "must be "+typeName(e.GoType))
-	}
-	e, ok := errors.AsType[*jsontext.SyntacticError](err)
-	if !ok {
-		return notify.Invalid("bad_json", "", "not valid JSON, or empty")
-	}
-	field := fieldPath(e.JSONPointer)
-	switch {
-	case errors.Is(e.Err, jsontext.ErrDuplicateName):
-		return notify.Invalid("duplicate_key", field, "the field is given twice")
-	case errors.Is(e.Err, io.ErrUnexpectedEOF):
-		return notify.Invalid("bad_json", field, fmt.Sprintf("the JSON ends too early, at byte %d", e.ByteOffset))
-	case strings.Contains(e.Err.Error(), "UTF-8"): // the library does not export it
-		return notify.Invalid("bad_utf8", field, fmt.Sprintf("invalid UTF-8 at byte %d", e.ByteOffset))
-	}
-	return notify.Invalid("bad_json", field, fmt.Sprintf("not valid JSON at byte %d", e.ByteOffset))
-}
-
-// fieldPath makes /retry_schedule_seconds/3 retry_schedule_seconds[3].
-func fieldPath(p jsontext.Pointer) string {
-	var b strings.Builder
-	for tok := range p.Tokens() {
-		if tok != "" && strings.Trim(tok, "0123456789") == "" {
-			b.WriteString("[" + tok + "]")
-			continue
-		}
-		if b.Len() > 0 {
-			b.WriteByte('.')
-		}
-		b.WriteString(tok)
-	}
-	const longest = 200 // an unknown field may have any length
-	return strings.ToValidUTF8(b.String()[:min(b.Len(), longest)], "")
-}
-
-func typeName(t reflect.Type) string {
-	for t != nil && t.Kind() == reflect.Pointer {
-		t = t.Elem()
-	}
-	switch {
-	case t == nil:
-		return "of another type"
-	case t == reflect.TypeFor[time.Time]():
-		return "a time in RFC 3339, e.g. 2026-01-02T15:04:05Z"
-	case t.Kind() == reflect.String:
-		return "a string"
-	case t.Kind() == reflect.Struct:
-		return "an object"
-	case t.Kind() == reflect.Float64:
-		return "a number"
-	case t.Kind() == reflect.Bool:
-		return "true or false"
-	case t.Kind() == reflect.Slice:
-		return "an array"
-	}
-	return "of another type"
 }

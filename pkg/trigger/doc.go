@@ -17,7 +17,7 @@
 //
 //	trigger-indexed                index row alone: dropped Orphan after it fired; a repeat with the key writes one of its own
 //	trigger-created                a trigger nobody was told of: fires once; a repeat with the key finds it
-//	trigger-created-before-answer  the same
+//	request-stored                 the same (package request)
 //	trigger-reschedule-indexed     index row of a generation that never was: dropped
 //	trigger-claimed                IN_FLIGHT: claimed again, next epoch, when the lease has run out
 //	trigger-called-before-outcome  the same; the receiver sees the same attempt twice

@@ -19,6 +19,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/memory"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/request"
 )
 
 // theProxy is what the environment of all tests names as its proxy.
@@ -371,7 +372,7 @@ func (p *plant) create(caller, extra string) string {
 
 func (p *plant) tryCreate(s *Service, caller, extra, key string) (string, error) {
 	body := fmt.Sprintf(`{"callback_url":"%sx",%s}`, base(caller), extra)
-	a, err := s.Register(context.Background(), Meta{Caller: caller, Route: "POST /v1/triggers", Key: key}, []byte(body))
+	a, err := s.Register(context.Background(), request.Meta{Caller: caller, Route: "POST /v1/triggers", Key: key}, []byte(body))
 	if err != nil {
 		return "", err
 	}

@@ -12,12 +12,13 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/request"
 )
 
 // twoRoutes are the ways to register, with a body of each.
 var twoRoutes = []struct {
 	name string
-	call func(*Service, context.Context, Meta, []byte) (Answer, error)
+	call func(*Service, context.Context, request.Meta, []byte) (request.Answer, error)
 	body string
 	n    int // triggers
 }{
@@ -61,7 +62,7 @@ func TestReplay(t *testing.T) {
 		for _, route := range twoRoutes {
 			p := newPlant(t, nil)
 			ctx := context.Background()
-			m := Meta{Caller: "shop", Route: route.name, Key: "k"}
+			m := request.Meta{Caller: "shop", Route: route.name, Key: "k"}
 			first, err := route.call(p.svc, ctx, m, []byte(route.body))
 			if err != nil || first.Replayed {
 				t.Fatalf("%+v, %v", first, err)
@@ -80,10 +81,10 @@ func TestReplay(t *testing.T) {
 			}
 			// Another caller's key, and the same key on another route, are others.
 			p.putCaller(engine.Caller{ID: "bank", CallbackURLs: []string{base("shop")}})
-			if a, err := route.call(p.svc, ctx, Meta{Caller: "bank", Route: route.name, Key: "k"}, []byte(route.body)); err != nil || a.Replayed {
+			if a, err := route.call(p.svc, ctx, request.Meta{Caller: "bank", Route: route.name, Key: "k"}, []byte(route.body)); err != nil || a.Replayed {
 				t.Errorf("another caller: %+v, %v", a, err)
 			}
-			if a, err := route.call(p.svc, ctx, Meta{Caller: "shop", Route: "other", Key: "k"}, []byte(route.body)); err != nil || a.Replayed {
+			if a, err := route.call(p.svc, ctx, request.Meta{Caller: "shop", Route: "other", Key: "k"}, []byte(route.body)); err != nil || a.Replayed {
 				t.Errorf("another route: %+v, %v", a, err)
 			}
 			// A refusal leaves the key free.
@@ -108,7 +109,7 @@ func TestKeyOutlivesTrigger(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, nil)
 		ctx := context.Background()
-		m, body := Meta{Caller: "shop", Route: "r", Key: "k"}, []byte(`{`+hook+`,"delay_seconds":864000}`)
+		m, body := request.Meta{Caller: "shop", Route: "r", Key: "k"}, []byte(`{`+hook+`,"delay_seconds":864000}`)
 		if _, err := p.svc.Register(ctx, m, body); err != nil {
 			t.Fatal(err)
 		}
@@ -140,7 +141,7 @@ func TestManyWithOneKey(t *testing.T) {
 			for range 20 {
 				wg.Go(func() {
 					for {
-						a, err := route.call(p.svc, context.Background(), Meta{Caller: "shop", Route: route.name, Key: "k"}, []byte(route.body))
+						a, err := route.call(p.svc, context.Background(), request.Meta{Caller: "shop", Route: route.name, Key: "k"}, []byte(route.body))
 						mu.Lock()
 						if err == nil {
 							bodies[string(a.Body)]++
@@ -170,7 +171,7 @@ func TestManyWithOneKey(t *testing.T) {
 func TestKilledRegister(t *testing.T) {
 	t.Parallel()
 	for _, route := range twoRoutes {
-		for _, point := range []string{"trigger-reserved", "trigger-indexed", "trigger-created", "trigger-created-before-answer"} {
+		for _, point := range []string{"request-reserved", "trigger-indexed", "trigger-created", "request-stored"} {
 			t.Run(fmt.Sprint(route.n, point), func(t *testing.T) {
 				in(t, func(t *testing.T) {
 					p := newPlant(t, nil)
@@ -185,7 +186,7 @@ func TestKilledRegister(t *testing.T) {
 						t.Fatal(err)
 					}
 					ctx := context.Background()
-					m := Meta{Caller: "shop", Route: route.name, Key: "k"}
+					m := request.Meta{Caller: "shop", Route: route.name, Key: "k"}
 					began := time.Now()
 					dead := make(chan struct{})
 					go func() {
@@ -305,7 +306,7 @@ func TestCopyOfAnOrphanIsNotLost(t *testing.T) {
 				p.scfg.Triggers = s
 				p.svc, _ = New(p.scfg)
 				_, stop := p.run()
-				m := Meta{Caller: "shop", Route: route.name, Key: "k"}
+				m := request.Meta{Caller: "shop", Route: route.name, Key: "k"}
 				if _, err := route.call(p.svc, t.Context(), m, body); notify.KindOf(err) != notify.KindUnavailable {
 					t.Fatalf("the first writer: %v", err)
 				}

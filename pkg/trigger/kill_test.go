@@ -13,7 +13,7 @@ import (
 
 // points are the borders of steps at which a process may die.
 var points = []string{
-	"trigger-reserved", "trigger-indexed", "trigger-created", "trigger-created-before-answer", "trigger-reschedule-indexed",
+	"request-reserved", "trigger-indexed", "trigger-created", "request-stored", "trigger-reschedule-indexed",
 	"trigger-claimed", "trigger-called-before-outcome", "trigger-retry-before-index", "trigger-failed-before-dlq",
 	"trigger-dlq-before-mark", "trigger-outcome-before-ack", "trigger-parked-before-ack", "trigger-enqueued-before-ack",
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/request"
 )
 
 // MaxOwnPayload is the largest payload of a trigger the server makes itself,
@@ -70,7 +71,7 @@ func (s *Service) Own(ctx context.Context, caller string, base notify.Base, url 
 		ID: idOf(base), Caller: owner.ID, URL: u.String(), Payload: payload, Form: engine.PayloadJSON,
 		Created: now, FireAt: now, NextAt: now, State: engine.TriggerPending, Trace: trace,
 	}}
-	if _, err := s.storeItems(ctx, owner, []*item{it}, basis{base: base, accepted: now}); err != nil {
+	if _, err := s.storeItems(ctx, owner, []*item{it}, request.Basis{Base: base, Accepted: now}); err != nil {
 		return row, false, err
 	}
 	it.row.Version = 1

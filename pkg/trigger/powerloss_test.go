@@ -16,6 +16,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/pebble"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/request"
 )
 
 // disk is a store on a disk that forgets what was not synced, and what happened
@@ -200,7 +201,7 @@ func (l *life) register(n int) {
 		}
 		body = fmt.Appendf(body, `{"callback_url":"%sx","delay_seconds":%.3f,"payload":"%0*d"}`, base("shop"), 1+float64(l.d.draw(500))/1000, 1+l.d.draw(1000), 1)
 	}
-	a, err := l.svc.RegisterBatch(context.Background(), Meta{Caller: "shop", Route: "batch"}, append(body, ']'))
+	a, err := l.svc.RegisterBatch(context.Background(), request.Meta{Caller: "shop", Route: "batch"}, append(body, ']'))
 	if err != nil {
 		l.d.t.Fatal(err)
 	}

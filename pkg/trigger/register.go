@@ -2,50 +2,48 @@ package trigger
 
 import (
 	"context"
-	"errors"
 	"net/http"
 	"strconv"
 	"time"
 
-	"github.com/go-json-experiment/json/jsontext"
-
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/request"
 )
 
 // Register answers POST /v1/triggers: 201 {"trigger_id", "fire_at"}, the fire
 // time with its jitter. Nothing is stored on an error, unless it is
 // notify.KindUnavailable: then the trigger either does not exist or fires once,
 // and a repeat with the same Idempotency-Key finds out which.
-func (s *Service) Register(ctx context.Context, m Meta, body []byte) (Answer, error) {
-	if err := checkMeta(&m); err != nil {
-		return Answer{}, err
+func (s *Service) Register(ctx context.Context, m request.Meta, body []byte) (request.Answer, error) {
+	if err := m.Check(); err != nil {
+		return request.Answer{}, err
 	}
-	if t := media(m.ContentType); t != mediaJSON {
-		return Answer{}, notify.Invalid("unsupported_media_type", "Content-Type", "a trigger is "+mediaJSON)
+	if request.Media(m.ContentType) != request.JSON {
+		return request.Answer{}, request.Unsupported(request.JSON)
 	}
 	owner, err := s.caller(ctx, m.Caller)
 	if err != nil {
-		return Answer{}, err
+		return request.Answer{}, err
 	}
-	return s.once(ctx, &m, body, func(b basis) (*plan, error) {
-		one := &item{base: b.base}
+	return s.once.Do(ctx, &m, engine.IdemKey{Caller: m.Caller, Route: m.Route, Key: m.Key}, body, func(b request.Basis) (request.Plan, error) {
+		one := &item{base: b.Base}
 		c, err := decodeCreate(body)
 		if err != nil {
 			return nil, err
 		}
-		if err := s.make(one, c, owner, &m, b); err != nil && !b.resumed {
+		if err := s.make(one, c, owner, &m, b); err != nil && !b.Resumed {
 			return nil, err
 		}
-		return &plan{fire: one.row.FireAt, store: func(ctx context.Context) (Answer, bool, error) {
+		return &plan{fire: one.row.FireAt, store: func(ctx context.Context) (request.Answer, bool, error) {
 			touched, err := s.storeItems(ctx, owner, []*item{one}, b)
 			switch {
 			case err != nil:
-				return Answer{}, touched, err
+				return request.Answer{}, touched, err
 			case one.err != nil:
-				return Answer{}, false, one.err
+				return request.Answer{}, false, one.err
 			}
-			return Answer{Status: http.StatusCreated, Body: append(one.result(nil), '\n')}, true, nil
+			return request.Answer{Status: http.StatusCreated, Body: append(one.result(nil), '\n')}, true, nil
 		}}, nil
 	})
 }
@@ -54,19 +52,19 @@ func (s *Service) Register(ctx context.Context, m Meta, body []byte) (Answer, er
 // {"results":[…],"accepted","rejected"}, a result per item in their order:
 // {"trigger_id","fire_at"} or {"error":{"code","field","detail"}}. A bad item
 // does not fail the rest.
-func (s *Service) RegisterBatch(ctx context.Context, m Meta, body []byte) (Answer, error) {
-	if err := checkMeta(&m); err != nil {
-		return Answer{}, err
+func (s *Service) RegisterBatch(ctx context.Context, m request.Meta, body []byte) (request.Answer, error) {
+	if err := m.Check(); err != nil {
+		return request.Answer{}, err
 	}
 	owner, err := s.caller(ctx, m.Caller)
 	if err != nil {
-		return Answer{}, err
+		return request.Answer{}, err
 	}
-	return s.once(ctx, &m, body, func(b basis) (*plan, error) {
+	return s.once.Do(ctx, &m, engine.IdemKey{Caller: m.Caller, Route: m.Route, Key: m.Key}, body, func(b request.Basis) (request.Plan, error) {
 		var items []*item
 		p := &plan{}
 		err := eachItem(m.ContentType, body, s.cfg.MaxBatch, func(i int, raw []byte) {
-			it := &item{base: b.base.Item(i)}
+			it := &item{base: b.Base.Item(i)}
 			items = append(items, it)
 			c, err := decodeCreate(raw)
 			if err != nil {
@@ -79,15 +77,34 @@ func (s *Service) RegisterBatch(ctx context.Context, m Meta, body []byte) (Answe
 		if err != nil {
 			return nil, err
 		}
-		p.store = func(ctx context.Context) (Answer, bool, error) {
+		p.store = func(ctx context.Context) (request.Answer, bool, error) {
 			if touched, err := s.storeItems(ctx, owner, items, b); err != nil {
-				return Answer{}, touched, err
+				return request.Answer{}, touched, err
 			}
 			return batchAnswer(items), true, nil
 		}
 		return p, nil
 	})
 }
+
+// plan is a checked request, ready to be stored.
+type plan struct {
+	fire  int64 // latest of its triggers
+	store func(ctx context.Context) (a request.Answer, touched bool, err error)
+}
+
+// Frozen implements request.Plan. A trigger has no partitions and blocks: 1 is no
+// engine's default.
+func (p *plan) Frozen() (fire int64, partitions uint16, block uint32) { return p.fire, 1, 1 }
+
+// Store implements request.Plan.
+func (p *plan) Store(ctx context.Context) (a request.Answer, final, touched bool, err error) {
+	a, touched, err = p.store(ctx)
+	return a, err == nil, touched, err
+}
+
+// Release implements request.Plan.
+func (p *plan) Release() {}
 
 // item is one trigger of a request, or why it is none.
 type item struct {
@@ -97,11 +114,11 @@ type item struct {
 }
 
 // make fills the row of an item and keeps the refusal, if it is one.
-func (s *Service) make(it *item, c *Create, owner *engine.Caller, m *Meta, b basis) error {
+func (s *Service) make(it *item, c *Create, owner *engine.Caller, m *request.Meta, b request.Basis) error {
 	var u *target
 	var late engine.LatePolicy
 	var at int64
-	if at, it.err = s.resolve(&c.When, it.base, 0, b.accepted); it.err == nil {
+	if at, it.err = s.resolve(&c.When, it.base, 0, b.Accepted); it.err == nil {
 		u, late, it.err = s.check(c, owner)
 	}
 	if it.err != nil {
@@ -109,7 +126,7 @@ func (s *Service) make(it *item, c *Create, owner *engine.Caller, m *Meta, b bas
 	}
 	it.row = engine.Trigger{
 		ID: idOf(it.base), Caller: owner.ID, URL: u.String(), Payload: c.Payload, Form: c.Form,
-		Created: b.accepted, FireAt: at, NextAt: at, Schedule: c.Schedule, MaxLateness: c.MaxLateness, Late: late,
+		Created: b.Accepted, FireAt: at, NextAt: at, Schedule: c.Schedule, MaxLateness: c.MaxLateness, Late: late,
 		State: engine.TriggerPending, Trace: m.Trace, TraceState: m.TraceState,
 	}
 	return nil
@@ -118,8 +135,8 @@ func (s *Service) make(it *item, c *Create, owner *engine.Caller, m *Meta, b bas
 // storeItems stores the admitted items: their index rows, then their state
 // rows. An index row whose state row never came is dropped when it fires; the
 // other way round a trigger would never fire.
-func (s *Service) storeItems(ctx context.Context, owner *engine.Caller, items []*item, b basis) (touched bool, err error) {
-	if b.resumed {
+func (s *Service) storeItems(ctx context.Context, owner *engine.Caller, items []*item, b request.Basis) (touched bool, err error) {
+	if b.Resumed {
 		// Rules and allow-list may have changed since. What exists was admitted.
 		if err := s.recall(ctx, owner, items); err != nil {
 			return false, err
@@ -137,13 +154,13 @@ func (s *Service) storeItems(ctx context.Context, owner *engine.Caller, items []
 		return false, nil
 	}
 	if err := s.cfg.Gate(); err != nil {
-		return b.resumed, err
+		return b.Resumed, err
 	}
 	if err := s.room(ctx, owner, len(rows), b); err != nil {
 		return false, err
 	}
 	began := time.Now()
-	if b.resumed {
+	if b.Resumed {
 		// The first writer's index row may have been released, and its message be
 		// dropped for want of a state row: the same row again would lead nowhere.
 		original(index, began)
@@ -160,7 +177,7 @@ func (s *Service) storeItems(ctx context.Context, owner *engine.Caller, items []
 	for _, w := range won {
 		if w {
 			created++
-		} else if !b.resumed {
+		} else if !b.Resumed {
 			return true, &notify.Error{Kind: notify.KindInternal, Code: "id_taken", Msg: "a fresh trigger id was there already"}
 		}
 	}
@@ -221,8 +238,8 @@ func (s *Service) recall(ctx context.Context, owner *engine.Caller, items []*ite
 
 // room refuses a request that would give its caller more than it may have
 // waiting.
-func (s *Service) room(ctx context.Context, owner *engine.Caller, n int, b basis) error {
-	if b.resumed {
+func (s *Service) room(ctx context.Context, owner *engine.Caller, n int, b request.Basis) error {
+	if b.Resumed {
 		return nil // it was admitted
 	}
 	most := or(owner.MaxPending, s.cfg.MaxPending)
@@ -248,7 +265,7 @@ func (it *item) result(b []byte) []byte {
 	return append(b, `"}`...)
 }
 
-func batchAnswer(items []*item) Answer {
+func batchAnswer(items []*item) request.Answer {
 	out := append(make([]byte, 0, 96*len(items)+64), `{"results":[`...)
 	accepted := 0
 	for i, it := range items {
@@ -256,7 +273,7 @@ func batchAnswer(items []*item) Answer {
 			out = append(out, ',')
 		}
 		if it.err != nil {
-			out = appendProblem(out, it.err)
+			out = request.AppendProblem(out, it.err)
 			continue
 		}
 		out = it.result(out)
@@ -266,28 +283,5 @@ func batchAnswer(items []*item) Answer {
 	out = strconv.AppendInt(out, int64(accepted), 10)
 	out = append(out, `,"rejected":`...)
 	out = strconv.AppendInt(out, int64(len(items)-accepted), 10)
-	return Answer{Status: http.StatusOK, Body: append(out, "}\n"...)}
-}
-
-// appendProblem appends {"error":{code,field,detail}}; field only if there is one.
-func appendProblem(b []byte, err error) []byte {
-	e, ok := errors.AsType[*notify.Error](err)
-	if !ok {
-		e = &notify.Error{Code: notify.KindOf(err).String(), Msg: "the item could not be stored"}
-	}
-	b = append(b, `{"error":{"code":`...)
-	b = appendQuote(b, e.Code)
-	if e.Field != "" {
-		b = append(b, `,"field":`...)
-		b = appendQuote(b, e.Field)
-	}
-	b = append(b, `,"detail":`...)
-	b = appendQuote(b, e.Msg)
-	return append(b, `}}`...)
-}
-
-// appendQuote appends s as JSON; invalid UTF-8 in it is replaced.
-func appendQuote(b []byte, s string) []byte {
-	b, _ = jsontext.AppendQuote(b, s)
-	return b
+	return request.Answer{Status: http.StatusOK, Body: append(out, "}\n"...)}
 }

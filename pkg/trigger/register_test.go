@@ -13,12 +13,13 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/faulty"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/request"
 )
 
 const hook = `"callback_url":"https://shop.example/hooks/x"`
 
-func (p *plant) register(body string) (Answer, error) {
-	return p.svc.Register(context.Background(), Meta{Caller: "shop", Route: "POST /v1/triggers"}, []byte(body))
+func (p *plant) register(body string) (request.Answer, error) {
+	return p.svc.Register(context.Background(), request.Meta{Caller: "shop", Route: "POST /v1/triggers"}, []byte(body))
 }
 
 // Each rule has a name, and nothing is stored where one is broken.
@@ -93,14 +94,14 @@ func TestRegisterRefuses(t *testing.T) {
 			{engine.Caller{ID: "sealed", CallbackURLs: []string{base("sealed")}, Secrets: []engine.CallerSecret{{Secret: engine.SealedPrefix + "v1:0123456789abcdef:AAAA"}}}, notify.KindConflict, "secret_sealed"},
 		} {
 			p.putCaller(c.caller)
-			_, err := p.svc.Register(context.Background(), Meta{Caller: c.caller.ID}, []byte(`{}`))
+			_, err := p.svc.Register(context.Background(), request.Meta{Caller: c.caller.ID}, []byte(`{}`))
 			refused(t, err, c.kind, c.code, "")
 		}
-		_, err := p.svc.Register(context.Background(), Meta{Caller: ""}, nil)
+		_, err := p.svc.Register(context.Background(), request.Meta{Caller: ""}, nil)
 		refused(t, err, notify.KindInvalid, "bad_caller", "")
-		_, err = p.svc.Register(context.Background(), Meta{Caller: "shop", Key: "a\x01"}, nil)
+		_, err = p.svc.Register(context.Background(), request.Meta{Caller: "shop", Key: "a\x01"}, nil)
 		refused(t, err, notify.KindInvalid, "bad_idempotency_key", "Idempotency-Key")
-		_, err = p.svc.Register(context.Background(), Meta{Caller: "shop", ContentType: "text/plain"}, nil)
+		_, err = p.svc.Register(context.Background(), request.Meta{Caller: "shop", ContentType: "text/plain"}, nil)
 		refused(t, err, notify.KindInvalid, "unsupported_media_type", "Content-Type")
 	})
 }
@@ -226,7 +227,7 @@ func TestBatch(t *testing.T) {
 		twice := `{` + hook + `,"delay_seconds":2,"delay_seconds":2}`
 		f := func(contentType, body string) {
 			t.Helper()
-			a, err := p.svc.RegisterBatch(context.Background(), Meta{Caller: "shop", Route: "b", ContentType: contentType}, []byte(body))
+			a, err := p.svc.RegisterBatch(context.Background(), request.Meta{Caller: "shop", Route: "b", ContentType: contentType}, []byte(body))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -264,12 +265,12 @@ func TestBatch(t *testing.T) {
 			"": "bad_json", "[": "bad_json", "{}": "wrong_type", "[]": "empty", `[1`: "bad_json", `[{}]x`: "bad_json",
 			"[" + strings.TrimSuffix(strings.Repeat(good+",", 1001), ",") + "]": "too_many_items",
 		} {
-			_, err := p.svc.RegisterBatch(context.Background(), Meta{Caller: "shop"}, []byte(body))
+			_, err := p.svc.RegisterBatch(context.Background(), request.Meta{Caller: "shop"}, []byte(body))
 			if e, is := err.(*notify.Error); !is || e.Code != code {
 				t.Errorf("%.20q: %v, want %s", body, err, code)
 			}
 		}
-		_, err := p.svc.RegisterBatch(context.Background(), Meta{Caller: "shop", ContentType: "text/csv"}, []byte("x"))
+		_, err := p.svc.RegisterBatch(context.Background(), request.Meta{Caller: "shop", ContentType: "text/csv"}, []byte("x"))
 		refused(t, err, notify.KindInvalid, "unsupported_media_type", "Content-Type")
 	})
 }
@@ -381,7 +382,7 @@ func TestRegisterWithoutKeys(t *testing.T) {
 	}
 	heal := plan.Add(faulty.Rule{Method: "Idem.*", Err: faulty.ErrDown})
 	body := []byte(`{"callback_url":"` + base("shop") + `x","delay_seconds":100}`)
-	m := Meta{Caller: "shop", Key: "k", Route: "POST /v1/triggers"}
+	m := request.Meta{Caller: "shop", Key: "k", Route: "POST /v1/triggers"}
 	if _, err := svc.Register(t.Context(), m, body); notify.KindOf(err) != notify.KindUnavailable {
 		t.Errorf("%v, want unavailable", err)
 	}

@@ -5,14 +5,12 @@ import (
 	"errors"
 	"log/slog"
 	"slices"
-	"strconv"
-	"sync/atomic"
 	"time"
-	"unicode/utf8"
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/fault"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/request"
 )
 
 // Version names the way this build makes triggers of a request. It is frozen in
@@ -58,6 +56,8 @@ type Config struct {
 	// Owner names this process in leases; it must differ between processes.
 	// Default: a fresh id.
 	Owner string
+	// Exclusive: no other process can have Idem open (request.Once).
+	Exclusive bool
 	// Gate says why nothing more can be stored, as an error for the caller; nil:
 	// it can. It is asked before a trigger is made or moved, never before a
 	// cancel. Default: always.
@@ -115,8 +115,8 @@ func (c Config) validate() error {
 // any goroutine and keep nothing of what they are given. Their errors are
 // *notify.Error.
 type Service struct {
-	cfg Config
-	seq atomic.Uint64 // of requests with a key: makes their owner unique
+	cfg  Config
+	once request.Once
 }
 
 // New returns a Service; it starts nothing.
@@ -128,42 +128,10 @@ func New(cfg Config) (*Service, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	return &Service{cfg: cfg}, nil
-}
-
-func (s *Service) owner() string {
-	return s.cfg.Owner + "/" + strconv.FormatUint(s.seq.Add(1), 10)
-}
-
-// Meta is what the server knows of a request besides its body.
-type Meta struct {
-	Caller      string // the token's sub
-	Key         string // Idempotency-Key; empty: none
-	AtLeastOnce bool   // the request is taken without its key while Idem is away, else refused
-	Route       string // scope of the key, e.g. "POST /v1/triggers"
-	ContentType string // of the body; empty: JSON
-	Trace       string // W3C traceparent; empty: none
-	TraceState  string // W3C tracestate beside it
-}
-
-// Answer is what to send back.
-type Answer struct {
-	Status   int
-	Body     []byte // JSON
-	Replayed bool   // the first answer of a repeated key
-	// Unguarded: the key could not be looked up, and the request was taken
-	// without it (Meta.AtLeastOnce). A repeat may register again.
-	Unguarded bool
-}
-
-func checkMeta(m *Meta) error {
-	if m.Caller == "" || len(m.Caller) > notify.MaxCaller {
-		return notify.Invalid("bad_caller", "", "a caller has 1 to 128 bytes")
-	}
-	if len(m.Key) > 255 || !utf8.ValidString(m.Key) || notify.HasHidden(m.Key) {
-		return notify.Invalid("bad_idempotency_key", "Idempotency-Key", "has at most 255 bytes and "+notify.RuleHidden)
-	}
-	return nil
+	return &Service{cfg: cfg, once: request.Once{
+		Idem: cfg.Idem, Version: Version, Newer: notify.Unavailable("trigger_version", retryLater, nil), Lease: cfg.Lease, Keep: cfg.Keep, Grace: cfg.Grace,
+		Owner: cfg.Owner, Exclusive: cfg.Exclusive, Hit: cfg.hit, Logger: cfg.Logger,
+	}}, nil
 }
 
 // caller returns the record of a caller; one that was never stored has no base

@@ -21,6 +21,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/memory"
 	"github.com/notifyd/notifyd/pkg/engine/pebble"
+	"github.com/notifyd/notifyd/pkg/request"
 	"github.com/notifyd/notifyd/pkg/timer"
 	"github.com/notifyd/notifyd/pkg/trigger"
 )
@@ -255,7 +256,7 @@ func (l *pipeline) fire(ctx context.Context, n int) (fired, error) {
 			body = append(body, one...)
 		}
 		l.requests++
-		a, err := l.triggers.RegisterBatch(ctx, trigger.Meta{Caller: benchCaller, Route: "POST /v1/triggers:batch", Key: fmt.Sprint(l.requests), ContentType: api.TypeJSON}, append(body, ']'))
+		a, err := l.triggers.RegisterBatch(ctx, request.Meta{Caller: benchCaller, Route: "POST /v1/triggers:batch", Key: fmt.Sprint(l.requests), ContentType: api.TypeJSON}, append(body, ']'))
 		if err != nil {
 			return fired{}, err
 		}

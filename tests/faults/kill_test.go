@@ -26,7 +26,7 @@ func TestKillBetweenReservationAndAppend(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	first := w.process(bin, "reserved-before-append:1:kill")
+	first := w.process(bin, "request-reserved:1:kill")
 	if _, err := first.Send(t.Context(), push(0), "key"); err == nil {
 		t.Fatal("answered by a process that was to die")
 	}

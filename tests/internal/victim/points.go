@@ -11,10 +11,10 @@ var faultPoints = []struct {
 	name string
 	most int
 }{
-	{"reserved-before-append", 60}, {"appended-before-answer", 60}, {"claimed", 60}, {"before-outcome", 60},
+	{"request-reserved", 60}, {"request-stored", 60}, {"claimed", 60}, {"before-outcome", 60},
 	{"outcome-before-handon", 60}, {"handon-before-mark", 60}, {"retries-before-parked", 4}, {"timers-published", 2},
 	{"hinted-before-head", 3}, {"head-before-cancelled", 3}, {"moved-before-head", 3},
-	{"trigger-indexed", 20}, {"trigger-created-before-answer", 20}, {"trigger-claimed", 20}, {"trigger-called-before-outcome", 20}, {"trigger-outcome-before-ack", 20},
+	{"trigger-indexed", 20}, {"trigger-claimed", 20}, {"trigger-called-before-outcome", 20}, {"trigger-outcome-before-ack", 20},
 	{"offsets-committed", 10},
 }
 

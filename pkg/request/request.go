@@ -1,0 +1,126 @@
+// Package request holds what every route that takes a body does the same way: it
+// reads JSON strictly, answers once per Idempotency-Key, and writes what is wrong
+// with an item of a batch.
+package request
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/go-json-experiment/json/jsontext"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Meta is what the server knows of a request besides its body.
+type Meta struct {
+	Caller      string // the token's sub
+	Users       string // what ids of receivers must begin with; empty: any
+	Key         string // Idempotency-Key; empty: none
+	AtLeastOnce bool   // the request is taken without its key while the keys cannot be read, else refused
+	Route       string // scope of the key, e.g. "POST /v1/notifications"
+	ContentType string // of the body; empty: JSON
+	Trace       string // W3C traceparent; empty: none
+	TraceState  string // W3C tracestate beside it
+}
+
+// Limits of a Meta, in bytes.
+const (
+	maxKey        = 255 // of Key
+	MaxTrace      = 128 // of Trace
+	MaxTraceState = 512 // of TraceState
+)
+
+// Check refuses a Meta that is out of its limits. It drops a trace that is: no
+// request is refused for that.
+func (m *Meta) Check() error {
+	if m.Caller == "" || len(m.Caller) > notify.MaxCaller {
+		return notify.Invalid("bad_caller", "", fmt.Sprintf("a caller has 1 to %d bytes", notify.MaxCaller))
+	}
+	if len(m.Key) > maxKey || notify.HasHidden(m.Key) || !utf8.ValidString(m.Key) {
+		return notify.Invalid("bad_idempotency_key", "Idempotency-Key", fmt.Sprintf("has at most %d bytes and ", maxKey)+notify.RuleHidden)
+	}
+	if len(m.Trace) > MaxTrace || len(m.TraceState) > MaxTraceState {
+		m.Trace, m.TraceState = "", ""
+	}
+	return nil
+}
+
+// Fingerprint identifies a request's content: its route, its type and its bytes.
+func (m *Meta) Fingerprint(body []byte) (sum [32]byte) {
+	h := sha256.New()
+	var n [8]byte
+	for _, s := range [...]string{Media(m.ContentType), m.Route} {
+		binary.LittleEndian.PutUint64(n[:], uint64(len(s)))
+		h.Write(n[:])
+		h.Write([]byte(s))
+	}
+	h.Write(body)
+	h.Sum(sum[:0])
+	return sum
+}
+
+// Answer is what to send back.
+type Answer struct {
+	Status   int
+	Body     []byte // JSON
+	Replayed bool   // the first answer of a repeated key
+	// Unguarded: the key could not be looked up, and the request was taken
+	// without it (Meta.AtLeastOnce). A repeat may do everything again.
+	Unguarded bool
+}
+
+// Media types of bodies.
+const (
+	JSON   = "application/json"
+	NDJSON = "application/x-ndjson"
+	Proto  = "application/x-protobuf"
+)
+
+// Media returns a Content-Type without its parameters, in lower case; JSON when
+// there is none.
+func Media(contentType string) string {
+	m, _, _ := strings.Cut(contentType, ";")
+	if m = strings.ToLower(strings.TrimSpace(m)); m == "" {
+		return JSON
+	}
+	return m
+}
+
+// Unsupported is the error for a body of a type that the route does not take.
+func Unsupported(allowed ...string) error {
+	return notify.Invalid("unsupported_media_type", "Content-Type", "must be "+strings.Join(allowed, " or "))
+}
+
+// TooManyItems is the error for a batch of more than most items.
+func TooManyItems(most int) error {
+	return &notify.Error{Kind: notify.KindTooLarge, Code: "too_many_items", Msg: fmt.Sprintf("a batch has at most %d items", most)}
+}
+
+// AppendProblem appends {"error":{code,field,detail}}, the result of an item that
+// was refused; field only if there is one.
+func AppendProblem(b []byte, err error) []byte {
+	e, ok := errors.AsType[*notify.Error](err)
+	if !ok {
+		e = &notify.Error{Code: notify.KindOf(err).String(), Msg: "the item could not be stored"}
+	}
+	b = append(b, `{"error":{"code":`...)
+	b = AppendQuote(b, e.Code)
+	if e.Field != "" {
+		b = append(b, `,"field":`...)
+		b = AppendQuote(b, e.Field)
+	}
+	b = append(b, `,"detail":`...)
+	b = AppendQuote(b, e.Msg)
+	return append(b, `}}`...)
+}
+
+// AppendQuote appends s as JSON; invalid UTF-8 in it is replaced.
+func AppendQuote(b []byte, s string) []byte {
+	b, _ = jsontext.AppendQuote(b, s)
+	return b
+}
