@@ -51,8 +51,8 @@ lint: go $(BIN)/golangci-lint-$(GOLANGCI_VERSION) ## Check format, vet and golan
 	$(BIN)/golangci-lint-$(GOLANGCI_VERSION) run --allow-parallel-runners ./...
 
 .PHONY: fuzz
-fuzz: go ## Run every fuzz target for FUZZTIME (20s)
-	FUZZTIME='$(FUZZTIME)' scripts/fuzz.sh
+fuzz: go ## Run every fuzz target for FUZZTIME (20s); ONLY="pkg/api pkg/intake" those of some packages
+	FUZZTIME='$(FUZZTIME)' ONLY='$(ONLY)' scripts/fuzz.sh
 
 .PHONY: bench
 bench: go ## Measure against the references in DESIGN.md; ONLY=P2 runs one
