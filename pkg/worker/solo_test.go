@@ -395,7 +395,7 @@ func TestSoloWaitGivenUp(t *testing.T) {
 		ctx, giveUp := context.WithCancel(t.Context())
 		var run, call error
 		var wg sync.WaitGroup
-		wg.Go(func() { run = s.lock(ctx) })
+		wg.Go(func() { _, run = s.lock(ctx, 1, false) })
 		synctest.Wait()
 		wg.Go(func() { call = s.enter(t.Context()) })
 		synctest.Wait()
@@ -407,11 +407,11 @@ func TestSoloWaitGivenUp(t *testing.T) {
 		s.leave()
 		s.leave()
 		for range 100 { // free, and given up: either is chosen
-			if s.lock(ctx) == nil {
+			if _, err := s.lock(ctx, 1, false); err == nil {
 				s.unlock()
 			}
 		}
-		if err := s.lock(t.Context()); err != nil {
+		if _, err := s.lock(t.Context(), 1, false); err != nil {
 			t.Error(err)
 		}
 	})
