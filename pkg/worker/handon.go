@@ -66,6 +66,7 @@ type goesOn struct {
 	retry bool
 	wake  int64
 	calls string // earlier calls: "", causeCalled, or causeMaybe and its doubtMarks
+	slot  bool   // wake is the receiver's own slot of a campaign with a rate, and not when to ask for one
 }
 
 // derive walks the receivers beside their outcomes; parked are those of timers.
@@ -127,6 +128,7 @@ func (j *job) derive(row *notify.Row) (recs []stream.Record, timers []engine.Tim
 				on.wake = max(on.wake, x.Wake)
 				on.calls = max(on.calls, calls(e, x)) // "" < called: < maybe: < maybe:~
 				code = x.Code
+				on.slot = code == codeCampaignRate
 			}
 		}
 		if on.wake != 0 {
