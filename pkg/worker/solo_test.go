@@ -255,6 +255,31 @@ func TestOneByOneKeepsWhatWasStarted(t *testing.T) {
 	})
 }
 
+// Solo runs of many envelopes go in groups: 500 envelopes of one receiver that three
+// deaths left take the time of ten calls, and not of 500.
+func TestSoloRunsOfManyEnvelopes(t *testing.T) {
+	in(t, func(t *testing.T) {
+		m := &mortal{t: t, latency: time.Minute}
+		r := m.add(pushLane, First, 0)
+		var es []notify.Envelope
+		for i := range 500 {
+			es = append(es, r.envelope(notify.Transactional, name(i)))
+		}
+		envs := map[*rig][]notify.Envelope{r: es}
+		for range 3 {
+			m.live(time.Second, envs)
+			m.restart()
+		}
+		m.latency = 100 * time.Millisecond
+		m.live(3*time.Second, envs)
+		for i := range es {
+			if got := r.state(&es[i], 0); got.State != notify.Delivered {
+				t.Fatalf("envelope %d of %d: %+v", i, len(es), got)
+			}
+		}
+	})
+}
+
 // Solo runs grow, so that the 1,000 receivers of a resumed span do not cost 1,000
 // runs; and the receiver that kills is still found, alone and within a few restarts.
 func TestSoloRunsGrow(t *testing.T) {
