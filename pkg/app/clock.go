@@ -13,7 +13,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// clock knows how far this machine's clock is off from those of the servers that all
+// clock knows how far this machine's clock is off from the clocks of the servers that all
 // processes ask. It is the median, so that one server whose clock is wrong stops no
 // process.
 type clock struct {

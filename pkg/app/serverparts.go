@@ -26,7 +26,7 @@ type servers struct {
 	lag         atomic.Pointer[[]Lag]
 	pins        pins
 	clock       clock
-	clocks      []askClock // of the servers; none: nobody is asked
+	clocks      []askClock // of the servers; empty: there is nothing to compare with
 	checks      []serverCheck
 	listen      func(ctx context.Context) error // wakes who follows preferences; nil: polls do
 	seen        *dedup.Status                   // in front of outcome rows; nil: they are read

@@ -160,7 +160,7 @@ func (a *APNs) Test(ctx context.Context, to string) []Trial {
 }
 
 // Test gets an access token of its own and sends to a device, or, with to empty, to a
-// topic with validate_only, which FCM checks and delivers to nobody (Firebase, REST
+// topic with validate_only, which FCM checks and does not deliver (Firebase, REST
 // resource projects.messages, send). Another project answers PERMISSION_DENIED (403),
 // and a device of another project SENDER_ID_MISMATCH.
 func (f *FCM) Test(ctx context.Context, to string) []Trial {

@@ -133,7 +133,7 @@ func (f *fcmServer) send(w http.ResponseWriter, r *http.Request) {
 		c.content = content{title: m.Notification.Title, body: m.Notification.Body}
 	}
 	a := f.check(r, m, bad, len(body))
-	if a.ok() && req.ValidateOnly { // valid, and delivered to nobody; rules of faults hold
+	if a.ok() && req.ValidateOnly { // valid, and not delivered; rules of faults hold
 		a, c.receivers = fcmName(r.PathValue("project"), "fake_message_id"), nil
 	}
 	f.sim.settle(w, r, c, a)

@@ -36,7 +36,7 @@ func (c hookedCallers) Get(ctx context.Context, id string) (engine.Caller, bool,
 	return c.Callers.Get(ctx, id)
 }
 
-// A dispatcher whose clock is off calls nobody and ends nothing, at whichever step the
+// A dispatcher whose clock is off makes no call and ends nothing, at whichever step the
 // clock goes: it cannot tell whether a trigger is due or overdue, nor whose claim holds.
 // When the clock is right again, or in another dispatcher, the trigger is called once.
 func TestDispatcherWhoseClockIsOff(t *testing.T) {

@@ -81,7 +81,7 @@ func (s *skewed) pass(c net.Conn, to string) {
 }
 
 // TestClockThatIsOff: a process whose clock is off by an hour, ahead or behind, owns
-// nothing and calls nobody, from its start on. It is not ready, the doctor says so, and
+// nothing and makes no call, from its start on. It is not ready, the doctor says so, and
 // it refuses what is due later; it takes what is due now. When its clock is right it does
 // all of that, and gives it up again when the clock goes.
 func TestClockThatIsOff(t *testing.T) {
