@@ -8,6 +8,9 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/explain"
 )
 
 func TestTimes(t *testing.T) {
@@ -241,4 +244,21 @@ func TestHowFar(t *testing.T) {
 	f(200_000, 200_000, 10*time.Second, "200,000 of 200,000  20,000/s")
 	f(200_000, 0, 2*time.Second, "200,000  100,000/s")
 	f(5, 10, 0, "5 of 10")
+}
+
+// TestAdvice: a notification that has ended is not tried again, whatever is done about its
+// code while it waits.
+func TestAdvice(t *testing.T) {
+	t.Parallel()
+	e := &explain.Of("twilio_20429")[0]
+	f := func(status, event, want string) {
+		t.Helper()
+		tl := api.Timeline{Status: api.Status{NotificationID: "ntf_1", Status: status}, Events: []api.TimelineEvent{{Type: event}}}
+		if got := advice(e, &tl); got != want {
+			t.Errorf("%s after %s: %q, want %q", status, event, got, want)
+		}
+	}
+	f("DEFERRED", "attempt", e.Do)
+	f("EXPIRED", "attempt", "It is not tried again.")
+	f("FAILED", "dead_letter", "It is not tried again; once the cause is gone: notifyctl dlq replay --id ntf_1")
 }

@@ -27,7 +27,7 @@ func commands(p *program) map[string][]*cobra.Command {
 
 func newRoot(p *program) *cobra.Command {
 	root := &cobra.Command{
-		Use:   "notifyctl",
+		Use: "notifyctl", Version: version,
 		Short: "Send notifications and see what became of them",
 		Long: `notifyctl sends notifications through notifyd, shows what became of them, and
 helps those who run it.

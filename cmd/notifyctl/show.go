@@ -222,6 +222,10 @@ func (p *program) statusFields(s *api.Status) cli.Table {
 	if s.Epoch > 0 {
 		t = append(t, []string{"epoch", fmt.Sprintf("%d (replayed)", s.Epoch)})
 	}
-	return append(t, []string{"accepted", p.when(s.AcceptedAt)}, []string{"due", p.whenever(s.ScheduledAt)},
-		[]string{"updated", p.whenever(s.UpdatedAt)}, []string{"expires", p.whenever(s.ExpiresAt)}, []string{"trace", s.TraceID})
+	due, expires := "due", "expires"
+	if terminal(s.Status) { // it may have ended before either
+		due, expires = "was due", "would expire"
+	}
+	return append(t, []string{"accepted", p.when(s.AcceptedAt)}, []string{due, p.whenever(s.ScheduledAt)},
+		[]string{"updated", p.whenever(s.UpdatedAt)}, []string{expires, p.whenever(s.ExpiresAt)}, []string{"trace", s.TraceID})
 }

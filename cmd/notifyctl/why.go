@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -59,9 +60,21 @@ func runWhy(ctx context.Context, p *program, id string) error {
 	_, err = fmt.Fprintf(p.out, "\n%s\n", cli.Clean(ahead(t.Next)))
 	if found := explain.Of(t.Status.Code); err == nil && t.Status.Code != "" && len(found) > 0 {
 		e := &found[0]
-		_, err = fmt.Fprintf(p.out, "%s: %s. %s\n", cli.Clean(t.Status.Code), strings.TrimSuffix(e.Meaning, "."), e.Do)
+		_, err = fmt.Fprintf(p.out, "%s: %s. %s\n", cli.Clean(t.Status.Code), strings.TrimSuffix(e.Meaning, "."), advice(e, &t))
 	}
 	return err
+}
+
+// advice is what to do about a code. What notifyd tries again by itself is not tried
+// again once the notification has ended.
+func advice(e *explain.Entry, t *api.Timeline) string {
+	if e.Retry != "itself" || !terminal(t.Status.Status) {
+		return e.Do
+	}
+	if !slices.ContainsFunc(t.Events, func(ev api.TimelineEvent) bool { return ev.Type == "dead_letter" }) {
+		return "It is not tried again."
+	}
+	return "It is not tried again; once the cause is gone: notifyctl dlq replay --id " + t.NotificationID
 }
 
 // ahead is what happens next as a sentence of its own: the API's answers a question.

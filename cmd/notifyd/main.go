@@ -86,7 +86,7 @@ func obey(signals <-chan os.Signal, drain func(), exit func(code int)) {
 
 func newRoot(p *program) *cobra.Command {
 	root := &cobra.Command{
-		Use:   "notifyd",
+		Use: "notifyd", Version: version,
 		Short: "Notifications that arrive: now or later, once, and accounted for",
 		Long: `notifyd takes notifications over HTTP, keeps them in a log, and brings them to
 push, SMS and mail providers, with retries, dead letters and a status for each.

@@ -89,6 +89,12 @@ func TestCommands(t *testing.T) {
 		}
 	}
 	f(0, `^notifyd \S+\n  go +go1\.(.|\n)*franz-go`, `^$`, "version")
+	f(0, `^notifyd \S+\n$`, `^$`, "--version")
+	short := filepath.Join(t.TempDir(), "short.key")
+	if err := os.WriteFile(short, []byte("s3cret"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f(1, `^$`, regexp.QuoteMeta(short)+`: neither a PEM`, "token", "--key", short, "--caller", "x")
 	f(0, `^configuration is good\n$`, `^$`, "config", "check", "--set", "auth.key_file=k.pem")
 	f(2, `^$`, `auth: set one of auth.key_file`, "config", "check", "--set", "api.rate=5")
 	f(2, `^$`, `did you mean "api.listen"\?(.|\n)*logging.level(.|\n)*next:  notifyd config example`, "config", "check", "--config", bad)

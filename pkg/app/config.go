@@ -151,7 +151,7 @@ type Config struct {
 		} `koanf:"fcm"`
 		Twilio struct {
 			URL      string          `koanf:"url" doc:"base URL"`
-			Accounts []TwilioAccount `koanf:"accounts" doc:"account pool: sid, token or token_file, from"`
+			Accounts []TwilioAccount `koanf:"accounts" doc:"account pool: sid, token, from"`
 			File     string          `koanf:"accounts_file" doc:"JSON file with the account pool"`
 			Rate     float64         `koanf:"rate" doc:"messages a second an account may send"`
 			Parallel int             `koanf:"parallel" doc:"requests at once an account may make"`

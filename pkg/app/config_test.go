@@ -109,6 +109,7 @@ func TestProblems(t *testing.T) {
 	}
 	f("api: {listne: 'a:1'}", `unknown key "api.listne"; did you mean "api.listen"?`, "c.yaml")
 	f("workers: {push: {windows: 1}}", `unknown key "workers.push.windows"; did you mean "workers.push.window"?`)
+	f("api: {kafka: x}", `unknown key "api.kafka"; there is kafka.append_timeout, `, " and others")
 	f("nothing_like_it: 1", `unknown key "nothing_like_it"`)
 	f("providers: {fcm: {rate: 5}}", `unknown key "providers.fcm.rate"`)
 	f("api: {listen: '127.0.0.1:99999', admin: '127.0.0.1:-1'}\nlog: {listen: '127.0.0.1:x y'}", "api.listen", "api.admin", "log.listen")

@@ -140,10 +140,26 @@ func suggest(defaults map[string]field, key string) string {
 			best, dist = k, d
 		}
 	}
-	if best == "" {
+	if best != "" {
+		return fmt.Sprintf("; did you mean %q?", best)
+	}
+	// The right name in another section, or the name of a section.
+	name := key[strings.LastIndexByte(key, '.')+1:]
+	var same []string
+	for k := range defaults {
+		if slices.Contains(strings.Split(k, "."), name) {
+			same = append(same, k)
+		}
+	}
+	if len(same) == 0 {
 		return ""
 	}
-	return fmt.Sprintf("; did you mean %q?", best)
+	slices.Sort(same)
+	more := ""
+	if len(same) > 3 {
+		same, more = same[:3], " and others"
+	}
+	return fmt.Sprintf("; there is %s%s", strings.Join(same, ", "), more)
 }
 
 // field is one value of the configuration.

@@ -59,7 +59,7 @@ func newProviders(cfg *Config, blocks limit.Blocks, log *slog.Logger) (*provider
 		}
 		key, err := provider.ParseAPNsKey(pem)
 		if err != nil {
-			return nil, fmt.Errorf("providers.apns.key_file: %w", err)
+			return nil, fmt.Errorf("providers.apns.key_file: %s: %w", c.KeyFile, err)
 		}
 		p.apns, err = provider.NewAPNs(provider.APNsConfig{
 			Endpoint: end(c.URL), TeamID: c.TeamID, KeyID: c.KeyID, Key: key, Topic: c.Topic,
@@ -77,7 +77,7 @@ func newProviders(cfg *Config, blocks limit.Blocks, log *slog.Logger) (*provider
 		}
 		sa, err := provider.ParseServiceAccount(b)
 		if err != nil {
-			return nil, fmt.Errorf("providers.fcm.credentials_file: %w", err)
+			return nil, fmt.Errorf("providers.fcm.credentials_file: %s: %w", c.Credentials, err)
 		}
 		url := c.TokenURL
 		if url == "" {
@@ -107,11 +107,11 @@ func (p *providers) addTwilio(cfg *Config, blocks limit.Blocks, end func(string)
 	accounts := c.Accounts
 	if c.File != "" {
 		b, err := secrets.ReadFile(c.File)
-		if err == nil {
-			err = json.Unmarshal(b, &accounts)
-		}
 		if err != nil {
 			return fmt.Errorf("providers.twilio.accounts_file: %w", err)
+		}
+		if err := json.Unmarshal(b, &accounts); err != nil {
+			return fmt.Errorf(`providers.twilio.accounts_file: %s: it must be JSON like [{"sid": "AC...", "token": "...", "from": "+1555..."}]: %w`, c.File, err)
 		}
 	}
 	if len(accounts) == 0 {

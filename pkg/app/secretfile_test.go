@@ -63,6 +63,10 @@ func TestExposedSecretFilesAreRefused(t *testing.T) {
 			if want := mode&0o007 != 0; exposed != want || want && !strings.Contains(err.Error(), key) {
 				t.Errorf("%s of mode %#o: %v", key, mode, err)
 			}
+			// What is no key, or no list of accounts, is told with its setting and its file.
+			if strings.HasPrefix(key, "providers.") && key != "providers.sendgrid.key_file" && (err == nil || !strings.Contains(err.Error(), key) || !strings.Contains(err.Error(), file)) {
+				t.Errorf("%s with junk in it: %v", key, err)
+			}
 		}
 	}
 	// What a new key names must be decided: public, or a secret that is checked.

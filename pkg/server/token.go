@@ -59,7 +59,11 @@ func OpenSigner(path string) (*Signer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return NewSigner(data)
+	s, err := NewSigner(data)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return s, nil
 }
 
 // NewSigner is OpenSigner for a key already read.

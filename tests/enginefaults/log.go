@@ -116,6 +116,9 @@ func (c *cluster) logAway(ctx context.Context, name string, limit time.Duration,
 			fmt.Printf("  neither 201 nor 503: %v\n", n.example)
 		}
 	}
+	if kept.refusal != nil {
+		fmt.Printf("  critical and refused: %v\n", kept.refusal)
+	}
 	noRetry, other := whole.noRetry+restAll.noRetry, whole.other+restAll.other
 	r.ok = r.lost == 0 && r.duplicates <= bound && reordered == 0 && spilled > 0 && kept.accepted > 0 && kept.refused == 0 &&
 		rest.accepted == 0 && rest.refused > 0 && noRetry == 0 && other == 0 && there && noticed <= limit

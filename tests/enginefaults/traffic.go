@@ -130,6 +130,7 @@ type counts struct {
 	noRetry           int64 // refused without Retry-After
 	other             int64 // neither 201 nor 503
 	example           error // of other
+	refusal           error // of refused
 	slowest           time.Duration
 }
 
@@ -148,6 +149,7 @@ func (t *traffic) count(name string, from, to time.Time) (n counts) {
 			n.accepted++
 		case notify.KindOf(a.err) == notify.KindUnavailable:
 			n.refused++
+			n.refusal = a.err
 			if a.wait <= 0 {
 				n.noRetry++
 			}
