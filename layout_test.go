@@ -23,6 +23,7 @@ const module = "github.com/notifyd/notifyd/"
 var mayImport = map[string]string{
 	// Foundations: they know nothing of each other but notify.
 	"pkg/notify":  "",
+	"pkg/setting": "notify", // defaults and ranges by tags of fields
 	"pkg/wheel":   "",
 	"pkg/fault":   "",
 	"pkg/durable": "",
@@ -36,7 +37,7 @@ var mayImport = map[string]string{
 
 	"pkg/freeport":  "", // ports of servers that come back
 	"pkg/promcheck": "",
-	"pkg/trace":     "", // spans; the only one that knows OpenTelemetry
+	"pkg/trace":     "setting", // spans; the only one that knows OpenTelemetry
 
 	"pkg/trace/tracetest": "", // a collector for tests
 
@@ -47,33 +48,33 @@ var mayImport = map[string]string{
 	"dashboards/ruletest": "", // a module of its own
 
 	// Engines: one technology each.
-	"pkg/engine/pebble":     "engine notify",
+	"pkg/engine/pebble":     "engine notify setting",
 	"pkg/engine/memory":     "engine notify",
-	"pkg/engine/kfake":      "engine notify stream backup durable",
-	"pkg/engine/cassandra":  "engine notify",
-	"pkg/engine/redis":      "engine notify",
-	"pkg/engine/postgres":   "engine notify",
-	"pkg/engine/sqs":        "engine notify",
+	"pkg/engine/kfake":      "engine notify stream backup durable setting",
+	"pkg/engine/cassandra":  "engine notify setting",
+	"pkg/engine/redis":      "engine notify setting",
+	"pkg/engine/postgres":   "engine notify setting",
+	"pkg/engine/sqs":        "engine notify setting",
 	"pkg/engine/enginetest": "engine engine/memory notify",
 	"pkg/engine/faulty":     "engine notify",
 
 	// Logic over contracts.
-	"pkg/stream":  "notify fault secrets",
-	"pkg/history": "engine notify stream backup",
-	"pkg/timer":   "engine notify stream wheel fault",
+	"pkg/stream":  "notify fault secrets setting",
+	"pkg/history": "engine notify stream backup setting",
+	"pkg/timer":   "engine notify stream wheel fault setting",
 	"pkg/dedup":   "engine notify",
-	"pkg/limit":   "engine notify",
-	"pkg/prefs":   "engine notify secrets",
+	"pkg/limit":   "engine notify setting",
+	"pkg/prefs":   "engine notify secrets setting",
 
 	"pkg/request": "engine notify fault", // bodies, keys and answers of both front doors
 
 	// Stages.
 	"pkg/schedule":    "engine notify fault",
-	"pkg/trigger":     "engine notify request limit fault trace",
-	"pkg/intake":      "engine notify stream prefs limit request fault",
-	"pkg/worker":      "engine notify stream wheel dedup limit prefs timer fault trace",
+	"pkg/trigger":     "engine notify request limit fault trace setting",
+	"pkg/intake":      "engine notify stream prefs limit request fault setting",
+	"pkg/worker":      "engine notify stream wheel dedup limit prefs timer fault trace setting",
 	"pkg/provider":    "notify limit provider/h2",
-	"pkg/provider/h2": "", // HTTP/2 by frames: knows no provider
+	"pkg/provider/h2": "setting", // HTTP/2 by frames: knows no provider
 
 	// Providers' side of the wire: knows nothing of how we call them.
 	"pkg/simulator": "notify",
@@ -84,7 +85,7 @@ var mayImport = map[string]string{
 	"pkg/archive": "engine notify ops history fault durable",
 	"pkg/api":     "notify",
 	"pkg/web":     "notify api",
-	"pkg/server":  "engine notify request api intake ops prefs history limit schedule secrets trigger trace",
+	"pkg/server":  "engine notify request api intake ops prefs history limit schedule secrets trigger trace setting",
 	"pkg/load":    "notify api durable stream cli", // stream: its partitions, for the target kafka; cli: which word was meant
 	"pkg/tui":     "load load/report notify cli",   // cli: how texts and numbers are written for people
 	"pkg/audit":   "engine notify stream history schedule api",

@@ -20,6 +20,7 @@ import (
 	yamlv3 "go.yaml.in/yaml/v3"
 
 	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/setting"
 )
 
 // EnvPrefix begins every environment variable that sets a value:
@@ -117,10 +118,10 @@ func fromEnv(environ []string) (values map[string]any, names map[string]string) 
 
 // known reports whether key names a value, or lies inside one that is a map or
 // a list.
-func known(defaults map[string]field, key string) bool {
+func known(defaults map[string]setting.Field, key string) bool {
 	for {
 		if f, ok := defaults[key]; ok {
-			return f.value.Kind() == reflect.Map || f.value.Kind() == reflect.Slice || f.key == key
+			return f.Value.Kind() == reflect.Map || f.Value.Kind() == reflect.Slice || f.Key == key
 		}
 		i := strings.LastIndexByte(key, '.')
 		if i < 0 {
@@ -128,12 +129,12 @@ func known(defaults map[string]field, key string) bool {
 		}
 		key = key[:i]
 		if f, ok := defaults[key]; ok {
-			return f.value.Kind() == reflect.Map
+			return f.Value.Kind() == reflect.Map
 		}
 	}
 }
 
-func suggest(defaults map[string]field, key string) string {
+func suggest(defaults map[string]setting.Field, key string) string {
 	best, dist := "", 4
 	for k := range defaults {
 		if d := cli.Distance(k, key); d < dist || (d == dist && k < best) {
@@ -162,32 +163,22 @@ func suggest(defaults map[string]field, key string) string {
 	return fmt.Sprintf("; there is %s%s", strings.Join(same, ", "), more)
 }
 
-// field is one value of the configuration.
-type field struct {
-	key, doc string
-	value    reflect.Value
-	secret   bool
+// flatten returns the values of c by key.
+func flatten(c Config) map[string]setting.Field {
+	out := map[string]setting.Field{}
+	for _, f := range setting.Fields(reflect.ValueOf(c)) {
+		out[f.Key] = f
+	}
+	return out
 }
 
-func flatten(c Config) map[string]field {
-	out := map[string]field{}
-	var walk func(prefix string, v reflect.Value)
-	walk = func(prefix string, v reflect.Value) {
-		for i := range v.NumField() {
-			t := v.Type().Field(i)
-			if t.Tag.Get("koanf") == "-" {
-				continue
-			}
-			key := prefix + t.Tag.Get("koanf")
-			if v.Field(i).Kind() == reflect.Struct {
-				walk(key+".", v.Field(i))
-				continue
-			}
-			out[key] = field{key, t.Tag.Get("doc"), v.Field(i), t.Tag.Get("secret") != ""}
-		}
+// documentation is what a file says of a value.
+func documentation(f setting.Field) string {
+	text := f.Tag.Get("doc")
+	if allowed := f.Range(); allowed != "" {
+		text += "; " + allowed
 	}
-	walk("", reflect.ValueOf(c))
-	return out
+	return text
 }
 
 // Print writes the configuration, one "key: value" a line, with where each
@@ -207,13 +198,13 @@ func (l Loaded) Print() string {
 	return b.String()
 }
 
-func show(f field) string {
-	v := f.value
+func show(f setting.Field) string {
+	v := f.Value
 	switch x := v.Interface().(type) {
 	case time.Duration:
 		return x.String()
 	case string:
-		if f.secret && x != "" {
+		if f.Tag.Get("secret") != "" && x != "" {
 			return "(set, not shown)"
 		}
 		return strconv.Quote(x)
@@ -245,7 +236,7 @@ func build(v reflect.Value, n *yamlv3.Node) {
 		if t.Tag.Get("koanf") == "-" {
 			continue
 		}
-		key := &yamlv3.Node{Kind: yamlv3.ScalarNode, Value: t.Tag.Get("koanf"), HeadComment: t.Tag.Get("doc")}
+		key := &yamlv3.Node{Kind: yamlv3.ScalarNode, Value: t.Tag.Get("koanf"), HeadComment: documentation(setting.Field{Tag: t.Tag})}
 		val := &yamlv3.Node{}
 		f := v.Field(i)
 		if f.Kind() == reflect.Struct {

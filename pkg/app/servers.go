@@ -4,11 +4,8 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
-	"net"
 	"net/url"
 	"os"
-	"regexp"
-	"slices"
 	"strings"
 	"time"
 
@@ -32,29 +29,29 @@ type TLS struct {
 
 // Kafka is the log of engines: distributed.
 type Kafka struct {
-	Brokers []string `koanf:"brokers" doc:"host:port of some brokers"`
+	Brokers []string `koanf:"brokers" is:"host:port" doc:"host:port of some brokers"`
 	TLS     TLS      `koanf:"tls"`
 	SASL    struct {
-		Mechanism    string `koanf:"mechanism" doc:"SCRAM-SHA-512 or SCRAM-SHA-256; empty: no authentication"`
+		Mechanism    string `koanf:"mechanism" oneof:"SCRAM-SHA-512 SCRAM-SHA-256" empty:"yes" doc:"SCRAM-SHA-512 or SCRAM-SHA-256; empty: no authentication"`
 		User         string `koanf:"user" doc:"name to authenticate with"`
 		PasswordFile string `koanf:"password_file" doc:"file with its password"`
 		Password     string `koanf:"password" secret:"yes" doc:"the password itself, from the environment only: NOTIFYD__KAFKA__SASL__PASSWORD"`
 	} `koanf:"sasl"`
-	AppendTimeout time.Duration `koanf:"append_timeout" doc:"how long an append may take before the log counts as away: then otp and alert are spilled, the rest answers 503; at least 1s"`
-	Keep          time.Duration `koanf:"keep" doc:"how long records of the lanes stay that every reader is done with; what is not read stays whatever its age. Not below audit.window, which is read again"`
+	AppendTimeout time.Duration `koanf:"append_timeout" default:"1s" min:"1s" max:"1m" doc:"how long an append may take before the log counts as away: then otp and alert are spilled, the rest answers 503"`
+	Keep          time.Duration `koanf:"keep" default:"168h" min:"1h" doc:"how long records of the lanes stay that every reader is done with; what is not read stays whatever its age. Not below audit.window, which is read again"`
 	Rack          string        `koanf:"rack" doc:"rack of this process: what can be read from a broker of it is"`
-	Replication   int           `koanf:"replication" doc:"copies of the topics that migrate creates; 0: the brokers' default"`
-	MinInSync     int           `koanf:"min_insync" doc:"min.insync.replicas of those topics; 0: the brokers' default"`
+	Replication   int           `koanf:"replication" min:"0" doc:"copies of the topics that migrate creates; 0: the brokers' default"`
+	MinInSync     int           `koanf:"min_insync" min:"0" doc:"min.insync.replicas of those topics; 0: the brokers' default"`
 }
 
 // Cassandra keeps status, history, timers, triggers and jobs.
 type Cassandra struct {
-	Hosts        []string      `koanf:"hosts" doc:"host:port of some nodes"`
-	Keyspace     string        `koanf:"keyspace" doc:"keyspace that migrate creates"`
+	Hosts        []string      `koanf:"hosts" is:"host:port" doc:"host:port of some nodes"`
+	Keyspace     string        `koanf:"keyspace" default:"notifyd" is:"keyspace" doc:"keyspace that migrate creates"`
 	Datacenter   string        `koanf:"datacenter" doc:"local data center; empty: that of the cluster, which must have one then"`
-	Replication  int           `koanf:"replication" doc:"copies of each row in the keyspace that migrate creates"`
-	Timeout      time.Duration `koanf:"timeout" doc:"longest one request to a node may take"`
-	Consistency  string        `koanf:"consistency" doc:"LOCAL_QUORUM or QUORUM; every process over a keyspace has the same"`
+	Replication  int           `koanf:"replication" default:"3" min:"1" max:"16" doc:"copies of each row in the keyspace that migrate creates"`
+	Timeout      time.Duration `koanf:"timeout" default:"2s" min:"10ms" max:"1m" doc:"longest one request to a node may take"`
+	Consistency  string        `koanf:"consistency" default:"LOCAL_QUORUM" oneof:"LOCAL_QUORUM QUORUM" doc:"LOCAL_QUORUM or QUORUM; every process over a keyspace has the same"`
 	Every        bool          `koanf:"every_receiver" doc:"keep a row by user for each receiver of a fan-out too; without it a user's history leaves fan-outs out, and says so"`
 	Username     string        `koanf:"username" doc:"name to authenticate with; empty: none"`
 	PasswordFile string        `koanf:"password_file" doc:"file with its password"`
@@ -67,27 +64,27 @@ type Cassandra struct {
 
 // Cluster keeps a part of the tables apart from the others.
 type Cluster struct {
-	Hosts    []string `koanf:"hosts" doc:"nodes of a cluster of their own for these tables; empty: cassandra.hosts"`
-	Keyspace string   `koanf:"keyspace" doc:"keyspace there; empty: cassandra.keyspace"`
+	Hosts    []string `koanf:"hosts" is:"host:port" doc:"nodes of a cluster of their own for these tables; empty: cassandra.hosts"`
+	Keyspace string   `koanf:"keyspace" is:"keyspace" empty:"yes" doc:"keyspace there; empty: cassandra.keyspace"`
 }
 
 // Redis keeps leases, heartbeats, limits, the seen-filter, idempotency keys, the
 // spill buffer, and the delay queue where sqs has no region.
 type Redis struct {
-	Addresses    []string `koanf:"addresses" doc:"host:port of the server, of the sentinels, or of some nodes of the cluster"`
-	Mode         string   `koanf:"mode" doc:"single, sentinel or cluster"`
+	Addresses    []string `koanf:"addresses" is:"host:port" doc:"host:port of the server, of the sentinels, or of some nodes of the cluster"`
+	Mode         string   `koanf:"mode" default:"single" oneof:"single sentinel cluster" doc:"single, sentinel or cluster"`
 	Master       string   `koanf:"master" doc:"name of the master that the sentinels watch"`
 	Username     string   `koanf:"username" doc:"name to authenticate with; empty: the default user"`
 	PasswordFile string   `koanf:"password_file" doc:"file with its password"`
 	Password     string   `koanf:"password" secret:"yes" doc:"the password itself, from the environment only: NOTIFYD__REDIS__PASSWORD"`
 	SentinelUser string   `koanf:"sentinel_username" doc:"name to authenticate with at the sentinels; empty: the default user"`
 	SentinelFile string   `koanf:"sentinel_password_file" doc:"file with its password; empty: the sentinels ask for none"`
-	DB           int      `koanf:"db" doc:"number of the database; not in a cluster"`
+	DB           int      `koanf:"db" min:"0" doc:"number of the database; not in a cluster"`
 	TLS          TLS      `koanf:"tls"`
-	Prefix       string   `koanf:"prefix" doc:"before the name of every key"`
+	Prefix       string   `koanf:"prefix" default:"notifyd:" is:"prefix" doc:"before the name of every key"`
 
-	SeenRate   float64       `koanf:"seen_rate" doc:"claims a second, over all processes, that the filter of what was claimed is made for; it takes 2.5 bytes of memory for each of seen_window"`
-	SeenWindow time.Duration `koanf:"seen_window" doc:"how long it remembers them: what is older is read"`
+	SeenRate   float64       `koanf:"seen_rate" default:"5000" above:"0" doc:"claims a second, over all processes, that the filter of what was claimed is made for; it takes 2.5 bytes of memory for each of seen_window"`
+	SeenWindow time.Duration `koanf:"seen_window" default:"15m" min:"1s" doc:"how long it remembers them: what is older is read"`
 }
 
 // Postgres keeps profiles and callers.
@@ -104,106 +101,43 @@ type Postgres struct {
 // SQS carries the delay queue, where it has a region.
 type SQS struct {
 	Region      string `koanf:"region" doc:"region; empty: the delay queue is in Redis"`
-	Endpoint    string `koanf:"endpoint" doc:"URL of a server that is not AWS's"`
-	Prefix      string `koanf:"prefix" doc:"before the name of every queue"`
+	Endpoint    string `koanf:"endpoint" is:"url" empty:"yes" doc:"URL of a server that is not AWS's"`
+	Prefix      string `koanf:"prefix" default:"notifyd-" is:"queue" doc:"before the name of every queue"`
 	Credentials string `koanf:"credentials_file" doc:"file in the form of ~/.aws/credentials; empty: the environment, that file, the machine's role"`
 }
 
-func (c *Config) defaultServers() {
-	c.Kafka.Brokers, c.Cassandra.Hosts, c.Redis.Addresses = []string{}, []string{}, []string{}
-	for _, part := range []*Cluster{&c.Cassandra.Status, &c.Cassandra.Timers, &c.Cassandra.Triggers} {
-		part.Hosts = []string{}
-	}
-	c.Cassandra.Keyspace, c.Cassandra.Replication, c.Cassandra.Consistency = "notifyd", 3, "LOCAL_QUORUM"
-	c.Cassandra.Timeout, c.Kafka.AppendTimeout, c.Kafka.Keep = 2*time.Second, time.Second, 7*24*time.Hour
-	c.Redis.Mode, c.Redis.Prefix, c.Redis.SeenRate, c.Redis.SeenWindow = "single", "notifyd:", 5000, 15*time.Minute
-	c.SQS.Prefix = "notifyd-"
-}
-
-var keyspaceName = regexp.MustCompile(`^[a-z][a-z0-9_]{0,47}$`)
-
-// validateServers says what is wrong with the sections of the servers.
+// validateServers returns what is wrong between the values of servers.
 func (c *Config) validateServers(bad func(key, format string, args ...any)) {
-	switch c.Engines {
-	case EnginesEmbedded:
+	if c.Engines != EnginesDistributed {
 		if len(c.Roles) != 1 || (c.Roles[0] != RoleAll && c.Roles[0] != RoleAPI) {
 			bad("roles", "%s: engines: embedded belong to one process, which runs all; engines: distributed spread roles over processes", strings.Join(c.Roles, ", "))
 		}
-		return
-	case EnginesDistributed:
-	default:
-		bad("engines", "%q is not embedded or distributed", c.Engines)
 		return
 	}
 	if _, err := ParseRoles(c.Roles); err != nil {
 		bad("roles", "%v", err)
 	}
-	hosts := func(key string, list []string, needed string) {
-		if len(list) == 0 && needed != "" {
-			bad(key, "is empty: engines: distributed needs %s", needed)
-		}
-		for _, h := range list {
-			if host, port, err := net.SplitHostPort(h); err != nil || host == "" || port == "" {
-				if i := strings.LastIndexByte(h, '@'); i >= 0 { // a URL may have a password before it
-					h = "..." + h[i:]
-				}
-				bad(key, "%q is not host:port", h)
-			}
+	if c.Kafka.Keep < c.Audit.Window {
+		bad("kafka.keep", "%s is below audit.window, %s: the audit reads that far back", c.Kafka.Keep, c.Audit.Window)
+	}
+	for key, list := range map[string][]string{"kafka.brokers": c.Kafka.Brokers, "cassandra.hosts": c.Cassandra.Hosts, "redis.addresses": c.Redis.Addresses} {
+		if len(list) == 0 {
+			bad(key, "is empty: engines: distributed needs a host:port")
 		}
 	}
-	if con := c.Cassandra.Consistency; con != "LOCAL_QUORUM" && con != "QUORUM" {
-		bad("cassandra.consistency", "%q is not LOCAL_QUORUM or QUORUM", con)
-	}
-	if t := c.Cassandra.Timeout; t < 10*time.Millisecond || t > time.Minute {
-		bad("cassandra.timeout", "%s is not from 10ms to 1m", t)
-	}
-	if t := c.Kafka.AppendTimeout; t < time.Second || t > time.Minute {
-		bad("kafka.append_timeout", "%s is not from 1s to 1m", t)
-	}
-	if c.Kafka.Keep < max(c.Audit.Window, time.Hour) {
-		bad("kafka.keep", "%s is below audit.window, %s, or an hour: the audit reads that far back", c.Kafka.Keep, c.Audit.Window)
-	}
-	hosts("kafka.brokers", c.Kafka.Brokers, "a broker")
-	hosts("cassandra.hosts", c.Cassandra.Hosts, "a node")
-	hosts("redis.addresses", c.Redis.Addresses, "an address")
-	if c.Kafka.Replication < 0 || c.Kafka.MinInSync < 0 || c.Kafka.Replication > 0 && c.Kafka.MinInSync > c.Kafka.Replication {
+	if c.Kafka.Replication > 0 && c.Kafka.MinInSync > c.Kafka.Replication {
 		bad("kafka.min_insync", "%d is not from 0 to kafka.replication, %d", c.Kafka.MinInSync, c.Kafka.Replication)
 	}
-	if m := c.Kafka.SASL.Mechanism; m != "" && !slices.Contains([]string{"SCRAM-SHA-512", "SCRAM-SHA-256"}, m) {
-		bad("kafka.sasl.mechanism", "%q is not SCRAM-SHA-512 or SCRAM-SHA-256", m)
-	} else if m != "" && c.Kafka.SASL.User == "" {
+	if m := c.Kafka.SASL.Mechanism; m != "" && c.Kafka.SASL.User == "" {
 		bad("kafka.sasl.user", "is empty, but kafka.sasl.mechanism is %s", m)
 	}
-	if !keyspaceName.MatchString(c.Cassandra.Keyspace) {
-		bad("cassandra.keyspace", "%q is not a name of a-z, 0-9 and _ that begins with a letter, 48 at most", c.Cassandra.Keyspace)
-	}
-	if c.Cassandra.Replication < 1 {
-		bad("cassandra.replication", "%d is below 1", c.Cassandra.Replication)
-	}
-	for key, part := range map[string]Cluster{"cassandra.status": c.Cassandra.Status, "cassandra.timers": c.Cassandra.Timers, "cassandra.triggers": c.Cassandra.Triggers} {
-		hosts(key+".hosts", part.Hosts, "")
-		if part.Keyspace != "" && !keyspaceName.MatchString(part.Keyspace) {
-			bad(key+".keyspace", "%q is not a name of a-z, 0-9 and _ that begins with a letter, 48 at most", part.Keyspace)
-		}
-	}
-	switch c.Redis.Mode {
-	case "single":
-		if len(c.Redis.Addresses) > 1 {
-			bad("redis.addresses", "%d addresses, but redis.mode is single", len(c.Redis.Addresses))
-		}
-	case "sentinel":
-		if c.Redis.Master == "" {
-			bad("redis.master", "is empty: sentinels are asked for a master by its name")
-		}
-	case "cluster":
-		if c.Redis.DB != 0 {
-			bad("redis.db", "%d: a cluster has database 0 only", c.Redis.DB)
-		}
-	default:
-		bad("redis.mode", "%q is not single, sentinel or cluster", c.Redis.Mode)
-	}
-	if c.Redis.DB < 0 {
-		bad("redis.db", "%d is below 0", c.Redis.DB)
+	switch {
+	case c.Redis.Mode == "single" && len(c.Redis.Addresses) > 1:
+		bad("redis.addresses", "%d addresses, but redis.mode is single", len(c.Redis.Addresses))
+	case c.Redis.Mode == "sentinel" && c.Redis.Master == "":
+		bad("redis.master", "is empty: sentinels are asked for a master by its name")
+	case c.Redis.Mode == "cluster" && c.Redis.DB != 0:
+		bad("redis.db", "%d: a cluster has database 0 only", c.Redis.DB)
 	}
 	if (c.Postgres.DSN == "") == (c.Postgres.DSNFile == "") {
 		bad("postgres", "set one of dsn and dsn_file")
@@ -227,9 +161,6 @@ func (c *Config) validateServers(bad func(key, format string, args ...any)) {
 		case !t.Enabled && (t.CAFile != "" || t.CertFile != "" || t.ServerName != ""):
 			bad(key+".enabled", "is false, but other values of %s are set", key)
 		}
-	}
-	if u, err := url.Parse(c.SQS.Endpoint); c.SQS.Endpoint != "" && (err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https")) {
-		bad("sqs.endpoint", "%q is not an http or https URL", c.SQS.Endpoint)
 	}
 	if c.SQS.Endpoint != "" && c.SQS.Region == "" {
 		bad("sqs.region", "is empty, but sqs.endpoint is set")
@@ -302,20 +233,20 @@ func checkSecret(key, file string) error {
 func openSecrets(l *Loaded) (problems []problem) {
 	for key, f := range flatten(l.Config) {
 		from := l.Origin[key]
-		if !f.secret || f.value.String() == "" || from == "default" || strings.HasPrefix(from, EnvPrefix) {
+		if f.Tag.Get("secret") == "" || f.Value.String() == "" || from == "default" || strings.HasPrefix(from, EnvPrefix) {
 			continue
 		}
 		if key == "postgres.dsn" {
-			u, err := url.Parse(f.value.String())
+			u, err := url.Parse(f.Value.String())
 			switch {
-			case err != nil && strings.Contains(f.value.String(), "://"):
+			case err != nil && strings.Contains(f.Value.String(), "://"):
 				problems = append(problems, problem{key: key, text: "is not a URL such as postgres://user@host1:5432,host2:5432/notifyd"})
 				continue // what it holds cannot be known, and is not shown
 			case err == nil && u.Scheme != "":
 				if _, has := u.User.Password(); !has && !u.Query().Has("password") {
 					continue
 				}
-			case !strings.Contains(f.value.String(), "password"):
+			case !strings.Contains(f.Value.String(), "password"):
 				continue
 			}
 		}

@@ -45,6 +45,7 @@ func TestServersAreChecked(t *testing.T) {
 	f("roles: [boss]", "is no role")
 	f("sqs: {endpoint: 'http://127.0.0.1:19324'}", "sqs.region: is empty")
 	f("sqs: {region: here, endpoint: 'ftp://x'}", "sqs.endpoint")
+	f("sqs: {region: here, prefix: 'a b'}", `sqs.prefix: "a b"`)
 	f("archive: {dir: /tmp/x}", "archive.dir: is set")
 	replaced := func(old, now, want string) {
 		t.Helper()

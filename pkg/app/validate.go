@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/url"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -14,7 +15,7 @@ import (
 	"github.com/go-viper/mapstructure/v2"
 
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/provider"
+	"github.com/notifyd/notifyd/pkg/setting"
 	"github.com/notifyd/notifyd/pkg/trace"
 )
 
@@ -45,7 +46,7 @@ func originOf(origin map[string]string, key string) string {
 
 // undecodable are the values that are not of their key's kind. Only numbers,
 // switches and times are told: others may hold a secret.
-func undecodable(err error, fields map[string]field, get func(key string) any) (problems []problem) {
+func undecodable(err error, fields map[string]setting.Field, get func(key string) any) (problems []problem) {
 	switch e := err.(type) { //nolint:errorlint // each is looked into below
 	case nil:
 		return nil
@@ -55,14 +56,14 @@ func undecodable(err error, fields map[string]field, get func(key string) any) (
 			return []problem{{key: e.Name(), text: e.Unwrap().Error()}}
 		}
 		var what string
-		switch _, duration := f.value.Interface().(time.Duration); {
+		switch _, duration := f.Value.Interface().(time.Duration); {
 		case duration:
 			what = "a length of time such as 500ms, 10s or 2h"
-		case f.value.CanInt():
+		case f.Value.CanInt():
 			what = "a whole number"
-		case f.value.CanFloat():
+		case f.Value.CanFloat():
 			what = "a number"
-		case f.value.Kind() == reflect.Bool:
+		case f.Value.Kind() == reflect.Bool:
 			what = "true or false"
 		default:
 			return []problem{{key: e.Name(), text: e.Unwrap().Error()}}
@@ -81,25 +82,84 @@ func undecodable(err error, fields map[string]field, get func(key string) any) (
 	return []problem{{key: "configuration", text: err.Error()}}
 }
 
+var (
+	keyspaceName = regexp.MustCompile(`^[a-z][a-z0-9_]{0,47}$`)
+	queuePrefix  = regexp.MustCompile(`^[a-zA-Z0-9_-]{1,71}$`)
+)
+
+// forms say what is wrong with a text: those of the tag "is".
+var forms = map[string]func(text string) string{
+	"address":   notAddress,
+	"loopback":  notLoopback,
+	"host:port": notHostPort,
+	"url": func(s string) string {
+		u, err := url.Parse(s)
+		return unless(err == nil && u.Host != "" && (u.Scheme == "http" || u.Scheme == "https"), "%q is not an http or https URL", s)
+	},
+	"collector": func(s string) string {
+		if err := trace.CheckEndpoint(s); err != nil {
+			return "the URL " + err.Error() // not the URL: it may hold a secret
+		}
+		return ""
+	},
+	"category": func(s string) string {
+		_, ok := notify.ParseCategory(s)
+		return unless(ok, "no category is called %q", s)
+	},
+	"lane": func(s string) string {
+		_, ok := notify.ParseLane(s)
+		return unless(ok, "no lane is called %q", s)
+	},
+	"keyspace": func(s string) string {
+		return unless(keyspaceName.MatchString(s), "%q is not a name of a-z, 0-9 and _ that begins with a letter, 48 at most", s)
+	},
+	"queue": func(s string) string {
+		return unless(queuePrefix.MatchString(s), "%q is not of letters, digits, - and _, 71 at most", s)
+	},
+	"prefix": func(s string) string {
+		return unless(!strings.ContainsAny(s, "{} \n\r"), "%q has braces, spaces or line breaks", s)
+	},
+}
+
+func unless(ok bool, format, value string) string {
+	if ok {
+		return ""
+	}
+	return fmt.Sprintf(format, value)
+}
+
+func notAddress(s string) string {
+	_, port, err := net.SplitHostPort(s)
+	if err == nil { // a number up to 65535, or the name of a service
+		_, err = net.DefaultResolver.LookupPort(context.Background(), "tcp", port)
+	}
+	return unless(err == nil, "%q is not host:port", s)
+}
+
+func notLoopback(s string) string {
+	if bad := notAddress(s); bad != "" && !noPort(s) {
+		return bad
+	}
+	host, _, _ := net.SplitHostPort(s)
+	return unless(noPort(s) || host == "localhost" || net.ParseIP(host).IsLoopback(),
+		"%q is not a loopback address: anybody who reaches the log can read it; use 127.0.0.1:PORT, or off", s)
+}
+
+func notHostPort(s string) string {
+	host, port, err := net.SplitHostPort(s)
+	if i := strings.LastIndexByte(s, '@'); i >= 0 { // a URL may have a password before it
+		s = "..." + s[i:]
+	}
+	return unless(err == nil && host != "" && port != "", "%q is not host:port", s)
+}
+
 // validate returns what is wrong with the values, in no order.
 func (c *Config) validate() (problems []problem) {
 	bad := func(key, format string, args ...any) {
 		problems = append(problems, problem{key: key, text: fmt.Sprintf(format, args...)})
 	}
-	for key, addr := range map[string]string{"api.listen": c.API.Listen, "api.admin": c.API.Admin, "log.listen": c.Log.Listen} {
-		if addr == "" && key == "api.admin" || key == "log.listen" && noPort(addr) {
-			continue
-		}
-		host, port, err := net.SplitHostPort(addr)
-		if err == nil { // a number up to 65535, or the name of a service
-			_, err = net.DefaultResolver.LookupPort(context.Background(), "tcp", port)
-		}
-		switch ip := net.ParseIP(host); {
-		case err != nil:
-			bad(key, "%q is not host:port", addr)
-		case key == "log.listen" && host != "localhost" && !ip.IsLoopback():
-			bad(key, "%q is not a loopback address: anybody who reaches the log can read it; use 127.0.0.1:PORT, or off", addr)
-		}
+	for _, f := range setting.Check(c, forms) {
+		bad(f.Key, "%s", f.Text)
 	}
 	for name, n := range c.Log.Partitions {
 		if _, ok := notify.ParseChannel(name); !ok {
@@ -119,42 +179,12 @@ func (c *Config) validate() (problems []problem) {
 			bad("intake.refuse", "no channel is called %q", ch)
 		}
 		for _, cat := range cats {
-			if _, ok := notify.ParseCategory(cat); !ok {
-				bad("intake.refuse."+ch, "no category is called %q", cat)
+			if text := forms["category"](cat); text != "" {
+				bad("intake.refuse."+ch, "%s", text)
 			}
 		}
 	}
-	for _, cat := range c.Intake.SMS {
-		if _, ok := notify.ParseCategory(cat); !ok {
-			bad("intake.sms_categories", "no category is called %q", cat)
-		}
-	}
-	least := func(key string, v, min int64) {
-		if v < min {
-			bad(key, "%d is below %d", v, min)
-		}
-	}
 	c.validateServers(bad)
-	least("log.cap_mib", int64(c.Log.CapMiB), 64)
-	least("log.min_free_mib", int64(c.Log.MinFreeMiB), 1)
-	least("api.burst", int64(c.API.Burst), 1)
-	least("api.body_mib", int64(c.API.BodyMiB), 128) // a fan-out of 64 MiB of each of two callers
-	least("intake.spill_mib", int64(c.Intake.SpillMiB), 1)
-	least("timers.catch_up_rate", int64(c.Timers.CatchUpRate), 1)
-	if c.Timers.Shards < 1 || c.Timers.Shards > 4096 {
-		bad("timers.shards", "%d is not between 1 and 4096", c.Timers.Shards)
-	}
-	if c.Timers.Jitter < 0 || c.Timers.Jitter > time.Hour {
-		bad("timers.jitter", "%s is not between 0 and 1h", c.Timers.Jitter)
-	}
-	least("jobs.approve_above", int64(c.Jobs.ApproveAbove), 0)
-	least("jobs.most", int64(c.Jobs.Most), 1)
-	least("triggers.caller_in_flight", int64(c.Triggers.CallerInFlight), 1)
-	least("triggers.in_flight", int64(c.Triggers.InFlight), 1)
-	least("triggers.max_pending", int64(c.Triggers.MaxPending), 1)
-	if c.Triggers.Timeout > 25*time.Second {
-		bad("triggers.timeout", "%s is above 25s: a call ends within its claim", c.Triggers.Timeout)
-	}
 	if _, err := c.egress(); err != nil {
 		if e, ok := errors.AsType[*notify.Error](err); ok && e.Field != "" {
 			bad(e.Field, "%s", e.Msg)
@@ -162,96 +192,27 @@ func (c *Config) validate() (problems []problem) {
 			bad("triggers", "%v", err)
 		}
 	}
-	least("workers.max_retries", int64(c.Workers.MaxRetries), 0)
-	least("providers.apns.connections", int64(c.Providers.APNs.Connections), 1)
-	if known := []string{string(provider.ClientFrames), string(provider.ClientNetHTTP)}; !slices.Contains(known, c.Providers.APNs.Client) {
-		bad("providers.apns.client", "%q is not %s or %s", c.Providers.APNs.Client, known[0], known[1])
-	}
-	least("providers.twilio.parallel", int64(c.Providers.Twilio.Parallel), 1)
-	for key, rate := range map[string]float64{
-		"api.rate": c.API.Rate, "providers.twilio.rate": c.Providers.Twilio.Rate, "providers.sendgrid.rate": c.Providers.SendGrid.Rate,
-	} {
-		if !(rate > 0) {
-			bad(key, "%v is not above 0", rate)
-		}
-	}
-	for key, d := range map[string]time.Duration{
-		"history.retention": c.History.Retention, "jobs.keep": c.Jobs.Keep, "archive.every": c.Archive.Every, "archive.after": c.Archive.After, "archive.wait": c.Archive.Wait, "intake.idempotency": c.Intake.Idempotency, "workers.batch_age": c.Workers.BatchAge,
-		"workers.drain": c.Workers.Drain, "workers.call_limit": c.Workers.CallLimit,
-		"timers.max_delay": c.Timers.MaxDelay, "triggers.timeout": c.Triggers.Timeout,
-		"providers.config_open_for": c.Providers.ConfigOpenFor,
-	} {
-		if d <= 0 {
-			bad(key, "%s is not above 0", d)
-		}
-	}
-	if c.Audit.Every < 0 {
-		bad("audit.every", "%s is below 0", c.Audit.Every)
-	}
-	if c.Audit.Window < 0 {
-		bad("audit.window", "%s is below 0", c.Audit.Window)
-	}
 	if c.Archive.Dir != "" && c.Archive.After >= c.History.Retention {
 		bad("archive.after", "%s is not below history.retention, %s", c.Archive.After, c.History.Retention)
 	}
 	if c.Archive.S3.Bucket != "" && c.Archive.Dir == "" {
 		bad("archive.s3.bucket", "needs archive.dir: files are written there first")
 	}
-	if u, err := url.Parse(c.Archive.S3.Endpoint); c.Archive.S3.Endpoint != "" && (err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https")) {
-		bad("archive.s3.endpoint", "%q is not an http or https URL", c.Archive.S3.Endpoint)
-	}
-	if c.Log.Linger < 0 {
-		bad("log.linger", "%s is below 0", c.Log.Linger)
-	}
-	if c.API.Plaintext != "loopback" && c.API.Plaintext != "anywhere" {
-		bad("api.plaintext", "%q is not loopback or anywhere", c.API.Plaintext)
-	}
-	if u, err := url.Parse(c.API.PublicURL); c.API.PublicURL != "" && (err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https")) {
-		bad("api.public_url", "%q is not an http or https URL", c.API.PublicURL)
-	}
-	if c.Tracing.Endpoint != "" {
-		if err := trace.CheckEndpoint(c.Tracing.Endpoint); err != nil {
-			bad("tracing.endpoint", "the URL %s", err) // not the URL: it may hold a secret
-		}
-	}
-	if !(c.Tracing.Sample >= 0 && c.Tracing.Sample <= 1) {
-		bad("tracing.sample", "%g is not from 0 to 1", c.Tracing.Sample)
-	}
-	keys := 0
-	for _, from := range []string{c.Auth.JWKSURL, c.Auth.JWKSFile, c.Auth.KeyFile, c.Auth.HS256} {
-		if from != "" {
-			keys++
-		}
-	}
-	if keys > 1 {
-		bad("auth", "only one of jwks_url, jwks_file, key_file and hs256_file may be set, not %d", keys)
-	}
-	for _, name := range c.Workers.Strict {
-		if _, ok := notify.ParseLane(name); !ok {
-			bad("workers.strict", "no lane is called %q", name)
-		}
-	}
-	if c.Workers.Bulk <= 0 || c.Workers.Bulk > 1 {
-		bad("workers.bulk_share", "%v is not above 0 and at most 1", c.Workers.Bulk)
-	}
-	for name, l := range map[string]Lane{"push": c.Workers.Push, "sms": c.Workers.SMS, "email": c.Workers.Email} {
-		if l.InFlight < 1 || l.Window < 1 || l.Ahead < 1 {
-			bad("workers."+name, "in_flight %d, window %d and ahead %d: each must be at least 1", l.InFlight, l.Window, l.Ahead)
-		}
-	}
-	if !slices.Contains([]string{"debug", "info", "warn", "error"}, c.Logging.Level) {
-		bad("logging.level", "%q is not debug, info, warn or error", c.Logging.Level)
-	}
-	if c.Logging.Format != "json" && c.Logging.Format != "text" {
-		bad("logging.format", "%q is not json or text", c.Logging.Format)
+	if n := len(c.keySources()); n > 1 {
+		bad("auth", "only one of jwks_url, jwks_file, key_file and hs256_file may be set, not %d", n)
 	}
 	return problems
+}
+
+// keySources are the values that say where the keys of tokens are.
+func (c *Config) keySources() []string {
+	return slices.DeleteFunc([]string{c.Auth.JWKSURL, c.Auth.JWKSFile, c.Auth.KeyFile, c.Auth.HS256}, func(s string) bool { return s == "" })
 }
 
 // CheckAuth returns notify.KindInvalid where c names no key to check tokens with. The
 // defaults name none, so this is not one of the problems of a file.
 func (c *Config) CheckAuth() error {
-	if c.Auth.JWKSURL+c.Auth.JWKSFile+c.Auth.KeyFile+c.Auth.HS256 != "" {
+	if len(c.keySources()) > 0 {
 		return nil
 	}
 	return notify.Invalid("bad_config", "auth", "set one of auth.key_file, auth.jwks_url, auth.jwks_file and auth.hs256_file: no token could be checked")

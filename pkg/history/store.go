@@ -18,6 +18,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/setting"
 )
 
 var _ engine.History = (*Store)(nil)
@@ -69,8 +70,14 @@ const (
 // pump feeds it again. Damaged files are left as they are and reported by
 // Damaged. Nothing runs until Run.
 func Open(cfg Config) (*Store, error) {
-	cfg = cfg.withDefaults()
-	if err := cfg.validate(); err != nil {
+	cfg = setting.Fill(cfg)
+	if cfg.FS == nil {
+		cfg.FS = osFS{}
+	}
+	if cfg.Dir == "" {
+		return nil, errors.New("history: no folder configured")
+	}
+	if err := setting.Err("history", &cfg); err != nil {
 		return nil, err
 	}
 	s := &Store{cfg: cfg, free: make(chan arrays, 16), damaged: map[string]error{}, dead: make(chan struct{}), listBounds: defaultListBounds, lists: make(chan struct{}, maxLists)}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/setting"
 	"github.com/notifyd/notifyd/pkg/stream"
 )
 
@@ -57,37 +58,34 @@ type Config struct {
 	// MaxRecord is the largest record value, in bytes. Default 983,040; at
 	// least 524,288, so that one receiver always fits; the broker's
 	// max.message.bytes must be above it.
-	MaxRecord int
-	// MaxBatch is how many items a batch may have. Default 1,000.
-	MaxBatch int
-	// MaxRejected is how many refused receivers a fan-out's answer lists; it
-	// always counts all. Default 10,000.
-	MaxRejected int
-	// BlockReceivers is how many receivers a chunk is meant to hold; a block
-	// is this many per partition, rounded up to a power of two. Default 8,192.
-	BlockReceivers int
+	MaxRecord int `default:"983040" min:"524288"`
+	// MaxBatch is how many items a batch may have.
+	MaxBatch int `default:"1000" min:"1"`
+	// MaxRejected is how many refused receivers a fan-out's answer lists; it always counts
+	// all.
+	MaxRejected int `default:"10000" min:"1"`
+	// BlockReceivers is how many receivers a chunk is meant to hold; a block is this many per
+	// partition, rounded up to a power of two.
+	BlockReceivers int `default:"8192" min:"1"`
 	// Refuse lists categories that are not admitted, by channel. Default none.
 	Refuse map[notify.Channel][]notify.Category
 	// SMS lists the categories SMS takes. Default otp and alert.
 	SMS []notify.Category
-	// MaxDelay is how far ahead a notification may be scheduled. Default 366 days.
-	MaxDelay time.Duration
-	// Jitter spreads scheduled notifications: later only, by at most a tenth of
-	// the delay; never otp and alert.
-	// Default 0.
-	Jitter time.Duration
-	// TimerKind is engine.Timer.Kind of an envelope. Default 1, as pkg/timer has it.
-	TimerKind uint8
-	// Lease is how long a request may work on a reserved key before a repeat
-	// takes over. Default 30 s.
-	Lease time.Duration
-	// Keep is how long a key is kept at least. Default 24 h.
-	Keep time.Duration
+	// MaxDelay is how far ahead a notification may be scheduled.
+	MaxDelay time.Duration `default:"8784h" min:"0"`
+	// Jitter spreads scheduled notifications: later only, by at most a tenth of the delay;
+	// never otp and alert.
+	Jitter time.Duration `min:"0"`
+	// TimerKind is engine.Timer.Kind of an envelope.
+	TimerKind uint8 `default:"1"`
+	// Lease is how long a request may work on a reserved key before a repeat takes over.
+	Lease time.Duration `default:"30s" min:"1s"`
+	// Keep is how long a key is kept at least.
+	Keep time.Duration `default:"24h"`
 	// Grace is how long a key of a scheduled request is kept after it fired.
-	// Default 1 h.
-	Grace time.Duration
-	// SpillBytes bounds the spill buffer. Default 64 MiB.
-	SpillBytes int64
+	Grace time.Duration `default:"1h" min:"0"`
+	// SpillBytes bounds the spill buffer.
+	SpillBytes int64 `default:"64MiB" min:"1"`
 	// Owner names this process in leases; it must differ between processes, and
 	// between starts of one. Default: a fresh id.
 	Owner string
@@ -95,29 +93,17 @@ type Config struct {
 	Exclusive bool
 	// Events are told what happened. Default: nothing.
 	Events Events
-	// Logger gets failures that do not change an answer. Default: discarded.
-	Logger *slog.Logger
+	// Logger gets failures that do not change an answer.
+	Logger *slog.Logger `default:"discard"`
 }
 
 func (c Config) withDefaults() Config {
-	c.MaxRecord = or(c.MaxRecord, 983_040)
-	c.MaxBatch = or(c.MaxBatch, 1000)
-	c.MaxRejected = or(c.MaxRejected, 10_000)
-	c.BlockReceivers = or(c.BlockReceivers, 8192)
-	c.MaxDelay = or(c.MaxDelay, 366*24*time.Hour)
-	c.TimerKind = or(c.TimerKind, 1)
-	c.Lease = or(c.Lease, 30*time.Second)
-	c.Keep = or(c.Keep, 24*time.Hour)
-	c.Grace = or(c.Grace, time.Hour)
-	c.SpillBytes = or(c.SpillBytes, 64<<20)
+	c = setting.Fill(c)
 	if c.SMS == nil {
 		c.SMS = []notify.Category{notify.OTP, notify.Alert}
 	}
 	if c.Owner == "" {
 		c.Owner = notify.NewBase(time.Now()).String()
-	}
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	return c
 }
@@ -131,15 +117,10 @@ func or[T comparable](v, def T) T {
 }
 
 func (c Config) validate() error {
-	switch {
-	case c.MaxRecord < 512<<10:
-		return errors.New("intake: MaxRecord is below 524,288 bytes, one receiver might not fit")
-	case c.MaxBatch < 1, c.MaxRejected < 1, c.BlockReceivers < 1, c.SpillBytes < 1:
-		return errors.New("intake: MaxBatch, MaxRejected, BlockReceivers and SpillBytes must be above 0")
-	case c.Lease < time.Second, c.Keep < c.Lease, c.Grace < 0, c.Jitter < 0, c.MaxDelay < 0:
-		return errors.New("intake: Lease must be at least 1 s, Keep at least Lease, and no duration below 0")
+	if c.Keep < c.Lease {
+		return errors.New("intake: Keep must be at least Lease")
 	}
-	return nil
+	return setting.Err("intake", &c)
 }
 
 // Service is the intake of one process. Its methods may be called from any

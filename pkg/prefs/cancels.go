@@ -10,6 +10,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/setting"
 )
 
 // Cancels is the set of cancelled requests, receivers and campaigns as one
@@ -64,8 +65,8 @@ const dropFilter = 8
 
 // NewCancels returns a follower of a store. Call Run.
 func NewCancels(store engine.Cancels, cfg Config) (*Cancels, error) {
-	cfg = cfg.withDefaults()
-	if err := cfg.validate(); err != nil {
+	cfg = setting.Fill(cfg)
+	if err := setting.Err("prefs", &cfg); err != nil {
 		return nil, err
 	}
 	c := &Cancels{cfg: cfg, store: store, young: map[scope]struct{}{}}

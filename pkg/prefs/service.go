@@ -7,7 +7,6 @@ package prefs
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -15,54 +14,24 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/setting"
 	"golang.org/x/time/rate"
 )
 
 // Config of a Service. The zero value is valid.
 type Config struct {
-	// Poll is how often changes of other processes are looked for; default 250 ms.
-	Poll time.Duration
-	// MaxAge is how old the snapshot may be for bulk; default 1 s.
-	MaxAge time.Duration
-	// Batch is how many changes are read at once; default 1000.
-	Batch int
+	// Poll is how often changes of other processes are looked for.
+	Poll time.Duration `default:"250ms" min:"0"`
+	// MaxAge is how old the snapshot may be for bulk.
+	MaxAge time.Duration `default:"1s" min:"0"`
+	// Batch is how many changes are read at once.
+	Batch int `default:"1000" min:"0"`
 	// MaxCancels is how many cancellations are held in memory; of a Cancels.
-	// Default 1,048,576.
-	MaxCancels int
-	// MaxSuppressed is how many dead addresses that no profile lists are held;
-	// see Suppress. Default 500,000.
-	MaxSuppressed int
-	// Log receives failures to follow; default: discarded.
-	Log *slog.Logger
-}
-
-func (c Config) withDefaults() Config {
-	if c.Poll == 0 {
-		c.Poll = 250 * time.Millisecond
-	}
-	if c.MaxAge == 0 {
-		c.MaxAge = time.Second
-	}
-	if c.Batch == 0 {
-		c.Batch = 1000
-	}
-	if c.MaxCancels == 0 {
-		c.MaxCancels = 1 << 20
-	}
-	if c.MaxSuppressed == 0 {
-		c.MaxSuppressed = 500_000
-	}
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
-	}
-	return c
-}
-
-func (c Config) validate() error {
-	if c.Poll < 0 || c.MaxAge < 0 || c.Batch < 0 || c.MaxCancels < 0 || c.MaxSuppressed < 0 {
-		return fmt.Errorf("prefs: poll %v, max age %v, batch %d, max cancels %d and max suppressed %d must be positive", c.Poll, c.MaxAge, c.Batch, c.MaxCancels, c.MaxSuppressed)
-	}
-	return nil
+	MaxCancels int `default:"1048576" min:"0"`
+	// MaxSuppressed is how many dead addresses that no profile lists are held; see Suppress.
+	MaxSuppressed int `default:"500000" min:"0"`
+	// Log receives failures to follow.
+	Log *slog.Logger `default:"discard"`
 }
 
 // Service reads and writes profiles and keeps the Snapshot current. Methods may
@@ -90,8 +59,8 @@ type Service struct {
 
 // New returns a Service over a store. Call Load, then Run.
 func New(store engine.Prefs, cfg Config) (*Service, error) {
-	cfg = cfg.withDefaults()
-	if err := cfg.validate(); err != nil {
+	cfg = setting.Fill(cfg)
+	if err := setting.Err("prefs", &cfg); err != nil {
 		return nil, err
 	}
 	return &Service{cfg: cfg, store: store, snap: newSnapshot(), own: map[string]uint64{}, pending: map[string]*uint64{}, woken: make(chan struct{}, 1), full: rate.Sometimes{Interval: time.Minute}}, nil

@@ -17,6 +17,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/secrets"
+	"github.com/notifyd/notifyd/pkg/setting"
 )
 
 // AuthConfig says which tokens are good. Exactly one of JWKSURL, JWKSFile,
@@ -31,58 +32,17 @@ type AuthConfig struct {
 	KeyFile    string // PEM: public keys, or private ones whose public halves count
 	SecretFile string // HS256, at least 32 bytes, not readable by everybody; for one machine
 
-	Leeway      time.Duration // for clocks that differ, at most 30 s; default 10 s
-	MaxLifetime time.Duration // a token may not be good for longer; default 31 days
-	CacheFor    time.Duration // a verified token is believed this long, at most 60 s; default 60 s
-	CacheSize   int           // verified tokens kept; default 10,000
+	Leeway      time.Duration `default:"10s" min:"0" max:"30s"` // for clocks that differ, at most 30 s
+	MaxLifetime time.Duration `default:"744h"`                  // a token may not be good for longer
+	CacheFor    time.Duration `default:"1m" min:"0" max:"1m"`   // a verified token is believed this long, at most 60 s
+	CacheSize   int           `default:"10000"`                 // verified tokens kept
 
-	Refresh    time.Duration // of the JWK set; default 5 min
-	MinRefresh time.Duration // between fetches caused by unknown keys; default 10 s
-	MaxStale   time.Duration // how long old keys hold while fetching fails; default 24 h
+	Refresh    time.Duration `default:"5m"`  // of the JWK set
+	MinRefresh time.Duration `default:"10s"` // between fetches caused by unknown keys
+	MaxStale   time.Duration `default:"24h"` // how long old keys hold while fetching fails
 
 	HTTPClient *http.Client     // for JWKSURL; default: one with a timeout of 5 s
 	Now        func() time.Time // default time.Now
-}
-
-func (c AuthConfig) withDefaults() AuthConfig {
-	def := func(d *time.Duration, v time.Duration) {
-		if *d == 0 {
-			*d = v
-		}
-	}
-	def(&c.Leeway, 10*time.Second)
-	def(&c.MaxLifetime, 31*24*time.Hour)
-	def(&c.CacheFor, time.Minute)
-	def(&c.Refresh, 5*time.Minute)
-	def(&c.MinRefresh, 10*time.Second)
-	def(&c.MaxStale, 24*time.Hour)
-	if c.CacheSize == 0 {
-		c.CacheSize = 10_000
-	}
-	if c.Now == nil {
-		c.Now = time.Now
-	}
-	return c
-}
-
-func (c AuthConfig) validate() error {
-	sources := 0
-	for _, s := range []string{c.JWKSURL, c.JWKSFile, c.KeyFile, c.SecretFile} {
-		if s != "" {
-			sources++
-		}
-	}
-	switch {
-	case sources != 1:
-		return notify.Invalid("bad_config", "auth", "exactly one of jwks_url, jwks_file, key_file and secret_file must be set")
-	case c.Issuer == "" || c.Audience == "":
-		return notify.Invalid("bad_config", "auth", "issuer and audience must be set")
-	case c.Leeway < 0 || c.Leeway > 30*time.Second:
-		return notify.Invalid("bad_config", "auth.leeway", "leeway must be from 0 to 30 s")
-	case c.CacheFor < 0 || c.CacheFor > time.Minute:
-		return notify.Invalid("bad_config", "auth.cache_for", "cache_for must be from 0 to 60 s")
-	}
-	return nil
 }
 
 // maxToken bounds a token, in bytes.
@@ -105,9 +65,15 @@ type cached struct {
 // NewVerifier reads the configured keys; a JWK set is fetched by Run or by the
 // first token.
 func NewVerifier(cfg AuthConfig) (*Verifier, error) {
-	cfg = cfg.withDefaults()
-	if err := cfg.validate(); err != nil {
+	cfg = setting.Fill(cfg)
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	if err := setting.Err("auth", &cfg); err != nil {
 		return nil, err
+	}
+	if cfg.Issuer == "" || cfg.Audience == "" {
+		return nil, notify.Invalid("bad_config", "auth", "issuer and audience must be set")
 	}
 	v := &Verifier{cfg: cfg, cache: newRecent[[sha256.Size]byte, cached](max(1, cfg.CacheSize/2))}
 	methods := []string{"RS256", "ES256", "EdDSA"}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/setting"
 )
 
 // Config of an Engine or a Writer. The zero value of a number means its
@@ -44,35 +45,35 @@ type Config struct {
 	// it they are dropped.
 	Cancelled func(ctx context.Context, ts []engine.Timer) error
 
-	Shards       int           // partitions of a minute: 16
-	Poll         time.Duration // between loads: 1 s
-	Lookahead    time.Duration // how far ahead of now rows are loaded: 2 s
-	WriteTimeout time.Duration // longest write that is expected: 2 s
-	Skew         time.Duration // largest difference of two clocks: 500 ms
-	Grace        time.Duration // from a minute's end to its close: 10 s
-	Batch        int           // timers a Publish at most, and rows a scan: 512
-	BatchSize    int           // bytes of payload a Publish at most, unless one has more: 4 MiB
-	Publishers   int           // Publish calls at once for what is on time: 4
+	Shards       int           `default:"16"`    // partitions of a minute: 16
+	Poll         time.Duration `default:"1s"`    // between loads: 1 s
+	Lookahead    time.Duration `default:"2s"`    // how far ahead of now rows are loaded: 2 s
+	WriteTimeout time.Duration `default:"2s"`    // longest write that is expected: 2 s
+	Skew         time.Duration `default:"500ms"` // largest difference of two clocks: 500 ms
+	Grace        time.Duration `default:"10s"`   // from a minute's end to its close: 10 s
+	Batch        int           `default:"512"`   // timers a Publish at most, and rows a scan: 512
+	BatchSize    int           `default:"4MiB"`  // bytes of payload a Publish at most, unless one has more: 4 MiB
+	Publishers   int           `default:"4"`     // Publish calls at once for what is on time: 4
 
 	// Loading pauses at either limit while Publish is slow or refuses. Catching
 	// up has a quarter as much on top.
-	MaxPending int // timers loaded and not acknowledged: 131,072
-	MaxBytes   int // their payload, in bytes: 128 MiB
+	MaxPending int `default:"131072"` // timers loaded and not acknowledged: 131,072
+	MaxBytes   int `default:"128MiB"` // their payload, in bytes: 128 MiB
 
 	// What was due more than CatchUpAfter before an engine came to load it is
 	// released by a lane of its own, in due order, so many a second.
-	CatchUpAfter      time.Duration // 10 s; at least 2 s more than a take-over lasts
-	CatchUpRate       int           // timers a second: 20,000
-	CatchUpPublishers int           // its Publish calls at once: 2
+	CatchUpAfter      time.Duration `default:"10s"`   // 10 s; at least 2 s more than a take-over lasts
+	CatchUpRate       int           `default:"20000"` // timers a second: 20,000
+	CatchUpPublishers int           `default:"2"`     // its Publish calls at once: 2
 
-	LeaseTTL    time.Duration // 5 s
-	LeaseRenew  time.Duration // between renewals: 1.5 s
-	LeaseMargin time.Duration // trust ends so long before the lease: 1 s
-	LeaseLook   time.Duration // between a standby's looks: 250 ms
-	Beat        time.Duration // between heartbeats: 5 s
+	LeaseTTL    time.Duration `default:"5s"`     // 5 s
+	LeaseRenew  time.Duration `default:"1500ms"` // between renewals: 1.5 s
+	LeaseMargin time.Duration `default:"1s"`     // trust ends so long before the lease: 1 s
+	LeaseLook   time.Duration `default:"250ms"`  // between a standby's looks: 250 ms
+	Beat        time.Duration `default:"5s"`     // between heartbeats: 5 s
 
-	ColdAfter time.Duration // 30 days
-	Retention time.Duration // of schedules after their fire time: 30 days
+	ColdAfter time.Duration `default:"720h"` // 30 days
+	Retention time.Duration `default:"720h"` // of schedules after their fire time: 30 days
 
 	// Wall is the clock that due times are compared with; nil: time.Now. Leases
 	// and waits use the monotonic clock.
@@ -81,9 +82,9 @@ type Config struct {
 	// does. It must not block. An engine whose offset is over MaxClockOffset
 	// owns nothing.
 	ClockOffset    func() time.Duration
-	MaxClockOffset time.Duration // 500 ms
+	MaxClockOffset time.Duration `default:"500ms"` // 500 ms
 
-	Logger *slog.Logger
+	Logger *slog.Logger `default:"discard"`
 	Events Events
 }
 
@@ -118,46 +119,12 @@ const (
 func (l Lane) String() string { return [...]string{"on_time", "catch_up", "near"}[l] }
 
 func (c Config) withDefaults() Config {
-	length := func(p *time.Duration, d time.Duration) {
-		if *p <= 0 {
-			*p = d
-		}
-	}
-	number := func(p *int, n int) {
-		if *p <= 0 {
-			*p = n
-		}
-	}
-	number(&c.Shards, 16)
-	length(&c.Poll, time.Second)
-	length(&c.Lookahead, 2*time.Second)
-	length(&c.WriteTimeout, 2*time.Second)
-	length(&c.Skew, 500*time.Millisecond)
-	length(&c.Grace, 10*time.Second)
-	number(&c.Batch, 512)
-	number(&c.BatchSize, 4<<20)
-	number(&c.Publishers, 4)
-	number(&c.MaxPending, 1<<17)
-	number(&c.MaxBytes, 128<<20)
-	length(&c.CatchUpAfter, 10*time.Second)
-	number(&c.CatchUpRate, 20_000)
-	number(&c.CatchUpPublishers, 2)
-	length(&c.LeaseTTL, 5*time.Second)
-	length(&c.LeaseRenew, 1500*time.Millisecond)
-	length(&c.LeaseMargin, time.Second)
-	length(&c.LeaseLook, 250*time.Millisecond)
-	length(&c.Beat, 5*time.Second)
-	length(&c.ColdAfter, 30*24*time.Hour)
-	length(&c.Retention, 30*24*time.Hour)
-	length(&c.MaxClockOffset, 500*time.Millisecond)
+	c = setting.Fill(c)
 	if c.CaughtUp == nil {
 		c.CaughtUp = c.Publish
 	}
 	if c.Wall == nil {
 		c.Wall = time.Now
-	}
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	c.Events = c.Events.withDefaults()
 	return c

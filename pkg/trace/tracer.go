@@ -17,6 +17,8 @@ import (
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 	oteltrace "go.opentelemetry.io/otel/trace"
+
+	"github.com/notifyd/notifyd/pkg/setting"
 )
 
 // Config of a Tracer. The zero value is off.
@@ -26,28 +28,26 @@ type Config struct {
 	Endpoint string
 	// Sample is the share of requests without a traceparent that begin a trace, 0
 	// to 1. One with a traceparent says itself whether it is recorded.
-	Sample float64
+	Sample float64 `min:"0" max:"1"`
 	// Headers are sent to the collector, e.g. Authorization. They may be secret.
 	Headers map[string]string
 	// Service is service.name of the spans, Version service.version.
 	Service, Version string
-	// MaxQueue is how many spans wait for the collector at most; more are dropped
-	// and counted. Default 2048.
-	MaxQueue int
-	// Timeout of one export. Default 10 s.
-	Timeout time.Duration
-	// Every is how long a span waits for others. Default 2 s.
-	Every time.Duration
-	// Flush is how long Close waits for spans to be exported. Default 3 s.
-	Flush time.Duration
+	// MaxQueue is how many spans wait for the collector at most; more are dropped and counted.
+	MaxQueue int `default:"2048" min:"1"`
+	// Timeout of one export.
+	Timeout time.Duration `default:"10s"`
+	// Every is how long a span waits for others.
+	Every time.Duration `default:"2s"`
+	// Flush is how long Close waits for spans to be exported.
+	Flush time.Duration `default:"3s"`
 	// Exported is told of spans the collector has taken, Dropped of those that
 	// nobody will see: "queue_full" or "export_failed". They may be nil and must not
 	// block.
 	Exported func(n int)
 	Dropped  func(reason string, n int)
-	// Logger hears when exports begin to fail, and when they do no more. Default:
-	// discarded.
-	Logger *slog.Logger
+	// Logger hears when exports begin to fail, and when they do no more.
+	Logger *slog.Logger `default:"discard"`
 }
 
 // Why spans were dropped.
@@ -57,22 +57,12 @@ const (
 )
 
 func (c Config) withDefaults() Config {
-	if c.MaxQueue == 0 {
-		c.MaxQueue = 2048
-	}
-	for d, def := range map[*time.Duration]time.Duration{&c.Timeout: 10 * time.Second, &c.Every: 2 * time.Second, &c.Flush: 3 * time.Second} {
-		if *d == 0 {
-			*d = def
-		}
-	}
+	c = setting.Fill(c)
 	if c.Exported == nil {
 		c.Exported = func(int) {}
 	}
 	if c.Dropped == nil {
 		c.Dropped = func(string, int) {}
-	}
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	return c
 }
@@ -110,8 +100,8 @@ func New(cfg Config) (*Tracer, error) {
 	if err := CheckEndpoint(cfg.Endpoint); err != nil {
 		return nil, fmt.Errorf("trace: the endpoint %w", err)
 	}
-	if !(cfg.Sample >= 0 && cfg.Sample <= 1) || cfg.MaxQueue < 1 {
-		return nil, errors.New("trace: Sample is from 0 to 1, MaxQueue above 0")
+	if err := setting.Err("tracing", &cfg); err != nil {
+		return nil, err
 	}
 	endpoint := strings.TrimRight(cfg.Endpoint, "/")
 	if u, _ := url.Parse(endpoint); u.Path == "" {

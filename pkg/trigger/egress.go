@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"net"
 	"net/http"
 	"net/netip"
@@ -13,38 +12,27 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/setting"
 )
 
 // EgressConfig tunes the client that makes callbacks. The zero value is ready.
 type EgressConfig struct {
 	Policy EgressPolicy
-	// Timeout of a whole exchange, from the look-up of the name to the last byte
-	// of the answer that is read. Default 10 s.
-	Timeout time.Duration
-	// MaxAnswer is how much of an answer is read, in bytes; a connection with
-	// more on it is closed. Default 64 KiB.
-	MaxAnswer int64
+	// Timeout of a whole exchange, from the look-up of the name to the last byte of the answer
+	// that is read.
+	Timeout time.Duration `default:"10s" min:"0"`
+	// MaxAnswer is how much of an answer is read, in bytes; a connection with more on it is
+	// closed.
+	MaxAnswer int64 `default:"64KiB" min:"0"`
 	// MaxIdle and MaxIdlePerHost bound connections kept for the next call.
-	// Defaults 1,024 and 128.
-	MaxIdle, MaxIdlePerHost int
-	// IdleTimeout closes a connection that nobody used. Default 30 s.
-	IdleTimeout time.Duration
+	MaxIdle        int `default:"1024" min:"0"`
+	MaxIdlePerHost int `default:"128" min:"0"`
+	// IdleTimeout closes a connection that nobody used.
+	IdleTimeout time.Duration `default:"30s" min:"0"`
 	// RootCAs verify receivers. Default: the system's.
 	RootCAs *x509.CertPool
 	// Resolver finds addresses. Default: net.DefaultResolver.
 	Resolver *net.Resolver
-}
-
-func (c EgressConfig) withDefaults() EgressConfig {
-	c.Timeout = or(c.Timeout, 10*time.Second)
-	c.MaxAnswer = or(c.MaxAnswer, 64<<10)
-	c.MaxIdle = or(c.MaxIdle, 1024)
-	c.MaxIdlePerHost = or(c.MaxIdlePerHost, 128)
-	c.IdleTimeout = or(c.IdleTimeout, 30*time.Second)
-	if c.Resolver == nil {
-		c.Resolver = net.DefaultResolver
-	}
-	return c
 }
 
 func or[T comparable](v, def T) T {
@@ -74,9 +62,12 @@ type route struct {
 
 // NewEgress returns a client; it starts nothing.
 func NewEgress(cfg EgressConfig) (*Egress, error) {
-	e := &Egress{cfg: cfg.withDefaults()}
-	if e.cfg.Timeout < 0 || e.cfg.MaxAnswer < 0 || e.cfg.MaxIdle < 0 || e.cfg.MaxIdlePerHost < 0 || e.cfg.IdleTimeout < 0 {
-		return nil, errors.New("trigger: limits of the egress must not be negative")
+	e := &Egress{cfg: setting.Fill(cfg)}
+	if e.cfg.Resolver == nil {
+		e.cfg.Resolver = net.DefaultResolver
+	}
+	if err := setting.Err("egress", &e.cfg); err != nil {
+		return nil, err
 	}
 	if err := e.SetPolicy(cfg.Policy); err != nil {
 		return nil, err

@@ -11,6 +11,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/fault"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/setting"
 )
 
 // ReconcilerConfig of a Reconciler. Triggers, Timers, Shards, Later and Dead are
@@ -23,44 +24,26 @@ type ReconcilerConfig struct {
 	Dead     DeadLog
 	Census   *Census // told what the scan counted; nil: nobody is
 
-	// Grace is how far past due a waiting trigger, or past its lease a claim,
-	// must be. Default 15 min: longer than any deferral.
-	Grace time.Duration
-	// Ahead is how far ahead index rows are looked for; at least twice the time
-	// between runs, less than the cold tier's border. Default 2 h.
-	Ahead time.Duration
-	// Open is how far in the past a minute with timers must lie to be a finding:
-	// nobody releases it. Default 5 min.
-	Open time.Duration
+	// Grace is how far past due a waiting trigger, or past its lease a claim, must be.
+	Grace time.Duration `default:"15m" min:"0"`
+	// Ahead is how far ahead index rows are looked for; at least twice the time between runs,
+	// less than the cold tier's border.
+	Ahead time.Duration `default:"2h" min:"0"`
+	// Open is how far in the past a minute with timers must lie to be a finding: nobody
+	// releases it.
+	Open time.Duration `default:"5m" min:"0"`
 	// MaxFindings is how many findings a report lists; all are counted.
-	// Default 10,000.
-	MaxFindings int
-	// MaxAge is how old a report may be when it is applied. Default 15 min.
-	MaxAge time.Duration
-	// Page is how many rows are read at a time. Default 500.
-	Page int
+	MaxFindings int `default:"10000" min:"1"`
+	// MaxAge is how old a report may be when it is applied.
+	MaxAge time.Duration `default:"15m" min:"0"`
+	// Page is how many rows are read at a time.
+	Page int `default:"500" min:"1"`
 	// Events are told of records for triggers-dlq and of swaps.
 	Events Events
-	// Logger is told of rows that cannot be read. Default: discarded.
-	Logger *slog.Logger
+	// Logger is told of rows that cannot be read.
+	Logger *slog.Logger `default:"discard"`
 
 	hit func(string)
-}
-
-func (c ReconcilerConfig) withDefaults() ReconcilerConfig {
-	c.Grace = or(c.Grace, 15*time.Minute)
-	c.Ahead = or(c.Ahead, 2*time.Hour)
-	c.Open = or(c.Open, 5*time.Minute)
-	c.MaxFindings = or(c.MaxFindings, 10_000)
-	c.MaxAge = or(c.MaxAge, 15*time.Minute)
-	c.Page = or(c.Page, 500)
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
-	}
-	if c.hit == nil {
-		c.hit = fault.Hit
-	}
-	return c
 }
 
 // Reconciler finds triggers that nothing leads to any more, and repairs what a
@@ -74,12 +57,15 @@ type Reconciler struct {
 
 // NewReconciler returns a Reconciler; it starts nothing.
 func NewReconciler(cfg ReconcilerConfig) (*Reconciler, error) {
-	cfg = cfg.withDefaults()
-	switch {
-	case cfg.Triggers == nil || cfg.Timers == nil || cfg.Later == nil || cfg.Dead == nil || cfg.Shards < 1:
+	cfg = setting.Fill(cfg)
+	if cfg.hit == nil {
+		cfg.hit = fault.Hit
+	}
+	if cfg.Triggers == nil || cfg.Timers == nil || cfg.Later == nil || cfg.Dead == nil || cfg.Shards < 1 {
 		return nil, errors.New("trigger: Triggers, Timers, Shards, Later and Dead are required")
-	case cfg.Grace < 0 || cfg.Ahead < 0 || cfg.Open < 0 || cfg.MaxAge < 0 || cfg.MaxFindings < 1 || cfg.Page < 1:
-		return nil, errors.New("trigger: MaxFindings and Page must be above 0, and no duration below 0")
+	}
+	if err := setting.Err("reconciler", &cfg); err != nil {
+		return nil, err
 	}
 	return &Reconciler{cfg: cfg}, nil
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/fault"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/request"
+	"github.com/notifyd/notifyd/pkg/setting"
 )
 
 // Version names the way this build makes triggers of a request. It is frozen in
@@ -29,30 +30,27 @@ type Config struct {
 	// Census counts what callers have waiting. Default: one of its own.
 	Census *Census
 
-	// MaxBatch is how many items a batch may have. Default 1,000.
-	MaxBatch int
-	// MaxDelay is how far ahead a trigger may fire. Default 366 days.
-	MaxDelay time.Duration
-	// Jitter spreads fire times where a request says nothing: later only, by at
-	// most a tenth of the delay.
-	// Default 0.
-	Jitter time.Duration
-	// MaxJitter is the most a request may ask for. Default 1 h.
-	MaxJitter time.Duration
-	// MaxPending is how many triggers a caller may have waiting, unless its own
-	// record says otherwise. Default 1,000,000.
-	MaxPending int
-	// Orphan is how long a message waits for the state row it leads to before it
-	// is dropped; the Dispatchers' must be the same or more. Default 1 min.
-	Orphan time.Duration
-	// Lease is how long a request may work on a reserved key before a repeat
-	// takes over. Default 30 s.
-	Lease time.Duration
-	// Keep is how long a key is kept at least. Default 24 h.
-	Keep time.Duration
+	// MaxBatch is how many items a batch may have.
+	MaxBatch int `default:"1000" min:"1"`
+	// MaxDelay is how far ahead a trigger may fire.
+	MaxDelay time.Duration `default:"8784h" min:"0"`
+	// Jitter spreads fire times where a request says nothing: later only, by at most a tenth
+	// of the delay.
+	Jitter time.Duration `min:"0"`
+	// MaxJitter is the most a request may ask for.
+	MaxJitter time.Duration `default:"1h"`
+	// MaxPending is how many triggers a caller may have waiting, unless its own record says
+	// otherwise.
+	MaxPending int `default:"1000000" min:"1"`
+	// Orphan is how long a message waits for the state row it leads to before it is dropped;
+	// the Dispatchers' must be the same or more.
+	Orphan time.Duration `default:"1m" min:"1s"`
+	// Lease is how long a request may work on a reserved key before a repeat takes over.
+	Lease time.Duration `default:"30s" min:"1s"`
+	// Keep is how long a key is kept at least.
+	Keep time.Duration `default:"24h"`
 	// Grace is how long a key is kept after the last of its triggers was due.
-	// Default 1 h.
-	Grace time.Duration
+	Grace time.Duration `default:"1h" min:"0"`
 	// Owner names this process in leases; it must differ between processes.
 	// Default: a fresh id.
 	Owner string
@@ -64,29 +62,19 @@ type Config struct {
 	Gate func() error
 	// Events are told what happened. Default: nothing.
 	Events Events
-	// Logger gets failures that do not change an answer. Default: discarded.
-	Logger *slog.Logger
+	// Logger gets failures that do not change an answer.
+	Logger *slog.Logger `default:"discard"`
 
 	hit func(string) // fault.Hit, or a test's
 }
 
 func (c Config) withDefaults() Config {
-	c.MaxBatch = or(c.MaxBatch, 1000)
-	c.MaxDelay = or(c.MaxDelay, 366*24*time.Hour)
-	c.MaxJitter = or(c.MaxJitter, time.Hour)
-	c.MaxPending = or(c.MaxPending, 1_000_000)
-	c.Orphan = or(c.Orphan, time.Minute)
-	c.Lease = or(c.Lease, 30*time.Second)
-	c.Keep = or(c.Keep, 24*time.Hour)
-	c.Grace = or(c.Grace, time.Hour)
+	c = setting.Fill(c)
 	if c.Owner == "" {
 		c.Owner = notify.NewBase(time.Now()).String()
 	}
 	if c.Gate == nil {
 		c.Gate = func() error { return nil }
-	}
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	if c.Census == nil {
 		c.Census = NewCensus(c.Triggers, false)
@@ -101,14 +89,10 @@ func (c Config) validate() error {
 	switch {
 	case c.Triggers == nil || c.Callers == nil || c.Idem == nil || c.Later == nil || c.Egress == nil:
 		return errors.New("trigger: Triggers, Callers, Idem, Later and Egress are required")
-	case c.MaxBatch < 1 || c.MaxPending < 1:
-		return errors.New("trigger: MaxBatch and MaxPending must be above 0")
-	case c.Jitter < 0 || c.Jitter > c.MaxJitter || c.MaxDelay < 0 || c.Orphan < time.Second || c.Grace < 0:
-		return errors.New("trigger: Orphan must be at least 1 s, Jitter at most MaxJitter, and no duration below 0")
-	case c.Lease < time.Second || c.Keep < c.Lease:
-		return errors.New("trigger: Lease must be at least 1 s and Keep at least Lease")
+	case c.Jitter > c.MaxJitter || c.Keep < c.Lease:
+		return errors.New("trigger: Jitter must be at most MaxJitter, and Keep at least Lease")
 	}
-	return nil
+	return setting.Err("trigger", &c)
 }
 
 // Service registers, shows and changes triggers. Its methods may be called from

@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"time"
@@ -9,6 +10,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/limit"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/prefs"
+	"github.com/notifyd/notifyd/pkg/setting"
 	"github.com/notifyd/notifyd/pkg/stream"
 	"github.com/notifyd/notifyd/pkg/trace"
 )
@@ -95,14 +97,14 @@ type Config struct {
 	// fewer receivers than InFlight: a slow provider would else have less to do
 	// than it may be given. So what a crash leaves ambiguous is at most Ahead
 	// windows a partition, plus InFlight receivers where the provider is slow.
-	Ahead    int
+	Ahead    int `default:"16"`
 	InFlight int // addresses at the provider at once: push 10,000, sms 500, email 16,000
 
-	MaxRetries int           // attempts after the first: 3
-	Hold       time.Duration // longest wait that is not parked: 5 s
-	BatchAge   time.Duration // longest wait of a mail for others of its content: 5 s; < 0: none
-	CallLimit  time.Duration // longest provider call: 30 s
-	MaxStarts  int           // starts of a window before its receivers run solo: 3
+	MaxRetries int           `default:"3"`   // attempts after the first: 3
+	Hold       time.Duration `default:"5s"`  // longest wait that is not parked: 5 s
+	BatchAge   time.Duration `default:"5s"`  // longest wait of a mail for others of its content: 5 s; < 0: none
+	CallLimit  time.Duration `default:"30s"` // longest provider call: 30 s
+	MaxStarts  int           `default:"3"`   // starts of a window before its receivers run solo: 3
 	Backoff    limit.Backoff // 1 s, 2 s, 4 s with jitter
 
 	// Routes maps an address to the name of the provider that serves it, for
@@ -112,7 +114,7 @@ type Config struct {
 	// answer is ambiguous. Default: marketing and digest by sms and email.
 	Unknown []notify.Category
 
-	Partitions int // of the lane's topic: 1
+	Partitions int `default:"1"` // of the lane's topic: 1
 
 	Log       Log
 	Status    engine.Status
@@ -135,9 +137,9 @@ type Config struct {
 	// each finished envelope. Nil: nobody is.
 	Tells       func(caller string) bool
 	Events      Events
-	Logger      *slog.Logger
+	Logger      *slog.Logger  `default:"discard"`
 	Tracer      *trace.Tracer // nil: no spans; a traceparent is carried all the same
-	MaxEnvelope int           // bytes of a derived record: 900,000
+	MaxEnvelope int           `default:"900000"` // bytes of a derived record: 900,000
 }
 
 // What a worker should be handed of a partition: at most MaxRecords that are not
@@ -160,43 +162,20 @@ type Routes struct {
 }
 
 func (c Config) withDefaults() Config {
-	set := func(p *int, push, sms, email int) {
-		if *p != 0 {
-			return
-		}
-		switch c.Lane.Channel {
-		case notify.Push:
-			*p = push
-		case notify.SMS:
-			*p = sms
-		default:
-			*p = email
-		}
+	window, inFlight := 1000, 16_000
+	switch c.Lane.Channel {
+	case notify.Push:
+		inFlight = 10_000
+	case notify.SMS:
+		window, inFlight = 50, 500
 	}
-	set(&c.Window, 1000, 50, 1000)
-	set(&c.Ahead, 16, 16, 16)
-	set(&c.InFlight, 10_000, 500, 16_000)
-	set(&c.MaxRetries, 3, 3, 3)
-	set(&c.MaxStarts, 3, 3, 3)
-	set(&c.Partitions, 1, 1, 1)
-	set(&c.MaxEnvelope, 900_000, 900_000, 900_000)
-	if c.Hold == 0 {
-		c.Hold = 5 * time.Second
-	}
-	if c.BatchAge == 0 {
-		c.BatchAge = 5 * time.Second
-	}
-	if c.CallLimit == 0 {
-		c.CallLimit = 30 * time.Second
-	}
+	c = setting.Fill(c)
+	c.Window, c.InFlight = cmp.Or(c.Window, window), cmp.Or(c.InFlight, inFlight)
 	if c.Unknown == nil && c.Lane.Channel != notify.Push {
 		c.Unknown = []notify.Category{notify.Marketing, notify.Digest}
 	}
 	if c.Solo == nil {
 		c.Solo = NewSolo()
-	}
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	return c
 }

@@ -1,10 +1,11 @@
 package kfake
 
 import (
-	"errors"
 	"fmt"
 	"log/slog"
 	"time"
+
+	"github.com/notifyd/notifyd/pkg/setting"
 )
 
 // Durability says when an append is acknowledged.
@@ -23,12 +24,12 @@ type Config struct {
 	// Dir holds the log; it is created. Empty: in memory.
 	Dir string
 	// Durability defaults to Fsync.
-	Durability Durability
+	Durability Durability `default:"fsync" oneof:"fsync page-cache"`
 	// Port is where readers such as kcat connect, on Host; they cannot write. 0: the
 	// port of the last start if it is free, else any.
-	Port int
-	// Host is a loopback address. Default 127.0.0.1.
-	Host string
+	Port int `min:"0" max:"65535"`
+	// Host is a loopback address.
+	Host string `default:"127.0.0.1"`
 	// NoPort leaves the port out: the log is reached by Broker.Dial and by Socket.
 	NoPort bool
 	// Socket is the name of a unix socket through which tools of the same user read
@@ -45,25 +46,22 @@ type Config struct {
 	// kept elsewhere: the log held them at least. A log that ends below it has
 	// lost records.
 	Kept map[string]map[int32]int64
-	// CapBytes is the size on disk at which Guard says log_full. Default 2 GiB:
-	// the log is read into memory when it opens.
-	CapBytes int64
+	// CapBytes is the size on disk at which Guard says log_full.
+	CapBytes int64 `default:"2048MiB" min:"0"`
 	// MinFreeBytes is the room on the volume below which Guard says disk_full.
-	// Default 256 MiB.
-	MinFreeBytes int64
-	// MaxBatchBytes is the largest batch. Default 8 MiB + 64 KiB.
-	MaxBatchBytes int
+	MinFreeBytes int64 `default:"256MiB" min:"0"`
+	// MaxBatchBytes is the largest batch.
+	MaxBatchBytes int `default:"8256KiB" min:"0"`
 	// SegmentBytes is when a partition's file is closed; only whole files are
 	// trimmed. Default 32 MiB, less where the partitions' open files together
 	// could hold more than half of CapBytes.
 	SegmentBytes int64
-	// Measure is how often size and room are measured and the volume is
-	// fsynced. Default 500 ms.
-	Measure time.Duration
+	// Measure is how often size and room are measured and the volume is fsynced.
+	Measure time.Duration `default:"500ms" min:"0"`
 	// TrimEvery defaults to 1 s.
-	TrimEvery time.Duration
-	// Logger gets the broker's warnings. Default: nothing.
-	Logger *slog.Logger
+	TrimEvery time.Duration `default:"1s" min:"0"`
+	// Logger gets the broker's warnings.
+	Logger *slog.Logger `default:"discard"`
 }
 
 const (
@@ -72,21 +70,7 @@ const (
 )
 
 func (c Config) withDefaults() Config {
-	if c.Durability == "" {
-		c.Durability = Fsync
-	}
-	if c.Host == "" {
-		c.Host = "127.0.0.1"
-	}
-	if c.CapBytes == 0 {
-		c.CapBytes = 2 << 30
-	}
-	if c.MinFreeBytes == 0 {
-		c.MinFreeBytes = 256 << 20
-	}
-	if c.MaxBatchBytes == 0 {
-		c.MaxBatchBytes = 8<<20 + 64<<10
-	}
+	c = setting.Fill(c)
 	if c.SegmentBytes == 0 {
 		partitions := 0
 		for _, n := range c.Topics {
@@ -94,33 +78,14 @@ func (c Config) withDefaults() Config {
 		}
 		c.SegmentBytes = min(max(c.CapBytes/int64(2*max(partitions, 1)), minSegment), maxSegment)
 	}
-	if c.Measure == 0 {
-		c.Measure = 500 * time.Millisecond
-	}
-	if c.TrimEvery == 0 {
-		c.TrimEvery = time.Second
-	}
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
-	}
 	return c
 }
 
 func (c Config) validate() error {
-	switch {
-	case c.Durability != Fsync && c.Durability != PageCache:
-		return fmt.Errorf("kfake: no durability is called %q", c.Durability)
-	case c.Port < 0 || c.Port > 65535:
-		return fmt.Errorf("kfake: port %d", c.Port)
-	case c.CapBytes < 0 || c.MinFreeBytes < 0 || c.MaxBatchBytes < 0 || c.SegmentBytes < 0:
-		return errors.New("kfake: negative size")
-	case c.Measure < 0 || c.TrimEvery < 0:
-		return errors.New("kfake: negative interval")
-	}
 	for t, n := range c.Topics {
 		if n < 1 {
 			return fmt.Errorf("kfake: %d partitions for %s", n, t)
 		}
 	}
-	return nil
+	return setting.Err("log", &c)
 }

@@ -15,6 +15,9 @@ import (
 	pebbledb "github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/bloom"
 	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/setting"
 )
 
 // formatVersion is the layout of keys and values this build writes. 1 had no
@@ -52,8 +55,14 @@ type Store struct {
 // "store_newer", one without its newest write-ahead log KindInternal
 // "store_wal_missing". Pebble's goroutines and the committer run until Close.
 func Open(cfg Config) (_ *Store, err error) {
-	cfg = cfg.withDefaults()
-	if err := cfg.validate(); err != nil {
+	cfg = setting.Fill(cfg)
+	if cfg.writes == nil {
+		cfg.writes = pebbledb.Sync
+	}
+	if cfg.Dir == "" {
+		return nil, notify.Invalid("bad_config", "store.dir", "the store needs a folder")
+	}
+	if err := setting.Err("store", &cfg); err != nil {
 		return nil, err
 	}
 	s := &Store{cfg: cfg, fs: cfg.FS, latch: newLatch(cfg.Logger)}

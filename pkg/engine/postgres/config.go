@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/setting"
 )
 
 // Config of a Store. Only DSN must be set.
@@ -34,27 +35,13 @@ type Config struct {
 	// Plaintext allows hosts beyond loopback without verified TLS: for networks
 	// that are trusted.
 	Plaintext bool
-	// MaxConns bounds the pool, 1 to 1000; default 16.
-	MaxConns int
-	// Timeout bounds each call but Scan, PutMany, Migrate and Doctor, and each
-	// connection attempt to a host; 10 ms to 1 min; default 2 s. A primary that hangs is
-	// noticed by it.
-	Timeout time.Duration
-	// Application names the connections in pg_stat_activity; default notifyd.
-	Application string
-}
-
-func (c Config) withDefaults() Config {
-	if c.MaxConns == 0 {
-		c.MaxConns = 16
-	}
-	if c.Timeout == 0 {
-		c.Timeout = 2 * time.Second
-	}
-	if c.Application == "" {
-		c.Application = "notifyd"
-	}
-	return c
+	// MaxConns bounds the pool, 1 to 1000.
+	MaxConns int `default:"16" min:"1" max:"1000"`
+	// Timeout bounds each call but Scan, PutMany, Migrate and Doctor, and each connection
+	// attempt to a host; 10 ms to 1 min. A primary that hangs is noticed by it.
+	Timeout time.Duration `default:"2s" min:"10ms" max:"1m"`
+	// Application names the connections in pg_stat_activity.
+	Application string `default:"notifyd"`
 }
 
 func bad(field, format string, args ...any) error {
@@ -63,15 +50,11 @@ func bad(field, format string, args ...any) error {
 
 // pool checks c and returns what the pool and the listener connect with.
 func (c Config) pool() (*pgxpool.Config, error) {
-	switch {
-	case c.DSN == "":
+	if err := setting.Err("postgres", &c); err != nil {
+		return nil, err
+	}
+	if c.DSN == "" {
 		return nil, bad("dsn", "it is empty; name a server, such as postgres://notifyd@db-1:5432,db-2:5432/notifyd")
-	case c.MaxConns < 1 || c.MaxConns > 1000:
-		return nil, bad("max_conns", "%d is outside 1 to 1000", c.MaxConns)
-	case c.Timeout < 10*time.Millisecond || c.Timeout > time.Minute:
-		return nil, bad("timeout", "%v is outside 10ms to 1m", c.Timeout)
-	case (c.CertFile == "") != (c.KeyFile == ""):
-		return nil, bad("cert_file", "a client certificate needs its key: set both cert_file and key_file, or none")
 	}
 	pool, err := pgxpool.ParseConfig(c.withTLS())
 	if err != nil {

@@ -21,6 +21,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine/enginetest"
 	"github.com/notifyd/notifyd/pkg/freeport"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/setting"
 )
 
 // server is one that a test starts for itself, by the script that make engines
@@ -245,7 +246,7 @@ func TestTLS(t *testing.T) {
 		}
 	}
 	// The server is reached, and is not who was asked for.
-	pc, err := Config{DSN: strings.Replace(plain, "127.0.0.1", "db.example", 1), CAFile: ca, CertFile: crt, KeyFile: key}.withDefaults().pool()
+	pc, err := setting.Fill(Config{DSN: strings.Replace(plain, "127.0.0.1", "db.example", 1), CAFile: ca, CertFile: crt, KeyFile: key}).pool()
 	must(t, err)
 	pc.ConnConfig.LookupFunc = func(context.Context, string) ([]string, error) { return []string{"127.0.0.1"}, nil }
 	_, err = pgx.ConnectConfig(t.Context(), pc.ConnConfig)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/setting"
 )
 
 // Store is a pool of connections to one database. Methods may be called from any
@@ -28,7 +29,7 @@ type Store struct {
 // away is notify.KindUnavailable from each call, until it is back. Check tells
 // whether there is one and whether its schema fits. Close it.
 func Open(ctx context.Context, cfg Config) (*Store, error) {
-	cfg = cfg.withDefaults()
+	cfg = setting.Fill(cfg)
 	pc, err := cfg.pool()
 	if err != nil {
 		return nil, err

@@ -26,36 +26,19 @@ type Config struct {
 	// http is taken for loopback only, unless Plaintext is set.
 	Endpoint  string
 	Plaintext bool
-	// Prefix is before the name of each queue; default "notifyd-". Prefix and name
-	// have 1 to 72 of a-z, A-Z, 0-9, - and _.
-	Prefix string
+	// Prefix is before the name of each queue. Prefix and name have 1 to 72 of a-z, A-Z, 0-9,
+	// - and _.
+	Prefix string `default:"notifyd-"`
 	// CredentialsFile has the form of ~/.aws/credentials; empty: what the SDK finds:
 	// the environment, that file, the machine's role.
 	CredentialsFile string
-	// Timeout bounds each call, its retries included; 100 ms to 1 min, default 10 s.
-	Timeout time.Duration
-	// Wait is how long one request waits for a message: whole seconds, 1 to 20,
-	// default 2 s. Longer ones cost fewer requests while nothing is due, and find the
-	// backlog later.
-	Wait time.Duration
-	// Parallel is how many requests a call has under way; 1 to 64, default 8.
-	Parallel int
-}
-
-func (c Config) withDefaults() Config {
-	if c.Prefix == "" {
-		c.Prefix = "notifyd-"
-	}
-	if c.Timeout == 0 {
-		c.Timeout = 10 * time.Second
-	}
-	if c.Wait == 0 {
-		c.Wait = 2 * time.Second
-	}
-	if c.Parallel == 0 {
-		c.Parallel = 8
-	}
-	return c
+	// Timeout bounds each call, its retries included; 100 ms to 1 min.
+	Timeout time.Duration `default:"10s" min:"100ms" max:"1m"`
+	// Wait is how long one request waits for a message: whole seconds, 1 to 20. Longer ones
+	// cost fewer requests while nothing is due, and find the backlog later.
+	Wait time.Duration `default:"2s" min:"1s" max:"20s"`
+	// Parallel is how many requests a call has under way; 1 to 64.
+	Parallel int `default:"8" min:"1" max:"64"`
 }
 
 func bad(field, format string, args ...any) error {
@@ -63,20 +46,6 @@ func bad(field, format string, args ...any) error {
 }
 
 var queueName = regexp.MustCompile(`^[a-zA-Z0-9_-]{1,72}$`)
-
-func (c Config) validate() error {
-	switch {
-	case !queueName.MatchString(c.Prefix + "x"):
-		return bad("prefix", "%q is not of letters, digits, - and _", c.Prefix)
-	case c.Timeout < 100*time.Millisecond || c.Timeout > time.Minute:
-		return bad("timeout", "%v is outside 100ms to 1m", c.Timeout)
-	case c.Wait < time.Second || c.Wait > 20*time.Second || c.Wait%time.Second != 0:
-		return bad("wait", "%v is not 1 to 20 whole seconds", c.Wait)
-	case c.Parallel < 1 || c.Parallel > 64:
-		return bad("parallel", "%d is outside 1 to 64", c.Parallel)
-	}
-	return c.checkEndpoint()
-}
 
 // client makes the SDK's.
 func (c Config) client(ctx context.Context) (*api.Client, aws.HTTPClient, error) {

@@ -335,10 +335,9 @@ func TestErrorsOfSQS(t *testing.T) {
 func TestBadConfigs(t *testing.T) {
 	t.Setenv("AWS_REGION", "") // not parallel: of the whole process
 	for want, cfg := range map[string]Config{
-		"sqs.prefix: \"a b\"":                {Region: "x", Prefix: "a b"},
-		"sqs.timeout: 1ms is outside":        {Region: "x", Timeout: time.Millisecond},
-		"sqs.wait: 1.5s is not 1 to 20":      {Region: "x", Wait: 1500 * time.Millisecond},
-		"sqs.parallel: 65 is outside":        {Region: "x", Parallel: 65},
+		"sqs.timeout: 1ms is not between":    {Region: "x", Timeout: time.Millisecond},
+		"sqs.wait: 21s is not between":       {Region: "x", Wait: 21 * time.Second},
+		"sqs.parallel: 65 is not between":    {Region: "x", Parallel: 65},
 		"sqs.endpoint: it is no http":        {Region: "x", Endpoint: "127.0.0.1:9324"},
 		"sqs.endpoint: http sends":           {Region: "x", Endpoint: "http://sqs.example"},
 		"sqs.credentials_file: it cannot be": {Region: "x", CredentialsFile: "/nonexistent"},

@@ -15,6 +15,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/setting"
 )
 
 // Store makes queues of one account and region. Methods may be called from any
@@ -31,8 +32,11 @@ type Store struct {
 // Open checks cfg and returns a Store; it does not look whether SQS is there. With
 // a region, queues are engine.Queue by Queue. Close it.
 func Open(ctx context.Context, cfg Config) (*Store, error) {
-	cfg = cfg.withDefaults()
-	if err := cfg.validate(); err != nil {
+	cfg = setting.Fill(cfg)
+	if err := setting.Err("sqs", &cfg); err != nil {
+		return nil, err
+	}
+	if err := cfg.checkEndpoint(); err != nil {
 		return nil, err
 	}
 	client, transport, err := cfg.client(ctx)

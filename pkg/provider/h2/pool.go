@@ -8,6 +8,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/notifyd/notifyd/pkg/setting"
 )
 
 // Verdict is what an answer says of its connection.
@@ -29,23 +31,25 @@ const (
 type Config struct {
 	// Dial opens a connection that speaks HTTP/2; see Dialer.
 	Dial func(ctx context.Context) (net.Conn, error)
-	// Size is how many connections are kept open. Default 1.
-	Size int
+	// Size is how many connections are kept open.
+	Size int `default:"1"`
 	// Stagger is the least time between opening two of them. Default none.
 	Stagger time.Duration
 	// BackoffMin and BackoffMax bound the doubling time between attempts to
-	// connect. Default 500 ms and 30 s.
-	BackoffMin, BackoffMax time.Duration
-	// Timeout of one exchange from its first byte to the end of the answer, and
-	// of the end of Run. Default 10 s.
-	Timeout time.Duration
-	// DialTimeout bounds Dial and the first frames together. Default 5 s.
-	DialTimeout time.Duration
+	// connect.
+	BackoffMin time.Duration `default:"500ms"`
+	BackoffMax time.Duration `default:"30s"`
+	// Timeout of one exchange from its first byte to the end of the answer, and of the end of
+	// Run.
+	Timeout time.Duration `default:"10s"`
+	// DialTimeout bounds Dial and the first frames together.
+	DialTimeout time.Duration `default:"5s"`
 	// PingAfter is the silence after which a connection is asked whether it
-	// lives, PingTimeout how long it may take to say so. Default 30 s and 10 s.
-	PingAfter, PingTimeout time.Duration
-	// WriteTimeout is how long one write may take. Default 10 s.
-	WriteTimeout time.Duration
+	// lives, PingTimeout how long it may take to say so.
+	PingAfter   time.Duration `default:"30s"`
+	PingTimeout time.Duration `default:"10s"`
+	// WriteTimeout is how long one write may take.
+	WriteTimeout time.Duration `default:"10s"`
 	// Admit is asked right before a request is sent; an error withholds it. It
 	// must be cheap. Default: everything is sent.
 	Admit func() error
@@ -53,29 +57,9 @@ type Config struct {
 	// connection waits, but not for a 200 on one that is Proven.
 	Judge func(r *Request) Verdict
 	// Log gets connection trouble. Default: nowhere.
-	Log *slog.Logger
+	Log *slog.Logger `default:"discard"`
 
 	firstID uint32 // of a connection's streams, for tests
-}
-
-func (c Config) withDefaults() Config {
-	for _, d := range []struct {
-		v   *time.Duration
-		def time.Duration
-	}{
-		{&c.BackoffMin, 500 * time.Millisecond}, {&c.BackoffMax, 30 * time.Second}, {&c.Timeout, 10 * time.Second},
-		{&c.DialTimeout, 5 * time.Second}, {&c.PingAfter, 30 * time.Second}, {&c.PingTimeout, 10 * time.Second}, {&c.WriteTimeout, 10 * time.Second},
-	} {
-		if *d.v <= 0 {
-			*d.v = d.def
-		}
-	}
-	c.Size = max(1, c.Size)
-	c.firstID = max(1, c.firstID)
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
-	}
-	return c
 }
 
 // Pool keeps Size connections open and sends what is queued on them. It never
@@ -100,7 +84,9 @@ type Pool struct {
 
 // New returns a pool. It connects once Run runs; until then requests wait.
 func New(cfg Config) *Pool {
-	p := &Pool{cfg: cfg.withDefaults(), idle: make(chan struct{}, 1), all: map[*conn]struct{}{}}
+	cfg = setting.Fill(cfg)
+	cfg.firstID = max(1, cfg.firstID)
+	p := &Pool{cfg: cfg, idle: make(chan struct{}, 1), all: map[*conn]struct{}{}}
 	p.ready.Store(new([]*conn))
 	return p
 }

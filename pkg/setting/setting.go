@@ -1,0 +1,210 @@
+// Package setting reads defaults and ranges from the tags of a struct's fields, so that
+// each stands in one place: on the field that it is about.
+//
+//	Timeout time.Duration `default:"2s" min:"10ms" max:"1m"`
+//	Format  string        `default:"json" oneof:"json text"`
+//	Proxy   string        `is:"url" empty:"yes"`
+//
+// Tags are default; min, max and above for numbers and lengths of time; oneof for
+// words; is for a form that the caller of Check knows; and empty, which lets the zero
+// value pass all of them. A tag that cannot be read is a mistake in the program: it
+// panics.
+package setting
+
+import (
+	"fmt"
+	"log/slog"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Field is one value of a struct.
+type Field struct {
+	Key   string // as a file of the configuration has it
+	Value reflect.Value
+	Tag   reflect.StructTag
+}
+
+// Fields lists the exported fields of v, a struct. A key is the tag koanf, or the
+// field's name in lower case with underscores. Fields looks into structs that have
+// that tag: they are sections of a file. It leaves out what is tagged koanf:"-".
+func Fields(v reflect.Value) (fields []Field) {
+	for i := range v.NumField() {
+		t := v.Type().Field(i)
+		key, named := t.Tag.Lookup("koanf")
+		switch {
+		case key == "-" || !t.IsExported():
+			continue
+		case named && t.Type.Kind() == reflect.Struct:
+			for _, f := range Fields(v.Field(i)) {
+				f.Key = key + "." + f.Key
+				fields = append(fields, f)
+			}
+			continue
+		case !named:
+			key = snake(t.Name)
+		}
+		fields = append(fields, Field{key, v.Field(i), t.Tag})
+	}
+	return fields
+}
+
+// snake writes a name of Go in lower case: MaxConns is max_conns, LocalDC is local_dc.
+func snake(name string) string {
+	var b strings.Builder
+	for i, c := range name {
+		upper := c >= 'A' && c <= 'Z'
+		if upper && i > 0 && name[i-1] >= 'a' {
+			b.WriteByte('_')
+		}
+		b.WriteString(strings.ToLower(string(c)))
+	}
+	return b.String()
+}
+
+// Fill returns c with the defaults of the fields that are zero. The default of a
+// logger is always "discard".
+func Fill[T any](c T) T {
+	for _, f := range Fields(reflect.ValueOf(&c).Elem()) {
+		if text, ok := f.Tag.Lookup("default"); ok && f.Value.IsZero() {
+			set(f.Value, text)
+		}
+	}
+	return c
+}
+
+func set(v reflect.Value, text string) {
+	switch v.Interface().(type) {
+	case []string:
+		v.Set(reflect.ValueOf(strings.Split(text, ",")))
+		return
+	case *slog.Logger:
+		v.Set(reflect.ValueOf(slog.New(slog.DiscardHandler)))
+		return
+	}
+	switch {
+	case v.Kind() == reflect.String:
+		v.SetString(text)
+	case v.Kind() == reflect.Bool:
+		v.SetBool(text == "true")
+	case v.CanFloat():
+		v.SetFloat(number(v, text))
+	case v.CanInt():
+		v.SetInt(int64(number(v, text)))
+	default:
+		v.SetUint(uint64(number(v, text)))
+	}
+}
+
+// number reads a number, a number of MiB or KiB, or a length of time, of the type of v.
+func number(v reflect.Value, text string) float64 {
+	if _, ok := v.Interface().(time.Duration); ok && text != "0" {
+		d, err := time.ParseDuration(text)
+		if err != nil {
+			panic(err)
+		}
+		return float64(d)
+	}
+	digits, unit := text, 1.0
+	if rest, ok := strings.CutSuffix(text, "MiB"); ok {
+		digits, unit = rest, 1<<20
+	} else if rest, ok := strings.CutSuffix(text, "KiB"); ok {
+		digits, unit = rest, 1<<10
+	}
+	n, err := strconv.ParseFloat(strings.ReplaceAll(digits, "_", ""), 64)
+	if err != nil {
+		panic(err)
+	}
+	return n * unit
+}
+
+// Range says in words what the tags min, max and above allow; empty: everything.
+func (f Field) Range() string {
+	least, most, above := f.Tag.Get("min"), f.Tag.Get("max"), f.Tag.Get("above")
+	switch {
+	case least != "" && most != "":
+		return "between " + least + " and " + most
+	case least != "":
+		return "at least " + least
+	case above != "" && most != "":
+		return "above " + above + ", at most " + most
+	case above != "":
+		return "above " + above
+	case most != "":
+		return "at most " + most
+	}
+	return ""
+}
+
+// Fault is a value that breaks a rule.
+type Fault struct{ Key, Text string }
+
+// Check returns the values of c, a pointer to a struct, that break their rules. A form
+// returns what is wrong with a text, or nothing. Of a list it is asked about each item.
+func Check(c any, forms map[string]func(text string) string) (faults []Fault) {
+	for _, f := range Fields(reflect.ValueOf(c).Elem()) {
+		if f.Value.IsZero() && f.Tag.Get("empty") != "" {
+			continue
+		}
+		if text := f.outOfRange(); text != "" {
+			faults = append(faults, Fault{f.Key, text})
+		}
+		if words := strings.Fields(f.Tag.Get("oneof")); len(words) > 0 && !slices.Contains(words, f.Value.String()) {
+			last := len(words) - 1
+			faults = append(faults, Fault{f.Key, fmt.Sprintf("%q is not %s or %s", f.Value.String(), strings.Join(words[:last], ", "), words[last])})
+		}
+		if form := f.Tag.Get("is"); form != "" {
+			items, list := f.Value.Interface().([]string)
+			if !list {
+				items = []string{f.Value.String()}
+			}
+			for _, item := range items {
+				if text := forms[form](item); text != "" {
+					faults = append(faults, Fault{f.Key, text})
+				}
+			}
+		}
+	}
+	return faults
+}
+
+func (f Field) outOfRange() string {
+	allowed := f.Range()
+	if allowed == "" {
+		return ""
+	}
+	var v float64
+	switch {
+	case f.Value.CanFloat():
+		v = f.Value.Float()
+	case f.Value.CanInt():
+		v = float64(f.Value.Int())
+	default:
+		v = float64(f.Value.Uint())
+	}
+	// Written so that a NaN breaks each of them.
+	within := func(tag string, holds func(v, bound float64) bool) bool {
+		text := f.Tag.Get(tag)
+		return text == "" || holds(v, number(f.Value, text))
+	}
+	if within("min", func(v, bound float64) bool { return v >= bound }) &&
+		within("above", func(v, bound float64) bool { return v > bound }) &&
+		within("max", func(v, bound float64) bool { return v <= bound }) {
+		return ""
+	}
+	return fmt.Sprintf("%v is not %s", f.Value.Interface(), allowed)
+}
+
+// Err returns the first fault of c, a pointer to the configuration of part, as a
+// notify.KindInvalid with the code bad_config.
+func Err(part string, c any) error {
+	if faults := Check(c, nil); len(faults) > 0 {
+		return notify.Invalid("bad_config", part+"."+faults[0].Key, faults[0].Text)
+	}
+	return nil
+}
