@@ -59,31 +59,31 @@ type Phase struct {
 
 // Rates are messages per second.
 type Rates struct {
-	Intended  float64 `json:"intended"` // due by the schedule
-	Sent      float64 `json:"sent"`
-	Acked     float64 `json:"acked"`     // accepted by the server
-	Delivered float64 `json:"delivered"` // taken by a simulated provider, or called back
-	Failed    float64 `json:"failed"`    // of requests that failed, and rejected
+	Intended  float64 `json:"intended" merge:"sum"` // due by the schedule
+	Sent      float64 `json:"sent" merge:"sum"`
+	Acked     float64 `json:"acked" merge:"sum"`     // accepted by the server
+	Delivered float64 `json:"delivered" merge:"sum"` // taken by a simulated provider, or called back
+	Failed    float64 `json:"failed" merge:"sum"`    // of requests that failed, and rejected
 }
 
 // Totals count messages from the beginning of a run.
 type Totals struct {
-	Intended  int64 `json:"intended"`
-	Sent      int64 `json:"sent"`
-	Acked     int64 `json:"acked"`
-	Delivered int64 `json:"delivered"`
-	Failed    int64 `json:"failed"`   // of requests without a good answer: not known to be stored
-	Rejected  int64 `json:"rejected"` // refused one by one in a good answer
+	Intended  int64 `json:"intended" merge:"sum"`
+	Sent      int64 `json:"sent" merge:"sum"`
+	Acked     int64 `json:"acked" merge:"sum"`
+	Delivered int64 `json:"delivered" merge:"sum"`
+	Failed    int64 `json:"failed" merge:"sum"`   // of requests without a good answer: not known to be stored
+	Rejected  int64 `json:"rejected" merge:"sum"` // refused one by one in a good answer
 
 	// The ledger's. Lost is 0 until the drain ends: absence needs complete evidence.
-	Lost       int64 `json:"lost"`
-	Duplicates int64 `json:"duplicates"`
-	Early      int64 `json:"early"` // scheduled work before its time
-	Late       int64 `json:"late"`  // scheduled work more than LateAfter after it
-	Reordered  int64 `json:"reordered"`
-	Unexpected int64 `json:"unexpected"` // ended in a state nobody expected, or came without having been accepted
-	Unverified int64 `json:"unverified"` // neither delivered nor known to be lost when the drain's time was over
-	Backlog    int64 `json:"backlog"`    // acked and not delivered
+	Lost       int64 `json:"lost" merge:"sum"`
+	Duplicates int64 `json:"duplicates" merge:"once"`
+	Early      int64 `json:"early" merge:"sum"` // scheduled work before its time
+	Late       int64 `json:"late" merge:"sum"`  // scheduled work more than LateAfter after it
+	Reordered  int64 `json:"reordered" merge:"once"`
+	Unexpected int64 `json:"unexpected" merge:"sum"` // ended in a state nobody expected, or came without having been accepted
+	Unverified int64 `json:"unverified" merge:"sum"` // neither delivered nor known to be lost when the drain's time was over
+	Backlog    int64 `json:"backlog" merge:"sum"`    // acked and not delivered
 }
 
 // LateAfter is how long after its time scheduled work counts as late.
@@ -91,22 +91,22 @@ const LateAfter = time.Second
 
 // StepSnapshot is one step of one phase.
 type StepSnapshot struct {
-	Name     string `json:"name"`
-	Phase    string `json:"phase"`
-	Warmup   bool   `json:"warmup,omitempty"` // recorded, and no part of totals' percentiles or thresholds
-	Target   string `json:"target"`
-	Channel  string `json:"channel"`  // "mixed" where a step sends several
-	Category string `json:"category"` // likewise
-	Arrival  string `json:"arrival"`  // e.g. "constant 200/s"
+	Name     string `json:"name" merge:"key"`
+	Phase    string `json:"phase" merge:"key"`
+	Warmup   bool   `json:"warmup,omitempty" merge:"first"` // recorded, and no part of totals' percentiles or thresholds
+	Target   string `json:"target" merge:"first"`
+	Channel  string `json:"channel" merge:"first"`  // "mixed" where a step sends several
+	Category string `json:"category" merge:"first"` // likewise
+	Arrival  string `json:"arrival" merge:"first"`  // e.g. "constant 200/s"
 
-	Rates  Rates  `json:"rates"`
-	Totals Totals `json:"totals"`
+	Rates  Rates  `json:"rates" merge:"each"`
+	Totals Totals `json:"totals" merge:"each"`
 
-	Lag      Quantiles `json:"lag"`        // sent - intended
-	Service  Quantiles `json:"service"`    // done - sent
-	Response Quantiles `json:"response"`   // done - intended
-	EndToEnd Quantiles `json:"end_to_end"` // delivered - intended
-	Lateness Quantiles `json:"lateness"`   // signed: delivered - due, of scheduled work and triggers
+	Lag      Quantiles `json:"lag" merge:"own"`        // sent - intended
+	Service  Quantiles `json:"service" merge:"own"`    // done - sent
+	Response Quantiles `json:"response" merge:"own"`   // done - intended
+	EndToEnd Quantiles `json:"end_to_end" merge:"own"` // delivered - intended
+	Lateness Quantiles `json:"lateness" merge:"own"`   // signed: delivered - due, of scheduled work and triggers
 }
 
 // Quantiles of one histogram, in nanoseconds. All are 0 while Count is.
@@ -124,11 +124,11 @@ type Quantiles struct {
 
 // ErrorCount counts messages of requests that failed in one way.
 type ErrorCount struct {
-	Class string    `json:"class"` // notify.Kind, "transport" or "rejected"
-	Code  string    `json:"code"`
-	Step  string    `json:"step"`
-	Count int64     `json:"count"`
-	Last  time.Time `json:"last"`
+	Class string    `json:"class" merge:"key"` // notify.Kind, "transport" or "rejected"
+	Code  string    `json:"code" merge:"key"`
+	Step  string    `json:"step" merge:"key"`
+	Count int64     `json:"count" merge:"sum"`
+	Last  time.Time `json:"last" merge:"max"`
 }
 
 // ThresholdState is one threshold as it stands.
@@ -143,20 +143,20 @@ type ThresholdState struct {
 
 // Health is that of the generator: of its process, over the last second.
 type Health struct {
-	CPU            float64       `json:"cpu"`      // cores used by this process
-	CPUs           float64       `json:"cpus"`     // cores it may use
-	GCPause        time.Duration `json:"gc_pause"` // longest
-	GCCPU          float64       `json:"gc_cpu"`   // cores
-	Goroutines     int           `json:"goroutines"`
-	RSS            int64         `json:"rss"`        // bytes
-	Steal          float64       `json:"steal"`      // share of the machine's time that others took, 0 to 1
-	MachineCPU     float64       `json:"machine"`    // cores busy on the machine, all processes
-	Sockets        int           `json:"sockets"`    // open ones of this process
-	LagP99         time.Duration `json:"lag_p99_ns"` // how late it woke for a message it was waiting for
-	Busy           float64       `json:"busy"`       // share of the workers that waited for an answer, 0 to 1
-	CalibratedRate float64       `json:"calibrated"` // messages/s it reached before the run against the null sink
-	GeneratorShare float64       `json:"share"`      // intended rate / CalibratedRate: above 0.8 it is the limit itself
-	Embedded       bool          `json:"embedded"`   // notifyd runs in this process: CPU is of both
+	CPU            float64       `json:"cpu" merge:"sum"`      // cores used by this process
+	CPUs           float64       `json:"cpus" merge:"sum"`     // cores it may use
+	GCPause        time.Duration `json:"gc_pause" merge:"max"` // longest
+	GCCPU          float64       `json:"gc_cpu" merge:"sum"`   // cores
+	Goroutines     int           `json:"goroutines" merge:"sum"`
+	RSS            int64         `json:"rss" merge:"sum"`        // bytes
+	Steal          float64       `json:"steal" merge:"max"`      // share of the machine's time that others took, 0 to 1
+	MachineCPU     float64       `json:"machine" merge:"max"`    // cores busy on the machine, all processes
+	Sockets        int           `json:"sockets" merge:"sum"`    // open ones of this process
+	LagP99         time.Duration `json:"lag_p99_ns" merge:"max"` // how late it woke for a message it was waiting for
+	Busy           float64       `json:"busy" merge:"max"`       // share of the workers that waited for an answer, 0 to 1
+	CalibratedRate float64       `json:"calibrated" merge:"sum"` // messages/s it reached before the run against the null sink
+	GeneratorShare float64       `json:"share" merge:"max"`      // intended rate / CalibratedRate: above 0.8 it is the limit itself
+	Embedded       bool          `json:"embedded" merge:"or"`    // notifyd runs in this process: CPU is of both
 }
 
 // Server is what the server under load says of itself; zero where it says nothing.
@@ -185,80 +185,80 @@ func HeatBound(i int) time.Duration { return 32 * time.Microsecond << i }
 
 // HeatColumn counts the responses of one second by latency.
 type HeatColumn struct {
-	Second int                `json:"second"`
-	Counts [HeatBuckets]int64 `json:"counts"`
+	Second int                `json:"second" merge:"key"`
+	Counts [HeatBuckets]int64 `json:"counts" merge:"each"`
 }
 
 // SecondRow is one second of a run.
 type SecondRow struct {
-	Second    int    `json:"second"` // from 0
-	Phase     string `json:"phase"`
-	Draining  bool   `json:"draining,omitempty"`
-	Intended  int64  `json:"intended"` // in this second, like those that follow
-	Sent      int64  `json:"sent"`
-	Acked     int64  `json:"acked"`
-	Delivered int64  `json:"delivered"`
-	Failed    int64  `json:"failed"` // rejected ones included
-	Backlog   int64  `json:"backlog"`
+	Second    int    `json:"second" merge:"key"` // from 0
+	Phase     string `json:"phase" merge:"first"`
+	Draining  bool   `json:"draining,omitempty" merge:"and"`
+	Intended  int64  `json:"intended" merge:"sum"` // in this second, like those that follow
+	Sent      int64  `json:"sent" merge:"sum"`
+	Acked     int64  `json:"acked" merge:"sum"`
+	Delivered int64  `json:"delivered" merge:"once"`
+	Failed    int64  `json:"failed" merge:"sum"` // rejected ones included
+	Backlog   int64  `json:"backlog" merge:"sum"`
 
-	Response Brief         `json:"response"`
-	Lag      Brief         `json:"lag"`
-	Service  Brief         `json:"service"`
-	Steps    []SecondStep  `json:"steps,omitempty"`
-	Health   Health        `json:"health"`
-	Length   time.Duration `json:"length_ns"` // nearly a second
+	Response Brief         `json:"response" merge:"each"`
+	Lag      Brief         `json:"lag" merge:"each"`
+	Service  Brief         `json:"service" merge:"each"`
+	Steps    []SecondStep  `json:"steps,omitempty" merge:"each"`
+	Health   Health        `json:"health" merge:"each"`
+	Length   time.Duration `json:"length_ns" merge:"max"` // nearly a second
 }
 
 // SecondStep is one step in one second.
 type SecondStep struct {
-	Name     string `json:"name"`
-	Sent     int64  `json:"sent"`
-	Acked    int64  `json:"acked"`
-	Failed   int64  `json:"failed"`
-	Response Brief  `json:"response"`
-	Service  Brief  `json:"service"`
+	Name     string `json:"name" merge:"key"`
+	Sent     int64  `json:"sent" merge:"sum"`
+	Acked    int64  `json:"acked" merge:"sum"`
+	Failed   int64  `json:"failed" merge:"sum"`
+	Response Brief  `json:"response" merge:"each"`
+	Service  Brief  `json:"service" merge:"each"`
 }
 
 // Brief is the quantiles of one second, in nanoseconds.
 type Brief struct {
-	Count int64 `json:"count"`
-	P50   int64 `json:"p50"`
-	P99   int64 `json:"p99"`
-	Max   int64 `json:"max"`
+	Count int64 `json:"count" merge:"sum"`
+	P50   int64 `json:"p50" merge:"max"`
+	P99   int64 `json:"p99" merge:"max"`
+	Max   int64 `json:"max" merge:"max"`
 }
 
 // Result is all that is left of a run; as JSON it is the file that is kept.
 type Result struct {
-	Schema      int         `json:"schema"`
-	Scenario    Source      `json:"scenario"`
-	Started     time.Time   `json:"started"`
-	Ended       time.Time   `json:"ended"`
-	Environment Environment `json:"environment"`
-	Segment     Segment     `json:"segment"`
+	Schema      int         `json:"schema" merge:"first"`
+	Scenario    Source      `json:"scenario" merge:"first"`
+	Started     time.Time   `json:"started" merge:"own"`
+	Ended       time.Time   `json:"ended" merge:"own"`
+	Environment Environment `json:"environment" merge:"first"`
+	Segment     Segment     `json:"segment" merge:"own"`
 
 	// Sending is how long the phases took, DrainTime how long after them the last
 	// delivery came.
-	Sending   time.Duration `json:"sending_ns"`
-	DrainTime time.Duration `json:"drain_ns"`
+	Sending   time.Duration `json:"sending_ns" merge:"own"`
+	DrainTime time.Duration `json:"drain_ns" merge:"own"`
 
-	Totals     Totals           `json:"totals"`
-	Rates      Rates            `json:"rates"` // means over Sending; Delivered over Sending + DrainTime
-	Steps      []StepResult     `json:"steps"`
-	Seconds    []SecondRow      `json:"seconds"`
-	Heat       []HeatColumn     `json:"heat,omitempty"`
-	Intervals  []Interval       `json:"intervals,omitempty"`
-	Errors     []ErrorCount     `json:"errors,omitempty"`
-	Thresholds []ThresholdState `json:"thresholds,omitempty"`
-	Verdict    Verdict          `json:"verdict"`
-	Faults     []FaultResult    `json:"faults,omitempty"`
-	Markers    []Marker         `json:"markers,omitempty"`
-	Health     HealthSummary    `json:"health"`
-	Server     Server           `json:"server"`
-	Ledger     LedgerResult     `json:"ledger"`
-	Exit       int              `json:"exit"` // that of the command
-	Partial    bool             `json:"partial,omitempty"`
-	Steered    []SteerChange    `json:"steered,omitempty"` // by hand, during the run
-	Stopped    string           `json:"stopped,omitempty"` // why it ended early
+	Totals     Totals           `json:"totals" merge:"each"`
+	Rates      Rates            `json:"rates" merge:"own"` // means over Sending; Delivered over Sending + DrainTime
+	Steps      []StepResult     `json:"steps" merge:"each"`
+	Seconds    []SecondRow      `json:"seconds" merge:"each"`
+	Heat       []HeatColumn     `json:"heat,omitempty" merge:"each"`
+	Intervals  []Interval       `json:"intervals,omitempty" merge:"each"`
+	Errors     []ErrorCount     `json:"errors,omitempty" merge:"each"`
+	Thresholds []ThresholdState `json:"thresholds,omitempty" merge:"own"`
+	Verdict    Verdict          `json:"verdict" merge:"own"`
+	Faults     []FaultResult    `json:"faults,omitempty" merge:"join"`
+	Markers    []Marker         `json:"markers,omitempty" merge:"own"`
+	Health     HealthSummary    `json:"health" merge:"each"`
+	Server     Server           `json:"server" merge:"first"`
+	Ledger     LedgerResult     `json:"ledger" merge:"each"`
+	Exit       int              `json:"exit" merge:"first"` // that of the command
+	Partial    bool             `json:"partial,omitempty" merge:"or"`
+	Steered    []SteerChange    `json:"steered,omitempty" merge:"own"`   // by hand, during the run
+	Stopped    string           `json:"stopped,omitempty" merge:"first"` // why it ended early
 }
 
 // Source is the scenario a run followed.
@@ -297,33 +297,33 @@ type Segment struct {
 
 // StepResult is a StepSnapshot with its histograms.
 type StepResult struct {
-	StepSnapshot
-	Histograms Histograms `json:"histograms"`
+	StepSnapshot `merge:"each"`
+	Histograms   Histograms `json:"histograms" merge:"each"`
 	// EndToEndParts are the end-to-end times by when a message was due: equal parts of
 	// the run, of a second or more and at most 300. They say how much these times vary.
-	EndToEndParts []Brief `json:"end_to_end_parts,omitempty"`
+	EndToEndParts []Brief `json:"end_to_end_parts,omitempty" merge:"each"`
 }
 
 // Histograms are HdrHistograms in the V2 compressed encoding, base64, of
 // nanoseconds. An empty one is "".
 type Histograms struct {
-	Lag      string `json:"lag,omitempty"`
-	Service  string `json:"service,omitempty"`
-	Response string `json:"response,omitempty"`
-	EndToEnd string `json:"end_to_end,omitempty"`
-	Late     string `json:"late,omitempty"`  // lateness of what was not early
-	Early    string `json:"early,omitempty"` // how long before its time, of what was
+	Lag      string `json:"lag,omitempty" merge:"hist"`
+	Service  string `json:"service,omitempty" merge:"hist"`
+	Response string `json:"response,omitempty" merge:"hist"`
+	EndToEnd string `json:"end_to_end,omitempty" merge:"hist"`
+	Late     string `json:"late,omitempty" merge:"hist"`  // lateness of what was not early
+	Early    string `json:"early,omitempty" merge:"hist"` // how long before its time, of what was
 }
 
 // Interval is one line of a .hlog: a histogram of a part of the run.
 type Interval struct {
-	Start     time.Duration `json:"start_ns"` // since the run's start
-	Length    time.Duration `json:"length_ns"`
-	Step      string        `json:"step"`
-	Phase     string        `json:"phase"`
-	Kind      string        `json:"kind"` // lag, service, response
-	Max       int64         `json:"max"`
-	Histogram string        `json:"histogram"`
+	Start     time.Duration `json:"start_ns" merge:"key"` // since the run's start
+	Length    time.Duration `json:"length_ns" merge:"key"`
+	Step      string        `json:"step" merge:"key"`
+	Phase     string        `json:"phase" merge:"key"`
+	Kind      string        `json:"kind" merge:"key"` // lag, service, response
+	Max       int64         `json:"max" merge:"max"`
+	Histogram string        `json:"histogram" merge:"hist"`
 }
 
 // The verdicts.
@@ -360,29 +360,29 @@ type FaultResult struct {
 
 // HealthSummary is that of the whole run.
 type HealthSummary struct {
-	Health                  // means; GCPause, RSS, Goroutines, Sockets and LagP99 the highest
-	CPUSeconds      float64 `json:"cpu_seconds"`
-	NsPerMessage    float64 `json:"ns_per_message"`   // of CPU, by messages sent
-	WorstLagSecond  int     `json:"worst_lag_second"` // with the highest lag p99
-	CalibrationTook float64 `json:"calibration_seconds"`
+	Health          `merge:"each"` // means; GCPause, RSS, Goroutines, Sockets and LagP99 the highest
+	CPUSeconds      float64        `json:"cpu_seconds" merge:"sum"`
+	NsPerMessage    float64        `json:"ns_per_message" merge:"own"`   // of CPU, by messages sent
+	WorstLagSecond  int            `json:"worst_lag_second" merge:"own"` // with the highest lag p99
+	CalibrationTook float64        `json:"calibration_seconds" merge:"max"`
 }
 
 // LedgerResult is the proof: what became of all that was accepted.
 type LedgerResult struct {
-	Checked    bool  `json:"checked"` // false: nobody was asked
-	Expected   int64 `json:"expected"`
-	Delivered  int64 `json:"delivered"`
-	Lost       int64 `json:"lost"`
-	Pending    int64 `json:"pending"` // on their way when the drain's time was over
-	Ended      int64 `json:"ended"`   // not delivered, and the server says so: FAILED, SUPPRESSED, ...
-	Duplicates int64 `json:"duplicates"`
-	Early      int64 `json:"early"`
-	Late       int64 `json:"late"`
-	Reordered  int64 `json:"reordered"`
-	Unexpected int64 `json:"unexpected"`
-	Unverified int64 `json:"unverified"`
+	Checked    bool  `json:"checked" merge:"and"` // false: nobody was asked
+	Expected   int64 `json:"expected" merge:"sum"`
+	Delivered  int64 `json:"delivered" merge:"sum"`
+	Lost       int64 `json:"lost" merge:"sum"`
+	Pending    int64 `json:"pending" merge:"sum"` // on their way when the drain's time was over
+	Ended      int64 `json:"ended" merge:"sum"`   // not delivered, and the server says so: FAILED, SUPPRESSED, ...
+	Duplicates int64 `json:"duplicates" merge:"once"`
+	Early      int64 `json:"early" merge:"sum"`
+	Late       int64 `json:"late" merge:"sum"`
+	Reordered  int64 `json:"reordered" merge:"once"`
+	Unexpected int64 `json:"unexpected" merge:"sum"`
+	Unverified int64 `json:"unverified" merge:"sum"`
 	// Sampled is of how many the times were looked up; 0: of all. Early, Late and what
 	// is end-to-end are then of these.
-	Sampled  int64    `json:"sampled,omitempty"`
-	Examples []string `json:"examples,omitempty"` // ids that were not delivered, or twice
+	Sampled  int64    `json:"sampled,omitempty" merge:"sum"`
+	Examples []string `json:"examples,omitempty" merge:"join"` // ids that were not delivered, or twice
 }

@@ -3,12 +3,10 @@ package report
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"math"
+	"reflect"
 	"slices"
 	"time"
-
-	"github.com/HdrHistogram/hdrhistogram-go"
 
 	"github.com/notifyd/notifyd/pkg/load"
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -29,10 +27,7 @@ func Merge(parts []*load.Result) (*load.Result, error) {
 	}
 	slices.SortFunc(parts, func(a, b *load.Result) int { return cmp.Compare(a.Segment.I, b.Segment.I) })
 	first := parts[0]
-	m := &load.Result{
-		Schema: load.SchemaVersion, Scenario: first.Scenario, Environment: first.Environment, Segment: load.Segment{I: 1, N: 1},
-		Started: first.Started, Ended: first.Ended,
-	}
+	m := &load.Result{Started: first.Started, Ended: first.Ended, Segment: load.Segment{I: 1, N: 1}}
 	for _, p := range parts {
 		if p.Started.Before(m.Started) {
 			m.Started = p.Started
@@ -42,35 +37,67 @@ func Merge(parts []*load.Result) (*load.Result, error) {
 		}
 	}
 	var sent, delivered time.Duration // since m.Started
-	for _, p := range parts {
+	var values []reflect.Value
+	for i, p := range parts {
 		late := p.Started.Sub(m.Started)
 		sent = max(sent, late+p.Sending)
 		delivered = max(delivered, late+p.Sending+p.DrainTime)
-		addTotals(&m.Totals, &p.Totals)
-		addLedger(&m.Ledger, &p.Ledger, p == first)
-		m.Partial = m.Partial || p.Partial
-		if m.Stopped == "" {
-			m.Stopped = p.Stopped
-		}
-		m.Exit = worseExit(m.Exit, p.Exit)
+		parts[i] = shifted(p, late)
+		values = append(values, reflect.ValueOf(parts[i]).Elem())
 	}
-	if sameServer(parts) {
-		onceCounted(m, parts)
+	shared := sameServer(parts)
+	if err := fold(reflect.ValueOf(m).Elem(), values, "each", shared); err != nil {
+		return nil, err
 	}
 	m.Sending, m.DrainTime = sent, delivered-sent
 	m.Rates = load.Rates{
 		Intended: per(m.Totals.Intended, sent), Sent: per(m.Totals.Sent, sent), Acked: per(m.Totals.Acked, sent),
 		Delivered: per(m.Totals.Delivered, delivered), Failed: per(m.Totals.Failed+m.Totals.Rejected, sent),
 	}
-	if err := mergeSteps(m, parts); err != nil {
-		return nil, err
+	for i := range m.Steps {
+		s := &m.Steps[i]
+		one := []*load.StepResult{s}
+		s.Lag, s.Service, s.Response, s.EndToEnd, s.Lateness = added(one, lag), added(one, service), added(one, response), added(one, endToEnd), added(one, late)
 	}
-	if err := mergeSeconds(m, parts); err != nil {
-		return nil, err
-	}
-	mergeErrors(m, parts)
+	const shown = 20
+	m.Ledger.Examples = m.Ledger.Examples[:min(len(m.Ledger.Examples), shown)]
+	slices.SortFunc(m.Heat, func(a, b load.HeatColumn) int { return cmp.Compare(a.Second, b.Second) })
+	slices.SortFunc(m.Errors, func(a, b load.ErrorCount) int {
+		return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.Class, b.Class), cmp.Compare(a.Code, b.Code), cmp.Compare(a.Step, b.Step))
+	})
+	m.Intervals = slices.DeleteFunc(m.Intervals, func(l load.Interval) bool { return l.Histogram == "" })
+	slices.SortFunc(m.Intervals, func(a, b load.Interval) int {
+		return cmp.Or(cmp.Compare(a.Start, b.Start), cmp.Compare(a.Phase, b.Phase), cmp.Compare(a.Step, b.Step), cmp.Compare(a.Kind, b.Kind))
+	})
+	finishSeconds(m, shared)
 	mergeRest(m, parts)
 	return m, nil
+}
+
+// shifted returns a copy of a segment that began late after the first one, with its
+// times as since that one's start.
+func shifted(p *load.Result, late time.Duration) *load.Result {
+	s, seconds := *p, int(math.Round(late.Seconds()))
+	s.Seconds, s.Heat, s.Intervals = slices.Clone(p.Seconds), slices.Clone(p.Heat), slices.Clone(p.Intervals)
+	s.Markers, s.Faults = slices.Clone(p.Markers), slices.Clone(p.Faults)
+	for i := range s.Seconds {
+		s.Seconds[i].Second += seconds
+	}
+	for i := range s.Heat {
+		s.Heat[i].Second += seconds
+	}
+	for i := range s.Intervals {
+		l := &s.Intervals[i]
+		l.Start = (l.Start + time.Duration(seconds)*time.Second).Round(time.Second)
+		l.Length = l.Length.Round(time.Second)
+	}
+	for i := range s.Markers {
+		s.Markers[i].At += late
+	}
+	for i := range s.Faults {
+		s.Faults[i].Began, s.Faults[i].Ended = s.Faults[i].Began+late, s.Faults[i].Ended+late
+	}
+	return &s
 }
 
 func checkSegments(parts []*load.Result) error {
@@ -96,41 +123,6 @@ func checkSegments(parts []*load.Result) error {
 	return nil
 }
 
-func addTotals(to, t *load.Totals) {
-	to.Intended += t.Intended
-	to.Sent += t.Sent
-	to.Acked += t.Acked
-	to.Delivered += t.Delivered
-	to.Failed += t.Failed
-	to.Rejected += t.Rejected
-	to.Lost += t.Lost
-	to.Duplicates += t.Duplicates
-	to.Early += t.Early
-	to.Late += t.Late
-	to.Reordered += t.Reordered
-	to.Unexpected += t.Unexpected
-	to.Unverified += t.Unverified
-	to.Backlog += t.Backlog
-}
-
-func addLedger(to, l *load.LedgerResult, first bool) {
-	to.Checked = l.Checked && (first || to.Checked)
-	to.Expected += l.Expected
-	to.Delivered += l.Delivered
-	to.Lost += l.Lost
-	to.Pending += l.Pending
-	to.Ended += l.Ended
-	to.Duplicates += l.Duplicates
-	to.Early += l.Early
-	to.Late += l.Late
-	to.Reordered += l.Reordered
-	to.Unexpected += l.Unexpected
-	to.Unverified += l.Unverified
-	to.Sampled += l.Sampled
-	const shown = 20
-	to.Examples = append(to.Examples, l.Examples[:min(len(l.Examples), shown-len(to.Examples))]...)
-}
-
 // sameServer reports whether all segments went to one server. Then the ledger that
 // each of them read is the same.
 func sameServer(parts []*load.Result) bool {
@@ -140,133 +132,92 @@ func sameServer(parts []*load.Result) bool {
 	})
 }
 
-// onceCounted puts right what every segment counted of all of them: the ledger knows
-// of a duplicate, not of whose it is.
-func onceCounted(m *load.Result, parts []*load.Result) {
-	t, l := &m.Totals, &m.Ledger
-	t.Duplicates, t.Reordered, l.Duplicates, l.Reordered = 0, 0, 0, 0
+// finishSeconds sorts the seconds, and counts the backlog anew where shared: there each
+// segment saw what came for all.
+func finishSeconds(m *load.Result, shared bool) {
+	slices.SortFunc(m.Seconds, func(a, b load.SecondRow) int { return cmp.Compare(a.Second, b.Second) })
+	open := int64(0)
+	for i := range m.Seconds {
+		r := &m.Seconds[i]
+		if open += r.Acked - r.Delivered; shared {
+			r.Backlog = max(open, 0)
+		}
+	}
+	secondsFromIntervals(m)
+}
+
+// secondsFromIntervals gives the rows true percentiles where the intervals are
+// seconds: of a step alone, and of the second where it has one step.
+func secondsFromIntervals(m *load.Result) {
+	at := map[int]*load.SecondRow{}
+	for i := range m.Seconds {
+		at[m.Seconds[i].Second] = &m.Seconds[i]
+	}
+	for i := range m.Intervals {
+		l := &m.Intervals[i]
+		row := at[int(l.Start/time.Second)]
+		if row == nil || l.Length != time.Second || l.Kind != "response" {
+			continue
+		}
+		h, err := load.DecodeHistogram(l.Histogram)
+		if err != nil {
+			continue // it was encoded a moment ago
+		}
+		b := load.Brief{Count: h.TotalCount(), P50: load.ValueAt(h, 50), P99: load.ValueAt(h, 99), Max: h.Max()}
+		for j := range row.Steps {
+			if row.Steps[j].Name == l.Step {
+				row.Steps[j].Response = b
+			}
+		}
+		if len(row.Steps) == 1 {
+			row.Response = b
+		}
+	}
+}
+
+// mergeRest takes the worst verdict and threshold, and all that happened.
+func mergeRest(m *load.Result, parts []*load.Result) {
+	rank := []string{load.Valid, load.ConcurrencyBound, load.SinkBound, load.Inconclusive, load.GeneratorBound}
+	m.Verdict.Code = load.Valid
 	for _, p := range parts {
-		t.Duplicates, t.Reordered = max(t.Duplicates, p.Totals.Duplicates), max(t.Reordered, p.Totals.Reordered)
-		l.Duplicates, l.Reordered = max(l.Duplicates, p.Ledger.Duplicates), max(l.Reordered, p.Ledger.Reordered)
-	}
-}
-
-// worseExit prefers what a script must not miss: any failure to success, and the
-// first failure to later ones.
-func worseExit(a, b int) int {
-	if a != 0 {
-		return a
-	}
-	return b
-}
-
-// sum adds encoded histograms.
-type sum struct {
-	h   *hdrhistogram.Histogram
-	one string // the only one so far: it is kept as it is
-	n   int
-}
-
-func (s *sum) add(text string) error {
-	if text == "" {
-		return nil
-	}
-	h, err := load.DecodeHistogram(text)
-	if err != nil {
-		return err
-	}
-	s.one, s.n = text, s.n+1
-	if s.h == nil {
-		s.h = load.NewHistogram()
-	}
-	if dropped := s.h.Merge(h); dropped > 0 {
-		return notify.Invalid("bad_histogram", "histogram", fmt.Sprintf("has %d values that are out of range", dropped))
-	}
-	return nil
-}
-
-func (s *sum) text() (string, error) {
-	if s.n == 1 {
-		return s.one, nil
-	}
-	return load.EncodeHistogram(s.h)
-}
-
-func mergeSteps(m *load.Result, parts []*load.Result) error {
-	type key struct{ phase, name string }
-	var order []key
-	byKey := map[key][]*load.StepResult{}
-	for _, p := range parts {
-		for i := range p.Steps {
-			s := &p.Steps[i]
-			k := key{s.Phase, s.Name}
-			if byKey[k] == nil {
-				order = append(order, k)
-			}
-			byKey[k] = append(byKey[k], s)
+		if slices.Index(rank, p.Verdict.Code) > slices.Index(rank, m.Verdict.Code) {
+			m.Verdict.Code = p.Verdict.Code
 		}
-	}
-	for _, k := range order {
-		list := byKey[k]
-		out := load.StepResult{StepSnapshot: list[0].StepSnapshot}
-		out.Totals, out.Rates = load.Totals{}, load.Rates{}
-		var sums [6]sum
-		for _, s := range list {
-			addTotals(&out.Totals, &s.Totals)
-			out.Rates.Intended += s.Rates.Intended
-			out.Rates.Sent += s.Rates.Sent
-			out.Rates.Acked += s.Rates.Acked
-			out.Rates.Delivered += s.Rates.Delivered
-			out.Rates.Failed += s.Rates.Failed
-			for i, b := range s.EndToEndParts { // as addBrief: quantiles cannot be added
-				if len(out.EndToEndParts) <= i {
-					out.EndToEndParts = append(out.EndToEndParts, load.Brief{})
-				}
-				addBrief(&out.EndToEndParts[i], b)
-			}
-			h := &s.Histograms
-			for i, text := range []string{h.Lag, h.Service, h.Response, h.EndToEnd, h.Late, h.Early} {
-				if err := sums[i].add(text); err != nil {
-					return fmt.Errorf("step %s: %w", k.name, err)
-				}
+		for _, why := range p.Verdict.Reasons {
+			m.Verdict.Reasons = append(m.Verdict.Reasons, fmt.Sprintf("segment %d: %s", p.Segment.I, why))
+		}
+		for _, mk := range p.Markers {
+			if !slices.ContainsFunc(m.Markers, func(o load.Marker) bool {
+				return o.Kind == mk.Kind && o.Text == mk.Text && (o.At-mk.At).Abs() < 2*time.Second
+			}) {
+				m.Markers = append(m.Markers, mk)
 			}
 		}
-		o := &out.Histograms
-		for i, to := range []*string{&o.Lag, &o.Service, &o.Response, &o.EndToEnd, &o.Late, &o.Early} {
-			text, err := sums[i].text()
-			if err != nil {
-				return err
-			}
-			*to = text
+		for _, t := range p.Thresholds {
+			mergeThreshold(m, t)
 		}
-		out.Lag, out.Service, out.Response = load.QuantilesOf(sums[0].h), load.QuantilesOf(sums[1].h), load.QuantilesOf(sums[2].h)
-		out.EndToEnd, out.Lateness = load.QuantilesOf(sums[3].h), load.SignedQuantiles(sums[4].h, sums[5].h)
-		m.Steps = append(m.Steps, out)
 	}
-	return nil
+	slices.SortStableFunc(m.Markers, func(a, b load.Marker) int { return cmp.Compare(a.At, b.At) })
+	if m.Totals.Sent > 0 {
+		m.Health.NsPerMessage = m.Health.CPUSeconds * 1e9 / float64(m.Totals.Sent)
+	}
+	for _, r := range m.Seconds {
+		if r.Health.LagP99 == m.Health.LagP99 {
+			m.Health.WorstLagSecond = r.Second
+			break
+		}
+	}
 }
 
-// shift is how many seconds after the first segment one began.
-func shift(m, p *load.Result) int { return int(math.Round(p.Started.Sub(m.Started).Seconds())) }
-
-func mergeErrors(m *load.Result, parts []*load.Result) {
-	type key struct{ class, code, step string }
-	all := map[key]load.ErrorCount{}
-	for _, p := range parts {
-		for _, e := range p.Errors {
-			k := key{e.Class, e.Code, e.Step}
-			have, there := all[k]
-			if !there {
-				have = load.ErrorCount{Class: e.Class, Code: e.Code, Step: e.Step}
-			}
-			have.Count += e.Count
-			if e.Last.After(have.Last) {
-				have.Last = e.Last
-			}
-			all[k] = have
-		}
+// mergeThreshold is met where every segment met it. Its value is that of the
+// segment that missed it, or of the first.
+func mergeThreshold(m *load.Result, t load.ThresholdState) {
+	i := slices.IndexFunc(m.Thresholds, func(o load.ThresholdState) bool { return o.Expr == t.Expr })
+	if i < 0 {
+		m.Thresholds = append(m.Thresholds, t)
+		return
 	}
-	m.Errors = slices.SortedFunc(maps.Values(all), func(a, b load.ErrorCount) int {
-		return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.Class, b.Class), cmp.Compare(a.Code, b.Code), cmp.Compare(a.Step, b.Step))
-	})
+	if have := &m.Thresholds[i]; have.OK && t.Known && (!t.OK || !have.Known) {
+		*have = t
+	}
 }

@@ -138,7 +138,8 @@ const (
 	lag
 	endToEnd
 	late
-	kinds // how many
+	kinds // how many are shown
+	early = kinds
 )
 
 var kindNames = [kinds]string{"response", "service", "lag", "end to end", "lateness"}
@@ -148,7 +149,7 @@ func quantiles(s *load.StepSnapshot, k kind) load.Quantiles {
 }
 
 func encoded(h *load.Histograms, k kind) string {
-	return [kinds]string{h.Response, h.Service, h.Lag, h.EndToEnd, h.Late}[k]
+	return [kinds + 1]string{h.Response, h.Service, h.Lag, h.EndToEnd, h.Late, h.Early}[k]
 }
 
 // measured are the steps whose figures count: all but warm-ups, unless there is
@@ -169,41 +170,34 @@ func measured(r *load.Result) []*load.StepResult {
 
 // together is one histogram of all steps; damaged ones are an error.
 func together(steps []*load.StepResult, k kind) (*hdrhistogram.Histogram, error) {
-	sum := load.NewHistogram()
+	var texts []string
 	for _, s := range steps {
-		text := encoded(&s.Histograms, k)
-		if text == "" {
-			continue
-		}
-		h, err := load.DecodeHistogram(text)
-		if err != nil {
-			return nil, fmt.Errorf("step %s, %s: %w", s.Name, kindNames[k], err)
-		}
-		if dropped := sum.Merge(h); dropped > 0 {
-			return nil, fmt.Errorf("step %s, %s: %d values are out of range", s.Name, kindNames[k], dropped)
-		}
+		texts = append(texts, encoded(&s.Histograms, k))
 	}
-	return sum, nil
+	return addTexts(texts)
 }
 
-// overall are the quantiles of all steps together. Without histograms they are
-// those of the one step there is, or none.
+// added are the quantiles of the steps' histograms together; of damaged ones, none.
+func added(steps []*load.StepResult, k kind) load.Quantiles {
+	sum, err := together(steps, k)
+	switch {
+	case err != nil:
+		return load.Quantiles{}
+	case k != late:
+		return load.QuantilesOf(sum)
+	}
+	before, err := together(steps, early)
+	if err != nil {
+		before = nil
+	}
+	return load.SignedQuantiles(sum, before)
+}
+
+// overall are the quantiles of all steps together. Those of one step alone do not need
+// its histograms.
 func overall(steps []*load.StepResult, k kind) load.Quantiles {
 	if len(steps) == 1 {
 		return quantiles(&steps[0].StepSnapshot, k)
 	}
-	sum, err := together(steps, k)
-	if err != nil {
-		return load.Quantiles{}
-	}
-	if k != late {
-		return load.QuantilesOf(sum)
-	}
-	early := load.NewHistogram()
-	for _, s := range steps {
-		if h, err := load.DecodeHistogram(s.Histograms.Early); err == nil {
-			early.Merge(h)
-		}
-	}
-	return load.SignedQuantiles(sum, early)
+	return added(steps, k)
 }
