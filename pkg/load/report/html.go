@@ -31,8 +31,8 @@ type view struct {
 	Partial string
 	Good    bool
 	Tiles   []tile
-	Time    []chart // over time
-	Curves  []chart
+	Time    []*chart // over time
+	Curves  []*chart
 	Marks   []mark
 	Steps   []stepRow
 	Tables  []table
@@ -111,15 +111,7 @@ func viewOf(r *load.Result) *view {
 		v.Missed = fmt.Sprintf("%d thresholds missed", missed)
 	}
 	v.tiles(r)
-	f := newFrame(r)
-	if len(f.groups) > 0 {
-		v.Time = append(v.Time, f.rates())
-		for _, more := range []func() (chart, bool){f.latency, f.heat, f.backlog, f.machine} {
-			if c, ok := more(); ok {
-				v.Time = append(v.Time, c)
-			}
-		}
-	}
+	v.Time = overTimes(r)
 	v.Curves = percentiles(r)
 	for i, m := range r.Markers {
 		v.Marks = append(v.Marks, mark{i + 1, Clock(m.At), m.Kind, m.Text})
