@@ -230,9 +230,7 @@ func replayOf(cl *api.Client) func(context.Context) error {
 		}
 		job, err := op.StartJob(ctx, api.JobRequest{Spec: plan.Spec, Digest: plan.Digest, Entries: plan.Entries, Name: notify.NewBase(time.Now()).String()})
 		for err == nil && !slices.Contains([]string{"done", "failed", "stopped", "cancelled"}, job.State) {
-			select {
-			case <-time.After(100 * time.Millisecond):
-			case <-ctx.Done():
+			if !notify.Sleep(ctx, 100*time.Millisecond) {
 				return nil // the phase is over; the job goes on
 			}
 			job, err = op.Job(ctx, job.ID)

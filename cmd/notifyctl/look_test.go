@@ -216,21 +216,6 @@ func TestConfirm(t *testing.T) {
 	f("", 0, 1, "--yes")
 }
 
-func TestAhead(t *testing.T) {
-	t.Parallel()
-	f := func(next, want string) {
-		t.Helper()
-		if got := ahead(next); got != want {
-			t.Errorf("%q: %q, want %q", next, got, want)
-		}
-	}
-	f("Nothing: it was delivered.", "It was delivered; nothing more happens.")
-	f("Nothing by itself: it failed for good (x) and is in the failed feed of shop.", "It failed for good (x) and is in the failed feed of shop; nothing more happens by itself.")
-	f("It fires at 09:00.", "Next: It fires at 09:00.")
-	f("Nothing: ", "Next: Nothing: ")
-	f("", "Next: ")
-}
-
 func TestHowFar(t *testing.T) {
 	t.Parallel()
 	f := func(done, total int64, took time.Duration, want string) {

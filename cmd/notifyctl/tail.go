@@ -89,7 +89,7 @@ func runTail(ctx context.Context, p *program, o *tailOptions) error {
 			return nil
 		}
 		p.note("the stream ended; connecting again")
-		if !pause(ctx, time.Second) {
+		if !notify.Sleep(ctx, time.Second) {
 			return ctx.Err()
 		}
 	}
@@ -116,16 +116,4 @@ func eventLine(p *program, e *api.Event) string {
 		}
 	}
 	return line
-}
-
-// pause returns after d, or false when ctx ends first.
-func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }

@@ -206,7 +206,7 @@ func (p *program) printTrigger(t *api.TriggerStatus) error {
 			return err
 		}
 	}
-	_, err := fmt.Fprintf(p.out, "\n%s\n", cli.Clean(ahead(t.Next)))
+	_, err := fmt.Fprintf(p.out, "\n%s\n", cli.Clean(t.Next))
 	return err
 }
 

@@ -31,7 +31,7 @@ func (p *program) until(ctx context.Context, end time.Time, done func(context.Co
 			return err
 		}
 		// A count of many receivers costs the server something: rest longer than it took.
-		if !pause(ctx, max(every, 4*time.Since(began))) {
+		if !notify.Sleep(ctx, max(every, 4*time.Since(began))) {
 			return context.Cause(ctx)
 		}
 	}

@@ -57,7 +57,7 @@ func runWhy(ctx context.Context, p *program, id string) error {
 	if err := pr.Print(t, func() cli.Table { return p.story(t.Events) }); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(p.out, "\n%s\n", cli.Clean(ahead(t.Next)))
+	_, err = fmt.Fprintf(p.out, "\n%s\n", cli.Clean(t.Next))
 	if found := explain.Of(t.Status.Code); err == nil && t.Status.Code != "" && len(found) > 0 {
 		e := &found[0]
 		_, err = fmt.Fprintf(p.out, "%s: %s. %s\n", cli.Clean(t.Status.Code), strings.TrimSuffix(e.Meaning, "."), advice(e, &t))
@@ -75,18 +75,6 @@ func advice(e *explain.Entry, t *api.Timeline) string {
 		return "It is not tried again."
 	}
 	return "It is not tried again; once the cause is gone: notifyctl dlq replay --id " + t.NotificationID
-}
-
-// ahead is what happens next as a sentence of its own: the API's answers a question.
-func ahead(next string) string {
-	for _, n := range []struct{ answer, more string }{
-		{"Nothing: ", "; nothing more happens."}, {"Nothing by itself: ", "; nothing more happens by itself."},
-	} {
-		if why, ok := strings.CutPrefix(next, n.answer); ok && why != "" {
-			return strings.ToUpper(why[:1]) + strings.TrimSuffix(why[1:], ".") + n.more
-		}
-	}
-	return "Next: " + next
 }
 
 // story is a line an event. Moments are written in full whatever the format of

@@ -110,7 +110,7 @@ func (cl *Client) do(ctx context.Context, c call, out any) (Reply, error) {
 			return reply, err
 		}
 		wait = cl.pause(try, err)
-		if !sleep(ctx, wait) {
+		if !notify.Sleep(ctx, wait) {
 			return reply, err
 		}
 	}
@@ -140,17 +140,6 @@ func (cl *Client) pause(try int, err error) time.Duration {
 	wait := min(base<<min(try, 10), 20*base)
 	wait = wait/2 + rand.N(wait/2+1)
 	return max(wait, notify.RetryAfterOf(err))
-}
-
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }
 
 // once sends c one time.

@@ -3,6 +3,8 @@ package app
 import (
 	"context"
 	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // How a part that one process runs for all is held: the lease is renewed often
@@ -29,7 +31,7 @@ func (n *Node) alone(name string, run func(context.Context) error) func(context.
 					return err
 				}
 			}
-			wait(ctx, aloneRenew)
+			notify.Sleep(ctx, aloneRenew)
 		}
 		return nil
 	}
@@ -69,15 +71,5 @@ func (n *Node) holding(ctx context.Context, name string, run func(context.Contex
 		case err == nil || time.Now().After(trusted):
 			lost()
 		}
-	}
-}
-
-// wait returns after d, or when ctx ends.
-func wait(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
 	}
 }

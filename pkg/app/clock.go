@@ -93,7 +93,7 @@ func (c *clock) run(servers []askClock) func(context.Context) error {
 				c.log.Info("the clock is right again", "off", off)
 				wrong = false
 			}
-			wait(ctx, clockEvery)
+			notify.Sleep(ctx, clockEvery)
 		}
 		return nil
 	}

@@ -74,7 +74,7 @@ func (n *Node) watchDeferred(ctx context.Context) error {
 		case ctx.Err() == nil:
 			n.log.Warn("deferred notifications cannot be counted; trying again", "err", err)
 		}
-		wait(ctx, cmp.Or(n.seams.recount, deferredEvery))
+		notify.Sleep(ctx, cmp.Or(n.seams.recount, deferredEvery))
 	}
 	return nil
 }
@@ -125,7 +125,7 @@ func countMinute(ctx context.Context, timers engine.Timers, p engine.TimerPartit
 			addDeferred(sums, &rows[i])
 		}
 		after = engine.TimerCursor{FireAt: last.FireAt, ID: last.ID}
-		wait(ctx, deferredIdle*time.Since(began))
+		notify.Sleep(ctx, deferredIdle*time.Since(began))
 		if err := ctx.Err(); err != nil {
 			return err
 		}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // Heartbeats of processes that divide a limit among themselves.
@@ -37,7 +38,7 @@ func newPeers(beats engine.Heartbeats, group, self string) *peers {
 func (p *peers) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		_ = p.look(ctx) // while nobody answers, what was known stays
-		wait(ctx, peerBeat)
+		notify.Sleep(ctx, peerBeat)
 	}
 	call, stop := context.WithTimeout(context.WithoutCancel(ctx), peerBeat)
 	defer stop()
@@ -113,14 +114,14 @@ func (p *peers) share(limit int) int {
 func (p *peers) after(calls time.Duration, run func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		for p.look(ctx) != nil && ctx.Err() == nil {
-			wait(ctx, peerBeat)
+			notify.Sleep(ctx, peerBeat)
 		}
 		beating := make(chan struct{})
 		on, stop := context.WithCancel(context.WithoutCancel(ctx))
 		go func() { defer close(beating); _ = p.Run(on) }()
 		defer func() { stop(); <-beating }()
 		if p.others() {
-			wait(ctx, calls+3*peerBeat)
+			notify.Sleep(ctx, calls+3*peerBeat)
 		}
 		if ctx.Err() != nil {
 			return nil

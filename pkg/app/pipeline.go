@@ -212,9 +212,7 @@ func (p *Pipeline) Ready(ctx context.Context) error {
 		if err == nil {
 			return nil
 		}
-		select {
-		case <-time.After(20 * time.Millisecond):
-		case <-ctx.Done():
+		if !notify.Sleep(ctx, 20*time.Millisecond) {
 			return errors.Join(context.Cause(ctx), err)
 		}
 	}

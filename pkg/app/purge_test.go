@@ -9,6 +9,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/memory"
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // endless is a store whose purge never comes to an end.
@@ -19,7 +20,7 @@ type endless struct {
 
 func (e *endless) Purge(ctx context.Context, _ int64, max int) (int, error) {
 	e.calls++
-	wait(ctx, time.Second)
+	notify.Sleep(ctx, time.Second)
 	return max, ctx.Err()
 }
 

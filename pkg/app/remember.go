@@ -132,7 +132,7 @@ func (h *remembered) Sync(ctx context.Context, ends map[history.Part]int64) erro
 		if behind == "" {
 			return nil
 		}
-		wait(ctx, 20*time.Millisecond)
+		notify.Sleep(ctx, 20*time.Millisecond)
 		if ctx.Err() != nil {
 			return notify.Unavailable("history", time.Second, errors.New("it is behind the log: "+behind+"; is there a process of role operator?"))
 		}

@@ -112,7 +112,7 @@ func (n *Node) watchLags(ctx context.Context, groups []string) error {
 		} else if ctx.Err() == nil {
 			n.log.Warn("how far groups are behind cannot be read", "err", err)
 		}
-		wait(ctx, 2*time.Second)
+		notify.Sleep(ctx, 2*time.Second)
 	}
 	return nil
 }
@@ -200,7 +200,7 @@ func (n *Node) sharedLags() []Lag {
 // campaigns are paused, and which circuits of callers are held.
 func (n *Node) follow(ctx context.Context) error {
 	for ctx.Err() == nil {
-		wait(ctx, followEvery)
+		notify.Sleep(ctx, followEvery)
 		call, stop := context.WithTimeout(ctx, 5*time.Second)
 		err := n.lanes.follow(call)
 		if err == nil {

@@ -70,7 +70,7 @@ func TestReceiptEndsTheRetry(t *testing.T) {
 			t.Logf("attempts %d, at last %+v", line.Attempts, last)
 			return false
 		}
-		if calls := sim.Rules()[0].Matched; calls != 1 || line.Next != "Nothing: it was delivered." {
+		if calls := sim.Rules()[0].Matched; calls != 1 || line.Next != "It was delivered; nothing more happens." {
 			t.Errorf("Twilio was called %d times; %s", calls, line.Next)
 		}
 		return true

@@ -45,7 +45,7 @@ func (s *standings) share(ctx context.Context, lanes []notify.Lane, own func(not
 		said = s.tell(call, said, lanes, own)
 		s.look(call)
 		stop()
-		wait(ctx, standingBeat)
+		notify.Sleep(ctx, standingBeat)
 	}
 	if said != "" {
 		call, stop := context.WithTimeout(context.WithoutCancel(ctx), standingBeat)

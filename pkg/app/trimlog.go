@@ -28,7 +28,7 @@ func (n *Node) trimLog(ctx context.Context) error {
 		if err != nil && ctx.Err() == nil {
 			n.log.Warn("the log cannot be trimmed", "err", err)
 		}
-		wait(ctx, trimEvery)
+		notify.Sleep(ctx, trimEvery)
 	}
 	return nil
 }

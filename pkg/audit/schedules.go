@@ -54,9 +54,7 @@ func (r *run) schedules(ctx context.Context) error {
 		return nil
 	}
 	// Between its timers and the history something may have been on its way.
-	select {
-	case <-time.After(r.cfg.Settle):
-	case <-ctx.Done():
+	if !notify.Sleep(ctx, r.cfg.Settle) {
 		return ctx.Err()
 	}
 	bounds, err := r.cfg.Log.Bounds(ctx)

@@ -72,9 +72,7 @@ const maxRounds = 12
 // stood still for as many rounds as it takes to call it drift.
 func (r *run) confirm(ctx context.Context) error {
 	for round := 1; len(r.suspects) > 0; round++ {
-		select {
-		case <-time.After(r.cfg.Settle):
-		case <-ctx.Done():
+		if !notify.Sleep(ctx, r.cfg.Settle) {
 			return ctx.Err()
 		}
 		leads, err := r.leads(ctx)

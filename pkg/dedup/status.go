@@ -186,9 +186,7 @@ func (s *Status) Run(ctx context.Context) error {
 				s.cfg.Logger.Info("the seen-filter is back", "after", time.Since(began))
 				break
 			}
-			select {
-			case <-time.After(s.cfg.Heal):
-			case <-ctx.Done():
+			if !notify.Sleep(ctx, s.cfg.Heal) {
 				return nil
 			}
 		}

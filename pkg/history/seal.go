@@ -69,9 +69,7 @@ func (s *Store) sealAll(ctx context.Context) error {
 				return *err
 			}
 			s.cfg.Log.Error("history cannot seal a segment, will try again", "part", f.p.Part, "err", err)
-			select {
-			case <-time.After(wait):
-			case <-ctx.Done():
+			if !notify.Sleep(ctx, wait) {
 				return ctx.Err()
 			}
 		}

@@ -3,6 +3,8 @@ package load
 import (
 	"context"
 	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // ready makes the body of request g and waits until it is due; false: it is not to be
@@ -78,20 +80,7 @@ func waitOr(ctx context.Context, start time.Time, d time.Duration, changed <-cha
 }
 
 // waitUntil sleeps until a time; a time that has passed is late, not skipped.
-func waitUntil(ctx context.Context, at time.Time) bool {
-	d := time.Until(at)
-	if d <= 0 {
-		return ctx.Err() == nil
-	}
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
+func waitUntil(ctx context.Context, at time.Time) bool { return notify.Sleep(ctx, time.Until(at)) }
 
 // probeEvery is how often the generator looks whether it wakes on time.
 const probeEvery = 10 * time.Millisecond

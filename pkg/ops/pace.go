@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
+
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // batchSize is how many may go next; 0: the canary's outcomes come first.
@@ -56,12 +58,6 @@ func (r *runner) wait(ctx context.Context, n int) error {
 }
 
 func pause(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	notify.Sleep(ctx, d)
+	return ctx.Err()
 }

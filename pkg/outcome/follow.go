@@ -155,12 +155,7 @@ func (h *follows) Handle(ctx context.Context, msgs []*stream.Msg) error {
 		back = true
 	}
 	if back { // else what is put back would be read at once, again and again
-		t := time.NewTimer(f.cfg.Wait)
-		defer t.Stop()
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-		}
+		notify.Sleep(ctx, f.cfg.Wait)
 	}
 	for _, m := range msgs {
 		m.Done()

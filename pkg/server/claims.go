@@ -3,6 +3,7 @@ package server
 import (
 	"errors"
 	"math"
+	"strconv"
 	"time"
 
 	"github.com/go-json-experiment/json"
@@ -22,50 +23,30 @@ type claims struct {
 
 // UnmarshalJSON reads claims strictly: names in their case, each once, each of
 // its type. encoding/json would take a claim of the name "Scope" for "scope",
-// and identity providers let people choose the names of claims of their own; it
-// would also take an exp in quotes.
+// and identity providers let people choose the names of claims of their own.
 func (c *claims) UnmarshalJSON(b []byte) error {
-	var in struct {
-		Issuer   string         `json:"iss"`
-		Subject  string         `json:"sub"`
-		Audience jsontext.Value `json:"aud"`
-		Expires  *float64       `json:"exp"`
-		Before   *float64       `json:"nbf"`
-		Issued   *float64       `json:"iat"`
-		Scope    string         `json:"scope"`
-		Users    *string        `json:"users"`
+	type plain claims // without this method
+	err := json.Unmarshal(b, (*plain)(c), json.WithUnmarshalers(json.UnmarshalFunc(readDate)))
+	if e, ok := errors.AsType[*json.SemanticError](err); ok && e.JSONPointer != "" {
+		return badClaim(request.FieldPath(e.JSONPointer), err)
 	}
-	if err := json.Unmarshal(b, &in); err != nil {
-		if e, ok := errors.AsType[*json.SemanticError](err); ok && e.JSONPointer != "" {
-			return badClaim(request.FieldPath(e.JSONPointer), err)
-		}
-		if e, ok := errors.AsType[*jsontext.SyntacticError](err); ok && errors.Is(e.Err, jsontext.ErrDuplicateName) {
-			return unauthorized("token_claims", "a claim of the token is given twice", err)
-		}
-		return err
+	if e, ok := errors.AsType[*jsontext.SyntacticError](err); ok && errors.Is(e.Err, jsontext.ErrDuplicateName) {
+		return unauthorized("token_claims", "a claim of the token is given twice", err)
 	}
-	if in.Users != nil && notify.CheckUserID(*in.Users) != "" { // also an empty one: it would bind to nothing
+	if err == nil && c.Users != nil && notify.CheckUserID(*c.Users) != "" { // also an empty one: it would bind to nothing
 		return badClaim("users", nil)
 	}
-	*c = claims{Scope: in.Scope, Users: in.Users}
-	c.Issuer, c.Subject = in.Issuer, in.Subject
-	if len(in.Audience) > 0 {
-		if err := c.Audience.UnmarshalJSON(in.Audience); err != nil {
-			return badClaim("aud", err)
-		}
+	return err
+}
+
+// readDate reads a time of a claim. The library would take one in quotes, and one that
+// overflows.
+func readDate(b []byte, to *jwt.NumericDate) error {
+	seconds, err := strconv.ParseFloat(string(b), 64)
+	if err != nil || math.Abs(seconds) > 1<<40 { // 36,812 years
+		return errors.New("not seconds since 1970")
 	}
-	for name, t := range map[string]struct {
-		from *float64
-		to   **jwt.NumericDate
-	}{"exp": {in.Expires, &c.ExpiresAt}, "nbf": {in.Before, &c.NotBefore}, "iat": {in.Issued, &c.IssuedAt}} {
-		if t.from == nil {
-			continue
-		}
-		if math.Abs(*t.from) > 1<<40 { // 36,812 years
-			return badClaim(name, nil)
-		}
-		*t.to = jwt.NewNumericDate(time.UnixMilli(int64(*t.from * 1000)))
-	}
+	*to = *jwt.NewNumericDate(time.UnixMilli(int64(seconds * 1000)))
 	return nil
 }
 

@@ -1,12 +1,20 @@
 package server
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
+	"encoding/json"
+	"io"
 	"net"
 	"net/http"
 	"net/netip"
+	"sync"
+	"sync/atomic"
 	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // Anybody may open connections to the API, and each holds memory for as long as it is
@@ -189,4 +197,160 @@ func sourceOf(a net.Addr) netip.Prefix {
 	}
 	p, _ := addr.Prefix(bits) // an address that is not valid has none
 	return p
+}
+
+// wire is the API's listener. At most so many of its connections are open at a time.
+type wire struct {
+	net.Listener
+	newID   func() string // of a request
+	most    int
+	crowded func() // a connection was closed for another one
+
+	room   chan struct{} // of one: Accept may look again
+	closed chan struct{}
+	once   sync.Once
+
+	mu       sync.Mutex
+	open     map[*wireConn]struct{}
+	bySource map[netip.Prefix]int
+	byRank   [ranks]connList
+	waits    bool // Accept waits for room
+}
+
+func newWire(ln net.Listener, most int, newID func() string, crowded func()) *wire {
+	return &wire{
+		Listener: ln, newID: newID, most: most, crowded: crowded,
+		room: make(chan struct{}, 1), closed: make(chan struct{}),
+		open: map[*wireConn]struct{}{}, bySource: map[netip.Prefix]int{},
+	}
+}
+
+// Accept returns the next connection. At the limit it closes another one for it, or
+// waits while none may be closed.
+func (l *wire) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	w := &wireConn{Conn: c, wire: l, source: sourceOf(c.RemoteAddr())}
+	for {
+		closes, ok := l.add(w)
+		if closes != nil {
+			l.crowded()
+			_ = closes.Conn.Close()
+		}
+		if ok {
+			return w, nil
+		}
+		select {
+		case <-l.room:
+		case <-l.closed:
+			_ = c.Close()
+			return nil, net.ErrClosed
+		}
+	}
+}
+
+// Close ends Accept, and leaves open connections alone.
+func (l *wire) Close() error {
+	l.once.Do(func() { close(l.closed) })
+	return l.Listener.Close()
+}
+
+// state is the server's ConnState.
+func (l *wire) state(c net.Conn, s http.ConnState) {
+	w := wireOf(c)
+	if w == nil {
+		return
+	}
+	if s == http.StateActive || s == http.StateIdle {
+		l.move(w, s == http.StateActive, w.caller.Load())
+	}
+	if w != c {
+		return // TLS lies over it: what it carries is not ours to answer
+	}
+	w.mu.Lock()
+	w.asked, w.answered = s == http.StateActive, false
+	w.mu.Unlock()
+}
+
+// cut answers each request that has no answer yet and closes every connection.
+func (l *wire) cut() {
+	l.mu.Lock()
+	open := make([]*wireConn, 0, len(l.open))
+	for c := range l.open {
+		open = append(open, c)
+	}
+	l.mu.Unlock()
+	var all sync.WaitGroup
+	for _, c := range open {
+		all.Go(c.cut)
+	}
+	all.Wait()
+}
+
+// wireConn is a connection of a wire.
+type wireConn struct {
+	net.Conn
+	wire *wire
+
+	mu       sync.Mutex
+	asked    bool // a request is under way
+	answered bool // and its answer begun
+	over     bool // by cut
+
+	source netip.Prefix
+	caller atomic.Bool // a token was verified on it
+
+	// Guarded by the wire's lock: its place in byRank, and since when.
+	rank       rank
+	since      time.Time
+	prev, next *wireConn
+}
+
+// Write notes that the answer has begun: cut sends none into it.
+func (c *wireConn) Write(p []byte) (int, error) {
+	c.mu.Lock()
+	if c.over {
+		c.mu.Unlock()
+		return 0, net.ErrClosed
+	}
+	c.answered = c.answered || !bytes.HasPrefix(p, []byte("HTTP/1.1 100 "))
+	c.mu.Unlock()
+	return c.Conn.Write(p)
+}
+
+func (c *wireConn) Close() error {
+	c.wire.mu.Lock()
+	c.wire.drop(c)
+	c.wire.mu.Unlock()
+	return c.Conn.Close()
+}
+
+// cutTime is how long a client has to take the answer of a cut request.
+const cutTime = time.Second
+
+// cut closes the connection. If a request on it has no answer yet, cut answers 503 first:
+// its handler may hang, so only the connection can answer.
+func (c *wireConn) cut() {
+	c.mu.Lock()
+	c.over = true
+	waits := c.asked && !c.answered
+	c.mu.Unlock()
+	_ = c.Conn.SetWriteDeadline(time.Now().Add(cutTime))
+	if waits {
+		id := c.wire.newID()
+		p := problemOf(&notify.Error{Code: "draining", Msg: "this server stops: the request was not done in time, and what it asked for may or may not have been"}, http.StatusServiceUnavailable)
+		p.RequestID = id
+		body, _ := json.Marshal(p) // strings and a number always marshal
+		answer := http.Response{
+			StatusCode: http.StatusServiceUnavailable, ProtoMajor: 1, ProtoMinor: 1, Close: true,
+			Header: http.Header{"Content-Type": typeProblem, "Cache-Control": noStore, "Retry-After": {"1"}, api.HeaderRequestID: {id}},
+			Body:   io.NopCloser(bytes.NewReader(body)), ContentLength: int64(len(body)),
+		}
+		var b bytes.Buffer
+		_ = answer.Write(&b)
+		_, _ = c.Conn.Write(b.Bytes())
+	}
+	_ = c.Close()
 }

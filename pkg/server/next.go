@@ -36,19 +36,19 @@ func (s *Server) next(k *known, cancelled bool) string {
 	case state == notify.Sent:
 		return "Nothing is left to do here; a receipt of the provider may still say whether it arrived."
 	case state == notify.Delivered:
-		return "Nothing: it was delivered."
+		return "It was delivered; nothing more happens."
 	case state == notify.Failed:
-		return "Nothing by itself: it failed for good (" + orUnknown(k.out.Code) + ") and is in the failed feed of " + e.Caller + "."
+		return "It failed for good (" + orUnknown(k.out.Code) + ") and is in the failed feed of " + e.Caller + "; nothing more happens by itself."
 	case state == notify.Suppressed:
-		return "Nothing: it was not sent (" + orUnknown(k.out.Code) + ")."
+		return "It was not sent (" + orUnknown(k.out.Code) + "); nothing more happens."
 	case state == notify.Expired:
-		return "Nothing: its deadline passed before it could be sent."
+		return "Its deadline passed before it could be sent; nothing more happens."
 	case state == notify.Cancelled:
-		return "Nothing: it was cancelled."
+		return "It was cancelled; nothing more happens."
 	case state == notify.Unknown && state.InFailedFeed(e.Category):
-		return "Nothing by itself: the provider may or may not have taken it (" + orUnknown(k.out.Code) + "); it is in the failed feed of " + e.Caller + ", and a receipt settles that."
+		return "The provider may or may not have taken it (" + orUnknown(k.out.Code) + "); it is in the failed feed of " + e.Caller + ", and a receipt settles that; nothing more happens by itself."
 	case state == notify.Unknown:
-		return "Nothing by itself: the provider may or may not have taken it; a receipt settles that."
+		return "The provider may or may not have taken it; a receipt settles that; nothing more happens by itself."
 	}
 	deadline := ""
 	if e.Expires != 0 {

@@ -79,7 +79,7 @@ func TestNotificationStatus(t *testing.T) {
 		notify.Delivered, 1, "", "Attempt 2, which a worker has claimed already, ends without a call unless")
 	f("a receipt before the outcome", []notify.Row{{StartedUpTo: 1}, receipt(0, notify.Delivered, "")}, notify.Delivered, 1, "", "has not written that down yet")
 	f("the retry found the receipt", []notify.Row{done(notify.Sent, cut), receipt(0, notify.Delivered, ""),
-		second(done(notify.Sent, notify.Exception{State: notify.Delivered, Class: notify.ClassReceipt}))}, notify.Delivered, 1, "", "Nothing: it was delivered.")
+		second(done(notify.Sent, notify.Exception{State: notify.Delivered, Class: notify.ClassReceipt}))}, notify.Delivered, 1, "", "It was delivered; nothing more happens.")
 
 	held := func(at int64, class notify.Class) notify.Row {
 		return notify.Row{StartedUpTo: 1, Starts: 1, Exceptions: []notify.Exception{{

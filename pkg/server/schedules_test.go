@@ -151,7 +151,7 @@ func TestScheduledSingle(t *testing.T) {
 			t.Errorf("%+v, moved at %v", e, moved.MovedAt) // also behind the cancel
 		}
 	}
-	if k := strings.Join(kinds, " "); tl.Status.Status != "CANCELLED" || k != "scheduled rescheduled cancel" || tl.Next != "Nothing: it was cancelled." {
+	if k := strings.Join(kinds, " "); tl.Status.Status != "CANCELLED" || k != "scheduled rescheduled cancel" || tl.Next != "It was cancelled; nothing more happens." {
 		t.Errorf("%s, %s, %s", tl.Status.Status, k, tl.Next)
 	}
 	// What the worker wrote about it changes nothing, a third cancel neither.

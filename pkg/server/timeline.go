@@ -236,7 +236,7 @@ func afterLetter(k *known, letters []engine.DeadLetter) string {
 	case d.State == engine.LetterReplayed:
 		return fmt.Sprintf("It was replayed%s as epoch %d, and waits in %s for a worker.", by, d.Epoch+1, k.found.Envelope.Lane().Topic())
 	case d.State == engine.LetterDiscarded:
-		return "Nothing: it ended " + k.out.State.String() + " (" + orUnknown(k.out.Code) + "), and was discarded" + by + "."
+		return "It ended " + k.out.State.String() + " (" + orUnknown(k.out.Code) + "), and was discarded" + by + "; nothing more happens."
 	}
 	return ""
 }

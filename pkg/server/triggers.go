@@ -189,11 +189,11 @@ func nextOfTrigger(t *engine.Trigger, now time.Time) string {
 	case engine.TriggerInFlight:
 		return "A dispatcher has claimed it; where no outcome comes until " + stamp(t.LeaseUntil) + " it is claimed again."
 	case engine.TriggerFired:
-		return "Nothing: its callback was answered."
+		return "Its callback was answered; nothing more happens."
 	case engine.TriggerCancelled:
-		return "Nothing: it was cancelled."
+		return "It was cancelled; nothing more happens."
 	case engine.TriggerExpired:
-		return "Nothing: it came later than its max_lateness allows."
+		return "It came later than its max_lateness allows; nothing more happens."
 	}
-	return "Nothing by itself: it failed for good (" + orUnknown(t.Reason) + ") and is in " + trigger.TopicDLQ + "."
+	return "It failed for good (" + orUnknown(t.Reason) + ") and is in " + trigger.TopicDLQ + "; nothing more happens by itself."
 }

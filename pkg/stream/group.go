@@ -77,9 +77,7 @@ func (g *Group) Run(ctx context.Context) error {
 		case ctx.Err() != nil:
 			return nil
 		}
-		select {
-		case <-time.After(g.cfg.RetryBackoff):
-		case <-ctx.Done():
+		if !notify.Sleep(ctx, g.cfg.RetryBackoff) {
 			return nil
 		}
 	}

@@ -135,9 +135,7 @@ func (r *Reader) follow(ctx context.Context, tp TopicPartition, at int64, one *s
 			return err
 		default: // of a file; while it cannot be read there is nothing to do
 			r.conn.Logger.Error("the log cannot be read", "partition", tp.String(), "err", err)
-			select {
-			case <-time.After(time.Second):
-			case <-ctx.Done():
+			if !notify.Sleep(ctx, time.Second) {
 				return nil
 			}
 		}

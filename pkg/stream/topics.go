@@ -160,9 +160,7 @@ func (a *Admin) led(ctx context.Context, topics map[string]int) error {
 		if missing == "" {
 			return nil
 		}
-		select {
-		case <-time.After(50 * time.Millisecond):
-		case <-ctx.Done():
+		if !notify.Sleep(ctx, 50*time.Millisecond) {
 			return translate(fmt.Errorf("%s has no leader: %w", missing, ctx.Err()))
 		}
 	}

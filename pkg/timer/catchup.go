@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // catchUp loads the backlog of a shard, in due order and as far as there is
@@ -24,7 +25,7 @@ func (t *tenure) catchUp(ctx context.Context) {
 		err := t.recover(ctx, from, until)
 		t.trouble(ctx, err)
 		if err != nil {
-			sleep(ctx, t.e.cfg.Poll)
+			notify.Sleep(ctx, t.e.cfg.Poll)
 		}
 	}
 }
@@ -102,7 +103,7 @@ func (t *tenure) tallySpans(ctx context.Context) {
 		}
 		for err := t.tallySpan(ctx, s); err != nil && ctx.Err() == nil; err = t.tallySpan(ctx, s) {
 			t.trouble(ctx, err)
-			sleep(ctx, t.e.cfg.Poll)
+			notify.Sleep(ctx, t.e.cfg.Poll)
 		}
 	}
 }
@@ -153,7 +154,7 @@ func (e *Engine) pace(ctx context.Context, out chan<- []*entry) {
 			continue
 		}
 		free = max(free, e.clock()-100*time.Millisecond) // what was not used is not saved up
-		if !sleep(ctx, free-e.clock()) {
+		if !notify.Sleep(ctx, free-e.clock()) {
 			return
 		}
 		free += time.Duration(len(batch)) * time.Second / time.Duration(e.cfg.CatchUpRate)

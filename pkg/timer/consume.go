@@ -30,13 +30,13 @@ type near struct {
 func (e *Engine) consume(ctx context.Context) {
 	for ctx.Err() == nil {
 		if e.clockOff() {
-			sleep(ctx, e.cfg.Poll)
+			notify.Sleep(ctx, e.cfg.Poll)
 			continue
 		}
 		ds, err := e.cfg.Queue.Receive(ctx, nearBatch, e.cfg.LeaseTTL)
 		if err != nil && ctx.Err() == nil {
 			e.troubl.say("cannot receive near timers", err)
-			sleep(ctx, e.cfg.Poll)
+			notify.Sleep(ctx, e.cfg.Poll)
 		}
 		if len(ds) > 0 {
 			e.publishNear(ctx, ds)
@@ -112,7 +112,7 @@ func (e *Engine) extend(ctx context.Context, ds []engine.Delivery) (stop func())
 	}
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		for sleep(ctx, e.cfg.LeaseRenew) {
+		for notify.Sleep(ctx, e.cfg.LeaseRenew) {
 			if err := e.cfg.Queue.Extend(ctx, receipts, e.cfg.LeaseTTL); err != nil && ctx.Err() == nil {
 				e.troubl.say("cannot extend the visibility of near timers", err)
 			}
@@ -222,7 +222,7 @@ func (e *Engine) handNear(ctx context.Context, ns []near) (done []string) {
 		if ctx.Err() == nil {
 			e.troubl.say("cannot publish near timers", err)
 		}
-		if !sleep(ctx, pause) {
+		if !notify.Sleep(ctx, pause) {
 			return nil
 		}
 	}

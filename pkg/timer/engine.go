@@ -219,24 +219,6 @@ func signal(c chan struct{}) {
 	}
 }
 
-// sleep waits, and reports false when ctx ended first.
-func sleep(ctx context.Context, d time.Duration) bool {
-	if ctx.Err() != nil {
-		return false
-	}
-	if d <= 0 {
-		return true
-	}
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
-
 // now is the wall clock in ms since 1970.
 func (e *Engine) now() int64 { return e.cfg.Wall().UnixMilli() }
 

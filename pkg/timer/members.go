@@ -27,7 +27,7 @@ func (e *Engine) beat(ctx context.Context) {
 	e.members.beaten = e.clock()
 	e.mu.Unlock()
 	var before []string // members of the look before: a newcomer is believed the second time
-	for wait := time.Duration(0); sleep(ctx, wait); wait = e.cfg.Beat {
+	for wait := time.Duration(0); notify.Sleep(ctx, wait); wait = e.cfg.Beat {
 		call, stop := context.WithTimeout(ctx, e.cfg.Beat/2)
 		off, began := e.clockOff(), e.clock()
 		var err error

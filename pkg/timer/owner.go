@@ -32,7 +32,7 @@ func handOverName(n uint16) string { return fmt.Sprintf("handover:%d", n) }
 // keep competes for a shard and serves it while it has it, until ctx ends.
 func (e *Engine) keep(ctx context.Context, n uint16) {
 	wait := time.Duration(0)
-	for sleep(ctx, wait) {
+	for notify.Sleep(ctx, wait) {
 		wait = e.cfg.LeaseLook
 		if e.clockOff() {
 			continue
@@ -259,7 +259,7 @@ func (t *tenure) takeOver(ctx context.Context) error {
 		if notify.KindOf(err) != notify.KindConflict && ctx.Err() == nil {
 			e.troubl.say("cannot take over timer shards", err)
 		}
-		if !sleep(ctx, wait) {
+		if !notify.Sleep(ctx, wait) {
 			return context.Cause(ctx)
 		}
 	}

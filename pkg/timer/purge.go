@@ -3,6 +3,8 @@ package timer
 import (
 	"context"
 	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 const (
@@ -13,7 +15,7 @@ const (
 // purge forgets schedules Retention after their fire time, every hour, until ctx
 // ends. The owner of shard 0 does it, so that one engine does.
 func (e *Engine) purge(ctx context.Context) {
-	for sleep(ctx, purgeEvery) {
+	for notify.Sleep(ctx, purgeEvery) {
 		if err := e.purgeOnce(ctx); err != nil && ctx.Err() == nil {
 			e.troubl.say("cannot purge schedules", err)
 		}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/fault"
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 const (
@@ -134,7 +135,7 @@ func (e *Engine) handTo(ctx context.Context, lane Lane, batch []*entry, to func(
 		if lane == OnTime {
 			batch = e.giveUp(batch)
 		}
-		if len(batch) == 0 || !sleep(ctx, wait) {
+		if len(batch) == 0 || !notify.Sleep(ctx, wait) {
 			return
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // counters count since the start.
@@ -128,7 +129,7 @@ func (e *Engine) Stats() Stats {
 // watch looks every Beat how far shards are that this engine does not own, until
 // ctx ends: what nobody releases must be seen somewhere.
 func (e *Engine) watch(ctx context.Context) {
-	for sleep(ctx, e.cfg.Beat) {
+	for notify.Sleep(ctx, e.cfg.Beat) {
 		for n := range e.cfg.Shards {
 			e.mu.Lock()
 			owned := e.tenures[n] != nil

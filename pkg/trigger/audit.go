@@ -160,9 +160,7 @@ func (a *Auditor) confirm(ctx context.Context, suspects []engine.Trigger, fn fun
 	}
 	still := make(map[string]int, len(suspects))
 	for len(suspects) > 0 {
-		select {
-		case <-time.After(settle):
-		case <-ctx.Done():
+		if !notify.Sleep(ctx, settle) {
 			return ctx.Err()
 		}
 		wanted := make(map[notify.Base]bool, len(suspects))

@@ -16,12 +16,7 @@ type backoff struct{ d time.Duration }
 
 func (b *backoff) wait(ctx context.Context) {
 	b.d = min(max(2*b.d, 50*time.Millisecond), 2*time.Second)
-	t := time.NewTimer(b.d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
-	}
+	notify.Sleep(ctx, b.d)
 }
 
 // until calls fn until it succeeds; false: ctx ended before.

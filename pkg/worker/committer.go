@@ -128,9 +128,7 @@ func (c *Committer) put(ctx context.Context, group []commit, rows []notify.Row) 
 			c.cfg.Logger.Error("status store refuses outcomes; workers hold", "rows", len(rows), "err", err)
 		}
 		c.cfg.Stalled(time.Since(since))
-		select {
-		case <-time.After(wait):
-		case <-ctx.Done():
+		if !notify.Sleep(ctx, wait) {
 			return nil, nil
 		}
 	}

@@ -180,9 +180,7 @@ func (p *partition) rows(keys []notify.RowKey, read func(context.Context, []noti
 			return nil, p.ctx.Err()
 		}
 		p.w.cfg.Logger.Error("status store does not answer; lane holds", "lane", p.w.cfg.Lane.String(), "err", err)
-		select {
-		case <-time.After(wait):
-		case <-p.ctx.Done():
+		if !notify.Sleep(p.ctx, wait) {
 			return nil, p.ctx.Err()
 		}
 	}
@@ -412,7 +410,7 @@ const (
 // to be believed: an opt-out or a cancel may not be known yet.
 func (p *partition) fresh() bool {
 	for !p.isFresh() {
-		if !sleepUntil(p.soft, time.Now().Add(50*time.Millisecond)) {
+		if !notify.Sleep(p.soft, 50*time.Millisecond) {
 			return false
 		}
 	}

@@ -345,14 +345,3 @@ func (r *round) notNow(ctx context.Context) bool {
 	}
 	return ctx.Err() == nil
 }
-
-func sleepUntil(ctx context.Context, at time.Time) bool {
-	t := time.NewTimer(max(time.Until(at), time.Millisecond))
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}

@@ -60,7 +60,7 @@ func (w *Worker) due(j *job) bool {
 	case wait <= 0:
 		return true
 	case wait <= w.cfg.Hold:
-		return sleepUntil(j.p.soft, at)
+		return notify.Sleep(j.p.soft, wait)
 	}
 	ctx := j.p.ctx
 	span := w.cfg.Tracer.Start("park", traceOf(&j.env))
@@ -212,7 +212,7 @@ func (w *Worker) until(ctx context.Context, what string, f func() error) error {
 			return ctx.Err()
 		}
 		w.cfg.Logger.Error("cannot hand on; trying again", "to", what, "lane", w.cfg.Lane.String(), "err", err)
-		if !sleepUntil(ctx, time.Now().Add(wait)) {
+		if !notify.Sleep(ctx, wait) {
 			return ctx.Err()
 		}
 	}

@@ -161,9 +161,7 @@ func (h history) await(ctx context.Context) error {
 		if !behind {
 			return nil
 		}
-		select {
-		case <-time.After(50 * time.Millisecond):
-		case <-ctx.Done():
+		if !notify.Sleep(ctx, 50*time.Millisecond) {
 			return translate(ctx.Err())
 		}
 	}

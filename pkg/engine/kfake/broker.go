@@ -27,12 +27,25 @@ type Broker struct {
 	guard   *Guard
 	watch   *watcher
 	found   checked
+	cuts    []Truncation
 	noting  sync.Mutex // held while ends are written, and while a trim makes true what it wrote
 	ends    ends       // as written down last
 
 	trimming sync.Mutex // held while records are removed, or must not be
 	door     *door      // nil: Virtual
 	dial     func(ctx context.Context, network, address string) (net.Conn, error)
+}
+
+// Truncation is a partition that the broker cut when it opened, because what followed
+// was no batch to it.
+type Truncation struct {
+	Topic     string
+	Partition int32
+	To, End   int64 // the offset behind its last record, now and when it was checked
+}
+
+func (t Truncation) String() string {
+	return fmt.Sprintf("%s/%d: the broker cut the records from offset %d to %d", t.Topic, t.Partition, t.To, t.End)
 }
 
 // Open starts the broker on what Dir holds. It serves from its return on; Run
@@ -188,7 +201,11 @@ func (b *Broker) start(port int, more ...kfake.Opt) error {
 	for topic := range b.cfg.Topics {
 		infos := c.PartitionInfos(topic)
 		for i := range infos {
-			b.heights[place{topic, int32(i)}] = &height{grown: make(chan struct{})}
+			p := place{topic, int32(i)}
+			b.heights[p] = &height{grown: make(chan struct{})}
+			if end, to := b.found.next[p], infos[i].HighWatermark; to < end {
+				b.cuts = append(b.cuts, Truncation{topic, p.partition, to, end})
+			}
 		}
 		b.noteHeights(topic, infos)
 	}
@@ -232,9 +249,9 @@ func (b *Broker) CommittedNow() (map[string]map[string]map[int32]int64, error) {
 // them, and nothing acknowledged is missing.
 func (b *Broker) Torn() []Torn { return b.found.torn }
 
-// Truncated lists the segments that the broker cut when it opened: what the
-// check before had found, or made, whole. There should be none.
-func (b *Broker) Truncated() []Truncation { return b.watch.truncated() }
+// Truncated lists the partitions that the broker cut when it opened: the check before
+// had found, or made, them whole. There should be none.
+func (b *Broker) Truncated() []Truncation { return b.cuts }
 
 // Partitions is the number of partitions of topic; 0: there is no such topic.
 // That of a configured topic is the one it had when the broker opened: the

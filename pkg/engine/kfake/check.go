@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/notifyd/notifyd/pkg/durable"
 )
 
 // checker reads every batch of a log before the broker does. The broker would
@@ -29,14 +31,11 @@ import (
 type checker struct {
 	cfg     Config
 	now     time.Time
-	ends    ends
-	commits map[place]map[string]int64 // by group
-
 	buffers sync.Pool // *bytes.Buffer
 
-	mu     sync.Mutex
-	losses []Loss
-	torn   []Torn
+	mu sync.Mutex
+	checked
+	found  []Loss         // of this start
 	todo   []func() error // what mends it, after the losses are written down
 	healed int
 }
@@ -45,52 +44,59 @@ type checker struct {
 type checked struct {
 	losses []Loss // of this start and of those before
 	torn   []Torn
-	ends   ends // as written down last
+	ends   ends            // as written down last
+	next   map[place]int64 // the offset behind the last record of each partition
 
 	commits map[place]map[string]int64 // by group
 }
 
 // check finds what is wrong with the log in cfg.Dir, writes down what is lost,
 // and mends the segments.
-func check(cfg Config) (out checked, err error) {
+func check(cfg Config) (_ checked, err error) {
 	c := &checker{cfg: cfg, now: time.Now(), buffers: sync.Pool{New: func() any { return new(bytes.Buffer) }}}
+	c.next = map[place]int64{}
 	if c.ends, err = readEnds(cfg.Dir); err != nil {
-		return out, err
+		return checked{}, err
 	}
 	if c.commits, err = readCommits(cfg.Dir); err != nil {
-		return out, err
+		return checked{}, err
 	}
 	parts, err := c.partitions()
 	if err != nil {
-		return out, err
+		return checked{}, err
 	}
 	var g errgroup.Group
 	g.SetLimit(runtime.GOMAXPROCS(0)) // a segment of each is in memory
 	for p, segments := range parts {
-		g.Go(func() error { return c.partition(p, segments) })
+		g.Go(func() error {
+			next, err := c.partition(p, segments)
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			c.next[p] = next
+			return err
+		})
 	}
 	if err := g.Wait(); err != nil {
-		return out, err
+		return checked{}, err
 	}
-	if out.losses, err = addLosses(cfg.Dir, c.losses); err != nil {
-		return out, err
+	if c.losses, err = addLosses(cfg.Dir, c.found); err != nil {
+		return checked{}, err
 	}
 	for _, mend := range c.todo {
 		if err := mend(); err != nil {
-			return out, fmt.Errorf("kfake: mending: %w", err)
+			return checked{}, fmt.Errorf("kfake: mending: %w", err)
 		}
 	}
 	if c.healed > 0 {
 		cfg.Logger.Warn("the log had damaged headers of batches, and they could be written anew", "batches", c.healed)
 	}
-	for _, l := range c.losses {
+	for _, l := range c.found {
 		cfg.Logger.Error("the log has lost records", "topic", l.Topic, "partition", l.Partition, "from", l.From, "to", l.To)
 	}
 	for _, t := range c.torn {
 		cfg.Logger.Info("removed a write that a crash cut short", "topic", t.Topic, "partition", t.Partition, "offset", t.Offset, "bytes", t.Bytes)
 	}
-	out.torn, out.ends, out.commits = c.torn, c.ends, c.commits
-	return out, nil
+	return c.checked, nil
 }
 
 // partitions returns the partitions of the log, those that had records when
@@ -189,8 +195,8 @@ func snapshotEnd(folder string) int64 {
 	return s.End
 }
 
-// partition checks one partition.
-func (c *checker) partition(p place, segments []int64) error {
+// partition checks one partition and returns where it ends.
+func (c *checker) partition(p place, segments []int64) (next int64, err error) {
 	known := c.known(p)
 	folder := p.folder(c.cfg.Dir)
 	if len(segments) == 0 {
@@ -198,11 +204,11 @@ func (c *checker) partition(p place, segments []int64) error {
 			at, _ := c.ends.of(p)
 			c.end(p, &mended{next: min(at.Start, known)}, min(at.Start, known), known, nil)
 		}
-		return nil
+		return known, nil
 	}
 	buf := c.buffers.Get().(*bytes.Buffer)
 	defer c.buffers.Put(buf)
-	next := segments[0]
+	next = segments[0]
 	latest := int64(0)
 	for i, base := range segments {
 		s := span{first: base, follows: -1}
@@ -212,10 +218,10 @@ func (c *checker) partition(p place, segments []int64) error {
 			s.known = known
 		}
 		if base < next {
-			return fmt.Errorf("kfake: %s/%d: segment %d begins before the one before it ends, at %d", p.topic, p.partition, base, next)
+			return 0, fmt.Errorf("kfake: %s/%d: segment %d begins before the one before it ends, at %d", p.topic, p.partition, base, next)
 		}
 		if err := read(buf, filepath.Join(folder, fmt.Sprintf("%d.dat", base))); err != nil {
-			return fmt.Errorf("kfake: %w", err)
+			return 0, fmt.Errorf("kfake: %w", err)
 		}
 		raw := buf.Bytes() // until the next one
 		if i == 0 {
@@ -223,7 +229,7 @@ func (c *checker) partition(p place, segments []int64) error {
 		}
 		index, err := os.ReadFile(filepath.Join(folder, fmt.Sprintf("%d.idx", base)))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("kfake: %w", err)
+			return 0, fmt.Errorf("kfake: %w", err)
 		}
 		if end, at, _, ok := whole(raw, index, s); ok && end >= s.known {
 			next, latest = end, max(latest, at)
@@ -247,7 +253,7 @@ func (c *checker) partition(p place, segments []int64) error {
 		c.healed += m.healed
 		c.mu.Unlock()
 	}
-	return nil
+	return next, nil
 }
 
 // beginning finds segments that are gone from the front of a partition: only a
@@ -282,6 +288,7 @@ func (c *checker) end(p place, m *mended, base, known int64, index []byte) {
 		g := gap{from: m.next, to: to, bytes: m.tail, after: m.latest, before: c.now.UnixMilli()}
 		c.lost(p, g)
 		m.raw = append(m.raw, markers(g.from, g.to, m.epoch, max(g.after, 0))...)
+		m.next = to
 	case len(m.tail) > 0:
 		c.mu.Lock()
 		c.torn = append(c.torn, Torn{p.topic, p.partition, m.next, len(m.tail)})
@@ -330,10 +337,10 @@ func (c *checker) lost(p place, g gap) {
 			if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
 				return err
 			}
-			return replace(file, kept)
+			return durable.WriteFile(file, kept)
 		})
 	}
-	c.losses = append(c.losses, l)
+	c.found = append(c.found, l)
 }
 
 // write replaces a segment and its index. The broker's snapshot of the
@@ -349,7 +356,7 @@ func (c *checker) write(folder string, base int64, raw []byte) {
 			return err
 		}
 		return errors.Join(
-			replace(filepath.Join(folder, fmt.Sprintf("%d.dat", base)), raw),
-			replace(filepath.Join(folder, fmt.Sprintf("%d.idx", base)), indexOf(raw)))
+			durable.WriteFile(filepath.Join(folder, fmt.Sprintf("%d.dat", base)), raw),
+			durable.WriteFile(filepath.Join(folder, fmt.Sprintf("%d.idx", base)), indexOf(raw)))
 	})
 }

@@ -12,6 +12,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/notifyd/notifyd/pkg/durable"
 )
 
 // The end of a partition is nowhere on disk but in its last batch. If that one
@@ -108,7 +110,7 @@ func writeEnds(dir string, e *ends) error {
 	}
 	err = errors.Join(err, f.Close())
 	if err == nil && fresh {
-		err = syncDir(dir)
+		err = durable.SyncDir(dir)
 	}
 	return err
 }

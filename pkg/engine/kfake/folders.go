@@ -5,6 +5,8 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+
+	"github.com/notifyd/notifyd/pkg/durable"
 )
 
 // makeFolders makes the folders of all partitions, which the broker would make
@@ -39,7 +41,7 @@ func (b *Broker) syncFolders() error {
 		}
 	}
 	for _, dir := range folders {
-		if err := syncDir(dir); err != nil {
+		if err := durable.SyncDir(dir); err != nil {
 			return fmt.Errorf("kfake: syncing %s: %w", dir, err)
 		}
 	}

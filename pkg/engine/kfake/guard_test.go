@@ -172,6 +172,12 @@ func TestDiskTrouble(t *testing.T) {
 	f("disk_error", func(b *Broker) { b.watch.Logf(kfake.LogLevelWarn, "persist batch %s-%d: %v", "t", 1, syscall.EIO) })
 	f("disk_full", func(b *Broker) { b.watch.Logf(kfake.LogLevelWarn, "persist batch %s-%d: %v", "t", 1, syscall.ENOSPC) })
 	f("", func(b *Broker) { b.watch.Logf(kfake.LogLevelDebug, "saved %v", syscall.EIO) })
+	f("disk_error", func(b *Broker) {
+		b.watch.Logf(kfake.LogLevelError, "whatever it is called: %v", &os.PathError{Op: "write", Path: "0.dat", Err: os.ErrClosed})
+	})
+	f("", func(b *Broker) {
+		b.watch.Logf(kfake.LogLevelWarn, "an entry that cannot be read: %v", errors.New("bad JSON"))
+	})
 
 	b := open(t, Config{Dir: t.TempDir(), MinFreeBytes: 1 << 60})
 	if err := b.Guard().Err(); code(err) != "disk_full" {
@@ -184,8 +190,8 @@ type badFile struct{ write, sync error }
 func (f badFile) WriteAt(p []byte, _ int64) (int, error) { return len(p), f.write }
 func (f badFile) Sync() error                            { return f.sync }
 
-// A failed append of the broker itself must reach the guard: this is what holds
-// the messages the watcher looks for against the library.
+// A failed append of the broker itself must reach the guard: the library must log its
+// error as a value.
 func TestFailedWriteOfTheBrokerIsSeen(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

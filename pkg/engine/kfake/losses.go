@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"slices"
 	"time"
+
+	"github.com/notifyd/notifyd/pkg/durable"
 )
 
 // Loss is a range of records that the log held, and that a start found damaged
@@ -89,30 +91,10 @@ func addLosses(dir string, found []Loss) ([]Loss, error) {
 	}
 	raw, err := json.MarshalIndent(all, "", "  ")
 	if err == nil {
-		err = replace(filepath.Join(dir, LossesFile), append(raw, '\n'))
-	}
-	return all, err
-}
-
-// replace writes a file that is the old one or the new one after a power cut.
-func replace(name string, data []byte) error {
-	tmp := name + ".tmp"
-	f, err := os.OpenFile(tmp, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
-	if err != nil {
-		return fmt.Errorf("kfake: %w", err)
-	}
-	_, err = f.Write(data)
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(tmp, name)
-	}
-	if err == nil {
-		err = syncDir(filepath.Dir(name))
+		err = durable.WriteFile(filepath.Join(dir, LossesFile), append(raw, '\n'))
 	}
 	if err != nil {
-		return fmt.Errorf("kfake: writing %s: %w", filepath.Base(name), err)
+		return nil, fmt.Errorf("kfake: writing %s: %w", LossesFile, err)
 	}
-	return nil
+	return all, nil
 }

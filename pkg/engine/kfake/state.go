@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/notifyd/notifyd/pkg/durable"
 )
 
 // The broker reads its folder only where it finds meta.json, and of the partitions
@@ -140,5 +142,5 @@ func writeState(dir, name string, v any) error {
 	if err != nil {
 		return err
 	}
-	return replace(filepath.Join(dir, name), raw)
+	return durable.WriteFile(filepath.Join(dir, name), raw)
 }

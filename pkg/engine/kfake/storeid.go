@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/notifyd/notifyd/pkg/durable"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -40,7 +41,10 @@ func storeID(dir, expected string) (string, error) {
 	case found == "" && expected != "":
 		return "", mismatch("the database belongs to log %s, but %s holds none", expected, dir)
 	case found == "":
-		return newStoreID(file)
+		found = strings.ToLower(rand.Text())
+		if err := durable.WriteFile(file, []byte(found+"\n")); err != nil {
+			return "", fmt.Errorf("kfake: writing store.id: %w", err)
+		}
 	case expected == "" && records:
 		return "", mismatch("%s holds log %s, but the database knows no log: it is new or was emptied", dir, found)
 	case expected != "" && expected != found:
@@ -51,23 +55,6 @@ func storeID(dir, expected string) (string, error) {
 
 func mismatch(format string, args ...any) error {
 	return &notify.Error{Kind: notify.KindConflict, Code: "store_id_mismatch", Msg: fmt.Sprintf(format, args...)}
-}
-
-func newStoreID(file string) (string, error) {
-	id := strings.ToLower(rand.Text())
-	if err := replace(file, []byte(id+"\n")); err != nil {
-		return "", err
-	}
-	return id, nil
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return d.Sync()
 }
 
 // hasRecords reports whether any partition of the log in dir holds a record.

@@ -2,36 +2,26 @@ package kfake
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"log/slog"
-	"strings"
+	"os"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kfake"
 )
 
-// Truncation is a segment that the broker cut when it opened, because what
-// followed was no batch to it.
-type Truncation struct {
-	Topic     string
-	Partition int32
-	Segment   int64 // base offset
-	Bytes     int64 // cut away
-}
-
-func (t Truncation) String() string {
-	return fmt.Sprintf("%s/%d: the broker cut %d bytes off segment %d", t.Topic, t.Partition, t.Bytes, t.Segment)
-}
-
-// watcher is the broker's logger: the only place where it tells of cut segments
-// and of writes that failed.
+// watcher is the broker's logger. The library takes no file system from us, so its log
+// is the only place where it hands out the error of a write that failed.
 type watcher struct {
 	cfg   Config
 	guard *Guard
 
 	mu    sync.Mutex
-	cuts  []Truncation
 	heard map[string]*echo // by format
 }
 
@@ -97,24 +87,10 @@ func (w *watcher) settleOld() {
 	w.settle(func(began time.Time) bool { return now.Sub(began) >= echoSpan })
 }
 
-func (w *watcher) truncated() []Truncation {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return append([]Truncation(nil), w.cuts...)
-}
-
-// truncating is the broker's message about a cut segment; a test cuts one and
-// so holds this against the library.
-const truncating = "partition %s-%d segment %d: truncating %d corrupt bytes"
-
 // Logf implements the broker's Logger.
 func (w *watcher) Logf(level kfake.LogLevel, format string, args ...any) {
-	if format == truncating && len(args) == 4 {
-		w.cut(args)
-	}
-	// "persist batch ...", "persist group entry ...": a write failed.
-	if level <= kfake.LogLevelWarn && strings.HasPrefix(format, "persist") && len(args) > 0 {
-		if err, ok := args[len(args)-1].(error); ok {
+	if level <= kfake.LogLevelWarn && len(args) > 0 {
+		if err, ok := args[len(args)-1].(error); ok && ofFile(err) {
 			w.guard.writeFailed(err)
 		}
 	}
@@ -136,12 +112,11 @@ func (w *watcher) Logf(level kfake.LogLevel, format string, args ...any) {
 	w.say(at, format, text)
 }
 
-func (w *watcher) cut(args []any) {
-	topic, _ := args[0].(string)
-	partition, _ := args[1].(int32)
-	base, _ := args[2].(int64)
-	n, _ := args[3].(int)
-	w.mu.Lock() // partitions are loaded concurrently
-	defer w.mu.Unlock()
-	w.cuts = append(w.cuts, Truncation{Topic: topic, Partition: partition, Segment: base, Bytes: int64(n)})
+// ofFile reports whether err is a file's: the broker also warns of entries that it
+// cannot parse, and those are no fault of the disk.
+func ofFile(err error) bool {
+	_, path := errors.AsType[*fs.PathError](err)
+	_, link := errors.AsType[*os.LinkError](err)
+	_, errno := errors.AsType[syscall.Errno](err)
+	return path || link || errno || errors.Is(err, io.ErrShortWrite)
 }

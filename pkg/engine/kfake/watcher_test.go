@@ -62,14 +62,18 @@ func TestRepeatedComplaintsAreCounted(t *testing.T) {
 	})
 }
 
-// The broker's own message about a segment it cuts is understood: this holds
-// what the watcher looks for against the library.
+// A segment that the broker cuts after it was checked is told.
 func TestCutsOfTheBrokerAreSeen(t *testing.T) {
 	t.Parallel()
 	cfg := Config{Dir: t.TempDir(), Topics: map[string]int{"a-b": 1}}
 	b := open(t, cfg)
 	b.fill(t, "a-b", 0, 0, 3, 100)
 	cfg.Dir = crash(t, cfg.Dir)
+	cfg = cfg.withDefaults()
+	found, err := check(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
 	file := filepath.Join(cfg.Dir, "partitions", "a-b-0", "0.dat")
 	raw, err := os.ReadFile(file)
 	if err != nil {
@@ -79,15 +83,14 @@ func TestCutsOfTheBrokerAreSeen(t *testing.T) {
 	if err := os.WriteFile(file, raw, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	cfg = cfg.withDefaults()
-	unchecked := &Broker{cfg: cfg, guard: newGuard(cfg)}
-	unchecked.watch = newWatcher(cfg, unchecked.guard)
-	if err := unchecked.open(); err != nil {
+	damaged := &Broker{cfg: cfg, found: found, guard: newGuard(cfg)}
+	damaged.watch = newWatcher(cfg, damaged.guard)
+	if err := damaged.open(); err != nil {
 		t.Fatal(err)
 	}
-	defer unchecked.Close()
-	cuts := unchecked.Truncated()
-	if len(cuts) != 1 || cuts[0].Topic != "a-b" || cuts[0].Partition != 0 || cuts[0].Segment != 0 || cuts[0].Bytes < 100 {
+	defer damaged.Close()
+	cuts := damaged.Truncated()
+	if len(cuts) != 1 || cuts[0].Topic != "a-b" || cuts[0].Partition != 0 || cuts[0].To >= 3 || cuts[0].End != 3 {
 		t.Errorf("%+v", cuts)
 	}
 }

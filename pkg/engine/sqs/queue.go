@@ -161,9 +161,7 @@ func retried[E any](ctx context.Context, s *Store, es []E, id func(E) *string, d
 			return nil
 		}
 		es = again
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
+		if !notify.Sleep(ctx, pause) {
 			return translate(last)
 		}
 	}
@@ -206,10 +204,7 @@ func (q *queue) wait(ctx context.Context) time.Duration {
 	case left >= time.Second:
 		return left.Truncate(time.Second)
 	}
-	select {
-	case <-time.After(min(left, 200*time.Millisecond)):
-	case <-ctx.Done():
-	}
+	notify.Sleep(ctx, min(left, 200*time.Millisecond))
 	return 0
 }
 
