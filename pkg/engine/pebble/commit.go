@@ -20,6 +20,10 @@ const (
 	// synced. Runs with 0, 1, 3 and 8 did not differ beyond the disk's noise; few
 	// make larger groups (64 writers: 22, 15, 10, 5 calls a group), less CPU a call.
 	maxSyncing = 1
+
+	// A write of at least so many rows, in whose order nobody reads, is a batch of its own:
+	// its own goroutine puts it into the memtable, as many at a time as there are writers.
+	minAlone = 64
 )
 
 // committer merges the writes of all goroutines into one batch at a time: while
@@ -35,6 +39,7 @@ type committer struct {
 	exited chan struct{}
 
 	groups, writes atomic.Uint64
+	alone          sync.WaitGroup // of insert
 
 	mu      sync.Mutex
 	filling *group
@@ -93,6 +98,38 @@ func (c *committer) write(ctx context.Context, fill func(tx), after func(error))
 		}
 		return err
 	}
+	return c.wait(ctx, g)
+}
+
+// insert is write for rows that need no order among writes, so that a large call need
+// not queue behind others. rows is how many fill puts.
+func (c *committer) insert(ctx context.Context, rows int, fill func(tx)) error {
+	if rows < minAlone {
+		return c.write(ctx, fill, nil)
+	}
+	if err := ctx.Err(); err != nil {
+		return translate(context.Cause(ctx))
+	}
+	g := c.newGroup()
+	fill(g.tx)
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		return translate(errClosed)
+	}
+	c.alone.Add(1)
+	c.mu.Unlock()
+	c.writes.Add(1)
+	go func() { // after a failure of the disk this never ends: see freeze
+		g.err = c.apply(g.b)
+		c.finish(g)
+		c.alone.Done()
+	}()
+	return c.wait(ctx, g)
+}
+
+// wait returns when g is durable, and earlier when ctx ends or the store fails.
+func (c *committer) wait(ctx context.Context, g *group) error {
 	select {
 	case <-g.done:
 		return g.err
@@ -200,20 +237,24 @@ func (c *committer) apply(b *pebbledb.Batch) (err error) {
 func (c *committer) settle(syncing <-chan *group) {
 	defer close(c.exited)
 	for g := range syncing {
-		if g.err == nil && !g.b.Empty() && c.opts.GetSync() {
-			if g.err = g.b.SyncWait(); g.err != nil {
-				c.latch.trip(g.err)
-			}
-		}
-		if g.err == nil {
-			g.err = g.b.Close()
-		}
-		g.err = translate(g.err)
-		for _, fn := range g.after {
-			fn(g.err)
-		}
-		close(g.done)
+		c.finish(g)
 	}
+}
+
+func (c *committer) finish(g *group) {
+	if g.err == nil && !g.b.Empty() && c.opts.GetSync() {
+		if g.err = g.b.SyncWait(); g.err != nil {
+			c.latch.trip(g.err)
+		}
+	}
+	if g.err == nil {
+		g.err = g.b.Close()
+	}
+	g.err = translate(g.err)
+	for _, fn := range g.after {
+		fn(g.err)
+	}
+	close(g.done)
 }
 
 // close refuses new writes and waits for those that were accepted.
@@ -225,8 +266,14 @@ func (c *committer) close() {
 	case c.wake <- struct{}{}:
 	default:
 	}
+	ended := make(chan struct{})
+	go func() {
+		<-c.exited
+		c.alone.Wait()
+		close(ended)
+	}()
 	select {
-	case <-c.exited:
+	case <-ended:
 	case <-c.latch.failed:
 	}
 }

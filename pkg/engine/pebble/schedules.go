@@ -129,7 +129,7 @@ func (t *schedules) Put(ctx context.Context, ss []engine.Schedule) error {
 	if err := t.pack(p, ss); err != nil || len(ss) == 0 {
 		return err
 	}
-	return t.s.commit.write(ctx, func(tx tx) { t.fill(tx, p, len(ss)) }, nil)
+	return t.s.commit.insert(ctx, len(ss), func(tx tx) { t.fill(tx, p, len(ss)) })
 }
 
 // PutScheduled is Schedules.Put and Timers.Put in one commit, all or none: a
@@ -145,12 +145,12 @@ func (s *Store) PutScheduled(ctx context.Context, ss []engine.Schedule, shards i
 	if err := packTimers(p, tTimer, shards, ts); err != nil || len(p.ends) == 0 {
 		return err
 	}
-	return s.commit.write(ctx, func(tx tx) {
+	return s.commit.insert(ctx, len(ss)+len(ts), func(tx tx) {
 		s.schedules.fill(tx, p, len(ss))
 		for i := 4 * len(ss); i < len(p.ends); i += 2 {
 			tx.insert(p.part(i), p.part(i+1))
 		}
-	}, nil)
+	})
 }
 
 // ForgetTimers removes single rows: those of moved schedules, few beside those

@@ -120,11 +120,11 @@ func (s *Store) putTimers(ctx context.Context, table byte, shards int, ts []engi
 	if err := packTimers(p, table, shards, ts); err != nil || len(ts) == 0 {
 		return err
 	}
-	return s.commit.write(ctx, func(tx tx) {
+	return s.commit.insert(ctx, len(ts), func(tx tx) {
 		for i := 0; i < len(p.ends); i += 2 {
 			tx.insert(p.part(i), p.part(i+1))
 		}
-	}, nil)
+	})
 }
 
 // period is the span of the timers of a shard in [from, to), ms since 1970.
