@@ -33,10 +33,8 @@ type deadLetters struct {
 func (d *deadLetters) load(s *Store) (err error) {
 	d.s, d.seqs = s, map[string]uint64{}
 	defer func() { d.settled.Store(d.ord) }()
-	if d.ord, err = s.getUint(ordSeqKey); err != nil || d.ord > 0 {
-		return err
-	}
-	return d.upgrade()
+	d.ord, err = s.getUint(ordSeqKey)
+	return err
 }
 
 // find returns the dead letter with this id.
@@ -118,7 +116,7 @@ func (d *deadLetters) unknown(ds []engine.DeadLetter) ([]*letter, error) {
 		if ord != 0 {
 			continue
 		}
-		l := &letter{DeadLetter: ds[i], Chunk: ds[i].Chunk}
+		l := &letter{DeadLetter: ds[i]}
 		if err := d.loadSeq(l.Caller); err != nil {
 			return nil, err
 		}

@@ -1,12 +1,8 @@
 package pebble
 
 import (
-	"bytes"
 	"encoding/binary"
 	"encoding/json"
-	"errors"
-
-	pebbledb "github.com/cockroachdb/pebble/v2"
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -15,37 +11,27 @@ import (
 // letter is what is stored, behind its seq.
 type letter struct {
 	engine.DeadLetter
-	Chunk notify.Chunk `json:"chunk"` // format 2 kept JSON, which leaves it out
-
 	value []byte // to be written: room for the seq, and the form below
 }
 
 // letterForm is the first byte behind the seq. A plan reads every letter: numbers
 // of fixed width, then strings, is eight times as fast as JSON.
-// Form 2 has a trace behind the strings; a letter without one keeps form 1.
-const (
-	letterForm   = 1
-	letterTraced = 2
-)
+const letterForm = 2
 
-func (l *letter) strings() [12]*string {
+func (l *letter) strings() [13]*string {
 	d := &l.DeadLetter
 	return [...]*string{
-		&d.Caller, &d.Campaign, &d.Channel, &d.Category, &d.User, &d.Template, &d.Class, &d.Code, &d.Provider, &d.Topic, &d.State, &d.Job,
+		&d.Caller, &d.Campaign, &d.Channel, &d.Category, &d.User, &d.Template, &d.Class, &d.Code, &d.Provider, &d.Topic, &d.State, &d.Job, &d.Trace,
 	}
 }
 
 func (l *letter) pack() error {
 	d := &l.DeadLetter
-	form := byte(letterForm)
-	if d.Trace != "" {
-		form = letterTraced
-	}
-	b := append(make([]byte, 8, 320), form)
+	b := append(make([]byte, 8, 320), letterForm)
 	b = append(b, letterID(d.ID, d.Epoch)...)
-	b = append(b, l.Chunk.Base[:]...)
-	b = binary.BigEndian.AppendUint16(b, l.Chunk.Partition)
-	b = binary.BigEndian.AppendUint32(b, l.Chunk.Block)
+	b = append(b, d.Chunk.Base[:]...)
+	b = binary.BigEndian.AppendUint16(b, d.Chunk.Partition)
+	b = binary.BigEndian.AppendUint32(b, d.Chunk.Block)
 	b = binary.BigEndian.AppendUint32(b, uint32(d.Partition))
 	for _, n := range [...]int64{d.Offset, int64(d.Attempts), d.FirstFailed, d.LastFailed, d.Expires, d.Until} {
 		b = binary.BigEndian.AppendUint64(b, uint64(n))
@@ -53,9 +39,6 @@ func (l *letter) pack() error {
 	for _, s := range l.strings() {
 		b = binary.AppendUvarint(b, uint64(len(*s)))
 		b = append(b, *s...)
-	}
-	if form == letterTraced {
-		b = append(binary.AppendUvarint(b, uint64(len(d.Trace))), d.Trace...)
 	}
 	if len(d.Extra) > 0 {
 		doc, err := json.Marshal(d.Extra)
@@ -71,7 +54,7 @@ func (l *letter) pack() error {
 const letterFixed = 8 + 1 + letterIDLen + 16 + 2 + 4 + 4 + 6*8
 
 func (l *letter) unpack(ord uint64, v []byte) error {
-	if len(v) < letterFixed || v[8] != letterForm && v[8] != letterTraced {
+	if len(v) < letterFixed || v[8] != letterForm {
 		return corrupt("dead letter", ordKey(ord))
 	}
 	d := &l.DeadLetter
@@ -81,9 +64,9 @@ func (l *letter) unpack(ord uint64, v []byte) error {
 	d.ID.Index, d.ID.Fan = binary.BigEndian.Uint32(b[16:]), b[20] == 1
 	d.Epoch = binary.BigEndian.Uint16(b[21:])
 	b = b[letterIDLen:]
-	copy(l.Chunk.Base[:], b)
-	l.Chunk.Partition, l.Chunk.Block = binary.BigEndian.Uint16(b[16:]), binary.BigEndian.Uint32(b[18:])
-	d.Chunk, d.Partition = l.Chunk, int32(binary.BigEndian.Uint32(b[22:]))
+	copy(d.Chunk.Base[:], b)
+	d.Chunk.Partition, d.Chunk.Block = binary.BigEndian.Uint16(b[16:]), binary.BigEndian.Uint32(b[18:])
+	d.Partition = int32(binary.BigEndian.Uint32(b[22:]))
 	b = b[26:]
 	attempts := int64(0)
 	for i, n := range [...]*int64{&d.Offset, &attempts, &d.FirstFailed, &d.LastFailed, &d.Expires, &d.Until} {
@@ -91,12 +74,7 @@ func (l *letter) unpack(ord uint64, v []byte) error {
 	}
 	d.Attempts = int(attempts)
 	rest := string(b[48:]) // one allocation for all of them
-	texts := l.strings()
-	all := texts[:]
-	if v[8] == letterTraced {
-		all = append(all, &d.Trace)
-	}
-	for _, s := range all {
+	for _, s := range l.strings() {
 		n, k := uvarint(rest)
 		if k <= 0 || n > uint64(len(rest)-k) {
 			return corrupt("dead letter", ordKey(ord))
@@ -123,36 +101,6 @@ func uvarint(s string) (v uint64, n int) {
 var ordSeqKey = []byte{tDeadOrdSeq}
 
 func ordKey(ord uint64) []byte { return uintKey(tDeadOrd, ord) }
-
-// upgrade moves the letters of format 2, which stood under their ids, to where
-// Walk finds them in the order they failed.
-func (d *deadLetters) upgrade() error {
-	b := d.s.db.NewBatch()
-	defer b.Close()
-	err := d.s.eachBack(under([]byte{tDeadNewest}), func(k, _ []byte) (bool, error) {
-		id := bytes.Clone(k[9:])
-		v, err := d.s.get(letterKey(id))
-		if err != nil || v == nil {
-			return true, err
-		}
-		var l letter
-		if len(v) < 8 || json.Unmarshal(v[8:], &l) != nil {
-			return false, corrupt("dead letter", id)
-		}
-		if err := l.pack(); err != nil {
-			return false, err
-		}
-		copy(l.value, v[:8])
-		d.ord++
-		return true, errors.Join(
-			b.Set(ordKey(d.ord), l.value, nil), b.Set(letterKey(id), binary.BigEndian.AppendUint64(nil, d.ord), nil),
-			b.Set(ordSeqKey, binary.BigEndian.AppendUint64(nil, d.ord), nil))
-	})
-	if err != nil || d.ord == 0 {
-		return err
-	}
-	return translate(b.Commit(pebbledb.Sync))
-}
 
 const letterIDLen = 16 + 4 + 1 + 2
 

@@ -8,7 +8,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// headVersion begins a head's value. Version 1 did not know who moved it.
+// headVersion begins a head's value.
 const headVersion = 2
 
 func appendHead(b []byte, h *engine.ScheduleHead) []byte {
@@ -41,16 +41,13 @@ func (t *schedules) head(base notify.Base) (h engine.ScheduleHead, ok bool, err 
 		return h, false, err
 	}
 	d := reader{b: v}
-	version := d.byte()
-	if version < 1 || version > headVersion {
+	if d.byte() != headVersion {
 		return h, false, unread("schedule head", k, v, headVersion)
 	}
 	h.Base, h.State = base, engine.ScheduleState(d.byte())
 	h.Gen, h.Version = uint32(d.uint()), d.uint()
 	h.FireAt, h.At = d.int(), d.int()
-	if version >= 2 {
-		h.MovedAt, h.Moves, h.MovedBy = d.int(), uint32(d.uint()), d.string()
-	}
+	h.MovedAt, h.Moves, h.MovedBy = d.int(), uint32(d.uint()), d.string()
 	if !d.done() {
 		return engine.ScheduleHead{}, false, corrupt("schedule head", k)
 	}

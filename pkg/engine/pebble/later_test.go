@@ -7,42 +7,11 @@ import (
 	"testing/synctest"
 	"time"
 
-	pebbledb "github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
-
-// TestTimersOfFormat1: timers that an earlier build stored are read.
-func TestTimersOfFormat1(t *testing.T) {
-	t.Parallel()
-	fs := vfs.NewMem()
-	s := mustOpen(t, testConfig(fs))
-	old := append([]byte{1}, appendLen(nil, "notifications-push")...) // kind, target, payload
-	if err := s.db.Merge(timerKey(nil, tTimer, 0, 1000, []byte("a")), append(old, "payload"...), pebbledb.Sync); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.db.Set(key(tFormat, "format"), []byte("1"), pebbledb.Sync); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
-	s = mustOpen(t, testConfig(fs))
-	got, err := s.Timers().Scan(t.Context(), engine.TimerPartition{}, engine.TimerCursor{}, 1<<40, 10)
-	want := engine.Timer{FireAt: 1000, ID: []byte("a"), Kind: 1, Target: "notifications-push", Payload: []byte("payload")}
-	if err != nil || len(got) != 1 || fmt.Sprint(got[0]) != fmt.Sprint(want) {
-		t.Fatalf("%+v, %v", got, err)
-	}
-	// The earlier build would not understand what this one writes.
-	if v, err := s.get(key(tFormat, "format")); err != nil || string(v) != "3" {
-		t.Fatalf("format %q, %v", v, err)
-	}
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
-}
 
 // TestReadersWaitForTheDisk: a state that is not durable yet is shown to nobody.
 func TestReadersWaitForTheDisk(t *testing.T) {

@@ -37,7 +37,7 @@ func hintKey(p engine.TimerPartition) []byte {
 	return appendInt(binary.BigEndian.AppendUint16([]byte{tHint}, p.Shard), p.Minute)
 }
 
-// scheduleVersion begins a schedule's value. Version 1 had no user.
+// scheduleVersion begins a schedule's value.
 const scheduleVersion = 2
 
 func appendSchedule(b []byte, x *engine.Schedule) []byte {
@@ -62,8 +62,7 @@ func appendSchedule(b []byte, x *engine.Schedule) []byte {
 // readSchedule reads a row, whose value x keeps.
 func readSchedule(k, v []byte, x *engine.Schedule) error {
 	d := reader{b: v}
-	version := d.byte()
-	if len(k) != 1+len(x.Base) || version < 1 || version > scheduleVersion {
+	if len(k) != 1+len(x.Base) || d.byte() != scheduleVersion {
 		return unread("schedule", k, v, scheduleVersion)
 	}
 	copy(x.Base[:], k[1:])
@@ -74,9 +73,7 @@ func readSchedule(k, v []byte, x *engine.Schedule) error {
 	x.Partition = uint16(d.uint())
 	x.Partitions, x.BlockSize = uint16(d.uint()), uint32(d.uint())
 	x.Receivers, x.Accepted = uint32(d.uint()), uint32(d.uint())
-	if version >= 2 {
-		x.User = d.string()
-	}
+	x.User = d.string()
 	if !d.done() {
 		return corrupt("schedule", k)
 	}

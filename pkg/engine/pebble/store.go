@@ -20,10 +20,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// formatVersion is the layout of keys and values this build writes. 1 had no
-// tables in capitals, and values of timers without their version; 2 rewrote a
-// trigger with every swap, had a list of those IN_FLIGHT, and kept dead letters
-// under their ids.
+// formatVersion is the layout of keys and values that this build writes, and the only
+// one that it reads: no release had another.
 const formatVersion = 3
 
 // Store is one database folder. Its accessors return the contracts; all of them
@@ -255,22 +253,16 @@ func (s *Store) checkFormat() error {
 		if !empty {
 			return foreign(s.cfg.Dir)
 		}
-		return s.putFormat(name)
+		return s.db.Set(name, strconv.AppendInt(nil, formatVersion, 10), pebbledb.Sync)
 	}
 	found, err := strconv.Atoi(string(v))
 	switch {
-	case err != nil:
+	case err != nil || found < formatVersion:
 		return foreign(s.cfg.Dir)
 	case found > formatVersion:
 		return newer(s.cfg.Dir, found, formatVersion)
-	case found < formatVersion: // read as it is; who wrote it must not read what we write
-		return s.putFormat(name)
 	}
 	return nil
-}
-
-func (s *Store) putFormat(name []byte) error {
-	return s.db.Set(name, strconv.AppendInt(nil, formatVersion, 10), pebbledb.Sync)
 }
 
 // Close writes what was accepted and closes the database. After a failure it

@@ -3,8 +3,6 @@ package pebble
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"math"
 	"os"
@@ -71,6 +69,17 @@ func TestFormats(t *testing.T) {
 	wantCode(t, err, notify.KindConflict, "store_newer", "format 4, this build reads up to 3")
 	_, err = Open(testConfig(fs)) // the refusal let go of the folder
 	wantCode(t, err, notify.KindConflict, "store_newer", "data")
+
+	fs = vfs.NewMem()
+	s = mustOpen(t, testConfig(fs))
+	if err := s.db.Set(key(tFormat, "format"), []byte("2"), pebbledb.Sync); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	_, err = Open(testConfig(fs)) // no release wrote it
+	wantCode(t, err, notify.KindConflict, "store_foreign", "data")
 
 	other := vfs.NewMem()
 	db, err := pebbledb.Open("data", &pebbledb.Options{FS: other, Merger: firstWins})
@@ -474,54 +483,5 @@ func TestInBubble(t *testing.T) {
 				t.Fatal(err)
 			}
 		})
-	}
-}
-
-// TestLettersOfFormat2 stood under their ids, without a place in the index.
-func TestLettersOfFormat2(t *testing.T) {
-	t.Parallel()
-	fs := vfs.NewCrashableMem()
-	s := mustOpen(t, testConfig(fs))
-	b := s.db.NewBatch()
-	for i := range 5 {
-		l := letter{DeadLetter: engine.DeadLetter{
-			ID: notify.ID{Base: notify.Base{1, byte(i)}}, Caller: "shop", State: "dead", LastFailed: int64(100 - i), Until: 1000,
-		}, Chunk: notify.Chunk{Base: notify.Base{1, byte(i)}, Block: 9}}
-		doc, err := json.Marshal(&l)
-		if err != nil {
-			t.Fatal(err)
-		}
-		id := letterID(l.ID, 0)
-		for k, v := range map[string][]byte{
-			string(letterKey(id)): append(binary.BigEndian.AppendUint64(nil, uint64(i+1)), doc...), string(newestKey(l.LastFailed, id)): nil,
-			string(untilKey(1000, id)): nil, string(feedKey("shop", uint64(i+1))): id,
-		} {
-			if err := b.Set([]byte(k), v, nil); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	if err := errors.Join(b.Commit(pebbledb.Sync), s.Close()); err != nil {
-		t.Fatal(err)
-	}
-	s = mustOpen(t, testConfig(fs))
-	defer s.Close()
-	d := s.DeadLetters()
-	at := int64(0)
-	if err := d.Walk(t.Context(), 0, 10, func(l *engine.DeadLetter) error {
-		if l.LastFailed <= at || l.Chunk.Block != 9 || l.Ord == 0 {
-			t.Errorf("%+v after %d", l, at)
-		}
-		at = l.LastFailed
-		return nil
-	}); err != nil || at != 100 {
-		t.Fatal(at, err)
-	}
-	feed, err := d.Feed(t.Context(), "shop", 0, 10)
-	if err != nil || len(feed) != 5 || feed[0].Seq != 1 || feed[0].Ord != 5 {
-		t.Fatal(feed, err)
-	}
-	if n, err := d.Purge(t.Context(), 1000); n != 5 || err != nil {
-		t.Fatal(n, err)
 	}
 }

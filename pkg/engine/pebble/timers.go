@@ -51,8 +51,7 @@ func timerKey(b []byte, table byte, shard uint16, fireAt int64, id []byte) []byt
 	return append(b, id...)
 }
 
-// timerVersion begins a timer's value. Before, values began with the kind, which
-// was 1 for every timer, and had no head, generation and weight.
+// timerVersion begins a timer's value.
 const timerVersion = 2
 
 // packTimers checks timers and appends a key and a value of each to p.
@@ -89,18 +88,14 @@ func readTimer(k, v []byte, tm *engine.Timer) error {
 	tm.FireAt = readInt(k[3:])
 	tm.ID = bytes.Clone(k[timerKeyLen:])
 	d := reader{b: bytes.Clone(v)}
-	switch d.byte() {
-	case 1:
-		tm.Kind, tm.Target = 1, d.string()
-	case timerVersion:
-		tm.Kind, tm.Target = d.byte(), d.string()
-		if d.byte() == 1 {
-			copy(tm.Head[:], d.fixed(len(tm.Head)))
-		}
-		tm.Gen, tm.Weight = uint32(d.uint()), uint32(d.uint())
-	default:
+	if d.byte() != timerVersion {
 		return unread("timer", k, v, timerVersion)
 	}
+	tm.Kind, tm.Target = d.byte(), d.string()
+	if d.byte() == 1 {
+		copy(tm.Head[:], d.fixed(len(tm.Head)))
+	}
+	tm.Gen, tm.Weight = uint32(d.uint()), uint32(d.uint())
 	if d.bad {
 		return corrupt("timer", k)
 	}

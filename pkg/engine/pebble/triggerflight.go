@@ -119,35 +119,7 @@ func (t *triggers) load(s *Store) error {
 		}
 		return true, nil
 	})
-	if err != nil {
-		return err
-	}
-	return t.adopt()
-}
-
-// adopt moves the list of IN_FLIGHT triggers of format 2 to where they are now.
-func (t *triggers) adopt() error {
-	old := []byte{tTriggerList, byte(engine.TriggerInFlight)}
-	b := t.s.db.NewBatch()
-	defer b.Close()
-	var ids []string
-	err := t.s.each(under(old), func(k, _ []byte) (bool, error) {
-		if !listKeyFits(k) {
-			return false, corrupt("trigger index", k)
-		}
-		now := slices.Clone(k)
-		now[1] = byte(engine.TriggerPending)
-		ids = append(ids, string(now[listPrefix(now):]))
-		_ = b.Set(now, nil, nil)
-		_ = b.Delete(slices.Clone(k), nil)
-		return true, nil
-	})
-	if err != nil || len(ids) == 0 {
-		return err
-	}
-	k, v := t.flights.begin(ids)
-	_ = b.Set(k, v, nil)
-	return t.s.db.Apply(b, pebbledb.Sync)
+	return err
 }
 
 // listFlights returns rows that are IN_FLIGHT, newest id first.

@@ -7,7 +7,6 @@ import (
 	"sync"
 	"testing"
 
-	pebbledb "github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/notifyd/notifyd/pkg/engine"
@@ -42,59 +41,6 @@ func listedAs(t *testing.T, s *Store, state engine.TriggerState) (ids []string) 
 		ids = append(ids, rows[i].ID)
 	}
 	return ids
-}
-
-// TestTriggersOfFormat2: rows that an earlier build stored, whole and with a list
-// of those IN_FLIGHT, are read, listed and swapped.
-func TestTriggersOfFormat2(t *testing.T) {
-	t.Parallel()
-	fs := vfs.NewMem()
-	s := mustOpen(t, testConfig(fs))
-	large := bytes.Repeat([]byte("x"), 4000)
-	var rows []engine.Trigger
-	for i, state := range []engine.TriggerState{engine.TriggerPending, engine.TriggerInFlight, engine.TriggerFired} {
-		row := engine.Trigger{ID: fmt.Sprint("trg_", i), Caller: "shop", URL: "https://shop.example/", Payload: large, Created: 5, FireAt: 7, State: state, Version: 3}
-		h := headerOf(&row)
-		list := append(appendListKey(nil, state, "shop"), row.ID...)
-		for k, v := range map[string][]byte{string(triggerKey(row.ID)): appendTrigger(nil, &row, &h), string(list): nil} {
-			if err := s.db.Set([]byte(k), v, pebbledb.Sync); err != nil {
-				t.Fatal(err)
-			}
-		}
-		rows = append(rows, row)
-	}
-	if err := s.db.Set(key(tFormat, "format"), []byte("2"), pebbledb.Sync); err != nil {
-		t.Fatal(err)
-	}
-	for range 2 { // what was moved is there after the next start too
-		if err := s.Close(); err != nil {
-			t.Fatal(err)
-		}
-		s = mustOpen(t, testConfig(fs))
-		for _, want := range rows {
-			if got := getTrigger(t, s, want.ID); !reflect.DeepEqual(got, want) {
-				t.Errorf("%+v, want %+v", got, want)
-			}
-			if got := listedAs(t, s, want.State); fmt.Sprint(got) != fmt.Sprint([]string{want.ID}) {
-				t.Errorf("listed as %d: %v", want.State, got)
-			}
-		}
-		if got := listedAs(t, s, 0); len(got) != 3 {
-			t.Errorf("listed: %v", got)
-		}
-	}
-	row := rows[1]
-	row.State, row.Ended = engine.TriggerFired, 9
-	row = swapTo(t, s, row)
-	if got := getTrigger(t, s, row.ID); !reflect.DeepEqual(got, row) {
-		t.Errorf("%+v", got)
-	}
-	if a, b, c := listedAs(t, s, engine.TriggerPending), listedAs(t, s, engine.TriggerInFlight), listedAs(t, s, engine.TriggerFired); len(a) != 1 || len(b) != 0 || len(c) != 2 {
-		t.Errorf("listed %v %v %v", a, b, c)
-	}
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // TestSwapsLeaveTheRequest: the request of a large trigger is written once, and
