@@ -141,7 +141,6 @@ type Config struct {
 			TeamID      string `koanf:"team_id" doc:"the team's id"`
 			Topic       string `koanf:"topic" doc:"bundle id of the app"`
 			Connections int    `koanf:"connections" default:"10" min:"1" max:"1000" doc:"HTTP/2 connections"`
-			Client      string `koanf:"client" default:"frames" oneof:"frames net/http" doc:"how HTTP/2 is spoken: frames (many pushes at once), or net/http"`
 			Confirmed   bool   `koanf:"confirmed" default:"true" doc:"accepted is DELIVERED, for nothing further will be confirmed"`
 		} `koanf:"apns"`
 		FCM struct {

@@ -124,7 +124,7 @@ func TestProblems(t *testing.T) {
 	f("api: {rate: 0, burst: 0, body_mib: 5, plaintext: maybe, public_url: 'ftp://x'}", "api.rate", "api.burst", "api.body_mib", "api.plaintext", "api.public_url")
 	f("providers: {config_open_for: 0s}\nhistory: {retention: 0s}\nintake: {idempotency: 0s, spill_mib: 0}\nlog: {linger: -1s}", "providers.config_open_for", "history.retention", "intake.idempotency", "intake.spill_mib", "log.linger")
 	f("auth: {key_file: a, jwks_url: b}", "auth: only one of")
-	f("providers: {apns: {client: http/3}}", "providers.apns.client", "net/http")
+	f("providers: {apns: {client: frames}}", "providers.apns.client")
 	f("workers: {drain: soon}", "drain")
 	f("api: [1, 2", "c.yaml")
 	f("log: {linger: 5}", `log.linger: "5" is not a length of time`)

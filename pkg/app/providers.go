@@ -62,8 +62,8 @@ func newProviders(cfg *Config, blocks limit.Blocks, log *slog.Logger) (*provider
 			return nil, fmt.Errorf("providers.apns.key_file: %s: %w", c.KeyFile, err)
 		}
 		p.apns, err = provider.NewAPNs(provider.APNsConfig{
-			Endpoint: end(c.URL), TeamID: c.TeamID, KeyID: c.KeyID, Key: key, Topic: c.Topic,
-			Connections: c.Connections, Client: provider.APNsClient(c.Client), Confirm: confirm(c.Confirmed), Log: log,
+			PushConfig: provider.PushConfig{Endpoint: end(c.URL), Connections: c.Connections, Confirm: confirm(c.Confirmed), Log: log},
+			TeamID:     c.TeamID, KeyID: c.KeyID, Key: key, Topic: c.Topic,
 		})
 		if err != nil {
 			return nil, err
@@ -84,8 +84,8 @@ func newProviders(cfg *Config, blocks limit.Blocks, log *slog.Logger) (*provider
 			url = sa.TokenURL
 		}
 		p.fcm, err = provider.NewFCM(provider.FCMConfig{
-			Endpoint: end(c.URL), Project: sa.Project, Email: sa.Email, Key: sa.Key, KeyID: sa.KeyID, TokenURL: url,
-			Confirm: confirm(c.Confirmed), Log: log,
+			PushConfig: provider.PushConfig{Endpoint: end(c.URL), Confirm: confirm(c.Confirmed), Log: log},
+			Project:    sa.Project, Email: sa.Email, Key: sa.Key, KeyID: sa.KeyID, TokenURL: url,
 		})
 		if err != nil {
 			return nil, err

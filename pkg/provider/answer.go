@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/notify"
-	"golang.org/x/net/http2"
 )
 
 // Confirmation says what "accepted" means for a provider: whether an accepted
@@ -118,26 +117,13 @@ func snake(prefix, s string) string {
 type failure struct {
 	class notify.Class
 	code  string
-	// elsewhere: the server did not look at it and said so; it may be sent
-	// again at once.
-	elsewhere bool
-	// closing: nor will this connection take anything else.
-	closing bool
-	err     error // the cause, for people; nil: not kept
+	err   error // the cause, for people; nil: not kept
 }
 
 // classify translates the error of a round trip. sent says whether the request
 // may have been complete on the wire.
 func classify(ctx context.Context, err error, sent bool) failure {
-	var stream http2.StreamError
 	switch {
-	// RFC 9113, 8.7 and 6.8: refused streams, and those above a GOAWAY's last
-	// stream, were not processed.
-	case errors.As(err, &stream) && stream.Code == http2.ErrCodeRefusedStream:
-		return failure{class: notify.ClassUnavailable, code: "stream_refused", elsewhere: true}
-	case strings.Contains(err.Error(), "graceful shutdown GOAWAY"),
-		!sent && strings.Contains(err.Error(), "client conn not usable"):
-		return failure{class: notify.ClassUnavailable, code: "connection_closing", elsewhere: true, closing: true}
 	case sent && errors.Is(err, context.DeadlineExceeded):
 		return failure{class: notify.ClassAmbiguous, code: "timeout"}
 	case sent && ctx.Err() != nil:
@@ -177,4 +163,10 @@ func failed(ctx context.Context, provider string, err error) notify.Result {
 		r.Class = notify.ClassThrottled
 	}
 	return r
+}
+
+// failing is failed as a failure of an exchange.
+func failing(ctx context.Context, provider string, err error) *failure {
+	r := failed(ctx, provider, err)
+	return &failure{class: r.Class, code: r.Code, err: err}
 }

@@ -5,11 +5,11 @@ import (
 	"crypto/sha256"
 	enchex "encoding/hex"
 	"math"
-	"net/http"
 	"strconv"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/provider/h2"
 )
 
 // Limits of APNs, in bytes.
@@ -19,12 +19,14 @@ const (
 	apnsMaxCollapse    = 64
 )
 
-// apnsCall is what all items of a call share: the headers, and the payload up
-// to what differs.
+// apnsCall is what all items of a call share: the header fields, and the payload
+// up to what differs.
 //
 //	{"aps":{"alert":{"title":"…","body":"…"},…},…data…,"ntf":"<id>"}
 type apnsCall struct {
-	topic, pushType, priority, expiration, collapse, agent, contentType []string
+	of   pushKind
+	path string // up to the device token
+	own  []byte // encoded header fields
 
 	title, body Template
 	vars        Variables
@@ -33,7 +35,7 @@ type apnsCall struct {
 	suffix      []byte // after the last template, up to the id's value
 	static      bool
 	max         int
-	trace       traceHeader
+	id          idText
 }
 
 var (
@@ -52,25 +54,25 @@ func (a *APNs) newCall(call *notify.Call, now time.Time) (*apnsCall, error) {
 	}
 	c := &apnsCall{
 		vars: vars, title: ParseTemplate(text.Title, JSON), body: ParseTemplate(text.Body, JSON),
-		agent: agentHeader, contentType: jsonHeader,
-		topic: []string{a.cfg.Topic}, pushType: []string{a.cfg.PushType}, priority: []string{"10"},
-		expiration: []string{strconv.FormatInt(apnsExpiration(call.Expires, a.cfg.Store, now), 10)},
-		max:        apnsMaxPayload,
-		trace:      traceOf(call),
+		of: pushKind{a.cfg.PushType, "10"}, path: a.base.EscapedPath() + "/3/device/",
+		max: apnsMaxPayload,
 	}
 	if a.cfg.PushType == "voip" {
 		c.max = apnsMaxVoIPPayload
 	}
 	if call.Category.Bulk() {
-		c.priority = []string{"5"} // lets the device save power
+		c.of.priority = "5" // lets the device save power
 	}
 	alert := text.Title != "" || text.Body != ""
 	if !alert && a.cfg.PushType == "alert" {
-		c.pushType, c.priority = []string{"background"}, []string{"5"} // the only one APNs allows
+		c.of = pushKind{"background", "5"} // the only priority APNs allows
 	}
+	c.own = h2.AppendField(c.own, "apns-expiration", strconv.FormatInt(apnsExpiration(call.Expires, a.cfg.Store, now), 10))
 	if text.CollapseKey != "" {
-		c.collapse = []string{collapseID(text.CollapseKey)}
+		c.own = h2.AppendField(c.own, "apns-collapse-id", collapseID(text.CollapseKey))
 	}
+	trace := traceOf(call)
+	c.own = trace.append(c.own)
 	err = c.render(text, alert)
 	return c, err
 }
@@ -150,64 +152,47 @@ func appendMember(b []byte, m *variable) []byte {
 	return append(b, m.raw...)
 }
 
-// apnsWriter renders items one after the other, in one buffer.
-type apnsWriter struct {
-	call *apnsCall
-	vars Variables
-	buf  []byte
-	id   idText
+func (c *apnsCall) kind() pushKind { return c.of }
+
+func (c *apnsCall) request(r *h2.Request, it *notify.Item) (err error) {
+	address := apnsToken(it.Address)
+	if address == nil {
+		return errAPNsAddress
+	}
+	if r.Body, err = c.payload(r.Body[:0], it); err != nil {
+		return err
+	}
+	r.Path = append(append(r.Path[:0], c.path...), address...)
+	var id [36]byte
+	putUUID(&id, notify.AttemptID(it.ID(), it.Key.Epoch, int(it.Addr)))
+	r.Own = h2.AppendField(append(r.Own[:0], c.own...), "apns-id", id[:])
+	return nil
 }
 
-// payload renders an item. The result is valid until the next one.
-func (w *apnsWriter) payload(it *notify.Item) (b []byte, err error) {
-	w.buf, err = w.append(w.buf[:0], it)
-	return w.buf, err
-}
-
-// append renders an item into dst, which is empty. With an error the result is
-// of no use but for its memory.
-func (w *apnsWriter) append(dst []byte, it *notify.Item) ([]byte, error) {
-	c := w.call
+// payload appends an item's payload to dst, which is empty. With an error the result
+// is of no use but for its memory.
+func (c *apnsCall) payload(dst []byte, it *notify.Item) ([]byte, error) {
 	b := append(dst, c.prefix...)
 	if !c.static {
-		err := w.vars.SetOwn(it.Variables)
+		err := c.vars.SetOwn(it.Variables)
 		if err != nil {
 			return b, err
 		}
-		if b, err = c.title.Append(b, &w.vars, c.max); err != nil {
+		if b, err = c.title.Append(b, &c.vars, c.max); err != nil {
 			return b, err
 		}
 		b = append(b, c.between...)
-		if b, err = c.body.Append(b, &w.vars, c.max); err != nil {
+		if b, err = c.body.Append(b, &c.vars, c.max); err != nil {
 			return b, err
 		}
 		b = append(b, c.suffix...)
 	}
-	b = w.id.append(b, it.ID())
+	b = c.id.append(b, it.ID())
 	b = append(b, `"}`...)
 	if len(b) > c.max {
 		return b, &notify.Error{Kind: notify.KindTooLarge, Code: "payload_too_large", Msg: "the push is larger than APNs takes"}
 	}
 	return b, nil
-}
-
-// header makes the headers of one request. The values all items have in common
-// are shared.
-func (c *apnsCall) header(it *notify.Item, tok *token) http.Header {
-	h := make(http.Header, 10)
-	h["Authorization"] = tok.header
-	h["Apns-Topic"] = c.topic
-	h["Apns-Push-Type"] = c.pushType
-	h["Apns-Priority"] = c.priority
-	h["Apns-Expiration"] = c.expiration
-	h["Apns-Id"] = []string{uuid(notify.AttemptID(it.ID(), it.Key.Epoch, int(it.Addr)))}
-	h["Content-Type"] = c.contentType
-	h["User-Agent"] = c.agent
-	if c.collapse != nil {
-		h["Apns-Collapse-Id"] = c.collapse
-	}
-	c.trace.put(h)
-	return h
 }
 
 // apnsExpiration is the apns-expiration header, in seconds since 1970. Zero has
@@ -251,13 +236,7 @@ func apnsToken(address []byte) []byte {
 	return address
 }
 
-var badAPNsAddress = notify.Result{Class: notify.ClassPermanent, Code: "bad_address", Provider: "apns"}
-
-func uuid(id [16]byte) string {
-	var b [36]byte
-	putUUID(&b, id)
-	return string(b[:])
-}
+var errAPNsAddress = notify.Invalid("bad_address", "address", "a device token is letters and digits")
 
 func putUUID(b *[36]byte, id [16]byte) {
 	enchex.Encode(b[0:8], id[0:4])

@@ -32,10 +32,9 @@ var testECKey = func() *ecdsa.PrivateKey {
 	return k
 }()
 
-func testAPNs(t testing.TB, client APNsClient, e Endpoint, change func(*APNsConfig)) *APNs {
+func testAPNs(t testing.TB, e Endpoint, change func(*APNsConfig)) *APNs {
 	t.Helper()
-	cfg := APNsConfig{Endpoint: e, TeamID: "TEAM123456", KeyID: "KEY1234567", Key: testECKey, Topic: "com.example.app",
-		Connections: 2, Client: client, Stagger: time.Millisecond, BackoffMin: time.Millisecond, BackoffMax: 10 * time.Millisecond}
+	cfg := APNsConfig{PushConfig: testPushConfig(e), TeamID: "TEAM123456", KeyID: "KEY1234567", Key: testECKey, Topic: "com.example.app"}
 	if change != nil {
 		change(&cfg)
 	}
@@ -47,22 +46,10 @@ func testAPNs(t testing.TB, client APNsClient, e Endpoint, change func(*APNsConf
 	return a
 }
 
-// withClients runs a test for both ways to speak HTTP/2.
-func withClients(t *testing.T, f func(t *testing.T, client APNsClient)) {
-	t.Parallel()
-	for _, client := range []APNsClient{ClientFrames, ClientNetHTTP} {
-		t.Run(string(client[:3]), func(t *testing.T) {
-			t.Parallel()
-			f(t, client)
-		})
-	}
-}
-
 func deviceToken(i int) string { return fmt.Sprintf("apns:%064x", i) }
 
-func TestAPNsRequest(t *testing.T) { withClients(t, testAPNsRequest) }
-
-func testAPNsRequest(t *testing.T, client APNsClient) {
+func TestAPNsRequest(t *testing.T) {
+	t.Parallel()
 	type push struct {
 		path, body string
 		h          http.Header
@@ -72,7 +59,7 @@ func testAPNsRequest(t *testing.T, client APNsClient) {
 		b, _ := io.ReadAll(r.Body)
 		got <- push{r.URL.Path, string(b), r.Header}
 	}), nil)
-	a := testAPNs(t, client, e, nil)
+	a := testAPNs(t, e, nil)
 	call := testCall(notify.Push, notify.Content{
 		Title: `He said "hi" {{name}}`, Body: "{{code}} is your code", CollapseKey: "order-1",
 		Variables: []byte(`{"name":"you","code":7}`),
@@ -130,8 +117,7 @@ func TestAPNsPayloads(t *testing.T) {
 			}
 			return nil
 		}
-		w := &apnsWriter{call: ac, vars: ac.vars.Fork()}
-		got, err := w.payload(&call.Items[0])
+		got, err := ac.payload(nil, &call.Items[0])
 		if err != nil {
 			if e, ok := errors.AsType[*notify.Error](err); !ok || e.Code != want {
 				t.Errorf("%+v: %v", c, err)
@@ -149,8 +135,8 @@ func TestAPNsPayloads(t *testing.T) {
 	f(notify.Content{Body: "B"}, "", `{"aps":{"alert":{"body":"B"}},"ntf":"ID"}`)
 	f(notify.Content{Body: "{{a}}{{b}}"}, `{"a":1,"b":true}`, `{"aps":{"alert":{"body":"1true"}},"ntf":"ID"}`)
 	ac := f(notify.Content{Data: []byte(`{"k":1}`)}, "", `{"aps":{"content-available":1},"k":1,"ntf":"ID"}`)
-	if ac.pushType[0] != "background" || ac.priority[0] != "5" {
-		t.Errorf("silent push: %v %v", ac.pushType, ac.priority)
+	if ac.of != (pushKind{"background", "5"}) {
+		t.Errorf("silent push: %+v", ac.of)
 	}
 	f(notify.Content{Body: "{{a}}"}, `{"b":1}`, "missing_variable")
 	f(notify.Content{Body: "{{a}}"}, `{"a":{}}`, "bad_variable")
@@ -195,9 +181,9 @@ func TestCollapseID(t *testing.T) {
 
 // The number of requests the server sees at once is never above what it allows,
 // on any connection, and no connection is opened beyond the configured ones.
-func TestAPNsKeepsToStreams(t *testing.T) { withClients(t, testAPNsKeepsToStreams) }
+func TestPushKeepsToStreams(t *testing.T) { withPushers(t, testPushKeepsToStreams) }
 
-func testAPNsKeepsToStreams(t *testing.T, client APNsClient) {
+func testPushKeepsToStreams(t *testing.T, start func(e Endpoint, n int) pusher) {
 	const limit = 5
 	var mu sync.Mutex
 	busy, peak := map[string]int{}, 0
@@ -214,7 +200,7 @@ func testAPNsKeepsToStreams(t *testing.T, client APNsClient) {
 	}), func(s *httptest.Server) {
 		s.Config.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: limit, CountError: func(string) { refused.Add(1) }}
 	})
-	a := testAPNs(t, client, e, func(c *APNsConfig) { c.Connections = 3 })
+	a := start(e, 3)
 	for i, r := range collect(t, t.Context(), a, testCall(notify.Push, notify.Content{Body: "b"}, 2000, deviceToken)) {
 		if r.Class != notify.ClassAccepted {
 			t.Fatalf("%d: %+v", i, r)
@@ -223,16 +209,15 @@ func testAPNsKeepsToStreams(t *testing.T, client APNsClient) {
 	if peak > limit || len(busy) > 3 || refused.Load() > 0 {
 		t.Errorf("%d streams at once, %d connections, %d refused", peak, len(busy), refused.Load())
 	}
-	if s := a.Connections(); s.Streams > 3*limit || s.InFlight != 0 {
+	if s := a.pool.Stats(); s.Streams > 3*limit || s.InFlight != 0 {
 		t.Errorf("%+v", s)
 	}
 }
 
 // An outdated token is replaced and the item sent again, once; a fresh token is
 // not replaced whatever the server says.
-func TestAPNsTokenRefused(t *testing.T) { withClients(t, testAPNsTokenRefused) }
-
-func testAPNsTokenRefused(t *testing.T, client APNsClient) {
+func TestAPNsTokenRefused(t *testing.T) {
+	t.Parallel()
 	var n atomic.Int64
 	var good atomic.Value
 	good.Store("")
@@ -244,7 +229,7 @@ func testAPNsTokenRefused(t *testing.T, client APNsClient) {
 		w.WriteHeader(403)
 		io.WriteString(w, `{"reason":"ExpiredProviderToken"}`)
 	}), nil)
-	a := testAPNs(t, client, e, nil)
+	a := testAPNs(t, e, nil)
 	call := testCall(notify.Push, notify.Content{Body: "b"}, 1, deviceToken)
 	r := collect(t, t.Context(), a, call)[0]
 	if r.Class != notify.ClassRetry || r.Code != "apns_expired_provider_token" || n.Load() != 1 || r.RetryAfter < 19*time.Minute {
@@ -254,7 +239,7 @@ func testAPNsTokenRefused(t *testing.T, client APNsClient) {
 	old := a.token.current.Load()
 	aged := *old
 	aged.minted = aged.minted.Add(-21 * time.Minute)
-	aged.header = []string{"bearer old"}
+	aged.header = "bearer old"
 	a.token.current.Store(&aged)
 	good.Store("")
 	n.Store(0)
@@ -262,15 +247,14 @@ func testAPNsTokenRefused(t *testing.T, client APNsClient) {
 	if fresh := a.token.current.Load(); fresh == &aged || r.Class != notify.ClassRetry || n.Load() != 2 {
 		t.Errorf("an old token: %+v after %d requests", r, n.Load())
 	}
-	good.Store(a.token.current.Load().header[0])
+	good.Store(a.token.current.Load().header)
 	if r = collect(t, t.Context(), a, call)[0]; r.Class != notify.ClassAccepted {
 		t.Errorf("the new token: %+v", r)
 	}
 }
 
-func TestAPNsAmbiguous(t *testing.T) { withClients(t, testAPNsAmbiguous) }
-
-func testAPNsAmbiguous(t *testing.T, client APNsClient) {
+func TestAPNsAmbiguous(t *testing.T) {
+	t.Parallel()
 	hang := make(chan struct{})
 	_, e := tlsServer(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		io.Copy(io.Discard, r.Body)
@@ -283,7 +267,7 @@ func testAPNsAmbiguous(t *testing.T, client APNsClient) {
 	}), nil)
 	t.Cleanup(func() { close(hang) })
 	e.Timeout = 5 * time.Second
-	a := testAPNs(t, client, e, nil)
+	a := testAPNs(t, e, nil)
 	f := func(i int, class notify.Class, code string) {
 		t.Helper()
 		call := testCall(notify.Push, notify.Content{Body: "b"}, 1, func(int) string { return deviceToken(i) })
@@ -297,10 +281,9 @@ func testAPNsAmbiguous(t *testing.T, client APNsClient) {
 	f(0, notify.ClassAccepted, "")
 }
 
-func TestAPNsUnreachable(t *testing.T) { withClients(t, testAPNsUnreachable) }
-
-func testAPNsUnreachable(t *testing.T, client APNsClient) {
-	a := testAPNs(t, client, Endpoint{BaseURL: "https://127.0.0.1:1"}, nil)
+func TestAPNsUnreachable(t *testing.T) {
+	t.Parallel()
+	a := testAPNs(t, Endpoint{BaseURL: "https://127.0.0.1:1"}, nil)
 	call := testCall(notify.Push, notify.Content{Body: "b"}, 3, deviceToken)
 	for _, r := range collect(t, t.Context(), a, call) {
 		if r.Class != notify.ClassUnavailable || r.Code != "no_connection" {
@@ -317,14 +300,13 @@ func testAPNsUnreachable(t *testing.T, client APNsClient) {
 }
 
 // A mass of dead tokens is our mistake, not that of so many devices.
-func TestAPNsSpike(t *testing.T) { withClients(t, testAPNsSpike) }
-
-func testAPNsSpike(t *testing.T, client APNsClient) {
+func TestAPNsSpike(t *testing.T) {
+	t.Parallel()
 	_, e := tlsServer(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(400)
 		io.WriteString(w, `{"reason":"BadDeviceToken"}`)
 	}), nil)
-	a := testAPNs(t, client, e, nil)
+	a := testAPNs(t, e, nil)
 	failed := 0
 	for _, r := range collect(t, t.Context(), a, testCall(notify.Push, notify.Content{Body: "b"}, 1000, deviceToken)) {
 		switch {
@@ -341,9 +323,8 @@ func testAPNsSpike(t *testing.T, client APNsClient) {
 
 // Made-up tokens of a caller are his failures: they neither stop the lane for
 // everybody nor fill the suppression list.
-func TestAPNsMadeUpTokens(t *testing.T) { withClients(t, testAPNsMadeUpTokens) }
-
-func testAPNsMadeUpTokens(t *testing.T, client APNsClient) {
+func TestAPNsMadeUpTokens(t *testing.T) {
+	t.Parallel()
 	var known atomic.Bool
 	_, e := tlsServer(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if known.Load() {
@@ -352,7 +333,7 @@ func testAPNsMadeUpTokens(t *testing.T, client APNsClient) {
 		w.WriteHeader(400)
 		io.WriteString(w, `{"reason":"BadDeviceToken"}`)
 	}), nil)
-	a := testAPNs(t, client, e, nil)
+	a := testAPNs(t, e, nil)
 	call := testCall(notify.Push, notify.Content{Body: "b"}, 1000, deviceToken)
 	for i := range call.Items {
 		call.Items[i].Given = true

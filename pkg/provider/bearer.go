@@ -10,8 +10,7 @@ import (
 
 // token is one bearer token.
 type token struct {
-	value   string
-	header  []string // {"Bearer <value>"}, shared by all requests
+	header  string // "Bearer <value>"
 	minted  time.Time
 	renewAt time.Time
 	expires time.Time
@@ -77,7 +76,7 @@ func (b *bearer) replace(ctx context.Context, old *token) (*token, error) {
 		return nil, err
 	}
 	b.failure.err = nil
-	t := &token{value: value, header: []string{b.scheme + " " + value}, minted: now, renewAt: renewAt, expires: expires}
+	t := &token{header: b.scheme + " " + value, minted: now, renewAt: renewAt, expires: expires}
 	b.current.Store(t)
 	return t, nil
 }

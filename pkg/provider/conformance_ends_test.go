@@ -20,13 +20,12 @@ import (
 )
 
 // Whoever stops waiting learns what may have become of each push.
-func TestConformCancel(t *testing.T) { withClients(t, testConformCancel) }
-
-func testConformCancel(t *testing.T, client APNsClient) {
-	w := newAPNsWorld(t, client, simulator.APNsConfig{Streams: 10}, nil)
+func TestConformCancel(t *testing.T) {
+	t.Parallel()
+	w := newAPNsWorld(t, simulator.APNsConfig{Streams: 10}, nil)
 	w.accepts(t, 1)
 	remove := w.rule(t, simulator.Rule{Do: simulator.Hang})
-	hung := func() bool { return len(w.sim.Inbox()) >= 10 && w.Connections().Waiting > 0 }
+	hung := func() bool { return len(w.sim.Inbox()) >= 10 && w.pool.Stats().Waiting > 0 }
 	ctx, cancel := context.WithCancel(t.Context())
 	seen := w.sim.Rules()[0].Picked
 	done := w.sending(t, ctx, 30)
@@ -54,7 +53,7 @@ func testConformCancel(t *testing.T, client APNsClient) {
 		break
 	}
 	remove()
-	if c := w.Connections(); c.InFlight != 0 || c.Waiting != 0 {
+	if c := w.pool.Stats(); c.InFlight != 0 || c.Waiting != 0 {
 		t.Errorf("%+v", c)
 	}
 	w.accepts(t, 30)
@@ -62,9 +61,8 @@ func testConformCancel(t *testing.T, client APNsClient) {
 }
 
 // A body of an answer beyond what is kept breaks nothing.
-func TestConformLargeAnswers(t *testing.T) { withClients(t, testConformLargeAnswers) }
-
-func testConformLargeAnswers(t *testing.T, client APNsClient) {
+func TestConformLargeAnswers(t *testing.T) {
+	t.Parallel()
 	_, e := tlsServer(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		size, _ := strconv.Atoi(strings.TrimLeft(strings.TrimPrefix(r.URL.Path, "/3/device/"), "0"))
 		io.Copy(io.Discard, r.Body)
@@ -73,7 +71,7 @@ func testConformLargeAnswers(t *testing.T, client APNsClient) {
 			io.WriteString(w, `{"reason":"InternalServerError","x":"`+strings.Repeat("x", size)+`"}`)
 		}
 	}), nil)
-	a := testAPNs(t, client, e, func(c *APNsConfig) { c.Connections = 1 })
+	a := testAPNs(t, e, func(c *APNsConfig) { c.Connections = 1 })
 	for _, size := range []int{1, 100, 60_000, 65_000, 65_499, 65_500, 70_000, 1 << 20, 3 << 20, 0, 0} {
 		for i, r := range collect(t, t.Context(), a, testCall(notify.Push, notify.Content{Body: "b"}, 5, func(int) string { return fmt.Sprintf("apns:%064d", size) })) {
 			switch {
@@ -85,15 +83,14 @@ func testConformLargeAnswers(t *testing.T, client APNsClient) {
 			}
 		}
 	}
-	if c := a.Connections(); c.Open != 1 || c.InFlight != 0 {
+	if c := a.pool.Stats(); c.Open != 1 || c.InFlight != 0 {
 		t.Errorf("%+v", c)
 	}
 }
 
 // Who cannot be reached, or is not who he should be, is no connection.
-func TestConformUnreachable(t *testing.T) { withClients(t, testConformUnreachable) }
-
-func testConformUnreachable(t *testing.T, client APNsClient) {
+func TestConformUnreachable(t *testing.T) {
+	t.Parallel()
 	s, e := tlsServer(t, http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("a request came") }), nil)
 	_, old := tlsServer(t, http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("a request came") }), func(s *httptest.Server) { s.EnableHTTP2 = false })
 	mute, err := net.Listen("tcp", "127.0.0.1:0") // accepts and says nothing
@@ -110,10 +107,7 @@ func testConformUnreachable(t *testing.T, client APNsClient) {
 		"says none": {BaseURL: "https://" + mute.Addr().String(), DialTimeout: 50 * time.Millisecond},
 		"not TLS":   {BaseURL: "http://" + s.Listener.Addr().String(), DialTimeout: 50 * time.Millisecond},
 	} {
-		if what == "not TLS" && client == ClientNetHTTP {
-			continue // it takes the first frames' absence for a slow server
-		}
-		a := testAPNs(t, client, e, nil)
+		a := testAPNs(t, e, nil)
 		for _, r := range collect(t, t.Context(), a, testCall(notify.Push, notify.Content{Body: "b"}, 3, deviceToken)) {
 			if r.Class != notify.ClassUnavailable || r.Code != "no_connection" {
 				t.Errorf("%s: %+v", what, r)
@@ -124,10 +118,9 @@ func testConformUnreachable(t *testing.T, client APNsClient) {
 
 // After Run has ended nothing is sent, and what waits is told so; what was under
 // way is waited for.
-func TestConformStop(t *testing.T) { withClients(t, testConformStop) }
-
-func testConformStop(t *testing.T, client APNsClient) {
-	w := newAPNsWorld(t, client, simulator.APNsConfig{Latency: simulator.Constant(300 * time.Millisecond), Streams: 10}, nil)
+func TestConformStop(t *testing.T) {
+	t.Parallel()
+	w := newAPNsWorld(t, simulator.APNsConfig{Latency: simulator.Constant(300 * time.Millisecond), Streams: 10}, nil)
 	b, err := NewAPNs(w.cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -138,7 +131,7 @@ func testConformStop(t *testing.T, client APNsClient) {
 	allClass(t, collect(t, t.Context(), b, pushesTo(1)), notify.ClassAccepted)
 	out := make(chan []notify.Result, 1)
 	go func() { out <- collect(t, t.Context(), b, pushesTo(30)) }()
-	waitFor(t, "some are under way", func() bool { c := b.Connections(); return c.InFlight == 10 && c.Waiting == 20 })
+	waitFor(t, "some are under way", func() bool { c := b.pool.Stats(); return c.InFlight == 10 && c.Waiting == 20 })
 	cancel()
 	count := map[string]int{}
 	for _, r := range <-out {
@@ -150,40 +143,5 @@ func testConformStop(t *testing.T, client APNsClient) {
 	wg.Wait()
 	if r := collect(t, t.Context(), b, pushesTo(1))[0]; r.Code != "no_connection" {
 		t.Errorf("%+v", r)
-	}
-}
-
-// Both say the same to APNs.
-func TestConformSameRequests(t *testing.T) {
-	t.Parallel()
-	seen := map[APNsClient]map[string]http.Header{}
-	bodies := map[APNsClient]map[string]string{}
-	for _, client := range []APNsClient{ClientFrames, ClientNetHTTP} {
-		var mu sync.Mutex
-		seen[client], bodies[client] = map[string]http.Header{}, map[string]string{}
-		_, e := tlsServer(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			b, _ := io.ReadAll(r.Body)
-			mu.Lock()
-			defer mu.Unlock()
-			r.Header.Del("Authorization") // each has signed his own
-			key := r.Method + " " + r.URL.Path + " " + r.Header.Get("Apns-Collapse-Id") + r.Header.Get("Apns-Priority") + r.Header.Get("Apns-Push-Type")
-			r.Header.Del("Content-Length")
-			seen[client][key], bodies[client][key] = r.Header, string(b)
-		}), nil)
-		e.RootCAs = e.RootCAs.Clone()
-		a := testAPNs(t, client, e, nil)
-		for _, c := range []notify.Content{{Title: "T", Body: "Hi {{x}}", Variables: []byte(`{"x":1}`), CollapseKey: "k"}, {Data: []byte(`{"k":[1]}`)}, {Body: strings.Repeat("é", 1500)}} {
-			for _, cat := range []notify.Category{notify.OTP, notify.Marketing} {
-				call := testCall(notify.Push, c, 40, deviceToken)
-				call.Category, call.Expires = cat, 1893456000123
-				call.Trace, call.TraceState = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "v=x"
-				allClass(t, collect(t, t.Context(), a, call), notify.ClassAccepted)
-			}
-		}
-	}
-	if !reflect.DeepEqual(seen[ClientFrames], seen[ClientNetHTTP]) || !reflect.DeepEqual(bodies[ClientFrames], bodies[ClientNetHTTP]) || len(seen[ClientFrames]) < 100 {
-		for key, h := range seen[ClientFrames] {
-			t.Fatalf("%s: %v, by net/http %v", key, h, seen[ClientNetHTTP][key])
-		}
 	}
 }

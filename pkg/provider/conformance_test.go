@@ -10,7 +10,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/simulator"
 )
 
-// The suite that both ways to speak HTTP/2 pass, against the simulated APNs.
+// What HTTP/2 asks of a client, against the simulated APNs.
 
 // apnsWorld is a client and the simulator it calls.
 type apnsWorld struct {
@@ -18,7 +18,7 @@ type apnsWorld struct {
 	sim *simulator.Simulator
 }
 
-func newAPNsWorld(t *testing.T, client APNsClient, cfg simulator.APNsConfig, change func(*APNsConfig)) *apnsWorld {
+func newAPNsWorld(t *testing.T, cfg simulator.APNsConfig, change func(*APNsConfig)) *apnsWorld {
 	t.Helper()
 	sim, err := simulator.New(simulator.Config{APNs: cfg})
 	if err != nil {
@@ -30,7 +30,7 @@ func newAPNsWorld(t *testing.T, client APNsClient, cfg simulator.APNsConfig, cha
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := testAPNs(t, client, Endpoint{BaseURL: sim.URLs().APNs, RootCAs: sim.CAPool(), Timeout: time.Minute, DialTimeout: time.Minute}, func(c *APNsConfig) {
+	a := testAPNs(t, Endpoint{BaseURL: sim.URLs().APNs, RootCAs: sim.CAPool(), Timeout: time.Minute, DialTimeout: time.Minute}, func(c *APNsConfig) {
 		c.TeamID, c.KeyID, c.Key, c.Topic, c.Connections = cred.TeamID, cred.KeyID, key, cred.Topic, 1
 		if change != nil {
 			change(c)
@@ -107,35 +107,27 @@ func (w *apnsWorld) clean(t *testing.T, opened uint64) {
 
 // A connection begins with one stream and gets more with the first accepted
 // token; the limit is followed up, down to none, and up again.
-func TestConformSettings(t *testing.T) { withClients(t, testConformSettings) }
-
-func testConformSettings(t *testing.T, client APNsClient) {
-	w := newAPNsWorld(t, client, simulator.APNsConfig{FirstStreams: 1, Streams: 50, Latency: simulator.Constant(time.Millisecond)}, func(c *APNsConfig) { c.Connections = 3 })
+func TestConformSettings(t *testing.T) {
+	t.Parallel()
+	w := newAPNsWorld(t, simulator.APNsConfig{FirstStreams: 1, Streams: 50, Latency: simulator.Constant(time.Millisecond)}, func(c *APNsConfig) { c.Connections = 3 })
 	w.accepts(t, 2000)
 	w.set(t, simulator.Wire{Streams: 5})
 	w.accepts(t, 200)
 	w.set(t, simulator.Wire{Streams: 100})
 	w.accepts(t, 2000)
-	if client == ClientNetHTTP {
-		// Its *ClientConn does not tell a limit of none from a GOAWAY: the
-		// connection is replaced.
-		w.clean(t, 3)
-		return
-	}
 	w.set(t, simulator.Wire{Streams: -1})
-	waitFor(t, "the client knows", func() bool { return w.Connections().Streams == 0 })
+	waitFor(t, "the client knows", func() bool { return w.pool.Stats().Streams == 0 })
 	done := w.sending(t, t.Context(), 20)
-	waitFor(t, "all wait", func() bool { return w.Connections().Waiting == 20 })
+	waitFor(t, "all wait", func() bool { return w.pool.Stats().Waiting == 20 })
 	w.set(t, simulator.Wire{Streams: 7})
 	allClass(t, done(), notify.ClassAccepted)
 	w.clean(t, 3)
 }
 
 // Bodies wait for the windows of their streams, whatever becomes of them.
-func TestConformFlowControl(t *testing.T) { withClients(t, testConformFlowControl) }
-
-func testConformFlowControl(t *testing.T, client APNsClient) {
-	w := newAPNsWorld(t, client, simulator.APNsConfig{}, nil)
+func TestConformFlowControl(t *testing.T) {
+	t.Parallel()
+	w := newAPNsWorld(t, simulator.APNsConfig{}, nil)
 	w.accepts(t, 10)
 	w.set(t, simulator.Wire{Window: 7})
 	w.accepts(t, 100)
@@ -148,7 +140,7 @@ func testConformFlowControl(t *testing.T, client APNsClient) {
 	w.set(t, simulator.Wire{Window: -1})
 	waitFor(t, "the client knows", func() bool { _, s := w.sim.APNsWire(); return s.Acked == 3 })
 	done := w.sending(t, t.Context(), 20)
-	waitFor(t, "all are under way", func() bool { return w.Connections().InFlight == 20 })
+	waitFor(t, "all are under way", func() bool { return w.pool.Stats().InFlight == 20 })
 	w.set(t, simulator.Wire{Window: 20})
 	w.set(t, simulator.Wire{})
 	allClass(t, done(), notify.ClassAccepted)
@@ -156,10 +148,9 @@ func testConformFlowControl(t *testing.T, client APNsClient) {
 }
 
 // The table of HPACK may shrink, vanish and grow.
-func TestConformHeaderTable(t *testing.T) { withClients(t, testConformHeaderTable) }
-
-func testConformHeaderTable(t *testing.T, client APNsClient) {
-	w := newAPNsWorld(t, client, simulator.APNsConfig{}, nil)
+func TestConformHeaderTable(t *testing.T) {
+	t.Parallel()
+	w := newAPNsWorld(t, simulator.APNsConfig{}, nil)
 	for _, size := range []int{0, -1, 100, 300, 4096, 64, 65536, -1, 0} {
 		w.set(t, simulator.Wire{HeaderTable: size})
 		w.accepts(t, 30)
@@ -170,10 +161,9 @@ func testConformHeaderTable(t *testing.T, client APNsClient) {
 
 // After a GOAWAY what was begun is answered and the rest goes elsewhere; nothing
 // is sent twice.
-func TestConformGoAway(t *testing.T) { withClients(t, testConformGoAway) }
-
-func testConformGoAway(t *testing.T, client APNsClient) {
-	w := newAPNsWorld(t, client, simulator.APNsConfig{Streams: 100, Latency: simulator.Constant(2 * time.Millisecond)}, nil)
+func TestConformGoAway(t *testing.T) {
+	t.Parallel()
+	w := newAPNsWorld(t, simulator.APNsConfig{Streams: 100, Latency: simulator.Constant(2 * time.Millisecond)}, nil)
 	for range 3 {
 		w.rule(t, simulator.Rule{Do: simulator.GoAway, Count: 1, Rate: 0.02})
 		w.accepts(t, 500)
@@ -186,10 +176,9 @@ func testConformGoAway(t *testing.T, client APNsClient) {
 
 // A refused stream is tried again at once; a server that always refuses is
 // believed in the end.
-func TestConformRefused(t *testing.T) { withClients(t, testConformRefused) }
-
-func testConformRefused(t *testing.T, client APNsClient) {
-	w := newAPNsWorld(t, client, simulator.APNsConfig{}, nil)
+func TestConformRefused(t *testing.T) {
+	t.Parallel()
+	w := newAPNsWorld(t, simulator.APNsConfig{}, nil)
 	w.accepts(t, 1)
 	defer w.rule(t, simulator.Rule{Do: simulator.Refuse, Count: 2})()
 	if r := w.one(t, t.Context()); r.Class != notify.ClassAccepted {
@@ -206,10 +195,9 @@ func testConformRefused(t *testing.T, client APNsClient) {
 }
 
 // What was sent and lost its answer is ambiguous, however it was lost.
-func TestConformLost(t *testing.T) { withClients(t, testConformLost) }
-
-func testConformLost(t *testing.T, client APNsClient) {
-	w := newAPNsWorld(t, client, simulator.APNsConfig{}, nil)
+func TestConformLost(t *testing.T) {
+	t.Parallel()
+	w := newAPNsWorld(t, simulator.APNsConfig{}, nil)
 	for _, do := range []simulator.Action{simulator.ResetStream, simulator.Reset, simulator.CloseConn} {
 		w.accepts(t, 3)
 		remove := w.rule(t, simulator.Rule{Do: do})
@@ -222,10 +210,9 @@ func testConformLost(t *testing.T, client APNsClient) {
 }
 
 // A line that fell silent is found out by PING, long before the push times out.
-func TestConformPing(t *testing.T) { withClients(t, testConformPing) }
-
-func testConformPing(t *testing.T, client APNsClient) {
-	w := newAPNsWorld(t, client, simulator.APNsConfig{}, func(c *APNsConfig) {
+func TestConformPing(t *testing.T) {
+	t.Parallel()
+	w := newAPNsWorld(t, simulator.APNsConfig{}, func(c *APNsConfig) {
 		c.Endpoint.Timeout, c.Endpoint.pingAfter, c.Endpoint.pingTimeout = 10*time.Minute, 100*time.Millisecond, 5*time.Second
 	})
 	waitFor(t, "a PING is answered", func() bool { _, s := w.sim.APNsWire(); return s.Pings > 2 })
@@ -243,10 +230,9 @@ func testConformPing(t *testing.T, client APNsClient) {
 }
 
 // Answers are understood, with the time they name.
-func TestConformAnswers(t *testing.T) { withClients(t, testConformAnswers) }
-
-func testConformAnswers(t *testing.T, client APNsClient) {
-	w := newAPNsWorld(t, client, simulator.APNsConfig{}, nil)
+func TestConformAnswers(t *testing.T) {
+	t.Parallel()
+	w := newAPNsWorld(t, simulator.APNsConfig{}, nil)
 	w.accepts(t, 1)
 	f := func(r simulator.Rule, class notify.Class, code string, after time.Duration) {
 		t.Helper()
@@ -270,7 +256,7 @@ func testConformAnswers(t *testing.T, client APNsClient) {
 	waitFor(t, "the old connection is gone", func() bool { _, s := w.sim.APNsWire(); return s.Open == 1 && s.Opened == 2 })
 	// Refused credentials: one at a time until they are accepted again.
 	f(simulator.Rule{Do: simulator.Deny}, notify.ClassConfig, "apns_invalid_provider_token", 0)
-	if c := w.Connections(); c.Streams != 1 {
+	if c := w.pool.Stats(); c.Streams != 1 {
 		t.Errorf("%+v", c)
 	}
 	w.accepts(t, 10)

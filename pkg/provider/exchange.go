@@ -80,16 +80,8 @@ func under(base *url.URL, path string) *url.URL {
 	return &u
 }
 
-// protocol chooses between many streams on few connections, and one request
-// after the other on many.
-type protocol uint8
-
-const (
-	http1 protocol = iota + 1
-	http2Only
-)
-
-func (e Endpoint) transport(p protocol) *http.Transport {
+// transport speaks HTTP/1: one request after the other on each of many connections.
+func (e Endpoint) transport() *http.Transport {
 	d := &net.Dialer{Timeout: e.DialTimeout, KeepAlive: 30 * time.Second}
 	t := &http.Transport{
 		Proxy:                  nil,
@@ -99,23 +91,11 @@ func (e Endpoint) transport(p protocol) *http.Transport {
 		DisableCompression:     true,
 		MaxResponseHeaderBytes: maxAnswer,
 		Protocols:              new(http.Protocols),
-	}
-	switch p {
-	case http1:
-		t.Protocols.SetHTTP1(true)
 		// Below what servers allow, so that a request rarely meets a connection
 		// that is being closed: such a loss would be ambiguous.
-		t.IdleConnTimeout = 30 * time.Second
-	case http2Only:
-		t.Protocols.SetHTTP2(true)
-		t.Protocols.SetUnencryptedHTTP2(true)
-		t.HTTP2 = &http.HTTP2Config{
-			StrictMaxConcurrentRequests: true,
-			SendPingTimeout:             e.pingAfter,
-			PingTimeout:                 e.pingTimeout,
-			WriteByteTimeout:            10 * time.Second,
-		}
+		IdleConnTimeout: 30 * time.Second,
 	}
+	t.Protocols.SetHTTP1(true)
 	return t
 }
 

@@ -44,7 +44,7 @@ func TestAmbiguity(t *testing.T) {
 	f := func(u *url.URL, body []byte, timeout time.Duration, ctx context.Context, class notify.Class, code string) {
 		t.Helper()
 		e := Endpoint{BaseURL: u.String()}.withDefaults("", timeout)
-		rt := e.transport(http1)
+		rt := e.transport()
 		defer rt.CloseIdleConnections()
 		a, fail := exchange(ctx, rt, timeout, u, http.Header{}, body)
 		if fail == nil {
@@ -130,7 +130,7 @@ func TestAnswerIsBounded(t *testing.T) {
 		}
 	}), nil)
 	e = e.withDefaults("", time.Minute)
-	rt := e.transport(http1)
+	rt := e.transport()
 	defer rt.CloseIdleConnections()
 	u, _ := url.Parse(e.BaseURL)
 	a, fail := exchange(t.Context(), rt, time.Minute, u, http.Header{}, []byte("x"))

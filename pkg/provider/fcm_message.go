@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/provider/h2"
 )
 
 const (
@@ -22,10 +23,12 @@ type fcmCall struct {
 	head        []byte // up to the notification
 	data        []byte // members of data, each with a comma behind it
 	dataSize    int
-	trace       traceHeader
+	path        string
+	own         []byte // encoded header fields
+	id          idText
 }
 
-func newFCMCall(call *notify.Call, now time.Time) (*fcmCall, error) {
+func (f *FCM) newCall(call *notify.Call, now time.Time) (*fcmCall, error) {
 	text := call.Content
 	if text.Template != "" && text.Title == "" && text.Body == "" {
 		return nil, notify.Invalid("template_unsupported", "content.template", "push has no templates at the provider")
@@ -38,7 +41,8 @@ func newFCMCall(call *notify.Call, now time.Time) (*fcmCall, error) {
 	if err != nil {
 		return nil, notify.Invalid("bad_data", "content.data", "data is one JSON object, each name once")
 	}
-	c := &fcmCall{vars: vars, trace: traceOf(call), title: ParseTemplate(text.Title, JSON), body: ParseTemplate(text.Body, JSON)}
+	trace := traceOf(call)
+	c := &fcmCall{vars: vars, path: f.url.EscapedPath(), own: trace.append(nil), title: ParseTemplate(text.Title, JSON), body: ParseTemplate(text.Body, JSON)}
 	priority := "high"
 	if call.Category.Bulk() {
 		priority = "normal"
@@ -74,37 +78,38 @@ func fcmTTL(expires int64, now time.Time) time.Duration {
 	return min(max(0, time.UnixMilli(expires).Sub(now)), fcmMaxTTL)
 }
 
-type fcmWriter struct {
-	call *fcmCall
-	vars Variables
-	buf  []byte
-	id   idText
+func (c *fcmCall) kind() pushKind { return pushKind{} }
+
+func (c *fcmCall) request(r *h2.Request, it *notify.Item) (err error) {
+	r.Path, r.Own = append(r.Path[:0], c.path...), append(r.Own[:0], c.own...)
+	r.Body, err = c.message(r.Body[:0], it)
+	return err
 }
 
-// message renders an item. The result is valid until the next one.
-func (w *fcmWriter) message(it *notify.Item) ([]byte, error) {
-	c := w.call
+// message appends an item's message to dst, which is empty. With an error the result
+// is of no use but for its memory.
+func (c *fcmCall) message(dst []byte, it *notify.Item) ([]byte, error) {
 	err := error(nil)
 	if !c.title.Static() || !c.body.Static() {
-		if err = w.vars.SetOwn(it.Variables); err != nil {
-			return nil, err
+		if err = c.vars.SetOwn(it.Variables); err != nil {
+			return dst, err
 		}
 	}
-	b := append(w.buf[:0], c.head...)
+	b := append(dst, c.head...)
 	size := len(b)
 	open := `,"notification":{`
 	if !c.title.Empty() {
 		b = append(b, open+`"title":"`...)
-		if b, err = c.title.Append(b, &w.vars, fcmMaxPayload); err != nil {
-			return nil, err
+		if b, err = c.title.Append(b, &c.vars, fcmMaxPayload); err != nil {
+			return b, err
 		}
 		b = append(b, '"')
 		open = ","
 	}
 	if !c.body.Empty() {
 		b = append(b, open+`"body":"`...)
-		if b, err = c.body.Append(b, &w.vars, fcmMaxPayload); err != nil {
-			return nil, err
+		if b, err = c.body.Append(b, &c.vars, fcmMaxPayload); err != nil {
+			return b, err
 		}
 		b = append(b, '"')
 		open = ","
@@ -116,13 +121,12 @@ func (w *fcmWriter) message(it *notify.Item) ([]byte, error) {
 	b = append(b, `,"data":{`...)
 	b = append(b, c.data...)
 	b = append(b, `"ntf":"`...)
-	b = w.id.append(b, it.ID())
+	b = c.id.append(b, it.ID())
 	b = append(b, `"},"token":`...)
 	b = appendQuoted(b, bytes.TrimPrefix(it.Address, []byte("fcm:")))
 	b = append(b, '}', '}')
-	w.buf = b
 	if size > fcmMaxPayload {
-		return nil, &notify.Error{Kind: notify.KindTooLarge, Code: "payload_too_large", Msg: "the push is larger than FCM takes"}
+		return b, &notify.Error{Kind: notify.KindTooLarge, Code: "payload_too_large", Msg: "the push is larger than FCM takes"}
 	}
 	return b, nil
 }

@@ -50,8 +50,13 @@ func (s *fcmServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func testFCM(t testing.TB, s *fcmServer) *FCM {
 	t.Helper()
 	_, e := tlsServer(t, s, nil)
-	f, err := NewFCM(FCMConfig{Endpoint: e, Project: "demo", Email: "svc@demo.iam", Key: testRSAKey, KeyID: "kid1", TokenURL: e.BaseURL + "/token",
-		Connections: 2, Stagger: time.Millisecond, BackoffMin: time.Millisecond})
+	return startFCM(t, FCMConfig{PushConfig: testPushConfig(e), TokenURL: e.BaseURL + "/token"})
+}
+
+func startFCM(t testing.TB, cfg FCMConfig) *FCM {
+	t.Helper()
+	cfg.Project, cfg.Email, cfg.Key, cfg.KeyID = "demo", "svc@demo.iam", testRSAKey, "kid1"
+	f, err := NewFCM(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,16 +102,19 @@ func TestFCMRequest(t *testing.T) {
 
 func TestFCMMessages(t *testing.T) {
 	t.Parallel()
+	fcm, err := NewFCM(FCMConfig{Project: "demo", Email: "e", Key: testRSAKey})
+	if err != nil {
+		t.Fatal(err)
+	}
 	f := func(c notify.Content, variables, want string) {
 		t.Helper()
 		call := testCall(notify.Push, c, 1, fcmAddress)
 		call.Category = notify.Marketing
 		call.Items[0].Variables = []byte(variables)
-		fc, err := newFCMCall(call, testNow)
+		fc, err := fcm.newCall(call, testNow)
 		var got []byte
 		if err == nil {
-			w := &fcmWriter{call: fc, vars: fc.vars.Fork()}
-			got, err = w.message(&call.Items[0])
+			got, err = fc.message(nil, &call.Items[0])
 		}
 		if err != nil {
 			got = []byte(err.(*notify.Error).Code)

@@ -150,8 +150,8 @@ func (c *frameConn) goAway(last uint32, code http2.ErrCode) {
 	c.write(func() { c.fr.WriteGoAway(last, code, []byte(`{"reason":"Shutdown"}`)) })
 }
 
-func frameAPNs(t *testing.T, client APNsClient, s *frameServer, connections int) *APNs {
-	return testAPNs(t, client, Endpoint{BaseURL: s.url().String(), Timeout: time.Minute}, func(c *APNsConfig) { c.Connections = connections })
+func framePusher(start func(e Endpoint, n int) pusher, s *frameServer) pusher {
+	return start(Endpoint{BaseURL: s.url().String(), Timeout: time.Minute}, 1)
 }
 
 func allClass(t *testing.T, rs []notify.Result, class notify.Class) {
@@ -165,9 +165,9 @@ func allClass(t *testing.T, rs []notify.Result, class notify.Class) {
 
 // APNs allows one stream until it has seen a valid token, and may take the limit
 // back later: the limit in force is never exceeded, nor another connection opened.
-func TestFramesSettings(t *testing.T) { withClients(t, testFramesSettings) }
+func TestFramesSettings(t *testing.T) { withPushers(t, testFramesSettings) }
 
-func testFramesSettings(t *testing.T, client APNsClient) {
+func testFramesSettings(t *testing.T, start func(e Endpoint, n int) pusher) {
 	var mu sync.Mutex
 	n := 0
 	s := newFrameServer(t, 1, nil)
@@ -181,7 +181,7 @@ func testFramesSettings(t *testing.T, client APNsClient) {
 		}
 		c.ok(stream)
 	}
-	a := frameAPNs(t, client, s, 1)
+	a := framePusher(start, s)
 	allClass(t, collect(t, t.Context(), a, testCall(notify.Push, notify.Content{Body: "b"}, 3000, deviceToken)), notify.ClassAccepted)
 	s.mu.Lock()
 	over := s.over
@@ -189,16 +189,16 @@ func testFramesSettings(t *testing.T, client APNsClient) {
 	if over > 0 || len(s.all()) != 1 {
 		t.Errorf("%d streams above the limit, %d connections", over, len(s.all()))
 	}
-	if st := a.Connections(); st.Streams != 50 {
+	if st := a.pool.Stats(); st.Streams != 50 {
 		t.Errorf("%+v", st)
 	}
 }
 
 // What a GOAWAY or a refused stream left out is sent again, at once and once;
 // what it left in the open is ambiguous.
-func TestFramesGoAway(t *testing.T) { withClients(t, testFramesGoAway) }
+func TestFramesGoAway(t *testing.T) { withPushers(t, testFramesGoAway) }
 
-func testFramesGoAway(t *testing.T, client APNsClient) {
+func testFramesGoAway(t *testing.T, start func(e Endpoint, n int) pusher) {
 	var mu sync.Mutex
 	taken, gone := 0, false
 	s := newFrameServer(t, 100, nil)
@@ -219,7 +219,7 @@ func testFramesGoAway(t *testing.T, client APNsClient) {
 		taken++
 		c.ok(stream)
 	}
-	a := frameAPNs(t, client, s, 1)
+	a := framePusher(start, s)
 	allClass(t, collect(t, t.Context(), a, testCall(notify.Push, notify.Content{Body: "b"}, 500, deviceToken)), notify.ClassAccepted)
 	mu.Lock()
 	defer mu.Unlock()
@@ -228,9 +228,9 @@ func testFramesGoAway(t *testing.T, client APNsClient) {
 	}
 }
 
-func TestFramesAmbiguous(t *testing.T) { withClients(t, testFramesAmbiguous) }
+func TestFramesAmbiguous(t *testing.T) { withPushers(t, testFramesAmbiguous) }
 
-func testFramesAmbiguous(t *testing.T, client APNsClient) {
+func testFramesAmbiguous(t *testing.T, start func(e Endpoint, n int) pusher) {
 	s := newFrameServer(t, 100, nil)
 	s.onPush = func(c *frameConn, stream uint32) {
 		switch {
@@ -245,7 +245,7 @@ func testFramesAmbiguous(t *testing.T, client APNsClient) {
 			c.ok(stream)
 		}
 	}
-	a := frameAPNs(t, client, s, 1)
+	a := framePusher(start, s)
 	one := testCall(notify.Push, notify.Content{Body: "b"}, 1, deviceToken)
 	for i, class := range []notify.Class{notify.ClassAccepted, notify.ClassAmbiguous, notify.ClassAccepted, notify.ClassAmbiguous, notify.ClassAccepted} {
 		if r := collect(t, t.Context(), a, one)[0]; r.Class != class {

@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/notifyd/notifyd/pkg/notify"
 	"go.uber.org/goleak"
@@ -80,4 +81,51 @@ func tlsServer(t testing.TB, h http.Handler, change func(*httptest.Server)) (*ht
 	roots := x509.NewCertPool()
 	roots.AddCert(s.Certificate())
 	return s, Endpoint{BaseURL: s.URL, RootCAs: roots}
+}
+
+func testPushConfig(e Endpoint) PushConfig {
+	return PushConfig{Endpoint: e, Connections: 2, Stagger: time.Millisecond, BackoffMin: time.Millisecond, BackoffMax: 10 * time.Millisecond}
+}
+
+// pusher is the client of APNs or of FCM.
+type pusher struct {
+	Sender
+	*pushClient
+}
+
+// withPushers runs f for both. start starts a client with n connections.
+func withPushers(t *testing.T, f func(t *testing.T, start func(e Endpoint, n int) pusher)) {
+	t.Parallel()
+	t.Run("apns", func(t *testing.T) {
+		t.Parallel()
+		f(t, func(e Endpoint, n int) pusher {
+			a := testAPNs(t, e, func(c *APNsConfig) { c.Connections = n })
+			return pusher{a, a.pushClient}
+		})
+	})
+	t.Run("fcm", func(t *testing.T) {
+		t.Parallel()
+		tokens := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			io.WriteString(w, `{"access_token":"tok","expires_in":3599,"token_type":"Bearer"}`)
+		}))
+		t.Cleanup(tokens.Close)
+		f(t, func(e Endpoint, n int) pusher {
+			cfg := FCMConfig{PushConfig: testPushConfig(e), TokenURL: tokens.URL}
+			cfg.Connections = n
+			c := startFCM(t, cfg)
+			return pusher{c, c.pushClient}
+		})
+	})
+}
+
+// sleep waits and reports whether ctx is still alive.
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
 }

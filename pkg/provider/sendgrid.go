@@ -2,6 +2,7 @@ package provider
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"log/slog"
 	"net/http"
@@ -57,7 +58,7 @@ func (c SendGridConfig) withDefaults() SendGridConfig {
 	if c.Rate == 0 {
 		c.Rate = 100
 	}
-	c.Concurrency = orInt(c.Concurrency, 8)
+	c.Concurrency = cmp.Or(c.Concurrency, 8)
 	c.Confirm = c.Confirm.or(ConfirmReceipt)
 	c.Log = orDiscard(c.Log).With("provider", "sendgrid")
 	c.Pools = append([]SendGridPool(nil), c.Pools...)
@@ -66,7 +67,7 @@ func (c SendGridConfig) withDefaults() SendGridConfig {
 	}
 	for i := range c.Pools {
 		p := &c.Pools[i]
-		p.IPs = orInt(p.IPs, 1)
+		p.IPs = cmp.Or(p.IPs, 1)
 		if p.Rate == 0 {
 			p.Rate = c.Rate
 		}
@@ -118,7 +119,7 @@ func NewSendGrid(cfg SendGridConfig) (*SendGrid, error) {
 		return nil, err
 	}
 	s := &SendGrid{cfg: cfg, url: under(base, "/v3/mail/send"), auth: []string{"Bearer " + cfg.APIKey},
-		rt: cfg.Endpoint.transport(http1)}
+		rt: cfg.Endpoint.transport()}
 	var slots []slot
 	for _, p := range cfg.Pools {
 		name := "sendgrid"
@@ -212,7 +213,7 @@ func (s *SendGrid) sendBatch(ctx context.Context, m *mailing, batch []personaliz
 // sendPart makes one request and reports what it settled. It returns what is to
 // be sent again.
 func (s *SendGrid) sendPart(ctx context.Context, m *mailing, part []personalization, a *account, report notify.Report) (again []personalization) {
-	ans, fail := s.post(ctx, m, part, a)
+	ans, fail := s.post(ctx, s.rt, m, part, a)
 	var v sendGridVerdict
 	if fail != nil {
 		v.result = fail.result("")
@@ -273,15 +274,15 @@ func (s *SendGrid) blockAll(ctx context.Context, d time.Duration) time.Duration 
 	return longest
 }
 
-func (s *SendGrid) post(ctx context.Context, m *mailing, batch []personalization, a *account) (answer, *failure) {
+func (s *SendGrid) post(ctx context.Context, rt *http.Transport, m *mailing, batch []personalization, a *account) (answer, *failure) {
 	var body bytes.Buffer
 	if err := m.encode(&body, batch, s.cfg.Pools[a.at].Name); err != nil {
-		return answer{}, &failure{class: notify.ClassPermanent, code: "encoding"}
+		return answer{}, &failure{class: notify.ClassPermanent, code: "encoding", err: err}
 	}
 	h := http.Header{
 		"Authorization": s.auth, "User-Agent": agentHeader, "Accept": jsonHeader,
 		"Content-Type": jsonHeader, "Content-Encoding": {"gzip"},
 	}
 	m.trace.put(h)
-	return exchange(ctx, s.rt, s.cfg.Endpoint.Timeout, s.url, h, body.Bytes())
+	return exchange(ctx, rt, s.cfg.Endpoint.Timeout, s.url, h, body.Bytes())
 }

@@ -38,6 +38,8 @@ type mailing struct {
 	buf                 []byte // the personalizations
 	scratch, tail       []byte
 	id                  idText
+	test                bool // without references, so that its events are no receipts of ours
+	sandbox             bool // SendGrid checks it and delivers it to nobody
 }
 
 // personalization is one receiver's part of a request.
@@ -111,11 +113,14 @@ func (m *mailing) personalize(i int) (personalization, error) {
 	}
 	b := append(m.buf, `{"to":[{"email":`...)
 	b = appendQuoted(b, it.Address)
-	b = append(b, `}],"custom_args":{"ntf":"`...)
-	b = m.id.append(b, it.ID())
-	b = append(b, `","ref":"`...)
-	b = AppendRef(b, RefOf(it))
-	b = append(b, `"}`...)
+	b = append(b, `}]`...)
+	if !m.test {
+		b = append(b, `,"custom_args":{"ntf":"`...)
+		b = m.id.append(b, it.ID())
+		b = append(b, `","ref":"`...)
+		b = AppendRef(b, RefOf(it))
+		b = append(b, `"}`...)
+	}
 	var err error
 	if m.call.Content.Template != "" {
 		at := len(b)
@@ -266,6 +271,9 @@ func (m *mailing) encode(to *bytes.Buffer, batch []personalization, pool string)
 	b = append(b, `,"categories":["`+m.call.Category.String()+`"]`...)
 	if pool != "" {
 		b = appendQuoted(append(b, `,"ip_pool_name":`...), pool)
+	}
+	if m.sandbox {
+		b = append(b, `,"mail_settings":{"sandbox_mode":{"enable":true}}`...)
 	}
 	m.tail = append(b, '}')
 	_, _ = z.Write(m.tail)

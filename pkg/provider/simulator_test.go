@@ -73,18 +73,21 @@ func newWorld(t testing.TB, cfg simulator.Config, timeout time.Duration, change 
 	end := func(u string) provider.Endpoint {
 		return provider.Endpoint{BaseURL: u, RootCAs: w.sim.CAPool(), Timeout: timeout, DialTimeout: timeout}
 	}
+	push := func(u string) provider.PushConfig {
+		return provider.PushConfig{Endpoint: end(u), Stagger: time.Millisecond}
+	}
 	key, err := provider.ParseAPNsKey([]byte(cred.APNs.KeyPEM))
 	if err != nil {
 		t.Fatal(err)
 	}
-	apns := must[*provider.APNs](t)(provider.NewAPNs(provider.APNsConfig{Endpoint: end(at.APNs), TeamID: cred.APNs.TeamID, KeyID: cred.APNs.KeyID,
-		Key: key, Topic: cred.APNs.Topic, Stagger: time.Millisecond}))
+	apns := must[*provider.APNs](t)(provider.NewAPNs(provider.APNsConfig{PushConfig: push(at.APNs), TeamID: cred.APNs.TeamID, KeyID: cred.APNs.KeyID,
+		Key: key, Topic: cred.APNs.Topic}))
 	account, err := provider.ParseServiceAccount(cred.FCM.ServiceAccountJSON)
 	if err != nil {
 		t.Fatal(err)
 	}
-	fcm := must[*provider.FCM](t)(provider.NewFCM(provider.FCMConfig{Endpoint: end(at.FCM), Project: account.Project, Email: account.Email,
-		Key: account.Key, KeyID: account.KeyID, TokenURL: account.TokenURL, Stagger: time.Millisecond}))
+	fcm := must[*provider.FCM](t)(provider.NewFCM(provider.FCMConfig{PushConfig: push(at.FCM), Project: account.Project, Email: account.Email,
+		Key: account.Key, KeyID: account.KeyID, TokenURL: account.TokenURL}))
 	var accounts []provider.TwilioAccount
 	for _, a := range cred.Twilio {
 		accounts = append(accounts, provider.TwilioAccount{SID: a.SID, AuthToken: a.Token, From: a.From})

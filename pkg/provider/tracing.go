@@ -4,6 +4,7 @@ import (
 	"net/http"
 
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/provider/h2"
 )
 
 // traceHeader is the W3C trace context of a call, which every request of it
@@ -28,4 +29,15 @@ func (t *traceHeader) put(h http.Header) {
 	if t.state != nil {
 		h["Tracestate"] = t.state
 	}
+}
+
+// append appends the fields of the trace context, if there is one.
+func (t *traceHeader) append(b []byte) []byte {
+	if t.parent != nil {
+		b = h2.AppendField(b, "traceparent", t.parent[0])
+	}
+	if t.state != nil {
+		b = h2.AppendField(b, "tracestate", t.state[0])
+	}
+	return b
 }

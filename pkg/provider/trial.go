@@ -1,10 +1,11 @@
 package provider
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"net/http"
-	"net/url"
+	"net/mail"
 	"slices"
 	"strings"
 	"time"
@@ -65,40 +66,22 @@ func verdictOf(r *notify.Result, status int, then action) string {
 	return VerdictRefused
 }
 
-// trial is the call of a test.
-type trial struct {
-	account, called string
-	by              protocol
-	url             *url.URL
-	header          http.Header
-	payload         []byte // nil: a GET
-	judge           func(*answer) (notify.Result, action)
-}
-
-// notCalled is the Trial whose call could not be made.
-func (t *trial) notCalled(ctx context.Context, start time.Time, err error) Trial {
-	r := failed(ctx, t.account, err)
-	return Trial{Account: t.account, Called: t.called, Class: r.Class, Code: r.Code, Detail: err.Error(), Took: time.Since(start), Verdict: verdictOf(&r, 0, 0)}
-}
-
-func (t *trial) run(ctx context.Context, e Endpoint, start time.Time) Trial {
-	rt := e.transport(t.by)
-	defer rt.CloseIdleConnections()
-	out := Trial{Account: t.account, Called: t.called}
+// try makes the call of a test and completes t with what came of it.
+func (t *Trial) try(send func() (answer, *failure), judge func(*answer) (notify.Result, action)) Trial {
+	start := time.Now()
+	ans, fail := send()
 	var r notify.Result
 	var then action
-	ans, fail := exchange(ctx, rt, e.Timeout, t.url, t.header, t.payload)
 	if fail != nil {
-		r, out.Detail = fail.result(t.account), fail.err.Error()
+		r, t.Detail = fail.result(t.Account), fail.err.Error()
 	} else {
-		r, then = t.judge(&ans)
-		out.Status = ans.status
+		r, then = judge(&ans)
 	}
-	out.Class, out.Code, out.Took = r.Class, r.Code, time.Since(start)
-	if out.Verdict = verdictOf(&r, out.Status, then); out.Verdict != VerdictOK && fail == nil {
-		out.Detail = firstWords(ans.body)
+	t.Status, t.Class, t.Code, t.Took = ans.status, r.Class, r.Code, time.Since(start)
+	if t.Verdict = verdictOf(&r, t.Status, then); t.Verdict != VerdictOK && fail == nil {
+		t.Detail = firstWords(ans.body)
 	}
-	return out
+	return *t
 }
 
 // firstWords is the beginning of an answer's body, on one line.
@@ -113,7 +96,8 @@ func firstWords(body []byte) string {
 const maxSaid = 300 // characters
 
 // trialCall is the message that a test sends to a real address.
-func trialCall(ch notify.Channel, to string, now time.Time) *notify.Call {
+func trialCall(ch notify.Channel, to string) *notify.Call {
+	now := time.Now()
 	return &notify.Call{
 		Channel: ch, Category: notify.Transactional, Expires: now.Add(10 * time.Minute).UnixMilli(),
 		Content: &notify.Content{Title: "Test", Body: "This is a test of notifyd. Nothing needs to be done."},
@@ -127,36 +111,26 @@ func trialCall(ch notify.Channel, to string, now time.Time) *notify.Call {
 // they are not (Apple, "Handling notification responses from APNs"). Whether the topic
 // is the app's, only a push to one of its devices proves.
 func (a *APNs) Test(ctx context.Context, to string) []Trial {
-	start, dry := time.Now(), to == ""
-	if dry {
-		to = "00"
-	}
-	call := trialCall(notify.Push, to, start)
-	t := &trial{account: "apns", called: "POST " + a.base.String() + "/3/device/{token}", by: http2Only, url: under(a.base, "/3/device/"+string(apnsToken([]byte(to))))}
-	t.judge = func(ans *answer) (notify.Result, action) {
+	t := &Trial{Account: "apns", Called: "POST " + a.base.String() + "/3/device/{token}"}
+	return []Trial{t.try(func() (answer, *failure) {
+		// The token in use, for APNs refuses a key that signs more often than every 20 minutes.
+		tok, err := a.token.get(ctx)
+		if err != nil {
+			return answer{}, failing(ctx, "apns", err)
+		}
+		call := trialCall(notify.Push, cmp.Or(to, "00"))
+		c, err := a.newCall(call, time.Now())
+		if err != nil {
+			return answer{}, failing(ctx, "apns", err)
+		}
+		return a.once(ctx, c, &call.Items[0], tok, nil)
+	}, func(ans *answer) (notify.Result, action) {
 		r, then := apnsResult(ans, time.Now())
-		if dry && r.Code == "apns_bad_device_token" {
+		if to == "" && r.Code == "apns_bad_device_token" {
 			r.Class = notify.ClassAccepted
 		}
 		return r, then
-	}
-	c, err := a.newCall(call, start)
-	if err == nil {
-		t.payload, err = (&apnsWriter{call: c}).payload(&call.Items[0])
-	}
-	if err == nil {
-		err = a.wire.held()
-	}
-	var tok *token
-	if err == nil {
-		// The token in use, for APNs refuses a key that signs more often than every 20 minutes.
-		tok, err = a.token.get(ctx)
-	}
-	if err != nil {
-		return []Trial{t.notCalled(ctx, start, err)}
-	}
-	t.header = c.header(&call.Items[0], tok)
-	return []Trial{t.run(ctx, a.cfg.Endpoint, start)}
+	})}
 }
 
 // Test gets an access token of its own and sends to a device, or, with to empty, to a
@@ -164,31 +138,25 @@ func (a *APNs) Test(ctx context.Context, to string) []Trial {
 // resource projects.messages, send). Another project answers PERMISSION_DENIED (403),
 // and a device of another project SENDER_ID_MISMATCH.
 func (f *FCM) Test(ctx context.Context, to string) []Trial {
-	start := time.Now()
-	t := &trial{account: "fcm", called: "POST " + f.cfg.TokenURL, by: http2Only, url: f.url}
-	t.judge = func(ans *answer) (notify.Result, action) { return fcmResult(ans, time.Now(), f.cfg.QuotaBlock) }
-	t.payload = []byte(`{"validate_only":true,"message":{"topic":"notifyd-test","data":{"test":"notifyd"}}}`)
-	err := f.pool.hold.err()
-	if to != "" && err == nil {
-		var c *fcmCall
-		call := trialCall(notify.Push, to, start)
-		if c, err = newFCMCall(call, start); err == nil {
-			t.payload, err = (&fcmWriter{call: c}).message(&call.Items[0])
+	t := &Trial{Account: "fcm", Called: "POST " + f.cfg.TokenURL}
+	return []Trial{t.try(func() (answer, *failure) {
+		value, _, _, err := f.mint(ctx)
+		if err != nil {
+			return answer{}, failing(ctx, "fcm", err)
 		}
-	}
-	var value string
-	if err == nil {
-		value, _, _, err = f.mint(ctx)
-	}
-	if err != nil {
-		return []Trial{t.notCalled(ctx, start, err)}
-	}
-	t.called = "POST " + f.url.String()
-	if to == "" {
-		t.called += " (validate_only)"
-	}
-	t.header = http.Header{"Authorization": {"Bearer " + value}, "Content-Type": jsonHeader, "User-Agent": agentHeader}
-	return []Trial{t.run(ctx, f.cfg.Endpoint, start)}
+		call := trialCall(notify.Push, to)
+		c, err := f.newCall(call, time.Now())
+		if err != nil {
+			return answer{}, failing(ctx, "fcm", err)
+		}
+		t.Called = "POST " + f.url.String()
+		var body []byte
+		if to == "" {
+			t.Called += " (validate_only)"
+			body = []byte(`{"validate_only":true,"message":{"topic":"notifyd-test","data":{"test":"notifyd"}}}`)
+		}
+		return f.once(ctx, c, &call.Items[0], &token{header: "Bearer " + value}, body)
+	}, func(ans *answer) (notify.Result, action) { return f.meaning(ans, time.Now()) })}
 }
 
 // Test asks for each account, or for the one of that name, which costs nothing and
@@ -196,33 +164,26 @@ func (f *FCM) Test(ctx context.Context, to string) []Trial {
 // token and names a status, active or not (Twilio, REST API: Accounts). With to it
 // sends one message, by the first of them. It has no trial for an unknown name.
 func (t *Twilio) Test(ctx context.Context, name, to string) []Trial {
-	return t.accounts.test(ctx, name, to != "", func(ctx context.Context, a *account, start time.Time) Trial {
-		one := &trial{account: a.name, by: http1, url: t.urls[a.at], header: http.Header{"Authorization": t.auth[a.at], "User-Agent": agentHeader, "Accept": jsonHeader}}
-		err := error(nil)
+	return t.accounts.test(ctx, name, to != "", t.cfg.Endpoint, func(a *account) (called string, send trialSend, judge trialJudge) {
 		if to == "" {
-			u := *one.url
+			u := *t.urls[a.at]
 			u.Path = strings.TrimSuffix(u.Path, "/Messages.json") + ".json"
-			one.url, one.judge, one.called = &u, twilioAccount, "GET "+u.String()
-		} else {
-			call := trialCall(notify.SMS, to, start)
+			return "GET " + u.String(), func(rt *http.Transport) (answer, *failure) {
+				h := http.Header{"Authorization": t.auth[a.at], "User-Agent": agentHeader, "Accept": jsonHeader}
+				return exchange(ctx, rt, t.cfg.Endpoint.Timeout, &u, h, nil)
+			}, twilioAccount
+		}
+		return "POST " + t.urls[a.at].String(), func(rt *http.Transport) (answer, *failure) {
+			call := trialCall(notify.SMS, to)
 			body := ParseTemplate(call.Content.Body, Plain)
 			m := &sms{call: call, body: &body}
-			var form url.Values
-			if form, err = m.form(&call.Items[0], start); err == nil {
-				m.sender(form, &t.cfg.Accounts[a.at])
-				one.payload = []byte(form.Encode())
+			form, err := m.form(&call.Items[0], time.Now())
+			if err != nil {
+				return answer{}, failing(ctx, a.name, err)
 			}
-			one.called = "POST " + one.url.String()
-			one.header["Content-Type"] = []string{"application/x-www-form-urlencoded"}
-			one.judge = func(ans *answer) (notify.Result, action) { return twilioResult(ans, time.Now()) }
-		}
-		if err == nil {
-			err = t.accounts.takeForTest(ctx, a)
-		}
-		if err != nil {
-			return one.notCalled(ctx, start, err)
-		}
-		return one.run(ctx, t.cfg.Endpoint, start)
+			m.sender(form, &t.cfg.Accounts[a.at])
+			return t.post(ctx, rt, a, m, form)
+		}, func(ans *answer) (notify.Result, action) { return twilioResult(ans, time.Now()) }
 	})
 }
 
@@ -245,51 +206,44 @@ func twilioAccount(ans *answer) (notify.Result, action) {
 // first of them. It carries no reference, so that its events are no receipts of ours.
 // It has no trial for an unknown name.
 func (s *SendGrid) Test(ctx context.Context, name, to string) []Trial {
-	return s.accounts.test(ctx, name, to != "", func(ctx context.Context, a *account, start time.Time) Trial {
-		one := &trial{account: a.name, by: http1, url: s.url, called: "POST " + s.url.String(), header: http.Header{
-			"Authorization": s.auth, "User-Agent": agentHeader, "Accept": jsonHeader, "Content-Type": jsonHeader,
-		}}
-		one.judge = func(ans *answer) (notify.Result, action) {
-			v := sendGridResult(ans, 1, time.Now())
-			if r, bad := v.bad[0]; bad {
-				return r, 0
+	judge := func(ans *answer) (notify.Result, action) {
+		v := sendGridResult(ans, 1, time.Now())
+		if r, bad := v.bad[0]; bad {
+			return r, 0
+		}
+		if v.sender {
+			v.result.Code = "sendgrid_sender"
+		}
+		return v.result, 0
+	}
+	return s.accounts.test(ctx, name, to != "", s.cfg.Endpoint, func(a *account) (string, trialSend, trialJudge) {
+		called, address := "POST "+s.url.String(), to
+		if from, err := mail.ParseAddress(s.cfg.From); to == "" && err == nil {
+			called, address = called+" (sandbox_mode)", from.Address
+		}
+		return called, func(rt *http.Transport) (answer, *failure) {
+			m, err := s.newMailing(trialCall(notify.Email, address))
+			if err != nil {
+				return answer{}, failing(ctx, a.name, err)
 			}
-			if v.sender {
-				v.result.Code = "sendgrid_sender"
+			m.test, m.sandbox = true, to == ""
+			part, err := m.personalize(0)
+			if err != nil {
+				return answer{}, failing(ctx, a.name, err)
 			}
-			return v.result, 0
-		}
-		from, err := sender(s.cfg.From)
-		text := trialCall(notify.Email, to, start).Content
-		mail := map[string]any{
-			"from": json.RawMessage(from), "subject": text.Title, "content": []any{map[string]string{"type": "text/plain", "value": text.Body}},
-			"personalizations": []any{map[string]any{"to": []any{map[string]string{"email": to}}}},
-			"categories":       []string{notify.Transactional.String()},
-		}
-		if to == "" {
-			one.called += " (sandbox_mode)"
-			mail["personalizations"] = []any{map[string]any{"to": []json.RawMessage{from}}}
-			mail["mail_settings"] = map[string]any{"sandbox_mode": map[string]bool{"enable": true}}
-		}
-		if pool := s.cfg.Pools[a.at].Name; pool != "" {
-			mail["ip_pool_name"] = pool
-		}
-		if err == nil {
-			one.payload, err = json.Marshal(mail)
-		}
-		if err == nil {
-			err = s.accounts.takeForTest(ctx, a)
-		}
-		if err != nil {
-			return one.notCalled(ctx, start, err)
-		}
-		return one.run(ctx, s.cfg.Endpoint, start)
+			return s.post(ctx, rt, m, []personalization{part}, a)
+		}, judge
 	})
 }
 
+type (
+	trialSend  func(rt *http.Transport) (answer, *failure)
+	trialJudge func(*answer) (notify.Result, action)
+)
+
 // test makes the trials of the accounts of a name, the provider's own or an account's;
 // one says that the first is enough.
-func (p *accounts) test(ctx context.Context, name string, one bool, try func(context.Context, *account, time.Time) Trial) []Trial {
+func (p *accounts) test(ctx context.Context, name string, one bool, e Endpoint, prepare func(*account) (called string, send trialSend, judge trialJudge)) []Trial {
 	var of []*account
 	for _, a := range p.list {
 		if (name == p.provider || name == a.name) && !(one && len(of) > 0) {
@@ -298,7 +252,18 @@ func (p *accounts) test(ctx context.Context, name string, one bool, try func(con
 	}
 	out := make([]Trial, len(of))
 	each(len(of), 8, func() func(int) {
-		return func(i int) { out[i] = try(ctx, of[i], time.Now()) }
+		return func(i int) {
+			called, send, judge := prepare(of[i])
+			t := &Trial{Account: of[i].name, Called: called}
+			out[i] = t.try(func() (answer, *failure) {
+				if err := p.takeForTest(ctx, of[i]); err != nil {
+					return answer{}, failing(ctx, of[i].name, err)
+				}
+				rt := e.transport()
+				defer rt.CloseIdleConnections()
+				return send(rt)
+			}, judge)
+		}
 	})
 	return out
 }

@@ -1,6 +1,7 @@
 package provider
 
 import (
+	"cmp"
 	"context"
 	"encoding/base64"
 	"log/slog"
@@ -67,7 +68,7 @@ func (c TwilioConfig) withDefaults() TwilioConfig {
 	if c.Rate == 0 {
 		c.Rate = 1000
 	}
-	c.Concurrency = orInt(c.Concurrency, 80)
+	c.Concurrency = cmp.Or(c.Concurrency, 80)
 	c.Confirm = c.Confirm.or(ConfirmReceipt)
 	c.Log = orDiscard(c.Log).With("provider", "twilio")
 	c.PublicURL = strings.TrimSuffix(c.PublicURL, "/")
@@ -77,7 +78,7 @@ func (c TwilioConfig) withDefaults() TwilioConfig {
 		if a.Rate == 0 {
 			a.Rate = c.Rate
 		}
-		a.Concurrency = orInt(a.Concurrency, c.Concurrency)
+		a.Concurrency = cmp.Or(a.Concurrency, c.Concurrency)
 		if a.From == "" && a.MessagingService == "" {
 			a.From, a.MessagingService = c.From, c.MessagingService
 		}
@@ -123,7 +124,7 @@ func NewTwilio(cfg TwilioConfig) (*Twilio, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &Twilio{cfg: cfg, rt: cfg.Endpoint.transport(http1)}
+	t := &Twilio{cfg: cfg, rt: cfg.Endpoint.transport()}
 	var slots []slot
 	for _, a := range cfg.Accounts {
 		// A burst of a tenth of a second: enough for a claim window of 50.
@@ -232,12 +233,7 @@ func (t *Twilio) try(ctx context.Context, by *permit, m *sms, form url.Values) (
 	a := by.a
 	defer func() { t.accounts.done(a, r.Class); by.free() }()
 	ours := m.sender(form, &t.cfg.Accounts[a.at])
-	h := http.Header{
-		"Authorization": t.auth[a.at], "User-Agent": agentHeader, "Accept": jsonHeader,
-		"Content-Type": {"application/x-www-form-urlencoded"},
-	}
-	m.trace.put(h)
-	ans, fail := exchange(ctx, t.rt, t.cfg.Endpoint.Timeout, t.urls[a.at], h, []byte(form.Encode()))
+	ans, fail := t.post(ctx, t.rt, a, m, form)
 	if fail != nil {
 		return fail.result(a.name), false
 	}
@@ -257,6 +253,15 @@ func (t *Twilio) try(ctx context.Context, by *permit, m *sms, form url.Values) (
 		r.Confirmed = t.cfg.Confirm == ConfirmAccepted
 	}
 	return r, false
+}
+
+func (t *Twilio) post(ctx context.Context, rt *http.Transport, a *account, m *sms, form url.Values) (answer, *failure) {
+	h := http.Header{
+		"Authorization": t.auth[a.at], "User-Agent": agentHeader, "Accept": jsonHeader,
+		"Content-Type": {"application/x-www-form-urlencoded"},
+	}
+	m.trace.put(h)
+	return exchange(ctx, rt, t.cfg.Endpoint.Timeout, t.urls[a.at], h, []byte(form.Encode()))
 }
 
 // sms renders the items of a call one after the other.

@@ -247,6 +247,7 @@ func (c *conn) close(err error, code http2.ErrCode) {
 	c.leave()
 	var done []*Request
 	for r := c.age.last; r != nil; r = c.age.last { // so that what is queued again keeps its order
+		r.Err = err
 		done = c.end(done, r, Broken, !r.Sent)
 	}
 	c.ctl.Reset()

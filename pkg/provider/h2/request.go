@@ -62,8 +62,8 @@ type Request struct {
 
 	// What became of it. Answer is valid until the request is used again.
 	Failure    Failure
-	Sent       bool // where it failed: the server may have had all of it
-	Err        error
+	Sent       bool  // where it failed: the server may have had all of it
+	Err        error // of NoConnection and Withheld, and of Broken where the connection broke
 	Status     int
 	RetryAfter string // the header of an answer other than 2xx; empty: none
 	Answer     []byte // at most MaxAnswer; may be cut where the connection broke
