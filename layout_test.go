@@ -80,7 +80,7 @@ var mayImport = map[string]string{
 	"pkg/simulator": "notify",
 
 	// What callers and operators see.
-	"pkg/ops":     "engine notify stream history",
+	"pkg/ops":     "engine notify api stream history",
 	"pkg/outcome": "engine notify ops trigger fault stream",
 	"pkg/archive": "engine notify ops history fault durable",
 	"pkg/api":     "notify",

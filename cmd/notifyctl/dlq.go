@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -15,7 +14,7 @@ import (
 
 type dlqOptions struct {
 	letters letterFlags
-	query   api.DeadLetterQuery
+	cursor  string
 	limit   int
 }
 
@@ -47,10 +46,10 @@ func newDLQList(p *program) *cobra.Command {
 		RunE: func(c *cobra.Command, _ []string) error { return runDLQList(c.Context(), p, &o) },
 	}
 	o.letters.add(c)
-	f, q := c.Flags(), &o.query
+	f := c.Flags()
 	f.StringVar(&o.letters.f.State, "state", "", "dead, replayed or discarded; default: all")
 	f.IntVar(&o.limit, "limit", 50, "how many at most")
-	f.StringVar(&q.Cursor, "cursor", "", "go on where an earlier list ended")
+	f.StringVar(&o.cursor, "cursor", "", "go on where an earlier list ended")
 	complete(c, "state", []string{"dead", "replayed", "discarded"})
 	return c
 }
@@ -68,21 +67,11 @@ func runDLQList(ctx context.Context, p *program, o *dlqOptions) error {
 	if err != nil {
 		return err
 	}
-	q := api.DeadLetterQuery{
-		Caller: f.Caller, Channel: f.Channel, Category: f.Category, Class: f.Class, Code: f.Code, Provider: f.Provider, Template: f.Template,
-		State: f.State, Attempts: f.Attempts, Where: f.Where, Cursor: o.query.Cursor,
-	}
-	if f.Since != 0 {
-		q.Since = time.UnixMilli(f.Since)
-	}
-	if f.Until != 0 {
-		q.Until = time.UnixMilli(f.Until)
-	}
 	cl, err := p.client()
 	if err != nil {
 		return err
 	}
-	out := api.DeadLetterPage{Items: []api.DeadLetter{}, Cursor: q.Cursor}
+	out := api.DeadLetterPage{Items: []api.DeadLetter{}, Cursor: o.cursor}
 	for _, id := range f.IDs {
 		d, err := cl.DeadLetter(ctx, id)
 		if err != nil {
@@ -91,11 +80,11 @@ func runDLQList(ctx context.Context, p *program, o *dlqOptions) error {
 		out.Items = append(out.Items, d)
 	}
 	for len(f.IDs) == 0 && len(out.Items) < o.limit {
-		q.Limit, q.Cursor = min(o.limit-len(out.Items), maxPage), out.Cursor
-		if q.Where != "" || q.Attempts != "" {
-			q.Limit = maxPage
+		limit := min(o.limit-len(out.Items), maxPage)
+		if f.Where != "" || f.Attempts != "" {
+			limit = maxPage
 		}
-		page, err := cl.DeadLetters(ctx, q)
+		page, err := cl.DeadLetters(ctx, f, out.Cursor, limit)
 		if err != nil {
 			return err
 		}

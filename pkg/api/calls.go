@@ -218,28 +218,12 @@ func (cl *Client) Failed(ctx context.Context, after uint64, wait time.Duration, 
 	return out, err
 }
 
-// DeadLetterQuery selects dead letters; empty fields select all.
-type DeadLetterQuery struct {
-	Caller, Channel, Category, Class, Code, Provider, Template, State string
-	Since, Until                                                      time.Time // last failure in [Since, Until)
-	Attempts, Where                                                   string
-	Cursor                                                            string
-	Limit                                                             int
-}
-
-// DeadLetters returns one page of dead letters of every caller.
-func (cl *Client) DeadLetters(ctx context.Context, f DeadLetterQuery) (out DeadLetterPage, err error) {
-	q := url.Values{}
-	for name, v := range map[string]string{
-		"caller": f.Caller, "channel": f.Channel, "category": f.Category, "class": f.Class, "code": f.Code,
-		"provider": f.Provider, "template": f.Template, "state": f.State, "cursor": f.Cursor,
-		"attempts": f.Attempts, "where": f.Where,
-	} {
-		set(q, name, v)
-	}
-	setTime(q, "since", f.Since)
-	setTime(q, "until", f.Until)
-	setInt(q, "limit", int64(f.Limit))
+// DeadLetters returns one page of the dead letters of every caller that f selects, whose
+// IDs do not count. cursor is empty for the first page; limit 0 is the server's default.
+func (cl *Client) DeadLetters(ctx context.Context, f LetterFilter, cursor string, limit int) (out DeadLetterPage, err error) {
+	q := f.Query()
+	set(q, "cursor", cursor)
+	setInt(q, "limit", int64(limit))
 	err = cl.get(ctx, "/v1/ops/dead-letters", q, &out)
 	return out, err
 }

@@ -11,71 +11,54 @@ import (
 	"time"
 )
 
-// LetterFilter selects dead letters; empty fields select all.
-type LetterFilter struct {
-	Channel  string   `json:"channel,omitempty"` // push, sms, email, trigger
-	Category string   `json:"category,omitempty"`
-	Class    string   `json:"class,omitempty"`
-	Code     string   `json:"code,omitempty"`
-	Provider string   `json:"provider,omitempty"`
-	Caller   string   `json:"caller,omitempty"`
-	Template string   `json:"template,omitempty"`
-	State    string   `json:"state,omitempty"`    // dead, replayed, discarded
-	Since    int64    `json:"since_ms,omitempty"` // failed last in [Since, Until), ms since 1970
-	Until    int64    `json:"until_ms,omitempty"`
-	IDs      []string `json:"ids,omitempty"`      // at most 10,000
-	Attempts string   `json:"attempts,omitempty"` // a number, or one behind >=, <=, > or <
-	Where    string   `json:"where,omitempty"`    // a jq expression over the letter; true selects
-	All      bool     `json:"all,omitempty"`      // says that an empty filter is meant
-}
-
-// JobSpec is what a job is to do; see POST /v1/ops/plans for the fields.
+// JobSpec is what a job is to do. Durations are in milliseconds.
 type JobSpec struct {
 	Kind        string       `json:"kind"`
 	Filter      LetterFilter `json:"filter"`
-	UpTo        uint64       `json:"up_to,omitempty"`
-	Rate        float64      `json:"rate,omitempty"`
-	RampMs      int64        `json:"ramp_ms,omitempty"`
-	Canary      int          `json:"canary,omitempty"`
-	AbortIf     float64      `json:"abort_if,omitempty"`
+	UpTo        uint64       `json:"up_to,omitempty"`    // frozen: only letters that were there, by place in the index
+	Rate        float64      `json:"rate,omitempty"`     // letters a second, above 0, at most 20,000; default 50
+	RampMs      int64        `json:"ramp_ms,omitempty"`  // from a tenth of the rate to all of it
+	Canary      int          `json:"canary,omitempty"`   // so many first, and their outcomes awaited; default 10, negative: none
+	AbortIf     float64      `json:"abort_if,omitempty"` // stop when more than this part reached nobody, 0 to 1; default 0.2; negative: never
 	MaxReplays  int          `json:"max_replays,omitempty"`
 	Expired     string       `json:"expired,omitempty"`
 	Collapse    string       `json:"collapse,omitempty"`
 	Order       string       `json:"order,omitempty"`
 	OpenCircuit string       `json:"open_circuit,omitempty"`
-	ForceResend bool         `json:"force_resend,omitempty"`
-	Report      string       `json:"report,omitempty"`
+	ForceResend bool         `json:"force_resend,omitempty"` // also those whose outcome is UNKNOWN: they may arrive twice
+	Report      string       `json:"report,omitempty"`       // reconcile: digest of the report to apply
 }
 
 // Plan is what a job would do: a frozen set and its digest.
 type Plan struct {
 	Spec      JobSpec                   `json:"spec"`
-	Digest    string                    `json:"digest"`
+	Digest    string                    `json:"digest"` // of Spec and of the set, entry by entry
 	Made      int64                     `json:"made_ms"`
 	Entries   int                       `json:"entries"`
-	Send      int                       `json:"send"`
-	Skip      map[string]int            `json:"skip"`
-	Counts    map[string]map[string]int `json:"counts"`
-	Unreach   map[string]int            `json:"unreachable,omitempty"` // of Send, those whose profile would suppress them now, by code
-	EndsSoon  int                       `json:"ends_soon"`
-	EtaMs     int64                     `json:"eta_ms"`
-	Approval  bool                      `json:"approval"`
-	Reconcile json.RawMessage           `json:"report,omitempty"`
+	Send      int                       `json:"send"`                  // of them, those that would be acted on
+	Skip      map[string]int            `json:"skip"`                  // the others, by reason
+	Counts    map[string]map[string]int `json:"counts"`                // by class, caller, channel, provider, template, code
+	Unreach   map[string]int            `json:"unreachable,omitempty"` // of Send, those suppressed if sent now, by code; the profile is asked, not an address of the request
+	EndsSoon  int                       `json:"ends_soon"`             // retention takes them within a day
+	EtaMs     int64                     `json:"eta_ms"`                // at the rate, without the canary
+	Approval  bool                      `json:"approval"`              // it needs another operator's approval
+	Reconcile json.RawMessage           `json:"report,omitempty"`      // reconcile: what was found
 }
 
 // JobRequest asks to carry a plan out.
 type JobRequest struct {
-	Spec     JobSpec         `json:"spec"`
-	Digest   string          `json:"digest"`
+	Spec     JobSpec         `json:"spec"`   // of the plan, unchanged
+	Digest   string          `json:"digest"` // of the plan
 	Entries  int             `json:"entries,omitempty"`
 	Name     string          `json:"name,omitempty"` // one job of a name; default: the digest
 	Approval bool            `json:"needs_approval,omitempty"`
-	Report   json.RawMessage `json:"report,omitempty"`
+	Report   json.RawMessage `json:"report,omitempty"` // what a reconcile applies: the plan's report, unchanged
 }
 
-// Job is a piece of operators' work that the server carries out.
+// Job is a piece of operators' work that the server carries out. Done, Skipped, Exhaust
+// and Failed of a done one sum to Planned.
 type Job struct {
-	ID       string         `json:"job_id"`
+	ID       string         `json:"job_id"` // job_<ULID>
 	Kind     string         `json:"kind"`
 	Name     string         `json:"name"`
 	State    string         `json:"state"` // waiting, running, paused, stopped, failed, done, cancelled
@@ -87,19 +70,20 @@ type Job struct {
 	Digest   string         `json:"digest"`
 	Spec     JobSpec        `json:"spec"`
 	Planned  int            `json:"planned"`
-	Position int            `json:"position"`
-	Done     int            `json:"done"`
+	Position int            `json:"position"` // how many of them are behind it
+	Done     int            `json:"done"`     // replayed, discarded, exported or repaired
 	Skipped  map[string]int `json:"skipped"`
 	Exhaust  int            `json:"exhausted"`
 	Failed   int            `json:"failed"`
 	Outcomes Outcomes       `json:"outcomes"`
-	ActiveMs int64          `json:"active_ms"`
-	Reached  float64        `json:"reached"` // letters a second while it ran
+	ActiveMs int64          `json:"active_ms"` // while it ran
+	Reached  float64        `json:"reached"`   // letters a second while it ran
 	Created  int64          `json:"created_ms"`
 	Updated  int64          `json:"updated_ms"`
 }
 
-// Outcomes are what became of the letters that a replay sent.
+// Outcomes are what became of the letters that a replay sent, as far as the job looked:
+// it follows at most 2,000 at a time.
 type Outcomes struct {
 	Reached    int `json:"reached"`  // SENT or DELIVERED
 	Refailed   int `json:"refailed"` // FAILED
@@ -164,14 +148,15 @@ type LetterGroup struct {
 	Count    int            `json:"count"`
 	First    int64          `json:"first_failed_ms"`
 	Last     int64          `json:"last_failed_ms"`
-	EndsSoon int            `json:"ends_soon"`
+	EndsSoon int            `json:"ends_soon"` // retention takes them within a day
 	Callers  map[string]int `json:"callers"`
-	Sample   string         `json:"sample"`
-	LastHour int            `json:"last_hour"`
-	HourAgo  int            `json:"hour_before"`
+	Sample   string         `json:"sample"`      // an id
+	LastHour int            `json:"last_hour"`   // of Count
+	HourAgo  int            `json:"hour_before"` // in the hour before that
 }
 
-// LetterTop is dead letters by how they failed, the most frequent first.
+// LetterTop is the dead letters of a filter by how they failed, the most frequent
+// first, and what they sum to.
 type LetterTop struct {
 	Groups   []LetterGroup  `json:"groups"`
 	Total    int            `json:"total"`
@@ -180,26 +165,26 @@ type LetterTop struct {
 	Callers  map[string]int `json:"callers"`
 	Oldest   int64          `json:"oldest_ms,omitempty"`
 	EndsSoon int            `json:"ends_soon"`
-	Next     int64          `json:"next_end_ms,omitempty"`
-	Other    int            `json:"other"`
+	Next     int64          `json:"next_end_ms,omitempty"` // when retention takes the first of them
+	Other    int            `json:"other"`                 // not in Groups
 }
 
-// AuditRow is one row of the audit log.
+// AuditRow is one row of the audit log: who did what, and why.
 type AuditRow struct {
 	Seq     uint64          `json:"seq"`
-	Hash    string          `json:"hash"`
+	Hash    string          `json:"hash"` // of this row and the one before
 	At      time.Time       `json:"at"`
-	Actor   string          `json:"actor"`
+	Actor   string          `json:"actor"` // the token's sub; "notifyd" for the server itself
 	Action  string          `json:"action"`
 	Target  string          `json:"target,omitempty"`
-	Context string          `json:"context,omitempty"`
+	Context string          `json:"context,omitempty"` // the operator's, as the client named it
 	Reason  string          `json:"reason,omitempty"`
 	Request string          `json:"request_id,omitempty"`
 	Filter  json.RawMessage `json:"filter,omitempty"`
-	Set     json.RawMessage `json:"set,omitempty"` // what a lane or a circuit was changed to
+	Set     json.RawMessage `json:"set,omitempty"` // what it was changed to, where that holds no secret
 	Digest  string          `json:"digest,omitempty"`
 	Counts  map[string]int  `json:"counts,omitempty"`
-	Result  string          `json:"result,omitempty"`
+	Result  string          `json:"result,omitempty"` // empty: written before the act; "refused: code"; "failed: code": it may have happened
 }
 
 // FoldAudit leaves out the row that was written before an act if a later row says that
@@ -219,8 +204,8 @@ func FoldAudit(rows []AuditRow) []AuditRow {
 // AuditCheck is what a check of the audit log found.
 type AuditCheck struct {
 	Rows   uint64 `json:"rows"`
-	Head   string `json:"head"`
-	Broken uint64 `json:"broken,omitempty"`
+	Head   string `json:"head"`             // hash of the last row: keep it elsewhere
+	Broken uint64 `json:"broken,omitempty"` // the first row that does not fit; 0: all do
 	Why    string `json:"why,omitempty"`
 }
 

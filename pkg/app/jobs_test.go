@@ -38,7 +38,7 @@ func TestReplayATrigger(t *testing.T) {
 	}
 	var ds api.DeadLetterPage
 	eventually(t, "its dead letter", func() bool {
-		ds, err = l.client.DeadLetters(t.Context(), api.DeadLetterQuery{Channel: "trigger"})
+		ds, err = l.client.DeadLetters(t.Context(), api.LetterFilter{Channel: "trigger"}, "", 0)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -157,7 +157,7 @@ func TestOneTrace(t *testing.T) {
 	eventually(t, "the callback", func() bool { parents, _ := back.seen(); return len(parents) > 0 })
 	var ds api.DeadLetterPage
 	eventually(t, "the dead letter", func() bool {
-		ds, err = l.client.DeadLetters(t.Context(), api.DeadLetterQuery{Channel: "push"})
+		ds, err = l.client.DeadLetters(t.Context(), api.LetterFilter{Channel: "push"}, "", 0)
 		return err == nil && len(ds.Items) == 1
 	})
 	if ds.Items[0].TraceID != traceID {

@@ -2,7 +2,6 @@ package engine
 
 import (
 	"context"
-	"strings"
 
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -55,27 +54,16 @@ const (
 	LetterDiscarded = "discarded" // put aside for good; purged with its retention
 )
 
-// DeadLetterFilter selects dead letters; empty fields select all. A provider
-// stands for its accounts too: "twilio" for "twilio:AC1".
+// DeadLetterFilter is what a list of dead letters holds: those that failed last in
+// [Since, Until), ms since 1970; 0: open, and that Want returns true for; nil: all.
 type DeadLetterFilter struct {
-	Caller, Channel, Category, Class, Code, Provider, Template, State string
-	Since, Until                                                      int64 // LastFailed in [Since, Until), ms since 1970; 0: open
+	Since, Until int64
+	Want         func(*DeadLetter) bool
 }
 
 // Matches reports whether d is selected.
 func (f *DeadLetterFilter) Matches(d *DeadLetter) bool {
-	for _, p := range [...][2]string{
-		{f.Caller, d.Caller}, {f.Channel, d.Channel}, {f.Category, d.Category}, {f.Class, d.Class},
-		{f.Code, d.Code}, {f.Template, d.Template}, {f.State, d.State},
-	} {
-		if p[0] != "" && p[0] != p[1] {
-			return false
-		}
-	}
-	if f.Provider != "" && f.Provider != d.Provider && !strings.HasPrefix(d.Provider, f.Provider+":") {
-		return false
-	}
-	return (f.Since == 0 || d.LastFailed >= f.Since) && (f.Until == 0 || d.LastFailed < f.Until)
+	return (f.Since == 0 || d.LastFailed >= f.Since) && (f.Until == 0 || d.LastFailed < f.Until) && (f.Want == nil || f.Want(d))
 }
 
 // LetterMove moves one dead letter from a state to another.

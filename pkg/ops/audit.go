@@ -10,26 +10,9 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
 )
-
-// Act is one row of the audit log: who did what, and why.
-type Act struct {
-	Seq     uint64          `json:"seq"`
-	Hash    string          `json:"hash"` // of this row and the one before
-	At      time.Time       `json:"at"`
-	Actor   string          `json:"actor"` // the token's sub; "notifyd" for the server itself
-	Action  string          `json:"action"`
-	Target  string          `json:"target,omitempty"`
-	Context string          `json:"context,omitempty"` // the operator's, as the client named it
-	Reason  string          `json:"reason,omitempty"`
-	Request string          `json:"request_id,omitempty"`
-	Filter  json.RawMessage `json:"filter,omitempty"`
-	Set     json.RawMessage `json:"set,omitempty"` // what it was changed to, where that holds no secret
-	Digest  string          `json:"digest,omitempty"`
-	Counts  map[string]int  `json:"counts,omitempty"`
-	Result  string          `json:"result,omitempty"` // empty: written before the act; "refused: code"; "failed: code": it may have happened
-}
 
 // AuditLog chains what operators do: each row's hash covers the row before, so
 // that a row changed, taken out or put in between is noticed. A cut end is
@@ -41,7 +24,7 @@ type AuditLog struct {
 
 // Record adds a row. When it returns an error, what was to be recorded must not
 // be done.
-func (l *AuditLog) Record(ctx context.Context, a Act) (Act, error) {
+func (l *AuditLog) Record(ctx context.Context, a api.AuditRow) (api.AuditRow, error) {
 	now := time.Now
 	if l.Now != nil {
 		now = l.Now
@@ -59,7 +42,7 @@ func (l *AuditLog) Record(ctx context.Context, a Act) (Act, error) {
 		return a, err
 	}
 	a.Seq, a.Hash = row.Seq, hex.EncodeToString(row.Hash)
-	if told, ok := ctx.Value(witness{}).(func(Act)); ok {
+	if told, ok := ctx.Value(witness{}).(func(api.AuditRow)); ok {
 		told(a)
 	}
 	return a, nil
@@ -69,7 +52,7 @@ type witness struct{}
 
 // Witness returns a context under which told hears of each row that is recorded,
 // when it is: who asks for a change can then be told under which row it stands.
-func Witness(ctx context.Context, told func(Act)) context.Context {
+func Witness(ctx context.Context, told func(api.AuditRow)) context.Context {
 	return context.WithValue(ctx, witness{}, told)
 }
 
@@ -83,12 +66,12 @@ func chain(seq uint64, prev, doc []byte) []byte {
 }
 
 // Acts returns rows behind after, oldest first.
-func (l *AuditLog) Acts(ctx context.Context, after uint64, max int) ([]Act, error) {
+func (l *AuditLog) Acts(ctx context.Context, after uint64, max int) ([]api.AuditRow, error) {
 	rows, err := l.Store.Rows(ctx, after, max)
 	if err != nil {
 		return nil, err
 	}
-	out := make([]Act, len(rows))
+	out := make([]api.AuditRow, len(rows))
 	for i, r := range rows {
 		if err := json.Unmarshal(r.Doc, &out[i]); err != nil {
 			return nil, fmt.Errorf("audit row %d: %w", r.Seq, err)
@@ -104,18 +87,10 @@ func (l *AuditLog) Last(ctx context.Context) (uint64, error) {
 	return row.Seq, err
 }
 
-// Verified is what a check of the chain found.
-type Verified struct {
-	Rows   uint64 `json:"rows"`
-	Head   string `json:"head"`             // hash of the last row: keep it elsewhere
-	Broken uint64 `json:"broken,omitempty"` // the first row that does not fit; 0: all do
-	Why    string `json:"why,omitempty"`
-}
-
 // Verify reads the whole chain. With expect, "<seq>:<hash>" of an earlier head,
 // that row must still be what it was.
-func (l *AuditLog) Verify(ctx context.Context, expect string) (Verified, error) {
-	var v Verified
+func (l *AuditLog) Verify(ctx context.Context, expect string) (api.AuditCheck, error) {
+	var v api.AuditCheck
 	var prev []byte
 	met := expect == ""
 	for {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/memory"
 )
@@ -30,7 +31,7 @@ func TestAuditVerify(t *testing.T) {
 	log := &AuditLog{Store: store}
 	var heads []string
 	for i := range 1200 {
-		a, err := log.Record(t.Context(), Act{Actor: "ann", Action: "job.apply", Target: fmt.Sprint(i)})
+		a, err := log.Record(t.Context(), api.AuditRow{Actor: "ann", Action: "job.apply", Target: fmt.Sprint(i)})
 		if err != nil || a.Seq != uint64(i+1) || a.Hash == "" {
 			t.Fatal(a, err)
 		}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -65,7 +66,7 @@ func (c Change) next(j *engine.Job, spec *jobSpec, by By) (string, error) {
 
 // Do changes a job. notify.KindConflict: its state does not allow that;
 // notify.KindForbidden: an approval by who made it.
-func (m *Manager) Do(ctx context.Context, id string, c Change, by By) (Job, error) {
+func (m *Manager) Do(ctx context.Context, id string, c Change, by By) (api.Job, error) {
 	audited := false
 	for {
 		j, ok, err := m.cfg.Jobs.Get(ctx, id)
@@ -73,22 +74,22 @@ func (m *Manager) Do(ctx context.Context, id string, c Change, by By) (Job, erro
 			err = notify.NotFound("job")
 		}
 		if err != nil {
-			return Job{}, err
+			return api.Job{}, err
 		}
 		var spec jobSpec
 		var res jobResult
 		if err := errors.Join(json.Unmarshal(j.Spec, &spec), json.Unmarshal(j.Result, &res)); err != nil {
-			return Job{}, err
+			return api.Job{}, err
 		}
 		state, err := c.next(&j, &spec, by)
 		if err != nil {
-			return Job{}, err
+			return api.Job{}, err
 		}
 		if !audited {
-			if _, err := m.cfg.Audit.Record(ctx, Act{
+			if _, err := m.cfg.Audit.Record(ctx, api.AuditRow{
 				Actor: by.Caller, Action: "job." + string(c), Target: id, Context: by.Context, Reason: by.Reason, Request: by.Request, Digest: spec.Digest,
 			}); err != nil {
-				return Job{}, err
+				return api.Job{}, err
 			}
 			audited = true
 		}
@@ -103,19 +104,19 @@ func (m *Manager) Do(ctx context.Context, id string, c Change, by By) (Job, erro
 			res.Why = "by " + by.Caller
 		}
 		if j.Result, err = json.Marshal(res); err != nil {
-			return Job{}, err
+			return api.Job{}, err
 		}
 		j, err = m.cfg.Jobs.Put(ctx, j)
 		if notify.KindOf(err) == notify.KindConflict && err != nil {
 			continue // its runner has just moved on
 		}
 		if err != nil {
-			return Job{}, err
+			return api.Job{}, err
 		}
 		m.wake()
 		if c == Cancel {
 			if err := m.release(ctx, &j); err != nil {
-				return Job{}, err // Run does it
+				return api.Job{}, err // Run does it
 			}
 		}
 		return view(&j)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/itchyny/gojq"
 
+	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -16,48 +17,22 @@ import (
 // ChannelTrigger is the channel of the dead letters of triggers.
 const ChannelTrigger = "trigger"
 
-// Filter selects dead letters; empty fields select all. It is part of a plan's
-// digest.
-type Filter struct {
-	Channel  string   `json:"channel,omitempty"` // push, sms, email, trigger
-	Category string   `json:"category,omitempty"`
-	Class    string   `json:"class,omitempty"`
-	Code     string   `json:"code,omitempty"`
-	Provider string   `json:"provider,omitempty"`
-	Caller   string   `json:"caller,omitempty"`
-	Template string   `json:"template,omitempty"`
-	State    string   `json:"state,omitempty"`    // dead, replayed, discarded
-	Since    int64    `json:"since_ms,omitempty"` // failed last in [Since, Until), ms since 1970
-	Until    int64    `json:"until_ms,omitempty"`
-	IDs      []string `json:"ids,omitempty"`      // at most MaxIDs
-	Attempts string   `json:"attempts,omitempty"` // a number, or one behind >=, <=, > or <
-	Where    string   `json:"where,omitempty"`    // a jq expression over the letter's JSON that only selects (where.go); true does
-	All      bool     `json:"all,omitempty"`      // says that an empty filter is meant
-}
-
 // MaxIDs is how many ids a filter may list.
 const MaxIDs = 10_000
 
-// Empty reports whether f selects every dead letter.
-func (f *Filter) Empty() bool {
-	return f.Channel == "" && f.Category == "" && f.Class == "" && f.Code == "" && f.Provider == "" && f.Caller == "" &&
-		f.Template == "" && f.State == "" && f.Since == 0 && f.Until == 0 && len(f.IDs) == 0 && f.Attempts == "" && f.Where == ""
+// Matcher is a filter that was checked.
+type Matcher struct {
+	filter api.LetterFilter
+	ids    map[string]bool
+	least  int
+	most   int
+	where  *gojq.Code
+	looked int           // letters that where was asked about
+	spent  time.Duration // and how long it took
 }
 
-// matcher is a Filter that was checked.
-type matcher struct {
-	engine   engine.DeadLetterFilter
-	provider string
-	ids      map[string]bool
-	least    int
-	most     int
-	where    *gojq.Code
-	looked   int           // letters that where was asked about
-	spent    time.Duration // and how long it took
-}
-
-// compile checks a filter. notify.KindInvalid names the field.
-func (f *Filter) compile() (*matcher, error) {
+// NewMatcher checks a filter. It returns notify.KindInvalid, which names the field.
+func NewMatcher(f *api.LetterFilter) (*Matcher, error) {
 	if _, ok := notify.ParseChannel(f.Channel); f.Channel != "" && f.Channel != ChannelTrigger && !ok {
 		return nil, notify.Invalid("unknown_channel", "channel", "push, sms, email or trigger")
 	}
@@ -70,10 +45,7 @@ func (f *Filter) compile() (*matcher, error) {
 	if f.Since < 0 || f.Until < 0 || f.Until != 0 && f.Since >= f.Until {
 		return nil, notify.Invalid("bad_time", "until", "must be after since")
 	}
-	m := &matcher{engine: engine.DeadLetterFilter{
-		Channel: f.Channel, Category: f.Category, Class: f.Class, Code: f.Code,
-		Caller: f.Caller, Template: f.Template, State: f.State, Since: f.Since, Until: f.Until,
-	}, provider: f.Provider}
+	m := &Matcher{filter: *f}
 	if len(f.IDs) > MaxIDs {
 		return nil, notify.Invalid("too_many", "ids", "at most "+strconv.Itoa(MaxIDs)+" ids")
 	}
@@ -94,15 +66,6 @@ func (f *Filter) compile() (*matcher, error) {
 		m.where, err = where(f.Where)
 	}
 	return m, err
-}
-
-// Matcher checks a filter and returns what selects by it.
-func (f *Filter) Matcher() (func(context.Context, *engine.DeadLetter) (bool, error), error) {
-	m, err := f.compile()
-	if err != nil {
-		return nil, err
-	}
-	return m.matches, nil
 }
 
 func attempts(s string) (least, most int, err error) {
@@ -130,12 +93,27 @@ func attempts(s string) (least, most int, err error) {
 	return 0, 0, notify.Invalid("bad_attempts", "attempts", "a number, or one behind >=, <=, > or <")
 }
 
-// matches reports whether a letter is selected; not for use by several at a time.
-func (m *matcher) matches(ctx context.Context, d *engine.DeadLetter) (bool, error) {
-	if m.provider != "" && m.provider != d.Provider && !strings.HasPrefix(d.Provider, m.provider+":") { // or one of its accounts
-		return false, nil
+// Named reports whether a letter is what the texts and times of the filter name: what a
+// list of the index looks at. Attempts, ids and the expression are left to Matches.
+func (m *Matcher) Named(d *engine.DeadLetter) bool {
+	f := &m.filter
+	for _, p := range [...][2]string{
+		{f.Caller, d.Caller}, {f.Channel, d.Channel}, {f.Category, d.Category}, {f.Class, d.Class},
+		{f.Code, d.Code}, {f.Template, d.Template}, {f.State, d.State},
+	} {
+		if p[0] != "" && p[0] != p[1] {
+			return false
+		}
 	}
-	if !m.engine.Matches(d) || d.Attempts < m.least || d.Attempts > m.most || m.ids != nil && !m.ids[LetterID(d)] {
+	if f.Provider != "" && f.Provider != d.Provider && !strings.HasPrefix(d.Provider, f.Provider+":") { // or one of its accounts
+		return false
+	}
+	return (f.Since == 0 || d.LastFailed >= f.Since) && (f.Until == 0 || d.LastFailed < f.Until)
+}
+
+// Matches reports whether a letter is selected; not for use by several at a time.
+func (m *Matcher) Matches(ctx context.Context, d *engine.DeadLetter) (bool, error) {
+	if !m.Named(d) || d.Attempts < m.least || d.Attempts > m.most || m.ids != nil && !m.ids[LetterID(d)] {
 		return false, nil
 	}
 	if m.where == nil {

@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -20,7 +21,7 @@ func TestCancelIsCut(t *testing.T) {
 		r.fail(100, nil)
 		r.refuse = func() error { return notify.Unavailable("log_away", 0, nil) }
 		r.run()
-		j := r.apply(r.plan(Spec{Kind: KindReplay, Filter: all, Rate: 250, Canary: -1}), "")
+		j := r.apply(r.plan(api.JobSpec{Kind: KindReplay, Filter: all, Rate: 250, Canary: -1}), "")
 		time.Sleep(time.Second + 10*time.Millisecond) // between two of the runner's looks
 		if s := r.states(); s["replayed/0"] != 50 {
 			t.Fatalf("%v", s)
@@ -47,7 +48,7 @@ func TestKilledInACancel(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t, nil)
 		r.fail(300, nil)
-		j := r.apply(r.plan(Spec{Kind: KindReplay, Filter: all, Rate: 250, Canary: -1}), "")
+		j := r.apply(r.plan(api.JobSpec{Kind: KindReplay, Filter: all, Rate: 250, Canary: -1}), "")
 		dead := r.dies("job-marked-before-publish", 2)
 		r.run()
 		<-dead
@@ -107,7 +108,7 @@ func TestLeaseOfTheNextRunner(t *testing.T) {
 			t.Errorf("%s is given back when the next runner may have it", name)
 		}}
 		r.run()
-		r.until(r.apply(r.plan(Spec{Kind: KindReplay, Filter: all, Rate: 250, Canary: -1}), "").ID, JobDone)
+		r.until(r.apply(r.plan(api.JobSpec{Kind: KindReplay, Filter: all, Rate: 250, Canary: -1}), "").ID, JobDone)
 		synctest.Wait()
 		if released != 1 {
 			t.Errorf("given back %d times", released)

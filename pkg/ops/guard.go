@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -78,15 +79,15 @@ func (w *watch) look(ctx context.Context, settled func(o observed, state notify.
 // observe looks, and keeps count.
 func (r *runner) observe(ctx context.Context) error {
 	return r.watch.look(ctx, func(o observed, state notify.State) {
-		r.res.Outcomes.count(state)
+		countState(&r.res.Outcomes, state)
 		if !o.old {
-			r.res.Guarded.count(state)
+			countState(&r.res.Guarded, state)
 		}
 	})
 }
 
-// count adds one final state.
-func (o *Outcomes) count(state notify.State) {
+// countState adds one final state.
+func countState(o *api.Outcomes, state notify.State) {
 	switch state {
 	case notify.Sent, notify.Delivered:
 		o.Reached++
@@ -105,31 +106,26 @@ func (o *Outcomes) count(state notify.State) {
 
 // missed is how many letters reached no receiver, and what became of them in words. A
 // letter that was sent only to become EXPIRED is not missed.
-func (o *Outcomes) missed(expired string) (n int, words string) {
-	kinds := []struct {
-		n    int
-		what string
-	}{{o.Refailed, "failed again"}, {o.Suppressed, "suppressed"}, {o.Expired, "expired"}, {o.Cancelled, "cancelled"}, {o.Unknown, "unknown"}}
+func missed(o api.Outcomes, expired string) (n int, words string) {
 	if expired == ExpiredFail {
-		kinds[2].n = 0
+		o.Expired = 0
 	}
+	o.Reached, o.Open = 0, 0
 	var said []string
-	for _, k := range kinds {
-		if n += k.n; k.n > 0 {
-			said = append(said, fmt.Sprintf("%d %s", k.n, k.what))
+	for _, k := range o.Kinds() {
+		if k.N > 0 {
+			said = append(said, fmt.Sprintf("%d %s", k.N, k.Name))
 		}
 	}
-	return n, strings.Join(said, ", ")
+	return o.Missed(), strings.Join(said, ", ")
 }
 
-func (o *Outcomes) settled() int {
-	return o.Reached + o.Refailed + o.Suppressed + o.Expired + o.Cancelled + o.Unknown
-}
+func settled(o *api.Outcomes) int { return o.Reached + o.Missed() }
 
 // tooMany is the guard's verdict over n outcomes.
 func (r *runner) tooMany(of string, n int) error {
 	limit, g := r.spec.Spec.AbortIf, &r.res.Guarded
-	missed, words := g.missed(r.spec.Spec.Expired)
+	missed, words := missed(*g, r.spec.Spec.Expired)
 	if limit < 0 || n == 0 || float64(missed) <= limit*float64(n) {
 		return nil
 	}
@@ -151,14 +147,14 @@ func (r *runner) guard(ctx context.Context) error {
 	if err := r.insist(ctx, func() error { return r.observe(ctx) }); err != nil {
 		return err
 	}
-	if r.res.Guarded.settled() < guardFrom {
+	if settled(&r.res.Guarded) < guardFrom {
 		return nil
 	}
 	of := ""
 	if !r.res.CanaryOK && r.spec.Spec.Canary > 0 {
 		of = "canary: "
 	}
-	return r.tooMany(of, r.res.Guarded.settled())
+	return r.tooMany(of, settled(&r.res.Guarded))
 }
 
 // canary waits for the outcomes of the first ones, and judges them.
@@ -173,7 +169,7 @@ func (r *runner) canary(ctx context.Context) error {
 			return err
 		}
 		if len(r.watch.open) == 0 {
-			if err := r.tooMany("canary: ", r.res.Guarded.settled()); err != nil { // of fewer than asked for
+			if err := r.tooMany("canary: ", settled(&r.res.Guarded)); err != nil { // of fewer than asked for
 				return err
 			}
 			break

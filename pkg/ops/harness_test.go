@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/memory"
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -215,7 +216,7 @@ func (r *rig) fail(n int, change func(i int, d *engine.DeadLetter)) []engine.Dea
 	return ds
 }
 
-func (r *rig) plan(s Spec) Plan {
+func (r *rig) plan(s api.JobSpec) api.Plan {
 	r.t.Helper()
 	p, err := r.m.Plan(r.t.Context(), s)
 	if err != nil {
@@ -224,9 +225,9 @@ func (r *rig) plan(s Spec) Plan {
 	return p
 }
 
-func (r *rig) apply(p Plan, name string) Job {
+func (r *rig) apply(p api.Plan, name string) api.Job {
 	r.t.Helper()
-	j, _, err := r.m.Apply(r.t.Context(), Request{Spec: p.Spec, Digest: p.Digest, Entries: p.Entries, Name: name, By: "ann"})
+	j, _, err := r.m.Apply(r.t.Context(), api.JobRequest{Spec: p.Spec, Digest: p.Digest, Entries: p.Entries, Name: name}, By{Caller: "ann"})
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -234,7 +235,7 @@ func (r *rig) apply(p Plan, name string) Job {
 }
 
 // until waits, in the bubble's time, for a job to be in one of the states.
-func (r *rig) until(id string, states ...string) Job {
+func (r *rig) until(id string, states ...string) api.Job {
 	r.t.Helper()
 	for range 1_000_000 {
 		j, err := r.m.Get(context.Background(), id)
@@ -247,11 +248,11 @@ func (r *rig) until(id string, states ...string) Job {
 		time.Sleep(10 * time.Millisecond)
 	}
 	r.t.Fatalf("the job is never %v", states)
-	return Job{}
+	return api.Job{}
 }
 
 // sums checks that a job accounts for each entry of its plan, once.
-func (r *rig) sums(j Job) {
+func (r *rig) sums(j api.Job) {
 	r.t.Helper()
 	n := j.Done + j.Exhaust + j.Failed
 	for _, k := range j.Skipped {
@@ -298,7 +299,7 @@ func bubble(t *testing.T, f func(t *testing.T)) {
 	synctest.Test(t, f)
 }
 
-var all = Filter{All: true}
+var all = api.LetterFilter{All: true}
 
 // calls is how many letters the provider was called for, copied how many envelopes
 // came a second time.

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/stream"
@@ -26,57 +27,15 @@ const (
 	JobCancelled = "cancelled"
 )
 
-// Job is a job as it is shown. Replayed, Skipped, Exhausted and Failed of a done
-// one sum to Planned.
-type Job struct {
-	ID       string         `json:"job_id"` // job_<ULID>
-	Kind     string         `json:"kind"`
-	Name     string         `json:"name"`
-	State    string         `json:"state"`
-	Why      string         `json:"why,omitempty"`
-	By       string         `json:"by"`
-	Approved string         `json:"approved_by,omitempty"`
-	Context  string         `json:"context,omitempty"`
-	Reason   string         `json:"reason,omitempty"`
-	Digest   string         `json:"digest"`
-	Spec     Spec           `json:"spec"`
-	Planned  int            `json:"planned"`
-	Position int            `json:"position"` // how many of them are behind it
-	Done     int            `json:"done"`     // replayed, discarded, exported or repaired
-	Skipped  map[string]int `json:"skipped"`
-	Exhaust  int            `json:"exhausted"`
-	Failed   int            `json:"failed"`
-	Outcomes Outcomes       `json:"outcomes"`
-	ActiveMs int64          `json:"active_ms"` // while it ran
-	Reached  float64        `json:"reached"`   // letters a second while it ran
-	Created  int64          `json:"created_ms"`
-	Updated  int64          `json:"updated_ms"`
-}
-
-// Outcomes are what became of replayed letters, as far as the job looked: it
-// follows at most 2,000 at a time.
-type Outcomes struct {
-	Reached    int `json:"reached"`  // SENT or DELIVERED
-	Refailed   int `json:"refailed"` // FAILED
-	Suppressed int `json:"suppressed"`
-	Expired    int `json:"expired"`
-	Cancelled  int `json:"cancelled"`
-	Unknown    int `json:"unknown"`
-	Open       int `json:"open"` // no final state yet
-}
-
-// Ended reports whether the job will never run again.
-func (j *Job) Ended() bool { return j.State == JobDone || j.State == JobCancelled }
-
 // jobSpec and jobResult are what engine.Job keeps.
 type jobSpec struct {
-	Spec     Spec   `json:"spec"`
-	Digest   string `json:"digest"`
-	By       string `json:"by"`
-	Context  string `json:"context,omitempty"`
-	Reason   string `json:"reason,omitempty"`
-	Planned  int    `json:"planned"`
-	Approval bool   `json:"approval,omitempty"`
+	Spec     api.JobSpec `json:"spec"`
+	Digest   string      `json:"digest"`
+	By       string      `json:"by"`
+	Context  string      `json:"context,omitempty"`
+	Reason   string      `json:"reason,omitempty"`
+	Planned  int         `json:"planned"`
+	Approval bool        `json:"approval,omitempty"`
 }
 
 type jobResult struct {
@@ -86,22 +45,22 @@ type jobResult struct {
 	Skipped  map[string]int `json:"skipped"`
 	Exhaust  int            `json:"exhausted"`
 	Failed   int            `json:"failed"`
-	Outcomes Outcomes       `json:"outcomes"`
+	Outcomes api.Outcomes   `json:"outcomes"`
 	ActiveMs int64          `json:"active_ms"`
 	// Since the job was last started by an operator: a guard that has stopped it
 	// begins anew.
 	From     int  `json:"from"`      // position
 	CanaryOK bool `json:"canary_ok"` // its canary went well
 	// Guarded counts the outcomes that the guard judges: of letters sent since From.
-	Guarded Outcomes `json:"guarded"`
+	Guarded api.Outcomes `json:"guarded"`
 	// The counts of outcomes when the last one of all letters below To was known.
 	Known known `json:"known"`
 }
 
 type known struct {
-	To       int      `json:"to"` // position
-	Outcomes Outcomes `json:"outcomes"`
-	Guarded  Outcomes `json:"guarded"`
+	To       int          `json:"to"` // position
+	Outcomes api.Outcomes `json:"outcomes"`
+	Guarded  api.Outcomes `json:"guarded"`
 }
 
 // Log takes records; nil means that every one is durable.
@@ -189,33 +148,17 @@ func NewManager(cfg ManagerConfig) (*Manager, error) {
 
 // Plan reads the index and says what a job of this spec would do. It changes
 // nothing.
-func (m *Manager) Plan(ctx context.Context, spec Spec) (Plan, error) {
+func (m *Manager) Plan(ctx context.Context, spec api.JobSpec) (api.Plan, error) {
 	if spec.Kind == KindReconcile {
 		return m.planReconcile(ctx, spec)
 	}
 	p := planner{letters: m.cfg.Letters, now: time.Now, unreachable: m.cfg.Unreachable}
 	s, err := p.make(ctx, spec)
 	if err != nil {
-		return Plan{}, err
+		return api.Plan{}, err
 	}
 	s.plan.Approval = m.cfg.ApproveAbove > 0 && s.plan.Entries > m.cfg.ApproveAbove
 	return s.plan, nil
-}
-
-// Request asks to carry a plan out.
-type Request struct {
-	Spec     Spec   `json:"spec"`   // of the plan, unchanged
-	Digest   string `json:"digest"` // of the plan
-	Entries  int    `json:"entries,omitempty"`
-	Name     string `json:"name,omitempty"` // one job of a name; default: the digest
-	Approval bool   `json:"needs_approval,omitempty"`
-	// Report is what a reconcile applies: the plan's report, unchanged.
-	Report json.RawMessage `json:"report,omitempty"`
-
-	By      string `json:"-"`
-	Context string `json:"-"`
-	Reason  string `json:"-"`
-	ID      string `json:"-"` // of the HTTP request
 }
 
 const maxName = 128
@@ -223,12 +166,12 @@ const maxName = 128
 // Apply starts the job of a plan. The set is read again: when it is not the one
 // of the digest, the plan is stale and nothing happens (notify.KindConflict,
 // "stale_plan"). The same name again returns the job that has it, and false.
-func (m *Manager) Apply(ctx context.Context, r Request) (Job, bool, error) {
+func (m *Manager) Apply(ctx context.Context, r api.JobRequest, by By) (api.Job, bool, error) {
 	if len(r.Name) > maxName {
-		return Job{}, false, notify.Invalid("too_long", "name", "at most 128 bytes")
+		return api.Job{}, false, notify.Invalid("too_long", "name", "at most 128 bytes")
 	}
 	if r.Digest == "" {
-		return Job{}, false, notify.Invalid("no_digest", "digest", "the digest of a plan; POST /v1/ops/plans makes one")
+		return api.Job{}, false, notify.Invalid("no_digest", "digest", "the digest of a plan; POST /v1/ops/plans makes one")
 	}
 	if r.Name == "" {
 		r.Name = r.Digest
@@ -242,10 +185,10 @@ func (m *Manager) Apply(ctx context.Context, r Request) (Job, bool, error) {
 	}
 	s, err := m.freeze(ctx, &r)
 	if err != nil {
-		return Job{}, false, err
+		return api.Job{}, false, err
 	}
 	spec := jobSpec{
-		Spec: s.plan.Spec, Digest: r.Digest, By: r.By, Context: r.Context, Reason: r.Reason, Planned: s.plan.Entries,
+		Spec: s.plan.Spec, Digest: r.Digest, By: by.Caller, Context: by.Context, Reason: by.Reason, Planned: s.plan.Entries,
 		Approval: r.Approval || m.cfg.ApproveAbove > 0 && s.plan.Entries > m.cfg.ApproveAbove,
 	}
 	now := time.Now()
@@ -254,21 +197,21 @@ func (m *Manager) Apply(ctx context.Context, r Request) (Job, bool, error) {
 		j.State = JobWaiting
 	}
 	filter, _ := json.Marshal(spec.Spec.Filter) // of strings and numbers
-	if _, err := m.cfg.Audit.Record(ctx, Act{
-		Actor: r.By, Action: "job.apply " + j.Kind, Target: j.ID, Context: r.Context, Reason: r.Reason, Request: r.ID,
+	if _, err := m.cfg.Audit.Record(ctx, api.AuditRow{
+		Actor: by.Caller, Action: "job.apply " + j.Kind, Target: j.ID, Context: by.Context, Reason: by.Reason, Request: by.Request,
 		Filter: filter, Digest: r.Digest, Counts: map[string]int{"entries": s.plan.Entries, "send": s.plan.Send},
 	}); err != nil {
-		return Job{}, false, err
+		return api.Job{}, false, err
 	}
 	if j.Spec, err = json.Marshal(spec); err != nil {
-		return Job{}, false, err
+		return api.Job{}, false, err
 	}
 	if j.Result, err = json.Marshal(jobResult{Skipped: map[string]int{}}); err != nil {
-		return Job{}, false, err
+		return api.Job{}, false, err
 	}
 	got, created, err := m.cfg.Jobs.Create(ctx, j, s.pages()...)
 	if err != nil {
-		return Job{}, false, err
+		return api.Job{}, false, err
 	}
 	m.wake()
 	out, err := view(&got)
@@ -276,7 +219,7 @@ func (m *Manager) Apply(ctx context.Context, r Request) (Job, bool, error) {
 }
 
 // freeze makes the set of a plan again, and holds it against the digest.
-func (m *Manager) freeze(ctx context.Context, r *Request) (*set, error) {
+func (m *Manager) freeze(ctx context.Context, r *api.JobRequest) (*set, error) {
 	if r.Spec.Kind == KindReconcile {
 		return m.freezeReport(r)
 	}
@@ -298,10 +241,10 @@ func (m *Manager) freeze(ctx context.Context, r *Request) (*set, error) {
 	return s, nil
 }
 
-func (m *Manager) named(ctx context.Context, kind, name string) (Job, bool, error) {
+func (m *Manager) named(ctx context.Context, kind, name string) (api.Job, bool, error) {
 	jobs, err := m.cfg.Jobs.List(ctx, 1<<20)
 	if err != nil {
-		return Job{}, false, err
+		return api.Job{}, false, err
 	}
 	for i := range jobs {
 		if jobs[i].Kind == kind && jobs[i].Name == name {
@@ -309,16 +252,16 @@ func (m *Manager) named(ctx context.Context, kind, name string) (Job, bool, erro
 			return j, true, err
 		}
 	}
-	return Job{}, false, nil
+	return api.Job{}, false, nil
 }
 
 // List returns jobs, newest first.
-func (m *Manager) List(ctx context.Context, max int) ([]Job, error) {
+func (m *Manager) List(ctx context.Context, max int) ([]api.Job, error) {
 	jobs, err := m.cfg.Jobs.List(ctx, max)
 	if err != nil {
 		return nil, err
 	}
-	out := make([]Job, 0, len(jobs))
+	out := make([]api.Job, 0, len(jobs))
 	for i := range jobs {
 		j, err := view(&jobs[i])
 		if err != nil {
@@ -330,13 +273,13 @@ func (m *Manager) List(ctx context.Context, max int) ([]Job, error) {
 }
 
 // Get returns a job; notify.KindNotFound when there is none.
-func (m *Manager) Get(ctx context.Context, id string) (Job, error) {
+func (m *Manager) Get(ctx context.Context, id string) (api.Job, error) {
 	j, ok, err := m.cfg.Jobs.Get(ctx, id)
 	if err == nil && !ok {
 		err = notify.NotFound("job")
 	}
 	if err != nil {
-		return Job{}, err
+		return api.Job{}, err
 	}
 	return view(&j)
 }
@@ -377,13 +320,13 @@ func position(cursor []byte) int {
 	return int(binary.BigEndian.Uint64(cursor))
 }
 
-func view(j *engine.Job) (Job, error) {
+func view(j *engine.Job) (api.Job, error) {
 	var spec jobSpec
 	var res jobResult
 	if err := errors.Join(json.Unmarshal(j.Spec, &spec), json.Unmarshal(j.Result, &res)); err != nil {
-		return Job{}, fmt.Errorf("job %s: %w", j.ID, err)
+		return api.Job{}, fmt.Errorf("job %s: %w", j.ID, err)
 	}
-	out := Job{
+	out := api.Job{
 		ID: j.ID, Kind: j.Kind, Name: j.Name, State: j.State, Why: res.Why, By: spec.By, Approved: res.Approved, Context: spec.Context,
 		Reason: spec.Reason, Digest: spec.Digest, Spec: spec.Spec, Planned: spec.Planned, Position: position(j.Cursor), Done: res.Done,
 		Skipped: res.Skipped, Exhaust: res.Exhaust, Failed: res.Failed, Outcomes: res.Outcomes, ActiveMs: res.ActiveMs,

@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -29,7 +30,7 @@ func TestReplay(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t, nil)
 		r.fail(1234, nil)
-		p := r.plan(Spec{Kind: KindReplay, Filter: Filter{Channel: "sms"}, Rate: 500})
+		p := r.plan(api.JobSpec{Kind: KindReplay, Filter: api.LetterFilter{Channel: "sms"}, Rate: 500})
 		if p.Entries != 1234 || p.Send != 1234 || p.Counts["class"]["permanent"] != 1234 || p.Counts["caller"]["shop"] != 1234 {
 			t.Fatalf("%+v", p)
 		}
@@ -72,7 +73,7 @@ func TestReplay(t *testing.T) {
 		if p2 := r.plan(p.Spec); p2.Entries != 0 || p2.Digest == p.Digest {
 			t.Errorf("a second plan has %d entries", p2.Entries)
 		}
-		_, _, err := r.m.Apply(t.Context(), Request{Spec: p.Spec, Digest: p.Digest, Entries: p.Entries, Name: "again", By: "bob"})
+		_, _, err := r.m.Apply(t.Context(), api.JobRequest{Spec: p.Spec, Digest: p.Digest, Entries: p.Entries, Name: "again"}, By{Caller: "bob"})
 		wantCode(t, err, notify.KindConflict, "stale_plan")
 		r.once(1234)
 	})
@@ -82,7 +83,7 @@ func TestRefusedSpecs(t *testing.T) {
 	t.Parallel() // in real time: an expression that never ends is cut short
 	r := newRig(t, nil)
 	r.fail(3, nil)
-	f := func(code, field string, s Spec) {
+	f := func(code, field string, s api.JobSpec) {
 		t.Helper()
 		_, err := r.m.Plan(t.Context(), s)
 		wantCode(t, err, notify.KindInvalid, code)
@@ -90,23 +91,23 @@ func TestRefusedSpecs(t *testing.T) {
 			t.Errorf("field %q, want %q", e.Field, field)
 		}
 	}
-	f("no_filter", "filter", Spec{Kind: KindReplay})
-	f("no_filter", "filter", Spec{Kind: KindDiscard})
-	f("bad_kind", "kind", Spec{Kind: "purge", Filter: all})
-	f("out_of_range", "rate", Spec{Kind: KindReplay, Filter: all, Rate: -1})
-	f("out_of_range", "rate", Spec{Kind: KindReplay, Filter: all, Rate: 1e9})
-	f("out_of_range", "abort_if", Spec{Kind: KindReplay, Filter: all, AbortIf: 2})
-	f("out_of_range", "max_replays", Spec{Kind: KindReplay, Filter: all, MaxReplays: -1})
-	f("bad_expired", "expired", Spec{Kind: KindReplay, Filter: all, Expired: "x"})
-	f("bad_collapse", "collapse", Spec{Kind: KindReplay, Filter: all, Collapse: "x"})
-	f("bad_order", "order", Spec{Kind: KindReplay, Filter: all, Order: "x"})
-	f("bad_where", "where", Spec{Kind: KindReplay, Filter: Filter{Where: ".a ="}})
-	f("bad_where", "where", Spec{Kind: KindReplay, Filter: Filter{Where: ".user_id * .code"}})
-	f("bad_where", "where", Spec{Kind: KindReplay, Filter: Filter{Where: "def f: f; f"}})
-	f("bad_attempts", "attempts", Spec{Kind: KindReplay, Filter: Filter{Attempts: "many"}})
-	f("bad_id", "id", Spec{Kind: KindReplay, Filter: Filter{IDs: []string{"x"}}})
-	f("unknown_channel", "channel", Spec{Kind: KindReplay, Filter: Filter{Channel: "fax"}})
-	f("bad_time", "until", Spec{Kind: KindReplay, Filter: Filter{Since: 5, Until: 5}})
+	f("no_filter", "filter", api.JobSpec{Kind: KindReplay})
+	f("no_filter", "filter", api.JobSpec{Kind: KindDiscard})
+	f("bad_kind", "kind", api.JobSpec{Kind: "purge", Filter: all})
+	f("out_of_range", "rate", api.JobSpec{Kind: KindReplay, Filter: all, Rate: -1})
+	f("out_of_range", "rate", api.JobSpec{Kind: KindReplay, Filter: all, Rate: 1e9})
+	f("out_of_range", "abort_if", api.JobSpec{Kind: KindReplay, Filter: all, AbortIf: 2})
+	f("out_of_range", "max_replays", api.JobSpec{Kind: KindReplay, Filter: all, MaxReplays: -1})
+	f("bad_expired", "expired", api.JobSpec{Kind: KindReplay, Filter: all, Expired: "x"})
+	f("bad_collapse", "collapse", api.JobSpec{Kind: KindReplay, Filter: all, Collapse: "x"})
+	f("bad_order", "order", api.JobSpec{Kind: KindReplay, Filter: all, Order: "x"})
+	f("bad_where", "where", api.JobSpec{Kind: KindReplay, Filter: api.LetterFilter{Where: ".a ="}})
+	f("bad_where", "where", api.JobSpec{Kind: KindReplay, Filter: api.LetterFilter{Where: ".user_id * .code"}})
+	f("bad_where", "where", api.JobSpec{Kind: KindReplay, Filter: api.LetterFilter{Where: "def f: f; f"}})
+	f("bad_attempts", "attempts", api.JobSpec{Kind: KindReplay, Filter: api.LetterFilter{Attempts: "many"}})
+	f("bad_id", "id", api.JobSpec{Kind: KindReplay, Filter: api.LetterFilter{IDs: []string{"x"}}})
+	f("unknown_channel", "channel", api.JobSpec{Kind: KindReplay, Filter: api.LetterFilter{Channel: "fax"}})
+	f("bad_time", "until", api.JobSpec{Kind: KindReplay, Filter: api.LetterFilter{Since: 5, Until: 5}})
 	if jobs, err := r.m.List(t.Context(), 10); err != nil || len(jobs) != 0 {
 		t.Error(jobs, err)
 	}
@@ -118,37 +119,59 @@ func TestFilters(t *testing.T) {
 		ds := r.fail(8, func(i int, d *engine.DeadLetter) {
 			d.Provider, d.User = []string{"twilio", "twilio:b"}[i%2], "user"+fmt.Sprint(i)
 		})
-		f := func(want int, fl Filter) {
+		f := func(want int, fl api.LetterFilter) {
 			t.Helper()
-			if p := r.plan(Spec{Kind: KindReplay, Filter: fl}); p.Entries != want {
+			if p := r.plan(api.JobSpec{Kind: KindReplay, Filter: fl}); p.Entries != want {
 				t.Errorf("%+v selects %d, want %d", fl, p.Entries, want)
 			}
 		}
-		f(8, Filter{Caller: "shop"})
-		f(0, Filter{Caller: "sho"})
-		f(8, Filter{Provider: "twilio"}) // its accounts too
-		f(4, Filter{Provider: "twilio:b"})
-		f(0, Filter{Provider: "twil"})
-		f(2, Filter{Attempts: "2"})
-		f(4, Filter{Attempts: ">=3"})
-		f(2, Filter{Attempts: "> 3"})
-		f(4, Filter{Attempts: "<=2"})
-		f(2, Filter{Attempts: "<2"})
-		f(2, Filter{IDs: []string{ds[1].ID.String(), ds[5].ID.String()}})
-		f(4, Filter{Where: `.provider | startswith("twilio:")`})
-		f(1, Filter{Where: `.user_id == "user3" and .attempts > 1`})
-		f(0, Filter{Where: `.user_id`}) // not true
-		f(1, Filter{Where: fmt.Sprintf(".id == %q", ds[2].ID.String())})
-		f(0, Filter{State: engine.LetterReplayed}) // a replay is about dead ones
-		f(0, Filter{Until: ds[0].LastFailed})
-		f(8, Filter{Since: ds[0].LastFailed})
+		f(8, api.LetterFilter{Caller: "shop"})
+		f(0, api.LetterFilter{Caller: "sho"})
+		f(8, api.LetterFilter{Provider: "twilio"}) // its accounts too
+		f(4, api.LetterFilter{Provider: "twilio:b"})
+		f(0, api.LetterFilter{Provider: "twil"})
+		f(0, api.LetterFilter{Provider: "twilio:"})
+		f(2, api.LetterFilter{Attempts: "2"})
+		f(4, api.LetterFilter{Attempts: ">=3"})
+		f(2, api.LetterFilter{Attempts: "> 3"})
+		f(4, api.LetterFilter{Attempts: "<=2"})
+		f(2, api.LetterFilter{Attempts: "<2"})
+		f(2, api.LetterFilter{IDs: []string{ds[1].ID.String(), ds[5].ID.String()}})
+		f(4, api.LetterFilter{Where: `.provider | startswith("twilio:")`})
+		f(1, api.LetterFilter{Where: `.user_id == "user3" and .attempts > 1`})
+		f(0, api.LetterFilter{Where: `.user_id`}) // not true
+		f(1, api.LetterFilter{Where: fmt.Sprintf(".id == %q", ds[2].ID.String())})
+		f(0, api.LetterFilter{State: engine.LetterReplayed}) // a replay is about dead ones
+		f(0, api.LetterFilter{Until: ds[0].LastFailed})
+		f(8, api.LetterFilter{Since: ds[0].LastFailed})
 	})
+}
+
+// TestMatcherNames: every text and time of a filter selects by its own field.
+func TestMatcherNames(t *testing.T) {
+	a := engine.DeadLetter{Caller: "a", Channel: "sms", Category: "otp", Class: "a", Code: "a", Provider: "twilio:AC1", Template: "a", State: "dead", LastFailed: 2001}
+	b := engine.DeadLetter{Caller: "b", Channel: "push", Category: "digest", Class: "b", Code: "b", Provider: "apns", Template: "b", State: "replayed", LastFailed: 2002}
+	for _, f := range []api.LetterFilter{
+		{Caller: "b"}, {Channel: "push"}, {Category: "digest"}, {Class: "b"}, {Code: "b"}, {Provider: "apns"}, {Template: "b"}, {State: "replayed"},
+		{Since: 2002}, {Since: 2002, Until: 2003},
+	} {
+		m, err := NewMatcher(&f)
+		if err != nil || m.Named(&a) || !m.Named(&b) {
+			t.Errorf("%+v: %v, or it does not select the second letter alone", f, err)
+		}
+	}
+	for _, f := range []api.LetterFilter{{Until: 2001}, {Since: 2003}, {Caller: "b", Channel: "sms"}} {
+		m, err := NewMatcher(&f)
+		if err != nil || m.Named(&a) || m.Named(&b) {
+			t.Errorf("%+v: %v, or it selects a letter", f, err)
+		}
+	}
 }
 
 // TestPolicies: what is not sent, and why; every entry is accounted for.
 func TestPolicies(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		run := func(change func(*Spec), want map[string]int) {
+		run := func(change func(*api.JobSpec), want map[string]int) {
 			t.Helper()
 			r := newRig(t, nil)
 			now := time.Now()
@@ -174,7 +197,7 @@ func TestPolicies(t *testing.T) {
 			}); err != nil {
 				t.Fatal(err)
 			}
-			s := Spec{Kind: KindReplay, Filter: all, Rate: 1000, Canary: -1}
+			s := api.JobSpec{Kind: KindReplay, Filter: all, Rate: 1000, Canary: -1}
 			change(&s)
 			r.run()
 			j := r.until(r.apply(r.plan(s), "").ID, JobDone)
@@ -188,11 +211,11 @@ func TestPolicies(t *testing.T) {
 			}
 			r.halt()
 		}
-		run(func(*Spec) {}, map[string]int{"done": 4, "expired": 2, "exhausted": 1, "content_gone": 2, "reached": 1, "unknown": 1, "no_triggers": 1})
-		run(func(s *Spec) { s.Expired = ExpiredSend }, map[string]int{"done": 6, "exhausted": 1, "content_gone": 2, "reached": 1, "unknown": 1, "no_triggers": 1})
-		run(func(s *Spec) { s.MaxReplays = 4 }, map[string]int{"done": 5, "expired": 2, "exhausted": 0, "content_gone": 2, "reached": 1, "unknown": 1, "no_triggers": 1})
-		run(func(s *Spec) { s.ForceResend = true }, map[string]int{"done": 5, "expired": 2, "exhausted": 1, "content_gone": 2, "reached": 1, "no_triggers": 1})
-		run(func(s *Spec) { s.Collapse = CollapseLatest }, map[string]int{"done": 3, "collapsed": 1, "expired": 2, "exhausted": 1, "content_gone": 2, "reached": 1, "unknown": 1, "no_triggers": 1})
+		run(func(*api.JobSpec) {}, map[string]int{"done": 4, "expired": 2, "exhausted": 1, "content_gone": 2, "reached": 1, "unknown": 1, "no_triggers": 1})
+		run(func(s *api.JobSpec) { s.Expired = ExpiredSend }, map[string]int{"done": 6, "exhausted": 1, "content_gone": 2, "reached": 1, "unknown": 1, "no_triggers": 1})
+		run(func(s *api.JobSpec) { s.MaxReplays = 4 }, map[string]int{"done": 5, "expired": 2, "exhausted": 0, "content_gone": 2, "reached": 1, "unknown": 1, "no_triggers": 1})
+		run(func(s *api.JobSpec) { s.ForceResend = true }, map[string]int{"done": 5, "expired": 2, "exhausted": 1, "content_gone": 2, "reached": 1, "no_triggers": 1})
+		run(func(s *api.JobSpec) { s.Collapse = CollapseLatest }, map[string]int{"done": 3, "collapsed": 1, "expired": 2, "exhausted": 1, "content_gone": 2, "reached": 1, "unknown": 1, "no_triggers": 1})
 	})
 }
 
@@ -203,7 +226,7 @@ func TestExpired(t *testing.T) {
 			r := newRig(t, nil)
 			r.fail(1, func(_ int, d *engine.DeadLetter) { d.Expires = 5 })
 			r.run()
-			r.until(r.apply(r.plan(Spec{Kind: KindReplay, Filter: all, Expired: policy}), "").ID, JobDone)
+			r.until(r.apply(r.plan(api.JobSpec{Kind: KindReplay, Filter: all, Expired: policy}), "").ID, JobDone)
 			var e notify.Envelope
 			if err := notify.DecodeEnvelope(r.recs[0].Value, &e); err != nil || e.Expired(time.Now()) != want {
 				t.Errorf("%s: expired %v, %v", policy, e.Expired(time.Now()), err)
@@ -225,7 +248,7 @@ func TestOrder(t *testing.T) {
 			})
 			slices.Reverse(ids)
 			r.run()
-			r.until(r.apply(r.plan(Spec{Kind: KindReplay, Filter: all, Order: order}), "").ID, JobDone)
+			r.until(r.apply(r.plan(api.JobSpec{Kind: KindReplay, Filter: all, Order: order}), "").ID, JobDone)
 			var got []int
 			for _, id := range r.order {
 				got = append(got, slices.Index(ids, id))
@@ -245,23 +268,23 @@ func TestStalePlan(t *testing.T) {
 		r := newRig(t, nil)
 		ds := r.fail(10, nil)
 		r.run()
-		p := r.plan(Spec{Kind: KindReplay, Filter: Filter{Channel: "sms"}})
+		p := r.plan(api.JobSpec{Kind: KindReplay, Filter: api.LetterFilter{Channel: "sms"}})
 		late := r.letter(500)
 		if err := r.store.DeadLetters().Put(t.Context(), []engine.DeadLetter{late}); err != nil {
 			t.Fatal(err)
 		}
-		req := Request{Spec: p.Spec, Digest: p.Digest, Entries: p.Entries, Name: "n", By: "ann"}
+		req := api.JobRequest{Spec: p.Spec, Digest: p.Digest, Entries: p.Entries, Name: "n"}
 		if _, err := r.store.DeadLetters().Move(t.Context(), []engine.LetterMove{{ID: ds[3].ID, From: "dead", To: "discarded", Job: "x"}}); err != nil {
 			t.Fatal(err)
 		}
-		_, _, err := r.m.Apply(t.Context(), req)
+		_, _, err := r.m.Apply(t.Context(), req, By{Caller: "ann"})
 		wantCode(t, err, notify.KindConflict, "stale_plan")
 		if !strings.Contains(err.Error(), "had 10 entries, now 9") {
 			t.Error(err)
 		}
 		changed := req
 		changed.Spec.UpTo = 0
-		_, _, err = r.m.Apply(t.Context(), changed)
+		_, _, err = r.m.Apply(t.Context(), changed, By{Caller: "ann"})
 		wantCode(t, err, notify.KindInvalid, "not_frozen")
 		if r.calls() != 0 {
 			t.Error("something was sent")
@@ -269,7 +292,7 @@ func TestStalePlan(t *testing.T) {
 		if _, err := r.store.DeadLetters().Move(t.Context(), []engine.LetterMove{{ID: ds[3].ID, From: "discarded", FromJob: "x", To: "dead"}}); err != nil {
 			t.Fatal(err)
 		}
-		j, created, err := r.m.Apply(t.Context(), req)
+		j, created, err := r.m.Apply(t.Context(), req, By{Caller: "ann"})
 		if err != nil || !created {
 			t.Fatal(err)
 		}
@@ -295,12 +318,12 @@ func TestDigest(t *testing.T) {
 				t.Fatal(moved, err)
 			}
 		}
-		stale := func(what string, p Plan, change func(*Spec)) {
+		stale := func(what string, p api.Plan, change func(*api.JobSpec)) {
 			t.Helper()
 			now := r.plan(p.Spec)
 			spec := p.Spec
 			change(&spec)
-			_, _, err := r.m.Apply(t.Context(), Request{Spec: spec, Digest: p.Digest, Entries: p.Entries, Name: what, By: "ann"})
+			_, _, err := r.m.Apply(t.Context(), api.JobRequest{Spec: spec, Digest: p.Digest, Entries: p.Entries, Name: what}, By{Caller: "ann"})
 			if e, ok := errors.AsType[*notify.Error](err); !ok || e.Code != "stale_plan" {
 				t.Errorf("%s: %v", what, err)
 			}
@@ -308,12 +331,12 @@ func TestDigest(t *testing.T) {
 				t.Errorf("%s: %d entries, and now %d", what, p.Entries, now.Entries)
 			}
 		}
-		same := func(*Spec) {}
+		same := func(*api.JobSpec) {}
 
-		p := r.plan(Spec{Kind: KindReplay, Filter: Filter{Channel: "sms"}})
-		stale("another rate", p, func(s *Spec) { s.Rate = 5000 })
-		stale("no canary", p, func(s *Spec) { s.Canary = -1 })
-		stale("what is expired is sent", p, func(s *Spec) { s.Expired = ExpiredSend })
+		p := r.plan(api.JobSpec{Kind: KindReplay, Filter: api.LetterFilter{Channel: "sms"}})
+		stale("another rate", p, func(s *api.JobSpec) { s.Rate = 5000 })
+		stale("no canary", p, func(s *api.JobSpec) { s.Canary = -1 })
+		stale("what is expired is sent", p, func(s *api.JobSpec) { s.Expired = ExpiredSend })
 
 		move(5, engine.LetterDead, engine.LetterDiscarded)
 		p = r.plan(p.Spec)
@@ -321,7 +344,7 @@ func TestDigest(t *testing.T) {
 		move(5, engine.LetterDiscarded, engine.LetterDead)
 		stale("another letter", p, same)
 
-		p = r.plan(Spec{Kind: KindExport, Filter: all}) // of all states
+		p = r.plan(api.JobSpec{Kind: KindExport, Filter: all}) // of all states
 		move(3, engine.LetterDiscarded, engine.LetterDead)
 		stale("another state", p, same)
 	})
@@ -333,8 +356,8 @@ func TestTwoOperators(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t, nil)
 		r.fail(2000, nil)
-		p := r.plan(Spec{Kind: KindReplay, Filter: all, Rate: 1000, Canary: -1})
-		q := r.plan(Spec{Kind: KindReplay, Filter: Filter{Channel: "sms"}, Rate: 900, Canary: -1, Order: OrderDue})
+		p := r.plan(api.JobSpec{Kind: KindReplay, Filter: all, Rate: 1000, Canary: -1})
+		q := r.plan(api.JobSpec{Kind: KindReplay, Filter: api.LetterFilter{Channel: "sms"}, Rate: 900, Canary: -1, Order: OrderDue})
 		a, b := r.apply(p, "a"), r.apply(q, "b")
 		r.run()
 		a, b = r.until(a.ID, JobDone), r.until(b.ID, JobDone)
@@ -348,7 +371,7 @@ func TestTwoOperators(t *testing.T) {
 			t.Errorf("%d envelopes were published twice", r.copied())
 		}
 		// The same name with another plan is refused.
-		_, _, err := r.m.Apply(t.Context(), Request{Spec: q.Spec, Digest: q.Digest, Name: "a", By: "bob"})
+		_, _, err := r.m.Apply(t.Context(), api.JobRequest{Spec: q.Spec, Digest: q.Digest, Name: "a"}, By{Caller: "bob"})
 		wantCode(t, err, notify.KindConflict, "name_taken")
 	})
 }
@@ -358,7 +381,7 @@ func TestTwoProcesses(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t, nil)
 		r.fail(1000, nil)
-		j := r.apply(r.plan(Spec{Kind: KindReplay, Filter: all, Rate: 500, Canary: -1}), "")
+		j := r.apply(r.plan(api.JobSpec{Kind: KindReplay, Filter: all, Rate: 500, Canary: -1}), "")
 		r.run()
 		r.cfg.Owner = "other"
 		r.manager()
@@ -379,7 +402,7 @@ func TestCrash(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				r := newRig(t, nil)
 				r.fail(1000, nil)
-				j := r.apply(r.plan(Spec{Kind: KindReplay, Filter: all, Rate: 250}), "")
+				j := r.apply(r.plan(api.JobSpec{Kind: KindReplay, Filter: all, Rate: 250}), "")
 				for kill := range 4 {
 					dead := r.dies(at, 2+kill)
 					r.run()
@@ -408,7 +431,7 @@ func TestCancelAfterACrash(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t, nil)
 		r.fail(300, nil)
-		j := r.apply(r.plan(Spec{Kind: KindReplay, Filter: all, Rate: 250, Canary: -1}), "")
+		j := r.apply(r.plan(api.JobSpec{Kind: KindReplay, Filter: all, Rate: 250, Canary: -1}), "")
 		dead := r.dies("job-marked-before-publish", 2)
 		r.run()
 		<-dead
@@ -444,7 +467,7 @@ func TestCanary(t *testing.T) {
 			return notify.Delivered
 		}
 		r.run()
-		j := r.until(r.apply(r.plan(Spec{Kind: KindReplay, Filter: Filter{Caller: "shop"}, Rate: 500, Canary: 25}), "").ID, JobStopped)
+		j := r.until(r.apply(r.plan(api.JobSpec{Kind: KindReplay, Filter: api.LetterFilter{Caller: "shop"}, Rate: 500, Canary: 25}), "").ID, JobStopped)
 		if r.calls() > 25 || !strings.Contains(j.Why, "canary") || !strings.Contains(j.Why, "failed again (limit 20%)") {
 			t.Errorf("%d were sent; %q", r.calls(), j.Why)
 		}
@@ -465,7 +488,7 @@ func TestCanary(t *testing.T) {
 		if s := r.states(); s["replayed/0"] != 1000 || s["dead/1"] != was {
 			t.Errorf("%v", s)
 		}
-		j = r.until(r.apply(r.plan(Spec{Kind: KindReplay, Filter: Filter{Caller: "shop"}}), "second").ID, JobDone)
+		j = r.until(r.apply(r.plan(api.JobSpec{Kind: KindReplay, Filter: api.LetterFilter{Caller: "shop"}}), "second").ID, JobDone)
 		if j.Done != was {
 			t.Errorf("%+v", j)
 		}
@@ -494,7 +517,7 @@ func TestOpenAtAStop(t *testing.T) {
 					return notify.Delivered
 				}
 				r.run()
-				j := r.until(r.apply(r.plan(Spec{Kind: KindReplay, Filter: all, Canary: 5}), "").ID, JobStopped)
+				j := r.until(r.apply(r.plan(api.JobSpec{Kind: KindReplay, Filter: all, Canary: 5}), "").ID, JobStopped)
 				if o := j.Outcomes; o.Refailed != 2 || o.Open != 3 {
 					t.Fatalf("%+v", o)
 				}
@@ -538,7 +561,7 @@ func TestCanaryIsAwaited(t *testing.T) {
 			return notify.None
 		}
 		r.run()
-		j := r.apply(r.plan(Spec{Kind: KindReplay, Filter: all, Rate: 1000, Canary: 7}), "")
+		j := r.apply(r.plan(api.JobSpec{Kind: KindReplay, Filter: all, Rate: 1000, Canary: 7}), "")
 		time.Sleep(time.Minute)
 		r.halt()
 		r.manager()
@@ -566,7 +589,7 @@ func TestCanaryIsAwaited(t *testing.T) {
 		r.mu.Lock()
 		r.state = func(*notify.Envelope) notify.State { return notify.None }
 		r.mu.Unlock()
-		j = r.until(r.apply(r.plan(Spec{Kind: KindReplay, Filter: all}), "b").ID, JobStopped)
+		j = r.until(r.apply(r.plan(api.JobSpec{Kind: KindReplay, Filter: all}), "b").ID, JobStopped)
 		if !strings.Contains(j.Why, "have no outcome after 3m") {
 			t.Error(j.Why)
 		}
@@ -587,7 +610,7 @@ func TestWaitSavesNoRate(t *testing.T) {
 		}
 		r.run()
 		const perSecond = 50
-		j := r.apply(r.plan(Spec{Kind: KindReplay, Filter: all, Rate: perSecond, Canary: 7}), "")
+		j := r.apply(r.plan(api.JobSpec{Kind: KindReplay, Filter: all, Rate: perSecond, Canary: 7}), "")
 		time.Sleep(time.Minute)
 		r.mu.Lock()
 		var rows []notify.Row
@@ -632,16 +655,16 @@ func TestCanaryReachesNobody(t *testing.T) {
 				r.fail(100, nil)
 				r.state = func(*notify.Envelope) notify.State { return state }
 				r.run()
-				j := r.until(r.apply(r.plan(Spec{Kind: KindReplay, Filter: all}), "").ID, JobStopped, JobDone)
+				j := r.until(r.apply(r.plan(api.JobSpec{Kind: KindReplay, Filter: all}), "").ID, JobStopped, JobDone)
 				word := strings.ToLower(state.String())
 				if j.State != JobStopped || r.calls() != 10 || !strings.Contains(j.Why, "reached nobody: ") || !strings.Contains(j.Why, word) {
 					t.Fatalf("%s %q after %d were sent", j.State, j.Why, r.calls())
 				}
 				o := j.Outcomes
-				if o.Reached != 0 || o.Refailed != 0 || o.settled() == 0 || o.settled()+o.Open != 10 {
+				if o.Reached != 0 || o.Refailed != 0 || settled(&o) == 0 || settled(&o)+o.Open != 10 {
 					t.Errorf("%+v", o)
 				}
-				if n := map[string]int{"suppressed": o.Suppressed, "expired": o.Expired, "cancelled": o.Cancelled, "unknown": o.Unknown}[word]; n != o.settled() {
+				if n := map[string]int{"suppressed": o.Suppressed, "expired": o.Expired, "cancelled": o.Cancelled, "unknown": o.Unknown}[word]; n != settled(&o) {
 					t.Errorf("%d are counted as %s: %+v", n, word, o)
 				}
 
@@ -656,7 +679,7 @@ func TestCanaryReachesNobody(t *testing.T) {
 					t.Fatal(err)
 				}
 				j = r.until(j.ID, JobDone)
-				if o := j.Outcomes; o.Reached != 90 || o.settled() != 100 {
+				if o := j.Outcomes; o.Reached != 90 || settled(&o) != 100 {
 					t.Errorf("%+v", o)
 				}
 			})
@@ -671,7 +694,7 @@ func TestExpireOnPurpose(t *testing.T) {
 		r.fail(50, nil)
 		r.state = func(*notify.Envelope) notify.State { return notify.Expired }
 		r.run()
-		j := r.until(r.apply(r.plan(Spec{Kind: KindReplay, Filter: all, Expired: ExpiredFail}), "").ID, JobStopped, JobDone)
+		j := r.until(r.apply(r.plan(api.JobSpec{Kind: KindReplay, Filter: all, Expired: ExpiredFail}), "").ID, JobStopped, JobDone)
 		if j.State != JobDone || j.Outcomes.Expired != 50 {
 			t.Errorf("%s %q %+v", j.State, j.Why, j.Outcomes)
 		}
@@ -693,16 +716,16 @@ func TestPlanTellsWhoIsUnreachable(t *testing.T) {
 		r.fail(40, func(i int, d *engine.DeadLetter) {
 			d.User, d.Template = fmt.Sprintf("u%d", i%8), "t"
 		})
-		f := func(want int, s Spec) {
+		f := func(want int, s api.JobSpec) {
 			t.Helper()
 			s.Filter = all
 			if got := r.plan(s).Unreach["suppressed_address"]; got != want {
 				t.Errorf("%s %s: %d, want %d", s.Kind, s.Collapse, got, want)
 			}
 		}
-		f(10, Spec{Kind: KindReplay})
-		f(2, Spec{Kind: KindReplay, Collapse: CollapseLatest})
-		f(0, Spec{Kind: KindDiscard})
+		f(10, api.JobSpec{Kind: KindReplay})
+		f(2, api.JobSpec{Kind: KindReplay, Collapse: CollapseLatest})
+		f(0, api.JobSpec{Kind: KindDiscard})
 	})
 }
 
@@ -719,7 +742,7 @@ func TestGuard(t *testing.T) {
 			return notify.Delivered
 		}
 		r.run()
-		j := r.until(r.apply(r.plan(Spec{Kind: KindReplay, Filter: all, Rate: 500}), "").ID, JobStopped, JobDone)
+		j := r.until(r.apply(r.plan(api.JobSpec{Kind: KindReplay, Filter: all, Rate: 500}), "").ID, JobStopped, JobDone)
 		if j.State != JobStopped || !strings.Contains(j.Why, "failed again") || j.Done > 1200 {
 			t.Errorf("%+v", j)
 		}
@@ -740,14 +763,14 @@ func TestOpenCircuit(t *testing.T) {
 		})
 		r.fail(50, nil)
 		r.run()
-		j := r.until(r.apply(r.plan(Spec{Kind: KindReplay, Filter: all}), "").ID, JobStopped)
+		j := r.until(r.apply(r.plan(api.JobSpec{Kind: KindReplay, Filter: all}), "").ID, JobStopped)
 		if !strings.Contains(j.Why, "circuit") || !strings.Contains(j.Why, "twilio") || r.calls() != 0 {
 			t.Errorf("%q, %d sent", j.Why, r.calls())
 		}
 		if _, err := r.m.Do(t.Context(), j.ID, Cancel, By{Caller: "x"}); err != nil {
 			t.Fatal(err)
 		}
-		j = r.apply(r.plan(Spec{Kind: KindReplay, Filter: all, OpenCircuit: CircuitWait}), "")
+		j = r.apply(r.plan(api.JobSpec{Kind: KindReplay, Filter: all, OpenCircuit: CircuitWait}), "")
 		time.Sleep(time.Hour)
 		if j, _ := r.m.Get(t.Context(), j.ID); j.State != JobRunning || r.calls() != 0 {
 			t.Errorf("%s, %d sent", j.State, r.calls())
@@ -764,7 +787,7 @@ func TestPauseResume(t *testing.T) {
 		r := newRig(t, nil)
 		r.fail(1000, nil)
 		r.run()
-		j := r.apply(r.plan(Spec{Kind: KindReplay, Filter: all, Rate: 100, Canary: -1}), "")
+		j := r.apply(r.plan(api.JobSpec{Kind: KindReplay, Filter: all, Rate: 100, Canary: -1}), "")
 		time.Sleep(2 * time.Second)
 		got, err := r.m.Do(t.Context(), j.ID, Pause, By{Caller: "bob", Reason: "lunch"})
 		if err != nil || got.State != JobPaused || got.Why != "by bob" {
@@ -797,7 +820,7 @@ func TestApproval(t *testing.T) {
 		r := newRig(t, func(c *ManagerConfig) { c.ApproveAbove = 5 })
 		r.fail(6, nil)
 		r.run()
-		p := r.plan(Spec{Kind: KindReplay, Filter: all})
+		p := r.plan(api.JobSpec{Kind: KindReplay, Filter: all})
 		if !p.Approval {
 			t.Error("the plan does not say that it needs approval")
 		}
@@ -833,7 +856,7 @@ func TestLogAway(t *testing.T) {
 			return nil
 		}
 		r.run()
-		j := r.apply(r.plan(Spec{Kind: KindReplay, Filter: all}), "")
+		j := r.apply(r.plan(api.JobSpec{Kind: KindReplay, Filter: all}), "")
 		time.Sleep(time.Minute)
 		if j, _ := r.m.Get(t.Context(), j.ID); j.State != JobRunning {
 			t.Fatalf("%+v", j)
@@ -847,7 +870,7 @@ func TestLogAway(t *testing.T) {
 		r.mu.Lock()
 		away = false
 		r.mu.Unlock()
-		r.sums(r.until(r.apply(r.plan(Spec{Kind: KindReplay, Filter: all}), "again").ID, JobDone))
+		r.sums(r.until(r.apply(r.plan(api.JobSpec{Kind: KindReplay, Filter: all}), "again").ID, JobDone))
 		r.once(20)
 	})
 }
@@ -860,15 +883,15 @@ func TestForceResend(t *testing.T) {
 		ds := r.fail(1, nil)
 		r.state = func(*notify.Envelope) notify.State { return notify.Unknown }
 		r.run()
-		r.until(r.apply(r.plan(Spec{Kind: KindReplay, Filter: all, AbortIf: -1}), "a").ID, JobDone)
-		if p := r.plan(Spec{Kind: KindReplay, Filter: all}); p.Entries != 0 {
+		r.until(r.apply(r.plan(api.JobSpec{Kind: KindReplay, Filter: all, AbortIf: -1}), "a").ID, JobDone)
+		if p := r.plan(api.JobSpec{Kind: KindReplay, Filter: all}); p.Entries != 0 {
 			t.Errorf("%+v", p)
 		}
 		r.halt()
 		r.state = nil
 		r.manager()
 		dead := r.dies("job-published-before-cursor", 1)
-		j := r.apply(r.plan(Spec{Kind: KindReplay, Filter: all, ForceResend: true}), "b")
+		j := r.apply(r.plan(api.JobSpec{Kind: KindReplay, Filter: all, ForceResend: true}), "b")
 		r.run()
 		<-dead
 		r.halt()
@@ -903,7 +926,7 @@ func TestReplaysUnknownByForceAlone(t *testing.T) {
 		}
 		r.run()
 		for _, force := range []bool{false, true} {
-			p := r.plan(Spec{Kind: KindReplay, Filter: all, ForceResend: force})
+			p := r.plan(api.JobSpec{Kind: KindReplay, Filter: all, ForceResend: force})
 			want := map[string]int{SkipUnknown: 1}
 			if force {
 				want = map[string]int{}
@@ -928,7 +951,7 @@ func TestDiscardAndExport(t *testing.T) {
 			d.User = "\x1b[31m<b>"
 		})
 		r.run()
-		x := r.until(r.apply(r.plan(Spec{Kind: KindExport, Filter: Filter{Code: "1"}}), "").ID, JobDone)
+		x := r.until(r.apply(r.plan(api.JobSpec{Kind: KindExport, Filter: api.LetterFilter{Code: "1"}}), "").ID, JobDone)
 		r.sums(x)
 		var lines []json.RawMessage
 		for after := uint64(0); ; {
@@ -951,12 +974,12 @@ func TestDiscardAndExport(t *testing.T) {
 		if strings.ContainsAny(string(lines[0]), "\x1b<") {
 			t.Errorf("raw escapes in %q", lines[0])
 		}
-		j := r.until(r.apply(r.plan(Spec{Kind: KindDiscard, Filter: Filter{Code: "1"}}), "").ID, JobDone)
+		j := r.until(r.apply(r.plan(api.JobSpec{Kind: KindDiscard, Filter: api.LetterFilter{Code: "1"}}), "").ID, JobDone)
 		r.sums(j)
 		if s := r.states(); s["discarded/0"] != 10 || s["dead/0"] != 20 {
 			t.Errorf("%v", s)
 		}
-		if p := r.plan(Spec{Kind: KindReplay, Filter: all}); p.Entries != 20 {
+		if p := r.plan(api.JobSpec{Kind: KindReplay, Filter: all}); p.Entries != 20 {
 			t.Errorf("%d: discarded ones are not replayed", p.Entries)
 		}
 		if r.calls() != 0 {
@@ -978,7 +1001,7 @@ func TestTriggerLetters(t *testing.T) {
 		r := newRig(t, func(c *ManagerConfig) { c.Triggers = q })
 		ds := r.fail(3, func(_ int, d *engine.DeadLetter) { d.Channel, d.Category = ChannelTrigger, "" })
 		r.run()
-		p := r.plan(Spec{Kind: KindReplay, Filter: Filter{IDs: []string{LetterID(&ds[0]), LetterID(&ds[2])}}})
+		p := r.plan(api.JobSpec{Kind: KindReplay, Filter: api.LetterFilter{IDs: []string{LetterID(&ds[0]), LetterID(&ds[2])}}})
 		j := r.until(r.apply(p, "").ID, JobDone)
 		r.sums(j)
 		if len(q) != 2 || q["trg_"+ds[0].ID.Base.String()] != 1 || j.Done != 2 || r.calls() != 0 {
@@ -1005,12 +1028,12 @@ func TestManyLetters(t *testing.T) {
 		return nil
 	})
 	p := planner{letters: walk, now: time.Now}
-	s, err := p.make(t.Context(), Spec{Kind: KindReplay, Filter: all, UpTo: n})
+	s, err := p.make(t.Context(), api.JobSpec{Kind: KindReplay, Filter: all, UpTo: n})
 	if err != nil || s.plan.Entries != n || len(s.entries) != 0 {
 		t.Fatal(len(s.entries), err)
 	}
 	p.keep = true
-	kept, err := p.make(t.Context(), Spec{Kind: KindReplay, Filter: all, UpTo: n})
+	kept, err := p.make(t.Context(), api.JobSpec{Kind: KindReplay, Filter: all, UpTo: n})
 	if err != nil || kept.plan.Digest != s.plan.Digest {
 		t.Fatal(err)
 	}
@@ -1039,7 +1062,7 @@ func TestManyLetters(t *testing.T) {
 			}
 		}
 	})
-	_, err = (&planner{letters: over, now: time.Now, most: 1000}).make(t.Context(), Spec{Kind: KindReplay, Filter: all, UpTo: 1})
+	_, err = (&planner{letters: over, now: time.Now, most: 1000}).make(t.Context(), api.JobSpec{Kind: KindReplay, Filter: all, UpTo: 1})
 	wantCode(t, err, notify.KindInvalid, "too_many")
 }
 
@@ -1067,8 +1090,8 @@ func TestAuditOfJobs(t *testing.T) {
 		r := newRig(t, nil)
 		r.fail(5, nil)
 		r.run()
-		p := r.plan(Spec{Kind: KindReplay, Filter: Filter{Caller: "shop"}})
-		j, _, err := r.m.Apply(t.Context(), Request{Spec: p.Spec, Digest: p.Digest, By: "ann", Context: "prod", Reason: "incident 7", ID: "req-1"})
+		p := r.plan(api.JobSpec{Kind: KindReplay, Filter: api.LetterFilter{Caller: "shop"}})
+		j, _, err := r.m.Apply(t.Context(), api.JobRequest{Spec: p.Spec, Digest: p.Digest}, By{Caller: "ann", Context: "prod", Reason: "incident 7", Request: "req-1"})
 		if err != nil {
 			t.Fatal(err)
 		}

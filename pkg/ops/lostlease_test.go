@@ -4,6 +4,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
 )
 
 // TestRunnerThatLostItsLease: a runner stands still between its batch and its save,
@@ -16,7 +18,7 @@ func TestRunnerThatLostItsLease(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				r := newRig(t, nil)
 				r.fail(1000, nil)
-				j := r.apply(r.plan(Spec{Kind: KindReplay, Filter: all, Rate: 250, Canary: -1}), "")
+				j := r.apply(r.plan(api.JobSpec{Kind: KindReplay, Filter: all, Rate: 250, Canary: -1}), "")
 				held, resume := make(chan struct{}), make(chan struct{})
 				batches := 0 // of the first runner
 				r.m.cfg.Hit = func(at string) {

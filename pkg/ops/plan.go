@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -39,35 +40,15 @@ const (
 	CircuitWait = "wait" // the job waits until it is closed
 )
 
-// Spec is what a job is to do. Durations are in milliseconds.
-type Spec struct {
-	Kind   string `json:"kind"`
-	Filter Filter `json:"filter"`
-	UpTo   uint64 `json:"up_to,omitempty"` // frozen: only letters that were there, by place in the index
-
-	Rate        float64 `json:"rate,omitempty"`     // letters a second, above 0, at most MaxRate; default 50
-	RampMs      int64   `json:"ramp_ms,omitempty"`  // from a tenth of the rate to all of it
-	Canary      int     `json:"canary,omitempty"`   // so many first, and their outcomes awaited; default 10, negative: none
-	AbortIf     float64 `json:"abort_if,omitempty"` // stop when more than this part reached nobody, 0 to 1; default 0.2; negative: never
-	MaxReplays  int     `json:"max_replays,omitempty"`
-	Expired     string  `json:"expired,omitempty"`
-	Collapse    string  `json:"collapse,omitempty"`
-	Order       string  `json:"order,omitempty"`
-	OpenCircuit string  `json:"open_circuit,omitempty"`
-	ForceResend bool    `json:"force_resend,omitempty"` // also those whose outcome is UNKNOWN: they may arrive twice
-
-	Report string `json:"report,omitempty"` // reconcile: digest of the report to apply
-}
-
-// Limits of a Spec.
+// Limits of a job.
 const (
 	MaxRate    = 20_000
 	MaxEntries = 5_000_000 // of one job
 	maxCanary  = 1000
 )
 
-// check fills in defaults and refuses what breaks a rule.
-func (s *Spec) check() error {
+// checkSpec fills in defaults and refuses what breaks a rule.
+func checkSpec(s *api.JobSpec) error {
 	if !slices.Contains([]string{KindReplay, KindDiscard, KindExport, KindReconcile}, s.Kind) {
 		return notify.Invalid("bad_kind", "kind", "replay, discard, export or reconcile")
 	}
@@ -125,22 +106,6 @@ func (s *Spec) check() error {
 	return nil
 }
 
-// Plan is what a job would do: a frozen set and its digest.
-type Plan struct {
-	Spec      Spec                      `json:"spec"`
-	Digest    string                    `json:"digest"` // of Spec and of the set, entry by entry
-	Made      int64                     `json:"made_ms"`
-	Entries   int                       `json:"entries"`
-	Send      int                       `json:"send"`                  // of them, those that would be acted on
-	Skip      map[string]int            `json:"skip"`                  // the others, by reason
-	Counts    map[string]map[string]int `json:"counts"`                // by class, caller, channel, provider, template, code
-	Unreach   map[string]int            `json:"unreachable,omitempty"` // of Send, those suppressed if sent now, by code; the profile is asked, not an address of the request
-	EndsSoon  int                       `json:"ends_soon"`             // retention takes them within a day
-	EtaMs     int64                     `json:"eta_ms"`                // at the rate, without the canary
-	Approval  bool                      `json:"approval"`              // it needs another operator's approval
-	Reconcile json.RawMessage           `json:"report,omitempty"`      // reconcile: what was found
-}
-
 // Reasons why an entry of a plan is not acted on.
 const (
 	SkipExpired   = "expired"
@@ -178,7 +143,7 @@ type entry struct {
 // set is a frozen set and what was counted on the way. It keeps what a job
 // needs: 8 to 32 bytes an entry, and only while a job is made.
 type set struct {
-	plan    Plan
+	plan    api.Plan
 	entries []entry
 	report  json.RawMessage // of a reconcile, in their place
 }
@@ -193,8 +158,8 @@ type planner struct {
 	unreachable func(*engine.DeadLetter) string // nil: not asked
 }
 
-func (p *planner) make(ctx context.Context, spec Spec) (*set, error) {
-	if err := spec.check(); err != nil {
+func (p *planner) make(ctx context.Context, spec api.JobSpec) (*set, error) {
+	if err := checkSpec(&spec); err != nil {
 		return nil, err
 	}
 	now := p.now().UnixMilli()
@@ -204,11 +169,11 @@ func (p *planner) make(ctx context.Context, spec Spec) (*set, error) {
 			return nil, err
 		}
 	}
-	m, err := spec.Filter.compile()
+	m, err := NewMatcher(&spec.Filter)
 	if err != nil {
 		return nil, err
 	}
-	s := &set{plan: Plan{Spec: spec, Made: now, Skip: map[string]int{}, Unreach: map[string]int{}, Counts: map[string]map[string]int{}}}
+	s := &set{plan: api.Plan{Spec: spec, Made: now, Skip: map[string]int{}, Unreach: map[string]int{}, Counts: map[string]map[string]int{}}}
 	for _, k := range []string{"class", "caller", "channel", "provider", "template", "code"} {
 		s.plan.Counts[k] = map[string]int{}
 	}
@@ -225,7 +190,7 @@ func (p *planner) make(ctx context.Context, spec Spec) (*set, error) {
 		if !selectable(&spec, d) {
 			return nil
 		}
-		ok, err := m.matches(ctx, d)
+		ok, err := m.Matches(ctx, d)
 		if err != nil || !ok {
 			return err
 		}
@@ -286,7 +251,7 @@ func (p *planner) make(ctx context.Context, spec Spec) (*set, error) {
 }
 
 // selectable says which states a kind of job is about.
-func selectable(spec *Spec, d *engine.DeadLetter) bool {
+func selectable(spec *api.JobSpec, d *engine.DeadLetter) bool {
 	switch {
 	case spec.Kind == KindExport, d.State == engine.LetterDead:
 		return true
@@ -297,7 +262,7 @@ func selectable(spec *Spec, d *engine.DeadLetter) bool {
 }
 
 // before is the reason why a letter is not replayed, as far as the letter tells.
-func before(spec *Spec, d *engine.DeadLetter, now int64) string {
+func before(spec *api.JobSpec, d *engine.DeadLetter, now int64) string {
 	switch {
 	case int(d.Epoch) >= spec.MaxReplays && d.Channel != ChannelTrigger:
 		return SkipExhausted

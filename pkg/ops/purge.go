@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -32,7 +33,7 @@ func (m *Manager) Purge(ctx context.Context, now time.Time) (n int, err error) {
 		return 0, nil
 	}
 	last := &jobs[old[0]]
-	if _, err := m.cfg.Audit.Record(ctx, Act{
+	if _, err := m.cfg.Audit.Record(ctx, api.AuditRow{
 		Actor: "notifyd", Action: "jobs.purge", Target: last.ID, Reason: "over for longer than jobs.keep, or more than jobs.most; the newest of them is named",
 		Counts: map[string]int{"jobs": len(old)},
 	}); err != nil {

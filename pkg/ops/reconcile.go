@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -48,9 +49,9 @@ const (
 	repairLease = "ops-job/repair" // one reconcile at a time, of whichever process
 )
 
-func (m *Manager) planReconcile(ctx context.Context, spec Spec) (Plan, error) {
+func (m *Manager) planReconcile(ctx context.Context, spec api.JobSpec) (api.Plan, error) {
 	if m.cfg.Reconcile == nil {
-		return Plan{}, notify.Unavailable("reconcile", 0, nil)
+		return api.Plan{}, notify.Unavailable("reconcile", 0, nil)
 	}
 	var since time.Time
 	if spec.Filter.Since != 0 {
@@ -58,7 +59,7 @@ func (m *Manager) planReconcile(ctx context.Context, spec Spec) (Plan, error) {
 	}
 	f, err := m.cfg.Reconcile.Report(ctx, since)
 	if err != nil {
-		return Plan{}, err
+		return api.Plan{}, err
 	}
 	p := reconcilePlan(&f)
 	p.Reconcile, p.Made = f.Report, time.Now().UnixMilli()
@@ -66,9 +67,9 @@ func (m *Manager) planReconcile(ctx context.Context, spec Spec) (Plan, error) {
 	return p, nil
 }
 
-func reconcilePlan(f *Findings) Plan {
-	p := Plan{
-		Spec: Spec{Kind: KindReconcile, Report: f.Digest}, Digest: f.Digest, Skip: map[string]int{},
+func reconcilePlan(f *Findings) api.Plan {
+	p := api.Plan{
+		Spec: api.JobSpec{Kind: KindReconcile, Report: f.Digest}, Digest: f.Digest, Skip: map[string]int{},
 		Counts: map[string]map[string]int{"class": f.Counts}, Entries: f.Listed, Send: f.Mend,
 	}
 	if n := f.Listed - f.Mend; n > 0 {
@@ -77,7 +78,7 @@ func reconcilePlan(f *Findings) Plan {
 	return p
 }
 
-func (m *Manager) freezeReport(r *Request) (*set, error) {
+func (m *Manager) freezeReport(r *api.JobRequest) (*set, error) {
 	if m.cfg.Reconcile == nil {
 		return nil, notify.Unavailable("reconcile", 0, nil)
 	}

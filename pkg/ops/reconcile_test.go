@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -85,11 +86,11 @@ func TestReconcileJob(t *testing.T) {
 		b := &broken{n: n, rounds: 2 * leaseTime, mended: make([]int, n), away: 1}
 		r := newRig(t, func(c *ManagerConfig) { c.Reconcile = b })
 		since := time.Now().Add(-time.Hour).Truncate(time.Millisecond)
-		p := r.plan(Spec{Kind: KindReconcile, Filter: Filter{Since: since.UnixMilli()}})
+		p := r.plan(api.JobSpec{Kind: KindReconcile, Filter: api.LetterFilter{Since: since.UnixMilli()}})
 		if p.Entries != n || p.Send != b.findings().Mend || p.Skip[SkipPeople] != n/10 || !b.since.Equal(since) || p.Counts["class"]["late"] != n {
 			t.Fatalf("%+v", p)
 		}
-		j, _, err := r.m.Apply(t.Context(), Request{Spec: p.Spec, Digest: p.Digest, By: "ann", Report: p.Reconcile})
+		j, _, err := r.m.Apply(t.Context(), api.JobRequest{Spec: p.Spec, Digest: p.Digest, Report: p.Reconcile}, By{Caller: "ann"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -130,10 +131,10 @@ func TestOneReconcileAtATime(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := &broken{n: 50, rounds: 3 * leaseTime, mended: make([]int, 50)}
 		r := newRig(t, func(c *ManagerConfig) { c.Reconcile = b })
-		p := r.plan(Spec{Kind: KindReconcile})
+		p := r.plan(api.JobSpec{Kind: KindReconcile})
 		var ids []string
 		for _, by := range []string{"ann", "bob"} {
-			j, created, err := r.m.Apply(t.Context(), Request{Spec: p.Spec, Digest: p.Digest, By: by, Name: by, Report: p.Reconcile})
+			j, created, err := r.m.Apply(t.Context(), api.JobRequest{Spec: p.Spec, Digest: p.Digest, Name: by, Report: p.Reconcile}, By{Caller: by})
 			if err != nil || !created {
 				t.Fatal(created, err)
 			}
@@ -161,11 +162,11 @@ func TestOneReconcileAtATime(t *testing.T) {
 			t.Errorf("%d at a time, %d applies, repaired %v", b.most, b.applies, done)
 		}
 		// The same plan without a name is one job, whoever asks.
-		first, created, err := r.m.Apply(t.Context(), Request{Spec: p.Spec, Digest: p.Digest, By: "ann", Report: p.Reconcile})
+		first, created, err := r.m.Apply(t.Context(), api.JobRequest{Spec: p.Spec, Digest: p.Digest, Report: p.Reconcile}, By{Caller: "ann"})
 		if err != nil || !created {
 			t.Fatal(created, err)
 		}
-		again, created, err := r.m.Apply(t.Context(), Request{Spec: p.Spec, Digest: p.Digest, By: "bob", Report: p.Reconcile})
+		again, created, err := r.m.Apply(t.Context(), api.JobRequest{Spec: p.Spec, Digest: p.Digest, Report: p.Reconcile}, By{Caller: "bob"})
 		if err != nil || created || again.ID != first.ID || again.By != "ann" {
 			t.Errorf("%v %+v, %v", created, again, err)
 		}
@@ -177,12 +178,12 @@ func TestOneReconcileAtATime(t *testing.T) {
 func TestReconcileRefuses(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t, nil)
-		_, err := r.m.Plan(t.Context(), Spec{Kind: KindReconcile})
+		_, err := r.m.Plan(t.Context(), api.JobSpec{Kind: KindReconcile})
 		wantCode(t, err, notify.KindUnavailable, "reconcile")
 		b := &broken{n: 3, mended: make([]int, 3)}
 		r = newRig(t, func(c *ManagerConfig) { c.Reconcile = b })
 		ask := func(digest string, report string) error {
-			_, _, err := r.m.Apply(t.Context(), Request{Spec: Spec{Kind: KindReconcile}, Digest: digest, By: "ann", Report: json.RawMessage(report)})
+			_, _, err := r.m.Apply(t.Context(), api.JobRequest{Spec: api.JobSpec{Kind: KindReconcile}, Digest: digest, Report: json.RawMessage(report)}, By{Caller: "ann"})
 			return err
 		}
 		wantCode(t, ask("d3", ""), notify.KindInvalid, "no_report")

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/time/rate"
 
+	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -159,7 +160,7 @@ func (r *runner) end(ctx context.Context, state, why string) error {
 	for k, n := range r.res.Skipped {
 		counts["skipped_"+k] = n
 	}
-	if _, err := r.m.cfg.Audit.Record(ctx, Act{
+	if _, err := r.m.cfg.Audit.Record(ctx, api.AuditRow{
 		Actor: "notifyd", Action: "job.end " + r.j.Kind, Target: r.j.ID, Digest: r.spec.Digest, Counts: counts, Result: state, Reason: why,
 	}); err != nil {
 		return err
@@ -363,7 +364,7 @@ func (r *runner) insist(ctx context.Context, f func() error) error {
 
 // begin makes the guard begin anew at a position.
 func (r *jobResult) begin(at int) {
-	r.From, r.CanaryOK, r.Guarded, r.Known.Guarded = at, false, Outcomes{}, Outcomes{}
+	r.From, r.CanaryOK, r.Guarded, r.Known.Guarded = at, false, api.Outcomes{}, api.Outcomes{}
 }
 
 func (r jobResult) copy() jobResult {

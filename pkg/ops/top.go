@@ -7,60 +7,32 @@ import (
 	"strings"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// Group is dead letters that failed alike.
-type Group struct {
-	Channel     string         `json:"channel"`
-	Provider    string         `json:"provider,omitempty"`
-	Class       string         `json:"class"`
-	Code        string         `json:"code"`
-	Template    string         `json:"template,omitempty"`
-	Count       int            `json:"count"`
-	First       int64          `json:"first_failed_ms"`
-	Last        int64          `json:"last_failed_ms"`
-	EndsSoon    int            `json:"ends_soon"` // retention takes them within a day
-	Callers     map[string]int `json:"callers"`
-	Sample      string         `json:"sample"`      // an id
-	LastHour    int            `json:"last_hour"`   // of Count
-	HourAgo     int            `json:"hour_before"` // in the hour before that
-	fingerprint string
-}
-
-// Top is the dead letters of a filter by how they failed, the most frequent
-// first, and what they sum to.
-type Top struct {
-	Groups   []Group        `json:"groups"`
-	Total    int            `json:"total"`
-	States   map[string]int `json:"states"`
-	Channels map[string]int `json:"channels"`
-	Callers  map[string]int `json:"callers"`
-	Oldest   int64          `json:"oldest_ms,omitempty"`
-	EndsSoon int            `json:"ends_soon"`
-	Next     int64          `json:"next_end_ms,omitempty"` // when retention takes the first of them
-	Other    int            `json:"other"`                 // not in Groups
-}
-
 const maxGroups = 10_000
+
+// group is how letters failed: those with the same one are counted together.
+type group struct{ channel, provider, class, code, template string }
 
 // Top reads the index once. Of more than 10,000 ways to fail those met first are
 // counted one by one.
-func (m *Manager) Top(ctx context.Context, f Filter, most int) (Top, error) {
-	match, err := f.compile()
+func (m *Manager) Top(ctx context.Context, f api.LetterFilter, most int) (api.LetterTop, error) {
+	match, err := NewMatcher(&f)
 	if err != nil {
-		return Top{}, err
+		return api.LetterTop{}, err
 	}
 	upTo, err := m.cfg.Letters.Last(ctx)
 	if err != nil {
-		return Top{}, err
+		return api.LetterTop{}, err
 	}
 	now := time.Now().UnixMilli()
 	hour := time.Hour.Milliseconds()
-	groups := map[string]*Group{}
-	out := Top{States: map[string]int{}, Channels: map[string]int{}, Callers: map[string]int{}}
+	groups := map[group]*api.LetterGroup{}
+	out := api.LetterTop{States: map[string]int{}, Channels: map[string]int{}, Callers: map[string]int{}}
 	err = m.cfg.Letters.Walk(ctx, 0, upTo, func(d *engine.DeadLetter) error {
-		ok, err := match.matches(ctx, d)
+		ok, err := match.Matches(ctx, d)
 		if err != nil || !ok {
 			return err
 		}
@@ -79,16 +51,16 @@ func (m *Manager) Top(ctx context.Context, f Filter, most int) (Top, error) {
 			out.Oldest = d.LastFailed
 		}
 		provider, _, _ := strings.Cut(d.Provider, ":") // not each of its accounts
-		key := d.Channel + "\x00" + provider + "\x00" + d.Class + "\x00" + d.Code + "\x00" + d.Template
+		key := group{d.Channel, provider, d.Class, d.Code, d.Template}
 		g := groups[key]
 		if g == nil {
 			if len(groups) >= maxGroups {
 				out.Other++
 				return nil
 			}
-			g = &Group{
+			g = &api.LetterGroup{
 				Channel: d.Channel, Provider: provider, Class: d.Class, Code: d.Code, Template: d.Template,
-				First: d.LastFailed, Callers: map[string]int{}, fingerprint: key,
+				First: d.LastFailed, Callers: map[string]int{},
 			}
 			groups[key] = g
 		}
@@ -108,14 +80,15 @@ func (m *Manager) Top(ctx context.Context, f Filter, most int) (Top, error) {
 		return nil
 	})
 	if err != nil {
-		return Top{}, err
+		return api.LetterTop{}, err
 	}
-	out.Groups = make([]Group, 0, len(groups))
+	out.Groups = make([]api.LetterGroup, 0, len(groups))
 	for _, g := range groups {
 		out.Groups = append(out.Groups, *g)
 	}
-	slices.SortFunc(out.Groups, func(a, b Group) int {
-		return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.fingerprint, b.fingerprint))
+	slices.SortFunc(out.Groups, func(a, b api.LetterGroup) int {
+		return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.Channel, b.Channel), cmp.Compare(a.Provider, b.Provider),
+			cmp.Compare(a.Class, b.Class), cmp.Compare(a.Code, b.Code), cmp.Compare(a.Template, b.Template))
 	})
 	for _, g := range out.Groups[min(most, len(out.Groups)):] {
 		out.Other += g.Count

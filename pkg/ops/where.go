@@ -223,7 +223,7 @@ func literal(q *gojq.Query) bool {
 
 // selects reports whether the expression is true of a letter. One that fails, or
 // that takes too long, is an error: it must not select less than was meant.
-func (m *matcher) selects(ctx context.Context, d *engine.DeadLetter) (bool, error) {
+func (m *Matcher) selects(ctx context.Context, d *engine.DeadLetter) (bool, error) {
 	b, err := json.Marshal(d)
 	if err != nil {
 		return false, err

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -45,7 +46,7 @@ func TestWhereSelectsAndMakesNothing(t *testing.T) {
 		`test(.code)`, `test("x"; .code)`, `test("` + strings.Repeat("x", maxRegexp+1) + `")`,
 	}
 	for _, expr := range refused {
-		_, err := (&Filter{Where: expr}).Matcher()
+		_, err := NewMatcher(&api.LetterFilter{Where: expr})
 		wantCode(t, err, notify.KindInvalid, "bad_where")
 		if err == nil {
 			t.Errorf("%s was taken", expr)
@@ -79,12 +80,12 @@ func TestWhereSelectsAndMakesNothing(t *testing.T) {
 		`"[1,2]" | fromjson | length == 2`:                true,
 		`.extra.carrier | contains("net")`:                true,
 	} {
-		match, err := (&Filter{Where: expr}).Matcher()
+		match, err := NewMatcher(&api.LetterFilter{Where: expr})
 		if err != nil {
 			t.Errorf("%s: %v", expr, err)
 			continue
 		}
-		got, err := match(t.Context(), &d)
+		got, err := match.Matches(t.Context(), &d)
 		if err != nil || got != want {
 			t.Errorf("%s: %v, %v", expr, got, err)
 		}
@@ -94,16 +95,16 @@ func TestWhereSelectsAndMakesNothing(t *testing.T) {
 // TestWhereEnds: what is short for one letter may be long for all of them.
 func TestWhereEnds(t *testing.T) {
 	t.Parallel()
-	m, err := (&Filter{Where: ".code == null"}).compile()
+	m, err := NewMatcher(&api.LetterFilter{Where: ".code == null"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	d := engine.DeadLetter{ID: notify.ID{Base: notify.NewBase(time.Now())}}
-	if _, err := m.matches(t.Context(), &d); err != nil {
+	if _, err := m.Matches(t.Context(), &d); err != nil {
 		t.Fatal(err)
 	}
 	m.looked, m.spent = 3000, whereStart+3001*whereEach
-	_, err = m.matches(t.Context(), &d)
+	_, err = m.Matches(t.Context(), &d)
 	wantCode(t, err, notify.KindInvalid, "bad_where")
 }
 
@@ -128,7 +129,7 @@ func TestWhereIsBoundedWhenItRuns(t *testing.T) {
 		`.extra.list as $l | $l | index($l) == 0`,
 		`"%x" % 3 == 0`,
 	} {
-		match, err := (&Filter{Where: expr}).Matcher()
+		match, err := NewMatcher(&api.LetterFilter{Where: expr})
 		if err != nil {
 			t.Errorf("%s: %v", expr, err)
 			continue
@@ -145,7 +146,7 @@ func TestWhereIsBoundedWhenItRuns(t *testing.T) {
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
 		began := time.Now()
-		_, err = match(t.Context(), &d)
+		_, err = match.Matches(t.Context(), &d)
 		took := time.Since(began)
 		runtime.ReadMemStats(&after)
 		wantCode(t, err, notify.KindInvalid, "bad_where")
@@ -167,11 +168,11 @@ func TestWhereRunsFewAtOnce(t *testing.T) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		match, err := (&Filter{Where: `.code == "x"`}).Matcher()
+		match, err := NewMatcher(&api.LetterFilter{Where: `.code == "x"`})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := match(ctx, &engine.DeadLetter{}); !errors.Is(err, context.DeadlineExceeded) {
+		if _, err := match.Matches(ctx, &engine.DeadLetter{}); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("one more ran beside %d: %v", maxWhereAtOnce, err)
 		}
 	})

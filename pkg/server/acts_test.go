@@ -53,7 +53,7 @@ func TestOperatorsChangeWhatIsAnothers(t *testing.T) {
 			path := c.make(t, w)
 			var log *ops.AuditLog
 			s := w.start(t, Config{}, func(d *Deps) { log = d.Audit })
-			acts := func() []ops.Act {
+			acts := func() []api.AuditRow {
 				t.Helper()
 				rows, err := log.Acts(t.Context(), 0, 10)
 				if err != nil {

@@ -64,7 +64,7 @@ func TestClientEndToEnd(t *testing.T) {
 	open := w.single(2, "shop", "u2")
 	w.fanout(baseOf(3), "shop", campaign, 6, 3, nil)
 	w.camps[campaign] = engine.Campaign{ID: campaign, Caller: "shop", Bases: []notify.Base{baseOf(3)}}
-	w.dead = []engine.DeadLetter{{ID: single, Caller: "shop", Seq: 4, Code: "http_400"}}
+	w.dead = []engine.DeadLetter{{ID: single, Caller: "shop", Seq: 4, Code: "http_400", LastFailed: 1}}
 
 	check := func(name string, got, want any, err error) {
 		t.Helper()
@@ -100,7 +100,7 @@ func TestClientEndToEnd(t *testing.T) {
 	check("User", []any{u.UserID, u.OptOut, u.QuietHours.To}, []any{"u 1/x", []string{"sms"}, "07:00"}, err)
 	p, err := c.Failed(ctx, 3, time.Second, 5)
 	check("Failed", []any{p.Items[0].Code, p.After}, []any{"http_400", 4}, err)
-	d, err := c.DeadLetters(ctx, api.DeadLetterQuery{Caller: "shop", Since: time.UnixMilli(1), Until: time.Now(), Limit: 5})
+	d, err := c.DeadLetters(ctx, api.LetterFilter{Caller: "shop", Since: 1, Until: time.Now().UnixMilli()}, "", 5)
 	check("DeadLetters", len(d.Items), 1, err)
 	one, err := c.DeadLetter(ctx, single.String())
 	check("DeadLetter", one.Seq, 4, err)

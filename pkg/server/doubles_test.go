@@ -242,7 +242,7 @@ func (d deadOf) List(_ context.Context, f engine.DeadLetterFilter, cursor []byte
 	defer d.mu.Unlock()
 	skip := len(cursor)
 	for _, x := range d.dead {
-		if f.Channel != "" && f.Channel != x.Channel {
+		if !f.Matches(&x) {
 			continue
 		}
 		if skip > 0 {
@@ -506,36 +506,40 @@ func (w *world) fanout(base notify.Base, caller, campaign string, n, size int, r
 // fakeJobs has one job.
 type fakeJobs struct{}
 
-func (fakeJobs) Plan(_ context.Context, s ops.Spec) (ops.Plan, error) { return ops.Plan{Spec: s}, nil }
-
-func (fakeJobs) Apply(_ context.Context, r ops.Request) (ops.Job, bool, error) {
-	if r.Digest == "stale" {
-		return ops.Job{}, false, &notify.Error{Kind: notify.KindConflict, Code: "stale_plan"}
-	}
-	return ops.Job{ID: "job_1", By: r.By, Context: r.Context, Reason: r.Reason}, true, nil
+func (fakeJobs) Plan(_ context.Context, s api.JobSpec) (api.Plan, error) {
+	return api.Plan{Spec: s}, nil
 }
 
-func (fakeJobs) List(context.Context, int) ([]ops.Job, error) { return []ops.Job{{ID: "job_1"}}, nil }
-
-func (fakeJobs) Get(_ context.Context, id string) (ops.Job, error) {
-	if id != "job_1" {
-		return ops.Job{}, notify.NotFound("job")
+func (fakeJobs) Apply(_ context.Context, r api.JobRequest, by ops.By) (api.Job, bool, error) {
+	if r.Digest == "stale" {
+		return api.Job{}, false, &notify.Error{Kind: notify.KindConflict, Code: "stale_plan"}
 	}
-	return ops.Job{ID: id}, nil
+	return api.Job{ID: "job_1", By: by.Caller, Context: by.Context, Reason: by.Reason}, true, nil
+}
+
+func (fakeJobs) List(context.Context, int) ([]api.Job, error) { return []api.Job{{ID: "job_1"}}, nil }
+
+func (fakeJobs) Get(_ context.Context, id string) (api.Job, error) {
+	if id != "job_1" {
+		return api.Job{}, notify.NotFound("job")
+	}
+	return api.Job{ID: id}, nil
 }
 
 func (fakeJobs) Report(context.Context, string, uint64, int) ([]json.RawMessage, uint64, error) {
 	return nil, 0, nil
 }
 
-func (fakeJobs) Do(_ context.Context, id string, c ops.Change, by ops.By) (ops.Job, error) {
+func (fakeJobs) Do(_ context.Context, id string, c ops.Change, by ops.By) (api.Job, error) {
 	switch {
 	case id != "job_1":
-		return ops.Job{}, notify.NotFound("job")
+		return api.Job{}, notify.NotFound("job")
 	case c == ops.Approve:
-		return ops.Job{}, &notify.Error{Kind: notify.KindForbidden, Code: "own_job"}
+		return api.Job{}, &notify.Error{Kind: notify.KindForbidden, Code: "own_job"}
 	}
-	return ops.Job{ID: id, State: string(c), By: by.Caller}, nil
+	return api.Job{ID: id, State: string(c), By: by.Caller}, nil
 }
 
-func (fakeJobs) Top(context.Context, ops.Filter, int) (ops.Top, error) { return ops.Top{}, nil }
+func (fakeJobs) Top(context.Context, api.LetterFilter, int) (api.LetterTop, error) {
+	return api.LetterTop{}, nil
+}

@@ -9,7 +9,6 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/ops"
 )
 
 // exchange is one request and its answer. It is used again after the request.
@@ -25,9 +24,9 @@ type exchange struct {
 	counted   *atomic.Int64
 	requestID string
 	body      body
-	audits    bool    // what the request does is recorded
-	act       ops.Act // its row of the audit log; Seq 0: none yet
-	status    int     // 0: nothing written yet
+	audits    bool         // what the request does is recorded
+	act       api.AuditRow // its row of the audit log; Seq 0: none yet
+	status    int          // 0: nothing written yet
 	out       int64
 }
 

@@ -13,13 +13,13 @@ import (
 
 // Jobs plans and runs operators' jobs.
 type Jobs interface {
-	Plan(ctx context.Context, spec ops.Spec) (ops.Plan, error)
-	Apply(ctx context.Context, r ops.Request) (ops.Job, bool, error)
-	List(ctx context.Context, max int) ([]ops.Job, error)
-	Get(ctx context.Context, id string) (ops.Job, error)
+	Plan(ctx context.Context, spec api.JobSpec) (api.Plan, error)
+	Apply(ctx context.Context, r api.JobRequest, by ops.By) (api.Job, bool, error)
+	List(ctx context.Context, max int) ([]api.Job, error)
+	Get(ctx context.Context, id string) (api.Job, error)
 	Report(ctx context.Context, id string, after uint64, max int) ([]json.RawMessage, uint64, error)
-	Do(ctx context.Context, id string, c ops.Change, by ops.By) (ops.Job, error)
-	Top(ctx context.Context, f ops.Filter, max int) (ops.Top, error)
+	Do(ctx context.Context, id string, c ops.Change, by ops.By) (api.Job, error)
+	Top(ctx context.Context, f api.LetterFilter, max int) (api.LetterTop, error)
 }
 
 func (s *Server) jobs() (Jobs, error) {
@@ -38,7 +38,7 @@ func (s *Server) makePlan(x *exchange) error {
 	if err := x.only(); err != nil {
 		return err
 	}
-	var spec ops.Spec
+	var spec api.JobSpec
 	if err := x.decode(&spec); err != nil {
 		return err
 	}
@@ -61,7 +61,7 @@ func (s *Server) applyPlan(x *exchange) error {
 	if err := x.only(); err != nil {
 		return err
 	}
-	var r ops.Request
+	var r api.JobRequest
 	if err := x.decode(&r); err != nil {
 		return err
 	}
@@ -69,8 +69,7 @@ func (s *Server) applyPlan(x *exchange) error {
 	if err != nil {
 		return err
 	}
-	r.By, r.Context, r.Reason, r.ID = by.Caller, by.Context, by.Reason, by.Request
-	j, created, err := jobs.Apply(x.r.Context(), r)
+	j, created, err := jobs.Apply(x.r.Context(), r, by)
 	if err != nil {
 		return err
 	}
@@ -171,7 +170,7 @@ func (s *Server) topDeadLetters(x *exchange) error {
 	if err := q.rest(); err != nil {
 		return err
 	}
-	var f ops.Filter
+	var f api.LetterFilter
 	if err := x.decode(&f); err != nil {
 		return err
 	}

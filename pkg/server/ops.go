@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/http"
 	"reflect"
-	"slices"
 	"strings"
 
 	"github.com/notifyd/notifyd/pkg/api"
@@ -34,19 +33,8 @@ func fullLetter(d *engine.DeadLetter) api.DeadLetter {
 func (s *Server) listDeadLetters(x *exchange) error {
 	q := x.query()
 	limit := q.pageSize(&s.cfg)
-	f := engine.DeadLetterFilter{
-		Caller: q.text("caller"), Channel: q.text("channel"), Category: q.text("category"), Class: q.text("class"),
-		Code: q.text("code"), Provider: q.text("provider"), Template: q.text("template"), State: q.text("state"),
-	}
-	if err := checkFilter(&f); err != nil {
-		return err
-	}
-	since := x.r.URL.Query().Get("since")
-	until := x.r.URL.Query().Get("until")
-	f.Since = q.moment("since")
-	f.Until = q.moment("until")
-	more := ops.Filter{Attempts: q.text("attempts"), Where: q.text("where")}
-	bound := []string{"dead", more.Attempts, more.Where, f.Caller, f.Channel, f.Category, f.Class, f.Code, f.Provider, f.Template, f.State, since, until, x.id.Caller}
+	f := api.ReadLetterFilter(q.text, q.moment)
+	bound := []string{"dead", x.id.Caller, f.Query().Encode()}
 	cursor, err := s.cursors.open(q.text("cursor"), bound...)
 	if err != nil {
 		return err
@@ -54,7 +42,7 @@ func (s *Server) listDeadLetters(x *exchange) error {
 	if err := q.rest(); err != nil {
 		return err
 	}
-	ds, next, err := s.someDeadLetters(x.r.Context(), f, &more, cursor, int(limit))
+	ds, next, err := s.someDeadLetters(x.r.Context(), &f, cursor, int(limit))
 	if err != nil {
 		return err
 	}
@@ -65,23 +53,26 @@ func (s *Server) listDeadLetters(x *exchange) error {
 	return x.json(http.StatusOK, page)
 }
 
-// someDeadLetters is a page of the index, of which more selects some: it may hold
-// fewer than limit, or none, and yet not be the last.
-func (s *Server) someDeadLetters(ctx context.Context, f engine.DeadLetterFilter, more *ops.Filter, cursor []byte, limit int) ([]engine.DeadLetter, []byte, error) {
-	match, err := more.Matcher()
+// someDeadLetters returns a page of what f selects of the index. With attempts or an
+// expression it may hold fewer than limit, or none, and yet not be the last.
+func (s *Server) someDeadLetters(ctx context.Context, f *api.LetterFilter, cursor []byte, limit int) ([]engine.DeadLetter, []byte, error) {
+	listed := engine.DeadLetterFilter{Since: f.Since, Until: f.Until}
+	f.Since, f.Until = 0, 0 // a list of no time is an empty page, not an error as in a plan
+	match, err := ops.NewMatcher(f)
 	if err != nil {
 		return nil, nil, err
 	}
-	if more.Empty() {
-		return s.deps.DeadLetters.List(ctx, f, cursor, limit)
+	listed.Want = match.Named
+	if f.Attempts == "" && f.Where == "" {
+		return s.deps.DeadLetters.List(ctx, listed, cursor, limit)
 	}
-	ds, next, err := s.deps.DeadLetters.List(ctx, f, cursor, s.cfg.MaxPageSize)
+	ds, next, err := s.deps.DeadLetters.List(ctx, listed, cursor, s.cfg.MaxPageSize)
 	if err != nil {
 		return nil, nil, err
 	}
 	var out []engine.DeadLetter
 	for i := range ds {
-		ok, err := match(ctx, &ds[i])
+		ok, err := match.Matches(ctx, &ds[i])
 		if err != nil {
 			return nil, nil, err
 		}
@@ -90,20 +81,6 @@ func (s *Server) someDeadLetters(ctx context.Context, f engine.DeadLetterFilter,
 		}
 	}
 	return out, next, nil
-}
-
-// checkFilter refuses names that select nothing because they are mistyped.
-func checkFilter(f *engine.DeadLetterFilter) error {
-	if _, ok := notify.ParseChannel(f.Channel); f.Channel != "" && f.Channel != ops.ChannelTrigger && !ok {
-		return notify.Invalid("unknown_channel", "channel", "push, sms, email or trigger")
-	}
-	if _, ok := notify.ParseCategory(f.Category); f.Category != "" && !ok {
-		return notify.Invalid("unknown_category", "category", "otp, alert, transactional, marketing or digest")
-	}
-	if !slices.Contains([]string{"", "dead", "replayed", "discarded"}, f.State) {
-		return notify.Invalid("bad_state", "state", "dead, replayed or discarded")
-	}
-	return nil
 }
 
 // getDeadLetter answers with the dead letter of an epoch; the latest unless

@@ -18,7 +18,7 @@ import (
 func (x *exchange) audit() {
 	x.audits = x.srv.deps.Audit != nil
 	h := x.w.Header()
-	ctx := ops.Witness(x.r.Context(), func(a ops.Act) { // jobs write their rows themselves
+	ctx := ops.Witness(x.r.Context(), func(a api.AuditRow) { // jobs write their rows themselves
 		if x.act.Seq == 0 {
 			x.act = a
 			h.Set(api.HeaderAuditID, strconv.FormatUint(a.Seq, 10))
@@ -77,9 +77,9 @@ func (x *exchange) recordRefusal(err error) error {
 
 // describe returns the row of the request. It returns notify.KindInvalid for a header
 // that is too long.
-func (x *exchange) describe() (ops.Act, error) {
+func (x *exchange) describe() (api.AuditRow, error) {
 	by, err := x.by()
-	act := ops.Act{
+	act := api.AuditRow{
 		Actor: by.Caller, Action: x.route.action(x.body.data), Target: x.r.PathValue("id") + x.r.PathValue("name"),
 		Context: by.Context, Reason: by.Reason, Request: by.Request,
 	}

@@ -139,7 +139,8 @@ func distance(t, now time.Time) string {
 // lettersOf selects the dead letters of what a circuit stands before.
 func lettersOf(circuit string) filter {
 	kind, name, _ := strings.Cut(circuit, ":")
-	f := filter{State: "any"}
+	var f filter
+	f.State = "any"
 	switch {
 	case kind == "caller":
 		f.Caller, f.Channel = name, "trigger"

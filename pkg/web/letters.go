@@ -17,43 +17,28 @@ import (
 // filter is what a query says of dead letters. Its times are kept as they were
 // written, so that links and commands say the same.
 type filter struct {
-	Channel, Category, Class, Code, Provider, Caller, Template, State, Attempts, Where, Since, Until string
-	All                                                                                              bool
-}
-
-// fields of a filter, by the names of the query and of notifyctl's flags.
-func (f *filter) fields() []struct {
-	Name string
-	To   *string
-} {
-	return []struct {
-		Name string
-		To   *string
-	}{
-		{"channel", &f.Channel}, {"category", &f.Category}, {"class", &f.Class}, {"code", &f.Code}, {"provider", &f.Provider},
-		{"caller", &f.Caller}, {"template", &f.Template}, {"attempts", &f.Attempts}, {"where", &f.Where}, {"since", &f.Since}, {"until", &f.Until},
-	}
+	api.LetterFilter
+	Since, Until string
 }
 
 func readFilter(q url.Values) (f filter) {
-	for _, x := range f.fields() {
-		*x.To = strings.TrimSpace(q.Get(x.Name))
-	}
-	f.State = strings.TrimSpace(q.Get("state"))
+	text := func(name string) string { return strings.TrimSpace(q.Get(name)) }
+	f.LetterFilter = api.ReadLetterFilter(text, nil)
+	f.Since, f.Until = text("since"), text("until")
 	f.All = q.Get("all") == "1"
 	return f
 }
 
 // query is the filter as part of a link.
 func (f filter) query() url.Values {
-	q := url.Values{}
-	for _, x := range f.fields() {
-		if *x.To != "" {
-			q.Set(x.Name, *x.To)
-		}
+	q := f.Query()
+	if f.State == "dead" {
+		q.Del("state")
 	}
-	if f.State != "" && f.State != "dead" {
-		q.Set("state", f.State)
+	for name, v := range map[string]string{"since": f.Since, "until": f.Until} {
+		if v != "" {
+			q.Set(name, v)
+		}
 	}
 	return q
 }
@@ -74,10 +59,11 @@ func (f filter) Empty() bool { return len(f.query()) == 0 }
 
 // args are notifyctl's flags.
 func (f filter) args() (out []string) {
-	for _, x := range f.fields() {
-		out = append(out, "--"+x.Name, *x.To)
+	f.State = ""
+	for _, w := range f.Words() {
+		out = append(out, "--"+w[0], w[1])
 	}
-	return out
+	return append(out, "--since", f.Since, "--until", f.Until)
 }
 
 // Command that lists the same.
@@ -111,11 +97,10 @@ func timeOf(field, s string, now time.Time) (time.Time, error) {
 	return t, nil
 }
 
+// spec is the filter with its times, in any state.
 func (f *filter) spec(now time.Time) (out api.LetterFilter, err error) {
-	out = api.LetterFilter{
-		Channel: f.Channel, Category: f.Category, Class: f.Class, Code: f.Code, Provider: f.Provider, Caller: f.Caller,
-		Template: f.Template, Attempts: f.Attempts, Where: f.Where, All: f.All,
-	}
+	out = f.LetterFilter
+	out.State = ""
 	for _, t := range []struct {
 		field, in string
 		to        *int64
@@ -163,12 +148,8 @@ func (p *Page) deadLetters(v *visit) error {
 	if err != nil {
 		return err
 	}
-	want := api.DeadLetterQuery{
-		Caller: f.Caller, Channel: f.Channel, Category: f.Category, Class: f.Class, Code: f.Code, Provider: f.Provider, Template: f.Template,
-		State: f.State, Attempts: f.Attempts, Where: f.Where, Cursor: b.Cursor, Limit: letterPage,
-	}
-	if f.State == "any" {
-		want.State = ""
+	if f.State != "any" {
+		list.State = f.State
 	}
 	// The cursor holds only for the same query: a distance back is another one
 	// with each page.
@@ -176,17 +157,9 @@ func (p *Page) deadLetters(v *visit) error {
 		list.Since, _ = strconv.ParseInt(since, 10, 64)
 		list.Until, _ = strconv.ParseInt(until, 10, 64)
 	}
-	if list.Since != 0 {
-		want.Since = time.UnixMilli(list.Since)
-	}
-	if list.Until != 0 {
-		want.Until = time.UnixMilli(list.Until)
-	}
 	var qs questions
-	askLetters := func() (api.DeadLetterPage, error) { return v.client.DeadLetters(v.ctx, want) }
-	ask(&qs, &b.Page, askLetters)
+	ask(&qs, &b.Page, func() (api.DeadLetterPage, error) { return v.client.DeadLetters(v.ctx, list, b.Cursor, letterPage) })
 	if b.Cursor == "" {
-		list.State = want.State
 		ask(&qs, &b.Top, func() (api.LetterTop, error) { return v.client.TopDeadLetters(v.ctx, list, 8) })
 	}
 	qs.wait()

@@ -425,12 +425,12 @@ func lettersProgram(t *rapid.T, n int) []step {
 			}}
 		},
 		func(t *rapid.T) step {
-			f := engine.DeadLetterFilter{Caller: caller(t)}
-			if rapid.Bool().Draw(t, "by code") {
-				f.Code = "code-1"
-			}
+			of, byCode := caller(t), rapid.Bool().Draw(t, "by code")
+			f := engine.DeadLetterFilter{Want: func(d *engine.DeadLetter) bool {
+				return (of == "" || d.Caller == of) && (!byCode || d.Code == "code-1")
+			}}
 			most := draw(t, "max", 2) + 1
-			return step{fmt.Sprintf("list %+v", f), func(ctx context.Context, e *engines, _ *known) (string, error) {
+			return step{fmt.Sprintf("list %s, by code %t", of, byCode), func(ctx context.Context, e *engines, _ *known) (string, error) {
 				var all []string
 				var cursor []byte
 				for {

@@ -126,7 +126,7 @@ func (m *model) put(q *question) {
 // planReplay asks for the plan of what the list selects or, on a detail, of that
 // one letter. The plan is asked about, and nothing but the plan is carried out.
 func (m *model) planReplay(key string) tea.Cmd {
-	f := selection(&m.query)
+	f := selection(m.query)
 	if m.layer == layerDetail {
 		id, _, _ := strings.Cut(key, " ")
 		f = api.LetterFilter{IDs: []string{id}}

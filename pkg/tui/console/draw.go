@@ -9,6 +9,7 @@ import (
 	"charm.land/lipgloss/v2"
 	"github.com/charmbracelet/x/ansi"
 
+	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/cli"
 )
 
@@ -288,7 +289,7 @@ func (m *model) help(w int) []string {
 		changes = "capital letters; they are off: " + cli.Clean(m.opt.ReadOnly)
 	}
 	out = append(out, st.wrap("changes", changes, w)...)
-	return append(out, st.wrap("filters", "words a row must hold; of dead letters "+strings.Join(filterWords, ":, ")+":, such as channel:push since:-2h", w)...)
+	return append(out, st.wrap("filters", "words a row must hold; of dead letters "+strings.Join(api.LetterWords(), ":, ")+":, such as channel:push since:-2h", w)...)
 }
 
 func (m *model) drawSheet(w, h int) []string {

@@ -191,7 +191,7 @@ func TestWrap(t *testing.T) {
 	t.Parallel()
 	st := newStyles(true)
 	for w := 40; w < 170; w++ {
-		for _, l := range st.wrap("filters", strings.Join(filterWords, ":, ")+":, and so on", w) {
+		for _, l := range st.wrap("filters", strings.Join(api.LetterWords(), ":, ")+":, and so on", w) {
 			if rest := strings.TrimSpace(strings.TrimPrefix(ansi.Strip(l), " filters")); rest == "" || rest[0] == ',' {
 				t.Fatalf("at %d columns: %q", w, l)
 			}

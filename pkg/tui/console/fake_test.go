@@ -24,7 +24,7 @@ type fake struct {
 	asked   map[string]int // by method
 	at      []time.Time    // of each question
 	changes []string       // what was changed
-	query   api.DeadLetterQuery
+	query   api.LetterFilter
 	spec    api.JobSpec
 	started api.JobRequest
 	letters []api.DeadLetter
@@ -133,7 +133,7 @@ func (f *fake) TopDeadLetters(ctx context.Context, filter api.LetterFilter, _ in
 	}}, f.on(ctx, "top")
 }
 
-func (f *fake) DeadLetters(ctx context.Context, q api.DeadLetterQuery) (api.DeadLetterPage, error) {
+func (f *fake) DeadLetters(ctx context.Context, q api.LetterFilter, _ string, _ int) (api.DeadLetterPage, error) {
 	f.mu.Lock()
 	f.query = q
 	page := api.DeadLetterPage{Items: f.letters, Cursor: "more"}

@@ -9,19 +9,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/api"
 )
 
-// filterWords are the words of a filter of dead letters, in the order a command
-// line has them.
-var filterWords = []string{"channel", "category", "provider", "class", "code", "caller", "template", "state", "since", "until", "attempts", "where"}
-
 // parseFilter reads "channel:push code:410 since:-2h". The rest of the line
 // behind where: is its expression. Times are resolved now, once: what is shown,
 // planned and replayed is the same.
-func parseFilter(text string, now time.Time, parse func(string, time.Time) (time.Time, error)) (q api.DeadLetterQuery, err error) {
-	q.Limit = lettersShown
-	into := map[string]*string{
-		"channel": &q.Channel, "category": &q.Category, "provider": &q.Provider, "class": &q.Class, "code": &q.Code,
-		"caller": &q.Caller, "template": &q.Template, "state": &q.State, "attempts": &q.Attempts, "where": &q.Where,
-	}
+func parseFilter(text string, now time.Time, parse func(string, time.Time) (time.Time, error)) (f api.LetterFilter, err error) {
+	names, words := api.LetterWords(), map[string]string{}
 	for text = strings.TrimSpace(text); text != ""; {
 		var word string
 		if strings.HasPrefix(text, "where:") {
@@ -31,56 +23,37 @@ func parseFilter(text string, now time.Time, parse func(string, time.Time) (time
 			text = strings.TrimSpace(text)
 		}
 		name, value, ok := strings.Cut(word, ":")
-		if !ok || !slices.Contains(filterWords, name) {
-			return q, fmt.Errorf("%q: write name:value, of %s", word, strings.Join(filterWords, ", "))
+		if !ok || !slices.Contains(names, name) {
+			return f, fmt.Errorf("%q: write name:value, of %s", word, strings.Join(names, ", "))
 		}
-		if value = strings.TrimSpace(value); value == "" {
-			return q, fmt.Errorf("%s: has no value", name)
-		}
-		switch name {
-		case "since":
-			q.Since, err = parse(value, now)
-		case "until":
-			q.Until, err = parse(value, now)
-		default:
-			*into[name] = value
-		}
-		if err != nil {
-			return q, err
+		if words[name] = strings.TrimSpace(value); words[name] == "" {
+			return f, fmt.Errorf("%s: has no value", name)
 		}
 	}
-	return q, nil
+	f = api.ReadLetterFilter(func(name string) string { return words[name] }, func(name string) int64 {
+		if words[name] == "" || err != nil {
+			return 0
+		}
+		var at time.Time
+		at, err = parse(words[name], now)
+		return at.UnixMilli()
+	})
+	return f, err
 }
 
 // selection is what a replay of everything a list shows selects. Only dead
 // letters can be replayed, so the state is left to the server.
-func selection(q *api.DeadLetterQuery) api.LetterFilter {
-	f := api.LetterFilter{
-		Channel: q.Channel, Category: q.Category, Provider: q.Provider, Class: q.Class, Code: q.Code, Caller: q.Caller,
-		Template: q.Template, Attempts: q.Attempts, Where: q.Where,
-	}
-	if !q.Since.IsZero() {
-		f.Since = q.Since.UnixMilli()
-	}
-	if !q.Until.IsZero() {
-		f.Until = q.Until.UnixMilli()
-	}
-	f.All = len(filterFlags(&f)) == 0
+func selection(f api.LetterFilter) api.LetterFilter {
+	f.State = ""
+	f.All = f.Empty()
 	return f
 }
 
 // filterFlags are the flags of notifyctl dlq replay that mean a selection.
 func filterFlags(f *api.LetterFilter) (words []string) {
-	at := func(ms int64) string {
-		if ms == 0 {
-			return ""
-		}
-		return time.UnixMilli(ms).UTC().Format("2006-01-02T15:04:05.999Z")
-	}
-	values := []string{f.Channel, f.Category, f.Provider, f.Class, f.Code, f.Caller, f.Template, "", at(f.Since), at(f.Until), f.Attempts, f.Where}
-	for i, v := range values {
-		if v != "" {
-			words = append(words, "--"+filterWords[i], v)
+	for _, w := range f.Words() {
+		if w[0] != "state" {
+			words = append(words, "--"+w[0], w[1])
 		}
 	}
 	for _, id := range f.IDs {

@@ -47,7 +47,7 @@ type model struct {
 	chosen [tabs]string
 	index  [tabs]int // where the chosen row was, should it go
 	filter [tabs]string
-	query  api.DeadLetterQuery // that filter[tabLetters] means
+	query  api.LetterFilter // that filter[tabLetters] means
 	input  textinput.Model
 	wrong  string // what is wrong with what is typed
 

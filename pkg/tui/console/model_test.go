@@ -45,7 +45,7 @@ func TestReplay(t *testing.T) {
 	if !equal(f.spec.Filter, want) || f.spec.Kind != "replay" {
 		t.Fatalf("planned %+v, want %+v", f.spec, want)
 	}
-	if f.query.Channel != "email" || !f.query.Since.Equal(noon.Add(-2*time.Hour)) || f.query.State != "" {
+	if f.query.Channel != "email" || f.query.Since != want.Since || f.query.State != "" {
 		t.Fatalf("listed %+v", f.query)
 	}
 	p.shows("replay 9,331 dead letters?", "3,102 expired, 48 exhausted", "3m7s at 50/s", "notifyctl dlq replay --channel email --since 2026-03-01T10:00:00Z", "10 first; stops when over 20% reach nobody")

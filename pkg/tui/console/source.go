@@ -17,7 +17,7 @@ type Server interface {
 	Doctor(ctx context.Context) (json.RawMessage, error)
 	Circuits(ctx context.Context) (api.Circuits, error)
 	TopDeadLetters(ctx context.Context, f api.LetterFilter, limit int) (api.LetterTop, error)
-	DeadLetters(ctx context.Context, f api.DeadLetterQuery) (api.DeadLetterPage, error)
+	DeadLetters(ctx context.Context, f api.LetterFilter, cursor string, limit int) (api.DeadLetterPage, error)
 	Jobs(ctx context.Context, limit int) ([]api.Job, error)
 	Forecast(ctx context.Context, from, to time.Time) (api.Forecast, error)
 	Schedules(ctx context.Context, f api.ScheduleQuery) (api.ScheduledPage, error)
@@ -89,7 +89,7 @@ const (
 )
 
 // ask fetches what a feed shows, as a change of the snapshot.
-func ask(ctx context.Context, s Server, f feed, q api.DeadLetterQuery) (func(*snapshot), error) {
+func ask(ctx context.Context, s Server, f feed, q api.LetterFilter) (func(*snapshot), error) {
 	switch f {
 	case feedRates:
 		v, err := s.Rates(ctx)
@@ -109,7 +109,7 @@ func ask(ctx context.Context, s Server, f feed, q api.DeadLetterQuery) (func(*sn
 		v, err := s.TopDeadLetters(ctx, api.LetterFilter{State: "dead"}, groupsShown)
 		return func(t *snapshot) { t.top = v }, err
 	case feedLetters:
-		v, err := s.DeadLetters(ctx, q)
+		v, err := s.DeadLetters(ctx, q, "", lettersShown)
 		return func(t *snapshot) { t.letters = v }, err
 	case feedJobs:
 		v, err := s.Jobs(ctx, jobsShown)
