@@ -16,15 +16,7 @@ import (
 // kafka is how the brokers are reached.
 func (c *Config) kafka(log *slog.Logger) (stream.Conn, error) {
 	k := &c.Kafka
-	conn := stream.Conn{Brokers: k.Brokers, Rack: k.Rack, Logger: log}
-	// The client reads the files itself, for each connection; what is wrong with them
-	// is told here, by their keys.
-	if _, err := k.TLS.config("kafka.tls"); err != nil {
-		return conn, err
-	}
-	if k.TLS.Enabled {
-		conn.TLS = &stream.TLS{CAFile: k.TLS.CAFile, CertFile: k.TLS.CertFile, KeyFile: k.TLS.KeyFile, ServerName: k.TLS.ServerName}
-	}
+	conn := stream.Conn{Brokers: k.Brokers, Rack: k.Rack, TLS: k.TLS, Logger: log}
 	if k.SASL.Mechanism == "" {
 		return conn, nil
 	}
@@ -42,7 +34,7 @@ func (c *Config) cassandra(part Cluster, log *slog.Logger) (cassandra.Config, er
 	k := &c.Cassandra
 	out := cassandra.Config{
 		Hosts: k.Hosts, Keyspace: k.Keyspace, LocalDC: k.Datacenter, Replication: k.Replication, Username: k.Username,
-		Consistency: k.Consistency, EveryReceiver: k.Every, StatusTTL: c.History.Retention, Timeout: k.Timeout, Logger: log,
+		Consistency: k.Consistency, EveryReceiver: k.Every, StatusTTL: c.History.Retention, Timeout: k.Timeout, TLS: k.TLS, Logger: log,
 	}
 	if len(part.Hosts) > 0 {
 		out.Hosts = part.Hosts
@@ -51,26 +43,17 @@ func (c *Config) cassandra(part Cluster, log *slog.Logger) (cassandra.Config, er
 		out.Keyspace = part.Keyspace
 	}
 	var err error
-	if out.Password, err = secretOf("cassandra.password_file", k.Password, k.PasswordFile); err != nil {
-		return out, err
-	}
-	out.TLS, err = k.TLS.config("cassandra.tls")
+	out.Password, err = secretOf("cassandra.password_file", k.Password, k.PasswordFile)
 	return out, err
 }
 
 func (c *Config) redis(log *slog.Logger) (redis.Config, error) {
 	k := &c.Redis
-	out := redis.Config{Addrs: k.Addresses, Cluster: k.Mode == "cluster", DB: k.DB, Username: k.Username, Prefix: k.Prefix, Logger: log}
+	out := redis.Config{Addrs: k.Addresses, Cluster: k.Mode == "cluster", DB: k.DB, Username: k.Username, Prefix: k.Prefix, TLS: k.TLS, Logger: log}
 	if k.Mode == "sentinel" {
 		out.Master, out.SentinelUsername = k.Master, k.SentinelUser
 	}
-	if k.TLS.Enabled {
-		out.TLS = &redis.TLS{CA: k.TLS.CAFile, Cert: k.TLS.CertFile, Key: k.TLS.KeyFile, ServerName: k.TLS.ServerName}
-	}
-	_, err := k.TLS.config("redis.tls") // by its keys, as for Kafka
-	if err != nil {
-		return out, err
-	}
+	var err error
 	if out.Password, err = secretOf("redis.password_file", k.Password, k.PasswordFile); err != nil {
 		return out, err
 	}

@@ -7,6 +7,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/notifyd/notifyd/pkg/engine/cassandra"
+	"github.com/notifyd/notifyd/pkg/engine/redis"
+	"github.com/notifyd/notifyd/pkg/secrets"
+	"github.com/notifyd/notifyd/pkg/stream"
 )
 
 // Every file of the configuration that holds a secret is refused while everybody on
@@ -14,9 +19,33 @@ import (
 func TestExposedSecretFilesAreRefused(t *testing.T) {
 	t.Parallel()
 	log := slog.New(slog.DiscardHandler)
-	cassandra := func(c *Config) error { _, err := c.cassandra(Cluster{}, log); return err }
+	cassandraOf := func(c *Config) error { _, err := c.cassandra(Cluster{}, log); return err }
 	kafka := func(c *Config) error { _, err := c.kafka(log); return err }
-	redis := func(c *Config) error { _, err := c.redis(log); return err }
+	redisOf := func(c *Config) error { _, err := c.redis(log); return err }
+	// The clients read the files of TLS themselves, before they connect.
+	cassandraTLS := func(c *Config) error {
+		cc, err := c.cassandra(Cluster{Hosts: []string{"127.0.0.1:1"}}, log)
+		if err == nil {
+			_, err = cassandra.Open(t.Context(), cc)
+		}
+		return err
+	}
+	kafkaTLS := func(c *Config) error {
+		c.Kafka.Brokers = []string{"127.0.0.1:1"}
+		conn, err := c.kafka(log)
+		if err == nil {
+			_, err = stream.NewReader(conn)
+		}
+		return err
+	}
+	redisTLS := func(c *Config) error {
+		c.Redis.Addresses = []string{"127.0.0.1:1"}
+		rc, err := c.redis(log)
+		if err == nil {
+			_, err = redis.Connect(rc)
+		}
+		return err
+	}
 	postgres := func(c *Config) error { _, err := c.postgres(); return err }
 	providers := func(c *Config) error { _, err := newProviders(c, nil, log); return err }
 	type secretFile struct {
@@ -28,13 +57,13 @@ func TestExposedSecretFilesAreRefused(t *testing.T) {
 		"providers.fcm.credentials_file": {func(c *Config, f string) { c.Providers.FCM.Credentials = f }, providers},
 		"providers.twilio.accounts_file": {func(c *Config, f string) { c.Providers.Twilio.File = f }, providers},
 		"providers.sendgrid.key_file":    {func(c *Config, f string) { c.Providers.SendGrid.KeyFile = f }, providers},
-		"cassandra.password_file":        {func(c *Config, f string) { c.Cassandra.PasswordFile = f }, cassandra},
-		"cassandra.tls.key_file":         {func(c *Config, f string) { c.Cassandra.TLS = TLS{Enabled: true, CertFile: f, KeyFile: f} }, cassandra},
+		"cassandra.password_file":        {func(c *Config, f string) { c.Cassandra.PasswordFile = f }, cassandraOf},
+		"cassandra.tls.key_file":         {func(c *Config, f string) { c.Cassandra.TLS = secrets.TLS{Enabled: true, CertFile: f, KeyFile: f} }, cassandraTLS},
 		"kafka.sasl.password_file":       {func(c *Config, f string) { c.Kafka.SASL.Mechanism, c.Kafka.SASL.PasswordFile = "SCRAM-SHA-512", f }, kafka},
-		"kafka.tls.key_file":             {func(c *Config, f string) { c.Kafka.TLS = TLS{Enabled: true, CertFile: f, KeyFile: f} }, kafka},
-		"redis.password_file":            {func(c *Config, f string) { c.Redis.PasswordFile = f }, redis},
-		"redis.sentinel_password_file":   {func(c *Config, f string) { c.Redis.SentinelFile = f }, redis},
-		"redis.tls.key_file":             {func(c *Config, f string) { c.Redis.TLS = TLS{Enabled: true, CertFile: f, KeyFile: f} }, redis},
+		"kafka.tls.key_file":             {func(c *Config, f string) { c.Kafka.TLS = secrets.TLS{Enabled: true, CertFile: f, KeyFile: f} }, kafkaTLS},
+		"redis.password_file":            {func(c *Config, f string) { c.Redis.PasswordFile = f }, redisOf},
+		"redis.sentinel_password_file":   {func(c *Config, f string) { c.Redis.SentinelFile = f }, redisOf},
+		"redis.tls.key_file":             {func(c *Config, f string) { c.Redis.TLS = secrets.TLS{Enabled: true, CertFile: f, KeyFile: f} }, redisTLS},
 		"postgres.dsn_file":              {func(c *Config, f string) { c.Postgres.DSNFile = f }, postgres},
 		"postgres.password_file":         {func(c *Config, f string) { c.Postgres.PasswordFile = f }, postgres},
 		"postgres.key_file":              {func(c *Config, f string) { c.Postgres.CertFile, c.Postgres.KeyFile = f, f }, postgres},

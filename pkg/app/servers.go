@@ -1,11 +1,8 @@
 package app
 
 import (
-	"crypto/tls"
-	"crypto/x509"
 	"fmt"
 	"net/url"
-	"os"
 	"strings"
 	"time"
 
@@ -18,19 +15,10 @@ const (
 	EnginesDistributed = "distributed"
 )
 
-// TLS of connections to a server. Its name is always verified.
-type TLS struct {
-	Enabled    bool   `koanf:"enabled" doc:"connect by TLS, with verification"`
-	CAFile     string `koanf:"ca_file" doc:"PEM of the CA that signed the server's certificate; empty: the system's"`
-	CertFile   string `koanf:"cert_file" doc:"PEM of our certificate, where the server asks for one"`
-	KeyFile    string `koanf:"key_file" doc:"PEM of its key"`
-	ServerName string `koanf:"server_name" doc:"name the server's certificate must carry; empty: the host connected to"`
-}
-
 // Kafka is the log of engines: distributed.
 type Kafka struct {
-	Brokers []string `koanf:"brokers" is:"host:port" doc:"host:port of some brokers"`
-	TLS     TLS      `koanf:"tls"`
+	Brokers []string    `koanf:"brokers" is:"host:port" doc:"host:port of some brokers"`
+	TLS     secrets.TLS `koanf:"tls"`
 	SASL    struct {
 		Mechanism    string `koanf:"mechanism" oneof:"SCRAM-SHA-512 SCRAM-SHA-256" empty:"yes" doc:"SCRAM-SHA-512 or SCRAM-SHA-256; empty: no authentication"`
 		User         string `koanf:"user" doc:"name to authenticate with"`
@@ -56,7 +44,7 @@ type Cassandra struct {
 	Username     string        `koanf:"username" doc:"name to authenticate with; empty: none"`
 	PasswordFile string        `koanf:"password_file" doc:"file with its password"`
 	Password     string        `koanf:"password" secret:"yes" doc:"the password itself, from the environment only: NOTIFYD__CASSANDRA__PASSWORD"`
-	TLS          TLS           `koanf:"tls"`
+	TLS          secrets.TLS   `koanf:"tls"`
 	Status       Cluster       `koanf:"status"`
 	Timers       Cluster       `koanf:"timers"`
 	Triggers     Cluster       `koanf:"triggers"`
@@ -71,17 +59,17 @@ type Cluster struct {
 // Redis keeps leases, heartbeats, limits, the seen-filter, idempotency keys, the
 // spill buffer, and the delay queue where sqs has no region.
 type Redis struct {
-	Addresses    []string `koanf:"addresses" is:"host:port" doc:"host:port of the server, of the sentinels, or of some nodes of the cluster"`
-	Mode         string   `koanf:"mode" default:"single" oneof:"single sentinel cluster" doc:"single, sentinel or cluster"`
-	Master       string   `koanf:"master" doc:"name of the master that the sentinels watch"`
-	Username     string   `koanf:"username" doc:"name to authenticate with; empty: the default user"`
-	PasswordFile string   `koanf:"password_file" doc:"file with its password"`
-	Password     string   `koanf:"password" secret:"yes" doc:"the password itself, from the environment only: NOTIFYD__REDIS__PASSWORD"`
-	SentinelUser string   `koanf:"sentinel_username" doc:"name to authenticate with at the sentinels; empty: the default user"`
-	SentinelFile string   `koanf:"sentinel_password_file" doc:"file with its password; empty: the sentinels ask for none"`
-	DB           int      `koanf:"db" min:"0" doc:"number of the database; not in a cluster"`
-	TLS          TLS      `koanf:"tls"`
-	Prefix       string   `koanf:"prefix" default:"notifyd:" is:"prefix" doc:"before the name of every key"`
+	Addresses    []string    `koanf:"addresses" is:"host:port" doc:"host:port of the server, of the sentinels, or of some nodes of the cluster"`
+	Mode         string      `koanf:"mode" default:"single" oneof:"single sentinel cluster" doc:"single, sentinel or cluster"`
+	Master       string      `koanf:"master" doc:"name of the master that the sentinels watch"`
+	Username     string      `koanf:"username" doc:"name to authenticate with; empty: the default user"`
+	PasswordFile string      `koanf:"password_file" doc:"file with its password"`
+	Password     string      `koanf:"password" secret:"yes" doc:"the password itself, from the environment only: NOTIFYD__REDIS__PASSWORD"`
+	SentinelUser string      `koanf:"sentinel_username" doc:"name to authenticate with at the sentinels; empty: the default user"`
+	SentinelFile string      `koanf:"sentinel_password_file" doc:"file with its password; empty: the sentinels ask for none"`
+	DB           int         `koanf:"db" min:"0" doc:"number of the database; not in a cluster"`
+	TLS          secrets.TLS `koanf:"tls"`
+	Prefix       string      `koanf:"prefix" default:"notifyd:" is:"prefix" doc:"before the name of every key"`
 
 	SeenRate   float64       `koanf:"seen_rate" default:"5000" above:"0" doc:"claims a second, over all processes, that the filter of what was claimed is made for; it takes 2.5 bytes of memory for each of seen_window"`
 	SeenWindow time.Duration `koanf:"seen_window" default:"15m" min:"1s" doc:"how long it remembers them: what is older is read"`
@@ -154,7 +142,7 @@ func (c *Config) validateServers(bad func(key, format string, args ...any)) {
 			bad(one.key+".password_file", "and the password from the environment are both set")
 		}
 	}
-	for key, t := range map[string]TLS{"kafka.tls": c.Kafka.TLS, "cassandra.tls": c.Cassandra.TLS, "redis.tls": c.Redis.TLS} {
+	for key, t := range map[string]secrets.TLS{"kafka.tls": c.Kafka.TLS, "cassandra.tls": c.Cassandra.TLS, "redis.tls": c.Redis.TLS} {
 		switch {
 		case (t.CertFile == "") != (t.KeyFile == ""):
 			bad(key, "cert_file and key_file go together")
@@ -168,40 +156,6 @@ func (c *Config) validateServers(bad func(key, format string, args ...any)) {
 	if c.Archive.Dir != "" {
 		bad("archive.dir", "is set: the archive reads the embedded history; with engines: distributed keep rows longer by history.retention")
 	}
-}
-
-// config makes the configuration of connections; nil where TLS is off.
-func (t TLS) config(key string) (*tls.Config, error) {
-	if !t.Enabled {
-		return nil, nil
-	}
-	out := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: t.ServerName}
-	if t.CAFile != "" {
-		pem, err := os.ReadFile(t.CAFile)
-		if err != nil {
-			return nil, fmt.Errorf("%s.ca_file: %w", key, err)
-		}
-		out.RootCAs = x509.NewCertPool()
-		if !out.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("%s.ca_file: no certificate in %s", key, t.CAFile)
-		}
-	}
-	if t.CertFile == "" {
-		return out, nil
-	}
-	if err := checkSecret(key+".key_file", t.KeyFile); err != nil {
-		return nil, err
-	}
-	// Read again with each connection: certificates are renewed while we run.
-	read := func() (*tls.Certificate, error) {
-		c, err := tls.LoadX509KeyPair(t.CertFile, t.KeyFile)
-		return &c, err
-	}
-	if _, err := read(); err != nil {
-		return nil, fmt.Errorf("%s.cert_file: %w", key, err)
-	}
-	out.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return read() }
-	return out, nil
 }
 
 // secretOf is a secret from its file, or as it is.

@@ -9,6 +9,8 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
+
+	"github.com/notifyd/notifyd/pkg/setting"
 )
 
 // AdminConfig configures an Admin. The zero value of a field means its default.
@@ -36,7 +38,7 @@ type Admin struct {
 
 // NewAdmin returns an Admin. It does not connect.
 func NewAdmin(cfg AdminConfig) (*Admin, error) {
-	cfg.Conn = cfg.Conn.withDefaults()
+	cfg.Conn = setting.Fill(cfg.Conn)
 	if cfg.MaxRecordBytes == 0 {
 		cfg.MaxRecordBytes = maxRecordBytes
 	}

@@ -10,16 +10,18 @@ import (
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/notifyd/notifyd/pkg/secrets"
 )
 
 // Conn says how to reach the brokers. It is shared by everything here.
 type Conn struct {
 	// Brokers are the seeds, host:port. Required.
 	Brokers []string
-	// ClientID is how the brokers' logs and quotas name us. Default "notifyd".
-	ClientID string
-	// TLS is used for every connection when set. Default: plain.
-	TLS *TLS
+	// ClientID is how the brokers' logs and quotas name us.
+	ClientID string `default:"notifyd"`
+	// TLS is used for every connection where it is enabled.
+	TLS secrets.TLS
 	// SASL authenticates every connection when set. Default: nobody in particular.
 	SASL *SASL
 	// Rack is where we stand, as the brokers' broker.rack says it: records are then
@@ -32,25 +34,15 @@ type Conn struct {
 	// Local reads records without the network, where the log is in this process.
 	// Default: they are fetched.
 	Local Local
-	// Logger gets what the client library says, from warnings up. Default: nothing.
-	Logger *slog.Logger
-}
-
-func (c Conn) withDefaults() Conn {
-	if c.ClientID == "" {
-		c.ClientID = "notifyd"
-	}
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
-	}
-	return c
+	// Logger gets what the client library says, from warnings up.
+	Logger *slog.Logger `default:"discard"`
 }
 
 func (c Conn) validate() error {
 	switch {
 	case len(c.Brokers) == 0:
 		return errors.New("stream: no brokers")
-	case c.Dial != nil && c.TLS != nil:
+	case c.Dial != nil && c.TLS.Enabled:
 		return errors.New("stream: a dialer of its own and TLS")
 	}
 	_, err := c.options()
@@ -131,8 +123,8 @@ func (c Conn) options() ([]kgo.Opt, error) {
 	switch {
 	case c.Dial != nil:
 		opts = append(opts, kgo.Dialer(c.Dial))
-	case c.TLS != nil:
-		cfg, err := c.TLS.config()
+	case c.TLS.Enabled:
+		cfg, err := c.TLS.Config("kafka.tls")
 		if err != nil {
 			return nil, err
 		}

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/notifyd/notifyd/pkg/setting"
 )
 
 // Handler is told of partitions as the group gives them to this member.
@@ -57,38 +59,34 @@ type GroupConfig struct {
 	Group  string   // required
 	Topics []string // required
 
-	// MaxPollRecords is the most records one Handle gets. Default 10,000.
-	MaxPollRecords int
-	// MaxInFlight and MaxInFlightBytes bound, per partition, the records polled
-	// and not done: it is what a crash delivers again. Above them the partition
-	// is paused, below half of them resumed; one poll may pass them. Default
-	// 20,000 records, 32 MiB.
-	MaxInFlight      int
-	MaxInFlightBytes int
-	// CommitEvery is how often the marks are committed. Default 1 s; the
-	// embedded broker fsyncs once per partition committed.
-	CommitEvery time.Duration
-	// RevokeWait bounds the wait for records in flight when partitions are
-	// revoked; no partition is polled meanwhile. Default 5 s.
-	RevokeWait time.Duration
-	// DrainTimeout bounds the same wait when Run's context ends. Default 20 s.
-	DrainTimeout time.Duration
+	// MaxPollRecords is the most records one Handle gets.
+	MaxPollRecords int `default:"10000" min:"1"`
+	// MaxInFlight and MaxInFlightBytes bound, per partition, the records polled and not done:
+	// it is what a crash delivers again. Above them the partition is paused, below half of
+	// them resumed; one poll may pass them.
+	MaxInFlight      int `default:"20000" min:"1"`
+	MaxInFlightBytes int `default:"32MiB" min:"1"`
+	// CommitEvery is how often the marks are committed.
+	CommitEvery time.Duration `default:"1s" min:"0"`
+	// RevokeWait bounds the wait for records in flight when partitions are revoked; no
+	// partition is polled meanwhile.
+	RevokeWait time.Duration `default:"5s" min:"0"`
+	// DrainTimeout bounds the same wait when Run's context ends.
+	DrainTimeout time.Duration `default:"20s" min:"0"`
 	// SessionTimeout is how long the group waits for a member that is gone.
-	// Default 10 s; the broker may bound it (6 s to 5 min).
-	SessionTimeout time.Duration
-	// FetchWait is how long a fetch waits for data, and so the most a resumed
-	// or new partition waits for its first record. Default 250 ms.
-	FetchWait time.Duration
+	SessionTimeout time.Duration `default:"10s" min:"0"`
+	// FetchWait is how long a fetch waits for data, and so the most a resumed or new partition
+	// waits for its first record.
+	FetchWait time.Duration `default:"250ms" min:"0"`
 	// RetryBackoff is the first wait after a failed Handle, doubled up to 5 s.
-	// Default 100 ms.
-	RetryBackoff time.Duration
+	RetryBackoff time.Duration `default:"100ms" min:"0"`
 	// OutOfRange defaults to FromStart.
-	OutOfRange OutOfRange
+	OutOfRange OutOfRange `default:"from-start" oneof:"from-start stop"`
 	// Poison, when set, is called instead of Handle for a record whose Attempt
 	// reached MaxAttempts (default 5); it puts the record aside and marks it
 	// (Poisoner.Poison). Default: a record is tried for ever.
 	Poison      func(ctx context.Context, m *Msg, cause error) error
-	MaxAttempts int
+	MaxAttempts int `default:"5" min:"1"`
 	// Events are told what happened.
 	Events GroupEvents
 }
@@ -140,26 +138,8 @@ type Panic struct {
 func (p *Panic) Error() string { return fmt.Sprintf("handler panicked: %v", p.Value) }
 
 func (c GroupConfig) withDefaults() GroupConfig {
-	c.Conn = c.Conn.withDefaults()
-	defaultTo := func(d *time.Duration, v time.Duration) {
-		if *d == 0 {
-			*d = v
-		}
-	}
-	defaultTo(&c.CommitEvery, time.Second)
-	defaultTo(&c.RevokeWait, 5*time.Second)
-	defaultTo(&c.DrainTimeout, 20*time.Second)
-	defaultTo(&c.SessionTimeout, 10*time.Second)
-	defaultTo(&c.FetchWait, 250*time.Millisecond)
-	defaultTo(&c.RetryBackoff, 100*time.Millisecond)
-	for p, v := range map[*int]int{&c.MaxPollRecords: 10_000, &c.MaxInFlight: 20_000, &c.MaxInFlightBytes: 32 << 20, &c.MaxAttempts: 5} {
-		if *p == 0 {
-			*p = v
-		}
-	}
-	if c.OutOfRange == "" {
-		c.OutOfRange = FromStart
-	}
+	c = setting.Fill(c)
+	c.Conn = setting.Fill(c.Conn)
 	return c
 }
 
@@ -169,12 +149,6 @@ func (c GroupConfig) validate() error {
 		return errors.New("stream: no group")
 	case len(c.Topics) == 0:
 		return errors.New("stream: no topics")
-	case c.OutOfRange != FromStart && c.OutOfRange != Stop:
-		return fmt.Errorf("stream: no policy is called %q", c.OutOfRange)
-	case min(c.MaxPollRecords, c.MaxInFlight, c.MaxInFlightBytes, c.MaxAttempts) < 1:
-		return errors.New("stream: a limit below 1")
-	case min(c.CommitEvery, c.RevokeWait, c.DrainTimeout, c.SessionTimeout, c.FetchWait, c.RetryBackoff) < 0:
-		return errors.New("stream: a negative duration")
 	}
-	return c.Conn.validate()
+	return errors.Join(setting.Err("group", &c), c.Conn.validate())
 }

@@ -10,6 +10,8 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/notifyd/notifyd/pkg/setting"
 )
 
 func TestGroupReadsInOrderAndCommitsOnStop(t *testing.T) {
@@ -333,7 +335,7 @@ func (b *broker) expel(t testing.TB, group string) {
 		member.MemberID = m.MemberID
 		req.Members = append(req.Members, member)
 	}
-	cl, err := b.conn.withDefaults().client()
+	cl, err := setting.Fill(b.conn).client()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/notifyd/notifyd/pkg/setting"
 )
 
 // ProbeConfig configures a Probe. The zero value of a field means its default.
@@ -36,7 +38,7 @@ var (
 // NewProbe returns a probe that reports the log unavailable until Run has had a
 // first answer.
 func NewProbe(cfg ProbeConfig) (*Probe, error) {
-	cfg.Conn = cfg.Conn.withDefaults()
+	cfg.Conn = setting.Fill(cfg.Conn)
 	if cfg.Every == 0 {
 		cfg.Every = 250 * time.Millisecond
 	}

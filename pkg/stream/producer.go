@@ -11,6 +11,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/setting"
 )
 
 // Compression of batches on their way to the broker and on its disk.
@@ -32,24 +33,24 @@ type ProducerConfig struct {
 	// 5 ms: the embedded log pays two fsyncs a batch on the goroutine that also
 	// serves reads, and without linger it fell behind at 5M receivers/s.
 	// Negative: none.
-	Linger time.Duration
+	Linger time.Duration `default:"5ms"`
 	// MaxRecordBytes is the largest key + value + headers, and so the largest
 	// batch. Default 1,000,000, which a Kafka left at its defaults takes. The
 	// topics' max.message.bytes must be at least 48,000 above it: see
 	// AdminConfig.MaxRecordBytes; the embedded broker takes up to 8 MiB.
-	MaxRecordBytes int
+	MaxRecordBytes int `default:"1000000" min:"0"`
 	// AppendTimeout bounds an Append, and how long the client itself tries; an
 	// Append may give up a sixteenth sooner. Default 1 s, which is how soon a dead broker is noticed; the embedded log,
 	// which cannot be away but whose disk can be slow, is given longer.
-	AppendTimeout time.Duration
-	// MaxBufferedBytes is how much may wait for the broker; more makes Append
-	// wait, up to its timeout. Default 128 MiB.
-	MaxBufferedBytes int
+	AppendTimeout time.Duration `default:"1s" min:"0"`
+	// MaxBufferedBytes is how much may wait for the broker; more makes Append wait, up to its
+	// timeout.
+	MaxBufferedBytes int `default:"128MiB" min:"0"`
 	// Appended, when set, is told of every record that is acknowledged: the offset
 	// behind it. It must be quick.
 	Appended func(tp TopicPartition, next int64)
 	// Compression default none: the records are dense and the network is a loopback.
-	Compression Compression
+	Compression Compression `default:"none"`
 	// Brokers says how many there are. Default ManyBrokers.
 	Brokers Brokers
 }
@@ -68,39 +69,22 @@ const (
 )
 
 func (c ProducerConfig) withDefaults() ProducerConfig {
-	c.Conn = c.Conn.withDefaults()
-	if c.Linger == 0 {
-		c.Linger = 5 * time.Millisecond
-	}
-	c.Linger = max(c.Linger, 0)
-	if c.MaxRecordBytes == 0 {
-		c.MaxRecordBytes = maxRecordBytes
-	}
-	if c.AppendTimeout == 0 {
-		c.AppendTimeout = time.Second
-	}
-	if c.MaxBufferedBytes == 0 {
-		c.MaxBufferedBytes = 128 << 20
-	}
-	if c.Compression == "" {
-		c.Compression = None
-	}
+	c = setting.Fill(c)
+	c.Conn, c.Linger = setting.Fill(c.Conn), max(c.Linger, 0)
 	return c
 }
 
 func (c ProducerConfig) validate() error {
 	switch {
-	case c.AppendTimeout < 0 || c.MaxRecordBytes < 0 || c.MaxBufferedBytes < 0:
-		return errors.New("stream: negative limit")
 	case c.MaxBufferedBytes < c.MaxRecordBytes:
 		return errors.New("stream: MaxBufferedBytes is smaller than one record")
-	case c.Brokers == OneBroker && (len(c.Conn.Brokers) > 1 || c.Conn.TLS != nil || c.Conn.SASL != nil):
+	case c.Brokers == OneBroker && (len(c.Conn.Brokers) > 1 || c.Conn.TLS.Enabled || c.Conn.SASL != nil):
 		return errors.New("stream: OneBroker is the embedded broker, and this is a cluster")
 	}
 	if _, ok := codecs[c.Compression]; !ok {
 		return fmt.Errorf("stream: no compression is called %q", c.Compression)
 	}
-	return c.Conn.validate()
+	return errors.Join(setting.Err("producer", &c), c.Conn.validate())
 }
 
 var codecs = map[Compression]kgo.CompressionCodec{

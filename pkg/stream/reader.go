@@ -11,6 +11,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/setting"
 )
 
 // Reader reads partitions from given offsets, without a group: it commits
@@ -25,7 +26,7 @@ type Reader struct {
 
 // NewReader returns a reader. It does not connect.
 func NewReader(conn Conn) (*Reader, error) {
-	conn = conn.withDefaults()
+	conn = setting.Fill(conn)
 	if err := conn.validate(); err != nil {
 		return nil, err
 	}

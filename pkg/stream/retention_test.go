@@ -8,6 +8,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/setting"
 )
 
 // TestRetentionTakesNothingUnread: a record that no group has read for longer than any
@@ -31,7 +32,7 @@ func TestRetentionTakesNothingUnread(t *testing.T) {
 	if _, err := a.adm.CreateTopic(ctx, 1, 1, map[string]*string{"retention.ms": &keep}, week); err != nil {
 		t.Fatal(err)
 	}
-	cl, err := conn.withDefaults().client()
+	cl, err := setting.Fill(conn).client()
 	if err != nil {
 		t.Fatal(err)
 	}

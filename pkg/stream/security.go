@@ -2,8 +2,6 @@ package stream
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -15,55 +13,6 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/secrets"
 )
-
-// TLS says how connections are encrypted. The broker's certificate is always
-// verified: nothing here can turn that off. At least TLS 1.2.
-type TLS struct {
-	// CAFile holds the authorities that brokers' certificates must lead to, as
-	// PEM; it is read once. Default: the system's.
-	CAFile string
-	// CertFile and KeyFile are our certificate and its key, as PEM: both or none.
-	// They are read for every new connection, so that a renewed one needs no restart.
-	CertFile, KeyFile string
-	// ServerName is what the brokers' certificates must be for. Default: the host
-	// that is dialled.
-	ServerName string
-}
-
-func (t *TLS) config() (*tls.Config, error) {
-	c := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: t.ServerName}
-	if t.CAFile != "" {
-		pem, err := os.ReadFile(t.CAFile)
-		if err != nil {
-			return nil, fmt.Errorf("stream: the CA of the brokers: %w", err)
-		}
-		c.RootCAs = x509.NewCertPool()
-		if !c.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("stream: the CA of the brokers: no certificate in %s", t.CAFile)
-		}
-	}
-	switch {
-	case (t.CertFile == "") != (t.KeyFile == ""):
-		return nil, errors.New("stream: a client certificate needs both its file and that of its key")
-	case t.CertFile != "":
-		if _, err := t.certificate(nil); err != nil {
-			return nil, err
-		}
-		c.GetClientCertificate = t.certificate
-	}
-	return c, nil
-}
-
-func (t *TLS) certificate(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-	if err := secrets.CheckFile(t.KeyFile); err != nil {
-		return nil, fmt.Errorf("stream: the key of the client certificate: %w", err)
-	}
-	c, err := tls.LoadX509KeyPair(t.CertFile, t.KeyFile)
-	if err != nil {
-		return nil, fmt.Errorf("stream: the client certificate: %w", err)
-	}
-	return &c, nil
-}
 
 // Mechanism is how a user proves to know the password.
 type Mechanism string
@@ -152,7 +101,7 @@ func (s *SASL) String() string {
 // String is the brokers and how they are reached, without anything secret.
 func (c Conn) String() string {
 	s := strings.Join(c.Brokers, ",")
-	if c.TLS != nil {
+	if c.TLS.Enabled {
 		s += " tls"
 	}
 	if c.SASL != nil {

@@ -25,6 +25,8 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/notifyd/notifyd/pkg/secrets"
 )
 
 // papers are files of a throw-away authority, as scripts/engines/certs.sh makes
@@ -52,7 +54,7 @@ func (p papers) secret(t *testing.T, name, content string, mode os.FileMode) str
 func (p papers) conn(brokers ...string) Conn {
 	return Conn{
 		Brokers: brokers,
-		TLS:     &TLS{CAFile: p.file("ca.pem"), CertFile: p.file("client.pem"), KeyFile: p.file("client.key")},
+		TLS:     secrets.TLS{Enabled: true, CAFile: p.file("ca.pem"), CertFile: p.file("client.pem"), KeyFile: p.file("client.key")},
 		SASL:    &SASL{User: "notifyd", Password: FromFile(p.file("notifyd.password"))},
 	}
 }
@@ -182,7 +184,7 @@ func secured(t *testing.T, p papers, addr string) {
 		spoil func(*Conn)
 		says  string
 	}{
-		"plain":                 {func(c *Conn) { c.TLS = nil }, "plaintext"},
+		"plain":                 {func(c *Conn) { c.TLS.Enabled = false }, "plaintext"},
 		"nobody":                {func(c *Conn) { c.SASL = nil }, "SASL"},
 		"wrong password":        {func(c *Conn) { c.SASL.Password = FromFile(p.file("wrong.password")) }, "invalid credentials|EOF"},
 		"unknown user":          {func(c *Conn) { c.SASL.User = "mallory" }, "invalid credentials|EOF"},
@@ -249,7 +251,7 @@ func (l *lockedBuffer) String() string {
 // However a connection is printed, the password is not there.
 func TestPasswordsAreNeverPrinted(t *testing.T) {
 	t.Setenv("STREAM_TEST_PASSWORD", "hunter2")
-	conn := Conn{Brokers: []string{"b:1"}, SASL: &SASL{User: "notifyd", Password: FromEnv("STREAM_TEST_PASSWORD")}, TLS: &TLS{}, Rack: "a"}
+	conn := Conn{Brokers: []string{"b:1"}, SASL: &SASL{User: "notifyd", Password: FromEnv("STREAM_TEST_PASSWORD")}, TLS: secrets.TLS{Enabled: true}, Rack: "a"}
 	p := newProducer(t, ProducerConfig{Conn: conn})
 	var out lockedBuffer
 	for _, h := range []slog.Handler{slog.NewTextHandler(&out, nil), slog.NewJSONHandler(&out, nil)} {
@@ -287,8 +289,8 @@ func TestConnIsChecked(t *testing.T) {
 		"no brokers":    {func(c *Conn) { c.Brokers = nil }, "no brokers"},
 		"no CA":         {func(c *Conn) { c.TLS.CAFile = p.file("missing") }, "missing"},
 		"CA is a key":   {func(c *Conn) { c.TLS.CAFile = p.file("ca.key") }, "no certificate in"},
-		"half a pair":   {func(c *Conn) { c.TLS.KeyFile = "" }, "both"},
-		"mixed pair":    {func(c *Conn) { c.TLS.KeyFile = p.file("ca.key") }, "client certificate"},
+		"half a pair":   {func(c *Conn) { c.TLS.KeyFile = "" }, "go together"},
+		"mixed pair":    {func(c *Conn) { c.TLS.KeyFile = p.file("ca.key") }, "cert_file"},
 		"dialer":        {func(c *Conn) { c.Dial = (&net.Dialer{}).DialContext }, "dialer"},
 		"no user":       {func(c *Conn) { c.SASL.User = "" }, "user"},
 		"no password":   {func(c *Conn) { c.SASL.Password = nil }, "password"},
@@ -316,7 +318,7 @@ func TestConnIsChecked(t *testing.T) {
 // The short way of the embedded broker is not for a cluster.
 func TestOneBrokerIsNoCluster(t *testing.T) {
 	t.Parallel()
-	for _, c := range []Conn{{Brokers: []string{"a:1", "b:1"}}, {Brokers: []string{"a:1"}, TLS: &TLS{}}} {
+	for _, c := range []Conn{{Brokers: []string{"a:1", "b:1"}}, {Brokers: []string{"a:1"}, TLS: secrets.TLS{Enabled: true}}} {
 		if _, err := NewProducer(ProducerConfig{Conn: c, Brokers: OneBroker}); err == nil {
 			t.Errorf("%s: accepted", c)
 		}

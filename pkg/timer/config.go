@@ -45,35 +45,35 @@ type Config struct {
 	// it they are dropped.
 	Cancelled func(ctx context.Context, ts []engine.Timer) error
 
-	Shards       int           `default:"16"`    // partitions of a minute: 16
-	Poll         time.Duration `default:"1s"`    // between loads: 1 s
-	Lookahead    time.Duration `default:"2s"`    // how far ahead of now rows are loaded: 2 s
-	WriteTimeout time.Duration `default:"2s"`    // longest write that is expected: 2 s
-	Skew         time.Duration `default:"500ms"` // largest difference of two clocks: 500 ms
-	Grace        time.Duration `default:"10s"`   // from a minute's end to its close: 10 s
-	Batch        int           `default:"512"`   // timers a Publish at most, and rows a scan: 512
-	BatchSize    int           `default:"4MiB"`  // bytes of payload a Publish at most, unless one has more: 4 MiB
-	Publishers   int           `default:"4"`     // Publish calls at once for what is on time: 4
+	Shards       int           `default:"16"`    // partitions of a minute
+	Poll         time.Duration `default:"1s"`    // between loads
+	Lookahead    time.Duration `default:"2s"`    // how far ahead of now rows are loaded
+	WriteTimeout time.Duration `default:"2s"`    // longest write that is expected
+	Skew         time.Duration `default:"500ms"` // largest difference of two clocks
+	Grace        time.Duration `default:"10s"`   // from a minute's end to its close
+	Batch        int           `default:"512"`   // timers a Publish at most, and rows a scan
+	BatchSize    int           `default:"4MiB"`  // bytes of payload a Publish at most, unless one has more
+	Publishers   int           `default:"4"`     // Publish calls at once for what is on time
 
 	// Loading pauses at either limit while Publish is slow or refuses. Catching
 	// up has a quarter as much on top.
-	MaxPending int `default:"131072"` // timers loaded and not acknowledged: 131,072
-	MaxBytes   int `default:"128MiB"` // their payload, in bytes: 128 MiB
+	MaxPending int `default:"131072"` // timers loaded and not acknowledged
+	MaxBytes   int `default:"128MiB"` // their payload, in bytes
 
 	// What was due more than CatchUpAfter before an engine came to load it is
 	// released by a lane of its own, in due order, so many a second.
-	CatchUpAfter      time.Duration `default:"10s"`   // 10 s; at least 2 s more than a take-over lasts
-	CatchUpRate       int           `default:"20000"` // timers a second: 20,000
-	CatchUpPublishers int           `default:"2"`     // its Publish calls at once: 2
+	CatchUpAfter      time.Duration `default:"10s"`   // at least 2 s more than a take-over lasts
+	CatchUpRate       int           `default:"20000"` // timers a second
+	CatchUpPublishers int           `default:"2"`     // its Publish calls at once
 
-	LeaseTTL    time.Duration `default:"5s"`     // 5 s
-	LeaseRenew  time.Duration `default:"1500ms"` // between renewals: 1.5 s
-	LeaseMargin time.Duration `default:"1s"`     // trust ends so long before the lease: 1 s
-	LeaseLook   time.Duration `default:"250ms"`  // between a standby's looks: 250 ms
-	Beat        time.Duration `default:"5s"`     // between heartbeats: 5 s
+	LeaseTTL    time.Duration `default:"5s"`     // of a shard
+	LeaseRenew  time.Duration `default:"1500ms"` // between renewals
+	LeaseMargin time.Duration `default:"1s"`     // trust ends so long before the lease
+	LeaseLook   time.Duration `default:"250ms"`  // between a standby's looks
+	Beat        time.Duration `default:"5s"`     // between heartbeats
 
-	ColdAfter time.Duration `default:"720h"` // 30 days
-	Retention time.Duration `default:"720h"` // of schedules after their fire time: 30 days
+	ColdAfter time.Duration `default:"720h"`
+	Retention time.Duration `default:"720h"` // of schedules after their fire time
 
 	// Wall is the clock that due times are compared with; nil: time.Now. Leases
 	// and waits use the monotonic clock.
@@ -82,7 +82,7 @@ type Config struct {
 	// does. It must not block. An engine whose offset is over MaxClockOffset
 	// owns nothing.
 	ClockOffset    func() time.Duration
-	MaxClockOffset time.Duration `default:"500ms"` // 500 ms
+	MaxClockOffset time.Duration `default:"500ms"`
 
 	Logger *slog.Logger `default:"discard"`
 	Events Events

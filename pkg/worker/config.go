@@ -100,11 +100,11 @@ type Config struct {
 	Ahead    int `default:"16"`
 	InFlight int // addresses at the provider at once: push 10,000, sms 500, email 16,000
 
-	MaxRetries int           `default:"3"`   // attempts after the first: 3
-	Hold       time.Duration `default:"5s"`  // longest wait that is not parked: 5 s
-	BatchAge   time.Duration `default:"5s"`  // longest wait of a mail for others of its content: 5 s; < 0: none
-	CallLimit  time.Duration `default:"30s"` // longest provider call: 30 s
-	MaxStarts  int           `default:"3"`   // starts of a window before its receivers run solo: 3
+	MaxRetries int           `default:"3"`   // attempts after the first
+	Hold       time.Duration `default:"5s"`  // longest wait that is not parked
+	BatchAge   time.Duration `default:"5s"`  // longest wait of a mail for others of its content; < 0: none
+	CallLimit  time.Duration `default:"30s"` // longest provider call
+	MaxStarts  int           `default:"3"`   // starts of a window before its receivers run solo
 	Backoff    limit.Backoff // 1 s, 2 s, 4 s with jitter
 
 	// Routes maps an address to the name of the provider that serves it, for
@@ -114,7 +114,7 @@ type Config struct {
 	// answer is ambiguous. Default: marketing and digest by sms and email.
 	Unknown []notify.Category
 
-	Partitions int `default:"1"` // of the lane's topic: 1
+	Partitions int `default:"1"` // of the lane's topic
 
 	Log       Log
 	Status    engine.Status
@@ -139,7 +139,7 @@ type Config struct {
 	Events      Events
 	Logger      *slog.Logger  `default:"discard"`
 	Tracer      *trace.Tracer // nil: no spans; a traceparent is carried all the same
-	MaxEnvelope int           `default:"900000"` // bytes of a derived record: 900,000
+	MaxEnvelope int           `default:"900000"` // bytes of a derived record
 }
 
 // What a worker should be handed of a partition: at most MaxRecords that are not

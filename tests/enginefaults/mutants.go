@@ -30,8 +30,8 @@ var mutants = map[string]victim.Mutant{
 	// leader: a dead owner's shards are left alone for a minute.
 	"long-lease": {
 		File: "pkg/timer/config.go",
-		Old:  "length(&c.LeaseTTL, 5*time.Second)",
-		New:  "length(&c.LeaseTTL, time.Minute)",
+		Old:  "LeaseTTL    time.Duration `default:\"5s\"`",
+		New:  "LeaseTTL    time.Duration `default:\"1m\"`",
 	},
 	// redis: what is released again is called again.
 	"forget-rows": {

@@ -49,7 +49,7 @@ func Doctor(ctx context.Context, cfg Config) ([]Finding, error) {
 			repair = "correct the user name and password"
 		case notify.KindOf(err) == notify.KindInvalid:
 			repair = "correct the files of certificates"
-		case cfg.TLS != nil || cfg.CA != "" || cfg.Cert != "":
+		case cfg.TLS.Enabled:
 			repair += "; look whether the certificates are those of this cluster"
 		}
 		return []Finding{{"reachable", LevelFail, where + ": " + err.Error(), repair}}, nil

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/secrets"
 )
 
 func TestConfigIsChecked(t *testing.T) {
@@ -24,13 +25,13 @@ func TestConfigIsChecked(t *testing.T) {
 		"num_conns":       func(c *Config) { c.NumConns = -1 },
 		"status_ttl":      func(c *Config) { c.StatusTTL = time.Second },
 		"timer_grace":     func(c *Config) { c.TimerGrace = time.Second },
-		"cert":            func(c *Config) { c.Cert = "cert.pem" },
-		"ca":              func(c *Config) { c.CA = "/nonexistent" },
+		"tls":             func(c *Config) { c.TLS = secrets.TLS{Enabled: true, CertFile: "cert.pem"} },
+		"tls.ca_file":     func(c *Config) { c.TLS = secrets.TLS{Enabled: true, CAFile: "/nonexistent"} },
 	} {
 		c := good
 		change(&c)
 		_, err := Open(t.Context(), c)
-		if e, ok := err.(*notify.Error); !ok || e.Kind != notify.KindInvalid || e.Field != field {
+		if e, ok := err.(*notify.Error); !ok || e.Kind != notify.KindInvalid || e.Field != "cassandra."+field {
 			t.Errorf("%s: %v", field, err)
 		}
 	}

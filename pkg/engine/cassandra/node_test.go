@@ -14,6 +14,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine/enginetest"
 	"github.com/notifyd/notifyd/pkg/freeport"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/secrets"
 )
 
 func find(fs []Finding, check string) Finding {
@@ -146,13 +147,13 @@ func TestNodeOfItsOwn(t *testing.T) {
 	pem := func(name string) string { return filepath.Join(n.dir, "tls", name) }
 	cfg := Config{
 		Hosts: []string{fmt.Sprintf("127.0.0.1:%d", n.port)}, Keyspace: "own", Timeout: 20 * time.Second,
-		CA: pem("ca.pem"), Cert: pem("client.pem"), Key: pem("client.key"),
+		TLS: secrets.TLS{Enabled: true, CAFile: pem("ca.pem"), CertFile: pem("client.pem"), KeyFile: pem("client.key")},
 	}
 	ctx := t.Context()
 	for name, change := range map[string]func(*Config){
-		"without TLS":               func(c *Config) { c.CA, c.Cert, c.Key = "", "", "" },
-		"without a certificate":     func(c *Config) { c.Cert, c.Key = "", "" },
-		"with a CA that is not its": func(c *Config) { c.CA = pem("client.pem") },
+		"without TLS":               func(c *Config) { c.TLS.Enabled = false },
+		"without a certificate":     func(c *Config) { c.TLS.CertFile, c.TLS.KeyFile = "", "" },
+		"with a CA that is not its": func(c *Config) { c.TLS.CAFile = pem("client.pem") },
 	} {
 		bad := cfg
 		bad.Timeout, bad.ConnectTimeout = 2*time.Second, 2*time.Second

@@ -2,20 +2,15 @@ package cassandra
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"hash/maphash"
 	"math/rand/v2"
 	"net"
-	"os"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	gocql "github.com/apache/cassandra-gocql-driver/v2"
-
-	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // Store is one keyspace of one cluster. Its accessors return the contracts; all
@@ -128,7 +123,7 @@ func connect(ctx context.Context, cfg Config, keyspace string) (*gocql.Session, 
 	if cfg.Username != "" {
 		c.Authenticator = gocql.PasswordAuthenticator{Username: cfg.Username, Password: cfg.Password}
 	}
-	conf, err := cfg.tls()
+	conf, err := cfg.TLS.Config("cassandra.tls")
 	if err != nil {
 		return nil, err
 	}
@@ -155,35 +150,6 @@ func connect(ctx context.Context, cfg Config, keyspace string) (*gocql.Session, 
 		}()
 		return nil, ctx.Err()
 	}
-}
-
-// tls is the configuration of connections; nil: plain ones.
-func (c *Config) tls() (*tls.Config, error) {
-	if c.TLS != nil {
-		return c.TLS.Clone(), nil
-	}
-	if c.CA == "" && c.Cert == "" {
-		return nil, nil
-	}
-	conf := &tls.Config{MinVersion: tls.VersionTLS12}
-	if c.CA != "" {
-		pem, err := os.ReadFile(c.CA)
-		if err != nil {
-			return nil, notify.Invalid("bad_config", "ca", err.Error())
-		}
-		conf.RootCAs = x509.NewCertPool()
-		if !conf.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, notify.Invalid("bad_config", "ca", "the file holds no certificate in PEM")
-		}
-	}
-	if c.Cert != "" {
-		pair, err := tls.LoadX509KeyPair(c.Cert, c.Key)
-		if err != nil {
-			return nil, notify.Invalid("bad_config", "cert", err.Error())
-		}
-		conf.Certificates = []tls.Certificate{pair}
-	}
-	return conf, nil
 }
 
 // Counts is how many requests a Store made since Open.

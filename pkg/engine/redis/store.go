@@ -48,7 +48,7 @@ func Connect(cfg Config) (*Store, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	tlsConfig, err := cfg.TLS.load()
+	tlsConfig, err := cfg.TLS.Config("redis.tls")
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,69 @@
+package secrets
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// TLS names the files of a connection to a server whose certificate is verified:
+// nothing can turn that off. At least TLS 1.2.
+type TLS struct {
+	Enabled    bool   `koanf:"enabled" doc:"connect by TLS, with verification"`
+	CAFile     string `koanf:"ca_file" doc:"PEM of the CA that signed the server's certificate; empty: the system's"`
+	CertFile   string `koanf:"cert_file" doc:"PEM of our certificate, where the server asks for one"`
+	KeyFile    string `koanf:"key_file" doc:"PEM of its key"`
+	ServerName string `koanf:"server_name" doc:"name the server's certificate must carry; empty: the host connected to"`
+}
+
+// Config reads the files and returns the configuration of connections; nil where TLS
+// is off. An error names the setting below key. Our certificate is read again for each
+// connection, so that a renewed one needs no restart.
+func (t TLS) Config(key string) (*tls.Config, error) {
+	if !t.Enabled {
+		return nil, nil
+	}
+	out := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: t.ServerName}
+	if t.CAFile != "" {
+		pem, err := os.ReadFile(t.CAFile)
+		if err != nil {
+			return nil, badTLS(key+".ca_file", err)
+		}
+		out.RootCAs = x509.NewCertPool()
+		if !out.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, badTLS(key+".ca_file", fmt.Errorf("no certificate in %s", t.CAFile))
+		}
+	}
+	if (t.CertFile == "") != (t.KeyFile == "") {
+		return nil, badTLS(key, errors.New("cert_file and key_file go together"))
+	}
+	if t.CertFile == "" {
+		return out, nil
+	}
+	read := func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+		err := CheckFile(t.KeyFile)
+		if e, exposed := errors.AsType[*notify.Error](err); exposed {
+			e.Field = key + ".key_file"
+			return nil, e
+		}
+		if err != nil {
+			return nil, badTLS(key+".key_file", err)
+		}
+		c, err := tls.LoadX509KeyPair(t.CertFile, t.KeyFile)
+		if err != nil {
+			return nil, badTLS(key+".cert_file", err)
+		}
+		return &c, nil
+	}
+	_, err := read(nil)
+	out.GetClientCertificate = read
+	return out, err
+}
+
+func badTLS(field string, err error) error {
+	return &notify.Error{Kind: notify.KindInvalid, Code: "bad_config", Field: field, Msg: "cannot be used", Err: err}
+}
