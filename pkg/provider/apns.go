@@ -2,7 +2,6 @@ package provider
 
 import (
 	"cmp"
-	"context"
 	"crypto/ecdsa"
 	"time"
 
@@ -65,20 +64,9 @@ func NewAPNs(cfg APNsConfig) (*APNs, error) {
 	a := &APNs{p, cfg}
 	p.guard = tokenGuard{code: "apns_bad_token_spike", log: cfg.Log}
 	p.token = newBearer("bearer", apnsMinTokenAge, cfg.Log, apnsMint(cfg.Key, cfg.TeamID, cfg.KeyID))
-	p.meaning = apnsResult
+	p.prepare, p.meaning = a.newCall, apnsResult
 	p.header = func(k pushKind) []h2.Field {
 		return []h2.Field{{Name: "apns-topic", Value: cfg.Topic}, {Name: "apns-push-type", Value: k.pushType}, {Name: "apns-priority", Value: k.priority}}
 	}
 	return a, nil
-}
-
-// Send delivers every item of call and reports each once. Addresses are
-// "apns:<token>" or the bare token.
-func (a *APNs) Send(ctx context.Context, call *notify.Call, report notify.Report) {
-	c, err := a.newCall(call, time.Now())
-	if err != nil {
-		report(0, len(call.Items), failed(ctx, "apns", err))
-		return
-	}
-	a.deliver(ctx, c, call, report)
 }

@@ -28,14 +28,13 @@ type apnsCall struct {
 	path string // up to the device token
 	own  []byte // encoded header fields
 
-	title, body Template
-	vars        Variables
-	prefix      []byte // up to the title's or, of a static payload, the id's value
-	between     []byte // after the title's value
-	suffix      []byte // after the last template, up to the id's value
-	static      bool
-	max         int
-	id          idText
+	pushText
+	prefix  []byte // up to the title's or, of a static payload, the id's value
+	between []byte // after the title's value
+	suffix  []byte // after the last template, up to the id's value
+	static  bool
+	max     int
+	id      idText
 }
 
 var (
@@ -43,18 +42,13 @@ var (
 	jsonHeader  = []string{"application/json"}
 )
 
-func (a *APNs) newCall(call *notify.Call, now time.Time) (*apnsCall, error) {
-	text := call.Content
-	if text.Template != "" && text.Title == "" && text.Body == "" {
-		return nil, notify.Invalid("template_unsupported", "content.template", "push has no templates at the provider")
-	}
-	vars, err := SharedVariables(text.Variables)
+func (a *APNs) newCall(call *notify.Call, now time.Time) (pushCall, error) {
+	text, err := parsePush(call.Content)
 	if err != nil {
 		return nil, err
 	}
 	c := &apnsCall{
-		vars: vars, title: ParseTemplate(text.Title, JSON), body: ParseTemplate(text.Body, JSON),
-		of: pushKind{a.cfg.PushType, "10"}, path: a.base.EscapedPath() + "/3/device/",
+		pushText: text, of: pushKind{a.cfg.PushType, "10"}, path: a.base.EscapedPath() + "/3/device/",
 		max: apnsMaxPayload,
 	}
 	if a.cfg.PushType == "voip" {
@@ -63,41 +57,37 @@ func (a *APNs) newCall(call *notify.Call, now time.Time) (*apnsCall, error) {
 	if call.Category.Bulk() {
 		c.of.priority = "5" // lets the device save power
 	}
-	alert := text.Title != "" || text.Body != ""
+	alert := !text.title.Empty() || !text.body.Empty()
 	if !alert && a.cfg.PushType == "alert" {
 		c.of = pushKind{"background", "5"} // the only priority APNs allows
 	}
 	c.own = h2.AppendField(c.own, "apns-expiration", strconv.FormatInt(apnsExpiration(call.Expires, a.cfg.Store, now), 10))
-	if text.CollapseKey != "" {
-		c.own = h2.AppendField(c.own, "apns-collapse-id", collapseID(text.CollapseKey))
+	if k := call.Content.CollapseKey; k != "" {
+		c.own = h2.AppendField(c.own, "apns-collapse-id", collapseID(k))
 	}
 	trace := traceOf(call)
 	c.own = trace.append(c.own)
-	err = c.render(text, alert)
+	err = c.render(alert)
 	return c, err
 }
 
-func (c *apnsCall) render(text *notify.Content, alert bool) error {
-	data, _, err := parseVariables(nil, nil, text.Data)
-	if err != nil {
-		return notify.Invalid("bad_data", "content.data", "data is one JSON object, each name once")
-	}
+func (c *apnsCall) render(alert bool) error {
 	b := []byte(`{"aps":{`)
 	at := &c.prefix
 	next := func(nextPart *[]byte) { *at, b, at = b, nil, nextPart }
 	if alert {
 		b = append(b, `"alert":{`...)
-		if text.Title != "" {
+		if !c.title.Empty() {
 			b = append(b, `"title":"`...)
 			next(&c.between)
 			b = append(b, '"')
-			if text.Body != "" {
+			if !c.body.Empty() {
 				b = append(b, ',')
 			}
 		} else {
 			next(&c.between)
 		}
-		if text.Body != "" {
+		if !c.body.Empty() {
 			b = append(b, `"body":"`...)
 			next(&c.suffix)
 			b = append(b, '"')
@@ -111,7 +101,7 @@ func (c *apnsCall) render(text *notify.Content, alert bool) error {
 		next(&c.suffix)
 	}
 	// Members of the data's own "aps" (sound, badge, thread-id…) join ours.
-	for _, m := range data {
+	for _, m := range c.data {
 		if string(m.name) != "aps" {
 			continue
 		}
@@ -126,7 +116,7 @@ func (c *apnsCall) render(text *notify.Content, alert bool) error {
 		}
 	}
 	b = append(b, '}')
-	for _, m := range data {
+	for _, m := range c.data {
 		if n := string(m.name); n != "aps" && n != "ntf" {
 			b = appendMember(b, &m)
 		}

@@ -110,13 +110,14 @@ func TestAPNsPayloads(t *testing.T) {
 		t.Helper()
 		call := testCall(notify.Push, c, 1, deviceToken)
 		call.Items[0].Variables = []byte(variables)
-		ac, err := a.newCall(call, testNow)
+		made, err := a.newCall(call, testNow)
 		if err != nil {
 			if e, ok := errors.AsType[*notify.Error](err); !ok || e.Code != want {
 				t.Errorf("%+v: %v", c, err)
 			}
 			return nil
 		}
+		ac := made.(*apnsCall)
 		got, err := ac.payload(nil, &call.Items[0])
 		if err != nil {
 			if e, ok := errors.AsType[*notify.Error](err); !ok || e.Code != want {

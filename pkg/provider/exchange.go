@@ -36,7 +36,7 @@ type Endpoint struct {
 	DialTimeout time.Duration
 
 	// The silence after which an HTTP/2 connection is asked whether it lives, and
-	// how long it may take to say so. Default 30 s and 10 s.
+	// how long it may take to say so. Default: as of h2.Config.
 	pingAfter, pingTimeout time.Duration
 }
 
@@ -49,9 +49,6 @@ func (e Endpoint) withDefaults(base string, timeout time.Duration) Endpoint {
 	}
 	if e.DialTimeout == 0 {
 		e.DialTimeout = 5 * time.Second
-	}
-	if e.pingAfter == 0 {
-		e.pingAfter, e.pingTimeout = 30*time.Second, 10*time.Second
 	}
 	return e
 }

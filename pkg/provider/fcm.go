@@ -72,6 +72,7 @@ func NewFCM(cfg FCMConfig) (*FCM, error) {
 	f := &FCM{p, cfg, under(p.base, "/v1/projects/"+cfg.Project+"/messages:send"), cfg.Endpoint.transport()}
 	p.guard = tokenGuard{code: "fcm_bad_token_spike", log: cfg.Log}
 	p.token = newBearer("Bearer", fcmMinTokenAge, cfg.Log, f.mint)
+	p.prepare = f.newCall
 	p.meaning = func(a *answer, now time.Time) (notify.Result, action) { return fcmResult(a, now, cfg.QuotaBlock) }
 	return f, nil
 }
@@ -81,15 +82,4 @@ func NewFCM(cfg FCMConfig) (*FCM, error) {
 func (f *FCM) Run(ctx context.Context) error {
 	defer f.oauth.CloseIdleConnections()
 	return f.pushClient.Run(ctx)
-}
-
-// Send delivers every item of call and reports each once. Addresses are
-// "fcm:<token>" or the bare token.
-func (f *FCM) Send(ctx context.Context, call *notify.Call, report notify.Report) {
-	c, err := f.newCall(call, time.Now())
-	if err != nil {
-		report(0, len(call.Items), failed(ctx, "fcm", err))
-		return
-	}
-	f.deliver(ctx, c, call, report)
 }

@@ -18,31 +18,22 @@ const (
 //
 //	{"message":{"android":{…},"notification":{…},"data":{…,"ntf":"<id>"},"token":"…"}}
 type fcmCall struct {
-	title, body Template
-	vars        Variables
-	head        []byte // up to the notification
-	data        []byte // members of data, each with a comma behind it
-	dataSize    int
-	path        string
-	own         []byte // encoded header fields
-	id          idText
+	pushText
+	head     []byte // up to the notification
+	members  []byte // of data, each with a comma behind it
+	dataSize int
+	path     string
+	own      []byte // encoded header fields
+	id       idText
 }
 
-func (f *FCM) newCall(call *notify.Call, now time.Time) (*fcmCall, error) {
-	text := call.Content
-	if text.Template != "" && text.Title == "" && text.Body == "" {
-		return nil, notify.Invalid("template_unsupported", "content.template", "push has no templates at the provider")
-	}
-	vars, err := SharedVariables(text.Variables)
+func (f *FCM) newCall(call *notify.Call, now time.Time) (pushCall, error) {
+	text, err := parsePush(call.Content)
 	if err != nil {
 		return nil, err
 	}
-	data, _, err := parseVariables(nil, nil, text.Data)
-	if err != nil {
-		return nil, notify.Invalid("bad_data", "content.data", "data is one JSON object, each name once")
-	}
 	trace := traceOf(call)
-	c := &fcmCall{vars: vars, path: f.url.EscapedPath(), own: trace.append(nil), title: ParseTemplate(text.Title, JSON), body: ParseTemplate(text.Body, JSON)}
+	c := &fcmCall{pushText: text, path: f.url.EscapedPath(), own: trace.append(nil)}
 	priority := "high"
 	if call.Category.Bulk() {
 		priority = "normal"
@@ -53,21 +44,21 @@ func (f *FCM) newCall(call *notify.Call, now time.Time) (*fcmCall, error) {
 		b = strconv.AppendInt(b, int64(fcmTTL(call.Expires, now)/time.Second), 10)
 		b = append(b, `s"`...)
 	}
-	if text.CollapseKey != "" {
+	if k := call.Content.CollapseKey; k != "" {
 		b = append(b, `,"collapse_key":`...)
-		b = appendQuoted(b, text.CollapseKey)
+		b = appendQuoted(b, k)
 	}
 	c.head = append(b, '}')
-	for i := range data {
-		m := &data[i]
+	for i := range text.data {
+		m := &text.data[i]
 		// "aps" is for the other provider, "ntf" is ours.
 		if n := string(m.name); n == "aps" || n == "ntf" {
 			continue
 		}
-		c.data = appendQuoted(c.data, m.name)
-		c.data = append(c.data, ':')
-		c.data = m.appendValue(c.data, asStrings) // FCM takes strings only
-		c.data = append(c.data, ',')
+		c.members = appendQuoted(c.members, m.name)
+		c.members = append(c.members, ':')
+		c.members = m.appendValue(c.members, asStrings) // FCM takes strings only
+		c.members = append(c.members, ',')
 		c.dataSize += len(m.name) + max(len(m.text), len(m.raw)-2)
 	}
 	return c, nil
@@ -119,7 +110,7 @@ func (c *fcmCall) message(dst []byte, it *notify.Item) ([]byte, error) {
 	}
 	size = len(b) - size + c.dataSize
 	b = append(b, `,"data":{`...)
-	b = append(b, c.data...)
+	b = append(b, c.members...)
 	b = append(b, `"ntf":"`...)
 	b = c.id.append(b, it.ID())
 	b = append(b, `"},"token":`...)

@@ -89,8 +89,8 @@ func testPushConfig(e Endpoint) PushConfig {
 
 // pusher is the client of APNs or of FCM.
 type pusher struct {
-	Sender
 	*pushClient
+	client any // *APNs or *FCM
 }
 
 // withPushers runs f for both. start starts a client with n connections.
@@ -100,7 +100,7 @@ func withPushers(t *testing.T, f func(t *testing.T, start func(e Endpoint, n int
 		t.Parallel()
 		f(t, func(e Endpoint, n int) pusher {
 			a := testAPNs(t, e, func(c *APNsConfig) { c.Connections = n })
-			return pusher{a, a.pushClient}
+			return pusher{a.pushClient, a}
 		})
 	})
 	t.Run("fcm", func(t *testing.T) {
@@ -113,7 +113,7 @@ func withPushers(t *testing.T, f func(t *testing.T, start func(e Endpoint, n int
 			cfg := FCMConfig{PushConfig: testPushConfig(e), TokenURL: tokens.URL}
 			cfg.Connections = n
 			c := startFCM(t, cfg)
-			return pusher{c, c.pushClient}
+			return pusher{c.pushClient, c}
 		})
 	})
 }

@@ -65,6 +65,27 @@ func sendPart(ctx context.Context, to Sender, call *notify.Call, at []int, repor
 	to.Send(ctx, &part, notify.Each(func(j int, r notify.Result) { report.One(at[j], r) }))
 }
 
+// pushText is the content of a call, as both providers need it.
+type pushText struct {
+	title, body Template
+	vars        Variables
+	data        []variable
+}
+
+func parsePush(c *notify.Content) (t pushText, err error) {
+	if c.Template != "" && c.Title == "" && c.Body == "" {
+		return t, notify.Invalid("template_unsupported", "content.template", "push has no templates at the provider")
+	}
+	if t.vars, err = SharedVariables(c.Variables); err != nil {
+		return t, err
+	}
+	if t.data, _, err = parseVariables(nil, nil, c.Data); err != nil {
+		return t, notify.Invalid("bad_data", "content.data", "data is one JSON object, each name once")
+	}
+	t.title, t.body = ParseTemplate(c.Title, JSON), ParseTemplate(c.Body, JSON)
+	return t, nil
+}
+
 func schemeOf(address []byte) int {
 	for s := range schemes {
 		if bytes.HasPrefix(address, schemes[s]) {

@@ -40,8 +40,6 @@ func (c PushConfig) withDefaults(provider, base string) PushConfig {
 	c.Connections = cmp.Or(c.Connections, 10)
 	c.Concurrency = cmp.Or(c.Concurrency, 1000)
 	c.Stagger = cmp.Or(c.Stagger, 200*time.Millisecond)
-	c.BackoffMin = cmp.Or(c.BackoffMin, 500*time.Millisecond)
-	c.BackoffMax = cmp.Or(c.BackoffMax, 30*time.Second)
 	c.Confirm = c.Confirm.or(ConfirmAccepted)
 	c.Log = orDiscard(c.Log).With("provider", provider)
 	return c
@@ -66,6 +64,8 @@ type pushClient struct {
 	base     *url.URL
 	token    *bearer
 	guard    tokenGuard
+	// prepare makes a call ready, or says what is wrong with it.
+	prepare func(call *notify.Call, now time.Time) (pushCall, error)
 	// meaning classifies an answer.
 	meaning func(a *answer, now time.Time) (notify.Result, action)
 	// header returns the header fields that all pushes of a kind share, beside those
@@ -93,7 +93,7 @@ type pushCall interface {
 	request(r *h2.Request, it *notify.Item) error
 }
 
-// newPushClient returns a client without its token, meaning and header.
+// newPushClient returns a client without its token, guard, prepare, meaning and header.
 func newPushClient(provider string, cfg PushConfig) (*pushClient, error) {
 	base, err := cfg.Endpoint.parse(provider)
 	if err != nil {
@@ -210,8 +210,14 @@ const keptAnswer = 1 << 10
 // renderAhead is how many items are rendered before they are handed over.
 const renderAhead = 64
 
-// deliver brings every item of a call to an answer and reports it.
-func (p *pushClient) deliver(ctx context.Context, c pushCall, call *notify.Call, report notify.Report) {
+// Send delivers every item of call and reports each once. Addresses are
+// "apns:<token>" or "fcm:<token>", or the bare token.
+func (p *pushClient) Send(ctx context.Context, call *notify.Call, report notify.Report) {
+	c, err := p.prepare(call, time.Now())
+	if err != nil {
+		report(0, len(call.Items), failed(ctx, p.provider, err))
+		return
+	}
 	s := p.sends.Get().(*pushSend)
 	s.reset(min(len(call.Items), p.push.Concurrency))
 	s.batch.Rank = int(call.Category)
@@ -360,13 +366,18 @@ func (p *pushClient) lost(ctx context.Context, r *h2.Request) notify.Result {
 	return f.result(p.provider)
 }
 
-// once sends one push by a connection of its own, of which nothing else learns: the
-// request of an item, with a token, and with another body unless it is nil.
-func (p *pushClient) once(ctx context.Context, c pushCall, it *notify.Item, tok *token, body []byte) (answer, *failure) {
-	r := &h2.Request{Fields: p.newFields(c.kind(), tok)}
-	if err := c.request(r, it); err != nil {
+// once sends the message of a test by a connection of its own, of which nothing else
+// learns: with a token, and with another body unless it is nil.
+func (p *pushClient) once(ctx context.Context, to string, tok *token, body []byte) (answer, *failure) {
+	call, r := trialCall(notify.Push, to), &h2.Request{}
+	c, err := p.prepare(call, time.Now())
+	if err == nil {
+		err = c.request(r, &call.Items[0])
+	}
+	if err != nil {
 		return answer{}, failing(ctx, p.provider, err)
 	}
+	r.Fields = p.newFields(c.kind(), tok)
 	if body != nil {
 		r.Body = body
 	}

@@ -118,12 +118,7 @@ func (a *APNs) Test(ctx context.Context, to string) []Trial {
 		if err != nil {
 			return answer{}, failing(ctx, "apns", err)
 		}
-		call := trialCall(notify.Push, cmp.Or(to, "00"))
-		c, err := a.newCall(call, time.Now())
-		if err != nil {
-			return answer{}, failing(ctx, "apns", err)
-		}
-		return a.once(ctx, c, &call.Items[0], tok, nil)
+		return a.once(ctx, cmp.Or(to, "00"), tok, nil)
 	}, func(ans *answer) (notify.Result, action) {
 		r, then := apnsResult(ans, time.Now())
 		if to == "" && r.Code == "apns_bad_device_token" {
@@ -144,18 +139,13 @@ func (f *FCM) Test(ctx context.Context, to string) []Trial {
 		if err != nil {
 			return answer{}, failing(ctx, "fcm", err)
 		}
-		call := trialCall(notify.Push, to)
-		c, err := f.newCall(call, time.Now())
-		if err != nil {
-			return answer{}, failing(ctx, "fcm", err)
-		}
 		t.Called = "POST " + f.url.String()
 		var body []byte
 		if to == "" {
 			t.Called += " (validate_only)"
 			body = []byte(`{"validate_only":true,"message":{"topic":"notifyd-test","data":{"test":"notifyd"}}}`)
 		}
-		return f.once(ctx, c, &call.Items[0], &token{header: "Bearer " + value}, body)
+		return f.once(ctx, to, &token{header: "Bearer " + value}, body)
 	}, func(ans *answer) (notify.Result, action) { return f.meaning(ans, time.Now()) })}
 }
 

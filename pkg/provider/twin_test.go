@@ -37,7 +37,7 @@ func newTwin(t *testing.T, of pusher) *twin {
 	w.rt.Protocols.SetHTTP2(true)
 	w.rt.Protocols.SetUnencryptedHTTP2(true)
 	t.Cleanup(w.rt.CloseIdleConnections)
-	switch c := of.Sender.(type) {
+	switch c := of.client.(type) {
 	case *APNs:
 		w.make = c.twinRequest
 	case *FCM:
@@ -51,13 +51,14 @@ func (a *APNs) twinRequest(call *notify.Call, it *notify.Item) (string, http.Hea
 	if err != nil {
 		panic(err)
 	}
-	body, err := c.payload(nil, it)
+	ac := c.(*apnsCall)
+	body, err := ac.payload(nil, it)
 	if err != nil {
 		panic(err)
 	}
 	id := notify.AttemptID(it.ID(), it.Key.Epoch, int(it.Addr))
 	h := http.Header{
-		"Apns-Topic": {a.cfg.Topic}, "Apns-Push-Type": {c.of.pushType}, "Apns-Priority": {c.of.priority},
+		"Apns-Topic": {a.cfg.Topic}, "Apns-Push-Type": {ac.of.pushType}, "Apns-Priority": {ac.of.priority},
 		"Apns-Expiration": {strconv.FormatInt(apnsExpiration(call.Expires, a.cfg.Store, time.Now()), 10)},
 		"Apns-Id":         {fmt.Sprintf("%x-%x-%x-%x-%x", id[0:4], id[4:6], id[6:8], id[8:10], id[10:])},
 	}
@@ -72,7 +73,7 @@ func (f *FCM) twinRequest(call *notify.Call, it *notify.Item) (string, http.Head
 	if err != nil {
 		panic(err)
 	}
-	body, err := c.message(nil, it)
+	body, err := c.(*fcmCall).message(nil, it)
 	if err != nil {
 		panic(err)
 	}
