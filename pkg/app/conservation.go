@@ -7,31 +7,29 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/audit"
+	"github.com/notifyd/notifyd/pkg/conserve"
+	"github.com/notifyd/notifyd/pkg/fault"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/stream"
-	"github.com/notifyd/notifyd/pkg/trigger"
 )
 
-// conservation adds up what was accepted, when asked and every so often.
+// conservation adds up what was accepted, when asked and every so often, and
+// repairs.
 type conservation struct {
-	auditor *audit.Auditor
+	auditor *conserve.Auditor
 	last    atomic.Pointer[api.Conservation] // nil: there was none since the start
 }
 
 func (n *Node) buildConservation() {
-	settle := n.seams.settle
 	var bodies func(context.Context, func([]byte) error) error
 	if n.st.bodies != nil {
 		bodies = func(ctx context.Context, fn func([]byte) error) error { return n.st.bodies(ctx, triggerQueue, fn) }
 	}
-	n.conserve.auditor = audit.New(audit.Config{
+	n.conserve.auditor = conserve.New(conserve.Config{
 		Log: logToAudit{n}, History: n.st.audited, Status: n.st.status, Timers: n.st.timers, Cold: n.st.cold,
-		Spill: n.st.spill, Schedules: n.later.schedules, Shards: n.cfg.Timers.Shards, First: firstTopics(), Settle: settle, Apart: n.own == nil, Born: time.Now(),
-		Triggers: &trigger.Auditor{
-			Triggers: n.st.triggers, Timers: n.st.timers, Cold: n.st.cold, Shards: n.cfg.Timers.Shards, Settle: settle,
-			Queue: bodies, Held: n.heldTriggers,
-		},
+		Spill: n.st.spill, Schedules: n.later.schedules, Shards: n.cfg.Timers.Shards, First: firstTopics(), Settle: n.seams.settle,
+		Apart: n.own == nil, Born: time.Now(), Rows: n.st.triggers, Triggers: n.later.mender, Queue: bodies, Held: n.heldTriggers,
+		Waiting: n.later.census.Set, Producer: n.producer, Away: n.auditable, Logger: n.log, Hit: fault.Hit,
 	})
 }
 
@@ -45,9 +43,6 @@ func (n *Node) heldTriggers(ctx context.Context) (int, error) {
 // process that does not follow the log into the history there is nothing to add
 // up by: notify.KindUnavailable.
 func (n *Node) Audit(ctx context.Context, since time.Time) (api.Conservation, error) {
-	if err := n.auditable(); err != nil {
-		return api.Conservation{}, err
-	}
 	rep, err := n.conserve.auditor.Run(ctx, since)
 	if err == nil {
 		n.conserve.last.Store(&rep)
@@ -60,23 +55,6 @@ func (n *Node) auditable() error {
 		return &notify.Error{Kind: notify.KindUnavailable, Code: "audit_unavailable", Msg: "this server's roles do not include what answers this"}
 	}
 	return nil
-}
-
-// auditing is the audit of notifications, for a reconcile.
-type auditing struct{ n *Node }
-
-func (a auditing) Notifications(ctx context.Context, since time.Time, max int) (api.Conservation, error) {
-	if err := a.n.auditable(); err != nil {
-		return api.Conservation{}, err
-	}
-	return a.n.conserve.auditor.Notifications(ctx, since, max)
-}
-
-func (a auditing) Again(ctx context.Context, ids []notify.ID) ([]api.Drift, error) {
-	if err := a.n.auditable(); err != nil {
-		return nil, err
-	}
-	return a.n.conserve.auditor.Again(ctx, ids)
 }
 
 // auditEvery audits every so often, and warns of drift.
@@ -111,7 +89,7 @@ func (n *Node) auditEvery(ctx context.Context) error {
 // logToAudit is the log of the topics that workers read.
 type logToAudit struct{ n *Node }
 
-func (l logToAudit) Bounds(ctx context.Context) (map[stream.TopicPartition]audit.Bounds, error) {
+func (l logToAudit) Bounds(ctx context.Context) (map[stream.TopicPartition]conserve.Bounds, error) {
 	var topics []string
 	committed := map[stream.TopicPartition]int64{}
 	for _, lane := range notify.Lanes() {
@@ -135,9 +113,9 @@ func (l logToAudit) Bounds(ctx context.Context) (map[stream.TopicPartition]audit
 	if err != nil {
 		return nil, err
 	}
-	out := make(map[stream.TopicPartition]audit.Bounds, len(ends))
+	out := make(map[stream.TopicPartition]conserve.Bounds, len(ends))
 	for tp, end := range ends {
-		out[tp] = audit.Bounds{Start: starts[tp], Committed: committed[tp], End: end}
+		out[tp] = conserve.Bounds{Start: starts[tp], Committed: committed[tp], End: end}
 	}
 	return out, nil
 }

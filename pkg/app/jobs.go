@@ -9,24 +9,16 @@ import (
 	"github.com/notifyd/notifyd/pkg/fault"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/ops"
-	"github.com/notifyd/notifyd/pkg/reconcile"
 	"github.com/notifyd/notifyd/pkg/trigger"
 )
 
 // buildJobs makes what runs operators' jobs.
-func (n *Node) buildJobs() error {
+func (n *Node) buildJobs() (err error) {
 	n.audit = &ops.AuditLog{Store: n.st.audit}
-	mender, err := reconcile.New(reconcile.Config{
-		Triggers: n.later.reconciler, Audit: auditing{n}, History: n.st.history, Status: n.st.status, Timers: n.st.timers,
-		Schedules: n.later.schedules, Log: n.producer, Shards: n.cfg.Timers.Shards, Hit: fault.Hit,
-	})
-	if err != nil {
-		return err
-	}
 	n.jobs, err = ops.NewManager(ops.ManagerConfig{
 		Jobs: n.st.jobs, Letters: n.st.letters, Status: n.st.status, History: n.st.history, Log: n.producer,
-		Triggers: n.later.reconciler, Lease: n.st.jobLease, Owner: n.owner, Audit: n.audit,
-		Reconcile: mender, Standing: n.stands, Unreachable: n.unreachable, ApproveAbove: n.cfg.Jobs.ApproveAbove, Keep: n.cfg.Jobs.Keep, Most: n.cfg.Jobs.Most,
+		Triggers: n.later.mender, Lease: n.st.jobLease, Owner: n.owner, Audit: n.audit,
+		Reconcile: n.conserve.auditor, Standing: n.stands, Unreachable: n.unreachable, ApproveAbove: n.cfg.Jobs.ApproveAbove, Keep: n.cfg.Jobs.Keep, Most: n.cfg.Jobs.Most,
 		Logger: n.log, Hit: fault.Hit,
 	})
 	return err

@@ -27,7 +27,8 @@ type later struct {
 	egress     *trigger.Egress
 	triggers   *trigger.Service
 	dispatcher *trigger.Dispatcher
-	reconciler *trigger.Reconciler
+	mender     trigger.Mender
+	census     *trigger.Census
 	queue      engine.Queue
 	teller     *outcome.Teller // tells callers of failures, by triggers
 }
@@ -95,10 +96,10 @@ func (n *Node) buildLater() error {
 	if n.own == nil { // a server is asked less often, and may be away
 		callers = prefs.NewCallers(callers)
 	}
-	census := trigger.NewCensus(n.st.triggers, n.servers != nil)
+	l.census = trigger.NewCensus(n.st.triggers, n.servers != nil)
 	events := n.metrics.triggers()
 	if l.triggers, err = trigger.New(trigger.Config{
-		Triggers: n.st.triggers, Callers: callers, Idem: n.st.idem, Later: rows, Egress: l.egress, Census: census,
+		Triggers: n.st.triggers, Callers: callers, Idem: n.st.idem, Later: rows, Egress: l.egress, Census: l.census,
 		MaxDelay: cfg.Timers.MaxDelay, Jitter: cfg.Timers.Jitter, MaxPending: cfg.Triggers.MaxPending, Keep: cfg.Intake.Idempotency, Exclusive: n.st.exclusive,
 		Gate: n.st.laterGate, Events: events, Logger: n.log,
 	}); err != nil {
@@ -106,18 +107,12 @@ func (n *Node) buildLater() error {
 	}
 	if l.dispatcher, err = trigger.NewDispatcher(trigger.DispatcherConfig{
 		Triggers: n.st.triggers, Callers: callers, Queue: l.queue, Later: rows, Dead: deadTriggers{n.producer},
-		Egress: l.egress, Census: census, Clock: n.clockErr, CallerInFlight: cfg.Triggers.CallerInFlight, Share: share, MaxInFlight: cfg.Triggers.InFlight,
+		Egress: l.egress, Census: l.census, Clock: n.clockErr, CallerInFlight: cfg.Triggers.CallerInFlight, Share: share, MaxInFlight: cfg.Triggers.InFlight,
 		Drain: cfg.Workers.Drain, Events: events, Logger: n.log, Tracer: n.tracer,
 	}); err != nil {
 		return err
 	}
-	l.reconciler, err = trigger.NewReconciler(trigger.ReconcilerConfig{
-		Triggers: n.st.triggers, Timers: n.st.timers, Shards: cfg.Timers.Shards, Later: rows, Dead: deadTriggers{n.producer},
-		Census: census, Events: events, Logger: n.log,
-	})
-	if err != nil {
-		return err
-	}
+	l.mender = trigger.Mender{Triggers: n.st.triggers, Later: rows, Dead: deadTriggers{n.producer}, Events: events}
 	l.teller, err = outcome.New(outcome.Config{
 		Letters: n.feeds, Callers: n.st.callers, Meta: n.st.meta, Triggers: l.triggers, Logger: n.log,
 		Told: func(k int) { n.metrics.outcomesTold.Add(float64(k)) }, Refused: func(code string) { add(n.metrics.outcomesRefused, 1, code) },
@@ -234,13 +229,13 @@ func (c *Config) egress() (p trigger.EgressPolicy, err error) {
 
 // reconcile repairs, every hour, what no longer leads to triggers.
 func (n *Node) reconcile(ctx context.Context) error {
-	return n.later.reconciler.Run(ctx, reconcileEvery, func(rep trigger.Report, done trigger.Applied, err error) {
-		n.metrics.reconciled(rep.Counts, err)
+	return n.conserve.auditor.MendTriggers(ctx, reconcileEvery, func(found, mended map[string]int, err error) {
+		n.metrics.reconciled(found, err)
 		switch {
 		case err != nil:
 			n.log.Warn("reconcile", "err", err)
-		case !rep.Clean():
-			n.log.Warn("reconcile found triggers that nothing led to", "found", rep.Counts, "repaired", done.Changed)
+		case len(found) > 0:
+			n.log.Warn("reconcile found triggers that nothing led to", "found", found, "repaired", mended)
 		}
 	})
 }

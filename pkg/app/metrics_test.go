@@ -19,6 +19,7 @@ import (
 
 	"github.com/notifyd/notifyd/dashboards"
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/conserve"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/ops"
@@ -220,7 +221,7 @@ func feed(m *metrics) {
 	tr.Deferred(trigger.CauseBreaker, 1)
 	m.released(timer.OnTime, make([]engine.Timer, 1), time.Now())
 	m.stalled(0)
-	m.reconciled(map[string]int{trigger.FindOverdue: 1}, nil)
+	m.reconciled(map[string]int{conserve.Late: 1}, nil)
 	m.receipts(notify.SMS, 1)
 	add(m.spansDropped, 1, trace.QueueFull)
 }

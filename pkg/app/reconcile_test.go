@@ -14,10 +14,10 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/conserve"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/ops"
-	"github.com/notifyd/notifyd/pkg/reconcile"
 	"github.com/notifyd/notifyd/pkg/stream"
 	"github.com/notifyd/notifyd/pkg/worker"
 )
@@ -227,8 +227,8 @@ func TestReconcileNotifications(t *testing.T) {
 
 	plan, rep = l.reported(t)
 	want := map[string]string{
-		made["stuck"]: reconcile.Stuck, made["claimed"]: reconcile.ClaimExpired, made["alone"]: reconcile.RecordAlone,
-		made["mailed"]: reconcile.RecordAlone, made["missing"]: reconcile.Missing, notify.ID{Base: orphan}.String(): reconcile.StatusAlone,
+		made["stuck"]: conserve.Stuck, made["claimed"]: conserve.ClaimExpired, made["alone"]: conserve.RecordAlone,
+		made["mailed"]: conserve.RecordAlone, made["missing"]: conserve.Missing, notify.ID{Base: orphan}.String(): conserve.StatusAlone,
 	}
 	got := map[string]string{}
 	for _, f := range rep.Findings {
@@ -237,7 +237,7 @@ func TestReconcileNotifications(t *testing.T) {
 		}
 	}
 	if !maps.Equal(got, want) || plan.Entries != len(want)+claimed+passed || plan.Send != 4+claimed+passed ||
-		rep.Counts[reconcile.RecordAlone] != 2+passed || rep.Counts[reconcile.ClaimExpired] != 1+claimed {
+		rep.Counts[conserve.RecordAlone] != 2+passed || rep.Counts[conserve.ClaimExpired] != 1+claimed {
 		t.Fatalf("found %v, want %v\n%+v", got, want, plan)
 	}
 
@@ -349,7 +349,7 @@ func TestReconcileBehindAPausedLane(t *testing.T) {
 		t.Fatal(err)
 	}
 	plan, rep := l.reported(t)
-	if plan.Send != 1 || rep.Counts[reconcile.Stuck] != 1 {
+	if plan.Send != 1 || rep.Counts[conserve.Stuck] != 1 {
 		t.Fatalf("%+v", rep)
 	}
 	if job := l.repaired(t, plan, ""); job.Done != 1 {

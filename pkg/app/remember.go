@@ -141,7 +141,7 @@ func (h *remembered) Sync(ctx context.Context, ends map[history.Part]int64) erro
 
 // What an audit asks beside.
 
-// Chunks implements audit.History. An audit reads the log itself. Chunks names what
+// Chunks implements conserve.History. An audit reads the log itself. Chunks names what
 // the log does not hold any more: what was removed before its group had read it,
 // however old, and of the rest what was accepted since then. Of that there is nothing
 // where the log reaches back to since. It returns where in the log to go on.
@@ -196,7 +196,7 @@ func (h *remembered) Unsealed(history.Part, int64, int64, func(*engine.Found) er
 	return nil
 }
 
-// Earlier implements audit.History: of the copies of a chunk in the log the
+// Earlier implements conserve.History: of the copies of a chunk in the log the
 // history holds one, and the others are repeats of it.
 func (h *remembered) Earlier(f *engine.Found) (bool, error) {
 	rd, r := notify.ReadReceivers(f.Envelope.Receivers), notify.Receiver{}
@@ -214,7 +214,7 @@ func (h *remembered) Earlier(f *engine.Found) (bool, error) {
 	return kept.Envelope.Chunk == f.Envelope.Chunk && kept.Topic == f.Topic && kept.LogPart == f.LogPart && kept.Offset != f.Offset, nil
 }
 
-// Of implements audit.History.
+// Of implements conserve.History.
 func (h *remembered) Of(base notify.Base) ([]history.Held, error) {
 	var out []history.Held
 	seen := map[notify.Chunk]bool{}
@@ -234,7 +234,7 @@ func (h *remembered) Of(base notify.Base) ([]history.Held, error) {
 // errOne ends a walk that has what it wanted.
 var errOne = errors.New("one is enough")
 
-// Has implements audit.History.
+// Has implements conserve.History.
 func (h *remembered) Has(base notify.Base) (bool, error) {
 	err := h.historian.Each(context.Background(), base, func(*engine.Found) error { return errOne })
 	switch k := notify.KindOf(err); {
@@ -246,7 +246,7 @@ func (h *remembered) Has(base notify.Base) (bool, error) {
 	return false, nil
 }
 
-// Kept implements audit.History.
+// Kept implements conserve.History.
 func (h *remembered) Kept(now time.Time) time.Time { return now.Add(-h.retention) }
 
 // copyOf is the first copy of a chunk with these receivers.

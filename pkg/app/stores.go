@@ -3,7 +3,7 @@ package app
 import (
 	"context"
 
-	"github.com/notifyd/notifyd/pkg/audit"
+	"github.com/notifyd/notifyd/pkg/conserve"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/intake"
 	"github.com/notifyd/notifyd/pkg/limit"
@@ -18,7 +18,7 @@ type stores struct {
 
 	status    engine.Status
 	history   engine.History
-	audited   audit.History // the history as an audit reads it
+	audited   conserve.History // the history as an audit reads it
 	prefs     engine.Prefs
 	callers   engine.Callers
 	cancels   engine.Cancels

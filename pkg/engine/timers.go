@@ -26,6 +26,9 @@ type Timer struct {
 	Weight uint32
 }
 
+// TimerOfTrigger is the Kind of a timer that leads to a trigger.
+const TimerOfTrigger = 2
+
 // ShardOf is the shard of a timer id: the same in every engine and release.
 func ShardOf(id []byte, shards int) uint16 {
 	return uint16(notify.ColumnDigest(id) % uint64(shards))

@@ -35,9 +35,10 @@ func produced(t *testing.T) (s *sources, of map[string]map[string]string) {
 	add("class", "pkg/notify/call.go", append(s.strings("pkg/notify/call.go", "classNames"), "unknown"))
 	add("class", "pkg/notify/failure.go", s.constants("pkg/notify/failure.go", "FailureUndeliverable"))
 	add("class", "pkg/trigger/call.go", s.constants("pkg/trigger/call.go", "Class"))
-	add("class", "pkg/trigger/report.go", s.constants("pkg/trigger/report.go", "Find"))
-	for _, name := range []string{"Stuck", "StatusAlone", "RecordAlone"} { // the others are those of triggers
-		add("class", "pkg/reconcile/report.go", s.constants("pkg/reconcile/report.go", name))
+	for _, name := range []string{
+		"Missing", "Late", "Stuck", "Orphan", "ClaimExpired", "LetterOwed", "OpenBucket", "StatusAlone", "RecordAlone", "Unreadable",
+	} {
+		add("class", "pkg/conserve/report.go", s.constants("pkg/conserve/report.go", name))
 	}
 	for _, name := range []string{"Valid", "GeneratorBound", "SinkBound", "ConcurrencyBound", "Inconclusive"} {
 		add("verdict", "pkg/load/snapshot.go", s.constants("pkg/load/snapshot.go", name))

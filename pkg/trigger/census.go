@@ -71,8 +71,8 @@ func (c *Census) Waiting(caller string) int {
 	return 0
 }
 
-// set takes a count of the store over all callers.
-func (c *Census) set(counts map[string]int) {
+// Set takes a count of the store over all callers.
+func (c *Census) Set(counts map[string]int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := time.Now()
@@ -134,7 +134,7 @@ func (c *Census) recount(ctx context.Context, r *recounting, caller string, most
 	t := c.ofLocked(caller)
 	t.under, r.err = nil, err
 	if err == nil {
-		t.created = max(t.created-before, 0) // set may have come between
+		t.created = max(t.created-before, 0) // Set may have come between
 		t.waiting, t.counted = waiting+t.created, time.Now()
 	}
 }

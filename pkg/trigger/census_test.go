@@ -87,39 +87,3 @@ func TestNobodyIsRefusedDuringACount(t *testing.T) {
 		}
 	})
 }
-
-// listCounter counts pages.
-type listCounter struct {
-	engine.Triggers
-	pages int
-}
-
-func (l *listCounter) List(ctx context.Context, caller string, state engine.TriggerState, after engine.TriggerCursor, max int) ([]engine.Trigger, error) {
-	l.pages++
-	return l.Triggers.List(ctx, caller, state, after, max)
-}
-
-// An audit of a day reads that day and what is open, not the month that is kept.
-func TestAuditReadsWhatItAsksFor(t *testing.T) {
-	store := &listCounter{Triggers: memory.New().Triggers()}
-	now := time.Now()
-	made := func(ago time.Duration, state engine.TriggerState) engine.Trigger {
-		at := now.Add(-ago)
-		return engine.Trigger{ID: idOf(notify.NewBase(at)), Caller: "shop", State: state, Created: at.UnixMilli(), LeaseUntil: now.Add(time.Hour).UnixMilli()}
-	}
-	rows := []engine.Trigger{made(time.Minute, engine.TriggerFired), made(20*24*time.Hour, engine.TriggerInFlight)}
-	for range 5000 {
-		rows = append(rows, made(10*24*time.Hour, engine.TriggerFired))
-	}
-	if _, err := store.Create(t.Context(), rows); err != nil {
-		t.Fatal(err)
-	}
-	seen := map[string]string{}
-	err := (&Auditor{Triggers: store}).Audit(t.Context(), now.Add(-24*time.Hour).UnixMilli(), func(x *engine.Trigger, evidence string) { seen[x.ID] = evidence })
-	if err != nil || len(seen) != 2 || seen[rows[0].ID] != evidenceEnded || seen[rows[1].ID] != EvidenceClaim {
-		t.Errorf("%d triggers are looked at: %v, %v", len(seen), seen, err)
-	}
-	if store.pages > 2 {
-		t.Errorf("it took %d pages", store.pages)
-	}
-}

@@ -1,6 +1,6 @@
 // Package trigger calls a URL at a later time: triggers are registered, shown,
 // changed and cancelled (Service), called when they are due (Dispatcher), and
-// found again when nothing leads to them any more (Reconciler).
+// repaired when nothing leads to them any more (Mender; package conserve finds which).
 //
 //	Register ─> index row (timer) ─> state row ─> 201
 //	                 │

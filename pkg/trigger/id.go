@@ -10,7 +10,7 @@ import (
 )
 
 // TimerKind marks a timer (engine.Timer.Kind) that leads to a trigger.
-const TimerKind = 2
+const TimerKind = engine.TimerOfTrigger
 
 const idPrefix = "trg_"
 

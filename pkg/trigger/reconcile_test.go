@@ -2,31 +2,46 @@ package trigger
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
 	"testing"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/conserve"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-func (p *plant) reconciler(change func(*ReconcilerConfig)) *Reconciler {
-	p.t.Helper()
-	cfg := ReconcilerConfig{
-		Triggers: p.store.Triggers(), Timers: p.store.Timers(), Shards: testShards, Later: p.wheel, Dead: p.dead,
-		Census: p.cfg.Census, Page: 3,
+func (p *plant) reconciler(change func(*conserve.Config), hit func(string)) *conserve.Auditor {
+	cfg := conserve.Config{
+		Rows: p.store.Triggers(), Timers: p.store.Timers(), Cold: p.store.ColdTimers(), Shards: testShards, Waiting: p.cfg.Census.Set, Page: 3,
+		Triggers: Mender{Triggers: p.store.Triggers(), Later: p.wheel, Dead: p.dead, hit: hit},
 	}
 	if change != nil {
 		change(&cfg)
 	}
-	r, err := NewReconciler(cfg)
+	return conserve.New(cfg)
+}
+
+// reported is what a reconciler finds now.
+func (p *plant) reported(r *conserve.Auditor) conserve.Report {
+	p.t.Helper()
+	rep, err := r.Triggers(context.Background())
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	return r
+	return rep
+}
+
+// mended repairs findings, and returns how many by class.
+func (p *plant) mended(r *conserve.Auditor, fs []conserve.Finding) map[string]int {
+	p.t.Helper()
+	mended, err := r.Mend(context.Background(), fs)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return mended
 }
 
 // put stores a row as a crash may have left it, with the index row and the
@@ -118,34 +133,27 @@ func TestReconcileEveryCombination(t *testing.T) {
 		}
 		before := snapshot()
 		ctx := context.Background()
-		r := p.reconciler(nil)
-		rep, err := r.Report(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := p.reconciler(nil, nil)
+		rep := p.reported(r)
 		if got := snapshot(); !equalRows(got, before) {
 			t.Error("a report changed rows")
 		}
-		done, err := r.Apply(ctx, rep)
-		if err != nil {
-			t.Fatal(err)
+		done := p.mended(r, rep.Findings)
+		t.Logf("%d combinations; found %v; changed %v", n, rep.Counts, done)
+		if len(done) != 4 {
+			t.Errorf("changed %v, want four classes", done)
 		}
-		t.Logf("%d combinations; found %v; changed %v, skipped %v", n, rep.Counts, done.Changed, done.Skipped)
 		after := snapshot()
 		time.Sleep(time.Millisecond)
-		again, err := r.Report(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
-		twice, err := r.Apply(ctx, again)
-		if err != nil || len(twice.Changed) != 0 {
-			t.Errorf("the second pass changed %v, %v", twice.Changed, err)
+		again := p.reported(r)
+		if twice := p.mended(r, slices.Concat(rep.Findings, again.Findings)); len(twice) != 0 {
+			t.Errorf("the second pass changed %v", twice)
 		}
 		if !equalRows(snapshot(), after) {
 			t.Error("the second pass changed rows")
 		}
 		for class := range again.Counts {
-			if class != FindOpenBucket && class != FindOrphanIndex {
+			if class != conserve.OpenBucket && class != conserve.Orphan {
 				t.Errorf("found again: %v", again.Counts)
 			}
 		}
@@ -156,7 +164,7 @@ func TestReconcileEveryCombination(t *testing.T) {
 		}
 
 		// The timer engine releases what is stored, in the past as well.
-		err = p.store.Timers().Pending(ctx, func(x *engine.Timer) error {
+		err := p.store.Timers().Pending(ctx, func(x *engine.Timer) error {
 			c := *x
 			time.AfterFunc(time.Until(time.UnixMilli(c.FireAt)), func() { _ = p.wheel.publish(ctx, []engine.Timer{c}) })
 			return nil
@@ -167,7 +175,7 @@ func TestReconcileEveryCombination(t *testing.T) {
 		p.run()
 		hourly, cancel := context.WithCancel(ctx)
 		ended := make(chan error, 1)
-		go func() { ended <- r.Run(hourly, time.Hour, nil) }() // what was not overdue yet will be
+		go func() { ended <- r.MendTriggers(hourly, time.Hour, func(_, _ map[string]int, _ error) {}) }() // what was not overdue yet will be
 		pass(30 * time.Hour)
 		cancel()
 		if err := <-ended; err != nil {
@@ -204,8 +212,8 @@ func equalRows(a, b map[string]engine.Trigger) bool {
 	})
 }
 
-// A report says what it found, keeps its digest over the wire, and is refused
-// when it is altered or old.
+// A report says what it found, and what is repaired of it is repaired once, by
+// whichever process.
 func TestReport(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, nil)
@@ -225,12 +233,9 @@ func TestReport(t *testing.T) {
 		if _, err := p.store.Triggers().Create(ctx, []engine.Trigger{{ID: "bad", State: engine.TriggerPending}}); err != nil {
 			t.Fatal(err)
 		}
-		r := p.reconciler(nil)
-		rep, err := r.Report(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
-		want := map[string]string{overdue: FindOverdue, expired: FindClaimExpired, lost: FindNoIndex, owed: FindLetterOwed, orphan: FindOrphanIndex, "bad": FindUnreadable}
+		r := p.reconciler(nil, nil)
+		rep := p.reported(r)
+		want := map[string]string{overdue: conserve.Late, expired: conserve.ClaimExpired, lost: conserve.Missing, owed: conserve.LetterOwed, orphan: conserve.Orphan, "bad": conserve.Unreadable}
 		for _, f := range rep.Findings {
 			if c, expected := want[f.ID]; expected && c == f.Class {
 				delete(want, f.ID)
@@ -239,45 +244,22 @@ func TestReport(t *testing.T) {
 				t.Errorf("found %+v", f)
 			}
 		}
-		if len(want) != 0 || rep.Counts[FindOpenBucket] != 1 || rep.Counts[FindUnreadable] != 2 || rep.Clean() || rep.Truncated {
+		if len(want) != 0 || rep.Counts[conserve.OpenBucket] != 1 || rep.Counts[conserve.Unreadable] != 2 || rep.Truncated {
 			t.Errorf("missing %v in %+v", want, rep)
 		}
 
-		var wire Report
-		b, _ := json.Marshal(rep)
-		if err := json.Unmarshal(b, &wire); err != nil || wire.Digest != wire.digest() {
-			t.Errorf("over the wire the digest is another: %v", err)
+		if done := p.mended(r, rep.Findings); len(done) != 4 {
+			t.Errorf("%+v", done)
 		}
-		altered := wire
-		altered.Findings = slices.Clone(wire.Findings)
-		altered.Findings[0].Version++
-		_, err = r.Apply(ctx, altered)
-		refused(t, err, notify.KindInvalid, "bad_digest", "digest")
-		if done, err := r.Apply(ctx, wire); err != nil || len(done.Changed) != 4 {
-			t.Errorf("%+v, %v", done, err)
+		if done := p.mended(p.reconciler(nil, nil), rep.Findings); len(done) != 0 {
+			t.Errorf("applied by another process: %+v", done)
 		}
-		_, err = r.Apply(ctx, wire)
-		refused(t, err, notify.KindConflict, "stale_report", "report_id")
-		second := p.reconciler(nil)
-		if done, err := second.Apply(ctx, wire); err != nil || len(done.Changed) != 0 {
-			t.Errorf("applied by another process: %+v, %v", done, err)
-		}
-		time.Sleep(time.Second)
-		old, err := r.Report(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
-		time.Sleep(16 * time.Minute)
-		_, err = r.Apply(ctx, old)
-		refused(t, err, notify.KindConflict, "stale_report", "report_id")
 		if row := p.row(lost); row.Version != 1 {
 			t.Errorf("an index row cost a swap: %+v", row)
 		}
 
-		small := p.reconciler(func(c *ReconcilerConfig) { c.MaxFindings = 1 })
-		short, err := small.Report(ctx)
-		if err != nil || len(short.Findings) != 1 || !short.Truncated {
-			t.Errorf("%+v, %v", short, err)
+		if short := p.reported(p.reconciler(func(c *conserve.Config) { c.MaxListed = 1 }, nil)); len(short.Findings) != 1 || !short.Truncated || !maps.Equal(short.Counts, p.reported(r).Counts) {
+			t.Errorf("%+v", short)
 		}
 	})
 }
@@ -292,23 +274,16 @@ func TestApplyMeetsChanges(t *testing.T) {
 		for n := range 4 {
 			ids = append(ids, p.put(n, engine.Trigger{State: engine.TriggerPending, NextAt: past, FireAt: past}, -1, -1))
 		}
-		ctx := context.Background()
 		swap := func(id string) {
 			if err := p.cancel(id); err != nil {
 				t.Error(err)
 			}
 		}
-		r := p.reconciler(func(c *ReconcilerConfig) {
-			c.hit = func(string) { swap(ids[1]) } // between its read and its swap
-		})
-		rep, err := r.Report(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := p.reconciler(nil, func(string) { swap(ids[1]) }) // between its read and its swap
+		rep := p.reported(r)
 		swap(ids[0])
-		done, err := r.Apply(ctx, rep)
-		if err != nil || done.Changed[FindOverdue] != 2 || done.Skipped[FindOverdue] != 2 {
-			t.Errorf("%+v, %v", done, err)
+		if done := p.mended(r, rep.Findings); done[conserve.Late] != 2 || len(rep.Findings) != 4 {
+			t.Errorf("%+v of %+v", done, rep.Findings)
 		}
 		p.run()
 		pass(5 * time.Minute)
@@ -332,9 +307,7 @@ func TestReconcilerCounts(t *testing.T) {
 		for n := range 7 {
 			p.put(n, engine.Trigger{State: engine.TriggerPending, NextAt: time.Now().Add(time.Minute).UnixMilli()}, 0, -1)
 		}
-		if _, err := p.reconciler(nil).Report(context.Background()); err != nil {
-			t.Fatal(err)
-		}
+		p.reported(p.reconciler(nil, nil))
 		if n := p.cfg.Census.Waiting("shop"); n != 7 {
 			t.Errorf("%d waiting, want 7", n)
 		}
@@ -352,9 +325,9 @@ func TestReconcilerRuns(t *testing.T) {
 		runs := 0
 		done := make(chan error, 1)
 		go func() {
-			done <- p.reconciler(nil).Run(ctx, time.Hour, func(rep Report, a Applied, err error) {
-				if runs++; err != nil || runs == 1 && a.Changed[FindOverdue] != 1 || runs > 1 && (rep.Counts[FindOverdue] != 0 || len(a.Changed) != 0) {
-					t.Errorf("run %d: %+v, %+v, %v", runs, rep, a, err)
+			done <- p.reconciler(nil, nil).MendTriggers(ctx, time.Hour, func(found, mended map[string]int, err error) {
+				if runs++; err != nil || runs == 1 && mended[conserve.Late] != 1 || runs > 1 && (found[conserve.Late] != 0 || len(mended) != 0) {
+					t.Errorf("run %d: %+v, %+v, %v", runs, found, mended, err)
 				}
 			})
 		}()
@@ -365,20 +338,6 @@ func TestReconcilerRuns(t *testing.T) {
 		}
 		p.want(id, engine.TriggerFired)
 	})
-}
-
-func TestBefore(t *testing.T) {
-	t.Parallel()
-	f := func(id, want []byte) {
-		t.Helper()
-		got := before(id)
-		if len(got) != 64 || slices.Compare(got, id) >= 0 || slices.Compare(got[:len(want)], want) != 0 {
-			t.Errorf("before %x is %x", id, got)
-		}
-	}
-	f([]byte{1, 2, 3}, []byte{1, 2, 2})
-	f([]byte{1, 0, 0}, []byte{0, 0xff, 0xff})
-	f([]byte{0, 0, 1}, []byte{0, 0, 0})
 }
 
 // Hourly repairs of a backlog that waits for its receiver do not pile up
@@ -394,15 +353,11 @@ func TestReconcilePilesNothingUp(t *testing.T) {
 		for range 20 {
 			ids = append(ids, p.create("shop", `"delay_seconds":1`))
 		}
-		r := p.reconciler(nil)
+		r := p.reconciler(nil, nil)
 		for range 24 {
 			pass(time.Hour)
-			rep, err := r.Report(context.Background())
-			if err != nil {
-				t.Fatal(err)
-			}
-			if done, err := r.Apply(context.Background(), rep); err != nil || done.Changed[FindOverdue] != 20 {
-				t.Fatalf("%+v, %v", done, err)
+			if done := p.mended(r, p.reported(r).Findings); done[conserve.Late] != 20 {
+				t.Fatalf("%+v", done)
 			}
 		}
 		pass(5 * time.Minute)

@@ -1,10 +1,9 @@
-package audit
+package conserve
 
 import (
 	"bytes"
 	"cmp"
 	"context"
-	"errors"
 	"slices"
 
 	"github.com/notifyd/notifyd/pkg/api"
@@ -51,7 +50,6 @@ func (r *run) original(ctx context.Context, f *engine.Found) error {
 		return nil
 	}
 	c := newChunk(f, rows)
-	at := home{tp: stream.TopicPartition{Topic: f.Topic, Partition: f.LogPart}, offset: f.Offset}
 	rd, rec := notify.ReadReceivers(e.Receivers), notify.Receiver{}
 	for pos := uint32(0); rd.Next(&rec); pos++ {
 		if state, ok := c.simple(pos); ok {
@@ -59,23 +57,9 @@ func (r *run) original(ctx context.Context, f *engine.Found) error {
 			r.rep.States[state.String()]++
 			continue
 		}
-		out := notify.Fold(c.rows, rec.Index, pos)
-		if out.State.Terminal() {
-			l.Terminal++
-			r.rep.States[out.State.String()]++
-			continue
-		}
-		st := c.stands(rec.Index, pos, at)
-		where, err := r.evidence(ctx, c, &st, rec.Index)
-		if err != nil {
+		if err := r.receiver(ctx, f, c, l, rec.Index, pos); err != nil {
 			return err
 		}
-		if where != "" {
-			l.Pending++
-			r.rep.Waiting[where]++
-			continue
-		}
-		r.suspect(f, c, rec.Index, pos)
 	}
 	if r.waiting >= r.cfg.Batch {
 		return r.confirm(ctx)
@@ -83,29 +67,35 @@ func (r *run) original(ctx context.Context, f *engine.Found) error {
 	return nil
 }
 
-// one looks at one receiver as original does at all of a chunk.
-func (r *run) one(ctx context.Context, id notify.ID) error {
-	f, err := r.cfg.History.Find(ctx, id)
-	switch kind := notify.KindOf(err); {
-	case err != nil && (kind == notify.KindNotFound || kind == notify.KindGone):
+// receiver counts a receiver of a chunk, or suspects it.
+func (r *run) receiver(ctx context.Context, f *engine.Found, c *chunk, l *api.Ledger, index, pos uint32) error {
+	if state := notify.Fold(c.rows, index, pos).State; state.Terminal() {
+		l.Terminal++
+		r.rep.States[state.String()]++
 		return nil
+	}
+	st := c.stands(index, pos, placeOf(f).at)
+	where, err := r.evidence(ctx, c, &st, index)
+	switch {
 	case err != nil:
 		return err
+	case where != "":
+		l.Pending++
+		r.rep.Waiting[where]++
+	default:
+		r.suspect(f, st, index, pos)
 	}
-	rows, err := r.cfg.Status.Chunk(ctx, f.Envelope.Chunk)
-	if err != nil {
-		return err
-	}
-	c := newChunk(&f, rows)
-	if notify.Fold(c.rows, id.Index, f.Pos).State.Terminal() {
-		return nil
-	}
-	st := c.stands(id.Index, f.Pos, home{tp: stream.TopicPartition{Topic: f.Topic, Partition: f.LogPart}, offset: f.Offset})
-	if where, err := r.evidence(ctx, c, &st, id.Index); err != nil || where != "" {
-		return err
-	}
-	r.suspect(&f, c, id.Index, f.Pos)
 	return nil
+}
+
+// one looks at one receiver as original does at all of a chunk.
+func (r *run) one(ctx context.Context, id notify.ID) error {
+	f, rows, ok, err := r.a.found(ctx, id)
+	if !ok || err != nil {
+		return err
+	}
+	e := &f.Envelope
+	return r.receiver(ctx, &f, newChunk(&f, rows), r.ledger(e.Caller, e.Channel.String(), e.Accepted), id.Index, f.Pos)
 }
 
 // plain reports whether one finished row says the same terminal state of all
@@ -292,25 +282,14 @@ func (r *run) parked(ctx context.Context, c *chunk, k parkedKey, index uint32) (
 		}
 	}
 	for _, shard := range shards {
-		after := engine.TimerCursor{FireAt: k.wake, ID: prefix}
-		for {
-			ts, err := r.cfg.Timers.Scan(ctx, engine.TimerPartition{Minute: k.wake / 60_000, Shard: shard}, after, k.wake, 64)
-			if err != nil {
-				return nil, err
-			}
-			for i := range ts {
-				if !bytes.HasPrefix(ts[i].ID, prefix) {
-					ts = ts[:i]
-					break
-				}
-				if err := indexes(ts[i].Payload, func(e *notify.Envelope, x uint32) { got[x] = true }); err != nil {
-					return nil, err
-				}
-			}
-			if len(ts) < 64 {
-				break
-			}
-			after.ID = ts[len(ts)-1].ID
+		p := engine.TimerPartition{Minute: k.wake / 60_000, Shard: shard}
+		err := timersAt(k.wake, prefix, 64, func(after engine.TimerCursor, n int) ([]engine.Timer, error) {
+			return r.cfg.Timers.Scan(ctx, p, after, k.wake, n)
+		}, func(t *engine.Timer) error {
+			return indexes(t.Payload, func(_ *notify.Envelope, x uint32) { got[x] = true })
+		})
+		if err != nil {
+			return nil, err
 		}
 	}
 	if c.parked == nil {
@@ -320,6 +299,30 @@ func (r *run) parked(ctx context.Context, c *chunk, k parkedKey, index uint32) (
 	return got, nil
 }
 
+// timersAt calls fn with the timers at a time whose ids begin with prefix, which is
+// no whole id. It asks scan for n timers behind a cursor.
+func timersAt(at int64, prefix []byte, n int, scan func(after engine.TimerCursor, n int) ([]engine.Timer, error), fn func(*engine.Timer) error) error {
+	after := engine.TimerCursor{FireAt: at, ID: prefix}
+	for {
+		ts, err := scan(after, n)
+		if err != nil {
+			return err
+		}
+		for i := range ts {
+			if ts[i].FireAt != at || !bytes.HasPrefix(ts[i].ID, prefix) {
+				return nil
+			}
+			if err := fn(&ts[i]); err != nil {
+				return err
+			}
+		}
+		if len(ts) < n {
+			return nil
+		}
+		after.ID = ts[n-1].ID
+	}
+}
+
 // timerPrefix is how the worker names the timers of derived envelopes, up to
 // their first index.
 func timerPrefix(c notify.Chunk, k envelopeKey) []byte {
@@ -327,17 +330,12 @@ func timerPrefix(c notify.Chunk, k envelopeKey) []byte {
 	return append(b, byte(k.epoch>>8), byte(k.epoch), byte(k.attempt>>8), byte(k.attempt), byte(k.deferrals>>8), byte(k.deferrals))
 }
 
-// indexes calls fn with each receiver of an encoded envelope. It returns notify.ErrNewer
-// for an envelope of a newer release: without the error its receivers would count as gone.
-// It skips a value that is no envelope.
+// indexes calls fn with each receiver of an encoded envelope. It skips a value that
+// is no envelope, and returns notify.ErrNewer for one of a newer release.
 func indexes(value []byte, fn func(e *notify.Envelope, index uint32)) error {
 	var e notify.Envelope
-	err := notify.DecodeEnvelope(value, &e)
-	if errors.Is(err, notify.ErrNewer) {
+	if ok, err := decode(value, &e); !ok {
 		return err
-	}
-	if err != nil {
-		return nil
 	}
 	rd, rec := notify.ReadReceivers(e.Receivers), notify.Receiver{}
 	for rd.Next(&rec) {

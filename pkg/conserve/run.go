@@ -1,4 +1,4 @@
-package audit
+package conserve
 
 import (
 	"cmp"
@@ -41,6 +41,40 @@ type run struct {
 	listed   map[string]int // findings by class
 	suspects map[place]*suspect
 	waiting  int // receivers among the suspects
+}
+
+func (a *Auditor) newRun(since time.Time, findings int) *run {
+	r := &run{a: a, cfg: &a.cfg, most: findings, groups: map[group]*api.Ledger{}, listed: map[string]int{}, suspects: map[place]*suspect{}}
+	if !since.IsZero() {
+		r.since = since.UnixMilli()
+		r.rep.Since = &since
+	}
+	r.rep.States, r.rep.Waiting, r.rep.Classes = map[string]int64{}, map[string]int64{}, map[string]int64{}
+	r.rep.Findings = []api.Drift{}
+	return r
+}
+
+// through takes the steps, one run at a time.
+func (r *run) through(ctx context.Context, steps ...func(context.Context) error) (api.Conservation, error) {
+	if err := r.cfg.Away(); err != nil {
+		return api.Conservation{}, err
+	}
+	select {
+	case r.a.one <- struct{}{}:
+		defer func() { <-r.a.one }()
+	case <-ctx.Done(): // who went away does not keep its place in the line
+		return api.Conservation{}, ctx.Err()
+	}
+	r.now = time.Now()
+	r.rep.At = r.now.UTC()
+	for _, step := range steps {
+		if err := step(ctx); err != nil {
+			return api.Conservation{}, err
+		}
+	}
+	r.finish()
+	r.rep.TookMS = time.Since(r.now).Milliseconds()
+	return r.rep, nil
 }
 
 func (r *run) ledger(caller, channel string, accepted int64) *api.Ledger {
@@ -89,16 +123,24 @@ func (r *run) finish() {
 
 // begin reads where the log stands, and waits until the history has followed.
 func (r *run) begin(ctx context.Context) (err error) {
-	if r.bounds, err = r.cfg.Log.Bounds(ctx); err != nil {
-		return err
-	}
-	return r.cfg.History.Sync(ctx, r.ends())
+	r.bounds, err = r.follow(ctx)
+	return err
 }
 
-// ends is where the topics of first attempts ended when the audit began.
-func (r *run) ends() map[history.Part]int64 {
+// follow waits until the history has read what the log has now, and returns where
+// the log stands.
+func (r *run) follow(ctx context.Context) (map[stream.TopicPartition]Bounds, error) {
+	bounds, err := r.cfg.Log.Bounds(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return bounds, r.cfg.History.Sync(ctx, r.ends(bounds))
+}
+
+// ends is where the topics of first attempts end.
+func (r *run) ends(bounds map[stream.TopicPartition]Bounds) map[history.Part]int64 {
 	out := map[history.Part]int64{}
-	for tp, b := range r.bounds {
+	for tp, b := range bounds {
 		if slices.Contains(r.cfg.First, tp.Topic) {
 			out[history.Part(tp)] = b.End
 		}
@@ -106,11 +148,38 @@ func (r *run) ends() map[history.Part]int64 {
 	return out
 }
 
+// settle waits until what was on its way between two places has arrived.
+func (r *run) settle(ctx context.Context) error {
+	if !notify.Sleep(ctx, r.cfg.Settle) {
+		return ctx.Err()
+	}
+	return nil
+}
+
+// timers calls fn with every timer, in the direction in which they go: those of the
+// cold tier first.
+func (r *run) timers(ctx context.Context, fn func(*engine.Timer) error) error {
+	if err := r.cfg.Cold.Pending(ctx, fn); err != nil {
+		return err
+	}
+	return r.cfg.Timers.Pending(ctx, fn)
+}
+
+// decode reads an envelope. ok is false for a value that is no envelope. It returns
+// notify.ErrNewer for an envelope of a newer release: without the error its receivers
+// would count as gone.
+func decode(value []byte, e *notify.Envelope) (ok bool, err error) {
+	if err = notify.DecodeEnvelope(value, e); errors.Is(err, notify.ErrNewer) {
+		return false, err
+	}
+	return err == nil, nil
+}
+
 // originals streams every original chunk there was when the audit began: the
 // sealed ones, then those of the log behind. Where the log is trimmed meanwhile,
 // what it held is sealed.
 func (r *run) originals(ctx context.Context) error {
-	ends := r.ends()
+	ends := r.ends(r.bounds)
 	at := map[history.Part]int64{} // what was read
 	for {
 		sealed, err := r.cfg.History.Chunks(ctx, at, r.since, func(f *engine.Found) error {
@@ -135,10 +204,8 @@ func (r *run) originals(ctx context.Context) error {
 			if rec.Lost() {
 				return nil
 			}
-			if err := notify.DecodeEnvelope(rec.Value, &f.Envelope); errors.Is(err, notify.ErrNewer) {
+			if ok, err := decode(rec.Value, &f.Envelope); !ok || f.Envelope.Derived() {
 				return err
-			} else if err != nil || f.Envelope.Derived() {
-				return nil
 			}
 			// What was scheduled comes to the log long after its request.
 			if max(f.Envelope.Chunk.Base.Time().UnixMilli(), rec.Time.UnixMilli()) < r.since {
@@ -197,9 +264,11 @@ func (r *run) spilled(ctx context.Context) error {
 	}
 	for i := range recs {
 		var e notify.Envelope
-		if err := notify.DecodeEnvelope(recs[i].Value, &e); errors.Is(err, notify.ErrNewer) {
+		ok, err := decode(recs[i].Value, &e)
+		if err != nil {
 			return err
-		} else if err != nil || e.Derived() {
+		}
+		if !ok || e.Derived() {
 			continue
 		}
 		held, err := r.cfg.History.Of(e.Chunk.Base)
@@ -219,35 +288,6 @@ func (r *run) spilled(ctx context.Context) error {
 
 // maxSpilled is more records than the bounded spill buffer holds.
 const maxSpilled = 1 << 24
-
-// triggers counts triggers.
-func (r *run) triggers(ctx context.Context) error {
-	if r.cfg.Triggers == nil {
-		return nil
-	}
-	return r.cfg.Triggers.Audit(ctx, r.since, func(t *engine.Trigger, evidence string) {
-		r.rep.Triggers++
-		l := r.ledger(t.Caller, "trigger", t.Created)
-		l.Accepted++
-		state := triggerStates[t.State]
-		switch {
-		case t.Ended != 0 || t.State >= engine.TriggerFired:
-			l.Terminal++
-			r.rep.States[state]++
-		case evidence != "":
-			l.Pending++
-			r.rep.Waiting["trigger_"+evidence]++
-		default:
-			l.Lost++
-			r.drift(1, api.Drift{Class: api.DriftTriggerGone, ID: t.ID, Caller: t.Caller, State: state, Detail: "neither a timer nor the queue leads to it; notifyctl reconcile repairs what is due"})
-		}
-	})
-}
-
-var triggerStates = map[engine.TriggerState]string{
-	engine.TriggerPending: "PENDING", engine.TriggerInFlight: "IN_FLIGHT", engine.TriggerFired: "FIRED",
-	engine.TriggerFailed: "FAILED", engine.TriggerCancelled: "CANCELLED", engine.TriggerExpired: "EXPIRED",
-}
 
 // rowsAlone finds outcomes of what nobody accepted: the history, which has every
 // original, does not know their request. What it has not read yet is looked at
@@ -276,10 +316,7 @@ func (r *run) rowsAlone(ctx context.Context) error {
 	if err != nil || len(alone) == 0 {
 		return err
 	}
-	if r.bounds, err = r.cfg.Log.Bounds(ctx); err != nil {
-		return err
-	}
-	if err := r.cfg.History.Sync(ctx, r.ends()); err != nil {
+	if _, err := r.follow(ctx); err != nil {
 		return err
 	}
 	for _, base := range slices.SortedFunc(maps.Keys(alone), func(a, b notify.Base) int { return slices.Compare(a[:], b[:]) }) {

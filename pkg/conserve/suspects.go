@@ -1,6 +1,7 @@
-package audit
+package conserve
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,8 +33,12 @@ type receiver struct {
 	still      int // rounds in which it stood still
 }
 
-func (r *run) suspect(f *engine.Found, c *chunk, index, pos uint32) {
-	p := place{f.Envelope.Chunk, home{stream.TopicPartition{Topic: f.Topic, Partition: f.LogPart}, f.Offset}}
+func placeOf(f *engine.Found) place {
+	return place{f.Envelope.Chunk, home{stream.TopicPartition{Topic: f.Topic, Partition: f.LogPart}, f.Offset}}
+}
+
+func (r *run) suspect(f *engine.Found, st stand, index, pos uint32) {
+	p := placeOf(f)
 	s := r.suspects[p]
 	if s == nil {
 		e := &f.Envelope
@@ -42,7 +47,6 @@ func (r *run) suspect(f *engine.Found, c *chunk, index, pos uint32) {
 		}}
 		r.suspects[p] = s
 	}
-	st := c.stands(index, pos, p.at)
 	st.answered = nil // made anew at the next look
 	s.left = append(s.left, &receiver{index: index, pos: pos, stand: st})
 	r.waiting++
@@ -72,8 +76,8 @@ const maxRounds = 12
 // stood still for as many rounds as it takes to call it drift.
 func (r *run) confirm(ctx context.Context) error {
 	for round := 1; len(r.suspects) > 0; round++ {
-		if !notify.Sleep(ctx, r.cfg.Settle) {
-			return ctx.Err()
+		if err := r.settle(ctx); err != nil {
+			return err
 		}
 		leads, err := r.leads(ctx)
 		if err != nil {
@@ -174,18 +178,11 @@ func (r *run) leads(ctx context.Context) (map[notify.Chunk][]lead, error) {
 			one.indexes[index] = true
 		})
 	}
-	pending := func(t *engine.Timer) error {
-		if err := add(t.Payload, inTimer, home{}); err != nil {
-			return err
-		}
-		return ctx.Err()
-	}
 	// What is released goes from the timers to the log: the log is read behind
 	// them. What is parked goes the other way; the next round meets it.
-	if err := r.cfg.Cold.Pending(ctx, pending); err != nil {
-		return nil, err
-	}
-	if err := r.cfg.Timers.Pending(ctx, pending); err != nil {
+	if err := r.timers(ctx, func(t *engine.Timer) error {
+		return cmp.Or(add(t.Payload, inTimer, home{}), ctx.Err())
+	}); err != nil {
 		return nil, err
 	}
 	spilled, err := r.cfg.Spill.Peek(ctx, maxSpilled)

@@ -1,4 +1,4 @@
-package audit
+package conserve
 
 import (
 	"context"
@@ -54,18 +54,10 @@ func (r *run) schedules(ctx context.Context) error {
 		return nil
 	}
 	// Between its timers and the history something may have been on its way.
-	if !notify.Sleep(ctx, r.cfg.Settle) {
-		return ctx.Err()
-	}
-	bounds, err := r.cfg.Log.Bounds(ctx)
-	if err != nil {
+	if err := r.settle(ctx); err != nil {
 		return err
 	}
-	saved := r.bounds
-	r.bounds = bounds
-	err = r.cfg.History.Sync(ctx, r.ends())
-	r.bounds = saved
-	if err != nil {
+	if _, err := r.follow(ctx); err != nil {
 		return err
 	}
 	for _, base := range again {

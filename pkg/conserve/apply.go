@@ -1,4 +1,4 @@
-package reconcile
+package conserve
 
 import (
 	"context"
@@ -10,14 +10,13 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/ops"
 	"github.com/notifyd/notifyd/pkg/stream"
-	"github.com/notifyd/notifyd/pkg/trigger"
 )
 
 // Apply repairs findings [from, from+n) of a report that was checked, however long
 // ago, and returns what became of each. Each is looked at again, and repaired only
 // if it is still what was found. After an error, or a crash, all of them can be
 // applied again.
-func (r *Reconciler) Apply(ctx context.Context, report json.RawMessage, from, n int) ([]ops.Repair, error) {
+func (a *Auditor) Apply(ctx context.Context, report json.RawMessage, from, n int) ([]ops.Repair, error) {
 	rep, err := read(report)
 	if err != nil {
 		return nil, err
@@ -25,49 +24,35 @@ func (r *Reconciler) Apply(ctx context.Context, report json.RawMessage, from, n 
 	from = min(max(from, 0), len(rep.Findings))
 	fs := rep.Findings[from:min(from+max(n, 0), len(rep.Findings))]
 	out := make([]ops.Repair, len(fs))
-	var triggers, notifications []int // places in fs
+	var triggers []Finding
+	var places, notifications []int // in fs
 	for i := range fs {
-		out[i] = ops.Repair{Kind: fs[i].Kind, Class: fs[i].Class, ID: fs[i].ID, Why: ops.SkipPeople}
+		out[i] = ops.Repair{Kind: fs[i].Kind, Class: fs[i].Class, ID: fs[i].ID, Why: ops.SkipChanged}
 		switch {
-		case !fs[i].mends():
+		case !repairs[fs[i].Kind][fs[i].Class]:
+			out[i].Why = ops.SkipPeople
 		case fs[i].Kind == KindTrigger:
-			triggers = append(triggers, i)
+			triggers, places = append(triggers, fs[i]), append(places, i)
 		default:
 			notifications = append(notifications, i)
 		}
 	}
-	if err := r.triggers(ctx, fs, triggers, out); err != nil {
-		return nil, err
+	// A page of triggers at a time: a report may be applied as one piece.
+	for at := 0; at < len(triggers); at += a.cfg.Page {
+		done, err := a.triggers.mend(ctx, triggers[at:min(at+a.cfg.Page, len(triggers))])
+		if err != nil {
+			return nil, err
+		}
+		for k := range done {
+			if done[k] {
+				out[places[at+k]].Why = ""
+			}
+		}
 	}
-	if err := r.notifications(ctx, fs, notifications, rep.Made, out); err != nil {
+	if err := a.mendNotifications(ctx, fs, notifications, rep.Made, out); err != nil {
 		return nil, err
 	}
 	return out, nil
-}
-
-func (r *Reconciler) triggers(ctx context.Context, fs []Finding, which []int, out []ops.Repair) error {
-	if len(which) == 0 {
-		return nil
-	}
-	list := make([]trigger.Finding, len(which))
-	for k, i := range which {
-		list[k] = fs[i].Finding
-	}
-	done, err := r.cfg.Triggers.Repair(ctx, list)
-	if err != nil {
-		return err
-	}
-	for k, i := range which {
-		out[i].Why = why(done[k])
-	}
-	return nil
-}
-
-func why(done bool) string {
-	if done {
-		return ""
-	}
-	return ops.SkipChanged
 }
 
 // again is what a repair appends: one record for all receivers of a chunk, or one
@@ -81,7 +66,7 @@ type again struct {
 // batchSize bounds the records of one append: a chunk is up to 1 MiB.
 const batchSize = 16
 
-func (r *Reconciler) notifications(ctx context.Context, fs []Finding, which []int, made int64, out []ops.Repair) error {
+func (a *Auditor) mendNotifications(ctx context.Context, fs []Finding, which []int, made int64, out []ops.Repair) error {
 	ids := make([]notify.ID, 0, len(which))
 	for _, i := range which {
 		id, err := notify.ParseID(fs[i].ID)
@@ -93,7 +78,7 @@ func (r *Reconciler) notifications(ctx context.Context, fs []Finding, which []in
 	if len(ids) == 0 {
 		return nil
 	}
-	drift, err := r.cfg.Audit.Again(ctx, ids)
+	drift, err := a.books.Again(ctx, ids)
 	if err != nil {
 		return err
 	}
@@ -108,12 +93,11 @@ func (r *Reconciler) notifications(ctx context.Context, fs []Finding, which []in
 	of := map[again][]notify.ID{} // those whose receivers are to be claimed
 	for k, i := range which {
 		f, now := &fs[i], still[fs[i].ID]
-		out[i].Why = ops.SkipChanged
 		// A crash between a claim and its record leaves it claimed by this report.
 		if now == nil || (now.Class != f.Class || now.Updated != f.Updated) && (now.Class != ClaimExpired || now.Updated != made) {
 			continue
 		}
-		what, ok, err := r.what(ctx, ids[k])
+		what, ok, err := a.what(ctx, ids[k])
 		if err != nil {
 			return err
 		}
@@ -130,7 +114,7 @@ func (r *Reconciler) notifications(ctx context.Context, fs []Finding, which []in
 	}
 	for len(order) > 0 {
 		n := min(len(order), batchSize)
-		if err := r.append(ctx, order[:n], of, made); err != nil {
+		if err := a.append(ctx, order[:n], of, made); err != nil {
 			return err
 		}
 		order = order[n:]
@@ -138,22 +122,8 @@ func (r *Reconciler) notifications(ctx context.Context, fs []Finding, which []in
 	return nil
 }
 
-// found returns a notification and the rows of its chunk; false: it is no longer
-// kept.
-func (r *Reconciler) found(ctx context.Context, id notify.ID) (f engine.Found, rows []notify.Row, ok bool, err error) {
-	f, err = r.cfg.History.Find(ctx, id)
-	switch kind := notify.KindOf(err); {
-	case err != nil && (kind == notify.KindNotFound || kind == notify.KindGone):
-		return f, nil, false, nil
-	case err != nil:
-		return f, nil, false, err
-	}
-	rows, err = r.cfg.Status.Chunk(ctx, f.Envelope.Chunk)
-	return f, rows, err == nil, err
-}
-
-func (r *Reconciler) what(ctx context.Context, id notify.ID) (again, bool, error) {
-	f, rows, ok, err := r.found(ctx, id)
+func (a *Auditor) what(ctx context.Context, id notify.ID) (again, bool, error) {
+	f, rows, ok, err := a.found(ctx, id)
 	if !ok || err != nil {
 		return again{}, false, err
 	}
@@ -165,11 +135,11 @@ func (r *Reconciler) what(ctx context.Context, id notify.ID) (again, bool, error
 }
 
 // append claims what is to be claimed, and then appends the records.
-func (r *Reconciler) append(ctx context.Context, list []again, of map[again][]notify.ID, made int64) error {
+func (a *Auditor) append(ctx context.Context, list []again, of map[again][]notify.ID, made int64) error {
 	claims := map[notify.RowKey]notify.Row{}
 	recs := make([]stream.Record, 0, len(list))
 	for _, what := range list {
-		f, rows, ok, err := r.found(ctx, what.id)
+		f, rows, ok, err := a.found(ctx, what.id)
 		if err != nil {
 			return err
 		}
@@ -189,35 +159,29 @@ func (r *Reconciler) append(ctx context.Context, list []again, of map[again][]no
 		recs = append(recs, stream.Record{Topic: topic, Partition: f.LogPart, Value: notify.AppendEnvelope(nil, &e)})
 	}
 	if len(claims) > 0 {
-		if err := r.cfg.Status.Put(ctx, slices.Collect(maps.Values(claims))); err != nil {
+		if err := a.cfg.Status.Put(ctx, slices.Collect(maps.Values(claims))); err != nil {
 			return err
 		}
-		r.cfg.Hit("reconcile-claimed-before-append")
+		a.cfg.Hit("reconcile-claimed-before-append")
 	}
 	if len(recs) == 0 {
 		return nil
 	}
-	return r.cfg.Log.Append(ctx, recs)
+	return a.cfg.Producer.Append(ctx, recs)
 }
 
 // claim is the row by which all receivers that have no outcome were started: that
 // of the record which was passed, or a new one. nil: they were claimed already, or
 // the row is of a copy with other receivers.
 func claim(f *engine.Found, e *notify.Envelope, rows []notify.Row, index uint32, made int64) *notify.Row {
-	pos, _ := positionOf(&f.Envelope, index)
+	pos := columnPosition(&f.Envelope, index)
 	var last *notify.Row // the latest that has the receiver and not its outcome
 	for i := range rows {
-		row, p := &rows[i], pos
+		row := &rows[i]
 		if row.Key.Kind != notify.RowOutcome || row.Key.Epoch != e.Epoch {
 			continue
 		}
-		if len(row.Index) > 0 {
-			var ok bool
-			if p, ok = row.PosOf(index); !ok {
-				continue
-			}
-		}
-		if !row.Done && p >= row.DoneUpTo {
+		if p, ok := positionOf(row, index, pos); ok && !row.Done && p >= row.DoneUpTo {
 			last = row
 		}
 	}
@@ -244,13 +208,11 @@ func claim(f *engine.Found, e *notify.Envelope, rows []notify.Row, index uint32,
 	return &row
 }
 
-// positionOf is the place of a receiver in the column of its original.
-func positionOf(e *notify.Envelope, index uint32) (uint32, bool) {
+// columnPosition is the place of a receiver in the column of its original.
+func columnPosition(e *notify.Envelope, index uint32) (pos uint32) {
 	rd, rec := notify.ReadReceivers(e.Receivers), notify.Receiver{}
-	for pos := uint32(0); rd.Next(&rec); pos++ {
-		if rec.Index == index {
-			return pos, true
-		}
+	for rd.Next(&rec) && rec.Index != index {
+		pos++
 	}
-	return 0, false
+	return pos
 }

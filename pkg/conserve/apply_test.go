@@ -1,4 +1,4 @@
-package reconcile
+package conserve
 
 import (
 	"context"
@@ -11,8 +11,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/memory"
@@ -24,19 +22,17 @@ import (
 	"github.com/notifyd/notifyd/pkg/trigger"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
 const shards = 4
 
-// plant is a reconciler over stores in memory, and over doubles of what finds.
+// plant is an Auditor over stores in memory, and over doubles of what finds.
 type plant struct {
 	t     *testing.T
 	store *memory.Store
-	r     *Reconciler
+	r     *Auditor
 	cfg   Config
 
-	triggers trigger.Report
-	fixed    []trigger.Finding
+	triggers Report // what is found of them
+	fixed    []Finding
 	drift    map[notify.ID]api.Drift
 	others   []api.Drift // that name no receiver
 	kept     map[notify.ID]engine.Found
@@ -49,7 +45,8 @@ type plant struct {
 func newPlant(t *testing.T) *plant {
 	p := &plant{t: t, store: memory.New(), drift: map[notify.ID]api.Drift{}, kept: map[notify.ID]engine.Found{}, views: map[notify.Base]schedule.View{}}
 	p.cfg = Config{
-		Triggers: (*ofTriggers)(p), Audit: p, History: p, Status: p.store.Status(), Timers: p.store.Timers(), Schedules: p, Log: p, Shards: shards,
+		History: keptHistory{p: p}, Status: p.store.Status(), Timers: p.store.Timers(), Schedules: keptSchedules{p: p}, Producer: p, Shards: shards,
+		Rows: p.store.Triggers(), Triggers: trigger.Mender{},
 	}
 	p.build(nil)
 	return p
@@ -57,18 +54,21 @@ func newPlant(t *testing.T) *plant {
 
 func (p *plant) build(hit func(string)) {
 	p.cfg.Hit = hit
-	r, err := New(p.cfg)
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	p.r = r
+	p.r = New(p.cfg)
+	p.r.books, p.r.triggers = p, (*ofTriggers)(p)
 }
 
 type ofTriggers plant
 
-func (o *ofTriggers) Report(context.Context) (trigger.Report, error) { return o.triggers, nil }
+func (o *ofTriggers) find(_ context.Context, rep *Report) error {
+	rep.Rows += o.triggers.Rows
+	for _, f := range o.triggers.Findings {
+		rep.add(f, 1, 1000)
+	}
+	return nil
+}
 
-func (o *ofTriggers) Repair(_ context.Context, fs []trigger.Finding) ([]bool, error) {
+func (o *ofTriggers) mend(_ context.Context, fs []Finding) ([]bool, error) {
 	out := make([]bool, len(fs))
 	for i := range fs {
 		out[i] = fs[i].Version == 1 // others changed
@@ -102,16 +102,26 @@ func (p *plant) Again(_ context.Context, ids []notify.ID) (out []api.Drift, err 
 	return out, nil
 }
 
-func (p *plant) Find(_ context.Context, id notify.ID) (engine.Found, error) {
-	f, ok := p.kept[id]
+type keptHistory struct {
+	*many
+	p *plant
+}
+
+func (h keptHistory) Find(_ context.Context, id notify.ID) (engine.Found, error) {
+	f, ok := h.p.kept[id]
 	if !ok {
 		return f, &notify.Error{Kind: notify.KindGone, Code: "notification_gone"}
 	}
 	return f, nil
 }
 
-func (p *plant) Get(_ context.Context, base notify.Base) (schedule.View, error) {
-	v, ok := p.views[base]
+type keptSchedules struct {
+	noSchedules
+	p *plant
+}
+
+func (s keptSchedules) Get(_ context.Context, base notify.Base) (schedule.View, error) {
+	v, ok := s.p.views[base]
 	if !ok {
 		return v, notify.NotFound("schedule")
 	}
@@ -409,7 +419,7 @@ func TestLate(t *testing.T) {
 		add(5*time.Hour, timer.KindEnvelope, nil, true)
 		add(14*time.Minute, timer.KindEnvelope, nil, false)
 		add(-time.Minute, timer.KindEnvelope, nil, false)
-		add(time.Hour, trigger.TimerKind, nil, false)
+		add(time.Hour, engine.TimerOfTrigger, nil, false)
 		add(time.Hour, timer.KindEnvelope, head(engine.SchedulePending, 1), true)
 		add(time.Hour, timer.KindEnvelope, head(engine.SchedulePending, 2), false) // moved
 		add(time.Hour, timer.KindEnvelope, head(engine.ScheduleCancelled, 1), false)
@@ -417,9 +427,12 @@ func TestLate(t *testing.T) {
 		fs, rep := p.report()
 		got := map[string]string{}
 		for _, f := range rep.Findings {
-			got[f.ID] = f.Class
+			if f.Kind == KindNotification {
+				got[f.ID] = f.Class
+			}
 		}
-		if !maps.Equal(got, want) || rep.Counts[Late] != 6 || fs.Mend != 0 || fs.Listed != 3 {
+		others := rep.Counts[OpenBucket] + rep.Counts[Unreadable]
+		if !maps.Equal(got, want) || rep.Counts[Late] != 6 || fs.Mend != 0 || fs.Listed != 3+others || rep.Counts[Unreadable] != 1 || others < 2 {
 			t.Errorf("%v, want %v; %+v", got, want, rep.Counts)
 		}
 		for id, why := range p.apply(fs.Report) {
@@ -435,17 +448,15 @@ func TestLate(t *testing.T) {
 func TestEveryClass(t *testing.T) {
 	t.Parallel()
 	p := newPlant(t)
-	p.triggers = trigger.Report{Rows: 9, Index: 8, Counts: map[string]int{}}
+	p.triggers = Report{Rows: 9}
 	mends := map[string]bool{}
-	for _, class := range []string{
-		trigger.FindOverdue, trigger.FindClaimExpired, trigger.FindNoIndex, trigger.FindLetterOwed, trigger.FindOrphanIndex, trigger.FindOpenBucket, trigger.FindUnreadable,
+	for class, mended := range map[string]bool{
+		Late: true, ClaimExpired: true, Missing: true, LetterOwed: true, Orphan: false, OpenBucket: false, Unreadable: false,
 	} {
-		p.triggers.Findings = append(p.triggers.Findings, trigger.Finding{Class: class, ID: "trg_" + class, Version: 1})
-		p.triggers.Counts[class]++
-		mends["trg_"+class] = trigger.Mends(class)
+		p.triggers.Findings = append(p.triggers.Findings, Finding{Kind: KindTrigger, Class: class, ID: "trg_" + class, Version: 1})
+		mends["trg_"+class] = mended
 	}
-	p.triggers.Findings = append(p.triggers.Findings, trigger.Finding{Class: Late, ID: "trg_changed", Version: 2})
-	p.triggers.Counts[Late]++
+	p.triggers.Findings = append(p.triggers.Findings, Finding{Kind: KindTrigger, Class: Late, ID: "trg_changed", Version: 2})
 	_, ids := p.chunk(3, notify.Push)
 	for i, class := range []string{api.DriftRecordGone, api.DriftClaimGone, api.DriftHandonGone} {
 		p.drifts(ids[i], class, 0)
@@ -455,7 +466,7 @@ func TestEveryClass(t *testing.T) {
 		p.others = append(p.others, api.Drift{Class: class, ID: "ntf_" + class})
 	}
 	fs, rep := p.report()
-	want := map[string]int{Missing: 2, Late: 2, Stuck: 1, Orphan: 1, ClaimExpired: 2, OpenBucket: 1, StatusAlone: 1, RecordAlone: 1, trigger.FindLetterOwed: 1, trigger.FindUnreadable: 1}
+	want := map[string]int{Missing: 2, Late: 2, Stuck: 1, Orphan: 1, ClaimExpired: 2, OpenBucket: 1, StatusAlone: 1, RecordAlone: 1, LetterOwed: 1, Unreadable: 1}
 	if !maps.Equal(rep.Counts, want) || fs.Listed != 13 || fs.Mend != 8 {
 		t.Errorf("%v, %d listed, %d to repair", rep.Counts, fs.Listed, fs.Mend)
 	}
@@ -497,7 +508,7 @@ func TestReports(t *testing.T) {
 		for _, id := range ids {
 			p.drifts(id, api.DriftRecordGone, 0)
 		}
-		p.cfg.MaxFindings = 3
+		p.cfg.MaxListed = 3
 		p.build(nil)
 		since := time.Now().Add(-time.Hour)
 		fs, err := p.r.Report(t.Context(), since)

@@ -1,0 +1,241 @@
+package conserve
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/timer"
+)
+
+// triggerSource finds what is wrong with triggers, and repairs it.
+type triggerSource interface {
+	find(ctx context.Context, rep *Report) error
+	// mend returns which of the findings it repaired: those that are still what was
+	// found, however long ago.
+	mend(ctx context.Context, fs []Finding) ([]bool, error)
+}
+
+// triggerChecks goes by the rows of triggers.
+type triggerChecks struct{ *Auditor }
+
+// find reads every row that something is owed to (engine.TriggerOpen).
+func (a triggerChecks) find(ctx context.Context, rep *Report) error {
+	now, waiting := time.Now(), map[string]int{}
+	err := a.rows(ctx, engine.TriggerOpen, func(rows []engine.Trigger) (bool, error) {
+		rep.Rows += len(rows)
+		for i := range rows {
+			t := &rows[i]
+			class, err := a.class(ctx, t, now)
+			if err != nil {
+				return false, err
+			}
+			if class != "" {
+				rep.add(Finding{
+					Kind: KindTrigger, Class: class, ID: t.ID, Caller: t.Caller, State: triggerStates[t.State], Version: t.Version,
+					Gen: t.Gen, NextAt: t.NextAt, LeaseUntil: t.LeaseUntil,
+				}, 1, a.cfg.MaxListed)
+			}
+			if t.State < engine.TriggerFired {
+				waiting[t.Caller]++
+			}
+		}
+		return true, nil
+	})
+	if err == nil {
+		a.cfg.Waiting(waiting)
+	}
+	return err
+}
+
+// dueMargin is more than any wait that stays in the queue without a timer (a
+// dispatcher holds a message for up to engine.MaxQueueDelay).
+const dueMargin = engine.MaxQueueDelay + time.Minute
+
+// class says what is wrong with a row; "": nothing.
+func (a triggerChecks) class(ctx context.Context, t *engine.Trigger, now time.Time) (string, error) {
+	tm, ok := a.cfg.Triggers.Timer(t)
+	if !ok {
+		a.cfg.Logger.Error("a trigger whose id cannot be read", slog.String("id", t.ID))
+		return Unreadable, nil
+	}
+	past := now.Add(-a.cfg.Grace).UnixMilli()
+	switch {
+	case t.State == engine.TriggerPending && t.NextAt < past:
+		return Late, nil
+	case t.State == engine.TriggerInFlight && t.LeaseUntil < past:
+		return ClaimExpired, nil
+	case t.State == engine.TriggerFailed && t.NextAt != 0 && t.Ended < past:
+		return LetterOwed, nil
+	case t.State != engine.TriggerPending, t.NextAt <= now.Add(dueMargin).UnixMilli(), t.NextAt > now.Add(a.cfg.Ahead).UnixMilli():
+		// What is due about now may be in the queue and nowhere else.
+		return "", nil
+	}
+	if has, err := a.timed(ctx, &tm); err != nil || has {
+		return "", err
+	}
+	return Missing, nil
+}
+
+func (a triggerChecks) mend(ctx context.Context, fs []Finding) ([]bool, error) {
+	place := map[string]int{} // in fs
+	var ids []string
+	for i := range fs {
+		if repairs[KindTrigger][fs[i].Class] {
+			place[fs[i].ID], ids = i, append(ids, fs[i].ID)
+		}
+	}
+	done := make([]bool, len(fs))
+	if len(ids) == 0 {
+		return done, nil
+	}
+	rows, err := a.cfg.Rows.Get(ctx, ids)
+	if err != nil {
+		return nil, away("trigger_store", err)
+	}
+	now := time.Now()
+	var timers, letters, again []engine.Trigger
+	for _, t := range rows {
+		f := &fs[place[t.ID]]
+		if t.ID == "" || t.Version != f.Version {
+			continue
+		}
+		class, err := a.class(ctx, &t, now)
+		if err != nil {
+			return nil, away("timer_store", err)
+		}
+		if class != f.Class {
+			continue
+		}
+		switch class {
+		case Missing:
+			timers = append(timers, t)
+		case LetterOwed:
+			letters = append(letters, t)
+		default:
+			again = append(again, t)
+		}
+	}
+	mended, err := a.cfg.Triggers.Mend(ctx, timers, letters, again)
+	for _, id := range mended {
+		done[place[id]] = true
+	}
+	return done, err
+}
+
+// findTimers looks through the timers up to Ahead. It finds minutes that nobody
+// released and timers without their trigger and, if asked for them, notifications
+// that nobody released.
+func (a *Auditor) findTimers(ctx context.Context, rep *Report, notifications bool) error {
+	now := time.Now()
+	for shard := range uint16(a.cfg.Shards) {
+		state, err := a.cfg.Timers.Shard(ctx, shard)
+		if err != nil {
+			return err
+		}
+		minutes, err := a.cfg.Timers.Minutes(ctx, shard, 0, now.Add(a.cfg.Ahead).UnixMilli()/60_000)
+		if err != nil {
+			return err
+		}
+		open := false
+		for _, m := range minutes {
+			if end := (m + 1) * 60_000; !open && end < now.Add(-a.cfg.Open).UnixMilli() {
+				open = true // the oldest says it; the others are behind it
+				rep.add(Finding{Kind: KindTrigger, Class: OpenBucket, Shard: shard, Minute: m, Owner: state.Owner, Closed: state.Closed}, 1, a.cfg.MaxListed)
+			}
+			if err := a.findInMinute(ctx, engine.TimerPartition{Minute: m, Shard: shard}, now, rep, notifications); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (a *Auditor) findInMinute(ctx context.Context, p engine.TimerPartition, now time.Time, rep *Report, notifications bool) error {
+	past := now.Add(-a.cfg.Grace)
+	var cursor engine.TimerCursor
+	for {
+		ts, err := a.cfg.Timers.Scan(ctx, p, cursor, (p.Minute+1)*60_000-1, a.cfg.Page)
+		if err != nil {
+			return err
+		}
+		var ids []string
+		var of []Finding
+		for i := range ts {
+			t := &ts[i]
+			switch f := (Finding{Kind: KindTrigger, Class: Orphan, Shard: p.Shard, Minute: p.Minute, NextAt: t.FireAt}); {
+			case t.Kind == timer.KindEnvelope && notifications && t.FireAt <= past.UnixMilli():
+				if err := a.late(ctx, t, f, rep); err != nil {
+					return err
+				}
+			case t.Kind == engine.TimerOfTrigger:
+				rep.Index++
+				base, _, ok := a.cfg.Triggers.Lead(t.Payload)
+				if !ok {
+					f.Class = Unreadable
+					rep.add(f, 1, a.cfg.MaxListed)
+				} else if base.Time().Before(past) { // a create that is under way has it for a moment
+					f.ID = a.cfg.Triggers.ID(base)
+					ids, of = append(ids, f.ID), append(of, f)
+				}
+			}
+		}
+		rows, err := a.cfg.Rows.Get(ctx, ids)
+		if err != nil {
+			return err
+		}
+		for i := range rows {
+			if rows[i].ID == "" {
+				rep.add(of[i], 1, a.cfg.MaxListed)
+			}
+		}
+		if len(ts) < a.cfg.Page {
+			return nil
+		}
+		cursor = engine.TimerCursor{FireAt: ts[len(ts)-1].FireAt, ID: ts[len(ts)-1].ID}
+	}
+}
+
+// late finds a notification whose timer nobody has released, if its schedule was
+// neither cancelled nor moved away from the timer: else the timer goes with its
+// minute.
+func (a *Auditor) late(ctx context.Context, t *engine.Timer, f Finding, rep *Report) error {
+	var e notify.Envelope
+	if notify.DecodeEnvelope(t.Payload, &e) != nil {
+		return nil
+	}
+	f.State = notify.Deferred.String()
+	if !e.Derived() {
+		f.State = notify.Scheduled.String()
+	}
+	if !t.Head.IsZero() {
+		v, err := a.cfg.Schedules.Get(ctx, t.Head)
+		if err != nil && notify.KindOf(err) != notify.KindNotFound {
+			return err
+		}
+		if err != nil || v.State != engine.SchedulePending || v.Gen != t.Gen {
+			return nil
+		}
+	}
+	f.Kind, f.Class, f.ID, f.Caller = KindNotification, Late, e.ID(firstOf(&e)).String(), e.Caller
+	f.Detail = "its timer is due, and nobody has released it"
+	rep.add(f, int(max(e.Count, 1)), a.cfg.MaxListed)
+	return nil
+}
+
+func firstOf(e *notify.Envelope) uint32 {
+	rd, rec := notify.ReadReceivers(e.Receivers), notify.Receiver{}
+	rd.Next(&rec)
+	return rec.Index
+}
+
+// away makes an error of a store one that a job waits for and tries again.
+func away(what string, err error) error {
+	if e, ok := errors.AsType[*notify.Error](err); ok && e.Kind != notify.KindInternal {
+		return err
+	}
+	return notify.Unavailable(what, 2*time.Second, err)
+}

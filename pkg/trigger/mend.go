@@ -1,0 +1,135 @@
+package trigger
+
+import (
+	"context"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/fault"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Mender reads what leads to triggers, and repairs their rows. Package conserve
+// finds what is wrong with them. Triggers, Later and Dead are required. Safe for
+// concurrent use.
+type Mender struct {
+	Triggers engine.Triggers
+	Later    Later
+	Dead     DeadLog
+	Events   Events // told of records for triggers-dlq and of swaps
+
+	hit func(string) // fault.Hit, or a test's
+}
+
+// ID returns the id of the trigger that a timer or a message leads to.
+func (m Mender) ID(base notify.Base) string { return idOf(base) }
+
+// Lead returns the trigger, and the generation of it, to which a body leads: the
+// payload of a timer of TimerKind, or a message of the delay queue. ok is false for
+// a body of another release, and for a damaged one.
+func (m Mender) Lead(body []byte) (base notify.Base, gen uint32, ok bool) {
+	msg, ok := decodeMessage(body)
+	return msg.base, msg.gen, ok
+}
+
+// Timer returns the timer that leads to a waiting trigger. ok is false if the id of
+// the trigger cannot be read.
+func (m Mender) Timer(t *engine.Trigger) (tm engine.Timer, ok bool) {
+	base, err := parseID(t.ID)
+	return indexRow(base, t), err == nil
+}
+
+// Mend writes the timers of some triggers and the dead letters of others, and makes
+// the triggers of again due now. Each row is changed by compare and swap: a row that
+// is no longer the one given stays as it is. Mend returns the ids of the triggers it
+// repaired, or a notify.KindUnavailable. After an error, Mend can be called again
+// with the same rows.
+func (m Mender) Mend(ctx context.Context, timers, letters, again []engine.Trigger) (mended []string, err error) {
+	now := ceilMillis(time.Now())
+	var index []engine.Timer
+	var owed []DeadRecord
+	var swaps []engine.TriggerSwap
+	for i := range timers {
+		tm, _ := m.Timer(&timers[i])
+		index, mended = append(index, tm), append(mended, timers[i].ID)
+	}
+	for _, t := range letters {
+		owed = append(owed, letterOf(&t))
+		t.NextAt = 0
+		swaps = append(swaps, engine.TriggerSwap{Old: t.Version, New: t})
+	}
+	for _, t := range again {
+		t = enqueueAnew(t, now)
+		tm, _ := m.Timer(&t)
+		index, swaps = append(index, tm), append(swaps, engine.TriggerSwap{Old: t.Version, New: t})
+	}
+	if len(owed) > 0 {
+		if err := m.Dead.Append(ctx, owed); err != nil {
+			return nil, unavailable("dead_letters", err)
+		}
+		m.Events.deadLettered(len(owed))
+	}
+	won, err := m.swap(ctx, index, swaps)
+	for k, w := range won {
+		if w {
+			mended = append(mended, swaps[k].New.ID)
+		}
+	}
+	return mended, err
+}
+
+// Requeue makes a trigger that failed for good due once more, under the next
+// generation, with all its attempts and without a limit to how late it may be: an
+// operator asks for it. done is false when it is not FAILED, or not there.
+func (m Mender) Requeue(ctx context.Context, id string) (done bool, err error) {
+	if _, err := parseID(id); err != nil {
+		return false, nil //nolint:nilerr // it is not there
+	}
+	rows, err := m.Triggers.Get(ctx, []string{id})
+	if err != nil {
+		return false, unavailable("trigger_store", err)
+	}
+	if rows[0].ID == "" || rows[0].State != engine.TriggerFailed {
+		return false, nil
+	}
+	t := enqueueAnew(rows[0], ceilMillis(time.Now()))
+	t.Reason, t.Ended, t.Attempts, t.Deferrals, t.MaxLateness = "replayed", 0, 0, 0, 0
+	tm, _ := m.Timer(&t)
+	won, err := m.swap(ctx, []engine.Timer{tm}, []engine.TriggerSwap{{Old: t.Version, New: t}})
+	return err == nil && won[0], err
+}
+
+// swap writes timers and then rows: a row without its timer never fires. It reports
+// which of the swaps won.
+func (m Mender) swap(ctx context.Context, index []engine.Timer, swaps []engine.TriggerSwap) ([]bool, error) {
+	if len(index) > 0 {
+		if err := m.Later.Put(ctx, index); err != nil {
+			return nil, unavailable("timer_store", err)
+		}
+	}
+	if m.hit != nil {
+		m.hit("trigger-requeued-before-mark")
+	} else {
+		fault.Hit("trigger-requeued-before-mark")
+	}
+	if len(swaps) == 0 {
+		return nil, nil
+	}
+	won, err := m.Triggers.Swap(ctx, swaps)
+	if err != nil {
+		return nil, unavailable("trigger_store", err)
+	}
+	m.Events.swaps(len(swaps))
+	return won, nil
+}
+
+// enqueueAnew returns the row of a trigger that is due at now once more. Its
+// generation is the next: messages of the old one, should there be any, are
+// dropped, so that hourly repairs of a long backlog do not pile them up.
+func enqueueAnew(t engine.Trigger, now int64) engine.Trigger {
+	t.Log = logLost(&t)
+	t.State, t.LeaseUntil, t.Reason = engine.TriggerPending, 0, "reconciled"
+	t.Gen++
+	t.NextAt = now
+	return t
+}
