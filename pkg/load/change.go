@@ -3,7 +3,6 @@ package load
 import (
 	"context"
 	"math"
-	"strings"
 	"time"
 )
 
@@ -191,12 +190,6 @@ func (dry) Begin(context.Context, *FaultSpec) (func(context.Context) error, erro
 
 func (dry) Fault(context.Context, *FaultSpec) (func(context.Context) error, error) {
 	return func(context.Context) error { return nil }, nil
-}
-
-// IsTime reports whether the values of a threshold are nanoseconds.
-func IsTime(expr string) bool {
-	c, err := ParseThreshold(strings.TrimSpace(expr))
-	return err == nil && c.left.isTime()
 }
 
 // OnlyNull reports whether nothing is sent anywhere.

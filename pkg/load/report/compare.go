@@ -141,38 +141,48 @@ func (c *Comparison) differences(a, b *load.Result) {
 	}
 }
 
-// whole compares rates and counts.
-func (c *Comparison) whole(a, b *load.Result) {
-	lower := func(figure string, x, y float64) {
-		row := Row{Figure: figure, Unit: "/s", A: x, B: y, Change: Same}
-		switch limit := c.Rules.Percent / 100; {
-		case y < x*(1-limit):
-			row.Change = Worse
-		case y > x*(1+limit):
-			row.Change = Better
-		}
-		c.Rows = append(c.Rows, row)
-	}
-	lower("sent", a.Rates.Sent, b.Rates.Sent)
-	lower("accepted", a.Rates.Acked, b.Rates.Acked)
-	if a.Ledger.Checked && b.Ledger.Checked {
-		lower("delivered", a.Rates.Delivered, b.Rates.Delivered)
-	}
-	failed := func(r *load.Result) float64 {
-		if r.Totals.Sent == 0 {
-			return 0
-		}
-		return float64(r.Totals.Failed+r.Totals.Rejected) / float64(r.Totals.Sent)
-	}
-	row := Row{Figure: "failed", Unit: "share", A: failed(a), B: failed(b), Change: Same}
-	const share = 0.001
-	switch d := row.B - row.A; {
-	case d > share:
-		row.Change = Worse
-	case d < -share:
-		row.Change = Better
+// add appends a row. The figure of B is as before from low to high; why says why it is
+// not judged.
+func (c *Comparison) add(row Row, why string, low, high float64, below, above Change) {
+	row.Change, row.Why = Same, why
+	switch {
+	case why != "":
+		row.Change = Unjudged
+	case row.B < low:
+		row.Change = below
+	case row.B > high:
+		row.Change = above
 	}
 	c.Rows = append(c.Rows, row)
+}
+
+// addLess is add for a figure of which less is better: within the percentage, or beyond,
+// it is as before.
+func (c *Comparison) addLess(row Row, why string, beyond float64) {
+	limit := 1 + c.Rules.Percent/100
+	c.add(row, why, min(row.A/limit, row.A-beyond), max(row.A*limit, row.A+beyond), Better, Worse)
+}
+
+// whole compares rates and counts.
+func (c *Comparison) whole(a, b *load.Result) {
+	unchecked := ""
+	if !a.Ledger.Checked || !b.Ledger.Checked {
+		unchecked = "no ledger"
+	}
+	rate := func(figure string, x, y float64) {
+		limit := c.Rules.Percent / 100
+		c.add(Row{Figure: figure, Unit: "/s", A: x, B: y}, "", x*(1-limit), x*(1+limit), Worse, Better)
+	}
+	rate("sent", a.Rates.Sent, b.Rates.Sent)
+	rate("accepted", a.Rates.Acked, b.Rates.Acked)
+	if unchecked == "" {
+		rate("delivered", a.Rates.Delivered, b.Rates.Delivered)
+	}
+	failed := func(r *load.Result) float64 {
+		return float64(r.Totals.Failed+r.Totals.Rejected) / float64(max(r.Totals.Sent, 1))
+	}
+	const share = 0.001
+	c.add(Row{Figure: "failed", Unit: "share", A: failed(a), B: failed(b)}, "", failed(a)-share, failed(a)+share, Better, Worse)
 	for _, n := range []struct {
 		name string
 		a, b int64
@@ -182,46 +192,27 @@ func (c *Comparison) whole(a, b *load.Result) {
 		{"unexpected", a.Totals.Unexpected, b.Totals.Unexpected}, {"unverified", a.Totals.Unverified, b.Totals.Unverified},
 		{"pending", a.Ledger.Pending, b.Ledger.Pending},
 	} {
-		row := Row{Figure: n.name, Unit: "count", A: float64(n.a), B: float64(n.b), Change: Same}
-		switch {
-		case !a.Ledger.Checked || !b.Ledger.Checked:
-			row.Change, row.Why = Unjudged, "no ledger"
-		case n.b > n.a:
-			row.Change = Worse
-		case n.b < n.a:
-			row.Change = Better
-		}
-		c.Rows = append(c.Rows, row)
+		c.add(Row{Figure: n.name, Unit: "count", A: float64(n.a), B: float64(n.b)}, unchecked, float64(n.a), float64(n.a), Better, Worse)
 	}
-	c.backlog(a, b)
+	peakA, noiseA := backlog(a)
+	peakB, noiseB := backlog(b)
+	noise := 3 * math.Hypot(noiseA, noiseB)
+	c.addLess(Row{Figure: "backlog peak", Unit: "count", A: peakA, B: peakB, Noise: noise}, unchecked, max(noise, 0.1*b.Rates.Acked))
 }
 
-// backlog compares the highest backlog of a second of sending.
-func (c *Comparison) backlog(a, b *load.Result) {
-	of := func(r *load.Result) (peak, sigma float64) {
-		var list []float64
-		for i := range r.Seconds {
-			if row := &r.Seconds[i]; !row.Draining {
-				list = append(list, float64(row.Backlog))
-			}
+// backlog is the highest backlog of a second of sending, and the spread of them.
+func backlog(r *load.Result) (peak, sigma float64) {
+	var list []float64
+	for i := range r.Seconds {
+		if row := &r.Seconds[i]; !row.Draining {
+			list = append(list, float64(row.Backlog))
 		}
-		if len(list) == 0 {
-			return 0, 0
-		}
-		sigma, _ = spread(list)
-		return slices.Max(list), sigma
 	}
-	row := Row{Figure: "backlog peak", Unit: "count"}
-	var x, y float64
-	row.A, x = of(a)
-	row.B, y = of(b)
-	row.Noise = 3 * math.Hypot(x, y)
-	if !a.Ledger.Checked || !b.Ledger.Checked {
-		row.Change, row.Why = Unjudged, "no ledger"
-	} else {
-		row.Change = c.Rules.judge(row.A, row.B, max(row.Noise, 0.1*b.Rates.Acked))
+	if len(list) == 0 {
+		return 0, 0
 	}
-	c.Rows = append(c.Rows, row)
+	sigma, _ = spread(list)
+	return slices.Max(list), sigma
 }
 
 // step compares the percentiles of one step.
@@ -253,26 +244,13 @@ func (c *Comparison) step(a, b *load.Result, s, t *load.StepResult) {
 			row := Row{Step: stepName(&s.StepSnapshot), Figure: k.name + q.name, Unit: "ns", A: float64(q.a), B: float64(q.b)}
 			const least = 10
 			if k.x.Count < least*q.above || k.y.Count < least*q.above {
-				row.Change, row.Why = Unjudged, "too few"
-				c.Rows = append(c.Rows, row)
+				c.addLess(row, "too few", 0)
 				continue
 			}
 			row.Noise = 3 * math.Hypot(row.A*noise(figures(inA, q.second)), row.B*noise(figures(inB, q.second)))
-			row.Change = c.Rules.judge(row.A, row.B, max(float64(c.Rules.Floor), row.Noise))
-			c.Rows = append(c.Rows, row)
+			c.addLess(row, "", max(float64(c.Rules.Floor), row.Noise))
 		}
 	}
-}
-
-// judge is for figures of which less is better. A difference up to beyond is none.
-func (r Rules) judge(a, b, beyond float64) Change {
-	switch limit := r.Percent / 100; {
-	case b > a*(1+limit) && b-a > beyond:
-		return Worse
-	case a > b*(1+limit) && a-b > beyond:
-		return Better
-	}
-	return Same
 }
 
 // everySecond returns what reads one kind of a step's times, second by second.

@@ -33,8 +33,8 @@ type view struct {
 	Tiles   []tile
 	Time    []*chart // over time
 	Curves  []*chart
-	Marks   []mark
-	Steps   []stepRow
+	Marks   []table // one, or none
+	Steps   []table // likewise
 	Tables  []table
 	YAML    string
 	Digest  string
@@ -43,26 +43,27 @@ type view struct {
 
 type tile struct{ Name, Value, Note, Class string }
 
-type mark struct {
-	N    int
-	At   string
-	Kind string
-	Text string
-}
-
-type stepRow struct {
-	Name, About, Kind string
-	Warmup            bool
-	Cells             []string
-}
-
 type table struct {
-	Title string
-	Head  []string
-	Rows  [][]tableCell
+	Title, About string
+	Head         []cellText
+	Rows         [][]cellText
 }
 
-type tableCell struct{ Text, Class string }
+// cellText is a cell: a number has the class n. Span is how many columns it takes.
+type cellText struct {
+	Text, Class, Note string
+	Span              int
+}
+
+// cells are those of a row; class n is for numbers.
+func cells(class string, texts ...string) (row []cellText) {
+	for _, t := range texts {
+		row = append(row, cellText{Text: t, Class: class})
+	}
+	return row
+}
+
+func plain(texts ...string) []cellText { return cells("", texts...) }
 
 // WriteHTML writes a page that shows a run and needs nothing else: no script, and
 // nothing from a network. Its texts go through html/template.
@@ -113,8 +114,12 @@ func viewOf(r *load.Result) *view {
 	v.tiles(r)
 	v.Time = overTimes(r)
 	v.Curves = percentiles(r)
+	marks := table{Title: "Marks", About: "The dashed lines in the charts above.", Head: append(cells("n", "no."), plain("at", "kind", "")...)}
 	for i, m := range r.Markers {
-		v.Marks = append(v.Marks, mark{i + 1, Clock(m.At), m.Kind, m.Text})
+		marks.Rows = append(marks.Rows, append(cells("n", fmt.Sprint(i+1)), plain(Clock(m.At), m.Kind, m.Text)...))
+	}
+	if len(marks.Rows) > 0 {
+		v.Marks = []table{marks}
 	}
 	v.steps(r)
 	v.tables(r)
@@ -125,11 +130,13 @@ func (v *view) tiles(r *load.Result) {
 	add := func(name, value, note, class string) { v.Tiles = append(v.Tiles, tile{name, value, note, class}) }
 	t := &r.Totals
 	add("accepted", Short(r.Rates.Acked)+"/s", cli.Count(t.Acked)+" in all", "")
-	class := ""
-	if t.Sent < t.Intended {
-		class = "warn"
+	pick := func(is bool, yes, no string) string {
+		if is {
+			return yes
+		}
+		return no
 	}
-	add("of what was due", percent(float64(t.Sent), float64(t.Intended)), Short(r.Rates.Intended)+"/s was due", class)
+	add("of what was due", percent(float64(t.Sent), float64(t.Intended)), Short(r.Rates.Intended)+"/s was due", pick(t.Sent < t.Intended, "warn", ""))
 	q := overall(measured(r), response)
 	add("response p99", Nanos(q.P99), fmt.Sprintf("p50 %s, p99.9 %s", Nanos(q.P50), few(q.Count, 1000, q.P999)), "")
 	if !r.Ledger.Checked {
@@ -137,73 +144,64 @@ func (v *view) tiles(r *load.Result) {
 		return
 	}
 	add("delivered", Short(r.Rates.Delivered)+"/s", cli.Count(t.Delivered)+" in all, the last "+Seconds(r.DrainTime)+" after the last was sent", "")
-	class = "good"
-	if t.Lost > 0 {
-		class = "bad"
-	}
-	add("lost", cli.Count(t.Lost), fmt.Sprintf("of %s accepted", cli.Count(r.Ledger.Expected)), class)
-	class = "good"
-	if t.Duplicates > 0 {
-		class = "bad"
-	}
-	add("duplicates", cli.Count(t.Duplicates), "delivered more than once", class)
+	add("lost", cli.Count(t.Lost), fmt.Sprintf("of %s accepted", cli.Count(r.Ledger.Expected)), pick(t.Lost > 0, "bad", "good"))
+	add("duplicates", cli.Count(t.Duplicates), "delivered more than once", pick(t.Duplicates > 0, "bad", "good"))
 }
 
 func (v *view) steps(r *load.Result) {
-	row := func(s *load.StepSnapshot, name, about, kind string, q load.Quantiles) {
-		if q.Count == 0 {
-			return
-		}
-		v.Steps = append(v.Steps, stepRow{name, about, kind, s.Warmup, []string{
-			cli.Count(q.Count), Nanos(q.Min), Nanos(q.P50), Nanos(q.P90), Nanos(q.P99),
-			few(q.Count, 1000, q.P999), few(q.Count, 10_000, q.P9999), Nanos(q.Max),
-		}})
+	t := table{
+		Title: "Steps", About: "Percentiles of the whole run. One with fewer than ten values above it is left out.",
+		Head: append(plain("step"), cells("n", "messages", "lowest", "p50", "p90", "p99", "p99.9", "p99.99", "highest")...),
 	}
 	for i := range r.Steps {
 		s := &r.Steps[i].StepSnapshot
-		name, about := stepName(s), fmt.Sprintf("%s to %s, %s %s", s.Arrival, s.Target, s.Channel, s.Category)
+		about := fmt.Sprintf("%s to %s, %s %s", s.Arrival, s.Target, s.Channel, s.Category)
 		if s.Warmup {
 			about += ", warm-up"
 		}
+		title := []cellText{{Text: stepName(s), Class: "new", Note: about, Span: len(t.Head)}}
 		for k := range kinds {
-			before := len(v.Steps)
-			row(s, name, about, kindNames[k], quantiles(s, k))
-			if len(v.Steps) > before {
-				name, about = "", ""
+			q := quantiles(s, k)
+			if q.Count == 0 {
+				continue
 			}
+			if title != nil {
+				t.Rows = append(t.Rows, title)
+				title = nil
+			}
+			t.Rows = append(t.Rows, append(plain(kindNames[k]), cells("n", cli.Count(q.Count), Nanos(q.Min), Nanos(q.P50), Nanos(q.P90), Nanos(q.P99),
+				few(q.Count, 1000, q.P999), few(q.Count, 10_000, q.P9999), Nanos(q.Max))...))
 		}
+	}
+	if len(t.Rows) > 0 {
+		v.Steps = []table{t}
 	}
 }
 
 func (v *view) tables(r *load.Result) {
-	add := func(title string, head []string, rows [][]tableCell) {
+	add := func(title string, head []cellText, rows ...[]cellText) {
 		if len(rows) > 0 {
-			v.Tables = append(v.Tables, table{title, head, rows})
+			v.Tables = append(v.Tables, table{Title: title, Head: head, Rows: rows})
 		}
 	}
-	plain := func(texts ...string) (row []tableCell) {
-		for _, t := range texts {
-			row = append(row, tableCell{Text: t})
-		}
-		return row
-	}
-	var rows [][]tableCell
+	var rows [][]cellText
 	for _, t := range r.Thresholds {
 		class := map[string]string{"ok": "good", "MISSED": "bad"}[ThresholdWord(t)]
-		row := append([]tableCell{{ThresholdWord(t), class}}, plain(t.Expr, ThresholdValue(t))...)
 		note := ""
 		if t.Abort {
 			note = "ends the run"
 		}
-		rows = append(rows, append(row, plain(note)...))
+		rows = append(rows, append(cells(class, ThresholdWord(t)), plain(t.Expr, ThresholdValue(t), note)...))
 	}
-	add("Thresholds", []string{"", "rule", "found", ""}, rows)
-	v.ledgerTable(r, add, plain)
+	add("Thresholds", plain("", "rule", "found", ""), rows...)
+	if r.Ledger.Checked {
+		add("Ledger", nil, ledgerRows(&r.Ledger)...)
+	}
 	rows = nil
 	for _, e := range r.Errors {
 		rows = append(rows, plain(cli.Count(e.Count), e.Class, e.Code, e.Step, e.Last.UTC().Format("15:04:05Z")))
 	}
-	add("Errors", []string{"messages", "class", "code", "step", "last"}, rows)
+	add("Errors", plain("messages", "class", "code", "step", "last"), rows...)
 	rows = nil
 	for _, f := range r.Faults {
 		drained := "not drained"
@@ -212,13 +210,13 @@ func (v *view) tables(r *load.Result) {
 		}
 		rows = append(rows, plain(f.Name, Clock(f.Began), Clock(f.Ended), cli.Count(f.BacklogBefore), cli.Count(f.BacklogPeak), drained, f.Error))
 	}
-	add("Faults", []string{"fault", "began", "ended", "backlog before", "highest", "drained after", "problem"}, rows)
+	add("Faults", plain("fault", "began", "ended", "backlog before", "highest", "drained after", "problem"), rows...)
 	h := &r.Health
 	whose := "this process"
 	if h.Embedded {
 		whose = "this process, notifyd included"
 	}
-	add("Generator", nil, [][]tableCell{
+	add("Generator", nil,
 		plain("CPU of "+whose, fmt.Sprintf("%.2f of %.3g cores, %.1f s in all", h.CPU, h.CPUs, h.CPUSeconds)),
 		plain("CPU of a message", Nanos(int64(h.NsPerMessage))),
 		plain("null sink before the run", Short(h.CalibratedRate)+"/s"),
@@ -227,10 +225,9 @@ func (v *view) tables(r *load.Result) {
 		plain("machine", fmt.Sprintf("%.2f cores busy, %.1f%% stolen", h.MachineCPU, 100*h.Steal)),
 		plain("longest GC pause", Nanos(int64(h.GCPause))),
 		plain("memory", Bytes(h.RSS)),
-		plain("goroutines, sockets", fmt.Sprintf("%d, %d", h.Goroutines, h.Sockets)),
-	})
+		plain("goroutines, sockets", fmt.Sprintf("%d, %d", h.Goroutines, h.Sockets)))
 	e := &r.Environment
-	rows = [][]tableCell{
+	rows = [][]cellText{
 		plain("notifyctl", e.Version), plain("Go", e.Go+" "+e.OS+"/"+e.Arch), plain("kernel", e.Kernel),
 		plain("CPU", fmt.Sprintf("%s, %d CPUs, GOMAXPROCS %d", e.CPU, e.CPUs, e.MaxProcs)), plain("memory", Bytes(e.Memory)),
 		plain("load before the run", digits3(e.Load)), plain("host", e.Host), plain("server", e.Server), plain("GOGC", e.Collector),
@@ -239,23 +236,19 @@ func (v *view) tables(r *load.Result) {
 	for _, k := range slices.Sorted(maps.Keys(e.Labels)) {
 		rows = append(rows, plain(k, e.Labels[k]))
 	}
-	rows = slices.DeleteFunc(rows, func(row []tableCell) bool { return row[1].Text == "" })
-	add("Environment", nil, rows)
+	rows = slices.DeleteFunc(rows, func(row []cellText) bool { return row[1].Text == "" })
+	add("Environment", nil, rows...)
 }
 
-func (v *view) ledgerTable(r *load.Result, add func(string, []string, [][]tableCell), plain func(...string) []tableCell) {
-	l := &r.Ledger
-	if !l.Checked {
-		return
-	}
-	bad := func(name string, n int64) []tableCell {
+func ledgerRows(l *load.LedgerResult) [][]cellText {
+	bad := func(name string, n int64) []cellText {
 		class := ""
 		if n > 0 {
 			class = "bad"
 		}
-		return append(plain(name), tableCell{cli.Count(n), class})
+		return append(plain(name), cells(class, cli.Count(n))...)
 	}
-	rows := [][]tableCell{
+	rows := [][]cellText{
 		plain("accepted", cli.Count(l.Expected)), plain("delivered", cli.Count(l.Delivered)),
 		bad("lost", l.Lost), bad("duplicates", l.Duplicates), bad("reordered", l.Reordered), bad("early", l.Early),
 		bad("late", l.Late), bad("unexpected", l.Unexpected), plain("ended without delivery", cli.Count(l.Ended)),
@@ -264,5 +257,5 @@ func (v *view) ledgerTable(r *load.Result, add func(string, []string, [][]tableC
 	for _, e := range l.Examples {
 		rows = append(rows, plain("see", e))
 	}
-	add("Ledger", nil, rows)
+	return rows
 }
