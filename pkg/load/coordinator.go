@@ -208,10 +208,10 @@ func (c *coordinator) rotate(ctx context.Context) {
 			r.giveBack(w)
 		}
 		d := s.second
-		s.rates = Rates{Sent: perSecond(d.sent, length), Acked: perSecond(d.acked, length), Failed: perSecond(d.failed+d.rejected, length)}
+		s.rates = Rates{Sent: PerSecond(d.sent, length), Acked: PerSecond(d.acked, length), Failed: PerSecond(d.failed+d.rejected, length)}
 		if b := time.Duration(s.begin.Load()); b >= 0 && b < now {
 			from := max(c.last, b)
-			s.rates.Intended = perSecond(s.intended(now)-s.intended(from), length)
+			s.rates.Intended = PerSecond(s.intended(now)-s.intended(from), length)
 			if end := time.Duration(s.ended.Load()); end == 0 || end > c.last {
 				to := now
 				if end > 0 {
@@ -254,8 +254,8 @@ func (c *coordinator) rotate(ctx context.Context) {
 	row.Response, row.Lag, row.Service = brief(all.response), brief(all.lag), brief(all.service)
 	row.Health = c.nowHealth
 	c.rates = Rates{
-		Intended: perSecond(row.Intended, length), Sent: perSecond(all.sent, length), Acked: perSecond(all.acked, length),
-		Delivered: perSecond(row.Delivered, length), Failed: perSecond(row.Failed, length),
+		Intended: PerSecond(row.Intended, length), Sent: PerSecond(all.sent, length), Acked: PerSecond(all.acked, length),
+		Delivered: PerSecond(row.Delivered, length), Failed: PerSecond(row.Failed, length),
 	}
 	c.mu.Lock()
 	row.Phase = c.run.s.Phases[c.phase].Name
@@ -272,7 +272,8 @@ func (c *coordinator) rotate(ctx context.Context) {
 	c.judge(now, false)
 }
 
-func perSecond(n int64, d time.Duration) float64 {
+// PerSecond returns the rate of n in d, 0 where d is below a millisecond.
+func PerSecond(n int64, d time.Duration) float64 {
 	if d < time.Millisecond {
 		return 0
 	}

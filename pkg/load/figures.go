@@ -181,7 +181,7 @@ func (c *coordinator) counted(m *metric) (float64, bool) {
 	case "rejected":
 		return float64(t.rejected), any
 	case "rate":
-		return perSecond(t.acked, length), any && length > 0
+		return PerSecond(t.acked, length), any && length > 0
 	}
 	if t.sent == 0 {
 		return 0, false

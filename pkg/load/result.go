@@ -3,14 +3,11 @@ package load
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"math"
 	"slices"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
-
-	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // snapshot makes what readers see.
@@ -241,8 +238,8 @@ func (c *coordinator) result(sending time.Duration, found settled) (*Result, err
 	e := c.gather(why != nil)
 	res.Verdict = Judge(&e)
 	res.Rates = Rates{
-		Intended: perSecond(s.Totals.Intended, sending), Sent: perSecond(s.Totals.Sent, sending), Acked: perSecond(s.Totals.Acked, sending),
-		Failed: perSecond(s.Totals.Failed+s.Totals.Rejected, sending), Delivered: perSecond(s.Totals.Delivered, sending+found.took),
+		Intended: PerSecond(s.Totals.Intended, sending), Sent: PerSecond(s.Totals.Sent, sending), Acked: PerSecond(s.Totals.Acked, sending),
+		Failed: PerSecond(s.Totals.Failed+s.Totals.Rejected, sending), Delivered: PerSecond(s.Totals.Delivered, sending+found.took),
 	}
 	for i, st := range s.Steps {
 		h, err := c.histograms(r.steps, &s.Steps[i])
@@ -332,17 +329,4 @@ func exitOf(r *Result, why string, repeats bool) int {
 		return 1
 	}
 	return 0
-}
-
-// ReadResult reads what a Result's JSON is. A file of another schema is an error
-// of notify.KindInvalid.
-func ReadResult(b []byte) (*Result, error) {
-	var r Result
-	if err := json.Unmarshal(b, &r); err != nil {
-		return nil, notify.Invalid("bad_result", "", "is no result of a load run: "+err.Error())
-	}
-	if r.Schema != SchemaVersion {
-		return nil, notify.Invalid("bad_result", "schema", "is of another release")
-	}
-	return &r, nil
 }

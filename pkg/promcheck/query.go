@@ -66,22 +66,15 @@ func (q *query) labels(expr parser.Expr) set {
 	switch e := expr.(type) {
 	case *parser.VectorSelector:
 		return q.selector(e)
-	case *parser.MatrixSelector:
-		return q.labels(e.VectorSelector)
-	case *parser.SubqueryExpr:
-		return q.labels(e.Expr)
-	case *parser.ParenExpr:
-		return q.labels(e.Expr)
-	case *parser.UnaryExpr:
-		return q.labels(e.Expr)
-	case *parser.StepInvariantExpr:
-		return q.labels(e.Expr)
 	case *parser.AggregateExpr:
 		return q.aggregate(e)
 	case *parser.BinaryExpr:
 		return q.binary(e)
 	case *parser.Call:
 		return q.call(e)
+	}
+	for _, child := range parser.Children(expr) { // one at most: of a range, brackets, a sign
+		return q.labels(child.(parser.Expr))
 	}
 	return set{} // numbers and strings
 }

@@ -262,6 +262,6 @@ func (b *builder) finish() {
 	}
 	t := &r.Totals
 	r.Ledger = load.LedgerResult{Checked: true, Expected: t.Acked, Delivered: t.Delivered, Early: t.Early}
-	r.Rates = load.Rates{Intended: per(t.Intended, r.Sending), Sent: per(t.Sent, r.Sending), Acked: per(t.Acked, r.Sending), Delivered: per(t.Delivered, r.Sending+r.DrainTime), Failed: per(t.Failed, r.Sending)}
+	r.Rates = load.Rates{Intended: load.PerSecond(t.Intended, r.Sending), Sent: load.PerSecond(t.Sent, r.Sending), Acked: load.PerSecond(t.Acked, r.Sending), Delivered: load.PerSecond(t.Delivered, r.Sending+r.DrainTime), Failed: load.PerSecond(t.Failed, r.Sending)}
 	r.Health = load.HealthSummary{Health: load.Health{CPU: 0.51, CPUs: 2, MachineCPU: 0.7, RSS: 96 << 20, LagP99: 310 * time.Microsecond, GCPause: 180 * time.Microsecond, Steal: 0.01, Goroutines: 61, Sockets: 12, CalibratedRate: 2.1e6, GeneratorShare: 0.0003, Embedded: true}, CPUSeconds: 30.6, NsPerMessage: 1800, WorstLagSecond: 26, CalibrationTook: 1}
 }

@@ -22,23 +22,18 @@ var pageTemplate = template.Must(template.New("report").Parse(pageText))
 
 // view is what the page shows, in words and numbers.
 type view struct {
-	Title   string
-	About   string
-	When    string
-	Verdict load.Verdict
-	Means   string
-	Missed  string // thresholds
-	Partial string
-	Good    bool
-	Tiles   []tile
-	Time    []*chart // over time
-	Curves  []*chart
-	Marks   []table // one, or none
-	Steps   []table // likewise
-	Tables  []table
-	YAML    string
-	Digest  string
-	Final   string
+	*load.Result
+	When   string
+	Means  string
+	Missed int // thresholds
+	Good   bool
+	Tiles  []tile
+	Time   []*chart // over time
+	Curves []*chart
+	Marks  []table // one, or none
+	ByStep []table // likewise
+	Tables []table
+	Final  string
 }
 
 type tile struct{ Name, Value, Note, Class string }
@@ -84,32 +79,12 @@ func WriteHTML(w io.Writer, r *load.Result) error {
 
 func viewOf(r *load.Result) *view {
 	v := &view{
-		Title: r.Scenario.Name, About: r.Scenario.About, Verdict: r.Verdict, Means: verdictMeans[r.Verdict.Code],
+		Result: r, Means: verdictMeans[r.Verdict.Code], Missed: missed(r), Final: FinalLine(r),
 		Good: r.Verdict.Code == load.Valid && r.Exit == 0,
 		When: fmt.Sprintf("%s, %s of sending", r.Started.UTC().Format("2006-01-02 15:04:05Z"), Seconds(r.Sending)),
-		YAML: r.Scenario.YAML, Digest: r.Scenario.Digest, Final: FinalLine(r),
 	}
 	if r.Segment.N > 1 {
 		v.When += fmt.Sprintf(", segment %d of %d", r.Segment.I, r.Segment.N)
-	}
-	if r.Partial {
-		v.Partial = "Stopped early: these are the figures until then."
-		if r.Stopped != "" {
-			v.Partial += " " + r.Stopped
-		}
-	}
-	missed := 0
-	for _, t := range r.Thresholds {
-		if !t.OK {
-			missed++
-		}
-	}
-	switch missed {
-	case 0:
-	case 1:
-		v.Missed = "1 threshold missed"
-	default:
-		v.Missed = fmt.Sprintf("%d thresholds missed", missed)
 	}
 	v.tiles(r)
 	v.Time = overTimes(r)
@@ -174,7 +149,7 @@ func (v *view) steps(r *load.Result) {
 		}
 	}
 	if len(t.Rows) > 0 {
-		v.Steps = []table{t}
+		v.ByStep = []table{t}
 	}
 }
 

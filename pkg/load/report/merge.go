@@ -14,9 +14,8 @@ import (
 
 // Merge puts the segments of one run together. Totals, counts per second, errors,
 // heat and histograms are added, so that totals and percentiles are those that
-// one generator would have counted; percentiles of a second come from its
-// intervals where those are seconds, and are else the highest of the segments.
-// Rates are of the time from the first start to the last end.
+// one generator would have counted; percentiles of a second are the highest of the
+// segments. Rates are of the time from the first start to the last end.
 //
 // The segments must be of one scenario and seed, each of the n once; what is not
 // so is an error of notify.KindInvalid that names it.
@@ -51,8 +50,8 @@ func Merge(parts []*load.Result) (*load.Result, error) {
 	}
 	m.Sending, m.DrainTime = sent, delivered-sent
 	m.Rates = load.Rates{
-		Intended: per(m.Totals.Intended, sent), Sent: per(m.Totals.Sent, sent), Acked: per(m.Totals.Acked, sent),
-		Delivered: per(m.Totals.Delivered, delivered), Failed: per(m.Totals.Failed+m.Totals.Rejected, sent),
+		Intended: load.PerSecond(m.Totals.Intended, sent), Sent: load.PerSecond(m.Totals.Sent, sent), Acked: load.PerSecond(m.Totals.Acked, sent),
+		Delivered: load.PerSecond(m.Totals.Delivered, delivered), Failed: load.PerSecond(m.Totals.Failed+m.Totals.Rejected, sent),
 	}
 	for i := range m.Steps {
 		s := &m.Steps[i]
@@ -69,7 +68,14 @@ func Merge(parts []*load.Result) (*load.Result, error) {
 	slices.SortFunc(m.Intervals, func(a, b load.Interval) int {
 		return cmp.Or(cmp.Compare(a.Start, b.Start), cmp.Compare(a.Phase, b.Phase), cmp.Compare(a.Step, b.Step), cmp.Compare(a.Kind, b.Kind))
 	})
-	finishSeconds(m, shared)
+	slices.SortFunc(m.Seconds, func(a, b load.SecondRow) int { return cmp.Compare(a.Second, b.Second) })
+	open := int64(0)
+	for i := range m.Seconds { // where shared, each segment saw what came for all
+		if r := &m.Seconds[i]; shared {
+			open += r.Acked - r.Delivered
+			r.Backlog = max(open, 0)
+		}
+	}
 	mergeRest(m, parts)
 	return m, nil
 }
@@ -130,49 +136,6 @@ func sameServer(parts []*load.Result) bool {
 	return e.Server != "" && e.Server != "embedded" && !slices.ContainsFunc(parts, func(p *load.Result) bool {
 		return p.Environment.Server != e.Server || p.Environment.Host != e.Host
 	})
-}
-
-// finishSeconds sorts the seconds, and counts the backlog anew where shared: there each
-// segment saw what came for all.
-func finishSeconds(m *load.Result, shared bool) {
-	slices.SortFunc(m.Seconds, func(a, b load.SecondRow) int { return cmp.Compare(a.Second, b.Second) })
-	open := int64(0)
-	for i := range m.Seconds {
-		r := &m.Seconds[i]
-		if open += r.Acked - r.Delivered; shared {
-			r.Backlog = max(open, 0)
-		}
-	}
-	secondsFromIntervals(m)
-}
-
-// secondsFromIntervals gives the rows true percentiles where the intervals are
-// seconds: of a step alone, and of the second where it has one step.
-func secondsFromIntervals(m *load.Result) {
-	at := map[int]*load.SecondRow{}
-	for i := range m.Seconds {
-		at[m.Seconds[i].Second] = &m.Seconds[i]
-	}
-	for i := range m.Intervals {
-		l := &m.Intervals[i]
-		row := at[int(l.Start/time.Second)]
-		if row == nil || l.Length != time.Second || l.Kind != "response" {
-			continue
-		}
-		h, err := load.DecodeHistogram(l.Histogram)
-		if err != nil {
-			continue // it was encoded a moment ago
-		}
-		b := load.Brief{Count: h.TotalCount(), P50: load.ValueAt(h, 50), P99: load.ValueAt(h, 99), Max: h.Max()}
-		for j := range row.Steps {
-			if row.Steps[j].Name == l.Step {
-				row.Steps[j].Response = b
-			}
-		}
-		if len(row.Steps) == 1 {
-			row.Response = b
-		}
-	}
 }
 
 // mergeRest takes the worst verdict and threshold, and all that happened.

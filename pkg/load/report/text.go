@@ -308,15 +308,19 @@ func FinalLine(r *load.Result) string {
 		add("p999_us", "-") // fewer than ten values lie above it
 	}
 	if len(r.Thresholds) > 0 {
-		missed := 0
-		for _, t := range r.Thresholds {
-			if !t.OK {
-				missed++
-			}
-		}
-		add("missed", missed)
+		add("missed", missed(r))
 	}
 	return b.String()
+}
+
+// missed counts the thresholds that do not hold.
+func missed(r *load.Result) (n int) {
+	for _, t := range r.Thresholds {
+		if !t.OK {
+			n++
+		}
+	}
+	return n
 }
 
 // word makes a text one word of ASCII letters, digits, dots, dashes and

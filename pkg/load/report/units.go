@@ -95,13 +95,6 @@ func Seconds(d time.Duration) string {
 	return cli.Span(d)
 }
 
-func per(n int64, d time.Duration) float64 {
-	if d <= 0 {
-		return 0
-	}
-	return float64(n) / d.Seconds()
-}
-
 func percent(part, of float64) string {
 	if of == 0 {
 		return "-"
