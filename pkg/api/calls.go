@@ -23,11 +23,7 @@ func (cl *Client) Post(ctx context.Context, path, contentType string, body []byt
 
 // Send sends one notification. key is its Idempotency-Key; empty: none.
 func (cl *Client) Send(ctx context.Context, n Notification, key string) (out Accepted, err error) {
-	body, err := encode(n)
-	if err != nil {
-		return out, err
-	}
-	reply, err := cl.do(ctx, call{method: http.MethodPost, path: "/v1/notifications", contentType: TypeJSON, body: body, key: key, repeatable: key != ""}, &out)
+	reply, err := cl.write(ctx, call{method: http.MethodPost, path: "/v1/notifications", key: key, repeatable: key != ""}, n, &out)
 	if err == nil {
 		out.Replayed = reply.Replayed
 	}
@@ -89,20 +85,16 @@ func (cl *Client) Timeline(ctx context.Context, id string) (out Timeline, err er
 // Cancel stops what has not started of a notification, a fan-out request or
 // one receiver of it.
 func (cl *Client) Cancel(ctx context.Context, id string) (out Cancelled, err error) {
-	_, err = cl.do(ctx, call{method: http.MethodDelete, path: "/v1/notifications/" + url.PathEscape(id), repeatable: true}, &out)
+	err = cl.send(ctx, http.MethodDelete, "/v1/notifications/"+url.PathEscape(id), nil, true, &out)
 	return out, err
 }
 
 // Reschedule makes a scheduled notification, or a whole fan-out, due at another
 // time; one that has passed means now. notify.KindConflict where it is too late.
 func (cl *Client) Reschedule(ctx context.Context, id string, at time.Time) (out Scheduled, err error) {
-	body, err := encode(struct {
+	err = cl.send(ctx, http.MethodPatch, "/v1/notifications/"+url.PathEscape(id), struct {
 		ScheduledAt time.Time `json:"scheduled_at"`
-	}{at.UTC()})
-	if err != nil {
-		return out, err
-	}
-	_, err = cl.do(ctx, call{method: http.MethodPatch, path: "/v1/notifications/" + url.PathEscape(id), contentType: TypeJSON, body: body, repeatable: true}, &out)
+	}{at.UTC()}, true, &out)
 	return out, err
 }
 
@@ -146,7 +138,7 @@ func (cl *Client) Campaign(ctx context.Context, id string, p Page) (out Summary,
 
 // CancelCampaign stops what has not started of a campaign, its later parts too.
 func (cl *Client) CancelCampaign(ctx context.Context, id string) (out Cancelled, err error) {
-	_, err = cl.do(ctx, call{method: http.MethodDelete, path: "/v1/campaigns/" + url.PathEscape(id), repeatable: true}, &out)
+	err = cl.send(ctx, http.MethodDelete, "/v1/campaigns/"+url.PathEscape(id), nil, true, &out)
 	return out, err
 }
 
@@ -197,11 +189,7 @@ func (cl *Client) User(ctx context.Context, user string) (out User, err error) {
 // PutUser stores what a user set; u.Version other than 0 must be the stored
 // one, else the result is notify.KindConflict.
 func (cl *Client) PutUser(ctx context.Context, u User) (out UserVersion, err error) {
-	body, err := encode(u)
-	if err != nil {
-		return out, err
-	}
-	_, err = cl.do(ctx, call{method: http.MethodPut, path: "/v1/users/" + url.PathEscape(u.UserID), contentType: TypeJSON, body: body, repeatable: u.Version == 0}, &out)
+	err = cl.send(ctx, http.MethodPut, "/v1/users/"+url.PathEscape(u.UserID), u, u.Version == 0, &out)
 	return out, err
 }
 
@@ -338,12 +326,24 @@ func (cl *Client) get(ctx context.Context, path string, q url.Values, out any) e
 }
 
 func (cl *Client) post(ctx context.Context, path string, in any, key string, repeatable bool, out any) error {
-	body, err := encode(in)
-	if err != nil {
-		return err
-	}
-	_, err = cl.do(ctx, call{method: http.MethodPost, path: path, contentType: TypeJSON, body: body, key: key, repeatable: repeatable}, out)
+	_, err := cl.write(ctx, call{method: http.MethodPost, path: path, key: key, repeatable: repeatable}, in, out)
 	return err
+}
+
+func (cl *Client) send(ctx context.Context, method, path string, in any, repeatable bool, out any) error {
+	_, err := cl.write(ctx, call{method: method, path: path, repeatable: repeatable}, in, out)
+	return err
+}
+
+// write sends c with in as its JSON body; nil: without a body.
+func (cl *Client) write(ctx context.Context, c call, in, out any) (reply Reply, err error) {
+	if in != nil {
+		c.contentType = TypeJSON
+		if c.body, err = encode(in); err != nil {
+			return reply, err
+		}
+	}
+	return cl.do(ctx, c, out)
 }
 
 func (p Page) query() url.Values {

@@ -55,10 +55,6 @@ type CampaignChange struct {
 // were put off are looked at again within a minute of a new rate, and within ten
 // minutes of the end of a pause. A hold survives restarts.
 func (cl *Client) SetCampaign(ctx context.Context, id string, to CampaignChange) (out CampaignHold, err error) {
-	body, err := encode(to)
-	if err != nil {
-		return out, err
-	}
-	_, err = cl.do(ctx, call{method: http.MethodPatch, path: "/v1/campaigns/" + url.PathEscape(id), contentType: TypeJSON, body: body, repeatable: true}, &out)
+	err = cl.send(ctx, http.MethodPatch, "/v1/campaigns/"+url.PathEscape(id), to, true, &out)
 	return out, err
 }

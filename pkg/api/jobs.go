@@ -271,13 +271,9 @@ func (cl *Client) JobReport(ctx context.Context, id string, fn func(json.RawMess
 
 // TopDeadLetters returns dead letters by how they failed.
 func (cl *Client) TopDeadLetters(ctx context.Context, f LetterFilter, limit int) (out LetterTop, err error) {
-	body, err := encode(f)
-	if err != nil {
-		return out, err
-	}
 	q := url.Values{}
 	setInt(q, "limit", int64(limit))
-	_, err = cl.do(ctx, call{method: http.MethodPost, path: "/v1/ops/dead-letters:top", query: q, contentType: TypeJSON, body: body, repeatable: true}, &out)
+	_, err = cl.write(ctx, call{method: http.MethodPost, path: "/v1/ops/dead-letters:top", query: q, repeatable: true}, f, &out)
 	return out, err
 }
 

@@ -32,13 +32,9 @@ func (cl *Client) Lanes(ctx context.Context) (out Lanes, err error) {
 
 // SetLane pauses a lane, or lets it go on. The pause holds across restarts.
 func (cl *Client) SetLane(ctx context.Context, name string, paused bool, reason string) (out Lane, err error) {
-	body, err := encode(struct {
+	err = cl.send(ctx, http.MethodPut, "/v1/ops/lanes/"+url.PathEscape(name), struct {
 		Paused bool   `json:"paused"`
 		Reason string `json:"reason,omitempty"`
-	}{paused, reason})
-	if err != nil {
-		return out, err
-	}
-	_, err = cl.do(ctx, call{method: http.MethodPut, path: "/v1/ops/lanes/" + url.PathEscape(name), contentType: TypeJSON, body: body, repeatable: true}, &out)
+	}{paused, reason}, true, &out)
 	return out, err
 }

@@ -36,10 +36,6 @@ type ProviderTestRequest struct {
 // real message. Only a dry run is repeated
 // when its answer is lost.
 func (cl *Client) TestProvider(ctx context.Context, name string, in ProviderTestRequest) (out ProviderTest, err error) {
-	body, err := encode(in)
-	if err != nil {
-		return out, err
-	}
-	_, err = cl.do(ctx, call{method: http.MethodPost, path: "/v1/ops/providers/" + url.PathEscape(name) + "/test", contentType: TypeJSON, body: body, repeatable: in.To == ""}, &out)
+	err = cl.send(ctx, http.MethodPost, "/v1/ops/providers/"+url.PathEscape(name)+"/test", in, in.To == "", &out)
 	return out, err
 }

@@ -68,10 +68,6 @@ func (cl *Client) Suppressions(ctx context.Context, f SuppressionFilter, cursor 
 
 // LiftSuppression takes an address off the suppression list. Scope operate.
 func (cl *Client) LiftSuppression(ctx context.Context, in SuppressionLift) (out SuppressionLifted, err error) {
-	body, err := encode(in)
-	if err != nil {
-		return out, err
-	}
-	_, err = cl.do(ctx, call{method: http.MethodPost, path: "/v1/ops/suppressions:lift", contentType: TypeJSON, body: body}, &out)
+	err = cl.send(ctx, http.MethodPost, "/v1/ops/suppressions:lift", in, false, &out)
 	return out, err
 }

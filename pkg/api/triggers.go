@@ -222,20 +222,16 @@ func (cl *Client) TriggerStatus(ctx context.Context, id string) (out TriggerStat
 // CancelTrigger cancels a trigger for good; notify.KindConflict where a call is
 // under way or it has ended.
 func (cl *Client) CancelTrigger(ctx context.Context, id string) (out TriggerStatus, err error) {
-	_, err = cl.do(ctx, call{method: http.MethodDelete, path: "/v1/triggers/" + url.PathEscape(id), repeatable: true}, &out)
+	err = cl.send(ctx, http.MethodDelete, "/v1/triggers/"+url.PathEscape(id), nil, true, &out)
 	return out, err
 }
 
 // RescheduleTrigger makes a trigger due at another time; jitter is not added.
 func (cl *Client) RescheduleTrigger(ctx context.Context, id string, at time.Time) (out TriggerStatus, err error) {
-	body, err := encode(struct {
+	err = cl.send(ctx, http.MethodPatch, "/v1/triggers/"+url.PathEscape(id), struct {
 		FireAt time.Time `json:"fire_at"`
 		Exact  bool      `json:"exact"`
-	}{at.UTC(), true})
-	if err != nil {
-		return out, err
-	}
-	_, err = cl.do(ctx, call{method: http.MethodPatch, path: "/v1/triggers/" + url.PathEscape(id), contentType: TypeJSON, body: body, repeatable: true}, &out)
+	}{at.UTC(), true}, true, &out)
 	return out, err
 }
 
@@ -266,13 +262,9 @@ func (cl *Client) Circuits(ctx context.Context) (out Circuits, err error) {
 // SetCircuit pins a circuit "open" or "closed", or resets it ("reset") to what
 // its calls say.
 func (cl *Client) SetCircuit(ctx context.Context, name, to string) (out Circuit, err error) {
-	body, err := encode(struct {
+	err = cl.send(ctx, http.MethodPut, "/v1/ops/circuits/"+url.PathEscape(name), struct {
 		To string `json:"to"`
-	}{to})
-	if err != nil {
-		return out, err
-	}
-	_, err = cl.do(ctx, call{method: http.MethodPut, path: "/v1/ops/circuits/" + url.PathEscape(name), contentType: TypeJSON, body: body, repeatable: true}, &out)
+	}{to}, true, &out)
 	return out, err
 }
 
@@ -292,24 +284,16 @@ func (cl *Client) Caller(ctx context.Context, id string) (out Caller, err error)
 // other than 0 must be the stored one, else the result is notify.KindConflict.
 func (cl *Client) PutCaller(ctx context.Context, c Caller) (out Caller, err error) {
 	c.Secrets = nil
-	body, err := encode(c)
-	if err != nil {
-		return out, err
-	}
-	_, err = cl.do(ctx, call{method: http.MethodPut, path: "/v1/ops/callers/" + url.PathEscape(c.ID), contentType: TypeJSON, body: body, repeatable: c.Version == 0}, &out)
+	err = cl.send(ctx, http.MethodPut, "/v1/ops/callers/"+url.PathEscape(c.ID), c, c.Version == 0, &out)
 	return out, err
 }
 
 // RotateSecret gives a caller a fresh signing secret; the one before signs too
 // until overlap from now. The answer alone shows it.
 func (cl *Client) RotateSecret(ctx context.Context, id string, overlap time.Duration) (out RotatedSecret, err error) {
-	body, err := encode(struct {
+	err = cl.send(ctx, http.MethodPost, "/v1/ops/callers/"+url.PathEscape(id)+"/secrets", struct {
 		OverlapSeconds float64 `json:"overlap_seconds"`
-	}{overlap.Seconds()})
-	if err != nil {
-		return out, err
-	}
-	_, err = cl.do(ctx, call{method: http.MethodPost, path: "/v1/ops/callers/" + url.PathEscape(id) + "/secrets", contentType: TypeJSON, body: body}, &out)
+	}{overlap.Seconds()}, false, &out)
 	return out, err
 }
 

@@ -28,7 +28,7 @@ func produced(t *testing.T) (s *sources, of map[string]map[string]string) {
 	}
 	add("state", "pkg/notify/state.go", s.strings("pkg/notify/state.go", "stateNames"))
 	add("state", "pkg/limit/breaker.go", s.texts("pkg/limit/breaker.go", "String"))
-	add("state", "pkg/server/ops.go", deadLetterStates(s))
+	add("state", "pkg/engine/deadletter.go", s.constants("pkg/engine/deadletter.go", "Letter"))
 	add("state", "cmd/notifyctl/doctor.go", s.strings("cmd/notifyctl/doctor.go", "levels"))
 	add("state", "pkg/app/serve.go", s.texts("pkg/app/serve.go", "warnings"))
 	add("state", triggerFile, s.strings(triggerFile, "stateNames"))
@@ -48,17 +48,6 @@ func produced(t *testing.T) (s *sources, of map[string]map[string]string) {
 }
 
 const triggerFile = "pkg/trigger/change.go"
-
-// deadLetterStates are those a filter takes.
-func deadLetterStates(s *sources) []string {
-	var out []string
-	for _, w := range s.texts("pkg/server/ops.go", "checkFilter") {
-		if w == "dead" || w == "replayed" || w == "discarded" {
-			out = append(out, w)
-		}
-	}
-	return out
-}
 
 // entriesOf lists the catalogue's entries of a kind by code.
 func entriesOf(kind string) map[string]Entry {

@@ -81,11 +81,8 @@ func (s *Server) listCampaigns(x *exchange) error {
 
 // setCampaign pauses a campaign, lets it go on, or changes its rate.
 func (s *Server) setCampaign(x *exchange) error {
-	if err := x.only(); err != nil {
-		return err
-	}
-	var in campaignSetting
-	if err := x.decode(&in); err != nil {
+	in, err := bodyOf[campaignSetting](x)
+	if err != nil {
 		return err
 	}
 	switch {
@@ -104,9 +101,5 @@ func (s *Server) setCampaign(x *exchange) error {
 	if err := x.record(); err != nil {
 		return err
 	}
-	h, err := s.deps.CampaignHolds.Set(x.r.Context(), c.ID, CampaignChange{in.Paused, in.Rate, x.id.Caller, in.Reason})
-	if err != nil {
-		return err
-	}
-	return x.json(http.StatusOK, h)
+	return x.reply(s.deps.CampaignHolds.Set(x.r.Context(), c.ID, CampaignChange{in.Paused, in.Rate, x.id.Caller, in.Reason}))
 }

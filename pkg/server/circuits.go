@@ -22,9 +22,6 @@ type Circuits interface {
 type URLCheck func(ctx context.Context, url string) (api.URLVerdict, error)
 
 func (s *Server) listCircuits(x *exchange) error {
-	if s.deps.Circuits == nil {
-		return notify.Unavailable("circuits", 0, nil)
-	}
 	if err := x.query().rest(); err != nil {
 		return err
 	}
@@ -41,14 +38,8 @@ type circuitSetting struct {
 }
 
 func (s *Server) setCircuit(x *exchange) error {
-	if s.deps.Circuits == nil {
-		return notify.Unavailable("circuits", 0, nil)
-	}
-	if err := x.only(); err != nil {
-		return err
-	}
-	var in circuitSetting
-	if err := x.decode(&in); err != nil {
+	in, err := bodyOf[circuitSetting](x)
+	if err != nil {
 		return err
 	}
 	switch in.To {
@@ -56,17 +47,10 @@ func (s *Server) setCircuit(x *exchange) error {
 	default:
 		return notify.Invalid("bad_value", "to", "is open, closed or reset")
 	}
-	c, err := s.deps.Circuits.Set(x.r.Context(), x.r.PathValue("name"), in.To)
-	if err != nil {
-		return err
-	}
-	return x.json(http.StatusOK, c)
+	return x.reply(s.deps.Circuits.Set(x.r.Context(), x.r.PathValue("name"), in.To))
 }
 
 func (s *Server) checkURL(x *exchange) error {
-	if s.deps.CheckURL == nil {
-		return notify.Unavailable("triggers", 0, nil)
-	}
 	q := x.query()
 	raw := q.text("url")
 	if err := q.rest(); err != nil {
@@ -75,9 +59,5 @@ func (s *Server) checkURL(x *exchange) error {
 	if raw == "" {
 		return notify.Invalid("required", "url", "says what to look at")
 	}
-	v, err := s.deps.CheckURL(x.r.Context(), raw)
-	if err != nil {
-		return err
-	}
-	return x.json(http.StatusOK, v)
+	return x.reply(s.deps.CheckURL(x.r.Context(), raw))
 }

@@ -63,6 +63,14 @@ func (x *exchange) json(status int, v any) error {
 	return x.bytes(status, append(b, '\n'))
 }
 
+// reply answers with v unless err is not nil, which it returns.
+func (x *exchange) reply(v any, err error) error {
+	if err != nil {
+		return err
+	}
+	return x.json(http.StatusOK, v)
+}
+
 // write sends the answer; an error of it means the client is gone, which is
 // nobody's fault here.
 func (x *exchange) write(status int, body []byte) {

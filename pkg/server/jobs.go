@@ -22,30 +22,16 @@ type Jobs interface {
 	Top(ctx context.Context, f api.LetterFilter, max int) (api.LetterTop, error)
 }
 
-func (s *Server) jobs() (Jobs, error) {
-	if s.deps.Jobs == nil {
-		return nil, notify.Unavailable("jobs", 0, nil)
-	}
-	return s.deps.Jobs, nil
-}
-
 // makePlan looks, and changes nothing.
 func (s *Server) makePlan(x *exchange) error {
-	jobs, err := s.jobs()
+	spec, err := bodyOf[api.JobSpec](x)
 	if err != nil {
-		return err
-	}
-	if err := x.only(); err != nil {
-		return err
-	}
-	var spec api.JobSpec
-	if err := x.decode(&spec); err != nil {
 		return err
 	}
 	if spec.Kind == ops.KindReconcile { // it reads all that is kept, as an audit does
 		x.deadlines(time.Time{}, time.Time{})
 	}
-	p, err := jobs.Plan(x.r.Context(), spec)
+	p, err := s.deps.Jobs.Plan(x.r.Context(), spec)
 	if err != nil {
 		return err
 	}
@@ -54,22 +40,15 @@ func (s *Server) makePlan(x *exchange) error {
 }
 
 func (s *Server) applyPlan(x *exchange) error {
-	jobs, err := s.jobs()
+	r, err := bodyOf[api.JobRequest](x)
 	if err != nil {
-		return err
-	}
-	if err := x.only(); err != nil {
-		return err
-	}
-	var r api.JobRequest
-	if err := x.decode(&r); err != nil {
 		return err
 	}
 	by, err := x.by()
 	if err != nil {
 		return err
 	}
-	j, created, err := jobs.Apply(x.r.Context(), r, by)
+	j, created, err := s.deps.Jobs.Apply(x.r.Context(), r, by)
 	if err != nil {
 		return err
 	}
@@ -80,16 +59,12 @@ func (s *Server) applyPlan(x *exchange) error {
 }
 
 func (s *Server) listJobs(x *exchange) error {
-	jobs, err := s.jobs()
-	if err != nil {
-		return err
-	}
 	q := x.query()
 	limit := q.pageSize(&s.cfg)
 	if err := q.rest(); err != nil {
 		return err
 	}
-	list, err := jobs.List(x.r.Context(), int(limit))
+	list, err := s.deps.Jobs.List(x.r.Context(), int(limit))
 	if err != nil {
 		return err
 	}
@@ -97,32 +72,20 @@ func (s *Server) listJobs(x *exchange) error {
 }
 
 func (s *Server) getJob(x *exchange) error {
-	jobs, err := s.jobs()
-	if err != nil {
-		return err
-	}
 	if err := x.only(); err != nil {
 		return err
 	}
-	j, err := jobs.Get(x.r.Context(), x.r.PathValue("id"))
-	if err != nil {
-		return err
-	}
-	return x.json(http.StatusOK, j)
+	return x.reply(s.deps.Jobs.Get(x.r.Context(), x.r.PathValue("id")))
 }
 
 func (s *Server) jobReport(x *exchange) error {
-	jobs, err := s.jobs()
-	if err != nil {
-		return err
-	}
 	q := x.query()
 	limit := q.pageSize(&s.cfg)
 	after := q.unsigned("after")
 	if err := q.rest(); err != nil {
 		return err
 	}
-	lines, next, err := jobs.Report(x.r.Context(), x.r.PathValue("id"), after, int(limit))
+	lines, next, err := s.deps.Jobs.Report(x.r.Context(), x.r.PathValue("id"), after, int(limit))
 	if err != nil {
 		return err
 	}
@@ -138,33 +101,18 @@ type jobChange struct {
 }
 
 func (s *Server) changeJob(x *exchange) error {
-	jobs, err := s.jobs()
+	in, err := bodyOf[jobChange](x)
 	if err != nil {
-		return err
-	}
-	if err := x.only(); err != nil {
-		return err
-	}
-	var in jobChange
-	if err := x.decode(&in); err != nil {
 		return err
 	}
 	by, err := x.by()
 	if err != nil {
 		return err
 	}
-	j, err := jobs.Do(x.r.Context(), x.r.PathValue("id"), in.Change, by)
-	if err != nil {
-		return err
-	}
-	return x.json(http.StatusOK, j)
+	return x.reply(s.deps.Jobs.Do(x.r.Context(), x.r.PathValue("id"), in.Change, by))
 }
 
 func (s *Server) topDeadLetters(x *exchange) error {
-	jobs, err := s.jobs()
-	if err != nil {
-		return err
-	}
 	q := x.query()
 	limit := q.number("limit", 20, 200)
 	if err := q.rest(); err != nil {
@@ -174,11 +122,7 @@ func (s *Server) topDeadLetters(x *exchange) error {
 	if err := x.decode(&f); err != nil {
 		return err
 	}
-	top, err := jobs.Top(x.r.Context(), f, int(limit))
-	if err != nil {
-		return err
-	}
-	return x.json(http.StatusOK, top)
+	return x.reply(s.deps.Jobs.Top(x.r.Context(), f, int(limit)))
 }
 
 const maxRemark = 512
@@ -197,9 +141,6 @@ func (x *exchange) by() (ops.By, error) {
 }
 
 func (s *Server) listAudit(x *exchange) error {
-	if s.deps.Audit == nil {
-		return notify.Unavailable("audit", 0, nil)
-	}
 	q := x.query()
 	limit := q.pageSize(&s.cfg)
 	named := x.r.URL.Query().Has("after")
@@ -222,17 +163,10 @@ func (s *Server) listAudit(x *exchange) error {
 }
 
 func (s *Server) verifyAudit(x *exchange) error {
-	if s.deps.Audit == nil {
-		return notify.Unavailable("audit", 0, nil)
-	}
 	q := x.query()
 	expect := q.text("expect")
 	if err := q.rest(); err != nil {
 		return err
 	}
-	v, err := s.deps.Audit.Verify(x.r.Context(), expect)
-	if err != nil {
-		return err
-	}
-	return x.json(http.StatusOK, v)
+	return x.reply(s.deps.Audit.Verify(x.r.Context(), expect))
 }

@@ -27,22 +27,11 @@ type LaneChange struct {
 	By, Reason string
 }
 
-func (s *Server) lanes() (Lanes, error) {
-	if s.deps.Lanes == nil {
-		return nil, notify.Unavailable("lanes", 0, nil)
-	}
-	return s.deps.Lanes, nil
-}
-
 func (s *Server) listLanes(x *exchange) error {
-	lanes, err := s.lanes()
-	if err != nil {
-		return err
-	}
 	if err := x.query().rest(); err != nil {
 		return err
 	}
-	return x.json(http.StatusOK, api.Lanes{Items: lanes.List()})
+	return x.json(http.StatusOK, api.Lanes{Items: s.deps.Lanes.List()})
 }
 
 // laneSetting is what a lane is set to.
@@ -52,15 +41,8 @@ type laneSetting struct {
 }
 
 func (s *Server) setLane(x *exchange) error {
-	lanes, err := s.lanes()
+	in, err := bodyOf[laneSetting](x)
 	if err != nil {
-		return err
-	}
-	if err := x.only(); err != nil {
-		return err
-	}
-	var in laneSetting
-	if err := x.decode(&in); err != nil {
 		return err
 	}
 	switch {
@@ -76,9 +58,5 @@ func (s *Server) setLane(x *exchange) error {
 	if err := x.record(); err != nil {
 		return err
 	}
-	l, err := lanes.Set(x.r.Context(), name, LaneChange{*in.Paused, x.id.Caller, in.Reason})
-	if err != nil {
-		return err
-	}
-	return x.json(http.StatusOK, l)
+	return x.reply(s.deps.Lanes.Set(x.r.Context(), name, LaneChange{*in.Paused, x.id.Caller, in.Reason}))
 }

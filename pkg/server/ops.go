@@ -163,9 +163,5 @@ func (x *exchange) answer(name string, ask Report) error {
 	if err := x.query().rest(); err != nil {
 		return err
 	}
-	v, err := ask(x.r.Context())
-	if err != nil {
-		return err
-	}
-	return x.json(http.StatusOK, v)
+	return x.reply(ask(x.r.Context()))
 }

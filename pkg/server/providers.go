@@ -3,10 +3,8 @@ package server
 import (
 	"context"
 	"encoding/json"
-	"net/http"
 
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 const testProviderPath = "/v1/ops/providers/{name}/test"
@@ -18,21 +16,11 @@ const testProviderPath = "/v1/ops/providers/{name}/test"
 type TestProvider func(ctx context.Context, name string, in api.ProviderTestRequest) (api.ProviderTest, error)
 
 func (s *Server) testProvider(x *exchange) error {
-	if s.deps.TestProvider == nil {
-		return notify.Unavailable("providers", 0, nil)
-	}
-	if err := x.only(); err != nil {
-		return err
-	}
-	var in api.ProviderTestRequest
-	if err := x.decode(&in); err != nil {
-		return err
-	}
-	out, err := s.deps.TestProvider(x.r.Context(), x.r.PathValue("name"), in)
+	in, err := bodyOf[api.ProviderTestRequest](x)
 	if err != nil {
 		return err
 	}
-	return x.json(http.StatusOK, out)
+	return x.reply(s.deps.TestProvider(x.r.Context(), x.r.PathValue("name"), in))
 }
 
 // testAction names a test for the audit log, which keeps no address: a dry run, or one

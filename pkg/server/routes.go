@@ -47,8 +47,11 @@ type route struct {
 	scope   string // the token needs it; empty: no token
 	class   class
 	body    bodySize
-	handler func(*Server, *exchange) error
+	handler handler
 }
+
+// handler answers a request. What it returns is answered as a problem.
+type handler func(*Server, *exchange) error
 
 // audited reports whether the audit log records each request of the route. It records
 // operators' changes, and a backup, which carries every secret away. What operators
@@ -161,6 +164,14 @@ func routes() []route {
 	const (
 		get, post, put, del, patch = http.MethodGet, http.MethodPost, http.MethodPut, http.MethodDelete, http.MethodPatch
 	)
+	jobs := needs("jobs", func(d *Deps) bool { return d.Jobs != nil })
+	audit := needs("audit", func(d *Deps) bool { return d.Audit != nil })
+	lanes := needs("lanes", func(d *Deps) bool { return d.Lanes != nil })
+	suppressions := needs("suppressions", func(d *Deps) bool { return d.Suppressions != nil })
+	circuits := needs("circuits", func(d *Deps) bool { return d.Circuits != nil })
+	urls := needs("triggers", func(d *Deps) bool { return d.CheckURL != nil })
+	providers := needs("providers", func(d *Deps) bool { return d.TestProvider != nil })
+	schedules := needs("schedules", func(d *Deps) bool { return d.Schedules != nil })
 	return []route{
 		{post, "/v1/notifications", api.ScopeSend, classNormal, singleBody, (*Server).sendSingle},
 		{post, "/v1/notifications:batch", api.ScopeSend, classNormal, batchBody, (*Server).sendBatch},
@@ -177,8 +188,8 @@ func routes() []route {
 		{get, "/v1/triggers/{id}", api.ScopeTrigger, classNormal, noBody, (*Server).getTrigger},
 		{del, "/v1/triggers/{id}", api.ScopeTrigger, classNormal, noBody, (*Server).cancelTrigger},
 		{patch, "/v1/triggers/{id}", api.ScopeTrigger, classNormal, singleBody, (*Server).rescheduleTrigger},
-		{get, "/v1/schedules", api.ScopeRead, classNormal, noBody, (*Server).listSchedules},
-		{get, "/v1/schedules/forecast", api.ScopeObserve, classNormal, noBody, (*Server).forecast},
+		{get, "/v1/schedules", api.ScopeRead, classNormal, noBody, schedules((*Server).listSchedules)},
+		{get, "/v1/schedules/forecast", api.ScopeObserve, classNormal, noBody, schedules((*Server).forecast)},
 		{get, "/v1/campaigns", api.ScopeRead, classNormal, noBody, (*Server).listCampaigns},
 		{get, "/v1/campaigns/{id}", api.ScopeRead, classNormal, noBody, (*Server).getCampaign},
 		{patch, "/v1/campaigns/{id}", api.ScopeSend, classNormal, singleBody, (*Server).setCampaign},
@@ -190,28 +201,28 @@ func routes() []route {
 		{get, "/v1/tail", api.ScopeRead, classStream, noBody, (*Server).tail},
 		{get, "/v1/ops/dead-letters", api.ScopeObserve, classNormal, noBody, (*Server).listDeadLetters},
 		{get, "/v1/ops/dead-letters/{id}", api.ScopeObserve, classNormal, noBody, (*Server).getDeadLetter},
-		{post, "/v1/ops/dead-letters:top", api.ScopeObserve, classNormal, singleBody, (*Server).topDeadLetters},
-		{post, "/v1/ops/plans", api.ScopeObserve, classNormal, batchBody, (*Server).makePlan},
-		{get, "/v1/ops/jobs", api.ScopeObserve, classNormal, noBody, (*Server).listJobs},
-		{post, "/v1/ops/jobs", api.ScopeOperate, classNormal, batchBody, (*Server).applyPlan},
-		{get, jobPath, api.ScopeObserve, classNormal, noBody, (*Server).getJob},
-		{post, jobPath, api.ScopeOperate, classNormal, singleBody, (*Server).changeJob},
-		{get, "/v1/ops/jobs/{id}/report", api.ScopeObserve, classNormal, noBody, (*Server).jobReport},
-		{get, "/v1/ops/audit", api.ScopeObserve, classNormal, noBody, (*Server).listAudit},
+		{post, "/v1/ops/dead-letters:top", api.ScopeObserve, classNormal, singleBody, jobs((*Server).topDeadLetters)},
+		{post, "/v1/ops/plans", api.ScopeObserve, classNormal, batchBody, jobs((*Server).makePlan)},
+		{get, "/v1/ops/jobs", api.ScopeObserve, classNormal, noBody, jobs((*Server).listJobs)},
+		{post, "/v1/ops/jobs", api.ScopeOperate, classNormal, batchBody, jobs((*Server).applyPlan)},
+		{get, jobPath, api.ScopeObserve, classNormal, noBody, jobs((*Server).getJob)},
+		{post, jobPath, api.ScopeOperate, classNormal, singleBody, jobs((*Server).changeJob)},
+		{get, "/v1/ops/jobs/{id}/report", api.ScopeObserve, classNormal, noBody, jobs((*Server).jobReport)},
+		{get, "/v1/ops/audit", api.ScopeObserve, classNormal, noBody, audit((*Server).listAudit)},
 		{get, "/v1/ops/audit:run", api.ScopeObserve, classStream, noBody, (*Server).conservation},
-		{get, "/v1/ops/audit:verify", api.ScopeObserve, classNormal, noBody, (*Server).verifyAudit},
-		{get, "/v1/ops/lanes", api.ScopeObserve, classNormal, noBody, (*Server).listLanes},
-		{put, "/v1/ops/lanes/{name}", api.ScopeOperate, classNormal, singleBody, (*Server).setLane},
-		{get, "/v1/ops/suppressions", api.ScopeObserve, classNormal, noBody, (*Server).listSuppressions},
-		{post, liftPath, api.ScopeOperate, classNormal, singleBody, (*Server).liftSuppression},
-		{get, "/v1/ops/circuits", api.ScopeObserve, classNormal, noBody, (*Server).listCircuits},
-		{put, "/v1/ops/circuits/{name}", api.ScopeOperate, classNormal, singleBody, (*Server).setCircuit},
-		{post, testProviderPath, api.ScopeOperate, classNormal, singleBody, (*Server).testProvider},
+		{get, "/v1/ops/audit:verify", api.ScopeObserve, classNormal, noBody, audit((*Server).verifyAudit)},
+		{get, "/v1/ops/lanes", api.ScopeObserve, classNormal, noBody, lanes((*Server).listLanes)},
+		{put, "/v1/ops/lanes/{name}", api.ScopeOperate, classNormal, singleBody, lanes((*Server).setLane)},
+		{get, "/v1/ops/suppressions", api.ScopeObserve, classNormal, noBody, suppressions((*Server).listSuppressions)},
+		{post, liftPath, api.ScopeOperate, classNormal, singleBody, suppressions((*Server).liftSuppression)},
+		{get, "/v1/ops/circuits", api.ScopeObserve, classNormal, noBody, circuits((*Server).listCircuits)},
+		{put, "/v1/ops/circuits/{name}", api.ScopeOperate, classNormal, singleBody, circuits((*Server).setCircuit)},
+		{post, testProviderPath, api.ScopeOperate, classNormal, singleBody, providers((*Server).testProvider)},
 		{get, "/v1/ops/callers", api.ScopeObserve, classNormal, noBody, (*Server).listCallers},
 		{get, "/v1/ops/callers/{id}", api.ScopeObserve, classNormal, noBody, (*Server).getCaller},
 		{put, "/v1/ops/callers/{id}", api.ScopeOperate, classNormal, singleBody, (*Server).putCaller},
 		{post, "/v1/ops/callers/{id}/secrets", api.ScopeOperate, classNormal, singleBody, (*Server).rotateSecret},
-		{get, "/v1/ops/url-check", api.ScopeObserve, classNormal, noBody, (*Server).checkURL},
+		{get, "/v1/ops/url-check", api.ScopeObserve, classNormal, noBody, urls((*Server).checkURL)},
 		{get, "/v1/ops/doctor", api.ScopeObserve, classNormal, noBody, (*Server).doctor},
 		{get, backupPath, api.ScopeOperate, classStream, noBody, (*Server).backup},
 		{get, "/v1/ops/lag", api.ScopeObserve, classNormal, noBody, (*Server).lag},
@@ -225,9 +236,22 @@ func routes() []route {
 	}
 }
 
+// needs wraps handlers of routes that a server without a dependency answers with 503
+// and code, before they look at the request.
+func needs(code string, has func(*Deps) bool) func(handler) handler {
+	return func(h handler) handler {
+		return func(s *Server, x *exchange) error {
+			if !has(&s.deps) {
+				return notify.Unavailable(code, 0, nil)
+			}
+			return h(s, x)
+		}
+	}
+}
+
 // within gives a handler that reads history MaxWait to answer: behind a reader
 // that is late or a store that is slow it would hang until the connection's end.
-func within(h func(*Server, *exchange) error) func(*Server, *exchange) error {
+func within(h handler) handler {
 	return func(s *Server, x *exchange) error {
 		r := x.r
 		ctx, stop := context.WithTimeout(r.Context(), s.cfg.MaxWait)

@@ -228,9 +228,6 @@ func scheduled(v *schedule.View) api.Scheduled {
 
 // listSchedules lists a caller's schedules, newest request first.
 func (s *Server) listSchedules(x *exchange) error {
-	if s.deps.Schedules == nil {
-		return notify.Unavailable("schedules", 0, nil)
-	}
 	q := x.query()
 	limit := q.number("limit", 100, 1000)
 	status := q.text("status")
@@ -288,9 +285,6 @@ const (
 
 // forecast says how much is due per minute and channel.
 func (s *Server) forecast(x *exchange) error {
-	if s.deps.Schedules == nil {
-		return notify.Unavailable("schedules", 0, nil)
-	}
 	q := x.query()
 	from := q.moment("from")
 	to := q.moment("to")

@@ -19,18 +19,7 @@ type Suppressions interface {
 	Lift(ctx context.Context, user, address string) (lifted int, still bool, err error)
 }
 
-func (s *Server) suppressions() (Suppressions, error) {
-	if s.deps.Suppressions == nil {
-		return nil, notify.Unavailable("suppressions", 0, nil)
-	}
-	return s.deps.Suppressions, nil
-}
-
 func (s *Server) listSuppressions(x *exchange) error {
-	list, err := s.suppressions()
-	if err != nil {
-		return err
-	}
 	q := x.query()
 	limit := q.pageSize(&s.cfg)
 	f := api.SuppressionFilter{UserID: q.text("user_id"), Channel: q.text("channel"), Address: q.text("address"), Code: q.text("code")}
@@ -46,7 +35,7 @@ func (s *Server) listSuppressions(x *exchange) error {
 	if f.Channel != "" && !ok {
 		return notify.Invalid("bad_channel", "channel", "no channel has this name")
 	}
-	found, next, err := list.Suppressions(x.r.Context(), prefs.SuppressionQuery{
+	found, next, err := s.deps.Suppressions.Suppressions(x.r.Context(), prefs.SuppressionQuery{
 		User: f.UserID, Address: f.Address, Channel: ch, Code: f.Code, After: after, Limit: int(limit),
 	})
 	if err != nil {
@@ -60,15 +49,8 @@ func (s *Server) listSuppressions(x *exchange) error {
 }
 
 func (s *Server) liftSuppression(x *exchange) error {
-	list, err := s.suppressions()
+	in, err := bodyOf[api.SuppressionLift](x)
 	if err != nil {
-		return err
-	}
-	if err := x.only(); err != nil {
-		return err
-	}
-	var in api.SuppressionLift
-	if err := x.decode(&in); err != nil {
 		return err
 	}
 	switch {
@@ -79,7 +61,7 @@ func (s *Server) liftSuppression(x *exchange) error {
 			return notify.Invalid("bad_user_id", "user_id", rule)
 		}
 	}
-	n, still, err := list.Lift(x.r.Context(), in.UserID, in.Address)
+	n, still, err := s.deps.Suppressions.Lift(x.r.Context(), in.UserID, in.Address)
 	if err != nil {
 		return err
 	}

@@ -78,3 +78,11 @@ func (x *exchange) decode(v any) error {
 	}
 	return request.Decode(x.body.data, v)
 }
+
+// bodyOf reads the body of a route without parameters.
+func bodyOf[T any](x *exchange) (in T, err error) {
+	if err = x.only(); err == nil {
+		err = x.decode(&in)
+	}
+	return in, err
+}
