@@ -222,8 +222,11 @@ func TestAPNsTokenRefused(t *testing.T) {
 	var n atomic.Int64
 	var good atomic.Value
 	good.Store("")
+	var meanwhile atomic.Value // what happens during the next request
+	meanwhile.Store(func() {})
 	_, e := tlsServer(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		n.Add(1)
+		meanwhile.Swap(func() {}).(func())()
 		if r.Header.Get("Authorization") == good.Load() {
 			return
 		}
@@ -247,6 +250,18 @@ func TestAPNsTokenRefused(t *testing.T) {
 	r = collect(t, t.Context(), a, call)[0]
 	if fresh := a.token.current.Load(); fresh == &aged || r.Class != notify.ClassRetry || n.Load() != 2 {
 		t.Errorf("an old token: %+v after %d requests", r, n.Load())
+	}
+	// One that was replaced while the push was under way, by a token that is old as well:
+	// the push is sent once more and not a third time.
+	n.Store(0)
+	meanwhile.Store(func() {
+		older := *a.token.current.Load()
+		older.minted, older.header = older.minted.Add(-21*time.Minute), "bearer older"
+		a.token.current.Store(&older)
+	})
+	r = collect(t, t.Context(), a, call)[0]
+	if r.Class != notify.ClassRetry || n.Load() != 2 {
+		t.Errorf("two old tokens: %+v after %d requests", r, n.Load())
 	}
 	good.Store(a.token.current.Load().header)
 	if r = collect(t, t.Context(), a, call)[0]; r.Class != notify.ClassAccepted {
