@@ -7,46 +7,33 @@ import (
 	"time"
 )
 
-// refusedToken is a try of a token at a server: it must not be believed.
-func refusedToken(server, name, does string, token func(k *keys) string) try {
-	return wants(name, does, func(r *rig) (answer, error) {
-		return r.ask(request{url: "http://" + server + "/v1/ops/callers", token: token(r.keys)})
-	}, 401, 403)
+// refused adds a try of a token at a server: it must not be believed.
+func (r *world) refused(server, name, does, token string) {
+	r.wants(name, does, request{url: "http://" + server + "/v1/ops/callers", token: token}, 401, 403)
 }
 
-// believed is an error unless a good token is believed: the tries after it would show
+// believed fails unless a good token is believed: the tries after it would show
 // nothing.
-func (r *rig) believed(server, token string) error {
-	_, err := r.must(request{url: "http://" + server + "/v1/ops/callers", token: token})
-	return err
+func (r *world) believed(server, token string) {
+	r.must(request{url: "http://" + server + "/v1/ops/callers", token: token})
 }
 
 // tokenTries are tokens for the first server, which knows one ES256 key.
-func tokenTries(r *rig) (out []try, err error) {
-	if err := r.believed(apiAddr, r.keys.token("op", "operate")); err != nil {
-		return nil, err
-	}
-	add := func(name, does string, token func(k *keys) string) {
-		out = append(out, refusedToken(apiAddr, name, does, token))
-	}
-	good := claimsOf("op", "operate")
-	own := func(more map[string]any, body any) func(k *keys) string {
-		return func(k *keys) string { return k.signed("ES256", k.own, more, body) }
-	}
-	add("none", "has no token", func(*keys) string { return "" })
+func tokenTries(r *world) {
+	r.believed(apiAddr, r.keys.token("op", "operate"))
+	k, good := r.keys, claimsOf("op", "operate")
+	add := func(name, does, token string) { r.refused(apiAddr, name, does, token) }
+	own := func(more map[string]any, body any) string { return k.signed("ES256", k.own, more, body) }
+	add("none", "has no token", "")
 	for _, alg := range []string{"none", "None", "NONE", "nOnE", "", "HS256", "HS384", "HS512", "RS256", "RS512", "PS256", "ES384", "ES512", "EdDSA", "ES256K", "es256"} {
-		add("alg "+alg+" unsigned", "has no signature", func(k *keys) string { return k.signed(alg, nil, nil, good) })
-		add("alg "+alg+" of own key", "is signed with the right key, and says another algorithm", func(k *keys) string {
-			return k.signed(alg, k.own, nil, good)
-		})
-		add("alg "+alg+" by public key", "is signed with the public key as a secret", func(k *keys) string {
-			return k.signed(alg, k.ownPEM, nil, good)
-		})
+		add("alg "+alg+" unsigned", "has no signature", k.signed(alg, nil, nil, good))
+		add("alg "+alg+" of own key", "is signed with the right key, and says another algorithm", k.signed(alg, k.own, nil, good))
+		add("alg "+alg+" by public key", "is signed with the public key as a secret", k.signed(alg, k.ownPEM, nil, good))
 	}
-	add("alg ES256 unsigned", "has no signature", func(k *keys) string { return k.signed("ES256", nil, nil, good) })
-	add("other key", "is signed by another key", func(k *keys) string { return k.signed("ES256", k.other, nil, good) })
-	add("rsa", "is signed by an RSA key", func(k *keys) string { return k.signed("RS256", k.rsa, nil, good) })
-	add("ed25519", "is signed by an Ed25519 key", func(k *keys) string { return k.signed("EdDSA", k.ed, nil, good) })
+	add("alg ES256 unsigned", "has no signature", k.signed("ES256", nil, nil, good))
+	add("other key", "is signed by another key", k.signed("ES256", k.other, nil, good))
+	add("rsa", "is signed by an RSA key", k.signed("RS256", k.rsa, nil, good))
+	add("ed25519", "is signed by an Ed25519 key", k.signed("EdDSA", k.ed, nil, good))
 	for _, alg := range []any{nil, 7, true, []string{"ES256"}, map[string]string{"a": "ES256"}} {
 		add(fmt.Sprintf("alg of type %T", alg), "says no algorithm", own(map[string]any{"alg": alg}, good))
 	}
@@ -57,23 +44,20 @@ func tokenTries(r *rig) (out []try, err error) {
 		add("header "+name, "has a header that is not understood", own(more, good))
 	}
 	for _, name := range []string{"jku", "x5u", "jwk", "x5c"} {
-		add("key of its own by "+name, "brings or names its own key", func(k *keys) string {
-			value := any("https://" + domain + "/jwks")
-			if name == "jwk" {
-				value = map[string]any{"kty": "oct", "k": b64(k.sym)}
-			}
-			return k.signed("ES256", k.other, map[string]any{name: value}, good)
-		})
+		value := any("https://" + domain + "/jwks")
+		if name == "jwk" {
+			value = map[string]any{"kty": "oct", "k": b64(k.sym)}
+		}
+		add("key of its own by "+name, "brings or names its own key", k.signed("ES256", k.other, map[string]any{name: value}, good))
 	}
-	out = append(out, claimTries(own, good)...)
-	out = append(out, changedTries(good)...)
-	return out, nil
+	r.claimTries(good)
+	r.changedTries(good)
 }
 
 // claimTries are tokens of the right key whose claims are not good.
-func claimTries(own func(map[string]any, any) func(*keys) string, good map[string]any) (out []try) {
+func (r *world) claimTries(good map[string]any) {
 	add := func(name, does string, body any) {
-		out = append(out, refusedToken(apiAddr, name, does, own(nil, body)))
+		r.refused(apiAddr, name, does, r.keys.signed("ES256", r.keys.own, nil, body))
 	}
 	now := time.Now().Unix()
 	for name, values := range map[string][]any{
@@ -114,15 +98,12 @@ func claimTries(own func(map[string]any, any) func(*keys) string, good map[strin
 		}
 		add("claims: "+name, "has claims that can be read in two ways, or not at all", body)
 	}
-	return out
 }
 
 // changedTries are a good token, changed.
-func changedTries(good map[string]any) (out []try) {
+func (r *world) changedTries(good map[string]any) {
 	add := func(name, does string, change func(parts []string) string) {
-		out = append(out, refusedToken(apiAddr, name, does, func(k *keys) string {
-			return change(strings.Split(k.signed("ES256", k.own, nil, good), "."))
-		}))
+		r.refused(apiAddr, name, does, change(strings.Split(r.keys.signed("ES256", r.keys.own, nil, good), ".")))
 	}
 	join := func(p ...string) string { return strings.Join(p, ".") }
 	for i := range 3 {
@@ -153,47 +134,37 @@ func changedTries(good map[string]any) (out []try) {
 	add("zeros", "has a signature of zeros", func(p []string) string { return join(p[0], p[1], b64(make([]byte, 64))) })
 	add("DER", "has a signature of another form", func(p []string) string { return join(p[0], p[1], b64([]byte("0\x06\x02\x01\x01\x02\x01\x01"))) })
 	add("URL-escaped", "is escaped", func(p []string) string { return p[0] + "%2e" + p[1] + "%2e" + p[2] })
-	return out
 }
 
 // jwksTries are tokens for the second server, whose set has keys that must not sign.
-func jwksTries(r *rig) (out []try, err error) {
+func jwksTries(r *world) {
 	good := claimsOf("op", "operate")
-	if err := r.believed(jwksAddr, r.keys.signed("ES256", r.keys.own, map[string]any{"kid": "good"}, good)); err != nil {
-		return nil, err
+	r.believed(jwksAddr, r.keys.signed("ES256", r.keys.own, map[string]any{"kid": "good"}, good))
+	r.believed(jwksAddr, r.keys.signed("RS256", r.keys.rsa, map[string]any{"kid": "rsa"}, good))
+	k := r.keys
+	add := func(name, does, alg string, kid, key any) {
+		r.refused(jwksAddr, name, does, k.signed(alg, key, map[string]any{"kid": kid}, good))
 	}
-	if err := r.believed(jwksAddr, r.keys.signed("RS256", r.keys.rsa, map[string]any{"kid": "rsa"}, good)); err != nil {
-		return nil, err
-	}
-	add := func(name, does, alg string, kid any, key func(k *keys) any) {
-		out = append(out, refusedToken(jwksAddr, name, does, func(k *keys) string {
-			return k.signed(alg, key(k), map[string]any{"kid": kid}, good)
-		}))
-	}
-	own := func(k *keys) any { return k.own }
-	other := func(k *keys) any { return k.other }
-	sym := func(k *keys) any { return k.sym }
 	for _, kid := range []any{nil, "", "none", "Good", "good ", "../good", "good\x00", 7, []string{"good"}, strings.Repeat("x", 300), "' or 1=1", "/dev/null", "https://" + domain} {
-		add(fmt.Sprintf("kid %#v", kid), "names no key of the set", "ES256", kid, own)
+		add(fmt.Sprintf("kid %#v", kid), "names no key of the set", "ES256", kid, k.own)
 	}
 	for _, kid := range []string{"enc", "ops", "wrong-alg", "private", ""} {
-		add("key "+kid, "is signed by a key of the set that must not sign", "ES256", kid, other)
+		add("key "+kid, "is signed by a key of the set that must not sign", "ES256", kid, k.other)
 	}
-	add("symmetric key", "is signed by a secret that stands in the set", "HS256", "oct", sym)
-	add("symmetric of own kid", "is signed by a secret under another key's name", "HS256", "good", sym)
-	add("weak RSA", "is signed by an RSA key of 1,024 bits", "RS256", "weak", func(k *keys) any { return k.weak })
-	add("P-384", "is signed by a key of another curve", "ES384", "p384", func(k *keys) any { return k.p384 })
-	add("P-384 as ES256", "is signed by a key of another curve", "ES256", "p384", func(k *keys) any { return k.p384 })
-	add("EdDSA key as ES256", "says another algorithm than its key has", "ES256", "ed", own)
-	add("key of another kid", "is signed by a key under another's name", "ES256", "rsa", own)
-	add("RSA under the EC key", "is signed by a key under another's name", "RS256", "good", func(k *keys) any { return k.rsa })
-	add("unsigned", "has no signature", "none", "good", func(*keys) any { return nil })
-	return out, nil
+	add("symmetric key", "is signed by a secret that stands in the set", "HS256", "oct", k.sym)
+	add("symmetric of own kid", "is signed by a secret under another key's name", "HS256", "good", k.sym)
+	add("weak RSA", "is signed by an RSA key of 1,024 bits", "RS256", "weak", k.weak)
+	add("P-384", "is signed by a key of another curve", "ES384", "p384", k.p384)
+	add("P-384 as ES256", "is signed by a key of another curve", "ES256", "p384", k.p384)
+	add("EdDSA key as ES256", "says another algorithm than its key has", "ES256", "ed", k.own)
+	add("key of another kid", "is signed by a key under another's name", "ES256", "rsa", k.own)
+	add("RSA under the EC key", "is signed by a key under another's name", "RS256", "good", k.rsa)
+	add("unsigned", "has no signature", "none", "good", nil)
 }
 
 // headerTries are ways round the token: other places for it, and other ways to write
 // the path. Each is a request of its own bytes, since clients would make them clean.
-func headerTries(r *rig) (out []try, err error) {
+func headerTries(r *world) {
 	token := r.keys.token("op", "operate")
 	read := r.keys.token("op", "read")
 	const path = "/v1/ops/callers"
@@ -207,7 +178,7 @@ func headerTries(r *rig) (out []try, err error) {
 		"session": {"Cookie: session=x; notifyd_session=x; __Host-session=x"}, "quoted": {`Authorization: Bearer "` + token + `"`},
 		"name with a space": {"Authorization : Bearer " + token}, "underscore": {"Authorization_: Bearer " + token},
 	} {
-		out = append(out, unanswered("token by "+name, "brings the token in another way", get(path, header...)))
+		r.unanswered("token by "+name, "brings the token in another way", get(path, header...))
 	}
 	for _, p := range []string{
 		path + "?access_token=" + token, path + "?token=" + token, path + ";token=" + token, path + "/", "/" + path, "/v1//ops/callers", "/v1/./ops/callers", "/v1/x/../ops/callers", "/healthz/../v1/ops/callers",
@@ -217,25 +188,22 @@ func headerTries(r *rig) (out []try, err error) {
 		"/ui/assets/..%2f..%2f..%2fetc%2fpasswd", "/ui/assets/../../etc/passwd", "/ui/assets/%2e%2e", "/.git/config", "/v1/ops/debug", "http://127.0.0.1:7420/v1/ops/callers", "http://x/v1/ops/callers", "//127.0.0.1/v1/ops/callers",
 		"http://169.254.169.254/", "127.0.0.1:22", "*",
 	} {
-		out = append(out, unanswered("path "+p, "writes the path in another way, without a token", get(p)))
+		r.unanswered("path "+p, "writes the path in another way, without a token", get(p))
 	}
 	for _, m := range []string{"HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "PROPFIND", "get", "G ET", "X"} {
-		out = append(out, unanswered("method "+m, "asks with another method, without a token", strings.Replace(get(path), "GET", m, 1)))
+		r.unanswered("method "+m, "asks with another method, without a token", strings.Replace(get(path), "GET", m, 1))
 	}
-	return out, nil
 }
 
 // leftTries look at what the servers left behind once all tries were made: their logs,
 // metrics and files.
-func leftTries(r *rig) (out []try, err error) {
-	out = append(out, try{
-		name: "canary", does: "looks at all connections the canary has seen", refused: "none to an address that is not public",
-		run: func(_ context.Context, r *rig) (string, error) {
-			if saw := r.canary.saw(noAddr); saw != "" {
-				return "a connection to " + saw, nil
-			}
-			return "", nil
-		},
+func leftTries(r *world) {
+	r.try("canary", "looks at all connections the canary has seen", "none to an address that is not public", func(context.Context) string {
+		if saw := r.canary.saw(noAddr); saw != "" {
+			return "a connection to " + saw
+		}
+		return ""
 	})
-	return append(append(out, fileTries()...), storedTry()), nil
+	r.fileTries()
+	r.storedTry()
 }

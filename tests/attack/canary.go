@@ -22,6 +22,8 @@ import (
 	"time"
 
 	"golang.org/x/net/dns/dnsmessage"
+
+	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
 // domain is the attacker's: every name in it resolves to what the name says.
@@ -45,16 +47,11 @@ type canary struct {
 	close []func() error
 }
 
-func newCanary(caFile string) (*canary, error) {
-	c := &canary{seen: map[netip.Addr]int{}, told: map[string]int{}, asked: map[string]int{}}
-	if err := c.certify(caFile); err != nil {
-		return c, err
-	}
+// open listens. end must be called, also if open does not come to its end.
+func (c *canary) open(caFile string) {
+	c.certify(caFile)
 	for _, port := range []string{"22", "80", "443", "3128", "8080", "8443"} {
-		ln, err := net.Listen("tcp", ":"+port)
-		if err != nil {
-			return c, err
-		}
+		ln := rig.Must(net.Listen("tcp", ":"+port))
 		ln = &watched{ln, c}
 		if strings.HasSuffix(port, "443") {
 			ln = tls.NewListener(ln, &tls.Config{Certificates: []tls.Certificate{c.cert}, MinVersion: tls.VersionTLS12})
@@ -63,13 +60,9 @@ func newCanary(caFile string) (*canary, error) {
 		c.close = append(c.close, srv.Close)
 		go func() { _ = srv.Serve(ln) }()
 	}
-	pc, err := net.ListenPacket("udp", nameServer+":53")
-	if err != nil {
-		return c, err
-	}
+	pc := rig.Must(net.ListenPacket("udp", nameServer+":53"))
 	c.close = append(c.close, pc.Close)
 	go c.resolve(pc)
-	return c, nil
 }
 
 func (c *canary) end() {
@@ -79,22 +72,16 @@ func (c *canary) end() {
 }
 
 // certify makes a certificate for all names of the domain and writes it as a CA.
-func (c *canary) certify(caFile string) error {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return err
-	}
+func (c *canary) certify(caFile string) {
+	key := rig.Must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
 	t := &x509.Certificate{
 		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
 		DNSNames: []string{domain, "*." + domain, "localhost"}, IsCA: true, BasicConstraintsValid: true,
 		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
 	}
-	der, err := x509.CreateCertificate(rand.Reader, t, t, key.Public(), key)
-	if err != nil {
-		return err
-	}
+	der := rig.Must(x509.CreateCertificate(rand.Reader, t, t, key.Public(), key))
 	c.cert = tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
-	return os.WriteFile(caFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600)
+	rig.Ok(os.WriteFile(caFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600))
 }
 
 // watched notes the address each connection came to.

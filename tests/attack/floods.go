@@ -11,7 +11,10 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
+
+	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
 // Sizes of the floods. The connections are over the API's most (16,384), with slow
@@ -23,77 +26,59 @@ const (
 
 // floodTries take every place there is, without a token, and then somebody else asks.
 // The last ones stop the server, with calls under way that would not end.
-func floodTries(*rig) (out []try, err error) {
+func floodTries(r *world) {
 	slow := func(name, path string, then request, want int) {
-		out = append(out, try{
-			name: name, does: fmt.Sprintf("sends the first byte of %d bodies", slowBodies), refused: fmt.Sprintf("that another's whole request is answered with %d within 5 s", want),
-			run: func(ctx context.Context, r *rig) (string, error) {
-				text := "POST " + path + " HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-www-form-urlencoded\r\nContent-Length: 1000\r\n\r\nA"
-				stop, err := flood(ctx, slowBodies, text)
-				defer stop()
-				if err != nil {
-					return "", err
-				}
-				return r.soon(then, want)
-			},
+		r.try(name, fmt.Sprintf("sends the first byte of %d bodies", slowBodies), fmt.Sprintf("that another's whole request is answered with %d within 5 s", want), func(ctx context.Context) string {
+			text := "POST " + path + " HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-www-form-urlencoded\r\nContent-Length: 1000\r\n\r\nA"
+			stop, err := flood(ctx, slowBodies, text)
+			defer stop()
+			rig.Ok(err)
+			return r.soon(then, want)
 		})
 	}
 	form := map[string]string{"Content-Type": "application/x-www-form-urlencoded"}
 	slow("slow receipts", "/v1/receipts/twilio", request{method: "POST", url: "/v1/receipts/twilio", body: "x=y", header: form}, 0)
 	slow("slow forms", "/ui/sign-in", request{url: "/ui/sign-in"}, 200)
 	slow("slow receipts, a caller", "/v1/receipts/twilio", request{url: "/readyz"}, 200)
-	out = append(out, try{
-		name: "idle connections", does: fmt.Sprintf("opens %d connections, with a request each", idleConns), refused: "that another's request is answered within 5 s",
-		run: func(ctx context.Context, r *rig) (string, error) {
-			stop, err := flood(ctx, idleConns, "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
-			defer stop()
-			if err != nil {
-				return "", err
-			}
-			r.client.CloseIdleConnections()
-			return r.soon(request{url: "/healthz"}, 200)
-		},
-	}, try{
-		name: "stop", does: "answers callbacks with 101 while the server is stopped", refused: "that it ends within 30 s",
-		run: func(ctx context.Context, r *rig) (string, error) {
-			url := "https://" + named(publicV4) + "/raw/101"
-			for range 4 {
-				name, a, err := r.caller(url)
-				if err != nil || a.status != http.StatusOK {
-					return "", fmt.Errorf("%s: %w", a, err)
-				}
-				if _, err := r.must(request{method: "POST", url: "/v1/triggers", token: r.keys.token(name, "trigger"), body: triggerOf(url)}); err != nil {
-					return "", err
-				}
-			}
-			began := r.canary.requests("/raw/101")
-			if _, err := eventually(ctx, 5*time.Second, func() (bool, error) { return r.canary.requests("/raw/101") >= began+4, nil }); err != nil {
-				return "", err
-			}
-			ended, err := r.stop(ctx, "serve", 30*time.Second)
-			if err == nil && !ended {
-				err = r.procs["serve"].cmd.Process.Kill()
-				return "it still runs", err
-			}
-			return "", errors.Join(err, r.restart(ctx, "serve"))
-		},
+	r.try("idle connections", fmt.Sprintf("opens %d connections, with a request each", idleConns), "that another's request is answered within 5 s", func(ctx context.Context) string {
+		stop, err := flood(ctx, idleConns, "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+		defer stop()
+		rig.Ok(err)
+		r.client.CloseIdleConnections()
+		return r.soon(request{url: "/healthz"}, 200)
 	})
-	return out, nil
+	r.try("stop", "answers callbacks with 101 while the server is stopped", "that it ends within 30 s", func(ctx context.Context) string {
+		url := "https://" + named(publicV4) + "/raw/101"
+		for range 4 {
+			name := r.mustCaller(url)
+			r.must(request{method: "POST", url: "/v1/triggers", token: r.keys.token(name, "trigger"), body: triggerOf(url)})
+		}
+		began := r.canary.requests("/raw/101")
+		eventually(ctx, 5*time.Second, func() bool { return r.canary.requests("/raw/101") >= began+4 })
+		server := r.procs["serve"]
+		rig.Ok(server.Signal(syscall.SIGTERM))
+		if !eventually(ctx, 30*time.Second, server.Gone) {
+			rig.Ok(server.Kill())
+			return "it still runs"
+		}
+		r.restart(ctx, "serve")
+		return ""
+	})
 }
 
 // soon asks as somebody else. want 0 is any answer but 503.
-func (r *rig) soon(q request, want int) (string, error) {
+func (r *world) soon(q request, want int) string {
 	began := time.Now()
-	a, err := r.ask(q)
+	a, err := r.asked(q)
 	switch took := time.Since(began); {
 	case err != nil:
-		return "no answer: " + err.Error(), nil
+		return "no answer: " + err.Error()
 	case took > 5*time.Second:
-		return fmt.Sprintf("an answer after %s", took), nil
+		return fmt.Sprintf("an answer after %s", took)
 	case want == 0 && a.status == http.StatusServiceUnavailable && strings.Contains(a.body, "busy"), want != 0 && a.status != want:
-		return a.String(), nil
+		return a.String()
 	}
-	return "", nil
+	return ""
 }
 
 // flood opens n connections to the API, with text on each, and keeps them.
@@ -120,93 +105,71 @@ func flood(ctx context.Context, n int, text string) (stop func(), err error) {
 }
 
 // fileTries look at what the servers wrote.
-func fileTries() []try {
-	secrets := func(r *rig) map[string]string {
+func (r *world) fileTries() {
+	secrets := func() map[string]string {
 		return map[string]string{"a text that was sent": "alices-secret-text", "a token": r.keys.token("op", "operate")[:60], "a signing secret": "whsec_", "an API key": "SG.attack"}
 	}
-	return []try{
-		{
-			name: "modes", does: "looks at the files of the data folder, which others may enter", refused: "that others may neither read nor write any",
-			run: func(_ context.Context, r *rig) (string, error) {
-				n := 0
-				var open string
-				err := filepath.WalkDir(r.file("data"), func(path string, d fs.DirEntry, err error) error {
-					if errors.Is(err, fs.ErrNotExist) || path == r.file("data") {
-						return nil // removed meanwhile, or the rig's own
-					}
-					if err != nil {
-						return err
-					}
-					info, err := d.Info()
-					if errors.Is(err, fs.ErrNotExist) {
-						return nil
-					}
-					if n++; err == nil && info.Mode().Perm()&0o007 != 0 && !d.IsDir() {
-						open = path + " " + info.Mode().String()
-					}
-					return err
-				})
-				if err == nil && n < 10 {
-					err = fmt.Errorf("the data folder has %d entries", n)
+	r.try("modes", "looks at the files of the data folder, which others may enter", "that others may neither read nor write any", func(context.Context) string {
+		n := 0
+		var open string
+		err := filepath.WalkDir(r.file("data"), func(path string, d fs.DirEntry, err error) error {
+			if errors.Is(err, fs.ErrNotExist) || path == r.file("data") {
+				return nil // removed meanwhile, or the rig's own
+			}
+			if err != nil {
+				return err
+			}
+			info, err := d.Info()
+			if errors.Is(err, fs.ErrNotExist) {
+				return nil
+			}
+			if n++; err == nil && info.Mode().Perm()&0o007 != 0 && !d.IsDir() {
+				open = path + " " + info.Mode().String()
+			}
+			return err
+		})
+		rig.Ok(err)
+		if n < 10 {
+			panic(fmt.Errorf("the data folder has %d entries", n))
+		}
+		return open
+	})
+	r.try("logs", "looks for secrets in the logs, which are at level debug", "that none stands there", func(context.Context) string {
+		for name, p := range r.procs {
+			b := rig.Must(os.ReadFile(p.log))
+			for what, text := range secrets() {
+				if bytes.Contains(b, []byte(text)) {
+					return what + " in the log of " + name
 				}
-				return open, err
-			},
-		},
-		{
-			name: "logs", does: "looks for secrets in the logs, which are at level debug", refused: "that none stands there",
-			run: func(_ context.Context, r *rig) (string, error) {
-				for name, p := range r.procs {
-					b, err := os.ReadFile(p.log)
-					if err != nil {
-						return "", err
-					}
-					for what, text := range secrets(r) {
-						if bytes.Contains(b, []byte(text)) {
-							return what + " in the log of " + name, nil
-						}
-					}
-				}
-				return "", nil
-			},
-		},
-		{
-			name: "metrics", does: "looks for secrets and callers in the metrics", refused: "that none stands there",
-			run: func(_ context.Context, r *rig) (string, error) {
-				a, err := r.must(request{url: "http://127.0.0.1:" + adminPort + "/metrics"})
-				for what, text := range secrets(r) {
-					if strings.Contains(a.body, text) {
-						return what, nil
-					}
-				}
-				return "", err
-			},
-		},
-		{
-			name: "arguments", does: "looks for secrets in the arguments of the processes", refused: "that none stands there",
-			run: func(_ context.Context, r *rig) (string, error) {
-				for _, p := range r.procs {
-					b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", p.cmd.Process.Pid))
-					if err != nil {
-						return "", err
-					}
-					if bytes.Contains(b, []byte("whsec_")) || bytes.Contains(b, []byte("SG.")) {
-						return string(b), nil
-					}
-				}
-				return "", nil
-			},
-		},
-		{
-			name: "bundle", does: "takes what operators send when they ask for help", refused: "that no secret stands there",
-			run: func(_ context.Context, r *rig) (string, error) {
-				a, err := r.must(request{url: "/v1/ops/debug", token: r.keys.token("op", "operate")})
-				for what, text := range secrets(r) {
-					if strings.Contains(a.body, text) {
-						return what, nil
-					}
-				}
-				return "", err
-			},
-		},
-	}
+			}
+		}
+		return ""
+	})
+	r.try("metrics", "looks for secrets and callers in the metrics", "that none stands there", func(context.Context) string {
+		a := r.must(request{url: "http://127.0.0.1:" + adminPort + "/metrics"})
+		for what, text := range secrets() {
+			if strings.Contains(a.body, text) {
+				return what
+			}
+		}
+		return ""
+	})
+	r.try("arguments", "looks for secrets in the arguments of the processes", "that none stands there", func(context.Context) string {
+		for _, p := range r.procs {
+			b := rig.Must(os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", p.Pid())))
+			if bytes.Contains(b, []byte("whsec_")) || bytes.Contains(b, []byte("SG.")) {
+				return string(b)
+			}
+		}
+		return ""
+	})
+	r.try("bundle", "takes what operators send when they ask for help", "that no secret stands there", func(context.Context) string {
+		a := r.must(request{url: "/v1/ops/debug", token: r.keys.token("op", "operate")})
+		for what, text := range secrets() {
+			if strings.Contains(a.body, text) {
+				return what
+			}
+		}
+		return ""
+	})
 }

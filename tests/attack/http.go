@@ -9,6 +9,8 @@ import (
 	"net/url"
 	"strings"
 	"time"
+
+	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
 func escape(s string) string { return url.QueryEscape(s) }
@@ -36,20 +38,15 @@ func raw(address, text string) (a answer, err error) {
 	return answer{resp.StatusCode, resp.Header, string(b[:n])}, nil
 }
 
-// unanswered is a try that is one raw request: it is refused with any answer but a
+// unanswered adds a try that is one raw request: it is refused with any answer but a
 // success.
-func unanswered(name, does, text string) try {
-	return try{
-		name: name, does: does, refused: "no answer below 400, but one that leads to the form to sign in",
-		run: func(context.Context, *rig) (string, error) {
-			a, err := raw(apiAddr, text)
+func (r *world) unanswered(name, does, text string) {
+	r.try(name, does, "no answer below 400, but one that leads to the form to sign in", func(context.Context) string {
+		return rig.Must(raw(apiAddr, text)).unless(func(a answer) bool {
 			signIn := a.status == http.StatusSeeOther && strings.HasPrefix(a.header.Get("Location"), "/ui/sign-in")
-			if err == nil && a.status != 0 && a.status < 400 && !signIn {
-				return a.String(), nil
-			}
-			return "", err
-		},
-	}
+			return a.status == 0 || a.status >= 400 || signIn
+		})
+	})
 }
 
 // get is a raw request without a body.

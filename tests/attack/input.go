@@ -7,6 +7,8 @@ import (
 	"net/url"
 	"strings"
 	"time"
+
+	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
 // badCharacters are what no name may hold: on a terminal or a page it would change what
@@ -19,7 +21,7 @@ var badCharacters = map[string]string{
 }
 
 // nameTries give such names wherever a name is taken.
-func nameTries(r *rig) (out []try, err error) {
+func nameTries(r *world) {
 	op := r.keys.token("op", "operate")
 	send := r.keys.token("named", callerScopes)
 	for kind, bad := range badCharacters {
@@ -43,15 +45,12 @@ func nameTries(r *rig) (out []try, err error) {
 			{"job", request{url: "/v1/ops/jobs/" + inPath, token: op}},
 			{"scope of a filter", request{url: "/v1/ops/dead-letters?state=" + escape(bad), token: op}},
 		} {
-			out = append(out, wants(q.what+" with "+kind, "names something so", func(r *rig) (answer, error) { return r.ask(q.ask) }, 400, 404, 422))
+			r.wants(q.what+" with "+kind, "names something so", q.ask, 400, 404, 422)
 		}
 	}
 	for _, name := range []string{"<script>", "a b", "ä", strings.Repeat("x", 129), "%2e%2e", "a%2fb%00", "a%22b", "a%3Cb"} {
-		out = append(out, wants("caller "+name, "names a caller as no token may", func(r *rig) (answer, error) {
-			return r.ask(request{method: "PUT", url: "/v1/ops/callers/" + name, token: op, body: "{}"})
-		}, 400, 404, 422))
+		r.wants("caller "+name, "names a caller as no token may", request{method: "PUT", url: "/v1/ops/callers/" + name, token: op, body: "{}"}, 400, 404, 422)
 	}
-	return out, nil
 }
 
 // jsonText is s as it stands in a text of JSON; bytes that are not UTF-8 stay.
@@ -69,17 +68,11 @@ func jsonText(s string) string {
 
 // requestTries are bodies and raw requests that servers and proxies read in different
 // ways, or that cost more than they are worth.
-func requestTries(r *rig) (out []try, err error) {
+func requestTries(r *world) {
 	const hooks = "https://hooks." + domain + "/"
-	caller, a, err := r.caller(hooks)
-	if err != nil || a.status != 200 {
-		return nil, fmt.Errorf("%s: %w", a, err)
-	}
-	token := r.keys.token(caller, callerScopes)
+	token := r.keys.token(r.mustCaller(hooks), callerScopes)
 	post := func(name, path, body string, header map[string]string) {
-		out = append(out, wants("body "+name, "sends it", func(r *rig) (answer, error) {
-			return r.ask(request{method: "POST", url: path, token: token, body: body, header: header})
-		}, 400, 413, 415, 422))
+		r.wants("body "+name, "sends it", request{method: "POST", url: path, token: token, body: body, header: header}, 400, 413, 415, 422)
 	}
 	good := noteTo("u", "x")
 	for name, body := range map[string]string{
@@ -121,12 +114,12 @@ X: y","delay_seconds":1}`, "other case of the base": `{"callback_url":"https://h
 	} {
 		post("trigger, "+name, "/v1/triggers", body, nil)
 	}
-	return append(out, wireTries(token)...), nil
+	r.wireTries(token)
 }
 
 // wireTries are requests whose end or target is read in different ways. Behind each
 // stands one for the callers of everybody: where that is answered, it was smuggled.
-func wireTries(token string) (out []try) {
+func (r *world) wireTries(token string) {
 	auth := "Authorization: Bearer " + token + "\r\n"
 	head := "POST /v1/notifications HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n" + auth
 	body := noteTo("u", "x")
@@ -164,25 +157,21 @@ func wireTries(token string) (out []try) {
 		"trailer":               head + "Transfer-Encoding: chunked\r\nTrailer: Authorization\r\n\r\n0\r\nAuthorization: Bearer x\r\n\r\n",
 		"body shorter":          head + fmt.Sprintf("Content-Length: %d\r\nConnection: close\r\n\r\n%s", len(body)-1, body),
 	} {
-		out = append(out, unanswered("wire "+name, "writes a request so", text))
+		r.unanswered("wire "+name, "writes a request so", text)
 	}
-	return out
 }
 
 // whereTries are expressions for dead letters that cost memory or time. The server is
 // measured after each: with a mutant they must not end the machine, so none is as large
 // as it could be.
-func whereTries(r *rig) (out []try, err error) {
+func whereTries(r *world) {
 	token := r.keys.token("looker", "observe")
-	if _, err := r.must(request{method: "POST", url: "/v1/notifications", token: r.keys.token("failing", callerScopes), body: noteTo("u-nowhere", strings.Repeat("x", 200))}); err != nil {
-		return nil, err
-	}
-	there, err := eventually(context.Background(), 20*time.Second, func() (bool, error) {
-		a, err := r.must(request{url: "/v1/ops/dead-letters?where=" + escape(`.user_id == "u-nowhere"`), token: token})
-		return strings.Contains(a.body, "ntf_"), err
-	})
-	if err != nil || !there {
-		return nil, errors.Join(errors.New("there is no dead letter that an expression finds"), err)
+	r.must(request{method: "POST", url: "/v1/notifications", token: r.keys.token("failing", callerScopes), body: noteTo("u-nowhere", strings.Repeat("x", 200))})
+	if !eventually(context.Background(), 20*time.Second, func() bool {
+		a := r.must(request{url: "/v1/ops/dead-letters?where=" + escape(`.user_id == "u-nowhere"`), token: token})
+		return strings.Contains(a.body, "ntf_")
+	}) {
+		panic(errors.New("there is no dead letter that an expression finds"))
 	}
 	e := `tostring|./""|tostring|./""|tostring|./""|tostring`
 	for name, expr := range map[string]string{
@@ -194,49 +183,40 @@ func whereTries(r *rig) (out []try, err error) {
 		"recursion": `[recurse(.; true)] | length > 0`, "walk": "walk(.) | true", "assignment": `.code |= "x" | true`, "format": "@base64 | true", "error": "error", "label": "label $x | break $x", "getpath": `getpath(["a"]) | true`,
 		"too long": strings.Repeat("(", 5000), "deep": strings.Repeat("(", 1500) + "1" + strings.Repeat(")", 1500), "input_filename": "input_filename | true", "$__prog_args": "$__prog_args | true", "fromjson of much": `.extra | tojson | fromjson | true`, "@sh": "@sh",
 	} {
-		out = append(out, try{
-			name: name, does: "selects dead letters with it", refused: "an answer of 4xx within 3 s",
-			run: func(ctx context.Context, r *rig) (string, error) {
-				began := time.Now()
-				a, err := r.ask(request{url: "/v1/ops/dead-letters?where=" + escape(expr), token: token})
-				took := time.Since(began)
-				switch {
-				case took > 3*time.Second:
-					// What it began may go on: the next try is to find a server at rest.
-					return fmt.Sprintf("it took %s: %v", took, err), r.restart(ctx, "serve")
-				case err != nil:
-					return "", err
-				case a.status/100 != 4 && name != "deep":
-					return a.String(), nil
-				}
-				return "", nil
-			},
+		r.try(name, "selects dead letters with it", "an answer of 4xx within 3 s", func(ctx context.Context) string {
+			began := time.Now()
+			a, err := r.asked(request{url: "/v1/ops/dead-letters?where=" + escape(expr), token: token})
+			took := time.Since(began)
+			switch {
+			case took > 3*time.Second:
+				// What it began may go on: the next try is to find a server at rest.
+				r.restart(ctx, "serve")
+				return fmt.Sprintf("it took %s: %v", took, err)
+			case err != nil:
+				panic(err)
+			case a.status/100 != 4 && name != "deep":
+				return a.String()
+			}
+			return ""
 		})
 	}
-	return out, nil
 }
 
 // labelTries choose what would become a label of a metric, and so stay in memory.
-func labelTries(*rig) (out []try, err error) {
+func labelTries(r *world) {
 	for name, text := range map[string]string{
 		"method": "ATTACKMETHOD%d /healthz HTTP/1.1\r\nHost: x\r\n\r\n", "path": "GET /attackpath%d HTTP/1.1\r\nHost: x\r\n\r\n", "host": "GET /healthz HTTP/1.1\r\nHost: attackhost%d\r\n\r\n",
 		"provider": "POST /v1/receipts/attackprovider%d HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n", "user agent": "GET /healthz HTTP/1.1\r\nHost: x\r\nUser-Agent: attackagent%d\r\n\r\n",
 	} {
-		out = append(out, try{
-			name: name, does: "makes 200 requests, each with another one", refused: "that none of them stands in /metrics",
-			run: func(_ context.Context, r *rig) (string, error) {
-				for i := range 200 {
-					if _, err := raw(apiAddr, fmt.Sprintf(text, i)); err != nil {
-						return "", err
-					}
-				}
-				a, err := r.must(request{url: "http://127.0.0.1:" + adminPort + "/metrics"})
-				if at := strings.Index(strings.ToLower(a.body), "attack"); at >= 0 {
-					return "in /metrics stands " + a.body[max(0, at-60):at+40], nil
-				}
-				return "", err
-			},
+		r.try(name, "makes 200 requests, each with another one", "that none of them stands in /metrics", func(context.Context) string {
+			for i := range 200 {
+				rig.Must(raw(apiAddr, fmt.Sprintf(text, i)))
+			}
+			a := r.must(request{url: "http://127.0.0.1:" + adminPort + "/metrics"})
+			if at := strings.Index(strings.ToLower(a.body), "attack"); at >= 0 {
+				return "in /metrics stands " + a.body[max(0, at-60):at+40]
+			}
+			return ""
 		})
 	}
-	return out, nil
 }

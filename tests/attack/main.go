@@ -16,12 +16,11 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/notifyd/notifyd/tests/internal/victim"
+	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
 type options struct {
@@ -34,7 +33,7 @@ type options struct {
 
 func main() {
 	var o options
-	flag.StringVar(&o.mutant, "mutant", "", "break a mechanism first, and make the tries of the group that must notice, unless -only says which: "+strings.Join(mutantNames(), " "))
+	flag.StringVar(&o.mutant, "mutant", "", "break a mechanism first, and make the tries of the group that must notice, unless -only says which: "+strings.Join(rig.MutantNames("attack"), " "))
 	list := flag.Bool("mutants", false, "print the mutants' names")
 	flag.StringVar(&o.only, "only", "", "make only the tries whose group is one of these, with commas between")
 	flag.BoolVar(&o.keep, "keep", false, "keep the data and the logs")
@@ -42,71 +41,53 @@ func main() {
 	flag.StringVar(&o.inside, "inside", "", "used by the command itself: the folder of the binaries")
 	flag.Parse()
 	if *list {
-		fmt.Println(strings.Join(mutantNames(), "\n"))
+		fmt.Println(strings.Join(rig.MutantNames("attack"), "\n"))
 		return
 	}
 	if o.inside != "" {
-		victim.Main("attack", o.keep, o.attack)
+		rig.Main("attack", o.keep, o.attack)
 		return
 	}
-	victim.Main("attack", o.keep, o.outside)
+	rig.Main("attack", o.keep, o.outside)
 }
 
 // outside builds the binaries and runs this command again in a world of its own.
-func (o *options) outside(ctx context.Context, dir string) (ok bool, err error) {
-	var broken *victim.Mutant
-	if o.mutant != "" {
-		m, known := mutants[o.mutant]
-		if !known {
-			return false, fmt.Errorf("no mutant is called %q; there are %s", o.mutant, strings.Join(mutantNames(), ", "))
-		}
-		broken = &m
-	}
-	if _, err := victim.Build(ctx, ".", dir, broken); err != nil {
-		return false, err
-	}
-	build := exec.CommandContext(ctx, "go", "build", "-o", filepath.Join(dir, "notifyctl"), "./cmd/notifyctl")
-	if out, err := build.CombinedOutput(); err != nil {
-		return false, fmt.Errorf("build: %w\n%s", err, out)
-	}
-	self, err := os.Executable()
-	if err != nil {
-		return false, err
-	}
+func (o *options) outside(ctx context.Context, dir string) (ok bool) {
+	rig.Must(rig.Notifyd(ctx, dir, "attack", o.mutant))
+	rig.Must(rig.Notifyctl(ctx, dir))
+	self := rig.Must(os.Executable())
 	c := exec.CommandContext(ctx, self, append([]string{"-inside", dir}, os.Args[1:]...)...)
 	c.Stdout, c.Stderr = os.Stdout, os.Stderr
 	c.Cancel = func() error { return c.Process.Signal(os.Interrupt) }
 	apart(c)
-	err = c.Run()
+	err := c.Run()
 	if c.ProcessState == nil {
-		return false, fmt.Errorf("a network of its own is needed, which takes root or user namespaces: %w", err)
+		panic(fmt.Errorf("a network of its own is needed, which takes root or user namespaces: %w", err))
 	}
 	switch c.ProcessState.ExitCode() {
 	case 0:
-		return true, nil
+		return true
 	case 1:
-		return false, nil
+		return false
 	}
-	return false, fmt.Errorf("the tries could not be made: %w", err)
+	panic(fmt.Errorf("the tries could not be made: %w", err))
 }
 
 // attack makes the tries.
-func (o *options) attack(ctx context.Context, dir string) (ok bool, err error) {
+func (o *options) attack(ctx context.Context, dir string) (ok bool) {
 	began := time.Now()
 	ctx, stop := context.WithTimeout(ctx, 10*time.Minute)
 	defer stop()
 	if err := enterWorld(dir); err != nil {
-		return false, fmt.Errorf("the network of its own: %w", err)
+		panic(fmt.Errorf("the network of its own: %w", err))
 	}
-	r, err := newRig(ctx, o.inside, dir)
+	r := &world{bin: o.inside, dir: dir, procs: map[string]*proc{}}
 	defer r.end()
-	if err != nil {
-		return false, err
-	}
+	r.open(ctx)
 	var t tally
 	only := o.only
 	if only == "" {
-		only = mutants[o.mutant].By // "": all groups
+		only = rig.Must(rig.Mutants("attack"))[o.mutant].By // "": all groups
 	}
 	for _, g := range groups() {
 		if only != "" && !slices.Contains(strings.Split(only, ","), g.name) {
@@ -114,7 +95,7 @@ func (o *options) attack(ctx context.Context, dir string) (ok bool, err error) {
 		}
 		if err := t.run(ctx, r, g, o.verbose); err != nil {
 			if t.through == 0 {
-				return false, err
+				panic(err)
 			}
 			// Something got through: that other tries could not be made is no better.
 			fmt.Println(" ", err)
@@ -123,5 +104,5 @@ func (o *options) attack(ctx context.Context, dir string) (ok bool, err error) {
 	}
 	good := t.through == 0 && t.tried > 0
 	fmt.Printf("attack tried=%d refused=%d through=%d seconds=%.0f ok=%v\n", t.tried, t.tried-t.through, t.through, time.Since(began).Seconds(), good)
-	return good, nil
+	return good
 }

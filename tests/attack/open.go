@@ -16,6 +16,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
 func gzipped(text string) string {
@@ -30,99 +32,77 @@ var formToken = regexp.MustCompile(`name="csrf" value="([^"]+)"`)
 
 // pageTries are of the operator page: without a session, with one but without its form
 // token, and with one that only looks.
-func pageTries(r *rig) (out []try, err error) {
+func pageTries(r *world) {
 	form := map[string]string{"Content-Type": "application/x-www-form-urlencoded"}
-	a, err := r.must(request{url: "/ui/sign-in"})
-	if err != nil {
-		return nil, err
-	}
+	a := r.must(request{url: "/ui/sign-in"})
 	found := formToken.FindStringSubmatch(a.body)
 	if found == nil {
-		return nil, errors.New("the form to sign in has no token of its own")
+		panic(errors.New("the form to sign in has no token of its own"))
 	}
 	csrf := "&csrf=" + escape(found[1])
 	opened, _, _ := strings.Cut(a.header.Get("Set-Cookie"), ";")
 	inForm := joined(form, map[string]string{"Cookie": opened})
-	signIn := func(scope string) (cookie string, err error) {
-		a, err := r.ask(request{method: "POST", url: "/ui/sign-in", body: "token=" + escape(r.keys.token("page", scope)) + csrf, header: inForm})
-		if err != nil || a.status != http.StatusSeeOther {
-			return "", fmt.Errorf("sign in: %s: %w", a, err)
+	signIn := func(scope string) (cookie string) {
+		a := r.ask(request{method: "POST", url: "/ui/sign-in", body: "token=" + escape(r.keys.token("page", scope)) + csrf, header: inForm})
+		if a.status != http.StatusSeeOther {
+			panic(fmt.Errorf("sign in: %s", a))
 		}
 		for _, c := range a.header.Values("Set-Cookie") {
 			name, value, _ := strings.Cut(strings.SplitN(c, ";", 2)[0], "=")
 			if !strings.Contains(c, "HttpOnly") || !strings.Contains(c, "SameSite=Strict") {
-				return "", fmt.Errorf("the cookie %s is open to scripts or to other sites: %s", name, c)
+				panic(fmt.Errorf("the cookie %s is open to scripts or to other sites: %s", name, c))
 			}
 			cookie += name + "=" + value + "; "
 		}
-		return cookie, nil
+		return cookie
 	}
-	session, err := signIn("operate")
-	if err != nil {
-		return nil, err
-	}
-	looks, err := signIn("observe")
-	if err != nil {
-		return nil, err
-	}
-	add := func(name, does string, q request, statuses ...int) {
-		out = append(out, wants(name, does, func(r *rig) (answer, error) { return r.ask(q) }, statuses...))
-	}
+	session := signIn("operate")
+	looks := signIn("observe")
 	pages := []string{"", "failures", "circuits", "dead-letters", "plan", "jobs", "jobs/x", "suppressions", "forecast", "audit", "find", "id/x", "users/x"}
 	for _, p := range pages {
-		add("look at "+p, "looks without a session", request{url: "/ui/" + p}, 303)
-		add("look at "+p+" with a session of its own", "makes up a session", request{url: "/ui/" + p, header: map[string]string{"Cookie": "session=AAAAAAAAAAAAAAAAAAAAAAAAAA; __Host-session=AAAAAAAAAAAAAAAAAAAAAAAAAA"}}, 303)
+		r.wants("look at "+p, "looks without a session", request{url: "/ui/" + p}, 303)
+		r.wants("look at "+p+" with a session of its own", "makes up a session", request{url: "/ui/" + p, header: map[string]string{"Cookie": "session=AAAAAAAAAAAAAAAAAAAAAAAAAA; __Host-session=AAAAAAAAAAAAAAAAAAAAAAAAAA"}}, 303)
 	}
 	for _, p := range []string{"circuits", "suppressions", "jobs", "jobs/x"} {
 		body := "name=provider:apns&to=open&action=cancel&reason=x&csrf="
-		add("change "+p, "changes without a session", request{method: "POST", url: "/ui/" + p, body: body, header: form}, 303, 403)
+		r.wants("change "+p, "changes without a session", request{method: "POST", url: "/ui/" + p, body: body, header: form}, 303, 403)
 		for name, h := range map[string]map[string]string{
 			"": {}, " from another site": {"Origin": "https://evil.test", "Sec-Fetch-Site": "cross-site"}, " from another origin": {"Origin": "http://evil.test"}, " from a sandbox": {"Origin": "null"}, " from a sister": {"Sec-Fetch-Site": "same-site"},
 		} {
 			header := joined(form, h, map[string]string{"Cookie": session})
-			add("change "+p+" without its form token"+name, "sends a form that is not of the session", request{method: "POST", url: "/ui/" + p, body: body, header: header}, 403)
-			add("change "+p+" with another form token"+name, "sends a form that is not of the session", request{method: "POST", url: "/ui/" + p, body: body + "AAAAAAAAAAAAAAAAAAAAAA", header: header}, 403)
+			r.wants("change "+p+" without its form token"+name, "sends a form that is not of the session", request{method: "POST", url: "/ui/" + p, body: body, header: header}, 403)
+			r.wants("change "+p+" with another form token"+name, "sends a form that is not of the session", request{method: "POST", url: "/ui/" + p, body: body + "AAAAAAAAAAAAAAAAAAAAAA", header: header}, 403)
 		}
-		add("change "+p+" by who looks", "changes with a session that only looks", request{method: "POST", url: "/ui/" + p, body: body, header: joined(form, map[string]string{"Cookie": looks})}, 403)
+		r.wants("change "+p+" by who looks", "changes with a session that only looks", request{method: "POST", url: "/ui/" + p, body: body, header: joined(form, map[string]string{"Cookie": looks})}, 403)
 	}
 	for _, token := range []string{"", "x", r.keys.token("page", "send read"), r.keys.signed("none", nil, nil, claimsOf("page", "operate")), r.keys.signed("ES256", r.keys.other, nil, claimsOf("page", "operate"))} {
-		add("sign in by "+strconv.Itoa(len(token))+" bytes", "signs in with a token that does not open the page", request{method: "POST", url: "/ui/sign-in", body: "token=" + escape(token) + csrf, header: inForm}, 400, 401, 403, 422)
+		r.wants("sign in by "+strconv.Itoa(len(token))+" bytes", "signs in with a token that does not open the page", request{method: "POST", url: "/ui/sign-in", body: "token=" + escape(token) + csrf, header: inForm}, 400, 401, 403, 422)
 	}
-	add("sign in from elsewhere", "signs a visitor in by a form of another page", request{method: "POST", url: "/ui/sign-in", body: "token=" + escape(r.keys.token("page", "operate")), header: form}, 403)
+	r.wants("sign in from elsewhere", "signs a visitor in by a form of another page", request{method: "POST", url: "/ui/sign-in", body: "token=" + escape(r.keys.token("page", "operate")), header: form}, 403)
 	good := escape(r.keys.token("page", "observe"))
 	for _, next := range []string{"//evil.test/", "https://evil.test/", "/\\evil.test/", "\\\\evil.test", "/ui/../../evil", "javascript:alert(1)", "/ui/\r\nX: y", "http:evil.test", "/v1/ops/callers", "///evil.test", "/%2f/evil.test", " //evil.test"} {
-		out = append(out, try{
-			name: "go on at " + strconv.Quote(next), does: "signs in and is led on", refused: "a way within the page",
-			run: func(_ context.Context, r *rig) (string, error) {
-				a, err := r.ask(request{method: "POST", url: "/ui/sign-in", body: "token=" + good + csrf + "&next=" + escape(next), header: inForm})
-				if to := a.header.Get("Location"); err == nil && a.status/100 == 3 && !strings.HasPrefix(to, "/ui/") || a.header.Get("X") != "" || strings.Contains(a.header.Get("Location"), "..") {
-					return "led to " + to, nil
-				}
-				return "", err
-			},
+		r.try("go on at "+strconv.Quote(next), "signs in and is led on", "a way within the page", func(context.Context) string {
+			a := r.ask(request{method: "POST", url: "/ui/sign-in", body: "token=" + good + csrf + "&next=" + escape(next), header: inForm})
+			if to := a.header.Get("Location"); a.status/100 == 3 && !strings.HasPrefix(to, "/ui/") || a.header.Get("X") != "" || strings.Contains(a.header.Get("Location"), "..") {
+				return "led to " + to
+			}
+			return ""
 		})
 	}
 	for _, text := range []string{"<script>alert(1)</script>", `"><img src=x onerror=alert(1)>`, "{{.}}", "'-alert(1)-'", "javascript:alert(1)"} {
 		for _, p := range []string{"find?q=", "id/", "users/", "dead-letters?code=", "dead-letters?where=", "jobs/", "sign-in?next=", "plan?where="} {
-			out = append(out, try{
-				name: "page " + p + text, does: "puts a script where the page shows what it was asked", refused: "that the page does not hold it as it is",
-				run: func(_ context.Context, r *rig) (string, error) {
-					a, err := r.ask(request{url: "/ui/" + p + strings.ReplaceAll(escape(text), "+", "%20"), header: map[string]string{"Cookie": session}})
-					if err != nil {
-						return "", err
-					}
-					if strings.Contains(a.body, "<script>alert") || strings.Contains(a.body, "<img src=x") || strings.Contains(a.body, `href="javascript:`) {
-						return a.String(), nil
-					}
-					if a.status == 200 && !strings.Contains(a.header.Get("Content-Security-Policy"), "script-src") && !strings.Contains(a.header.Get("Content-Security-Policy"), "default-src 'none'") {
-						return "a page without a policy: " + a.header.Get("Content-Security-Policy"), nil
-					}
-					return "", nil
-				},
+			r.try("page "+p+text, "puts a script where the page shows what it was asked", "that the page does not hold it as it is", func(context.Context) string {
+				a := r.ask(request{url: "/ui/" + p + strings.ReplaceAll(escape(text), "+", "%20"), header: map[string]string{"Cookie": session}})
+				if strings.Contains(a.body, "<script>alert") || strings.Contains(a.body, "<img src=x") || strings.Contains(a.body, `href="javascript:`) {
+					return a.String()
+				}
+				if a.status == 200 && !strings.Contains(a.header.Get("Content-Security-Policy"), "script-src") && !strings.Contains(a.header.Get("Content-Security-Policy"), "default-src 'none'") {
+					return "a page without a policy: " + a.header.Get("Content-Security-Policy")
+				}
+				return ""
 			})
 		}
 	}
-	return out, nil
 }
 
 // joined joins headers.
@@ -137,83 +117,59 @@ func joined(maps ...map[string]string) map[string]string {
 }
 
 // receiptTries are events that a provider did not send, or sent long ago.
-func receiptTries(*rig) (out []try, err error) {
+func receiptTries(r *world) {
 	const path = "/v1/receipts/sendgrid"
 	events := `[{"event":"bounce","email":"ann@shop.example","timestamp":1,"ref":"x"}]`
-	sent := func(r *rig, at, body string, key *ecdsa.PrivateKey) (answer, error) {
+	sent := func(at, body string, key *ecdsa.PrivateKey) request {
 		sum := sha256.Sum256([]byte(at + body))
-		sig, err := ecdsa.SignASN1(rand.Reader, key, sum[:])
-		if err != nil {
-			return answer{}, err
-		}
-		return r.ask(request{method: "POST", url: "http://" + jwksAddr + path, body: events, header: map[string]string{
-			"X-Twilio-Email-Event-Webhook-Timestamp": at, "X-Twilio-Email-Event-Webhook-Signature": base64.StdEncoding.EncodeToString(sig)}})
+		sig := rig.Must(ecdsa.SignASN1(rand.Reader, key, sum[:]))
+		return request{method: "POST", url: "http://" + jwksAddr + path, body: events, header: map[string]string{
+			"X-Twilio-Email-Event-Webhook-Timestamp": at, "X-Twilio-Email-Event-Webhook-Signature": base64.StdEncoding.EncodeToString(sig)}}
 	}
 	now := time.Now()
 	for name, at := range map[string]string{
 		"0": "0", "none": "", "text": "abc", "an hour ago": fmt.Sprint(now.Add(-time.Hour).Unix()), "in an hour": fmt.Sprint(now.Add(time.Hour).Unix()), "with a sign": "+" + fmt.Sprint(now.Unix()) + " ", "hex": "0x1", "too large": strings.Repeat("9", 30),
 	} {
-		out = append(out, wants("sendgrid signed at "+name, "sends a signed event with another time", func(r *rig) (answer, error) {
-			return sent(r, at, events, r.keys.events)
-		}, 400, 401, 403, 422))
+		r.wants("sendgrid signed at "+name, "sends a signed event with another time", sent(at, events, r.keys.events), 400, 401, 403, 422)
 	}
-	out = append(out, wants("sendgrid by another key", "signs an event with another key", func(r *rig) (answer, error) {
-		return sent(r, fmt.Sprint(now.Unix()), events, r.keys.other)
-	}, 401, 403), wants("sendgrid with another body", "sends another body than was signed", func(r *rig) (answer, error) {
-		return sent(r, fmt.Sprint(now.Unix()), "[]", r.keys.events)
-	}, 401, 403))
+	r.wants("sendgrid by another key", "signs an event with another key", sent(fmt.Sprint(now.Unix()), events, r.keys.other), 401, 403)
+	r.wants("sendgrid with another body", "sends another body than was signed", sent(fmt.Sprint(now.Unix()), "[]", r.keys.events), 401, 403)
 	for _, header := range []map[string]string{
 		nil, {"X-Twilio-Signature": ""}, {"X-Twilio-Signature": "AAAA"}, {"X-Twilio-Email-Event-Webhook-Signature": "AAAA"}, {"X-Twilio-Email-Event-Webhook-Signature": "MAYCAQECAQE=", "X-Twilio-Email-Event-Webhook-Timestamp": fmt.Sprint(now.Unix())},
 	} {
 		for _, to := range []string{jwksAddr + path, jwksAddr + "/v1/receipts/twilio", apiAddr + path, apiAddr + "/v1/receipts/twilio", apiAddr + "/v1/receipts/apns", apiAddr + "/v1/receipts/%2e%2e"} {
-			out = append(out, wants(fmt.Sprintf("%s with %v", to, header), "sends an event without a signature that fits", func(r *rig) (answer, error) {
-				return r.ask(request{method: "POST", url: "http://" + to, body: events, header: header})
-			}, 400, 401, 403, 404, 415, 422, 503))
+			r.wants(fmt.Sprintf("%s with %v", to, header), "sends an event without a signature that fits", request{method: "POST", url: "http://" + to, body: events, header: header}, 400, 401, 403, 404, 415, 422, 503)
 		}
 	}
-	return out, nil
 }
 
 // listenerTries ask listeners that need no token as a web page would whose name was
 // pointed at this machine, and from other machines.
-func listenerTries(*rig) (out []try, err error) {
+func listenerTries(r *world) {
 	admin := "http://127.0.0.1:" + adminPort
 	for _, host := range []string{"evil.test", "evil.test:7421", "localhost.evil.test", "127.0.0.1.evil.test", "0.0.0.0", "[::]", "10.0.0.1", "localhost:x.evil.test", "2130706433", "LOCALHOST.", "127.1"} {
 		for _, q := range []struct{ method, url string }{
 			{"GET", admin + "/metrics"}, {"GET", admin + "/debug/pprof/"}, {"GET", admin + "/debug/pprof/cmdline"}, {"GET", admin + "/debug/pprof/heap"},
 			{"GET", "http://" + simsAddr + "/inbox.json"}, {"GET", "http://" + simsAddr + "/credentials.json"}, {"GET", "http://" + simsAddr + "/ledger/totals"}, {"DELETE", "http://" + simsAddr + "/ledger"}, {"POST", "http://" + simsAddr + "/control/rules"},
 		} {
-			out = append(out, wants(q.method+" "+q.url+" as "+host, "asks with another Host", func(r *rig) (answer, error) {
-				return r.ask(request{method: q.method, url: q.url, header: map[string]string{"Host": host, "Origin": "http://" + host}})
-			}, 400, 403, 421, 422))
+			r.wants(q.method+" "+q.url+" as "+host, "asks with another Host", request{method: q.method, url: q.url, header: map[string]string{"Host": host, "Origin": "http://" + host}}, 400, 403, 421, 422)
 		}
 	}
 	for _, p := range []string{"", "cmdline", "profile", "symbol", "trace", "heap", "goroutine?debug=2", "allocs"} {
-		out = append(out, wants("pprof/"+p+" from another machine", "asks the admin listener at an address that others reach", func(r *rig) (answer, error) {
-			return r.ask(request{url: "http://10.9.9.9:" + adminPort + "/debug/pprof/" + p})
-		}, 403))
+		r.wants("pprof/"+p+" from another machine", "asks the admin listener at an address that others reach", request{url: "http://10.9.9.9:" + adminPort + "/debug/pprof/" + p}, 403)
 	}
 	for _, s := range []string{"99999", "91", "0", "-1", "NaN", "Inf", "1e9", "x"} {
 		for _, p := range []string{"profile", "trace"} {
-			out = append(out, wants("pprof/"+p+" for "+s+" s", "asks for a profile without end", func(r *rig) (answer, error) {
-				return r.ask(request{url: admin + "/debug/pprof/" + p + "?seconds=" + s})
-			}, 400))
+			r.wants("pprof/"+p+" for "+s+" s", "asks for a profile without end", request{url: admin + "/debug/pprof/" + p + "?seconds=" + s}, 400)
 		}
 	}
 	for _, a := range []string{apiAddr, jwksAddr, kafkaAddr, simsAddr} {
-		_, port, err := net.SplitHostPort(a)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, try{
-			name: "port " + port + " from another machine", does: "connects to an address that others reach", refused: "that nothing listens there",
-			run: func(ctx context.Context, _ *rig) (string, error) {
-				if dialled(ctx, "10.9.9.9:"+port) == nil {
-					return "a connection", nil
-				}
-				return "", nil
-			},
+		_, port := rig.Must2(net.SplitHostPort(a))
+		r.try("port "+port+" from another machine", "connects to an address that others reach", "that nothing listens there", func(ctx context.Context) string {
+			if dialled(ctx, "10.9.9.9:"+port) == nil {
+				return "a connection"
+			}
+			return ""
 		})
 	}
-	return out, nil
 }

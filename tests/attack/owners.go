@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"net/http"
 	"net/netip"
 	"strings"
 	"time"
@@ -32,38 +31,27 @@ type belongings struct {
 const callerScopes = "send read trigger users"
 
 // belong makes what alice owns.
-func (r *rig) belong() (b belongings, token string, err error) {
+func (r *world) belong() (b belongings, token string) {
 	const base = "https://hooks." + domain + "/"
-	alice, a, err := r.caller(base)
-	if err != nil || a.status != http.StatusOK {
-		return b, "", fmt.Errorf("%s: %w", a, err)
-	}
-	token = r.keys.token(alice, callerScopes)
+	token = r.keys.token(r.mustCaller(base), callerScopes)
 	b = belongings{campaign: "cmp_01KAJ8Q2T5E7V9XCB3M4N6P8RS", key: "alices-key", secret: "alices-secret-text"}
 	post := func(path, body, field string, header map[string]string) (id string) {
-		var got answer
-		if err == nil {
-			got, err = r.must(request{method: "POST", url: path, token: token, body: body, header: header})
-		}
-		return got.field(field)
+		return r.must(request{method: "POST", url: path, token: token, body: body, header: header}).field(field)
 	}
 	b.note = post("/v1/notifications", noteTo("alices-user", b.secret), "notification_id", map[string]string{"Idempotency-Key": b.key})
 	b.schedule = post("/v1/notifications", later(noteTo("alices-user", b.secret)), "notification_id", nil)
 	fan := fmt.Sprintf(`{"channel":"push","category":"marketing","content":{"title":"t","body":%q},"campaign":%q,"part":0,"receivers":["alices-user","alices-other"]}`, b.secret, b.campaign)
 	b.fan = strings.TrimSuffix(post("/v1/notifications:fanout", later(fan), "first_id", nil), "-0")
 	b.trigger = post("/v1/triggers", strings.Replace(triggerOf(base), `"delay_seconds":0`, `"delay_seconds":3600`, 1), "trigger_id", nil)
-	if err == nil && (b.note == "" || b.schedule == "" || b.fan == "" || b.trigger == "") {
-		err = fmt.Errorf("alice lacks something: %+v", b)
+	if b.note == "" || b.schedule == "" || b.fan == "" || b.trigger == "" {
+		panic(fmt.Errorf("alice lacks something: %+v", b))
 	}
-	return b, token, err
+	return b, token
 }
 
 // ownerTries are of a caller who knows the ids of another's.
-func ownerTries(r *rig) (out []try, err error) {
-	b, alice, err := r.belong()
-	if err != nil {
-		return nil, err
-	}
+func ownerTries(r *world) {
+	b, alice := r.belong()
 	mallory := r.keys.token("mallory", callerScopes)
 	type look struct{ method, path, body string }
 	var looks []look
@@ -77,140 +65,98 @@ func ownerTries(r *rig) (out []try, err error) {
 	}
 	looks = append(looks, look{"GET", "/v1/campaigns/" + b.campaign, ""}, look{"DELETE", "/v1/campaigns/" + b.campaign, ""}, look{"GET", "/v1/ops/dead-letters/" + b.note, ""})
 	for _, l := range looks {
-		out = append(out, wants(l.method+" "+l.path, "asks for what another caller has", func(r *rig) (answer, error) {
-			return r.ask(request{method: l.method, url: l.path, token: mallory, body: l.body})
-		}, 400, 403, 404, 410, 422))
+		r.wants(l.method+" "+l.path, "asks for what another caller has", request{method: l.method, url: l.path, token: mallory, body: l.body}, 400, 403, 404, 410, 422)
 	}
 	for _, path := range []string{
 		"/v1/triggers", "/v1/triggers?caller=", "/v1/triggers?caller=alice", "/v1/schedules", "/v1/schedules?caller=", "/v1/schedules?caller=alice", "/v1/failed", "/v1/failed?caller=alice",
 		"/v1/notifications", "/v1/notifications?caller=", "/v1/notifications?caller=alice", "/v1/notifications?user_id=alices-user", "/v1/users/alices-user/notifications?caller=alice", "/v1/users/alices-user/notifications",
 	} {
-		out = append(out, try{
-			name: "list " + path, does: "lists", refused: "an answer without anything of another caller's",
-			run: func(_ context.Context, r *rig) (string, error) {
-				a, err := r.ask(request{url: path, token: mallory})
-				for _, of := range []string{b.note, b.schedule, b.fan, b.trigger, b.campaign, b.secret} {
-					if strings.Contains(a.body, of) {
-						return a.String(), nil
-					}
+		r.try("list "+path, "lists", "an answer without anything of another caller's", func(context.Context) string {
+			a := r.ask(request{url: path, token: mallory})
+			for _, of := range []string{b.note, b.schedule, b.fan, b.trigger, b.campaign, b.secret} {
+				if strings.Contains(a.body, of) {
+					return a.String()
 				}
-				return "", err
-			},
+			}
+			return ""
 		})
 	}
-	out = append(out, keyTries(b, mallory)...)
-	cursors, err := cursorTries(r, alice, mallory)
-	if err != nil {
-		return nil, err
-	}
-	out = append(out, cursors...)
+	r.keyTries(b, mallory)
+	r.cursorTries(alice, mallory)
 	// At last: what alice has is as it was.
 	for _, path := range []string{"/v1/notifications/" + b.note, "/v1/notifications/" + b.schedule, "/v1/notifications/" + b.fan, "/v1/triggers/" + b.trigger} {
-		before, err := r.must(request{url: path, token: alice})
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, try{
-			name: "change of " + path, does: "has tried to change or cancel it", refused: "that it is not cancelled and due when it was",
-			run: func(_ context.Context, r *rig) (string, error) {
-				a, err := r.must(request{url: path, token: alice})
-				if err == nil && (strings.Contains(a.body, "CANCELLED") || a.field("fire_at") != before.field("fire_at") || a.field("scheduled_at") != before.field("scheduled_at")) {
-					return a.String(), nil
-				}
-				return "", err
-			},
+		before := r.must(request{url: path, token: alice})
+		r.try("change of "+path, "has tried to change or cancel it", "that it is not cancelled and due when it was", func(context.Context) string {
+			a := r.must(request{url: path, token: alice})
+			if strings.Contains(a.body, "CANCELLED") || a.field("fire_at") != before.field("fire_at") || a.field("scheduled_at") != before.field("scheduled_at") {
+				return a.String()
+			}
+			return ""
 		})
 	}
-	return out, nil
 }
 
 // keyTries use another caller's idempotency key and campaign.
-func keyTries(b belongings, mallory string) []try {
-	return []try{
-		{
-			name: "idempotency key", does: "sends under the key of another caller's request", refused: "an answer without that caller's id",
-			run: func(_ context.Context, r *rig) (string, error) {
-				a, err := r.ask(request{method: "POST", url: "/v1/notifications", token: mallory, body: noteTo("alices-user", b.secret), header: map[string]string{"Idempotency-Key": b.key}})
-				if err == nil && (strings.Contains(a.body, b.note) || a.header.Get("Idempotency-Replayed") != "") {
-					return a.String(), nil
-				}
-				return "", err
-			},
-		},
-		{
-			name: "campaign part", does: "sends the part of another caller's campaign again", refused: "an answer without that caller's id",
-			run: func(_ context.Context, r *rig) (string, error) {
-				body := fmt.Sprintf(`{"channel":"push","category":"marketing","content":{"title":"t","body":"x"},"campaign":%q,"part":0,"receivers":["alices-user"]}`, b.campaign)
-				a, err := r.ask(request{method: "POST", url: "/v1/notifications:fanout", token: mallory, body: body})
-				if err == nil && strings.Contains(a.body, b.fan) {
-					return a.String(), nil
-				}
-				return "", err
-			},
-		},
-	}
+func (r *world) keyTries(b belongings, mallory string) {
+	r.try("idempotency key", "sends under the key of another caller's request", "an answer without that caller's id", func(context.Context) string {
+		a := r.ask(request{method: "POST", url: "/v1/notifications", token: mallory, body: noteTo("alices-user", b.secret), header: map[string]string{"Idempotency-Key": b.key}})
+		if strings.Contains(a.body, b.note) || a.header.Get("Idempotency-Replayed") != "" {
+			return a.String()
+		}
+		return ""
+	})
+	r.try("campaign part", "sends the part of another caller's campaign again", "an answer without that caller's id", func(context.Context) string {
+		body := fmt.Sprintf(`{"channel":"push","category":"marketing","content":{"title":"t","body":"x"},"campaign":%q,"part":0,"receivers":["alices-user"]}`, b.campaign)
+		a := r.ask(request{method: "POST", url: "/v1/notifications:fanout", token: mallory, body: body})
+		if strings.Contains(a.body, b.fan) {
+			return a.String()
+		}
+		return ""
+	})
 }
 
 // cursorTries use cursors that are not the caller's, or not of the listing, or changed.
-func cursorTries(r *rig, alice, mallory string) (out []try, err error) {
+func (r *world) cursorTries(alice, mallory string) {
 	for _, body := range []string{"bb", "cc"} { // so that each listing goes on
-		if _, err := r.must(request{method: "POST", url: "/v1/notifications", token: alice, body: later(noteTo("alices-user", body))}); err != nil {
-			return nil, err
-		}
+		r.must(request{method: "POST", url: "/v1/notifications", token: alice, body: later(noteTo("alices-user", body))})
 	}
-	a, err := r.must(request{url: "/v1/schedules?limit=1", token: alice})
-	if err != nil {
-		return nil, err
-	}
+	a := r.must(request{url: "/v1/schedules?limit=1", token: alice})
 	cursor := a.field("cursor")
 	if len(cursor) < 10 {
-		return nil, fmt.Errorf("a listing without a cursor: %s", a)
+		panic(fmt.Errorf("a listing without a cursor: %s", a))
 	}
 	last := cursor[:len(cursor)-1] + string("AB"[map[bool]int{true: 1, false: 0}[cursor[len(cursor)-1] == 'A']])
 	for name, c := range map[string]string{"another's": cursor, "changed": last, "shorter": cursor[:len(cursor)-2], "longer": cursor + "AAAA", "an id": "ntf_01KAJ8Q2T5E7V9XCB3M4N6P8RS", "zeros": strings.Repeat("A", 60), "no text": "\x00", "a path": "../../x", "huge": strings.Repeat("A", 4000)} {
 		for _, path := range []string{"/v1/schedules", "/v1/triggers", "/v1/failed", "/v1/users/alices-user/notifications"} {
-			out = append(out, wants("cursor "+name+" at "+path, "goes on where another listing has ended", func(r *rig) (answer, error) {
-				return r.ask(request{url: path + "?cursor=" + escape(c), token: mallory})
-			}, 400, 422))
+			r.wants("cursor "+name+" at "+path, "goes on where another listing has ended", request{url: path + "?cursor=" + escape(c), token: mallory}, 400, 422)
 		}
 	}
-	return out, nil
 }
 
 // namespaceTries are of a token that is bound to users.
-func namespaceTries(r *rig) (out []try, err error) {
+func namespaceTries(r *world) {
 	token := r.keys.signed("ES256", r.keys.own, nil, with(claimsOf("shop", callerScopes), map[string]any{"users": "shop:"}))
-	if _, err := r.must(request{method: "PUT", url: "/v1/users/shop:ann", token: token, body: `{}`}); err != nil {
-		return nil, err
-	}
+	r.must(request{method: "PUT", url: "/v1/users/shop:ann", token: token, body: `{}`})
 	for _, user := range []string{"bank:ann", "shop", "shopping:ann", "Shop:ann", "%20shop:ann", "bank:shop:ann", "shop%253Aann", "shop;ann", "x", ".shop:ann", "..%2fshop:ann"} {
 		for _, l := range []struct{ method, path, body string }{
 			{"GET", "/v1/users/" + user, ""}, {"PUT", "/v1/users/" + user, "{}"}, {"GET", "/v1/users/" + user + "/notifications", ""}, {"HEAD", "/v1/users/" + user, ""},
 		} {
-			out = append(out, wants(l.method+" "+l.path, "asks for a user of another namespace", func(r *rig) (answer, error) {
-				return r.ask(request{method: l.method, url: l.path, token: token, body: l.body})
-			}, 400, 403, 404, 422))
+			r.wants(l.method+" "+l.path, "asks for a user of another namespace", request{method: l.method, url: l.path, token: token, body: l.body}, 400, 403, 404, 422)
 		}
 	}
 	for _, user := range []string{"bank:ann", "shop", "Shop:ann", " shop:ann", "\u200bshop:ann"} {
-		out = append(out, wants("send to "+fmt.Sprintf("%q", user), "sends to a user of another namespace", func(r *rig) (answer, error) {
-			return r.ask(request{method: "POST", url: "/v1/notifications", token: token, body: noteTo(user, "x")})
-		}, 400, 403, 422))
+		r.wants("send to "+fmt.Sprintf("%q", user), "sends to a user of another namespace", request{method: "POST", url: "/v1/notifications", token: token, body: noteTo(user, "x")}, 400, 403, 422)
 		for _, body := range []struct{ kind, path, text string }{
 			{"batch", "/v1/notifications:batch", "[" + noteTo(user, "x") + "," + noteTo("shop:ann", "x") + "]"},
 			{"fan-out", "/v1/notifications:fanout", fmt.Sprintf(`{"channel":"push","category":"marketing","content":{"title":"t","body":"x"},"receivers":[%q,"shop:ann"]}`, user)},
 		} {
-			out = append(out, try{
-				name: fmt.Sprintf("%s with %q", body.kind, user), does: "sends to such a user among others", refused: "an answer of 4xx, or one that takes only the other",
-				run: func(_ context.Context, r *rig) (string, error) {
-					a, err := r.ask(request{method: "POST", url: body.path, token: token, body: body.text})
-					if err == nil && a.status/100 != 4 && !strings.Contains(a.body, `"accepted":1`) {
-						return a.String(), nil
-					}
-					return "", err
-				},
+			r.try(fmt.Sprintf("%s with %q", body.kind, user), "sends to such a user among others", "an answer of 4xx, or one that takes only the other", func(context.Context) string {
+				a := r.ask(request{method: "POST", url: body.path, token: token, body: body.text})
+				if a.status/100 != 4 && !strings.Contains(a.body, `"accepted":1`) {
+					return a.String()
+				}
+				return ""
 			})
 		}
 	}
-	return out, nil
 }

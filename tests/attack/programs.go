@@ -19,7 +19,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
-	"github.com/notifyd/notifyd/tests/internal/victim"
+	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
 // readable are the requests that the log's port answers.
@@ -30,7 +30,7 @@ var readable = map[kmsg.Key]bool{
 
 // kafkaTries are frames for the port of the embedded log: what ended the process, what
 // changes the log, and what it would keep in memory.
-func kafkaTries(*rig) (out []try, err error) {
+func kafkaTries(r *world) {
 	frame := func(req kmsg.Request, version int16) []byte {
 		req.SetVersion(version)
 		return kmsg.NewRequestFormatter(kmsg.FormatterClientID("attack")).AppendRequest(nil, req, 7)
@@ -55,85 +55,63 @@ func kafkaTries(*rig) (out []try, err error) {
 		}
 	}
 	for name, b := range frames {
-		out = append(out, try{
-			name: name, does: "sends it to the log's port", refused: "that the connection is closed without an answer, and the server goes on",
-			run: func(_ context.Context, r *rig) (string, error) {
-				conn, err := net.DialTimeout("tcp", kafkaAddr, 5*time.Second)
-				if err != nil {
-					return "", err
-				}
-				defer conn.Close()
-				_ = conn.SetDeadline(time.Now().Add(12 * time.Second))
-				_, _ = conn.Write(b) // it may be closed meanwhile
-				got, err := io.ReadAll(conn)
-				if ne, ok := errors.AsType[net.Error](err); ok && ne.Timeout() {
-					return "the connection stays", nil
-				}
-				if len(got) > 0 {
-					return fmt.Sprintf("answered %x", got[:min(len(got), 40)]), nil
-				}
-				if r.ended() != "" {
-					return "the server ended", nil
-				}
-				return "", nil
-			},
+		r.try(name, "sends it to the log's port", "that the connection is closed without an answer, and the server goes on", func(context.Context) string {
+			conn := rig.Must(net.DialTimeout("tcp", kafkaAddr, 5*time.Second))
+			defer conn.Close()
+			_ = conn.SetDeadline(time.Now().Add(12 * time.Second))
+			_, _ = conn.Write(b) // it may be closed meanwhile
+			got, err := io.ReadAll(conn)
+			if ne, ok := errors.AsType[net.Error](err); ok && ne.Timeout() {
+				return "the connection stays"
+			}
+			if len(got) > 0 {
+				return fmt.Sprintf("answered %x", got[:min(len(got), 40)])
+			}
+			if r.ended() != "" {
+				return "the server ended"
+			}
+			return ""
 		})
 	}
-	return out, nil
 }
 
 // clientTries are servers that a client should not trust with more than the request.
-func clientTries(*rig) (out []try, err error) {
+func clientTries(r *world) {
 	for _, status := range []int{301, 302, 307, 308} {
-		out = append(out, try{
-			name: fmt.Sprintf("redirect %d", status), does: "answers notifyctl with a redirect to another port", refused: "that the token is not sent there",
-			run: func(ctx context.Context, r *rig) (string, error) {
-				got := make(chan string, 16)
-				other, stopOther, err := serveOn("127.0.0.1:0", func(_ http.ResponseWriter, q *http.Request) { got <- q.Header.Get("Authorization") })
-				if err != nil {
-					return "", err
-				}
-				defer stopOther()
-				first, stop, err := serveOn("127.0.0.1:0", func(w http.ResponseWriter, q *http.Request) {
-					http.Redirect(w, q, "http://"+other+q.URL.Path, status)
-				})
-				if err != nil {
-					return "", err
-				}
-				defer stop()
-				token := r.file(fmt.Sprintf("token-%d", status))
-				if err := os.WriteFile(token, []byte(r.keys.token("op", "operate")), 0o600); err != nil {
-					return "", err
-				}
-				_, _ = r.run(ctx, "notifyctl", "--server", "http://"+first, "--token-file", token, "--timeout", "3s", "caller", "ls")
-				select {
-				case header := <-got:
-					return "followed, with Authorization of " + fmt.Sprint(len(header)) + " bytes", nil
-				default:
-					return "", nil
-				}
-			},
+		r.try(fmt.Sprintf("redirect %d", status), "answers notifyctl with a redirect to another port", "that the token is not sent there", func(ctx context.Context) string {
+			got := make(chan string, 16)
+			other, stopOther := serveOn("127.0.0.1:0", func(_ http.ResponseWriter, q *http.Request) { got <- q.Header.Get("Authorization") })
+			defer stopOther()
+			first, stop := serveOn("127.0.0.1:0", func(w http.ResponseWriter, q *http.Request) {
+				http.Redirect(w, q, "http://"+other+q.URL.Path, status)
+			})
+			defer stop()
+			token := r.file(fmt.Sprintf("token-%d", status))
+			rig.Ok(os.WriteFile(token, []byte(r.keys.token("op", "operate")), 0o600))
+			_, _ = r.run(ctx, "notifyctl", "--server", "http://"+first, "--token-file", token, "--timeout", "3s", "caller", "ls")
+			select {
+			case header := <-got:
+				return "followed, with Authorization of " + fmt.Sprint(len(header)) + " bytes"
+			default:
+				return ""
+			}
 		})
 	}
-	return out, nil
 }
 
 // serveOn serves h until stop is called.
-func serveOn(addr string, h http.HandlerFunc) (at string, stop func(), err error) {
-	ln, err := net.Listen("tcp", addr)
-	if err != nil {
-		return "", nil, err
-	}
+func serveOn(addr string, h http.HandlerFunc) (at string, stop func()) {
+	ln := rig.Must(net.Listen("tcp", addr))
 	srv := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second}
 	go func() { _ = srv.Serve(ln) }()
-	return ln.Addr().String(), func() { _ = srv.Close() }, nil
+	return ln.Addr().String(), func() { _ = srv.Close() }
 }
 
 // run runs a program of ours to its end and returns all that it said.
-func (r *rig) run(ctx context.Context, name string, args ...string) (string, error) {
+func (r *world) run(ctx context.Context, name string, args ...string) (string, error) {
 	ctx, stop := context.WithTimeout(ctx, 20*time.Second)
 	defer stop()
-	c := victim.DieWithStarter(exec.CommandContext(ctx, filepath.Join(r.bin, name), args...))
+	c := rig.DieWithStarter(exec.CommandContext(ctx, filepath.Join(r.bin, name), args...))
 	c.Env = append(r.environ(), "NO_PROXY=*")
 	out, err := c.CombinedOutput()
 	if ctx.Err() != nil {
@@ -143,25 +121,16 @@ func (r *rig) run(ctx context.Context, name string, args ...string) (string, err
 }
 
 // startTries are settings with which no server may start.
-func startTries(r *rig) (out []try, err error) {
+func startTries(r *world) {
 	for _, name := range []string{"open.pem", "open.key"} {
-		b, err := os.ReadFile(r.file("key.pem"))
-		if err != nil {
-			return nil, err
-		}
+		b := rig.Must(os.ReadFile(r.file("key.pem")))
 		if name == "open.key" {
 			b = []byte(strings.Repeat("secret", 8))
 		}
-		if err := os.WriteFile(r.file(name), b, 0o600); err != nil {
-			return nil, err
-		}
-		if err := os.Chmod(r.file(name), 0o644); err != nil {
-			return nil, err
-		}
+		rig.Ok(os.WriteFile(r.file(name), b, 0o600))
+		rig.Ok(os.Chmod(r.file(name), 0o644))
 	}
-	if err := os.WriteFile(r.file("short.key"), []byte("short"), 0o600); err != nil {
-		return nil, err
-	}
+	rig.Ok(os.WriteFile(r.file("short.key"), []byte("short"), 0o600))
 	key := "auth.key_file=" + r.file("key.pem")
 	for i, sets := range [][]string{
 		{"auth.hs256_file=" + r.file("open.key")}, {"auth.hs256_file=" + r.file("short.key")}, {"auth.key_file=" + r.file("open.pem")}, {"auth.key_file=" + r.file("open.key")}, {"auth.key_file=/dev/null"}, {},
@@ -170,31 +139,27 @@ func startTries(r *rig) (out []try, err error) {
 		{key, "providers.sendgrid.key_file=" + r.file("open.key")}, {key, "providers.twilio.accounts_file=" + r.file("open.key")}, {key, "providers.apns.key_file=" + r.file("open.pem")}, {key, "triggers.allow=::ffff:10.0.0.0/104"}, {key, "triggers.allow=everything"},
 		{key, "tracing.headers_file=" + r.file("open.key"), "tracing.endpoint=http://127.0.0.1:4318"},
 	} {
-		out = append(out, try{
-			name: fmt.Sprint(i, " ", strings.ReplaceAll(strings.Join(sets, " "), r.dir+"/", "")), does: "starts a server with such settings", refused: "that it does not start",
-			run: func(ctx context.Context, r *rig) (string, error) {
-				args := []string{"serve", "--data-dir", r.file(fmt.Sprint("data-start-", i)), "--set", "providers.stub=true", "--set", "api.admin=", "--set", "log.listen=off", "--set", "api.listen=127.0.0.1:7920"}
-				if !strings.Contains(strings.Join(sets, " "), "providers.") {
-					args = append(args, "--set", "log.listen=off")
-				} else {
-					args[4] = "providers.stub=false"
-				}
-				for _, kv := range sets {
-					args = append(args, "--set", kv)
-				}
-				said, err := r.run(ctx, "notifyd", args...)
-				if strings.Contains(said, `"msg":"ready"`) || err == nil {
-					return "it started: " + said[max(0, len(said)-200):], nil
-				}
-				return "", nil
-			},
+		r.try(fmt.Sprint(i, " ", strings.ReplaceAll(strings.Join(sets, " "), r.dir+"/", "")), "starts a server with such settings", "that it does not start", func(ctx context.Context) string {
+			args := []string{"serve", "--data-dir", r.file(fmt.Sprint("data-start-", i)), "--set", "providers.stub=true", "--set", "api.admin=", "--set", "log.listen=off", "--set", "api.listen=127.0.0.1:7920"}
+			if !strings.Contains(strings.Join(sets, " "), "providers.") {
+				args = append(args, "--set", "log.listen=off")
+			} else {
+				args[4] = "providers.stub=false"
+			}
+			for _, kv := range sets {
+				args = append(args, "--set", kv)
+			}
+			said, err := r.run(ctx, "notifyd", args...)
+			if strings.Contains(said, `"msg":"ready"`) || err == nil {
+				return "it started: " + said[max(0, len(said)-200):]
+			}
+			return ""
 		})
 	}
-	return out, nil
 }
 
 // backupTries are files that restore must not unpack.
-func backupTries(r *rig) (out []try, err error) {
+func backupTries(r *world) {
 	const bomb = 256 << 20
 	sum := strings.Repeat("0", 64)
 	manifest := func(files string) string { return `{"format":1,"version":"x\u001b[31m","files":[` + files + `]}` }
@@ -210,38 +175,32 @@ func backupTries(r *rig) (out []try, err error) {
 		"manifest that is no JSON": {"manifest.json", "\x1b]52;c;AAAA\x07{"},
 	} {
 		file := r.file("backup-" + strings.ReplaceAll(name, " ", "-"))
-		if err := os.WriteFile(file, packed(entries), 0o600); err != nil {
-			return nil, err
-		}
+		rig.Ok(os.WriteFile(file, packed(entries), 0o600))
 		for _, check := range []bool{false, true} {
-			out = append(out, try{
-				name: fmt.Sprint(name, ", check ", check), does: "restores it", refused: "an error that steers no terminal, and nothing but an empty folder",
-				run: func(ctx context.Context, r *rig) (string, error) {
-					to := file + fmt.Sprint("-", check)
-					args := []string{"restore", file, "--data-dir", to}
-					if check {
-						args = []string{"restore", file, "--check"}
-					}
-					said, err := r.run(ctx, "notifyd", args...)
-					switch size := sizeOf(to); {
-					case strings.Contains(said, "unknown flag"):
-						return "", errors.New(said)
-					case err == nil:
-						return "it was restored: " + said, nil
-					case strings.ContainsRune(said, '\x1b'):
-						return fmt.Sprintf("it printed %q", said), nil
-					case size > 1<<20:
-						return fmt.Sprint("it left ", size, " bytes"), nil
-					}
-					if _, err := os.Stat(r.file("out")); err == nil {
-						return "it wrote beside its folder", nil
-					}
-					return "", nil
-				},
+			r.try(fmt.Sprint(name, ", check ", check), "restores it", "an error that steers no terminal, and nothing but an empty folder", func(ctx context.Context) string {
+				to := file + fmt.Sprint("-", check)
+				args := []string{"restore", file, "--data-dir", to}
+				if check {
+					args = []string{"restore", file, "--check"}
+				}
+				said, err := r.run(ctx, "notifyd", args...)
+				switch size := sizeOf(to); {
+				case strings.Contains(said, "unknown flag"):
+					panic(errors.New(said))
+				case err == nil:
+					return "it was restored: " + said
+				case strings.ContainsRune(said, '\x1b'):
+					return fmt.Sprintf("it printed %q", said)
+				case size > 1<<20:
+					return fmt.Sprint("it left ", size, " bytes")
+				}
+				if _, err := os.Stat(r.file("out")); err == nil {
+					return "it wrote beside its folder"
+				}
+				return ""
 			})
 		}
 	}
-	return out, nil
 }
 
 // packed is a tar of names and what they hold, by zstd: a text, or so many zeros.

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,10 +16,9 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
-	"github.com/notifyd/notifyd/tests/internal/victim"
+	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
 // Where the first server listens. The ports are free: the world is its own.
@@ -31,14 +30,15 @@ const (
 	simsAddr  = "127.0.0.1:7620" // of the simulators' control
 )
 
-// rig is the world's servers, and what tries ask them with.
-type rig struct {
+// world is its servers, and what tries ask them with.
+type world struct {
 	bin, dir string
 	canary   *canary
 	procs    map[string]*proc
 	keys     *keys
 	client   *http.Client
 	number   atomic.Int64
+	tries    []try // of the group whose turn it is
 
 	mu      sync.Mutex
 	signing []string // the secrets that callers were given
@@ -46,31 +46,23 @@ type rig struct {
 
 // proc is a process under attack.
 type proc struct {
-	args   []string
-	ready  string // a URL that answers 200 once it is ready
-	cmd    *exec.Cmd
-	exited chan struct{}
-	log    string
+	*rig.Child
+
+	args  []string
+	ready string // a URL that answers 200 once it is ready
+	log   string
 }
 
-func newRig(ctx context.Context, bin, dir string) (*rig, error) {
-	r := &rig{bin: bin, dir: dir, procs: map[string]*proc{}}
+// open starts everything. end must be called, also if open does not come to its end.
+func (r *world) open(ctx context.Context) {
 	r.client = &http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 32},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
-	var err error
-	if r.canary, err = newCanary(r.file("ca.pem")); err != nil {
-		return r, err
-	}
-	if r.keys, err = newKeys(r); err != nil {
-		return r, err
-	}
+	r.canary = &canary{seen: map[netip.Addr]int{}, told: map[string]int{}, asked: map[string]int{}}
+	r.canary.open(r.file("ca.pem"))
+	r.keys = newKeys(r)
 	// Others may look into the folder: the server itself keeps its files from them.
-	if err := os.Mkdir(r.file("data"), 0o755); err != nil {
-		return r, err
-	}
-	if err := os.Chmod(r.file("data"), 0o755); err != nil {
-		return r, err
-	}
+	rig.Ok(os.Mkdir(r.file("data"), 0o755))
+	rig.Ok(os.Chmod(r.file("data"), 0o755))
 	r.procs["serve"] = &proc{
 		ready: "http://" + apiAddr + "/readyz",
 		args: []string{"serve", "--data-dir", r.file("data"), "--set", "api.listen=" + apiAddr, "--set", "api.admin=0.0.0.0:" + adminPort, "--set", "api.plaintext=anywhere",
@@ -86,20 +78,17 @@ func newRig(ctx context.Context, bin, dir string) (*rig, error) {
 		args:  []string{"simulate", "--dir", r.file("simulator"), "--control", simsAddr},
 	}
 	for name := range r.procs {
-		if err := r.start(ctx, name); err != nil {
-			return r, err
-		}
+		r.start(ctx, name)
 	}
-	err = r.control(ctx)
-	return r, err
+	r.control(ctx)
 }
 
 // file is a path in the folder of the run.
-func (r *rig) file(name string) string { return filepath.Join(r.dir, name) }
+func (r *world) file(name string) string { return filepath.Join(r.dir, name) }
 
 // environ is the servers': with a proxy, which they must not use for callbacks, and
 // the canary's CA.
-func (r *rig) environ() []string {
+func (r *world) environ() []string {
 	var out []string
 	for _, kv := range os.Environ() {
 		if !strings.HasPrefix(strings.ToUpper(kv), "NO_PROXY=") {
@@ -111,83 +100,44 @@ func (r *rig) environ() []string {
 		"HOME="+r.dir, "XDG_DATA_HOME="+r.file("xdg"), "XDG_CONFIG_HOME="+r.file("xdg"))
 }
 
-func (r *rig) start(ctx context.Context, name string) error {
+func (r *world) start(ctx context.Context, name string) {
 	p := r.procs[name]
 	p.log = r.file(name + ".log")
-	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
+	log := rig.Must(os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600))
 	defer log.Close()
-	p.cmd = victim.DieWithStarter(exec.Command(filepath.Join(r.bin, "notifyd"), p.args...))
-	p.cmd.Env, p.cmd.Stdout, p.cmd.Stderr = r.environ(), log, log
-	if err := p.cmd.Start(); err != nil {
-		return err
-	}
-	exited := make(chan struct{})
-	p.exited = exited
-	go func(c *exec.Cmd) { _ = c.Wait(); close(exited) }(p.cmd)
-	ready, err := eventually(ctx, time.Minute, func() (bool, error) {
-		select {
-		case <-exited:
-			return false, errors.New("it ended by itself")
-		default:
-		}
-		a, err := r.ask(request{url: p.ready})
-		return err == nil && a.status == http.StatusOK, nil
-	})
-	if err == nil && !ready {
-		err = errors.New("it is not ready after a minute")
-	}
-	if err != nil {
+	c := exec.Command(filepath.Join(r.bin, "notifyd"), p.args...)
+	c.Env, c.Stdout, c.Stderr = r.environ(), log, log
+	p.Child = rig.Must(rig.Spawn(c))
+	if !eventually(ctx, time.Minute, func() bool {
+		a, err := r.asked(request{url: p.ready})
+		return p.Gone() || err == nil && a.status == http.StatusOK
+	}) || p.Gone() {
 		b, _ := os.ReadFile(p.log)
-		return fmt.Errorf("%s: %w:\n%s", name, err, b[max(0, len(b)-4000):])
-	}
-	return nil
-}
-
-// stop asks a server to end. It reports whether it did within limit.
-func (r *rig) stop(ctx context.Context, name string, limit time.Duration) (bool, error) {
-	p := r.procs[name]
-	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		return false, err
-	}
-	select {
-	case <-p.exited:
-		return true, nil
-	case <-time.After(limit):
-		return false, nil
-	case <-ctx.Done():
-		return false, ctx.Err()
+		panic(fmt.Errorf("%s is not ready after a minute, or has ended by itself:\n%s", name, b[max(0, len(b)-4000):]))
 	}
 }
 
 // restart kills what is left of a server and starts it again.
-func (r *rig) restart(ctx context.Context, name string) error {
-	p := r.procs[name]
-	_ = p.cmd.Process.Kill()
-	<-p.exited
-	return r.start(ctx, name)
+func (r *world) restart(ctx context.Context, name string) {
+	rig.Ok(r.procs[name].Kill())
+	r.start(ctx, name)
 }
 
 // ended names a server that is not there any more; "" when all are.
-func (r *rig) ended() string {
+func (r *world) ended() string {
 	for name, p := range r.procs {
-		select {
-		case <-p.exited:
+		if p.Gone() {
 			return name
-		default:
 		}
 	}
 	return ""
 }
 
 // end kills all servers.
-func (r *rig) end() {
+func (r *world) end() {
 	for _, p := range r.procs {
-		if p.exited != nil {
-			_ = p.cmd.Process.Kill()
-			<-p.exited
+		if p.Child != nil {
+			_ = p.Kill()
 		}
 	}
 	if r.canary != nil {
@@ -196,25 +146,19 @@ func (r *rig) end() {
 }
 
 // control shows that the rig would notice: what is allowed does get through.
-func (r *rig) control(ctx context.Context) error {
+func (r *world) control(ctx context.Context) {
 	url := "https://" + named(publicV4) + "/control"
-	got, err := r.fire(ctx, url, url)
-	if err != nil {
-		return fmt.Errorf("a callback to a public address: %w", err)
-	}
+	got := r.fire(ctx, url, url)
 	if r.canary.requests("/control") == 0 {
-		return fmt.Errorf("a callback to a public address did not reach the canary: %s", got)
+		panic(fmt.Errorf("a callback to a public address did not reach the canary: %s", got))
 	}
-	if err := dialled(ctx, "10.1.2.3:443"); err != nil {
-		return err
-	}
-	if saw, err := eventually(ctx, 5*time.Second, func() (bool, error) { return r.canary.saw(addrOf("10.1.2.3")) != "", nil }); err != nil || !saw {
-		return errors.Join(errors.New("a connection to 10.1.2.3 did not reach the canary"), err)
+	rig.Ok(dialled(ctx, "10.1.2.3:443"))
+	if !eventually(ctx, 5*time.Second, func() bool { return r.canary.saw(addrOf("10.1.2.3")) != "" }) {
+		panic(errors.New("a connection to 10.1.2.3 did not reach the canary"))
 	}
 	r.canary.mu.Lock()
 	defer r.canary.mu.Unlock()
 	delete(r.canary.seen, addrOf("10.1.2.3"))
-	return nil
 }
 
 // request is one of the API.
@@ -236,6 +180,14 @@ func (a answer) String() string {
 	return "answered " + strconv.Itoa(a.status) + " " + strings.TrimSpace(a.body[:min(len(a.body), 300)])
 }
 
+// unless says what was answered, unless it was a refusal.
+func (a answer) unless(refusal func(answer) bool) string {
+	if refusal(a) {
+		return ""
+	}
+	return a.String()
+}
+
 // field is a text of a JSON answer.
 func (a answer) field(name string) string {
 	var v map[string]any
@@ -244,7 +196,10 @@ func (a answer) field(name string) string {
 	return s
 }
 
-func (r *rig) ask(q request) (answer, error) {
+// ask asks, and ends the try where there is no answer.
+func (r *world) ask(q request) answer { return rig.Must(r.asked(q)) }
+
+func (r *world) asked(q request) (answer, error) {
 	url := q.url
 	if strings.HasPrefix(url, "/") {
 		url = "http://" + apiAddr + url
@@ -281,55 +236,68 @@ func (r *rig) ask(q request) (answer, error) {
 }
 
 // must is a request of the rig itself, which has to succeed.
-func (r *rig) must(q request) (answer, error) {
-	a, err := r.ask(q)
-	if err == nil && a.status/100 != 2 {
-		err = fmt.Errorf("%s %s %s", q.method, q.url, a)
+func (r *world) must(q request) answer {
+	a := r.ask(q)
+	if a.status/100 != 2 {
+		panic(fmt.Errorf("%s %s %s", q.method, q.url, a))
 	}
-	return a, err
+	return a
 }
 
 // caller returns the name of a fresh caller who may register triggers for URLs below
 // bases.
-func (r *rig) caller(bases ...string) (name string, a answer, err error) {
+func (r *world) caller(bases ...string) (name string, a answer) {
 	name = "caller-" + strconv.FormatInt(r.number.Add(1), 10)
-	body, err := json.Marshal(map[string]any{"callback_urls": bases})
-	if err != nil {
-		return name, a, err
-	}
+	body := rig.Must(json.Marshal(map[string]any{"callback_urls": bases}))
 	op := r.keys.token(name, "operate")
-	a, err = r.ask(request{method: "PUT", url: "/v1/ops/callers/" + name, token: op, body: string(body)})
-	if err != nil || a.status != http.StatusOK {
-		return name, a, err
+	a = r.ask(request{method: "PUT", url: "/v1/ops/callers/" + name, token: op, body: string(body)})
+	if a.status != http.StatusOK {
+		return name, a
 	}
-	made, err := r.must(request{method: "POST", url: "/v1/ops/callers/" + name + "/secrets", token: op, body: "{}"})
+	made := r.must(request{method: "POST", url: "/v1/ops/callers/" + name + "/secrets", token: op, body: "{}"})
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.signing = append(r.signing, made.field("secret"))
-	return name, a, err
+	return name, a
+}
+
+// mustCaller is caller, where the bases must be taken.
+func (r *world) mustCaller(bases ...string) string {
+	name, a := r.caller(bases...)
+	if a.status != http.StatusOK {
+		panic(errors.New(a.String()))
+	}
+	return name
 }
 
 // fire registers a trigger of a fresh caller and waits for its first call. It returns
 // the refusal of the base or of the trigger, or the trigger as the call left it.
-func (r *rig) fire(ctx context.Context, base, url string) (answer, error) {
-	name, a, err := r.caller(base)
-	if err != nil || a.status != http.StatusOK {
-		return a, err
+func (r *world) fire(ctx context.Context, base, url string) answer {
+	name, a := r.caller(base)
+	if a.status != http.StatusOK {
+		return a
 	}
 	token := r.keys.token(name, "trigger")
-	a, err = r.ask(request{method: "POST", url: "/v1/triggers", token: token, body: triggerOf(url)})
-	if err != nil || a.status/100 != 2 {
-		return a, err
+	a = r.ask(request{method: "POST", url: "/v1/triggers", token: token, body: triggerOf(url)})
+	if a.status/100 != 2 {
+		return a
 	}
-	path := "/v1/triggers/" + a.field("trigger_id")
-	called, err := eventually(ctx, 20*time.Second, func() (bool, error) {
-		a, err = r.must(request{url: path, token: token})
-		return bytes.Contains([]byte(a.body), []byte(`"log":[`)), err
+	if a = r.called(ctx, a.field("trigger_id"), token, 20*time.Second); !strings.Contains(a.body, logged) {
+		panic(fmt.Errorf("no call was made: %s", a))
+	}
+	return a
+}
+
+// logged is what a trigger has once it was called.
+const logged = `"log":[`
+
+// called waits until a trigger was called, or limit is over, and returns the trigger.
+func (r *world) called(ctx context.Context, id, token string, limit time.Duration) (a answer) {
+	eventually(ctx, limit, func() bool {
+		a = r.must(request{url: "/v1/triggers/" + id, token: token})
+		return strings.Contains(a.body, logged)
 	})
-	if err == nil && !called {
-		err = fmt.Errorf("no call was made: %s", a)
-	}
-	return a, err
+	return a
 }
 
 func triggerOf(url string) string {

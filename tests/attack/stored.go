@@ -9,45 +9,40 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
 // storedTry reads what is stored as one would who has the disk or a copy of it.
-func storedTry() try {
-	return try{
-		name: "stored", does: "looks for the callers' signing secrets in every file of the data folder, and in the logs", refused: "that none stands there, with whsec_ or without",
-		run: func(_ context.Context, r *rig) (string, error) {
-			r.mu.Lock()
-			signing := append([]string(nil), r.signing...)
-			r.mu.Unlock()
-			s := search{parts: map[string]string{}}
-			for _, secret := range signing {
-				body, ok := strings.CutPrefix(secret, "whsec_")
-				if !ok || len(body) < partLen {
-					return "", fmt.Errorf("a caller was given a secret of another form, of %d bytes", len(secret))
-				}
-				s.parts[body[:partLen]] = body
+func (r *world) storedTry() {
+	r.try("stored", "looks for the callers' signing secrets in every file of the data folder, and in the logs", "that none stands there, with whsec_ or without", func(context.Context) string {
+		r.mu.Lock()
+		signing := append([]string(nil), r.signing...)
+		r.mu.Unlock()
+		s := search{parts: map[string]string{}}
+		for _, secret := range signing {
+			body, ok := strings.CutPrefix(secret, "whsec_")
+			if !ok || len(body) < partLen {
+				panic(fmt.Errorf("a caller was given a secret of another form, of %d bytes", len(secret)))
 			}
-			for _, dir := range []string{"data", "data-jwks"} {
-				if err := filepath.WalkDir(r.file(dir), s.look); err != nil {
-					return "", err
-				}
-			}
-			for _, p := range r.procs {
-				if err := s.file(p.log); err != nil {
-					return "", err
-				}
-			}
-			switch {
-			case len(s.found) > 0:
-				return fmt.Sprintf("%d times a secret, first in %s", len(s.found), s.found[0]), nil
-			case len(signing) == 0:
-				return "", errors.New("no caller was given a secret")
-			case !s.callers:
-				return "", errors.New("the name of no caller is in the files either: a secret would not be seen")
-			}
-			return "", nil
-		},
-	}
+			s.parts[body[:partLen]] = body
+		}
+		for _, dir := range []string{"data", "data-jwks"} {
+			rig.Ok(filepath.WalkDir(r.file(dir), s.look))
+		}
+		for _, p := range r.procs {
+			rig.Ok(s.file(p.log))
+		}
+		switch {
+		case len(s.found) > 0:
+			return fmt.Sprintf("%d times a secret, first in %s", len(s.found), s.found[0])
+		case len(signing) == 0:
+			panic(errors.New("no caller was given a secret"))
+		case !s.callers:
+			panic(errors.New("the name of no caller is in the files either: a secret would not be seen"))
+		}
+		return ""
+	})
 }
 
 // partLen is how many bytes of a secret are looked up; the rest is compared then.

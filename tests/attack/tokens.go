@@ -18,6 +18,8 @@ import (
 	"maps"
 	"os"
 	"time"
+
+	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
 // keys are those that the servers believe, and others.
@@ -33,41 +35,21 @@ type keys struct {
 	events *ecdsa.PrivateKey
 }
 
-func newKeys(r *rig) (*keys, error) {
+func newKeys(r *world) *keys {
 	k := &keys{sym: make([]byte, 32)}
-	var err error
 	for _, x := range []struct {
 		to    **ecdsa.PrivateKey
 		curve elliptic.Curve
 	}{{&k.own, elliptic.P256()}, {&k.other, elliptic.P256()}, {&k.p384, elliptic.P384()}, {&k.events, elliptic.P256()}} {
-		if *x.to, err = ecdsa.GenerateKey(x.curve, rand.Reader); err != nil {
-			return nil, err
-		}
+		*x.to = rig.Must(ecdsa.GenerateKey(x.curve, rand.Reader))
 	}
-	if k.rsa, err = rsa.GenerateKey(rand.Reader, 2048); err != nil {
-		return nil, err
-	}
-	if k.weak, err = rsa.GenerateKey(rand.Reader, 1024); err != nil {
-		return nil, err
-	}
-	if _, k.ed, err = ed25519.GenerateKey(rand.Reader); err != nil {
-		return nil, err
-	}
-	if _, err := rand.Read(k.sym); err != nil {
-		return nil, err
-	}
-	der, err := x509.MarshalPKCS8PrivateKey(k.own)
-	if err != nil {
-		return nil, err
-	}
-	pub, err := x509.MarshalPKIXPublicKey(k.own.Public())
-	if err != nil {
-		return nil, err
-	}
-	hook, err := x509.MarshalPKIXPublicKey(k.events.Public())
-	if err != nil {
-		return nil, err
-	}
+	k.rsa = rig.Must(rsa.GenerateKey(rand.Reader, 2048))
+	k.weak = rig.Must(rsa.GenerateKey(rand.Reader, 1024))
+	_, k.ed = rig.Must2(ed25519.GenerateKey(rand.Reader))
+	rig.Must(rand.Read(k.sym))
+	der := rig.Must(x509.MarshalPKCS8PrivateKey(k.own))
+	pub := rig.Must(x509.MarshalPKIXPublicKey(k.own.Public()))
+	hook := rig.Must(x509.MarshalPKIXPublicKey(k.events.Public()))
 	k.ownPEM = pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: pub})
 	for name, b := range map[string][]byte{
 		"key.pem":      pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}),
@@ -75,11 +57,9 @@ func newKeys(r *rig) (*keys, error) {
 		"webhook.key":  []byte(base64.StdEncoding.EncodeToString(hook)),
 		"sendgrid.key": []byte("SG.attack"),
 	} {
-		if err := os.WriteFile(r.file(name), b, 0o600); err != nil {
-			return nil, err
-		}
+		rig.Ok(os.WriteFile(r.file(name), b, 0o600))
 	}
-	return k, nil
+	return k
 }
 
 // jwks is the set that the second server believes: what may sign, and what must not.

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
 // try is a row of the table.
@@ -16,16 +18,16 @@ type try struct {
 	name    string // of its group alone
 	does    string
 	refused string // what a refusal is
-	// run makes the try. through says what got through; "" if the try was refused. An
-	// error is that the try could not be made.
-	run func(ctx context.Context, r *rig) (through string, err error)
+	// run makes the try. through says what got through; "" if the try was refused.
+	// rig.Ok ends it if the try could not be made.
+	run func(ctx context.Context) (through string)
 }
 
 // group is tries of one kind. at is how many of them are made at a time.
 type group struct {
 	name  string
 	at    int
-	tries func(r *rig) ([]try, error)
+	tries func(r *world) // calls try and its like for each
 }
 
 // groups returns the table. The later ones wear the servers out.
@@ -62,17 +64,17 @@ type tally struct {
 	tried, through int
 }
 
-func (t *tally) run(ctx context.Context, r *rig, g group, verbose bool) error {
+func (t *tally) run(ctx context.Context, r *world, g group, verbose bool) error {
 	began := time.Now()
-	tries, err := g.tries(r)
-	if err != nil {
+	r.tries = nil
+	if err := rig.Try(func() { g.tries(r) }); err != nil {
 		return fmt.Errorf("%s: %w", g.name, err)
 	}
 	names := map[string]bool{}
 	got := 0
 	work, ctx := errgroup.WithContext(ctx)
 	work.SetLimit(g.at)
-	for _, x := range tries {
+	for _, x := range r.tries {
 		if names[x.name] || x.does == "" || x.refused == "" {
 			return fmt.Errorf("%s/%s stands twice in the table, or does not say what it does and what a refusal is", g.name, x.name)
 		}
@@ -81,8 +83,8 @@ func (t *tally) run(ctx context.Context, r *rig, g group, verbose bool) error {
 			if err := ctx.Err(); err != nil { // the time of all tries is over, or one could not be made
 				return err
 			}
-			through, err := x.run(ctx, r)
-			if err != nil {
+			var through string
+			if err := rig.Try(func() { through = x.run(ctx) }); err != nil {
 				return fmt.Errorf("%s/%s: %w", g.name, x.name, err)
 			}
 			t.mu.Lock()
@@ -107,40 +109,27 @@ func (t *tally) run(ctx context.Context, r *rig, g group, verbose bool) error {
 		fmt.Printf("  THROUGH %s: the server %s ended by itself: %v\n", g.name, name, err)
 		t.tried++
 		t.through++
-		return r.start(context.WithoutCancel(ctx), name)
+		return rig.Try(func() { r.start(context.WithoutCancel(ctx), name) })
 	}
-	fmt.Printf("  %-10s %3d tries, %d through, %.1f s\n", g.name, len(tries), got, time.Since(began).Seconds())
+	fmt.Printf("  %-10s %3d tries, %d through, %.1f s\n", g.name, len(r.tries), got, time.Since(began).Seconds())
 	return nil
 }
 
-// eventually asks until f is content, or limit is over. It reports whether f was.
-func eventually(ctx context.Context, limit time.Duration, f func() (bool, error)) (bool, error) {
-	for deadline := time.Now().Add(limit); ; {
-		ok, err := f()
-		if ok || err != nil || time.Now().After(deadline) {
-			return ok, err
-		}
-		select {
-		case <-time.After(20 * time.Millisecond):
-		case <-ctx.Done():
-			return false, ctx.Err()
-		}
-	}
+// try adds a row to the table.
+func (r *world) try(name, does, refused string, run func(ctx context.Context) string) {
+	r.tries = append(r.tries, try{name, does, refused, run})
 }
 
-// wants is a try that is one request of the API: it is refused with one of the statuses.
-func wants(name, does string, ask func(r *rig) (answer, error), statuses ...int) try {
-	return try{
-		name: name, does: does, refused: fmt.Sprint("an answer of ", statuses),
-		run: func(_ context.Context, r *rig) (string, error) {
-			a, err := ask(r)
-			if err != nil {
-				return "", err
-			}
-			if !slices.Contains(statuses, a.status) {
-				return a.String(), nil
-			}
-			return "", nil
-		},
-	}
+// wants adds a try that is one request of the API: it is refused with one of the statuses.
+func (r *world) wants(name, does string, q request, statuses ...int) {
+	r.try(name, does, fmt.Sprint("an answer of ", statuses), func(context.Context) string {
+		return r.ask(q).unless(func(a answer) bool { return slices.Contains(statuses, a.status) })
+	})
+}
+
+// eventually asks until f is content, or limit is over. It reports whether f was.
+func eventually(ctx context.Context, limit time.Duration, f func() bool) bool {
+	was := rig.Within(ctx, limit, 20*time.Millisecond, f)
+	rig.Ok(ctx.Err())
+	return was
 }

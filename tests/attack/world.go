@@ -13,12 +13,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/notifyd/notifyd/tests/internal/victim"
+	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
 // apart makes c run in namespaces of its own, of the network and of mounts.
 func apart(c *exec.Cmd) {
-	victim.DieWithStarter(c).SysProcAttr.Cloneflags = syscall.CLONE_NEWNET | syscall.CLONE_NEWNS
+	rig.DieWithStarter(c).SysProcAttr.Cloneflags = syscall.CLONE_NEWNET | syscall.CLONE_NEWNS
 	if os.Geteuid() != 0 {
 		c.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
 		c.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}}

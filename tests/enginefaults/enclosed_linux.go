@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/notifyd/notifyd/tests/internal/victim"
+	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
 // socketFD is where a program in a namespace finds the socket to its starter.
@@ -34,7 +34,7 @@ func startEnclosed(cmd *exec.Cmd, addresses []string) ([]net.Listener, error) {
 	cmd.Args = append([]string{self, enclosed, joined(addresses), cmd.Path}, cmd.Args[1:]...)
 	cmd.Path = self
 	cmd.ExtraFiles = []*os.File{theirs}
-	victim.DieWithStarter(cmd).SysProcAttr.Cloneflags = syscall.CLONE_NEWNET
+	rig.DieWithStarter(cmd).SysProcAttr.Cloneflags = syscall.CLONE_NEWNET
 	if os.Getuid() != 0 {
 		cmd.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
 		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}}

@@ -10,27 +10,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/tests/internal/fleet"
-	"github.com/notifyd/notifyd/tests/internal/victim"
+	"github.com/notifyd/notifyd/tests/internal/rig"
 )
-
-// dues are triggers or scheduled pushes that were acknowledged, by id, with the
-// moment from which they may go.
-type dues map[string]time.Time
-
-// insist repeats what the server asks to have repeated.
-func insist(ctx context.Context, f func() error) error {
-	var waited endurance
-	for {
-		err := f()
-		if k := notify.KindOf(err); err == nil || k != notify.KindUnavailable && k != notify.KindThrottled || waited.over() {
-			return err
-		}
-		if err := fleet.Pause(ctx, 200*time.Millisecond); err != nil {
-			return err
-		}
-	}
-}
 
 // spread is the moment of the i-th of n over a span.
 func spread(from time.Time, span time.Duration, i, n int) time.Time {
@@ -38,42 +19,39 @@ func spread(from time.Time, span time.Duration, i, n int) time.Time {
 }
 
 // triggers registers n triggers, due evenly over a span.
-func (c *cluster) triggers(ctx context.Context, n int, from time.Time, span time.Duration) (dues, error) {
-	out := dues{}
+func (c *cluster) triggers(ctx context.Context, n int, from time.Time, span time.Duration) rig.Dues {
+	out := rig.Dues{}
 	const size = 100
 	for first := 0; first < n; first += size {
 		batch := make([]api.Trigger, min(size, n-first))
 		for i := range batch {
-			at := spread(from, span, first+i, n)
-			batch[i] = api.Trigger{CallbackURL: fmt.Sprintf("%s/fault?due=%d", c.urls, at.UnixMilli()), FireAt: &at, Exact: true, Payload: []byte(`{"n":1}`)}
+			batch[i] = rig.Due(c.urls+"/fault", spread(from, span, first+i, n))
 		}
 		var made api.TriggerBatchResult
-		if err := insist(ctx, func() (err error) { made, err = c.cl.TriggerBatch(ctx, batch, ""); return err }); err != nil {
-			return nil, err
-		}
+		rig.Ok(rig.Insist(ctx, func() (err error) { made, err = c.cl.TriggerBatch(ctx, batch, ""); return err }))
 		for i, one := range made.Results {
 			if one.Error != nil {
-				return nil, fmt.Errorf("%d of %d triggers were accepted, one not: %+v", made.Accepted, len(batch), *one.Error)
+				panic(fmt.Errorf("%d of %d triggers were accepted, one not: %+v", made.Accepted, len(batch), *one.Error))
 			}
 			out[one.TriggerID] = *batch[i].FireAt
 		}
 	}
-	return out, nil
+	return out
 }
 
 // oneTrigger registers one, and does not insist.
-func (c *cluster) oneTrigger(ctx context.Context, at time.Time) (dues, error) {
-	at = at.UTC().Truncate(time.Millisecond)
-	made, err := c.cl.Trigger(ctx, api.Trigger{CallbackURL: fmt.Sprintf("%s/fault?due=%d", c.urls, at.UnixMilli()), FireAt: &at, Exact: true, Payload: []byte(`{"n":1}`)}, "")
+func (c *cluster) oneTrigger(ctx context.Context, at time.Time) (rig.Dues, error) {
+	t := rig.Due(c.urls+"/fault", at)
+	made, err := c.cl.Trigger(ctx, t, "")
 	if err != nil {
 		return nil, err
 	}
-	return dues{made.TriggerID: at}, nil
+	return rig.Dues{made.TriggerID: *t.FireAt}, nil
 }
 
 // pushes schedules n pushes, due evenly over a span.
-func (c *cluster) pushes(ctx context.Context, prefix string, n int, from time.Time, span time.Duration) (dues, error) {
-	out := dues{}
+func (c *cluster) pushes(ctx context.Context, prefix string, n int, from time.Time, span time.Duration) rig.Dues {
+	out := rig.Dues{}
 	const size = 100
 	for first := 0; first < n; first += size {
 		batch := make([]api.Notification, min(size, n-first))
@@ -81,44 +59,29 @@ func (c *cluster) pushes(ctx context.Context, prefix string, n int, from time.Ti
 			at := spread(from, span, first+i, n)
 			user := fmt.Sprintf("%s-later-%d", prefix, first+i)
 			batch[i] = api.Notification{
-				Channel: "push", Category: "alert", To: api.Receiver{UserID: user, Address: address(user)},
+				Channel: "push", Category: "alert", To: api.Receiver{UserID: user, Address: rig.Address("push", user)},
 				Content: api.Content{Body: "later"}, ScheduledAt: &at,
 			}
 		}
 		var made api.BatchResult
-		if err := insist(ctx, func() (err error) { made, err = c.cl.SendBatch(ctx, batch, ""); return err }); err != nil {
-			return nil, err
-		}
+		rig.Ok(rig.Insist(ctx, func() (err error) { made, err = c.cl.SendBatch(ctx, batch, ""); return err }))
 		for i, one := range made.Results {
 			if one.Error != nil {
-				return nil, fmt.Errorf("a scheduled push was refused: %s %s", one.Error.Code, one.Error.Detail)
+				panic(fmt.Errorf("a scheduled push was refused: %s %s", one.Error.Code, one.Error.Detail))
 			}
 			out[one.NotificationID] = *batch[i].ScheduledAt
 		}
 	}
-	return out, nil
+	return out
 }
 
 // sentEarly counts pushes that a provider was sent before they were due.
-func (c *cluster) sentEarly(ctx context.Context, d dues) (early int64, err error) {
-	for id, due := range d {
-		at, err := c.v.SentAt(ctx, id)
-		if err != nil {
-			return early, err
-		}
-		if !at.IsZero() && at.Before(due) {
-			early++
-			fmt.Printf("  early: %s was sent %s before it was due\n", id, due.Sub(at))
-		}
+func (c *cluster) sentEarly(ctx context.Context, d rig.Dues) int64 {
+	early := rig.Must(c.v.SentEarly(ctx, d))
+	for _, x := range early {
+		fmt.Printf("  early: %s was sent %s before it was due\n", x.ID, x.By)
 	}
-	return early, nil
-}
-
-func (d dues) ids() (out []string) {
-	for id := range d {
-		out = append(out, id)
-	}
-	return out
+	return int64(len(early))
 }
 
 // fired is what the receiver of triggers saw.
@@ -130,66 +93,34 @@ type fired struct {
 }
 
 // callbacks waits until every trigger was called.
-func (c *cluster) callbacks(ctx context.Context, d dues) (f fired, err error) {
-	var waited endurance
-	for {
-		f = fired{first: map[string]time.Time{}}
-		if err := c.v.Calls(ctx, func(call victim.Call) {
-			due, ours := d[call.ID]
-			if !ours {
-				return
-			}
-			if call.At.Before(due) {
-				f.early++
-				fmt.Printf("  early: %s was called %s before it was due\n", call.ID, due.Sub(call.At))
-			}
-			if _, again := f.first[call.ID]; again {
-				f.twice++
-				return
-			}
-			if call.Taken {
-				f.first[call.ID] = call.At
-			}
-		}); err != nil {
-			return f, err
-		}
-		f.lost = int64(len(d) - len(f.first))
-		if f.lost == 0 || waited.over() {
-			break
-		}
-		if err := fleet.Pause(ctx, 200*time.Millisecond); err != nil {
-			return f, err
-		}
+func (c *cluster) callbacks(ctx context.Context, d rig.Dues) fired {
+	var waited rig.Endurance
+	f := rig.Must(c.v.Fired(ctx, d))
+	for ; len(f.Lost) > 0 && !waited.Over(); f = rig.Must(c.v.Fired(ctx, d)) {
+		rig.Ok(rig.Pause(ctx, 200*time.Millisecond))
 	}
-	shown := 0
-	for id := range d {
-		if _, there := f.first[id]; !there && shown < 5 {
-			shown++
-			st, err := c.cl.TriggerStatus(ctx, id)
-			fmt.Printf("  lost: %s %+v %v\n", id, st, err)
-		}
+	for _, x := range f.Early {
+		fmt.Printf("  early: %s was called %s before it was due\n", x.ID, x.By)
 	}
-	return f, nil
+	for _, id := range f.Lost[:min(len(f.Lost), 5)] {
+		st, err := c.cl.TriggerStatus(ctx, id)
+		fmt.Printf("  lost: %s %+v %v\n", id, st, err)
+	}
+	return fired{f.First, int64(len(f.Lost)), f.Twice, int64(len(f.Early))}
 }
 
 // shardsOf says, from the rows in Cassandra, which shard each trigger is in.
-func (c *cluster) shardsOf(ctx context.Context, d dues, shards int) (map[string]int, error) {
+func (c *cluster) shardsOf(ctx context.Context, d rig.Dues, shards int) map[string]int {
 	ids, minutes := map[notify.Base]string{}, map[int64]bool{}
 	for id, due := range d {
-		base, err := notify.ParseBase(strings.TrimPrefix(id, "trg_"))
-		if err != nil {
-			return nil, err
-		}
+		base := rig.Must(notify.ParseBase(strings.TrimPrefix(id, "trg_")))
 		ids[base] = id
 		minutes[due.UnixMilli()/60_000] = true
 	}
 	out := map[string]int{}
 	for minute := range minutes {
 		for shard := range shards {
-			rows, err := c.store.Timers().Scan(ctx, engine.TimerPartition{Minute: minute, Shard: uint16(shard)}, engine.TimerCursor{}, math.MaxInt64, 1_000_000)
-			if err != nil {
-				return nil, err
-			}
+			rows := rig.Must(c.store.Timers().Scan(ctx, engine.TimerPartition{Minute: minute, Shard: uint16(shard)}, engine.TimerCursor{}, math.MaxInt64, 1_000_000))
 			for i := range rows {
 				if len(rows[i].ID) < len(notify.Base{}) {
 					continue
@@ -201,7 +132,7 @@ func (c *cluster) shardsOf(ctx context.Context, d dues, shards int) (map[string]
 		}
 	}
 	if len(out) != len(d) {
-		return nil, fmt.Errorf("of %d triggers that were acknowledged %d have a row", len(d), len(out))
+		panic(fmt.Errorf("of %d triggers that were acknowledged %d have a row", len(d), len(out)))
 	}
-	return out, nil
+	return out
 }

@@ -6,7 +6,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/notifyd/notifyd/tests/internal/fleet"
+	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
 // noticedLimit is how long a frozen broker may pass for a living one, where an append
@@ -19,90 +19,60 @@ const noticedLimit = 5 * time.Second
 // acknowledged is delivered, each user's critical pushes in their order. A worker that
 // loses its partitions with the broker lets go of calls under way: those are made again,
 // and no more than the rows say.
-func kafkaStopped(ctx context.Context, c *cluster) (outcome, error) {
+func kafkaStopped(ctx context.Context, c *cluster) outcome {
 	return c.logAway(ctx, "kafka", c.o.down,
-		func() error { return c.kill(ctx, "kafka") },
-		func() error { return c.start(ctx, "kafka") })
+		func() { c.kill(ctx, "kafka") },
+		func() { c.start(ctx, "kafka") })
 }
 
 // kafkaFrozen: the only broker does not die but stands still (SIGSTOP): its
 // connections stay open, and nothing refuses anything. It must be noticed by the
 // clock, and then all is as when it is gone. Appends have their default time.
-func kafkaFrozen(ctx context.Context, c *cluster) (r outcome, err error) {
-	pid, err := c.pid("kafka")
-	if err != nil {
-		return r, err
-	}
-	if err := c.restartAPI(ctx, time.Second); err != nil {
-		return r, err
-	}
+func kafkaFrozen(ctx context.Context, c *cluster) (r outcome) {
+	pid := c.pid("kafka")
+	c.restartAPI(ctx, time.Second)
 	// Whatever goes wrong: nothing else can work with it before it goes on.
 	defer func() { _ = syscall.Kill(pid, syscall.SIGCONT) }()
-	r, err = c.logAway(ctx, "frozen", noticedLimit,
-		func() error { return syscall.Kill(pid, syscall.SIGSTOP) },
-		func() error { return syscall.Kill(pid, syscall.SIGCONT) })
-	if err != nil {
-		return r, err
-	}
-	return r, c.restartAPI(ctx, appendTimeout)
+	r = c.logAway(ctx, "frozen", noticedLimit,
+		func() { rig.Ok(syscall.Kill(pid, syscall.SIGSTOP)) },
+		func() { rig.Ok(syscall.Kill(pid, syscall.SIGCONT)) })
+	c.restartAPI(ctx, appendTimeout)
+	return r
 }
 
 // logAway takes the log away under load and brings it back. That it is away must be
 // answered to somebody within limit.
-func (c *cluster) logAway(ctx context.Context, name string, limit time.Duration, away, again func() error) (r outcome, err error) {
+func (c *cluster) logAway(ctx context.Context, name string, limit time.Duration, away, again func()) (r outcome) {
 	began := time.Now()
-	before, err := c.totals(ctx)
-	if err != nil {
-		return r, err
-	}
+	before := c.totals(ctx)
 	t := c.traffic(ctx, prefix(name), critical, rest)
 	defer t.end()
-	if err := fleet.Pause(ctx, warm); err != nil {
-		return r, err
-	}
+	rig.Ok(rig.Pause(ctx, warm))
 	gone := time.Now()
-	if err := away(); err != nil {
-		return r, err
-	}
+	away()
 	killed := time.Now()
 	spilled := 0.0
 	for time.Since(killed) < c.o.down {
 		if m, err := c.apiMetrics(ctx); err == nil {
 			spilled = max(spilled, m["notifyd_spill_records"])
 		}
-		if err := fleet.Pause(ctx, 500*time.Millisecond); err != nil {
-			return r, err
-		}
+		rig.Ok(rig.Pause(ctx, 500*time.Millisecond))
 	}
 	back := time.Now()
-	if err := again(); err != nil {
-		return r, err
-	}
+	again()
 	ready := time.Now()
 	// Until the rest is taken again, and a little longer.
-	if err := until(ctx, "the rest is accepted again", func() (bool, error) {
-		return t.count("rest", ready, time.Now()).accepted > 10, nil
-	}); err != nil {
-		return r, err
-	}
+	until(ctx, "the rest is accepted again", func() bool {
+		return t.count("rest", ready, time.Now()).accepted > 10
+	})
 	resumed := time.Now()
-	if err := fleet.Pause(ctx, warm); err != nil {
-		return r, err
-	}
+	rig.Ok(rig.Pause(ctx, warm))
 	t.end()
 	ids := t.ids()
-	if r.lost, err = c.delivered(ctx, ids); err != nil {
-		return r, err
-	}
+	r.lost = c.delivered(ctx, ids)
 	drained := time.Since(ready)
-	after, err := c.totals(ctx)
-	if err != nil {
-		return r, err
-	}
-	bound, err := c.resent(ctx, began)
-	if err != nil {
-		return r, err
-	}
+	after := c.totals(ctx)
+	bound := c.resent(ctx, began)
 	r.accepted, r.duplicates = int64(len(ids)), after.Duplicates-before.Duplicates
 	reordered := after.Reordered - before.Reordered
 	// What was sent just before may have been acknowledged by the log, and what waits
@@ -125,5 +95,5 @@ func (c *cluster) logAway(ctx context.Context, name string, limit time.Duration,
 	r.line = fmt.Sprintf("down_s=%.0f noticed_s=%.2f critical_slowest_s=%.2f critical_kept=%d critical_refused=%d spilled_most=%.0f rest_refused=%d rest_accepted=%d without_retry_after=%d other=%d accepted=%d lost=%d duplicates=%d bound=%d reordered=%d start_s=%.1f resumed_s=%.1f drained_s=%.1f",
 		back.Sub(killed).Seconds(), noticed.Seconds(), kept.slowest.Seconds(), kept.accepted, kept.refused, spilled, rest.refused, rest.accepted, noRetry, other, r.accepted, r.lost, r.duplicates, bound, reordered,
 		ready.Sub(back).Seconds(), resumed.Sub(ready).Seconds(), drained.Seconds())
-	return r, nil
+	return r
 }

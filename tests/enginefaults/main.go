@@ -16,24 +16,17 @@ import (
 	"strings"
 	"time"
 
-	"github.com/notifyd/notifyd/tests/internal/victim"
+	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// patience bounds every wait for something that must happen. It is no figure.
-var patience = 5 * time.Minute
-
 type options struct {
-	only      string
-	down      time.Duration // how long a server is away
-	rate      float64       // messages a second of each kind of load
-	keep      bool
-	mutant    string
-	kafka     string
-	cassandra string
-	redis     string
-	postgres  string
-	keyspace  string
-	nodes     int // of Kafka and of Cassandra each: 1 or 3
+	rig.Servers
+
+	only   string
+	down   time.Duration // how long a server is away
+	rate   float64       // messages a second of each kind of load
+	keep   bool
+	mutant string
 }
 
 // outcome is what one fault showed.
@@ -46,7 +39,7 @@ type outcome struct {
 
 type fault struct {
 	name string
-	run  func(context.Context, *cluster) (outcome, error)
+	run  func(context.Context, *cluster) outcome
 }
 
 // faults in the order they are run, by the number of nodes.
@@ -87,51 +80,34 @@ func main() {
 	flag.StringVar(&o.only, "only", "", "faults to run: "+strings.Join(names(1), " ")+"; with -nodes 3: "+strings.Join(names(3), " ")+"; empty: all")
 	flag.DurationVar(&o.down, "down", 30*time.Second, "how long a server is away")
 	flag.Float64Var(&o.rate, "rate", 40, "messages a second of each kind of load")
-	flag.DurationVar(&patience, "patience", patience, "longest wait for what must happen")
+	flag.DurationVar(&rig.Patience, "patience", rig.Patience, "longest wait for what must happen")
 	flag.BoolVar(&o.keep, "keep", false, "keep the logs")
-	flag.StringVar(&o.mutant, "mutant", "", "break a mechanism first: "+strings.Join(mutantNames(), ", "))
-	flag.StringVar(&o.kafka, "kafka", "127.0.0.1:19092", "addresses of the brokers, with commas between")
-	flag.StringVar(&o.cassandra, "cassandra", "127.0.0.1:19042", "addresses of the nodes, with commas between")
-	flag.StringVar(&o.redis, "redis", "127.0.0.1:16379", "address of the server")
-	flag.StringVar(&o.postgres, "postgres", "127.0.0.1:15432", "address of the server")
-	flag.StringVar(&o.keyspace, "keyspace", "notifyd", "keyspace in Cassandra")
-	flag.IntVar(&o.nodes, "nodes", 1, "brokers of Kafka, and nodes of Cassandra: 1 or 3")
+	rig.MutantFlag(&o.mutant, "faults")
+	o.Flags()
 	flag.Parse()
-	victim.Main("faults", o.keep, o.run)
+	rig.Main("faults", o.keep, o.run)
 }
 
-func (o *options) run(ctx context.Context, dir string) (ok bool, err error) {
-	if faults[o.nodes] == nil {
-		return false, fmt.Errorf("-nodes is %d, not 1 or 3", o.nodes)
+func (o *options) run(ctx context.Context, dir string) (ok bool) {
+	if faults[o.Nodes] == nil {
+		panic(fmt.Errorf("-nodes is %d, not 1 or 3", o.Nodes))
 	}
 	picked := strings.Fields(o.only)
 	for _, p := range picked {
-		if known := names(o.nodes); !slices.Contains(known, p) {
-			return false, fmt.Errorf("no fault of %d nodes is called %q; there are %s", o.nodes, p, strings.Join(known, ", "))
+		if known := names(o.Nodes); !slices.Contains(known, p) {
+			panic(fmt.Errorf("no fault of %d nodes is called %q; there are %s", o.Nodes, p, strings.Join(known, ", ")))
 		}
 	}
 	if o.down < 5*time.Second || o.rate <= 0 {
-		return false, fmt.Errorf("-down must be 5s or more, -rate above 0")
-	}
-	var broken *victim.Mutant
-	if o.mutant != "" {
-		m, ok := mutants[o.mutant]
-		if !ok {
-			return false, fmt.Errorf("no mutant is called %q; there are %s", o.mutant, strings.Join(mutantNames(), ", "))
-		}
-		broken = &m
+		panic(fmt.Errorf("-down must be 5s or more, -rate above 0"))
 	}
 	began := time.Now()
-	c, err := newCluster(ctx, o, dir, broken)
+	c := &cluster{o: o, dir: dir, forGood: map[string]bool{}}
 	defer c.end()
-	if err != nil {
-		return false, err
-	}
-	fmt.Printf("%d processes over real servers are ready in %.0f s; kafka.append_timeout=%s cassandra.timeout=%s\n", len(c.procs)+1, time.Since(began).Seconds(), appendTimeout, cassandraTimeout)
-	if o.nodes > 1 {
-		if err := c.checkCopies(ctx); err != nil {
-			return false, err
-		}
+	c.open(ctx)
+	fmt.Printf("%d processes over real servers are ready in %.0f s; kafka.append_timeout=%s cassandra.timeout=%s\n", len(c.f.Processes())+1, time.Since(began).Seconds(), appendTimeout, cassandraTimeout)
+	if o.Nodes > 1 {
+		c.checkCopies(ctx)
 	}
 	var all outcome
 	var ran, failed []string
@@ -139,14 +115,11 @@ func (o *options) run(ctx context.Context, dir string) (ok bool, err error) {
 	watching, stop := context.WithCancel(ctx)
 	defer stop()
 	go still.watch(watching)
-	for _, f := range faults[o.nodes] {
+	for _, f := range faults[o.Nodes] {
 		if len(picked) > 0 && !slices.Contains(picked, f.name) {
 			continue
 		}
-		r, err := c.prove(ctx, f, &still)
-		if err != nil {
-			return false, err
-		}
+		r := c.prove(ctx, f, &still)
 		ran = append(ran, f.name)
 		if !r.ok {
 			failed = append(failed, f.name)
@@ -159,26 +132,24 @@ func (o *options) run(ctx context.Context, dir string) (ok bool, err error) {
 	}
 	ok = len(failed) == 0 && len(ran) > 0
 	fmt.Printf("faults nodes=%d ran=%s accepted=%d lost=%d duplicates=%d early=%d failed=%s run_again=%d seconds=%.0f ok=%v\n",
-		o.nodes, list(ran), all.accepted, all.lost, all.duplicates, all.early, list(failed), all.again, time.Since(began).Seconds(), ok)
-	return ok, nil
+		o.Nodes, list(ran), all.accepted, all.lost, all.duplicates, all.early, list(failed), all.again, time.Since(began).Seconds(), ok)
+	return ok
 }
 
 // prove runs one fault, and runs it again where the machine stood still meanwhile: what
 // was measured then says nothing of notifyd. What is lost or early is so all the same.
-func (c *cluster) prove(ctx context.Context, f fault, still *stalls) (r outcome, err error) {
+func (c *cluster) prove(ctx context.Context, f fault, still *stalls) (r outcome) {
 	var before outcome
 	for try := 1; ; try++ {
 		at := time.Now()
 		still.take()
-		if r, err = f.run(ctx, c); err != nil { // the others are shown all the same
+		if err := rig.Try(func() { r = f.run(ctx, c) }); err != nil { // the others are shown all the same
 			r = outcome{line: fmt.Sprintf("error=%q", err)}
 		}
 		stood := still.take()
-		if ctx.Err() != nil {
-			return r, ctx.Err()
-		}
-		if err := c.repair(ctx); err != nil {
-			return r, fmt.Errorf("after %s: %w", f.name, err)
+		rig.Ok(ctx.Err())
+		if err := rig.Try(func() { c.repair(ctx) }); err != nil {
+			panic(fmt.Errorf("after %s: %w", f.name, err))
 		}
 		again := !r.ok && r.lost == 0 && r.early == 0 && stood > stoodStill && try < tries
 		verdict := fmt.Sprintf("ok=%v", r.ok)
@@ -188,7 +159,7 @@ func (c *cluster) prove(ctx context.Context, f fault, still *stalls) (r outcome,
 		fmt.Printf("fault=%s %s stood_still_s=%.1f seconds=%.0f %s\n", f.name, r.line, stood.Seconds(), time.Since(at).Seconds(), verdict)
 		if !again {
 			r.accepted, r.duplicates, r.again = r.accepted+before.accepted, r.duplicates+before.duplicates, try-1
-			return r, nil
+			return r
 		}
 		before.accepted, before.duplicates = before.accepted+r.accepted, before.duplicates+r.duplicates
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine/cassandra"
 	"github.com/notifyd/notifyd/pkg/notify"
 	kafka "github.com/notifyd/notifyd/pkg/stream"
-	"github.com/notifyd/notifyd/tests/internal/fleet"
+	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
 // gapLimit is how long the service may stand still when one of three nodes is gone.
@@ -21,98 +21,60 @@ import (
 const gapLimit = time.Minute
 
 // brokerLost: of three brokers one is killed for good.
-func brokerLost(ctx context.Context, c *cluster) (outcome, error) { return c.oneLost(ctx, "kafka") }
+func brokerLost(ctx context.Context, c *cluster) outcome { return c.oneLost(ctx, "kafka") }
 
 // nodeLost: of three nodes of Cassandra one is killed for good.
-func nodeLost(ctx context.Context, c *cluster) (outcome, error) { return c.oneLost(ctx, "cassandra") }
+func nodeLost(ctx context.Context, c *cluster) outcome { return c.oneLost(ctx, "cassandra") }
 
 // oneLost kills one node of a server under load and leaves it dead. What was
 // acknowledged before and after is delivered, read again from the copies that are left,
 // and in order; the service stands still for no longer than gapLimit.
-func (c *cluster) oneLost(ctx context.Context, server string) (r outcome, err error) {
+func (c *cluster) oneLost(ctx context.Context, server string) (r outcome) {
 	if c.forGood[server] { // from a try before
 		delete(c.forGood, server)
-		if err := c.startServers(ctx); err != nil {
-			return r, err
-		}
+		c.startServers(ctx)
 	}
 	began := time.Now()
-	before, err := c.totals(ctx)
-	if err != nil {
-		return r, err
-	}
+	before := c.totals(ctx)
 	name := prefix(server)
 	from := time.Now().Add(15 * time.Second)
-	pushes, err := c.pushes(ctx, name, 200, from, c.o.down)
-	if err != nil {
-		return r, err
-	}
-	triggers, err := c.triggers(ctx, 200, from, c.o.down)
-	if err != nil {
-		return r, err
-	}
+	pushes := c.pushes(ctx, name, 200, from, c.o.down)
+	triggers := c.triggers(ctx, 200, from, c.o.down)
 	t := c.traffic(ctx, name, critical, rest)
 	defer t.end()
-	if err := fleet.Pause(ctx, warm+max(time.Until(from), 0)); err != nil {
-		return r, err
-	}
+	rig.Ok(rig.Pause(ctx, warm+max(time.Until(from), 0)))
 	c.forGood[server] = true
 	gone := time.Now()
-	if err := c.kill(ctx, server); err != nil {
-		return r, err
-	}
+	c.kill(ctx, server)
 	// What is due later is registered meanwhile, too.
 	var later ask
-	meanwhile := dues{}
+	meanwhile := rig.Dues{}
 	for time.Since(gone) < c.o.down {
 		due, err := c.oneTrigger(ctx, time.Now().Add(10*time.Second))
 		later.note(err)
 		for id, at := range due {
 			meanwhile[id] = at
 		}
-		if err := fleet.Pause(ctx, 100*time.Millisecond); err != nil {
-			return r, err
-		}
+		rig.Ok(rig.Pause(ctx, 100*time.Millisecond))
 	}
 	// It goes on for good: whatever the node held up is over by now, or never.
 	steady := time.Now()
-	if err := until(ctx, "the rest is accepted", func() (bool, error) {
-		return t.count("rest", steady, time.Now()).accepted > 50, nil
-	}); err != nil {
-		return r, err
-	}
+	until(ctx, "the rest is accepted", func() bool {
+		return t.count("rest", steady, time.Now()).accepted > 50
+	})
 	t.end()
 	over := time.Now()
 	for id, at := range meanwhile {
 		triggers[id] = at
 	}
-	ids := append(t.ids(), pushes.ids()...)
-	if r.lost, err = c.delivered(ctx, ids); err != nil {
-		return r, err
-	}
-	calls, err := c.callbacks(ctx, triggers)
-	if err != nil {
-		return r, err
-	}
-	if r.early, err = c.sentEarly(ctx, pushes); err != nil {
-		return r, err
-	}
-	open, err := c.unended(ctx, ids)
-	if err != nil {
-		return r, err
-	}
-	sent, err := c.deliveries(ctx, ids)
-	if err != nil {
-		return r, err
-	}
-	after, err := c.totals(ctx)
-	if err != nil {
-		return r, err
-	}
-	bound, err := c.resent(ctx, began)
-	if err != nil {
-		return r, err
-	}
+	ids := append(t.ids(), pushes.IDs()...)
+	r.lost = c.delivered(ctx, ids)
+	calls := c.callbacks(ctx, triggers)
+	r.early = c.sentEarly(ctx, pushes)
+	open := c.unended(ctx, ids)
+	sent := c.deliveries(ctx, ids)
+	after := c.totals(ctx)
+	bound := c.resent(ctx, began)
 	r.accepted, r.lost, r.early = int64(len(ids)+len(triggers)), r.lost+calls.lost, r.early+calls.early
 	r.duplicates = after.Duplicates - before.Duplicates
 	reordered := after.Reordered - before.Reordered
@@ -131,7 +93,7 @@ func (c *cluster) oneLost(ctx context.Context, server string) (r outcome, err er
 	r.line = fmt.Sprintf("away_s=%.0f accept_gap_s=%.1f critical_gap_s=%.1f rest_gap_s=%.1f delivery_gap_s=%.1f limit_s=%.0f critical_refused=%d rest_refused=%d later_accepted=%d later_refused=%d without_retry_after=%d other=%d accepted=%d lost=%d without_end=%d duplicates=%d bound=%d called_twice=%d early=%d reordered=%d",
 		over.Sub(gone).Seconds(), acceptGap.Seconds(), criticalGap.Seconds(), restGap.Seconds(), sendGap.Seconds(), gapLimit.Seconds(), kept.refused, more.refused, later.accepted, later.refused,
 		noRetry, other, r.accepted, r.lost, open, r.duplicates, bound, calls.twice, r.early, reordered)
-	return r, nil
+	return r
 }
 
 // longestGap is the longest time without a moment of at, from one moment to another.
@@ -146,30 +108,30 @@ func longestGap(at []time.Time, from, to time.Time) (gap time.Duration) {
 }
 
 // deliveries are the moments of the first call for each id.
-func (c *cluster) deliveries(ctx context.Context, ids []string) ([]time.Time, error) {
+func (c *cluster) deliveries(ctx context.Context, ids []string) []time.Time {
 	out := make([]time.Time, len(ids))
-	err := atOnce(len(ids), func(i int) (err error) {
+	rig.Ok(atOnce(len(ids), func(i int) (err error) {
 		out[i], err = c.v.SentAt(ctx, ids[i])
 		return err
-	})
-	return out, err
+	}))
+	return out
 }
 
 // unended counts what has no end in the store within patience: it is read from the
 // copies that are left.
-func (c *cluster) unended(ctx context.Context, ids []string) (n int64, err error) {
+func (c *cluster) unended(ctx context.Context, ids []string) (n int64) {
 	states := make([]string, len(ids))
-	err = atOnce(len(ids), func(i int) error {
-		var waited endurance
+	err := atOnce(len(ids), func(i int) error {
+		var waited rig.Endurance
 		for {
 			st, err := c.cl.Notification(ctx, ids[i])
 			if k := notify.KindOf(err); err != nil && k != notify.KindUnavailable && k != notify.KindNotFound {
 				return err
 			}
-			if states[i] = st.Status; ended(st.Status) || waited.over() {
+			if states[i] = st.Status; ended(st.Status) || waited.Over() {
 				return nil
 			}
-			if err := fleet.Pause(ctx, 100*time.Millisecond); err != nil {
+			if err := rig.Pause(ctx, 100*time.Millisecond); err != nil {
 				return err
 			}
 		}
@@ -184,7 +146,8 @@ func (c *cluster) unended(ctx context.Context, ids []string) (n int64, err error
 			fmt.Printf("  without an end: %s %q\n", ids[i], s)
 		}
 	}
-	return n, err
+	rig.Ok(err)
+	return n
 }
 
 func ended(status string) bool {
@@ -216,23 +179,17 @@ func atOnce(n int, f func(i int) error) (err error) {
 
 // checkCopies fails unless topics and keyspace have as many copies as there are nodes,
 // so that one node more or less decides nothing.
-func (c *cluster) checkCopies(ctx context.Context) error {
+func (c *cluster) checkCopies(ctx context.Context) {
 	o := c.o
-	cfg := kafka.AdminConfig{Conn: kafka.Conn{Brokers: strings.Split(o.kafka, ",")}, Replication: o.nodes, MinInSync: o.nodes/2 + 1}
-	a, err := kafka.NewAdmin(cfg)
-	if err != nil {
-		return err
-	}
+	cfg := kafka.AdminConfig{Conn: kafka.Conn{Brokers: strings.Split(o.Kafka, ",")}, Replication: o.Nodes, MinInSync: o.InSync()}
+	a := rig.Must(kafka.NewAdmin(cfg))
 	defer a.Close()
 	want := kafka.Topics(nil)
 	for name := range want {
 		want[name] = 1 // how many partitions there are is no question here
 	}
-	seen, err := a.Describe(ctx, slices.Collect(maps.Keys(want))...)
-	if err != nil {
-		return err
-	}
-	replicas, insync := o.nodes, ""
+	seen := rig.Must(a.Describe(ctx, slices.Collect(maps.Keys(want))...))
+	replicas, insync := o.Nodes, ""
 	for i := range seen.Topics {
 		t := &seen.Topics[i]
 		replicas = min(replicas, t.Replication)
@@ -243,29 +200,25 @@ func (c *cluster) checkCopies(ctx context.Context) error {
 	fmt.Printf("kafka: %d brokers, %d topics, %d copies or more, min.insync.replicas=%s\n", len(seen.Brokers), len(seen.Topics), replicas, insync)
 	for _, f := range seen.Check(cfg, want) {
 		if f.Wrong {
-			return fmt.Errorf("kafka: %s: %s", f.Topic, f.Msg)
+			panic(fmt.Errorf("kafka: %s: %s", f.Topic, f.Msg))
 		}
 	}
-	if len(seen.Brokers) != o.nodes || insync != fmt.Sprint(cfg.MinInSync) {
-		return fmt.Errorf("kafka: %d brokers, min.insync.replicas %s", len(seen.Brokers), insync)
+	if len(seen.Brokers) != o.Nodes || insync != fmt.Sprint(cfg.MinInSync) {
+		panic(fmt.Errorf("kafka: %d brokers, min.insync.replicas %s", len(seen.Brokers), insync))
 	}
-	found, err := cassandra.Doctor(ctx, o.cassandraConfig())
-	if err != nil {
-		return err
-	}
-	want3 := fmt.Sprintf("%d replicas on %d nodes", o.nodes, o.nodes)
+	found := rig.Must(cassandra.Doctor(ctx, o.cassandraConfig()))
+	want3 := fmt.Sprintf("%d replicas on %d nodes", o.Nodes, o.Nodes)
 	right := false
 	for _, f := range found {
 		if f.Check == "replication" || f.Check == "consistency" {
 			fmt.Printf("cassandra: %s\n", f.Detail)
 		}
 		if f.Level == cassandra.LevelFail {
-			return fmt.Errorf("cassandra: %s: %s", f.Check, f.Detail)
+			panic(fmt.Errorf("cassandra: %s: %s", f.Check, f.Detail))
 		}
 		right = right || f.Check == "replication" && f.Detail == want3
 	}
 	if !right {
-		return fmt.Errorf("cassandra does not have %s", want3)
+		panic(fmt.Errorf("cassandra does not have %s", want3))
 	}
-	return nil
 }

@@ -14,7 +14,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/tests/internal/fleet"
+	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
 // The worker that goes away is slow, so that most of its fan-outs are before it then,
@@ -31,29 +31,30 @@ const (
 // workerPaused: a worker is stopped in the middle of fan-outs (SIGSTOP), until the other
 // one has taken over its partitions and has finished all. Then it goes on, with a view
 // of its partitions that is wrong.
-func workerPaused(ctx context.Context, c *cluster) (outcome, error) {
-	return c.ownerAway(ctx, "paused", func(p *process, _ *enclosure) (func() error, error) {
-		return func() error { return p.signal(syscall.SIGCONT) }, p.signal(syscall.SIGSTOP)
+func workerPaused(ctx context.Context, c *cluster) outcome {
+	return c.ownerAway(ctx, "paused", func(p *rig.Process, _ *enclosure) func() {
+		rig.Ok(p.Signal(syscall.SIGSTOP))
+		return func() { rig.Ok(p.Signal(syscall.SIGCONT)) }
 	})
 }
 
 // workerCut: a worker is cut off from Kafka, Cassandra, Redis and PostgreSQL, but not
 // from the providers. Its connections stay open. What it wrote meanwhile arrives when
 // the network is back: behind everything that the other one has written.
-func workerCut(ctx context.Context, c *cluster) (outcome, error) {
-	return c.ownerAway(ctx, "cut", func(_ *process, e *enclosure) (func() error, error) {
+func workerCut(ctx context.Context, c *cluster) outcome {
+	return c.ownerAway(ctx, "cut", func(_ *rig.Process, e *enclosure) func() {
 		e.log.shut()
 		e.servers.shut()
-		return func() error { e.servers.open(); e.log.open(); return nil }, nil
+		return func() { e.servers.open(); e.log.open() }
 	})
 }
 
 // workerCutFromLog: a worker is cut off from Kafka alone. It could claim and call
 // whatever it has read, while the other one does the same.
-func workerCutFromLog(ctx context.Context, c *cluster) (outcome, error) {
-	return c.ownerAway(ctx, "cut-log", func(_ *process, e *enclosure) (func() error, error) {
+func workerCutFromLog(ctx context.Context, c *cluster) outcome {
+	return c.ownerAway(ctx, "cut-log", func(_ *rig.Process, e *enclosure) func() {
 		e.log.shut()
-		return func() error { e.log.open(); return nil }, nil
+		return e.log.open
 	})
 }
 
@@ -61,112 +62,58 @@ func workerCutFromLog(ctx context.Context, c *cluster) (outcome, error) {
 // lets it come back. Nothing may be lost or out of order. Of each request no more may be
 // sent twice than its rows say. No row that the successor finished may change. And of what
 // the successor has finished, the old owner may call only what was under way.
-func (c *cluster) ownerAway(ctx context.Context, name string, away func(*process, *enclosure) (back func() error, err error)) (r outcome, err error) {
+func (c *cluster) ownerAway(ctx context.Context, name string, away func(*rig.Process, *enclosure) (back func())) (r outcome) {
 	began := time.Now()
-	before, err := c.totals(ctx)
-	if err != nil {
-		return r, err
-	}
-	p, e, err := c.slowWorker(ctx)
-	if e != nil {
-		defer e.end()
-	}
-	if p != nil {
-		defer c.killProcess(p) // it may have ended already
-	}
-	if err != nil {
-		return r, err
-	}
+	before := c.totals(ctx)
+	servers := append(strings.Split(c.o.Cassandra, ","), c.o.Redis, c.o.Postgres)
+	e := newEnclosure(servers, strings.Split(c.o.Kafka, ","), rig.Must(c.v.Providers(ctx)))
+	defer e.end()
+	// A slow worker in a network of its own takes the place of another one.
+	c.endProcess(c.of("worker")[0])
+	p := c.run(ctx, e, "worker", fmt.Sprintf("workers.push.in_flight=%d", slowCalls), fmt.Sprintf("workers.push.window=%d", slowWindow), fmt.Sprintf("workers.push.ahead=%d", slowAhead))
+	defer c.f.Remove(p) // it may have ended already
+	c.members(ctx, 2)
 	users := prefix(name)
 	t := c.traffic(ctx, users, critical)
 	defer t.end()
-	if err := fleet.Pause(ctx, warm); err != nil {
-		return r, err
-	}
-	bases, err := c.fanOut(ctx, users, fanouts)
-	if err != nil {
-		return r, err
-	}
-	if err := c.called(ctx, bases, fanouts*fanoutTargets/2); err != nil {
-		return r, err
-	}
+	rig.Ok(rig.Pause(ctx, warm))
+	bases := c.fanOut(ctx, users, fanouts)
+	c.called(ctx, bases, fanouts*fanoutTargets/2)
 
 	gone := time.Now()
-	back, err := away(p, e)
-	if err != nil {
-		return r, err
-	}
-	if err := c.members(ctx, 1); err != nil {
-		return r, err
-	}
+	back := away(p, e)
+	c.members(ctx, 1)
 	took := time.Since(gone)
 	// Its calls of before have ended a little later: a call takes less than a second.
-	if err := fleet.Pause(ctx, 2*time.Second); err != nil {
-		return r, err
-	}
+	rig.Ok(rig.Pause(ctx, 2*time.Second))
 	quiet := e.called()
-	if err := fleet.Pause(ctx, c.o.down); err != nil {
-		return r, err
-	}
+	rig.Ok(rig.Pause(ctx, c.o.down))
 	t.end()
 	ids := t.ids()
-	if r.lost, err = c.finished(ctx, ids, bases); err != nil {
-		return r, err
-	}
-	rows, err := c.doneRows(ctx, append(basesOf(ids), bases...))
-	if err != nil {
-		return r, err
-	}
+	r.lost = c.finished(ctx, ids, bases)
+	rows := c.doneRows(ctx, append(basesOf(ids), bases...))
 	bytesAway := e.called() - quiet
-	ended, err := c.totals(ctx)
-	if err != nil {
-		return r, err
-	}
+	ended := c.totals(ctx)
 
-	if err := back(); err != nil {
-		return r, err
-	}
+	back()
 	awayFor := time.Since(gone)
-	if err := c.members(ctx, 2); err != nil {
-		return r, err
-	}
+	c.members(ctx, 2)
 	// The old owner works again, and ends in peace.
-	more, err := c.fanOut(ctx, users+"-more", 10)
-	if err != nil {
-		return r, err
-	}
-	lost, err := c.finished(ctx, nil, more)
-	if err != nil {
-		return r, err
-	}
-	r.lost += lost
-	if err := c.endProcess(ctx, p); err != nil {
-		return r, err
-	}
-	overwritten, err := c.changed(ctx, rows)
-	if err != nil {
-		return r, err
-	}
-	beyond, err := c.beyondRows(ctx, append(bases, more...))
-	if err != nil {
-		return r, err
-	}
-	after, err := c.totals(ctx)
-	if err != nil {
-		return r, err
-	}
+	more := c.fanOut(ctx, users+"-more", 10)
+	r.lost += c.finished(ctx, nil, more)
+	c.endProcess(p)
+	overwritten := c.changed(ctx, rows)
+	beyond := c.beyondRows(ctx, append(bases, more...))
+	after := c.totals(ctx)
 	// Everything had ended, so whatever was sent twice since then is the old owner's.
 	late := after.Duplicates - ended.Duplicates
-	bound, err := c.resent(ctx, began)
-	if err != nil {
-		return r, err
-	}
+	bound := c.resent(ctx, began)
 	r.accepted, r.duplicates = int64(len(ids)+(len(bases)+len(more))*fanoutTargets), after.Duplicates-before.Duplicates
 	reordered := after.Reordered - before.Reordered
 	r.ok = r.lost == 0 && reordered == 0 && overwritten == 0 && r.duplicates <= bound && beyond == 0 && late <= slowCalls && bytesAway <= quietBytes(awayFor)
 	r.line = fmt.Sprintf("away_s=%.0f taken_over_s=%.1f accepted=%d lost=%d duplicates=%d bound=%d beyond_rows=%d late_calls=%d late_limit=%d bytes_to_providers=%d bytes_limit=%d rows=%d overwritten=%d reordered=%d",
 		awayFor.Seconds(), took.Seconds(), r.accepted, r.lost, r.duplicates, bound, beyond, late, slowCalls, bytesAway, quietBytes(awayFor), len(rows), overwritten, reordered)
-	return r, nil
+	return r
 }
 
 // quietBytes is the most that a worker may send to providers while it is away that long.
@@ -174,114 +121,83 @@ func (c *cluster) ownerAway(ctx context.Context, name string, away func(*process
 // worker that goes on calling sends many times that.
 func quietBytes(away time.Duration) int64 { return 100 * (slowCalls + int64(away.Seconds())) }
 
-// slowWorker replaces a worker by one in a network of its own, and waits until it has its
-// part of the partitions.
-func (c *cluster) slowWorker(ctx context.Context) (*process, *enclosure, error) {
-	providers, err := c.v.Providers(ctx)
-	if err != nil {
-		return nil, nil, err
-	}
-	if err := c.endProcess(ctx, c.of("worker")[0]); err != nil {
-		return nil, nil, err
-	}
-	servers := append(strings.Split(c.o.cassandra, ","), c.o.redis, c.o.postgres)
-	e := newEnclosure(servers, strings.Split(c.o.kafka, ","), providers)
-	p, err := c.runIn(ctx, e, "worker", fmt.Sprintf("workers.push.in_flight=%d", slowCalls), fmt.Sprintf("workers.push.window=%d", slowWindow), fmt.Sprintf("workers.push.ahead=%d", slowAhead))
-	if err == nil {
-		err = c.members(ctx, 2)
-	}
-	return p, e, err
-}
-
 // members waits until so many workers share the topic of pushes.
-func (c *cluster) members(ctx context.Context, n int) error {
-	cl, err := kgo.NewClient(kgo.SeedBrokers(strings.Split(c.o.kafka, ",")...))
-	if err != nil {
-		return err
-	}
+func (c *cluster) members(ctx context.Context, n int) {
+	cl := rig.Must(kgo.NewClient(kgo.SeedBrokers(strings.Split(c.o.Kafka, ",")...)))
 	defer cl.Close()
 	group := notify.Lane{Channel: notify.Push}.Group()
-	return until(ctx, fmt.Sprintf("%d members of %s have partitions", n, group), func() (bool, error) {
+	until(ctx, fmt.Sprintf("%d members of %s have partitions", n, group), func() bool {
 		all, err := kadm.NewClient(cl).DescribeGroups(ctx, group)
 		g := all[group]
 		if err = errors.Join(err, g.Err); err != nil || g.State != "Stable" || len(g.Members) != n {
-			return false, ctx.Err() // asked again, also after an error
+			return false // asked again, also after an error
 		}
 		for i := range g.Members {
 			a, ok := g.Members[i].Assigned.AsConsumer()
 			if !ok || len(a.Topics) == 0 {
-				return false, nil
+				return false
 			}
 		}
-		return true, nil
+		return true
 	})
 }
 
 // fanOut sends n fan-outs of fanoutTargets receivers each.
-func (c *cluster) fanOut(ctx context.Context, users string, n int) (bases []notify.Base, err error) {
+func (c *cluster) fanOut(ctx context.Context, users string, n int) (bases []notify.Base) {
 	for i := range n {
 		f := api.Fanout{Channel: "push", Category: "transactional", Content: api.Content{Title: "Fault", Body: "to many"}}
 		for k := range fanoutTargets {
 			user := fmt.Sprintf("%s-fan-%d-%d", users, i, k)
-			f.Receivers = append(f.Receivers, api.Receiver{UserID: user, Address: address(user)})
+			f.Receivers = append(f.Receivers, api.Receiver{UserID: user, Address: rig.Address("push", user)})
 		}
 		var made api.FanoutResult
-		if err := insist(ctx, func() (err error) { made, err = c.cl.Fanout(ctx, f, ""); return err }); err != nil {
-			return nil, err
-		}
+		rig.Ok(rig.Insist(ctx, func() (err error) { made, err = c.cl.Fanout(ctx, f, ""); return err }))
 		id, err := notify.ParseID(made.FirstID)
 		if err != nil || made.Accepted != fanoutTargets {
-			return nil, fmt.Errorf("of a fan-out of %d %d were accepted: %w", fanoutTargets, made.Accepted, err)
+			panic(fmt.Errorf("of a fan-out of %d %d were accepted: %w", fanoutTargets, made.Accepted, err))
 		}
 		bases = append(bases, id.Base)
 	}
-	return bases, nil
+	return bases
 }
 
 // called waits until providers were sent n receivers of fan-outs.
-func (c *cluster) called(ctx context.Context, bases []notify.Base, n int64) error {
-	return until(ctx, fmt.Sprintf("%d receivers were called", n), func() (bool, error) {
-		fans, err := c.v.Fans(ctx)
+func (c *cluster) called(ctx context.Context, bases []notify.Base, n int64) {
+	until(ctx, fmt.Sprintf("%d receivers were called", n), func() bool {
+		fans := rig.Must(c.v.Fans(ctx))
 		sum := int64(0)
 		for _, b := range bases {
 			sum += fans[b].IDs
 		}
-		return sum >= n, err
+		return sum >= n
 	})
 }
 
 // finished waits until a provider was sent every id and every receiver of fan-outs, and
 // the API says so of the fan-outs. It returns how many never were within patience.
-func (c *cluster) finished(ctx context.Context, ids []string, bases []notify.Base) (lost int64, err error) {
-	if lost, err = c.delivered(ctx, ids); err != nil {
-		return lost, err
-	}
-	var waited endurance
+func (c *cluster) finished(ctx context.Context, ids []string, bases []notify.Base) (lost int64) {
+	lost = c.delivered(ctx, ids)
+	var waited rig.Endurance
 	for _, b := range bases {
 		for {
 			sum, err := c.cl.Summary(ctx, notify.ID{Base: b}.String(), api.Page{Limit: fanoutTargets})
 			if err != nil && notify.KindOf(err) != notify.KindUnavailable {
-				return lost, err
+				panic(err)
 			}
-			fans, err := c.v.Fans(ctx)
-			if err != nil {
-				return lost, err
-			}
+			fans := rig.Must(c.v.Fans(ctx))
 			open := fanoutTargets - min(int64(sum.Counts[notify.Sent.String()]+sum.Counts[notify.Delivered.String()]), fans[b].IDs)
 			if open == 0 {
 				break
 			}
-			if waited.over() {
+			if waited.Over() {
 				fmt.Printf("  lost: of %s providers were sent %d, the API says %v\n", b, fans[b].IDs, sum.Counts)
 				lost += open
 				break
 			}
-			if err := fleet.Pause(ctx, 200*time.Millisecond); err != nil {
-				return lost, err
-			}
+			rig.Ok(rig.Pause(ctx, 200*time.Millisecond))
 		}
 	}
-	return lost, nil
+	return lost
 }
 
 func basesOf(ids []string) (out []notify.Base) {
@@ -294,39 +210,35 @@ func basesOf(ids []string) (out []notify.Base) {
 }
 
 // rowsOf reads the outcome rows of requests.
-func (c *cluster) rowsOf(ctx context.Context, bases []notify.Base) (map[notify.RowKey]notify.Row, error) {
+func (c *cluster) rowsOf(ctx context.Context, bases []notify.Base) map[notify.RowKey]notify.Row {
 	out := map[notify.RowKey]notify.Row{}
 	for _, b := range bases {
-		err := c.store.Status().Request(ctx, b, func(row *notify.Row) error {
+		rig.Ok(c.store.Status().Request(ctx, b, func(row *notify.Row) error {
 			if row.Key.Kind == notify.RowOutcome {
 				out[row.Key] = *row
 			}
 			return nil
-		})
-		if err != nil {
-			return nil, err
-		}
+		}))
 	}
-	return out, nil
+	return out
 }
 
 // doneRows waits until all rows of requests are done, and returns them.
-func (c *cluster) doneRows(ctx context.Context, bases []notify.Base) (rows map[notify.RowKey]notify.Row, err error) {
-	return rows, until(ctx, "every outcome row is done", func() (bool, error) {
-		if rows, err = c.rowsOf(ctx, bases); err != nil {
-			return false, err
-		}
+func (c *cluster) doneRows(ctx context.Context, bases []notify.Base) (rows map[notify.RowKey]notify.Row) {
+	until(ctx, "every outcome row is done", func() bool {
+		rows = c.rowsOf(ctx, bases)
 		for _, row := range rows {
 			if !row.Done {
-				return false, nil
+				return false
 			}
 		}
-		return len(rows) > 0, nil
+		return len(rows) > 0
 	})
+	return rows
 }
 
 // changed counts rows that are not what they were.
-func (c *cluster) changed(ctx context.Context, was map[notify.RowKey]notify.Row) (n int64, err error) {
+func (c *cluster) changed(ctx context.Context, was map[notify.RowKey]notify.Row) (n int64) {
 	seen := map[notify.Base]bool{}
 	var bases []notify.Base
 	for k := range was {
@@ -335,10 +247,7 @@ func (c *cluster) changed(ctx context.Context, was map[notify.RowKey]notify.Row)
 			bases = append(bases, k.Chunk.Base)
 		}
 	}
-	now, err := c.rowsOf(ctx, bases)
-	if err != nil {
-		return 0, err
-	}
+	now := c.rowsOf(ctx, bases)
 	for k, row := range was {
 		if is := now[k]; !reflect.DeepEqual(row, is) {
 			if n++; n <= 5 {
@@ -347,26 +256,20 @@ func (c *cluster) changed(ctx context.Context, was map[notify.RowKey]notify.Row)
 			}
 		}
 	}
-	return n, nil
+	return n
 }
 
 // beyondRows counts receivers that were sent again and that the rows of their request do
 // not count. A total could hide them: rows also count receivers that were not sent twice.
-func (c *cluster) beyondRows(ctx context.Context, bases []notify.Base) (n int64, err error) {
-	fans, err := c.v.Fans(ctx)
-	if err != nil {
-		return 0, err
-	}
+func (c *cluster) beyondRows(ctx context.Context, bases []notify.Base) (n int64) {
+	fans := rig.Must(c.v.Fans(ctx))
 	for _, base := range bases {
 		resent := int64(0)
-		err := c.store.Status().Request(ctx, base, func(row *notify.Row) error {
+		rig.Ok(c.store.Status().Request(ctx, base, func(row *notify.Row) error {
 			resent += int64(row.Resent)
 			return nil
-		})
-		if err != nil {
-			return n, err
-		}
+		}))
 		n += max(0, fans[base].Duplicates-resent)
 	}
-	return n, nil
+	return n
 }

@@ -9,7 +9,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/tests/internal/fleet"
+	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
 // standbyLimit is how long after the death of a shard's owner the first release by
@@ -18,41 +18,24 @@ const standbyLimit = 6 * time.Second
 
 // leaderKilled: of two schedulers one is killed while what it owns becomes due. The
 // other releases it within standbyLimit, nothing is lost and nothing early.
-func leaderKilled(ctx context.Context, c *cluster) (r outcome, err error) {
-	shards, err := c.shardCount(ctx)
-	if err != nil {
-		return r, err
-	}
+func leaderKilled(ctx context.Context, c *cluster) (r outcome) {
+	shards := c.shardCount(ctx)
 	// Enough that some shard of the leader has one due at any time.
 	const each = 50 * time.Millisecond
 	lead, span := 15*time.Second, 5*time.Second+c.o.down
 	from := time.Now().Add(lead)
-	due, err := c.triggers(ctx, int(span/each), from, span)
-	if err != nil {
-		return r, err
-	}
-	in, err := c.shardsOf(ctx, due, shards)
-	if err != nil {
-		return r, err
-	}
+	due := c.triggers(ctx, int(span/each), from, span)
+	in := c.shardsOf(ctx, due, shards)
 	if left := time.Until(from); left < 0 {
-		return r, fmt.Errorf("registering took %s longer than there was time", -left)
+		panic(fmt.Errorf("registering took %s longer than there was time", -left))
 	}
-	if err := fleet.Pause(ctx, time.Until(from.Add(5*time.Second))); err != nil {
-		return r, err
-	}
-	states, err := c.shards(ctx, shards)
-	if err != nil {
-		return r, err
-	}
+	rig.Ok(rig.Pause(ctx, time.Until(from.Add(5*time.Second))))
+	states := c.shards(ctx, shards)
 	leader := c.leader(states)
 	was := ownedBy(leader, states)
-	c.killProcess(leader)
+	c.f.Remove(leader)
 	killed := time.Now()
-	calls, err := c.callbacks(ctx, due)
-	if err != nil {
-		return r, err
-	}
+	calls := c.callbacks(ctx, due)
 	first, worst := time.Duration(-1), time.Duration(0)
 	orphans := 0
 	for id, at := range due {
@@ -70,28 +53,29 @@ func leaderKilled(ctx context.Context, c *cluster) (r outcome, err error) {
 	r.ok = r.lost == 0 && r.early == 0 && r.duplicates == 0 && len(was) > 0 && orphans > 0 && first <= standbyLimit
 	r.line = fmt.Sprintf("shards=%d of_the_killed=%d triggers=%d due_after_the_kill=%d first_release_s=%.2f limit_s=%.0f latest_by_s=%.2f lost=%d early=%d called_twice=%d",
 		shards, len(was), len(due), orphans, first.Seconds(), standbyLimit.Seconds(), worst.Seconds(), r.lost, r.early, r.duplicates)
-	return r, nil
+	return r
 }
 
 // shardCount is how many shards timers are spread over.
-func (c *cluster) shardCount(ctx context.Context) (int, error) {
-	m, err := c.of("scheduler")[0].metrics(ctx)
+func (c *cluster) shardCount(ctx context.Context) int {
+	m, err := c.of("scheduler")[0].Metrics(ctx)
 	if err == nil && m["notifyd_timer_shards"] < 1 {
 		err = fmt.Errorf("a scheduler knows of no shards")
 	}
-	return int(m["notifyd_timer_shards"]), err
+	rig.Ok(err)
+	return int(m["notifyd_timer_shards"])
 }
 
 // leader is the scheduler with the most shards.
-func (c *cluster) leader(states []engine.ShardState) *process {
-	return slices.MaxFunc(c.of("scheduler"), func(a, b *process) int { return len(ownedBy(a, states)) - len(ownedBy(b, states)) })
+func (c *cluster) leader(states []engine.ShardState) *rig.Process {
+	return slices.MaxFunc(c.of("scheduler"), func(a, b *rig.Process) int { return len(ownedBy(a, states)) - len(ownedBy(b, states)) })
 }
 
 // ownedBy are the shards of a process.
-func ownedBy(p *process, states []engine.ShardState) map[int]bool {
+func ownedBy(p *rig.Process, states []engine.ShardState) map[int]bool {
 	out := map[int]bool{}
 	for n, s := range states {
-		if p.owns(s) {
+		if owns(p, s) {
 			out[n] = true
 		}
 	}
@@ -102,42 +86,23 @@ func ownedBy(p *process, states []engine.ShardState) map[int]bool {
 // then goes on, believing that they are its own. No write under its terms is taken:
 // every state is asked to advance under the term it had then, as the paused process
 // will, and refuses.
-func schedulerPaused(ctx context.Context, c *cluster) (r outcome, err error) {
-	shards, err := c.shardCount(ctx)
-	if err != nil {
-		return r, err
-	}
+func schedulerPaused(ctx context.Context, c *cluster) (r outcome) {
+	shards := c.shardCount(ctx)
 	const paused = 15 * time.Second // leases are of 5
 	lead, span := 15*time.Second, 30*time.Second
 	from := time.Now().Add(lead)
-	due, err := c.triggers(ctx, 300, from, span)
-	if err != nil {
-		return r, err
-	}
-	if err := fleet.Pause(ctx, time.Until(from.Add(3*time.Second))); err != nil {
-		return r, err
-	}
-	states, err := c.shards(ctx, shards)
-	if err != nil {
-		return r, err
-	}
+	due := c.triggers(ctx, 300, from, span)
+	rig.Ok(rig.Pause(ctx, time.Until(from.Add(3*time.Second))))
+	states := c.shards(ctx, shards)
 	leader := c.leader(states)
 	was := ownedBy(leader, states)
-	if err := leader.signal(syscall.SIGSTOP); err != nil {
-		return r, err
-	}
-	if err := fleet.Pause(ctx, paused); err != nil {
-		return r, err
-	}
+	rig.Ok(leader.Signal(syscall.SIGSTOP))
+	rig.Ok(rig.Pause(ctx, paused))
 	var now []engine.ShardState
-	if err := until(ctx, "the other one has taken over what was the paused one's", func() (bool, error) {
-		if now, err = c.shards(ctx, shards); err != nil {
-			return false, err
-		}
-		return len(ownedBy(leader, now)) == 0, nil
-	}); err != nil {
-		return r, err
-	}
+	until(ctx, "the other one has taken over what was the paused one's", func() bool {
+		now = c.shards(ctx, shards)
+		return len(ownedBy(leader, now)) == 0
+	})
 	tried, stale := 0, 0
 	for n := range was {
 		s := states[n]
@@ -147,33 +112,23 @@ func schedulerPaused(ctx context.Context, c *cluster) (r outcome, err error) {
 		case err == nil:
 			stale++
 		case notify.KindOf(err) != notify.KindConflict:
-			return r, err
+			panic(err)
 		}
 	}
-	if err := leader.signal(syscall.SIGCONT); err != nil {
-		return r, err
-	}
-	calls, err := c.callbacks(ctx, due)
-	if err != nil {
-		return r, err
-	}
+	rig.Ok(leader.Signal(syscall.SIGCONT))
+	calls := c.callbacks(ctx, due)
 	// It has noticed, gives them up, and gets its part again under new terms.
 	lost := 0.0
-	if err := until(ctx, "the paused one has noticed", func() (bool, error) {
-		m, err := leader.metrics(ctx)
+	until(ctx, "the paused one has noticed", func() bool {
+		m, err := leader.Metrics(ctx)
 		if err != nil {
-			return false, nil //nolint:nilerr // it has just been let go on
+			return false // it has just been let go on
 		}
 		lost = m["notifyd_timer_shards_lost_total"]
-		return lost >= float64(len(was)), nil
-	}); err != nil {
-		return r, err
-	}
+		return lost >= float64(len(was))
+	})
 	for n, s := range now {
-		later, err := c.store.Timers().Shard(ctx, uint16(n))
-		if err != nil {
-			return r, err
-		}
+		later := rig.Must(c.store.Timers().Shard(ctx, uint16(n)))
 		if was[n] && (later.Term < s.Term || s.Term <= states[n].Term) {
 			stale++
 		}
@@ -182,65 +137,47 @@ func schedulerPaused(ctx context.Context, c *cluster) (r outcome, err error) {
 	r.ok = r.lost == 0 && r.early == 0 && r.duplicates == 0 && stale == 0 && tried > 0
 	r.line = fmt.Sprintf("paused_s=%.0f shards=%d of_the_paused=%d stale_writes_tried=%d stale_writes_accepted=%d given_up=%.0f triggers=%d lost=%d early=%d called_twice=%d",
 		paused.Seconds(), shards, len(was), tried, stale, lost, len(due), r.lost, r.early, r.duplicates)
-	return r, nil
+	return r
 }
 
 // workerKilled: of two workers one is killed under load. The other takes its
 // partitions over; nothing is lost, and what is sent twice is no more than the rows
 // say was handed to a provider again.
-func workerKilled(ctx context.Context, c *cluster) (r outcome, err error) {
+func workerKilled(ctx context.Context, c *cluster) (r outcome) {
 	began := time.Now()
-	before, err := c.totals(ctx)
-	if err != nil {
-		return r, err
-	}
+	before := c.totals(ctx)
 	t := c.traffic(ctx, prefix("worker"), critical, rest, stream{name: "more", categories: []string{"transactional"}})
 	defer t.end()
-	if err := fleet.Pause(ctx, warm); err != nil {
-		return r, err
-	}
-	c.killProcess(c.of("worker")[0])
+	rig.Ok(rig.Pause(ctx, warm))
+	c.f.Remove(c.of("worker")[0])
 	killed := time.Now()
-	if err := fleet.Pause(ctx, c.o.down); err != nil {
-		return r, err
-	}
+	rig.Ok(rig.Pause(ctx, c.o.down))
 	t.end()
 	ids := t.ids()
-	if r.lost, err = c.delivered(ctx, ids); err != nil {
-		return r, err
-	}
-	gap, err := c.slowest(ctx, t, killed)
-	if err != nil {
-		return r, err
-	}
-	after, err := c.totals(ctx)
-	if err != nil {
-		return r, err
-	}
-	bound, err := c.resent(ctx, began)
-	if err != nil {
-		return r, err
-	}
+	r.lost = c.delivered(ctx, ids)
+	gap := c.slowest(ctx, t, killed)
+	after := c.totals(ctx)
+	bound := c.resent(ctx, began)
 	r.accepted, r.duplicates = int64(len(ids)), after.Duplicates-before.Duplicates
 	reordered := after.Reordered - before.Reordered
 	r.ok = r.lost == 0 && r.duplicates <= bound && reordered == 0
 	r.line = fmt.Sprintf("accepted=%d lost=%d duplicates=%d bound=%d reordered=%d longest_wait_s=%.1f", r.accepted, r.lost, r.duplicates, bound, reordered, gap.Seconds())
-	return r, nil
+	return r
 }
 
 // resent is how many receivers of requests since then were handed to a provider again
 // although an earlier call may have been taken, by their rows.
-func (c *cluster) resent(ctx context.Context, since time.Time) (n int64, err error) {
-	err = c.store.Status().Scan(ctx, since.UnixMilli(), time.Now().Add(time.Hour).UnixMilli(), func(row *notify.Row) error {
+func (c *cluster) resent(ctx context.Context, since time.Time) (n int64) {
+	rig.Ok(c.store.Status().Scan(ctx, since.UnixMilli(), time.Now().Add(time.Hour).UnixMilli(), func(row *notify.Row) error {
 		n += int64(row.Resent)
 		return nil
-	})
-	return n, err
+	}))
+	return n
 }
 
 // slowest is the longest time from an answer to the provider's call, of what was
 // accepted around a moment.
-func (c *cluster) slowest(ctx context.Context, t *traffic, around time.Time) (worst time.Duration, err error) {
+func (c *cluster) slowest(ctx context.Context, t *traffic, around time.Time) (worst time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for i := range t.answers {
@@ -248,11 +185,8 @@ func (c *cluster) slowest(ctx context.Context, t *traffic, around time.Time) (wo
 		if a.id == "" || a.at.Sub(around).Abs() > 3*time.Second {
 			continue
 		}
-		at, err := c.v.SentAt(ctx, a.id)
-		if err != nil {
-			return worst, err
-		}
+		at := rig.Must(c.v.SentAt(ctx, a.id))
 		worst = max(worst, at.Sub(a.at))
 	}
-	return worst, nil
+	return worst
 }

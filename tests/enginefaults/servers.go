@@ -9,9 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
-	"time"
 
-	"github.com/notifyd/notifyd/tests/internal/fleet"
+	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
 // scripts start and stop the servers; ports and folders are in the environment, as
@@ -31,59 +30,50 @@ func enginesDir() string {
 }
 
 // start starts a server and returns when it answers.
-func (c *cluster) start(ctx context.Context, name string) error {
-	return c.script(ctx, name, "start")
+func (c *cluster) start(ctx context.Context, name string) {
+	c.script(ctx, name, "start")
 }
 
 // script runs a server's script. Its output goes to a file: a pipe would stay open
 // for as long as the server lives.
-func (c *cluster) script(ctx context.Context, name, verb string) error {
-	out, err := os.OpenFile(filepath.Join(c.dir, name+".script.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
+func (c *cluster) script(ctx context.Context, name, verb string) {
+	out := rig.Must(os.OpenFile(filepath.Join(c.dir, name+".script.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600))
 	defer out.Close()
 	cmd := exec.CommandContext(ctx, filepath.Join(scripts, name+".sh"), verb)
 	cmd.Stdout, cmd.Stderr = out, out
 	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("%s %s: %w (see %s)", name, verb, err, out.Name())
+		panic(fmt.Errorf("%s %s: %w (see %s)", name, verb, err, out.Name()))
 	}
-	return nil
 }
 
 // kill ends a server with SIGKILL, and waits until it is gone.
-func (c *cluster) kill(ctx context.Context, name string) error {
+func (c *cluster) kill(ctx context.Context, name string) {
 	if name == "postgres" {
-		return c.script(ctx, name, "kill")
+		c.script(ctx, name, "kill")
+		return
 	}
-	pid, err := c.pid(name)
-	if err != nil {
-		return err
-	}
+	pid := c.pid(name)
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-		return fmt.Errorf("%s (%d): %w", name, pid, err)
+		panic(fmt.Errorf("%s (%d): %w", name, pid, err))
 	}
-	return until(ctx, name+" is gone", func() (bool, error) { return gone(pid), nil })
+	until(ctx, name+" is gone", func() bool { return gone(pid) })
 }
 
 // pid is the process of a server, of the first node where there are three: it is the
 // one that everybody was told of first.
-func (c *cluster) pid(name string) (int, error) {
+func (c *cluster) pid(name string) int {
 	file := map[string]string{"kafka": "kafka/pid", "cassandra": "cassandra/node1/pid", "redis": "redis/pid"}
-	if c.o.nodes == 3 {
+	if c.o.Nodes == 3 {
 		file["kafka"], file["cassandra"] = "kafka3/1/pid", "cassandra3/node1/pid"
 	}
 	path := filepath.Join(enginesDir(), filepath.FromSlash(file[name]))
-	b, err := os.ReadFile(path)
-	if err != nil {
-		return 0, err
-	}
+	b := rig.Must(os.ReadFile(path))
 	first, _, _ := strings.Cut(strings.TrimSpace(string(b)), " ")
 	pid, err := strconv.Atoi(first)
 	if err != nil || pid <= 1 {
-		return 0, fmt.Errorf("%s holds no process id: %q", path, b)
+		panic(fmt.Errorf("%s holds no process id: %q", path, b))
 	}
-	return pid, nil
+	return pid
 }
 
 // gone reports whether a process has ended, whoever has to reap it.
@@ -97,30 +87,14 @@ func gone(pid int) bool {
 }
 
 // emptyRedis removes what a stopped Redis would read again.
-func emptyRedis() error {
+func emptyRedis() {
 	dir := filepath.Join(enginesDir(), "redis", "data")
-	if _, err := os.Stat(dir); err != nil {
-		return err
-	}
-	if err := os.RemoveAll(dir); err != nil {
-		return err
-	}
-	return os.MkdirAll(dir, 0o700)
+	rig.Must(os.Stat(dir))
+	rig.Ok(os.RemoveAll(dir))
+	rig.Ok(os.MkdirAll(dir, 0o700))
 }
 
-// until asks again and again, until it is so or patience is over.
-func until(ctx context.Context, what string, ask func() (bool, error)) error {
-	var waited endurance
-	for {
-		ok, err := ask()
-		if err != nil || ok {
-			return err
-		}
-		if waited.over() {
-			return fmt.Errorf("it did not become so within %s: %s", patience, what)
-		}
-		if err := fleet.Pause(ctx, 50*time.Millisecond); err != nil {
-			return err
-		}
-	}
+// until asks again and again, until it is so. It fails after rig.Patience.
+func until(ctx context.Context, what string, ask func() bool) {
+	rig.Ok(rig.Until(ctx, what, func() (bool, error) { return ask(), nil }))
 }

@@ -45,20 +45,3 @@ func (s *stalls) note(d time.Duration) {
 
 // take returns the longest since the last call.
 func (s *stalls) take() time.Duration { return time.Duration(s.longest.Swap(0)) }
-
-// endurance is patience that is not used up while the machine stands still: it counts
-// the time between questions, and of each no more than a few seconds.
-type endurance struct {
-	last  time.Time
-	spent time.Duration
-}
-
-// over reports whether patience is over. It is asked before each pause.
-func (e *endurance) over() bool {
-	now := time.Now()
-	if !e.last.IsZero() {
-		e.spent += min(now.Sub(e.last), 5*time.Second)
-	}
-	e.last = now
-	return e.spent > patience
-}

@@ -7,7 +7,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/tests/internal/fleet"
+	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
 // ask does something now and then, and counts what is answered to it.
@@ -34,78 +34,48 @@ func (a *ask) note(err error) {
 // cassandraStopped: while the only node is gone, what is due later is refused and
 // what is due now goes on being accepted; when it is back, everything that was
 // acknowledged is delivered once, and nothing of what was scheduled before early.
-func cassandraStopped(ctx context.Context, c *cluster) (r outcome, err error) {
-	before, err := c.totals(ctx)
-	if err != nil {
-		return r, err
-	}
+func cassandraStopped(ctx context.Context, c *cluster) (r outcome) {
+	before := c.totals(ctx)
 	name := prefix("cassandra")
 	from := time.Now().Add(15 * time.Second)
-	pushes, err := c.pushes(ctx, name, 200, from, c.o.down)
-	if err != nil {
-		return r, err
-	}
-	triggers, err := c.triggers(ctx, 200, from, c.o.down)
-	if err != nil {
-		return r, err
-	}
+	pushes := c.pushes(ctx, name, 200, from, c.o.down)
+	triggers := c.triggers(ctx, 200, from, c.o.down)
 	t := c.traffic(ctx, name, critical, rest)
 	defer t.end()
-	if err := fleet.Pause(ctx, warm+max(time.Until(from), 0)); err != nil {
-		return r, err
-	}
-	if err := c.kill(ctx, "cassandra"); err != nil {
-		return r, err
-	}
+	rig.Ok(rig.Pause(ctx, warm+max(time.Until(from), 0)))
+	c.kill(ctx, "cassandra")
 	killed := time.Now()
 	var later ask
 	for n := 0; time.Since(killed) < c.o.down; n++ {
 		at := time.Now().Add(time.Hour)
+		var err error
 		if n%2 == 0 {
 			_, err = c.cl.Trigger(ctx, api.Trigger{CallbackURL: c.urls + "/never", FireAt: &at}, "")
 		} else {
 			_, err = c.cl.Send(ctx, api.Notification{
-				Channel: "push", Category: "alert", To: api.Receiver{UserID: name, Address: address(name)}, Content: api.Content{Body: "never"}, ScheduledAt: &at,
+				Channel: "push", Category: "alert", To: api.Receiver{UserID: name, Address: rig.Address("push", name)}, Content: api.Content{Body: "never"}, ScheduledAt: &at,
 			}, "")
 		}
 		later.note(err)
-		if err := fleet.Pause(ctx, 250*time.Millisecond); err != nil {
-			return r, err
-		}
+		rig.Ok(rig.Pause(ctx, 250*time.Millisecond))
 	}
 	back := time.Now()
-	if err := c.start(ctx, "cassandra"); err != nil {
-		return r, err
-	}
+	c.start(ctx, "cassandra")
 	ready := time.Now()
 	at := ready.Add(time.Hour)
-	if err := insist(ctx, func() error {
+	rig.Ok(rig.Insist(ctx, func() error {
 		_, err := c.cl.Trigger(ctx, api.Trigger{CallbackURL: c.urls + "/never", FireAt: &at}, "")
 		return err
-	}); err != nil {
-		return r, err
-	}
+	}))
 	again := time.Now()
-	if err := fleet.Pause(ctx, warm); err != nil {
-		return r, err
-	}
+	rig.Ok(rig.Pause(ctx, warm))
 	t.end()
-	ids := append(t.ids(), pushes.ids()...)
-	if r.lost, err = c.delivered(ctx, ids); err != nil {
-		return r, err
-	}
-	calls, err := c.callbacks(ctx, triggers)
-	if err != nil {
-		return r, err
-	}
+	ids := append(t.ids(), pushes.IDs()...)
+	r.lost = c.delivered(ctx, ids)
+	calls := c.callbacks(ctx, triggers)
 	drained := time.Since(ready)
-	if r.early, err = c.sentEarly(ctx, pushes); err != nil {
-		return r, err
-	}
-	after, err := c.totals(ctx)
-	if err != nil {
-		return r, err
-	}
+	r.early = c.sentEarly(ctx, pushes)
+	after := c.totals(ctx)
 	r.accepted, r.lost, r.early = int64(len(ids)+len(triggers)), r.lost+calls.lost, r.early+calls.early
 	r.duplicates = after.Duplicates - before.Duplicates
 	kept, more := t.count("critical", killed, back), t.count("rest", killed, back)
@@ -118,75 +88,38 @@ func cassandraStopped(ctx context.Context, c *cluster) (r outcome, err error) {
 	r.line = fmt.Sprintf("down_s=%.0f later_refused=%d later_accepted=%d without_retry_after=%d other=%d immediate_accepted=%d immediate_refused=%d accepted=%d lost=%d duplicates=%d called_twice=%d early=%d start_s=%.1f resumed_s=%.1f drained_s=%.1f",
 		back.Sub(killed).Seconds(), later.refused, later.accepted, later.noRetry, later.other, kept.accepted+more.accepted, refused, r.accepted, r.lost, r.duplicates, calls.twice, r.early,
 		ready.Sub(back).Seconds(), again.Sub(ready).Seconds(), drained.Seconds())
-	return r, nil
+	return r
 }
 
 // redisEmptied: Redis dies, loses all it had and comes back. Leases, the seen-filter
 // and the delay queue are gone; owners take over again and release again what is not
 // closed. The providers are sent nothing twice, and nothing is lost.
-func redisEmptied(ctx context.Context, c *cluster) (r outcome, err error) {
-	before, err := c.totals(ctx)
-	if err != nil {
-		return r, err
-	}
-	released, err := c.released(ctx)
-	if err != nil {
-		return r, err
-	}
+func redisEmptied(ctx context.Context, c *cluster) (r outcome) {
+	before := c.totals(ctx)
+	released := c.released(ctx)
 	name := prefix("redis")
 	from := time.Now().Add(15 * time.Second)
-	pushes, err := c.pushes(ctx, name, 400, from, c.o.down+20*time.Second)
-	if err != nil {
-		return r, err
-	}
+	pushes := c.pushes(ctx, name, 400, from, c.o.down+20*time.Second)
 	t := c.traffic(ctx, name, critical, rest)
 	defer t.end()
-	if err := fleet.Pause(ctx, warm+max(time.Until(from), 0)); err != nil {
-		return r, err
-	}
-	if err := c.kill(ctx, "redis"); err != nil {
-		return r, err
-	}
+	rig.Ok(rig.Pause(ctx, warm+max(time.Until(from), 0)))
+	c.kill(ctx, "redis")
 	killed := time.Now()
-	if err := fleet.Pause(ctx, c.o.down); err != nil {
-		return r, err
-	}
-	if err := emptyRedis(); err != nil {
-		return r, err
-	}
+	rig.Ok(rig.Pause(ctx, c.o.down))
+	emptyRedis()
 	back := time.Now()
-	if err := c.start(ctx, "redis"); err != nil {
-		return r, err
-	}
+	c.start(ctx, "redis")
 	ready := time.Now()
-	if err := c.settle(ctx); err != nil {
-		return r, err
-	}
+	c.settle(ctx)
 	owned := time.Since(ready)
-	triggers, err := c.triggers(ctx, 100, time.Now().Add(5*time.Second), 5*time.Second)
-	if err != nil {
-		return r, err
-	}
+	triggers := c.triggers(ctx, 100, time.Now().Add(5*time.Second), 5*time.Second)
 	t.end()
-	ids := append(t.ids(), pushes.ids()...)
-	if r.lost, err = c.delivered(ctx, ids); err != nil {
-		return r, err
-	}
-	calls, err := c.callbacks(ctx, triggers)
-	if err != nil {
-		return r, err
-	}
-	if r.early, err = c.sentEarly(ctx, pushes); err != nil {
-		return r, err
-	}
-	now, err := c.released(ctx)
-	if err != nil {
-		return r, err
-	}
-	after, err := c.totals(ctx)
-	if err != nil {
-		return r, err
-	}
+	ids := append(t.ids(), pushes.IDs()...)
+	r.lost = c.delivered(ctx, ids)
+	calls := c.callbacks(ctx, triggers)
+	r.early = c.sentEarly(ctx, pushes)
+	now := c.released(ctx)
+	after := c.totals(ctx)
 	r.accepted, r.lost, r.early = int64(len(ids)+len(triggers)), r.lost+calls.lost, r.early+calls.early
 	r.duplicates = after.Duplicates - before.Duplicates
 	second := now - released - float64(len(pushes)+len(triggers))
@@ -195,108 +128,73 @@ func redisEmptied(ctx context.Context, c *cluster) (r outcome, err error) {
 	r.ok = r.lost == 0 && r.early == 0 && r.duplicates == 0 && calls.twice == 0 && second > 0 && kept.accepted > 0 && more.accepted > 0
 	r.line = fmt.Sprintf("down_s=%.0f emptied=yes released_again=%.0f immediate_accepted=%d immediate_refused=%d accepted=%d lost=%d duplicates=%d called_twice=%d early=%d owned_again_s=%.1f",
 		back.Sub(killed).Seconds(), second, kept.accepted+more.accepted, refused, r.accepted, r.lost, r.duplicates, calls.twice, r.early, owned.Seconds())
-	return r, nil
+	return r
 }
 
 // released is how many timers the schedulers have released.
-func (c *cluster) released(ctx context.Context) (n float64, err error) {
-	for _, p := range c.procs {
-		m, err := p.metrics(ctx)
-		if err != nil {
-			return n, err
-		}
+func (c *cluster) released(ctx context.Context) (n float64) {
+	for _, p := range c.f.Processes() {
+		m := rig.Must(p.Metrics(ctx))
 		n += m["notifyd_timers_released_total"]
 	}
-	return n, nil
+	return n
 }
 
 // postgresStopped: while the server is gone, profiles that were read go on to hold,
 // and an opt-out is refused: it is never said to be taken. When it is back, an
 // opt-out is taken and binds.
-func postgresStopped(ctx context.Context, c *cluster) (r outcome, err error) {
-	before, err := c.totals(ctx)
-	if err != nil {
-		return r, err
-	}
+func postgresStopped(ctx context.Context, c *cluster) (r outcome) {
+	before := c.totals(ctx)
 	name := prefix("postgres")
 	known := stream{name: "known", categories: []string{"otp", "transactional"}, ordered: true, profiles: true}
 	for u := range max(int(c.o.rate*perUser.Seconds()), 1) {
 		user := fmt.Sprintf("%s-known-%d", name, u)
-		if err := insist(ctx, func() error {
-			_, err := c.cl.PutUser(ctx, api.User{UserID: user, Addresses: map[string][]string{"push": {address(user)}}})
+		rig.Ok(rig.Insist(ctx, func() error {
+			_, err := c.cl.PutUser(ctx, api.User{UserID: user, Addresses: map[string][]string{"push": {rig.Address("push", user)}}})
 			return err
-		}); err != nil {
-			return r, err
-		}
+		}))
 	}
 	one := name + "-known-0"
 	t := c.traffic(ctx, name, known)
 	defer t.end()
-	if err := fleet.Pause(ctx, warm); err != nil {
-		return r, err
-	}
-	if err := c.kill(ctx, "postgres"); err != nil {
-		return r, err
-	}
+	rig.Ok(rig.Pause(ctx, warm))
+	c.kill(ctx, "postgres")
 	killed := time.Now()
-	delivered, err := c.v.Delivered(ctx)
-	if err != nil {
-		return r, err
-	}
+	delivered := rig.Must(c.v.Delivered(ctx))
 	var optOut ask
 	for time.Since(killed) < c.o.down {
-		_, err := c.cl.PutUser(ctx, api.User{UserID: one, Addresses: map[string][]string{"push": {address(one)}}, OptOut: []string{"push"}})
+		_, err := c.cl.PutUser(ctx, api.User{UserID: one, Addresses: map[string][]string{"push": {rig.Address("push", one)}}, OptOut: []string{"push"}})
 		optOut.note(err)
-		if err := fleet.Pause(ctx, 250*time.Millisecond); err != nil {
-			return r, err
-		}
+		rig.Ok(rig.Pause(ctx, 250*time.Millisecond))
 	}
 	back := time.Now()
-	meanwhile, err := c.v.Delivered(ctx)
-	if err != nil {
-		return r, err
-	}
-	if err := c.start(ctx, "postgres"); err != nil {
-		return r, err
-	}
+	meanwhile := rig.Must(c.v.Delivered(ctx))
+	c.start(ctx, "postgres")
 	t.end()
 	// Before the opt-out: it binds what is still under way, too.
 	ids := t.ids()
-	if r.lost, err = c.delivered(ctx, ids); err != nil {
-		return r, err
-	}
+	r.lost = c.delivered(ctx, ids)
 	ready := time.Now()
-	if err := insist(ctx, func() error {
-		_, err := c.cl.PutUser(ctx, api.User{UserID: one, Addresses: map[string][]string{"push": {address(one)}}, OptOut: []string{"push"}})
+	rig.Ok(rig.Insist(ctx, func() error {
+		_, err := c.cl.PutUser(ctx, api.User{UserID: one, Addresses: map[string][]string{"push": {rig.Address("push", one)}}, OptOut: []string{"push"}})
 		return err
-	}); err != nil {
-		return r, err
-	}
+	}))
 	again := time.Since(ready)
 	// A second is what an opt-out has to bind.
-	if err := fleet.Pause(ctx, time.Second); err != nil {
-		return r, err
-	}
+	rig.Ok(rig.Pause(ctx, time.Second))
 	muted := c.send(ctx, stream{categories: []string{"transactional"}, profiles: true}, one, 0)
-	if muted.err != nil {
-		return r, muted.err
-	}
+	rig.Ok(muted.err)
 	status := ""
-	if err := until(ctx, "what was opted out of has ended", func() (bool, error) {
+	until(ctx, "what was opted out of has ended", func() bool {
 		st, err := c.cl.Notification(ctx, muted.id)
 		if k := notify.KindOf(err); err != nil && k != notify.KindUnavailable && k != notify.KindNotFound {
-			return false, err
+			panic(err)
 		}
 		status = st.Status
 		s, _ := notify.ParseState(status)
-		return s.Terminal(), nil
-	}); err != nil {
-		return r, err
-	}
-	after, err := c.totals(ctx)
-	if err != nil {
-		return r, err
-	}
+		return s.Terminal()
+	})
+	after := c.totals(ctx)
 	r.accepted, r.duplicates = int64(len(ids)), after.Duplicates-before.Duplicates
 	kept := t.count("known", killed, back)
 	if optOut.example != nil {
@@ -306,5 +204,5 @@ func postgresStopped(ctx context.Context, c *cluster) (r outcome, err error) {
 		optOut.accepted == 0 && optOut.refused > 0 && optOut.other == 0 && status == notify.Suppressed.String()
 	r.line = fmt.Sprintf("down_s=%.0f known_accepted=%d known_refused=%d delivered_meanwhile=%d opt_out_refused=%d opt_out_accepted=%d accepted=%d lost=%d duplicates=%d opt_out_again_s=%.1f then=%s",
 		back.Sub(killed).Seconds(), kept.accepted, kept.refused+kept.other, meanwhile-delivered, optOut.refused, optOut.accepted, r.accepted, r.lost, r.duplicates, again.Seconds(), status)
-	return r, nil
+	return r
 }

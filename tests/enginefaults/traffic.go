@@ -3,15 +3,13 @@ package main
 import (
 	"context"
 	"fmt"
-	"hash/fnv"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/tests/internal/fleet"
-	"github.com/notifyd/notifyd/tests/internal/victim"
+	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
 // stream is users who are sent one push after the other, each once the one before
@@ -67,7 +65,7 @@ func (c *cluster) traffic(ctx context.Context, prefix string, streams ...stream)
 		for u := range users {
 			t.wg.Go(func() {
 				user := fmt.Sprintf("%s-%s-%d", prefix, s.name, u)
-				if fleet.Pause(ctx, perUser*time.Duration(u)/time.Duration(users)) != nil {
+				if rig.Pause(ctx, perUser*time.Duration(u)/time.Duration(users)) != nil {
 					return
 				}
 				tick := time.NewTicker(perUser)
@@ -88,7 +86,7 @@ func (c *cluster) traffic(ctx context.Context, prefix string, streams ...stream)
 // send sends one push, and lets it have its answer also when the load ends.
 func (c *cluster) send(ctx context.Context, s stream, user string, seq int) answer {
 	n := api.Notification{
-		Channel: "push", Category: s.categories[seq%len(s.categories)], To: api.Receiver{UserID: user, Address: address(user)},
+		Channel: "push", Category: s.categories[seq%len(s.categories)], To: api.Receiver{UserID: user, Address: rig.Address("push", user)},
 		Content: api.Content{Title: "Fault", Body: fmt.Sprintf("number %d", seq)},
 	}
 	if s.profiles {
@@ -104,12 +102,6 @@ func (c *cluster) send(ctx context.Context, s stream, user string, seq int) answ
 		a.id, a.wait = "", notify.RetryAfterOf(err)
 	}
 	return a
-}
-
-func address(user string) string {
-	h := fnv.New64a()
-	_, _ = h.Write([]byte(user))
-	return fmt.Sprintf("apns:%064x", h.Sum64())
 }
 
 func (t *traffic) note(a answer) {
@@ -203,24 +195,25 @@ func (t *traffic) ids() (out []string) {
 }
 
 // totals is what the providers' ledger says of all calls.
-func (c *cluster) totals(ctx context.Context) (r victim.Result, err error) {
-	err = c.v.Totals(ctx, &r)
-	return r, err
+func (c *cluster) totals(ctx context.Context) (r rig.Result) {
+	rig.Ok(c.v.Totals(ctx, &r))
+	return r
 }
 
 // delivered waits until a provider was sent every id, and returns how many it never
 // was within patience.
-func (c *cluster) delivered(ctx context.Context, ids []string) (lost int64, err error) {
+func (c *cluster) delivered(ctx context.Context, ids []string) (lost int64) {
 	if len(ids) == 0 {
-		return 0, nil
+		return 0
 	}
-	var waited endurance
+	var waited rig.Endurance
 	for {
 		n, some, err := c.v.Missing(ctx, ids)
 		if err != nil || n == 0 {
-			return n, err
+			rig.Ok(err)
+			return n
 		}
-		if waited.over() {
+		if waited.Over() {
 			for i, id := range some {
 				if i == 5 {
 					break
@@ -228,10 +221,8 @@ func (c *cluster) delivered(ctx context.Context, ids []string) (lost int64, err 
 				tl, err := c.cl.Timeline(ctx, id)
 				fmt.Printf("  lost: %s %+v %v\n", id, tl.Events, err)
 			}
-			return n, nil
+			return n
 		}
-		if err := fleet.Pause(ctx, 200*time.Millisecond); err != nil {
-			return n, err
-		}
+		rig.Ok(rig.Pause(ctx, 200*time.Millisecond))
 	}
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
 func TestCountsAnswers(t *testing.T) {
@@ -78,11 +79,11 @@ func TestLongestGap(t *testing.T) {
 // TestOwner: the name of a process must not pass for that of another one.
 func TestOwner(t *testing.T) {
 	t.Parallel()
-	p := &process{name: "faults-1-scheduler"}
+	p := &rig.Process{Name: "faults-1-scheduler"}
 	for owner, want := range map[string]bool{
 		"faults-1-scheduler-01hzy": true, "faults-11-scheduler-01hzy": false, "faults-1-scheduler": false, "": false,
 	} {
-		if p.owns(engine.ShardState{Owner: owner}) != want {
+		if owns(p, engine.ShardState{Owner: owner}) != want {
 			t.Errorf("owns what is of %q: %v", owner, !want)
 		}
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/simulator"
-	"github.com/notifyd/notifyd/tests/internal/victim"
+	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
 // SIGKILL between the reservation of a request's key and the append of its
@@ -22,7 +22,7 @@ import (
 // the lease of the process that died, for the store was its alone.
 func TestKillBetweenReservationAndAppend(t *testing.T) {
 	w := newWorld(t, simulator.Config{})
-	bin, err := victim.Build(t.Context(), "../..", t.TempDir(), nil)
+	bin, err := rig.Build(t.Context(), "../..", t.TempDir(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,7 +64,7 @@ func (w *world) process(bin, faults string) *process {
 	w.t.Helper()
 	data := filepath.Join(w.dir, "process")
 	_ = os.Remove(filepath.Join(data, "running.json"))
-	c := victim.DieWithStarter(exec.Command(bin, "dev", "--data-dir", data, "--port", "0", "--simulator-dir", filepath.Join(w.dir, "simulator"), "--context", "", "--seed", "none", "--ready-timeout", "0"))
+	c := rig.DieWithStarter(exec.Command(bin, "dev", "--data-dir", data, "--port", "0", "--simulator-dir", filepath.Join(w.dir, "simulator"), "--context", "", "--seed", "none", "--ready-timeout", "0"))
 	c.Env = append(os.Environ(), "NOTIFYD_FAULT="+faults)
 	log := &output{}
 	c.Stdout, c.Stderr = log, log

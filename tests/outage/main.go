@@ -10,11 +10,9 @@ import (
 	"context"
 	"flag"
 	"fmt"
-	"os"
-	"strings"
 	"time"
 
-	"github.com/notifyd/notifyd/tests/internal/victim"
+	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
 type options struct {
@@ -48,28 +46,6 @@ const leastStop = 15 * time.Second
 // late while it is caught up with.
 const onTimeLimit = time.Second
 
-// mutants break a mechanism; the run must notice.
-var mutants = map[string]victim.Mutant{
-	// What was due while nobody was there is left where it is.
-	"no-catch-up": {
-		File: "pkg/timer/catchup.go",
-		Old:  "return t.back, t.resumed, t.back < t.resumed && !t.loads[CatchUp].full && !t.over",
-		New:  "return t.back, t.resumed, false",
-	},
-	// It is released at a hundredth of the rate.
-	"slow": {
-		File: "pkg/timer/catchup.go",
-		Old:  "* time.Second / time.Duration(e.cfg.CatchUpRate)",
-		New:  "* 100 * time.Second / time.Duration(e.cfg.CatchUpRate)",
-	},
-	// Triggers are stored half a second before the time they were given.
-	"early": {
-		File: "pkg/trigger/register.go",
-		Old:  "FireAt: at, NextAt: at, Schedule",
-		New:  "FireAt: at - 500, NextAt: at - 500, Schedule",
-	},
-}
-
 func main() {
 	var o options
 	flag.IntVar(&o.n, "n", 100_000, "triggers that become due while the process is stopped")
@@ -77,50 +53,25 @@ func main() {
 	flag.IntVar(&o.rate, "rate", 0, "timers.catch_up_rate; 0: the default")
 	flag.Float64Var(&o.ontime, "ontime", 50, "triggers a second registered after the restart, due 2 to 5 s ahead")
 	flag.BoolVar(&o.keep, "keep", false, "keep the data and the log")
-	flag.StringVar(&o.mutant, "mutant", "", "break a mechanism first: no-catch-up, slow, early")
+	rig.MutantFlag(&o.mutant, "outage")
 	flag.Parse()
-	victim.Main("outage", o.keep, o.run)
+	rig.Main("outage", o.keep, o.run)
 }
 
-func (o *options) run(ctx context.Context, dir string) (ok bool, err error) {
+func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	if o.n < 1 || o.rate < 0 || o.ontime <= 0 || o.stop < leastStop {
-		return false, fmt.Errorf("-n and -ontime must be above 0, -rate 0 or above, -stop %s or more", leastStop)
+		panic(fmt.Errorf("-n and -ontime must be above 0, -rate 0 or above, -stop %s or more", leastStop))
 	}
-	fmt.Printf("outage  n=%d  stop=%s  catch_up_rate=%s  ontime=%g/s  mutant=%q  load=%s\n", o.n, o.stop, o.rateName(), o.ontime, o.mutant, loadAverage())
-	var broken *victim.Mutant
-	if o.mutant != "" {
-		m, ok := mutants[o.mutant]
-		if !ok {
-			return false, fmt.Errorf("no mutant is called %q", o.mutant)
-		}
-		broken = &m
-	}
-	bin, err := victim.Build(ctx, ".", dir, broken)
-	if err != nil {
-		return false, err
-	}
+	fmt.Printf("outage  n=%d  stop=%s  catch_up_rate=%s  ontime=%g/s  mutant=%q  load=%s\n", o.n, o.stop, o.rateName(), o.ontime, o.mutant, rig.LoadAverage())
+	bin := rig.Must(rig.Notifyd(ctx, dir, "outage", o.mutant))
 	var args []string
 	if o.rate > 0 {
 		args = []string{"--set", fmt.Sprintf("timers.catch_up_rate=%d", o.rate)}
 	}
-	v, err := victim.New(ctx, victim.Config{Bin: bin, Dir: dir, Args: args})
+	v, err := rig.New(ctx, rig.Config{Bin: bin, Dir: dir, Args: args})
 	defer v.End()
-	if err != nil {
-		return false, err
-	}
-	if err := v.Start(ctx, ""); err != nil {
-		return false, err
-	}
-	r := &rig{v: v, o: *o, due: map[string]promise{}}
+	rig.Ok(err)
+	rig.Ok(v.Start(ctx, ""))
+	r := &proof{v: v, o: *o, due: map[string]promise{}}
 	return r.run(ctx)
-}
-
-// loadAverage is that of the last minute, "?" where /proc does not say.
-func loadAverage() string {
-	b, err := os.ReadFile("/proc/loadavg")
-	if err != nil {
-		return "?"
-	}
-	one, _, _ := strings.Cut(string(b), " ")
-	return one
 }

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/notifyd/notifyd/tests/internal/victim"
+	"github.com/notifyd/notifyd/tests/internal/rig"
 	"github.com/notifyd/notifyd/tests/powerloss/lossfs"
 )
 
@@ -48,13 +48,13 @@ func TestProcessWithoutFsyncIsCaught(t *testing.T) {
 	}
 }
 
-func runProcess(t *testing.T, cuts int, drain time.Duration, args ...string) (victim.Result, victim.LaterResult) {
+func runProcess(t *testing.T, cuts int, drain time.Duration, args ...string) (rig.Result, rig.LaterResult) {
 	disk, mnt := mount(t, lossfs.WithFile)
 	rng := seed(t)
 	ctx := t.Context()
 	dir := t.TempDir()
 	out := t.Output()
-	v, err := victim.New(ctx, victim.Config{Bin: notifyd(t), Dir: dir, Data: filepath.Join(mnt, "dev"), Args: args, Out: out})
+	v, err := rig.New(ctx, rig.Config{Bin: notifyd(t), Dir: dir, Data: filepath.Join(mnt, "dev"), Args: args, Out: out})
 	t.Cleanup(func() {
 		v.End() // before the disk is unmounted
 		if t.Failed() {
@@ -76,7 +76,7 @@ func runProcess(t *testing.T, cuts int, drain time.Duration, args ...string) (vi
 		point := ""
 		if k > 0 {
 			if k%2 == 1 {
-				point = victim.Point(rng)
+				point = rig.Point(rng)
 			}
 			do(v.Start(ctx, point))
 		}
@@ -99,7 +99,7 @@ func runProcess(t *testing.T, cuts int, drain time.Duration, args ...string) (vi
 }
 
 var buildOnce = sync.OnceValues(func() (string, error) {
-	return victim.Build(background, "../..", binDir, nil)
+	return rig.Build(background, "../..", binDir, nil)
 })
 
 // notifyd builds it, once for all tests.

@@ -17,7 +17,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/cli"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/tests/internal/victim"
+	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
 type options struct {
@@ -37,118 +37,75 @@ func main() {
 	flag.DurationVar(&o.planLimit, "plan-limit", 2*time.Second, "longest time of the plan")
 	flag.DurationVar(&o.drain, "drain", 3*time.Minute, "longest wait for a step")
 	flag.Parse()
-	victim.Main("replay", false, o.run)
+	rig.Main("replay", false, o.run)
 }
 
-func (o *options) run(ctx context.Context, dir string) (ok bool, err error) {
+func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	fmt.Printf("replay  letters=%d  kills=%d  rate=%.0f/s  seed=%d\n", o.letters, o.kills, o.rate, o.seed)
-	bin, err := victim.Build(ctx, ".", dir, nil)
-	if err != nil {
-		return false, err
-	}
-	v, err := victim.New(ctx, victim.Config{Bin: bin, Dir: dir})
+	bin := rig.Must(rig.Notifyd(ctx, dir, "", ""))
+	v, err := rig.New(ctx, rig.Config{Bin: bin, Dir: dir})
 	defer v.End()
-	if err != nil {
-		return false, err
-	}
-	if err := v.Rule(ctx, `{"provider":"apns","do":"error","code":"PayloadTooLarge"}`); err != nil {
-		return false, err
-	}
-	if err := v.Start(ctx, ""); err != nil {
-		return false, err
-	}
+	rig.Ok(err)
+	rig.Ok(v.Rule(ctx, `{"provider":"apns","do":"error","code":"PayloadTooLarge"}`))
+	rig.Ok(v.Start(ctx, ""))
 	cl := v.Client()
 	cl.Retries = 100
-	who, err := newOperator(ctx, dir, v.URL(), v.TokenFile())
-	if err != nil {
-		return false, err
-	}
-	if err := fail(ctx, cl, o); err != nil {
-		return false, err
-	}
+	who := newOperator(ctx, dir, v.URL(), v.TokenFile())
+	fail(ctx, cl, o)
 
 	began := time.Now()
-	plan, err := cl.Plan(ctx, api.JobSpec{Kind: "replay", Filter: api.LetterFilter{Code: "apns_payload_too_large"}, Rate: o.rate, Canary: 20})
-	if err != nil {
-		return false, err
-	}
+	plan := rig.Must(cl.Plan(ctx, api.JobSpec{Kind: "replay", Filter: api.LetterFilter{Code: "apns_payload_too_large"}, Rate: o.rate, Canary: 20}))
 	planned := time.Since(began)
 	fmt.Printf("  planned %d of %d in %s\n", plan.Entries, o.letters, planned.Round(time.Millisecond))
 
 	// The operator plans by hand, and carries the plan out under a name, so that
 	// the same command joins the job again whatever became of the one before.
 	file := filepath.Join(dir, "plan.json")
-	if _, err := who.run(0, "dlq", "replay", "--code", "apns_payload_too_large", "--rate", fmt.Sprint(o.rate), "--canary", "20", "--plan-out", file); err != nil {
-		return false, err
-	}
+	who.run(0, "dlq", "replay", "--code", "apns_payload_too_large", "--rate", fmt.Sprint(o.rate), "--canary", "20", "--plan-out", file)
 	replay := []string{"dlq", "replay", "--plan", file, "--name", "proof", "--reason", "proof", "--yes"}
 
 	// The provider still refuses: the canary stops the job.
-	if _, err := who.run(cli.ExitGuard, replay...); err != nil {
-		return false, err
-	}
+	who.run(cli.ExitGuard, replay...)
 	jobs, err := cl.Jobs(ctx, 10)
 	if err != nil || len(jobs) != 1 {
-		return false, fmt.Errorf("%d jobs, want 1: %w", len(jobs), err)
+		panic(fmt.Errorf("%d jobs, want 1: %w", len(jobs), err))
 	}
 	job := jobs[0]
 	canary := job.Done
 	fmt.Printf("  the canary: %s, %s, %d sent\n", job.State, job.Why, canary)
 	held := job.State == "stopped" && canary <= 20
-	if err := v.DropRule(ctx, 1); err != nil {
-		return false, err
-	}
-	if _, err := who.run(0, "job", "resume", job.ID, "--reason", "the provider is repaired", "--yes"); err != nil {
-		return false, err
-	}
+	rig.Ok(v.DropRule(ctx, 1))
+	who.run(0, "job", "resume", job.ID, "--reason", "the provider is repaired", "--yes")
 
 	rng := rand.New(rand.NewPCG(o.seed, 1))
 	for k := range o.kills {
 		// Each life gets a share of the way: a kill always meets a job at work.
 		from := job.Position
-		joined, err := who.start(replay...)
-		if err != nil {
-			return false, err
-		}
+		joined := who.start(replay...)
 		until := from + (plan.Entries-from)/(o.kills-k+1)/2 + rng.IntN(1+(plan.Entries-from)/(o.kills-k+1)/2)
-		if job, err = wait(ctx, cl, job.ID, o, func(j *api.Job) bool { return j.Position >= until || j.State != "running" }); err != nil {
-			return false, err
-		}
+		job = wait(ctx, cl, job.ID, o, func(j *api.Job) bool { return j.Position >= until || j.State != "running" })
 		// By turns before notifyd and while it is away.
 		if k%2 == 0 {
-			if err := joined.kill(); err != nil {
-				return false, err
-			}
+			joined.kill()
 		}
-		if _, err := v.Die(ctx, "", time.Duration(rng.IntN(200))*time.Millisecond); err != nil {
-			return false, err
-		}
+		rig.Must(v.Die(ctx, "", time.Duration(rng.IntN(200))*time.Millisecond))
 		if k%2 == 1 {
-			if err := joined.kill(); err != nil {
-				return false, err
-			}
+			joined.kill()
 		}
 		fmt.Printf("  kill %d at %d of %d\n", k+1, job.Position, job.Planned)
-		if err := v.Restart(ctx, ""); err != nil {
-			return false, err
-		}
+		rig.Ok(v.Restart(ctx, ""))
 	}
 	// Whoever comes last joins the same job, and is told its end.
-	out, err := who.run(0, replay...)
-	if err != nil {
-		return false, err
-	}
+	out := who.run(0, replay...)
 	fmt.Print(out)
-	if job, err = wait(ctx, cl, job.ID, o, func(j *api.Job) bool { return j.State != "running" }); err != nil {
-		return false, err
-	}
+	job = wait(ctx, cl, job.ID, o, func(j *api.Job) bool { return j.State != "running" })
 	return judge(ctx, v, cl, o, &plan, &job, canary, held, planned)
 }
 
 // fail sends notifications that the provider refuses, and waits for their letters.
-func fail(ctx context.Context, cl *api.Client, o *options) error {
+func fail(ctx context.Context, cl *api.Client, o *options) {
 	began := time.Now()
-	_, err := cl.SendFanout(ctx, api.FanoutSend{
+	rig.Must(cl.SendFanout(ctx, api.FanoutSend{
 		Fanout: api.Fanout{Channel: "push", Category: "transactional", Campaign: "cmp_" + notify.NewBase(time.Now()).String(), Content: api.Content{Title: "Replay", Body: "once"}},
 		Receivers: func(yield func(api.Receiver, error) bool) {
 			for i := range o.letters {
@@ -157,30 +114,28 @@ func fail(ctx context.Context, cl *api.Client, o *options) error {
 				}
 			}
 		},
-	})
-	if err != nil {
-		return err
-	}
+	}))
 	for end := time.Now().Add(o.drain); ; {
 		top, err := cl.TopDeadLetters(ctx, api.LetterFilter{State: "dead"}, 1)
 		if err == nil && top.Total >= o.letters {
 			fmt.Printf("  %d dead letters after %s\n", top.Total, time.Since(began).Round(100*time.Millisecond))
-			return nil
+			return
 		}
 		if time.Now().After(end) {
-			return fmt.Errorf("%d of %d dead letters: %w", top.Total, o.letters, context.DeadlineExceeded)
+			panic(fmt.Errorf("%d of %d dead letters: %w", top.Total, o.letters, context.DeadlineExceeded))
 		}
 		time.Sleep(300 * time.Millisecond)
 	}
 }
 
-func wait(ctx context.Context, cl *api.Client, id string, o *options, ready func(*api.Job) bool) (j api.Job, err error) {
+func wait(ctx context.Context, cl *api.Client, id string, o *options, ready func(*api.Job) bool) (j api.Job) {
 	for end := time.Now().Add(o.drain); ; {
+		var err error
 		if j, err = cl.Job(ctx, id); err == nil && ready(&j) {
-			return j, nil
+			return j
 		}
 		if ctx.Err() != nil || time.Now().After(end) {
-			return j, fmt.Errorf("job at %d of %d, %s %s: %w", j.Position, j.Planned, j.State, j.Why, context.DeadlineExceeded)
+			panic(fmt.Errorf("job at %d of %d, %s %s: %w", j.Position, j.Planned, j.State, j.Why, context.DeadlineExceeded))
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
@@ -188,37 +143,21 @@ func wait(ctx context.Context, cl *api.Client, id string, o *options, ready func
 
 // judge holds the index, the job's sums and the provider's ledger against each
 // other.
-func judge(ctx context.Context, v *victim.Victim, cl *api.Client, o *options, plan *api.Plan, job *api.Job, canary int, held bool, planned time.Duration) (bool, error) {
+func judge(ctx context.Context, v *rig.Victim, cl *api.Client, o *options, plan *api.Plan, job *api.Job, canary int, held bool, planned time.Duration) bool {
 	// What failed again with the canary is a letter of the next epoch: not of the plan.
 	want := int64(o.letters - canary)
-	var led victim.Result
-	ids, err := int64(0), error(nil)
-	for end := time.Now().Add(o.drain); time.Now().Before(end); time.Sleep(300 * time.Millisecond) {
-		if ids, err = v.Delivered(ctx); err != nil {
-			return false, err
-		}
-		if ids >= want {
-			break
-		}
-	}
-	if err := v.Totals(ctx, &led); err != nil {
-		return false, err
-	}
-	top, err := cl.TopDeadLetters(ctx, api.LetterFilter{}, 1)
-	if err != nil {
-		return false, err
-	}
+	var led rig.Result
+	ids := int64(0)
+	rig.Within(ctx, o.drain, 300*time.Millisecond, func() bool {
+		ids = rig.Must(v.Delivered(ctx))
+		return ids >= want
+	})
+	rig.Ok(v.Totals(ctx, &led))
+	top := rig.Must(cl.TopDeadLetters(ctx, api.LetterFilter{}, 1))
 	sums := job.Done+job.Skips()+job.Exhaust+job.Failed == job.Planned && job.Planned == plan.Entries
-	check, err := cl.VerifyAudit(ctx, "")
-	if err != nil {
-		return false, err
-	}
-	if err := v.Stop(); err != nil {
-		return false, err
-	}
-	if err := v.Rows(ctx, &led); err != nil {
-		return false, err
-	}
+	check := rig.Must(cl.VerifyAudit(ctx, ""))
+	rig.Ok(v.Stop())
+	rig.Ok(v.Rows(ctx, &led))
 	again := top.States["dead"]
 	lost := want - ids
 	ok := held && job.State == "done" && sums && job.Done == o.letters && top.States["replayed"] == o.letters && again == canary &&
@@ -226,5 +165,5 @@ func judge(ctx context.Context, v *victim.Victim, cl *api.Client, o *options, pl
 	fmt.Printf("replay letters=%d plan_ms=%d canary=%d kills=%d client_kills=%d asked=%.0f reached=%.0f replayed=%d skipped=%d exhausted=%d failed=%d planned=%d delivered=%d lost=%d duplicates=%d bound=%d audit_rows=%d ok=%t\n",
 		o.letters, planned.Milliseconds(), canary, o.kills, o.kills, o.rate, job.Reached, job.Done, job.Skips(), job.Exhaust, job.Failed, job.Planned,
 		ids, lost, led.Duplicates, led.Bound, check.Rows, ok)
-	return ok, nil
+	return ok
 }

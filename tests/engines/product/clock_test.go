@@ -17,8 +17,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/tests/internal/fleet"
-	"github.com/notifyd/notifyd/tests/internal/victim"
+	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
 // skewed stands before a Redis and makes its clock another one: to who asks it, the
@@ -95,7 +94,7 @@ func TestClockThatIsOff(t *testing.T) {
 			if n := p.owned(); n != 0 {
 				t.Fatalf("it owns %v shards with a clock that is %s off", n, off)
 			}
-			if err := fleet.Pause(t.Context(), 100*time.Millisecond); err != nil {
+			if err := rig.Pause(t.Context(), 100*time.Millisecond); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -171,7 +170,7 @@ func TestServerWhoseClockIsOff(t *testing.T) {
 
 // clockFleet starts a Redis without TLS, which can be skewed, and all roles but the
 // scheduler.
-func clockFleet(t *testing.T) (*estate, *fleet.Fleet) {
+func clockFleet(t *testing.T) (*estate, *rig.Fleet) {
 	t.Helper()
 	e := servers(t)
 	if err := e.script("start", []string{"redis", "REDIS_MODE=single", "REDIS_SECURE=", fmt.Sprint("NOTIFY_REDIS_PORT=", e.ports["redis"])}); err != nil {
@@ -183,14 +182,14 @@ func clockFleet(t *testing.T) (*estate, *fleet.Fleet) {
 
 // clockProcess is a process of the roles api and scheduler whose clock a test can turn.
 type clockProcess struct {
-	*fleet.Process
+	*rig.Process
 	t      *testing.T
-	f      *fleet.Fleet
+	f      *rig.Fleet
 	client *api.Client
 	file   string // holds how far its clock is off
 }
 
-func (e *estate) clockProcess(t *testing.T, f *fleet.Fleet, name, off string, set ...string) *clockProcess {
+func (e *estate) clockProcess(t *testing.T, f *rig.Fleet, name, off string, set ...string) *clockProcess {
 	t.Helper()
 	c := &clockProcess{t: t, f: f, file: filepath.Join(t.TempDir(), "clock")}
 	c.turn(off)
@@ -217,7 +216,7 @@ func (c *clockProcess) turn(off string) {
 
 func (c *clockProcess) until(what string, ok func() bool) {
 	c.t.Helper()
-	if err := fleet.Until(c.t.Context(), what, func() (bool, error) { return ok(), nil }); err != nil {
+	if err := rig.Until(c.t.Context(), what, func() (bool, error) { return ok(), nil }); err != nil {
 		c.t.Fatal(err)
 	}
 }
@@ -273,7 +272,7 @@ func (c *clockProcess) later(due time.Time) map[string]error {
 // called is how often a trigger was called, and when last.
 func (c *clockProcess) called(id string) (at time.Time, n int) {
 	c.t.Helper()
-	if err := c.f.V.Calls(c.t.Context(), func(v victim.Call) {
+	if err := c.f.V.Calls(c.t.Context(), func(v rig.Call) {
 		if v.ID == id {
 			at, n = v.At, n+1
 		}

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/notifyd/notifyd/tests/internal/fleet"
+	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
 // plainRedis starts servers of a form of Redis beside the one with TLS, and returns
@@ -49,7 +49,7 @@ func TestRedisFailsOver(t *testing.T) {
 		return string(out)
 	}
 	// They must know the replica, and each other, before the master goes.
-	if err := fleet.Until(t.Context(), "the sentinels know all", func() (bool, error) {
+	if err := rig.Until(t.Context(), "the sentinels know all", func() (bool, error) {
 		m := ask("master", "notifyd")
 		return strings.Contains(m, "num-slaves\n1") && strings.Contains(m, "num-other-sentinels\n2"), nil
 	}); err != nil {
@@ -79,7 +79,7 @@ func TestRedisFailsOver(t *testing.T) {
 			t.Fatal(err)
 		}
 		killed := time.Now()
-		if err := fleet.Until(t.Context(), "the replica is the master", func() (bool, error) {
+		if err := rig.Until(t.Context(), "the replica is the master", func() (bool, error) {
 			now := strings.Fields(ask("get-master-addr-by-name", "notifyd"))
 			return len(now) == 2 && now[1] != master[1], nil
 		}); err != nil {

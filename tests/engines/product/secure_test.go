@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/freeport"
-	"github.com/notifyd/notifyd/tests/internal/fleet"
+	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
 // secrets are what no process may say.
@@ -60,7 +60,7 @@ func TestSecure(t *testing.T) {
 }
 
 // tellsNothing fails the test where a secret stands in the logs, or in more.
-func (e *estate) tellsNothing(t *testing.T, f *fleet.Fleet, more string) {
+func (e *estate) tellsNothing(t *testing.T, f *rig.Fleet, more string) {
 	t.Helper()
 	logs, err := f.Logs()
 	if err != nil {
@@ -74,7 +74,7 @@ func (e *estate) tellsNothing(t *testing.T, f *fleet.Fleet, more string) {
 }
 
 // healthy fails the test where the doctor finds an engine that is not.
-func (e *estate) healthy(t *testing.T, f *fleet.Fleet) {
+func (e *estate) healthy(t *testing.T, f *rig.Fleet) {
 	t.Helper()
 	checks := []string{}
 	for _, one := range doctor(t, f.V.Client()) {
@@ -157,7 +157,7 @@ func TestAwayAtTheStart(t *testing.T) {
 		t.Fatal(err)
 	}
 	f := e.fleet(t, v.with(values{"redis.addresses": []string{fmt.Sprintf("127.0.0.1:%d", closed)}}), "all")
-	b := fleet.NewBalancer(fleet.HostOf(f.V.URL()))
+	b := rig.NewBalancer(rig.HostOf(f.V.URL()))
 	defer b.Close()
 	cl := f.Client(b)
 	began := time.Now()
@@ -165,7 +165,7 @@ func TestAwayAtTheStart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := fleet.Delivered(t.Context(), cl, id); err != nil {
+	if err := rig.Delivered(t.Context(), cl, id); err != nil {
 		t.Fatal(err)
 	}
 }

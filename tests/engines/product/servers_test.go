@@ -24,8 +24,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/engine/enginetest"
 	"github.com/notifyd/notifyd/pkg/freeport"
-	"github.com/notifyd/notifyd/tests/internal/fleet"
-	"github.com/notifyd/notifyd/tests/internal/victim"
+	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
 // estate is the servers, with a role of its own at each, and the notifyd under test.
@@ -87,7 +86,7 @@ func (e *estate) start() (err error) {
 	}
 	var g errgroup.Group
 	g.Go(func() error {
-		e.bin, err = victim.Build(context.Background(), "../../..", e.dir, nil)
+		e.bin, err = rig.Build(context.Background(), "../../..", e.dir, nil)
 		return err
 	})
 	c := e.ports["cassandra"]
@@ -183,7 +182,7 @@ func (e *estate) session() (*gocql.Session, error) {
 	c.SslOpts = &gocql.SslOptions{CaPath: e.file("cassandra", "tls", "ca.pem"), CertPath: e.file("cassandra", "tls", "client.pem"), KeyPath: e.file("cassandra", "tls", "client.key"), EnableHostVerification: true}
 	var s *gocql.Session
 	// Its first role is made a moment after it listens.
-	err := fleet.Until(context.Background(), "Cassandra takes its superuser", func() (bool, error) {
+	err := rig.Until(context.Background(), "Cassandra takes its superuser", func() (bool, error) {
 		var err error
 		s, err = c.CreateSession()
 		return err == nil, nil
@@ -289,9 +288,9 @@ var (
 )
 
 // fleet starts the first process of one.
-func (e *estate) fleet(t *testing.T, v values, first string, env ...string) *fleet.Fleet {
+func (e *estate) fleet(t *testing.T, v values, first string, env ...string) *rig.Fleet {
 	t.Helper()
-	f, err := fleet.New(t.Context(), fleet.Config{Bin: e.bin, Dir: t.TempDir(), Engines: v.yaml(), First: first, Env: env})
+	f, err := rig.NewFleet(t.Context(), rig.FleetConfig{Bin: e.bin, Dir: t.TempDir(), Engines: v.yaml(), First: first, Env: env})
 	t.Cleanup(func() {
 		if t.Failed() {
 			if logs, err := f.Logs(); err == nil {
@@ -307,18 +306,18 @@ func (e *estate) fleet(t *testing.T, v values, first string, env ...string) *fle
 }
 
 // load is a little of each kind while do runs, and checks that all of it came, once.
-func load(t *testing.T, f *fleet.Fleet, prefix string, do func()) fleet.Sums {
+func load(t *testing.T, f *rig.Fleet, prefix string, do func()) rig.Sums {
 	t.Helper()
 	ctx := t.Context()
-	b := fleet.NewBalancer(fleet.HostOf(f.V.URL()))
+	b := rig.NewBalancer(rig.HostOf(f.V.URL()))
 	defer b.Close()
-	l, err := f.Load(ctx, f.Client(b), fleet.LoadConfig{Prefix: prefix + "-" + strings.ToLower(rand.Text()[:8]), Users: 2, Every: 250 * time.Millisecond, Ahead: 6 * time.Second})
+	l, err := f.Load(ctx, f.Client(b), rig.LoadConfig{Prefix: prefix + "-" + strings.ToLower(rand.Text()[:8]), Users: 2, Every: 250 * time.Millisecond, Ahead: 6 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
 	do()
 	// On a machine with other work a moment is not enough for anything.
-	if err := fleet.Until(ctx, "30 messages are accepted", func() (bool, error) { return l.Accepted() >= 30, nil }); err != nil {
+	if err := rig.Until(ctx, "30 messages are accepted", func() (bool, error) { return l.Accepted() >= 30, nil }); err != nil {
 		t.Error(err)
 	}
 	l.End()
@@ -333,7 +332,7 @@ func load(t *testing.T, f *fleet.Fleet, prefix string, do func()) fleet.Sums {
 }
 
 // whole fails the test unless everything came, once.
-func whole(t *testing.T, s fleet.Sums, what string) {
+func whole(t *testing.T, s rig.Sums, what string) {
 	t.Helper()
 	t.Logf("product case=%s %s", what, s)
 	if !s.Whole() {
@@ -344,7 +343,7 @@ func whole(t *testing.T, s fleet.Sums, what string) {
 // briefly lets a load run for a moment.
 func briefly(t *testing.T) func() {
 	return func() {
-		if err := fleet.Pause(t.Context(), 2*time.Second); err != nil {
+		if err := rig.Pause(t.Context(), 2*time.Second); err != nil {
 			t.Fatal(err)
 		}
 	}

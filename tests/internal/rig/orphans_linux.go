@@ -1,4 +1,4 @@
-package victim
+package rig
 
 import (
 	"os/exec"

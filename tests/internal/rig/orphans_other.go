@@ -1,6 +1,6 @@
 //go:build !linux
 
-package victim
+package rig
 
 import "os/exec"
 

@@ -1,4 +1,4 @@
-package victim
+package rig
 
 import (
 	"context"
@@ -37,10 +37,9 @@ const (
 	// askLimit bounds one call. What was not answered by then is asked again.
 	askLimit = 10 * time.Second
 	// insistLimit bounds how often one question is asked again over kills and
-	// starts, settleLimit the same once nothing is killed any more. A key whose
+	// starts, Patience the same once nothing is killed any more. A key whose
 	// request died is leased for 30 s.
 	insistLimit = 15 * time.Minute
-	settleLimit = patience
 )
 
 // loadLater registers triggers, one by one and in batches, and scheduled pushes,
@@ -56,7 +55,7 @@ func (v *Victim) loadLater(issue context.Context, rate float64, seed uint64, int
 	}
 	work, cancel := context.WithCancel(context.WithoutCancel(issue))
 	defer cancel()
-	defer context.AfterFunc(issue, func() { time.AfterFunc(settleLimit, cancel) })()
+	defer context.AfterFunc(issue, func() { time.AfterFunc(Patience, cancel) })()
 	// Many: a key whose request died with the process is leased for 30 s, and
 	// holds the worker that asks for it.
 	const workers = 256
@@ -165,12 +164,8 @@ func answered(err error) bool {
 	return err == nil
 }
 
-func (l *laterWorker) trigger(at time.Time) api.Trigger {
-	return api.Trigger{CallbackURL: fmt.Sprintf("%s/t?due=%d", l.callback, at.UnixMilli()), FireAt: &at, Exact: true, Payload: []byte(`{"n":1}`)}
-}
-
 func (l *laterWorker) single(ctx context.Context, key string) error {
-	body := l.trigger(soon(l.rng))
+	body := Due(l.callback+"/t", soon(l.rng))
 	var made api.TriggerAccepted
 	if err := insist(ctx, "trigger "+key, func(ctx context.Context) (err error) {
 		made, err = l.v.client.Trigger(ctx, body, key)
@@ -187,7 +182,7 @@ func (l *laterWorker) single(ctx context.Context, key string) error {
 func (l *laterWorker) many(ctx context.Context, key string) error {
 	batch := make([]api.Trigger, l.batch)
 	for i := range batch {
-		batch[i] = l.trigger(soon(l.rng))
+		batch[i] = Due(l.callback+"/t", soon(l.rng))
 	}
 	var made api.TriggerBatchResult
 	if err := insist(ctx, "batch "+key, func(ctx context.Context) (err error) {

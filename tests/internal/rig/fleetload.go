@@ -1,4 +1,4 @@
-package fleet
+package rig
 
 import (
 	"context"
@@ -9,7 +9,6 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/tests/internal/victim"
 )
 
 // Load is users who are sent one message after the other, by each channel, and what
@@ -23,9 +22,9 @@ type Load struct {
 	wg   sync.WaitGroup
 
 	mu       sync.Mutex
-	ids      []string             // accepted, to be sent at once
-	later    map[string]time.Time // accepted pushes, with when they are due
-	triggers map[string]time.Time
+	ids      []string // accepted, to be sent at once
+	later    Dues     // accepted pushes
+	triggers Dues
 	errs     []error // requests that were refused, after all retries
 }
 
@@ -41,7 +40,7 @@ type LoadConfig struct {
 
 // Load starts; End must be called.
 func (f *Fleet) Load(ctx context.Context, cl *api.Client, o LoadConfig) (*Load, error) {
-	l := &Load{f: f, cl: cl, o: o, later: map[string]time.Time{}, triggers: map[string]time.Time{}}
+	l := &Load{f: f, cl: cl, o: o, later: Dues{}, triggers: Dues{}}
 	var err error
 	if l.urls, err = f.V.CallbackURL(ctx); err != nil {
 		return nil, err
@@ -87,7 +86,8 @@ func (l *Load) Accepted() int {
 	return len(l.ids)
 }
 
-func address(channel, user string) string {
+// Address of a user, the same each time.
+func Address(channel, user string) string {
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(user))
 	switch channel {
@@ -103,7 +103,7 @@ func address(channel, user string) string {
 func (l *Load) send(ctx context.Context, channel string, u, seq int) {
 	user := fmt.Sprintf("%s-%s-%d", l.o.Prefix, channel, u)
 	n := api.Notification{
-		Channel: channel, Category: []string{"otp", "alert"}[seq%2], To: api.Receiver{UserID: user, Address: address(channel, user)},
+		Channel: channel, Category: []string{"otp", "alert"}[seq%2], To: api.Receiver{UserID: user, Address: Address(channel, user)},
 		Content: api.Content{Body: fmt.Sprintf("number %d", seq)},
 	}
 	switch channel {
@@ -121,13 +121,11 @@ func (l *Load) putOff(ctx context.Context, u, seq int) {
 	user := fmt.Sprintf("%s-later-%d-%d", l.o.Prefix, u, seq)
 	at := time.Now().Add(l.o.Ahead + time.Duration(seq%10)*l.o.Every/10).UTC().Truncate(time.Millisecond)
 	made, err := l.cl.Send(ctx, api.Notification{
-		Channel: "push", Category: "alert", To: api.Receiver{UserID: user, Address: address("push", user)},
+		Channel: "push", Category: "alert", To: api.Receiver{UserID: user, Address: Address("push", user)},
 		Content: api.Content{Body: "later"}, ScheduledAt: &at,
 	}, user)
 	l.note(err, func() { l.later[made.NotificationID] = at })
-	t, err := l.cl.Trigger(ctx, api.Trigger{
-		CallbackURL: fmt.Sprintf("%s/load?due=%d", l.urls, at.UnixMilli()), FireAt: &at, Exact: true, Payload: []byte(`{"n":1}`),
-	}, user)
+	t, err := l.cl.Trigger(ctx, Due(l.urls+"/load", at), user)
 	l.note(err, func() { l.triggers[t.TriggerID] = at })
 }
 
@@ -162,75 +160,33 @@ func (s Sums) String() string {
 		s.Accepted, s.Scheduled, s.Triggers, len(s.Errors), s.Lost, s.Duplicates, s.Twice, s.Early, s.Reordered)
 }
 
-// Check waits until all of it was sent and called, patience at most, and adds up.
+// Check waits until all of it was sent and called, Patience at most, and adds up.
 func (l *Load) Check(ctx context.Context) (s Sums, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s = Sums{Accepted: len(l.ids), Scheduled: len(l.later), Triggers: len(l.triggers), Errors: l.errs}
-	all := l.ids
-	for id := range l.later {
-		all = append(all, id)
-	}
-	end := time.Now().Add(patience)
-	for {
-		missing, some, err := l.f.V.Missing(ctx, all)
-		if err != nil {
-			return s, err
+	err = Try(func() {
+		s = Sums{Accepted: len(l.ids), Scheduled: len(l.later), Triggers: len(l.triggers), Errors: l.errs}
+		all := append(l.later.IDs(), l.ids...)
+		var waited Endurance
+		for {
+			missing, some := Must2(l.f.V.Missing(ctx, all))
+			f := Must(l.f.V.Fired(ctx, l.triggers))
+			s.Lost, s.Twice, s.Early = missing+int64(len(f.Lost)), f.Twice, int64(len(f.Early))
+			if s.Lost == 0 {
+				break
+			}
+			if waited.Over() {
+				l.explain(ctx, some, f.Lost)
+				break
+			}
+			Ok(Pause(ctx, 200*time.Millisecond))
 		}
-		uncalled, err := l.calls(ctx, &s)
-		if err != nil {
-			return s, err
-		}
-		s.Lost = missing + int64(len(uncalled))
-		if s.Lost == 0 {
-			break
-		}
-		if time.Now().After(end) {
-			l.explain(ctx, some, uncalled)
-			break
-		}
-		if err := Pause(ctx, 200*time.Millisecond); err != nil {
-			return s, err
-		}
-	}
-	for id, due := range l.later {
-		at, err := l.f.V.SentAt(ctx, id)
-		if err != nil {
-			return s, err
-		}
-		if !at.IsZero() && at.Before(due) {
-			s.Early++
-		}
-	}
-	var totals victim.Result
-	err = l.f.V.Totals(ctx, &totals)
-	s.Duplicates, s.Reordered = totals.Duplicates, totals.Reordered
-	return s, err
-}
-
-// calls counts what the receiver of triggers saw, and returns which never came.
-func (l *Load) calls(ctx context.Context, s *Sums) (uncalled []string, err error) {
-	s.Twice, s.Early = 0, 0
-	taken := map[string]bool{}
-	err = l.f.V.Calls(ctx, func(c victim.Call) {
-		due, ours := l.triggers[c.ID]
-		if !ours {
-			return
-		}
-		if c.At.Before(due) {
-			s.Early++
-		}
-		if taken[c.ID] {
-			s.Twice++
-		}
-		taken[c.ID] = true
+		s.Early += int64(len(Must(l.f.V.SentEarly(ctx, l.later))))
+		var totals Result
+		Ok(l.f.V.Totals(ctx, &totals))
+		s.Duplicates, s.Reordered = totals.Duplicates, totals.Reordered
 	})
-	for id := range l.triggers {
-		if !taken[id] {
-			uncalled = append(uncalled, id)
-		}
-	}
-	return uncalled, err
+	return s, err
 }
 
 // explain prints what is known of some that never came.

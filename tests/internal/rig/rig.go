@@ -1,6 +1,8 @@
-// Package victim runs a real notifyd that is going to be killed, gives it load,
-// and checks what it promised.
-package victim
+// Package rig is what the programs in tests share: it builds a real notifyd, with a
+// mutant in it or not, starts it beside simulated providers, alone (Victim) or as an
+// installation has it (Fleet), gives it load, kills it, and checks what it promised. The
+// ledger of the simulators is the proof.
+package rig
 
 import (
 	"context"
@@ -16,18 +18,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/freeport"
 	"github.com/notifyd/notifyd/pkg/load"
 )
-
-// patience bounds a start, a stop and the draining of everything. It is not a
-// figure: on a machine where 20 processes run, a start on the disk that forgets
-// took 40 s.
-const patience = 5 * time.Minute
 
 // Config of a Victim.
 type Config struct {
@@ -51,9 +47,8 @@ type Victim struct {
 	port    int
 	client  *api.Client
 	control string // of the simulators
-	sims    *exec.Cmd
-	proc    *exec.Cmd
-	exited  chan error
+	sims    *Child
+	proc    *Child
 	log     *os.File
 }
 
@@ -76,15 +71,15 @@ func New(ctx context.Context, cfg Config) (*Victim, error) {
 	}
 	url := "http://127.0.0.1:" + strconv.Itoa(v.port)
 	simDir := filepath.Join(cfg.Dir, "simulator")
-	v.sims = DieWithStarter(exec.CommandContext(ctx, cfg.Bin, "simulate", "--dir", simDir, "--latency", "20ms", "--latency-p99", "600ms", "--sendgrid-webhook", url+"/v1/receipts/sendgrid"))
-	v.sims.Stderr = v.log
-	if err := v.sims.Start(); err != nil {
+	sims := exec.CommandContext(ctx, cfg.Bin, "simulate", "--dir", simDir, "--latency", "20ms", "--latency-p99", "600ms", "--sendgrid-webhook", url+"/v1/receipts/sendgrid")
+	sims.Stderr = v.log
+	if v.sims, err = Spawn(sims); err != nil {
 		return v, err
 	}
 	var s struct {
 		URLs struct{ Control string } `json:"urls"`
 	}
-	err = eventually(ctx, patience, func() error {
+	err = eventually(ctx, Patience, func() error {
 		b, err := os.ReadFile(filepath.Join(simDir, "simulator.json"))
 		if err == nil {
 			err = json.Unmarshal(b, &s)
@@ -126,27 +121,22 @@ func (v *Victim) Faults(ctx context.Context) error {
 func (v *Victim) Start(ctx context.Context, point string) error {
 	args := []string{"dev", "--data-dir", v.cfg.Data, "--port", strconv.Itoa(v.port),
 		"--simulator-dir", filepath.Join(v.cfg.Dir, "simulator"), "--context", "", "--seed", "none", "--ready-timeout", "0"}
-	c := DieWithStarter(exec.CommandContext(ctx, v.cfg.Bin, append(args, v.cfg.Args...)...))
+	c := exec.CommandContext(ctx, v.cfg.Bin, append(args, v.cfg.Args...)...)
 	c.Env = append(append(os.Environ(), v.cfg.Env...), "NOTIFYD_FAULT="+point)
 	c.Stdout, c.Stderr = v.log, v.log
-	if err := c.Start(); err != nil {
+	var err error
+	if v.proc, err = Spawn(c); err != nil {
 		return err
 	}
-	v.proc, v.exited = c, make(chan error, 1)
-	go func() { v.exited <- c.Wait() }()
-	err := eventually(ctx, patience, func() error {
-		select {
-		case err := <-v.exited:
-			v.exited <- err
-			if point == "" {
-				return errEnded
-			}
-			return nil // died at its fault point already
-		default:
+	if err := eventually(ctx, Patience, func() error {
+		switch {
+		case !v.proc.Gone():
+			return v.client.Ready(ctx)
+		case point == "":
+			return errEnded
 		}
-		return v.client.Ready(ctx)
-	})
-	if err != nil {
+		return nil // died at its fault point already
+	}); err != nil {
 		return fmt.Errorf("notifyd does not become ready: %w (see %s)", err, v.log.Name())
 	}
 	return nil
@@ -156,16 +146,12 @@ var errEnded = errors.New("it ended by itself")
 
 // Restart starts the next life; the one before must have ended.
 func (v *Victim) Restart(ctx context.Context, point string) error {
-	select {
-	case err := <-v.exited:
-		v.exited <- err // how, Die has looked at; End waits for it where Start fails
-		return v.Start(ctx, point)
-	default:
+	if !v.proc.Gone() { // how it has ended, Die has looked at
 		if err := v.Stop(); err != nil {
 			return err
 		}
-		return v.Start(ctx, point)
 	}
+	return v.Start(ctx, point)
 }
 
 // Die lets the process live for a while and kills it, or waits for it to die at
@@ -177,62 +163,33 @@ func (v *Victim) Die(ctx context.Context, point string, after time.Duration) (st
 		wait = 6 * time.Second
 	}
 	select {
-	case err := <-v.exited:
-		v.exited <- err
-		if !killed(err) {
-			return "", fmt.Errorf("notifyd ended by itself: %v (see %s)", err, v.log.Name()) //nolint:errorlint // nil when it exited with 0
+	case <-v.proc.Exited():
+		if !v.proc.Killed() {
+			return "", fmt.Errorf("notifyd ended by itself: %v (see %s)", v.proc.err, v.log.Name()) //nolint:errorlint // nil when it exited with 0
 		}
 		return fmt.Sprintf("at %s after %.1f s", point, time.Since(began).Seconds()), nil
 	case <-time.After(wait):
 	case <-ctx.Done():
 		return "", ctx.Err()
 	}
-	if err := v.proc.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+	if err := v.proc.Kill(); err != nil {
 		return "", err
 	}
-	err := <-v.exited
-	v.exited <- err
 	if point != "" {
 		return fmt.Sprintf("at a random moment (%s was not reached) after %.1f s", point, time.Since(began).Seconds()), nil
 	}
 	return fmt.Sprintf("at a random moment after %.1f s", time.Since(began).Seconds()), nil
 }
 
-func killed(err error) bool {
-	e, ok := errors.AsType[*exec.ExitError](err)
-	if !ok {
-		return false
-	}
-	st, ok := e.Sys().(syscall.WaitStatus)
-	return ok && st.Signaled() && st.Signal() == syscall.SIGKILL
-}
-
 // Stop asks the process to drain and end.
-func (v *Victim) Stop() error {
-	if err := v.proc.Process.Signal(syscall.SIGTERM); err != nil {
-		return err
-	}
-	select {
-	case err := <-v.exited:
-		v.exited <- err
-		return err
-	case <-time.After(patience):
-		return errors.New("it does not end")
-	}
-}
+func (v *Victim) Stop() error { return v.proc.Stop() }
 
 // End kills what is left.
 func (v *Victim) End() {
-	for _, c := range []*exec.Cmd{v.proc, v.sims} {
-		if c != nil && c.Process != nil {
-			_ = c.Process.Kill()
+	for _, c := range []*Child{v.proc, v.sims} {
+		if c != nil {
+			_ = c.Kill()
 		}
-	}
-	if v.proc != nil && v.exited != nil {
-		<-v.exited //nolint:errcheck // it was killed
-	}
-	if v.sims != nil && v.sims.Process != nil {
-		_ = v.sims.Wait()
 	}
 	if v.log != nil {
 		v.log.Close()

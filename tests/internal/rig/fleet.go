@@ -1,7 +1,4 @@
-// Package fleet runs notifyd as an installation has it: processes of some roles each,
-// over servers that are there already, and simulated providers beside them, whose
-// ledger is the proof.
-package fleet
+package rig
 
 import (
 	"bufio"
@@ -17,19 +14,14 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/freeport"
-	"github.com/notifyd/notifyd/tests/internal/victim"
 )
 
-// patience bounds every wait for something that must happen. It is no figure.
-const patience = 5 * time.Minute
-
-// Config of a Fleet.
-type Config struct {
-	Bin string // notifyd; see victim.Build
+// FleetConfig of a Fleet.
+type FleetConfig struct {
+	Bin string // notifyd; see Build
 	Dir string // for logs, and the simulators' ledger
 	// Engines is the configuration of the servers, as YAML.
 	Engines string
@@ -42,8 +34,8 @@ type Config struct {
 
 // Fleet is the processes. The first one is V.
 type Fleet struct {
-	V     *victim.Victim
-	cfg   Config
+	V     *Victim
+	cfg   FleetConfig
 	procs []*Process
 }
 
@@ -53,16 +45,21 @@ type Process struct {
 	Log        string // a file
 	API, Admin string // host:port
 
-	f      *Fleet
-	env    []string
-	set    []string
-	cmd    *exec.Cmd
-	exited chan error
+	*Child
+
+	f    *Fleet
+	env  []string
+	set  []string
+	with Starter
 }
 
-// New migrates the servers, and starts the simulators and the first process. End
+// Starter starts a command in another way than its Start. Metrics of a process in a
+// network of its own cannot be asked.
+type Starter func(*exec.Cmd) error
+
+// NewFleet migrates the servers, and starts the simulators and the first process. End
 // must be called, also after an error.
-func New(ctx context.Context, cfg Config) (*Fleet, error) {
+func NewFleet(ctx context.Context, cfg FleetConfig) (*Fleet, error) {
 	f := &Fleet{cfg: cfg}
 	if err := os.WriteFile(f.Engines(), []byte(cfg.Engines), 0o600); err != nil {
 		return f, err
@@ -75,7 +72,7 @@ func New(ctx context.Context, cfg Config) (*Fleet, error) {
 	if err != nil {
 		return f, fmt.Errorf("migrate up: %w\n%s", err, out)
 	}
-	f.V, err = victim.New(ctx, victim.Config{
+	f.V, err = New(ctx, Config{
 		Bin: cfg.Bin, Dir: cfg.Dir, Env: cfg.Env,
 		Args: []string{"--config", f.Engines(), "--set", "roles=" + cfg.First, "--set", "logging.level=info", "--set", "instance=" + FirstName},
 	})
@@ -96,9 +93,9 @@ func (f *Fleet) Beside() string { return filepath.Join(f.cfg.Dir, "dev", "beside
 
 // Command runs notifyd to its end and returns all that it said.
 func (f *Fleet) Command(ctx context.Context, env []string, args ...string) (string, error) {
-	ctx, stop := context.WithTimeout(ctx, patience)
+	ctx, stop := context.WithTimeout(ctx, Patience)
 	defer stop()
-	c := victim.DieWithStarter(exec.CommandContext(ctx, f.cfg.Bin, args...))
+	c := DieWithStarter(exec.CommandContext(ctx, f.cfg.Bin, args...))
 	c.Env = append(os.Environ(), env...)
 	out, err := c.CombinedOutput()
 	return string(out), err
@@ -107,7 +104,12 @@ func (f *Fleet) Command(ctx context.Context, env []string, args ...string) (stri
 // Run starts a process of some roles and waits until it is ready. set are values of
 // its configuration, key=value, env its further environment.
 func (f *Fleet) Run(ctx context.Context, name, role string, env []string, set ...string) (*Process, error) {
-	p := &Process{Name: name, Role: role, Log: filepath.Join(f.cfg.Dir, name+".log"), f: f, env: env, set: set}
+	return f.RunBy(ctx, (*exec.Cmd).Start, name, role, env, set...)
+}
+
+// RunBy is Run with a process that is started by with.
+func (f *Fleet) RunBy(ctx context.Context, with Starter, name, role string, env []string, set ...string) (*Process, error) {
+	p := &Process{Name: name, Role: role, Log: filepath.Join(f.cfg.Dir, name+".log"), f: f, env: env, set: set, with: with}
 	f.procs = append(f.procs, p)
 	port, err := freeport.Find(1)
 	if err != nil {
@@ -135,16 +137,14 @@ func (p *Process) start(ctx context.Context) error {
 	}, p.set...) {
 		args = append(args, "--set", kv)
 	}
-	p.cmd = victim.DieWithStarter(exec.CommandContext(ctx, p.f.cfg.Bin, args...))
-	p.cmd.Env = append(os.Environ(), p.env...)
-	p.cmd.Stdout, p.cmd.Stderr = out, out
-	p.exited = make(chan error, 1)
-	if err := p.cmd.Start(); err != nil {
+	c := DieWithStarter(exec.CommandContext(ctx, p.f.cfg.Bin, args...))
+	c.Env = append(os.Environ(), p.env...)
+	c.Stdout, c.Stderr = out, out
+	if p.Child, err = spawn(c, func() error { return p.with(c) }); err != nil {
 		return err
 	}
-	go func() { p.exited <- p.cmd.Wait() }()
 	return Until(ctx, p.Name+" is ready", func() (bool, error) {
-		if err := p.ended(); err != nil {
+		if err := p.Ended(); err != nil {
 			return false, err
 		}
 		b, err := os.ReadFile(p.Log)
@@ -162,33 +162,32 @@ func (p *Process) start(ctx context.Context) error {
 	})
 }
 
-// ended is an error when the process has.
-func (p *Process) ended() error {
-	select {
-	case err := <-p.exited:
-		p.exited <- err
-		return fmt.Errorf("%s ended by itself: %v (see %s)", p.Name, err, p.Log) //nolint:errorlint // nil when it exited with 0
-	default:
-		return nil
+// Ended is an error when the process has.
+func (p *Process) Ended() error {
+	if p.Gone() {
+		return fmt.Errorf("%s ended by itself: %v (see %s)", p.Name, p.err, p.Log) //nolint:errorlint // nil when it exited with 0
 	}
+	return nil
 }
 
 // Stop is SIGTERM, and returns when the process has ended; an error when that was
 // not with 0.
 func (p *Process) Stop() error {
-	if err := p.ended(); err != nil {
+	if err := p.Ended(); err != nil {
 		return err
 	}
-	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		return err
+	if err := p.Child.Stop(); err != nil {
+		return fmt.Errorf("%s: %w (see %s)", p.Name, err, p.Log)
 	}
-	select {
-	case err := <-p.exited:
-		p.exited <- err
-		return err
-	case <-time.After(patience):
-		return errors.New(p.Name + " does not end")
+	return nil
+}
+
+// Remove kills a process that is not needed any more.
+func (f *Fleet) Remove(p *Process) {
+	if p.Child != nil {
+		_ = p.Kill()
 	}
+	f.procs = slices.DeleteFunc(f.procs, func(one *Process) bool { return one == p })
 }
 
 // Restart is Stop, and a next life with the same address.
@@ -254,11 +253,8 @@ func (f *Fleet) Logs() (string, error) {
 func (f *Fleet) Stop() error {
 	var errs []error
 	for _, p := range f.procs {
-		if p.ended() != nil {
-			continue
-		}
-		if err := p.Stop(); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", p.Name, err))
+		if !p.Gone() {
+			errs = append(errs, p.Stop())
 		}
 	}
 	if err := f.V.Stop(); err != nil {
@@ -270,41 +266,11 @@ func (f *Fleet) Stop() error {
 // End kills what is left.
 func (f *Fleet) End() {
 	for _, p := range f.procs {
-		if p.cmd != nil && p.cmd.Process != nil && p.ended() == nil {
-			_ = p.cmd.Process.Kill()
-			<-p.exited //nolint:errcheck // it was killed
+		if p.Child != nil {
+			_ = p.Kill()
 		}
 	}
 	if f.V != nil {
 		f.V.End()
-	}
-}
-
-// Until asks again and again, until it is so or patience is over.
-func Until(ctx context.Context, what string, ask func() (bool, error)) error {
-	end := time.Now().Add(patience)
-	for {
-		ok, err := ask()
-		if err != nil || ok {
-			return err
-		}
-		if time.Now().After(end) {
-			return fmt.Errorf("it did not become so within %s: %s", patience, what)
-		}
-		if err := Pause(ctx, 50*time.Millisecond); err != nil {
-			return err
-		}
-	}
-}
-
-// Pause waits, unless ctx ends.
-func Pause(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
 	}
 }

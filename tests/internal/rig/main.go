@@ -1,4 +1,4 @@
-package victim
+package rig
 
 import (
 	"context"
@@ -9,8 +9,8 @@ import (
 )
 
 // Proof is what a command shows of a real notifyd, in a folder of its own. It
-// says whether what was promised held; an error is that it could not be shown.
-type Proof func(ctx context.Context, dir string) (ok bool, err error)
+// says whether what was promised held. Ok ends it if that could not be shown.
+type Proof func(ctx context.Context, dir string) (ok bool)
 
 // Main runs a proof until it is over or interrupted, and ends the process: 0 what
 // was promised held, 1 it did not, 2 it could not be shown. The folder stays if keep
@@ -42,5 +42,6 @@ func inFolder(ctx context.Context, name string, keep bool, proof Proof) (ok bool
 			fmt.Println("data and logs are in", dir)
 		}
 	}()
-	return proof(ctx, dir)
+	err = Try(func() { ok = proof(ctx, dir) })
+	return ok, err
 }

@@ -1,0 +1,117 @@
+package rig
+
+import (
+	"bytes"
+	"context"
+	_ "embed"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"go/parser"
+	"go/token"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// Mutant breaks one mechanism by replacing text of one file, which must stand
+// there once. File is relative to the repository.
+type Mutant struct {
+	File, Old, New string
+	// By is the group of proofs that must notice, where a command has groups.
+	By string
+}
+
+//go:embed mutants.yaml
+var mutantTable []byte
+
+// Mutants returns the mutants of a program, by their names.
+func Mutants(program string) (map[string]Mutant, error) {
+	var all map[string]map[string]Mutant
+	d := yaml.NewDecoder(bytes.NewReader(mutantTable))
+	d.KnownFields(true)
+	err := d.Decode(&all)
+	return all[program], err
+}
+
+// MutantFlag registers the flag that breaks a mechanism first.
+func MutantFlag(name *string, program string) {
+	flag.StringVar(name, "mutant", "", "break a mechanism first: "+strings.Join(MutantNames(program), ", "))
+}
+
+// MutantNames returns the names of a program's mutants, sorted.
+func MutantNames(program string) []string {
+	return slices.Sorted(maps.Keys(Must(Mutants(program))))
+}
+
+// Notifyd builds notifyd from the working folder into dir, with a mutant of a program in
+// it unless its name is empty.
+func Notifyd(ctx context.Context, dir, program, mutant string) (string, error) {
+	if mutant == "" {
+		return Build(ctx, ".", dir, nil)
+	}
+	known, err := Mutants(program)
+	if err != nil {
+		return "", err
+	}
+	m, ok := known[mutant]
+	if !ok {
+		return "", fmt.Errorf("no mutant is called %q; there are %s", mutant, strings.Join(MutantNames(program), ", "))
+	}
+	return Build(ctx, ".", dir, &m)
+}
+
+// Notifyctl builds notifyctl from the working folder into dir.
+func Notifyctl(ctx context.Context, dir string) (string, error) {
+	bin := filepath.Join(dir, "notifyctl")
+	if out, err := exec.CommandContext(ctx, "go", "build", "-o", bin, "./cmd/notifyctl").CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build notifyctl: %w\n%s", err, out)
+	}
+	return bin, nil
+}
+
+// apply returns the path of the mutant's file and the file's text with the mechanism
+// broken. It returns an error if the text does not stand there once, or if what it
+// makes of the file is no Go.
+func (m Mutant) apply(root string) (file, text string, err error) {
+	file = filepath.Join(root, m.File)
+	src, err := os.ReadFile(file)
+	if err != nil {
+		return "", "", err
+	}
+	if n := strings.Count(string(src), m.Old); n != 1 || m.Old == m.New {
+		return "", "", fmt.Errorf("the mutant's text stands %d times in %s and must stand there once, and change", n, m.File)
+	}
+	text = strings.Replace(string(src), m.Old, m.New, 1)
+	_, err = parser.ParseFile(token.NewFileSet(), m.File, text, parser.SkipObjectResolution)
+	return file, text, err
+}
+
+// Build builds notifyd from the repository in root into dir, with fault points,
+// and with a mutant in it where m is not nil.
+func Build(ctx context.Context, root, dir string, m *Mutant) (bin string, err error) {
+	err = Try(func() {
+		root := Must(filepath.Abs(root))
+		bin = filepath.Join(dir, "notifyd")
+		args := []string{"build", "-tags", "faultinject", "-o", bin}
+		if m != nil {
+			file, text := Must2(m.apply(root))
+			changed, list := filepath.Join(dir, "mutant.go"), filepath.Join(dir, "overlay.json")
+			Ok(os.WriteFile(changed, []byte(text), 0o600))
+			overlay := Must(json.Marshal(map[string]any{"Replace": map[string]string{file: changed}}))
+			Ok(os.WriteFile(list, overlay, 0o600))
+			args = append(args, "-overlay", list)
+		}
+		c := exec.CommandContext(ctx, "go", append(args, "./cmd/notifyd")...)
+		c.Dir = root
+		if out, err := c.CombinedOutput(); err != nil {
+			panic(fmt.Errorf("build: %w\n%s", err, out))
+		}
+	})
+	return bin, err
+}

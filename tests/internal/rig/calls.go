@@ -1,0 +1,142 @@
+package rig
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+)
+
+// Client calls notifyd with a token for everything.
+func (v *Victim) Client() *api.Client { return v.client }
+
+// URL is where its API is, in all its lives.
+func (v *Victim) URL() string { return v.client.BaseURL }
+
+// TokenFile holds the token its clients use.
+func (v *Victim) TokenFile() string { return filepath.Join(v.cfg.Data, "token") }
+
+// CallbackURL returns the base URL of the simulated receiver of triggers.
+func (v *Victim) CallbackURL(ctx context.Context) (string, error) {
+	var urls struct {
+		Callback string `json:"callback"`
+	}
+	err := v.get(ctx, v.control+"/urls.json", &urls)
+	return urls.Callback, err
+}
+
+// Taken returns how many triggers the receiver was called for, and took.
+func (v *Victim) Taken(ctx context.Context) (n int64, err error) {
+	var sum struct {
+		Taken int64 `json:"taken"`
+	}
+	err = v.get(ctx, v.control+"/callbacks/totals", &sum)
+	return sum.Taken, err
+}
+
+// Call is one callback as the receiver saw it.
+type Call struct {
+	At    time.Time `json:"at"`
+	ID    string    `json:"id"`
+	Taken bool      `json:"taken"`
+	Due   int64     `json:"due"` // ms since 1970, of the URL's query
+	Path  string    `json:"path"`
+}
+
+// Due is a trigger that fires exactly at a moment. The query of its URL says when.
+func Due(url string, at time.Time) api.Trigger {
+	at = at.UTC().Truncate(time.Millisecond)
+	return api.Trigger{CallbackURL: fmt.Sprintf("%s?due=%d", url, at.UnixMilli()), FireAt: &at, Exact: true, Payload: []byte(`{"n":1}`)}
+}
+
+// Dues are triggers or scheduled pushes that were acknowledged, by id, with the moment
+// from which they may go.
+type Dues map[string]time.Time
+
+// IDs of them.
+func (d Dues) IDs() []string { return slices.Collect(maps.Keys(d)) }
+
+// TooEarly is how long before its moment one went.
+type TooEarly struct {
+	ID string
+	By time.Duration
+}
+
+// Fired is what the receiver of triggers saw.
+type Fired struct {
+	First   map[string]time.Time // the first call of each that was taken
+	Lost    []string             // that never came
+	Twice   int64                // calls beyond the first
+	Unknown int64                // calls of others
+	Early   []TooEarly
+}
+
+// Fired holds what the receiver saw against triggers.
+func (v *Victim) Fired(ctx context.Context, d Dues) (f Fired, err error) {
+	f.First = map[string]time.Time{}
+	err = v.Calls(ctx, func(c Call) {
+		due, ours := d[c.ID]
+		if !ours {
+			f.Unknown++
+			return
+		}
+		if c.At.Before(due) {
+			f.Early = append(f.Early, TooEarly{c.ID, due.Sub(c.At)})
+		}
+		if _, again := f.First[c.ID]; again {
+			f.Twice++
+		} else if c.Taken {
+			f.First[c.ID] = c.At
+		}
+	})
+	for id := range d {
+		if _, there := f.First[id]; !there {
+			f.Lost = append(f.Lost, id)
+		}
+	}
+	return f, err
+}
+
+// SentEarly returns the pushes that a provider was sent before they were due.
+func (v *Victim) SentEarly(ctx context.Context, d Dues) (early []TooEarly, err error) {
+	for id, due := range d {
+		at, err := v.SentAt(ctx, id)
+		if err != nil {
+			return early, err
+		}
+		if !at.IsZero() && at.Before(due) {
+			early = append(early, TooEarly{id, due.Sub(at)})
+		}
+	}
+	return early, nil
+}
+
+// Calls passes every callback the receiver saw to fn, those of one trigger in
+// the order they came.
+func (v *Victim) Calls(ctx context.Context, fn func(Call)) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, v.control+"/callbacks/dump", nil)
+	if err != nil {
+		return err
+	}
+	resp, err := (&http.Client{Timeout: 5 * time.Minute}).Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	lines := bufio.NewScanner(resp.Body)
+	for lines.Scan() {
+		var c Call
+		if err := json.Unmarshal(lines.Bytes(), &c); err != nil {
+			return err
+		}
+		fn(c)
+	}
+	return lines.Err()
+}

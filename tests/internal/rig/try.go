@@ -1,0 +1,43 @@
+package rig
+
+import "runtime"
+
+// Ok ends the step under way unless err is nil. The programs here are rows of steps, and
+// each needs the one before it: Ok, Must and Must2 are to them what t.Fatal is to a
+// test. They panic, and Try or Main turns the panic into an error. A goroutine of its
+// own needs a Try of its own.
+func Ok(err error) {
+	if err != nil {
+		panic(err)
+	}
+}
+
+// Must returns v, and ends the step under way if err is not nil.
+func Must[T any](v T, err error) T {
+	Ok(err)
+	return v
+}
+
+// Must2 is Must for two values.
+func Must2[A, B any](a A, b B, err error) (A, B) {
+	Ok(err)
+	return a, b
+}
+
+// Try calls f and returns the error that f was ended with: by Ok, or by a panic with an
+// error. A mistake of the program itself stays a panic.
+func Try(f func()) (err error) {
+	defer func() {
+		switch p := recover().(type) {
+		case nil:
+		case runtime.Error:
+			panic(p)
+		case error:
+			err = p
+		default:
+			panic(p)
+		}
+	}()
+	f()
+	return nil
+}
