@@ -3,6 +3,7 @@ package load
 import (
 	"context"
 	"math"
+	"slices"
 	"time"
 )
 
@@ -192,28 +193,24 @@ func (dry) Fault(context.Context, *FaultSpec) (func(context.Context) error, erro
 	return func(context.Context) error { return nil }, nil
 }
 
-// OnlyNull reports whether nothing is sent anywhere.
-func (s *Scenario) OnlyNull() bool {
+// steps are those of all phases.
+func (s *Scenario) steps() (list []*Step) {
 	for i := range s.Phases {
 		for j := range s.Phases[i].Steps {
-			if s.Phases[i].Steps[j].Target != Null {
-				return false
-			}
+			list = append(list, &s.Phases[i].Steps[j])
 		}
 	}
-	return true
+	return list
+}
+
+// OnlyNull reports whether nothing is sent anywhere.
+func (s *Scenario) OnlyNull() bool {
+	return !slices.ContainsFunc(s.steps(), func(st *Step) bool { return st.Target != Null })
 }
 
 // Uses reports whether a step has this target.
 func (s *Scenario) Uses(target string) bool {
-	for i := range s.Phases {
-		for j := range s.Phases[i].Steps {
-			if s.Phases[i].Steps[j].Target == target {
-				return true
-			}
-		}
-	}
-	return false
+	return slices.ContainsFunc(s.steps(), func(st *Step) bool { return st.Target == target })
 }
 
 // Workers is how many requests may be under way at once.

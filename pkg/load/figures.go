@@ -1,6 +1,7 @@
 package load
 
 import (
+	"slices"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
@@ -11,21 +12,9 @@ func (m *metric) matches(s *stepRun) bool {
 	if s.phase.Warmup && m.tags["phase"] != s.phase.Name {
 		return false
 	}
+	has := map[string]string{"step": s.Name, "phase": s.phase.Name, "channel": s.channel(), "category": s.category(), "target": s.Target}
 	for k, v := range m.tags {
-		var has string
-		switch k {
-		case "step":
-			has = s.Name
-		case "phase":
-			has = s.phase.Name
-		case "channel":
-			has = s.channel()
-		case "category":
-			has = s.category()
-		case "target":
-			has = s.Target
-		}
-		if has != v {
+		if has[k] != v {
 			return false
 		}
 	}
@@ -33,27 +22,21 @@ func (m *metric) matches(s *stepRun) bool {
 }
 
 func (s *Step) channel() string {
-	if len(s.Mix) == 0 {
-		return s.Channel
-	}
-	for _, m := range s.Mix {
-		if m.Channel != s.Mix[0].Channel {
-			return "mixed"
-		}
-	}
-	return s.Mix[0].Channel
+	return s.ofMix(s.Channel, func(m Share) string { return m.Channel })
 }
 
 func (s *Step) category() string {
-	if len(s.Mix) == 0 {
-		return s.Category
-	}
+	return s.ofMix(s.Category, func(m Share) string { return m.Category })
+}
+
+// ofMix is what all parts of the mix have, or "mixed"; own without a mix.
+func (s *Step) ofMix(own string, of func(Share) string) string {
 	for _, m := range s.Mix {
-		if m.Category != s.Mix[0].Category {
+		if own = of(m); own != of(s.Mix[0]) {
 			return "mixed"
 		}
 	}
-	return s.Mix[0].Category
+	return own
 }
 
 // value implements figures.
@@ -93,33 +76,12 @@ func (c *coordinator) value(m *metric, final bool) (float64, bool) {
 		return 0, false
 	}
 	f := &c.settled
-	switch m.name {
-	case "delivered":
-		return float64(c.delivered()), true
-	case "duplicates":
-		return float64(c.came.duplicates), true
-	case "reordered":
-		return float64(c.came.reordered), true
-	case "backlog":
-		return float64(c.backlog()), true
-	case "lost":
-		return float64(f.Lost), final
-	case "early":
-		return float64(f.Early), final
-	case "late":
-		return float64(f.Late), final
-	case "unexpected":
-		return float64(f.Unexpected), final
-	case "unverified":
-		return float64(f.Unverified), final
-	case "pending":
-		return float64(f.Pending), final
-	case "ended":
-		return float64(f.Ended), final
-	case "drain":
-		return float64(f.took), final
-	}
-	return 0, false
+	v, there := map[string]float64{
+		"delivered": float64(c.delivered()), "duplicates": float64(c.came.duplicates), "reordered": float64(c.came.reordered), "backlog": float64(c.backlog()),
+		"lost": float64(f.Lost), "early": float64(f.Early), "late": float64(f.Late), "unexpected": float64(f.Unexpected),
+		"unverified": float64(f.Unverified), "pending": float64(f.Pending), "ended": float64(f.Ended), "drain": float64(f.took),
+	}[m.name]
+	return v, there && (final || !slices.Contains(endMetrics, m.name))
 }
 
 // windows are the figures a metric is made of: of the whole run, or of its last
@@ -170,23 +132,13 @@ func (c *coordinator) counted(m *metric) (float64, bool) {
 		length = m.window
 	}
 	switch m.name {
-	case "intended":
-		return float64(intended), any
-	case "sent":
-		return float64(t.sent), any
-	case "acked":
-		return float64(t.acked), any
-	case "failed":
-		return float64(t.failed), any
-	case "rejected":
-		return float64(t.rejected), any
 	case "rate":
 		return PerSecond(t.acked, length), any && length > 0
+	case "error_rate":
+		return float64(t.failed+t.rejected) / float64(max(t.sent, 1)), t.sent > 0
 	}
-	if t.sent == 0 {
-		return 0, false
-	}
-	return float64(t.failed+t.rejected) / float64(t.sent), true
+	n := map[string]int64{"intended": intended, "sent": t.sent, "acked": t.acked, "failed": t.failed, "rejected": t.rejected}[m.name]
+	return float64(n), any
 }
 
 func stat(q Quantiles, name string) (float64, bool) {

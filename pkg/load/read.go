@@ -39,11 +39,9 @@ func ReadScenario(path string) (Scenario, error) {
 	if s.Name == "" {
 		s.Name = strings.TrimSuffix(filepath.Base(path), filepath.Ext(path))
 	}
-	for i := range s.Phases {
-		for j := range s.Phases[i].Steps {
-			if f := &s.Phases[i].Steps[j].Arrival.File; *f != "" && !filepath.IsAbs(*f) {
-				*f = filepath.Join(filepath.Dir(path), *f)
-			}
+	for _, st := range s.steps() {
+		if f := &st.Arrival.File; *f != "" && !filepath.IsAbs(*f) {
+			*f = filepath.Join(filepath.Dir(path), *f)
 		}
 	}
 	return s, nil

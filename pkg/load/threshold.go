@@ -223,20 +223,7 @@ func (c *Condition) judge(f figures, final bool) (v float64, known, ok bool) {
 	if !known {
 		return 0, false, !final
 	}
-	switch c.op {
-	case "<":
-		ok = v < limit
-	case "<=":
-		ok = v <= limit
-	case ">":
-		ok = v > limit
-	case ">=":
-		ok = v >= limit
-	case "==":
-		ok = v == limit
-	case "!=":
-		ok = v != limit
-	}
+	ok = map[string]bool{"<": v < limit, "<=": v <= limit, ">": v > limit, ">=": v >= limit, "==": v == limit, "!=": v != limit}[c.op]
 	return v, true, ok
 }
 
