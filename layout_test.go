@@ -33,7 +33,9 @@ var mayImport = map[string]string{
 	"pkg/plan":    "notify",
 	"pkg/explain": "",
 	"pkg/engine":  "notify",
-	"pkg/secrets": "notify durable", // files of secrets, and sealing texts
+	"pkg/rows":    "",
+	"pkg/store":   "engine rows notify", // contracts of engine over rows
+	"pkg/secrets": "notify durable",     // files of secrets, and sealing texts
 
 	"pkg/freeport":  "", // ports of servers that come back
 	"pkg/promcheck": "",
@@ -48,14 +50,14 @@ var mayImport = map[string]string{
 	"dashboards/ruletest": "", // a module of its own
 
 	// Engines: one technology each.
-	"pkg/engine/pebble":     "engine notify setting",
-	"pkg/engine/memory":     "engine notify",
+	"pkg/engine/pebble":     "engine notify rows setting store",
+	"pkg/engine/memory":     "engine notify rows store",
 	"pkg/engine/kfake":      "engine notify stream backup durable setting",
 	"pkg/engine/cassandra":  "engine notify secrets setting",
 	"pkg/engine/redis":      "engine notify secrets setting",
 	"pkg/engine/postgres":   "engine notify setting",
 	"pkg/engine/sqs":        "engine notify setting",
-	"pkg/engine/enginetest": "engine engine/memory notify",
+	"pkg/engine/enginetest": "engine engine/memory notify rows",
 	"pkg/engine/faulty":     "engine notify",
 
 	// Logic over contracts.

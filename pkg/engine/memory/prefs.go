@@ -1,7 +1,6 @@
 package memory
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"maps"
@@ -120,81 +119,4 @@ func (s prefs) Scan(ctx context.Context, fn func(*engine.Profile) error) error {
 		}
 	}
 	return nil
-}
-
-type callers struct{ *Store }
-
-func cloneCaller(c engine.Caller) engine.Caller {
-	c.CallbackURLs, c.Secrets = slices.Clone(c.CallbackURLs), slices.Clone(c.Secrets)
-	return c
-}
-
-func (s callers) Get(ctx context.Context, id string) (engine.Caller, bool, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	c, ok := s.callers[id]
-	return cloneCaller(c), ok, check(ctx)
-}
-
-func (s callers) Put(ctx context.Context, c engine.Caller) error {
-	if err := check(ctx); err != nil {
-		return err
-	}
-	if c.ID == "" {
-		return notify.Invalid("bad_caller", "id", "a caller has an id")
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.callers[c.ID].Version != c.Version {
-		return conflict("caller_changed", "the caller was changed since it was read")
-	}
-	c = cloneCaller(c)
-	c.Version++
-	s.callers[c.ID] = c
-	return nil
-}
-
-func (s callers) List(ctx context.Context) ([]engine.Caller, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var out []engine.Caller
-	for _, c := range s.callers {
-		out = append(out, cloneCaller(c))
-	}
-	slices.SortFunc(out, func(a, b engine.Caller) int { return cmp.Compare(a.ID, b.ID) })
-	return out, check(ctx)
-}
-
-type meta struct{ *Store }
-
-func (s meta) GetMeta(ctx context.Context, name string) ([]byte, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return bytes.Clone(s.meta[name]), check(ctx)
-}
-
-func (s meta) PutMeta(ctx context.Context, name string, value []byte) error {
-	if err := check(ctx); err != nil {
-		return err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.meta[name] = append([]byte{}, value...)
-	return nil
-}
-
-func (s meta) SwapMeta(ctx context.Context, name string, old, value []byte) (bool, error) {
-	if err := check(ctx); err != nil {
-		return false, err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	have := s.meta[name]
-	switch {
-	case have != nil && bytes.Equal(have, value):
-	case (have == nil) != (old == nil) || !bytes.Equal(have, old):
-		return false, nil
-	}
-	s.meta[name] = append([]byte{}, value...)
-	return true, nil
 }

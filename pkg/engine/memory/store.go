@@ -6,11 +6,15 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/rows"
+	"github.com/notifyd/notifyd/pkg/store"
 )
 
 // Store holds every durable contract. One mutex guards all of it, so each call
 // is atomic and visible at once.
 type Store struct {
+	*store.Contracts // over rows.go
+
 	mu        sync.Mutex
 	rows      map[notify.RowKey]notify.Row
 	stamps    map[notify.RowKey]int64
@@ -19,20 +23,12 @@ type Store struct {
 	shards    map[uint16]engine.ShardState
 	profiles  map[string]engine.Profile
 	profileV  uint64
-	callers   map[string]engine.Caller
-	meta      map[string][]byte
 	keys      map[engine.IdemKey]engine.Reservation
 	spilled   []engine.Spilled
 	spillSeq  uint64
 	dead      map[letterKey]engine.DeadLetter
 	deadSeq   map[string]uint64
 	deadOrd   uint64
-	cancels   []engine.Cancel
-	campaigns map[string]*campaign
-	jobs      map[string]engine.Job
-	entries   map[string]map[uint64][]byte
-	audited   []engine.AuditRow
-	held      map[holdKey][]engine.Hold
 	scheduled map[notify.Base]engine.Schedule
 	hints     map[engine.TimerPartition][]notify.Base
 	heads     map[notify.Base]engine.ScheduleHead
@@ -49,21 +45,16 @@ type tenureKey struct {
 // New returns an empty store.
 func New() *Store {
 	return &Store{
+		Contracts: store.Over(&partRows{parts: map[rows.Part]*part{}}),
 		rows:      map[notify.RowKey]notify.Row{},
 		stamps:    map[notify.RowKey]int64{},
 		tenures:   map[tenureKey]int64{},
 		timers:    map[timerKey]engine.Timer{},
 		shards:    map[uint16]engine.ShardState{},
 		profiles:  map[string]engine.Profile{},
-		callers:   map[string]engine.Caller{},
-		meta:      map[string][]byte{},
 		keys:      map[engine.IdemKey]engine.Reservation{},
 		dead:      map[letterKey]engine.DeadLetter{},
 		deadSeq:   map[string]uint64{},
-		campaigns: map[string]*campaign{},
-		jobs:      map[string]engine.Job{},
-		entries:   map[string]map[uint64][]byte{},
-		held:      map[holdKey][]engine.Hold{},
 		scheduled: map[notify.Base]engine.Schedule{},
 		hints:     map[engine.TimerPartition][]notify.Base{},
 		heads:     map[notify.Base]engine.ScheduleHead{},
@@ -73,20 +64,14 @@ func New() *Store {
 	}
 }
 
-// The contracts.
+// The contracts; those that are missing here are store.Contracts.
 
 func (s *Store) Status() engine.Status           { return status{s} }
 func (s *Store) Timers() engine.Timers           { return timers{s} }
 func (s *Store) Prefs() engine.Prefs             { return prefs{s} }
-func (s *Store) Callers() engine.Callers         { return callers{s} }
-func (s *Store) Meta() engine.Meta               { return meta{s} }
 func (s *Store) Idem() engine.Idem               { return idem{s} }
 func (s *Store) Spill() engine.Spill             { return spill{s} }
 func (s *Store) DeadLetters() engine.DeadLetters { return deadLetters{s} }
-func (s *Store) Cancels() engine.Cancels         { return cancels{s} }
-func (s *Store) Campaigns() engine.Campaigns     { return campaigns{s} }
-func (s *Store) Jobs() engine.Jobs               { return jobs{s} }
-func (s *Store) Audit() engine.Audit             { return &audit{s: s} }
 
 // check makes a context that has ended what it is in every engine.
 func check(ctx context.Context) error {

@@ -10,12 +10,17 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine/enginetest"
 	"github.com/notifyd/notifyd/pkg/engine/memory"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/rows"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func open[E any](of func(*memory.Store) E) enginetest.Opener[E] {
 	return func(enginetest.T) (E, func() E) { return of(memory.New()), nil }
+}
+
+func TestRows(t *testing.T) {
+	enginetest.Rows(t, open(func(s *memory.Store) rows.Rows { return s.Rows() }))
 }
 
 func TestStatus(t *testing.T) {

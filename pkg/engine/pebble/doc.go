@@ -17,33 +17,24 @@
 // bytes of length and the bytes. dl is a dead letter's base, index, fan, epoch.
 //
 //	prefix  key                                              value
-//	a       name                                             meta value
-//	b       str campaign, seq                                base, part: parts in the order they came
 //	c       version                                          user: profile changes, one row a user
 //	d       dl                                               ord of a dead letter
 //	e       until, dl                                        -: dead letters by retention
 //	f       str caller, seq                                  dl: a caller's feed
-//	g       campaign                                         campaign totals
 //	h       shard                                            shard state
 //	i       str caller, str route, key                       reservation
-//	q       str lane, user                                  holds of a strict lane, 31 bytes each
 //	j       expires, str caller, str route, key              -: reservations by expiry
-//	k       scope                                            cancellation
 //	l       ~last failed, dl                                 -: dead letters, newest first
-//	m       str campaign, part                               -: parts that were counted
 //	n       str caller                                       last seq of the caller's feed
-//	o       job                                              job
+//	o       table, str partition                             last number of a partition of r
 //	p       user                                             version, profile
+//	r       table, str partition, key                        row of pkg/store (rows.go)
 //	s       base, partition, block, epoch, attempt,          outcome row
 //	        deferrals, first, kind
 //	t       shard, fire at, id                               timer; written by merge, the oldest wins
-//	u       caller                                           caller
-//	v       version                                          scope: cancellations in order
-//	w       str kind, name                                   job id
 //	y                                                        last seq of the spill buffer
 //	z       seq                                              spilled record
 //	B       id                                               head of a large trigger, once it was swapped
-//	A       seq                                              audit row
 //	C       str caller, base                                 -: schedules of a caller
 //	D       ord                                              dead letter
 //	E       ended, id                                        -: triggers that are terminal
@@ -53,7 +44,6 @@
 //	I       shard, minute, base                              -: hint
 //	K       seq                                              ids that one swap claimed
 //	L       state, str caller, id                            -: triggers by state and caller; IN_FLIGHT among PENDING
-//	J       str job, at                                      entry of a job's report
 //	O                                                        last ord of a dead letter
 //	Q       str queue, seq                                   message: enqueued, visible, body
 //	R       base                                             schedule; written by merge, as t

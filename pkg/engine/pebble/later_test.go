@@ -70,8 +70,8 @@ func TestReadersWaitForTheDisk(t *testing.T) {
 	}
 }
 
-// rows counts what is stored in tables.
-func rows(t *testing.T, s *Store, tables ...byte) (n int) {
+// countRows counts what is stored in tables.
+func countRows(t *testing.T, s *Store, tables ...byte) (n int) {
 	t.Helper()
 	for _, table := range tables {
 		if err := s.each(under([]byte{table}), func(_, _ []byte) (bool, error) { n++; return true, nil }); err != nil {
@@ -131,7 +131,7 @@ func TestPurgeLooksAgain(t *testing.T) {
 			}
 		}
 		tables := []byte{tSchedule, tScheduleCaller, tScheduleFire, tHead, tTrigger, tTriggerList, tTriggerEnded, tTriggerHead}
-		if n := rows(t, s, tables...); n != 0 {
+		if n := countRows(t, s, tables...); n != 0 {
 			t.Errorf("%d rows are left", n)
 		}
 		if err := s.Close(); err != nil {

@@ -248,7 +248,7 @@ func TestQueueLeavesNothing(t *testing.T) {
 				}
 			}
 		}
-		if n := rows(t, s, tMessage, tReceived); n != 0 {
+		if n := countRows(t, s, tMessage, tReceived); n != 0 {
 			t.Errorf("%d rows are left", n)
 		}
 		if n := q.index.live() + len(q.index.slots) - len(q.index.free); n != 0 {

@@ -17,7 +17,9 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/rows"
 	"github.com/notifyd/notifyd/pkg/setting"
+	"github.com/notifyd/notifyd/pkg/store"
 )
 
 // formatVersion is the layout of keys and values that this build writes, and the only
@@ -37,11 +39,11 @@ type Store struct {
 	locks   *keyLocks
 	tenures tenures
 
-	prefs   prefs
-	cancels cancels
-	spill   spill
-	dead    deadLetters
-	idem    idem
+	*store.Contracts // over rows.go
+	prefs            prefs
+	spill            spill
+	dead             deadLetters
+	idem             idem
 
 	schedules schedules
 	triggers  triggers
@@ -91,6 +93,7 @@ func Open(cfg Config) (_ *Store, err error) {
 	s.latch.armed.Store(true)
 	s.commit = newCommitter(s.db, cfg.writes, s.latch)
 	go s.commit.run()
+	s.Contracts = store.Over(&partRows{s: s, last: map[rows.Part]*uint64{}})
 	return s, nil
 }
 
@@ -229,7 +232,7 @@ func (s *Store) load() error {
 		return err
 	}
 	for _, load := range []func(*Store) error{
-		s.prefs.load, s.cancels.load, s.spill.load, s.dead.load, s.idem.load,
+		s.prefs.load, s.spill.load, s.dead.load, s.idem.load,
 		s.schedules.load, s.triggers.load, s.queues.load,
 	} {
 		if err := load(s); err != nil {

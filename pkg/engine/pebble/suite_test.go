@@ -9,6 +9,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/enginetest"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/rows"
 )
 
 // testConfig is a small store on a file system in memory that knows what was
@@ -47,6 +48,11 @@ func open[E any](of func(*Store) E) enginetest.Opener[E] {
 			return of(s)
 		}
 	}
+}
+
+func TestRows(t *testing.T) {
+	t.Parallel()
+	enginetest.Rows(t, open(func(s *Store) rows.Rows { return s.Rows() }))
 }
 
 func TestStatus(t *testing.T) {

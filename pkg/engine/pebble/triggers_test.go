@@ -178,7 +178,7 @@ func TestFlightsAreForgotten(t *testing.T) {
 		}
 	}
 	to(engine.TriggerInFlight, all)
-	if n := rows(t, s, tFlight); n != 1 {
+	if n := countRows(t, s, tFlight); n != 1 {
 		t.Errorf("%d rows for one claim of ten", n)
 	}
 	to(engine.TriggerFired, all[:9])
@@ -193,7 +193,7 @@ func TestFlightsAreForgotten(t *testing.T) {
 	to(engine.TriggerInFlight, all[9:])
 	to(engine.TriggerFired, all[9:])
 	to(engine.TriggerFired, all[9:])
-	if n := rows(t, s, tFlight); n != 0 {
+	if n := countRows(t, s, tFlight); n != 0 {
 		t.Errorf("%d rows are left", n)
 	}
 	if got := listedAs(t, s, engine.TriggerInFlight); len(got) != 0 {

@@ -1,0 +1,224 @@
+package enginetest
+
+import (
+	"encoding/binary"
+	"errors"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/notifyd/notifyd/pkg/rows"
+)
+
+// scanRows returns what Scan yields.
+func scanRows(t T, s rows.Rows, p rows.Part, r rows.Range) (out []rows.Row) {
+	t.Helper()
+	must(t, s.Scan(bg, p, r, func(row rows.Row) (bool, error) {
+		out = append(out, rows.Row{Key: row.Key, Value: append([]byte{}, row.Value...)})
+		return true, nil
+	}))
+	return out
+}
+
+func swapRows(t T, s rows.Rows, c rows.Change) bool {
+	t.Helper()
+	return val(s.Swap(bg, c))(t)
+}
+
+// Rows runs the suite of rows.Rows.
+func Rows(t *testing.T, open Opener[rows.Rows]) {
+	p := rows.Part{Table: 'x', Name: "p"}
+	row := func(key, value string) rows.Row { return rows.Row{Key: key, Value: []byte(value)} }
+	t.Run("Get returns the values of keys, in their order; nil where there is no row", func(t *testing.T) {
+		s, reopen := open(t)
+		value := []byte("1")
+		same(t, "won", swapRows(t, s, rows.Change{Part: p, Do: []rows.Row{{Key: "a", Value: value}, row("b", ""), row("ab", "3")}}), true)
+		value[0] = 'x' // may be reused
+		if reopen != nil {
+			s = reopen()
+		}
+		for range 2 {
+			got := val(s.Get(bg, p, "ab", "c", "b", "a"))(t)
+			same(t, "values", got, [][]byte{[]byte("3"), nil, {}, []byte("1")})
+			got[3][0] = 'y' // belongs to the caller
+		}
+		for _, other := range []rows.Part{{Table: 'x', Name: ""}, {Table: 'x', Name: "pa"}, {Table: 'y', Name: "p"}} {
+			same(t, "another partition", val(s.Get(bg, other, "a", "b", ""))(t), [][]byte{nil, nil, nil})
+			same(t, "scan of another partition", len(scanRows(t, s, other, rows.Range{})), 0)
+		}
+	})
+	t.Run("Swap does a change, all or nothing, if each row of If is stored as it says", func(t *testing.T) {
+		s, reopen := open(t)
+		must(t, ignore(s.Swap(bg, rows.Change{Part: p, Do: []rows.Row{row("a", "1"), row("e", "")}})))
+		lost := []rows.Row{row("a", "2"), row("a", ""), {Key: "a"}, row("b", ""), row("b", "1"), {Key: "e"}, row("e", "1")}
+		for i := range lost {
+			c := rows.Change{Part: p, If: []rows.Row{row("a", "1"), lost[i]}, Do: []rows.Row{row("a", "9"), row("z", "9"), {Key: "e"}}, Number: func(uint64) []rows.Row {
+				t.Error("a number was given")
+				return nil
+			}}
+			same(t, "won", swapRows(t, s, c), false)
+		}
+		if reopen != nil {
+			s = reopen()
+		}
+		same(t, "unchanged", scanRows(t, s, p, rows.Range{}), []rows.Row{row("a", "1"), row("e", "")})
+		c := rows.Change{Part: p, If: []rows.Row{row("a", "1"), {Key: "b"}, row("e", "")}, Do: []rows.Row{row("a", "2"), row("b", "2"), {Key: "e"}, {Key: "none"}}}
+		same(t, "won", swapRows(t, s, c), true)
+		if reopen != nil {
+			s = reopen()
+		}
+		same(t, "changed", scanRows(t, s, p, rows.Range{}), []rows.Row{row("a", "2"), row("b", "2")})
+		same(t, "again", swapRows(t, s, c), false)
+		if won, err := s.Swap(ended(), rows.Change{Part: p, Do: []rows.Row{{Key: "a"}}}); won || err == nil {
+			t.Errorf("%v, %v of a context that has ended", won, err)
+		}
+	})
+	t.Run("of many who swap the same row one wins", func(t *testing.T) {
+		s, _ := open(t)
+		var won atomic.Int32
+		together(16, func(i int) {
+			ok, err := s.Swap(bg, rows.Change{Part: p, If: []rows.Row{{Key: "a"}}, Do: []rows.Row{row("a", strconv.Itoa(i))}})
+			if err != nil {
+				t.Error(err)
+			}
+			if ok {
+				won.Add(1)
+			}
+		})
+		same(t, "winners", won.Load(), int32(1))
+	})
+	t.Run("Scan calls fn with the rows of a range, in order", func(t *testing.T) {
+		s, _ := open(t)
+		all := []rows.Row{row("a", "1"), row("b\x00", "2"), row("ba", "3"), row("b\xff", "4"), row("b\xff\xff", "5"), row("c", "6")}
+		must(t, ignore(s.Swap(bg, rows.Change{Part: p, Do: all})))
+		for _, x := range []struct {
+			in   rows.Range
+			want []rows.Row
+		}{
+			{rows.Range{}, all}, {rows.Range{Prefix: "b"}, all[1:5]}, {rows.Range{Prefix: "b", After: "ba"}, all[3:5]},
+			{rows.Range{After: "b"}, all[1:]}, {rows.Range{Prefix: "b", After: "a"}, all[1:5]}, {rows.Range{Prefix: "b\xff"}, all[3:5]},
+			{rows.Range{After: "c"}, nil}, {rows.Range{Prefix: "b", After: "c"}, nil}, {rows.Range{Prefix: "d"}, nil},
+		} {
+			want := slices.Clone(x.want)
+			same(t, "rows", scanRows(t, s, p, x.in), want)
+			slices.Reverse(want)
+			x.in.Back = true
+			same(t, "rows back", scanRows(t, s, p, x.in), want)
+		}
+		n := 0
+		must(t, s.Scan(bg, p, rows.Range{}, func(rows.Row) (bool, error) { n++; return n < 2, nil }))
+		same(t, "until fn returns false", n, 2)
+		if err := s.Scan(bg, p, rows.Range{}, func(rows.Row) (bool, error) { n++; return true, errStop }); !errors.Is(err, errStop) || n != 3 {
+			t.Errorf("%v after %d calls, want the callback's error", err, n)
+		}
+	})
+	t.Run("n is higher than every n of the partition before, and changes become visible in the order of their n", func(t *testing.T) {
+		s, reopen := open(t)
+		const writers, each = 4, 25
+		add := func(p rows.Part) (n uint64, err error) {
+			_, err = s.Swap(bg, rows.Change{Part: p, Number: func(i uint64) []rows.Row {
+				n = i
+				return []rows.Row{{Key: string(binary.BigEndian.AppendUint64(nil, i)), Value: []byte{}}}
+			}})
+			return n, err
+		}
+		var left, seen atomic.Int32
+		left.Store(writers)
+		together(writers+1, func(i int) {
+			for k := 0; i < writers && k < each; k++ {
+				if _, err := add(p); err != nil {
+					t.Error(err)
+				}
+			}
+			if i < writers {
+				left.Add(-1)
+				return
+			}
+			after := ""
+			for last := false; !last; {
+				last = left.Load() == 0
+				for _, row := range scanRows(t, s, p, rows.Range{After: after}) {
+					after = row.Key
+					seen.Add(1)
+				}
+			}
+		})
+		same(t, "seen by who follows", seen.Load(), int32(writers*each))
+		last := uint64(0)
+		for range 3 {
+			n := val(add(p))(t)
+			if n <= last || n <= writers*each {
+				t.Fatalf("%d is given after %d", n, max(last, writers*each))
+			}
+			last = n
+			for _, row := range scanRows(t, s, p, rows.Range{}) { // a number stays used
+				must(t, ignore(s.Swap(bg, rows.Change{Part: p, Do: []rows.Row{{Key: row.Key}}})))
+			}
+			if reopen != nil {
+				s = reopen()
+			}
+		}
+		if n := val(add(rows.Part{Table: 'x', Name: "q"}))(t); n > last {
+			t.Errorf("another partition begins with %d", n)
+		}
+	})
+	t.Run("model", func(t *testing.T) {
+		model(t, func(rt *rapid.T) map[string]func(*rapid.T) { return rowsProgram(rt, open) })
+	})
+}
+
+// rowsProgram compares an engine with a map.
+func rowsProgram(rt *rapid.T, open Opener[rows.Rows]) map[string]func(*rapid.T) {
+	s, reopen := open(rt)
+	p, stored := rows.Part{Table: 'x'}, map[string]string{}
+	key := rapid.SampledFrom([]string{"a", "aa", "ab", "a\xff", "b", "ba"})
+	draw := func(rt *rapid.T, what string) (out []rows.Row) {
+		for _, k := range rapid.SliceOfNDistinct(key, 0, 3, rapid.ID).Draw(rt, what) {
+			r := rows.Row{Key: k}
+			if rapid.Bool().Draw(rt, "there") {
+				r.Value = []byte(rapid.SampledFrom([]string{"", "1", "2"}).Draw(rt, "value"))
+			}
+			out = append(out, r)
+		}
+		return out
+	}
+	return map[string]func(*rapid.T){
+		"swap": func(rt *rapid.T) {
+			c := rows.Change{Part: p, If: draw(rt, "if"), Do: draw(rt, "do")}
+			want := !slices.ContainsFunc(c.If, func(r rows.Row) bool {
+				v, ok := stored[r.Key]
+				return ok != (r.Value != nil) || v != string(r.Value)
+			})
+			same(rt, "won", swapRows(rt, s, c), want)
+			for _, r := range c.Do {
+				if !want {
+					break
+				}
+				delete(stored, r.Key)
+				if r.Value != nil {
+					stored[r.Key] = string(r.Value)
+				}
+			}
+		},
+		"scan": func(rt *rapid.T) {
+			in := rows.Range{Prefix: rapid.SampledFrom([]string{"", "a", "b", "c"}).Draw(rt, "prefix"), After: key.Draw(rt, "after")}
+			var want []rows.Row
+			for k, v := range stored {
+				if strings.HasPrefix(k, in.Prefix) && k > in.After {
+					want = append(want, rows.Row{Key: k, Value: []byte(v)})
+				}
+			}
+			same(rt, "rows", scanRows(rt, s, p, in), sorted(want, func(a, b rows.Row) int { return strings.Compare(a.Key, b.Key) }))
+		},
+		"reopen": func(rt *rapid.T) {
+			if reopen != nil {
+				sometimes(rt, func() { s = reopen() })
+			}
+		},
+		"": func(rt *rapid.T) { same(rt, "stored", len(scanRows(rt, s, p, rows.Range{})), len(stored)) },
+	}
+}

@@ -1,0 +1,114 @@
+package memory
+
+import (
+	"bytes"
+	"context"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/notifyd/notifyd/pkg/rows"
+)
+
+// partRows implements rows.Rows: of each partition a sorted slice.
+type partRows struct {
+	mu    sync.Mutex
+	parts map[rows.Part]*part
+}
+
+type part struct {
+	rows []rows.Row
+	last uint64 // number given to the latest change
+}
+
+// part returns a partition. The lock is held.
+func (p *partRows) part(name rows.Part) *part {
+	if p.parts[name] == nil {
+		p.parts[name] = &part{}
+	}
+	return p.parts[name]
+}
+
+// find returns where the row of a key is or would be.
+func (p *part) find(key string) (int, bool) {
+	return slices.BinarySearchFunc(p.rows, key, func(r rows.Row, key string) int { return strings.Compare(r.Key, key) })
+}
+
+// get returns the stored value of a key, nil where there is none.
+func (p *part) get(key string) []byte {
+	if i, ok := p.find(key); ok {
+		return p.rows[i].Value
+	}
+	return nil
+}
+
+func (p *part) set(rs []rows.Row) {
+	for _, r := range rs {
+		i, ok := p.find(r.Key)
+		switch r.Value = bytes.Clone(r.Value); {
+		case r.Value == nil && ok:
+			p.rows = slices.Delete(p.rows, i, i+1)
+		case r.Value == nil:
+		case ok:
+			p.rows[i] = r
+		default:
+			p.rows = slices.Insert(p.rows, i, r)
+		}
+	}
+}
+
+func (p *partRows) Get(ctx context.Context, name rows.Part, keys ...string) ([][]byte, error) {
+	if err := check(ctx); err != nil {
+		return nil, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	out := make([][]byte, len(keys))
+	for i, key := range keys {
+		out[i] = bytes.Clone(p.part(name).get(key))
+	}
+	return out, nil
+}
+
+func (p *partRows) Scan(ctx context.Context, name rows.Part, r rows.Range, fn func(rows.Row) (bool, error)) error {
+	p.mu.Lock()
+	var in []rows.Row // values are never changed in place
+	for _, row := range p.part(name).rows {
+		if strings.HasPrefix(row.Key, r.Prefix) && row.Key > r.After {
+			in = append(in, row)
+		}
+	}
+	p.mu.Unlock()
+	if r.Back {
+		slices.Reverse(in)
+	}
+	for _, row := range in {
+		if err := check(ctx); err != nil {
+			return err
+		}
+		if more, err := fn(row); !more || err != nil {
+			return err
+		}
+	}
+	return check(ctx)
+}
+
+func (p *partRows) Swap(ctx context.Context, c rows.Change) (bool, error) {
+	if err := check(ctx); err != nil {
+		return false, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	in := p.part(c.Part)
+	for _, r := range c.If {
+		if v := in.get(r.Key); (v == nil) != (r.Value == nil) || !bytes.Equal(v, r.Value) {
+			return false, nil
+		}
+	}
+	in.set(c.Do)
+	if c.Number != nil {
+		in.last++
+		in.set(c.Number(in.last))
+	}
+	return true, nil
+}

@@ -1,0 +1,53 @@
+// Package rows is storage as pkg/store sees it: partitions of ordered rows, and one
+// way to write that compares first. An engine implements Rows, and pkg/store puts
+// contracts of pkg/engine over it. The suite of the contract is enginetest.Rows; the
+// rules of pkg/engine hold for it too.
+package rows
+
+import "context"
+
+// Part names a partition. A table is one kind of rows, and may have many partitions.
+type Part struct {
+	Table byte
+	Name  string // at most 65,535 bytes
+}
+
+// Row is one row. Rows of a partition are ordered by the bytes of their keys.
+type Row struct {
+	Key   string
+	Value []byte // nil: there is no such row
+}
+
+// Change is rows of one partition that are written together.
+type Change struct {
+	Part Part
+	If   []Row // what must be stored for Do to be done
+	Do   []Row // what is stored then; a nil value removes the row
+	// Number, if not nil, returns more rows to store. Its n is higher than every n of
+	// the partition before, and changes become visible in the order of their n. An
+	// engine calls it under a lock: it does no I/O and does not wait.
+	Number func(n uint64) []Row
+}
+
+// Range is the rows of a partition whose keys begin with Prefix and are greater than
+// After. They are visited in ascending order, or in descending order if Back is set.
+type Range struct {
+	Prefix string
+	After  string
+	Back   bool
+}
+
+// Rows keeps rows.
+type Rows interface {
+	// Get returns the values of keys, in their order; nil where there is no row. It
+	// waits for a Swap of those rows that is under way: what it returns of If and Do of
+	// any Swap is durable.
+	Get(ctx context.Context, p Part, keys ...string) ([][]byte, error)
+	// Scan calls fn with the rows of a range, in order, until fn returns false or an
+	// error, which Scan returns. A value is valid until fn returns. Scan does not wait
+	// for a Swap: what it returns may be not durable yet.
+	Scan(ctx context.Context, p Part, r Range, fn func(Row) (more bool, err error)) error
+	// Swap does a change, all or nothing, if each row of If is stored as it says. It
+	// returns false, and has changed nothing, if one of them is not.
+	Swap(ctx context.Context, c Change) (won bool, err error)
+}

@@ -1,0 +1,74 @@
+package store
+
+import (
+	"bytes"
+	"context"
+	"math"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/rows"
+)
+
+type callers struct{ rows rows.Rows }
+
+func (c callers) Get(ctx context.Context, id string) (engine.Caller, bool, error) {
+	caller, stored, err := load[engine.Caller](ctx, c.rows, tableCallers, id)
+	return caller, stored != nil && err == nil, err
+}
+
+func (c callers) Put(ctx context.Context, in engine.Caller) error {
+	if in.ID == "" {
+		return notify.Invalid("bad_caller", "id", "a caller has an id")
+	}
+	old, stored, err := load[engine.Caller](ctx, c.rows, tableCallers, in.ID)
+	if err == nil && old.Version != in.Version {
+		err = changed("caller_changed", "caller")
+	}
+	if err != nil {
+		return err
+	}
+	in.Version++
+	v, err := pack("bad_caller", "caller", in)
+	if err != nil {
+		return err
+	}
+	won, err := c.rows.Swap(ctx, rows.Change{
+		Part: tableCallers, If: []rows.Row{{Key: in.ID, Value: stored}}, Do: []rows.Row{{Key: in.ID, Value: v}},
+	})
+	if err == nil && !won {
+		err = changed("caller_changed", "caller")
+	}
+	return err
+}
+
+func (c callers) List(ctx context.Context) ([]engine.Caller, error) {
+	return list(ctx, c.rows, tableCallers, rows.Range{}, math.MaxInt, unpack[engine.Caller])
+}
+
+type meta struct{ rows rows.Rows }
+
+func (m meta) GetMeta(ctx context.Context, name string) ([]byte, error) {
+	got, err := m.rows.Get(ctx, tableMeta, name)
+	if err != nil {
+		return nil, err
+	}
+	return got[0], nil
+}
+
+func (m meta) PutMeta(ctx context.Context, name string, value []byte) error {
+	_, err := m.rows.Swap(ctx, rows.Change{Part: tableMeta, Do: []rows.Row{{Key: name, Value: present(value)}}})
+	return err
+}
+
+func (m meta) SwapMeta(ctx context.Context, name string, old, value []byte) (bool, error) {
+	value = present(value)
+	won, err := m.rows.Swap(ctx, rows.Change{
+		Part: tableMeta, If: []rows.Row{{Key: name, Value: old}}, Do: []rows.Row{{Key: name, Value: value}},
+	})
+	if won || err != nil {
+		return won, err
+	}
+	have, err := m.GetMeta(ctx, name)
+	return have != nil && bytes.Equal(have, value), err
+}

@@ -1,0 +1,94 @@
+package store
+
+import (
+	"context"
+	"slices"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/rows"
+)
+
+// cancels keeps a log of cancellations, and per scope the version that counts.
+type cancels struct{ rows rows.Rows }
+
+func (c cancels) Put(ctx context.Context, in engine.Cancel) (given uint64, err error) {
+	if in.Scope == "" {
+		return 0, notify.Invalid("bad_cancel", "scope", "a cancellation has a scope")
+	}
+	in.Version = 0 // it is in the key
+	v, err := pack("bad_cancel", "cancellation", in)
+	if err != nil {
+		return 0, err
+	}
+	scope := "s" + in.Scope
+	for {
+		won, err := c.rows.Swap(ctx, rows.Change{Part: tableCancels, If: []rows.Row{{Key: scope}}, Number: func(n uint64) []rows.Row {
+			given = n
+			return []rows.Row{{Key: "n" + num(n), Value: v}, {Key: scope, Value: []byte(num(n))}}
+		}})
+		switch {
+		case err != nil:
+			return 0, err
+		case won:
+			return given, nil
+		}
+		if first, ok, err := c.Get(ctx, in.Scope); ok || err != nil {
+			return first.Version, err
+		}
+	}
+}
+
+func readCancel(r rows.Row) (engine.Cancel, error) {
+	c, err := unpack[engine.Cancel](r)
+	c.Version = numberAt(r.Key)
+	return c, err
+}
+
+func (c cancels) Get(ctx context.Context, scope string) (engine.Cancel, bool, error) {
+	version, err := c.rows.Get(ctx, tableCancels, "s"+scope)
+	if err != nil || version[0] == nil {
+		return engine.Cancel{}, false, err
+	}
+	row := rows.Row{Key: "n" + string(version[0])}
+	v, err := c.rows.Get(ctx, tableCancels, row.Key)
+	if err != nil || v[0] == nil { // purged meanwhile
+		return engine.Cancel{}, false, err
+	}
+	row.Value = v[0]
+	out, err := readCancel(row)
+	return out, err == nil, err
+}
+
+func (c cancels) Changes(ctx context.Context, since uint64, max int) ([]engine.Cancel, error) {
+	return list(ctx, c.rows, tableCancels, rows.Range{Prefix: "n", After: "n" + num(since)}, max, readCancel)
+}
+
+// manyAtOnce bounds what a purge holds in memory and writes at once.
+const manyAtOnce = 1000
+
+// PurgeCancels implements engine.Aged. Versions are in the order of time: it stops at
+// the first cancellation that is young.
+func (c *Contracts) PurgeCancels(ctx context.Context, before int64) (total int, err error) {
+	for {
+		old, err := cancels{c.rows}.Changes(ctx, 0, manyAtOnce+1)
+		if err != nil {
+			return total, err
+		}
+		n := slices.IndexFunc(old, func(c engine.Cancel) bool { return c.At >= before })
+		if n < 0 {
+			n = len(old) - 1 // the newest of all stays
+		}
+		if n <= 0 {
+			return total, nil
+		}
+		var gone []rows.Row
+		for _, x := range old[:n] {
+			gone = append(gone, rows.Row{Key: "n" + num(x.Version)}, rows.Row{Key: "s" + x.Scope})
+		}
+		if _, err := c.rows.Swap(ctx, rows.Change{Part: tableCancels, Do: gone}); err != nil {
+			return total, err
+		}
+		total += n
+	}
+}

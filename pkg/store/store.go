@@ -1,0 +1,144 @@
+// Package store implements contracts of pkg/engine over rows.Rows, once for every
+// engine that has such rows. An engine embeds Contracts in its store.
+//
+// A method that changes a row reads it, decides, and swaps the row it has read for the
+// new one. If another was faster it reads again. So no method holds a lock, and what
+// it answers is durable: see rows.Rows.Get.
+package store
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"math"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/rows"
+)
+
+// Tables; each has one partition. The comment says its keys and values: str is two
+// bytes of length and the bytes, and numbers are 8 bytes, big-endian.
+var (
+	tableAudit   = rows.Part{Table: 'a'} // seq: row
+	tableCallers = rows.Part{Table: 'u'} // caller: caller
+	tableMeta    = rows.Part{Table: 'm'} // name: value
+	tableHolds   = rows.Part{Table: 'h'} // str lane, user: the user's queue
+	// n, version: cancellation; s, scope: its version
+	tableCancels = rows.Part{Table: 'c'}
+	// h, id: totals; p, str id, seq: base of a part, in the order they came;
+	// s, str id, part: the part was counted
+	tableCampaigns = rows.Part{Table: 'g'}
+	// j, id: job; n, str kind, name: its id; e, str id, at: entry of its report
+	tableJobs = rows.Part{Table: 'j'}
+)
+
+// Contracts are the contracts over rows.
+type Contracts struct{ rows rows.Rows }
+
+// Over returns the contracts over r.
+func Over(r rows.Rows) *Contracts { return &Contracts{r} }
+
+// Rows returns what the contracts are over.
+func (c *Contracts) Rows() rows.Rows { return c.rows }
+
+// Audit returns the contract of the audit log.
+func (c *Contracts) Audit() engine.Audit { return audit{c.rows} }
+
+// Cancels returns the contract of cancellations.
+func (c *Contracts) Cancels() engine.Cancels { return cancels{c.rows} }
+
+// Campaigns returns the contract of campaigns.
+func (c *Contracts) Campaigns() engine.Campaigns { return campaigns{c.rows} }
+
+// Jobs returns the contract of operations jobs. There are few: List reads all.
+func (c *Contracts) Jobs() engine.Jobs { return jobs{c.rows} }
+
+// Holds returns the contract of strict lanes.
+func (c *Contracts) Holds() engine.Holds { return holds{c.rows} }
+
+// Callers returns the contract of callers.
+func (c *Contracts) Callers() engine.Callers { return callers{c.rows} }
+
+// Meta returns the table of identity and versions.
+func (c *Contracts) Meta() engine.Meta { return meta{c.rows} }
+
+// maxPart bounds a part of a key that other parts follow.
+const maxPart = 1<<16 - 1
+
+func str(s string) string {
+	return string(binary.BigEndian.AppendUint16(nil, uint16(len(s)))) + s
+}
+
+func num(n uint64) string { return string(binary.BigEndian.AppendUint64(nil, n)) }
+
+// numberAt reads the number that a key ends with.
+func numberAt(key string) uint64 { return binary.BigEndian.Uint64([]byte(key[len(key)-8:])) }
+
+// present returns v as the value of a row that is there.
+func present(v []byte) []byte {
+	if v == nil {
+		return []byte{}
+	}
+	return v
+}
+
+// pack returns the value of a record. It fails with notify.KindInvalid and code if the
+// record has no JSON form.
+func pack(code, what string, record any) ([]byte, error) {
+	v, err := json.Marshal(record)
+	if err != nil {
+		return nil, notify.Invalid(code, "", "the "+what+" cannot be stored")
+	}
+	return v, nil
+}
+
+// unpack reads what pack returned.
+func unpack[V any](r rows.Row) (v V, err error) {
+	if json.Unmarshal(r.Value, &v) != nil {
+		return *new(V), corrupt(r.Key)
+	}
+	return v, nil
+}
+
+// corrupt reports a row that this package did not write.
+func corrupt(key string) error {
+	return notify.Unavailable("store", 0, fmt.Errorf("%w: row %q", notify.ErrCorrupt, key))
+}
+
+// load returns the record that is stored under a key, and its value; nil: there is none.
+func load[V any](ctx context.Context, r rows.Rows, p rows.Part, key string) (v V, stored []byte, err error) {
+	got, err := r.Get(ctx, p, key)
+	if err != nil || got[0] == nil {
+		return v, nil, err
+	}
+	v, err = unpack[V](rows.Row{Key: key, Value: got[0]})
+	return v, got[0], err
+}
+
+// list returns the first max records of a range, as read reads them.
+func list[V any](ctx context.Context, r rows.Rows, p rows.Part, in rows.Range, max int, read func(rows.Row) (V, error)) (out []V, err error) {
+	if max <= 0 {
+		return nil, nil
+	}
+	err = r.Scan(ctx, p, in, func(row rows.Row) (bool, error) {
+		v, err := read(row)
+		out = append(out, v)
+		return len(out) < max, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// removals returns the changes that remove the rows of a range.
+func removals(ctx context.Context, r rows.Rows, p rows.Part, in rows.Range) ([]rows.Row, error) {
+	return list(ctx, r, p, in, math.MaxInt, func(row rows.Row) (rows.Row, error) { return rows.Row{Key: row.Key}, nil })
+}
+
+// changed is the error of a record whose version is not the one that was read.
+func changed(code, what string) error {
+	return &notify.Error{Kind: notify.KindConflict, Code: code, Msg: "the " + what + " was changed since it was read"}
+}
