@@ -109,21 +109,15 @@ func (s *Service) RescheduleTo(ctx context.Context, caller, id string, w When) (
 	return row, s.reindex(ctx, began, index)
 }
 
-// change is changeRow for a caller's own.
+// change reads a caller's row and swaps it for what edit makes of it, until one swap
+// is known to have won. edit says whether there is anything to swap.
 func (s *Service) change(ctx context.Context, caller, id string, edit func(row *engine.Trigger, now int64) (bool, error)) (engine.Trigger, error) {
-	ctx = context.WithoutCancel(ctx)
-	return s.changeRow(ctx, func() (engine.Trigger, error) { return s.Get(ctx, caller, id) }, edit)
-}
-
-// changeRow reads a row and swaps it for what edit makes of it, until one swap is
-// known to have won. edit says whether there is anything to swap.
-func (s *Service) changeRow(ctx context.Context, read func() (engine.Trigger, error), edit func(row *engine.Trigger, now int64) (bool, error)) (engine.Trigger, error) {
 	// A swap that is cut may be done or not; the caller's hanging up must not
 	// cut it.
 	ctx = context.WithoutCancel(ctx)
 	var tried *engine.Trigger // a swap whose outcome is not known
 	for range swapTries {
-		row, err := read()
+		row, err := s.Get(ctx, caller, id)
 		if err != nil {
 			return engine.Trigger{}, err
 		}

@@ -2,6 +2,7 @@ package trigger
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
@@ -94,6 +95,8 @@ func (m Mender) Requeue(ctx context.Context, id string) (done bool, err error) {
 	}
 	t := enqueueAnew(rows[0], ceilMillis(time.Now()))
 	t.Reason, t.Ended, t.Attempts, t.Deferrals, t.MaxLateness = "replayed", 0, 0, 0, 0
+	// Claims that were lost count anew.
+	t.Log = slices.DeleteFunc(slices.Clone(t.Log), func(a engine.Attempt) bool { return a.Class == ClassLost })
 	tm, _ := m.Timer(&t)
 	won, err := m.swap(ctx, []engine.Timer{tm}, []engine.TriggerSwap{{Old: t.Version, New: t}})
 	return err == nil && won[0], err
