@@ -45,9 +45,8 @@ func (cl *Client) Fanout(ctx context.Context, f Fanout, key string) (out FanoutR
 }
 
 // Notification returns where a notification stands.
-func (cl *Client) Notification(ctx context.Context, id string) (out Status, err error) {
-	err = cl.get(ctx, "/v1/notifications/"+url.PathEscape(id), nil, &out)
-	return out, err
+func (cl *Client) Notification(ctx context.Context, id string) (Status, error) {
+	return fetch[Status](ctx, cl, "/v1/notifications/"+url.PathEscape(id), nil)
 }
 
 // FullAddress asks for addresses that are not masked.
@@ -56,11 +55,10 @@ const FullAddress = "full"
 // NotificationContent returns what a notification says and where it was sent, for the
 // caller that sent it and for operators, whose look is recorded. Addresses are masked
 // unless address is FullAddress.
-func (cl *Client) NotificationContent(ctx context.Context, id, address string) (out NotificationContent, err error) {
+func (cl *Client) NotificationContent(ctx context.Context, id, address string) (NotificationContent, error) {
 	q := url.Values{}
 	set(q, "address", address)
-	err = cl.get(ctx, "/v1/notifications/"+url.PathEscape(id)+"/content", q, &out)
-	return out, err
+	return fetch[NotificationContent](ctx, cl, "/v1/notifications/"+url.PathEscape(id)+"/content", q)
 }
 
 // Page asks for one page of counts: at most Limit receivers (0: the server's
@@ -71,31 +69,27 @@ type Page struct {
 }
 
 // Summary counts the receivers of a fan-out request (an id without an index).
-func (cl *Client) Summary(ctx context.Context, id string, p Page) (out Summary, err error) {
-	err = cl.get(ctx, "/v1/notifications/"+url.PathEscape(id), p.query(), &out)
-	return out, err
+func (cl *Client) Summary(ctx context.Context, id string, p Page) (Summary, error) {
+	return fetch[Summary](ctx, cl, "/v1/notifications/"+url.PathEscape(id), p.query())
 }
 
 // Timeline returns what became of a notification.
-func (cl *Client) Timeline(ctx context.Context, id string) (out Timeline, err error) {
-	err = cl.get(ctx, "/v1/notifications/"+url.PathEscape(id)+"/timeline", nil, &out)
-	return out, err
+func (cl *Client) Timeline(ctx context.Context, id string) (Timeline, error) {
+	return fetch[Timeline](ctx, cl, "/v1/notifications/"+url.PathEscape(id)+"/timeline", nil)
 }
 
 // Cancel stops what has not started of a notification, a fan-out request or
 // one receiver of it.
-func (cl *Client) Cancel(ctx context.Context, id string) (out Cancelled, err error) {
-	err = cl.send(ctx, http.MethodDelete, "/v1/notifications/"+url.PathEscape(id), nil, true, &out)
-	return out, err
+func (cl *Client) Cancel(ctx context.Context, id string) (Cancelled, error) {
+	return send[Cancelled](ctx, cl, http.MethodDelete, "/v1/notifications/"+url.PathEscape(id), nil, true)
 }
 
 // Reschedule makes a scheduled notification, or a whole fan-out, due at another
 // time; one that has passed means now. notify.KindConflict where it is too late.
-func (cl *Client) Reschedule(ctx context.Context, id string, at time.Time) (out Scheduled, err error) {
-	err = cl.send(ctx, http.MethodPatch, "/v1/notifications/"+url.PathEscape(id), struct {
+func (cl *Client) Reschedule(ctx context.Context, id string, at time.Time) (Scheduled, error) {
+	return send[Scheduled](ctx, cl, http.MethodPatch, "/v1/notifications/"+url.PathEscape(id), struct {
 		ScheduledAt time.Time `json:"scheduled_at"`
-	}{at.UTC()}, true, &out)
-	return out, err
+	}{at.UTC()}, true)
 }
 
 // ScheduleQuery selects schedules; empty fields select all. Caller is for
@@ -109,37 +103,33 @@ type ScheduleQuery struct {
 }
 
 // Schedules returns one page of what waits for its time, newest request first.
-func (cl *Client) Schedules(ctx context.Context, f ScheduleQuery) (out ScheduledPage, err error) {
+func (cl *Client) Schedules(ctx context.Context, f ScheduleQuery) (ScheduledPage, error) {
 	q := url.Values{}
 	set(q, "status", f.Status)
 	set(q, "user", f.User)
 	set(q, "caller", f.Caller)
 	set(q, "cursor", f.Cursor)
 	setInt(q, "limit", int64(f.Limit))
-	err = cl.get(ctx, "/v1/schedules", q, &out)
-	return out, err
+	return fetch[ScheduledPage](ctx, cl, "/v1/schedules", q)
 }
 
 // Forecast says how much becomes due from from until to (at most 7 days later),
 // by minute and channel. Zero times: the next hour. For operators.
-func (cl *Client) Forecast(ctx context.Context, from, to time.Time) (out Forecast, err error) {
+func (cl *Client) Forecast(ctx context.Context, from, to time.Time) (Forecast, error) {
 	q := url.Values{}
 	setTime(q, "from", from)
 	setTime(q, "to", to)
-	err = cl.get(ctx, "/v1/schedules/forecast", q, &out)
-	return out, err
+	return fetch[Forecast](ctx, cl, "/v1/schedules/forecast", q)
 }
 
 // Campaign returns a campaign and counts its receivers.
-func (cl *Client) Campaign(ctx context.Context, id string, p Page) (out Summary, err error) {
-	err = cl.get(ctx, "/v1/campaigns/"+url.PathEscape(id), p.query(), &out)
-	return out, err
+func (cl *Client) Campaign(ctx context.Context, id string, p Page) (Summary, error) {
+	return fetch[Summary](ctx, cl, "/v1/campaigns/"+url.PathEscape(id), p.query())
 }
 
 // CancelCampaign stops what has not started of a campaign, its later parts too.
-func (cl *Client) CancelCampaign(ctx context.Context, id string) (out Cancelled, err error) {
-	err = cl.send(ctx, http.MethodDelete, "/v1/campaigns/"+url.PathEscape(id), nil, true, &out)
-	return out, err
+func (cl *Client) CancelCampaign(ctx context.Context, id string) (Cancelled, error) {
+	return send[Cancelled](ctx, cl, http.MethodDelete, "/v1/campaigns/"+url.PathEscape(id), nil, true)
 }
 
 // NotificationQuery selects notifications; empty fields select all.
@@ -156,7 +146,7 @@ type NotificationQuery struct {
 // than Limit, even none, and not be the last: that one has no cursor. Without a user,
 // the server must keep its history by itself; else the error has the code
 // list_needs_user.
-func (cl *Client) Notifications(ctx context.Context, f NotificationQuery) (out UserHistory, err error) {
+func (cl *Client) Notifications(ctx context.Context, f NotificationQuery) (UserHistory, error) {
 	q := url.Values{}
 	for name, v := range map[string]string{
 		"channel": f.Channel, "status": f.Status, "caller": f.Caller, "template": f.Template, "campaign": f.Campaign, "code": f.Code, "cursor": f.Cursor,
@@ -170,8 +160,7 @@ func (cl *Client) Notifications(ctx context.Context, f NotificationQuery) (out U
 	if f.User != "" {
 		path = "/v1/users/" + url.PathEscape(f.User) + "/notifications"
 	}
-	err = cl.get(ctx, path, q, &out)
-	return out, err
+	return fetch[UserHistory](ctx, cl, path, q)
 }
 
 // UserNotifications returns one page of a user's notifications, newest first.
@@ -181,45 +170,40 @@ func (cl *Client) UserNotifications(ctx context.Context, user, cursor string, li
 }
 
 // User returns what a user set.
-func (cl *Client) User(ctx context.Context, user string) (out User, err error) {
-	err = cl.get(ctx, "/v1/users/"+url.PathEscape(user), nil, &out)
-	return out, err
+func (cl *Client) User(ctx context.Context, user string) (User, error) {
+	return fetch[User](ctx, cl, "/v1/users/"+url.PathEscape(user), nil)
 }
 
 // PutUser stores what a user set; u.Version other than 0 must be the stored
 // one, else the result is notify.KindConflict.
-func (cl *Client) PutUser(ctx context.Context, u User) (out UserVersion, err error) {
-	err = cl.send(ctx, http.MethodPut, "/v1/users/"+url.PathEscape(u.UserID), u, u.Version == 0, &out)
-	return out, err
+func (cl *Client) PutUser(ctx context.Context, u User) (UserVersion, error) {
+	return send[UserVersion](ctx, cl, http.MethodPut, "/v1/users/"+url.PathEscape(u.UserID), u, u.Version == 0)
 }
 
 // Failed returns the caller's failed notifications behind after. Where there
 // are none, the server waits up to wait (at most 30 s) for one.
-func (cl *Client) Failed(ctx context.Context, after uint64, wait time.Duration, limit int) (out FailedPage, err error) {
+func (cl *Client) Failed(ctx context.Context, after uint64, wait time.Duration, limit int) (FailedPage, error) {
 	q := url.Values{}
 	setInt(q, "after", int64(after))
 	setInt(q, "limit", int64(limit))
 	if wait > 0 {
 		q.Set("wait", wait.String())
 	}
-	err = cl.get(ctx, "/v1/failed", q, &out)
-	return out, err
+	return fetch[FailedPage](ctx, cl, "/v1/failed", q)
 }
 
 // DeadLetters returns one page of the dead letters of every caller that f selects, whose
 // IDs do not count. cursor is empty for the first page; limit 0 is the server's default.
-func (cl *Client) DeadLetters(ctx context.Context, f LetterFilter, cursor string, limit int) (out DeadLetterPage, err error) {
+func (cl *Client) DeadLetters(ctx context.Context, f LetterFilter, cursor string, limit int) (DeadLetterPage, error) {
 	q := f.Query()
 	set(q, "cursor", cursor)
 	setInt(q, "limit", int64(limit))
-	err = cl.get(ctx, "/v1/ops/dead-letters", q, &out)
-	return out, err
+	return fetch[DeadLetterPage](ctx, cl, "/v1/ops/dead-letters", q)
 }
 
 // DeadLetter returns one dead letter of the latest epoch.
-func (cl *Client) DeadLetter(ctx context.Context, id string) (out DeadLetter, err error) {
-	err = cl.get(ctx, "/v1/ops/dead-letters/"+url.PathEscape(id), nil, &out)
-	return out, err
+func (cl *Client) DeadLetter(ctx context.Context, id string) (DeadLetter, error) {
+	return fetch[DeadLetter](ctx, cl, "/v1/ops/dead-letters/"+url.PathEscape(id), nil)
 }
 
 // Doctor returns the server's findings about itself.
@@ -242,9 +226,8 @@ func (cl *Client) items(ctx context.Context, path string) (json.RawMessage, erro
 }
 
 // Debug returns what the process tells of itself for a debug bundle.
-func (cl *Client) Debug(ctx context.Context) (out Debug, err error) {
-	err = cl.get(ctx, "/v1/ops/debug", nil, &out)
-	return out, err
+func (cl *Client) Debug(ctx context.Context) (Debug, error) {
+	return fetch[Debug](ctx, cl, "/v1/ops/debug", nil)
 }
 
 // Ready is nil when the server takes requests.
@@ -330,9 +313,16 @@ func (cl *Client) post(ctx context.Context, path string, in any, key string, rep
 	return err
 }
 
-func (cl *Client) send(ctx context.Context, method, path string, in any, repeatable bool, out any) error {
-	_, err := cl.write(ctx, call{method: method, path: path, repeatable: repeatable}, in, out)
-	return err
+// fetch returns what is at path.
+func fetch[T any](ctx context.Context, cl *Client, path string, q url.Values) (out T, err error) {
+	err = cl.get(ctx, path, q, &out)
+	return out, err
+}
+
+// send sends in to path, and returns the answer.
+func send[T any](ctx context.Context, cl *Client, method, path string, in any, repeatable bool) (out T, err error) {
+	_, err = cl.write(ctx, call{method: method, path: path, repeatable: repeatable}, in, &out)
+	return out, err
 }
 
 // write sends c with in as its JSON body; nil: without a body.

@@ -35,13 +35,12 @@ type CampaignPage struct {
 
 // Campaigns lists campaigns, the newest first. caller is for operators; empty means
 // all that the token may see.
-func (cl *Client) Campaigns(ctx context.Context, caller string, p Page) (out CampaignPage, err error) {
+func (cl *Client) Campaigns(ctx context.Context, caller string, p Page) (CampaignPage, error) {
 	q := url.Values{}
 	set(q, "caller", caller)
 	set(q, "cursor", p.After)
 	setInt(q, "limit", int64(p.Limit))
-	err = cl.get(ctx, "/v1/campaigns", q, &out)
-	return out, err
+	return fetch[CampaignPage](ctx, cl, "/v1/campaigns", q)
 }
 
 // CampaignChange changes a campaign's hold. A nil field keeps the stored value.
@@ -54,7 +53,6 @@ type CampaignChange struct {
 // SetCampaign pauses a campaign, lets it go on, or changes its rate. Receivers that
 // were put off are looked at again within a minute of a new rate, and within ten
 // minutes of the end of a pause. A hold survives restarts.
-func (cl *Client) SetCampaign(ctx context.Context, id string, to CampaignChange) (out CampaignHold, err error) {
-	err = cl.send(ctx, http.MethodPatch, "/v1/campaigns/"+url.PathEscape(id), to, true, &out)
-	return out, err
+func (cl *Client) SetCampaign(ctx context.Context, id string, to CampaignChange) (CampaignHold, error) {
+	return send[CampaignHold](ctx, cl, http.MethodPatch, "/v1/campaigns/"+url.PathEscape(id), to, true)
 }

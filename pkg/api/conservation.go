@@ -76,11 +76,10 @@ const (
 // Conservation adds up what was accepted since then (zero: all that is kept)
 // against its outcomes. It needs scope observe, and takes its time: the server
 // reads all of it.
-func (cl *Client) Conservation(ctx context.Context, since time.Time) (out Conservation, err error) {
+func (cl *Client) Conservation(ctx context.Context, since time.Time) (Conservation, error) {
 	q := url.Values{}
 	if !since.IsZero() {
 		q.Set("since", since.UTC().Format(time.RFC3339Nano))
 	}
-	err = cl.get(ctx, "/v1/ops/audit:run", q, &out)
-	return out, err
+	return fetch[Conservation](ctx, cl, "/v1/ops/audit:run", q)
 }

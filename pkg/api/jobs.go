@@ -222,9 +222,8 @@ func (cl *Client) StartJob(ctx context.Context, r JobRequest) (out Job, err erro
 }
 
 // Job returns a job.
-func (cl *Client) Job(ctx context.Context, id string) (out Job, err error) {
-	err = cl.get(ctx, "/v1/ops/jobs/"+url.PathEscape(id), nil, &out)
-	return out, err
+func (cl *Client) Job(ctx context.Context, id string) (Job, error) {
+	return fetch[Job](ctx, cl, "/v1/ops/jobs/"+url.PathEscape(id), nil)
 }
 
 // Jobs returns jobs, newest first.
@@ -294,9 +293,8 @@ func (cl *Client) Audit(ctx context.Context, after *uint64, limit int) ([]AuditR
 
 // VerifyAudit reads the whole audit log and checks its chain. expect,
 // "<seq>:<hash>" of an earlier check, must still be in it.
-func (cl *Client) VerifyAudit(ctx context.Context, expect string) (out AuditCheck, err error) {
+func (cl *Client) VerifyAudit(ctx context.Context, expect string) (AuditCheck, error) {
 	q := url.Values{}
 	set(q, "expect", expect)
-	err = cl.get(ctx, "/v1/ops/audit:verify", q, &out)
-	return out, err
+	return fetch[AuditCheck](ctx, cl, "/v1/ops/audit:verify", q)
 }

@@ -25,16 +25,17 @@ type Lanes struct {
 }
 
 // Lanes lists the lanes.
-func (cl *Client) Lanes(ctx context.Context) (out Lanes, err error) {
-	err = cl.get(ctx, "/v1/ops/lanes", nil, &out)
-	return out, err
+func (cl *Client) Lanes(ctx context.Context) (Lanes, error) {
+	return fetch[Lanes](ctx, cl, "/v1/ops/lanes", nil)
+}
+
+// LaneChange is the body of PUT /v1/ops/lanes/{name}: what a lane is set to.
+type LaneChange struct {
+	Paused *bool  `json:"paused"` // required
+	Reason string `json:"reason,omitempty"`
 }
 
 // SetLane pauses a lane, or lets it go on. The pause holds across restarts.
-func (cl *Client) SetLane(ctx context.Context, name string, paused bool, reason string) (out Lane, err error) {
-	err = cl.send(ctx, http.MethodPut, "/v1/ops/lanes/"+url.PathEscape(name), struct {
-		Paused bool   `json:"paused"`
-		Reason string `json:"reason,omitempty"`
-	}{paused, reason}, true, &out)
-	return out, err
+func (cl *Client) SetLane(ctx context.Context, name string, paused bool, reason string) (Lane, error) {
+	return send[Lane](ctx, cl, http.MethodPut, "/v1/ops/lanes/"+url.PathEscape(name), LaneChange{&paused, reason}, true)
 }

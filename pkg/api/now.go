@@ -56,13 +56,11 @@ type Accounts struct {
 }
 
 // Rates returns how much the answering process does now.
-func (cl *Client) Rates(ctx context.Context) (out Rates, err error) {
-	err = cl.get(ctx, "/v1/ops/rates", nil, &out)
-	return out, err
+func (cl *Client) Rates(ctx context.Context) (Rates, error) {
+	return fetch[Rates](ctx, cl, "/v1/ops/rates", nil)
 }
 
 // Accounts returns the accounts of providers, of the process that answers.
-func (cl *Client) Accounts(ctx context.Context) (out Accounts, err error) {
-	err = cl.get(ctx, "/v1/ops/accounts", nil, &out)
-	return out, err
+func (cl *Client) Accounts(ctx context.Context) (Accounts, error) {
+	return fetch[Accounts](ctx, cl, "/v1/ops/accounts", nil)
 }

@@ -35,7 +35,6 @@ type ProviderTestRequest struct {
 // TestProvider lets the process that answers call a provider once: its dry run, or one
 // real message. Only a dry run is repeated
 // when its answer is lost.
-func (cl *Client) TestProvider(ctx context.Context, name string, in ProviderTestRequest) (out ProviderTest, err error) {
-	err = cl.send(ctx, http.MethodPost, "/v1/ops/providers/"+url.PathEscape(name)+"/test", in, in.To == "", &out)
-	return out, err
+func (cl *Client) TestProvider(ctx context.Context, name string, in ProviderTestRequest) (ProviderTest, error) {
+	return send[ProviderTest](ctx, cl, http.MethodPost, "/v1/ops/providers/"+url.PathEscape(name)+"/test", in, in.To == "")
 }

@@ -54,7 +54,7 @@ type SuppressionLifted struct {
 
 // Suppressions lists addresses that nothing is sent to, by user and address. Scope
 // observe.
-func (cl *Client) Suppressions(ctx context.Context, f SuppressionFilter, cursor string, limit int) (out Suppressions, err error) {
+func (cl *Client) Suppressions(ctx context.Context, f SuppressionFilter, cursor string, limit int) (Suppressions, error) {
 	q := f.Query()
 	if cursor != "" {
 		q.Set("cursor", cursor)
@@ -62,12 +62,10 @@ func (cl *Client) Suppressions(ctx context.Context, f SuppressionFilter, cursor 
 	if limit > 0 {
 		q.Set("limit", strconv.Itoa(limit))
 	}
-	err = cl.get(ctx, "/v1/ops/suppressions", q, &out)
-	return out, err
+	return fetch[Suppressions](ctx, cl, "/v1/ops/suppressions", q)
 }
 
 // LiftSuppression takes an address off the suppression list. Scope operate.
-func (cl *Client) LiftSuppression(ctx context.Context, in SuppressionLift) (out SuppressionLifted, err error) {
-	err = cl.send(ctx, http.MethodPost, "/v1/ops/suppressions:lift", in, false, &out)
-	return out, err
+func (cl *Client) LiftSuppression(ctx context.Context, in SuppressionLift) (SuppressionLifted, error) {
+	return send[SuppressionLifted](ctx, cl, http.MethodPost, "/v1/ops/suppressions:lift", in, false)
 }

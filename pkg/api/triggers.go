@@ -214,25 +214,22 @@ func (cl *Client) TriggerBatch(ctx context.Context, ts []Trigger, key string) (o
 }
 
 // TriggerStatus returns where a trigger stands, and its calls.
-func (cl *Client) TriggerStatus(ctx context.Context, id string) (out TriggerStatus, err error) {
-	err = cl.get(ctx, "/v1/triggers/"+url.PathEscape(id), nil, &out)
-	return out, err
+func (cl *Client) TriggerStatus(ctx context.Context, id string) (TriggerStatus, error) {
+	return fetch[TriggerStatus](ctx, cl, "/v1/triggers/"+url.PathEscape(id), nil)
 }
 
 // CancelTrigger cancels a trigger for good; notify.KindConflict where a call is
 // under way or it has ended.
-func (cl *Client) CancelTrigger(ctx context.Context, id string) (out TriggerStatus, err error) {
-	err = cl.send(ctx, http.MethodDelete, "/v1/triggers/"+url.PathEscape(id), nil, true, &out)
-	return out, err
+func (cl *Client) CancelTrigger(ctx context.Context, id string) (TriggerStatus, error) {
+	return send[TriggerStatus](ctx, cl, http.MethodDelete, "/v1/triggers/"+url.PathEscape(id), nil, true)
 }
 
 // RescheduleTrigger makes a trigger due at another time; jitter is not added.
-func (cl *Client) RescheduleTrigger(ctx context.Context, id string, at time.Time) (out TriggerStatus, err error) {
-	err = cl.send(ctx, http.MethodPatch, "/v1/triggers/"+url.PathEscape(id), struct {
+func (cl *Client) RescheduleTrigger(ctx context.Context, id string, at time.Time) (TriggerStatus, error) {
+	return send[TriggerStatus](ctx, cl, http.MethodPatch, "/v1/triggers/"+url.PathEscape(id), struct {
 		FireAt time.Time `json:"fire_at"`
 		Exact  bool      `json:"exact"`
-	}{at.UTC(), true}, true, &out)
-	return out, err
+	}{at.UTC(), true}, true)
 }
 
 // TriggerQuery selects triggers; empty fields select all. Caller is for
@@ -243,58 +240,54 @@ type TriggerQuery struct {
 }
 
 // Triggers returns one page of triggers, newest first.
-func (cl *Client) Triggers(ctx context.Context, f TriggerQuery) (out TriggerPage, err error) {
+func (cl *Client) Triggers(ctx context.Context, f TriggerQuery) (TriggerPage, error) {
 	q := url.Values{}
 	set(q, "status", f.Status)
 	set(q, "caller", f.Caller)
 	set(q, "cursor", f.Cursor)
 	setInt(q, "limit", int64(f.Limit))
-	err = cl.get(ctx, "/v1/triggers", q, &out)
-	return out, err
+	return fetch[TriggerPage](ctx, cl, "/v1/triggers", q)
 }
 
 // Circuits returns the breakers of the process that answers.
-func (cl *Client) Circuits(ctx context.Context) (out Circuits, err error) {
-	err = cl.get(ctx, "/v1/ops/circuits", nil, &out)
-	return out, err
+func (cl *Client) Circuits(ctx context.Context) (Circuits, error) {
+	return fetch[Circuits](ctx, cl, "/v1/ops/circuits", nil)
+}
+
+// CircuitChange is the body of PUT /v1/ops/circuits/{name}: what a circuit is set to.
+type CircuitChange struct {
+	To string `json:"to"` // open, closed or reset
 }
 
 // SetCircuit pins a circuit "open" or "closed", or resets it ("reset") to what
 // its calls say.
-func (cl *Client) SetCircuit(ctx context.Context, name, to string) (out Circuit, err error) {
-	err = cl.send(ctx, http.MethodPut, "/v1/ops/circuits/"+url.PathEscape(name), struct {
-		To string `json:"to"`
-	}{to}, true, &out)
-	return out, err
+func (cl *Client) SetCircuit(ctx context.Context, name, to string) (Circuit, error) {
+	return send[Circuit](ctx, cl, http.MethodPut, "/v1/ops/circuits/"+url.PathEscape(name), CircuitChange{to}, true)
 }
 
 // Callers returns the callers that differ from the defaults.
-func (cl *Client) Callers(ctx context.Context) (out Callers, err error) {
-	err = cl.get(ctx, "/v1/ops/callers", nil, &out)
-	return out, err
+func (cl *Client) Callers(ctx context.Context) (Callers, error) {
+	return fetch[Callers](ctx, cl, "/v1/ops/callers", nil)
 }
 
 // Caller returns one caller's settings.
-func (cl *Client) Caller(ctx context.Context, id string) (out Caller, err error) {
-	err = cl.get(ctx, "/v1/ops/callers/"+url.PathEscape(id), nil, &out)
-	return out, err
+func (cl *Client) Caller(ctx context.Context, id string) (Caller, error) {
+	return fetch[Caller](ctx, cl, "/v1/ops/callers/"+url.PathEscape(id), nil)
 }
 
 // PutCaller stores a caller's settings, all of them but its secrets. c.Version
 // other than 0 must be the stored one, else the result is notify.KindConflict.
-func (cl *Client) PutCaller(ctx context.Context, c Caller) (out Caller, err error) {
+func (cl *Client) PutCaller(ctx context.Context, c Caller) (Caller, error) {
 	c.Secrets = nil
-	err = cl.send(ctx, http.MethodPut, "/v1/ops/callers/"+url.PathEscape(c.ID), c, c.Version == 0, &out)
-	return out, err
+	return send[Caller](ctx, cl, http.MethodPut, "/v1/ops/callers/"+url.PathEscape(c.ID), c, c.Version == 0)
 }
 
 // RotateSecret gives a caller a fresh signing secret; the one before signs too
 // until overlap from now. The answer alone shows it.
-func (cl *Client) RotateSecret(ctx context.Context, id string, overlap time.Duration) (out RotatedSecret, err error) {
-	err = cl.send(ctx, http.MethodPost, "/v1/ops/callers/"+url.PathEscape(id)+"/secrets", struct {
+func (cl *Client) RotateSecret(ctx context.Context, id string, overlap time.Duration) (RotatedSecret, error) {
+	return send[RotatedSecret](ctx, cl, http.MethodPost, "/v1/ops/callers/"+url.PathEscape(id)+"/secrets", struct {
 		OverlapSeconds float64 `json:"overlap_seconds"`
-	}{overlap.Seconds()}, false, &out)
-	return out, err
+	}{overlap.Seconds()}, false)
 }
 
 // ReconcileReport is what a reconcile found: Plan.Reconcile. It is applied as it
@@ -333,7 +326,6 @@ type ReconcileFinding struct {
 }
 
 // CheckURL says whether a callback URL may be called.
-func (cl *Client) CheckURL(ctx context.Context, raw string) (out URLVerdict, err error) {
-	err = cl.get(ctx, "/v1/ops/url-check", url.Values{"url": {raw}}, &out)
-	return out, err
+func (cl *Client) CheckURL(ctx context.Context, raw string) (URLVerdict, error) {
+	return fetch[URLVerdict](ctx, cl, "/v1/ops/url-check", url.Values{"url": {raw}})
 }

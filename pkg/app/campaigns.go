@@ -9,7 +9,6 @@ import (
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/server"
 	"github.com/notifyd/notifyd/pkg/worker"
 )
 
@@ -66,7 +65,7 @@ func (c *campaignHolds) Get(id string) (api.CampaignHold, bool) {
 }
 
 // Set implements server.CampaignHolds.
-func (c *campaignHolds) Set(ctx context.Context, id string, to server.CampaignChange) (api.CampaignHold, error) {
+func (c *campaignHolds) Set(ctx context.Context, id, by string, to api.CampaignChange) (api.CampaignHold, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var full error
@@ -82,7 +81,7 @@ func (c *campaignHolds) Set(ctx context.Context, id string, to server.CampaignCh
 		if is && h.Paused == before.Paused && h.Rate == before.Rate {
 			return false
 		}
-		h.Since, h.By, h.Reason = time.Now().UTC().Truncate(time.Millisecond), to.By, to.Reason
+		h.Since, h.By, h.Reason = time.Now().UTC().Truncate(time.Millisecond), by, to.Reason
 		switch full = nil; {
 		case !h.Paused && h.Rate == 0:
 			delete(all, id)

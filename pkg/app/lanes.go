@@ -8,7 +8,6 @@ import (
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/server"
 	"github.com/notifyd/notifyd/pkg/worker"
 )
 
@@ -65,7 +64,7 @@ func (l *lanes) applyLocked(stored map[string]pause) {
 // Set pauses a lane or lets it go on; durable when it returns nil, whatever other
 // processes set at the same moment. A lane that is paused already keeps who paused
 // it first.
-func (l *lanes) Set(ctx context.Context, name string, to server.LaneChange) (api.Lane, error) {
+func (l *lanes) Set(ctx context.Context, name, by string, to api.LaneChange) (api.Lane, error) {
 	lane, ok := notify.ParseLane(name)
 	if !ok {
 		return api.Lane{}, notify.NotFound("lane")
@@ -75,11 +74,11 @@ func (l *lanes) Set(ctx context.Context, name string, to server.LaneChange) (api
 	changed := false
 	stored, err := engine.ChangeMetaMap(ctx, l.meta, lanesMeta, func(all map[string]pause) bool {
 		_, is := all[name]
-		if changed = is != to.Paused; !changed {
+		if changed = is != *to.Paused; !changed {
 			return false
 		}
-		if to.Paused {
-			all[name] = pause{At: time.Now().UnixMilli(), By: to.By, Reason: to.Reason}
+		if *to.Paused {
+			all[name] = pause{At: time.Now().UnixMilli(), By: by, Reason: to.Reason}
 		} else {
 			delete(all, name)
 		}
@@ -90,7 +89,7 @@ func (l *lanes) Set(ctx context.Context, name string, to server.LaneChange) (api
 	}
 	l.applyLocked(stored)
 	if changed {
-		l.n.log.Warn("lane "+map[bool]string{true: "paused", false: "goes on"}[to.Paused], "lane", name, "by", to.By, "reason", to.Reason)
+		l.n.log.Warn("lane "+map[bool]string{true: "paused", false: "goes on"}[*to.Paused], "lane", name, "by", by, "reason", to.Reason)
 	}
 	return l.lane(lane), nil
 }

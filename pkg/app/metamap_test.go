@@ -6,10 +6,10 @@ import (
 	"log/slog"
 	"testing"
 
+	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/memory"
 	"github.com/notifyd/notifyd/pkg/limit"
-	"github.com/notifyd/notifyd/pkg/server"
 	"github.com/notifyd/notifyd/pkg/worker"
 )
 
@@ -52,7 +52,7 @@ func TestOperatorsAtTheSameMoment(t *testing.T) {
 	b, _ := process()
 	set := func(n *Node, lane string, paused bool, by string) {
 		t.Helper()
-		if _, err := n.lanes.Set(ctx, lane, server.LaneChange{Paused: paused, By: by}); err != nil {
+		if _, err := n.lanes.Set(ctx, lane, by, api.LaneChange{Paused: &paused}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -14,16 +14,9 @@ import (
 type CampaignHolds interface {
 	// Get returns a campaign's hold; ok is false if nothing holds it back.
 	Get(id string) (h api.CampaignHold, ok bool)
-	// Set changes a campaign's hold and returns it, zero when it was the last one
+	// Set changes a campaign's hold in the name of by, and returns it, zero when it was the last one
 	// that held it back. The change is durable when Set returns nil.
-	Set(ctx context.Context, id string, to CampaignChange) (api.CampaignHold, error)
-}
-
-// CampaignChange changes a campaign's hold. A nil field keeps the stored value.
-type CampaignChange struct {
-	Paused     *bool
-	Rate       *float64
-	By, Reason string
+	Set(ctx context.Context, id, by string, to api.CampaignChange) (api.CampaignHold, error)
 }
 
 // Receivers a second of a campaign.
@@ -31,13 +24,6 @@ const (
 	minCampaignRate = 0.1
 	maxCampaignRate = 10_000_000
 )
-
-// campaignSetting is what a campaign is set to.
-type campaignSetting struct {
-	Paused *bool    `json:"paused,omitempty"`
-	Rate   *float64 `json:"rate,omitempty"`
-	Reason string   `json:"reason,omitempty"`
-}
 
 // listCampaigns lists a caller's campaigns, or for operators those of any caller.
 func (s *Server) listCampaigns(x *exchange) error {
@@ -48,11 +34,8 @@ func (s *Server) listCampaigns(x *exchange) error {
 		caller = q.text("caller")
 	}
 	bound := []string{"campaigns", caller, x.id.Caller}
-	place, err := s.cursors.open(q.text("cursor"), bound...)
+	place, err := q.place(s.cursors, bound)
 	if err != nil {
-		return err
-	}
-	if err := q.rest(); err != nil {
 		return err
 	}
 	var after engine.Campaign
@@ -81,7 +64,7 @@ func (s *Server) listCampaigns(x *exchange) error {
 
 // setCampaign pauses a campaign, lets it go on, or changes its rate.
 func (s *Server) setCampaign(x *exchange) error {
-	in, err := bodyOf[campaignSetting](x)
+	in, err := bodyOf[api.CampaignChange](x)
 	if err != nil {
 		return err
 	}
@@ -101,5 +84,5 @@ func (s *Server) setCampaign(x *exchange) error {
 	if err := x.record(); err != nil {
 		return err
 	}
-	return x.reply(s.deps.CampaignHolds.Set(x.r.Context(), c.ID, CampaignChange{in.Paused, in.Rate, x.id.Caller, in.Reason}))
+	return x.reply(s.deps.CampaignHolds.Set(x.r.Context(), c.ID, x.id.Caller, in))
 }

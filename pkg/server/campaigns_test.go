@@ -19,7 +19,7 @@ func (f fakeHolds) Get(id string) (api.CampaignHold, bool) {
 	return h, ok
 }
 
-func (f fakeHolds) Set(_ context.Context, id string, to CampaignChange) (api.CampaignHold, error) {
+func (f fakeHolds) Set(_ context.Context, id, by string, to api.CampaignChange) (api.CampaignHold, error) {
 	h := f[id]
 	if to.Paused != nil {
 		h.Paused = *to.Paused
@@ -27,7 +27,7 @@ func (f fakeHolds) Set(_ context.Context, id string, to CampaignChange) (api.Cam
 	if to.Rate != nil {
 		h.Rate = *to.Rate
 	}
-	h.By, h.Reason = to.By, to.Reason
+	h.By, h.Reason = by, to.Reason
 	f[id] = h
 	return h, nil
 }

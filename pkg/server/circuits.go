@@ -32,13 +32,8 @@ func (s *Server) listCircuits(x *exchange) error {
 	return x.json(http.StatusOK, out)
 }
 
-// circuitSetting is what a circuit is set to.
-type circuitSetting struct {
-	To string `json:"to"`
-}
-
 func (s *Server) setCircuit(x *exchange) error {
-	in, err := bodyOf[circuitSetting](x)
+	in, err := bodyOf[api.CircuitChange](x)
 	if err != nil {
 		return err
 	}

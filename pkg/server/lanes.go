@@ -13,18 +13,12 @@ import (
 type Lanes interface {
 	// List returns every lane.
 	List() []api.Lane
-	// Set pauses a lane, or lets it go on; durable when it returns nil.
+	// Set pauses a lane, or lets it go on, in the name of by; durable when it returns nil.
 	// notify.KindNotFound for an unknown name.
-	Set(ctx context.Context, name string, to LaneChange) (api.Lane, error)
+	Set(ctx context.Context, name, by string, to api.LaneChange) (api.Lane, error)
 	// Paused says since when, by whom and why a lane claims nothing; ok is false
 	// when it does.
 	Paused(lane notify.Lane) (since time.Time, by, reason string, ok bool)
-}
-
-// LaneChange is what an operator wants of a lane.
-type LaneChange struct {
-	Paused     bool
-	By, Reason string
 }
 
 func (s *Server) listLanes(x *exchange) error {
@@ -34,14 +28,8 @@ func (s *Server) listLanes(x *exchange) error {
 	return x.json(http.StatusOK, api.Lanes{Items: s.deps.Lanes.List()})
 }
 
-// laneSetting is what a lane is set to.
-type laneSetting struct {
-	Paused *bool  `json:"paused"`
-	Reason string `json:"reason,omitempty"`
-}
-
 func (s *Server) setLane(x *exchange) error {
-	in, err := bodyOf[laneSetting](x)
+	in, err := bodyOf[api.LaneChange](x)
 	if err != nil {
 		return err
 	}
@@ -58,5 +46,5 @@ func (s *Server) setLane(x *exchange) error {
 	if err := x.record(); err != nil {
 		return err
 	}
-	return x.reply(s.deps.Lanes.Set(x.r.Context(), name, LaneChange{*in.Paused, x.id.Caller, in.Reason}))
+	return x.reply(s.deps.Lanes.Set(x.r.Context(), name, x.id.Caller, in))
 }

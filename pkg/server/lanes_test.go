@@ -28,11 +28,11 @@ func (f fakeLanes) List() []api.Lane {
 	return out
 }
 
-func (f fakeLanes) Set(_ context.Context, name string, to LaneChange) (api.Lane, error) {
+func (f fakeLanes) Set(_ context.Context, name, by string, to api.LaneChange) (api.Lane, error) {
 	if _, ok := notify.ParseLane(name); !ok {
 		return api.Lane{}, notify.NotFound("lane")
 	}
-	return api.Lane{Name: name, Paused: to.Paused, By: to.By, Reason: to.Reason}, nil
+	return api.Lane{Name: name, Paused: *to.Paused, By: by, Reason: to.Reason}, nil
 }
 
 func (f fakeLanes) Paused(l notify.Lane) (since time.Time, by, reason string, ok bool) {

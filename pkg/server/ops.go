@@ -35,11 +35,8 @@ func (s *Server) listDeadLetters(x *exchange) error {
 	limit := q.pageSize(&s.cfg)
 	f := api.ReadLetterFilter(q.text, q.moment)
 	bound := []string{"dead", x.id.Caller, f.Query().Encode()}
-	cursor, err := s.cursors.open(q.text("cursor"), bound...)
+	cursor, err := q.place(s.cursors, bound)
 	if err != nil {
-		return err
-	}
-	if err := q.rest(); err != nil {
 		return err
 	}
 	ds, next, err := s.someDeadLetters(x.r.Context(), &f, cursor, int(limit))

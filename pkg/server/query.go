@@ -130,6 +130,15 @@ func (q *query) span(name string, most time.Duration) time.Duration {
 	return d
 }
 
+// place takes the cursor, which is bound to the strings of bound, as the last parameter.
+func (q *query) place(by cursors, bound []string) ([]byte, error) {
+	place, err := by.open(q.text("cursor"), bound...)
+	if err != nil {
+		return nil, err
+	}
+	return place, q.rest()
+}
+
 // rest is the error of what was taken, and of what nobody took.
 func (q *query) rest() error {
 	if q.err != nil {

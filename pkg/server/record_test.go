@@ -23,9 +23,9 @@ type acted struct {
 	lanes, lifts, backups, tests int
 }
 
-func (a *acted) Set(ctx context.Context, name string, to LaneChange) (api.Lane, error) {
+func (a *acted) Set(ctx context.Context, name, by string, to api.LaneChange) (api.Lane, error) {
 	a.lanes++
-	return a.fakeLanes.Set(ctx, name, to)
+	return a.fakeLanes.Set(ctx, name, by, to)
 }
 
 func (a *acted) Lift(ctx context.Context, user, address string) (int, bool, error) {

@@ -81,13 +81,13 @@ var actions = map[string]string{
 func (rt *route) action(body []byte) string {
 	switch set := rt.shown(body); {
 	case strings.HasPrefix(rt.path, "/v1/ops/lanes/"):
-		var in laneSetting
+		var in api.LaneChange
 		if json.Unmarshal(set, &in) == nil && in.Paused != nil {
 			return map[bool]string{true: "lane.pause", false: "lane.resume"}[*in.Paused]
 		}
 		return "lane.set"
 	case rt.path == campaignPath && rt.method == http.MethodPatch:
-		var in campaignSetting
+		var in api.CampaignChange
 		if json.Unmarshal(set, &in) == nil && in.Paused != nil {
 			return map[bool]string{true: "campaign.pause", false: "campaign.resume"}[*in.Paused]
 		}
@@ -101,7 +101,7 @@ func (rt *route) action(body []byte) string {
 		}
 		return "job.change"
 	case strings.HasPrefix(rt.path, "/v1/ops/circuits/"):
-		var in circuitSetting
+		var in api.CircuitChange
 		if json.Unmarshal(set, &in) == nil {
 			switch in.To {
 			case "open", "reset":
@@ -130,11 +130,11 @@ func (rt *route) shown(body []byte) json.RawMessage {
 	var in any
 	switch {
 	case strings.HasPrefix(rt.path, "/v1/ops/lanes/"):
-		in = &laneSetting{}
+		in = &api.LaneChange{}
 	case rt.path == campaignPath && rt.method == http.MethodPatch:
-		in = &campaignSetting{}
+		in = &api.CampaignChange{}
 	case strings.HasPrefix(rt.path, "/v1/ops/circuits/"):
-		in = &circuitSetting{}
+		in = &api.CircuitChange{}
 	case rt.path == liftPath:
 		in = &api.SuppressionLift{}
 	default:

@@ -24,11 +24,8 @@ func (s *Server) listSuppressions(x *exchange) error {
 	limit := q.pageSize(&s.cfg)
 	f := api.SuppressionFilter{UserID: q.text("user_id"), Channel: q.text("channel"), Address: q.text("address"), Code: q.text("code")}
 	bound := []string{"suppressions", f.UserID, f.Channel, f.Address, f.Code, x.id.Caller}
-	after, err := s.cursors.open(q.text("cursor"), bound...)
+	after, err := q.place(s.cursors, bound)
 	if err != nil {
-		return err
-	}
-	if err := q.rest(); err != nil {
 		return err
 	}
 	ch, ok := notify.ParseChannel(f.Channel)

@@ -120,11 +120,8 @@ func (s *Server) listTriggers(x *exchange) error {
 		caller = q.text("caller")
 	}
 	bound := []string{"triggers", trigger.StateName(state), caller, x.id.Caller}
-	after, err := s.cursors.open(q.text("cursor"), bound...)
+	after, err := q.place(s.cursors, bound)
 	if err != nil {
-		return err
-	}
-	if err := q.rest(); err != nil {
 		return err
 	}
 	var rows []engine.Trigger
