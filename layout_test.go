@@ -79,7 +79,7 @@ var mayImport = map[string]string{
 	"pkg/provider/h2": "setting", // HTTP/2 by frames: knows no provider
 
 	// Providers' side of the wire: knows nothing of how we call them.
-	"pkg/simulator": "notify",
+	"pkg/simulator": "notify setting",
 
 	// What callers and operators see.
 	"pkg/ops":     "engine notify api stream history",

@@ -192,7 +192,7 @@ func TestClockRefuses(t *testing.T) {
 func clockMetric(t *testing.T, l *life) time.Duration {
 	t.Helper()
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(&sharedCollector{l.Node})
+	registry.MustRegister(&nodeCollector{l.Node})
 	families, err := registry.Gather()
 	if err != nil {
 		t.Fatal(err)

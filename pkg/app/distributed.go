@@ -54,7 +54,7 @@ func notMigrated(what string) error {
 func (n *Node) useServers(ctx context.Context) (err error) {
 	st := &n.st
 	n.servers.standings = &standings{beats: st.beats, owner: n.owner}
-	if n.admin, err = stream.NewAdmin(stream.AdminConfig{Conn: st.conn}); err != nil {
+	if err := n.openAdmin(); err != nil {
 		return err
 	}
 	want := topics(&n.cfg)

@@ -40,10 +40,12 @@ func (n *Node) openEmbedded(ctx context.Context) error {
 	if n.lock, err = LockFolder(cfg.DataDir, self); err != nil {
 		return err
 	}
+	n.closers = append(n.closers, n.lock.Close) // called last: who gets the lock finds all of it free
 	n.progress("opening the store")
 	if n.own.store, err = pebble.Open(pebble.Config{Dir: filepath.Join(cfg.DataDir, "store"), FS: n.seams.storeFS, Logger: n.log}); err != nil {
 		return err
 	}
+	n.closers = append(n.closers, n.own.store.Close)
 	// What a backup that was cut short left: links, which hold the room of files
 	// that are removed.
 	if err := os.RemoveAll(filepath.Join(cfg.DataDir, stagingName)); err != nil {
@@ -85,6 +87,7 @@ func (n *Node) openEmbedded(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	n.closers = append(n.closers, n.own.history.Close)
 	n.progress("reading and checking the log")
 	n.own.broker, err = kfake.Open(kfake.Config{
 		Dir: filepath.Join(cfg.DataDir, "log"), Durability: durability, Host: host, Port: port, NoPort: noPort(cfg.Log.Listen),
@@ -95,6 +98,7 @@ func (n *Node) openEmbedded(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	n.closers = append(n.closers, n.own.broker.Close)
 	n.useOwn()
 	if err := n.findPositions(ctx); err != nil {
 		return err

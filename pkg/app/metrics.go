@@ -94,14 +94,19 @@ func newMetrics(n *Node) *metrics {
 	m.handlerFailures = counter("handler_failures_total", "Failed calls of a group's handler.", "topic")
 	m.resets = counter("log_resets_total", "Positions that were not in the log.", "topic")
 	m.receiptRows = counter("receipts_total", "Delivery receipts stored.", "channel")
-	m.timersReleased = prometheus.NewCounter(prometheus.CounterOpts{Name: "notifyd_timers_released_total", Help: "Timers published when due."})
-	m.timerLate = prometheus.NewHistogram(prometheus.HistogramOpts{Name: "notifyd_timer_late_seconds", Help: "Lateness of each published timer.", Buckets: seconds})
-	m.registry.MustRegister(m.timersReleased, m.timerLate, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	single := func(name, help string) prometheus.Counter {
 		c := prometheus.NewCounter(prometheus.CounterOpts{Name: "notifyd_" + name, Help: help})
 		m.registry.MustRegister(c)
 		return c
 	}
+	lateness := func(name, help string) prometheus.Histogram {
+		h := prometheus.NewHistogram(prometheus.HistogramOpts{Name: "notifyd_" + name, Help: help, Buckets: seconds})
+		m.registry.MustRegister(h)
+		return h
+	}
+	m.timersReleased = single("timers_released_total", "Timers published when due.")
+	m.timerLate = lateness("timer_late_seconds", "Lateness of each published timer.")
 	m.triggersCreated = single("triggers_created_total", "Triggers made durable.")
 	m.triggersEnded = counter("triggers_ended_total", "Triggers that became terminal.", "state")
 	m.triggersDeferred = counter("triggers_deferred_total", "Callbacks put off without an attempt.", "cause")
@@ -109,8 +114,7 @@ func newMetrics(n *Node) *metrics {
 	m.claimsLost = single("trigger_claims_lost_total", "Claims and outcomes that met a row somebody else had changed.")
 	m.triggerSwaps = single("trigger_swaps_total", "State rows of triggers swapped.")
 	m.callbackSeconds = histogram("callback_seconds", "Time of one callback.", seconds, "class")
-	m.triggerLate = prometheus.NewHistogram(prometheus.HistogramOpts{Name: "notifyd_trigger_late_seconds", Help: "From a trigger's fire time to the start of its first attempt.", Buckets: seconds})
-	m.registry.MustRegister(m.triggerLate)
+	m.triggerLate = lateness("trigger_late_seconds", "From a trigger's fire time to the start of its first attempt.")
 	m.reconciles = counter("trigger_reconciles_total", "Runs of the trigger reconciler.", "result")
 	m.reconcileFindings = counter("trigger_reconcile_findings_total", "What the trigger reconciler found.", "class")
 	m.outcomesTold = single("outcomes_told_total", "Outcomes put into triggers to the URLs of callers that asked to be told.")
@@ -120,7 +124,7 @@ func newMetrics(n *Node) *metrics {
 	m.spansExported = single("trace_spans_exported_total", "Spans the collector took.")
 	m.spansDropped = counter("trace_spans_dropped_total", "Spans the collector will never see.", "reason")
 	m.storeStalled = gauge("status_store_stalled_seconds", "How long the status store has been refusing outcomes; 0: it is well.")
-	m.registry.MustRegister(&nodeCollector{n}, &sharedCollector{n})
+	m.registry.MustRegister(&nodeCollector{n})
 	return m
 }
 

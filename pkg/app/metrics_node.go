@@ -13,8 +13,13 @@ import (
 // nodeCollector reads the gauges of the parts when they are asked for.
 type nodeCollector struct{ n *Node }
 
+// collected are what nodeCollector reads.
+var collected []*prometheus.Desc
+
 func desc(name, help string, labels ...string) *prometheus.Desc {
-	return prometheus.NewDesc("notifyd_"+name, help, labels, nil)
+	d := prometheus.NewDesc("notifyd_"+name, help, labels, nil)
+	collected = append(collected, d)
+	return d
 }
 
 var (
@@ -63,12 +68,7 @@ var (
 
 // Describe implements prometheus.Collector.
 func (c *nodeCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{
-		descLogBytes, descLogCap, descLogOpen, descLogFsync, descFree, descLost, descLag, descFlight, descCircuit, descTimers, descDeferred, descDeferAge, descCountAge,
-		descPrefs, descHistory, descTail, descStore, descSpill, descSpillAge,
-		descQueue, descBacklog, descShards, descWater, descCatchUp, descLateRows, descRehomed, descDropped, descHeads, descBeat,
-		descCancels, descUnseen, descArchive, descArchWait, descRemoval, descAllShard, descTookOver, descShardsGo, descTimerErr, descPaused, descDrift, descAudited,
-	} {
+	for _, d := range collected {
 		ch <- d
 	}
 }
@@ -79,15 +79,10 @@ func (c *nodeCollector) Collect(ch chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
-	truth := func(ok bool) float64 {
-		if ok {
-			return 1
-		}
-		return 0
-	}
 	if n.own != nil {
 		n.own.collect(gauge, n.losses())
 	}
+	n.collectShared(ch, gauge)
 	behind := map[string]Lag{} // by group, over its topics
 	for _, l := range n.lags() {
 		sum := behind[l.Group]
@@ -100,7 +95,7 @@ func (c *nodeCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	now := time.Now()
 	for _, r := range n.health.Circuits(now) {
-		gauge(descCircuit, truth(r.State == limit.Closed.String() && r.Blocked.IsZero()), r.Route)
+		gauge(descCircuit, one(r.State == limit.Closed.String() && r.Blocked.IsZero()), r.Route)
 	}
 	n.collectDeferred(gauge, now)
 	// A process tells of what it does: of the rest it knows nothing that is new.
@@ -133,7 +128,7 @@ func (c *nodeCollector) Collect(ch chan<- prometheus.Metric) {
 	_, ahead := n.removals.ahead()
 	gauge(descRemoval, ahead.Seconds())
 	for l, g := range n.lanes.gates {
-		gauge(descPaused, truth(g.IsShut()), l.String())
+		gauge(descPaused, one(g.IsShut()), l.String())
 	}
 	if rep := n.conserve.last.Load(); rep != nil {
 		for _, class := range api.DriftClasses {
@@ -186,11 +181,7 @@ func (e *embedded) collect(gauge func(d *prometheus.Desc, v float64, labels ...s
 	use := e.broker.Guard().Usage()
 	gauge(descLogBytes, float64(use.LogBytes))
 	gauge(descLogCap, float64(use.CapBytes))
-	open := 0.0
-	if use.Err == nil {
-		open = 1
-	}
-	gauge(descLogOpen, open)
+	gauge(descLogOpen, one(use.Err == nil))
 	gauge(descLogFsync, use.Fsync.Seconds())
 	gauge(descFree, float64(use.Free))
 	consumed, lost := int64(0), int64(0)

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -63,7 +64,7 @@ type Node struct {
 	metrics       *metrics
 	rates         *rates
 	tail          *ops.Tail[api.Event]
-	closers       []func() error // of engines that are servers, in the order they were opened
+	closers       []func() error // of engines and clients of the log, in the order they were opened
 	lock          *Lock          // of the data folder
 	listener      net.Listener   // of the API; the server's once there is one
 	adminListener net.Listener   // likewise; nil: none
@@ -192,14 +193,9 @@ func (n *Node) build() error {
 			return err
 		}
 	}
-	index, err := stream.NewGroup(stream.GroupConfig{
-		Conn: n.st.conn, Group: ops.DeadLetterGroup, Topics: []string{notify.TopicFailed, trigger.TopicDLQ}, DrainTimeout: n.cfg.Workers.Drain,
-		Events: n.metrics.group(n.log),
-	}, &ops.Indexer{Store: n.later.teller.Watch(n.feeds), Logger: n.log, Decode: map[string]func([]byte) (engine.DeadLetter, error){trigger.TopicDLQ: triggerLetter}, Undecodable: func(topic string) { add(n.metrics.poison, 1, topic) }})
-	if err != nil {
+	if err := n.addGroup(stream.GroupConfig{Group: ops.DeadLetterGroup}, &ops.Indexer{Store: n.later.teller.Watch(n.feeds), Logger: n.log, Decode: map[string]func([]byte) (engine.DeadLetter, error){trigger.TopicDLQ: triggerLetter}, Undecodable: func(topic string) { add(n.metrics.poison, 1, topic) }}); err != nil {
 		return err
 	}
-	n.groups, n.groupNames = append(n.groups, index), append(n.groupNames, ops.DeadLetterGroup)
 	if err := n.buildOutcomes(); err != nil {
 		return err
 	}
@@ -242,20 +238,27 @@ func (n *Node) lane(l notify.Lane) error {
 			Prefs: preferences{n.prefs.Snapshot(), n.prefs}, Cancels: n.cancels, Parker: n.later.timers,
 			Provider: prov, Health: n.health, Gate: n.lanes.gates[l], Campaigns: n.campaigns.workers, Partitions: n.st.partitions(l.Topic()), Solo: n.solo, Events: n.metrics.worker(n.tail, n.observe), Logger: n.log, Seen: n.seen, Tells: n.asked.Tells, Tracer: n.tracer,
 		})
-		topic, group := l.Topic(), l.Group()
+		group := l.Group()
 		if role == worker.Retries {
-			topic, group = l.DLQTopic(), l.RetryGroup()
+			group = l.RetryGroup()
 		}
-		g, err := stream.NewGroup(stream.GroupConfig{
-			Conn: n.st.conn, Group: group, Topics: []string{topic}, DrainTimeout: n.cfg.Workers.Drain,
-			MaxInFlight: worker.MaxRecords, MaxPollRecords: worker.MaxPoll,
-			Poison: (&stream.Poisoner{Log: n.producer}).Poison, Events: n.metrics.group(n.log),
-		}, w)
-		if err != nil {
+		if err := n.addGroup(stream.GroupConfig{
+			Group: group, MaxInFlight: worker.MaxRecords, MaxPollRecords: worker.MaxPoll, Poison: (&stream.Poisoner{Log: n.producer}).Poison,
+		}, w); err != nil {
 			return err
 		}
-		n.groups, n.groupNames = append(n.groups, g), append(n.groupNames, group)
 	}
+	return nil
+}
+
+// addGroup makes a consumer group over the topics of its name.
+func (n *Node) addGroup(c stream.GroupConfig, h stream.Handler) error {
+	c.Conn, c.Topics, c.DrainTimeout, c.Events = n.st.conn, topicsOf(c.Group), n.cfg.Workers.Drain, n.metrics.group(n.log)
+	g, err := stream.NewGroup(c, h)
+	if err != nil {
+		return err
+	}
+	n.groups, n.groupNames = append(n.groups, g), append(n.groupNames, c.Group)
 	return nil
 }
 
@@ -361,29 +364,16 @@ func (n *Node) Close() error {
 		}
 	}
 	n.tracer.Close()
-	if n.own != nil && n.own.history != nil {
-		errs = append(errs, n.own.history.Close())
-	}
-	if n.admin != nil {
-		n.admin.Close()
-	}
-	if n.reader != nil {
-		n.reader.Close()
-	}
-	if n.producer != nil {
-		n.producer.Close()
-	}
-	if n.own != nil && n.own.broker != nil {
-		errs = append(errs, n.own.broker.Close())
-	}
-	if n.own != nil && n.own.store != nil {
-		errs = append(errs, n.own.store.Close())
-	}
-	for i := len(n.closers) - 1; i >= 0; i-- {
-		errs = append(errs, n.closers[i]())
-	}
-	if n.lock != nil { // last: who gets it finds all of it free
-		errs = append(errs, n.lock.Close())
+	for _, closeOne := range slices.Backward(n.closers) {
+		errs = append(errs, closeOne())
 	}
 	return errors.Join(errs...)
+}
+
+// silently is a closer that cannot fail.
+func silently(f func()) func() error {
+	return func() error {
+		f()
+		return nil
+	}
 }

@@ -19,23 +19,30 @@ func (n *Node) open() error {
 	if err := engines(ctx); err != nil {
 		return err
 	}
-	pc := stream.ProducerConfig{Conn: n.st.conn, Linger: linger(n.cfg.Log.Linger)}
+	pc := stream.ProducerConfig{Conn: n.st.conn, Linger: linger(n.cfg.Log.Linger), AppendTimeout: n.cfg.Kafka.AppendTimeout}
 	if n.own != nil {
 		// It cannot be away, and its disk can be slow.
 		pc.Brokers, pc.AppendTimeout, pc.Appended = stream.OneBroker, 20*time.Second, n.own.broker.Appended
-	}
-	if n.own == nil {
-		pc.AppendTimeout = n.cfg.Kafka.AppendTimeout
 	}
 	var err error
 	if n.producer, err = stream.NewProducer(pc); err != nil {
 		return err
 	}
+	n.closers = append(n.closers, silently(n.producer.Close))
 	if n.reader, err = stream.NewReader(n.st.conn); err != nil {
 		return err
 	}
+	n.closers = append(n.closers, silently(n.reader.Close))
 	if n.admin == nil {
-		n.admin, err = stream.NewAdmin(stream.AdminConfig{Conn: n.st.conn})
+		return n.openAdmin()
+	}
+	return nil
+}
+
+// openAdmin makes the client that looks at the log from the outside.
+func (n *Node) openAdmin() (err error) {
+	if n.admin, err = stream.NewAdmin(stream.AdminConfig{Conn: n.st.conn}); err == nil {
+		n.closers = append(n.closers, silently(n.admin.Close))
 	}
 	return err
 }

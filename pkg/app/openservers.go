@@ -80,9 +80,9 @@ func openServers(ctx context.Context, n *Node) (err error) {
 		}
 		n.closers = append(n.closers, q.Close)
 		st.queue, st.bodies = q.Queue, nil // SQS shows no messages
-		n.servers.checks = append(n.servers.checks, checkSQS(q))
+		n.servers.checks = append(n.servers.checks, looks(doctorSQS(q)))
 	}
-	n.servers.checks = append(n.servers.checks, n.checkKafka, n.checkCassandra, checkRedis(rd), checkPostgres(pg))
+	n.servers.checks = append(n.servers.checks, n.checkKafka, n.checkCassandra, looks(rd.Doctor), looks(pg.Doctor))
 	// Before anything may own a timer: a clock that is off must never have owned one. The
 	// first question may set connections up, and takes too long then to say anything.
 	for range 2 {
@@ -205,7 +205,7 @@ func (n *Node) checkCassandra(ctx context.Context, fs *findings) {
 			continue
 		}
 		seen[where] = true
-		var found []cassandra.Finding
+		var found []engine.Finding
 		if err == nil {
 			found, err = cassandra.Doctor(ctx, cc)
 		}
@@ -218,34 +218,26 @@ func (n *Node) checkCassandra(ctx context.Context, fs *findings) {
 	}
 }
 
-func checkRedis(r *redis.Store) func(context.Context, *findings) {
+// looks makes the doctor of one engine a check.
+func looks(doctor func(context.Context) engine.Findings) serverCheck {
 	return func(ctx context.Context, fs *findings) {
-		for _, f := range r.Doctor(ctx) {
+		for _, f := range doctor(ctx) {
 			fs.told(f.Check, f.Level, f.Detail, f.Repair)
 		}
 	}
 }
 
-func checkPostgres(p *postgres.Store) func(context.Context, *findings) {
-	return func(ctx context.Context, fs *findings) {
-		for _, f := range p.Doctor(ctx) {
-			fs.told(f.Check, f.Level, f.Detail, f.Repair)
-		}
-	}
-}
-
-// checkSQS looks at the queues that dispatchers and schedulers read.
-func checkSQS(s *sqs.Store) func(context.Context, *findings) {
-	return func(ctx context.Context, fs *findings) {
+// doctorSQS looks at the queues that dispatchers and schedulers read.
+func doctorSQS(s *sqs.Store) func(context.Context) engine.Findings {
+	return func(ctx context.Context) (fs engine.Findings) {
 		for _, of := range queues {
 			q, err := s.Queue(of.name, of.receives)
 			if err != nil {
-				fs.told("sqs "+of.name, "fail", err.Error(), "correct the section sqs of the configuration")
+				fs.Add("sqs "+of.name, true, "fail", "correct the section sqs of the configuration", "%v", err)
 				continue
 			}
-			for _, f := range s.Doctor(ctx, q) {
-				fs.told(f.Check, f.Level, f.Detail, f.Repair)
-			}
+			fs = append(fs, s.Doctor(ctx, q)...)
 		}
+		return fs
 	}
 }

@@ -18,15 +18,7 @@ func (n *Node) buildOutcomes() error {
 	if err != nil {
 		return err
 	}
-	g, err := stream.NewGroup(stream.GroupConfig{
-		Conn: n.st.conn, Group: outcome.FollowGroup, Topics: []string{notify.TopicOutcomes}, DrainTimeout: n.cfg.Workers.Drain,
-		MaxPollRecords: 1000, Events: n.metrics.group(n.log),
-	}, follower)
-	if err != nil {
-		return err
-	}
-	n.groups, n.groupNames = append(n.groups, g), append(n.groupNames, outcome.FollowGroup)
-	return nil
+	return n.addGroup(stream.GroupConfig{Group: outcome.FollowGroup, MaxPollRecords: 1000}, follower)
 }
 
 // stateOf is what all rows of a notification say together.

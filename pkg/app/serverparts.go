@@ -44,15 +44,9 @@ func (n *Node) buildServers() error {
 	if n.own != nil {
 		return nil
 	}
-	g, err := stream.NewGroup(stream.GroupConfig{
-		Conn: n.st.conn, Group: historyGroup, Topics: firstTopics(), DrainTimeout: n.cfg.Workers.Drain, CommitEvery: 100 * time.Millisecond,
-		MaxPollRecords: 2000, MaxInFlight: 4000, Events: n.metrics.group(n.log),
+	return n.addGroup(stream.GroupConfig{
+		Group: historyGroup, CommitEvery: 100 * time.Millisecond, MaxPollRecords: 2000, MaxInFlight: 4000,
 	}, remember{n.servers.historian})
-	if err != nil {
-		return err
-	}
-	n.groups, n.groupNames = append(n.groups, g), append(n.groupNames, historyGroup)
-	return nil
 }
 
 // addServerParts adds the inner parts of a process whose engines are servers.

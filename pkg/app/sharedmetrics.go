@@ -9,11 +9,6 @@ import (
 	"github.com/notifyd/notifyd/pkg/limit"
 )
 
-// sharedCollector reads what stands in front of engines that are servers: the
-// seen-filter and the shared limits; and how far the clock is off from theirs. With embedded engines there are none, and all
-// stays 0.
-type sharedCollector struct{ n *Node }
-
 var (
 	descSeen      = desc("seen_filter_keys_total", "Keys of outcome rows that workers looked up or claimed, by what the seen-filter made of them.", "result")
 	descSeenOff   = desc("seen_filter_off", "1 while the seen-filter is not asked, for it does not answer, else 0.")
@@ -23,19 +18,14 @@ var (
 	descClock     = desc("clock_offset_seconds", "How far the clock is ahead of the servers'; below 0: behind. 0 with embedded engines.")
 )
 
-// Describe implements prometheus.Collector.
-func (c *sharedCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descSeen, descSeenOff, descLimitFail, descLimitOwn, descLimitOff, descClock} {
-		ch <- d
-	}
-}
-
-// Collect implements prometheus.Collector.
-func (c *sharedCollector) Collect(ch chan<- prometheus.Metric) {
+// collectShared reads what stands in front of engines that are servers: the
+// seen-filter and the shared limits; and how far the clock is off from theirs. With
+// embedded engines there are none, and all stays 0.
+func (n *Node) collectShared(ch chan<- prometheus.Metric, gauge func(d *prometheus.Desc, v float64, labels ...string)) {
 	var seen dedup.Stats
 	var limits limit.SharedStats
 	var off time.Duration
-	if s := c.n.servers; s != nil {
+	if s := n.servers; s != nil {
 		off = s.clock.offset()
 		if s.seen != nil {
 			seen = s.seen.Stats()
@@ -44,19 +34,19 @@ func (c *sharedCollector) Collect(ch chan<- prometheus.Metric) {
 			limits = s.limits.Stats(time.Now())
 		}
 	}
-	send := func(d *prometheus.Desc, kind prometheus.ValueType, v float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, kind, v, labels...)
+	count := func(d *prometheus.Desc, v uint64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
 	}
-	for result, n := range map[string]uint64{
+	for result, keys := range map[string]uint64{
 		"unknown": seen.Believed, "read": seen.Read, "false": seen.False, "blind": seen.Blind, "added": seen.Added, "missed": seen.Missed,
 	} {
-		send(descSeen, prometheus.CounterValue, float64(n), result)
+		count(descSeen, keys, result)
 	}
-	send(descSeenOff, prometheus.GaugeValue, one(seen.Off))
-	send(descLimitFail, prometheus.CounterValue, float64(limits.Failed))
-	send(descLimitOwn, prometheus.CounterValue, float64(limits.Alone))
-	send(descLimitOff, prometheus.GaugeValue, one(limits.Off))
-	send(descClock, prometheus.GaugeValue, off.Seconds())
+	gauge(descSeenOff, one(seen.Off))
+	count(descLimitFail, limits.Failed)
+	count(descLimitOwn, limits.Alone)
+	gauge(descLimitOff, one(limits.Off))
+	gauge(descClock, off.Seconds())
 }
 
 func one(b bool) float64 {

@@ -1,11 +1,11 @@
 package limit
 
 import (
-	"cmp"
 	"sync"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/setting"
 )
 
 // Outcome is what a call says about the health of whom it called.
@@ -61,27 +61,20 @@ func (r Reason) String() string { return [...]string{"", "errors", "config"}[r%3
 
 // BreakerConfig tunes a Breaker. The zero value means the defaults.
 type BreakerConfig struct {
-	Window        time.Duration // errors are counted over this; default 30 s
-	MinVolume     int           // calls in the window before Ratio may open it; default 20: the first calls of a process must not open it by chance
-	AllBad        int           // it also opens after so many calls in the window none of which succeeded; default 3: a retried single message opens it before its attempts are used up
-	Ratio         float64       // opens at this share of errors, 0 to 1; default 0.5
-	OpenFor       time.Duration // until the first probes; doubles each time they fail; default 5 s
-	MaxOpenFor    time.Duration // default 30 s
-	ConfigOpenFor time.Duration // the same after a config error, without doubling; default 5 min
-	Probes        int           // calls let through to decide, all of which must succeed; default 3
-	ProbeTimeout  time.Duration // probes without an answer by then are given up and new ones let through; the healthy answers still count; default 30 s
+	Window        time.Duration `default:"30s"` // errors are counted over this
+	MinVolume     int           `default:"20"`  // calls in the window before Ratio may open it: the first calls of a process must not open it by chance
+	AllBad        int           `default:"3"`   // it also opens after so many calls in the window none of which succeeded: a retried single message opens it before its attempts are used up
+	Ratio         float64       `default:"0.5"` // opens at this share of errors, 0 to 1
+	OpenFor       time.Duration `default:"5s"`  // until the first probes; doubles each time they fail
+	MaxOpenFor    time.Duration `default:"30s"`
+	ConfigOpenFor time.Duration `default:"5m"`  // the same after a config error, without doubling
+	Probes        int           `default:"3"`   // calls let through to decide, all of which must succeed
+	ProbeTimeout  time.Duration `default:"30s"` // probes without an answer by then are given up and new ones let through; the healthy answers still count
 }
 
 func (c BreakerConfig) withDefaults() BreakerConfig {
-	c.Window = cmp.Or(c.Window, 30*time.Second)
-	c.MinVolume = cmp.Or(c.MinVolume, 20)
-	c.AllBad = cmp.Or(c.AllBad, 3)
-	c.Ratio = cmp.Or(c.Ratio, 0.5)
-	c.OpenFor = cmp.Or(c.OpenFor, 5*time.Second)
-	c.MaxOpenFor = max(cmp.Or(c.MaxOpenFor, 30*time.Second), c.OpenFor)
-	c.ConfigOpenFor = cmp.Or(c.ConfigOpenFor, 5*time.Minute)
-	c.Probes = cmp.Or(c.Probes, 3)
-	c.ProbeTimeout = cmp.Or(c.ProbeTimeout, 30*time.Second)
+	c = setting.Fill(c)
+	c.MaxOpenFor = max(c.MaxOpenFor, c.OpenFor)
 	return c
 }
 

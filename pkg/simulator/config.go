@@ -1,12 +1,14 @@
 package simulator
 
 import (
+	"cmp"
 	"log/slog"
 	"net"
 	"net/url"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/setting"
 )
 
 // Config says what to simulate. The zero value is four providers on free
@@ -31,8 +33,7 @@ type Config struct {
 	OAuthLatency Latency
 
 	// ControlAddr is where the control API and the inbox listen, in plain HTTP.
-	// Default 127.0.0.1:0.
-	ControlAddr string
+	ControlAddr string `default:"127.0.0.1:0"`
 
 	// Receipts as they are at the start and after a reset.
 	Receipts Receipts
@@ -41,82 +42,81 @@ type Config struct {
 	// already is counted first. Empty: no file.
 	LedgerFile string
 
-	// InboxSize is how many messages the inbox keeps. Default 200.
-	InboxSize int
+	// InboxSize is how many messages the inbox keeps.
+	InboxSize int `default:"200" min:"1"`
 
 	// Now is the clock for token ages, quotas, rules and the ledger. Latencies
 	// and receipts run on timers. Default time.Now.
 	Now func() time.Time
 
-	// Log gets what goes wrong on the simulator's side. Default: discarded.
-	Log *slog.Logger
+	// Log gets what goes wrong on the simulator's side.
+	Log *slog.Logger `default:"discard"`
 }
 
 // APNsConfig configures the APNs server.
 type APNsConfig struct {
-	Addr    string // default 127.0.0.1:0
+	Addr    string `default:"127.0.0.1:0"`
 	KeyPEM  string // PKCS #8 P-256 key of the provider token; default from the seed
 	KeyID   string // default from the seed
 	TeamID  string // default from the seed
-	Topic   string // bundle id, default com.example.notifyd; its suffixes are accepted too
-	Streams int    // MAX_CONCURRENT_STREAMS of a connection, default 1000
+	Topic   string `default:"com.example.notifyd"` // bundle id; its suffixes are accepted too
+	Streams int    `default:"1000" min:"1"`        // MAX_CONCURRENT_STREAMS of a connection
 	// FirstStreams is what a connection may have until a provider token of it was
 	// accepted, as APNs begins with one. 0: Streams.
-	FirstStreams int
-
-	Latency   Latency       // default none
-	PerDevice int           // notifications a device takes per minute, then 429; 0: no limit
-	TokenTTL  time.Duration // age at which a provider token has expired, default 1 h
+	FirstStreams int           `min:"0"`
+	Latency      Latency       // default none
+	PerDevice    int           `min:"0"`                // notifications a device takes per minute, then 429; 0: no limit
+	TokenTTL     time.Duration `default:"1h" above:"0"` // age at which a provider token has expired
 
 	// TokenFloor is the least time between two provider tokens on a connection;
 	// a faster change is answered 429 TooManyProviderTokenUpdates, as is all that
-	// follows on that connection within it. Default 20 min; below 0: no floor.
-	TokenFloor time.Duration
+	// follows on that connection within it. Below 0: no floor.
+	TokenFloor time.Duration `default:"20m"`
 }
 
 // FCMConfig configures the FCM server and its token endpoint, on one port.
 type FCMConfig struct {
-	Addr      string        // default 127.0.0.1:0
+	Addr      string        `default:"127.0.0.1:0"`
 	KeyPEM    string        // PKCS #8 RSA key of the service account; default from the seed
-	Project   string        // default notifyd-dev
-	Streams   int           // of an HTTP/2 connection, default 100
+	Project   string        `default:"notifyd-dev"`
+	Streams   int           `default:"100" min:"1"` // of an HTTP/2 connection
 	Latency   Latency       // default none
-	Quota     int           // messages a minute of the project, default 600,000; below 0: no limit
-	PerDevice int           // messages a minute of a device, default 240; below 0: no limit
-	TokenTTL  time.Duration // lifetime of an access token, default 1 h
+	Quota     int           `default:"600000"`       // messages a minute of the project; below 0: no limit
+	PerDevice int           `default:"240"`          // messages a minute of a device; below 0: no limit
+	TokenTTL  time.Duration `default:"1h" above:"0"` // lifetime of an access token
 }
 
 // TwilioConfig configures the Twilio server.
 type TwilioConfig struct {
-	Addr        string          // default 127.0.0.1:0
+	Addr        string          `default:"127.0.0.1:0"`
 	Accounts    []TwilioAccount // default: N from the seed
-	N           int             // default 4; ignored with Accounts
+	N           int             `default:"4" min:"1"` // ignored with Accounts
 	Latency     Latency         // default none
-	Concurrency int             // requests an account may have under way, default 100; then 429, code 20429
+	Concurrency int             `default:"100" min:"1"` // requests an account may have under way; then 429, code 20429
 
 	// RetryAfter is sent with those 429s, rounded up to seconds. 0: the header is
 	// left out, as in Twilio's documentation.
-	RetryAfter time.Duration
+	RetryAfter time.Duration `min:"0"`
 
 	// SenderMPS is how many segments a second a sender hands to the network; a
 	// queue of more than 10 h is refused with 21611, and a message that would wait
 	// longer than its ValidityPeriod fails with 30036. 0: no limit.
-	SenderMPS float64
+	SenderMPS float64 `min:"0"`
 }
 
 // SendGridConfig configures the SendGrid server.
 type SendGridConfig struct {
-	Addr       string        // default 127.0.0.1:0
+	Addr       string        `default:"127.0.0.1:0"`
 	APIKey     string        // default from the seed
-	Pools      []string      // names of the IP pools, default pool-1 to pool-4
+	Pools      []string      `default:"pool-1,pool-2,pool-3,pool-4"` // names of the IP pools
 	Latency    Latency       // default none
-	RateLimit  int           // requests a pool takes per RateWindow, then 429; 0: no limit
-	RateWindow time.Duration // default 1 s
+	RateLimit  int           `min:"0"` // requests a pool takes per RateWindow, then 429; 0: no limit
+	RateWindow time.Duration `default:"1s" above:"0"`
 }
 
 // CallbackConfig configures the receiver of triggers.
 type CallbackConfig struct {
-	Addr    string  // default 127.0.0.1:0, plain HTTP
+	Addr    string  `default:"127.0.0.1:0"` // plain HTTP
 	Latency Latency // default none
 
 	// Secret is what calls must be signed with, whsec_ and base64 (Standard
@@ -125,8 +125,8 @@ type CallbackConfig struct {
 	Secret string
 
 	// Keep is how many triggers the ledger of calls remembers, the oldest
-	// forgotten first. Default 4,000,000, about 200 bytes each.
-	Keep int
+	// forgotten first. Each takes about 200 bytes.
+	Keep int `default:"4000000" min:"1"`
 }
 
 // Receipts says what the providers send back.
@@ -147,44 +147,16 @@ type Receipts struct {
 	// comes with the message.
 	SendGridURL string `json:"sendgrid_url"`
 
-	// Batch is the most events in one webhook call. Default 500.
-	Batch int `json:"batch"`
+	// Batch is the most events in one webhook call.
+	Batch int `json:"batch" default:"500"`
 }
 
 func (c Config) withDefaults() Config {
-	const free = "127.0.0.1:0"
-	for _, a := range []*string{&c.APNs.Addr, &c.FCM.Addr, &c.Twilio.Addr, &c.SendGrid.Addr, &c.ControlAddr, &c.Callback.Addr} {
-		if *a == "" {
-			*a = free
-		}
-	}
-	if c.APNs.Topic == "" {
-		c.APNs.Topic = "com.example.notifyd"
-	}
-	c.APNs.Streams = orInt(c.APNs.Streams, 1000)
-	c.APNs.TokenTTL = orDuration(c.APNs.TokenTTL, time.Hour)
-	c.APNs.TokenFloor = orDuration(c.APNs.TokenFloor, 20*time.Minute)
-	if c.FCM.Project == "" {
-		c.FCM.Project = "notifyd-dev"
-	}
-	c.FCM.Streams = orInt(c.FCM.Streams, 100)
-	c.FCM.Quota = orInt(c.FCM.Quota, 600_000)
-	c.FCM.PerDevice = orInt(c.FCM.PerDevice, 240)
-	c.FCM.TokenTTL = orDuration(c.FCM.TokenTTL, time.Hour)
-	c.Twilio.N = orInt(c.Twilio.N, 4)
-	c.Twilio.Concurrency = orInt(c.Twilio.Concurrency, 100)
-	if len(c.SendGrid.Pools) == 0 {
-		c.SendGrid.Pools = []string{"pool-1", "pool-2", "pool-3", "pool-4"}
-	}
-	c.SendGrid.RateWindow = orDuration(c.SendGrid.RateWindow, time.Second)
-	c.Callback.Keep = orInt(c.Callback.Keep, 4_000_000)
-	c.Receipts.Batch = orInt(c.Receipts.Batch, 500)
-	c.InboxSize = orInt(c.InboxSize, 200)
+	c = setting.Fill(c)
+	c.APNs, c.FCM, c.Twilio = setting.Fill(c.APNs), setting.Fill(c.FCM), setting.Fill(c.Twilio)
+	c.SendGrid, c.Callback, c.Receipts = setting.Fill(c.SendGrid), setting.Fill(c.Callback), setting.Fill(c.Receipts)
 	if c.Now == nil {
 		c.Now = time.Now
-	}
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
 	}
 	return c
 }
@@ -210,20 +182,11 @@ func (c Config) validate() error {
 			return err
 		}
 	}
-	for _, n := range []struct {
-		field string
-		ok    bool
-	}{
-		{"apns.streams", c.APNs.Streams > 0}, {"apns.first_streams", c.APNs.FirstStreams >= 0}, {"apns.per_device", c.APNs.PerDevice >= 0}, {"apns.token_ttl", c.APNs.TokenTTL > 0},
-		{"fcm.streams", c.FCM.Streams > 0}, {"fcm.token_ttl", c.FCM.TokenTTL > 0},
-		{"twilio.n", c.Twilio.N > 0}, {"twilio.concurrency", c.Twilio.Concurrency > 0},
-		{"twilio.retry_after", c.Twilio.RetryAfter >= 0}, {"twilio.sender_mps", c.Twilio.SenderMPS >= 0},
-		{"sendgrid.rate_limit", c.SendGrid.RateLimit >= 0}, {"sendgrid.rate_window", c.SendGrid.RateWindow > 0},
-		{"inbox_size", c.InboxSize > 0}, {"callback.keep", c.Callback.Keep > 0},
-	} {
-		if !n.ok {
-			return notify.Invalid("out_of_range", n.field, "is out of its range")
-		}
+	if err := cmp.Or(
+		setting.Err("simulator", &c), setting.Err("apns", &c.APNs), setting.Err("fcm", &c.FCM),
+		setting.Err("twilio", &c.Twilio), setting.Err("sendgrid", &c.SendGrid), setting.Err("callback", &c.Callback),
+	); err != nil {
+		return err
 	}
 	if _, err := parseSecret(c.Callback.Secret); err != nil {
 		return err
@@ -247,11 +210,4 @@ func (r Receipts) validate() error {
 		}
 	}
 	return nil
-}
-
-func orDuration(v, def time.Duration) time.Duration {
-	if v == 0 {
-		return def
-	}
-	return v
 }

@@ -10,6 +10,7 @@ import (
 
 	gocql "github.com/apache/cassandra-gocql-driver/v2"
 
+	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -24,17 +25,9 @@ const (
 	LevelFail = "fail" // what is acknowledged may be lost, or nothing is
 )
 
-// Finding is one result of Doctor.
-type Finding struct {
-	Check  string // "reachable", "version", "schema", "replication", "consistency", "commit log", "paxos", "data centre" or "clock"
-	Level  string
-	Detail string // what was found
-	Repair string // what to do; of level ok: nothing
-}
-
 // Doctor looks whether a cluster can keep what it is trusted with. It changes
 // nothing. What is wrong is in the findings; an error is one of the arguments.
-func Doctor(ctx context.Context, cfg Config) ([]Finding, error) {
+func Doctor(ctx context.Context, cfg Config) ([]engine.Finding, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
 		return nil, err
@@ -52,7 +45,7 @@ func Doctor(ctx context.Context, cfg Config) ([]Finding, error) {
 		case cfg.TLS.Enabled:
 			repair += "; look whether the certificates are those of this cluster"
 		}
-		return []Finding{{"reachable", LevelFail, where + ": " + err.Error(), repair}}, nil
+		return []engine.Finding{{Check: "reachable", Level: LevelFail, Detail: where + ": " + err.Error(), Repair: repair}}, nil
 	}
 	defer session.Close()
 	d := &doctor{migrator: migrator{session, cfg}}
@@ -71,7 +64,7 @@ func Doctor(ctx context.Context, cfg Config) ([]Finding, error) {
 
 type doctor struct {
 	migrator
-	out      []Finding
+	out      []engine.Finding
 	nodes    []*gocql.HostInfo // of the data centre
 	replicas int
 
@@ -82,7 +75,7 @@ func (d *doctor) add(check, level, detail, repair string) {
 	if level == LevelOK {
 		repair = ""
 	}
-	d.out = append(d.out, Finding{check, level, detail, repair})
+	d.out = append(d.out, engine.Finding{Check: check, Level: level, Detail: detail, Repair: repair})
 }
 
 // verdictOf is ok, or what it is otherwise.
@@ -209,8 +202,8 @@ func (d *doctor) commitLog(ctx context.Context) error {
 	return nil
 }
 
-func syncFinding(node, mode string, replicas int) Finding {
-	f := Finding{Check: "commit log", Level: LevelOK, Detail: node + ": commitlog_sync " + mode}
+func syncFinding(node, mode string, replicas int) engine.Finding {
+	f := engine.Finding{Check: "commit log", Level: LevelOK, Detail: node + ": commitlog_sync " + mode}
 	if replicas <= 1 && mode != "batch" && mode != "group" {
 		f.Level = LevelFail
 		f.Repair = "one replica that is killed loses what it acknowledged last: set commitlog_sync: batch (or group) in cassandra.yaml and restart the node"
@@ -239,8 +232,8 @@ func (d *doctor) paxos(ctx context.Context) error {
 // paxosFinding fails a Paxos variant other than v2. Measured on one node, swaps of one row: v2
 // 1,531/s of 64 writers at a time and 1,182/s of 256; v1, the default of Cassandra,
 // 455/s and 249/s, with answers later than a request may take.
-func paxosFinding(node, variant string) Finding {
-	f := Finding{Check: "paxos", Level: LevelOK, Detail: node + ": paxos_variant " + variant}
+func paxosFinding(node, variant string) engine.Finding {
+	f := engine.Finding{Check: "paxos", Level: LevelOK, Detail: node + ": paxos_variant " + variant}
 	if variant != "v2" {
 		if variant == "" {
 			f.Detail = node + ": there is no paxos_variant before Cassandra 4.1"

@@ -17,10 +17,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/secrets"
 )
 
-func find(fs []Finding, check string) Finding {
-	i := slices.IndexFunc(fs, func(f Finding) bool { return f.Check == check })
+func find(fs []engine.Finding, check string) engine.Finding {
+	i := slices.IndexFunc(fs, func(f engine.Finding) bool { return f.Check == check })
 	if i < 0 {
-		return Finding{}
+		return engine.Finding{}
 	}
 	return fs[i]
 }
@@ -48,7 +48,7 @@ func TestDoctor(t *testing.T) {
 	if fs, err = Doctor(t.Context(), cfg); err != nil {
 		t.Errorf("no data centre: %+v, %v", fs, err)
 	}
-	well := !slices.ContainsFunc(fs, func(f Finding) bool { return f.Level == LevelFail })
+	well := !slices.ContainsFunc(fs, func(f engine.Finding) bool { return f.Level == LevelFail })
 	if well {
 		t.Errorf("no data centre: all is well: %+v", fs)
 	}

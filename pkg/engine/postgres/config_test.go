@@ -147,10 +147,10 @@ func TestClockOffset(t *testing.T) {
 func TestDoctor(t *testing.T) {
 	t.Parallel()
 	s, _ := migrated(t)
-	find := func(check string) Finding {
+	find := func(check string) engine.Finding {
 		t.Helper()
 		fs := s.Doctor(t.Context())
-		i := slices.IndexFunc(fs, func(f Finding) bool { return f.Check == check })
+		i := slices.IndexFunc(fs, func(f engine.Finding) bool { return f.Check == check })
 		if i < 0 {
 			t.Fatalf("no %s in %+v", check, fs)
 		}

@@ -5,15 +5,9 @@ import (
 	"fmt"
 	"strings"
 	"time"
-)
 
-// Finding is one thing Doctor looked at.
-type Finding struct {
-	Check  string
-	Level  string // "ok", "warn" or "fail"
-	Detail string
-	Repair string // what to do; empty at level ok
-}
+	"github.com/notifyd/notifyd/pkg/engine"
+)
 
 // maxClock is how far the clocks of the server and of this process may be apart.
 const maxClock = 500 * time.Millisecond
@@ -40,16 +34,10 @@ func (s *Store) ClockOffset(ctx context.Context) (offset, took time.Duration, er
 
 // Doctor looks at the server: is there a primary, is its schema ours, does it
 // keep what it answers, and on how many machines. It takes at most 10 s.
-func (s *Store) Doctor(ctx context.Context) (fs []Finding) {
+func (s *Store) Doctor(ctx context.Context) (fs engine.Findings) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	add := func(check string, bad bool, level, repair, format string, args ...any) {
-		f := Finding{Check: check, Level: "ok", Detail: fmt.Sprintf(format, args...)}
-		if bad {
-			f.Level, f.Repair = level, repair
-		}
-		fs = append(fs, f)
-	}
+	add := fs.Add
 	hosts := s.hosts()
 	c, err := s.pool.Acquire(ctx)
 	if err != nil {

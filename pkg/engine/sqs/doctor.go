@@ -14,14 +14,6 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// Finding is one thing Doctor looked at.
-type Finding struct {
-	Check  string
-	Level  string // "ok", "warn" or "fail"
-	Detail string
-	Repair string // what to do; empty at level ok
-}
-
 const (
 	// maxInFlight is how many messages of a queue SQS has in flight at most; from
 	// then on it gives none.
@@ -33,18 +25,12 @@ const (
 
 // Doctor looks at the queues of q, a Queue of this store. It takes at most Timeout
 // for each.
-func (s *Store) Doctor(ctx context.Context, of engine.Queue) (fs []Finding) {
+func (s *Store) Doctor(ctx context.Context, of engine.Queue) (fs engine.Findings) {
 	q, ok := of.(*queue)
 	if !ok || q.s != s {
-		return []Finding{{Check: "sqs", Level: "fail", Detail: "the delay queue is of another engine", Repair: "report this: it is a mistake of notifyd"}}
+		return engine.Findings{{Check: "sqs", Level: "fail", Detail: "the delay queue is of another engine", Repair: "report this: it is a mistake of notifyd"}}
 	}
-	add := func(check string, bad bool, level, repair, format string, args ...any) {
-		f := Finding{Check: check, Level: "ok", Detail: fmt.Sprintf(format, args...)}
-		if bad {
-			f.Level, f.Repair = level, repair
-		}
-		fs = append(fs, f)
-	}
+	add := fs.Add
 	arn := ""
 	for _, l := range []int{dead, onTime, backlog} {
 		name := q.lanes[l].name

@@ -47,18 +47,18 @@ func TestMigrate(t *testing.T) {
 		t.Errorf("deliveries %+v", ds)
 	}
 	fs := s.Doctor(t.Context(), q)
-	if len(fs) < 3 || slices.ContainsFunc(fs, func(f Finding) bool { return f.Level != "ok" || f.Repair != "" }) {
+	if len(fs) < 3 || slices.ContainsFunc(fs, func(f engine.Finding) bool { return f.Level != "ok" || f.Repair != "" }) {
 		t.Errorf("findings %+v", fs)
 	}
 	// Another number of receives is another policy.
 	other := mustOpen(t, cfg)
 	five, err := other.Queue("q", 5)
 	must(t, err)
-	if fs := other.Doctor(t.Context(), five); !slices.ContainsFunc(fs, func(f Finding) bool { return f.Level == "fail" && strings.Contains(f.Detail, "redrive") }) {
+	if fs := other.Doctor(t.Context(), five); !slices.ContainsFunc(fs, func(f engine.Finding) bool { return f.Level == "fail" && strings.Contains(f.Detail, "redrive") }) {
 		t.Errorf("findings %+v", fs)
 	}
 	must(t, other.Migrate(t.Context(), five))
-	if fs := other.Doctor(t.Context(), five); slices.ContainsFunc(fs, func(f Finding) bool { return f.Level != "ok" }) {
+	if fs := other.Doctor(t.Context(), five); slices.ContainsFunc(fs, func(f engine.Finding) bool { return f.Level != "ok" }) {
 		t.Errorf("findings %+v", fs)
 	}
 	must(t, s.Migrate(t.Context(), q))
