@@ -188,10 +188,7 @@ func (c *cassandraBench) singles(ctx context.Context) error {
 
 // turns is against with floods of the usual number of callers.
 func (c *cassandraBench) turns(ctx context.Context, key, work, unit string, ours, theirs func(ctx context.Context, caller int) (int, error)) error {
-	run := func(fn func(context.Context, int) (int, error)) func(time.Duration) (float64, error) {
-		return func(d time.Duration) (float64, error) { return flood(ctx, cassandraCallers, d, fn) }
-	}
-	return c.against(key, work, unit, "the driver alone", ratioOf(engineNeed), run(ours), run(theirs))
+	return c.floods(ctx, cassandraCallers, key, work, unit, "the driver alone", ratioOf(engineNeed), ours, theirs)
 }
 
 // chunks are outcomes of fan-outs: a hundred chunks of one request a call.

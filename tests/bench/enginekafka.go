@@ -253,15 +253,11 @@ func (k *kafkaBench) alone(ctx context.Context) error {
 	}
 	defer cl.Close()
 	value := noise(singleBytes)
-	return k.against("kafka_single", fmt.Sprintf("single notifications of 200 B appended, %d requests at a time", callers), "records/s", "the client library alone", ratioOf(engineNeed),
-		func(d time.Duration) (float64, error) {
-			return flood(ctx, callers, d, func(ctx context.Context, c int) (int, error) {
-				return 1, p.Append(ctx, []stream.Record{{Topic: topic, Partition: int32(c % kafkaPartitions), Value: value}})
-			})
+	return k.floods(ctx, callers, "kafka_single", fmt.Sprintf("single notifications of 200 B appended, %d requests at a time", callers), "records/s", "the client library alone", ratioOf(engineNeed),
+		func(ctx context.Context, c int) (int, error) {
+			return 1, p.Append(ctx, []stream.Record{{Topic: topic, Partition: int32(c % kafkaPartitions), Value: value}})
 		},
-		func(d time.Duration) (float64, error) {
-			return flood(ctx, callers, d, func(ctx context.Context, c int) (int, error) {
-				return 1, cl.ProduceSync(ctx, &kgo.Record{Partition: int32(c % kafkaPartitions), Value: value}).FirstErr()
-			})
+		func(ctx context.Context, c int) (int, error) {
+			return 1, cl.ProduceSync(ctx, &kgo.Record{Partition: int32(c % kafkaPartitions), Value: value}).FirstErr()
 		})
 }

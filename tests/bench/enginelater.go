@@ -48,10 +48,7 @@ func (c *cassandraBench) schedules(ctx context.Context) error {
 		}
 		return 1, b.ExecContext(ctx)
 	}
-	run := func(fn func(context.Context, int) (int, error)) func(time.Duration) (float64, error) {
-		return func(d time.Duration) (float64, error) { return flood(ctx, callers, d, fn) }
-	}
-	return c.against("cassandra_schedules", fmt.Sprintf("single notifications scheduled, %d requests at a time", callers), "requests/s", "the driver alone", ratioOf(engineNeed), run(ours), run(theirs))
+	return c.floods(ctx, callers, "cassandra_schedules", fmt.Sprintf("single notifications scheduled, %d requests at a time", callers), "requests/s", "the driver alone", ratioOf(engineNeed), ours, theirs)
 }
 
 const triggersEach = 100

@@ -94,63 +94,51 @@ func (p *postgresBench) measure(ctx context.Context) error {
 		}
 		rows[i] = []any{many[i].User, string(doc)}
 	}
-	err := p.against("postgres_import", "profiles imported", "profiles/s", "COPY into a table and from there into place", info,
-		func(d time.Duration) (float64, error) {
-			return flood(ctx, 1, d, func(ctx context.Context, _ int) (int, error) { return len(many), p.prefs.PutMany(ctx, many) })
-		},
-		func(d time.Duration) (float64, error) {
-			return flood(ctx, 1, d, func(ctx context.Context, _ int) (int, error) { return len(rows), p.copyIn(ctx, rows) })
-		})
+	err := p.floods(ctx, 1, "postgres_import", "profiles imported", "profiles/s", "COPY into a table and from there into place", info,
+		func(ctx context.Context, _ int) (int, error) { return len(many), p.prefs.PutMany(ctx, many) },
+		func(ctx context.Context, _ int) (int, error) { return len(rows), p.copyIn(ctx, rows) })
 	if err != nil {
 		return err
 	}
 	versions := make([]atomic.Uint64, profileUsers) // as far as they are known
-	err = p.against("postgres_put", fmt.Sprintf("profiles stored one by one, %d at a time, changes numbered", postgresCallers), "profiles/s", "INSERT ON CONFLICT", info,
-		func(d time.Duration) (float64, error) {
-			return flood(ctx, postgresCallers, d, func(ctx context.Context, _ int) (int, error) {
-				i := rand.IntN(profileUsers)
-				pr := prof(i)
-				pr.Version = versions[i].Load()
-				v, err := p.prefs.Put(ctx, pr)
-				if notify.KindOf(err) == notify.KindConflict { // not known yet, or another caller's
-					pr, _, err = p.prefs.Get(ctx, pr.User)
-					versions[i].Store(pr.Version)
-					return 0, err
-				}
-				versions[i].Store(v)
-				return 1, err
-			})
+	err = p.floods(ctx, postgresCallers, "postgres_put", fmt.Sprintf("profiles stored one by one, %d at a time, changes numbered", postgresCallers), "profiles/s", "INSERT ON CONFLICT", info,
+		func(ctx context.Context, _ int) (int, error) {
+			i := rand.IntN(profileUsers)
+			pr := prof(i)
+			pr.Version = versions[i].Load()
+			v, err := p.prefs.Put(ctx, pr)
+			if notify.KindOf(err) == notify.KindConflict { // not known yet, or another caller's
+				pr, _, err = p.prefs.Get(ctx, pr.User)
+				versions[i].Store(pr.Version)
+				return 0, err
+			}
+			versions[i].Store(v)
+			return 1, err
 		},
-		func(d time.Duration) (float64, error) {
-			return flood(ctx, postgresCallers, d, func(ctx context.Context, _ int) (int, error) {
-				pr := prof(rand.IntN(profileUsers))
-				doc, err := json.Marshal(&pr)
-				if err == nil {
-					_, err = p.pool.Exec(ctx, `INSERT INTO bare VALUES ($1, $2) ON CONFLICT (user_id) DO UPDATE SET doc = excluded.doc`, pr.User, doc)
-				}
-				return 1, err
-			})
+		func(ctx context.Context, _ int) (int, error) {
+			pr := prof(rand.IntN(profileUsers))
+			doc, err := json.Marshal(&pr)
+			if err == nil {
+				_, err = p.pool.Exec(ctx, `INSERT INTO bare VALUES ($1, $2) ON CONFLICT (user_id) DO UPDATE SET doc = excluded.doc`, pr.User, doc)
+			}
+			return 1, err
 		})
 	if err != nil {
 		return err
 	}
-	return p.against("postgres_get", fmt.Sprintf("profiles read one by one, %d at a time", postgresCallers), "profiles/s", "SELECT by the key", info,
-		func(d time.Duration) (float64, error) {
-			return flood(ctx, postgresCallers, d, func(ctx context.Context, _ int) (int, error) {
-				_, _, err := p.prefs.Get(ctx, user(rand.IntN(profileUsers)))
-				return 1, err
-			})
+	return p.floods(ctx, postgresCallers, "postgres_get", fmt.Sprintf("profiles read one by one, %d at a time", postgresCallers), "profiles/s", "SELECT by the key", info,
+		func(ctx context.Context, _ int) (int, error) {
+			_, _, err := p.prefs.Get(ctx, user(rand.IntN(profileUsers)))
+			return 1, err
 		},
-		func(d time.Duration) (float64, error) {
-			return flood(ctx, postgresCallers, d, func(ctx context.Context, _ int) (int, error) {
-				var doc []byte
-				var pr engine.Profile
-				err := p.pool.QueryRow(ctx, `SELECT doc FROM bare WHERE user_id = $1`, user(rand.IntN(profileUsers))).Scan(&doc)
-				if err == nil {
-					err = json.Unmarshal(doc, &pr)
-				}
-				return 1, err
-			})
+		func(ctx context.Context, _ int) (int, error) {
+			var doc []byte
+			var pr engine.Profile
+			err := p.pool.QueryRow(ctx, `SELECT doc FROM bare WHERE user_id = $1`, user(rand.IntN(profileUsers))).Scan(&doc)
+			if err == nil {
+				err = json.Unmarshal(doc, &pr)
+			}
+			return 1, err
 		})
 }
 

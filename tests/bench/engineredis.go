@@ -60,10 +60,7 @@ func (r *redisBench) clean(ctx context.Context) error {
 }
 
 func (r *redisBench) turns(ctx context.Context, key, work, unit, peer string, callers int, ours, theirs func(ctx context.Context, caller int) (int, error)) error {
-	run := func(fn func(context.Context, int) (int, error)) func(time.Duration) (float64, error) {
-		return func(d time.Duration) (float64, error) { return flood(ctx, callers, d, fn) }
-	}
-	return r.against(key, work, unit, peer, info, run(ours), run(theirs))
+	return r.floods(ctx, callers, key, work, unit, peer, info, ours, theirs)
 }
 
 // filter is what dedup adds to and asks for each group of outcomes.

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
 // P10 asks what our use of a server costs: the same work through the product's
@@ -42,11 +44,11 @@ func servers(ctx context.Context, b *bench) error {
 		if at[f.name] == "" {
 			continue
 		}
-		began, load := time.Now(), loadAverage()
+		began, load := time.Now(), rig.LoadAverage()
 		if err := f.run(ctx, b, at[f.name]); err != nil {
 			return fmt.Errorf("%s: %w", f.name, err)
 		}
-		b.notef("%s took %.0f s; load average %s before, %s after", f.name, time.Since(began).Seconds(), load, loadAverage())
+		b.notef("%s took %.0f s; load average %s before, %s after", f.name, time.Since(began).Seconds(), load, rig.LoadAverage())
 	}
 	return nil
 }
@@ -63,6 +65,14 @@ func (b *bench) against(key, work, unit, peer string, n need, ours, theirs func(
 	}
 	b.add(result{ID: "P10", Key: key, Work: fmt.Sprintf("%s; %.2f cores, %.0f ns; ref: %s", work, us.cores, us.cost, peer), Value: us.best, Unit: unit, Reference: them.best, main: true}, n)
 	return nil
+}
+
+// floods is against with floods of so many callers on both sides.
+func (b *bench) floods(ctx context.Context, callers int, key, work, unit, peer string, n need, ours, theirs func(ctx context.Context, caller int) (int, error)) error {
+	run := func(fn func(context.Context, int) (int, error)) func(time.Duration) (float64, error) {
+		return func(d time.Duration) (float64, error) { return flood(ctx, callers, d, fn) }
+	}
+	return b.against(key, work, unit, peer, n, run(ours), run(theirs))
 }
 
 // flood calls fn from so many goroutines again and again for about d, and returns

@@ -19,6 +19,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
 type options struct {
@@ -140,11 +142,11 @@ func measure(ctx context.Context, o options) error {
 		if len(only) > 0 && !slices.Contains(only, f.id) {
 			continue
 		}
-		began, load := time.Now(), loadAverage()
+		began, load := time.Now(), rig.LoadAverage()
 		if err := f.run(ctx, b); err != nil {
 			return fmt.Errorf("%s: %w", f.id, err)
 		}
-		b.notef("%s took %.0f s; load average %s before, %s after", f.id, time.Since(began).Seconds(), load, loadAverage())
+		b.notef("%s took %.0f s; load average %s before, %s after", f.id, time.Since(began).Seconds(), load, rig.LoadAverage())
 	}
 	return b.report()
 }

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"os"
 	"time"
+
+	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
 // side is one of the things measured in turns.
@@ -32,7 +34,7 @@ func (b *bench) alternate(id string, d time.Duration, sides ...*side) error {
 				return fmt.Errorf("%s: %w", s.name, err)
 			}
 			if b.verbose {
-				fmt.Fprintf(os.Stderr, "%s %-22s round %2d  %12.0f/s  %.2f cores  %6.0f ns  load %s\n", id, s.name, i, v, cores, cores/v*1e9, loadAverage())
+				fmt.Fprintf(os.Stderr, "%s %-22s round %2d  %12.0f/s  %.2f cores  %6.0f ns  load %s\n", id, s.name, i, v, cores, cores/v*1e9, rig.LoadAverage())
 			}
 			if i >= 0 && v > s.best {
 				s.best, s.cores, s.cost = v, cores, cores/v*1e9

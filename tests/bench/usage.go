@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -28,16 +27,6 @@ func rss() float64 {
 	}
 	pages, _ := strconv.ParseFloat(f[1], 64)
 	return pages * float64(os.Getpagesize()) / (1 << 20)
-}
-
-// loadAverage is that of the last minute, "?" where /proc does not say.
-func loadAverage() string {
-	b, err := os.ReadFile("/proc/loadavg")
-	if err != nil {
-		return "?"
-	}
-	one, _, _ := bytes.Cut(b, []byte(" "))
-	return string(one)
 }
 
 // span measures what the process uses between its start and its end.
