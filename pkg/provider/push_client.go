@@ -236,9 +236,10 @@ func (p *pushClient) Send(ctx context.Context, call *notify.Call, report notify.
 			done = s.batch.Wait(ctx, p.pool)
 		}
 		s.ready = s.ready[:0]
+		now := time.Now()
 		for _, r := range done {
 			x := &s.pushes[r.Tag]
-			res, again := p.result(ctx, s, c, x, &call.Items[x.item])
+			res, again := p.result(ctx, now, s, c, x, &call.Items[x.item])
 			if again {
 				s.ready = append(s.ready, r)
 				continue
@@ -302,12 +303,12 @@ func (p *pushClient) render(ctx context.Context, s *pushSend, c pushCall, call *
 
 // result is what became of a push; again: it is to be sent once more, with a new
 // token.
-func (p *pushClient) result(ctx context.Context, s *pushSend, c pushCall, x *push, it *notify.Item) (r notify.Result, again bool) {
+func (p *pushClient) result(ctx context.Context, now time.Time, s *pushSend, c pushCall, x *push, it *notify.Item) (r notify.Result, again bool) {
 	if x.req.Failure != h2.Answered {
 		return p.lost(ctx, &x.req), false
 	}
 	s.answer = frameAnswer(&x.req)
-	r, then := p.meaning(&s.answer, time.Now())
+	r, then := p.meaning(&s.answer, now)
 	switch r.Class {
 	case notify.ClassAccepted:
 		r.Confirmed = p.push.Confirm == ConfirmAccepted
