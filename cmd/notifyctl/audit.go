@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 
 	"github.com/spf13/cobra"
@@ -19,12 +20,8 @@ func newAudit(p *program) *cobra.Command {
 	var limit int
 	ls := &cobra.Command{
 		Use: "ls", Short: "List the latest rows, oldest first", Args: cobra.NoArgs, Aliases: []string{"list"},
-		RunE: func(c *cobra.Command, _ []string) error {
-			cl, err := p.client()
-			if err != nil {
-				return err
-			}
-			rows, err := cl.Audit(c.Context(), nil, limit)
+		RunE: p.call(func(ctx context.Context, cl *api.Client, _ []string) error {
+			rows, err := cl.Audit(ctx, nil, limit)
 			if err != nil {
 				return err
 			}
@@ -38,7 +35,7 @@ func newAudit(p *program) *cobra.Command {
 				}
 				return t
 			})
-		},
+		}),
 	}
 	ls.Flags().IntVar(&limit, "limit", 50, "how many at most")
 	var expect string
@@ -46,12 +43,8 @@ func newAudit(p *program) *cobra.Command {
 		Use: "verify", Short: "Check the chain of the audit log; exit 9 where it is broken", Args: cobra.NoArgs,
 		Long: `verify reads every row and checks that each follows the one before. Keep the head it
 prints elsewhere: --expect then notices that the end was cut off.`,
-		RunE: func(c *cobra.Command, _ []string) error {
-			cl, err := p.client()
-			if err != nil {
-				return err
-			}
-			v, err := cl.VerifyAudit(c.Context(), expect)
+		RunE: p.call(func(ctx context.Context, cl *api.Client, _ []string) error {
+			v, err := cl.VerifyAudit(ctx, expect)
 			if err != nil {
 				return err
 			}
@@ -64,7 +57,7 @@ prints elsewhere: --expect then notices that the end was cut off.`,
 				return cli.Exitf(cli.ExitFindings, "broken at row %d: %s", v.Broken, v.Why)
 			}
 			return nil
-		},
+		}),
 	}
 	verify.Flags().StringVar(&expect, "expect", "", "SEQ:HASH, the head of an earlier check, which must still be there")
 	c.AddCommand(run, ls, verify)

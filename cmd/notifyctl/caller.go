@@ -26,12 +26,8 @@ func newCallerList(p *program) *cobra.Command {
 		Use: "ls", Short: "List the callers that differ from the defaults", Args: cobra.NoArgs, Aliases: []string{"list"},
 		Example: `  notifyctl caller ls
   notifyctl caller ls -o json --jq .items[].id`,
-		RunE: func(c *cobra.Command, _ []string) error {
-			cl, err := p.client()
-			if err != nil {
-				return err
-			}
-			out, err := cl.Callers(c.Context())
+		RunE: p.call(func(ctx context.Context, cl *api.Client, _ []string) error {
+			out, err := cl.Callers(ctx)
 			if err != nil {
 				return err
 			}
@@ -47,7 +43,7 @@ func newCallerList(p *program) *cobra.Command {
 			}
 			p.more(len(out.Items), "")
 			return nil
-		},
+		}),
 	}
 }
 
@@ -76,17 +72,13 @@ func newCallerShow(p *program) *cobra.Command {
 	return &cobra.Command{
 		Use: "show CALLER", Short: "Show what is set for a caller", Args: cli.Exact("a caller"), Aliases: []string{"get"},
 		Example: `  notifyctl caller show shop`,
-		RunE: func(c *cobra.Command, args []string) error {
-			cl, err := p.client()
-			if err != nil {
-				return err
-			}
-			v, err := cl.Caller(c.Context(), args[0])
+		RunE: p.call(func(ctx context.Context, cl *api.Client, args []string) error {
+			v, err := cl.Caller(ctx, args[0])
 			if err != nil {
 				return err
 			}
 			return p.printCaller(&v)
-		},
+		}),
 	}
 }
 
@@ -239,15 +231,10 @@ func runRotateSecret(ctx context.Context, p *program, id, overlap, reason string
 			return err
 		}
 	}
-	t, err := p.target()
+	cl, err := p.confirmed(changes, "rotate the secret of "+id, reason)
 	if err != nil {
 		return err
 	}
-	if err := p.confirm(&t, changes, "rotate the secret of "+id); err != nil {
-		return err
-	}
-	cl := p.clientOf(&t)
-	cl.Reason, cl.Context = reason, t.name
 	out, err := cl.RotateSecret(ctx, id, d)
 	if err != nil {
 		return err

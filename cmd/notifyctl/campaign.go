@@ -62,52 +62,27 @@ func newCampaignList(p *program) *cobra.Command {
 }
 
 func runCampaignList(ctx context.Context, p *program, caller, cursor string, limit int) error {
-	if limit < 1 {
-		return cli.Usage("--limit %d: it is above 0", limit)
-	}
-	cl, err := p.client()
-	if err != nil {
-		return err
-	}
-	out := api.CampaignPage{Items: []api.Campaign{}, Cursor: cursor}
-	for len(out.Items) < limit {
-		page, err := cl.Campaigns(ctx, caller, api.Page{After: out.Cursor, Limit: min(limit-len(out.Items), maxPage)})
-		if err != nil {
-			return err
-		}
-		out.Items, out.Cursor = append(out.Items, page.Items...), page.Cursor
-		if page.Cursor == "" {
-			break
-		}
-	}
-	err = printPage(p, out, out.Items, func() cli.Table {
-		t := cli.Table{{"CAMPAIGN", "CREATED", "CALLER", "PARTS", "ACCEPTED", "REJECTED", "HOLD"}}
-		for i := range out.Items {
-			c, hold := &out.Items[i], ""
+	return runPages(p, &pages[api.Campaign]{
+		limit: limit, cursor: cursor,
+		get: func(cl *api.Client, after string, n int) (api.CampaignPage, error) {
+			return cl.Campaigns(ctx, caller, api.Page{After: after, Limit: n})
+		},
+		head: []string{"CAMPAIGN", "CREATED", "CALLER", "PARTS", "ACCEPTED", "REJECTED", "HOLD"},
+		row: func(c *api.Campaign) []string {
+			hold := ""
 			if c.Hold != nil {
 				hold = holdText(c.Hold)
 			}
-			t = append(t, []string{c.CampaignID, p.when(c.CreatedAt), c.Caller, count(c.Parts), count(c.Accepted), count(c.Rejected), hold})
-		}
-		return t
+			return []string{c.CampaignID, p.when(c.CreatedAt), c.Caller, count(c.Parts), count(c.Accepted), count(c.Rejected), hold}
+		},
 	})
-	if err != nil {
-		return err
-	}
-	p.more(len(out.Items), out.Cursor)
-	return nil
 }
 
 func runSetCampaign(ctx context.Context, p *program, id, verb string, to api.CampaignChange) error {
-	t, err := p.target()
+	cl, err := p.confirmed(changes, verb+" campaign "+id, to.Reason)
 	if err != nil {
 		return err
 	}
-	if err := p.confirm(&t, changes, verb+" campaign "+id); err != nil {
-		return err
-	}
-	cl := p.clientOf(&t)
-	cl.Reason, cl.Context = to.Reason, t.name
 	out, err := cl.SetCampaign(ctx, id, to)
 	if err != nil {
 		return err

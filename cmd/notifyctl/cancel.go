@@ -34,18 +34,15 @@ func runCancel(ctx context.Context, p *program, id string) error {
 			return err
 		}
 	}
-	t, err := p.target()
-	if err != nil {
-		return err
-	}
 	d, cancel := changes, (*api.Client).Cancel
 	if strings.HasPrefix(id, "cmp_") {
 		d, cancel = undone, (*api.Client).CancelCampaign
 	}
-	if err := p.confirm(&t, d, "cancel "+id); err != nil {
+	cl, err := p.confirmed(d, "cancel "+id, "")
+	if err != nil {
 		return err
 	}
-	out, err := cancel(p.clientOf(&t), ctx, id)
+	out, err := cancel(cl, ctx, id)
 	if err != nil {
 		return err
 	}

@@ -72,14 +72,11 @@ func (p *program) circuits(list []api.Circuit) cli.Table {
 }
 
 func runSetCircuit(ctx context.Context, p *program, name, verb, to string) error {
-	t, err := p.target()
+	cl, err := p.confirmed(changes, verb+" circuit "+name, "")
 	if err != nil {
 		return err
 	}
-	if err := p.confirm(&t, changes, verb+" circuit "+name); err != nil {
-		return err
-	}
-	out, err := p.clientOf(&t).SetCircuit(ctx, name, to)
+	out, err := cl.SetCircuit(ctx, name, to)
 	if err != nil {
 		return err
 	}

@@ -113,17 +113,13 @@ func runDLQList(ctx context.Context, p *program, o *dlqOptions) error {
 func newDLQShow(p *program) *cobra.Command {
 	return &cobra.Command{
 		Use: "show ID", Short: "Show one dead letter", Args: cli.Exact("a notification id"),
-		RunE: func(c *cobra.Command, args []string) error {
-			cl, err := p.client()
-			if err != nil {
-				return err
-			}
-			d, err := cl.DeadLetter(c.Context(), args[0])
+		RunE: p.call(func(ctx context.Context, cl *api.Client, args []string) error {
+			d, err := cl.DeadLetter(ctx, args[0])
 			if err != nil {
 				return err
 			}
 			return p.printer().Record(d, func() cli.Table { return p.deadLetterFields(&d) })
-		},
+		}),
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/cli"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -208,12 +209,8 @@ BEHIND and IN FLIGHT are records of the log. DEFERRED is receivers that wait in 
 timer store for a later attempt: a retry, quiet hours, an open circuit, a blocked
 account. They come to the topic again at their time. A ? means that the process that
 answered does not count them: one of the role operator does.`,
-		RunE: func(c *cobra.Command, _ []string) error {
-			cl, err := p.client()
-			if err != nil {
-				return err
-			}
-			raw, err := cl.Lag(c.Context())
+		RunE: p.call(func(ctx context.Context, cl *api.Client, _ []string) error {
+			raw, err := cl.Lag(ctx)
 			if err != nil {
 				return err
 			}
@@ -232,7 +229,7 @@ answered does not count them: one of the role operator does.`,
 				}
 				return t
 			})
-		},
+		}),
 	}
 }
 

@@ -159,6 +159,31 @@ func (p *program) client() (*api.Client, error) {
 	return p.clientOf(&t), nil
 }
 
+// confirmed returns a client for a change once the person agrees to it.
+func (p *program) confirmed(d danger, what, reason string) (*api.Client, error) {
+	t, err := p.target()
+	if err == nil {
+		err = p.confirm(&t, d, what)
+	}
+	if err != nil {
+		return nil, err
+	}
+	cl := p.clientOf(&t)
+	cl.Reason, cl.Context = reason, t.name
+	return cl, nil
+}
+
+// call makes a RunE of what needs a client.
+func (p *program) call(run func(ctx context.Context, cl *api.Client, args []string) error) func(*cobra.Command, []string) error {
+	return func(c *cobra.Command, args []string) error {
+		cl, err := p.client()
+		if err != nil {
+			return err
+		}
+		return run(c.Context(), cl, args)
+	}
+}
+
 func (p *program) clientOf(t *target) *api.Client {
 	if u, err := url.Parse(t.server); err == nil && u.Scheme == "http" && t.token != nil && !loopback(u.Hostname()) {
 		p.note("warning: the token goes to %s without encryption", u.Host)

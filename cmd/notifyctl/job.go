@@ -37,12 +37,8 @@ they were. States: waiting (for approval), running, paused (by an operator), sto
 	var limit int
 	ls := &cobra.Command{
 		Use: "ls", Short: "List jobs, newest first", Args: cobra.NoArgs, Aliases: []string{"list"},
-		RunE: func(c *cobra.Command, _ []string) error {
-			cl, err := p.client()
-			if err != nil {
-				return err
-			}
-			list, err := cl.Jobs(c.Context(), limit)
+		RunE: p.call(func(ctx context.Context, cl *api.Client, _ []string) error {
+			list, err := cl.Jobs(ctx, limit)
 			if err != nil {
 				return err
 			}
@@ -55,7 +51,7 @@ they were. States: waiting (for approval), running, paused (by an operator), sto
 				}
 				return t
 			})
-		},
+		}),
 	}
 	ls.Flags().IntVar(&limit, "limit", 50, "how many at most")
 	c.AddCommand(ls)

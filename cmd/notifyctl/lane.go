@@ -18,17 +18,13 @@ What has a deadline expires at it. A pause holds across restarts, until resume.`
 	}
 	c.AddCommand(&cobra.Command{
 		Use: "ls", Short: "List lanes", Args: cobra.NoArgs, Aliases: []string{"list"},
-		RunE: func(c *cobra.Command, _ []string) error {
-			cl, err := p.client()
-			if err != nil {
-				return err
-			}
-			out, err := cl.Lanes(c.Context())
+		RunE: p.call(func(ctx context.Context, cl *api.Client, _ []string) error {
+			out, err := cl.Lanes(ctx)
 			if err != nil {
 				return err
 			}
 			return printPage(p, out, out.Items, func() cli.Table { return p.lanes(out.Items) })
-		},
+		}),
 	})
 	for _, a := range []struct {
 		name, short string
@@ -51,15 +47,10 @@ What has a deadline expires at it. A pause holds across restarts, until resume.`
 }
 
 func runSetLane(ctx context.Context, p *program, name, verb string, paused bool, reason string) error {
-	t, err := p.target()
+	cl, err := p.confirmed(changes, verb+" lane "+name, reason)
 	if err != nil {
 		return err
 	}
-	if err := p.confirm(&t, changes, verb+" lane "+name); err != nil {
-		return err
-	}
-	cl := p.clientOf(&t)
-	cl.Reason, cl.Context = reason, t.name
 	out, err := cl.SetLane(ctx, name, paused, reason)
 	if err != nil {
 		return err

@@ -76,21 +76,45 @@ func runList(ctx context.Context, p *program, o *listOptions) error {
 	if _, ok := notify.ParseState(q.Status); q.Status != "" && !ok {
 		return cli.Usage("--status %q: states are %s%s", o.query.Status, strings.Join(stateNames(), ", "), nearest(q.Status, stateNames()))
 	}
-	if o.limit < 1 {
-		return cli.Usage("--limit %d: it is above 0", o.limit)
-	}
 	var err error
 	if q.Since, q.Until, err = p.window(o.since, o.until); err != nil {
 		return err
+	}
+	return runPages(p, &pages[api.Status]{
+		limit: o.limit, cursor: q.Cursor,
+		get: func(cl *api.Client, after string, n int) (api.UserHistory, error) {
+			q.Cursor, q.Limit = after, n
+			return cl.Notifications(ctx, q)
+		},
+		head:     []string{"NOTIFICATION", "STATUS", "CHANNEL", "CATEGORY", "USER", "CALLER", "ACCEPTED", "CODE"},
+		optional: []string{"CATEGORY", "CALLER", "CHANNEL", "USER"},
+		row: func(s *api.Status) []string {
+			return []string{s.NotificationID, s.Status, s.Channel, s.Category, s.UserID, s.Caller, p.when(s.AcceptedAt), s.Code}
+		},
+	})
+}
+
+// pages is a list that a command reads page by page, and prints as one table.
+type pages[T any] struct {
+	limit    int
+	cursor   string // where it begins
+	get      func(cl *api.Client, after string, n int) (api.List[T], error)
+	head     []string
+	optional []string // columns that are left out, the first named first, where the terminal is narrow
+	row      func(*T) []string
+}
+
+func runPages[T any](p *program, l *pages[T]) error {
+	if l.limit < 1 {
+		return cli.Usage("--limit %d: it is above 0", l.limit)
 	}
 	cl, err := p.client()
 	if err != nil {
 		return err
 	}
-	out := api.UserHistory{Items: []api.Status{}, Cursor: q.Cursor}
-	for len(out.Items) < o.limit {
-		q.Cursor, q.Limit = out.Cursor, min(o.limit-len(out.Items), maxPage)
-		page, err := cl.Notifications(ctx, q)
+	out := api.List[T]{Items: []T{}, Cursor: l.cursor}
+	for len(out.Items) < l.limit {
+		page, err := l.get(cl, out.Cursor, min(l.limit-len(out.Items), maxPage))
 		if err != nil {
 			return err
 		}
@@ -99,11 +123,10 @@ func runList(ctx context.Context, p *program, o *listOptions) error {
 			break
 		}
 	}
-	if err := printWide(p, out, out.Items, []string{"CATEGORY", "CALLER", "CHANNEL", "USER"}, func() cli.Table {
-		t := cli.Table{{"NOTIFICATION", "STATUS", "CHANNEL", "CATEGORY", "USER", "CALLER", "ACCEPTED", "CODE"}}
+	if err := printWide(p, out, out.Items, l.optional, func() cli.Table {
+		t := cli.Table{l.head}
 		for i := range out.Items {
-			s := &out.Items[i]
-			t = append(t, []string{s.NotificationID, s.Status, s.Channel, s.Category, s.UserID, s.Caller, p.when(s.AcceptedAt), s.Code})
+			t = append(t, l.row(&out.Items[i]))
 		}
 		return t
 	}); err != nil {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"time"
 
@@ -16,12 +17,8 @@ func newRates(p *program) *cobra.Command {
 		Long: `rates shows the last minute of the process that answers: receivers and triggers
 accepted, reached and failed per second, and the lateness of timers and triggers.
 Scope observe. Metrics (/metrics) have the rest.`,
-		RunE: func(c *cobra.Command, _ []string) error {
-			cl, err := p.client()
-			if err != nil {
-				return err
-			}
-			r, err := cl.Rates(c.Context())
+		RunE: p.call(func(ctx context.Context, cl *api.Client, _ []string) error {
+			r, err := cl.Rates(ctx)
 			if err != nil {
 				return err
 			}
@@ -34,7 +31,7 @@ Scope observe. Metrics (/metrics) have the rest.`,
 				}
 			}
 			return nil
-		},
+		}),
 	}
 }
 
@@ -52,12 +49,8 @@ func seconds(s float64) string { return time.Duration(s * float64(time.Second)).
 func newAccounts(p *program) *cobra.Command {
 	return &cobra.Command{
 		Use: "accounts", Short: "Show providers' accounts: room, and which are blocked", Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			cl, err := p.client()
-			if err != nil {
-				return err
-			}
-			out, err := cl.Accounts(c.Context())
+		RunE: p.call(func(ctx context.Context, cl *api.Client, _ []string) error {
+			out, err := cl.Accounts(ctx)
 			if err != nil {
 				return err
 			}
@@ -68,6 +61,6 @@ func newAccounts(p *program) *cobra.Command {
 				}
 				return t
 			})
-		},
+		}),
 	}
 }

@@ -66,42 +66,21 @@ func newScheduleList(p *program) *cobra.Command {
 }
 
 func runScheduleList(ctx context.Context, p *program, o *scheduleListOptions) error {
-	if o.limit < 1 {
-		return cli.Usage("--limit %d: it is above 0", o.limit)
-	}
-	cl, err := p.client()
-	if err != nil {
-		return err
-	}
-	out := api.ScheduledPage{Items: []api.Scheduled{}, Cursor: o.cursor}
-	for len(out.Items) < o.limit {
-		page, err := cl.Schedules(ctx, api.ScheduleQuery{
-			Status: strings.ToUpper(o.status), User: o.user, Caller: o.caller, Cursor: out.Cursor, Limit: min(o.limit-len(out.Items), maxPage),
-		})
-		if err != nil {
-			return err
-		}
-		out.Items, out.Cursor = append(out.Items, page.Items...), page.Cursor
-		if page.Cursor == "" {
-			break
-		}
-	}
-	if err := printWide(p, out, out.Items, []string{"CALLER", "CATEGORY"}, func() cli.Table {
-		t := cli.Table{{"NOTIFICATION", "STATUS", "DUE", "CHANNEL", "CATEGORY", "USER", "RECEIVERS", "CALLER"}}
-		for i := range out.Items {
-			s := &out.Items[i]
+	return runPages(p, &pages[api.Scheduled]{
+		limit: o.limit, cursor: o.cursor,
+		get: func(cl *api.Client, after string, n int) (api.ScheduledPage, error) {
+			return cl.Schedules(ctx, api.ScheduleQuery{Status: strings.ToUpper(o.status), User: o.user, Caller: o.caller, Cursor: after, Limit: n})
+		},
+		head:     []string{"NOTIFICATION", "STATUS", "DUE", "CHANNEL", "CATEGORY", "USER", "RECEIVERS", "CALLER"},
+		optional: []string{"CALLER", "CATEGORY"},
+		row: func(s *api.Scheduled) []string {
 			due := p.when(s.ScheduledAt)
 			if s.Status == "CANCELLED" { // it never is
 				due = ""
 			}
-			t = append(t, []string{s.NotificationID, s.Status, due, s.Channel, s.Category, s.UserID, count(int(s.Receivers)), s.Caller})
-		}
-		return t
-	}); err != nil {
-		return err
-	}
-	p.more(len(out.Items), out.Cursor)
-	return nil
+			return []string{s.NotificationID, s.Status, due, s.Channel, s.Category, s.UserID, count(int(s.Receivers)), s.Caller}
+		},
+	})
 }
 
 type forecastOptions struct{ from, to, zone string }
@@ -196,14 +175,11 @@ func runReschedule(ctx context.Context, p *program, id string, o *laterOptions) 
 	case at == nil:
 		return cli.Usage("when? --at or --in")
 	}
-	t, err := p.target()
+	cl, err := p.confirmed(changes, "reschedule "+id, "")
 	if err != nil {
 		return err
 	}
-	if err := p.confirm(&t, changes, "reschedule "+id); err != nil {
-		return err
-	}
-	out, err := p.clientOf(&t).Reschedule(ctx, id, *at)
+	out, err := cl.Reschedule(ctx, id, *at)
 	if err != nil {
 		return err
 	}

@@ -118,13 +118,9 @@ a change of the rate within one. What is set holds across restarts.`,
 	c.AddCommand(&cobra.Command{
 		Use: "show CAMPAIGN", Short: "Count a campaign's receivers by state", Args: cli.Exact("a campaign id"),
 		Example: "  notifyctl campaign show cmp_01K3ZV7Q0N8M2D4R6T8W0Y2A4C",
-		RunE: func(c *cobra.Command, args []string) error {
-			cl, err := p.client()
-			if err != nil {
-				return err
-			}
-			return showCampaign(c.Context(), p, cl, args[0])
-		},
+		RunE: p.call(func(ctx context.Context, cl *api.Client, args []string) error {
+			return showCampaign(ctx, p, cl, args[0])
+		}),
 	})
 	return c
 }

@@ -56,48 +56,21 @@ It is suppressed again when a provider calls it dead again.`,
 }
 
 func runSuppressions(ctx context.Context, p *program, f api.SuppressionFilter, cursor string, limit int) error {
-	if limit < 1 {
-		return cli.Usage("--limit %d: it is above 0", limit)
-	}
-	cl, err := p.client()
-	if err != nil {
-		return err
-	}
-	out := api.Suppressions{Items: []api.Suppression{}, Cursor: cursor}
-	for len(out.Items) < limit {
-		page, err := cl.Suppressions(ctx, f, out.Cursor, min(limit-len(out.Items), maxPage))
-		if err != nil {
-			return err
-		}
-		out.Items, out.Cursor = append(out.Items, page.Items...), page.Cursor
-		if page.Cursor == "" {
-			break
-		}
-	}
-	if err := printPage(p, out, out.Items, func() cli.Table {
-		t := cli.Table{{"USER", "CHANNEL", "ADDRESS", "CODE"}}
-		for i := range out.Items {
-			s := &out.Items[i]
-			t = append(t, []string{s.UserID, s.Channel, s.Address, s.Code})
-		}
-		return t
-	}); err != nil {
-		return err
-	}
-	p.more(len(out.Items), out.Cursor)
-	return nil
+	return runPages(p, &pages[api.Suppression]{
+		limit: limit, cursor: cursor,
+		get: func(cl *api.Client, after string, n int) (api.Suppressions, error) {
+			return cl.Suppressions(ctx, f, after, n)
+		},
+		head: []string{"USER", "CHANNEL", "ADDRESS", "CODE"},
+		row:  func(s *api.Suppression) []string { return []string{s.UserID, s.Channel, s.Address, s.Code} },
+	})
 }
 
 func runLift(ctx context.Context, p *program, in api.SuppressionLift, reason string) error {
-	t, err := p.target()
+	cl, err := p.confirmed(changes, "lift the suppression of "+in.Address, reason)
 	if err != nil {
 		return err
 	}
-	if err := p.confirm(&t, changes, "lift the suppression of "+in.Address); err != nil {
-		return err
-	}
-	cl := p.clientOf(&t)
-	cl.Reason, cl.Context = reason, t.name
 	out, err := cl.LiftSuppression(ctx, in)
 	if err != nil {
 		return err

@@ -254,42 +254,21 @@ func newTriggerList(p *program) *cobra.Command {
 }
 
 func runTriggerList(ctx context.Context, p *program, o *triggerListOptions) error {
-	if o.limit < 1 {
-		return cli.Usage("--limit %d: it is above 0", o.limit)
-	}
-	cl, err := p.client()
-	if err != nil {
-		return err
-	}
-	out := api.TriggerPage{Items: []api.TriggerStatus{}, Cursor: o.cursor}
-	for len(out.Items) < o.limit {
-		page, err := cl.Triggers(ctx, api.TriggerQuery{
-			Status: strings.ToUpper(o.status), Caller: o.caller, Cursor: out.Cursor, Limit: min(o.limit-len(out.Items), maxPage),
-		})
-		if err != nil {
-			return err
-		}
-		out.Items, out.Cursor = append(out.Items, page.Items...), page.Cursor
-		if page.Cursor == "" {
-			break
-		}
-	}
-	if err := printWide(p, out, out.Items, []string{"CALLER", "REASON", "ATTEMPTS"}, func() cli.Table {
-		t := cli.Table{{"TRIGGER", "STATUS", "FIRES", "ATTEMPTS", "REASON", "CALLER", "URL"}}
-		for i := range out.Items {
-			s := &out.Items[i]
+	return runPages(p, &pages[api.TriggerStatus]{
+		limit: o.limit, cursor: o.cursor,
+		get: func(cl *api.Client, after string, n int) (api.TriggerPage, error) {
+			return cl.Triggers(ctx, api.TriggerQuery{Status: strings.ToUpper(o.status), Caller: o.caller, Cursor: after, Limit: n})
+		},
+		head:     []string{"TRIGGER", "STATUS", "FIRES", "ATTEMPTS", "REASON", "CALLER", "URL"},
+		optional: []string{"CALLER", "REASON", "ATTEMPTS"},
+		row: func(s *api.TriggerStatus) []string {
 			fires := p.when(s.FireAt)
 			if s.Status == "CANCELLED" { // it never does
 				fires = ""
 			}
-			t = append(t, []string{s.TriggerID, s.Status, fires, strconv.Itoa(s.Attempts), s.Reason, s.Caller, s.CallbackURL})
-		}
-		return t
-	}); err != nil {
-		return err
-	}
-	p.more(len(out.Items), out.Cursor)
-	return nil
+			return []string{s.TriggerID, s.Status, fires, strconv.Itoa(s.Attempts), s.Reason, s.Caller, s.CallbackURL}
+		},
+	})
 }
 
 func newTriggerCancel(p *program) *cobra.Command {
@@ -303,14 +282,11 @@ afterwards. While a call may be under way, and when it has ended, exit 6.`,
 }
 
 func cancelTrigger(ctx context.Context, p *program, id string) error {
-	t, err := p.target()
+	cl, err := p.confirmed(changes, "cancel "+id, "")
 	if err != nil {
 		return err
 	}
-	if err := p.confirm(&t, changes, "cancel "+id); err != nil {
-		return err
-	}
-	out, err := p.clientOf(&t).CancelTrigger(ctx, id)
+	out, err := cl.CancelTrigger(ctx, id)
 	if err != nil {
 		return err
 	}
@@ -339,14 +315,11 @@ func rescheduleTrigger(ctx context.Context, p *program, id string, o *laterOptio
 	case at == nil:
 		return cli.Usage("when? --at or --in")
 	}
-	t, err := p.target()
+	cl, err := p.confirmed(changes, "reschedule "+id, "")
 	if err != nil {
 		return err
 	}
-	if err := p.confirm(&t, changes, "reschedule "+id); err != nil {
-		return err
-	}
-	out, err := p.clientOf(&t).RescheduleTrigger(ctx, id, *at)
+	out, err := cl.RescheduleTrigger(ctx, id, *at)
 	if err != nil {
 		return err
 	}

@@ -30,17 +30,13 @@ func newUserGet(p *program) *cobra.Command {
 		Use: "get USER", Short: "Show what a user set", Args: cli.Exact("a user id"), Aliases: []string{"show"},
 		Example: `  notifyctl user get ann
   notifyctl user get ann -o json >ann.json`,
-		RunE: func(c *cobra.Command, args []string) error {
-			cl, err := p.client()
-			if err != nil {
-				return err
-			}
-			u, err := cl.User(c.Context(), args[0])
+		RunE: p.call(func(ctx context.Context, cl *api.Client, args []string) error {
+			u, err := cl.User(ctx, args[0])
 			if err != nil {
 				return err
 			}
 			return p.printer().Record(u, func() cli.Table { return userFields(&u) })
-		},
+		}),
 	}
 }
 
@@ -117,14 +113,10 @@ func runUserSet(ctx context.Context, p *program, o *userOptions, user string) er
 	case o.file != "" && named:
 		return cli.Usage("-f replaces the whole document; it does not go with other changes")
 	}
-	t, err := p.target()
+	cl, err := p.confirmed(changes, "change user "+user, "")
 	if err != nil {
 		return err
 	}
-	if err := p.confirm(&t, changes, "change user "+user); err != nil {
-		return err
-	}
-	cl := p.clientOf(&t)
 	var out api.UserVersion
 	if o.file != "" {
 		u, err := readUser(p, o.file)

@@ -28,10 +28,7 @@ type Campaign struct {
 }
 
 // CampaignPage is a page of campaigns, the newest first.
-type CampaignPage struct {
-	Items  []Campaign `json:"items"`
-	Cursor string     `json:"cursor,omitempty"` // empty: there is no more
-}
+type CampaignPage = List[Campaign]
 
 // Campaigns lists campaigns, the newest first. caller is for operators; empty means
 // all that the token may see.

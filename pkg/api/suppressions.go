@@ -18,10 +18,7 @@ type Suppression struct {
 
 // Suppressions is a page of the suppression list. It may be short, even empty, and
 // not be the last: that one has no cursor.
-type Suppressions struct {
-	Items  []Suppression `json:"items"`
-	Cursor string        `json:"cursor,omitempty"`
-}
+type Suppressions = List[Suppression]
 
 // SuppressionFilter selects suppressions; an empty field selects all.
 type SuppressionFilter struct {

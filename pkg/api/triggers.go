@@ -98,10 +98,7 @@ type TriggerStatus struct {
 }
 
 // TriggerPage is one page of triggers, newest first.
-type TriggerPage struct {
-	Items  []TriggerStatus `json:"items"`
-	Cursor string          `json:"cursor,omitempty"` // empty: there is no more
-}
+type TriggerPage = List[TriggerStatus]
 
 // Circuit is a breaker that stands before a provider's route or a caller's
 // callbacks, in the process that was asked.

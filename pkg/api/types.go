@@ -247,11 +247,14 @@ type Scheduled struct {
 	MovedBy        string     `json:"moved_by,omitempty"` // the caller that moved it then
 }
 
-// ScheduledPage is one page of schedules, newest request first.
-type ScheduledPage struct {
-	Items  []Scheduled `json:"items"`
-	Cursor string      `json:"cursor,omitempty"` // empty: there is no more
+// List is one page of a list.
+type List[T any] struct {
+	Items  []T    `json:"items"`
+	Cursor string `json:"cursor,omitempty"` // empty: there is no more
 }
+
+// ScheduledPage is one page of schedules, newest request first.
+type ScheduledPage = List[Scheduled]
 
 // Forecast says how much becomes due in [From, To). It is not complete when
 // there is more than the server reads for one answer.
@@ -271,10 +274,7 @@ type ForecastMinute struct {
 }
 
 // UserHistory is one page of what a user was sent, newest first.
-type UserHistory struct {
-	Items  []Status `json:"items"`
-	Cursor string   `json:"cursor,omitempty"` // empty: there is no more
-}
+type UserHistory = List[Status]
 
 // NotificationContent is what one receiver was sent, and where.
 type NotificationContent struct {
@@ -348,10 +348,7 @@ type FailedPage struct {
 }
 
 // DeadLetterPage is one page of dead letters, newest first.
-type DeadLetterPage struct {
-	Items  []DeadLetter `json:"items"`
-	Cursor string       `json:"cursor,omitempty"`
-}
+type DeadLetterPage = List[DeadLetter]
 
 // Event is one line of GET /v1/tail: an outcome of the caller's, a heartbeat,
 // or a gap that says how many outcomes were dropped because the reader or its

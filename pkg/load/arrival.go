@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // Arrival says when messages are due. Every shape is a pure function of time (and
@@ -297,7 +299,7 @@ type poisson struct {
 const markEvery = 1024
 
 func (p *poisson) gap(i int64) float64 {
-	u := float64(mix(p.seed^mix(uint64(i)))>>11) / (1 << 53) // [0, 1)
+	u := float64(notify.Mix(p.seed^notify.Mix(uint64(i)))>>11) / (1 << 53) // [0, 1)
 	return -math.Log1p(-u)
 }
 

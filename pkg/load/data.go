@@ -1,9 +1,12 @@
 package load
 
 import (
+	"hash/fnv"
 	"math"
 	"strconv"
 	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // kind is what one request asks for.
@@ -44,8 +47,8 @@ type variant struct {
 }
 
 func newData(s *Step, seed uint64) *data {
-	d := &data{step: s, seed: mix(seed ^ mix(hashText(s.Name))), users: uint64(s.Users.Count)}
-	d.shift = mix(d.seed) % d.users
+	d := &data{step: s, seed: notify.Mix(seed ^ notify.Mix(hashText(s.Name))), users: uint64(s.Users.Count)}
+	d.shift = notify.Mix(d.seed) % d.users
 	// A stride that shares no factor with users visits every user once before it
 	// repeats one: a fan-out has no duplicates, and load spreads.
 	for d.stride = (2_654_435_761%d.users | 1) % max(d.users, 2); gcd(d.stride, d.users) != 1; d.stride++ {
@@ -87,21 +90,11 @@ func gcd(a, b uint64) uint64 {
 	return a
 }
 
-// mix is the finaliser of splitmix64.
-func mix(x uint64) uint64 {
-	x += 0x9e3779b97f4a7c15
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	return x ^ x>>31
-}
-
-// hashText is FNV-1a: the same in every process, unlike maphash.
+// hashText is the same in every process, unlike maphash.
 func hashText(s string) uint64 {
-	h := uint64(14695981039346656037)
-	for i := range len(s) {
-		h = (h ^ uint64(s[i])) * 1099511628211
-	}
-	return h
+	h := fnv.New64a()
+	h.Write([]byte(s))
+	return h.Sum64()
 }
 
 // What is drawn for a number, each from numbers of its own.
@@ -118,7 +111,7 @@ const (
 
 // draw returns a number from 0 to 1, 1 excluded.
 func (d *data) draw(what, n uint64) float64 {
-	return float64(mix(d.seed^mix(what<<56^n))>>11) / (1 << 53)
+	return float64(notify.Mix(d.seed^notify.Mix(what<<56^n))>>11) / (1 << 53)
 }
 
 // words is text without anything JSON escapes.
@@ -127,7 +120,7 @@ func words(seed uint64, n int) []byte {
 	b := make([]byte, n)
 	word := 0
 	for i := range b {
-		h := mix(seed + uint64(i))
+		h := notify.Mix(seed + uint64(i))
 		if word > 2 && h%6 == 0 {
 			b[i], word = ' ', 0
 			continue

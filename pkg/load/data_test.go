@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 func dataOf(t *testing.T, st Step, seed uint64) *data {
@@ -298,7 +299,7 @@ func TestRunRecords(t *testing.T) {
 	one, many := NewHistogram(), NewHistogram()
 	r := run{h: many}
 	for i := range 200_000 {
-		v := time.Duration(mix(uint64(i))>>(20+i%40)) / 3
+		v := time.Duration(notify.Mix(uint64(i))>>(20+i%40)) / 3
 		for j := range 3 {
 			put(one, v+time.Duration(j), 1)
 			r.add(v + time.Duration(j))

@@ -5,6 +5,8 @@ import (
 	"encoding/binary"
 	"slices"
 	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // pattern is text with the eight digits of a user in some places. Copying it and
@@ -166,7 +168,7 @@ func appendAddress(b []byte, channel string, u uint64) []byte {
 	}
 	b = append(b, "apns:"...)
 	const hex = "0123456789abcdef"
-	for _, x := range [4]uint64{u, mix(u), mix(u + 1), mix(u + 2)} {
+	for _, x := range [4]uint64{u, notify.Mix(u), notify.Mix(u + 1), notify.Mix(u + 2)} {
 		for i := 60; i >= 0; i -= 4 {
 			b = append(b, hex[x>>i&15])
 		}

@@ -62,7 +62,7 @@ func newStepRun(r *Run, p *PhaseSpec, st *Step, d *data, first int64) (*stepRun,
 			length = 0
 		}
 		var err error
-		if s.sched, err = newSchedule(&st.Arrival, st.Size, length, mix(d.seed^uint64(first))); err != nil {
+		if s.sched, err = newSchedule(&st.Arrival, st.Size, length, notify.Mix(d.seed^uint64(first))); err != nil {
 			return nil, notify.Invalid(codeScenario, "arrival", err.Error())
 		}
 		if t, ok := s.sched.(trace); ok {

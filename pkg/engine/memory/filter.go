@@ -58,7 +58,7 @@ func (f *Filter) roll() {
 
 // places calls fn with the bits of an id until it returns false.
 func (f *Filter) places(id uint64, fn func(word int, bit uint64) bool) {
-	step := mix(id) | 1
+	step := notify.Mix(id) | 1
 	bits := uint64(len(f.gens[0])) * 64
 	for range f.hashes {
 		if at := id % bits; !fn(int(at/64), 1<<(at%64)) {
@@ -66,14 +66,6 @@ func (f *Filter) places(id uint64, fn func(word int, bit uint64) bool) {
 		}
 		id += step
 	}
-}
-
-// mix spreads the bits of x (splitmix64).
-func mix(x uint64) uint64 {
-	x += 0x9e3779b97f4a7c15
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	return x ^ x>>31
 }
 
 func (f *Filter) Add(ctx context.Context, ids []uint64) error {

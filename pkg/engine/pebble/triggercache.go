@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // triggerHeads remembers headers of rows that are about to be swapped: those
@@ -32,10 +33,7 @@ type headSlot struct {
 const stripeSlots = 64
 
 func (c *triggerHeads) of(id string) (s *headStripe, slot int) {
-	h := uint32(2166136261)
-	for i := max(len(id)-12, 0); i < len(id); i++ {
-		h = (h ^ uint32(id[i])) * 16777619
-	}
+	h := uint32(notify.HashUser([]byte(id[max(len(id)-12, 0):])))
 	return &c[h>>24], int(h>>8) % stripeSlots
 }
 

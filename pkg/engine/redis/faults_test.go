@@ -373,7 +373,7 @@ func TestFilterIsComplete(t *testing.T) {
 	s := srv.connect()
 	ids := make([]uint64, 500)
 	for i := range ids {
-		ids[i] = mix(uint64(i))
+		ids[i] = notify.Mix(uint64(i))
 	}
 	since := func(f engine.Filter) time.Time {
 		t.Helper()
@@ -432,7 +432,7 @@ func TestFilterParts(t *testing.T) {
 	}
 	ids := make([]uint64, 2000)
 	for i := range ids {
-		ids[i] = mix(uint64(i))
+		ids[i] = notify.Mix(uint64(i))
 	}
 	must(t, f.Add(bg, ids[:1000]))
 	maybe, _, err := f.Seen(bg, ids)

@@ -160,8 +160,8 @@ func (f *filter) each(ids []uint64, fn func(part uint64, at []int) error) error 
 
 // places calls fn with the bits of an id.
 func (f *filter) places(id uint64, fn func(bit uint64)) {
-	id = mix(id) // the bits that chose the part must not choose again
-	step := mix(id) | 1
+	id = notify.Mix(id) // the bits that chose the part must not choose again
+	step := notify.Mix(id) | 1
 	for range f.hashes {
 		fn(1 + id%(f.bits-1))
 		id += step
@@ -243,12 +243,4 @@ func (f *filter) Seen(ctx context.Context, ids []uint64) (maybe []bool, complete
 func (f *filter) Incomplete(ctx context.Context) error {
 	_, _, err := f.roll(ctx, 0, 1, func(client.Pipeliner, string, string) {})
 	return err
-}
-
-// mix spreads the bits of x (splitmix64).
-func mix(x uint64) uint64 {
-	x += 0x9e3779b97f4a7c15
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	return x ^ x>>31
 }
