@@ -35,6 +35,7 @@ helps those who run it.
 Start a server with "notifyd dev", which also writes a context for notifyctl, and
   notifyctl send --channel push --user ann --title Hello --body 'It works' --wait`,
 	}
+	root.InitDefaultVersionFlag() // else "help" does not list it
 	root.SetIn(p.in)
 	root.SetOut(p.out)
 	root.SetErr(p.err)
