@@ -23,10 +23,16 @@ type Change struct {
 	Part Part
 	If   []Row // what must be stored for Do to be done
 	Do   []Row // what is stored then; a nil value removes the row
-	// Number, if not nil, returns more rows to store. Its n is higher than every n of
-	// the partition before, and changes become visible in the order of their n. An
-	// engine calls it under a lock: it does no I/O and does not wait.
-	Number func(n uint64) []Row
+	// Number returns more rows to store. It is called Numbers times, with i from 0. Its
+	// n is one more than the n of the partition before, and changes become visible in
+	// the order of their n. An engine calls it under a lock: it does no I/O and does
+	// not wait.
+	Number  func(i int, n uint64) []Row
+	Numbers int
+	// Stored, if not nil, is called once the change is durable, also if the caller of
+	// Swap has left. Those of a partition are called in the order of their n, and do
+	// not wait.
+	Stored func()
 }
 
 // Range is the rows of a partition whose keys begin with Prefix and are greater than

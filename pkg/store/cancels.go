@@ -23,7 +23,7 @@ func (c cancels) Put(ctx context.Context, in engine.Cancel) (given uint64, err e
 	}
 	scope := "s" + in.Scope
 	for {
-		won, err := c.rows.Swap(ctx, rows.Change{Part: tableCancels, If: []rows.Row{{Key: scope}}, Number: func(n uint64) []rows.Row {
+		won, err := c.rows.Swap(ctx, rows.Change{Part: tableCancels, If: []rows.Row{{Key: scope}}, Numbers: 1, Number: func(_ int, n uint64) []rows.Row {
 			given = n
 			return []rows.Row{{Key: "n" + num(n), Value: v}, {Key: scope, Value: []byte(num(n))}}
 		}})
@@ -63,9 +63,6 @@ func (c cancels) Get(ctx context.Context, scope string) (engine.Cancel, bool, er
 func (c cancels) Changes(ctx context.Context, since uint64, max int) ([]engine.Cancel, error) {
 	return list(ctx, c.rows, tableCancels, rows.Range{Prefix: "n", After: "n" + num(since)}, max, readCancel)
 }
-
-// manyAtOnce bounds what a purge holds in memory and writes at once.
-const manyAtOnce = 1000
 
 // PurgeCancels implements engine.Aged. Versions are in the order of time: it stops at
 // the first cancellation that is young.

@@ -25,6 +25,8 @@ var (
 	tableCallers = rows.Part{Table: 'u'} // caller: caller
 	tableMeta    = rows.Part{Table: 'm'} // name: value
 	tableHolds   = rows.Part{Table: 'h'} // str lane, user: the user's queue
+	// p, user: version, profile; n, version: the user whose latest change it is
+	tablePrefs = rows.Part{Table: 'p'}
 	// n, version: cancellation; s, scope: its version
 	tableCancels = rows.Part{Table: 'c'}
 	// h, id: totals; p, str id, seq: base of a part, in the order they came;
@@ -35,10 +37,13 @@ var (
 )
 
 // Contracts are the contracts over rows.
-type Contracts struct{ rows rows.Rows }
+type Contracts struct {
+	rows  rows.Rows
+	prefs *prefs
+}
 
 // Over returns the contracts over r.
-func Over(r rows.Rows) *Contracts { return &Contracts{r} }
+func Over(r rows.Rows) *Contracts { return &Contracts{r, &prefs{rows: r}} }
 
 // Rows returns what the contracts are over.
 func (c *Contracts) Rows() rows.Rows { return c.rows }
@@ -61,8 +66,14 @@ func (c *Contracts) Holds() engine.Holds { return holds{c.rows} }
 // Callers returns the contract of callers.
 func (c *Contracts) Callers() engine.Callers { return callers{c.rows} }
 
+// Prefs returns the contract of profiles.
+func (c *Contracts) Prefs() engine.Prefs { return c.prefs }
+
 // Meta returns the table of identity and versions.
 func (c *Contracts) Meta() engine.Meta { return meta{c.rows} }
+
+// manyAtOnce bounds the records that a purge or an import writes at once.
+const manyAtOnce = 1000
 
 // maxPart bounds a part of a key that other parts follow.
 const maxPart = 1<<16 - 1

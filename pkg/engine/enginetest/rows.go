@@ -56,7 +56,7 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 		must(t, ignore(s.Swap(bg, rows.Change{Part: p, Do: []rows.Row{row("a", "1"), row("e", "")}})))
 		lost := []rows.Row{row("a", "2"), row("a", ""), {Key: "a"}, row("b", ""), row("b", "1"), {Key: "e"}, row("e", "1")}
 		for i := range lost {
-			c := rows.Change{Part: p, If: []rows.Row{row("a", "1"), lost[i]}, Do: []rows.Row{row("a", "9"), row("z", "9"), {Key: "e"}}, Number: func(uint64) []rows.Row {
+			c := rows.Change{Part: p, If: []rows.Row{row("a", "1"), lost[i]}, Do: []rows.Row{row("a", "9"), row("z", "9"), {Key: "e"}}, Numbers: 1, Number: func(int, uint64) []rows.Row {
 				t.Error("a number was given")
 				return nil
 			}}
@@ -116,13 +116,16 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 			t.Errorf("%v after %d calls, want the callback's error", err, n)
 		}
 	})
-	t.Run("n is higher than every n of the partition before, and changes become visible in the order of their n", func(t *testing.T) {
+	t.Run("n is one more than the n of the partition before, and changes become visible in the order of their n", func(t *testing.T) {
 		s, reopen := open(t)
 		const writers, each = 4, 25
 		add := func(p rows.Part) (n uint64, err error) {
-			_, err = s.Swap(bg, rows.Change{Part: p, Number: func(i uint64) []rows.Row {
-				n = i
-				return []rows.Row{{Key: string(binary.BigEndian.AppendUint64(nil, i)), Value: []byte{}}}
+			_, err = s.Swap(bg, rows.Change{Part: p, Numbers: 2, Number: func(i int, next uint64) []rows.Row {
+				if i > 0 && next != n+1 {
+					t.Errorf("%d is given after %d", next, n)
+				}
+				n = next
+				return []rows.Row{{Key: string(binary.BigEndian.AppendUint64(nil, n)), Value: []byte{}}}
 			}})
 			return n, err
 		}
@@ -147,12 +150,12 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 				}
 			}
 		})
-		same(t, "seen by who follows", seen.Load(), int32(writers*each))
-		last := uint64(0)
+		same(t, "seen by who follows", seen.Load(), int32(writers*each*2))
+		last := uint64(writers * each * 2)
 		for range 3 {
 			n := val(add(p))(t)
-			if n <= last || n <= writers*each {
-				t.Fatalf("%d is given after %d", n, max(last, writers*each))
+			if n <= last {
+				t.Fatalf("%d is given after %d", n, last)
 			}
 			last = n
 			for _, row := range scanRows(t, s, p, rows.Range{}) { // a number stays used
@@ -165,6 +168,15 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 		if n := val(add(rows.Part{Table: 'x', Name: "q"}))(t); n > last {
 			t.Errorf("another partition begins with %d", n)
 		}
+	})
+	t.Run("Stored is called once the change is durable", func(t *testing.T) {
+		s, _ := open(t)
+		n := 0
+		c := rows.Change{Part: p, If: []rows.Row{{Key: "a"}}, Do: []rows.Row{row("a", "1")}, Stored: func() { n++ }}
+		same(t, "won", swapRows(t, s, c), true)
+		same(t, "calls", n, 1)
+		same(t, "won again", swapRows(t, s, c), false)
+		same(t, "calls", n, 1)
 	})
 	t.Run("model", func(t *testing.T) {
 		model(t, func(rt *rapid.T) map[string]func(*rapid.T) { return rowsProgram(rt, open) })

@@ -106,9 +106,12 @@ func (p *partRows) Swap(ctx context.Context, c rows.Change) (bool, error) {
 		}
 	}
 	in.set(c.Do)
-	if c.Number != nil {
+	for i := range c.Numbers {
 		in.last++
-		in.set(c.Number(in.last))
+		in.set(c.Number(i, in.last))
+	}
+	if c.Stored != nil {
+		c.Stored()
 	}
 	return true, nil
 }

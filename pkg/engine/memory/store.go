@@ -64,7 +64,8 @@ func New() *Store {
 	}
 }
 
-// The contracts; those that are missing here are store.Contracts.
+// The contracts; those that are missing here are store.Contracts. Prefs is
+// one of both: the model that the suites compare with.
 
 func (s *Store) Status() engine.Status           { return status{s} }
 func (s *Store) Timers() engine.Timers           { return timers{s} }

@@ -14,6 +14,9 @@ func (s *Store) Aged() engine.Aged { return aged{s} }
 
 type aged struct{ *Store }
 
+// manyAtOnce bounds what a purge holds locked and in one batch.
+const manyAtOnce = 1000
+
 // PurgeOutcomes deletes rows one by one. A range would be cheaper, but a worker may
 // meanwhile write the claim of an old request into it: a schedule of last year that
 // fires now.

@@ -17,7 +17,6 @@
 // bytes of length and the bytes. dl is a dead letter's base, index, fan, epoch.
 //
 //	prefix  key                                              value
-//	c       version                                          user: profile changes, one row a user
 //	d       dl                                               ord of a dead letter
 //	e       until, dl                                        -: dead letters by retention
 //	f       str caller, seq                                  dl: a caller's feed
@@ -27,7 +26,6 @@
 //	l       ~last failed, dl                                 -: dead letters, newest first
 //	n       str caller                                       last seq of the caller's feed
 //	o       table, str partition                             last number of a partition of r
-//	p       user                                             version, profile
 //	r       table, str partition, key                        row of pkg/store (rows.go)
 //	s       base, partition, block, epoch, attempt,          outcome row
 //	        deferrals, first, kind

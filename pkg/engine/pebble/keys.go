@@ -10,7 +10,6 @@ import (
 // Tables; doc.go describes their keys and values.
 const (
 	tFormat     = 0x00
-	tChange     = 'c'
 	tDead       = 'd'
 	tDeadUntil  = 'e'
 	tFeed       = 'f'
@@ -20,7 +19,6 @@ const (
 	tDeadNewest = 'l'
 	tFeedSeq    = 'n'
 	tNumber     = 'o'
-	tProfile    = 'p'
 	tRows       = 'r'
 	tRow        = 's'
 	tTimer      = 't'

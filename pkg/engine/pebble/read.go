@@ -71,21 +71,6 @@ func (s *Store) walk(r span, start, step func(*pebbledb.Iterator) bool, fn func(
 	return translate(it.Error())
 }
 
-// lastUint returns the number in the last key of a table, 0 when it is empty.
-func (s *Store) lastUint(table byte) (n uint64, err error) {
-	it, err := s.db.NewIter(&pebbledb.IterOptions{LowerBound: []byte{table}, UpperBound: []byte{table + 1}})
-	if err != nil {
-		return 0, translate(err)
-	}
-	if it.Last() {
-		if len(it.Key()) != 9 {
-			return 0, errors.Join(corrupt("sequence", it.Key()), it.Close())
-		}
-		n = binary.BigEndian.Uint64(it.Key()[1:])
-	}
-	return n, translate(errors.Join(it.Error(), it.Close()))
-}
-
 // sometimes lets long scans hear that their caller has left.
 func sometimes(ctx context.Context, n *int) error {
 	if *n++; *n&255 != 0 {

@@ -71,7 +71,7 @@ func (r *partRows) Swap(ctx context.Context, c rows.Change) (bool, error) {
 		holds = (v == nil) == (c.If[i].Value == nil) && bytes.Equal(v, c.If[i].Value)
 	}
 	var last *uint64
-	if err == nil && holds && c.Number != nil {
+	if err == nil && holds && c.Numbers > 0 {
 		last, err = r.counter(c.Part)
 	}
 	if err != nil || !holds {
@@ -80,12 +80,19 @@ func (r *partRows) Swap(ctx context.Context, c rows.Change) (bool, error) {
 	}
 	err = r.s.commit.write(ctx, func(tx tx) {
 		tx.rows(prefix, c.Do)
-		if last != nil {
+		for i := range c.Numbers {
 			*last++
-			tx.rows(prefix, c.Number(*last))
+			tx.rows(prefix, c.Number(i, *last))
+		}
+		if last != nil {
 			tx.setUint(appendPart([]byte{tNumber}, c.Part), *last)
 		}
-	}, func(error) { unlock() })
+	}, func(err error) {
+		if err == nil && c.Stored != nil {
+			c.Stored()
+		}
+		unlock()
+	})
 	return err == nil, err
 }
 

@@ -40,10 +40,10 @@ type Store struct {
 	tenures tenures
 
 	*store.Contracts // over rows.go
-	prefs            prefs
-	spill            spill
-	dead             deadLetters
-	idem             idem
+
+	spill spill
+	dead  deadLetters
+	idem  idem
 
 	schedules schedules
 	triggers  triggers
@@ -232,7 +232,7 @@ func (s *Store) load() error {
 		return err
 	}
 	for _, load := range []func(*Store) error{
-		s.prefs.load, s.spill.load, s.dead.load, s.idem.load,
+		s.spill.load, s.dead.load, s.idem.load,
 		s.schedules.load, s.triggers.load, s.queues.load,
 	} {
 		if err := load(s); err != nil {
