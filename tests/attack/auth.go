@@ -110,9 +110,10 @@ func (r *world) changedTries(good map[string]any) {
 		for _, at := range []int{0, 7, 20} {
 			add(fmt.Sprintf("part %d, byte %d", i, at), "has one character changed", func(p []string) string {
 				b := []byte(p[i])
-				b[at] ^= 1
-				if b[at] == '.' || b[at] == '`' || b[at] == '@' || b[at] == '[' {
+				if b[at] != 'A' {
 					b[at] = 'A'
+				} else {
+					b[at] = 'B'
 				}
 				p[i] = string(b)
 				return join(p...)
