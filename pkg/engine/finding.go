@@ -15,7 +15,7 @@ type Findings []Finding
 
 // Add appends what was seen of check: level ok, or, where it is bad, level with what
 // to do.
-func (fs *Findings) Add(check string, bad bool, level, repair, format string, args ...any) {
+func (fs *Findings) Add(check string, bad bool, level, repair, format string, args ...any) { //nolint:revive // bad is what was seen
 	f := Finding{Check: check, Level: "ok", Detail: fmt.Sprintf(format, args...)}
 	if bad {
 		f.Level, f.Repair = level, repair

@@ -155,7 +155,7 @@ func TestConfigIsChecked(t *testing.T) {
 	for field, cfg := range map[string]Config{
 		"redis.addrs":       {},
 		"redis.master":      {Addrs: []string{"a:1"}, Master: "m", Cluster: true},
-		"redis.db ":         {Addrs: []string{"a:1"}, DB: -1},
+		"redis.db":          {Addrs: []string{"a:1"}, DB: -1},
 		"redis.timeout":     {Addrs: []string{"a:1"}, Timeout: time.Microsecond},
 		"redis.pool_size":   {Addrs: []string{"a:1"}, PoolSize: -1},
 		"redis.replica_ack": {Addrs: []string{"a:1"}, ReplicaAck: time.Hour},
@@ -165,7 +165,7 @@ func TestConfigIsChecked(t *testing.T) {
 	} {
 		_, err := Connect(cfg)
 		e, ok := err.(*notify.Error)
-		if !ok || e.Kind != notify.KindInvalid || e.Field != strings.TrimSpace(field) {
+		if !ok || e.Kind != notify.KindInvalid || e.Field != field {
 			t.Errorf("%+v: %v", cfg, err)
 		}
 	}
