@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -42,6 +43,7 @@ type world struct {
 
 	mu      sync.Mutex
 	signing []string // the secrets that callers were given
+	named   []string // the random ends of their names
 }
 
 // proc is a process under attack.
@@ -247,7 +249,8 @@ func (r *world) must(q request) answer {
 // caller returns the name of a fresh caller who may register triggers for URLs below
 // bases.
 func (r *world) caller(bases ...string) (name string, a answer) {
-	name = "caller-" + strconv.FormatInt(r.number.Add(1), 10)
+	random := strings.ToLower(rand.Text())[:partLen]
+	name = "caller-" + strconv.FormatInt(r.number.Add(1), 10) + "-" + random
 	body := rig.Must(json.Marshal(map[string]any{"callback_urls": bases}))
 	op := r.keys.token(name, "operate")
 	a = r.ask(request{method: "PUT", url: "/v1/ops/callers/" + name, token: op, body: string(body)})
@@ -257,7 +260,7 @@ func (r *world) caller(bases ...string) (name string, a answer) {
 	made := r.must(request{method: "POST", url: "/v1/ops/callers/" + name + "/secrets", token: op, body: "{}"})
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.signing = append(r.signing, made.field("secret"))
+	r.signing, r.named = append(r.signing, made.field("secret")), append(r.named, random)
 	return name, a
 }
 

@@ -18,8 +18,11 @@ func (r *world) storedTry() {
 	r.try("stored", "looks for the callers' signing secrets in every file of the data folder, and in the logs", "that none stands there, with whsec_ or without", func(context.Context) string {
 		r.mu.Lock()
 		signing := append([]string(nil), r.signing...)
+		s := search{parts: map[string]string{}, names: map[string]bool{}}
+		for _, name := range r.named {
+			s.parts[name], s.names[name] = name, true
+		}
 		r.mu.Unlock()
-		s := search{parts: map[string]string{}}
 		for _, secret := range signing {
 			body, ok := strings.CutPrefix(secret, "whsec_")
 			if !ok || len(body) < partLen {
@@ -38,7 +41,7 @@ func (r *world) storedTry() {
 			return fmt.Sprintf("%d times a secret, first in %s", len(s.found), s.found[0])
 		case len(signing) == 0:
 			panic(errors.New("no caller was given a secret"))
-		case !s.callers:
+		case !s.named:
 			panic(errors.New("the name of no caller is in the files either: a secret would not be seen"))
 		}
 		return ""
@@ -50,9 +53,12 @@ const partLen = 16
 
 // search looks for texts in files, for all of them at once.
 type search struct {
-	parts   map[string]string // the first bytes of each text, and the text
-	found   []string          // files
-	callers bool              // a file has the name of a caller of the rig
+	parts map[string]string // the first bytes of each text, and the text
+	found []string          // files
+	// names are the random ends of callers' names. Only what is random stands in a
+	// compressed file as it is.
+	names map[string]bool
+	named bool // one was found
 }
 
 func (s *search) look(path string, d fs.DirEntry, err error) error {
@@ -70,10 +76,13 @@ func (s *search) file(path string) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	s.callers = s.callers || bytes.Contains(b, []byte(`"id":"caller-`))
 	for i := 0; i+partLen <= len(b); i++ {
 		if text, ok := s.parts[string(b[i:i+partLen])]; ok && bytes.HasPrefix(b[i:], []byte(text)) {
-			s.found = append(s.found, path)
+			if s.names[text] {
+				s.named = true
+			} else {
+				s.found = append(s.found, path)
+			}
 		}
 	}
 	return err
