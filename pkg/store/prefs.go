@@ -135,7 +135,7 @@ func (p *prefs) Changes(ctx context.Context, since uint64, max int) ([]engine.Ch
 	})
 }
 
-// Version tells nobody of a version that a loss of power can take back.
+// Version returns durable versions only: a loss of power cannot take them back.
 func (p *prefs) Version(ctx context.Context) (uint64, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -21,8 +21,8 @@ const (
 	// make larger groups (64 writers: 22, 15, 10, 5 calls a group), less CPU a call.
 	maxSyncing = 1
 
-	// A write of at least so many rows, in whose order nobody reads, is a batch of its own:
-	// its own goroutine puts it into the memtable, as many at a time as there are writers.
+	// insert makes a batch of its own of at least this many rows. Each such batch has a
+	// goroutine that puts it into the memtable, so all cores can work at once.
 	minAlone = 64
 )
 

@@ -2,6 +2,7 @@ package pebble
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 	"testing/synctest"
@@ -162,5 +163,30 @@ func TestTimersApart(t *testing.T) {
 	}
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestLargeCallIsDurable: a call that is a batch of its own is durable when it returns.
+func TestLargeCallIsDurable(t *testing.T) {
+	t.Parallel()
+	fs := vfs.NewCrashableMem()
+	s := mustOpen(t, testConfig(fs))
+	ts := make([]engine.Timer, 4*minAlone)
+	for i := range ts {
+		ts[i] = engine.Timer{FireAt: 1000, ID: fmt.Append(nil, "t", i), Kind: 1}
+	}
+	if err := s.Timers().Put(t.Context(), 1, ts); err != nil {
+		t.Fatal(err)
+	}
+	after := mustOpen(t, testConfig(fs.CrashClone(vfs.CrashCloneCfg{})))
+	got, err := after.Timers().Scan(t.Context(), engine.TimerPartition{}, engine.TimerCursor{}, 1000, len(ts))
+	if err != nil || len(got) != len(ts) {
+		t.Errorf("%d of %d timers, %v", len(got), len(ts), err)
+	}
+	if err := errors.Join(s.Close(), after.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Timers().Put(t.Context(), 1, ts); notify.KindOf(err) != notify.KindUnavailable {
+		t.Errorf("a closed store takes timers: %v", err)
 	}
 }

@@ -9,7 +9,7 @@ import (
 )
 
 // partRows implements rows.Rows. Rows that a Swap compares or stores are locked until
-// they are durable; those that Number returns are not.
+// they are durable. Rows that Number returns are not locked.
 type partRows struct {
 	s *Store
 
