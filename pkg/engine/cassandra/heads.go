@@ -133,11 +133,14 @@ func (t schedules) purge(ctx context.Context, base notify.Base, fireAt, before i
 	if err != nil {
 		return false, true, err
 	}
-	last := x.FireAt
+	last, known := x.FireAt, ok
 	if touched && h.FireAt > 0 {
-		last = h.FireAt
+		last, known = h.FireAt, true // also of a head whose schedule is not there
 	}
-	if ok && last >= before {
+	if !known {
+		return false, false, nil
+	}
+	if last >= before {
 		if last == fireAt {
 			return false, true, nil
 		}

@@ -161,6 +161,19 @@ func Schedules(t *testing.T, open Opener[engine.Schedules]) {
 		must(t, s.Put(bg, []engine.Schedule{untouched})) // a new one is stored all the same
 		same(t, "again", val(s.Purge(bg, math.MaxInt64, 10))(t), 1)
 	})
+	t.Run("Purge keeps a head whose last fire time is later, also where the schedule is not there", func(t *testing.T) {
+		s, _ := open(t)
+		_, won := swap(t, s, 0, engine.ScheduleHead{Base: base(1, 1), State: engine.SchedulePending, FireAt: 1000})
+		same(t, "first", won, true)
+		_, won = swap(t, s, 1, engine.ScheduleHead{Base: base(1, 1), State: engine.SchedulePending, FireAt: 5000})
+		same(t, "moved", won, true)
+		same(t, "schedules purged", val(s.Purge(bg, 2000, 10))(t), 0)
+		_, ok := head(t, s, base(1, 1))
+		same(t, "head is there", ok, true)
+		same(t, "schedules purged later", val(s.Purge(bg, 5001, 10))(t), 0)
+		_, ok = head(t, s, base(1, 1))
+		same(t, "head is there later", ok, false)
+	})
 	t.Run("Purge forgets at most max", func(t *testing.T) {
 		s, _ := open(t)
 		for i := range 10 {
