@@ -37,7 +37,7 @@ sbom: build ## Write bin/*.cdx.json: what modules each binary is made of, with l
 	for b in notifyd notifyctl; do go run github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod@$(CYCLONEDX_VERSION) bin -json -licenses -version '$(VERSION)' -output "$(BIN)/$$b.cdx.json" "$(BIN)/$$b"; done
 
 .PHONY: test
-test: go ## Run all tests; SHORT=1 leaves out the long ones, PKGS=./pkg/wheel picks some
+test: go ## Run all tests; SHORT=1 leaves out the long ones, PKGS=./pkg/timer/wheel picks some
 	go test $(TESTFLAGS) $(PKGS)
 
 .PHONY: race
@@ -46,7 +46,7 @@ race: go cc ## Run all tests with the race detector; SHORT=1, PKGS= as for test
 
 .PHONY: lint
 lint: go $(BIN)/golangci-lint-$(GOLANGCI_VERSION) ## Check format, vet and golangci-lint (installed when missing)
-	@out=$$(gofmt -l $(wildcard cmd pkg tests examples dashboards docs) *.go); if [ -n "$$out" ]; then echo "gofmt -w these files:"; echo "$$out"; exit 1; fi
+	@out=$$(gofmt -l $(wildcard cmd pkg internal tests examples dashboards docs) *.go); if [ -n "$$out" ]; then echo "gofmt -w these files:"; echo "$$out"; exit 1; fi
 	go vet ./...
 	$(BIN)/golangci-lint-$(GOLANGCI_VERSION) run --allow-parallel-runners ./...
 

@@ -22,24 +22,24 @@ const module = "github.com/notifyd/notifyd/"
 // test, and so does an arrow that is not.
 var mayImport = map[string]string{
 	// Foundations: they know nothing of each other but notify.
-	"pkg/notify":  "",
-	"pkg/setting": "notify", // defaults and ranges by tags of fields
-	"pkg/wheel":   "",
-	"pkg/fault":   "",
-	"pkg/durable": "",
-	"pkg/backup":  "notify durable",
-	"pkg/cli":     "notify durable",
-	"pkg/when":    "notify",
-	"pkg/plan":    "notify",
-	"pkg/explain": "",
-	"pkg/engine":  "notify",
-	"pkg/rows":    "",
-	"pkg/store":   "engine rows notify", // contracts of engine over rows
-	"pkg/secrets": "notify durable",     // files of secrets, and sealing texts
+	"pkg/notify":          "",
+	"pkg/setting":         "notify", // defaults and ranges by tags of fields
+	"pkg/timer/wheel":     "",
+	"internal/killpoint":  "",
+	"internal/atomicfile": "",
+	"pkg/backup":          "notify internal/atomicfile",
+	"pkg/term":            "notify internal/atomicfile",
+	"pkg/tool/humantime":  "notify",
+	"pkg/tool/capacity":   "notify",
+	"pkg/tool/codes":      "",
+	"pkg/engine":          "notify",
+	"pkg/rows":            "",
+	"pkg/store":           "engine rows notify",         // contracts of engine over rows
+	"pkg/secrets":         "notify internal/atomicfile", // files of secrets, and sealing texts
 
-	"pkg/freeport":  "", // ports of servers that come back
-	"pkg/promcheck": "",
-	"pkg/trace":     "setting", // spans; the only one that knows OpenTelemetry
+	"internal/freeport":  "", // ports of servers that come back
+	"pkg/tool/promcheck": "",
+	"pkg/trace":          "setting", // spans; the only one that knows OpenTelemetry
 
 	"pkg/trace/tracetest": "", // a collector for tests
 
@@ -52,7 +52,7 @@ var mayImport = map[string]string{
 	// Engines: one technology each.
 	"pkg/engine/pebble":     "engine notify rows setting store",
 	"pkg/engine/memory":     "engine notify rows store",
-	"pkg/engine/kfake":      "engine notify stream backup durable setting",
+	"pkg/log/embedded":      "engine notify log backup internal/atomicfile setting",
 	"pkg/engine/cassandra":  "engine notify secrets setting",
 	"pkg/engine/redis":      "engine notify secrets setting",
 	"pkg/engine/postgres":   "engine notify setting",
@@ -61,20 +61,20 @@ var mayImport = map[string]string{
 	"pkg/engine/faulty":     "engine notify",
 
 	// Logic over contracts.
-	"pkg/stream":  "notify fault secrets setting",
-	"pkg/history": "engine notify stream backup setting",
-	"pkg/timer":   "engine notify stream wheel fault setting",
+	"pkg/log":     "notify internal/killpoint secrets setting",
+	"pkg/history": "engine notify log backup setting",
+	"pkg/timer":   "engine notify log timer/wheel internal/killpoint setting",
 	"pkg/dedup":   "engine notify",
 	"pkg/limit":   "engine notify setting",
-	"pkg/prefs":   "engine notify secrets setting",
+	"pkg/users":   "engine notify secrets setting",
 
-	"pkg/request": "engine notify fault", // bodies, keys and answers of both front doors
+	"pkg/request": "engine notify internal/killpoint", // bodies, keys and answers of both front doors
 
 	// Stages.
-	"pkg/schedule":    "engine notify fault",
-	"pkg/trigger":     "engine notify request limit fault trace setting",
-	"pkg/intake":      "engine notify stream prefs limit request fault setting",
-	"pkg/worker":      "engine notify stream wheel dedup limit prefs timer fault trace setting",
+	"pkg/schedule":    "engine notify internal/killpoint",
+	"pkg/trigger":     "engine notify request limit internal/killpoint trace setting",
+	"pkg/intake":      "engine notify log users limit request internal/killpoint setting",
+	"pkg/worker":      "engine notify log timer/wheel dedup limit users timer internal/killpoint trace setting",
 	"pkg/provider":    "notify limit provider/h2",
 	"pkg/provider/h2": "setting", // HTTP/2 by frames: knows no provider
 
@@ -82,30 +82,30 @@ var mayImport = map[string]string{
 	"pkg/simulator": "notify setting",
 
 	// What callers and operators see.
-	"pkg/ops":     "engine notify api stream history",
-	"pkg/outcome": "engine notify ops trigger fault stream",
-	"pkg/archive": "engine notify ops history fault durable",
-	"pkg/api":     "notify",
-	"pkg/web":     "notify api",
-	"pkg/server":  "engine notify request api intake ops prefs history limit schedule secrets trigger trace setting",
-	"pkg/load":    "notify api durable stream cli", // stream: its partitions, for the target kafka; cli: which word was meant
-	"pkg/tui":     "load load/report notify cli",   // cli: how texts and numbers are written for people
+	"pkg/deadletter":  "engine notify api log history",
+	"pkg/outcomehook": "engine notify deadletter trigger internal/killpoint log",
+	"pkg/archive":     "engine notify deadletter history internal/killpoint internal/atomicfile",
+	"pkg/api":         "notify",
+	"pkg/web":         "notify api",
+	"pkg/server":      "engine notify request api intake deadletter users history limit schedule secrets trigger trace setting",
+	"pkg/load":        "notify api internal/atomicfile log term", // log: its partitions, for the target kafka; term: which word was meant
+	"pkg/load/screen": "load load/report notify term",            // term: how texts and numbers are written for people
 
-	"pkg/load/report": "load durable notify cli", // what is left of a run, and comparing runs
+	"pkg/load/report": "load internal/atomicfile notify term", // what is left of a run, and comparing runs
 
 	// Not trigger, which reads and repairs its rows through an interface: its own
 	// tests run these checks.
-	"pkg/conserve": "engine notify stream history schedule timer ops api setting",
+	"pkg/conserve": "engine notify log history schedule timer deadletter api setting",
 
-	"pkg/archive/s3":  "",
-	"pkg/tui/console": "notify api cli",
+	"pkg/archive/s3": "",
+	"pkg/console":    "notify api term",
 
-	// The only place that knows more than one engine. Load and tui belong to
+	// The only place that knows more than one engine. Load and its screen belong to
 	// notifyctl, faulty and enginetest to tests.
-	"pkg/app": everything("load", "load/report", "tui", "tui/console", "engine/faulty", "engine/enginetest", "trace/tracetest"),
+	"pkg/app": everything("load", "load/report", "load/screen", "console", "engine/faulty", "engine/enginetest", "trace/tracetest"),
 
-	"cmd/notifyd":   "app api backup durable notify server simulator load cli",
-	"cmd/notifyctl": "app freeport api archive backup durable load load/report tui tui/console notify secrets cli when plan explain promcheck docs dashboards",
+	"cmd/notifyd":   "app api backup internal/atomicfile notify server simulator load term",
+	"cmd/notifyctl": "app internal/freeport api archive backup internal/atomicfile load load/report load/screen console notify secrets term tool/humantime tool/capacity tool/codes tool/promcheck docs dashboards",
 }
 
 // everything stands for all packages of pkg but some.
@@ -178,7 +178,7 @@ func TestLeftoversAreFound(t *testing.T) {
 // build tags.
 func check(repo fs.FS) (problems []string) {
 	report := func(format string, args ...any) { problems = append(problems, fmt.Sprintf(format, args...)) }
-	for _, root := range []string{"cmd", "pkg", "docs", "dashboards"} {
+	for _, root := range []string{"cmd", "pkg", "internal", "docs", "dashboards"} {
 		err := fs.WalkDir(repo, root, func(name string, d fs.DirEntry, err error) error {
 			switch {
 			case err != nil && name == root && errors.Is(err, fs.ErrNotExist):
@@ -247,13 +247,14 @@ func importsOf(repo fs.FS, name string) ([]string, error) {
 
 // allowed reports whether a list of the table holds a package of ours.
 func allowed(list, ours string) bool {
-	name, ok := strings.CutPrefix(ours, "pkg/")
-	if !ok && ours != "docs" && ours != "dashboards" {
-		return false // cmd is nobody's to import, generated code only the tests'
+	name, inPkg := strings.CutPrefix(ours, "pkg/")
+	inside := strings.HasPrefix(ours, "internal/")
+	if !inPkg && !inside && ours != "docs" && ours != "dashboards" {
+		return false // no package imports cmd, and only tests import generated code
 	}
 	words := strings.Fields(list)
 	if slices.Contains(words, "*") {
-		return ok && !slices.Contains(words, "-"+name) // of pkg
+		return (inPkg || inside) && !slices.Contains(words, "-"+name)
 	}
 	return slices.Contains(words, name)
 }
@@ -283,9 +284,9 @@ func TestCheckFindsProblems(t *testing.T) {
 	}
 	f("pkg/engine/a.go", module+"pkg/notify", "")
 	f("pkg/engine/a.go", "net/http", "")
-	f("pkg/engine/a.go", module+"pkg/stream", "must not import pkg/stream")
-	f("pkg/engine/a_test.go", module+"pkg/stream", "")
-	f("pkg/engine/testdata/a.go", module+"pkg/stream", "")
+	f("pkg/engine/a.go", module+"pkg/log", "must not import pkg/log")
+	f("pkg/engine/a_test.go", module+"pkg/log", "")
+	f("pkg/engine/testdata/a.go", module+"pkg/log", "")
 	f("pkg/util/a.go", "net/http", "not in the table")
 	f("pkg/app/a.go", module+"pkg/engine/pebble", "")
 	f("pkg/app/a.go", module+"pkg/load", "must not import pkg/load")

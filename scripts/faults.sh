@@ -17,6 +17,6 @@ export NODES=${NODES:-1}
 ONLY="kafka cassandra redis postgres" scripts/engines.sh start
 # As engines.sh has it: three have folders of their own, and so has their PostgreSQL.
 if [ "$NODES" = 3 ]; then export CASSANDRA_DIR=${NOTIFY_ENGINES_DIR:-$PWD/.engines}/cassandra3 POSTGRES_NAME=postgres3; fi
-exec go run ./tests/enginefaults -only "${ONLY:-}" -nodes "$NODES" -kafka "$(scripts/engines/kafka.sh addresses)" \
+exec go run ./tests/servers -only "${ONLY:-}" -nodes "$NODES" -kafka "$(scripts/engines/kafka.sh addresses)" \
 	-cassandra "$(scripts/engines/cassandra.sh addresses)" -redis "127.0.0.1:$REDIS_PORT" -postgres "127.0.0.1:$POSTGRES_PORT" \
 	"${short[@]}" ${MUTANT:+-mutant "$MUTANT"} "$@"

@@ -8,12 +8,12 @@ eval "$(scripts/engines.sh env)"
 export NOTIFY_REQUIRE_ENGINES=1
 packages=()
 if [ -z "${ONLY:-}" ]; then
-	packages=(./pkg/engine/... ./pkg/stream/...)
+	packages=(./pkg/engine/... ./pkg/log/...)
 	[ ! -d tests/engines ] || packages+=(./tests/engines/...)
 fi
 for name in ${ONLY:-}; do
 	case $name in
-	kafka) packages+=(./pkg/stream/...) ;;
+	kafka) packages+=(./pkg/log/...) ;;
 	*) packages+=("./pkg/engine/$name/...") ;;
 	esac
 done

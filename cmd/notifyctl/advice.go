@@ -9,8 +9,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/notifyd/notifyd/pkg/cli"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // withAdvice adds to an error what to do next, where the command that failed did
@@ -19,7 +19,7 @@ func (p *program) withAdvice(c *cobra.Command, err error) error {
 	if err == nil {
 		return nil
 	}
-	e, ours := errors.AsType[*cli.Error](err)
+	e, ours := errors.AsType[*term.Error](err)
 	if ours && len(e.Next) > 0 {
 		return err
 	}
@@ -28,9 +28,9 @@ func (p *program) withAdvice(c *cobra.Command, err error) error {
 		return err
 	}
 	if ours {
-		return &cli.Error{Exit: e.Exit, Err: e.Err, Next: next}
+		return &term.Error{Exit: e.Exit, Err: e.Err, Next: next}
 	}
-	return &cli.Error{Exit: cli.ExitCode(err), Err: err, Next: next}
+	return &term.Error{Exit: term.ExitCode(err), Err: err, Next: next}
 }
 
 func (p *program) next(c *cobra.Command, err error) []string {
@@ -75,7 +75,7 @@ func (p *program) next(c *cobra.Command, err error) []string {
 		return []string{"notifyctl context check       (the scopes of the token)"}
 	case notify.KindOf(err) == notify.KindThrottled || notify.KindOf(err) == notify.KindUnavailable:
 		return []string{"the same command again; notifyctl doctor says how the server is"}
-	case code == "" && cli.ExitCode(err) == cli.ExitUsage: // one with a code names its field and the rule
+	case code == "" && term.ExitCode(err) == term.ExitUsage: // one with a code names its field and the rule
 		return []string{c.CommandPath() + " --help"}
 	}
 	return nil
@@ -120,5 +120,5 @@ func again(ctx context.Context, err error, key, what string) error {
 			return err
 		}
 	}
-	return &cli.Error{Exit: exitOf(ctx, err), Err: err, Next: []string{"the same command with --idempotency-key " + quote(key) + " does not " + what + " twice"}}
+	return &term.Error{Exit: exitOf(ctx, err), Err: err, Next: []string{"the same command with --idempotency-key " + quote(key) + " does not " + what + " twice"}}
 }

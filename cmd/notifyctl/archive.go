@@ -6,7 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/notifyd/notifyd/pkg/archive"
-	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // archivePage is what archive ls prints.
@@ -25,11 +25,11 @@ the server's archive is, its doctor says: notifyctl doctor.`,
 	}
 	c.AddCommand(
 		&cobra.Command{
-			Use: "ls DIR", Short: "List the files of an archive, oldest first", Args: cli.Exact("a folder"), Aliases: []string{"list"},
+			Use: "ls DIR", Short: "List the files of an archive, oldest first", Args: term.Exact("a folder"), Aliases: []string{"list"},
 			RunE: func(_ *cobra.Command, args []string) error { return runArchiveList(p, args[0]) },
 		},
 		&cobra.Command{
-			Use: "verify DIR", Short: "Read every file of an archive and compare it with its manifest", Args: cli.Exact("a folder"),
+			Use: "verify DIR", Short: "Read every file of an archive and compare it with its manifest", Args: term.Exact("a folder"),
 			Long: `verify compares the size, the checksum and the number of lines of each file with its
 manifest. Exit 9 when one differs or is not there.`,
 			RunE: func(_ *cobra.Command, args []string) error { return runArchiveVerify(p, args[0]) },
@@ -43,8 +43,8 @@ func runArchiveList(p *program, dir string) error {
 	if err != nil {
 		return err
 	}
-	return printPage(p, archivePage{ms}, ms, func() cli.Table {
-		t := cli.Table{{"FILE", "LINES", "BYTES", "WRITTEN"}}
+	return printPage(p, archivePage{ms}, ms, func() term.Table {
+		t := term.Table{{"FILE", "LINES", "BYTES", "WRITTEN"}}
 		for i := range ms {
 			t = append(t, []string{ms[i].File, count(ms[i].Lines), strconv.FormatInt(ms[i].Bytes, 10), p.when(ms[i].Written)})
 		}
@@ -77,8 +77,8 @@ func runArchiveVerify(p *program, dir string) error {
 	page := struct {
 		Items []verdict `json:"items"`
 	}{vs}
-	if err := printPage(p, page, vs, func() cli.Table {
-		t := cli.Table{{"FILE", "LINES", "VERDICT"}}
+	if err := printPage(p, page, vs, func() term.Table {
+		t := term.Table{{"FILE", "LINES", "VERDICT"}}
 		for _, v := range vs {
 			if v.Error == "" {
 				v.Error = "ok"
@@ -90,7 +90,7 @@ func runArchiveVerify(p *program, dir string) error {
 		return err
 	}
 	if bad > 0 {
-		return cli.Exitf(cli.ExitFindings, "%d of %d files differ from their manifests", bad, len(vs))
+		return term.Exitf(term.ExitFindings, "%d of %d files differ from their manifests", bad, len(vs))
 	}
 	return nil
 }

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // danger says how much a command asks for.
@@ -30,15 +30,15 @@ func (p *program) confirm(t *target, d danger, what string) error {
 		where += ", protected"
 	}
 	if !p.inTerminal || p.global.noInput {
-		return &cli.Error{
-			Exit: cli.ExitUsage, Err: fmt.Errorf("%s (%s) needs --yes", cli.Clean(what), where), Next: []string{"the same command with --yes"},
+		return &term.Error{
+			Exit: term.ExitUsage, Err: fmt.Errorf("%s (%s) needs --yes", term.Clean(what), where), Next: []string{"the same command with --yes"},
 		}
 	}
-	fmt.Fprintf(p.err, "%s (%s)? [y/N] ", cli.Clean(what), where)
+	fmt.Fprintf(p.err, "%s (%s)? [y/N] ", term.Clean(what), where)
 	line, _ := bufio.NewReader(p.in).ReadString('\n') // an end of input is a no
 	switch strings.ToLower(strings.TrimSpace(line)) {
 	case "y", "yes":
 		return nil
 	}
-	return cli.Exitf(cli.ExitError, "not confirmed; nothing was done")
+	return term.Exitf(term.ExitError, "not confirmed; nothing was done")
 }

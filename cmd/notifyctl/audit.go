@@ -7,7 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 func newAudit(p *program) *cobra.Command {
@@ -26,8 +26,8 @@ func newAudit(p *program) *cobra.Command {
 				return err
 			}
 			defer p.more(len(rows), "")
-			return p.printer().Print(rows, func() cli.Table {
-				t := cli.Table{{"SEQ", "AT", "ACTOR", "ACTION", "TARGET", "SET", "RESULT", "COUNTS", "REASON"}}
+			return p.printer().Print(rows, func() term.Table {
+				t := term.Table{{"SEQ", "AT", "ACTOR", "ACTION", "TARGET", "SET", "RESULT", "COUNTS", "REASON"}}
 				shown := api.FoldAudit(rows)
 				for i := range shown {
 					r := &shown[i]
@@ -48,13 +48,13 @@ prints elsewhere: --expect then notices that the end was cut off.`,
 			if err != nil {
 				return err
 			}
-			if err := p.printer().Record(v, func() cli.Table {
-				return cli.Table{{"rows", count(v.Rows)}, {"head", fmt.Sprintf("%d:%s", v.Rows, v.Head)}}
+			if err := p.printer().Record(v, func() term.Table {
+				return term.Table{{"rows", count(v.Rows)}, {"head", fmt.Sprintf("%d:%s", v.Rows, v.Head)}}
 			}); err != nil {
 				return err
 			}
 			if v.Broken != 0 {
-				return cli.Exitf(cli.ExitFindings, "broken at row %d: %s", v.Broken, v.Why)
+				return term.Exitf(term.ExitFindings, "broken at row %d: %s", v.Broken, v.Why)
 			}
 			return nil
 		}),

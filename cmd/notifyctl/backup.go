@@ -13,10 +13,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/notifyd/notifyd/internal/atomicfile"
 	"github.com/notifyd/notifyd/pkg/backup"
-	"github.com/notifyd/notifyd/pkg/cli"
-	"github.com/notifyd/notifyd/pkg/durable"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 func newBackup(p *program) *cobra.Command {
@@ -75,7 +75,7 @@ func (c *counting) Write(b []byte) (int, error) {
 // runBackup makes the file, reads it again to be sure, and gives it its name.
 func runBackup(ctx context.Context, p *program, name string, force bool) error {
 	if _, err := os.Stat(name); err == nil && !force {
-		return cli.Usage("%s is there already; --force replaces it", name)
+		return term.Usage("%s is there already; --force replaces it", name)
 	} else if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return cannotWrite(name, err)
 	}
@@ -103,14 +103,14 @@ func runBackup(ctx context.Context, p *program, name string, force bool) error {
 	if err != nil {
 		return err
 	}
-	if err := durable.Rename(f.Name(), name); err != nil {
+	if err := atomicfile.Rename(f.Name(), name); err != nil {
 		return cannotWrite(name, err)
 	}
 	return p.printer().Record(map[string]any{
 		"file": name, "bytes": size, "unpacked_bytes": m.Bytes, "files": len(m.Files), "created_at": m.Created,
 		"store_id": m.StoreID, "version": m.Version, "verified": true, "took_seconds": time.Since(began).Seconds(),
-	}, func() cli.Table {
-		return cli.Table{
+	}, func() term.Table {
+		return term.Table{
 			{"file", name},
 			{"size", fmt.Sprintf("%s bytes, %s unpacked in %s files", count(size), count(m.Bytes), count(len(m.Files)))},
 			{"holds", "what was accepted before " + m.Created.Format(time.RFC3339)},

@@ -11,8 +11,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/cli"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 func newCaller(p *program) *cobra.Command {
@@ -31,8 +31,8 @@ func newCallerList(p *program) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if err := printWide(p, out, out.Items, []string{"SECRETS"}, func() cli.Table {
-				t := cli.Table{{"CALLER", "RATE", "DISABLED", "SECRETS", "CALLBACK URLS"}}
+			if err := printWide(p, out, out.Items, []string{"SECRETS"}, func() term.Table {
+				t := term.Table{{"CALLER", "RATE", "DISABLED", "SECRETS", "CALLBACK URLS"}}
 				for i := range out.Items {
 					v := &out.Items[i]
 					t = append(t, []string{v.ID, rateOf(v), yesNo(v.Disabled), strconv.Itoa(len(v.Secrets)), strings.Join(v.CallbackURLs, " ")})
@@ -70,7 +70,7 @@ func orDefault(n int) string {
 
 func newCallerShow(p *program) *cobra.Command {
 	return &cobra.Command{
-		Use: "show CALLER", Short: "Show what is set for a caller", Args: cli.Exact("a caller"), Aliases: []string{"get"},
+		Use: "show CALLER", Short: "Show what is set for a caller", Args: term.Exact("a caller"), Aliases: []string{"get"},
 		Example: `  notifyctl caller show shop`,
 		RunE: p.call(func(ctx context.Context, cl *api.Client, args []string) error {
 			v, err := cl.Caller(ctx, args[0])
@@ -83,8 +83,8 @@ func newCallerShow(p *program) *cobra.Command {
 }
 
 func (p *program) printCaller(c *api.Caller) error {
-	return p.printer().Record(c, func() cli.Table {
-		t := cli.Table{{"caller", c.ID}, {"rate", rateOf(c)}, {"burst", orDefault(c.Burst)}, {"disabled", yesNo(c.Disabled)}}
+	return p.printer().Record(c, func() term.Table {
+		t := term.Table{{"caller", c.ID}, {"rate", rateOf(c)}, {"burst", orDefault(c.Burst)}, {"disabled", yesNo(c.Disabled)}}
 		for _, u := range c.CallbackURLs {
 			t = append(t, []string{"callback URL", u})
 		}
@@ -124,7 +124,7 @@ type callerOptions struct {
 func newCallerSet(p *program) *cobra.Command {
 	var o callerOptions
 	c := &cobra.Command{
-		Use: "set CALLER", Short: "Change a caller's limits and callback URLs", Args: cli.Exact("a caller"),
+		Use: "set CALLER", Short: "Change a caller's limits and callback URLs", Args: term.Exact("a caller"),
 		Long: `set changes what is given and leaves the rest. A callback URL is a base: scheme, host,
 port and path; triggers may call what lies below it.`,
 		Example: `  notifyctl caller set shop --callback-url https://shop.example/hooks/
@@ -171,7 +171,7 @@ func runCallerSet(ctx context.Context, p *program, id string, o *callerOptions) 
 			}
 		}
 		if at < 0 {
-			return cli.Usage("--remove-callback-url %q: the caller does not have it", gone)
+			return term.Usage("--remove-callback-url %q: the caller does not have it", gone)
 		}
 		c.CallbackURLs = append(c.CallbackURLs[:at:at], c.CallbackURLs[at+1:]...)
 	}
@@ -209,7 +209,7 @@ func runCallerSet(ctx context.Context, p *program, id string, o *callerOptions) 
 func newRotateSecret(p *program) *cobra.Command {
 	overlap, reason := "24h", ""
 	c := &cobra.Command{
-		Use: "rotate-secret CALLER", Short: "Give a caller a fresh secret to check callbacks with", Args: cli.Exact("a caller"),
+		Use: "rotate-secret CALLER", Short: "Give a caller a fresh secret to check callbacks with", Args: term.Exact("a caller"),
 		Long: `rotate-secret makes a new signing secret and prints it: the only time it is shown. The
 one before signs beside it for the overlap, so that the receiver can be changed over.`,
 		Example: `  notifyctl caller rotate-secret shop
@@ -239,8 +239,8 @@ func runRotateSecret(ctx context.Context, p *program, id, overlap, reason string
 	if err != nil {
 		return err
 	}
-	if err := p.printer().Record(out, func() cli.Table {
-		return cli.Table{{"caller", out.Caller}, {"secret", out.Secret}, {"the one before signs until", p.whenever(out.OldUntil)}}
+	if err := p.printer().Record(out, func() term.Table {
+		return term.Table{{"caller", out.Caller}, {"secret", out.Secret}, {"the one before signs until", p.whenever(out.OldUntil)}}
 	}); err != nil {
 		return err
 	}

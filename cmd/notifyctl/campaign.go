@@ -8,8 +8,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/cli"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // newSetCampaign returns the commands that hold a campaign back.
@@ -30,11 +30,11 @@ func newSetCampaign(p *program) []*cobra.Command {
 	paused := func(is bool) func([]string) (api.CampaignChange, error) {
 		return func([]string) (api.CampaignChange, error) { return api.CampaignChange{Paused: &is}, nil }
 	}
-	add(&cobra.Command{Use: "pause CAMPAIGN", Short: "Call no more receivers of a campaign until it is resumed", Args: cli.Exact("a campaign id"), Example: "  notifyctl campaign pause cmp_01K3ZV7Q0N8M2D4R6T8W0Y2A4C --reason 'a wrong price'"}, paused(true))
-	add(&cobra.Command{Use: "resume CAMPAIGN", Short: "Let a campaign go on", Args: cli.Exact("a campaign id"), Example: "  notifyctl campaign resume cmp_01K3ZV7Q0N8M2D4R6T8W0Y2A4C"}, paused(false))
+	add(&cobra.Command{Use: "pause CAMPAIGN", Short: "Call no more receivers of a campaign until it is resumed", Args: term.Exact("a campaign id"), Example: "  notifyctl campaign pause cmp_01K3ZV7Q0N8M2D4R6T8W0Y2A4C --reason 'a wrong price'"}, paused(true))
+	add(&cobra.Command{Use: "resume CAMPAIGN", Short: "Let a campaign go on", Args: term.Exact("a campaign id"), Example: "  notifyctl campaign resume cmp_01K3ZV7Q0N8M2D4R6T8W0Y2A4C"}, paused(false))
 	add(&cobra.Command{
 		Use: "rate CAMPAIGN RATE", Short: "Set how many receivers of a campaign are called a second; 0: no limit",
-		Args: cli.Exact("a campaign id", "a rate"), Example: "  notifyctl campaign rate cmp_01K3ZV7Q0N8M2D4R6T8W0Y2A4C 500 --reason 'the shop is slow'",
+		Args: term.Exact("a campaign id", "a rate"), Example: "  notifyctl campaign rate cmp_01K3ZV7Q0N8M2D4R6T8W0Y2A4C 500 --reason 'the shop is slow'",
 	}, func(args []string) (api.CampaignChange, error) {
 		rate, err := strconv.ParseFloat(args[1], 64)
 		if err != nil {
@@ -87,8 +87,8 @@ func runSetCampaign(ctx context.Context, p *program, id, verb string, to api.Cam
 	if err != nil {
 		return err
 	}
-	return p.printer().Print(out, func() cli.Table {
-		return append(cli.Table{{"CAMPAIGN", "STATE", "SINCE", "BY", "WHY"}}, append([]string{id, holdText(&out)}, p.when(out.Since), out.By, out.Reason))
+	return p.printer().Print(out, func() term.Table {
+		return append(term.Table{{"CAMPAIGN", "STATE", "SINCE", "BY", "WHY"}}, append([]string{id, holdText(&out)}, p.when(out.Since), out.By, out.Reason))
 	})
 }
 

@@ -12,9 +12,9 @@ import (
 	"slices"
 	"time"
 
+	"github.com/notifyd/notifyd/internal/atomicfile"
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/cli"
-	"github.com/notifyd/notifyd/pkg/durable"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // campaignState is how far a fan-out came. It is written after every part, so
@@ -77,10 +77,10 @@ func (s *campaignState) save() error {
 	if err != nil {
 		return err
 	}
-	if err := durable.MkdirAll(filepath.Dir(s.path)); err != nil {
+	if err := atomicfile.MkdirAll(filepath.Dir(s.path)); err != nil {
 		return err
 	}
-	return durable.WriteFile(s.path, append(b, '\n'))
+	return atomicfile.WriteFile(s.path, append(b, '\n'))
 }
 
 // has reports whether a part is done.
@@ -130,7 +130,7 @@ func (s *campaignState) parts() (n int) {
 // same checks that a run goes on with what the first one began.
 func (s *campaignState) same(server, file, head string, size int64) error {
 	bad := func(format string, args ...any) error {
-		return &cli.Error{Exit: cli.ExitConflict, Err: fmt.Errorf("campaign %s "+format, append([]any{s.Campaign}, args...)...)}
+		return &term.Error{Exit: term.ExitConflict, Err: fmt.Errorf("campaign %s "+format, append([]any{s.Campaign}, args...)...)}
 	}
 	switch {
 	case s.Server != server:

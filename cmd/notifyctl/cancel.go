@@ -7,12 +7,12 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 func newCancel(p *program) *cobra.Command {
 	return &cobra.Command{
-		Use: "cancel ID", Short: "Stop what has not started of a notification, fan-out, campaign or trigger", Args: cli.Exact("an id"),
+		Use: "cancel ID", Short: "Stop what has not started of a notification, fan-out, campaign or trigger", Args: term.Exact("an id"),
 		Long: `cancel stops what has not started: one notification (ntf_...), one receiver of a
 fan-out (ntf_...-7), a whole fan-out, a campaign (cmp_...) with its later parts, or a
 trigger (trg_...). What waits for its time is cancelled for good, until 4.5 s before
@@ -46,10 +46,10 @@ func runCancel(ctx context.Context, p *program, id string) error {
 	if err != nil {
 		return err
 	}
-	return p.printer().Record(out, func() cli.Table {
+	return p.printer().Record(out, func() term.Table {
 		if out.Final {
-			return cli.Table{{"cancelled", out.Scope}, {"at", p.when(out.CancelledAt)}, {"final", "it had not been due: no call is ever made"}}
+			return term.Table{{"cancelled", out.Scope}, {"at", p.when(out.CancelledAt)}, {"final", "it had not been due: no call is ever made"}}
 		}
-		return cli.Table{{"cancelled", out.Scope}, {"at", p.when(out.CancelledAt)}, {"binds calls from", p.clock(out.BindsAt)}}
+		return term.Table{{"cancelled", out.Scope}, {"at", p.when(out.CancelledAt)}, {"binds calls from", p.clock(out.BindsAt)}}
 	})
 }

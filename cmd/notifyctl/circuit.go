@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 func newCircuit(p *program) *cobra.Command {
@@ -30,7 +30,7 @@ in every process and across restarts. notifyctl provider test calls it all the s
 		{"reset", "reset", "Give it back to what its calls say"},
 	} {
 		c.AddCommand(&cobra.Command{
-			Use: a.name + " CIRCUIT", Short: a.short, Args: cli.Exact("a circuit, such as caller:shop or provider:twilio"),
+			Use: a.name + " CIRCUIT", Short: a.short, Args: term.Exact("a circuit, such as caller:shop or provider:twilio"),
 			RunE: func(c *cobra.Command, args []string) error {
 				return runSetCircuit(c.Context(), p, args[0], a.name, a.to)
 			},
@@ -48,15 +48,15 @@ func runCircuits(ctx context.Context, p *program) error {
 	if err != nil {
 		return err
 	}
-	if err := printPage(p, out, out.Items, func() cli.Table { return p.circuits(out.Items) }); err != nil {
+	if err := printPage(p, out, out.Items, func() term.Table { return p.circuits(out.Items) }); err != nil {
 		return err
 	}
 	p.more(len(out.Items), "")
 	return nil
 }
 
-func (p *program) circuits(list []api.Circuit) cli.Table {
-	t := cli.Table{{"CIRCUIT", "STATE", "SINCE", "WHY", "NEXT TRY", "IN FLIGHT", "QUEUED"}}
+func (p *program) circuits(list []api.Circuit) term.Table {
+	t := term.Table{{"CIRCUIT", "STATE", "SINCE", "WHY", "NEXT TRY", "IN FLIGHT", "QUEUED"}}
 	for i := range list {
 		c := &list[i]
 		state, flight := c.State, strconv.Itoa(c.InFlight)
@@ -80,13 +80,13 @@ func runSetCircuit(ctx context.Context, p *program, name, verb, to string) error
 	if err != nil {
 		return err
 	}
-	return p.printer().Print(out, func() cli.Table { return p.circuits([]api.Circuit{out}) })
+	return p.printer().Print(out, func() term.Table { return p.circuits([]api.Circuit{out}) })
 }
 
 func newURL(p *program) *cobra.Command {
 	c := &cobra.Command{Use: "url", Short: "Look at callback URLs"}
 	c.AddCommand(&cobra.Command{
-		Use: "check URL", Short: "Say of each address a URL resolves to whether it may be called", Args: cli.Exact("a URL"),
+		Use: "check URL", Short: "Say of each address a URL resolves to whether it may be called", Args: term.Exact("a URL"),
 		Long: `check resolves the host as the server would, and judges each address; nothing is
 connected to. Exit 9 when no address may be called.`,
 		RunE: func(c *cobra.Command, args []string) error { return runCheckURL(c.Context(), p, args[0]) },
@@ -103,8 +103,8 @@ func runCheckURL(ctx context.Context, p *program, raw string) error {
 	if err != nil {
 		return err
 	}
-	if err := p.printer().Print(out, func() cli.Table {
-		t := cli.Table{{"ADDRESS", "VERDICT", "WHY"}}
+	if err := p.printer().Print(out, func() term.Table {
+		t := term.Table{{"ADDRESS", "VERDICT", "WHY"}}
 		for _, a := range out.Addresses {
 			verdict := "allowed"
 			if !a.Allowed {
@@ -118,7 +118,7 @@ func runCheckURL(ctx context.Context, p *program, raw string) error {
 	}
 	p.note("%s port %d", strings.TrimSpace(out.Host), out.Port)
 	if !out.Allowed {
-		return cli.Exitf(cli.ExitFindings, "%s may not be called", out.URL)
+		return term.Exitf(term.ExitFindings, "%s may not be called", out.URL)
 	}
 	return nil
 }

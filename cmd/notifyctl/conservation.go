@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 func newAuditRun(p *program) *cobra.Command {
@@ -28,7 +28,7 @@ wrong, and the exit code is 9. The last line is
 			if since != "" {
 				d, err := time.ParseDuration(since)
 				if err != nil || d <= 0 {
-					return cli.Usage("--since: a duration above 0, e.g. 24h")
+					return term.Usage("--since: a duration above 0, e.g. 24h")
 				}
 				from = time.Now().Add(-d)
 			}
@@ -47,7 +47,7 @@ wrong, and the exit code is 9. The last line is
 				return err
 			}
 			if rep.Drift > 0 {
-				return cli.Exitf(cli.ExitFindings, "drift of %d: %s", rep.Drift, tally(rep.Classes))
+				return term.Exitf(term.ExitFindings, "drift of %d: %s", rep.Drift, tally(rep.Classes))
 			}
 			return nil
 		},
@@ -63,8 +63,8 @@ func (p *program) conservation(rep *api.Conservation) error {
 	if pr.Format != "table" || pr.JQ != "" {
 		return pr.Print(rep, nil)
 	}
-	if err := pr.Print(rep, func() cli.Table {
-		t := cli.Table{{"HOUR", "CALLER", "CHANNEL", "ACCEPTED", "TERMINAL", "PENDING", "LOST"}}
+	if err := pr.Print(rep, func() term.Table {
+		t := term.Table{{"HOUR", "CALLER", "CHANNEL", "ACCEPTED", "TERMINAL", "PENDING", "LOST"}}
 		for i := range rep.Groups {
 			g := &rep.Groups[i]
 			t = append(t, []string{g.Hour.UTC().Format("2006-01-02T15Z"), g.Caller, g.Channel, fmt.Sprint(g.Accepted), fmt.Sprint(g.Terminal), fmt.Sprint(g.Pending), fmt.Sprint(g.Lost)})
@@ -75,8 +75,8 @@ func (p *program) conservation(rep *api.Conservation) error {
 	}
 	if len(rep.Findings) > 0 {
 		fmt.Fprintln(p.out)
-		if err := pr.Print(rep, func() cli.Table {
-			t := cli.Table{{"DRIFT", "ID", "CALLER", "STATE", "WHY"}}
+		if err := pr.Print(rep, func() term.Table {
+			t := term.Table{{"DRIFT", "ID", "CALLER", "STATE", "WHY"}}
 			for i := range rep.Findings {
 				f := &rep.Findings[i]
 				t = append(t, []string{f.Class, f.ID, f.Caller, f.State, f.Detail})
@@ -96,7 +96,7 @@ func (p *program) conservation(rep *api.Conservation) error {
 		fmt.Fprintf(p.out, "pending   %s\n", tally(rep.Waiting))
 	}
 	if len(rep.Unanswered) > 0 {
-		fmt.Fprintf(p.out, "not answered, cut by a crash: %s\n", cli.Clean(strings.Join(rep.Unanswered, " ")))
+		fmt.Fprintf(p.out, "not answered, cut by a crash: %s\n", term.Clean(strings.Join(rep.Unanswered, " ")))
 	}
 	fmt.Fprintf(p.out, "read %d chunks, %d rows, %d triggers in %s; %d looked lost at first and were not\n",
 		rep.Chunks, rep.Rows, rep.Triggers, time.Duration(rep.TookMS)*time.Millisecond, rep.Confirmed)
@@ -108,7 +108,7 @@ func (p *program) conservation(rep *api.Conservation) error {
 func tally(counts map[string]int64) string {
 	parts := make([]string, 0, len(counts))
 	for _, k := range slices.Sorted(maps.Keys(counts)) {
-		parts = append(parts, fmt.Sprintf("%s=%d", cli.Clean(k), counts[k]))
+		parts = append(parts, fmt.Sprintf("%s=%d", term.Clean(k), counts[k]))
 	}
 	return strings.Join(parts, " ")
 }

@@ -12,7 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 func newContext(p *program) *cobra.Command {
@@ -30,7 +30,7 @@ $XDG_STATE_HOME/notifyctl, so that a shared configuration can be read-only.`,
 type named struct {
 	Name    string `json:"name"`
 	Current bool   `json:"current"`
-	cli.Context
+	term.Context
 }
 
 func newContextList(p *program) *cobra.Command {
@@ -38,7 +38,7 @@ func newContextList(p *program) *cobra.Command {
 		Use: "ls", Short: "List the contexts", Args: cobra.NoArgs, Aliases: []string{"list"},
 		Example: `  notifyctl context ls`,
 		RunE: func(*cobra.Command, []string) error {
-			cs, err := cli.OpenContexts(p.getenv)
+			cs, err := term.OpenContexts(p.getenv)
 			if err != nil {
 				return err
 			}
@@ -49,8 +49,8 @@ func newContextList(p *program) *cobra.Command {
 			if len(list) == 0 {
 				p.note(`none; "notifyd dev" writes one, or see: notifyctl context add --help`)
 			}
-			return p.printer().Print(list, func() cli.Table {
-				t := cli.Table{{"", "NAME", "SERVER", "PROTECTED"}}
+			return p.printer().Print(list, func() term.Table {
+				t := term.Table{{"", "NAME", "SERVER", "PROTECTED"}}
 				for _, n := range list {
 					t = append(t, []string{mark(n.Current, "*"), n.Name, n.Server, mark(n.Protected, "yes")})
 				}
@@ -78,21 +78,21 @@ func newContextShow(p *program) *cobra.Command {
   notifyctl context show prod -o json`,
 		ValidArgsFunction: p.completeContexts,
 		RunE: func(_ *cobra.Command, args []string) error {
-			cs, err := cli.OpenContexts(p.getenv)
+			cs, err := term.OpenContexts(p.getenv)
 			if err != nil {
 				return err
 			}
 			name := first(append(args, p.global.context, p.getenv("NOTIFYCTL_CONTEXT"), cs.Current())...)
 			if name == "" {
-				return cli.Exitf(cli.ExitNotFound, "no context is in use")
+				return term.Exitf(term.ExitNotFound, "no context is in use")
 			}
 			x, err := cs.Get(name)
 			if err != nil {
 				return err
 			}
 			n := named{name, name == cs.Current(), x}
-			return p.printer().Record(n, func() cli.Table {
-				return cli.Table{
+			return p.printer().Record(n, func() term.Table {
+				return term.Table{
 					{"name", n.Name}, {"current", mark(n.Current, "yes")}, {"server", n.Server}, {"token file", n.TokenFile},
 					{"simulators", n.Simulators}, {"protected", mark(n.Protected, "yes")}, {"kept in", cs.File()},
 				}
@@ -102,10 +102,10 @@ func newContextShow(p *program) *cobra.Command {
 }
 
 func newContextAdd(p *program) *cobra.Command {
-	var x cli.Context
+	var x term.Context
 	var use bool
 	c := &cobra.Command{
-		Use: "add NAME --server URL", Short: "Add or replace a context", Args: cli.Exact("a name"),
+		Use: "add NAME --server URL", Short: "Add or replace a context", Args: term.Exact("a name"),
 		Long: `add stores a context. --token-file names the file the token is in, which is read
 at each use; "--token-file -" takes the token from standard input and keeps it,
 readable by you alone.`,
@@ -122,14 +122,14 @@ readable by you alone.`,
 	return c
 }
 
-func runContextAdd(p *program, name string, x cli.Context, use bool) error {
+func runContextAdd(p *program, name string, x term.Context, use bool) error {
 	if x.Server == "" {
-		return cli.Usage("--server is missing: the URL of the server")
+		return term.Usage("--server is missing: the URL of the server")
 	}
 	if name == "" || strings.ContainsAny(name, "/\\ \t\n") || name == "-" {
-		return cli.Usage("%q is not a name for a context", name)
+		return term.Usage("%q is not a name for a context", name)
 	}
-	cs, err := cli.OpenContexts(p.getenv)
+	cs, err := term.OpenContexts(p.getenv)
 	if err != nil {
 		return err
 	}
@@ -164,7 +164,7 @@ func keepToken(p *program, dir, name string) (string, error) {
 	}
 	text := strings.TrimSpace(string(token))
 	if text == "" {
-		return "", cli.Usage("there is no token on standard input")
+		return "", term.Usage("there is no token on standard input")
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", err
@@ -175,12 +175,12 @@ func keepToken(p *program, dir, name string) (string, error) {
 
 func newContextUse(p *program) *cobra.Command {
 	return &cobra.Command{
-		Use: "use NAME", Short: "Make a context the current one; - for the one before", Args: cli.Exact("a name"),
+		Use: "use NAME", Short: "Make a context the current one; - for the one before", Args: term.Exact("a name"),
 		Example: `  notifyctl context use prod
   notifyctl context use -`,
 		ValidArgsFunction: p.completeContexts,
 		RunE: func(_ *cobra.Command, args []string) error {
-			cs, err := cli.OpenContexts(p.getenv)
+			cs, err := term.OpenContexts(p.getenv)
 			if err != nil {
 				return err
 			}
@@ -201,7 +201,7 @@ func newContextPrevious(p *program) *cobra.Command {
 		Use: "previous", Short: "Go back to the context before", Args: cobra.NoArgs,
 		Example: `  notifyctl context previous`,
 		RunE: func(*cobra.Command, []string) error {
-			cs, err := cli.OpenContexts(p.getenv)
+			cs, err := term.OpenContexts(p.getenv)
 			if err != nil {
 				return err
 			}
@@ -210,10 +210,10 @@ func newContextPrevious(p *program) *cobra.Command {
 	}
 }
 
-func usePrevious(p *program, cs *cli.Contexts) error {
+func usePrevious(p *program, cs *term.Contexts) error {
 	name := cs.Previous()
 	if name == "" {
-		return cli.Exitf(cli.ExitNotFound, "there is no context before this one")
+		return term.Exitf(term.ExitNotFound, "there is no context before this one")
 	}
 	if err := cs.Use(name); err != nil {
 		return err
@@ -224,11 +224,11 @@ func usePrevious(p *program, cs *cli.Contexts) error {
 
 func newContextRemove(p *program) *cobra.Command {
 	return &cobra.Command{
-		Use: "rm NAME", Short: "Forget a context", Args: cli.Exact("a name"), Aliases: []string{"remove"},
+		Use: "rm NAME", Short: "Forget a context", Args: term.Exact("a name"), Aliases: []string{"remove"},
 		Example:           `  notifyctl context rm staging`,
 		ValidArgsFunction: p.completeContexts,
 		RunE: func(_ *cobra.Command, args []string) error {
-			cs, err := cli.OpenContexts(p.getenv)
+			cs, err := term.OpenContexts(p.getenv)
 			if err != nil {
 				return err
 			}
@@ -294,8 +294,8 @@ func runContextCheck(ctx context.Context, p *program) error {
 			out.claims(token)
 		}
 	}
-	return p.printer().Record(out, func() cli.Table {
-		return cli.Table{
+	return p.printer().Record(out, func() term.Table {
+		return term.Table{
 			{"context", out.Context}, {"server", out.Server}, {"ready", fmt.Sprintf("yes, after %s", out.Took)},
 			{"token of", out.Caller}, {"scopes", out.Scopes}, {"expires", p.whenever(out.Expires)},
 		}

@@ -17,9 +17,9 @@ import (
 
 	"github.com/notifyd/notifyd/dashboards"
 	"github.com/notifyd/notifyd/docs"
-	"github.com/notifyd/notifyd/pkg/cli"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/promcheck"
+	"github.com/notifyd/notifyd/pkg/term"
+	"github.com/notifyd/notifyd/pkg/tool/promcheck"
 )
 
 func newDashboards(p *program) *cobra.Command {
@@ -62,8 +62,8 @@ func newDashboardsList(p *program) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return p.printer().Print(files, func() cli.Table {
-				t := cli.Table{{"FILE", "BYTES"}}
+			return p.printer().Print(files, func() term.Table {
+				t := term.Table{{"FILE", "BYTES"}}
 				for _, f := range files {
 					t = append(t, []string{f.File, count(f.Bytes)})
 				}
@@ -76,7 +76,7 @@ func newDashboardsList(p *program) *cobra.Command {
 func newDashboardsExport(p *program) *cobra.Command {
 	runbooks, force := dashboards.Runbooks, false
 	c := &cobra.Command{
-		Use: "export DIR", Short: "Write the files to a folder", Args: cli.Exact("a folder"),
+		Use: "export DIR", Short: "Write the files to a folder", Args: term.Exact("a folder"),
 		Long: `export writes grafana/, rules/ and runbooks/ into a folder, which is made. A file
 that is there with other contents is not written over without --force; then
 nothing is written at all.`,
@@ -89,7 +89,7 @@ nothing is written at all.`,
 
 func (p *program) exportDashboards(dir, runbooks string, force bool) error {
 	if runbooks == "" {
-		return cli.Usage("--runbooks: it must not be empty; every alert links its runbook")
+		return term.Usage("--runbooks: it must not be empty; every alert links its runbook")
 	}
 	files, err := carriedFiles()
 	if err != nil {
@@ -108,8 +108,8 @@ func (p *program) exportDashboards(dir, runbooks string, force bool) error {
 		case err != nil && !errors.Is(err, fs.ErrNotExist):
 			return err
 		case err == nil && !force && !bytes.Equal(there, b):
-			return &cli.Error{
-				Exit: cli.ExitConflict, Err: fmt.Errorf("%s is there and differs; nothing was written", filepath.Join(dir, f.File)),
+			return &term.Error{
+				Exit: term.ExitConflict, Err: fmt.Errorf("%s is there and differs; nothing was written", filepath.Join(dir, f.File)),
 				Next: []string{"notifyctl dashboards export " + quote(dir) + " --force"},
 			}
 		}
@@ -158,13 +158,13 @@ func (p *program) checkDashboards(ctx context.Context, names []string, from stri
 		return err
 	}
 	res := promcheck.Check(files, o)
-	if err := p.printer().Print(res, func() cli.Table {
-		t := cli.Table{{"FILE", "WHERE", "PROBLEM"}}
+	if err := p.printer().Print(res, func() term.Table {
+		t := term.Table{{"FILE", "WHERE", "PROBLEM"}}
 		for _, pr := range res.Problems {
 			t = append(t, []string{pr.File, pr.Where, pr.What})
 		}
 		if len(t) == 1 {
-			return cli.Table{{fmt.Sprintf("%d files, %d queries: nothing is wrong", len(files), res.Queries)}}
+			return term.Table{{fmt.Sprintf("%d files, %d queries: nothing is wrong", len(files), res.Queries)}}
 		}
 		return t
 	}); err != nil {
@@ -174,7 +174,7 @@ func (p *program) checkDashboards(ctx context.Context, names []string, from stri
 		p.note("%s has no value there yet", name)
 	}
 	if n := len(res.Problems); n > 0 {
-		return cli.Exitf(cli.ExitFindings, "%d problems in %d files", n, len(files))
+		return term.Exitf(term.ExitFindings, "%d problems in %d files", n, len(files))
 	}
 	return nil
 }
@@ -194,10 +194,10 @@ func insideFolders(names []string) (out []string, err error) {
 			return err
 		})
 		if err != nil {
-			return nil, &cli.Error{Exit: cli.ExitUsage, Err: err}
+			return nil, &term.Error{Exit: term.ExitUsage, Err: err}
 		}
 		if len(out) == was {
-			return nil, cli.Usage("%s holds no dashboard (.json) and no rules (.yml)", name)
+			return nil, term.Usage("%s holds no dashboard (.json) and no rules (.yml)", name)
 		}
 	}
 	return out, nil
@@ -212,7 +212,7 @@ func filesToCheck(names []string) (files []promcheck.File, err error) {
 	for _, name := range names {
 		b, err := os.ReadFile(name)
 		if err != nil {
-			return nil, &cli.Error{Exit: cli.ExitUsage, Err: err}
+			return nil, &term.Error{Exit: term.ExitUsage, Err: err}
 		}
 		files = append(files, promcheck.File{Name: filepath.ToSlash(name), Data: b})
 	}
@@ -267,7 +267,7 @@ const maxScrape = 64 << 20
 func (p *program) scrape(ctx context.Context, from string) (promcheck.Catalogue, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, from, http.NoBody)
 	if err != nil || req.URL.Host == "" {
-		return nil, cli.Usage("--url %q is not a URL such as http://127.0.0.1:7421/metrics", from)
+		return nil, term.Usage("--url %q is not a URL such as http://127.0.0.1:7421/metrics", from)
 	}
 	req.Header.Set("Accept", "text/plain;version=0.0.4")
 	away := func(err error) error {

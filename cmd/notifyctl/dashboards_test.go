@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/notifyd/notifyd/dashboards"
-	"github.com/notifyd/notifyd/pkg/promcheck"
+	"github.com/notifyd/notifyd/pkg/tool/promcheck"
 )
 
 func carriedFile(t *testing.T, name string) []byte {

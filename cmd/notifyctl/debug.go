@@ -18,7 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // bundle is what debug bundle made.
@@ -87,7 +87,7 @@ func runBundle(ctx context.Context, p *program, file string) error {
 		}
 	}
 	if missing > 0 {
-		return cli.Exitf(cli.ExitPartial, "%s is written, but %d parts are missing from it", file, missing)
+		return term.Exitf(term.ExitPartial, "%s is written, but %d parts are missing from it", file, missing)
 	}
 	return nil
 }
@@ -130,7 +130,7 @@ func (b *bundle) server(d *api.Debug) {
 
 func (b *bundle) json(name string, v any, err error) {
 	if err != nil {
-		masked, n := cli.Redact(err.Error())
+		masked, n := term.Redact(err.Error())
 		b.counted(n)
 		b.Parts = append(b.Parts, bundlePart{Name: name, Missing: masked})
 		return
@@ -147,7 +147,7 @@ func (b *bundle) json(name string, v any, err error) {
 }
 
 func (b *bundle) text(name, text string) {
-	masked, n := cli.RedactTold(text)
+	masked, n := term.RedactTold(text)
 	b.counted(n)
 	b.add(name, []byte(masked))
 }
@@ -186,7 +186,7 @@ func (b *bundle) describe(now time.Time) {
 func (b *bundle) write(now time.Time) (err error) {
 	f, err := os.OpenFile(b.File, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
-		return cli.Usage("--file: %v", err)
+		return term.Usage("--file: %v", err)
 	}
 	defer func() {
 		if err = errors.Join(err, f.Close()); err != nil {
@@ -210,8 +210,8 @@ func (b *bundle) write(now time.Time) (err error) {
 	return errors.Join(out.Close(), zip.Close())
 }
 
-func (b *bundle) table() cli.Table {
-	t := cli.Table{{"PART", "BYTES", "MISSING"}}
+func (b *bundle) table() term.Table {
+	t := term.Table{{"PART", "BYTES", "MISSING"}}
 	for _, p := range b.Parts {
 		t = append(t, []string{p.Name, count(p.Bytes), p.Missing})
 	}

@@ -17,8 +17,8 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/cli"
 	"github.com/notifyd/notifyd/pkg/server"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // canaries are what must not leave in a bundle, by what they are.
@@ -119,7 +119,7 @@ func TestBundleMasksWhatTheServerSays(t *testing.T) {
 	w.env["NOTIFYCTL_TOKEN"] = canaries["jwt"]
 	file := filepath.Join(t.TempDir(), "bug.tar.gz")
 	out, errs, code := w.ctl(t.Context(), "debug", "bundle", "--file", file)
-	if code != cli.ExitPartial || !strings.Contains(out, "lag.json") || !strings.Contains(errs, "1 parts are missing") {
+	if code != term.ExitPartial || !strings.Contains(out, "lag.json") || !strings.Contains(errs, "1 parts are missing") {
 		t.Errorf("exit %d\n%s%s", code, out, errs)
 	}
 	parts := unpack(t, file)
@@ -145,7 +145,7 @@ func TestBundleMasksWhatTheServerSays(t *testing.T) {
 		}
 	}
 	// A bundle never takes another's place.
-	if _, errs, code := w.ctl(t.Context(), "debug", "bundle", "--file", file); code != cli.ExitUsage || !strings.Contains(errs, "exists") {
+	if _, errs, code := w.ctl(t.Context(), "debug", "bundle", "--file", file); code != term.ExitUsage || !strings.Contains(errs, "exists") {
 		t.Errorf("exit %d\n%s", code, errs)
 	}
 }
@@ -213,7 +213,7 @@ func TestBundleOfANode(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.env["NOTIFYCTL_TOKEN"] = token
-	if out, _, code := w.ctl(t.Context(), "debug", "bundle", "--file", file+"2"); code != cli.ExitPartial || !strings.Contains(out, "the token lacks the scope operate") {
+	if out, _, code := w.ctl(t.Context(), "debug", "bundle", "--file", file+"2"); code != term.ExitPartial || !strings.Contains(out, "the token lacks the scope operate") {
 		t.Errorf("exit %d\n%s", code, out)
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 type dlqOptions struct {
@@ -61,7 +61,7 @@ func runDLQList(ctx context.Context, p *program, o *dlqOptions) error {
 		}
 	}
 	if o.limit < 1 {
-		return cli.Usage("--limit %d: it is above 0", o.limit)
+		return term.Usage("--limit %d: it is above 0", o.limit)
 	}
 	f, err := o.letters.filter(p)
 	if err != nil {
@@ -93,8 +93,8 @@ func runDLQList(ctx context.Context, p *program, o *dlqOptions) error {
 			break
 		}
 	}
-	if err := printPage(p, out, out.Items, func() cli.Table {
-		t := cli.Table{{"NOTIFICATION", "CALLER", "CHANNEL", "CATEGORY", "PROVIDER", "CLASS", "CODE", "ATTEMPTS", "STATE", "FAILED", "KEPT"}}
+	if err := printPage(p, out, out.Items, func() term.Table {
+		t := term.Table{{"NOTIFICATION", "CALLER", "CHANNEL", "CATEGORY", "PROVIDER", "CLASS", "CODE", "ATTEMPTS", "STATE", "FAILED", "KEPT"}}
 		for i := range out.Items {
 			d := &out.Items[i]
 			t = append(t, []string{
@@ -112,19 +112,19 @@ func runDLQList(ctx context.Context, p *program, o *dlqOptions) error {
 
 func newDLQShow(p *program) *cobra.Command {
 	return &cobra.Command{
-		Use: "show ID", Short: "Show one dead letter", Args: cli.Exact("a notification id"),
+		Use: "show ID", Short: "Show one dead letter", Args: term.Exact("a notification id"),
 		RunE: p.call(func(ctx context.Context, cl *api.Client, args []string) error {
 			d, err := cl.DeadLetter(ctx, args[0])
 			if err != nil {
 				return err
 			}
-			return p.printer().Record(d, func() cli.Table { return p.deadLetterFields(&d) })
+			return p.printer().Record(d, func() term.Table { return p.deadLetterFields(&d) })
 		}),
 	}
 }
 
-func (p *program) deadLetterFields(d *api.DeadLetter) cli.Table {
-	t := cli.Table{
+func (p *program) deadLetterFields(d *api.DeadLetter) term.Table {
+	t := term.Table{
 		{"notification", d.NotificationID}, {"state", d.State}, {"class", d.Class}, {"code", d.Code},
 		{"provider", d.Provider}, {"attempts", fmt.Sprint(d.Attempts)}, {"caller", d.Caller}, {"campaign", d.Campaign},
 		{"channel", d.Channel}, {"category", d.Category}, {"user", d.UserID}, {"template", d.Template},

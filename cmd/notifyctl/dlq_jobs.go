@@ -15,8 +15,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/cli"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // letterFlags are the filters of dead letters.
@@ -135,7 +135,7 @@ func parseRate(s string) (float64, error) {
 	v, err := strconv.ParseFloat(num, 64)
 	div, ok := map[string]float64{"": 1, "s": 1, "m": 60, "h": 3600}[per]
 	if err != nil || !ok || v <= 0 {
-		return 0, cli.Usage("--rate %q: write 50, 50/s, 2k/s or 600/m", s)
+		return 0, term.Usage("--rate %q: write 50, 50/s, 2k/s or 600/m", s)
 	}
 	return v * times / div, nil
 }
@@ -152,7 +152,7 @@ func parseAbort(s string) (float64, error) {
 		v /= 100
 	}
 	if err != nil || v <= 0 || v > 1 {
-		return 0, cli.Usage("--abort-if %q: write 20%%, refail>20%% or never", s)
+		return 0, term.Usage("--abort-if %q: write 20%%, refail>20%% or never", s)
 	}
 	return v, nil
 }
@@ -178,7 +178,7 @@ func (j *jobFlags) plan(ctx context.Context, p *program, cl *api.Client) (plan a
 			return plan, err
 		}
 		if json.Unmarshal(b, &plan) != nil || plan.Digest == "" || plan.Spec.Kind != j.spec.Kind {
-			return plan, cli.Usage("--plan %s is no plan of notifyctl dlq %s --plan-out", j.planFile, j.spec.Kind)
+			return plan, term.Usage("--plan %s is no plan of notifyctl dlq %s --plan-out", j.planFile, j.spec.Kind)
 		}
 		return plan, nil
 	}
@@ -226,7 +226,7 @@ func runLetterJob(ctx context.Context, p *program, j *jobFlags) error {
 		p.note("plan %s is in %s; carry it out with: notifyctl dlq %s --plan %s", plan.Digest[:8], j.planOut, plan.Spec.Kind, quote(j.planOut))
 	}
 	if j.dryRun || j.planOut != "" {
-		return p.printer().Record(plan, func() cli.Table { return p.planFields(&plan) })
+		return p.printer().Record(plan, func() term.Table { return p.planFields(&plan) })
 	}
 	if p.global.output == "table" && !p.global.quiet {
 		for _, f := range p.planFields(&plan) {
@@ -276,9 +276,9 @@ func (p *program) hintCode(ctx context.Context, cl *api.Client, f *api.LetterFil
 }
 
 // planFields shows a plan.
-func (p *program) planFields(plan *api.Plan) cli.Table {
+func (p *program) planFields(plan *api.Plan) term.Table {
 	if plan.Entries == 0 {
-		return cli.Table{{"plan", plan.Digest}, {"entries", "0: nothing matches"}}
+		return term.Table{{"plan", plan.Digest}, {"entries", "0: nothing matches"}}
 	}
 	window := ""
 	if f := &plan.Spec.Filter; f.Since != 0 || f.Until != 0 {
@@ -316,7 +316,7 @@ func (p *program) planFields(plan *api.Plan) cli.Table {
 			maybe = count(n) + " UNKNOWN: they may arrive twice"
 		}
 	}
-	return cli.Table{
+	return term.Table{
 		{"plan", plan.Digest}, {"window", window}, {"entries", count(plan.Entries)},
 		{"by class", sums(plan.Counts["class"])}, {"by code", sums(plan.Counts["code"])}, {"by caller", sums(plan.Counts["caller"])},
 		{"by channel", sums(plan.Counts["channel"])}, {"by provider", sums(plan.Counts["provider"])}, {"by template", sums(plan.Counts["template"])},

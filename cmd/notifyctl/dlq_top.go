@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 func newDLQTop(p *program) *cobra.Command {
@@ -45,8 +45,8 @@ func (l *letterFlags) top(ctx context.Context, p *program, state string, limit i
 }
 
 func (p *program) showTop(top *api.LetterTop) error {
-	if err := p.printer().Print(top, func() cli.Table {
-		t := cli.Table{{"COUNT", "LAST HOUR", "CHANNEL", "PROVIDER", "CLASS", "CODE", "TEMPLATE", "CALLERS", "FIRST", "LAST", "SAMPLE"}}
+	if err := p.printer().Print(top, func() term.Table {
+		t := term.Table{{"COUNT", "LAST HOUR", "CHANNEL", "PROVIDER", "CLASS", "CODE", "TEMPLATE", "CALLERS", "FIRST", "LAST", "SAMPLE"}}
 		for i := range top.Groups {
 			g := &top.Groups[i]
 			trend := count(g.LastHour)
@@ -95,8 +95,8 @@ func newDLQStats(p *program) *cobra.Command {
 				}
 				return p.when(time.UnixMilli(ms))
 			}
-			return p.printer().Record(top, func() cli.Table {
-				return cli.Table{
+			return p.printer().Record(top, func() term.Table {
+				return term.Table{
 					{"dead letters", count(top.Total)}, {"by state", sums(top.States)}, {"by channel", sums(top.Channels)}, {"by caller", sums(top.Callers)},
 					{"oldest failed", at(top.Oldest)}, {"next ages out", at(top.Next)}, {"within a day", count(top.EndsSoon)},
 				}

@@ -12,8 +12,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/cli"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // finding is one thing a doctor looked at: the server's, or this program's.
@@ -50,7 +50,7 @@ each finding that is not ok says what to do. Exit codes:
 
 func runDoctor(ctx context.Context, p *program, failOn string) error {
 	if !slices.Contains(levels[1:], failOn) {
-		return cli.Usage("--fail-on %q: it is warn or fail", failOn)
+		return term.Usage("--fail-on %q: it is warn or fail", failOn)
 	}
 	t, err := p.target()
 	if err != nil {
@@ -68,8 +68,8 @@ func runDoctor(ctx context.Context, p *program, failOn string) error {
 	fs = append(fs, theirs...)
 	// What is wrong first: of thirty checks one matters.
 	slices.SortStableFunc(fs, func(a, b finding) int { return slices.Index(levels, b.Level) - slices.Index(levels, a.Level) })
-	if err := p.printer().Print(fs, func() cli.Table {
-		t := cli.Table{{"CHECK", "LEVEL", "DETAIL", "REPAIR"}}
+	if err := p.printer().Print(fs, func() term.Table {
+		t := term.Table{{"CHECK", "LEVEL", "DETAIL", "REPAIR"}}
 		for _, f := range fs {
 			t = append(t, []string{f.Check, f.Level, f.Detail, f.Repair})
 		}
@@ -84,7 +84,7 @@ func runDoctor(ctx context.Context, p *program, failOn string) error {
 		}
 	}
 	if bad > 0 {
-		return cli.Exitf(cli.ExitFindings, "%d of %d checks found something", bad, len(fs))
+		return term.Exitf(term.ExitFindings, "%d of %d checks found something", bad, len(fs))
 	}
 	return nil
 }
@@ -147,7 +147,7 @@ func (p *program) advise(err error, t *target) error {
 	default:
 		return err
 	}
-	return &cli.Error{Exit: cli.ExitCode(err), Err: err, Next: next}
+	return &term.Error{Exit: term.ExitCode(err), Err: err, Next: next}
 }
 
 // groupLag is how far a consumer group is behind.
@@ -218,8 +218,8 @@ answered does not count them: one of the role operator does.`,
 			if err := json.Unmarshal(raw, &ls); err != nil {
 				return badAnswer(err)
 			}
-			return p.printer().Print(ls, func() cli.Table {
-				t := cli.Table{{"GROUP", "TOPIC", "BEHIND", "IN FLIGHT", "PAUSED", "DEFERRED", "OLDEST", "NEXT", "WHY"}}
+			return p.printer().Print(ls, func() term.Table {
+				t := term.Table{{"GROUP", "TOPIC", "BEHIND", "IN FLIGHT", "PAUSED", "DEFERRED", "OLDEST", "NEXT", "WHY"}}
 				for _, l := range ls {
 					paused := fmt.Sprint(l.Paused)
 					if l.LanePaused {

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // worst is a server with a failure behind what is well.
@@ -54,10 +54,10 @@ func TestDoctorComparesVersionsAndClocks(t *testing.T) {
 		t.Errorf("what is wrong is not first:\n%s", out)
 	}
 	f("dev", 0, "ok", 0, "version  ok", "clock    ok")
-	f("9.9", 0, "ok", cli.ExitFindings, "version  warn   notifyctl dev, notifyd 9.9", "install the notifyctl that came with notifyd 9.9")
-	f("dev", time.Hour, "ok", cli.ExitFindings, "clock    warn", "behind the server's", "synchronise both clocks")
-	f("dev", -time.Hour, "ok", cli.ExitFindings, "ahead of the server's")
-	f("dev", 0, "fail", cli.ExitFindings, "disk     fail   d", "make room")
+	f("9.9", 0, "ok", term.ExitFindings, "version  warn   notifyctl dev, notifyd 9.9", "install the notifyctl that came with notifyd 9.9")
+	f("dev", time.Hour, "ok", term.ExitFindings, "clock    warn", "behind the server's", "synchronise both clocks")
+	f("dev", -time.Hour, "ok", term.ExitFindings, "ahead of the server's")
+	f("dev", 0, "fail", term.ExitFindings, "disk     fail   d", "make room")
 }
 
 // TestLagShowsWhatIsDeferred: receivers that wait in the timer store are behind in

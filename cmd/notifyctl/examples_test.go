@@ -14,8 +14,8 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 	"github.com/spf13/cobra"
 
-	"github.com/notifyd/notifyd/pkg/cli"
-	"github.com/notifyd/notifyd/pkg/explain"
+	"github.com/notifyd/notifyd/pkg/term"
+	"github.com/notifyd/notifyd/pkg/tool/codes"
 )
 
 // parsedOnly are commands whose examples need a machine for themselves, a terminal,
@@ -59,7 +59,7 @@ func TestExamples(t *testing.T) {
 	}
 	code := regexp.MustCompile(`dlq .* --code ([^ ]+)`)
 	for _, line := range examples {
-		if m := code.FindStringSubmatch(line); len(m) == 2 && len(explain.Of(m[1])) == 0 {
+		if m := code.FindStringSubmatch(line); len(m) == 2 && len(codes.Of(m[1])) == 0 {
 			t.Errorf("%s: there is no code %s", line, m[1])
 		}
 		t.Run(line, func(t *testing.T) {
@@ -72,7 +72,7 @@ func TestExamples(t *testing.T) {
 			sh := exec.CommandContext(t.Context(), "sh", "-c", "notifyctl() { command notifyctl --yes \"$@\"; }\n"+strings.ReplaceAll(line, "/tmp/", dir+"/"))
 			sh.Dir, sh.Env, sh.Stdin = dir, env, strings.NewReader("token\n")
 			out, err := sh.CombinedOutput()
-			if e, ok := errors.AsType[*exec.ExitError](err); err != nil && (!ok || e.ExitCode() == cli.ExitUsage || e.ExitCode() == cli.ExitError || e.ExitCode() > 100) {
+			if e, ok := errors.AsType[*exec.ExitError](err); err != nil && (!ok || e.ExitCode() == term.ExitUsage || e.ExitCode() == term.ExitError || e.ExitCode() > 100) {
 				t.Errorf("%v\n%s", err, out)
 			}
 		})
@@ -131,12 +131,12 @@ func (n *node) forExample(t *testing.T, dir, repo string) (env []string) {
 	if err := n.setup(e); err != nil {
 		t.Fatal(err)
 	}
-	cs, err := cli.OpenContexts(e.Getenv)
+	cs, err := term.OpenContexts(e.Getenv)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"prod", "staging"} {
-		if err := cs.Set(name, cli.Context{Server: n.url, TokenFile: filepath.Join(dir, "token")}); err != nil {
+		if err := cs.Set(name, term.Context{Server: n.url, TokenFile: filepath.Join(dir, "token")}); err != nil {
 			t.Fatal(err)
 		}
 	}

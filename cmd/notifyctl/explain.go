@@ -8,8 +8,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/notifyd/notifyd/pkg/cli"
-	"github.com/notifyd/notifyd/pkg/explain"
+	"github.com/notifyd/notifyd/pkg/term"
+	"github.com/notifyd/notifyd/pkg/tool/codes"
 )
 
 func newExplain(p *program) *cobra.Command {
@@ -24,8 +24,8 @@ No server is asked.`,
 		Example: "  notifyctl explain idempotency_running\n  notifyctl explain 7\n  notifyctl explain --kind state",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			if kind != "" && !slices.Contains(explain.Kinds, kind) {
-				return cli.Usage("--kind %q: kinds are %s%s", kind, strings.Join(explain.Kinds, ", "), nearest(kind, explain.Kinds))
+			if kind != "" && !slices.Contains(codes.Kinds, kind) {
+				return term.Usage("--kind %q: kinds are %s%s", kind, strings.Join(codes.Kinds, ", "), nearest(kind, codes.Kinds))
 			}
 			if len(args) == 0 {
 				return runExplainAll(c.Context(), p, kind)
@@ -33,30 +33,30 @@ No server is asked.`,
 			return runExplain(p, args[0], kind)
 		},
 		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-			var codes []string
-			for _, e := range explain.All() {
+			var names []string
+			for _, e := range codes.All() {
 				if len(args) == 0 {
-					codes = append(codes, e.Code)
+					names = append(names, e.Code)
 				}
 			}
-			return codes, cobra.ShellCompDirectiveNoFileComp
+			return names, cobra.ShellCompDirectiveNoFileComp
 		},
 	}
-	c.Flags().StringVar(&kind, "kind", "", "only one kind: "+strings.Join(explain.Kinds, ", "))
-	complete(c, "kind", explain.Kinds)
+	c.Flags().StringVar(&kind, "kind", "", "only one kind: "+strings.Join(codes.Kinds, ", "))
+	complete(c, "kind", codes.Kinds)
 	return c
 }
 
 func runExplainAll(ctx context.Context, p *program, kind string) error {
-	var list []explain.Entry
-	for _, e := range explain.All() {
+	var list []codes.Entry
+	for _, e := range codes.All() {
 		if kind == "" || e.Kind == kind {
 			list = append(list, e)
 		}
 	}
 	return p.paged(ctx, func() error {
-		return p.printer().Print(list, func() cli.Table {
-			t := cli.Table{{"CODE", "KIND", "RETRY", "MEANING"}}
+		return p.printer().Print(list, func() term.Table {
+			t := term.Table{{"CODE", "KIND", "RETRY", "MEANING"}}
 			for _, e := range list {
 				t = append(t, []string{e.Code, e.Kind, e.Retry, e.Meaning})
 			}
@@ -66,18 +66,18 @@ func runExplainAll(ctx context.Context, p *program, kind string) error {
 }
 
 func runExplain(p *program, code, kind string) error {
-	var found []explain.Entry
-	for _, e := range explain.Of(code) {
+	var found []codes.Entry
+	for _, e := range codes.Of(code) {
 		if kind == "" || e.Kind == kind {
 			found = append(found, e)
 		}
 	}
 	if len(found) == 0 {
 		msg := fmt.Sprintf("no code is called %q", code)
-		if near := explain.Near(code, cli.Distance); len(near) > 0 {
+		if near := codes.Near(code, term.Distance); len(near) > 0 {
 			msg += "; did you mean " + strings.Join(near, " or ") + "?"
 		}
-		return &cli.Error{Exit: cli.ExitNotFound, Err: fmt.Errorf("%s", msg), Next: []string{"notifyctl explain      (lists them)"}}
+		return &term.Error{Exit: term.ExitNotFound, Err: fmt.Errorf("%s", msg), Next: []string{"notifyctl explain      (lists them)"}}
 	}
 	if p.global.output != "table" || p.global.jq != "" {
 		return p.printer().Print(found, nil)
@@ -86,8 +86,8 @@ func runExplain(p *program, code, kind string) error {
 		if i > 0 {
 			fmt.Fprintln(p.out)
 		}
-		if err := p.printer().Record(nil, func() cli.Table {
-			return cli.Table{
+		if err := p.printer().Record(nil, func() term.Table {
+			return term.Table{
 				{"code", code}, {"family", mark(e.Code != code && strings.Contains(e.Code, "<"), e.Code)}, {"kind", e.Kind},
 				{"meaning", e.Meaning}, {"do", e.Do}, {"retry helps", e.RetryWords()}, {"printed in", e.Where},
 			}

@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 type failedOptions struct {
@@ -36,7 +36,7 @@ read each exactly once. --follow waits for more until Ctrl-C.`,
 
 func runFailed(ctx context.Context, p *program, o *failedOptions) error {
 	if o.limit < 1 {
-		return cli.Usage("--limit %d: it is above 0", o.limit)
+		return term.Usage("--limit %d: it is above 0", o.limit)
 	}
 	cl, err := p.client()
 	if err != nil {
@@ -56,8 +56,8 @@ func runFailed(ctx context.Context, p *program, o *failedOptions) error {
 		}
 		out.Items, out.After = append(out.Items, page.Items...), page.After
 	}
-	if err := printPage(p, out, out.Items, func() cli.Table {
-		t := cli.Table{{"SEQ", "NOTIFICATION", "CHANNEL", "CATEGORY", "USER", "CLASS", "CODE", "ATTEMPTS", "FAILED"}}
+	if err := printPage(p, out, out.Items, func() term.Table {
+		t := term.Table{{"SEQ", "NOTIFICATION", "CHANNEL", "CATEGORY", "USER", "CLASS", "CODE", "ATTEMPTS", "FAILED"}}
 		for i := range out.Items {
 			d := &out.Items[i]
 			t = append(t, []string{
@@ -83,7 +83,7 @@ func followFailed(ctx context.Context, p *program, cl *api.Client, after uint64)
 	for {
 		page, err := cl.Failed(ctx, after, wait, maxPage)
 		if ctx.Err() != nil {
-			return &cli.Error{Exit: cli.ExitInterrupt, Err: fmt.Errorf("interrupted behind place %d", after), Next: []string{fmt.Sprintf("notifyctl failed --follow --after %d", after)}}
+			return &term.Error{Exit: term.ExitInterrupt, Err: fmt.Errorf("interrupted behind place %d", after), Next: []string{fmt.Sprintf("notifyctl failed --follow --after %d", after)}}
 		}
 		if err != nil {
 			return err
@@ -92,7 +92,7 @@ func followFailed(ctx context.Context, p *program, cl *api.Client, after uint64)
 			d := &page.Items[i]
 			if err := pr.Line(d, func() string {
 				return fmt.Sprintf("%d  %s  %s  %s %s to %s: %s %s after %d attempts", d.Seq, p.clock(d.LastFailedAt),
-					d.NotificationID, d.Category, d.Channel, cli.Clean(d.UserID), d.Class, d.Code, d.Attempts)
+					d.NotificationID, d.Category, d.Channel, term.Clean(d.UserID), d.Class, d.Code, d.Attempts)
 			}); err != nil {
 				return err
 			}

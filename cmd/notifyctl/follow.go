@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // begin asks the server for a job. A Ctrl-C does not cut that: nobody would know
@@ -20,7 +20,7 @@ func begin(ctx context.Context, cl *api.Client, r api.JobRequest) (api.Job, erro
 	defer stop()
 	job, err := cl.StartJob(late, r)
 	if err != nil && late.Err() != nil {
-		err = &cli.Error{Exit: cli.ExitInterrupt, Err: fmt.Errorf("it is not known whether the job was started: %w", err), Next: []string{"notifyctl job ls"}}
+		err = &term.Error{Exit: term.ExitInterrupt, Err: fmt.Errorf("it is not known whether the job was started: %w", err), Next: []string{"notifyctl job ls"}}
 	}
 	return job, err
 }
@@ -49,7 +49,7 @@ func outlive(ctx context.Context, by time.Duration) (context.Context, context.Ca
 func (p *program) follow(ctx context.Context, cl *api.Client, job api.Job, detach bool, report string) error {
 	if detach {
 		p.note("job %s is %s; watch it with: notifyctl job watch %s", job.ID, job.State, job.ID)
-		return p.printer().Record(job, func() cli.Table { return p.jobFields(&job) })
+		return p.printer().Record(job, func() term.Table { return p.jobFields(&job) })
 	}
 	bar := p.progress(job.Kind, int64(job.Planned))
 	for !over(&job) {
@@ -68,7 +68,7 @@ func (p *program) follow(ctx context.Context, cl *api.Client, job api.Job, detac
 				continue
 			}
 			bar.end()
-			return &cli.Error{Exit: cli.ExitCode(err), Err: err, Next: []string{"notifyctl job watch " + job.ID}}
+			return &term.Error{Exit: term.ExitCode(err), Err: err, Next: []string{"notifyctl job watch " + job.ID}}
 		}
 		job = now
 	}
@@ -91,10 +91,10 @@ func (p *program) leave(ctx context.Context, cl *api.Client, job *api.Job) error
 	defer stop()
 	now, err := cl.ChangeJob(ctx, job.ID, "pause")
 	if err != nil {
-		return &cli.Error{Exit: cli.ExitInterrupt, Err: fmt.Errorf("job %s could not be paused, and goes on: %w", job.ID, err), Next: []string{"notifyctl job pause " + job.ID}}
+		return &term.Error{Exit: term.ExitInterrupt, Err: fmt.Errorf("job %s could not be paused, and goes on: %w", job.ID, err), Next: []string{"notifyctl job pause " + job.ID}}
 	}
-	return &cli.Error{
-		Exit: cli.ExitInterrupt, Err: fmt.Errorf("job %s is paused at %s of %s", now.ID, count(now.Position), count(now.Planned)),
+	return &term.Error{
+		Exit: term.ExitInterrupt, Err: fmt.Errorf("job %s is paused at %s of %s", now.ID, count(now.Position), count(now.Planned)),
 		Next: []string{"notifyctl job resume " + now.ID, "notifyctl job cancel " + now.ID},
 	}
 }
@@ -116,12 +116,12 @@ func writeReport(ctx context.Context, cl *api.Client, id, name string) (err erro
 // exit code.
 func (p *program) sumUp(j *api.Job) error {
 	verb := map[string]string{"replay": "replayed", "discard": "discarded", "export": "exported", "reconcile": "repaired"}[j.Kind]
-	if err := p.printer().Print(j, func() cli.Table {
+	if err := p.printer().Print(j, func() term.Table {
 		line := fmt.Sprintf("%s %s  skipped %s  exhausted %s  failed %s  = planned %s", verb, count(j.Done), count(j.Skips()), count(j.Exhaust), count(j.Failed), count(j.Planned))
 		if j.Position < j.Planned {
 			line = fmt.Sprintf("%s %s  skipped %s  exhausted %s  failed %s  of planned %s", verb, count(j.Done), count(j.Skips()), count(j.Exhaust), count(j.Failed), count(j.Planned))
 		}
-		return cli.Table{{line}}
+		return term.Table{{line}}
 	}); err != nil {
 		return err
 	}
@@ -136,18 +136,18 @@ func (p *program) sumUp(j *api.Job) error {
 	}
 	switch j.State {
 	case "stopped":
-		return &cli.Error{Exit: cli.ExitGuard, Err: fmt.Errorf("stopped: %s", j.Why), Next: []string{"notifyctl job show " + j.ID, "notifyctl job resume " + j.ID}}
+		return &term.Error{Exit: term.ExitGuard, Err: fmt.Errorf("stopped: %s", j.Why), Next: []string{"notifyctl job show " + j.ID, "notifyctl job resume " + j.ID}}
 	case "failed":
-		return &cli.Error{Exit: cli.ExitError, Err: fmt.Errorf("failed: %s", j.Why), Next: []string{"notifyctl job resume " + j.ID}}
+		return &term.Error{Exit: term.ExitError, Err: fmt.Errorf("failed: %s", j.Why), Next: []string{"notifyctl job resume " + j.ID}}
 	case "paused":
-		return &cli.Error{Exit: cli.ExitPending, Err: fmt.Errorf("paused %s", j.Why), Next: []string{"notifyctl job resume " + j.ID}}
+		return &term.Error{Exit: term.ExitPending, Err: fmt.Errorf("paused %s", j.Why), Next: []string{"notifyctl job resume " + j.ID}}
 	case "waiting":
-		return &cli.Error{Exit: cli.ExitPending, Err: errors.New("another operator must approve it"), Next: []string{"notifyctl job approve " + j.ID}}
+		return &term.Error{Exit: term.ExitPending, Err: errors.New("another operator must approve it"), Next: []string{"notifyctl job approve " + j.ID}}
 	case "cancelled":
-		return cli.Exitf(cli.ExitError, "cancelled %s", j.Why)
+		return term.Exitf(term.ExitError, "cancelled %s", j.Why)
 	}
 	if j.Failed > 0 {
-		return &cli.Error{Exit: cli.ExitPartial, Err: fmt.Errorf("%s failed", count(j.Failed)), Next: []string{"notifyctl job report " + j.ID}}
+		return &term.Error{Exit: term.ExitPartial, Err: fmt.Errorf("%s failed", count(j.Failed)), Next: []string{"notifyctl job report " + j.ID}}
 	}
 	return nil
 }

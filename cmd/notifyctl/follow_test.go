@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // TestInterruptWhileAJobStarts: Ctrl-C comes when the server has been asked for the
@@ -31,7 +31,7 @@ func TestInterruptWhileAJobStarts(t *testing.T) {
 		answer(w, http.StatusOK, `{"spec":{"kind":"replay"},"digest":"abcdef0123456789","entries":3,"send":3}`)
 	})
 	mux.HandleFunc("POST /v1/ops/jobs", func(w http.ResponseWriter, r *http.Request) {
-		interrupt(&stopped{syscall.SIGINT, cli.ExitInterrupt})
+		interrupt(&stopped{syscall.SIGINT, term.ExitInterrupt})
 		if r.Context().Err() == nil { // started, whatever became of who asked
 			answer(w, http.StatusCreated, `{"job_id":"job_1","kind":"replay","state":"running","planned":3}`)
 		}
@@ -51,7 +51,7 @@ func TestInterruptWhileAJobStarts(t *testing.T) {
 		return ""
 	}}
 	code := run(ctx, p, []string{"--server", srv.URL, "dlq", "replay", "--all", "--yes"})
-	if code != cli.ExitInterrupt || !paused || !strings.Contains(said.String(), "job job_1 is paused at 1 of 3") {
+	if code != term.ExitInterrupt || !paused || !strings.Contains(said.String(), "job job_1 is paused at 1 of 3") {
 		t.Errorf("exit %d, paused %v\n%s", code, paused, &said)
 	}
 }

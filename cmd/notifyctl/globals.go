@@ -13,8 +13,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/cli"
 	"github.com/notifyd/notifyd/pkg/secrets"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // globals are the flags every command has. A flag wins over its environment
@@ -39,7 +39,7 @@ func (g *globals) add(p *program, root *cobra.Command) {
 	f.StringVar(&g.context, "context", "", "context to use (env NOTIFYCTL_CONTEXT; default: the current one)")
 	f.StringVar(&g.server, "server", "", "URL of the server (env NOTIFYCTL_SERVER; default: the context's)")
 	f.StringVar(&g.tokenFile, "token-file", "", "file with the token (env NOTIFYCTL_TOKEN_FILE, or the token in NOTIFYCTL_TOKEN)")
-	f.StringVarP(&g.output, "output", "o", "table", "format: "+strings.Join(cli.Formats, ", "))
+	f.StringVarP(&g.output, "output", "o", "table", "format: "+strings.Join(term.Formats, ", "))
 	f.StringVar(&g.jq, "jq", "", "filter the JSON form with a jq expression")
 	f.BoolVar(&g.noHeaders, "no-headers", false, "leave out the headers of tables")
 	f.BoolVarP(&g.quiet, "quiet", "q", false, "no progress and no remarks on standard error")
@@ -49,7 +49,7 @@ func (g *globals) add(p *program, root *cobra.Command) {
 	f.BoolVar(&g.noInput, "no-input", false, "never ask; fail where a question would be asked")
 	f.BoolVarP(&g.yes, "yes", "y", false, "answer yes to every question")
 
-	complete(root, "output", cli.Formats)
+	complete(root, "output", term.Formats)
 	complete(root, "color", colors)
 	complete(root, "time-format", timeFormats)
 	_ = root.RegisterFlagCompletionFunc("context", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
@@ -68,24 +68,24 @@ var colors = []string{"auto", "always", "never"}
 // check refuses wrong values before any work is done. env is the timeout of the
 // environment, for when no flag says one.
 func (g *globals) check(timed bool, env string) error {
-	if err := (&cli.Printer{Format: g.output, JQ: g.jq}).Check(); err != nil {
+	if err := (&term.Printer{Format: g.output, JQ: g.jq}).Check(); err != nil {
 		return err
 	}
 	if !slices.Contains(colors, g.color) {
-		return cli.Usage("--color %q: it is %s", g.color, strings.Join(colors, ", "))
+		return term.Usage("--color %q: it is %s", g.color, strings.Join(colors, ", "))
 	}
 	if !slices.Contains(timeFormats, g.timeFormat) {
-		return cli.Usage("--time-format %q: it is %s", g.timeFormat, strings.Join(timeFormats, ", "))
+		return term.Usage("--time-format %q: it is %s", g.timeFormat, strings.Join(timeFormats, ", "))
 	}
 	if env != "" && !timed {
 		d, err := time.ParseDuration(env)
 		if err != nil || d <= 0 {
-			return cli.Usage("NOTIFYCTL_TIMEOUT=%q: it is a duration above 0, like 1m", env)
+			return term.Usage("NOTIFYCTL_TIMEOUT=%q: it is a duration above 0, like 1m", env)
 		}
 		g.timeout = d
 	}
 	if g.timeout <= 0 {
-		return cli.Usage("--timeout %s: it is above 0", g.timeout)
+		return term.Usage("--timeout %s: it is above 0", g.timeout)
 	}
 	return nil
 }
@@ -93,7 +93,7 @@ func (g *globals) check(timed bool, env string) error {
 // target is the server a command talks to.
 type target struct {
 	name   string // of the context; empty: none
-	ctx    cli.Context
+	ctx    term.Context
 	server string
 	token  func(context.Context) (string, error) // nil: none is known
 }
@@ -101,7 +101,7 @@ type target struct {
 // target finds out which server is meant. A server named without a context
 // does not get the current context's token.
 func (p *program) target() (t target, err error) {
-	cs, err := cli.OpenContexts(p.getenv)
+	cs, err := term.OpenContexts(p.getenv)
 	if err != nil {
 		return t, err
 	}
@@ -117,13 +117,13 @@ func (p *program) target() (t target, err error) {
 	}
 	t.server = first(server, t.ctx.Server)
 	if t.server == "" {
-		return t, &cli.Error{Exit: cli.ExitUsage, Err: fmt.Errorf("no server is chosen"), Next: []string{
+		return t, &term.Error{Exit: term.ExitUsage, Err: fmt.Errorf("no server is chosen"), Next: []string{
 			"notifyd dev                      (starts one, and writes a context)",
 			"notifyctl context add NAME --server URL --token-file FILE",
 		}}
 	}
 	if u, err := url.Parse(t.server); err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {
-		return t, cli.Usage("server %q is not a URL such as http://127.0.0.1:7420", t.server)
+		return t, term.Usage("server %q is not a URL such as http://127.0.0.1:7420", t.server)
 	}
 	t.token = p.token(t.ctx.TokenFile)
 	return t, nil
@@ -208,8 +208,8 @@ func (p *program) audited(id string) {
 }
 
 // printer writes results as the flags say.
-func (p *program) printer() *cli.Printer {
-	out := &cli.Printer{Out: p.out, Format: p.global.output, JQ: p.global.jq, NoHeaders: p.global.noHeaders, Width: p.width}
+func (p *program) printer() *term.Printer {
+	out := &term.Printer{Out: p.out, Format: p.global.output, JQ: p.global.jq, NoHeaders: p.global.noHeaders, Width: p.width}
 	if id := p.auditID.Load(); id != nil {
 		out.AuditID = *id
 	}
@@ -222,12 +222,12 @@ func (p *program) printer() *cli.Printer {
 // note says something about the work; it is not data.
 func (p *program) note(format string, args ...any) {
 	if !p.global.quiet && !p.drawing.Load() {
-		fmt.Fprintln(p.err, cli.Clean(fmt.Sprintf(format, args...)))
+		fmt.Fprintln(p.err, term.Clean(fmt.Sprintf(format, args...)))
 	}
 }
 
 func (p *program) contextNames() []string {
-	cs, err := cli.OpenContexts(p.getenv)
+	cs, err := term.OpenContexts(p.getenv)
 	if err != nil {
 		return nil
 	}

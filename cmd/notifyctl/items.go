@@ -7,7 +7,7 @@ import (
 	"errors"
 	"io"
 
-	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // eachItem calls fn with every item of a file and the number of the line on which it
@@ -50,7 +50,7 @@ func eachLine(in io.Reader, name string, line int, fn func(line int, item []byte
 		}
 	}
 	if err := lines.Err(); errors.Is(err, bufio.ErrTooLong) {
-		return cli.Usage("%s:%d: the line is over 1 MiB", name, line)
+		return term.Usage("%s:%d: the line is over 1 MiB", name, line)
 	} else if err != nil {
 		return err
 	}
@@ -66,9 +66,9 @@ func eachElement(in io.Reader, name string, line int, fn func(line int, item []b
 		var syntax *json.SyntaxError
 		switch {
 		case errors.As(err, &syntax):
-			return cli.Usage("%s: element %d of the array: %v", name, elements+1, err)
+			return term.Usage("%s: element %d of the array: %v", name, elements+1, err)
 		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-			return cli.Usage("%s: the array has no end", name)
+			return term.Usage("%s: the array has no end", name)
 		}
 		return err
 	}
@@ -83,7 +83,7 @@ func eachElement(in io.Reader, name string, line int, fn func(line int, item []b
 		}
 		n := at.lineOf(dec.InputOffset() - int64(len(element)))
 		if len(element) > maxLine {
-			return cli.Usage("%s:%d: the element is over 1 MiB", name, n)
+			return term.Usage("%s:%d: the element is over 1 MiB", name, n)
 		}
 		item.Reset()
 		if err := json.Compact(&item, element); err != nil {
@@ -98,7 +98,7 @@ func eachElement(in io.Reader, name string, line int, fn func(line int, item []b
 	}
 	end := dec.InputOffset()
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return cli.Usage("%s:%d: something follows the array", name, at.lineOf(end))
+		return term.Usage("%s:%d: something follows the array", name, at.lineOf(end))
 	}
 	return nil
 }

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"testing/iotest"
 
-	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // TestEachItem: NDJSON and a JSON array give the same items, each with the line on
@@ -47,8 +47,8 @@ func TestEachItem(t *testing.T) {
 			switch {
 			case x.err == "" && err != nil, x.err != "" && (err == nil || !strings.HasPrefix(err.Error(), x.err)):
 				t.Errorf("%s: error %v, want %q", name, err, x.err)
-			case err != nil && cli.ExitCode(err) != cli.ExitUsage:
-				t.Errorf("%s: exit %d", name, cli.ExitCode(err))
+			case err != nil && term.ExitCode(err) != term.ExitUsage:
+				t.Errorf("%s: exit %d", name, term.ExitCode(err))
 			}
 		}
 	}

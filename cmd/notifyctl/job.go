@@ -9,12 +9,12 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
-func (p *program) jobFields(j *api.Job) cli.Table {
+func (p *program) jobFields(j *api.Job) term.Table {
 	filter, _ := json.Marshal(j.Spec.Filter) // of strings and numbers
-	t := cli.Table{
+	t := term.Table{
 		{"job", j.ID}, {"kind", j.Kind}, {"name", j.Name}, {"state", j.State}, {"why", j.Why}, {"by", j.By}, {"approved by", j.Approved},
 		{"context", j.Context}, {"reason", j.Reason}, {"plan", j.Digest}, {"filter", string(filter)},
 		{"position", fmt.Sprintf("%s of %s", count(j.Position), count(j.Planned))}, {"done", count(j.Done)}, {"skipped", skipped(j.Skipped)},
@@ -43,8 +43,8 @@ they were. States: waiting (for approval), running, paused (by an operator), sto
 				return err
 			}
 			defer p.more(len(list), "")
-			return p.printer().Print(list, func() cli.Table {
-				t := cli.Table{{"JOB", "KIND", "STATE", "POSITION", "PLANNED", "DONE", "BY", "CREATED", "WHY"}}
+			return p.printer().Print(list, func() term.Table {
+				t := term.Table{{"JOB", "KIND", "STATE", "POSITION", "PLANNED", "DONE", "BY", "CREATED", "WHY"}}
 				for i := range list {
 					j := &list[i]
 					t = append(t, []string{j.ID, j.Kind, j.State, count(j.Position), count(j.Planned), count(j.Done), j.By, p.when(time.UnixMilli(j.Created)), j.Why})
@@ -57,7 +57,7 @@ they were. States: waiting (for approval), running, paused (by an operator), sto
 	c.AddCommand(ls)
 	one := func(use, short string, run func(ctx context.Context, t *target, cl *api.Client, id string) error) *cobra.Command {
 		return &cobra.Command{
-			Use: use + " JOB", Short: short, Args: cli.Exact("a job"),
+			Use: use + " JOB", Short: short, Args: term.Exact("a job"),
 			RunE: func(c *cobra.Command, args []string) error {
 				t, err := p.target()
 				if err != nil {
@@ -70,7 +70,7 @@ they were. States: waiting (for approval), running, paused (by an operator), sto
 		}
 	}
 	show := func(j *api.Job) error {
-		return p.printer().Record(j, func() cli.Table { return p.jobFields(j) })
+		return p.printer().Record(j, func() term.Table { return p.jobFields(j) })
 	}
 	c.AddCommand(one("show", "Show a job", func(ctx context.Context, _ *target, cl *api.Client, id string) error {
 		j, err := cl.Job(ctx, id)
@@ -88,7 +88,7 @@ they were. States: waiting (for approval), running, paused (by an operator), sto
 	}))
 	c.AddCommand(one("report", "Write a job's report as JSON lines: what was not done, and why", func(ctx context.Context, _ *target, cl *api.Client, id string) error {
 		return cl.JobReport(ctx, id, func(l json.RawMessage) error {
-			return p.printer().Line(l, func() string { return cli.Clean(string(l)) })
+			return p.printer().Line(l, func() string { return term.Clean(string(l)) })
 		})
 	}))
 	for change, short := range map[string]string{

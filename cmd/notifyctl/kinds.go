@@ -5,8 +5,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/notifyd/notifyd/pkg/cli"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 func channelNames() (names []string) {
@@ -26,17 +26,17 @@ func categoryNames() (names []string) {
 // checkKinds refuses a channel or category that does not exist; empty is fine.
 func checkKinds(channel, category string) error {
 	if _, ok := notify.ParseChannel(channel); channel != "" && !ok {
-		return cli.Usage("--channel %q: channels are %s%s", channel, strings.Join(channelNames(), ", "), nearest(channel, channelNames()))
+		return term.Usage("--channel %q: channels are %s%s", channel, strings.Join(channelNames(), ", "), nearest(channel, channelNames()))
 	}
 	if _, ok := notify.ParseCategory(category); category != "" && !ok {
-		return cli.Usage("--category %q: categories are %s%s", category, strings.Join(categoryNames(), ", "), nearest(category, categoryNames()))
+		return term.Usage("--category %q: categories are %s%s", category, strings.Join(categoryNames(), ", "), nearest(category, categoryNames()))
 	}
 	return nil
 }
 
 func nearest(word string, names []string) string {
 	for _, n := range names {
-		if cli.Distance(n, word) < 3 {
+		if term.Distance(n, word) < 3 {
 			return "; did you mean " + n + "?"
 		}
 	}

@@ -6,7 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 func newLane(p *program) *cobra.Command {
@@ -23,7 +23,7 @@ What has a deadline expires at it. A pause holds across restarts, until resume.`
 			if err != nil {
 				return err
 			}
-			return printPage(p, out, out.Items, func() cli.Table { return p.lanes(out.Items) })
+			return printPage(p, out, out.Items, func() term.Table { return p.lanes(out.Items) })
 		}),
 	})
 	for _, a := range []struct {
@@ -35,7 +35,7 @@ What has a deadline expires at it. A pause holds across restarts, until resume.`
 	} {
 		var reason string
 		one := &cobra.Command{
-			Use: a.name + " LANE", Short: a.short, Args: cli.Exact("a lane, such as push-bulk"),
+			Use: a.name + " LANE", Short: a.short, Args: term.Exact("a lane, such as push-bulk"),
 			RunE: func(c *cobra.Command, args []string) error {
 				return runSetLane(c.Context(), p, args[0], a.name, a.paused, reason)
 			},
@@ -55,11 +55,11 @@ func runSetLane(ctx context.Context, p *program, name, verb string, paused bool,
 	if err != nil {
 		return err
 	}
-	return p.printer().Print(out, func() cli.Table { return p.lanes([]api.Lane{out}) })
+	return p.printer().Print(out, func() term.Table { return p.lanes([]api.Lane{out}) })
 }
 
-func (p *program) lanes(ls []api.Lane) cli.Table {
-	t := cli.Table{{"LANE", "STATE", "SINCE", "BY", "LAG", "IN FLIGHT", "WHY"}}
+func (p *program) lanes(ls []api.Lane) term.Table {
+	t := term.Table{{"LANE", "STATE", "SINCE", "BY", "LAG", "IN FLIGHT", "WHY"}}
 	for i := range ls {
 		l := &ls[i]
 		state, why := "open", l.Stands

@@ -7,8 +7,8 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/notifyd/notifyd/pkg/cli"
-	"github.com/notifyd/notifyd/pkg/when"
+	"github.com/notifyd/notifyd/pkg/term"
+	"github.com/notifyd/notifyd/pkg/tool/humantime"
 )
 
 // laterOptions say when something is to happen.
@@ -33,8 +33,8 @@ func (o *laterOptions) future(now time.Time, repeated bool) (*time.Time, error) 
 	if err != nil || t == nil || repeated || now.Sub(*t) <= grace {
 		return t, err
 	}
-	return nil, &cli.Error{
-		Exit: cli.ExitUsage, Err: fmt.Errorf("--at %s has passed, %s ago (%s)", o.at, span(now.Sub(*t)), t.Format(time.RFC3339)),
+	return nil, &term.Error{
+		Exit: term.ExitUsage, Err: fmt.Errorf("--at %s has passed, %s ago (%s)", o.at, span(now.Sub(*t)), t.Format(time.RFC3339)),
 		Next: []string{"another time, or --at now"},
 	}
 }
@@ -46,7 +46,7 @@ func (o *laterOptions) location() (*time.Location, error) {
 	}
 	loc, err := time.LoadLocation(o.zone)
 	if err != nil || o.zone == "Local" {
-		return nil, cli.Usage("--tz %q is not a time zone such as Europe/Berlin", o.zone)
+		return nil, term.Usage("--tz %q is not a time zone such as Europe/Berlin", o.zone)
 	}
 	return loc, nil
 }
@@ -61,7 +61,7 @@ func (o *laterOptions) moment(flag, text string, now time.Time) (*time.Time, err
 	if rest, ok := strings.CutPrefix(text, "+"); ok {
 		text = "in " + rest
 	}
-	t, err := when.Parse(flag, text, now, loc)
+	t, err := humantime.Parse(flag, text, now, loc)
 	if err != nil {
 		return nil, err
 	}
@@ -79,9 +79,9 @@ func (o *laterOptions) resolve(now time.Time) (*time.Time, error) {
 	}
 	switch {
 	case o.at != "" && o.in != "":
-		return nil, cli.Usage("--at and --in are two ways to say when; give one")
+		return nil, term.Usage("--at and --in are two ways to say when; give one")
 	case o.in != "":
-		d, err := when.ParseDelay("--in", strings.TrimPrefix(o.in, "+"))
+		d, err := humantime.ParseDelay("--in", strings.TrimPrefix(o.in, "+"))
 		if err != nil {
 			return nil, err
 		}

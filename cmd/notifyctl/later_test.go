@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 func TestLater(t *testing.T) {
@@ -16,7 +16,7 @@ func TestLater(t *testing.T) {
 		got, err := o.resolve(now)
 		switch {
 		case err != nil:
-			if code := cli.ExitCode(err); code != cli.ExitUsage {
+			if code := term.ExitCode(err); code != term.ExitUsage {
 				t.Errorf("%+v: exit %d", o, code)
 			}
 			if !strings.Contains(err.Error(), want) {

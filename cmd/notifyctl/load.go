@@ -16,8 +16,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/cli"
 	"github.com/notifyd/notifyd/pkg/load"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 type loadOptions struct {
@@ -77,7 +77,7 @@ func (o *loadOptions) add(c *cobra.Command) {
 func newLoadRun(p *program) *cobra.Command {
 	var o loadOptions
 	c := &cobra.Command{
-		Use: "run SCENARIO.yaml", Short: "Run a scenario", Args: cli.Exact("a scenario file"),
+		Use: "run SCENARIO.yaml", Short: "Run a scenario", Args: term.Exact("a scenario file"),
 		Long: `run sends a scenario's load, waits until it is delivered, and prints a summary: the
 rates accepted and delivered, percentiles of lag (the generator's own delay), service
 (the server's) and response (from when a message was due), and what the ledger says.
@@ -114,7 +114,7 @@ Load only ever goes to loopback addresses.`,
 func newLoadValidate(p *program) *cobra.Command {
 	return &cobra.Command{
 		Use: "validate SCENARIO.yaml...", Short: "Check scenario files and say what they do",
-		Args:    cli.AtLeast(1, "scenario files"),
+		Args:    term.AtLeast(1, "scenario files"),
 		Example: "  notifyctl load validate scenarios/*.yaml",
 		RunE: func(_ *cobra.Command, args []string) error {
 			for _, file := range args {
@@ -127,9 +127,9 @@ func newLoadValidate(p *program) *cobra.Command {
 				}
 				length := "until its counts are sent"
 				if d := s.Length(); d > 0 {
-					length = cli.Span(d)
+					length = term.Span(d)
 				}
-				fmt.Fprintf(p.out, "%s  %s, %s, %s\n", cli.Clean(s.Name), length, number(len(s.Phases), "phase"), number(len(s.Thresholds), "threshold"))
+				fmt.Fprintf(p.out, "%s  %s, %s, %s\n", term.Clean(s.Name), length, number(len(s.Phases), "phase"), number(len(s.Thresholds), "threshold"))
 			}
 			return nil
 		},
@@ -166,7 +166,7 @@ check them: save it, and begin a scenario with
 func readScenario(file string) (load.Scenario, error) {
 	s, err := load.ReadScenario(file)
 	if _, ok := errors.AsType[*fs.PathError](err); ok {
-		return s, cli.Usage("%s", err)
+		return s, term.Usage("%s", err)
 	}
 	return s, err
 }
@@ -181,19 +181,19 @@ func (o *loadOptions) scenario(file string) (s load.Scenario, scale string, err 
 	}
 	if o.scale != 1 {
 		if !(o.scale > 0 && o.scale <= 1000) {
-			return s, "", cli.Usage("--scale %g: it is above 0, up to 1000", o.scale)
+			return s, "", term.Usage("--scale %g: it is above 0, up to 1000", o.scale)
 		}
 		s, scale = s.Scaled(o.scale), strings.TrimSpace(scale+" x"+strconv.FormatFloat(o.scale, 'g', -1, 64))
 	}
 	var change load.Overrides
 	if o.rate != "" {
 		if change.Rate, err = load.ParseNumber(o.rate); err != nil {
-			return s, "", cli.Usage("--rate %s", err)
+			return s, "", term.Usage("--rate %s", err)
 		}
 	}
 	if o.count != "" {
 		if change.Count, err = load.ParseNumber(o.count); err != nil {
-			return s, "", cli.Usage("--count %s", err)
+			return s, "", term.Usage("--count %s", err)
 		}
 	}
 	// To load.Overrides 0 is none: what was given must not count for nothing.
@@ -205,7 +205,7 @@ func (o *loadOptions) scenario(file string) (s load.Scenario, scale string, err 
 		{"duration", o.duration.String(), o.duration > 0}, {"workers", strconv.Itoa(o.workers), o.workers > 0},
 	} {
 		if !f.ok && o.given(f.name) {
-			return s, "", cli.Usage("--%s %s: it is above 0", f.name, f.text)
+			return s, "", term.Usage("--%s %s: it is above 0", f.name, f.text)
 		}
 	}
 	change.Duration, change.Workers = o.duration, o.workers
@@ -232,7 +232,7 @@ func runLoad(ctx context.Context, p *program, file string, o *loadOptions) error
 	if o.watch.out != "" { // known now, and not after the run
 		dir := filepath.Dir(o.watch.out)
 		if st, err := os.Stat(dir); err != nil || !st.IsDir() {
-			return cli.Usage("--out %s: there is no folder %s", o.watch.out, dir)
+			return term.Usage("--out %s: there is no folder %s", o.watch.out, dir)
 		}
 	}
 	env, err := p.loadEnvironment(ctx, &s, o)
@@ -273,7 +273,7 @@ func profileTo(file string) (stop func() error, err error) {
 	}
 	f, err := os.Create(file)
 	if err != nil {
-		return nil, cli.Usage("--cpu-profile %s", err)
+		return nil, term.Usage("--cpu-profile %s", err)
 	}
 	if err := pprof.StartCPUProfile(f); err != nil {
 		return nil, errors.Join(err, f.Close())
@@ -289,15 +289,15 @@ func (o *loadOptions) part() (seg load.Segment, at time.Time, err error) {
 	seg = load.Segment{I: 1, N: 1}
 	if o.segment != "" {
 		if n, err := fmt.Sscanf(o.segment, "%d/%d", &seg.I, &seg.N); err != nil || n != 2 || seg.I < 1 || seg.I > seg.N {
-			return seg, at, cli.Usage("--segment %q: it is i/n, such as 1/4", o.segment)
+			return seg, at, term.Usage("--segment %q: it is i/n, such as 1/4", o.segment)
 		}
 	}
 	if o.startAt != "" {
 		if at, err = time.Parse(time.RFC3339, o.startAt); err != nil {
-			return seg, at, cli.Usage("--start-at %q: it is a time such as 2030-01-01T00:00:00Z", o.startAt)
+			return seg, at, term.Usage("--start-at %q: it is a time such as 2030-01-01T00:00:00Z", o.startAt)
 		}
 		if time.Until(at) < -time.Second || time.Until(at) > 24*time.Hour {
-			return seg, at, cli.Usage("--start-at %s: it is within the next 24 hours", o.startAt)
+			return seg, at, term.Usage("--start-at %s: it is within the next 24 hours", o.startAt)
 		}
 	}
 	return seg, at, nil
@@ -308,17 +308,17 @@ func (o *loadOptions) part() (seg load.Segment, at time.Time, err error) {
 func loadExit(ctx context.Context, res *load.Result, requireValid bool) error {
 	l := &res.Ledger
 	switch res.Exit {
-	case cli.ExitOK:
+	case term.ExitOK:
 		if v := &res.Verdict; requireValid && !v.OfServer() {
-			return cli.Exitf(cli.ExitFindings, "%s: %s", v.Code, strings.Join(v.Reasons, "; "))
+			return term.Exitf(term.ExitFindings, "%s: %s", v.Code, strings.Join(v.Reasons, "; "))
 		}
 		return nil
-	case cli.ExitInterrupt:
+	case term.ExitInterrupt:
 		if ctx.Err() != nil {
 			return context.Canceled
 		}
-		return cli.Exitf(cli.ExitInterrupt, "stopped before its end")
-	case cli.ExitSLO:
+		return term.Exitf(term.ExitInterrupt, "stopped before its end")
+	case term.ExitSLO:
 		var missed []string
 		for _, t := range res.Thresholds {
 			switch {
@@ -335,17 +335,17 @@ func loadExit(ctx context.Context, res *load.Result, requireValid bool) error {
 		if res.Totals.Acked == 0 && res.Totals.Sent > 0 {
 			why = "nothing was accepted" + firstError(res) + "; "
 		}
-		return cli.Exitf(cli.ExitSLO, "%smissed: %s", why, strings.Join(missed, "; "))
-	case cli.ExitPartial:
+		return term.Exitf(term.ExitSLO, "%smissed: %s", why, strings.Join(missed, "; "))
+	case term.ExitPartial:
 		see := ""
 		if len(l.Examples) > 0 && l.Lost+l.Ended > 0 {
-			see = "; see notifyctl why " + cli.Clean(l.Examples[0])
+			see = "; see notifyctl why " + term.Clean(l.Examples[0])
 		}
-		return cli.Exitf(cli.ExitPartial, "lost %d, duplicates %d, early %d, unexpected %d%s", l.Lost, l.Duplicates, l.Early, l.Unexpected, see)
-	case cli.ExitPending:
-		return cli.Exitf(cli.ExitPending, "%s are still on their way when the drain's time was over; they go on", cli.Count(l.Pending+l.Unverified))
+		return term.Exitf(term.ExitPartial, "lost %d, duplicates %d, early %d, unexpected %d%s", l.Lost, l.Duplicates, l.Early, l.Unexpected, see)
+	case term.ExitPending:
+		return term.Exitf(term.ExitPending, "%s are still on their way when the drain's time was over; they go on", term.Count(l.Pending+l.Unverified))
 	}
-	return cli.Exitf(cli.ExitError, "nothing was accepted%s", firstError(res))
+	return term.Exitf(term.ExitError, "nothing was accepted%s", firstError(res))
 }
 
 // firstError says which error came most.
@@ -354,7 +354,7 @@ func firstError(res *load.Result) string {
 		return ""
 	}
 	e := res.Errors[0]
-	return fmt.Sprintf(": %s times %s", cli.Count(e.Count), strings.TrimSpace(e.Class+" "+e.Code))
+	return fmt.Sprintf(": %s times %s", term.Count(e.Count), strings.TrimSpace(e.Class+" "+e.Code))
 }
 
 // onlyLoopback refuses to load anything but this machine: a mistyped context
@@ -362,7 +362,7 @@ func firstError(res *load.Result) string {
 func onlyLoopback(cl *api.Client) error {
 	u, err := url.Parse(cl.BaseURL)
 	if err != nil || !loopback(u.Hostname()) {
-		return cli.Usage("load goes to loopback addresses only, not to %s", cl.BaseURL)
+		return term.Usage("load goes to loopback addresses only, not to %s", cl.BaseURL)
 	}
 	return nil
 }

@@ -6,14 +6,14 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/notifyd/notifyd/pkg/cli"
 	"github.com/notifyd/notifyd/pkg/load"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 func newLoadCapacity(p *program) *cobra.Command {
 	var o loadOptions
 	c := &cobra.Command{
-		Use: "capacity SCENARIO.yaml", Short: "Search the highest rate that holds a scenario's objective", Args: cli.Exact("a scenario file"),
+		Use: "capacity SCENARIO.yaml", Short: "Search the highest rate that holds a scenario's objective", Args: term.Exact("a scenario file"),
 		Long: `capacity runs a scenario again and again, at rates that double until the objective
 is missed, then between, and confirms the highest that held for longer. The objective
 stands in the scenario: thresholds of latency, backlog and loss. A rate that the
@@ -34,7 +34,7 @@ func runCapacity(ctx context.Context, p *program, file string, o *loadOptions) e
 		return err
 	}
 	if o.given("count") {
-		return cli.Usage("--count %s: a trial has a rate and a time, --rate and --duration", o.count)
+		return term.Usage("--count %s: a trial has a rate and a time, --rate and --duration", o.count)
 	}
 	o.again = true
 	run := func(trial load.Scenario) (*load.Result, error) {
@@ -67,13 +67,13 @@ func runCapacity(ctx context.Context, p *program, file string, o *loadOptions) e
 		if t.Confirm {
 			what += " (confirmation)"
 		}
-		p.note("%12s/s  %s", cli.Count(int64(t.Rate)), what)
+		p.note("%12s/s  %s", term.Count(int64(t.Rate)), what)
 	})
 	if err != nil {
 		return err
 	}
 	if p.global.output == "table" && p.global.jq == "" {
-		fmt.Fprintf(p.out, "capacity    %s/s\nlimit       %s\ntrials      %d in %.0f s\nverdict     %s\n", cli.Count(int64(found.Rate)), limitText(found.Limit), len(found.Trials), found.Seconds, found.Verdict.Code)
+		fmt.Fprintf(p.out, "capacity    %s/s\nlimit       %s\ntrials      %d in %.0f s\nverdict     %s\n", term.Count(int64(found.Rate)), limitText(found.Limit), len(found.Trials), found.Seconds, found.Verdict.Code)
 		for _, r := range found.Verdict.Reasons {
 			fmt.Fprintf(p.out, "            %s\n", r)
 		}
@@ -84,9 +84,9 @@ func runCapacity(ctx context.Context, p *program, file string, o *loadOptions) e
 	case ctx.Err() != nil:
 		return context.Canceled
 	case found.Limit == load.LimitUnsteady:
-		return cli.Exitf(cli.ExitSLO, "no rate was confirmed: what held once did not hold again")
+		return term.Exitf(term.ExitSLO, "no rate was confirmed: what held once did not hold again")
 	case found.Rate == 0 && len(found.Trials) > 0:
-		return cli.Exitf(cli.ExitSLO, "not even %s/s holds", cli.Count(int64(found.Trials[len(found.Trials)-1].Rate)))
+		return term.Exitf(term.ExitSLO, "not even %s/s holds", term.Count(int64(found.Trials[len(found.Trials)-1].Rate)))
 	}
 	return nil
 }

@@ -12,9 +12,9 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/app"
-	"github.com/notifyd/notifyd/pkg/cli"
 	"github.com/notifyd/notifyd/pkg/load"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // loadEnvironment is what a scenario runs against.
@@ -247,12 +247,12 @@ func (e *loadEnvironment) kafka(ctx context.Context, brokers []string) error {
 		brokers = e.brokers
 	}
 	if len(brokers) == 0 {
-		return cli.Usage("target kafka needs --kafka HOST:PORT of a broker, or --kafka unix:FILE with kafka.sock in the data folder of notifyd, whose log.listen is for reading only")
+		return term.Usage("target kafka needs --kafka HOST:PORT of a broker, or --kafka unix:FILE with kafka.sock in the data folder of notifyd, whose log.listen is for reading only")
 	}
 	for _, b := range brokers {
 		host, _, _ := strings.Cut(b, ":")
 		if !strings.HasPrefix(b, load.Socket) && !loopback(host) {
-			return cli.Usage("load goes to loopback addresses only, not to %s", b)
+			return term.Usage("load goes to loopback addresses only, not to %s", b)
 		}
 	}
 	t, err := load.NewKafkaTarget(ctx, brokers)

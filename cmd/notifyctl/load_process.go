@@ -15,11 +15,11 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/notifyd/notifyd/internal/freeport"
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/app"
-	"github.com/notifyd/notifyd/pkg/cli"
-	"github.com/notifyd/notifyd/pkg/freeport"
 	"github.com/notifyd/notifyd/pkg/load"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // process runs notifyd and the simulators in processes of their own. The
@@ -74,7 +74,7 @@ func findNotifyd(bin string) (string, error) {
 	}
 	bin, err := exec.LookPath("notifyd")
 	if err != nil {
-		return "", cli.Usage("mode process needs notifyd beside notifyctl, on the PATH, or --notifyd FILE")
+		return "", term.Usage("mode process needs notifyd beside notifyctl, on the PATH, or --notifyd FILE")
 	}
 	return bin, nil
 }
@@ -106,7 +106,7 @@ func (c *child) why() error {
 	text := strings.TrimSpace(string(b))
 	text = text[strings.LastIndexByte(text, '\n')+1:]
 	if text != "" {
-		text = ": " + cli.Clean(text)
+		text = ": " + term.Clean(text)
 	}
 	return fmt.Errorf("%s ended: %w%s", strings.TrimSuffix(filepath.Base(c.log), ".log"), cmpErr(c.err), text)
 }

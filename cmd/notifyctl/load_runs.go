@@ -9,10 +9,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/notifyd/notifyd/pkg/cli"
 	"github.com/notifyd/notifyd/pkg/load"
 	"github.com/notifyd/notifyd/pkg/load/report"
-	"github.com/notifyd/notifyd/pkg/tui"
+	"github.com/notifyd/notifyd/pkg/load/screen"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // loadRuns are the commands about runs that are over.
@@ -59,8 +59,8 @@ summary.txt, report.html and run.hlog; remove a folder to forget its run.`,
 			}
 			out := p.printer()
 			out.Optional = []string{"EXIT", "SENDING", "STARTED"}
-			return out.Print(list, func() cli.Table {
-				t := cli.Table{{"RUN", "STARTED", "SENDING", "VERDICT", "ACCEPTED/S", "P99", "LOST", "DUP", "EXIT"}}
+			return out.Print(list, func() term.Table {
+				t := term.Table{{"RUN", "STARTED", "SENDING", "VERDICT", "ACCEPTED/S", "P99", "LOST", "DUP", "EXIT"}}
 				for i := range list {
 					t = append(t, p.runRow(&list[i]))
 				}
@@ -86,7 +86,7 @@ func (p *program) runRow(e *report.Entry) []string {
 	}
 	return []string{
 		e.ID, p.when(e.Started), report.Seconds(e.Sending), verdict, report.Short(e.AcceptedPS), p99,
-		cli.Count(e.Lost), cli.Count(e.Duplicates), fmt.Sprint(e.Exit),
+		term.Count(e.Lost), term.Count(e.Duplicates), fmt.Sprint(e.Exit),
 	}
 }
 
@@ -95,7 +95,7 @@ var runForms = []string{"text", "html", "hlog", "json"}
 func newLoadShow(p *program) *cobra.Command {
 	var form string
 	c := &cobra.Command{
-		Use: "show RUN", Short: "Show a run that was kept", Args: cli.Exact("a run: its ID, a part of it, last, last~1, or a file"),
+		Use: "show RUN", Short: "Show a run that was kept", Args: term.Exact("a run: its ID, a part of it, last, last~1, or a file"),
 		Long: `show prints the summary of a run, or another form of it: html is a page that needs
 nothing else, hlog a log for HdrHistogram's tools, json everything there is (so is -o
 json, which --jq filters). A run is named by its ID, a part of its ID that no other
@@ -104,7 +104,7 @@ run has, last, last~1 for the one before, or a file.`,
 		ValidArgsFunction: p.runIDs,
 		RunE: func(_ *cobra.Command, args []string) error {
 			if !slices.Contains(runForms, form) {
-				return cli.Usage("--form %q: forms are text, html, hlog and json", form)
+				return term.Usage("--form %q: forms are text, html, hlog and json", form)
 			}
 			r, err := p.runs().Open(args[0])
 			if err != nil {
@@ -138,7 +138,7 @@ func newLoadCompare(p *program) *cobra.Command {
 		fail  bool
 	)
 	c := &cobra.Command{
-		Use: "compare A B", Short: "Hold a run against one before", Args: cli.Exact("a run", "a run to hold against it"),
+		Use: "compare A B", Short: "Hold a run against one before", Args: term.Exact("a run", "a run to hold against it"),
 		Long: `compare judges run B against run A. Warm-ups are left out.
 
   latency   p50, p99 and p99.9 of response, service and end to end, step by step: WORSE
@@ -162,10 +162,10 @@ and 9 when nothing could be judged.`,
 		ValidArgsFunction: p.runIDs,
 		RunE: func(_ *cobra.Command, args []string) error {
 			if rules.Percent <= 0 || rules.Percent > 1000 {
-				return cli.Usage("--percent %g: it is above 0, up to 1000", rules.Percent)
+				return term.Usage("--percent %g: it is above 0, up to 1000", rules.Percent)
 			}
 			if rules.Floor <= 0 {
-				return cli.Usage("--floor %s: it is above 0", rules.Floor)
+				return term.Usage("--floor %s: it is above 0", rules.Floor)
 			}
 			a, err := p.runs().Open(args[0])
 			if err != nil {
@@ -185,9 +185,9 @@ and 9 when nothing could be judged.`,
 			case err != nil || !fail:
 				return err
 			case cmp.Regressions > 0:
-				return cli.Exitf(cli.ExitSLO, "%d figures are worse", cmp.Regressions)
+				return term.Exitf(term.ExitSLO, "%d figures are worse", cmp.Regressions)
 			case !cmp.Judged:
-				return cli.Exitf(cli.ExitFindings, "the runs could not be judged: %s", cmp.Notes[0])
+				return term.Exitf(term.ExitFindings, "the runs could not be judged: %s", cmp.Notes[0])
 			}
 			return nil
 		},
@@ -202,7 +202,7 @@ and 9 when nothing could be judged.`,
 func newLoadMerge(p *program) *cobra.Command {
 	var out string
 	c := &cobra.Command{
-		Use: "merge RUN RUN...", Short: "Put the segments of one run together", Args: cli.AtLeast(2, "the runs of a segment each"),
+		Use: "merge RUN RUN...", Short: "Put the segments of one run together", Args: term.AtLeast(2, "the runs of a segment each"),
 		Long: `merge adds the results of load run --segment 1/n ... n/n: totals, histograms, and
 what happened in each second. Percentiles are those of the added histograms, never
 means of percentiles. The segments must be of one scenario and seed, and each is
@@ -230,7 +230,7 @@ segments' that is not 0.`,
 				return err
 			}
 			if m.Exit != 0 {
-				return cli.Exitf(m.Exit, "a segment exited with %d", m.Exit)
+				return term.Exitf(m.Exit, "a segment exited with %d", m.Exit)
 			}
 			return nil
 		},
@@ -263,7 +263,7 @@ func (p *program) printRun(r *load.Result) error {
 
 func newLoadView(p *program) *cobra.Command {
 	return &cobra.Command{
-		Use: "view RUN", Short: "Replay a run on the live screen", Args: cli.Exact("a run: its ID, a part of it, last, last~1, or a file"),
+		Use: "view RUN", Short: "Replay a run on the live screen", Args: term.Exact("a run: its ID, a part of it, last, last~1, or a file"),
 		Long: `view shows a run that is over as it was, second by second: h and l go 5 s back and
 on, g and G to its ends, - and + change the speed, space pauses, ? lists the keys.
 Where there is no terminal it writes a line for each second, with -o jsonl as JSON.`,
@@ -275,8 +275,8 @@ Where there is no terminal it writes a line for each second, with -o jsonl as JS
 				return err
 			}
 			if p.screen() && p.global.output == "table" {
-				_, err := tui.Run(c.Context(), p.in, p.out, p.screenEnv(), tui.Options{
-					Source: tui.NewReplay(r, nil), Name: r.Scenario.Name, ASCII: !utf8Locale(p.getenv), Stay: true,
+				_, err := screen.Run(c.Context(), p.in, p.out, p.screenEnv(), screen.Options{
+					Source: screen.NewReplay(r, nil), Name: r.Scenario.Name, ASCII: !utf8Locale(p.getenv), Stay: true,
 				})
 				return err
 			}
@@ -286,19 +286,19 @@ Where there is no terminal it writes a line for each second, with -o jsonl as JS
 }
 
 func (p *program) viewLines(ctx context.Context, r *load.Result) error {
-	format := tui.Text
+	format := screen.Text
 	switch p.global.output {
 	case "table":
 	case "jsonl":
-		format = tui.JSONL
+		format = screen.JSONL
 	default:
-		return cli.Usage("-o %s: view writes lines, as text or jsonl", p.global.output)
+		return term.Usage("-o %s: view writes lines, as text or jsonl", p.global.output)
 	}
 	for i := range r.Seconds {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if err := tui.WriteLine(p.out, &r.Seconds[i], format); err != nil {
+		if err := screen.WriteLine(p.out, &r.Seconds[i], format); err != nil {
 			return err
 		}
 	}

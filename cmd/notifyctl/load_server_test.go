@@ -9,9 +9,9 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/cli"
 	"github.com/notifyd/notifyd/pkg/load"
 	"github.com/notifyd/notifyd/pkg/server"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // aimed is a world whose context is a node.
@@ -30,9 +30,9 @@ func aimed(t *testing.T, n *node) *world {
 	if err := os.WriteFile(file, []byte(token), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	cs, err := cli.OpenContexts(func(name string) string { return w.env[name] })
+	cs, err := term.OpenContexts(func(name string) string { return w.env[name] })
 	if err == nil {
-		err = cs.Set("test", cli.Context{Server: n.url, TokenFile: file, Simulators: n.control})
+		err = cs.Set("test", term.Context{Server: n.url, TokenFile: file, Simulators: n.control})
 	}
 	if err == nil {
 		err = cs.Use("test")
@@ -88,10 +88,10 @@ thresholds: [lost == 0, duplicates == 0, unexpected == 0, failed == 0]
 			t.Errorf("end to end: %+v", e)
 		}
 		_, errs, code := w.ctl(t.Context(), "load", "run", file, "--no-keep")
-		if code != cli.ExitUsage || !strings.Contains(errs, "--kafka HOST:PORT") {
+		if code != term.ExitUsage || !strings.Contains(errs, "--kafka HOST:PORT") {
 			t.Errorf("without brokers: exit %d, %s", code, errs)
 		}
-		if _, errs, code = w.ctl(t.Context(), "load", "run", file, "--no-keep", "--kafka", "192.0.2.1:9092"); code != cli.ExitUsage || !strings.Contains(errs, "loopback") {
+		if _, errs, code = w.ctl(t.Context(), "load", "run", file, "--no-keep", "--kafka", "192.0.2.1:9092"); code != term.ExitUsage || !strings.Contains(errs, "loopback") {
 			t.Errorf("elsewhere: exit %d, %s", code, errs)
 		}
 	})
@@ -117,7 +117,7 @@ objective: {from: 50, most: 100, hold: 5s, confirm: 5s, within: 0.5, holds: [HOL
 	t.Run("capacity of nothing", func(t *testing.T) { //nolint:paralleltest // see above
 		out, errs, code := w.ctl(t.Context(), "load", "capacity", holds(t, "response.p99 < 1ns"), "--no-calibration", "-o", "json")
 		var found load.Capacity
-		if err := json.Unmarshal([]byte(out), &found); err != nil || code != cli.ExitSLO || found.Rate != 0 || found.Limit != load.LimitNothing {
+		if err := json.Unmarshal([]byte(out), &found); err != nil || code != term.ExitSLO || found.Rate != 0 || found.Limit != load.LimitNothing {
 			t.Errorf("exit %d, %v\n%s\n%s", code, err, out, errs)
 		}
 		if n := len(found.Trials); n == 0 || found.Trials[n-1].Rate < 20 || !strings.Contains(found.Trials[n-1].Why, "response.p99 < 1ns") {
@@ -126,7 +126,7 @@ objective: {from: 50, most: 100, hold: 5s, confirm: 5s, within: 0.5, holds: [HOL
 	})
 	t.Run("capacity without a ledger", func(t *testing.T) { //nolint:paralleltest // see above
 		_, errs, code := w.ctl(t.Context(), "load", "capacity", holds(t, "lost == 0"), "--no-calibration", "--no-check")
-		if code != cli.ExitUsage || !strings.Contains(errs, "lost == 0 has no figure") {
+		if code != term.ExitUsage || !strings.Contains(errs, "lost == 0 has no figure") {
 			t.Errorf("exit %d: %s", code, errs)
 		}
 	})

@@ -10,10 +10,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/notifyd/notifyd/pkg/cli"
 	"github.com/notifyd/notifyd/pkg/load"
 	"github.com/notifyd/notifyd/pkg/load/report"
-	"github.com/notifyd/notifyd/pkg/tui"
+	"github.com/notifyd/notifyd/pkg/load/screen"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // watchOptions say how a run is watched and what is left of it.
@@ -40,7 +40,7 @@ func (w *watched) Stop()                  { w.stop() }
 func (w *watched) Mark(text string)       { w.run.Mark(text) }
 
 // steerer is what changes a run's arrivals: nil where nothing does.
-func (w *watched) steerer() tui.Steerer {
+func (w *watched) steerer() screen.Steerer {
 	if !w.run.Steerable() {
 		return nil
 	}
@@ -88,7 +88,7 @@ func (p *program) watch(ctx context.Context, w *watched, o *watchOptions) error 
 		if err != nil {
 			return err
 		}
-		if left == tui.LeftAtEnd {
+		if left == screen.LeftAtEnd {
 			return nil
 		}
 		if s := w.Latest(); s != nil && len(s.Seconds) > 0 {
@@ -101,9 +101,9 @@ func (p *program) watch(ctx context.Context, w *watched, o *watchOptions) error 
 	switch {
 	case p.global.jq != "":
 	case p.global.output == "jsonl":
-		return tui.Lines(ctx, p.out, w, tui.JSONL, from)
+		return screen.Lines(ctx, p.out, w, screen.JSONL, from)
 	case p.global.output == "table" && !p.global.quiet:
-		return tui.Lines(ctx, p.err, w, tui.Text, from)
+		return screen.Lines(ctx, p.err, w, screen.Text, from)
 	}
 	<-w.done
 	return nil
@@ -111,12 +111,12 @@ func (p *program) watch(ctx context.Context, w *watched, o *watchOptions) error 
 
 // watchScreen shows the panels. Ctrl-C comes as a key: the second one ends the
 // process at once, as it does without panels.
-func (p *program) watchScreen(ctx context.Context, w *watched) (tui.Left, error) {
+func (p *program) watchScreen(ctx context.Context, w *watched) (screen.Left, error) {
 	p.drawing.Store(true)
-	left, err := tui.Run(ctx, p.in, p.out, p.screenEnv(), tui.Options{Source: w, Control: w, Steer: w.steerer(), ASCII: !utf8Locale(p.getenv)})
+	left, err := screen.Run(ctx, p.in, p.out, p.screenEnv(), screen.Options{Source: w, Control: w, Steer: w.steerer(), ASCII: !utf8Locale(p.getenv)})
 	p.drawing.Store(false)
-	if err == nil && left == tui.LeftAtOnce {
-		os.Exit(cli.ExitInterrupt)
+	if err == nil && left == screen.LeftAtOnce {
+		os.Exit(term.ExitInterrupt)
 	}
 	return left, err
 }
@@ -128,7 +128,7 @@ func (p *program) serveMetrics(ctx context.Context, addr string, w *watched) (en
 	}
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil || !loopback(host) {
-		return nil, cli.Usage("--metrics %q: it is a loopback address and a port, such as 127.0.0.1:9469", addr)
+		return nil, term.Usage("--metrics %q: it is a loopback address and a port, such as 127.0.0.1:9469", addr)
 	}
 	var lc net.ListenConfig
 	ln, err := lc.Listen(ctx, "tcp", addr)
@@ -155,7 +155,7 @@ func (p *program) finishLoad(res *load.Result, o *watchOptions) (err error) {
 		return err
 	}
 	if failed := p.keepRun(res, ""); failed != nil { // said with --quiet, too: what it measured is gone
-		fmt.Fprintln(p.err, cli.Clean("warning: "+failed.Error()))
+		fmt.Fprintln(p.err, term.Clean("warning: "+failed.Error()))
 	}
 	return err
 }

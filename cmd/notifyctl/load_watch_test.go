@@ -12,8 +12,8 @@ import (
 
 	"github.com/creack/pty"
 
-	"github.com/notifyd/notifyd/pkg/cli"
 	"github.com/notifyd/notifyd/pkg/load"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // nowhere is a scenario that needs no server.
@@ -108,7 +108,7 @@ func TestLoadOnATerminal(t *testing.T) {
 	}
 	c.await(t, "PARTIAL")
 	c.await(t, "load scenario=") // its last line
-	if got := <-code; got != cli.ExitInterrupt {
+	if got := <-code; got != term.ExitInterrupt {
 		t.Errorf("exit %d", got)
 	}
 	_, after, left := strings.Cut(c.text(), "\x1b[?1049l")
@@ -161,7 +161,7 @@ func TestLoadMetrics(t *testing.T) {
 	w.env["XDG_DATA_HOME"] = t.TempDir()
 	file := nowhere(t, "1s")
 	for _, addr := range []string{"0.0.0.0:0", "example.com:1", "9469", ":9469"} {
-		if _, errs, code := w.ctl(t.Context(), "load", "run", file, "--metrics", addr, "--no-keep"); code != cli.ExitUsage || !strings.Contains(errs, "loopback") {
+		if _, errs, code := w.ctl(t.Context(), "load", "run", file, "--metrics", addr, "--no-keep"); code != term.ExitUsage || !strings.Contains(errs, "loopback") {
 			t.Errorf("%s: exit %d, %s", addr, code, errs)
 		}
 	}

@@ -5,8 +5,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/notifyd/notifyd/pkg/cli"
-	"github.com/notifyd/notifyd/pkg/when"
+	"github.com/notifyd/notifyd/pkg/term"
+	"github.com/notifyd/notifyd/pkg/tool/humantime"
 )
 
 // timeFormats are the values of --time-format.
@@ -60,7 +60,7 @@ func (p *program) whenever(t *time.Time) string {
 }
 
 // span writes a length of time with the two units that matter.
-func span(d time.Duration) string { return cli.Span(d) }
+func span(d time.Duration) string { return term.Span(d) }
 
 // parseTime reads a moment: RFC 3339, "now", or a distance from now such as
 // "+10m", "in 10m", "-2h" or "2h ago". Days are "d".
@@ -91,7 +91,7 @@ func parseTime(s string, now time.Time) (time.Time, error) {
 	if t, err := parseDay(strings.ToLower(in), now.Local()); err == nil {
 		return t, nil
 	}
-	return time.Time{}, cli.Usage("%q is not a time: write 2026-03-01T09:00:00Z, '2026-03-01 09:00', yesterday, 'today 09:00', now, +10m, or -2h", s)
+	return time.Time{}, term.Usage("%q is not a time: write 2026-03-01T09:00:00Z, '2026-03-01 09:00', yesterday, 'today 09:00', now, +10m, or -2h", s)
 }
 
 // parseDay reads a day, with a time of the day as --at has it or from its midnight:
@@ -113,7 +113,7 @@ func parseDay(s string, now time.Time) (time.Time, error) {
 	if clock = strings.TrimSpace(clock); clock == "" {
 		return midnight, nil
 	}
-	return when.Parse("", "today "+clock, midnight, now.Location())
+	return humantime.Parse("", "today "+clock, midnight, now.Location())
 }
 
 // parseSpan reads a Go duration that may begin with days: "2d", "1d12h".
@@ -122,7 +122,7 @@ func parseSpan(s string) (time.Duration, error) {
 	if days, rest, ok := strings.Cut(s, "d"); ok {
 		var n int
 		if _, err := fmt.Sscanf(days, "%d", &n); err != nil || fmt.Sprint(n) != days || n < 0 || n > 36500 {
-			return 0, cli.Usage("%q is not a duration such as 90s, 10m or 2d", s)
+			return 0, term.Usage("%q is not a duration such as 90s, 10m or 2d", s)
 		}
 		total = time.Duration(n) * 24 * time.Hour
 		if rest == "" {
@@ -132,7 +132,7 @@ func parseSpan(s string) (time.Duration, error) {
 	}
 	d, err := time.ParseDuration(s)
 	if err != nil || d < 0 {
-		return 0, cli.Usage("%q is not a duration such as 90s, 10m or 2d", s)
+		return 0, term.Usage("%q is not a duration such as 90s, 10m or 2d", s)
 	}
 	return total + d, nil
 }
@@ -156,7 +156,7 @@ var hues = map[string]string{
 	"ACCEPTED": "36", "SCHEDULED": "36",
 }
 
-func paint(cell string, header cli.Header) string {
+func paint(cell string, header term.Header) string {
 	if header {
 		return "\x1b[1m" + cell + "\x1b[0m"
 	}
@@ -167,4 +167,4 @@ func paint(cell string, header cli.Header) string {
 }
 
 // count writes a number with separators: 1,204,000.
-func count[N int | int64 | uint32 | uint64](n N) string { return cli.Count(n) }
+func count[N int | int64 | uint32 | uint64](n N) string { return term.Count(n) }

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/explain"
+	"github.com/notifyd/notifyd/pkg/tool/codes"
 )
 
 func TestTimes(t *testing.T) {
@@ -235,7 +235,7 @@ func TestHowFar(t *testing.T) {
 // code while it waits.
 func TestAdvice(t *testing.T) {
 	t.Parallel()
-	e := &explain.Of("twilio_20429")[0]
+	e := &codes.Of("twilio_20429")[0]
 	f := func(status, event, want string) {
 		t.Helper()
 		tl := api.Timeline{Status: api.Status{NotificationID: "ntf_1", Status: status}, Events: []api.TimelineEvent{{Type: event}}}

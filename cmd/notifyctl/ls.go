@@ -9,8 +9,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/cli"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 type listOptions struct {
@@ -33,7 +33,7 @@ time.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				if o.query.User != "" && o.query.User != args[0] {
-					return cli.Usage("--user %q and %q: one user at a time", o.query.User, args[0])
+					return term.Usage("--user %q and %q: one user at a time", o.query.User, args[0])
 				}
 				o.query.User = args[0]
 			}
@@ -74,7 +74,7 @@ func runList(ctx context.Context, p *program, o *listOptions) error {
 	}
 	q.Status = strings.ToUpper(q.Status)
 	if _, ok := notify.ParseState(q.Status); q.Status != "" && !ok {
-		return cli.Usage("--status %q: states are %s%s", o.query.Status, strings.Join(stateNames(), ", "), nearest(q.Status, stateNames()))
+		return term.Usage("--status %q: states are %s%s", o.query.Status, strings.Join(stateNames(), ", "), nearest(q.Status, stateNames()))
 	}
 	var err error
 	if q.Since, q.Until, err = p.window(o.since, o.until); err != nil {
@@ -106,7 +106,7 @@ type pages[T any] struct {
 
 func runPages[T any](p *program, l *pages[T]) error {
 	if l.limit < 1 {
-		return cli.Usage("--limit %d: it is above 0", l.limit)
+		return term.Usage("--limit %d: it is above 0", l.limit)
 	}
 	cl, err := p.client()
 	if err != nil {
@@ -123,8 +123,8 @@ func runPages[T any](p *program, l *pages[T]) error {
 			break
 		}
 	}
-	if err := printWide(p, out, out.Items, l.optional, func() cli.Table {
-		t := cli.Table{l.head}
+	if err := printWide(p, out, out.Items, l.optional, func() term.Table {
+		t := term.Table{l.head}
 		for i := range out.Items {
 			t = append(t, l.row(&out.Items[i]))
 		}
@@ -152,20 +152,20 @@ func (p *program) window(since, until string) (from, to time.Time, err error) {
 			}
 		}
 		if err != nil {
-			return from, to, cli.Usage("--%s: %v", t.flag, err)
+			return from, to, term.Usage("--%s: %v", t.flag, err)
 		}
 	}
 	return from, to, nil
 }
 
 // printPage writes a page: as its items where one line is one thing.
-func printPage[P, T any](p *program, page P, items []T, table func() cli.Table) error {
+func printPage[P, T any](p *program, page P, items []T, table func() term.Table) error {
 	return printWide(p, page, items, nil, table)
 }
 
 // printWide is printPage for a table that leaves columns out, the first named
 // first, until it fits the terminal.
-func printWide[P, T any](p *program, page P, items []T, optional []string, table func() cli.Table) error {
+func printWide[P, T any](p *program, page P, items []T, optional []string, table func() term.Table) error {
 	pr := p.printer()
 	pr.Optional = optional
 	if pr.Format == "jsonl" {

@@ -15,17 +15,17 @@ import (
 	"time"
 	_ "time/tzdata" // --tz works where the system has no zones
 
-	"golang.org/x/term"
+	xterm "golang.org/x/term"
 
 	"github.com/spf13/cobra"
 
-	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // linked is set by the linker (make build).
 var linked string
 
-var version = cli.Version(linked)
+var version = term.Version(linked)
 
 // program is what commands use of the outside world, and what the global flags
 // say. One runs one command.
@@ -49,11 +49,11 @@ func main() {
 	ctx, stop := signals()
 	p := &program{
 		out: os.Stdout, err: os.Stderr, in: os.Stdin, getenv: os.Getenv, now: time.Now,
-		inTerminal:  term.IsTerminal(int(os.Stdin.Fd())),
-		outTerminal: term.IsTerminal(int(os.Stdout.Fd())),
-		errTerminal: term.IsTerminal(int(os.Stderr.Fd())),
+		inTerminal:  xterm.IsTerminal(int(os.Stdin.Fd())),
+		outTerminal: xterm.IsTerminal(int(os.Stdout.Fd())),
+		errTerminal: xterm.IsTerminal(int(os.Stderr.Fd())),
 	}
-	if w, _, err := term.GetSize(int(os.Stdout.Fd())); err == nil && p.outTerminal {
+	if w, _, err := xterm.GetSize(int(os.Stdout.Fd())); err == nil && p.outTerminal {
 		p.width = w
 	}
 	code := run(ctx, p, os.Args[1:])
@@ -67,19 +67,19 @@ func run(ctx context.Context, p *program, args []string) int {
 	root.SetArgs(args)
 	c, err := root.ExecuteContextC(ctx)
 	err = p.withAdvice(c, err)
-	code := cli.ExitCode(err)
-	if err != nil && ctx.Err() != nil && code == cli.ExitInterrupt {
+	code := term.ExitCode(err)
+	if err != nil && ctx.Err() != nil && code == term.ExitInterrupt {
 		if s, ok := errors.AsType[*stopped](context.Cause(ctx)); ok {
 			code = s.code
 		}
-		e, ok := errors.AsType[*cli.Error](err)
+		e, ok := errors.AsType[*term.Error](err)
 		if !ok {
 			return code // whoever pressed Ctrl-C knows
 		}
-		err = &cli.Error{Exit: code, Err: e.Err, Next: e.Next}
+		err = &term.Error{Exit: code, Err: e.Err, Next: e.Next}
 	}
 	if err != nil {
-		cli.Report(p.err, err, p.global.output)
+		term.Report(p.err, err, p.global.output)
 	}
 	return code
 }
@@ -100,9 +100,9 @@ func signals() (context.Context, func()) {
 	signal.Notify(ch, syscall.SIGINT, syscall.SIGTERM)
 	go func() {
 		for first := true; ; first = false {
-			s := &stopped{<-ch, cli.ExitInterrupt}
+			s := &stopped{<-ch, term.ExitInterrupt}
 			if s.signal == syscall.SIGTERM {
-				s.code = cli.ExitTerminated
+				s.code = term.ExitTerminated
 			}
 			if !first {
 				os.Exit(s.code)

@@ -17,9 +17,9 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/app"
-	"github.com/notifyd/notifyd/pkg/cli"
 	"github.com/notifyd/notifyd/pkg/server"
 	"github.com/notifyd/notifyd/pkg/simulator"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // node is a notifyd in this process, with simulated providers.
@@ -151,11 +151,11 @@ func (n *node) setup(env *testscript.Env) error {
 		return err
 	}
 	env.Setenv("HOME", env.WorkDir)
-	cs, err := cli.OpenContexts(env.Getenv)
+	cs, err := term.OpenContexts(env.Getenv)
 	if err != nil {
 		return err
 	}
-	if err := cs.Set("test", cli.Context{Server: n.url, TokenFile: filepath.Join(env.WorkDir, "token"), Simulators: n.control}); err != nil {
+	if err := cs.Set("test", term.Context{Server: n.url, TokenFile: filepath.Join(env.WorkDir, "token"), Simulators: n.control}); err != nil {
 		return err
 	}
 	env.Setenv("NOTIFYCTL_TIMEOUT", "5m") // for a machine with other work

@@ -9,28 +9,28 @@ import (
 	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v3"
 
-	"github.com/notifyd/notifyd/pkg/cli"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/plan"
+	"github.com/notifyd/notifyd/pkg/term"
+	"github.com/notifyd/notifyd/pkg/tool/capacity"
 )
 
 // planned is the answer of plan: the sheet asked for and, with --from, the same
 // from rates that were measured.
 type planned struct {
 	Input    map[string]any `json:"input"`
-	Source   plan.Sheet     `json:"source"`
+	Source   capacity.Sheet `json:"source"`
 	Measured *measuredPlan  `json:"measured,omitempty"`
 }
 
 type measuredPlan struct {
-	Rates   []plan.Origin `json:"rates"`
-	Missing []string      `json:"missing"` // measured nowhere: the source's
-	Sheet   plan.Sheet    `json:"sheet"`
+	Rates   []capacity.Origin `json:"rates"`
+	Missing []string          `json:"missing"` // measured nowhere: the source's
+	Sheet   capacity.Sheet    `json:"sheet"`
 }
 
 func newPlan(p *program) *cobra.Command {
 	var file, from string
-	in := plan.Default()
+	in := capacity.Default()
 	params := in.Params()
 	c := &cobra.Command{
 		Use: "plan", Short: "Work out how many of each part a load needs", Args: cobra.NoArgs,
@@ -64,7 +64,7 @@ No server is asked.`,
 }
 
 // planValue makes a parameter a flag.
-type planValue struct{ *plan.Param }
+type planValue struct{ *capacity.Param }
 
 func (planValue) Type() string { return "value" }
 
@@ -78,25 +78,25 @@ func (v planValue) Set(text string) error {
 }
 
 // readPlan sets what the file says and no flag does.
-func readPlan(c *cobra.Command, file string, params []plan.Param) error {
+func readPlan(c *cobra.Command, file string, params []capacity.Param) error {
 	if file == "" {
 		return nil
 	}
 	b, err := os.ReadFile(file)
 	if err != nil {
-		return cli.Usage("-f: %v", err)
+		return term.Usage("-f: %v", err)
 	}
 	var doc yaml.Node
 	if err := yaml.Unmarshal(b, &doc); err != nil {
-		return cli.Usage("%s: %v", file, err)
+		return term.Usage("%s: %v", file, err)
 	}
 	if len(doc.Content) == 0 {
 		return nil
 	}
 	if doc.Content[0].Kind != yaml.MappingNode {
-		return cli.Usage("%s: it is a list of values such as rate: 5M, one a line", file)
+		return term.Usage("%s: it is a list of values such as rate: 5M, one a line", file)
 	}
-	byKey, keys := map[string]*plan.Param{}, make([]string, 0, len(params))
+	byKey, keys := map[string]*capacity.Param{}, make([]string, 0, len(params))
 	for i := range params {
 		byKey[params[i].Key] = &params[i]
 		keys = append(keys, params[i].Key)
@@ -132,13 +132,13 @@ func readPlan(c *cobra.Command, file string, params []plan.Param) error {
 	return errors.Join(problems...)
 }
 
-func runPlan(p *program, in plan.Input, from string) error {
+func runPlan(p *program, in capacity.Input, from string) error {
 	out := planned{Input: map[string]any{}}
 	for _, prm := range in.Params() {
 		out.Input[prm.Key] = prm.Value()
 	}
 	var err error
-	if out.Source, err = plan.Compute(in); err != nil {
+	if out.Source, err = capacity.Compute(in); err != nil {
 		return err
 	}
 	if from != "" {
@@ -152,34 +152,34 @@ func runPlan(p *program, in plan.Input, from string) error {
 	return p.printPlan(&in, &out)
 }
 
-func measured(in plan.Input, file string) (*measuredPlan, error) {
+func measured(in capacity.Input, file string) (*measuredPlan, error) {
 	b, err := os.ReadFile(file)
 	if err != nil {
-		return nil, cli.Usage("--from: %v; make bench writes it", err)
+		return nil, term.Usage("--from: %v; make bench writes it", err)
 	}
-	rs, err := plan.ParseResults(b)
+	rs, err := capacity.ParseResults(b)
 	if err != nil {
 		return nil, err
 	}
-	in, rates, missing, err := plan.Measured(in, rs)
+	in, rates, missing, err := capacity.Measured(in, rs)
 	if err != nil {
 		return nil, err
 	}
-	s, err := plan.Compute(in)
+	s, err := capacity.Compute(in)
 	return &measuredPlan{Rates: rates, Missing: missing, Sheet: s}, err
 }
 
 // printPlan writes the sheet for people: tables under headings.
-func (p *program) printPlan(in *plan.Input, out *planned) error {
+func (p *program) printPlan(in *capacity.Input, out *planned) error {
 	pr := p.printer()
-	table := func(heading string, t cli.Table) error {
+	table := func(heading string, t term.Table) error {
 		if len(t) < 2 {
 			return nil
 		}
 		fmt.Fprintf(p.out, "\n%s\n", heading)
-		return pr.Print(nil, func() cli.Table { return t })
+		return pr.Print(nil, func() term.Table { return t })
 	}
-	fmt.Fprintf(p.out, "%s notifications/s: %s push, %s email, %s SMS; %s scheduled, %s in fan-outs\n", plan.Number(in.Rate),
+	fmt.Fprintf(p.out, "%s notifications/s: %s push, %s email, %s SMS; %s scheduled, %s in fan-outs\n", capacity.Number(in.Rate),
 		percent(in.Push), percent(in.Email), percent(in.SMS), percent(in.Scheduled), percent(in.Fanout))
 	first := out.Source.First
 	var errs []error
@@ -200,25 +200,25 @@ func (p *program) printPlan(in *plan.Input, out *planned) error {
 	return errors.Join(errs...)
 }
 
-func percent(share float64) string { return plan.Number(share*100) + "%" }
+func percent(share float64) string { return capacity.Number(share*100) + "%" }
 
 // some writes a count, nothing for what is not known.
 func some(n int64) string {
 	if n == 0 {
 		return "-"
 	}
-	return plan.Thousands(n)
+	return capacity.Thousands(n)
 }
 
 func holds(rate float64) string {
 	if rate == 0 {
 		return ""
 	}
-	return plan.Number(rate) + "/s"
+	return capacity.Number(rate) + "/s"
 }
 
-func sheetTable(s *plan.Sheet) cli.Table {
-	t := cli.Table{{"PART", "COUNT", "LASTING", "HOLDS TO", "ONE LOST", "HOW"}}
+func sheetTable(s *capacity.Sheet) term.Table {
+	t := term.Table{{"PART", "COUNT", "LASTING", "HOLDS TO", "ONE LOST", "HOW"}}
 	for i := range s.Lines {
 		l := &s.Lines[i]
 		lost := holds(l.OneLost)
@@ -230,8 +230,8 @@ func sheetTable(s *plan.Sheet) cli.Table {
 	return t
 }
 
-func bothTable(a, b *plan.Sheet) cli.Table {
-	t := cli.Table{{"PART", "ASSUMED", "LASTING", "MEASURED", "LASTING", "HOLDS TO", "HOW"}}
+func bothTable(a, b *capacity.Sheet) term.Table {
+	t := term.Table{{"PART", "ASSUMED", "LASTING", "MEASURED", "LASTING", "HOLDS TO", "HOW"}}
 	for i := range b.Lines {
 		x, y := &a.Lines[i], &b.Lines[i]
 		t = append(t, []string{y.Name, some(x.Count), some(x.Sustained), some(y.Count), some(y.Sustained), holds(y.HoldsTo), y.How})
@@ -239,35 +239,35 @@ func bothTable(a, b *plan.Sheet) cli.Table {
 	return t
 }
 
-func ratesTable(m *measuredPlan) cli.Table {
-	t := cli.Table{{"VALUE", "RATE", "FIGURE"}}
+func ratesTable(m *measuredPlan) term.Table {
+	t := term.Table{{"VALUE", "RATE", "FIGURE"}}
 	for _, o := range m.Rates {
-		t = append(t, []string{o.Key, plan.Number(o.Value) + "/s", o.From})
+		t = append(t, []string{o.Key, capacity.Number(o.Value) + "/s", o.From})
 	}
 	return t
 }
 
-func limitTable(s *plan.Sheet) cli.Table {
-	t := cli.Table{{"PART", "COUNT", "LASTING", "WHY"}}
+func limitTable(s *capacity.Sheet) term.Table {
+	t := term.Table{{"PART", "COUNT", "LASTING", "WHY"}}
 	for _, l := range s.Limits {
 		t = append(t, []string{s.Line(l.Key).Name, some(l.Count), some(l.Sustained), l.Why})
 	}
 	return t
 }
 
-func chunkTable(s *plan.Sheet) cli.Table {
-	t := cli.Table{{"FAN-OUTS", "ROWS/S", "NODES", "SAVED"}}
+func chunkTable(s *capacity.Sheet) term.Table {
+	t := term.Table{{"FAN-OUTS", "ROWS/S", "NODES", "SAVED"}}
 	for _, c := range s.Chunks {
-		t = append(t, []string{percent(c.Fanout), plan.Number(c.Rows), plan.Thousands(c.Nodes), plan.Thousands(c.Saved)})
+		t = append(t, []string{percent(c.Fanout), capacity.Number(c.Rows), capacity.Thousands(c.Nodes), capacity.Thousands(c.Saved)})
 	}
 	return t
 }
 
-func changeTable(s *plan.Sheet) cli.Table {
-	t := cli.Table{{"VALUE", "FROM", "TO", "PART", "COUNT"}}
+func changeTable(s *capacity.Sheet) term.Table {
+	t := term.Table{{"VALUE", "FROM", "TO", "PART", "COUNT"}}
 	last := ""
 	for _, c := range s.Sensitivity {
-		row := []string{c.Key, c.From, c.To, s.Line(c.Line).Name, plan.Thousands(c.Was) + " -> " + plan.Thousands(c.Is)}
+		row := []string{c.Key, c.From, c.To, s.Line(c.Line).Name, capacity.Thousands(c.Was) + " -> " + capacity.Thousands(c.Is)}
 		if c.Key == last {
 			row[0], row[1], row[2] = "", "", ""
 		}

@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 func newProvider(p *program) *cobra.Command {
@@ -17,7 +17,7 @@ func newProvider(p *program) *cobra.Command {
 	var to, reason string
 	test := &cobra.Command{
 		Use: "test NAME", Short: "Call a provider once, without a campaign (scope operate)",
-		Args: cli.Exact("apns, fcm, twilio, sendgrid, or an account of circuit accounts"),
+		Args: term.Exact("apns, fcm, twilio, sendgrid, or an account of circuit accounts"),
 		Long: `test lets the server call a provider as its workers would, and says what was answered.
 Nothing reaches anybody: FCM and SendGrid have a dry run, Twilio is asked for the
 account, and APNs gets a push for a token that no device has. That proves the key, but
@@ -58,8 +58,8 @@ func runTestProvider(ctx context.Context, p *program, name, to, reason string) e
 		return err
 	}
 	bad := 0
-	if err := p.printer().Print(out, func() cli.Table {
-		t := cli.Table{{"ACCOUNT", "VERDICT", "STATUS", "CLASS", "CODE", "TOOK", "CALLED", "DETAIL"}}
+	if err := p.printer().Print(out, func() term.Table {
+		t := term.Table{{"ACCOUNT", "VERDICT", "STATUS", "CLASS", "CODE", "TOOK", "CALLED", "DETAIL"}}
 		for i := range out.Items {
 			one := &out.Items[i]
 			status := strconv.Itoa(one.Status)
@@ -78,7 +78,7 @@ func runTestProvider(ctx context.Context, p *program, name, to, reason string) e
 		}
 	}
 	if bad > 0 {
-		return cli.Exitf(cli.ExitFindings, "%d of %d calls of %s found something; notifyctl explain CODE says what to do", bad, len(out.Items), out.Provider)
+		return term.Exitf(term.ExitFindings, "%d of %d calls of %s found something; notifyctl explain CODE says what to do", bad, len(out.Items), out.Provider)
 	}
 	return nil
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 func newRates(p *program) *cobra.Command {
@@ -22,7 +22,7 @@ Scope observe. Metrics (/metrics) have the rest.`,
 			if err != nil {
 				return err
 			}
-			if err := p.printer().Print(r, func() cli.Table { return tableOfRates(&r) }); err != nil {
+			if err := p.printer().Print(r, func() term.Table { return tableOfRates(&r) }); err != nil {
 				return err
 			}
 			for _, l := range r.Late {
@@ -35,8 +35,8 @@ Scope observe. Metrics (/metrics) have the rest.`,
 	}
 }
 
-func tableOfRates(r *api.Rates) cli.Table {
-	t := cli.Table{{"WHAT", "ACCEPTED/S", "REACHED/S", "FAILED/S", "OTHER/S"}}
+func tableOfRates(r *api.Rates) term.Table {
+	t := term.Table{{"WHAT", "ACCEPTED/S", "REACHED/S", "FAILED/S", "OTHER/S"}}
 	n := func(v float64) string { return fmt.Sprintf("%.1f", v) }
 	for _, one := range r.Rates {
 		t = append(t, []string{one.What, n(one.Accepted), n(one.Reached), n(one.Failed), n(one.Other)})
@@ -54,8 +54,8 @@ func newAccounts(p *program) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return printPage(p, out, out.Items, func() cli.Table {
-				t := cli.Table{{"PROVIDER", "ACCOUNT", "STATE", "BLOCKED UNTIL", "PROBE", "ROOM", "REASON"}}
+			return printPage(p, out, out.Items, func() term.Table {
+				t := term.Table{{"PROVIDER", "ACCOUNT", "STATE", "BLOCKED UNTIL", "PROBE", "ROOM", "REASON"}}
 				for _, a := range out.Items {
 					t = append(t, []string{a.Provider, a.Account, a.State, p.whenever(a.BlockedUntil), p.whenever(a.ProbeAt), fmt.Sprintf("%.0f", a.Room), a.Reason})
 				}

@@ -18,8 +18,8 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/cli"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // input is an open file.
@@ -38,7 +38,7 @@ const headSize = 64 << 10
 // by how it begins.
 func receiverFormat(asked, name string, head []byte) (string, error) {
 	if !slices.Contains(receiverFormats, asked) {
-		return "", cli.Usage("--fanout-format %q: it is %s", asked, strings.Join(receiverFormats, ", "))
+		return "", term.Usage("--fanout-format %q: it is %s", asked, strings.Join(receiverFormats, ", "))
 	}
 	if asked != "auto" {
 		return asked, nil
@@ -106,7 +106,7 @@ func readReceivers(r io.Reader, name, format string) iter.Seq2[api.Receiver, err
 			}
 		}
 		if err := lines.Err(); errors.Is(err, bufio.ErrTooLong) {
-			yield(api.Receiver{}, cli.Usage("%s:%d: the line is over 1 MiB", name, n+1))
+			yield(api.Receiver{}, term.Usage("%s:%d: the line is over 1 MiB", name, n+1))
 		} else if err != nil {
 			yield(api.Receiver{}, err)
 		}
@@ -200,7 +200,7 @@ func readCSV(r io.Reader, name string) iter.Seq2[api.Receiver, error] {
 			cols[i] = strings.TrimSpace(cols[i])
 		}
 		if what := badHeader(cols); what != "" {
-			yield(api.Receiver{}, cli.Usage("%s:1: %s", name, what))
+			yield(api.Receiver{}, term.Usage("%s:1: %s", name, what))
 			return
 		}
 		for {
@@ -267,7 +267,7 @@ func fromRow(cols, row []string) (r api.Receiver) {
 
 func csvError(name string, err error) error {
 	if pe, ok := errors.AsType[*csv.ParseError](err); ok {
-		return cli.Usage("%s:%d: %v", name, pe.Line, pe.Err)
+		return term.Usage("%s:%d: %v", name, pe.Line, pe.Err)
 	}
 	return err
 }

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 func TestReadReceivers(t *testing.T) {
@@ -87,7 +87,7 @@ func TestReceiverFormat(t *testing.T) {
 		t.Helper()
 		got, err := receiverFormat(asked, name, []byte(head))
 		if err != nil {
-			got = fmt.Sprint("exit ", cli.ExitCode(err))
+			got = fmt.Sprint("exit ", term.ExitCode(err))
 		}
 		if got != want {
 			t.Errorf("%s %s %q: got %s, want %s", asked, name, head, got, want)

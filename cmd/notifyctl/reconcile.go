@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 func newReconcile(p *program) *cobra.Command {
@@ -67,7 +67,7 @@ func reconcile(c *cobra.Command, cl *api.Client, since string) (plan api.Plan, r
 	if since != "" {
 		d, err := time.ParseDuration(since)
 		if err != nil || d <= 0 {
-			return plan, rep, cli.Usage("--since: a duration above 0, e.g. 24h")
+			return plan, rep, term.Usage("--since: a duration above 0, e.g. 24h")
 		}
 		spec.Filter.Since = time.Now().Add(-d).UnixMilli()
 	}
@@ -94,18 +94,18 @@ func saveReport(rep *api.ReconcileReport, name string) error {
 
 // findings prints a report, and is an error when it holds any.
 func (p *program) findings(rep *api.ReconcileReport) error {
-	if err := p.printer().Print(rep, func() cli.Table { return p.listFindings(rep) }); err != nil {
+	if err := p.printer().Print(rep, func() term.Table { return p.listFindings(rep) }); err != nil {
 		return err
 	}
 	p.note("%s notifications, and %s rows and %s index rows of triggers, read in %s", count(int(rep.Notifications)), count(rep.Rows), count(rep.Index), span(rep.Took))
 	if len(rep.Findings) == 0 {
 		return nil
 	}
-	return cli.Exitf(cli.ExitFindings, "found %s", sums(rep.Counts))
+	return term.Exitf(term.ExitFindings, "found %s", sums(rep.Counts))
 }
 
-func (p *program) listFindings(rep *api.ReconcileReport) cli.Table {
-	t := cli.Table{{"CLASS", "ID", "CALLER", "STATE", "NEXT", "DETAIL"}}
+func (p *program) listFindings(rep *api.ReconcileReport) term.Table {
+	t := term.Table{{"CLASS", "ID", "CALLER", "STATE", "NEXT", "DETAIL"}}
 	for i := range rep.Findings {
 		f := &rep.Findings[i]
 		next := ""
@@ -174,7 +174,7 @@ func runReconcileApply(c *cobra.Command, p *program, file, since string, detach 
 		raw = plan.Reconcile
 	} else {
 		if raw, err = os.ReadFile(file); err == nil && (json.Unmarshal(raw, &rep) != nil || rep.Digest == "") {
-			return cli.Usage("--report %s is no report of notifyctl reconcile", file)
+			return term.Usage("--report %s is no report of notifyctl reconcile", file)
 		}
 	}
 	if err != nil {

@@ -3,7 +3,7 @@ package main
 import (
 	"github.com/spf13/cobra"
 
-	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // The groups of the help page.
@@ -59,6 +59,6 @@ Start a server with "notifyd dev", which also writes a context for notifyctl, an
 		p.running, p.args = c, args
 		return p.global.check(c.Flags().Changed("timeout"), p.getenv("NOTIFYCTL_TIMEOUT"))
 	}
-	cli.Polish(root)
+	term.Polish(root)
 	return root
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/cli"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 func newSchedule(p *program) *cobra.Command {
@@ -31,7 +31,7 @@ A wall clock time that a change to or from summer time skips or repeats is refus
   notifyctl schedule forecast --from 'tomorrow 08:00'`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if !o.later.given() {
-				return cli.Usage("when? --at or --in; \"notifyctl send\" sends now")
+				return term.Usage("when? --at or --in; \"notifyctl send\" sends now")
 			}
 			o.changed(c)
 			return runSend(c.Context(), p, &o)
@@ -131,8 +131,8 @@ func runForecast(ctx context.Context, p *program, o *forecastOptions) error {
 	for _, m := range out.Minutes {
 		most = max(most, m.Count)
 	}
-	if err := p.printer().Print(out, func() cli.Table {
-		t := cli.Table{{"MINUTE (" + out.From.In(loc).Format("MST") + ")", "WHAT", "COUNT", ""}}
+	if err := p.printer().Print(out, func() term.Table {
+		t := term.Table{{"MINUTE (" + out.From.In(loc).Format("MST") + ")", "WHAT", "COUNT", ""}}
 		for _, m := range out.Minutes {
 			t = append(t, []string{m.Minute.In(loc).Format("Mon 15:04"), m.What, count(int(m.Count)), strings.Repeat("#", int(1+29*m.Count/max(most, 1)))})
 		}
@@ -150,7 +150,7 @@ func runForecast(ctx context.Context, p *program, o *forecastOptions) error {
 func newReschedule(p *program) *cobra.Command {
 	var o laterOptions
 	c := &cobra.Command{
-		Use: "reschedule ID", Short: "Move a scheduled notification, fan-out or trigger to another time", Args: cli.Exact("an id"),
+		Use: "reschedule ID", Short: "Move a scheduled notification, fan-out or trigger to another time", Args: term.Exact("an id"),
 		Long: `reschedule moves what waits: a notification, or a whole fan-out (the id without an
 index). The id stays. From 4.5 s before it is due on it is too late, exit 6.`,
 		Example: `  notifyctl reschedule ntf_01KAJ8Q2T5E7V9XCB3M4N6P8RS --at 'monday 09:00' --tz Europe/Berlin
@@ -173,7 +173,7 @@ func runReschedule(ctx context.Context, p *program, id string, o *laterOptions) 
 	case err != nil:
 		return err
 	case at == nil:
-		return cli.Usage("when? --at or --in")
+		return term.Usage("when? --at or --in")
 	}
 	cl, err := p.confirmed(changes, "reschedule "+id, "")
 	if err != nil {
@@ -183,8 +183,8 @@ func runReschedule(ctx context.Context, p *program, id string, o *laterOptions) 
 	if err != nil {
 		return err
 	}
-	if err := p.printer().Record(out, func() cli.Table {
-		return cli.Table{
+	if err := p.printer().Record(out, func() term.Table {
+		return term.Table{
 			{"notification", out.NotificationID}, {"status", out.Status}, {"due", out.ScheduledAt.UTC().Format("2006-01-02T15:04:05.000Z")},
 			{"receivers", count(int(out.Receivers))}, {"generation", strconv.Itoa(int(out.Generation))},
 		}

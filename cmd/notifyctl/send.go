@@ -13,8 +13,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/cli"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 type sendOptions struct {
@@ -121,19 +121,19 @@ func runSend(ctx context.Context, p *program, o *sendOptions) error {
 	}
 	switch {
 	case o.file != "" && o.fanout != "":
-		return cli.Usage("-f and --fanout are different forms of sending")
+		return term.Usage("-f and --fanout are different forms of sending")
 	case o.file != "":
 		if o.contentNamed || o.addressedFlag {
-			return cli.Usage("-f: the notifications are in the file; flags of the content and the receiver do not go with it")
+			return term.Usage("-f: the notifications are in the file; flags of the content and the receiver do not go with it")
 		}
 		return runSendBatch(ctx, p, o)
 	case o.fanout != "":
 		if o.addressedFlag || o.key != "" {
-			return cli.Usage("--fanout: the receivers are in the file, and the campaign is the key; --user, --address and --idempotency-key do not go with it")
+			return term.Usage("--fanout: the receivers are in the file, and the campaign is the key; --user, --address and --idempotency-key do not go with it")
 		}
 		return runSendFanout(ctx, p, o)
 	case o.campaign != "":
-		return cli.Usage("--campaign goes with --fanout")
+		return term.Usage("--campaign goes with --fanout")
 	}
 	return runSendOne(ctx, p, o)
 }
@@ -141,9 +141,9 @@ func runSend(ctx context.Context, p *program, o *sendOptions) error {
 func runSendOne(ctx context.Context, p *program, o *sendOptions) error {
 	switch {
 	case !o.addressedFlag:
-		return cli.Usage("to whom? --user, -f FILE for a batch, --fanout FILE for many")
+		return term.Usage("to whom? --user, -f FILE for a batch, --fanout FILE for many")
 	case o.user == "":
-		return cli.Usage("--address goes with --user: opt-outs, quiet hours and the history are a user's")
+		return term.Usage("--address goes with --user: opt-outs, quiet hours and the history are a user's")
 	}
 	n, err := o.notification(p)
 	if err != nil {
@@ -168,8 +168,8 @@ func runSendOne(ctx context.Context, p *program, o *sendOptions) error {
 	if o.wait {
 		return p.waitOne(ctx, cl, out.NotificationID)
 	}
-	if err := p.printer().Record(out, func() cli.Table {
-		return cli.Table{{"notification", out.NotificationID}, {"status", out.Status}}
+	if err := p.printer().Record(out, func() term.Table {
+		return term.Table{{"notification", out.NotificationID}, {"status", out.Status}}
 	}); err != nil {
 		return err
 	}
@@ -186,9 +186,9 @@ func runSendOne(ctx context.Context, p *program, o *sendOptions) error {
 // exitOf is the exit code of an error that gets advice added.
 func exitOf(ctx context.Context, err error) int {
 	if ctx.Err() != nil {
-		return cli.ExitInterrupt
+		return term.ExitInterrupt
 	}
-	return cli.ExitCode(err)
+	return term.ExitCode(err)
 }
 
 // newKey is an idempotency key nobody used before.
@@ -196,7 +196,7 @@ func newKey(now time.Time) string { return "ctl-" + notify.NewBase(now).String()
 
 func (o *sendOptions) notification(p *program) (n api.Notification, err error) {
 	if o.channel == "" {
-		return n, cli.Usage("--channel is missing: %s", strings.Join(channelNames(), ", "))
+		return n, term.Usage("--channel is missing: %s", strings.Join(channelNames(), ", "))
 	}
 	n = api.Notification{Channel: o.channel, Category: o.category, To: api.Receiver{UserID: o.user, Address: o.address}}
 	if n.Content, err = o.content(p); err != nil {
@@ -210,7 +210,7 @@ func (o *sendOptions) content(p *program) (c api.Content, err error) {
 	c = api.Content{Template: o.template, Title: o.title, Body: o.body, From: o.from, CollapseKey: o.collapse}
 	if o.body == "-" {
 		if o.fanout == "-" {
-			return c, cli.Usage("--body - and --fanout -: there is only one standard input")
+			return c, term.Usage("--body - and --fanout -: there is only one standard input")
 		}
 		b, err := readAll(p, "-")
 		if err != nil {
@@ -227,7 +227,7 @@ func (o *sendOptions) content(p *program) (c api.Content, err error) {
 	}
 	if data != "" {
 		if !isObject([]byte(data)) {
-			return c, cli.Usage("--data is not a JSON object")
+			return c, term.Usage("--data is not a JSON object")
 		}
 		c.Data = compact([]byte(data))
 	}
@@ -242,7 +242,7 @@ func textOrFile(p *program, v string) (string, error) {
 		return v, nil
 	}
 	if name == "-" {
-		return "", cli.Usage("@- is not read; name a file")
+		return "", term.Usage("@- is not read; name a file")
 	}
 	b, err := readAll(p, name)
 	return string(b), err
@@ -269,10 +269,10 @@ func variables(list []string) (json.RawMessage, error) {
 	for _, kv := range list {
 		name, value, ok := strings.Cut(kv, "=")
 		if !ok || name == "" {
-			return nil, cli.Usage("--var %q is not name=value", kv)
+			return nil, term.Usage("--var %q is not name=value", kv)
 		}
 		if _, twice := vars[name]; twice {
-			return nil, cli.Usage("--var %s is given twice", name)
+			return nil, term.Usage("--var %s is given twice", name)
 		}
 		vars[name] = value
 	}
@@ -290,13 +290,13 @@ func (o *sendOptions) times(now time.Time) (at, until *time.Time, err error) {
 	}
 	switch {
 	case o.ttl != "" && o.until != "":
-		return nil, nil, cli.Usage("--ttl and --expires-at are two ways to say when to give up; give one")
+		return nil, nil, term.Usage("--ttl and --expires-at are two ways to say when to give up; give one")
 	case o.until != "":
 		if until, err = o.later.moment("--expires-at", o.until, now); err != nil {
 			return nil, nil, err
 		}
 		if !until.After(begin) {
-			return nil, nil, cli.Usage("--expires-at %s is not after it is to be sent", o.until)
+			return nil, nil, term.Usage("--expires-at %s is not after it is to be sent", o.until)
 		}
 	case o.ttl != "":
 		d, err := parseSpan(o.ttl)
@@ -304,7 +304,7 @@ func (o *sendOptions) times(now time.Time) (at, until *time.Time, err error) {
 			return nil, nil, err
 		}
 		if d == 0 {
-			return nil, nil, cli.Usage("--ttl 0: it is above 0")
+			return nil, nil, term.Usage("--ttl 0: it is above 0")
 		}
 		t := begin.Add(d).UTC().Truncate(time.Millisecond)
 		until = &t
@@ -356,14 +356,14 @@ func openInput(p *program, name string) (f input, size int64, err error) {
 	}
 	file, err := os.Open(name)
 	if err != nil {
-		return f, 0, &cli.Error{Exit: cli.ExitUsage, Err: err}
+		return f, 0, &term.Error{Exit: term.ExitUsage, Err: err}
 	}
 	info, err := file.Stat()
 	if err == nil && info.IsDir() {
 		err = fmt.Errorf("%s is a folder", name)
 	}
 	if err != nil {
-		return f, 0, &cli.Error{Exit: cli.ExitUsage, Err: errors.Join(err, file.Close())}
+		return f, 0, &term.Error{Exit: term.ExitUsage, Err: errors.Join(err, file.Close())}
 	}
 	size = -1
 	if info.Mode().IsRegular() {

@@ -14,7 +14,7 @@ import (
 	"slices"
 
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // Limits of a request of a batch. They decide where a file is cut, and so which
@@ -74,7 +74,7 @@ func runSendBatch(ctx context.Context, p *program, o *sendOptions) error {
 	}
 	err = eachChunk(p, o.file, func(c *chunk) error { return s.send(ctx, c) })
 	if err == nil && s.total.Sent == 0 {
-		return cli.Usage("%s holds no notifications", label(o.file))
+		return term.Usage("%s holds no notifications", label(o.file))
 	}
 	var waited error
 	if err == nil && o.wait {
@@ -90,7 +90,7 @@ func runSendBatch(ctx context.Context, p *program, o *sendOptions) error {
 		return waited
 	}
 	if n := s.total.Rejected; n > 0 {
-		return cli.Exitf(cli.ExitPartial, "%s of %s were refused", count(n), number(s.total.Sent, "notification"))
+		return term.Exitf(term.ExitPartial, "%s of %s were refused", count(n), number(s.total.Sent, "notification"))
 	}
 	return nil
 }
@@ -211,11 +211,11 @@ func (s *batchSender) print() error {
 		s.remark()
 		return nil
 	}
-	if err := pr.Print(s.total, func() cli.Table {
+	if err := pr.Print(s.total, func() term.Table {
 		if len(s.few) > shownItems && len(s.total.Failed) == 0 {
 			return nil
 		}
-		t := cli.Table{{"LINE", "STATUS", "NOTIFICATION", "CODE", "DETAIL"}}
+		t := term.Table{{"LINE", "STATUS", "NOTIFICATION", "CODE", "DETAIL"}}
 		if len(s.few) <= shownItems {
 			for _, it := range s.few {
 				t = append(t, []string{fmt.Sprint(it.Line), it.Status, it.NotificationID})
@@ -253,14 +253,14 @@ func (s *batchSender) remark() {
 
 // stopped adds how to go on.
 func (s *batchSender) stopped(ctx context.Context, err error) error {
-	if cli.ExitCode(err) == cli.ExitUsage {
+	if term.ExitCode(err) == term.ExitUsage {
 		return err
 	}
 	advice := "the same command goes on: what was sent is not sent again"
 	if ctx.Err() != nil {
 		err = fmt.Errorf("interrupted after %s notifications", count(s.total.Sent))
 	}
-	return &cli.Error{Exit: exitOf(ctx, err), Err: err, Next: []string{advice}}
+	return &term.Error{Exit: exitOf(ctx, err), Err: err, Next: []string{advice}}
 }
 
 // wait polls every accepted item until it has an outcome.
@@ -285,12 +285,12 @@ func (s *batchSender) wait(ctx context.Context) error {
 	})
 	switch {
 	case err == errPending: //nolint:errorlint // the very value
-		return cli.Exitf(cli.ExitPending, "%s of %s notifications have no outcome yet; they go on", count(len(open)), count(len(s.ids)))
+		return term.Exitf(term.ExitPending, "%s of %s notifications have no outcome yet; they go on", count(len(open)), count(len(s.ids)))
 	case err != nil:
 		return err
 	}
 	if n := undelivered(s.total.States); n > 0 {
-		return cli.Exitf(cli.ExitPartial, "%s of %s notifications were not delivered", count(n), count(len(s.ids)))
+		return term.Exitf(term.ExitPartial, "%s of %s notifications were not delivered", count(n), count(len(s.ids)))
 	}
 	return nil
 }
@@ -314,7 +314,7 @@ func dryBatch(p *program, o *sendOptions) error {
 		var body []json.RawMessage
 		for i, line := range bytes.Split(bytes.TrimSuffix(c.body, []byte("\n")), []byte("\n")) {
 			if !json.Valid(line) {
-				return cli.Usage("%s:%d: not valid JSON", label(o.file), c.lines[i])
+				return term.Usage("%s:%d: not valid JSON", label(o.file), c.lines[i])
 			}
 			body = append(body, bytes.Clone(line))
 		}

@@ -15,8 +15,8 @@ import (
 	"strings"
 
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/cli"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // fanoutResult is what a fan-out prints at its end.
@@ -100,7 +100,7 @@ func (r *fanoutRun) begin(ctx context.Context) error {
 	}
 	if o.campaign != "" {
 		if _, err := notify.ParseBase(strings.TrimPrefix(o.campaign, "cmp_")); err != nil || !strings.HasPrefix(o.campaign, "cmp_") {
-			return cli.Usage("--campaign %q: it is cmp_ and a ULID", o.campaign)
+			return term.Usage("--campaign %q: it is cmp_ and a ULID", o.campaign)
 		}
 		s, err := openCampaign(r.p.getenv, o.campaign)
 		if err != nil {
@@ -113,9 +113,9 @@ func (r *fanoutRun) begin(ctx context.Context) error {
 	}
 	if !o.contentNamed {
 		if o.campaign != "" {
-			return cli.Exitf(cli.ExitNotFound, "nothing is noted here of campaign %s; give the same content again to go on with it", o.campaign)
+			return term.Exitf(term.ExitNotFound, "nothing is noted here of campaign %s; give the same content again to go on with it", o.campaign)
 		}
-		return cli.Usage("what is sent? --channel and --title, --body or --template")
+		return term.Usage("what is sent? --channel and --title, --body or --template")
 	}
 	n, err := o.notification(r.p)
 	if err != nil {
@@ -132,7 +132,7 @@ func (r *fanoutRun) begin(ctx context.Context) error {
 		File:   abs, Size: r.size, Head: digest(r.head), Format: format, path: campaignFile(r.p.getenv, id),
 	}
 	if o.partSize < 1 || o.partSize > 1_000_000 {
-		return cli.Usage("--part-size %d: it is 1 to 1,000,000", o.partSize)
+		return term.Usage("--part-size %d: it is 1 to 1,000,000", o.partSize)
 	}
 	return r.check(ctx)
 }
@@ -158,7 +158,7 @@ func (r *fanoutRun) goOn() error {
 		return err
 	}
 	if !bytes.Equal(a, b) {
-		return &cli.Error{Exit: cli.ExitConflict, Err: fmt.Errorf("campaign %s was begun with another content", s.Campaign), Next: []string{"go on without content flags, or leave out --campaign to begin a new one"}}
+		return &term.Error{Exit: term.ExitConflict, Err: fmt.Errorf("campaign %s was begun with another content", s.Campaign), Next: []string{"go on without content flags, or leave out --campaign to begin a new one"}}
 	}
 	return nil
 }
@@ -202,10 +202,10 @@ func (r *fanoutRun) check(ctx context.Context) error {
 		bad = append(bad, fmt.Sprintf("and %s more", count(wrongs-shownBad)))
 	}
 	if wrongs > 0 {
-		return cli.Usage("%s of %s receivers are wrong; nothing was sent\n%s", count(wrongs), count(n+int64(wrongs)), strings.Join(bad, "\n"))
+		return term.Usage("%s of %s receivers are wrong; nothing was sent\n%s", count(wrongs), count(n+int64(wrongs)), strings.Join(bad, "\n"))
 	}
 	if n == 0 {
-		return cli.Usage("%s holds no receivers", label(r.o.fanout))
+		return term.Usage("%s holds no receivers", label(r.o.fanout))
 	}
 	r.state.Total = n
 	return nil
@@ -234,7 +234,7 @@ func (r *fanoutRun) send(ctx context.Context) error {
 		return err
 	}
 	if s.parts() == 0 {
-		return cli.Usage("%s holds no receivers", label(r.o.fanout))
+		return term.Usage("%s holds no receivers", label(r.o.fanout))
 	}
 	s.Complete = true
 	r.fill()

@@ -8,8 +8,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/notifyd/notifyd/pkg/cli"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 func (r *fanoutRun) fill() {
@@ -24,9 +24,9 @@ func (r *fanoutRun) fill() {
 // stopped says how far it came, and the command that goes on.
 func (r *fanoutRun) stopped(ctx context.Context, err error) error {
 	s := r.state
-	out := &cli.Error{Exit: exitOf(ctx, err), Err: err}
+	out := &term.Error{Exit: exitOf(ctx, err), Err: err}
 	if _, ok := errors.AsType[*badLine](err); ok {
-		out.Exit = cli.ExitUsage
+		out.Exit = term.ExitUsage
 	}
 	if !r.begun {
 		return err
@@ -82,16 +82,16 @@ func (r *fanoutRun) finish(ctx context.Context) error {
 	show := []string{"notifyctl show " + r.state.Campaign}
 	switch {
 	case ctx.Err() != nil:
-		return &cli.Error{Exit: cli.ExitInterrupt, Err: errors.New("interrupted; everything is stored and goes on"), Next: show}
+		return &term.Error{Exit: term.ExitInterrupt, Err: errors.New("interrupted; everything is stored and goes on"), Next: show}
 	case waited == errPending: //nolint:errorlint // the very value
-		return &cli.Error{Exit: cli.ExitPending, Err: fmt.Errorf("not every receiver has an outcome after %s; they go on", r.p.global.timeout), Next: show}
+		return &term.Error{Exit: term.ExitPending, Err: fmt.Errorf("not every receiver has an outcome after %s; they go on", r.p.global.timeout), Next: show}
 	case waited != nil:
 		return waited
 	case r.result.Rejected > 0:
-		return &cli.Error{Exit: cli.ExitPartial, Err: fmt.Errorf("%s of %s receivers were refused", count(r.result.Rejected), count(r.result.Receivers)), Next: []string{"less " + quote(r.result.RejectedFile)}}
+		return &term.Error{Exit: term.ExitPartial, Err: fmt.Errorf("%s of %s receivers were refused", count(r.result.Rejected), count(r.result.Receivers)), Next: []string{"less " + quote(r.result.RejectedFile)}}
 	}
 	if n := undelivered(r.result.Counts); n > 0 {
-		return &cli.Error{Exit: cli.ExitPartial, Err: fmt.Errorf("%s of %s receivers were not delivered", count(n), count(r.result.Accepted)), Next: show}
+		return &term.Error{Exit: term.ExitPartial, Err: fmt.Errorf("%s of %s receivers were not delivered", count(n), count(r.result.Accepted)), Next: show}
 	}
 	if !r.o.wait {
 		r.p.note("how far they are: %s", show[0])
@@ -99,13 +99,13 @@ func (r *fanoutRun) finish(ctx context.Context) error {
 	return nil
 }
 
-func (r *fanoutRun) fields() cli.Table {
+func (r *fanoutRun) fields() term.Table {
 	x := &r.result
 	parts := count(x.Parts)
 	if x.SkippedParts > 0 {
 		parts += fmt.Sprintf("  (%d of them by an earlier run)", x.SkippedParts)
 	}
-	t := cli.Table{
+	t := term.Table{
 		{"campaign", x.Campaign}, {"parts", parts}, {"receivers", count(x.Receivers)}, {"accepted", count(x.Accepted)},
 		{"rejected", mark(x.Rejected > 0, count(x.Rejected))},
 	}
@@ -126,7 +126,7 @@ func (r *fanoutRun) dry() error {
 	f := r.state.Fanout
 	for rcv, err := range readReceivers(r.source, r.o.fanout, r.state.Format) {
 		if err != nil {
-			return &cli.Error{Exit: cli.ExitUsage, Err: err}
+			return &term.Error{Exit: term.ExitUsage, Err: err}
 		}
 		if f.Receivers = append(f.Receivers, rcv); len(f.Receivers) == 3 {
 			break

@@ -8,14 +8,14 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/cli"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 func newShow(p *program) *cobra.Command {
 	var content, full bool
 	c := &cobra.Command{
-		Use: "show ID", Short: "Show where a notification, a fan-out or a campaign stands", Args: cli.Exact("an id"),
+		Use: "show ID", Short: "Show where a notification, a fan-out or a campaign stands", Args: term.Exact("an id"),
 		Long: `show prints the status of a notification (ntf_..., or ntf_...-7 for one receiver of
 a fan-out). For a fan-out or a campaign (cmp_...) it counts the receivers by state.
 
@@ -52,12 +52,12 @@ func showContent(ctx context.Context, p *program, id, address string) error {
 	if err != nil {
 		return err
 	}
-	return p.printer().Record(c, func() cli.Table {
+	return p.printer().Record(c, func() term.Table {
 		to := strings.Join(c.Addresses, ", ")
 		if c.FromProfile {
 			to += "  (the profile's now)"
 		}
-		return cli.Table{
+		return term.Table{
 			{"notification", c.NotificationID}, {"channel", c.Channel}, {"caller", c.Caller}, {"user", c.UserID}, {"address", to},
 			{"from", c.Content.From}, {"template", c.Content.Template}, {"title", c.Content.Title}, {"body", c.Content.Body}, {"html", c.Content.HTML},
 			{"variables", string(c.Content.Variables)}, {"own variables", string(c.Variables)}, {"data", string(c.Content.Data)}, {"collapse key", c.Content.CollapseKey},
@@ -92,16 +92,16 @@ func runShow(ctx context.Context, p *program, id string) error {
 		}
 		return p.printSummary(&sum)
 	}
-	return p.printer().Record(s, func() cli.Table { return p.statusFields(&s) })
+	return p.printer().Record(s, func() term.Table { return p.statusFields(&s) })
 }
 
 // checkID refuses what no notification can be called.
 func checkID(id string) error {
 	if _, err := notify.ParseID(id); err != nil {
 		if strings.HasPrefix(id, "ntf_") {
-			return cli.Usage("%q is no id: after ntf_ come 26 letters and digits, and -NUMBER for a receiver of a fan-out; was a part lost in copying?", id)
+			return term.Usage("%q is no id: after ntf_ come 26 letters and digits, and -NUMBER for a receiver of a fan-out; was a part lost in copying?", id)
 		}
-		return cli.Usage("%q is no id: they begin with ntf_ (notification), cmp_ (campaign) or trg_ (trigger)", id)
+		return term.Usage("%q is no id: they begin with ntf_ (notification), cmp_ (campaign) or trg_ (trigger)", id)
 	}
 	return nil
 }
@@ -116,7 +116,7 @@ a change of the rate within one. What is set holds across restarts.`,
 	c.AddCommand(newCampaignList(p))
 	c.AddCommand(newSetCampaign(p)...)
 	c.AddCommand(&cobra.Command{
-		Use: "show CAMPAIGN", Short: "Count a campaign's receivers by state", Args: cli.Exact("a campaign id"),
+		Use: "show CAMPAIGN", Short: "Count a campaign's receivers by state", Args: term.Exact("a campaign id"),
 		Example: "  notifyctl campaign show cmp_01K3ZV7Q0N8M2D4R6T8W0Y2A4C",
 		RunE: p.call(func(ctx context.Context, cl *api.Client, args []string) error {
 			return showCampaign(ctx, p, cl, args[0])
@@ -157,8 +157,8 @@ func total(ctx context.Context, get func(api.Page) (api.Summary, error)) (api.Su
 }
 
 func (p *program) printSummary(s *api.Summary) error {
-	return p.printer().Record(s, func() cli.Table {
-		t := cli.Table{
+	return p.printer().Record(s, func() term.Table {
+		t := term.Table{
 			{"campaign", s.CampaignID}, {"fan-out", s.NotificationID}, {"caller", s.Caller},
 			{"channel", s.Channel}, {"category", s.Category}, {"created", p.when(s.CreatedAt)},
 			{"due", p.whenever(s.ScheduledAt)}, {"cancelled", p.whenever(s.CancelledAt)}, {"trace", s.TraceID},
@@ -206,8 +206,8 @@ func share(n, all int64) string {
 	return fmt.Sprintf("%.1f%%", pc)
 }
 
-func (p *program) statusFields(s *api.Status) cli.Table {
-	t := cli.Table{
+func (p *program) statusFields(s *api.Status) term.Table {
+	t := term.Table{
 		{"notification", s.NotificationID}, {"status", s.Status}, {"code", s.Code},
 		{"channel", s.Channel}, {"category", s.Category}, {"user", s.UserID},
 		{"caller", s.Caller}, {"campaign", s.Campaign},

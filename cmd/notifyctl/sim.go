@@ -16,8 +16,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/notifyd/notifyd/pkg/cli"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // simClient calls the control API of simulated providers.
@@ -50,7 +50,7 @@ func (p *program) simulators(control string) (*simClient, error) {
 		control = t.ctx.Simulators
 	}
 	if control == "" {
-		return nil, &cli.Error{Exit: cli.ExitUsage, Err: errors.New("the context names no simulated providers"), Next: []string{"notifyctl sim --simulators URL ..."}}
+		return nil, &term.Error{Exit: term.ExitUsage, Err: errors.New("the context names no simulated providers"), Next: []string{"notifyctl sim --simulators URL ..."}}
 	}
 	return &simClient{strings.TrimSuffix(control, "/"), &http.Client{Timeout: p.global.timeout, Transport: &http.Transport{DisableKeepAlives: true}}}, nil
 }
@@ -66,7 +66,7 @@ func (s *simClient) call(ctx context.Context, method, path string, in, out any) 
 	}
 	req, err := http.NewRequestWithContext(ctx, method, s.base+path, body)
 	if err != nil {
-		return cli.Usage("--simulators: %v", err)
+		return term.Usage("--simulators: %v", err)
 	}
 	resp, err := s.http.Do(req)
 	if err != nil {
@@ -141,8 +141,8 @@ func newSimSummary(p *program, dial func() (*simClient, error)) *cobra.Command {
 			if err := json.Unmarshal(raw, &sum); err != nil {
 				return badAnswer(err)
 			}
-			return p.printer().Print(raw, func() cli.Table {
-				t := cli.Table{{"PROVIDER", "REQUESTS", "RECEIVERS", "ACCEPTED", "AMBIGUOUS", "REJECTED", "IDS", "DELIVERIES", "DUPLICATES"}}
+			return p.printer().Print(raw, func() term.Table {
+				t := term.Table{{"PROVIDER", "REQUESTS", "RECEIVERS", "ACCEPTED", "AMBIGUOUS", "REJECTED", "IDS", "DELIVERIES", "DUPLICATES"}}
 				row := func(name string, v *simTotals) {
 					t = append(t, []string{
 						name, count(v.Requests), count(v.Receivers), count(v.Accepted), count(v.Ambiguous),
@@ -196,8 +196,8 @@ func newSimInbox(p *program, dial func() (*simClient, error)) *cobra.Command {
 				return err
 			}
 			list = list[:min(max(limit, 0), len(list))]
-			return p.printer().Print(list, func() cli.Table {
-				t := cli.Table{{"AT", "PROVIDER", "TO", "TITLE", "BODY", "STATUS", "NOTIFICATION"}}
+			return p.printer().Print(list, func() term.Table {
+				t := term.Table{{"AT", "PROVIDER", "TO", "TITLE", "BODY", "STATUS", "NOTIFICATION"}}
 				for i := range list {
 					m := &list[i]
 					t = append(t, []string{p.when(m.At), m.Provider, brief(m.To, 24), brief(m.Title, 24), brief(m.Body, 40), fmt.Sprint(m.Status), m.ID})
@@ -251,7 +251,7 @@ type simDelivery struct {
 
 func newSimLedger(p *program, dial func() (*simClient, error)) *cobra.Command {
 	return &cobra.Command{
-		Use: "ledger ID", Short: "Show what the providers received of one notification", Args: cli.Exact("a notification id"),
+		Use: "ledger ID", Short: "Show what the providers received of one notification", Args: term.Exact("a notification id"),
 		RunE: func(c *cobra.Command, args []string) error {
 			s, err := dial()
 			if err != nil {
@@ -260,12 +260,12 @@ func newSimLedger(p *program, dial func() (*simClient, error)) *cobra.Command {
 			var list []simDelivery
 			if err := s.call(c.Context(), http.MethodGet, "/ledger?id="+url.QueryEscape(args[0]), nil, &list); err != nil {
 				if notify.KindOf(err) == notify.KindNotFound {
-					err = cli.Exitf(cli.ExitNotFound, "no simulated provider has received %s", args[0])
+					err = term.Exitf(term.ExitNotFound, "no simulated provider has received %s", args[0])
 				}
 				return err
 			}
-			return p.printer().Print(list, func() cli.Table {
-				t := cli.Table{{"NOTIFICATION", "PROVIDER", "ADDRESS", "AT", "ATTEMPTS", "DELIVERIES", "STATUS"}}
+			return p.printer().Print(list, func() term.Table {
+				t := term.Table{{"NOTIFICATION", "PROVIDER", "ADDRESS", "AT", "ATTEMPTS", "DELIVERIES", "STATUS"}}
 				for i := range list {
 					d := &list[i]
 					t = append(t, []string{d.ID, d.Provider, d.Address, p.when(d.At), fmt.Sprint(d.Attempts), fmt.Sprint(d.Deliveries), fmt.Sprint(d.Status)})

@@ -14,7 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // simCalls are the counts of calls of triggers.
@@ -66,10 +66,10 @@ func (c *simCall) print(w io.Writer) {
 		fmt.Fprintf(w, "\nattempt %d: its headers and body are no longer kept\n", c.Attempt)
 		return
 	}
-	fmt.Fprintf(w, "\nattempt %d: %s %s\n", c.Attempt, c.Content.Method, cli.Clean(c.Content.URL))
+	fmt.Fprintf(w, "\nattempt %d: %s %s\n", c.Attempt, c.Content.Method, term.Clean(c.Content.URL))
 	for _, name := range slices.Sorted(maps.Keys(c.Content.Header)) {
 		for _, v := range c.Content.Header[name] {
-			fmt.Fprintf(w, "  %s: %s\n", cli.Clean(name), cli.Clean(v))
+			fmt.Fprintf(w, "  %s: %s\n", term.Clean(name), term.Clean(v))
 		}
 	}
 	switch {
@@ -79,7 +79,7 @@ func (c *simCall) print(w io.Writer) {
 		fmt.Fprintf(w, "  (no body)\n")
 	}
 	for line := range strings.Lines(c.Content.Body) {
-		fmt.Fprintf(w, "  %s\n", cli.Clean(strings.TrimSuffix(line, "\n")))
+		fmt.Fprintf(w, "  %s\n", term.Clean(strings.TrimSuffix(line, "\n")))
 	}
 	if c.Content.Cut {
 		fmt.Fprintf(w, "  (%s bytes; the rest is not kept)\n", count(c.Bytes))
@@ -107,8 +107,8 @@ the first calls came.`,
 				if err := s.call(c.Context(), http.MethodGet, "/callbacks?id="+url.QueryEscape(args[0]), nil, &list); err != nil {
 					return err
 				}
-				if err := p.printer().Print(list, func() cli.Table {
-					t := cli.Table{{"AT", "ATTEMPT", "STATUS", "TAKEN", "SIGNATURE", "PATH", "BYTES"}}
+				if err := p.printer().Print(list, func() term.Table {
+					t := term.Table{{"AT", "ATTEMPT", "STATUS", "TAKEN", "SIGNATURE", "PATH", "BYTES"}}
 					for _, v := range list {
 						t = append(t, []string{
 							p.clock(v.At), strconv.Itoa(v.Attempt), fmt.Sprint(v.Status), yesNo(v.Taken), v.Signature, v.Path, count(v.Bytes),
@@ -131,8 +131,8 @@ the first calls came.`,
 			if err := json.Unmarshal(raw, &sum); err != nil {
 				return badAnswer(err)
 			}
-			return p.printer().Print(raw, func() cli.Table {
-				t := cli.Table{{"CALLS", "TRIGGERS", "TAKEN", "DUPLICATES", "BAD SIGNATURES", "EARLY"}, {
+			return p.printer().Print(raw, func() term.Table {
+				t := term.Table{{"CALLS", "TRIGGERS", "TAKEN", "DUPLICATES", "BAD SIGNATURES", "EARLY"}, {
 					count(sum.Calls), count(sum.Triggers), count(sum.Taken), count(sum.Duplicates), count(sum.BadSignature), count(sum.Early),
 				}}
 				if sum.Timed == 0 {

@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // simRule scripts faults of simulated providers.
@@ -48,7 +48,7 @@ func newSimRuleAdd(p *program, dial func() (*simClient, error)) *cobra.Command {
 	var r simRule
 	var lasts, retryAfter, median, p99 time.Duration
 	c := &cobra.Command{
-		Use: "add ACTION", Short: "Add a rule; newer rules come first", Args: cli.Exact("an action"),
+		Use: "add ACTION", Short: "Add a rule; newer rules come first", Args: term.Exact("an action"),
 		Long: `add makes the providers misbehave. Actions: error (with --status or --code), outage
 (503), throttle (429), unauthorized, gateway (the message is taken, the answer is 502
 or --status), reset, reset_stream, drop (the connection breaks after or before the
@@ -75,7 +75,7 @@ close (in order, taken but not answered).`,
 			if err := s.call(c.Context(), http.MethodPost, "/control/rules", r, &out); err != nil {
 				return err
 			}
-			if err := p.printer().Record(out, func() cli.Table { return cli.Table{{"rule", fmt.Sprint(out.Number)}} }); err != nil {
+			if err := p.printer().Record(out, func() term.Table { return term.Table{{"rule", fmt.Sprint(out.Number)}} }); err != nil {
 				return err
 			}
 			until := "until notifyctl sim rule rm " + fmt.Sprint(out.Number)
@@ -129,8 +129,8 @@ func newSimRuleList(p *program, dial func() (*simClient, error)) *cobra.Command 
 			if len(list) == 0 {
 				p.note("none: the providers behave")
 			}
-			return p.printer().Print(list, func() cli.Table {
-				t := cli.Table{{"RULE", "DO", "PROVIDER", "STATUS", "CODE", "RATE", "ENDS", "MATCHED", "PICKED"}}
+			return p.printer().Print(list, func() term.Table {
+				t := term.Table{{"RULE", "DO", "PROVIDER", "STATUS", "CODE", "RATE", "ENDS", "MATCHED", "PICKED"}}
 				for i := range list {
 					r := &list[i]
 					ends := ""
@@ -150,11 +150,11 @@ func newSimRuleList(p *program, dial func() (*simClient, error)) *cobra.Command 
 
 func newSimRuleRemove(p *program, dial func() (*simClient, error)) *cobra.Command {
 	return &cobra.Command{
-		Use: "rm RULE", Short: "Remove a rule", Args: cli.Exact("the number of a rule"), Aliases: []string{"remove"},
+		Use: "rm RULE", Short: "Remove a rule", Args: term.Exact("the number of a rule"), Aliases: []string{"remove"},
 		RunE: func(c *cobra.Command, args []string) error {
 			n, err := strconv.ParseUint(args[0], 10, 64)
 			if err != nil {
-				return cli.Usage("%q is not the number of a rule", args[0])
+				return term.Usage("%q is not the number of a rule", args[0])
 			}
 			s, err := dial()
 			if err != nil {

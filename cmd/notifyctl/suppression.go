@@ -6,7 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 func newSuppression(p *program) *cobra.Command {
@@ -34,14 +34,14 @@ it off; if the provider calls it dead again, it is back.`,
 	ls.Flags().StringVar(&cursor, "cursor", "", "go on where an earlier list ended")
 	complete(ls, "channel", []string{"push", "sms", "email"})
 	show := &cobra.Command{
-		Use: "show ADDRESS", Short: "Show which profiles suppress an address, and why", Args: cli.Exact("an address"),
+		Use: "show ADDRESS", Short: "Show which profiles suppress an address, and why", Args: term.Exact("an address"),
 		RunE: func(c *cobra.Command, args []string) error {
 			return runSuppressions(c.Context(), p, api.SuppressionFilter{Address: args[0]}, "", maxPage)
 		},
 	}
 	var user, reason string
 	lift := &cobra.Command{
-		Use: "lift ADDRESS", Short: "Send to an address again", Args: cli.Exact("an address"),
+		Use: "lift ADDRESS", Short: "Send to an address again", Args: term.Exact("an address"),
 		Long: `lift takes an address off every profile that suppresses it, or off one with --user.
 It is suppressed again when a provider calls it dead again.`,
 		Example: "  notifyctl suppression lift +4915112345678 --reason 'the carrier repaired it'",
@@ -75,8 +75,8 @@ func runLift(ctx context.Context, p *program, in api.SuppressionLift, reason str
 	if err != nil {
 		return err
 	}
-	if err := p.printer().Record(out, func() cli.Table {
-		return cli.Table{{"address", out.Address}, {"lifted from", count(out.Lifted) + " profiles"}}
+	if err := p.printer().Record(out, func() term.Table {
+		return term.Table{{"address", out.Address}, {"lifted from", count(out.Lifted) + " profiles"}}
 	}); err != nil {
 		return err
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 func newTrigger(p *program) *cobra.Command {
@@ -68,7 +68,7 @@ func newTriggerCreate(p *program) *cobra.Command {
 func runTriggerCreate(ctx context.Context, p *program, o *triggerOptions) error {
 	if o.file != "" {
 		if o.url != "" || o.later.given() || o.payload != "" || o.dryRun {
-			return cli.Usage("-f: the triggers are in the file; other flags do not go with it")
+			return term.Usage("-f: the triggers are in the file; other flags do not go with it")
 		}
 		return runTriggerFile(ctx, p, o)
 	}
@@ -91,8 +91,8 @@ func runTriggerCreate(ctx context.Context, p *program, o *triggerOptions) error 
 	if err != nil {
 		return again(ctx, err, key, "register")
 	}
-	if err := p.printer().Record(out, func() cli.Table {
-		return cli.Table{{"trigger", out.TriggerID}, {"fires", out.FireAt.UTC().Format("2006-01-02T15:04:05.000Z")}}
+	if err := p.printer().Record(out, func() term.Table {
+		return term.Table{{"trigger", out.TriggerID}, {"fires", out.FireAt.UTC().Format("2006-01-02T15:04:05.000Z")}}
 	}); err != nil {
 		return err
 	}
@@ -103,7 +103,7 @@ func runTriggerCreate(ctx context.Context, p *program, o *triggerOptions) error 
 
 func (o *triggerOptions) trigger(p *program) (t api.Trigger, err error) {
 	if o.url == "" {
-		return t, cli.Usage("--url is missing: what is to be called?")
+		return t, term.Usage("--url is missing: what is to be called?")
 	}
 	t = api.Trigger{CallbackURL: o.url, Exact: o.exact, LatePolicy: o.late}
 	at, err := o.later.future(p.now(), o.key != "")
@@ -111,7 +111,7 @@ func (o *triggerOptions) trigger(p *program) (t api.Trigger, err error) {
 	case err != nil:
 		return t, err
 	case at == nil:
-		return t, cli.Usage("when? --at or --in")
+		return t, term.Usage("when? --at or --in")
 	}
 	t.FireAt = at
 	for flag, s := range map[string]*string{"--jitter": &o.jitter, "--max-lateness": &o.lateness} {
@@ -158,7 +158,7 @@ func (o *triggerOptions) trigger(p *program) (t api.Trigger, err error) {
 
 func newTriggerShow(p *program) *cobra.Command {
 	return &cobra.Command{
-		Use: "show TRIGGER", Short: "Show where a trigger stands, and its calls", Args: cli.Exact("a trigger id"), Aliases: []string{"why"},
+		Use: "show TRIGGER", Short: "Show where a trigger stands, and its calls", Args: term.Exact("a trigger id"), Aliases: []string{"why"},
 		Example: "  notifyctl trigger show trg_01KAJ8Q2T5E7V9XCB3M4N6P8RS",
 		RunE:    func(c *cobra.Command, args []string) error { return showTrigger(c.Context(), p, args[0]) },
 	}
@@ -181,8 +181,8 @@ func (p *program) printTrigger(t *api.TriggerStatus) error {
 	if pr.Format != "table" || pr.JQ != "" {
 		return pr.Print(t, nil)
 	}
-	if err := pr.Record(t, func() cli.Table {
-		out := cli.Table{
+	if err := pr.Record(t, func() term.Table {
+		out := term.Table{
 			{"trigger", t.TriggerID}, {"status", t.Status}, {"reason", t.Reason}, {"caller", t.Caller}, {"url", t.CallbackURL},
 			{"payload", strconv.Itoa(t.PayloadBytes) + " bytes"}, {"created", p.when(t.CreatedAt)}, {"fires", p.when(t.FireAt)},
 			{"ended", p.whenever(t.EndedAt)}, {"trace", t.TraceID},
@@ -202,16 +202,16 @@ func (p *program) printTrigger(t *api.TriggerStatus) error {
 	}
 	if len(t.Log) > 0 {
 		fmt.Fprintln(p.out)
-		if err := pr.Print(t, func() cli.Table { return p.attempts(t.Log) }); err != nil {
+		if err := pr.Print(t, func() term.Table { return p.attempts(t.Log) }); err != nil {
 			return err
 		}
 	}
-	_, err := fmt.Fprintf(p.out, "\n%s\n", cli.Clean(t.Next))
+	_, err := fmt.Fprintf(p.out, "\n%s\n", term.Clean(t.Next))
 	return err
 }
 
-func (p *program) attempts(log []api.TriggerAttempt) cli.Table {
-	t := cli.Table{{"TIME", "ATTEMPT", "CLASS", "STATUS", "TOOK", "ADDRESS", "DETAIL"}}
+func (p *program) attempts(log []api.TriggerAttempt) term.Table {
+	t := term.Table{{"TIME", "ATTEMPT", "CLASS", "STATUS", "TOOK", "ADDRESS", "DETAIL"}}
 	for _, a := range log {
 		status := ""
 		if a.Status != 0 {
@@ -273,7 +273,7 @@ func runTriggerList(ctx context.Context, p *program, o *triggerListOptions) erro
 
 func newTriggerCancel(p *program) *cobra.Command {
 	return &cobra.Command{
-		Use: "cancel TRIGGER", Short: "Cancel a trigger for good", Args: cli.Exact("a trigger id"),
+		Use: "cancel TRIGGER", Short: "Cancel a trigger for good", Args: term.Exact("a trigger id"),
 		Long: `cancel ends a trigger that waits, also between two attempts: no call of it starts
 afterwards. While a call may be under way, and when it has ended, exit 6.`,
 		Example: "  notifyctl trigger cancel trg_01KAJ8Q2T5E7V9XCB3M4N6P8RS",
@@ -290,15 +290,15 @@ func cancelTrigger(ctx context.Context, p *program, id string) error {
 	if err != nil {
 		return err
 	}
-	return p.printer().Record(out, func() cli.Table {
-		return cli.Table{{"cancelled", out.TriggerID}, {"at", p.whenever(out.EndedAt)}, {"final", "no call of it starts any more"}}
+	return p.printer().Record(out, func() term.Table {
+		return term.Table{{"cancelled", out.TriggerID}, {"at", p.whenever(out.EndedAt)}, {"final", "no call of it starts any more"}}
 	})
 }
 
 func newTriggerReschedule(p *program) *cobra.Command {
 	var o laterOptions
 	c := &cobra.Command{
-		Use: "reschedule TRIGGER", Short: "Give a waiting trigger another time", Args: cli.Exact("a trigger id"),
+		Use: "reschedule TRIGGER", Short: "Give a waiting trigger another time", Args: term.Exact("a trigger id"),
 		Example: `  notifyctl trigger reschedule trg_01KAJ8Q2T5E7V9XCB3M4N6P8RS --in 30m
   notifyctl trigger reschedule trg_01KAJ8Q2T5E7V9XCB3M4N6P8RS --at 'tomorrow 09:00' --tz Europe/Berlin`,
 		RunE: func(c *cobra.Command, args []string) error { return rescheduleTrigger(c.Context(), p, args[0], &o) },
@@ -313,7 +313,7 @@ func rescheduleTrigger(ctx context.Context, p *program, id string, o *laterOptio
 	case err != nil:
 		return err
 	case at == nil:
-		return cli.Usage("when? --at or --in")
+		return term.Usage("when? --at or --in")
 	}
 	cl, err := p.confirmed(changes, "reschedule "+id, "")
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"fmt"
 
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // triggerItem is what became of one line of a file.
@@ -75,14 +75,14 @@ func runTriggerFile(ctx context.Context, p *program, o *triggerOptions) error {
 		return nil
 	})
 	if err == nil && sum.Sent == 0 {
-		return cli.Usage("%s holds no triggers", label(o.file))
+		return term.Usage("%s holds no triggers", label(o.file))
 	}
 	if pr.Format != "jsonl" {
-		if perr := pr.Print(sum, func() cli.Table {
+		if perr := pr.Print(sum, func() term.Table {
 			if len(sum.Failed) == 0 {
 				return nil
 			}
-			t := cli.Table{{"LINE", "CODE", "DETAIL"}}
+			t := term.Table{{"LINE", "CODE", "DETAIL"}}
 			for _, f := range sum.Failed {
 				detail := f.Error.Detail
 				if f.Error.Field != "" {
@@ -100,7 +100,7 @@ func runTriggerFile(ctx context.Context, p *program, o *triggerOptions) error {
 	case err != nil:
 		return err
 	case sum.Rejected > 0:
-		return cli.Exitf(cli.ExitPartial, "%s of %s triggers were refused", count(sum.Rejected), count(sum.Sent))
+		return term.Exitf(term.ExitPartial, "%s of %s triggers were refused", count(sum.Rejected), count(sum.Sent))
 	}
 	return nil
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/cli"
-	"github.com/notifyd/notifyd/pkg/tui/console"
+	"github.com/notifyd/notifyd/pkg/console"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 func newUI(p *program) *cobra.Command {
@@ -46,9 +46,9 @@ func runUI(ctx context.Context, p *program) error {
 	if err != nil {
 		return err
 	}
-	term := p.getenv("TERM")
-	if !p.inTerminal || !p.outTerminal || p.global.noInput || term == "" || term == "dumb" {
-		return &cli.Error{Exit: cli.ExitUsage, Err: errors.New("ui needs a terminal that one can type at"), Next: uiCommands}
+	kind := p.getenv("TERM")
+	if !p.inTerminal || !p.outTerminal || p.global.noInput || kind == "" || kind == "dumb" {
+		return &term.Error{Exit: term.ExitUsage, Err: errors.New("ui needs a terminal that one can type at"), Next: uiCommands}
 	}
 	cl := p.clientOf(&t)
 	cl.Retries = 0 // the page asks again by itself

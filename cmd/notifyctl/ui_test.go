@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // TestUIWithoutTerminal: it says what gives the same, and writes no escapes.
@@ -16,7 +16,7 @@ func TestUIWithoutTerminal(t *testing.T) {
 	for _, terminal := range []bool{false, true} { // of standard input; standard output is none
 		w.terminal = terminal
 		out, errs, code := w.ctl(t.Context(), "ui")
-		if code != cli.ExitUsage || out != "" || strings.Contains(errs, "\x1b") {
+		if code != term.ExitUsage || out != "" || strings.Contains(errs, "\x1b") {
 			t.Errorf("exit %d, %q, %q", code, out, errs)
 		}
 		for _, c := range []string{"notifyctl rates", "notifyctl doctor", "notifyctl dlq ls", "notifyctl job ls", "notifyctl circuit ls", "notifyctl schedule ls"} {

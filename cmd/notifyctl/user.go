@@ -15,8 +15,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/cli"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 func newUser(p *program) *cobra.Command {
@@ -27,7 +27,7 @@ func newUser(p *program) *cobra.Command {
 
 func newUserGet(p *program) *cobra.Command {
 	return &cobra.Command{
-		Use: "get USER", Short: "Show what a user set", Args: cli.Exact("a user id"), Aliases: []string{"show"},
+		Use: "get USER", Short: "Show what a user set", Args: term.Exact("a user id"), Aliases: []string{"show"},
 		Example: `  notifyctl user get ann
   notifyctl user get ann -o json >ann.json`,
 		RunE: p.call(func(ctx context.Context, cl *api.Client, args []string) error {
@@ -35,13 +35,13 @@ func newUserGet(p *program) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return p.printer().Record(u, func() cli.Table { return userFields(&u) })
+			return p.printer().Record(u, func() term.Table { return userFields(&u) })
 		}),
 	}
 }
 
-func userFields(u *api.User) cli.Table {
-	t := cli.Table{{"user", u.UserID}}
+func userFields(u *api.User) term.Table {
+	t := term.Table{{"user", u.UserID}}
 	for _, ch := range slices.Sorted(maps.Keys(u.Addresses)) {
 		t = append(t, []string{ch, strings.Join(u.Addresses[ch], "  ")})
 	}
@@ -100,18 +100,18 @@ what is stored then.`,
 // as a second one.
 func oneUser(c *cobra.Command, args []string) error {
 	if len(args) == 2 && strings.Count(args[1], ":") == 2 {
-		return cli.Usage("%q is no user; quiet hours are set by --quiet-hours %s", args[1], args[1])
+		return term.Usage("%q is no user; quiet hours are set by --quiet-hours %s", args[1], args[1])
 	}
-	return cli.Exact("a user id")(c, args)
+	return term.Exact("a user id")(c, args)
 }
 
 func runUserSet(ctx context.Context, p *program, o *userOptions, user string) error {
 	named := slices.ContainsFunc([]string{"push", "sms", "email", "opt-out", "opt-in", "quiet-hours", "tz"}, o.changed)
 	switch {
 	case o.file == "" && !named:
-		return cli.Usage("nothing to change: name what to set, or a file with -f")
+		return term.Usage("nothing to change: name what to set, or a file with -f")
 	case o.file != "" && named:
-		return cli.Usage("-f replaces the whole document; it does not go with other changes")
+		return term.Usage("-f replaces the whole document; it does not go with other changes")
 	}
 	cl, err := p.confirmed(changes, "change user "+user, "")
 	if err != nil {
@@ -124,7 +124,7 @@ func runUserSet(ctx context.Context, p *program, o *userOptions, user string) er
 			return err
 		}
 		if u.UserID != "" && u.UserID != user {
-			return cli.Usage("the document is of user %q, not of %q", u.UserID, user)
+			return term.Usage("the document is of user %q, not of %q", u.UserID, user)
 		}
 		u.UserID = user
 		out, err = cl.PutUser(ctx, u)
@@ -136,11 +136,11 @@ func runUserSet(ctx context.Context, p *program, o *userOptions, user string) er
 	}
 	stored, err := cl.User(ctx, user)
 	if err != nil { // it is changed; a token may write without being allowed to read
-		return p.printer().Record(out, func() cli.Table {
-			return cli.Table{{"user", out.UserID}, {"version", fmt.Sprint(out.Version)}}
+		return p.printer().Record(out, func() term.Table {
+			return term.Table{{"user", out.UserID}, {"version", fmt.Sprint(out.Version)}}
 		})
 	}
-	return p.printer().Record(stored, func() cli.Table { return userFields(&stored) })
+	return p.printer().Record(stored, func() term.Table { return userFields(&stored) })
 }
 
 // change reads, changes and writes, again when somebody else wrote in between.
@@ -159,7 +159,7 @@ func (o *userOptions) change(ctx context.Context, cl *api.Client, user string) (
 			return out, err
 		}
 	}
-	return out, cli.Exitf(cli.ExitConflict, "user %q is being changed by others again and again", user)
+	return out, term.Exitf(term.ExitConflict, "user %q is being changed by others again and again", user)
 }
 
 func (o *userOptions) apply(u *api.User) error {
@@ -192,7 +192,7 @@ func (o *userOptions) apply(u *api.User) error {
 	default:
 		from, to, ok := strings.Cut(o.quiet, "-")
 		if !ok {
-			return cli.Usage("--quiet-hours %q: write 22:00-07:00, or none", o.quiet)
+			return term.Usage("--quiet-hours %q: write 22:00-07:00, or none", o.quiet)
 		}
 		u.QuietHours = &api.QuietHours{From: from, To: to}
 	}
@@ -207,10 +207,10 @@ func readUser(p *program, name string) (u api.User, err error) {
 	dec := json.NewDecoder(bytes.NewReader(b))
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(&u); err != nil {
-		return u, cli.Usage("%s: %v", label(name), err)
+		return u, term.Usage("%s: %v", label(name), err)
 	}
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return u, cli.Usage("%s: there is something behind the document", label(name))
+		return u, term.Usage("%s: there is something behind the document", label(name))
 	}
 	return u, nil
 }
@@ -221,7 +221,7 @@ func readAll(p *program, name string) ([]byte, error) {
 	if name != "-" {
 		file, err := os.Open(name)
 		if err != nil {
-			return nil, cli.Usage("%v", err)
+			return nil, term.Usage("%v", err)
 		}
 		f = file
 	}
@@ -229,7 +229,7 @@ func readAll(p *program, name string) ([]byte, error) {
 	const most = 1 << 20
 	b, err := io.ReadAll(io.LimitReader(f, most+1))
 	if err == nil && len(b) > most {
-		err = cli.Usage("%s: over 1 MiB", label(name))
+		err = term.Usage("%s: over 1 MiB", label(name))
 	}
 	return b, err
 }

@@ -12,7 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // build says what this program, and the server it would talk to, were made from.
@@ -48,8 +48,8 @@ func newVersion(p *program) *cobra.Command {
 			if b.Server != nil && b.Server.Skew {
 				p.note("warning: the server is of version %s, this is %s", b.Server.Version, b.Version)
 			}
-			return p.printer().Record(b, func() cli.Table {
-				t := cli.Table{{"notifyctl", b.Version}, {"go", b.Go}, {"platform", b.Platform}, {"revision", b.Revision}}
+			return p.printer().Record(b, func() term.Table {
+				t := term.Table{{"notifyctl", b.Version}, {"go", b.Go}, {"platform", b.Platform}, {"revision", b.Revision}}
 				if b.Server != nil {
 					t = append(t, []string{"server", first(b.Server.Version, "does not tell its version") + "  (" + b.Server.URL + ")"})
 				}

@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/cli"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // Polling begins fast, for a push takes milliseconds, and slows down.
@@ -37,7 +37,7 @@ func (p *program) until(ctx context.Context, end time.Time, done func(context.Co
 	}
 }
 
-var errPending = cli.Exitf(cli.ExitPending, "the wait ended before it did")
+var errPending = term.Exitf(term.ExitPending, "the wait ended before it did")
 
 func terminal(status string) bool {
 	s, ok := notify.ParseState(status)
@@ -59,18 +59,18 @@ func (p *program) waitOne(ctx context.Context, cl *api.Client, id string) error 
 	}
 	switch {
 	case ctx.Err() != nil:
-		return &cli.Error{Exit: cli.ExitInterrupt, Err: fmt.Errorf("interrupted; %s goes on", id), Next: []string{"notifyctl why " + id}}
+		return &term.Error{Exit: term.ExitInterrupt, Err: fmt.Errorf("interrupted; %s goes on", id), Next: []string{"notifyctl why " + id}}
 	case err != nil && err != errPending: //nolint:errorlint // the very value
 		return err
 	}
-	if perr := p.printer().Record(s, func() cli.Table { return p.statusFields(&s) }); perr != nil {
+	if perr := p.printer().Record(s, func() term.Table { return p.statusFields(&s) }); perr != nil {
 		return perr
 	}
 	if err != nil {
-		return &cli.Error{Exit: cli.ExitPending, Err: fmt.Errorf("still %s after %s; it goes on", first(s.Status, "unknown"), span(p.global.timeout)), Next: []string{"notifyctl why " + id}}
+		return &term.Error{Exit: term.ExitPending, Err: fmt.Errorf("still %s after %s; it goes on", first(s.Status, "unknown"), span(p.global.timeout)), Next: []string{"notifyctl why " + id}}
 	}
 	if !arrived(s.Status) {
-		return &cli.Error{Exit: cli.ExitError, Err: fmt.Errorf("it was not delivered: %s %s", s.Status, s.Code), Next: []string{"notifyctl why " + id}}
+		return &term.Error{Exit: term.ExitError, Err: fmt.Errorf("it was not delivered: %s %s", s.Status, s.Code), Next: []string{"notifyctl why " + id}}
 	}
 	return nil
 }

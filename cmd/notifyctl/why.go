@@ -10,13 +10,13 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/cli"
-	"github.com/notifyd/notifyd/pkg/explain"
+	"github.com/notifyd/notifyd/pkg/term"
+	"github.com/notifyd/notifyd/pkg/tool/codes"
 )
 
 func newWhy(p *program) *cobra.Command {
 	return &cobra.Command{
-		Use: "why ID", Short: "Tell what happened to a notification, and what happens next", Args: cli.Exact("a notification id"),
+		Use: "why ID", Short: "Tell what happened to a notification, and what happens next", Args: term.Exact("a notification id"),
 		Long: `why prints the timeline of a notification, one line an event with the time since
 the event before, and then one sentence about what happens next.`,
 		Aliases: []string{"timeline"},
@@ -48,26 +48,26 @@ func runWhy(ctx context.Context, p *program, id string) error {
 		if to == "" {
 			to = "an address"
 		}
-		fmt.Fprintf(p.out, "%s is %s: %s %s to %s, from %s\n", cli.Clean(t.NotificationID), cli.Clean(t.Status.Status), cli.Clean(t.Category), cli.Clean(t.Channel), cli.Clean(to), cli.Clean(t.Caller))
+		fmt.Fprintf(p.out, "%s is %s: %s %s to %s, from %s\n", term.Clean(t.NotificationID), term.Clean(t.Status.Status), term.Clean(t.Category), term.Clean(t.Channel), term.Clean(to), term.Clean(t.Caller))
 		if t.TraceID != "" {
-			fmt.Fprintf(p.out, "trace %s\n", cli.Clean(t.TraceID))
+			fmt.Fprintf(p.out, "trace %s\n", term.Clean(t.TraceID))
 		}
 		fmt.Fprintln(p.out)
 	}
-	if err := pr.Print(t, func() cli.Table { return p.story(t.Events) }); err != nil {
+	if err := pr.Print(t, func() term.Table { return p.story(t.Events) }); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(p.out, "\n%s\n", cli.Clean(t.Next))
-	if found := explain.Of(t.Status.Code); err == nil && t.Status.Code != "" && len(found) > 0 {
+	_, err = fmt.Fprintf(p.out, "\n%s\n", term.Clean(t.Next))
+	if found := codes.Of(t.Status.Code); err == nil && t.Status.Code != "" && len(found) > 0 {
 		e := &found[0]
-		_, err = fmt.Fprintf(p.out, "%s: %s. %s\n", cli.Clean(t.Status.Code), strings.TrimSuffix(e.Meaning, "."), advice(e, &t))
+		_, err = fmt.Fprintf(p.out, "%s: %s. %s\n", term.Clean(t.Status.Code), strings.TrimSuffix(e.Meaning, "."), advice(e, &t))
 	}
 	return err
 }
 
 // advice is what to do about a code. What notifyd tries again by itself is not tried
 // again once the notification has ended.
-func advice(e *explain.Entry, t *api.Timeline) string {
+func advice(e *codes.Entry, t *api.Timeline) string {
 	if e.Retry != "itself" || !terminal(t.Status.Status) {
 		return e.Do
 	}
@@ -79,8 +79,8 @@ func advice(e *explain.Entry, t *api.Timeline) string {
 
 // story is a line an event. Moments are written in full whatever the format of
 // times: what counts here is their distance.
-func (p *program) story(events []api.TimelineEvent) cli.Table {
-	t := cli.Table{{"TIME", "AFTER", "EVENT", "STATE", "DETAIL"}}
+func (p *program) story(events []api.TimelineEvent) term.Table {
+	t := term.Table{{"TIME", "AFTER", "EVENT", "STATE", "DETAIL"}}
 	var before *time.Time
 	for i := range events {
 		e := &events[i]

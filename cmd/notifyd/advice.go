@@ -6,8 +6,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/notifyd/notifyd/pkg/cli"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // advise adds to an error what to do next, where the command that failed did
@@ -16,7 +16,7 @@ func advise(c *cobra.Command, err error) error {
 	if err == nil {
 		return nil
 	}
-	e, ours := errors.AsType[*cli.Error](err)
+	e, ours := errors.AsType[*term.Error](err)
 	if ours && len(e.Next) > 0 {
 		return err
 	}
@@ -39,14 +39,14 @@ func advise(c *cobra.Command, err error) error {
 			"correct the file, or the setting that names it (notifyd config print --origin)",
 			"under systemd, its LoadCredential= line: systemctl cat notifyd (docs/production.md, step 2)",
 		}
-	case cli.ExitCode(err) == cli.ExitUsage:
+	case term.ExitCode(err) == term.ExitUsage:
 		next = []string{c.CommandPath() + " --help"}
 	}
 	if len(next) == 0 {
 		return err
 	}
 	if ours {
-		return &cli.Error{Exit: e.Exit, Err: e.Err, Next: next}
+		return &term.Error{Exit: e.Exit, Err: e.Err, Next: next}
 	}
-	return &cli.Error{Exit: cli.ExitCode(err), Err: err, Next: next}
+	return &term.Error{Exit: term.ExitCode(err), Err: err, Next: next}
 }

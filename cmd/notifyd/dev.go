@@ -13,10 +13,10 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/notifyd/notifyd/internal/atomicfile"
 	"github.com/notifyd/notifyd/pkg/app"
-	"github.com/notifyd/notifyd/pkg/cli"
-	"github.com/notifyd/notifyd/pkg/durable"
 	"github.com/notifyd/notifyd/pkg/simulator"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 type devOptions struct {
@@ -70,17 +70,17 @@ none. Ctrl-C stops it: work in flight is finished; a second Ctrl-C ends it at on
 func (o *devOptions) check() error {
 	switch {
 	case o.port < 0 || o.port > 65535-4:
-		return cli.Usage("--port %d: it is 0, or 1 to %d: the four ports behind it are used too", o.port, 65535-4)
+		return term.Usage("--port %d: it is 0, or 1 to %d: the four ports behind it are used too", o.port, 65535-4)
 	case o.seed != "demo" && o.seed != "none":
-		return cli.Usage("--seed %q: it is demo or none", o.seed)
+		return term.Usage("--seed %q: it is demo or none", o.seed)
 	case o.latency < 0:
-		return cli.Usage("--latency %s: it is not below 0", o.latency)
+		return term.Usage("--latency %s: it is not below 0", o.latency)
 	case o.ready < 0:
-		return cli.Usage("--ready-timeout %s: it is not below 0", o.ready)
+		return term.Usage("--ready-timeout %s: it is not below 0", o.ready)
 	case o.ephemeral && o.fresh:
-		return cli.Usage("--ephemeral begins with nothing; --fresh does not go with it")
+		return term.Usage("--ephemeral begins with nothing; --fresh does not go with it")
 	case o.ephemeral && o.data != "":
-		return cli.Usage("--ephemeral keeps nothing; --data-dir does not go with it")
+		return term.Usage("--ephemeral keeps nothing; --data-dir does not go with it")
 	}
 	return nil
 }
@@ -156,7 +156,7 @@ func runDev(ctx context.Context, p *program, o *devOptions) (err error) {
 	token, err := devToken(dir)
 	context := &devContext{}
 	if err == nil {
-		context, err = writeContext(ctx, p, o, cli.Context{Server: apiURL, TokenFile: filepath.Join(dir, "token"), Simulators: urls.Control})
+		context, err = writeContext(ctx, p, o, term.Context{Server: apiURL, TokenFile: filepath.Join(dir, "token"), Simulators: urls.Control})
 	}
 	if err == nil {
 		// Before anything runs: a callback that was left from an earlier start
@@ -231,7 +231,7 @@ func devFolder(p *program, o *devOptions) (dir string, cleanup func(), err error
 	}
 	// What restore made stands in the folder itself: dev would start empty beside it.
 	if _, err := os.Stat(filepath.Join(dir, "store")); err == nil {
-		return dir, cleanup, &cli.Error{Exit: cli.ExitUsage,
+		return dir, cleanup, &term.Error{Exit: term.ExitUsage,
 			Err:  fmt.Errorf("%s holds the data of notifyd serve or of a restored backup; dev keeps its data in the folder data below its own", dir),
 			Next: []string{"notifyd restore FILE --data-dir NEW/data, then notifyd dev --data-dir NEW", "notifyd serve --data-dir " + dir},
 		}
@@ -258,7 +258,7 @@ func runsAlready(dir string, err error) error {
 	if !app.Locked(err) {
 		return err
 	}
-	e := &cli.Error{Exit: cli.ExitUnavailable, Err: err}
+	e := &term.Error{Exit: term.ExitUnavailable, Err: err}
 	if h, ok := app.HolderOf(dir); ok {
 		if h.Inbox != "" {
 			e.Next = append(e.Next, "use it: its inbox is "+h.Inbox)
@@ -283,5 +283,5 @@ func (r running) write(dir string) error {
 	if err != nil {
 		return err
 	}
-	return durable.WriteFile(filepath.Join(dir, runningFile), b) // whole: scripts look for it
+	return atomicfile.WriteFile(filepath.Join(dir, runningFile), b) // whole: scripts look for it
 }

@@ -8,10 +8,10 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/notifyd/notifyd/internal/atomicfile"
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/app"
-	"github.com/notifyd/notifyd/pkg/cli"
-	"github.com/notifyd/notifyd/pkg/durable"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // devToken signs a token for the developer, and keeps it in dir.
@@ -21,7 +21,7 @@ func devToken(dir string) (token string, err error) {
 	if err != nil {
 		return "", err
 	}
-	return token, durable.WriteFile(filepath.Join(dir, "token"), []byte(token+"\n"))
+	return token, atomicfile.WriteFile(filepath.Join(dir, "token"), []byte(token+"\n"))
 }
 
 // devContext is the context of notifyctl that a dev server wrote.
@@ -29,18 +29,18 @@ type devContext struct {
 	getenv func(string) string
 	name   string // empty: none
 	chosen bool
-	now    cli.Context
+	now    term.Context
 	before string // that was chosen before
 }
 
 // writeContext writes it and chooses it. A context that another server answers
 // at is left alone: this one gets a name of its own then, and is not chosen.
-func writeContext(ctx context.Context, p *program, o *devOptions, x cli.Context) (*devContext, error) {
+func writeContext(ctx context.Context, p *program, o *devOptions, x term.Context) (*devContext, error) {
 	c := &devContext{getenv: p.getenv, name: o.context, chosen: true, now: x}
 	if o.context == "" {
 		return c, nil
 	}
-	cs, err := cli.OpenContexts(p.getenv)
+	cs, err := term.OpenContexts(p.getenv)
 	if err != nil {
 		return nil, err
 	}
@@ -84,7 +84,7 @@ func (c *devContext) restore(o *devOptions) {
 	if c.name == "" || !o.ephemeral && c.chosen {
 		return
 	}
-	cs, err := cli.OpenContexts(c.getenv)
+	cs, err := term.OpenContexts(c.getenv)
 	if err != nil || cs.List[c.name] != c.now {
 		return
 	}

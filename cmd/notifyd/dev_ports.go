@@ -8,8 +8,8 @@ import (
 	"strconv"
 
 	"github.com/notifyd/notifyd/pkg/app"
-	"github.com/notifyd/notifyd/pkg/cli"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 type devAddrs struct{ api, admin, kafka, control, callback string }
@@ -52,7 +52,7 @@ func portTaken(port int, err error) error {
 	if other > 65535-4 {
 		other = 7420
 	}
-	return &cli.Error{Exit: cli.ExitUnavailable, Err: err, Next: []string{
+	return &term.Error{Exit: term.ExitUnavailable, Err: err, Next: []string{
 		fmt.Sprintf("notifyd dev --port %d   (%d to %d)", other, other, other+4),
 		"notifyd dev --port 0      (free ports, which the banner tells)",
 	}}

@@ -12,9 +12,9 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/app"
-	"github.com/notifyd/notifyd/pkg/cli"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/simulator"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // patience is how long a dev server may take to be ready before it says why it
@@ -36,8 +36,8 @@ func awaitReady(ctx context.Context, w io.Writer, limit time.Duration, ready fun
 		}
 		took := time.Since(began)
 		if limit > 0 && took >= limit {
-			return &cli.Error{
-				Exit: cli.ExitUnavailable, Err: fmt.Errorf("notifyd dev is not ready after %s: %w", took.Round(time.Second), err),
+			return &term.Error{
+				Exit: term.ExitUnavailable, Err: fmt.Errorf("notifyd dev is not ready after %s: %w", took.Round(time.Second), err),
 				Next: []string{"notifyd dev --ready-timeout 0   (waits as long as it takes)"},
 			}
 		}

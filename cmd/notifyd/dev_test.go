@@ -19,7 +19,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/backup"
-	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // child is the program in a process of its own.
@@ -144,7 +144,7 @@ func TestDev(t *testing.T) {
 		}
 		return ""
 	}
-	cs, err := cli.OpenContexts(getenv)
+	cs, err := term.OpenContexts(getenv)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -158,11 +158,11 @@ func TestDev(t *testing.T) {
 	id := send(t, c.client(t, x.TokenFile))
 
 	out, errs, code := notifyd(t, environment(home), "dev", "--port", "0")
-	if code != cli.ExitUnavailable || out != "" || !strings.Contains(errs, fmt.Sprintf("dev, pid %d, since", c.cmd.Process.Pid)) ||
+	if code != term.ExitUnavailable || out != "" || !strings.Contains(errs, fmt.Sprintf("dev, pid %d, since", c.cmd.Process.Pid)) ||
 		!strings.Contains(errs, x.Server) || !strings.Contains(errs, "data_dir_locked") || !strings.Contains(errs, fmt.Sprint("kill ", c.cmd.Process.Pid)) {
 		t.Errorf("a second start: exit %d, %s%s", code, out, errs)
 	}
-	if _, errs, code = notifyd(t, environment(home), "dev", "--fresh"); code != cli.ExitUnavailable || !strings.Contains(errs, "data_dir_locked") {
+	if _, errs, code = notifyd(t, environment(home), "dev", "--fresh"); code != term.ExitUnavailable || !strings.Contains(errs, "data_dir_locked") {
 		t.Errorf("a wipe beside it: exit %d, %s", code, errs)
 	}
 	if code := c.signal(t, syscall.SIGTERM, time.Minute); code != 0 {
@@ -304,8 +304,8 @@ func TestSecondSignal(t *testing.T) {
 			break
 		}
 	}
-	if code != cli.ExitTerminated {
-		t.Errorf("the second signal: exit %d, want %d\n%s", code, cli.ExitTerminated, c.errs)
+	if code != term.ExitTerminated {
+		t.Errorf("the second signal: exit %d, want %d\n%s", code, term.ExitTerminated, c.errs)
 	}
 }
 
@@ -317,7 +317,7 @@ func TestDevBesideDev(t *testing.T) {
 	c := dev(t, home)
 	names := func() (current string, all []string) {
 		t.Helper()
-		cs, err := cli.OpenContexts(func(name string) string {
+		cs, err := term.OpenContexts(func(name string) string {
 			for _, kv := range environment(home) {
 				if k, v, _ := strings.Cut(kv, "="); k == name {
 					return v
@@ -350,7 +350,7 @@ func TestDevBesideDev(t *testing.T) {
 
 	_, port, _ = strings.Cut(strings.TrimPrefix(c.field(t, "API"), "http://"), ":")
 	_, errs, code := notifyd(t, environment(t.TempDir()), "dev", "--ephemeral", "--port", port)
-	if code != cli.ExitUnavailable || !strings.Contains(errs, "port "+port+" (the API) is taken") || !strings.Contains(errs, "notifyd dev --port 0") {
+	if code != term.ExitUnavailable || !strings.Contains(errs, "port "+port+" (the API) is taken") || !strings.Contains(errs, "notifyd dev --port 0") {
 		t.Errorf("a taken port: exit %d, %s", code, errs)
 	}
 

@@ -21,13 +21,13 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/notifyd/notifyd/pkg/app"
-	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // linked is set by the linker (make build).
 var linked string
 
-var version = cli.Version(linked)
+var version = term.Version(linked)
 
 // program is what commands use of the outside world.
 type program struct {
@@ -45,9 +45,9 @@ func main() {
 	err = advise(c, err)
 	stop()
 	if err != nil {
-		cli.Report(p.err, err, "")
+		term.Report(p.err, err, "")
 	}
-	os.Exit(cli.ExitCode(err))
+	os.Exit(term.ExitCode(err))
 }
 
 // signals returns a context that ends at the first SIGINT or SIGTERM: the
@@ -76,9 +76,9 @@ func obey(signals <-chan os.Signal, drain func(), exit func(code int)) {
 			continue
 		}
 		if s == syscall.SIGTERM {
-			exit(cli.ExitTerminated)
+			exit(term.ExitTerminated)
 		} else {
-			exit(cli.ExitInterrupt)
+			exit(term.ExitInterrupt)
 		}
 		return
 	}
@@ -96,7 +96,7 @@ Start with "notifyd dev": everything in one process, with simulated providers.`,
 	root.SetOut(p.out)
 	root.SetErr(p.err)
 	root.AddCommand(newDev(p), newServe(p), newSimulate(p), newConfig(p), newToken(p), newMigrate(p), newRestore(p), newHealthcheck(p), newVersion(p))
-	cli.Polish(root)
+	term.Polish(root)
 	return root
 }
 

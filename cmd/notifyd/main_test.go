@@ -20,8 +20,8 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/app"
-	"github.com/notifyd/notifyd/pkg/cli"
 	"github.com/notifyd/notifyd/pkg/server"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // mainEnv makes the test binary the program itself.
@@ -70,9 +70,9 @@ func notifyd(t *testing.T, environ []string, args ...string) (stdout, stderr str
 	c, err := root.ExecuteContextC(t.Context())
 	err = advise(c, err)
 	if err != nil {
-		cli.Report(p.err, err, "")
+		term.Report(p.err, err, "")
 	}
-	return out.String(), errs.String(), cli.ExitCode(err)
+	return out.String(), errs.String(), term.ExitCode(err)
 }
 
 func TestCommands(t *testing.T) {
@@ -152,7 +152,7 @@ func TestUnwritableFolder(t *testing.T) {
 		{"serve", "--data-dir", dir, "--set", "auth.key_file=" + key, "--set", "log.listen=127.0.0.1:0", "--set", "api.listen=127.0.0.1:0", "--set", "api.admin="},
 	} {
 		_, errs, code := notifyd(t, environment(t.TempDir()), args...)
-		if code != cli.ExitUnavailable || !strings.Contains(errs, "cannot write to the data folder "+dir) || !strings.Contains(errs, "code:  data_dir") {
+		if code != term.ExitUnavailable || !strings.Contains(errs, "cannot write to the data folder "+dir) || !strings.Contains(errs, "code:  data_dir") {
 			t.Errorf("%s: exit %d, %s", args[0], code, errs)
 		}
 		said[errs] = true
@@ -193,15 +193,15 @@ func TestHealthcheck(t *testing.T) {
 			t.Errorf("exit %d, want %d: %s%s", code, want, out, errs)
 		}
 	}
-	f(cli.ExitOK, ts.URL)
-	f(cli.ExitOK, ts.URL+"/")
+	f(term.ExitOK, ts.URL)
+	f(term.ExitOK, ts.URL+"/")
 	mu.Lock()
 	ready = false
 	mu.Unlock()
-	f(cli.ExitUnavailable, ts.URL)
+	f(term.ExitUnavailable, ts.URL)
 	ts.Close()
-	f(cli.ExitUnavailable, ts.URL)
-	f(cli.ExitUsage, "http://\x7f")
+	f(term.ExitUnavailable, ts.URL)
+	f(term.ExitUsage, "http://\x7f")
 }
 
 // TestToken: a token made with a fresh key is what a server with that key takes.

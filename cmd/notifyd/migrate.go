@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/notifyd/notifyd/pkg/app"
-	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 func newMigrate(p *program) *cobra.Command {
@@ -37,7 +37,7 @@ is there stays as it is, and two at a time do no harm.`,
 					return nil
 				}
 				if confirm && !yes {
-					return cli.Usage("down drops every table with what is in it; say --yes if that is meant")
+					return term.Usage("down drops every table with what is in it; say --yes if that is meant")
 				}
 				ctx, stop := context.WithTimeout(c.Context(), wait)
 				defer stop()
@@ -47,7 +47,7 @@ is there stays as it is, and two at a time do no harm.`,
 					return err
 				}
 				if to == app.MigrateStatus && pending > 0 {
-					return cli.Exitf(cli.ExitUnavailable, "%d steps are missing; notifyd migrate up makes them", pending)
+					return term.Exitf(term.ExitUnavailable, "%d steps are missing; notifyd migrate up makes them", pending)
 				}
 				return nil
 			},

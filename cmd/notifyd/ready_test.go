@@ -8,8 +8,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/notifyd/notifyd/pkg/cli"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // A dev server that is not ready says why, once for each reason, and goes on;
@@ -57,7 +57,7 @@ func TestAwaitReady(t *testing.T) {
 			t.Errorf("never ready: %v, %q", err, said)
 		}
 		_, err = run(20*time.Second, time.Hour, func(time.Duration) error { return full })
-		if cli.ExitCode(err) != cli.ExitUnavailable || !strings.Contains(err.Error(), "not ready after 20s: the log's volume is full") || time.Since(began) != 20*time.Second {
+		if term.ExitCode(err) != term.ExitUnavailable || !strings.Contains(err.Error(), "not ready after 20s: the log's volume is full") || time.Since(began) != 20*time.Second {
 			t.Errorf("the limit: %v after %v", err, time.Since(began))
 		}
 	})

@@ -5,24 +5,24 @@ import (
 	"log/slog"
 	"strings"
 
-	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // redact is a slog ReplaceAttr: it drops values under telling keys and masks
 // what looks like a secret or an address in all others.
 func redact(_ []string, a slog.Attr) slog.Attr {
-	if cli.SecretKeys[strings.ToLower(a.Key)] {
+	if term.SecretKeys[strings.ToLower(a.Key)] {
 		return slog.String(a.Key, "[redacted]")
 	}
 	switch a.Value.Kind() {
 	case slog.KindString:
-		return slog.String(a.Key, cli.Mask(a.Value.String()))
+		return slog.String(a.Key, term.Mask(a.Value.String()))
 	case slog.KindAny:
 		if err, ok := a.Value.Any().(error); ok {
-			return slog.String(a.Key, cli.Mask(err.Error()))
+			return slog.String(a.Key, term.Mask(err.Error()))
 		}
 		text := fmt.Sprintf("%s", a.Value.Any()) // bytes as text
-		if masked := cli.Mask(text); masked != text {
+		if masked := term.Mask(text); masked != text {
 			return slog.String(a.Key, masked)
 		}
 	}

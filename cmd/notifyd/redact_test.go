@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/notifyd/notifyd/pkg/app"
-	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 func TestRedact(t *testing.T) {
@@ -50,7 +50,7 @@ func TestRedact(t *testing.T) {
 	for _, keep := range []string{
 		"ntf_01JZ8Q6V9K3T5W7Y9A1B3C5D7E-0", "127.0.0.1:7420", "notifications-push", "took 12ms", "2026-05-01T10:00:00.000+0200", "4bf92f3577b34da6a3ce929d0e0e4736",
 	} {
-		if got := cli.Mask(keep); got != keep {
+		if got := term.Mask(keep); got != keep {
 			t.Errorf("%s became %s", keep, got)
 		}
 	}

@@ -9,7 +9,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/app"
 	"github.com/notifyd/notifyd/pkg/backup"
-	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 func newRestore(p *program) *cobra.Command {
@@ -37,11 +37,11 @@ data folder DIR) has to be there before the first start.`,
   notifyd dev --data-dir restored`,
 		RunE: func(c *cobra.Command, args []string) error {
 			if (data == "") != check {
-				return cli.Usage("say where to: --data-dir DIR; or --check only reads the file")
+				return term.Usage("say where to: --data-dir DIR; or --check only reads the file")
 			}
 			f, err := os.Open(args[0])
 			if err != nil {
-				return cli.Usage("%v", err)
+				return term.Usage("%v", err)
 			}
 			defer f.Close()
 			if check {
@@ -50,7 +50,7 @@ data folder DIR) has to be there before the first start.`,
 					return err
 				}
 				fmt.Fprintf(p.out, "%s is whole: %d files, %s bytes, store %s, made %s by notifyd %s\n",
-					args[0], len(m.Files), cli.Count(m.Bytes), cli.Clean(m.StoreID), m.Created.Format(time.RFC3339), cli.Clean(m.Version))
+					args[0], len(m.Files), term.Count(m.Bytes), term.Clean(m.StoreID), m.Created.Format(time.RFC3339), term.Clean(m.Version))
 				return nil
 			}
 			m, err := backup.Restore(c.Context(), f, data)
@@ -58,9 +58,9 @@ data folder DIR) has to be there before the first start.`,
 				return err
 			}
 			fmt.Fprintf(p.out, "restored %d files, %s bytes, store %s, as of %s, to %s\n",
-				len(m.Files), cli.Count(m.Bytes), cli.Clean(m.StoreID), m.Created.Format(time.RFC3339), data)
+				len(m.Files), term.Count(m.Bytes), term.Clean(m.StoreID), m.Created.Format(time.RFC3339), data)
 			if advice := app.KeyAdvice(data, m.Key); advice != "" {
-				fmt.Fprintln(p.out, cli.Clean(advice))
+				fmt.Fprintln(p.out, term.Clean(advice))
 			}
 			return nil
 		},

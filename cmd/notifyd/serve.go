@@ -14,7 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/notifyd/notifyd/pkg/app"
-	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // configFlags are the flags every command with a configuration has.
@@ -37,13 +37,13 @@ func (f *configFlags) load(p *program, extra map[string]any) (app.Loaded, error)
 	for _, kv := range f.set { // what the user says goes before what a command sets
 		key, value, ok := strings.Cut(kv, "=")
 		if !ok {
-			return app.Loaded{}, cli.Usage("--set %q is not key=value", kv)
+			return app.Loaded{}, term.Usage("--set %q is not key=value", kv)
 		}
 		flags[key] = value
 	}
 	l, err := app.Load(f.files, p.environ, flags)
 	if err != nil {
-		return l, &cli.Error{Exit: cli.ExitUsage, Err: err, Next: []string{configNext(err)}}
+		return l, &term.Error{Exit: term.ExitUsage, Err: err, Next: []string{configNext(err)}}
 	}
 	l.Config.Version = version
 	if l.Config.DataDir == "" {
@@ -85,7 +85,7 @@ a second later or more, ends the process at once.`,
 			extra := map[string]any{}
 			if len(roles) > 0 {
 				if _, err := app.ParseRoles(roles); err != nil {
-					return cli.Usage("--role %v", err)
+					return term.Usage("--role %v", err)
 				}
 				extra["roles"] = roles
 			}
@@ -176,15 +176,15 @@ func newHealthcheck(p *program) *cobra.Command {
 			defer stop()
 			req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimRight(server, "/")+"/readyz", nil)
 			if err != nil {
-				return cli.Usage("--server: %v", err)
+				return term.Usage("--server: %v", err)
 			}
 			resp, err := http.DefaultClient.Do(req)
 			if err != nil {
-				return cli.Exitf(cli.ExitUnavailable, "%v", err)
+				return term.Exitf(term.ExitUnavailable, "%v", err)
 			}
 			defer resp.Body.Close()
 			if resp.StatusCode != http.StatusOK {
-				return cli.Exitf(cli.ExitUnavailable, "not ready: %s", resp.Status)
+				return term.Exitf(term.ExitUnavailable, "not ready: %s", resp.Status)
 			}
 			fmt.Fprintln(p.out, "ready")
 			return nil

@@ -8,7 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // One order may arrive as several signals; a later one is another order.
@@ -17,7 +17,7 @@ func TestSignals(t *testing.T) {
 		ms int
 		s  os.Signal
 	}
-	const term, interrupt = syscall.SIGTERM, syscall.SIGINT
+	const terminate, interrupt = syscall.SIGTERM, syscall.SIGINT
 	f := func(exits []int, signals ...at) {
 		t.Helper()
 		synctest.Test(t, func(t *testing.T) {
@@ -40,10 +40,10 @@ func TestSignals(t *testing.T) {
 			<-done
 		})
 	}
-	f(nil, at{10, term})
-	f(nil, at{10, term}, at{10, term})
-	f(nil, at{10, term}, at{13, term}, at{500, interrupt})
-	f([]int{cli.ExitTerminated}, at{10, term}, at{13, term}, at{510, term})
-	f([]int{cli.ExitInterrupt}, at{0, term}, at{3000, interrupt})
-	f([]int{cli.ExitTerminated}, at{0, interrupt}, at{3000, term})
+	f(nil, at{10, terminate})
+	f(nil, at{10, terminate}, at{10, terminate})
+	f(nil, at{10, terminate}, at{13, terminate}, at{500, interrupt})
+	f([]int{term.ExitTerminated}, at{10, terminate}, at{13, terminate}, at{510, terminate})
+	f([]int{term.ExitInterrupt}, at{0, terminate}, at{3000, interrupt})
+	f([]int{term.ExitTerminated}, at{0, interrupt}, at{3000, terminate})
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/notifyd/notifyd/pkg/app"
-	"github.com/notifyd/notifyd/pkg/cli"
 	"github.com/notifyd/notifyd/pkg/simulator"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 func newSimulate(p *program) *cobra.Command {
@@ -34,7 +34,7 @@ everything received and an inbox.`,
 				lat = simulator.Lognormal(latency, p99)
 			}
 			if len(ports) != 0 && len(ports) != 4 {
-				return cli.Usage("--listen wants four addresses: APNs, FCM, Twilio, SendGrid")
+				return term.Usage("--listen wants four addresses: APNs, FCM, Twilio, SendGrid")
 			}
 			for len(ports) < 4 {
 				ports = append(ports, "")

@@ -8,11 +8,11 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/notifyd/notifyd/internal/atomicfile"
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/app"
-	"github.com/notifyd/notifyd/pkg/cli"
-	"github.com/notifyd/notifyd/pkg/durable"
 	"github.com/notifyd/notifyd/pkg/server"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 func newToken(p *program) *cobra.Command {
@@ -26,10 +26,10 @@ func newToken(p *program) *cobra.Command {
 auth.jwks_url instead.`,
 		RunE: func(*cobra.Command, []string) error {
 			if key == "" || caller == "" {
-				return cli.Usage("token needs --key and --caller")
+				return term.Usage("token needs --key and --caller")
 			}
 			if ttl <= 0 || ttl > 31*24*time.Hour {
-				return cli.Usage("--ttl %s: servers take tokens of up to 31 days", ttl)
+				return term.Usage("--ttl %s: servers take tokens of up to 31 days", ttl)
 			}
 			if _, err := os.Stat(key); os.IsNotExist(err) {
 				if err := makeKey(key); err != nil {
@@ -62,7 +62,7 @@ func makeKey(path string) error {
 		return err
 	}
 	// Half a key would keep notifyd from starting, and another key ends all tokens.
-	return durable.WriteFile(path, key)
+	return atomicfile.WriteFile(path, key)
 }
 
 func sign(key, caller, issuer, audience string, scopes []string, ttl time.Duration) (string, error) {

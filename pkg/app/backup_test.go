@@ -12,8 +12,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/backup"
 	"github.com/notifyd/notifyd/pkg/history"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/stream"
 	"github.com/notifyd/notifyd/pkg/worker"
 )
 
@@ -229,7 +229,7 @@ func restoredHas(t *testing.T, a *life, ids []string) {
 }
 
 // ends are those of the topics of first attempts.
-func ends(t *testing.T, l *life) map[stream.TopicPartition]int64 {
+func ends(t *testing.T, l *life) map[log.TopicPartition]int64 {
 	t.Helper()
 	at, err := l.admin.EndOffsets(t.Context(), firstTopics()...)
 	if err != nil {

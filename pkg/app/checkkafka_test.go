@@ -9,7 +9,7 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kfake"
 
-	"github.com/notifyd/notifyd/pkg/stream"
+	"github.com/notifyd/notifyd/pkg/log"
 )
 
 // The doctor warns when the brokers keep offsets for less than kafka.keep.
@@ -24,7 +24,7 @@ func TestDoctorOnOffsetRetention(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer c.Close()
-			admin, err := stream.NewAdmin(stream.AdminConfig{Conn: stream.Conn{Brokers: c.ListenAddrs(), Dial: vn.DialContext}})
+			admin, err := log.NewAdmin(log.AdminConfig{Conn: log.Conn{Brokers: c.ListenAddrs(), Dial: vn.DialContext}})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -9,7 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/notifyd/notifyd/pkg/fault"
+	"github.com/notifyd/notifyd/internal/killpoint"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -113,7 +113,7 @@ func (c *clock) ask(ctx context.Context, servers []askClock) {
 	for i, server := range servers {
 		asks.Go(func() {
 			if ahead, took, err := server(ctx); err == nil && took <= clockSlow {
-				c.each[i] = read(certain(fault.Clock()-ahead, took/2))
+				c.each[i] = read(certain(killpoint.Clock()-ahead, took/2))
 			}
 		})
 	}

@@ -194,7 +194,7 @@ type TwilioAccount struct {
 }
 
 // DefaultFor returns the defaults for an engine. With servers, topics and minutes have
-// the partition counts of the source's capacity sheet (pkg/plan), since they cannot
+// the partition counts of the source's capacity sheet (pkg/tool/capacity), since they cannot
 // grow later. Embedded, one process owns all of them and fewer cost it less.
 func DefaultFor(engines string) Config {
 	c := Default()

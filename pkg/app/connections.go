@@ -10,31 +10,31 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine/postgres"
 	"github.com/notifyd/notifyd/pkg/engine/redis"
 	"github.com/notifyd/notifyd/pkg/engine/sqs"
-	"github.com/notifyd/notifyd/pkg/stream"
+	"github.com/notifyd/notifyd/pkg/log"
 )
 
 // kafka is how the brokers are reached.
-func (c *Config) kafka(log *slog.Logger) (stream.Conn, error) {
+func (c *Config) kafka(logger *slog.Logger) (log.Conn, error) {
 	k := &c.Kafka
-	conn := stream.Conn{Brokers: k.Brokers, Rack: k.Rack, TLS: k.TLS, Logger: log}
+	conn := log.Conn{Brokers: k.Brokers, Rack: k.Rack, TLS: k.TLS, Logger: logger}
 	if k.SASL.Mechanism == "" {
 		return conn, nil
 	}
 	password := func() (string, error) {
 		return secretOf("kafka.sasl.password_file", k.SASL.Password, k.SASL.PasswordFile)
 	}
-	conn.SASL = &stream.SASL{Mechanism: stream.Mechanism(k.SASL.Mechanism), User: k.SASL.User, Password: password}
+	conn.SASL = &log.SASL{Mechanism: log.Mechanism(k.SASL.Mechanism), User: k.SASL.User, Password: password}
 	_, err := password()
 	return conn, err
 }
 
 // cassandra is how a cluster is reached: the one of cassandra.hosts but for what
 // a part says otherwise.
-func (c *Config) cassandra(part Cluster, log *slog.Logger) (cassandra.Config, error) {
+func (c *Config) cassandra(part Cluster, logger *slog.Logger) (cassandra.Config, error) {
 	k := &c.Cassandra
 	out := cassandra.Config{
 		Hosts: k.Hosts, Keyspace: k.Keyspace, LocalDC: k.Datacenter, Replication: k.Replication, Username: k.Username,
-		Consistency: k.Consistency, EveryReceiver: k.Every, StatusTTL: c.History.Retention, Timeout: k.Timeout, TLS: k.TLS, Logger: log,
+		Consistency: k.Consistency, EveryReceiver: k.Every, StatusTTL: c.History.Retention, Timeout: k.Timeout, TLS: k.TLS, Logger: logger,
 	}
 	if len(part.Hosts) > 0 {
 		out.Hosts = part.Hosts
@@ -47,9 +47,9 @@ func (c *Config) cassandra(part Cluster, log *slog.Logger) (cassandra.Config, er
 	return out, err
 }
 
-func (c *Config) redis(log *slog.Logger) (redis.Config, error) {
+func (c *Config) redis(logger *slog.Logger) (redis.Config, error) {
 	k := &c.Redis
-	out := redis.Config{Addrs: k.Addresses, Cluster: k.Mode == "cluster", DB: k.DB, Username: k.Username, Prefix: k.Prefix, TLS: k.TLS, Logger: log}
+	out := redis.Config{Addrs: k.Addresses, Cluster: k.Mode == "cluster", DB: k.DB, Username: k.Username, Prefix: k.Prefix, TLS: k.TLS, Logger: logger}
 	if k.Mode == "sentinel" {
 		out.Master, out.SentinelUsername = k.Master, k.SentinelUser
 	}

@@ -6,11 +6,11 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/notifyd/notifyd/internal/killpoint"
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/conserve"
-	"github.com/notifyd/notifyd/pkg/fault"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/stream"
 )
 
 // conservation adds up what was accepted, when asked and every so often, and
@@ -29,7 +29,7 @@ func (n *Node) buildConservation() {
 		Log: logToAudit{n}, History: n.st.audited, Status: n.st.status, Timers: n.st.timers, Cold: n.st.cold,
 		Spill: n.st.spill, Schedules: n.later.schedules, Shards: n.cfg.Timers.Shards, First: firstTopics(), Settle: n.seams.settle,
 		Apart: n.own == nil, Born: time.Now(), Rows: n.st.triggers, Triggers: n.later.mender, Queue: bodies, Held: n.heldTriggers,
-		Waiting: n.later.census.Set, Producer: n.producer, Away: n.auditable, Logger: n.log, Hit: fault.Hit,
+		Waiting: n.later.census.Set, Producer: n.producer, Away: n.auditable, Logger: n.log, Hit: killpoint.Hit,
 	})
 }
 
@@ -89,9 +89,9 @@ func (n *Node) auditEvery(ctx context.Context) error {
 // logToAudit is the log of the topics that workers read.
 type logToAudit struct{ n *Node }
 
-func (l logToAudit) Bounds(ctx context.Context) (map[stream.TopicPartition]conserve.Bounds, error) {
+func (l logToAudit) Bounds(ctx context.Context) (map[log.TopicPartition]conserve.Bounds, error) {
 	var topics []string
-	committed := map[stream.TopicPartition]int64{}
+	committed := map[log.TopicPartition]int64{}
 	for _, lane := range notify.Lanes() {
 		topics = append(topics, lane.Topic(), lane.DLQTopic())
 		for _, group := range []string{lane.Group(), lane.RetryGroup()} {
@@ -113,7 +113,7 @@ func (l logToAudit) Bounds(ctx context.Context) (map[stream.TopicPartition]conse
 	if err != nil {
 		return nil, err
 	}
-	out := make(map[stream.TopicPartition]conserve.Bounds, len(ends))
+	out := make(map[log.TopicPartition]conserve.Bounds, len(ends))
 	for tp, end := range ends {
 		out[tp] = conserve.Bounds{Start: starts[tp], Committed: committed[tp], End: end}
 	}
@@ -123,9 +123,9 @@ func (l logToAudit) Bounds(ctx context.Context) (map[stream.TopicPartition]conse
 // errRead ends a read that has what it wanted.
 var errRead = errors.New("read to the end")
 
-func (l logToAudit) Read(ctx context.Context, from, to map[stream.TopicPartition]int64, fn func(stream.TopicPartition, *stream.Record) error) error {
-	left := map[stream.TopicPartition]bool{}
-	at := map[stream.TopicPartition]int64{}
+func (l logToAudit) Read(ctx context.Context, from, to map[log.TopicPartition]int64, fn func(log.TopicPartition, *log.Record) error) error {
+	left := map[log.TopicPartition]bool{}
+	at := map[log.TopicPartition]int64{}
 	for tp, first := range from {
 		if first < to[tp] {
 			at[tp], left[tp] = first, true
@@ -134,7 +134,7 @@ func (l logToAudit) Read(ctx context.Context, from, to map[stream.TopicPartition
 	if len(left) == 0 {
 		return nil
 	}
-	err := l.n.reader.Run(ctx, at, func(tp stream.TopicPartition, recs []stream.Record) error {
+	err := l.n.reader.Run(ctx, at, func(tp log.TopicPartition, recs []log.Record) error {
 		if !left[tp] {
 			return nil // of after the end
 		}
@@ -163,7 +163,7 @@ func (l logToAudit) Read(ctx context.Context, from, to map[stream.TopicPartition
 	return err
 }
 
-func (l logToAudit) Lost(tp stream.TopicPartition, offset int64) bool {
+func (l logToAudit) Lost(tp log.TopicPartition, offset int64) bool {
 	if l.n.own == nil {
 		return false
 	}

@@ -10,8 +10,8 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/stream"
 	"github.com/notifyd/notifyd/pkg/timer"
 	"github.com/notifyd/notifyd/pkg/worker"
 )
@@ -116,7 +116,7 @@ func TestAuditFindsDrift(t *testing.T) {
 	}
 	eventually(t, "its record is committed", func() bool {
 		b, err := logToAudit{l.Node}.Bounds(ctx)
-		return err == nil && b[stream.TopicPartition{Topic: found.Topic, Partition: found.LogPart}].Committed > found.Offset
+		return err == nil && b[log.TopicPartition{Topic: found.Topic, Partition: found.LogPart}].Committed > found.Offset
 	})
 	rows, err := l.own.store.Status().Chunk(ctx, found.Envelope.Chunk)
 	if err != nil || len(rows) != 1 {
@@ -216,7 +216,7 @@ func TestAuditFindsALostRecord(t *testing.T) {
 	if rep.Waiting["claimed"] != 1 {
 		t.Errorf("%v", rep.Waiting)
 	}
-	if err := l.admin.DeleteRecords(ctx, map[stream.TopicPartition]int64{{Topic: found.Topic, Partition: found.LogPart}: found.Offset + 1}); err != nil {
+	if err := l.admin.DeleteRecords(ctx, map[log.TopicPartition]int64{{Topic: found.Topic, Partition: found.LogPart}: found.Offset + 1}); err != nil {
 		t.Fatal(err)
 	}
 	l.drifts(t, api.DriftClaimGone, 1, one.NotificationID)
@@ -304,11 +304,11 @@ func TestReadOfTheLogEnds(t *testing.T) {
 	}
 	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
 	defer stop()
-	from, to := map[stream.TopicPartition]int64{}, map[stream.TopicPartition]int64{}
+	from, to := map[log.TopicPartition]int64{}, map[log.TopicPartition]int64{}
 	want := 0
 	for p, end := range ends {
 		if end > 2 {
-			from[stream.TopicPartition(p)], to[stream.TopicPartition(p)] = 0, 2
+			from[log.TopicPartition(p)], to[log.TopicPartition(p)] = 0, 2
 			want += 2
 		}
 	}
@@ -316,7 +316,7 @@ func TestReadOfTheLogEnds(t *testing.T) {
 		t.Fatalf("the log ends at %v", ends)
 	}
 	n := 0
-	err = logToAudit{l.Node}.Read(ctx, from, to, func(tp stream.TopicPartition, rec *stream.Record) error {
+	err = logToAudit{l.Node}.Read(ctx, from, to, func(tp log.TopicPartition, rec *log.Record) error {
 		if n++; rec.Offset >= to[tp] {
 			t.Errorf("%s@%d, asked for those below %d", tp, rec.Offset, to[tp])
 		}

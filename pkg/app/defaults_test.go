@@ -4,15 +4,15 @@ import (
 	"testing"
 	"time"
 
-	"github.com/notifyd/notifyd/pkg/plan"
+	"github.com/notifyd/notifyd/pkg/tool/capacity"
 )
 
-// TestDefaultsCarryThePlan: what ships carries what pkg/plan says that a machine of its
+// TestDefaultsCarryThePlan: what ships carries what pkg/tool/capacity says that a machine of its
 // kind carries, and a default cluster has as many partitions as the plan has workers.
 func TestDefaultsCarryThePlan(t *testing.T) {
 	t.Parallel()
-	in := plan.Default()
-	sheet, err := plan.Compute(in)
+	in := capacity.Default()
+	sheet, err := capacity.Compute(in)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/stream"
 )
 
 // historyWait bounds how long a read waits for the history to catch up.
@@ -88,7 +88,7 @@ func (n *Node) useServers(ctx context.Context) (err error) {
 	st.jobLease = st.lease
 	h := &remembered{historian: n.servers.historian, admin: func() logAdmin { return n.admin }, retention: n.cfg.History.Retention, longest: historyWait}
 	st.history, st.audited, st.firstCopy = h, h, h.copyOf
-	if n.servers.probe, err = stream.NewProbe(stream.ProbeConfig{Conn: st.conn}); err != nil {
+	if n.servers.probe, err = log.NewProbe(log.ProbeConfig{Conn: st.conn}); err != nil {
 		return err
 	}
 	// A delay is counted, and the minute of a timer is chosen, by this clock.

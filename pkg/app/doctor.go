@@ -8,10 +8,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/notifyd/notifyd/pkg/engine/kfake"
+	"github.com/notifyd/notifyd/pkg/deadletter"
+	"github.com/notifyd/notifyd/pkg/log/embedded"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/ops"
-	"github.com/notifyd/notifyd/pkg/outcome"
+	"github.com/notifyd/notifyd/pkg/outcomehook"
 	"github.com/notifyd/notifyd/pkg/trigger"
 	"github.com/notifyd/notifyd/pkg/worker"
 )
@@ -226,7 +226,7 @@ func diskLevel(free uint64, minFreeMiB int) (bad bool, level string) {
 
 // loss is a loss of the log with what it means.
 type loss struct {
-	kfake.Loss
+	embedded.Loss
 	group string // that consumes the topic; empty: none of ours
 	first bool   // of first attempts, which history keeps
 }
@@ -254,9 +254,9 @@ func (n *Node) groupOf(topic string) string {
 	}
 	switch topic {
 	case notify.TopicFailed, trigger.TopicDLQ:
-		return ops.DeadLetterGroup
+		return deadletter.DeadLetterGroup
 	case notify.TopicOutcomes:
-		return outcome.FollowGroup
+		return outcomehook.FollowGroup
 	}
 	return ""
 }
@@ -295,7 +295,7 @@ func (n *Node) settle(losses int) string {
 	if losses == 0 {
 		return ""
 	}
-	return "; when they are dealt with, remove " + filepath.Join(n.cfg.DataDir, "log", kfake.LossesFile) + " and restart"
+	return "; when they are dealt with, remove " + filepath.Join(n.cfg.DataDir, "log", embedded.LossesFile) + " and restart"
 }
 
 func suffix(err error) string {

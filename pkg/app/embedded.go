@@ -7,20 +7,20 @@ import (
 	"slices"
 
 	"github.com/notifyd/notifyd/pkg/engine"
-	"github.com/notifyd/notifyd/pkg/engine/kfake"
 	"github.com/notifyd/notifyd/pkg/engine/memory"
 	"github.com/notifyd/notifyd/pkg/engine/pebble"
 	"github.com/notifyd/notifyd/pkg/history"
+	"github.com/notifyd/notifyd/pkg/log"
+	"github.com/notifyd/notifyd/pkg/log/embedded"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/stream"
 )
 
-// embedded are the engines that belong to one process, with what only they can:
+// embeddedEngines are the engines that belong to one process, with what only they can:
 // the log is capped and trimmed, the history seals segments, all of it is backed
 // up. Nil where the engines are servers.
-type embedded struct {
+type embeddedEngines struct {
 	store   *pebble.Store
-	broker  *kfake.Broker
+	broker  *embedded.Broker
 	history *history.Store
 }
 
@@ -31,7 +31,7 @@ const SocketName = "kafka.sock"
 // openEmbedded opens the engines of this process, once their folder is ours.
 func (n *Node) openEmbedded(ctx context.Context) error {
 	cfg := &n.cfg
-	n.own = &embedded{}
+	n.own = &embeddedEngines{}
 	err := MakeDataDir(cfg.DataDir)
 	if err != nil {
 		return err
@@ -60,9 +60,9 @@ func (n *Node) openEmbedded(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	durability := kfake.Fsync
+	durability := embedded.Fsync
 	if !cfg.Log.Sync {
-		durability = kfake.PageCache
+		durability = embedded.PageCache
 	}
 	host, port := "", 0
 	if !noPort(cfg.Log.Listen) {
@@ -89,7 +89,7 @@ func (n *Node) openEmbedded(ctx context.Context) error {
 	}
 	n.closers = append(n.closers, n.own.history.Close)
 	n.progress("reading and checking the log")
-	n.own.broker, err = kfake.Open(kfake.Config{
+	n.own.broker, err = embedded.Open(embedded.Config{
 		Dir: filepath.Join(cfg.DataDir, "log"), Durability: durability, Host: host, Port: port, NoPort: noPort(cfg.Log.Listen),
 		Socket: filepath.Join(cfg.DataDir, SocketName), Topics: topics(cfg), StoreID: string(id),
 		CapBytes: int64(cfg.Log.CapMiB) << 20, MinFreeBytes: int64(cfg.Log.MinFreeMiB) << 20, Logger: n.log,
@@ -128,7 +128,7 @@ func (n *Node) useOwn() {
 		jobLease: memory.NewLease(), beats: memory.NewHeartbeats(),
 		queue:  func(name string, maxReceives int) (engine.Queue, error) { return store.Queue(name, maxReceives), nil },
 		bodies: store.QueueBodies,
-		conn:   stream.Conn{Brokers: []string{broker.Addr()}, Dial: broker.Dial, Local: broker.Local(), Logger: n.log}, partitions: broker.Partitions,
+		conn:   log.Conn{Brokers: []string{broker.Addr()}, Dial: broker.Dial, Local: broker.Local(), Logger: n.log}, partitions: broker.Partitions,
 		gate: broker.Guard(), laterGate: broker.Guard().Disk, appended: broker.Guard().Appended,
 		ready: func() error {
 			if err := store.Err(); err != nil {

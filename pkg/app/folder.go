@@ -13,7 +13,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
-	"github.com/notifyd/notifyd/pkg/durable"
+	"github.com/notifyd/notifyd/internal/atomicfile"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -106,7 +106,7 @@ func Locked(err error) bool {
 // notify.KindUnavailable with code "data_dir". Only its owner may enter it, also if it
 // was there before: it holds addresses, contents and signing secrets.
 func MakeDataDir(dir string) error {
-	err := durable.MkdirAll(dir) // what is durable in it would be gone with its own name
+	err := atomicfile.MkdirAll(dir) // what is durable in it would be gone with its own name
 	if err == nil {
 		// A volume may belong to somebody else, as with fsGroup: the folders that are
 		// made in it are 0700 all the same.

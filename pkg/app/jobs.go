@@ -5,21 +5,21 @@ import (
 	"fmt"
 	"math"
 
+	"github.com/notifyd/notifyd/internal/killpoint"
+	"github.com/notifyd/notifyd/pkg/deadletter"
 	"github.com/notifyd/notifyd/pkg/engine"
-	"github.com/notifyd/notifyd/pkg/fault"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/ops"
 	"github.com/notifyd/notifyd/pkg/trigger"
 )
 
 // buildJobs makes what runs operators' jobs.
 func (n *Node) buildJobs() (err error) {
-	n.audit = &ops.AuditLog{Store: n.st.audit}
-	n.jobs, err = ops.NewManager(ops.ManagerConfig{
+	n.audit = &deadletter.AuditLog{Store: n.st.audit}
+	n.jobs, err = deadletter.NewManager(deadletter.ManagerConfig{
 		Jobs: n.st.jobs, Letters: n.st.letters, Status: n.st.status, History: n.st.history, Log: n.producer,
 		Triggers: n.later.mender, Lease: n.st.jobLease, Owner: n.owner, Audit: n.audit,
 		Reconcile: n.conserve.auditor, Standing: n.stands, Unreachable: n.unreachable, ApproveAbove: n.cfg.Jobs.ApproveAbove, Keep: n.cfg.Jobs.Keep, Most: n.cfg.Jobs.Most,
-		Logger: n.log, Hit: fault.Hit,
+		Logger: n.log, Hit: killpoint.Hit,
 	})
 	return err
 }
@@ -54,12 +54,12 @@ func triggerLetter(value []byte) (d engine.DeadLetter, err error) {
 	if l.Version != 1 {
 		return d, fmt.Errorf("schema version %d, this build reads 1", l.Version)
 	}
-	id, err := ops.ParseLetterID(l.ID)
+	id, err := deadletter.ParseLetterID(l.ID)
 	if err != nil {
 		return d, err
 	}
 	return engine.DeadLetter{
-		ID: id, Epoch: uint16(min(l.Gen, math.MaxUint16)), Caller: l.Caller, Channel: ops.ChannelTrigger, Class: l.Class, Code: l.Reason,
+		ID: id, Epoch: uint16(min(l.Gen, math.MaxUint16)), Caller: l.Caller, Channel: deadletter.ChannelTrigger, Class: l.Class, Code: l.Reason,
 		Attempts: l.Attempts, FirstFailed: l.Failed, LastFailed: l.Failed, Topic: trigger.TopicDLQ, Trace: l.Trace,
 		Extra: map[string]any{"callback_url": l.URL, "status": float64(l.Status), "fire_at_ms": float64(l.FireAt)},
 	}, nil

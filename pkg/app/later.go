@@ -10,13 +10,13 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/outcome"
-	"github.com/notifyd/notifyd/pkg/prefs"
+	"github.com/notifyd/notifyd/pkg/outcomehook"
 	"github.com/notifyd/notifyd/pkg/schedule"
-	"github.com/notifyd/notifyd/pkg/stream"
 	"github.com/notifyd/notifyd/pkg/timer"
 	"github.com/notifyd/notifyd/pkg/trigger"
+	"github.com/notifyd/notifyd/pkg/users"
 )
 
 // later is everything that happens later: the timer engine, scheduled
@@ -30,7 +30,7 @@ type later struct {
 	mender     trigger.Mender
 	census     *trigger.Census
 	queue      engine.Queue
-	teller     *outcome.Teller // tells callers of failures, by triggers
+	teller     *outcomehook.Teller // tells callers of failures, by triggers
 }
 
 // Names of the delay queues, and how often a message is received before it is
@@ -94,7 +94,7 @@ func (n *Node) buildLater() error {
 	}
 	callers := n.st.callers
 	if n.own == nil { // a server is asked less often, and may be away
-		callers = prefs.NewCallers(callers)
+		callers = users.NewCallers(callers)
 	}
 	l.census = trigger.NewCensus(n.st.triggers, n.servers != nil)
 	events := n.metrics.triggers()
@@ -113,7 +113,7 @@ func (n *Node) buildLater() error {
 		return err
 	}
 	l.mender = trigger.Mender{Triggers: n.st.triggers, Later: rows, Dead: deadTriggers{n.producer}, Events: events}
-	l.teller, err = outcome.New(outcome.Config{
+	l.teller, err = outcomehook.New(outcomehook.Config{
 		Letters: n.feeds, Callers: n.st.callers, Meta: n.st.meta, Triggers: l.triggers, Logger: n.log,
 		Told: func(k int) { n.metrics.outcomesTold.Add(float64(k)) }, Refused: func(code string) { add(n.metrics.outcomesRefused, 1, code) },
 	})
@@ -172,14 +172,14 @@ func handOn(ctx context.Context, ts []engine.Timer, toLog, toQueue func(context.
 // writes CANCELLED without a call. So status, history and counts need to know
 // nothing of schedules.
 func (n *Node) cancelledTimers(ctx context.Context, ts []engine.Timer) error {
-	recs := make([]stream.Record, 0, len(ts))
+	recs := make([]log.Record, 0, len(ts))
 	for i := range ts {
 		var e notify.Envelope
 		if err := notify.DecodeEnvelope(ts[i].Payload, &e); err != nil {
 			return err
 		}
 		e.Cause = notify.CauseCancelled
-		recs = append(recs, stream.Record{Topic: ts[i].Target, Partition: int32(e.Chunk.Partition), Value: notify.AppendEnvelope(nil, &e)})
+		recs = append(recs, log.Record{Topic: ts[i].Target, Partition: int32(e.Chunk.Partition), Value: notify.AppendEnvelope(nil, &e)})
 	}
 	return n.producer.Append(ctx, recs)
 }
@@ -193,9 +193,9 @@ func (p parker) Put(ctx context.Context, ts []engine.Timer) error { return p.tim
 type deadTriggers struct{ log timer.Log }
 
 func (d deadTriggers) Append(ctx context.Context, rs []trigger.DeadRecord) error {
-	recs := make([]stream.Record, len(rs))
+	recs := make([]log.Record, len(rs))
 	for i, r := range rs {
-		recs[i] = stream.Record{Topic: trigger.TopicDLQ, Partition: 0, Key: r.Key, Value: r.Value}
+		recs[i] = log.Record{Topic: trigger.TopicDLQ, Partition: 0, Key: r.Key, Value: r.Value}
 	}
 	return d.log.Append(ctx, recs)
 }

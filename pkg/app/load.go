@@ -19,8 +19,8 @@ import (
 	"github.com/knadh/koanf/v2"
 	yamlv3 "go.yaml.in/yaml/v3"
 
-	"github.com/notifyd/notifyd/pkg/cli"
 	"github.com/notifyd/notifyd/pkg/setting"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // EnvPrefix begins every environment variable that sets a value:
@@ -137,7 +137,7 @@ func known(defaults map[string]setting.Field, key string) bool {
 func suggest(defaults map[string]setting.Field, key string) string {
 	best, dist := "", 4
 	for k := range defaults {
-		if d := cli.Distance(k, key); d < dist || (d == dist && k < best) {
+		if d := term.Distance(k, key); d < dist || (d == dist && k < best) {
 			best, dist = k, d
 		}
 	}

@@ -8,12 +8,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/deadletter"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/intake"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/ops"
 	"github.com/notifyd/notifyd/pkg/server"
-	"github.com/notifyd/notifyd/pkg/stream"
 	"github.com/notifyd/notifyd/pkg/timer"
 	"github.com/notifyd/notifyd/pkg/trigger"
 	"github.com/notifyd/notifyd/pkg/worker"
@@ -171,7 +171,7 @@ func statusText(code int) string {
 	return statusTexts[code]
 }
 
-func (m *metrics) worker(tail *ops.Tail[api.Event], observe func(*notify.Envelope)) worker.Events {
+func (m *metrics) worker(tail *deadletter.Tail[api.Event], observe func(*notify.Envelope)) worker.Events {
 	return worker.Events{
 		Finished: func(l notify.Lane, e *notify.Envelope) {
 			if !e.Derived() {
@@ -209,7 +209,7 @@ func (m *metrics) worker(tail *ops.Tail[api.Event], observe func(*notify.Envelop
 }
 
 // publish tells whoever watches: a line per state of a window.
-func publish(tail *ops.Tail[api.Event], s *worker.SettledInfo) {
+func publish(tail *deadletter.Tail[api.Event], s *worker.SettledInfo) {
 	e := s.Envelope
 	for state, n := range s.States {
 		if n == 0 {
@@ -229,21 +229,21 @@ func publish(tail *ops.Tail[api.Event], s *worker.SettledInfo) {
 	}
 }
 
-func (m *metrics) group(log *slog.Logger) stream.GroupEvents {
-	return stream.GroupEvents{
-		Failed: func(tp stream.TopicPartition, err error) {
+func (m *metrics) group(logger *slog.Logger) log.GroupEvents {
+	return log.GroupEvents{
+		Failed: func(tp log.TopicPartition, err error) {
 			add(m.handlerFailures, 1, tp.Topic)
-			log.Error("handler failed", "topic", tp.Topic, "partition", tp.Partition, "err", err)
+			logger.Error("handler failed", "topic", tp.Topic, "partition", tp.Partition, "err", err)
 		},
-		Held: func(tp stream.TopicPartition, cause error) {
-			log.Error("a partition stands until a process of a newer release takes it over; told once", "topic", tp.Topic, "partition", tp.Partition, "err", cause)
+		Held: func(tp log.TopicPartition, cause error) {
+			logger.Error("a partition stands until a process of a newer release takes it over; told once", "topic", tp.Topic, "partition", tp.Partition, "err", cause)
 		},
-		Reset: func(r stream.Reset) {
+		Reset: func(r log.Reset) {
 			add(m.resets, 1, r.TP.Topic)
-			log.Error("committed position is not in the log", "topic", r.TP.Topic, "partition", r.TP.Partition,
+			logger.Error("committed position is not in the log", "topic", r.TP.Topic, "partition", r.TP.Partition,
 				"committed", r.Committed, "start", r.Start, "end", r.End, "next", r.Next)
 		},
-		Trouble: func(err error) { log.Warn("consumer group", "err", err) },
+		Trouble: func(err error) { logger.Warn("consumer group", "err", err) },
 	}
 }
 

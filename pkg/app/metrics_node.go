@@ -177,7 +177,7 @@ func (n *Node) collectTimers(ch chan<- prometheus.Metric, gauge func(d *promethe
 }
 
 // collect are the gauges of engines that belong to this process.
-func (e *embedded) collect(gauge func(d *prometheus.Desc, v float64, labels ...string), losses []loss) {
+func (e *embeddedEngines) collect(gauge func(d *prometheus.Desc, v float64, labels ...string), losses []loss) {
 	use := e.broker.Guard().Usage()
 	gauge(descLogBytes, float64(use.LogBytes))
 	gauge(descLogCap, float64(use.CapBytes))

@@ -20,13 +20,13 @@ import (
 	"github.com/notifyd/notifyd/dashboards"
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/conserve"
+	"github.com/notifyd/notifyd/pkg/deadletter"
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/ops"
-	"github.com/notifyd/notifyd/pkg/promcheck"
 	"github.com/notifyd/notifyd/pkg/server"
-	"github.com/notifyd/notifyd/pkg/stream"
 	"github.com/notifyd/notifyd/pkg/timer"
+	"github.com/notifyd/notifyd/pkg/tool/promcheck"
 	"github.com/notifyd/notifyd/pkg/trace"
 	"github.com/notifyd/notifyd/pkg/trigger"
 	"github.com/notifyd/notifyd/pkg/worker"
@@ -199,7 +199,7 @@ func feed(m *metrics) {
 	h.Refused("reason")
 	h.Unguarded("POST /v1/notifications")
 	lane := notify.Lane{Channel: notify.Push}
-	w := m.worker(&ops.Tail[api.Event]{}, func(*notify.Envelope) {})
+	w := m.worker(&deadletter.Tail[api.Event]{}, func(*notify.Envelope) {})
 	info := worker.SettledInfo{Lane: lane, Envelope: &notify.Envelope{}, Codes: map[string]int{"code": 1}, Called: time.Millisecond}
 	info.States[notify.Sent] = 1
 	w.Settled(info)
@@ -211,8 +211,8 @@ func feed(m *metrics) {
 	w.Damaged(lane)
 	w.Panic(lane, "value")
 	g := m.group(slog.New(slog.DiscardHandler))
-	g.Failed(stream.TopicPartition{Topic: "topic"}, io.ErrUnexpectedEOF)
-	g.Reset(stream.Reset{TP: stream.TopicPartition{Topic: "topic"}})
+	g.Failed(log.TopicPartition{Topic: "topic"}, io.ErrUnexpectedEOF)
+	g.Reset(log.Reset{TP: log.TopicPartition{Topic: "topic"}})
 	tr := m.triggers()
 	tr.Created("c", 1)
 	tr.Ended("c", engine.TriggerFired, "")

@@ -15,8 +15,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/cassandra"
 	"github.com/notifyd/notifyd/pkg/engine/postgres"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/stream"
 )
 
 // Migration is one thing that the servers must have.
@@ -41,7 +41,7 @@ const (
 // stands afterwards. It may be run by several at a time, and again after it was
 // cut short. An engine that is not reached does not keep it from the others: the
 // errors of all are joined, each with its section.
-func Migrate(ctx context.Context, cfg *Config, to MigrateTo, log *slog.Logger) ([]Migration, error) {
+func Migrate(ctx context.Context, cfg *Config, to MigrateTo, logger *slog.Logger) ([]Migration, error) {
 	if cfg.Engines != EnginesDistributed {
 		return nil, notify.Invalid("bad_config", "engines", "is embedded: the store carries its format and is opened, or refused, by serve; nothing to migrate")
 	}
@@ -59,7 +59,7 @@ func Migrate(ctx context.Context, cfg *Config, to MigrateTo, log *slog.Logger) (
 		if failed[one.section] {
 			continue // its error is told once
 		}
-		ms, err := one.run(ctx, cfg, to, log)
+		ms, err := one.run(ctx, cfg, to, logger)
 		out = append(out, ms...)
 		if err != nil {
 			failed[one.section] = true
@@ -73,12 +73,12 @@ func Migrate(ctx context.Context, cfg *Config, to MigrateTo, log *slog.Logger) (
 }
 
 // migrateKafka makes topics. It never removes one: that is for who owns them.
-func migrateKafka(ctx context.Context, cfg *Config, to MigrateTo, log *slog.Logger) ([]Migration, error) {
-	conn, err := cfg.kafka(log)
+func migrateKafka(ctx context.Context, cfg *Config, to MigrateTo, logger *slog.Logger) ([]Migration, error) {
+	conn, err := cfg.kafka(logger)
 	if err != nil {
 		return nil, err
 	}
-	a, err := stream.NewAdmin(stream.AdminConfig{Conn: conn, Replication: cfg.Kafka.Replication, MinInSync: cfg.Kafka.MinInSync})
+	a, err := log.NewAdmin(log.AdminConfig{Conn: conn, Replication: cfg.Kafka.Replication, MinInSync: cfg.Kafka.MinInSync})
 	if err != nil {
 		return nil, err
 	}
@@ -101,11 +101,11 @@ func migrateKafka(ctx context.Context, cfg *Config, to MigrateTo, log *slog.Logg
 }
 
 // migrateCassandra takes every keyspace once.
-func migrateCassandra(ctx context.Context, cfg *Config, to MigrateTo, log *slog.Logger) (out []Migration, err error) {
+func migrateCassandra(ctx context.Context, cfg *Config, to MigrateTo, logger *slog.Logger) (out []Migration, err error) {
 	done := map[string]bool{}
 	dir := map[MigrateTo]cassandra.Direction{MigrateStatus: cassandra.Status, MigrateUp: cassandra.Up, MigrateDown: cassandra.Down}[to]
 	for _, part := range []Cluster{{}, cfg.Cassandra.Status, cfg.Cassandra.Timers, cfg.Cassandra.Triggers} {
-		cc, err := cfg.cassandra(part, log)
+		cc, err := cfg.cassandra(part, logger)
 		if err != nil {
 			return out, err
 		}
@@ -182,11 +182,11 @@ func migrateSQS(ctx context.Context, cfg *Config, to MigrateTo, _ *slog.Logger) 
 }
 
 // migrateMeta writes what every process over these engines must agree on.
-func migrateMeta(ctx context.Context, cfg *Config, to MigrateTo, log *slog.Logger) (out []Migration, err error) {
+func migrateMeta(ctx context.Context, cfg *Config, to MigrateTo, logger *slog.Logger) (out []Migration, err error) {
 	if to == MigrateDown {
 		return nil, nil // gone with its table
 	}
-	cc, err := cfg.cassandra(Cluster{}, log)
+	cc, err := cfg.cassandra(Cluster{}, logger)
 	if err != nil {
 		return nil, err
 	}

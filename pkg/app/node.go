@@ -19,17 +19,17 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/archive"
+	"github.com/notifyd/notifyd/pkg/deadletter"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/history"
 	"github.com/notifyd/notifyd/pkg/intake"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/ops"
-	"github.com/notifyd/notifyd/pkg/outcome"
-	"github.com/notifyd/notifyd/pkg/prefs"
+	"github.com/notifyd/notifyd/pkg/outcomehook"
 	"github.com/notifyd/notifyd/pkg/server"
-	"github.com/notifyd/notifyd/pkg/stream"
 	"github.com/notifyd/notifyd/pkg/trace"
 	"github.com/notifyd/notifyd/pkg/trigger"
+	"github.com/notifyd/notifyd/pkg/users"
 	"github.com/notifyd/notifyd/pkg/worker"
 )
 
@@ -39,17 +39,17 @@ type Node struct {
 	log *slog.Logger
 
 	st            stores
-	own           *embedded // nil: the engines are servers
-	servers       *servers  // nil: they are this process's own
-	owner         string    // names this process, unlike any other over the same stores
-	producer      *stream.Producer
-	reader        *stream.Reader
-	admin         *stream.Admin
-	prefs         *prefs.Service
-	cancels       *prefs.Cancels
-	sealed        *prefs.SealedCallers // what st.callers is
+	own           *embeddedEngines // nil: the engines are servers
+	servers       *servers         // nil: they are this process's own
+	owner         string           // names this process, unlike any other over the same stores
+	producer      *log.Producer
+	reader        *log.Reader
+	admin         *log.Admin
+	prefs         *users.Service
+	cancels       *users.Cancels
+	sealed        *users.SealedCallers // what st.callers is
 	later         later
-	feeds         *ops.Feeds
+	feeds         *deadletter.Feeds
 	archive       *archive.Archiver // nil: there is none
 	intake        *intake.Service
 	server        *server.Server
@@ -58,12 +58,12 @@ type Node struct {
 	commit        *worker.Committer
 	solo          *worker.Solo
 	provs         *providers
-	asked         *outcome.Asked // who is told of every end
-	groups        []*stream.Group
+	asked         *outcomehook.Asked // who is told of every end
+	groups        []*log.Group
 	groupNames    []string
 	metrics       *metrics
 	rates         *rates
-	tail          *ops.Tail[api.Event]
+	tail          *deadletter.Tail[api.Event]
 	closers       []func() error // of engines and clients of the log, in the order they were opened
 	lock          *Lock          // of the data folder
 	listener      net.Listener   // of the API; the server's once there is one
@@ -78,8 +78,8 @@ type Node struct {
 	testing       chan struct{} // held by the test of a provider that runs
 	about         About
 	seams         seams
-	jobs          *ops.Manager
-	audit         *ops.AuditLog
+	jobs          *deadletter.Manager
+	audit         *deadletter.AuditLog
 	conserve      conservation
 	deferred      deferredCounter
 	lanes         *lanes
@@ -116,12 +116,12 @@ func WithProgress(f func(step string)) Option { return func(n *Node) { n.progres
 // New opens the engines and builds everything; nothing runs before Run. Who
 // does not call Run must call Close. Another process in the data folder is an
 // error of code "data_dir_locked", before anything is opened.
-func New(cfg Config, log *slog.Logger, opts ...Option) (*Node, error) {
-	return newNode(cfg, log, seams{}, opts...)
+func New(cfg Config, logger *slog.Logger, opts ...Option) (*Node, error) {
+	return newNode(cfg, logger, seams{}, opts...)
 }
 
-func newNode(cfg Config, log *slog.Logger, seams seams, opts ...Option) (_ *Node, err error) {
-	n := &Node{testing: make(chan struct{}, 1), cfg: cfg, log: log, tail: &ops.Tail[api.Event]{}, seams: seams, progress: func(string) {}}
+func newNode(cfg Config, logger *slog.Logger, seams seams, opts ...Option) (_ *Node, err error) {
+	n := &Node{testing: make(chan struct{}, 1), cfg: cfg, log: logger, tail: &deadletter.Tail[api.Event]{}, seams: seams, progress: func(string) {}}
 	for _, o := range opts {
 		o(n)
 	}
@@ -151,18 +151,18 @@ func newNode(cfg Config, log *slog.Logger, seams seams, opts ...Option) (_ *Node
 func (n *Node) build() error {
 	cfg := &n.cfg
 	var err error
-	if n.prefs, err = prefs.New(n.st.prefs, prefs.Config{Log: n.log}); err != nil {
+	if n.prefs, err = users.New(n.st.prefs, users.Config{Log: n.log}); err != nil {
 		return err
 	}
 	cancels := n.st.cancels
 	if n.seams.cancels != nil {
 		cancels = n.seams.cancels(cancels)
 	}
-	if n.cancels, err = prefs.NewCancels(cancels, prefs.Config{Log: n.log}); err != nil {
+	if n.cancels, err = users.NewCancels(cancels, users.Config{Log: n.log}); err != nil {
 		return err
 	}
-	n.asked = outcome.NewAsked(n.st.callers, n.log)
-	if n.feeds, err = ops.OpenFeeds(context.Background(), n.st.letters, n.st.meta); err != nil {
+	n.asked = outcomehook.NewAsked(n.st.callers, n.log)
+	if n.feeds, err = deadletter.OpenFeeds(context.Background(), n.st.letters, n.st.meta); err != nil {
 		return err
 	}
 	if err = n.buildArchive(context.Background()); err != nil {
@@ -193,7 +193,7 @@ func (n *Node) build() error {
 			return err
 		}
 	}
-	if err := n.addGroup(stream.GroupConfig{Group: ops.DeadLetterGroup}, &ops.Indexer{Store: n.later.teller.Watch(n.feeds), Logger: n.log, Decode: map[string]func([]byte) (engine.DeadLetter, error){trigger.TopicDLQ: triggerLetter}, Undecodable: func(topic string) { add(n.metrics.poison, 1, topic) }}); err != nil {
+	if err := n.addGroup(log.GroupConfig{Group: deadletter.DeadLetterGroup}, &deadletter.Indexer{Store: n.later.teller.Watch(n.feeds), Logger: n.log, Decode: map[string]func([]byte) (engine.DeadLetter, error){trigger.TopicDLQ: triggerLetter}, Undecodable: func(topic string) { add(n.metrics.poison, 1, topic) }}); err != nil {
 		return err
 	}
 	if err := n.buildOutcomes(); err != nil {
@@ -242,8 +242,8 @@ func (n *Node) lane(l notify.Lane) error {
 		if role == worker.Retries {
 			group = l.RetryGroup()
 		}
-		if err := n.addGroup(stream.GroupConfig{
-			Group: group, MaxInFlight: worker.MaxRecords, MaxPollRecords: worker.MaxPoll, Poison: (&stream.Poisoner{Log: n.producer}).Poison,
+		if err := n.addGroup(log.GroupConfig{
+			Group: group, MaxInFlight: worker.MaxRecords, MaxPollRecords: worker.MaxPoll, Poison: (&log.Poisoner{Log: n.producer}).Poison,
 		}, w); err != nil {
 			return err
 		}
@@ -252,9 +252,9 @@ func (n *Node) lane(l notify.Lane) error {
 }
 
 // addGroup makes a consumer group over the topics of its name.
-func (n *Node) addGroup(c stream.GroupConfig, h stream.Handler) error {
+func (n *Node) addGroup(c log.GroupConfig, h log.Handler) error {
 	c.Conn, c.Topics, c.DrainTimeout, c.Events = n.st.conn, topicsOf(c.Group), n.cfg.Workers.Drain, n.metrics.group(n.log)
-	g, err := stream.NewGroup(c, h)
+	g, err := log.NewGroup(c, h)
 	if err != nil {
 		return err
 	}
@@ -265,8 +265,8 @@ func (n *Node) addGroup(c stream.GroupConfig, h stream.Handler) error {
 // preferences is what workers see of them: the snapshot to read, the service to
 // suppress and to know how old the snapshot is.
 type preferences struct {
-	*prefs.Snapshot
-	*prefs.Service
+	*users.Snapshot
+	*users.Service
 }
 
 // barrier returns the end of every first-attempt topic.
@@ -294,7 +294,7 @@ func firstTopics() (ts []string) {
 func (n *Node) seen(ctx context.Context, row *notify.Row) (map[uint32]struct{}, error) {
 	seen := map[uint32]struct{}{}
 	var env notify.Envelope
-	rec, err := n.reader.Fetch(ctx, stream.TopicPartition{Topic: row.Topic, Partition: row.LogPart}, row.Offset)
+	rec, err := n.reader.Fetch(ctx, log.TopicPartition{Topic: row.Topic, Partition: row.LogPart}, row.Offset)
 	switch kind := notify.KindOf(err); {
 	case err == nil:
 		err = notify.DecodeEnvelope(rec.Value, &env)

@@ -4,8 +4,8 @@ import (
 	"context"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/stream"
 	"github.com/notifyd/notifyd/pkg/trigger"
 )
 
@@ -19,17 +19,17 @@ func (n *Node) open() error {
 	if err := engines(ctx); err != nil {
 		return err
 	}
-	pc := stream.ProducerConfig{Conn: n.st.conn, Linger: linger(n.cfg.Log.Linger), AppendTimeout: n.cfg.Kafka.AppendTimeout}
+	pc := log.ProducerConfig{Conn: n.st.conn, Linger: linger(n.cfg.Log.Linger), AppendTimeout: n.cfg.Kafka.AppendTimeout}
 	if n.own != nil {
 		// It cannot be away, and its disk can be slow.
-		pc.Brokers, pc.AppendTimeout, pc.Appended = stream.OneBroker, 20*time.Second, n.own.broker.Appended
+		pc.Brokers, pc.AppendTimeout, pc.Appended = log.OneBroker, 20*time.Second, n.own.broker.Appended
 	}
 	var err error
-	if n.producer, err = stream.NewProducer(pc); err != nil {
+	if n.producer, err = log.NewProducer(pc); err != nil {
 		return err
 	}
 	n.closers = append(n.closers, silently(n.producer.Close))
-	if n.reader, err = stream.NewReader(n.st.conn); err != nil {
+	if n.reader, err = log.NewReader(n.st.conn); err != nil {
 		return err
 	}
 	n.closers = append(n.closers, silently(n.reader.Close))
@@ -41,7 +41,7 @@ func (n *Node) open() error {
 
 // openAdmin makes the client that looks at the log from the outside.
 func (n *Node) openAdmin() (err error) {
-	if n.admin, err = stream.NewAdmin(stream.AdminConfig{Conn: n.st.conn}); err == nil {
+	if n.admin, err = log.NewAdmin(log.AdminConfig{Conn: n.st.conn}); err == nil {
 		n.closers = append(n.closers, silently(n.admin.Close))
 	}
 	return err

@@ -16,8 +16,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine/sqs"
 	"github.com/notifyd/notifyd/pkg/history"
 	"github.com/notifyd/notifyd/pkg/limit"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/stream"
 )
 
 // clusters are the Cassandra clusters, opened once each.
@@ -186,7 +186,7 @@ func (n *Node) checkKafka(ctx context.Context, fs *findings) {
 		versions[b.Version] = true
 	}
 	fs.add("kafka", false, "", "%d brokers, %d topics, versions %v", len(cl.Brokers), len(cl.Topics), slices.Sorted(maps.Keys(versions)))
-	for _, f := range cl.Check(stream.AdminConfig{Replication: n.cfg.Kafka.Replication, MinInSync: n.cfg.Kafka.MinInSync, Keep: n.cfg.Kafka.Keep}, want) {
+	for _, f := range cl.Check(log.AdminConfig{Replication: n.cfg.Kafka.Replication, MinInSync: n.cfg.Kafka.MinInSync, Keep: n.cfg.Kafka.Keep}, want) {
 		level := "warn"
 		if f.Wrong {
 			level = "fail"

@@ -4,21 +4,21 @@ import (
 	"context"
 	"encoding/json"
 
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/outcome"
-	"github.com/notifyd/notifyd/pkg/stream"
+	"github.com/notifyd/notifyd/pkg/outcomehook"
 )
 
 // buildOutcomes makes the group that tells callers of ends other than failures.
 func (n *Node) buildOutcomes() error {
-	follower, err := outcome.NewFollower(outcome.FollowConfig{
+	follower, err := outcomehook.NewFollower(outcomehook.FollowConfig{
 		Callers: n.st.callers, Triggers: n.later.triggers, State: n.stateOf, Log: n.producer, Logger: n.log,
 		Told: func(k int) { n.metrics.outcomesTold.Add(float64(k)) }, Refused: func(code string) { add(n.metrics.outcomesRefused, 1, code) },
 	})
 	if err != nil {
 		return err
 	}
-	return n.addGroup(stream.GroupConfig{Group: outcome.FollowGroup, MaxPollRecords: 1000}, follower)
+	return n.addGroup(log.GroupConfig{Group: outcomehook.FollowGroup, MaxPollRecords: 1000}, follower)
 }
 
 // stateOf is what all rows of a notification say together.
@@ -40,7 +40,7 @@ func (n *Node) endedByReceipt(ctx context.Context, ids []notify.ID, rows []notif
 	if !n.asked.Any() {
 		return nil
 	}
-	var recs []stream.Record
+	var recs []log.Record
 	for i := range rows {
 		x := &rows[i].Default
 		if x.State == notify.Failed {
@@ -67,7 +67,7 @@ func (n *Node) endedByReceipt(ctx context.Context, ids []notify.ID, rows []notif
 		if err != nil {
 			return err
 		}
-		recs = append(recs, stream.Record{Topic: notify.TopicOutcomes, Partition: 0, Key: []byte(e.Caller), Value: b})
+		recs = append(recs, log.Record{Topic: notify.TopicOutcomes, Partition: 0, Key: []byte(e.Caller), Value: b})
 	}
 	if len(recs) == 0 {
 		return nil

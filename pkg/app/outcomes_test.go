@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/outcome"
+	"github.com/notifyd/notifyd/pkg/outcomehook"
 	"github.com/notifyd/notifyd/pkg/simulator"
 )
 
@@ -30,9 +30,9 @@ func newTold(t *testing.T) *told {
 			t.Error(err)
 		}
 		var body struct {
-			Payload outcome.Payload `json:"payload"`
+			Payload outcomehook.Payload `json:"payload"`
 		}
-		if err := json.Unmarshal(b, &body); err != nil || body.Payload.Type != outcome.Type || body.Payload.Caller != "test" {
+		if err := json.Unmarshal(b, &body); err != nil || body.Payload.Type != outcomehook.Type || body.Payload.Caller != "test" {
 			t.Errorf("%.300s: %v", b, err)
 		}
 		x.mu.Lock()

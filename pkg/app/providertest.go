@@ -7,8 +7,8 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/prefs"
 	"github.com/notifyd/notifyd/pkg/provider"
+	"github.com/notifyd/notifyd/pkg/users"
 )
 
 // testTime bounds a test of a provider, below the server's WriteTimeout.
@@ -88,7 +88,7 @@ func testAddress(ch notify.Channel, of, to string) (string, error) {
 	if ch == notify.Push && !strings.HasPrefix(to, of+":") {
 		to = of + ":" + to
 	}
-	if err := prefs.ValidateAddress(ch, to); err != nil {
+	if err := users.ValidateAddress(ch, to); err != nil {
 		return "", notify.Invalid("bad_address", "to", err.Error())
 	}
 	return to, nil

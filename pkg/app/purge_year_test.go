@@ -30,7 +30,7 @@ func TestYear(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer kept.Close()
-	n := &Node{own: &embedded{store: store, history: kept}, log: slog.New(slog.DiscardHandler)}
+	n := &Node{own: &embeddedEngines{store: store, history: kept}, log: slog.New(slog.DiscardHandler)}
 	n.cfg.Timers.MaxDelay = 60 * day
 	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 

@@ -12,9 +12,9 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/deadletter"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/ops"
-	"github.com/notifyd/notifyd/pkg/stream"
 )
 
 // Of TestReconcileSurvivesKills: the folder of the process that is killed, and what
@@ -57,7 +57,7 @@ func TestReconcileSurvivesKills(t *testing.T) {
 	eventually(t, "all is committed", func() bool {
 		b, err := logToAudit{l.Node}.Bounds(ctx)
 		for i := range rows {
-			if err != nil || b[stream.TopicPartition{Topic: rows[i].Topic, Partition: rows[i].LogPart}].Committed <= rows[i].Offset {
+			if err != nil || b[log.TopicPartition{Topic: rows[i].Topic, Partition: rows[i].LogPart}].Committed <= rows[i].Offset {
 				return false
 			}
 		}
@@ -106,18 +106,18 @@ func TestReconcileSurvivesKills(t *testing.T) {
 	}
 	job := jobs[0]
 	eventually(t, "the job ends", func() bool {
-		if job, err = l.client.Job(ctx, job.ID); err != nil || job.State == ops.JobFailed {
+		if job, err = l.client.Job(ctx, job.ID); err != nil || job.State == deadletter.JobFailed {
 			t.Fatal(job, err)
 		}
-		return job.State == ops.JobDone
+		return job.State == deadletter.JobDone
 	})
-	if job.Planned != receivers || job.Done+job.Skipped[ops.SkipChanged] != receivers {
+	if job.Planned != receivers || job.Done+job.Skipped[deadletter.SkipChanged] != receivers {
 		t.Errorf("%+v", job)
 	}
 	l.delivered(t, fan.FirstID, receivers)
 	lines := map[string]int{}
 	if err := l.client.JobReport(ctx, job.ID, func(b json.RawMessage) error {
-		var r ops.Repair
+		var r deadletter.Repair
 		err := json.Unmarshal(b, &r)
 		lines[r.ID]++
 		return err
@@ -145,14 +145,14 @@ func beKilled(t *testing.T, dir string) {
 			t.Fatal(err)
 		}
 		job, err := l.client.StartJob(ctx, api.JobRequest{Spec: plan.Spec, Digest: plan.Digest, Report: plan.Reconcile})
-		if err != nil || job.State != ops.JobRunning {
+		if err != nil || job.State != deadletter.JobRunning {
 			t.Fatal(job, err)
 		}
 		fmt.Printf("\n%sthe job has begun, at %d of %d\n", killMe, job.Position, job.Planned)
 	} else {
 		eventually(t, "a page is repaired", func() bool {
 			j, err := l.client.Job(ctx, jobs[0].ID)
-			if err != nil || j.State != ops.JobRunning && j.State != ops.JobDone {
+			if err != nil || j.State != deadletter.JobRunning && j.State != deadletter.JobDone {
 				t.Fatal(j, err)
 			}
 			jobs[0] = j

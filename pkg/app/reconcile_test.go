@@ -15,10 +15,10 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/conserve"
+	"github.com/notifyd/notifyd/pkg/deadletter"
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/ops"
-	"github.com/notifyd/notifyd/pkg/stream"
 	"github.com/notifyd/notifyd/pkg/worker"
 )
 
@@ -83,10 +83,10 @@ func (l *life) repaired(t *testing.T, plan api.Plan, name string) api.Job {
 	}
 	eventually(t, "the job ends", func() bool {
 		job, err = l.client.Job(t.Context(), job.ID)
-		if err != nil || job.State == ops.JobFailed {
+		if err != nil || job.State == deadletter.JobFailed {
 			t.Fatal(job, err)
 		}
-		return job.State == ops.JobDone
+		return job.State == deadletter.JobDone
 	})
 	return job
 }
@@ -138,7 +138,7 @@ func TestReconcileNotifications(t *testing.T) {
 		}
 		eventually(t, user+" is committed", func() bool {
 			b, err := logToAudit{l.Node}.Bounds(ctx)
-			return err == nil && b[stream.TopicPartition{Topic: f.Topic, Partition: f.LogPart}].Committed > f.Offset
+			return err == nil && b[log.TopicPartition{Topic: f.Topic, Partition: f.LogPart}].Committed > f.Offset
 		})
 		rows, err := l.own.store.Status().Chunk(ctx, f.Envelope.Chunk)
 		if err != nil || len(rows) == 0 {
@@ -198,7 +198,7 @@ func TestReconcileNotifications(t *testing.T) {
 	eventually(t, "the fan-out is committed", func() bool {
 		b, err := logToAudit{l.Node}.Bounds(ctx)
 		return err == nil && !slices.ContainsFunc(chunks, func(r notify.Row) bool {
-			return b[stream.TopicPartition{Topic: r.Topic, Partition: r.LogPart}].Committed <= r.Offset
+			return b[log.TopicPartition{Topic: r.Topic, Partition: r.LogPart}].Committed <= r.Offset
 		})
 	})
 	if err := l.own.store.Status().Put(ctx, chunks); err != nil {
@@ -242,7 +242,7 @@ func TestReconcileNotifications(t *testing.T) {
 	}
 
 	job := l.repaired(t, plan, "first")
-	if job.Done != 4+claimed+passed || job.Skipped[ops.SkipPeople] != 2 || job.Planned != 6+claimed+passed {
+	if job.Done != 4+claimed+passed || job.Skipped[deadletter.SkipPeople] != 2 || job.Planned != 6+claimed+passed {
 		t.Errorf("%+v", job)
 	}
 	for _, user := range []string{"stuck", "claimed", "alone"} {
@@ -267,9 +267,9 @@ func TestReconcileNotifications(t *testing.T) {
 		}
 	}
 	called("repaired")
-	var lines []ops.Repair
+	var lines []deadletter.Repair
 	if err := l.client.JobReport(ctx, job.ID, func(b json.RawMessage) error {
-		var r ops.Repair
+		var r deadletter.Repair
 		err := json.Unmarshal(b, &r)
 		lines = append(lines, r)
 		return err
@@ -279,7 +279,7 @@ func TestReconcileNotifications(t *testing.T) {
 
 	// The same report once more, and a new one: nothing changes.
 	job = l.repaired(t, plan, "again")
-	if job.Done != 0 || job.Skipped[ops.SkipChanged] != 4+claimed+passed {
+	if job.Done != 0 || job.Skipped[deadletter.SkipChanged] != 4+claimed+passed {
 		t.Errorf("a second apply: %+v", job)
 	}
 	plan, rep = l.reported(t)
@@ -335,7 +335,7 @@ func TestReconcileBehindAPausedLane(t *testing.T) {
 	}
 	eventually(t, "its record is committed", func() bool {
 		b, err := logToAudit{l.Node}.Bounds(ctx)
-		return err == nil && b[stream.TopicPartition{Topic: f.Topic, Partition: f.LogPart}].Committed > f.Offset
+		return err == nil && b[log.TopicPartition{Topic: f.Topic, Partition: f.LogPart}].Committed > f.Offset
 	})
 	if _, err := l.client.SetLane(ctx, "push", true, ""); err != nil {
 		t.Fatal(err)

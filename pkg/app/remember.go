@@ -8,8 +8,8 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/history"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/stream"
 )
 
 // historyGroup is the consumer group that writes who got what where the history
@@ -35,10 +35,10 @@ type Span struct{ From, Below int64 }
 // remember is the handler of historyGroup.
 type remember struct{ to historian }
 
-func (r remember) Assigned(context.Context, stream.TopicPartition) stream.PartitionHandler { return r }
+func (r remember) Assigned(context.Context, log.TopicPartition) log.PartitionHandler { return r }
 
 // Handle stores what was accepted.
-func (r remember) Handle(ctx context.Context, msgs []*stream.Msg) error {
+func (r remember) Handle(ctx context.Context, msgs []*log.Msg) error {
 	recs := make([]history.Record, 0, len(msgs))
 	for _, m := range msgs {
 		if !m.Lost() {
@@ -56,10 +56,10 @@ func (r remember) Handle(ctx context.Context, msgs []*stream.Msg) error {
 
 // logAdmin is what the history of servers asks of the log.
 type logAdmin interface {
-	Committed(ctx context.Context, group string) (map[stream.TopicPartition]int64, error)
-	StartOffsets(ctx context.Context, topics ...string) (map[stream.TopicPartition]int64, error)
-	EndOffsets(ctx context.Context, topics ...string) (map[stream.TopicPartition]int64, error)
-	OffsetsSince(ctx context.Context, at time.Time, topics ...string) (map[stream.TopicPartition]int64, error)
+	Committed(ctx context.Context, group string) (map[log.TopicPartition]int64, error)
+	StartOffsets(ctx context.Context, topics ...string) (map[log.TopicPartition]int64, error)
+	EndOffsets(ctx context.Context, topics ...string) (map[log.TopicPartition]int64, error)
+	OffsetsSince(ctx context.Context, at time.Time, topics ...string) (map[log.TopicPartition]int64, error)
 }
 
 // remembered is a history in a server: reads wait until what the log held when
@@ -124,8 +124,8 @@ func (h *remembered) Sync(ctx context.Context, ends map[history.Part]int64) erro
 		}
 		behind := ""
 		for p, end := range ends {
-			if end > 0 && at[stream.TopicPartition(p)] < end {
-				behind = fmt.Sprintf("%s/%d is stored up to %d of %d", p.Topic, p.Partition, at[stream.TopicPartition(p)], end)
+			if end > 0 && at[log.TopicPartition(p)] < end {
+				behind = fmt.Sprintf("%s/%d is stored up to %d of %d", p.Topic, p.Partition, at[log.TopicPartition(p)], end)
 				break
 			}
 		}

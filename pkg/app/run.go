@@ -10,12 +10,12 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/notifyd/notifyd/pkg/deadletter"
 	"github.com/notifyd/notifyd/pkg/history"
 	"github.com/notifyd/notifyd/pkg/intake"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/ops"
-	"github.com/notifyd/notifyd/pkg/outcome"
-	"github.com/notifyd/notifyd/pkg/stream"
+	"github.com/notifyd/notifyd/pkg/outcomehook"
 	"github.com/notifyd/notifyd/pkg/trigger"
 )
 
@@ -169,7 +169,7 @@ func (n *Node) middleParts(do Tasks) parts {
 		ps["group "+l.Group()], ps["group "+l.RetryGroup()] = n.group(l.Group()).Run, n.group(l.RetryGroup()).Run
 	}
 	if do.Operator {
-		for _, g := range []string{ops.DeadLetterGroup, outcome.FollowGroup} {
+		for _, g := range []string{deadletter.DeadLetterGroup, outcomehook.FollowGroup} {
 			ps["group "+g] = n.group(g).Run
 		}
 		ps["jobs"] = n.jobs.Run
@@ -181,7 +181,7 @@ func (n *Node) middleParts(do Tasks) parts {
 }
 
 // group is a consumer group by its name.
-func (n *Node) group(name string) *stream.Group { return n.groups[slices.Index(n.groupNames, name)] }
+func (n *Node) group(name string) *log.Group { return n.groups[slices.Index(n.groupNames, name)] }
 
 // endOf is what the end of a part means: an error, unless ctx told it to end. One
 // that was cancelled by something else has failed, and must not go unnoticed.
@@ -212,7 +212,7 @@ func (n *Node) pump(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	from := make(map[stream.TopicPartition]int64, len(starts))
+	from := make(map[log.TopicPartition]int64, len(starts))
 	resume := n.own.history.Resume()
 	for tp, start := range starts {
 		at, ok := resume[history.Part(tp)]
@@ -221,7 +221,7 @@ func (n *Node) pump(ctx context.Context) error {
 			n.own.history.Advance(history.Part(tp), start)
 		}
 	}
-	return n.reader.Run(ctx, from, func(tp stream.TopicPartition, recs []stream.Record) error {
+	return n.reader.Run(ctx, from, func(tp log.TopicPartition, recs []log.Record) error {
 		hs := make([]history.Record, 0, len(recs))
 		for i := range recs {
 			if !recs[i].Lost() {

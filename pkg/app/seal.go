@@ -11,10 +11,10 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/notifyd/notifyd/pkg/durable"
+	"github.com/notifyd/notifyd/internal/atomicfile"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/prefs"
 	"github.com/notifyd/notifyd/pkg/secrets"
+	"github.com/notifyd/notifyd/pkg/users"
 )
 
 // insideKeys is the name of the key file where it has to be in the data folder.
@@ -52,7 +52,7 @@ func makeDefaultKeys(dataDir string) (*secrets.Keys, error) {
 	if err != nil {
 		return nil, err
 	}
-	if durable.SameVolume(filepath.Dir(beside), dataDir) {
+	if atomicfile.SameVolume(filepath.Dir(beside), dataDir) {
 		keys, err := secrets.MakeKeys(beside)
 		if !errors.Is(err, fs.ErrPermission) && !errors.Is(err, syscall.EROFS) {
 			return keys, err
@@ -85,7 +85,7 @@ func (n *Node) sealCallers(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("secrets.key_file: %w", err)
 		}
-		n.sealed = prefs.NewSealedCallers(n.st.callers, keys, n.log)
+		n.sealed = users.NewSealedCallers(n.st.callers, keys, n.log)
 		n.st.callers = n.sealed
 		return nil
 	}
@@ -95,7 +95,7 @@ func (n *Node) sealCallers(ctx context.Context) error {
 	if err != nil {
 		return keyFileError(err)
 	}
-	n.sealed = prefs.NewSealedCallers(n.st.callers, keys, n.log)
+	n.sealed = users.NewSealedCallers(n.st.callers, keys, n.log)
 	n.st.callers = n.sealed
 	report, err := n.sealed.Report(ctx)
 	if err != nil {
@@ -129,7 +129,7 @@ func (n *Node) readKeys() (*secrets.Keys, error) {
 // was there has sealed. notifyd dev makes one all the same: SeedCaller gives its caller
 // another secret.
 func (n *Node) makeKeys(ctx context.Context) (*secrets.Keys, error) {
-	report, err := prefs.NewSealedCallers(n.st.callers, nil, n.log).Report(ctx)
+	report, err := users.NewSealedCallers(n.st.callers, nil, n.log).Report(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -170,7 +170,7 @@ func named(callers []string) string {
 }
 
 // unopened names the callers whose secrets do not open; empty: there is none.
-func unopened(r prefs.SealReport) string {
+func unopened(r users.SealReport) string {
 	var parts []string
 	if len(r.Other) > 0 {
 		parts = append(parts, "sealed with another key: "+named(r.Other))

@@ -10,21 +10,21 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/engine/cassandra"
 	"github.com/notifyd/notifyd/pkg/engine/redis"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/secrets"
-	"github.com/notifyd/notifyd/pkg/stream"
 )
 
 // Every file of the configuration that holds a secret is refused while everybody on
 // the machine can read it, by its key; a container's 0440 and 0400 are taken.
 func TestExposedSecretFilesAreRefused(t *testing.T) {
 	t.Parallel()
-	log := slog.New(slog.DiscardHandler)
-	cassandraOf := func(c *Config) error { _, err := c.cassandra(Cluster{}, log); return err }
-	kafka := func(c *Config) error { _, err := c.kafka(log); return err }
-	redisOf := func(c *Config) error { _, err := c.redis(log); return err }
+	logger := slog.New(slog.DiscardHandler)
+	cassandraOf := func(c *Config) error { _, err := c.cassandra(Cluster{}, logger); return err }
+	kafka := func(c *Config) error { _, err := c.kafka(logger); return err }
+	redisOf := func(c *Config) error { _, err := c.redis(logger); return err }
 	// The clients read the files of TLS themselves, before they connect.
 	cassandraTLS := func(c *Config) error {
-		cc, err := c.cassandra(Cluster{Hosts: []string{"127.0.0.1:1"}}, log)
+		cc, err := c.cassandra(Cluster{Hosts: []string{"127.0.0.1:1"}}, logger)
 		if err == nil {
 			_, err = cassandra.Open(t.Context(), cc)
 		}
@@ -32,22 +32,22 @@ func TestExposedSecretFilesAreRefused(t *testing.T) {
 	}
 	kafkaTLS := func(c *Config) error {
 		c.Kafka.Brokers = []string{"127.0.0.1:1"}
-		conn, err := c.kafka(log)
+		conn, err := c.kafka(logger)
 		if err == nil {
-			_, err = stream.NewReader(conn)
+			_, err = log.NewReader(conn)
 		}
 		return err
 	}
 	redisTLS := func(c *Config) error {
 		c.Redis.Addresses = []string{"127.0.0.1:1"}
-		rc, err := c.redis(log)
+		rc, err := c.redis(logger)
 		if err == nil {
 			_, err = redis.Connect(rc)
 		}
 		return err
 	}
 	postgres := func(c *Config) error { _, err := c.postgres(); return err }
-	providers := func(c *Config) error { _, err := newProviders(c, nil, log); return err }
+	providers := func(c *Config) error { _, err := newProviders(c, nil, logger); return err }
 	type secretFile struct {
 		set  func(c *Config, file string)
 		open func(c *Config) error

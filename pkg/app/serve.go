@@ -13,10 +13,10 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/intake"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/provider"
 	"github.com/notifyd/notifyd/pkg/server"
-	"github.com/notifyd/notifyd/pkg/stream"
 )
 
 // noPort reports whether log.listen asks for no port.
@@ -38,7 +38,7 @@ type countedLog struct {
 	appended func(bytes int)
 }
 
-func (l countedLog) Append(ctx context.Context, recs []stream.Record) error {
+func (l countedLog) Append(ctx context.Context, recs []log.Record) error {
 	n := 0
 	for i := range recs {
 		n += len(recs[i].Value) + 80
@@ -218,7 +218,7 @@ func (n *Node) failedByReceipt(ctx context.Context, id notify.ID, row *notify.Ro
 	if err != nil {
 		return err
 	}
-	return n.producer.Append(ctx, []stream.Record{{Topic: notify.TopicFailed, Partition: -1, Key: found.User, Value: b}})
+	return n.producer.Append(ctx, []log.Record{{Topic: notify.TopicFailed, Partition: -1, Key: found.User, Value: b}})
 }
 
 // publicURL is where providers reach the API.

@@ -5,8 +5,8 @@ import (
 	"sync/atomic"
 
 	"github.com/notifyd/notifyd/pkg/intake"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/stream"
 )
 
 // patientLog is the log of brokers, for intake: once an append has failed because
@@ -22,7 +22,7 @@ func newPatientLog(log intake.Log, away func() error) patientLog {
 	return patientLog{log, away, &atomic.Bool{}}
 }
 
-func (l patientLog) Append(ctx context.Context, recs []stream.Record) error {
+func (l patientLog) Append(ctx context.Context, recs []log.Record) error {
 	if l.failed.Load() {
 		if err := l.away(); err != nil {
 			return err

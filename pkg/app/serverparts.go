@@ -7,19 +7,19 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/deadletter"
 	"github.com/notifyd/notifyd/pkg/dedup"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/limit"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/ops"
-	"github.com/notifyd/notifyd/pkg/outcome"
-	"github.com/notifyd/notifyd/pkg/stream"
+	"github.com/notifyd/notifyd/pkg/outcomehook"
 	"github.com/notifyd/notifyd/pkg/trigger"
 )
 
 // servers is what a process over shared engines keeps beside its stages.
 type servers struct {
-	probe       *stream.Probe // nil: the log says itself whether it is there
+	probe       *log.Probe // nil: the log says itself whether it is there
 	historian   historian
 	dispatchers *peers
 	standings   *standings
@@ -44,7 +44,7 @@ func (n *Node) buildServers() error {
 	if n.own != nil {
 		return nil
 	}
-	return n.addGroup(stream.GroupConfig{
+	return n.addGroup(log.GroupConfig{
 		Group: historyGroup, CommitEvery: 100 * time.Millisecond, MaxPollRecords: 2000, MaxInFlight: 4000,
 	}, remember{n.servers.historian})
 }
@@ -116,9 +116,9 @@ func topicsOf(group string) []string {
 	switch group {
 	case historyGroup:
 		return firstTopics()
-	case outcome.FollowGroup:
+	case outcomehook.FollowGroup:
 		return []string{notify.TopicOutcomes}
-	case ops.DeadLetterGroup:
+	case deadletter.DeadLetterGroup:
 		return []string{notify.TopicFailed, trigger.TopicDLQ}
 	}
 	for _, l := range notify.Lanes() {

@@ -15,18 +15,18 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
-	"github.com/notifyd/notifyd/pkg/engine/kfake"
 	"github.com/notifyd/notifyd/pkg/engine/memory"
 	"github.com/notifyd/notifyd/pkg/history"
+	"github.com/notifyd/notifyd/pkg/log"
+	"github.com/notifyd/notifyd/pkg/log/embedded"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/stream"
 	"github.com/notifyd/notifyd/pkg/worker"
 )
 
 // shared are engines that several processes share, all of them in this one: a
 // broker, and memory in place of the other servers.
 type shared struct {
-	broker *kfake.Broker
+	broker *embedded.Broker
 	store  *memory.Store
 	lease  engine.Lease
 	beats  engine.Heartbeats
@@ -36,7 +36,7 @@ type shared struct {
 
 func newShared(t *testing.T, cfg *Config) *shared {
 	t.Helper()
-	b, err := kfake.Open(kfake.Config{Topics: topics(cfg), Logger: slog.New(slog.DiscardHandler)})
+	b, err := embedded.Open(embedded.Config{Topics: topics(cfg), Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +61,7 @@ func (s *shared) open(_ context.Context, n *Node) error {
 		meta: s.store.Meta(), timers: s.store.Timers(), cold: s.store.ColdTimers(), schedules: s.store.Schedules(), scheduled: s.store, triggers: s.store.Triggers(),
 		limits: s.limits, lease: s.lease, beats: s.beats,
 		queue: func(name string, maxReceives int) (engine.Queue, error) { return s.store.Queue(name, maxReceives), nil },
-		conn:  stream.Conn{Brokers: []string{s.broker.Addr()}, Dial: s.broker.Dial, Logger: n.log},
+		conn:  log.Conn{Brokers: []string{s.broker.Addr()}, Dial: s.broker.Dial, Logger: n.log},
 	}
 	return nil
 }

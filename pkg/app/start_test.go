@@ -9,9 +9,9 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
-	"github.com/notifyd/notifyd/pkg/engine/kfake"
+	"github.com/notifyd/notifyd/pkg/log"
+	"github.com/notifyd/notifyd/pkg/log/embedded"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/stream"
 	"github.com/notifyd/notifyd/pkg/worker"
 )
 
@@ -154,7 +154,7 @@ func TestFirstCopyThatWasTrimmed(t *testing.T) {
 		if err := l.own.broker.TrimOnce(map[string]map[int32]int64{r.Topic: {r.LogPart: r.Offset + 1}}); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := l.reader.Fetch(t.Context(), stream.TopicPartition{Topic: r.Topic, Partition: r.LogPart}, r.Offset); notify.KindOf(err) != notify.KindGone {
+		if _, err := l.reader.Fetch(t.Context(), log.TopicPartition{Topic: r.Topic, Partition: r.LogPart}, r.Offset); notify.KindOf(err) != notify.KindGone {
 			t.Fatalf("not trimmed: %v", err)
 		}
 		seen, err := l.seen(t.Context(), r)
@@ -174,7 +174,7 @@ func TestEveryTopicHasItsGroup(t *testing.T) {
 		if topic == notify.TopicPoison { // people read it
 			continue
 		}
-		l := loss{Loss: kfake.Loss{Topic: topic, From: 10, To: 20}, group: n.groupOf(topic)}
+		l := loss{Loss: embedded.Loss{Topic: topic, From: 10, To: 20}, group: n.groupOf(topic)}
 		l.Committed = map[string]int64{l.group: 15}
 		if l.group == "" || l.consumed() != 5 {
 			t.Errorf("%s: read by %q, %d consumed of 5", topic, l.group, l.consumed())

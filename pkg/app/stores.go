@@ -7,8 +7,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/intake"
 	"github.com/notifyd/notifyd/pkg/limit"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/stream"
 )
 
 // stores are the engines of a process as its stages see them: one field a
@@ -44,7 +44,7 @@ type stores struct {
 	queue  func(name string, maxReceives int) (engine.Queue, error)
 	bodies func(ctx context.Context, name string, fn func(body []byte) error) error // of a queue's messages; nil: they cannot be looked at
 
-	conn       stream.Conn // of the log
+	conn       log.Conn // of the log
 	partitions func(topic string) int
 	gate       intake.Gate // whether the log takes more; nil: it says so itself
 	laterGate  func() error

@@ -11,9 +11,9 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/intake"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/secrets"
-	"github.com/notifyd/notifyd/pkg/stream"
 	"github.com/notifyd/notifyd/pkg/timer"
 	"github.com/notifyd/notifyd/pkg/trace"
 	"github.com/notifyd/notifyd/pkg/trigger"
@@ -79,7 +79,7 @@ type tracedLog struct {
 	tracer *trace.Tracer
 }
 
-func (l tracedLog) Append(ctx context.Context, recs []stream.Record) error {
+func (l tracedLog) Append(ctx context.Context, recs []log.Record) error {
 	s := l.tracer.Start("append", trace.Of(ctx))
 	s.Int("notifyd.records", len(recs))
 	err := l.Log.Append(ctx, recs)

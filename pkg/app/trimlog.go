@@ -5,8 +5,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/stream"
 	"github.com/notifyd/notifyd/pkg/trigger"
 )
 
@@ -35,7 +35,7 @@ func (n *Node) trimLog(ctx context.Context) error {
 
 func (n *Node) trimOnce(ctx context.Context, now time.Time) error {
 	var lanes, read []string
-	done := map[string][]map[stream.TopicPartition]int64{} // what the groups of a topic have committed
+	done := map[string][]map[log.TopicPartition]int64{} // what the groups of a topic have committed
 	for _, g := range n.groupNames {
 		at, err := n.admin.Committed(ctx, g)
 		if err != nil {
@@ -57,7 +57,7 @@ func (n *Node) trimOnce(ctx context.Context, now time.Time) error {
 	if err != nil {
 		return err
 	}
-	below := map[stream.TopicPartition]int64{}
+	below := map[log.TopicPartition]int64{}
 	for _, kind := range []struct {
 		topics []string
 		keep   time.Duration

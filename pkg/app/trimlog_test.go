@@ -6,12 +6,12 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/stream"
 )
 
 // sumOf adds up the offsets of a topic.
-func sumOf(of map[stream.TopicPartition]int64, topic string) (sum int64) {
+func sumOf(of map[log.TopicPartition]int64, topic string) (sum int64) {
 	for tp, at := range of {
 		if tp.Topic == topic {
 			sum += at

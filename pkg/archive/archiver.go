@@ -13,11 +13,11 @@ import (
 	"sync"
 	"time"
 
+	"github.com/notifyd/notifyd/internal/killpoint"
+	"github.com/notifyd/notifyd/pkg/deadletter"
 	"github.com/notifyd/notifyd/pkg/engine"
-	"github.com/notifyd/notifyd/pkg/fault"
 	"github.com/notifyd/notifyd/pkg/history"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/ops"
 )
 
 // Kinds of files, and the folders they are in.
@@ -55,7 +55,7 @@ type Config struct {
 	Failed func(error)
 	Logger *slog.Logger
 
-	hit func(string) // fault.Hit, or a test's
+	hit func(string) // killpoint.Hit, or a test's
 }
 
 // Bucket is an *s3.Bucket.
@@ -117,7 +117,7 @@ func Open(ctx context.Context, cfg Config) (*Archiver, error) {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	if cfg.hit == nil {
-		cfg.hit = fault.Hit
+		cfg.hit = killpoint.Hit
 	}
 	a := &Archiver{cfg: cfg}
 	if err := a.load(ctx); err != nil {
@@ -254,7 +254,7 @@ func (a *Archiver) letters(ctx context.Context, now time.Time) error {
 					break
 				}
 				for i := range ds {
-					if err := add(letter{ops.LetterID(&ds[i]), &ds[i]}); err != nil {
+					if err := add(letter{deadletter.LetterID(&ds[i]), &ds[i]}); err != nil {
 						return nil, 0, err
 					}
 					to[caller] = ds[i].Seq

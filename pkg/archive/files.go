@@ -19,7 +19,7 @@ import (
 
 	"github.com/klauspost/compress/zstd"
 
-	"github.com/notifyd/notifyd/pkg/durable"
+	"github.com/notifyd/notifyd/internal/atomicfile"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -70,7 +70,7 @@ func create(dir, kind string, now time.Time, number uint64) (*writer, error) {
 		}
 	}
 	w.path = filepath.Join(dir, w.manifest.tmpName())
-	if err := durable.MkdirAll(dir); err != nil {
+	if err := atomicfile.MkdirAll(dir); err != nil {
 		return nil, broken(err)
 	}
 	var err error
@@ -110,7 +110,7 @@ func (w *writer) seal() error {
 		err = w.f.Sync()
 	}
 	if err == nil {
-		err = durable.SyncDir(filepath.Dir(w.path))
+		err = atomicfile.SyncDir(filepath.Dir(w.path))
 	}
 	if err != nil {
 		return broken(err)
@@ -138,7 +138,7 @@ var errTaken = errors.New("the file is gone")
 func publish(dir string, m *Manifest) error {
 	final := filepath.Join(dir, filepath.FromSlash(m.File))
 	folder := filepath.Dir(final)
-	if err := durable.MkdirAll(folder); err != nil {
+	if err := atomicfile.MkdirAll(folder); err != nil {
 		return broken(err)
 	}
 	if err := os.Rename(filepath.Join(dir, m.tmpName()), final); err != nil {
@@ -157,11 +157,11 @@ func publish(dir string, m *Manifest) error {
 		return err
 	}
 	name := filepath.Join(dir, filepath.FromSlash(m.manifestName()))
-	if err := durable.WriteFile(name, append(b, '\n')); err != nil {
+	if err := atomicfile.WriteFile(name, append(b, '\n')); err != nil {
 		return broken(err)
 	}
 	for d := folder; ; d = filepath.Dir(d) { // a crash may have left each new, and not durable
-		if err := durable.SyncDir(d); err != nil {
+		if err := atomicfile.SyncDir(d); err != nil {
 			return broken(err)
 		}
 		if len(d) <= len(filepath.Clean(dir)) {

@@ -17,7 +17,7 @@ import (
 
 	"github.com/klauspost/compress/zstd"
 
-	"github.com/notifyd/notifyd/pkg/durable"
+	"github.com/notifyd/notifyd/internal/atomicfile"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -57,7 +57,7 @@ func Restore(ctx context.Context, r io.Reader, dir string) (Manifest, error) {
 	if err := room(parent, a.m); err != nil {
 		return Manifest{}, unwritable(dir, err)
 	}
-	if err := durable.MkdirAll(parent); err != nil {
+	if err := atomicfile.MkdirAll(parent); err != nil {
 		return Manifest{}, unwritable(dir, err)
 	}
 	tmp, err := os.MkdirTemp(parent, filepath.Base(dir)+".restoring-*")
@@ -75,7 +75,7 @@ func Restore(ctx context.Context, r io.Reader, dir string) (Manifest, error) {
 	if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return m, unwritable(dir, err)
 	}
-	if err := durable.Rename(tmp, dir); err != nil {
+	if err := atomicfile.Rename(tmp, dir); err != nil {
 		return m, unwritable(dir, err)
 	}
 	return m, nil
@@ -93,7 +93,7 @@ func room(dir string, m Manifest) error {
 		}
 		dir = filepath.Dir(dir)
 	}
-	free, err := durable.FreeBytes(dir)
+	free, err := atomicfile.FreeBytes(dir)
 	if err != nil || free < 0 {
 		return err
 	}
@@ -311,6 +311,6 @@ func syncFolders(dir string) error {
 		if err != nil || !d.IsDir() {
 			return err
 		}
-		return durable.SyncDir(path)
+		return atomicfile.SyncDir(path)
 	})
 }

@@ -6,31 +6,31 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/notifyd/notifyd/pkg/deadletter"
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/ops"
-	"github.com/notifyd/notifyd/pkg/stream"
 )
 
 // Apply repairs findings [from, from+n) of a report that was checked, however long
 // ago, and returns what became of each. Each is looked at again, and repaired only
 // if it is still what was found. After an error, or a crash, all of them can be
 // applied again.
-func (a *Auditor) Apply(ctx context.Context, report json.RawMessage, from, n int) ([]ops.Repair, error) {
+func (a *Auditor) Apply(ctx context.Context, report json.RawMessage, from, n int) ([]deadletter.Repair, error) {
 	rep, err := read(report)
 	if err != nil {
 		return nil, err
 	}
 	from = min(max(from, 0), len(rep.Findings))
 	fs := rep.Findings[from:min(from+max(n, 0), len(rep.Findings))]
-	out := make([]ops.Repair, len(fs))
+	out := make([]deadletter.Repair, len(fs))
 	var triggers []Finding
 	var places, notifications []int // in fs
 	for i := range fs {
-		out[i] = ops.Repair{Kind: fs[i].Kind, Class: fs[i].Class, ID: fs[i].ID, Why: ops.SkipChanged}
+		out[i] = deadletter.Repair{Kind: fs[i].Kind, Class: fs[i].Class, ID: fs[i].ID, Why: deadletter.SkipChanged}
 		switch {
 		case !repairs[fs[i].Kind][fs[i].Class]:
-			out[i].Why = ops.SkipPeople
+			out[i].Why = deadletter.SkipPeople
 		case fs[i].Kind == KindTrigger:
 			triggers, places = append(triggers, fs[i]), append(places, i)
 		default:
@@ -66,7 +66,7 @@ type again struct {
 // batchSize bounds the records of one append: a chunk is up to 1 MiB.
 const batchSize = 16
 
-func (a *Auditor) mendNotifications(ctx context.Context, fs []Finding, which []int, made int64, out []ops.Repair) error {
+func (a *Auditor) mendNotifications(ctx context.Context, fs []Finding, which []int, made int64, out []deadletter.Repair) error {
 	ids := make([]notify.ID, 0, len(which))
 	for _, i := range which {
 		id, err := notify.ParseID(fs[i].ID)
@@ -137,7 +137,7 @@ func (a *Auditor) what(ctx context.Context, id notify.ID) (again, bool, error) {
 // append claims what is to be claimed, and then appends the records.
 func (a *Auditor) append(ctx context.Context, list []again, of map[again][]notify.ID, made int64) error {
 	claims := map[notify.RowKey]notify.Row{}
-	recs := make([]stream.Record, 0, len(list))
+	recs := make([]log.Record, 0, len(list))
 	for _, what := range list {
 		f, rows, ok, err := a.found(ctx, what.id)
 		if err != nil {
@@ -148,7 +148,7 @@ func (a *Auditor) append(ctx context.Context, list []again, of map[again][]notif
 		}
 		e, topic := f.Envelope, f.Envelope.Lane().Topic()
 		if what.epoch > 0 {
-			e, topic = ops.Again(&f, what.id.Index, what.epoch), e.Lane().DLQTopic()
+			e, topic = deadletter.Again(&f, what.id.Index, what.epoch), e.Lane().DLQTopic()
 		}
 		for _, id := range of[what] {
 			if row := claim(&f, &e, rows, id.Index, made); row != nil {
@@ -156,7 +156,7 @@ func (a *Auditor) append(ctx context.Context, list []again, of map[again][]notif
 				claims[row.Key] = *row
 			}
 		}
-		recs = append(recs, stream.Record{Topic: topic, Partition: f.LogPart, Value: notify.AppendEnvelope(nil, &e)})
+		recs = append(recs, log.Record{Topic: topic, Partition: f.LogPart, Value: notify.AppendEnvelope(nil, &e)})
 	}
 	if len(claims) > 0 {
 		if err := a.cfg.Status.Put(ctx, slices.Collect(maps.Values(claims))); err != nil {

@@ -12,12 +12,12 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/deadletter"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/memory"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/ops"
 	"github.com/notifyd/notifyd/pkg/schedule"
-	"github.com/notifyd/notifyd/pkg/stream"
 	"github.com/notifyd/notifyd/pkg/timer"
 	"github.com/notifyd/notifyd/pkg/trigger"
 )
@@ -37,7 +37,7 @@ type plant struct {
 	others   []api.Drift // that name no receiver
 	kept     map[notify.ID]engine.Found
 	views    map[notify.Base]schedule.View
-	recs     []stream.Record
+	recs     []log.Record
 	away     error // of the log
 	since    time.Time
 }
@@ -128,7 +128,7 @@ func (s keptSchedules) Get(_ context.Context, base notify.Base) (schedule.View, 
 	return v, nil
 }
 
-func (p *plant) Append(_ context.Context, recs []stream.Record) error {
+func (p *plant) Append(_ context.Context, recs []log.Record) error {
 	if p.away != nil {
 		return p.away
 	}
@@ -168,7 +168,7 @@ func (p *plant) put(rows ...notify.Row) {
 	}
 }
 
-func (p *plant) report() (ops.Findings, Report) {
+func (p *plant) report() (deadletter.Findings, Report) {
 	p.t.Helper()
 	fs, err := p.r.Report(p.t.Context(), time.Time{})
 	if err != nil {
@@ -282,7 +282,7 @@ func TestReplayedOnes(t *testing.T) {
 	f, ids := p.chunk(3, notify.Push)
 	first := rowOf(&f, 3, 3)
 	first.Done, first.Default.State = true, notify.Failed
-	e := ops.Again(&f, ids[1].Index, 2)
+	e := deadletter.Again(&f, ids[1].Index, 2)
 	again := notify.Row{Key: e.Key(), Count: 1, Digest: notify.ColumnDigest(e.Receivers), Index: []uint32{ids[1].Index}, StartedUpTo: 1, Starts: 1, Updated: 50}
 	p.put(first, again)
 	p.drifts(ids[1], api.DriftClaimGone, 50)
@@ -328,7 +328,7 @@ func TestWhatChanged(t *testing.T) {
 	delete(p.kept, ids[3])                    // aged out
 	got := p.apply(fs.Report)
 	for _, id := range ids {
-		if got[id.String()] != ops.SkipChanged {
+		if got[id.String()] != deadletter.SkipChanged {
 			t.Errorf("%v: %q", id, got[id.String()])
 		}
 	}
@@ -372,7 +372,7 @@ func TestADeathBetweenClaimAndRecord(t *testing.T) {
 		worked.DoneUpTo, worked.Updated = 1, rep.Made+5
 		p.put(worked)
 		delete(p.drift, ids[0])
-		if why := p.apply(fs.Report); why[ids[0].String()] != ops.SkipChanged || len(p.recs) != 1 {
+		if why := p.apply(fs.Report); why[ids[0].String()] != deadletter.SkipChanged || len(p.recs) != 1 {
 			t.Errorf("%v, %d records", why, len(p.recs))
 		}
 		if rows, _ = p.store.Status().Chunk(t.Context(), f.Envelope.Chunk); rows[0].DoneUpTo != 1 {
@@ -436,7 +436,7 @@ func TestLate(t *testing.T) {
 			t.Errorf("%v, want %v; %+v", got, want, rep.Counts)
 		}
 		for id, why := range p.apply(fs.Report) {
-			if why != ops.SkipPeople {
+			if why != deadletter.SkipPeople {
 				t.Errorf("%s: %q", id, why)
 			}
 		}
@@ -471,12 +471,12 @@ func TestEveryClass(t *testing.T) {
 		t.Errorf("%v, %d listed, %d to repair", rep.Counts, fs.Listed, fs.Mend)
 	}
 	for id, why := range p.apply(fs.Report) {
-		expected := ops.SkipPeople
+		expected := deadletter.SkipPeople
 		switch {
 		case mends[id]:
 			expected = ""
 		case id == "trg_changed":
-			expected = ops.SkipChanged
+			expected = deadletter.SkipChanged
 		}
 		if why != expected {
 			t.Errorf("%s: %q, want %q", id, why, expected)

@@ -15,9 +15,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/memory"
 	"github.com/notifyd/notifyd/pkg/history"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/schedule"
-	"github.com/notifyd/notifyd/pkg/stream"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -66,15 +66,15 @@ func (m *many) Kept(now time.Time) time.Time           { return now.Add(-time.Ho
 // passed is a log in which everything was committed and trimmed.
 type passed struct{ end int64 }
 
-func (l passed) Bounds(context.Context) (map[stream.TopicPartition]Bounds, error) {
-	return map[stream.TopicPartition]Bounds{{Topic: "notifications-push"}: {Start: l.end, Committed: l.end, End: l.end}}, nil
+func (l passed) Bounds(context.Context) (map[log.TopicPartition]Bounds, error) {
+	return map[log.TopicPartition]Bounds{{Topic: "notifications-push"}: {Start: l.end, Committed: l.end, End: l.end}}, nil
 }
 
-func (l passed) Read(context.Context, map[stream.TopicPartition]int64, map[stream.TopicPartition]int64, func(stream.TopicPartition, *stream.Record) error) error {
+func (l passed) Read(context.Context, map[log.TopicPartition]int64, map[log.TopicPartition]int64, func(log.TopicPartition, *log.Record) error) error {
 	return nil
 }
 
-func (l passed) Lost(stream.TopicPartition, int64) bool { return false }
+func (l passed) Lost(log.TopicPartition, int64) bool { return false }
 
 type noSchedules struct{}
 

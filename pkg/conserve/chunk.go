@@ -8,8 +8,8 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/stream"
 )
 
 // Where the evidence of what is pending lies.
@@ -154,7 +154,7 @@ func (c *chunk) simple(pos uint32) (notify.State, bool) {
 
 // home is a record of the log.
 type home struct {
-	tp     stream.TopicPartition
+	tp     log.TopicPartition
 	offset int64
 }
 
@@ -224,7 +224,7 @@ func (c *chunk) stands(index, pos uint32, original home) stand {
 }
 
 func homeOf(row *notify.Row) home {
-	return home{stream.TopicPartition{Topic: row.Topic, Partition: row.LogPart}, row.Offset}
+	return home{log.TopicPartition{Topic: row.Topic, Partition: row.LogPart}, row.Offset}
 }
 
 func positionOf(row *notify.Row, index, pos uint32) (uint32, bool) {

@@ -8,10 +8,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/history"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/schedule"
 	"github.com/notifyd/notifyd/pkg/setting"
-	"github.com/notifyd/notifyd/pkg/stream"
 )
 
 // Bounds of a partition of the log.
@@ -24,12 +24,12 @@ type Bounds struct {
 // retries of every lane.
 type Log interface {
 	// Bounds returns where each partition stands, as of now.
-	Bounds(ctx context.Context) (map[stream.TopicPartition]Bounds, error)
+	Bounds(ctx context.Context) (map[log.TopicPartition]Bounds, error)
 	// Read calls fn with every record of [from, to) of each partition of from,
 	// in order. notify.KindGone: the log was trimmed behind a from, or meanwhile.
-	Read(ctx context.Context, from, to map[stream.TopicPartition]int64, fn func(stream.TopicPartition, *stream.Record) error) error
+	Read(ctx context.Context, from, to map[log.TopicPartition]int64, fn func(log.TopicPartition, *log.Record) error) error
 	// Lost reports whether the log lost a record to damage.
-	Lost(tp stream.TopicPartition, offset int64) bool
+	Lost(tp log.TopicPartition, offset int64) bool
 }
 
 // History is what history.Store has for an audit.
@@ -67,7 +67,7 @@ type Triggers interface {
 
 // Producer takes records; nil means that every one is durable.
 type Producer interface {
-	Append(ctx context.Context, recs []stream.Record) error
+	Append(ctx context.Context, recs []log.Record) error
 }
 
 // Config of an Auditor. What has no default is required. Checks of triggers alone

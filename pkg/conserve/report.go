@@ -9,9 +9,9 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/deadletter"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/ops"
 )
 
 // Classes of findings: Finding.Class.
@@ -113,18 +113,18 @@ func read(b []byte) (rep Report, err error) {
 // Report looks at all triggers that are not over, and at the notifications that
 // were accepted since then (zero: all that are kept); it changes nothing. It takes
 // as long as an audit does. An error means that a store or the log was away.
-func (a *Auditor) Report(ctx context.Context, since time.Time) (ops.Findings, error) {
+func (a *Auditor) Report(ctx context.Context, since time.Time) (deadletter.Findings, error) {
 	began := time.Now()
 	rep := newReport(began)
 	if err := a.triggers.find(ctx, &rep); err != nil {
-		return ops.Findings{}, err
+		return deadletter.Findings{}, err
 	}
 	if err := a.findTimers(ctx, &rep, true); err != nil {
-		return ops.Findings{}, err
+		return deadletter.Findings{}, err
 	}
 	ledger, err := a.books.Notifications(ctx, since, a.cfg.MaxListed)
 	if err != nil {
-		return ops.Findings{}, err
+		return deadletter.Findings{}, err
 	}
 	rep.Notifications, rep.Truncated = ledger.Accepted, rep.Truncated || ledger.Truncated
 	if !since.IsZero() {
@@ -149,8 +149,8 @@ func findingOf(d *api.Drift) Finding {
 }
 
 // findings is what there is to know of a report.
-func findings(rep *Report, b []byte) ops.Findings {
-	out := ops.Findings{Report: b, Digest: rep.Digest, Counts: rep.Counts, Listed: len(rep.Findings)}
+func findings(rep *Report, b []byte) deadletter.Findings {
+	out := deadletter.Findings{Report: b, Digest: rep.Digest, Counts: rep.Counts, Listed: len(rep.Findings)}
 	for i := range rep.Findings {
 		if repairs[rep.Findings[i].Kind][rep.Findings[i].Class] {
 			out.Mend++
@@ -161,13 +161,13 @@ func findings(rep *Report, b []byte) ops.Findings {
 
 // Check says whether a report may be applied: notify.KindInvalid for one that was
 // altered, notify.KindConflict for one that is older than MaxAge.
-func (a *Auditor) Check(report json.RawMessage) (ops.Findings, error) {
+func (a *Auditor) Check(report json.RawMessage) (deadletter.Findings, error) {
 	rep, err := read(report)
 	if err != nil {
-		return ops.Findings{}, err
+		return deadletter.Findings{}, err
 	}
 	if time.Since(time.UnixMilli(rep.Made)) > a.cfg.MaxAge {
-		return ops.Findings{}, &notify.Error{Kind: notify.KindConflict, Code: "stale_report", Field: "report", Msg: "the report is too old: make another"}
+		return deadletter.Findings{}, &notify.Error{Kind: notify.KindConflict, Code: "stale_report", Field: "report", Msg: "the report is too old: make another"}
 	}
 	return findings(&rep, nil), nil
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/history"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/stream"
 )
 
 // group is what a ledger is of.
@@ -36,7 +36,7 @@ type run struct {
 	rep   api.Conservation
 	most  int // findings of a class that are listed
 
-	bounds   map[stream.TopicPartition]Bounds
+	bounds   map[log.TopicPartition]Bounds
 	groups   map[group]*api.Ledger
 	listed   map[string]int // findings by class
 	suspects map[place]*suspect
@@ -129,7 +129,7 @@ func (r *run) begin(ctx context.Context) (err error) {
 
 // follow waits until the history has read what the log has now, and returns where
 // the log stands.
-func (r *run) follow(ctx context.Context) (map[stream.TopicPartition]Bounds, error) {
+func (r *run) follow(ctx context.Context) (map[log.TopicPartition]Bounds, error) {
 	bounds, err := r.cfg.Log.Bounds(ctx)
 	if err != nil {
 		return nil, err
@@ -138,7 +138,7 @@ func (r *run) follow(ctx context.Context) (map[stream.TopicPartition]Bounds, err
 }
 
 // ends is where the topics of first attempts end.
-func (r *run) ends(bounds map[stream.TopicPartition]Bounds) map[history.Part]int64 {
+func (r *run) ends(bounds map[log.TopicPartition]Bounds) map[history.Part]int64 {
 	out := map[history.Part]int64{}
 	for tp, b := range bounds {
 		if slices.Contains(r.cfg.First, tp.Topic) {
@@ -191,14 +191,14 @@ func (r *run) originals(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		from, to := map[stream.TopicPartition]int64{}, map[stream.TopicPartition]int64{}
+		from, to := map[log.TopicPartition]int64{}, map[log.TopicPartition]int64{}
 		for p, end := range ends {
 			at[p] = max(at[p], sealed[p])
 			if at[p] < end {
-				from[stream.TopicPartition(p)], to[stream.TopicPartition(p)] = at[p], end
+				from[log.TopicPartition(p)], to[log.TopicPartition(p)] = at[p], end
 			}
 		}
-		err = r.cfg.Log.Read(ctx, from, to, func(tp stream.TopicPartition, rec *stream.Record) error {
+		err = r.cfg.Log.Read(ctx, from, to, func(tp log.TopicPartition, rec *log.Record) error {
 			at[history.Part(tp)] = rec.Offset + 1
 			var f engine.Found
 			if rec.Lost() {
@@ -231,7 +231,7 @@ func (r *run) gone(ctx context.Context, at, ends, sealed map[history.Part]int64)
 		return err
 	}
 	for p, end := range ends {
-		start := min(now[stream.TopicPartition(p)].Start, end)
+		start := min(now[log.TopicPartition(p)].Start, end)
 		if start <= at[p] {
 			continue
 		}

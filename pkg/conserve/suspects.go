@@ -10,8 +10,8 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/stream"
 )
 
 // place is a record of an original chunk.
@@ -34,7 +34,7 @@ type receiver struct {
 }
 
 func placeOf(f *engine.Found) place {
-	return place{f.Envelope.Chunk, home{stream.TopicPartition{Topic: f.Topic, Partition: f.LogPart}, f.Offset}}
+	return place{f.Envelope.Chunk, home{log.TopicPartition{Topic: f.Topic, Partition: f.LogPart}, f.Offset}}
 }
 
 func (r *run) suspect(f *engine.Found, st stand, index, pos uint32) {
@@ -199,13 +199,13 @@ func (r *run) leads(ctx context.Context) (map[notify.Chunk][]lead, error) {
 		if err != nil {
 			return nil, err
 		}
-		from, to := map[stream.TopicPartition]int64{}, map[stream.TopicPartition]int64{}
+		from, to := map[log.TopicPartition]int64{}, map[log.TopicPartition]int64{}
 		for tp, b := range bounds {
 			if at := max(b.Committed, b.Start); at < b.End {
 				from[tp], to[tp] = at, b.End
 			}
 		}
-		err = r.cfg.Log.Read(ctx, from, to, func(tp stream.TopicPartition, rec *stream.Record) error {
+		err = r.cfg.Log.Read(ctx, from, to, func(tp log.TopicPartition, rec *log.Record) error {
 			if rec.Lost() {
 				return nil
 			}

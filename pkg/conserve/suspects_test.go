@@ -11,11 +11,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/memory"
 	"github.com/notifyd/notifyd/pkg/history"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/stream"
 )
 
-var pushLog = stream.TopicPartition{Topic: "notifications-push"}
+var pushLog = log.TopicPartition{Topic: "notifications-push"}
 
 // oneChunk is a history that has sealed offsets 0 and 1. It holds one chunk of one
 // receiver, from offset 0.
@@ -54,21 +54,21 @@ type shownLog struct {
 	looks    int
 }
 
-func (l *shownLog) Bounds(context.Context) (map[stream.TopicPartition]Bounds, error) {
-	return map[stream.TopicPartition]Bounds{pushLog: l.bounds}, nil
+func (l *shownLog) Bounds(context.Context) (map[log.TopicPartition]Bounds, error) {
+	return map[log.TopicPartition]Bounds{pushLog: l.bounds}, nil
 }
 
-func (l *shownLog) Read(_ context.Context, from, to map[stream.TopicPartition]int64, fn func(stream.TopicPartition, *stream.Record) error) error {
+func (l *shownLog) Read(_ context.Context, from, to map[log.TopicPartition]int64, fn func(log.TopicPartition, *log.Record) error) error {
 	if l.offset < from[pushLog] || l.offset >= to[pushLog] {
 		return nil
 	}
 	if l.looks++; l.looks < l.showFrom {
 		return nil
 	}
-	return fn(pushLog, &stream.Record{Topic: pushLog.Topic, Offset: l.offset, Value: notify.AppendEnvelope(nil, l.env)})
+	return fn(pushLog, &log.Record{Topic: pushLog.Topic, Offset: l.offset, Value: notify.AppendEnvelope(nil, l.env)})
 }
 
-func (l *shownLog) Lost(stream.TopicPartition, int64) bool { return false }
+func (l *shownLog) Lost(log.TopicPartition, int64) bool { return false }
 
 func auditOnce(t *testing.T, h *oneChunk, log *shownLog, rows ...notify.Row) api.Conservation {
 	t.Helper()

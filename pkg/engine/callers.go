@@ -47,7 +47,7 @@ const (
 // CallerSecret is one signing key.
 type CallerSecret struct {
 	// Secret is whsec_ and 24 to 64 bytes in base64. In a store it is sealed
-	// (prefs.SealedCallers), and it stays so where the key that opens it is not there.
+	// (users.SealedCallers), and it stays so where the key that opens it is not there.
 	Secret  string `json:"secret"`
 	Created int64  `json:"created"`           // ms since 1970
 	Expires int64  `json:"expires,omitempty"` // ms since 1970; 0: not

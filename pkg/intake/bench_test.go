@@ -11,13 +11,13 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/request"
 
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/stream"
 )
 
 type nullLog struct{}
 
-func (nullLog) Append(context.Context, []stream.Record) error { return nil }
+func (nullLog) Append(context.Context, []log.Record) error { return nil }
 
 func benchService(b *testing.B) *Service {
 	r := newRig(b, Config{})
@@ -56,7 +56,7 @@ func fanBodyProto(n int) []byte {
 }
 
 // On two busy cores, best of 12 runs, ns a receiver, all checks and the
-// duplicate check included (stream.Partition takes 4 of them): ids 28 in JSON
+// duplicate check included (log.Partition takes 4 of them): ids 28 in JSON
 // and in protobuf, with a key 36 (SHA-256 of the body), objects with an address
 // of 69 bytes 157. The library alone takes 143 for ids.
 func BenchmarkFanout(b *testing.B) {

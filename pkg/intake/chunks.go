@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"math/bits"
 
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/stream"
 )
 
 // splitter spreads the receivers of one fan-out over packed columns, one per
@@ -20,7 +20,7 @@ type splitter struct {
 	edge    uint32 // index that starts the next block
 	start   uint32 // block number of the current block
 
-	partition stream.Partitioner
+	partition log.Partitioner
 	cols      []column
 	chunks    []chunk
 	users     seen
@@ -31,8 +31,8 @@ type splitter struct {
 	rejects     map[string]int // by code
 	maxRejected int
 
-	values []byte          // envelopes
-	recs   []stream.Record // over values
+	values []byte       // envelopes
+	recs   []log.Record // over values
 }
 
 // column collects the receivers of one partition; chunks are pieces of it.
@@ -68,7 +68,7 @@ func (f *splitter) begin(ch notify.Channel, partitions uint16, block uint32, max
 	if cap(f.cols) < int(partitions) {
 		f.cols = append(f.cols[:cap(f.cols)], make([]column, int(partitions)-cap(f.cols))...)
 	}
-	f.cols, f.partition = f.cols[:partitions], stream.NewPartitioner(int(partitions))
+	f.cols, f.partition = f.cols[:partitions], log.NewPartitioner(int(partitions))
 	for i := range f.cols {
 		f.cols[i] = column{buf: f.cols[i].buf[:0]}
 	}
@@ -248,7 +248,7 @@ func uvarintLen(n uint32) int { return (bits.Len32(n|1) + 6) / 7 }
 
 // records makes one record per chunk. e holds what they have in common; it is
 // overwritten. The records are valid until the splitter's next request.
-func (f *splitter) records(e *notify.Envelope, topic string) []stream.Record {
+func (f *splitter) records(e *notify.Envelope, topic string) []log.Record {
 	e.Total = uint32(f.accepted)
 	size, overhead := 0, len(notify.AppendEnvelope(nil, e))+64
 	for _, c := range f.chunks {
@@ -263,7 +263,7 @@ func (f *splitter) records(e *notify.Envelope, topic string) []stream.Record {
 		e.Chunk.Partition, e.Chunk.Block = c.partition, c.block
 		e.Count, e.Receivers = c.count, f.cols[c.partition].buf[c.start:c.end]
 		b = notify.AppendEnvelope(b, e)
-		recs = append(recs, stream.Record{Topic: topic, Partition: int32(c.partition), Value: b[at:len(b):len(b)]})
+		recs = append(recs, log.Record{Topic: topic, Partition: int32(c.partition), Value: b[at:len(b):len(b)]})
 	}
 	f.values, f.recs = b, recs
 	return recs

@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/prefs"
+	"github.com/notifyd/notifyd/pkg/users"
 )
 
 // What only a provider would refuse is checked here, where the caller still
@@ -36,7 +36,7 @@ func checkSender(ch notify.Channel, from string) error {
 		}
 	case notify.Email:
 		a, err := mail.ParseAddress(from)
-		if err != nil || prefs.ValidateAddress(notify.Email, a.Address) != nil || notify.HasControl(a.Name) {
+		if err != nil || users.ValidateAddress(notify.Email, a.Address) != nil || notify.HasControl(a.Name) {
 			return invalid("bad_from", "content.from", "an e-mail address, or a name and an e-mail address in angle brackets")
 		}
 	}
@@ -56,7 +56,7 @@ func isSMSSender(from string) bool {
 		}
 	}
 	switch {
-	case prefs.ValidateAddress(notify.SMS, from) == nil:
+	case users.ValidateAddress(notify.SMS, from) == nil:
 		return true
 	case digits == len(from):
 		return digits >= 3 && digits <= 8

@@ -12,8 +12,8 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/stream"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -23,14 +23,14 @@ var errDown = errors.New("down")
 // fakeLog keeps what was appended, per partition in order.
 type fakeLog struct {
 	mu      sync.Mutex
-	recs    []stream.Record
+	recs    []log.Record
 	appends int
-	fail    error                 // of every append
-	before  func([]stream.Record) // called in Append before anything else
-	after   func() error          // called once the records are kept
+	fail    error              // of every append
+	before  func([]log.Record) // called in Append before anything else
+	after   func() error       // called once the records are kept
 }
 
-func (l *fakeLog) Append(_ context.Context, recs []stream.Record) error {
+func (l *fakeLog) Append(_ context.Context, recs []log.Record) error {
 	if l.before != nil {
 		l.before(recs)
 	}
@@ -56,7 +56,7 @@ func (l *fakeLog) set(err error) {
 	l.fail = err
 }
 
-func (l *fakeLog) records() []stream.Record {
+func (l *fakeLog) records() []log.Record {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.Clone(l.recs)
@@ -396,4 +396,4 @@ func (r *rig) stored() bool {
 // logFunc is a log that only looks at the context.
 type logFunc func(context.Context) error
 
-func (f logFunc) Append(ctx context.Context, _ []stream.Record) error { return f(ctx) }
+func (f logFunc) Append(ctx context.Context, _ []log.Record) error { return f(ctx) }

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
-	"github.com/notifyd/notifyd/pkg/stream"
+	"github.com/notifyd/notifyd/pkg/log"
 )
 
 // Drainer moves spilled records into the log once it is back, in the order
@@ -59,9 +59,9 @@ func (d *Drainer) Drain(ctx context.Context) (n int, err error) {
 		if err != nil || len(waiting) == 0 {
 			return n, err
 		}
-		recs := make([]stream.Record, len(waiting))
+		recs := make([]log.Record, len(waiting))
 		for i, w := range waiting {
-			recs[i] = stream.Record{Topic: w.Topic, Partition: w.Part, Key: w.Key, Value: w.Value}
+			recs[i] = log.Record{Topic: w.Topic, Partition: w.Part, Key: w.Key, Value: w.Value}
 		}
 		if err := d.Log.Append(ctx, recs); err != nil {
 			return n, err

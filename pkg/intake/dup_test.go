@@ -10,8 +10,8 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/request"
 
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/stream"
 )
 
 // feedIDs adds users to f as a scanner would and returns how many were refused.
@@ -144,9 +144,9 @@ func TestBytesStayAfterFailure(t *testing.T) {
 		t.Run(q.name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, Config{})
-			var held []stream.Record
+			var held []log.Record
 			var want [][]byte
-			r.log.before = func(recs []stream.Record) {
+			r.log.before = func(recs []log.Record) {
 				for _, rec := range recs {
 					held = append(held, rec)
 					want = append(want, bytes.Clone(rec.Value))

@@ -13,8 +13,8 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/stream"
 )
 
 type fanAnswer struct {
@@ -87,7 +87,7 @@ func TestFanoutForms(t *testing.T) {
 func received(t interface {
 	Helper()
 	Fatalf(string, ...any)
-}, recs []stream.Record) map[uint32]string {
+}, recs []log.Record) map[uint32]string {
 	t.Helper()
 	got := map[uint32]string{}
 	for _, rec := range recs {
@@ -323,7 +323,7 @@ func TestFanoutConserves(tt *testing.T) {
 			notify.DecodeEnvelope(rec.Value, &e)
 			rd := notify.ReadReceivers(e.Receivers)
 			for x := (notify.Receiver{}); rd.Next(&x); {
-				if x.Index/block != e.Chunk.Block || stream.Partition(x.User, parts) != rec.Partition || rec.Partition != int32(e.Chunk.Partition) {
+				if x.Index/block != e.Chunk.Block || log.Partition(x.User, parts) != rec.Partition || rec.Partition != int32(e.Chunk.Partition) {
 					t.Fatalf("receiver %d (%s) lies in partition %d block %d", x.Index, x.User, rec.Partition, e.Chunk.Block)
 				}
 			}

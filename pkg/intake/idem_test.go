@@ -15,8 +15,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/request"
 
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/stream"
 )
 
 // entry is one of the three ways in, with a body it takes.
@@ -175,8 +175,8 @@ func TestKill(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) {
 						r := newRig(t, Config{Owner: "a"})
 						kill := func() { panic(crash{}) }
-						var first []stream.Record
-						r.log.before = func(recs []stream.Record) {
+						var first []log.Record
+						r.log.before = func(recs []log.Record) {
 							for _, rec := range recs {
 								rec.Key, rec.Value = bytes.Clone(rec.Key), bytes.Clone(rec.Value)
 								first = append(first, rec)
@@ -341,7 +341,7 @@ func TestStalledRequestKeepsTheKey(t *testing.T) {
 				}()
 				<-stalled
 				time.Sleep(31 * time.Second)
-				r.log.before = func([]stream.Record) { // the other is in the middle of it
+				r.log.before = func([]log.Record) { // the other is in the middle of it
 					r.log.before = nil
 					close(goOn)
 					if err := <-end; notify.KindOf(err) != notify.KindUnavailable {
@@ -390,7 +390,7 @@ func TestExclusiveKeysOfTheLiving(t *testing.T) {
 		r := newRig(t, Config{Exclusive: true})
 		m := request.Meta{Caller: "c", Key: "k"}
 		asked := false
-		r.log.before = func([]stream.Record) {
+		r.log.before = func([]log.Record) {
 			if asked = !asked; asked {
 				_, err := q.call(r.Service, t.Context(), m, q.body)
 				refused(t, err, notify.KindConflict, "idempotency_running", "Idempotency-Key")

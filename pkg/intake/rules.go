@@ -9,7 +9,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/request"
 
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/prefs"
+	"github.com/notifyd/notifyd/pkg/users"
 )
 
 // Limits that are the intake's own, in bytes.
@@ -264,7 +264,7 @@ func checkAddress(ch notify.Channel, a []byte) reason {
 	if len(a) > notify.MaxAddress {
 		return reasonLongAddr
 	}
-	if err := prefs.ValidateAddress(ch, alias(a)); err != nil {
+	if err := users.ValidateAddress(ch, alias(a)); err != nil {
 		return reason{"bad_address", "address", err.Error()}
 	}
 	return noReason

@@ -11,9 +11,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/request"
 
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/setting"
-	"github.com/notifyd/notifyd/pkg/stream"
 )
 
 // Version names the way this build splits requests into records. It is frozen
@@ -24,7 +24,7 @@ const Version = 2 // 1 derived the ids of a batch by SHA-256
 // every record is acknowledged and none is referred to any more. An error: any
 // of them may or may not be stored, and may still be referred to.
 type Log interface {
-	Append(ctx context.Context, recs []stream.Record) error
+	Append(ctx context.Context, recs []log.Record) error
 }
 
 // Gate says whether the log may take anything: an error when it is at its cap

@@ -12,8 +12,8 @@ import (
 	"github.com/oklog/ulid/v2"
 
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/stream"
 )
 
 // Single answers POST /v1/notifications: 201 with the id and the status
@@ -129,7 +129,7 @@ type noteWriter struct {
 	env     notify.Envelope // here and not on the stack: to clear it took 30 ns
 	buf     []byte
 	col     notify.ReceiverWriter
-	recs    []stream.Record
+	recs    []log.Record
 	classes []class
 	items   []batchItem
 }
@@ -158,7 +158,7 @@ func (s *Service) giveBackNotes(w *noteWriter, p *plan) {
 func (w *noteWriter) write(p *plan, kind uint8, n *note, base notify.Base, fire int64, topic string, parts uint16) {
 	w.col.Reset()
 	w.col.Append(notify.Receiver{User: n.user, Address: n.address, Variables: n.vars})
-	part := stream.Partition(n.user, int(parts))
+	part := log.Partition(n.user, int(parts))
 	e := &w.env // the fields that differ between notifications; begin sets the others
 	e.Chunk.Base, e.Chunk.Partition = base, uint16(part)
 	e.Channel, e.Category, e.Expires, e.NotBefore = n.channel, n.category, n.expires, fire
@@ -177,7 +177,7 @@ func (w *noteWriter) write(p *plan, kind uint8, n *note, base notify.Base, fire 
 		return
 	}
 	w.buf = append(w.buf, n.user...) // the body may not outlive the request, the key may
-	p.recs = append(p.recs, stream.Record{
+	p.recs = append(p.recs, log.Record{
 		Topic: topic, Partition: part, Key: w.buf[mid:len(w.buf):len(w.buf)], Value: w.buf[at:mid:mid],
 	})
 	p.classes = append(p.classes, classOf(n.category))

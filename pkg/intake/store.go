@@ -9,8 +9,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/request"
 
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/stream"
 )
 
 // class groups records by what happens to them when the log is away.
@@ -55,7 +55,7 @@ type plan struct {
 	fire      int64 // latest of its notifications; 0: now
 	parts     uint16
 	block     uint32
-	recs      []stream.Record
+	recs      []log.Record
 	classes   []class // of recs
 	timers    []engine.Timer
 	schedules []engine.Schedule // of timers
@@ -220,7 +220,7 @@ func (s *Service) spilling(ctx context.Context, n int) bool {
 }
 
 // spill pushes critical records.
-func (s *Service) spill(ctx context.Context, crit []stream.Record, at int64) error {
+func (s *Service) spill(ctx context.Context, crit []log.Record, at int64) error {
 	if len(crit) == 0 {
 		return nil
 	}
@@ -240,7 +240,7 @@ func (s *Service) spill(ctx context.Context, crit []stream.Record, at int64) err
 }
 
 // only returns the records of a class.
-func (p *plan) only(c class) (out []stream.Record) {
+func (p *plan) only(c class) (out []log.Record) {
 	for i, r := range p.recs {
 		if p.classes[i] == c {
 			out = append(out, r)

@@ -10,8 +10,8 @@ import (
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
 
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/stream"
 )
 
 // KafkaTarget writes envelopes straight into the topics, as the API would: what
@@ -110,7 +110,7 @@ func (t *KafkaTarget) records(r *Request) (recs []*kgo.Record, ids []string, err
 		}
 		col.Reset()
 		col.Append(notify.Receiver{User: user, Address: address})
-		part := stream.Partition(user, parts)
+		part := log.Partition(user, parts)
 		env.Chunk = notify.Chunk{Base: items.Item(i), Partition: uint16(part)}
 		recs = append(recs, &kgo.Record{
 			Topic: topic, Partition: part, Key: append([]byte(nil), user...),

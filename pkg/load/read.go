@@ -16,8 +16,8 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"github.com/notifyd/notifyd/pkg/cli"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 const codeScenario = "bad_scenario"
@@ -195,7 +195,7 @@ func or(a, b string) string {
 func suggest[T any](word string, known map[string]T) string {
 	best, dist := "", 1+len(word)/3
 	for k := range known {
-		if d := cli.Distance(strings.ToLower(word), k); d < dist+1 && (best == "" || d < dist || k < best) {
+		if d := term.Distance(strings.ToLower(word), k); d < dist+1 && (best == "" || d < dist || k < best) {
 			best, dist = k, d
 		}
 	}

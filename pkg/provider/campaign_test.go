@@ -11,9 +11,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/memory"
 	"github.com/notifyd/notifyd/pkg/limit"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/prefs"
-	"github.com/notifyd/notifyd/pkg/stream"
+	"github.com/notifyd/notifyd/pkg/users"
 	"github.com/notifyd/notifyd/pkg/worker"
 )
 
@@ -60,19 +60,19 @@ type someOut struct {
 	out func(user string) bool
 }
 
-func (p *someOut) Look(answers []prefs.Answer, users [][]byte, ch notify.Channel, cat notify.Category, now time.Time) {
-	for i := range users {
-		answers[i] = prefs.NewAnswer(p.Decide(users[i], ch, cat, now))
+func (p *someOut) Look(answers []users.Answer, list [][]byte, ch notify.Channel, cat notify.Category, now time.Time) {
+	for i := range list {
+		answers[i] = users.NewAnswer(p.Decide(list[i], ch, cat, now))
 	}
 }
 
-func (p *someOut) Decide(user []byte, _ notify.Channel, cat notify.Category, _ time.Time) prefs.Verdict {
+func (p *someOut) Decide(user []byte, _ notify.Channel, cat notify.Category, _ time.Time) users.Verdict {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.out != nil && !cat.Critical() && p.out(string(user)) {
-		return prefs.Verdict{Action: prefs.OptedOut}
+		return users.Verdict{Action: users.OptedOut}
 	}
-	return prefs.Verdict{}
+	return users.Verdict{}
 }
 
 func (*someOut) Addresses(to []notify.Target, _ []byte, _ notify.Channel) []notify.Target { return to }
@@ -92,7 +92,7 @@ func (neverCancelled) Fresh(time.Time) bool                    { return true }
 // nothingOn fails the test where something is handed on: a retry, a failure, a wait.
 type nothingOn struct{ t *testing.T }
 
-func (n nothingOn) Append(_ context.Context, recs []stream.Record) error {
+func (n nothingOn) Append(_ context.Context, recs []log.Record) error {
 	n.t.Errorf("to %s: %d records", recs[0].Topic, len(recs))
 	return nil
 }
@@ -176,19 +176,19 @@ func campaign(t *testing.T, client func(float64) (*accounts, notify.Channel), ra
 		if err != nil {
 			t.Fatal(err)
 		}
-		assign := func(bulk bool) stream.PartitionHandler {
+		assign := func(bulk bool) log.PartitionHandler {
 			lane := notify.Lane{Channel: prov.channel, Bulk: bulk}
 			return worker.New(worker.Config{
 				Lane: lane, Routes: worker.Routes{Names: []string{"prov"}, Of: func([]byte) int { return 0 }},
 				Log: nothingOn{t}, Parker: nothingOn{t}, Status: store, Committer: commit, Prefs: users, Cancels: neverCancelled{},
 				Provider: prov, Health: health,
-			}).Assigned(ctx, stream.TopicPartition{Topic: lane.Topic()})
+			}).Assigned(ctx, log.TopicPartition{Topic: lane.Topic()})
 		}
 		fast, bulk := assign(false), assign(true)
-		var msgs []*stream.Msg
+		var msgs []*log.Msg
 		for i := range recs {
 			if !done[i] {
-				msgs = append(msgs, stream.NewMsg(stream.Record{Topic: notify.Lane{Channel: prov.channel, Bulk: true}.Topic(), Offset: int64(i), Value: recs[i]}, func() {
+				msgs = append(msgs, log.NewMsg(log.Record{Topic: notify.Lane{Channel: prov.channel, Bulk: true}.Topic(), Offset: int64(i), Value: recs[i]}, func() {
 					mu.Lock()
 					done[i] = true
 					mu.Unlock()
@@ -207,8 +207,8 @@ func campaign(t *testing.T, client func(float64) (*accounts, notify.Channel), ra
 				Accepted: time.Now().UnixMilli(), Caller: "shop", Content: notify.Content{Body: "1"}, Count: 1, Receivers: w.Bytes(),
 			}
 			began := time.Now()
-			rec := stream.Record{Topic: notify.Lane{Channel: prov.channel}.Topic(), Offset: int64(i), Value: notify.AppendEnvelope(nil, &e)}
-			if err := fast.Handle(ctx, []*stream.Msg{stream.NewMsg(rec, func() {})}); err != nil {
+			rec := log.Record{Topic: notify.Lane{Channel: prov.channel}.Topic(), Offset: int64(i), Value: notify.AppendEnvelope(nil, &e)}
+			if err := fast.Handle(ctx, []*log.Msg{log.NewMsg(rec, func() {})}); err != nil {
 				t.Fatal(err)
 			}
 			time.Sleep(10 * time.Second)
@@ -219,9 +219,9 @@ func campaign(t *testing.T, client func(float64) (*accounts, notify.Channel), ra
 			}
 			return time.Hour
 		})
-		for _, p := range []stream.PartitionHandler{fast, bulk} {
+		for _, p := range []log.PartitionHandler{fast, bulk} {
 			dctx, end := context.WithTimeout(ctx, 20*time.Second)
-			p.(stream.Drainer).Drain(dctx)
+			p.(log.Drainer).Drain(dctx)
 			end()
 		}
 		stop()

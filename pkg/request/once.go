@@ -9,8 +9,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/notifyd/notifyd/internal/killpoint"
 	"github.com/notifyd/notifyd/pkg/engine"
-	"github.com/notifyd/notifyd/pkg/fault"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -59,7 +59,7 @@ type Once struct {
 	Exclusive bool
 	Replayed  func(caller string) // a repeated key got its first answer; may be nil
 	TakenOver func(caller string) // a repeated key went on with the work of a dead request; may be nil
-	Hit       func(point string)  // nil: fault.Hit
+	Hit       func(point string)  // nil: killpoint.Hit
 	Logger    *slog.Logger
 
 	seq atomic.Uint64 // of requests with a key: makes their owner unique
@@ -213,7 +213,7 @@ func (o *Once) hit(point string) {
 		o.Hit(point)
 		return
 	}
-	fault.Hit(point)
+	killpoint.Hit(point)
 }
 
 // letGo ends the work on a key that got no answer. Where something may be stored

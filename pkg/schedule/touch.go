@@ -7,8 +7,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/notifyd/notifyd/internal/killpoint"
 	"github.com/notifyd/notifyd/pkg/engine"
-	"github.com/notifyd/notifyd/pkg/fault"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -126,7 +126,7 @@ func (s *Service) Cancel(ctx context.Context, base notify.Base) (View, error) {
 		if err := s.hint(ctx, &v); err != nil {
 			return v, err
 		}
-		fault.Hit("hinted-before-head")
+		killpoint.Hit("hinted-before-head")
 		if err := s.open(&v); err != nil { // by the clock after the hint
 			return v, err
 		}
@@ -137,7 +137,7 @@ func (s *Service) Cancel(ctx context.Context, base notify.Base) (View, error) {
 		if how != won {
 			continue // a cancel that was there would still be
 		}
-		fault.Hit("head-before-cancelled")
+		killpoint.Hit("head-before-cancelled")
 		s.ended(ctx, v)
 		v.take(&h)
 		return v, nil
@@ -214,7 +214,7 @@ func (s *Service) moveOnce(ctx context.Context, v *View, at int64, by string) (d
 	if err != nil || copied == nil {
 		return false, err
 	}
-	fault.Hit("moved-before-head")
+	killpoint.Hit("moved-before-head")
 	next := v.touched(engine.SchedulePending, gen, at)
 	next.MovedAt, next.MovedBy, next.Moves = time.Now().UnixMilli(), by, v.moves+1
 	h, how, err := s.swap(ctx, v, next)
@@ -231,7 +231,7 @@ func (s *Service) moveOnce(ctx context.Context, v *View, at int64, by string) (d
 		}
 		return false, nil
 	}
-	fault.Hit("moved-before-forgotten")
+	killpoint.Hit("moved-before-forgotten")
 	s.forget(ctx, old)
 	v.take(&h)
 	return true, nil

@@ -12,7 +12,7 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/notifyd/notifyd/pkg/durable"
+	"github.com/notifyd/notifyd/internal/atomicfile"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -92,7 +92,7 @@ func newKey(raw []byte) (key, error) {
 func MakeKeys(file string) (*Keys, error) {
 	var raw [keyBytes]byte
 	rand.Read(raw[:]) // never fails since Go 1.24
-	if err := durable.NewFile(file, append(base64.StdEncoding.AppendEncode(nil, raw[:]), '\n')); err != nil {
+	if err := atomicfile.NewFile(file, append(base64.StdEncoding.AppendEncode(nil, raw[:]), '\n')); err != nil {
 		return nil, err
 	}
 	return ReadKeys(file)

@@ -7,10 +7,10 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/deadletter"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/faulty"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/ops"
 )
 
 // TestOperatorsChangeWhatIsAnothers: what an operator cancels or moves of a caller
@@ -51,7 +51,7 @@ func TestOperatorsChangeWhatIsAnothers(t *testing.T) {
 			t.Parallel()
 			w := newWorld()
 			path := c.make(t, w)
-			var log *ops.AuditLog
+			var log *deadletter.AuditLog
 			s := w.start(t, Config{}, func(d *Deps) { log = d.Audit })
 			acts := func() []api.AuditRow {
 				t.Helper()
@@ -68,7 +68,7 @@ func TestOperatorsChangeWhatIsAnothers(t *testing.T) {
 			operator := token(t, "sre", append(scopes, api.ScopeOperate)...)
 			plan := faulty.NewPlan(1)
 			plan.Add(faulty.Rule{Method: "Audit.Append", Err: faulty.ErrDown})
-			away := w.start(t, Config{}, func(d *Deps) { d.Audit = &ops.AuditLog{Store: faulty.NewAudit(w.later.Audit(), plan)} })
+			away := w.start(t, Config{}, func(d *Deps) { d.Audit = &deadletter.AuditLog{Store: faulty.NewAudit(w.later.Audit(), plan)} })
 			if got := ask(away, c.method, path, operator, c.body); got.status < 500 {
 				t.Fatalf("without an audit log: %d %s", got.status, got.body)
 			}
@@ -89,7 +89,7 @@ func TestOperatorsChangeWhatIsAnothers(t *testing.T) {
 func TestBackupIsRecorded(t *testing.T) {
 	t.Parallel()
 	w := newWorld()
-	var log *ops.AuditLog
+	var log *deadletter.AuditLog
 	s := w.start(t, Config{}, func(d *Deps) { log, d.Backup = d.Audit, nil })
 	ask(s, http.MethodGet, "/v1/ops/backup", token(t, "sre", api.ScopeOperate), "")
 	rows, err := log.Acts(t.Context(), 0, 10)
@@ -118,7 +118,7 @@ func TestWhatAnActSays(t *testing.T) {
 	} {
 		t.Run("", func(t *testing.T) {
 			w := newWorld()
-			var log *ops.AuditLog
+			var log *deadletter.AuditLog
 			s := w.start(t, Config{}, func(d *Deps) { log = d.Audit })
 			ask(s, http.MethodPut, c.path, token(t, "sre", api.ScopeOperate), c.body)
 			rows, err := log.Acts(t.Context(), 0, 10)

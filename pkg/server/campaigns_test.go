@@ -7,8 +7,8 @@ import (
 	"testing"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/deadletter"
 	"github.com/notifyd/notifyd/pkg/engine"
-	"github.com/notifyd/notifyd/pkg/ops"
 )
 
 // fakeHolds are the holds that were set.
@@ -39,7 +39,7 @@ func TestSetCampaign(t *testing.T) {
 	w := newWorld()
 	w.camps[campaign] = engine.Campaign{ID: campaign, Caller: "shop"}
 	holds := fakeHolds{}
-	var log *ops.AuditLog
+	var log *deadletter.AuditLog
 	s := w.start(t, Config{}, func(d *Deps) { d.CampaignHolds, log = holds, d.Audit })
 	shop, blog := token(t, "shop", api.ScopeSend, api.ScopeRead), token(t, "blog", api.ScopeSend)
 	path := "/v1/campaigns/" + campaign

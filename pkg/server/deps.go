@@ -9,9 +9,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/deadletter"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/ops"
 	"github.com/notifyd/notifyd/pkg/request"
 	"github.com/notifyd/notifyd/pkg/trace"
 )
@@ -68,13 +68,13 @@ type Deps struct {
 	Cancels       engine.Cancels
 	Campaigns     engine.Campaigns
 	CampaignHolds CampaignHolds
-	Schedules     Schedules     // nil: nothing was ever scheduled
-	Triggers      Triggers      // nil: the routes of triggers are 503
-	Circuits      Circuits      // nil: the routes of circuits are 503
-	TestProvider  TestProvider  // nil: tests of providers are 503
-	Jobs          Jobs          // nil: the routes of jobs and plans are 503
-	Audit         *ops.AuditLog // nil: what operators do is not recorded
-	Lanes         Lanes         // nil: the routes of lanes are 503
+	Schedules     Schedules            // nil: nothing was ever scheduled
+	Triggers      Triggers             // nil: the routes of triggers are 503
+	Circuits      Circuits             // nil: the routes of circuits are 503
+	TestProvider  TestProvider         // nil: tests of providers are 503
+	Jobs          Jobs                 // nil: the routes of jobs and plans are 503
+	Audit         *deadletter.AuditLog // nil: what operators do is not recorded
+	Lanes         Lanes                // nil: the routes of lanes are 503
 	// Suppressions; nil: their routes are 503.
 	Suppressions Suppressions
 	// Conservation adds up what was accepted since then (zero: all); nil: GET

@@ -19,10 +19,10 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/deadletter"
 	"github.com/notifyd/notifyd/pkg/engine"
 	mem "github.com/notifyd/notifyd/pkg/engine/memory"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/ops"
 	"github.com/notifyd/notifyd/pkg/request"
 )
 
@@ -365,7 +365,7 @@ func (w *world) deps(t testing.TB) Deps {
 		Intake: w, Users: usersOf{w}, History: historyOf{w}, List: listOf{w}, Status: statusOfWorld{world: w},
 		DeadLetters: deadOf{world: w}, Cancels: cancelsOf{world: w}, Campaigns: campaignsOf{world: w}, CampaignHolds: fakeHolds{},
 		Schedules: w.schedules(), Triggers: w.triggers(t), Lanes: fakeLanes{}, Suppressions: fakeSuppressions{}, Circuits: fakeCircuits{"caller:shop": {Name: "caller:shop"}},
-		Jobs: fakeJobs{}, Audit: &ops.AuditLog{Store: w.later.Audit()},
+		Jobs: fakeJobs{}, Audit: &deadletter.AuditLog{Store: w.later.Audit()},
 		CheckURL: func(_ context.Context, url string) (api.URLVerdict, error) {
 			return api.URLVerdict{URL: url, Allowed: true}, nil
 		},
@@ -510,7 +510,7 @@ func (fakeJobs) Plan(_ context.Context, s api.JobSpec) (api.Plan, error) {
 	return api.Plan{Spec: s}, nil
 }
 
-func (fakeJobs) Apply(_ context.Context, r api.JobRequest, by ops.By) (api.Job, bool, error) {
+func (fakeJobs) Apply(_ context.Context, r api.JobRequest, by deadletter.By) (api.Job, bool, error) {
 	if r.Digest == "stale" {
 		return api.Job{}, false, &notify.Error{Kind: notify.KindConflict, Code: "stale_plan"}
 	}
@@ -530,11 +530,11 @@ func (fakeJobs) Report(context.Context, string, uint64, int) ([]json.RawMessage,
 	return nil, 0, nil
 }
 
-func (fakeJobs) Do(_ context.Context, id string, c ops.Change, by ops.By) (api.Job, error) {
+func (fakeJobs) Do(_ context.Context, id string, c deadletter.Change, by deadletter.By) (api.Job, error) {
 	switch {
 	case id != "job_1":
 		return api.Job{}, notify.NotFound("job")
-	case c == ops.Approve:
+	case c == deadletter.Approve:
 		return api.Job{}, &notify.Error{Kind: notify.KindForbidden, Code: "own_job"}
 	}
 	return api.Job{ID: id, State: string(c), By: by.Caller}, nil

@@ -7,9 +7,9 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/deadletter"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/ops"
 )
 
 // maxWait is the longest a feed request may wait for something to come.
@@ -36,7 +36,7 @@ func (s *Server) failedFeed(x *exchange) error {
 	page := api.FailedPage{Items: make([]api.DeadLetter, 0, len(ds)), After: after}
 	for i := range ds {
 		page.After = ds[i].Seq
-		if ds[i].Channel != ops.ChannelTrigger { // a trigger tells of itself by its status
+		if ds[i].Channel != deadletter.ChannelTrigger { // a trigger tells of itself by its status
 			page.Items = append(page.Items, deadLetter(&ds[i]))
 		}
 	}

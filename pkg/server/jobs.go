@@ -7,18 +7,18 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/deadletter"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/ops"
 )
 
 // Jobs plans and runs operators' jobs.
 type Jobs interface {
 	Plan(ctx context.Context, spec api.JobSpec) (api.Plan, error)
-	Apply(ctx context.Context, r api.JobRequest, by ops.By) (api.Job, bool, error)
+	Apply(ctx context.Context, r api.JobRequest, by deadletter.By) (api.Job, bool, error)
 	List(ctx context.Context, max int) ([]api.Job, error)
 	Get(ctx context.Context, id string) (api.Job, error)
 	Report(ctx context.Context, id string, after uint64, max int) ([]json.RawMessage, uint64, error)
-	Do(ctx context.Context, id string, c ops.Change, by ops.By) (api.Job, error)
+	Do(ctx context.Context, id string, c deadletter.Change, by deadletter.By) (api.Job, error)
 	Top(ctx context.Context, f api.LetterFilter, max int) (api.LetterTop, error)
 }
 
@@ -28,7 +28,7 @@ func (s *Server) makePlan(x *exchange) error {
 	if err != nil {
 		return err
 	}
-	if spec.Kind == ops.KindReconcile { // it reads all that is kept, as an audit does
+	if spec.Kind == deadletter.KindReconcile { // it reads all that is kept, as an audit does
 		x.deadlines(time.Time{}, time.Time{})
 	}
 	p, err := s.deps.Jobs.Plan(x.r.Context(), spec)
@@ -97,7 +97,7 @@ func (s *Server) jobReport(x *exchange) error {
 
 // jobChange is what an operator does to a job.
 type jobChange struct {
-	Change ops.Change `json:"change"`
+	Change deadletter.Change `json:"change"`
 }
 
 func (s *Server) changeJob(x *exchange) error {
@@ -128,8 +128,8 @@ func (s *Server) topDeadLetters(x *exchange) error {
 const maxRemark = 512
 
 // by is who asks: the token's caller, and what it says of why.
-func (x *exchange) by() (ops.By, error) {
-	by := ops.By{Caller: x.id.Caller, Request: x.requestID}
+func (x *exchange) by() (deadletter.By, error) {
+	by := deadletter.By{Caller: x.id.Caller, Request: x.requestID}
 	for name, to := range map[string]*string{api.HeaderContext: &by.Context, api.HeaderReason: &by.Reason} {
 		v := x.r.Header.Get(name)
 		if len(v) > maxRemark {

@@ -8,14 +8,14 @@ import (
 	"strings"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/deadletter"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/ops"
 )
 
 func deadLetter(d *engine.DeadLetter) api.DeadLetter {
 	return api.DeadLetter{
-		NotificationID: ops.LetterID(d), Epoch: d.Epoch, Seq: d.Seq, Caller: d.Caller, Campaign: d.Campaign,
+		NotificationID: deadletter.LetterID(d), Epoch: d.Epoch, Seq: d.Seq, Caller: d.Caller, Campaign: d.Campaign,
 		Channel: d.Channel, Category: d.Category, UserID: d.User, Template: d.Template,
 		Status: d.Ended().String(), Class: d.Class, Code: d.Code, Provider: d.Provider, Attempts: d.Attempts, State: d.State,
 		FirstFailedAt: moment(d.FirstFailed), LastFailedAt: moment(d.LastFailed), ExpiresAt: moments(d.Expires),
@@ -55,7 +55,7 @@ func (s *Server) listDeadLetters(x *exchange) error {
 func (s *Server) someDeadLetters(ctx context.Context, f *api.LetterFilter, cursor []byte, limit int) ([]engine.DeadLetter, []byte, error) {
 	listed := engine.DeadLetterFilter{Since: f.Since, Until: f.Until}
 	f.Since, f.Until = 0, 0 // a list of no time is an empty page, not an error as in a plan
-	match, err := ops.NewMatcher(f)
+	match, err := deadletter.NewMatcher(f)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -84,7 +84,7 @@ func (s *Server) someDeadLetters(ctx context.Context, f *api.LetterFilter, curso
 // the query names one.
 func (s *Server) getDeadLetter(x *exchange) error {
 	name := x.r.PathValue("id")
-	id, err := ops.ParseLetterID(name)
+	id, err := deadletter.ParseLetterID(name)
 	if err != nil {
 		return notify.NotFound("dead_letter")
 	}

@@ -2,14 +2,14 @@ package server
 
 import (
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/deadletter"
 	"github.com/notifyd/notifyd/pkg/intake"
-	"github.com/notifyd/notifyd/pkg/ops"
-	"github.com/notifyd/notifyd/pkg/prefs"
+	"github.com/notifyd/notifyd/pkg/users"
 )
 
 // The parts the server is made for fit where it takes them.
 var (
 	_ Intake = (*intake.Service)(nil)
-	_ Users  = (*prefs.Service)(nil)
-	_ Tail   = (*ops.Tail[api.Event])(nil)
+	_ Users  = (*users.Service)(nil)
+	_ Tail   = (*deadletter.Tail[api.Event])(nil)
 )

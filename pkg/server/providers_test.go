@@ -7,8 +7,8 @@ import (
 	"testing"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/deadletter"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/ops"
 )
 
 // A test of a provider is on record as a dry run or as one that sends, without the
@@ -32,7 +32,7 @@ func TestProviderTestIsRecorded(t *testing.T) {
 	if strings.Join(asked, ",") != "twilio ,twilio +4915112345678" {
 		t.Errorf("asked %q", asked)
 	}
-	acts, err := (&ops.AuditLog{Store: w.later.Audit()}).Acts(t.Context(), 0, 10)
+	acts, err := (&deadletter.AuditLog{Store: w.later.Audit()}).Acts(t.Context(), 0, 10)
 	if err != nil || len(acts) != 2 || acts[0].Action != "provider.test" || acts[1].Action != "provider.test-send" || acts[1].Target != "twilio" {
 		t.Fatalf("%+v, %v", acts, err)
 	}

@@ -8,8 +8,8 @@ import (
 	"strconv"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/deadletter"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/ops"
 )
 
 // audit has what the request does recorded. Before the act either its handler calls
@@ -18,7 +18,7 @@ import (
 func (x *exchange) audit() {
 	x.audits = x.srv.deps.Audit != nil
 	h := x.w.Header()
-	ctx := ops.Witness(x.r.Context(), func(a api.AuditRow) { // jobs write their rows themselves
+	ctx := deadletter.Witness(x.r.Context(), func(a api.AuditRow) { // jobs write their rows themselves
 		if x.act.Seq == 0 {
 			x.act = a
 			h.Set(api.HeaderAuditID, strconv.FormatUint(a.Seq, 10))

@@ -10,10 +10,10 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/deadletter"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/faulty"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/ops"
 )
 
 // acted counts what operators had done where the doubles keep no state.
@@ -123,7 +123,7 @@ func (w *auditedWorld) auditedCalls() []struct{ route, path, body string } {
 }
 
 // recorded are the routes whose requests the audit log records, but for those of jobs:
-// ops.Manager writes their rows.
+// deadletter.Manager writes their rows.
 func recorded(t *testing.T) map[string]bool {
 	t.Helper()
 	all := map[string]bool{
@@ -143,11 +143,11 @@ func recorded(t *testing.T) map[string]bool {
 func TestNoActWithoutItsRow(t *testing.T) {
 	t.Parallel()
 	w := newAuditedWorld(t)
-	var log *ops.AuditLog
+	var log *deadletter.AuditLog
 	s := w.server(t, func(d *Deps) { log = d.Audit })
 	plan := faulty.NewPlan(1)
 	plan.Add(faulty.Rule{Method: "Audit.Append", Err: faulty.ErrDown})
-	away := w.server(t, func(d *Deps) { d.Audit = &ops.AuditLog{Store: faulty.NewAudit(w.later.Audit(), plan)} })
+	away := w.server(t, func(d *Deps) { d.Audit = &deadletter.AuditLog{Store: faulty.NewAudit(w.later.Audit(), plan)} })
 	sre := token(t, "sre", api.Scopes[:]...)
 	left := recorded(t)
 	for i, c := range w.auditedCalls() {
@@ -177,7 +177,7 @@ func TestNoActWithoutItsRow(t *testing.T) {
 func TestRefusedCallsLeaveOneRow(t *testing.T) {
 	t.Parallel()
 	w := newAuditedWorld(t)
-	var log *ops.AuditLog
+	var log *deadletter.AuditLog
 	s := w.server(t, func(d *Deps) { log = d.Audit })
 	bare := w.server(t, func(d *Deps) { d.Backup = nil })
 	looks := token(t, "sre", api.ScopeSend, api.ScopeTrigger, api.ScopeRead, api.ScopeUsers, api.ScopeObserve)
@@ -279,7 +279,7 @@ func TestRefusedCallsLeaveOneRow(t *testing.T) {
 func TestFoldedWhereTheStoreFails(t *testing.T) {
 	t.Parallel()
 	w := newAuditedWorld(t)
-	var log *ops.AuditLog
+	var log *deadletter.AuditLog
 	plan := faulty.NewPlan(1)
 	plan.Add(faulty.Rule{Method: "Callers.Put", Err: faulty.ErrDown})
 	s := w.server(t, func(d *Deps) { d.Callers, log = faulty.NewCallers(w.later.Callers(), plan), d.Audit })

@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/deadletter"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/ops"
 )
 
 // class says which limits hold for a route.
@@ -96,7 +96,7 @@ func (rt *route) action(body []byte) string {
 		return testAction(body)
 	case rt.path == jobPath:
 		var in jobChange
-		if json.Unmarshal(body, &in) == nil && slices.Contains(ops.Changes, in.Change) {
+		if json.Unmarshal(body, &in) == nil && slices.Contains(deadletter.Changes, in.Change) {
 			return "job." + string(in.Change)
 		}
 		return "job.change"

@@ -11,9 +11,9 @@ import (
 	"testing"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/deadletter"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/ops"
 	"github.com/notifyd/notifyd/pkg/request"
 )
 
@@ -279,7 +279,7 @@ func TestIntakeIsToldWhatItNeeds(t *testing.T) {
 func TestMutatingRoutesOfOperators(t *testing.T) {
 	t.Parallel()
 	w, paths := matrixWorld()
-	var log *ops.AuditLog
+	var log *deadletter.AuditLog
 	s := w.start(t, Config{}, func(d *Deps) {
 		d.Callers = w.later.Callers()
 		log = d.Audit
@@ -351,7 +351,7 @@ func TestFeedLeavesTriggersOut(t *testing.T) {
 	t.Parallel()
 	w := newWorld()
 	id := w.single(1, "shop", "u1")
-	w.dead = []engine.DeadLetter{{ID: notify.ID{Base: baseOf(7)}, Caller: "shop", Seq: 1, Channel: ops.ChannelTrigger}, {ID: id, Caller: "shop", Seq: 2, Channel: "sms"}, {ID: notify.ID{Base: baseOf(8)}, Caller: "shop", Seq: 3, Channel: ops.ChannelTrigger}}
+	w.dead = []engine.DeadLetter{{ID: notify.ID{Base: baseOf(7)}, Caller: "shop", Seq: 1, Channel: deadletter.ChannelTrigger}, {ID: id, Caller: "shop", Seq: 2, Channel: "sms"}, {ID: notify.ID{Base: baseOf(8)}, Caller: "shop", Seq: 3, Channel: deadletter.ChannelTrigger}}
 	s := w.start(t, Config{}, nil)
 	page := get[api.FailedPage](t, s, "/v1/failed", token(t, "shop", api.ScopeRead))
 	if len(page.Items) != 1 || page.Items[0].NotificationID != id.String() || page.After != 3 {

@@ -6,13 +6,13 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/prefs"
+	"github.com/notifyd/notifyd/pkg/users"
 )
 
 // Suppressions keeps the addresses that nothing is sent to.
 type Suppressions interface {
 	// Suppressions returns a page of the list, and the place to go on; nil at the end.
-	Suppressions(ctx context.Context, q prefs.SuppressionQuery) (list []prefs.Suppression, next []byte, err error)
+	Suppressions(ctx context.Context, q users.SuppressionQuery) (list []users.Suppression, next []byte, err error)
 	// Lift takes an address off the user's profile, or off all that list it when user
 	// is empty. It returns how many did, and whether another still does. It calls
 	// notify.BeforeAct.
@@ -32,7 +32,7 @@ func (s *Server) listSuppressions(x *exchange) error {
 	if f.Channel != "" && !ok {
 		return notify.Invalid("bad_channel", "channel", "no channel has this name")
 	}
-	found, next, err := s.deps.Suppressions.Suppressions(x.r.Context(), prefs.SuppressionQuery{
+	found, next, err := s.deps.Suppressions.Suppressions(x.r.Context(), users.SuppressionQuery{
 		User: f.UserID, Address: f.Address, Channel: ch, Code: f.Code, After: after, Limit: int(limit),
 	})
 	if err != nil {

@@ -8,21 +8,21 @@ import (
 	"testing"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/deadletter"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/ops"
-	"github.com/notifyd/notifyd/pkg/prefs"
+	"github.com/notifyd/notifyd/pkg/users"
 )
 
 // fakeSuppressions lists two entries, one a page; each address but "+0" is listed.
 type fakeSuppressions struct{}
 
-var suppressed = []prefs.Suppression{
+var suppressed = []users.Suppression{
 	{User: "ann", Channel: notify.SMS, Address: "+4915112345678", Code: "twilio_21211"},
 	{User: "bob", Channel: notify.Email, Address: "bob@example.com", Code: "sendgrid_bounce"},
 }
 
-func (fakeSuppressions) Suppressions(_ context.Context, q prefs.SuppressionQuery) ([]prefs.Suppression, []byte, error) {
-	list := slices.DeleteFunc(slices.Clone(suppressed), func(e prefs.Suppression) bool {
+func (fakeSuppressions) Suppressions(_ context.Context, q users.SuppressionQuery) ([]users.Suppression, []byte, error) {
+	list := slices.DeleteFunc(slices.Clone(suppressed), func(e users.Suppression) bool {
 		return q.User != "" && e.User != q.User || q.Channel != 0 && e.Channel != q.Channel || q.Code != "" && e.Code != q.Code || string(q.After) >= e.User
 	})
 	if len(list) > q.Limit {
@@ -46,7 +46,7 @@ func (fakeSuppressions) Lift(ctx context.Context, _, address string) (int, bool,
 func TestSuppressions(t *testing.T) {
 	t.Parallel()
 	w := newWorld()
-	var log *ops.AuditLog
+	var log *deadletter.AuditLog
 	s := w.start(t, Config{}, func(d *Deps) { log = d.Audit })
 	sre := token(t, "sre", api.ScopeOperate)
 	var page api.Suppressions

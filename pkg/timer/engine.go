@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/notifyd/notifyd/pkg/engine"
-	"github.com/notifyd/notifyd/pkg/wheel"
+	"github.com/notifyd/notifyd/pkg/timer/wheel"
 )
 
 // Engine owns shards, as many as it can get, and releases their timers. Park may

@@ -18,8 +18,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/faulty"
 	"github.com/notifyd/notifyd/pkg/engine/memory"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/stream"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -477,9 +477,9 @@ func TestToLog(t *testing.T) {
 	}
 }
 
-type recorder []stream.Record
+type recorder []log.Record
 
-func (r *recorder) Append(_ context.Context, recs []stream.Record) error {
+func (r *recorder) Append(_ context.Context, recs []log.Record) error {
 	*r = append(*r, recs...)
 	return nil
 }

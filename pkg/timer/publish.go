@@ -5,8 +5,8 @@ import (
 	"errors"
 
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/stream"
 )
 
 // KindEnvelope marks a timer whose payload is an envelope, to be appended to
@@ -22,7 +22,7 @@ func refused(err error) bool {
 
 // Log takes records; nil means every one is acknowledged.
 type Log interface {
-	Append(ctx context.Context, recs []stream.Record) error
+	Append(ctx context.Context, recs []log.Record) error
 }
 
 // ToLog returns a Publish that appends envelopes to their topics, in the
@@ -30,9 +30,9 @@ type Log interface {
 // notify.ErrNewer, and appends nothing, if one of them is of a newer release: an engine
 // puts that one off, so that it holds no other up, and a process of that release that
 // owns the shard by then publishes it.
-func ToLog(log Log) func(ctx context.Context, ts []engine.Timer) error {
+func ToLog(to Log) func(ctx context.Context, ts []engine.Timer) error {
 	return func(ctx context.Context, ts []engine.Timer) error {
-		recs := make([]stream.Record, 0, len(ts))
+		recs := make([]log.Record, 0, len(ts))
 		for i := range ts {
 			if ts[i].Kind != KindEnvelope {
 				return notify.Newer("the kind of a timer", int(ts[i].Kind), KindEnvelope)
@@ -45,11 +45,11 @@ func ToLog(log Log) func(ctx context.Context, ts []engine.Timer) error {
 			if err != nil {
 				// Consumers know what to do with it: it becomes poison there,
 				// with its origin, instead of holding the timers behind it.
-				recs = append(recs, stream.Record{Topic: ts[i].Target, Partition: 0, Value: ts[i].Payload})
+				recs = append(recs, log.Record{Topic: ts[i].Target, Partition: 0, Value: ts[i].Payload})
 				continue
 			}
-			recs = append(recs, stream.Record{Topic: ts[i].Target, Partition: int32(env.Chunk.Partition), Value: ts[i].Payload})
+			recs = append(recs, log.Record{Topic: ts[i].Target, Partition: int32(env.Chunk.Partition), Value: ts[i].Payload})
 		}
-		return log.Append(ctx, recs)
+		return to.Append(ctx, recs)
 	}
 }

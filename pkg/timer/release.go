@@ -6,8 +6,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/notifyd/notifyd/internal/killpoint"
 	"github.com/notifyd/notifyd/pkg/engine"
-	"github.com/notifyd/notifyd/pkg/fault"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -110,7 +110,7 @@ func (e *Engine) handTo(ctx context.Context, lane Lane, batch []*entry, to func(
 		err := to(ctx, ts)
 		at := e.cfg.Wall()
 		if err == nil {
-			fault.Hit("timers-published")
+			killpoint.Hit("timers-published")
 		}
 		e.leave(batch, err)
 		switch {

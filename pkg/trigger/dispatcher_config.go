@@ -8,8 +8,8 @@ import (
 	"net/url"
 	"time"
 
+	"github.com/notifyd/notifyd/internal/killpoint"
 	"github.com/notifyd/notifyd/pkg/engine"
-	"github.com/notifyd/notifyd/pkg/fault"
 	"github.com/notifyd/notifyd/pkg/limit"
 	"github.com/notifyd/notifyd/pkg/setting"
 	"github.com/notifyd/notifyd/pkg/trace"
@@ -89,7 +89,7 @@ type DispatcherConfig struct {
 	// Logger gets failures of the stores, which are tried again.
 	Logger *slog.Logger `default:"discard"`
 
-	hit  func(string) // fault.Hit, or a test's
+	hit  func(string) // killpoint.Hit, or a test's
 	post poster       // the egress's, or a test's
 }
 
@@ -111,7 +111,7 @@ func (c DispatcherConfig) withDefaults() DispatcherConfig {
 		c.Census = NewCensus(c.Triggers, false)
 	}
 	if c.hit == nil {
-		c.hit = fault.Hit
+		c.hit = killpoint.Hit
 	}
 	if c.post == nil {
 		c.post = c.Egress.post

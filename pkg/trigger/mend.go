@@ -5,8 +5,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/notifyd/notifyd/internal/killpoint"
 	"github.com/notifyd/notifyd/pkg/engine"
-	"github.com/notifyd/notifyd/pkg/fault"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -19,7 +19,7 @@ type Mender struct {
 	Dead     DeadLog
 	Events   Events // told of records for triggers-dlq and of swaps
 
-	hit func(string) // fault.Hit, or a test's
+	hit func(string) // killpoint.Hit, or a test's
 }
 
 // ID returns the id of the trigger that a timer or a message leads to.
@@ -113,7 +113,7 @@ func (m Mender) swap(ctx context.Context, index []engine.Timer, swaps []engine.T
 	if m.hit != nil {
 		m.hit("trigger-requeued-before-mark")
 	} else {
-		fault.Hit("trigger-requeued-before-mark")
+		killpoint.Hit("trigger-requeued-before-mark")
 	}
 	if len(swaps) == 0 {
 		return nil, nil

@@ -7,8 +7,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/notifyd/notifyd/internal/killpoint"
 	"github.com/notifyd/notifyd/pkg/engine"
-	"github.com/notifyd/notifyd/pkg/fault"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/request"
 	"github.com/notifyd/notifyd/pkg/setting"
@@ -65,7 +65,7 @@ type Config struct {
 	// Logger gets failures that do not change an answer.
 	Logger *slog.Logger `default:"discard"`
 
-	hit func(string) // fault.Hit, or a test's
+	hit func(string) // killpoint.Hit, or a test's
 }
 
 func (c Config) withDefaults() Config {
@@ -80,7 +80,7 @@ func (c Config) withDefaults() Config {
 		c.Census = NewCensus(c.Triggers, false)
 	}
 	if c.hit == nil {
-		c.hit = fault.Hit
+		c.hit = killpoint.Hit
 	}
 	return c
 }

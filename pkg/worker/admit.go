@@ -5,7 +5,7 @@ import (
 	"errors"
 	"time"
 
-	"github.com/notifyd/notifyd/pkg/fault"
+	"github.com/notifyd/notifyd/internal/killpoint"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -150,7 +150,7 @@ func (j *job) admitAndCall(from, to uint32, where runWhere) bool {
 		}
 		work := func() {
 			defer a.release()
-			fault.Hit("claimed")
+			killpoint.Hit("claimed")
 			p.w.runWindow([]*window{w}, a.permit, callPass)
 		}
 		if where == runHere || w.whole() {

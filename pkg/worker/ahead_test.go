@@ -72,7 +72,7 @@ func singles(p *plant) (es []notify.Envelope) {
 }
 
 func fan(p *plant) []notify.Envelope {
-	return []notify.Envelope{p.envelope(notify.Transactional, users(500)...)}
+	return []notify.Envelope{p.envelope(notify.Transactional, userIDs(500)...)}
 }
 
 // apart names users who do not wait for each other in the order.

@@ -70,7 +70,7 @@ func (p *paced) run(d time.Duration) {
 }
 
 func (p *paced) campaign(n int) notify.Envelope {
-	e := p.envelope(notify.Transactional, users(n)...)
+	e := p.envelope(notify.Transactional, userIDs(n)...)
 	e.Campaign = "cmp_01K3ZV7Q0N8M2D4R6T8W0Y2A4C"
 	return e
 }

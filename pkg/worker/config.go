@@ -8,11 +8,11 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/limit"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/prefs"
 	"github.com/notifyd/notifyd/pkg/setting"
-	"github.com/notifyd/notifyd/pkg/stream"
 	"github.com/notifyd/notifyd/pkg/trace"
+	"github.com/notifyd/notifyd/pkg/users"
 )
 
 // Provider takes a call to the outside world.
@@ -26,8 +26,8 @@ type Provider interface {
 type Preferences interface {
 	// Look decides for many users at once: answers[i] is for users[i]. One by one
 	// takes more than twice as long.
-	Look(answers []prefs.Answer, users [][]byte, ch notify.Channel, cat notify.Category, now time.Time)
-	Decide(user []byte, ch notify.Channel, cat notify.Category, now time.Time) prefs.Verdict
+	Look(answers []users.Answer, users [][]byte, ch notify.Channel, cat notify.Category, now time.Time)
+	Decide(user []byte, ch notify.Channel, cat notify.Category, now time.Time) users.Verdict
 	Addresses(dst []notify.Target, user []byte, ch notify.Channel) []notify.Target
 	Suppressed(ch notify.Channel, address []byte) bool
 	// Suppresses reports whether Suppressed may be true of any address.
@@ -54,7 +54,7 @@ type Cancels interface {
 
 // Log takes records; nil means every one is acknowledged.
 type Log interface {
-	Append(ctx context.Context, recs []stream.Record) error
+	Append(ctx context.Context, recs []log.Record) error
 }
 
 // Parker keeps envelopes until their time; nil means durable.

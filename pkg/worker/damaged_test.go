@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine/memory"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/stream"
 )
 
 // An outcome row that cannot be decoded does not hold its partition: its bytes are
@@ -61,7 +61,7 @@ func TestGoesOnPastADamagedRow(t *testing.T) {
 					t.Fatalf("told %d times, put aside %+v", told, recs)
 				}
 				for _, h := range recs[0].Headers {
-					if h.Key == stream.HeaderCause && !bytes.Contains(h.Value, []byte("outcome row")) {
+					if h.Key == log.HeaderCause && !bytes.Contains(h.Value, []byte("outcome row")) {
 						t.Errorf("cause %q", h.Value)
 					}
 				}

@@ -3,15 +3,15 @@ package worker
 import (
 	"encoding/json"
 
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/stream"
 )
 
 // ended is what notifications-outcomes is told of a finished row: every receiver
 // that goes on nowhere and is not told to the failed feed, which has its own topic.
 // Like all that is handed on it is derived from the row alone: told again after a
 // crash, it is the same.
-func (j *job) ended(row *notify.Row) (recs []stream.Record) {
+func (j *job) ended(row *notify.Row) (recs []log.Record) {
 	e := &j.env
 	out := notify.Ended{
 		Version: notify.EndedVersion, Caller: e.Caller, Campaign: e.Campaign, Channel: e.Channel.String(), Category: e.Category.String(),
@@ -22,7 +22,7 @@ func (j *job) ended(row *notify.Row) (recs []stream.Record) {
 			return
 		}
 		b, _ := json.Marshal(out) // of strings and numbers: cannot fail
-		recs = append(recs, stream.Record{Topic: notify.TopicOutcomes, Partition: 0, Key: []byte(e.Caller), Value: b})
+		recs = append(recs, log.Record{Topic: notify.TopicOutcomes, Partition: 0, Key: []byte(e.Caller), Value: b})
 		out.Receivers = out.Receivers[:0]
 	}
 	rd := notify.ReadReceivers(e.Receivers)

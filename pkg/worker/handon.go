@@ -8,10 +8,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/notifyd/notifyd/internal/killpoint"
 	"github.com/notifyd/notifyd/pkg/engine"
-	"github.com/notifyd/notifyd/pkg/fault"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/stream"
 	"github.com/notifyd/notifyd/pkg/timer"
 )
 
@@ -45,7 +45,7 @@ func (j *job) handOn(ctx context.Context, row *notify.Row) error {
 		}
 		return j.p.w.cfg.Log.Append(ctx, recs)
 	})
-	fault.Hit("retries-before-parked")
+	killpoint.Hit("retries-before-parked")
 	if err == nil && len(timers) > 0 {
 		err = j.p.w.park(ctx, timers, parked)
 	}
@@ -70,7 +70,7 @@ type goesOn struct {
 }
 
 // derive walks the receivers beside their outcomes; parked are those of timers.
-func (j *job) derive(row *notify.Row) (recs []stream.Record, timers []engine.Timer, parked int) {
+func (j *job) derive(row *notify.Row) (recs []log.Record, timers []engine.Timer, parked int) {
 	w := j.p.w
 	e := &j.env
 	var groups []*group
@@ -95,7 +95,7 @@ func (j *job) derive(row *notify.Row) (recs []stream.Record, timers []engine.Tim
 		}
 		value := notify.AppendEnvelope(nil, &d)
 		if g.retry && g.wake-time.Now().UnixMilli() <= w.cfg.Hold.Milliseconds() {
-			recs = append(recs, stream.Record{Topic: topic, Partition: j.msg.Partition, Value: value})
+			recs = append(recs, log.Record{Topic: topic, Partition: j.msg.Partition, Value: value})
 		} else {
 			timers = append(timers, engine.Timer{FireAt: g.wake, ID: timerID(d.Key()), Kind: timer.KindEnvelope, Target: topic, Payload: value})
 			parked += int(d.Count)
@@ -241,7 +241,7 @@ func timerID(k notify.RowKey) []byte {
 	return binary.BigEndian.AppendUint32(b, k.First)
 }
 
-func (j *job) failure(row *notify.Row, rec *notify.Receiver, x *notify.Exception) stream.Record {
+func (j *job) failure(row *notify.Row, rec *notify.Receiver, x *notify.Exception) log.Record {
 	e := &j.env
 	earlier := int(e.Attempt) + doubts(e.Cause)
 	class, calls := x.Class.String(), earlier+1
@@ -265,5 +265,5 @@ func (j *job) failure(row *notify.Row, rec *notify.Receiver, x *notify.Exception
 		Chunk: chunkName(e.Chunk), Topic: j.msg.Topic, Partition: j.msg.Partition, Offset: j.msg.Offset,
 	}
 	b, _ := json.Marshal(f) // of strings and numbers: cannot fail
-	return stream.Record{Topic: notify.TopicFailed, Key: rec.User, Value: b, Partition: -1}
+	return log.Record{Topic: notify.TopicFailed, Key: rec.User, Value: b, Partition: -1}
 }

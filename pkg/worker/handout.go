@@ -3,7 +3,7 @@ package worker
 import (
 	"time"
 
-	"github.com/notifyd/notifyd/pkg/fault"
+	"github.com/notifyd/notifyd/internal/killpoint"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -103,7 +103,7 @@ func (j *job) call(w *window) {
 	if !mine {
 		return
 	}
-	fault.Hit("claimed")
+	killpoint.Hit("claimed")
 	p.w.runWindow([]*window{w}, nil, noPass)
 }
 

@@ -48,7 +48,7 @@ func TestWindowsAreClaimedTogether(t *testing.T) {
 			c.Status = st
 		})
 		p.prov.set(600*time.Millisecond, nil)
-		first, second := p.envelope(notify.Transactional, users(100)...), p.envelope(notify.Transactional, users(30)...)
+		first, second := p.envelope(notify.Transactional, userIDs(100)...), p.envelope(notify.Transactional, userIDs(30)...)
 		p.send(first)
 		synctest.Wait()
 		p.send(second)

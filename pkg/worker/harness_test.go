@@ -13,9 +13,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/memory"
 	"github.com/notifyd/notifyd/pkg/limit"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/prefs"
-	"github.com/notifyd/notifyd/pkg/stream"
+	"github.com/notifyd/notifyd/pkg/users"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -32,7 +32,7 @@ type rig struct {
 	prefs  *fakePrefs
 	cancel *fakeCancels
 	w      *Worker
-	part   stream.PartitionHandler
+	part   log.PartitionHandler
 	ctx    context.Context
 	stop   context.CancelFunc
 	done   sync.WaitGroup
@@ -78,7 +78,7 @@ func (r *rig) start() {
 	cfg := r.cfg
 	cfg.Committer, cfg.Health = committer, health
 	r.w = New(cfg)
-	r.part = r.w.Assigned(r.ctx, stream.TopicPartition{Topic: r.cfg.Lane.Topic()})
+	r.part = r.w.Assigned(r.ctx, log.TopicPartition{Topic: r.cfg.Lane.Topic()})
 }
 
 // crash ends the life without a word: nothing in memory survives.
@@ -112,7 +112,7 @@ func (r *rig) envelope(cat notify.Category, users ...string) notify.Envelope {
 // feed hands envelopes to the partition in log order and returns their offsets.
 func (r *rig) feed(envs ...notify.Envelope) []int64 {
 	r.t.Helper()
-	var msgs []*stream.Msg
+	var msgs []*log.Msg
 	var at []int64
 	for i := range envs {
 		topic := r.cfg.Lane.Topic()
@@ -124,8 +124,8 @@ func (r *rig) feed(envs ...notify.Envelope) []int64 {
 		r.offset++
 		r.mu.Unlock()
 		at = append(at, off)
-		rec := stream.Record{Topic: topic, Offset: off, Value: notify.AppendEnvelope(nil, &envs[i])}
-		msgs = append(msgs, stream.NewMsg(rec, func() {
+		rec := log.Record{Topic: topic, Offset: off, Value: notify.AppendEnvelope(nil, &envs[i])}
+		msgs = append(msgs, log.NewMsg(rec, func() {
 			r.mu.Lock()
 			r.marked[off] = true
 			r.mu.Unlock()
@@ -155,11 +155,11 @@ func (r *rig) state(e *notify.Envelope, index uint32) notify.Outcome {
 
 type fakeLog struct {
 	mu   sync.Mutex
-	recs []stream.Record
+	recs []log.Record
 	err  error
 }
 
-func (l *fakeLog) Append(_ context.Context, recs []stream.Record) error {
+func (l *fakeLog) Append(_ context.Context, recs []log.Record) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.err != nil {
@@ -169,7 +169,7 @@ func (l *fakeLog) Append(_ context.Context, recs []stream.Record) error {
 	return nil
 }
 
-func (l *fakeLog) take() []stream.Record {
+func (l *fakeLog) take() []log.Record {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	recs := l.recs
@@ -178,7 +178,7 @@ func (l *fakeLog) take() []stream.Record {
 }
 
 // failures decodes the records of notifications-failed among recs.
-func failures(t *testing.T, recs []stream.Record) (fs []notify.Failure) {
+func failures(t *testing.T, recs []log.Record) (fs []notify.Failure) {
 	t.Helper()
 	for _, rec := range recs {
 		if rec.Topic != notify.TopicFailed {
@@ -296,7 +296,7 @@ func answer(class notify.Class, code string) func(*notify.Item) notify.Result {
 
 type fakePrefs struct {
 	mu           sync.Mutex
-	verdict      func(user string) prefs.Verdict
+	verdict      func(user string) users.Verdict
 	addresses    map[string][]string
 	suppressed   map[string]bool
 	unsubscribed map[string]bool // users
@@ -310,20 +310,20 @@ func (p *fakePrefs) Loaded() bool {
 	return !p.absent
 }
 
-func (p *fakePrefs) Decide(user []byte, _ notify.Channel, cat notify.Category, _ time.Time) prefs.Verdict {
+func (p *fakePrefs) Decide(user []byte, _ notify.Channel, cat notify.Category, _ time.Time) users.Verdict {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.verdict == nil || cat.Critical() {
-		return prefs.Verdict{}
+		return users.Verdict{}
 	}
 	return p.verdict(string(user))
 }
 
-func (p *fakePrefs) Look(answers []prefs.Answer, users [][]byte, ch notify.Channel, cat notify.Category, now time.Time) {
-	for i, u := range users {
+func (p *fakePrefs) Look(answers []users.Answer, list [][]byte, ch notify.Channel, cat notify.Category, now time.Time) {
+	for i, u := range list {
 		v := p.Decide(u, ch, cat, now)
 		p.mu.Lock()
-		answers[i] = prefs.NewAnswer(v, p.addresses[string(u)]...)
+		answers[i] = users.NewAnswer(v, p.addresses[string(u)]...)
 		p.mu.Unlock()
 	}
 }
@@ -376,7 +376,7 @@ func (p *fakePrefs) Fresh(time.Time) bool {
 	return !p.stale
 }
 
-func (p *fakePrefs) age(stale bool, verdict func(user string) prefs.Verdict) {
+func (p *fakePrefs) age(stale bool, verdict func(user string) users.Verdict) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.stale, p.verdict = stale, verdict
@@ -418,7 +418,7 @@ func (c *fakeCancels) Maybe(e *notify.Envelope) bool {
 	return c.all
 }
 
-func users(n int) []string {
+func userIDs(n int) []string {
 	us := make([]string, n)
 	for i := range us {
 		us[i] = fmt.Sprintf("u%05d", i)

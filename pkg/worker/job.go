@@ -6,9 +6,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/notifyd/notifyd/pkg/fault"
+	"github.com/notifyd/notifyd/internal/killpoint"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/stream"
 )
 
 // job is one envelope on its way.
@@ -233,7 +233,7 @@ func (j *job) claim(w *window) error {
 // finished row hands on.
 func (j *job) commit(snapshot func() (row notify.Row, ok bool)) error {
 	ctx := j.p.ctx
-	if err := stream.Held(ctx); err != nil {
+	if err := log.Held(ctx); err != nil {
 		return err
 	}
 	done := make(chan struct{})
@@ -259,7 +259,7 @@ func (j *job) commit(snapshot func() (row notify.Row, ok bool)) error {
 	select {
 	case <-done:
 		// Only then did the row stand before another member could read it.
-		return stream.Held(ctx)
+		return log.Held(ctx)
 	case <-ctx.Done():
 		return ctx.Err()
 	}
@@ -328,7 +328,7 @@ func (j *job) finish() {
 	if j.p.w.cfg.Order == Relaxed {
 		j.p.leave(j)
 	}
-	fault.Hit("before-outcome")
+	killpoint.Hit("before-outcome")
 	var row notify.Row
 	err := j.commit(func() (notify.Row, bool) {
 		j.rebaseLocked()
@@ -343,14 +343,14 @@ func (j *job) finish() {
 	if f := j.p.w.cfg.Events.Finished; f != nil {
 		f(j.p.w.cfg.Lane, &j.env)
 	}
-	fault.Hit("outcome-before-handon")
+	killpoint.Hit("outcome-before-handon")
 	if j.handOn(j.p.ctx, &row) != nil {
 		return
 	}
 	if j.p.w.cfg.Order == Strict { // who is behind must meet the holds
 		j.p.leave(j)
 	}
-	fault.Hit("handon-before-mark")
+	killpoint.Hit("handon-before-mark")
 	j.msg.Done()
 }
 

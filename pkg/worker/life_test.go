@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/prefs"
+	"github.com/notifyd/notifyd/pkg/users"
 )
 
 var accepted = notify.Result{Class: notify.ClassAccepted, Confirmed: true, Provider: "prov"}
@@ -38,7 +38,7 @@ func TestOutageOfTenMinutes(t *testing.T) {
 		for i := range 300 {
 			envs = append(envs, p.envelope(notify.Transactional, name(i)))
 		}
-		envs = append(envs, p.envelope(notify.Transactional, users(1000)...))
+		envs = append(envs, p.envelope(notify.Transactional, userIDs(1000)...))
 		p.send(envs...)
 		pass(10 * time.Minute)
 		down := p.prov.count()
@@ -108,7 +108,7 @@ func TestOneRoundClosesItsCircuit(t *testing.T) {
 					}
 					return accepted, true
 				})
-				e := p.envelope(notify.Transactional, users(20)...)
+				e := p.envelope(notify.Transactional, userIDs(20)...)
 				p.send(e)
 				pass(time.Second)
 				if _, open := p.life.health.Standing(&p.cfg.Routes, time.Now()); !open {
@@ -129,7 +129,7 @@ func TestOneRoundClosesItsCircuit(t *testing.T) {
 // lag sends a chunk of 2,000 and 200 singles through a push lane of which
 // answer says how the provider takes them, and returns the p99 of the time to
 // DELIVERED of the receivers for whom slow is false.
-func lag(t *testing.T, slow func(user string) bool, verdict func(string) prefs.Verdict, answer func(*notify.Item) (notify.Result, bool)) time.Duration {
+func lag(t *testing.T, slow func(user string) bool, verdict func(string) users.Verdict, answer func(*notify.Item) (notify.Result, bool)) time.Duration {
 	p := newPlant(t, pushLane, func(c *Config) { c.Window, c.Ahead, c.InFlight = 100, 4, 500 })
 	p.prefs.verdict = verdict
 	began := time.Now()
@@ -144,7 +144,7 @@ func lag(t *testing.T, slow func(user string) bool, verdict func(string) prefs.V
 		}
 		return r, ok
 	})
-	envs := []notify.Envelope{p.envelope(notify.Transactional, users(2000)...)}
+	envs := []notify.Envelope{p.envelope(notify.Transactional, userIDs(2000)...)}
 	for i := range 200 {
 		envs = append(envs, p.envelope(notify.Transactional, name(i)))
 	}
@@ -152,7 +152,7 @@ func lag(t *testing.T, slow func(user string) bool, verdict func(string) prefs.V
 	pass(time.Minute)
 	var rest []time.Duration
 	for i := range envs {
-		for r, u := range users(int(envs[i].Count)) {
+		for r, u := range userIDs(int(envs[i].Count)) {
 			if envs[i].Count == 1 {
 				u = name(i - 1)
 			}
@@ -181,9 +181,9 @@ func TestWaitsDoNotSlowTheRest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { plain = lag(t, tenth, nil, nil) })
 	synctest.Test(t, func(t *testing.T) {
 		wake := time.Now().Add(8 * time.Hour).UnixMilli()
-		quiet = lag(t, tenth, func(u string) (v prefs.Verdict) {
+		quiet = lag(t, tenth, func(u string) (v users.Verdict) {
 			if tenth(u) {
-				v = prefs.Verdict{Action: prefs.Quiet, Until: wake}
+				v = users.Verdict{Action: users.Quiet, Until: wake}
 			}
 			return v
 		}, nil)
@@ -214,7 +214,7 @@ func TestBindsARunningFanout(t *testing.T) {
 				p := newPlant(t, pushLane, func(c *Config) { c.Window, c.Ahead, c.InFlight = 1000, 16, 1000 })
 				var at, last time.Time
 				p.prov.set(2*time.Second, func(*notify.Item) (notify.Result, bool) { last = time.Now(); return accepted, true })
-				e := p.envelope(notify.Transactional, users(20_000)...)
+				e := p.envelope(notify.Transactional, userIDs(20_000)...)
 				p.send(e)
 				pass(9 * time.Second) // of 40
 				at = time.Now()
@@ -222,13 +222,13 @@ func TestBindsARunningFanout(t *testing.T) {
 				switch what {
 				case "opt-out":
 					p.prefs.mu.Lock()
-					p.prefs.verdict = func(string) prefs.Verdict { return prefs.Verdict{Action: prefs.OptedOut} }
+					p.prefs.verdict = func(string) users.Verdict { return users.Verdict{Action: users.OptedOut} }
 					p.prefs.mu.Unlock()
 				case "quiet hours":
 					want = notify.Deferred
 					until := time.Now().Add(8 * time.Hour).UnixMilli()
 					p.prefs.mu.Lock()
-					p.prefs.verdict = func(string) prefs.Verdict { return prefs.Verdict{Action: prefs.Quiet, Until: until} }
+					p.prefs.verdict = func(string) users.Verdict { return users.Verdict{Action: users.Quiet, Until: until} }
 					p.prefs.mu.Unlock()
 				case "cancel":
 					want = notify.Cancelled
@@ -238,7 +238,7 @@ func TestBindsARunningFanout(t *testing.T) {
 				default:
 					p.prefs.mu.Lock()
 					p.prefs.suppressed = map[string]bool{}
-					for _, u := range users(20_000) {
+					for _, u := range userIDs(20_000) {
 						p.prefs.suppressed["addr-"+u] = true
 					}
 					p.prefs.mu.Unlock()

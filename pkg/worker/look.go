@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/prefs"
+	"github.com/notifyd/notifyd/pkg/users"
 )
 
 // look decides for every receiver of part i whether and where it is called.
@@ -51,10 +51,10 @@ func (r *round) look(i int, now time.Time) {
 type looks struct {
 	recs    [64]notify.Receiver
 	users   [64][]byte
-	answers [64]prefs.Answer
+	answers [64]users.Answer
 }
 
-func (r *round) lookAt(i int, pos uint32, rec *notify.Receiver, a *prefs.Answer, e *notify.Envelope, key *notify.RowKey, now time.Time) {
+func (r *round) lookAt(i int, pos uint32, rec *notify.Receiver, a *users.Answer, e *notify.Envelope, key *notify.RowKey, now time.Time) {
 	cfg := &r.w.cfg
 	if r.mayCancel && cfg.Cancels.Cancelled(e, rec.Index) {
 		r.unsent(i, pos, notify.Cancelled, "cancelled")
@@ -64,10 +64,10 @@ func (r *round) lookAt(i int, pos uint32, rec *notify.Receiver, a *prefs.Answer,
 		return
 	}
 	switch a.Action {
-	case prefs.OptedOut:
+	case users.OptedOut:
 		r.unsent(i, pos, notify.Suppressed, "opted_out")
 		return
-	case prefs.Quiet:
+	case users.Quiet:
 		if e.Expires != 0 && a.Until >= e.Expires {
 			r.unsent(i, pos, notify.Expired, codeExpired)
 		} else {
@@ -178,13 +178,13 @@ func (r *round) lookAgain(items []notify.Item, refs []ref) ([]notify.Item, []ref
 			x.State, x.Code = j.unsent(x.Pos, notify.Expired, codeExpired)
 		case cfg.Cancels.Cancelled(e, items[i].Index):
 			x.State, x.Code = j.unsent(x.Pos, notify.Cancelled, "cancelled")
-		case v.Action == prefs.OptedOut:
+		case v.Action == users.OptedOut:
 			x.State, x.Code = j.unsent(x.Pos, notify.Suppressed, "opted_out")
 		case cfg.Prefs.Suppressed(e.Channel, items[i].Address):
 			x.State, x.Code = j.unsent(x.Pos, notify.Suppressed, codeSuppressed)
-		case v.Action == prefs.Quiet && e.Expires != 0 && v.Until >= e.Expires:
+		case v.Action == users.Quiet && e.Expires != 0 && v.Until >= e.Expires:
 			x.State, x.Code = j.unsent(x.Pos, notify.Expired, codeExpired)
-		case v.Action == prefs.Quiet:
+		case v.Action == users.Quiet:
 			x.State, x.Code, x.Wake = notify.Deferred, "quiet_hours", v.Until
 		case cfg.Campaigns.paused(e):
 			x.State, x.Code, x.Wake = notify.Deferred, codeCampaignPaused, before(roundUp(now.Add(pausedLook), paceStep), e)

@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine/memory"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/stream"
 )
 
 // What a newer release wrote, an envelope or its outcome row, is left to that release:
@@ -29,8 +29,8 @@ func TestLeavesWhatANewerReleaseWrote(t *testing.T) {
 				// All three are ann's, so that each waits for the one before it.
 				first, newer, last := r.envelope(notify.OTP, "ann"), r.envelope(notify.OTP, "ann"), r.envelope(notify.OTP, "ann")
 				done := map[int64]bool{}
-				message := func(off int64, value []byte) *stream.Msg {
-					return stream.NewMsg(stream.Record{Topic: pushLane.Topic(), Offset: off, Value: value}, func() { done[off] = true })
+				message := func(off int64, value []byte) *log.Msg {
+					return log.NewMsg(log.Record{Topic: pushLane.Topic(), Offset: off, Value: value}, func() { done[off] = true })
 				}
 				value := notify.AppendEnvelope(nil, &newer)
 				if what == "envelope" {
@@ -38,7 +38,7 @@ func TestLeavesWhatANewerReleaseWrote(t *testing.T) {
 				} else {
 					store.Damage(newer.Key(), []byte("\x02of tomorrow"))
 				}
-				handle := func(msgs []*stream.Msg) error {
+				handle := func(msgs []*log.Msg) error {
 					got := make(chan error, 1)
 					go func() { got <- r.part.Handle(r.ctx, msgs) }()
 					select {
@@ -51,7 +51,7 @@ func TestLeavesWhatANewerReleaseWrote(t *testing.T) {
 						return nil
 					}
 				}
-				msgs := []*stream.Msg{message(0, notify.AppendEnvelope(nil, &first)), message(1, value), message(2, notify.AppendEnvelope(nil, &last))}
+				msgs := []*log.Msg{message(0, notify.AppendEnvelope(nil, &first)), message(1, value), message(2, notify.AppendEnvelope(nil, &last))}
 				if err := handle(msgs); !errors.Is(err, notify.ErrNewer) {
 					t.Fatalf("%v, want ErrNewer", err)
 				}

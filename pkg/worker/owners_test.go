@@ -16,8 +16,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/memory"
 	"github.com/notifyd/notifyd/pkg/limit"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/stream"
 )
 
 // stops lets a test hold an owner at a place, as SIGSTOP does: everything that
@@ -117,7 +117,7 @@ type logOf struct {
 	o *owner
 }
 
-func (l logOf) Append(ctx context.Context, recs []stream.Record) error {
+func (l logOf) Append(ctx context.Context, recs []log.Record) error {
 	l.o.pass("before a hand-on")
 	return l.plantLog.Append(context.WithoutCancel(ctx), recs)
 }
@@ -142,8 +142,8 @@ func (p *plant) newOwner(status engine.Status, role Role) *owner {
 	if role == Retries {
 		topic = cfg.Lane.DLQTopic()
 	}
-	held := stream.WithHeld(ctx, func() bool { return o.held.Load() })
-	o.part = New(cfg).Assigned(held, stream.TopicPartition{Topic: topic}).(*partition)
+	held := log.WithHeld(ctx, func() bool { return o.held.Load() })
+	o.part = New(cfg).Assigned(held, log.TopicPartition{Topic: topic}).(*partition)
 	o.wg.Go(func() { p.log.pump(held, topic, o.part) })
 	return o
 }
@@ -206,7 +206,7 @@ func pausedOwners(t *testing.T, rt *rapid.T) {
 	var sent []notify.Envelope
 	send := func() {
 		for range 3 {
-			e := p.envelope(cat, users(rapid.SampledFrom([]int{1, 7, 23}).Draw(rt, "receivers"))...)
+			e := p.envelope(cat, userIDs(rapid.SampledFrom([]int{1, 7, 23}).Draw(rt, "receivers"))...)
 			sent = append(sent, e)
 			p.send(e)
 		}

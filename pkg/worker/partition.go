@@ -9,18 +9,18 @@ import (
 	"sync"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/stream"
 )
 
 // message is a record of the log that must be marked once.
-type message = *stream.Msg
+type message = *log.Msg
 
 // partition is a worker's view of one assigned partition. accept is called in
 // log order by one goroutine; jobs run in goroutines of their own.
 type partition struct {
 	w      *Worker
-	tp     stream.TopicPartition
+	tp     log.TopicPartition
 	stamps stamps
 	ctx    context.Context // ends when the partition is gone
 	soft   context.Context // ends when it is about to go: nothing new starts
@@ -37,7 +37,7 @@ type partition struct {
 	wg    sync.WaitGroup         // accept and what it began
 }
 
-func newPartition(ctx context.Context, w *Worker, tp stream.TopicPartition) *partition {
+func newPartition(ctx context.Context, w *Worker, tp log.TopicPartition) *partition {
 	soft, stop := context.WithCancel(ctx)
 	p := &partition{w: w, tp: tp, ctx: ctx, soft: soft, stop: stop, live: map[notify.RowKey]*job{}}
 	p.budget = newQuota(w.cfg.Ahead * w.cfg.Window)
@@ -52,7 +52,7 @@ func newPartition(ctx context.Context, w *Worker, tp stream.TopicPartition) *par
 	return p
 }
 
-// Drain implements stream.Drainer: calls under way end and are settled, what
+// Drain implements log.Drainer: calls under way end and are settled, what
 // waits for a route is parked, everything else is left for the next owner; what
 // was settled is durable when it returns, so that a graceful stop repeats
 // nothing. Calls that are still under way when ctx ends keep their claims.

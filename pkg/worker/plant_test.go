@@ -14,8 +14,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine/faulty"
 	"github.com/notifyd/notifyd/pkg/engine/memory"
 	"github.com/notifyd/notifyd/pkg/limit"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/stream"
 	"github.com/notifyd/notifyd/pkg/timer"
 )
 
@@ -93,7 +93,7 @@ func (p *plant) start() {
 		if role == Retries {
 			topic = cfg.Lane.DLQTopic()
 		}
-		part := New(cfg).Assigned(assigned, stream.TopicPartition{Topic: topic}).(*partition)
+		part := New(cfg).Assigned(assigned, log.TopicPartition{Topic: topic}).(*partition)
 		l.parts[topic] = part
 		l.pumps.Go(func() { p.log.pump(pumping, topic, part) })
 	}
@@ -141,7 +141,7 @@ func (p *plant) seen(_ context.Context, row *notify.Row) (map[uint32]struct{}, e
 
 func (p *plant) send(envs ...notify.Envelope) {
 	for i := range envs {
-		p.log.add(stream.Record{Topic: p.cfg.Lane.Topic(), Value: notify.AppendEnvelope(nil, &envs[i])})
+		p.log.add(log.Record{Topic: p.cfg.Lane.Topic(), Value: notify.AppendEnvelope(nil, &envs[i])})
 	}
 }
 
@@ -194,7 +194,7 @@ type plantLog struct {
 }
 
 type plantTopic struct {
-	recs  []stream.Record
+	recs  []log.Record
 	done  []bool
 	mark  int // all below is done
 	added chan struct{}
@@ -209,7 +209,7 @@ func (l *plantLog) topic(name string) *plantTopic {
 	return t
 }
 
-func (l *plantLog) add(r stream.Record) {
+func (l *plantLog) add(r log.Record) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	t := l.topic(r.Topic)
@@ -220,7 +220,7 @@ func (l *plantLog) add(r stream.Record) {
 }
 
 // Append implements Log; it fails like a store of the name "Log".
-func (l *plantLog) Append(ctx context.Context, recs []stream.Record) error {
+func (l *plantLog) Append(ctx context.Context, recs []log.Record) error {
 	return faulty.NewStatus(appendTo{log: l, recs: recs}, l.plan).Scan(ctx, 0, 0, nil)
 }
 
@@ -229,7 +229,7 @@ func (l *plantLog) Append(ctx context.Context, recs []stream.Record) error {
 type appendTo struct {
 	engine.Status
 	log  *plantLog
-	recs []stream.Record
+	recs []log.Record
 }
 
 func (a appendTo) Scan(context.Context, int64, int64, func(*notify.Row) error) error {
@@ -239,7 +239,7 @@ func (a appendTo) Scan(context.Context, int64, int64, func(*notify.Row) error) e
 	return nil
 }
 
-func (l *plantLog) all(topic string) []stream.Record {
+func (l *plantLog) all(topic string) []log.Record {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.Clone(l.topic(topic).recs)
@@ -267,10 +267,10 @@ func (l *plantLog) pump(ctx context.Context, topic string, part *partition) {
 		l.mu.Lock()
 		t := l.topic(topic)
 		added := t.added
-		var msgs []*stream.Msg
+		var msgs []*log.Msg
 		for ; next < len(t.recs) && len(msgs) < 20; next++ {
 			off := next
-			msgs = append(msgs, stream.NewMsg(t.recs[off], func() { l.markDone(topic, off) }))
+			msgs = append(msgs, log.NewMsg(t.recs[off], func() { l.markDone(topic, off) }))
 		}
 		l.mu.Unlock()
 		if len(msgs) > 0 {

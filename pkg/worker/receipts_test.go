@@ -93,7 +93,7 @@ func TestReceiptBeforeTheResend(t *testing.T) {
 			}
 			return accepted, true
 		})
-		e := p.envelope(notify.OTP, users(4)...)
+		e := p.envelope(notify.OTP, userIDs(4)...)
 		p.send(e)
 		pass(time.Second)
 		p.crash()

@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/stream"
 )
 
 // A stop is not taken for a death of the process: what one crash left ambiguous
@@ -135,7 +135,7 @@ func TestRestOfAnEnvelopeIsTold(t *testing.T) {
 		p := newPlant(t, smsLane, func(cfg *Config) {
 			cfg.Events.Settled = func(s SettledInfo) { told = s }
 		})
-		e := p.envelope(notify.Alert, users(6)...)
+		e := p.envelope(notify.Alert, userIDs(6)...)
 		e.Expires = time.Now().Add(-time.Minute).UnixMilli()
 		// Two have theirs, two were started.
 		err := p.store.Status().Put(t.Context(), []notify.Row{{
@@ -178,11 +178,11 @@ func TestAcceptPanicsAndGoesOn(t *testing.T) {
 		part := p.life.parts[pushLane.Topic()]
 		envs := []notify.Envelope{p.envelope(notify.OTP, "ann"), p.envelope(notify.OTP, "bob"), p.envelope(notify.OTP, "ann")}
 		marked := make([]bool, len(envs))
-		var msgs []*stream.Msg
+		var msgs []*log.Msg
 		for i := range envs {
-			msgs = append(msgs, stream.NewMsg(stream.Record{Topic: pushLane.Topic(), Offset: int64(i), Value: notify.AppendEnvelope(nil, &envs[i])}, func() { marked[i] = true }))
+			msgs = append(msgs, log.NewMsg(log.Record{Topic: pushLane.Topic(), Offset: int64(i), Value: notify.AppendEnvelope(nil, &envs[i])}, func() { marked[i] = true }))
 		}
-		handle := func(msgs []*stream.Msg) (panicked any) {
+		handle := func(msgs []*log.Msg) (panicked any) {
 			defer func() { panicked = recover() }()
 			if err := part.Handle(p.life.ctx, msgs); err != nil {
 				t.Error(err)

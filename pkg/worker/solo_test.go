@@ -222,7 +222,7 @@ func TestOneByOneKeepsWhatWasStarted(t *testing.T) {
 	in(t, func(t *testing.T) {
 		m := &mortal{t: t, kills: map[string]bool{name(2): true}}
 		r := m.add(pushLane, First, 0)
-		e := r.envelope(notify.Transactional, users(10)...)
+		e := r.envelope(notify.Transactional, userIDs(10)...)
 		envs := map[*rig][]notify.Envelope{r: {e}}
 		for life := range 4 { // the last one dies in its second solo run, of two receivers
 			if !m.live(time.Minute, envs) {
@@ -286,7 +286,7 @@ func TestSoloRunsGrow(t *testing.T) {
 	in(t, func(t *testing.T) {
 		m := &mortal{t: t, kills: map[string]bool{name(700): true}}
 		r := m.add(pushLane, First, 0)
-		e := r.envelope(notify.Transactional, users(1000)...)
+		e := r.envelope(notify.Transactional, userIDs(1000)...)
 		envs := map[*rig][]notify.Envelope{r: {e}}
 		lives, runs := 0, 0
 		for m.live(time.Hour, envs) {

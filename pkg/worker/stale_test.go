@@ -5,10 +5,10 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/prefs"
+	"github.com/notifyd/notifyd/pkg/users"
 )
 
-func optedOut(string) prefs.Verdict { return prefs.Verdict{Action: prefs.OptedOut} }
+func optedOut(string) users.Verdict { return users.Verdict{Action: users.OptedOut} }
 
 // While preferences are too old to be believed bulk stands, and what they say
 // once they are young again binds it; other lanes go on.
@@ -22,7 +22,7 @@ func TestBulkStandsWhilePreferencesAreStale(t *testing.T) {
 				if lane.Bulk {
 					cat = notify.Marketing
 				}
-				one, many := p.envelope(cat, "ann"), p.envelope(cat, users(100)...)
+				one, many := p.envelope(cat, "ann"), p.envelope(cat, userIDs(100)...)
 				p.send(one, many)
 				pass(time.Hour)
 				if n := p.prov.count(); lane.Bulk != (n == 0) {
@@ -95,7 +95,7 @@ func TestStopWhilePreferencesAreStale(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, bulkMail)
 		p.prefs.age(true, nil)
-		e := p.envelope(notify.Marketing, users(3)...)
+		e := p.envelope(notify.Marketing, userIDs(3)...)
 		p.send(e)
 		pass(time.Minute)
 		p.drain()
@@ -181,7 +181,7 @@ func TestBulkStandsWhileCancellationsAreStale(t *testing.T) {
 				if lane.Bulk {
 					cat, want = notify.Marketing, notify.Cancelled
 				}
-				e := p.envelope(cat, users(100)...)
+				e := p.envelope(cat, userIDs(100)...)
 				p.send(e)
 				pass(time.Hour)
 				if n := p.prov.count(); lane.Bulk != (n == 0) {

@@ -119,7 +119,7 @@ func TestRemarkEnds(t *testing.T) {
 			}
 			return accepted, true
 		})
-		e := p.envelope(notify.Transactional, users(6)...)
+		e := p.envelope(notify.Transactional, userIDs(6)...)
 		p.send(e)
 		states := func(want ...notify.State) {
 			t.Helper()

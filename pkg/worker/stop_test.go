@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/stream"
 )
 
 // A graceful stop repeats nothing, wherever windows stand: at the provider,
@@ -26,7 +26,7 @@ func TestDrainRepeatsNothing(t *testing.T) {
 		"at the provider": {
 			lane: pushLane, latency: 3 * time.Second,
 			envs: func(p *plant) []notify.Envelope {
-				return []notify.Envelope{p.envelope(notify.Transactional, users(100)...)}
+				return []notify.Envelope{p.envelope(notify.Transactional, userIDs(100)...)}
 			},
 		},
 		"for the order": {
@@ -44,7 +44,7 @@ func TestDrainRepeatsNothing(t *testing.T) {
 				for i := range 20 {
 					es = append(es, p.envelope(notify.Marketing, fmt.Sprint(i)))
 				}
-				return append(es, p.envelope(notify.Marketing, users(200)...))
+				return append(es, p.envelope(notify.Marketing, userIDs(200)...))
 			},
 		},
 		"for capacity, sms": {
@@ -53,7 +53,7 @@ func TestDrainRepeatsNothing(t *testing.T) {
 				for i := range 20 {
 					es = append(es, p.envelope(notify.OTP, fmt.Sprint(i)))
 				}
-				return append(es, p.envelope(notify.Alert, users(200)...))
+				return append(es, p.envelope(notify.Alert, userIDs(200)...))
 			},
 		},
 		"for the provider": {
@@ -62,7 +62,7 @@ func TestDrainRepeatsNothing(t *testing.T) {
 				for i := range 20 {
 					es = append(es, p.envelope(notify.Marketing, fmt.Sprint(i)))
 				}
-				return append(es, p.envelope(notify.Marketing, users(200)...))
+				return append(es, p.envelope(notify.Marketing, userIDs(200)...))
 			},
 		},
 		"in a bag of mails": {
@@ -233,7 +233,7 @@ func TestMismatch(t *testing.T) {
 			in(t, func(t *testing.T) {
 				p := newPlant(t, pushLane)
 				p.prov.set(time.Second, nil)
-				a := p.envelope(notify.Transactional, users(10)...)
+				a := p.envelope(notify.Transactional, userIDs(10)...)
 				b := a
 				var w notify.ReceiverWriter
 				for i := range 15 {
@@ -277,7 +277,7 @@ func TestPanic(t *testing.T) {
 			}
 			return accepted, true
 		})
-		e := p.envelope(notify.Transactional, users(20)...)
+		e := p.envelope(notify.Transactional, userIDs(20)...)
 		p.send(e)
 		pass(time.Minute)
 		for i := range e.Count {
@@ -386,7 +386,7 @@ func TestOrderIsPassedOn(t *testing.T) {
 	}
 }
 
-var _ stream.Drainer = (*partition)(nil)
+var _ log.Drainer = (*partition)(nil)
 
 // slowReads is a store whose rows take a second to read.
 type slowReads struct{ engine.Status }

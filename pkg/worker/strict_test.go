@@ -6,7 +6,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/engine/faulty"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/prefs"
+	"github.com/notifyd/notifyd/pkg/users"
 )
 
 // In a strict lane a user's messages wait behind one that waits for its retry,
@@ -83,9 +83,9 @@ func TestStrictOrderLetsGo(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, pushLane, func(c *Config) { c.Order = Strict })
 		quiet := time.Now().Add(6 * time.Second)
-		p.prefs.verdict = func(string) (v prefs.Verdict) {
+		p.prefs.verdict = func(string) (v users.Verdict) {
 			if time.Now().Before(quiet) {
-				v = prefs.Verdict{Action: prefs.Quiet, Until: quiet.UnixMilli()}
+				v = users.Verdict{Action: users.Quiet, Until: quiet.UnixMilli()}
 			}
 			return v
 		}

@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
-	"github.com/notifyd/notifyd/pkg/stream"
+	"github.com/notifyd/notifyd/pkg/log"
 )
 
 // renewAfter is the age of a tenure after which the next write takes a new one:
@@ -60,7 +60,7 @@ func (p *partition) takeOverLocked() error {
 	}
 	// A tenure that was begun after another member got the partition would be
 	// above the other's, and is not used.
-	if err := stream.Held(p.ctx); err != nil {
+	if err := log.Held(p.ctx); err != nil {
 		return err
 	}
 	p.stamps.of, p.stamps.used, p.stamps.taken = t, 0, time.Now()

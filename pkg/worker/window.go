@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/stream"
 	"github.com/notifyd/notifyd/pkg/trace"
 )
 
@@ -266,7 +266,7 @@ func (r *round) send(p *partition) bool {
 	}
 	// What changed while it waited for capacity, for a store, or for the group's word
 	// that the partition is still ours, binds this call.
-	if stream.Held(ctx) != nil {
+	if log.Held(ctx) != nil {
 		return r.notNow(ctx)
 	}
 	if time.Since(r.looked) > relook {

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/stream"
 	"github.com/notifyd/notifyd/pkg/timer"
 )
 
@@ -42,14 +42,14 @@ func New(cfg Config) *Worker {
 	return w
 }
 
-// Assigned implements stream.Handler: it returns what handles a partition's
+// Assigned implements log.Handler: it returns what handles a partition's
 // records until ctx ends.
-func (w *Worker) Assigned(ctx context.Context, tp stream.TopicPartition) stream.PartitionHandler {
+func (w *Worker) Assigned(ctx context.Context, tp log.TopicPartition) log.PartitionHandler {
 	return newPartition(ctx, w, tp)
 }
 
-// Handle implements stream.PartitionHandler.
-func (p *partition) Handle(_ context.Context, msgs []*stream.Msg) error { return p.accept(msgs) }
+// Handle implements log.PartitionHandler.
+func (p *partition) Handle(_ context.Context, msgs []*log.Msg) error { return p.accept(msgs) }
 
 // due waits for a retry's time, or parks it when that is far. False: the job
 // ends here, parked or dropped.
@@ -109,8 +109,8 @@ func (w *Worker) mismatch(ctx context.Context, j *job, row *notify.Row) {
 		d.Receivers, d.Count = wr.Bytes(), wr.Count()
 		d.Deferrals = 1<<15 | d.Deferrals
 		d.Cause, d.Parent = "split_differently", row.Digest
-		rec := stream.Record{Topic: w.cfg.Lane.Topic(), Partition: j.msg.Partition, Value: notify.AppendEnvelope(nil, &d)}
-		if w.until(ctx, "log", func() error { return w.cfg.Log.Append(ctx, []stream.Record{rec}) }) != nil {
+		rec := log.Record{Topic: w.cfg.Lane.Topic(), Partition: j.msg.Partition, Value: notify.AppendEnvelope(nil, &d)}
+		if w.until(ctx, "log", func() error { return w.cfg.Log.Append(ctx, []log.Record{rec}) }) != nil {
 			return
 		}
 	}
@@ -139,7 +139,7 @@ func (w *Worker) poison(ctx context.Context, m message, cause error) error {
 		cause = errors.New("not of this lane")
 	}
 	w.cfg.Logger.Error("undecodable record", "topic", m.Topic, "partition", m.Partition, "offset", m.Offset, "err", cause)
-	aside := stream.Poisoner{Log: w.cfg.Log}
+	aside := log.Poisoner{Log: w.cfg.Log}
 	return w.until(ctx, "log", func() error { return aside.Poison(ctx, m, cause) })
 }
 
@@ -153,8 +153,8 @@ func (w *Worker) damaged(ctx context.Context, j *job, row *notify.Row) error {
 	cause := fmt.Errorf("outcome row of %s %s cannot be decoded", j.env.Chunk.Base, chunkName(j.env.Chunk))
 	w.cfg.Logger.Error("undecodable outcome row; its receivers may have been called", "receivers", j.env.Count,
 		"topic", j.msg.Topic, "partition", j.msg.Partition, "offset", j.msg.Offset, "trace_id", notify.TraceID(j.env.Trace), "err", cause)
-	aside := stream.Poisoner{Log: w.cfg.Log}
-	m := stream.NewMsg(stream.Record{Topic: j.msg.Topic, Partition: j.msg.Partition, Offset: j.msg.Offset, Value: row.Damaged, Time: j.msg.Time}, func() {})
+	aside := log.Poisoner{Log: w.cfg.Log}
+	m := log.NewMsg(log.Record{Topic: j.msg.Topic, Partition: j.msg.Partition, Offset: j.msg.Offset, Value: row.Damaged, Time: j.msg.Time}, func() {})
 	*row = j.row
 	row.StartedUpTo, row.Starts = j.env.Count, 1
 	return w.until(ctx, "log", func() error { return aside.Poison(ctx, m, cause) })

@@ -7,9 +7,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/prefs"
-	"github.com/notifyd/notifyd/pkg/stream"
+	"github.com/notifyd/notifyd/pkg/users"
 )
 
 var (
@@ -48,7 +48,7 @@ func TestDeliversAChunk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, pushLane)
 		r.prov.latency = 50 * time.Millisecond
-		e := r.envelope(notify.Transactional, users(8300)...)
+		e := r.envelope(notify.Transactional, userIDs(8300)...)
 		at := r.feed(e)
 		synctest.Wait()
 		if r.isMarked(at[0]) {
@@ -91,7 +91,7 @@ func TestReportsOfMany(t *testing.T) {
 				report(0, n, ok)
 			})
 		})
-		e := r.envelope(notify.Transactional, users(400)...)
+		e := r.envelope(notify.Transactional, userIDs(400)...)
 		at := r.feed(e)
 		synctest.Wait()
 		if !r.isMarked(at[0]) {
@@ -130,7 +130,7 @@ func TestReportsOutOfRange(t *testing.T) {
 					report(0, n, ok)
 				})
 			})
-			e, f := r.envelope(notify.Transactional, users(4)...), r.envelope(notify.Transactional, users(4)...)
+			e, f := r.envelope(notify.Transactional, userIDs(4)...), r.envelope(notify.Transactional, userIDs(4)...)
 			r.feed(e)
 			synctest.Wait()
 			r.feed(f)
@@ -150,7 +150,7 @@ func TestReportsOutOfRange(t *testing.T) {
 func TestCancelledAreNotCalled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, pushLane)
-		e := r.envelope(notify.Transactional, users(150)...)
+		e := r.envelope(notify.Transactional, userIDs(150)...)
 		cancelled := map[notify.ID]bool{e.ID(3): true, e.ID(70): true, e.ID(149): true}
 		r.cancel.ids = cancelled
 		at := r.feed(e, r.envelope(notify.Transactional, "eve")) // nothing of hers
@@ -159,7 +159,7 @@ func TestCancelledAreNotCalled(t *testing.T) {
 			t.Fatal("not marked")
 		}
 		calls := r.prov.count()
-		for i, u := range users(150) {
+		for i, u := range userIDs(150) {
 			want, n := notify.Delivered, 1
 			if cancelled[e.ID(uint32(i))] {
 				want, n = notify.Cancelled, 0
@@ -179,9 +179,9 @@ func TestManyEnvelopesShareTheBudget(t *testing.T) {
 		r.prov.latency = 10 * time.Millisecond
 		var envs []notify.Envelope
 		for range 20 {
-			envs = append(envs, r.envelope(notify.Transactional, users(1000)...))
+			envs = append(envs, r.envelope(notify.Transactional, userIDs(1000)...))
 		}
-		for _, u := range users(1000) {
+		for _, u := range userIDs(1000) {
 			envs = append(envs, r.envelope(notify.OTP, u))
 		}
 		at := r.feed(envs...)
@@ -201,7 +201,7 @@ func TestCrashAfterTheClaim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, pushLane, func(c *Config) { c.Window, c.Ahead = 100, 2 })
 		r.prov.latency = time.Hour
-		e := r.envelope(notify.Transactional, users(1000)...)
+		e := r.envelope(notify.Transactional, userIDs(1000)...)
 		at := r.feed(e)
 		synctest.Wait()
 		if n := len(r.prov.order()); n != 200 {
@@ -238,7 +238,7 @@ func TestCrashMakesMarketingMailUnknown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, bulkMail, func(c *Config) { c.Window = 100; c.Ahead = 1 })
 		r.prov.latency = time.Hour
-		e := r.envelope(notify.Marketing, users(300)...)
+		e := r.envelope(notify.Marketing, userIDs(300)...)
 		r.feed(e)
 		synctest.Wait()
 		r.crash()
@@ -272,7 +272,7 @@ func TestFindsTheReceiverThatKills(t *testing.T) {
 				<-r.ctx.Done()
 			}
 		}
-		e := r.envelope(notify.Transactional, users(30)...)
+		e := r.envelope(notify.Transactional, userIDs(30)...)
 		lives := 0
 		for {
 			lives++
@@ -379,7 +379,7 @@ func TestQuietUntilTheDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, pushLane)
 		until := time.Now().Add(3 * time.Hour).UnixMilli()
-		r.prefs.verdict = func(string) prefs.Verdict { return prefs.Verdict{Action: prefs.Quiet, Until: until} }
+		r.prefs.verdict = func(string) users.Verdict { return users.Verdict{Action: users.Quiet, Until: until} }
 		e := r.envelope(notify.Transactional, "ann")
 		e.Expires = until
 		r.feed(e)
@@ -432,13 +432,13 @@ func TestQuietHoursDefer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, pushLane)
 		wake := time.Now().Add(3 * time.Hour).Truncate(time.Second)
-		r.prefs.verdict = func(u string) prefs.Verdict {
+		r.prefs.verdict = func(u string) users.Verdict {
 			if u < "u00010" {
-				return prefs.Verdict{Action: prefs.Quiet, Until: wake.UnixMilli()}
+				return users.Verdict{Action: users.Quiet, Until: wake.UnixMilli()}
 			}
-			return prefs.Verdict{}
+			return users.Verdict{}
 		}
-		e := r.envelope(notify.Transactional, users(100)...)
+		e := r.envelope(notify.Transactional, userIDs(100)...)
 		at := r.feed(e)
 		synctest.Wait()
 		if !r.isMarked(at[0]) {
@@ -509,8 +509,8 @@ func TestPoison(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, emailLane)
 		marked := false
-		m := stream.NewMsg(stream.Record{Topic: emailLane.Topic(), Offset: 7, Value: []byte("garbage")}, func() { marked = true })
-		if err := r.part.Handle(r.ctx, []*stream.Msg{m}); err != nil {
+		m := log.NewMsg(log.Record{Topic: emailLane.Topic(), Offset: 7, Value: []byte("garbage")}, func() { marked = true })
+		if err := r.part.Handle(r.ctx, []*log.Msg{m}); err != nil {
 			t.Fatal(err)
 		}
 		recs := r.log.take()

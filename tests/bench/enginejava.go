@@ -104,7 +104,7 @@ func fetchRate(out string, n int64) (float64, error) {
 	return 0, fmt.Errorf("kafka-consumer-perf-test printed %.300q", out)
 }
 
-// remover sets what removes topics; stream.Admin has no reason to.
+// remover sets what removes topics; log.Admin has no reason to.
 func (k *kafkaBench) remover(at string) (closer func(), err error) {
 	cl, err := kgo.NewClient(kgo.SeedBrokers(at))
 	if err != nil {

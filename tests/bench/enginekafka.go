@@ -10,7 +10,7 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kgo"
 
-	"github.com/notifyd/notifyd/pkg/stream"
+	"github.com/notifyd/notifyd/pkg/log"
 )
 
 const (
@@ -24,8 +24,8 @@ const (
 // kafkaBench is one broker, or more, and the topics made for this run.
 type kafkaBench struct {
 	*bench
-	conn   stream.Conn
-	admin  *stream.Admin
+	conn   log.Conn
+	admin  *log.Admin
 	name   string
 	topics int
 	remove func(ctx context.Context, topics ...string) error
@@ -34,8 +34,8 @@ type kafkaBench struct {
 // kafkaFigures measures the log of a cluster: what is appended is acknowledged by
 // all in-sync replicas, by an idempotent producer, on both sides.
 func kafkaFigures(ctx context.Context, b *bench, at string) error {
-	conn := stream.Conn{Brokers: []string{at}}
-	admin, err := stream.NewAdmin(stream.AdminConfig{Conn: conn})
+	conn := log.Conn{Brokers: []string{at}}
+	admin, err := log.NewAdmin(log.AdminConfig{Conn: conn})
 	if err != nil {
 		return err
 	}
@@ -90,8 +90,8 @@ func (k *kafkaBench) topic(ctx context.Context) (string, func(), error) {
 
 // producer is the product's, as pkg/app opens it. The timeout is longer: a busy
 // machine must not end a measurement.
-func (k *kafkaBench) producer() (*stream.Producer, error) {
-	return stream.NewProducer(stream.ProducerConfig{Conn: k.conn, AppendTimeout: 3 * time.Minute})
+func (k *kafkaBench) producer() (*log.Producer, error) {
+	return log.NewProducer(log.ProducerConfig{Conn: k.conn, AppendTimeout: 3 * time.Minute})
 }
 
 // produce appends requests of each records in a topic of its own.
@@ -110,11 +110,11 @@ func (k *kafkaBench) fill(ctx context.Context, topic string, d time.Duration, si
 		return 0, err
 	}
 	defer p.Close()
-	requests := make([][]stream.Record, callers)
+	requests := make([][]log.Record, callers)
 	for c := range requests {
-		requests[c] = make([]stream.Record, each)
+		requests[c] = make([]log.Record, each)
 		for i := range requests[c] {
-			requests[c][i] = stream.Record{Topic: topic, Partition: int32((c + i) % kafkaPartitions), Value: noise(size)}
+			requests[c][i] = log.Record{Topic: topic, Partition: int32((c + i) % kafkaPartitions), Value: noise(size)}
 		}
 	}
 	return flood(ctx, callers, d, func(ctx context.Context, c int) (int, error) { return each, p.Append(ctx, requests[c]) })
@@ -158,20 +158,20 @@ func (k *kafkaBench) consumers(ctx context.Context) error {
 		func(time.Duration) (float64, error) { return k.group(ctx, topic, total) }, peer)
 }
 
-func (k *kafkaBench) read(ctx context.Context, ends map[stream.TopicPartition]int64, total int64) (float64, error) {
-	r, err := stream.NewReader(k.conn)
+func (k *kafkaBench) read(ctx context.Context, ends map[log.TopicPartition]int64, total int64) (float64, error) {
+	r, err := log.NewReader(k.conn)
 	if err != nil {
 		return 0, err
 	}
 	defer r.Close()
-	from := make(map[stream.TopicPartition]int64, len(ends))
+	from := make(map[log.TopicPartition]int64, len(ends))
 	for tp := range ends {
 		from[tp] = 0
 	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	began, seen, took := time.Now(), int64(0), time.Duration(0)
-	err = r.Run(ctx, from, func(_ stream.TopicPartition, recs []stream.Record) error {
+	err = r.Run(ctx, from, func(_ log.TopicPartition, recs []log.Record) error {
 		if seen += int64(len(recs)); seen >= total {
 			took = time.Since(began)
 			stop()
@@ -190,9 +190,9 @@ func (k *kafkaBench) group(ctx context.Context, topic string, total int64) (floa
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	h := &counting{total: total, stop: stop}
-	g, err := stream.NewGroup(stream.GroupConfig{
+	g, err := log.NewGroup(log.GroupConfig{
 		Conn: k.conn, Group: fmt.Sprintf("%s-%08x", k.name, rand.Uint32()), Topics: []string{topic},
-		Events: stream.GroupEvents{Assigned: func(stream.TopicPartition) { h.once.Do(func() { h.began = time.Now() }) }},
+		Events: log.GroupEvents{Assigned: func(log.TopicPartition) { h.once.Do(func() { h.began = time.Now() }) }},
 	}, h)
 	if err != nil {
 		return 0, err
@@ -216,9 +216,9 @@ type counting struct {
 	took  time.Duration
 }
 
-func (c *counting) Assigned(context.Context, stream.TopicPartition) stream.PartitionHandler { return c }
+func (c *counting) Assigned(context.Context, log.TopicPartition) log.PartitionHandler { return c }
 
-func (c *counting) Handle(_ context.Context, msgs []*stream.Msg) error {
+func (c *counting) Handle(_ context.Context, msgs []*log.Msg) error {
 	for _, m := range msgs {
 		m.Done()
 	}
@@ -255,7 +255,7 @@ func (k *kafkaBench) alone(ctx context.Context) error {
 	value := noise(singleBytes)
 	return k.floods(ctx, callers, "kafka_single", fmt.Sprintf("single notifications of 200 B appended, %d requests at a time", callers), "records/s", "the client library alone", ratioOf(engineNeed),
 		func(ctx context.Context, c int) (int, error) {
-			return 1, p.Append(ctx, []stream.Record{{Topic: topic, Partition: int32(c % kafkaPartitions), Value: value}})
+			return 1, p.Append(ctx, []log.Record{{Topic: topic, Partition: int32(c % kafkaPartitions), Value: value}})
 		},
 		func(ctx context.Context, c int) (int, error) {
 			return 1, cl.ProduceSync(ctx, &kgo.Record{Partition: int32(c % kafkaPartitions), Value: value}).FirstErr()

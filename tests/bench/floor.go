@@ -18,7 +18,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/load"
 )
 
-// profileBytes is what the snapshot of preferences keeps a user (pkg/prefs).
+// profileBytes is what the snapshot of preferences keeps a user (pkg/users).
 const profileBytes = 69
 
 // floor is the least that a receiver of P6 costs on this machine at this hour: the

@@ -13,8 +13,8 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/app"
-	"github.com/notifyd/notifyd/pkg/engine/kfake"
 	"github.com/notifyd/notifyd/pkg/load"
+	"github.com/notifyd/notifyd/pkg/log/embedded"
 )
 
 const text = "Your order is on its way."
@@ -35,9 +35,9 @@ func (b *bench) pair(ctx context.Context, sync bool) (*pair, error) {
 	if p.node, err = b.start(ctx, cfg, app.RoleAPI, nil); err != nil {
 		return nil, err
 	}
-	d := kfake.PageCache
+	d := embedded.PageCache
 	if sync {
-		d = kfake.Fsync
+		d = embedded.Fsync
 	}
 	p.raw, err = b.rawLog(ctx, d, cfg.Log.Partitions["push"])
 	if err != nil {

@@ -9,14 +9,14 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kgo"
 
-	"github.com/notifyd/notifyd/pkg/engine/kfake"
+	"github.com/notifyd/notifyd/pkg/log/embedded"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // rawLog is an embedded broker of its own and a plain kgo client on it: what
 // the log alone does with records of the same size and durability.
 type rawLog struct {
-	broker *kfake.Broker
+	broker *embedded.Broker
 	client *kgo.Client
 	stop   context.CancelFunc
 	done   chan error
@@ -27,8 +27,8 @@ const (
 	inFlight = 64_000 // records at a time, as in the batches of P3
 )
 
-func (b *bench) rawLog(ctx context.Context, d kfake.Durability, partitions int) (*rawLog, error) {
-	broker, err := kfake.Open(kfake.Config{Dir: b.folder("raw"), Durability: d, Topics: map[string]int{rawTopic: partitions}, CapBytes: 16 << 30})
+func (b *bench) rawLog(ctx context.Context, d embedded.Durability, partitions int) (*rawLog, error) {
+	broker, err := embedded.Open(embedded.Config{Dir: b.folder("raw"), Durability: d, Topics: map[string]int{rawTopic: partitions}, CapBytes: 16 << 30})
 	if err != nil {
 		return nil, err
 	}

@@ -7,7 +7,7 @@ import (
 	"runtime"
 	"time"
 
-	"github.com/notifyd/notifyd/pkg/wheel"
+	"github.com/notifyd/notifyd/pkg/timer/wheel"
 )
 
 // wheel measures the wheel with ten million timers of 8-byte values, random

@@ -12,7 +12,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
 
-	"github.com/notifyd/notifyd/pkg/engine/kfake"
+	"github.com/notifyd/notifyd/pkg/log/embedded"
 )
 
 const (
@@ -22,8 +22,8 @@ const (
 	inFlight   = 32 // records of a partition
 )
 
-func brokerConfig(dir string, durability kfake.Durability) kfake.Config {
-	return kfake.Config{
+func brokerConfig(dir string, durability embedded.Durability) embedded.Config {
+	return embedded.Config{
 		Dir: dir, Durability: durability, Topics: map[string]int{topic: partitions},
 		SegmentBytes: 48 << 10, // many files begin and end
 	}
@@ -39,9 +39,9 @@ func brokerConfig(dir string, durability kfake.Durability) kfake.Config {
 // It never syncs and never flushes anything but its output.
 func beBroker(dir, durability string) error {
 	id, _ := os.ReadFile(dir + ".id") // stands for the database beside the log
-	cfg := brokerConfig(dir, kfake.Durability(durability))
+	cfg := brokerConfig(dir, embedded.Durability(durability))
 	cfg.StoreID = string(id)
-	b, err := kfake.Open(cfg)
+	b, err := embedded.Open(cfg)
 	if err != nil {
 		return err
 	}
@@ -67,7 +67,7 @@ func beBroker(dir, durability string) error {
 	return <-errs
 }
 
-func appendTo(p int32, b *kfake.Broker, cl *kgo.Client, say func(string, ...any)) error {
+func appendTo(p int32, b *embedded.Broker, cl *kgo.Client, say func(string, ...any)) error {
 	ctx := context.Background()
 	admin := kadm.NewClient(cl)
 	acked := make(chan *kgo.Record, inFlight)

@@ -18,7 +18,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 
-	"github.com/notifyd/notifyd/pkg/engine/kfake"
+	"github.com/notifyd/notifyd/pkg/log/embedded"
 	"github.com/notifyd/notifyd/tests/powerloss/lossfs"
 )
 
@@ -26,7 +26,7 @@ import (
 // each record at its offset, and each offset a group committed.
 func TestLogKeepsWhatItAcknowledged(t *testing.T) {
 	t.Parallel()
-	r := runBroker(t, lossfs.WithFile, kfake.Fsync, trials(t, 10))
+	r := runBroker(t, lossfs.WithFile, embedded.Fsync, trials(t, 10))
 	if r.lost != 0 || r.regressed != 0 {
 		t.Errorf("%v", r)
 	}
@@ -40,7 +40,7 @@ func TestLogKeepsWhatItAcknowledged(t *testing.T) {
 // The same without fsync: the proof that the test can fail.
 func TestLogWithoutFsyncIsCaught(t *testing.T) {
 	t.Parallel()
-	r := runBroker(t, lossfs.WithFile, kfake.PageCache, 4)
+	r := runBroker(t, lossfs.WithFile, embedded.PageCache, 4)
 	if r.lost == 0 {
 		t.Errorf("no loss was noticed: %v", r)
 	}
@@ -65,7 +65,7 @@ func (v verdict) String() string {
 	return fmt.Sprintf("broker cuts=%d acknowledged=%d commits=%d lost=%d regressed=%d", v.cuts, v.acked, v.commits, v.lost, v.regressed)
 }
 
-func runBroker(t *testing.T, names lossfs.Names, durability kfake.Durability, cuts int) (v verdict) {
+func runBroker(t *testing.T, names lossfs.Names, durability embedded.Durability, cuts int) (v verdict) {
 	disk, dir := mount(t, names)
 	dir = filepath.Join(dir, "log")
 	rng := seed(t)
@@ -98,7 +98,7 @@ func newStory() *story {
 
 // live is one life of the child: it is killed after a random number of
 // acknowledgements.
-func (h *story) live(t *testing.T, dir string, durability kfake.Durability, rng *rand.Rand) {
+func (h *story) live(t *testing.T, dir string, durability embedded.Durability, rng *rand.Rand) {
 	t.Helper()
 	exe, err := os.Executable()
 	if err != nil {
@@ -164,7 +164,7 @@ func (h *story) hear(t *testing.T, line string) {
 // check opens a copy of the log as it is after the cut, so that the next life
 // begins on what the cut left and not on what a graceful stop tidied up, and
 // counts what is missing.
-func (h *story) check(t *testing.T, disk *lossfs.Disk, durability kfake.Durability) (lost, regressed int) {
+func (h *story) check(t *testing.T, disk *lossfs.Disk, durability embedded.Durability) (lost, regressed int) {
 	t.Helper()
 	dir, unmount := mountDisk(t, disk)
 	defer unmount()
@@ -172,7 +172,7 @@ func (h *story) check(t *testing.T, disk *lossfs.Disk, durability kfake.Durabili
 	id, _ := os.ReadFile(dir + ".id")
 	cfg := brokerConfig(dir, durability)
 	cfg.StoreID = string(id)
-	b, err := kfake.Open(cfg)
+	b, err := embedded.Open(cfg)
 	if err != nil {
 		for p := range h.acked {
 			lost += len(h.acked[p])
@@ -218,7 +218,7 @@ func (h *story) check(t *testing.T, disk *lossfs.Disk, durability kfake.Durabili
 }
 
 // readAll returns the values of a partition by offset.
-func readAll(t *testing.T, b *kfake.Broker, p int32) map[int64]string {
+func readAll(t *testing.T, b *embedded.Broker, p int32) map[int64]string {
 	t.Helper()
 	cl, err := kgo.NewClient(kgo.SeedBrokers(b.Addr()), kgo.Dialer(b.Dial),
 		kgo.ConsumePartitions(map[string]map[int32]kgo.Offset{topic: {p: kgo.NewOffset().AtStart()}}))

@@ -10,9 +10,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/notifyd/notifyd/internal/atomicfile"
 	"github.com/notifyd/notifyd/pkg/archive"
 	"github.com/notifyd/notifyd/pkg/backup"
-	"github.com/notifyd/notifyd/pkg/durable"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/memory"
 	"github.com/notifyd/notifyd/pkg/history"
@@ -33,7 +33,7 @@ func TestFilesAreThere(t *testing.T) {
 			t.Errorf("%q, %v; want %q", b, err, want)
 		}
 	}
-	if err := durable.MkdirAll(filepath.Dir(name)); err != nil {
+	if err := atomicfile.MkdirAll(filepath.Dir(name)); err != nil {
 		t.Fatal(err)
 	}
 	disk.Cut(nil)
@@ -41,12 +41,12 @@ func TestFilesAreThere(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, content := range []string{"one", "", "three"} {
-		if err := durable.WriteFile(name, []byte(content)); err != nil {
+		if err := atomicfile.WriteFile(name, []byte(content)); err != nil {
 			t.Fatal(err)
 		}
 		holds(name, content)
 	}
-	if err := durable.Rename(name, name+"2"); err != nil {
+	if err := atomicfile.Rename(name, name+"2"); err != nil {
 		t.Fatal(err)
 	}
 	holds(name+"2", "three")

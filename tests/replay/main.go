@@ -15,8 +15,8 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/cli"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/term"
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
@@ -65,7 +65,7 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	replay := []string{"dlq", "replay", "--plan", file, "--name", "proof", "--reason", "proof", "--yes"}
 
 	// The provider still refuses: the canary stops the job.
-	who.run(cli.ExitGuard, replay...)
+	who.run(term.ExitGuard, replay...)
 	jobs, err := cl.Jobs(ctx, 10)
 	if err != nil || len(jobs) != 1 {
 		panic(fmt.Errorf("%d jobs, want 1: %w", len(jobs), err))

@@ -10,9 +10,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/notifyd/notifyd/internal/freeport"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/enginetest"
-	"github.com/notifyd/notifyd/pkg/freeport"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/secrets"
 )

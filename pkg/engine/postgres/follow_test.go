@@ -9,7 +9,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
-	service "github.com/notifyd/notifyd/pkg/prefs"
+	service "github.com/notifyd/notifyd/pkg/users"
 )
 
 // background runs fn until the test ends, or stop is called.

@@ -18,8 +18,8 @@ import (
 
 	client "github.com/redis/go-redis/v9"
 
+	"github.com/notifyd/notifyd/internal/freeport"
 	"github.com/notifyd/notifyd/pkg/engine/enginetest"
-	"github.com/notifyd/notifyd/pkg/freeport"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 

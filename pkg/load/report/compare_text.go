@@ -7,7 +7,7 @@ import (
 
 	"github.com/charmbracelet/x/ansi"
 
-	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // WriteComparison writes a comparison for people, at most 80 columns wide.
@@ -34,7 +34,7 @@ func WriteComparison(w io.Writer, a, b string, c *Comparison) error {
 			diff = "new"
 		}
 		word := map[Change]string{Better: "better", Worse: "WORSE", Unjudged: r.Why}[r.Change]
-		p.line("%-22s %-16s %9s %9s %8s %s", ansi.Truncate(cli.Clean(step), 22, "~"), r.Figure, figure(r.A, r.Unit), figure(r.B, r.Unit), diff, word)
+		p.line("%-22s %-16s %9s %9s %8s %s", ansi.Truncate(term.Clean(step), 22, "~"), r.Figure, figure(r.A, r.Unit), figure(r.B, r.Unit), diff, word)
 	}
 	p.b.WriteByte('\n')
 	switch {
@@ -59,5 +59,5 @@ func figure(v float64, unit string) string {
 	case "share":
 		return strings.TrimSuffix(fmt.Sprintf("%.3f", 100*v), "0") + "%"
 	}
-	return cli.Count(int64(v))
+	return term.Count(int64(v))
 }

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/notifyd/notifyd/pkg/durable"
+	"github.com/notifyd/notifyd/internal/atomicfile"
 	"github.com/notifyd/notifyd/pkg/load"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -67,5 +67,5 @@ func WriteFile(name string, r *load.Result) error {
 	if err != nil {
 		return err
 	}
-	return durable.WriteFile(name, raw)
+	return atomicfile.WriteFile(name, raw)
 }

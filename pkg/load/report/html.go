@@ -10,9 +10,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/notifyd/notifyd/pkg/cli"
 	"github.com/notifyd/notifyd/pkg/load"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 //go:embed report.html.tmpl
@@ -104,7 +104,7 @@ func viewOf(r *load.Result) *view {
 func (v *view) tiles(r *load.Result) {
 	add := func(name, value, note, class string) { v.Tiles = append(v.Tiles, tile{name, value, note, class}) }
 	t := &r.Totals
-	add("accepted", Short(r.Rates.Acked)+"/s", cli.Count(t.Acked)+" in all", "")
+	add("accepted", Short(r.Rates.Acked)+"/s", term.Count(t.Acked)+" in all", "")
 	pick := func(is bool, yes, no string) string {
 		if is {
 			return yes
@@ -118,9 +118,9 @@ func (v *view) tiles(r *load.Result) {
 		add("ledger", "-", "delivery was not checked", "warn")
 		return
 	}
-	add("delivered", Short(r.Rates.Delivered)+"/s", cli.Count(t.Delivered)+" in all, the last "+Seconds(r.DrainTime)+" after the last was sent", "")
-	add("lost", cli.Count(t.Lost), fmt.Sprintf("of %s accepted", cli.Count(r.Ledger.Expected)), pick(t.Lost > 0, "bad", "good"))
-	add("duplicates", cli.Count(t.Duplicates), "delivered more than once", pick(t.Duplicates > 0, "bad", "good"))
+	add("delivered", Short(r.Rates.Delivered)+"/s", term.Count(t.Delivered)+" in all, the last "+Seconds(r.DrainTime)+" after the last was sent", "")
+	add("lost", term.Count(t.Lost), fmt.Sprintf("of %s accepted", term.Count(r.Ledger.Expected)), pick(t.Lost > 0, "bad", "good"))
+	add("duplicates", term.Count(t.Duplicates), "delivered more than once", pick(t.Duplicates > 0, "bad", "good"))
 }
 
 func (v *view) steps(r *load.Result) {
@@ -144,7 +144,7 @@ func (v *view) steps(r *load.Result) {
 				t.Rows = append(t.Rows, title)
 				title = nil
 			}
-			t.Rows = append(t.Rows, append(plain(kindNames[k]), cells("n", cli.Count(q.Count), Nanos(q.Min), Nanos(q.P50), Nanos(q.P90), Nanos(q.P99),
+			t.Rows = append(t.Rows, append(plain(kindNames[k]), cells("n", term.Count(q.Count), Nanos(q.Min), Nanos(q.P50), Nanos(q.P90), Nanos(q.P99),
 				few(q.Count, 1000, q.P999), few(q.Count, 10_000, q.P9999), Nanos(q.Max))...))
 		}
 	}
@@ -174,7 +174,7 @@ func (v *view) tables(r *load.Result) {
 	}
 	rows = nil
 	for _, e := range r.Errors {
-		rows = append(rows, plain(cli.Count(e.Count), e.Class, e.Code, e.Step, e.Last.UTC().Format("15:04:05Z")))
+		rows = append(rows, plain(term.Count(e.Count), e.Class, e.Code, e.Step, e.Last.UTC().Format("15:04:05Z")))
 	}
 	add("Errors", plain("messages", "class", "code", "step", "last"), rows...)
 	rows = nil
@@ -183,7 +183,7 @@ func (v *view) tables(r *load.Result) {
 		if f.Drained >= 0 {
 			drained = Seconds(f.Drained)
 		}
-		rows = append(rows, plain(f.Name, Clock(f.Began), Clock(f.Ended), cli.Count(f.BacklogBefore), cli.Count(f.BacklogPeak), drained, f.Error))
+		rows = append(rows, plain(f.Name, Clock(f.Began), Clock(f.Ended), term.Count(f.BacklogBefore), term.Count(f.BacklogPeak), drained, f.Error))
 	}
 	add("Faults", plain("fault", "began", "ended", "backlog before", "highest", "drained after", "problem"), rows...)
 	h := &r.Health
@@ -221,13 +221,13 @@ func ledgerRows(l *load.LedgerResult) [][]cellText {
 		if n > 0 {
 			class = "bad"
 		}
-		return append(plain(name), cells(class, cli.Count(n))...)
+		return append(plain(name), cells(class, term.Count(n))...)
 	}
 	rows := [][]cellText{
-		plain("accepted", cli.Count(l.Expected)), plain("delivered", cli.Count(l.Delivered)),
+		plain("accepted", term.Count(l.Expected)), plain("delivered", term.Count(l.Delivered)),
 		bad("lost", l.Lost), bad("duplicates", l.Duplicates), bad("reordered", l.Reordered), bad("early", l.Early),
-		bad("late", l.Late), bad("unexpected", l.Unexpected), plain("ended without delivery", cli.Count(l.Ended)),
-		plain("still on their way", cli.Count(l.Pending)), bad("unverified", l.Unverified),
+		bad("late", l.Late), bad("unexpected", l.Unexpected), plain("ended without delivery", term.Count(l.Ended)),
+		plain("still on their way", term.Count(l.Pending)), bad("unverified", l.Unverified),
 	}
 	for _, e := range l.Examples {
 		rows = append(rows, plain("see", e))

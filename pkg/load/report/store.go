@@ -13,7 +13,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/notifyd/notifyd/pkg/durable"
+	"github.com/notifyd/notifyd/internal/atomicfile"
 	"github.com/notifyd/notifyd/pkg/load"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -68,7 +68,7 @@ func (s Store) Save(r *load.Result) (id string, err error) {
 		FilePage:    func(b *bytes.Buffer) error { return WriteHTML(b, r) },
 		FileHLog:    func(b *bytes.Buffer) error { return WriteHLog(b, r) },
 	}
-	if err := durable.MkdirAll(s.Dir); err != nil {
+	if err := atomicfile.MkdirAll(s.Dir); err != nil {
 		return "", fmt.Errorf("folder of runs: %w", err)
 	}
 	work, err := os.MkdirTemp(s.Dir, ".new-")
@@ -81,7 +81,7 @@ func (s Store) Save(r *load.Result) (id string, err error) {
 		if err := write(&b); err != nil {
 			return "", fmt.Errorf("%s: %w", name, err)
 		}
-		if err := durable.WriteFile(filepath.Join(work, name), b.Bytes()); err != nil {
+		if err := atomicfile.WriteFile(filepath.Join(work, name), b.Bytes()); err != nil {
 			return "", err
 		}
 	}
@@ -97,10 +97,10 @@ func (s Store) Save(r *load.Result) (id string, err error) {
 		if err != nil {
 			return "", err
 		}
-		if err := durable.WriteFile(filepath.Join(work, fileEntry), raw); err != nil {
+		if err := atomicfile.WriteFile(filepath.Join(work, fileEntry), raw); err != nil {
 			return "", err
 		}
-		if err = durable.Rename(work, filepath.Join(s.Dir, id)); err == nil {
+		if err = atomicfile.Rename(work, filepath.Join(s.Dir, id)); err == nil {
 			return id, nil
 		}
 		// A folder that has the name is not empty, so renaming fails.

@@ -9,8 +9,8 @@ import (
 
 	"github.com/charmbracelet/x/ansi"
 
-	"github.com/notifyd/notifyd/pkg/cli"
 	"github.com/notifyd/notifyd/pkg/load"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 const textWidth = 80
@@ -28,7 +28,7 @@ func (p *page) line(format string, args ...any) {
 func (p *page) para(name, text string) {
 	const indent = 12
 	room := textWidth - indent
-	for _, l := range strings.Split(ansi.Hardwrap(ansi.Wordwrap(cli.Clean(text), room, ""), room, true), "\n") {
+	for _, l := range strings.Split(ansi.Hardwrap(ansi.Wordwrap(term.Clean(text), room, ""), room, true), "\n") {
 		p.line("%-*s%s", indent, name, l)
 		name = ""
 	}
@@ -107,7 +107,7 @@ func (p *page) flow(r *load.Result) {
 	t := &r.Totals
 	p.b.WriteByte('\n')
 	row := func(name string, n int64, rate float64, note string) {
-		p.line("%-12s%16s   %12s/s   %s", name, cli.Count(n), cli.Count(int64(rate+0.5)), note)
+		p.line("%-12s%16s   %12s/s   %s", name, term.Count(n), term.Count(int64(rate+0.5)), note)
 	}
 	row("intended", t.Intended, r.Rates.Intended, "")
 	row("sent", t.Sent, r.Rates.Sent, percent(float64(t.Sent), float64(t.Intended))+" of what was due")
@@ -116,9 +116,9 @@ func (p *page) flow(r *load.Result) {
 		row("delivered", t.Delivered, r.Rates.Delivered, percent(float64(t.Delivered), float64(t.Acked))+" of what was accepted")
 	}
 	if t.Failed+t.Rejected > 0 {
-		p.line("%-12s%16s   rejected %s, backlog at the end %s", "failed", cli.Count(t.Failed), cli.Count(t.Rejected), cli.Count(t.Backlog))
+		p.line("%-12s%16s   rejected %s, backlog at the end %s", "failed", term.Count(t.Failed), term.Count(t.Rejected), term.Count(t.Backlog))
 	} else if t.Backlog > 0 {
-		p.line("%-12s%16s", "backlog", cli.Count(t.Backlog))
+		p.line("%-12s%16s", "backlog", term.Count(t.Backlog))
 	}
 }
 
@@ -128,7 +128,7 @@ func (p *page) latency(r *load.Result) {
 	p.line("%-12s%14s %8s %8s %8s %8s %8s %7s", "latency", "count", "p50", "p90", "p99", "p99.9", "p99.99", "max")
 	row := func(name string, q load.Quantiles) {
 		if q.Count > 0 {
-			p.line("%-12s%14s %8s %8s %8s %8s %8s %7s", ansi.Truncate(name, 12, "~"), cli.Count(q.Count),
+			p.line("%-12s%14s %8s %8s %8s %8s %8s %7s", ansi.Truncate(name, 12, "~"), term.Count(q.Count),
 				Nanos(q.P50), Nanos(q.P90), Nanos(q.P99), few(q.Count, 1000, q.P999), few(q.Count, 10_000, q.P9999), Nanos(q.Max))
 		}
 	}
@@ -140,10 +140,10 @@ func (p *page) latency(r *load.Result) {
 		for _, s := range steps {
 			name := stepName(&s.StepSnapshot)
 			if ansi.StringWidth(name) > 11 {
-				p.line("  %s", cli.Clean(name))
+				p.line("  %s", term.Clean(name))
 				name = ""
 			}
-			row(" "+cli.Clean(name), s.Response)
+			row(" "+term.Clean(name), s.Response)
 		}
 	}
 }
@@ -170,7 +170,7 @@ func (p *page) thresholds(r *load.Result) {
 	p.b.WriteByte('\n')
 	name := "thresholds"
 	for _, t := range r.Thresholds {
-		p.line("%-12s%-7s %-40s %s", name, ThresholdWord(t), cli.Clean(t.Expr), ThresholdValue(t))
+		p.line("%-12s%-7s %-40s %s", name, ThresholdWord(t), term.Clean(t.Expr), ThresholdValue(t))
 		name = ""
 	}
 }
@@ -194,11 +194,11 @@ func (p *page) ledger(r *load.Result) {
 		return
 	}
 	p.para("ledger", fmt.Sprintf("lost %s, duplicates %s, reordered %s, early %s, late %s, unexpected %s",
-		cli.Count(l.Lost), cli.Count(l.Duplicates), cli.Count(l.Reordered), cli.Count(l.Early), cli.Count(l.Late), cli.Count(l.Unexpected)))
+		term.Count(l.Lost), term.Count(l.Duplicates), term.Count(l.Reordered), term.Count(l.Early), term.Count(l.Late), term.Count(l.Unexpected)))
 	p.para("", fmt.Sprintf("of %s accepted, %s delivered, %s ended otherwise, %s still on their way, %s unverified",
-		cli.Count(l.Expected), cli.Count(l.Delivered), cli.Count(l.Ended), cli.Count(l.Pending), cli.Count(l.Unverified)))
+		term.Count(l.Expected), term.Count(l.Delivered), term.Count(l.Ended), term.Count(l.Pending), term.Count(l.Unverified)))
 	if l.Sampled > 0 {
-		p.para("", fmt.Sprintf("end to end, lateness, early and late are of a sample of %s: there were too many to look up each", cli.Count(l.Sampled)))
+		p.para("", fmt.Sprintf("end to end, lateness, early and late are of a sample of %s: there were too many to look up each", term.Count(l.Sampled)))
 	}
 	for _, e := range l.Examples {
 		p.para("", "see "+e)
@@ -217,7 +217,7 @@ func (p *page) events(r *load.Result) {
 				p.line("%-12s%d kinds more", "", len(list)-i)
 				break
 			}
-			p.line("%-12s%12s  %s %s  (%s)", name, cli.Count(e.Count), cli.Clean(e.Class), cli.Clean(e.Code), cli.Clean(e.Step))
+			p.line("%-12s%12s  %s %s  (%s)", name, term.Count(e.Count), term.Clean(e.Class), term.Clean(e.Code), term.Clean(e.Step))
 			name = ""
 		}
 	}
@@ -237,7 +237,7 @@ func serverLine(s *load.Server) string {
 	for _, n := range s.Lag {
 		unread += n
 	}
-	text := fmt.Sprintf("at the end %s records of its log not read, %s dead letters", cli.Count(unread), cli.Count(s.DLQ))
+	text := fmt.Sprintf("at the end %s records of its log not read, %s dead letters", term.Count(unread), term.Count(s.DLQ))
 	open := []string{}
 	for name, n := range s.Circuits {
 		if n > 0 {

@@ -9,8 +9,8 @@ import (
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 
-	"github.com/notifyd/notifyd/pkg/cli"
 	"github.com/notifyd/notifyd/pkg/load"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // Nanos writes a latency with three digits: 843ns, 12.3us, 4.56ms, 1.23s, 127s.
@@ -92,7 +92,7 @@ func Seconds(d time.Duration) string {
 	if d < 10*time.Minute {
 		return strconv.FormatFloat(d.Seconds(), 'f', 1, 64) + "s"
 	}
-	return cli.Span(d)
+	return term.Span(d)
 }
 
 func percent(part, of float64) string {
@@ -117,7 +117,7 @@ func ThresholdValue(t load.ThresholdState) string {
 	case ofTime.MatchString(t.Expr):
 		return Nanos(int64(t.Value))
 	case t.Value == math.Trunc(t.Value) && math.Abs(t.Value) < 1e15:
-		return cli.Count(int64(t.Value))
+		return term.Count(int64(t.Value))
 	}
 	return strconv.FormatFloat(t.Value, 'g', 4, 64)
 }

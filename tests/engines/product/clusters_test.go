@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/notifyd/notifyd/pkg/cli"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // TestClustersOfTheirOwn: status, timers and triggers each have a cluster's address
@@ -74,7 +74,7 @@ func TestMigrateDownAndUp(t *testing.T) {
 		return out
 	}
 	triggers := e.rows(t, "product.triggers")
-	if out := migrate(cli.ExitUsage, "down"); !strings.Contains(out, "--yes") {
+	if out := migrate(term.ExitUsage, "down"); !strings.Contains(out, "--yes") {
 		t.Errorf("down does not say what it asks for:\n%s", out)
 	}
 	if n := e.rows(t, "product.triggers"); n != triggers || n == 0 {
@@ -87,7 +87,7 @@ func TestMigrateDownAndUp(t *testing.T) {
 	if n := e.rows(t, "product.triggers"); n != 0 {
 		t.Errorf("down left %d triggers", n)
 	}
-	if out := migrate(cli.ExitUnavailable, "status"); !strings.Contains(out, "missing") {
+	if out := migrate(term.ExitUnavailable, "status"); !strings.Contains(out, "missing") {
 		t.Errorf("status after down:\n%s", out)
 	}
 	if out, err := f.Command(t.Context(), nil, "serve", "--config", f.Engines(), "--config", f.Beside(), "--role", "worker", "--set", "api.listen=127.0.0.1:0", "--set", "api.admin="); err == nil || !strings.Contains(out, "migrate up") {

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/notifyd/notifyd/pkg/freeport"
+	"github.com/notifyd/notifyd/internal/freeport"
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 

@@ -22,8 +22,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/notifyd/notifyd/internal/freeport"
 	"github.com/notifyd/notifyd/pkg/engine/enginetest"
-	"github.com/notifyd/notifyd/pkg/freeport"
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 

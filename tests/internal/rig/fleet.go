@@ -16,7 +16,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/notifyd/notifyd/pkg/freeport"
+	"github.com/notifyd/notifyd/internal/freeport"
 )
 
 // FleetConfig of a Fleet.

@@ -20,8 +20,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/notifyd/notifyd/internal/freeport"
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/freeport"
 	"github.com/notifyd/notifyd/pkg/load"
 )
 

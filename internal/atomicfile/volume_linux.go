@@ -1,0 +1,20 @@
+package atomicfile
+
+import "golang.org/x/sys/unix"
+
+// FreeBytes returns the bytes that an unprivileged process may still write on the
+// volume of dir, which must exist.
+func FreeBytes(dir string) (int64, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return 0, err
+	}
+	return int64(st.Bavail) * st.Bsize, nil
+}
+
+// SameVolume reports whether two folders are on one volume. A folder that cannot be
+// looked at is on none.
+func SameVolume(a, b string) bool {
+	var sa, sb unix.Stat_t
+	return unix.Stat(a, &sa) == nil && unix.Stat(b, &sb) == nil && sa.Dev == sb.Dev
+}

@@ -1,0 +1,74 @@
+//go:build faultinject
+
+package killpoint
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+type rule struct {
+	left   int
+	action string
+}
+
+var rules = sync.OnceValue(func() map[string]*rule {
+	m := map[string]*rule{}
+	for _, one := range strings.Split(os.Getenv("NOTIFYD_FAULT"), ",") {
+		parts := strings.SplitN(one, ":", 3)
+		if len(parts) != 3 {
+			continue
+		}
+		n, err := strconv.Atoi(parts[1])
+		if err != nil {
+			continue
+		}
+		m[parts[0]] = &rule{left: n, action: parts[2]}
+	}
+	return m
+})
+
+var mu sync.Mutex
+
+// Hit marks a place where a process may die at the worst moment.
+func Hit(name string) {
+	r := rules()[name]
+	if r == nil {
+		return
+	}
+	mu.Lock()
+	r.left--
+	act := r.left == 0
+	mu.Unlock()
+	if !act {
+		return
+	}
+	switch d, pause := strings.CutPrefix(r.action, "pause="); {
+	case pause:
+		if wait, err := time.ParseDuration(d); err == nil {
+			time.Sleep(wait)
+		}
+	case r.action == "panic":
+		panic("fault " + name)
+	default:
+		fmt.Fprintln(os.Stderr, "fault: killed at", name)
+		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		select {} // never on from here
+	}
+}
+
+// Clock returns how much further ahead than it is the process takes its clock for. The
+// file is read each time, so that a test can turn the clock while the process runs.
+func Clock() time.Duration {
+	text, err := os.ReadFile(os.Getenv("NOTIFYD_FAULT_CLOCK"))
+	if err != nil {
+		return 0
+	}
+	d, _ := time.ParseDuration(strings.TrimSpace(string(text)))
+	return d
+}

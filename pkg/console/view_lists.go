@@ -1,0 +1,381 @@
+package console
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/term"
+)
+
+// keys are the rows of the page's list, by what stays the same about them.
+func (m *model) keys() (keys []string) {
+	d, add := &m.data, func(key string, row []cell) {
+		texts := make([]string, len(row))
+		for i := range row {
+			texts[i] = row[i].text
+		}
+		if m.tab == tabLetters || matches(texts, m.filter[m.tab]) {
+			keys = append(keys, key)
+		}
+	}
+	switch m.tab {
+	case tabLetters:
+		for i := range d.letters.Items {
+			add(letterKey(&d.letters.Items[i]), nil)
+		}
+	case tabJobs:
+		for i := range d.jobs {
+			add(d.jobs[i].ID, m.jobRow(&d.jobs[i]))
+		}
+	case tabCircuits:
+		for i := range d.circuits {
+			add(d.circuits[i].Name, m.circuitRow(&d.circuits[i]))
+		}
+	case tabSchedules:
+		for i := range d.schedules.Items {
+			add(d.schedules.Items[i].NotificationID, m.scheduleRow(&d.schedules.Items[i]))
+		}
+	}
+	return keys
+}
+
+// listOf draws the page's list in what is left of h lines.
+func (m *model) listOf(f feed, name string, cols []column, rows map[string][]cell, empty string, w, h int) []string {
+	st, keys := &m.style, m.keys()
+	note := m.note(f)
+	if note == "" {
+		note = term.Count(len(keys))
+	}
+	if t := m.filter[m.tab]; t != "" {
+		name += ": " + term.Clean(t)
+	}
+	out := []string{st.title(name, note, w)}
+	if line, ok := m.trouble(f); ok {
+		return append(out, line)
+	}
+	if len(keys) == 0 {
+		return append(out, st.dim.Render(" "+empty))
+	}
+	list := make([][]cell, 0, len(keys))
+	for _, k := range keys {
+		list = append(list, rows[k])
+	}
+	return append(out, st.list(cols, list, m.at(keys), w, h-1)...)
+}
+
+func letterKey(l *api.DeadLetter) string { return fmt.Sprintf("%s %d", l.NotificationID, l.Epoch) }
+
+func (m *model) lettersPage(w, h int) (out []string) {
+	st, top := &m.style, &m.data.top
+	if h >= 16 && len(top.Groups) > 0 {
+		out = m.groupsPanel(w, min(2+len(top.Groups), h/4+1))
+	}
+	rows := map[string][]cell{}
+	for i := range m.data.letters.Items {
+		l := &m.data.letters.Items[i]
+		state := cell{text: st.fail + " " + l.State}
+		if l.State != "dead" {
+			state = cell{st.more + " " + l.State, &st.dim}
+		}
+		rows[letterKey(l)] = []cell{
+			{text: l.NotificationID}, state, {text: ago(m.now, l.LastFailedAt)}, {text: l.Channel}, {text: l.Code}, {text: l.Class},
+			{text: l.Caller}, {text: l.Provider}, {text: fmt.Sprint(l.Attempts)}, {text: l.Category}, {text: l.Template},
+		}
+	}
+	name := "dead letters, newest first"
+	if m.data.letters.Cursor != "" {
+		name = fmt.Sprintf("the newest %d", len(m.data.letters.Items))
+	}
+	return append(out, m.listOf(feedLetters, name, []column{
+		{title: "notification", least: 12}, {title: "state"}, {title: "failed"}, {title: "channel"}, {title: "code", least: 8}, {title: "class", give: 2},
+		{title: "caller", give: 3}, {title: "provider", give: 4}, {title: "calls", right: true, give: 5}, {title: "category", give: 6}, {title: "template", give: 7},
+	}, rows, "nothing failed for good that the filter selects", w, h-len(out))...)
+}
+
+// groupsPanel is how they failed, the most frequent first.
+func (m *model) groupsPanel(w, h int) []string {
+	st, top := &m.style, &m.data.top
+	note := m.note(feedTop)
+	if note == "" {
+		note = term.Count(top.Total) + " are dead"
+		if top.EndsSoon > 0 {
+			note += ", " + term.Count(top.EndsSoon) + " age out within a day"
+		}
+	}
+	var rows [][]cell
+	for i := range top.Groups {
+		g := &top.Groups[i]
+		if len(rows) == h-2 {
+			break
+		}
+		rows = append(rows, []cell{
+			{text: term.Count(g.Count)}, {text: term.Count(g.LastHour) + trend(g.LastHour, g.HourAgo)}, {text: g.Channel}, {text: g.Code}, {text: g.Class},
+			{text: g.Provider}, {text: ago(m.now, ms(g.Last))}, {text: sums(g.Callers)}, {text: g.Template},
+		})
+	}
+	head, lines := st.table([]column{
+		{title: "count", right: true}, {title: "last hour"}, {title: "channel"}, {title: "code", least: 8}, {title: "class", give: 2},
+		{title: "provider", give: 4}, {title: "last"}, {title: "callers", give: 3}, {title: "template", give: 5},
+	}, rows, w)
+	return append([]string{st.title("how they failed", note, w), head}, lines...)
+}
+
+// jobState is the state of a job with its sign.
+func (m *model) jobState(s string) cell {
+	st := &m.style
+	sign, style := "?", &st.plain
+	switch s {
+	case "running":
+		sign, style = ">", &st.accent
+	case "done":
+		sign, style = st.ok, &st.good
+	case "waiting":
+		style = &st.warn
+	case "paused":
+		sign, style = "=", &st.warn
+	case "stopped":
+		sign, style = st.bang, &st.bad
+	case "failed":
+		sign, style = st.fail, &st.bad
+	case "cancelled":
+		sign, style = "-", &st.dim
+	}
+	return cell{sign + " " + s, style}
+}
+
+func (m *model) jobRow(j *api.Job) []cell {
+	share := 1.0
+	if j.Planned > 0 {
+		share = float64(j.Position) / float64(j.Planned)
+	}
+	return []cell{
+		{text: j.ID}, {text: j.Kind}, m.jobState(j.State), {text: fmt.Sprintf("%s %3.0f%%", m.style.bar(share, 10), 100*share)},
+		{text: term.Count(j.Planned)}, {text: term.Count(j.Done)}, {text: term.Count(j.Skips() + j.Exhaust)}, {text: term.Count(j.Failed)},
+		{text: term.Count(j.Outcomes.Missed())}, {text: j.By}, {text: ago(m.now, ms(j.Created))}, {text: j.Why},
+	}
+}
+
+func (m *model) jobsPage(w, h int) []string {
+	rows := map[string][]cell{}
+	for i := range m.data.jobs {
+		rows[m.data.jobs[i].ID] = m.jobRow(&m.data.jobs[i])
+	}
+	return m.listOf(feedJobs, "jobs, newest first", []column{
+		{title: "job", least: 10}, {title: "kind"}, {title: "state"}, {title: "progress"}, {title: "planned", right: true, give: 3}, {title: "done", right: true},
+		{title: "skipped", right: true, give: 4}, {title: "failed", right: true, give: 2}, {title: "again", right: true, give: 5}, {title: "by", give: 6}, {title: "made", give: 7}, {title: "why", least: 8},
+	}, rows, "no jobs: R on dead letters makes one", w, h)
+}
+
+func (m *model) circuitRow(c *api.Circuit) []cell {
+	st := &m.style
+	state := cell{st.ok + " " + c.State, &st.good}
+	switch c.State {
+	case "open":
+		state = cell{st.fail + " " + c.State, &st.bad}
+	case "half-open":
+		state = cell{st.bang + " " + c.State, &st.warn}
+	}
+	held := cell{}
+	if c.Pinned {
+		held = cell{"held", &st.warn}
+	}
+	flight := term.Count(c.InFlight)
+	if c.Limit > 0 {
+		flight += " of " + term.Count(c.Limit)
+	}
+	since, probe := "", ""
+	if c.Since != nil {
+		since = ago(m.now, *c.Since)
+	}
+	if c.Until != nil && c.State != "closed" {
+		probe = until(m.now, *c.Until)
+	}
+	if c.Pinned && c.State == "open" {
+		probe = "when reset"
+	}
+	return []cell{{text: c.Name}, state, held, {text: since}, {text: probe}, {text: flight}, {text: term.Count(c.Queued)}}
+}
+
+func (m *model) circuitsPage(w, h int) []string {
+	rows := map[string][]cell{}
+	for i := range m.data.circuits {
+		rows[m.data.circuits[i].Name] = m.circuitRow(&m.data.circuits[i])
+	}
+	return m.listOf(feedCircuits, "circuits of the process that answers", []column{
+		{title: "circuit", least: 12}, {title: "state"}, {title: "by hand", give: 1}, {title: "since", give: 3}, {title: "next probe"}, {title: "in flight", right: true, give: 2}, {title: "queued", right: true, give: 4},
+	}, rows, "no provider and no callback has been called yet", w, h)
+}
+
+func (m *model) scheduleRow(s *api.Scheduled) []cell {
+	return []cell{
+		{text: s.NotificationID}, {text: until(m.now, s.ScheduledAt)}, {text: s.ScheduledAt.UTC().Format("01-02 15:04:05Z")},
+		{text: s.Channel}, {text: term.Count(s.Receivers)}, {text: s.Category}, {text: s.Caller}, {text: s.Campaign},
+	}
+}
+
+func (m *model) schedulesPage(w, h int) []string {
+	out := m.forecastPanel(w)
+	if h < 10 {
+		out = out[:1]
+	}
+	rows := map[string][]cell{}
+	for i := range m.data.schedules.Items {
+		rows[m.data.schedules.Items[i].NotificationID] = m.scheduleRow(&m.data.schedules.Items[i])
+	}
+	name := "what waits for its time, newest request first"
+	if m.data.schedules.Cursor != "" {
+		name = fmt.Sprintf("the newest %d of what waits", len(m.data.schedules.Items))
+	}
+	return append(out, m.listOf(feedSchedules, name, []column{
+		{title: "notification", least: 12}, {title: "due"}, {title: "at", give: 2}, {title: "channel"}, {title: "receivers", right: true}, {title: "category", give: 3}, {title: "caller", give: 1}, {title: "campaign", give: 4},
+	}, rows, "nothing waits for its time", w, h-len(out))...)
+}
+
+// forecastPanel is the next hour, minute by minute and by what it goes to.
+func (m *model) forecastPanel(w int) []string {
+	st, f := &m.style, &m.data.forecast
+	note := m.note(feedForecast)
+	if note == "" {
+		note = term.Count(f.Total) + " in all"
+		if !f.Complete {
+			note = "at least " + note
+		}
+	}
+	out := []string{st.title("due in the next hour, by minute", note, w)}
+	if line, ok := m.trouble(feedForecast); ok {
+		return append(out, line)
+	}
+	room := min(60, max(10, w-36))
+	per := (60 + room - 1) / room // minutes a column
+	columns := (60 + per - 1) / per
+	whats := []string{"push", "sms", "email", "trigger"}
+	for _, x := range f.Minutes {
+		if !slices.Contains(whats, x.What) {
+			whats = append(whats, x.What)
+		}
+	}
+	from := f.From.Truncate(time.Minute)
+	for _, what := range whats {
+		values, total := make([]float64, columns), int64(0)
+		best := api.ForecastMinute{}
+		for _, x := range f.Minutes {
+			if x.What != what {
+				continue
+			}
+			total += x.Count
+			if x.Count > best.Count {
+				best = x
+			}
+			if i := int(x.Minute.Sub(from)/time.Minute) / per; i >= 0 {
+				values[min(i, columns-1)] += float64(x.Count)
+			}
+		}
+		bars, _ := st.chart(values, columns, 1)
+		text := ""
+		if total > 0 {
+			text = fmt.Sprintf("%9s  most %s at %s", term.Count(total), term.Count(best.Count), best.Minute.UTC().Format("15:04Z"))
+		}
+		out = append(out, " "+st.fit(term.Clean(what), 8)+st.accent.Render(bars[0])+text)
+	}
+	return append(out, st.dim.Render(" "+st.fit("", 8)+st.fit("now", columns-4)+"+1h"))
+}
+
+// sheetOf is a row in full.
+func (m *model) sheetOf(key string) sheet {
+	d := &m.data
+	switch m.tab {
+	case tabLetters:
+		if i := slices.IndexFunc(d.letters.Items, func(l api.DeadLetter) bool { return letterKey(&l) == key }); i >= 0 {
+			return m.letterSheet(&d.letters.Items[i])
+		}
+	case tabJobs:
+		if i := slices.IndexFunc(d.jobs, func(j api.Job) bool { return j.ID == key }); i >= 0 {
+			return m.jobSheet(&d.jobs[i])
+		}
+	case tabCircuits:
+		if i := slices.IndexFunc(d.circuits, func(c api.Circuit) bool { return c.Name == key }); i >= 0 {
+			return m.circuitSheet(&d.circuits[i])
+		}
+	case tabSchedules:
+		if i := slices.IndexFunc(d.schedules.Items, func(s api.Scheduled) bool { return s.NotificationID == key }); i >= 0 {
+			return m.scheduleSheet(&d.schedules.Items[i])
+		}
+	}
+	return sheet{key: key, title: key}
+}
+
+func (m *model) when(t time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	text := t.UTC().Format("2006-01-02T15:04:05Z")
+	if t.After(m.now) {
+		return text + ", " + until(m.now, t)
+	}
+	return text + ", " + ago(m.now, t)
+}
+
+func (m *model) whenever(t *time.Time) string {
+	if t == nil {
+		return ""
+	}
+	return m.when(*t)
+}
+
+func (m *model) letterSheet(l *api.DeadLetter) sheet {
+	s := sheet{key: letterKey(l), title: "dead letter " + l.NotificationID, lines: [][2]string{
+		{"state", l.State}, {"code", l.Code}, {"class", l.Class}, {"provider", l.Provider}, {"calls", fmt.Sprint(l.Attempts)},
+		{"last failed", m.when(l.LastFailedAt)}, {"first failed", m.when(l.FirstFailedAt)}, {"channel", l.Channel}, {"category", l.Category},
+		{"caller", l.Caller}, {"campaign", l.Campaign}, {"user", l.UserID}, {"template", l.Template}, {"epoch", fmt.Sprint(l.Epoch)},
+		{"expires", m.whenever(l.ExpiresAt)}, {"kept until", m.whenever(l.KeptUntil)}, {"moved by", l.Job}, {"record", l.Origin},
+	}, next: []string{m.opt.Command("why", l.NotificationID), m.opt.Command("explain", l.Code)}}
+	if strings.HasPrefix(l.NotificationID, "trg_") {
+		s.next[0] = m.opt.Command("trigger", "show", l.NotificationID)
+	}
+	for _, k := range slices.Sorted(maps.Keys(l.Extra)) {
+		s.lines = append(s.lines, [2]string{k, fmt.Sprint(l.Extra[k])})
+	}
+	return s
+}
+
+func (m *model) jobSheet(j *api.Job) sheet {
+	s := sheet{key: j.ID, title: j.Kind + " " + j.ID, lines: [][2]string{
+		{"state", m.jobState(j.State).text}, {"why", j.Why}, {"position", term.Count(j.Position) + " of " + term.Count(j.Planned)}, {"done", term.Count(j.Done)},
+		{"skipped", sums(j.Skipped)}, {"exhausted", term.Count(j.Exhaust)}, {"failed", term.Count(j.Failed)},
+	}, next: []string{m.opt.Command("job", "watch", j.ID), m.opt.Command("job", "report", j.ID)}}
+	if j.Kind == "replay" {
+		s.lines = append(s.lines, [2]string{"outcomes", j.Outcomes.Text(term.Count[int])},
+			[2]string{"rate", fmt.Sprintf("asked %g/s, sent %.1f/s", j.Spec.Rate, j.Reached)}, [2]string{"guard", guardOf(&j.Spec)})
+	}
+	return sheet{s.key, s.title, append(s.lines, [][2]string{
+		{"selects", strings.Join(filterFlags(&j.Spec.Filter), " ")}, {"by", j.By}, {"approved by", j.Approved}, {"reason", j.Reason}, {"name", j.Name}, {"plan", j.Digest},
+		{"made", m.when(ms(j.Created))}, {"updated", m.when(ms(j.Updated))},
+	}...), s.next}
+}
+
+func (m *model) circuitSheet(c *api.Circuit) sheet {
+	held := "no: its calls decide"
+	if c.Pinned {
+		held = "yes, until it is reset"
+	}
+	row := m.circuitRow(c)
+	s := sheet{key: c.Name, title: "circuit " + c.Name, lines: [][2]string{
+		{"state", row[1].text}, {"held by hand", held}, {"since", m.whenever(c.Since)}, {"why", c.Why()}, {"next try", row[4].text}, {"in flight", row[5].text}, {"queued", term.Count(c.Queued)},
+	}, next: []string{m.opt.Command("circuit", "ls")}}
+	if i := slices.IndexFunc(m.data.findings, func(f finding) bool { return f.Check == "circuit "+strings.TrimPrefix(c.Name, "provider:") }); i >= 0 {
+		f := &m.data.findings[i]
+		s.lines = append(s.lines, [2]string{"doctor", f.Detail}, [2]string{"repair", f.Repair})
+	}
+	return s
+}
+
+func (m *model) scheduleSheet(x *api.Scheduled) sheet {
+	return sheet{key: x.NotificationID, title: x.NotificationID, lines: [][2]string{
+		{"due", m.when(x.ScheduledAt)}, {"status", x.Status}, {"channel", x.Channel}, {"category", x.Category}, {"receivers", term.Count(x.Receivers)},
+		{"caller", x.Caller}, {"campaign", x.Campaign}, {"accepted", m.when(x.AcceptedAt)}, {"expires", m.whenever(x.ExpiresAt)}, {"moved", fmt.Sprintf("%d times", x.Generation)},
+	}, next: []string{m.opt.Command("show", x.NotificationID), m.opt.Command("reschedule", x.NotificationID, "--at", "+1h"), m.opt.Command("cancel", x.NotificationID)}}
+}

@@ -1,0 +1,280 @@
+package console
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/charmbracelet/x/ansi"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/term"
+)
+
+// overview is what the server does now, and what is wrong.
+func (m *model) overview(w, h int) []string {
+	st := &m.style
+	if h < 14 || w < 60 { // the most important first
+		return m.nowPanel(w)
+	}
+	charts := 1
+	if h >= 30 {
+		charts = 4
+	}
+	out := m.ratesPanel(w, charts)
+	left := w*11/20 - 1
+	right := w - left - 2
+	now := m.nowPanel(left)
+	lanes := m.lanesPanel(right, max(len(now), min(h/3, 18)))
+	out = append(out, st.beside(now, lanes, left, right)...)
+	return append(out, m.doctorPanel(w, h-len(out))...)
+}
+
+func (m *model) ratesPanel(w, rows int) []string {
+	st, r := &m.style, &m.data.rates
+	note := m.note(feedRates)
+	if note == "" {
+		note = fmt.Sprintf("over %.0f s", r.OverSeconds)
+	}
+	out := []string{st.title("per second", note, w)}
+	if line, ok := m.trouble(feedRates); ok {
+		return append(out, line)
+	}
+	cols := []column{{title: "", least: 7}, {title: "accepted", right: true}, {title: "reached", right: true}, {title: "failed", right: true}, {title: "other", right: true, give: 1}}
+	var list [][]cell
+	sum := api.Rate{What: "all"}
+	add := func(r *api.Rate) {
+		row := []cell{{text: r.What}, {text: rate(r.Accepted)}, {text: rate(r.Reached)}, {text: rate(r.Failed)}, {text: rate(r.Other)}}
+		if r.Failed > 0 {
+			row[3].text = st.bang + " " + row[3].text
+			row[3].style = &st.bad
+		}
+		list = append(list, row)
+	}
+	for i := range r.Rates {
+		one := &r.Rates[i]
+		sum.Accepted, sum.Reached, sum.Failed, sum.Other = sum.Accepted+one.Accepted, sum.Reached+one.Reached, sum.Failed+one.Failed, sum.Other+one.Other
+		add(one)
+	}
+	add(&sum)
+	left := max(44, w*2/5)
+	head, lines := st.table(cols, list, min(left, 60))
+	block := append([]string{head}, lines...)
+	if right := w - left - 2; right >= 20 {
+		return append(out, st.beside(block, m.chartsOf(right, rows), left, right)...)
+	}
+	return append(out, block...)
+}
+
+// chartsOf draws the last minutes, in and out.
+func (m *model) chartsOf(w, rows int) []string {
+	st, series := &m.style, m.data.rates.Series
+	var in, done []float64
+	for _, p := range series {
+		in, done = append(in, p.Accepted), append(done, p.Ended)
+	}
+	room := w - 6
+	out := []string{st.dim.Render(fmt.Sprintf("%-5s %s", "", st.fit("the last "+term.Span(time.Duration(min(len(series), room))*5*time.Second), room)))}
+	for _, c := range []struct {
+		name   string
+		values []float64
+	}{{"in", in}, {"out", done}} {
+		lines, peak := st.chart(c.values, room, rows)
+		for i, l := range lines {
+			name := ""
+			if i == len(lines)-1 {
+				name = c.name
+			}
+			out = append(out, fmt.Sprintf("%5s ", name)+st.accent.Render(l))
+		}
+		out = append(out, st.dim.Render(fmt.Sprintf("%5s peak %s/s", "", rate(peak))))
+	}
+	return out
+}
+
+// nowPanel is one line for each thing that can be behind, broken or full.
+func (m *model) nowPanel(w int) []string {
+	st, d := &m.style, &m.data
+	out := []string{st.title("now", "", w)}
+	line := func(f feed, name, text string, bad bool) {
+		if t, ok := m.trouble(f); ok {
+			text, bad = strings.TrimSpace(ansi.Strip(t)), m.states[f].refused != nil
+		}
+		sign, style := " ", &st.plain
+		if bad {
+			sign, style = st.bang, &st.warn
+		}
+		out = append(out, " "+style.Render(sign)+" "+st.fit(name, 13)+" "+style.Render(term.Clean(text)))
+	}
+	dead := term.Count(d.top.Total)
+	if d.top.Total > 0 {
+		var hour, before int
+		for i := range d.top.Groups {
+			hour, before = hour+d.top.Groups[i].LastHour, before+d.top.Groups[i].HourAgo
+		}
+		dead += fmt.Sprintf(", %s this hour%s", term.Count(hour), trend(hour, before))
+	}
+	line(feedTop, "dead letters", dead, d.top.Total > 0)
+	open := m.open()
+	circuits := fmt.Sprintf("all %d closed", len(d.circuits))
+	if len(d.circuits) == 0 {
+		circuits = "none called yet"
+	}
+	if len(open) > 0 {
+		circuits = fmt.Sprintf("%d not closed: %s", len(open), strings.Join(open, ", "))
+	}
+	line(feedCircuits, "circuits", circuits, len(open) > 0)
+	var lag, flight int64
+	for _, l := range d.lanes {
+		lag, flight = lag+l.Lag, flight+int64(l.InFlight)
+	}
+	behind := "nothing"
+	if lag > 0 {
+		behind = term.Count(lag) + " records"
+	}
+	line(feedLag, "behind", fmt.Sprintf("%s, %s in flight", behind, term.Count(flight)), false)
+	soon := int64(0)
+	for _, x := range d.forecast.Minutes {
+		if x.Minute.Before(m.now.Add(time.Minute)) {
+			soon += x.Count
+		}
+	}
+	line(feedForecast, "waiting", fmt.Sprintf("%s due in an hour, %s in a minute", term.Count(d.forecast.Total), term.Count(soon)), false)
+	for _, l := range d.rates.Late {
+		text := "none came due"
+		if l.N > 0 {
+			text = fmt.Sprintf("late p50 <%s, p99 <%s", term.Span(seconds(l.P50)), term.Span(seconds(l.P99)))
+		}
+		line(feedRates, l.What+"s", text, l.P99 > 1)
+	}
+	running := 0
+	var stuck []string
+	for i := range d.jobs {
+		switch j := &d.jobs[i]; j.State {
+		case "running":
+			running++
+		case "waiting", "stopped", "failed", "paused":
+			stuck = append(stuck, j.State)
+		}
+	}
+	jobs := fmt.Sprintf("%d running", running)
+	if len(stuck) > 0 {
+		jobs += fmt.Sprintf(", %d stuck: %s", len(stuck), strings.Join(slices.Compact(slices.Sorted(slices.Values(stuck))), ", "))
+	}
+	line(feedJobs, "jobs", jobs, len(stuck) > 0)
+	for _, f := range d.findings {
+		if f.Used != nil {
+			line(feedDoctor, f.Check, fmt.Sprintf("%s %.0f%% full", st.bar(*f.Used, 10), 100**f.Used), f.Level != "ok")
+		}
+	}
+	return out
+}
+
+func trend(now, before int) string {
+	switch {
+	case now > before:
+		return ", rising"
+	case now < before:
+		return ", falling"
+	}
+	return ""
+}
+
+// open lists the circuits that are not closed.
+func (m *model) open() (names []string) {
+	for i := range m.data.circuits {
+		if c := &m.data.circuits[i]; c.State != "closed" {
+			names = append(names, c.Name)
+		}
+	}
+	return names
+}
+
+// lanesPanel is how far each lane is behind, the worst first.
+func (m *model) lanesPanel(w, h int) []string {
+	st := &m.style
+	out := []string{st.title("lanes, in records", m.note(feedLag), w)}
+	if line, ok := m.trouble(feedLag); ok {
+		return append(out, line)
+	}
+	list := slices.Clone(m.data.lanes)
+	slices.SortStableFunc(list, func(a, b lane) int {
+		return cmp.Or(cmp.Compare(b.Lag, a.Lag), cmp.Compare(b.InFlight, a.InFlight))
+	})
+	groups := map[string]int{}
+	for _, l := range list {
+		groups[l.Group]++
+	}
+	idle := 0
+	for len(list) > max(1, h-2) {
+		list = list[:len(list)-1]
+		idle++
+	}
+	if idle > 0 && len(list) > 1 {
+		list = list[:len(list)-1]
+		idle++
+	}
+	rows := make([][]cell, 0, len(list))
+	for _, l := range list {
+		name := strings.TrimSuffix(l.Group, "-workers")
+		if groups[l.Group] > 1 {
+			name += " " + l.Topic
+		}
+		row := []cell{{text: name}, {text: term.Count(l.Lag)}, {text: term.Count(l.InFlight)}, {text: term.Count(l.Paused)}}
+		if l.Paused > 0 {
+			row[3] = cell{st.bang + " " + row[3].text, &st.warn}
+		}
+		rows = append(rows, row)
+	}
+	head, lines := st.table([]column{{title: "lane", least: 8}, {title: "behind", right: true}, {title: "flight", right: true}, {title: "paused", right: true, give: 1}}, rows, w)
+	out = append(append(out, head), lines...)
+	if idle > 0 {
+		out = append(out, st.dim.Render(fmt.Sprintf(" and %d less behind", idle)))
+	}
+	return out
+}
+
+// doctorPanel is what the server finds wrong with itself.
+func (m *model) doctorPanel(w, h int) []string {
+	st := &m.style
+	if h < 1 {
+		return nil
+	}
+	var bad []finding
+	for _, f := range m.data.findings {
+		if f.Level != "ok" {
+			bad = append(bad, f)
+		}
+	}
+	slices.SortStableFunc(bad, func(a, b finding) int { return cmp.Compare(a.Level, b.Level) }) // fail before warn
+	note := m.note(feedDoctor)
+	if note == "" {
+		note = fmt.Sprintf("%d of %d checks are well", len(m.data.findings)-len(bad), len(m.data.findings))
+	}
+	out := []string{st.title("doctor", note, w)}
+	if line, ok := m.trouble(feedDoctor); ok {
+		return append(out, line)
+	}
+	if len(bad) == 0 {
+		return append(out, " "+st.good.Render(st.ok+" nothing is wrong"))
+	}
+	repairs := h-1 >= 2*len(bad)
+	for i, f := range bad {
+		if len(out) == h-1 && i < len(bad)-1 {
+			return append(out, st.dim.Render(fmt.Sprintf(" and %d more: %s", len(bad)-i, m.opt.Command("doctor"))))
+		}
+		sign, style := st.bang+" warn", &st.warn
+		if f.Level == "fail" {
+			sign, style = st.fail+" fail", &st.bad
+		}
+		out = append(out, st.fit(" "+style.Render(sign)+"  "+st.bold.Render(term.Clean(f.Check))+"  "+term.Clean(f.Detail), w))
+		if repairs && f.Repair != "" {
+			out = append(out, st.fit("         "+st.more+" "+term.Clean(f.Repair), w))
+		}
+	}
+	return out
+}
+
+func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }

@@ -1,0 +1,200 @@
+package deadletter
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// By is who asks for a change, and why.
+type By struct {
+	Caller, Context, Reason, Request string
+}
+
+// Change is what an operator does to a job.
+type Change string
+
+// The changes.
+const (
+	Pause   Change = "pause"
+	Resume  Change = "resume"
+	Cancel  Change = "cancel"
+	Approve Change = "approve"
+)
+
+// Changes are all of them.
+var Changes = []Change{Pause, Resume, Cancel, Approve}
+
+// change returns the next state, or the error of one that is not possible.
+func (c Change) next(j *engine.Job, spec *jobSpec, by By) (string, error) {
+	bad := func(msg string) (string, error) {
+		return "", &notify.Error{Kind: notify.KindConflict, Code: "job_state", Field: "state", Msg: "the job is " + j.State + ": " + msg}
+	}
+	switch c {
+	case Pause:
+		if j.State != JobRunning {
+			return bad("only a running one can be paused")
+		}
+		return JobPaused, nil
+	case Resume:
+		switch j.State {
+		case JobPaused, JobStopped, JobFailed:
+			return JobRunning, nil
+		}
+		return bad("only a paused, stopped or failed one can be resumed")
+	case Cancel:
+		if j.State == JobDone || j.State == JobCancelled {
+			return bad("it is over")
+		}
+		return JobCancelled, nil
+	case Approve:
+		if j.State != JobWaiting {
+			return bad("it waits for no approval")
+		}
+		if by.Caller == spec.By {
+			return "", &notify.Error{Kind: notify.KindForbidden, Code: "own_job", Msg: "another operator than " + spec.By + ", who made it, must approve it"}
+		}
+		return JobRunning, nil
+	}
+	return "", notify.Invalid("bad_change", "change", "pause, resume, cancel or approve")
+}
+
+// Do changes a job. notify.KindConflict: its state does not allow that;
+// notify.KindForbidden: an approval by who made it.
+func (m *Manager) Do(ctx context.Context, id string, c Change, by By) (api.Job, error) {
+	audited := false
+	for {
+		j, ok, err := m.cfg.Jobs.Get(ctx, id)
+		if err == nil && !ok {
+			err = notify.NotFound("job")
+		}
+		if err != nil {
+			return api.Job{}, err
+		}
+		var spec jobSpec
+		var res jobResult
+		if err := errors.Join(json.Unmarshal(j.Spec, &spec), json.Unmarshal(j.Result, &res)); err != nil {
+			return api.Job{}, err
+		}
+		state, err := c.next(&j, &spec, by)
+		if err != nil {
+			return api.Job{}, err
+		}
+		if !audited {
+			if _, err := m.cfg.Audit.Record(ctx, api.AuditRow{
+				Actor: by.Caller, Action: "job." + string(c), Target: id, Context: by.Context, Reason: by.Reason, Request: by.Request, Digest: spec.Digest,
+			}); err != nil {
+				return api.Job{}, err
+			}
+			audited = true
+		}
+		j.State, j.Updated = state, time.Now().UnixMilli()
+		res.Why = ""
+		switch c {
+		case Resume:
+			res.begin(position(j.Cursor))
+		case Approve:
+			res.Approved = by.Caller
+		case Pause, Cancel:
+			res.Why = "by " + by.Caller
+		}
+		if j.Result, err = json.Marshal(res); err != nil {
+			return api.Job{}, err
+		}
+		j, err = m.cfg.Jobs.Put(ctx, j)
+		if notify.KindOf(err) == notify.KindConflict && err != nil {
+			continue // its runner has just moved on
+		}
+		if err != nil {
+			return api.Job{}, err
+		}
+		m.wake()
+		if c == Cancel {
+			if err := m.release(ctx, &j); err != nil {
+				return api.Job{}, err // Run does it
+			}
+		}
+		return view(&j)
+	}
+}
+
+// release gives back what a cancelled job holds, once its runner has ended.
+func (m *Manager) release(ctx context.Context, j *engine.Job) error {
+	if ended := m.runs(j.ID); ended != nil {
+		select {
+		case <-ended:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	_, err := m.giveBack(ctx, j)
+	return err
+}
+
+// runs returns what is closed when the job's runner in this process has ended; nil:
+// there is none.
+func (m *Manager) runs(id string) <-chan struct{} {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.running[id]
+}
+
+// freed reports whether a cancelled job holds no marks any more.
+func (m *Manager) freed(ctx context.Context, j *engine.Job) bool {
+	if m.runs(j.ID) != nil {
+		return false // its end wakes Run
+	}
+	done, err := m.giveBack(ctx, j)
+	if err != nil && ctx.Err() == nil {
+		m.cfg.Logger.Warn("letters of a cancelled job are still marked as replayed, will try again", "job", j.ID, "err", err)
+	}
+	return done && err == nil
+}
+
+// giveBack makes letters dead again that a job had marked which will never run
+// again, and may not have published: its process died in between, or the log was
+// away. done is false while another process runs it. Repeated, it changes nothing.
+func (m *Manager) giveBack(ctx context.Context, j *engine.Job) (done bool, err error) {
+	if j.Kind != KindReplay {
+		return true, nil
+	}
+	lease := leaseOf(j.ID)
+	if done, err = m.cfg.Lease.Acquire(ctx, lease, m.cfg.Owner, leaseTime); err != nil || !done {
+		return false, err
+	}
+	defer func() {
+		_ = m.cfg.Lease.Release(context.WithoutCancel(ctx), lease, m.cfg.Owner) // else it runs out
+	}()
+	return true, m.unmark(ctx, j)
+}
+
+// unmark moves the letters of the batch behind the cursor back that carry a job's
+// mark. Nobody may run it meanwhile.
+func (m *Manager) unmark(ctx context.Context, j *engine.Job) error {
+	now, ok, err := m.cfg.Jobs.Get(ctx, j.ID)
+	if err != nil || !ok {
+		return err
+	}
+	at := position(now.Cursor)
+	es, err := m.entries(ctx, j.ID, at, maxBatch)
+	if err != nil {
+		return err
+	}
+	letters, err := m.letters(ctx, es)
+	if err != nil {
+		return err
+	}
+	var moves []engine.LetterMove
+	for _, d := range letters {
+		if d != nil && d.State == engine.LetterReplayed && ours(d, j.ID) {
+			moves = append(moves, engine.LetterMove{ID: d.ID, Epoch: d.Epoch, From: d.State, FromJob: d.Job, To: engine.LetterDead})
+		}
+	}
+	_, err = m.cfg.Letters.Move(ctx, moves)
+	return err
+}

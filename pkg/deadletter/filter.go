@@ -1,0 +1,145 @@
+package deadletter
+
+import (
+	"context"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/itchyny/gojq"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// ChannelTrigger is the channel of the dead letters of triggers.
+const ChannelTrigger = "trigger"
+
+// MaxIDs is how many ids a filter may list.
+const MaxIDs = 10_000
+
+// Matcher is a filter that was checked.
+type Matcher struct {
+	filter api.LetterFilter
+	ids    map[string]bool
+	least  int
+	most   int
+	where  *gojq.Code
+	looked int           // letters that where was asked about
+	spent  time.Duration // and how long it took
+}
+
+// NewMatcher checks a filter. It returns notify.KindInvalid, which names the field.
+func NewMatcher(f *api.LetterFilter) (*Matcher, error) {
+	if _, ok := notify.ParseChannel(f.Channel); f.Channel != "" && f.Channel != ChannelTrigger && !ok {
+		return nil, notify.Invalid("unknown_channel", "channel", "push, sms, email or trigger")
+	}
+	if _, ok := notify.ParseCategory(f.Category); f.Category != "" && !ok {
+		return nil, notify.Invalid("unknown_category", "category", "otp, alert, transactional, marketing or digest")
+	}
+	if !slices.Contains([]string{"", engine.LetterDead, engine.LetterReplayed, engine.LetterDiscarded}, f.State) {
+		return nil, notify.Invalid("bad_state", "state", "dead, replayed or discarded")
+	}
+	if f.Since < 0 || f.Until < 0 || f.Until != 0 && f.Since >= f.Until {
+		return nil, notify.Invalid("bad_time", "until", "must be after since")
+	}
+	m := &Matcher{filter: *f}
+	if len(f.IDs) > MaxIDs {
+		return nil, notify.Invalid("too_many", "ids", "at most "+strconv.Itoa(MaxIDs)+" ids")
+	}
+	if len(f.IDs) > 0 {
+		m.ids = make(map[string]bool, len(f.IDs))
+		for _, id := range f.IDs {
+			if _, err := ParseLetterID(id); err != nil {
+				return nil, err
+			}
+			m.ids[id] = true
+		}
+	}
+	var err error
+	if m.least, m.most, err = attempts(f.Attempts); err != nil {
+		return nil, err
+	}
+	if f.Where != "" {
+		m.where, err = where(f.Where)
+	}
+	return m, err
+}
+
+func attempts(s string) (least, most int, err error) {
+	const open = 1<<31 - 1
+	if s == "" {
+		return 0, open, nil
+	}
+	op := strings.TrimRight(s, "0123456789 ")
+	n, err := strconv.Atoi(strings.TrimSpace(s[len(op):]))
+	if err != nil || n > open-1 {
+		return 0, 0, notify.Invalid("bad_attempts", "attempts", "a number, or one behind >=, <=, > or <")
+	}
+	switch strings.TrimSpace(op) {
+	case "", "=", "==":
+		return n, n, nil
+	case ">=":
+		return n, open, nil
+	case ">":
+		return n + 1, open, nil
+	case "<=":
+		return 0, n, nil
+	case "<":
+		return 0, n - 1, nil
+	}
+	return 0, 0, notify.Invalid("bad_attempts", "attempts", "a number, or one behind >=, <=, > or <")
+}
+
+// Named reports whether a letter is what the texts and times of the filter name: what a
+// list of the index looks at. Attempts, ids and the expression are left to Matches.
+func (m *Matcher) Named(d *engine.DeadLetter) bool {
+	f := &m.filter
+	for _, p := range [...][2]string{
+		{f.Caller, d.Caller}, {f.Channel, d.Channel}, {f.Category, d.Category}, {f.Class, d.Class},
+		{f.Code, d.Code}, {f.Template, d.Template}, {f.State, d.State},
+	} {
+		if p[0] != "" && p[0] != p[1] {
+			return false
+		}
+	}
+	if f.Provider != "" && f.Provider != d.Provider && !strings.HasPrefix(d.Provider, f.Provider+":") { // or one of its accounts
+		return false
+	}
+	return (f.Since == 0 || d.LastFailed >= f.Since) && (f.Until == 0 || d.LastFailed < f.Until)
+}
+
+// Matches reports whether a letter is selected; not for use by several at a time.
+func (m *Matcher) Matches(ctx context.Context, d *engine.DeadLetter) (bool, error) {
+	if !m.Named(d) || d.Attempts < m.least || d.Attempts > m.most || m.ids != nil && !m.ids[LetterID(d)] {
+		return false, nil
+	}
+	if m.where == nil {
+		return true, nil
+	}
+	return m.selects(ctx, d)
+}
+
+// LetterID is the id of what failed: of a notification, or of a trigger.
+func LetterID(d *engine.DeadLetter) string {
+	if d.Channel == ChannelTrigger {
+		return triggerPrefix + d.ID.Base.String()
+	}
+	return d.ID.String()
+}
+
+const triggerPrefix = "trg_"
+
+// ParseLetterID is the inverse of LetterID.
+func ParseLetterID(s string) (notify.ID, error) {
+	if rest, ok := strings.CutPrefix(s, triggerPrefix); ok {
+		base, err := notify.ParseBase(rest)
+		if err != nil {
+			return notify.ID{}, notify.Invalid("bad_id", "id", "the id of a trigger is trg_ and a ULID")
+		}
+		return notify.ID{Base: base}, nil
+	}
+	return notify.ParseID(s)
+}

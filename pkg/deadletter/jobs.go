@@ -1,0 +1,339 @@
+package deadletter
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/log"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// States of a job. A paused, stopped or failed one can be resumed.
+const (
+	JobWaiting   = "waiting" // for another operator's approval
+	JobRunning   = "running"
+	JobPaused    = "paused"  // by an operator
+	JobStopped   = "stopped" // by its own guard; Why says why
+	JobFailed    = "failed"  // by an error that waiting does not mend
+	JobDone      = "done"
+	JobCancelled = "cancelled"
+)
+
+// jobSpec and jobResult are what engine.Job keeps.
+type jobSpec struct {
+	Spec     api.JobSpec `json:"spec"`
+	Digest   string      `json:"digest"`
+	By       string      `json:"by"`
+	Context  string      `json:"context,omitempty"`
+	Reason   string      `json:"reason,omitempty"`
+	Planned  int         `json:"planned"`
+	Approval bool        `json:"approval,omitempty"`
+}
+
+type jobResult struct {
+	Why      string         `json:"why,omitempty"`
+	Approved string         `json:"approved_by,omitempty"`
+	Done     int            `json:"done"`
+	Skipped  map[string]int `json:"skipped"`
+	Exhaust  int            `json:"exhausted"`
+	Failed   int            `json:"failed"`
+	Outcomes api.Outcomes   `json:"outcomes"`
+	ActiveMs int64          `json:"active_ms"`
+	// Since the job was last started by an operator: a guard that has stopped it
+	// begins anew.
+	From     int  `json:"from"`      // position
+	CanaryOK bool `json:"canary_ok"` // its canary went well
+	// Guarded counts the outcomes that the guard judges: of letters sent since From.
+	Guarded api.Outcomes `json:"guarded"`
+	// The counts of outcomes when the last one of all letters below To was known.
+	Known known `json:"known"`
+}
+
+type known struct {
+	To       int          `json:"to"` // position
+	Outcomes api.Outcomes `json:"outcomes"`
+	Guarded  api.Outcomes `json:"guarded"`
+}
+
+// Log takes records; nil means that every one is durable.
+type Log interface {
+	Append(ctx context.Context, recs []log.Record) error
+}
+
+// Finder returns the receiver of a notification; notify.KindNotFound or
+// KindGone: it is no longer kept.
+type Finder interface {
+	Find(ctx context.Context, id notify.ID) (engine.Found, error)
+}
+
+// Triggers enqueues triggers that failed for good once more. done is false for
+// one that is not FAILED any more.
+type Triggers interface {
+	Requeue(ctx context.Context, id string) (done bool, err error)
+}
+
+// ManagerConfig of a Manager. Jobs, Letters, Status, History, Log, Lease, Owner
+// and Audit are required.
+type ManagerConfig struct {
+	Jobs     engine.Jobs
+	Letters  engine.DeadLetters
+	Status   engine.Status
+	History  Finder
+	Log      Log
+	Triggers Triggers // nil: letters of triggers are skipped
+	Lease    engine.Lease
+	Owner    string // of leases: this process
+	Audit    *AuditLog
+	// Reconcile finds and repairs; nil: jobs of this kind are refused.
+	Reconcile Reconciler
+	// Standing says why no call of a lane can be made now, "" when one can; nil:
+	// circuits are not looked at.
+	Standing func(notify.Lane) string
+	// Unreachable returns the code with which a letter's receiver would be suppressed
+	// if it were sent now, "" if nothing known speaks against it. A plan asks for every
+	// letter, so it must not wait. nil: plans do not tell.
+	Unreachable func(*engine.DeadLetter) string
+	// ApproveAbove is the size of a plan from which another operator must approve
+	// it; 0: never.
+	ApproveAbove int
+	// Keep is how long a job that is over is kept, with its report; Most how many at
+	// most. 0: for ever, and all.
+	Keep time.Duration
+	Most int
+	// CanaryWait is the longest the outcomes of a canary are awaited, default 3 min.
+	CanaryWait time.Duration
+	// Poll is the time between two looks for work and for outcomes, default 250 ms.
+	Poll   time.Duration
+	Logger *slog.Logger
+	Hit    func(string) // named points for tests; nil: none
+}
+
+// Manager makes plans, and runs the jobs that carry them out: one mechanism for
+// replay, discard, export and reconcile. Safe for concurrent use.
+type Manager struct {
+	cfg  ManagerConfig
+	kick chan struct{}
+
+	mu      sync.Mutex
+	running map[string]chan struct{} // closed when its runner has ended
+}
+
+// NewManager returns a Manager; nothing runs before Run.
+func NewManager(cfg ManagerConfig) (*Manager, error) {
+	if cfg.Jobs == nil || cfg.Letters == nil || cfg.Status == nil || cfg.History == nil || cfg.Log == nil || cfg.Lease == nil || cfg.Owner == "" || cfg.Audit == nil {
+		return nil, errors.New("ops: Jobs, Letters, Status, History, Log, Lease, Owner and Audit are required")
+	}
+	if cfg.CanaryWait <= 0 {
+		cfg.CanaryWait = 3 * time.Minute
+	}
+	if cfg.Poll <= 0 {
+		cfg.Poll = 250 * time.Millisecond
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Hit == nil {
+		cfg.Hit = func(string) {}
+	}
+	return &Manager{cfg: cfg, kick: make(chan struct{}, 1), running: map[string]chan struct{}{}}, nil
+}
+
+// Plan reads the index and says what a job of this spec would do. It changes
+// nothing.
+func (m *Manager) Plan(ctx context.Context, spec api.JobSpec) (api.Plan, error) {
+	if spec.Kind == KindReconcile {
+		return m.planReconcile(ctx, spec)
+	}
+	p := planner{letters: m.cfg.Letters, now: time.Now, unreachable: m.cfg.Unreachable}
+	s, err := p.make(ctx, spec)
+	if err != nil {
+		return api.Plan{}, err
+	}
+	s.plan.Approval = m.cfg.ApproveAbove > 0 && s.plan.Entries > m.cfg.ApproveAbove
+	return s.plan, nil
+}
+
+const maxName = 128
+
+// Apply starts the job of a plan. The set is read again: when it is not the one
+// of the digest, the plan is stale and nothing happens (notify.KindConflict,
+// "stale_plan"). The same name again returns the job that has it, and false.
+func (m *Manager) Apply(ctx context.Context, r api.JobRequest, by By) (api.Job, bool, error) {
+	if len(r.Name) > maxName {
+		return api.Job{}, false, notify.Invalid("too_long", "name", "at most 128 bytes")
+	}
+	if r.Digest == "" {
+		return api.Job{}, false, notify.Invalid("no_digest", "digest", "the digest of a plan; POST /v1/ops/plans makes one")
+	}
+	if r.Name == "" {
+		r.Name = r.Digest
+	}
+	// Before the set is read again: applying it once more finds it changed.
+	if old, ok, err := m.named(ctx, r.Spec.Kind, r.Name); err != nil || ok {
+		if err == nil && old.Digest != r.Digest {
+			err = &notify.Error{Kind: notify.KindConflict, Code: "name_taken", Field: "name", Msg: "job " + old.ID + " has this name and another plan"}
+		}
+		return old, false, err
+	}
+	s, err := m.freeze(ctx, &r)
+	if err != nil {
+		return api.Job{}, false, err
+	}
+	spec := jobSpec{
+		Spec: s.plan.Spec, Digest: r.Digest, By: by.Caller, Context: by.Context, Reason: by.Reason, Planned: s.plan.Entries,
+		Approval: r.Approval || m.cfg.ApproveAbove > 0 && s.plan.Entries > m.cfg.ApproveAbove,
+	}
+	now := time.Now()
+	j := engine.Job{ID: "job_" + notify.NewBase(now).String(), Kind: r.Spec.Kind, Name: r.Name, State: JobRunning, Created: now.UnixMilli(), Updated: now.UnixMilli()}
+	if spec.Approval {
+		j.State = JobWaiting
+	}
+	filter, _ := json.Marshal(spec.Spec.Filter) // of strings and numbers
+	if _, err := m.cfg.Audit.Record(ctx, api.AuditRow{
+		Actor: by.Caller, Action: "job.apply " + j.Kind, Target: j.ID, Context: by.Context, Reason: by.Reason, Request: by.Request,
+		Filter: filter, Digest: r.Digest, Counts: map[string]int{"entries": s.plan.Entries, "send": s.plan.Send},
+	}); err != nil {
+		return api.Job{}, false, err
+	}
+	if j.Spec, err = json.Marshal(spec); err != nil {
+		return api.Job{}, false, err
+	}
+	if j.Result, err = json.Marshal(jobResult{Skipped: map[string]int{}}); err != nil {
+		return api.Job{}, false, err
+	}
+	got, created, err := m.cfg.Jobs.Create(ctx, j, s.pages()...)
+	if err != nil {
+		return api.Job{}, false, err
+	}
+	m.wake()
+	out, err := view(&got)
+	return out, created, err
+}
+
+// freeze makes the set of a plan again, and holds it against the digest.
+func (m *Manager) freeze(ctx context.Context, r *api.JobRequest) (*set, error) {
+	if r.Spec.Kind == KindReconcile {
+		return m.freezeReport(r)
+	}
+	if r.Spec.UpTo == 0 {
+		return nil, notify.Invalid("not_frozen", "spec.up_to", "the spec of a plan, unchanged: POST /v1/ops/plans makes one")
+	}
+	p := planner{letters: m.cfg.Letters, now: time.Now, keep: true}
+	s, err := p.make(ctx, r.Spec)
+	if err != nil {
+		return nil, err
+	}
+	if s.plan.Digest != r.Digest {
+		msg := "the plan is stale: what it selects has changed since; make another"
+		if r.Entries > 0 && r.Entries != s.plan.Entries {
+			msg = fmt.Sprintf("the plan is stale: it had %d entries, now %d; make another", r.Entries, s.plan.Entries)
+		}
+		return nil, &notify.Error{Kind: notify.KindConflict, Code: "stale_plan", Field: "digest", Msg: msg}
+	}
+	return s, nil
+}
+
+func (m *Manager) named(ctx context.Context, kind, name string) (api.Job, bool, error) {
+	jobs, err := m.cfg.Jobs.List(ctx, 1<<20)
+	if err != nil {
+		return api.Job{}, false, err
+	}
+	for i := range jobs {
+		if jobs[i].Kind == kind && jobs[i].Name == name {
+			j, err := view(&jobs[i])
+			return j, true, err
+		}
+	}
+	return api.Job{}, false, nil
+}
+
+// List returns jobs, newest first.
+func (m *Manager) List(ctx context.Context, max int) ([]api.Job, error) {
+	jobs, err := m.cfg.Jobs.List(ctx, max)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]api.Job, 0, len(jobs))
+	for i := range jobs {
+		j, err := view(&jobs[i])
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, j)
+	}
+	return out, nil
+}
+
+// Get returns a job; notify.KindNotFound when there is none.
+func (m *Manager) Get(ctx context.Context, id string) (api.Job, error) {
+	j, ok, err := m.cfg.Jobs.Get(ctx, id)
+	if err == nil && !ok {
+		err = notify.NotFound("job")
+	}
+	if err != nil {
+		return api.Job{}, err
+	}
+	return view(&j)
+}
+
+// Report returns lines of a job's report behind after, each a JSON document: what
+// was not replayed and why; what was exported. next is where to go on, 0 at the end.
+func (m *Manager) Report(ctx context.Context, id string, after uint64, max int) (lines []json.RawMessage, next uint64, err error) {
+	if _, err := m.Get(ctx, id); err != nil {
+		return nil, 0, err
+	}
+	es, err := m.cfg.Jobs.Entries(ctx, id, after, max)
+	if err != nil {
+		return nil, 0, err
+	}
+	for _, e := range es {
+		if e.At >= setAt {
+			return lines, 0, nil
+		}
+		lines, next = append(lines, e.Doc), e.At
+	}
+	if len(es) < max {
+		next = 0
+	}
+	return lines, next, nil
+}
+
+func (m *Manager) wake() {
+	select {
+	case m.kick <- struct{}{}:
+	default:
+	}
+}
+
+func position(cursor []byte) int {
+	if len(cursor) != 8 {
+		return 0
+	}
+	return int(binary.BigEndian.Uint64(cursor))
+}
+
+func view(j *engine.Job) (api.Job, error) {
+	var spec jobSpec
+	var res jobResult
+	if err := errors.Join(json.Unmarshal(j.Spec, &spec), json.Unmarshal(j.Result, &res)); err != nil {
+		return api.Job{}, fmt.Errorf("job %s: %w", j.ID, err)
+	}
+	out := api.Job{
+		ID: j.ID, Kind: j.Kind, Name: j.Name, State: j.State, Why: res.Why, By: spec.By, Approved: res.Approved, Context: spec.Context,
+		Reason: spec.Reason, Digest: spec.Digest, Spec: spec.Spec, Planned: spec.Planned, Position: position(j.Cursor), Done: res.Done,
+		Skipped: res.Skipped, Exhaust: res.Exhaust, Failed: res.Failed, Outcomes: res.Outcomes, ActiveMs: res.ActiveMs,
+		Created: j.Created, Updated: j.Updated,
+	}
+	if res.ActiveMs > 0 {
+		out.Reached = float64(res.Done) / (float64(res.ActiveMs) / 1000)
+	}
+	return out, nil
+}

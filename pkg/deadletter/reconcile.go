@@ -1,0 +1,135 @@
+package deadletter
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Reconciler finds what no longer fits together, and repairs it.
+type Reconciler interface {
+	// Report looks at what was accepted since then (zero: all that is kept), and
+	// changes nothing.
+	Report(ctx context.Context, since time.Time) (Findings, error)
+	// Check reads a report: notify.KindInvalid if it is not what it was when it was
+	// made, notify.KindConflict if it is stale.
+	Check(report json.RawMessage) (Findings, error)
+	// Apply repairs findings [from, from+n) of a report that was checked, however
+	// long ago, each only while it is still as the report lists it: repeated, it
+	// changes nothing more. It returns what became of each.
+	Apply(ctx context.Context, report json.RawMessage, from, n int) ([]Repair, error)
+}
+
+// Findings are a reconciler's report, and what there is to know of it.
+type Findings struct {
+	Report json.RawMessage
+	Digest string         // of the report
+	Counts map[string]int // by class
+	Listed int            // findings that it lists
+	Mend   int            // of them, those that can be repaired
+}
+
+// Repair is what became of a finding. Why is empty where it was repaired.
+type Repair struct {
+	Kind  string `json:"kind"`
+	Class string `json:"class"`
+	ID    string `json:"id,omitempty"`
+	Why   string `json:"why,omitempty"`
+}
+
+// Why a finding was not repaired.
+const (
+	SkipChanged = "changed"        // it is not any more what was found
+	SkipPeople  = "left_as_it_is"  // nothing here can repair it
+	repairPage  = 2000             // findings between two saves of the cursor
+	repairLease = "ops-job/repair" // one reconcile at a time, of whichever process
+)
+
+func (m *Manager) planReconcile(ctx context.Context, spec api.JobSpec) (api.Plan, error) {
+	if m.cfg.Reconcile == nil {
+		return api.Plan{}, notify.Unavailable("reconcile", 0, nil)
+	}
+	var since time.Time
+	if spec.Filter.Since != 0 {
+		since = time.UnixMilli(spec.Filter.Since)
+	}
+	f, err := m.cfg.Reconcile.Report(ctx, since)
+	if err != nil {
+		return api.Plan{}, err
+	}
+	p := reconcilePlan(&f)
+	p.Reconcile, p.Made = f.Report, time.Now().UnixMilli()
+	p.Approval = m.cfg.ApproveAbove > 0 && p.Entries > m.cfg.ApproveAbove
+	return p, nil
+}
+
+func reconcilePlan(f *Findings) api.Plan {
+	p := api.Plan{
+		Spec: api.JobSpec{Kind: KindReconcile, Report: f.Digest}, Digest: f.Digest, Skip: map[string]int{},
+		Counts: map[string]map[string]int{"class": f.Counts}, Entries: f.Listed, Send: f.Mend,
+	}
+	if n := f.Listed - f.Mend; n > 0 {
+		p.Skip[SkipPeople] = n
+	}
+	return p
+}
+
+func (m *Manager) freezeReport(r *api.JobRequest) (*set, error) {
+	if m.cfg.Reconcile == nil {
+		return nil, notify.Unavailable("reconcile", 0, nil)
+	}
+	if len(r.Report) == 0 {
+		return nil, notify.Invalid("no_report", "report", "the report of the plan, unchanged")
+	}
+	f, err := m.cfg.Reconcile.Check(r.Report)
+	if err != nil {
+		return nil, err
+	}
+	if f.Digest != r.Digest {
+		return nil, &notify.Error{Kind: notify.KindConflict, Code: "stale_plan", Field: "digest", Msg: "the report is another one than the digest's"}
+	}
+	return &set{plan: reconcilePlan(&f), report: r.Report}, nil
+}
+
+// reconcile repairs what the report lists, page by page. After a crash it goes on
+// behind the last page it saved; what it had repaired of the next is found
+// repaired.
+func (r *runner) reconcile(ctx context.Context) error {
+	es, err := r.m.cfg.Jobs.Entries(ctx, r.j.ID, setAt, 1)
+	if err != nil || len(es) == 0 {
+		return err
+	}
+	for at := position(r.j.Cursor); at < r.spec.Planned; at = position(r.j.Cursor) {
+		n := min(repairPage, r.spec.Planned-at)
+		var done []Repair
+		if err := r.insist(ctx, func() error {
+			return r.holding(ctx, func(ctx context.Context) (err error) {
+				done, err = r.m.cfg.Reconcile.Apply(ctx, es[0].Doc, at, n)
+				return err
+			})
+		}); err != nil {
+			return err
+		}
+		lines := make([]engine.JobEntry, len(done))
+		for i := range done {
+			if lines[i].Doc, err = json.Marshal(&done[i]); err != nil {
+				return err
+			}
+			lines[i].At = uint64(at+i) + 1
+			if done[i].Why == "" {
+				r.res.Done++
+			} else {
+				r.res.Skipped[done[i].Why]++
+			}
+		}
+		r.m.cfg.Hit("job-repaired-before-cursor")
+		if err := r.save(ctx, at+n, lines); err != nil {
+			return err
+		}
+	}
+	return nil
+}

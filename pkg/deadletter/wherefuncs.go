@@ -1,0 +1,221 @@
+package deadletter
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"math"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/itchyny/gojq"
+)
+
+// Bounds of one step of an expression. A deadline cuts between steps only, so each
+// step has to be short and to make little.
+const (
+	maxWhereText     = 64 << 10 // bytes of a text that + makes or that fromjson reads
+	maxWhereNumber   = 64       // bytes of a text that tonumber reads
+	maxWhereContains = 10_000   // comparisons of one contains or inside
+	maxWhereAtOnce   = 4        // expressions that run at a time in the process
+)
+
+// whereSlots holds a token for each expression that runs. It is of the process, as
+// the cores are that expressions take.
+var whereSlots = make(chan struct{}, maxWhereAtOnce)
+
+// enterWhere waits for one of the process's slots for expressions.
+func enterWhere(ctx context.Context) (leave func(), err error) {
+	select {
+	case whereSlots <- struct{}{}:
+		return func() { <-whereSlots }, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// bounded replaces operators and functions of jq that split, join, repeat or compare
+// whole values by ones that take numbers and texts. The names are none that the
+// grammar of jq can write, so an expression reaches them by the operator alone.
+var bounded = map[string]func(v any, args []any) any{
+	"where/tostring": func(v any, _ []any) any {
+		switch v.(type) {
+		case string, nil, bool, int, float64:
+			if s, ok := v.(string); ok {
+				return s
+			}
+			b, err := gojq.Marshal(v)
+			if err != nil {
+				return err
+			}
+			return string(b)
+		}
+		return errors.New("tostring takes texts, numbers, true, false and null")
+	},
+	"where/tonumber": func(v any, _ []any) any {
+		s, ok := v.(string)
+		if !ok {
+			if f, ok := gojq.ToFloat64(v); ok {
+				return f
+			}
+			return errors.New("tonumber takes texts and numbers")
+		}
+		f, err := strconv.ParseFloat(s, 64)
+		if err != nil || len(s) > maxWhereNumber {
+			return errors.New("tonumber of a text that is no number")
+		}
+		return f
+	},
+	"where/fromjson": func(v any, _ []any) any {
+		s, ok := v.(string)
+		if !ok || len(s) > maxWhereText {
+			return errors.New("fromjson takes texts of up to 64 KiB")
+		}
+		var out any
+		if err := json.Unmarshal([]byte(s), &out); err != nil {
+			return errors.New("fromjson of a text that is no JSON")
+		}
+		return out
+	},
+	"where/contains": func(v any, args []any) any { return containsWithin(v, args[0]) },
+	"where/inside":   func(v any, args []any) any { return containsWithin(args[0], v) },
+	"where/index":    func(v any, args []any) any { return indexOf(v, args[0], strings.Index) },
+	"where/rindex":   func(v any, args []any) any { return indexOf(v, args[0], strings.LastIndex) },
+	"where/+": func(_ any, args []any) any {
+		a, aText := args[0].(string)
+		b, bText := args[1].(string)
+		switch {
+		case aText && bText && len(a)+len(b) <= maxWhereText:
+			return a + b
+		case aText && bText:
+			return errors.New("+ makes a text of more than 64 KiB")
+		case args[0] == nil:
+			return args[1]
+		case args[1] == nil:
+			return args[0]
+		}
+		return numbers("+", args, func(a, b float64) any { return a + b })
+	},
+	"where/-": func(_ any, args []any) any {
+		return numbers("-", args, func(a, b float64) any { return a - b })
+	},
+	"where//": func(_ any, args []any) any {
+		return numbers("/", args, func(a, b float64) any {
+			if b == 0 {
+				return errors.New("division by zero")
+			}
+			return a / b
+		})
+	},
+	"where/%": func(_ any, args []any) any {
+		return numbers("%", args, func(a, b float64) any {
+			if b = math.Trunc(b); b == 0 {
+				return errors.New("division by zero")
+			}
+			return math.Mod(math.Trunc(a), b)
+		})
+	},
+}
+
+// boundedOptions makes bounded known to a compiler.
+func boundedOptions() (out []gojq.CompilerOption) {
+	for name, f := range bounded {
+		n := 0
+		switch name {
+		case "where/contains", "where/inside", "where/index", "where/rindex":
+			n = 1
+		case "where/+", "where/-", "where//", "where/%":
+			n = 2
+		}
+		out = append(out, gojq.WithFunction(name, n, n, f))
+	}
+	return out
+}
+
+func numbers(op string, args []any, of func(a, b float64) any) any {
+	a, aOK := gojq.ToFloat64(args[0])
+	b, bOK := gojq.ToFloat64(args[1])
+	if !aOK || !bOK {
+		return errors.New(op + " takes numbers")
+	}
+	return of(a, b)
+}
+
+func indexOf(v, part any, find func(s, part string) int) any {
+	s, ok := v.(string)
+	p, isText := part.(string)
+	if !ok || !isText {
+		return errors.New("index and rindex take texts")
+	}
+	i := find(s, p)
+	if i < 0 || p == "" {
+		return nil
+	}
+	return utf8.RuneCountInString(s[:i]) // jq counts characters
+}
+
+func containsWithin(v, part any) any {
+	left := maxWhereContains
+	yes, err := contains(v, part, &left)
+	if err != nil {
+		return err
+	}
+	return yes
+}
+
+// contains reports what jq's contains does. A text contains its substrings. An array
+// contains part if each element of part is contained in some element of the array. An
+// object contains part if it does so for each key of part. left is how many more values may be compared.
+func contains(v, part any, left *int) (bool, error) {
+	if *left--; *left < 0 {
+		return false, errors.New("contains and inside compare at most 10,000 values")
+	}
+	switch part := part.(type) {
+	case string:
+		if s, ok := v.(string); ok {
+			return strings.Contains(s, part), nil
+		}
+	case []any:
+		vs, ok := v.([]any)
+		if !ok {
+			return false, errors.New("contains and inside compare values of one type")
+		}
+		for _, p := range part {
+			found := false
+			for i := 0; i < len(vs) && !found; i++ {
+				if gojq.TypeOf(vs[i]) != gojq.TypeOf(p) {
+					*left--
+					continue
+				}
+				var err error
+				if found, err = contains(vs[i], p, left); err != nil {
+					return false, err
+				}
+			}
+			if !found {
+				return false, nil
+			}
+		}
+		return true, nil
+	case map[string]any:
+		vs, ok := v.(map[string]any)
+		if !ok {
+			return false, errors.New("contains and inside compare values of one type")
+		}
+		for k, p := range part {
+			inner, ok := vs[k]
+			if !ok || gojq.TypeOf(inner) != gojq.TypeOf(p) {
+				return false, nil
+			}
+			if yes, err := contains(inner, p, left); !yes || err != nil {
+				return false, err
+			}
+		}
+		return true, nil
+	}
+	if gojq.TypeOf(v) != gojq.TypeOf(part) {
+		return false, errors.New("contains and inside compare values of one type")
+	}
+	return gojq.Compare(v, part) == 0, nil
+}

@@ -1,0 +1,299 @@
+package screen
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	tea "charm.land/bubbletea/v2"
+
+	"github.com/notifyd/notifyd/pkg/load"
+	"github.com/notifyd/notifyd/pkg/load/report"
+)
+
+// hint is a key and what it does.
+type hint struct{ keys, does string }
+
+// key does what a key means where it is pressed.
+func (m *model) key(k tea.KeyPressMsg) tea.Cmd {
+	name := k.String()
+	if name == "ctrl+c" {
+		return m.interrupt()
+	}
+	switch m.layer {
+	case layerHelp:
+		m.layer = layerNone
+		if name != "q" {
+			return nil
+		}
+	case layerFilter, layerMark:
+		return m.keyInput(name, k)
+	case layerStop:
+		m.layer = layerNone
+		if name == "y" || name == "enter" {
+			m.stop()
+		}
+		return nil
+	case layerSteer:
+		m.layer = layerNone
+		if name == "y" || name == "enter" {
+			m.steer(m.steering)
+		} else {
+			m.steering = ""
+		}
+		return nil
+	}
+	if p := m.player(); p != nil && keyPlayer(p, name) {
+		return nil
+	}
+	switch name {
+	case "q":
+		if m.ended || m.player() != nil {
+			return tea.Quit
+		}
+		if m.opt.Control == nil {
+			m.left = LeftRunning
+			return tea.Quit
+		}
+		if !m.stopping {
+			m.layer = layerStop
+		}
+	case "Q":
+		if !m.ended && m.player() == nil {
+			m.left = LeftRunning
+		}
+		return tea.Quit
+	case "?":
+		m.layer = layerHelp
+	case "space":
+		m.frozen = !m.frozen && !m.ended
+		m.look()
+	case "[", "]":
+		m.turnWindow(name)
+	case "0", "esc":
+		if name == "esc" && m.panel == panelAll {
+			m.filter = ""
+		}
+		m.panel, m.scroll = panelAll, 0
+	case "e":
+		m.panel, m.scroll = panelErrors, 0
+	case "tab":
+		m.panel, m.scroll = (m.panel+1)%panels, 0
+	case "shift+tab":
+		m.panel, m.scroll = (m.panel+panels-1)%panels, 0
+	case "j", "down":
+		m.scroll++
+	case "k", "up":
+		m.scroll = max(0, m.scroll-1)
+	case "/":
+		m.layer = layerFilter
+		m.input.SetValue(m.filter)
+		m.input.CursorEnd()
+		m.input.Focus()
+	case "p", "+", "=", "-":
+		m.askSteer(name)
+	case "m":
+		switch {
+		case m.opt.Control == nil || m.ended:
+			m.say("markers are set during a run of one's own")
+		default:
+			m.layer = layerMark
+			m.input.SetValue("")
+			m.input.Focus()
+		}
+	default:
+		if i, err := strconv.Atoi(name); err == nil && len(name) == 1 && i < int(panels) {
+			m.panel, m.scroll = panel(i), 0
+		}
+	}
+	return nil
+}
+
+// interrupt stops a run, and at the second time leaves at once.
+func (m *model) interrupt() tea.Cmd {
+	switch {
+	case m.ended || m.player() != nil:
+		return tea.Quit
+	case m.stopping || m.opt.Control == nil:
+		m.left = LeftAtOnce
+		return tea.Quit
+	}
+	m.layer = layerNone
+	m.stop()
+	return nil
+}
+
+// steerStep is what + does to the rate, and - undoes.
+const steerStep = 1.1
+
+// askSteer asks once a run whether it is to be no measurement any more.
+func (m *model) askSteer(name string) {
+	switch {
+	case !m.steerable():
+		m.say("nobody can pause this run or change its rate from here")
+	case m.snap == nil || m.snap.State != load.StateRunning:
+		m.say("the run does not send now")
+	case m.snap.Steer != nil && m.snap.Steer.Changed || m.steering != "":
+		m.steer(name)
+	default:
+		m.layer, m.steering = layerSteer, name
+	}
+}
+
+func (m *model) steerable() bool { return m.opt.Steer != nil && !m.ended && m.player() == nil }
+
+func (m *model) steer(name string) {
+	m.steering = name
+	switch name {
+	case "p":
+		paused := m.snap.Steer != nil && m.snap.Steer.Paused
+		m.opt.Steer.Pause(!paused)
+		if paused {
+			m.say("messages become due again")
+		} else {
+			m.say("paused: nothing becomes due until p")
+		}
+	case "-":
+		m.opt.Steer.Pace(1 / steerStep)
+		m.say("the rate is a tenth lower")
+	default:
+		m.opt.Steer.Pace(steerStep)
+		m.say("the rate is a tenth higher")
+	}
+}
+
+func (m *model) stop() {
+	m.stopping = true
+	m.opt.Control.Stop()
+	m.say("stopping: what was accepted is awaited; Ctrl-C leaves at once")
+}
+
+func (m *model) turnWindow(name string) {
+	if name == "[" {
+		m.window = (m.window + len(windows) - 1) % len(windows)
+	} else {
+		m.window = (m.window + 1) % len(windows)
+	}
+	if w := windows[m.window]; w > 0 {
+		m.say("the charts show the last " + report.Clock(w))
+	} else {
+		m.say("the charts show the whole run")
+	}
+}
+
+// keyPlayer moves a replay; false where the key is another's.
+func keyPlayer(p Player, name string) bool {
+	switch name {
+	case "space":
+		p.Pause(!p.Paused())
+	case "left", "h":
+		p.Seek(-5 * time.Second)
+	case "right", "l":
+		p.Seek(5 * time.Second)
+	case "home", "g":
+		p.Seek(-1000 * time.Hour)
+	case "end", "G":
+		p.Seek(1000 * time.Hour)
+	case "+", "=":
+		p.Speed(2)
+	case "-":
+		p.Speed(0.5)
+	default:
+		return false
+	}
+	return true
+}
+
+func (m *model) keyInput(name string, k tea.KeyPressMsg) tea.Cmd {
+	switch name {
+	case "esc":
+		m.layer = layerNone
+		m.input.Blur()
+	case "enter":
+		text := strings.TrimSpace(m.input.Value())
+		if m.layer == layerFilter {
+			m.filter, m.scroll = text, 0
+		} else {
+			if text == "" {
+				text = "marker"
+			}
+			m.opt.Control.Mark(text)
+			m.say("marked: " + text)
+		}
+		m.layer = layerNone
+		m.input.Blur()
+	default:
+		m.typed(k)
+	}
+	return nil
+}
+
+// typed passes what is typed on to the line that is being written.
+func (m *model) typed(msg tea.Msg) {
+	if m.layer == layerFilter || m.layer == layerMark {
+		m.input, _ = m.input.Update(msg) // what it would want besides is its own cursor
+	}
+}
+
+// hints are the keys that do something here, the most useful first.
+func (m *model) hints() []hint {
+	switch m.layer {
+	case layerHelp:
+		return []hint{{"any key", "back"}}
+	case layerFilter:
+		return []hint{{"enter", "filter"}, {"esc", "leave it"}}
+	case layerMark:
+		return []hint{{"enter", "mark"}, {"esc", "leave it"}}
+	case layerStop:
+		return []hint{{"y", "stop the run"}, {"n", "go on"}}
+	case layerSteer:
+		return []hint{{"y", "change it"}, {"n", "leave it"}}
+	}
+	list := []hint{{"q", "stop"}, {"?", "help"}, {"1-7", "panel"}, {"space", "freeze"}, {"[ ]", "window"}, {"/", "filter"}, {"m", "mark"}, {"Q", "leave it running"}}
+	if m.frozen {
+		list[3].does = "go on"
+	}
+	if m.panel != panelAll {
+		list[2] = hint{"0", "all panels"}
+	}
+	drop := func(keys string) { list = slices.DeleteFunc(list, func(h hint) bool { return h.keys == keys }) }
+	if m.steerable() {
+		list = append(list, hint{"p", "pause the load"}, hint{"- +", "rate"})
+		if m.snap != nil && m.snap.Steer != nil && m.snap.Steer.Paused {
+			list[len(list)-2].does = "let it go on"
+		}
+	}
+	switch {
+	case m.player() != nil:
+		list[0].does, list[3].does = "quit", "pause"
+		drop("m")
+		drop("Q")
+		list = append(list, hint{"h l", "5s"}, hint{"- +", "speed"})
+	case m.ended:
+		list[0].does = "quit"
+		drop("m")
+		drop("Q")
+		drop("space")
+	case m.opt.Control == nil:
+		list[0].does = "quit"
+		drop("m")
+		drop("Q")
+	}
+	return list
+}
+
+var helpKeys = []hint{
+	{"1 ... 7", "one panel alone; 0 or esc: all of them; tab: the next"},
+	{"space", "freeze the screen; the run goes on. In a replay: pause"},
+	{"[ and ]", "how much time the charts show"},
+	{"/", "filter the steps by words, or channel: phase: step: target: category:"},
+	{"m", "draw a line across the charts, now, with a text"},
+	{"p", "pause the load, and let it go on; the run is then no measurement"},
+	{"- and +", "a tenth less or more load; likewise"},
+	{"j, k", "scroll"},
+	{"q", "stop the run; its summary stays on the screen. At the end: quit"},
+	{"Q", "leave this screen; the run goes on, with a line per second"},
+	{"Ctrl-C", "stop the run; twice: leave, without waiting for deliveries"},
+	{"h l g G - +", "of a replay: 5 s back or on, its ends, its speed"},
+}

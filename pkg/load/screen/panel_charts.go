@@ -1,0 +1,343 @@
+package screen
+
+import (
+	"fmt"
+	"math"
+	"strings"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/load"
+	"github.com/notifyd/notifyd/pkg/load/report"
+)
+
+// rates is what was due, sent, accepted and delivered, as a chart and in numbers.
+func (m *model) rates(w, h int) []string {
+	st, s := m.st, m.snap
+	rows := m.rows()
+	filtered := m.filter != ""
+	list := []series{
+		{kind: kindTarget, dotted: true}, {kind: kindSent}, {kind: kindAccepted}, {kind: kindDelivered},
+	}
+	now := s.Rates
+	if filtered {
+		list = list[1:3]
+		now = load.Rates{}
+		for _, step := range m.steps() {
+			now.Sent += step.Rates.Sent
+			now.Acked += step.Rates.Acked
+			now.Failed += step.Rates.Failed
+			now.Intended += step.Rates.Intended
+			now.Delivered += step.Rates.Delivered
+		}
+	}
+	names := m.stepNames()
+	for i := range list {
+		values := make([]float64, len(rows))
+		for j := range rows {
+			values[j] = rateOf(&rows[j], list[i].kind, names, filtered)
+		}
+		list[i].values = values
+	}
+	note := "messages a second"
+	if filtered {
+		note = "filtered: " + m.filter
+	}
+	out := []string{st.title("2", "rates", note, w)}
+	side := 0
+	if w >= 56 {
+		side = 27
+	}
+	numbers := m.rateNumbers(&now, side)
+	body := h - 2
+	if body < 1 {
+		return st.lines(out, w, h)
+	}
+	plot := m.overTime(list, rows, w-side-2, body, report.Short)
+	if side > 0 {
+		plot = st.beside(plot, numbers, w-side-2, side)
+	}
+	return st.lines(append(out, plot...), w, h)
+}
+
+func (m *model) rateNumbers(now *load.Rates, w int) (out []string) {
+	st := m.st
+	line := func(k kind, name string, v float64, share string) {
+		mark := " "
+		if k < seriesKinds {
+			mark = st.series[k].render(string(letters[k]))
+		}
+		out = append(out, mark+" "+st.fit(name, 9)+" "+st.right(report.Short(v)+"/s", 8)+" "+st.right(share, 6))
+	}
+	share := func(v, of float64) string {
+		if of <= 0 {
+			return ""
+		}
+		return fmt.Sprintf("%.1f%%", 100*v/of)
+	}
+	line(kindTarget, "target", now.Intended, "")
+	line(kindSent, "sent", now.Sent, share(now.Sent, now.Intended))
+	line(kindAccepted, "accepted", now.Acked, share(now.Acked, now.Sent))
+	line(kindDelivered, "delivered", now.Delivered, share(now.Delivered, now.Acked))
+	failed := len(out)
+	line(seriesKinds, "failed", now.Failed, share(now.Failed, now.Sent))
+	if now.Failed > 0 {
+		out[failed] = st.bad.render(st.bang + out[failed][1:])
+	}
+	return out
+}
+
+// stepNames are those of the steps that the filter chooses.
+func (m *model) stepNames() map[string]bool {
+	names := map[string]bool{}
+	for _, s := range m.steps() {
+		names[s.Name] = true
+	}
+	return names
+}
+
+func rateOf(r *load.SecondRow, k kind, names map[string]bool, filtered bool) float64 {
+	length := r.Length.Seconds()
+	if length <= 0 {
+		length = 1
+	}
+	var n int64
+	if filtered {
+		for i := range r.Steps {
+			s := &r.Steps[i]
+			if !names[s.Name] {
+				continue
+			}
+			if k == kindSent {
+				n += s.Sent
+			} else {
+				n += s.Acked
+			}
+		}
+		return float64(n) / length
+	}
+	switch k {
+	case kindTarget:
+		n = r.Intended
+	case kindSent:
+		n = r.Sent
+	case kindAccepted:
+		n = r.Acked
+	case kindDelivered:
+		n = r.Delivered
+	case kindBacklog:
+		return float64(r.Backlog)
+	}
+	return float64(n) / length
+}
+
+// overTime is a chart of h lines and, below it, the time.
+func (m *model) overTime(list []series, rows []load.SecondRow, w, h int, axis func(float64) string) []string {
+	st := m.st
+	if len(rows) == 0 || h < 1 {
+		return st.lines([]string{st.dim.render(" no second is complete yet")}, w, h+1)
+	}
+	const names, label = 4, 7
+	dots := 2 * max(1, w-names-label)
+	for i := range list {
+		list[i].values = stretch(list[i].values, dots, m.span())
+	}
+	from := rows[len(rows)-1].Second + 1 - len(rows)
+	to := from + len(rows)
+	var marks []int
+	whole := max(len(rows), m.span())
+	for _, mk := range m.snap.Markers {
+		sec := int(mk.At / time.Second)
+		if mk.Kind != "phase" && sec >= from && sec < to {
+			marks = append(marks, (to-1-sec)*dots/whole)
+		}
+	}
+	out := st.chart(list, w, h, axis, marks)
+	left, right := report.Clock(time.Duration(to-whole)*time.Second), report.Clock(time.Duration(to)*time.Second)
+	if to < whole {
+		left = ""
+	}
+	line := st.fit(spaces(label)+left, max(0, w-names-width(right))) + right
+	return append(out, st.dim.render(st.fit(line, w)))
+}
+
+// span is how many seconds the charts show at least, so that a run's first ones do
+// not fill them.
+func (m *model) span() int {
+	if w := windows[m.window]; w > 0 {
+		return int(w / time.Second)
+	}
+	return 30
+}
+
+// stretch fits seconds to the dots of a chart: each dot is the mean of the seconds
+// it stands for, or one of the dots of its second. least is how many seconds
+// the dots stand for at least.
+func stretch(values []float64, dots, least int) []float64 {
+	n := len(values)
+	if n == 0 || dots <= 0 {
+		return nil
+	}
+	whole := max(n, least)
+	out := make([]float64, 0, dots)
+	for d := range dots {
+		from := float64(d)*float64(whole)/float64(dots) - float64(whole-n)
+		to := from + float64(whole)/float64(dots)
+		if to <= 0 {
+			continue
+		}
+		i, j := max(0, int(math.Floor(from))), min(n, int(math.Ceil(to)))
+		if to-from <= 1 {
+			i = min(n-1, max(0, int(math.Floor((from+to)/2))))
+			j = i + 1
+		}
+		sum := 0.0
+		for _, v := range values[i:j] {
+			sum += v
+		}
+		out = append(out, sum/float64(max(1, j-i)))
+	}
+	return out
+}
+
+// backlog is what waits to be delivered, and how late the generator itself was.
+func (m *model) backlog(w, h int) []string {
+	st := m.st
+	rows := m.rows()
+	values := make([]float64, len(rows))
+	lags := make([]float64, len(rows))
+	for i := range rows {
+		values[i] = float64(rows[i].Backlog)
+		lags[i] = float64(rows[i].Lag.P99)
+	}
+	note := "waiting " + report.Short(float64(m.snap.Totals.Backlog))
+	if n := len(values); n > 10 {
+		note += fmt.Sprintf(", %+.0f/s", (values[n-1]-values[n-11])/10)
+	}
+	out := []string{st.title("3", "backlog and lag", note, w)}
+	if h < 4 {
+		return st.lines(append(out, " backlog "+st.series[kindBacklog].render(st.spark(values, max(0, w-10)))), w, h)
+	}
+	out = append(out, m.overTime([]series{{kind: kindBacklog, values: values}}, rows, w, h-3, report.Short)...)
+	last := int64(0)
+	if n := len(rows); n > 0 {
+		last = rows[n-1].Lag.P99
+	}
+	head := " lag p99 " + st.right(report.Nanos(last), 7) + " "
+	out = append(out, head+st.series[kindSent].render(st.spark(stretch(lags, max(0, w-width(head)-1), m.span()), max(0, w-width(head)-1))))
+	return st.lines(out, w, h)
+}
+
+// heat is how many responses each second had of each latency.
+func (m *model) heat(w, h int) []string {
+	st := m.st
+	cols := m.heatColumns()
+	out := []string{st.title("4", "responses by latency", "denser: "+string(st.shades), w)}
+	room := h - 1
+	lo, hi := heatRange(cols)
+	if hi < 0 || room < 1 {
+		return st.lines(append(out, st.dim.render(" no answer yet")), w, h)
+	}
+	each := (hi - lo + room) / room // buckets of a line
+	lines := (hi - lo + each) / each
+	const label = 8
+	cells := max(1, w-label)
+	grid := heatCells(cols, cells, m.span(), lo, each, lines)
+	most := int64(0)
+	for _, row := range grid {
+		for _, n := range row {
+			most = max(most, n)
+		}
+	}
+	for range room - lines {
+		out = append(out, "")
+	}
+	for l := lines - 1; l >= 0; l-- {
+		top := min(lo+(l+1)*each-1, load.HeatBuckets-1)
+		text := report.Nanos(int64(load.HeatBound(top)))
+		if top == load.HeatBuckets-1 {
+			text = "more"
+		}
+		out = append(out, st.dim.render(st.right(text, label-1))+" "+st.heatLine(grid[l], most))
+	}
+	return st.lines(out, w, h)
+}
+
+// heatColumns are those that the window shows.
+func (m *model) heatColumns() []load.HeatColumn {
+	cols := m.snap.Heat
+	if n := int(windows[m.window] / time.Second); n > 0 && len(cols) > n {
+		cols = cols[len(cols)-n:]
+	}
+	return cols
+}
+
+// heatRange is the lowest and highest bucket that has something; hi is -1 where
+// none has.
+func heatRange(cols []load.HeatColumn) (lo, hi int) {
+	lo, hi = load.HeatBuckets, -1
+	for i := range cols {
+		for b, n := range cols[i].Counts {
+			if n > 0 {
+				lo, hi = min(lo, b), max(hi, b)
+			}
+		}
+	}
+	return lo, hi
+}
+
+// heatRows is how many lines the heat map would like.
+func (m *model) heatRows() int {
+	lo, hi := heatRange(m.heatColumns())
+	return max(4, hi-lo+2)
+}
+
+// heatCells adds columns up to cells: lines from the lowest, cells from the oldest.
+func heatCells(cols []load.HeatColumn, cells, least, lo, each, lines int) [][]int64 {
+	grid := make([][]int64, lines)
+	for l := range grid {
+		grid[l] = make([]int64, cells)
+	}
+	n := len(cols)
+	whole := max(n, least)
+	for x := range cells {
+		from := x*whole/cells - (whole - n)
+		to := max((x+1)*whole/cells-(whole-n), from+1)
+		for i := max(0, from); i < min(n, to); i++ {
+			for l := range lines {
+				for b := lo + l*each; b < min(lo+(l+1)*each, load.HeatBuckets); b++ {
+					grid[l][x] += cols[i].Counts[b]
+				}
+			}
+		}
+	}
+	return grid
+}
+
+// heatLine draws a line of the heat map. The few are what one looks for: shades
+// follow the logarithm.
+func (s *styles) heatLine(row []int64, most int64) string {
+	level := func(n int64) int {
+		if n <= 0 {
+			return -1
+		}
+		if most <= 1 {
+			return len(s.heat) - 1
+		}
+		return min(int(math.Log(float64(n))/math.Log(float64(most))*float64(len(s.heat)-1)+0.5), len(s.heat)-1)
+	}
+	var b strings.Builder
+	for i := 0; i < len(row); {
+		l := level(row[i])
+		j := i + 1
+		for j < len(row) && level(row[j]) == l {
+			j++
+		}
+		if l < 0 {
+			b.WriteString(spaces(j - i))
+		} else {
+			b.WriteString(s.heat[l].render(strings.Repeat(string(s.shades[l]), j-i)))
+		}
+		i = j
+	}
+	return b.String()
+}

@@ -1,0 +1,343 @@
+package screen
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/notifyd/notifyd/pkg/load"
+	"github.com/notifyd/notifyd/pkg/load/report"
+	"github.com/notifyd/notifyd/pkg/term"
+)
+
+// scrolled is a list from where one scrolled to, in h lines; what does not fit is
+// counted in the last one.
+func (m *model) scrolled(list []string, h int) []string {
+	if h <= 0 {
+		return nil
+	}
+	from := 0
+	if m.panel != panelAll {
+		from = min(m.scroll, max(0, len(list)-h))
+	}
+	list = list[from:]
+	if len(list) > h {
+		hidden := len(list) - h + 1
+		list = append(slices.Clone(list[:h-1]), m.st.dim.render(fmt.Sprintf(" %d more", hidden)))
+	}
+	return list
+}
+
+// stages is the steps, the thresholds and what happened.
+func (m *model) stages(w, h int) []string {
+	st, s := m.st, m.snap
+	var list []string
+	for _, step := range m.steps() {
+		sign := st.good.render(st.now)
+		if step.Phase != s.Phase.Name || s.State != load.StateRunning {
+			sign = st.dim.render(st.ok)
+		}
+		name := step.Phase + "/" + step.Name
+		if step.Warmup {
+			name += " (warm-up)"
+		}
+		list = append(list, " "+sign+" "+st.fit(term.Clean(name), max(8, w/2-4))+" "+term.Clean(step.Arrival))
+	}
+	for _, t := range s.Thresholds {
+		sign, p := st.wait, st.dim
+		switch {
+		case t.Known && t.OK:
+			sign, p = st.ok, st.good
+		case t.Known:
+			sign, p = st.fail, st.bad
+		}
+		text := report.ThresholdValue(t)
+		if t.Known && !t.OK {
+			text += "  since " + report.Clock(t.Since)
+		}
+		list = append(list, " "+p.render(sign)+" "+st.fit(term.Clean(t.Expr), max(8, w/2-4, w-26))+" "+text)
+	}
+	for i := len(s.Markers) - 1; i >= 0; i-- {
+		mk := &s.Markers[i]
+		sign := st.dim.render(st.mark)
+		switch mk.Kind {
+		case "fault":
+			sign = st.bad.render("!")
+		case "user", "threshold", "steer":
+			sign = st.warn.render("+")
+		}
+		list = append(list, " "+sign+" "+st.right(report.Clock(mk.At), 6)+"  "+term.Clean(mk.Kind)+"  "+term.Clean(mk.Text))
+	}
+	note := ""
+	if s.Phase.Of > 0 {
+		note = fmt.Sprintf("phase %d of %d", s.Phase.Index+1, s.Phase.Of)
+	}
+	return st.lines(append([]string{st.title("1", "stages, thresholds, marks", note, w)}, m.scrolled(list, h-1)...), w, h)
+}
+
+// latencyRows is how many lines the table of latencies would like.
+func (m *model) latencyRows() int { return len(m.latencyList()) }
+
+type latencyRow struct {
+	name string
+	q    load.Quantiles
+	now  bool // of the last second, which has fewer percentiles
+}
+
+// latencyList is the last second, then each step: its response alone where there
+// are several.
+func (m *model) latencyList() (list []latencyRow) {
+	if n := len(m.snap.Seconds); n > 0 && m.filter == "" {
+		row := &m.snap.Seconds[n-1]
+		if b := row.Response; b.Count > 0 {
+			list = append(list, latencyRow{"last second", load.Quantiles{Count: b.Count, P50: b.P50, P99: b.P99, Max: b.Max}, true})
+		}
+	}
+	steps := m.steps()
+	for i := len(steps) - 1; i >= 0; i-- { // the current ones first
+		s := steps[i]
+		name := s.Phase + "/" + s.Name
+		if s.Phase == s.Name || s.Phase == "" {
+			name = s.Name
+		}
+		if len(steps) > 1 && m.panel == panelAll {
+			if s.Response.Count > 0 {
+				list = append(list, latencyRow{name: name, q: s.Response})
+			}
+			continue
+		}
+		for _, k := range []struct {
+			name string
+			q    load.Quantiles
+		}{{"response", s.Response}, {"service", s.Service}, {"lag", s.Lag}, {"end to end", s.EndToEnd}, {"lateness", s.Lateness}} {
+			if k.q.Count > 0 {
+				label := k.name
+				if len(steps) > 1 {
+					label = name + " " + k.name
+				}
+				list = append(list, latencyRow{name: label, q: k.q})
+			}
+		}
+	}
+	return list
+}
+
+// latency is the percentiles of the run.
+func (m *model) latency(w, h int) []string {
+	st := m.st
+	type column struct {
+		name string
+		of   func(*load.Quantiles) int64
+		full bool // not of one second
+	}
+	cols := []column{
+		{"p50", func(q *load.Quantiles) int64 { return q.P50 }, false}, {"p90", func(q *load.Quantiles) int64 { return q.P90 }, true},
+		{"p99", func(q *load.Quantiles) int64 { return q.P99 }, false}, {"p99.9", func(q *load.Quantiles) int64 { return q.P999 }, true},
+		{"p99.99", func(q *load.Quantiles) int64 { return q.P9999 }, true}, {"max", func(q *load.Quantiles) int64 { return q.Max }, false},
+	}
+	if w < 88 {
+		cols = slices.Delete(cols, 4, 5)
+	}
+	if w < 60 {
+		cols = slices.Delete(cols, 1, 2)
+	}
+	const wide, counts = 8, 8
+	name := max(8, w-counts-len(cols)*wide-1)
+	head := " " + st.fit("", name) + st.right("count", counts)
+	for _, c := range cols {
+		head += st.right(c.name, wide)
+	}
+	var list []string
+	for _, r := range m.latencyList() {
+		line := " " + st.fit(term.Clean(r.name), name) + st.right(report.Short(float64(r.q.Count)), counts)
+		for _, c := range cols {
+			text := ""
+			if !r.now || !c.full {
+				text = report.Nanos(c.of(&r.q))
+			}
+			line += st.right(text, wide)
+		}
+		if r.now {
+			line = st.bold.render(line)
+		}
+		list = append(list, line)
+	}
+	what := "response, since the start"
+	if len(m.steps()) <= 1 || m.panel != panelAll {
+		what = "since the start"
+	}
+	if len(list) == 0 {
+		list = []string{st.dim.render(" no answer yet")}
+	}
+	if h < 2 {
+		return st.lines([]string{st.title("4", "latency", what, w)}, w, h)
+	}
+	out := append([]string{st.title("4", "latency", what, w), st.dim.render(head)}, m.scrolled(list, h-2)...)
+	return st.lines(out, w, h)
+}
+
+// ledger is what became of all that was accepted.
+func (m *model) ledger(w, h int) []string {
+	st, t := m.st, &m.snap.Totals
+	two, cw := w >= 44 && h > 4, w
+	if two {
+		cw = (w - 2) / 2
+	}
+	var list []string
+	bad := func(name string, n int64) {
+		text := term.Count(n)
+		if n > 0 {
+			name, text = st.bad.render(st.bang)+" "+name, st.bad.render(text)
+		} else {
+			name = st.good.render(st.ok) + " " + name
+		}
+		list = append(list, st.pair(name, text, cw))
+	}
+	plain := func(name string, n int64) { list = append(list, st.pair("  "+name, term.Count(n), cw)) }
+	lost := func() {
+		if m.snap.State == load.StateDone || t.Lost > 0 {
+			bad("lost", t.Lost)
+		} else {
+			list = append(list, st.pair(st.wait+" lost", "after the drain", cw))
+		}
+	}
+	if h <= 4 { // the shortest form
+		plain("waiting", t.Backlog)
+		lost()
+		bad("duplicates", t.Duplicates)
+	} else {
+		plain("accepted", t.Acked)
+		plain("delivered", t.Delivered)
+		plain("waiting", t.Backlog)
+		lost()
+		bad("duplicates", t.Duplicates)
+		bad("early, late", t.Early+t.Late)
+		bad("reordered", t.Reordered)
+		bad("unexpected", t.Unexpected)
+		bad("unverified", t.Unverified)
+		plain("failed", t.Failed)
+		plain("rejected", t.Rejected)
+		plain("sent", t.Sent)
+	}
+	head := st.title("5", "ledger", "", w)
+	if two {
+		half := (len(list) + 1) / 2
+		list = st.beside(list[:half], list[half:], cw, w-2-cw)
+	}
+	return st.lines(append([]string{head}, m.scrolled(list, h-1)...), w, h)
+}
+
+// pair is a name at the left and a value at the right.
+func (s *styles) pair(name, value string, w int) string {
+	return " " + s.fit(name, max(1, w-width(value)-3)) + " " + value
+}
+
+// errors is the failures, the most frequent first.
+func (m *model) errors(w, h int) []string {
+	st := m.st
+	names := m.stepNames()
+	var total int64
+	var counts []load.ErrorCount
+	for _, e := range m.snap.Errors {
+		if m.filter == "" || names[e.Step] {
+			counts = append(counts, e)
+			total += e.Count
+		}
+	}
+	slices.SortStableFunc(counts, func(a, b load.ErrorCount) int { return cmp.Compare(b.Count, a.Count) })
+	note := "none"
+	if total > 0 {
+		note = report.Short(float64(total))
+	}
+	var list []string
+	for _, e := range counts {
+		text := " " + st.bad.render(st.right(report.Short(float64(e.Count)), 6)) + " " + term.Clean(e.Code)
+		if w >= 40 {
+			text += st.dim.render("  "+term.Clean(e.Class)) + "  " + term.Clean(e.Step) + st.dim.render("  "+e.Last.UTC().Format("15:04:05Z"))
+		}
+		list = append(list, text)
+	}
+	if len(list) == 0 {
+		list = []string{" " + st.good.render(st.ok) + " no request failed"}
+	}
+	return st.lines(append([]string{st.title("6", "errors", note, w)}, m.scrolled(list, h-1)...), w, h)
+}
+
+// health is whether the generator, or its machine, is the limit.
+func (m *model) health(w, h int) []string {
+	st, g := m.st, &m.snap.Health
+	var list []string
+	gauge := func(name string, share float64, text string) {
+		p := st.good
+		switch {
+		case share > 0.95:
+			p = st.bad
+		case share > 0.8:
+			p = st.warn
+		}
+		room := w - 11 - width(text) - 2
+		if room < 4 {
+			list = append(list, st.pair(name, text, w))
+			return
+		}
+		list = append(list, " "+st.fit(name, 9)+" "+p.render(st.bar(share, min(room, 30)))+spaces(room-30)+" "+text)
+	}
+	of := func(v, whole float64) float64 {
+		if whole <= 0 {
+			return 0
+		}
+		return v / whole
+	}
+	whose := "cpu"
+	if g.Embedded {
+		whose = "cpu, both"
+	}
+	gauge(whose, of(g.CPU, g.CPUs), fmt.Sprintf("%.2f of %.3g", g.CPU, g.CPUs))
+	gauge("woke late", min(float64(g.LagP99)/10e6, 1), report.Nanos(int64(g.LagP99)))
+	if g.CalibratedRate > 0 {
+		gauge("asked", g.GeneratorShare, fmt.Sprintf("%.0f%% of %s/s", 100*g.GeneratorShare, report.Short(g.CalibratedRate)))
+	}
+	gauge("machine", of(g.MachineCPU, g.CPUs), fmt.Sprintf("%.2f, steal %.1f%%", g.MachineCPU, 100*g.Steal))
+	gauge("busy", g.Busy, fmt.Sprintf("%.0f%% of workers", 100*g.Busy))
+	if h <= 4 { // the shortest form has the first ones alone
+		return st.lines(append([]string{st.title("7", "generator", "", w)}, list...), w, h)
+	}
+	list = append(list,
+		st.pair("GC pause, cores", fmt.Sprintf("%s, %.2f", report.Nanos(int64(g.GCPause)), g.GCCPU), w),
+		st.pair("memory", report.Bytes(g.RSS), w),
+		st.pair("goroutines, sockets", fmt.Sprintf("%d, %d", g.Goroutines, g.Sockets), w))
+	list = append(list, m.server(w)...)
+	note := ""
+	if g.Embedded {
+		note = "with notifyd in it"
+	}
+	return st.lines(append([]string{st.title("7", "generator", note, w)}, m.scrolled(list, h-1)...), w, h)
+}
+
+// server is what the server says of itself.
+func (m *model) server(w int) (list []string) {
+	st, s := m.st, &m.snap.Server
+	if !s.Known {
+		return nil
+	}
+	open := 0
+	for _, v := range s.Circuits {
+		if v > 0 {
+			open++
+		}
+	}
+	var lag int64
+	for _, v := range s.Lag {
+		lag += v
+	}
+	list = append(list, st.pair("server: unread", term.Count(lag), w), st.pair("server: dead letters", term.Count(s.DLQ), w))
+	text := "none"
+	if open > 0 {
+		text = st.bad.render(fmt.Sprintf("%s %d", st.bang, open))
+	}
+	list = append(list, st.pair("server: open circuits", text, w))
+	if q := s.TimerLateness; q.Count > 0 {
+		list = append(list, st.pair("server: timers late p99", report.Nanos(q.P99), w))
+	}
+	return list
+}

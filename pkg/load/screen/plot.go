@@ -1,0 +1,235 @@
+package screen
+
+import (
+	"math"
+	"strings"
+)
+
+// kind is what a line of a chart shows; it has its colour and its letter.
+type kind int
+
+const (
+	kindTarget kind = iota
+	kindSent
+	kindAccepted
+	kindDelivered
+	kindBacklog
+	seriesKinds // how many
+)
+
+// letters mark where a line ends, so that lines are told apart without colours.
+var letters = [seriesKinds]byte{'t', 's', 'a', 'd', 'b'}
+
+// series is a line of a chart: a value for each moment, the latest last. NaN
+// leaves a gap.
+type series struct {
+	kind   kind
+	values []float64
+	dotted bool
+}
+
+// plot draws lines in braille: each cell has two by four dots. ntcharts v2.2.0 was
+// tried: four lines in 100 by 12 cells took 2.8 ms of CPU and 930 KB a frame, here
+// 63 us and 37 KB; and it draws neither gaps, nor marks, nor without UTF-8.
+type plot struct {
+	w, h  int // cells
+	dots  []uint8
+	owner []kind // of a cell: whose colour it has
+	used  []bool
+}
+
+func newPlot(w, h int) *plot {
+	w, h = max(0, w), max(0, h)
+	return &plot{w: w, h: h, dots: make([]uint8, w*h), owner: make([]kind, w*h), used: make([]bool, w*h)}
+}
+
+// The bits of a braille character, by row and column of its dots.
+var braille = [4][2]uint8{{0x01, 0x08}, {0x02, 0x10}, {0x04, 0x20}, {0x40, 0x80}}
+
+// dot sets a dot; x and y count from the lower left.
+func (p *plot) dot(x, y int, k kind) {
+	if x < 0 || y < 0 || x >= 2*p.w || y >= 4*p.h {
+		return
+	}
+	row := p.h - 1 - y/4
+	i := row*p.w + x/2
+	p.dots[i] |= braille[3-y%4][x%2]
+	p.owner[i], p.used[i] = k, true
+}
+
+// line draws a series with its latest value at the right edge; top is the value
+// at the upper edge.
+func (p *plot) line(s series, top float64) (end int) {
+	end = -1
+	if top <= 0 || p.w == 0 || p.h == 0 {
+		return end
+	}
+	last := -1
+	from := max(0, len(s.values)-2*p.w)
+	left := 2*p.w - (len(s.values) - from)
+	for i, v := range s.values[from:] {
+		if math.IsNaN(v) {
+			last = -1
+			continue
+		}
+		y := int(math.Round(min(max(v/top, 0), 1) * float64(4*p.h-1)))
+		x := left + i
+		if s.dotted {
+			if x%3 == 0 {
+				p.dot(x, y, s.kind)
+			}
+		} else {
+			p.dot(x, y, s.kind)
+			for between := min(last, y) + 1; last >= 0 && between < max(last, y); between++ {
+				p.dot(x, between, s.kind)
+			}
+		}
+		last = y
+		end = p.h - 1 - y/4
+	}
+	return end
+}
+
+// rows are the lines of text of the plot.
+func (p *plot) rows(st *styles) []string {
+	out := make([]string, 0, p.h)
+	var b, run strings.Builder
+	for row := range p.h {
+		b.Reset()
+		of := kind(-1)
+		flush := func() {
+			if of >= 0 {
+				b.WriteString(st.series[of].render(run.String()))
+			} else {
+				b.WriteString(run.String())
+			}
+			run.Reset()
+		}
+		for col := range p.w {
+			i := row*p.w + col
+			k := kind(-1)
+			if p.used[i] {
+				k = p.owner[i]
+			}
+			if k != of {
+				flush()
+				of = k
+			}
+			switch {
+			case k < 0:
+				run.WriteByte(' ')
+			case st.ascii:
+				run.WriteByte(letters[k])
+			default:
+				run.WriteRune(rune(0x2800) + rune(p.dots[i]))
+			}
+		}
+		flush()
+		out = append(out, b.String())
+	}
+	return out
+}
+
+// chart draws lines over time with an axis at the left and the letters of the
+// lines at the right, in h lines of w columns. axis writes a value. marks are
+// columns of values, counted from the latest, where something happened.
+func (s *styles) chart(list []series, w, h int, axis func(float64) string, marks []int) []string {
+	const names = 4
+	peak := 0.0
+	for _, l := range list {
+		shown := l.values
+		if room := 2 * max(0, w-names-7); len(shown) > room {
+			shown = shown[len(shown)-room:]
+		}
+		for _, v := range shown {
+			if !math.IsNaN(v) && !math.IsInf(v, 0) {
+				peak = max(peak, v)
+			}
+		}
+	}
+	top := ceiling(peak)
+	gutter := max(width(axis(top)), width(axis(top/2))) + 1
+	p := newPlot(w-gutter-names, h)
+	if p.w < 8 || h < 1 {
+		return s.lines(nil, w, h)
+	}
+	ends := make([]string, h)
+	for _, l := range list {
+		if end := p.line(l, top); end >= 0 {
+			ends[end] += string(letters[l.kind])
+		}
+	}
+	rows := p.rows(s)
+	marked := map[int]bool{}
+	for _, m := range marks {
+		if col := p.w - 1 - m/2; col >= 0 && m >= 0 {
+			marked[col] = true
+		}
+	}
+	if len(marked) > 0 {
+		rows = p.withMarks(s, marked)
+	}
+	out := make([]string, 0, h)
+	for i, row := range rows {
+		label := ""
+		switch {
+		case i == 0:
+			label = axis(top)
+		case i == h/2 && h >= 5:
+			label = axis(top / 2 * float64(2*(h-1-i)) / float64(h-1))
+			if h%2 == 0 {
+				label = ""
+			}
+		case i == h-1:
+			label = axis(0)
+		}
+		var names2 strings.Builder
+		for j := range min(len(ends[i]), names) {
+			c := ends[i][j]
+			for k, letter := range letters {
+				if letter == c {
+					names2.WriteString(s.series[k].render(string(c)))
+				}
+			}
+		}
+		out = append(out, s.dim.render(s.right(label, gutter-1))+" "+row+s.fit(names2.String(), names))
+	}
+	return out
+}
+
+// withMarks draws the rows again with vertical lines where nothing else is.
+func (p *plot) withMarks(s *styles, cols map[int]bool) []string {
+	rows := make([]string, 0, p.h)
+	for row := range p.h {
+		var b strings.Builder
+		for col := range p.w {
+			i := row*p.w + col
+			switch {
+			case p.used[i] && s.ascii:
+				b.WriteString(s.series[p.owner[i]].render(string(letters[p.owner[i]])))
+			case p.used[i]:
+				b.WriteString(s.series[p.owner[i]].render(string(rune(0x2800) + rune(p.dots[i]))))
+			case cols[col]:
+				b.WriteString(s.warn.render(s.mark))
+			default:
+				b.WriteByte(' ')
+			}
+		}
+		rows = append(rows, b.String())
+	}
+	return rows
+}
+
+// ceiling is the least of 1, 2 or 5 times a power of ten that is not below v.
+func ceiling(v float64) float64 {
+	if v <= 0 || math.IsNaN(v) || math.IsInf(v, 0) {
+		return 1
+	}
+	p := math.Pow(10, math.Floor(math.Log10(v)))
+	for _, f := range []float64{1, 1.5, 2, 3, 4, 5, 6, 8, 10} {
+		if v <= f*p*1.0000001 {
+			return f * p
+		}
+	}
+	return 10 * p
+}

@@ -1,0 +1,256 @@
+package log
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
+)
+
+// Cluster is what brokers say of themselves and of some topics.
+type Cluster struct {
+	Brokers []Broker // by id
+	Topics  []Topic  // by name; those that do not exist are missing
+	// OffsetsKept is how long the brokers keep the offsets of a group that has no
+	// members: the shortest of all brokers. 0: not known.
+	OffsetsKept time.Duration
+}
+
+// Broker is one broker.
+type Broker struct {
+	ID      int32
+	Addr    string // host:port, as it tells clients
+	Rack    string // empty: none
+	Version string // a guess from the requests it knows: "v4.1"; empty when it did not answer
+	Err     error  // why it did not
+}
+
+// Topic is one topic.
+type Topic struct {
+	Name        string
+	Partitions  int
+	Replication int // of the partition with the fewest replicas
+	InSync      int // replicas in sync, of the partition with the fewest
+	// Leaderless and UnderReplicated are partitions without a leader, and with
+	// fewer replicas in sync than there are.
+	Leaderless, UnderReplicated []int32
+	// Settings are the topic's, by their names in Kafka: min.insync.replicas,
+	// retention.ms, ...; empty where we may not read them.
+	Settings map[string]string
+}
+
+// Describe asks for all brokers, and for topics.
+func (a *Admin) Describe(ctx context.Context, topics ...string) (Cluster, error) {
+	var c Cluster
+	meta, err := a.adm.Metadata(ctx, topics...)
+	if err != nil {
+		return c, translate(err)
+	}
+	versions, err := a.adm.ApiVersions(ctx)
+	if err != nil {
+		return c, translate(err)
+	}
+	for _, b := range meta.Brokers {
+		out := Broker{ID: b.NodeID, Addr: fmt.Sprintf("%s:%d", b.Host, b.Port)}
+		if b.Rack != nil {
+			out.Rack = *b.Rack
+		}
+		v := versions[b.NodeID]
+		if out.Err = v.Err; v.Err == nil && v.Raw() != nil {
+			out.Version = v.VersionGuess()
+		}
+		c.Brokers = append(c.Brokers, out)
+	}
+	slices.SortFunc(c.Brokers, func(a, b Broker) int { return int(a.ID - b.ID) })
+	for _, name := range meta.Topics.Names() {
+		d := meta.Topics[name]
+		switch {
+		case errors.Is(d.Err, kerr.UnknownTopicOrPartition):
+			continue
+		case d.Err != nil:
+			return c, translate(fmt.Errorf("%s: %w", name, d.Err))
+		case slices.Contains(topics, name):
+			c.Topics = append(c.Topics, describeTopic(&d))
+		}
+	}
+	c.OffsetsKept = a.offsetsKept(ctx, c.Brokers)
+	return c, a.settingsOf(ctx, c.Topics)
+}
+
+// offsetRetention is the brokers' setting of Cluster.OffsetsKept.
+const offsetRetention = "offsets.retention.minutes"
+
+// offsetsKept returns 0 where the brokers' settings may not be read.
+func (a *Admin) offsetsKept(ctx context.Context, brokers []Broker) (least time.Duration) {
+	ids := make([]int32, len(brokers))
+	for i := range brokers {
+		ids[i] = brokers[i].ID
+	}
+	configs, err := a.adm.DescribeBrokerConfigs(ctx, ids...)
+	if err != nil {
+		return 0
+	}
+	for _, rc := range configs {
+		for _, c := range rc.Configs {
+			if c.Key != offsetRetention || c.Value == nil {
+				continue
+			}
+			n, err := strconv.ParseInt(*c.Value, 10, 64)
+			if kept := time.Duration(n) * time.Minute; err == nil && (least == 0 || kept < least) {
+				least = kept
+			}
+		}
+	}
+	return least
+}
+
+func describeTopic(d *kadm.TopicDetail) Topic {
+	t := Topic{Name: d.Topic, Partitions: len(d.Partitions)}
+	for i, p := range d.Partitions.Sorted() {
+		if i == 0 || len(p.ISR) < t.InSync {
+			t.InSync = len(p.ISR)
+		}
+		if t.Replication == 0 || len(p.Replicas) < t.Replication {
+			t.Replication = len(p.Replicas)
+		}
+		if p.Leader < 0 {
+			t.Leaderless = append(t.Leaderless, p.Partition)
+		}
+		if len(p.ISR) < len(p.Replicas) {
+			t.UnderReplicated = append(t.UnderReplicated, p.Partition)
+		}
+	}
+	return t
+}
+
+func (a *Admin) settingsOf(ctx context.Context, topics []Topic) error {
+	if len(topics) == 0 {
+		return nil
+	}
+	names := make([]string, len(topics))
+	for i := range topics {
+		names[i] = topics[i].Name
+	}
+	configs, err := a.adm.DescribeTopicConfigs(ctx, names...)
+	if err != nil {
+		return translate(err)
+	}
+	for i := range topics {
+		t := &topics[i]
+		t.Settings = make(map[string]string)
+		rc, err := configs.On(t.Name, nil)
+		if err != nil || rc.Err != nil { // not allowed, most likely: Check says what it could not see
+			continue
+		}
+		for _, c := range rc.Configs {
+			if c.Value != nil && !c.Sensitive {
+				t.Settings[c.Key] = *c.Value
+			}
+		}
+	}
+	return nil
+}
+
+// Finding is something about a cluster that somebody should know or repair.
+type Finding struct {
+	Topic string // empty: the cluster
+	// Wrong says that promises do not hold, or the service does not run, until it
+	// is repaired; otherwise it is worth a look.
+	Wrong  bool
+	Msg    string
+	Repair string // what to do; empty: nothing to say
+}
+
+// Check compares a cluster with the topics that are wanted, by their numbers of
+// partitions, and with how cfg would create them. It is pure. Findings are in
+// the order of topics.
+func (c *Cluster) Check(cfg AdminConfig, want map[string]int) []Finding {
+	if cfg.MaxRecordBytes == 0 {
+		cfg.MaxRecordBytes = maxRecordBytes
+	}
+	var out []Finding
+	add := func(topic string, wrong bool, repair, format string, args ...any) {
+		out = append(out, Finding{topic, wrong, fmt.Sprintf(format, args...), repair})
+	}
+	for _, b := range c.Brokers {
+		if b.Err != nil {
+			add("", false, "Look at the broker and the way to it.", "broker %d (%s) does not answer: %v", b.ID, b.Addr, b.Err)
+		}
+	}
+	if cfg.Replication > len(c.Brokers) {
+		add("", cfg.MinInSync > len(c.Brokers), "Start the brokers that are missing, or add some.",
+			"%d replicas are wanted, and %d brokers are there", cfg.Replication, len(c.Brokers))
+	}
+	if c.OffsetsKept > 0 && c.OffsetsKept < cfg.Keep {
+		add("", false, fmt.Sprintf("Set %s of every broker to %d or more.", offsetRetention, int64(math.Ceil(cfg.Keep.Minutes()))),
+			"%s is %d: after a stop of all workers for longer than %s their offsets are gone, and they read the whole log of %s again",
+			offsetRetention, int64(c.OffsetsKept/time.Minute), c.OffsetsKept, cfg.Keep)
+	}
+	for _, name := range slices.Sorted(maps.Keys(want)) {
+		i := slices.IndexFunc(c.Topics, func(t Topic) bool { return t.Name == name })
+		if i < 0 {
+			add(name, true, "Run notifyd migrate up.", "the topic does not exist")
+			continue
+		}
+		t := &c.Topics[i]
+		if t.Partitions < want[name] {
+			add(name, true, "Lower the configured number, or let the topic drain with intake stopped and add partitions.",
+				"%d partitions, %d are wanted", t.Partitions, want[name])
+		}
+		if len(t.Leaderless) > 0 {
+			add(name, true, "Start the brokers that have them.", "partitions without a leader: %v", t.Leaderless)
+		}
+		if len(t.UnderReplicated) > 0 {
+			add(name, false, "Start the brokers that lack; they catch up by themselves.", "partitions with replicas that lag: %v", t.UnderReplicated)
+		}
+		if t.Replication < cfg.Replication {
+			add(name, true, "Reassign its partitions with kafka-reassign-partitions.", "%d replicas, %d are wanted", t.Replication, cfg.Replication)
+		}
+		t.check(cfg, add)
+	}
+	return out
+}
+
+// check looks at the settings.
+func (t *Topic) check(cfg AdminConfig, add func(topic string, wrong bool, repair, format string, args ...any)) {
+	if len(t.Settings) == 0 {
+		add(t.Name, false, "Allow us to describe topics' configs.", "its settings cannot be read")
+		return
+	}
+	if least, err := strconv.Atoi(t.Settings["min.insync.replicas"]); err == nil && t.InSync < least && len(t.Leaderless) == 0 {
+		add(t.Name, true, "Start the brokers that lack; they catch up by themselves.",
+			"%d replicas in sync, min.insync.replicas is %d: appends are refused", t.InSync, least)
+	}
+	want := cfg.settings(t.Name)
+	alter := func(key string) string {
+		return fmt.Sprintf("kafka-configs --alter --entity-type topics --entity-name %s --add-config %s=%s", t.Name, key, want[key])
+	}
+	if p := t.Settings["cleanup.policy"]; strings.Contains(p, "compact") {
+		add(t.Name, true, alter("cleanup.policy"), "cleanup.policy is %s: of a user's records all but the last would go", p)
+	}
+	if u := t.Settings["unclean.leader.election.enable"]; u == "true" {
+		add(t.Name, true, alter("unclean.leader.election.enable"), "an unclean leader may be elected: acknowledged records would be lost")
+	}
+	less := func(key string, wrong bool, why string) {
+		has, err := strconv.ParseInt(t.Settings[key], 10, 64)
+		least, werr := strconv.ParseInt(want[key], 10, 64)
+		switch {
+		case err != nil || werr != nil:
+		case has < least && !(has == -1 && strings.HasPrefix(key, "retention.")),
+			least == -1 && has != -1:
+			add(t.Name, wrong, alter(key), "%s is %d, %d is wanted: %s", key, has, least, why)
+		}
+	}
+	less("min.insync.replicas", true, "fewer replicas than that have what is acknowledged")
+	less("max.message.bytes", true, "large requests would be refused")
+	less("retention.ms", want["retention.ms"] == "-1", "records of that age go, read or not: a lane that stands longer loses what it holds")
+	less("retention.bytes", false, "a burst may remove what nobody has read yet")
+}

@@ -1,0 +1,49 @@
+package embedded
+
+import (
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+
+	"github.com/notifyd/notifyd/internal/atomicfile"
+)
+
+// makeFolders makes the folders of all partitions, which the broker would make
+// with their first records and not sync.
+func (b *Broker) makeFolders() error {
+	folders := []string{filepath.Join(b.cfg.Dir, "partitions")}
+	for topic, n := range b.cfg.Topics {
+		for p := range n {
+			folders = append(folders, filepath.Join(folders[0], fmt.Sprintf("%s-%d", url.PathEscape(topic), p)))
+		}
+	}
+	for _, dir := range folders {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return fmt.Errorf("kfake: %w", err)
+		}
+	}
+	return nil
+}
+
+// syncFolders makes durable which files the log consists of: the broker syncs
+// files and never folders.
+func (b *Broker) syncFolders() error {
+	parts := filepath.Join(b.cfg.Dir, "partitions")
+	list, err := os.ReadDir(parts)
+	if err != nil {
+		return fmt.Errorf("kfake: %w", err)
+	}
+	folders := []string{filepath.Dir(b.cfg.Dir), b.cfg.Dir, parts}
+	for _, d := range list {
+		if d.IsDir() {
+			folders = append(folders, filepath.Join(parts, d.Name()))
+		}
+	}
+	for _, dir := range folders {
+		if err := atomicfile.SyncDir(dir); err != nil {
+			return fmt.Errorf("kfake: syncing %s: %w", dir, err)
+		}
+	}
+	return nil
+}

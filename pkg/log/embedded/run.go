@@ -1,0 +1,187 @@
+package embedded
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/notifyd/notifyd/internal/atomicfile"
+)
+
+// Run keeps the guard up to date, and in PageCache mode the write-back even,
+// until ctx ends.
+func (b *Broker) Run(ctx context.Context) error {
+	var probe syncer
+	if b.cfg.Dir != "" {
+		f, err := os.OpenFile(filepath.Join(b.cfg.Dir, "fsync.probe"), os.O_CREATE|os.O_WRONLY, 0o600)
+		if err != nil {
+			b.guard.fail(err)
+			return fmt.Errorf("kfake: %w", err)
+		}
+		defer f.Close()
+		probe = f
+		var noting sync.WaitGroup
+		noting.Go(func() { b.keepEnds(ctx) })
+		defer noting.Wait()
+	}
+	smooth := newSmoother(b.cfg)
+	defer smooth.close()
+	paced := time.NewTicker(100 * time.Millisecond)
+	defer paced.Stop()
+	if smooth == nil {
+		paced.Stop()
+	}
+	measured := time.NewTicker(b.cfg.Measure)
+	defer measured.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-paced.C:
+			smooth.flush()
+		case <-measured.C:
+			if err := b.measure(); err != nil && !b.guard.measureFailed(err) {
+				b.cfg.Logger.Warn("the log cannot be measured now; the last size counts", "err", err)
+			}
+			smooth.find()
+			b.watch.settleOld()
+			if probe != nil {
+				b.guard.probe(probe)
+			}
+		}
+	}
+}
+
+// syncer is a file on the log's volume.
+type syncer interface {
+	WriteAt(p []byte, off int64) (int, error)
+	Sync() error
+}
+
+// probe writes and fsyncs a file of ours next to the log: the broker drops the
+// errors of its own fsyncs.
+func (g *Guard) probe(f syncer) {
+	start := time.Now()
+	_, err := f.WriteAt([]byte(start.Format("15:04:05.000000")), 0)
+	if err == nil {
+		err = f.Sync()
+	}
+	g.slowest.Store(int64(time.Since(start)))
+	if err != nil {
+		g.writeFailed(fmt.Errorf("fsync probe: %w", err))
+	}
+}
+
+// measure sizes the log and its volume.
+func (b *Broker) measure() error {
+	before := b.guard.appended.Load()
+	var size int64
+	if b.cfg.Dir == "" {
+		for topic := range b.cfg.Topics {
+			for _, p := range b.cluster.PartitionInfos(topic) {
+				size += p.NumBytes
+			}
+		}
+	} else {
+		var err error
+		if size, err = dirSize(b.cfg.Dir); err != nil {
+			return err
+		}
+		free, err := atomicfile.FreeBytes(b.cfg.Dir)
+		if err != nil {
+			return fmt.Errorf("kfake: %w", err)
+		}
+		b.guard.free.Store(free)
+		b.guard.noSpace.Store(false)
+	}
+	b.guard.size.Store(size)
+	b.guard.appended.Add(-before) // what was appended before is in the measure
+	return nil
+}
+
+func dirSize(dir string) (int64, error) {
+	var size int64
+	err := filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // trimmed meanwhile
+		}
+		if err != nil || d.IsDir() {
+			return err
+		}
+		info, err := d.Info()
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err == nil {
+			size += info.Size()
+		}
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("kfake: measuring: %w", err)
+	}
+	return size, nil
+}
+
+// Trim removes, every Config.TrimEvery until ctx ends, what safe allows:
+// safe()[topic][partition] is the offset below which every record is both
+// sealed in history and has a durable outcome. Partitions that are missing are
+// left alone. Only whole segments give their room back.
+func (b *Broker) Trim(ctx context.Context, safe func() map[string]map[int32]int64) error {
+	tick := time.NewTicker(b.cfg.TrimEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+			if err := b.TrimOnce(safe()); err != nil {
+				b.cfg.Logger.Warn("trimming the log", "err", err)
+			}
+		}
+	}
+}
+
+// TrimOnce removes the records below the given offsets, and never the last
+// record of a partition: it carries the partition's end through a crash.
+func (b *Broker) TrimOnce(safe map[string]map[int32]int64) error {
+	if !b.trimming.TryLock() {
+		return nil // held: the next one does it
+	}
+	defer b.trimming.Unlock()
+	var errs []error
+	targets := map[place]int64{}
+	for topic, ps := range safe {
+		for p, to := range ps {
+			info := b.cluster.PartitionInfo(topic, p)
+			if info == nil {
+				errs = append(errs, fmt.Errorf("kfake: no partition %s/%d", topic, p))
+				continue
+			}
+			if to = min(to, info.HighWatermark-1); to > info.LogStartOffset {
+				targets[place{topic, p}] = to
+			}
+		}
+	}
+	if len(targets) == 0 {
+		return errors.Join(errs...)
+	}
+	b.noting.Lock()
+	defer b.noting.Unlock()
+	if b.cfg.Dir != "" {
+		// First, so that a start tells segments that were trimmed from those that
+		// somebody removed. On a full disk it is trimmed all the same: it makes room.
+		errs = append(errs, b.note(targets))
+	}
+	for p, to := range targets {
+		if err := b.cluster.DeleteRecords(p.topic, p.partition, to); err != nil {
+			errs = append(errs, fmt.Errorf("kfake: trimming %s/%d to %d: %w", p.topic, p.partition, to, err))
+		}
+	}
+	return errors.Join(errs...)
+}

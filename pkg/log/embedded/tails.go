@@ -1,0 +1,74 @@
+package embedded
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+)
+
+// cutTails cuts what a power loss left at the end of the broker's lists of
+// groups and of producers: part of an entry, or zeros. The broker skips it when
+// it reads, but appends behind it, so that the next start would read nothing of
+// what follows and groups would fall back to offsets of long ago.
+func cutTails(dir string, log *slog.Logger) error {
+	for _, name := range []string{"groups.log", "pids.log"} {
+		cut, err := cutTail(filepath.Join(dir, name))
+		if err != nil {
+			return fmt.Errorf("kfake: the end of %s: %w", name, err)
+		}
+		if cut > 0 {
+			log.Warn("cut an unfinished write", "file", name, "bytes", cut)
+		}
+	}
+	return nil
+}
+
+func cutTail(name string) (cut int64, err error) {
+	f, err := os.OpenFile(name, os.O_RDWR, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	raw, err := os.ReadFile(name)
+	if err != nil {
+		return 0, err
+	}
+	whole := wholeEntries(raw)
+	if whole == len(raw) {
+		return 0, nil
+	}
+	if err := f.Truncate(int64(whole)); err != nil {
+		return 0, err
+	}
+	return int64(len(raw) - whole), f.Sync()
+}
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// wholeEntries is the length of the good entries raw begins with, in the
+// broker's framing: length of the rest, checksum of the rest, the rest, which
+// begins with a version of two bytes; little-endian.
+func wholeEntries(raw []byte) int {
+	const frame, version = 8, 2
+	pos := 0
+	for len(raw)-pos >= frame+version {
+		n := int64(binary.LittleEndian.Uint32(raw[pos:]))
+		if n < version || n > int64(len(raw)-pos-frame) {
+			break
+		}
+		rest := raw[pos+frame : pos+frame+int(n)]
+		if crc32.Checksum(rest, castagnoli) != binary.LittleEndian.Uint32(raw[pos+4:]) {
+			break
+		}
+		pos += frame + int(n)
+	}
+	return pos
+}

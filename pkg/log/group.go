@@ -1,0 +1,330 @@
+package log
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Group is a member of a consumer group. Run does the work; the other methods
+// may be called at any time.
+type Group struct {
+	cfg     GroupConfig
+	handler Handler
+
+	mu       sync.Mutex
+	assigned map[TopicPartition]*assignment
+	commits  commits
+	stop     error // set by a callback: Run ends with it
+
+	// committing holds a token while somebody reads the marks and waits for the
+	// broker to take them. A revocation takes it before it lets go of its
+	// partitions, so that no commit of ours arrives after another member's: that
+	// would rewind it.
+	committing chan struct{}
+}
+
+// commits counts what Stats reports.
+type commits struct{ done, failed, resets, failures uint64 }
+
+// NewGroup returns a member that has not joined: Run joins.
+func NewGroup(cfg GroupConfig, h Handler) (*Group, error) {
+	cfg = cfg.withDefaults()
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	g := &Group{cfg: cfg, handler: h, assigned: make(map[TopicPartition]*assignment), committing: make(chan struct{}, 1)}
+	next := cfg.Events.Failed
+	g.cfg.Events.Failed = func(tp TopicPartition, cause error) {
+		g.count(func(c *commits) { c.failures++ })
+		if next != nil {
+			next(tp, cause)
+		}
+	}
+	return g, nil
+}
+
+func (g *Group) count(f func(*commits)) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	f(&g.commits)
+}
+
+// errRejoin ends a session whose position is not in the log any more: joining
+// again goes through the check of committed offsets.
+var errRejoin = errors.New("stream: position lost")
+
+// commitTimeout bounds one commit.
+const commitTimeout = 5 * time.Second
+
+// Run joins the group and hands records to the handler until ctx ends; then it
+// stops polling, waits up to DrainTimeout for what is in flight, commits, leaves
+// the group, and returns nil. It returns an error when the group cannot go on
+// (OutOfRange is Stop) or a handler does not come back after its context ended.
+func (g *Group) Run(ctx context.Context) error {
+	for {
+		err := g.session(ctx)
+		switch {
+		case !errors.Is(err, errRejoin):
+			return err
+		case ctx.Err() != nil:
+			return nil
+		}
+		if !notify.Sleep(ctx, g.cfg.RetryBackoff) {
+			return nil
+		}
+	}
+}
+
+// session is one membership.
+func (g *Group) session(ctx context.Context) error {
+	base := context.WithoutCancel(ctx) // a drain outlives ctx
+	var member *membership
+	if g.cfg.Conn.Local == nil { // the embedded log has readers in this process alone
+		member = newMembership(g.cfg.SessionTimeout)
+		base = context.WithValue(base, membershipKey{}, member)
+	}
+	polling, stopPolling := context.WithCancelCause(ctx)
+	defer stopPolling(nil)
+	cl, err := g.cfg.Conn.client(g.options(base, stopPolling)...)
+	if err != nil {
+		return fmt.Errorf("stream: group %s: %w", g.cfg.Group, err)
+	}
+	if g.cfg.Conn.Local != nil {
+		cl.PauseFetchTopics(g.cfg.Topics...)
+	}
+	ticking, stopTicking := context.WithCancel(base)
+	var wg sync.WaitGroup
+	wg.Go(func() { g.commitEvery(ticking, cl) })
+	confirming, stopConfirming := context.WithCancel(base)
+	var confirms sync.WaitGroup
+	if member != nil {
+		confirms.Go(func() { g.confirmEvery(confirming, cl, member) })
+	}
+
+	g.poll(polling, cl, stopPolling)
+	cause := context.Cause(polling)
+
+	stopTicking()
+	wg.Wait()
+	err = g.leave(base, cl)
+	stopConfirming() // not before: what a drain settles asks
+	confirms.Wait()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	switch {
+	case err != nil:
+		return err
+	case g.stop != nil:
+		return g.stop
+	case errors.Is(cause, errRejoin):
+		return errRejoin
+	}
+	return nil
+}
+
+func (g *Group) options(base context.Context, rejoin context.CancelCauseFunc) []kgo.Opt {
+	return []kgo.Opt{
+		kgo.ConsumerGroup(g.cfg.Group),
+		kgo.ConsumeTopics(g.cfg.Topics...),
+		kgo.ConsumeStartOffset(kgo.NewOffset().AtStart()),
+		kgo.ConsumeResetOffset(kgo.NoResetOffset()),
+		kgo.DisableAutoCommit(),
+		kgo.BlockRebalanceOnPoll(),
+		kgo.SessionTimeout(g.cfg.SessionTimeout),
+		kgo.HeartbeatInterval(min(time.Second, g.cfg.SessionTimeout/4)), // also how soon a member learns of a rebalance
+		kgo.RebalanceTimeout(max(30*time.Second, 2*g.cfg.RevokeWait, g.cfg.SessionTimeout)),
+		kgo.FetchMaxWait(g.cfg.FetchWait),
+		kgo.FetchMaxPartitionBytes(4 << 20),
+		kgo.FetchMaxBytes(32 << 20),
+		kgo.OnPartitionsAssigned(func(_ context.Context, cl *kgo.Client, tps map[string][]int32) { g.onAssigned(base, cl, tps) }),
+		kgo.OnPartitionsRevoked(func(_ context.Context, cl *kgo.Client, tps map[string][]int32) { g.onRevoked(base, cl, tps) }),
+		kgo.OnPartitionsLost(func(_ context.Context, _ *kgo.Client, tps map[string][]int32) { g.onLost(base, tps) }),
+		kgo.AdjustFetchOffsetsFn(func(ctx context.Context, os map[string]map[int32]kgo.Offset) (map[string]map[int32]kgo.Offset, error) {
+			return g.positions(ctx, os, rejoin)
+		}),
+	}
+}
+
+// poll hands fetched records to their partitions until ctx ends.
+func (g *Group) poll(ctx context.Context, cl *kgo.Client, rejoin context.CancelCauseFunc) {
+	for ctx.Err() == nil {
+		fs := cl.PollRecords(ctx, g.cfg.MaxPollRecords)
+		fs.EachPartition(func(p kgo.FetchTopicPartition) {
+			if p.Err != nil {
+				g.fetchError(ctx, TopicPartition{p.Topic, p.Partition}, p.Err, rejoin)
+			}
+			g.mu.Lock()
+			a := g.assigned[TopicPartition{p.Topic, p.Partition}]
+			g.mu.Unlock()
+			if a != nil {
+				a.pushFetched(p.Records, p.HighWatermark)
+			}
+		})
+		cl.AllowRebalance()
+	}
+}
+
+func (g *Group) fetchError(ctx context.Context, tp TopicPartition, err error, rejoin context.CancelCauseFunc) {
+	if ctx.Err() != nil {
+		return
+	}
+	_, lost := errors.AsType[*kgo.ErrDataLoss](err)
+	if lost || errors.Is(err, kerr.OffsetOutOfRange) {
+		g.cfg.Events.trouble(fmt.Errorf("reading %s: %w", tp, err))
+		rejoin(errRejoin)
+		return
+	}
+	g.cfg.Events.trouble(translate(fmt.Errorf("reading %s: %w", tp, err)))
+}
+
+func (g *Group) onAssigned(base context.Context, cl *kgo.Client, tps map[string][]int32) {
+	for topic, ps := range tps {
+		for _, p := range ps {
+			a := newAssignment(base, g, cl, TopicPartition{topic, p})
+			g.mu.Lock()
+			g.assigned[a.tp] = a
+			g.mu.Unlock()
+			go a.run() // waited for in release
+			if f := g.cfg.Events.Assigned; f != nil {
+				f(a.tp)
+			}
+		}
+	}
+}
+
+// onRevoked finishes what is in flight of the partitions, commits their marks
+// and lets them go, in that order: the next owner begins where this one ended.
+func (g *Group) onRevoked(base context.Context, cl *kgo.Client, tps map[string][]int32) {
+	as := g.of(tps)
+	if len(as) == 0 {
+		return
+	}
+	g.drain(base, as, g.cfg.RevokeWait)
+	g.committing <- struct{}{}
+	as = g.still(as) // leave may have let them go meanwhile
+	g.commit(base, cl, as)
+	g.forget(as)
+	<-g.committing
+	_ = g.release(base, as, false) // it has told Events
+}
+
+// onLost lets go of partitions that are somebody else's already.
+func (g *Group) onLost(base context.Context, tps map[string][]int32) {
+	as := g.of(tps)
+	g.committing <- struct{}{}
+	g.forget(as)
+	<-g.committing
+	_ = g.release(base, as, true)
+}
+
+// leave drains everything, commits and leaves the group.
+func (g *Group) leave(base context.Context, cl *kgo.Client) error {
+	g.mu.Lock()
+	as := make([]*assignment, 0, len(g.assigned))
+	for _, a := range g.assigned {
+		as = append(as, a)
+	}
+	g.mu.Unlock()
+	g.drain(base, as, g.cfg.DrainTimeout)
+	g.committing <- struct{}{}
+	as = g.still(as) // some may have been revoked meanwhile
+	g.commit(base, cl, as)
+	g.forget(as)
+	<-g.committing
+	err := g.release(base, as, false)
+
+	ctx, stop := context.WithTimeout(base, commitTimeout)
+	defer stop()
+	cl.AllowRebalance()
+	if lerr := cl.LeaveGroupContext(ctx); lerr != nil {
+		g.cfg.Events.trouble(translate(lerr)) // the session times out instead
+	}
+	cl.CloseAllowingRebalance()
+	// Closing polls once more, which counts as a poll under way and would hold
+	// up the second leave that closing started, for ever.
+	cl.AllowRebalance()
+	return err
+}
+
+func (g *Group) of(tps map[string][]int32) []*assignment {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	var as []*assignment
+	for topic, ps := range tps {
+		for _, p := range ps {
+			if a := g.assigned[TopicPartition{topic, p}]; a != nil {
+				as = append(as, a)
+			}
+		}
+	}
+	return as
+}
+
+// still returns those of as that are assigned.
+func (g *Group) still(as []*assignment) []*assignment {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	var out []*assignment
+	for _, a := range as {
+		if g.assigned[a.tp] == a {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+func (g *Group) forget(as []*assignment) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, a := range as {
+		if g.assigned[a.tp] == a {
+			delete(g.assigned, a.tp)
+		}
+	}
+}
+
+func (g *Group) drain(base context.Context, as []*assignment, limit time.Duration) {
+	ctx, stop := context.WithTimeout(base, limit)
+	defer stop()
+	var wg sync.WaitGroup
+	for _, a := range as {
+		wg.Go(func() { a.drain(ctx) })
+	}
+	wg.Wait()
+}
+
+// release ends assignments and waits for their handlers.
+func (g *Group) release(base context.Context, as []*assignment, lost bool) error {
+	ctx, stop := context.WithTimeout(base, g.cfg.RevokeWait)
+	defer stop()
+	var errs []error
+	for _, a := range as {
+		a.cancel() // all at once, before the first wait
+	}
+	for _, a := range as {
+		if err := a.end(ctx); err != nil {
+			g.cfg.Events.trouble(err)
+			errs = append(errs, err)
+		}
+		if f := g.cfg.Events.Gone; f != nil {
+			f(a.tp, lost)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (g *Group) fatal(err *notify.Error, end context.CancelCauseFunc) error {
+	g.mu.Lock()
+	g.stop = err
+	g.mu.Unlock()
+	end(err)
+	return err
+}

@@ -1,0 +1,196 @@
+package log
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/notifyd/notifyd/internal/killpoint"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// commitEvery commits the marks until ctx ends.
+func (g *Group) commitEvery(ctx context.Context, cl *kgo.Client) {
+	tick := time.NewTicker(g.cfg.CommitEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		g.committing <- struct{}{}
+		g.mu.Lock()
+		as := make([]*assignment, 0, len(g.assigned))
+		for _, a := range g.assigned {
+			as = append(as, a)
+		}
+		g.mu.Unlock()
+		g.commit(ctx, cl, as)
+		<-g.committing
+	}
+}
+
+// commit commits the marks of as that moved. Offsets only ever grow: a
+// mark is committed when it is above what is committed. The token of
+// committing is held.
+func (g *Group) commit(ctx context.Context, cl *kgo.Client, as []*assignment) {
+	moved := make(map[TopicPartition]*assignment, len(as))
+	offsets := make(map[TopicPartition]kgo.EpochOffset, len(as))
+	for _, a := range as {
+		if at, ok := a.mark(); ok {
+			moved[a.tp], offsets[a.tp] = a, at
+		}
+	}
+	if len(offsets) == 0 {
+		return
+	}
+	ctx, stop := context.WithTimeout(ctx, commitTimeout)
+	defer stop()
+	var failure error
+	cl.CommitOffsetsSync(ctx, byTopic(offsets), func(_ *kgo.Client, _ *kmsg.OffsetCommitRequest, resp *kmsg.OffsetCommitResponse, err error) {
+		if err != nil {
+			failure = err
+			return
+		}
+		for _, t := range resp.Topics {
+			for _, p := range t.Partitions {
+				tp := TopicPartition{t.Topic, p.Partition}
+				if err := kerr.ErrorForCode(p.ErrorCode); err != nil {
+					failure = err
+				} else if a := moved[tp]; a != nil {
+					a.markCommitted(offsets[tp].Offset)
+				}
+			}
+		}
+	})
+	g.count(func(c *commits) {
+		if failure != nil {
+			c.failed++
+		} else {
+			c.done++
+		}
+	})
+	if failure != nil {
+		g.cfg.Events.trouble(translate(fmt.Errorf("committing %s: %w", g.cfg.Group, failure)))
+		return
+	}
+	killpoint.Hit("offsets-committed")
+}
+
+// positions checks the offsets a rebalance fetched against the log, before
+// anything is read from there.
+func (g *Group) positions(ctx context.Context, at map[string]map[int32]kgo.Offset, end context.CancelCauseFunc) (map[string]map[int32]kgo.Offset, error) {
+	topics := make([]string, 0, len(at))
+	tps := make(map[string][]int32, len(at))
+	for t, ps := range at {
+		topics = append(topics, t)
+		for p := range ps {
+			tps[t] = append(tps[t], p)
+		}
+	}
+	as := g.of(tps)
+	if len(as) == 0 {
+		return at, nil
+	}
+	adm := kadm.NewClient(as[0].cl)
+	starts, err := adm.ListStartOffsets(ctx, topics...)
+	if err != nil {
+		return nil, err
+	}
+	ends, err := adm.ListEndOffsets(ctx, topics...)
+	if err != nil {
+		return nil, err
+	}
+	for _, a := range as {
+		start, ok1 := starts.Lookup(a.tp.Topic, a.tp.Partition)
+		finish, ok2 := ends.Lookup(a.tp.Topic, a.tp.Partition)
+		switch {
+		case !ok1 || !ok2:
+			return nil, fmt.Errorf("no offsets of %s", a.tp)
+		case start.Err != nil:
+			return nil, start.Err
+		case finish.Err != nil:
+			return nil, finish.Err
+		}
+		committed := at[a.tp.Topic][a.tp.Partition].EpochOffset().Offset
+		if committed < 0 { // never committed: the whole log
+			a.begin(start.Offset, -1, end)
+			continue
+		}
+		if committed >= start.Offset && committed <= finish.Offset {
+			a.begin(committed, committed, end)
+			continue
+		}
+		r := Reset{TP: a.tp, Committed: committed, Start: start.Offset, End: finish.Offset, Next: start.Offset}
+		if g.cfg.OutOfRange == Stop {
+			r.Next = -1
+		}
+		g.count(func(c *commits) { c.resets++ })
+		if f := g.cfg.Events.Reset; f != nil {
+			f(r)
+		}
+		if r.Next < 0 {
+			return nil, g.fatal(&notify.Error{
+				Kind: notify.KindInternal, Code: "log_reset",
+				Msg: fmt.Sprintf("group %s stands at %s@%d; the log holds %d to %d", g.cfg.Group, a.tp, committed, start.Offset, finish.Offset),
+			}, end)
+		}
+		// The mark begins below what is committed when the log lost its end:
+		// the commit is lowered to where reading really is.
+		a.begin(r.Next, -1, end)
+		at[a.tp.Topic][a.tp.Partition] = kgo.NewOffset().At(r.Next).WithEpoch(-1)
+	}
+	return at, nil
+}
+
+// PartitionStats is where one assigned partition stands.
+type PartitionStats struct {
+	TP        TopicPartition
+	Committed int64 // offset committed; -1: none
+	LowWater  int64 // offset below which all is done
+	Next      int64 // offset after the last one polled
+	HighWater int64 // end of the log when last polled; -1: unknown
+	InFlight  int   // records polled and not done
+	Bytes     int   // of those
+	Paused    bool
+	Held      error // why the partition stands until this member loses it; nil: it does not
+}
+
+// Lag is how many records are not done; -1 before the first poll.
+func (s *PartitionStats) Lag() int64 {
+	if s.HighWater < 0 || s.LowWater < 0 {
+		return -1
+	}
+	return max(s.HighWater-s.LowWater, 0)
+}
+
+// GroupStats is a snapshot of a member.
+type GroupStats struct {
+	Partitions    []PartitionStats
+	Commits       uint64 // commits acknowledged
+	CommitsFailed uint64
+	Resets        uint64 // positions that were not in the log
+	Failures      uint64 // failed or panicked calls of the handler
+}
+
+// Stats returns a snapshot.
+func (g *Group) Stats() GroupStats {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	s := GroupStats{Commits: g.commits.done, CommitsFailed: g.commits.failed, Resets: g.commits.resets, Failures: g.commits.failures}
+	for tp, a := range g.assigned {
+		a.mu.Lock()
+		s.Partitions = append(s.Partitions, PartitionStats{
+			TP: tp, Committed: a.committed, LowWater: a.track.low, Next: a.next, HighWater: a.high,
+			InFlight: a.records, Bytes: a.bytes, Paused: a.paused, Held: a.held,
+		})
+		a.mu.Unlock()
+	}
+	return s
+}

@@ -1,0 +1,73 @@
+package log
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// A partition is held for 9/10 of the session behind the last heartbeat that was
+// answered, counted from when it was sent. Whoever asks later waits for the next
+// one, or for the end of the partition.
+func TestHeld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMembership(10 * time.Second)
+		ctx, end := context.WithCancel(context.WithValue(t.Context(), membershipKey{}, m))
+		ask := func() chan error {
+			answer := make(chan error, 1)
+			go func() { answer <- Held(ctx) }()
+			synctest.Wait()
+			return answer
+		}
+		waits := ask()
+		if len(waits) != 0 {
+			t.Error("held before the group has said anything")
+		}
+		sent := time.Now()
+		time.Sleep(2 * time.Second) // the answer takes that long
+		m.confirm(sent)
+		if err := <-waits; err != nil {
+			t.Error(err)
+		}
+		time.Sleep(6999 * time.Millisecond)
+		if answer := ask(); len(answer) != 1 {
+			t.Error("not held within the session")
+		}
+		time.Sleep(time.Millisecond)
+		waits = ask()
+		if len(waits) != 0 {
+			t.Error("held behind the session")
+		}
+		m.confirm(sent) // an answer that was under way while the process stood still
+		synctest.Wait()
+		if len(waits) != 0 {
+			t.Error("an old answer was believed")
+		}
+		end()
+		if <-waits == nil || Held(ctx) == nil {
+			t.Error("held behind the end of the partition")
+		}
+		if err := Held(t.Context()); err != nil {
+			t.Errorf("without a group: %v", err)
+		}
+	})
+}
+
+// The wall clock counts where the monotonic one stood, and the other way round.
+func TestHeldByBothClocks(t *testing.T) {
+	now := time.Now()
+	for name, c := range map[string]struct {
+		sent time.Time
+		want bool
+	}{
+		"fresh":                   {now.Add(-time.Second), true},
+		"a minute ago":            {now.Add(-time.Minute), false},
+		"by the wall clock alone": {now.Round(0).Add(-time.Minute), false},
+		"never":                   {time.Time{}, false},
+	} {
+		if got := (&confirmation{sent: c.sent}).holds(9*time.Second, now); got != c.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}

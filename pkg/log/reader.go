@@ -1,0 +1,185 @@
+package log
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/setting"
+)
+
+// Reader reads partitions from given offsets, without a group: it commits
+// nothing and shares with nobody. It may be used from any goroutine.
+type Reader struct {
+	conn Conn
+	adm  *kadm.Client
+
+	mu   sync.Mutex // Fetch reads one record at a time
+	once *kgo.Client
+}
+
+// NewReader returns a reader. It does not connect.
+func NewReader(conn Conn) (*Reader, error) {
+	conn = setting.Fill(conn)
+	if err := conn.validate(); err != nil {
+		return nil, err
+	}
+	cl, err := conn.client()
+	if err != nil {
+		return nil, fmt.Errorf("stream: reader: %w", err)
+	}
+	return &Reader{conn: conn, adm: kadm.NewClient(cl)}, nil
+}
+
+// Close frees the connections of HighWater and Fetch. Runs end with their
+// contexts.
+func (r *Reader) Close() {
+	r.adm.Close()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.once != nil {
+		r.once.Close()
+		r.once = nil
+	}
+}
+
+// Run calls fn with the records of each partition of from, in order, beginning
+// at its offset, until ctx ends, when it returns nil, or fn returns an error,
+// which Run returns. One call of fn ends before the next; recs, keys and values
+// must not be written to. An offset that the log does not hold, at the start or
+// later, is notify.KindGone: nothing is skipped. While brokers are away Run waits.
+func (r *Reader) Run(ctx context.Context, from map[TopicPartition]int64, fn func(tp TopicPartition, recs []Record) error) error {
+	if r.conn.Local != nil {
+		return r.runLocal(ctx, from, fn)
+	}
+	at := make(map[TopicPartition]kgo.Offset, len(from))
+	for tp, offset := range from {
+		at[tp] = kgo.NewOffset().At(offset)
+	}
+	cl, err := r.partitions(byTopic(at))
+	if err != nil {
+		return err
+	}
+	defer cl.Close()
+	for {
+		fs := cl.PollRecords(ctx, 0)
+		if ctx.Err() != nil {
+			return nil
+		}
+		var failure error
+		fs.EachPartition(func(p kgo.FetchTopicPartition) {
+			tp := TopicPartition{p.Topic, p.Partition}
+			if failure == nil && len(p.Records) > 0 {
+				failure = fn(tp, fromKgos(p.Records))
+			}
+			if failure == nil && p.Err != nil {
+				failure = readFailure(tp, p.Err)
+			}
+		})
+		if failure != nil {
+			return failure
+		}
+	}
+}
+
+// partitions returns a client that reads from exact offsets and stops, rather
+// than moves, when one is not there.
+func (r *Reader) partitions(at map[string]map[int32]kgo.Offset) (*kgo.Client, error) {
+	cl, err := r.conn.client(
+		kgo.ConsumePartitions(at),
+		kgo.ConsumeResetOffset(kgo.NoResetOffset()),
+		kgo.FetchMaxPartitionBytes(4<<20),
+		kgo.FetchMaxBytes(32<<20),
+	)
+	if err != nil {
+		return nil, fmt.Errorf("stream: reader: %w", err)
+	}
+	return cl, nil
+}
+
+// readFailure is nil for what the client goes on from.
+func readFailure(tp TopicPartition, err error) error {
+	if _, lost := errors.AsType[*kgo.ErrDataLoss](err); lost {
+		return translate(fmt.Errorf("%s: %w: %w", tp, kerr.OffsetOutOfRange, err))
+	}
+	_, broker := errors.AsType[*kerr.Error](err)
+	if errors.Is(err, kgo.ErrClientClosed) || errors.Is(err, kerr.OffsetOutOfRange) || broker && !kerr.IsRetriable(err) {
+		return translate(fmt.Errorf("%s: %w", tp, err))
+	}
+	return nil
+}
+
+// HighWater returns the end of each partition of topics: the offset the next
+// record will get.
+func (r *Reader) HighWater(ctx context.Context, topics ...string) (map[TopicPartition]int64, error) {
+	return offsetsOf(r.adm.ListEndOffsets(ctx, topics...))
+}
+
+// Fetch reads one record. notify.KindGone: it is trimmed; notify.KindNotFound:
+// it is not written yet. It costs a few round trips and is meant for people and
+// checks.
+func (r *Reader) Fetch(ctx context.Context, tp TopicPartition, offset int64) (Record, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	ends, err := r.HighWater(ctx, tp.Topic) // the client would wait for a record to come
+	if err != nil {
+		return Record{}, err
+	}
+	if offset >= ends[tp] {
+		return Record{}, notify.NotFound("record")
+	}
+	if r.once == nil {
+		if r.once, err = r.partitions(nil); err != nil {
+			return Record{}, err
+		}
+	}
+	r.once.AddConsumePartitions(map[string]map[int32]kgo.Offset{tp.Topic: {tp.Partition: kgo.NewOffset().At(offset)}})
+	defer r.once.RemoveConsumePartitions(map[string][]int32{tp.Topic: {tp.Partition}})
+	for {
+		fs := r.once.PollRecords(ctx, 1)
+		if err := ctx.Err(); err != nil {
+			return Record{}, translate(err)
+		}
+		for _, e := range fs.Errors() {
+			if err := readFailure(tp, e.Err); err != nil {
+				return Record{}, err
+			}
+		}
+		for it := fs.RecordIter(); !it.Done(); {
+			rec := it.Next()
+			if rec.Topic == tp.Topic && rec.Partition == tp.Partition && rec.Offset >= offset {
+				r := fromKgo(rec)
+				if rec.Offset > offset || r.Lost() { // compacted, a control record, or lost
+					return Record{}, notify.NotFound("record")
+				}
+				return r, nil
+			}
+		}
+	}
+}
+
+func fromKgos(rs []*kgo.Record) []Record {
+	out := make([]Record, len(rs))
+	for i, r := range rs {
+		out[i] = fromKgo(r)
+	}
+	return out
+}
+
+func offsetsOf(listed kadm.ListedOffsets, err error) (map[TopicPartition]int64, error) {
+	if err == nil {
+		err = listed.Error()
+	}
+	if err != nil {
+		return nil, translate(err)
+	}
+	out := make(map[TopicPartition]int64)
+	listed.Each(func(o kadm.ListedOffset) { out[TopicPartition{o.Topic, o.Partition}] = o.Offset })
+	return out, nil
+}

@@ -1,6 +1,0 @@
-//go:build !amd64
-
-package prefs
-
-// hexAppend appends the digits of kept; b has room for them and a word more.
-func hexAppend(b, kept []byte) []byte { return hexWords(b, kept) }

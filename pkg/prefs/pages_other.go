@@ -1,7 +1,0 @@
-//go:build !linux
-
-package prefs
-
-func preferLargePages([]byte) {}
-
-func makeLargePages([]byte) {}

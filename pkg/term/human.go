@@ -1,0 +1,44 @@
+package term
+
+import (
+	"fmt"
+	"time"
+)
+
+// Span writes a length of time, at least 0, with the two units that matter.
+func Span(d time.Duration) string {
+	switch {
+	case d < time.Microsecond:
+		return fmt.Sprintf("%dns", d)
+	case d < time.Millisecond:
+		return fmt.Sprintf("%dus", d/time.Microsecond)
+	case d < time.Second:
+		return fmt.Sprintf("%dms", d/time.Millisecond)
+	case d < 10*time.Second:
+		return fmt.Sprintf("%.1fs", d.Truncate(100*time.Millisecond).Seconds())
+	case d < time.Minute:
+		return fmt.Sprintf("%ds", d/time.Second)
+	case d < time.Hour:
+		return two(d, time.Minute, "m", time.Second, "s")
+	case d < 24*time.Hour:
+		return two(d, time.Hour, "h", time.Minute, "m")
+	}
+	return two(d, 24*time.Hour, "d", time.Hour, "h")
+}
+
+func two(d, big time.Duration, bigName string, small time.Duration, smallName string) string {
+	s := fmt.Sprintf("%d%s", d/big, bigName)
+	if rest := d % big / small; rest > 0 {
+		s += fmt.Sprintf("%d%s", rest, smallName)
+	}
+	return s
+}
+
+// Count writes a number with separators: 1,204,000.
+func Count[N int | int64 | uint32 | uint64](n N) string {
+	s := fmt.Sprint(n)
+	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return s
+}

@@ -1,0 +1,390 @@
+package term
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"reflect"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/itchyny/gojq"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Formats are the values of -o.
+var Formats = []string{"table", "json", "jsonl", "yaml"}
+
+// Printer writes results in the format the user asked for.
+type Printer struct {
+	Out       io.Writer
+	Format    string // one of Formats
+	JQ        string // filter, applied to the JSON form
+	NoHeaders bool
+
+	// AuditID is the row of the audit log under which the server recorded what is
+	// printed: the field audit_id of a JSON object, and not in a table. Empty: none.
+	AuditID string
+
+	// Paint colours a cell of a table; header says whether it is one of the
+	// first row. It adds only what takes no room. nil: no colour.
+	Paint func(cell string, header Header) string
+	// Width is that of the terminal; 0: there is none, and nothing is cut. A
+	// table that is wider leaves out its Optional columns, named by their
+	// headers, the first one first; then its last column is cut.
+	Width    int
+	Optional []string
+}
+
+// Header says whether a cell names its column.
+type Header bool
+
+// Check reports a wrong format or filter before any work is done.
+func (p *Printer) Check() error {
+	if !slices.Contains(Formats, p.Format) {
+		return Usage("-o %q: formats are %s", p.Format, strings.Join(Formats, ", "))
+	}
+	if p.JQ != "" {
+		if _, err := gojq.Parse(p.JQ); err != nil {
+			return Usage("--jq: %v", err)
+		}
+	}
+	return nil
+}
+
+// Table is what a human sees: the first row is the header.
+type Table [][]string
+
+// List is the one form of every list: an object, so that a field can be added.
+type List struct {
+	Items []json.RawMessage `json:"items"`
+}
+
+// Print writes v: as the table in that format, else v itself. A list becomes a List,
+// and in jsonl each of its items a line, to which JQ is applied.
+func (p *Printer) Print(v any, table func() Table) error {
+	if p.JQ == "" && p.Format == "table" {
+		return p.table(table())
+	}
+	items, isList, err := itemsOf(v)
+	switch {
+	case err != nil:
+		return err
+	case isList && p.Format == "jsonl":
+		for _, item := range items {
+			if err := p.Line(item, nil); err != nil {
+				return err
+			}
+		}
+		return nil
+	case isList:
+		v = List{items}
+	}
+	if v, err = p.recorded(v); err != nil {
+		return err
+	}
+	if p.JQ != "" {
+		return p.filter(v)
+	}
+	switch p.Format {
+	case "json":
+		return p.json(v, "  ")
+	case "jsonl":
+		return p.json(v, "")
+	case "yaml":
+		return p.yaml(v)
+	}
+	return nil
+}
+
+// itemsOf returns the items of what is a list in JSON.
+func itemsOf(v any) (items []json.RawMessage, isList bool, err error) {
+	if t := reflect.TypeOf(v); t == nil || t.Kind() != reflect.Slice {
+		return nil, false, nil
+	}
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(v); err != nil {
+		return nil, false, err
+	}
+	switch b.Bytes()[0] {
+	case '[':
+		err := json.Unmarshal(b.Bytes(), &items)
+		return items, true, err
+	case 'n': // null: a list without items
+		return []json.RawMessage{}, true, nil
+	}
+	return nil, false, nil // JSON of an object
+}
+
+// Record writes one thing: to a human as a list of names and values, of which
+// those without a value are left out.
+func (p *Printer) Record(v any, fields func() Table) error {
+	if p.JQ != "" || p.Format != "table" {
+		return p.Print(v, nil)
+	}
+	var t Table
+	for _, f := range fields() {
+		if len(f) > 1 && f[1] != "" {
+			t = append(t, f)
+		}
+	}
+	return p.rows(t, Header(false))
+}
+
+// Line writes one item of a stream: a JSON line unless the format is table,
+// then text.
+func (p *Printer) Line(v any, text func() string) error {
+	if p.JQ == "" && p.Format == "table" {
+		_, err := fmt.Fprintln(p.Out, text())
+		return err
+	}
+	v, err := p.recorded(v)
+	if err != nil {
+		return err
+	}
+	if p.JQ != "" {
+		return p.filter(v)
+	}
+	return p.json(v, "")
+}
+
+// recorded is v with the field audit_id before its own, if it is an object that
+// was recorded, and is printed as one.
+func (p *Printer) recorded(v any) (any, error) {
+	if p.AuditID == "" || p.JQ == "" && p.Format == "table" {
+		return v, nil
+	}
+	b, err := json.Marshal(v)
+	if err != nil || len(b) == 0 || b[0] != '{' {
+		return v, err
+	}
+	id, err := json.Marshal(p.AuditID)
+	if err != nil {
+		return nil, err
+	}
+	head := append([]byte(`{"audit_id":`), id...)
+	if b[1] != '}' {
+		head = append(head, ',')
+	}
+	return json.RawMessage(append(head, b[1:]...)), nil
+}
+
+func (p *Printer) json(v any, indent string) error {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	enc.SetIndent("", indent)
+	if err := enc.Encode(v); err != nil {
+		return err
+	}
+	_, err := p.Out.Write(escapeLines(b.Bytes()))
+	return err
+}
+
+func (p *Printer) yaml(v any) error {
+	plain, err := plain(v)
+	if err != nil {
+		return err
+	}
+	var n yaml.Node
+	if err := n.Encode(plain); err != nil {
+		return err
+	}
+	quoteControls(&n)
+	var b bytes.Buffer
+	enc := yaml.NewEncoder(&b)
+	enc.SetIndent(2)
+	if err := errors.Join(enc.Encode(&n), enc.Close()); err != nil {
+		return err
+	}
+	_, err = p.Out.Write(escapeLines(b.Bytes()))
+	return err
+}
+
+// quoteControls makes the encoder quote what escapeLines will change: only
+// between double quotes has YAML escapes.
+func quoteControls(n *yaml.Node) {
+	if n.Kind == yaml.ScalarNode && notify.HasControl(n.Value) {
+		n.Style = yaml.DoubleQuotedStyle
+	}
+	for _, inner := range n.Content {
+		quoteControls(inner)
+	}
+}
+
+func (p *Printer) table(t Table) error {
+	t = p.fit(t)
+	if p.NoHeaders && len(t) > 0 {
+		return p.rows(t[1:], Header(false))
+	}
+	return p.rows(t, Header(true))
+}
+
+// fit makes a table with a header as narrow as the terminal, as far as it may.
+func (p *Printer) fit(t Table) Table {
+	if p.Width <= 0 || len(t) == 0 {
+		return t
+	}
+	for _, name := range p.Optional {
+		if width(t) <= p.Width {
+			return t
+		}
+		at := slices.Index(t[0], name)
+		if at < 0 {
+			continue
+		}
+		for i, row := range t {
+			if at < len(row) {
+				t[i] = slices.Delete(slices.Clone(row), at, at+1)
+			}
+		}
+	}
+	last := len(t[0]) - 1
+	room := p.Width - (width(t) - columns(t)[last])
+	const least = 8 // less than that says nothing
+	if width(t) <= p.Width || room < least {
+		return t
+	}
+	for _, row := range t {
+		if last < len(row) && utf8.RuneCountInString(row[last]) > room {
+			row[last] = string([]rune(row[last])[:room-1]) + "\u2026"
+		}
+	}
+	return t
+}
+
+// columns are the widths of the columns.
+func columns(t Table) (widths []int) {
+	for _, row := range t {
+		for i, cell := range row {
+			if i == len(widths) {
+				widths = append(widths, 0)
+			}
+			widths[i] = max(widths[i], utf8.RuneCountInString(Clean(cell)))
+		}
+	}
+	return widths
+}
+
+// width is that of a table's longest line.
+func width(t Table) (n int) {
+	ws := columns(t)
+	for _, row := range t {
+		line := 0
+		for i := range row {
+			if row[i] != "" { // nothing is filled up behind the last one
+				line = 2 * i
+				for _, w := range ws[:i] {
+					line += w
+				}
+				line += utf8.RuneCountInString(Clean(row[i]))
+			}
+		}
+		n = max(n, line)
+	}
+	return n
+}
+
+// rows lays cells out in columns. The widths are counted before anything is
+// coloured, and the last cell of a row is not filled up.
+func (p *Printer) rows(t Table, first Header) error {
+	for _, row := range t {
+		for i, cell := range row {
+			row[i] = Clean(cell)
+		}
+	}
+	widths := columns(t)
+	var b bytes.Buffer
+	for n, row := range t {
+		for len(row) > 0 && row[len(row)-1] == "" {
+			row = row[:len(row)-1]
+		}
+		for i, cell := range row {
+			fill := 0
+			if i < len(row)-1 {
+				fill = widths[i] - utf8.RuneCountInString(cell) + 2
+			}
+			if p.Paint != nil {
+				cell = p.Paint(cell, first && n == 0)
+			}
+			b.WriteString(cell)
+			b.WriteString(strings.Repeat(" ", fill))
+		}
+		b.WriteByte('\n')
+	}
+	_, err := p.Out.Write(b.Bytes())
+	return err
+}
+
+// Clean makes a text that came from outside fit for one line of a terminal:
+// line ends and tabs become spaces, and what steers the terminal or turns the
+// direction of text is shown as an escape, so that no name passes for another.
+func Clean(s string) string { return notify.EscapeControls(oneLine.Replace(s)) }
+
+var oneLine = strings.NewReplacer("\n", " ", "\t", " ", "\r", " ")
+
+// escapeLines is EscapeControls for each line of JSON, and of YAML in which
+// quoteControls was: the characters then stand between double quotes, where
+// their escapes mean the same.
+func escapeLines(b []byte) []byte {
+	lines := bytes.SplitAfter(b, []byte("\n"))
+	for i, line := range lines {
+		text, end := bytes.CutSuffix(line, []byte("\n"))
+		if text = []byte(notify.EscapeControls(string(text))); end {
+			text = append(text, '\n')
+		}
+		lines[i] = text
+	}
+	return bytes.Join(lines, nil)
+}
+
+func (p *Printer) filter(v any) error {
+	q, err := gojq.Parse(p.JQ)
+	if err != nil {
+		return Usage("--jq: %v", err)
+	}
+	in, err := plain(v)
+	if err != nil {
+		return err
+	}
+	for it := q.Run(in); ; {
+		out, ok := it.Next()
+		if !ok {
+			return nil
+		}
+		if err, bad := out.(error); bad {
+			return Usage("--jq: %v", err)
+		}
+		if s, is := out.(string); is {
+			if p.Width > 0 { // a terminal would act on what a server or a receiver wrote
+				s = string(escapeLines([]byte(s)))
+			}
+			fmt.Fprintln(p.Out, s)
+			continue
+		}
+		b, err := gojq.Marshal(out)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(p.Out, "%s\n", escapeLines(b))
+	}
+}
+
+// plain turns v into maps, lists and scalars by way of its JSON form.
+func plain(v any) (any, error) {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return nil, err
+	}
+	var out any
+	dec := json.NewDecoder(bytes.NewReader(b))
+	err = dec.Decode(&out)
+	return out, err
+}

@@ -1,0 +1,69 @@
+package term
+
+import (
+	"regexp"
+	"strings"
+)
+
+// What must never stand in a log or a bundle, wherever it comes from: an error
+// of a library may quote a URL, a header or an address.
+var redactions = []struct {
+	re   *regexp.Regexp
+	with string
+	name string
+}{
+	{regexp.MustCompile(`(?s)-----BEGIN [A-Z ]*(?:PRIVATE KEY|CERTIFICATE)-----.*?(?:-----END [A-Z ]*-----|\z)`), "[key]", "keys"},
+	{regexp.MustCompile(`://[^/\s"'@]+@`), "://[redacted]@", "credentials in URLs"},
+	{regexp.MustCompile(`(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}`), "$1 [redacted]", "credentials in headers"},
+	{regexp.MustCompile(`eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}`), "[token]", "tokens"},
+	{regexp.MustCompile(`\bwhsec_[A-Za-z0-9+/=_-]{8,}`), "[secret]", "signing secrets"},
+	{regexp.MustCompile(`SG\.[A-Za-z0-9_-]{8,}(\.[A-Za-z0-9_-]+)?`), "[key]", "provider keys"},
+	{regexp.MustCompile(`\b[0-9a-fA-F]{64}\b|\bfcm:[A-Za-z0-9_:.-]+|\b[A-Za-z0-9_-]+:APA91[A-Za-z0-9_-]+`), "[device]", "device tokens"},
+	{regexp.MustCompile(`[A-Za-z0-9._%+-]+(@|%40)[A-Za-z0-9.-]+\.[A-Za-z]{2,}`), "[email]", "mail addresses"},
+	{regexp.MustCompile(`(?i)(\+|%2B)[1-9][0-9]{6,14}\b`), "[phone]", "phone numbers"},
+}
+
+// reTold are values after a telling name: password=..., "token": "...", and the
+// same in JSON that is quoted in JSON.
+var reTold = regexp.MustCompile(`(?i)(\b(?:[a-z0-9_.-]*[_.-])?(?:token|secret|password|passwd|authorization|api_key|apikey|private_key)\\*"?\s*[:=]\s*)(\\+"[^"\\]*\\+"|"(?:[^"\\]|\\.)*"|[^\s",}\]\\]+)`)
+
+// SecretKeys are names of values that are dropped whole, in lower case.
+var SecretKeys = map[string]bool{
+	"token": true, "authorization": true, "password": true, "secret": true, "address": true,
+	"phone": true, "email": true, "body": true, "title": true, "variables": true,
+}
+
+// Mask replaces what looks like a secret or an address.
+func Mask(s string) string {
+	s, _ = Redact(s)
+	return s
+}
+
+// Redact is Mask that also counts what it replaced, by kind.
+func Redact(s string) (masked string, counts map[string]int) {
+	counts = map[string]int{}
+	for _, r := range redactions {
+		if n := len(r.re.FindAllStringIndex(s, -1)); n > 0 {
+			counts[r.name] += n
+			s = r.re.ReplaceAllString(s, r.with)
+		}
+	}
+	return s, counts
+}
+
+// RedactTold is Redact that also drops values after a name such as password.
+// It is for texts that people read: the value of a number or a file's name may
+// go as well.
+func RedactTold(s string) (masked string, counts map[string]int) {
+	s, counts = Redact(s)
+	s = reTold.ReplaceAllStringFunc(s, func(m string) string {
+		at := reTold.FindStringSubmatchIndex(m)
+		value := strings.Trim(m[at[4]:at[5]], `"\`)
+		if strings.HasPrefix(value, "[") || value == "" {
+			return m // masked before, a list, or nothing
+		}
+		counts["values named secret"]++
+		return m[:at[4]] + strings.Replace(m[at[4]:at[5]], value, "[redacted]", 1)
+	})
+	return s, counts
+}

@@ -1,0 +1,175 @@
+package capacity
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Limit is a place where the source's count does not hold for a load that lasts.
+type Limit struct {
+	Key       string `json:"key"` // of the line
+	Count     int64  `json:"count"`
+	Sustained int64  `json:"sustained"`
+	Why       string `json:"why"`
+}
+
+func (in *Input) limits(lines []Line) []Limit {
+	why := map[string]func(*Line) string{
+		"brokers":  func(l *Line) string { return "replicas were not counted: " + l.SustainedHow },
+		"mail_ips": in.whyMail,
+		"scheduler_nodes": func(l *Line) string {
+			return "replicas were not counted: " + l.SustainedHow + "; deleting each row when it is done writes as often again"
+		},
+		"timer_shards": func(l *Line) string {
+			return fmt.Sprintf("one partition takes the writes of its whole minute on one set of replicas, however many nodes there are: %s", l.SustainedHow)
+		},
+		"release_owners": func(l *Line) string { return "one leader reads and publishes all: " + l.SustainedHow },
+	}
+	out := []Limit{}
+	for i := range lines {
+		l := &lines[i]
+		if say := why[l.Key]; say != nil && l.Sustained > l.Count {
+			out = append(out, Limit{l.Key, l.Count, l.Sustained, say(l)})
+		}
+	}
+	return out
+}
+
+// whyMail says what becomes of mails that come every second on IPs that were
+// counted for those of one.
+func (in *Input) whyMail(l *Line) string {
+	can := float64(l.Count) * in.MailIPRate
+	goal := in.MailObjective.Seconds()
+	wait := time.Duration((in.mails()/can - 1) * goal * float64(time.Second)).Round(time.Minute)
+	return fmt.Sprintf("%s mails spread over %s are a burst, once in %s: %s IPs send %s/s. When %s come every second, %s/s pile up; after %s %s wait, the last of them for %s",
+		Number(in.mails()), brief(in.MailObjective), brief(in.MailObjective), Thousands(l.Count), Number(can),
+		Number(in.mails()), Number(in.mails()-can), brief(in.MailObjective), Number((in.mails()-can)*goal), brief(wait))
+}
+
+// Saving is what rows by chunk save in nodes of the status store at a share of
+// fan-outs.
+type Saving struct {
+	Fanout float64 `json:"fanout"`
+	Rows   float64 `json:"rows"` // a second
+	Nodes  int64   `json:"nodes"`
+	Saved  int64   `json:"saved"` // against a row or more a receiver
+}
+
+func (in *Input) savings() []Saving {
+	shares := []float64{0, 0.5, 0.9, 0.99, 1}
+	if !slices.Contains(shares, in.Fanout) {
+		shares = append(shares, in.Fanout)
+		slices.Sort(shares)
+	}
+	nodes := func(share float64) int64 {
+		return ceil(in.rows(share)/in.DBNodeRate) * int64(in.DBReplication)
+	}
+	var out []Saving
+	for _, f := range shares {
+		out = append(out, Saving{f, in.rows(f), nodes(f), nodes(0) - nodes(f)})
+	}
+	return out
+}
+
+// Break is a part and the load at which it breaks.
+type Break struct {
+	Key     string  `json:"key"`
+	Name    string  `json:"name"`
+	Count   int64   `json:"count"`
+	HoldsTo float64 `json:"holds_to"` // notifications a second, lasting
+	OneLost float64 `json:"one_lost"`
+	Share   float64 `json:"share"` // HoldsTo of the load asked for
+}
+
+// breaks orders the parts by the load at which they break.
+func breaks(rate float64, lines []Line) []Break {
+	out := []Break{}
+	for _, l := range lines {
+		if l.HoldsTo > 0 {
+			out = append(out, Break{l.Key, l.Name, l.Count, l.HoldsTo, l.OneLost, l.HoldsTo / rate})
+		}
+	}
+	slices.SortStableFunc(out, func(a, b Break) int {
+		switch {
+		case math.Abs(a.HoldsTo-b.HoldsTo) <= 1e-9*rate:
+			return 0
+		case a.HoldsTo < b.HoldsTo:
+			return -1
+		}
+		return 1
+	})
+	return out
+}
+
+// first says in a line what breaks first.
+func first(rate float64, bs []Break) string {
+	if len(bs) == 0 {
+		return "nothing breaks: there is no load"
+	}
+	b := bs[0]
+	s := fmt.Sprintf("breaks first: %s (%s), at %s/s of lasting load, %s%% of %s/s", b.Name, Thousands(b.Count), Number(b.HoldsTo), short(100*b.Share), Number(rate))
+	if len(bs) > 1 {
+		s += fmt.Sprintf("; then %s at %s/s", bs[1].Name, Number(bs[1].HoldsTo))
+	}
+	return s
+}
+
+// Change is what a line becomes when one value is a tenth worse.
+type Change struct {
+	Key  string `json:"key"` // of the parameter
+	From string `json:"from"`
+	To   string `json:"to"`
+	Line string `json:"line"`
+	Was  int64  `json:"was"` // as the source counts
+	Is   int64  `json:"is"`
+}
+
+// worse are the values that tend to change by themselves, and the direction in
+// which they hurt.
+var worse = []struct {
+	key string
+	by  float64
+}{
+	{"rate", 1.1}, {"push_latency", 1.1}, {"push_worker_rate", 0.9}, {"sms_account_rate", 0.9},
+	{"mail_objective", 0.9}, {"mail_ip_rate", 0.9}, {"db_node_rate", 0.9}, {"broker_rate", 0.9}, {"scheduler_node_rate", 0.9},
+}
+
+// sensitivity changes one value at a time, and says of the parts that are
+// counted, not of what follows from them, what becomes of them.
+func (in *Input) sensitivity(lines []Line) []Change {
+	out := []Change{}
+	for _, w := range worse {
+		other := *in
+		var from, to string
+		for _, p := range other.Params() {
+			if p.Key == w.key {
+				from = p.String()
+				p.scale(w.by)
+				to = p.String()
+			}
+		}
+		if other.Check() != nil { // a tenth more is out of range: nobody can go there
+			continue
+		}
+		for _, l := range other.lines() {
+			was := lineOf(lines, l.Key)
+			if follows(l.Key) || was.Count == l.Count {
+				continue
+			}
+			out = append(out, Change{w.key, from, to, l.Key, was.Count, l.Count})
+		}
+	}
+	return out
+}
+
+// follows reports whether a line is another one in other words.
+func follows(key string) bool {
+	switch key {
+	case "push_connections", "db_shards", "mail_workers", "mail_calls", "scheduled_rows":
+		return true
+	}
+	return strings.HasPrefix(key, "partitions_")
+}

@@ -1,0 +1,95 @@
+package capacity
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Result is one figure of bench/results.json, as far as it is read here.
+type Result struct {
+	ID        string  `json:"id"`
+	Work      string  `json:"work"`
+	Value     float64 `json:"value"`
+	Unit      string  `json:"unit"`
+	Reference float64 `json:"reference"`
+}
+
+// ParseResults reads bench/results.json; the error names what is wrong.
+func ParseResults(b []byte) ([]Result, error) {
+	var rs []Result
+	if err := json.NewDecoder(bytes.NewReader(b)).Decode(&rs); err != nil {
+		return nil, &notify.Error{Kind: notify.KindInvalid, Code: "bad_json", Field: "from", Msg: "is not the list of results that make bench writes", Err: err}
+	}
+	return rs, nil
+}
+
+// Origin is where a rate came from.
+type Origin struct {
+	Key   string  `json:"key"`
+	Value float64 `json:"value"`
+	From  string  `json:"from"`
+}
+
+// measures says which figure stands for which value. Figures have several
+// lines: work and unit pick one, and of several the lowest counts.
+var measures = []measure{
+	{key: "api_rate", id: "P3", work: "batches of", unit: "records/s", what: "batches over HTTP, fsynced"},
+	{key: "api_fanout_rate", id: "P2", work: "fan-out over HTTP, fsynced", unit: "receivers/s", what: "fan-outs over HTTP, fsynced"},
+	{key: "delivery_rate", id: "P6", work: "closed loop", unit: "receivers/s", what: "log to durable outcome, provider stubbed"},
+	{key: "broker_rate", id: "P3", work: "batches of", unit: "records/s", reference: true, what: "the client straight into the embedded log, fsynced"},
+	{key: "push_worker_rate", id: "P5", unit: "push", what: "push path to the provider's protocol"},
+	{key: "db_node_rate", id: "P7", work: "timers parked", unit: "timers/s", reference: true, what: "rows into the embedded store alone, fsynced"},
+	{key: "scheduler_node_rate", id: "P7", work: "timers parked", unit: "timers/s", what: "timers parked, fsynced"},
+}
+
+type measure struct {
+	key, id    string
+	work, unit string // what the line's begin with; empty: any
+	reference  bool   // the reference of the line, not its value
+	what       string
+}
+
+// Measured returns in with the rates that were measured, where they came from,
+// and which of the rates a benchmark could tell are missing from results.
+// Figures of one process have no replicas: each stands for one node.
+func Measured(in Input, results []Result) (out Input, from []Origin, missing []string, err error) {
+	out = in
+	set := map[string]*Param{}
+	ps := out.Params()
+	for i := range ps {
+		set[ps[i].Key] = &ps[i]
+	}
+	for _, m := range measures {
+		v, ok := m.of(results)
+		if !ok {
+			missing = append(missing, m.key)
+			continue
+		}
+		*set[m.key].num = v
+		from = append(from, Origin{m.key, v, m.id + ": " + m.what})
+	}
+	if len(from) == 0 {
+		return in, nil, nil, notify.Invalid("missing_setting", "from", fmt.Sprintf("holds none of the figures a plan is made from (P2, P3, P5, P6, P7) among its %d", len(results)))
+	}
+	return out, from, missing, nil
+}
+
+func (m *measure) of(results []Result) (v float64, ok bool) {
+	for _, r := range results {
+		if r.ID != m.id || !strings.HasPrefix(r.Work, m.work) || !strings.HasPrefix(r.Unit, m.unit) {
+			continue
+		}
+		x := r.Value
+		if m.reference {
+			x = r.Reference
+		}
+		if x > 0 && (!ok || x < v) {
+			v, ok = x, true
+		}
+	}
+	return v, ok
+}

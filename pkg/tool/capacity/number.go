@@ -1,0 +1,68 @@
+package capacity
+
+import (
+	"errors"
+	"math"
+	"strconv"
+	"strings"
+)
+
+// ParseNumber reads 5M, 200K, 1.5G, 70% and plain numbers.
+func ParseNumber(text string) (float64, error) {
+	text = strings.TrimSpace(text)
+	scale, parts := 1.0, 1.0
+	if rest, ok := strings.CutSuffix(text, "%"); ok {
+		text, parts = rest, 100 // divided by, so that 70% is 0.7
+	} else {
+		for suffix, by := range map[string]float64{"K": 1e3, "k": 1e3, "M": 1e6, "G": 1e9} {
+			if rest, ok := strings.CutSuffix(text, suffix); ok {
+				text, scale = rest, by
+				break
+			}
+		}
+	}
+	v, err := strconv.ParseFloat(text, 64)
+	if err != nil {
+		return 0, err
+	}
+	if math.IsNaN(v) || math.IsInf(v, 0) {
+		return 0, errors.New("not a finite number")
+	}
+	return v * scale / parts, nil
+}
+
+// Number writes a number with at most four digits that count: 3.5M, 8,333, 0.7.
+func Number(v float64) string {
+	switch a := math.Abs(v); {
+	case math.IsNaN(v) || math.IsInf(v, 0):
+		return strconv.FormatFloat(v, 'g', -1, 64)
+	case a >= 1e9:
+		return short(v/1e9) + "G"
+	case a >= 1e6:
+		return short(v/1e6) + "M"
+	case a >= 1e5:
+		return short(v/1e3) + "K"
+	case a >= 1000:
+		return Thousands(int64(math.Round(v)))
+	}
+	return short(v)
+}
+
+func short(v float64) string { return strconv.FormatFloat(v, 'g', 4, 64) }
+
+// Thousands writes a count with separators.
+func Thousands(n int64) string {
+	s := strconv.FormatInt(n, 10)
+	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return s
+}
+
+// ceil rounds up, but not for what only the arithmetic of floats added.
+func ceil(v float64) int64 {
+	if v <= 0 {
+		return 0
+	}
+	return int64(math.Max(1, math.Ceil(v*(1-1e-9))))
+}

@@ -1,0 +1,233 @@
+package capacity
+
+import (
+	"fmt"
+	"math"
+	"time"
+)
+
+// Line is one part and how many of it are needed.
+type Line struct {
+	Key          string `json:"key"`
+	Name         string `json:"name"`
+	Count        int64  `json:"count"` // as the source counts; 0: not known, or none needed
+	How          string `json:"how"`
+	Sustained    int64  `json:"sustained"` // when the load lasts
+	SustainedHow string `json:"sustained_how,omitempty"`
+
+	// HoldsTo is the rate of notifications, in the same mix, up to which Count
+	// of these carry a load that lasts; 0: it is no limit of its own.
+	HoldsTo float64 `json:"holds_to,omitempty"`
+	// OneLost is the same with one of them gone.
+	OneLost float64 `json:"one_lost,omitempty"`
+}
+
+// Sheet is what a load needs.
+type Sheet struct {
+	Lines       []Line   `json:"lines"`
+	Limits      []Limit  `json:"limits"`       // where Count does not hold
+	Chunks      []Saving `json:"chunks"`       // nodes that rows by chunk save
+	Breaks      []Break  `json:"breaks"`       // the first to break first
+	Sensitivity []Change `json:"sensitivity"`  // what a tenth more or less changes
+	First       string   `json:"breaks_first"` // the same in one line
+}
+
+// Compute checks in and computes its sheet.
+func Compute(in Input) (Sheet, error) {
+	if err := in.Check(); err != nil {
+		return Sheet{}, err
+	}
+	var s Sheet
+	s.Lines = in.lines()
+	s.Limits = in.limits(s.Lines)
+	s.Chunks = in.savings()
+	s.Breaks = breaks(in.Rate, s.Lines)
+	s.Sensitivity = in.sensitivity(s.Lines)
+	s.First = first(in.Rate, s.Breaks)
+	return s, nil
+}
+
+// Line returns a line by its key; nil: there is none.
+func (s *Sheet) Line(key string) *Line { return lineOf(s.Lines, key) }
+
+func lineOf(lines []Line, key string) *Line {
+	for i := range lines {
+		if lines[i].Key == key {
+			return &lines[i]
+		}
+	}
+	return nil
+}
+
+// The loads of the parts, a second.
+
+func (in *Input) calls(share float64) float64 { return in.Rate * share * (1 + in.Retries) }
+
+func (in *Input) mails() float64 { return in.calls(in.Email) }
+
+func (in *Input) texts() float64 { return in.calls(in.SMS * in.SMSAdmitted) }
+
+// records is how many messages the log takes: a fan-out's are chunks.
+func (in *Input) records() float64 { return in.Rate * in.chunked() * (1 + in.Retries) }
+
+// chunked is how many chunks a notification is: a fan-out's are a fraction.
+func (in *Input) chunked() float64 { return (1 - in.Fanout) + in.Fanout/in.Chunk }
+
+// rows is how many rows the status store writes at a share of fan-outs. A chunk
+// has a claim a window and an outcome; a retry has a row of its own.
+func (in *Input) rows(fanout float64) float64 {
+	chunk := (math.Ceil(in.Chunk/in.Window) + 1) / in.Chunk
+	return in.Rate * (1 + in.Retries) * ((1-fanout)*in.Writes + fanout*math.Min(chunk, in.Writes))
+}
+
+func (in *Input) pushWorker() (each float64, how string) {
+	each, how = in.PushWorkerRate, "a worker's rate"
+	if streams := in.PushConnections * in.PushStreams / in.PushLatency.Seconds(); streams < each {
+		each, how = streams, fmt.Sprintf("%s connections x %s streams / %s", Number(in.PushConnections), Number(in.PushStreams), in.PushLatency)
+	}
+	return in.bounded(each, how)
+}
+
+func (in *Input) smsWorker() (each float64, how string) {
+	return in.bounded(in.SMSInFlight/in.SMSLatency.Seconds(), fmt.Sprintf("%s at once / %s", Number(in.SMSInFlight), in.SMSLatency))
+}
+
+// bounded is a worker's rate, which is never above what a process delivers.
+func (in *Input) bounded(each float64, how string) (float64, string) {
+	if in.DeliveryRate > 0 && in.DeliveryRate < each {
+		return in.DeliveryRate, "a process's deliveries"
+	}
+	return each, how
+}
+
+// lines in the order of a notification's way.
+func (in *Input) lines() []Line {
+	var out []Line
+	// of adds a part that each of it takes demand/count of.
+	of := func(key, name string, demand, each float64, how string) *Line {
+		l := Line{Key: key, Name: name, Count: ceil(demand / each), How: fmt.Sprintf("%s/s / %s/s (%s)", Number(demand), Number(each), how)}
+		l.Sustained = l.Count
+		if demand > 0 {
+			l.HoldsTo = in.Rate * float64(l.Count) * each / demand
+			l.OneLost = in.Rate * float64(l.Count-1) * each / demand
+		}
+		out = append(out, l)
+		return &out[len(out)-1]
+	}
+	plain := func(key, name string, count int64, how string) *Line {
+		out = append(out, Line{Key: key, Name: name, Count: count, Sustained: count, How: how})
+		return &out[len(out)-1]
+	}
+
+	in.api(of, plain)
+	brokers := of("brokers", "log brokers", in.records(), in.BrokerRate, "a broker's messages")
+	brokers.Sustained = ceil(in.records() * in.LogReplication / in.BrokerRate)
+	brokers.SustainedHow = fmt.Sprintf("each message is stored %s times", Number(in.LogReplication))
+	brokers.HoldsTo, brokers.OneLost = brokers.HoldsTo/in.LogReplication, brokers.OneLost/in.LogReplication
+
+	each, how := in.pushWorker()
+	push := *of("push_workers", "push workers", in.calls(in.Push), each, how)
+	plain("push_connections", "push connections", push.Count*int64(in.PushConnections), fmt.Sprintf("%s workers x %s", Thousands(push.Count), Number(in.PushConnections)))
+	each, how = in.smsWorker()
+	sms := *of("sms_workers", "SMS workers", in.texts(), each, how)
+	of("sms_accounts", "SMS accounts", in.texts(), in.SMSAccountRate, "an account's messages")
+	mail := in.mail(of, plain)
+
+	plain("partitions_push", "partitions, push", push.Count, "one a worker")
+	plain("partitions_sms", "partitions, SMS", sms.Count, "one a worker")
+	partitions := plain("partitions_email", "partitions, email", mail.Count, "one a worker")
+	partitions.Sustained = mail.Sustained
+
+	in.database(of, plain)
+	in.scheduler(of, plain)
+	return out
+}
+
+type (
+	ofFunc    func(key, name string, demand, each float64, how string) *Line
+	plainFunc func(key, name string, count int64, how string) *Line
+)
+
+func (in *Input) api(of ofFunc, plain plainFunc) {
+	fan := in.Rate * in.Fanout
+	switch {
+	case in.APIRate == 0:
+		plain("api_servers", "API servers", 0, "as many as it takes; api_rate is not known")
+	case fan == 0:
+		of("api_servers", "API servers", in.Rate, in.APIRate, "a server's notifications")
+	default:
+		by := in.APIFanoutRate
+		if by == 0 {
+			by = in.APIRate
+		}
+		of("api_servers", "API servers", in.Rate, in.Rate/((in.Rate-fan)/in.APIRate+fan/by), "a server's mix of fan-outs and others")
+	}
+}
+
+// mail counts as the source does: the mails of one second, spread over the
+// objective. That is right for a burst that is followed by nothing.
+func (in *Input) mail(of ofFunc, plain plainFunc) Line {
+	spread := in.mails() / in.MailObjective.Seconds()
+	ips := of("mail_ips", "mail IPs", spread, in.MailIPRate, "an IP's mails")
+	ips.How = fmt.Sprintf("%s mails / %s = %s/s / %s/s (an IP's mails)", Number(in.mails()), brief(in.MailObjective), Number(spread), Number(in.MailIPRate))
+	ips.Sustained = ceil(in.mails() / in.MailIPRate)
+	ips.SustainedHow = fmt.Sprintf("%s mails/s / %s/s", Number(in.mails()), Number(in.MailIPRate))
+	ips.HoldsTo, ips.OneLost = ips.HoldsTo/in.MailObjective.Seconds(), ips.OneLost/in.MailObjective.Seconds()
+	l := *ips
+
+	calls := plain("mail_calls", "mail API calls a second", ceil(spread/in.MailBatch), fmt.Sprintf("%s/s / %s a call", Number(spread), Number(in.MailBatch)))
+	calls.Sustained = ceil(in.mails() / in.MailBatch)
+	workers := plain("mail_workers", "mail workers", ceil(float64(l.Count)/in.MailIPsPerWorker), fmt.Sprintf("%s IPs / %s a worker", Thousands(l.Count), Number(in.MailIPsPerWorker)))
+	workers.Sustained = ceil(float64(l.Sustained) / in.MailIPsPerWorker)
+	return *workers
+}
+
+func (in *Input) database(of ofFunc, plain plainFunc) {
+	rows := in.rows(in.Fanout)
+	shards := of("db_shards", "status shards", rows, in.DBNodeRate, "a node's rows")
+	shards.OneLost = shards.HoldsTo // the other replicas of its shard go on
+	nodes := *shards
+	plain("db_nodes", "status nodes", nodes.Count*int64(in.DBReplication), fmt.Sprintf("%s shards x %s replicas", Thousands(nodes.Count), Number(in.DBReplication)))
+}
+
+// scheduler: the source has one partition a minute, one leader,
+// and counts a row once although it is stored on every replica.
+func (in *Input) scheduler(of ofFunc, plain plainFunc) {
+	rows := in.Rate * in.Scheduled * in.chunked()
+	how := fmt.Sprintf("%s/s x %s", Number(in.Rate), Number(in.Scheduled))
+	if in.Fanout > 0 {
+		how += ", a row a chunk of fan-outs"
+	}
+	plain("scheduled_rows", "scheduled rows a second", ceil(rows), how)
+	nodes := of("scheduler_nodes", "scheduler nodes", rows, in.SchedulerNodeRate, "a node's rows")
+	nodes.Sustained = ceil(rows/in.SchedulerNodeRate) * int64(in.DBReplication)
+	nodes.SustainedHow = fmt.Sprintf("each row is stored %s times", Number(in.DBReplication))
+	nodes.HoldsTo, nodes.OneLost = nodes.HoldsTo/in.DBReplication, nodes.OneLost/in.DBReplication
+
+	some := int64(0)
+	if rows > 0 {
+		some = 1
+	}
+	shards := plain("timer_shards", "partitions of a minute", some, "one a minute")
+	shards.Sustained = ceil(rows * 60 / in.PartitionRows)
+	shards.SustainedHow = fmt.Sprintf("%s rows a minute / %s a partition", Number(rows*60), Number(in.PartitionRows))
+	owners := plain("release_owners", "owners that release", some, "one leader")
+	owners.Sustained = ceil(rows / in.ReleaseRate)
+	owners.SustainedHow = fmt.Sprintf("%s/s / %s/s (an owner's releases)", Number(rows), Number(in.ReleaseRate))
+	if rows > 0 {
+		owners.HoldsTo = in.Rate * in.ReleaseRate / rows
+	}
+}
+
+// brief writes a duration without its zeros: 2m0s is 2m.
+func brief(d time.Duration) string {
+	switch {
+	case d >= time.Hour && d%time.Hour == 0:
+		return fmt.Sprintf("%dh", d/time.Hour)
+	case d >= time.Hour:
+		return fmt.Sprintf("%dh%dm", d/time.Hour, d%time.Hour/time.Minute)
+	case d >= time.Minute && d%time.Second == 0:
+		return fmt.Sprintf("%ds", d/time.Second)
+	}
+	return d.String()
+}

@@ -1,0 +1,36 @@
+package users
+
+import (
+	"encoding/binary"
+	"hash/maphash"
+	"math/bits"
+	"math/rand/v2"
+)
+
+// The hash of the tables. It is of this process alone, keyed by secrets, so that
+// nobody can choose users who are all of one pilot.
+var (
+	hashSeed = maphash.MakeSeed()
+	hashA    = rand.Uint64()
+	hashB    = rand.Uint64()
+)
+
+// hashKey hashes a key of a table. A user id of up to 16 bytes, which nearly all are,
+// takes two multiplications: 3 ns where xxHash64 took 14 (P6).
+func hashKey(b []byte) uint64 {
+	n := len(b)
+	var first, last uint64
+	switch {
+	case n > 16:
+		return maphash.Bytes(hashSeed, b)
+	case n >= 8:
+		first, last = binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint64(b[n-8:])
+	case n >= 4:
+		first, last = uint64(binary.LittleEndian.Uint32(b)), uint64(binary.LittleEndian.Uint32(b[n-4:]))
+	case n > 0:
+		first, last = uint64(b[0])<<8|uint64(b[n/2]), uint64(b[n-1])
+	}
+	hi, lo := bits.Mul64(first^hashA, last^hashB)
+	hi, lo = bits.Mul64(lo^hashB, hi^hashA^uint64(n))
+	return hi ^ lo
+}

@@ -1,0 +1,7 @@
+//go:build !linux
+
+package users
+
+func preferLargePages([]byte) {}
+
+func makeLargePages([]byte) {}

@@ -1,0 +1,224 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine/cassandra"
+	kafka "github.com/notifyd/notifyd/pkg/log"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/tests/internal/rig"
+)
+
+// gapLimit is how long the service may stand still when one of three nodes is gone.
+// It is for a machine where six servers share two cores: brokers need some seconds to
+// elect leaders, a group of consumers its session.
+const gapLimit = time.Minute
+
+// brokerLost: of three brokers one is killed for good.
+func brokerLost(ctx context.Context, c *cluster) outcome { return c.oneLost(ctx, "kafka") }
+
+// nodeLost: of three nodes of Cassandra one is killed for good.
+func nodeLost(ctx context.Context, c *cluster) outcome { return c.oneLost(ctx, "cassandra") }
+
+// oneLost kills one node of a server under load and leaves it dead. What was
+// acknowledged before and after is delivered, read again from the copies that are left,
+// and in order; the service stands still for no longer than gapLimit.
+func (c *cluster) oneLost(ctx context.Context, server string) (r outcome) {
+	if c.forGood[server] { // from a try before
+		delete(c.forGood, server)
+		c.startServers(ctx)
+	}
+	began := time.Now()
+	before := c.totals(ctx)
+	name := prefix(server)
+	from := time.Now().Add(15 * time.Second)
+	pushes := c.pushes(ctx, name, 200, from, c.o.down)
+	triggers := c.triggers(ctx, 200, from, c.o.down)
+	t := c.traffic(ctx, name, critical, rest)
+	defer t.end()
+	rig.Ok(rig.Pause(ctx, warm+max(time.Until(from), 0)))
+	c.forGood[server] = true
+	gone := time.Now()
+	c.kill(ctx, server)
+	// What is due later is registered meanwhile, too.
+	var later ask
+	meanwhile := rig.Dues{}
+	for time.Since(gone) < c.o.down {
+		due, err := c.oneTrigger(ctx, time.Now().Add(10*time.Second))
+		later.note(err)
+		for id, at := range due {
+			meanwhile[id] = at
+		}
+		rig.Ok(rig.Pause(ctx, 100*time.Millisecond))
+	}
+	// It goes on for good: whatever the node held up is over by now, or never.
+	steady := time.Now()
+	until(ctx, "the rest is accepted", func() bool {
+		return t.count("rest", steady, time.Now()).accepted > 50
+	})
+	t.end()
+	over := time.Now()
+	for id, at := range meanwhile {
+		triggers[id] = at
+	}
+	ids := append(t.ids(), pushes.IDs()...)
+	r.lost = c.delivered(ctx, ids)
+	calls := c.callbacks(ctx, triggers)
+	r.early = c.sentEarly(ctx, pushes)
+	open := c.unended(ctx, ids)
+	sent := c.deliveries(ctx, ids)
+	after := c.totals(ctx)
+	bound := c.resent(ctx, began)
+	r.accepted, r.lost, r.early = int64(len(ids)+len(triggers)), r.lost+calls.lost, r.early+calls.early
+	r.duplicates = after.Duplicates - before.Duplicates
+	reordered := after.Reordered - before.Reordered
+	kept, more := t.count("critical", gone, over), t.count("rest", gone, over)
+	for _, err := range []error{kept.example, more.example, later.example} {
+		if err != nil {
+			fmt.Printf("  neither 201 nor 503: %v\n", err)
+		}
+	}
+	other, noRetry := kept.other+more.other+later.other, kept.noRetry+more.noRetry+later.noRetry
+	acceptGap, sendGap := longestGap(t.accepted(), gone, over), longestGap(sent, gone, over)
+	criticalGap := longestGap(t.accepted("critical"), gone, over)
+	restGap := longestGap(t.accepted("rest"), gone, over)
+	r.ok = r.lost == 0 && r.early == 0 && open == 0 && reordered == 0 && calls.twice == 0 && r.duplicates <= bound && other == 0 && noRetry == 0 &&
+		later.accepted > 0 && max(criticalGap, restGap, sendGap) <= gapLimit
+	r.line = fmt.Sprintf("away_s=%.0f accept_gap_s=%.1f critical_gap_s=%.1f rest_gap_s=%.1f delivery_gap_s=%.1f limit_s=%.0f critical_refused=%d rest_refused=%d later_accepted=%d later_refused=%d without_retry_after=%d other=%d accepted=%d lost=%d without_end=%d duplicates=%d bound=%d called_twice=%d early=%d reordered=%d",
+		over.Sub(gone).Seconds(), acceptGap.Seconds(), criticalGap.Seconds(), restGap.Seconds(), sendGap.Seconds(), gapLimit.Seconds(), kept.refused, more.refused, later.accepted, later.refused,
+		noRetry, other, r.accepted, r.lost, open, r.duplicates, bound, calls.twice, r.early, reordered)
+	return r
+}
+
+// longestGap is the longest time without a moment of at, from one moment to another.
+func longestGap(at []time.Time, from, to time.Time) (gap time.Duration) {
+	at = slices.DeleteFunc(slices.Clone(at), func(t time.Time) bool { return !t.After(from) || !t.Before(to) })
+	at = append(at, from, to)
+	slices.SortFunc(at, time.Time.Compare)
+	for i := 1; i < len(at); i++ {
+		gap = max(gap, at[i].Sub(at[i-1]))
+	}
+	return gap
+}
+
+// deliveries are the moments of the first call for each id.
+func (c *cluster) deliveries(ctx context.Context, ids []string) []time.Time {
+	out := make([]time.Time, len(ids))
+	rig.Ok(atOnce(len(ids), func(i int) (err error) {
+		out[i], err = c.v.SentAt(ctx, ids[i])
+		return err
+	}))
+	return out
+}
+
+// unended counts what has no end in the store within patience: it is read from the
+// copies that are left.
+func (c *cluster) unended(ctx context.Context, ids []string) (n int64) {
+	states := make([]string, len(ids))
+	err := atOnce(len(ids), func(i int) error {
+		var waited rig.Endurance
+		for {
+			st, err := c.cl.Notification(ctx, ids[i])
+			if k := notify.KindOf(err); err != nil && k != notify.KindUnavailable && k != notify.KindNotFound {
+				return err
+			}
+			if states[i] = st.Status; ended(st.Status) || waited.Over() {
+				return nil
+			}
+			if err := rig.Pause(ctx, 100*time.Millisecond); err != nil {
+				return err
+			}
+		}
+	})
+	shown := 0
+	for i, s := range states {
+		if ended(s) {
+			continue
+		}
+		if n++; shown < 5 {
+			shown++
+			fmt.Printf("  without an end: %s %q\n", ids[i], s)
+		}
+	}
+	rig.Ok(err)
+	return n
+}
+
+func ended(status string) bool {
+	s, ok := notify.ParseState(status)
+	return ok && s.Terminal()
+}
+
+// atOnce calls f for 0 to n-1, some at once, and returns the first error.
+func atOnce(n int, f func(i int) error) (err error) {
+	var wg sync.WaitGroup
+	var once sync.Once
+	todo := make(chan int)
+	for range 8 {
+		wg.Go(func() {
+			for i := range todo {
+				if e := f(i); e != nil {
+					once.Do(func() { err = e })
+				}
+			}
+		})
+	}
+	for i := range n {
+		todo <- i
+	}
+	close(todo)
+	wg.Wait()
+	return err
+}
+
+// checkCopies fails unless topics and keyspace have as many copies as there are nodes,
+// so that one node more or less decides nothing.
+func (c *cluster) checkCopies(ctx context.Context) {
+	o := c.o
+	cfg := kafka.AdminConfig{Conn: kafka.Conn{Brokers: strings.Split(o.Kafka, ",")}, Replication: o.Nodes, MinInSync: o.InSync()}
+	a := rig.Must(kafka.NewAdmin(cfg))
+	defer a.Close()
+	want := kafka.Topics(nil)
+	for name := range want {
+		want[name] = 1 // how many partitions there are is no question here
+	}
+	seen := rig.Must(a.Describe(ctx, slices.Collect(maps.Keys(want))...))
+	replicas, insync := o.Nodes, ""
+	for i := range seen.Topics {
+		t := &seen.Topics[i]
+		replicas = min(replicas, t.Replication)
+		if m := t.Settings["min.insync.replicas"]; insync == "" || m < insync {
+			insync = m
+		}
+	}
+	fmt.Printf("kafka: %d brokers, %d topics, %d copies or more, min.insync.replicas=%s\n", len(seen.Brokers), len(seen.Topics), replicas, insync)
+	for _, f := range seen.Check(cfg, want) {
+		if f.Wrong {
+			panic(fmt.Errorf("kafka: %s: %s", f.Topic, f.Msg))
+		}
+	}
+	if len(seen.Brokers) != o.Nodes || insync != fmt.Sprint(cfg.MinInSync) {
+		panic(fmt.Errorf("kafka: %d brokers, min.insync.replicas %s", len(seen.Brokers), insync))
+	}
+	found := rig.Must(cassandra.Doctor(ctx, o.cassandraConfig()))
+	want3 := fmt.Sprintf("%d replicas on %d nodes", o.Nodes, o.Nodes)
+	right := false
+	for _, f := range found {
+		if f.Check == "replication" || f.Check == "consistency" {
+			fmt.Printf("cassandra: %s\n", f.Detail)
+		}
+		if f.Level == cassandra.LevelFail {
+			panic(fmt.Errorf("cassandra: %s: %s", f.Check, f.Detail))
+		}
+		right = right || f.Check == "replication" && f.Detail == want3
+	}
+	if !right {
+		panic(fmt.Errorf("cassandra does not have %s", want3))
+	}
+}
