@@ -34,7 +34,8 @@ var mayImport = map[string]string{
 	"pkg/tool/codes":      "",
 	"pkg/engine":          "notify",
 	"pkg/rows":            "",
-	"pkg/store":           "engine rows notify",         // contracts of engine over rows
+	"pkg/codec":           "", // records as bytes
+	"pkg/store":           "codec engine rows notify",         // contracts of engine over rows
 	"pkg/secrets":         "notify internal/atomicfile", // files of secrets, and sealing texts
 
 	"internal/freeport":  "", // ports of servers that come back
@@ -50,10 +51,10 @@ var mayImport = map[string]string{
 	"dashboards/ruletest": "", // a module of its own
 
 	// Engines: one technology each.
-	"pkg/engine/pebble":     "engine notify rows setting store",
+	"pkg/engine/pebble":     "codec engine notify rows setting store",
 	"pkg/engine/memory":     "engine notify rows store",
 	"pkg/log/embedded":      "engine notify log backup internal/atomicfile setting",
-	"pkg/engine/cassandra":  "engine notify secrets setting",
+	"pkg/engine/cassandra":  "codec engine notify secrets setting",
 	"pkg/engine/redis":      "engine notify secrets setting",
 	"pkg/engine/postgres":   "engine notify setting",
 	"pkg/engine/sqs":        "engine notify setting",

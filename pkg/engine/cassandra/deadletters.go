@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"math"
 
+	"github.com/notifyd/notifyd/pkg/codec"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -57,21 +58,21 @@ func readLetterID(b []byte, d *engine.DeadLetter) bool {
 }
 
 // letter is everything but the key, the numbers and what Move changes.
-func (c *codec) letter(d *engine.DeadLetter, extra *[]byte) {
+func letterFields(c *codec.Codec, d *engine.DeadLetter, extra *[]byte) {
 	for _, s := range []*string{&d.Caller, &d.Campaign, &d.Channel, &d.Category, &d.User, &d.Template, &d.Class, &d.Code, &d.Provider, &d.Topic, &d.Trace} {
-		c.str(s)
+		c.Str(s)
 	}
-	c.raw(d.Chunk.Base[:])
-	num(c, &d.Chunk.Partition)
-	num(c, &d.Chunk.Block)
-	num(c, &d.Partition)
-	num(c, &d.Offset)
-	num(c, &d.Attempts)
-	num(c, &d.FirstFailed)
-	num(c, &d.LastFailed)
-	num(c, &d.Expires)
-	num(c, &d.Until)
-	c.bytes(extra)
+	c.Raw(d.Chunk.Base[:])
+	codec.Num(c, &d.Chunk.Partition)
+	codec.Num(c, &d.Chunk.Block)
+	codec.Num(c, &d.Partition)
+	codec.Num(c, &d.Offset)
+	codec.Num(c, &d.Attempts)
+	codec.Num(c, &d.FirstFailed)
+	codec.Num(c, &d.LastFailed)
+	codec.Num(c, &d.Expires)
+	codec.Num(c, &d.Until)
+	c.Bytes(extra)
 }
 
 const selectLetter = `SELECT ord, seq, state, job, writer, data FROM dead_letters WHERE id = ?`
@@ -94,7 +95,7 @@ func (l deadLetters) read(id []byte, get func(dest ...any) (bool, error)) (r let
 	if !readLetterID(id, d) {
 		return letterRow{}, false, corrupt("a dead letter")
 	}
-	if !unpack(data, letterVersion, func(c *codec) { c.letter(d, &extra) }) {
+	if !codec.Unpack(data, letterVersion, func(c *codec.Codec) { letterFields(c, d, &extra) }) {
 		return letterRow{}, false, unread("a dead letter", data, letterVersion)
 	}
 	if extra != nil && json.Unmarshal(extra, &r.Extra) != nil {
@@ -230,7 +231,7 @@ func (l deadLetters) create(ctx context.Context, id []byte, d *engine.DeadLetter
 		return done, nil
 	}, stmt{
 		`INSERT INTO dead_letters (id, ord, seq, state, job, writer, data) VALUES (?, 0, 0, ?, ?, ?, ?) IF NOT EXISTS`,
-		[]any{id, d.State, d.Job, me, pack(letterVersion, func(c *codec) { c.letter(d, &extra) })},
+		[]any{id, d.State, d.Job, me, codec.Pack(letterVersion, func(c *codec.Codec) { letterFields(c, d, &extra) })},
 	})
 	if err != nil {
 		return letterRow{}, err

@@ -3,6 +3,7 @@ package cassandra
 import (
 	"context"
 
+	"github.com/notifyd/notifyd/pkg/codec"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -22,7 +23,7 @@ func (t schedules) head(ctx context.Context, base notify.Base) (h engine.Schedul
 	}
 	t.s.clock.see(at)
 	h.Base, h.Version = base, uint64(version)
-	if !unpack(v, headVersion, func(c *codec) { c.head(&h) }) {
+	if !codec.Unpack(v, headVersion, func(c *codec.Codec) { headFields(c, &h) }) {
 		return engine.ScheduleHead{}, 0, false, unread("the head of "+base.String(), v, headVersion)
 	}
 	return h, writer, true, nil
@@ -45,7 +46,7 @@ func (t schedules) Swap(ctx context.Context, old uint64, h engine.ScheduleHead) 
 	next := h
 	next.Version = old + 1
 	me := nonce()
-	data := pack(headVersion, func(c *codec) { c.head(&next) })
+	data := codec.Pack(headVersion, func(c *codec.Codec) { headFields(c, &next) })
 	write := stmt{
 		`UPDATE timer_heads SET version = ?, writer = ?, at = ?, fire_at = ?, data = ? WHERE base = ? IF version = ?`,
 		[]any{int64(next.Version), me, t.s.clock.now(), h.FireAt, data, h.Base[:], int64(old)},
@@ -95,7 +96,7 @@ func (t schedules) prolong(ctx context.Context, base notify.Base, fireAt int64) 
 		return err
 	}
 	return t.s.write(ctx, t.s.clock.now(), stmt{
-		insertSchedule, []any{base[:], at, pack(scheduleVersion, func(c *codec) { c.schedule(&x) }), ttl(t.s.scheduleKeeps(fireAt))},
+		insertSchedule, []any{base[:], at, codec.Pack(scheduleVersion, func(c *codec.Codec) { scheduleFields(c, &x) }), ttl(t.s.scheduleKeeps(fireAt))},
 	})
 }
 

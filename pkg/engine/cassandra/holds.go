@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/codec"
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
@@ -26,12 +27,12 @@ const (
 
 type holdKey struct{ lane, user string }
 
-func (c *codec) hold(h *engine.Hold) {
-	c.raw(h.ID.Base[:])
-	num(c, &h.ID.Index)
-	c.bool(&h.ID.Fan)
-	num(c, &h.Epoch)
-	num(c, &h.Wake)
+func holdFields(c *codec.Codec, h *engine.Hold) {
+	c.Raw(h.ID.Base[:])
+	codec.Num(c, &h.ID.Index)
+	c.Bool(&h.ID.Fan)
+	codec.Num(c, &h.Epoch)
+	codec.Num(c, &h.Wake)
 }
 
 func (h holds) queue(ctx context.Context, k holdKey) (q []engine.Hold, err error) {
@@ -42,7 +43,7 @@ func (h holds) queue(ctx context.Context, k holdKey) (q []engine.Hold, err error
 		return nil, err
 	}
 	h.s.clock.see(at)
-	if !unpack(v, holdVersion, func(c *codec) { list(c, &q, (*codec).hold) }) {
+	if !codec.Unpack(v, holdVersion, func(c *codec.Codec) { codec.List(c, &q, holdFields) }) {
 		return nil, unread("a queue of holds", v, holdVersion)
 	}
 	for i := range q {
@@ -100,7 +101,7 @@ func (h holds) Update(ctx context.Context, add, remove []engine.Hold) error {
 		}
 		one := stmt{
 			`INSERT INTO holds (lane, user, data) VALUES (?, ?, ?) USING TTL ?`,
-			[]any{k.lane, k.user, pack(holdVersion, func(c *codec) { list(c, &queues[i], (*codec).hold) }), keep},
+			[]any{k.lane, k.user, codec.Pack(holdVersion, func(c *codec.Codec) { codec.List(c, &queues[i], holdFields) }), keep},
 		}
 		if size += one.size(); size > maxLogged && len(stmts) > 0 {
 			if err := h.s.writeAll(ctx, h.s.clock.now(), stmts...); err != nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/notifyd/notifyd/pkg/codec"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -22,7 +23,7 @@ func TestNewerValuesAreNotDamaged(t *testing.T) {
 			return true, nil
 		}
 	}
-	fine := pack(requestVersion, func(c *codec) { c.request(new(engine.Trigger)) })
+	fine := codec.Pack(requestVersion, func(c *codec.Codec) { requestFields(c, new(engine.Trigger)) })
 	id := letterID(notify.ID{Base: notify.Base{1}}, 0)
 	read := map[string]func(v []byte) error{
 		"outcome row": func(v []byte) error { return status{s: s}.decode(new(notify.Row), notify.RowKey{}, 0, v) },

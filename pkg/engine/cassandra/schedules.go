@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/codec"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -29,30 +30,30 @@ const (
 
 const insertSchedule = `INSERT INTO timer_requests (base, at, data) VALUES (?, ?, ?) USING TTL ?`
 
-func (c *codec) schedule(x *engine.Schedule) {
-	c.str(&x.Caller)
-	c.str(&x.Campaign)
-	c.str(&x.User)
-	num(c, &x.Channel)
-	num(c, &x.Category)
-	num(c, &x.FireAt)
-	num(c, &x.Created)
-	num(c, &x.Expires)
-	num(c, &x.Partition)
-	num(c, &x.Partitions)
-	num(c, &x.BlockSize)
-	num(c, &x.Receivers)
-	num(c, &x.Accepted)
-	c.bool(&x.Fan)
+func scheduleFields(c *codec.Codec, x *engine.Schedule) {
+	c.Str(&x.Caller)
+	c.Str(&x.Campaign)
+	c.Str(&x.User)
+	codec.Num(c, &x.Channel)
+	codec.Num(c, &x.Category)
+	codec.Num(c, &x.FireAt)
+	codec.Num(c, &x.Created)
+	codec.Num(c, &x.Expires)
+	codec.Num(c, &x.Partition)
+	codec.Num(c, &x.Partitions)
+	codec.Num(c, &x.BlockSize)
+	codec.Num(c, &x.Receivers)
+	codec.Num(c, &x.Accepted)
+	c.Bool(&x.Fan)
 }
 
-func (c *codec) head(h *engine.ScheduleHead) {
-	num(c, &h.State)
-	num(c, &h.Gen)
-	num(c, &h.At)
-	num(c, &h.MovedAt)
-	c.str(&h.MovedBy)
-	num(c, &h.Moves)
+func headFields(c *codec.Codec, h *engine.ScheduleHead) {
+	codec.Num(c, &h.State)
+	codec.Num(c, &h.Gen)
+	codec.Num(c, &h.At)
+	codec.Num(c, &h.MovedAt)
+	c.Str(&h.MovedBy)
+	codec.Num(c, &h.Moves)
 }
 
 func badSchedule() error {
@@ -104,7 +105,7 @@ func (s *Store) indexSchedules(ctx context.Context, ss []engine.Schedule) (rows 
 		if x := &ss[i]; !seen[x.Base] {
 			seen[x.Base] = true
 			unindexed = append(unindexed, x)
-			rows = append(rows, stmt{insertSchedule, []any{x.Base[:], s.clock.now(), pack(scheduleVersion, func(c *codec) { c.schedule(x) }), ttl(s.scheduleKeeps(x.FireAt))}})
+			rows = append(rows, stmt{insertSchedule, []any{x.Base[:], s.clock.now(), codec.Pack(scheduleVersion, func(c *codec.Codec) { scheduleFields(c, x) }), ttl(s.scheduleKeeps(x.FireAt))}})
 		}
 	}
 	return rows, parallel(len(unindexed), func(i int) error { return s.indexSchedule(ctx, unindexed[i], unindexed[i].FireAt) })
@@ -212,7 +213,7 @@ func (t schedules) get(ctx context.Context, base notify.Base) (x engine.Schedule
 	}
 	t.s.clock.see(at)
 	x.Base = base
-	if !unpack(v, scheduleVersion, func(c *codec) { c.schedule(&x) }) {
+	if !codec.Unpack(v, scheduleVersion, func(c *codec.Codec) { scheduleFields(c, &x) }) {
 		return engine.Schedule{}, 0, false, unread("the schedule "+base.String(), v, scheduleVersion)
 	}
 	return x, at, true, nil

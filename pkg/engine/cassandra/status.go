@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/codec"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -37,40 +38,40 @@ func keyArgs(k *notify.RowKey) []any {
 	return []any{k.Chunk.Base[:], int(k.Chunk.Partition), int64(k.Chunk.Block), int(k.Epoch), int(k.Attempt), int(k.Deferrals), int64(k.First), int16(k.Kind)}
 }
 
-func (c *codec) exception(x *notify.Exception) {
-	num(c, &x.Pos)
-	num(c, &x.Addr)
-	num(c, &x.Of)
-	num(c, &x.State)
-	num(c, &x.Class)
-	c.bool(&x.Retry)
-	num(c, &x.Wake)
-	c.str(&x.Code)
-	c.str(&x.Provider)
-	c.str(&x.Receipt)
+func exceptionFields(c *codec.Codec, x *notify.Exception) {
+	codec.Num(c, &x.Pos)
+	codec.Num(c, &x.Addr)
+	codec.Num(c, &x.Of)
+	codec.Num(c, &x.State)
+	codec.Num(c, &x.Class)
+	c.Bool(&x.Retry)
+	codec.Num(c, &x.Wake)
+	c.Str(&x.Code)
+	c.Str(&x.Provider)
+	c.Str(&x.Receipt)
 }
 
 // row is everything of a row but its key.
-func (c *codec) row(r *notify.Row) {
-	c.bool(&r.Done)
-	num(c, &r.Channel)
-	num(c, &r.Category)
-	c.fixed(&r.Digest)
-	num(c, &r.Count)
-	num(c, &r.DoneUpTo)
-	num(c, &r.StartedUpTo)
-	num(c, &r.Starts)
-	num(c, &r.Resent)
-	num(c, &r.Accepted)
-	num(c, &r.Updated)
-	num(c, &r.LogPart)
-	num(c, &r.Offset)
-	c.str(&r.Caller)
-	c.str(&r.Campaign)
-	c.str(&r.Topic)
-	list(c, &r.Index, func(c *codec, i *uint32) { num(c, i) })
-	c.exception(&r.Default)
-	list(c, &r.Exceptions, (*codec).exception)
+func rowFields(c *codec.Codec, r *notify.Row) {
+	c.Bool(&r.Done)
+	codec.Num(c, &r.Channel)
+	codec.Num(c, &r.Category)
+	c.Fixed(&r.Digest)
+	codec.Num(c, &r.Count)
+	codec.Num(c, &r.DoneUpTo)
+	codec.Num(c, &r.StartedUpTo)
+	codec.Num(c, &r.Starts)
+	codec.Num(c, &r.Resent)
+	codec.Num(c, &r.Accepted)
+	codec.Num(c, &r.Updated)
+	codec.Num(c, &r.LogPart)
+	codec.Num(c, &r.Offset)
+	c.Str(&r.Caller)
+	c.Str(&r.Campaign)
+	c.Str(&r.Topic)
+	codec.List(c, &r.Index, func(c *codec.Codec, i *uint32) { codec.Num(c, i) })
+	exceptionFields(c, &r.Default)
+	codec.List(c, &r.Exceptions, exceptionFields)
 }
 
 // checkRow refuses what has no meaning.
@@ -120,7 +121,7 @@ func (t status) Put(ctx context.Context, rows []notify.Row) error {
 		if err != nil {
 			return err
 		}
-		parts[n] = append(parts[n], t.insert(r, pack(rowVersion, func(c *codec) { c.row(r) }), at))
+		parts[n] = append(parts[n], t.insert(r, codec.Pack(rowVersion, func(c *codec.Codec) { rowFields(c, r) }), at))
 	}
 	if err := t.index(ctx, bases); err != nil {
 		return err
@@ -229,7 +230,7 @@ func (t status) read(ctx context.Context, keys []notify.RowKey, damaged bool, se
 func (t status) decode(r *notify.Row, k notify.RowKey, at int64, v []byte) error {
 	t.s.clock.see(at)
 	r.Key = k
-	if !unpack(v, rowVersion, func(c *codec) { c.row(r) }) {
+	if !codec.Unpack(v, rowVersion, func(c *codec.Codec) { rowFields(c, r) }) {
 		return unread("an outcome row of "+k.Chunk.Base.String(), v, rowVersion)
 	}
 	return nil

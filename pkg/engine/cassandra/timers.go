@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/codec"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -42,16 +43,16 @@ const (
 
 // timer is what stands in the column data; the payload has one of its own, so that
 // rows are counted without it.
-func (c *codec) timer(t *engine.Timer) {
-	num(c, &t.Kind)
-	c.str(&t.Target)
+func timerFields(c *codec.Codec, t *engine.Timer) {
+	codec.Num(c, &t.Kind)
+	c.Str(&t.Target)
 	touchable := !t.Head.IsZero()
-	c.bool(&touchable)
+	c.Bool(&touchable)
 	if touchable {
-		c.raw(t.Head[:])
+		c.Raw(t.Head[:])
 	}
-	num(c, &t.Gen)
-	num(c, &t.Weight)
+	codec.Num(c, &t.Gen)
+	codec.Num(c, &t.Weight)
 }
 
 func checkTimers(shards int, ts []engine.Timer) error {
@@ -97,7 +98,7 @@ func (s *Store) timerStmts(t *timerTable, shards int, ts []engine.Timer, at int6
 		// behind the first, which is the one that is read.
 		of[p] = append(of[p], stmt{t.insert, []any{
 			p.bucket, p.shard, x.FireAt, x.ID, at,
-			pack(timerVersion, func(c *codec) { c.timer(x) }), payloadOf(x), ttl(keepUntil(x.FireAt, s.cfg.TimerGrace)),
+			codec.Pack(timerVersion, func(c *codec.Codec) { timerFields(c, x) }), payloadOf(x), ttl(keepUntil(x.FireAt, s.cfg.TimerGrace)),
 		}})
 	}
 	return parts, of
@@ -217,7 +218,7 @@ func (s *Store) scanTimers(ctx context.Context, t *timerTable, p timerPart, afte
 }
 
 func readTimer(x *engine.Timer, v []byte) error {
-	if !unpack(v, timerVersion, func(c *codec) { c.timer(x) }) {
+	if !codec.Unpack(v, timerVersion, func(c *codec.Codec) { timerFields(c, x) }) {
 		return unread("a timer", v, timerVersion)
 	}
 	if len(x.Payload) == 0 {

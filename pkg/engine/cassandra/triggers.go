@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/codec"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -26,38 +27,38 @@ const (
 
 // request is what hardly any swap changes; it is written again only by one that
 // does.
-func (c *codec) request(t *engine.Trigger) {
-	c.str(&t.Caller)
-	c.str(&t.URL)
-	c.bytes(&t.Payload)
-	num(c, &t.Form)
-	c.str(&t.Trace)
-	c.str(&t.TraceState)
-	num(c, &t.Created)
-	list(c, &t.Schedule, func(c *codec, d *time.Duration) { num(c, d) })
-	num(c, &t.MaxLateness)
-	num(c, &t.Late)
+func requestFields(c *codec.Codec, t *engine.Trigger) {
+	c.Str(&t.Caller)
+	c.Str(&t.URL)
+	c.Bytes(&t.Payload)
+	codec.Num(c, &t.Form)
+	c.Str(&t.Trace)
+	c.Str(&t.TraceState)
+	codec.Num(c, &t.Created)
+	codec.List(c, &t.Schedule, func(c *codec.Codec, d *time.Duration) { codec.Num(c, d) })
+	codec.Num(c, &t.MaxLateness)
+	codec.Num(c, &t.Late)
 }
 
 // trigger is what swaps change, but the state.
-func (c *codec) trigger(t *engine.Trigger) {
-	num(c, &t.FireAt)
-	num(c, &t.Gen)
-	num(c, &t.Epoch)
-	num(c, &t.Attempts)
-	num(c, &t.Deferrals)
-	num(c, &t.NextAt)
-	num(c, &t.LeaseUntil)
-	c.str(&t.Reason)
-	list(c, &t.Log, func(c *codec, a *engine.Attempt) {
-		num(c, &a.N)
-		num(c, &a.At)
-		num(c, &a.Took)
-		num(c, &a.Status)
-		c.str(&a.Class)
-		c.str(&a.Detail)
-		c.bytes(&a.Body)
-		c.str(&a.Address)
+func triggerFields(c *codec.Codec, t *engine.Trigger) {
+	codec.Num(c, &t.FireAt)
+	codec.Num(c, &t.Gen)
+	codec.Num(c, &t.Epoch)
+	codec.Num(c, &t.Attempts)
+	codec.Num(c, &t.Deferrals)
+	codec.Num(c, &t.NextAt)
+	codec.Num(c, &t.LeaseUntil)
+	c.Str(&t.Reason)
+	codec.List(c, &t.Log, func(c *codec.Codec, a *engine.Attempt) {
+		codec.Num(c, &a.N)
+		codec.Num(c, &a.At)
+		codec.Num(c, &a.Took)
+		codec.Num(c, &a.Status)
+		c.Str(&a.Class)
+		c.Str(&a.Detail)
+		c.Bytes(&a.Body)
+		c.Str(&a.Address)
 	})
 }
 
@@ -113,10 +114,10 @@ func (t triggers) read(ctx context.Context, id string, get func(context.Context,
 	}
 	t.s.clock.see(x.at)
 	x.ID, x.Version, x.State = id, uint64(version), engine.TriggerState(state)
-	if !unpack(request, requestVersion, func(c *codec) { c.request(&x.Trigger) }) {
+	if !codec.Unpack(request, requestVersion, func(c *codec.Codec) { requestFields(c, &x.Trigger) }) {
 		return stored{}, unread("the request of the trigger "+id, request, requestVersion)
 	}
-	if !unpack(data, triggerVersion, func(c *codec) { c.trigger(&x.Trigger) }) {
+	if !codec.Unpack(data, triggerVersion, func(c *codec.Codec) { triggerFields(c, &x.Trigger) }) {
 		return stored{}, unread("the trigger "+id, data, triggerVersion)
 	}
 	return x, nil
@@ -170,7 +171,7 @@ func (t triggers) create(ctx context.Context, x *engine.Trigger) (bool, error) {
 		return false, err
 	}
 	me, at := nonce(), t.s.clock.now()
-	request := pack(requestVersion, func(c *codec) { c.request(x) })
+	request := codec.Pack(requestVersion, func(c *codec.Codec) { requestFields(c, x) })
 	won, err := t.s.settle(ctx, "trigger "+x.ID, func() (verdict, error) {
 		now, err := t.row(ctx, x.ID)
 		switch {
@@ -186,7 +187,7 @@ func (t triggers) create(ctx context.Context, x *engine.Trigger) (bool, error) {
 		return lost, nil
 	}, stmt{
 		`INSERT INTO triggers (id, version, writer, at, state, ended, digest, request, data) VALUES (?, 1, ?, ?, ?, ?, ?, ?, ?) IF NOT EXISTS`,
-		[]any{x.ID, me, at, int16(x.State), x.Ended, digest(request), request, pack(triggerVersion, func(c *codec) { c.trigger(x) })},
+		[]any{x.ID, me, at, int16(x.State), x.Ended, digest(request), request, codec.Pack(triggerVersion, func(c *codec.Codec) { triggerFields(c, x) })},
 	})
 	if err != nil || !won {
 		return false, err
@@ -239,8 +240,8 @@ func (t triggers) Swap(ctx context.Context, ss []engine.TriggerSwap) ([]bool, er
 }
 
 func (t triggers) swap(ctx context.Context, old uint64, x *engine.Trigger) (bool, error) {
-	request := pack(requestVersion, func(c *codec) { c.request(x) })
-	data := pack(triggerVersion, func(c *codec) { c.trigger(x) })
+	request := codec.Pack(requestVersion, func(c *codec.Codec) { requestFields(c, x) })
+	data := codec.Pack(triggerVersion, func(c *codec.Codec) { triggerFields(c, x) })
 	if err := t.end(ctx, x); err != nil {
 		return false, err
 	}
