@@ -55,7 +55,7 @@ fuzz: go ## Run every fuzz target for FUZZTIME (20s); ONLY="pkg/api pkg/intake" 
 	FUZZTIME='$(FUZZTIME)' ONLY='$(ONLY)' scripts/fuzz.sh
 
 .PHONY: bench
-bench: go ## Measure against the references in DESIGN.md; ONLY=P2 runs one
+bench: go ## Measure against the references in docs/performance.md; ONLY=P2 runs one
 	ONLY='$(ONLY)' scripts/bench.sh
 
 .PHONY: scenarios

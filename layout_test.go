@@ -6,6 +6,7 @@ import (
 	"go/parser"
 	"go/token"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"slices"
@@ -17,97 +18,109 @@ import (
 
 const module = "github.com/notifyd/notifyd/"
 
-// mayImport is the architecture: every package of ours, the lowest first, and
-// which others of pkg it may import. A package that is not listed fails the
-// test, and so does an arrow that is not.
-var mayImport = map[string]string{
-	// Foundations: they know nothing of each other but notify.
-	"pkg/notify":          "",
-	"pkg/setting":         "notify", // defaults and ranges by tags of fields
-	"pkg/timer/wheel":     "",
-	"internal/killpoint":  "",
-	"internal/atomicfile": "",
-	"pkg/backup":          "notify internal/atomicfile",
-	"pkg/term":            "notify internal/atomicfile",
-	"pkg/tool/humantime":  "notify",
-	"pkg/tool/capacity":   "notify",
-	"pkg/tool/codes":      "",
-	"pkg/engine":          "notify",
-	"pkg/rows":            "",
-	"pkg/codec":           "", // records as bytes
-	"pkg/store":           "codec engine rows notify",         // contracts of engine over rows
-	"pkg/secrets":         "notify internal/atomicfile", // files of secrets, and sealing texts
-
-	"internal/freeport":  "", // ports of servers that come back
-	"pkg/tool/promcheck": "",
-	"pkg/trace":          "setting", // spans; the only one that knows OpenTelemetry
-
-	"pkg/trace/tracetest": "", // a collector for tests
-
-	// Files that programs carry.
-	"docs":                "",
-	"dashboards":          "",
-	"dashboards/build":    "",
-	"dashboards/ruletest": "", // a module of its own
-
-	// Engines: one technology each.
-	"pkg/engine/pebble":     "codec engine notify rows setting store",
-	"pkg/engine/memory":     "engine notify rows store",
-	"pkg/log/embedded":      "engine notify log backup internal/atomicfile setting",
-	"pkg/engine/cassandra":  "codec engine notify secrets setting",
-	"pkg/engine/redis":      "engine notify secrets setting",
-	"pkg/engine/postgres":   "engine notify setting",
-	"pkg/engine/sqs":        "engine notify setting",
-	"pkg/engine/enginetest": "engine engine/memory notify rows",
-	"pkg/engine/faulty":     "engine notify",
-
-	// Logic over contracts.
-	"pkg/log":     "notify internal/killpoint secrets setting",
-	"pkg/history": "engine notify log backup setting",
-	"pkg/timer":   "engine notify log timer/wheel internal/killpoint setting",
-	"pkg/dedup":   "engine notify",
-	"pkg/limit":   "engine notify setting",
-	"pkg/users":   "engine notify secrets setting",
-
-	"pkg/request": "engine notify internal/killpoint", // bodies, keys and answers of both front doors
-
-	// Stages.
-	"pkg/schedule":    "engine notify internal/killpoint",
-	"pkg/trigger":     "engine notify request limit internal/killpoint trace setting",
-	"pkg/intake":      "engine notify log users limit request internal/killpoint setting",
-	"pkg/worker":      "engine notify log timer/wheel dedup limit users timer internal/killpoint trace setting",
-	"pkg/provider":    "notify limit provider/h2",
-	"pkg/provider/h2": "setting", // HTTP/2 by frames: knows no provider
-
-	// Providers' side of the wire: knows nothing of how we call them.
-	"pkg/simulator": "notify setting",
-
-	// What callers and operators see.
-	"pkg/deadletter":  "engine notify api log history",
-	"pkg/outcomehook": "engine notify deadletter trigger internal/killpoint log",
-	"pkg/archive":     "engine notify deadletter history internal/killpoint internal/atomicfile",
-	"pkg/api":         "notify",
-	"pkg/web":         "notify api",
-	"pkg/server":      "engine notify request api intake deadletter users history limit schedule secrets trigger trace setting",
-	"pkg/load":        "notify api internal/atomicfile log term", // log: its partitions, for the target kafka; term: which word was meant
-	"pkg/load/screen": "load load/report notify term",            // term: how texts and numbers are written for people
-
-	"pkg/load/report": "load internal/atomicfile notify term", // what is left of a run, and comparing runs
-
-	// Not trigger, which reads and repairs its rows through an interface: its own
-	// tests run these checks.
-	"pkg/conserve": "engine notify log history schedule timer deadletter api setting",
-
-	"pkg/archive/s3": "",
-	"pkg/console":    "notify api term",
-
-	// The only place that knows more than one engine. Load and its screen belong to
-	// notifyctl, faulty and enginetest to tests.
-	"pkg/app": everything("load", "load/report", "load/screen", "console", "engine/faulty", "engine/enginetest", "trace/tracetest"),
-
-	"cmd/notifyd":   "app api backup internal/atomicfile notify server simulator load term",
-	"cmd/notifyctl": "app internal/freeport api archive backup internal/atomicfile load load/report load/screen console notify secrets term tool/humantime tool/capacity tool/codes tool/promcheck docs dashboards",
+// floors is the architecture: every package of ours, the lowest floor first, and which
+// others it may import, by their path below pkg. A package imports packages of its own
+// floor and of floors below. A package that is not listed fails the test, and so does an
+// import that is not.
+var floors = []floor{
+	{"foundations: they know nothing of each other but notify, setting and files", map[string]string{
+		"internal/atomicfile": "",
+		"internal/freeport":   "", // ports of servers that come back
+		"internal/killpoint":  "",
+		"pkg/notify":          "",
+		"pkg/codec":           "",                           // records as bytes
+		"pkg/setting":         "notify",                     // defaults and ranges by tags of fields
+		"pkg/secrets":         "notify internal/atomicfile", // files of secrets, and sealing texts
+		"pkg/term":            "notify internal/atomicfile",
+		"pkg/trace":           "setting", // spans; the only one that knows OpenTelemetry
+		"pkg/trace/tracetest": "",        // a collector for tests
+		"pkg/backup":          "notify internal/atomicfile",
+	}},
+	{"tools of notifyctl that stand alone, and files that programs carry", map[string]string{
+		"pkg/tool/humantime":  "notify",
+		"pkg/tool/capacity":   "notify",
+		"pkg/tool/codes":      "",
+		"pkg/tool/promcheck":  "",
+		"docs":                "",
+		"dashboards":          "",
+		"dashboards/build":    "",
+		"dashboards/ruletest": "", // a module of its own
+	}},
+	{"contracts, and what is built once over them", map[string]string{
+		"pkg/engine": "notify",
+		"pkg/rows":   "",
+		"pkg/store":  "codec engine rows notify", // contracts of engine over rows
+	}},
+	{"engines: one technology each", map[string]string{
+		"pkg/engine/memory":     "engine notify rows store",
+		"pkg/engine/pebble":     "codec engine notify rows setting store",
+		"pkg/engine/cassandra":  "codec engine notify secrets setting",
+		"pkg/engine/redis":      "engine notify secrets setting",
+		"pkg/engine/postgres":   "engine notify setting",
+		"pkg/engine/sqs":        "engine notify setting",
+		"pkg/engine/enginetest": "engine engine/memory notify rows",
+		"pkg/engine/faulty":     "engine notify",
+		"pkg/archive/s3":        "",
+	}},
+	{"the log and what follows it", map[string]string{
+		"pkg/log":          "notify internal/killpoint secrets setting",
+		"pkg/log/embedded": "engine notify log backup internal/atomicfile setting",
+		"pkg/history":      "engine notify log backup setting",
+	}},
+	{"rules that stages share", map[string]string{
+		"pkg/users":       "engine notify secrets setting",
+		"pkg/limit":       "engine notify setting",
+		"pkg/dedup":       "engine notify",
+		"pkg/timer/wheel": "",
+		"pkg/request":     "engine notify internal/killpoint", // bodies, keys and answers of both front doors
+	}},
+	{"stages", map[string]string{
+		"pkg/timer":       "engine notify log timer/wheel internal/killpoint setting",
+		"pkg/schedule":    "engine notify internal/killpoint",
+		"pkg/trigger":     "engine notify request limit internal/killpoint trace setting",
+		"pkg/intake":      "engine notify log users limit request internal/killpoint setting",
+		"pkg/worker":      "engine notify log timer/wheel dedup limit users timer internal/killpoint trace setting",
+		"pkg/provider/h2": "setting", // HTTP/2 by frames: knows no provider
+		"pkg/provider":    "notify limit provider/h2",
+	}},
+	{"the providers' side of the wire: it knows nothing of how we call them", map[string]string{
+		"pkg/simulator": "notify setting",
+	}},
+	{"what callers and operators see", map[string]string{
+		"pkg/api":         "notify",
+		"pkg/deadletter":  "engine notify api log history",
+		"pkg/conserve":    "engine notify log history schedule timer deadletter api setting", // not trigger, whose own tests run these checks
+		"pkg/outcomehook": "engine notify deadletter trigger internal/killpoint log",
+		"pkg/archive":     "engine notify deadletter history internal/killpoint internal/atomicfile",
+		"pkg/web":         "notify api",
+		"pkg/server":      "engine notify request api intake deadletter users history limit schedule secrets trigger trace setting",
+		"pkg/load":        "notify api internal/atomicfile log term", // log: its partitions, for the target kafka; term: which word was meant
+		"pkg/load/report": "load internal/atomicfile notify term",    // what is left of a run, and comparing runs
+		"pkg/load/screen": "load load/report notify term",            // term: how texts and numbers are written for people
+		"pkg/console":     "notify api term",
+	}},
+	{"the process: the only place that knows more than one engine", map[string]string{
+		"pkg/app": everything("load", "load/report", "load/screen", "console", "engine/faulty", "engine/enginetest", "trace/tracetest"),
+	}},
+	{"the programs", map[string]string{
+		"cmd/notifyd":   "app api backup internal/atomicfile notify server simulator load term",
+		"cmd/notifyctl": "app internal/freeport api archive backup internal/atomicfile load load/report load/screen console notify secrets term tool/humantime tool/capacity tool/codes tool/promcheck docs dashboards",
+	}},
 }
+
+type floor struct {
+	name      string
+	mayImport map[string]string
+}
+
+// mayImport is the table of all floors.
+var mayImport = func() map[string]string {
+	all := map[string]string{}
+	for _, f := range floors {
+		maps.Copy(all, f.mayImport)
+	}
+	return all
+}()
 
 // everything stands for all packages of pkg but some.
 func everything(but ...string) string { return "* -" + strings.Join(but, " -") }
@@ -258,6 +271,32 @@ func allowed(list, ours string) bool {
 		return (inPkg || inside) && !slices.Contains(words, "-"+name)
 	}
 	return slices.Contains(words, name)
+}
+
+// TestFloors fails if the table allows a package to import one of a floor above it, or
+// lists a package twice.
+func TestFloors(t *testing.T) {
+	t.Parallel()
+	level := map[string]int{}
+	for i, f := range floors {
+		for name := range f.mayImport {
+			if _, twice := level[name]; twice {
+				t.Errorf("%s is on two floors", name)
+			}
+			level[name] = i
+		}
+	}
+	for from, list := range mayImport {
+		for _, word := range strings.Fields(list) {
+			to := word
+			if _, ok := mayImport[word]; !ok {
+				to = "pkg/" + word
+			}
+			if at, ok := level[to]; ok && at > level[from] {
+				t.Errorf("%s may import %s, which is above it (%s)", from, to, floors[at].name)
+			}
+		}
+	}
 }
 
 // TestTableNamesPackages catches a word in the table that stands for nothing.

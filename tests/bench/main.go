@@ -1,4 +1,4 @@
-// Command bench measures the figures of DESIGN.md 14 that stand today: P1 (the load
+// Command bench measures the figures of docs/performance.md: P1 (the load
 // generator alone), P2 (fan-outs accepted), P3 (batches accepted), P4 (single
 // requests), P5 (pushes to APNs), P6 (the whole chain), P7 (timers) and P8
 // (callbacks of triggers); with -engine it measures P10 (real servers) instead. Each figure has its reference
