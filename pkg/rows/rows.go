@@ -1,5 +1,5 @@
 // Package rows is storage as pkg/store sees it: partitions of ordered rows, and one
-// way to write that compares first. An engine implements Rows, and pkg/store puts
+// way to write that can compare first. An engine implements Rows, and pkg/store puts
 // contracts of pkg/engine over it. The suite of the contract is enginetest.Rows; the
 // rules of pkg/engine hold for it too.
 package rows
@@ -21,8 +21,12 @@ type Row struct {
 // Change is rows of one partition that are written together.
 type Change struct {
 	Part Part
-	If   []Row // what must be stored for Do to be done
+	If   []Row // what must be stored for the change to be done
 	Do   []Row // what is stored then; a nil value removes the row
+	// Add is stored, too, but a row whose key is stored already stays as it is. Rows
+	// of Add are not locked: a key that is in an Add must be in no If, and a Get of it
+	// may return what is not durable yet.
+	Add []Row
 	// Number returns more rows to store. It is called Numbers times, with i from 0. Its
 	// n is one more than the n of the partition before, and changes become visible in
 	// the order of their n. An engine calls it under a lock: it does no I/O and does
@@ -53,7 +57,8 @@ type Rows interface {
 	// error, which Scan returns. A value is valid until fn returns. Scan does not wait
 	// for a Swap: what it returns may be not durable yet.
 	Scan(ctx context.Context, p Part, r Range, fn func(Row) (more bool, err error)) error
-	// Swap does a change, all or nothing, if each row of If is stored as it says. It
-	// returns false, and has changed nothing, if one of them is not.
-	Swap(ctx context.Context, c Change) (won bool, err error)
+	// Swap does the changes, all or nothing, if each row of each If is stored as it
+	// says. It returns false, and has changed nothing, if one of them is not. It calls
+	// the functions Number in the order of cs.
+	Swap(ctx context.Context, cs ...Change) (won bool, err error)
 }

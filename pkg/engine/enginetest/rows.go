@@ -24,9 +24,9 @@ func scanRows(t T, s rows.Rows, p rows.Part, r rows.Range) (out []rows.Row) {
 	return out
 }
 
-func swapRows(t T, s rows.Rows, c rows.Change) bool {
+func swapRows(t T, s rows.Rows, cs ...rows.Change) bool {
 	t.Helper()
-	return val(s.Swap(bg, c))(t)
+	return val(s.Swap(bg, cs...))(t)
 }
 
 // Rows runs the suite of rows.Rows.
@@ -74,6 +74,55 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 		same(t, "changed", scanRows(t, s, p, rows.Range{}), []rows.Row{row("a", "2"), row("b", "2")})
 		same(t, "again", swapRows(t, s, c), false)
 		if won, err := s.Swap(ended(), rows.Change{Part: p, Do: []rows.Row{{Key: "a"}}}); won || err == nil {
+			t.Errorf("%v, %v of a context that has ended", won, err)
+		}
+	})
+	t.Run("Swap does the changes of several partitions, all or nothing, and numbers them in their order", func(t *testing.T) {
+		s, reopen := open(t)
+		q := rows.Part{Table: 'y', Name: "q"}
+		var given []uint64
+		number := func(_ int, n uint64) []rows.Row {
+			given = append(given, n)
+			return []rows.Row{row("n", strconv.Itoa(len(given)))}
+		}
+		cs := []rows.Change{
+			{Part: q, If: []rows.Row{{Key: "a"}}, Do: []rows.Row{row("a", "1")}, Numbers: 2, Number: number},
+			{Part: p, If: []rows.Row{{Key: "b"}}, Do: []rows.Row{row("b", "2")}, Add: []rows.Row{row("c", "3")}, Numbers: 1, Number: number},
+		}
+		same(t, "won", swapRows(t, s, cs...), true)
+		same(t, "numbers", given, []uint64{1, 2, 1})
+		must(t, ignore(s.Swap(bg, rows.Change{Part: q, Do: []rows.Row{{Key: "a"}, {Key: "n"}}})))
+		same(t, "won", swapRows(t, s, cs...), false) // because of the second
+		same(t, "numbers", len(given), 3)
+		if reopen != nil {
+			s = reopen()
+		}
+		same(t, "first partition", scanRows(t, s, q, rows.Range{}), []rows.Row{})
+		same(t, "second partition", scanRows(t, s, p, rows.Range{}), []rows.Row{row("b", "2"), row("c", "3"), row("n", "3")})
+	})
+	t.Run("Add: a row whose key is stored already stays as it is", func(t *testing.T) {
+		s, reopen := open(t)
+		add := func(rs ...rows.Row) { same(t, "won", swapRows(t, s, rows.Change{Part: p, Add: rs}), true) }
+		add(row("a", "1"), row("a", "2"), row("b", ""))
+		add(row("a", "3"), row("b", "4"), row("c", "5"))
+		if reopen != nil {
+			s = reopen()
+		}
+		same(t, "stored", scanRows(t, s, p, rows.Range{}), []rows.Row{row("a", "1"), row("b", ""), row("c", "5")})
+		same(t, "value", val(s.Get(bg, p, "a"))(t), [][]byte{[]byte("1")})
+		same(t, "removed", swapRows(t, s, rows.Change{Part: p, Do: []rows.Row{{Key: "a"}}}), true)
+		add(row("a", "6"))
+		same(t, "value", val(s.Get(bg, p, "a"))(t), [][]byte{[]byte("6")})
+		many := make([]rows.Row, 300)
+		for i := range many {
+			many[i] = row("m"+strconv.Itoa(i), "1")
+		}
+		add(many...)
+		if reopen != nil {
+			s = reopen()
+		}
+		same(t, "stored", len(scanRows(t, s, p, rows.Range{Prefix: "m"})), len(many))
+		if won, err := s.Swap(ended(), rows.Change{Part: p, Add: many}); won || err == nil {
 			t.Errorf("%v, %v of a context that has ended", won, err)
 		}
 	})

@@ -93,25 +93,36 @@ func (p *partRows) Scan(ctx context.Context, name rows.Part, r rows.Range, fn fu
 	return check(ctx)
 }
 
-func (p *partRows) Swap(ctx context.Context, c rows.Change) (bool, error) {
+func (p *partRows) Swap(ctx context.Context, cs ...rows.Change) (bool, error) {
 	if err := check(ctx); err != nil {
 		return false, err
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	in := p.part(c.Part)
-	for _, r := range c.If {
-		if v := in.get(r.Key); (v == nil) != (r.Value == nil) || !bytes.Equal(v, r.Value) {
-			return false, nil
+	for _, c := range cs {
+		for _, r := range c.If {
+			if v := p.part(c.Part).get(r.Key); (v == nil) != (r.Value == nil) || !bytes.Equal(v, r.Value) {
+				return false, nil
+			}
 		}
 	}
-	in.set(c.Do)
-	for i := range c.Numbers {
-		in.last++
-		in.set(c.Number(i, in.last))
+	for _, c := range cs {
+		in := p.part(c.Part)
+		in.set(c.Do)
+		for _, r := range c.Add {
+			if in.get(r.Key) == nil {
+				in.set([]rows.Row{r})
+			}
+		}
+		for i := range c.Numbers {
+			in.last++
+			in.set(c.Number(i, in.last))
+		}
 	}
-	if c.Stored != nil {
-		c.Stored()
+	for _, c := range cs {
+		if c.Stored != nil {
+			c.Stored()
+		}
 	}
 	return true, nil
 }

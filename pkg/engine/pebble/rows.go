@@ -51,57 +51,91 @@ func (r *partRows) Scan(ctx context.Context, p rows.Part, in rows.Range, fn func
 	})
 }
 
-func (r *partRows) Swap(ctx context.Context, c rows.Change) (bool, error) {
-	prefix := string(appendPart([]byte{tRows}, c.Part))
-	var keys []string
-	for _, row := range c.If {
-		keys = append(keys, prefix+row.Key)
+func (r *partRows) Swap(ctx context.Context, cs ...rows.Change) (bool, error) {
+	var locks []string
+	adds, alone := 0, true // alone: the changes only add
+	for i := range cs {
+		c := &cs[i]
+		prefix := string(appendPart([]byte{tRows}, c.Part))
+		for _, row := range c.If {
+			locks = append(locks, prefix+row.Key)
+		}
+		for _, row := range c.Do {
+			locks = append(locks, prefix+row.Key)
+		}
+		adds += len(c.Add)
+		alone = alone && len(c.If)+len(c.Do)+c.Numbers == 0 && c.Stored == nil
 	}
-	for _, row := range c.Do {
-		keys = append(keys, prefix+row.Key)
+	if alone {
+		err := r.s.commit.insert(ctx, adds, func(tx tx) { r.fill(tx, cs, nil) })
+		return err == nil, err
 	}
-	unlock, err := r.s.locks.lock(ctx, keys...)
+	unlock, err := r.s.locks.lock(ctx, locks...)
 	if err != nil {
 		return false, err
 	}
-	holds := true
-	for i := 0; i < len(c.If) && holds && err == nil; i++ {
-		var v []byte
-		v, err = r.s.get([]byte(prefix + c.If[i].Key))
-		holds = (v == nil) == (c.If[i].Value == nil) && bytes.Equal(v, c.If[i].Value)
-	}
-	var last *uint64
-	if err == nil && holds && c.Numbers > 0 {
-		last, err = r.counter(c.Part)
-	}
+	last, holds, err := r.prepare(cs, locks)
 	if err != nil || !holds {
 		unlock()
 		return false, err
 	}
-	err = r.s.commit.write(ctx, func(tx tx) {
-		tx.rows(prefix, c.Do)
-		for i := range c.Numbers {
-			*last++
-			tx.rows(prefix, c.Number(i, *last))
-		}
-		if last != nil {
-			tx.setUint(appendPart([]byte{tNumber}, c.Part), *last)
-		}
-	}, func(err error) {
-		if err == nil && c.Stored != nil {
-			c.Stored()
+	err = r.s.commit.write(ctx, func(tx tx) { r.fill(tx, cs, last) }, func(err error) {
+		for _, c := range cs {
+			if err == nil && c.Stored != nil {
+				c.Stored()
+			}
 		}
 		unlock()
 	})
 	return err == nil, err
 }
 
-func (t tx) rows(prefix string, rs []rows.Row) {
-	for _, row := range rs {
-		if k := []byte(prefix + row.Key); row.Value == nil {
-			t.delete(k)
-		} else {
-			t.set(k, row.Value)
+// prepare reports whether what is stored is as cs say, and returns the counter of each
+// change that gives numbers. keys are the full keys of each If and Do, in their order.
+func (r *partRows) prepare(cs []rows.Change, keys []string) (last []*uint64, holds bool, err error) {
+	last = make([]*uint64, len(cs))
+	for i := range cs {
+		c := &cs[i]
+		for k, row := range c.If {
+			v, err := r.s.get([]byte(keys[k]))
+			if err != nil || (v == nil) != (row.Value == nil) || !bytes.Equal(v, row.Value) {
+				return nil, false, err
+			}
+		}
+		keys = keys[len(c.If)+len(c.Do):]
+		if c.Numbers > 0 {
+			if last[i], err = r.counter(c.Part); err != nil {
+				return nil, false, err
+			}
+		}
+	}
+	return last, true, nil
+}
+
+// fill puts changes into a batch.
+func (r *partRows) fill(tx tx, cs []rows.Change, last []*uint64) {
+	var key []byte
+	for i := range cs {
+		c := &cs[i]
+		key = appendPart(append(key[:0], tRows), c.Part)
+		prefix := len(key)
+		put := func(rs []rows.Row, set func(key, value []byte)) {
+			for _, row := range rs {
+				if key = append(key[:prefix], row.Key...); row.Value == nil {
+					tx.delete(key)
+				} else {
+					set(key, row.Value)
+				}
+			}
+		}
+		put(c.Do, tx.set)
+		put(c.Add, tx.insert)
+		for n := range c.Numbers {
+			*last[i]++
+			put(c.Number(n, *last[i]), tx.set)
+		}
+		if c.Numbers > 0 {
+			tx.setUint(appendPart([]byte{tNumber}, c.Part), *last[i])
 		}
 	}
 }
