@@ -52,7 +52,7 @@ func New(cfg Config) *Engine {
 		cfg: cfg, began: time.Now(),
 		wake: make(chan struct{}, 1), late: make(chan struct{}, 1), gained: make(chan struct{}, 1),
 		scans: [2]chan struct{}{make(chan struct{}, 8), make(chan struct{}, 4)},
-		wheel: wheel.New[*entry](cfg.Wall()), tenures: make([]*tenure, cfg.Shards), water: make([]int64, cfg.Shards), moves: map[uint16]string{},
+		wheel: wheel.New[*entry](cfg.Wall().UnixMilli()), tenures: make([]*tenure, cfg.Shards), water: make([]int64, cfg.Shards), moves: map[uint16]string{},
 	}
 	for n := range e.water {
 		e.water[n] = cfg.Wall().UnixMilli() // nobody has seen it move since

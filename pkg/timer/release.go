@@ -29,15 +29,15 @@ func (e *Engine) release(ctx context.Context) {
 		var plain, asked []*entry
 		now := e.cfg.Wall()
 		e.mu.Lock()
-		if e.wheel.Now().Sub(now) > rewindFrom {
-			e.wheel.Rewind(now)
+		if time.UnixMilli(e.wheel.Now()).Sub(now) > rewindFrom {
+			e.wheel.Rewind(now.UnixMilli())
 			for _, t := range e.tenures {
 				if t != nil {
 					e.askUntil = max(e.askUntil, t.loaded)
 				}
 			}
 		}
-		e.wheel.Advance(now, func(_ time.Time, x *entry) {
+		e.wheel.Advance(now.UnixMilli(), func(x *entry) {
 			if x.ask == askNothing && x.due <= e.askUntil && e.cfg.Schedules != nil && !x.t.Head.IsZero() {
 				x.ask = askHints
 			}
@@ -58,7 +58,7 @@ func (e *Engine) release(ctx context.Context) {
 			}
 			continue
 		}
-		t := time.NewTimer(min(longestSleep, max(next.Sub(now), time.Millisecond)))
+		t := time.NewTimer(min(longestSleep, max(time.UnixMilli(next).Sub(now), time.Millisecond)))
 		select {
 		case <-t.C:
 		case <-e.wake:
@@ -159,7 +159,7 @@ func (e *Engine) enter(lane Lane, batch []*entry) []*entry {
 		switch t := x.m.t; {
 		case !t.aliveLocked():
 		case x.due > now:
-			e.wheel.Add(time.UnixMilli(x.due), x)
+			e.wheel.Add(x.due, x)
 			signal(e.wake)
 		default:
 			t.inflight++
@@ -218,6 +218,6 @@ func (e *Engine) putOff(x *entry, d time.Duration) {
 	if x.m.t.over {
 		return
 	}
-	e.wheel.Add(e.cfg.Wall().Add(d), x)
+	e.wheel.Add(e.now()+d.Milliseconds(), x)
 	signal(e.wake)
 }

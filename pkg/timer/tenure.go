@@ -143,7 +143,7 @@ func (t *tenure) loadLocked(row *engine.Timer, due int64, lane Lane, ask questio
 		heap.Push(&e.backlog, x)
 		signal(e.late)
 	} else {
-		e.wheel.Add(time.UnixMilli(due), x)
+		e.wheel.Add(due, x)
 		signal(e.wake)
 	}
 	return true

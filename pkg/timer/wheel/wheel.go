@@ -4,273 +4,186 @@
 //
 // # How it works
 //
-// Time is counted in ticks of one millisecond. Six levels of 256 slots each
-// stand for the bytes of a tick: a timer lies at the level of the highest byte
-// in which its tick differs from the current one, in the slot of that byte's
+// Time is counted in milliseconds since 1970. Six levels of 256 slots each
+// stand for the bytes of a time: a timer lies at the level of the highest byte
+// in which its time differs from the current one, in the slot of that byte's
 // value. So level 0 holds the rest of the current 256 ms, level 1 the rest of
-// the current 65.5 s, level 2 of 4.7 h, level 3 of 50 days and so on, and six
-// levels hold every time there is. When the current tick enters a slot of a
-// higher level, the slot's timers move down: at most once per level, two moves
-// for a timer an hour away.
+// the current 65.5 s, level 2 of 4.7 h, level 3 of 50 days and so on. When the
+// current time enters a slot of a higher level, the slot's timers move down: at
+// most once per level, two moves for a timer an hour away.
 //
-// A slot is a doubly linked list of indexes into pages of timers. Freed timers
-// are reused, pages are never moved or given back, and a timer costs 24 bytes
-// and its value. With a T that holds no pointers the garbage collector has
-// nothing to look at however many timers wait.
-//
-// Appending to lists and moving them down in order keeps timers of one tick in
-// the order they were added, so no sequence number is stored.
+// All timers of one millisecond lie in the same slot at any moment, and appending
+// to slots and moving them down in order keeps these timers in the order they
+// were added, so no sequence number is stored.
 package wheel
 
 import (
+	"cmp"
 	"math/bits"
-	"time"
+	"slices"
 )
-
-// Resolution is the length of a tick. A timer's time is rounded up to it.
-const Resolution = time.Millisecond
 
 const (
 	levels   = 6
 	slotBits = 8
 	slots    = 1 << slotBits
 
-	// Two lists besides the slots, so that Cancel finds every timer in one way.
-	listLate = levels * slots // was due when it was added: fires in the next Advance
-	listDue  = listLate + 1   // being fired by the Advance that runs
-	lists    = listDue + 1
+	latest = 1<<(levels*slotBits) - 1 // ms; in the year 10889
+	// Timers that were due when they were added fire in the next Advance.
+	late = levels * slots
 )
 
 // Wheel holds timers with values of type T. It is not safe for concurrent use:
 // the caller's lock covers it.
 type Wheel[T any] struct {
-	slab[T]
-	cur       uint64 // every tick up to here has been fired
-	horizon   uint64 // cur, or while an Advance runs the tick it goes to
-	advancing bool
-	pending   int
-	lists     [lists]list
-	used      [levels][slots / 64]uint64 // bit set: the slot holds timers
+	now     int64 // of the latest Advance: every timer up to here has been fired
+	pending int
+	slots   [levels*slots + 1][]timer[T]
+	used    [levels][slots / 64]uint64 // bit set: the slot holds timers
 }
 
-type list struct{ head, tail uint32 }
-
-// New returns an empty wheel whose clock stands at now.
-func New[T any](now time.Time) *Wheel[T] {
-	w := &Wheel[T]{}
-	w.cur = floorTick(now)
-	w.horizon = w.cur
-	return w
+type timer[T any] struct {
+	at int64
+	v  T
 }
 
-// Add adds a timer that is due at at, any time from the years 1678 to 2262
-// (others count as the nearest of these; the monotonic part is not used). One
-// that is due already, measured by the latest Advance, fires in the next
-// Advance; called from fire, that is the one after the running one, so that an
-// Advance always ends.
-func (w *Wheel[T]) Add(at time.Time, v T) Handle {
-	ns := nanos(at)
-	i, n := w.alloc()
-	n.at, n.v = ns, v
+// New returns an empty wheel whose clock stands at now, in ms since 1970.
+func New[T any](now int64) *Wheel[T] { return &Wheel[T]{now: inRange(now)} }
+
+// inRange returns the nearest time that the levels can hold.
+func inRange(ms int64) int64 { return min(max(ms, 0), latest) }
+
+// Add adds a timer that is due at at, in ms since 1970. One that is due already,
+// measured by the latest Advance, fires in the next Advance.
+func (w *Wheel[T]) Add(at int64, v T) {
 	w.pending++
-	if tick := ceilTick(ns); tick <= w.horizon {
-		w.link(listLate, i, n)
-	} else {
-		w.link(w.place(tick), i, n)
-	}
-	return newHandle(i, n.gen)
+	w.place(timer[T]{inRange(at), v})
 }
 
-// Cancel removes a timer in constant time. It reports false when the timer has
-// fired, is firing, or was cancelled before; a handle never speaks for another
-// timer than its own. The zero Handle is no timer.
-func (w *Wheel[T]) Cancel(h Handle) bool {
-	i, n := w.lookup(h)
-	if n == nil {
-		return false
+func (w *Wheel[T]) place(t timer[T]) {
+	slot := late
+	if t.at > w.now {
+		level := (bits.Len64(uint64(t.at^w.now)) - 1) / slotBits
+		slot = level*slots + int(t.at>>(level*slotBits))%slots
+		w.used[level][slot%slots/64] |= 1 << (slot % 64)
 	}
-	w.unlink(n)
-	w.free(i, n)
-	w.pending--
-	return true
+	w.slots[slot] = append(w.slots[slot], t)
 }
 
-// Len returns the number of timers that have neither fired nor been cancelled.
+// Len returns the number of timers that have not fired.
 func (w *Wheel[T]) Len() int { return w.pending }
+
+// Now is the time of the latest Advance or Rewind.
+func (w *Wheel[T]) Now() int64 { return w.now }
 
 // Next returns a time before which nothing fires, for the caller's sleep, and
 // false when no timer is pending. It is exact for timers of the current 256 ms;
 // for others it may be earlier than the first of them, where an Advance fires
 // nothing and a better answer follows (five times at most).
-func (w *Wheel[T]) Next() (time.Time, bool) {
-	if w.lists[listLate].head != 0 || w.lists[listDue].head != 0 {
-		return tickTime(w.cur), true
+func (w *Wheel[T]) Next() (at int64, ok bool) {
+	if len(w.slots[late]) > 0 {
+		return w.now, true
 	}
-	tick, _, ok := w.first()
-	if !ok {
-		return time.Time{}, false
-	}
-	return tickTime(tick), true
+	at, _, ok = w.first()
+	return at, ok
 }
 
-// Advance fires every timer whose time, rounded up to the millisecond, is not
-// after now: ordered by time, and by insertion where times are equal. Nothing
-// fires early. A now before the latest one (the clock was set back) does
-// nothing; see Rewind.
-//
-// A timer is gone before fire is called for it. Fire may call Add, Cancel, Len
-// and Next. If it panics, the timers not yet fired fire in the next Advance.
-func (w *Wheel[T]) Advance(now time.Time, fire func(at time.Time, v T)) {
-	if w.advancing {
-		panic("wheel: Advance called from fire")
-	}
-	target := floorTick(now)
-	if target < w.cur {
+// Advance fires every timer whose time is not after now: ordered by time, and by
+// insertion where times are equal. A now before the latest one (the clock was set
+// back) does nothing; see Rewind. Fire must not use the wheel.
+func (w *Wheel[T]) Advance(now int64, fire func(v T)) {
+	if now = inRange(now); now < w.now {
 		return
 	}
-	w.advancing, w.horizon = true, target
-	defer func() { w.advancing, w.horizon = false, w.cur }()
-
-	// Late timers were due at a tick that has passed, so all of them come
-	// before all in the slots.
-	w.makeDue(listLate)
-	w.fireDue(fire)
+	overdue := w.take(late)
+	slices.SortStableFunc(overdue, func(a, b timer[T]) int { return cmp.Compare(a.at, b.at) })
+	w.fire(overdue, fire)
 	for {
-		tick, level, ok := w.first()
-		if !ok || tick > target {
+		at, slot, ok := w.first()
+		if !ok || at > now {
 			break
 		}
-		w.cur = tick
-		slot := level*slots + int(tick>>(level*slotBits))%slots
-		if level == 0 {
-			w.makeDue(slot)
-		} else {
-			w.cascade(slot)
-		}
-		w.fireDue(fire)
+		w.now = at
+		w.fire(w.take(slot), fire)
 	}
-	// No slot begins in (cur, target], so no timer changes its level.
-	w.cur = target
+	w.now = now // no slot begins before it, so no timer changes its level
+}
+
+// fire fires the timers of a slot that have come to their time, and moves the others
+// to lower levels.
+func (w *Wheel[T]) fire(ts []timer[T], fire func(v T)) {
+	for _, t := range ts {
+		if t.at > w.now {
+			w.place(t)
+			continue
+		}
+		w.pending--
+		fire(t.v)
+	}
+	clear(ts) // what the values point to may be collected
 }
 
 // Rewind sets the clock back: after it, a timer fires when its time comes by
 // the new clock. Without it a wheel whose clock was set back fires nothing,
-// new timers included, until the old time is reached again. Timers of one tick
-// keep their order. The work is in proportion to the pending ones. A now that
-// is not before the latest one does nothing; it must not be called from fire.
-func (w *Wheel[T]) Rewind(now time.Time) {
-	to := floorTick(now)
-	if to >= w.cur {
+// new timers included, until the old time is reached again. The work is in
+// proportion to the pending timers. A now that is not before the latest one does
+// nothing.
+func (w *Wheel[T]) Rewind(now int64) {
+	if now = inRange(now); now >= w.now {
 		return
 	}
-	if w.advancing {
-		panic("wheel: Rewind called from fire")
+	var all []timer[T]
+	for slot := range w.slots {
+		all = append(all, w.take(slot)...)
 	}
-	// All of them on one list first: a slot may stand for another time after.
-	w.gather(listLate)
-	for level := range levels {
-		for slot := range slots {
-			w.gather(level*slots + slot)
-		}
-	}
-	w.cur, w.horizon = to, to
-	for i := w.take(listDue); i != 0; {
-		n := w.at(i)
-		next := n.next
-		if tick := ceilTick(n.at); tick <= to {
-			w.link(listLate, i, n)
-		} else {
-			w.link(w.place(tick), i, n)
-		}
-		i = next
+	w.now = now
+	for _, t := range all {
+		w.place(t)
 	}
 }
 
-// Now is the time of the latest Advance or Rewind, in whole ticks.
-func (w *Wheel[T]) Now() time.Time { return tickTime(w.cur) }
-
-// DeleteFunc removes every timer whose value del wants removed, and returns how
-// many they were. The work is in proportion to the most timers there ever were
-// at once. It must not be called from fire.
-func (w *Wheel[T]) DeleteFunc(del func(v T) bool) (n int) {
-	if w.advancing {
-		panic("wheel: DeleteFunc called from fire")
-	}
-	for i := uint32(1); i <= w.top; i++ {
-		x := w.at(i)
-		if x.list != free && x.gen != 0 && del(x.v) {
-			w.unlink(x)
-			w.free(i, x)
-			w.pending--
-			n++
+// DeleteFunc removes every timer whose value del wants removed.
+func (w *Wheel[T]) DeleteFunc(del func(v T) bool) {
+	for slot, ts := range w.slots {
+		if len(ts) == 0 {
+			continue
+		}
+		kept := slices.DeleteFunc(ts, func(t timer[T]) bool { return del(t.v) })
+		w.pending -= len(ts) - len(kept)
+		if w.slots[slot] = kept; len(kept) == 0 {
+			w.take(slot)
 		}
 	}
-	return n
 }
 
-// first returns the first tick of the earliest slot in use, and its level. It
-// is in the lowest level in use, because a level's timers all lie within the
-// slot of the next level that the current tick is in.
-func (w *Wheel[T]) first() (tick uint64, level int, ok bool) {
+// keptCap bounds the room for timers that an empty slot keeps.
+const keptCap = 1 << 10
+
+// take empties a slot and returns its timers, which are valid until the next timer
+// is placed in that slot.
+func (w *Wheel[T]) take(slot int) []timer[T] {
+	ts := w.slots[slot]
+	if w.slots[slot] = ts[:0]; cap(ts) > keptCap {
+		w.slots[slot] = nil
+	}
+	if slot != late {
+		w.used[slot/slots][slot%slots/64] &^= 1 << (slot % 64)
+	}
+	return ts
+}
+
+// first returns the time at which the earliest slot in use begins, and that slot.
+// It is in the lowest level in use, because a level's timers all lie within the
+// slot of the next level that the current time is in.
+func (w *Wheel[T]) first() (at int64, slot int, ok bool) {
 	for level := range levels {
 		for word, set := range w.used[level] {
 			if set != 0 {
-				slot := uint64(word*64 + bits.TrailingZeros64(set))
+				n := word*64 + bits.TrailingZeros64(set)
 				shift := level * slotBits
-				return w.cur>>(shift+slotBits)<<(shift+slotBits) | slot<<shift, level, true
+				return w.now>>(shift+slotBits)<<(shift+slotBits) | int64(n)<<shift, level*slots + n, true
 			}
 		}
 	}
 	return 0, 0, false
-}
-
-// place returns the slot of a tick after the current one.
-func (w *Wheel[T]) place(tick uint64) int {
-	level := (bits.Len64(tick^w.cur) - 1) / slotBits
-	return level*slots + int(tick>>(level*slotBits))%slots
-}
-
-// cascade moves the timers of a slot, which the current tick has just entered,
-// to lower levels; those of its first tick are due.
-func (w *Wheel[T]) cascade(slot int) {
-	for i := w.take(slot); i != 0; {
-		n := w.at(i)
-		next := n.next
-		if tick := ceilTick(n.at); tick == w.cur {
-			w.link(listDue, i, n)
-		} else {
-			w.link(w.place(tick), i, n)
-		}
-		i = next
-	}
-	w.sortDue()
-}
-
-// makeDue moves a whole list to the due list.
-func (w *Wheel[T]) makeDue(from int) {
-	w.gather(from)
-	w.sortDue()
-}
-
-// gather appends a whole list to the due list.
-func (w *Wheel[T]) gather(from int) {
-	for i := w.take(from); i != 0; {
-		n := w.at(i)
-		next := n.next
-		w.link(listDue, i, n)
-		i = next
-	}
-}
-
-// fireDue fires the due list. It takes one timer at a time, because fire may
-// cancel those behind it.
-func (w *Wheel[T]) fireDue(fire func(time.Time, T)) {
-	for i := w.lists[listDue].head; i != 0; i = w.lists[listDue].head {
-		n := w.at(i)
-		at, v := n.at, n.v
-		w.unlink(n)
-		w.free(i, n)
-		w.pending--
-		fire(time.Unix(0, at).UTC(), v)
-	}
 }
