@@ -3,10 +3,46 @@ package engine
 import (
 	"context"
 	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// MaxQueueDelay is the longest delay of one hop; SQS has the same.
-const MaxQueueDelay = 15 * time.Minute
+// Limits of every queue. SQS has them, too: 12 hours for all visibilities of one
+// receive together, so there is a margin.
+const (
+	MaxMessage    = 64 << 10         // bytes of a body
+	MaxQueueDelay = 15 * time.Minute // of one hop
+	MaxVisibility = 12*time.Hour - 2*time.Second
+)
+
+// CheckMessages returns notify.KindInvalid if Enqueue must refuse ms.
+func CheckMessages(ms []Message) error {
+	for i := range ms {
+		if err := CheckDelay(ms[i].Delay); err != nil {
+			return err
+		}
+		if len(ms[i].Body) > MaxMessage {
+			return notify.Invalid("bad_message", "body", "a message has at most 65,536 bytes")
+		}
+	}
+	return nil
+}
+
+// CheckDelay returns notify.KindInvalid for a delay out of range.
+func CheckDelay(d time.Duration) error {
+	if d < 0 || d > MaxQueueDelay {
+		return notify.Invalid("bad_message", "delay", "a message is delayed by 0 to 15 minutes")
+	}
+	return nil
+}
+
+// CheckVisibility returns notify.KindInvalid for a visibility out of range.
+func CheckVisibility(d time.Duration) error {
+	if d <= 0 || d > MaxVisibility {
+		return notify.Invalid("bad_message", "visibility", "a visibility is more than 0 and less than 12 hours")
+	}
+	return nil
+}
 
 // Message is what a delay queue carries: at most 64 KiB.
 type Message struct {

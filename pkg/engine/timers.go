@@ -26,6 +26,26 @@ type Timer struct {
 	Weight uint32
 }
 
+// Lengths of buckets of time, ms, and the longest id of a timer, bytes.
+const (
+	MinuteMs   = 60_000
+	DayMs      = 86_400_000
+	MaxTimerID = 64
+)
+
+// CheckTimers returns notify.KindInvalid if Put must refuse ts.
+func CheckTimers(shards int, ts []Timer) error {
+	if shards < 1 || shards > 1<<16 {
+		return notify.Invalid("bad_timer", "shards", "there are 1 to 65,536 shards")
+	}
+	for i := range ts {
+		if ts[i].FireAt < 0 || len(ts[i].ID) == 0 || len(ts[i].ID) > MaxTimerID {
+			return notify.Invalid("bad_timer", "id", "a timer fires after 1970 and has an id of 1 to 64 bytes")
+		}
+	}
+	return nil
+}
+
 // TimerOfTrigger is the Kind of a timer that leads to a trigger.
 const TimerOfTrigger = 2
 
@@ -53,6 +73,11 @@ type ShardState struct {
 	Owner     string
 	Closed    int64 // last minute that was closed: no row may be added to it
 	Watermark int64 // every minute up to here was dropped
+}
+
+// StaleTerm is the error of an owner whose term is over.
+func StaleTerm() error {
+	return &notify.Error{Kind: notify.KindConflict, Code: "stale_term", Msg: "another instance took the shard over"}
 }
 
 // Timers keeps timers by (minute, shard). Rows are inserted and never changed;

@@ -3,6 +3,8 @@ package engine
 import (
 	"context"
 	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // TriggerState is where a trigger stands.
@@ -17,6 +19,9 @@ const (
 	TriggerCancelled TriggerState = 5 // terminal: before any claim that counted
 	TriggerExpired   TriggerState = 6 // terminal: later than its max_lateness allows
 )
+
+// Terminal reports whether a trigger in this state has ended.
+func (s TriggerState) Terminal() bool { return s >= TriggerFired && s <= TriggerExpired }
 
 // TriggerOpen is no state. With it List returns the rows that still need work: PENDING,
 // IN_FLIGHT, and each FAILED row without its dead letter (NextAt is not 0).
@@ -87,6 +92,17 @@ type Trigger struct {
 	Reason     string // code of the last failure or deferral
 	Log        []Attempt
 	Version    uint64 // 1 for the first; raised by each swap
+}
+
+// Check returns notify.KindInvalid if Create and Swap must refuse the row.
+func (t *Trigger) Check() error {
+	switch {
+	case t.ID == "":
+		return notify.Invalid("bad_trigger", "id", "a trigger has an id")
+	case len(t.ID) > 1<<10 || len(t.Caller) > 1<<15:
+		return notify.Invalid("bad_trigger", "id", "an id has at most 1,024 bytes, a caller 32,768")
+	}
+	return nil
 }
 
 // TriggerSwap replaces a state row.

@@ -6,16 +6,14 @@ import (
 	"sync"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 const (
-	minuteMs = 60_000
-	hourMs   = 3_600_000
-	dayMs    = 86_400_000
-
+	hourMs = 3_600_000
 	// notesKept rounds up until when a note is kept: one bucket has few of them.
-	notesKept = 16 * dayMs
+	notesKept = 16 * engine.DayMs
 )
 
 // Until when a note is kept is part of its key: a later note that ends earlier
@@ -148,7 +146,7 @@ func keepUntil(ms int64, after time.Duration) int64 {
 	if ms > math.MaxInt64/2 {
 		return 0
 	}
-	return (ms+after.Milliseconds())/dayMs*dayMs + dayMs
+	return (ms+after.Milliseconds())/engine.DayMs*engine.DayMs + engine.DayMs
 }
 
 // baseCache remembers bases that were lately put into an index.

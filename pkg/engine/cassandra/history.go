@@ -44,7 +44,7 @@ type history struct {
 	cfg HistoryConfig
 }
 
-const monthMs = 30 * dayMs
+const monthMs = 30 * engine.DayMs
 
 // chunkRef is a row of notification_chunks.
 type chunkRef struct {

@@ -138,7 +138,7 @@ func (s *Store) PutScheduled(ctx context.Context, ss []engine.Schedule, shards i
 	if err := checkSchedules(ss); err != nil {
 		return err
 	}
-	if err := checkTimers(shards, ts); err != nil {
+	if err := engine.CheckTimers(shards, ts); err != nil {
 		return err
 	}
 	at := s.clock.now()
@@ -267,7 +267,7 @@ func (t schedules) Hint(ctx context.Context, hs []engine.Hint) error {
 		if err := t.s.noteTimers(ctx, hotTimers, p); err != nil {
 			return err
 		}
-		keeps := keepUntil((p.bucket+1)*minuteMs, t.s.cfg.TimerGrace)
+		keeps := keepUntil((p.bucket+1)*engine.MinuteMs, t.s.cfg.TimerGrace)
 		return t.s.write(ctx, t.s.clock.now(), stmt{
 			`INSERT INTO timer_hints (bucket, shard, base) VALUES (?, ?, ?) USING TTL ?`, []any{p.bucket, p.shard, hs[i].Base[:], ttl(keeps)},
 		})

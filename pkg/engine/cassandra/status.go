@@ -169,7 +169,7 @@ func (t status) index(ctx context.Context, bases []notify.Base) error {
 			continue
 		}
 		fresh = append(fresh, b)
-		p := part{b.Time().UnixMilli() / minuteMs, shardOfBase(b[:], indexShards)}
+		p := part{b.Time().UnixMilli() / engine.MinuteMs, shardOfBase(b[:], indexShards)}
 		if of[p] == nil {
 			order = append(order, p)
 		}
@@ -177,7 +177,7 @@ func (t status) index(ctx context.Context, bases []notify.Base) error {
 	}
 	err := parallel(len(order), func(i int) error {
 		p := order[i]
-		day := p.minute * minuteMs / dayMs
+		day := p.minute * engine.MinuteMs / engine.DayMs
 		keeps := keepUntil(0, t.s.cfg.StatusTTL+48*time.Hour)
 		if err := t.s.note(ctx, scopeMinutes, day, keeps, true); err != nil {
 			return err
@@ -284,12 +284,12 @@ func (t status) Scan(ctx context.Context, from, to int64, fn func(*notify.Row) e
 		return nil
 	}
 	last := to - 1
-	days, err := t.s.noted(ctx, scopeMinutes, from/dayMs, last/dayMs)
+	days, err := t.s.noted(ctx, scopeMinutes, from/engine.DayMs, last/engine.DayMs)
 	if err != nil {
 		return err
 	}
 	for _, day := range days {
-		minutes, err := t.s.noted(ctx, scopeOf(scopeMinutes, day), from/minuteMs, last/minuteMs)
+		minutes, err := t.s.noted(ctx, scopeOf(scopeMinutes, day), from/engine.MinuteMs, last/engine.MinuteMs)
 		if err != nil {
 			return err
 		}

@@ -9,7 +9,6 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/codec"
 	"github.com/notifyd/notifyd/pkg/engine"
-	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // Timers returns the contract of timers. Those of one call are stored each
@@ -31,12 +30,11 @@ func newTimerTable(name string, length int64) *timerTable {
 }
 
 var (
-	hotTimers  = newTimerTable("timers", minuteMs)
-	coldTimers = newTimerTable("timers_cold", dayMs)
+	hotTimers  = newTimerTable("timers", engine.MinuteMs)
+	coldTimers = newTimerTable("timers_cold", engine.DayMs)
 )
 
 const (
-	maxTimerID   = 64
 	timerVersion = 1
 	timerBatch   = 200 // rows of one batch: what is lost with an error is written again
 )
@@ -53,18 +51,6 @@ func timerFields(c *codec.Codec, t *engine.Timer) {
 	}
 	codec.Num(c, &t.Gen)
 	codec.Num(c, &t.Weight)
-}
-
-func checkTimers(shards int, ts []engine.Timer) error {
-	if shards < 1 || shards > 1<<16 {
-		return notify.Invalid("bad_timer", "shards", "there are 1 to 65,536 shards")
-	}
-	for i := range ts {
-		if ts[i].FireAt < 0 || len(ts[i].ID) == 0 || len(ts[i].ID) > maxTimerID {
-			return notify.Invalid("bad_timer", "id", "a timer fires after 1970 and has an id of 1 to 64 bytes")
-		}
-	}
-	return nil
 }
 
 // timerPart is one partition of a table.
@@ -113,7 +99,7 @@ func payloadOf(x *engine.Timer) []byte {
 }
 
 func (s *Store) putTimers(ctx context.Context, t *timerTable, shards int, ts []engine.Timer) error {
-	if err := checkTimers(shards, ts); err != nil {
+	if err := engine.CheckTimers(shards, ts); err != nil {
 		return err
 	}
 	at := s.clock.now()
@@ -139,13 +125,13 @@ func (s *Store) putTimers(ctx context.Context, t *timerTable, shards int, ts []e
 func (s *Store) noteTimers(ctx context.Context, t *timerTable, p timerPart) error {
 	ms := p.bucket * t.length
 	keeps := keepUntil(ms+t.length, s.cfg.TimerGrace+24*time.Hour)
-	ahead := t == hotTimers && ms > time.Now().UnixMilli()+2*minuteMs
+	ahead := t == hotTimers && ms > time.Now().UnixMilli()+2*engine.MinuteMs
 	scope := scopeOf(t.name, int64(p.shard))
 	if t == coldTimers {
 		return s.note(ctx, scope, p.bucket, keeps, false)
 	}
-	day := ms / dayMs
-	if err := s.note(ctx, scope, day, keepUntil((day+1)*dayMs, s.cfg.TimerGrace+48*time.Hour), true); err != nil {
+	day := ms / engine.DayMs
+	if err := s.note(ctx, scope, day, keepUntil((day+1)*engine.DayMs, s.cfg.TimerGrace+48*time.Hour), true); err != nil {
 		return err
 	}
 	return s.note(ctx, scopeOf(scope, day), p.bucket, keeps, ahead)
@@ -228,12 +214,12 @@ func readTimer(x *engine.Timer, v []byte) error {
 }
 
 func (t timers) Minutes(ctx context.Context, shard uint16, from, to int64) (out []int64, err error) {
-	from, to = max(from, 0), min(to, math.MaxInt64/minuteMs-1)
+	from, to = max(from, 0), min(to, math.MaxInt64/engine.MinuteMs-1)
 	if from > to {
 		return nil, nil
 	}
 	scope := scopeOf(hotTimers.name, int64(shard))
-	days, err := t.s.noted(ctx, scope, from*minuteMs/dayMs, to*minuteMs/dayMs)
+	days, err := t.s.noted(ctx, scope, from*engine.MinuteMs/engine.DayMs, to*engine.MinuteMs/engine.DayMs)
 	if err != nil {
 		return nil, err
 	}
@@ -257,7 +243,7 @@ func (t timers) Drop(ctx context.Context, p engine.TimerPartition) error {
 			return err
 		}
 	}
-	return t.s.forget(ctx, scopeOf(scopeOf(hotTimers.name, int64(p.Shard)), p.Minute*minuteMs/dayMs), p.Minute)
+	return t.s.forget(ctx, scopeOf(scopeOf(hotTimers.name, int64(p.Shard)), p.Minute*engine.MinuteMs/engine.DayMs), p.Minute)
 }
 
 func (t timers) Pending(ctx context.Context, fn func(*engine.Timer) error) error {
@@ -311,10 +297,6 @@ func (t timers) shard(ctx context.Context, shard uint16) (st engine.ShardState, 
 	return st, ok, err
 }
 
-func staleTerm() error {
-	return &notify.Error{Kind: notify.KindConflict, Code: "stale_term", Msg: "another instance took the shard over"}
-}
-
 func (t timers) TakeOver(ctx context.Context, shard uint16, term uint64, owner string) (engine.ShardState, error) {
 	unlock, err := t.s.locks.lock(ctx, scopeOf("shard", int64(shard)))
 	if err != nil {
@@ -326,7 +308,7 @@ func (t timers) TakeOver(ctx context.Context, shard uint16, term uint64, owner s
 		return engine.ShardState{}, err
 	}
 	if was.Term != term {
-		return engine.ShardState{}, staleTerm()
+		return engine.ShardState{}, engine.StaleTerm()
 	}
 	next := engine.ShardState{Term: term + 1, Owner: owner, Closed: was.Closed, Watermark: was.Watermark}
 	write := stmt{`UPDATE timer_shards SET term = ?, owner = ? WHERE shard = ? IF term = ?`, []any{int64(next.Term), owner, int(shard), int64(term)}}
@@ -349,7 +331,7 @@ func (t timers) TakeOver(ctx context.Context, shard uint16, term uint64, owner s
 	case err != nil:
 		return engine.ShardState{}, err
 	case !won:
-		return engine.ShardState{}, staleTerm()
+		return engine.ShardState{}, engine.StaleTerm()
 	}
 	// Whoever held the old term may have advanced between the look and the swap.
 	now, _, err := t.shard(ctx, shard)
@@ -357,7 +339,7 @@ func (t timers) TakeOver(ctx context.Context, shard uint16, term uint64, owner s
 	case err != nil:
 		return engine.ShardState{}, err
 	case now.Term != next.Term:
-		return engine.ShardState{}, staleTerm()
+		return engine.ShardState{}, engine.StaleTerm()
 	}
 	return now, nil
 }
@@ -374,7 +356,7 @@ func (t timers) Advance(ctx context.Context, shard uint16, st engine.ShardState)
 		case err != nil:
 			return err
 		case now.Term != st.Term:
-			return staleTerm()
+			return engine.StaleTerm()
 		case !ok:
 			// Term 0 of a shard that nobody ever took: as in the other engines its
 			// row begins here.

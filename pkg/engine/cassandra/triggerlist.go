@@ -107,7 +107,7 @@ const purgeOfTriggers = "triggers_by_end"
 
 // end lets Purge find a row that is about to end. It goes before the swap.
 func (t triggers) end(ctx context.Context, x *engine.Trigger) error {
-	if !terminal(x.State) {
+	if !x.State.Terminal() {
 		return nil
 	}
 	return t.s.purgeLater(ctx, purgeOfTriggers, purgeEntry{x.Ended, []byte(x.ID)}, 0)
@@ -119,7 +119,7 @@ func (t triggers) Purge(ctx context.Context, before int64, max int) (int, error)
 	var struck partSet
 	n, err := t.s.workOff(ctx, purgeOfTriggers, before, max, func(e purgeEntry) (gone, again bool, err error) {
 		x, err := t.plainRow(ctx, string(e.id))
-		if err != nil || x.ID == "" || !terminal(x.State) || x.Ended != e.at {
+		if err != nil || x.ID == "" || !x.State.Terminal() || x.Ended != e.at {
 			return false, false, err
 		}
 		gone, err = t.purge(ctx, &x)

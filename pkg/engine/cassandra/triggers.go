@@ -62,26 +62,6 @@ func triggerFields(c *codec.Codec, t *engine.Trigger) {
 	})
 }
 
-func terminal(s engine.TriggerState) bool {
-	switch s {
-	case engine.TriggerFired, engine.TriggerFailed, engine.TriggerCancelled, engine.TriggerExpired:
-		return true
-	}
-	return false
-}
-
-func badTrigger(msg string) error { return notify.Invalid("bad_trigger", "id", msg) }
-
-func checkTrigger(t *engine.Trigger) error {
-	switch {
-	case t.ID == "":
-		return badTrigger("a trigger has an id")
-	case len(t.ID) > 1<<10 || len(t.Caller) > 1<<15:
-		return badTrigger("an id has at most 1,024 bytes, a caller 32,768")
-	}
-	return nil
-}
-
 // stored is a state row with what only this package looks at.
 type stored struct {
 	engine.Trigger
@@ -143,7 +123,7 @@ func (t triggers) Create(ctx context.Context, ts []engine.Trigger) ([]bool, erro
 	seen := map[string]bool{}
 	var todo []int
 	for i := range ts {
-		if err := checkTrigger(&ts[i]); err != nil {
+		if err := ts[i].Check(); err != nil {
 			return nil, err
 		}
 		if !seen[ts[i].ID] {
@@ -213,7 +193,7 @@ func (t triggers) Swap(ctx context.Context, ss []engine.TriggerSwap) ([]bool, er
 	of := map[string][]int{}
 	var ids []string
 	for i := range ss {
-		if err := checkTrigger(&ss[i].New); err != nil {
+		if err := ss[i].New.Check(); err != nil {
 			return nil, err
 		}
 		id := ss[i].New.ID

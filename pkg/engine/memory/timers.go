@@ -7,7 +7,6 @@ import (
 	"slices"
 
 	"github.com/notifyd/notifyd/pkg/engine"
-	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 type timers struct{ *Store }
@@ -34,13 +33,8 @@ func (s timers) Put(ctx context.Context, shards int, ts []engine.Timer) error {
 
 // put stores timers in a table that has no row of theirs yet.
 func (s *Store) put(table map[timerKey]engine.Timer, shards int, ts []engine.Timer) error {
-	if shards < 1 || shards > 1<<16 {
-		return notify.Invalid("bad_timer", "shards", "there are 1 to 65,536 shards")
-	}
-	for _, t := range ts {
-		if t.FireAt < 0 || len(t.ID) == 0 || len(t.ID) > 64 {
-			return notify.Invalid("bad_timer", "id", "a timer fires after 1970 and has an id of 1 to 64 bytes")
-		}
+	if err := engine.CheckTimers(shards, ts); err != nil {
+		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -146,7 +140,7 @@ func (s timers) update(ctx context.Context, shard uint16, term uint64, change fu
 	defer s.mu.Unlock()
 	st := s.shards[shard]
 	if st.Term != term {
-		return engine.ShardState{}, conflict("stale_term", "somebody else owns the shard now")
+		return engine.ShardState{}, engine.StaleTerm()
 	}
 	change(&st)
 	s.shards[shard] = st

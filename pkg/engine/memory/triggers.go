@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"github.com/notifyd/notifyd/pkg/engine"
-	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // Triggers returns the contract of triggers.
@@ -31,16 +30,14 @@ func cloneSome[E any](s []E) []E {
 	return slices.Clone(s)
 }
 
-func badTrigger() error {
-	return notify.Invalid("bad_trigger", "id", "a trigger has an id")
-}
-
 func (s triggers) Create(ctx context.Context, ts []engine.Trigger) ([]bool, error) {
 	if err := check(ctx); err != nil {
 		return nil, err
 	}
-	if slices.ContainsFunc(ts, func(t engine.Trigger) bool { return t.ID == "" }) {
-		return nil, badTrigger()
+	for i := range ts {
+		if err := ts[i].Check(); err != nil {
+			return nil, err
+		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -72,8 +69,10 @@ func (s triggers) Swap(ctx context.Context, ss []engine.TriggerSwap) ([]bool, er
 	if err := check(ctx); err != nil {
 		return nil, err
 	}
-	if slices.ContainsFunc(ss, func(x engine.TriggerSwap) bool { return x.New.ID == "" }) {
-		return nil, badTrigger()
+	for i := range ss {
+		if err := ss[i].New.Check(); err != nil {
+			return nil, err
+		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -109,14 +108,6 @@ func (s triggers) CountOpen(ctx context.Context, caller string, most int) (int, 
 	return len(rows), err
 }
 
-func terminal(s engine.TriggerState) bool {
-	switch s {
-	case engine.TriggerFired, engine.TriggerFailed, engine.TriggerCancelled, engine.TriggerExpired:
-		return true
-	}
-	return false
-}
-
 func (s triggers) Purge(ctx context.Context, before int64, max int) (int, error) {
 	if err := check(ctx); err != nil {
 		return 0, err
@@ -125,7 +116,7 @@ func (s triggers) Purge(ctx context.Context, before int64, max int) (int, error)
 	defer s.mu.Unlock()
 	var gone []engine.Trigger
 	for _, t := range s.triggered {
-		if terminal(t.State) && t.Ended < before {
+		if t.State.Terminal() && t.Ended < before {
 			gone = append(gone, t)
 		}
 	}

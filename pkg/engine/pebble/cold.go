@@ -13,7 +13,7 @@ func (s *Store) ColdTimers() engine.ColdTimers { return coldTimers{s} }
 
 type coldTimers struct{ s *Store }
 
-const dayMs = 86_400_000
+const dayMs = engine.DayMs
 
 func (t coldTimers) Put(ctx context.Context, shards int, ts []engine.Timer) error {
 	return t.s.putTimers(ctx, tCold, shards, ts)

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 
 	"github.com/notifyd/notifyd/pkg/engine"
-	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 func shardKey(shard uint16) []byte { return binary.BigEndian.AppendUint16([]byte{tShard}, shard) }
@@ -52,7 +51,7 @@ func (t timers) update(ctx context.Context, shard uint16, term uint64, change fu
 	}
 	st, err := t.Shard(ctx, shard)
 	if err == nil && st.Term != term {
-		err = &notify.Error{Kind: notify.KindConflict, Code: "stale_term", Msg: "somebody else owns the shard now"}
+		err = engine.StaleTerm()
 	}
 	if err != nil {
 		unlock()

@@ -10,7 +10,6 @@ import (
 	pebbledb "github.com/cockroachdb/pebble/v2"
 
 	"github.com/notifyd/notifyd/pkg/engine"
-	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // Timers returns the contract of timers.
@@ -19,8 +18,7 @@ func (s *Store) Timers() engine.Timers { return timers{s} }
 type timers struct{ s *Store }
 
 const (
-	maxTimerID  = 64
-	minuteMs    = 60_000
+	minuteMs    = engine.MinuteMs
 	timerKeyLen = 1 + 2 + 8 // without the id
 )
 
@@ -56,14 +54,11 @@ const timerVersion = 2
 
 // packTimers checks timers and appends a key and a value of each to p.
 func packTimers(p *packed, table byte, shards int, ts []engine.Timer) error {
-	if shards < 1 || shards > 1<<16 {
-		return notify.Invalid("bad_timer", "shards", "there are 1 to 65,536 shards")
+	if err := engine.CheckTimers(shards, ts); err != nil {
+		return err
 	}
 	for i := range ts {
 		tm := &ts[i]
-		if tm.FireAt < 0 || len(tm.ID) == 0 || len(tm.ID) > maxTimerID {
-			return notify.Invalid("bad_timer", "id", "a timer fires after 1970 and has an id of 1 to 64 bytes")
-		}
 		p.buf = timerKey(p.buf, table, engine.ShardOf(tm.ID, shards), tm.FireAt, tm.ID)
 		p.mark()
 		p.buf = append(p.buf, timerVersion, tm.Kind)

@@ -64,14 +64,6 @@ func digestOf(t *engine.Trigger) uint64 {
 	return h ^ notify.ColumnDigest(t.Payload)*0x9e3779b97f4a7c15 ^ uint64(len(t.Payload))
 }
 
-func (h *triggerHeader) terminal() bool {
-	switch h.state {
-	case engine.TriggerFired, engine.TriggerFailed, engine.TriggerCancelled, engine.TriggerExpired:
-		return true
-	}
-	return false
-}
-
 // appendListKey is the prefix of a list: of a state and caller.
 func appendListKey(b []byte, state engine.TriggerState, caller string) []byte {
 	return appendStr(append(b, tTriggerList, byte(state)), caller)

@@ -32,16 +32,6 @@ type triggers struct {
 	purge     sync.Mutex
 }
 
-func checkTrigger(x *engine.Trigger) error {
-	switch {
-	case x.ID == "":
-		return notify.Invalid("bad_trigger", "id", "a trigger has an id")
-	case len(x.Caller) > 1<<16-1:
-		return notify.Invalid("bad_trigger", "caller", "a caller has at most 65,535 bytes")
-	}
-	return nil
-}
-
 // header reads what a swap has to know; ok is false where there is no row.
 func (t *triggers) header(k []byte, id string) (h triggerHeader, ok bool, err error) {
 	if h, ok, err = t.headerAt(k, triggerWhole); err != nil || !ok || !h.split {
@@ -158,7 +148,7 @@ func (w *triggerWrite) fill(tx tx, k, row, head []byte) {
 		}
 		tx.set(is, nil)
 	}
-	ended, over := !w.first && w.old.terminal(), w.new.terminal()
+	ended, over := !w.first && w.old.state.Terminal(), w.new.state.Terminal()
 	if ended && (!over || w.old.ended != w.new.ended) {
 		tx.delete(w.old.endedKey(id))
 	}
@@ -200,7 +190,7 @@ func (t *triggers) change(ctx context.Context, n int, row func(i int) *engine.Tr
 	}
 	locks := make([]string, n)
 	for i := range n {
-		if err := checkTrigger(row(i)); err != nil {
+		if err := row(i).Check(); err != nil {
 			return nil, err
 		}
 		locks[i] = string(tTrigger) + row(i).ID
@@ -304,7 +294,7 @@ func (t *triggers) Get(ctx context.Context, ids []string) ([]engine.Trigger, err
 		if err != nil {
 			return nil, err
 		}
-		if out[i].ID != "" && !h.terminal() {
+		if out[i].ID != "" && !h.state.Terminal() {
 			t.heads.found(id, h, seq)
 		}
 	}
@@ -360,7 +350,7 @@ func (t *triggers) purgeSome(ctx context.Context, r span, before int64, max int)
 			unlock()
 			return 0, nil, err
 		}
-		if ok && h.terminal() && h.ended < before { // it may have been swapped meanwhile
+		if ok && h.state.Terminal() && h.ended < before { // it may have been swapped meanwhile
 			gone = append(gone, []byte(locks[i]), h.listKey(id), h.endedKey(id))
 			if h.split {
 				gone = append(gone, triggerHeadKey(id))

@@ -10,7 +10,6 @@ import (
 	client "github.com/redis/go-redis/v9"
 
 	"github.com/notifyd/notifyd/pkg/engine"
-	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // The keys of a queue, all under one hash tag:
@@ -28,9 +27,6 @@ import (
 // An id is 16 digits, so that names are in the order of numbers: what becomes
 // visible at the same time is received in the order of its age. Scripts first
 // settle what time has changed: visibilities that ended, messages that died.
-
-// maxMessage is the longest body of a message, in bytes.
-const maxMessage = 64 << 10
 
 // Queue returns the delay queue of a name, whose messages are given out at most
 // maxReceives times (1 or more). Processes that share it agree about that.
@@ -284,30 +280,13 @@ func (q *queue) change(ctx context.Context, sc *client.Script, args ...any) erro
 	return err
 }
 
-func checkDelay(d time.Duration) error {
-	if d < 0 || d > engine.MaxQueueDelay {
-		return notify.Invalid("bad_message", "delay", "a message is delayed by 0 to 15 minutes")
-	}
-	return nil
-}
-
-func checkVisibility(d time.Duration) error {
-	if d <= 0 || d > 12*time.Hour {
-		return notify.Invalid("bad_message", "visibility", "a visibility is more than 0 and at most 12 hours")
-	}
-	return nil
-}
-
 // Enqueue stores messages, all or none.
 func (q *queue) Enqueue(ctx context.Context, ms []engine.Message) error {
+	if err := engine.CheckMessages(ms); err != nil {
+		return err
+	}
 	args := make([]any, 0, 3*len(ms))
 	for _, m := range ms {
-		if err := checkDelay(m.Delay); err != nil {
-			return err
-		}
-		if len(m.Body) > maxMessage {
-			return notify.Invalid("bad_message", "body", "a message has at most 65,536 bytes")
-		}
 		lane := 0
 		if m.Backlog {
 			lane = 1
@@ -323,7 +302,7 @@ func (q *queue) Enqueue(ctx context.Context, ms []engine.Message) error {
 // Receive waits until a message is ready or ctx ends, and takes up to max for
 // visibility.
 func (q *queue) Receive(ctx context.Context, max int, visibility time.Duration) ([]engine.Delivery, error) {
-	if err := checkVisibility(visibility); err != nil || max <= 0 {
+	if err := engine.CheckVisibility(visibility); err != nil || max <= 0 {
 		return nil, err
 	}
 	q.wake.enter()
@@ -362,7 +341,7 @@ func deliveries(l []any, dead bool) (out []engine.Delivery) {
 
 // Extend makes deliveries end their visibility that long from now.
 func (q *queue) Extend(ctx context.Context, receipts []string, visibility time.Duration) error {
-	if err := checkVisibility(visibility); err != nil || len(receipts) == 0 {
+	if err := engine.CheckVisibility(visibility); err != nil || len(receipts) == 0 {
 		return err
 	}
 	return q.change(ctx, queueExtend, append([]any{ceilMicros(visibility)}, anys(receipts)...)...)
@@ -387,7 +366,7 @@ func anys(in []string) []any {
 
 // Release gives a message back, to be received after delay; the receive counts.
 func (q *queue) Release(ctx context.Context, receipt string, delay time.Duration) error {
-	if err := checkDelay(delay); err != nil {
+	if err := engine.CheckDelay(delay); err != nil {
 		return err
 	}
 	return q.change(ctx, queueRelease, receipt, ceilMicros(delay))

@@ -35,8 +35,6 @@ type queue struct {
 const (
 	// perRequest is how many messages SQS takes and gives in one request.
 	perRequest = 10
-	// maxMessage is the longest body of a message, in bytes.
-	maxMessage = 64 << 10
 	// maxRequest is the most bytes SQS takes in one request.
 	maxRequest = 256 << 10
 )
@@ -58,33 +56,10 @@ func decode(s string) ([]byte, error) {
 // seconds rounds up.
 func seconds(d time.Duration) int32 { return int32((d + time.Second - 1) / time.Second) }
 
-func checkDelay(d time.Duration) error {
-	if d < 0 || d > engine.MaxQueueDelay {
-		return notify.Invalid("bad_message", "delay", "a message is delayed by 0 to 15 minutes")
-	}
-	return nil
-}
-
-// maxVisibility is what SQS allows of all visibilities of one receive together,
-// less a margin.
-const maxVisibility = 12*time.Hour - 2*time.Second
-
-func checkVisibility(d time.Duration) error {
-	if d <= 0 || d > maxVisibility {
-		return notify.Invalid("bad_message", "visibility", "a visibility is more than 0 and less than 12 hours")
-	}
-	return nil
-}
-
 // Enqueue sends what is due first first: batches leave in due order, some at a time.
 func (q *queue) Enqueue(ctx context.Context, ms []engine.Message) error {
-	for i := range ms {
-		if err := checkDelay(ms[i].Delay); err != nil {
-			return err
-		}
-		if len(ms[i].Body) > maxMessage {
-			return notify.Invalid("bad_message", "body", "a message has at most 64 KiB")
-		}
+	if err := engine.CheckMessages(ms); err != nil {
+		return err
 	}
 	var by [2][]*engine.Message
 	for i := range ms {
@@ -169,7 +144,7 @@ func retried[E any](ctx context.Context, s *Store, es []E, id func(E) *string, d
 
 // Receive asks both lanes for what they have, and waits where neither has any.
 func (q *queue) Receive(ctx context.Context, max int, visibility time.Duration) (out []engine.Delivery, err error) {
-	if err := checkVisibility(visibility); err != nil {
+	if err := engine.CheckVisibility(visibility); err != nil {
 		return nil, err
 	}
 	if max <= 0 {

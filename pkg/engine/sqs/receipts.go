@@ -99,7 +99,7 @@ func (q *queue) Ack(ctx context.Context, receipts []string) error {
 
 // Extend leaves out dead messages: nobody holds them.
 func (q *queue) Extend(ctx context.Context, receipts []string, visibility time.Duration) error {
-	if err := checkVisibility(visibility); err != nil {
+	if err := engine.CheckVisibility(visibility); err != nil {
 		return err
 	}
 	by := q.current(receipts)
@@ -136,7 +136,7 @@ func (q *queue) show(ctx context.Context, url *string, some []string, in int32) 
 }
 
 func (q *queue) Release(ctx context.Context, receipt string, delay time.Duration) error {
-	if err := checkDelay(delay); err != nil {
+	if err := engine.CheckDelay(delay); err != nil {
 		return err
 	}
 	by := q.current([]string{receipt})
