@@ -3,7 +3,8 @@ package provider
 import (
 	"math"
 	"strings"
-	"unicode/utf8"
+
+	"github.com/go-json-experiment/json/jsontext"
 
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -151,55 +152,17 @@ func appendHTML[T string | []byte](dst []byte, s T) []byte {
 	return dst
 }
 
-const hex = "0123456789abcdef"
-
 // appendJSON appends s for the inside of a JSON string. Bytes that are no UTF-8
 // become U+FFFD.
 func appendJSON[T string | []byte](dst []byte, s T) []byte {
-	start := 0
-	for i := 0; i < len(s); {
-		c := s[i]
-		switch {
-		case c >= utf8.RuneSelf:
-			var r rune
-			var n int
-			// (a copy of at most four bytes; it does not escape)
-			r, n = utf8.DecodeRuneInString(string(s[i:min(i+utf8.UTFMax, len(s))]))
-			if r == utf8.RuneError && n == 1 {
-				dst = append(dst, s[start:i]...)
-				dst = append(dst, "\ufffd"...)
-				i++
-				start = i
-				continue
-			}
-			i += n
-			continue
-		case c >= ' ' && c != '"' && c != '\\':
-			i++
-			continue
-		}
-		dst = append(dst, s[start:i]...)
-		switch c {
-		case '"', '\\':
-			dst = append(dst, '\\', c)
-		case '\n':
-			dst = append(dst, '\\', 'n')
-		case '\r':
-			dst = append(dst, '\\', 'r')
-		case '\t':
-			dst = append(dst, '\\', 't')
-		default:
-			dst = append(dst, '\\', 'u', '0', '0', hex[c>>4], hex[c&15])
-		}
-		i++
-		start = i
-	}
-	return append(dst, s[start:]...)
+	at := len(dst)
+	dst = appendQuoted(dst, s)
+	n := copy(dst[at:], dst[at+1:len(dst)-1])
+	return dst[:at+n]
 }
 
-// appendQuoted appends s as a JSON string.
+// appendQuoted appends s as a JSON string, as appendJSON does.
 func appendQuoted[T string | []byte](dst []byte, s T) []byte {
-	dst = append(dst, '"')
-	dst = appendJSON(dst, s)
-	return append(dst, '"')
+	dst, _ = jsontext.AppendQuote(dst, s) // the error is of bytes that are no UTF-8
+	return dst
 }
