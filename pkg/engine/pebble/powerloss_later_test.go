@@ -129,7 +129,7 @@ func laterWriters() map[string]writer {
 			return nil
 		},
 		"queue": func(ctx context.Context, s *Store, p *promises, n int) error {
-			q := s.Queue("power", 1000)
+			q := s.Queue("power", roughFrom-1)
 			if err := q.Enqueue(ctx, []engine.Message{{Body: []byte(strconv.Itoa(n))}, {Delay: engine.MaxQueueDelay}}); err != nil {
 				return err
 			}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/binary"
+	"slices"
 	"sync"
 	"time"
 
@@ -35,6 +36,7 @@ func (s *Store) Queue(name string, maxReceives int) engine.Queue {
 	defer q.mu.Unlock()
 	if q.maxReceives == 0 {
 		q.maxReceives = min(max(maxReceives, 1), maxCounted)
+		q.countUnwrittenLocked()
 	}
 	return q
 }
@@ -54,7 +56,7 @@ func (qs *queues) get(name string) *queue {
 // queue gives out messages in the order in which they became visible, then of
 // their seqs. What is stored is the message, and how often it was received: that
 // is durable before a delivery is given out, so that a message that ends the
-// process ends dead. Who has it, and until when, is in memory: after a start
+// process ends dead (but see roughFrom). Who has it, and until when, is in memory: after a start
 // everything that was not acknowledged is visible again, at its delay's end.
 //
 // Acknowledged messages are deleted without waiting for an fsync: a delete that
@@ -304,8 +306,15 @@ func (q *queue) deliver(ctx context.Context, taken []took) ([]engine.Delivery, e
 			Receives: int(t.receives) + 1, Enqueued: time.UnixMilli(t.enqueued), Backlog: t.lane == backlog,
 		})
 	}
+	counted := taken
+	if q.rough() {
+		counted = slices.DeleteFunc(slices.Clone(taken), func(t took) bool { return t.receives == 0 })
+	}
+	if len(counted) == 0 {
+		return out, nil
+	}
 	err := q.s.commit.write(ctx, func(tx tx) {
-		for _, t := range taken {
+		for _, t := range counted {
 			q.putReceived(tx, t.slot, t.seq)
 		}
 	}, nil)
@@ -317,6 +326,28 @@ func (q *queue) deliver(ctx context.Context, taken []took) ([]engine.Delivery, e
 		return nil, err
 	}
 	return out, nil
+}
+
+// roughFrom is the limit of receives from which on a queue does not write the first
+// receive of a message, which for nearly all messages is the only one: it was two of
+// the nine row writes of a callback, and a wait for the disk. After a start each message
+// that was visible by then counts as received once, so a message that ends the process
+// still ends dead, and one that does not is received at most once less.
+const roughFrom = 100
+
+func (q *queue) rough() bool { return q.maxReceives >= roughFrom } // it is set before the first Receive
+
+// countUnwrittenLocked counts the receives before the start that were not written.
+func (q *queue) countUnwrittenLocked() {
+	if !q.rough() {
+		return
+	}
+	now := q.now() + int64(time.Millisecond) // what is stored is rounded up
+	for i := range q.index.slots {
+		if m := &q.index.slots[i]; m.seq != 0 && m.receives == 0 && m.visible <= now {
+			m.receives = 1
+		}
+	}
 }
 
 // putReceived writes how often a message was received and, if it was released,

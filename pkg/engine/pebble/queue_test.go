@@ -221,41 +221,75 @@ func TestQueuesApart(t *testing.T) {
 // TestQueueLeavesNothing: of a message that was acknowledged no row is left,
 // also when a write about it comes late.
 func TestQueueLeavesNothing(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := mustOpen(t, testConfig(vfs.NewMem()))
-		q := s.Queue("q", 3).(*queue)
-		if err := q.Enqueue(t.Context(), []engine.Message{{}, {}, {}}); err != nil {
-			t.Fatal(err)
-		}
-		var names []string
-		for range 3 { // acknowledged after one, two and three receives
-			ds, err := q.Receive(t.Context(), 3, time.Hour)
-			if err != nil {
+	for _, max := range []int{3, roughFrom} {
+		synctest.Test(t, func(t *testing.T) {
+			s := mustOpen(t, testConfig(vfs.NewMem()))
+			q := s.Queue("q", max).(*queue)
+			if err := q.Enqueue(t.Context(), []engine.Message{{}, {}, {}}); err != nil {
 				t.Fatal(err)
 			}
-			names = append(names, ds[0].Receipt)
-			slot, m := q.named(ds[0].Receipt, q.now(), receiptHeld)
-			seq := m.seq
-			if err := q.Ack(t.Context(), names); err != nil {
-				t.Fatal(err)
-			}
-			if err := s.commit.write(t.Context(), func(tx tx) { q.putReceived(tx, slot, seq) }, nil); err != nil {
-				t.Fatal(err)
-			}
-			for _, d := range ds[1:] {
-				if err := q.Release(t.Context(), d.Receipt, 0); err != nil {
+			var names []string
+			for range 3 { // acknowledged after one, two and three receives
+				ds, err := q.Receive(t.Context(), 3, time.Hour)
+				if err != nil {
 					t.Fatal(err)
 				}
+				names = append(names, ds[0].Receipt)
+				slot, m := q.named(ds[0].Receipt, q.now(), receiptHeld)
+				seq := m.seq
+				if err := q.Ack(t.Context(), names); err != nil {
+					t.Fatal(err)
+				}
+				if err := s.commit.write(t.Context(), func(tx tx) { q.putReceived(tx, slot, seq) }, nil); err != nil {
+					t.Fatal(err)
+				}
+				for _, d := range ds[1:] {
+					if err := q.Release(t.Context(), d.Receipt, 0); err != nil {
+						t.Fatal(err)
+					}
+				}
 			}
-		}
-		if n := countRows(t, s, tMessage, tReceived); n != 0 {
-			t.Errorf("%d rows are left", n)
-		}
-		if n := q.index.live() + len(q.index.slots) - len(q.index.free); n != 0 {
-			t.Errorf("%d entries are left", n)
+			if n := countRows(t, s, tMessage, tReceived); n != 0 {
+				t.Errorf("%d rows are left", n)
+			}
+			if n := q.index.live() + len(q.index.slots) - len(q.index.free); n != 0 {
+				t.Errorf("%d entries are left", n)
+			}
+			if err := s.Close(); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
+// TestRoughQueueStillCounts: a queue with a high limit does not write the first
+// receive of a message. A message that ends the process each time ends dead all the same.
+func TestRoughQueueStillCounts(t *testing.T) {
+	t.Parallel()
+	fs := vfs.NewMem()
+	s := mustOpen(t, testConfig(fs))
+	if err := s.Queue("q", roughFrom).Enqueue(t.Context(), []engine.Message{{}, {Delay: time.Minute}}); err != nil {
+		t.Fatal(err)
+	}
+	for want := 1; want <= roughFrom; want++ {
+		ds, err := s.Queue("q", roughFrom).Receive(t.Context(), 2, time.Hour)
+		if err != nil || len(ds) != 1 || ds[0].Receives != want {
+			t.Fatalf("start %d gave out %+v, %v", want, ds, err)
 		}
 		if err := s.Close(); err != nil {
 			t.Fatal(err)
 		}
-	})
+		s = mustOpen(t, testConfig(fs))
+	}
+	ctx, stop := context.WithTimeout(t.Context(), time.Millisecond)
+	defer stop()
+	if ds, err := s.Queue("q", roughFrom).Receive(ctx, 2, time.Hour); err != nil || len(ds) > 0 {
+		t.Errorf("a dead message was given out: %+v, %v", ds, err)
+	}
+	if d, err := s.Queue("q", roughFrom).Depth(t.Context()); err != nil || d.Dead != 1 || d.Delayed != 1 {
+		t.Errorf("depth %+v, %v; want one dead and one delayed", d, err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
 }

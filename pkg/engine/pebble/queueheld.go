@@ -76,8 +76,9 @@ func (q *queue) Extend(ctx context.Context, receipts []string, visibility time.D
 
 func (q *queue) Ack(ctx context.Context, receipts []string) error {
 	type leaving struct {
-		slot uint32
-		seq  uint64
+		slot    uint32
+		seq     uint64
+		counted bool // its receives stand in a row
 	}
 	gone := make([]leaving, 0, len(receipts))
 	q.mu.Lock()
@@ -88,7 +89,7 @@ func (q *queue) Ack(ctx context.Context, receipts []string) error {
 			if m.hold == dead {
 				m.hold = nobodys
 			}
-			gone = append(gone, leaving{slot, m.seq})
+			gone = append(gone, leaving{slot, m.seq, m.receives > 1 || !q.rough()})
 		}
 	}
 	q.mu.Unlock()
@@ -100,8 +101,10 @@ func (q *queue) Ack(ctx context.Context, receipts []string) error {
 		for _, table := range []byte{tMessage, tReceived} {
 			k[0] = table
 			for _, g := range gone {
-				binary.BigEndian.PutUint64(k[len(k)-8:], g.seq)
-				tx.delete(k)
+				if table == tMessage || g.counted {
+					binary.BigEndian.PutUint64(k[len(k)-8:], g.seq)
+					tx.delete(k)
+				}
 			}
 		}
 	})
