@@ -39,11 +39,12 @@ type Change struct {
 	Stored func()
 }
 
-// Range is the rows of a partition whose keys begin with Prefix and are greater than
-// After. They are visited in ascending order, or in descending order if Back is set.
+// Range is the rows of a partition whose keys begin with Prefix, are greater than
+// After and, unless it is empty, less than Before. They are visited in ascending order, or in descending order if Back is set.
 type Range struct {
 	Prefix string
 	After  string
+	Before string
 	Back   bool
 }
 
@@ -61,4 +62,21 @@ type Rows interface {
 	// says. It returns false, and has changed nothing, if one of them is not. It calls
 	// the functions Number in the order of cs.
 	Swap(ctx context.Context, cs ...Change) (won bool, err error)
+	// Write stores the rows that fill puts into a batch, all or nothing, whatever is
+	// stored. Writes become visible, and durable, in the order in which their fills ran,
+	// and with all that their batches hold at once. An engine calls fill at most once,
+	// before Write returns, and under a lock: it does no I/O and does not wait. A row is
+	// written by Write or by Swap, never by both: Write does not wait for a Swap, and a
+	// Swap may compare what a Write is about to replace.
+	Write(ctx context.Context, fill func(Batch)) error
+	// Look calls fn with the values of n rows, in order; nil where there is no row. key
+	// appends the key of row i to b. A value is valid until fn returns. Look waits for no
+	// write, as Scan does.
+	Look(ctx context.Context, p Part, n int, key func(b []byte, i int) []byte, fn func(i int, v []byte) error) error
+}
+
+// Batch takes the rows of a Write. It keeps neither key nor value.
+type Batch interface {
+	Set(p Part, key, value []byte)
+	Delete(p Part, key string)
 }

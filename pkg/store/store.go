@@ -25,6 +25,8 @@ var (
 	tableCallers = rows.Part{Table: 'u'} // caller: caller
 	tableMeta    = rows.Part{Table: 'm'} // name: value
 	tableHolds   = rows.Part{Table: 'h'} // str lane, user: the user's queue
+	// base, partition, block, epoch, attempt, deferrals, first, kind: outcome row
+	tableStatus = rows.Part{Table: 's'}
 	// p, user: version, profile; n, version: the user whose latest change it is
 	tablePrefs = rows.Part{Table: 'p'}
 	// n, version: cancellation; s, scope: its version
@@ -38,15 +40,22 @@ var (
 
 // Contracts are the contracts over rows.
 type Contracts struct {
-	rows  rows.Rows
-	prefs *prefs
+	rows   rows.Rows
+	prefs  *prefs
+	status *status
 }
 
 // Over returns the contracts over r.
-func Over(r rows.Rows) *Contracts { return &Contracts{r, &prefs{rows: r}} }
+func Over(r rows.Rows) *Contracts { return &Contracts{r, &prefs{rows: r}, newStatus(r)} }
 
 // Rows returns what the contracts are over.
 func (c *Contracts) Rows() rows.Rows { return c.rows }
+
+// Status returns the contract of outcome rows.
+func (c *Contracts) Status() engine.Status { return c.status }
+
+// Aged returns the contract that removes old outcomes, cancellations and campaigns.
+func (c *Contracts) Aged() engine.Aged { return c }
 
 // Audit returns the contract of the audit log.
 func (c *Contracts) Audit() engine.Audit { return audit{c.rows} }
@@ -116,6 +125,15 @@ func unpack[V any](r rows.Row) (v V, err error) {
 // corrupt reports a row that this package did not write.
 func corrupt(key string) error {
 	return notify.Unavailable("store", 0, fmt.Errorf("%w: row %q", notify.ErrCorrupt, key))
+}
+
+// unread reports a value that begins with its version and cannot be unpacked:
+// notify.ErrNewer if the version is above known, else notify.ErrCorrupt.
+func unread(what, key string, v []byte, known byte) error {
+	if err := notify.CheckVersion(what, v, known); err != nil {
+		return err
+	}
+	return notify.Unavailable("store", 0, fmt.Errorf("%w: %s at %x", notify.ErrCorrupt, what, key))
 }
 
 // load returns the record that is stored under a key, and its value; nil: there is none.

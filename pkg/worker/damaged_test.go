@@ -6,6 +6,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/engine/enginetest"
 	"github.com/notifyd/notifyd/pkg/engine/memory"
 	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -37,7 +38,9 @@ func TestGoesOnPastADamagedRow(t *testing.T) {
 				})
 				r.status = store.Status()
 				e, next := r.envelope(c.cat, "ann", "bob"), r.envelope(c.cat, "cid")
-				store.Damage(e.Key(), []byte("\x00damaged"))
+				if err := enginetest.DamageRow(store.Rows(), e.Key(), []byte("\x00damaged")); err != nil {
+					t.Fatal(err)
+				}
 				at := r.feed(e, next)
 				time.Sleep(time.Minute) // of the bubble
 				synctest.Wait()

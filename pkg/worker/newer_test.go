@@ -6,6 +6,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/engine/enginetest"
 	"github.com/notifyd/notifyd/pkg/engine/memory"
 	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -36,7 +37,9 @@ func TestLeavesWhatANewerReleaseWrote(t *testing.T) {
 				if what == "envelope" {
 					value[1] = notify.EnvelopeVersion + 1
 				} else {
-					store.Damage(newer.Key(), []byte("\x02of tomorrow"))
+					if err := enginetest.DamageRow(store.Rows(), newer.Key(), []byte("\x02of tomorrow")); err != nil {
+						t.Fatal(err)
+					}
 				}
 				handle := func(msgs []*log.Msg) error {
 					got := make(chan error, 1)

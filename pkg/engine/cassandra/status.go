@@ -7,9 +7,9 @@ import (
 	"slices"
 	"time"
 
-	"github.com/notifyd/notifyd/pkg/codec"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/store"
 )
 
 // Status returns the contract of outcome rows. The rows of a request are one
@@ -22,7 +22,6 @@ func (s *Store) Status() engine.Status { return status{s} }
 type status struct{ s *Store }
 
 const (
-	rowVersion   = 1
 	indexShards  = 4 // of a minute of chunks_by_minute
 	scopeMinutes = "chunks"
 )
@@ -38,55 +37,6 @@ func keyArgs(k *notify.RowKey) []any {
 	return []any{k.Chunk.Base[:], int(k.Chunk.Partition), int64(k.Chunk.Block), int(k.Epoch), int(k.Attempt), int(k.Deferrals), int64(k.First), int16(k.Kind)}
 }
 
-func exceptionFields(c *codec.Codec, x *notify.Exception) {
-	codec.Num(c, &x.Pos)
-	codec.Num(c, &x.Addr)
-	codec.Num(c, &x.Of)
-	codec.Num(c, &x.State)
-	codec.Num(c, &x.Class)
-	c.Bool(&x.Retry)
-	codec.Num(c, &x.Wake)
-	c.Str(&x.Code)
-	c.Str(&x.Provider)
-	c.Str(&x.Receipt)
-}
-
-// row is everything of a row but its key.
-func rowFields(c *codec.Codec, r *notify.Row) {
-	c.Bool(&r.Done)
-	codec.Num(c, &r.Channel)
-	codec.Num(c, &r.Category)
-	c.Fixed(&r.Digest)
-	codec.Num(c, &r.Count)
-	codec.Num(c, &r.DoneUpTo)
-	codec.Num(c, &r.StartedUpTo)
-	codec.Num(c, &r.Starts)
-	codec.Num(c, &r.Resent)
-	codec.Num(c, &r.Accepted)
-	codec.Num(c, &r.Updated)
-	codec.Num(c, &r.LogPart)
-	codec.Num(c, &r.Offset)
-	c.Str(&r.Caller)
-	c.Str(&r.Campaign)
-	c.Str(&r.Topic)
-	codec.List(c, &r.Index, func(c *codec.Codec, i *uint32) { codec.Num(c, i) })
-	exceptionFields(c, &r.Default)
-	codec.List(c, &r.Exceptions, exceptionFields)
-}
-
-// checkRow refuses what has no meaning.
-func checkRow(r *notify.Row) error {
-	if int(r.Default.State) >= notify.States {
-		return notify.Invalid("bad_row", "default.state", "no such state")
-	}
-	for i := range r.Exceptions {
-		if int(r.Exceptions[i].State) >= notify.States {
-			return notify.Invalid("bad_row", "exceptions.state", "no such state")
-		}
-	}
-	return nil
-}
-
 func (t status) Put(ctx context.Context, rows []notify.Row) error {
 	if err := ctx.Err(); err != nil {
 		return translate(err)
@@ -95,7 +45,7 @@ func (t status) Put(ctx context.Context, rows []notify.Row) error {
 	// would choose by value.
 	last := make(map[notify.RowKey]int, len(rows))
 	for i := range rows {
-		if err := checkRow(&rows[i]); err != nil {
+		if err := store.CheckRow(&rows[i]); err != nil {
 			return err
 		}
 		if was, ok := last[rows[i].Key]; !ok || rows[i].Stamp <= 0 || rows[i].Stamp >= rows[was].Stamp {
@@ -121,7 +71,7 @@ func (t status) Put(ctx context.Context, rows []notify.Row) error {
 		if err != nil {
 			return err
 		}
-		parts[n] = append(parts[n], t.insert(r, codec.Pack(rowVersion, func(c *codec.Codec) { rowFields(c, r) }), at))
+		parts[n] = append(parts[n], t.insert(r, store.AppendRow(nil, r), at))
 	}
 	if err := t.index(ctx, bases); err != nil {
 		return err
@@ -230,8 +180,8 @@ func (t status) read(ctx context.Context, keys []notify.RowKey, damaged bool, se
 func (t status) decode(r *notify.Row, k notify.RowKey, at int64, v []byte) error {
 	t.s.clock.see(at)
 	r.Key = k
-	if !codec.Unpack(v, rowVersion, func(c *codec.Codec) { rowFields(c, r) }) {
-		return unread("an outcome row of "+k.Chunk.Base.String(), v, rowVersion)
+	if !store.ReadRow(v, r) {
+		return unread("an outcome row of "+k.Chunk.Base.String(), v, store.RowVersion)
 	}
 	return nil
 }

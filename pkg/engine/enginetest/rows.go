@@ -151,6 +151,8 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 			{rows.Range{}, all}, {rows.Range{Prefix: "b"}, all[1:5]}, {rows.Range{Prefix: "b", After: "ba"}, all[3:5]},
 			{rows.Range{After: "b"}, all[1:]}, {rows.Range{Prefix: "b", After: "a"}, all[1:5]}, {rows.Range{Prefix: "b\xff"}, all[3:5]},
 			{rows.Range{After: "c"}, nil}, {rows.Range{Prefix: "b", After: "c"}, nil}, {rows.Range{Prefix: "d"}, nil},
+			{rows.Range{Before: "c"}, all[:5]}, {rows.Range{Before: "b\xff", After: "a"}, all[1:3]}, {rows.Range{Prefix: "b", Before: "ba"}, all[1:2]},
+			{rows.Range{Prefix: "b", Before: "z"}, all[1:5]}, {rows.Range{Prefix: "b", Before: "a"}, nil}, {rows.Range{After: "b", Before: "a"}, nil},
 		} {
 			want := slices.Clone(x.want)
 			same(t, "rows", scanRows(t, s, p, x.in), want)
@@ -227,6 +229,81 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 		same(t, "won again", swapRows(t, s, c), false)
 		same(t, "calls", n, 1)
 	})
+	t.Run("Write stores what fill puts, in the order in which the fills ran", func(t *testing.T) {
+		s, reopen := open(t)
+		q := rows.Part{Table: 'y'}
+		n := 0 // guarded by the engine's lock
+		together(4, func(int) {
+			for range 25 {
+				err := s.Write(bg, func(b rows.Batch) {
+					n++
+					key, value := []byte{0}, []byte(strconv.Itoa(n))
+					b.Set(p, key, value)
+					b.Set(q, key, value)
+					b.Set(q, binary.BigEndian.AppendUint32(nil, uint32(n)), nil)
+					key[0], value[0] = 'x', 'x' // may be reused
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+		must(t, s.Write(bg, func(b rows.Batch) { b.Delete(q, "\x00\x00\x00\x01"); b.Delete(q, "none") }))
+		if reopen != nil {
+			s = reopen()
+		}
+		last := []byte(strconv.Itoa(n))
+		same(t, "last", scanRows(t, s, p, rows.Range{}), []rows.Row{{Key: "\x00", Value: last}})
+		all := scanRows(t, s, q, rows.Range{})
+		same(t, "rows", len(all), 100)
+		same(t, "first", all[:2], []rows.Row{{Key: "\x00", Value: last}, {Key: "\x00\x00\x00\x02", Value: []byte{}}})
+		if err := s.Write(ended(), func(b rows.Batch) { b.Delete(p, "\x00") }); err == nil {
+			t.Error("no error of a context that has ended")
+		}
+	})
+	t.Run("what a Write holds becomes visible at once", func(t *testing.T) {
+		s, _ := open(t)
+		together(3, func(i int) {
+			for n := range 50 {
+				if i == 0 {
+					v := []byte(strconv.Itoa(n))
+					if err := s.Write(bg, func(b rows.Batch) { b.Set(p, []byte("a"), v); b.Set(p, []byte("b"), v) }); err != nil {
+						t.Error(err)
+					}
+					continue
+				}
+				all := scanRows(t, s, p, rows.Range{})
+				if len(all) == 1 || len(all) == 2 && string(all[0].Value) != string(all[1].Value) {
+					t.Errorf("half of a write is visible: %v", all)
+				}
+			}
+		})
+	})
+	t.Run("Look calls fn with the values of n rows, in order; nil where there is no row", func(t *testing.T) {
+		s, _ := open(t)
+		same(t, "won", swapRows(t, s, rows.Change{Part: p, Do: []rows.Row{row("a", "1"), row("b", ""), row("ab", "3")}}), true)
+		keys := []string{"ab", "none", "b", "a", "ab"}
+		look := func(p rows.Part, n int, fn func(int, []byte) error) error {
+			return s.Look(bg, p, n, func(b []byte, i int) []byte { return append(b, keys[i]...) }, fn)
+		}
+		var got [][]byte
+		add := func(i int, v []byte) error {
+			same(t, "order", i, len(got))
+			if got = append(got, nil); v != nil {
+				got[i] = append([]byte{}, v...)
+			}
+			return nil
+		}
+		must(t, look(p, len(keys), add))
+		same(t, "values", got, [][]byte{[]byte("3"), nil, {}, []byte("1"), []byte("3")})
+		must(t, look(p, 0, add))
+		got = nil
+		must(t, look(rows.Part{Table: 'y', Name: "p"}, 2, add))
+		same(t, "another partition", got, [][]byte{nil, nil})
+		if err := look(p, 2, func(i int, _ []byte) error { got = got[:1+i]; return errStop }); !errors.Is(err, errStop) || len(got) != 1 {
+			t.Errorf("%v after %d calls, want the callback's error", err, len(got))
+		}
+	})
 	t.Run("model", func(t *testing.T) {
 		model(t, func(rt *rapid.T) map[string]func(*rapid.T) { return rowsProgram(rt, open) })
 	})
@@ -265,11 +342,27 @@ func rowsProgram(rt *rapid.T, open Opener[rows.Rows]) map[string]func(*rapid.T) 
 				}
 			}
 		},
+		"write": func(rt *rapid.T) {
+			rs := draw(rt, "rows")
+			must(rt, s.Write(bg, func(b rows.Batch) {
+				for _, r := range rs {
+					if delete(stored, r.Key); r.Value == nil {
+						b.Delete(p, r.Key)
+						continue
+					}
+					b.Set(p, []byte(r.Key), r.Value)
+					stored[r.Key] = string(r.Value)
+				}
+			}))
+		},
 		"scan": func(rt *rapid.T) {
 			in := rows.Range{Prefix: rapid.SampledFrom([]string{"", "a", "b", "c"}).Draw(rt, "prefix"), After: key.Draw(rt, "after")}
+			if rapid.Bool().Draw(rt, "bounded") {
+				in.Before = key.Draw(rt, "before")
+			}
 			var want []rows.Row
 			for k, v := range stored {
-				if strings.HasPrefix(k, in.Prefix) && k > in.After {
+				if strings.HasPrefix(k, in.Prefix) && k > in.After && (in.Before == "" || k < in.Before) {
 					want = append(want, rows.Row{Key: k, Value: []byte(v)})
 				}
 			}

@@ -74,7 +74,7 @@ func (p *partRows) Scan(ctx context.Context, name rows.Part, r rows.Range, fn fu
 	p.mu.Lock()
 	var in []rows.Row // values are never changed in place
 	for _, row := range p.part(name).rows {
-		if strings.HasPrefix(row.Key, r.Prefix) && row.Key > r.After {
+		if strings.HasPrefix(row.Key, r.Prefix) && row.Key > r.After && (r.Before == "" || row.Key < r.Before) {
 			in = append(in, row)
 		}
 	}
@@ -125,4 +125,37 @@ func (p *partRows) Swap(ctx context.Context, cs ...rows.Change) (bool, error) {
 		}
 	}
 	return true, nil
+}
+
+func (p *partRows) Write(ctx context.Context, fill func(rows.Batch)) error {
+	if err := check(ctx); err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	fill(batch{p})
+	return nil
+}
+
+type batch struct{ p *partRows }
+
+func (b batch) Set(p rows.Part, key, value []byte) {
+	if value == nil {
+		value = []byte{}
+	}
+	b.p.part(p).set([]rows.Row{{Key: string(key), Value: value}})
+}
+
+func (b batch) Delete(p rows.Part, key string) { b.p.part(p).set([]rows.Row{{Key: key}}) }
+
+func (p *partRows) Look(ctx context.Context, name rows.Part, n int, key func([]byte, int) []byte, fn func(int, []byte) error) error {
+	keys := make([]string, n)
+	for i := range keys {
+		keys[i] = string(key(nil, i))
+	}
+	values, err := p.Get(ctx, name, keys...)
+	for i := 0; i < len(values) && err == nil; i++ {
+		err = fn(i, values[i])
+	}
+	return err
 }

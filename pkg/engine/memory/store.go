@@ -16,9 +16,6 @@ type Store struct {
 	*store.Contracts // over rows.go
 
 	mu        sync.Mutex
-	rows      map[notify.RowKey]notify.Row
-	stamps    map[notify.RowKey]int64
-	tenures   map[tenureKey]int64
 	timers    map[timerKey]engine.Timer
 	shards    map[uint16]engine.ShardState
 	profiles  map[string]engine.Profile
@@ -37,18 +34,10 @@ type Store struct {
 	queues    map[string]*queue
 }
 
-type tenureKey struct {
-	topic     string
-	partition int32
-}
-
 // New returns an empty store.
 func New() *Store {
 	return &Store{
 		Contracts: store.Over(&partRows{parts: map[rows.Part]*part{}}),
-		rows:      map[notify.RowKey]notify.Row{},
-		stamps:    map[notify.RowKey]int64{},
-		tenures:   map[tenureKey]int64{},
 		timers:    map[timerKey]engine.Timer{},
 		shards:    map[uint16]engine.ShardState{},
 		profiles:  map[string]engine.Profile{},
@@ -67,7 +56,6 @@ func New() *Store {
 // The contracts; those that are missing here are store.Contracts. Prefs is
 // one of both: the model that the suites compare with.
 
-func (s *Store) Status() engine.Status           { return status{s} }
 func (s *Store) Timers() engine.Timers           { return timers{s} }
 func (s *Store) Prefs() engine.Prefs             { return prefs{s} }
 func (s *Store) Idem() engine.Idem               { return idem{s} }

@@ -9,7 +9,6 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/enginetest"
 	"github.com/notifyd/notifyd/pkg/engine/memory"
-	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
@@ -24,10 +23,7 @@ func TestRows(t *testing.T) {
 }
 
 func TestStatus(t *testing.T) {
-	enginetest.Status(t, open((*memory.Store).Status), func(s engine.Status, key notify.RowKey, value []byte) error {
-		s.(interface{ Damage(notify.RowKey, []byte) }).Damage(key, value)
-		return nil
-	})
+	enginetest.Status(t, open(enginetest.StatusOver), enginetest.DamageOver)
 }
 func TestTimers(t *testing.T)      { enginetest.Timers(t, open((*memory.Store).Timers)) }
 func TestPrefs(t *testing.T)       { enginetest.Prefs(t, open((*memory.Store).Prefs)) }

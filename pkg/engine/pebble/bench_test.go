@@ -1,6 +1,7 @@
 package pebble
 
 import (
+	"encoding/binary"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/store"
 )
 
 func benchStore(b *testing.B) *Store {
@@ -104,8 +106,8 @@ func BenchmarkPebbleAlone(b *testing.B) {
 			b.ReportAllocs()
 			concurrently(b, writers, func(n uint64) {
 				r := numbered(single(), n)
-				k := appendRowKey(nil, &r.Key)
-				if err := s.db.Set(k, appendRow(nil, &r), pebbledb.Sync); err != nil {
+				k := binary.BigEndian.AppendUint64([]byte("srow"), n)
+				if err := s.db.Set(k, store.AppendRow(nil, &r), pebbledb.Sync); err != nil {
 					b.Error(err)
 				}
 			})

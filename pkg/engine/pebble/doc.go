@@ -27,8 +27,6 @@
 //	n       str caller                                       last seq of the caller's feed
 //	o       table, str partition                             last number of a partition of r
 //	r       table, str partition, key                        row of pkg/store (rows.go)
-//	s       base, partition, block, epoch, attempt,          outcome row
-//	        deferrals, first, kind
 //	t       shard, fire at, id                               timer; written by merge, the oldest wins
 //	y                                                        last seq of the spill buffer
 //	z       seq                                              spilled record

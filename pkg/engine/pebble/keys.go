@@ -3,8 +3,6 @@ package pebble
 import (
 	"encoding/binary"
 	"slices"
-
-	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // Tables; doc.go describes their keys and values.
@@ -20,7 +18,6 @@ const (
 	tFeedSeq    = 'n'
 	tNumber     = 'o'
 	tRows       = 'r'
-	tRow        = 's'
 	tTimer      = 't'
 	tSpillSeq   = 'y'
 	tSpill      = 'z'
@@ -76,47 +73,5 @@ func after(prefix []byte) []byte {
 	return nil
 }
 
-const (
-	chunkKeyLen = 1 + 16 + 2 + 4
-	rowKeyLen   = chunkKeyLen + 2 + 2 + 2 + 4 + 1
-)
-
-func appendChunkKey(b []byte, c notify.Chunk) []byte {
-	b = append(b, tRow)
-	b = append(b, c.Base[:]...)
-	b = binary.BigEndian.AppendUint16(b, c.Partition)
-	return binary.BigEndian.AppendUint32(b, c.Block)
-}
-
-func appendRowKey(b []byte, k *notify.RowKey) []byte {
-	b = appendChunkKey(b, k.Chunk)
-	b = binary.BigEndian.AppendUint16(b, k.Epoch)
-	b = binary.BigEndian.AppendUint16(b, k.Attempt)
-	b = binary.BigEndian.AppendUint16(b, k.Deferrals)
-	b = binary.BigEndian.AppendUint32(b, k.First)
-	return append(b, byte(k.Kind))
-}
-
-func readRowKey(b []byte, k *notify.RowKey) bool {
-	if len(b) != rowKeyLen {
-		return false
-	}
-	copy(k.Chunk.Base[:], b[1:17])
-	k.Chunk.Partition = binary.BigEndian.Uint16(b[17:])
-	k.Chunk.Block = binary.BigEndian.Uint32(b[19:])
-	b = b[chunkKeyLen:]
-	k.Epoch = binary.BigEndian.Uint16(b)
-	k.Attempt = binary.BigEndian.Uint16(b[2:])
-	k.Deferrals = binary.BigEndian.Uint16(b[4:])
-	k.First = binary.BigEndian.Uint32(b[6:])
-	k.Kind = notify.RowKind(b[10])
-	return true
-}
-
-// timeKey is the first row key of bases made at ms.
-func timeKey(ms int64) []byte {
-	ms = min(max(ms, 0), 1<<48-1)
-	var t [8]byte
-	binary.BigEndian.PutUint64(t[:], uint64(ms))
-	return append([]byte{tRow}, t[2:]...)
-}
+// manyAtOnce bounds what a purge holds locked and in one batch.
+const manyAtOnce = 1000

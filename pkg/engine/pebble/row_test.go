@@ -2,7 +2,6 @@ package pebble
 
 import (
 	"errors"
-	"fmt"
 	"reflect"
 	"testing"
 
@@ -32,55 +31,6 @@ func chunk(failures int) notify.Row {
 	return r
 }
 
-func TestRowSizes(t *testing.T) {
-	t.Parallel()
-	retry := single()
-	for i := range uint32(100) {
-		retry.Index = append(retry.Index, 1000+i*80)
-	}
-	for _, c := range []struct {
-		what string
-		row  notify.Row
-		most int
-	}{
-		{"single", single(), 80},
-		{"8,300 receivers", chunk(0), 110},
-		{"8,300 receivers, 100 failed", chunk(100), 640},
-		{"retry of 100", retry, 190},
-	} {
-		n := len(appendRow(nil, &c.row))
-		t.Logf("%s: %d bytes", c.what, n)
-		if n > c.most {
-			t.Errorf("%s takes %d bytes, more than %d", c.what, n, c.most)
-		}
-	}
-}
-
-// TestRowWithManyCodes: a table of texts that is not searched to its end.
-func TestRowWithManyCodes(t *testing.T) {
-	t.Parallel()
-	r := single()
-	for i := range 500 {
-		r.Exceptions = append(r.Exceptions, notify.Exception{Pos: uint32(i), State: notify.Failed, Code: fmt.Sprintf("code_%d", i*i%97), Provider: fmt.Sprint(i)})
-	}
-	got := notify.Row{Key: r.Key}
-	if !decodeRow(appendRow(nil, &r), &got) || !reflect.DeepEqual(got, r) {
-		t.Fatalf("got %+v", got)
-	}
-}
-
-func TestNewerRowIsRefused(t *testing.T) {
-	t.Parallel()
-	r := single()
-	v := appendRow(nil, &r)
-	for _, version := range []byte{0, rowVersion + 1} {
-		v[0] = version
-		if decodeRow(v, new(notify.Row)) {
-			t.Errorf("a row of version %d was read", version)
-		}
-	}
-}
-
 // A value of each form that a newer release wrote is told apart from damage.
 func TestNewerValuesAreNotDamaged(t *testing.T) {
 	t.Parallel()
@@ -92,10 +42,6 @@ func TestNewerValuesAreNotDamaged(t *testing.T) {
 		}
 	})
 	read := map[string]func(version byte) error{
-		"outcome row": func(v byte) error {
-			k := appendRowKey(nil, &notify.RowKey{Chunk: notify.Chunk{Base: base}})
-			return readRow(k, []byte{v, 'x'}, new(notify.Row))
-		},
 		"schedule": func(v byte) error {
 			return readSchedule(scheduleKey(tSchedule, base), []byte{v, 'x'}, new(engine.Schedule))
 		},
@@ -143,28 +89,8 @@ func set(t *testing.T, s *Store, k, v []byte) {
 	}
 }
 
-// FuzzRow: whatever the bytes are, decoding neither panics nor allocates more
-// than they are long, and what it accepts is written again the same.
-func FuzzRow(f *testing.F) {
-	for _, r := range []notify.Row{{}, single(), chunk(3)} {
-		r.Index = []uint32{4, 5, 900}
-		f.Add(appendRow(nil, &r))
-	}
-	f.Fuzz(func(t *testing.T, v []byte) {
-		var r, again notify.Row
-		if !decodeRow(v, &r) || checkRow(&r) != nil {
-			return
-		}
-		if cap(r.Index) > len(v) || cap(r.Exceptions) > len(v) {
-			t.Fatalf("%d indexes and %d exceptions from %d bytes", cap(r.Index), cap(r.Exceptions), len(v))
-		}
-		if !decodeRow(appendRow(nil, &r), &again) || !reflect.DeepEqual(again, r) {
-			t.Fatalf("got %+v, want %+v", again, r)
-		}
-	})
-}
-
-// FuzzReservation is the same for reservations.
+// FuzzReservation: whatever the bytes are, decoding does not panic, and what it accepts
+// is written again the same.
 func FuzzReservation(f *testing.F) {
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, v []byte) {
@@ -176,24 +102,4 @@ func FuzzReservation(f *testing.F) {
 			t.Fatalf("got %+v, want %+v", b, a)
 		}
 	})
-}
-
-func BenchmarkRowCodec(b *testing.B) {
-	for _, c := range []struct {
-		name string
-		row  notify.Row
-	}{{"single", single()}, {"chunk", chunk(0)}, {"chunk100", chunk(100)}} {
-		b.Run(c.name, func(b *testing.B) {
-			b.ReportAllocs()
-			var buf []byte
-			k := appendRowKey(nil, &c.row.Key)
-			for b.Loop() {
-				buf = appendRow(buf[:0], &c.row)
-				var out notify.Row
-				if readRow(k, buf, &out) != nil {
-					b.Fatal("corrupt")
-				}
-			}
-		})
-	}
 }

@@ -3,7 +3,10 @@ package pebble
 import (
 	"bytes"
 	"context"
+	"errors"
 	"sync"
+
+	pebbledb "github.com/cockroachdb/pebble/v2"
 
 	"github.com/notifyd/notifyd/pkg/rows"
 )
@@ -39,6 +42,9 @@ func (r *partRows) Scan(ctx context.Context, p rows.Part, in rows.Range, fn func
 	walk, all := r.s.each, under(append(bytes.Clone(prefix), in.Prefix...))
 	if in.After >= in.Prefix {
 		all.From = append(append(bytes.Clone(prefix), in.After...), 0)
+	}
+	if to := append(bytes.Clone(prefix), in.Before...); in.Before != "" && bytes.Compare(to, all.To) < 0 {
+		all.To = to
 	}
 	if in.Back {
 		walk = r.s.eachBack
@@ -138,6 +144,59 @@ func (r *partRows) fill(tx tx, cs []rows.Change, last []*uint64) {
 			tx.setUint(appendPart([]byte{tNumber}, c.Part), *last[i])
 		}
 	}
+}
+
+func (r *partRows) Write(ctx context.Context, fill func(rows.Batch)) error {
+	return r.s.commit.write(ctx, func(tx tx) { fill(tx) }, nil)
+}
+
+// appendRowsKey appends the key of a row of a partition.
+func appendRowsKey[K string | []byte](b []byte, p rows.Part, key K) []byte {
+	return append(appendPart(append(b, tRows), p), key...)
+}
+
+// Set implements rows.Batch. It writes the key where the batch has it: that costs no
+// allocation.
+func (t tx) Set(p rows.Part, key, value []byte) {
+	op := t.b.SetDeferred(1+1+2+len(p.Name)+len(key), len(value))
+	appendRowsKey(op.Key[:0], p, key)
+	copy(op.Value, value)
+	_ = op.Finish()
+}
+
+// Delete implements rows.Batch.
+func (t tx) Delete(p rows.Part, key string) { t.delete(appendRowsKey(nil, p, key)) }
+
+func (r *partRows) Look(ctx context.Context, p rows.Part, n int, key func([]byte, int) []byte, fn func(int, []byte) error) error {
+	k := appendPart(append(make([]byte, 0, 64), tRows), p)
+	prefix, seen := len(k), 0
+	for i := range n {
+		if err := sometimes(ctx, &seen); err != nil {
+			return err
+		}
+		k = key(k[:prefix], i)
+		v, c, err := r.s.db.Get(k)
+		if errors.Is(err, pebbledb.ErrNotFound) {
+			if err := fn(i, nil); err != nil {
+				return err
+			}
+			continue
+		}
+		if err != nil {
+			return translate(err)
+		}
+		if v == nil {
+			v = []byte{}
+		}
+		err = fn(i, v)
+		if cerr := c.Close(); err == nil {
+			err = translate(cerr)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // counter returns the last number of a partition. It reads it from the disk at first.

@@ -37,7 +37,6 @@ type Store struct {
 	latch   *latch
 	commit  *committer
 	locks   *keyLocks
-	tenures tenures
 
 	*store.Contracts // over rows.go
 

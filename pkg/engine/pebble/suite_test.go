@@ -3,12 +3,10 @@ package pebble
 import (
 	"testing"
 
-	pebbledb "github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/enginetest"
-	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
@@ -57,9 +55,7 @@ func TestRows(t *testing.T) {
 
 func TestStatus(t *testing.T) {
 	t.Parallel()
-	enginetest.Status(t, open((*Store).Status), func(s engine.Status, k notify.RowKey, value []byte) error {
-		return s.(status).s.db.Set(appendRowKey(nil, &k), value, pebbledb.Sync)
-	})
+	enginetest.Status(t, open(enginetest.StatusOver), enginetest.DamageOver)
 }
 func TestTimers(t *testing.T)  { t.Parallel(); enginetest.Timers(t, open((*Store).Timers)) }
 func TestPrefs(t *testing.T)   { t.Parallel(); enginetest.Prefs(t, open((*Store).Prefs)) }

@@ -2,6 +2,7 @@ package pebble
 
 import (
 	"encoding/binary"
+	"sync"
 	"unsafe"
 )
 
@@ -96,4 +97,31 @@ func appendLen(b []byte, s string) []byte {
 func appendBytes(b, s []byte) []byte {
 	b = binary.AppendUvarint(b, uint64(len(s)))
 	return append(b, s...)
+}
+
+// packed holds encoded rows between a writer and the committer.
+type packed struct {
+	buf  []byte
+	ends []int // of each part
+}
+
+var packedPool = sync.Pool{New: func() any { return new(packed) }}
+
+// newPacked returns an empty one, to be put back into the pool.
+func newPacked() *packed {
+	p := packedPool.Get().(*packed)
+	p.buf, p.ends = p.buf[:0], p.ends[:0]
+	return p
+}
+
+// mark ends a part.
+func (p *packed) mark() { p.ends = append(p.ends, len(p.buf)) }
+
+// part returns the part with a number.
+func (p *packed) part(i int) []byte {
+	start := 0
+	if i > 0 {
+		start = p.ends[i-1]
+	}
+	return p.buf[start:p.ends[i]]
 }

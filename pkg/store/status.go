@@ -1,0 +1,225 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/rows"
+)
+
+// status keeps outcome rows. Its tenures live in memory: the store has one process, and
+// its owners end with it.
+type status struct {
+	rows rows.Rows
+
+	mu      sync.Mutex
+	tenures map[topicPartition]tenure
+}
+
+type topicPartition struct {
+	topic string
+	n     int32
+}
+
+type tenure struct {
+	begun int64 // Start of the last TakeOver
+	// fenced is the Start below which rows are dropped. It belongs to the latest tenure
+	// that has resumed a row; a tenure that was begun and not used fences no writer. It
+	// is raised in the fill of a Write.
+	fenced int64
+	seen   int64 // likewise, once the rows that were written before are visible
+}
+
+func newStatus(r rows.Rows) *status {
+	return &status{rows: r, tenures: map[topicPartition]tenure{}}
+}
+
+// packed holds the keys and values of outcome rows until a Write copies them.
+type packed struct {
+	b    []byte
+	ends []int // of each row
+}
+
+var packedPool = sync.Pool{New: func() any { return new(packed) }}
+
+func (s *status) Put(ctx context.Context, in []notify.Row) error {
+	if len(in) == 0 {
+		return nil
+	}
+	// Rows are packed before the Write: under its lock they are only copied.
+	p := packedPool.Get().(*packed)
+	defer packedPool.Put(p)
+	p.b, p.ends = p.b[:0], p.ends[:0]
+	for i := range in {
+		if err := CheckRow(&in[i]); err != nil {
+			return err
+		}
+		p.b = AppendRow(appendRowKey(p.b, &in[i].Key), &in[i])
+		p.ends = append(p.ends, len(p.b))
+	}
+	return s.rows.Write(ctx, func(b rows.Batch) {
+		start := 0
+		for i, end := range p.ends {
+			if !s.fenced(&in[i]) {
+				b.Set(tableStatus, p.b[start:start+rowKeyLen], p.b[start+rowKeyLen:end])
+			}
+			start = end
+		}
+	})
+}
+
+// Get finds no row for most keys: a worker asks for what it is about to claim.
+func (s *status) Get(ctx context.Context, keys []notify.RowKey) ([]notify.Row, error) {
+	return s.get(ctx, keys, false)
+}
+
+// get returns rows that cannot be unpacked with their bytes, if damaged is set, else
+// an error.
+func (s *status) get(ctx context.Context, keys []notify.RowKey, damaged bool) ([]notify.Row, error) {
+	out := make([]notify.Row, len(keys))
+	key := func(b []byte, i int) []byte { return appendRowKey(b, &keys[i]) }
+	err := s.rows.Look(ctx, tableStatus, len(keys), key, func(i int, v []byte) error {
+		if v == nil {
+			return nil
+		}
+		if out[i].Key = keys[i]; ReadRow(v, &out[i]) {
+			return nil
+		}
+		err := unread("outcome row", string(key(nil, i)), v, RowVersion)
+		if damaged && errors.Is(err, notify.ErrCorrupt) {
+			out[i], err = notify.Row{Key: keys[i], Damaged: append([]byte{}, v...)}, nil
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (s *status) Chunk(ctx context.Context, c notify.Chunk) (out []notify.Row, err error) {
+	err = s.each(ctx, rows.Range{Prefix: string(appendChunkKey(nil, c))}, func(r *notify.Row) error {
+		out = append(out, *r)
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (s *status) Request(ctx context.Context, base notify.Base, fn func(*notify.Row) error) error {
+	return s.each(ctx, rows.Range{Prefix: string(base[:])}, fn)
+}
+
+func (s *status) Scan(ctx context.Context, from, to int64, fn func(*notify.Row) error) error {
+	if from >= to {
+		return nil
+	}
+	in := rows.Range{After: timeKey(from)}
+	if to < 1<<48 { // a base has so many milliseconds
+		in.Before = timeKey(to)
+	}
+	return s.each(ctx, in, fn)
+}
+
+func (s *status) each(ctx context.Context, in rows.Range, fn func(*notify.Row) error) error {
+	return s.rows.Scan(ctx, tableStatus, in, func(stored rows.Row) (bool, error) {
+		row := new(notify.Row)
+		if !readRowKey(stored.Key, &row.Key) || !ReadRow(stored.Value, row) {
+			return false, unread("outcome row", stored.Key, stored.Value, RowVersion)
+		}
+		return true, fn(row)
+	})
+}
+
+// change calls f with the tenure of a partition.
+func (s *status) change(p topicPartition, f func(*tenure)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t := s.tenures[p]
+	f(&t)
+	s.tenures[p] = t
+}
+
+// fenced reports whether the tenure that stamped a row has ended. It is called in the
+// fill of a Write.
+func (s *status) fenced(r *notify.Row) bool {
+	if r.Stamp <= 0 {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return r.Stamp < s.tenures[topicPartition{r.Topic, r.LogPart}].fenced
+}
+
+// TakeOver implements engine.Status.
+func (s *status) TakeOver(ctx context.Context, topic string, n int32) (next engine.Tenure, err error) {
+	if ctx.Err() != nil {
+		return next, notify.Unavailable("store", 0, context.Cause(ctx))
+	}
+	s.change(topicPartition{topic, n}, func(t *tenure) {
+		next = engine.NextTenure(topic, n, t.begun, time.Now().UnixMicro())
+		t.begun = next.Start
+	})
+	return next, nil
+}
+
+// Resume drops what earlier tenures write from now on, and waits until what they
+// wrote before is visible. Both cost a Write with nothing in it, once a tenure.
+func (s *status) Resume(ctx context.Context, of engine.Tenure, keys []notify.RowKey) ([]notify.Row, error) {
+	p, ready := topicPartition{of.Topic, of.Partition}, false
+	s.change(p, func(t *tenure) { ready = t.seen >= of.Start })
+	if !ready {
+		err := s.rows.Write(ctx, func(rows.Batch) {
+			s.change(p, func(t *tenure) { t.fenced = max(t.fenced, of.Start) })
+		})
+		if err != nil {
+			return nil, err
+		}
+		s.change(p, func(t *tenure) { t.seen = max(t.seen, of.Start) })
+	}
+	return s.get(ctx, keys, true)
+}
+
+// PurgeOutcomes implements engine.Aged. It deletes rows one by one: a worker may
+// meanwhile write the claim of an old request among them, a schedule of last year that
+// fires now.
+//
+// Keys begin with the time of the request, and no row is older than its request: the
+// scan ends there, and reads no younger rows.
+func (c *Contracts) PurgeOutcomes(ctx context.Context, closed, open int64) (total int, err error) {
+	in := rows.Range{Before: timeKey(max(closed, open))}
+	for more := true; more; {
+		var old []string
+		more = false
+		err := c.rows.Scan(ctx, tableStatus, in, func(stored rows.Row) (bool, error) {
+			var row notify.Row
+			if !ReadRow(stored.Value, &row) {
+				return false, unread("outcome row", stored.Key, stored.Value, RowVersion)
+			}
+			if row.Done && row.Updated < closed || !row.Done && row.Updated < open {
+				old = append(old, stored.Key)
+			}
+			in.After, more = stored.Key, len(old) == manyAtOnce
+			return !more, nil
+		})
+		if err != nil || len(old) == 0 {
+			return total, err
+		}
+		err = c.rows.Write(ctx, func(b rows.Batch) {
+			for _, key := range old {
+				b.Delete(tableStatus, key)
+			}
+		})
+		if err != nil {
+			return total, err
+		}
+		total += len(old)
+	}
+	return total, nil
+}
