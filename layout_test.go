@@ -99,11 +99,14 @@ var floors = []floor{
 		"pkg/load/screen": "load load/report notify term",            // term: how texts and numbers are written for people
 		"pkg/console":     "notify api term",
 	}},
+	{"duties of a process among others", map[string]string{
+		"pkg/cluster": "engine notify api internal/killpoint server trigger worker", // no technology of engines
+	}},
 	{"the process: the only place that knows more than one engine", map[string]string{
 		"pkg/app": everything("load", "load/report", "load/screen", "console", "engine/faulty", "engine/enginetest", "trace/tracetest"),
 	}},
 	{"the programs", map[string]string{
-		"cmd/notifyd":   "app api backup internal/atomicfile notify server simulator load term",
+		"cmd/notifyd":   "app api backup cluster internal/atomicfile notify server simulator load term",
 		"cmd/notifyctl": "app internal/freeport api archive backup internal/atomicfile load load/report load/screen console notify secrets term tool/humantime tool/capacity tool/codes tool/promcheck docs dashboards",
 	}},
 }
@@ -329,6 +332,7 @@ func TestCheckFindsProblems(t *testing.T) {
 	f("pkg/engine/testdata/a.go", module+"pkg/log", "")
 	f("pkg/util/a.go", "net/http", "not in the table")
 	f("pkg/app/a.go", module+"pkg/engine/pebble", "")
+	f("pkg/cluster/a.go", module+"pkg/engine/redis", "must not import pkg/engine/redis")
 	f("pkg/app/a.go", module+"pkg/load", "must not import pkg/load")
 	f("pkg/app/a.go", module+"cmd/notifyd", "must not import cmd/notifyd")
 	f("pkg/app/a.go", module+"pkg/engine/enginetest", "is for tests")

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/notifyd/notifyd/pkg/app"
+	"github.com/notifyd/notifyd/pkg/cluster"
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
@@ -84,7 +85,7 @@ a second later or more, ends the process at once.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			extra := map[string]any{}
 			if len(roles) > 0 {
-				if _, err := app.ParseRoles(roles); err != nil {
+				if _, err := cluster.ParseRoles(roles); err != nil {
 					return term.Usage("--role %v", err)
 				}
 				extra["roles"] = roles
@@ -114,7 +115,7 @@ a second later or more, ends the process at once.`,
 		},
 	}
 	cf.add(c)
-	c.Flags().StringSliceVar(&roles, "role", nil, "what this process does (default: the configuration's roles): "+strings.Join(app.Roles, ", "))
+	c.Flags().StringSliceVar(&roles, "role", nil, "what this process does (default: the configuration's roles): "+strings.Join(cluster.Roles, ", "))
 	c.Flags().StringVar(&data, "data-dir", "", "folder of the embedded engines")
 	return c
 }

@@ -5,98 +5,21 @@ import (
 	"errors"
 	"net/http"
 	"net/http/httptest"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/cluster"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// set makes a clock's last reading say that it is that far ahead.
-func (c *clock) set(off time.Duration) {
-	r := read(off)
-	c.last.Store(&r)
-}
-
-// The reference is the median of the servers that answer: one that is wrong stops no
-// process, and a clock that most of them find wrong is wrong.
-func TestClockIsComparedWithTheMedian(t *testing.T) {
-	t.Parallel()
-	const away = time.Duration(1 << 62)
-	for name, c := range map[string]struct {
-		ahead []time.Duration // of the servers
-		want  time.Duration   // how far ours is ahead
-	}{
-		"all agree":                        {[]time.Duration{0, 0, 0}, 0},
-		"one is 10 s ahead":                {[]time.Duration{10 * time.Second, 0, 0}, 0},
-		"one is 10 s behind":               {[]time.Duration{0, -10 * time.Second, 0}, 0},
-		"one is wrong, one away":           {[]time.Duration{10 * time.Second, away, 0}, 0},
-		"ours is 2 s ahead":                {[]time.Duration{-2 * time.Second, -2 * time.Second, -2 * time.Second}, 2 * time.Second},
-		"ours is, and one agrees by error": {[]time.Duration{-2 * time.Second, 0, -2 * time.Second}, 2 * time.Second},
-		"ours is, and one alone answers":   {[]time.Duration{away, -2 * time.Second, away}, 2 * time.Second},
-		"none answers: what was known":     {[]time.Duration{away, away, away}, 7 * time.Second},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			var k clock
-			k.set(7 * time.Second)
-			var servers []askClock
-			for _, ahead := range c.ahead {
-				servers = append(servers, func(context.Context) (time.Duration, time.Duration, error) {
-					if ahead == away {
-						return 0, 0, errors.New("away")
-					}
-					return ahead, 0, nil
-				})
-			}
-			k.ask(t.Context(), servers)
-			if got := k.offset().Round(time.Millisecond); got != c.want {
-				t.Errorf("off by %s, want %s", got, c.want)
-			}
-			e, refused := errors.AsType[*notify.Error](k.err())
-			if refused != (c.want > maxClockOffset) || refused && (e.Kind != notify.KindUnavailable || e.Code != "clock" || e.RetryAfter <= 0) {
-				t.Errorf("refuses with %v", k.err())
-			}
-		})
-	}
-}
-
-// A server that answers too slowly, or not at all, counts with its last answer: a wrong
-// one that alone is quick does not decide.
-func TestClockRemembersServers(t *testing.T) {
-	t.Parallel()
-	var slow atomic.Bool
-	right := func(context.Context) (time.Duration, time.Duration, error) {
-		if slow.Load() {
-			return 0, clockSlow + 1, nil
-		}
-		return 0, 0, nil
-	}
-	wrong := func(context.Context) (time.Duration, time.Duration, error) { return 10 * time.Second, 0, nil }
-	var k clock
-	for range 2 {
-		k.ask(t.Context(), []askClock{right, wrong, right})
-		if err := k.err(); err != nil {
-			t.Errorf("the others are slow: %t: %v", slow.Load(), err)
-		}
-		slow.Store(true)
-	}
-}
-
-// A clock that is set is known to be off at once, and not when servers are asked again.
-func TestClockThatIsSet(t *testing.T) {
-	t.Parallel()
-	for _, by := range []time.Duration{time.Hour, -time.Hour} {
-		var k clock
-		k.set(0)
-		k.last.Load().wall = k.last.Load().wall.Add(-by)
-		if off := k.offset().Round(time.Minute); off != by || k.err() == nil {
-			t.Errorf("set by %s: %s off, %v", by, off, k.err())
-		}
-	}
+// setClock makes a clock say that it is that far ahead.
+func setClock(t *testing.T, c *cluster.Clock, off time.Duration) {
+	t.Helper()
+	c.Servers = []cluster.AskClock{func(context.Context) (time.Duration, time.Duration, error) { return -off, 0, nil }}
+	c.Ask(t.Context())
 }
 
 // A process whose clock is off refuses with 503 clock whatever depends on it, calls back
@@ -108,7 +31,7 @@ func TestClockRefuses(t *testing.T) {
 	defer sink.Close()
 	cfg := sharing(t)
 	s := newShared(t, &cfg)
-	l := runAs(t, RoleAll, cfg, seams{servers: s.open})
+	l := runAs(t, cluster.RoleAll, cfg, seams{servers: s.open})
 	once := *l.client
 	once.Retries = 0
 	ctx := t.Context()
@@ -153,10 +76,10 @@ func TestClockRefuses(t *testing.T) {
 		{"the end of a schedule", func() error { _, err := once.Cancel(ctx, sent.NotificationID); return err }},
 	}
 	for _, off := range []time.Duration{time.Hour, -time.Hour} {
-		l.servers.clock.set(off)
+		setClock(t, l.clock, off)
 		for _, try := range tries {
 			err := try.do()
-			if e, _ := errors.AsType[*notify.Error](err); e == nil || e.Kind != notify.KindUnavailable || e.Code != "clock" || e.RetryAfter != clockRetry {
+			if e, _ := errors.AsType[*notify.Error](err); e == nil || e.Kind != notify.KindUnavailable || e.Code != "clock" || e.RetryAfter <= 0 {
 				t.Errorf("%s off: %s: %v", off, try.name, err)
 			}
 		}
@@ -177,7 +100,7 @@ func TestClockRefuses(t *testing.T) {
 		t.Error("a callback of a process whose clock is off")
 	default:
 	}
-	l.servers.clock.set(0)
+	setClock(t, l.clock, 0)
 	for _, try := range tries {
 		if err := try.do(); err != nil {
 			t.Errorf("the clock is right: %s: %v", try.name, err)

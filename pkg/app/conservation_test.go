@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/cluster"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -292,7 +293,7 @@ func TestAuditOfTriggersAndSchedules(t *testing.T) {
 func TestReadOfTheLogEnds(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig(t, t.TempDir())
-	l := runAs(t, RoleAPI, cfg, seams{}) // nobody trims
+	l := runAs(t, cluster.RoleAPI, cfg, seams{}) // nobody trims
 	for i := range 20 {
 		if _, err := l.client.Send(t.Context(), push(fmt.Sprint("user-", i), "x"), ""); err != nil {
 			t.Fatal(err)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/cluster"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -38,7 +39,7 @@ func TestDamagedLog(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig(t, t.TempDir())
 	cfg.Log.Partitions["push"] = 1
-	a := runAs(t, RoleAPI, cfg, seams{}) // nobody consumes
+	a := runAs(t, cluster.RoleAPI, cfg, seams{}) // nobody consumes
 	var ids []string
 	for i := range 10 {
 		sent, err := a.client.Send(t.Context(), push(fmt.Sprint("user-", i), fmt.Sprint("this is body ", i, ";")), "")
@@ -128,7 +129,7 @@ func TestDamagedLog(t *testing.T) {
 func TestFanoutWithALostPart(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig(t, t.TempDir())
-	a := runAs(t, RoleAPI, cfg, seams{})
+	a := runAs(t, cluster.RoleAPI, cfg, seams{})
 	f := api.Fanout{Channel: "push", Category: "transactional", Content: api.Content{Body: "b"}}
 	for i := range 100 {
 		f.Receivers = append(f.Receivers, api.Receiver{UserID: fmt.Sprint("user-", i), Address: "apns:" + device})

@@ -10,6 +10,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/notifyd/notifyd/pkg/cluster"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/timer"
@@ -60,7 +61,7 @@ type deferredCounter struct {
 
 // countsDeferred reports whether a process with these tasks counts. Where processes
 // share a store only the role operator counts, so that not every process reads the store.
-func (n *Node) countsDeferred(do Tasks) bool { return n.own != nil || do.Operator }
+func (n *Node) countsDeferred(do cluster.Tasks) bool { return n.own != nil || do.Operator }
 
 // watchDeferred counts until ctx ends. After an error the last count stands, and its
 // age grows.

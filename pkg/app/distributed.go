@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/cluster"
 	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -21,7 +22,7 @@ func (n *Node) openDistributed(ctx context.Context) error {
 	if err := n.listen(ctx); err != nil {
 		return err
 	}
-	n.servers = &servers{clock: clock{log: n.log}}
+	n.servers, n.clock = &servers{}, &cluster.Clock{Log: n.log}
 	n.owner = n.cfg.instance() + "-" + strings.ToLower(notify.NewBase(time.Now()).String())
 	open := openServers
 	if n.seams.servers != nil {
@@ -53,7 +54,7 @@ func notMigrated(what string) error {
 // useServers makes the engines that were opened those of the stages.
 func (n *Node) useServers(ctx context.Context) (err error) {
 	st := &n.st
-	n.servers.standings = &standings{beats: st.beats, owner: n.owner}
+	n.servers.standings = cluster.NewStandings(st.beats, n.owner)
 	if err := n.openAdmin(); err != nil {
 		return err
 	}
@@ -92,14 +93,14 @@ func (n *Node) useServers(ctx context.Context) (err error) {
 		return err
 	}
 	// A delay is counted, and the minute of a timer is chosen, by this clock.
-	st.laterGate = n.servers.clock.err
+	st.laterGate = n.clock.Err
 	st.ready = func() error {
 		if !n.tasks.Scheduler {
 			return nil // what is due now needs no clock that agrees, and another process takes the rest
 		}
 		// Engines that are away come back, and each has its own fallback meanwhile. A
 		// clock that is off does not right itself.
-		return n.servers.clock.err()
+		return n.clock.Err()
 	}
 	return nil
 }
@@ -112,7 +113,7 @@ func (n *Node) doctorServers(ctx context.Context, fs *findings) {
 	for _, c := range n.servers.checks {
 		c(ctx, fs)
 	}
-	off := n.servers.clock.offset()
-	fs.add("clock", off.Abs() > maxClockOffset, "fail", "%s off from the servers'; above %s this process owns no timers, makes no callbacks, and answers 503 to what is due later and to cancels of schedules", off.Round(time.Millisecond), maxClockOffset)
-	fs.add("roles", false, "", "%s as %s; dispatchers: %s", strings.Join(n.cfg.Roles, ", "), n.owner, strings.Join(n.servers.dispatchers.names(), ", "))
+	off := n.clock.Offset()
+	fs.add("clock", off.Abs() > cluster.MaxClockOffset, "fail", "%s off from the servers'; above %s this process owns no timers, makes no callbacks, and answers 503 to what is due later and to cancels of schedules", off.Round(time.Millisecond), cluster.MaxClockOffset)
+	fs.add("roles", false, "", "%s as %s; dispatchers: %s", strings.Join(n.cfg.Roles, ", "), n.owner, strings.Join(n.servers.dispatchers.Names(), ", "))
 }

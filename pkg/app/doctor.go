@@ -114,7 +114,7 @@ func (n *Node) doctor(ctx context.Context) (any, error) {
 		_, ok := n.provs.byChannel[ch]
 		add("provider "+ch.String(), !ok, "warn", "configured: %v", ok)
 	}
-	if part, ahead := n.removals.ahead(); ahead > 0 {
+	if part, ahead := n.removals.Ahead(); ahead > 0 {
 		add("removal", true, "warn", "the clock is %s ahead of the time that removal goes by (%s): it jumped, or notifyd was down", ahead.Round(time.Second), part)
 	}
 	n.doctorSecrets(ctx, &fs)
@@ -338,7 +338,7 @@ func colon(reason string) string {
 func (n *Node) pausedGroup(group string) bool {
 	for _, l := range notify.Lanes() {
 		if group == l.Group() || group == l.RetryGroup() {
-			return n.lanes.gates[l].IsShut()
+			return n.lanes.Gate(l).IsShut()
 		}
 	}
 	return false

@@ -81,7 +81,7 @@ func (n *Node) openEmbedded(ctx context.Context) error {
 	}
 	n.own.history, err = history.Open(history.Config{
 		Dir: filepath.Join(cfg.DataDir, "history"), Retention: cfg.History.Retention, Barrier: n.barrier, Log: n.log,
-		RemovalTime: n.removal("history", n.own.store.Meta()).advance,
+		RemovalTime: n.removals.Begin("history", n.own.store.Meta()).Advance,
 		SegmentAge:  n.seams.historyAge, SegmentBytes: segmentBytes(cfg), Archived: archived, ArchiveWait: cfg.Archive.Wait,
 	})
 	if err != nil {

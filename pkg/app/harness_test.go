@@ -15,6 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/cluster"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/server"
 )
@@ -82,7 +83,7 @@ func (o *output) String() string {
 // run runs a node until the test is over or stop is called.
 func run(t *testing.T, cfg Config, s seams, prepare ...func(*Node)) *life {
 	t.Helper()
-	return runAs(t, RoleAll, cfg, s, prepare...)
+	return runAs(t, cluster.RoleAll, cfg, s, prepare...)
 }
 
 func runAs(t *testing.T, role string, cfg Config, s seams, prepare ...func(*Node)) *life {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/cluster"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -65,12 +66,12 @@ func (n *Node) buildLater() error {
 	}
 	share := func(limit int) int { return limit }
 	if n.servers != nil {
-		tc.ClockOffset, tc.MaxClockOffset = n.servers.clock.offset, maxClockOffset
+		tc.ClockOffset, tc.MaxClockOffset = n.clock.Offset, cluster.MaxClockOffset
 		if tc.Queue, err = n.st.queue(nearQueue, nearReceives); err != nil {
 			return err
 		}
-		n.servers.dispatchers = newPeers(n.st.beats, "dispatchers", n.owner)
-		share = n.servers.dispatchers.share
+		n.servers.dispatchers = cluster.NewPeers(n.st.beats, "dispatchers", n.owner)
+		share = n.servers.dispatchers.Share
 	}
 	l.timers = timer.New(tc)
 	l.schedules = schedule.New(schedule.Config{
@@ -79,7 +80,7 @@ func (n *Node) buildLater() error {
 		Forget: func(ctx context.Context, ts []engine.Timer) error {
 			return n.st.scheduled.ForgetTimers(ctx, cfg.Timers.Shards, ts)
 		},
-		Clock: n.clockErr, Ended: n.cancelledTimers, Guard: tc.Guard(), MaxDelay: cfg.Timers.MaxDelay, Logger: n.log,
+		Clock: n.clock.Err, Ended: n.cancelledTimers, Guard: tc.Guard(), MaxDelay: cfg.Timers.MaxDelay, Logger: n.log,
 	})
 	policy, err := cfg.egress()
 	if err != nil {
@@ -107,7 +108,7 @@ func (n *Node) buildLater() error {
 	}
 	if l.dispatcher, err = trigger.NewDispatcher(trigger.DispatcherConfig{
 		Triggers: n.st.triggers, Callers: callers, Queue: l.queue, Later: rows, Dead: deadTriggers{n.producer},
-		Egress: l.egress, Census: l.census, Clock: n.clockErr, CallerInFlight: cfg.Triggers.CallerInFlight, Share: share, MaxInFlight: cfg.Triggers.InFlight,
+		Egress: l.egress, Census: l.census, Clock: n.clock.Err, CallerInFlight: cfg.Triggers.CallerInFlight, Share: share, MaxInFlight: cfg.Triggers.InFlight,
 		Drain: cfg.Workers.Drain, Events: events, Logger: n.log, Tracer: n.tracer,
 	}); err != nil {
 		return err
@@ -238,103 +239,6 @@ func (n *Node) reconcile(ctx context.Context) error {
 			n.log.Warn("reconcile found triggers that nothing led to", "found", found, "repaired", mended)
 		}
 	})
-}
-
-// circuits are the breakers of providers' routes and of callers' callbacks.
-type circuits struct{ n *Node }
-
-const (
-	ofProvider = "provider:"
-	ofCaller   = "caller:"
-)
-
-func (c circuits) List() []api.Circuit {
-	var out []api.Circuit
-	now := time.Now()
-	for _, r := range c.n.health.Circuits(now) {
-		one := api.Circuit{Name: ofProvider + r.Route, State: r.State, Pinned: r.Held, Reason: r.Reason, Code: r.Code}
-		if !r.Since.IsZero() {
-			one.Since = &r.Since
-		}
-		if !r.Blocked.IsZero() {
-			one.State, one.Until = "open", &r.Blocked
-			if one.Reason == "" {
-				one.Reason = "throttled"
-			}
-		}
-		if !r.RetryAt.IsZero() && !r.Held {
-			one.Until = &r.RetryAt
-		}
-		out = append(out, one)
-	}
-	for _, r := range c.n.later.dispatcher.Circuits() {
-		out = append(out, callerCircuit(r))
-	}
-	slices.SortFunc(out, func(a, b api.Circuit) int { return strings.Compare(a.Name, b.Name) })
-	return out
-}
-
-func callerCircuit(c trigger.Circuit) api.Circuit {
-	out := api.Circuit{
-		Name: ofCaller + c.Caller, State: c.State.String(), Pinned: c.Pin != trigger.Unpinned,
-		InFlight: c.InFlight, Limit: c.Limit, Queued: c.Queued,
-	}
-	if !c.Since.IsZero() {
-		out.Since = &c.Since
-	}
-	if !c.Until.IsZero() {
-		out.Until = &c.Until
-	}
-	return out
-}
-
-func (c circuits) Set(ctx context.Context, name, to string) (api.Circuit, error) {
-	if route, ok := strings.CutPrefix(name, ofProvider); ok {
-		return c.setRoute(ctx, route, to)
-	}
-	caller, ok := strings.CutPrefix(name, ofCaller)
-	if !ok || caller == "" {
-		return api.Circuit{}, notify.NotFound("circuit")
-	}
-	if to != "open" && to != "closed" {
-		to = "reset"
-	}
-	if err := notify.BeforeAct(ctx); err != nil {
-		return api.Circuit{}, err
-	}
-	if err := c.n.keepPin(context.WithoutCancel(ctx), caller, to); err != nil {
-		return api.Circuit{}, err
-	}
-	got, err := c.n.setCircuit(caller, to)
-	return callerCircuit(got), err
-}
-
-// setRoute holds a provider's route open, or gives it back to its answers. A route
-// cannot be held closed: calls would go on to a provider that refuses them.
-func (c circuits) setRoute(ctx context.Context, route, to string) (api.Circuit, error) {
-	if to != "open" && to != "reset" {
-		return api.Circuit{}, notify.Invalid("not_settable", "name", "a provider's circuit is held open or reset, not closed")
-	}
-	if err := c.n.holdRoute(context.WithoutCancel(ctx), route, to == "open"); err != nil {
-		return api.Circuit{}, err
-	}
-	for _, one := range c.List() {
-		if one.Name == ofProvider+route {
-			return one, nil
-		}
-	}
-	return api.Circuit{}, notify.NotFound("circuit")
-}
-
-// setCircuit holds a caller's circuit in this process, or lets it go.
-func (n *Node) setCircuit(caller, to string) (trigger.Circuit, error) {
-	switch to {
-	case "open":
-		return n.later.dispatcher.PinCircuit(caller, trigger.PinnedOpen)
-	case "closed":
-		return n.later.dispatcher.PinCircuit(caller, trigger.PinnedClosed)
-	}
-	return n.later.dispatcher.ResetCircuit(caller), nil
 }
 
 func (n *Node) checkURL(ctx context.Context, raw string) (api.URLVerdict, error) {

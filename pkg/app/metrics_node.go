@@ -7,7 +7,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/cluster"
 	"github.com/notifyd/notifyd/pkg/limit"
+	"github.com/notifyd/notifyd/pkg/notify"
 )
 
 // nodeCollector reads the gauges of the parts when they are asked for.
@@ -99,7 +101,7 @@ func (c *nodeCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	n.collectDeferred(gauge, now)
 	// A process tells of what it does: of the rest it knows nothing that is new.
-	if n.does(func(t Tasks) bool { return t.Scheduler }) {
+	if n.does(func(t cluster.Tasks) bool { return t.Scheduler }) {
 		n.collectTimers(ch, gauge)
 	}
 	if q, err := n.later.queue.Depth(context.Background()); err == nil {
@@ -109,11 +111,11 @@ func (c *nodeCollector) Collect(ch chan<- prometheus.Metric) {
 		gauge(descQueue, float64(q.Dead), "dead")
 		gauge(descBacklog, float64(q.Backlog))
 	}
-	if n.does(func(t Tasks) bool { return len(t.Lanes) > 0 }) {
+	if n.does(func(t cluster.Tasks) bool { return len(t.Lanes) > 0 }) {
 		gauge(descPrefs, n.prefs.Age(now).Seconds())
 		gauge(descCancels, n.cancels.Age(now).Seconds())
 	}
-	if n.does(func(t Tasks) bool { return t.Operator }) {
+	if n.does(func(t cluster.Tasks) bool { return t.Operator }) {
 		if failed, err := n.feeds.OldestUnseen(context.Background()); err == nil {
 			gauge(descUnseen, ageOf(failed, now))
 		}
@@ -125,10 +127,10 @@ func (c *nodeCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	gauge(descArchive, age)
 	gauge(descArchWait, wait)
-	_, ahead := n.removals.ahead()
+	_, ahead := n.removals.Ahead()
 	gauge(descRemoval, ahead.Seconds())
-	for l, g := range n.lanes.gates {
-		gauge(descPaused, one(g.IsShut()), l.String())
+	for _, l := range notify.Lanes() {
+		gauge(descPaused, one(n.lanes.Gate(l).IsShut()), l.String())
 	}
 	if rep := n.conserve.last.Load(); rep != nil {
 		for _, class := range api.DriftClasses {
@@ -146,7 +148,7 @@ func (c *nodeCollector) Collect(ch chan<- prometheus.Metric) {
 }
 
 // does reports whether the process has a task; one with engines of its own has all.
-func (n *Node) does(task func(Tasks) bool) bool { return n.own != nil || task(n.tasks) }
+func (n *Node) does(task func(cluster.Tasks) bool) bool { return n.own != nil || task(n.tasks) }
 
 // collectTimers are the metrics of the timer engine.
 func (n *Node) collectTimers(ch chan<- prometheus.Metric, gauge func(d *prometheus.Desc, v float64, labels ...string)) {

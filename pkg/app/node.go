@@ -19,6 +19,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/archive"
+	"github.com/notifyd/notifyd/pkg/cluster"
 	"github.com/notifyd/notifyd/pkg/deadletter"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/history"
@@ -70,7 +71,7 @@ type Node struct {
 	adminListener net.Listener   // likewise; nil: none
 	progress      func(step string)
 	served        bool // the server has run, and closed its listeners
-	removals      removals
+	removals      cluster.Removals
 	posLost       []string // positions the log had lost when it was opened
 	finished      func(*notify.Envelope)
 	taken         func(*notify.Call) // told of what stub providers accept; nil: nobody
@@ -82,9 +83,12 @@ type Node struct {
 	audit         *deadletter.AuditLog
 	conserve      conservation
 	deferred      deferredCounter
-	lanes         *lanes
-	campaigns     *campaignHolds
-	tasks         Tasks         // set by RunAs
+	clock         *cluster.Clock // nil: there are no servers to compare with
+	lanes         *cluster.Lanes
+	campaigns     *cluster.CampaignHolds
+	held          worker.Campaigns // as campaigns says
+	circuits      *cluster.Circuits
+	tasks         cluster.Tasks // set by RunAs
 	tracer        *trace.Tracer // nil: no collector is configured
 }
 
@@ -121,7 +125,7 @@ func New(cfg Config, logger *slog.Logger, opts ...Option) (*Node, error) {
 }
 
 func newNode(cfg Config, logger *slog.Logger, seams seams, opts ...Option) (_ *Node, err error) {
-	n := &Node{testing: make(chan struct{}, 1), cfg: cfg, log: logger, tail: &deadletter.Tail[api.Event]{}, seams: seams, progress: func(string) {}}
+	n := &Node{removals: cluster.Removals{Log: logger}, testing: make(chan struct{}, 1), cfg: cfg, log: logger, tail: &deadletter.Tail[api.Event]{}, seams: seams, progress: func(string) {}}
 	for _, o := range opts {
 		o(n)
 	}
@@ -179,13 +183,7 @@ func (n *Node) build() error {
 	}
 	n.solo = worker.NewSolo()
 	n.commit = worker.NewCommitter(worker.CommitterConfig{Put: n.st.status.Put, Logger: n.log, Stalled: n.metrics.stalled})
-	if n.lanes, err = openLanes(context.Background(), n); err != nil {
-		return err
-	}
-	if n.campaigns, err = openCampaignHolds(context.Background(), n.st.meta); err != nil {
-		return err
-	}
-	if err := n.followRouteHolds(context.Background()); err != nil {
+	if err := n.followOperators(context.Background()); err != nil {
 		return err
 	}
 	for _, l := range notify.Lanes() {
@@ -205,7 +203,7 @@ func (n *Node) build() error {
 	n.intake, err = intake.New(intake.Stores{
 		Log: n.counted(), Partitions: n.st.partitions, Idem: n.st.idem, Campaigns: n.st.campaigns,
 		Cancels: n.st.cancels, Spill: n.st.spill, Gate: n.st.gate, Later: n.tracedLater(), LaterGate: gate(n.st.laterGate),
-		Clock: gate(n.clockErr),
+		Clock: gate(n.clock.Err),
 	}, intake.Config{
 		MaxDelay: cfg.Timers.MaxDelay, Jitter: cfg.Timers.Jitter,
 		Refuse: refusals(cfg.Intake.Refuse), SMS: categories(cfg.Intake.SMS), Keep: cfg.Intake.Idempotency,
@@ -236,7 +234,7 @@ func (n *Node) lane(l notify.Lane) error {
 			MaxRetries: n.cfg.Workers.MaxRetries, BatchAge: n.cfg.Workers.BatchAge, CallLimit: n.cfg.Workers.CallLimit,
 			Routes: n.provs.routes(l.Channel), Log: n.producer, Status: n.st.status, Committer: n.commit,
 			Prefs: preferences{n.prefs.Snapshot(), n.prefs}, Cancels: n.cancels, Parker: n.later.timers,
-			Provider: prov, Health: n.health, Gate: n.lanes.gates[l], Campaigns: n.campaigns.workers, Partitions: n.st.partitions(l.Topic()), Solo: n.solo, Events: n.metrics.worker(n.tail, n.observe), Logger: n.log, Seen: n.seen, Tells: n.asked.Tells, Tracer: n.tracer,
+			Provider: prov, Health: n.health, Gate: n.lanes.Gate(l), Campaigns: &n.held, Partitions: n.st.partitions(l.Topic()), Solo: n.solo, Events: n.metrics.worker(n.tail, n.observe), Logger: n.log, Seen: n.seen, Tells: n.asked.Tells, Tracer: n.tracer,
 		})
 		group := l.Group()
 		if role == worker.Retries {
@@ -287,6 +285,31 @@ func firstTopics() (ts []string) {
 		ts = append(ts, l.Topic())
 	}
 	return ts
+}
+
+// followOperators reads what operators hold back, before the workers are made.
+func (n *Node) followOperators(ctx context.Context) (err error) {
+	if n.lanes, err = cluster.OpenLanes(ctx, n.st.meta, n.log, n.lookAtLane); err != nil {
+		return err
+	}
+	if n.campaigns, err = cluster.OpenCampaignHolds(ctx, n.st.meta, &n.held); err != nil {
+		return err
+	}
+	n.circuits, err = cluster.OpenCircuits(ctx, cluster.CircuitConfig{
+		Meta: n.st.meta, Routes: n.provs.routeNames(), Health: n.health, Callers: n.later.dispatcher, Alone: n.own != nil, Logger: n.log,
+	})
+	return err
+}
+
+// lookAtLane adds what this process knows of a lane.
+func (n *Node) lookAtLane(lane notify.Lane, out *api.Lane) {
+	for _, g := range n.lags() {
+		if g.Group == lane.Group() || g.Group == lane.RetryGroup() {
+			out.Lag += g.Lag
+			out.InFlight += g.InFlight
+		}
+	}
+	out.Stands = n.stands(lane)
 }
 
 // seen reads the receivers of the envelope a row is about: from the log, or from

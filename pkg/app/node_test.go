@@ -20,6 +20,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/cluster"
 	"github.com/notifyd/notifyd/pkg/history"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -217,7 +218,7 @@ func TestNewGivesEverythingBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := n.RunAs(t.Context(), RoleWorker); notify.KindOf(err) != notify.KindInvalid {
+	if err := n.RunAs(t.Context(), cluster.RoleWorker); notify.KindOf(err) != notify.KindInvalid {
 		t.Errorf("role worker: %v", err)
 	}
 	goleak.VerifyNone(t, at)
@@ -234,7 +235,7 @@ func TestNewGivesEverythingBack(t *testing.T) {
 func TestRoleAPI(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig(t, t.TempDir())
-	front := runAs(t, RoleAPI, cfg, seams{})
+	front := runAs(t, cluster.RoleAPI, cfg, seams{})
 	sent, err := front.client.Send(t.Context(), push("ann", "b"), "")
 	if err != nil {
 		t.Fatal(err)

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/cluster"
 	"github.com/notifyd/notifyd/pkg/dedup"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/cassandra"
@@ -70,7 +71,7 @@ func openServers(ctx context.Context, n *Node) (err error) {
 	n.servers.seen = dedup.New(st.status, filter, dedup.Config{Logger: n.log})
 	n.servers.limits = limit.NewShared(rd.Limits(), limit.SharedConfig{})
 	st.status, st.limits = n.servers.seen, n.servers.limits
-	n.servers.clocks = []askClock{rd.ClockOffset, c.main.ClockOffset, pg.ClockOffset}
+	n.clock.Servers = []cluster.AskClock{rd.ClockOffset, c.main.ClockOffset, pg.ClockOffset}
 	st.queue = func(name string, maxReceives int) (engine.Queue, error) { return rd.Queue(name, maxReceives), nil }
 	st.bodies = rd.QueueBodies
 	if cfg.SQS.Region != "" {
@@ -86,7 +87,7 @@ func openServers(ctx context.Context, n *Node) (err error) {
 	// Before anything may own a timer: a clock that is off must never have owned one. The
 	// first question may set connections up, and takes too long then to say anything.
 	for range 2 {
-		n.servers.clock.ask(ctx, n.servers.clocks)
+		n.clock.Ask(ctx)
 	}
 	return nil
 }

@@ -2,6 +2,7 @@ package app
 
 import (
 	"bytes"
+	"context"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -14,9 +15,26 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/memory"
 	"github.com/notifyd/notifyd/pkg/server"
 )
+
+// readThenMeta is the Meta of one process. Another process acts once between a read
+// of this one and the write that follows it.
+type readThenMeta struct {
+	engine.Meta
+	other func()
+}
+
+func (m *readThenMeta) GetMeta(ctx context.Context, name string) ([]byte, error) {
+	v, err := m.Meta.GetMeta(ctx, name)
+	if act := m.other; act != nil {
+		m.other = nil
+		act()
+	}
+	return v, err
+}
 
 // TestPageOfTwoProcesses: two processes over one store make the key of the page at
 // the same moment. A session that began at one holds at the other and after a

@@ -212,6 +212,14 @@ func (p *providers) routes(ch notify.Channel) worker.Routes {
 	return worker.Routes{Names: []string{"sendgrid"}, Of: func([]byte) int { return 0 }}
 }
 
+// routeNames returns the routes of all providers.
+func (p *providers) routeNames() (names []string) {
+	for _, ch := range notify.Channels {
+		names = append(names, p.routes(ch).Names...)
+	}
+	return names
+}
+
 // runs are the background parts of the clients.
 func (p *providers) runs() map[string]func(context.Context) error {
 	out := map[string]func(context.Context) error{}

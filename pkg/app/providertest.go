@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/cluster"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/provider"
 	"github.com/notifyd/notifyd/pkg/users"
@@ -48,7 +49,7 @@ func (n *Node) testProvider(ctx context.Context, name string, in api.ProviderTes
 		return out, err
 	}
 	switch {
-	case !n.does(func(t Tasks) bool { return t.calls(ch) }):
+	case !n.does(func(t cluster.Tasks) bool { return t.Calls(ch) }):
 		return out, &notify.Error{Kind: notify.KindConflict, Code: "no_workers", Msg: "this process has no workers of " + ch.String() + ": ask one that has"}
 	case test == nil && n.cfg.Providers.Stub:
 		return out, &notify.Error{Kind: notify.KindConflict, Code: "provider_not_configured", Msg: "providers.stub accepts everything here: there is no provider to test"}
@@ -92,14 +93,4 @@ func testAddress(ch notify.Channel, of, to string) (string, error) {
 		return "", notify.Invalid("bad_address", "to", err.Error())
 	}
 	return to, nil
-}
-
-// calls reports whether the tasks include a lane of a channel.
-func (t *Tasks) calls(ch notify.Channel) bool {
-	for _, l := range t.Lanes {
-		if l.Channel == ch {
-			return true
-		}
-	}
-	return false
 }

@@ -4,10 +4,11 @@ import (
 	"context"
 	"errors"
 	"time"
+
+	"github.com/notifyd/notifyd/pkg/cluster"
 )
 
 const (
-	purgeEvery   = 10 * time.Minute
 	triggersKept = 30 * 24 * time.Hour // behind their end
 	purgeBatch   = 1000                // triggers of one call
 
@@ -21,7 +22,7 @@ const (
 func (n *Node) purges() parts {
 	ps := parts{}
 	add := func(name string, purge func(ctx context.Context, now time.Time) error) {
-		ps[name] = n.purgeEvery(name, purge)
+		ps[name] = n.removals.Every(name, n.st.meta, purge)
 	}
 	add("purge of idempotency keys", func(ctx context.Context, now time.Time) error {
 		_, err := n.st.idem.Purge(ctx, now.UnixMilli())
@@ -61,31 +62,6 @@ func (n *Node) purgeRequests(ctx context.Context, now time.Time) error {
 	return errors.Join(err, err2)
 }
 
-// purgeEvery calls purge every purgeEvery until its context ends, with the time that
-// this part removes by. A purge that fails is tried again with the next tick.
-func (n *Node) purgeEvery(part string, purge func(ctx context.Context, now time.Time) error) func(context.Context) error {
-	return func(ctx context.Context) error {
-		r := n.removal(part, n.st.meta)
-		defer n.removals.end(r)
-		t := time.NewTicker(purgeEvery)
-		defer t.Stop()
-		for {
-			select {
-			case <-t.C:
-			case <-ctx.Done():
-				return nil
-			}
-			now, err := r.advance(ctx)
-			if err == nil {
-				err = purge(ctx, now)
-			}
-			if err != nil && ctx.Err() == nil {
-				n.log.Warn(part, "err", err)
-			}
-		}
-	}
-}
-
 // purgeLetters forgets dead letters whose retention is over. Where there is an
 // archive it keeps those that are not archived yet.
 func (n *Node) purgeLetters(ctx context.Context, now time.Time) error {
@@ -103,7 +79,7 @@ func (n *Node) purgeLetters(ctx context.Context, now time.Time) error {
 // purgeTriggers forgets triggers that ended triggersKept ago. It returns when no
 // more are left or the next tick is due.
 func (n *Node) purgeTriggers(ctx context.Context, now time.Time) error {
-	for began := time.Now(); time.Since(began) < purgeEvery; {
+	for began := time.Now(); time.Since(began) < cluster.RemovalEvery; {
 		k, err := n.st.triggers.Purge(ctx, now.Add(-triggersKept).UnixMilli(), purgeBatch)
 		if err != nil || k < purgeBatch {
 			return err

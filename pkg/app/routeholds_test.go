@@ -28,7 +28,7 @@ func TestHeldProvider(t *testing.T) {
 	}
 	away := errors.New("the audit log is away")
 	for _, name := range []string{"provider:twilio", "caller:shop"} {
-		if _, err := (circuits{l.Node}).Set(notify.WithBeforeAct(ctx, func() error { return away }), name, "open"); !errors.Is(err, away) {
+		if _, err := l.circuits.Set(notify.WithBeforeAct(ctx, func() error { return away }), name, "open"); !errors.Is(err, away) {
 			t.Errorf("%s without a record: %v", name, err)
 		}
 	}

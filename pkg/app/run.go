@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/notifyd/notifyd/pkg/cluster"
 	"github.com/notifyd/notifyd/pkg/deadletter"
 	"github.com/notifyd/notifyd/pkg/history"
 	"github.com/notifyd/notifyd/pkg/intake"
@@ -36,16 +37,16 @@ func (n *Node) observe(e *notify.Envelope) {
 func (n *Node) Run(ctx context.Context) error { return n.RunAs(ctx, n.cfg.Roles...) }
 
 // RunAs is Run with other roles than the configured ones. With the embedded
-// engines there are two: RoleAll, and RoleAPI, which takes requests, makes them
+// engines there are two: cluster.RoleAll, and cluster.RoleAPI, which takes requests, makes them
 // durable, and leaves delivery to a start with the workers; the log is not
 // trimmed meanwhile.
 func (n *Node) RunAs(ctx context.Context, roles ...string) error {
-	tasks, err := ParseRoles(roles)
+	tasks, err := cluster.ParseRoles(roles)
 	if err != nil {
 		err = notify.Invalid("bad_role", "role", err.Error())
 	}
-	if n.own != nil && (len(roles) != 1 || roles[0] != RoleAll && roles[0] != RoleAPI) {
-		err = notify.Invalid("bad_role", "role", fmt.Sprintf("the embedded engines run as %s or %s, not as %q", RoleAll, RoleAPI, strings.Join(roles, ",")))
+	if n.own != nil && (len(roles) != 1 || roles[0] != cluster.RoleAll && roles[0] != cluster.RoleAPI) {
+		err = notify.Invalid("bad_role", "role", fmt.Sprintf("the embedded engines run as %s or %s, not as %q", cluster.RoleAll, cluster.RoleAPI, strings.Join(roles, ",")))
 	}
 	if err != nil {
 		return errors.Join(err, n.Close())
@@ -118,7 +119,7 @@ func (n *Node) RunAs(ctx context.Context, roles ...string) error {
 type parts map[string]func(context.Context) error
 
 // innerParts are what the others need to their end.
-func (n *Node) innerParts(do Tasks) parts {
+func (n *Node) innerParts(do cluster.Tasks) parts {
 	ps := parts{"callers": n.asked.Run, "preferences": n.prefs.Run, "cancels": n.cancels.Run, "committer": n.commit.Run, "rates": n.rates.run}
 	for name, run := range n.provs.runs() {
 		ps[name] = run
@@ -144,7 +145,7 @@ func (n *Node) innerParts(do Tasks) parts {
 }
 
 // middleParts are what does the work.
-func (n *Node) middleParts(do Tasks) parts {
+func (n *Node) middleParts(do cluster.Tasks) parts {
 	ps := parts{}
 	if n.countsDeferred(do) {
 		ps["deferred"] = n.watchDeferred
@@ -162,7 +163,7 @@ func (n *Node) middleParts(do Tasks) parts {
 	if do.Dispatcher {
 		ps["dispatcher"] = n.later.dispatcher.Run
 		if n.servers != nil {
-			ps["dispatcher"] = n.servers.dispatchers.after(n.cfg.Triggers.Timeout, n.later.dispatcher.Run)
+			ps["dispatcher"] = n.servers.dispatchers.After(n.cfg.Triggers.Timeout, n.later.dispatcher.Run)
 		}
 	}
 	for _, l := range do.Lanes {
@@ -271,4 +272,9 @@ func (n *Node) safe() map[string]map[int32]int64 {
 		}
 	}
 	return out
+}
+
+// alone makes a part run in one process at a time.
+func (n *Node) alone(name string, run func(context.Context) error) func(context.Context) error {
+	return cluster.Alone(n.st.lease, n.owner, name, run)
 }

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/cluster"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/intake"
 	"github.com/notifyd/notifyd/pkg/log"
@@ -90,7 +91,7 @@ func (n *Node) buildServer() error {
 	}, server.Deps{
 		Auth: n.verifier, Intake: n.intake, Users: n.prefs, History: n.st.history, List: list, Status: n.st.status,
 		DeadLetters: n.feeds, Cancels: n.st.cancels, Campaigns: n.st.campaigns, Callers: n.asked.Watch(n.st.callers),
-		Schedules: n.later.schedules, Triggers: n.later.triggers, Circuits: circuits{n}, TestProvider: n.testProvider, CheckURL: n.checkURL, AdmitURL: n.later.egress.Admit, Jobs: n.jobs, Audit: n.audit, PlainCallbacks: cfg.Triggers.Plain,
+		Schedules: n.later.schedules, Triggers: n.later.triggers, Circuits: n.circuits, TestProvider: n.testProvider, CheckURL: n.checkURL, AdmitURL: n.later.egress.Admit, Jobs: n.jobs, Audit: n.audit, PlainCallbacks: cfg.Triggers.Plain,
 		Receipts: n.receipts(), Tail: n.tailed(), Doctor: n.doctor, Lag: n.lag, Rates: n.rates.report, Accounts: n.accounts, Page: func(of http.Handler) http.Handler { return n.page(of, key) }, Conservation: n.Audit, Lanes: n.lanes, CampaignHolds: n.campaigns, Suppressions: n.prefs, Backup: n.backup, Debug: n.debug, Ready: n.Ready,
 		Warnings: n.warnings, Version: cfg.Version,
 		Standing: n.standing, MailHold: cfg.Workers.BatchAge,
@@ -103,7 +104,7 @@ func (n *Node) buildServer() error {
 func (n *Node) standing(l notify.Lane) (server.Standing, bool) {
 	st, ok := n.ownStanding(l)
 	if !ok && n.servers != nil {
-		return n.servers.standings.of(l, time.Now())
+		return n.servers.standings.Of(l, time.Now())
 	}
 	return st, ok
 }
@@ -257,7 +258,7 @@ func (n *Node) warnings() (codes []string) {
 // tailed is what sees outcomes as they happen: nil in a process over servers whose
 // configured roles have no workers, for it never sees one.
 func (n *Node) tailed() server.Tail {
-	if tasks, err := ParseRoles(n.cfg.Roles); n.own == nil && err == nil && len(tasks.Lanes) == 0 {
+	if tasks, err := cluster.ParseRoles(n.cfg.Roles); n.own == nil && err == nil && len(tasks.Lanes) == 0 {
 		return nil
 	}
 	return n.tail

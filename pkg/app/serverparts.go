@@ -7,9 +7,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/cluster"
 	"github.com/notifyd/notifyd/pkg/deadletter"
 	"github.com/notifyd/notifyd/pkg/dedup"
-	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/limit"
 	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -21,12 +21,9 @@ import (
 type servers struct {
 	probe       *log.Probe // nil: the log says itself whether it is there
 	historian   historian
-	dispatchers *peers
-	standings   *standings
+	dispatchers *cluster.Peers
+	standings   *cluster.Standings
 	lag         atomic.Pointer[[]Lag]
-	pins        pins
-	clock       clock
-	clocks      []askClock // of the servers; empty: there is nothing to compare with
 	checks      []serverCheck
 	listen      func(ctx context.Context) error // wakes who follows preferences; nil: polls do
 	seen        *dedup.Status                   // in front of outcome rows; nil: they are read
@@ -50,7 +47,7 @@ func (n *Node) buildServers() error {
 }
 
 // addServerParts adds the inner parts of a process whose engines are servers.
-func (n *Node) addServerParts(ps parts, do Tasks) {
+func (n *Node) addServerParts(ps parts, do cluster.Tasks) {
 	s := n.servers
 	if s.probe != nil {
 		ps["log probe"] = s.probe.Run
@@ -69,9 +66,9 @@ func (n *Node) addServerParts(ps parts, do Tasks) {
 	if groups := n.lagGroups(do); len(groups) > 0 {
 		ps["lags"] = func(ctx context.Context) error { return n.watchLags(ctx, groups) }
 	}
-	ps["standing"] = func(ctx context.Context) error { return s.standings.share(ctx, do.Lanes, n.ownStanding) }
-	if len(s.clocks) > 0 {
-		ps["clock"] = s.clock.run(s.clocks)
+	ps["standing"] = func(ctx context.Context) error { return s.standings.Share(ctx, do.Lanes, n.ownStanding) }
+	if len(n.clock.Servers) > 0 {
+		ps["clock"] = n.clock.Run
 	}
 	if do.Operator {
 		ps["group "+historyGroup] = n.group(historyGroup).Run
@@ -85,7 +82,7 @@ func (n *Node) addServerParts(ps parts, do Tasks) {
 // lagGroups returns the groups whose lag a process with these tasks reads. The API
 // and operators tell of all of them; a worker reads its own alone, because hundreds
 // of workers would ask the brokers for every topic and group every two seconds.
-func (n *Node) lagGroups(do Tasks) (groups []string) {
+func (n *Node) lagGroups(do cluster.Tasks) (groups []string) {
 	if do.API || do.Operator {
 		return n.groupNames
 	}
@@ -196,15 +193,11 @@ func (n *Node) follow(ctx context.Context) error {
 	for ctx.Err() == nil {
 		notify.Sleep(ctx, followEvery)
 		call, stop := context.WithTimeout(ctx, 5*time.Second)
-		err := n.lanes.follow(call)
-		if err == nil {
-			err = n.campaigns.follow(call)
-		}
-		if err == nil {
-			err = n.followPins(call)
-		}
-		if err == nil {
-			err = n.followRouteHolds(call)
+		var err error
+		for _, follow := range []func(context.Context) error{n.lanes.Follow, n.campaigns.Follow, n.circuits.Follow} {
+			if err = follow(call); err != nil {
+				break
+			}
 		}
 		if err == nil && n.tasks.Operator {
 			err = n.feeds.Join(call)
@@ -212,57 +205,6 @@ func (n *Node) follow(ctx context.Context) error {
 		stop()
 		if err != nil && ctx.Err() == nil {
 			n.log.Warn("what operators changed cannot be read", "err", err)
-		}
-	}
-	return nil
-}
-
-// pinsMeta is where the store keeps which callers' circuits are held, and resets.
-const pinsMeta = "pinned_circuits"
-
-// pin is what an operator did to a caller's circuit.
-type pin struct {
-	At int64  `json:"at_ms"`
-	To string `json:"to"` // "open", "closed" or "reset"
-}
-
-// pins are those that were applied here.
-type pins map[string]pin
-
-// keepPin tells the other processes. No pin is lost when several processes keep one
-// at the same moment.
-func (n *Node) keepPin(ctx context.Context, caller, to string) error {
-	if n.own != nil {
-		return nil
-	}
-	ctx, stop := context.WithTimeout(ctx, 5*time.Second)
-	defer stop()
-	_, err := engine.ChangeMetaMap(ctx, n.st.meta, pinsMeta, func(all map[string]pin) bool {
-		now := time.Now().UnixMilli()
-		maps.DeleteFunc(all, func(_ string, p pin) bool { // every process has seen it long ago
-			return p.To == "reset" && now-p.At > time.Hour.Milliseconds()
-		})
-		all[caller] = pin{now, to}
-		return true
-	})
-	return err
-}
-
-func (n *Node) followPins(ctx context.Context) error {
-	all, _, err := engine.ReadMetaMap[pin](ctx, n.st.meta, pinsMeta)
-	if err != nil {
-		return err
-	}
-	if n.servers.pins == nil {
-		n.servers.pins = pins{}
-	}
-	for caller, p := range all {
-		if n.servers.pins[caller] == p {
-			continue
-		}
-		n.servers.pins[caller] = p
-		if _, err := n.setCircuit(caller, p.To); err != nil {
-			return err
 		}
 	}
 	return nil

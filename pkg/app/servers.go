@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/cluster"
 	"github.com/notifyd/notifyd/pkg/secrets"
 )
 
@@ -97,12 +98,12 @@ type SQS struct {
 // validateServers returns what is wrong between the values of servers.
 func (c *Config) validateServers(bad func(key, format string, args ...any)) {
 	if c.Engines != EnginesDistributed {
-		if len(c.Roles) != 1 || (c.Roles[0] != RoleAll && c.Roles[0] != RoleAPI) {
+		if len(c.Roles) != 1 || (c.Roles[0] != cluster.RoleAll && c.Roles[0] != cluster.RoleAPI) {
 			bad("roles", "%s: engines: embedded belong to one process, which runs all; engines: distributed spread roles over processes", strings.Join(c.Roles, ", "))
 		}
 		return
 	}
-	if _, err := ParseRoles(c.Roles); err != nil {
+	if _, err := cluster.ParseRoles(c.Roles); err != nil {
 		bad("roles", "%v", err)
 	}
 	if c.Kafka.Keep < c.Audit.Window {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/cluster"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/memory"
 	"github.com/notifyd/notifyd/pkg/history"
@@ -273,7 +274,7 @@ func TestRolesInProcessesOfTheirOwn(t *testing.T) {
 	}
 	eventually(t, "both workers stand", func() bool {
 		l, _ := notify.ParseLane("push")
-		return workers[0].lanes.gates[l].IsShut() && workers[1].lanes.gates[l].IsShut()
+		return workers[0].lanes.Gate(l).IsShut() && workers[1].lanes.Gate(l).IsShut()
 	})
 	if _, err := b.client.SetLane(ctx, "push", false, ""); err != nil {
 		t.Fatal(err)
@@ -334,7 +335,7 @@ func TestLagsOfAProcess(t *testing.T) {
 	if got := groups(mails); !slices.Equal(got, want) {
 		t.Errorf("the worker reads %v, want %v", got, want)
 	}
-	if _, reads := mails.innerParts(Tasks{Scheduler: true, Dispatcher: true})["lags"]; reads {
+	if _, reads := mails.innerParts(cluster.Tasks{Scheduler: true, Dispatcher: true})["lags"]; reads {
 		t.Error("a process without groups reads lags")
 	}
 }

@@ -24,9 +24,7 @@ var (
 func (n *Node) collectShared(ch chan<- prometheus.Metric, gauge func(d *prometheus.Desc, v float64, labels ...string)) {
 	var seen dedup.Stats
 	var limits limit.SharedStats
-	var off time.Duration
 	if s := n.servers; s != nil {
-		off = s.clock.offset()
 		if s.seen != nil {
 			seen = s.seen.Stats()
 		}
@@ -46,7 +44,7 @@ func (n *Node) collectShared(ch chan<- prometheus.Metric, gauge func(d *promethe
 	count(descLimitFail, limits.Failed)
 	count(descLimitOwn, limits.Alone)
 	gauge(descLimitOff, one(limits.Off))
-	gauge(descClock, off.Seconds())
+	gauge(descClock, n.clock.Offset().Seconds())
 }
 
 func one(b bool) float64 {

@@ -1,12 +1,15 @@
 package app
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/cluster"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/simulator"
 	"github.com/notifyd/notifyd/pkg/worker"
@@ -90,8 +93,8 @@ func TestReceiptEndsTheRetry(t *testing.T) {
 func TestStandingLaneHoldsFewRecords(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig(t, t.TempDir())
-	cfg.Providers.Stub = false           // and none is configured: the lane stands
-	l := runAs(t, RoleAPI, cfg, seams{}) // so that the workers meet all of it at once
+	cfg.Providers.Stub = false                   // and none is configured: the lane stands
+	l := runAs(t, cluster.RoleAPI, cfg, seams{}) // so that the workers meet all of it at once
 	batch := make([]api.Notification, 1000)
 	for n := range worker.MaxRecords/1000 + 2 {
 		for i := range batch {
@@ -112,5 +115,48 @@ func TestStandingLaneHoldsFewRecords(t *testing.T) {
 			}
 		}
 		return false
+	})
+}
+
+// refusing is a provider that refuses our key.
+type refusing struct{ worker.Provider }
+
+func (refusing) Send(_ context.Context, call *notify.Call, report notify.Report) {
+	report(0, len(call.Items), notify.Result{Class: notify.ClassConfig, Provider: "sendgrid", Code: "http_403"})
+}
+
+// TestStandingOfAnotherProcess: the circuit is open where the worker is. The
+// operator's process knows it before a replay, and the API says it of what waits.
+func TestStandingOfAnotherProcess(t *testing.T) {
+	t.Parallel()
+	cfg := sharing(t)
+	s := newShared(t, &cfg)
+	seam := seams{servers: s.open, provider: func(p worker.Provider) worker.Provider { return refusing{p} }, settle: 100 * time.Millisecond}
+	front, operator := runAs(t, "api", cfg, seam), runAs(t, "operator", cfg, seam)
+	runAs(t, "worker:email", cfg, seam)
+	lane := notify.LaneOf(notify.Email, notify.OTP)
+	if why := operator.stands(lane); why != "" {
+		t.Fatalf("held back before any call: %s", why)
+	}
+	send := func() string {
+		t.Helper()
+		m := email("ann", "ann@example.com")
+		m.Category = notify.OTP.String()
+		sent, err := front.client.Send(t.Context(), m, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return sent.NotificationID
+	}
+	front.becomes(t, send(), "DEFERRED")
+	const why = "the circuit of sendgrid is open (http_403)"
+	eventually(t, "the operator's process knows of the circuit", func() bool { return operator.stands(lane) == why })
+	waits := send()
+	eventually(t, "the API says what it waits for", func() bool {
+		line, err := front.client.Timeline(t.Context(), waits)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.HasPrefix(line.Next, "It waits in notifications-email until ") && strings.Contains(line.Next, why)
 	})
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/notifyd/notifyd/pkg/cluster"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/log/embedded"
@@ -41,7 +42,7 @@ func (p watched) Send(ctx context.Context, call *notify.Call, report notify.Repo
 func TestNothingIsCalledBeforeCancelsAreKnown(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig(t, t.TempDir())
-	a := runAs(t, RoleAPI, cfg, seams{})
+	a := runAs(t, cluster.RoleAPI, cfg, seams{})
 	sent, err := a.client.Send(t.Context(), push("ann", "x"), "")
 	if err != nil {
 		t.Fatal(err)

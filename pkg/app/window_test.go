@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/cluster"
 )
 
 // TestAuditSeesWhatCameDue: an audit of a window counts what came due in it, however
@@ -21,7 +22,7 @@ func TestAuditSeesWhatCameDue(t *testing.T) {
 		},
 		"servers": func(t *testing.T) *life {
 			cfg := sharing(t)
-			return runAs(t, RoleAll, cfg, seams{servers: newShared(t, &cfg).open})
+			return runAs(t, cluster.RoleAll, cfg, seams{servers: newShared(t, &cfg).open})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -63,7 +64,7 @@ func TestOnlySchedulersNeedTheClock(t *testing.T) {
 	for role, ready := range map[string]bool{"api": true, "dispatcher": true, "operator": true, "scheduler": false, "api,scheduler": false} {
 		l := runAs(t, role, cfg, seams{servers: s.open})
 		eventually(t, role+" has begun", func() bool { _, err := l.client.Conservation(t.Context(), time.Now()); return err == nil })
-		l.servers.clock.set(-2 * time.Second)
+		setClock(t, l.clock, -2*time.Second)
 		if err := l.Ready(t.Context()); (err == nil) != ready {
 			t.Errorf("%s: %v", role, err)
 		}

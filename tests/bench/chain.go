@@ -13,6 +13,7 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 
 	"github.com/notifyd/notifyd/pkg/app"
+	"github.com/notifyd/notifyd/pkg/cluster"
 	"github.com/notifyd/notifyd/pkg/load"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -49,7 +50,7 @@ func (b *bench) through(ctx context.Context, with addresses) error {
 	}
 	seeded := time.Now()
 	m := newMeter()
-	n, err := b.start(ctx, cfg, app.RoleAll, func(a *app.Node) { a.Observe(m.finished) })
+	n, err := b.start(ctx, cfg, cluster.RoleAll, func(a *app.Node) { a.Observe(m.finished) })
 	if err != nil {
 		return err
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/go-json-experiment/json"
 
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/app"
+	"github.com/notifyd/notifyd/pkg/cluster"
 	"github.com/notifyd/notifyd/pkg/load"
 	"github.com/notifyd/notifyd/pkg/log/embedded"
 )
@@ -32,7 +32,7 @@ func (b *bench) pair(ctx context.Context, sync bool) (*pair, error) {
 	if err != nil {
 		return nil, err
 	}
-	if p.node, err = b.start(ctx, cfg, app.RoleAPI, nil); err != nil {
+	if p.node, err = b.start(ctx, cfg, cluster.RoleAPI, nil); err != nil {
 		return nil, err
 	}
 	d := embedded.PageCache

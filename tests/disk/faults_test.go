@@ -10,6 +10,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/app"
+	"github.com/notifyd/notifyd/pkg/cluster"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/simulator"
 )
@@ -18,7 +19,7 @@ import (
 // accepted is delivered, and it takes requests again when the log was trimmed.
 func TestLogAtItsCap(t *testing.T) {
 	w := newWorld(t, simulator.Config{}, func(c *app.Config) { c.Log.CapMiB, c.Intake.SpillMiB = 2, 1 })
-	n := w.start(app.RoleAPI) // nobody delivers, nothing is trimmed
+	n := w.start(cluster.RoleAPI) // nobody delivers, nothing is trimmed
 	var accepted []string
 	var refused *notify.Error
 	big := push(0)
@@ -40,7 +41,7 @@ func TestLogAtItsCap(t *testing.T) {
 	if err := n.stop(); err != nil {
 		t.Fatal(err)
 	}
-	n = w.start(app.RoleAll)
+	n = w.start(cluster.RoleAll)
 	for _, id := range accepted {
 		n.status(id, func(s notify.State) bool { return s == notify.Delivered })
 	}
@@ -59,7 +60,7 @@ func TestFullDisk(t *testing.T) {
 	w := newWorld(t, simulator.Config{})
 	free := w.cfg.Log.MinFreeMiB
 	w.cfg.Log.MinFreeMiB = 1 << 30 // a PiB
-	n := w.start(app.RoleAPI)
+	n := w.start(cluster.RoleAPI)
 	var refused *notify.Error
 	n.eventually("intake is closed", func() bool {
 		_, err := n.Send(t.Context(), push(0), "key")
@@ -76,7 +77,7 @@ func TestFullDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.cfg.Log.MinFreeMiB = free
-	n = w.start(app.RoleAll)
+	n = w.start(cluster.RoleAll)
 	a, err := n.Send(t.Context(), push(0), "key")
 	if err != nil {
 		t.Fatal(err)
@@ -88,7 +89,7 @@ func TestFullDisk(t *testing.T) {
 // the next.
 func TestStopUnderLoad(t *testing.T) {
 	w := newWorld(t, simulator.Config{APNs: simulator.APNsConfig{Latency: simulator.Constant(50 * time.Millisecond)}})
-	n := w.start(app.RoleAll)
+	n := w.start(cluster.RoleAll)
 	ctx, halt := context.WithCancel(t.Context())
 	defer halt()
 	var mu sync.Mutex
@@ -127,7 +128,7 @@ func TestStopUnderLoad(t *testing.T) {
 	halt()
 	senders.Wait()
 	before := w.sim.Ledger().Summary().IDs
-	n = w.start(app.RoleAll)
+	n = w.start(cluster.RoleAll)
 	if c := n.counts(fan.FirstID); c["DELIVERED"] != 5000 {
 		t.Errorf("%v", c)
 	}
@@ -150,7 +151,7 @@ func TestBadCredentials(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := w.start(app.RoleAll)
+	n := w.start(cluster.RoleAll)
 	var ids []string
 	for range 20 {
 		a, err := n.Send(t.Context(), mail("otp"), "")
@@ -165,7 +166,7 @@ func TestBadCredentials(t *testing.T) {
 	}
 	asked := w.sim.Ledger().Summary().Providers["sendgrid"].Requests
 	w.sim.RemoveRule(rule.Number)
-	n = w.start(app.RoleAll)
+	n = w.start(cluster.RoleAll)
 	for _, id := range ids {
 		st := n.status(id, func(s notify.State) bool { return s == notify.Sent || s == notify.Delivered || s == notify.Failed })
 		if st.Status == "FAILED" || st.Attempts > 1 {
@@ -187,7 +188,7 @@ func TestRefusedCredentialsAreTriedAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	n := w.start(app.RoleAll)
+	n := w.start(cluster.RoleAll)
 	sms := push(2)
 	sms.Channel, sms.Category, sms.To.Address = "sms", "otp", "+15550100"
 	sms.Content.Title = ""
@@ -211,7 +212,7 @@ func TestAmbiguousAnswers(t *testing.T) {
 			w := newWorld(t, simulator.Config{}, func(c *app.Config) {
 				c.Workers.CallLimit, c.Workers.BatchAge = 5*time.Second, 10*time.Millisecond // calls that are only slow end before
 			})
-			n := w.start(app.RoleAll)
+			n := w.start(cluster.RoleAll)
 			for category, want := range map[string]notify.State{"marketing": notify.Unknown, "otp": notify.Sent} {
 				w.sim.Ledger().Reset()
 				if _, err := w.sim.AddRule(simulator.Rule{Provider: simulator.SendGrid, Do: do, Count: 1}); err != nil {
@@ -244,7 +245,7 @@ func TestOptOutDuringAFanout(t *testing.T) {
 	w := newWorld(t, simulator.Config{APNs: simulator.APNsConfig{Latency: simulator.Constant(latency)}}, func(c *app.Config) {
 		c.Workers.Push.InFlight, c.Workers.Push.Window = 1000, 250
 	})
-	n := w.start(app.RoleAll)
+	n := w.start(cluster.RoleAll)
 	fan, err := n.Fanout(t.Context(), api.Fanout{Channel: "push", Category: "transactional", Content: api.Content{Body: "b"}, Receivers: receivers(20_000)}, "")
 	if err != nil {
 		t.Fatal(err)

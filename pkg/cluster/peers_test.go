@@ -1,4 +1,4 @@
-package app
+package cluster
 
 import (
 	"context"
@@ -17,17 +17,17 @@ func TestSharesAddUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		beats := memory.NewHeartbeats()
 		type one struct {
-			*peers
+			*Peers
 			stop    context.CancelFunc
 			running atomic.Bool
 			done    chan struct{}
 		}
 		start := func(name string) *one {
 			ctx, stop := context.WithCancel(t.Context())
-			o := &one{peers: newPeers(beats, "dispatchers", name), stop: stop, done: make(chan struct{})}
+			o := &one{Peers: NewPeers(beats, "dispatchers", name), stop: stop, done: make(chan struct{})}
 			go func() {
 				defer close(o.done)
-				_ = o.after(10*time.Second, func(ctx context.Context) error {
+				_ = o.After(10*time.Second, func(ctx context.Context) error {
 					o.running.Store(true)
 					<-ctx.Done()
 					o.running.Store(false)
@@ -39,15 +39,15 @@ func TestSharesAddUp(t *testing.T) {
 		sum := func(limit int, of ...*one) (n int) {
 			for _, o := range of {
 				if o.running.Load() {
-					n += o.share(limit)
+					n += o.Share(limit)
 				}
 			}
 			return n
 		}
 		a := start("a")
 		synctest.Wait()
-		if !a.running.Load() || a.share(100) != 100 {
-			t.Fatalf("the first one: running %v, share %d", a.running.Load(), a.share(100))
+		if !a.running.Load() || a.Share(100) != 100 {
+			t.Fatalf("the first one: running %v, share %d", a.running.Load(), a.Share(100))
 		}
 		b, c := start("b"), start("c")
 		for range 30 {

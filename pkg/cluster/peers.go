@@ -1,4 +1,4 @@
-package app
+package cluster
 
 import (
 	"context"
@@ -16,11 +16,11 @@ const (
 	peerTTL  = 10 * time.Second
 )
 
-// peers knows which processes do the same as this one, so that a limit that is
+// Peers knows which processes do the same as this one, so that a limit that is
 // meant for all of them together can be divided. A newcomer counts at once; one
 // that is gone only after peerTTL of looks without it, so that an emptied Redis
 // gives nobody the whole limit.
-type peers struct {
+type Peers struct {
 	beats engine.Heartbeats
 	group string
 	self  string
@@ -30,12 +30,14 @@ type peers struct {
 	answered time.Time            // of the last look
 }
 
-func newPeers(beats engine.Heartbeats, group, self string) *peers {
-	return &peers{beats: beats, group: group, self: self, seen: map[string]time.Time{}}
+// NewPeers returns the peers of a group as self sees them; it knows nobody before After
+// or Run.
+func NewPeers(beats engine.Heartbeats, group, self string) *Peers {
+	return &Peers{beats: beats, group: group, self: self, seen: map[string]time.Time{}}
 }
 
 // Run beats and looks until ctx ends.
-func (p *peers) Run(ctx context.Context) error {
+func (p *Peers) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		_ = p.look(ctx) // while nobody answers, what was known stays
 		notify.Sleep(ctx, peerBeat)
@@ -47,7 +49,7 @@ func (p *peers) Run(ctx context.Context) error {
 }
 
 // look beats once and notes who is there.
-func (p *peers) look(ctx context.Context) error {
+func (p *Peers) look(ctx context.Context) error {
 	call, stop := context.WithTimeout(ctx, peerBeat)
 	defer stop()
 	if err := p.beats.Beat(call, p.group, p.self, peerTTL); err != nil {
@@ -60,7 +62,7 @@ func (p *peers) look(ctx context.Context) error {
 	return err
 }
 
-func (p *peers) note(alive []engine.Heartbeat, now time.Time) {
+func (p *Peers) note(alive []engine.Heartbeat, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if now.Sub(p.answered) > 3*peerBeat { // nobody could be seen meanwhile
@@ -80,38 +82,23 @@ func (p *peers) note(alive []engine.Heartbeat, now time.Time) {
 }
 
 // others reports whether another process does the same.
-func (p *peers) others() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	_, self := p.seen[p.self]
-	return len(p.seen) > 1 || len(p.seen) == 1 && !self
-}
+func (p *Peers) others() bool { return len(p.Names()) > 1 }
 
-// share is this process's part of a limit: those of all add up to it, as long as
+// Share is this process's part of a limit: those of all add up to it, as long as
 // it is not below their number.
-func (p *peers) share(limit int) int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	all, rank := 1, 0
-	for owner := range p.seen {
-		if owner == p.self {
-			continue
-		}
-		if all++; owner < p.self {
-			rank++
-		}
-	}
-	part := limit / all
-	if rank < limit%all {
+func (p *Peers) Share(limit int) int {
+	names := p.Names()
+	part := limit / len(names)
+	if slices.Index(names, p.self) < limit%len(names) {
 		part++
 	}
 	return max(part, 1)
 }
 
-// after runs a part that uses shares: beside others only once they all have seen
+// After runs a part that uses shares: beside others only once they all have seen
 // this process and what they began before has ended, which takes a call's
 // longest time. A process that is alone begins at once.
-func (p *peers) after(calls time.Duration, run func(context.Context) error) func(context.Context) error {
+func (p *Peers) After(calls time.Duration, run func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		for p.look(ctx) != nil && ctx.Err() == nil {
 			notify.Sleep(ctx, peerBeat)
@@ -130,8 +117,8 @@ func (p *peers) after(calls time.Duration, run func(context.Context) error) func
 	}
 }
 
-// names are those that are there, this process among them.
-func (p *peers) names() []string {
+// Names are those that are there, this process among them, in order.
+func (p *Peers) Names() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	out := []string{p.self}

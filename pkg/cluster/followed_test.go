@@ -1,4 +1,4 @@
-package app
+package cluster
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/memory"
 	"github.com/notifyd/notifyd/pkg/limit"
+	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/worker"
 )
 
@@ -35,37 +36,45 @@ func (m *readThenMeta) GetMeta(ctx context.Context, name string) ([]byte, error)
 func TestOperatorsAtTheSameMoment(t *testing.T) {
 	t.Parallel()
 	ctx, shared := t.Context(), memory.New().Meta()
-	process := func() (*Node, *readThenMeta) {
-		m := &readThenMeta{Meta: shared}
+	type process struct {
+		*Lanes
+		*Circuits
+	}
+	start := func() (process, *readThenMeta) {
+		m, log := &readThenMeta{Meta: shared}, slog.New(slog.DiscardHandler)
+		lanes, err := OpenLanes(ctx, m, log, func(notify.Lane, *api.Lane) {})
+		if err != nil {
+			t.Fatal(err)
+		}
 		health, err := worker.NewHealth(limit.BreakerConfig{}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		n := &Node{log: slog.New(slog.DiscardHandler), servers: &servers{standings: &standings{}}, provs: &providers{}, health: health}
-		n.st.meta = m
-		if n.lanes, err = openLanes(ctx, n); err != nil {
+		circuits, err := OpenCircuits(ctx, CircuitConfig{Meta: m, Health: health, Logger: log})
+		if err != nil {
 			t.Fatal(err)
 		}
-		return n, m
+		circuits.pins.apply = func(map[string]pin) {} // there is no dispatcher
+		return process{lanes, circuits}, m
 	}
-	a, between := process()
-	b, _ := process()
-	set := func(n *Node, lane string, paused bool, by string) {
+	a, between := start()
+	b, _ := start()
+	set := func(p process, lane string, paused bool, by string) {
 		t.Helper()
-		if _, err := n.lanes.Set(ctx, lane, by, api.LaneChange{Paused: &paused}); err != nil {
+		if _, err := p.Lanes.Set(ctx, lane, by, api.LaneChange{Paused: &paused}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	want := func(paused map[string]string) {
 		t.Helper()
-		for _, n := range []*Node{a, b} {
-			if err := n.lanes.follow(ctx); err != nil {
+		for _, p := range []process{a, b} {
+			if err := p.Lanes.Follow(ctx); err != nil {
 				t.Fatal(err)
 			}
 			got := map[string]string{}
-			for lane, gate := range n.lanes.gates {
-				if _, by, _, ok := n.lanes.Paused(lane); ok != gate.IsShut() {
-					t.Errorf("%s: paused %v, its gate is shut: %v", lane, ok, gate.IsShut())
+			for _, lane := range notify.Lanes() {
+				if _, by, _, ok := p.Paused(lane); ok != p.Gate(lane).IsShut() {
+					t.Errorf("%s: paused %v, its gate is shut: %v", lane, ok, p.Gate(lane).IsShut())
 				} else if ok {
 					got[lane.String()] = by
 				}
@@ -85,9 +94,9 @@ func TestOperatorsAtTheSameMoment(t *testing.T) {
 	set(a, "sms-bulk", true, "ann") // who was first stays
 	want(map[string]string{"push": "ann", "email": "ann", "sms-bulk": "bea"})
 
-	pinned := func(n *Node, caller, to string) {
+	pinned := func(p process, caller, to string) {
 		t.Helper()
-		if err := n.keepPin(ctx, caller, to); err != nil {
+		if err := p.keepPin(ctx, caller, to); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -1,4 +1,4 @@
-package app
+package cluster
 
 import (
 	"context"
@@ -19,7 +19,7 @@ type removalPlant struct {
 	right time.Time
 	off   time.Duration // of this machine's clock
 	up    time.Duration
-	r     *removal
+	r     *Removal
 	at    time.Time // the latest that things were removed by
 }
 
@@ -32,7 +32,7 @@ func newRemovalPlant(t *testing.T) *removalPlant {
 // start is a start of the process: the monotonic clock begins anew.
 func (p *removalPlant) start() {
 	p.up = 0
-	p.r = &removal{part: "test", meta: p.meta, log: slog.New(slog.DiscardHandler), clock: func() (time.Time, time.Duration) {
+	p.r = &Removal{part: "test", meta: p.meta, log: slog.New(slog.DiscardHandler), clock: func() (time.Time, time.Duration) {
 		return p.right.Add(p.off), p.up
 	}}
 }
@@ -42,8 +42,8 @@ func (p *removalPlant) start() {
 func (p *removalPlant) run(d time.Duration, each func(went time.Duration)) {
 	p.t.Helper()
 	for end := p.right.Add(d); p.right.Before(end); {
-		p.right, p.up = p.right.Add(purgeEvery), p.up+purgeEvery
-		at, err := p.r.advance(p.t.Context())
+		p.right, p.up = p.right.Add(RemovalEvery), p.up+RemovalEvery
+		at, err := p.r.Advance(p.t.Context())
 		if err != nil {
 			p.t.Fatal(err)
 		}
@@ -103,12 +103,12 @@ func TestClockThatJumps(t *testing.T) {
 		p.follows()
 	}
 	p.off = 40 * days
-	p.run(purgeEvery, nil)
+	p.run(RemovalEvery, nil)
 	p.start() // the hold goes on where it was
 	began := p.right
 	p.run(removalHold+removalCatchUp+days, func(went time.Duration) {
-		if went > 10*purgeEvery && went > removalNear+purgeEvery {
-			t.Fatalf("removal went on by %v in %v", went, purgeEvery)
+		if went > 10*RemovalEvery && went > removalNear+RemovalEvery {
+			t.Fatalf("removal went on by %v in %v", went, RemovalEvery)
 		}
 		if p.right.Sub(began) == days/2 && (p.r.ahead != 40*days || p.r.held < removalHold/3) {
 			t.Fatalf("%v behind, held for %v", p.r.ahead, p.r.held)
@@ -116,7 +116,7 @@ func TestClockThatJumps(t *testing.T) {
 	})
 	p.follows()
 	p.off = 0 // it was wrong after all
-	p.run(purgeEvery, nil)
+	p.run(RemovalEvery, nil)
 	p.follows()
 }
 
@@ -129,7 +129,7 @@ func TestRemovalCatchesUp(t *testing.T) {
 		p.run(days, nil)
 		p.right = p.right.Add(down)
 		p.start()
-		p.run(purgeEvery, nil)
+		p.run(RemovalEvery, nil)
 		if p.r.ahead < down-time.Hour {
 			t.Fatalf("down for %v: removal is %v behind", down, p.r.ahead)
 		}
@@ -137,10 +137,10 @@ func TestRemovalCatchesUp(t *testing.T) {
 			p.run(removalHold/5, nil)
 			p.start()
 		}
-		if _, err := p.r.advance(p.t.Context()); err != nil || p.r.held < removalHold-6*purgeEvery {
+		if _, err := p.r.Advance(p.t.Context()); err != nil || p.r.held < removalHold-6*RemovalEvery {
 			t.Fatalf("down for %v: held for %v of %v", down, p.r.held, removalHold)
 		}
-		p.run(removalCatchUp+purgeEvery, nil)
+		p.run(removalCatchUp+RemovalEvery, nil)
 		p.follows()
 	}
 }
@@ -150,7 +150,7 @@ func TestRemovalThatCannotBeStored(t *testing.T) {
 	t.Parallel()
 	p := newRemovalPlant(t)
 	p.r.meta = brokenMeta{p.meta}
-	if at, err := p.r.advance(t.Context()); err == nil {
+	if at, err := p.r.Advance(t.Context()); err == nil {
 		t.Fatalf("removes by %v", at)
 	}
 }
@@ -165,18 +165,16 @@ func TestPurgesGoByRemoval(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, stop := context.WithTimeout(t.Context(), time.Hour+time.Second)
 		defer stop()
-		n := &Node{log: slog.New(slog.DiscardHandler)}
-		keys := &purgedKeys{}
-		n.st.idem, n.st.meta = keys, memory.New().Meta()
+		rs, keys, meta := &Removals{Log: slog.New(slog.DiscardHandler)}, &purgedKeys{}, memory.New().Meta()
 		last := time.Now().Add(-40 * days)
-		if err := (&removal{part: "purge of idempotency keys", meta: n.st.meta, at: last}).note(ctx); err != nil {
+		if err := (&Removal{part: "purge of idempotency keys", meta: meta, at: last}).note(ctx); err != nil {
 			t.Fatal(err)
 		}
 		ended := make(chan error)
-		go func() { ended <- n.purges()["purge of idempotency keys"](ctx) }()
+		go func() { ended <- rs.Every("purge of idempotency keys", meta, keys.purge)(ctx) }()
 		time.Sleep(30 * time.Minute)
 		synctest.Wait()
-		if part, ahead := n.removals.ahead(); part != "purge of idempotency keys" || ahead != 40*days {
+		if part, ahead := rs.Ahead(); part != "purge of idempotency keys" || ahead != 40*days {
 			t.Errorf("%q is %v behind", part, ahead)
 		}
 		if err := <-ended; err != nil {
@@ -185,19 +183,18 @@ func TestPurgesGoByRemoval(t *testing.T) {
 		if keys.calls != 6 || keys.latest > last.Add(time.Hour).UnixMilli() {
 			t.Errorf("%d purges in an hour, the last by %v", keys.calls, time.UnixMilli(keys.latest))
 		}
-		if _, ahead := n.removals.ahead(); ahead != 0 {
+		if _, ahead := rs.Ahead(); ahead != 0 {
 			t.Errorf("a part that does not run here is %v behind", ahead)
 		}
 	})
 }
 
 type purgedKeys struct {
-	engine.Idem
 	calls  int
 	latest int64
 }
 
-func (p *purgedKeys) Purge(_ context.Context, now int64) (int, error) {
-	p.calls, p.latest = p.calls+1, max(p.latest, now)
-	return 0, nil
+func (p *purgedKeys) purge(_ context.Context, now time.Time) error {
+	p.calls, p.latest = p.calls+1, max(p.latest, now.UnixMilli())
+	return nil
 }

@@ -1,4 +1,4 @@
-package app
+package cluster
 
 import (
 	"context"
@@ -13,13 +13,15 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// clock knows how far this machine's clock is off from the clocks of the servers that all
+// Clock knows how far this machine's clock is off from the clocks of the servers that all
 // processes ask. It is the median, so that one server whose clock is wrong stops no
-// process.
-type clock struct {
+// process. The methods of a nil Clock, of a process that has no servers, find it right.
+type Clock struct {
+	Servers []AskClock // empty: there is nothing to compare with
+	Log     *slog.Logger
+
 	last atomic.Pointer[reading] // the median when servers were asked last; nil: no server has answered
-	each []reading               // the last answer of each server; the goroutine that calls ask has it
-	log  *slog.Logger
+	each []reading               // the last answer of each server; the goroutine that calls Ask has it
 }
 
 // clockEvery is how often servers are asked, clockSlow how long an answer may take to
@@ -32,13 +34,13 @@ const (
 	clockRetry = 5 * time.Second
 )
 
-// maxClockOffset is how far off the clock of a process may be that owns timers, claims
+// MaxClockOffset is how far off the clock of a process may be that owns timers, claims
 // triggers or decides whether a time has passed.
-const maxClockOffset = 500 * time.Millisecond
+const MaxClockOffset = 500 * time.Millisecond
 
-// askClock says how far a server's clock is ahead of ours, and how long it took
+// AskClock says how far a server's clock is ahead of ours, and how long it took
 // to ask.
-type askClock func(ctx context.Context) (ahead, took time.Duration, err error)
+type AskClock func(ctx context.Context) (ahead, took time.Duration, err error)
 
 // reading is how far our clock was ahead of another one at a time of ours.
 type reading struct {
@@ -60,57 +62,57 @@ func (r *reading) now() time.Duration {
 	return r.off + now.Round(0).Sub(r.wall) - now.Sub(r.at)
 }
 
-// offset returns how far off the clock is, above 0 where it is ahead. It returns 0
+// Offset returns how far off the clock is, above 0 where it is ahead. It returns 0
 // before a server has answered.
-func (c *clock) offset() time.Duration {
+func (c *Clock) Offset() time.Duration {
+	if c == nil {
+		return 0
+	}
 	if r := c.last.Load(); r != nil {
 		return r.now()
 	}
 	return 0
 }
 
-// err returns the error "clock" (notify.KindUnavailable) while the clock is off by more
-// than maxClockOffset. What is computed from it would be wrong.
-func (c *clock) err() error {
-	if off := c.offset(); off.Abs() > maxClockOffset {
+// Err returns the error "clock" (notify.KindUnavailable) while the clock is off by more
+// than MaxClockOffset. What is computed from it would be wrong.
+func (c *Clock) Err() error {
+	if off := c.Offset(); off.Abs() > MaxClockOffset {
 		return notify.Unavailable("clock", clockRetry, fmt.Errorf("it is %s off from the servers'", off.Round(time.Millisecond)))
 	}
 	return nil
 }
 
-// run asks until ctx ends. It logs when the clock goes wrong and when it is right again.
-func (c *clock) run(servers []askClock) func(context.Context) error {
-	return func(ctx context.Context) error {
-		wrong := false
-		for ctx.Err() == nil {
-			c.ask(ctx, servers)
-			off := c.offset().Round(time.Millisecond)
-			switch is := c.err() != nil; {
-			case is && !wrong:
-				c.log.Error("the clock is off from the servers': this process owns no timers, makes no callbacks and answers 503 to what is due later", "off", off, "most", maxClockOffset)
-				wrong = true
-			case !is && wrong:
-				c.log.Info("the clock is right again", "off", off)
-				wrong = false
+// Run asks until ctx ends. It logs when the clock goes wrong and when it is right again.
+func (c *Clock) Run(ctx context.Context) error {
+	wrong := false
+	for ctx.Err() == nil {
+		c.Ask(ctx)
+		off := c.Offset().Round(time.Millisecond)
+		if is := c.Err() != nil; is != wrong {
+			if wrong = is; is {
+				c.Log.Error("the clock is off from the servers': this process owns no timers, makes no callbacks and answers 503 to what is due later", "off", off, "most", MaxClockOffset)
+			} else {
+				c.Log.Info("the clock is right again", "off", off)
 			}
-			notify.Sleep(ctx, clockEvery)
 		}
-		return nil
+		notify.Sleep(ctx, clockEvery)
 	}
+	return nil
 }
 
-// ask compares once with each server and keeps the median. Half of the way there and
+// Ask compares once with each server and keeps the median. Half of the way there and
 // back is the error that a comparison can have. What an answer does not prove to be off
 // counts as right. A server that does not answer counts with its last answer for a
 // while, so that one wrong server does not decide when the others are slow.
-func (c *clock) ask(ctx context.Context, servers []askClock) {
+func (c *Clock) Ask(ctx context.Context) {
 	ctx, stop := context.WithTimeout(ctx, time.Second)
 	defer stop()
 	if c.each == nil {
-		c.each = make([]reading, len(servers))
+		c.each = make([]reading, len(c.Servers))
 	}
 	var asks sync.WaitGroup
-	for i, server := range servers {
+	for i, server := range c.Servers {
 		asks.Go(func() {
 			if ahead, took, err := server(ctx); err == nil && took <= clockSlow {
 				c.each[i] = read(certain(killpoint.Clock()-ahead, took/2))
@@ -151,12 +153,4 @@ func certain(off, err time.Duration) time.Duration {
 		return off + err
 	}
 	return 0
-}
-
-// clockErr is clock.err of a process over servers. Embedded there is no other clock.
-func (n *Node) clockErr() error {
-	if n.servers == nil {
-		return nil
-	}
-	return n.servers.clock.err()
 }

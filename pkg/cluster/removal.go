@@ -1,4 +1,4 @@
-package app
+package cluster
 
 import (
 	"context"
@@ -18,14 +18,16 @@ const (
 	removalHold    = 24 * time.Hour     // of running before it catches up: time to correct a clock that is wrong
 	removalCatchUp = 5 * 24 * time.Hour // of running, at most, until it has caught up
 	removalPace    = 7                  // at least so many times the time passed are caught up meanwhile
-	removalNote    = purgeEvery         // how often it is stored how far removal is
 )
 
-// removal is the time that one part removes by. It is never ahead of the clock, and
+// RemovalEvery is how often a part removes, and it is stored how far removal is.
+const RemovalEvery = 10 * time.Minute
+
+// Removal is the time that one part removes by. It is never ahead of the clock, and
 // it goes on with the time that passes while notifyd runs, not with the clock: a
 // clock that jumps forward by more than a retention would remove everything at once.
 // Its methods may be called from any goroutine.
-type removal struct {
+type Removal struct {
 	part  string
 	meta  engine.Meta
 	log   *slog.Logger
@@ -41,16 +43,16 @@ type removal struct {
 	ahead  time.Duration // of the clock, above removalNear; 0: removal follows it
 }
 
-// removalRow is the stored form of a removal.
+// removalRow is the stored form of a Removal.
 type removalRow struct {
 	At   int64 `json:"at_ms"` // ms since 1970
 	Held int64 `json:"held_ms,omitempty"`
 }
 
-func (r *removal) row() string { return "removal " + r.part }
+func (r *Removal) row() string { return "removal " + r.part }
 
-// advance returns the time to remove by now. After an error nothing may be removed.
-func (r *removal) advance(ctx context.Context) (time.Time, error) {
+// Advance returns the time to remove by now. After an error nothing may be removed.
+func (r *Removal) Advance(ctx context.Context) (time.Time, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	wall, up := r.clock()
@@ -80,7 +82,7 @@ func (r *removal) advance(ctx context.Context) (time.Time, error) {
 	} else if before > 0 && r.ahead == 0 {
 		r.log.Info("removal follows the clock again", "part", r.part)
 	}
-	if up-r.noted >= removalNote {
+	if up-r.noted >= RemovalEvery {
 		if err := r.note(ctx); err != nil {
 			return time.Time{}, err
 		}
@@ -90,7 +92,7 @@ func (r *removal) advance(ctx context.Context) (time.Time, error) {
 }
 
 // load reads how far removal was. Where it never ran it begins with the clock.
-func (r *removal) load(ctx context.Context, wall time.Time, up time.Duration) error {
+func (r *Removal) load(ctx context.Context, wall time.Time, up time.Duration) error {
 	raw, err := r.meta.GetMeta(ctx, r.row())
 	if err != nil {
 		return err
@@ -103,12 +105,12 @@ func (r *removal) load(ctx context.Context, wall time.Time, up time.Duration) er
 		}
 		r.at, r.held = time.UnixMilli(row.At), time.Duration(row.Held)*time.Millisecond
 	}
-	r.loaded, r.noted = true, up-removalNote
+	r.loaded, r.noted = true, up-RemovalEvery
 	return nil
 }
 
 // note stores how far removal is. A start that finds an earlier time removes less.
-func (r *removal) note(ctx context.Context) error {
+func (r *Removal) note(ctx context.Context) error {
 	raw, err := json.Marshal(removalRow{At: r.at.UnixMilli(), Held: r.held.Milliseconds()})
 	if err != nil {
 		return err
@@ -116,30 +118,32 @@ func (r *removal) note(ctx context.Context) error {
 	return r.meta.PutMeta(ctx, r.row(), raw)
 }
 
-// removals are the removals by the parts that run in this process.
-type removals struct {
+// Removals are the removals by the parts that run in this process.
+type Removals struct {
+	Log *slog.Logger
+
 	mu  sync.Mutex
-	all map[string]*removal
+	all map[string]*Removal
 }
 
-// removal begins the removal of a part. It goes on from the stored time.
-func (n *Node) removal(part string, meta engine.Meta) *removal {
+// Begin begins the removal of a part. It goes on from the time stored in meta.
+func (rs *Removals) Begin(part string, meta engine.Meta) *Removal {
 	began := time.Now()
-	r := &removal{part: part, meta: meta, log: n.log, clock: func() (time.Time, time.Duration) {
+	r := &Removal{part: part, meta: meta, log: rs.Log, clock: func() (time.Time, time.Duration) {
 		now := time.Now()
 		return now.Round(0), now.Sub(began) // with the monotonic clock
 	}}
-	n.removals.mu.Lock()
-	defer n.removals.mu.Unlock()
-	if n.removals.all == nil {
-		n.removals.all = map[string]*removal{}
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	if rs.all == nil {
+		rs.all = map[string]*Removal{}
 	}
-	n.removals.all[part] = r
+	rs.all[part] = r
 	return r
 }
 
 // end forgets the removal of a part that does not run here any more.
-func (rs *removals) end(r *removal) {
+func (rs *Removals) end(r *Removal) {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
 	if rs.all[r.part] == r {
@@ -147,9 +151,34 @@ func (rs *removals) end(r *removal) {
 	}
 }
 
-// ahead is how far the clock is ahead of the removal that is furthest behind, and of
+// Every calls purge every RemovalEvery until its context ends, with the time that
+// this part removes by. A purge that fails is tried again with the next tick.
+func (rs *Removals) Every(part string, meta engine.Meta, purge func(ctx context.Context, now time.Time) error) func(context.Context) error {
+	return func(ctx context.Context) error {
+		r := rs.Begin(part, meta)
+		defer rs.end(r)
+		t := time.NewTicker(RemovalEvery)
+		defer t.Stop()
+		for {
+			select {
+			case <-t.C:
+			case <-ctx.Done():
+				return nil
+			}
+			now, err := r.Advance(ctx)
+			if err == nil {
+				err = purge(ctx, now)
+			}
+			if err != nil && ctx.Err() == nil {
+				rs.Log.Warn(part, "err", err)
+			}
+		}
+	}
+}
+
+// Ahead is how far the clock is ahead of the removal that is furthest behind, and of
 // which part that is; 0: all follow the clock.
-func (rs *removals) ahead() (part string, ahead time.Duration) {
+func (rs *Removals) Ahead() (part string, ahead time.Duration) {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
 	for _, r := range rs.all {

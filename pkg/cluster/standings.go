@@ -1,4 +1,4 @@
-package app
+package cluster
 
 import (
 	"context"
@@ -17,16 +17,21 @@ const (
 	standingTTL   = 10 * time.Second
 )
 
-// standings tells processes that call no provider which lanes are held back. Each
+// Standings tells processes that call no provider which lanes are held back. Each
 // process has circuit breakers of its own. While all routes of a lane are shut in a
 // process that works the lane, that process beats, and what it beats with is why.
 // While all is well it sends nothing.
-type standings struct {
+type Standings struct {
 	beats engine.Heartbeats
 	owner string
 
 	mu   sync.Mutex
 	told []heldBack // by other processes, as of the last look
+}
+
+// NewStandings returns the standings as the process owner sees them.
+func NewStandings(beats engine.Heartbeats, owner string) *Standings {
+	return &Standings{beats: beats, owner: owner}
 }
 
 // heldBack is what one process beats with.
@@ -35,10 +40,10 @@ type heldBack struct {
 	Lanes map[string]server.Standing `json:"lanes"` // by lane
 }
 
-// share tells the others of the lanes that this process works, and looks at what
+// Share tells the others of the lanes that this process works, and looks at what
 // the others tell, until ctx ends. While Redis is away each process keeps what it
 // was told last.
-func (s *standings) share(ctx context.Context, lanes []notify.Lane, own func(notify.Lane) (server.Standing, bool)) error {
+func (s *Standings) Share(ctx context.Context, lanes []notify.Lane, own func(notify.Lane) (server.Standing, bool)) error {
 	said := ""
 	for ctx.Err() == nil {
 		call, stop := context.WithTimeout(ctx, standingBeat)
@@ -57,7 +62,7 @@ func (s *standings) share(ctx context.Context, lanes []notify.Lane, own func(not
 
 // tell beats once with the lanes that this process holds back, and takes said, which
 // was told before, back where that has changed. It returns what was told.
-func (s *standings) tell(ctx context.Context, said string, lanes []notify.Lane, own func(notify.Lane) (server.Standing, bool)) string {
+func (s *Standings) tell(ctx context.Context, said string, lanes []notify.Lane, own func(notify.Lane) (server.Standing, bool)) string {
 	now := heldBack{Owner: s.owner, Lanes: map[string]server.Standing{}}
 	for _, l := range lanes {
 		if st, ok := own(l); ok {
@@ -79,7 +84,7 @@ func (s *standings) tell(ctx context.Context, said string, lanes []notify.Lane, 
 	return text
 }
 
-func (s *standings) look(ctx context.Context) {
+func (s *Standings) look(ctx context.Context) {
 	alive, err := s.beats.Alive(ctx, standingGroup)
 	if err != nil {
 		return
@@ -96,10 +101,10 @@ func (s *standings) look(ctx context.Context) {
 	s.told = told
 }
 
-// of returns why another process holds a lane back at now. One process is enough:
+// Of returns why another process holds a lane back at now. One process is enough:
 // while a provider is away, processes that have called nothing do not know it. Of
 // several it returns the one that tries again first.
-func (s *standings) of(l notify.Lane, now time.Time) (first server.Standing, ok bool) {
+func (s *Standings) Of(l notify.Lane, now time.Time) (first server.Standing, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, one := range s.told {

@@ -1,4 +1,4 @@
-package app
+package cluster
 
 import (
 	"fmt"
@@ -67,4 +67,9 @@ func ParseRoles(roles []string) (t Tasks, err error) {
 		}
 	}
 	return t, nil
+}
+
+// Calls reports whether the tasks include a lane of a channel.
+func (t *Tasks) Calls(ch notify.Channel) bool {
+	return slices.ContainsFunc(t.Lanes, func(l notify.Lane) bool { return l.Channel == ch })
 }

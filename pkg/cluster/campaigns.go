@@ -1,0 +1,73 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/worker"
+)
+
+// campaignHoldsMeta is where the store keeps which campaigns are held back.
+const campaignHoldsMeta = "campaign_holds"
+
+// maxCampaignHolds bounds the row of holds. Holds of campaigns that have ended count
+// until they are resumed.
+const maxCampaignHolds = 1000
+
+// CampaignHolds implements server.CampaignHolds: holds are in the store, and the
+// workers of every process follow them.
+type CampaignHolds struct{ followed[api.CampaignHold] }
+
+// OpenCampaignHolds reads the holds before the workers are made, and tells them.
+func OpenCampaignHolds(ctx context.Context, meta engine.Meta, workers *worker.Campaigns) (*CampaignHolds, error) {
+	c := &CampaignHolds{}
+	c.meta, c.name, c.apply = meta, campaignHoldsMeta, func(stored map[string]api.CampaignHold) {
+		held := make(map[string]worker.CampaignHold, len(stored))
+		for id, h := range stored {
+			held[id] = worker.CampaignHold{Paused: h.Paused, Rate: h.Rate}
+		}
+		workers.Set(held)
+	}
+	return c, c.Follow(ctx)
+}
+
+// Get implements server.CampaignHolds.
+func (c *CampaignHolds) Get(id string) (api.CampaignHold, bool) { return c.get(id) }
+
+// Set implements server.CampaignHolds.
+func (c *CampaignHolds) Set(ctx context.Context, id, by string, to api.CampaignChange) (now api.CampaignHold, err error) {
+	var full error
+	if err := c.set(ctx, func(all map[string]api.CampaignHold) bool {
+		before, is := all[id]
+		h := before
+		if to.Paused != nil {
+			h.Paused = *to.Paused
+		}
+		if to.Rate != nil {
+			h.Rate = *to.Rate
+		}
+		now, full = before, nil
+		if is && h.Paused == before.Paused && h.Rate == before.Rate {
+			return false
+		}
+		if !h.Paused && h.Rate == 0 {
+			delete(all, id)
+			now = api.CampaignHold{}
+			return is
+		}
+		if !is && len(all) >= maxCampaignHolds {
+			full = &notify.Error{Kind: notify.KindConflict, Code: "too_many_holds", Field: "id", Msg: fmt.Sprintf("%d campaigns are paused or have a rate: resume one that has ended", maxCampaignHolds)}
+			return false
+		}
+		h.Since, h.By, h.Reason = time.Now().UTC().Truncate(time.Millisecond), by, to.Reason
+		all[id], now = h, h
+		return true
+	}); err != nil {
+		return api.CampaignHold{}, err
+	}
+	return now, full
+}
