@@ -21,7 +21,7 @@ import (
 	yaml "go.yaml.in/yaml/v3"
 
 	"github.com/notifyd/notifyd/pkg/app"
-	"github.com/notifyd/notifyd/pkg/cluster"
+	duties "github.com/notifyd/notifyd/pkg/cluster"
 	"github.com/notifyd/notifyd/pkg/secrets"
 	"github.com/notifyd/notifyd/pkg/server"
 )
@@ -102,7 +102,7 @@ func checkCommand(t *testing.T, where, program string, args []string) {
 		}
 	}
 	if i := slices.Index(args, "--role"); i >= 0 && args[i+1] != "%i" {
-		if _, err := cluster.ParseRoles(strings.Split(args[i+1], ",")); err != nil {
+		if _, err := duties.ParseRoles(strings.Split(args[i+1], ",")); err != nil {
 			t.Errorf("%s: %v", where, err)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/app"
+	duties "github.com/notifyd/notifyd/pkg/cluster"
 )
 
 func onlyFile(name string) error {
@@ -213,8 +214,8 @@ func TestCompose(t *testing.T) {
 			roles = append(roles, s.Command[i+1])
 		}
 	}
-	for _, role := range app.Roles {
-		if role != app.RoleAll && !slices.Contains(roles, role) {
+	for _, role := range duties.Roles {
+		if role != duties.RoleAll && !slices.Contains(roles, role) {
 			t.Errorf("no service has the role %s", role)
 		}
 	}

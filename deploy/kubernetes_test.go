@@ -17,6 +17,7 @@ import (
 	yaml "go.yaml.in/yaml/v3"
 
 	"github.com/notifyd/notifyd/pkg/app"
+	duties "github.com/notifyd/notifyd/pkg/cluster"
 )
 
 // The kinds that are used, with the fields that are used of them: a field that is
@@ -344,8 +345,8 @@ func TestKubernetes(t *testing.T) {
 			t.Errorf("%s: a pair on two nodes", name)
 		}
 	}
-	for _, role := range app.Roles {
-		if role != app.RoleAll && !slices.Contains(roles, role) {
+	for _, role := range duties.Roles {
+		if role != duties.RoleAll && !slices.Contains(roles, role) {
 			t.Errorf("no Deployment has the role %s", role)
 		}
 	}
