@@ -19,7 +19,8 @@ import (
 )
 
 // Tables; each has one partition. The comment says its keys and values: str is two
-// bytes of length and the bytes, and numbers are 8 bytes, big-endian.
+// bytes of length and the bytes, and numbers are 8 bytes, big-endian. Times have their
+// sign bit flipped. Where no value is named it is empty: the row is of an index.
 var (
 	tableAudit   = rows.Part{Table: 'a'} // seq: row
 	tableCallers = rows.Part{Table: 'u'} // caller: caller
@@ -36,17 +37,23 @@ var (
 	tableCampaigns = rows.Part{Table: 'g'}
 	// j, id: job; n, str kind, name: its id; e, str id, at: entry of its report
 	tableJobs = rows.Part{Table: 'j'}
+	// k, str caller, str route, key: reservation; e, expires, str caller, str route, key
+	tableIdem  = rows.Part{Table: 'i'}
+	tableSpill = rows.Part{Table: 'z'} // seq: spilled record
 )
 
 // Contracts are the contracts over rows.
 type Contracts struct {
 	rows   rows.Rows
 	prefs  *prefs
+	spill  *spill
 	status *status
 }
 
 // Over returns the contracts over r.
-func Over(r rows.Rows) *Contracts { return &Contracts{r, &prefs{rows: r}, newStatus(r)} }
+func Over(r rows.Rows) *Contracts {
+	return &Contracts{r, &prefs{rows: r}, &spill{rows: r}, newStatus(r)}
+}
 
 // Rows returns what the contracts are over.
 func (c *Contracts) Rows() rows.Rows { return c.rows }
@@ -78,6 +85,12 @@ func (c *Contracts) Callers() engine.Callers { return callers{c.rows} }
 // Prefs returns the contract of profiles.
 func (c *Contracts) Prefs() engine.Prefs { return c.prefs }
 
+// Idem returns the contract of idempotency keys.
+func (c *Contracts) Idem() engine.Idem { return idem{c.rows} }
+
+// Spill returns the contract of the spill buffer.
+func (c *Contracts) Spill() engine.Spill { return c.spill }
+
 // Meta returns the table of identity and versions.
 func (c *Contracts) Meta() engine.Meta { return meta{c.rows} }
 
@@ -87,11 +100,23 @@ const manyAtOnce = 1000
 // maxPart bounds a part of a key that other parts follow.
 const maxPart = 1<<16 - 1
 
-func str(s string) string {
-	return string(binary.BigEndian.AppendUint16(nil, uint16(len(s)))) + s
+func str(s string) string { return string(appendStr(make([]byte, 0, 2+len(s)), s)) }
+
+func appendStr(b []byte, s string) []byte {
+	return append(binary.BigEndian.AppendUint16(b, uint16(len(s))), s...)
 }
 
-func num(n uint64) string { return string(binary.BigEndian.AppendUint64(nil, n)) }
+func num(n uint64) string {
+	var b [8]byte
+	binary.BigEndian.PutUint64(b[:], n)
+	return string(b[:])
+}
+
+// ordered is a time in the order of times.
+func ordered(ms int64) string { return num(uint64(ms) ^ 1<<63) }
+
+// timeAt reads the time that a key begins with.
+func timeAt(key string) int64 { return int64(binary.BigEndian.Uint64([]byte(key[:8])) ^ 1<<63) }
 
 // numberAt reads the number that a key ends with.
 func numberAt(key string) uint64 { return binary.BigEndian.Uint64([]byte(key[len(key)-8:])) }
@@ -165,6 +190,39 @@ func list[V any](ctx context.Context, r rows.Rows, p rows.Part, in rows.Range, m
 // removals returns the changes that remove the rows of a range.
 func removals(ctx context.Context, r rows.Rows, p rows.Part, in rows.Range) ([]rows.Row, error) {
 	return list(ctx, r, p, in, math.MaxInt, func(row rows.Row) (rows.Row, error) { return rows.Row{Key: row.Key}, nil })
+}
+
+// purge works off an index by time: rows of p whose keys are prefix, a time and a rest.
+// It calls change with the keys of some rows whose time is until or earlier, in their
+// order, until most records are removed. change returns what removes the records of
+// those rows, and how many they are. It is called again if one was changed meanwhile.
+func purge(ctx context.Context, r rows.Rows, p rows.Part, prefix string, until int64, most int, change func(entries []string) ([]rows.Change, int, error)) (total int, err error) {
+	after := ""
+	for total < most {
+		var entries []string
+		err := r.Scan(ctx, p, rows.Range{Prefix: prefix, After: after}, func(row rows.Row) (bool, error) {
+			if timeAt(row.Key[len(prefix):]) > until {
+				return false, nil
+			}
+			entries = append(entries, row.Key)
+			return len(entries) < min(manyAtOnce, most-total), nil
+		})
+		if err != nil || len(entries) == 0 {
+			return total, err
+		}
+		cs, gone, err := change(entries)
+		if err != nil {
+			return total, err
+		}
+		won, err := r.Swap(ctx, cs...)
+		if err != nil {
+			return total, err
+		}
+		if won {
+			total, after = total+gone, entries[len(entries)-1]
+		}
+	}
+	return total, nil
 }
 
 // changed is the error of a record whose version is not the one that was read.

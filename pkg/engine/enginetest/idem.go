@@ -1,6 +1,7 @@
 package enginetest
 
 import (
+	"maps"
 	"strconv"
 	"sync/atomic"
 	"testing"
@@ -8,7 +9,6 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/notifyd/notifyd/pkg/engine"
-	"github.com/notifyd/notifyd/pkg/engine/memory"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -261,10 +261,16 @@ func Idem(t *testing.T, open Opener[engine.Idem]) {
 	t.Run("model", func(t *testing.T) { idemModel(t, open) })
 }
 
+// idemModel compares an engine with a map.
 func idemModel(t *testing.T, open Opener[engine.Idem]) {
 	model(t, func(rt *rapid.T) map[string]func(*rapid.T) {
 		s, reopen := open(rt)
-		m := memory.New().Idem()
+		stored := map[engine.IdemKey]engine.Reservation{}
+		// held reports whether the stored reservation of r is not done and of its owner.
+		held := func(r *engine.Reservation) bool {
+			old, ok := stored[r.Key]
+			return ok && !old.Done && old.Owner == r.Owner
+		}
 		ms := rapid.Int64Range(0, 8)
 		gen := func(rt *rapid.T) engine.Reservation {
 			r := reservation(rapid.SampledFrom([]string{"", "a", "b"}).Draw(rt, "key"))
@@ -276,35 +282,67 @@ func idemModel(t *testing.T, open Opener[engine.Idem]) {
 		actions := map[string]func(*rapid.T){
 			"reserve": func(rt *rapid.T) {
 				r, now := gen(rt), ms.Draw(rt, "now")
-				a, awon, aerr := s.Reserve(bg, r, now)
-				b, bwon, berr := m.Reserve(bg, r, now)
-				must(rt, aerr)
-				must(rt, berr)
-				same(rt, "Reserve", a, b)
-				same(rt, "won", awon, bwon)
+				got, won, err := s.Reserve(bg, r, now)
+				must(rt, err)
+				old, ok := stored[r.Key]
+				free := !ok || old.Expires <= now
+				if free {
+					stored[r.Key], old = r, r
+				}
+				same(rt, "won", won, free)
+				same(rt, "Reserve", got, old)
 			},
 			"takeover": func(rt *rapid.T) {
 				r, until := gen(rt), ms.Draw(rt, "until")
-				same(rt, "TakeOver", val(s.TakeOver(bg, r, "z", until))(rt), val(m.TakeOver(bg, r, "z", until))(rt))
+				old := stored[r.Key]
+				want := held(&r) && old.LeaseUntil == r.LeaseUntil
+				same(rt, "TakeOver", val(s.TakeOver(bg, r, "z", until))(rt), want)
+				if want {
+					old.Owner, old.LeaseUntil = "z", until
+					stored[r.Key] = old
+				}
 			},
 			"freeze": func(rt *rapid.T) {
 				r := gen(rt)
-				same(rt, "Freeze", notify.KindOf(s.Freeze(bg, r)), notify.KindOf(m.Freeze(bg, r)))
+				err := s.Freeze(bg, r)
+				if !held(&r) {
+					wantKind(rt, err, notify.KindConflict)
+					return
+				}
+				must(rt, err)
+				old := stored[r.Key]
+				old.Fire, old.Partitions, old.BlockSize, old.Version = r.Fire, r.Partitions, r.BlockSize, r.Version
+				stored[r.Key] = old
 			},
 			"finish": func(rt *rapid.T) {
 				r, body := gen(rt), []byte(rapid.String().Draw(rt, "body"))
 				if len(body) == 0 {
 					body = nil
 				}
-				same(rt, "Finish", notify.KindOf(s.Finish(bg, r.Key, 201, body, r.Expires)), notify.KindOf(m.Finish(bg, r.Key, 201, body, r.Expires)))
+				err := s.Finish(bg, r.Key, 201, body, r.Expires)
+				old, ok := stored[r.Key]
+				if !ok {
+					wantKind(rt, err, notify.KindNotFound)
+					return
+				}
+				must(rt, err)
+				old.Done, old.Status, old.Body, old.Expires = true, 201, body, r.Expires
+				stored[r.Key] = old
 			},
 			"release": func(rt *rapid.T) {
 				r := gen(rt)
-				same(rt, "Release", notify.KindOf(s.Release(bg, r)), notify.KindOf(m.Release(bg, r)))
+				err := s.Release(bg, r)
+				if old, ok := stored[r.Key]; ok && (!held(&r) || old.LeaseUntil != r.LeaseUntil) {
+					wantKind(rt, err, notify.KindConflict)
+					return
+				}
+				must(rt, err)
+				delete(stored, r.Key)
 			},
 			"purge": func(rt *rapid.T) {
-				now := ms.Draw(rt, "now")
-				same(rt, "Purge", val(s.Purge(bg, now))(rt), val(m.Purge(bg, now))(rt))
+				now, before := ms.Draw(rt, "now"), len(stored)
+				maps.DeleteFunc(stored, func(_ engine.IdemKey, r engine.Reservation) bool { return r.Expires <= now })
+				same(rt, "Purge", val(s.Purge(bg, now))(rt), before-len(stored))
 			},
 		}
 		if reopen != nil {

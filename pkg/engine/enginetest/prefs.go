@@ -2,6 +2,8 @@ package enginetest
 
 import (
 	"cmp"
+	"maps"
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"testing"
@@ -9,7 +11,6 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/notifyd/notifyd/pkg/engine"
-	"github.com/notifyd/notifyd/pkg/engine/memory"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -271,10 +272,16 @@ func byUser(a, b engine.Profile) int { return cmp.Compare(a.User, b.User) }
 
 func ignore[V any](_ V, err error) error { return err }
 
+// prefsModel compares an engine with a map.
 func prefsModel(t *testing.T, open Opener[engine.Prefs]) {
 	model(t, func(rt *rapid.T) map[string]func(*rapid.T) {
 		s, reopen := open(rt)
-		m := memory.New().Prefs()
+		stored, last := map[string]engine.Profile{}, uint64(0)
+		put := func(p engine.Profile) {
+			last++
+			p.Version = last
+			stored[p.User] = p
+		}
 		gen := func(rt *rapid.T) engine.Profile {
 			p := profile(rapid.SampledFrom([]string{"a", "ab", "b", "ä"}).Draw(rt, "user"))
 			p.TimeZone = rapid.StringN(0, 4, 8).Draw(rt, "zone")
@@ -287,35 +294,46 @@ func prefsModel(t *testing.T, open Opener[engine.Prefs]) {
 			"put": func(rt *rapid.T) {
 				p := gen(rt)
 				p.Version = rapid.SampledFrom([]uint64{0, 0, 1, 2, 3, 4}).Draw(rt, "version")
-				av, aerr := s.Put(bg, p)
-				bv, berr := m.Put(bg, p)
-				same(rt, "Put", av, bv)
-				same(rt, "Put error", notify.KindOf(aerr), notify.KindOf(berr))
+				v, err := s.Put(bg, p)
+				if p.Version != stored[p.User].Version {
+					wantKind(rt, err, notify.KindConflict)
+					return
+				}
+				must(rt, err)
+				put(p)
+				same(rt, "Put", v, last)
 			},
 			"putmany": func(rt *rapid.T) {
 				ps := rapid.SliceOfNDistinct(rapid.Custom(gen), 0, 3, func(p engine.Profile) string { return p.User }).Draw(rt, "profiles")
 				must(rt, s.PutMany(bg, ps))
-				must(rt, m.PutMany(bg, ps))
+				for _, p := range ps {
+					put(p)
+				}
 			},
 			"get": func(rt *rapid.T) {
 				u := gen(rt).User
-				a, aok, aerr := s.Get(bg, u)
-				b, bok, berr := m.Get(bg, u)
-				must(rt, aerr)
-				must(rt, berr)
-				same(rt, "Get", a, b)
-				same(rt, "ok", aok, bok)
+				want, wantOK := stored[u]
+				got, ok, err := s.Get(bg, u)
+				must(rt, err)
+				same(rt, "Get", got, want)
+				same(rt, "ok", ok, wantOK)
 			},
 			"changes": func(rt *rapid.T) {
 				since, n := rapid.Uint64Range(0, 10).Draw(rt, "since"), rapid.IntRange(0, 4).Draw(rt, "max")
-				same(rt, "Changes", val(s.Changes(bg, since, n))(rt), val(m.Changes(bg, since, n))(rt))
-				same(rt, "Version", val(s.Version(bg))(rt), val(m.Version(bg))(rt))
+				var want []engine.Change
+				for v := since + 1; v <= last && len(want) < n; v++ {
+					for _, p := range stored {
+						if p.Version == v {
+							want = append(want, engine.Change{Version: v, Profile: p})
+						}
+					}
+				}
+				same(rt, "Changes", val(s.Changes(bg, since, n))(rt), want)
+				same(rt, "Version", val(s.Version(bg))(rt), last)
 			},
 			"scan": func(rt *rapid.T) {
-				all := func(s engine.Prefs) []engine.Profile {
-					return sorted(collect(rt, func(fn func(*engine.Profile) error) error { return s.Scan(bg, fn) }), byUser)
-				}
-				same(rt, "Scan", all(s), all(m))
+				all := collect(rt, func(fn func(*engine.Profile) error) error { return s.Scan(bg, fn) })
+				same(rt, "Scan", sorted(all, byUser), slices.SortedFunc(maps.Values(stored), byUser))
 			},
 		}
 		if reopen != nil {

@@ -18,11 +18,6 @@ type Store struct {
 	mu        sync.Mutex
 	timers    map[timerKey]engine.Timer
 	shards    map[uint16]engine.ShardState
-	profiles  map[string]engine.Profile
-	profileV  uint64
-	keys      map[engine.IdemKey]engine.Reservation
-	spilled   []engine.Spilled
-	spillSeq  uint64
 	dead      map[letterKey]engine.DeadLetter
 	deadSeq   map[string]uint64
 	deadOrd   uint64
@@ -40,8 +35,6 @@ func New() *Store {
 		Contracts: store.Over(&partRows{parts: map[rows.Part]*part{}}),
 		timers:    map[timerKey]engine.Timer{},
 		shards:    map[uint16]engine.ShardState{},
-		profiles:  map[string]engine.Profile{},
-		keys:      map[engine.IdemKey]engine.Reservation{},
 		dead:      map[letterKey]engine.DeadLetter{},
 		deadSeq:   map[string]uint64{},
 		scheduled: map[notify.Base]engine.Schedule{},
@@ -53,13 +46,9 @@ func New() *Store {
 	}
 }
 
-// The contracts; those that are missing here are store.Contracts. Prefs is
-// one of both: the model that the suites compare with.
+// The contracts; those that are missing here are store.Contracts.
 
 func (s *Store) Timers() engine.Timers           { return timers{s} }
-func (s *Store) Prefs() engine.Prefs             { return prefs{s} }
-func (s *Store) Idem() engine.Idem               { return idem{s} }
-func (s *Store) Spill() engine.Spill             { return spill{s} }
 func (s *Store) DeadLetters() engine.DeadLetters { return deadLetters{s} }
 
 // check makes a context that has ended what it is in every engine.
@@ -73,3 +62,5 @@ func check(ctx context.Context) error {
 func conflict(code, msg string) error {
 	return &notify.Error{Kind: notify.KindConflict, Code: code, Msg: msg}
 }
+
+func clamp(n, limit int) int { return min(n, max(limit, 0)) }

@@ -21,15 +21,11 @@
 //	e       until, dl                                        -: dead letters by retention
 //	f       str caller, seq                                  dl: a caller's feed
 //	h       shard                                            shard state
-//	i       str caller, str route, key                       reservation
-//	j       expires, str caller, str route, key              -: reservations by expiry
 //	l       ~last failed, dl                                 -: dead letters, newest first
 //	n       str caller                                       last seq of the caller's feed
 //	o       table, str partition                             last number of a partition of r
 //	r       table, str partition, key                        row of pkg/store (rows.go)
 //	t       shard, fire at, id                               timer; written by merge, the oldest wins
-//	y                                                        last seq of the spill buffer
-//	z       seq                                              spilled record
 //	B       id                                               head of a large trigger, once it was swapped
 //	C       str caller, base                                 -: schedules of a caller
 //	D       ord                                              dead letter

@@ -195,8 +195,8 @@ func firstWriters() map[string]writer {
 			r := engine.Reservation{Key: engine.IdemKey{Caller: "c", Key: strconv.Itoa(n)}, Owner: "me", Expires: 1 << 40}
 			stored := func(want func(engine.Reservation) bool) func(*Store) error {
 				return func(s *Store) error {
-					got, ok, err := s.idem.find(idemKey(r.Key))
-					return found(ok && want(got), err)
+					got, free, err := s.Idem().Reserve(ctx, engine.Reservation{Key: r.Key}, math.MinInt64)
+					return found(!free && want(got), err)
 				}
 			}
 			if _, _, err := s.Idem().Reserve(ctx, r, 0); err != nil {
@@ -227,8 +227,8 @@ func firstWriters() map[string]writer {
 			err := s.Idem().Release(ctx, held)
 			if err == nil {
 				p.add("release", func(s *Store) error {
-					_, ok, err := s.idem.find(idemKey(k))
-					return found(!ok, err)
+					_, free, err := s.Idem().Reserve(ctx, held, math.MinInt64)
+					return found(free, err)
 				})
 			}
 			return err

@@ -2,7 +2,6 @@ package pebble
 
 import (
 	"errors"
-	"reflect"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -66,11 +65,6 @@ func TestNewerValuesAreNotDamaged(t *testing.T) {
 			_, _, err := s.Schedules().(*schedules).head(base)
 			return err
 		},
-		"reservation": func(v byte) error {
-			set(t, s, []byte("reservation"), []byte{v, 'x'})
-			_, _, err := s.Idem().(*idem).find([]byte("reservation"))
-			return err
-		},
 	}
 	for name, fn := range read {
 		if err := fn(200); !errors.Is(err, notify.ErrNewer) || errors.Is(err, notify.ErrCorrupt) {
@@ -87,19 +81,4 @@ func set(t *testing.T, s *Store, k, v []byte) {
 	if err := s.db.Set(k, v, nil); err != nil {
 		t.Fatal(err)
 	}
-}
-
-// FuzzReservation: whatever the bytes are, decoding does not panic, and what it accepts
-// is written again the same.
-func FuzzReservation(f *testing.F) {
-	f.Add([]byte{})
-	f.Fuzz(func(t *testing.T, v []byte) {
-		a, b := new(engine.Reservation), new(engine.Reservation)
-		if !decodeReservation(v, a) {
-			return
-		}
-		if !decodeReservation(appendReservation(nil, a), b) || !reflect.DeepEqual(a, b) {
-			t.Fatalf("got %+v, want %+v", b, a)
-		}
-	})
 }

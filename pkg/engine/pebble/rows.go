@@ -58,37 +58,34 @@ func (r *partRows) Scan(ctx context.Context, p rows.Part, in rows.Range, fn func
 }
 
 func (r *partRows) Swap(ctx context.Context, cs ...rows.Change) (bool, error) {
-	var locks []string
-	adds, alone := 0, true // alone: the changes only add
+	adds, named, alone := 0, 0, true // alone: the changes only add
 	for i := range cs {
 		c := &cs[i]
-		prefix := string(appendPart([]byte{tRows}, c.Part))
-		for _, row := range c.If {
-			locks = append(locks, prefix+row.Key)
-		}
-		for _, row := range c.Do {
-			locks = append(locks, prefix+row.Key)
-		}
-		adds += len(c.Add)
-		alone = alone && len(c.If)+len(c.Do)+c.Numbers == 0 && c.Stored == nil
+		adds, named = adds+len(c.Add), named+len(c.If)+len(c.Do)
+		alone = alone && c.Numbers == 0 && c.Stored == nil
 	}
+	alone = alone && named == 0
 	if alone {
 		err := r.s.commit.insert(ctx, adds, func(tx tx) { r.fill(tx, cs, nil) })
 		return err == nil, err
 	}
-	unlock, err := r.s.locks.lock(ctx, locks...)
+	keys := make([]string, 0, named)
+	for i := range cs {
+		keys = appendKeys(appendKeys(keys, cs[i].Part, cs[i].If), cs[i].Part, cs[i].Do)
+	}
+	unlock, err := r.s.locks.lock(ctx, keys...)
 	if err != nil {
 		return false, err
 	}
-	last, holds, err := r.prepare(cs, locks)
+	last, holds, err := r.prepare(cs, keys)
 	if err != nil || !holds {
 		unlock()
 		return false, err
 	}
 	err = r.s.commit.write(ctx, func(tx tx) { r.fill(tx, cs, last) }, func(err error) {
-		for _, c := range cs {
-			if err == nil && c.Stored != nil {
-				c.Stored()
+		for i := range cs {
+			if err == nil && cs[i].Stored != nil {
+				cs[i].Stored()
 			}
 		}
 		unlock()
@@ -96,10 +93,23 @@ func (r *partRows) Swap(ctx context.Context, cs ...rows.Change) (bool, error) {
 	return err == nil, err
 }
 
+// appendKeys appends the full keys of rows.
+func appendKeys(keys []string, p rows.Part, rs []rows.Row) []string {
+	var b []byte
+	for i := range rs {
+		if b == nil {
+			b = appendPart(append(make([]byte, 0, 128), tRows), p)
+		}
+		prefix := len(b)
+		keys = append(keys, string(append(b, rs[i].Key...)))
+		b = b[:prefix]
+	}
+	return keys
+}
+
 // prepare reports whether what is stored is as cs say, and returns the counter of each
 // change that gives numbers. keys are the full keys of each If and Do, in their order.
 func (r *partRows) prepare(cs []rows.Change, keys []string) (last []*uint64, holds bool, err error) {
-	last = make([]*uint64, len(cs))
 	for i := range cs {
 		c := &cs[i]
 		for k, row := range c.If {
@@ -109,10 +119,14 @@ func (r *partRows) prepare(cs []rows.Change, keys []string) (last []*uint64, hol
 			}
 		}
 		keys = keys[len(c.If)+len(c.Do):]
-		if c.Numbers > 0 {
-			if last[i], err = r.counter(c.Part); err != nil {
-				return nil, false, err
-			}
+		if c.Numbers == 0 {
+			continue
+		}
+		if last == nil {
+			last = make([]*uint64, len(cs))
+		}
+		if last[i], err = r.counter(c.Part); err != nil {
+			return nil, false, err
 		}
 	}
 	return last, true, nil
@@ -120,25 +134,15 @@ func (r *partRows) prepare(cs []rows.Change, keys []string) (last []*uint64, hol
 
 // fill puts changes into a batch.
 func (r *partRows) fill(tx tx, cs []rows.Change, last []*uint64) {
-	var key []byte
+	key := make([]byte, 0, 128)
 	for i := range cs {
 		c := &cs[i]
 		key = appendPart(append(key[:0], tRows), c.Part)
-		prefix := len(key)
-		put := func(rs []rows.Row, set func(key, value []byte)) {
-			for _, row := range rs {
-				if key = append(key[:prefix], row.Key...); row.Value == nil {
-					tx.delete(key)
-				} else {
-					set(key, row.Value)
-				}
-			}
-		}
-		put(c.Do, tx.set)
-		put(c.Add, tx.insert)
+		key = tx.rows(key, c.Do, false)
+		key = tx.rows(key, c.Add, true)
 		for n := range c.Numbers {
 			*last[i]++
-			put(c.Number(n, *last[i]), tx.set)
+			key = tx.rows(key, c.Number(n, *last[i]), false)
 		}
 		if c.Numbers > 0 {
 			tx.setUint(appendPart([]byte{tNumber}, c.Part), *last[i])
@@ -197,6 +201,23 @@ func (r *partRows) Look(ctx context.Context, p rows.Part, n int, key func([]byte
 		}
 	}
 	return nil
+}
+
+// rows puts rows of the partition with this prefix, which it returns. It may have grown.
+func (t tx) rows(prefix []byte, rs []rows.Row, add bool) []byte {
+	n := len(prefix)
+	for i := range rs {
+		prefix = append(prefix[:n], rs[i].Key...)
+		switch v := rs[i].Value; {
+		case v == nil:
+			t.delete(prefix)
+		case add:
+			t.insert(prefix, v)
+		default:
+			t.set(prefix, v)
+		}
+	}
+	return prefix[:n]
 }
 
 // counter returns the last number of a partition. It reads it from the disk at first.

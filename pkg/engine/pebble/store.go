@@ -40,9 +40,7 @@ type Store struct {
 
 	*store.Contracts // over rows.go
 
-	spill spill
-	dead  deadLetters
-	idem  idem
+	dead deadLetters
 
 	schedules schedules
 	triggers  triggers
@@ -231,7 +229,7 @@ func (s *Store) load() error {
 		return err
 	}
 	for _, load := range []func(*Store) error{
-		s.spill.load, s.dead.load, s.idem.load,
+		s.dead.load,
 		s.schedules.load, s.triggers.load, s.queues.load,
 	} {
 		if err := load(s); err != nil {

@@ -1,0 +1,194 @@
+package store
+
+import (
+	"context"
+	"math"
+
+	"github.com/notifyd/notifyd/pkg/codec"
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/rows"
+)
+
+// idem keeps one row a key and one row of the index by Expires. Both change together.
+type idem struct{ rows rows.Rows }
+
+var reservationRecord = Record[engine.Reservation]{"a reservation", 1, func(c *codec.Codec, r *engine.Reservation) {
+	c.Raw(r.Fingerprint[:])
+	c.Raw(r.Base[:])
+	codec.Num(c, &r.Accepted)
+	codec.Num(c, &r.Fire)
+	codec.Num(c, &r.Partitions)
+	codec.Num(c, &r.BlockSize)
+	codec.Num(c, &r.Version)
+	c.Str(&r.Owner)
+	codec.Num(c, &r.LeaseUntil)
+	codec.Num(c, &r.Expires)
+	c.Bool(&r.Done)
+	codec.Num(c, &r.Status)
+	c.Bytes(&r.Body)
+}}
+
+// idemName returns what the keys of a reservation's rows end with.
+func idemName(k engine.IdemKey) (string, error) {
+	if len(k.Caller) > maxPart || len(k.Route) > maxPart {
+		return "", notify.Invalid("bad_key", "key", "caller and route have at most 65,535 bytes")
+	}
+	b := appendStr(make([]byte, 0, 4+len(k.Caller)+len(k.Route)+len(k.Key)), k.Caller)
+	return string(append(appendStr(b, k.Route), k.Key...)), nil
+}
+
+func idemExpiry(expires int64, name string) string { return "e" + ordered(expires) + name }
+
+// change returns what stores next, or nothing if it is nil, in the place of what is
+// stored: old, packed as value; nil: there is none.
+func (idem) change(name string, old *engine.Reservation, value []byte, next *engine.Reservation) rows.Change {
+	key := "k" + name
+	c := rows.Change{Part: tableIdem, If: []rows.Row{{Key: key, Value: value}}, Do: []rows.Row{{Key: key}}}
+	moves := value == nil || next == nil || old.Expires != next.Expires
+	if value != nil && moves {
+		c.Do = append(c.Do, rows.Row{Key: idemExpiry(old.Expires, name)})
+	}
+	if next == nil {
+		return c
+	}
+	c.Do[0].Value = reservationRecord.Pack(next)
+	if moves { // the lock of the key guards its index row, too
+		c.Add = []rows.Row{{Key: idemExpiry(next.Expires, name), Value: []byte{}}}
+	}
+	return c
+}
+
+// read returns what is stored of a name, and its packed value; nil: there is none.
+func (i idem) read(ctx context.Context, name string) (r engine.Reservation, value []byte, err error) {
+	got, err := i.rows.Get(ctx, tableIdem, "k"+name)
+	if err == nil && got[0] != nil {
+		err = reservationRecord.Unpack(got[0], &r)
+	}
+	if err != nil {
+		return engine.Reservation{}, nil, err
+	}
+	return r, got[0], nil
+}
+
+// update stores what decide returns for what is stored under the key (nil: there is
+// none). keep says that nothing changes. It decides again if another was faster.
+func (i idem) update(ctx context.Context, key engine.IdemKey, decide func(stored *engine.Reservation) (next *engine.Reservation, keep bool, err error)) error {
+	name, err := idemName(key)
+	if err != nil {
+		return err
+	}
+	for {
+		old, value, err := i.read(ctx, name)
+		if err != nil {
+			return err
+		}
+		old.Key = key
+		stored := new(old)
+		if value == nil {
+			stored = nil
+		}
+		next, keep, err := decide(stored)
+		if err != nil || keep {
+			return err
+		}
+		if won, err := i.rows.Swap(ctx, i.change(name, &old, value, next)); won || err != nil {
+			return err
+		}
+	}
+}
+
+// Reserve expects a key to be new: it reads what is stored only if that fails.
+func (i idem) Reserve(ctx context.Context, r engine.Reservation, now int64) (out engine.Reservation, won bool, err error) {
+	name, err := idemName(r.Key)
+	if err != nil {
+		return engine.Reservation{}, false, err
+	}
+	if won, err = i.rows.Swap(ctx, i.change(name, nil, nil, &r)); err == nil && !won {
+		err = i.update(ctx, r.Key, func(stored *engine.Reservation) (*engine.Reservation, bool, error) {
+			if won = stored == nil || stored.Expires <= now; won {
+				return &r, false, nil
+			}
+			out = *stored
+			return nil, true, nil
+		})
+	}
+	if won {
+		out = r
+	}
+	if err != nil {
+		return engine.Reservation{}, false, err
+	}
+	return out, won, nil
+}
+
+func (i idem) TakeOver(ctx context.Context, old engine.Reservation, owner string, leaseUntil int64) (won bool, err error) {
+	err = i.update(ctx, old.Key, func(stored *engine.Reservation) (*engine.Reservation, bool, error) {
+		won = stored != nil && !stored.Done && stored.LeaseUntil == old.LeaseUntil && stored.Owner == old.Owner
+		if won {
+			stored.Owner, stored.LeaseUntil = owner, leaseUntil
+		}
+		return stored, !won, nil
+	})
+	return won && err == nil, err
+}
+
+func errReservationLost() error {
+	return &notify.Error{Kind: notify.KindConflict, Code: "reservation_lost", Msg: "somebody else works on this request"}
+}
+
+func (i idem) Freeze(ctx context.Context, r engine.Reservation) error {
+	return i.update(ctx, r.Key, func(stored *engine.Reservation) (*engine.Reservation, bool, error) {
+		if stored == nil || stored.Done || stored.Owner != r.Owner {
+			return nil, false, errReservationLost()
+		}
+		stored.Fire, stored.Partitions, stored.BlockSize, stored.Version = r.Fire, r.Partitions, r.BlockSize, r.Version
+		return stored, false, nil
+	})
+}
+
+func (i idem) Finish(ctx context.Context, key engine.IdemKey, status int, body []byte, expires int64) error {
+	return i.update(ctx, key, func(stored *engine.Reservation) (*engine.Reservation, bool, error) {
+		if stored == nil {
+			return nil, false, notify.NotFound("reservation")
+		}
+		stored.Done, stored.Status, stored.Body, stored.Expires = true, status, body, expires
+		return stored, false, nil
+	})
+}
+
+func (i idem) Release(ctx context.Context, held engine.Reservation) error {
+	return i.update(ctx, held.Key, func(stored *engine.Reservation) (_ *engine.Reservation, keep bool, err error) {
+		switch {
+		case stored == nil:
+			keep = true
+		case stored.Done:
+			err = &notify.Error{Kind: notify.KindConflict, Code: "reservation_done", Msg: "the request was answered"}
+		case stored.Owner != held.Owner || stored.LeaseUntil != held.LeaseUntil:
+			err = errReservationLost()
+		}
+		return nil, keep, err
+	})
+}
+
+// Purge removes a key only if it is still as it was read: it may be taken again.
+func (i idem) Purge(ctx context.Context, now int64) (int, error) {
+	return purge(ctx, i.rows, tableIdem, "e", now, math.MaxInt, func(entries []string) (cs []rows.Change, gone int, err error) {
+		keys := make([]string, len(entries))
+		for n, e := range entries {
+			keys[n] = "k" + e[len("e")+8:]
+		}
+		stored, err := i.rows.Get(ctx, tableIdem, keys...)
+		c := rows.Change{Part: tableIdem}
+		for n, v := range stored {
+			var r engine.Reservation
+			if v == nil || reservationRecord.Unpack(v, &r) == nil && r.Expires > now {
+				continue
+			}
+			gone++
+			c.If = append(c.If, rows.Row{Key: keys[n], Value: v})
+			c.Do = append(c.Do, rows.Row{Key: entries[n]}, rows.Row{Key: keys[n]})
+		}
+		return []rows.Change{c}, gone, err
+	})
+}

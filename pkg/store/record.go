@@ -1,0 +1,39 @@
+package store
+
+import (
+	"fmt"
+
+	"github.com/notifyd/notifyd/pkg/codec"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// Record packs and unpacks one kind of record. Its fields are described once, for both
+// ways and for every engine.
+type Record[V any] struct {
+	what    string
+	version byte
+	fields  func(*codec.Codec, *V)
+}
+
+// Pack returns the bytes of a record, which begin with its version.
+func (r *Record[V]) Pack(v *V) []byte {
+	return codec.Pack(r.version, func(c *codec.Codec) { r.fields(c, v) })
+}
+
+// Unpack reads what Pack returned. It leaves fields that are not described as they are.
+// It fails with notify.ErrNewer if a newer release wrote the bytes, and with
+// notify.ErrCorrupt if they are damaged.
+func (r *Record[V]) Unpack(b []byte, v *V) error {
+	if codec.Unpack(b, r.version, func(c *codec.Codec) { r.fields(c, v) }) {
+		return nil
+	}
+	if err := notify.CheckVersion(r.what, b, r.version); err != nil {
+		return err
+	}
+	return damaged(r.what)
+}
+
+// damaged reports a value that this package did not write.
+func damaged(what string) error {
+	return notify.Unavailable("store", 0, fmt.Errorf("%w: %s", notify.ErrCorrupt, what))
+}

@@ -1,0 +1,76 @@
+package store
+
+import (
+	"errors"
+	"reflect"
+	"testing"
+
+	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// again unpacks bytes, and packs and unpacks what it got: the two must be the same.
+func again[V any](r Record[V]) func(b []byte) (first, second any, err error) {
+	return func(b []byte) (any, any, error) {
+		var first, second V
+		if err := r.Unpack(b, &first); err != nil {
+			return nil, nil, err
+		}
+		err := r.Unpack(r.Pack(&first), &second)
+		return first, second, err
+	}
+}
+
+// records has an example of each record that Record describes.
+func records() map[string]struct {
+	packed []byte
+	want   any
+	again  func([]byte) (any, any, error)
+} {
+	type entry = struct {
+		packed []byte
+		want   any
+		again  func([]byte) (any, any, error)
+	}
+	reservation := engine.Reservation{
+		Fingerprint: [32]byte{1, 31: 2}, Base: notify.Base{3}, Accepted: 4, Fire: -5, Partitions: 65_535, BlockSize: 6, Version: 7,
+		Owner: "owner", LeaseUntil: 8, Expires: 9, Done: true, Status: 201, Body: []byte("body"),
+	}
+	spilled := engine.Spilled{Topic: "topic", Key: []byte("key"), Part: -1, Value: []byte("value"), At: 10}
+	return map[string]entry{
+		"reservation": {reservationRecord.Pack(&reservation), reservation, again(reservationRecord)},
+		"spilled":     {spilledRecord.Pack(&spilled), spilled, again(spilledRecord)},
+	}
+}
+
+func TestRecords(t *testing.T) {
+	for name, r := range records() {
+		if got, _, err := r.again(r.packed); err != nil || !reflect.DeepEqual(got, r.want) {
+			t.Errorf("%s: %+v, %v; want %+v", name, got, err, r.want)
+		}
+		for n := range r.packed {
+			if _, _, err := r.again(r.packed[:n]); !errors.Is(err, notify.ErrCorrupt) || errors.Is(err, notify.ErrNewer) {
+				t.Errorf("%d bytes of a %s: %v", n, name, err)
+			}
+		}
+		if _, _, err := r.again([]byte{200, 'x'}); !errors.Is(err, notify.ErrNewer) || errors.Is(err, notify.ErrCorrupt) {
+			t.Errorf("%s of a newer release: %v", name, err)
+		}
+	}
+}
+
+// FuzzRecords: whatever the bytes are, unpacking does not panic, and what it accepts is
+// packed and unpacked again the same.
+func FuzzRecords(f *testing.F) {
+	all := records()
+	for _, r := range all {
+		f.Add(r.packed)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		for name, r := range all {
+			if first, second, err := r.again(b); first != nil && (err != nil || !reflect.DeepEqual(first, second)) {
+				t.Errorf("%s: %+v, %v; want %+v", name, second, err, first)
+			}
+		}
+	})
+}
