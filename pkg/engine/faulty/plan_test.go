@@ -32,18 +32,9 @@ func TestTimers(t *testing.T) {
 }
 func TestPrefs(t *testing.T) { enginetest.Prefs(t, through((*memory.Store).Prefs, faulty.NewPrefs)) }
 func TestIdem(t *testing.T)  { enginetest.Idem(t, through((*memory.Store).Idem, faulty.NewIdem)) }
-func TestSpill(t *testing.T) { enginetest.Spill(t, through((*memory.Store).Spill, faulty.NewSpill)) }
-func TestJobs(t *testing.T)  { enginetest.Jobs(t, through((*memory.Store).Jobs, faulty.NewJobs)) }
 func TestAudit(t *testing.T) { enginetest.Audit(t, through((*memory.Store).Audit, faulty.NewAudit)) }
-func TestMeta(t *testing.T)  { enginetest.Meta(t, through((*memory.Store).Meta, faulty.NewMeta)) }
 func TestCallers(t *testing.T) {
 	enginetest.Callers(t, through((*memory.Store).Callers, faulty.NewCallers))
-}
-func TestCancels(t *testing.T) {
-	enginetest.Cancels(t, through((*memory.Store).Cancels, faulty.NewCancels))
-}
-func TestCampaigns(t *testing.T) {
-	enginetest.Campaigns(t, through((*memory.Store).Campaigns, faulty.NewCampaigns))
 }
 func TestDeadLetters(t *testing.T) {
 	enginetest.DeadLetters(t, through((*memory.Store).DeadLetters, faulty.NewDeadLetters))
@@ -53,9 +44,6 @@ func TestSchedules(t *testing.T) {
 }
 func TestColdTimers(t *testing.T) {
 	enginetest.ColdTimers(t, through((*memory.Store).ColdTimers, faulty.NewColdTimers))
-}
-func TestTriggers(t *testing.T) {
-	enginetest.Triggers(t, through((*memory.Store).Triggers, faulty.NewTriggers))
 }
 func TestQueue(t *testing.T) {
 	enginetest.Queue(t, through(queue, faulty.NewQueue))
@@ -74,45 +62,52 @@ func TestLimits(t *testing.T) {
 	}, time.Sleep)
 }
 
-func meta(r ...faulty.Rule) (engine.Meta, engine.Meta, *faulty.Plan) {
-	next, plan := memory.New().Meta(), faulty.NewPlan(7)
+func callers(r ...faulty.Rule) (engine.Callers, engine.Callers, *faulty.Plan) {
+	next, plan := memory.New().Callers(), faulty.NewPlan(7)
 	for _, r := range r {
 		plan.Add(r)
 	}
-	return faulty.NewMeta(next, plan), next, plan
+	return faulty.NewCallers(next, plan), next, plan
 }
 
-func stored(t *testing.T, m engine.Meta) bool {
+// put stores a caller once more.
+func put(ctx context.Context, c engine.Callers) error {
+	x, _, err := c.Get(context.WithoutCancel(ctx), "shop")
+	if err != nil {
+		return err
+	}
+	x.ID = "shop"
+	return c.Put(ctx, x)
+}
+
+func stored(t *testing.T, c engine.Callers) bool {
 	t.Helper()
-	v, err := m.GetMeta(t.Context(), "n")
+	_, ok, err := c.Get(t.Context(), "shop")
 	if err != nil {
 		t.Fatal(err)
 	}
-	return v != nil
+	return ok
 }
 
 func TestRefused(t *testing.T) {
-	m, _, plan := meta(faulty.Rule{Method: "Meta.PutMeta", Skip: 1, Times: 2, Err: faulty.ErrDown})
+	m, _, plan := callers(faulty.Rule{Method: "Callers.Put", Skip: 1, Times: 2, Err: faulty.ErrDown})
 	for i, want := range []bool{true, false, false, true} {
-		if err := m.PutMeta(t.Context(), "n", nil); (err == nil) != want || (err != nil && notify.KindOf(err) != notify.KindUnavailable) {
+		if err := put(t.Context(), m); (err == nil) != want || (err != nil && notify.KindOf(err) != notify.KindUnavailable) {
 			t.Errorf("call %d: %v", i, err)
 		}
 	}
-	if plan.Calls("Meta.PutMeta") != 4 || plan.Calls("Meta.GetMeta") != 0 {
+	if plan.Calls("Callers.Put") != 4 {
 		t.Error("calls were counted wrong")
 	}
-	m, next, _ := meta(faulty.Rule{Method: "Meta.*", Err: faulty.ErrDown})
-	if err := m.PutMeta(t.Context(), "n", nil); err == nil || stored(t, next) {
+	m, next, _ := callers(faulty.Rule{Method: "Callers.*", Err: faulty.ErrDown})
+	if err := put(t.Context(), m); err == nil || stored(t, next) {
 		t.Errorf("a refused call was applied: %v", err)
-	}
-	if v, err := m.GetMeta(t.Context(), "n"); v != nil || err == nil {
-		t.Errorf("%v, %v", v, err)
 	}
 }
 
 func TestLostAcknowledgement(t *testing.T) {
-	m, next, _ := meta(faulty.Rule{Method: "*", Times: 1, Err: faulty.ErrDown, Lost: faulty.Applied})
-	if err := m.PutMeta(t.Context(), "n", nil); !errors.Is(err, faulty.ErrDown) || !stored(t, next) {
+	m, next, _ := callers(faulty.Rule{Method: "*", Times: 1, Err: faulty.ErrDown, Lost: faulty.Applied})
+	if err := put(t.Context(), m); !errors.Is(err, faulty.ErrDown) || !stored(t, next) {
 		t.Errorf("error %v, want an error of a call that was applied", err)
 	}
 }
@@ -121,32 +116,25 @@ func TestLostAcknowledgement(t *testing.T) {
 // the caller finds out by reading.
 func TestUnknownOutcome(t *testing.T) {
 	for _, c := range []struct {
-		method  string
+		old     uint64 // 0: there is none
 		lost    faulty.Loss
 		applied bool
-	}{{"Create", faulty.NotApplied, false}, {"Create", faulty.Applied, true}, {"Swap", faulty.NotApplied, false}, {"Swap", faulty.Applied, true}} {
+	}{{0, faulty.NotApplied, false}, {0, faulty.Applied, true}, {1, faulty.NotApplied, false}, {1, faulty.Applied, true}} {
 		plan := faulty.NewPlan(1)
-		s := faulty.NewTriggers(memory.New().Triggers(), plan)
-		row := engine.Trigger{ID: "trg_1", State: engine.TriggerPending}
-		if c.method == "Swap" {
-			if _, err := s.Create(t.Context(), []engine.Trigger{row}); err != nil {
+		s := faulty.NewSchedules(memory.New().Schedules(), plan)
+		head := engine.ScheduleHead{Base: notify.Base{1}, FireAt: 1000}
+		if c.old == 1 {
+			if _, _, err := s.Swap(t.Context(), 0, head); err != nil {
 				t.Fatal(err)
 			}
 		}
-		plan.Add(faulty.Rule{Method: "Triggers." + c.method, Err: faulty.ErrDown, Lost: c.lost})
-		var won []bool
-		var err error
-		row.State = engine.TriggerInFlight
-		if c.method == "Create" {
-			won, err = s.Create(t.Context(), []engine.Trigger{row})
-		} else {
-			won, err = s.Swap(t.Context(), []engine.TriggerSwap{{Old: 1, New: row}})
-		}
-		if !errors.Is(err, faulty.ErrDown) || won != nil {
+		plan.Add(faulty.Rule{Method: "Schedules.Swap", Err: faulty.ErrDown, Lost: c.lost})
+		head.FireAt = 2000
+		if _, won, err := s.Swap(t.Context(), c.old, head); !errors.Is(err, faulty.ErrDown) || won {
 			t.Errorf("%+v: %v, %v", c, won, err)
 		}
-		got, err := s.Get(t.Context(), []string{"trg_1"})
-		if err != nil || (got[0].State == engine.TriggerInFlight) != c.applied {
+		got, _, err := s.Head(t.Context(), head.Base)
+		if err != nil || (got.FireAt == 2000) != c.applied {
 			t.Errorf("%+v: stored %+v, %v", c, got, err)
 		}
 	}
@@ -182,10 +170,10 @@ func TestLostDeliveries(t *testing.T) {
 
 func TestHangsUntilReleased(t *testing.T) {
 	hold, there := make(chan struct{}), make(chan string, 1)
-	m, next, _ := meta(faulty.Rule{Method: "Meta.PutMeta", Hold: hold, Hook: func(_ context.Context, method string) { there <- method }})
+	m, next, _ := callers(faulty.Rule{Method: "Callers.Put", Hold: hold, Hook: func(_ context.Context, method string) { there <- method }})
 	done := make(chan error)
-	go func() { done <- m.PutMeta(t.Context(), "n", nil) }()
-	if method := <-there; method != "Meta.PutMeta" || stored(t, next) {
+	go func() { done <- put(t.Context(), m) }()
+	if method := <-there; method != "Callers.Put" || stored(t, next) {
 		t.Error("it did not hang")
 	}
 	close(hold)
@@ -195,22 +183,22 @@ func TestHangsUntilReleased(t *testing.T) {
 }
 
 func TestHangsUntilTheCallerLeaves(t *testing.T) {
-	m, next, _ := meta(faulty.Rule{Method: "Meta.PutMeta", Hold: make(chan struct{})})
+	m, next, _ := callers(faulty.Rule{Method: "Callers.Put", Hold: make(chan struct{})})
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := m.PutMeta(ctx, "n", nil); !errors.Is(err, context.Canceled) || notify.KindOf(err) != notify.KindUnavailable || stored(t, next) {
+	if err := put(ctx, m); !errors.Is(err, context.Canceled) || notify.KindOf(err) != notify.KindUnavailable || stored(t, next) {
 		t.Error(err)
 	}
 }
 
 func TestRemove(t *testing.T) {
-	m, _, plan := meta()
+	m, _, plan := callers()
 	remove := plan.Add(faulty.Rule{Method: "*", Err: faulty.ErrDown})
-	if m.PutMeta(t.Context(), "n", nil) == nil {
+	if put(t.Context(), m) == nil {
 		t.Error("the rule did not apply")
 	}
 	remove()
-	if err := m.PutMeta(t.Context(), "n", nil); err != nil {
+	if err := put(t.Context(), m); err != nil {
 		t.Error(err)
 	}
 }
@@ -220,9 +208,9 @@ func TestSeed(t *testing.T) {
 	pattern := func(seed uint64) (s string, failed int) {
 		plan := faulty.NewPlan(seed)
 		plan.Add(faulty.Rule{Method: "*", Chance: 0.3, Err: faulty.ErrDown})
-		m := faulty.NewMeta(memory.New().Meta(), plan)
+		m := faulty.NewCallers(memory.New().Callers(), plan)
 		for range 1000 {
-			if m.PutMeta(t.Context(), "n", nil) != nil {
+			if put(t.Context(), m) != nil {
 				s, failed = s+"x", failed+1
 			} else {
 				s += "."
