@@ -47,8 +47,8 @@ func (s *Server) adminMux() http.Handler {
 	profile("/debug/pprof/symbol", pprof.Symbol)
 	profile("/debug/pprof/trace", pprof.Trace)
 	for _, rt := range []*route{
-		{path: "/healthz", class: classProbe, handler: (*Server).healthz},
-		{path: "/readyz", class: classProbe, handler: (*Server).readyz},
+		{path: "/healthz", class: classProbe, handler: answerHealth},
+		{path: "/readyz", class: classProbe, handler: answerReady},
 	} {
 		mux.HandleFunc("GET "+rt.path, func(w http.ResponseWriter, r *http.Request) { s.serve(rt, w, r) })
 	}
@@ -74,24 +74,24 @@ type health struct {
 	Warnings []string `json:"warnings,omitempty"`
 }
 
-// healthz says that the process answers, and which it is.
-func (s *Server) healthz(x *exchange) error {
-	return x.json(http.StatusOK, health{Status: "ok", Version: s.deps.Version})
+// answerHealth says that the process answers, and which it is.
+func answerHealth(x *exchange) error {
+	return x.json(http.StatusOK, health{Status: "ok", Version: x.srv.deps.Version})
 }
 
-// readyz says whether requests should come here.
-func (s *Server) readyz(x *exchange) error {
-	if s.isDraining() {
+// answerReady says whether requests should come here.
+func answerReady(x *exchange) error {
+	if x.srv.isDraining() {
 		return &notify.Error{Kind: notify.KindUnavailable, Code: "draining", Msg: "this server is about to stop"}
 	}
-	if s.deps.Ready != nil {
-		if err := s.deps.Ready(x.r.Context()); err != nil {
+	if x.srv.deps.Ready != nil {
+		if err := x.srv.deps.Ready(x.r.Context()); err != nil {
 			return notReady(err)
 		}
 	}
 	h := health{Status: "ready"}
-	if s.deps.Warnings != nil {
-		h.Warnings = s.deps.Warnings()
+	if x.srv.deps.Warnings != nil {
+		h.Warnings = x.srv.deps.Warnings()
 	}
 	return x.json(http.StatusOK, h)
 }

@@ -10,8 +10,6 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-const backupPath = "/v1/ops/backup"
-
 // Snapshot is everything the server keeps, as of one moment.
 type Snapshot interface {
 	// Write writes it; an error may come in the middle.
@@ -19,13 +17,10 @@ type Snapshot interface {
 	Close() error
 }
 
-// backup streams a backup. Its manifest comes first: a reader notices a backup that
+// streamBackup streams a backup. Its manifest comes first: a reader notices a backup that
 // breaks off by the files that are missing.
-func (s *Server) backup(x *exchange) error {
-	if err := x.query().rest(); err != nil {
-		return err
-	}
-	if s.deps.Backup == nil {
+func streamBackup(x *exchange) error {
+	if x.srv.deps.Backup == nil {
 		return &notify.Error{Kind: notify.KindUnavailable, Code: "backup_unavailable", Msg: "this server keeps nothing itself: back up its engines"}
 	}
 	if x.r.Method == http.MethodHead {
@@ -37,20 +32,21 @@ func (s *Server) backup(x *exchange) error {
 	}
 	ctx, cancel := context.WithCancel(x.r.Context())
 	defer cancel()
-	go func() { // a drain does not wait for gigabytes
+	draining := x.srv.draining // x is another request's once this one is answered
+	go func() {                // a drain does not wait for gigabytes
 		select {
-		case <-s.draining:
+		case <-draining:
 			cancel()
 		case <-ctx.Done():
 		}
 	}()
-	snap, err := s.deps.Backup(ctx)
+	snap, err := x.srv.deps.Backup(ctx)
 	if err != nil {
 		return err
 	}
 	defer func() {
 		if err := snap.Close(); err != nil {
-			s.deps.Log.Warn("cleaning up after a backup", "err", err)
+			x.srv.deps.Log.Warn("cleaning up after a backup", "err", err)
 		}
 	}()
 	h := x.w.Header()
@@ -58,7 +54,7 @@ func (s *Server) backup(x *exchange) error {
 	x.w.WriteHeader(http.StatusOK)
 	x.status = http.StatusOK
 	if err := snap.Write(ctx, &paced{x}); err != nil {
-		s.deps.Log.Warn("backup broke off", "err", err, "bytes", x.out)
+		x.srv.deps.Log.Warn("backup broke off", "err", err, "bytes", x.out)
 		panic(http.ErrAbortHandler) // else the client would take it for the end
 	}
 	return nil

@@ -1,7 +1,6 @@
 package server
 
 import (
-	"context"
 	"net/http"
 	"slices"
 	"strconv"
@@ -33,13 +32,7 @@ func callerOf(c *engine.Caller) api.Caller {
 }
 
 // callerID takes the id of the path.
-func (x *exchange) callerID() (string, error) {
-	if err := x.only(); err != nil {
-		return "", err
-	}
-	if x.srv.deps.Callers == nil {
-		return "", notify.Unavailable("callers", 0, nil)
-	}
+func callerID(x *exchange) (string, error) {
 	id := x.r.PathValue("id")
 	if !checkCaller(id) {
 		return "", notify.Invalid("bad_caller", "id", "a caller has 1 to "+strconv.Itoa(notify.MaxCaller)+" letters, digits and ._:@/|+-, as the sub of a token")
@@ -47,68 +40,46 @@ func (x *exchange) callerID() (string, error) {
 	return id, nil
 }
 
-func (s *Server) listCallers(x *exchange) error {
-	if s.deps.Callers == nil {
-		return notify.Unavailable("callers", 0, nil)
-	}
-	if err := x.query().rest(); err != nil {
-		return err
-	}
-	cs, err := s.deps.Callers.List(x.r.Context())
-	if err != nil {
-		return err
-	}
-	out := api.Callers{Items: make([]api.Caller, 0, len(cs))}
-	for i := range cs {
-		out.Items = append(out.Items, callerOf(&cs[i]))
-	}
-	return x.json(http.StatusOK, out)
+func listCallers(x *exchange) (api.Callers, error) {
+	cs, err := x.srv.deps.Callers.List(x.r.Context())
+	return api.Callers{Items: mapped(cs, callerOf)}, err
 }
 
-func (s *Server) getCaller(x *exchange) error {
-	id, err := x.callerID()
+func getCaller(x *exchange) (api.Caller, error) {
+	id, err := callerID(x)
 	if err != nil {
-		return err
+		return api.Caller{}, err
 	}
-	c, ok, err := s.deps.Callers.Get(x.r.Context(), id)
-	switch {
-	case err != nil:
-		return err
-	case !ok:
-		return notify.NotFound("caller")
+	c, ok, err := x.srv.deps.Callers.Get(x.r.Context(), id)
+	if err == nil && !ok {
+		err = notify.NotFound("caller")
 	}
-	return x.json(http.StatusOK, callerOf(&c))
+	return callerOf(&c), err
 }
 
 // admitOutcomes refuses a URL to which outcomes would wait for ever. One that stands
 // already is not asked again: else a caller could not be disabled whose URL the policy
 // no longer allows.
-func (s *Server) admitOutcomes(ctx context.Context, id, url string) error {
-	if s.deps.AdmitURL == nil {
+func admitOutcomes(x *exchange, id, url string) error {
+	deps := &x.srv.deps
+	if deps.AdmitURL == nil {
 		return nil
 	}
-	err := s.deps.AdmitURL("outcomes_url", url)
+	err := deps.AdmitURL("outcomes_url", url)
 	if err == nil {
 		return nil
 	}
-	if c, ok, gerr := s.deps.Callers.Get(ctx, id); gerr != nil {
+	c, ok, gerr := deps.Callers.Get(x.r.Context(), id)
+	if gerr != nil || ok && c.OutcomesURL == url {
 		return gerr
-	} else if ok && c.OutcomesURL == url {
-		return nil
 	}
 	return err
 }
 
-// putCaller replaces a caller's settings; its secrets stay.
-func (s *Server) putCaller(x *exchange) error {
-	id, err := x.callerID()
-	if err != nil {
-		return err
-	}
-	var in api.Caller
-	if err := x.decode(&in); err != nil {
-		return err
-	}
+// checkCallerSettings refuses settings that break a rule, and writes URLs and statuses
+// in their one form.
+func checkCallerSettings(x *exchange, id string, in *api.Caller) (err error) {
+	plain := trigger.Plain(x.srv.deps.PlainCallbacks)
 	switch {
 	case in.ID != "" && in.ID != id:
 		return notify.Invalid("wrong_caller", "id", "is another than the path's")
@@ -118,57 +89,62 @@ func (s *Server) putCaller(x *exchange) error {
 		return notify.Invalid("out_of_range", "", "rate, burst, max_in_flight and max_pending are not below 0")
 	case len(in.CallbackURLs) > maxCallbackURLs:
 		return notify.Invalid("too_many_items", "callback_urls", "a caller has at most "+strconv.Itoa(maxCallbackURLs)+" base URLs")
-	}
-	if len(in.FinalStatuses) > maxFinal {
+	case len(in.FinalStatuses) > maxFinal:
 		return notify.Invalid("too_many_items", "final_statuses", "a caller has at most "+strconv.Itoa(maxFinal))
+	case in.OutcomesOf != "" && in.OutcomesOf != engine.OutcomesFailed && in.OutcomesOf != engine.OutcomesAll:
+		return notify.Invalid("bad_outcomes_of", "outcomes_of", `is "failed" or "all"`)
+	case in.OutcomesOf == engine.OutcomesAll && in.OutcomesURL == "":
+		return notify.Invalid("bad_outcomes_of", "outcomes_of", "needs an outcomes_url")
 	}
 	for i, status := range in.FinalStatuses {
 		if status < 300 || status > 599 {
 			return notify.Invalid("out_of_range", "final_statuses["+strconv.Itoa(i)+"]", "is an HTTP status from 300 to 599; 2xx is success")
 		}
 	}
-	slices.Sort(in.FinalStatuses)
 	for i, u := range in.CallbackURLs {
-		if in.CallbackURLs[i], err = trigger.CheckBaseURL("callback_urls["+strconv.Itoa(i)+"]", u, trigger.Plain(s.deps.PlainCallbacks)); err != nil {
+		if in.CallbackURLs[i], err = trigger.CheckBaseURL("callback_urls["+strconv.Itoa(i)+"]", u, plain); err != nil {
 			return err
 		}
 	}
+	slices.Sort(in.FinalStatuses)
 	slices.Sort(in.CallbackURLs)
-	if in.OutcomesURL != "" {
-		if in.OutcomesURL, err = trigger.CheckCallback("outcomes_url", in.OutcomesURL, in.CallbackURLs, trigger.Plain(s.deps.PlainCallbacks)); err != nil {
-			return err
-		}
-		if err := s.admitOutcomes(x.r.Context(), id, in.OutcomesURL); err != nil {
-			return err
-		}
+	in.FinalStatuses, in.CallbackURLs = slices.Compact(in.FinalStatuses), slices.Compact(in.CallbackURLs)
+	if in.OutcomesURL == "" {
+		return nil
 	}
-	switch {
-	case in.OutcomesOf != "" && in.OutcomesOf != engine.OutcomesFailed && in.OutcomesOf != engine.OutcomesAll:
-		return notify.Invalid("bad_outcomes_of", "outcomes_of", `is "failed" or "all"`)
-	case in.OutcomesOf == engine.OutcomesAll && in.OutcomesURL == "":
-		return notify.Invalid("bad_outcomes_of", "outcomes_of", "needs an outcomes_url")
-	}
-	c, err := s.changeCaller(x, id, in.Version, func(c *engine.Caller) {
-		c.Rate, c.Burst, c.Disabled = in.Rate, in.Burst, in.Disabled
-		c.CallbackURLs, c.MaxInFlight, c.MaxPending = slices.Compact(in.CallbackURLs), in.MaxInFlight, in.MaxPending
-		c.FinalStatuses = slices.Compact(in.FinalStatuses)
-		if c.OutcomesURL == "" { // another URL goes on where the one before was
-			c.OutcomesSince = s.deps.Now().UnixMilli()
-		}
-		if c.OutcomesURL = in.OutcomesURL; c.OutcomesURL == "" {
-			c.OutcomesSince = 0
-		}
-		c.OutcomesOf = in.OutcomesOf
-	})
-	if err != nil {
+	if in.OutcomesURL, err = trigger.CheckCallback("outcomes_url", in.OutcomesURL, in.CallbackURLs, plain); err != nil {
 		return err
 	}
-	return x.json(http.StatusOK, callerOf(&c))
+	return admitOutcomes(x, id, in.OutcomesURL)
+}
+
+// putCaller replaces a caller's settings; its secrets stay.
+func putCaller(x *exchange, in api.Caller) (api.Caller, error) {
+	id, err := callerID(x)
+	if err == nil {
+		err = checkCallerSettings(x, id, &in)
+	}
+	if err != nil {
+		return api.Caller{}, err
+	}
+	c, err := changeCaller(x, id, in.Version, func(c *engine.Caller) {
+		c.Rate, c.Burst, c.Disabled = in.Rate, in.Burst, in.Disabled
+		c.CallbackURLs, c.MaxInFlight, c.MaxPending = in.CallbackURLs, in.MaxInFlight, in.MaxPending
+		c.FinalStatuses, c.OutcomesOf = in.FinalStatuses, in.OutcomesOf
+		switch {
+		case in.OutcomesURL == "":
+			c.OutcomesSince = 0
+		case c.OutcomesURL == "": // another URL goes on where the one before was
+			c.OutcomesSince = x.srv.deps.Now().UnixMilli()
+		}
+		c.OutcomesURL = in.OutcomesURL
+	})
+	return callerOf(&c), err
 }
 
 // rotateSecret gives a caller a fresh signing secret, and shows it this once.
-func (s *Server) rotateSecret(x *exchange) error {
-	id, err := x.callerID()
+func rotateSecret(x *exchange) error {
+	id, err := callerID(x)
 	if err != nil {
 		return err
 	}
@@ -185,9 +161,9 @@ func (s *Server) rotateSecret(x *exchange) error {
 		}
 		overlap = time.Duration(*in.OverlapSeconds * float64(time.Second))
 	}
-	now := s.deps.Now()
+	now := x.srv.deps.Now()
 	out := api.RotatedSecret{Caller: id, RotatedAt: now.UTC()}
-	c, err := s.changeCaller(x, id, 0, func(c *engine.Caller) { *c, out.Secret = trigger.Rotate(*c, now, overlap) })
+	c, err := changeCaller(x, id, 0, func(c *engine.Caller) { *c, out.Secret = trigger.Rotate(*c, now, overlap) })
 	if err != nil {
 		return err
 	}
@@ -199,9 +175,9 @@ func (s *Server) rotateSecret(x *exchange) error {
 
 // changeCaller reads, changes and stores a caller until nobody was faster;
 // version other than 0 must be the stored one.
-func (s *Server) changeCaller(x *exchange, id string, version uint64, change func(*engine.Caller)) (engine.Caller, error) {
+func changeCaller(x *exchange, id string, version uint64, change func(*engine.Caller)) (engine.Caller, error) {
 	for range 8 {
-		c, _, err := s.deps.Callers.Get(x.r.Context(), id)
+		c, _, err := x.srv.deps.Callers.Get(x.r.Context(), id)
 		if err != nil {
 			return c, err
 		}
@@ -213,9 +189,9 @@ func (s *Server) changeCaller(x *exchange, id string, version uint64, change fun
 		if err := x.record(); err != nil {
 			return c, err
 		}
-		err = s.deps.Callers.Put(x.r.Context(), c)
+		err = x.srv.deps.Callers.Put(x.r.Context(), c)
 		if err == nil {
-			s.callers.changed(id)
+			x.srv.callers.changed(id)
 			c.Version++
 			return c, nil
 		}

@@ -3,7 +3,7 @@ package server
 import (
 	"context"
 	"encoding/binary"
-	"net/http"
+	"slices"
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
@@ -26,63 +26,98 @@ const (
 )
 
 // listCampaigns lists a caller's campaigns, or for operators those of any caller.
-func (s *Server) listCampaigns(x *exchange) error {
-	q := x.query()
-	limit := q.number("limit", 100, 1000)
-	caller := x.id.Caller
-	if x.operator() {
-		caller = q.text("caller")
-	}
+func listCampaigns(x *exchange) (out api.CampaignPage, err error) {
+	limit, caller := x.query.number("limit", 100), x.listedCaller()
 	bound := []string{"campaigns", caller, x.id.Caller}
-	place, err := q.place(s.cursors, bound)
+	place, err := x.place(bound)
 	if err != nil {
-		return err
+		return out, err
 	}
 	var after engine.Campaign
 	if len(place) > 8 { // sealed, so it is a place or, for the first page, nothing
 		after = engine.Campaign{ID: string(place[8:]), Created: int64(binary.BigEndian.Uint64(place))}
 	}
-	cs, err := s.deps.Campaigns.List(x.r.Context(), caller, after, int(limit))
-	if err != nil {
-		return err
-	}
-	out := api.CampaignPage{Items: []api.Campaign{}}
-	for i := range cs {
-		c := &cs[i]
-		head := api.Campaign{CampaignID: c.ID, Caller: c.Caller, CreatedAt: moment(c.Created), Parts: c.Parts, Accepted: c.Accepted, Rejected: c.Rejected}
-		if h, ok := s.deps.CampaignHolds.Get(c.ID); ok {
-			head.Hold = &h
+	cs, err := x.srv.deps.Campaigns.List(x.r.Context(), caller, after, limit)
+	out.Items = mapped(cs, func(c *engine.Campaign) api.Campaign {
+		return api.Campaign{
+			CampaignID: c.ID, Caller: c.Caller, CreatedAt: moment(c.Created), Parts: c.Parts, Accepted: c.Accepted, Rejected: c.Rejected,
+			Hold: holdOf(x, c.ID),
 		}
-		out.Items = append(out.Items, head)
+	})
+	if len(cs) == limit {
+		last := &cs[limit-1]
+		out.Cursor = x.srv.cursors.seal(append(binary.BigEndian.AppendUint64(nil, uint64(last.Created)), last.ID...), bound...)
 	}
-	if len(cs) == int(limit) {
-		last := &cs[len(cs)-1]
-		out.Cursor = s.cursors.seal(append(binary.BigEndian.AppendUint64(nil, uint64(last.Created)), last.ID...), bound...)
+	return out, err
+}
+
+// holdOf returns what holds a campaign back; nil: nothing.
+func holdOf(x *exchange, id string) *api.CampaignHold {
+	if h, ok := x.srv.deps.CampaignHolds.Get(id); ok {
+		return &h
 	}
-	return x.json(http.StatusOK, out)
+	return nil
+}
+
+// findCampaign returns a campaign that x may see.
+func findCampaign(x *exchange) (engine.Campaign, error) {
+	id := x.r.PathValue("id")
+	if !campaignID(id) {
+		return engine.Campaign{}, notify.NotFound("campaign")
+	}
+	c, ok, err := x.srv.deps.Campaigns.Get(x.r.Context(), id)
+	if err == nil && (!ok || !x.sees(c.Caller)) {
+		err = notify.NotFound("campaign")
+	}
+	return c, err
+}
+
+func getCampaign(x *exchange) (out api.Summary, err error) {
+	c, err := findCampaign(x)
+	if err != nil {
+		return out, err
+	}
+	out = api.Summary{
+		CampaignID: c.ID, Caller: c.Caller, CreatedAt: moment(c.Created),
+		Parts: c.Parts, Accepted: c.Accepted, Rejected: c.Rejected, Hold: holdOf(x, c.ID),
+	}
+	if err := addCancel(x, &out, c.ID); err != nil {
+		return out, err
+	}
+	return out, summarise(x, &out, slices.Clip(c.Bases))
 }
 
 // setCampaign pauses a campaign, lets it go on, or changes its rate.
-func (s *Server) setCampaign(x *exchange) error {
-	in, err := bodyOf[api.CampaignChange](x)
-	if err != nil {
-		return err
-	}
+func setCampaign(x *exchange, in api.CampaignChange) (hold api.CampaignHold, err error) {
 	switch {
 	case in.Paused == nil && in.Rate == nil:
-		return notify.Invalid("required", "paused", "paused or rate says what to change")
+		return hold, notify.Invalid("required", "paused", "paused or rate says what to change")
 	case in.Rate != nil && *in.Rate != 0 && !(*in.Rate >= minCampaignRate && *in.Rate <= maxCampaignRate):
-		return notify.Invalid("out_of_range", "rate", "0 for no limit, or 0.1 to 10,000,000 receivers a second")
+		return hold, notify.Invalid("out_of_range", "rate", "0 for no limit, or 0.1 to 10,000,000 receivers a second")
 	case len(in.Reason) > maxRemark:
-		return notify.Invalid("too_long", "reason", "at most 512 bytes")
+		return hold, notify.Invalid("too_long", "reason", "at most 512 bytes")
 	}
-	c, err := x.campaign()
+	c, err := findCampaign(x)
+	if err != nil {
+		return hold, err
+	}
+	x.of(c.Caller)
+	if err := x.record(); err != nil {
+		return hold, err
+	}
+	return x.srv.deps.CampaignHolds.Set(x.r.Context(), c.ID, x.id.Caller, in)
+}
+
+// cancelCampaign stops what has not started of a campaign, and its later parts.
+func cancelCampaign(x *exchange) error {
+	c, err := findCampaign(x)
 	if err != nil {
 		return err
 	}
 	x.of(c.Caller)
-	if err := x.record(); err != nil {
+	if err := storeCancel(x, c.ID, c.Caller, func() error { return nil }); err != nil {
 		return err
 	}
-	return x.reply(s.deps.CampaignHolds.Set(x.r.Context(), c.ID, x.id.Caller, in))
+	cancelParts(x, c.Bases)
+	return nil
 }

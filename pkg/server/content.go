@@ -1,7 +1,6 @@
 package server
 
 import (
-	"net/http"
 	"strings"
 	"unicode/utf8"
 
@@ -13,49 +12,41 @@ import (
 // getContent answers with what a notification says, and where it was sent: to the
 // caller that sent it and to operators, whose look is recorded. Who only observes
 // sees none of it: it may hold a code that signs in.
-func (s *Server) getContent(x *exchange) error {
-	q := x.query()
-	address := q.text("address")
+func getContent(x *exchange) (c api.NotificationContent, err error) {
+	address := x.query.text("address")
 	if address != "" && address != api.FullAddress {
-		q.wrong("bad_address", "address", "is full, or left out: then addresses are masked")
+		return c, notify.Invalid("bad_address", "address", "is full, or left out: then addresses are masked")
 	}
-	if err := q.rest(); err != nil {
-		return err
-	}
-	k, fanout, err := x.find(x.r.PathValue("id"))
+	k, fanout, err := findNotification(x, x.r.PathValue("id"))
 	if err != nil {
-		return err
+		return c, err
 	}
 	owner := k.found.Envelope.Caller
 	switch {
 	case owner != x.id.Caller && !x.id.Has(api.ScopeOperate):
-		return &notify.Error{Kind: notify.KindForbidden, Code: "scope_missing", Msg: "the content of another caller's needs the scope " + api.ScopeOperate}
+		return c, &notify.Error{Kind: notify.KindForbidden, Code: "scope_missing", Msg: "the content of another caller's needs the scope " + api.ScopeOperate}
 	case fanout:
-		return notify.Invalid("index_missing", "id", "this is a fan-out: name one receiver by its index, e.g. "+k.found.ID.String())
+		return c, indexMissing(&k)
 	case k.waits != nil:
-		return &notify.Error{Kind: notify.KindConflict, Code: "not_due", Msg: "it waits for its time, or was cancelled before: its content can be read once it is due"}
+		return c, &notify.Error{Kind: notify.KindConflict, Code: "not_due", Msg: "it waits for its time, or was cancelled before: its content can be read once it is due"}
 	case !strings.HasPrefix(string(k.found.User), x.id.Users):
-		return errNoNotification()
+		return c, errNoNotification()
 	}
 	x.of(owner)
-	c, err := x.content(&k.found)
-	if err != nil {
-		return err
+	if c, err = contentOf(x, &k.found); err != nil {
+		return c, err
 	}
 	for i, a := range c.Addresses {
 		if address != api.FullAddress {
 			c.Addresses[i] = maskAddress(a)
 		}
 	}
-	if err := x.record(); err != nil {
-		return err
-	}
-	return x.json(http.StatusOK, c)
+	return c, x.record()
 }
 
-// content is what a receiver was sent. Where the request named no address, the
+// contentOf is what a receiver was sent. Where the request named no address, the
 // addresses are those that the profile has now.
-func (x *exchange) content(f *engine.Found) (api.NotificationContent, error) {
+func contentOf(x *exchange, f *engine.Found) (api.NotificationContent, error) {
 	e, c := &f.Envelope, &f.Envelope.Content
 	out := api.NotificationContent{
 		NotificationID: f.ID.String(), Channel: e.Channel.String(), Caller: e.Caller, UserID: string(f.User), Addresses: []string{},

@@ -9,6 +9,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/request"
 )
 
 // exchange is one request and its answer. It is used again after the request.
@@ -19,6 +20,7 @@ type exchange struct {
 	r     *http.Request
 	start time.Time
 
+	query     query     // its parameters; of routes with a token
 	id        *Identity // nil on routes without a token
 	who       *caller   // the same
 	counted   *atomic.Int64
@@ -91,10 +93,30 @@ func (x *exchange) deadlines(read, write time.Time) {
 	_ = rc.SetWriteDeadline(write)
 }
 
+// decode reads the body as one JSON value, strictly (request.Decode).
+func (x *exchange) decode(v any) error {
+	if request.Media(x.r.Header.Get("Content-Type")) != request.JSON {
+		return request.Unsupported(request.JSON)
+	}
+	return request.Decode(x.body.data, v)
+}
+
 // operator reports whether the token sees everybody's or, where something is
 // changed, may change everybody's.
 func (x *exchange) operator() bool {
 	return x.id.Has(api.ScopeOperate) || x.looks() && x.id.Has(api.ScopeObserve)
+}
+
+// sees reports whether the request may see what belongs to a caller.
+func (x *exchange) sees(caller string) bool { return caller == x.id.Caller || x.operator() }
+
+// listedCaller returns whose things a list is of: the caller's own, and for an operator
+// those of the caller that the query names; empty: everybody's.
+func (x *exchange) listedCaller() string {
+	if x.operator() {
+		return x.query.text("caller")
+	}
+	return x.id.Caller
 }
 
 // looks reports that the request changes nothing.

@@ -12,46 +12,34 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// maxWait is the longest a feed request may wait for something to come.
-const maxWait = 30 * time.Second
-
 // failedFeed answers with the caller's own failures behind a place. With wait
 // it answers as soon as there is one, so that a service can follow it.
-func (s *Server) failedFeed(x *exchange) error {
-	q := x.query()
-	after := q.unsigned("after")
-	limit := q.pageSize(&s.cfg)
-	wait := q.span("wait", maxWait)
-	if err := q.rest(); err != nil {
-		return err
-	}
-	ctx := x.r.Context()
+func failedFeed(x *exchange) (api.FailedPage, error) {
+	page := api.FailedPage{Items: []api.DeadLetter{}, After: x.query.unsigned("after")}
+	wait, _ := parseSpan(x.query.text("wait"))
 	if wait > 0 {
-		x.deadlines(time.Time{}, time.Now().Add(wait+s.cfg.WriteTimeout))
+		x.deadlines(time.Time{}, time.Now().Add(wait+x.srv.cfg.WriteTimeout))
 	}
-	ds, err := s.waitFeed(ctx, x.id.Caller, after, int(limit), wait)
-	if err != nil {
-		return err
-	}
-	page := api.FailedPage{Items: make([]api.DeadLetter, 0, len(ds)), After: after}
+	ds, err := waitFeed(x, page.After, wait)
 	for i := range ds {
 		page.After = ds[i].Seq
 		if ds[i].Channel != deadletter.ChannelTrigger { // a trigger tells of itself by its status
 			page.Items = append(page.Items, deadLetter(&ds[i]))
 		}
 	}
-	return x.json(http.StatusOK, page)
+	return page, err
 }
 
 // waitFeed looks until there is something, the wait is over, or the server
 // drains.
-func (s *Server) waitFeed(ctx context.Context, caller string, after uint64, limit int, wait time.Duration) ([]engine.DeadLetter, error) {
+func waitFeed(x *exchange, after uint64, wait time.Duration) ([]engine.DeadLetter, error) {
+	ctx := x.r.Context()
 	over := time.NewTimer(wait)
 	defer over.Stop()
-	poll := time.NewTicker(s.cfg.FeedPoll)
+	poll := time.NewTicker(x.srv.cfg.FeedPoll)
 	defer poll.Stop()
 	for {
-		ds, err := s.deps.DeadLetters.Feed(ctx, caller, after, limit)
+		ds, err := x.srv.deps.DeadLetters.Feed(ctx, x.id.Caller, after, x.pageSize())
 		if err != nil || len(ds) > 0 || wait == 0 {
 			return ds, err
 		}
@@ -59,7 +47,7 @@ func (s *Server) waitFeed(ctx context.Context, caller string, after uint64, limi
 		case <-poll.C:
 		case <-over.C:
 			return nil, nil
-		case <-s.draining:
+		case <-x.srv.draining:
 			return nil, nil
 		case <-ctx.Done():
 			return nil, ctx.Err()
@@ -67,25 +55,19 @@ func (s *Server) waitFeed(ctx context.Context, caller string, after uint64, limi
 	}
 }
 
-// tail streams outcomes, one JSON object a line, until the client or the
+// tailOutcomes streams outcomes, one JSON object a line, until the client or the
 // server goes.
-func (s *Server) tail(x *exchange) error {
-	if s.deps.Tail == nil {
+func tailOutcomes(x *exchange) error {
+	if x.srv.deps.Tail == nil {
 		return &notify.Error{Kind: notify.KindUnavailable, Code: "tail_unavailable", Msg: "this server does not see outcomes: its role has no workers"}
 	}
-	q := x.query()
 	of := x.id.Caller
-	if x.operator() {
-		switch name := q.text("caller"); name {
-		case "":
-		case "*":
-			of = ""
-		default:
-			of = name
-		}
-	}
-	if err := q.rest(); err != nil {
-		return err
+	switch name := x.query.text("caller"); name {
+	case "":
+	case "*":
+		of = ""
+	default:
+		of = name
 	}
 	if x.r.Method == http.MethodHead {
 		x.write(http.StatusOK, nil)
@@ -93,17 +75,17 @@ func (s *Server) tail(x *exchange) error {
 	}
 	ctx, cancel := context.WithCancel(x.r.Context())
 	defer cancel()
-	events, missed := s.deps.Tail.Subscribe(ctx, of)
+	events, missed := x.srv.deps.Tail.Subscribe(ctx, of)
 	h := x.w.Header()
 	h["Content-Type"], h["Cache-Control"] = typeNDJSON, noStore
 	x.w.WriteHeader(http.StatusOK)
 	x.status = http.StatusOK
-	return x.stream(ctx, events, missed)
+	return streamEvents(x, events, missed)
 }
 
-// stream writes events until they end. Lines are flushed when no further event
+// streamEvents writes events until they end. Lines are flushed when no further event
 // waits, and a client that does not read is cut off after WriteTimeout.
-func (x *exchange) stream(ctx context.Context, events <-chan api.Event, missed func() int64) error {
+func streamEvents(x *exchange, events <-chan api.Event, missed func() int64) error {
 	rc := http.NewResponseController(x.w)
 	beat := time.NewTicker(x.srv.cfg.Heartbeat)
 	defer beat.Stop()
@@ -134,7 +116,7 @@ func (x *exchange) stream(ctx context.Context, events <-chan api.Event, missed f
 			err = line(api.Event{Type: api.EventHeartbeat, At: now()})
 		case <-x.srv.draining:
 			return nil
-		case <-ctx.Done():
+		case <-x.r.Context().Done():
 			return nil
 		}
 		if n := missed(); err == nil && n > told {

@@ -7,6 +7,7 @@ import (
 	"runtime/debug"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
@@ -35,11 +36,11 @@ func (s *Server) finish(x *exchange) {
 		if v == http.ErrAbortHandler { //nolint:errorlint // v is any; net/http compares it the same way
 			panic(v)
 		}
-		s.deps.Log.Error("panic in a handler", slog.String("route", x.route.label()), slog.String("stack", string(debug.Stack())))
+		s.deps.Log.Error("panic in a handler", slog.String("route", x.route.path), slog.String("stack", string(debug.Stack())))
 		x.fail(fmt.Errorf("panic: %v", v))
 	}
 	if hook := s.deps.Hooks.Request; hook != nil {
-		hook(x.route.label(), methodLabel(x.r.Method), x.status, s.deps.Now().Sub(x.start), x.body.wire, x.out)
+		hook(x.route.path, methodLabel(x.r.Method), x.status, s.deps.Now().Sub(x.start), x.body.wire, x.out)
 	}
 	if ctx := x.r.Context(); s.deps.Log.Enabled(ctx, slog.LevelDebug) {
 		caller := ""
@@ -48,7 +49,7 @@ func (s *Server) finish(x *exchange) {
 		}
 		// The pattern, not the path: a path may hold a user's id.
 		s.deps.Log.LogAttrs(ctx, slog.LevelDebug, "request",
-			slog.String("method", methodLabel(x.r.Method)), slog.String("route", x.route.label()), slog.Int("status", x.status),
+			slog.String("method", methodLabel(x.r.Method)), slog.String("route", x.route.path), slog.Int("status", x.status),
 			slog.String("caller", caller), slog.String("request_id", x.requestID),
 			slog.Int64("in", x.body.wire), slog.Int64("out", x.out), slog.Duration("took", s.deps.Now().Sub(x.start)))
 	}
@@ -81,11 +82,10 @@ func (s *Server) handle(x *exchange) error {
 		}
 	}
 	if rt.class != classProbe {
-		leave, err := s.enter(rt.class)
-		if err != nil {
+		if err := s.enter(rt.class); err != nil {
 			return err
 		}
-		defer leave()
+		defer s.leave(rt.class)
 	}
 	if rt.scope != "" {
 		if err := s.authorise(x); err != nil {
@@ -100,62 +100,43 @@ func (s *Server) handle(x *exchange) error {
 	if rt.audited() {
 		x.audit()
 	}
-	err := rt.handler(s, x)
+	var err error
+	if rt.scope != "" {
+		err = x.readQuery(rt.query)
+	}
+	if err == nil {
+		err = rt.handler(x)
+	}
 	if err != nil && x.audits {
 		return x.recordRefusal(err)
 	}
 	return err
 }
 
+// places counts the requests of a class that are under way.
+type places struct {
+	most   int64
+	reason string // of Hooks.Refused
+	taken  atomic.Int64
+}
+
 // enter counts the request in, unless there are too many.
-func (s *Server) enter(c class) (leave func(), err error) {
-	count, most, reason := &s.inFlight, s.cfg.MaxInFlight, "in_flight"
-	leave = s.leave
-	switch c {
-	case classStream:
-		count, most, reason = &s.streams, s.cfg.MaxStreams, "streams"
-		leave = s.leaveStream
-	case classReceipt:
-		count, most, reason = &s.receipts, maxReceipts, "receipts"
-		leave = s.leaveReceipt
-	case classPage:
-		count, most, reason = &s.pages, maxPages, "pages"
-		leave = s.leavePage
-	}
-	if count.Add(1) > int64(most) {
-		count.Add(-1)
-		s.deps.Hooks.refused(reason)
-		return nil, &notify.Error{Kind: notify.KindUnavailable, Code: "busy", Msg: "too many requests at a time", RetryAfter: time.Second}
+func (s *Server) enter(c class) error {
+	p := &s.places[c]
+	if p.taken.Add(1) > p.most {
+		p.taken.Add(-1)
+		s.deps.Hooks.refused(p.reason)
+		return &notify.Error{Kind: notify.KindUnavailable, Code: "busy", Msg: "too many requests at a time", RetryAfter: time.Second}
 	}
 	if hook := s.deps.Hooks.InFlight; hook != nil {
 		hook(1)
 	}
-	return leave, nil
+	return nil
 }
 
-func (s *Server) leave() {
-	s.inFlight.Add(-1)
-	if hook := s.deps.Hooks.InFlight; hook != nil {
-		hook(-1)
-	}
-}
-
-func (s *Server) leaveStream() {
-	s.streams.Add(-1)
-	if hook := s.deps.Hooks.InFlight; hook != nil {
-		hook(-1)
-	}
-}
-
-func (s *Server) leaveReceipt() {
-	s.receipts.Add(-1)
-	if hook := s.deps.Hooks.InFlight; hook != nil {
-		hook(-1)
-	}
-}
-
-func (s *Server) leavePage() {
-	s.pages.Add(-1)
+// leave counts out what enter counted in.
+func (s *Server) leave(c class) {
+	s.places[c].taken.Add(-1)
 	if hook := s.deps.Hooks.InFlight; hook != nil {
 		hook(-1)
 	}
@@ -189,13 +170,13 @@ func (s *Server) authorise(x *exchange) error {
 // are left for the others (see memory): a caller alone may have half, and one
 // who comes new is let in whatever the others do.
 func (s *Server) enterCaller(x *exchange) error {
-	all, most, own, code := &s.inFlight, s.cfg.MaxInFlight, &x.who.inFlight, "caller_in_flight"
+	all, own, code := &s.places[x.route.class], &x.who.inFlight, "caller_in_flight"
 	if x.route.class == classStream {
-		all, most, own, code = &s.streams, s.cfg.MaxStreams, &x.who.streams, "caller_streams"
+		own, code = &x.who.streams, "caller_streams"
 	}
 	n := own.Add(1)
 	x.counted = own // finish counts it out
-	if free := int64(most) - all.Load(); n > max(1, free) {
+	if n > max(1, all.most-all.taken.Load()) {
 		s.deps.Hooks.refused(code)
 		return overShare(code, "this caller has its share of the requests under way; wait for some of them to be answered")
 	}

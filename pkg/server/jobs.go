@@ -3,11 +3,14 @@ package server
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/deadletter"
+	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -22,77 +25,143 @@ type Jobs interface {
 	Top(ctx context.Context, f api.LetterFilter, max int) (api.LetterTop, error)
 }
 
-// makePlan looks, and changes nothing.
-func (s *Server) makePlan(x *exchange) error {
-	spec, err := bodyOf[api.JobSpec](x)
-	if err != nil {
-		return err
+func deadLetter(d *engine.DeadLetter) api.DeadLetter {
+	return api.DeadLetter{
+		NotificationID: deadletter.LetterID(d), Epoch: d.Epoch, Seq: d.Seq, Caller: d.Caller, Campaign: d.Campaign,
+		Channel: d.Channel, Category: d.Category, UserID: d.User, Template: d.Template,
+		Status: d.Ended().String(), Class: d.Class, Code: d.Code, Provider: d.Provider, Attempts: d.Attempts, State: d.State,
+		FirstFailedAt: moment(d.FirstFailed), LastFailedAt: moment(d.LastFailed), ExpiresAt: moments(d.Expires),
+		KeptUntil: moments(d.Until), Extra: d.Extra, TraceID: notify.TraceID(d.Trace),
 	}
+}
+
+// fullLetter is what operators see.
+func fullLetter(d *engine.DeadLetter) api.DeadLetter {
+	out := deadLetter(d)
+	out.Job, out.Origin = d.Job, fmt.Sprintf("%s/%d/%d", d.Topic, d.Partition, d.Offset)
+	return out
+}
+
+func listDeadLetters(x *exchange) (page api.DeadLetterPage, err error) {
+	f := api.ReadLetterFilter(x.query.text, x.query.moment)
+	bound := []string{"dead", x.id.Caller, f.Query().Encode()}
+	cursor, err := x.place(bound)
+	if err != nil {
+		return page, err
+	}
+	ds, next, err := someDeadLetters(x, &f, cursor)
+	page.Items, page.Cursor = mapped(ds, fullLetter), x.srv.cursors.seal(next, bound...)
+	return page, err
+}
+
+// someDeadLetters returns a page of what f selects of the index. With attempts or an
+// expression it may hold fewer than were asked for, or none, and yet not be the last.
+func someDeadLetters(x *exchange, f *api.LetterFilter, cursor []byte) (out []engine.DeadLetter, next []byte, err error) {
+	listed := engine.DeadLetterFilter{Since: f.Since, Until: f.Until}
+	f.Since, f.Until = 0, 0 // a list of no time is an empty page, not an error as in a plan
+	match, err := deadletter.NewMatcher(f)
+	if err != nil {
+		return nil, nil, err
+	}
+	ctx, limit, all := x.r.Context(), x.pageSize(), f.Attempts == "" && f.Where == ""
+	if !all {
+		limit = x.srv.cfg.MaxPageSize
+	}
+	listed.Want = match.Named
+	ds, next, err := x.srv.deps.DeadLetters.List(ctx, listed, cursor, limit)
+	if err != nil || all {
+		return ds, next, err
+	}
+	for i := range ds {
+		ok, err := match.Matches(ctx, &ds[i])
+		if err != nil {
+			return nil, nil, err
+		}
+		if ok {
+			out = append(out, ds[i])
+		}
+	}
+	return out, next, nil
+}
+
+// getDeadLetter answers with the dead letter of an epoch. Unless the query names one it
+// looks from the latest epoch that the notification reached down to 0.
+func getDeadLetter(x *exchange) (api.DeadLetter, error) {
+	name, ctx, deps := x.r.PathValue("id"), x.r.Context(), &x.srv.deps
+	id, err := deadletter.ParseLetterID(name)
+	if err != nil {
+		return api.DeadLetter{}, notify.NotFound("dead_letter")
+	}
+	epoch := x.query.unsigned("epoch")
+	if epoch > 1<<16-1 {
+		return api.DeadLetter{}, notify.Invalid("out_of_range", "epoch", "must be a number from 0 to 65,535")
+	}
+	if _, named := x.query["epoch"]; named || strings.HasPrefix(name, "trg_") {
+		d, err := deps.DeadLetters.Get(ctx, id, uint16(epoch))
+		return fullLetter(&d), err
+	}
+	var k known
+	if k.found, err = deps.History.Find(ctx, id); err == nil {
+		err = k.load(ctx, deps.Status)
+	}
+	if kind := notify.KindOf(err); err != nil && kind != notify.KindNotFound && kind != notify.KindGone {
+		return api.DeadLetter{}, err
+	}
+	for e := int(k.out.Epoch); ; e-- {
+		d, err := deps.DeadLetters.Get(ctx, id, uint16(e))
+		if e == 0 || err == nil || notify.KindOf(err) != notify.KindNotFound {
+			return fullLetter(&d), err
+		}
+	}
+}
+
+func topDeadLetters(x *exchange, f api.LetterFilter) (api.LetterTop, error) {
+	return x.srv.deps.Jobs.Top(x.r.Context(), f, x.query.number("limit", 20))
+}
+
+// makePlan looks, and changes nothing.
+func makePlan(x *exchange, spec api.JobSpec) (api.Plan, error) {
 	if spec.Kind == deadletter.KindReconcile { // it reads all that is kept, as an audit does
 		x.deadlines(time.Time{}, time.Time{})
 	}
-	p, err := s.deps.Jobs.Plan(x.r.Context(), spec)
-	if err != nil {
-		return err
-	}
-	x.deadlines(time.Time{}, time.Now().Add(s.cfg.WriteTimeout))
-	return x.json(http.StatusOK, p)
+	defer func() { x.deadlines(time.Time{}, time.Now().Add(x.srv.cfg.WriteTimeout)) }()
+	return x.srv.deps.Jobs.Plan(x.r.Context(), spec)
 }
 
-func (s *Server) applyPlan(x *exchange) error {
-	r, err := bodyOf[api.JobRequest](x)
-	if err != nil {
+func applyPlan(x *exchange) error {
+	var r api.JobRequest
+	if err := x.decode(&r); err != nil {
 		return err
 	}
 	by, err := x.by()
 	if err != nil {
 		return err
 	}
-	j, created, err := s.deps.Jobs.Apply(x.r.Context(), r, by)
-	if err != nil {
-		return err
+	j, created, err := x.srv.deps.Jobs.Apply(x.r.Context(), r, by)
+	if err == nil && created {
+		return x.json(http.StatusCreated, j)
 	}
-	if !created {
-		return x.json(http.StatusOK, j)
-	}
-	return x.json(http.StatusCreated, j)
+	return x.reply(j, err)
 }
 
-func (s *Server) listJobs(x *exchange) error {
-	q := x.query()
-	limit := q.pageSize(&s.cfg)
-	if err := q.rest(); err != nil {
-		return err
-	}
-	list, err := s.deps.Jobs.List(x.r.Context(), int(limit))
-	if err != nil {
-		return err
-	}
-	return x.json(http.StatusOK, map[string]any{"items": list})
+// items is a list without a cursor.
+type items[T any] struct {
+	Items []T     `json:"items"`
+	Next  *uint64 `json:"next,omitempty"` // of a job's report: where to go on; 0 at its end
 }
 
-func (s *Server) getJob(x *exchange) error {
-	if err := x.only(); err != nil {
-		return err
-	}
-	return x.reply(s.deps.Jobs.Get(x.r.Context(), x.r.PathValue("id")))
+func listJobs(x *exchange) (out items[api.Job], err error) {
+	out.Items, err = x.srv.deps.Jobs.List(x.r.Context(), x.pageSize())
+	return out, err
 }
 
-func (s *Server) jobReport(x *exchange) error {
-	q := x.query()
-	limit := q.pageSize(&s.cfg)
-	after := q.unsigned("after")
-	if err := q.rest(); err != nil {
-		return err
-	}
-	lines, next, err := s.deps.Jobs.Report(x.r.Context(), x.r.PathValue("id"), after, int(limit))
-	if err != nil {
-		return err
-	}
-	if lines == nil {
-		lines = []json.RawMessage{}
-	}
-	return x.json(http.StatusOK, map[string]any{"items": lines, "next": next})
+func getJob(x *exchange) (api.Job, error) {
+	return x.srv.deps.Jobs.Get(x.r.Context(), x.r.PathValue("id"))
+}
+
+func jobReport(x *exchange) (items[json.RawMessage], error) {
+	lines, next, err := x.srv.deps.Jobs.Report(x.r.Context(), x.r.PathValue("id"), x.query.unsigned("after"), x.pageSize())
+	return items[json.RawMessage]{append([]json.RawMessage{}, lines...), &next}, err
 }
 
 // jobChange is what an operator does to a job.
@@ -100,73 +169,28 @@ type jobChange struct {
 	Change deadletter.Change `json:"change"`
 }
 
-func (s *Server) changeJob(x *exchange) error {
-	in, err := bodyOf[jobChange](x)
-	if err != nil {
-		return err
-	}
+func changeJob(x *exchange, in jobChange) (api.Job, error) {
 	by, err := x.by()
 	if err != nil {
-		return err
+		return api.Job{}, err
 	}
-	return x.reply(s.deps.Jobs.Do(x.r.Context(), x.r.PathValue("id"), in.Change, by))
+	return x.srv.deps.Jobs.Do(x.r.Context(), x.r.PathValue("id"), in.Change, by)
 }
 
-func (s *Server) topDeadLetters(x *exchange) error {
-	q := x.query()
-	limit := q.number("limit", 20, 200)
-	if err := q.rest(); err != nil {
-		return err
-	}
-	var f api.LetterFilter
-	if err := x.decode(&f); err != nil {
-		return err
-	}
-	return x.reply(s.deps.Jobs.Top(x.r.Context(), f, int(limit)))
-}
-
-const maxRemark = 512
-
-// by is who asks: the token's caller, and what it says of why.
-func (x *exchange) by() (deadletter.By, error) {
-	by := deadletter.By{Caller: x.id.Caller, Request: x.requestID}
-	for name, to := range map[string]*string{api.HeaderContext: &by.Context, api.HeaderReason: &by.Reason} {
-		v := x.r.Header.Get(name)
-		if len(v) > maxRemark {
-			return by, notify.Invalid("too_long", name, "at most 512 bytes")
-		}
-		*to = v
-	}
-	return by, nil
-}
-
-func (s *Server) listAudit(x *exchange) error {
-	q := x.query()
-	limit := q.pageSize(&s.cfg)
-	named := x.r.URL.Query().Has("after")
-	after := q.unsigned("after")
-	if err := q.rest(); err != nil {
-		return err
-	}
-	if !named { // the latest
-		last, err := s.deps.Audit.Last(x.r.Context())
+// listAudit answers with rows behind a place, or without one with the latest.
+func listAudit(x *exchange) (out items[api.AuditRow], err error) {
+	limit, after := x.pageSize(), x.query.unsigned("after")
+	if _, named := x.query["after"]; !named {
+		last, err := x.srv.deps.Audit.Last(x.r.Context())
 		if err != nil {
-			return err
+			return out, err
 		}
 		after = last - min(last, uint64(limit))
 	}
-	acts, err := s.deps.Audit.Acts(x.r.Context(), after, int(limit))
-	if err != nil {
-		return err
-	}
-	return x.json(http.StatusOK, map[string]any{"items": acts})
+	out.Items, err = x.srv.deps.Audit.Acts(x.r.Context(), after, limit)
+	return out, err
 }
 
-func (s *Server) verifyAudit(x *exchange) error {
-	q := x.query()
-	expect := q.text("expect")
-	if err := q.rest(); err != nil {
-		return err
-	}
-	return x.reply(s.deps.Audit.Verify(x.r.Context(), expect))
+func verifyAudit(x *exchange) (api.AuditCheck, error) {
+	return x.srv.deps.Audit.Verify(x.r.Context(), x.query.text("expect"))
 }

@@ -363,7 +363,7 @@ func TestPanicIsA500(t *testing.T) {
 	if p := got.problem(t); got.status != 500 || strings.Contains(got.body, "secret") || p.Code != "internal" {
 		t.Errorf("%d %s", got.status, got.body)
 	}
-	if n := s.inFlight.Load(); n != 0 {
+	if n := s.places[classNormal].taken.Load(); n != 0 {
 		t.Errorf("%d in flight after the panic", n)
 	}
 }

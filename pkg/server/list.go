@@ -1,7 +1,6 @@
 package server
 
 import (
-	"net/http"
 	"strings"
 
 	"github.com/notifyd/notifyd/pkg/api"
@@ -24,13 +23,10 @@ type selection struct {
 	loaded bool  // known holds a receiver, with all rows of its chunk
 }
 
-// selection reads the query of a list of this user's, or every user's when empty.
-func (x *exchange) selection(user string) (*selection, error) {
-	q := x.query()
-	sel := &selection{user: user, caller: x.id.Caller, limit: int(q.pageSize(&x.srv.cfg))}
-	if x.operator() {
-		sel.caller = q.text("caller")
-	}
+// readSelection reads the query of a list of this user's, or every user's when empty.
+func readSelection(x *exchange, user string) (*selection, error) {
+	q := x.query
+	sel := &selection{user: user, caller: x.listedCaller(), limit: x.pageSize()}
 	channel, status := q.text("channel"), q.text("status")
 	sel.template, sel.campaign, sel.code = q.text("template"), q.text("campaign"), q.text("code")
 	sel.since, sel.until = q.moment("since"), q.moment("until")
@@ -38,21 +34,21 @@ func (x *exchange) selection(user string) (*selection, error) {
 	// is another time with each page stays good.
 	sel.bound = []string{"user", user, sel.caller, x.id.Caller, x.id.Users}
 	var err error
-	if sel.after, err = x.srv.cursors.open(q.text("cursor"), sel.bound...); err != nil {
+	if sel.after, err = x.place(sel.bound); err != nil {
 		return nil, err
 	}
 	var ok bool
 	if sel.channel, ok = notify.ParseChannel(channel); channel != "" && !ok {
-		q.wrong("unknown_channel", "channel", "push, sms or email")
+		return nil, notify.Invalid("unknown_channel", "channel", "push, sms or email")
 	}
 	if sel.status, ok = notify.ParseState(status); status != "" && !ok {
-		q.wrong("bad_state", "status", "no state is called so, e.g. DELIVERED or FAILED")
+		return nil, notify.Invalid("bad_state", "status", "no state is called so, e.g. DELIVERED or FAILED")
 	}
 	if sel.campaign != "" && !campaignID(sel.campaign) {
-		q.wrong("bad_campaign", "campaign", "must be cmp_ and a ULID")
+		return nil, notify.Invalid("bad_campaign", "campaign", "must be cmp_ and a ULID")
 	}
 	sel.page.Items = []api.Status{}
-	return sel, q.rest()
+	return sel, nil
 }
 
 // chunk reports whether receivers of a chunk may be selected.
@@ -87,32 +83,32 @@ func (sel *selection) take(x *exchange, f *engine.Found) (bool, error) {
 	return true, nil
 }
 
-func (sel *selection) answer(x *exchange, next engine.HistoryCursor) error {
+func (sel *selection) answer(x *exchange, next engine.HistoryCursor) (api.UserHistory, error) {
 	sel.page.Cursor = x.srv.cursors.seal(next, sel.bound...)
-	return x.json(http.StatusOK, sel.page)
+	return sel.page, nil
 }
 
 // userHistory lists what a user was sent, newest first: the caller's own, and
 // everybody's for an operator. What is selected is selected of each page.
-func (s *Server) userHistory(x *exchange) error {
-	user, err := x.user()
+func userHistory(x *exchange) (page api.UserHistory, err error) {
+	user, err := userID(x)
 	if err != nil {
-		return err
+		return page, err
 	}
-	sel, err := x.selection(user)
+	sel, err := readSelection(x, user)
 	if err != nil {
-		return err
+		return page, err
 	}
-	found, next, err := s.deps.History.User(x.r.Context(), engine.HistoryQuery{User: user, Caller: sel.caller, Before: sel.after, Limit: sel.limit})
+	found, next, err := x.srv.deps.History.User(x.r.Context(), engine.HistoryQuery{User: user, Caller: sel.caller, Before: sel.after, Limit: sel.limit})
 	if err != nil {
-		return err
+		return page, err
 	}
 	for i := range found {
 		if !sel.chunk(&found[i].Envelope) {
 			continue
 		}
 		if _, err := sel.take(x, &found[i]); err != nil {
-			return err
+			return page, err
 		}
 	}
 	if n := len(found); n > 0 && found[n-1].Envelope.NotBefore == 0 && found[n-1].Envelope.Accepted < sel.since {
@@ -123,18 +119,18 @@ func (s *Server) userHistory(x *exchange) error {
 
 // listNotifications lists what every user was sent, newest request first: the
 // caller's own, and everybody's for an operator.
-func (s *Server) listNotifications(x *exchange) error {
-	sel, err := x.selection("")
+func listNotifications(x *exchange) (page api.UserHistory, err error) {
+	sel, err := readSelection(x, "")
 	if err != nil {
-		return err
+		return page, err
 	}
-	if s.deps.List == nil {
-		return notify.Invalid("list_needs_user", "", "this server's history is kept by user: ask for /v1/users/{id}/notifications")
+	if x.srv.deps.List == nil {
+		return page, notify.Invalid("list_needs_user", "", "this server's history is kept by user: ask for /v1/users/{id}/notifications")
 	}
-	next, err := s.deps.List.List(x.r.Context(), engine.ListQuery{Since: sel.since, Until: sel.until, After: sel.after, Want: sel.chunk},
+	next, err := x.srv.deps.List.List(x.r.Context(), engine.ListQuery{Since: sel.since, Until: sel.until, After: sel.after, Want: sel.chunk},
 		func(f *engine.Found) (bool, error) { return sel.take(x, f) })
 	if err != nil {
-		return err
+		return page, err
 	}
 	return sel.answer(x, next)
 }

@@ -21,6 +21,11 @@ const cancelBinds = time.Second
 // looks the same as none.
 func errNoNotification() error { return notify.NotFound("notification") }
 
+// indexMissing refuses the id of a fan-out where one receiver is meant.
+func indexMissing(k *known) error {
+	return notify.Invalid("index_missing", "id", "this is a fan-out: name one receiver by its index, e.g. "+k.found.ID.String())
+}
+
 // known is one notification with everything stored about it.
 type known struct {
 	found engine.Found
@@ -29,9 +34,9 @@ type known struct {
 	waits *schedule.View // not nil: history does not know it, it waits or was cancelled before it was due
 }
 
-// find returns a notification that x may see. fanout is true when id names a
+// findNotification returns a notification that x may see. fanout is true when id names a
 // fan-out request and not one of its receivers; found is then its first.
-func (x *exchange) find(raw string) (k known, fanout bool, err error) {
+func findNotification(x *exchange, raw string) (k known, fanout bool, err error) {
 	ctx, st := x.r.Context(), x.srv.deps
 	id, err := notify.ParseID(raw)
 	if err != nil {
@@ -45,15 +50,15 @@ func (x *exchange) find(raw string) (k known, fanout bool, err error) {
 		}
 		fanout = true
 	case !id.Fan && err != nil && missing(err):
-		if k.found, err = x.first(ctx, id.Base); err != nil {
+		if k.found, err = firstReceiver(x, ctx, id.Base); err != nil {
 			if missing(err) {
-				return x.waitingOr(id, err)
+				return waitingOr(x, id, err)
 			}
 			return k, false, err
 		}
 		fanout = true
 	case err != nil && missing(err):
-		return x.waitingOr(id, err)
+		return waitingOr(x, id, err)
 	case err != nil:
 		return k, false, err
 	}
@@ -69,8 +74,8 @@ func (x *exchange) find(raw string) (k known, fanout bool, err error) {
 
 // waitingOr is waiting, and where that finds nothing the error why history did
 // not.
-func (x *exchange) waitingOr(id notify.ID, why error) (known, bool, error) {
-	k, fanout, err := x.waiting(id)
+func waitingOr(x *exchange, id notify.ID, why error) (known, bool, error) {
+	k, fanout, err := findWaiting(x, id)
 	if err != nil && notify.KindOf(err) == notify.KindNotFound {
 		err = why
 	}
@@ -101,10 +106,8 @@ func (k *known) fold() {
 	k.out = notify.Fold(k.rows, k.found.ID.Index, k.found.Pos)
 }
 
-func (x *exchange) sees(caller string) bool { return caller == x.id.Caller || x.operator() }
-
-// first returns the first receiver of a fan-out request.
-func (x *exchange) first(ctx context.Context, base notify.Base) (f engine.Found, err error) {
+// firstReceiver returns the first receiver of a fan-out request.
+func firstReceiver(x *exchange, ctx context.Context, base notify.Base) (f engine.Found, err error) {
 	found := errors.New("found")
 	err = x.srv.deps.History.Each(ctx, base, func(each *engine.Found) error {
 		f = *each
@@ -119,20 +122,15 @@ func (x *exchange) first(ctx context.Context, base notify.Base) (f engine.Found,
 	return f, err
 }
 
-func (s *Server) getNotification(x *exchange) error {
-	if err := x.only("limit", "after"); err != nil {
-		return err
-	}
-	raw := x.r.PathValue("id")
-	k, fanout, err := x.find(raw)
-	if err != nil {
-		return err
-	}
+func getNotification(x *exchange) error {
+	k, fanout, err := findNotification(x, x.r.PathValue("id"))
 	switch {
+	case err != nil:
+		return err
 	case fanout && k.waits != nil:
-		return x.waitingSummary(k.waits)
+		return x.json(http.StatusOK, waitingSummary(k.waits))
 	case fanout:
-		return x.fanoutSummary(&k.found)
+		return x.reply(fanoutSummary(x, &k.found))
 	}
 	return x.json(http.StatusOK, statusOf(&k))
 }
@@ -225,27 +223,24 @@ func outcomesAt(r *notify.Row, pos uint32) []notify.Exception {
 
 // cancelNotification stops what has not started of a notification, a fan-out
 // request, or one receiver of it.
-func (s *Server) cancelNotification(x *exchange) error {
-	if err := x.only(); err != nil {
-		return err
-	}
-	k, fanout, err := x.find(x.r.PathValue("id"))
+func cancelNotification(x *exchange) error {
+	k, fanout, err := findNotification(x, x.r.PathValue("id"))
 	if err != nil {
 		return err
 	}
 	x.of(k.found.Envelope.Caller)
-	return x.cancelKnown(&k, fanout)
+	return cancelKnown(x, &k, fanout)
 }
 
-func (x *exchange) cancelKnown(k *known, fanout bool) error {
+func cancelKnown(x *exchange, k *known, fanout bool) error {
 	whole := fanout || !k.found.ID.Fan
 	if k.found.Envelope.NotBefore != 0 && whole {
 		// What waits ends for good. What was released can be stopped as anything
 		// that was sent at once; a cancel that came before the release stands.
-		v, err := x.schedule(k.found.ID.Base)
+		v, err := findSchedule(x, k.found.ID.Base)
 		switch {
 		case err == nil && (k.waits != nil || v.State == engine.ScheduleCancelled):
-			return x.cancelWaiting(k.found.ID.Base)
+			return cancelWaiting(x, k.found.ID.Base)
 		case err != nil && notify.KindOf(err) != notify.KindNotFound:
 			return err
 		}
@@ -254,7 +249,7 @@ func (x *exchange) cancelKnown(k *known, fanout bool) error {
 	if fanout {
 		scope = notify.ID{Base: k.found.ID.Base}.String()
 	}
-	return x.cancel(scope, k.found.Envelope.Caller, func() error {
+	return storeCancel(x, scope, k.found.Envelope.Caller, func() error {
 		if !fanout && k.out.State.Terminal() {
 			return &notify.Error{Kind: notify.KindConflict, Code: "already_terminal", Msg: "the notification is " + k.out.State.String() + " already"}
 		}
@@ -262,9 +257,9 @@ func (x *exchange) cancelKnown(k *known, fanout bool) error {
 	})
 }
 
-// cancel stores a cancellation, once; again gives the first answer again.
+// storeCancel stores a cancellation, once; again gives the first answer again.
 // allowed is asked only when there is none yet.
-func (x *exchange) cancel(scope, caller string, allowed func() error) error {
+func storeCancel(x *exchange, scope, caller string, allowed func() error) error {
 	ctx, cancels := x.r.Context(), x.srv.deps.Cancels
 	c, ok, err := cancels.Get(ctx, scope)
 	if err != nil {
@@ -287,7 +282,7 @@ func (x *exchange) cancel(scope, caller string, allowed func() error) error {
 }
 
 // cancellation returns the earliest cancellation that covers a notification.
-func (x *exchange) cancellation(k *known) (c engine.Cancel, ok bool, err error) {
+func cancellation(x *exchange, k *known) (c engine.Cancel, ok bool, err error) {
 	scopes := []string{k.found.ID.String()}
 	if k.found.ID.Fan {
 		scopes = append(scopes, notify.ID{Base: k.found.ID.Base}.String())

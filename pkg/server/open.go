@@ -110,10 +110,10 @@ func (x *exchange) openMemory() (limit int64, from *memory) {
 	return limit, x.srv.posts
 }
 
-// receipt takes a provider's delivery receipts. There is no token: the
+// takeReceipt takes a provider's delivery receipts. There is no token: the
 // provider's own signature is checked over the body as it came.
-func (s *Server) receipt(x *exchange) error {
-	if err := s.deps.Receipts[x.r.PathValue("provider")].Take(x.r, x.body.data); err != nil {
+func takeReceipt(x *exchange) error {
+	if err := x.srv.deps.Receipts[x.r.PathValue("provider")].Take(x.r, x.body.data); err != nil {
 		return err
 	}
 	return x.bytes(http.StatusNoContent, nil)

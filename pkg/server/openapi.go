@@ -1,18 +1,9 @@
 package server
 
-import (
-	_ "embed"
-	"net/http"
-)
+import _ "embed"
 
 //go:embed openapi.yaml
 var openapiYAML []byte
 
 // OpenAPI returns the API's description, OpenAPI 3.1 in YAML.
 func OpenAPI() []byte { return openapiYAML }
-
-func (s *Server) openapi(x *exchange) error {
-	x.w.Header().Set("Content-Type", "application/yaml")
-	x.write(http.StatusOK, openapiYAML)
-	return nil
-}

@@ -11,8 +11,8 @@ const pagePath = "/ui/"
 const maxPages = 256
 
 // servePage hands over to the page, which answers in HTML, its errors too.
-func (s *Server) servePage(x *exchange) error {
-	s.page.ServeHTTP(&told{x.w, x}, x.r)
+func servePage(x *exchange) error {
+	x.srv.page.ServeHTTP(&told{x.w, x}, x.r)
 	return nil
 }
 

@@ -78,7 +78,7 @@ func challenge(e *notify.Error) string {
 func (x *exchange) report(status int, err error) {
 	log := x.srv.deps.Log
 	attrs := []slog.Attr{
-		slog.String("route", x.route.label()), slog.String("request_id", x.requestID),
+		slog.String("route", x.route.path), slog.String("request_id", x.requestID),
 		slog.Int("status", status), slog.Any("error", err),
 	}
 	switch {

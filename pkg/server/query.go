@@ -1,95 +1,116 @@
 package server
 
 import (
+	"maps"
 	"net/url"
-	"sort"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// query reads a request's parameters strictly: each at most once, and none
-// that the route does not have. What was read counts once rest has returned nil.
-type query struct {
-	values url.Values
-	err    error
-}
+// query holds a request's parameters, by name. They were checked, so its methods return
+// no error.
+type query map[string]string
 
-func (x *exchange) query() *query {
-	q := &query{}
-	if x.r.URL.RawQuery == "" {
-		return q
-	}
-	var err error
-	if q.values, err = url.ParseQuery(x.r.URL.RawQuery); err != nil {
-		q.wrong(api.CodeMalformed, "", "the query cannot be read")
-	}
-	return q
-}
-
-// only refuses all parameters but those of the names, which whoever reads them
-// checks. Most requests have none, and cost a comparison.
-func (x *exchange) only(names ...string) error {
+// readQuery reads a request's parameters strictly: each at most once, each of its kind,
+// and none that the route does not have. spec names them: "a" is a text, "a=operator" a
+// text that only operators may give, "a=time" a time, "a=30s" a span up to that,
+// "a=count" a number from 0, "a=200" a number from 1 to 200, and "a=page" one from 1 to
+// Config.MaxPageSize.
+func (x *exchange) readQuery(spec string) error {
 	if x.r.URL.RawQuery == "" {
 		return nil
 	}
-	q := x.query()
-	for _, name := range names {
-		q.text(name)
-	}
-	return q.rest()
-}
-
-// text takes the parameter name; "" when it is not there.
-func (q *query) text(name string) string {
-	vs, ok := q.values[name]
-	if !ok {
-		return ""
-	}
-	delete(q.values, name)
-	if len(vs) > 1 {
-		q.wrong("duplicate_key", name, "the parameter is given twice")
-	}
-	return vs[0]
-}
-
-// wrong keeps the first thing that is wrong, which rest returns.
-func (q *query) wrong(code, name, rule string) {
-	if q.err == nil {
-		q.err = notify.Invalid(code, name, rule)
-	}
-}
-
-// number takes a number from 1 to most; def when it is not there.
-func (q *query) number(name string, def, most int64) int64 {
-	s := q.text(name)
-	if s == "" {
-		return def
-	}
-	n, err := strconv.ParseInt(s, 10, 64)
-	if err != nil || n < 1 || n > most {
-		q.wrong("out_of_range", name, "must be a number from 1 to "+strconv.FormatInt(most, 10))
-	}
-	return n
-}
-
-// pageSize takes how many items a page is to have.
-func (q *query) pageSize(cfg *Config) int64 {
-	return q.number("limit", int64(cfg.PageSize), int64(cfg.MaxPageSize))
-}
-
-// unsigned takes a number from 0 on; 0 when it is not there.
-func (q *query) unsigned(name string) uint64 {
-	s := q.text(name)
-	if s == "" {
-		return 0
-	}
-	n, err := strconv.ParseUint(s, 10, 64)
+	values, err := url.ParseQuery(x.r.URL.RawQuery)
 	if err != nil {
-		q.wrong("out_of_range", name, "must be a number from 0 on")
+		return notify.Invalid(api.CodeMalformed, "", "the query cannot be read")
 	}
+	x.query = query{}
+	for _, one := range strings.Fields(spec) {
+		name, kind, _ := strings.Cut(one, "=")
+		given, ok := values[name]
+		if !ok || kind == "operator" && !x.operator() {
+			continue
+		}
+		delete(values, name)
+		if len(given) > 1 {
+			return notify.Invalid("duplicate_key", name, "the parameter is given twice")
+		}
+		if kind == "page" {
+			kind = strconv.Itoa(x.srv.cfg.MaxPageSize)
+		}
+		if code, rule := checkParam(kind, given[0]); code != "" {
+			return notify.Invalid(code, name, rule)
+		}
+		x.query[name] = given[0]
+	}
+	if len(values) > 0 {
+		name := slices.Min(slices.Collect(maps.Keys(values)))
+		return notify.Invalid("unknown_field", name[:min(len(name), 64)], "there is no such parameter")
+	}
+	return nil
+}
+
+// checkParam says what is wrong with a parameter of a kind; code is empty where nothing is.
+func checkParam(kind, s string) (code, rule string) {
+	if kind == "" || kind == "operator" || s == "" {
+		return "", ""
+	}
+	switch kind {
+	case "time":
+		t, err := time.Parse(time.RFC3339, s)
+		if err != nil {
+			return "bad_time", "must be a time of RFC 3339, e.g. 2026-01-02T15:04:05Z"
+		}
+		if ms := t.UnixMilli(); ms <= 0 || ms > lastMoment {
+			return "out_of_range", "must be a time from 1970 to 9999, in UTC"
+		}
+		return "", ""
+	case "count":
+		if _, err := strconv.ParseUint(s, 10, 64); err != nil {
+			return "out_of_range", "must be a number from 0 on"
+		}
+		return "", ""
+	}
+	if most, err := time.ParseDuration(kind); err == nil {
+		if d, err := parseSpan(s); err != nil || d < 0 || d > most {
+			return "out_of_range", "must be from 0s to " + most.String()
+		}
+		return "", ""
+	}
+	most, _ := strconv.ParseInt(kind, 10, 64) // of the table of routes
+	if n, err := strconv.ParseInt(s, 10, 64); err != nil || n < 1 || n > most {
+		return "out_of_range", "must be a number from 1 to " + kind
+	}
+	return "", ""
+}
+
+// parseSpan reads a duration, "30s", or a number of seconds.
+func parseSpan(s string) (time.Duration, error) {
+	if n, err := strconv.ParseUint(s, 10, 16); err == nil {
+		return time.Duration(n) * time.Second, nil
+	}
+	return time.ParseDuration(s)
+}
+
+// text returns the parameter name; "" when it is not there.
+func (q query) text(name string) string { return q[name] }
+
+// number returns a number; def when it is not there.
+func (q query) number(name string, def int) int {
+	if n, err := strconv.Atoi(q[name]); err == nil {
+		return n
+	}
+	return def
+}
+
+// unsigned returns a number; 0 when it is not there.
+func (q query) unsigned(name string) uint64 {
+	n, _ := strconv.ParseUint(q[name], 10, 64)
 	return n
 }
 
@@ -97,67 +118,27 @@ func (q *query) unsigned(name string) uint64 {
 // in which times are answered.
 const lastMoment = 253_402_300_799_999
 
-// moment takes a time, as ms since 1970; 0 when it is not there.
-func (q *query) moment(name string) int64 {
-	s := q.text(name)
-	if s == "" {
-		return 0
+// moment returns a time, as ms since 1970; 0 when it is not there.
+func (q query) moment(name string) int64 {
+	if t, err := time.Parse(time.RFC3339, q[name]); err == nil {
+		return t.UnixMilli()
 	}
-	t, err := time.Parse(time.RFC3339, s)
-	if err != nil {
-		q.wrong("bad_time", name, "must be a time of RFC 3339, e.g. 2026-01-02T15:04:05Z")
-	}
-	ms := t.UnixMilli()
-	if err == nil && (ms <= 0 || ms > lastMoment) {
-		q.wrong("out_of_range", name, "must be a time from 1970 to 9999, in UTC")
-	}
-	return ms
+	return 0
 }
 
-// span takes a duration, "30s", or a number of seconds, up to most.
-func (q *query) span(name string, most time.Duration) time.Duration {
-	s := q.text(name)
-	if s == "" {
-		return 0
-	}
-	d, err := time.ParseDuration(s)
-	if n, nerr := strconv.ParseUint(s, 10, 16); nerr == nil {
-		d, err = time.Duration(n)*time.Second, nil
-	}
-	if err != nil || d < 0 || d > most {
-		q.wrong("out_of_range", name, "must be from 0s to "+most.String())
-	}
-	return d
+// pageSize returns how many items a page is to have.
+func (x *exchange) pageSize() int { return x.query.number("limit", x.srv.cfg.PageSize) }
+
+// place returns where a listing goes on: its cursor, which is bound to the strings of bound.
+func (x *exchange) place(bound []string) ([]byte, error) {
+	return x.srv.cursors.open(x.query.text("cursor"), bound...)
 }
 
-// place takes the cursor, which is bound to the strings of bound, as the last parameter.
-func (q *query) place(by cursors, bound []string) ([]byte, error) {
-	place, err := by.open(q.text("cursor"), bound...)
-	if err != nil {
-		return nil, err
+// mapped returns what to makes of each element; never nil.
+func mapped[A, B any](list []A, to func(*A) B) []B {
+	out := make([]B, len(list))
+	for i := range list {
+		out[i] = to(&list[i])
 	}
-	return place, q.rest()
-}
-
-// rest is the error of what was taken, and of what nobody took.
-func (q *query) rest() error {
-	if q.err != nil {
-		return q.err
-	}
-	if len(q.values) == 0 {
-		return nil
-	}
-	names := make([]string, 0, len(q.values))
-	for name := range q.values {
-		names = append(names, name)
-	}
-	sort.Strings(names)
-	return notify.Invalid("unknown_field", clip(names[0], 64), "there is no such parameter")
-}
-
-func clip(s string, n int) string {
-	if len(s) > n {
-		return s[:n]
-	}
-	return s
+	return out
 }

@@ -80,15 +80,33 @@ func (x *exchange) recordRefusal(err error) error {
 func (x *exchange) describe() (api.AuditRow, error) {
 	by, err := x.by()
 	act := api.AuditRow{
-		Actor: by.Caller, Action: x.route.action(x.body.data), Target: x.r.PathValue("id") + x.r.PathValue("name"),
+		Actor: by.Caller, Target: x.r.PathValue("id") + x.r.PathValue("name"),
 		Context: by.Context, Reason: by.Reason, Request: by.Request,
 	}
+	act.Action, act.Set = x.route.act(x.body.data)
 	if len(x.body.data) > 0 { // not every body: it may hold a secret
 		sum := sha256.Sum256(x.body.data)
 		act.Digest = hex.EncodeToString(sum[:16])
-		act.Set = x.route.shown(x.body.data)
+	} else {
+		act.Set = nil
 	}
 	return act, err
+}
+
+// maxRemark is how long the reason and the context of a change may be, in bytes.
+const maxRemark = 512
+
+// by is who asks: the token's caller, and what it says of why.
+func (x *exchange) by() (deadletter.By, error) {
+	by := deadletter.By{Caller: x.id.Caller, Request: x.requestID}
+	for name, to := range map[string]*string{api.HeaderContext: &by.Context, api.HeaderReason: &by.Reason} {
+		v := x.r.Header.Get(name)
+		if len(v) > maxRemark {
+			return by, notify.Invalid("too_long", name, "at most 512 bytes")
+		}
+		*to = v
+	}
+	return by, nil
 }
 
 func problemCode(err error) string {

@@ -31,9 +31,9 @@ type Schedules interface {
 	Forecast(ctx context.Context, from, to int64, most int) (due []schedule.Due, complete bool, err error)
 }
 
-// schedule returns the schedule of a base that x may see; notify.KindNotFound
+// findSchedule returns the schedule of a base that x may see; notify.KindNotFound
 // where there is none, or it is another caller's.
-func (x *exchange) schedule(base notify.Base) (schedule.View, error) {
+func findSchedule(x *exchange, base notify.Base) (schedule.View, error) {
 	if x.srv.deps.Schedules == nil {
 		return schedule.View{}, errNoNotification()
 	}
@@ -45,10 +45,10 @@ func (x *exchange) schedule(base notify.Base) (schedule.View, error) {
 	return v, err
 }
 
-// waiting finds what history does not know: a notification that was scheduled
+// findWaiting finds what history does not know: a notification that was scheduled
 // and not released, or cancelled before it was. fanout as in find.
-func (x *exchange) waiting(id notify.ID) (k known, fanout bool, err error) {
-	v, err := x.schedule(id.Base)
+func findWaiting(x *exchange, id notify.ID) (k known, fanout bool, err error) {
+	v, err := findSchedule(x, id.Base)
 	switch {
 	case err != nil:
 		return k, false, err
@@ -99,13 +99,8 @@ func waitingState(v *schedule.View) notify.State {
 	return notify.Scheduled
 }
 
-// waitingSummary answers for a fan-out that waits as a whole.
-func (x *exchange) waitingSummary(v *schedule.View) error {
-	q := x.query()
-	_, _ = q.text("limit"), q.text("after") // one page holds it all
-	if err := q.rest(); err != nil {
-		return err
-	}
+// waitingSummary answers for a fan-out that waits as a whole: one page holds it all.
+func waitingSummary(v *schedule.View) api.Summary {
 	out := api.Summary{
 		NotificationID: notify.ID{Base: v.Base}.String(), CampaignID: v.Campaign, Caller: v.Caller,
 		Channel: v.Channel.String(), Category: v.Category.String(), CreatedAt: moment(v.Created),
@@ -116,7 +111,7 @@ func (x *exchange) waitingSummary(v *schedule.View) error {
 	if v.State == engine.ScheduleCancelled {
 		out.CancelledAt = moments(v.Touched)
 	}
-	return x.json(http.StatusOK, out)
+	return out
 }
 
 // scheduleEvents are what happened to a schedule, oldest first.
@@ -139,7 +134,7 @@ func scheduleEvents(v *schedule.View) []api.TimelineEvent {
 }
 
 // cancelWaiting cancels a schedule for good.
-func (x *exchange) cancelWaiting(base notify.Base) error {
+func cancelWaiting(x *exchange, base notify.Base) error {
 	v, err := x.srv.deps.Schedules.Cancel(x.r.Context(), base)
 	if err != nil {
 		return err
@@ -151,7 +146,7 @@ func (x *exchange) cancelWaiting(base notify.Base) error {
 // cancelParts ends the parts of a campaign that still wait, so that they are
 // seen as cancelled now; what this does not reach the cancellation of the
 // campaign does when it is due.
-func (x *exchange) cancelParts(bases []notify.Base) {
+func cancelParts(x *exchange, bases []notify.Base) {
 	if x.srv.deps.Schedules == nil {
 		return
 	}
@@ -163,49 +158,40 @@ func (x *exchange) cancelParts(bases []notify.Base) {
 	}
 }
 
-// reschedule moves what waits to another time.
-func (s *Server) reschedule(x *exchange) error {
-	if err := x.only(); err != nil {
-		return err
-	}
+// scheduledAt is the body of PATCH /v1/notifications/{id}.
+type scheduledAt struct {
+	ScheduledAt *time.Time `json:"scheduled_at"`
+}
+
+// rescheduleNotification moves what waits to another time.
+func rescheduleNotification(x *exchange, in scheduledAt) (none api.Scheduled, err error) {
 	id, err := notify.ParseID(x.r.PathValue("id"))
 	if err != nil {
-		return errNoNotification()
-	}
-	var in struct {
-		ScheduledAt *time.Time `json:"scheduled_at"`
-	}
-	if err := x.decode(&in); err != nil {
-		return err
+		return none, errNoNotification()
 	}
 	if in.ScheduledAt == nil {
-		return notify.Invalid("required", "scheduled_at", "says when it becomes due; a time that has passed means now")
+		return none, notify.Invalid("required", "scheduled_at", "says when it becomes due; a time that has passed means now")
 	}
-	v, err := x.schedule(id.Base)
+	v, err := findSchedule(x, id.Base)
 	if err != nil {
-		if k, _, found := x.find(x.r.PathValue("id")); found == nil && k.waits == nil {
-			return &notify.Error{Kind: notify.KindConflict, Code: "not_scheduled", Msg: "the notification was sent at once; only what waits can be moved"}
+		if k, _, found := findNotification(x, x.r.PathValue("id")); found == nil && k.waits == nil {
+			err = &notify.Error{Kind: notify.KindConflict, Code: "not_scheduled", Msg: "the notification was sent at once; only what waits can be moved"}
 		}
-		return err
+		return none, err
 	}
-	if id.Fan {
-		if !v.Fan || id.Index >= v.Receivers {
-			return errNoNotification()
-		}
-		return &notify.Error{Kind: notify.KindConflict, Code: "not_single", Msg: "one receiver of a fan-out cannot be moved; leave the index out to move all of it"}
-	}
-	if s.deps.Schedules == nil {
-		return errNoNotification()
+	switch {
+	case id.Fan && (!v.Fan || id.Index >= v.Receivers):
+		return none, errNoNotification()
+	case id.Fan:
+		return none, &notify.Error{Kind: notify.KindConflict, Code: "not_single", Msg: "one receiver of a fan-out cannot be moved; leave the index out to move all of it"}
 	}
 	at := in.ScheduledAt.UnixMilli()
 	if in.ScheduledAt.After(moment(at)) {
 		at++ // before it, nothing is sent
 	}
 	x.of(v.Caller)
-	if v, err = s.deps.Schedules.Move(x.r.Context(), id.Base, at, x.id.Caller); err != nil {
-		return err
-	}
-	return x.json(http.StatusOK, scheduled(&v))
+	v, err = x.srv.deps.Schedules.Move(x.r.Context(), id.Base, at, x.id.Caller)
+	return scheduled(&v), err
 }
 
 func scheduled(v *schedule.View) api.Scheduled {
@@ -227,36 +213,26 @@ func scheduled(v *schedule.View) api.Scheduled {
 }
 
 // listSchedules lists a caller's schedules, newest request first.
-func (s *Server) listSchedules(x *exchange) error {
-	q := x.query()
-	limit := q.number("limit", 100, 1000)
-	status := q.text("status")
+func listSchedules(x *exchange) (api.ScheduledPage, error) {
+	limit, status, user, caller := x.query.number("limit", 100), x.query.text("status"), x.query.text("user"), x.listedCaller()
+	out := api.ScheduledPage{Items: []api.Scheduled{}}
 	if status != "" && status != notify.Scheduled.String() && status != notify.Cancelled.String() {
-		return notify.Invalid("bad_status", "status", "is SCHEDULED or CANCELLED")
-	}
-	user := q.text("user")
-	caller := x.id.Caller
-	if x.operator() {
-		caller = q.text("caller")
+		return out, notify.Invalid("bad_status", "status", "is SCHEDULED or CANCELLED")
 	}
 	bound := []string{"schedules", status, user, caller, x.id.Caller}
-	place, err := s.cursors.open(q.text("cursor"), bound...)
+	place, err := x.place(bound)
 	if err != nil {
-		return err
+		return out, err
 	}
 	var after notify.Base
 	copy(after[:], place) // sealed, so it is a base or, for the first page, nothing
-	if err := q.rest(); err != nil {
-		return err
-	}
-	out := api.ScheduledPage{Items: []api.Scheduled{}}
 	// A page may hold many that are over; a few are looked through for those asked for.
 	for range 20 {
-		vs, err := s.deps.Schedules.List(x.r.Context(), caller, after, int(limit))
+		vs, err := x.srv.deps.Schedules.List(x.r.Context(), caller, after, limit)
 		if err != nil {
-			return err
+			return out, err
 		}
-		now := s.deps.Now().UnixMilli()
+		now := x.srv.deps.Now().UnixMilli()
 		for i := range vs {
 			v := &vs[i]
 			after = v.Base
@@ -264,17 +240,17 @@ func (s *Server) listSchedules(x *exchange) error {
 			if over || status != "" && waitingState(v).String() != status || user != "" && v.User != user {
 				continue
 			}
-			if out.Items = append(out.Items, scheduled(v)); len(out.Items) == int(limit) {
-				out.Cursor = s.cursors.seal(after[:], bound...)
-				return x.json(http.StatusOK, out)
+			if out.Items = append(out.Items, scheduled(v)); len(out.Items) == limit {
+				out.Cursor = x.srv.cursors.seal(after[:], bound...)
+				return out, nil
 			}
 		}
-		if len(vs) < int(limit) {
-			return x.json(http.StatusOK, out)
+		if len(vs) < limit {
+			return out, nil
 		}
 	}
-	out.Cursor = s.cursors.seal(after[:], bound...)
-	return x.json(http.StatusOK, out)
+	out.Cursor = x.srv.cursors.seal(after[:], bound...)
+	return out, nil
 }
 
 // Of a forecast: how far it reaches, and how many timers it reads.
@@ -284,34 +260,26 @@ const (
 )
 
 // forecast says how much is due per minute and channel.
-func (s *Server) forecast(x *exchange) error {
-	q := x.query()
-	from := q.moment("from")
-	to := q.moment("to")
-	if err := q.rest(); err != nil {
-		return err
-	}
+func forecast(x *exchange) (out api.Forecast, err error) {
+	from, to := x.query.moment("from"), x.query.moment("to")
 	if from == 0 {
-		from = s.deps.Now().UnixMilli()
+		from = x.srv.deps.Now().UnixMilli()
 	}
 	if to == 0 {
 		to = from + time.Hour.Milliseconds()
 	}
 	a, b := from/60_000, (to-1)/60_000
 	if (b+1)*60_000 > lastMoment {
-		return notify.Invalid("out_of_range", "to", "lies behind the year 9999")
+		return out, notify.Invalid("out_of_range", "to", "lies behind the year 9999")
 	}
 	if b < a || b-a >= forecastMinutes {
-		return notify.Invalid("bad_window", "to", "lies behind from, and at most "+strconv.Itoa(forecastMinutes)+" minutes")
+		return out, notify.Invalid("bad_window", "to", "lies behind from, and at most "+strconv.Itoa(forecastMinutes)+" minutes")
 	}
-	due, complete, err := s.deps.Schedules.Forecast(x.r.Context(), from, (b+1)*60_000, forecastRows)
-	if err != nil {
-		return err
-	}
-	out := api.Forecast{From: moment(a * 60_000), To: moment((b + 1) * 60_000), Complete: complete, Minutes: []api.ForecastMinute{}}
-	for _, d := range due {
-		out.Minutes = append(out.Minutes, api.ForecastMinute{Minute: moment(d.Minute * 60_000), What: d.What, Count: d.Count})
+	due, complete, err := x.srv.deps.Schedules.Forecast(x.r.Context(), from, (b+1)*60_000, forecastRows)
+	out = api.Forecast{From: moment(a * 60_000), To: moment((b + 1) * 60_000), Complete: complete}
+	out.Minutes = mapped(due, func(d *schedule.Due) api.ForecastMinute {
 		out.Total += d.Count
-	}
-	return x.json(http.StatusOK, out)
+		return api.ForecastMinute{Minute: moment(d.Minute * 60_000), What: d.What, Count: d.Count}
+	})
+	return out, err
 }

@@ -9,41 +9,38 @@ import (
 	"github.com/notifyd/notifyd/pkg/trace"
 )
 
-func (s *Server) sendSingle(x *exchange) error {
-	return x.send("POST /v1/notifications", s.deps.Intake.Single)
-}
+// send takes a body, once per Idempotency-Key.
+type send = func(context.Context, request.Meta, []byte) (request.Answer, error)
 
-func (s *Server) sendBatch(x *exchange) error {
-	return x.send("POST /v1/notifications:batch", s.deps.Intake.Batch)
-}
+func sendSingle(d *Deps) send     { return d.Intake.Single }
+func sendBatch(d *Deps) send      { return d.Intake.Batch }
+func sendFanout(d *Deps) send     { return d.Intake.Fanout }
+func createTrigger(d *Deps) send  { return d.Triggers.Register }
+func createTriggers(d *Deps) send { return d.Triggers.RegisterBatch }
 
-func (s *Server) sendFanout(x *exchange) error {
-	return x.send("POST /v1/notifications:fanout", s.deps.Intake.Fanout)
-}
-
-// send hands the body to intake. key scope and route are one string, so that
-// the same key may be used on two routes.
-func (x *exchange) send(name string, to func(context.Context, request.Meta, []byte) (request.Answer, error)) error {
-	if err := x.only(); err != nil {
+// sends makes a handler that hands the body to intake or to triggers. The route is the
+// scope of keys, so that the same key may be used on two routes.
+func sends(to func(*Deps) send) handler {
+	return func(x *exchange) error {
+		name := x.route.method + " " + x.route.path
+		span := x.srv.deps.Tracer.Request(name, trace.FromHeader(x.r.Header), x.start)
+		defer span.End()
+		err := sendTraced(x, name, &span, to(&x.srv.deps))
+		if span.On() {
+			span.Str("notifyd.caller", x.id.Caller)
+			span.Str("http.route", x.route.path)
+			span.Int("http.request.body.size", len(x.body.data))
+			if err != nil {
+				span.Fail(notify.KindOf(err).String())
+			} else {
+				span.Int("http.response.status_code", x.status)
+			}
+		}
 		return err
 	}
-	span := x.srv.deps.Tracer.Request(name, trace.FromHeader(x.r.Header), x.start)
-	defer span.End()
-	err := x.sendTraced(name, &span, to)
-	if span.On() {
-		span.Str("notifyd.caller", x.id.Caller)
-		span.Str("http.route", x.route.label())
-		span.Int("http.request.body.size", len(x.body.data))
-		if err != nil {
-			span.Fail(notify.KindOf(err).String())
-		} else {
-			span.Int("http.response.status_code", x.status)
-		}
-	}
-	return err
 }
 
-func (x *exchange) sendTraced(name string, span *trace.Span, to func(context.Context, request.Meta, []byte) (request.Answer, error)) error {
+func sendTraced(x *exchange, name string, span *trace.Span, to send) error {
 	ctx, c := x.r.Context(), span.Context()
 	if span.On() {
 		ctx = trace.With(ctx, c)

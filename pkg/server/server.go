@@ -37,10 +37,7 @@ type Server struct {
 	posts   *memory // the others of them
 
 	exchanges sync.Pool // *exchange
-	inFlight  atomic.Int64
-	streams   atomic.Int64
-	receipts  atomic.Int64
-	pages     atomic.Int64
+	places    [classes]places
 
 	receiptsRead, formsRead reading
 
@@ -80,6 +77,12 @@ func New(cfg Config, deps Deps) (*Server, error) {
 		idPrefix:    rand.Text()[:10],
 		unavailable: rate.Sometimes{First: 3, Interval: 10 * time.Second},
 		draining:    make(chan struct{}),
+	}
+	for c, p := range map[class]struct {
+		most   int
+		reason string
+	}{classNormal: {cfg.MaxInFlight, "in_flight"}, classStream: {cfg.MaxStreams, "streams"}, classReceipt: {maxReceipts, "receipts"}, classPage: {maxPages, "pages"}} {
+		s.places[c].most, s.places[c].reason = int64(p.most), p.reason
 	}
 	s.api = s.mux(routes())
 	s.admin = s.adminMux()

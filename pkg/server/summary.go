@@ -3,8 +3,6 @@ package server
 import (
 	"context"
 	"errors"
-	"net/http"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -153,17 +151,17 @@ func (t *tally) byName() map[string]int {
 // summarise fills in the counts of a page that the query asks for. What was
 // accepted does not come from what is counted: each part of a fan-out names the
 // whole, so that a part that is missing is missed.
-func (x *exchange) summarise(out *api.Summary, bases []notify.Base) error {
-	q := x.query()
-	limit := q.number("limit", int64(x.srv.cfg.CountLimit), 10*int64(x.srv.cfg.CountLimit))
-	from, err := parsePlace(q.text("after"), len(bases))
+func summarise(x *exchange, out *api.Summary, bases []notify.Base) error {
+	limit, most := x.query.number("limit", x.srv.cfg.CountLimit), 10*x.srv.cfg.CountLimit
+	if limit < 1 || limit > most {
+		return notify.Invalid("out_of_range", "limit", "must be a number from 1 to "+strconv.Itoa(most))
+	}
+	from, err := parsePlace(x.query.text("after"), len(bases))
 	if err != nil {
 		return err
 	}
-	if err := q.rest(); err != nil {
-		return err
-	}
-	t := tally{status: x.srv.deps.Status, left: limit, waits: x.schedule}
+	waits := func(base notify.Base) (schedule.View, error) { return findSchedule(x, base) }
+	t := tally{status: x.srv.deps.Status, left: int64(limit), waits: waits}
 	next, complete, err := t.count(x.r.Context(), x.srv.deps.History, bases, from)
 	if err != nil {
 		return err
@@ -193,24 +191,21 @@ func parsePlace(s string, bases int) (p place, err error) {
 }
 
 // fanoutSummary answers for a fan-out request as a whole.
-func (x *exchange) fanoutSummary(first *engine.Found) error {
+func fanoutSummary(x *exchange, first *engine.Found) (api.Summary, error) {
 	e := &first.Envelope
 	out := api.Summary{
 		NotificationID: notify.ID{Base: first.ID.Base}.String(), CampaignID: e.Campaign, Caller: e.Caller,
 		Channel: e.Channel.String(), Category: e.Category.String(), CreatedAt: moment(e.Accepted),
 		ScheduledAt: moments(e.NotBefore), Accepted: int64(e.Total), TraceID: notify.TraceID(e.Trace),
 	}
-	if err := x.addCancel(&out, out.NotificationID, e.Campaign); err != nil {
-		return err
+	if err := addCancel(x, &out, out.NotificationID, e.Campaign); err != nil {
+		return out, err
 	}
-	if err := x.summarise(&out, []notify.Base{first.ID.Base}); err != nil {
-		return err
-	}
-	return x.json(http.StatusOK, out)
+	return out, summarise(x, &out, []notify.Base{first.ID.Base})
 }
 
 // addCancel notes the earliest cancellation of these scopes.
-func (x *exchange) addCancel(out *api.Summary, scopes ...string) error {
+func addCancel(x *exchange, out *api.Summary, scopes ...string) error {
 	for _, scope := range scopes {
 		if scope == "" {
 			continue
@@ -223,59 +218,5 @@ func (x *exchange) addCancel(out *api.Summary, scopes ...string) error {
 			out.CancelledAt = moments(c.At)
 		}
 	}
-	return nil
-}
-
-// campaign returns a campaign that x may see.
-func (x *exchange) campaign() (engine.Campaign, error) {
-	id := x.r.PathValue("id")
-	if !campaignID(id) {
-		return engine.Campaign{}, notify.NotFound("campaign")
-	}
-	c, ok, err := x.srv.deps.Campaigns.Get(x.r.Context(), id)
-	if err != nil {
-		return c, err
-	}
-	if !ok || !x.sees(c.Caller) {
-		return c, notify.NotFound("campaign")
-	}
-	return c, nil
-}
-
-func (s *Server) getCampaign(x *exchange) error {
-	c, err := x.campaign()
-	if err != nil {
-		return err
-	}
-	out := api.Summary{
-		CampaignID: c.ID, Caller: c.Caller, CreatedAt: moment(c.Created),
-		Parts: c.Parts, Accepted: c.Accepted, Rejected: c.Rejected,
-	}
-	if h, ok := s.deps.CampaignHolds.Get(c.ID); ok {
-		out.Hold = &h
-	}
-	if err := x.addCancel(&out, c.ID); err != nil {
-		return err
-	}
-	if err := x.summarise(&out, slices.Clip(c.Bases)); err != nil {
-		return err
-	}
-	return x.json(http.StatusOK, out)
-}
-
-// cancelCampaign stops what has not started of a campaign, and its later parts.
-func (s *Server) cancelCampaign(x *exchange) error {
-	if err := x.only(); err != nil {
-		return err
-	}
-	c, err := x.campaign()
-	if err != nil {
-		return err
-	}
-	x.of(c.Caller)
-	if err := x.cancel(c.ID, c.Caller, func() error { return nil }); err != nil {
-		return err
-	}
-	x.cancelParts(c.Bases)
 	return nil
 }

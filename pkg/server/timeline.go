@@ -1,9 +1,7 @@
 package server
 
 import (
-	"context"
 	"fmt"
-	"net/http"
 	"slices"
 	"sort"
 
@@ -12,27 +10,24 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-func (s *Server) getTimeline(x *exchange) error {
-	if err := x.only(); err != nil {
-		return err
+func getTimeline(x *exchange) (t api.Timeline, err error) {
+	k, fanout, err := findNotification(x, x.r.PathValue("id"))
+	if err == nil && fanout {
+		err = indexMissing(&k)
 	}
-	k, fanout, err := x.find(x.r.PathValue("id"))
 	if err != nil {
-		return err
+		return t, err
 	}
-	if fanout {
-		return notify.Invalid("index_missing", "id", "this is a fan-out: name one receiver by its index, e.g. "+k.found.ID.String())
-	}
-	cancel, cancelled, err := x.cancellation(&k)
+	cancel, cancelled, err := cancellation(x, &k)
 	if err != nil {
-		return err
+		return t, err
 	}
-	t := api.Timeline{Status: statusOf(&k), Events: events(&k)}
+	t.Status, t.Events = statusOf(&k), events(&k)
 	if cancelled {
 		t.Events = withCancel(t.Events, cancel)
 	}
 	if k.found.Envelope.NotBefore != 0 {
-		v, err := x.schedule(k.found.ID.Base)
+		v, err := findSchedule(x, k.found.ID.Base)
 		switch {
 		case err == nil:
 			story := scheduleEvents(&v)
@@ -41,19 +36,18 @@ func (s *Server) getTimeline(x *exchange) error {
 			}
 			t.Events = append(story, t.Events[1:]...)
 		case notify.KindOf(err) != notify.KindNotFound:
-			return err
+			return t, err
 		}
 	}
-	letters, err := s.letters(x.r.Context(), &k)
+	letters, err := lettersOf(x, &k)
 	if err != nil {
-		return err
+		return t, err
 	}
 	t.Events = withLetters(t.Events, letters)
-	t.Next = s.next(&k, cancelled)
-	if next := afterLetter(&k, letters); next != "" {
-		t.Next = next
+	if t.Next = afterLetter(&k, letters); t.Next == "" {
+		t.Next = x.srv.next(&k, cancelled)
 	}
-	return x.json(http.StatusOK, t)
+	return t, nil
 }
 
 // events tells the rows as a story, oldest first. Rows keep the last word of
@@ -177,14 +171,14 @@ func (k *known) place() *api.LogPlace {
 	return &api.LogPlace{Topic: k.found.Topic, Partition: k.found.LogPart, Offset: k.found.Offset}
 }
 
-// letters returns the dead letters of a notification, a failed epoch each.
-func (s *Server) letters(ctx context.Context, k *known) ([]engine.DeadLetter, error) {
+// lettersOf returns the dead letters of a notification, a failed epoch each.
+func lettersOf(x *exchange, k *known) ([]engine.DeadLetter, error) {
 	var out []engine.DeadLetter
 	if len(k.rows) == 0 {
 		return nil, nil
 	}
 	for epoch := range int(k.out.Epoch) + 1 {
-		d, err := s.deps.DeadLetters.Get(ctx, k.found.ID, uint16(epoch))
+		d, err := x.srv.deps.DeadLetters.Get(x.r.Context(), k.found.ID, uint16(epoch))
 		switch {
 		case err == nil:
 			out = append(out, d)

@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"fmt"
-	"net/http"
 	"strings"
 	"time"
 
@@ -28,119 +27,67 @@ type Triggers interface {
 	Reschedule(ctx context.Context, caller, id string, body []byte) (engine.Trigger, error)
 }
 
-func (s *Server) createTrigger(x *exchange) error {
-	return x.register("POST /v1/triggers", Triggers.Register)
-}
-
-func (s *Server) createTriggers(x *exchange) error {
-	return x.register("POST /v1/triggers:batch", Triggers.RegisterBatch)
-}
-
-func (x *exchange) register(name string, to func(Triggers, context.Context, request.Meta, []byte) (request.Answer, error)) error {
-	if err := x.hasTriggers(); err != nil {
-		return err
-	}
-	return x.send(name, func(ctx context.Context, m request.Meta, body []byte) (request.Answer, error) {
-		return to(x.srv.deps.Triggers, ctx, m, body)
-	})
-}
-
-// hasTriggers refuses parameters but those of the names, and everything where
-// there are no triggers.
-func (x *exchange) hasTriggers(names ...string) error {
-	if err := x.only(names...); err != nil {
-		return err
-	}
-	if x.srv.deps.Triggers == nil {
-		return notify.Unavailable("triggers", 0, nil)
-	}
-	return nil
-}
-
-// owned returns a trigger that x may see and whose it is.
-func (x *exchange) owned() (engine.Trigger, error) {
-	if err := x.hasTriggers(); err != nil {
-		return engine.Trigger{}, err
-	}
+// findTrigger returns a trigger that x may see.
+func findTrigger(x *exchange) (engine.Trigger, error) {
 	if x.operator() {
 		return x.srv.deps.Triggers.Find(x.r.Context(), x.r.PathValue("id"))
 	}
 	return x.srv.deps.Triggers.Get(x.r.Context(), x.id.Caller, x.r.PathValue("id"))
 }
 
-func (s *Server) getTrigger(x *exchange) error {
-	t, err := x.owned()
-	if err != nil {
-		return err
-	}
-	return x.json(http.StatusOK, triggerStatus(&t, s.deps.Now(), true))
+func getTrigger(x *exchange) (api.TriggerStatus, error) {
+	t, err := findTrigger(x)
+	return triggerStatus(&t, x.srv.deps.Now(), true), err
 }
 
-func (s *Server) cancelTrigger(x *exchange) error {
-	t, err := x.owned()
-	if err != nil {
-		return err
+// changesTrigger makes a handler of what changes a trigger that the request may see.
+func changesTrigger(to func(*exchange, *engine.Trigger) (engine.Trigger, error)) handler {
+	return func(x *exchange) error {
+		t, err := findTrigger(x)
+		if err != nil {
+			return err
+		}
+		x.of(t.Caller)
+		t, err = to(x, &t)
+		return x.reply(triggerStatus(&t, x.srv.deps.Now(), true), err)
 	}
-	x.of(t.Caller)
-	if t, err = s.deps.Triggers.Cancel(x.r.Context(), t.Caller, t.ID); err != nil {
-		return err
-	}
-	return x.json(http.StatusOK, triggerStatus(&t, s.deps.Now(), true))
 }
 
-func (s *Server) rescheduleTrigger(x *exchange) error {
-	t, err := x.owned()
-	if err != nil {
-		return err
-	}
-	x.of(t.Caller)
-	if t, err = s.deps.Triggers.Reschedule(x.r.Context(), t.Caller, t.ID, x.body.data); err != nil {
-		return err
-	}
-	return x.json(http.StatusOK, triggerStatus(&t, s.deps.Now(), true))
+func cancelTrigger(x *exchange, t *engine.Trigger) (engine.Trigger, error) {
+	return x.srv.deps.Triggers.Cancel(x.r.Context(), t.Caller, t.ID)
+}
+
+func rescheduleTrigger(x *exchange, t *engine.Trigger) (engine.Trigger, error) {
+	return x.srv.deps.Triggers.Reschedule(x.r.Context(), t.Caller, t.ID, x.body.data)
 }
 
 // listTriggers lists a caller's triggers, newest first; everybody's for an
 // operator who names no caller.
-func (s *Server) listTriggers(x *exchange) error {
-	if err := x.hasTriggers("limit", "status", "cursor", "caller"); err != nil {
-		return err
-	}
-	q := x.query()
-	limit := q.number("limit", int64(s.cfg.PageSize), int64(min(s.cfg.MaxPageSize, trigger.MaxPage)))
+func listTriggers(x *exchange) (page api.TriggerPage, err error) {
 	var state engine.TriggerState
-	if name := q.text("status"); name != "" {
+	if name := x.query.text("status"); name != "" {
 		var ok bool
 		if state, ok = trigger.ParseState(name); !ok {
-			return notify.Invalid("bad_status", "status", "is PENDING, IN_FLIGHT, FIRED, FAILED, CANCELLED or EXPIRED")
+			return page, notify.Invalid("bad_status", "status", "is PENDING, IN_FLIGHT, FIRED, FAILED, CANCELLED or EXPIRED")
 		}
 	}
-	caller := x.id.Caller
-	if x.operator() {
-		caller = q.text("caller")
-	}
+	limit, caller := x.pageSize(), x.listedCaller()
 	bound := []string{"triggers", trigger.StateName(state), caller, x.id.Caller}
-	after, err := q.place(s.cursors, bound)
+	after, err := x.place(bound)
 	if err != nil {
-		return err
+		return page, err
 	}
 	var rows []engine.Trigger
 	if caller == "" {
-		rows, err = s.deps.Triggers.ListAll(x.r.Context(), state, string(after), int(limit))
+		rows, err = x.srv.deps.Triggers.ListAll(x.r.Context(), state, string(after), limit)
 	} else {
-		rows, err = s.deps.Triggers.List(x.r.Context(), caller, state, string(after), int(limit))
+		rows, err = x.srv.deps.Triggers.List(x.r.Context(), caller, state, string(after), limit)
 	}
-	if err != nil {
-		return err
+	page.Items = mapped(rows, func(t *engine.Trigger) api.TriggerStatus { return triggerStatus(t, x.srv.deps.Now(), false) })
+	if len(rows) == limit {
+		page.Cursor = x.srv.cursors.seal([]byte(rows[limit-1].ID), bound...)
 	}
-	page := api.TriggerPage{Items: make([]api.TriggerStatus, 0, len(rows))}
-	for i := range rows {
-		page.Items = append(page.Items, triggerStatus(&rows[i], s.deps.Now(), false))
-	}
-	if len(rows) == int(limit) {
-		page.Cursor = s.cursors.seal([]byte(rows[len(rows)-1].ID), bound...)
-	}
-	return x.json(http.StatusOK, page)
+	return page, err
 }
 
 var latePolicies = [...]string{engine.LateFire: "fire", engine.LateDrop: "drop", engine.LateDeadLetter: "dead_letter"}

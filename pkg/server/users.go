@@ -1,17 +1,15 @@
 package server
 
 import (
-	"net/http"
 	"strings"
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
-	"github.com/notifyd/notifyd/pkg/request"
 )
 
-// user returns the path's user id.
-func (x *exchange) user() (string, error) {
+// userID returns the path's user id.
+func userID(x *exchange) (string, error) {
 	id := x.r.PathValue("id")
 	if rule := notify.CheckUserID(id); rule != "" {
 		return "", notify.Invalid("bad_user_id", "id", rule)
@@ -22,67 +20,28 @@ func (x *exchange) user() (string, error) {
 	return id, nil
 }
 
-func (s *Server) getUser(x *exchange) error {
-	if err := x.only(); err != nil {
-		return err
+func getUser(x *exchange) (u api.User, err error) {
+	if u.UserID, err = userID(x); err != nil {
+		return u, err
 	}
-	id, err := x.user()
-	if err != nil {
-		return err
-	}
-	p, err := s.deps.Users.Get(x.r.Context(), id)
-	if err != nil {
-		return err
-	}
-	u := api.User{
-		UserID: id, Addresses: p.Addresses, OptOut: p.OptOut, TimeZone: p.TimeZone,
-		Suppressed: p.Suppressed, Version: p.Version,
-	}
-	if p.QuietHours != nil {
-		u.QuietHours = &api.QuietHours{From: p.QuietHours.From, To: p.QuietHours.To}
-	}
-	return x.json(http.StatusOK, u)
+	p, err := x.srv.deps.Users.Get(x.r.Context(), u.UserID)
+	u.Addresses, u.OptOut, u.TimeZone, u.Suppressed, u.Version = p.Addresses, p.OptOut, p.TimeZone, p.Suppressed, p.Version
+	u.QuietHours = (*api.QuietHours)(p.QuietHours)
+	return u, err
 }
 
 // putUser stores what a user set. A suppressed in the body is not handed on:
 // which addresses are dead is what providers say, not a preference.
-func (s *Server) putUser(x *exchange) error {
-	if err := x.only(); err != nil {
-		return err
+func putUser(x *exchange, u api.User) (api.UserVersion, error) {
+	id, err := userID(x)
+	if err == nil && u.UserID != "" && u.UserID != id {
+		err = notify.Invalid("wrong_user", "user_id", "is another than the path's")
 	}
-	id, err := x.user()
 	if err != nil {
-		return err
+		return api.UserVersion{}, err
 	}
-	var u api.User
-	if err := x.decode(&u); err != nil {
-		return err
-	}
-	if u.UserID != "" && u.UserID != id {
-		return notify.Invalid("wrong_user", "user_id", "is another than the path's")
-	}
-	p := engine.Profile{User: id, Addresses: u.Addresses, OptOut: u.OptOut, TimeZone: u.TimeZone, Version: u.Version}
-	if u.QuietHours != nil {
-		p.QuietHours = &engine.QuietHours{From: u.QuietHours.From, To: u.QuietHours.To}
-	}
-	if p, err = s.deps.Users.Put(x.r.Context(), p); err != nil {
-		return err
-	}
-	return x.json(http.StatusOK, api.UserVersion{UserID: id, Version: p.Version})
-}
-
-// decode reads the body as one JSON value, strictly (request.Decode).
-func (x *exchange) decode(v any) error {
-	if request.Media(x.r.Header.Get("Content-Type")) != request.JSON {
-		return request.Unsupported(request.JSON)
-	}
-	return request.Decode(x.body.data, v)
-}
-
-// bodyOf reads the body of a route without parameters.
-func bodyOf[T any](x *exchange) (in T, err error) {
-	if err = x.only(); err == nil {
-		err = x.decode(&in)
-	}
-	return in, err
+	p, err := x.srv.deps.Users.Put(x.r.Context(), engine.Profile{
+		User: id, Addresses: u.Addresses, OptOut: u.OptOut, TimeZone: u.TimeZone, Version: u.Version, QuietHours: (*engine.QuietHours)(u.QuietHours),
+	})
+	return api.UserVersion{UserID: id, Version: p.Version}, err
 }
