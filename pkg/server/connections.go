@@ -2,6 +2,7 @@ package server
 
 import (
 	"bytes"
+	"container/list"
 	"context"
 	"crypto/tls"
 	"encoding/json"
@@ -41,96 +42,68 @@ const slowStranger = 5 * time.Second
 // maxLooked bounds the search for a connection of the newcomer's own address.
 const maxLooked = 256
 
-// connList is a doubly linked list of connections, the one first that is in its rank
-// for longest.
-type connList struct{ first, last *wireConn }
-
-func (l *connList) push(c *wireConn) {
-	c.prev, c.next = l.last, nil
-	if l.last != nil {
-		l.last.next = c
-	} else {
-		l.first = c
-	}
-	l.last = c
-}
-
-func (l *connList) remove(c *wireConn) {
-	if c.prev != nil {
-		c.prev.next = c.next
-	} else {
-		l.first = c.next
-	}
-	if c.next != nil {
-		c.next.prev = c.prev
-	} else {
-		l.last = c.prev
-	}
-	c.prev, c.next = nil, nil
-}
-
-// add puts c among the open connections. At the limit it returns the connection to
-// close for it, which is no longer among them; if there is none either, c was not
-// added and ok is false.
+// add puts c among the open connections, and closes another one for it at the limit. ok
+// is false if none may be closed; c was not added then.
 func (l *wire) add(c *wireConn) (closes *wireConn, ok bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if len(l.open) >= l.most {
+	if l.open >= l.most {
 		if closes = l.toClose(c.source); closes == nil {
-			l.waits = true
 			return nil, false
 		}
 		l.drop(closes)
 	}
-	l.open[c] = struct{}{}
+	l.open++
 	l.bySource[c.source]++
-	c.since = time.Now()
-	l.byRank[c.rank].push(c)
+	l.rank(c, idleStranger)
 	return closes, true
+}
+
+// rank puts c last into a rank. It needs the lock.
+func (l *wire) rank(c *wireConn, to rank) {
+	c.rank, c.since = to, time.Now()
+	c.place = l.byRank[to].PushBack(c)
+}
+
+// longest returns the connection that is in a rank for longest; nil: it is empty. It
+// needs the lock.
+func (l *wire) longest(of rank) *wireConn {
+	if e := l.byRank[of].Front(); e != nil {
+		return e.Value.(*wireConn) //nolint:forcetypeassert // it holds nothing else
+	}
+	return nil
 }
 
 // toClose returns the connection that makes room for one of source; nil: none may be
 // closed. It needs the lock.
 func (l *wire) toClose(source netip.Prefix) *wireConn {
-	strangers := &l.byRank[idleStranger]
 	if l.bySource[source] > l.most/2 { // it makes room for itself
-		for c, n := strangers.first, 0; c != nil && n < maxLooked; c, n = c.next, n+1 {
-			if c.source == source {
+		for e, n := l.byRank[idleStranger].Front(), 0; e != nil && n < maxLooked; e, n = e.Next(), n+1 {
+			if c := e.Value.(*wireConn); c.source == source { //nolint:forcetypeassert // as in longest
 				return c
 			}
 		}
 	}
-	busy := l.byRank[busyStranger].first
-	switch {
-	case strangers.first != nil:
-		return strangers.first
-	case busy != nil && time.Since(busy.since) >= slowStranger:
-		return busy
-	case l.byRank[idleCaller].first != nil:
-		return l.byRank[idleCaller].first
+	busy := l.longest(busyStranger)
+	if c := l.longest(idleStranger); c != nil {
+		return c
+	}
+	if c := l.longest(idleCaller); c != nil && (busy == nil || time.Since(busy.since) < slowStranger) {
+		return c
 	}
 	return busy
 }
 
 // drop takes c out of the open connections. It needs the lock.
 func (l *wire) drop(c *wireConn) {
-	if _, ok := l.open[c]; !ok {
+	if c.place == nil {
 		return
 	}
-	delete(l.open, c)
-	l.byRank[c.rank].remove(c)
+	l.byRank[c.rank].Remove(c.place)
+	c.place = nil
+	l.open--
 	if l.bySource[c.source]--; l.bySource[c.source] == 0 {
 		delete(l.bySource, c.source)
 	}
-	l.wake()
-}
-
-// wake lets a waiting Accept look again. It needs the lock.
-func (l *wire) wake() {
-	if l.waits {
-		l.waits = false
-		l.room <- struct{}{} // it holds one, and Accept waits for one at a time
-	}
+	l.room.Signal()
 }
 
 // move puts c into another rank.
@@ -146,14 +119,13 @@ func (l *wire) move(c *wireConn, busy, caller bool) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if _, ok := l.open[c]; !ok {
+	if c.place == nil {
 		return
 	}
-	l.byRank[c.rank].remove(c)
-	c.rank, c.since = to, time.Now()
-	l.byRank[to].push(c)
+	l.byRank[c.rank].Remove(c.place)
+	l.rank(c, to)
 	if to != busyCaller {
-		l.wake()
+		l.room.Signal()
 	}
 }
 
@@ -206,23 +178,18 @@ type wire struct {
 	most    int
 	crowded func() // a connection was closed for another one
 
-	room   chan struct{} // of one: Accept may look again
-	closed chan struct{}
-	once   sync.Once
-
 	mu       sync.Mutex
-	open     map[*wireConn]struct{}
+	room     *sync.Cond // of mu: a waiting Accept may look again
+	closed   bool
+	open     int // connections
 	bySource map[netip.Prefix]int
-	byRank   [ranks]connList
-	waits    bool // Accept waits for room
+	byRank   [ranks]list.List // of *wireConn, the one first that is in its rank for longest
 }
 
 func newWire(ln net.Listener, most int, newID func() string, crowded func()) *wire {
-	return &wire{
-		Listener: ln, newID: newID, most: most, crowded: crowded,
-		room: make(chan struct{}, 1), closed: make(chan struct{}),
-		open: map[*wireConn]struct{}{}, bySource: map[netip.Prefix]int{},
-	}
+	l := &wire{Listener: ln, newID: newID, most: most, crowded: crowded, bySource: map[netip.Prefix]int{}}
+	l.room = sync.NewCond(&l.mu)
+	return l
 }
 
 // Accept returns the next connection. At the limit it closes another one for it, or
@@ -233,27 +200,30 @@ func (l *wire) Accept() (net.Conn, error) {
 		return nil, err
 	}
 	w := &wireConn{Conn: c, wire: l, source: sourceOf(c.RemoteAddr())}
-	for {
-		closes, ok := l.add(w)
-		if closes != nil {
-			l.crowded()
-			_ = closes.Conn.Close()
-		}
-		if ok {
-			return w, nil
-		}
-		select {
-		case <-l.room:
-		case <-l.closed:
-			_ = c.Close()
-			return nil, net.ErrClosed
-		}
+	l.mu.Lock()
+	closes, ok := l.add(w)
+	for !ok && !l.closed {
+		l.room.Wait()
+		closes, ok = l.add(w)
 	}
+	l.mu.Unlock()
+	if closes != nil {
+		l.crowded()
+		_ = closes.Conn.Close()
+	}
+	if !ok {
+		_ = c.Close()
+		return nil, net.ErrClosed
+	}
+	return w, nil
 }
 
 // Close ends Accept, and leaves open connections alone.
 func (l *wire) Close() error {
-	l.once.Do(func() { close(l.closed) })
+	l.mu.Lock()
+	l.closed = true
+	l.mu.Unlock()
+	l.room.Broadcast()
 	return l.Listener.Close()
 }
 
@@ -276,16 +246,14 @@ func (l *wire) state(c net.Conn, s http.ConnState) {
 
 // cut answers each request that has no answer yet and closes every connection.
 func (l *wire) cut() {
+	var all sync.WaitGroup
 	l.mu.Lock()
-	open := make([]*wireConn, 0, len(l.open))
-	for c := range l.open {
-		open = append(open, c)
+	for i := range l.byRank {
+		for e := l.byRank[i].Front(); e != nil; e = e.Next() {
+			all.Go(e.Value.(*wireConn).cut) //nolint:forcetypeassert // as in longest
+		}
 	}
 	l.mu.Unlock()
-	var all sync.WaitGroup
-	for _, c := range open {
-		all.Go(c.cut)
-	}
 	all.Wait()
 }
 
@@ -302,10 +270,11 @@ type wireConn struct {
 	source netip.Prefix
 	caller atomic.Bool // a token was verified on it
 
-	// Guarded by the wire's lock: its place in byRank, and since when.
-	rank       rank
-	since      time.Time
-	prev, next *wireConn
+	// Guarded by the wire's lock: its rank, since when, and its place there; nil: it is
+	// not among the open ones.
+	rank  rank
+	since time.Time
+	place *list.Element
 }
 
 // Write notes that the answer has begun: cut sends none into it.

@@ -204,8 +204,7 @@ func TestAnAddressMakesRoomForItself(t *testing.T) {
 	isOpen := func(c *wireConn) bool {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		_, ok := l.open[c]
-		return ok
+		return c.place != nil
 	}
 	others := []*wireConn{accept("192.0.2.1"), accept("192.0.2.2")}
 	for i := range 20 {
@@ -216,23 +215,20 @@ func TestAnAddressMakesRoomForItself(t *testing.T) {
 			t.Errorf("the connection of %v made room for another address", c.source)
 		}
 	}
-	if len(l.open) != 8 || closed != 14 {
-		t.Errorf("%d are open, %d closed", len(l.open), closed)
+	if l.open != 8 || closed != 14 {
+		t.Errorf("%d are open, %d closed", l.open, closed)
 	}
 	accept("192.0.2.3") // of few: the oldest of all goes
 	if isOpen(others[0]) || !isOpen(others[1]) {
 		t.Error("not the oldest was closed")
 	}
-	for c := range l.open {
-		c.Close()
-	}
-	if len(l.bySource) != 0 {
-		t.Errorf("left: %v", l.bySource)
-	}
-	for _, of := range l.byRank {
-		if of.first != nil || of.last != nil {
-			t.Error("a list is not empty")
+	for of := range ranks {
+		for c := l.longest(of); c != nil; c = l.longest(of) {
+			c.Close()
 		}
+	}
+	if len(l.bySource) != 0 || l.open != 0 {
+		t.Errorf("left: %v, %d open", l.bySource, l.open)
 	}
 }
 

@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/singleflight"
+
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -32,7 +34,8 @@ type jwks struct {
 	lastGood time.Time
 	lastTry  time.Time
 	lastErr  error
-	running  chan struct{} // closed when the fetch under way ends; nil: none
+
+	fetching singleflight.Group
 }
 
 // find returns the keys for a token's kid, fetching when it is unknown.
@@ -58,43 +61,38 @@ func (j *jwks) find(ctx context.Context, kid, alg string) ([]verifyKey, error) {
 // update fetches the set, or waits for who is fetching it. Its error is the
 // context's; that of fetching is kept in lastErr.
 func (j *jwks) update(ctx context.Context) error {
-	j.mu.Lock()
-	if running := j.running; running != nil {
-		j.mu.Unlock()
-		select {
-		case <-running:
-			return nil
-		case <-ctx.Done():
-			return ctx.Err()
+	done := j.fetching.DoChan("", func() (any, error) {
+		j.mu.Lock()
+		now := j.now()
+		early := !j.lastTry.IsZero() && now.Sub(j.lastTry) < j.minWait
+		if !early {
+			j.lastTry = now
 		}
-	}
-	now := j.now()
-	if !j.lastTry.IsZero() && now.Sub(j.lastTry) < j.minWait {
 		j.mu.Unlock()
+		if early {
+			return nil, nil
+		}
+		// Others wait for this fetch: it must not end with this request.
+		fctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+		defer cancel()
+		data, err := j.fetch(fctx)
+		var ks keySet
+		if err == nil {
+			ks, err = parseJWKS(data)
+		}
+		j.mu.Lock()
+		defer j.mu.Unlock()
+		if j.lastErr = err; err == nil {
+			j.keys, j.lastGood = ks, j.now()
+		}
+		return nil, nil
+	})
+	select {
+	case <-done:
 		return nil
+	case <-ctx.Done():
+		return ctx.Err()
 	}
-	j.lastTry = now
-	done := make(chan struct{})
-	j.running = done
-	j.mu.Unlock()
-
-	// Others wait for this fetch: it must not end with this request.
-	fctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
-	defer cancel()
-	data, err := j.fetch(fctx)
-	var ks keySet
-	if err == nil {
-		ks, err = parseJWKS(data)
-	}
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	if err == nil {
-		j.keys, j.lastGood = ks, j.now()
-	}
-	j.lastErr = err
-	j.running = nil
-	close(done)
-	return nil
 }
 
 // run fetches the set at once and then every refresh, until ctx ends. report
