@@ -90,7 +90,7 @@ var floors = []floor{
 		"pkg/api":         "notify",
 		"pkg/deadletter":  "engine notify api log history",
 		"pkg/conserve":    "engine notify log history schedule timer deadletter api setting", // not trigger, whose own tests run these checks
-		"pkg/outcomehook": "engine notify deadletter trigger internal/killpoint log",
+		"pkg/outcomehook": "engine notify deadletter trigger internal/killpoint log setting",
 		"pkg/archive":     "engine notify deadletter history internal/killpoint internal/atomicfile",
 		"pkg/web":         "notify api",
 		"pkg/server":      "engine notify request api intake deadletter users history limit schedule secrets trigger trace setting",

@@ -2,11 +2,8 @@ package outcomehook
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"log/slog"
 	"time"
 
@@ -14,6 +11,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/setting"
 )
 
 // FollowGroup is the consumer group that reads notifications-outcomes.
@@ -28,15 +26,15 @@ type FollowConfig struct {
 	State func(ctx context.Context, id notify.ID) (notify.Outcome, error)
 	// Log takes back what a caller cannot be told now.
 	Log Log
-	// Wait is the pause after a batch of which something was put back: 5 s.
-	Wait time.Duration
-	// GiveUp is how long a caller is tried to be told: 24 h.
-	GiveUp time.Duration
+	// Wait is the pause after a batch of which something was put back.
+	Wait time.Duration `default:"5s"`
+	// GiveUp is how long a caller is tried to be told.
+	GiveUp time.Duration `default:"24h"`
 	// Told, Refused: as Config's. An outcome that is given up is refused with the
 	// code "given_up".
 	Told    func(n int)
 	Refused func(code string)
-	Logger  *slog.Logger
+	Logger  *slog.Logger `default:"discard"`
 
 	hit func(string) // killpoint.Hit, or a test's
 }
@@ -55,20 +53,12 @@ func NewFollower(cfg FollowConfig) (*Follower, error) {
 	if cfg.Callers == nil || cfg.Triggers == nil || cfg.State == nil || cfg.Log == nil {
 		return nil, errors.New("outcome: Callers, Triggers, State and Log are required")
 	}
-	if cfg.Wait == 0 {
-		cfg.Wait = 5 * time.Second
-	}
-	if cfg.GiveUp == 0 {
-		cfg.GiveUp = 24 * time.Hour
-	}
+	cfg = setting.Fill(cfg)
 	if cfg.Told == nil {
 		cfg.Told = func(int) {}
 	}
 	if cfg.Refused == nil {
 		cfg.Refused = func(string) {}
-	}
-	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	if cfg.hit == nil {
 		cfg.hit = killpoint.Hit
@@ -95,8 +85,6 @@ type place struct {
 	offset int64
 	item   int
 }
-
-func (p place) position() *Position { return &Position{Offset: p.offset, Item: p.item} }
 
 // before reports whether p stands before q.
 func (p place) before(q place) bool {
@@ -173,13 +161,6 @@ func refusal(err error) bool {
 	return true
 }
 
-func code(err error) string {
-	if e, ok := errors.AsType[*notify.Error](err); ok && e.Code != "" {
-		return e.Code
-	}
-	return notify.KindOf(err).String()
-}
-
 // tell makes triggers of a caller's outcomes, in their order; left are those it
 // could not, or not yet.
 func (h *follows) tell(ctx context.Context, caller string, es []event) (left []event, err error) {
@@ -211,7 +192,9 @@ func (h *follows) tell(ctx context.Context, caller string, es []event) (left []e
 			es = es[n:]
 			continue
 		}
-		row, created, err := f.cfg.Triggers.Own(ctx, caller, endedBase(caller, h.tp, told[0]), c.OutcomesURL, body, traceOfEvents(told))
+		first := told[0]
+		base := triggerBase(first.of.At, "ended", caller, h.tp.Topic, h.tp.Partition, first.r.ID, first.offset, first.item)
+		row, created, err := f.cfg.Triggers.Own(ctx, caller, base, c.OutcomesURL, body, commonTrace(told, func(e *event) string { return e.of.Trace }))
 		if err != nil {
 			return append(left, es...), err
 		}
@@ -221,18 +204,20 @@ func (h *follows) tell(ctx context.Context, caller string, es []event) (left []e
 			es = es[n:]
 			continue
 		}
-		if h.ahead[caller], err = endOfTrigger(row.Payload, told[0].place); err != nil {
-			delete(h.ahead, caller)
+		was, err := readTold(row.Payload, func(p *Payload) bool {
+			return p.Position != nil && !(place{p.Position.Offset, p.Position.Item}).before(first.place)
+		})
+		if err != nil {
 			return append(left, es...), err
 		}
+		h.ahead[caller] = place{was.Position.Offset, was.Position.Item}
 	}
 }
 
 // pack makes a payload of the leading outcomes: as many as fit. The first n of
 // them are told in it, early, or not to be told; a nil body: none of them is.
 func (f *Follower) pack(ctx context.Context, c *engine.Caller, es []event) (body []byte, n int, told, early []event, err error) {
-	p := Payload{Type: Type, Caller: c.ID}
-	size := 0
+	p := newPacker(c.ID)
 	for ; n < len(es); n++ {
 		o, what, err := f.outcome(ctx, c, &es[n])
 		switch {
@@ -244,20 +229,19 @@ func (f *Follower) pack(ctx context.Context, c *engine.Caller, es []event) (body
 		if what != tellNow {
 			continue
 		}
-		b, err := json.Marshal(o)
+		ok, err := p.add(o)
 		if err != nil {
 			return nil, 0, nil, nil, err
 		}
-		if size += len(b) + 1; len(told) > 0 && (size > maxBytes || len(told) == maxOutcomes) {
+		if !ok {
 			break
 		}
-		told = append(told, es[n])
-		p.Outcomes, p.Position = append(p.Outcomes, o), es[n].position()
+		told, p.Position = append(told, es[n]), &Position{Offset: es[n].offset, Item: es[n].item}
 	}
 	if len(told) == 0 {
 		return nil, n, nil, early, nil
 	}
-	body, err = json.Marshal(p)
+	body, err = json.Marshal(p.Payload)
 	return body, n, told, early, err
 }
 
@@ -337,38 +321,4 @@ func (f *Follower) putBack(ctx context.Context, es []event) error {
 		return nil
 	}
 	return f.cfg.Log.Append(ctx, recs)
-}
-
-func traceOfEvents(es []event) string {
-	for i := range es {
-		if notify.TraceID(es[i].of.Trace) != notify.TraceID(es[0].of.Trace) {
-			return ""
-		}
-	}
-	return es[0].of.Trace
-}
-
-// endOfTrigger is where a trigger ends that was made before; first is what it must
-// begin with.
-func endOfTrigger(body []byte, first place) (last place, err error) {
-	var p Payload
-	err = json.Unmarshal(body, &p)
-	if err != nil || p.Position == nil || (place{p.Position.Offset, p.Position.Item}).before(first) {
-		return last, fmt.Errorf("outcome: the trigger for the outcome at %d/%d tells of something else: %w", first.offset, first.item, errOr(err))
-	}
-	return place{p.Position.Offset, p.Position.Item}, nil
-}
-
-// endedBase is the trigger that begins with an outcome: the same each time.
-func endedBase(caller string, tp log.TopicPartition, first event) notify.Base {
-	h := sha256.New()
-	fmt.Fprintf(h, "ended\x00%s\x00%s\x00%s\x00", caller, tp.Topic, first.r.ID)
-	var at [20]byte
-	binary.BigEndian.PutUint32(at[:], uint32(tp.Partition))
-	binary.BigEndian.PutUint64(at[4:], uint64(first.offset))
-	binary.BigEndian.PutUint64(at[12:], uint64(first.item))
-	h.Write(at[:])
-	b := notify.NewBase(time.UnixMilli(first.of.At))
-	copy(b[6:], h.Sum(nil))
-	return b
 }

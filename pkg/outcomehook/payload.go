@@ -2,13 +2,11 @@ package outcomehook
 
 import (
 	"crypto/sha256"
-	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 
-	"github.com/notifyd/notifyd/pkg/deadletter"
-	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
@@ -63,71 +61,63 @@ type Outcome struct {
 	TraceID  string    `json:"trace_id,omitempty"` // of the request that sent it
 }
 
-// pack makes a payload of the first n dead letters: as many as fit, one at least,
-// and none behind a trigger.
-func pack(caller string, ds []engine.DeadLetter) (body []byte, n int, err error) {
-	p := Payload{Type: Type, Caller: caller}
-	size := 0
-	for i := range ds {
-		d := &ds[i]
-		if i > 0 && d.Channel == deadletter.ChannelTrigger {
-			break
-		}
-		o := Outcome{
-			ID: d.ID.String(), Epoch: d.Epoch, Seq: d.Seq, Status: d.Ended().String(), Campaign: d.Campaign, Channel: d.Channel,
-			Category: d.Category, User: d.User, Template: d.Template, Class: d.Class, Code: d.Code, Provider: d.Provider,
-			Attempts: d.Attempts, At: time.UnixMilli(d.LastFailed).UTC(), TraceID: notify.TraceID(d.Trace),
-		}
-		b, err := json.Marshal(o)
-		if err != nil {
-			return nil, 0, err
-		}
-		if size += len(b) + 1; i > 0 && size > maxBytes {
-			break
-		}
-		p.Outcomes, p.Last = append(p.Outcomes, o), d.Seq
-	}
-	body, err = json.Marshal(p)
-	return body, len(p.Outcomes), err
+// packer fills one payload.
+type packer struct {
+	Payload
+	size int // of its outcomes, in bytes
 }
 
-// traceOf is the trace of failures that are told together, where they have one in
+func newPacker(caller string) *packer { return &packer{Payload: Payload{Type: Type, Caller: caller}} }
+
+// add adds an outcome; false: it does not fit. One always does.
+func (p *packer) add(o Outcome) (bool, error) {
+	b, err := json.Marshal(o)
+	if err != nil {
+		return false, err
+	}
+	p.size += len(b) + 1
+	if n := len(p.Outcomes); n == maxOutcomes || n > 0 && p.size > maxBytes {
+		return false, nil
+	}
+	p.Outcomes = append(p.Outcomes, o)
+	return true, nil
+}
+
+// commonTrace is the trace of outcomes that are told together, where they have one in
 // common: a callback belongs to one trace, and Outcome.TraceID says each its own.
-func traceOf(ds []engine.DeadLetter) string {
-	for i := range ds {
-		if notify.TraceID(ds[i].Trace) != notify.TraceID(ds[0].Trace) {
+func commonTrace[T any](told []T, traceOf func(*T) string) string {
+	first := traceOf(&told[0])
+	for i := range told {
+		if notify.TraceID(traceOf(&told[i])) != notify.TraceID(first) {
 			return ""
 		}
 	}
-	return ds[0].Trace
+	return first
 }
 
-// lastOf is where a trigger ends that was made before; first is what it must
-// begin with.
-func lastOf(body []byte, first *engine.DeadLetter) (uint64, error) {
-	var p Payload
-	err := json.Unmarshal(body, &p)
-	if err != nil || len(p.Outcomes) == 0 || p.Outcomes[0].Seq != first.Seq || p.Last < first.Seq {
-		return 0, fmt.Errorf("outcome: the trigger for failure %d of %q tells of something else: %w", first.Seq, first.Caller, errOr(err))
+// readTold reads the payload of a trigger that was made before. fits says whether it
+// begins as it must.
+func readTold(body []byte, fits func(*Payload) bool) (p Payload, err error) {
+	if err = json.Unmarshal(body, &p); err == nil && !fits(&p) {
+		err = notify.Invalid("bad_payload", "last", "does not begin there")
 	}
-	return p.Last, nil
-}
-
-func errOr(err error) error {
 	if err != nil {
-		return err
+		err = fmt.Errorf("outcome: a trigger that was made before tells of something else: %w", err)
 	}
-	return notify.Invalid("bad_payload", "last", "does not begin there")
+	return p, err
 }
 
-// baseOf is the trigger that begins with a dead letter: the same each time, and
-// in a store that was restored and numbers anew another one.
-func baseOf(caller string, first *engine.DeadLetter) notify.Base {
-	h := sha256.New()
-	fmt.Fprintf(h, "outcomes\x00%s\x00%s\x00", caller, first.ID)
-	h.Write(binary.BigEndian.AppendUint64(nil, first.Seq))
-	h.Write(binary.BigEndian.AppendUint16(nil, first.Epoch))
-	b := notify.NewBase(time.UnixMilli(first.LastFailed))
-	copy(b[6:], h.Sum(nil))
+// triggerBase is the trigger that what names begins: the same each time.
+func triggerBase(at int64, names ...any) notify.Base {
+	sum := sha256.Sum256(fmt.Appendf(nil, "%q", names))
+	b := notify.NewBase(time.UnixMilli(at))
+	copy(b[6:], sum[:])
 	return b
+}
+
+func code(err error) string {
+	if e, ok := errors.AsType[*notify.Error](err); ok && e.Code != "" {
+		return e.Code
+	}
+	return notify.KindOf(err).String()
 }

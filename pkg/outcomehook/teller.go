@@ -3,6 +3,7 @@ package outcomehook
 import (
 	"context"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -12,6 +13,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/deadletter"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/setting"
 )
 
 // Config of a Teller. Letters, Callers, Meta and Triggers are required; the
@@ -22,19 +24,18 @@ type Config struct {
 	Meta    engine.Meta
 	// Triggers is a *trigger.Service.
 	Triggers Triggers
-	// Gather is how long a failure waits for others to be told with it. Default
-	// 1 s.
-	Gather time.Duration
+	// Gather is how long a failure waits for others to be told with it.
+	Gather time.Duration `default:"1s"`
 	// Every is how often callers are looked at without a new failure: after a
-	// refusal, or a change of their record. Default 30 s.
-	Every time.Duration
+	// refusal, or a change of their record.
+	Every time.Duration `default:"30s"`
 	// Told is called with the failures of each trigger that was made. May be nil.
 	Told func(n int)
 	// Refused is called for each look at a caller that made no trigger although
 	// there are failures to tell, with the code of the error. May be nil.
 	Refused func(code string)
-	// Logger gets what goes wrong. Default: discarded.
-	Logger *slog.Logger
+	// Logger gets what goes wrong.
+	Logger *slog.Logger `default:"discard"`
 
 	hit func(string) // killpoint.Hit, or a test's
 }
@@ -59,15 +60,7 @@ func New(cfg Config) (*Teller, error) {
 	if cfg.Letters == nil || cfg.Callers == nil || cfg.Meta == nil || cfg.Triggers == nil {
 		return nil, errors.New("outcome: Letters, Callers, Meta and Triggers are required")
 	}
-	if cfg.Gather == 0 {
-		cfg.Gather = time.Second
-	}
-	if cfg.Every == 0 {
-		cfg.Every = 30 * time.Second
-	}
-	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.DiscardHandler)
-	}
+	cfg = setting.Fill(cfg)
 	if cfg.hit == nil {
 		cfg.hit = killpoint.Hit
 	}
@@ -100,12 +93,7 @@ func (t *Teller) Run(ctx context.Context) error {
 		select {
 		case <-every.C:
 		case <-t.wake:
-			gather := time.NewTimer(t.cfg.Gather)
-			select {
-			case <-gather.C:
-			case <-ctx.Done():
-				gather.Stop()
-			}
+			notify.Sleep(ctx, t.cfg.Gather)
 		case <-ctx.Done():
 		}
 		if ctx.Err() != nil {
@@ -140,10 +128,7 @@ func (t *Teller) trouble(ctx context.Context, caller string, err error) {
 	if ctx.Err() != nil {
 		return
 	}
-	code := notify.KindOf(err).String()
-	if e, ok := errors.AsType[*notify.Error](err); ok && e.Code != "" {
-		code = e.Code
-	}
+	code := code(err)
 	if t.cfg.Refused != nil {
 		t.cfg.Refused(code)
 	}
@@ -175,16 +160,24 @@ func (t *Teller) tell(ctx context.Context, c *engine.Caller) error {
 		if err != nil {
 			return err
 		}
-		row, created, err := t.cfg.Triggers.Own(ctx, c.ID, baseOf(c.ID, &ds[0]), c.OutcomesURL, body, traceOf(ds[:n]))
+		first := &ds[0]
+		// In a store that was restored and numbers anew it is another trigger.
+		base := triggerBase(first.LastFailed, "outcomes", c.ID, first.ID.String(), first.Seq, first.Epoch)
+		trace := commonTrace(ds[:n], func(d *engine.DeadLetter) string { return d.Trace })
+		row, created, err := t.cfg.Triggers.Own(ctx, c.ID, base, c.OutcomesURL, body, trace)
 		if err != nil {
 			return err
 		}
 		t.cfg.hit("outcomes-before-cursor")
 		at = ds[n-1].Seq
 		if !created { // it was made before a crash, of what was there then
-			if at, err = lastOf(row.Payload, &ds[0]); err != nil {
+			was, err := readTold(row.Payload, func(p *Payload) bool {
+				return len(p.Outcomes) > 0 && p.Outcomes[0].Seq == first.Seq && p.Last >= first.Seq
+			})
+			if err != nil {
 				return err
 			}
+			at = was.Last
 		} else if t.cfg.Told != nil {
 			t.cfg.Told(n)
 		}
@@ -192,6 +185,32 @@ func (t *Teller) tell(ctx context.Context, c *engine.Caller) error {
 			return err
 		}
 	}
+}
+
+// pack makes a payload of the first n dead letters: as many as fit, one at least,
+// and none behind a trigger.
+func pack(caller string, ds []engine.DeadLetter) (body []byte, n int, err error) {
+	p := newPacker(caller)
+	for i := range ds {
+		d := &ds[i]
+		if i > 0 && d.Channel == deadletter.ChannelTrigger {
+			break
+		}
+		ok, err := p.add(Outcome{
+			ID: d.ID.String(), Epoch: d.Epoch, Seq: d.Seq, Status: d.Ended().String(), Campaign: d.Campaign, Channel: d.Channel,
+			Category: d.Category, User: d.User, Template: d.Template, Class: d.Class, Code: d.Code, Provider: d.Provider,
+			Attempts: d.Attempts, At: time.UnixMilli(d.LastFailed).UTC(), TraceID: notify.TraceID(d.Trace),
+		})
+		if err != nil {
+			return nil, 0, err
+		}
+		if !ok {
+			break
+		}
+		p.Last = d.Seq
+	}
+	body, err = json.Marshal(p.Payload)
+	return body, len(p.Outcomes), err
 }
 
 // passed counts the leading dead letters that are not told: those that failed
