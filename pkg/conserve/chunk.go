@@ -52,11 +52,6 @@ func (r *run) original(ctx context.Context, f *engine.Found) error {
 	c := newChunk(f, rows)
 	rd, rec := notify.ReadReceivers(e.Receivers), notify.Receiver{}
 	for pos := uint32(0); rd.Next(&rec); pos++ {
-		if state, ok := c.simple(pos); ok {
-			l.Terminal++
-			r.rep.States[state.String()]++
-			continue
-		}
 		if err := r.receiver(ctx, f, c, l, rec.Index, pos); err != nil {
 			return err
 		}
@@ -69,7 +64,7 @@ func (r *run) original(ctx context.Context, f *engine.Found) error {
 
 // receiver counts a receiver of a chunk, or suspects it.
 func (r *run) receiver(ctx context.Context, f *engine.Found, c *chunk, l *api.Ledger, index, pos uint32) error {
-	if state := notify.Fold(c.rows, index, pos).State; state.Terminal() {
+	if state := notify.StateOf(c.rows, index, pos); state.Terminal() {
 		l.Terminal++
 		r.rep.States[state.String()]++
 		return nil
@@ -138,18 +133,6 @@ func ownRows(rows []notify.Row, digest uint64) *chunk {
 		return cmp.Or(cmp.Compare(a.Key.Epoch, b.Key.Epoch), cmp.Compare(a.Key.Attempt, b.Key.Attempt), cmp.Compare(a.Key.Deferrals, b.Key.Deferrals))
 	})
 	return c
-}
-
-// simple is the state of a position where the only row says it by its default.
-func (c *chunk) simple(pos uint32) (notify.State, bool) {
-	if len(c.rows) != 1 || len(c.sorted) != 1 || c.rows[0].Index != nil {
-		return 0, false
-	}
-	row := &c.rows[0]
-	if !row.Done && pos >= row.DoneUpTo || !row.Default.State.Terminal() || len(row.At(pos)) > 0 {
-		return 0, false
-	}
-	return row.Default.State, true
 }
 
 // home is a record of the log.

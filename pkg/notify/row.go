@@ -127,6 +127,19 @@ type Outcome struct {
 	Updated int64 // ms since 1970; 0 while nothing happened
 }
 
+// StateOf returns the state that Fold finds. Of most chunks one row without exceptions
+// says it, which costs a few nanoseconds.
+func StateOf(rows []Row, index, pos uint32) State {
+	if len(rows) == 1 {
+		r := &rows[0]
+		settled := r.Done || pos < r.DoneUpTo
+		if r.Key.Kind == RowOutcome && r.Index == nil && pos < r.Count && settled && len(r.At(pos)) == 0 {
+			return r.Default.State
+		}
+	}
+	return Fold(rows, index, pos).State
+}
+
 // Fold returns the state of the receiver with request index index, whose
 // position in the original chunk is pos, from all rows of its chunk in any
 // order. The highest epoch wins; within it, per address the best report, and

@@ -1,6 +1,7 @@
 package server
 
 import (
+	_ "embed"
 	"errors"
 	"net"
 	"net/http"
@@ -106,3 +107,9 @@ func notReady(err error) error {
 	}
 	return out
 }
+
+//go:embed openapi.yaml
+var openapiYAML []byte
+
+// OpenAPI returns the API's description, OpenAPI 3.1 in YAML.
+func OpenAPI() []byte { return openapiYAML }

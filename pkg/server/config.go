@@ -1,14 +1,24 @@
 package server
 
 import (
+	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
+	"net/http"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/deadletter"
+	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/request"
 	"github.com/notifyd/notifyd/pkg/setting"
+	"github.com/notifyd/notifyd/pkg/trace"
 )
 
 // NoAdmin is the AdminAddr of a server without a listener for metrics and pprof.
@@ -103,4 +113,130 @@ func (c Config) mayListen(field string, ln net.Listener, tlsOn *tls.Config) erro
 	}
 	return notify.Invalid("bad_config", "server."+field,
 		fmt.Sprintf("%s is reachable from other machines without TLS; set tls, or plaintext: anywhere where something in front encrypts", ln.Addr()))
+}
+
+// Intake stores notifications. It keeps nothing of the body after it returned:
+// the server uses the buffer again.
+type Intake interface {
+	Single(ctx context.Context, m request.Meta, body []byte) (request.Answer, error)
+	Batch(ctx context.Context, m request.Meta, body []byte) (request.Answer, error)
+	Fanout(ctx context.Context, m request.Meta, body []byte) (request.Answer, error)
+}
+
+// Users keeps what users set.
+type Users interface {
+	// Get returns the profile of a user; notify.KindNotFound when there is none.
+	Get(ctx context.Context, user string) (engine.Profile, error)
+	// Put checks and stores a profile and returns it as stored; an opt-out in it
+	// then binds every call that starts a second later. p.Version other than 0
+	// must be the stored one, else the result is notify.KindConflict. What is
+	// stored as suppressed stays.
+	Put(ctx context.Context, p engine.Profile) (engine.Profile, error)
+}
+
+// Tail tells of a caller's outcomes as they happen; caller "" is everybody. The
+// channel is closed when ctx ends. It never waits for a slow reader, which
+// loses events; missed says how many so far.
+type Tail interface {
+	Subscribe(ctx context.Context, caller string) (events <-chan api.Event, missed func() int64)
+}
+
+// Receipt takes a provider's delivery receipts.
+type Receipt struct {
+	// Signature is the header that carries the provider's signature. A request
+	// without it is refused (401 bad_signature) before its body is read.
+	Signature string
+	// Take verifies the signature over the request and its body, which can be read
+	// from r once more, and stores what the receipts say. It must not keep the body.
+	Take func(r *http.Request, body []byte) error
+}
+
+// Report answers an operator's question with something that can be JSON.
+type Report func(ctx context.Context) (any, error)
+
+// Deps are the parts the server stands on. Auth, Intake, Users, History,
+// Status, DeadLetters, Cancels, Campaigns and CampaignHolds are required.
+type Deps struct {
+	Auth          *Verifier
+	Intake        Intake
+	Users         Users
+	History       engine.History
+	List          engine.HistoryList // nil: GET /v1/notifications needs a user
+	Status        engine.Status
+	DeadLetters   engine.DeadLetters
+	Cancels       engine.Cancels
+	Campaigns     engine.Campaigns
+	CampaignHolds CampaignHolds
+	Schedules     Schedules            // nil: nothing was ever scheduled
+	Triggers      Triggers             // nil: the routes of triggers are 503
+	Circuits      Circuits             // nil: the routes of circuits are 503
+	TestProvider  TestProvider         // nil: tests of providers are 503
+	Jobs          Jobs                 // nil: the routes of jobs and plans are 503
+	Audit         *deadletter.AuditLog // nil: what operators do is not recorded
+	Lanes         Lanes                // nil: the routes of lanes are 503
+	// Suppressions; nil: their routes are 503.
+	Suppressions Suppressions
+	// Conservation adds up what was accepted since then (zero: all); nil: GET
+	// /v1/ops/audit:run is 503.
+	Conservation func(ctx context.Context, since time.Time) (api.Conservation, error)
+	CheckURL     URLCheck // nil: GET /v1/ops/url-check is 503
+	// AdmitURL refuses a callback URL that may never be called, naming the field;
+	// nil: none is.
+	AdmitURL func(field, raw string) error
+	Callers  engine.Callers     // nil: every caller has the default rate
+	Receipts map[string]Receipt // by provider; nil: none
+	Tail     Tail               // nil: GET /v1/tail is 503
+	Doctor   Report             // nil: GET /v1/ops/doctor is 503
+	Lag      Report             // nil: GET /v1/ops/lag is 503
+	Debug    Report             // nil: GET /v1/ops/debug is 503
+	// Backup gathers what a backup holds; nil: GET /v1/ops/backup is 503.
+	Backup   func(context.Context) (Snapshot, error)
+	Rates    Report // nil: GET /v1/ops/rates is 503
+	Accounts Report // nil: GET /v1/ops/accounts is 503
+	// Page makes the operator page, which is served under /ui/. It is given the
+	// API, which it asks with the token of whoever looks; nil: there is none.
+	Page     func(api http.Handler) http.Handler
+	Ready    func(context.Context) error // nil: ready unless draining
+	Warnings func() []string             // short codes of what is wrong although requests are taken; nil: none
+	Version  string                      // of the program, which /healthz names; empty: it does not
+	// Standing says why no call of a lane can be made now; ok is false when one
+	// can. nil: it is not known.
+	Standing func(notify.Lane) (why Standing, ok bool)
+	// MailHold is the longest a worker holds a mail for others of its content;
+	// 0: it does not.
+	MailHold time.Duration
+	Metrics  prometheus.Gatherer // nil: no /metrics
+	Hooks    Hooks
+	Tracer   *trace.Tracer // nil: no spans; a traceparent is carried all the same
+
+	// PlainCallbacks admits http in callers' base URLs, as the egress policy does.
+	PlainCallbacks bool
+	Log            *slog.Logger     // nil: discarded
+	Now            func() time.Time // nil: time.Now
+}
+
+// Hooks are callbacks for metrics; each may be nil. They run on the request's
+// goroutine and must not block.
+type Hooks struct {
+	// Request: a request was answered. route is the pattern, "other" for none;
+	// in and out are bytes of bodies, in as they came over the wire.
+	Request func(route, method string, status int, took time.Duration, in, out int64)
+	// InFlight: the number of requests under way changed by delta.
+	InFlight func(delta int)
+	// Refused: a request was turned away before its handler; reason is
+	// "in_flight", "memory", "receipts", "pages", "slow" (a body without a token that
+	// was cut off because it took longest), "connections" (one was closed to make
+	// room for another), "streams", "rate" or "disabled", or
+	// "caller_in_flight", "caller_memory" or "caller_streams" where others have
+	// room.
+	Refused func(reason string)
+	// Unguarded: a request was taken without its idempotency key, for its caller
+	// said at-least-once. name is what keys are scoped by, "POST /v1/triggers".
+	Unguarded func(name string)
+}
+
+func (h *Hooks) refused(reason string) {
+	if h.Refused != nil {
+		h.Refused(reason)
+	}
 }

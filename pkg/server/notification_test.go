@@ -327,8 +327,8 @@ func TestFanoutSummaryPages(t *testing.T) {
 	}
 }
 
-// The short cut of the tally says what the fold says, whatever the rows are.
-func TestTallyIsTheFold(t *testing.T) {
+// The short cut of StateOf says what the fold says, whatever the rows are.
+func TestStateOfIsTheFold(t *testing.T) {
 	t.Parallel()
 	states := []notify.State{notify.Deferred, notify.Sent, notify.Delivered, notify.Failed, notify.Suppressed, notify.Expired, notify.Cancelled, notify.Unknown}
 	rapid.Check(t, func(r *rapid.T) {
@@ -375,10 +375,8 @@ func TestTallyIsTheFold(t *testing.T) {
 			rc.Key = notify.RowKey{Kind: notify.RowReceipt, First: first + uint32(rapid.IntRange(0, int(size)-1).Draw(r, "of"))}
 			rows = append(rows, rc)
 		}
-		var ta tally
-		ta.enter(notify.Chunk{}, rows)
 		for p := range size {
-			if got, want := ta.state(first+p, p), notify.Fold(rows, first+p, p).State; got != want {
+			if got, want := notify.StateOf(rows, first+p, p), notify.Fold(rows, first+p, p).State; got != want {
 				r.Fatalf("position %d: %v, the fold says %v; rows %+v", p, got, want, rows)
 			}
 		}

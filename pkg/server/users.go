@@ -2,6 +2,7 @@ package server
 
 import (
 	"strings"
+	"unicode/utf8"
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
@@ -44,4 +45,205 @@ func putUser(x *exchange, u api.User) (api.UserVersion, error) {
 		User: id, Addresses: u.Addresses, OptOut: u.OptOut, TimeZone: u.TimeZone, Version: u.Version, QuietHours: (*engine.QuietHours)(u.QuietHours),
 	})
 	return api.UserVersion{UserID: id, Version: p.Version}, err
+}
+
+// selection is what the query of a list selects, and whose list it is.
+type selection struct {
+	user, caller, template, campaign, code string // empty: all
+	channel                                notify.Channel
+	status                                 notify.State
+	since, until                           int64 // when it was accepted: [since, until); 0: open
+	limit                                  int
+	after                                  []byte
+
+	bound  []string // what the cursor is bound to
+	page   api.UserHistory
+	known  known // the receiver that was looked at last
+	loaded bool  // known holds a receiver, with all rows of its chunk
+}
+
+// readSelection reads the query of a list of this user's, or every user's when empty.
+func readSelection(x *exchange, user string) (*selection, error) {
+	q := x.query
+	sel := &selection{user: user, caller: x.listedCaller(), limit: x.pageSize()}
+	channel, status := q.text("channel"), q.text("status")
+	sel.template, sel.campaign, sel.code = q.text("template"), q.text("campaign"), q.text("code")
+	sel.since, sel.until = q.moment("since"), q.moment("until")
+	// A cursor is a place: with it the list may be narrowed, and a distance back that
+	// is another time with each page stays good.
+	sel.bound = []string{"user", user, sel.caller, x.id.Caller, x.id.Users}
+	var err error
+	if sel.after, err = x.place(sel.bound); err != nil {
+		return nil, err
+	}
+	var ok bool
+	if sel.channel, ok = notify.ParseChannel(channel); channel != "" && !ok {
+		return nil, notify.Invalid("unknown_channel", "channel", "push, sms or email")
+	}
+	if sel.status, ok = notify.ParseState(status); status != "" && !ok {
+		return nil, notify.Invalid("bad_state", "status", "no state is called so, e.g. DELIVERED or FAILED")
+	}
+	if sel.campaign != "" && !campaignID(sel.campaign) {
+		return nil, notify.Invalid("bad_campaign", "campaign", "must be cmp_ and a ULID")
+	}
+	sel.page.Items = []api.Status{}
+	return sel, nil
+}
+
+// chunk reports whether receivers of a chunk may be selected.
+func (sel *selection) chunk(e *notify.Envelope) bool {
+	return (sel.caller == "" || e.Caller == sel.caller) && (sel.template == "" || e.Content.Template == sel.template) &&
+		(sel.campaign == "" || e.Campaign == sel.campaign) && (sel.channel == 0 || e.Channel == sel.channel) &&
+		e.Accepted >= sel.since && (sel.until == 0 || e.Accepted < sel.until)
+}
+
+// take adds a receiver of a selected chunk to the page, unless its status or its code is
+// another.
+// It returns false, and adds nothing, when the page is full.
+func (sel *selection) take(x *exchange, f *engine.Found) (bool, error) {
+	if !strings.HasPrefix(string(f.User), x.id.Users) {
+		return true, nil
+	}
+	k := &sel.known
+	same := sel.loaded && k.found.Envelope.Chunk == f.Envelope.Chunk
+	if k.found = *f; same {
+		k.fold()
+	} else if err := k.load(x.r.Context(), x.srv.deps.Status); err != nil {
+		return false, err
+	}
+	sel.loaded = true
+	if sel.status != 0 && k.out.State != sel.status || sel.code != "" && k.out.Code != sel.code {
+		return true, nil
+	}
+	if len(sel.page.Items) == sel.limit {
+		return false, nil
+	}
+	sel.page.Items = append(sel.page.Items, statusOf(k))
+	return true, nil
+}
+
+func (sel *selection) answer(x *exchange, next engine.HistoryCursor) (api.UserHistory, error) {
+	sel.page.Cursor = x.srv.cursors.seal(next, sel.bound...)
+	return sel.page, nil
+}
+
+// userHistory lists what a user was sent, newest first: the caller's own, and
+// everybody's for an operator. What is selected is selected of each page.
+func userHistory(x *exchange) (page api.UserHistory, err error) {
+	user, err := userID(x)
+	if err != nil {
+		return page, err
+	}
+	sel, err := readSelection(x, user)
+	if err != nil {
+		return page, err
+	}
+	found, next, err := x.srv.deps.History.User(x.r.Context(), engine.HistoryQuery{User: user, Caller: sel.caller, Before: sel.after, Limit: sel.limit})
+	if err != nil {
+		return page, err
+	}
+	for i := range found {
+		if !sel.chunk(&found[i].Envelope) {
+			continue
+		}
+		if _, err := sel.take(x, &found[i]); err != nil {
+			return page, err
+		}
+	}
+	if n := len(found); n > 0 && found[n-1].Envelope.NotBefore == 0 && found[n-1].Envelope.Accepted < sel.since {
+		next = nil // it is as old as where it stands in the list: what follows is older
+	}
+	return sel.answer(x, next)
+}
+
+// listNotifications lists what every user was sent, newest request first: the
+// caller's own, and everybody's for an operator.
+func listNotifications(x *exchange) (page api.UserHistory, err error) {
+	sel, err := readSelection(x, "")
+	if err != nil {
+		return page, err
+	}
+	if x.srv.deps.List == nil {
+		return page, notify.Invalid("list_needs_user", "", "this server's history is kept by user: ask for /v1/users/{id}/notifications")
+	}
+	next, err := x.srv.deps.List.List(x.r.Context(), engine.ListQuery{Since: sel.since, Until: sel.until, After: sel.after, Want: sel.chunk},
+		func(f *engine.Found) (bool, error) { return sel.take(x, f) })
+	if err != nil {
+		return page, err
+	}
+	return sel.answer(x, next)
+}
+
+// getContent answers with what a notification says, and where it was sent: to the
+// caller that sent it and to operators, whose look is recorded. Who only observes
+// sees none of it: it may hold a code that signs in.
+func getContent(x *exchange) (c api.NotificationContent, err error) {
+	address := x.query.text("address")
+	if address != "" && address != api.FullAddress {
+		return c, notify.Invalid("bad_address", "address", "is full, or left out: then addresses are masked")
+	}
+	k, fanout, err := findNotification(x, x.r.PathValue("id"))
+	if err != nil {
+		return c, err
+	}
+	owner := k.found.Envelope.Caller
+	switch {
+	case owner != x.id.Caller && !x.id.Has(api.ScopeOperate):
+		return c, &notify.Error{Kind: notify.KindForbidden, Code: "scope_missing", Msg: "the content of another caller's needs the scope " + api.ScopeOperate}
+	case fanout:
+		return c, indexMissing(&k)
+	case k.waits != nil:
+		return c, &notify.Error{Kind: notify.KindConflict, Code: "not_due", Msg: "it waits for its time, or was cancelled before: its content can be read once it is due"}
+	case !strings.HasPrefix(string(k.found.User), x.id.Users):
+		return c, errNoNotification()
+	}
+	x.of(owner)
+	if c, err = contentOf(x, &k.found); err != nil {
+		return c, err
+	}
+	for i, a := range c.Addresses {
+		if address != api.FullAddress {
+			c.Addresses[i] = maskAddress(a)
+		}
+	}
+	return c, x.record()
+}
+
+// contentOf is what a receiver was sent. Where the request named no address, the
+// addresses are those that the profile has now.
+func contentOf(x *exchange, f *engine.Found) (api.NotificationContent, error) {
+	e, c := &f.Envelope, &f.Envelope.Content
+	out := api.NotificationContent{
+		NotificationID: f.ID.String(), Channel: e.Channel.String(), Caller: e.Caller, UserID: string(f.User), Addresses: []string{},
+		Content: api.Content{
+			Template: c.Template, Title: c.Title, Body: c.Body, HTML: c.HTML, Variables: c.Variables, Data: c.Data, CollapseKey: c.CollapseKey, From: c.From,
+		},
+	}
+	rd, r := notify.ReadReceivers(e.Receivers), notify.Receiver{}
+	if rd.Skip(f.Pos); rd.Next(&r) {
+		out.Variables = r.Variables
+	}
+	if f.Address != nil {
+		out.Addresses = append(out.Addresses, string(f.Address))
+		return out, nil
+	}
+	out.FromProfile = true
+	p, err := x.srv.deps.Users.Get(x.r.Context(), out.UserID)
+	if err != nil && notify.KindOf(err) != notify.KindNotFound {
+		return out, err
+	}
+	out.Addresses = append(out.Addresses, p.Addresses[out.Channel]...)
+	return out, nil
+}
+
+// maskAddress leaves the last four characters of an address, or fewer where it is
+// short, and the domain of a mail.
+func maskAddress(a string) string {
+	local, domain, mail := strings.Cut(a, "@")
+	if mail {
+		return "***@" + domain
+	}
+	n := utf8.RuneCountInString(local)
+	r := []rune(local)
+	return "***" + string(r[n-min(4, n/3):])
 }
