@@ -92,7 +92,7 @@ var floors = []floor{
 		"pkg/conserve":    "engine notify log history schedule timer deadletter api setting", // not trigger, whose own tests run these checks
 		"pkg/outcomehook": "engine notify deadletter trigger internal/killpoint log setting",
 		"pkg/archive":     "engine notify deadletter history internal/killpoint internal/atomicfile",
-		"pkg/web":         "notify api",
+		"pkg/web":         "notify api term",
 		"pkg/server":      "engine notify request api intake deadletter users history limit schedule secrets trigger trace setting",
 		"pkg/load":        "notify api internal/atomicfile log term", // log: its partitions, for the target kafka; term: which word was meant
 		"pkg/load/report": "load internal/atomicfile notify term",    // what is left of a run, and comparing runs

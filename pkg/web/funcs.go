@@ -11,6 +11,9 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/term"
 )
 
 // funcs are what templates can say.
@@ -96,9 +99,8 @@ func rate(v float64) string {
 
 func seconds(s float64) string { return span(time.Duration(s * float64(time.Second))) }
 
-// span writes a duration in its two largest units.
+// span writes a duration, which may be below 0; below a second as precisely as it is.
 func span(d time.Duration) string {
-	day := 24 * time.Hour
 	switch {
 	case d < 0:
 		return "-" + span(-d)
@@ -106,34 +108,26 @@ func span(d time.Duration) string {
 		return "0"
 	case d < time.Second:
 		return strconv.FormatFloat(math.Round(float64(d)/1e4)/100, 'f', -1, 64) + " ms"
-	case d < time.Minute:
-		return strconv.FormatFloat(math.Round(d.Seconds()*10)/10, 'f', -1, 64) + " s"
-	case d < time.Hour:
-		return strings.TrimSuffix(fmt.Sprintf("%d min %d s", d/time.Minute, d%time.Minute/time.Second), " 0 s")
-	case d < day:
-		return strings.TrimSuffix(fmt.Sprintf("%d h %d min", d/time.Hour, d%time.Hour/time.Minute), " 0 min")
 	}
-	return strings.TrimSuffix(fmt.Sprintf("%d d %d h", d/day, d%day/time.Hour), " 0 h")
+	return term.Span(d)
 }
 
 // distance says how far a time is from now, in one unit.
 func distance(t, now time.Time) string {
 	d := now.Sub(t)
-	form := "%s ago"
+	form := "%d %s ago"
 	if d < 0 {
-		d, form = -d, "in %s"
+		d, form = -d, "in %d %s"
 	}
-	switch {
-	case d < time.Second:
-		return "now"
-	case d < time.Minute:
-		return fmt.Sprintf(form, fmt.Sprintf("%d s", int(d.Seconds())))
-	case d < time.Hour:
-		return fmt.Sprintf(form, fmt.Sprintf("%d min", int(d.Minutes())))
-	case d < 48*time.Hour:
-		return fmt.Sprintf(form, fmt.Sprintf("%d h", int(d.Hours())))
+	for _, u := range []struct {
+		upTo, of time.Duration
+		name     string
+	}{{time.Minute, time.Second, "s"}, {time.Hour, time.Minute, "min"}, {48 * time.Hour, time.Hour, "h"}, {math.MaxInt64, 24 * time.Hour, "d"}} {
+		if d >= time.Second && d < u.upTo {
+			return fmt.Sprintf(form, d/u.of, u.name)
+		}
 	}
-	return fmt.Sprintf(form, fmt.Sprintf("%d d", int(d.Hours()/24)))
+	return "now"
 }
 
 // lettersOf selects the dead letters of what a circuit stands before.
@@ -183,4 +177,44 @@ func tone(state string) string {
 		return "run"
 	}
 	return "off"
+}
+
+// command writes a line for a shell. Arguments that are empty are left out, and a
+// flag with them: command("dlq", "ls", "--caller", "") is "notifyctl dlq ls".
+func command(args ...string) string {
+	out := []string{"notifyctl"}
+	for i := 0; i < len(args); i++ {
+		switch {
+		case strings.HasPrefix(args[i], "--") && i+1 < len(args) && args[i+1] == "":
+			i++
+		case args[i] == "":
+		default:
+			out = append(out, quote(args[i]))
+		}
+	}
+	return strings.Join(out, " ")
+}
+
+// quote writes a word as a shell reads it back. One with control characters is
+// written so that whoever copies it sees them, and pastes no line end.
+func quote(word string) string {
+	plain := func(r rune) bool {
+		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_./:@%+=,", r)
+	}
+	switch {
+	case notify.EscapeControls(word) != word:
+		var b strings.Builder
+		b.WriteString("$'")
+		for i := range len(word) {
+			if c := word[i]; c < ' ' || c > '~' || c == '\'' || c == '\\' {
+				fmt.Fprintf(&b, `\x%02x`, c)
+			} else {
+				b.WriteByte(c)
+			}
+		}
+		return b.String() + "'"
+	case word != "" && strings.IndexFunc(word, func(r rune) bool { return !plain(r) }) < 0:
+		return word
+	}
+	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
 }

@@ -106,24 +106,6 @@ func set[T any](to **T) func(T, error) error {
 	}
 }
 
-type userBody struct {
-	User string
-	Page api.UserHistory
-	Next string
-}
-
-func (p *Page) user(v *visit) error {
-	b := userBody{User: v.r.PathValue("id")}
-	var err error
-	if b.Page, err = v.client.UserNotifications(v.ctx, b.User, v.r.URL.Query().Get("cursor"), 50); err != nil {
-		return err
-	}
-	if b.Page.Cursor != "" {
-		b.Next = with(Prefix+"users/"+url.PathEscape(b.User), url.Values{"cursor": {b.Page.Cursor}})
-	}
-	return v.show("user", "Notifications of "+b.User, &b)
-}
-
 // chart is the forecast of an hour, drawn.
 type chart struct {
 	api.Forecast

@@ -35,22 +35,45 @@ func (p *Page) setLane(v *visit) error {
 	return v.goTo(Prefix + "lanes")
 }
 
+// word is one word of a page's filter, under its name in the query and in notifyctl's flags.
+type word struct {
+	Name string
+	To   *string
+}
+
+// listed reads the words of a filter from the query, asks for the page of a list behind
+// its cursor, and returns it with the link to the next; empty: there is none.
+func listed[T any](v *visit, path string, words []word, ask func(cursor string) (api.List[T], error)) (page api.List[T], next string, err error) {
+	q, link := v.r.URL.Query(), url.Values{}
+	for _, w := range words {
+		if *w.To = strings.TrimSpace(q.Get(w.Name)); *w.To != "" {
+			link.Set(w.Name, *w.To)
+		}
+	}
+	if page, err = ask(q.Get("cursor")); err == nil && page.Cursor != "" {
+		link.Set("cursor", page.Cursor)
+		next = with(Prefix+path, link)
+	}
+	return page, next, err
+}
+
 type schedulesBody struct {
 	Query api.ScheduleQuery
 	Page  api.ScheduledPage
 	Next  string
 }
 
-func (p *Page) schedules(v *visit) error {
-	q := v.r.URL.Query()
-	b := schedulesBody{Query: api.ScheduleQuery{
-		Status: q.Get("status"), User: strings.TrimSpace(q.Get("user")), Caller: strings.TrimSpace(q.Get("caller")), Cursor: q.Get("cursor"), Limit: rowsShown,
-	}}
-	var err error
-	if b.Page, err = v.client.Schedules(v.ctx, b.Query); err != nil {
+func (p *Page) schedules(v *visit) (err error) {
+	b := schedulesBody{Query: api.ScheduleQuery{Limit: rowsShown}}
+	f := &b.Query
+	words := []word{{"status", &f.Status}, {"user", &f.User}, {"caller", &f.Caller}}
+	b.Page, b.Next, err = listed(v, "schedules", words, func(cursor string) (api.ScheduledPage, error) {
+		f.Cursor = cursor
+		return v.client.Schedules(v.ctx, *f)
+	})
+	if err != nil {
 		return err
 	}
-	b.Next = nextPage("schedules", b.Page.Cursor, url.Values{"status": {b.Query.Status}, "user": {b.Query.User}, "caller": {b.Query.Caller}})
 	return v.show("schedules", "Schedules", &b)
 }
 
@@ -60,14 +83,14 @@ type campaignsBody struct {
 	Next   string
 }
 
-func (p *Page) campaigns(v *visit) error {
-	q := v.r.URL.Query()
-	b := campaignsBody{Caller: strings.TrimSpace(q.Get("caller"))}
-	var err error
-	if b.Page, err = v.client.Campaigns(v.ctx, b.Caller, api.Page{After: q.Get("cursor"), Limit: rowsShown}); err != nil {
+func (p *Page) campaigns(v *visit) (err error) {
+	var b campaignsBody
+	b.Page, b.Next, err = listed(v, "campaigns", []word{{"caller", &b.Caller}}, func(cursor string) (api.CampaignPage, error) {
+		return v.client.Campaigns(v.ctx, b.Caller, api.Page{After: cursor, Limit: rowsShown})
+	})
+	if err != nil {
 		return err
 	}
-	b.Next = nextPage("campaigns", b.Page.Cursor, url.Values{"caller": {b.Caller}})
 	return v.show("campaigns", "Campaigns", &b)
 }
 
@@ -79,16 +102,103 @@ func (p *Page) callers(v *visit) error {
 	return v.show("callers", "Callers", callers.Items)
 }
 
-// nextPage links to the page behind a cursor, with the filter; empty: there is none.
-func nextPage(page, cursor string, filter url.Values) string {
-	if cursor == "" {
-		return ""
+type suppressionsBody struct {
+	Filter api.SuppressionFilter
+	Page   api.Suppressions
+	Next   string
+}
+
+func (p *Page) suppressions(v *visit) (err error) {
+	var b suppressionsBody
+	f := &b.Filter
+	words := []word{{"user_id", &f.UserID}, {"channel", &f.Channel}, {"address", &f.Address}, {"code", &f.Code}}
+	b.Page, b.Next, err = listed(v, "suppressions", words, func(cursor string) (api.Suppressions, error) {
+		return v.client.Suppressions(v.ctx, *f, cursor, rowsShown)
+	})
+	if err != nil {
+		return err
 	}
-	for name, values := range filter {
-		if values[0] == "" {
-			delete(filter, name)
+	return v.show("suppressions", "Suppressions", &b)
+}
+
+// liftSuppression takes an address off the list of one user, which the form says
+// twice: by its button and by a box that must be ticked.
+func (p *Page) liftSuppression(v *visit) error {
+	in := api.SuppressionLift{Address: v.r.PostFormValue("address"), UserID: v.r.PostFormValue("user_id")}
+	if v.r.PostFormValue("sure") != "yes" {
+		return notify.Invalid("not_confirmed", "sure", "tick the box to send to the address again")
+	}
+	v.client.Reason = oneLine(v.r.PostFormValue("reason"))
+	if _, err := v.client.LiftSuppression(v.ctx, in); err != nil {
+		return err
+	}
+	return v.goTo(with(Prefix+"suppressions", url.Values{"user_id": {in.UserID}}))
+}
+
+type userBody struct {
+	User string
+	Page api.UserHistory
+	Next string
+}
+
+func (p *Page) user(v *visit) (err error) {
+	b := userBody{User: v.r.PathValue("id")}
+	b.Page, b.Next, err = listed(v, "users/"+url.PathEscape(b.User), nil, func(cursor string) (api.UserHistory, error) {
+		return v.client.UserNotifications(v.ctx, b.User, cursor, rowsShown)
+	})
+	if err != nil {
+		return err
+	}
+	return v.show("user", "Notifications of "+b.User, &b)
+}
+
+type notificationsBody struct {
+	Query        api.NotificationQuery
+	Since, Until string // as they were written, so that links and commands say the same
+	Page         api.UserHistory
+	Next         string
+}
+
+// words are those of the filter.
+func (b *notificationsBody) words() []word {
+	return []word{
+		{"channel", &b.Query.Channel}, {"status", &b.Query.Status}, {"code", &b.Query.Code}, {"caller", &b.Query.Caller}, {"template", &b.Query.Template},
+		{"campaign", &b.Query.Campaign}, {"since", &b.Since}, {"until", &b.Until},
+	}
+}
+
+// States are what a notification's status can be.
+func (b *notificationsBody) States() (names []string) {
+	for s := notify.State(1); int(s) < notify.States; s++ {
+		names = append(names, s.String())
+	}
+	return names
+}
+
+// Command that lists the same.
+func (b *notificationsBody) Command() string {
+	args := []string{"ls"}
+	for _, x := range b.words() {
+		args = append(args, "--"+x.Name, *x.To)
+	}
+	return command(args...)
+}
+
+func (p *Page) notifications(v *visit) (err error) {
+	b := notificationsBody{Query: api.NotificationQuery{Limit: rowsShown}}
+	f := &b.Query
+	b.Page, b.Next, err = listed(v, "notifications", b.words(), func(cursor string) (page api.UserHistory, err error) {
+		f.Cursor = cursor
+		if f.Since, err = timeOf("since", b.Since, p.cfg.Now()); err != nil {
+			return page, err
 		}
+		if f.Until, err = timeOf("until", b.Until, p.cfg.Now()); err != nil {
+			return page, err
+		}
+		return v.client.Notifications(v.ctx, *f)
+	})
+	if err != nil {
+		return err
 	}
-	filter.Set("cursor", cursor)
-	return with(Prefix+page, filter)
+	return v.show("notifications", "Notifications", &b)
 }

@@ -771,7 +771,7 @@ func TestFilterOfThePage(t *testing.T) {
 
 func TestWords(t *testing.T) {
 	t.Parallel()
-	for d, want := range map[time.Duration]string{0: "0", 1500 * time.Microsecond: "1.5 ms", 90 * time.Second: "1 min 30 s", time.Hour: "1 h", 50 * time.Hour: "2 d 2 h", -time.Second: "-1 s"} {
+	for d, want := range map[time.Duration]string{0: "0", 1500 * time.Microsecond: "1.5 ms", 90 * time.Second: "1m30s", time.Hour: "1h", 50 * time.Hour: "2d2h", -time.Second: "-1.0s"} {
 		if got := span(d); got != want {
 			t.Errorf("%v is %q, want %q", d, got, want)
 		}
