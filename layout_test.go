@@ -88,7 +88,7 @@ var floors = []floor{
 	}},
 	{"what callers and operators see", map[string]string{
 		"pkg/api":         "notify",
-		"pkg/deadletter":  "engine notify api log history",
+		"pkg/deadletter":  "engine notify api log history setting",
 		"pkg/conserve":    "engine notify log history schedule timer deadletter api setting", // not trigger, whose own tests run these checks
 		"pkg/outcomehook": "engine notify deadletter trigger internal/killpoint log setting",
 		"pkg/archive":     "engine notify deadletter history internal/killpoint internal/atomicfile",

@@ -3,7 +3,7 @@ package deadletter
 import (
 	"context"
 	"encoding/json"
-	"errors"
+	"slices"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
@@ -30,38 +30,31 @@ const (
 // Changes are all of them.
 var Changes = []Change{Pause, Resume, Cancel, Approve}
 
-// change returns the next state, or the error of one that is not possible.
+// steps say of each change in which states it is possible, what the state is then, and
+// what is said where it is not.
+var steps = map[Change]struct {
+	from  []string
+	to    string
+	whyNo string
+}{
+	Pause:   {[]string{JobRunning}, JobPaused, "only a running one can be paused"},
+	Resume:  {[]string{JobPaused, JobStopped, JobFailed}, JobRunning, "only a paused, stopped or failed one can be resumed"},
+	Cancel:  {[]string{JobWaiting, JobRunning, JobPaused, JobStopped, JobFailed}, JobCancelled, "it is over"},
+	Approve: {[]string{JobWaiting}, JobRunning, "it waits for no approval"},
+}
+
+// next returns the next state, or the error of one that is not possible.
 func (c Change) next(j *engine.Job, spec *jobSpec, by By) (string, error) {
-	bad := func(msg string) (string, error) {
-		return "", &notify.Error{Kind: notify.KindConflict, Code: "job_state", Field: "state", Msg: "the job is " + j.State + ": " + msg}
+	step, ok := steps[c]
+	switch {
+	case !ok:
+		return "", notify.Invalid("bad_change", "change", "pause, resume, cancel or approve")
+	case !slices.Contains(step.from, j.State):
+		return "", &notify.Error{Kind: notify.KindConflict, Code: "job_state", Field: "state", Msg: "the job is " + j.State + ": " + step.whyNo}
+	case c == Approve && by.Caller == spec.By:
+		return "", &notify.Error{Kind: notify.KindForbidden, Code: "own_job", Msg: "another operator than " + spec.By + ", who made it, must approve it"}
 	}
-	switch c {
-	case Pause:
-		if j.State != JobRunning {
-			return bad("only a running one can be paused")
-		}
-		return JobPaused, nil
-	case Resume:
-		switch j.State {
-		case JobPaused, JobStopped, JobFailed:
-			return JobRunning, nil
-		}
-		return bad("only a paused, stopped or failed one can be resumed")
-	case Cancel:
-		if j.State == JobDone || j.State == JobCancelled {
-			return bad("it is over")
-		}
-		return JobCancelled, nil
-	case Approve:
-		if j.State != JobWaiting {
-			return bad("it waits for no approval")
-		}
-		if by.Caller == spec.By {
-			return "", &notify.Error{Kind: notify.KindForbidden, Code: "own_job", Msg: "another operator than " + spec.By + ", who made it, must approve it"}
-		}
-		return JobRunning, nil
-	}
-	return "", notify.Invalid("bad_change", "change", "pause, resume, cancel or approve")
+	return step.to, nil
 }
 
 // Do changes a job. notify.KindConflict: its state does not allow that;
@@ -69,16 +62,12 @@ func (c Change) next(j *engine.Job, spec *jobSpec, by By) (string, error) {
 func (m *Manager) Do(ctx context.Context, id string, c Change, by By) (api.Job, error) {
 	audited := false
 	for {
-		j, ok, err := m.cfg.Jobs.Get(ctx, id)
-		if err == nil && !ok {
-			err = notify.NotFound("job")
-		}
+		j, err := m.job(ctx, id)
 		if err != nil {
 			return api.Job{}, err
 		}
-		var spec jobSpec
-		var res jobResult
-		if err := errors.Join(json.Unmarshal(j.Spec, &spec), json.Unmarshal(j.Result, &res)); err != nil {
+		spec, res, err := readJob(&j)
+		if err != nil {
 			return api.Job{}, err
 		}
 		state, err := c.next(&j, &spec, by)
@@ -197,4 +186,47 @@ func (m *Manager) unmark(ctx context.Context, j *engine.Job) error {
 	}
 	_, err = m.cfg.Letters.Move(ctx, moves)
 	return err
+}
+
+// Purge forgets, with their reports, jobs that ended longer than Keep before now,
+// and the oldest of those that are over while there are more than Most. What can
+// still run, or be resumed, stays. It returns how many went, and records them in
+// one row of the audit log.
+func (m *Manager) Purge(ctx context.Context, now time.Time) (n int, err error) {
+	jobs, err := m.cfg.Jobs.List(ctx, 1<<20) // newest first
+	if err != nil {
+		return 0, err
+	}
+	var old []int
+	over := 0
+	for i := range jobs {
+		if s := jobs[i].State; s != JobDone && s != JobCancelled {
+			continue
+		}
+		over++
+		late := m.cfg.Keep > 0 && now.Sub(time.UnixMilli(jobs[i].Updated)) > m.cfg.Keep
+		if late || m.cfg.Most > 0 && over > m.cfg.Most {
+			old = append(old, i)
+		}
+	}
+	if len(old) == 0 {
+		return 0, nil
+	}
+	last := &jobs[old[0]]
+	if _, err := m.cfg.Audit.Record(ctx, api.AuditRow{
+		Actor: "notifyd", Action: "jobs.purge", Target: last.ID, Reason: "over for longer than jobs.keep, or more than jobs.most; the newest of them is named",
+		Counts: map[string]int{"jobs": len(old)},
+	}); err != nil {
+		return 0, err
+	}
+	for _, i := range old {
+		switch err := m.cfg.Jobs.Drop(ctx, jobs[i].ID, jobs[i].Version); {
+		case err == nil:
+			n++
+		case notify.KindOf(err) == notify.KindConflict: // it changed meanwhile: the next time
+		default:
+			return n, err
+		}
+	}
+	return n, nil
 }

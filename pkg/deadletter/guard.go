@@ -6,10 +6,65 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
+
+// batchSize is how many may go next; 0: the canary's outcomes come first.
+func (r *runner) batchSize(at int) int {
+	spec := &r.spec.Spec
+	n := batchAt(r.limit())
+	if spec.Kind == KindReplay && spec.Canary > 0 && !r.res.CanaryOK {
+		n = min(n, r.res.From+spec.Canary-at)
+	}
+	return max(n, 0)
+}
+
+// batchAt is how many letters go together at a rate: a fifth of a second's.
+func batchAt(perSecond float64) int { return min(max(int(perSecond/5), 1), maxBatch) }
+
+// startPace begins the rate anew with nothing saved up. More than a batch is never
+// saved, else a job that waited would come back with seconds of its rate at once.
+func (r *runner) startPace() {
+	burst := batchAt(r.spec.Spec.Rate)
+	r.pace = rate.NewLimiter(rate.Limit(r.limit()), burst)
+	r.pace.AllowN(time.Now(), burst)
+}
+
+// limit is the rate of this moment.
+func (r *runner) limit() float64 {
+	spec := &r.spec.Spec
+	if spec.RampMs <= 0 {
+		return spec.Rate
+	}
+	part := float64(time.Since(r.ramp).Milliseconds()) / float64(spec.RampMs)
+	return max(spec.Rate*min(0.1+0.9*part, 1), 0.01)
+}
+
+func (r *runner) wait(ctx context.Context, n int) error {
+	r.pace.SetLimit(rate.Limit(r.limit()))
+	res := r.pace.ReserveN(time.Now(), n)
+	for d := res.Delay(); d > 0; d = res.Delay() {
+		// At a low rate an operator's change must not wait for the next letter.
+		if err := pause(ctx, min(d, 4*r.m.cfg.Poll)); err != nil {
+			return err
+		}
+		if d > 4*r.m.cfg.Poll {
+			if err := r.alive(ctx); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	notify.Sleep(ctx, d)
+	return ctx.Err()
+}
 
 // maxWatched bounds the letters whose outcomes are followed.
 const maxWatched = 2000
@@ -76,13 +131,15 @@ func (w *watch) look(ctx context.Context, settled func(o observed, state notify.
 	return nil
 }
 
-// observe looks, and keeps count.
+// observe looks, however long what it needs is away, and keeps count.
 func (r *runner) observe(ctx context.Context) error {
-	return r.watch.look(ctx, func(o observed, state notify.State) {
-		countState(&r.res.Outcomes, state)
-		if !o.old {
-			countState(&r.res.Guarded, state)
-		}
+	return r.insist(ctx, func() error {
+		return r.watch.look(ctx, func(o observed, state notify.State) {
+			countState(&r.res.Outcomes, state)
+			if !o.old {
+				countState(&r.res.Guarded, state)
+			}
+		})
 	})
 }
 
@@ -144,7 +201,7 @@ func (r *runner) guard(ctx context.Context) error {
 	if r.spec.Spec.Kind != KindReplay || time.Since(r.watch.looked) < r.m.cfg.Poll {
 		return nil
 	}
-	if err := r.insist(ctx, func() error { return r.observe(ctx) }); err != nil {
+	if err := r.observe(ctx); err != nil {
 		return err
 	}
 	if settled(&r.res.Guarded) < guardFrom {
@@ -162,7 +219,7 @@ func (r *runner) canary(ctx context.Context) error {
 	spec := &r.spec.Spec
 	until := time.Now().Add(r.m.cfg.CanaryWait)
 	for {
-		if err := r.insist(ctx, func() error { return r.observe(ctx) }); err != nil {
+		if err := r.observe(ctx); err != nil {
 			return err
 		}
 		if err := r.tooMany("canary: ", max(spec.Canary, 1)); err != nil {
@@ -177,10 +234,7 @@ func (r *runner) canary(ctx context.Context) error {
 		if time.Now().After(until) {
 			return stop{fmt.Sprintf("canary: %d of %d have no outcome after %s", len(r.watch.open), spec.Canary, r.m.cfg.CanaryWait)}
 		}
-		if err := pause(ctx, r.m.cfg.Poll); err != nil {
-			return err
-		}
-		if err := r.alive(ctx); err != nil {
+		if err := r.idle(ctx, r.m.cfg.Poll); err != nil {
 			return err
 		}
 	}
@@ -218,7 +272,7 @@ func (r *runner) again(ctx context.Context) error {
 		}
 		from += len(es)
 		if len(r.watch.open) > maxWatched/2 { // most of an old job has settled
-			if err := r.insist(ctx, func() error { return r.observe(ctx) }); err != nil {
+			if err := r.observe(ctx); err != nil {
 				return err
 			}
 		}
@@ -232,16 +286,13 @@ const settleFor = 20 * time.Second
 
 func (r *runner) settle(ctx context.Context) error {
 	for until := time.Now().Add(settleFor); ; {
-		if err := r.insist(ctx, func() error { return r.observe(ctx) }); err != nil {
+		if err := r.observe(ctx); err != nil {
 			return err
 		}
 		if len(r.watch.open) == 0 || time.Now().After(until) {
 			return nil
 		}
-		if err := pause(ctx, r.m.cfg.Poll); err != nil {
-			return err
-		}
-		if err := r.alive(ctx); err != nil {
+		if err := r.idle(ctx, r.m.cfg.Poll); err != nil {
 			return err
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/setting"
 )
 
 // States of a job. A paused, stopped or failed one can be resumed.
@@ -27,7 +28,8 @@ const (
 	JobCancelled = "cancelled"
 )
 
-// jobSpec and jobResult are what engine.Job keeps.
+// jobSpec and jobResult are what engine.Job keeps. Their fields have the names that they
+// have in api.Job, which view reads from both.
 type jobSpec struct {
 	Spec     api.JobSpec `json:"spec"`
 	Digest   string      `json:"digest"`
@@ -108,12 +110,12 @@ type ManagerConfig struct {
 	// most. 0: for ever, and all.
 	Keep time.Duration
 	Most int
-	// CanaryWait is the longest the outcomes of a canary are awaited, default 3 min.
-	CanaryWait time.Duration
-	// Poll is the time between two looks for work and for outcomes, default 250 ms.
-	Poll   time.Duration
-	Logger *slog.Logger
-	Hit    func(string) // named points for tests; nil: none
+	// CanaryWait is the longest the outcomes of a canary are awaited.
+	CanaryWait time.Duration `default:"3m"`
+	// Poll is the time between two looks for work and for outcomes.
+	Poll   time.Duration `default:"250ms"`
+	Logger *slog.Logger  `default:"discard"`
+	Hit    func(string)  // named points for tests; nil: none
 }
 
 // Manager makes plans, and runs the jobs that carry them out: one mechanism for
@@ -131,15 +133,7 @@ func NewManager(cfg ManagerConfig) (*Manager, error) {
 	if cfg.Jobs == nil || cfg.Letters == nil || cfg.Status == nil || cfg.History == nil || cfg.Log == nil || cfg.Lease == nil || cfg.Owner == "" || cfg.Audit == nil {
 		return nil, errors.New("ops: Jobs, Letters, Status, History, Log, Lease, Owner and Audit are required")
 	}
-	if cfg.CanaryWait <= 0 {
-		cfg.CanaryWait = 3 * time.Minute
-	}
-	if cfg.Poll <= 0 {
-		cfg.Poll = 250 * time.Millisecond
-	}
-	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.DiscardHandler)
-	}
+	cfg = setting.Fill(cfg)
 	if cfg.Hit == nil {
 		cfg.Hit = func(string) {}
 	}
@@ -274,10 +268,7 @@ func (m *Manager) List(ctx context.Context, max int) ([]api.Job, error) {
 
 // Get returns a job; notify.KindNotFound when there is none.
 func (m *Manager) Get(ctx context.Context, id string) (api.Job, error) {
-	j, ok, err := m.cfg.Jobs.Get(ctx, id)
-	if err == nil && !ok {
-		err = notify.NotFound("job")
-	}
+	j, err := m.job(ctx, id)
 	if err != nil {
 		return api.Job{}, err
 	}
@@ -320,20 +311,29 @@ func position(cursor []byte) int {
 	return int(binary.BigEndian.Uint64(cursor))
 }
 
-func view(j *engine.Job) (api.Job, error) {
-	var spec jobSpec
-	var res jobResult
-	if err := errors.Join(json.Unmarshal(j.Spec, &spec), json.Unmarshal(j.Result, &res)); err != nil {
+// readJob reads what a job keeps.
+func readJob(j *engine.Job) (spec jobSpec, res jobResult, err error) {
+	err = errors.Join(json.Unmarshal(j.Spec, &spec), json.Unmarshal(j.Result, &res))
+	return spec, res, err
+}
+
+func view(j *engine.Job) (out api.Job, err error) {
+	if err := errors.Join(json.Unmarshal(j.Spec, &out), json.Unmarshal(j.Result, &out)); err != nil {
 		return api.Job{}, fmt.Errorf("job %s: %w", j.ID, err)
 	}
-	out := api.Job{
-		ID: j.ID, Kind: j.Kind, Name: j.Name, State: j.State, Why: res.Why, By: spec.By, Approved: res.Approved, Context: spec.Context,
-		Reason: spec.Reason, Digest: spec.Digest, Spec: spec.Spec, Planned: spec.Planned, Position: position(j.Cursor), Done: res.Done,
-		Skipped: res.Skipped, Exhaust: res.Exhaust, Failed: res.Failed, Outcomes: res.Outcomes, ActiveMs: res.ActiveMs,
-		Created: j.Created, Updated: j.Updated,
-	}
-	if res.ActiveMs > 0 {
-		out.Reached = float64(res.Done) / (float64(res.ActiveMs) / 1000)
+	out.ID, out.Kind, out.Name, out.State, out.Position = j.ID, j.Kind, j.Name, j.State, position(j.Cursor)
+	out.Created, out.Updated = j.Created, j.Updated
+	if out.ActiveMs > 0 {
+		out.Reached = float64(out.Done) / (float64(out.ActiveMs) / 1000)
 	}
 	return out, nil
+}
+
+// job reads a job; notify.KindNotFound when there is none.
+func (m *Manager) job(ctx context.Context, id string) (engine.Job, error) {
+	j, ok, err := m.cfg.Jobs.Get(ctx, id)
+	if err == nil && !ok {
+		err = notify.NotFound("job")
+	}
+	return j, err
 }

@@ -3,7 +3,6 @@ package deadletter
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -392,7 +391,7 @@ func (b *batch) circuits(ctx context.Context) error {
 		case b.r.spec.Spec.OpenCircuit == CircuitStop:
 			return stop{"a circuit is open: " + why}
 		}
-		if err := errors.Join(pause(ctx, 4*b.r.m.cfg.Poll), b.r.alive(ctx)); err != nil {
+		if err := b.r.idle(ctx, 4*b.r.m.cfg.Poll); err != nil {
 			return err
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
@@ -123,7 +124,7 @@ func (r *runner) run(ctx context.Context) error {
 		return err
 	}
 	r.j = j
-	if err := errors.Join(json.Unmarshal(j.Spec, &r.spec), json.Unmarshal(j.Result, &r.res)); err != nil {
+	if r.spec, r.res, err = readJob(&j); err != nil {
 		return err
 	}
 	if r.res.Skipped == nil {
@@ -296,6 +297,11 @@ func (r *runner) alive(ctx context.Context) error {
 	return r.keep(ctx)
 }
 
+// idle waits, and reports what an operator did meanwhile.
+func (r *runner) idle(ctx context.Context, d time.Duration) error {
+	return errors.Join(pause(ctx, d), r.alive(ctx))
+}
+
 // letters goes through the frozen set in batches.
 func (r *runner) letters(ctx context.Context) error {
 	spec := &r.spec.Spec
@@ -356,7 +362,7 @@ func (r *runner) insist(ctx context.Context, f func() error) error {
 		}
 		r.res = was.copy()
 		r.m.cfg.Logger.Warn("job waits", "job", r.j.ID, "err", err)
-		if err := errors.Join(pause(ctx, max(r.m.cfg.Poll, notify.RetryAfterOf(err))), r.alive(ctx)); err != nil {
+		if err := r.idle(ctx, max(r.m.cfg.Poll, notify.RetryAfterOf(err))); err != nil {
 			return err
 		}
 	}
@@ -368,10 +374,6 @@ func (r *jobResult) begin(at int) {
 }
 
 func (r jobResult) copy() jobResult {
-	m := make(map[string]int, len(r.Skipped))
-	for k, n := range r.Skipped {
-		m[k] = n
-	}
-	r.Skipped = m
+	r.Skipped = maps.Clone(r.Skipped)
 	return r
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -50,7 +51,7 @@ func where(expr string) (*gojq.Code, error) {
 	if err != nil {
 		return nil, &notify.Error{Kind: notify.KindInvalid, Code: "bad_where", Field: "where", Msg: "not a jq expression", Err: err}
 	}
-	if not := (selection{}).query(q); not != "" {
+	if not := refusal(reflect.ValueOf(q)); not != "" {
 		return nil, notify.Invalid("bad_where", "where", fmt.Sprintf("an expression selects with paths, comparisons and functions that make nothing larger: no %s", not))
 	}
 	code, err := gojq.Compile(q, boundedOptions()...)
@@ -60,81 +61,70 @@ func where(expr string) (*gojq.Code, error) {
 	return code, nil
 }
 
-// selection holds an expression to what may be part of one, and replaces in it what
-// bounded has. Its methods return what may not be part, in the words of a message;
-// "" when all may.
-type selection struct{}
+// refusal walks a parsed expression, and returns what may not be part of one, in the
+// words of a message; "" when all may. It replaces in it what bounded has.
+func refusal(v reflect.Value) (not string) {
+	switch v.Kind() {
+	case reflect.Pointer:
+		if v.IsNil() {
+			return ""
+		}
+		switch part := v.Interface().(type) {
+		case *gojq.Query:
+			not = queryRefusal(part)
+		case *gojq.Term:
+			not = termRefusal(part)
+		case *gojq.Func:
+			not = callRefusal(part)
+		case *gojq.String:
+			not = text(part)
+		case *gojq.Array:
+			not = list(part.Query)
+		}
+		if not != "" {
+			return not
+		}
+		return refusal(v.Elem())
+	case reflect.Slice:
+		for i := 0; i < v.Len() && not == ""; i++ {
+			not = refusal(v.Index(i))
+		}
+	case reflect.Struct:
+		for i := 0; i < v.NumField() && not == ""; i++ {
+			not = refusal(v.Field(i))
+		}
+	}
+	return not
+}
 
-func (s selection) query(q *gojq.Query) string {
+func queryRefusal(q *gojq.Query) string {
 	switch {
-	case q == nil:
-		return ""
 	case q.Meta != nil || len(q.Imports) > 0:
 		return "modules"
 	case len(q.FuncDefs) > 0:
 		return "definitions (def)"
+	case slices.ContainsFunc(q.Patterns, func(p *gojq.Pattern) bool { return p.Name == "" }):
+		return "patterns behind as but names"
 	case q.Term != nil:
-		return s.term(q.Term)
-	}
-	for _, p := range q.Patterns {
-		if p.Name == "" {
-			return "patterns behind as but names"
-		}
+		return ""
 	}
 	switch q.Op {
 	case gojq.OpPipe, gojq.OpComma, gojq.OpEq, gojq.OpNe, gojq.OpGt, gojq.OpLt, gojq.OpGe, gojq.OpLe, gojq.OpAnd, gojq.OpOr, gojq.OpAlt:
+		return ""
 	case gojq.OpAdd, gojq.OpSub, gojq.OpDiv, gojq.OpMod:
-		if not := s.queries(q.Left, q.Right); not != "" {
-			return not
-		}
 		call := &gojq.Func{Name: "where/" + q.Op.String(), Args: []*gojq.Query{q.Left, q.Right}}
 		*q = gojq.Query{Term: &gojq.Term{Type: gojq.TermTypeFunc, Func: call}}
 		return ""
-	default:
-		return q.Op.String()
 	}
-	return s.queries(q.Left, q.Right)
+	return q.Op.String()
 }
 
-func (s selection) queries(qs ...*gojq.Query) string {
-	for _, q := range qs {
-		if not := s.query(q); not != "" {
-			return not
-		}
-	}
-	return ""
-}
-
-func (s selection) term(t *gojq.Term) string {
-	for _, x := range t.SuffixList {
-		if not := s.index(x.Index); not != "" {
-			return not
-		}
-	}
+func termRefusal(t *gojq.Term) string {
 	switch t.Type {
-	case gojq.TermTypeIdentity, gojq.TermTypeRecurse, gojq.TermTypeNull, gojq.TermTypeTrue, gojq.TermTypeFalse, gojq.TermTypeNumber:
+	case gojq.TermTypeIdentity, gojq.TermTypeRecurse, gojq.TermTypeNull, gojq.TermTypeTrue, gojq.TermTypeFalse, gojq.TermTypeNumber,
+		gojq.TermTypeIndex, gojq.TermTypeFunc, gojq.TermTypeString, gojq.TermTypeUnary, gojq.TermTypeQuery, gojq.TermTypeArray,
+		gojq.TermTypeTry, gojq.TermTypeIf:
 		return ""
-	case gojq.TermTypeIndex:
-		return s.index(t.Index)
-	case gojq.TermTypeFunc:
-		return s.call(t.Func)
-	case gojq.TermTypeString:
-		return text(t.Str)
-	case gojq.TermTypeUnary:
-		return s.term(t.Unary.Term)
-	case gojq.TermTypeQuery:
-		return s.query(t.Query)
-	case gojq.TermTypeArray:
-		return list(t.Array.Query)
-	case gojq.TermTypeTry:
-		return s.queries(t.Try.Body, t.Try.Catch)
-	case gojq.TermTypeIf:
-		for _, e := range t.If.Elif {
-			if not := s.queries(e.Cond, e.Then); not != "" {
-				return not
-			}
-		}
-		return s.queries(t.If.Cond, t.If.Then, t.If.Else)
 	case gojq.TermTypeObject:
 		return "objects"
 	case gojq.TermTypeFormat:
@@ -147,25 +137,14 @@ func (s selection) term(t *gojq.Term) string {
 	return "label"
 }
 
-func (s selection) index(i *gojq.Index) string {
-	if i == nil {
-		return ""
-	}
-	if not := text(i.Str); not != "" {
-		return not
-	}
-	return s.queries(i.Start, i.End)
-}
-
-func (s selection) call(f *gojq.Func) string {
-	if strings.HasPrefix(f.Name, "$") {
-		if f.Name == "$ENV" {
-			return f.Name
-		}
-		return "" // one that as has named; compiling refuses the others
-	}
+func callRefusal(f *gojq.Func) string {
 	name := fmt.Sprintf("%s/%d", f.Name, len(f.Args))
-	if !slices.Contains(whereFuncs, name) {
+	switch {
+	case f.Name == "$ENV":
+		return f.Name
+	case strings.HasPrefix(f.Name, "$"), strings.HasPrefix(f.Name, "where/"):
+		return "" // one that as has named, compiling refuses the others; or an operator
+	case !slices.Contains(whereFuncs, name):
 		return name
 	}
 	if f.Name == "test" {
@@ -174,9 +153,6 @@ func (s selection) call(f *gojq.Func) string {
 				return fmt.Sprintf("test of anything but a text of up to %d bytes", maxRegexp)
 			}
 		}
-	}
-	if not := s.queries(f.Args...); not != "" {
-		return not
 	}
 	if _, ok := bounded["where/"+f.Name]; ok {
 		f.Name = "where/" + f.Name
