@@ -2,9 +2,7 @@ package simulator
 
 import (
 	"encoding/binary"
-	"errors"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/cespare/xxhash/v2"
@@ -54,203 +52,211 @@ type entry struct {
 // taken, and every take after the first of a pair, a duplicate. A user with two
 // devices is two pairs of one id. Addresses are compared by 32 bits of a hash.
 //
-// It is safe for concurrent use. Recording takes 0.2 us for a receiver of a
-// fan-out, 0.5 for a single; in memory 12 bytes, in pages of 256 neighbours, and
-// 38 to 75. The order of users takes 24 bytes and more for each.
+// It is safe for concurrent use.
 type Ledger struct {
-	now   func() time.Time
-	start atomic.Int64 // Unix nanoseconds; slots count from here
-	seq   atomic.Uint64
-	count [providers]counters
+	now  func() time.Time
+	file *ledgerFile // nil without Config.LedgerFile
 
-	shards [64]shard
-	order  orderBook
-	file   *ledgerFile // nil without Config.LedgerFile
-
-	recent struct {
-		sync.Mutex
-		dups []Duplicate // a ring of the last keepDups
-		next int         // where the next one goes once it is full
-	}
+	mu      sync.Mutex // guards what follows
+	seq     uint64
+	count   [providers]providerCount
+	shards  [64]shard            // parts of one map, each small enough to be copied under mu
+	foreign map[notify.ID]string // texts of the ids of another form
+	users   map[uint64]userOrder // by user and address
+	order   OrderReport          // but for Users
+	dups    []Duplicate          // a ring of the last keepDups
+	nextDup int                  // where the next one goes once the ring is full
 }
 
-// keepDups bounds the duplicates kept with all their details.
-const keepDups = 1000
+const (
+	keepDups      = 1000    // duplicates kept with all their details
+	keepReordered = 100     // examples kept
+	foreignMax    = 1 << 20 // ids kept that are not notification ids
+)
 
-// foreignMax bounds the ids kept that are not notification ids.
-const foreignMax = 1 << 20
-
-type counters struct {
-	requests, receivers, accepted, ambiguous, rejected atomic.Uint64
-	deliveries, ids, duplicates, noID, untracked       atomic.Uint64
-	status                                             [len(statuses)]atomic.Uint64
+type providerCount struct {
+	Totals
+	status map[int]uint64
 }
 
-// shard holds the ids whose base ends in the same six bits.
+// shard holds the pairs whose base ends in the same six bits.
 type shard struct {
-	mu      sync.Mutex
-	singles singles
+	singles map[notify.Base]slot // of an id, its first address; also of foreign ids
 	fans    map[notify.Base]*fan
-	foreign map[string]slot // ids of another form, by their text
-	extras  map[extraKey]slot
-	names   map[notify.Base]string // of foreign ids, for extras
+	more    map[pairKey]slot // further addresses of an id
 }
 
-// extraKey finds the slot of an id's second and further addresses.
-type extraKey struct {
-	base  notify.Base
-	index uint32
-	fan   bool
-	addr  uint32
-}
-
-// fan is the receivers of one fan-out.
+// fan is the receivers of one fan-out. Pages of neighbours take a third of the time
+// and a fifth of the memory of a map of ids.
 type fan struct {
-	pages      map[uint32]*page // by index / pageSize
-	ids        uint64           // distinct indexes delivered
-	deliveries uint64           // distinct (index, address) pairs
-	duplicates uint64
+	BaseCount
+	pages map[uint32]*[pageSize]slot // by index / pageSize
 }
 
 const pageSize = 256
 
-type page [pageSize]slot
-
-// slot is one (id, address) pair. The times are 100 us from the ledger's start,
-// which reaches 119 hours; later ones are kept as that.
-type slot struct {
-	addr    uint32
-	at      uint32 // first delivery, or first attempt before there is one
-	attempt uint16 // hash of the first delivery's attempt id; 0: it had none
-	counts  uint8  // attempts in the low half, deliveries in the high; each stops at 15
-	meta    uint8  // provider (2 bits), id counted (1 bit), last status (5 bits)
-}
-
-const slotTick = int64(100 * time.Microsecond)
-
-func (s slot) attempts() int      { return int(s.counts & 15) }
-func (s slot) deliveries() int    { return int(s.counts >> 4) }
-func (s slot) used() bool         { return s.counts != 0 }
-func (s slot) provider() Provider { return Provider(s.meta&3) + 1 }
-func (s slot) idCounted() bool    { return s.meta&4 != 0 }
-func (s slot) status() int        { return statuses[s.meta>>3] }
-
-// statuses are those a slot tells apart; the last stands for any other.
-var statuses = [...]int{0, 200, 201, 202, 400, 401, 403, 404, 405, 406, 408, 409, 410, 413, 415, 422, 429, 451, 500, 501, 502, 503, 504, -1}
-
-func statusIndex(code int) int {
-	for i, s := range statuses {
-		if s == code {
-			return i
+// get returns the first slot of an id; an unused one when there is none.
+func (s *shard) get(id notify.ID) slot {
+	if !id.Fan {
+		return s.singles[id.Base]
+	}
+	if f := s.fans[id.Base]; f != nil {
+		if pg := f.pages[id.Index/pageSize]; pg != nil {
+			return pg[id.Index%pageSize]
 		}
 	}
-	return len(statuses) - 1
+	return slot{}
 }
+
+// put sets the first slot of an id. Of a fan-out, the fan is there already.
+func (s *shard) put(id notify.ID, x slot) {
+	if !id.Fan {
+		s.singles[id.Base] = x
+		return
+	}
+	pages := s.fans[id.Base].pages
+	pg := pages[id.Index/pageSize]
+	if pg == nil {
+		pg = new([pageSize]slot)
+		pages[id.Index/pageSize] = pg
+	}
+	pg[id.Index%pageSize] = x
+}
+
+type pairKey struct {
+	id   notify.ID
+	addr uint32
+}
+
+// slot is what is known of one (id, address) pair. It holds no pointers, so that
+// the garbage collector does not look at millions of them.
+type slot struct {
+	at         int64 // first delivery, or first attempt before there is one; Unix nanoseconds
+	addr       uint32
+	attempts   uint16 // both stop at the most there may be
+	deliveries uint16
+	attempt    uint16 // hash of the first delivery's attempt id; 0: it had none
+	status     int16  // the last one
+	provider   Provider
+	idCounted  bool // of an id's first slot: some address of it was taken
+}
+
+// userOrder is the highest sequence number seen of a user at an address, at a first
+// attempt and at a first delivery. A first one below the highest came out of order.
+type userOrder struct{ tried, taken uint64 }
 
 func newLedger(now func() time.Time) *Ledger {
 	l := &Ledger{now: now}
-	_ = l.Reset() // no file yet: cannot fail
+	l.clear()
 	return l
+}
+
+func (l *Ledger) clear() {
+	l.seq, l.count, l.order, l.dups, l.nextDup = 0, [providers]providerCount{}, OrderReport{}, nil, 0
+	for i := range l.count {
+		l.count[i].status = map[int]uint64{}
+	}
+	for i := range l.shards {
+		l.shards[i] = shard{map[notify.Base]slot{}, map[notify.Base]*fan{}, map[pairKey]slot{}}
+	}
+	l.foreign, l.users = map[notify.ID]string{}, map[uint64]userOrder{}
 }
 
 // Reset forgets everything, in the file as well.
 func (l *Ledger) Reset() error {
-	for i := range l.shards {
-		l.shards[i].mu.Lock()
-		defer l.shards[i].mu.Unlock() //nolint:gocritic // all are held to the end
-	}
-	for i := range l.shards {
-		s := &l.shards[i]
-		s.singles = singles{}
-		s.fans = map[notify.Base]*fan{}
-		s.foreign = map[string]slot{}
-		s.extras = map[extraKey]slot{}
-		s.names = map[notify.Base]string{}
-	}
-	for i := range l.count {
-		l.count[i].reset()
-	}
-	l.start.Store(l.now().UnixNano())
-	l.seq.Store(0)
-	l.order.reset()
-	l.recent.Lock()
-	l.recent.dups, l.recent.next = nil, 0
-	l.recent.Unlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.clear()
 	if l.file != nil {
 		return l.file.truncate()
 	}
 	return nil
 }
 
-func (c *counters) reset() {
-	for _, n := range []*atomic.Uint64{&c.requests, &c.receivers, &c.accepted, &c.ambiguous, &c.rejected, &c.deliveries, &c.ids, &c.duplicates, &c.noID, &c.untracked} {
-		n.Store(0)
-	}
-	for i := range c.status {
-		c.status[i].Store(0)
-	}
-}
-
 // request counts one request, whatever its receivers.
-func (l *Ledger) request(p Provider) { l.count[p-1].requests.Add(1) }
+func (l *Ledger) request(p Provider) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.count[p-1].Requests++
+}
 
 // record adds one receiver. It sets e.seq.
 func (l *Ledger) record(e *entry) {
-	e.seq = l.seq.Add(1)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e.seq = l.seq + 1
 	l.apply(e)
 	if l.file != nil {
 		l.file.append(e)
 	}
 }
 
-// apply counts e; the file's records come through here again after a restart.
+// parse returns an id's key. An id that is none of ours gets a place among the bases.
+func parse(text string) (id notify.ID, foreign bool) {
+	id, err := notify.ParseID(text)
+	if err == nil {
+		return id, false
+	}
+	h := xxhash.Sum64String(text)
+	binary.LittleEndian.PutUint64(id.Base[:], h)
+	binary.LittleEndian.PutUint64(id.Base[8:], mix(h, uint64(len(text))))
+	id.Index, id.Fan = 0, false
+	return id, true
+}
+
+func (l *Ledger) shardOf(b notify.Base) *shard { return &l.shards[b[15]&63] }
+
+// apply counts e; the file's records come through here again after a restart. The
+// lock is held.
 func (l *Ledger) apply(e *entry) {
+	l.seq = max(l.seq, e.seq)
 	c := &l.count[e.provider-1]
-	si := statusIndex(e.status)
-	c.receivers.Add(1)
-	c.status[si].Add(1)
+	c.Receivers++
+	c.status[e.status]++
 	switch e.outcome {
 	case Accepted:
-		c.accepted.Add(1)
+		c.Accepted++
 	case Ambiguous:
-		c.ambiguous.Add(1)
+		c.Ambiguous++
 	default:
-		c.rejected.Add(1)
+		c.Rejected++
 	}
 	if e.id == "" {
-		c.noID.Add(1)
+		c.NoID++
 		return
 	}
-
-	id, err := notify.ParseID(e.id)
-	foreign := err != nil
-	if foreign {
-		id = notify.ID{Base: foreignBase(e.id)}
+	id, foreign := parse(e.id)
+	if foreign && l.foreign[id] == "" {
+		if len(l.foreign) >= foreignMax {
+			c.Untracked++
+			return
+		}
+		l.foreign[id] = e.id
 	}
-	s := &l.shards[id.Base[15]&63]
-	s.mu.Lock()
-	h, ok := s.hit(id, foreign, e, si, l.start.Load())
-	s.mu.Unlock()
-	if !ok {
-		c.untracked.Add(1)
-		return
+	s := l.shardOf(id.Base)
+	f := s.fans[id.Base]
+	if id.Fan && f == nil {
+		f = &fan{BaseCount: BaseCount{Base: id.Base.String()}, pages: map[uint32]*[pageSize]slot{}}
+		s.fans[id.Base] = f
 	}
-	if h.firstOfID {
-		c.ids.Add(1)
-	}
-	if h.first {
-		c.deliveries.Add(1)
+	h := s.hit(id, e)
+	c.IDs += b2u(h.firstOfID)
+	c.Deliveries += b2u(h.first)
+	c.Duplicates += b2u(h.duplicate)
+	if id.Fan {
+		f.IDs += b2u(h.firstOfID)
+		f.Deliveries += b2u(h.first)
+		f.Duplicates += b2u(h.duplicate)
 	}
 	if h.duplicate {
-		c.duplicates.Add(1)
 		l.keepDuplicate(e, h.before)
 	}
 	if e.user != "" {
-		l.order.see(e, h)
+		l.checkOrder(e, h)
 	}
 }
 
-// hit is what one more request meant for its slot.
+// hit is what one more request meant for its pair.
 type hit struct {
 	firstTry  bool // the pair was never seen before
 	first     bool // its first delivery
@@ -259,110 +265,88 @@ type hit struct {
 	before    slot // as it was
 }
 
-// hit finds e's slot and counts it; false when it cannot be kept.
-func (s *shard) hit(id notify.ID, foreign bool, e *entry, status int, start int64) (hit, bool) {
-	var f *fan
-	var first slot
-	switch {
-	case foreign:
-		var known bool
-		if first, known = s.foreign[e.id]; !known {
-			if len(s.foreign) >= foreignMax/64 {
-				return hit{}, false
-			}
-			s.names[id.Base] = e.id
-		}
-	case id.Fan:
-		if f = s.fans[id.Base]; f == nil {
-			f = &fan{pages: map[uint32]*page{}}
-			s.fans[id.Base] = f
-		}
-		pg := f.pages[id.Index/pageSize]
-		if pg == nil {
-			pg = new(page)
-			f.pages[id.Index/pageSize] = pg
-		}
-		first = pg[id.Index%pageSize]
-	default:
-		first = s.singles.get(id.Base)
-	}
-
-	addr := uint32(e.addr)
+// hit finds e's slot and counts it.
+func (s *shard) hit(id notify.ID, e *entry) hit {
+	first, k := s.get(id), pairKey{id, uint32(e.addr)}
 	var h hit
-	if !first.used() || first.addr == addr {
-		h = first.take(e, addr, status, start)
+	if first.attempts == 0 || first.addr == k.addr {
+		h = first.take(e)
 	} else {
-		k := extraKey{id.Base, id.Index, id.Fan, addr}
-		x := s.extras[k]
-		h = x.take(e, addr, status, start)
-		s.extras[k] = x
+		x := s.more[k]
+		h = x.take(e)
+		s.more[k] = x
 	}
-	if h.first && !first.idCounted() {
-		h.firstOfID = true
-		first.meta |= 4
-	}
-	switch {
-	case foreign:
-		s.foreign[e.id] = first
-	case id.Fan:
-		f.pages[id.Index/pageSize][id.Index%pageSize] = first
-		f.ids += b2u(h.firstOfID)
-		f.deliveries += b2u(h.first)
-		f.duplicates += b2u(h.duplicate)
-	default:
-		s.singles.put(id.Base, first)
-	}
-	return h, true
-}
-
-func (s *slot) take(e *entry, addr uint32, status int, start int64) hit {
-	h := hit{firstTry: !s.used(), before: *s}
-	tick := max(0, e.at-start) / slotTick
-	at := uint32(min(tick, 1<<32-1))
-	if h.firstTry {
-		s.addr, s.at = addr, at
-	}
-	if s.attempts() < 15 {
-		s.counts++
-	}
-	if e.outcome.taken() {
-		h.first = s.deliveries() == 0
-		h.duplicate = !h.first
-		if h.first {
-			s.at, s.attempt = at, attemptHash(e.attempt)
-		}
-		if s.deliveries() < 15 {
-			s.counts += 16
-		}
-	}
-	s.meta = s.meta&4 | uint8(e.provider-1) | uint8(status)<<3
+	h.firstOfID = h.first && !first.idCounted
+	first.idCounted = first.idCounted || h.first
+	s.put(id, first)
 	return h
 }
 
+func (s *slot) take(e *entry) hit {
+	h := hit{firstTry: s.attempts == 0, before: *s}
+	if h.firstTry {
+		s.addr, s.at = uint32(e.addr), e.at
+	}
+	s.attempts = max(s.attempts, s.attempts+1)
+	if e.outcome.taken() {
+		h.first = s.deliveries == 0
+		h.duplicate = !h.first
+		if h.first {
+			s.at, s.attempt = e.at, attemptHash(e.attempt)
+		}
+		s.deliveries = max(s.deliveries, s.deliveries+1)
+	}
+	s.provider, s.status = e.provider, int16(e.status)
+	return h
+}
+
+// keepDuplicate keeps the details of a duplicate. The lock is held.
 func (l *Ledger) keepDuplicate(e *entry, before slot) {
 	d := Duplicate{
 		ID: e.id, Provider: e.provider, Address: hexAddr(uint32(e.addr)), Seq: e.seq,
-		At: time.Unix(0, e.at), FirstAt: l.slotTime(before), Deliveries: before.deliveries() + 1,
+		At: time.Unix(0, e.at), FirstAt: time.Unix(0, before.at), Deliveries: int(before.deliveries) + 1,
 		SameAttempt: e.attempt != "" && before.attempt == attemptHash(e.attempt),
 	}
-	l.recent.Lock()
-	defer l.recent.Unlock()
-	if len(l.recent.dups) < keepDups {
-		l.recent.dups = append(l.recent.dups, d)
+	if len(l.dups) < keepDups {
+		l.dups = append(l.dups, d)
 		return
 	}
-	l.recent.dups[l.recent.next] = d
-	l.recent.next = (l.recent.next + 1) % keepDups
+	l.dups[l.nextDup] = d
+	l.nextDup = (l.nextDup + 1) % keepDups
 }
 
-func (l *Ledger) slotTime(s slot) time.Time { return time.Unix(0, l.start.Load()+int64(s.at)*slotTick) }
+// checkOrder compares e with what the same user was sent at the same address. The
+// lock is held.
+func (l *Ledger) checkOrder(e *entry, h hit) {
+	key := mix(xxhash.Sum64String(e.user), e.addr^uint64(e.provider.Channel())<<56)
+	was := l.users[key]
+	now := was
+	if h.firstTry {
+		now.tried = max(was.tried, e.userSeq)
+	}
+	if h.first {
+		now.taken = max(was.taken, e.userSeq)
+	}
+	l.users[key] = now
+	lateTry := h.firstTry && e.userSeq < was.tried
+	late := h.first && e.userSeq < was.taken
+	l.order.ReorderedAttempts += b2u(lateTry)
+	l.order.Reordered += b2u(late)
+	if (lateTry || late) && len(l.order.Examples) < keepReordered {
+		x := Reordered{User: e.user, ID: e.id, Provider: e.provider, Seq: e.userSeq, After: was.taken, At: e.at, Attempt: lateTry}
+		if lateTry {
+			x.After = was.tried
+		}
+		l.order.Examples = append(l.order.Examples, x)
+	}
+}
 
 // close flushes and closes the file.
 func (l *Ledger) close() error {
 	if l.file == nil {
 		return nil
 	}
-	return errors.Join(l.file.flush(), l.file.f.Close())
+	return l.file.close()
 }
 
 func attemptHash(s string) uint16 {
@@ -370,15 +354,6 @@ func attemptHash(s string) uint16 {
 		return 0
 	}
 	return uint16(xxhash.Sum64String(s)) | 1
-}
-
-// foreignBase gives an id that is none of ours a place among the bases.
-func foreignBase(s string) notify.Base {
-	var b notify.Base
-	h := xxhash.Sum64String(s)
-	binary.LittleEndian.PutUint64(b[:], h)
-	binary.LittleEndian.PutUint64(b[8:], mix(h, uint64(len(s))))
-	return b
 }
 
 func addrHash(s string) uint64 { return xxhash.Sum64String(s) }

@@ -7,9 +7,9 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
-	"unicode/utf8"
 )
 
 // ledgerFile appends one JSON line per receiver:
@@ -22,8 +22,6 @@ import (
 // enough against the death of the product: the simulator of such a run is a
 // process of its own.
 type ledgerFile struct {
-	full chan struct{} // holds one: a write is worth it
-
 	writing sync.Mutex // held over a write; taken before mu
 	f       *os.File
 	spare   []byte // the buffer not in use
@@ -33,23 +31,17 @@ type ledgerFile struct {
 	err error // the first failure; nothing is written after it
 }
 
-const (
-	ledgerBuffer  = 256 << 10 // this much asks for a write
-	ledgerBacklog = 32 << 20  // with this much the recorder has to write itself
-)
-
-// ledgerLine is a line as the reader sees it.
 type ledgerLine struct {
 	Seq      uint64   `json:"seq"`
 	At       int64    `json:"at"`
 	Provider Provider `json:"provider"`
 	Outcome  string   `json:"outcome"`
 	Status   int      `json:"status"`
-	ID       string   `json:"id"`
-	Attempt  string   `json:"attempt"`
+	ID       string   `json:"id,omitempty"`
+	Attempt  string   `json:"attempt,omitempty"`
 	Addr     string   `json:"addr"`
-	User     string   `json:"usr"`
-	UserSeq  uint64   `json:"useq"`
+	User     string   `json:"usr,omitempty"`
+	UserSeq  uint64   `json:"useq,omitempty"`
 }
 
 // openLedgerFile opens or creates the file at path, counts what it holds into l,
@@ -69,7 +61,7 @@ func openLedgerFile(path string, l *Ledger) (*ledgerFile, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("ledger file %s: %w", path, err), f.Close())
 	}
-	return &ledgerFile{full: make(chan struct{}, 1), f: f}, nil
+	return &ledgerFile{f: f}, nil
 }
 
 // replay counts the whole lines of r and returns where they end.
@@ -88,11 +80,7 @@ func (l *Ledger) replay(r io.Reader) (int64, error) {
 		if err != nil {
 			return 0, fmt.Errorf("at byte %d: %w", end, err)
 		}
-		if end == 0 {
-			l.start.Store(e.at)
-		}
 		l.apply(&e)
-		l.seq.Store(max(l.seq.Load(), e.seq))
 		end += int64(len(line))
 	}
 }
@@ -109,32 +97,26 @@ func parseLedgerLine(line []byte) (entry, error) {
 	if err != nil {
 		return entry{}, err
 	}
-	e := entry{seq: v.Seq, at: v.At, provider: v.Provider, status: v.Status, id: v.ID, attempt: v.Attempt, addr: addr, user: v.User, userSeq: v.UserSeq}
-	for i, n := range outcomeNames {
-		if n == v.Outcome {
-			e.outcome = Outcome(i)
-			return e, nil
-		}
+	outcome := slices.Index(outcomeNames[:], v.Outcome)
+	if outcome < 0 {
+		return entry{}, fmt.Errorf("unknown outcome %q", v.Outcome)
 	}
-	return entry{}, fmt.Errorf("unknown outcome %q", v.Outcome)
+	return entry{
+		seq: v.Seq, at: v.At, provider: v.Provider, outcome: Outcome(outcome), status: v.Status,
+		id: v.ID, attempt: v.Attempt, addr: addr, user: v.User, userSeq: v.UserSeq,
+	}, nil
+}
+
+func appendLedgerLine(b []byte, e *entry) []byte {
+	v := ledgerLine{e.seq, e.at, e.provider, e.outcome.String(), e.status, e.id, e.attempt, fmt.Sprintf("%016x", e.addr), e.user, e.userSeq}
+	return append(append(b, mustJSON(v)...), '\n')
 }
 
 func (w *ledgerFile) append(e *entry) {
 	w.mu.Lock()
-	if w.err != nil {
-		w.mu.Unlock()
-		return
-	}
-	w.buf = appendLedgerLine(w.buf, e)
-	n := len(w.buf)
-	w.mu.Unlock()
-	if n >= ledgerBacklog {
-		_ = w.flush() // a failure is kept, and Run's next flush returns it
-	} else if n >= ledgerBuffer {
-		select {
-		case w.full <- struct{}{}:
-		default:
-		}
+	defer w.mu.Unlock()
+	if w.err == nil {
+		w.buf = appendLedgerLine(w.buf, e)
 	}
 }
 
@@ -179,48 +161,4 @@ func (w *ledgerFile) truncate() error {
 	return w.err
 }
 
-func appendLedgerLine(b []byte, e *entry) []byte {
-	b = append(b, `{"seq":`...)
-	b = strconv.AppendUint(b, e.seq, 10)
-	b = append(b, `,"at":`...)
-	b = strconv.AppendInt(b, e.at, 10)
-	b = append(b, `,"provider":"`...)
-	b = append(b, e.provider.String()...)
-	b = append(b, `","outcome":"`...)
-	b = append(b, e.outcome.String()...)
-	b = append(b, `","status":`...)
-	b = strconv.AppendInt(b, int64(e.status), 10)
-	b = appendField(b, "id", e.id)
-	b = appendField(b, "attempt", e.attempt)
-	b = append(b, `,"addr":"`...)
-	for shift := 60; shift >= 0; shift -= 4 {
-		b = append(b, "0123456789abcdef"[e.addr>>shift&15])
-	}
-	b = append(b, '"')
-	if e.user != "" {
-		b = appendField(b, "usr", e.user)
-		b = append(b, `,"useq":`...)
-		b = strconv.AppendUint(b, e.userSeq, 10)
-	}
-	return append(b, '}', '\n')
-}
-
-// appendField appends a member unless it is empty. Ids are plain ASCII, which
-// needs no escaping; anything else takes the slow way.
-func appendField(b []byte, name, v string) []byte {
-	if v == "" {
-		return b
-	}
-	b = append(b, ',', '"')
-	b = append(b, name...)
-	b = append(b, '"', ':')
-	for i := range len(v) {
-		if c := v[i]; c < ' ' || c == '"' || c == '\\' || c >= utf8.RuneSelf {
-			q, _ := json.Marshal(v) // a string always marshals
-			return append(b, q...)
-		}
-	}
-	b = append(b, '"')
-	b = append(b, v...)
-	return append(b, '"')
-}
+func (w *ledgerFile) close() error { return errors.Join(w.flush(), w.f.Close()) }

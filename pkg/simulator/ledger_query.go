@@ -36,28 +36,21 @@ type Summary struct {
 	FileError string            `json:"file_error,omitempty"` // why the ledger file stopped
 }
 
-// Summary counts everything so far. Counts move while it reads them; they agree
-// with each other once no request is under way.
+// Summary counts everything so far.
 func (l *Ledger) Summary() Summary {
-	out := Summary{Providers: map[string]Totals{}, Totals: Totals{Status: map[string]uint64{}}}
+	out := Summary{Providers: map[string]Totals{}, Totals: Totals{Status: map[string]uint64{}}, Order: l.Order()}
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	for i := range l.count {
-		c := &l.count[i]
-		t := Totals{
-			Requests: c.requests.Load(), Receivers: c.receivers.Load(),
-			Accepted: c.accepted.Load(), Ambiguous: c.ambiguous.Load(), Rejected: c.rejected.Load(),
-			IDs: c.ids.Load(), Deliveries: c.deliveries.Load(), Duplicates: c.duplicates.Load(),
-			NoID: c.noID.Load(), Untracked: c.untracked.Load(), Status: map[string]uint64{},
-		}
-		for j := range c.status {
-			if n := c.status[j].Load(); n > 0 {
-				t.Status[statusName(statuses[j])] = n
-				out.Status[statusName(statuses[j])] += n
-			}
+		t := l.count[i].Totals
+		t.Status = map[string]uint64{}
+		for status, n := range l.count[i].status {
+			t.Status[statusName(status)] = n
+			out.Status[statusName(status)] += n
 		}
 		out.Providers[Provider(i+1).String()] = t
-		out.add(t)
+		out.add(&t)
 	}
-	out.Order = l.order.report()
 	if l.file != nil {
 		if err := l.file.failure(); err != nil {
 			out.FileError = err.Error()
@@ -66,7 +59,7 @@ func (l *Ledger) Summary() Summary {
 	return out
 }
 
-func (t *Totals) add(o Totals) {
+func (t *Totals) add(o *Totals) {
 	t.Requests += o.Requests
 	t.Receivers += o.Receivers
 	t.Accepted += o.Accepted
@@ -80,11 +73,8 @@ func (t *Totals) add(o Totals) {
 }
 
 func statusName(code int) string {
-	switch code {
-	case 0:
+	if code == 0 {
 		return "none"
-	case -1:
-		return "other"
 	}
 	return strconv.Itoa(code)
 }
@@ -93,11 +83,11 @@ func statusName(code int) string {
 type Delivery struct {
 	ID         string    `json:"id"`
 	Provider   Provider  `json:"provider"`
-	Address    string    `json:"address"`    // the low 32 bits of the address's hash
-	At         time.Time `json:"at"`         // first delivery, else first attempt; to 100 us
-	Attempts   int       `json:"attempts"`   // 15 means 15 or more
-	Deliveries int       `json:"deliveries"` // takes; 15 means 15 or more
-	Status     int       `json:"status"`     // last answer; 0: none, -1: an unusual one
+	Address    string    `json:"address"` // the low 32 bits of the address's hash
+	At         time.Time `json:"at"`      // first delivery, else first attempt
+	Attempts   int       `json:"attempts"`
+	Deliveries int       `json:"deliveries"` // takes
+	Status     int       `json:"status"`     // last answer; 0: none
 }
 
 // Duplicate is one take of a pair that had been taken before.
@@ -154,60 +144,36 @@ const maxRanges = 1000
 
 // Lookup returns what is known of an id, one entry per address.
 func (l *Ledger) Lookup(text string) []Delivery {
-	id, err := notify.ParseID(text)
-	foreign := err != nil
-	if foreign {
-		id = notify.ID{Base: foreignBase(text)}
-	}
-	s := &l.shards[id.Base[15]&63]
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	first := s.primary(id, foreign, text)
-	if !first.used() {
+	id, _ := parse(text)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := l.shardOf(id.Base)
+	first := s.get(id)
+	if first.attempts == 0 {
 		return nil
 	}
-	out := []Delivery{l.delivery(text, first)}
-	for k, x := range s.extras {
-		if k.base == id.Base && k.index == id.Index && k.fan == id.Fan {
-			out = append(out, l.delivery(text, x))
+	out := []Delivery{delivery(text, first)}
+	for k, x := range s.more {
+		if k.id == id {
+			out = append(out, delivery(text, x))
 		}
 	}
 	slices.SortFunc(out[1:], func(a, b Delivery) int { return cmp.Compare(a.Address, b.Address) })
 	return out
 }
 
-func (s *shard) primary(id notify.ID, foreign bool, text string) slot {
-	switch {
-	case foreign:
-		return s.foreign[text]
-	case id.Fan:
-		if f := s.fans[id.Base]; f != nil {
-			if pg := f.pages[id.Index/pageSize]; pg != nil {
-				return pg[id.Index%pageSize]
-			}
-		}
-		return slot{}
-	}
-	return s.singles.get(id.Base)
-}
-
 // Delivered reports whether any address of id was taken.
 func (l *Ledger) Delivered(text string) bool {
-	id, err := notify.ParseID(text)
-	foreign := err != nil
-	if foreign {
-		id = notify.ID{Base: foreignBase(text)}
-	}
-	s := &l.shards[id.Base[15]&63]
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.primary(id, foreign, text).idCounted()
+	id, _ := parse(text)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.shardOf(id.Base).get(id).idCounted
 }
 
-func (l *Ledger) delivery(id string, s slot) Delivery {
+func delivery(id string, s slot) Delivery {
 	return Delivery{
-		ID: id, Provider: s.provider(), Address: hexAddr(s.addr), At: l.slotTime(s),
-		Attempts: s.attempts(), Deliveries: s.deliveries(), Status: s.status(),
+		ID: id, Provider: s.provider, Address: hexAddr(s.addr), At: time.Unix(0, s.at),
+		Attempts: int(s.attempts), Deliveries: int(s.deliveries), Status: int(s.status),
 	}
 }
 
@@ -216,38 +182,24 @@ func hexAddr(a uint32) string { return fmt.Sprintf("%08x", a) }
 // Base reports which receivers 0..expected-1 of a fan-out were delivered.
 func (l *Ledger) Base(b notify.Base, expected uint32) BaseReport {
 	r := BaseReport{Base: b.String(), Expected: expected, Missing: []Range{}}
-	s := &l.shards[b[15]&63]
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	f := s.fans[b]
-	if f != nil {
-		r.IDs, r.Deliveries, r.Duplicates = f.ids, f.deliveries, f.duplicates
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := l.shardOf(b)
+	if f := s.fans[b]; f != nil {
+		r.IDs, r.Deliveries, r.Duplicates = f.IDs, f.Deliveries, f.Duplicates
 	}
-	below := uint64(0)
-	open := false
-	miss := func(i uint32) {
+	for i := range expected {
+		if s.get(notify.ID{Base: b, Index: i, Fan: true}).idCounted {
+			continue
+		}
 		r.MissingN++
-		if n := len(r.Missing); open && r.Missing[n-1].To == i {
+		if n := len(r.Missing); n > 0 && r.Missing[n-1].To == i {
 			r.Missing[n-1].To = i + 1
 		} else if n < maxRanges {
 			r.Missing = append(r.Missing, Range{i, i + 1})
-			open = true
-		} else {
-			open = false
 		}
 	}
-	for i := uint32(0); i < expected; i++ {
-		var pg *page
-		if f != nil {
-			pg = f.pages[i/pageSize]
-		}
-		if pg != nil && pg[i%pageSize].idCounted() {
-			below++
-			continue
-		}
-		miss(i)
-	}
-	r.Beyond = r.IDs - below
+	r.Beyond = r.IDs + r.MissingN - uint64(expected)
 	return r
 }
 
@@ -261,14 +213,13 @@ type BaseCount struct {
 
 // Bases lists the fan-outs seen, oldest first.
 func (l *Ledger) Bases() []BaseCount {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	out := []BaseCount{}
 	for i := range l.shards {
-		s := &l.shards[i]
-		s.mu.Lock()
-		for b, f := range s.fans {
-			out = append(out, BaseCount{b.String(), f.ids, f.deliveries, f.duplicates})
+		for _, f := range l.shards[i].fans {
+			out = append(out, f.BaseCount)
 		}
-		s.mu.Unlock()
 	}
 	slices.SortFunc(out, func(a, b BaseCount) int { return cmp.Compare(a.Base, b.Base) })
 	return out
@@ -286,95 +237,72 @@ func (l *Ledger) Duplicates(limit int) (pairs []Delivery, recent []Duplicate) {
 			pairs = append(pairs, d)
 		}
 	}
-	l.recent.Lock()
-	defer l.recent.Unlock()
-	n := l.recent.next
-	return pairs, append(append([]Duplicate{}, l.recent.dups[n:]...), l.recent.dups[:n]...)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return pairs, append(append([]Duplicate{}, l.dups[l.nextDup:]...), l.dups[:l.nextDup]...)
 }
 
 // Order reports on the order of first deliveries.
-func (l *Ledger) Order() OrderReport { return l.order.report() }
+func (l *Ledger) Order() OrderReport {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	r := l.order
+	r.Users, r.Examples = len(l.users), append([]Reordered{}, r.Examples...)
+	return r
+}
 
-// All yields every pair, in no order. Each shard's singles, or one page of a
-// fan-out, are a consistent copy; nothing is locked while the caller works.
+// All yields every pair, in no order. Each shard is a consistent copy; nothing is
+// locked while the caller works.
 func (l *Ledger) All() iter.Seq[Delivery] { return l.Since(time.Time{}) }
 
 // Since yields what All does, for ids that were made at from or later. An id that does
 // not tell when it was made counts from its first delivery. Skipped ids are not copied.
 func (l *Ledger) Since(from time.Time) iter.Seq[Delivery] {
+	type pair struct {
+		id   notify.ID
+		text string // empty: that of id
+		slot slot
+	}
 	return func(yield func(Delivery) bool) {
 		for i := range l.shards {
-			if !l.shards[i].since(l, from, yield) {
-				return
+			var kept []pair
+			keep := func(id notify.ID, x slot) {
+				text := l.foreign[id]
+				made := id.Base.Time()
+				if text != "" {
+					made = time.Unix(0, x.at)
+				}
+				if x.attempts > 0 && !made.Before(from) {
+					kept = append(kept, pair{id, text, x})
+				}
 			}
-		}
-	}
-}
-
-func (s *shard) since(l *Ledger, from time.Time, yield func(Delivery) bool) bool {
-	old := func(b notify.Base) bool { return b.Time().Before(from) }
-	s.mu.Lock()
-	var few []Delivery
-	for b, x := range s.singles.all() {
-		if old(b) {
-			continue
-		}
-		few = append(few, l.delivery(notify.ID{Base: b}.String(), x))
-	}
-	for t, x := range s.foreign {
-		if l.slotTime(x).Before(from) {
-			continue
-		}
-		few = append(few, l.delivery(t, x))
-	}
-	for k, x := range s.extras {
-		text, ok := s.names[k.base]
-		if ok && l.slotTime(x).Before(from) || !ok && old(k.base) {
-			continue
-		}
-		if !ok {
-			text = notify.ID{Base: k.base, Index: k.index, Fan: k.fan}.String()
-		}
-		few = append(few, l.delivery(text, x))
-	}
-	bases := make([]notify.Base, 0, len(s.fans))
-	for b := range s.fans {
-		if !old(b) {
-			bases = append(bases, b)
-		}
-	}
-	s.mu.Unlock()
-
-	for _, d := range few {
-		if !yield(d) {
-			return false
-		}
-	}
-	for _, b := range bases {
-		s.mu.Lock()
-		f := s.fans[b]
-		var numbers []uint32
-		if f != nil {
-			for n := range f.pages {
-				numbers = append(numbers, n)
+			l.mu.Lock()
+			s := &l.shards[i]
+			for b, x := range s.singles {
+				keep(notify.ID{Base: b}, x)
 			}
-		}
-		s.mu.Unlock()
-		slices.Sort(numbers)
-		for _, n := range numbers {
-			s.mu.Lock()
-			pg := *f.pages[n] // 3 KB; pages are never removed from a fan
-			s.mu.Unlock()
-			for i, x := range pg {
-				if !x.used() {
+			for b, f := range s.fans {
+				if b.Time().Before(from) {
 					continue
 				}
-				id := notify.ID{Base: b, Index: n*pageSize + uint32(i), Fan: true}
-				if !yield(l.delivery(id.String(), x)) {
-					return false
+				for n, pg := range f.pages {
+					for i, x := range pg {
+						keep(notify.ID{Base: b, Index: n*pageSize + uint32(i), Fan: true}, x)
+					}
+				}
+			}
+			for k, x := range s.more {
+				keep(k.id, x)
+			}
+			l.mu.Unlock()
+			for _, p := range kept {
+				if p.text == "" {
+					p.text = p.id.String()
+				}
+				if !yield(delivery(p.text, p.slot)) {
+					return
 				}
 			}
 		}
 	}
-	return true
 }

@@ -318,7 +318,6 @@ func (s *Simulator) flushLoop(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-t.C:
-		case <-s.ledger.file.full:
 		}
 		if err := s.ledger.file.flush(); err != nil {
 			return err // the proof is incomplete from here on
