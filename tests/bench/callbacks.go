@@ -15,8 +15,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/memory"
@@ -24,6 +22,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/request"
 	"github.com/notifyd/notifyd/pkg/timer"
 	"github.com/notifyd/notifyd/pkg/trigger"
+	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
 // calls is how many callbacks are under way at a time, on both sides.
@@ -35,42 +34,27 @@ const calls = 64
 // every message is acknowledged. The reference posts with net/http alone, to the
 // same receiver in this process: the bytes and headers of one of our calls, over
 // as many kept connections.
-func callbacks(ctx context.Context, b *bench) error {
-	r, err := newReceiver()
-	if err != nil {
-		return err
-	}
+func callbacks(ctx context.Context, b *bench) {
+	r := newReceiver()
 	defer r.server.Close()
-	l, err := b.pipeline(ctx, r.url)
-	if err != nil {
-		return err
-	}
+	l := b.pipeline(ctx, r.url)
 	// The first calls show what the reference has to send.
 	n := 2000
-	_, err = l.fire(ctx, n)
-	if err != nil {
-		return errors.Join(err, l.close())
-	}
+	l.fire(ctx, n)
 	var perCall, best float64
-	ours := &side{name: "triggers", run: func(d time.Duration) (float64, error) {
-		f, err := l.fire(ctx, n)
-		if err != nil {
-			return 0, err
-		}
+	ours := &side{name: "triggers", run: func(d time.Duration) float64 {
+		f := l.fire(ctx, n)
 		n = max(1000, int(f.rate*d.Seconds()))
 		if f.rate > best {
 			best, perCall = f.rate, f.cost
 		}
-		return f.rate, nil
+		return f.rate
 	}}
-	bare := &side{name: "net/http", run: func(d time.Duration) (float64, error) { return r.post(ctx, d) }}
-	err = b.alternate("P8", b.length(4*time.Second, 2*time.Second), ours, bare)
-	if err := errors.Join(err, l.close()); err != nil {
-		return err
-	}
+	bare := &side{name: "net/http", run: func(d time.Duration) float64 { return r.post(ctx, d) }}
+	b.alternate("P8", b.length(4*time.Second, 2*time.Second), ours, bare)
+	l.close()
 	b.add(result{ID: "P8", Work: fmt.Sprintf("callbacks of triggers due at once, %d at a time, fsynced, to the durable outcome; %.0f ns of processor a call, receiver included; ref: net/http alone, %.0f ns", calls, perCall, bare.cost),
 		Value: ours.best, Unit: "callbacks/s", Reference: bare.best, main: true}, ratioOf(0.6))
-	return nil
 }
 
 // receiver is a plain net/http server that reads a body and answers 200. It
@@ -84,15 +68,12 @@ type receiver struct {
 	body   []byte
 }
 
-func newReceiver() (*receiver, error) {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, err
-	}
+func newReceiver() *receiver {
+	ln := rig.Must(net.Listen("tcp", "127.0.0.1:0"))
 	r := &receiver{url: "http://" + ln.Addr().String() + "/hooks/"}
 	r.server = &http.Server{Handler: r, ErrorLog: log.New(io.Discard, "", 0), ReadHeaderTimeout: time.Minute}
 	go func() { _ = r.server.Serve(ln) }() // ends with Close
-	return r, nil
+	return r
 }
 
 func (r *receiver) ServeHTTP(w http.ResponseWriter, q *http.Request) {
@@ -103,42 +84,24 @@ func (r *receiver) ServeHTTP(w http.ResponseWriter, q *http.Request) {
 }
 
 // post is the reference; it returns calls per second.
-func (r *receiver) post(ctx context.Context, d time.Duration) (float64, error) {
+func (r *receiver) post(ctx context.Context, d time.Duration) float64 {
 	header := r.header.Clone()
 	header.Del("Accept-Encoding") // the transport's own business
 	header.Del("Content-Length")
 	tr := &http.Transport{MaxIdleConns: calls, MaxIdleConnsPerHost: calls, DisableCompression: r.header.Get("Accept-Encoding") == ""}
 	defer tr.CloseIdleConnections()
 	client := &http.Client{Transport: tr, Timeout: 10 * time.Second}
-	var done atomic.Int64
-	began := time.Now()
-	g, ctx := errgroup.WithContext(ctx)
-	for range calls {
-		g.Go(func() error {
-			for time.Since(began) < d {
-				req, err := http.NewRequestWithContext(ctx, http.MethodPost, r.url+"x", bytes.NewReader(r.body))
-				if err != nil {
-					return err
-				}
-				req.Header = header.Clone() // each call of ours has its own
-				resp, err := client.Do(req)
-				if err != nil {
-					return err
-				}
-				_, err = io.Copy(io.Discard, resp.Body)
-				if err := errors.Join(err, resp.Body.Close()); err != nil {
-					return err
-				}
-				if resp.StatusCode != http.StatusOK {
-					return errors.New(resp.Status)
-				}
-				done.Add(1)
-			}
-			return nil
-		})
-	}
-	err := g.Wait()
-	return float64(done.Load()) / time.Since(began).Seconds(), err
+	return flood(ctx, calls, d, func(ctx context.Context, _ int) int {
+		req := rig.Must(http.NewRequestWithContext(ctx, http.MethodPost, r.url+"x", bytes.NewReader(r.body)))
+		req.Header = header.Clone()      // each call of ours has its own
+		resp := rig.Must(client.Do(req)) //nolint:bodyclose // it is, below
+		rig.Must(io.Copy(io.Discard, resp.Body))
+		rig.Ok(resp.Body.Close())
+		if resp.StatusCode != http.StatusOK {
+			panic(errors.New(resp.Status))
+		}
+		return 1
+	})
 }
 
 // pipeline is everything a trigger goes through, put together as in
@@ -153,8 +116,7 @@ type pipeline struct {
 	queue      engine.Queue
 	fired      atomic.Int64
 	other      atomic.Int64 // ended in another way
-	stop       context.CancelFunc
-	done       chan error
+	running    [2]*background
 	requests   int
 }
 
@@ -171,32 +133,20 @@ func (noDead) Append(_ context.Context, rs []trigger.DeadRecord) error {
 	return fmt.Errorf("%d triggers failed", len(rs))
 }
 
-func (b *bench) pipeline(ctx context.Context, url string) (l *pipeline, err error) {
-	l = &pipeline{url: url, dir: b.folder("triggers"), done: make(chan error, 2)}
-	if l.store, err = pebble.Open(pebble.Config{Dir: l.dir}); err != nil {
-		return nil, err
-	}
-	defer func(store *pebble.Store) {
-		if err != nil {
-			err = errors.Join(err, store.Close())
-		}
-	}(l.store)
-	if err := l.store.Callers().Put(ctx, engine.Caller{
+func (b *bench) pipeline(ctx context.Context, url string) *pipeline {
+	l := &pipeline{url: url, dir: b.folder("triggers")}
+	l.store = rig.Must(pebble.Open(pebble.Config{Dir: l.dir}))
+	rig.Ok(l.store.Callers().Put(ctx, engine.Caller{
 		ID: benchCaller, CallbackURLs: []string{url}, Secrets: []engine.CallerSecret{{Secret: trigger.NewSecret(), Created: time.Now().UnixMilli()}},
-	}); err != nil {
-		return nil, err
-	}
+	}))
 	l.queue = l.store.Queue("triggers", 1000)
 	l.timers = timer.New(timer.Config{
 		Store: l.store.Timers(), Schedules: l.store.Schedules(), Cold: l.store.ColdTimers(), Heartbeats: memory.NewHeartbeats(),
 		Owner: "bench", Shards: timerShards, Publish: trigger.ToQueue(l.queue),
 	})
-	egress, err := trigger.NewEgress(trigger.EgressConfig{Policy: trigger.EgressPolicy{
+	egress := rig.Must(trigger.NewEgress(trigger.EgressConfig{Policy: trigger.EgressPolicy{
 		Plain: true, AnyPort: true, Allow: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")},
-	}})
-	if err != nil {
-		return nil, err
-	}
+	}}))
 	census := trigger.NewCensus(l.store.Triggers(), false)
 	events := trigger.Events{Ended: func(_ string, s engine.TriggerState, _ string) {
 		if s == engine.TriggerFired {
@@ -205,28 +155,23 @@ func (b *bench) pipeline(ctx context.Context, url string) (l *pipeline, err erro
 			l.other.Add(1)
 		}
 	}}
-	if l.triggers, err = trigger.New(trigger.Config{
+	l.triggers = rig.Must(trigger.New(trigger.Config{
 		Triggers: l.store.Triggers(), Callers: l.store.Callers(), Idem: l.store.Idem(), Later: parker{l.timers}, Egress: egress, Census: census, Events: events,
-	}); err != nil {
-		return nil, err
-	}
-	if l.dispatcher, err = trigger.NewDispatcher(trigger.DispatcherConfig{
+	}))
+	l.dispatcher = rig.Must(trigger.NewDispatcher(trigger.DispatcherConfig{
 		Triggers: l.store.Triggers(), Callers: l.store.Callers(), Queue: l.queue, Later: parker{l.timers}, Dead: noDead{},
 		Egress: egress, Census: census, CallerInFlight: calls, Events: events,
-	}); err != nil {
-		return nil, err
-	}
-	ctx, l.stop = context.WithCancel(ctx)
-	go func() { l.done <- l.timers.Run(ctx) }()
-	go func() { l.done <- l.dispatcher.Run(ctx) }()
-	return l, nil
+	}))
+	l.running = [2]*background{inBackground(ctx, l.timers.Run), inBackground(ctx, l.dispatcher.Run)}
+	return l
 }
 
-func (l *pipeline) close() error {
-	l.stop()
-	err := errors.Join(<-l.done, <-l.done, l.store.Close())
+func (l *pipeline) close() {
+	for _, r := range l.running {
+		r.end()
+	}
+	rig.Ok(l.store.Close())
 	forget(l.dir)
-	return err
 }
 
 // fired is what one run showed.
@@ -237,7 +182,7 @@ type fired struct {
 
 // fire registers n triggers that are due at one moment and waits until all have
 // fired. What registering costs is not in it.
-func (l *pipeline) fire(ctx context.Context, n int) (fired, error) {
+func (l *pipeline) fire(ctx context.Context, n int) fired {
 	due := time.Now().Add(2*time.Second + time.Duration(n)*100*time.Microsecond).Truncate(time.Millisecond)
 	at := due.UTC()
 	payload := `"` + strings.Repeat("payload ", 16) + `"`
@@ -246,58 +191,41 @@ func (l *pipeline) fire(ctx context.Context, n int) (fired, error) {
 		size := min(1000, n-from)
 		body := []byte("[")
 		for i := range size {
-			one, err := api.Trigger{CallbackURL: l.url + "x", Payload: []byte(payload), FireAt: &at, Exact: true}.MarshalJSON()
-			if err != nil {
-				return fired{}, err
-			}
+			one := rig.Must(api.Trigger{CallbackURL: l.url + "x", Payload: []byte(payload), FireAt: &at, Exact: true}.MarshalJSON())
 			if i > 0 {
 				body = append(body, ',')
 			}
 			body = append(body, one...)
 		}
 		l.requests++
-		a, err := l.triggers.RegisterBatch(ctx, request.Meta{Caller: benchCaller, Route: "POST /v1/triggers:batch", Key: fmt.Sprint(l.requests), ContentType: api.TypeJSON}, append(body, ']'))
-		if err != nil {
-			return fired{}, err
-		}
+		a := rig.Must(l.triggers.RegisterBatch(ctx, request.Meta{Caller: benchCaller, Route: "POST /v1/triggers:batch", Key: fmt.Sprint(l.requests), ContentType: api.TypeJSON}, append(body, ']')))
 		if want := fmt.Sprintf(`"accepted":%d,"rejected":0`, size); !bytes.Contains(a.Body, []byte(want)) {
-			return fired{}, fmt.Errorf("not all of a batch was accepted: %.300s", a.Body)
+			panic(fmt.Errorf("not all of a batch was accepted: %.300s", a.Body))
 		}
 	}
 	if left := time.Until(due); left < 0 {
-		return fired{}, fmt.Errorf("registering %d triggers took %v longer than there was time", n, -left)
+		panic(fmt.Errorf("registering %d triggers took %v longer than there was time", n, -left))
 	}
 	if early := l.fired.Load() - before; early > 0 {
-		return fired{}, fmt.Errorf("%d triggers fired before they were due", early)
+		panic(fmt.Errorf("%d triggers fired before they were due", early))
 	}
-	select {
-	case <-time.After(time.Until(due)):
-	case <-ctx.Done():
-		return fired{}, ctx.Err()
-	}
+	rig.Ok(rig.Pause(ctx, time.Until(due)))
 	used := cpu()
 	for limit := due.Add(2 * time.Minute); ; {
 		if k := l.other.Load(); k > 0 {
-			return fired{}, fmt.Errorf("%d triggers did not fire", k)
+			panic(fmt.Errorf("%d triggers did not fire", k))
 		}
 		if l.fired.Load()-before == int64(n) {
 			// Fired rows are durable; what leads to them goes now.
-			depth, err := l.queue.Depth(ctx)
-			if err != nil {
-				return fired{}, err
-			}
+			depth := rig.Must(l.queue.Depth(ctx))
 			if depth.Ready+depth.Delayed+depth.InFlight == 0 {
 				break
 			}
 		}
 		if time.Now().After(limit) {
-			return fired{}, fmt.Errorf("%d of %d triggers fired in two minutes", l.fired.Load()-before, n)
+			panic(fmt.Errorf("%d of %d triggers fired in two minutes", l.fired.Load()-before, n))
 		}
-		select {
-		case <-time.After(2 * time.Millisecond):
-		case <-ctx.Done():
-			return fired{}, ctx.Err()
-		}
+		rig.Ok(rig.Pause(ctx, 2*time.Millisecond))
 	}
-	return fired{float64(n) / time.Since(due).Seconds(), float64(cpu()-used) / float64(n)}, nil
+	return fired{float64(n) / time.Since(due).Seconds(), float64(cpu()-used) / float64(n)}
 }

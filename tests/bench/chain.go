@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"path/filepath"
@@ -16,54 +15,43 @@ import (
 	"github.com/notifyd/notifyd/pkg/cluster"
 	"github.com/notifyd/notifyd/pkg/load"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
 // chain measures P6: fan-outs over HTTP through everything to the durable
 // outcome and history, with a provider inside the process that accepts at once;
 // fsynced, generator included. First with an address of 64 bytes resolved from
 // each receiver's profile, then with addresses carried by the request.
-func chain(ctx context.Context, b *bench) error {
+func chain(ctx context.Context, b *bench) {
 	for _, with := range []addresses{inProfiles, inRequest} {
 		if b.with != "" && b.with != string(with) {
 			continue
 		}
-		if err := b.through(ctx, with); err != nil {
-			return err
-		}
+		b.through(ctx, with)
 	}
-	return nil
 }
 
-func (b *bench) through(ctx context.Context, with addresses) error {
+func (b *bench) through(ctx context.Context, with addresses) {
 	dir := filepath.Join(b.dir, fmt.Sprintf("chain-%s-%d", with, b.users))
-	cfg, err := b.config(dir, true)
-	if err != nil {
-		return err
-	}
+	cfg := b.config(dir, true)
 	cfg.Log.Linger = 10 * time.Millisecond
 	cfg.Log.CapMiB = 4 << 10
 	cfg.Workers.Push.InFlight, cfg.Workers.Push.Ahead = 100_000, 64
 	cfg.Log.Partitions["email"] = 6
 	began := time.Now()
-	if err := seed(ctx, dir, b.users, with); err != nil {
-		return err
-	}
+	seed(ctx, dir, b.users, with)
 	seeded := time.Now()
 	m := newMeter()
-	n, err := b.start(ctx, cfg, cluster.RoleAll, func(a *app.Node) { a.Observe(m.finished) })
-	if err != nil {
-		return err
-	}
+	n := b.start(ctx, cfg, cluster.RoleAll, func(a *app.Node) { a.Observe(m.finished) })
 	b.notef("P6 %d users: seeded in %.0f s, loaded in %.0f s, %.0f MiB resident", b.users, seeded.Sub(began).Seconds(), time.Since(seeded).Seconds(), rss())
-	err = b.chainRuns(ctx, n, m, dir, with)
-	err = errors.Join(err, n.end())
+	b.chainRuns(ctx, n, m, dir, with)
+	n.end()
 	if b.options.dir == "" {
 		forget(dir)
 	}
-	return err
 }
 
-func (b *bench) chainRuns(ctx context.Context, n *node, m *meter, dir string, with addresses) (err error) {
+func (b *bench) chainRuns(ctx context.Context, n *node, m *meter, dir string, with addresses) {
 	s := load.Step{Target: load.Fanout, Size: 50_000, Users: load.Users{Count: load.Number(b.users)}, Payload: load.Payload{Text: text}}
 	what := "address of 64 B resolved from the profile"
 	if with == inRequest {
@@ -71,28 +59,19 @@ func (b *bench) chainRuns(ctx context.Context, n *node, m *meter, dir string, wi
 		s.Channel, s.Addresses = "email", true
 		what = "address of 25 B in the request"
 	}
-	fl, err := newFloor(dir, b.users)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, fl.end()) }()
+	fl := newFloor(dir, b.users)
+	defer fl.end()
 	// Closed loop first: it warms up everything.
 	closed := s
 	closed.Workers = 12
-	flat, err := b.bestOf(with, fl, func() (driven, error) { return b.drive(ctx, n, m, fl, closed, b.closed, "P6-closed-"+string(with)) },
+	flat := b.bestOf(ctx, with, fl, func() driven { return b.drive(ctx, n, m, fl, closed, b.closed, "P6-closed-"+string(with)) },
 		func(d, than driven) bool { return d.rate > than.rate })
-	if err != nil {
-		return err
-	}
 	open := s
 	open.Rate, open.Workers = load.Number(b.rate), 32
-	at, err := b.bestOf(with, fl, func() (driven, error) { return b.drive(ctx, n, m, fl, open, b.open, "P6-open-"+string(with)) },
+	at := b.bestOf(ctx, with, fl, func() driven { return b.drive(ctx, n, m, fl, open, b.open, "P6-open-"+string(with)) },
 		func(d, than driven) bool { // a rate that was not held says nothing of its cost
 			return d.rate >= 0.98*b.rate && d.cores < than.cores || than.rate < 0.98*b.rate && d.rate > than.rate
 		})
-	if err != nil {
-		return err
-	}
 	ms := func(q float64) float64 { return round(float64(at.late.ValueAtQuantile(q))/1e6, 3) }
 	b.add(result{ID: "P6", Work: fmt.Sprintf("open loop %.0f s, the best of %d, at %s/s to the durable outcome, fsynced, %s; p50 %g p99 %g ms", b.open.Seconds(), b.chainRounds(with), number(b.rate), what, ms(50), ms(99)),
 		Value: at.rate, Unit: "receivers/s", Reference: b.rate, main: with == inProfiles}, info)
@@ -108,22 +87,17 @@ func (b *bench) chainRuns(ctx context.Context, n *node, m *meter, dir string, wi
 	b.add(result{ID: "P6", Work: fmt.Sprintf("its backlog at the end, against the middle: %s of %s receivers", number(float64(at.backlogEnd)), number(float64(at.backlogMid))), Value: float64(max(at.backlogEnd, 0)) / b.rate, Unit: "s of load"}, info)
 	b.add(result{ID: "P6", Work: fmt.Sprintf("closed loop, %s; %.2f cores", what, flat.cores), Value: flat.rate, Unit: "receivers/s"}, info)
 	b.add(result{ID: "P6", Key: keyOf(with, "P6_closed"), Work: "its processor time a receiver, beside the same floor", Value: flat.cores / flat.rate * 1e9, Unit: "ns", Reference: fl.nanos}, bound)
-	return b.lookups(ctx, n, m, with)
+	b.lookups(ctx, n, m, with)
 }
 
 // bestOf runs a loop three times, as other figures do, and returns the best run; a
 // profile is of the last one. After each run the floor has its turn. What is for
 // information runs once, and so does the short form.
-func (b *bench) bestOf(with addresses, fl *floor, run func() (driven, error), better func(d, than driven) bool) (best driven, err error) {
+func (b *bench) bestOf(ctx context.Context, with addresses, fl *floor, run func() driven, better func(d, than driven) bool) (best driven) {
 	for i := range b.chainRounds(with) {
-		d, err := run()
-		if err != nil {
-			return d, err
-		}
+		d := run()
 		if with == inProfiles {
-			if err := fl.turn(b.closed / 4); err != nil {
-				return d, fmt.Errorf("the floor of P6: %w", err)
-			}
+			fl.turn(ctx, b.closed/4)
 		}
 		if b.verbose {
 			b.notef("P6 round %d: %.2fM/s, %.2f cores, %.0f ns", i, d.rate/1e6, d.cores, d.cores/d.rate*1e9)
@@ -132,7 +106,7 @@ func (b *bench) bestOf(with addresses, fl *floor, run func() (driven, error), be
 			best = d
 		}
 	}
-	return best, nil
+	return best
 }
 
 // keyOf is the key of a ratio in the closing line, for what has a need alone.
@@ -206,12 +180,11 @@ type driven struct {
 
 // drive offers a step for a while and watches what comes out. Everything accepted
 // must come out, or the run fails.
-func (b *bench) drive(ctx context.Context, n *node, m *meter, fl *floor, st load.Step, length time.Duration, name string) (driven, error) {
+func (b *bench) drive(ctx context.Context, n *node, m *meter, fl *floor, st load.Step, length time.Duration, name string) (d driven) {
 	m.reset()
 	s := load.One(name, length, st)
 	s.Seed = rand.Uint64()
 	target := &sampled{Target: &load.HTTP{Client: n.client}, f: fl}
-	var d driven
 	d.rssFrom = rss()
 	var offered load.Target = &inTime{target, time.Now().Add(length * 6 / 5)}
 	if st.Rate == 0 {
@@ -229,14 +202,8 @@ func (b *bench) drive(ctx context.Context, n *node, m *meter, fl *floor, st load
 	}
 	written := writtenBytes()
 	sp := b.span(name)
-	run, err := load.New(s, load.Config{Target: offered, Observe: watch, Every: min(time.Second, length/8)})
-	if err != nil {
-		return d, err
-	}
-	r, err := run.Run(ctx)
-	if err != nil {
-		return d, err
-	}
+	run := rig.Must(load.New(s, load.Config{Target: offered, Observe: watch, Every: min(time.Second, length/8)}))
+	r := rig.Must(run.Run(ctx))
 	out := m.count()
 	var took time.Duration
 	d.cores, took = sp.cores()
@@ -247,29 +214,25 @@ func (b *bench) drive(ctx context.Context, n *node, m *meter, fl *floor, st load
 		}
 	}
 	if sum.Failed > 0 || sum.Rejected > 0 {
-		return d, fmt.Errorf("%d receivers failed, %d were rejected: %v", sum.Failed, sum.Rejected, r.Errors)
+		panic(fmt.Errorf("%d receivers failed, %d were rejected: %v", sum.Failed, sum.Rejected, r.Errors))
 	}
 	d.rate = float64(out) / took.Seconds()
 	d.backlogEnd = sum.Acked - out
 	for began := time.Now(); m.count() < sum.Acked; {
 		if time.Since(began) > 5*time.Minute {
-			return d, fmt.Errorf("%d of %d receivers have no outcome five minutes after the end", sum.Acked-m.count(), sum.Acked)
+			panic(fmt.Errorf("%d of %d receivers have no outcome five minutes after the end", sum.Acked-m.count(), sum.Acked))
 		}
-		select {
-		case <-time.After(10 * time.Millisecond):
-		case <-ctx.Done():
-			return d, ctx.Err()
-		}
+		rig.Ok(rig.Pause(ctx, 10*time.Millisecond))
 	}
 	if over := m.count() - sum.Acked; over > 0 {
-		return d, fmt.Errorf("%d receivers more than accepted have an outcome", over)
+		panic(fmt.Errorf("%d receivers more than accepted have an outcome", over))
 	}
 	fl.written = (writtenBytes() - written) / float64(sum.Acked)
 	d.rssTo = rss()
 	m.mu.Lock()
 	d.late = hdrhistogram.Import(m.late.Export())
 	m.mu.Unlock()
-	return d, nil
+	return d
 }
 
 // inTime ends an open loop that is far behind its rate: what is not sent by then
@@ -303,10 +266,8 @@ type window struct {
 func (w *window) Send(ctx context.Context, r *load.Request) (load.Ack, error) {
 	w.sent.Add(w.size)
 	for w.sent.Load()-w.m.count() > outstanding {
-		select {
-		case <-time.After(time.Millisecond):
-		case <-ctx.Done():
-			return load.Ack{}, ctx.Err()
+		if err := rig.Pause(ctx, time.Millisecond); err != nil {
+			return load.Ack{}, err
 		}
 	}
 	return w.Target.Send(ctx, r)
@@ -314,7 +275,7 @@ func (w *window) Send(ctx context.Context, r *load.Request) (load.Ack, error) {
 
 // lookups measures GET of single receivers and of users, over HTTP, with the
 // chain idle.
-func (b *bench) lookups(ctx context.Context, n *node, m *meter, with addresses) error {
+func (b *bench) lookups(ctx context.Context, n *node, m *meter, with addresses) {
 	m.mu.Lock()
 	ids := m.some
 	m.mu.Unlock()
@@ -325,7 +286,7 @@ func (b *bench) lookups(ctx context.Context, n *node, m *meter, with addresses) 
 			id := ids[rand.IntN(len(ids))]
 			began := time.Now()
 			if _, err := n.client.Notification(ctx, id.String()); err != nil {
-				return fmt.Errorf("looking up %s: %w", id, err)
+				panic(fmt.Errorf("looking up %s: %w", id, err))
 			}
 			_ = one.RecordValue(int64(time.Since(began)))
 		}
@@ -339,5 +300,4 @@ func (b *bench) lookups(ctx context.Context, n *node, m *meter, with addresses) 
 	}
 	ms := func(q float64) float64 { return float64(h.ValueAtQuantile(q)) / 1e6 }
 	b.add(result{ID: "P6", Work: fmt.Sprintf("lookup of one receiver over HTTP, p99 of %d, the best of %d rounds; p50 %.2f ms", h.TotalCount(), b.rounds, ms(50)), Value: ms(99), Unit: "ms"}, want)
-	return nil
 }

@@ -4,7 +4,9 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -13,6 +15,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/cassandra"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
 const (
@@ -25,32 +28,22 @@ const (
 // the statements of its users' manual: prepared, token aware, unlogged batches of
 // one partition, at the same consistency, into the same tables, values of the
 // same size; it keeps no clock, makes sure of nothing and translates nothing.
-func cassandraFigures(ctx context.Context, b *bench, at string) error {
+func cassandraFigures(ctx context.Context, b *bench, at string) {
 	cfg := cassandra.Config{Hosts: []string{at}, Keyspace: fmt.Sprintf("bench_%08x", rand.Uint32()), Timeout: time.Minute}
-	if _, err := cassandra.Migrate(ctx, cfg, cassandra.Up); err != nil {
-		return err
-	}
-	store, err := cassandra.Open(ctx, cfg)
-	if err != nil {
-		return err
-	}
+	rig.Must(cassandra.Migrate(ctx, cfg, cassandra.Up))
+	store := rig.Must(cassandra.Open(ctx, cfg))
 	defer store.Close()
 	c := &cassandraBench{bench: b, store: store}
-	if err := c.connect(at, cfg.Keyspace); err != nil {
-		return err
-	}
+	c.connect(at, cfg.Keyspace)
 	defer func() {
 		if err := c.session.Query(`DROP KEYSPACE ` + cfg.Keyspace).ExecContext(context.WithoutCancel(ctx)); err != nil {
 			b.notef("the keyspace %s is left behind: %v", cfg.Keyspace, err)
 		}
 		c.session.Close()
 	}()
-	for _, f := range []func(context.Context) error{c.singles, c.chunks, c.reads, c.timers, c.fires, c.schedules, c.triggers} {
-		if err := f(ctx); err != nil {
-			return err
-		}
+	for _, f := range []func(context.Context){c.singles, c.chunks, c.reads, c.timers, c.fires, c.schedules, c.triggers} {
+		f(ctx)
 	}
-	return nil
 }
 
 type cassandraBench struct {
@@ -62,15 +55,14 @@ type cassandraBench struct {
 	mu      sync.Mutex
 }
 
-func (c *cassandraBench) connect(at, keyspace string) (err error) {
+func (c *cassandraBench) connect(at, keyspace string) {
 	cl := gocql.NewCluster(at)
 	cl.Keyspace = keyspace
 	cl.Consistency, cl.SerialConsistency = gocql.LocalQuorum, gocql.LocalSerial
 	cl.NumConns = 4 // the engine's default
 	cl.Timeout, cl.WriteTimeout, cl.ConnectTimeout = time.Minute, time.Minute, time.Minute
 	cl.PoolConfig.HostSelectionPolicy = gocql.TokenAwareHostPolicy(gocql.RoundRobinHostPolicy())
-	c.session, err = cl.CreateSession()
-	return err
+	c.session = rig.Must(cl.CreateSession())
 }
 
 type insert struct {
@@ -78,30 +70,37 @@ type insert struct {
 	args []any
 }
 
+func (i insert) run(ctx context.Context, c *cassandraBench) {
+	rig.Ok(c.session.Query(i.cql, i.args...).ExecContext(ctx))
+}
+
 // batch writes rows of one partition.
-func (c *cassandraBench) batch(ctx context.Context, rows []insert) error {
+func (c *cassandraBench) batch(ctx context.Context, kind gocql.BatchType, rows []insert) {
 	if len(rows) == 1 {
-		return c.session.Query(rows[0].cql, rows[0].args...).ExecContext(ctx)
+		rows[0].run(ctx, c)
+		return
 	}
-	b := c.session.Batch(gocql.UnloggedBatch)
+	b := c.session.Batch(kind)
 	for _, r := range rows {
 		b.Query(r.cql, r.args...)
 	}
-	return b.ExecContext(ctx)
+	rig.Ok(b.ExecContext(ctx))
+}
+
+// each writes rows one by one, many at a time.
+func (c *cassandraBench) each(ctx context.Context, rows []insert) {
+	manyOf(ctx, len(rows), cassandraAtOnce, func(i int) { rows[i].run(ctx, c) })
 }
 
 // byPartition writes rows by partition.
-func byPartition[K comparable](ctx context.Context, c *cassandraBench, parts map[K][]insert) error {
-	all := make([][]insert, 0, len(parts))
-	for _, p := range parts {
-		all = append(all, p)
-	}
-	return manyOf(len(all), cassandraAtOnce, func(i int) error { return c.batch(ctx, all[i]) })
+func (c *cassandraBench) byPartition(ctx context.Context, parts map[minuteShard][]insert) {
+	all := slices.Collect(maps.Values(parts))
+	manyOf(ctx, len(all), cassandraAtOnce, func(i int) { c.batch(ctx, gocql.UnloggedBatch, all[i]) })
 }
 
 const (
 	keepSeconds = 35 * 24 * 3600
-	bareRow     = `INSERT INTO chunks (base, part, block, epoch, attempt, deferrals, first, kind, data) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) USING TTL ?`
+	insertRow   = `INSERT INTO chunks (base, part, block, epoch, attempt, deferrals, first, kind, data) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) USING TTL ?`
 	bareIndex   = `INSERT INTO chunks_by_minute (minute, shard, base) VALUES (?, ?, ?) USING TTL ?`
 )
 
@@ -118,8 +117,8 @@ func row(k notify.RowKey, receivers uint32) notify.Row {
 // rowBytes is about what such a row takes as the engine packs it.
 const rowBytes = 128
 
-func (c *cassandraBench) bareRow(k *notify.RowKey) insert {
-	return insert{bareRow, []any{k.Chunk.Base[:], int(k.Chunk.Partition), int64(k.Chunk.Block), int(k.Epoch), int(k.Attempt), int(k.Deferrals), int64(k.First), int16(k.Kind), noise(rowBytes), keepSeconds}}
+func bareRow(k *notify.RowKey) insert {
+	return insert{insertRow, []any{k.Chunk.Base[:], int(k.Chunk.Partition), int64(k.Chunk.Block), int(k.Epoch), int(k.Attempt), int(k.Deferrals), int64(k.First), int16(k.Kind), noise(rowBytes), keepSeconds}}
 }
 
 type minuteShard struct {
@@ -135,7 +134,7 @@ func indexRow(parts map[minuteShard][]insert, b notify.Base) {
 
 // singles are outcomes of single sends: a partition of one row each, written as a
 // claim and then as an outcome, and found again by the minute.
-func (c *cassandraBench) singles(ctx context.Context) error {
+func (c *cassandraBench) singles(ctx context.Context) {
 	const each = 512
 	keys := func() []notify.RowKey {
 		out := make([]notify.RowKey, each)
@@ -153,46 +152,39 @@ func (c *cassandraBench) singles(ctx context.Context) error {
 		return 2 * len(ks)
 	}
 	status := c.store.Status()
-	ours := func(ctx context.Context, _ int) (int, error) {
+	ours := func(ctx context.Context, _ int) int {
 		ks := keys()
 		rows := make([]notify.Row, len(ks))
 		for range 2 {
 			for i := range ks {
 				rows[i] = row(ks[i], 1)
 			}
-			if err := status.Put(ctx, rows); err != nil {
-				return 0, err
-			}
+			rig.Ok(status.Put(ctx, rows))
 		}
-		return wrote(0, ks), nil
+		return wrote(0, ks)
 	}
-	theirs := func(ctx context.Context, _ int) (int, error) {
+	theirs := func(ctx context.Context, _ int) int {
 		ks := keys()
 		index := map[minuteShard][]insert{}
 		for i := range ks {
 			indexRow(index, ks[i].Chunk.Base)
 		}
-		if err := byPartition(ctx, c, index); err != nil {
-			return 0, err
-		}
+		c.byPartition(ctx, index)
 		for range 2 {
-			err := manyOf(len(ks), cassandraAtOnce, func(i int) error { return c.batch(ctx, []insert{c.bareRow(&ks[i])}) })
-			if err != nil {
-				return 0, err
-			}
+			manyOf(ctx, len(ks), cassandraAtOnce, func(i int) { bareRow(&ks[i]).run(ctx, c) })
 		}
-		return wrote(1, ks), nil
+		return wrote(1, ks)
 	}
-	return c.turns(ctx, "cassandra_singles", "outcome rows of single sends, claim and end, indexed; calls of 512", "rows/s", ours, theirs)
+	c.turns(ctx, "cassandra_singles", "outcome rows of single sends, claim and end, indexed; calls of 512", "rows/s", ours, theirs)
 }
 
 // turns is against with floods of the usual number of callers.
-func (c *cassandraBench) turns(ctx context.Context, key, work, unit string, ours, theirs func(ctx context.Context, caller int) (int, error)) error {
-	return c.floods(ctx, cassandraCallers, key, work, unit, "the driver alone", ratioOf(engineNeed), ours, theirs)
+func (c *cassandraBench) turns(ctx context.Context, key, work, unit string, ours, theirs job) {
+	c.floods(ctx, versus{key: key, work: work, unit: unit, peer: "the driver alone", need: engineNeed, callers: cassandraCallers}, ours, theirs)
 }
 
 // chunks are outcomes of fan-outs: a hundred chunks of one request a call.
-func (c *cassandraBench) chunks(ctx context.Context) error {
+func (c *cassandraBench) chunks(ctx context.Context) {
 	const each = 100
 	keys := func() []notify.RowKey {
 		out, base := make([]notify.RowKey, each), notify.NewBase(time.Now())
@@ -202,32 +194,31 @@ func (c *cassandraBench) chunks(ctx context.Context) error {
 		return out
 	}
 	status := c.store.Status()
-	ours := func(ctx context.Context, _ int) (int, error) {
+	ours := func(ctx context.Context, _ int) int {
 		ks := keys()
 		rows := make([]notify.Row, each)
 		for i := range ks {
 			rows[i] = row(ks[i], 1000)
 		}
-		return each, status.Put(ctx, rows)
+		return rig.Must(each, status.Put(ctx, rows))
 	}
-	theirs := func(ctx context.Context, _ int) (int, error) {
+	theirs := func(ctx context.Context, _ int) int {
 		ks := keys()
 		index := map[minuteShard][]insert{}
 		indexRow(index, ks[0].Chunk.Base)
-		if err := byPartition(ctx, c, index); err != nil {
-			return 0, err
-		}
+		c.byPartition(ctx, index)
 		rows := make([]insert, each)
 		for i := range ks {
-			rows[i] = c.bareRow(&ks[i])
+			rows[i] = bareRow(&ks[i])
 		}
-		return each, c.batch(ctx, rows)
+		c.batch(ctx, gocql.UnloggedBatch, rows)
+		return each
 	}
-	return c.turns(ctx, "cassandra_chunks", "outcome rows of fan-outs, a hundred of one request a call", "rows/s", ours, theirs)
+	c.turns(ctx, "cassandra_chunks", "outcome rows of fan-outs, a hundred of one request a call", "rows/s", ours, theirs)
 }
 
 // reads are what dedup asks for when its filter does not know.
-func (c *cassandraBench) reads(ctx context.Context) error {
+func (c *cassandraBench) reads(ctx context.Context) {
 	const each = 512
 	some := func(side int) []notify.RowKey {
 		all := c.written[side]
@@ -235,37 +226,37 @@ func (c *cassandraBench) reads(ctx context.Context) error {
 		return all[at:min(at+each, len(all))]
 	}
 	status := c.store.Status()
-	ours := func(ctx context.Context, _ int) (int, error) {
+	ours := func(ctx context.Context, _ int) int {
 		if len(c.written[0]) == 0 {
-			return 0, errNoMore // -only left out who writes them
+			return -1 // -only left out who writes them
 		}
-		rows, err := status.Get(ctx, some(0))
-		return len(rows), err
+		return len(rig.Must(status.Get(ctx, some(0))))
 	}
-	theirs := func(ctx context.Context, _ int) (int, error) {
+	theirs := func(ctx context.Context, _ int) int {
 		if len(c.written[1]) == 0 {
-			return 0, errNoMore
+			return -1
 		}
 		ks := some(1)
-		return len(ks), manyOf(len(ks), cassandraAtOnce, func(i int) error {
+		manyOf(ctx, len(ks), cassandraAtOnce, func(i int) {
 			k := &ks[i]
 			var at int64
 			var v []byte
-			return c.session.Query(`SELECT writetime(data), data FROM chunks WHERE base = ? AND part = ? AND block = ? AND epoch = ? AND attempt = ? AND deferrals = ? AND first = ? AND kind = ?`,
-				k.Chunk.Base[:], int(k.Chunk.Partition), int64(k.Chunk.Block), int(k.Epoch), int(k.Attempt), int(k.Deferrals), int64(k.First), int16(k.Kind)).ScanContext(ctx, &at, &v)
+			rig.Ok(c.session.Query(`SELECT writetime(data), data FROM chunks WHERE base = ? AND part = ? AND block = ? AND epoch = ? AND attempt = ? AND deferrals = ? AND first = ? AND kind = ?`,
+				k.Chunk.Base[:], int(k.Chunk.Partition), int64(k.Chunk.Block), int(k.Epoch), int(k.Attempt), int(k.Deferrals), int64(k.First), int16(k.Kind)).ScanContext(ctx, &at, &v))
 		})
+		return len(ks)
 	}
-	return c.turns(ctx, "cassandra_reads", "outcome rows read by key, calls of 512", "rows/s", ours, theirs)
+	c.turns(ctx, "cassandra_reads", "outcome rows read by key, calls of 512", "rows/s", ours, theirs)
 }
 
-func (c *cassandraBench) timer(fireAt int64) engine.Timer {
+func newTimer(fireAt int64) engine.Timer {
 	base := notify.NewBase(time.Now())
 	return engine.Timer{FireAt: fireAt, ID: binary.BigEndian.AppendUint32(append([]byte(nil), base[:]...), rand.Uint32()), Target: "notifications-push", Payload: noise(200), Head: base, Weight: 1}
 }
 
 const bareTimer = `INSERT INTO timers (bucket, shard, fire_at, id, at, data) VALUES (?, ?, ?, ?, ?, ?) USING TTL ?`
 
-func (c *cassandraBench) bareTimers(ts []engine.Timer) map[minuteShard][]insert {
+func bareTimers(ts []engine.Timer) map[minuteShard][]insert {
 	parts := map[minuteShard][]insert{}
 	for i := range ts {
 		t := &ts[i]
@@ -276,27 +267,28 @@ func (c *cassandraBench) bareTimers(ts []engine.Timer) map[minuteShard][]insert 
 }
 
 // timers are parked: a thousand a call, over four minutes.
-func (c *cassandraBench) timers(ctx context.Context) error {
+func (c *cassandraBench) timers(ctx context.Context) {
 	const each = 1000
 	ahead := func(side int64) []engine.Timer {
 		out := make([]engine.Timer, each)
 		from := (time.Now().UnixMilli()/60_000 + 60 + 10*side) * 60_000
 		for i := range out {
-			out[i] = c.timer(from + rand.Int64N(4*60_000))
+			out[i] = newTimer(from + rand.Int64N(4*60_000))
 		}
 		return out
 	}
 	contract := c.store.Timers()
-	ours := func(ctx context.Context, _ int) (int, error) { return each, contract.Put(ctx, manyShards, ahead(0)) }
-	theirs := func(ctx context.Context, _ int) (int, error) {
-		return each, byPartition(ctx, c, c.bareTimers(ahead(1)))
+	ours := func(ctx context.Context, _ int) int { return rig.Must(each, contract.Put(ctx, manyShards, ahead(0))) }
+	theirs := func(ctx context.Context, _ int) int {
+		c.byPartition(ctx, bareTimers(ahead(1)))
+		return each
 	}
-	return c.turns(ctx, "cassandra_timers", "timers stored, a thousand a call, 4 minutes of 16 shards", "timers/s", ours, theirs)
+	c.turns(ctx, "cassandra_timers", "timers stored, a thousand a call, 4 minutes of 16 shards", "timers/s", ours, theirs)
 }
 
 // fires reads a full minute, as the sweeper does before it releases it, and then
 // moves the shard's mark by a conditional write.
-func (c *cassandraBench) fires(ctx context.Context) error {
+func (c *cassandraBench) fires(ctx context.Context) {
 	minute := time.Now().UnixMilli()/60_000 + 120
 	perShard := 2000
 	if c.short {
@@ -305,63 +297,45 @@ func (c *cassandraBench) fires(ctx context.Context) error {
 	for from := range perShard * manyShards / 1000 {
 		ts := make([]engine.Timer, 1000)
 		for i := range ts {
-			ts[i] = c.timer(minute*60_000 + int64(from*1000+i)%60_000)
+			ts[i] = newTimer(minute*60_000 + int64(from*1000+i)%60_000)
 		}
-		if err := c.store.Timers().Put(ctx, manyShards, ts); err != nil {
-			return err
-		}
+		rig.Ok(c.store.Timers().Put(ctx, manyShards, ts))
 	}
 	contract := c.store.Timers()
 	var terms [cassandraCallers]uint64
 	for i := range cassandraCallers {
-		st, err := contract.TakeOver(ctx, uint16(i), 0, "bench")
-		if err != nil {
-			return err
-		}
-		terms[i] = st.Term
+		terms[i] = rig.Must(contract.TakeOver(ctx, uint16(i), 0, "bench")).Term
 	}
 	var closed [2 * cassandraCallers]int64
 	const page = 1000
-	ours := func(ctx context.Context, caller int) (n int, err error) {
+	ours := func(ctx context.Context, caller int) (n int) {
 		p, after := engine.TimerPartition{Minute: minute, Shard: uint16(caller)}, engine.TimerCursor{}
 		for {
-			ts, err := contract.Scan(ctx, p, after, (minute+1)*60_000, page)
-			if err != nil {
-				return 0, err
-			}
+			ts := rig.Must(contract.Scan(ctx, p, after, (minute+1)*60_000, page))
 			if n += len(ts); len(ts) < page {
 				break
 			}
 			after = engine.TimerCursor{FireAt: ts[page-1].FireAt, ID: ts[page-1].ID}
 		}
 		closed[caller]++
-		return n, contract.Advance(ctx, uint16(caller), engine.ShardState{Term: terms[caller], Closed: closed[caller], Watermark: closed[caller]})
+		return rig.Must(n, contract.Advance(ctx, uint16(caller), engine.ShardState{Term: terms[caller], Closed: closed[caller], Watermark: closed[caller]}))
 	}
 	bare := func(caller int) int { return 100 + caller }
 	for i := range cassandraCallers {
-		err := c.session.Query(`INSERT INTO timer_shards (shard, term, owner, closed, watermark) VALUES (?, 1, 'bench', 0, 0)`, bare(i)).ExecContext(ctx)
-		if err != nil {
-			return err
-		}
+		rig.Ok(c.session.Query(`INSERT INTO timer_shards (shard, term, owner, closed, watermark) VALUES (?, 1, 'bench', 0, 0)`, bare(i)).ExecContext(ctx))
 	}
-	theirs := func(ctx context.Context, caller int) (n int, err error) {
+	theirs := func(ctx context.Context, caller int) (n int) {
 		it := c.session.Query(`SELECT fire_at, id, at, data FROM timers WHERE bucket = ? AND shard = ?`, minute, caller).PageSize(500).IterContext(ctx)
 		var fire, at int64
 		var id, data []byte
 		for it.Scan(&fire, &id, &at, &data) {
 			n++
 		}
-		if err := it.Close(); err != nil {
-			return 0, err
-		}
+		rig.Ok(it.Close())
 		was := closed[cassandraCallers+caller]
 		closed[cassandraCallers+caller]++
-		applied, err := c.session.Query(`UPDATE timer_shards SET closed = ?, watermark = ? WHERE shard = ? IF term = 1 AND closed = ? AND watermark = ?`, was+1, was+1, bare(caller), was, was).
-			MapScanCASContext(ctx, map[string]any{})
-		if err == nil && !applied {
-			err = fmt.Errorf("a mark that nobody else moves was not moved")
-		}
-		return n, err
+		c.condition(ctx, `UPDATE timer_shards SET closed = ?, watermark = ? WHERE shard = ? IF term = 1 AND closed = ? AND watermark = ?`, was+1, was+1, bare(caller), was, was)
+		return n
 	}
-	return c.turns(ctx, "cassandra_fires", fmt.Sprintf("timers read for release, minutes of %d in a shard, and its mark moved", perShard), "timers/s", ours, theirs)
+	c.turns(ctx, "cassandra_fires", fmt.Sprintf("timers read for release, minutes of %d in a shard, and its mark moved", perShard), "timers/s", ours, theirs)
 }

@@ -10,22 +10,21 @@ import (
 	"strings"
 	"time"
 
-	"github.com/twmb/franz-go/pkg/kadm"
-	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
 // Kafka's own tools, from the jars that its broker runs from.
 
 // tool runs a main class and returns what it printed.
-func (k *kafkaBench) tool(ctx context.Context, class string, args ...string) (string, error) {
+func (k *kafkaBench) tool(ctx context.Context, class string, args ...string) string {
 	all := append([]string{"-Xms512m", "-Xmx512m", "-cp", k.jars, class}, args...) // as kafka-*-perf-test.sh does
 	cmd := exec.CommandContext(ctx, k.java, all...)
 	var out, problems bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &problems
 	if err := cmd.Run(); err != nil {
-		return "", fmt.Errorf("%s: %w: %.500s", class, err, problems.String())
+		panic(fmt.Errorf("%s: %w: %.500s", class, err, problems.String()))
 	}
-	return out.String(), nil
+	return out.String()
 }
 
 // perfProducer is kafka-producer-perf-test with the settings of our producer. It
@@ -40,83 +39,48 @@ var sent = regexp.MustCompile(`records sent, ([0-9.]+) records/sec`)
 
 // run counts the best of its reports, one in five seconds and one of the whole:
 // the first seconds of a Java program are not its rate.
-func (p *perfProducer) run(ctx context.Context, d time.Duration) (best float64, err error) {
-	topic, remove, err := p.k.topic(ctx)
-	if err != nil {
-		return 0, err
-	}
+func (p *perfProducer) run(ctx context.Context, d time.Duration) float64 {
+	topic, remove := p.k.topic(ctx)
 	defer remove()
 	n := max(int(p.guess*d.Seconds()), 1000)
-	out, err := p.k.tool(ctx, "org.apache.kafka.tools.ProducerPerformance",
+	p.guess = sentRate(p.k.tool(ctx, "org.apache.kafka.tools.ProducerPerformance",
 		"--topic", topic, "--num-records", strconv.Itoa(n), "--record-size", strconv.Itoa(p.size), "--throughput", "-1", "--producer-props",
 		"bootstrap.servers="+strings.Join(p.k.conn.Brokers, ","), "acks=all", "enable.idempotence=true", "compression.type=none",
 		"linger.ms="+strconv.FormatInt(lingerTime.Milliseconds(), 10), "batch.size="+strconv.Itoa(batchBytes),
-		"max.request.size="+strconv.Itoa(8<<20), "buffer.memory="+strconv.Itoa(128<<20))
-	if err != nil {
-		return 0, err
-	}
-	if best, err = sentRate(out); err != nil {
-		return 0, err
-	}
-	p.guess = best
-	return best, nil
+		"max.request.size="+strconv.Itoa(8<<20), "buffer.memory="+strconv.Itoa(128<<20)))
+	return p.guess
 }
 
 // sentRate is the best rate that kafka-producer-perf-test printed.
-func sentRate(out string) (best float64, err error) {
+func sentRate(out string) (best float64) {
 	for _, m := range sent.FindAllStringSubmatch(out, -1) {
-		rate, err := strconv.ParseFloat(m[1], 64)
-		if err != nil {
-			return 0, err
-		}
-		best = max(best, rate)
+		best = max(best, rig.Must(strconv.ParseFloat(m[1], 64)))
 	}
 	if best == 0 {
-		return 0, fmt.Errorf("kafka-producer-perf-test printed %.300q", out)
+		panic(fmt.Errorf("kafka-producer-perf-test printed %.300q", out))
 	}
-	return best, nil
+	return best
 }
 
 // perfConsumer is kafka-consumer-perf-test in a group of its own; it returns what
 // it calls fetch.nMsg.sec, the rate without the time of the group's rebalance.
-func (k *kafkaBench) perfConsumer(ctx context.Context, topic string, n int64) (float64, error) {
-	out, err := k.tool(ctx, "org.apache.kafka.tools.ConsumerPerformance",
+func (k *kafkaBench) perfConsumer(ctx context.Context, topic string, n int64) float64 {
+	return fetchRate(k.tool(ctx, "org.apache.kafka.tools.ConsumerPerformance",
 		"--bootstrap-server", strings.Join(k.conn.Brokers, ","), "--topic", topic, "--messages", strconv.FormatInt(n, 10),
-		"--fetch-size", strconv.Itoa(4<<20), "--hide-header", "--timeout", "60000")
-	if err != nil {
-		return 0, err
-	}
-	return fetchRate(out, n)
+		"--fetch-size", strconv.Itoa(4<<20), "--hide-header", "--timeout", "60000"), n)
 }
 
 // fetchRate reads the last line that kafka-consumer-perf-test printed, which must
 // be of at least n records.
-func fetchRate(out string, n int64) (float64, error) {
+func fetchRate(out string, n int64) float64 {
 	lines := strings.Split(strings.TrimSpace(out), "\n")
 	fields := strings.Split(lines[len(lines)-1], ",")
 	if len(fields) == 10 {
 		read, err1 := strconv.ParseInt(strings.TrimSpace(fields[4]), 10, 64)
 		rate, err2 := strconv.ParseFloat(strings.TrimSpace(fields[9]), 64)
 		if err1 == nil && err2 == nil && read >= n {
-			return rate, nil
+			return rate
 		}
 	}
-	return 0, fmt.Errorf("kafka-consumer-perf-test printed %.300q", out)
-}
-
-// remover sets what removes topics; log.Admin has no reason to.
-func (k *kafkaBench) remover(at string) (closer func(), err error) {
-	cl, err := kgo.NewClient(kgo.SeedBrokers(at))
-	if err != nil {
-		return nil, err
-	}
-	adm := kadm.NewClient(cl)
-	k.remove = func(ctx context.Context, topics ...string) error {
-		rs, err := adm.DeleteTopics(ctx, topics...)
-		if err == nil {
-			err = rs.Error()
-		}
-		return err
-	}
-	return adm.Close, nil
+	panic(fmt.Errorf("kafka-consumer-perf-test printed %.300q", out))
 }

@@ -2,15 +2,18 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/notifyd/notifyd/pkg/log"
+	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
 const (
@@ -28,24 +31,18 @@ type kafkaBench struct {
 	admin  *log.Admin
 	name   string
 	topics int
-	remove func(ctx context.Context, topics ...string) error
+	remove *kadm.Client // log.Admin has no reason to remove topics
 }
 
 // kafkaFigures measures the log of a cluster: what is appended is acknowledged by
 // all in-sync replicas, by an idempotent producer, on both sides.
-func kafkaFigures(ctx context.Context, b *bench, at string) error {
+func kafkaFigures(ctx context.Context, b *bench, at string) {
 	conn := log.Conn{Brokers: []string{at}}
-	admin, err := log.NewAdmin(log.AdminConfig{Conn: conn})
-	if err != nil {
-		return err
-	}
+	admin := rig.Must(log.NewAdmin(log.AdminConfig{Conn: conn}))
 	defer admin.Close()
 	k := &kafkaBench{bench: b, conn: conn, admin: admin, name: fmt.Sprintf("bench-%08x", rand.Uint32())}
-	closer, err := k.remover(at)
-	if err != nil {
-		return err
-	}
-	defer closer()
+	k.remove = kadm.NewClient(rig.Must(kgo.NewClient(kgo.SeedBrokers(at))))
+	defer k.remove.Close()
 
 	// A Java program takes seconds to be compiled where it matters.
 	round, rounds := b.round, b.rounds
@@ -60,55 +57,47 @@ func kafkaFigures(ctx context.Context, b *bench, at string) error {
 		{"kafka_chunks", "chunks of fan-outs of 50 KB appended, requests of 12, 32 at a time", chunkBytes, 32, kafkaPartitions},
 	} {
 		peer := &perfProducer{k: k, size: w.size, guess: 60e6 / float64(w.size)}
-		err := k.against(w.key, w.work, "records/s", "kafka-producer-perf-test", ratioOf(engineNeed),
-			func(d time.Duration) (float64, error) { return k.produce(ctx, d, w.size, w.callers, w.each) },
-			func(d time.Duration) (float64, error) { return peer.run(ctx, d) })
-		if err != nil {
-			return err
-		}
+		k.against(versus{
+			key: w.key, work: w.work, unit: "records/s", peer: "kafka-producer-perf-test", need: engineNeed,
+			ours:   func(d time.Duration) float64 { return k.produce(ctx, d, w.size, w.callers, w.each) },
+			theirs: func(d time.Duration) float64 { return peer.run(ctx, d) },
+		})
 	}
-	if err := k.consumers(ctx); err != nil {
-		return err
-	}
+	k.consumers(ctx)
 	b.round, b.rounds = round, rounds
-	return k.alone(ctx)
+	k.alone(ctx)
 }
 
 // topic makes a topic that a measurement has for itself.
-func (k *kafkaBench) topic(ctx context.Context) (string, func(), error) {
+func (k *kafkaBench) topic(ctx context.Context) (name string, remove func()) {
 	k.topics++
-	name := fmt.Sprintf("%s-%d", k.name, k.topics)
-	_, err := k.admin.EnsureTopics(ctx, map[string]int{name: kafkaPartitions})
+	name = fmt.Sprintf("%s-%d", k.name, k.topics)
+	rig.Must(k.admin.EnsureTopics(ctx, map[string]int{name: kafkaPartitions}))
 	return name, func() {
 		ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 		defer stop()
-		if err := k.remove(ctx, name); err != nil {
+		rs, err := k.remove.DeleteTopics(ctx, name)
+		if err = errors.Join(err, rs.Error()); err != nil {
 			k.notef("the topic %s is left behind: %v", name, err)
 		}
-	}, err
+	}
 }
 
 // producer is the product's, as pkg/app opens it. The timeout is longer: a busy
 // machine must not end a measurement.
-func (k *kafkaBench) producer() (*log.Producer, error) {
-	return log.NewProducer(log.ProducerConfig{Conn: k.conn, AppendTimeout: 3 * time.Minute})
+func (k *kafkaBench) producer() *log.Producer {
+	return rig.Must(log.NewProducer(log.ProducerConfig{Conn: k.conn, AppendTimeout: 3 * time.Minute}))
 }
 
 // produce appends requests of each records in a topic of its own.
-func (k *kafkaBench) produce(ctx context.Context, d time.Duration, size, callers, each int) (float64, error) {
-	topic, remove, err := k.topic(ctx)
-	if err != nil {
-		return 0, err
-	}
+func (k *kafkaBench) produce(ctx context.Context, d time.Duration, size, callers, each int) float64 {
+	topic, remove := k.topic(ctx)
 	defer remove()
 	return k.fill(ctx, topic, d, size, callers, each)
 }
 
-func (k *kafkaBench) fill(ctx context.Context, topic string, d time.Duration, size, callers, each int) (float64, error) {
-	p, err := k.producer()
-	if err != nil {
-		return 0, err
-	}
+func (k *kafkaBench) fill(ctx context.Context, topic string, d time.Duration, size, callers, each int) float64 {
+	p := k.producer()
 	defer p.Close()
 	requests := make([][]log.Record, callers)
 	for c := range requests {
@@ -117,7 +106,7 @@ func (k *kafkaBench) fill(ctx context.Context, topic string, d time.Duration, si
 			requests[c][i] = log.Record{Topic: topic, Partition: int32((c + i) % kafkaPartitions), Value: noise(size)}
 		}
 	}
-	return flood(ctx, callers, d, func(ctx context.Context, c int) (int, error) { return each, p.Append(ctx, requests[c]) })
+	return flood(ctx, callers, d, func(ctx context.Context, c int) int { return rig.Must(each, p.Append(ctx, requests[c])) })
 }
 
 func noise(n int) []byte {
@@ -129,40 +118,28 @@ func noise(n int) []byte {
 }
 
 // consumers measures the reader and a member of a group on one filled topic.
-func (k *kafkaBench) consumers(ctx context.Context) error {
-	topic, remove, err := k.topic(ctx)
-	if err != nil {
-		return err
-	}
+func (k *kafkaBench) consumers(ctx context.Context) {
+	topic, remove := k.topic(ctx)
 	defer remove()
-	rate, err := k.fill(ctx, topic, min(k.round, 5*time.Second), singleBytes, 64, 1000)
-	if err != nil {
-		return err
-	}
-	ends, err := k.admin.EndOffsets(ctx, topic)
-	if err != nil {
-		return err
-	}
+	rate := k.fill(ctx, topic, min(k.round, 5*time.Second), singleBytes, 64, 1000)
+	ends := rig.Must(k.admin.EndOffsets(ctx, topic))
 	total := int64(0)
 	for _, end := range ends {
 		total += end
 	}
 	k.notef("%d records to read, appended at %s/s", total, number(rate))
-	peer := func(time.Duration) (float64, error) { return k.perfConsumer(ctx, topic, total) }
-	err = k.against("kafka_read", "records of 200 B read by a Reader", "records/s", "kafka-consumer-perf-test, its fetch rate", ratioOf(engineNeed),
-		func(time.Duration) (float64, error) { return k.read(ctx, ends, total) }, peer)
-	if err != nil {
-		return err
+	for _, v := range []versus{
+		{key: "kafka_read", work: "records of 200 B read by a Reader", ours: func(time.Duration) float64 { return k.read(ctx, ends, total) }},
+		{key: "kafka_group", work: "records of 200 B read by a Group, each marked, marks committed", ours: func(time.Duration) float64 { return k.group(ctx, topic, total) }},
+	} {
+		v.unit, v.peer, v.need = "records/s", "kafka-consumer-perf-test, its fetch rate", engineNeed
+		v.theirs = func(time.Duration) float64 { return k.perfConsumer(ctx, topic, total) }
+		k.against(v)
 	}
-	return k.against("kafka_group", "records of 200 B read by a Group, each marked, marks committed", "records/s", "kafka-consumer-perf-test, its fetch rate", ratioOf(engineNeed),
-		func(time.Duration) (float64, error) { return k.group(ctx, topic, total) }, peer)
 }
 
-func (k *kafkaBench) read(ctx context.Context, ends map[log.TopicPartition]int64, total int64) (float64, error) {
-	r, err := log.NewReader(k.conn)
-	if err != nil {
-		return 0, err
-	}
+func (k *kafkaBench) read(ctx context.Context, ends map[log.TopicPartition]int64, total int64) float64 {
+	r := rig.Must(log.NewReader(k.conn))
 	defer r.Close()
 	from := make(map[log.TopicPartition]int64, len(ends))
 	for tp := range ends {
@@ -171,39 +148,34 @@ func (k *kafkaBench) read(ctx context.Context, ends map[log.TopicPartition]int64
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	began, seen, took := time.Now(), int64(0), time.Duration(0)
-	err = r.Run(ctx, from, func(_ log.TopicPartition, recs []log.Record) error {
+	rig.Ok(r.Run(ctx, from, func(_ log.TopicPartition, recs []log.Record) error {
 		if seen += int64(len(recs)); seen >= total {
 			took = time.Since(began)
 			stop()
 		}
 		return nil
-	})
-	if err == nil && seen < total {
-		err = ctx.Err()
+	}))
+	if seen < total {
+		rig.Ok(ctx.Err())
 	}
-	return float64(seen) / took.Seconds(), err
+	return float64(seen) / took.Seconds()
 }
 
 // group reads as a worker does that has nothing to do with the records. As with
 // the peer's rate, time begins when the partitions are assigned.
-func (k *kafkaBench) group(ctx context.Context, topic string, total int64) (float64, error) {
+func (k *kafkaBench) group(ctx context.Context, topic string, total int64) float64 {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	h := &counting{total: total, stop: stop}
-	g, err := log.NewGroup(log.GroupConfig{
+	g := rig.Must(log.NewGroup(log.GroupConfig{
 		Conn: k.conn, Group: fmt.Sprintf("%s-%08x", k.name, rand.Uint32()), Topics: []string{topic},
 		Events: log.GroupEvents{Assigned: func(log.TopicPartition) { h.once.Do(func() { h.began = time.Now() }) }},
-	}, h)
-	if err != nil {
-		return 0, err
-	}
-	if err := g.Run(ctx); err != nil {
-		return 0, err
-	}
+	}, h))
+	rig.Ok(g.Run(ctx))
 	if h.seen.Load() < total {
-		return 0, ctx.Err()
+		panic(fmt.Errorf("%d of %d records were read", h.seen.Load(), total))
 	}
-	return float64(total) / h.took.Seconds(), nil
+	return float64(total) / h.took.Seconds()
 }
 
 // counting marks every record it is handed.
@@ -232,32 +204,24 @@ func (c *counting) Handle(_ context.Context, msgs []*log.Msg) error {
 
 // alone measures a request of one notification that waits for its answer, beside
 // the client library alone: no tool of Kafka's does that.
-func (k *kafkaBench) alone(ctx context.Context) error {
+func (k *kafkaBench) alone(ctx context.Context) {
 	const callers = 512
-	topic, remove, err := k.topic(ctx)
-	if err != nil {
-		return err
-	}
+	topic, remove := k.topic(ctx)
 	defer remove()
-	p, err := k.producer()
-	if err != nil {
-		return err
-	}
+	p := k.producer()
 	defer p.Close()
-	cl, err := kgo.NewClient(
+	cl := rig.Must(kgo.NewClient(
 		kgo.SeedBrokers(k.conn.Brokers...), kgo.DefaultProduceTopic(topic), kgo.RequiredAcks(kgo.AllISRAcks()), kgo.ProducerLinger(lingerTime),
 		kgo.ProducerBatchMaxBytes(batchBytes), kgo.ProducerBatchCompression(kgo.NoCompression()), kgo.RecordPartitioner(kgo.ManualPartitioner()),
-	)
-	if err != nil {
-		return err
-	}
+	))
 	defer cl.Close()
 	value := noise(singleBytes)
-	return k.floods(ctx, callers, "kafka_single", fmt.Sprintf("single notifications of 200 B appended, %d requests at a time", callers), "records/s", "the client library alone", ratioOf(engineNeed),
-		func(ctx context.Context, c int) (int, error) {
-			return 1, p.Append(ctx, []log.Record{{Topic: topic, Partition: int32(c % kafkaPartitions), Value: value}})
-		},
-		func(ctx context.Context, c int) (int, error) {
-			return 1, cl.ProduceSync(ctx, &kgo.Record{Partition: int32(c % kafkaPartitions), Value: value}).FirstErr()
-		})
+	k.floods(ctx, versus{
+		key: "kafka_single", work: fmt.Sprintf("single notifications of 200 B appended, %d requests at a time", callers),
+		unit: "records/s", peer: "the client library alone", need: engineNeed, callers: callers,
+	}, func(ctx context.Context, c int) int {
+		return rig.Must(1, p.Append(ctx, []log.Record{{Topic: topic, Partition: int32(c % kafkaPartitions), Value: value}}))
+	}, func(ctx context.Context, c int) int {
+		return rig.Must(1, cl.ProduceSync(ctx, &kgo.Record{Partition: int32(c % kafkaPartitions), Value: value}).FirstErr())
+	})
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/postgres"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
 const (
@@ -26,17 +27,11 @@ const (
 // postgresFigures measures preferences in a database of its own. The peer upserts
 // and reads the same documents by their user; it numbers no changes, so nobody
 // could follow them. P10 asks nothing of these: the lines are for information.
-func postgresFigures(ctx context.Context, b *bench, at string) (err error) {
+func postgresFigures(ctx context.Context, b *bench, at string) {
 	name := fmt.Sprintf("bench_%08x", rand.Uint32())
-	u, err := url.Parse(at)
-	if err != nil {
-		return err
-	}
+	u := rig.Must(url.Parse(at))
 	u.Path = "/" + name
-	admin, err := pgx.Connect(ctx, at)
-	if err != nil {
-		return err
-	}
+	admin := rig.Must(pgx.Connect(ctx, at))
 	defer func() {
 		ctx := context.WithoutCancel(ctx)
 		if _, err := admin.Exec(ctx, "DROP DATABASE IF EXISTS "+name+" WITH (FORCE)"); err != nil {
@@ -44,31 +39,16 @@ func postgresFigures(ctx context.Context, b *bench, at string) (err error) {
 		}
 		_ = admin.Close(ctx)
 	}()
-	if _, err := admin.Exec(ctx, "CREATE DATABASE "+name); err != nil {
-		return err
-	}
-	store, err := postgres.Open(ctx, postgres.Config{DSN: u.String(), MaxConns: postgresCallers, Timeout: time.Minute})
-	if err != nil {
-		return err
-	}
+	rig.Must(admin.Exec(ctx, "CREATE DATABASE "+name))
+	store := rig.Must(postgres.Open(ctx, postgres.Config{DSN: u.String(), MaxConns: postgresCallers, Timeout: time.Minute}))
 	defer store.Close()
-	if _, err := store.Migrate(ctx, postgres.Up); err != nil {
-		return err
-	}
-	pc, err := pgxpool.ParseConfig(u.String())
-	if err != nil {
-		return err
-	}
+	rig.Must(store.Migrate(ctx, postgres.Up))
+	pc := rig.Must(pgxpool.ParseConfig(u.String()))
 	pc.MaxConns = postgresCallers
-	pool, err := pgxpool.NewWithConfig(ctx, pc)
-	if err != nil {
-		return err
-	}
+	pool := rig.Must(pgxpool.NewWithConfig(ctx, pc))
 	defer pool.Close()
-	if _, err := pool.Exec(ctx, `CREATE TABLE bare (user_id text PRIMARY KEY, doc json NOT NULL)`); err != nil {
-		return err
-	}
-	return (&postgresBench{b, store.Prefs(), pool}).measure(ctx)
+	rig.Must(pool.Exec(ctx, `CREATE TABLE bare (user_id text PRIMARY KEY, doc json NOT NULL)`))
+	(&postgresBench{b, store.Prefs(), pool}).measure(ctx)
 }
 
 type postgresBench struct {
@@ -77,7 +57,7 @@ type postgresBench struct {
 	pool  *pgxpool.Pool
 }
 
-func (p *postgresBench) measure(ctx context.Context) error {
+func (p *postgresBench) measure(ctx context.Context) {
 	user := func(i int) string { return "u" + strconv.Itoa(i) }
 	prof := func(i int) engine.Profile {
 		pr := profile(i, inProfiles)
@@ -88,69 +68,53 @@ func (p *postgresBench) measure(ctx context.Context) error {
 	rows := make([][]any, profileUsers)
 	for i := range many {
 		many[i] = prof(i)
-		doc, err := json.Marshal(&many[i])
-		if err != nil {
-			return err
-		}
-		rows[i] = []any{many[i].User, string(doc)}
+		rows[i] = []any{many[i].User, string(rig.Must(json.Marshal(&many[i])))}
 	}
-	err := p.floods(ctx, 1, "postgres_import", "profiles imported", "profiles/s", "COPY into a table and from there into place", info,
-		func(ctx context.Context, _ int) (int, error) { return len(many), p.prefs.PutMany(ctx, many) },
-		func(ctx context.Context, _ int) (int, error) { return len(rows), p.copyIn(ctx, rows) })
-	if err != nil {
-		return err
-	}
+	p.floods(ctx, versus{key: "postgres_import", work: "profiles imported", unit: "profiles/s", peer: "COPY into a table and from there into place", callers: 1},
+		func(ctx context.Context, _ int) int { return rig.Must(len(many), p.prefs.PutMany(ctx, many)) },
+		func(ctx context.Context, _ int) int { return p.copyIn(ctx, rows) })
 	versions := make([]atomic.Uint64, profileUsers) // as far as they are known
-	err = p.floods(ctx, postgresCallers, "postgres_put", fmt.Sprintf("profiles stored one by one, %d at a time, changes numbered", postgresCallers), "profiles/s", "INSERT ON CONFLICT", info,
-		func(ctx context.Context, _ int) (int, error) {
-			i := rand.IntN(profileUsers)
-			pr := prof(i)
-			pr.Version = versions[i].Load()
-			v, err := p.prefs.Put(ctx, pr)
-			if notify.KindOf(err) == notify.KindConflict { // not known yet, or another caller's
-				pr, _, err = p.prefs.Get(ctx, pr.User)
-				versions[i].Store(pr.Version)
-				return 0, err
-			}
-			versions[i].Store(v)
-			return 1, err
-		},
-		func(ctx context.Context, _ int) (int, error) {
-			pr := prof(rand.IntN(profileUsers))
-			doc, err := json.Marshal(&pr)
-			if err == nil {
-				_, err = p.pool.Exec(ctx, `INSERT INTO bare VALUES ($1, $2) ON CONFLICT (user_id) DO UPDATE SET doc = excluded.doc`, pr.User, doc)
-			}
-			return 1, err
-		})
-	if err != nil {
-		return err
-	}
-	return p.floods(ctx, postgresCallers, "postgres_get", fmt.Sprintf("profiles read one by one, %d at a time", postgresCallers), "profiles/s", "SELECT by the key", info,
-		func(ctx context.Context, _ int) (int, error) {
-			_, _, err := p.prefs.Get(ctx, user(rand.IntN(profileUsers)))
-			return 1, err
-		},
-		func(ctx context.Context, _ int) (int, error) {
-			var doc []byte
-			var pr engine.Profile
-			err := p.pool.QueryRow(ctx, `SELECT doc FROM bare WHERE user_id = $1`, user(rand.IntN(profileUsers))).Scan(&doc)
-			if err == nil {
-				err = json.Unmarshal(doc, &pr)
-			}
-			return 1, err
-		})
+	one := versus{unit: "profiles/s", callers: postgresCallers}
+	one.key, one.peer = "postgres_put", "INSERT ON CONFLICT"
+	one.work = fmt.Sprintf("profiles stored one by one, %d at a time, changes numbered", postgresCallers)
+	p.floods(ctx, one, func(ctx context.Context, _ int) int {
+		i := rand.IntN(profileUsers)
+		pr := prof(i)
+		pr.Version = versions[i].Load()
+		v, err := p.prefs.Put(ctx, pr)
+		if notify.KindOf(err) == notify.KindConflict { // not known yet, or another caller's
+			pr, _ = rig.Must2(p.prefs.Get(ctx, pr.User))
+			versions[i].Store(pr.Version)
+			return 0
+		}
+		rig.Ok(err)
+		versions[i].Store(v)
+		return 1
+	}, func(ctx context.Context, _ int) int {
+		pr := prof(rand.IntN(profileUsers))
+		rig.Must(p.pool.Exec(ctx, `INSERT INTO bare VALUES ($1, $2) ON CONFLICT (user_id) DO UPDATE SET doc = excluded.doc`, pr.User, rig.Must(json.Marshal(&pr))))
+		return 1
+	})
+	one.key, one.peer = "postgres_get", "SELECT by the key"
+	one.work = fmt.Sprintf("profiles read one by one, %d at a time", postgresCallers)
+	p.floods(ctx, one, func(ctx context.Context, _ int) int {
+		rig.Must2(p.prefs.Get(ctx, user(rand.IntN(profileUsers))))
+		return 1
+	}, func(ctx context.Context, _ int) int {
+		var doc []byte
+		var pr engine.Profile
+		rig.Ok(p.pool.QueryRow(ctx, `SELECT doc FROM bare WHERE user_id = $1`, user(rand.IntN(profileUsers))).Scan(&doc))
+		return rig.Must(1, json.Unmarshal(doc, &pr))
+	})
 }
 
-func (p *postgresBench) copyIn(ctx context.Context, rows [][]any) error {
-	return pgx.BeginFunc(ctx, p.pool, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, `CREATE TEMPORARY TABLE coming (user_id text, doc json) ON COMMIT DROP`); err != nil {
-			return err
-		}
-		if _, err := tx.CopyFrom(ctx, pgx.Identifier{"coming"}, []string{"user_id", "doc"}, pgx.CopyFromRows(rows)); err != nil {
-			return err
-		}
-		_, err := tx.Exec(ctx, `INSERT INTO bare SELECT * FROM coming ON CONFLICT (user_id) DO UPDATE SET doc = excluded.doc`)
-		return err
-	})
+func (p *postgresBench) copyIn(ctx context.Context, rows [][]any) int {
+	rig.Ok(pgx.BeginFunc(ctx, p.pool, func(tx pgx.Tx) error {
+		return rig.Try(func() {
+			rig.Must(tx.Exec(ctx, `CREATE TEMPORARY TABLE coming (user_id text, doc json) ON COMMIT DROP`))
+			rig.Must(tx.CopyFrom(ctx, pgx.Identifier{"coming"}, []string{"user_id", "doc"}, pgx.CopyFromRows(rows)))
+			rig.Must(tx.Exec(ctx, `INSERT INTO bare SELECT * FROM coming ON CONFLICT (user_id) DO UPDATE SET doc = excluded.doc`))
+		})
+	}))
+	return len(rows)
 }

@@ -13,33 +13,29 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/redis"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
 // redisFigures measures what is shared between processes. The peers are the least
 // commands that keep such data, by the same client library in pipelines: they keep
 // no promise when Redis is emptied or fails over, and wait for nobody. P10 asks
 // nothing of them: the lines are for information.
-func redisFigures(ctx context.Context, b *bench, at string) error {
+func redisFigures(ctx context.Context, b *bench, at string) {
 	prefix := fmt.Sprintf("bench-%08x:", rand.Uint32())
-	store, err := redis.Open(ctx, redis.Config{Addrs: []string{at}, Prefix: prefix, Timeout: time.Minute})
-	if err != nil {
-		return err
-	}
+	store := rig.Must(redis.Open(ctx, redis.Config{Addrs: []string{at}, Prefix: prefix, Timeout: time.Minute}))
 	defer store.Close()
 	cl := goredis.NewClient(&goredis.Options{Addr: at, PoolSize: 32, ReadTimeout: 5 * time.Second, WriteTimeout: time.Minute})
 	defer cl.Close()
 	r := &redisBench{bench: b, store: store, c: cl, prefix: prefix}
 	defer func() {
-		if err := r.clean(context.WithoutCancel(ctx)); err != nil {
+		if err := rig.Try(func() { r.clean(context.WithoutCancel(ctx)) }); err != nil {
 			b.notef("keys with prefix %s are left behind: %v", prefix, err)
 		}
 	}()
-	for _, f := range []func(context.Context) error{r.filter, r.limits, r.claims, r.queue} {
-		if err := f(ctx); err != nil {
-			return err
-		}
-	}
-	return nil
+	r.filter(ctx)
+	r.limits(ctx)
+	r.claims(ctx)
+	r.queue(ctx)
 }
 
 type redisBench struct {
@@ -49,27 +45,23 @@ type redisBench struct {
 	prefix string
 }
 
-func (r *redisBench) clean(ctx context.Context) error {
+func (r *redisBench) clean(ctx context.Context) {
 	it := r.c.Scan(ctx, 0, r.prefix+"*", 1000).Iterator()
 	for it.Next(ctx) {
-		if err := r.c.Unlink(ctx, it.Val()).Err(); err != nil {
-			return err
-		}
+		rig.Ok(r.c.Unlink(ctx, it.Val()).Err())
 	}
-	return it.Err()
+	rig.Ok(it.Err())
 }
 
-func (r *redisBench) turns(ctx context.Context, key, work, unit, peer string, callers int, ours, theirs func(ctx context.Context, caller int) (int, error)) error {
-	return r.floods(ctx, callers, key, work, unit, peer, info, ours, theirs)
+// pipelined sends what f asks for at once.
+func (r *redisBench) pipelined(ctx context.Context, f func(p goredis.Pipeliner)) {
+	rig.Must(r.c.Pipelined(ctx, func(p goredis.Pipeliner) error { f(p); return nil }))
 }
 
 // filter is what dedup adds to and asks for each group of outcomes.
-func (r *redisBench) filter(ctx context.Context) error {
+func (r *redisBench) filter(ctx context.Context) {
 	const each, bits = 1000, 7
-	f, err := r.store.Filter(redis.FilterConfig{Name: "bench", Rate: 1000, Window: time.Hour})
-	if err != nil {
-		return err
-	}
+	f := rig.Must(r.store.Filter(redis.FilterConfig{Name: "bench", Rate: 1000, Window: time.Hour}))
 	ids := func() []uint64 {
 		out := make([]uint64, each)
 		for i := range out {
@@ -78,8 +70,8 @@ func (r *redisBench) filter(ctx context.Context) error {
 		return out
 	}
 	// 200 ids in a command, as ours: a longer one keeps everybody else waiting.
-	bare := func(ctx context.Context, op string) (int, error) {
-		_, err := r.c.Pipelined(ctx, func(p goredis.Pipeliner) error {
+	bare := func(ctx context.Context, op string) int {
+		r.pipelined(ctx, func(p goredis.Pipeliner) {
 			for range each / 200 {
 				args := make([]any, 0, 4*200*bits)
 				for range 200 * bits {
@@ -89,22 +81,21 @@ func (r *redisBench) filter(ctx context.Context) error {
 				}
 				p.BitField(ctx, r.prefix+"bits", args...)
 			}
-			return nil
 		})
-		return each, err
+		return each
 	}
-	err = r.turns(ctx, "redis_filter_add", "ids added to the seen-filter, 1,000 a call, 4 at a time", "ids/s", "BITFIELD of 7 bits an id, pipelined", 4,
-		func(ctx context.Context, _ int) (int, error) { return each, f.Add(ctx, ids()) },
-		func(ctx context.Context, _ int) (int, error) { return bare(ctx, "SET") })
-	if err != nil {
-		return err
-	}
-	return r.turns(ctx, "redis_filter_seen", "ids looked for in both generations of it, 1,000 a call, 4 at a time", "ids/s", "BITFIELD of 7 bits an id in one bitmap, pipelined", 4,
-		func(ctx context.Context, _ int) (int, error) {
-			_, _, err := f.Seen(ctx, ids())
-			return each, err
-		},
-		func(ctx context.Context, _ int) (int, error) { return bare(ctx, "GET") })
+	r.floods(ctx, versus{
+		key: "redis_filter_add", work: "ids added to the seen-filter, 1,000 a call, 4 at a time",
+		unit: "ids/s", peer: "BITFIELD of 7 bits an id, pipelined", callers: 4,
+	}, func(ctx context.Context, _ int) int { return rig.Must(each, f.Add(ctx, ids())) },
+		func(ctx context.Context, _ int) int { return bare(ctx, "SET") })
+	r.floods(ctx, versus{
+		key: "redis_filter_seen", work: "ids looked for in both generations of it, 1,000 a call, 4 at a time",
+		unit: "ids/s", peer: "BITFIELD of 7 bits an id in one bitmap, pipelined", callers: 4,
+	}, func(ctx context.Context, _ int) int {
+		rig.Must2(f.Seen(ctx, ids()))
+		return each
+	}, func(ctx context.Context, _ int) int { return bare(ctx, "GET") })
 }
 
 // bareBucket is a token bucket as tutorials have it.
@@ -119,68 +110,60 @@ redis.call('HSET', KEYS[1], 'tokens', tokens - got, 'at', now)
 redis.call('PEXPIRE', KEYS[1], 60000)
 return got`)
 
-func (r *redisBench) limits(ctx context.Context) error {
+func (r *redisBench) limits(ctx context.Context) {
 	l := r.store.Limits()
-	return r.turns(ctx, "redis_limits", "tokens taken from 32 buckets, one a call, 32 at a time", "calls/s", "a bucket in Lua without waits, by EVALSHA", 32,
-		func(ctx context.Context, c int) (int, error) {
-			_, _, err := l.Take(ctx, "b"+strconv.Itoa(c), 1, 1e6, 1000)
-			return 1, err
-		},
-		func(ctx context.Context, c int) (int, error) {
-			return 1, bareBucket.Run(ctx, r.c, []string{r.prefix + "bare" + strconv.Itoa(c)}, 1_000_000, 1000).Err()
-		})
+	r.floods(ctx, versus{
+		key: "redis_limits", work: "tokens taken from 32 buckets, one a call, 32 at a time",
+		unit: "calls/s", peer: "a bucket in Lua without waits, by EVALSHA", callers: 32,
+	}, func(ctx context.Context, c int) int {
+		rig.Must2(l.Take(ctx, "b"+strconv.Itoa(c), 1, 1e6, 1000))
+		return 1
+	}, func(ctx context.Context, c int) int {
+		return rig.Must(1, bareBucket.Run(ctx, r.c, []string{r.prefix + "bare" + strconv.Itoa(c)}, 1_000_000, 1000).Err())
+	})
 }
 
 // claims are idempotency keys: reserved, then finished with an answer.
-func (r *redisBench) claims(ctx context.Context) error {
+func (r *redisBench) claims(ctx context.Context) {
 	idem := r.store.Idem()
 	answer := []byte(`{"id":"ntf_01M7ZWAJ45GWQCCJNG9P921B5R","status":"accepted"}`)
-	return r.turns(ctx, "redis_claims", "idempotency keys reserved and answered, 32 at a time", "keys/s", "SET NX EX and SET XX EX of the same", 32,
-		func(ctx context.Context, _ int) (int, error) {
-			now := time.Now()
-			k := engine.IdemKey{Caller: "shop", Route: "POST /v1/notifications", Key: strconv.FormatUint(rand.Uint64(), 36)}
-			_, won, err := idem.Reserve(ctx, engine.Reservation{Key: k, Base: notify.NewBase(now), Accepted: now.UnixMilli(), Owner: "bench", LeaseUntil: now.UnixMilli() + 10_000, Expires: now.UnixMilli() + 60_000}, now.UnixMilli())
-			if err == nil && !won {
-				err = errors.New("a random key was there")
-			}
-			if err != nil {
-				return 0, err
-			}
-			return 1, idem.Finish(ctx, k, 201, answer, now.UnixMilli()+60_000)
-		},
-		func(ctx context.Context, _ int) (int, error) {
-			k := r.prefix + "bare:shop:POST /v1/notifications:" + strconv.FormatUint(rand.Uint64(), 36)
-			if err := r.c.SetArgs(ctx, k, noise(150), goredis.SetArgs{Mode: "NX", TTL: time.Minute}).Err(); err != nil {
-				return 0, err
-			}
-			return 1, r.c.SetArgs(ctx, k, append(noise(150), answer...), goredis.SetArgs{Mode: "XX", TTL: time.Minute}).Err()
-		})
+	r.floods(ctx, versus{
+		key: "redis_claims", work: "idempotency keys reserved and answered, 32 at a time",
+		unit: "keys/s", peer: "SET NX EX and SET XX EX of the same", callers: 32,
+	}, func(ctx context.Context, _ int) int {
+		now := time.Now()
+		k := engine.IdemKey{Caller: "shop", Route: "POST /v1/notifications", Key: strconv.FormatUint(rand.Uint64(), 36)}
+		_, won := rig.Must2(idem.Reserve(ctx, engine.Reservation{Key: k, Base: notify.NewBase(now), Accepted: now.UnixMilli(), Owner: "bench", LeaseUntil: now.UnixMilli() + 10_000, Expires: now.UnixMilli() + 60_000}, now.UnixMilli()))
+		if !won {
+			panic(errors.New("a random key was there"))
+		}
+		return rig.Must(1, idem.Finish(ctx, k, 201, answer, now.UnixMilli()+60_000))
+	}, func(ctx context.Context, _ int) int {
+		k := r.prefix + "bare:shop:POST /v1/notifications:" + strconv.FormatUint(rand.Uint64(), 36)
+		rig.Ok(r.c.SetArgs(ctx, k, noise(150), goredis.SetArgs{Mode: "NX", TTL: time.Minute}).Err())
+		return rig.Must(1, r.c.SetArgs(ctx, k, append(noise(150), answer...), goredis.SetArgs{Mode: "XX", TTL: time.Minute}).Err())
+	})
 }
 
 // queue is a message's life. The peer's queues belong to one caller each: theirs
 // know no visibility, no lanes, no dead letters, and nobody waits at them.
-func (r *redisBench) queue(ctx context.Context) error {
+func (r *redisBench) queue(ctx context.Context) {
 	const each = 100
 	q := r.store.Queue("bench", 5)
-	ours := func(ctx context.Context, _ int) (int, error) {
+	ours := func(ctx context.Context, _ int) int {
 		ms := make([]engine.Message, each)
 		for i := range ms {
 			ms[i].Body = noise(64)
 		}
-		if err := q.Enqueue(ctx, ms); err != nil {
-			return 0, err
-		}
-		ds, err := q.Receive(ctx, each, time.Minute)
-		if err != nil {
-			return 0, err
-		}
+		rig.Ok(q.Enqueue(ctx, ms))
+		ds := rig.Must(q.Receive(ctx, each, time.Minute))
 		receipts := make([]string, len(ds))
 		for i := range ds {
 			receipts[i] = ds[i].Receipt
 		}
-		return len(ds), q.Ack(ctx, receipts)
+		return rig.Must(len(ds), q.Ack(ctx, receipts))
 	}
-	theirs := func(ctx context.Context, c int) (int, error) {
+	theirs := func(ctx context.Context, c int) int {
 		due, bodies := r.prefix+"due"+strconv.Itoa(c), r.prefix+"bodies"+strconv.Itoa(c)
 		members, fields := make([]goredis.Z, each), make([]any, 0, 2*each)
 		now := float64(time.Now().UnixMicro())
@@ -188,27 +171,19 @@ func (r *redisBench) queue(ctx context.Context) error {
 			id := strconv.FormatUint(rand.Uint64(), 36)
 			members[i], fields = goredis.Z{Score: now, Member: id}, append(fields, id, noise(64))
 		}
-		_, err := r.c.Pipelined(ctx, func(p goredis.Pipeliner) error {
+		r.pipelined(ctx, func(p goredis.Pipeliner) {
 			p.HSet(ctx, bodies, fields...)
 			p.ZAdd(ctx, due, members...)
-			return nil
 		})
-		if err != nil {
-			return 0, err
-		}
-		ids, err := r.c.ZRangeArgs(ctx, goredis.ZRangeArgs{Key: due, ByScore: true, Start: "-inf", Stop: "+inf", Count: each}).Result()
-		if err != nil {
-			return 0, err
-		}
-		_, err = r.c.Pipelined(ctx, func(p goredis.Pipeliner) error {
+		ids := rig.Must(r.c.ZRangeArgs(ctx, goredis.ZRangeArgs{Key: due, ByScore: true, Start: "-inf", Stop: "+inf", Count: each}).Result())
+		r.pipelined(ctx, func(p goredis.Pipeliner) {
 			p.ZRem(ctx, due, ids)
 			p.HMGet(ctx, bodies, ids...)
-			return nil
 		})
-		if err != nil {
-			return 0, err
-		}
-		return len(ids), r.c.HDel(ctx, bodies, ids...).Err()
+		return rig.Must(len(ids), r.c.HDel(ctx, bodies, ids...).Err())
 	}
-	return r.turns(ctx, "redis_queue", "messages through the delay queue: enqueued, received, acknowledged, a hundred a call, 4 at a time", "messages/s", "a sorted set and a hash, pipelined", 4, ours, theirs)
+	r.floods(ctx, versus{
+		key: "redis_queue", work: "messages through the delay queue: enqueued, received, acknowledged, a hundred a call, 4 at a time",
+		unit: "messages/s", peer: "a sorted set and a hash, pipelined", callers: 4,
+	}, ours, theirs)
 }

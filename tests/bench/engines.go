@@ -2,11 +2,9 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -19,114 +17,86 @@ import (
 // the engine adds (clocks, indexes' order, retries, names of errors) is the
 // difference.
 
-type engineFigure struct {
-	name string
-	run  func(ctx context.Context, b *bench, at string) error
-}
-
 // engineFigures are the servers of P10, in the order in which they are measured.
-var engineFigures = []engineFigure{{"kafka", kafkaFigures}, {"cassandra", cassandraFigures}, {"redis", redisFigures}, {"postgres", postgresFigures}}
+var engineFigures = []struct {
+	name string
+	run  func(ctx context.Context, b *bench, at string)
+}{{"kafka", kafkaFigures}, {"cassandra", cassandraFigures}, {"redis", redisFigures}, {"postgres", postgresFigures}}
 
 // engineNeed is P10's: what the product's path must hold of the peer's rate.
-const engineNeed = 0.7
+var engineNeed = ratioOf(0.7)
 
 // servers measures P10 on each server that is named, "name=address" each.
-func servers(ctx context.Context, b *bench) error {
+func servers(ctx context.Context, b *bench) {
 	at := map[string]string{}
 	for _, s := range b.engines {
-		name, address, ok := strings.Cut(s, "=")
-		if !ok || !slices.ContainsFunc(engineFigures, func(f engineFigure) bool { return f.name == name }) {
-			return fmt.Errorf("-engine is name=address of kafka, cassandra, redis or postgres, not %q", s)
-		}
+		name, address, _ := strings.Cut(s, "=")
 		at[name] = address
 	}
 	for _, f := range engineFigures {
-		if at[f.name] == "" {
-			continue
+		address, asked := at[f.name]
+		if delete(at, f.name); asked {
+			b.figure(f.name, func() { f.run(ctx, b, address) })
 		}
-		began, load := time.Now(), rig.LoadAverage()
-		if err := f.run(ctx, b, at[f.name]); err != nil {
-			return fmt.Errorf("%s: %w", f.name, err)
-		}
-		b.notef("%s took %.0f s; load average %s before, %s after", f.name, time.Since(began).Seconds(), load, rig.LoadAverage())
 	}
-	return nil
+	if len(at) > 0 {
+		panic(fmt.Errorf("-engine is name=address of kafka, cassandra, redis or postgres, not %v", at))
+	}
+}
+
+// versus is a row of P10: ours and a peer.
+type versus struct {
+	key, work, unit, peer string
+	need                  need
+	callers               int                           // at once, of floods
+	ours, theirs          func(d time.Duration) float64 // per second
 }
 
 // against measures ours and a peer in turns and adds the line, unless -only names
 // other keys.
-func (b *bench) against(key, work, unit, peer string, n need, ours, theirs func(d time.Duration) (float64, error)) error {
-	if b.only != "" && !slices.Contains(strings.Split(b.only, ","), key) {
-		return nil
+func (b *bench) against(v versus) {
+	if b.only != "" && !slices.Contains(strings.Split(b.only, ","), v.key) {
+		return
 	}
-	us, them := &side{name: "ours", run: ours}, &side{name: peer, run: theirs}
-	if err := b.alternate(key, b.length(1500*time.Millisecond, 700*time.Millisecond), us, them); err != nil {
-		return err
-	}
-	b.add(result{ID: "P10", Key: key, Work: fmt.Sprintf("%s; %.2f cores, %.0f ns; ref: %s", work, us.cores, us.cost, peer), Value: us.best, Unit: unit, Reference: them.best, main: true}, n)
-	return nil
+	us, them := &side{name: "ours", run: v.ours}, &side{name: v.peer, run: v.theirs}
+	b.alternate(v.key, b.length(1500*time.Millisecond, 700*time.Millisecond), us, them)
+	b.add(result{
+		ID: "P10", Key: v.key, Work: fmt.Sprintf("%s; %.2f cores, %.0f ns; ref: %s", v.work, us.cores, us.cost, v.peer),
+		Value: us.best, Unit: v.unit, Reference: them.best, main: true,
+	}, v.need)
 }
 
-// floods is against with floods of so many callers on both sides.
-func (b *bench) floods(ctx context.Context, callers int, key, work, unit, peer string, n need, ours, theirs func(ctx context.Context, caller int) (int, error)) error {
-	run := func(fn func(context.Context, int) (int, error)) func(time.Duration) (float64, error) {
-		return func(d time.Duration) (float64, error) { return flood(ctx, callers, d, fn) }
-	}
-	return b.against(key, work, unit, peer, n, run(ours), run(theirs))
+// job is work of one caller of a flood. It returns how much it has done, below 0 where
+// nothing is left to work on.
+type job = func(ctx context.Context, caller int) int
+
+// floods is against with floods of the same number of callers on both sides.
+func (b *bench) floods(ctx context.Context, v versus, ours, theirs job) {
+	v.ours = func(d time.Duration) float64 { return flood(ctx, v.callers, d, ours) }
+	v.theirs = func(d time.Duration) float64 { return flood(ctx, v.callers, d, theirs) }
+	b.against(v)
 }
 
-// flood calls fn from so many goroutines again and again for about d, and returns
+// flood calls do from so many goroutines again and again for about d, and returns
 // the sum of what it says was done, per second.
-func flood(ctx context.Context, callers int, d time.Duration, fn func(ctx context.Context, caller int) (int, error)) (float64, error) {
-	var (
-		done   atomic.Int64
-		failed atomic.Pointer[error]
-		wg     sync.WaitGroup
-	)
+func flood(ctx context.Context, callers int, d time.Duration, do job) float64 {
+	var done atomic.Int64
 	began := time.Now()
-	for i := range callers {
-		wg.Go(func() {
-			for time.Since(began) < d && failed.Load() == nil {
-				n, err := fn(ctx, i)
-				if errors.Is(err, errNoMore) {
-					return
-				}
-				if err != nil {
-					failed.CompareAndSwap(nil, &err)
-					return
-				}
-				done.Add(int64(n))
+	rig.Together(ctx, callers, func(ctx context.Context, i int) {
+		for time.Since(began) < d && ctx.Err() == nil {
+			n := do(ctx, i)
+			if n < 0 {
+				return
 			}
-		})
-	}
-	wg.Wait()
-	if err := failed.Load(); err != nil {
-		return 0, *err
-	}
-	return float64(done.Load()) / time.Since(began).Seconds(), ctx.Err()
+			done.Add(int64(n))
+		}
+	})
+	rig.Ok(ctx.Err())
+	return float64(done.Load()) / time.Since(began).Seconds()
 }
-
-// errNoMore ends a caller of flood: what it works on is used up.
-var errNoMore = errors.New("nothing left to work on")
 
 // manyOf calls fn with 0..n-1, so many at a time: the peers' way to use many
 // connections.
-func manyOf(n, atOnce int, fn func(i int) error) error {
-	var next atomic.Int64
-	var failed atomic.Pointer[error]
-	var wg sync.WaitGroup
-	for range min(n, atOnce) {
-		wg.Go(func() {
-			for i := int(next.Add(1)) - 1; i < n && failed.Load() == nil; i = int(next.Add(1)) - 1 {
-				if err := fn(i); err != nil {
-					failed.CompareAndSwap(nil, &err)
-				}
-			}
-		})
-	}
-	wg.Wait()
-	if err := failed.Load(); err != nil {
-		return *err
-	}
-	return nil
+func manyOf(ctx context.Context, n, atOnce int, fn func(i int)) {
+	rig.InSteps(ctx, n, 1, min(n, atOnce), func(_ context.Context, i, _ int) { fn(i) })
 }

@@ -12,10 +12,12 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/load"
+	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
 // profileBytes is what the snapshot of preferences keeps a user (pkg/users).
@@ -39,60 +41,41 @@ type floor struct {
 
 // newFloor keeps its table outside of the heap: a larger heap would make the garbage
 // collector run less often during the chain. The caller ends it.
-func newFloor(dir string, users int) (*floor, error) {
-	table, err := syscall.Mmap(-1, 0, users*profileBytes, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
-	if err != nil {
-		return nil, fmt.Errorf("the floor's table: %w", err)
-	}
+func newFloor(dir string, users int) *floor {
+	table := rig.Must(syscall.Mmap(-1, 0, users*profileBytes, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE))
 	for i := range table {
 		table[i] = byte(i) // pages that were never written read as one page of zeros
 	}
-	return &floor{dir: dir, users: uint64(users), table: table}, nil
+	return &floor{dir: dir, users: uint64(users), table: table}
 }
 
-func (f *floor) end() error { return syscall.Munmap(f.table) }
+func (f *floor) end() { rig.Ok(syscall.Munmap(f.table)) }
 
 // turn runs the floor for a while on every processor.
-func (f *floor) turn(length time.Duration) error {
+func (f *floor) turn(ctx context.Context, length time.Duration) {
 	if f.receivers == 0 {
-		return errors.New("the floor knows no request of the chain")
+		panic(errors.New("the floor knows no request of the chain"))
 	}
-	var total int64
-	var mu sync.Mutex
-	var errs []error
-	var wg sync.WaitGroup
+	var total atomic.Int64
 	began, used := time.Now(), cpu()
-	for i := range runtime.GOMAXPROCS(0) {
-		wg.Go(func() {
-			n, err := f.work(filepath.Join(f.dir, fmt.Sprintf("floor-%d-", i)), began.Add(length))
-			mu.Lock()
-			defer mu.Unlock()
-			total += n
-			errs = append(errs, err)
-		})
-	}
-	wg.Wait()
-	if err := errors.Join(errs...); err != nil {
-		return err
-	}
-	if nanos := float64(cpu()-used) / float64(total); f.nanos == 0 || nanos < f.nanos {
+	rig.Together(ctx, runtime.GOMAXPROCS(0), func(_ context.Context, i int) {
+		total.Add(f.work(filepath.Join(f.dir, fmt.Sprintf("floor-%d-", i)), began.Add(length)))
+	})
+	if nanos := float64(cpu()-used) / float64(total.Load()); f.nanos == 0 || nanos < f.nanos {
 		f.nanos = nanos
 	}
-	return nil
 }
 
 // work does the floor of one request after the other and returns how many receivers
 // these had.
-func (f *floor) work(prefix string, until time.Time) (receivers int64, err error) {
+func (f *floor) work(prefix string, until time.Time) (receivers int64) {
 	var files [2]*os.File // log and history
 	for i, name := range []string{"log", "history"} {
-		if files[i], err = os.Create(prefix + name); err != nil {
-			return 0, err
-		}
+		files[i] = rig.Must(os.Create(prefix + name))
 	}
 	defer func() {
 		for _, file := range files {
-			err = errors.Join(err, file.Close(), os.Remove(file.Name()))
+			_ = errors.Join(file.Close(), os.Remove(file.Name())) // scratch
 		}
 	}()
 	half := int(f.written / 2 * float64(f.receivers))
@@ -104,25 +87,21 @@ func (f *floor) work(prefix string, until time.Time) (receivers int64, err error
 			sum ^= f.table[maphash.Bytes(seed, s)%f.users*profileBytes]
 		})
 		if !at {
-			return 0, errors.New("the request of the chain is no JSON")
+			panic(errors.New("the request of the chain is no JSON"))
 		}
 		if strings < f.receivers {
-			return 0, fmt.Errorf("%d strings in a request of %d receivers", strings, f.receivers)
+			panic(fmt.Errorf("%d strings in a request of %d receivers", strings, f.receivers))
 		}
 		copy(out, f.body)
 		out[0] = sum
 		for _, file := range files {
 			// From the start again: overwritten bytes cost the same write.
-			if _, err := file.WriteAt(out, int64(turn%64*half)); err != nil {
-				return 0, err
-			}
-			if err := file.Sync(); err != nil {
-				return 0, err
-			}
+			rig.Must(file.WriteAt(out, int64(turn%64*half)))
+			rig.Ok(file.Sync())
 		}
 		receivers += int64(f.receivers)
 	}
-	return receivers, nil
+	return receivers
 }
 
 // scan calls each with every string of a JSON text and counts them. ok is false where a

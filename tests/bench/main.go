@@ -11,6 +11,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
@@ -43,21 +44,15 @@ type options struct {
 	jars    string
 }
 
-// figure measures one line or more of the table.
-type figure struct {
+// figures measure one line of the table or more.
+var figures = []struct {
 	id  string
-	run func(ctx context.Context, b *bench) error
-}
-
-var figures = []figure{{"P1", generator}, {"P2", fanouts}, {"P3", batches}, {"P4", singles}, {"P5", pushes}, {"P6", chain}, {"P7", timers}, {"P8", callbacks}}
+	run func(ctx context.Context, b *bench)
+}{{"P1", generator}, {"P2", fanouts}, {"P3", batches}, {"P4", singles}, {"P5", pushes}, {"P6", chain}, {"P7", timers}, {"P8", callbacks}}
 
 func main() {
 	if len(os.Args) == 2 && os.Args[1] == pushSinkArg {
-		if err := pushSinkMain(); err != nil {
-			fmt.Fprintln(os.Stderr, "bench:", err)
-			os.Exit(1)
-		}
-		return
+		exit(rig.Try(pushSinkMain))
 	}
 	var o options
 	flag.StringVar(&o.only, "only", "", "comma-separated figures, e.g. P2,P6, or keys of the closing line with -engine; empty: all")
@@ -81,84 +76,82 @@ func main() {
 	flag.StringVar(&o.jars, "jars", "", "class path of Kafka's own tools for P10")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	err := measure(ctx, o)
-	stop()
+	defer stop()
+	exit(rig.Try(func() { measure(ctx, o) }))
+}
+
+func exit(err error) {
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
+	os.Exit(0)
 }
 
-func measure(ctx context.Context, o options) error {
-	def := func(p *int, long, short int) {
-		if *p == 0 {
-			if *p = long; o.short {
-				*p = short
-			}
+// defaults sets what no flag has set; short runs have their own.
+func (o *options) defaults() {
+	short := func(long, short int) int {
+		if o.short {
+			return short
 		}
+		return long
 	}
+	least := 2
 	if len(o.engines) > 0 {
-		def(&o.rounds, 5, 1)
+		least = 1
 	}
-	def(&o.rounds, 5, 2)
-	def(&o.users, 5_000_000, 200_000)
-	if o.open == 0 {
-		if o.open = 20 * time.Second; o.short {
-			o.open = 4 * time.Second
-		}
-	}
-	if o.closed == 0 {
-		if o.closed = 10 * time.Second; o.short {
-			o.closed = 3 * time.Second
-		}
-	}
+	o.rounds = cmp.Or(o.rounds, short(5, least))
+	o.users = cmp.Or(o.users, short(5_000_000, 200_000))
+	o.open = cmp.Or(o.open, time.Duration(short(20, 4))*time.Second)
+	o.closed = cmp.Or(o.closed, time.Duration(short(10, 3))*time.Second)
+}
+
+func measure(ctx context.Context, o options) {
+	o.defaults()
 	if o.with != "" && o.with != string(inProfiles) && o.with != string(inRequest) {
-		return fmt.Errorf("addresses come from profiles or request, not from %q", o.with)
-	}
-	only := strings.FieldsFunc(strings.ToUpper(o.only), func(r rune) bool { return r == ',' || r == ' ' })
-	for _, id := range only {
-		if len(o.engines) == 0 && !slices.ContainsFunc(figures, func(f figure) bool { return f.id == id }) {
-			return fmt.Errorf("no figure is called %q", id)
-		}
+		panic(fmt.Errorf("addresses come from profiles or request, not from %q", o.with))
 	}
 	b := &bench{options: o}
 	if o.dir == "" {
-		dir, err := os.MkdirTemp("", "notifyd-bench-")
-		if err != nil {
-			return err
-		}
-		defer os.RemoveAll(dir)
-		b.dir = dir
-	} else if err := os.MkdirAll(o.dir, 0o700); err != nil {
-		return err
+		b.dir = rig.Must(os.MkdirTemp("", "notifyd-bench-"))
+		defer os.RemoveAll(b.dir)
+	} else {
+		rig.Ok(os.MkdirAll(o.dir, 0o700))
 	}
 	if len(o.engines) > 0 {
-		if err := servers(ctx, b); err != nil {
-			return err
-		}
-		return b.report()
+		servers(ctx, b)
+		b.report()
+		return
 	}
+	only := strings.FieldsFunc(strings.ToUpper(o.only), func(r rune) bool { return r == ',' || r == ' ' })
 	for _, f := range figures {
-		if len(only) > 0 && !slices.Contains(only, f.id) {
+		at := slices.Index(only, f.id)
+		if at < 0 && o.only != "" {
 			continue
 		}
-		began, load := time.Now(), rig.LoadAverage()
-		if err := f.run(ctx, b); err != nil {
-			return fmt.Errorf("%s: %w", f.id, err)
-		}
-		b.notef("%s took %.0f s; load average %s before, %s after", f.id, time.Since(began).Seconds(), load, rig.LoadAverage())
+		b.figure(f.id, func() { f.run(ctx, b) })
+		only = slices.DeleteFunc(only, func(id string) bool { return id == f.id })
 	}
-	return b.report()
+	if len(only) > 0 {
+		panic(fmt.Errorf("no figure is called %q", only))
+	}
+	b.report()
+}
+
+// figure measures one, and says under which load.
+func (b *bench) figure(id string, run func()) {
+	began, load := time.Now(), rig.LoadAverage()
+	if err := rig.Try(run); err != nil {
+		panic(fmt.Errorf("%s: %w", id, err))
+	}
+	b.notef("%s took %.0f s; load average %s before, %s after", id, time.Since(began).Seconds(), load, rig.LoadAverage())
 }
 
 // report prints the table and the line, and writes the file.
-func (b *bench) report() error {
+func (b *bench) report() {
 	b.table(os.Stdout)
 	if b.out != "" {
-		if err := b.write(b.out); err != nil {
-			return err
-		}
+		b.write(b.out)
 	}
 	fmt.Println(b.line())
-	return nil
 }

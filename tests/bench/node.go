@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -14,6 +13,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/app"
 	"github.com/notifyd/notifyd/pkg/load"
 	"github.com/notifyd/notifyd/pkg/server"
+	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
 // node is a notifyd in this process.
@@ -21,12 +21,29 @@ type node struct {
 	*app.Node
 	url    string
 	client *api.Client
-	stop   context.CancelFunc
-	done   chan error
+	*background
+}
+
+// background is something that runs until it is ended.
+type background struct {
+	stop context.CancelFunc
+	done chan error
+}
+
+func inBackground(ctx context.Context, run func(context.Context) error) *background {
+	b := &background{done: make(chan error, 1)}
+	ctx, b.stop = context.WithCancel(ctx)
+	go func() { b.done <- run(ctx) }()
+	return b
+}
+
+func (b *background) end() {
+	b.stop()
+	rig.Ok(<-b.done)
 }
 
 // config of a node in dir, with the stub for all providers.
-func (b *bench) config(dir string, sync bool) (app.Config, error) {
+func (b *bench) config(dir string, sync bool) app.Config {
 	cfg := app.Default()
 	cfg.DataDir, cfg.Secrets.KeyFile = dir, filepath.Join(dir, "secrets-key")
 	cfg.API.Listen, cfg.API.Admin, cfg.Log.Listen = "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"
@@ -37,66 +54,39 @@ func (b *bench) config(dir string, sync bool) (app.Config, error) {
 	}
 	cfg.Providers.Stub = true
 	cfg.Auth.KeyFile = filepath.Join(dir, "key.pem")
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return cfg, err
+	rig.Ok(os.MkdirAll(dir, 0o700))
+	if _, err := os.Stat(cfg.Auth.KeyFile); err != nil {
+		rig.Ok(os.WriteFile(cfg.Auth.KeyFile, rig.Must(server.NewSigningKey()), 0o600))
 	}
-	if _, err := os.Stat(cfg.Auth.KeyFile); err == nil {
-		return cfg, nil
-	}
-	pem, err := server.NewSigningKey()
-	if err == nil {
-		err = os.WriteFile(cfg.Auth.KeyFile, pem, 0o600)
-	}
-	return cfg, err
+	return cfg
 }
 
 // start opens and runs a node; prepare, if given, sees it before it runs.
-func (b *bench) start(ctx context.Context, cfg app.Config, role string, prepare func(*app.Node)) (*node, error) {
+func (b *bench) start(ctx context.Context, cfg app.Config, role string, prepare func(*app.Node)) *node {
 	log := slog.New(slog.DiscardHandler)
 	if b.verbose {
 		log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	}
 	app.MakeRoomForFiles()
-	a, err := app.New(cfg, log)
-	if err != nil {
-		return nil, err
-	}
+	a := rig.Must(app.New(cfg, log))
 	if prepare != nil {
 		prepare(a)
 	}
-	signer, err := server.OpenSigner(cfg.Auth.KeyFile)
-	var token string
-	if err == nil {
-		token, err = signer.Sign(server.TokenSpec{
-			Caller: "bench", Scopes: api.Scopes[:], Issuer: cfg.Auth.Issuer, Audience: cfg.Auth.Audience, TTL: 6 * time.Hour, Now: time.Now(),
-		})
-	}
-	if err != nil {
-		return nil, errors.Join(err, a.Close())
-	}
-	n := &node{Node: a, url: "http://" + a.Addr(), done: make(chan error, 1)}
+	token := rig.Must(rig.Must(server.OpenSigner(cfg.Auth.KeyFile)).Sign(server.TokenSpec{
+		Caller: "bench", Scopes: api.Scopes[:], Issuer: cfg.Auth.Issuer, Audience: cfg.Auth.Audience, TTL: 6 * time.Hour, Now: time.Now(),
+	}))
+	n := &node{Node: a, url: "http://" + a.Addr()}
 	n.client = client(n.url, token)
-	ctx, n.stop = context.WithCancel(ctx)
-	go func() { n.done <- a.RunAs(ctx, role) }()
-	for began := time.Now(); ; {
-		err := n.client.Ready(ctx)
-		if err == nil {
-			return n, nil
-		}
+	n.background = inBackground(ctx, func(ctx context.Context) error { return a.RunAs(ctx, role) })
+	rig.Ok(rig.Until(ctx, "the node is ready", func() (bool, error) {
 		select {
 		case err := <-n.done:
-			return nil, fmt.Errorf("the node ended: %w", err)
-		case <-time.After(50 * time.Millisecond):
+			return false, fmt.Errorf("the node ended: %w", err)
+		default:
+			return n.client.Ready(ctx) == nil, nil
 		}
-		if time.Since(began) > 3*time.Minute {
-			return nil, errors.Join(fmt.Errorf("the node does not become ready: %w", err), n.end())
-		}
-	}
-}
-
-func (n *node) end() error {
-	n.stop()
-	return <-n.done
+	}))
+	return n
 }
 
 func client(url, token string) *api.Client {
@@ -112,35 +102,23 @@ func (b *bench) folder(name string) string {
 	return filepath.Join(b.dir, fmt.Sprintf("%s-%d-%d", name, os.Getpid(), b.nodes))
 }
 
-// offer sends a step to a server for d; requests that fail are an error.
-func offer(ctx context.Context, name string, d time.Duration, st load.Step, cl *api.Client) (*load.Result, error) {
+// offer sends a step to a server for d; requests that fail are an error. Rates.Acked of
+// the result is how many receivers a second were accepted.
+func offer(ctx context.Context, name string, d time.Duration, st load.Step, cl *api.Client) *load.Result {
 	return run(ctx, load.One(name, d, st), load.Config{Target: &load.HTTP{Client: cl}})
 }
 
 // generated makes what a step sends, and sends it nowhere.
-func generated(ctx context.Context, d time.Duration, st load.Step) (*load.Result, error) {
+func generated(ctx context.Context, d time.Duration, st load.Step) *load.Result {
 	return run(ctx, load.One("null", d, st), load.Config{})
 }
 
-func run(ctx context.Context, s load.Scenario, cfg load.Config) (*load.Result, error) {
-	r, err := load.New(s, cfg)
-	if err != nil {
-		return nil, err
-	}
-	res, err := r.Run(ctx)
-	if err != nil {
-		return nil, err
-	}
+func run(ctx context.Context, s load.Scenario, cfg load.Config) *load.Result {
+	r := rig.Must(load.New(s, cfg))
+	res := rig.Must(r.Run(ctx))
 	if t := &res.Totals; t.Failed > 0 || t.Rejected > 0 {
-		return res, fmt.Errorf("%d receivers failed, %d were rejected: %v", t.Failed, t.Rejected, res.Errors)
+		panic(fmt.Errorf("%d receivers failed, %d were rejected: %v", t.Failed, t.Rejected, res.Errors))
 	}
-	return res, ctx.Err()
-}
-
-// offered is how many receivers a second were accepted.
-func offered(r *load.Result, err error) (float64, error) {
-	if err != nil {
-		return 0, err
-	}
-	return r.Rates.Acked, nil
+	rig.Ok(ctx.Err())
+	return res
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -20,6 +19,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/provider"
+	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
 const (
@@ -35,38 +35,26 @@ const (
 // after 50 ms. The sink is a process of its own, so that the processor time is the
 // client's alone. The reference is a loop that only copies prepared frames and counts
 // what comes back.
-func pushes(ctx context.Context, b *bench) (err error) {
-	s, err := startSink(ctx)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, s.stop()) }()
-	if err := s.ready(); err != nil {
-		return err
-	}
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return err
-	}
-	ours := &side{name: "apns", run: func(d time.Duration) (float64, error) { return s.send(ctx, b, key, d) }}
-	loop := &side{name: "loop", run: func(d time.Duration) (float64, error) { return s.loop(ctx, d) }}
-	if err := b.alternate("P5", b.length(4*time.Second, 2*time.Second), ours, loop); err != nil {
-		return err
-	}
+func pushes(ctx context.Context, b *bench) {
+	s := startSink(ctx)
+	key := rig.Must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
+	ours := &side{name: "apns", run: func(d time.Duration) float64 { return s.send(ctx, b, key, d) }}
+	loop := &side{name: "loop", run: func(d time.Duration) float64 { return s.loop(ctx, d) }}
+	b.alternate("P5", b.length(4*time.Second, 2*time.Second), ours, loop)
+	s.stop()
 	us := func(s *side) float64 { return s.cost / 1000 }
 	what := fmt.Sprintf("%d connections x %d streams, answers after %v", pushConns, pushStreams, pushLatency)
 	b.add(result{ID: "P5", Work: "pushes through the APNs client, " + what + "; ref: a loop over prepared frames",
 		Value: ours.best, Unit: "pushes/s", Reference: loop.best, main: true}, atLeast(150e3, "pushes/s"))
 	b.add(result{ID: "P5", Work: "processor time of a push, the client's alone; ref: the loop",
 		Value: us(ours), Unit: "us/push", Reference: us(loop)}, atMost(6, "us/push"))
-	return nil
 }
 
 // pushSink is the process that takes the pushes.
 type pushSink struct {
 	cmd  *exec.Cmd
 	in   io.WriteCloser
-	out  *bufio.Reader
+	out  *json.Decoder
 	sent atomic.Int64 // that came back as accepted
 
 	addr  string
@@ -79,70 +67,46 @@ type sinkHello struct {
 	Pushes   int64
 }
 
-func startSink(ctx context.Context) (*pushSink, error) {
-	exe, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
-	s := &pushSink{cmd: exec.CommandContext(ctx, exe, pushSinkArg)}
+func startSink(ctx context.Context) *pushSink {
+	s := &pushSink{cmd: exec.CommandContext(ctx, rig.Must(os.Executable()), pushSinkArg), roots: x509.NewCertPool()}
 	s.cmd.Stderr = os.Stderr
-	if s.in, err = s.cmd.StdinPipe(); err != nil {
-		return nil, err
+	s.in = rig.Must(s.cmd.StdinPipe())
+	s.out = json.NewDecoder(rig.Must(s.cmd.StdoutPipe()))
+	rig.Ok(s.cmd.Start())
+	h := s.hear()
+	if s.addr = h.Addr; !s.roots.AppendCertsFromPEM([]byte(h.CA)) {
+		panic(errors.New("the sink has no certificate"))
 	}
-	out, err := s.cmd.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	s.out = bufio.NewReader(out)
-	return s, s.cmd.Start()
+	return s
 }
 
-func (s *pushSink) hear() (h sinkHello, err error) {
-	line, err := s.out.ReadBytes('\n')
-	if err == nil {
-		err = json.Unmarshal(line, &h)
-	}
-	return h, err
-}
-
-func (s *pushSink) ready() error {
-	h, err := s.hear()
-	if err != nil {
-		return fmt.Errorf("the sink does not start: %w", err)
-	}
-	s.addr, s.roots = h.Addr, x509.NewCertPool()
-	if !s.roots.AppendCertsFromPEM([]byte(h.CA)) {
-		return errors.New("the sink has no certificate")
-	}
-	return nil
+func (s *pushSink) hear() (h sinkHello) {
+	rig.Ok(s.out.Decode(&h))
+	return h
 }
 
 // stop ends the sink, which must have seen every push.
-func (s *pushSink) stop() error {
-	err := s.in.Close()
-	h, herr := s.hear()
-	if herr == nil && h.Pushes < s.sent.Load() {
-		herr = fmt.Errorf("the sink saw %d of %d pushes", h.Pushes, s.sent.Load())
+func (s *pushSink) stop() {
+	rig.Ok(s.in.Close())
+	if h := s.hear(); h.Pushes < s.sent.Load() {
+		panic(fmt.Errorf("the sink saw %d of %d pushes", h.Pushes, s.sent.Load()))
 	}
-	return errors.Join(err, herr, s.cmd.Wait())
+	rig.Ok(s.cmd.Wait())
 }
 
 // send pushes for d through a client of its own, and returns pushes per second.
-func (s *pushSink) send(ctx context.Context, b *bench, key *ecdsa.PrivateKey, d time.Duration) (float64, error) {
+func (s *pushSink) send(ctx context.Context, b *bench, key *ecdsa.PrivateKey, d time.Duration) float64 {
 	log := slog.New(slog.DiscardHandler)
 	if b.verbose {
 		log = slog.New(slog.NewTextHandler(os.Stderr, nil))
 	}
-	a, err := provider.NewAPNs(provider.APNsConfig{
+	a := rig.Must(provider.NewAPNs(provider.APNsConfig{
 		PushConfig: provider.PushConfig{
 			Endpoint:    provider.Endpoint{BaseURL: "https://" + s.addr, RootCAs: s.roots, Timeout: 30 * time.Second, DialTimeout: 30 * time.Second},
 			Connections: pushConns, Stagger: time.Millisecond, Log: log,
 		},
 		TeamID: "TEAM123456", KeyID: "KEY1234567", Key: key, Topic: "com.example.app",
-	})
-	if err != nil {
-		return 0, err
-	}
+	}))
 	ctx, cancel := context.WithCancel(ctx)
 	var run, calls sync.WaitGroup
 	run.Go(func() { _ = a.Run(ctx) })
@@ -173,9 +137,9 @@ func (s *pushSink) send(ctx context.Context, b *bench, key *ecdsa.PrivateKey, d 
 	run.Wait()
 	s.sent.Add(accepted.Load())
 	if n := other.Load(); n > 0 {
-		return 0, fmt.Errorf("%d pushes were not accepted", n)
+		panic(fmt.Errorf("%d pushes were not accepted", n))
 	}
-	return rate, nil
+	return rate
 }
 
 func pushCall(c int) *notify.Call {

@@ -7,53 +7,37 @@ import (
 	"crypto/tls"
 	"encoding/binary"
 	"fmt"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
-	"golang.org/x/sync/errgroup"
+
+	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
 // loop is the floor of P5: on each connection a goroutine writes prepared frames
 // for as many streams as are free, another counts the answers. It renders nothing,
 // knows nobody to report to, and could neither time out nor try again.
-func (s *pushSink) loop(ctx context.Context, d time.Duration) (float64, error) {
-	var done atomic.Int64
-	began := time.Now()
-	g, ctx := errgroup.WithContext(ctx)
-	for range pushConns {
-		g.Go(func() error {
-			n, err := s.loopConn(ctx, d)
-			done.Add(n)
-			return err
-		})
-	}
-	err := g.Wait()
-	s.sent.Add(done.Load())
-	return float64(done.Load()) / time.Since(began).Seconds(), err
+func (s *pushSink) loop(ctx context.Context, d time.Duration) float64 {
+	before, began := s.sent.Load(), time.Now()
+	rig.Together(ctx, pushConns, func(ctx context.Context, _ int) { s.loopConn(ctx, d) })
+	return float64(s.sent.Load()-before) / time.Since(began).Seconds()
 }
 
-func (s *pushSink) loopConn(ctx context.Context, d time.Duration) (answered int64, err error) {
-	nc, err := (&tls.Dialer{Config: &tls.Config{RootCAs: s.roots, NextProtos: []string{"h2"}, MinVersion: tls.VersionTLS12, DynamicRecordSizingDisabled: true}}).DialContext(ctx, "tcp", s.addr)
-	if err != nil {
-		return 0, err
-	}
+func (s *pushSink) loopConn(ctx context.Context, d time.Duration) {
+	nc := rig.Must((&tls.Dialer{Config: &tls.Config{RootCAs: s.roots, NextProtos: []string{"h2"}, MinVersion: tls.VersionTLS12, DynamicRecordSizingDisabled: true}}).DialContext(ctx, "tcp", s.addr))
 	defer nc.Close()
 	var hello frameBuffer
 	hello = append(hello, http2.ClientPreface...)
 	fr := http2.NewFramer(&hello, nil)
 	_ = fr.WriteSettings()
 	_ = fr.WriteSettingsAck()
-	if _, err := nc.Write(hello); err != nil {
-		return 0, err
-	}
+	rig.Must(nc.Write(hello))
 	block, at := preparedBlock()
 	body := []byte(`{"aps":{"alert":{"title":"Your order","body":"It is on its way."}},"order":"12345","ntf":"ntf_01JABCDEFGHJKMNPQRSTVWXYZ0-123"}`)
 	free := make(chan int, pushStreams)
 	free <- pushStreams
-	var g errgroup.Group
-	g.Go(func() error { // the reader
+	go func() { // the reader; it ends with the connection
 		defer close(free)
 		br := bufio.NewReaderSize(nc, 32<<10)
 		for {
@@ -61,19 +45,19 @@ func (s *pushSink) loopConn(ctx context.Context, d time.Duration) (answered int6
 			for n == 0 || br.Buffered() >= 9 {
 				h, err := br.Peek(9)
 				if err != nil {
-					return nil // closed by the writer, or by the sink: then streams are missing
+					return // closed by the writer, or by the sink: then streams are missing
 				}
 				if http2.FrameType(h[3]) == http2.FrameHeaders {
 					n++
 				}
 				if _, err := br.Discard(9 + int(uint32(h[0])<<16|uint32(binary.BigEndian.Uint16(h[1:])))); err != nil {
-					return nil //nolint:nilerr // the same
+					return // the same
 				}
 			}
 			free <- n
 		}
-	})
-	began, id, busy := time.Now(), uint32(1), 0
+	}()
+	began, id, busy, answered := time.Now(), uint32(1), 0, int64(0)
 	var out []byte
 	for n := range free {
 		if answered += int64(min(n, busy)); busy > 0 {
@@ -95,16 +79,15 @@ func (s *pushSink) loopConn(ctx context.Context, d time.Duration) (answered int6
 			id += 2
 		}
 		busy += n
-		if _, err := nc.Write(out); err != nil {
-			return answered, err
-		}
+		rig.Must(nc.Write(out))
 	}
 	_ = nc.Close()
-	if busy > 0 {
-		err = fmt.Errorf("%d pushes were not answered", busy)
+	for range free { // until the reader has ended
 	}
-	_ = g.Wait()
-	return answered, err
+	s.sent.Add(answered)
+	if busy > 0 {
+		panic(fmt.Errorf("%d pushes were not answered", busy))
+	}
 }
 
 // preparedBlock is a header block that touches no table, and where in it the

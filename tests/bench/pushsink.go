@@ -11,17 +11,21 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"io"
 	"math/big"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
+
+	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
 // pushSinkArg makes this program the sink of P5.
@@ -29,19 +33,11 @@ const pushSinkArg = "push-sink"
 
 // pushSinkMain listens, says where, answers until its input ends, and says how
 // many pushes it saw.
-func pushSinkMain() error {
-	cert, err := selfSigned()
-	if err != nil {
-		return err
-	}
-	l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: []string{"h2"}, MinVersion: tls.VersionTLS12, DynamicRecordSizingDisabled: true})
-	if err != nil {
-		return err
-	}
+func pushSinkMain() {
+	cert := selfSigned()
+	l := rig.Must(tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: []string{"h2"}, MinVersion: tls.VersionTLS12, DynamicRecordSizingDisabled: true}))
 	say := json.NewEncoder(os.Stdout)
-	if err := say.Encode(sinkHello{Addr: l.Addr().String(), CA: string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Certificate[0]}))}); err != nil {
-		return err
-	}
+	rig.Ok(say.Encode(sinkHello{Addr: l.Addr().String(), CA: string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Certificate[0]}))}))
 	var pushes atomic.Int64
 	go func() {
 		for {
@@ -50,26 +46,23 @@ func pushSinkMain() error {
 				return
 			}
 			go func() {
-				_ = (&sinkConn{nc: nc, pushes: &pushes, wake: make(chan struct{}, 1), end: make(chan struct{})}).serve()
+				_ = rig.Try((&sinkConn{nc: nc, pushes: &pushes, wake: make(chan struct{}, 1), end: make(chan struct{})}).serve)
 			}()
 		}
 	}()
 	_, _ = io.Copy(io.Discard, os.Stdin)
 	_ = l.Close()
-	return say.Encode(sinkHello{Pushes: pushes.Load()})
+	rig.Ok(say.Encode(sinkHello{Pushes: pushes.Load()}))
 }
 
-func selfSigned() (tls.Certificate, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return tls.Certificate{}, err
-	}
+func selfSigned() tls.Certificate {
+	key := rig.Must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
 	t := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "sink"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true,
 	}
-	der, err := x509.CreateCertificate(rand.Reader, t, t, &key.PublicKey, key)
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, err
+	der := rig.Must(x509.CreateCertificate(rand.Reader, t, t, &key.PublicKey, key))
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
 // sinkConn is a connection of the sink: frames in, and 50 ms after each
@@ -91,49 +84,38 @@ type sinkDue struct {
 	id uint32
 }
 
-func (c *sinkConn) serve() error {
+func (c *sinkConn) serve() {
 	defer c.nc.Close()
 	br := bufio.NewReaderSize(c.nc, 64<<10)
 	preface := make([]byte, len(http2.ClientPreface))
 	if _, err := io.ReadFull(br, preface); err != nil || string(preface) != http2.ClientPreface {
-		return fmt.Errorf("no preface: %w", err)
+		panic(fmt.Errorf("no preface: %w", err))
 	}
 	var hello frameBuffer
 	fr := http2.NewFramer(&hello, nil)
 	_ = fr.WriteSettings(http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: pushStreams}, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 20})
 	_ = fr.WriteWindowUpdate(0, 1<<30)
-	if _, err := c.nc.Write(hello); err != nil {
-		return err
-	}
+	rig.Must(c.nc.Write(hello))
 	go c.answer()
 	defer close(c.end)
 	used, first := 0, true
 	for {
 		var at time.Time // one reading of the clock for all that came together
 		for at.IsZero() || br.Buffered() >= 9 {
-			h, err := br.Peek(9)
-			if err != nil {
-				return err
-			}
+			h := rig.Must(br.Peek(9))
 			if at.IsZero() {
 				at = time.Now().Add(pushLatency)
 			}
 			n := int(uint32(h[0])<<16 | uint32(binary.BigEndian.Uint16(h[1:])))
 			typ, flags, id := http2.FrameType(h[3]), http2.Flags(h[4]), binary.BigEndian.Uint32(h[5:])
-			body, err := br.Peek(9 + n)
-			if err != nil {
-				return err
-			}
+			body := rig.Must(br.Peek(9 + n))
 			c.mu.Lock()
 			var say frameBuffer
 			switch typ {
 			case http2.FrameHeaders:
 				if first {
 					first = false
-					if err := aPush(body[9:]); err != nil {
-						fmt.Fprintln(os.Stderr, "sink:", err)
-						return err
-					}
+					aPush(body[9:])
 				}
 			case http2.FrameSettings:
 				if flags&http2.FlagSettingsAck == 0 {
@@ -154,9 +136,7 @@ func (c *sinkConn) serve() error {
 				c.due = append(c.due, sinkDue{at, id})
 			}
 			c.mu.Unlock()
-			if _, err := br.Discard(9 + n); err != nil {
-				return err
-			}
+			rig.Must(br.Discard(9 + n))
 		}
 		select {
 		case c.wake <- struct{}{}:
@@ -165,22 +145,15 @@ func (c *sinkConn) serve() error {
 	}
 }
 
-// aPush reports whether a header block is that of a push.
-func aPush(block []byte) error {
-	fields, err := hpack.NewDecoder(4096, nil).DecodeFull(block)
-	if err != nil {
-		return err
-	}
-	seen := map[string]bool{}
-	for _, f := range fields {
-		seen[f.Name] = true
-	}
+// aPush ends the connection unless a header block is that of a push.
+func aPush(block []byte) {
+	fields := rig.Must(hpack.NewDecoder(4096, nil).DecodeFull(block))
 	for _, name := range []string{":method", ":path", "authorization", "apns-topic", "apns-id"} {
-		if !seen[name] {
-			return fmt.Errorf("the push has no %s", name)
+		if !slices.ContainsFunc(fields, func(f hpack.HeaderField) bool { return f.Name == name }) {
+			fmt.Fprintf(os.Stderr, "sink: the push has no %s\n", name)
+			panic(errors.New("no push"))
 		}
 	}
-	return nil
 }
 
 type frameBuffer []byte

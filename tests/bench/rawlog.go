@@ -11,6 +11,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/log/embedded"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
 // rawLog is an embedded broker of its own and a plain kgo client on it: what
@@ -18,8 +19,7 @@ import (
 type rawLog struct {
 	broker *embedded.Broker
 	client *kgo.Client
-	stop   context.CancelFunc
-	done   chan error
+	*background
 }
 
 const (
@@ -27,36 +27,25 @@ const (
 	inFlight = 64_000 // records at a time, as in the batches of P3
 )
 
-func (b *bench) rawLog(ctx context.Context, d embedded.Durability, partitions int) (*rawLog, error) {
-	broker, err := embedded.Open(embedded.Config{Dir: b.folder("raw"), Durability: d, Topics: map[string]int{rawTopic: partitions}, CapBytes: 16 << 30})
-	if err != nil {
-		return nil, err
-	}
-	client, err := kgo.NewClient(
+func (b *bench) rawLog(ctx context.Context, d embedded.Durability, partitions int) *rawLog {
+	broker := rig.Must(embedded.Open(embedded.Config{Dir: b.folder("raw"), Durability: d, Topics: map[string]int{rawTopic: partitions}, CapBytes: 16 << 30}))
+	client := rig.Must(kgo.NewClient(
 		kgo.SeedBrokers(broker.Addr()), kgo.Dialer(broker.Dial), kgo.DefaultProduceTopic(rawTopic), kgo.RequiredAcks(kgo.AllISRAcks()),
 		kgo.ProducerLinger(5*time.Millisecond), kgo.ProducerBatchMaxBytes(1<<20), kgo.ProducerBatchCompression(kgo.NoCompression()),
 		kgo.MaxBufferedRecords(inFlight), kgo.MaxBufferedBytes(64<<20), kgo.RecordPartitioner(kgo.ManualPartitioner()),
-	)
-	if err != nil {
-		return nil, err
-	}
-	r := &rawLog{broker: broker, client: client, done: make(chan error, 1)}
-	ctx, r.stop = context.WithCancel(ctx)
-	go func() { r.done <- broker.Run(ctx) }() // paces write-back, as in a node
-	return r, nil
+	))
+	return &rawLog{broker, client, inBackground(ctx, broker.Run)} // Run paces write-back, as in a node
 }
 
-func (r *rawLog) close() error {
+func (r *rawLog) close() {
 	r.client.Close()
-	r.stop()
-	err := <-r.done
+	r.end()
 	_ = r.broker.Close()
-	return err
 }
 
 // produce appends values in turn for about d and returns acknowledged records
 // per second.
-func (r *rawLog) produce(ctx context.Context, d time.Duration, values [][]byte) (float64, error) {
+func (r *rawLog) produce(ctx context.Context, d time.Duration, values [][]byte) float64 {
 	partitions := r.broker.Partitions(rawTopic)
 	var acked atomic.Int64
 	var failed atomic.Pointer[error]
@@ -73,13 +62,11 @@ func (r *rawLog) produce(ctx context.Context, d time.Duration, values [][]byte) 
 			})
 		}
 	}
-	if err := r.client.Flush(ctx); err != nil {
-		return 0, err
-	}
+	rig.Ok(r.client.Flush(ctx))
 	if err := failed.Load(); err != nil {
-		return 0, *err
+		panic(*err)
 	}
-	return float64(acked.Load()) / time.Since(began).Seconds(), nil
+	return float64(acked.Load()) / time.Since(began).Seconds()
 }
 
 // envelopes makes log records with as many receivers each, as intake does.

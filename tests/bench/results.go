@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -10,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"text/tabwriter"
+
+	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
 // result is one line of the table and one element of results.json.
@@ -109,18 +110,14 @@ func number(v float64) string {
 	return fmt.Sprintf("%g", v)
 }
 
-func (b *bench) write(path string) error {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return err
-	}
-	var out bytes.Buffer
-	enc := json.NewEncoder(&out)
+func (b *bench) write(path string) {
+	rig.Ok(os.MkdirAll(filepath.Dir(path), 0o755))
+	f := rig.Must(os.Create(path))
+	defer f.Close()
+	enc := json.NewEncoder(f)
 	enc.SetEscapeHTML(false)
 	enc.SetIndent("", "  ")
-	if err := enc.Encode(b.results); err != nil {
-		return err
-	}
-	return os.WriteFile(path, out.Bytes(), 0o644)
+	rig.Ok(enc.Encode(b.results))
 }
 
 // line is the last one printed: each figure's main value, or its ratio where it

@@ -11,7 +11,7 @@ import (
 // side is one of the things measured in turns.
 type side struct {
 	name string
-	run  func(d time.Duration) (perSecond float64, err error)
+	run  func(d time.Duration) (perSecond float64)
 
 	best  float64 // per second
 	cost  float64 // CPU ns per unit, of the best round
@@ -20,7 +20,7 @@ type side struct {
 
 // alternate runs the sides in turns after one short round each to warm up, and
 // keeps the best of each: what the machine can do when others leave it alone.
-func (b *bench) alternate(id string, d time.Duration, sides ...*side) error {
+func (b *bench) alternate(id string, d time.Duration, sides ...*side) {
 	for i := -1; i < b.rounds; i++ {
 		for _, s := range sides {
 			length := d
@@ -28,11 +28,8 @@ func (b *bench) alternate(id string, d time.Duration, sides ...*side) error {
 				length = d / 4
 			}
 			sp := b.span(fmt.Sprintf("%s-%s", id, s.name))
-			v, err := s.run(length)
+			v := s.run(length)
 			cores, _ := sp.cores()
-			if err != nil {
-				return fmt.Errorf("%s: %w", s.name, err)
-			}
 			if b.verbose {
 				fmt.Fprintf(os.Stderr, "%s %-22s round %2d  %12.0f/s  %.2f cores  %6.0f ns  load %s\n", id, s.name, i, v, cores, cores/v*1e9, rig.LoadAverage())
 			}
@@ -41,7 +38,6 @@ func (b *bench) alternate(id string, d time.Duration, sides ...*side) error {
 			}
 		}
 	}
-	return nil
 }
 
 func (b *bench) length(long, short time.Duration) time.Duration {

@@ -2,49 +2,36 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/pebble"
+	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
 // seed stores the profiles of users u00000000.. in a data folder that no node
 // has open: each with a push address of 64 bytes if addresses says so, and 3%
 // with an exception: two in three of those have opted out of marketing by push,
 // the third of email. A folder that was seeded before is left as it is.
-func seed(ctx context.Context, dir string, users int, with addresses) (err error) {
+func seed(ctx context.Context, dir string, users int, with addresses) {
 	mark := filepath.Join(dir, fmt.Sprintf("seeded-%d-%s", users, with))
 	if _, err := os.Stat(mark); err == nil {
-		return nil
+		return
 	}
-	store, err := pebble.Open(pebble.Config{Dir: filepath.Join(dir, "store")})
-	if err != nil {
-		return err
-	}
-	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(4)
-	const step = 10_000
-	for from := 0; from < users; from += step {
-		g.Go(func() error {
-			ps := make([]engine.Profile, 0, step)
-			for u := from; u < min(from+step, users); u++ {
-				if p := profile(u, with); p.Addresses != nil || p.OptOut != nil {
-					ps = append(ps, p)
-				}
+	store := rig.Must(pebble.Open(pebble.Config{Dir: filepath.Join(dir, "store")}))
+	rig.InSteps(ctx, users, 10_000, 4, func(ctx context.Context, from, to int) {
+		ps := make([]engine.Profile, 0, to-from)
+		for u := from; u < to; u++ {
+			if p := profile(u, with); p.Addresses != nil || p.OptOut != nil {
+				ps = append(ps, p)
 			}
-			return store.Prefs().PutMany(gctx, ps)
-		})
-	}
-	err = errors.Join(g.Wait(), store.Close())
-	if err == nil {
-		err = os.WriteFile(mark, nil, 0o600)
-	}
-	return err
+		}
+		rig.Ok(store.Prefs().PutMany(ctx, ps))
+	})
+	rig.Ok(store.Close())
+	rig.Ok(os.WriteFile(mark, nil, 0o600))
 }
 
 // addresses says where a run's addresses come from.

@@ -12,26 +12,25 @@ import (
 	"time"
 
 	pebbledb "github.com/cockroachdb/pebble/v2"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/memory"
 	"github.com/notifyd/notifyd/pkg/engine/pebble"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/timer"
+	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
 // timers measures P7: registrations, the wheel, and how late releases are at a
 // steady rate and when a minute is full. Releases go through the whole engine on
 // a store that fsyncs, up to the Publish that hands them on; what happens to
 // them after that is P6's and P8's.
-func timers(ctx context.Context, b *bench) error {
-	for _, part := range []func(context.Context) error{b.parking, b.scheduling, b.wheel, b.lateness, b.fullMinute} {
-		if err := part(ctx); err != nil {
-			return err
-		}
-	}
-	return nil
+func timers(ctx context.Context, b *bench) {
+	b.parking(ctx)
+	b.scheduling(ctx)
+	b.wheel(ctx)
+	b.lateness(ctx)
+	b.fullMinute(ctx)
 }
 
 const timerShards = 16 // as app.Default
@@ -39,40 +38,28 @@ const timerShards = 16 // as app.Default
 // timerEngine is a running timer.Engine on a store of its own.
 type timerEngine struct {
 	*timer.Engine
+	*background
 	store *pebble.Store
 	dir   string
-	stop  context.CancelFunc
-	done  chan error
 }
 
-func (b *bench) timerEngine(ctx context.Context, publish func(context.Context, []engine.Timer) error) (*timerEngine, error) {
-	e := &timerEngine{dir: b.folder("timers"), done: make(chan error, 1)}
-	var err error
-	if e.store, err = pebble.Open(pebble.Config{Dir: e.dir}); err != nil {
-		return nil, err
-	}
+func (b *bench) timerEngine(ctx context.Context, publish func(context.Context, []engine.Timer) error) *timerEngine {
+	e := &timerEngine{dir: b.folder("timers")}
+	e.store = rig.Must(pebble.Open(pebble.Config{Dir: e.dir}))
 	// Everything that a node's engine has; see pkg/app/later.go.
 	e.Engine = timer.New(timer.Config{
 		Store: e.store.Timers(), Schedules: e.store.Schedules(), Scheduled: e.store, Cold: e.store.ColdTimers(), Heartbeats: memory.NewHeartbeats(),
 		Owner: "bench", Shards: timerShards, Publish: publish,
 	})
-	ctx, e.stop = context.WithCancel(ctx)
-	go func() { e.done <- e.Run(ctx) }()
-	for len(e.Stats().Shards) < timerShards {
-		select {
-		case <-time.After(10 * time.Millisecond):
-		case <-ctx.Done():
-			return nil, errors.Join(ctx.Err(), e.close())
-		}
-	}
-	return e, nil
+	e.background = inBackground(ctx, e.Run)
+	rig.Ok(rig.Until(ctx, "every shard has its owner", func() (bool, error) { return len(e.Stats().Shards) == timerShards, nil }))
+	return e
 }
 
-func (e *timerEngine) close() error {
-	e.stop()
-	err := errors.Join(<-e.done, e.store.Close())
+func (e *timerEngine) close() {
+	e.end()
+	rig.Ok(e.store.Close())
 	forget(e.dir)
-	return err
 }
 
 const (
@@ -86,53 +73,49 @@ func timerAt(at time.Time, payload []byte) engine.Timer {
 	return engine.Timer{FireAt: at.UnixMilli(), ID: c.TimerID(0), Kind: timer.KindEnvelope, Target: "notifications-push", Payload: payload, Head: c.Base, Weight: 1}
 }
 
+// putting stores timers, durable when it returns.
+type putting = func(ctx context.Context, ts []engine.Timer)
+
 // inBatches calls put with batches of timers due within the hour after the next,
 // from several goroutines, for about d, and returns timers per second.
-func inBatches(ctx context.Context, d time.Duration, payloads [][]byte, put func(context.Context, []engine.Timer) error) (float64, int64, error) {
-	var stored atomic.Int64
+func inBatches(ctx context.Context, d time.Duration, payloads [][]byte, put putting) (perSecond float64) {
 	began := time.Now()
-	g, ctx := errgroup.WithContext(ctx)
-	for range timerWriters {
-		g.Go(func() error {
-			ts := make([]engine.Timer, timerBatch)
-			for time.Since(began) < d {
-				for i := range ts {
-					ts[i] = timerAt(began.Add(time.Hour+rand.N(time.Hour)), payloads[i%len(payloads)])
-				}
-				if err := put(ctx, ts); err != nil {
-					return err
-				}
-				stored.Add(timerBatch)
-			}
-			return nil
-		})
-	}
-	err := g.Wait()
-	return float64(stored.Load()) / time.Since(began).Seconds(), stored.Load(), err
+	batches := [timerWriters][timerBatch]engine.Timer{}
+	return flood(ctx, timerWriters, d, func(ctx context.Context, writer int) int {
+		ts := batches[writer][:]
+		for i := range ts {
+			ts[i] = timerAt(began.Add(time.Hour+rand.N(time.Hour)), payloads[i%len(payloads)])
+		}
+		put(ctx, ts)
+		return timerBatch
+	})
 }
 
 // parking compares Engine.Park with Pebble alone: the same keys and values
 // (shard, time, id; kind, target, head, payload), the same batches from as many
 // goroutines, each durable before the next. Pebble shares fsyncs among them by
 // itself. Every row that was acknowledged is counted at the end.
-func (b *bench) parking(ctx context.Context) error {
-	return b.registrations(ctx, "timers parked", func(e *timerEngine) func(context.Context, []engine.Timer) error { return e.Park }, putTimers)
+func (b *bench) parking(ctx context.Context) {
+	b.registrations(ctx, "timers parked", func(e *timerEngine) putting {
+		return func(ctx context.Context, ts []engine.Timer) { rig.Ok(e.Park(ctx, ts)) }
+	}, putTimers)
 }
 
 // scheduling compares Engine.ParkScheduled, which stores a schedule with each
 // timer, with Pebble alone: the same rows in one batch, the schedule's and those
 // of its two indexes beside the timer's.
-func (b *bench) scheduling(ctx context.Context) error {
-	return b.registrations(ctx, "schedules and their timers stored", func(e *timerEngine) func(context.Context, []engine.Timer) error {
-		return func(ctx context.Context, ts []engine.Timer) error {
+func (b *bench) scheduling(ctx context.Context) {
+	b.registrations(ctx, "schedules and their timers stored", func(e *timerEngine) putting {
+		return func(ctx context.Context, ts []engine.Timer) {
 			ss := make([]engine.Schedule, len(ts))
 			for i := range ts {
 				ss[i] = scheduleOf(&ts[i])
 			}
-			return e.ParkScheduled(ctx, ss, ts)
+			rig.Ok(e.ParkScheduled(ctx, ss, ts))
 		}
-	}, func(batch *pebbledb.Batch, ts []engine.Timer) error {
-		return errors.Join(putSchedules(batch, ts), putTimers(batch, ts))
+	}, func(batch *pebbledb.Batch, ts []engine.Timer) {
+		putSchedules(batch, ts)
+		putTimers(batch, ts)
 	})
 }
 
@@ -140,52 +123,37 @@ func scheduleOf(t *engine.Timer) engine.Schedule {
 	return engine.Schedule{Base: t.Head, Caller: "shop", User: "user-0000001", Channel: notify.Push, Category: notify.Transactional, FireAt: t.FireAt, Created: t.FireAt - 3_600_000, Receivers: 1, Accepted: 1}
 }
 
-func (b *bench) registrations(ctx context.Context, what string, put func(*timerEngine) func(context.Context, []engine.Timer) error, bare func(*pebbledb.Batch, []engine.Timer) error) error {
-	e, err := b.timerEngine(ctx, func(context.Context, []engine.Timer) error { return errors.New("nothing is due") })
-	if err != nil {
-		return err
-	}
+func (b *bench) registrations(ctx context.Context, what string, put func(*timerEngine) putting, bare func(*pebbledb.Batch, []engine.Timer)) {
+	e := b.timerEngine(ctx, func(context.Context, []engine.Timer) error { return errors.New("nothing is due") })
 	dir := b.folder("pebble")
-	db, err := pebbledb.Open(dir, alone())
-	if err != nil {
-		return errors.Join(err, e.close())
-	}
+	db := rig.Must(pebbledb.Open(dir, alone()))
 	payloads := envelopes(timerBatch, 1, text)
-	parked := int64(0)
-	ours := &side{name: "park", run: func(d time.Duration) (float64, error) {
-		v, n, err := inBatches(ctx, d, payloads, put(e))
-		parked += n
-		return v, err
-	}}
-	raw := &side{name: "pebble", run: func(d time.Duration) (float64, error) {
-		v, _, err := inBatches(ctx, d, payloads, func(_ context.Context, ts []engine.Timer) error {
-			batch := db.NewBatch()
-			if err := bare(batch, ts); err != nil {
-				return err
-			}
-			if err := batch.Commit(pebbledb.Sync); err != nil {
-				return err
-			}
-			return batch.Close()
+	var parked atomic.Int64
+	ours := &side{name: "park", run: func(d time.Duration) float64 {
+		return inBatches(ctx, d, payloads, func(ctx context.Context, ts []engine.Timer) {
+			put(e)(ctx, ts)
+			parked.Add(int64(len(ts)))
 		})
-		return v, err
 	}}
-	err = b.alternate("P7", b.length(3*time.Second, time.Second), ours, raw)
+	raw := &side{name: "pebble", run: func(d time.Duration) float64 {
+		return inBatches(ctx, d, payloads, func(_ context.Context, ts []engine.Timer) {
+			batch := db.NewBatch()
+			bare(batch, ts)
+			rig.Ok(batch.Commit(pebbledb.Sync))
+			rig.Ok(batch.Close())
+		})
+	}}
+	b.alternate("P7", b.length(3*time.Second, time.Second), ours, raw)
 	rows := int64(0)
-	if err == nil {
-		err = e.store.Timers().Pending(ctx, func(*engine.Timer) error { rows++; return nil })
+	rig.Ok(e.store.Timers().Pending(ctx, func(*engine.Timer) error { rows++; return nil }))
+	if n := parked.Load(); rows != n {
+		panic(fmt.Errorf("%d timers were acknowledged and %d are stored", n, rows))
 	}
-	if err == nil && rows != parked {
-		err = fmt.Errorf("%d timers were acknowledged and %d are stored", parked, rows)
-	}
-	err = errors.Join(err, e.close(), db.Close())
+	e.close()
+	rig.Ok(db.Close())
 	forget(dir)
-	if err != nil {
-		return err
-	}
 	b.add(result{ID: "P7", Work: fmt.Sprintf("%s, fsynced, %d goroutines, batches of %d, %d B of payload; %.2f cores, %.0f ns; ref: Pebble alone, %.2f cores, %.0f ns", what, timerWriters, timerBatch, len(payloads[0]), ours.cores, ours.cost, raw.cores, raw.cost),
 		Value: ours.best, Unit: "timers/s", Reference: raw.best, main: true}, ratioOf(0.7))
-	return nil
 }
 
 // alone is Pebble with the sizes that pkg/engine/pebble gives it.
@@ -208,7 +176,7 @@ func (silent) Fatalf(format string, args ...any) {
 }
 
 // putTimers writes timers as the store lays them out.
-func putTimers(batch *pebbledb.Batch, ts []engine.Timer) error {
+func putTimers(batch *pebbledb.Batch, ts []engine.Timer) {
 	var k, v []byte
 	for i := range ts {
 		t := &ts[i]
@@ -218,16 +186,13 @@ func putTimers(batch *pebbledb.Batch, ts []engine.Timer) error {
 		v = append(v[:0], 2, t.Kind, byte(len(t.Target)))
 		v = append(append(append(v, t.Target...), 1), t.Head[:]...)
 		v = append(append(v, byte(t.Gen), byte(t.Weight)), t.Payload...)
-		if err := batch.Set(k, v, nil); err != nil {
-			return err
-		}
+		rig.Ok(batch.Set(k, v, nil))
 	}
-	return nil
 }
 
 // putSchedules writes the schedules of timers as the store lays them out: a row,
 // and an index row each by caller and by fire time.
-func putSchedules(batch *pebbledb.Batch, ts []engine.Timer) error {
+func putSchedules(batch *pebbledb.Batch, ts []engine.Timer) {
 	var k, v []byte
 	for i := range ts {
 		x := scheduleOf(&ts[i])
@@ -239,19 +204,12 @@ func putSchedules(batch *pebbledb.Batch, ts []engine.Timer) error {
 		v = append(v, 0, 0, 0, byte(x.Receivers), byte(x.Accepted), byte(len(x.User)))
 		v = append(v, x.User...)
 		k = append(append(k[:0], 'R'), x.Base[:]...)
-		if err := batch.Set(k, v, nil); err != nil {
-			return err
-		}
+		rig.Ok(batch.Set(k, v, nil))
 		k = append(append(append(k[:0], 'C', 0, byte(len(x.Caller))), x.Caller...), x.Base[:]...)
-		if err := batch.Set(k, nil, nil); err != nil {
-			return err
-		}
+		rig.Ok(batch.Set(k, nil, nil))
 		k = append(binary.BigEndian.AppendUint64(append(k[:0], 'F'), uint64(x.FireAt)), x.Base[:]...)
-		if err := batch.Set(k, nil, nil); err != nil {
-			return err
-		}
+		rig.Ok(batch.Set(k, nil, nil))
 	}
-	return nil
 }
 
 // releases collects how late timers are handed on.
@@ -319,75 +277,59 @@ func (r *releases) publish(_ context.Context, ts []engine.Timer) error {
 }
 
 // wait returns the lateness of all, sorted; none may be early.
-func (r *releases) wait(ctx context.Context, limit time.Duration) ([]time.Duration, error) {
+func (r *releases) wait(ctx context.Context, limit time.Duration) []time.Duration {
+	ctx, stop := context.WithTimeout(ctx, limit)
+	defer stop()
 	select {
 	case <-r.all:
 	case <-ctx.Done():
-		return nil, ctx.Err()
-	case <-time.After(limit):
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		return nil, fmt.Errorf("%d of %d timers are not released %v after the last was due", r.want-len(r.late), r.want, limit)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	slices.Sort(r.late)
-	if r.late[0] < 0 {
-		return nil, fmt.Errorf("a timer was released %v early", -r.late[0])
+	switch {
+	case len(r.late) < r.want:
+		panic(fmt.Errorf("%d of %d timers are not released %v after the last was due", r.want-len(r.late), r.want, limit))
+	case r.late[0] < 0:
+		panic(fmt.Errorf("a timer was released %v early", -r.late[0]))
+	case r.again > 0:
+		panic(fmt.Errorf("%d timers were released twice without a crash", r.again))
 	}
-	if r.again > 0 {
-		return nil, fmt.Errorf("%d timers were released twice without a crash", r.again)
-	}
-	return r.late, nil
+	return r.late
 }
 
 // spreadOver parks n timers due evenly over a span that begins once all are
 // stored and the loading of them has not begun, and returns when it begins.
-func (e *timerEngine) spreadOver(ctx context.Context, n int, span time.Duration, start time.Time) error {
+func (e *timerEngine) spreadOver(ctx context.Context, n int, span time.Duration, start time.Time) {
 	payload := envelopes(1, 1, text)[0]
-	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(timerWriters)
-	const step = 1000
-	for from := 0; from < n; from += step {
-		g.Go(func() error {
-			ts := make([]engine.Timer, 0, step)
-			for i := from; i < min(from+step, n); i++ {
-				ts = append(ts, timerAt(start.Add(time.Duration(i)*span/time.Duration(n)), payload))
-			}
-			return e.Park(gctx, ts)
-		})
-	}
-	if err := g.Wait(); err != nil {
-		return err
-	}
+	rig.InSteps(ctx, n, 1000, timerWriters, func(ctx context.Context, from, to int) {
+		ts := make([]engine.Timer, 0, to-from)
+		for i := from; i < to; i++ {
+			ts = append(ts, timerAt(start.Add(time.Duration(i)*span/time.Duration(n)), payload))
+		}
+		rig.Ok(e.Park(ctx, ts))
+	})
 	if left := time.Until(start); left < 0 {
-		return fmt.Errorf("storing %d timers took %v longer than there was time", n, -left)
+		panic(fmt.Errorf("storing %d timers took %v longer than there was time", n, -left))
 	}
-	return nil
 }
 
 // storing is how long the parking of n timers may take before the first is due.
 func storing(n int) time.Duration { return 5*time.Second + time.Duration(n)*20*time.Microsecond }
 
 // released runs n timers due over a span through an engine.
-func (b *bench) released(ctx context.Context, name string, n int, start time.Time, span time.Duration) (late []time.Duration, r *releases, cores float64, err error) {
+func (b *bench) released(ctx context.Context, name string, n int, start time.Time, span time.Duration) (late []time.Duration, r *releases, cores float64) {
 	r = newReleases(n)
-	e, err := b.timerEngine(ctx, r.publish)
-	if err != nil {
-		return nil, nil, 0, err
-	}
-	if err = e.spreadOver(ctx, n, span, start); err == nil {
-		select {
-		case <-time.After(time.Until(start)):
-		case <-ctx.Done():
-		}
-		bare := startSleeper(start)
-		sp := b.span(name)
-		late, err = r.wait(ctx, span+2*time.Minute)
-		cores, _ = sp.cores()
-		r.bare = bare.end()
-	}
-	return late, r, cores, errors.Join(err, e.close())
+	e := b.timerEngine(ctx, r.publish)
+	e.spreadOver(ctx, n, span, start)
+	rig.Ok(rig.Pause(ctx, time.Until(start)))
+	bare := startSleeper(start)
+	sp := b.span(name)
+	late = r.wait(ctx, span+2*time.Minute)
+	cores, _ = sp.cores()
+	r.bare = bare.end()
+	e.close()
+	return late, r, cores
 }
 
 func inMs(d time.Duration) float64 { return round(float64(d)/1e6, 3) }
@@ -398,22 +340,18 @@ func quantile(sorted []time.Duration, q float64) time.Duration {
 }
 
 // lateness releases 50,000 timers a second.
-func (b *bench) lateness(ctx context.Context) error {
+func (b *bench) lateness(ctx context.Context) {
 	const rate = 50_000
 	span := b.length(20*time.Second, 5*time.Second)
 	n := int(rate * span.Seconds())
-	late, r, cores, err := b.released(ctx, "P7-lateness", n, time.Now().Add(storing(n)).Truncate(time.Millisecond), span)
-	if err != nil {
-		return err
-	}
+	late, r, cores := b.released(ctx, "P7-lateness", n, time.Now().Add(storing(n)).Truncate(time.Millisecond), span)
 	b.add(result{ID: "P7", Work: fmt.Sprintf("lateness at %s releases/s for %.0f s, p99; p50 %g p99.9 %g max %g ms, 0 early; %.2f cores; ref: a bare sleeper beside it, max %g ms", number(rate), span.Seconds(), inMs(quantile(late, 0.5)), inMs(quantile(late, 0.999)), inMs(late[n-1]), cores, inMs(r.bare[len(r.bare)-1])),
 		Value: inMs(quantile(late, 0.99)), Unit: "ms", Reference: inMs(quantile(r.bare, 0.99))}, below(50, "ms"))
-	return nil
 }
 
 // fullMinute releases what a whole minute holds: spread over it, and for
 // information all at its first millisecond.
-func (b *bench) fullMinute(ctx context.Context) error {
+func (b *bench) fullMinute(ctx context.Context) {
 	n, span := 1_000_000, time.Minute
 	if b.short {
 		n = 100_000
@@ -425,10 +363,7 @@ func (b *bench) fullMinute(ctx context.Context) error {
 			start = start.Truncate(time.Minute).Add(time.Minute)
 		}
 		start = start.Truncate(time.Millisecond)
-		late, r, cores, err := b.released(ctx, "P7-minute", n, start, over)
-		if err != nil {
-			return err
-		}
+		late, r, cores := b.released(ctx, "P7-minute", n, start, over)
 		due := start.Add(over - over/time.Duration(n)).Truncate(time.Millisecond)
 		what, want := fmt.Sprintf("%s timers due within %.0f s of one minute", number(float64(n)), over.Seconds()), below(10, "s")
 		if over == 0 {
@@ -437,7 +372,6 @@ func (b *bench) fullMinute(ctx context.Context) error {
 		b.add(result{ID: "P7", Work: fmt.Sprintf("%s: all released after the last was due; p99 %g max %g ms late; %.2f cores", what, inMs(quantile(late, 0.99)), inMs(late[n-1]), cores),
 			Value: round(max(r.last.Sub(due), 0).Seconds(), 3), Unit: "s"}, want)
 	}
-	return nil
 }
 
 func below(v float64, unit string) need {

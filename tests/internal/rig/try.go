@@ -1,6 +1,12 @@
 package rig
 
-import "runtime"
+import (
+	"context"
+	"runtime"
+	"sync/atomic"
+
+	"golang.org/x/sync/errgroup"
+)
 
 // Ok ends the step under way unless err is nil. The programs here are rows of steps, and
 // each needs the one before it: Ok, Must and Must2 are to them what t.Fatal is to a
@@ -40,4 +46,30 @@ func Try(f func()) (err error) {
 	}()
 	f()
 	return nil
+}
+
+// Together calls f n times at once, and returns when all calls have ended. It ends the
+// step under way with the first error that a call was ended with; ctx of the others ends
+// then.
+func Together(ctx context.Context, n int, f func(ctx context.Context, i int)) {
+	g, ctx := errgroup.WithContext(ctx)
+	for i := range n {
+		g.Go(func() error { return Try(func() { f(ctx, i) }) })
+	}
+	Ok(g.Wait())
+}
+
+// InSteps calls f for every step of the numbers below n, so many at a time: from is the
+// first number of a step, to the one behind its last.
+func InSteps(ctx context.Context, n, step, atOnce int, f func(ctx context.Context, from, to int)) {
+	var next atomic.Int64
+	Together(ctx, atOnce, func(ctx context.Context, _ int) {
+		for ctx.Err() == nil {
+			to := int(next.Add(int64(step)))
+			if to-step >= n {
+				return
+			}
+			f(ctx, to-step, min(to, n))
+		}
+	})
 }
