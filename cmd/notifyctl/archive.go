@@ -5,14 +5,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/archive"
 	"github.com/notifyd/notifyd/pkg/term"
 )
-
-// archivePage is what archive ls prints.
-type archivePage struct {
-	Items []archive.Manifest `json:"items"`
-}
 
 func newArchive(p *program) *cobra.Command {
 	c := &cobra.Command{
@@ -43,13 +39,9 @@ func runArchiveList(p *program, dir string) error {
 	if err != nil {
 		return err
 	}
-	return printPage(p, archivePage{ms}, ms, func() term.Table {
-		t := term.Table{{"FILE", "LINES", "BYTES", "WRITTEN"}}
-		for i := range ms {
-			t = append(t, []string{ms[i].File, count(ms[i].Lines), strconv.FormatInt(ms[i].Bytes, 10), p.when(ms[i].Written)})
-		}
-		return t
-	})
+	return printList(p, api.List[archive.Manifest]{Items: ms}, ms, &columns[archive.Manifest]{head: "FILE  LINES  BYTES  WRITTEN", row: func(m *archive.Manifest) []string {
+		return []string{m.File, count(m.Lines), strconv.FormatInt(m.Bytes, 10), p.when(m.Written)}
+	}})
 }
 
 func runArchiveVerify(p *program, dir string) error {
@@ -74,19 +66,9 @@ func runArchiveVerify(p *program, dir string) error {
 		}
 		vs = append(vs, v)
 	}
-	page := struct {
-		Items []verdict `json:"items"`
-	}{vs}
-	if err := printPage(p, page, vs, func() term.Table {
-		t := term.Table{{"FILE", "LINES", "VERDICT"}}
-		for _, v := range vs {
-			if v.Error == "" {
-				v.Error = "ok"
-			}
-			t = append(t, []string{v.File, count(v.Lines), v.Error})
-		}
-		return t
-	}); err != nil {
+	if err := printList(p, api.List[verdict]{Items: vs}, vs, &columns[verdict]{head: "FILE  LINES  VERDICT", row: func(v *verdict) []string {
+		return []string{v.File, count(v.Lines), first(v.Error, "ok")}
+	}}); err != nil {
 		return err
 	}
 	if bad > 0 {

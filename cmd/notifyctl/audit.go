@@ -18,6 +18,9 @@ func newAudit(p *program) *cobra.Command {
 	}
 	c.Flags().AddFlagSet(run.Flags())
 	var limit int
+	cols := columns[api.AuditRow]{head: "SEQ  AT  ACTOR  ACTION  TARGET  SET  RESULT  COUNTS  REASON", row: func(r *api.AuditRow) []string {
+		return []string{fmt.Sprint(r.Seq), p.when(r.At), r.Actor, r.Action, r.Target, string(r.Set), r.Result, skipped(r.Counts), r.Reason}
+	}}
 	ls := &cobra.Command{
 		Use: "ls", Short: "List the latest rows, oldest first", Args: cobra.NoArgs, Aliases: []string{"list"},
 		RunE: p.call(func(ctx context.Context, cl *api.Client, _ []string) error {
@@ -26,15 +29,7 @@ func newAudit(p *program) *cobra.Command {
 				return err
 			}
 			defer p.more(len(rows), "")
-			return p.printer().Print(rows, func() term.Table {
-				t := term.Table{{"SEQ", "AT", "ACTOR", "ACTION", "TARGET", "SET", "RESULT", "COUNTS", "REASON"}}
-				shown := api.FoldAudit(rows)
-				for i := range shown {
-					r := &shown[i]
-					t = append(t, []string{fmt.Sprint(r.Seq), p.when(r.At), r.Actor, r.Action, r.Target, string(r.Set), r.Result, skipped(r.Counts), r.Reason})
-				}
-				return t
-			})
+			return p.printer().Print(rows, cols.table(api.FoldAudit(rows)))
 		}),
 	}
 	ls.Flags().IntVar(&limit, "limit", 50, "how many at most")
@@ -48,9 +43,7 @@ prints elsewhere: --expect then notices that the end was cut off.`,
 			if err != nil {
 				return err
 			}
-			if err := p.printer().Record(v, func() term.Table {
-				return term.Table{{"rows", count(v.Rows)}, {"head", fmt.Sprintf("%d:%s", v.Rows, v.Head)}}
-			}); err != nil {
+			if err := p.printer().Record(v, term.Table{{"rows", count(v.Rows)}, {"head", fmt.Sprintf("%d:%s", v.Rows, v.Head)}}); err != nil {
 				return err
 			}
 			if v.Broken != 0 {

@@ -109,16 +109,14 @@ func runBackup(ctx context.Context, p *program, name string, force bool) error {
 	return p.printer().Record(map[string]any{
 		"file": name, "bytes": size, "unpacked_bytes": m.Bytes, "files": len(m.Files), "created_at": m.Created,
 		"store_id": m.StoreID, "version": m.Version, "verified": true, "took_seconds": time.Since(began).Seconds(),
-	}, func() term.Table {
-		return term.Table{
-			{"file", name},
-			{"size", fmt.Sprintf("%s bytes, %s unpacked in %s files", count(size), count(m.Bytes), count(len(m.Files)))},
-			{"holds", "what was accepted before " + m.Created.Format(time.RFC3339)},
-			{"store", m.StoreID + ", notifyd " + m.Version},
-			{"verified", "every file has its checksum"},
-			{"took", time.Since(began).Round(10 * time.Millisecond).String()},
-			{"restore", restoreLine(name, m)},
-		}
+	}, term.Table{
+		{"file", name},
+		{"size", fmt.Sprintf("%s bytes, %s unpacked in %s files", count(size), count(m.Bytes), count(len(m.Files)))},
+		{"holds", "what was accepted before " + m.Created.Format(time.RFC3339)},
+		{"store", m.StoreID + ", notifyd " + m.Version},
+		{"verified", "every file has its checksum"},
+		{"took", time.Since(began).Round(10 * time.Millisecond).String()},
+		{"restore", restoreLine(name, m)},
 	})
 }
 

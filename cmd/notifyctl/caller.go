@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -17,34 +16,21 @@ import (
 
 func newCaller(p *program) *cobra.Command {
 	c := &cobra.Command{Use: "caller", Short: "Read and set callers' limits, callback URLs and secrets"}
-	c.AddCommand(newCallerList(p), newCallerShow(p), newCallerSet(p), newRotateSecret(p))
-	return c
-}
-
-func newCallerList(p *program) *cobra.Command {
-	return &cobra.Command{
-		Use: "ls", Short: "List the callers that differ from the defaults", Args: cobra.NoArgs, Aliases: []string{"list"},
+	cols := columns[api.Caller]{
+		head: "CALLER  RATE  DISABLED  SECRETS  CALLBACK URLS", optional: []string{"SECRETS"},
+		row: func(v *api.Caller) []string {
+			return []string{v.ID, rateOf(v), yesNo(v.Disabled), strconv.Itoa(len(v.Secrets)), strings.Join(v.CallbackURLs, " ")}
+		},
+	}
+	c.AddCommand(newListing(p, &cobra.Command{
+		Short: "List the callers that differ from the defaults",
 		Example: `  notifyctl caller ls
   notifyctl caller ls -o json --jq .items[].id`,
-		RunE: p.call(func(ctx context.Context, cl *api.Client, _ []string) error {
-			out, err := cl.Callers(ctx)
-			if err != nil {
-				return err
-			}
-			if err := printWide(p, out, out.Items, []string{"SECRETS"}, func() term.Table {
-				t := term.Table{{"CALLER", "RATE", "DISABLED", "SECRETS", "CALLBACK URLS"}}
-				for i := range out.Items {
-					v := &out.Items[i]
-					t = append(t, []string{v.ID, rateOf(v), yesNo(v.Disabled), strconv.Itoa(len(v.Secrets)), strings.Join(v.CallbackURLs, " ")})
-				}
-				return t
-			}); err != nil {
-				return err
-			}
-			p.more(len(out.Items), "")
-			return nil
-		}),
-	}
+	}, &listing[api.Caller]{columns: cols, get: all((*api.Client).Callers), whole: true}), newGet(p, &cobra.Command{
+		Use: "show CALLER", Short: "Show what is set for a caller", Args: term.Exact("a caller"), Aliases: []string{"get"},
+		Example: `  notifyctl caller show shop`,
+	}, (*api.Client).Caller, p.callerFields), newCallerSet(p), newRotateSecret(p))
+	return c
 }
 
 func rateOf(c *api.Caller) string {
@@ -68,46 +54,30 @@ func orDefault(n int) string {
 	return count(n)
 }
 
-func newCallerShow(p *program) *cobra.Command {
-	return &cobra.Command{
-		Use: "show CALLER", Short: "Show what is set for a caller", Args: term.Exact("a caller"), Aliases: []string{"get"},
-		Example: `  notifyctl caller show shop`,
-		RunE: p.call(func(ctx context.Context, cl *api.Client, args []string) error {
-			v, err := cl.Caller(ctx, args[0])
-			if err != nil {
-				return err
-			}
-			return p.printCaller(&v)
-		}),
+func (p *program) callerFields(c *api.Caller) term.Table {
+	t := term.Table{{"caller", c.ID}, {"rate", rateOf(c)}, {"burst", orDefault(c.Burst)}, {"disabled", yesNo(c.Disabled)}}
+	for _, u := range c.CallbackURLs {
+		t = append(t, []string{"callback URL", u})
 	}
-}
-
-func (p *program) printCaller(c *api.Caller) error {
-	return p.printer().Record(c, func() term.Table {
-		t := term.Table{{"caller", c.ID}, {"rate", rateOf(c)}, {"burst", orDefault(c.Burst)}, {"disabled", yesNo(c.Disabled)}}
-		for _, u := range c.CallbackURLs {
-			t = append(t, []string{"callback URL", u})
+	t = append(t, []string{"callbacks at a time", orDefault(c.MaxInFlight)}, []string{"triggers waiting", orDefault(c.MaxPending)})
+	if len(c.FinalStatuses) > 0 {
+		t = append(t, []string{"final answers", strings.Trim(fmt.Sprint(append([]int{410}, c.FinalStatuses...)), "[]")})
+	}
+	if c.OutcomesURL != "" {
+		what := "failures are told to"
+		if c.OutcomesOf == "all" {
+			what = "outcomes are told to"
 		}
-		t = append(t, []string{"callbacks at a time", orDefault(c.MaxInFlight)}, []string{"triggers waiting", orDefault(c.MaxPending)})
-		if len(c.FinalStatuses) > 0 {
-			t = append(t, []string{"final answers", strings.Trim(fmt.Sprint(append([]int{410}, c.FinalStatuses...)), "[]")})
+		t = append(t, []string{what, c.OutcomesURL})
+	}
+	for _, s := range c.Secrets {
+		until := ""
+		if s.ExpiresAt != nil {
+			until = ", signs until " + s.ExpiresAt.Local().Format("2006-01-02 15:04 MST")
 		}
-		if c.OutcomesURL != "" {
-			what := "failures are told to"
-			if c.OutcomesOf == "all" {
-				what = "outcomes are told to"
-			}
-			t = append(t, []string{what, c.OutcomesURL})
-		}
-		for _, s := range c.Secrets {
-			until := ""
-			if s.ExpiresAt != nil {
-				until = ", signs until " + s.ExpiresAt.Local().Format("2006-01-02 15:04 MST")
-			}
-			t = append(t, []string{"secret", "made " + p.when(s.CreatedAt) + until})
-		}
-		return append(t, []string{"version", fmt.Sprint(c.Version)})
-	})
+		t = append(t, []string{"secret", "made " + p.when(s.CreatedAt) + until})
+	}
+	return append(t, []string{"version", fmt.Sprint(c.Version)})
 }
 
 type callerOptions struct {
@@ -152,28 +122,21 @@ port and path; triggers may call what lies below it.`,
 }
 
 func runCallerSet(ctx context.Context, p *program, id string, o *callerOptions) error {
-	t, err := p.target()
+	t, cl, err := p.operator(o.reason)
 	if err != nil {
 		return err
 	}
-	cl := p.clientOf(&t)
-	cl.Reason, cl.Context = o.reason, t.name
 	c, err := cl.Caller(ctx, id)
 	if err != nil && notify.KindOf(err) != notify.KindNotFound {
 		return err
 	}
 	c.ID = id
 	for _, gone := range o.remove {
-		at := -1
-		for i, u := range c.CallbackURLs {
-			if u == gone {
-				at = i
-			}
-		}
+		at := slices.Index(c.CallbackURLs, gone)
 		if at < 0 {
 			return term.Usage("--remove-callback-url %q: the caller does not have it", gone)
 		}
-		c.CallbackURLs = append(c.CallbackURLs[:at:at], c.CallbackURLs[at+1:]...)
+		c.CallbackURLs = slices.Delete(c.CallbackURLs, at, at+1)
 	}
 	c.CallbackURLs = append(c.CallbackURLs, o.add...)
 	for flag, set := range map[string]func(){
@@ -197,53 +160,38 @@ func runCallerSet(ctx context.Context, p *program, id string, o *callerOptions) 
 	if o.changed("outcomes-of") { // after --outcomes, which may take it away
 		c.OutcomesOf = o.outcomesOf
 	}
-	if err := p.confirm(&t, changes, "change caller "+id); err != nil {
+	if err := p.confirm(t, changes, "change caller "+id); err != nil {
 		return err
 	}
 	if c, err = cl.PutCaller(ctx, c); err != nil {
 		return err
 	}
-	return p.printCaller(&c)
+	return p.printer().Record(c, p.callerFields(&c))
 }
 
 func newRotateSecret(p *program) *cobra.Command {
-	overlap, reason := "24h", ""
 	c := &cobra.Command{
 		Use: "rotate-secret CALLER", Short: "Give a caller a fresh secret to check callbacks with", Args: term.Exact("a caller"),
 		Long: `rotate-secret makes a new signing secret and prints it: the only time it is shown. The
 one before signs beside it for the overlap, so that the receiver can be changed over.`,
 		Example: `  notifyctl caller rotate-secret shop
   notifyctl caller rotate-secret shop --overlap 0s`,
-		RunE: func(c *cobra.Command, args []string) error {
-			return runRotateSecret(c.Context(), p, args[0], overlap, reason)
-		},
 	}
-	c.Flags().StringVar(&reason, "reason", "", "why; kept in the audit log")
-	c.Flags().StringVar(&overlap, "overlap", overlap, "how long the secret before signs too; 0s: not at all")
-	return c
-}
-
-func runRotateSecret(ctx context.Context, p *program, id, overlap, reason string) error {
-	var d time.Duration
-	if overlap != "0" {
-		var err error
-		if d, err = parseSpan(overlap); err != nil {
+	overlap, reason := c.Flags().String("overlap", "24h", "how long the secret before signs too; 0s: not at all"), reasonFlag(c)
+	c.RunE = func(c *cobra.Command, args []string) error {
+		d, err := parseSpan(*overlap)
+		if err != nil {
 			return err
 		}
+		return change(p, changes, "rotate the secret of "+args[0], *reason, func(cl *api.Client) (api.RotatedSecret, error) {
+			return cl.RotateSecret(c.Context(), args[0], d)
+		}, func(out *api.RotatedSecret) error {
+			err := p.printer().Record(out, term.Table{{"caller", out.Caller}, {"secret", out.Secret}, {"the one before signs until", p.whenever(out.OldUntil)}})
+			if err == nil {
+				p.note("it is not shown again")
+			}
+			return err
+		})
 	}
-	cl, err := p.confirmed(changes, "rotate the secret of "+id, reason)
-	if err != nil {
-		return err
-	}
-	out, err := cl.RotateSecret(ctx, id, d)
-	if err != nil {
-		return err
-	}
-	if err := p.printer().Record(out, func() term.Table {
-		return term.Table{{"caller", out.Caller}, {"secret", out.Secret}, {"the one before signs until", p.whenever(out.OldUntil)}}
-	}); err != nil {
-		return err
-	}
-	p.note("it is not shown again")
-	return nil
+	return c
 }

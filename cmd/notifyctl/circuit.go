@@ -2,13 +2,14 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"strconv"
 	"strings"
-
-	"github.com/spf13/cobra"
+	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/term"
+	"github.com/spf13/cobra"
 )
 
 func newCircuit(p *program) *cobra.Command {
@@ -19,11 +20,23 @@ lets nothing through; what waits for it keeps its attempts. open and close hold 
 until reset gives it back to what its calls say. A provider's is held open or reset,
 in every process and across restarts. notifyctl provider test calls it all the same.`,
 	}
-	c.AddCommand(&cobra.Command{
-		Use: "ls", Short: "List circuits", Args: cobra.NoArgs, Aliases: []string{"list"},
-		RunE: func(c *cobra.Command, _ []string) error { return runCircuits(c.Context(), p) },
-	})
-	c.AddCommand(newAccounts(p))
+	cols := columns[api.Circuit]{head: "CIRCUIT  STATE  SINCE  WHY  NEXT TRY  IN FLIGHT  QUEUED", row: func(c *api.Circuit) []string {
+		state, flight := c.State, strconv.Itoa(c.InFlight)
+		if c.Pinned {
+			state += " (held)"
+		}
+		if c.Limit > 0 {
+			flight += "/" + strconv.Itoa(c.Limit)
+		}
+		return []string{c.Name, state, p.whenever(c.Since), c.Why(), p.whenever(c.Until), flight, strconv.Itoa(c.Queued)}
+	}}
+	c.AddCommand(newListing(p, &cobra.Command{Short: "List circuits"}, &listing[api.Circuit]{columns: cols, get: all((*api.Client).Circuits), whole: true}))
+	accounts := columns[api.Account]{head: "PROVIDER  ACCOUNT  STATE  BLOCKED UNTIL  PROBE  ROOM  REASON", row: func(a *api.Account) []string {
+		return []string{a.Provider, a.Account, a.State, p.whenever(a.BlockedUntil), p.whenever(a.ProbeAt), fmt.Sprintf("%.0f", a.Room), a.Reason}
+	}}
+	c.AddCommand(newListing(p, &cobra.Command{
+		Use: "accounts", Short: "Show providers' accounts: room, and which are blocked", Args: cobra.NoArgs,
+	}, &listing[api.Account]{columns: accounts, get: all((*api.Client).Accounts), whole: true}))
 	for _, a := range []struct{ name, to, short string }{
 		{"open", "open", "Let nothing through until it is reset"},
 		{"close", "closed", "Let everything through until it is reset"},
@@ -32,55 +45,13 @@ in every process and across restarts. notifyctl provider test calls it all the s
 		c.AddCommand(&cobra.Command{
 			Use: a.name + " CIRCUIT", Short: a.short, Args: term.Exact("a circuit, such as caller:shop or provider:twilio"),
 			RunE: func(c *cobra.Command, args []string) error {
-				return runSetCircuit(c.Context(), p, args[0], a.name, a.to)
+				return change(p, changes, a.name+" circuit "+args[0], "", func(cl *api.Client) (api.Circuit, error) {
+					return cl.SetCircuit(c.Context(), args[0], a.to)
+				}, func(c *api.Circuit) error { return p.printer().Print(c, cols.table([]api.Circuit{*c})) })
 			},
 		})
 	}
 	return c
-}
-
-func runCircuits(ctx context.Context, p *program) error {
-	cl, err := p.client()
-	if err != nil {
-		return err
-	}
-	out, err := cl.Circuits(ctx)
-	if err != nil {
-		return err
-	}
-	if err := printPage(p, out, out.Items, func() term.Table { return p.circuits(out.Items) }); err != nil {
-		return err
-	}
-	p.more(len(out.Items), "")
-	return nil
-}
-
-func (p *program) circuits(list []api.Circuit) term.Table {
-	t := term.Table{{"CIRCUIT", "STATE", "SINCE", "WHY", "NEXT TRY", "IN FLIGHT", "QUEUED"}}
-	for i := range list {
-		c := &list[i]
-		state, flight := c.State, strconv.Itoa(c.InFlight)
-		if c.Pinned {
-			state += " (held)"
-		}
-		if c.Limit > 0 {
-			flight += "/" + strconv.Itoa(c.Limit)
-		}
-		t = append(t, []string{c.Name, state, p.whenever(c.Since), c.Why(), p.whenever(c.Until), flight, strconv.Itoa(c.Queued)})
-	}
-	return t
-}
-
-func runSetCircuit(ctx context.Context, p *program, name, verb, to string) error {
-	cl, err := p.confirmed(changes, verb+" circuit "+name, "")
-	if err != nil {
-		return err
-	}
-	out, err := cl.SetCircuit(ctx, name, to)
-	if err != nil {
-		return err
-	}
-	return p.printer().Print(out, func() term.Table { return p.circuits([]api.Circuit{out}) })
 }
 
 func newURL(p *program) *cobra.Command {
@@ -89,36 +60,89 @@ func newURL(p *program) *cobra.Command {
 		Use: "check URL", Short: "Say of each address a URL resolves to whether it may be called", Args: term.Exact("a URL"),
 		Long: `check resolves the host as the server would, and judges each address; nothing is
 connected to. Exit 9 when no address may be called.`,
-		RunE: func(c *cobra.Command, args []string) error { return runCheckURL(c.Context(), p, args[0]) },
+		RunE: p.call(func(ctx context.Context, cl *api.Client, args []string) error {
+			out, err := cl.CheckURL(ctx, args[0])
+			if err != nil {
+				return err
+			}
+			t := term.Table{{"ADDRESS", "VERDICT", "WHY"}}
+			for _, a := range out.Addresses {
+				verdict := "allowed"
+				if !a.Allowed {
+					verdict = "denied"
+				}
+				t = append(t, []string{a.Address, verdict, a.Why})
+			}
+			if err := p.printer().Print(out, t); err != nil {
+				return err
+			}
+			p.note("%s port %d", strings.TrimSpace(out.Host), out.Port)
+			if !out.Allowed {
+				return term.Exitf(term.ExitFindings, "%s may not be called", out.URL)
+			}
+			return nil
+		}),
 	})
 	return c
 }
 
-func runCheckURL(ctx context.Context, p *program, raw string) error {
-	cl, err := p.client()
+func newProvider(p *program) *cobra.Command {
+	c := &cobra.Command{Use: "provider", Short: "Test a provider's credentials and the way to it"}
+	test := &cobra.Command{
+		Use: "test NAME", Short: "Call a provider once, without a campaign (scope operate)",
+		Args: term.Exact("apns, fcm, twilio, sendgrid, or an account of circuit accounts"),
+		Long: `test lets the server call a provider as its workers would, and says what was answered.
+Nothing reaches anybody: FCM and SendGrid have a dry run, Twilio is asked for the
+account, and APNs gets a push for a token that no device has. That proves the key, but
+the topic only with --to. With --to one real message goes to that address; it says that
+it is a test.
+
+It keeps to the provider's rate limit. It is called whether its circuit is open, held
+or closed, and no circuit changes. Each account or pool is called; with --to, the first.
+
+VERDICT is ok, credentials_refused, wrong_project (good credentials of another project,
+topic or account), refused (the message or its address), throttled, unreachable or
+unavailable (5xx). Exit 9 when one is not ok.`,
+		Example: "  notifyctl provider test fcm\n  notifyctl provider test twilio --to +4915112345678 --reason 'new token'",
+	}
+	to, reason := test.Flags().String("to", "", "send one real message to this device, number or mail address"), reasonFlag(test)
+	test.RunE = func(c *cobra.Command, args []string) error {
+		return runTestProvider(c.Context(), p, strings.TrimPrefix(args[0], "provider:"), *to, *reason)
+	}
+	c.AddCommand(test)
+	return c
+}
+
+func runTestProvider(ctx context.Context, p *program, name, to, reason string) error {
+	t, cl, err := p.operator(reason)
 	if err != nil {
 		return err
 	}
-	out, err := cl.CheckURL(ctx, raw)
-	if err != nil {
-		return err
-	}
-	if err := p.printer().Print(out, func() term.Table {
-		t := term.Table{{"ADDRESS", "VERDICT", "WHY"}}
-		for _, a := range out.Addresses {
-			verdict := "allowed"
-			if !a.Allowed {
-				verdict = "denied"
-			}
-			t = append(t, []string{a.Address, verdict, a.Why})
+	if to != "" {
+		if err := p.confirm(t, changes, "send a real message by "+name); err != nil {
+			return err
 		}
-		return t
-	}); err != nil {
+	}
+	out, err := cl.TestProvider(ctx, name, api.ProviderTestRequest{To: to})
+	if err != nil {
 		return err
 	}
-	p.note("%s port %d", strings.TrimSpace(out.Host), out.Port)
-	if !out.Allowed {
-		return term.Exitf(term.ExitFindings, "%s may not be called", out.URL)
+	bad := 0
+	cols := columns[api.ProviderTrial]{head: "ACCOUNT  VERDICT  STATUS  CLASS  CODE  TOOK  CALLED  DETAIL", row: func(one *api.ProviderTrial) []string {
+		if one.Verdict != "ok" {
+			bad++
+		}
+		status := strconv.Itoa(one.Status)
+		if one.Status == 0 {
+			status = "none"
+		}
+		return []string{one.Account, one.Verdict, status, one.Class, one.Code, (time.Duration(one.TookMS) * time.Millisecond).String(), one.Called, one.Detail}
+	}}
+	if err := p.printer().Print(out, cols.table(out.Items)); err != nil {
+		return err
+	}
+	if bad > 0 {
+		return term.Exitf(term.ExitFindings, "%d of %d calls of %s found something; notifyctl explain CODE says what to do", bad, len(out.Items), out.Provider)
 	}
 	return nil
 }

@@ -63,26 +63,22 @@ func (p *program) conservation(rep *api.Conservation) error {
 	if pr.Format != "table" || pr.JQ != "" {
 		return pr.Print(rep, nil)
 	}
-	if err := pr.Print(rep, func() term.Table {
-		t := term.Table{{"HOUR", "CALLER", "CHANNEL", "ACCEPTED", "TERMINAL", "PENDING", "LOST"}}
-		for i := range rep.Groups {
-			g := &rep.Groups[i]
-			t = append(t, []string{g.Hour.UTC().Format("2006-01-02T15Z"), g.Caller, g.Channel, fmt.Sprint(g.Accepted), fmt.Sprint(g.Terminal), fmt.Sprint(g.Pending), fmt.Sprint(g.Lost)})
-		}
-		return t
-	}); err != nil {
+	groups := term.Table{{"HOUR", "CALLER", "CHANNEL", "ACCEPTED", "TERMINAL", "PENDING", "LOST"}}
+	for i := range rep.Groups {
+		g := &rep.Groups[i]
+		groups = append(groups, []string{g.Hour.UTC().Format("2006-01-02T15Z"), g.Caller, g.Channel, fmt.Sprint(g.Accepted), fmt.Sprint(g.Terminal), fmt.Sprint(g.Pending), fmt.Sprint(g.Lost)})
+	}
+	if err := pr.Print(rep, groups); err != nil {
 		return err
 	}
 	if len(rep.Findings) > 0 {
 		fmt.Fprintln(p.out)
-		if err := pr.Print(rep, func() term.Table {
-			t := term.Table{{"DRIFT", "ID", "CALLER", "STATE", "WHY"}}
-			for i := range rep.Findings {
-				f := &rep.Findings[i]
-				t = append(t, []string{f.Class, f.ID, f.Caller, f.State, f.Detail})
-			}
-			return t
-		}); err != nil {
+		drift := term.Table{{"DRIFT", "ID", "CALLER", "STATE", "WHY"}}
+		for i := range rep.Findings {
+			f := &rep.Findings[i]
+			drift = append(drift, []string{f.Class, f.ID, f.Caller, f.State, f.Detail})
+		}
+		if err := pr.Print(rep, drift); err != nil {
 			return err
 		}
 		if rep.Truncated {

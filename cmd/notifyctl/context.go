@@ -49,13 +49,11 @@ func newContextList(p *program) *cobra.Command {
 			if len(list) == 0 {
 				p.note(`none; "notifyd dev" writes one, or see: notifyctl context add --help`)
 			}
-			return p.printer().Print(list, func() term.Table {
-				t := term.Table{{"", "NAME", "SERVER", "PROTECTED"}}
-				for _, n := range list {
-					t = append(t, []string{mark(n.Current, "*"), n.Name, n.Server, mark(n.Protected, "yes")})
-				}
-				return t
-			})
+			t := term.Table{{"", "NAME", "SERVER", "PROTECTED"}}
+			for _, n := range list {
+				t = append(t, []string{mark(n.Current, "*"), n.Name, n.Server, mark(n.Protected, "yes")})
+			}
+			return p.printer().Print(list, t)
 		},
 	}
 }
@@ -91,11 +89,9 @@ func newContextShow(p *program) *cobra.Command {
 				return err
 			}
 			n := named{name, name == cs.Current(), x}
-			return p.printer().Record(n, func() term.Table {
-				return term.Table{
-					{"name", n.Name}, {"current", mark(n.Current, "yes")}, {"server", n.Server}, {"token file", n.TokenFile},
-					{"simulators", n.Simulators}, {"protected", mark(n.Protected, "yes")}, {"kept in", cs.File()},
-				}
+			return p.printer().Record(n, term.Table{
+				{"name", n.Name}, {"current", mark(n.Current, "yes")}, {"server", n.Server}, {"token file", n.TokenFile},
+				{"simulators", n.Simulators}, {"protected", mark(n.Protected, "yes")}, {"kept in", cs.File()},
 			})
 		},
 	}
@@ -294,11 +290,9 @@ func runContextCheck(ctx context.Context, p *program) error {
 			out.claims(token)
 		}
 	}
-	return p.printer().Record(out, func() term.Table {
-		return term.Table{
-			{"context", out.Context}, {"server", out.Server}, {"ready", fmt.Sprintf("yes, after %s", out.Took)},
-			{"token of", out.Caller}, {"scopes", out.Scopes}, {"expires", p.whenever(out.Expires)},
-		}
+	return p.printer().Record(out, term.Table{
+		{"context", out.Context}, {"server", out.Server}, {"ready", fmt.Sprintf("yes, after %s", out.Took)},
+		{"token of", out.Caller}, {"scopes", out.Scopes}, {"expires", p.whenever(out.Expires)},
 	})
 }
 

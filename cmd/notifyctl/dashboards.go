@@ -62,13 +62,8 @@ func newDashboardsList(p *program) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return p.printer().Print(files, func() term.Table {
-				t := term.Table{{"FILE", "BYTES"}}
-				for _, f := range files {
-					t = append(t, []string{f.File, count(f.Bytes)})
-				}
-				return t
-			})
+			cols := columns[carried]{head: "FILE  BYTES", row: func(f *carried) []string { return []string{f.File, count(f.Bytes)} }}
+			return p.printer().Print(files, cols.table(files))
 		},
 	}
 }
@@ -158,16 +153,12 @@ func (p *program) checkDashboards(ctx context.Context, names []string, from stri
 		return err
 	}
 	res := promcheck.Check(files, o)
-	if err := p.printer().Print(res, func() term.Table {
-		t := term.Table{{"FILE", "WHERE", "PROBLEM"}}
-		for _, pr := range res.Problems {
-			t = append(t, []string{pr.File, pr.Where, pr.What})
-		}
-		if len(t) == 1 {
-			return term.Table{{fmt.Sprintf("%d files, %d queries: nothing is wrong", len(files), res.Queries)}}
-		}
-		return t
-	}); err != nil {
+	cols := columns[promcheck.Problem]{head: "FILE  WHERE  PROBLEM", row: func(pr *promcheck.Problem) []string { return []string{pr.File, pr.Where, pr.What} }}
+	t := cols.table(res.Problems)
+	if len(t) == 1 {
+		t = term.Table{{fmt.Sprintf("%d files, %d queries: nothing is wrong", len(files), res.Queries)}}
+	}
+	if err := p.printer().Print(res, t); err != nil {
 		return err
 	}
 	for _, name := range res.Silent {

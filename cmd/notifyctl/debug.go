@@ -74,7 +74,7 @@ func runBundle(ctx context.Context, p *program, file string) error {
 	if err := out.write(p.now()); err != nil {
 		return err
 	}
-	if err := p.printer().Print(out, out.table); err != nil {
+	if err := p.printer().Print(out, out.table()); err != nil {
 		return err
 	}
 	for _, kind := range slices.Sorted(maps.Keys(out.Redacted)) {

@@ -12,18 +12,14 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-type dlqOptions struct {
-	letters letterFlags
-	cursor  string
-	limit   int
-}
-
 func newDLQ(p *program) *cobra.Command {
 	c := &cobra.Command{Use: "dlq", Short: "Look at dead letters of every caller, and send them again", Aliases: []string{"dead-letters"},
 		Long: `Dead letters are what failed for good, of every channel and of triggers. They are kept
 for 30 days; ls and stats say what ages out next. Looking needs the scope observe,
 changing operate.`}
-	c.AddCommand(newDLQList(p), newDLQShow(p), newDLQTop(p), newDLQStats(p),
+	c.AddCommand(newDLQList(p), newGet(p, &cobra.Command{
+		Use: "show ID", Short: "Show one dead letter", Args: term.Exact("a notification id"),
+	}, (*api.Client).DeadLetter, p.deadLetterFields), newDLQTop(p), newDLQStats(p),
 		newDLQJob(p, "replay", "Send dead letters again, as a job of the server", `replay makes a plan, shows it, asks, and starts a job. The failed receiver alone is sent
 again, under the same id. A canary goes first, and its outcomes are awaited; the job
 stops by itself when too many fail again or a circuit is open (exit 10), and is
@@ -38,89 +34,52 @@ Ctrl-C pauses the job and prints how to go on.`, `  notifyctl dlq replay --chann
 }
 
 func newDLQList(p *program) *cobra.Command {
-	var o dlqOptions
-	c := &cobra.Command{
-		Use: "ls", Short: "List dead letters, newest first", Args: cobra.NoArgs, Aliases: []string{"list"},
+	var letters letterFlags
+	var f api.LetterFilter
+	c := newListing(p, &cobra.Command{
+		Short: "List dead letters, newest first",
 		Example: `  notifyctl dlq ls --channel push --since -2h
   notifyctl dlq ls --class permanent --caller shop -o jsonl --limit 10000`,
-		RunE: func(c *cobra.Command, _ []string) error { return runDLQList(c.Context(), p, &o) },
-	}
-	o.letters.add(c)
-	f := c.Flags()
-	f.StringVar(&o.letters.f.State, "state", "", "dead, replayed or discarded; default: all")
-	f.IntVar(&o.limit, "limit", 50, "how many at most")
-	f.StringVar(&o.cursor, "cursor", "", "go on where an earlier list ended")
+		PreRunE: func(*cobra.Command, []string) (err error) {
+			if ch := letters.f.Channel; ch != "trigger" {
+				if err := checkKinds(ch, letters.f.Category); err != nil {
+					return err
+				}
+			}
+			f, err = letters.filter(p)
+			return err
+		},
+	}, &listing[api.DeadLetter]{
+		get: func(ctx context.Context, cl *api.Client, after string, n int) (out api.DeadLetterPage, err error) {
+			for _, id := range f.IDs {
+				d, err := cl.DeadLetter(ctx, id)
+				if err != nil {
+					return out, err
+				}
+				out.Items = append(out.Items, d)
+			}
+			if len(f.IDs) > 0 {
+				return out, nil
+			}
+			if f.Where != "" || f.Attempts != "" {
+				n = maxPage
+			}
+			return cl.DeadLetters(ctx, f, after, n)
+		},
+		columns: columns[api.DeadLetter]{
+			head: "NOTIFICATION  CALLER  CHANNEL  CATEGORY  PROVIDER  CLASS  CODE  ATTEMPTS  STATE  FAILED  KEPT",
+			row: func(d *api.DeadLetter) []string {
+				return []string{
+					d.NotificationID, d.Caller, d.Channel, d.Category, d.Provider, d.Class, d.Code,
+					fmt.Sprint(d.Attempts), d.State, p.when(d.LastFailedAt), p.whenever(d.KeptUntil),
+				}
+			},
+		},
+	})
+	letters.add(c)
+	c.Flags().StringVar(&letters.f.State, "state", "", "dead, replayed or discarded; default: all")
 	complete(c, "state", []string{"dead", "replayed", "discarded"})
 	return c
-}
-
-func runDLQList(ctx context.Context, p *program, o *dlqOptions) error {
-	if ch := o.letters.f.Channel; ch != "trigger" {
-		if err := checkKinds(ch, o.letters.f.Category); err != nil {
-			return err
-		}
-	}
-	if o.limit < 1 {
-		return term.Usage("--limit %d: it is above 0", o.limit)
-	}
-	f, err := o.letters.filter(p)
-	if err != nil {
-		return err
-	}
-	cl, err := p.client()
-	if err != nil {
-		return err
-	}
-	out := api.DeadLetterPage{Items: []api.DeadLetter{}, Cursor: o.cursor}
-	for _, id := range f.IDs {
-		d, err := cl.DeadLetter(ctx, id)
-		if err != nil {
-			return err
-		}
-		out.Items = append(out.Items, d)
-	}
-	for len(f.IDs) == 0 && len(out.Items) < o.limit {
-		limit := min(o.limit-len(out.Items), maxPage)
-		if f.Where != "" || f.Attempts != "" {
-			limit = maxPage
-		}
-		page, err := cl.DeadLetters(ctx, f, out.Cursor, limit)
-		if err != nil {
-			return err
-		}
-		out.Items, out.Cursor = append(out.Items, page.Items...), page.Cursor
-		if page.Cursor == "" {
-			break
-		}
-	}
-	if err := printPage(p, out, out.Items, func() term.Table {
-		t := term.Table{{"NOTIFICATION", "CALLER", "CHANNEL", "CATEGORY", "PROVIDER", "CLASS", "CODE", "ATTEMPTS", "STATE", "FAILED", "KEPT"}}
-		for i := range out.Items {
-			d := &out.Items[i]
-			t = append(t, []string{
-				d.NotificationID, d.Caller, d.Channel, d.Category, d.Provider, d.Class, d.Code,
-				fmt.Sprint(d.Attempts), d.State, p.when(d.LastFailedAt), p.whenever(d.KeptUntil),
-			})
-		}
-		return t
-	}); err != nil {
-		return err
-	}
-	p.more(len(out.Items), out.Cursor)
-	return nil
-}
-
-func newDLQShow(p *program) *cobra.Command {
-	return &cobra.Command{
-		Use: "show ID", Short: "Show one dead letter", Args: term.Exact("a notification id"),
-		RunE: p.call(func(ctx context.Context, cl *api.Client, args []string) error {
-			d, err := cl.DeadLetter(ctx, args[0])
-			if err != nil {
-				return err
-			}
-			return p.printer().Record(d, func() term.Table { return p.deadLetterFields(&d) })
-		}),
-	}
 }
 
 func (p *program) deadLetterFields(d *api.DeadLetter) term.Table {

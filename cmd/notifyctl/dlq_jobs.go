@@ -205,12 +205,10 @@ func (j *jobFlags) plan(ctx context.Context, p *program, cl *api.Client) (plan a
 }
 
 func runLetterJob(ctx context.Context, p *program, j *jobFlags) error {
-	t, err := p.target()
+	t, cl, err := p.operator(j.reason)
 	if err != nil {
 		return err
 	}
-	cl := p.clientOf(&t)
-	cl.Reason, cl.Context = j.reason, t.name
 	plan, err := j.plan(ctx, p, cl)
 	if err != nil {
 		return err
@@ -226,7 +224,7 @@ func runLetterJob(ctx context.Context, p *program, j *jobFlags) error {
 		p.note("plan %s is in %s; carry it out with: notifyctl dlq %s --plan %s", plan.Digest[:8], j.planOut, plan.Spec.Kind, quote(j.planOut))
 	}
 	if j.dryRun || j.planOut != "" {
-		return p.printer().Record(plan, func() term.Table { return p.planFields(&plan) })
+		return p.printer().Record(plan, p.planFields(&plan))
 	}
 	if p.global.output == "table" && !p.global.quiet {
 		for _, f := range p.planFields(&plan) {
@@ -244,7 +242,7 @@ func runLetterJob(ctx context.Context, p *program, j *jobFlags) error {
 	if plan.Spec.Kind == "export" {
 		d = changes
 	}
-	if err := p.confirm(&t, d, fmt.Sprintf("%s %s dead letters", plan.Spec.Kind, count(plan.Send))); err != nil {
+	if err := p.confirm(t, d, fmt.Sprintf("%s %s dead letters", plan.Spec.Kind, count(plan.Send))); err != nil {
 		return err
 	}
 	job, err := begin(ctx, cl, api.JobRequest{Spec: plan.Spec, Digest: plan.Digest, Entries: plan.Entries, Name: j.name, Approval: j.approval})

@@ -45,10 +45,9 @@ func (l *letterFlags) top(ctx context.Context, p *program, state string, limit i
 }
 
 func (p *program) showTop(top *api.LetterTop) error {
-	if err := p.printer().Print(top, func() term.Table {
-		t := term.Table{{"COUNT", "LAST HOUR", "CHANNEL", "PROVIDER", "CLASS", "CODE", "TEMPLATE", "CALLERS", "FIRST", "LAST", "SAMPLE"}}
-		for i := range top.Groups {
-			g := &top.Groups[i]
+	cols := columns[api.LetterGroup]{
+		head: "COUNT  LAST HOUR  CHANNEL  PROVIDER  CLASS  CODE  TEMPLATE  CALLERS  FIRST  LAST  SAMPLE",
+		row: func(g *api.LetterGroup) []string {
 			trend := count(g.LastHour)
 			switch {
 			case g.LastHour > g.HourAgo:
@@ -56,13 +55,13 @@ func (p *program) showTop(top *api.LetterTop) error {
 			case g.LastHour < g.HourAgo:
 				trend += " down"
 			}
-			t = append(t, []string{
+			return []string{
 				count(g.Count), trend, g.Channel, g.Provider, g.Class, g.Code, g.Template, sums(g.Callers),
 				p.when(time.UnixMilli(g.First)), p.when(time.UnixMilli(g.Last)), g.Sample,
-			})
-		}
-		return t
-	}); err != nil {
+			}
+		},
+	}
+	if err := p.printer().Print(top, cols.table(top.Groups)); err != nil {
 		return err
 	}
 	p.more(len(top.Groups), "")
@@ -95,11 +94,9 @@ func newDLQStats(p *program) *cobra.Command {
 				}
 				return p.when(time.UnixMilli(ms))
 			}
-			return p.printer().Record(top, func() term.Table {
-				return term.Table{
-					{"dead letters", count(top.Total)}, {"by state", sums(top.States)}, {"by channel", sums(top.Channels)}, {"by caller", sums(top.Callers)},
-					{"oldest failed", at(top.Oldest)}, {"next ages out", at(top.Next)}, {"within a day", count(top.EndsSoon)},
-				}
+			return p.printer().Record(top, term.Table{
+				{"dead letters", count(top.Total)}, {"by state", sums(top.States)}, {"by channel", sums(top.Channels)}, {"by caller", sums(top.Callers)},
+				{"oldest failed", at(top.Oldest)}, {"next ages out", at(top.Next)}, {"within a day", count(top.EndsSoon)},
 			})
 		},
 	}

@@ -6,12 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
-	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/term"
 )
@@ -68,20 +66,15 @@ func runDoctor(ctx context.Context, p *program, failOn string) error {
 	fs = append(fs, theirs...)
 	// What is wrong first: of thirty checks one matters.
 	slices.SortStableFunc(fs, func(a, b finding) int { return slices.Index(levels, b.Level) - slices.Index(levels, a.Level) })
-	if err := p.printer().Print(fs, func() term.Table {
-		t := term.Table{{"CHECK", "LEVEL", "DETAIL", "REPAIR"}}
-		for _, f := range fs {
-			t = append(t, []string{f.Check, f.Level, f.Detail, f.Repair})
-		}
-		return t
-	}); err != nil {
-		return err
-	}
 	bad := 0
-	for _, f := range fs {
+	cols := columns[finding]{head: "CHECK  LEVEL  DETAIL  REPAIR", row: func(f *finding) []string {
 		if slices.Index(levels, f.Level) >= slices.Index(levels, failOn) {
 			bad++
 		}
+		return []string{f.Check, f.Level, f.Detail, f.Repair}
+	}}
+	if err := p.printer().Print(fs, cols.table(fs)); err != nil {
+		return err
 	}
 	if bad > 0 {
 		return term.Exitf(term.ExitFindings, "%d of %d checks found something", bad, len(fs))
@@ -148,89 +141,6 @@ func (p *program) advise(err error, t *target) error {
 		return err
 	}
 	return &term.Error{Exit: term.ExitCode(err), Err: err, Next: next}
-}
-
-// groupLag is how far a consumer group is behind.
-type groupLag struct {
-	Group    string `json:"group"`
-	Topic    string `json:"topic"`
-	Lag      int64  `json:"lag"`
-	InFlight int    `json:"in_flight"`
-	Paused   int    `json:"paused"`
-	// LanePaused: operators have paused its lane.
-	LanePaused bool `json:"lane_paused,omitempty"`
-	// Deferred waits in the timer store to come to Topic again, the largest first;
-	// nil: the process that answered does not count it.
-	Deferred []deferredFor `json:"deferred"`
-}
-
-// deferredFor counts the receivers that are deferred for one reason.
-type deferredFor struct {
-	Reason    string    `json:"reason"`
-	Receivers int64     `json:"receivers"`
-	Oldest    time.Time `json:"oldest_accepted_at"`
-	Next      time.Time `json:"next_at"`
-}
-
-// waits returns the cells of a table: how many receivers are deferred, how long ago
-// the oldest was accepted, when the next one goes on, and why.
-func (l *groupLag) waits(now time.Time) []string {
-	if l.Deferred == nil {
-		return []string{"?", "", "", ""}
-	}
-	sum, oldest, next, why := int64(0), now, time.Time{}, []string{}
-	for _, d := range l.Deferred {
-		sum += d.Receivers
-		if d.Oldest.Before(oldest) {
-			oldest = d.Oldest
-		}
-		if next.IsZero() || d.Next.Before(next) {
-			next = d.Next
-		}
-		if len(why) < 3 {
-			why = append(why, d.Reason+" "+count(d.Receivers))
-		}
-	}
-	if sum == 0 {
-		return []string{"0", "", "", ""}
-	}
-	if n := len(l.Deferred) - len(why); n > 0 {
-		why = append(why, fmt.Sprintf("and %d more reasons", n))
-	}
-	return []string{count(sum), span(now.Sub(oldest)), "in " + span(max(next.Sub(now), 0)), strings.Join(why, ", ")}
-}
-
-func newLag(p *program) *cobra.Command {
-	return &cobra.Command{
-		Use: "lag", Short: "Show how far each consumer group is behind (scope operate)", Args: cobra.NoArgs,
-		Long: `Show how far each consumer group is behind, and what is deferred.
-
-BEHIND and IN FLIGHT are records of the log. DEFERRED is receivers that wait in the
-timer store for a later attempt: a retry, quiet hours, an open circuit, a blocked
-account. They come to the topic again at their time. A ? means that the process that
-answered does not count them: one of the role operator does.`,
-		RunE: p.call(func(ctx context.Context, cl *api.Client, _ []string) error {
-			raw, err := cl.Lag(ctx)
-			if err != nil {
-				return err
-			}
-			var ls []groupLag
-			if err := json.Unmarshal(raw, &ls); err != nil {
-				return badAnswer(err)
-			}
-			return p.printer().Print(ls, func() term.Table {
-				t := term.Table{{"GROUP", "TOPIC", "BEHIND", "IN FLIGHT", "PAUSED", "DEFERRED", "OLDEST", "NEXT", "WHY"}}
-				for _, l := range ls {
-					paused := fmt.Sprint(l.Paused)
-					if l.LanePaused {
-						paused = "lane"
-					}
-					t = append(t, append([]string{l.Group, l.Topic, count(l.Lag), count(l.InFlight), paused}, l.waits(p.now())...))
-				}
-				return t
-			})
-		}),
-	}
 }
 
 func badAnswer(err error) error {

@@ -55,13 +55,8 @@ func runExplainAll(ctx context.Context, p *program, kind string) error {
 		}
 	}
 	return p.paged(ctx, func() error {
-		return p.printer().Print(list, func() term.Table {
-			t := term.Table{{"CODE", "KIND", "RETRY", "MEANING"}}
-			for _, e := range list {
-				t = append(t, []string{e.Code, e.Kind, e.Retry, e.Meaning})
-			}
-			return t
-		})
+		cols := columns[codes.Entry]{head: "CODE  KIND  RETRY  MEANING", row: func(e *codes.Entry) []string { return []string{e.Code, e.Kind, e.Retry, e.Meaning} }}
+		return p.printer().Print(list, cols.table(list))
 	})
 }
 
@@ -86,11 +81,9 @@ func runExplain(p *program, code, kind string) error {
 		if i > 0 {
 			fmt.Fprintln(p.out)
 		}
-		if err := p.printer().Record(nil, func() term.Table {
-			return term.Table{
-				{"code", code}, {"family", mark(e.Code != code && strings.Contains(e.Code, "<"), e.Code)}, {"kind", e.Kind},
-				{"meaning", e.Meaning}, {"do", e.Do}, {"retry helps", e.RetryWords()}, {"printed in", e.Where},
-			}
+		if err := p.printer().Record(nil, term.Table{
+			{"code", code}, {"family", mark(e.Code != code && strings.Contains(e.Code, "<"), e.Code)}, {"kind", e.Kind},
+			{"meaning", e.Meaning}, {"do", e.Do}, {"retry helps", e.RetryWords()}, {"printed in", e.Where},
 		}); err != nil {
 			return err
 		}

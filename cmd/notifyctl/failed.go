@@ -56,17 +56,10 @@ func runFailed(ctx context.Context, p *program, o *failedOptions) error {
 		}
 		out.Items, out.After = append(out.Items, page.Items...), page.After
 	}
-	if err := printPage(p, out, out.Items, func() term.Table {
-		t := term.Table{{"SEQ", "NOTIFICATION", "CHANNEL", "CATEGORY", "USER", "CLASS", "CODE", "ATTEMPTS", "FAILED"}}
-		for i := range out.Items {
-			d := &out.Items[i]
-			t = append(t, []string{
-				fmt.Sprint(d.Seq), d.NotificationID, d.Channel, d.Category, d.UserID, d.Class, d.Code,
-				fmt.Sprint(d.Attempts), p.when(d.LastFailedAt),
-			})
-		}
-		return t
-	}); err != nil {
+	cols := columns[api.DeadLetter]{head: "SEQ  NOTIFICATION  CHANNEL  CATEGORY  USER  CLASS  CODE  ATTEMPTS  FAILED", row: func(d *api.DeadLetter) []string {
+		return []string{fmt.Sprint(d.Seq), d.NotificationID, d.Channel, d.Category, d.UserID, d.Class, d.Code, fmt.Sprint(d.Attempts), p.when(d.LastFailedAt)}
+	}}
+	if err := printList(p, out, out.Items, &cols); err != nil {
 		return err
 	}
 	if len(out.Items) == 0 {

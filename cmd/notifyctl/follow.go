@@ -49,7 +49,7 @@ func outlive(ctx context.Context, by time.Duration) (context.Context, context.Ca
 func (p *program) follow(ctx context.Context, cl *api.Client, job api.Job, detach bool, report string) error {
 	if detach {
 		p.note("job %s is %s; watch it with: notifyctl job watch %s", job.ID, job.State, job.ID)
-		return p.printer().Record(job, func() term.Table { return p.jobFields(&job) })
+		return p.printer().Record(job, p.jobFields(&job))
 	}
 	bar := p.progress(job.Kind, int64(job.Planned))
 	for !over(&job) {
@@ -116,13 +116,12 @@ func writeReport(ctx context.Context, cl *api.Client, id, name string) (err erro
 // exit code.
 func (p *program) sumUp(j *api.Job) error {
 	verb := map[string]string{"replay": "replayed", "discard": "discarded", "export": "exported", "reconcile": "repaired"}[j.Kind]
-	if err := p.printer().Print(j, func() term.Table {
-		line := fmt.Sprintf("%s %s  skipped %s  exhausted %s  failed %s  = planned %s", verb, count(j.Done), count(j.Skips()), count(j.Exhaust), count(j.Failed), count(j.Planned))
-		if j.Position < j.Planned {
-			line = fmt.Sprintf("%s %s  skipped %s  exhausted %s  failed %s  of planned %s", verb, count(j.Done), count(j.Skips()), count(j.Exhaust), count(j.Failed), count(j.Planned))
-		}
-		return term.Table{{line}}
-	}); err != nil {
+	of := "="
+	if j.Position < j.Planned {
+		of = "of"
+	}
+	line := fmt.Sprintf("%s %s  skipped %s  exhausted %s  failed %s  %s planned %s", verb, count(j.Done), count(j.Skips()), count(j.Exhaust), count(j.Failed), of, count(j.Planned))
+	if err := p.printer().Print(j, term.Table{{line}}); err != nil {
 		return err
 	}
 	if len(j.Skipped) > 0 {

@@ -161,16 +161,23 @@ func (p *program) client() (*api.Client, error) {
 
 // confirmed returns a client for a change once the person agrees to it.
 func (p *program) confirmed(d danger, what, reason string) (*api.Client, error) {
-	t, err := p.target()
+	t, cl, err := p.operator(reason)
 	if err == nil {
-		err = p.confirm(&t, d, what)
+		err = p.confirm(t, d, what)
 	}
+	return cl, err
+}
+
+// operator returns the chosen server and a client of it whose changes the audit log keeps
+// with a reason.
+func (p *program) operator(reason string) (*target, *api.Client, error) {
+	t, err := p.target()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	cl := p.clientOf(&t)
 	cl.Reason, cl.Context = reason, t.name
-	return cl, nil
+	return &t, cl, nil
 }
 
 // call makes a RunE of what needs a client.

@@ -34,84 +34,51 @@ func newJob(p *program) *cobra.Command {
 they were. States: waiting (for approval), running, paused (by an operator), stopped
 (by its own guard; why says so), failed, done, cancelled.`,
 	}
-	var limit int
-	ls := &cobra.Command{
-		Use: "ls", Short: "List jobs, newest first", Args: cobra.NoArgs, Aliases: []string{"list"},
-		RunE: p.call(func(ctx context.Context, cl *api.Client, _ []string) error {
-			list, err := cl.Jobs(ctx, limit)
+	c.AddCommand(newListing(p, &cobra.Command{Short: "List jobs, newest first"}, &listing[api.Job]{
+		once: true,
+		get: func(ctx context.Context, cl *api.Client, _ string, n int) (out api.List[api.Job], err error) {
+			out.Items, err = cl.Jobs(ctx, n)
+			return out, err
+		},
+		columns: columns[api.Job]{head: "JOB  KIND  STATE  POSITION  PLANNED  DONE  BY  CREATED  WHY", row: func(j *api.Job) []string {
+			return []string{j.ID, j.Kind, j.State, count(j.Position), count(j.Planned), count(j.Done), j.By, p.when(time.UnixMilli(j.Created)), j.Why}
+		}},
+	}), newGet(p, &cobra.Command{Use: "show JOB", Short: "Show a job", Args: term.Exact("a job")}, (*api.Client).Job, p.jobFields), &cobra.Command{
+		Use: "watch JOB", Short: "Wait for a job; Ctrl-C pauses it", Args: term.Exact("a job"),
+		RunE: func(c *cobra.Command, args []string) error {
+			_, cl, err := p.operator("")
 			if err != nil {
 				return err
 			}
-			defer p.more(len(list), "")
-			return p.printer().Print(list, func() term.Table {
-				t := term.Table{{"JOB", "KIND", "STATE", "POSITION", "PLANNED", "DONE", "BY", "CREATED", "WHY"}}
-				for i := range list {
-					j := &list[i]
-					t = append(t, []string{j.ID, j.Kind, j.State, count(j.Position), count(j.Planned), count(j.Done), j.By, p.when(time.UnixMilli(j.Created)), j.Why})
-				}
-				return t
+			j, err := cl.Job(c.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			return p.follow(c.Context(), cl, j, false, "")
+		},
+	}, &cobra.Command{
+		Use: "report JOB", Short: "Write a job's report as JSON lines: what was not done, and why", Args: term.Exact("a job"),
+		RunE: p.call(func(ctx context.Context, cl *api.Client, args []string) error {
+			return cl.JobReport(ctx, args[0], func(l json.RawMessage) error {
+				return p.printer().Line(l, func() string { return term.Clean(string(l)) })
 			})
 		}),
-	}
-	ls.Flags().IntVar(&limit, "limit", 50, "how many at most")
-	c.AddCommand(ls)
-	one := func(use, short string, run func(ctx context.Context, t *target, cl *api.Client, id string) error) *cobra.Command {
-		return &cobra.Command{
-			Use: use + " JOB", Short: short, Args: term.Exact("a job"),
-			RunE: func(c *cobra.Command, args []string) error {
-				t, err := p.target()
-				if err != nil {
-					return err
-				}
-				cl := p.clientOf(&t)
-				cl.Context = t.name
-				return run(c.Context(), &t, cl, args[0])
-			},
-		}
-	}
-	show := func(j *api.Job) error {
-		return p.printer().Record(j, func() term.Table { return p.jobFields(j) })
-	}
-	c.AddCommand(one("show", "Show a job", func(ctx context.Context, _ *target, cl *api.Client, id string) error {
-		j, err := cl.Job(ctx, id)
-		if err != nil {
-			return err
-		}
-		return show(&j)
-	}))
-	c.AddCommand(one("watch", "Wait for a job; Ctrl-C pauses it", func(ctx context.Context, _ *target, cl *api.Client, id string) error {
-		j, err := cl.Job(ctx, id)
-		if err != nil {
-			return err
-		}
-		return p.follow(ctx, cl, j, false, "")
-	}))
-	c.AddCommand(one("report", "Write a job's report as JSON lines: what was not done, and why", func(ctx context.Context, _ *target, cl *api.Client, id string) error {
-		return cl.JobReport(ctx, id, func(l json.RawMessage) error {
-			return p.printer().Line(l, func() string { return term.Clean(string(l)) })
-		})
-	}))
-	for change, short := range map[string]string{
+	})
+	for verb, short := range map[string]string{
 		"pause": "Pause a job behind its batch", "resume": "Go on with a paused, stopped or failed job",
 		"cancel": "End a job for good", "approve": "Let a job begin that another operator made",
 	} {
-		var reason string
-		cmd := one(change, short, func(ctx context.Context, t *target, cl *api.Client, id string) error {
-			cl.Reason = reason
+		cmd := &cobra.Command{Use: verb + " JOB", Short: short, Args: term.Exact("a job")}
+		reason := reasonFlag(cmd)
+		cmd.RunE = func(c *cobra.Command, args []string) error {
 			d := changes
-			if change == "cancel" {
+			if verb == "cancel" {
 				d = undone
 			}
-			if err := p.confirm(t, d, change+" job "+id); err != nil {
-				return err
-			}
-			j, err := cl.ChangeJob(ctx, id, change)
-			if err != nil {
-				return err
-			}
-			return show(&j)
-		})
-		cmd.Flags().StringVar(&reason, "reason", "", "why; kept in the audit log")
+			return change(p, d, verb+" job "+args[0], *reason, func(cl *api.Client) (api.Job, error) {
+				return cl.ChangeJob(c.Context(), args[0], verb)
+			}, func(j *api.Job) error { return p.printer().Record(j, p.jobFields(j)) })
+		}
 		c.AddCommand(cmd)
 	}
 	return c

@@ -1,12 +1,9 @@
 package main
 
 import (
-	"context"
-
-	"github.com/spf13/cobra"
-
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/term"
+	"github.com/spf13/cobra"
 )
 
 func newLane(p *program) *cobra.Command {
@@ -16,52 +13,7 @@ func newLane(p *program) *cobra.Command {
 claims and calls nothing; what is in flight ends, and the log keeps the rest, in order.
 What has a deadline expires at it. A pause holds across restarts, until resume.`,
 	}
-	c.AddCommand(&cobra.Command{
-		Use: "ls", Short: "List lanes", Args: cobra.NoArgs, Aliases: []string{"list"},
-		RunE: p.call(func(ctx context.Context, cl *api.Client, _ []string) error {
-			out, err := cl.Lanes(ctx)
-			if err != nil {
-				return err
-			}
-			return printPage(p, out, out.Items, func() term.Table { return p.lanes(out.Items) })
-		}),
-	})
-	for _, a := range []struct {
-		name, short string
-		paused      bool
-	}{
-		{"pause", "Claim nothing more of a lane until it is resumed", true},
-		{"resume", "Let a lane go on", false},
-	} {
-		var reason string
-		one := &cobra.Command{
-			Use: a.name + " LANE", Short: a.short, Args: term.Exact("a lane, such as push-bulk"),
-			RunE: func(c *cobra.Command, args []string) error {
-				return runSetLane(c.Context(), p, args[0], a.name, a.paused, reason)
-			},
-		}
-		one.Flags().StringVar(&reason, "reason", "", "why; it is kept in the audit log")
-		c.AddCommand(one)
-	}
-	return c
-}
-
-func runSetLane(ctx context.Context, p *program, name, verb string, paused bool, reason string) error {
-	cl, err := p.confirmed(changes, verb+" lane "+name, reason)
-	if err != nil {
-		return err
-	}
-	out, err := cl.SetLane(ctx, name, paused, reason)
-	if err != nil {
-		return err
-	}
-	return p.printer().Print(out, func() term.Table { return p.lanes([]api.Lane{out}) })
-}
-
-func (p *program) lanes(ls []api.Lane) term.Table {
-	t := term.Table{{"LANE", "STATE", "SINCE", "BY", "LAG", "IN FLIGHT", "WHY"}}
-	for i := range ls {
-		l := &ls[i]
+	cols := columns[api.Lane]{head: "LANE  STATE  SINCE  BY  LAG  IN FLIGHT  WHY", row: func(l *api.Lane) []string {
 		state, why := "open", l.Stands
 		if l.Stands != "" {
 			state = "stands"
@@ -69,7 +21,19 @@ func (p *program) lanes(ls []api.Lane) term.Table {
 		if l.Paused {
 			state, why = "paused", l.Reason
 		}
-		t = append(t, []string{l.Name, state, p.whenever(l.Since), l.By, count(l.Lag), count(l.InFlight), why})
+		return []string{l.Name, state, p.whenever(l.Since), l.By, count(l.Lag), count(l.InFlight), why}
+	}}
+	c.AddCommand(newListing(p, &cobra.Command{Short: "List lanes"}, &listing[api.Lane]{columns: cols, get: all((*api.Client).Lanes), whole: true}))
+	set := func(verb, short string, paused bool) *cobra.Command {
+		one := &cobra.Command{Use: verb + " LANE", Short: short, Args: term.Exact("a lane, such as push-bulk")}
+		reason := reasonFlag(one)
+		one.RunE = func(c *cobra.Command, args []string) error {
+			return change(p, changes, verb+" lane "+args[0], *reason, func(cl *api.Client) (api.Lane, error) {
+				return cl.SetLane(c.Context(), args[0], paused, *reason)
+			}, func(l *api.Lane) error { return p.printer().Print(l, cols.table([]api.Lane{*l})) })
+		}
+		return one
 	}
-	return t
+	c.AddCommand(set("pause", "Claim nothing more of a lane until it is resumed", true), set("resume", "Let a lane go on", false))
+	return c
 }

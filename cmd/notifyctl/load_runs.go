@@ -59,13 +59,8 @@ summary.txt, report.html and run.hlog; remove a folder to forget its run.`,
 			}
 			out := p.printer()
 			out.Optional = []string{"EXIT", "SENDING", "STARTED"}
-			return out.Print(list, func() term.Table {
-				t := term.Table{{"RUN", "STARTED", "SENDING", "VERDICT", "ACCEPTED/S", "P99", "LOST", "DUP", "EXIT"}}
-				for i := range list {
-					t = append(t, p.runRow(&list[i]))
-				}
-				return t
-			})
+			cols := columns[report.Entry]{head: "RUN  STARTED  SENDING  VERDICT  ACCEPTED/S  P99  LOST  DUP  EXIT", row: p.runRow}
+			return out.Print(list, cols.table(list))
 		},
 	}
 	c.Flags().IntVar(&limit, "limit", 20, "how many at most; 0: all")

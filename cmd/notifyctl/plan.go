@@ -177,7 +177,7 @@ func (p *program) printPlan(in *capacity.Input, out *planned) error {
 			return nil
 		}
 		fmt.Fprintf(p.out, "\n%s\n", heading)
-		return pr.Print(nil, func() term.Table { return t })
+		return pr.Print(nil, t)
 	}
 	fmt.Fprintf(p.out, "%s notifications/s: %s push, %s email, %s SMS; %s scheduled, %s in fan-outs\n", capacity.Number(in.Rate),
 		percent(in.Push), percent(in.Email), percent(in.SMS), percent(in.Scheduled), percent(in.Fanout))

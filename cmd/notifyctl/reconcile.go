@@ -94,7 +94,7 @@ func saveReport(rep *api.ReconcileReport, name string) error {
 
 // findings prints a report, and is an error when it holds any.
 func (p *program) findings(rep *api.ReconcileReport) error {
-	if err := p.printer().Print(rep, func() term.Table { return p.listFindings(rep) }); err != nil {
+	if err := p.printer().Print(rep, p.listFindings(rep)); err != nil {
 		return err
 	}
 	p.note("%s notifications, and %s rows and %s index rows of triggers, read in %s", count(int(rep.Notifications)), count(rep.Rows), count(rep.Index), span(rep.Took))
@@ -160,12 +160,10 @@ has changed since is left alone; a second apply changes nothing. A report is goo
 
 func runReconcileApply(c *cobra.Command, p *program, file, since string, detach bool, reason string) error {
 	ctx := c.Context()
-	t, err := p.target()
+	t, cl, err := p.operator(reason)
 	if err != nil {
 		return err
 	}
-	cl := p.clientOf(&t)
-	cl.Context, cl.Reason = t.name, reason
 	var rep api.ReconcileReport
 	var raw json.RawMessage
 	if file == "" {
@@ -182,7 +180,7 @@ func runReconcileApply(c *cobra.Command, p *program, file, since string, detach 
 	}
 	p.note("found %s", sums(rep.Counts))
 	if len(rep.Findings) > 0 {
-		if err := p.confirm(&t, changes, "repair "+sums(rep.Counts)); err != nil {
+		if err := p.confirm(t, changes, "repair "+sums(rep.Counts)); err != nil {
 			return err
 		}
 	}

@@ -42,45 +42,34 @@ A wall clock time that a change to or from summer time skips or repeats is refus
 	return c
 }
 
-type scheduleListOptions struct {
-	status, user, caller, cursor string
-	limit                        int
-}
-
 func newScheduleList(p *program) *cobra.Command {
-	var o scheduleListOptions
-	c := &cobra.Command{
-		Use: "ls", Short: "List what waits for its time, newest request first", Args: cobra.NoArgs, Aliases: []string{"list"},
+	var q api.ScheduleQuery
+	c := newListing(p, &cobra.Command{
+		Short: "List what waits for its time, newest request first",
 		Example: `  notifyctl schedule ls
   notifyctl schedule ls --status CANCELLED --limit 1000 -o jsonl --jq .notification_id`,
-		RunE: func(c *cobra.Command, _ []string) error { return runScheduleList(c.Context(), p, &o) },
-	}
-	f := c.Flags()
-	f.StringVar(&o.status, "status", "", "only SCHEDULED, or only CANCELLED")
-	f.StringVar(&o.user, "user", "", "only those for this user")
-	f.StringVar(&o.caller, "caller", "", "operators: only of this caller")
-	f.IntVar(&o.limit, "limit", 50, "how many at most")
-	f.StringVar(&o.cursor, "cursor", "", "go on where an earlier list ended")
-	complete(c, "status", []string{"SCHEDULED", "CANCELLED"})
-	return c
-}
-
-func runScheduleList(ctx context.Context, p *program, o *scheduleListOptions) error {
-	return runPages(p, &pages[api.Scheduled]{
-		limit: o.limit, cursor: o.cursor,
-		get: func(cl *api.Client, after string, n int) (api.ScheduledPage, error) {
-			return cl.Schedules(ctx, api.ScheduleQuery{Status: strings.ToUpper(o.status), User: o.user, Caller: o.caller, Cursor: after, Limit: n})
+	}, &listing[api.Scheduled]{
+		get: func(ctx context.Context, cl *api.Client, after string, n int) (api.ScheduledPage, error) {
+			q.Status, q.Cursor, q.Limit = strings.ToUpper(q.Status), after, n
+			return cl.Schedules(ctx, q)
 		},
-		head:     []string{"NOTIFICATION", "STATUS", "DUE", "CHANNEL", "CATEGORY", "USER", "RECEIVERS", "CALLER"},
-		optional: []string{"CALLER", "CATEGORY"},
-		row: func(s *api.Scheduled) []string {
-			due := p.when(s.ScheduledAt)
-			if s.Status == "CANCELLED" { // it never is
-				due = ""
-			}
-			return []string{s.NotificationID, s.Status, due, s.Channel, s.Category, s.UserID, count(int(s.Receivers)), s.Caller}
+		columns: columns[api.Scheduled]{
+			head: "NOTIFICATION  STATUS  DUE  CHANNEL  CATEGORY  USER  RECEIVERS  CALLER", optional: []string{"CALLER", "CATEGORY"},
+			row: func(s *api.Scheduled) []string {
+				due := p.when(s.ScheduledAt)
+				if s.Status == "CANCELLED" { // it never is
+					due = ""
+				}
+				return []string{s.NotificationID, s.Status, due, s.Channel, s.Category, s.UserID, count(int(s.Receivers)), s.Caller}
+			},
 		},
 	})
+	f := c.Flags()
+	f.StringVar(&q.Status, "status", "", "only SCHEDULED, or only CANCELLED")
+	f.StringVar(&q.User, "user", "", "only those for this user")
+	f.StringVar(&q.Caller, "caller", "", "operators: only of this caller")
+	complete(c, "status", []string{"SCHEDULED", "CANCELLED"})
+	return c
 }
 
 type forecastOptions struct{ from, to, zone string }
@@ -131,13 +120,11 @@ func runForecast(ctx context.Context, p *program, o *forecastOptions) error {
 	for _, m := range out.Minutes {
 		most = max(most, m.Count)
 	}
-	if err := p.printer().Print(out, func() term.Table {
-		t := term.Table{{"MINUTE (" + out.From.In(loc).Format("MST") + ")", "WHAT", "COUNT", ""}}
-		for _, m := range out.Minutes {
-			t = append(t, []string{m.Minute.In(loc).Format("Mon 15:04"), m.What, count(int(m.Count)), strings.Repeat("#", int(1+29*m.Count/max(most, 1)))})
-		}
-		return t
-	}); err != nil {
+	t := term.Table{{"MINUTE (" + out.From.In(loc).Format("MST") + ")", "WHAT", "COUNT", ""}}
+	for _, m := range out.Minutes {
+		t = append(t, []string{m.Minute.In(loc).Format("Mon 15:04"), m.What, count(int(m.Count)), strings.Repeat("#", int(1+29*m.Count/max(most, 1)))})
+	}
+	if err := p.printer().Print(out, t); err != nil {
 		return err
 	}
 	p.note("%s due from %s to %s", count(int(out.Total)), out.From.In(loc).Format("2006-01-02 15:04"), out.To.In(loc).Format("2006-01-02 15:04 MST"))
@@ -162,10 +149,8 @@ index). The id stays. From 4.5 s before it is due on it is too late, exit 6.`,
 }
 
 func runReschedule(ctx context.Context, p *program, id string, o *laterOptions) error {
-	if strings.HasPrefix(id, "trg_") {
-		return rescheduleTrigger(ctx, p, id, o)
-	}
-	if _, err := notify.ParseID(id); err != nil {
+	trigger := strings.HasPrefix(id, "trg_")
+	if _, err := notify.ParseID(id); err != nil && !trigger {
 		return err
 	}
 	at, err := o.future(p.now(), false)
@@ -174,23 +159,21 @@ func runReschedule(ctx context.Context, p *program, id string, o *laterOptions) 
 		return err
 	case at == nil:
 		return term.Usage("when? --at or --in")
+	case trigger:
+		return change(p, changes, "reschedule "+id, "", func(cl *api.Client) (api.TriggerStatus, error) {
+			return cl.RescheduleTrigger(ctx, id, *at)
+		}, func(out *api.TriggerStatus) error {
+			defer o.echo(p, out.FireAt)
+			return p.printTrigger(out)
+		})
 	}
-	cl, err := p.confirmed(changes, "reschedule "+id, "")
-	if err != nil {
-		return err
-	}
-	out, err := cl.Reschedule(ctx, id, *at)
-	if err != nil {
-		return err
-	}
-	if err := p.printer().Record(out, func() term.Table {
-		return term.Table{
+	return change(p, changes, "reschedule "+id, "", func(cl *api.Client) (api.Scheduled, error) {
+		return cl.Reschedule(ctx, id, *at)
+	}, func(out *api.Scheduled) error {
+		defer o.echo(p, out.ScheduledAt)
+		return p.printer().Record(out, term.Table{
 			{"notification", out.NotificationID}, {"status", out.Status}, {"due", out.ScheduledAt.UTC().Format("2006-01-02T15:04:05.000Z")},
 			{"receivers", count(int(out.Receivers))}, {"generation", strconv.Itoa(int(out.Generation))},
-		}
-	}); err != nil {
-		return err
-	}
-	o.echo(p, out.ScheduledAt)
-	return nil
+		})
+	})
 }

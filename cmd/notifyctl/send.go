@@ -168,9 +168,7 @@ func runSendOne(ctx context.Context, p *program, o *sendOptions) error {
 	if o.wait {
 		return p.waitOne(ctx, cl, out.NotificationID)
 	}
-	if err := p.printer().Record(out, func() term.Table {
-		return term.Table{{"notification", out.NotificationID}, {"status", out.Status}}
-	}); err != nil {
+	if err := p.printer().Record(out, term.Table{{"notification", out.NotificationID}, {"status", out.Status}}); err != nil {
 		return err
 	}
 	if out.Replayed {

@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash"
 	"io"
 	"maps"
 	"slices"
@@ -50,8 +49,6 @@ type batchSender struct {
 	p     *program
 	o     *sendOptions
 	cl    *api.Client
-	key   string    // begins the keys of all chunks
-	chain hash.Hash // of a stream: everything up to the chunk
 	total batchTotal
 	few   []sentItem // the accepted ones while there are few, to show them
 	ids   []string   // with --wait
@@ -68,11 +65,12 @@ func runSendBatch(ctx context.Context, p *program, o *sendOptions) error {
 	if err := p.confirm(&t, changes, "send "+label(o.file)); err != nil {
 		return err
 	}
-	s := &batchSender{p: p, o: o, cl: p.clientOf(&t), chain: sha256.New()}
-	if s.key, err = batchKey(p, o); err != nil {
+	s := &batchSender{p: p, o: o, cl: p.clientOf(&t)}
+	key, err := batchKey(p, o.file, o.key)
+	if err != nil {
 		return err
 	}
-	err = eachChunk(p, o.file, func(c *chunk) error { return s.send(ctx, c) })
+	err = postChunks(ctx, p, s.cl, o.file, "/v1/notifications:batch", key, s.take)
 	if err == nil && s.total.Sent == 0 {
 		return term.Usage("%s holds no notifications", label(o.file))
 	}
@@ -97,11 +95,11 @@ func runSendBatch(ctx context.Context, p *program, o *sendOptions) error {
 
 // batchKey begins the keys of a batch. That of a file follows from all of it,
 // so that running it again repeats nothing; a stream is only known as it comes.
-func batchKey(p *program, o *sendOptions) (string, error) {
-	if o.file == "-" {
-		return first(o.key, "ctl-stream"), nil
+func batchKey(p *program, file, asked string) (string, error) {
+	if file == "-" {
+		return first(asked, "ctl-stream"), nil
 	}
-	f, _, err := openInput(p, o.file)
+	f, _, err := openInput(p, file)
 	if err != nil {
 		return "", err
 	}
@@ -110,7 +108,7 @@ func batchKey(p *program, o *sendOptions) (string, error) {
 	if _, err := io.Copy(sum, f); err != nil {
 		return "", err
 	}
-	return first(o.key, "ctl-file") + "-" + hex.EncodeToString(sum.Sum(nil)[:16]), nil
+	return first(asked, "ctl-file") + "-" + hex.EncodeToString(sum.Sum(nil)[:16]), nil
 }
 
 // chunk is the lines of one request.
@@ -153,34 +151,42 @@ func eachChunk(p *program, name string, fn func(*chunk) error) error {
 	return errors.Join(flush(), err)
 }
 
-func (s *batchSender) send(ctx context.Context, c *chunk) error {
-	key := fmt.Sprintf("%s-%d", s.key, c.number)
-	if s.o.file == "-" {
-		s.chain.Write(c.body)
-		key += "-" + hex.EncodeToString(s.chain.Sum(nil)[:16])
-	}
-	reply, err := s.cl.Post(ctx, "/v1/notifications:batch", api.TypeNDJSON, c.body, key)
-	if err != nil {
-		return err
-	}
-	var r api.BatchResult
-	if err := json.Unmarshal(reply.Body, &r); err != nil || len(r.Results) != len(c.lines) {
-		return badAnswer(err)
+// postChunks sends the chunks of a file to path, each under a key that begins with key,
+// and gives take every answer. Of a stream the key follows from everything up to the chunk.
+func postChunks[R any](ctx context.Context, p *program, cl *api.Client, file, path, key string, take func(c *chunk, r *R, replayed bool) error) error {
+	chain := sha256.New()
+	return eachChunk(p, file, func(c *chunk) error {
+		key := fmt.Sprintf("%s-%d", key, c.number)
+		if file == "-" {
+			chain.Write(c.body)
+			key += "-" + hex.EncodeToString(chain.Sum(nil)[:16])
+		}
+		reply, err := cl.Post(ctx, path, api.TypeNDJSON, c.body, key)
+		if err != nil {
+			return err
+		}
+		var r R
+		if err := json.Unmarshal(reply.Body, &r); err != nil {
+			return badAnswer(err)
+		}
+		return take(c, &r, reply.Replayed)
+	})
+}
+
+// take keeps what has to be said about the items; a line each is said now.
+func (s *batchSender) take(c *chunk, r *api.BatchResult, replayed bool) error {
+	if len(r.Results) != len(c.lines) {
+		return badAnswer(nil)
 	}
 	s.total.Sent += len(r.Results)
 	s.total.Accepted += r.Accepted
 	s.total.Rejected += r.Rejected
-	if reply.Replayed {
+	if replayed {
 		s.total.Replayed += r.Accepted
 	}
-	return s.take(c, r.Results)
-}
-
-// take keeps what has to be said about the items; a line each is said now.
-func (s *batchSender) take(c *chunk, results []api.BatchItem) error {
 	pr := s.p.printer()
 	each := pr.Format == "jsonl"
-	for i, r := range results {
+	for i, r := range r.Results {
 		item := sentItem{c.lines[i], r}
 		if each {
 			if err := pr.Line(item, nil); err != nil {
@@ -206,34 +212,33 @@ func (s *batchSender) take(c *chunk, results []api.BatchItem) error {
 const shownItems = 20
 
 func (s *batchSender) print() error {
+	defer s.remark()
 	pr := s.p.printer()
 	if pr.Format == "jsonl" {
-		s.remark()
 		return nil
 	}
-	if err := pr.Print(s.total, func() term.Table {
-		if len(s.few) > shownItems && len(s.total.Failed) == 0 {
-			return nil
-		}
-		t := term.Table{{"LINE", "STATUS", "NOTIFICATION", "CODE", "DETAIL"}}
-		if len(s.few) <= shownItems {
-			for _, it := range s.few {
-				t = append(t, []string{fmt.Sprint(it.Line), it.Status, it.NotificationID})
-			}
-		}
-		for _, it := range s.total.Failed {
-			detail := it.Error.Detail
-			if it.Error.Field != "" {
-				detail = it.Error.Field + ": " + detail
-			}
-			t = append(t, []string{fmt.Sprint(it.Line), "refused", "", it.Error.Code, detail})
-		}
-		return t
-	}); err != nil {
-		return err
+	var t term.Table
+	few := len(s.few) <= shownItems
+	if few || len(s.total.Failed) > 0 {
+		t = term.Table{{"LINE", "STATUS", "NOTIFICATION", "CODE", "DETAIL"}}
 	}
-	s.remark()
-	return nil
+	for _, it := range s.few {
+		if few {
+			t = append(t, []string{fmt.Sprint(it.Line), it.Status, it.NotificationID})
+		}
+	}
+	for _, it := range s.total.Failed {
+		t = append(t, []string{fmt.Sprint(it.Line), "refused", "", it.Error.Code, detailOf(it.Error)})
+	}
+	return pr.Print(s.total, t)
+}
+
+// detailOf is what is wrong with an item, and with which of its fields.
+func detailOf(e *api.ItemError) string {
+	if e.Field != "" {
+		return e.Field + ": " + e.Detail
+	}
+	return e.Detail
 }
 
 func (s *batchSender) remark() {
@@ -301,7 +306,7 @@ func dryBatch(p *program, o *sendOptions) error {
 	if err != nil {
 		return err
 	}
-	key, err := batchKey(p, o)
+	key, err := batchKey(p, o.file, o.key)
 	if err != nil {
 		return err
 	}

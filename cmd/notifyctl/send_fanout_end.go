@@ -76,7 +76,7 @@ func (r *fanoutRun) finish(ctx context.Context) error {
 		bar.end()
 		r.result.Counts, waited = sum.Counts, err
 	}
-	if err := r.p.printer().Record(r.result, r.fields); err != nil {
+	if err := r.p.printer().Record(r.result, r.fields()); err != nil {
 		return err
 	}
 	show := []string{"notifyctl show " + r.state.Campaign}

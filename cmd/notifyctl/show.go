@@ -52,16 +52,14 @@ func showContent(ctx context.Context, p *program, id, address string) error {
 	if err != nil {
 		return err
 	}
-	return p.printer().Record(c, func() term.Table {
-		to := strings.Join(c.Addresses, ", ")
-		if c.FromProfile {
-			to += "  (the profile's now)"
-		}
-		return term.Table{
-			{"notification", c.NotificationID}, {"channel", c.Channel}, {"caller", c.Caller}, {"user", c.UserID}, {"address", to},
-			{"from", c.Content.From}, {"template", c.Content.Template}, {"title", c.Content.Title}, {"body", c.Content.Body}, {"html", c.Content.HTML},
-			{"variables", string(c.Content.Variables)}, {"own variables", string(c.Variables)}, {"data", string(c.Content.Data)}, {"collapse key", c.Content.CollapseKey},
-		}
+	to := strings.Join(c.Addresses, ", ")
+	if c.FromProfile {
+		to += "  (the profile's now)"
+	}
+	return p.printer().Record(c, term.Table{
+		{"notification", c.NotificationID}, {"channel", c.Channel}, {"caller", c.Caller}, {"user", c.UserID}, {"address", to},
+		{"from", c.Content.From}, {"template", c.Content.Template}, {"title", c.Content.Title}, {"body", c.Content.Body}, {"html", c.Content.HTML},
+		{"variables", string(c.Content.Variables)}, {"own variables", string(c.Variables)}, {"data", string(c.Content.Data)}, {"collapse key", c.Content.CollapseKey},
 	})
 }
 
@@ -69,16 +67,15 @@ func runShow(ctx context.Context, p *program, id string) error {
 	if strings.HasPrefix(id, "trg_") {
 		return showTrigger(ctx, p, id)
 	}
-	if !strings.HasPrefix(id, "cmp_") {
-		if err := checkID(id); err != nil {
-			return err
-		}
+	campaign := strings.HasPrefix(id, "cmp_")
+	if err := checkID(id); err != nil && !campaign {
+		return err
 	}
 	cl, err := p.client()
 	if err != nil {
 		return err
 	}
-	if strings.HasPrefix(id, "cmp_") {
+	if campaign {
 		return showCampaign(ctx, p, cl, id)
 	}
 	s, err := cl.Notification(ctx, id)
@@ -86,13 +83,9 @@ func runShow(ctx context.Context, p *program, id string) error {
 		return err
 	}
 	if s.Status == "" { // the answer was that of a fan-out as a whole
-		sum, err := total(ctx, func(page api.Page) (api.Summary, error) { return cl.Summary(ctx, id, page) })
-		if err != nil {
-			return err
-		}
-		return p.printSummary(&sum)
+		return p.printTotal(ctx, func(page api.Page) (api.Summary, error) { return cl.Summary(ctx, id, page) })
 	}
-	return p.printer().Record(s, func() term.Table { return p.statusFields(&s) })
+	return p.printer().Record(s, p.statusFields(&s))
 }
 
 // checkID refuses what no notification can be called.
@@ -106,31 +99,17 @@ func checkID(id string) error {
 	return nil
 }
 
-func newCampaign(p *program) *cobra.Command {
-	c := &cobra.Command{
-		Use: "campaign", Short: "List campaigns, pause them and set their rate",
-		Long: `A paused campaign calls no receiver and uses no attempt; receivers that expire
-meanwhile expire. After resume those that were put off go on within ten minutes, after
-a change of the rate within one. What is set holds across restarts.`,
-	}
-	c.AddCommand(newCampaignList(p))
-	c.AddCommand(newSetCampaign(p)...)
-	c.AddCommand(&cobra.Command{
-		Use: "show CAMPAIGN", Short: "Count a campaign's receivers by state", Args: term.Exact("a campaign id"),
-		Example: "  notifyctl campaign show cmp_01K3ZV7Q0N8M2D4R6T8W0Y2A4C",
-		RunE: p.call(func(ctx context.Context, cl *api.Client, args []string) error {
-			return showCampaign(ctx, p, cl, args[0])
-		}),
-	})
-	return c
+func showCampaign(ctx context.Context, p *program, cl *api.Client, id string) error {
+	return p.printTotal(ctx, func(page api.Page) (api.Summary, error) { return cl.Campaign(ctx, id, page) })
 }
 
-func showCampaign(ctx context.Context, p *program, cl *api.Client, id string) error {
-	sum, err := total(ctx, func(page api.Page) (api.Summary, error) { return cl.Campaign(ctx, id, page) })
+// printTotal prints what the pages of a count add up to.
+func (p *program) printTotal(ctx context.Context, get func(api.Page) (api.Summary, error)) error {
+	sum, err := total(ctx, get)
 	if err != nil {
 		return err
 	}
-	return p.printSummary(&sum)
+	return p.printer().Record(sum, p.summaryFields(&sum))
 }
 
 // total adds up the pages of a count.
@@ -156,40 +135,38 @@ func total(ctx context.Context, get func(api.Page) (api.Summary, error)) (api.Su
 	return sum, err
 }
 
-func (p *program) printSummary(s *api.Summary) error {
-	return p.printer().Record(s, func() term.Table {
-		t := term.Table{
-			{"campaign", s.CampaignID}, {"fan-out", s.NotificationID}, {"caller", s.Caller},
-			{"channel", s.Channel}, {"category", s.Category}, {"created", p.when(s.CreatedAt)},
-			{"due", p.whenever(s.ScheduledAt)}, {"cancelled", p.whenever(s.CancelledAt)}, {"trace", s.TraceID},
+func (p *program) summaryFields(s *api.Summary) term.Table {
+	t := term.Table{
+		{"campaign", s.CampaignID}, {"fan-out", s.NotificationID}, {"caller", s.Caller},
+		{"channel", s.Channel}, {"category", s.Category}, {"created", p.when(s.CreatedAt)},
+		{"due", p.whenever(s.ScheduledAt)}, {"cancelled", p.whenever(s.CancelledAt)}, {"trace", s.TraceID},
+	}
+	if s.Hold != nil {
+		t = append(t, []string{"hold", holdText(s.Hold)}, []string{"  by", s.Hold.By}, []string{"  why", s.Hold.Reason})
+	}
+	if s.Parts > 0 {
+		t = append(t, []string{"parts", count(s.Parts)})
+	}
+	if s.Accepted > 0 {
+		t = append(t, []string{"accepted", count(s.Accepted)})
+	}
+	if s.Rejected > 0 {
+		t = append(t, []string{"rejected", count(s.Rejected)})
+	}
+	t = append(t, []string{"counted", count(s.Counted)})
+	for state := notify.State(1); int(state) < notify.States; state++ {
+		if n := s.Counts[state.String()]; n > 0 {
+			t = append(t, []string{"  " + state.String(), fmt.Sprintf("%s  (%s)", count(n), share(int64(n), s.Counted))})
 		}
-		if s.Hold != nil {
-			t = append(t, []string{"hold", holdText(s.Hold)}, []string{"  by", s.Hold.By}, []string{"  why", s.Hold.Reason})
+	}
+	if s.Pending != nil && *s.Pending != 0 {
+		what := "not counted yet"
+		if s.Complete {
+			what = "accepted, and nothing is found of them: ask notifyctl doctor"
 		}
-		if s.Parts > 0 {
-			t = append(t, []string{"parts", count(s.Parts)})
-		}
-		if s.Accepted > 0 {
-			t = append(t, []string{"accepted", count(s.Accepted)})
-		}
-		if s.Rejected > 0 {
-			t = append(t, []string{"rejected", count(s.Rejected)})
-		}
-		t = append(t, []string{"counted", count(s.Counted)})
-		for state := notify.State(1); int(state) < notify.States; state++ {
-			if n := s.Counts[state.String()]; n > 0 {
-				t = append(t, []string{"  " + state.String(), fmt.Sprintf("%s  (%s)", count(n), share(int64(n), s.Counted))})
-			}
-		}
-		if s.Pending != nil && *s.Pending != 0 {
-			what := "not counted yet"
-			if s.Complete {
-				what = "accepted, and nothing is found of them: ask notifyctl doctor"
-			}
-			t = append(t, []string{"pending", fmt.Sprintf("%s  (%s)", count(*s.Pending), what)})
-		}
-		return t
-	})
+		t = append(t, []string{"pending", fmt.Sprintf("%s  (%s)", count(*s.Pending), what)})
+	}
+	return t
 }
 
 // share writes n of all as a percentage; what is not all of it is never 100%.
@@ -224,4 +201,42 @@ func (p *program) statusFields(s *api.Status) term.Table {
 	}
 	return append(t, []string{"accepted", p.when(s.AcceptedAt)}, []string{due, p.whenever(s.ScheduledAt)},
 		[]string{"updated", p.whenever(s.UpdatedAt)}, []string{expires, p.whenever(s.ExpiresAt)}, []string{"trace", s.TraceID})
+}
+
+func newCancel(p *program) *cobra.Command {
+	return &cobra.Command{
+		Use: "cancel ID", Short: "Stop what has not started of a notification, fan-out, campaign or trigger", Args: term.Exact("an id"),
+		Long: `cancel stops what has not started: one notification (ntf_...), one receiver of a
+fan-out (ntf_...-7), a whole fan-out, a campaign (cmp_...) with its later parts, or a
+trigger (trg_...). What waits for its time is cancelled for good, until 4.5 s before
+it is due. Anything else: it binds calls that start a second later; what is running
+then is not stopped. A campaign is only cancelled after a yes.`,
+		Example: `  notifyctl cancel ntf_01KAJ8Q2T5E7V9XCB3M4N6P8RS
+  notifyctl cancel trg_01KAJ8Q2T5E7V9XCB3M4N6P8RS
+  notifyctl cancel cmp_01KAJ8Q2T5E7V9XCB3M4N6P8RS --yes`,
+		RunE: func(c *cobra.Command, args []string) error { return runCancel(c.Context(), p, args[0]) },
+	}
+}
+
+func runCancel(ctx context.Context, p *program, id string) error {
+	d, cancel := changes, (*api.Client).Cancel
+	switch {
+	case strings.HasPrefix(id, "trg_"):
+		return cancelTrigger(ctx, p, id)
+	case strings.HasPrefix(id, "cmp_"):
+		d, cancel = undone, (*api.Client).CancelCampaign
+	default:
+		if err := checkID(id); err != nil {
+			return err
+		}
+	}
+	return change(p, d, "cancel "+id, "", func(cl *api.Client) (api.Cancelled, error) {
+		return cancel(cl, ctx, id)
+	}, func(out *api.Cancelled) error {
+		then := []string{"binds calls from", p.clock(out.BindsAt)}
+		if out.Final {
+			then = []string{"final", "it had not been due: no call is ever made"}
+		}
+		return p.printer().Record(out, term.Table{{"cancelled", out.Scope}, {"at", p.when(out.CancelledAt)}, then})
+	})
 }

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -22,37 +23,66 @@ import (
 
 // simClient calls the control API of simulated providers.
 type simClient struct {
-	base string
-	http *http.Client
+	p       *program
+	control string // --simulators
+	base    string
+	http    *http.Client
 }
 
 func newSim(p *program) *cobra.Command {
-	var control string
+	s := &simClient{p: p}
 	c := &cobra.Command{
 		Use: "sim", Short: "Look into simulated providers and script their faults",
 		Long: `sim talks to the control API of simulated providers: those of "notifyd dev", whose
 context names them, or those that --simulators names.`,
 	}
-	c.PersistentFlags().StringVar(&control, "simulators", "", "control URL (default: the context's)")
-	dial := func() (*simClient, error) { return p.simulators(control) }
+	c.PersistentFlags().StringVar(&s.control, "simulators", "", "control URL (default: the context's)")
 	rule := &cobra.Command{Use: "rule", Short: "Script faults"}
-	rule.AddCommand(newSimRuleAdd(p, dial), newSimRuleList(p, dial), newSimRuleRemove(p, dial))
-	c.AddCommand(newSimSummary(p, dial), newSimInbox(p, dial), rule, newSimReset(p, dial), newSimLedger(p, dial), newSimCallbacks(p, dial))
+	rule.AddCommand(s.newRuleAdd(), s.newRuleList(), &cobra.Command{
+		Use: "rm RULE", Short: "Remove a rule", Args: term.Exact("the number of a rule"), Aliases: []string{"remove"},
+		RunE: s.run(func(ctx context.Context, args []string) error {
+			n, err := strconv.ParseUint(args[0], 10, 64)
+			if err != nil {
+				return term.Usage("%q is not the number of a rule", args[0])
+			}
+			if err := s.call(ctx, http.MethodDelete, fmt.Sprintf("/control/rules/%d", n), nil, nil); err != nil {
+				return err
+			}
+			p.note("rule %d is removed", n)
+			return nil
+		}),
+	})
+	c.AddCommand(s.newSummary(), s.newInbox(), rule, s.newLedger(), s.newCallbacks(), &cobra.Command{
+		Use: "reset", Short: "Remove every rule, and restore latencies and receipts", Args: cobra.NoArgs,
+		RunE: s.run(func(ctx context.Context, _ []string) error {
+			if err := s.call(ctx, http.MethodPost, "/control/reset", nil, nil); err != nil {
+				return err
+			}
+			p.note("rules are removed; ledger and inbox are kept")
+			return nil
+		}),
+	})
 	return c
 }
 
-func (p *program) simulators(control string) (*simClient, error) {
-	if control == "" {
-		t, err := p.target()
-		if err != nil {
-			return nil, err
+// run makes a RunE of what calls the simulators.
+func (s *simClient) run(do func(ctx context.Context, args []string) error) func(*cobra.Command, []string) error {
+	return func(c *cobra.Command, args []string) error {
+		control := s.control
+		if control == "" {
+			t, err := s.p.target()
+			if err != nil {
+				return err
+			}
+			control = t.ctx.Simulators
 		}
-		control = t.ctx.Simulators
+		if control == "" {
+			return &term.Error{Exit: term.ExitUsage, Err: errors.New("the context names no simulated providers"), Next: []string{"notifyctl sim --simulators URL ..."}}
+		}
+		s.base = strings.TrimSuffix(control, "/")
+		s.http = &http.Client{Timeout: s.p.global.timeout, Transport: &http.Transport{DisableKeepAlives: true}}
+		return do(c.Context(), args)
 	}
-	if control == "" {
-		return nil, &term.Error{Exit: term.ExitUsage, Err: errors.New("the context names no simulated providers"), Next: []string{"notifyctl sim --simulators URL ..."}}
-	}
-	return &simClient{strings.TrimSuffix(control, "/"), &http.Client{Timeout: p.global.timeout, Transport: &http.Transport{DisableKeepAlives: true}}}, nil
 }
 
 func (s *simClient) call(ctx context.Context, method, path string, in, out any) error {
@@ -122,16 +152,12 @@ type simTotals struct {
 	Duplicates uint64 `json:"duplicates"`
 }
 
-func newSimSummary(p *program, dial func() (*simClient, error)) *cobra.Command {
+func (s *simClient) newSummary() *cobra.Command {
 	return &cobra.Command{
 		Use: "summary", Short: "Count what the providers were sent", Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			s, err := dial()
-			if err != nil {
-				return err
-			}
+		RunE: s.run(func(ctx context.Context, _ []string) error {
 			var raw json.RawMessage
-			if err := s.call(c.Context(), http.MethodGet, "/ledger/totals", nil, &raw); err != nil {
+			if err := s.call(ctx, http.MethodGet, "/ledger/totals", nil, &raw); err != nil {
 				return err
 			}
 			var sum struct {
@@ -141,22 +167,19 @@ func newSimSummary(p *program, dial func() (*simClient, error)) *cobra.Command {
 			if err := json.Unmarshal(raw, &sum); err != nil {
 				return badAnswer(err)
 			}
-			return p.printer().Print(raw, func() term.Table {
-				t := term.Table{{"PROVIDER", "REQUESTS", "RECEIVERS", "ACCEPTED", "AMBIGUOUS", "REJECTED", "IDS", "DELIVERIES", "DUPLICATES"}}
-				row := func(name string, v *simTotals) {
-					t = append(t, []string{
-						name, count(v.Requests), count(v.Receivers), count(v.Accepted), count(v.Ambiguous),
-						count(v.Rejected), count(v.IDs), count(v.Deliveries), count(v.Duplicates),
-					})
-				}
-				for _, name := range slices.Sorted(maps.Keys(sum.Providers)) {
-					v := sum.Providers[name]
-					row(name, &v)
-				}
-				row("all", &sum.simTotals)
-				return t
-			})
-		},
+			t := term.Table{{"PROVIDER", "REQUESTS", "RECEIVERS", "ACCEPTED", "AMBIGUOUS", "REJECTED", "IDS", "DELIVERIES", "DUPLICATES"}}
+			row := func(name string, v simTotals) {
+				t = append(t, []string{
+					name, count(v.Requests), count(v.Receivers), count(v.Accepted), count(v.Ambiguous),
+					count(v.Rejected), count(v.IDs), count(v.Deliveries), count(v.Duplicates),
+				})
+			}
+			for _, name := range slices.Sorted(maps.Keys(sum.Providers)) {
+				row(name, sum.Providers[name])
+			}
+			row("all", sum.simTotals)
+			return s.p.printer().Print(raw, t)
+		}),
 	}
 }
 
@@ -177,34 +200,24 @@ type simMessage struct {
 	Tracestate  string `json:"tracestate,omitempty"`
 }
 
-func newSimInbox(p *program, dial func() (*simClient, error)) *cobra.Command {
+func (s *simClient) newInbox() *cobra.Command {
 	var channel, query string
 	var limit int
+	cols := columns[simMessage]{head: "AT  PROVIDER  TO  TITLE  BODY  STATUS  NOTIFICATION", row: func(m *simMessage) []string {
+		return []string{s.p.when(m.At), m.Provider, brief(m.To, 24), brief(m.Title, 24), brief(m.Body, 40), fmt.Sprint(m.Status), m.ID}
+	}}
 	c := &cobra.Command{
 		Use: "inbox", Short: "Show the last messages as their receivers would see them", Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			if err := checkKinds(channel, ""); err != nil {
-				return err
-			}
-			s, err := dial()
-			if err != nil {
-				return err
-			}
+		PreRunE: func(*cobra.Command, []string) error { return checkKinds(channel, "") },
+		RunE: s.run(func(ctx context.Context, _ []string) error {
 			var list []simMessage
 			q := url.Values{"channel": {channel}, "q": {query}}
-			if err := s.call(c.Context(), http.MethodGet, "/inbox.json?"+q.Encode(), nil, &list); err != nil {
+			if err := s.call(ctx, http.MethodGet, "/inbox.json?"+q.Encode(), nil, &list); err != nil {
 				return err
 			}
 			list = list[:min(max(limit, 0), len(list))]
-			return p.printer().Print(list, func() term.Table {
-				t := term.Table{{"AT", "PROVIDER", "TO", "TITLE", "BODY", "STATUS", "NOTIFICATION"}}
-				for i := range list {
-					m := &list[i]
-					t = append(t, []string{p.when(m.At), m.Provider, brief(m.To, 24), brief(m.Title, 24), brief(m.Body, 40), fmt.Sprint(m.Status), m.ID})
-				}
-				return t
-			})
-		},
+			return s.p.printer().Print(list, cols.table(list))
+		}),
 	}
 	c.Flags().StringVar(&channel, "channel", "", "only this channel")
 	c.Flags().StringVar(&query, "query", "", "only messages that hold this text")
@@ -221,23 +234,6 @@ func brief(s string, most int) string {
 	return s
 }
 
-func newSimReset(p *program, dial func() (*simClient, error)) *cobra.Command {
-	return &cobra.Command{
-		Use: "reset", Short: "Remove every rule, and restore latencies and receipts", Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			s, err := dial()
-			if err != nil {
-				return err
-			}
-			if err := s.call(c.Context(), http.MethodPost, "/control/reset", nil, nil); err != nil {
-				return err
-			}
-			p.note("rules are removed; ledger and inbox are kept")
-			return nil
-		},
-	}
-}
-
 // simDelivery is what the ledger knows of one id at one address.
 type simDelivery struct {
 	ID         string    `json:"id"`
@@ -249,29 +245,22 @@ type simDelivery struct {
 	Status     int       `json:"status"`
 }
 
-func newSimLedger(p *program, dial func() (*simClient, error)) *cobra.Command {
+func (s *simClient) newLedger() *cobra.Command {
+	cols := columns[simDelivery]{head: "NOTIFICATION  PROVIDER  ADDRESS  AT  ATTEMPTS  DELIVERIES  STATUS", row: func(d *simDelivery) []string {
+		return []string{d.ID, d.Provider, d.Address, s.p.when(d.At), fmt.Sprint(d.Attempts), fmt.Sprint(d.Deliveries), fmt.Sprint(d.Status)}
+	}}
 	return &cobra.Command{
 		Use: "ledger ID", Short: "Show what the providers received of one notification", Args: term.Exact("a notification id"),
-		RunE: func(c *cobra.Command, args []string) error {
-			s, err := dial()
-			if err != nil {
-				return err
-			}
+		RunE: s.run(func(ctx context.Context, args []string) error {
 			var list []simDelivery
-			if err := s.call(c.Context(), http.MethodGet, "/ledger?id="+url.QueryEscape(args[0]), nil, &list); err != nil {
-				if notify.KindOf(err) == notify.KindNotFound {
-					err = term.Exitf(term.ExitNotFound, "no simulated provider has received %s", args[0])
-				}
+			err := s.call(ctx, http.MethodGet, "/ledger?id="+url.QueryEscape(args[0]), nil, &list)
+			switch {
+			case notify.KindOf(err) == notify.KindNotFound:
+				return term.Exitf(term.ExitNotFound, "no simulated provider has received %s", args[0])
+			case err != nil:
 				return err
 			}
-			return p.printer().Print(list, func() term.Table {
-				t := term.Table{{"NOTIFICATION", "PROVIDER", "ADDRESS", "AT", "ATTEMPTS", "DELIVERIES", "STATUS"}}
-				for i := range list {
-					d := &list[i]
-					t = append(t, []string{d.ID, d.Provider, d.Address, p.when(d.At), fmt.Sprint(d.Attempts), fmt.Sprint(d.Deliveries), fmt.Sprint(d.Status)})
-				}
-				return t
-			})
-		},
+			return s.p.printer().Print(list, cols.table(list))
+		}),
 	}
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -89,7 +90,7 @@ func (c *simCall) print(w io.Writer) {
 // lateNames are the buckets of lateness.
 var lateNames = []string{"<1ms", "<2ms", "<5ms", "<10ms", "<20ms", "<50ms", "<100ms", "<200ms", "<500ms", "<1s", ">=1s"}
 
-func newSimCallbacks(p *program, dial func() (*simClient, error)) *cobra.Command {
+func (s *simClient) newCallbacks() *cobra.Command {
 	return &cobra.Command{
 		Use: "callbacks [TRIGGER]", Short: "Show the calls of triggers that the receiver got", Args: cobra.MaximumNArgs(1),
 		Long: `callbacks counts the calls that the simulated receiver of triggers got, or lists those
@@ -97,56 +98,53 @@ of one trigger with their headers and bodies, which are kept of the latest 1,000
 and up to 4 KiB each. Where callback URLs carry due=<ms since 1970> it also says how late
 the first calls came.`,
 		Example: "  notifyctl sim callbacks\n  notifyctl sim callbacks trg_01K3ZV7Q0N8M2D4R6T8W0Y2A4C\n  notifyctl sim callbacks trg_01K3ZV7Q0N8M2D4R6T8W0Y2A4C -o jsonl",
-		RunE: func(c *cobra.Command, args []string) error {
-			s, err := dial()
-			if err != nil {
-				return err
-			}
+		RunE: s.run(func(ctx context.Context, args []string) error {
 			if len(args) == 1 {
-				var list []simCall
-				if err := s.call(c.Context(), http.MethodGet, "/callbacks?id="+url.QueryEscape(args[0]), nil, &list); err != nil {
-					return err
-				}
-				if err := p.printer().Print(list, func() term.Table {
-					t := term.Table{{"AT", "ATTEMPT", "STATUS", "TAKEN", "SIGNATURE", "PATH", "BYTES"}}
-					for _, v := range list {
-						t = append(t, []string{
-							p.clock(v.At), strconv.Itoa(v.Attempt), fmt.Sprint(v.Status), yesNo(v.Taken), v.Signature, v.Path, count(v.Bytes),
-						})
-					}
-					return t
-				}); err != nil || !p.human() {
-					return err
-				}
-				for i := range list {
-					list[i].print(p.out)
-				}
-				return nil
+				return s.callsOf(ctx, args[0])
 			}
 			var raw json.RawMessage
-			if err := s.call(c.Context(), http.MethodGet, "/callbacks/totals", nil, &raw); err != nil {
+			if err := s.call(ctx, http.MethodGet, "/callbacks/totals", nil, &raw); err != nil {
 				return err
 			}
 			var sum simCalls
 			if err := json.Unmarshal(raw, &sum); err != nil {
 				return badAnswer(err)
 			}
-			return p.printer().Print(raw, func() term.Table {
-				t := term.Table{{"CALLS", "TRIGGERS", "TAKEN", "DUPLICATES", "BAD SIGNATURES", "EARLY"}, {
-					count(sum.Calls), count(sum.Triggers), count(sum.Taken), count(sum.Duplicates), count(sum.BadSignature), count(sum.Early),
-				}}
-				if sum.Timed == 0 {
-					return t
-				}
-				us := func(n int64) string { return span(time.Duration(n) * time.Microsecond) }
-				t = append(t, []string{}, []string{"lateness", "p50 " + us(sum.P50), "p99 " + us(sum.P99), "p99.9 " + us(sum.P999), "max " + us(sum.Max)})
-				for i, n := range sum.Buckets {
-					if n > 0 && i < len(lateNames) {
-						t = append(t, []string{lateNames[i], count(n), strings.Repeat("#", int(1+39*n/sum.Timed))})
-					}
-				}
-				return t
-			})
-		},
+			return s.p.printer().Print(raw, sum.table())
+		}),
 	}
+}
+
+func (s *simClient) callsOf(ctx context.Context, id string) error {
+	var list []simCall
+	if err := s.call(ctx, http.MethodGet, "/callbacks?id="+url.QueryEscape(id), nil, &list); err != nil {
+		return err
+	}
+	cols := columns[simCall]{head: "AT  ATTEMPT  STATUS  TAKEN  SIGNATURE  PATH  BYTES", row: func(v *simCall) []string {
+		return []string{s.p.clock(v.At), strconv.Itoa(v.Attempt), fmt.Sprint(v.Status), yesNo(v.Taken), v.Signature, v.Path, count(v.Bytes)}
+	}}
+	if err := s.p.printer().Print(list, cols.table(list)); err != nil || !s.p.human() {
+		return err
+	}
+	for i := range list {
+		list[i].print(s.p.out)
+	}
+	return nil
+}
+
+func (sum *simCalls) table() term.Table {
+	t := term.Table{{"CALLS", "TRIGGERS", "TAKEN", "DUPLICATES", "BAD SIGNATURES", "EARLY"}, {
+		count(sum.Calls), count(sum.Triggers), count(sum.Taken), count(sum.Duplicates), count(sum.BadSignature), count(sum.Early),
+	}}
+	if sum.Timed == 0 {
+		return t
+	}
+	us := func(n int64) string { return span(time.Duration(n) * time.Microsecond) }
+	t = append(t, []string{}, []string{"lateness", "p50 " + us(sum.P50), "p99 " + us(sum.P99), "p99.9 " + us(sum.P999), "max " + us(sum.Max)})
+	for i, n := range sum.Buckets {
+		if n > 0 && i < len(lateNames) {
+			t = append(t, []string{lateNames[i], count(n), strings.Repeat("#", int(1+39*n/sum.Timed))})
+		}
+	}
+	return t
 }

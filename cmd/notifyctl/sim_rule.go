@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -44,7 +45,7 @@ var (
 	simActions   = []string{"error", "outage", "throttle", "unauthorized", "gateway", "reset", "reset_stream", "drop", "hang", "drip", "latency", "receipt", "redirect", "huge", "refuse", "go_away", "close"}
 )
 
-func newSimRuleAdd(p *program, dial func() (*simClient, error)) *cobra.Command {
+func (s *simClient) newRuleAdd() *cobra.Command {
 	var r simRule
 	var lasts, retryAfter, median, p99 time.Duration
 	c := &cobra.Command{
@@ -60,11 +61,7 @@ close (in order, taken but not answered).`,
   notifyctl sim rule add error --provider apns --code Unregistered --rate 0.05
   notifyctl sim rule add latency --provider twilio --median 2s --p99 8s`,
 		ValidArgs: simActions,
-		RunE: func(c *cobra.Command, args []string) error {
-			s, err := dial()
-			if err != nil {
-				return err
-			}
+		RunE: s.run(func(ctx context.Context, args []string) error {
 			r.Do, r.For, r.RetryAfter = args[0], written(lasts), written(retryAfter)
 			if median > 0 || p99 > 0 {
 				r.Latency = &simDelay{Median: median.String(), P99: written(p99)}
@@ -72,19 +69,19 @@ close (in order, taken but not answered).`,
 			var out struct {
 				Number uint64 `json:"number"`
 			}
-			if err := s.call(c.Context(), http.MethodPost, "/control/rules", r, &out); err != nil {
+			if err := s.call(ctx, http.MethodPost, "/control/rules", r, &out); err != nil {
 				return err
 			}
-			if err := p.printer().Record(out, func() term.Table { return term.Table{{"rule", fmt.Sprint(out.Number)}} }); err != nil {
+			if err := s.p.printer().Record(out, term.Table{{"rule", fmt.Sprint(out.Number)}}); err != nil {
 				return err
 			}
 			until := "until notifyctl sim rule rm " + fmt.Sprint(out.Number)
 			if lasts > 0 {
 				until = "for " + span(lasts)
 			}
-			p.note("%s of %s, %s", r.Do, first(r.Provider, "all providers"), until)
+			s.p.note("%s of %s, %s", r.Do, first(r.Provider, "all providers"), until)
 			return nil
-		},
+		}),
 	}
 	f := c.Flags()
 	f.StringVar(&r.Provider, "provider", "", "only this provider: apns, fcm, twilio, sendgrid, callback")
@@ -114,57 +111,24 @@ func written(d time.Duration) string {
 	return d.String()
 }
 
-func newSimRuleList(p *program, dial func() (*simClient, error)) *cobra.Command {
+func (s *simClient) newRuleList() *cobra.Command {
+	cols := columns[simRule]{head: "RULE  DO  PROVIDER  STATUS  CODE  RATE  ENDS  MATCHED  PICKED", row: func(r *simRule) []string {
+		return []string{
+			fmt.Sprint(r.Number), r.Do, first(r.Provider, "all"), mark(r.Status > 0, fmt.Sprint(r.Status)), r.Code,
+			strconv.FormatFloat(r.Rate, 'g', -1, 64), s.p.whenever(r.Until), count(r.Matched), count(r.Picked),
+		}
+	}}
 	return &cobra.Command{
 		Use: "ls", Short: "List the rules in force, newest first", Args: cobra.NoArgs, Aliases: []string{"list"},
-		RunE: func(c *cobra.Command, _ []string) error {
-			s, err := dial()
-			if err != nil {
-				return err
-			}
+		RunE: s.run(func(ctx context.Context, _ []string) error {
 			var list []simRule
-			if err := s.call(c.Context(), http.MethodGet, "/control/rules", nil, &list); err != nil {
+			if err := s.call(ctx, http.MethodGet, "/control/rules", nil, &list); err != nil {
 				return err
 			}
 			if len(list) == 0 {
-				p.note("none: the providers behave")
+				s.p.note("none: the providers behave")
 			}
-			return p.printer().Print(list, func() term.Table {
-				t := term.Table{{"RULE", "DO", "PROVIDER", "STATUS", "CODE", "RATE", "ENDS", "MATCHED", "PICKED"}}
-				for i := range list {
-					r := &list[i]
-					ends := ""
-					if r.Until != nil {
-						ends = p.when(*r.Until)
-					}
-					t = append(t, []string{
-						fmt.Sprint(r.Number), r.Do, first(r.Provider, "all"), mark(r.Status > 0, fmt.Sprint(r.Status)), r.Code,
-						strconv.FormatFloat(r.Rate, 'g', -1, 64), ends, count(r.Matched), count(r.Picked),
-					})
-				}
-				return t
-			})
-		},
-	}
-}
-
-func newSimRuleRemove(p *program, dial func() (*simClient, error)) *cobra.Command {
-	return &cobra.Command{
-		Use: "rm RULE", Short: "Remove a rule", Args: term.Exact("the number of a rule"), Aliases: []string{"remove"},
-		RunE: func(c *cobra.Command, args []string) error {
-			n, err := strconv.ParseUint(args[0], 10, 64)
-			if err != nil {
-				return term.Usage("%q is not the number of a rule", args[0])
-			}
-			s, err := dial()
-			if err != nil {
-				return err
-			}
-			if err := s.call(c.Context(), http.MethodDelete, fmt.Sprintf("/control/rules/%d", n), nil, nil); err != nil {
-				return err
-			}
-			p.note("rule %d is removed", n)
-			return nil
-		},
+			return s.p.printer().Print(list, cols.table(list))
+		}),
 	}
 }

@@ -91,9 +91,7 @@ func runTriggerCreate(ctx context.Context, p *program, o *triggerOptions) error 
 	if err != nil {
 		return again(ctx, err, key, "register")
 	}
-	if err := p.printer().Record(out, func() term.Table {
-		return term.Table{{"trigger", out.TriggerID}, {"fires", out.FireAt.UTC().Format("2006-01-02T15:04:05.000Z")}}
-	}); err != nil {
+	if err := p.printer().Record(out, term.Table{{"trigger", out.TriggerID}, {"fires", out.FireAt.UTC().Format("2006-01-02T15:04:05.000Z")}}); err != nil {
 		return err
 	}
 	o.later.echo(p, out.FireAt)
@@ -181,28 +179,26 @@ func (p *program) printTrigger(t *api.TriggerStatus) error {
 	if pr.Format != "table" || pr.JQ != "" {
 		return pr.Print(t, nil)
 	}
-	if err := pr.Record(t, func() term.Table {
-		out := term.Table{
-			{"trigger", t.TriggerID}, {"status", t.Status}, {"reason", t.Reason}, {"caller", t.Caller}, {"url", t.CallbackURL},
-			{"payload", strconv.Itoa(t.PayloadBytes) + " bytes"}, {"created", p.when(t.CreatedAt)}, {"fires", p.when(t.FireAt)},
-			{"ended", p.whenever(t.EndedAt)}, {"trace", t.TraceID},
-		}
-		if t.Generation > 0 {
-			out = append(out, []string{"generation", strconv.Itoa(int(t.Generation))})
-		}
-		if t.MaxLatenessSeconds > 0 {
-			out = append(out, []string{"max lateness", time.Duration(t.MaxLatenessSeconds*float64(time.Second)).String() + ", then " + t.LatePolicy})
-		}
-		if t.Deferrals > 0 {
-			out = append(out, []string{"deferrals", count(t.Deferrals)})
-		}
-		return out
-	}); err != nil {
+	out := term.Table{
+		{"trigger", t.TriggerID}, {"status", t.Status}, {"reason", t.Reason}, {"caller", t.Caller}, {"url", t.CallbackURL},
+		{"payload", strconv.Itoa(t.PayloadBytes) + " bytes"}, {"created", p.when(t.CreatedAt)}, {"fires", p.when(t.FireAt)},
+		{"ended", p.whenever(t.EndedAt)}, {"trace", t.TraceID},
+	}
+	if t.Generation > 0 {
+		out = append(out, []string{"generation", strconv.Itoa(int(t.Generation))})
+	}
+	if t.MaxLatenessSeconds > 0 {
+		out = append(out, []string{"max lateness", time.Duration(t.MaxLatenessSeconds*float64(time.Second)).String() + ", then " + t.LatePolicy})
+	}
+	if t.Deferrals > 0 {
+		out = append(out, []string{"deferrals", count(t.Deferrals)})
+	}
+	if err := pr.Record(t, out); err != nil {
 		return err
 	}
 	if len(t.Log) > 0 {
 		fmt.Fprintln(p.out)
-		if err := pr.Print(t, func() term.Table { return p.attempts(t.Log) }); err != nil {
+		if err := pr.Print(t, p.attempts(t.Log)); err != nil {
 			return err
 		}
 	}
@@ -229,46 +225,35 @@ func (p *program) attempts(log []api.TriggerAttempt) term.Table {
 	return t
 }
 
-type triggerListOptions struct {
-	status, caller, cursor string
-	limit                  int
-}
-
 var triggerStates = []string{"PENDING", "IN_FLIGHT", "FIRED", "FAILED", "CANCELLED", "EXPIRED"}
 
 func newTriggerList(p *program) *cobra.Command {
-	var o triggerListOptions
-	c := &cobra.Command{
-		Use: "ls", Short: "List triggers, newest first", Args: cobra.NoArgs, Aliases: []string{"list"},
+	var q api.TriggerQuery
+	c := newListing(p, &cobra.Command{
+		Short: "List triggers, newest first",
 		Example: `  notifyctl trigger ls --status FAILED
   notifyctl trigger ls --status PENDING --limit 1000 -o jsonl --jq .trigger_id`,
-		RunE: func(c *cobra.Command, _ []string) error { return runTriggerList(c.Context(), p, &o) },
-	}
-	f := c.Flags()
-	f.StringVar(&o.status, "status", "", "only those that are "+strings.Join(triggerStates, ", "))
-	f.StringVar(&o.caller, "caller", "", "operators: only of this caller")
-	f.IntVar(&o.limit, "limit", 50, "how many at most")
-	f.StringVar(&o.cursor, "cursor", "", "go on where an earlier list ended")
-	complete(c, "status", triggerStates)
-	return c
-}
-
-func runTriggerList(ctx context.Context, p *program, o *triggerListOptions) error {
-	return runPages(p, &pages[api.TriggerStatus]{
-		limit: o.limit, cursor: o.cursor,
-		get: func(cl *api.Client, after string, n int) (api.TriggerPage, error) {
-			return cl.Triggers(ctx, api.TriggerQuery{Status: strings.ToUpper(o.status), Caller: o.caller, Cursor: after, Limit: n})
+	}, &listing[api.TriggerStatus]{
+		get: func(ctx context.Context, cl *api.Client, after string, n int) (api.TriggerPage, error) {
+			q.Status, q.Cursor, q.Limit = strings.ToUpper(q.Status), after, n
+			return cl.Triggers(ctx, q)
 		},
-		head:     []string{"TRIGGER", "STATUS", "FIRES", "ATTEMPTS", "REASON", "CALLER", "URL"},
-		optional: []string{"CALLER", "REASON", "ATTEMPTS"},
-		row: func(s *api.TriggerStatus) []string {
-			fires := p.when(s.FireAt)
-			if s.Status == "CANCELLED" { // it never does
-				fires = ""
-			}
-			return []string{s.TriggerID, s.Status, fires, strconv.Itoa(s.Attempts), s.Reason, s.Caller, s.CallbackURL}
+		columns: columns[api.TriggerStatus]{
+			head: "TRIGGER  STATUS  FIRES  ATTEMPTS  REASON  CALLER  URL", optional: []string{"CALLER", "REASON", "ATTEMPTS"},
+			row: func(s *api.TriggerStatus) []string {
+				fires := p.when(s.FireAt)
+				if s.Status == "CANCELLED" { // it never does
+					fires = ""
+				}
+				return []string{s.TriggerID, s.Status, fires, strconv.Itoa(s.Attempts), s.Reason, s.Caller, s.CallbackURL}
+			},
 		},
 	})
+	f := c.Flags()
+	f.StringVar(&q.Status, "status", "", "only those that are "+strings.Join(triggerStates, ", "))
+	f.StringVar(&q.Caller, "caller", "", "operators: only of this caller")
+	complete(c, "status", triggerStates)
+	return c
 }
 
 func newTriggerCancel(p *program) *cobra.Command {
@@ -282,16 +267,10 @@ afterwards. While a call may be under way, and when it has ended, exit 6.`,
 }
 
 func cancelTrigger(ctx context.Context, p *program, id string) error {
-	cl, err := p.confirmed(changes, "cancel "+id, "")
-	if err != nil {
-		return err
-	}
-	out, err := cl.CancelTrigger(ctx, id)
-	if err != nil {
-		return err
-	}
-	return p.printer().Record(out, func() term.Table {
-		return term.Table{{"cancelled", out.TriggerID}, {"at", p.whenever(out.EndedAt)}, {"final", "no call of it starts any more"}}
+	return change(p, changes, "cancel "+id, "", func(cl *api.Client) (api.TriggerStatus, error) {
+		return cl.CancelTrigger(ctx, id)
+	}, func(out *api.TriggerStatus) error {
+		return p.printer().Record(out, term.Table{{"cancelled", out.TriggerID}, {"at", p.whenever(out.EndedAt)}, {"final", "no call of it starts any more"}})
 	})
 }
 
@@ -301,31 +280,86 @@ func newTriggerReschedule(p *program) *cobra.Command {
 		Use: "reschedule TRIGGER", Short: "Give a waiting trigger another time", Args: term.Exact("a trigger id"),
 		Example: `  notifyctl trigger reschedule trg_01KAJ8Q2T5E7V9XCB3M4N6P8RS --in 30m
   notifyctl trigger reschedule trg_01KAJ8Q2T5E7V9XCB3M4N6P8RS --at 'tomorrow 09:00' --tz Europe/Berlin`,
-		RunE: func(c *cobra.Command, args []string) error { return rescheduleTrigger(c.Context(), p, args[0], &o) },
+		RunE: func(c *cobra.Command, args []string) error { return runReschedule(c.Context(), p, args[0], &o) },
 	}
 	o.add(c.Flags())
 	return c
 }
 
-func rescheduleTrigger(ctx context.Context, p *program, id string, o *laterOptions) error {
-	at, err := o.future(p.now(), false)
+// triggerItem is what became of one line of a file.
+type triggerItem struct {
+	Line int `json:"line"`
+	api.TriggerItem
+}
+
+// triggerTotal is the result of a whole file.
+type triggerTotal struct {
+	Sent     int           `json:"sent"`
+	Accepted int           `json:"accepted"`
+	Rejected int           `json:"rejected"`
+	Replayed int           `json:"replayed"` // of the accepted, those an earlier run had registered
+	Failed   []triggerItem `json:"failed,omitempty"`
+}
+
+// runTriggerFile registers the triggers of a file, a thousand a request. As for
+// a batch of notifications its keys follow from the file's content: what an
+// earlier run registered is not registered twice.
+func runTriggerFile(ctx context.Context, p *program, o *triggerOptions) error {
+	t, err := p.target()
+	if err != nil {
+		return err
+	}
+	if err := p.confirm(&t, changes, "register the triggers in "+label(o.file)); err != nil {
+		return err
+	}
+	key, err := batchKey(p, o.file, o.key)
+	if err != nil {
+		return err
+	}
+	pr := p.printer()
+	var sum triggerTotal
+	err = postChunks(ctx, p, p.clientOf(&t), o.file, "/v1/triggers:batch", key, func(c *chunk, r *api.TriggerBatchResult, replayed bool) error {
+		if len(r.Results) != len(c.lines) {
+			return badAnswer(nil)
+		}
+		sum.Sent, sum.Accepted, sum.Rejected = sum.Sent+len(r.Results), sum.Accepted+r.Accepted, sum.Rejected+r.Rejected
+		if replayed {
+			sum.Replayed += r.Accepted
+		}
+		for i, item := range r.Results {
+			line := triggerItem{c.lines[i], item}
+			if pr.Format == "jsonl" {
+				if err := pr.Line(line, nil); err != nil {
+					return err
+				}
+			}
+			if item.Error != nil && len(sum.Failed) < maxFailed {
+				sum.Failed = append(sum.Failed, line)
+			}
+		}
+		return nil
+	})
+	if err == nil && sum.Sent == 0 {
+		return term.Usage("%s holds no triggers", label(o.file))
+	}
+	if pr.Format != "jsonl" {
+		var table term.Table
+		for _, f := range sum.Failed {
+			if table == nil {
+				table = term.Table{{"LINE", "CODE", "DETAIL"}}
+			}
+			table = append(table, []string{fmt.Sprint(f.Line), f.Error.Code, detailOf(f.Error)})
+		}
+		if perr := pr.Print(sum, table); perr != nil {
+			return perr
+		}
+	}
+	p.note("%s triggers: %s accepted (%s by an earlier run), %s refused", count(sum.Sent), count(sum.Accepted), count(sum.Replayed), count(sum.Rejected))
 	switch {
 	case err != nil:
 		return err
-	case at == nil:
-		return term.Usage("when? --at or --in")
+	case sum.Rejected > 0:
+		return term.Exitf(term.ExitPartial, "%s of %s triggers were refused", count(sum.Rejected), count(sum.Sent))
 	}
-	cl, err := p.confirmed(changes, "reschedule "+id, "")
-	if err != nil {
-		return err
-	}
-	out, err := cl.RescheduleTrigger(ctx, id, *at)
-	if err != nil {
-		return err
-	}
-	if err := p.printTrigger(&out); err != nil {
-		return err
-	}
-	o.echo(p, out.FireAt)
 	return nil
 }

@@ -21,23 +21,12 @@ import (
 
 func newUser(p *program) *cobra.Command {
 	c := &cobra.Command{Use: "user", Short: "Read and change addresses, opt-outs and quiet hours"}
-	c.AddCommand(newUserGet(p), newUserSet(p))
-	return c
-}
-
-func newUserGet(p *program) *cobra.Command {
-	return &cobra.Command{
+	c.AddCommand(newGet(p, &cobra.Command{
 		Use: "get USER", Short: "Show what a user set", Args: term.Exact("a user id"), Aliases: []string{"show"},
 		Example: `  notifyctl user get ann
   notifyctl user get ann -o json >ann.json`,
-		RunE: p.call(func(ctx context.Context, cl *api.Client, args []string) error {
-			u, err := cl.User(ctx, args[0])
-			if err != nil {
-				return err
-			}
-			return p.printer().Record(u, func() term.Table { return userFields(&u) })
-		}),
-	}
+	}, (*api.Client).User, userFields), newUserSet(p))
+	return c
 }
 
 func userFields(u *api.User) term.Table {
@@ -136,11 +125,9 @@ func runUserSet(ctx context.Context, p *program, o *userOptions, user string) er
 	}
 	stored, err := cl.User(ctx, user)
 	if err != nil { // it is changed; a token may write without being allowed to read
-		return p.printer().Record(out, func() term.Table {
-			return term.Table{{"user", out.UserID}, {"version", fmt.Sprint(out.Version)}}
-		})
+		return p.printer().Record(out, term.Table{{"user", out.UserID}, {"version", fmt.Sprint(out.Version)}})
 	}
-	return p.printer().Record(stored, func() term.Table { return userFields(&stored) })
+	return p.printer().Record(stored, userFields(&stored))
 }
 
 // change reads, changes and writes, again when somebody else wrote in between.

@@ -48,13 +48,11 @@ func newVersion(p *program) *cobra.Command {
 			if b.Server != nil && b.Server.Skew {
 				p.note("warning: the server is of version %s, this is %s", b.Server.Version, b.Version)
 			}
-			return p.printer().Record(b, func() term.Table {
-				t := term.Table{{"notifyctl", b.Version}, {"go", b.Go}, {"platform", b.Platform}, {"revision", b.Revision}}
-				if b.Server != nil {
-					t = append(t, []string{"server", first(b.Server.Version, "does not tell its version") + "  (" + b.Server.URL + ")"})
-				}
-				return t
-			})
+			t := term.Table{{"notifyctl", b.Version}, {"go", b.Go}, {"platform", b.Platform}, {"revision", b.Revision}}
+			if b.Server != nil {
+				t = append(t, []string{"server", first(b.Server.Version, "does not tell its version") + "  (" + b.Server.URL + ")"})
+			}
+			return p.printer().Record(b, t)
 		},
 	}
 }

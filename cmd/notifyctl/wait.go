@@ -63,7 +63,7 @@ func (p *program) waitOne(ctx context.Context, cl *api.Client, id string) error 
 	case err != nil && err != errPending: //nolint:errorlint // the very value
 		return err
 	}
-	if perr := p.printer().Record(s, func() term.Table { return p.statusFields(&s) }); perr != nil {
+	if perr := p.printer().Record(s, p.statusFields(&s)); perr != nil {
 		return perr
 	}
 	if err != nil {

@@ -54,7 +54,7 @@ func runWhy(ctx context.Context, p *program, id string) error {
 		}
 		fmt.Fprintln(p.out)
 	}
-	if err := pr.Print(t, func() term.Table { return p.story(t.Events) }); err != nil {
+	if err := pr.Print(t, p.story(t.Events)); err != nil {
 		return err
 	}
 	_, err = fmt.Fprintf(p.out, "\n%s\n", term.Clean(t.Next))

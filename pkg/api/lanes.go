@@ -20,9 +20,7 @@ type Lane struct {
 }
 
 // Lanes is the answer to GET /v1/ops/lanes.
-type Lanes struct {
-	Items []Lane `json:"items"`
-}
+type Lanes = List[Lane]
 
 // Lanes lists the lanes.
 func (cl *Client) Lanes(ctx context.Context) (Lanes, error) {

@@ -51,9 +51,7 @@ type Account struct {
 }
 
 // Accounts is the answer to GET /v1/ops/accounts.
-type Accounts struct {
-	Items []Account `json:"items"`
-}
+type Accounts = List[Account]
 
 // Rates returns how much the answering process does now.
 func (cl *Client) Rates(ctx context.Context) (Rates, error) {

@@ -124,9 +124,7 @@ func (c *Circuit) Why() string {
 }
 
 // Circuits is the answer to GET /v1/ops/circuits.
-type Circuits struct {
-	Items []Circuit `json:"items"`
-}
+type Circuits = List[Circuit]
 
 // Caller is what an operator sets for a service that uses the API. Secrets are
 // never shown: only when each was made and when it ends.
@@ -154,9 +152,7 @@ type CallerSecret struct {
 }
 
 // Callers is the answer to GET /v1/ops/callers.
-type Callers struct {
-	Items []Caller `json:"items"`
-}
+type Callers = List[Caller]
 
 // RotatedSecret is the only place where a signing secret is shown.
 type RotatedSecret struct {

@@ -124,13 +124,11 @@ func TestPrinter(t *testing.T) {
 		t.Helper()
 		var b strings.Builder
 		p.Out = &b
-		if err := p.Print(items, func() Table {
-			t := Table{{"NAME", "N", "NOTE"}}
-			for _, i := range items {
-				t = append(t, []string{i.Name, fmt.Sprint(i.N), ""})
-			}
-			return t
-		}); err != nil {
+		table := Table{{"NAME", "N", "NOTE"}}
+		for _, i := range items {
+			table = append(table, []string{i.Name, fmt.Sprint(i.N), ""})
+		}
+		if err := p.Print(items, table); err != nil {
 			t.Fatal(err)
 		}
 		if b.String() != want {
@@ -157,7 +155,7 @@ func TestPrinter(t *testing.T) {
 	f(&Printer{Format: "jsonl"}, "")
 	var b strings.Builder
 	p := &Printer{Format: "table", Out: &b}
-	if err := p.Record(nil, func() Table { return Table{{"name", "x"}, {"empty", ""}, {"n", "1"}} }); err != nil || b.String() != "name  x\nn     1\n" {
+	if err := p.Record(nil, Table{{"name", "x"}, {"empty", ""}, {"n", "1"}}); err != nil || b.String() != "name  x\nn     1\n" {
 		t.Errorf("record: %v\n%s", err, &b)
 	}
 }
@@ -173,7 +171,7 @@ func TestNamesAreShownAsTheyAre(t *testing.T) {
 	for _, p := range []Printer{{Format: "table"}, {Format: "json"}, {Format: "jsonl"}, {Format: "yaml"}, {Format: "json", JQ: "."}} {
 		var b strings.Builder
 		p.Out = &b
-		if err := p.Print(v, func() Table { return Table{{"ID"}, {name}} }); err != nil {
+		if err := p.Print(v, Table{{"ID"}, {name}}); err != nil {
 			t.Fatal(err)
 		}
 		if hidden(b.String()) {
@@ -194,7 +192,7 @@ func TestNamesAreShownAsTheyAre(t *testing.T) {
 	}
 	var b strings.Builder
 	p := Printer{Format: "table", Out: &b}
-	if err := p.Record(nil, func() Table { return Table{{"user", name}} }); err != nil || hidden(b.String()) || !strings.Contains(b.String(), `ann\u202egnp\u009b31m`) {
+	if err := p.Record(nil, Table{{"user", name}}); err != nil || hidden(b.String()) || !strings.Contains(b.String(), `ann\u202egnp\u009b31m`) {
 		t.Errorf("record %q, %v", &b, err)
 	}
 	for _, format := range []string{"table", "json"} {
@@ -257,9 +255,7 @@ func TestFit(t *testing.T) {
 		t.Helper()
 		var b strings.Builder
 		p := Printer{Out: &b, Format: "table", Width: width, Optional: []string{"KIND", "none", "N"}}
-		if err := p.Print(nil, func() Table {
-			return Table{{"ID", "KIND", "N", "URL"}, {"a1", "short", "1", "https://x.example/hooks"}, {"a2", "k", "22", ""}}
-		}); err != nil {
+		if err := p.Print(nil, Table{{"ID", "KIND", "N", "URL"}, {"a1", "short", "1", "https://x.example/hooks"}, {"a2", "k", "22", ""}}); err != nil {
 			t.Fatal(err)
 		}
 		if got := b.String(); got != want {

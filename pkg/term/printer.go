@@ -67,9 +67,9 @@ type List struct {
 
 // Print writes v: as the table in that format, else v itself. A list becomes a List,
 // and in jsonl each of its items a line, to which JQ is applied.
-func (p *Printer) Print(v any, table func() Table) error {
+func (p *Printer) Print(v any, table Table) error {
 	if p.JQ == "" && p.Format == "table" {
-		return p.table(table())
+		return p.table(table)
 	}
 	items, isList, err := itemsOf(v)
 	switch {
@@ -125,12 +125,12 @@ func itemsOf(v any) (items []json.RawMessage, isList bool, err error) {
 
 // Record writes one thing: to a human as a list of names and values, of which
 // those without a value are left out.
-func (p *Printer) Record(v any, fields func() Table) error {
+func (p *Printer) Record(v any, fields Table) error {
 	if p.JQ != "" || p.Format != "table" {
 		return p.Print(v, nil)
 	}
 	var t Table
-	for _, f := range fields() {
+	for _, f := range fields {
 		if len(f) > 1 && f[1] != "" {
 			t = append(t, f)
 		}
