@@ -70,7 +70,6 @@ var floors = []floor{
 	{"rules that stages share", map[string]string{
 		"pkg/users":       "engine notify secrets setting",
 		"pkg/limit":       "engine notify setting",
-		"pkg/dedup":       "engine notify",
 		"pkg/timer/wheel": "",
 		"pkg/request":     "engine notify internal/killpoint", // bodies, keys and answers of both front doors
 	}},
@@ -79,7 +78,7 @@ var floors = []floor{
 		"pkg/schedule":    "engine notify internal/killpoint",
 		"pkg/trigger":     "engine notify request limit internal/killpoint trace setting",
 		"pkg/intake":      "engine notify log users limit request internal/killpoint setting",
-		"pkg/worker":      "engine notify log timer/wheel dedup limit users timer internal/killpoint trace setting",
+		"pkg/worker":      "engine notify log timer/wheel limit users timer internal/killpoint trace setting",
 		"pkg/provider/h2": "setting", // HTTP/2 by frames: knows no provider
 		"pkg/provider":    "notify limit provider/h2",
 	}},

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/cluster"
-	"github.com/notifyd/notifyd/pkg/dedup"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/engine/cassandra"
 	"github.com/notifyd/notifyd/pkg/engine/postgres"
@@ -19,6 +18,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/limit"
 	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/store"
 )
 
 // clusters are the Cassandra clusters, opened once each.
@@ -68,7 +68,7 @@ func openServers(ctx context.Context, n *Node) (err error) {
 	if err != nil {
 		return err
 	}
-	n.servers.seen = dedup.New(st.status, filter, dedup.Config{Logger: n.log})
+	n.servers.seen = store.NewSeen(st.status, filter, n.log)
 	n.servers.limits = limit.NewShared(rd.Limits(), limit.SharedConfig{})
 	st.status, st.limits = n.servers.seen, n.servers.limits
 	n.clock.Servers = []cluster.AskClock{rd.ClockOffset, c.main.ClockOffset, pg.ClockOffset}

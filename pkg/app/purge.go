@@ -47,7 +47,7 @@ func (n *Node) purges() parts {
 // timer: it stays for as long as those can wait.
 func (n *Node) purgeOutcomes(ctx context.Context, now time.Time) error {
 	closed := min(n.own.history.Kept(now).UnixMilli(), n.own.history.Oldest(now)) - outcomesLonger.Milliseconds()
-	_, err := n.own.store.Aged().PurgeOutcomes(ctx, closed, closed-n.cfg.Timers.MaxDelay.Milliseconds())
+	_, err := n.own.store.PurgeOutcomes(ctx, closed, closed-n.cfg.Timers.MaxDelay.Milliseconds())
 	return err
 }
 
@@ -56,9 +56,8 @@ func (n *Node) purgeOutcomes(ctx context.Context, now time.Time) error {
 // the retention of the history.
 func (n *Node) purgeRequests(ctx context.Context, now time.Time) error {
 	before := n.own.history.Kept(now).Add(-n.cfg.Timers.MaxDelay - outcomesLonger).UnixMilli()
-	aged := n.own.store.Aged()
-	_, err := aged.PurgeCancels(ctx, before)
-	_, err2 := aged.PurgeCampaigns(ctx, before)
+	_, err := n.own.store.PurgeCancels(ctx, before)
+	_, err2 := n.own.store.PurgeCampaigns(ctx, before)
 	return errors.Join(err, err2)
 }
 

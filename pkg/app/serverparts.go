@@ -9,11 +9,11 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/cluster"
 	"github.com/notifyd/notifyd/pkg/deadletter"
-	"github.com/notifyd/notifyd/pkg/dedup"
 	"github.com/notifyd/notifyd/pkg/limit"
 	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/outcomehook"
+	"github.com/notifyd/notifyd/pkg/store"
 	"github.com/notifyd/notifyd/pkg/trigger"
 )
 
@@ -26,7 +26,7 @@ type servers struct {
 	lag         atomic.Pointer[[]Lag]
 	checks      []serverCheck
 	listen      func(ctx context.Context) error // wakes who follows preferences; nil: polls do
-	seen        *dedup.Status                   // in front of outcome rows; nil: they are read
+	seen        *store.Seen                     // in front of outcome rows; nil: they are read
 	limits      *limit.Shared                   // nil: each process has its own
 }
 

@@ -5,8 +5,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/notifyd/notifyd/pkg/dedup"
 	"github.com/notifyd/notifyd/pkg/limit"
+	"github.com/notifyd/notifyd/pkg/store"
 )
 
 var (
@@ -22,7 +22,7 @@ var (
 // seen-filter and the shared limits; and how far the clock is off from theirs. With
 // embedded engines there are none, and all stays 0.
 func (n *Node) collectShared(ch chan<- prometheus.Metric, gauge func(d *prometheus.Desc, v float64, labels ...string)) {
-	var seen dedup.Stats
+	var seen store.SeenStats
 	var limits limit.SharedStats
 	if s := n.servers; s != nil {
 		if s.seen != nil {

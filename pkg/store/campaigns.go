@@ -84,7 +84,9 @@ func (c campaigns) List(ctx context.Context, caller string, after engine.Campaig
 	}, caller, after, max)
 }
 
-// PurgeCampaigns implements engine.Aged. It looks at the totals of each campaign.
+// PurgeCampaigns removes campaigns with their parts if they were created before a time,
+// ms since 1970, and so was their newest part. It returns how many it removed, also with
+// an error.
 func (c *Contracts) PurgeCampaigns(ctx context.Context, before int64) (total int, err error) {
 	var old []engine.Campaign
 	err = c.rows.Scan(ctx, tableCampaigns, rows.Range{Prefix: "h"}, func(r rows.Row) (bool, error) {

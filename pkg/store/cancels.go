@@ -64,8 +64,10 @@ func (c cancels) Changes(ctx context.Context, since uint64, max int) ([]engine.C
 	return list(ctx, c.rows, tableCancels, rows.Range{Prefix: "n", After: "n" + num(since)}, max, readCancel)
 }
 
-// PurgeCancels implements engine.Aged. Versions are in the order of time: it stops at
-// the first cancellation that is young.
+// PurgeCancels removes cancellations made before a time, ms since 1970. The newest of
+// all stays, so that versions never begin again. It returns how many it removed, also
+// with an error. Versions are in the order of time: it stops at the first cancellation
+// that is young.
 func (c *Contracts) PurgeCancels(ctx context.Context, before int64) (total int, err error) {
 	for {
 		old, err := cancels{c.rows}.Changes(ctx, 0, manyAtOnce+1)

@@ -186,9 +186,14 @@ func (s *status) Resume(ctx context.Context, of engine.Tenure, keys []notify.Row
 	return s.get(ctx, keys, true)
 }
 
-// PurgeOutcomes implements engine.Aged. It deletes rows one by one: a worker may
-// meanwhile write the claim of an old request among them, a schedule of last year that
-// fires now.
+// PurgeOutcomes removes done rows that were last updated before closed (ms since 1970),
+// and other rows that were last updated before open: a row that is not done is a claim,
+// and its record may still be in the log. The caller passes no time whose rows are
+// still read. It returns how many rows it removed, also with an error; the next call
+// removes the rest.
+//
+// It deletes rows one by one: a worker may meanwhile write the claim of an old request
+// among them, a schedule of last year that fires now.
 //
 // Keys begin with the time of the request, and no row is older than its request: the
 // scan ends there, and reads no younger rows.

@@ -61,9 +61,6 @@ func (c *Contracts) Rows() rows.Rows { return c.rows }
 // Status returns the contract of outcome rows.
 func (c *Contracts) Status() engine.Status { return c.status }
 
-// Aged returns the contract that removes old outcomes, cancellations and campaigns.
-func (c *Contracts) Aged() engine.Aged { return c }
-
 // Audit returns the contract of the audit log.
 func (c *Contracts) Audit() engine.Audit { return audit{c.rows} }
 

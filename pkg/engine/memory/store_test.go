@@ -32,19 +32,14 @@ func TestMeta(t *testing.T)        { enginetest.Meta(t, open((*memory.Store).Met
 func TestIdem(t *testing.T)        { enginetest.Idem(t, open((*memory.Store).Idem)) }
 func TestSpill(t *testing.T)       { enginetest.Spill(t, open((*memory.Store).Spill)) }
 func TestDeadLetters(t *testing.T) { enginetest.DeadLetters(t, open((*memory.Store).DeadLetters)) }
-func TestAged(t *testing.T) {
-	enginetest.Aged(t, open(func(s *memory.Store) enginetest.Aging {
-		return enginetest.Aging{Aged: s.Aged(), Status: s.Status(), Cancels: s.Cancels(), Campaigns: s.Campaigns()}
-	}))
-}
-func TestCancels(t *testing.T)    { enginetest.Cancels(t, open((*memory.Store).Cancels)) }
-func TestHolds(t *testing.T)      { enginetest.Holds(t, open((*memory.Store).Holds)) }
-func TestCampaigns(t *testing.T)  { enginetest.Campaigns(t, open((*memory.Store).Campaigns)) }
-func TestJobs(t *testing.T)       { enginetest.Jobs(t, open((*memory.Store).Jobs)) }
-func TestAudit(t *testing.T)      { enginetest.Audit(t, open((*memory.Store).Audit)) }
-func TestSchedules(t *testing.T)  { enginetest.Schedules(t, open((*memory.Store).Schedules)) }
-func TestColdTimers(t *testing.T) { enginetest.ColdTimers(t, open((*memory.Store).ColdTimers)) }
-func TestTriggers(t *testing.T)   { enginetest.Triggers(t, open((*memory.Store).Triggers)) }
+func TestCancels(t *testing.T)     { enginetest.Cancels(t, open((*memory.Store).Cancels)) }
+func TestHolds(t *testing.T)       { enginetest.Holds(t, open((*memory.Store).Holds)) }
+func TestCampaigns(t *testing.T)   { enginetest.Campaigns(t, open((*memory.Store).Campaigns)) }
+func TestJobs(t *testing.T)        { enginetest.Jobs(t, open((*memory.Store).Jobs)) }
+func TestAudit(t *testing.T)       { enginetest.Audit(t, open((*memory.Store).Audit)) }
+func TestSchedules(t *testing.T)   { enginetest.Schedules(t, open((*memory.Store).Schedules)) }
+func TestColdTimers(t *testing.T)  { enginetest.ColdTimers(t, open((*memory.Store).ColdTimers)) }
+func TestTriggers(t *testing.T)    { enginetest.Triggers(t, open((*memory.Store).Triggers)) }
 
 func TestTimersDropHints(t *testing.T) {
 	enginetest.TimersDropHints(t, open(scheduling))

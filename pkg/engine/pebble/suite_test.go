@@ -73,13 +73,6 @@ func TestJobs(t *testing.T)      { t.Parallel(); enginetest.Jobs(t, open((*Store
 func TestAudit(t *testing.T)     { t.Parallel(); enginetest.Audit(t, open((*Store).Audit)) }
 func TestHolds(t *testing.T)     { t.Parallel(); enginetest.Holds(t, open((*Store).Holds)) }
 
-func TestAged(t *testing.T) {
-	t.Parallel()
-	enginetest.Aged(t, open(func(s *Store) enginetest.Aging {
-		return enginetest.Aging{Aged: s.Aged(), Status: s.Status(), Cancels: s.Cancels(), Campaigns: s.Campaigns()}
-	}))
-}
-
 func TestSchedules(t *testing.T)  { t.Parallel(); enginetest.Schedules(t, open((*Store).Schedules)) }
 func TestColdTimers(t *testing.T) { t.Parallel(); enginetest.ColdTimers(t, open((*Store).ColdTimers)) }
 func TestTriggers(t *testing.T)   { t.Parallel(); enginetest.Triggers(t, open((*Store).Triggers)) }

@@ -1,8 +1,9 @@
-package dedup
+package store_test
 
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -15,6 +16,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine/faulty"
 	"github.com/notifyd/notifyd/pkg/engine/memory"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/store"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -51,7 +53,7 @@ func (r *reads) Get(ctx context.Context, keys []notify.RowKey) ([]notify.Row, er
 
 // rig is a worker's process over a store and a filter.
 type rig struct {
-	*Status
+	*store.Seen
 	plan  *faulty.Plan
 	store *reads
 	heal  []func()
@@ -74,9 +76,9 @@ type T interface {
 	Fatal(...any)
 }
 
-func start(t T, store engine.Status, f engine.Filter) *rig {
-	r := &rig{plan: faulty.NewPlan(1), store: &reads{Status: store}}
-	r.Status = New(r.store, faulty.NewFilter(f, r.plan), Config{})
+func start(t T, status engine.Status, f engine.Filter) *rig {
+	r := &rig{plan: faulty.NewPlan(1), store: &reads{Status: status}}
+	r.Seen = store.NewSeen(r.store, faulty.NewFilter(f, r.plan), slog.New(slog.DiscardHandler))
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {

@@ -1,14 +1,6 @@
-// Package dedup keeps workers from reading outcome rows that cannot be there. A
-// Status remembers in a filter whatever was claimed, before it is claimed; a key
-// that the filter does not know, made since the filter is complete, has no row.
-//
-// The filter never decides that something is a duplicate: what it may know is
-// read. And it never keeps a message back: where it does not answer, rows are
-// read, and claims go on without it (delivery beats dedup).
-package dedup
+package store
 
 import (
-	"cmp"
 	"context"
 	"log/slog"
 	"sync/atomic"
@@ -20,22 +12,19 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Config of a Status. The zero value of a number means its default.
-type Config struct {
-	// Timeout bounds each question to the filter. Default 250 ms: longer than
-	// that, reading the rows is faster.
-	Timeout time.Duration
-	// Heal is how long after a failure the filter is asked again. Default 1 s.
-	Heal time.Duration
-	// Skew is the largest difference between the clocks of whoever makes ids and
-	// of the filter. Default 1 s.
-	Skew time.Duration
-	// Logger gets a line when the filter fails, and one when it is back.
-	Logger *slog.Logger
-}
+const (
+	// filterTimeout bounds each question to the filter: longer than that, reading the
+	// rows is faster.
+	filterTimeout = 250 * time.Millisecond
+	// filterHeal is how long after a failure the filter is asked again.
+	filterHeal = time.Second
+	// filterSkew is the largest difference between the clocks of whoever makes ids and
+	// of the filter.
+	filterSkew = time.Second
+)
 
-// Stats are counts since the start.
-type Stats struct {
+// SeenStats are counts since the start.
+type SeenStats struct {
 	Believed uint64 // keys that were not read, for the filter did not know them
 	Read     uint64 // keys that were
 	False    uint64 // of those read: the filter knew them, and there was no row
@@ -45,37 +34,41 @@ type Stats struct {
 	Off      bool   // the filter is not asked now
 }
 
-// Status is an engine.Status behind a filter. Everybody who writes outcome rows
-// to the store, or reads them by key, does so through one of these over the same
-// filter: a row that was written around it could be taken for one that is not.
-type Status struct {
+// Seen is an engine.Status behind a filter, which keeps workers from reading outcome
+// rows that cannot be there. It remembers in the filter whatever was claimed, before it is
+// claimed; a key that the filter does not know, made since the filter is complete, has
+// no row.
+//
+// The filter never decides that something is a duplicate: what it may know is read. And
+// it never keeps a message back: where it does not answer, rows are read, and claims go
+// on without it (delivery beats dedup).
+//
+// Everybody who writes outcome rows to the store, or reads them by key, does so through
+// a Seen over the same filter: a row that was written around it could be taken for one
+// that is not there.
+type Seen struct {
 	engine.Status
 	filter engine.Filter
-	cfg    Config
+	log    *slog.Logger
 	off    atomic.Bool
 	wake   chan struct{} // the filter has just failed
 
 	believed, read, falseHits, blind, added, missed atomic.Uint64
 }
 
-// New returns next behind a filter. Run must run.
-func New(next engine.Status, filter engine.Filter, cfg Config) *Status {
-	cfg.Timeout = cmp.Or(cfg.Timeout, 250*time.Millisecond)
-	cfg.Heal = cmp.Or(cfg.Heal, time.Second)
-	cfg.Skew = cmp.Or(cfg.Skew, time.Second)
-	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.DiscardHandler)
-	}
-	return &Status{Status: next, filter: filter, cfg: cfg, wake: make(chan struct{}, 1)}
+// NewSeen returns next behind a filter. log gets a line when the filter fails, and one
+// when it is back. Run must run.
+func NewSeen(next engine.Status, filter engine.Filter, log *slog.Logger) *Seen {
+	return &Seen{Status: next, filter: filter, log: log, wake: make(chan struct{}, 1)}
 }
 
 // Put remembers the outcome rows' keys, then stores the rows. What the filter
 // could not be told of is stored all the same.
-func (s *Status) Put(ctx context.Context, rows []notify.Row) error {
+func (s *Seen) Put(ctx context.Context, rows []notify.Row) error {
 	ids := make([]uint64, 0, len(rows))
 	for i := range rows {
 		if k := &rows[i].Key; k.Kind == notify.RowOutcome {
-			ids = append(ids, hash(k))
+			ids = append(ids, filterID(k))
 		}
 	}
 	switch {
@@ -89,21 +82,21 @@ func (s *Status) Put(ctx context.Context, rows []notify.Row) error {
 }
 
 // Get returns the rows of keys. Those that surely have none are not read.
-func (s *Status) Get(ctx context.Context, keys []notify.RowKey) ([]notify.Row, error) {
+func (s *Seen) Get(ctx context.Context, keys []notify.RowKey) ([]notify.Row, error) {
 	return s.get(ctx, keys, s.Status.Get)
 }
 
 // Resume is Get for the owner of a tenure.
-func (s *Status) Resume(ctx context.Context, t engine.Tenure, keys []notify.RowKey) ([]notify.Row, error) {
+func (s *Seen) Resume(ctx context.Context, t engine.Tenure, keys []notify.RowKey) ([]notify.Row, error) {
 	return s.get(ctx, keys, func(ctx context.Context, keys []notify.RowKey) ([]notify.Row, error) {
 		return s.Status.Resume(ctx, t, keys)
 	})
 }
 
-func (s *Status) get(ctx context.Context, keys []notify.RowKey, from func(context.Context, []notify.RowKey) ([]notify.Row, error)) ([]notify.Row, error) {
+func (s *Seen) get(ctx context.Context, keys []notify.RowKey, from func(context.Context, []notify.RowKey) ([]notify.Row, error)) ([]notify.Row, error) {
 	ids := make([]uint64, len(keys))
 	for i := range keys {
-		ids[i] = hash(&keys[i])
+		ids[i] = filterID(&keys[i])
 	}
 	var maybe []bool
 	var complete time.Time
@@ -118,7 +111,7 @@ func (s *Status) get(ctx context.Context, keys []notify.RowKey, from func(contex
 	var which []int // keys to read
 	var ask []notify.RowKey
 	for i, k := range keys {
-		since := k.Chunk.Base.Time().Add(-s.cfg.Skew)
+		since := k.Chunk.Base.Time().Add(-filterSkew)
 		if maybe[i] || k.Kind != notify.RowOutcome || !since.After(complete) {
 			which, ask = append(which, i), append(ask, k)
 		}
@@ -143,11 +136,11 @@ func (s *Status) get(ctx context.Context, keys []notify.RowKey, from func(contex
 }
 
 // ask asks the filter, unless it is known to be away.
-func (s *Status) ask(ctx context.Context, what string, fn func(ctx context.Context) error) bool {
+func (s *Seen) ask(ctx context.Context, what string, fn func(ctx context.Context) error) bool {
 	if s.off.Load() {
 		return false
 	}
-	call, stop := context.WithTimeout(ctx, s.cfg.Timeout)
+	call, stop := context.WithTimeout(ctx, filterTimeout)
 	defer stop()
 	err := fn(call)
 	if err == nil {
@@ -157,7 +150,7 @@ func (s *Status) ask(ctx context.Context, what string, fn func(ctx context.Conte
 		return false // the caller gave up: what it wanted to claim is not called
 	}
 	if s.off.CompareAndSwap(false, true) {
-		s.cfg.Logger.Warn("the seen-filter does not answer; rows are read instead", "asked", what, "err", err)
+		s.log.Warn("the seen-filter does not answer; rows are read instead", "asked", what, "err", err)
 		select {
 		case s.wake <- struct{}{}:
 		default:
@@ -169,7 +162,7 @@ func (s *Status) ask(ctx context.Context, what string, fn func(ctx context.Conte
 // Run brings the filter back after a failure until ctx ends, and returns nil
 // then. The filter is asked again only after it was told that something is
 // missing in it, so that no process believes what it says of that time.
-func (s *Status) Run(ctx context.Context) error {
+func (s *Seen) Run(ctx context.Context) error {
 	for {
 		select {
 		case <-s.wake:
@@ -178,15 +171,15 @@ func (s *Status) Run(ctx context.Context) error {
 		}
 		began := time.Now()
 		for s.off.Load() {
-			call, stop := context.WithTimeout(ctx, s.cfg.Timeout)
+			call, stop := context.WithTimeout(ctx, filterTimeout)
 			err := s.filter.Incomplete(call)
 			stop()
 			if err == nil {
 				s.off.Store(false)
-				s.cfg.Logger.Info("the seen-filter is back", "after", time.Since(began))
+				s.log.Info("the seen-filter is back", "after", time.Since(began))
 				break
 			}
-			if !notify.Sleep(ctx, s.cfg.Heal) {
+			if !notify.Sleep(ctx, filterHeal) {
 				return nil
 			}
 		}
@@ -194,31 +187,16 @@ func (s *Status) Run(ctx context.Context) error {
 }
 
 // Stats returns the counts.
-func (s *Status) Stats() Stats {
-	return Stats{
+func (s *Seen) Stats() SeenStats {
+	return SeenStats{
 		Believed: s.believed.Load(), Read: s.read.Load(), False: s.falseHits.Load(), Blind: s.blind.Load(),
 		Added: s.added.Load(), Missed: s.missed.Load(), Off: s.off.Load(),
 	}
 }
 
-// hash names a row in the filter. It is the same in every process and release:
+// filterID names a row in the filter. It is the same in every process and release:
 // another one would not know what an earlier one added.
-func hash(k *notify.RowKey) uint64 {
-	var b [40]byte
-	n := copy(b[:], k.Chunk.Base[:])
-	le := func(v uint64, bytes int) {
-		for range bytes {
-			b[n] = byte(v)
-			v >>= 8
-			n++
-		}
-	}
-	le(uint64(k.Chunk.Partition), 2)
-	le(uint64(k.Chunk.Block), 4)
-	le(uint64(k.Epoch), 2)
-	le(uint64(k.Attempt), 2)
-	le(uint64(k.Deferrals), 2)
-	le(uint64(k.First), 4)
-	le(uint64(k.Kind), 1)
-	return xxhash.Sum64(b[:n])
+func filterID(k *notify.RowKey) uint64 {
+	var b [rowKeyLen]byte
+	return xxhash.Sum64(appendRowKey(b[:0], k))
 }
