@@ -32,6 +32,7 @@ var floors = []floor{
 		"pkg/setting":         "notify",                     // defaults and ranges by tags of fields
 		"pkg/secrets":         "notify internal/atomicfile", // files of secrets, and sealing texts
 		"pkg/term":            "notify internal/atomicfile",
+		"pkg/term/paint":      "term",
 		"pkg/trace":           "setting", // spans; the only one that knows OpenTelemetry
 		"pkg/trace/tracetest": "",        // a collector for tests
 		"pkg/backup":          "notify internal/atomicfile",
@@ -95,8 +96,8 @@ var floors = []floor{
 		"pkg/server":      "engine notify request api intake deadletter users history limit schedule secrets trigger trace setting",
 		"pkg/load":        "notify api internal/atomicfile log term", // log: its partitions, for the target kafka; term: which word was meant
 		"pkg/load/report": "load internal/atomicfile notify term",    // what is left of a run, and comparing runs
-		"pkg/load/screen": "load load/report notify term",            // term: how texts and numbers are written for people
-		"pkg/console":     "notify api term",
+		"pkg/load/screen": "load load/report notify term term/paint",            // term: how texts and numbers are written for people
+		"pkg/console":     "notify api term term/paint",
 	}},
 	{"duties of a process among others", map[string]string{
 		"pkg/cluster": "engine notify api internal/killpoint server trigger worker", // no technology of engines

@@ -1,17 +1,60 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"io/fs"
 	"net/url"
+	"os/exec"
 	"strings"
+	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/vbauerster/mpb/v8"
+	"github.com/vbauerster/mpb/v8/decor"
 
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/term"
 )
+
+// danger says how much a command asks for.
+type danger uint8
+
+const (
+	changes danger = iota // asks in a protected context
+	undone                // cannot be undone for many: always asks
+)
+
+// confirm asks before what is done. Where nobody can be asked, it is an error
+// that names the flag.
+func (p *program) confirm(t *target, d danger, what string) error {
+	if p.global.yes || (d == changes && !t.ctx.Protected) {
+		return nil
+	}
+	where := t.server
+	if t.name != "" {
+		where = fmt.Sprintf("context %q, %s", t.name, t.server)
+	}
+	if t.ctx.Protected {
+		where += ", protected"
+	}
+	if !p.inTerminal || p.global.noInput {
+		return &term.Error{
+			Exit: term.ExitUsage, Err: fmt.Errorf("%s (%s) needs --yes", term.Clean(what), where), Next: []string{"the same command with --yes"},
+		}
+	}
+	fmt.Fprintf(p.err, "%s (%s)? [y/N] ", term.Clean(what), where)
+	line, _ := bufio.NewReader(p.in).ReadString('\n') // an end of input is a no
+	switch strings.ToLower(strings.TrimSpace(line)) {
+	case "y", "yes":
+		return nil
+	}
+	return term.Exitf(term.ExitError, "not confirmed; nothing was done")
+}
 
 // withAdvice adds to an error what to do next, where the command that failed did
 // not: it knows better.
@@ -121,4 +164,105 @@ func again(ctx context.Context, err error, key, what string) error {
 		}
 	}
 	return &term.Error{Exit: exitOf(ctx, err), Err: err, Next: []string{"the same command with --idempotency-key " + quote(key) + " does not " + what + " twice"}}
+}
+
+// human reports whether results are printed for people to read.
+func (p *program) human() bool { return p.global.output == "table" && p.global.jq == "" }
+
+// paged runs write. On a terminal what it prints goes through $PAGER, or less. Where
+// there is no pager it is printed as it is.
+func (p *program) paged(ctx context.Context, write func() error) error {
+	if !p.outTerminal || !p.human() {
+		return write()
+	}
+	pager := first(p.getenv("PAGER"), "less")
+	run := exec.CommandContext(ctx, "sh", "-c", pager)
+	run.Env = append(run.Environ(), "LESS="+first(p.getenv("LESS"), "FRX")) // ends by itself if one screen is enough
+	out := p.out
+	run.Stdout, run.Stderr = out, p.err
+	if _, err := exec.LookPath("less"); err != nil && pager == "less" {
+		return write()
+	}
+	in, err := run.StdinPipe()
+	if err != nil || run.Start() != nil {
+		return write()
+	}
+	p.out = in
+	err = write()
+	p.out = out
+	_ = in.Close() // the pager may have ended
+	if errors.Is(err, syscall.EPIPE) || errors.Is(err, io.ErrClosedPipe) {
+		err = nil // its reader has seen enough
+	}
+	end := run.Wait()
+	if e, ok := errors.AsType[*exec.ExitError](end); ok && e.ExitCode() == 127 { // there is no such pager
+		return write()
+	}
+	return errors.Join(err, end)
+}
+
+// progress is a bar on standard error, where that is a terminal; elsewhere it
+// is nil, and says nothing.
+type progress struct {
+	all *mpb.Progress
+	bar *mpb.Bar
+}
+
+// progress begins a bar for so many things; 0: it is not known how many.
+func (p *program) progress(what string, total int64) *progress {
+	if !p.errTerminal || p.global.quiet || p.getenv("TERM") == "dumb" {
+		return nil
+	}
+	all, began := mpb.New(mpb.WithOutput(p.err), mpb.WithWidth(48)), p.now()
+	// The carriage return is for the echo of a ^C: it leaves the cursor behind column
+	// 0, from where mpb draws the next frame ("chchecking").
+	name := mpb.PrependDecorators(decor.Name(fmt.Sprintf("\r%-10s ", what)))
+	tail := mpb.AppendDecorators(decor.Any(func(st decor.Statistics) string {
+		return howFar(st.Current, total, p.now().Sub(began))
+	}))
+	if total == 0 {
+		return &progress{all, all.AddSpinner(0, name, tail)}
+	}
+	return &progress{all, all.AddBar(total, name, tail)}
+}
+
+// howFar says how much of total is done, how fast, and how long the rest takes at
+// that; a total of 0 is not known. Before the first is done nobody knows either.
+func howFar(done, total int64, took time.Duration) string {
+	s := count(done)
+	if total > 0 {
+		s += " of " + count(total)
+	}
+	if done == 0 || took <= 0 {
+		return s
+	}
+	rate := float64(done) / took.Seconds()
+	s += fmt.Sprintf("  %s/s", count(int64(rate)))
+	if left := total - done; left > 0 {
+		s += "  " + span(time.Duration(float64(left)/rate*float64(time.Second))) + " left"
+	}
+	return s
+}
+
+func (g *progress) add(n int) {
+	if g != nil {
+		g.bar.IncrBy(n)
+	}
+}
+
+func (g *progress) set(n int64) {
+	if g != nil {
+		g.bar.SetCurrent(n)
+	}
+}
+
+// end leaves the bar as it is and goes on below it.
+func (g *progress) end() {
+	if g == nil {
+		return
+	}
+	if !g.bar.Completed() {
+		g.bar.Abort(false)
+	}
+	g.all.Wait()
 }

@@ -2,13 +2,24 @@ package main
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
 	"strconv"
+	"time"
 
+	"github.com/spf13/cobra"
+
+	"github.com/notifyd/notifyd/internal/atomicfile"
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/term"
-	"github.com/spf13/cobra"
 )
 
 func newCampaign(p *program) *cobra.Command {
@@ -93,4 +104,136 @@ func holdText(h *api.CampaignHold) string {
 		text += fmt.Sprintf(", %g/s", h.Rate)
 	}
 	return text
+}
+
+// campaignState is how far a fan-out came. It is written after every part, so
+// that a later run, even after a crash, skips what is done; a part that was
+// under way then is sent again, and the server recognises it.
+type campaignState struct {
+	Campaign string     `json:"campaign"`
+	Server   string     `json:"server"`
+	Created  time.Time  `json:"created"`
+	Fanout   api.Fanout `json:"fanout"` // the content; its times are fixed by the first run
+	PartSize int        `json:"part_size"`
+
+	// The source: parts are cut at the same places only of the same file.
+	File   string `json:"file"`   // "-": standard input
+	Size   int64  `json:"size"`   // bytes; -1: not known
+	Head   string `json:"head"`   // SHA-256 of its first 64 KiB
+	Format string `json:"format"` // of the receivers
+	Total  int64  `json:"total"`  // receivers in the file; 0: not known
+
+	Done     []partRange      `json:"done"`
+	Stored   int64            `json:"stored"` // receivers of the parts done
+	Accepted int64            `json:"accepted"`
+	Rejected int64            `json:"rejected"`
+	Reasons  map[string]int64 `json:"reasons,omitempty"` // of the rejected, by code
+	Complete bool             `json:"complete"`
+
+	path string
+}
+
+// partRange is the parts From to To, both included.
+type partRange struct {
+	From uint32 `json:"from"`
+	To   uint32 `json:"to"`
+}
+
+func campaignFile(getenv func(string) string, id string) string {
+	base := first(getenv("XDG_STATE_HOME"), filepath.Join(getenv("HOME"), ".local", "state"))
+	return filepath.Join(base, "notifyctl", "campaigns", id+".json")
+}
+
+// openCampaign reads the state of a campaign; nil when there is none here.
+func openCampaign(getenv func(string) string, id string) (*campaignState, error) {
+	s := &campaignState{path: campaignFile(getenv, id)}
+	b, err := os.ReadFile(s.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(b, s); err != nil {
+		return nil, fmt.Errorf("%s: %w", s.path, err)
+	}
+	return s, nil
+}
+
+// save writes the state so that a crash leaves the old one or the new one.
+func (s *campaignState) save() error {
+	b, err := json.MarshalIndent(s, "", " ")
+	if err != nil {
+		return err
+	}
+	if err := atomicfile.MkdirAll(filepath.Dir(s.path)); err != nil {
+		return err
+	}
+	return atomicfile.WriteFile(s.path, append(b, '\n'))
+}
+
+// has reports whether a part is done.
+func (s *campaignState) has(part uint32) bool {
+	i, found := slices.BinarySearchFunc(s.Done, part, func(r partRange, part uint32) int {
+		switch {
+		case r.To < part:
+			return -1
+		case r.From > part:
+			return 1
+		}
+		return 0
+	})
+	return found && i < len(s.Done)
+}
+
+// add marks a part done. Parts come nearly in order, so the list stays short.
+func (s *campaignState) add(part uint32) {
+	if s.has(part) {
+		return
+	}
+	i, _ := slices.BinarySearchFunc(s.Done, part, func(r partRange, part uint32) int {
+		if r.From < part {
+			return -1
+		}
+		return 1
+	})
+	s.Done = slices.Insert(s.Done, i, partRange{part, part})
+	if i+1 < len(s.Done) && s.Done[i+1].From == part+1 {
+		s.Done[i].To = s.Done[i+1].To
+		s.Done = slices.Delete(s.Done, i+1, i+2)
+	}
+	if i > 0 && s.Done[i-1].To+1 == part {
+		s.Done[i-1].To = s.Done[i].To
+		s.Done = slices.Delete(s.Done, i, i+1)
+	}
+}
+
+// parts is how many are done.
+func (s *campaignState) parts() (n int) {
+	for _, r := range s.Done {
+		n += int(r.To-r.From) + 1
+	}
+	return n
+}
+
+// same checks that a run goes on with what the first one began.
+func (s *campaignState) same(server, file, head string, size int64) error {
+	bad := func(format string, args ...any) error {
+		return &term.Error{Exit: term.ExitConflict, Err: fmt.Errorf("campaign %s "+format, append([]any{s.Campaign}, args...)...)}
+	}
+	switch {
+	case s.Server != server:
+		return bad("was begun on %s, not on %s", s.Server, server)
+	case s.Size >= 0 && size >= 0 && s.Size != size:
+		return bad("was begun with a file of %s bytes; %s has %s: its parts would be others", count(s.Size), label(file), count(size))
+	case s.Head != head:
+		return bad("was begun with another file than %s: the beginnings differ", label(file))
+	}
+	return nil
+}
+
+// digest is the SHA-256 of b in hexadecimal digits.
+func digest(b []byte) string {
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:])
 }

@@ -1,9 +1,12 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -82,4 +85,142 @@ they were. States: waiting (for approval), running, paused (by an operator), sto
 		c.AddCommand(cmd)
 	}
 	return c
+}
+
+// begin asks the server for a job. A Ctrl-C does not cut that: nobody would know
+// whether the job was started. follow then pauses it.
+func begin(ctx context.Context, cl *api.Client, r api.JobRequest) (api.Job, error) {
+	late, stop := outlive(ctx, lastWord)
+	defer stop()
+	job, err := cl.StartJob(late, r)
+	if err != nil && late.Err() != nil {
+		err = &term.Error{Exit: term.ExitInterrupt, Err: fmt.Errorf("it is not known whether the job was started: %w", err), Next: []string{"notifyctl job ls"}}
+	}
+	return job, err
+}
+
+// lastWord is how long the server may take to hear what a Ctrl-C leaves to say. The
+// next Ctrl-C ends that too.
+const lastWord = 30 * time.Second
+
+// outlive returns a context that ends some time after ctx.
+func outlive(ctx context.Context, by time.Duration) (context.Context, context.CancelFunc) {
+	late, end := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		t := time.NewTimer(by)
+		defer t.Stop()
+		select {
+		case <-t.C:
+			end()
+		case <-late.Done():
+		}
+	})
+	return late, func() { stop(); end() }
+}
+
+// follow waits for a job unless it is detached. Ctrl-C pauses it, and says how to
+// go on.
+func (p *program) follow(ctx context.Context, cl *api.Client, job api.Job, detach bool, report string) error {
+	if detach {
+		p.note("job %s is %s; watch it with: notifyctl job watch %s", job.ID, job.State, job.ID)
+		return p.printer().Record(job, p.jobFields(&job))
+	}
+	bar := p.progress(job.Kind, int64(job.Planned))
+	for !over(&job) {
+		bar.set(int64(job.Position))
+		t := time.NewTimer(300 * time.Millisecond)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			bar.end()
+			return p.leave(ctx, cl, &job)
+		}
+		now, err := cl.Job(ctx, job.ID)
+		if err != nil {
+			if ctx.Err() != nil {
+				continue
+			}
+			bar.end()
+			return &term.Error{Exit: term.ExitCode(err), Err: err, Next: []string{"notifyctl job watch " + job.ID}}
+		}
+		job = now
+	}
+	bar.set(int64(job.Position))
+	bar.end()
+	if report != "" {
+		if err := writeReport(ctx, cl, job.ID, report); err != nil {
+			return err
+		}
+	}
+	return p.sumUp(&job)
+}
+
+// over reports whether a job needs somebody, or nobody any more.
+func over(j *api.Job) bool { return j.State != "running" }
+
+// leave pauses the job: the server would go on without us.
+func (p *program) leave(ctx context.Context, cl *api.Client, job *api.Job) error {
+	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), lastWord)
+	defer stop()
+	now, err := cl.ChangeJob(ctx, job.ID, "pause")
+	if err != nil {
+		return &term.Error{Exit: term.ExitInterrupt, Err: fmt.Errorf("job %s could not be paused, and goes on: %w", job.ID, err), Next: []string{"notifyctl job pause " + job.ID}}
+	}
+	return &term.Error{
+		Exit: term.ExitInterrupt, Err: fmt.Errorf("job %s is paused at %s of %s", now.ID, count(now.Position), count(now.Planned)),
+		Next: []string{"notifyctl job resume " + now.ID, "notifyctl job cancel " + now.ID},
+	}
+}
+
+func writeReport(ctx context.Context, cl *api.Client, id, name string) (err error) {
+	f, err := os.OpenFile(name, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	w := bufio.NewWriter(f)
+	err = cl.JobReport(ctx, id, func(l json.RawMessage) error {
+		_, err := w.Write(append(l, '\n'))
+		return err
+	})
+	return errors.Join(err, w.Flush(), f.Close())
+}
+
+// sumUp writes the last line, which sums to the plan, and turns the state into an
+// exit code.
+func (p *program) sumUp(j *api.Job) error {
+	verb := map[string]string{"replay": "replayed", "discard": "discarded", "export": "exported", "reconcile": "repaired"}[j.Kind]
+	of := "="
+	if j.Position < j.Planned {
+		of = "of"
+	}
+	line := fmt.Sprintf("%s %s  skipped %s  exhausted %s  failed %s  %s planned %s", verb, count(j.Done), count(j.Skips()), count(j.Exhaust), count(j.Failed), of, count(j.Planned))
+	if err := p.printer().Print(j, term.Table{{line}}); err != nil {
+		return err
+	}
+	if len(j.Skipped) > 0 {
+		p.note("skipped: %s", sums(j.Skipped))
+	}
+	if j.Kind == "replay" && j.ID != "" {
+		p.note("outcomes: %s; asked %g/s, sent %.1f/s", j.Outcomes.Text(count[int]), j.Spec.Rate, j.Reached)
+	}
+	if j.ID != "" {
+		p.note("job %s", j.ID)
+	}
+	switch j.State {
+	case "stopped":
+		return &term.Error{Exit: term.ExitGuard, Err: fmt.Errorf("stopped: %s", j.Why), Next: []string{"notifyctl job show " + j.ID, "notifyctl job resume " + j.ID}}
+	case "failed":
+		return &term.Error{Exit: term.ExitError, Err: fmt.Errorf("failed: %s", j.Why), Next: []string{"notifyctl job resume " + j.ID}}
+	case "paused":
+		return &term.Error{Exit: term.ExitPending, Err: fmt.Errorf("paused %s", j.Why), Next: []string{"notifyctl job resume " + j.ID}}
+	case "waiting":
+		return &term.Error{Exit: term.ExitPending, Err: errors.New("another operator must approve it"), Next: []string{"notifyctl job approve " + j.ID}}
+	case "cancelled":
+		return term.Exitf(term.ExitError, "cancelled %s", j.Why)
+	}
+	if j.Failed > 0 {
+		return &term.Error{Exit: term.ExitPartial, Err: fmt.Errorf("%s failed", count(j.Failed)), Next: []string{"notifyctl job report " + j.ID}}
+	}
+	return nil
 }

@@ -1,9 +1,16 @@
 package main
 
 import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/term"
-	"github.com/spf13/cobra"
 )
 
 func newLane(p *program) *cobra.Command {
@@ -36,4 +43,114 @@ What has a deadline expires at it. A pause holds across restarts, until resume.`
 	}
 	c.AddCommand(set("pause", "Claim nothing more of a lane until it is resumed", true), set("resume", "Let a lane go on", false))
 	return c
+}
+
+func newRates(p *program) *cobra.Command {
+	cols := columns[api.Rate]{head: "WHAT  ACCEPTED/S  REACHED/S  FAILED/S  OTHER/S", row: func(r *api.Rate) []string {
+		n := func(v float64) string { return fmt.Sprintf("%.1f", v) }
+		return []string{r.What, n(r.Accepted), n(r.Reached), n(r.Failed), n(r.Other)}
+	}}
+	return &cobra.Command{
+		Use: "rates", Short: "Show what the server does per second, and how late what is due comes", Args: cobra.NoArgs,
+		Long: `rates shows the last minute of the process that answers: receivers and triggers
+accepted, reached and failed per second, and the lateness of timers and triggers.
+Scope observe. Metrics (/metrics) have the rest.`,
+		RunE: p.call(func(ctx context.Context, cl *api.Client, _ []string) error {
+			r, err := cl.Rates(ctx)
+			if err != nil {
+				return err
+			}
+			if err := p.printer().Print(r, cols.table(r.Rates)); err != nil {
+				return err
+			}
+			for _, l := range r.Late {
+				if l.N > 0 {
+					p.note("%s %ss: half at most %s late, 99%% at most %s", count(int(l.N)), l.What, seconds(l.P50), seconds(l.P99))
+				}
+			}
+			return nil
+		}),
+	}
+}
+
+func seconds(s float64) string { return time.Duration(s * float64(time.Second)).String() }
+
+// groupLag is how far a consumer group is behind.
+type groupLag struct {
+	Group    string `json:"group"`
+	Topic    string `json:"topic"`
+	Lag      int64  `json:"lag"`
+	InFlight int    `json:"in_flight"`
+	Paused   int    `json:"paused"`
+	// LanePaused: operators have paused its lane.
+	LanePaused bool `json:"lane_paused,omitempty"`
+	// Deferred waits in the timer store to come to Topic again, the largest first;
+	// nil: the process that answered does not count it.
+	Deferred []deferredFor `json:"deferred"`
+}
+
+// deferredFor counts the receivers that are deferred for one reason.
+type deferredFor struct {
+	Reason    string    `json:"reason"`
+	Receivers int64     `json:"receivers"`
+	Oldest    time.Time `json:"oldest_accepted_at"`
+	Next      time.Time `json:"next_at"`
+}
+
+// waits returns the cells of a table: how many receivers are deferred, how long ago
+// the oldest was accepted, when the next one goes on, and why.
+func (l *groupLag) waits(now time.Time) []string {
+	if l.Deferred == nil {
+		return []string{"?", "", "", ""}
+	}
+	sum, oldest, next, why := int64(0), now, time.Time{}, []string{}
+	for _, d := range l.Deferred {
+		sum += d.Receivers
+		if d.Oldest.Before(oldest) {
+			oldest = d.Oldest
+		}
+		if next.IsZero() || d.Next.Before(next) {
+			next = d.Next
+		}
+		if len(why) < 3 {
+			why = append(why, d.Reason+" "+count(d.Receivers))
+		}
+	}
+	if sum == 0 {
+		return []string{"0", "", "", ""}
+	}
+	if n := len(l.Deferred) - len(why); n > 0 {
+		why = append(why, fmt.Sprintf("and %d more reasons", n))
+	}
+	return []string{count(sum), span(now.Sub(oldest)), "in " + span(max(next.Sub(now), 0)), strings.Join(why, ", ")}
+}
+
+func newLag(p *program) *cobra.Command {
+	cols := columns[groupLag]{head: "GROUP  TOPIC  BEHIND  IN FLIGHT  PAUSED  DEFERRED  OLDEST  NEXT  WHY", row: func(l *groupLag) []string {
+		paused := fmt.Sprint(l.Paused)
+		if l.LanePaused {
+			paused = "lane"
+		}
+		return append([]string{l.Group, l.Topic, count(l.Lag), count(l.InFlight), paused}, l.waits(p.now())...)
+	}}
+	return &cobra.Command{
+		Use: "lag", Short: "Show how far each consumer group is behind (scope operate)", Args: cobra.NoArgs,
+		Long: `Show how far each consumer group is behind, and what is deferred.
+
+BEHIND and IN FLIGHT are records of the log. DEFERRED is receivers that wait in the
+timer store for a later attempt: a retry, quiet hours, an open circuit, a blocked
+account. They come to the topic again at their time. A ? means that the process that
+answered does not count them: one of the role operator does.`,
+		RunE: p.call(func(ctx context.Context, cl *api.Client, _ []string) error {
+			raw, err := cl.Lag(ctx)
+			if err != nil {
+				return err
+			}
+			var ls []groupLag
+			if err := json.Unmarshal(raw, &ls); err != nil {
+				return badAnswer(err)
+			}
+			return p.printer().Print(ls, cols.table(ls))
+		}),
+	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/term"
+	"github.com/notifyd/notifyd/pkg/term/paint"
 )
 
 // question is a change of the server that is asked about before it is made.
@@ -59,7 +60,7 @@ func (m *model) change(name string) tea.Cmd {
 	if key == "" {
 		return nil
 	}
-	if why := m.refusal(hint{keys: name}); why != "" {
+	if why := m.refusal(paint.Hint{name}); why != "" {
 		m.say(errors.New(why))
 		return nil
 	}
@@ -84,7 +85,7 @@ func (m *model) target() string {
 
 // refusal says why a change is not offered: the server would refuse it, or do
 // something else than what the list shows.
-func (m *model) refusal(h hint) string {
+func (m *model) refusal(h paint.Hint) string {
 	key := m.target()
 	switch m.tab {
 	case tabLetters:
@@ -92,12 +93,12 @@ func (m *model) refusal(h hint) string {
 			return "the list is of those that are " + s + ": only dead ones are replayed"
 		}
 	case tabJobs:
-		verb := verbs[m.tab][h.keys]
+		verb := verbs[m.tab][h[0]]
 		if j := m.job(key); j != nil && !slices.Contains(jobMay[j.State], verb) {
 			return "a job that is " + j.State + " cannot be told to " + verb
 		}
 	case tabCircuits:
-		if !strings.HasPrefix(key, "caller:") && verbs[m.tab][h.keys] == "close" {
+		if !strings.HasPrefix(key, "caller:") && verbs[m.tab][h[0]] == "close" {
 			return "a provider's circuit is held open or reset, not closed"
 		}
 	}

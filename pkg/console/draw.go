@@ -6,11 +6,11 @@ import (
 	"time"
 
 	tea "charm.land/bubbletea/v2"
-	"charm.land/lipgloss/v2"
 	"github.com/charmbracelet/x/ansi"
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/term"
+	"github.com/notifyd/notifyd/pkg/term/paint"
 )
 
 // sheet is a thing in full.
@@ -29,10 +29,10 @@ func (m *model) draw() string {
 	}
 	lines := []string{m.header(w), m.tabLine(w)}
 	if body := h - 4; body > 0 {
-		lines = append(lines, m.style.lines(m.body(w, body), w, body)...)
+		lines = append(lines, m.style.Lines(m.body(w, body), w, body)...)
 	}
 	lines = append(lines, m.status(w), m.keyLine(w))
-	return strings.Join(m.style.lines(lines, w, h), "\n")
+	return strings.Join(m.style.Lines(lines, w, h), "\n")
 }
 
 func (m *model) header(w int) string {
@@ -41,9 +41,9 @@ func (m *model) header(w int) string {
 	if m.opt.Context != "" {
 		name += " " + term.Clean(m.opt.Context)
 	}
-	band := &st.band
+	band := &st.Band
 	if m.opt.Protected {
-		name, band = name+" PROTECTED", &st.alarm
+		name, band = name+" PROTECTED", &st.Alarm
 	}
 	left := band.Render(" " + name + " ")
 	clock := m.now.UTC().Format("15:04:05Z")
@@ -53,26 +53,26 @@ func (m *model) header(w int) string {
 	if room < 0 {
 		return left + " " + style.Render(state)
 	}
-	return left + " " + st.fit(term.Clean(m.opt.URL), room) + " " + right
+	return left + " " + st.Fit(term.Clean(m.opt.URL), room) + " " + right
 }
 
 // linkState is whether the server answers, in a few words.
-func (m *model) linkState() (string, *lipgloss.Style) {
+func (m *model) linkState() (string, *paint.Paint) {
 	st := &m.style
 	switch {
 	case !m.link.away.IsZero():
-		return st.fail + " away", &st.bad
+		return st.Fail + " away", &st.Bad
 	case m.frozen:
-		return "= stopped", &st.warn
+		return "= stopped", &st.Warn
 	case m.opt.ReadOnly != "":
-		return st.ok + " read only", &st.good
+		return st.OK + " read only", &st.Good
 	}
 	for f := range feeds {
 		if !m.states[f].good.IsZero() || m.states[f].refused != nil {
-			return st.ok + " answers", &st.good
+			return st.OK + " answers", &st.Good
 		}
 	}
-	return "asking", &st.dim
+	return "asking", &st.Dim
 }
 
 // tabLine names the pages, with what on them needs somebody.
@@ -111,7 +111,7 @@ func (m *model) tabLine(w int) string {
 				text += " (" + notes[t] + ")"
 			}
 			if t == m.tab {
-				b.WriteString(st.band.Render("[" + text + "]"))
+				b.WriteString(st.Band.Render("[" + text + "]"))
 			} else {
 				b.WriteString(" " + text + " ")
 			}
@@ -136,20 +136,20 @@ func (m *model) status(w int) string {
 		if d := m.link.next.Sub(m.now); d > 0 {
 			again = fmt.Sprintf("asking again in %s (r: now)", span(d+time.Second))
 		}
-		return st.bad.Render(st.fit(fmt.Sprintf(" %s the server is away for %s; %s: %s", st.fail, span(m.now.Sub(m.link.away)), again, term.Clean(cause(m.link.err))), w))
+		return st.Bad.Render(st.Fit(fmt.Sprintf(" %s the server is away for %s; %s: %s", st.Fail, span(m.now.Sub(m.link.away)), again, term.Clean(cause(m.link.err))), w))
 	case m.said.text != "":
-		style, sign := &st.bold, st.more
+		style, sign := &st.Bold, st.More
 		switch {
 		case m.said.bad:
-			style, sign = &st.warn, st.bang
+			style, sign = &st.Warn, st.Bang
 		case m.said.done:
-			sign = st.ok
+			sign = st.OK
 		}
-		return style.Render(st.fit(" "+sign+" "+term.Clean(m.said.text), w))
+		return style.Render(st.Fit(" "+sign+" "+term.Clean(m.said.text), w))
 	case m.frozen:
-		return st.warn.Render(st.fit(" = stopped: what is shown is old; p goes on", w))
+		return st.Warn.Render(st.Fit(" = stopped: what is shown is old; p goes on", w))
 	case m.opt.ReadOnly != "" && len(hintsOf[m.tab]) > 0:
-		return st.dim.Render(st.fit(" read only: "+term.Clean(m.opt.ReadOnly), w))
+		return st.Dim.Render(st.Fit(" read only: "+term.Clean(m.opt.ReadOnly), w))
 	}
 	return ""
 }
@@ -157,11 +157,11 @@ func (m *model) status(w int) string {
 // inputLine is what is being typed, and what is wrong with it.
 func (m *model) inputLine(name string, w int) string {
 	st := &m.style
-	line := st.bold.Render(" "+name+": ") + st.fit(term.Clean(m.input.Value()), max(8, min(w-len(name)-4, 60)))
+	line := st.Bold.Render(" "+name+": ") + st.Fit(term.Clean(m.input.Value()), max(8, min(w-len(name)-4, 60)))
 	if m.wrong != "" {
-		line = st.fit(" "+name+": "+term.Clean(m.input.Value()), w/3) + " " + st.warn.Render(st.bang+" "+term.Clean(m.wrong))
+		line = st.Fit(" "+name+": "+term.Clean(m.input.Value()), w/3) + " " + st.Warn.Render(st.Bang+" "+term.Clean(m.wrong))
 	}
-	return st.fit(line, w)
+	return st.Fit(line, w)
 }
 
 // cursor stands where one types.
@@ -169,27 +169,24 @@ func (m *model) cursor() *tea.Cursor {
 	if m.layer != layerFilter || m.width <= 0 || m.height < 2 {
 		return nil
 	}
-	before := term.Clean(string([]rune(m.input.Value())[:m.input.Position()]))
-	x := len(" filter: ") + ansi.StringWidth(before)
-	return tea.NewCursor(min(x, m.width-1), m.height-2)
+	return paint.Cursor(" filter: ", &m.input, m.width, m.height-2)
 }
 
 // keyLine is the keys that do something here.
 func (m *model) keyLine(w int) string {
-	st := &m.style
-	var list []hint
+	var list []paint.Hint
 	switch m.layer {
 	case layerFilter:
-		list = []hint{{"enter", "apply", false}, {"esc", "leave", false}}
+		list = []paint.Hint{{"enter", "apply"}, {"esc", "leave"}}
 	case layerHelp:
-		list = []hint{{"any key", "back", false}}
+		list = []paint.Hint{{"any key", "back"}}
 	case layerConfirm:
-		list = []hint{{"y", "yes", false}, {"n, esc", "no", false}}
+		list = []paint.Hint{{"y", "yes"}, {"n, esc", "no"}}
 		if m.ask.word != "" {
-			list = []hint{{"enter", "yes", false}, {"esc", "no", false}}
+			list = []paint.Hint{{"enter", "yes"}, {"esc", "no"}}
 		}
 		if m.ask.busy != "" {
-			list = []hint{{"esc", "give up", false}}
+			list = []paint.Hint{{"esc", "give up"}}
 		}
 	default:
 		for _, k := range hintsOf[m.tab] {
@@ -197,22 +194,15 @@ func (m *model) keyLine(w int) string {
 				list = append(list, k)
 			}
 		}
-		list = append(list, hint{"q", "quit", false}, hint{"?", "help", false})
+		list = append(list, paint.Hint{"q", "quit"}, paint.Hint{"?", "help"})
 		if m.layer == layerDetail {
-			list = append(list, hint{"esc", "back", false})
+			list = append(list, paint.Hint{"esc", "back"})
 		} else if m.tab != tabOverview {
-			list = append(list, hint{"enter", "details", false}, hint{"/", "filter", false})
+			list = append(list, paint.Hint{"enter", "details"}, paint.Hint{"/", "filter"})
 		}
-		list = append(list, hint{"1-5", "page", false}, hint{"p", map[bool]string{false: "stop", true: "go on"}[m.frozen], false}, hint{"r", "refresh", false})
+		list = append(list, paint.Hint{"1-5", "page"}, paint.Hint{"p", map[bool]string{false: "stop", true: "go on"}[m.frozen]}, paint.Hint{"r", "refresh"})
 	}
-	var b strings.Builder
-	for _, k := range list {
-		if w -= len(k.keys) + len(k.does) + 3; w < 0 {
-			break // what is not to be seen is in the help
-		}
-		b.WriteString(" " + st.accent.Bold(true).Render(k.keys) + " " + k.does + " ")
-	}
-	return b.String()
+	return m.style.KeyLine(list, w)
 }
 
 // body is the page, and what lies over it.
@@ -258,20 +248,20 @@ func (m *model) note(f feed) string {
 func (m *model) trouble(f feed) (line string, ok bool) {
 	s := &m.states[f]
 	if s.refused != nil {
-		return " " + m.style.warn.Render(m.style.bang+" "+term.Clean(describe(s.refused))), true
+		return " " + m.style.Warn.Render(m.style.Bang+" "+term.Clean(describe(s.refused))), true
 	}
 	if s.good.IsZero() {
-		return m.style.dim.Render(" no answer yet"), true
+		return m.style.Dim.Render(" no answer yet"), true
 	}
 	return "", false
 }
 
 func (m *model) help(w int) []string {
 	st := &m.style
-	out := []string{st.title("keys", "", w)}
-	add := func(list []hint) {
+	out := []string{st.Title("", "keys", "", w)}
+	add := func(list []paint.Hint) {
 		for _, k := range list {
-			out = append(out, " "+st.accent.Bold(true).Render(st.fit(k.keys, 13))+" "+k.does)
+			out = append(out, " "+st.Key.Render(st.Fit(k[0], 13))+" "+k[1])
 		}
 	}
 	add(hintsAll)
@@ -279,58 +269,58 @@ func (m *model) help(w int) []string {
 		if len(hintsOf[t]) > 0 {
 			var parts []string
 			for _, k := range hintsOf[t] {
-				parts = append(parts, st.accent.Bold(true).Render(k.keys)+" "+k.does)
+				parts = append(parts, st.Key.Render(k[0])+" "+k[1])
 			}
-			out = append(out, " "+st.fit(tabNames[t], 13)+" "+strings.Join(parts, "  "))
+			out = append(out, " "+st.Fit(tabNames[t], 13)+" "+strings.Join(parts, "  "))
 		}
 	}
 	changes := "capital letters; they ask first, and show the command that does the same"
 	if m.opt.ReadOnly != "" {
 		changes = "capital letters; they are off: " + term.Clean(m.opt.ReadOnly)
 	}
-	out = append(out, st.wrap("changes", changes, w)...)
-	return append(out, st.wrap("filters", "words a row must hold; of dead letters "+strings.Join(api.LetterWords(), ":, ")+":, such as channel:push since:-2h", w)...)
+	out = append(out, wrap(st, "changes", changes, w)...)
+	return append(out, wrap(st, "filters", "words a row must hold; of dead letters "+strings.Join(api.LetterWords(), ":, ")+":, such as channel:push since:-2h", w)...)
 }
 
 func (m *model) drawSheet(w, h int) []string {
 	st := &m.style
 	d := &m.detail
-	out := []string{st.title(term.Clean(d.title), "", w)}
+	out := []string{st.Title("", term.Clean(d.title), "", w)}
 	room := max(1, h-1-len(d.next)-1)
 	var lines []string
 	for _, l := range d.lines {
 		if l[1] != "" {
-			lines = append(lines, st.wrap(l[0], term.Clean(l[1]), w)...)
+			lines = append(lines, wrap(st, l[0], term.Clean(l[1]), w)...)
 		}
 	}
 	from := min(m.scroll, max(0, len(lines)-room))
 	shown := lines[from:min(len(lines), from+room)]
 	out = append(out, shown...)
 	if hidden := len(lines) - from - len(shown); hidden > 0 {
-		out[len(out)-1] = st.dim.Render(fmt.Sprintf(" %d more lines: j", hidden+1))
+		out[len(out)-1] = st.Dim.Render(fmt.Sprintf(" %d more lines: j", hidden+1))
 	}
 	out = append(out, "")
 	for _, c := range d.next {
-		out = append(out, " "+st.accent.Render("$ "+term.Clean(c)))
+		out = append(out, " "+st.Accent.Render("$ "+term.Clean(c)))
 	}
 	return out
 }
 
 // wrap writes a name and a value that may need more than one line.
-func (s *styles) wrap(name, value string, w int) (out []string) {
+func wrap(s *paint.Styles, name, value string, w int) (out []string) {
 	room := max(8, w-16)
 	for i, line := range strings.Split(ansi.Hardwrap(ansi.Wordwrap(value, room, ""), room, true), "\n") {
 		if i > 0 {
 			name = ""
 		}
-		out = append(out, " "+s.dim.Render(s.fit(term.Clean(name), 13))+" "+line)
+		out = append(out, " "+s.Dim.Render(s.Fit(term.Clean(name), 13))+" "+line)
 	}
 	return out
 }
 
 func (m *model) drawQuestion(w int) []string {
 	st, q := &m.style, m.ask
-	out := []string{st.title("confirm", "", w), "", " " + st.warn.Render(st.bang+" "+term.Clean(q.title)), ""}
+	out := []string{st.Title("", "confirm", "", w), "", " " + st.Warn.Render(st.Bang+" "+term.Clean(q.title)), ""}
 	where := m.opt.URL
 	if m.opt.Context != "" {
 		where = m.opt.Context + ", " + where
@@ -338,21 +328,21 @@ func (m *model) drawQuestion(w int) []string {
 	if m.opt.Protected {
 		where += ", PROTECTED"
 	}
-	out = append(out, st.wrap("server", term.Clean(where), w)...)
+	out = append(out, wrap(st, "server", term.Clean(where), w)...)
 	for _, f := range q.facts {
 		if f[1] != "" {
-			out = append(out, st.wrap(f[0], term.Clean(f[1]), w)...)
+			out = append(out, wrap(st, f[0], term.Clean(f[1]), w)...)
 		}
 	}
-	out = append(out, st.wrap("the same as", term.Clean(q.command), w)...)
+	out = append(out, wrap(st, "the same as", term.Clean(q.command), w)...)
 	out = append(out, "")
 	switch {
 	case q.busy != "":
 		out = append(out, " "+q.busy+" ...")
 	case q.word != "":
-		out = append(out, " type "+st.bold.Render(term.Clean(q.word))+" and enter to go on, esc to leave it", m.inputLine("context", w))
+		out = append(out, " type "+st.Bold.Render(term.Clean(q.word))+" and enter to go on, esc to leave it", m.inputLine("context", w))
 	default:
-		out = append(out, " "+st.bold.Render("y")+" to do it, "+st.bold.Render("n")+" or esc to leave it")
+		out = append(out, " "+st.Bold.Render("y")+" to do it, "+st.Bold.Render("n")+" or esc to leave it")
 	}
 	return out
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/term/paint"
 )
 
 // text is a frame without its colours.
@@ -168,16 +169,16 @@ func TestHostileText(t *testing.T) {
 
 func TestChart(t *testing.T) {
 	t.Parallel()
-	st := newStyles(false)
-	lines, peak := st.chart([]float64{9, 0, 1, 4, 8}, 4, 2)
+	st := paint.New(false)
+	lines, peak := st.Bars([]float64{9, 0, 1, 4, 8}, 4, 2)
 	if peak != 8 || lines[0] != "   █" || lines[1] != " ▂██" {
 		t.Errorf("peak %v, %q", peak, lines)
 	}
-	if lines, peak = st.chart(nil, 3, 1); peak != 0 || lines[0] != "   " {
+	if lines, peak = st.Bars(nil, 3, 1); peak != 0 || lines[0] != "   " {
 		t.Errorf("peak %v, %q", peak, lines)
 	}
 	for share, want := range map[float64]string{0: "░░░░", 0.001: "█░░░", 0.5: "██░░", 7: "████", -1: "░░░░"} {
-		if got := st.bar(share, 4); got != want {
+		if got := st.Bar(share, 4); got != want {
 			t.Errorf("bar of %v: %s, want %s", share, got, want)
 		}
 	}
@@ -189,9 +190,9 @@ func TestChart(t *testing.T) {
 // TestWrap: no line of a list begins with the comma that belongs to the one before.
 func TestWrap(t *testing.T) {
 	t.Parallel()
-	st := newStyles(true)
+	st := paint.New(true)
 	for w := 40; w < 170; w++ {
-		for _, l := range st.wrap("filters", strings.Join(api.LetterWords(), ":, ")+":, and so on", w) {
+		for _, l := range wrap(&st, "filters", strings.Join(api.LetterWords(), ":, ")+":, and so on", w) {
 			if rest := strings.TrimSpace(strings.TrimPrefix(ansi.Strip(l), " filters")); rest == "" || rest[0] == ',' {
 				t.Fatalf("at %d columns: %q", w, l)
 			}

@@ -6,6 +6,7 @@ import (
 	tea "charm.land/bubbletea/v2"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/term/paint"
 )
 
 // tab is one of the pages.
@@ -22,23 +23,17 @@ const (
 
 var tabNames = [tabs]string{"overview", "dead letters", "jobs", "circuits", "schedules"}
 
-// hint is a key and what it does.
-type hint struct {
-	keys, does string
-	changes    bool // the server
-}
-
 // hints of every page, and of each. What changes the server is a capital letter.
 var (
-	hintsAll = []hint{
-		{"1-5, tab", "page", false}, {"j/k, arrows", "move", false}, {"g/G", "first, last", false}, {"pgup/pgdn", "a screen", false},
-		{"enter", "details", false}, {"esc", "back; clear the filter", false}, {"/", "filter", false},
-		{"r", "ask again now", false}, {"p", "stop and go on asking", false}, {"?", "help", false}, {"q", "quit", false},
+	hintsAll = []paint.Hint{
+		{"1-5, tab", "page"}, {"j/k, arrows", "move"}, {"g/G", "first, last"}, {"pgup/pgdn", "a screen"},
+		{"enter", "details"}, {"esc", "back; clear the filter"}, {"/", "filter"},
+		{"r", "ask again now"}, {"p", "stop and go on asking"}, {"?", "help"}, {"q", "quit"},
 	}
-	hintsOf = [tabs][]hint{
-		tabLetters:  {{"R", "replay", true}},
-		tabJobs:     {{"P", "pause", true}, {"R", "resume", true}, {"X", "cancel", true}, {"A", "approve", true}},
-		tabCircuits: {{"O", "hold open", true}, {"C", "hold closed", true}, {"R", "reset", true}},
+	hintsOf = [tabs][]paint.Hint{
+		tabLetters:  {{"R", "replay"}},
+		tabJobs:     {{"P", "pause"}, {"R", "resume"}, {"X", "cancel"}, {"A", "approve"}},
+		tabCircuits: {{"O", "hold open"}, {"C", "hold closed"}, {"R", "reset"}},
 	}
 )
 

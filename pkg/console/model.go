@@ -13,6 +13,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/term"
+	"github.com/notifyd/notifyd/pkg/term/paint"
 )
 
 // layer is what lies over a page and takes the keys.
@@ -34,7 +35,7 @@ type model struct {
 	width  int
 	height int
 	now    time.Time
-	style  styles
+	style  paint.Styles
 
 	data   snapshot
 	states [feeds]feedState
@@ -95,11 +96,7 @@ func newModel(ctx context.Context, o Options) *model {
 	if o.Parse == nil {
 		o.Parse = func(s string, _ time.Time) (time.Time, error) { return time.Parse(time.RFC3339, s) }
 	}
-	m := &model{opt: o, ctx: ctx, now: o.Now(), style: newStyles(o.ASCII), input: textinput.New()}
-	m.input.Prompt = ""
-	m.input.CharLimit = 1000
-	m.input.SetVirtualCursor(false)
-	m.input.KeyMap.Paste.SetEnabled(false) // a terminal's own paste comes as text
+	m := &model{opt: o, ctx: ctx, now: o.Now(), style: paint.New(o.ASCII), input: paint.Input(1000)}
 	m.setFilter("state:dead")
 	return m
 }

@@ -6,6 +6,7 @@ import (
 	"github.com/charmbracelet/x/ansi"
 
 	"github.com/notifyd/notifyd/pkg/term"
+	"github.com/notifyd/notifyd/pkg/term/paint"
 )
 
 // column is one of a table.
@@ -16,9 +17,9 @@ type column struct {
 	least int  // how narrow it may become; 0: it may not
 }
 
-// table lays rows out in w columns. Where they do not fit, columns give way, and
+// drawTable lays rows out in w columns. Where they do not fit, columns give way, and
 // those that may are cut.
-func (s *styles) table(cols []column, rows [][]cell, w int) (head string, lines []string) {
+func drawTable(s *paint.Styles, cols []column, rows [][]cell, w int) (head string, lines []string) {
 	wide := make([]int, len(cols))
 	for i, c := range cols {
 		wide[i] = ansi.StringWidth(c.title)
@@ -76,7 +77,7 @@ func (s *styles) table(cols []column, rows [][]cell, w int) (head string, lines 
 			}
 			first = false
 			t := text(i)
-			in := s.fit(t.text, wide[i])
+			in := s.Fit(t.text, wide[i])
 			if n := ansi.StringWidth(t.text); c.right && n < wide[i] {
 				in = strings.Repeat(" ", wide[i]-n) + t.text
 			}
@@ -85,18 +86,18 @@ func (s *styles) table(cols []column, rows [][]cell, w int) (head string, lines 
 			}
 			b.WriteString(in)
 		}
-		return s.fit(b.String(), w)
+		return s.Fit(b.String(), w)
 	}
-	head = s.dim.Render(ansi.Strip(line(func(i int) cell { return cell{text: cols[i].title} })))
+	head = s.Dim.Render(ansi.Strip(line(func(i int) cell { return cell{text: cols[i].title} })))
 	for _, r := range rows {
 		lines = append(lines, line(func(i int) cell { return r[i] }))
 	}
 	return head, lines
 }
 
-// list is a table of which one row is chosen, in h lines: a window that turns
+// drawList draws a table of which one row is chosen, in h lines: a window that turns
 // pages, so that rows stand still while one moves between them.
-func (s *styles) list(cols []column, rows [][]cell, chosen, w, h int) []string {
+func drawList(s *paint.Styles, cols []column, rows [][]cell, chosen, w, h int) []string {
 	if h < 1 {
 		return nil
 	}
@@ -106,9 +107,9 @@ func (s *styles) list(cols []column, rows [][]cell, chosen, w, h int) []string {
 		from = chosen / page * page
 	}
 	to := min(len(rows), from+page)
-	head, lines := s.table(cols, rows[min(from, to):to], w)
+	head, lines := drawTable(s, cols, rows[min(from, to):to], w)
 	if i := chosen - from; i >= 0 && i < len(lines) {
-		lines[i] = s.chosen.Render(s.fit(">"+strings.TrimPrefix(ansi.Strip(lines[i]), " "), w))
+		lines[i] = s.Chosen.Render(s.Fit(">"+strings.TrimPrefix(ansi.Strip(lines[i]), " "), w))
 	}
 	return append([]string{head}, lines...)
 }

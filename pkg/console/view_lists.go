@@ -53,18 +53,18 @@ func (m *model) listOf(f feed, name string, cols []column, rows map[string][]cel
 	if t := m.filter[m.tab]; t != "" {
 		name += ": " + term.Clean(t)
 	}
-	out := []string{st.title(name, note, w)}
+	out := []string{st.Title("", name, note, w)}
 	if line, ok := m.trouble(f); ok {
 		return append(out, line)
 	}
 	if len(keys) == 0 {
-		return append(out, st.dim.Render(" "+empty))
+		return append(out, st.Dim.Render(" "+empty))
 	}
 	list := make([][]cell, 0, len(keys))
 	for _, k := range keys {
 		list = append(list, rows[k])
 	}
-	return append(out, st.list(cols, list, m.at(keys), w, h-1)...)
+	return append(out, drawList(st, cols, list, m.at(keys), w, h-1)...)
 }
 
 func letterKey(l *api.DeadLetter) string { return fmt.Sprintf("%s %d", l.NotificationID, l.Epoch) }
@@ -77,9 +77,9 @@ func (m *model) lettersPage(w, h int) (out []string) {
 	rows := map[string][]cell{}
 	for i := range m.data.letters.Items {
 		l := &m.data.letters.Items[i]
-		state := cell{text: st.fail + " " + l.State}
+		state := cell{text: st.Fail + " " + l.State}
 		if l.State != "dead" {
-			state = cell{st.more + " " + l.State, &st.dim}
+			state = cell{st.More + " " + l.State, &st.Dim}
 		}
 		rows[letterKey(l)] = []cell{
 			{text: l.NotificationID}, state, {text: ago(m.now, l.LastFailedAt)}, {text: l.Channel}, {text: l.Code}, {text: l.Class},
@@ -117,32 +117,32 @@ func (m *model) groupsPanel(w, h int) []string {
 			{text: g.Provider}, {text: ago(m.now, ms(g.Last))}, {text: sums(g.Callers)}, {text: g.Template},
 		})
 	}
-	head, lines := st.table([]column{
+	head, lines := drawTable(st, []column{
 		{title: "count", right: true}, {title: "last hour"}, {title: "channel"}, {title: "code", least: 8}, {title: "class", give: 2},
 		{title: "provider", give: 4}, {title: "last"}, {title: "callers", give: 3}, {title: "template", give: 5},
 	}, rows, w)
-	return append([]string{st.title("how they failed", note, w), head}, lines...)
+	return append([]string{st.Title("", "how they failed", note, w), head}, lines...)
 }
 
 // jobState is the state of a job with its sign.
 func (m *model) jobState(s string) cell {
 	st := &m.style
-	sign, style := "?", &st.plain
+	sign, style := "?", &st.Plain
 	switch s {
 	case "running":
-		sign, style = ">", &st.accent
+		sign, style = ">", &st.Accent
 	case "done":
-		sign, style = st.ok, &st.good
+		sign, style = st.OK, &st.Good
 	case "waiting":
-		style = &st.warn
+		style = &st.Warn
 	case "paused":
-		sign, style = "=", &st.warn
+		sign, style = "=", &st.Warn
 	case "stopped":
-		sign, style = st.bang, &st.bad
+		sign, style = st.Bang, &st.Bad
 	case "failed":
-		sign, style = st.fail, &st.bad
+		sign, style = st.Fail, &st.Bad
 	case "cancelled":
-		sign, style = "-", &st.dim
+		sign, style = "-", &st.Dim
 	}
 	return cell{sign + " " + s, style}
 }
@@ -153,7 +153,7 @@ func (m *model) jobRow(j *api.Job) []cell {
 		share = float64(j.Position) / float64(j.Planned)
 	}
 	return []cell{
-		{text: j.ID}, {text: j.Kind}, m.jobState(j.State), {text: fmt.Sprintf("%s %3.0f%%", m.style.bar(share, 10), 100*share)},
+		{text: j.ID}, {text: j.Kind}, m.jobState(j.State), {text: fmt.Sprintf("%s %3.0f%%", m.style.Bar(share, 10), 100*share)},
 		{text: term.Count(j.Planned)}, {text: term.Count(j.Done)}, {text: term.Count(j.Skips() + j.Exhaust)}, {text: term.Count(j.Failed)},
 		{text: term.Count(j.Outcomes.Missed())}, {text: j.By}, {text: ago(m.now, ms(j.Created))}, {text: j.Why},
 	}
@@ -172,16 +172,16 @@ func (m *model) jobsPage(w, h int) []string {
 
 func (m *model) circuitRow(c *api.Circuit) []cell {
 	st := &m.style
-	state := cell{st.ok + " " + c.State, &st.good}
+	state := cell{st.OK + " " + c.State, &st.Good}
 	switch c.State {
 	case "open":
-		state = cell{st.fail + " " + c.State, &st.bad}
+		state = cell{st.Fail + " " + c.State, &st.Bad}
 	case "half-open":
-		state = cell{st.bang + " " + c.State, &st.warn}
+		state = cell{st.Bang + " " + c.State, &st.Warn}
 	}
 	held := cell{}
 	if c.Pinned {
-		held = cell{"held", &st.warn}
+		held = cell{"held", &st.Warn}
 	}
 	flight := term.Count(c.InFlight)
 	if c.Limit > 0 {
@@ -245,7 +245,7 @@ func (m *model) forecastPanel(w int) []string {
 			note = "at least " + note
 		}
 	}
-	out := []string{st.title("due in the next hour, by minute", note, w)}
+	out := []string{st.Title("", "due in the next hour, by minute", note, w)}
 	if line, ok := m.trouble(feedForecast); ok {
 		return append(out, line)
 	}
@@ -274,14 +274,14 @@ func (m *model) forecastPanel(w int) []string {
 				values[min(i, columns-1)] += float64(x.Count)
 			}
 		}
-		bars, _ := st.chart(values, columns, 1)
+		bars, _ := st.Bars(values, columns, 1)
 		text := ""
 		if total > 0 {
 			text = fmt.Sprintf("%9s  most %s at %s", term.Count(total), term.Count(best.Count), best.Minute.UTC().Format("15:04Z"))
 		}
-		out = append(out, " "+st.fit(term.Clean(what), 8)+st.accent.Render(bars[0])+text)
+		out = append(out, " "+st.Fit(term.Clean(what), 8)+st.Accent.Render(bars[0])+text)
 	}
-	return append(out, st.dim.Render(" "+st.fit("", 8)+st.fit("now", columns-4)+"+1h"))
+	return append(out, st.Dim.Render(" "+st.Fit("", 8)+st.Fit("now", columns-4)+"+1h"))
 }
 
 // sheetOf is a row in full.

@@ -28,7 +28,7 @@ func (m *model) overview(w, h int) []string {
 	right := w - left - 2
 	now := m.nowPanel(left)
 	lanes := m.lanesPanel(right, max(len(now), min(h/3, 18)))
-	out = append(out, st.beside(now, lanes, left, right)...)
+	out = append(out, st.Beside(now, lanes, left, right)...)
 	return append(out, m.doctorPanel(w, h-len(out))...)
 }
 
@@ -38,7 +38,7 @@ func (m *model) ratesPanel(w, rows int) []string {
 	if note == "" {
 		note = fmt.Sprintf("over %.0f s", r.OverSeconds)
 	}
-	out := []string{st.title("per second", note, w)}
+	out := []string{st.Title("", "per second", note, w)}
 	if line, ok := m.trouble(feedRates); ok {
 		return append(out, line)
 	}
@@ -48,8 +48,8 @@ func (m *model) ratesPanel(w, rows int) []string {
 	add := func(r *api.Rate) {
 		row := []cell{{text: r.What}, {text: rate(r.Accepted)}, {text: rate(r.Reached)}, {text: rate(r.Failed)}, {text: rate(r.Other)}}
 		if r.Failed > 0 {
-			row[3].text = st.bang + " " + row[3].text
-			row[3].style = &st.bad
+			row[3].text = st.Bang + " " + row[3].text
+			row[3].style = &st.Bad
 		}
 		list = append(list, row)
 	}
@@ -60,10 +60,10 @@ func (m *model) ratesPanel(w, rows int) []string {
 	}
 	add(&sum)
 	left := max(44, w*2/5)
-	head, lines := st.table(cols, list, min(left, 60))
+	head, lines := drawTable(st, cols, list, min(left, 60))
 	block := append([]string{head}, lines...)
 	if right := w - left - 2; right >= 20 {
-		return append(out, st.beside(block, m.chartsOf(right, rows), left, right)...)
+		return append(out, st.Beside(block, m.chartsOf(right, rows), left, right)...)
 	}
 	return append(out, block...)
 }
@@ -76,20 +76,20 @@ func (m *model) chartsOf(w, rows int) []string {
 		in, done = append(in, p.Accepted), append(done, p.Ended)
 	}
 	room := w - 6
-	out := []string{st.dim.Render(fmt.Sprintf("%-5s %s", "", st.fit("the last "+term.Span(time.Duration(min(len(series), room))*5*time.Second), room)))}
+	out := []string{st.Dim.Render(fmt.Sprintf("%-5s %s", "", st.Fit("the last "+term.Span(time.Duration(min(len(series), room))*5*time.Second), room)))}
 	for _, c := range []struct {
 		name   string
 		values []float64
 	}{{"in", in}, {"out", done}} {
-		lines, peak := st.chart(c.values, room, rows)
+		lines, peak := st.Bars(c.values, room, rows)
 		for i, l := range lines {
 			name := ""
 			if i == len(lines)-1 {
 				name = c.name
 			}
-			out = append(out, fmt.Sprintf("%5s ", name)+st.accent.Render(l))
+			out = append(out, fmt.Sprintf("%5s ", name)+st.Accent.Render(l))
 		}
-		out = append(out, st.dim.Render(fmt.Sprintf("%5s peak %s/s", "", rate(peak))))
+		out = append(out, st.Dim.Render(fmt.Sprintf("%5s peak %s/s", "", rate(peak))))
 	}
 	return out
 }
@@ -97,16 +97,16 @@ func (m *model) chartsOf(w, rows int) []string {
 // nowPanel is one line for each thing that can be behind, broken or full.
 func (m *model) nowPanel(w int) []string {
 	st, d := &m.style, &m.data
-	out := []string{st.title("now", "", w)}
+	out := []string{st.Title("", "now", "", w)}
 	line := func(f feed, name, text string, bad bool) {
 		if t, ok := m.trouble(f); ok {
 			text, bad = strings.TrimSpace(ansi.Strip(t)), m.states[f].refused != nil
 		}
-		sign, style := " ", &st.plain
+		sign, style := " ", &st.Plain
 		if bad {
-			sign, style = st.bang, &st.warn
+			sign, style = st.Bang, &st.Warn
 		}
-		out = append(out, " "+style.Render(sign)+" "+st.fit(name, 13)+" "+style.Render(term.Clean(text)))
+		out = append(out, " "+style.Render(sign)+" "+st.Fit(name, 13)+" "+style.Render(term.Clean(text)))
 	}
 	dead := term.Count(d.top.Total)
 	if d.top.Total > 0 {
@@ -166,7 +166,7 @@ func (m *model) nowPanel(w int) []string {
 	line(feedJobs, "jobs", jobs, len(stuck) > 0)
 	for _, f := range d.findings {
 		if f.Used != nil {
-			line(feedDoctor, f.Check, fmt.Sprintf("%s %.0f%% full", st.bar(*f.Used, 10), 100**f.Used), f.Level != "ok")
+			line(feedDoctor, f.Check, fmt.Sprintf("%s %.0f%% full", st.Bar(*f.Used, 10), 100**f.Used), f.Level != "ok")
 		}
 	}
 	return out
@@ -195,7 +195,7 @@ func (m *model) open() (names []string) {
 // lanesPanel is how far each lane is behind, the worst first.
 func (m *model) lanesPanel(w, h int) []string {
 	st := &m.style
-	out := []string{st.title("lanes, in records", m.note(feedLag), w)}
+	out := []string{st.Title("", "lanes, in records", m.note(feedLag), w)}
 	if line, ok := m.trouble(feedLag); ok {
 		return append(out, line)
 	}
@@ -224,14 +224,14 @@ func (m *model) lanesPanel(w, h int) []string {
 		}
 		row := []cell{{text: name}, {text: term.Count(l.Lag)}, {text: term.Count(l.InFlight)}, {text: term.Count(l.Paused)}}
 		if l.Paused > 0 {
-			row[3] = cell{st.bang + " " + row[3].text, &st.warn}
+			row[3] = cell{st.Bang + " " + row[3].text, &st.Warn}
 		}
 		rows = append(rows, row)
 	}
-	head, lines := st.table([]column{{title: "lane", least: 8}, {title: "behind", right: true}, {title: "flight", right: true}, {title: "paused", right: true, give: 1}}, rows, w)
+	head, lines := drawTable(st, []column{{title: "lane", least: 8}, {title: "behind", right: true}, {title: "flight", right: true}, {title: "paused", right: true, give: 1}}, rows, w)
 	out = append(append(out, head), lines...)
 	if idle > 0 {
-		out = append(out, st.dim.Render(fmt.Sprintf(" and %d less behind", idle)))
+		out = append(out, st.Dim.Render(fmt.Sprintf(" and %d less behind", idle)))
 	}
 	return out
 }
@@ -253,25 +253,25 @@ func (m *model) doctorPanel(w, h int) []string {
 	if note == "" {
 		note = fmt.Sprintf("%d of %d checks are well", len(m.data.findings)-len(bad), len(m.data.findings))
 	}
-	out := []string{st.title("doctor", note, w)}
+	out := []string{st.Title("", "doctor", note, w)}
 	if line, ok := m.trouble(feedDoctor); ok {
 		return append(out, line)
 	}
 	if len(bad) == 0 {
-		return append(out, " "+st.good.Render(st.ok+" nothing is wrong"))
+		return append(out, " "+st.Good.Render(st.OK+" nothing is wrong"))
 	}
 	repairs := h-1 >= 2*len(bad)
 	for i, f := range bad {
 		if len(out) == h-1 && i < len(bad)-1 {
-			return append(out, st.dim.Render(fmt.Sprintf(" and %d more: %s", len(bad)-i, m.opt.Command("doctor"))))
+			return append(out, st.Dim.Render(fmt.Sprintf(" and %d more: %s", len(bad)-i, m.opt.Command("doctor"))))
 		}
-		sign, style := st.bang+" warn", &st.warn
+		sign, style := st.Bang+" warn", &st.Warn
 		if f.Level == "fail" {
-			sign, style = st.fail+" fail", &st.bad
+			sign, style = st.Fail+" fail", &st.Bad
 		}
-		out = append(out, st.fit(" "+style.Render(sign)+"  "+st.bold.Render(term.Clean(f.Check))+"  "+term.Clean(f.Detail), w))
+		out = append(out, st.Fit(" "+style.Render(sign)+"  "+st.Bold.Render(term.Clean(f.Check))+"  "+term.Clean(f.Detail), w))
 		if repairs && f.Repair != "" {
-			out = append(out, st.fit("         "+st.more+" "+term.Clean(f.Repair), w))
+			out = append(out, st.Fit("         "+st.More+" "+term.Clean(f.Repair), w))
 		}
 	}
 	return out

@@ -7,11 +7,11 @@ import (
 	"unicode/utf8"
 
 	tea "charm.land/bubbletea/v2"
-	"github.com/charmbracelet/x/ansi"
 
 	"github.com/notifyd/notifyd/pkg/load"
 	"github.com/notifyd/notifyd/pkg/load/report"
 	"github.com/notifyd/notifyd/pkg/term"
+	"github.com/notifyd/notifyd/pkg/term/paint"
 )
 
 // draw is the frame: exactly height lines of width columns.
@@ -23,18 +23,18 @@ func (m *model) draw() string {
 	st := m.st
 	lines := []string{m.header(w), m.timeline(w)}
 	if body := h - 4; body > 0 {
-		lines = append(lines, st.lines(m.body(w, body), w, body)...)
+		lines = append(lines, st.Lines(m.body(w, body), w, body)...)
 	}
-	lines = append(lines, m.status(w), m.keyLine(w))
-	return strings.Join(st.lines(lines, w, h), "\n")
+	lines = append(lines, m.status(w), m.st.KeyLine(m.hints(), w))
+	return strings.Join(st.Lines(lines, w, h), "\n")
 }
 
 // header is what runs, how far it is, and whether its figures count.
 func (m *model) header(w int) string {
 	st := m.st
-	left := st.band.render(" load ")
+	left := st.Band.Render(" load ")
 	if m.player() != nil {
-		left = st.band.render(" replay ")
+		left = st.Band.Render(" replay ")
 	}
 	right, time := "", ""
 	if s := m.snap; s != nil {
@@ -47,34 +47,34 @@ func (m *model) header(w int) string {
 			time += fmt.Sprintf("  %gx", p.Rate())
 		}
 	}
-	room := w - width(left) - width(time) - width(right) - 4
+	room := w - paint.Width(left) - paint.Width(time) - paint.Width(right) - 4
 	if room < 4 {
 		return left + " " + time + " " + right
 	}
-	return left + " " + st.bold.render(st.fit(m.name(), room)) + " " + time + "  " + right
+	return left + " " + st.Bold.Render(st.Fit(m.name(), room)) + " " + time + "  " + right
 }
 
 func (m *model) state() string {
 	st := m.st
 	if p := m.player(); p != nil && p.Paused() {
-		return st.warn.render("= paused")
+		return st.Warn.Render("= paused")
 	}
 	if m.frozen {
-		return st.warn.render("= frozen")
+		return st.Warn.Render("= frozen")
 	}
 	switch m.snap.State {
 	case load.StateRunning:
 		if m.stopping {
-			return st.warn.render(st.now + " stopping")
+			return st.Warn.Render(st.Now + " stopping")
 		}
 		if s := m.snap.Steer; s != nil && s.Paused {
-			return st.warn.render("= load paused")
+			return st.Warn.Render("= load paused")
 		}
-		return st.good.render(st.now) + " running"
+		return st.Good.Render(st.Now) + " running"
 	case load.StateDone:
-		return st.good.render(st.ok) + " done"
+		return st.Good.Render(st.OK) + " done"
 	}
-	return st.warn.render(st.wait) + " " + term.Clean(string(m.snap.State))
+	return st.Warn.Render(st.Wait) + " " + term.Clean(string(m.snap.State))
 }
 
 // verdict is a sign and a word.
@@ -82,13 +82,13 @@ func (m *model) verdict() string {
 	st := m.st
 	switch v := m.snap.Verdict; v {
 	case load.Valid:
-		return st.good.render(st.ok + " " + v)
+		return st.Good.Render(st.OK + " " + v)
 	case "":
 		return ""
 	case load.Inconclusive:
-		return st.warn.render(st.bang + " " + v)
+		return st.Warn.Render(st.Bang + " " + v)
 	default:
-		return st.bad.render(st.fail + " " + term.Clean(v))
+		return st.Bad.Render(st.Fail + " " + term.Clean(v))
 	}
 }
 
@@ -102,8 +102,8 @@ func (m *model) timeline(w int) string {
 	if s.Phase.Of > 1 {
 		left = fmt.Sprintf(" %d/%d%s", s.Phase.Index+1, s.Phase.Of, left)
 	}
-	if width(left) > 30 {
-		left = st.fit(left, 30)
+	if paint.Width(left) > 30 {
+		left = st.Fit(left, 30)
 	}
 	good, bad := 0, 0
 	for _, t := range s.Thresholds {
@@ -116,21 +116,21 @@ func (m *model) timeline(w int) string {
 	}
 	right := ""
 	if len(s.Thresholds) > 0 {
-		right = fmt.Sprintf("thresholds %s", st.good.render(fmt.Sprintf("%s %d", st.ok, good)))
+		right = fmt.Sprintf("thresholds %s", st.Good.Render(fmt.Sprintf("%s %d", st.OK, good)))
 		if bad > 0 {
-			right += " " + st.bad.render(fmt.Sprintf("%s %d", st.fail, bad))
+			right += " " + st.Bad.Render(fmt.Sprintf("%s %d", st.Fail, bad))
 		}
 		if rest := len(s.Thresholds) - good - bad; rest > 0 {
-			right += fmt.Sprintf(" %s %d", st.wait, rest)
+			right += fmt.Sprintf(" %s %d", st.Wait, rest)
 		}
 		right += " "
 	}
 	if ends := s.Phase.Ends - s.Elapsed; s.State == load.StateRunning && s.Phase.Ends > 0 && ends >= 0 {
 		left += " " + report.Clock(ends) + " left"
 	}
-	room := w - width(left) - width(right) - 3
+	room := w - paint.Width(left) - paint.Width(right) - 3
 	if room < 10 || s.Planned <= 0 {
-		return st.fit(left, max(0, w-width(right))) + right
+		return st.Fit(left, max(0, w-paint.Width(right))) + right
 	}
 	return left + " " + m.track(room) + "  " + right
 }
@@ -139,8 +139,8 @@ func (m *model) timeline(w int) string {
 func (m *model) track(w int) string {
 	st, s := m.st, m.snap
 	at := func(d time.Duration) int { return min(int(float64(w)*d.Seconds()/s.Planned.Seconds()), w-1) }
-	cells := []rune(st.bar(s.Elapsed.Seconds()/s.Planned.Seconds(), w))
-	styled := make([]paint, w)
+	cells := []rune(st.Bar(s.Elapsed.Seconds()/s.Planned.Seconds(), w))
+	styled := make([]paint.Paint, w)
 	for _, mk := range s.Markers {
 		i := at(mk.At)
 		if i < 0 {
@@ -148,19 +148,19 @@ func (m *model) track(w int) string {
 		}
 		switch mk.Kind {
 		case "phase":
-			if i > 0 && styled[i].on == "" {
-				cells[i], _ = utf8.DecodeRuneInString(st.mark)
+			if i > 0 && styled[i].On == "" {
+				cells[i], _ = utf8.DecodeRuneInString(st.Mark)
 			}
 		case "fault":
-			cells[i], styled[i] = '!', st.bad
+			cells[i], styled[i] = '!', st.Bad
 		default:
-			cells[i], styled[i] = '+', st.warn
+			cells[i], styled[i] = '+', st.Warn
 		}
 	}
 	var b strings.Builder
 	for i, c := range cells {
-		if styled[i].on != "" {
-			b.WriteString(styled[i].render(string(c)))
+		if styled[i].On != "" {
+			b.WriteString(styled[i].Render(string(c)))
 		} else {
 			b.WriteRune(c)
 		}
@@ -177,13 +177,13 @@ func (m *model) status(w int) string {
 	case m.layer == layerMark:
 		return m.inputLine("mark", w)
 	case m.layer == layerStop:
-		return st.warn.render(st.fit(" "+st.bang+" stop the run now? What was accepted is still awaited, and the summary is printed.", w))
+		return st.Warn.Render(st.Fit(" "+st.Bang+" stop the run now? What was accepted is still awaited, and the summary is printed.", w))
 	case m.layer == layerSteer:
-		return st.warn.render(st.fit(" "+st.bang+" change the load by hand? The run is then no measurement: INCONCLUSIVE.", w))
+		return st.Warn.Render(st.Fit(" "+st.Bang+" change the load by hand? The run is then no measurement: INCONCLUSIVE.", w))
 	case m.said != "":
-		return st.bold.render(st.fit(" "+term.Clean(m.said), w))
+		return st.Bold.Render(st.Fit(" "+term.Clean(m.said), w))
 	case m.frozen:
-		return st.warn.render(st.fit(" = frozen: the run goes on; space shows it again", w))
+		return st.Warn.Render(st.Fit(" = frozen: the run goes on; space shows it again", w))
 	}
 	var parts []string
 	if m.filter != "" {
@@ -202,12 +202,12 @@ func (m *model) status(w int) string {
 	if m.ended && m.opt.Stay && m.player() == nil {
 		parts = append(parts, "the run is over: q")
 	}
-	return st.dim.render(st.fit(" "+strings.Join(parts, "   "), w))
+	return st.Dim.Render(st.Fit(" "+strings.Join(parts, "   "), w))
 }
 
 func (m *model) inputLine(name string, w int) string {
 	st := m.st
-	return st.fit(st.bold.render(" "+name+": ")+term.Clean(m.input.Value()), w)
+	return st.Fit(st.Bold.Render(" "+name+": ")+term.Clean(m.input.Value()), w)
 }
 
 // cursor stands where one types.
@@ -216,19 +216,7 @@ func (m *model) cursor() *tea.Cursor {
 	if name == "" || m.width <= 0 || m.height < 2 {
 		return nil
 	}
-	before := term.Clean(string([]rune(m.input.Value())[:m.input.Position()]))
-	return tea.NewCursor(min(len(name)+ansi.StringWidth(before), m.width-1), m.height-2)
-}
-
-func (m *model) keyLine(w int) string {
-	var b strings.Builder
-	for _, k := range m.hints() {
-		if w -= len(k.keys) + len(k.does) + 3; w < 0 {
-			break // what is not to be seen is in the help
-		}
-		b.WriteString(" " + m.st.key.render(k.keys) + " " + k.does + " ")
-	}
-	return b.String()
+	return paint.Cursor(name, &m.input, m.width, m.height-2)
 }
 
 // body is the panels, or what lies over them.
@@ -236,9 +224,9 @@ func (m *model) body(w, h int) []string {
 	st := m.st
 	switch {
 	case m.layer == layerHelp:
-		out := []string{st.title("", "keys", "", w)}
+		out := []string{st.Title("", "keys", "", w)}
 		for _, k := range helpKeys {
-			out = append(out, " "+st.key.render(st.fit(k.keys, 13))+" "+k.does)
+			out = append(out, " "+st.Key.Render(st.Fit(k[0], 13))+" "+k[1])
 		}
 		return out
 	case m.snap == nil:
@@ -288,7 +276,7 @@ func (m *model) all(w, h int) []string {
 		right = append(right, m.ledger(rw, 7)...)
 		right = append(right, m.errors(rw, share(7, 44))...)
 		right = append(right, m.health(rw, h-len(right))...)
-		return st.beside(left, right, lw, rw)
+		return st.Beside(left, right, lw, rw)
 	}
 	if w < 60 || h < 16 {
 		out := m.rates(w, max(4, h/2))
@@ -306,7 +294,7 @@ func (m *model) all(w, h int) []string {
 	out = append(out, m.latency(w, table)...)
 	out = append(out, extra...)
 	third := (w - 4) / 3
-	low := st.beside(m.ledger(third, bottom), m.errors(third, bottom), third, third)
-	low = st.beside(low, m.health(w-2*third-4, bottom), 2*third+2, w-2*third-4)
+	low := st.Beside(m.ledger(third, bottom), m.errors(third, bottom), third, third)
+	low = st.Beside(low, m.health(w-2*third-4, bottom), 2*third+2, w-2*third-4)
 	return append(out, low...)
 }

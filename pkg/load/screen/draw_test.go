@@ -16,6 +16,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/load"
 	"github.com/notifyd/notifyd/pkg/load/report"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/term/paint"
 )
 
 // result is a run of which package report's tests keep the file.
@@ -317,7 +318,7 @@ func cpu(tb testing.TB) time.Duration {
 func TestWidth(t *testing.T) {
 	t.Parallel()
 	for _, s := range []string{"", "abc", "\x1b[1;38;2;1;2;3mabc\x1b[m", "⣀⣀ ▶✓✗…·│─█░▒▓", "日本", "e\u0301", "▶\ufe0f", "\x1b]0;x\aabc", "\x1b[", "\x1b[3", "a\x1b[2Jb", "👩‍👩‍👧", "\x1b[1mé\x1b[0m"} {
-		if got, want := width(s), ansi.StringWidth(s); got != want {
+		if got, want := paint.Width(s), ansi.StringWidth(s); got != want {
 			t.Errorf("%q: %d, want %d", s, got, want)
 		}
 	}

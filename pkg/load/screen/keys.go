@@ -10,10 +10,8 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/load"
 	"github.com/notifyd/notifyd/pkg/load/report"
+	"github.com/notifyd/notifyd/pkg/term/paint"
 )
-
-// hint is a key and what it does.
-type hint struct{ keys, does string }
 
 // key does what a key means where it is pressed.
 func (m *model) key(k tea.KeyPressMsg) tea.Cmd {
@@ -237,53 +235,53 @@ func (m *model) typed(msg tea.Msg) {
 }
 
 // hints are the keys that do something here, the most useful first.
-func (m *model) hints() []hint {
+func (m *model) hints() []paint.Hint {
 	switch m.layer {
 	case layerHelp:
-		return []hint{{"any key", "back"}}
+		return []paint.Hint{{"any key", "back"}}
 	case layerFilter:
-		return []hint{{"enter", "filter"}, {"esc", "leave it"}}
+		return []paint.Hint{{"enter", "filter"}, {"esc", "leave it"}}
 	case layerMark:
-		return []hint{{"enter", "mark"}, {"esc", "leave it"}}
+		return []paint.Hint{{"enter", "mark"}, {"esc", "leave it"}}
 	case layerStop:
-		return []hint{{"y", "stop the run"}, {"n", "go on"}}
+		return []paint.Hint{{"y", "stop the run"}, {"n", "go on"}}
 	case layerSteer:
-		return []hint{{"y", "change it"}, {"n", "leave it"}}
+		return []paint.Hint{{"y", "change it"}, {"n", "leave it"}}
 	}
-	list := []hint{{"q", "stop"}, {"?", "help"}, {"1-7", "panel"}, {"space", "freeze"}, {"[ ]", "window"}, {"/", "filter"}, {"m", "mark"}, {"Q", "leave it running"}}
+	list := []paint.Hint{{"q", "stop"}, {"?", "help"}, {"1-7", "panel"}, {"space", "freeze"}, {"[ ]", "window"}, {"/", "filter"}, {"m", "mark"}, {"Q", "leave it running"}}
 	if m.frozen {
-		list[3].does = "go on"
+		list[3][1] = "go on"
 	}
 	if m.panel != panelAll {
-		list[2] = hint{"0", "all panels"}
+		list[2] = paint.Hint{"0", "all panels"}
 	}
-	drop := func(keys string) { list = slices.DeleteFunc(list, func(h hint) bool { return h.keys == keys }) }
+	drop := func(keys string) { list = slices.DeleteFunc(list, func(h paint.Hint) bool { return h[0] == keys }) }
 	if m.steerable() {
-		list = append(list, hint{"p", "pause the load"}, hint{"- +", "rate"})
+		list = append(list, paint.Hint{"p", "pause the load"}, paint.Hint{"- +", "rate"})
 		if m.snap != nil && m.snap.Steer != nil && m.snap.Steer.Paused {
-			list[len(list)-2].does = "let it go on"
+			list[len(list)-2][1] = "let it go on"
 		}
 	}
 	switch {
 	case m.player() != nil:
-		list[0].does, list[3].does = "quit", "pause"
+		list[0][1], list[3][1] = "quit", "pause"
 		drop("m")
 		drop("Q")
-		list = append(list, hint{"h l", "5s"}, hint{"- +", "speed"})
+		list = append(list, paint.Hint{"h l", "5s"}, paint.Hint{"- +", "speed"})
 	case m.ended:
-		list[0].does = "quit"
+		list[0][1] = "quit"
 		drop("m")
 		drop("Q")
 		drop("space")
 	case m.opt.Control == nil:
-		list[0].does = "quit"
+		list[0][1] = "quit"
 		drop("m")
 		drop("Q")
 	}
 	return list
 }
 
-var helpKeys = []hint{
+var helpKeys = []paint.Hint{
 	{"1 ... 7", "one panel alone; 0 or esc: all of them; tab: the next"},
 	{"space", "freeze the screen; the run goes on. In a replay: pause"},
 	{"[ and ]", "how much time the charts show"},

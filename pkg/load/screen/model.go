@@ -9,6 +9,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/load"
 	"github.com/notifyd/notifyd/pkg/term"
+	"github.com/notifyd/notifyd/pkg/term/paint"
 )
 
 // Options say which run is drawn, and how.
@@ -106,11 +107,7 @@ func newModel(o Options) *model {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	m := &model{opt: o, st: newStyles(o.ASCII), now: o.Now(), input: textinput.New()}
-	m.input.Prompt = ""
-	m.input.CharLimit = 200
-	m.input.SetVirtualCursor(false)
-	m.input.KeyMap.Paste.SetEnabled(false) // a terminal's own paste comes as text
+	m := &model{opt: o, st: newStyles(o.ASCII), now: o.Now(), input: paint.Input(200)}
 	m.look()
 	return m
 }

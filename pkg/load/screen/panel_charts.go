@@ -8,6 +8,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/load"
 	"github.com/notifyd/notifyd/pkg/load/report"
+	"github.com/notifyd/notifyd/pkg/term/paint"
 )
 
 // rates is what was due, sent, accepted and delivered, as a chart and in numbers.
@@ -42,7 +43,7 @@ func (m *model) rates(w, h int) []string {
 	if filtered {
 		note = "filtered: " + m.filter
 	}
-	out := []string{st.title("2", "rates", note, w)}
+	out := []string{st.Title("2", "rates", note, w)}
 	side := 0
 	if w >= 56 {
 		side = 27
@@ -50,13 +51,13 @@ func (m *model) rates(w, h int) []string {
 	numbers := m.rateNumbers(&now, side)
 	body := h - 2
 	if body < 1 {
-		return st.lines(out, w, h)
+		return st.Lines(out, w, h)
 	}
 	plot := m.overTime(list, rows, w-side-2, body, report.Short)
 	if side > 0 {
-		plot = st.beside(plot, numbers, w-side-2, side)
+		plot = st.Beside(plot, numbers, w-side-2, side)
 	}
-	return st.lines(append(out, plot...), w, h)
+	return st.Lines(append(out, plot...), w, h)
 }
 
 func (m *model) rateNumbers(now *load.Rates, w int) (out []string) {
@@ -64,9 +65,9 @@ func (m *model) rateNumbers(now *load.Rates, w int) (out []string) {
 	line := func(k kind, name string, v float64, share string) {
 		mark := " "
 		if k < seriesKinds {
-			mark = st.series[k].render(string(letters[k]))
+			mark = st.series[k].Render(string(letters[k]))
 		}
-		out = append(out, mark+" "+st.fit(name, 9)+" "+st.right(report.Short(v)+"/s", 8)+" "+st.right(share, 6))
+		out = append(out, mark+" "+st.Fit(name, 9)+" "+st.Right(report.Short(v)+"/s", 8)+" "+st.Right(share, 6))
 	}
 	share := func(v, of float64) string {
 		if of <= 0 {
@@ -81,7 +82,7 @@ func (m *model) rateNumbers(now *load.Rates, w int) (out []string) {
 	failed := len(out)
 	line(seriesKinds, "failed", now.Failed, share(now.Failed, now.Sent))
 	if now.Failed > 0 {
-		out[failed] = st.bad.render(st.bang + out[failed][1:])
+		out[failed] = st.Bad.Render(st.Bang + out[failed][1:])
 	}
 	return out
 }
@@ -134,7 +135,7 @@ func rateOf(r *load.SecondRow, k kind, names map[string]bool, filtered bool) flo
 func (m *model) overTime(list []series, rows []load.SecondRow, w, h int, axis func(float64) string) []string {
 	st := m.st
 	if len(rows) == 0 || h < 1 {
-		return st.lines([]string{st.dim.render(" no second is complete yet")}, w, h+1)
+		return st.Lines([]string{st.Dim.Render(" no second is complete yet")}, w, h+1)
 	}
 	const names, label = 4, 7
 	dots := 2 * max(1, w-names-label)
@@ -156,8 +157,8 @@ func (m *model) overTime(list []series, rows []load.SecondRow, w, h int, axis fu
 	if to < whole {
 		left = ""
 	}
-	line := st.fit(spaces(label)+left, max(0, w-names-width(right))) + right
-	return append(out, st.dim.render(st.fit(line, w)))
+	line := st.Fit(paint.Spaces(label)+left, max(0, w-names-paint.Width(right))) + right
+	return append(out, st.Dim.Render(st.Fit(line, w)))
 }
 
 // span is how many seconds the charts show at least, so that a run's first ones do
@@ -213,29 +214,29 @@ func (m *model) backlog(w, h int) []string {
 	if n := len(values); n > 10 {
 		note += fmt.Sprintf(", %+.0f/s", (values[n-1]-values[n-11])/10)
 	}
-	out := []string{st.title("3", "backlog and lag", note, w)}
+	out := []string{st.Title("3", "backlog and lag", note, w)}
 	if h < 4 {
-		return st.lines(append(out, " backlog "+st.series[kindBacklog].render(st.spark(values, max(0, w-10)))), w, h)
+		return st.Lines(append(out, " backlog "+st.series[kindBacklog].Render(spark(st, values, max(0, w-10)))), w, h)
 	}
 	out = append(out, m.overTime([]series{{kind: kindBacklog, values: values}}, rows, w, h-3, report.Short)...)
 	last := int64(0)
 	if n := len(rows); n > 0 {
 		last = rows[n-1].Lag.P99
 	}
-	head := " lag p99 " + st.right(report.Nanos(last), 7) + " "
-	out = append(out, head+st.series[kindSent].render(st.spark(stretch(lags, max(0, w-width(head)-1), m.span()), max(0, w-width(head)-1))))
-	return st.lines(out, w, h)
+	head := " lag p99 " + st.Right(report.Nanos(last), 7) + " "
+	out = append(out, head+st.series[kindSent].Render(spark(st, stretch(lags, max(0, w-paint.Width(head)-1), m.span()), max(0, w-paint.Width(head)-1))))
+	return st.Lines(out, w, h)
 }
 
 // heat is how many responses each second had of each latency.
 func (m *model) heat(w, h int) []string {
 	st := m.st
 	cols := m.heatColumns()
-	out := []string{st.title("4", "responses by latency", "denser: "+string(st.shades), w)}
+	out := []string{st.Title("4", "responses by latency", "denser: "+string(st.shades), w)}
 	room := h - 1
 	lo, hi := heatRange(cols)
 	if hi < 0 || room < 1 {
-		return st.lines(append(out, st.dim.render(" no answer yet")), w, h)
+		return st.Lines(append(out, st.Dim.Render(" no answer yet")), w, h)
 	}
 	each := (hi - lo + room) / room // buckets of a line
 	lines := (hi - lo + each) / each
@@ -257,9 +258,9 @@ func (m *model) heat(w, h int) []string {
 		if top == load.HeatBuckets-1 {
 			text = "more"
 		}
-		out = append(out, st.dim.render(st.right(text, label-1))+" "+st.heatLine(grid[l], most))
+		out = append(out, st.Dim.Render(st.Right(text, label-1))+" "+st.heatLine(grid[l], most))
 	}
-	return st.lines(out, w, h)
+	return st.Lines(out, w, h)
 }
 
 // heatColumns are those that the window shows.
@@ -333,9 +334,9 @@ func (s *styles) heatLine(row []int64, most int64) string {
 			j++
 		}
 		if l < 0 {
-			b.WriteString(spaces(j - i))
+			b.WriteString(paint.Spaces(j - i))
 		} else {
-			b.WriteString(s.heat[l].render(strings.Repeat(string(s.shades[l]), j-i)))
+			b.WriteString(s.heat[l].Render(strings.Repeat(string(s.shades[l]), j-i)))
 		}
 		i = j
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/load"
 	"github.com/notifyd/notifyd/pkg/load/report"
 	"github.com/notifyd/notifyd/pkg/term"
+	"github.com/notifyd/notifyd/pkg/term/paint"
 )
 
 // scrolled is a list from where one scrolled to, in h lines; what does not fit is
@@ -23,7 +24,7 @@ func (m *model) scrolled(list []string, h int) []string {
 	list = list[from:]
 	if len(list) > h {
 		hidden := len(list) - h + 1
-		list = append(slices.Clone(list[:h-1]), m.st.dim.render(fmt.Sprintf(" %d more", hidden)))
+		list = append(slices.Clone(list[:h-1]), m.st.Dim.Render(fmt.Sprintf(" %d more", hidden)))
 	}
 	return list
 }
@@ -33,46 +34,46 @@ func (m *model) stages(w, h int) []string {
 	st, s := m.st, m.snap
 	var list []string
 	for _, step := range m.steps() {
-		sign := st.good.render(st.now)
+		sign := st.Good.Render(st.Now)
 		if step.Phase != s.Phase.Name || s.State != load.StateRunning {
-			sign = st.dim.render(st.ok)
+			sign = st.Dim.Render(st.OK)
 		}
 		name := step.Phase + "/" + step.Name
 		if step.Warmup {
 			name += " (warm-up)"
 		}
-		list = append(list, " "+sign+" "+st.fit(term.Clean(name), max(8, w/2-4))+" "+term.Clean(step.Arrival))
+		list = append(list, " "+sign+" "+st.Fit(term.Clean(name), max(8, w/2-4))+" "+term.Clean(step.Arrival))
 	}
 	for _, t := range s.Thresholds {
-		sign, p := st.wait, st.dim
+		sign, p := st.Wait, st.Dim
 		switch {
 		case t.Known && t.OK:
-			sign, p = st.ok, st.good
+			sign, p = st.OK, st.Good
 		case t.Known:
-			sign, p = st.fail, st.bad
+			sign, p = st.Fail, st.Bad
 		}
 		text := report.ThresholdValue(t)
 		if t.Known && !t.OK {
 			text += "  since " + report.Clock(t.Since)
 		}
-		list = append(list, " "+p.render(sign)+" "+st.fit(term.Clean(t.Expr), max(8, w/2-4, w-26))+" "+text)
+		list = append(list, " "+p.Render(sign)+" "+st.Fit(term.Clean(t.Expr), max(8, w/2-4, w-26))+" "+text)
 	}
 	for i := len(s.Markers) - 1; i >= 0; i-- {
 		mk := &s.Markers[i]
-		sign := st.dim.render(st.mark)
+		sign := st.Dim.Render(st.Mark)
 		switch mk.Kind {
 		case "fault":
-			sign = st.bad.render("!")
+			sign = st.Bad.Render("!")
 		case "user", "threshold", "steer":
-			sign = st.warn.render("+")
+			sign = st.Warn.Render("+")
 		}
-		list = append(list, " "+sign+" "+st.right(report.Clock(mk.At), 6)+"  "+term.Clean(mk.Kind)+"  "+term.Clean(mk.Text))
+		list = append(list, " "+sign+" "+st.Right(report.Clock(mk.At), 6)+"  "+term.Clean(mk.Kind)+"  "+term.Clean(mk.Text))
 	}
 	note := ""
 	if s.Phase.Of > 0 {
 		note = fmt.Sprintf("phase %d of %d", s.Phase.Index+1, s.Phase.Of)
 	}
-	return st.lines(append([]string{st.title("1", "stages, thresholds, marks", note, w)}, m.scrolled(list, h-1)...), w, h)
+	return st.Lines(append([]string{st.Title("1", "stages, thresholds, marks", note, w)}, m.scrolled(list, h-1)...), w, h)
 }
 
 // latencyRows is how many lines the table of latencies would like.
@@ -143,22 +144,22 @@ func (m *model) latency(w, h int) []string {
 	}
 	const wide, counts = 8, 8
 	name := max(8, w-counts-len(cols)*wide-1)
-	head := " " + st.fit("", name) + st.right("count", counts)
+	head := " " + st.Fit("", name) + st.Right("count", counts)
 	for _, c := range cols {
-		head += st.right(c.name, wide)
+		head += st.Right(c.name, wide)
 	}
 	var list []string
 	for _, r := range m.latencyList() {
-		line := " " + st.fit(term.Clean(r.name), name) + st.right(report.Short(float64(r.q.Count)), counts)
+		line := " " + st.Fit(term.Clean(r.name), name) + st.Right(report.Short(float64(r.q.Count)), counts)
 		for _, c := range cols {
 			text := ""
 			if !r.now || !c.full {
 				text = report.Nanos(c.of(&r.q))
 			}
-			line += st.right(text, wide)
+			line += st.Right(text, wide)
 		}
 		if r.now {
-			line = st.bold.render(line)
+			line = st.Bold.Render(line)
 		}
 		list = append(list, line)
 	}
@@ -167,13 +168,13 @@ func (m *model) latency(w, h int) []string {
 		what = "since the start"
 	}
 	if len(list) == 0 {
-		list = []string{st.dim.render(" no answer yet")}
+		list = []string{st.Dim.Render(" no answer yet")}
 	}
 	if h < 2 {
-		return st.lines([]string{st.title("4", "latency", what, w)}, w, h)
+		return st.Lines([]string{st.Title("4", "latency", what, w)}, w, h)
 	}
-	out := append([]string{st.title("4", "latency", what, w), st.dim.render(head)}, m.scrolled(list, h-2)...)
-	return st.lines(out, w, h)
+	out := append([]string{st.Title("4", "latency", what, w), st.Dim.Render(head)}, m.scrolled(list, h-2)...)
+	return st.Lines(out, w, h)
 }
 
 // ledger is what became of all that was accepted.
@@ -187,9 +188,9 @@ func (m *model) ledger(w, h int) []string {
 	bad := func(name string, n int64) {
 		text := term.Count(n)
 		if n > 0 {
-			name, text = st.bad.render(st.bang)+" "+name, st.bad.render(text)
+			name, text = st.Bad.Render(st.Bang)+" "+name, st.Bad.Render(text)
 		} else {
-			name = st.good.render(st.ok) + " " + name
+			name = st.Good.Render(st.OK) + " " + name
 		}
 		list = append(list, st.pair(name, text, cw))
 	}
@@ -198,7 +199,7 @@ func (m *model) ledger(w, h int) []string {
 		if m.snap.State == load.StateDone || t.Lost > 0 {
 			bad("lost", t.Lost)
 		} else {
-			list = append(list, st.pair(st.wait+" lost", "after the drain", cw))
+			list = append(list, st.pair(st.Wait+" lost", "after the drain", cw))
 		}
 	}
 	if h <= 4 { // the shortest form
@@ -219,17 +220,17 @@ func (m *model) ledger(w, h int) []string {
 		plain("rejected", t.Rejected)
 		plain("sent", t.Sent)
 	}
-	head := st.title("5", "ledger", "", w)
+	head := st.Title("5", "ledger", "", w)
 	if two {
 		half := (len(list) + 1) / 2
-		list = st.beside(list[:half], list[half:], cw, w-2-cw)
+		list = st.Beside(list[:half], list[half:], cw, w-2-cw)
 	}
-	return st.lines(append([]string{head}, m.scrolled(list, h-1)...), w, h)
+	return st.Lines(append([]string{head}, m.scrolled(list, h-1)...), w, h)
 }
 
 // pair is a name at the left and a value at the right.
 func (s *styles) pair(name, value string, w int) string {
-	return " " + s.fit(name, max(1, w-width(value)-3)) + " " + value
+	return " " + s.Fit(name, max(1, w-paint.Width(value)-3)) + " " + value
 }
 
 // errors is the failures, the most frequent first.
@@ -251,16 +252,16 @@ func (m *model) errors(w, h int) []string {
 	}
 	var list []string
 	for _, e := range counts {
-		text := " " + st.bad.render(st.right(report.Short(float64(e.Count)), 6)) + " " + term.Clean(e.Code)
+		text := " " + st.Bad.Render(st.Right(report.Short(float64(e.Count)), 6)) + " " + term.Clean(e.Code)
 		if w >= 40 {
-			text += st.dim.render("  "+term.Clean(e.Class)) + "  " + term.Clean(e.Step) + st.dim.render("  "+e.Last.UTC().Format("15:04:05Z"))
+			text += st.Dim.Render("  "+term.Clean(e.Class)) + "  " + term.Clean(e.Step) + st.Dim.Render("  "+e.Last.UTC().Format("15:04:05Z"))
 		}
 		list = append(list, text)
 	}
 	if len(list) == 0 {
-		list = []string{" " + st.good.render(st.ok) + " no request failed"}
+		list = []string{" " + st.Good.Render(st.OK) + " no request failed"}
 	}
-	return st.lines(append([]string{st.title("6", "errors", note, w)}, m.scrolled(list, h-1)...), w, h)
+	return st.Lines(append([]string{st.Title("6", "errors", note, w)}, m.scrolled(list, h-1)...), w, h)
 }
 
 // health is whether the generator, or its machine, is the limit.
@@ -268,19 +269,19 @@ func (m *model) health(w, h int) []string {
 	st, g := m.st, &m.snap.Health
 	var list []string
 	gauge := func(name string, share float64, text string) {
-		p := st.good
+		p := st.Good
 		switch {
 		case share > 0.95:
-			p = st.bad
+			p = st.Bad
 		case share > 0.8:
-			p = st.warn
+			p = st.Warn
 		}
-		room := w - 11 - width(text) - 2
+		room := w - 11 - paint.Width(text) - 2
 		if room < 4 {
 			list = append(list, st.pair(name, text, w))
 			return
 		}
-		list = append(list, " "+st.fit(name, 9)+" "+p.render(st.bar(share, min(room, 30)))+spaces(room-30)+" "+text)
+		list = append(list, " "+st.Fit(name, 9)+" "+p.Render(st.Bar(share, min(room, 30)))+paint.Spaces(room-30)+" "+text)
 	}
 	of := func(v, whole float64) float64 {
 		if whole <= 0 {
@@ -300,7 +301,7 @@ func (m *model) health(w, h int) []string {
 	gauge("machine", of(g.MachineCPU, g.CPUs), fmt.Sprintf("%.2f, steal %.1f%%", g.MachineCPU, 100*g.Steal))
 	gauge("busy", g.Busy, fmt.Sprintf("%.0f%% of workers", 100*g.Busy))
 	if h <= 4 { // the shortest form has the first ones alone
-		return st.lines(append([]string{st.title("7", "generator", "", w)}, list...), w, h)
+		return st.Lines(append([]string{st.Title("7", "generator", "", w)}, list...), w, h)
 	}
 	list = append(list,
 		st.pair("GC pause, cores", fmt.Sprintf("%s, %.2f", report.Nanos(int64(g.GCPause)), g.GCCPU), w),
@@ -311,7 +312,7 @@ func (m *model) health(w, h int) []string {
 	if g.Embedded {
 		note = "with notifyd in it"
 	}
-	return st.lines(append([]string{st.title("7", "generator", note, w)}, m.scrolled(list, h-1)...), w, h)
+	return st.Lines(append([]string{st.Title("7", "generator", note, w)}, m.scrolled(list, h-1)...), w, h)
 }
 
 // server is what the server says of itself.
@@ -333,7 +334,7 @@ func (m *model) server(w int) (list []string) {
 	list = append(list, st.pair("server: unread", term.Count(lag), w), st.pair("server: dead letters", term.Count(s.DLQ), w))
 	text := "none"
 	if open > 0 {
-		text = st.bad.render(fmt.Sprintf("%s %d", st.bang, open))
+		text = st.Bad.Render(fmt.Sprintf("%s %d", st.Bang, open))
 	}
 	list = append(list, st.pair("server: open circuits", text, w))
 	if q := s.TimerLateness; q.Count > 0 {

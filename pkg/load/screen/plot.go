@@ -3,6 +3,8 @@ package screen
 import (
 	"math"
 	"strings"
+
+	"github.com/notifyd/notifyd/pkg/term/paint"
 )
 
 // kind is what a line of a chart shows; it has its colour and its letter.
@@ -99,7 +101,7 @@ func (p *plot) rows(st *styles) []string {
 		of := kind(-1)
 		flush := func() {
 			if of >= 0 {
-				b.WriteString(st.series[of].render(run.String()))
+				b.WriteString(st.series[of].Render(run.String()))
 			} else {
 				b.WriteString(run.String())
 			}
@@ -148,10 +150,10 @@ func (s *styles) chart(list []series, w, h int, axis func(float64) string, marks
 		}
 	}
 	top := ceiling(peak)
-	gutter := max(width(axis(top)), width(axis(top/2))) + 1
+	gutter := max(paint.Width(axis(top)), paint.Width(axis(top/2))) + 1
 	p := newPlot(w-gutter-names, h)
 	if p.w < 8 || h < 1 {
-		return s.lines(nil, w, h)
+		return s.Lines(nil, w, h)
 	}
 	ends := make([]string, h)
 	for _, l := range list {
@@ -188,11 +190,11 @@ func (s *styles) chart(list []series, w, h int, axis func(float64) string, marks
 			c := ends[i][j]
 			for k, letter := range letters {
 				if letter == c {
-					names2.WriteString(s.series[k].render(string(c)))
+					names2.WriteString(s.series[k].Render(string(c)))
 				}
 			}
 		}
-		out = append(out, s.dim.render(s.right(label, gutter-1))+" "+row+s.fit(names2.String(), names))
+		out = append(out, s.Dim.Render(s.Right(label, gutter-1))+" "+row+s.Fit(names2.String(), names))
 	}
 	return out
 }
@@ -206,11 +208,11 @@ func (p *plot) withMarks(s *styles, cols map[int]bool) []string {
 			i := row*p.w + col
 			switch {
 			case p.used[i] && s.ascii:
-				b.WriteString(s.series[p.owner[i]].render(string(letters[p.owner[i]])))
+				b.WriteString(s.series[p.owner[i]].Render(string(letters[p.owner[i]])))
 			case p.used[i]:
-				b.WriteString(s.series[p.owner[i]].render(string(rune(0x2800) + rune(p.dots[i]))))
+				b.WriteString(s.series[p.owner[i]].Render(string(rune(0x2800) + rune(p.dots[i]))))
 			case cols[col]:
-				b.WriteString(s.warn.render(s.mark))
+				b.WriteString(s.Warn.Render(s.Mark))
 			default:
 				b.WriteByte(' ')
 			}
@@ -232,4 +234,10 @@ func ceiling(v float64) float64 {
 		}
 	}
 	return 10 * p
+}
+
+// spark draws values one row high, the latest at the right.
+func spark(st *styles, values []float64, w int) string {
+	lines, _ := st.Bars(values, w, 1)
+	return lines[0]
 }

@@ -127,7 +127,7 @@ func TestTheWalkFindsWhatIsMissing(t *testing.T) {
 // The page of exit codes in the help says the same.
 func TestExitCodesAreThoseOfTheHelp(t *testing.T) {
 	t.Parallel()
-	b, err := os.ReadFile("../../../cmd/notifyctl/topics.go")
+	b, err := os.ReadFile("../../../cmd/notifyctl/main.go")
 	if err != nil {
 		t.Fatal(err)
 	}

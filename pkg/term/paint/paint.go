@@ -1,0 +1,262 @@
+// Package paint lays out text on a terminal's screen for the load screen and for the
+// operators' console: colours and signs, lines of an exact width, blocks side by side,
+// titles, bars and the line of keys.
+package paint
+
+import (
+	"math"
+	"strings"
+	"unicode/utf8"
+
+	"charm.land/bubbles/v2/textinput"
+	tea "charm.land/bubbletea/v2"
+	"charm.land/lipgloss/v2"
+	"github.com/charmbracelet/x/ansi"
+
+	"github.com/notifyd/notifyd/pkg/term"
+)
+
+// Paint is a colour or an attribute, ready to be written. A frame has hundreds of
+// painted texts: building each with lipgloss took most of a frame's time.
+type Paint struct{ On, off string }
+
+// Render returns s in this colour.
+func (p *Paint) Render(s string) string {
+	if p.On == "" || s == "" {
+		return s
+	}
+	return p.On + s + p.off
+}
+
+func newPaint(s lipgloss.Style) Paint {
+	on, off, _ := strings.Cut(s.Render("x"), "x")
+	return Paint{on, off}
+}
+
+// Colour returns the paint of a colour such as #56b4e9.
+func Colour(c string) Paint { return newPaint(lipgloss.NewStyle().Foreground(lipgloss.Color(c))) }
+
+// Styles are colours and signs. The colours are of Okabe and Ito's palette, which
+// people with any common colour blindness tell apart, in tones that are readable
+// on dark and on light. A state is always told by a sign and a word: colour only
+// repeats it. NO_COLOR and terminals without colours are the renderer's affair,
+// which leaves bold, faint and reverse.
+type Styles struct {
+	Plain, Bold, Dim, Good, Warn, Bad, Key, Accent, Chosen, Band, Alarm Paint
+
+	OK, Bang, Fail, Wait, Now, More, Rule, Full, Empty, Cut, Mark string
+
+	eighths []rune // of a bar that grows upwards, the lowest first
+}
+
+// The colours of both screens.
+const (
+	Blue       = "#56b4e9"
+	Orange     = "#e69f00"
+	Green      = "#009e73"
+	Vermillion = "#d55e00"
+	Purple     = "#cc79a7"
+	Grey       = "#8a8f98"
+)
+
+// New returns the styles; with ascii their signs are of ASCII.
+func New(ascii bool) Styles {
+	s := lipgloss.NewStyle()
+	colour := func(c string) lipgloss.Style { return s.Foreground(lipgloss.Color(c)) }
+	st := Styles{
+		Bold: newPaint(s.Bold(true)), Dim: newPaint(s.Faint(true)), Accent: Colour(Blue), Key: newPaint(colour(Blue).Bold(true)),
+		Good: Colour(Green), Warn: newPaint(colour(Orange).Bold(true)), Bad: newPaint(colour(Vermillion).Bold(true)),
+		Chosen: newPaint(s.Reverse(true)), Band: newPaint(s.Bold(true).Reverse(true)),
+		Alarm: newPaint(s.Bold(true).Foreground(lipgloss.Color("15")).Background(lipgloss.Color("1"))),
+		OK:    "✓", Bang: "!", Fail: "✗", Wait: "·", Now: "▶", More: "→", Rule: "─", Full: "█", Empty: "░", Cut: "…", Mark: "│",
+		eighths: []rune(" ▁▂▃▄▅▆▇█"),
+	}
+	if ascii {
+		st.OK, st.Fail, st.Wait, st.Now, st.More, st.Rule, st.Full, st.Empty, st.Cut, st.Mark = "+", "x", ".", ">", "->", "-", "#", ".", "~", "|"
+		st.eighths = []rune(" .:-=+*%#")
+	}
+	return st
+}
+
+// Fit makes a line exactly so wide. Its own escapes take no room.
+func (s *Styles) Fit(line string, w int) string {
+	if w <= 0 {
+		return ""
+	}
+	n := Width(line)
+	if n > w {
+		line = ansi.Truncate(line, w, s.Cut)
+		n = Width(line)
+	}
+	return line + Spaces(w-n)
+}
+
+// Right is Fit with the text at the right.
+func (s *Styles) Right(text string, w int) string {
+	if n := Width(text); n < w {
+		return Spaces(w-n) + text
+	}
+	return s.Fit(text, w)
+}
+
+// Lines makes a block of exactly h lines of w columns.
+func (s *Styles) Lines(list []string, w, h int) []string {
+	out := make([]string, 0, max(0, h))
+	for i := range max(0, h) {
+		line := ""
+		if i < len(list) {
+			line = list[i]
+		}
+		out = append(out, s.Fit(line, w))
+	}
+	return out
+}
+
+// Beside puts two blocks side by side.
+func (s *Styles) Beside(left, right []string, lw, rw int) []string {
+	n := max(len(left), len(right))
+	left, right = s.Lines(left, lw, n), s.Lines(right, rw, n)
+	for i := range left {
+		left[i] += "  " + right[i]
+	}
+	return left
+}
+
+// Title is the line over a panel: its key, its name, and a note at the right.
+func (s *Styles) Title(key, name, note string, w int) string {
+	head := name
+	if key != "" {
+		head = key + " " + name
+	}
+	if w < 8 {
+		return s.Fit(head, w)
+	}
+	head = ansi.Truncate(head, w-4, s.Cut)
+	room := w - Width(head) - 4
+	if note != "" {
+		if note = " " + note + " "; Width(note) > room-1 {
+			note = ansi.Truncate(note, max(0, room-1), s.Cut)
+		}
+	}
+	fill := max(0, room-Width(note))
+	name, isKey := strings.CutPrefix(head, key+" ")
+	if key != "" && isKey {
+		head = s.Key.Render(key) + " " + s.Bold.Render(name)
+	} else {
+		head = s.Bold.Render(head)
+	}
+	return s.Dim.Render(s.Rule) + " " + head + " " + s.Dim.Render(strings.Repeat(s.Rule, fill)+note+s.Rule)
+}
+
+// Bar is how full something is.
+func (s *Styles) Bar(share float64, w int) string {
+	if math.IsNaN(share) {
+		share = 0
+	}
+	n := int(math.Round(min(max(share, 0), 1) * float64(w)))
+	if n == 0 && share > 0 && w > 0 {
+		n = 1
+	}
+	return strings.Repeat(s.Full, n) + strings.Repeat(s.Empty, max(0, w-n))
+}
+
+// Bars draws values over rows lines, the latest at the right; peak is the top.
+func (s *Styles) Bars(values []float64, w, rows int) (lines []string, peak float64) {
+	if len(values) > w {
+		values = values[len(values)-max(w, 0):]
+	}
+	for _, v := range values {
+		if !math.IsNaN(v) {
+			peak = max(peak, v)
+		}
+	}
+	steps := len(s.eighths) - 1
+	for row := rows - 1; row >= 0; row-- {
+		var b strings.Builder
+		b.WriteString(Spaces(w - len(values)))
+		for _, v := range values {
+			level := 0
+			if peak > 0 && v > 0 {
+				level = max(1, int(math.Round(v/peak*float64(rows*steps))))
+			}
+			b.WriteRune(s.eighths[max(0, min(level-row*steps, steps))])
+		}
+		lines = append(lines, b.String())
+	}
+	return lines, peak
+}
+
+// Hint is a key, and what it does.
+type Hint [2]string
+
+// KeyLine is a line of keys; what does not fit is left out.
+func (s *Styles) KeyLine(list []Hint, w int) string {
+	var b strings.Builder
+	for _, k := range list {
+		if w -= len(k[0]) + len(k[1]) + 3; w < 0 {
+			break // what is not to be seen is in the help
+		}
+		b.WriteString(" " + s.Key.Render(k[0]) + " " + k[1] + " ")
+	}
+	return b.String()
+}
+
+// Input returns a line that a person writes, of at most so many characters.
+func Input(most int) textinput.Model {
+	in := textinput.New()
+	in.Prompt = ""
+	in.CharLimit = most
+	in.SetVirtualCursor(false)
+	in.KeyMap.Paste.SetEnabled(false) // a terminal's own paste comes as text
+	return in
+}
+
+// Cursor is the cursor of an input that stands behind a name, in the line y of a screen
+// of w columns.
+func Cursor(name string, in *textinput.Model, w, y int) *tea.Cursor {
+	before := term.Clean(string([]rune(in.Value())[:in.Position()]))
+	return tea.NewCursor(min(len(name)+ansi.StringWidth(before), w-1), y)
+}
+
+// Width is how many columns a text takes. Nearly all of a frame is ASCII, our own
+// colours, and signs that are one column wide, which is counted here; for the rest
+// there is the library, which took most of a frame's time.
+func Width(s string) int {
+	n := 0
+	for i := 0; i < len(s); {
+		c := s[i]
+		switch {
+		case c >= ' ' && c <= '~':
+			n++
+			i++
+		case c == 0x1b && i+1 < len(s) && s[i+1] == '[':
+			for i += 2; i < len(s) && (s[i] >= '0' && s[i] <= '9' || s[i] == ';'); i++ {
+			}
+			if i == len(s) || s[i] != 'm' {
+				return ansi.StringWidth(s)
+			}
+			i++
+		default:
+			r, size := utf8.DecodeRuneInString(s[i:])
+			if !(r >= 0x2500 && r <= 0x25a0 || r >= 0x2800 && r <= 0x28ff || r == '✓' || r == '✗' || r == '…' || r == '·' || r == '▶') {
+				return ansi.StringWidth(s)
+			}
+			n++
+			i += size
+		}
+	}
+	return n
+}
+
+const blank = "                                                                                                                                                                "
+
+// Spaces returns n spaces.
+func Spaces(n int) string {
+	switch {
+	case n <= 0:
+		return ""
+	case n <= len(blank):
+		return blank[:n]
+	}
+	return strings.Repeat(" ", n)
+}
