@@ -120,7 +120,7 @@ func TestStatesWithoutColour(t *testing.T) {
 			seen[sign] = s
 		}
 		for _, s := range []string{"closed", "open", "half-open"} {
-			if c := p.circuitRow(&api.Circuit{State: s})[1]; !strings.HasSuffix(c.text, " "+s) {
+			if c := p.circuitCells(&api.Circuit{State: s})[1]; !strings.HasSuffix(c.text, " "+s) {
 				t.Errorf("circuit %s: %q", s, c.text)
 			}
 		}

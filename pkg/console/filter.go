@@ -66,8 +66,11 @@ func filterFlags(f *api.LetterFilter) (words []string) {
 }
 
 // matches reports whether a row holds every word of a filter, whatever the case.
-func matches(row []string, filter string) bool {
-	text := strings.ToLower(strings.Join(row, " "))
+func matches(row []cell, filter string) bool {
+	text := ""
+	for _, c := range row {
+		text += " " + strings.ToLower(c.text)
+	}
 	for _, w := range strings.Fields(strings.ToLower(filter)) {
 		if !strings.Contains(text, w) {
 			return false

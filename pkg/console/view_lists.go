@@ -11,44 +11,62 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// keys are the rows of the page's list, by what stays the same about them.
-func (m *model) keys() (keys []string) {
-	d, add := &m.data, func(key string, row []cell) {
-		texts := make([]string, len(row))
-		for i := range row {
-			texts[i] = row[i].text
-		}
-		if m.tab == tabLetters || matches(texts, m.filter[m.tab]) {
-			keys = append(keys, key)
-		}
+// row is one of a page's list.
+type row struct {
+	key   string // stays the same when the list is asked for again
+	cells []cell
+	sheet func() sheet // all there is to it
+}
+
+func rowsOf[T any](list []T, one func(*T) row) []row {
+	rows := make([]row, 0, len(list))
+	for i := range list {
+		rows = append(rows, one(&list[i]))
 	}
+	return rows
+}
+
+// rows are those of the page's list that the filter selects.
+func (m *model) rows() (list []row) {
+	d := &m.data
 	switch m.tab {
 	case tabLetters:
-		for i := range d.letters.Items {
-			add(letterKey(&d.letters.Items[i]), nil)
-		}
+		return rowsOf(d.letters.Items, m.letterRow) // the server has filtered them
 	case tabJobs:
-		for i := range d.jobs {
-			add(d.jobs[i].ID, m.jobRow(&d.jobs[i]))
-		}
+		list = rowsOf(d.jobs, func(j *api.Job) row { return row{j.ID, m.jobCells(j), func() sheet { return m.jobSheet(j) }} })
 	case tabCircuits:
-		for i := range d.circuits {
-			add(d.circuits[i].Name, m.circuitRow(&d.circuits[i]))
-		}
+		list = rowsOf(d.circuits, func(c *api.Circuit) row {
+			return row{c.Name, m.circuitCells(c), func() sheet { return m.circuitSheet(c) }}
+		})
 	case tabSchedules:
-		for i := range d.schedules.Items {
-			add(d.schedules.Items[i].NotificationID, m.scheduleRow(&d.schedules.Items[i]))
-		}
+		list = rowsOf(d.schedules.Items, m.scheduleRow)
+	}
+	return slices.DeleteFunc(list, func(r row) bool { return !matches(r.cells, m.filter[m.tab]) })
+}
+
+func (m *model) keys() (keys []string) {
+	for _, r := range m.rows() {
+		keys = append(keys, r.key)
 	}
 	return keys
 }
 
+// sheetOf is a row in full.
+func (m *model) sheetOf(key string) sheet {
+	for _, r := range m.rows() {
+		if r.key == key {
+			return r.sheet()
+		}
+	}
+	return sheet{key: key, title: key}
+}
+
 // listOf draws the page's list in what is left of h lines.
-func (m *model) listOf(f feed, name string, cols []column, rows map[string][]cell, empty string, w, h int) []string {
-	st, keys := &m.style, m.keys()
+func (m *model) listOf(f feed, name string, cols []column, empty string, w, h int) []string {
+	st, rows := &m.style, m.rows()
 	note := m.note(f)
 	if note == "" {
-		note = term.Count(len(keys))
+		note = term.Count(len(rows))
 	}
 	if t := m.filter[m.tab]; t != "" {
 		name += ": " + term.Clean(t)
@@ -57,34 +75,33 @@ func (m *model) listOf(f feed, name string, cols []column, rows map[string][]cel
 	if line, ok := m.trouble(f); ok {
 		return append(out, line)
 	}
-	if len(keys) == 0 {
+	if len(rows) == 0 {
 		return append(out, st.Dim.Render(" "+empty))
 	}
-	list := make([][]cell, 0, len(keys))
-	for _, k := range keys {
-		list = append(list, rows[k])
+	var list [][]cell
+	for _, r := range rows {
+		list = append(list, r.cells)
 	}
-	return append(out, drawList(st, cols, list, m.at(keys), w, h-1)...)
+	return append(out, drawList(st, cols, list, m.at(m.keys()), w, h-1)...)
 }
 
 func letterKey(l *api.DeadLetter) string { return fmt.Sprintf("%s %d", l.NotificationID, l.Epoch) }
 
-func (m *model) lettersPage(w, h int) (out []string) {
-	st, top := &m.style, &m.data.top
-	if h >= 16 && len(top.Groups) > 0 {
-		out = m.groupsPanel(w, min(2+len(top.Groups), h/4+1))
+func (m *model) letterRow(l *api.DeadLetter) row {
+	st := &m.style
+	state := cell{text: st.Fail + " " + l.State}
+	if l.State != "dead" {
+		state = cell{st.More + " " + l.State, &st.Dim}
 	}
-	rows := map[string][]cell{}
-	for i := range m.data.letters.Items {
-		l := &m.data.letters.Items[i]
-		state := cell{text: st.Fail + " " + l.State}
-		if l.State != "dead" {
-			state = cell{st.More + " " + l.State, &st.Dim}
-		}
-		rows[letterKey(l)] = []cell{
-			{text: l.NotificationID}, state, {text: ago(m.now, l.LastFailedAt)}, {text: l.Channel}, {text: l.Code}, {text: l.Class},
-			{text: l.Caller}, {text: l.Provider}, {text: fmt.Sprint(l.Attempts)}, {text: l.Category}, {text: l.Template},
-		}
+	return row{letterKey(l), []cell{
+		{text: l.NotificationID}, state, {text: ago(m.now, l.LastFailedAt)}, {text: l.Channel}, {text: l.Code}, {text: l.Class},
+		{text: l.Caller}, {text: l.Provider}, {text: fmt.Sprint(l.Attempts)}, {text: l.Category}, {text: l.Template},
+	}, func() sheet { return m.letterSheet(l) }}
+}
+
+func (m *model) lettersPage(w, h int) (out []string) {
+	if top := &m.data.top; h >= 16 && len(top.Groups) > 0 {
+		out = m.groupsPanel(w, min(2+len(top.Groups), h/4+1))
 	}
 	name := "dead letters, newest first"
 	if m.data.letters.Cursor != "" {
@@ -93,7 +110,7 @@ func (m *model) lettersPage(w, h int) (out []string) {
 	return append(out, m.listOf(feedLetters, name, []column{
 		{title: "notification", least: 12}, {title: "state"}, {title: "failed"}, {title: "channel"}, {title: "code", least: 8}, {title: "class", give: 2},
 		{title: "caller", give: 3}, {title: "provider", give: 4}, {title: "calls", right: true, give: 5}, {title: "category", give: 6}, {title: "template", give: 7},
-	}, rows, "nothing failed for good that the filter selects", w, h-len(out))...)
+	}, "nothing failed for good that the filter selects", w, h-len(out))...)
 }
 
 // groupsPanel is how they failed, the most frequent first.
@@ -147,7 +164,7 @@ func (m *model) jobState(s string) cell {
 	return cell{sign + " " + s, style}
 }
 
-func (m *model) jobRow(j *api.Job) []cell {
+func (m *model) jobCells(j *api.Job) []cell {
 	share := 1.0
 	if j.Planned > 0 {
 		share = float64(j.Position) / float64(j.Planned)
@@ -160,17 +177,13 @@ func (m *model) jobRow(j *api.Job) []cell {
 }
 
 func (m *model) jobsPage(w, h int) []string {
-	rows := map[string][]cell{}
-	for i := range m.data.jobs {
-		rows[m.data.jobs[i].ID] = m.jobRow(&m.data.jobs[i])
-	}
 	return m.listOf(feedJobs, "jobs, newest first", []column{
 		{title: "job", least: 10}, {title: "kind"}, {title: "state"}, {title: "progress"}, {title: "planned", right: true, give: 3}, {title: "done", right: true},
 		{title: "skipped", right: true, give: 4}, {title: "failed", right: true, give: 2}, {title: "again", right: true, give: 5}, {title: "by", give: 6}, {title: "made", give: 7}, {title: "why", least: 8},
-	}, rows, "no jobs: R on dead letters makes one", w, h)
+	}, "no jobs: R on dead letters makes one", w, h)
 }
 
-func (m *model) circuitRow(c *api.Circuit) []cell {
+func (m *model) circuitCells(c *api.Circuit) []cell {
 	st := &m.style
 	state := cell{st.OK + " " + c.State, &st.Good}
 	switch c.State {
@@ -201,20 +214,16 @@ func (m *model) circuitRow(c *api.Circuit) []cell {
 }
 
 func (m *model) circuitsPage(w, h int) []string {
-	rows := map[string][]cell{}
-	for i := range m.data.circuits {
-		rows[m.data.circuits[i].Name] = m.circuitRow(&m.data.circuits[i])
-	}
 	return m.listOf(feedCircuits, "circuits of the process that answers", []column{
 		{title: "circuit", least: 12}, {title: "state"}, {title: "by hand", give: 1}, {title: "since", give: 3}, {title: "next probe"}, {title: "in flight", right: true, give: 2}, {title: "queued", right: true, give: 4},
-	}, rows, "no provider and no callback has been called yet", w, h)
+	}, "no provider and no callback has been called yet", w, h)
 }
 
-func (m *model) scheduleRow(s *api.Scheduled) []cell {
-	return []cell{
+func (m *model) scheduleRow(s *api.Scheduled) row {
+	return row{s.NotificationID, []cell{
 		{text: s.NotificationID}, {text: until(m.now, s.ScheduledAt)}, {text: s.ScheduledAt.UTC().Format("01-02 15:04:05Z")},
 		{text: s.Channel}, {text: term.Count(s.Receivers)}, {text: s.Category}, {text: s.Caller}, {text: s.Campaign},
-	}
+	}, func() sheet { return m.scheduleSheet(s) }}
 }
 
 func (m *model) schedulesPage(w, h int) []string {
@@ -222,17 +231,13 @@ func (m *model) schedulesPage(w, h int) []string {
 	if h < 10 {
 		out = out[:1]
 	}
-	rows := map[string][]cell{}
-	for i := range m.data.schedules.Items {
-		rows[m.data.schedules.Items[i].NotificationID] = m.scheduleRow(&m.data.schedules.Items[i])
-	}
 	name := "what waits for its time, newest request first"
 	if m.data.schedules.Cursor != "" {
 		name = fmt.Sprintf("the newest %d of what waits", len(m.data.schedules.Items))
 	}
 	return append(out, m.listOf(feedSchedules, name, []column{
 		{title: "notification", least: 12}, {title: "due"}, {title: "at", give: 2}, {title: "channel"}, {title: "receivers", right: true}, {title: "category", give: 3}, {title: "caller", give: 1}, {title: "campaign", give: 4},
-	}, rows, "nothing waits for its time", w, h-len(out))...)
+	}, "nothing waits for its time", w, h-len(out))...)
 }
 
 // forecastPanel is the next hour, minute by minute and by what it goes to.
@@ -282,30 +287,6 @@ func (m *model) forecastPanel(w int) []string {
 		out = append(out, " "+st.Fit(term.Clean(what), 8)+st.Accent.Render(bars[0])+text)
 	}
 	return append(out, st.Dim.Render(" "+st.Fit("", 8)+st.Fit("now", columns-4)+"+1h"))
-}
-
-// sheetOf is a row in full.
-func (m *model) sheetOf(key string) sheet {
-	d := &m.data
-	switch m.tab {
-	case tabLetters:
-		if i := slices.IndexFunc(d.letters.Items, func(l api.DeadLetter) bool { return letterKey(&l) == key }); i >= 0 {
-			return m.letterSheet(&d.letters.Items[i])
-		}
-	case tabJobs:
-		if i := slices.IndexFunc(d.jobs, func(j api.Job) bool { return j.ID == key }); i >= 0 {
-			return m.jobSheet(&d.jobs[i])
-		}
-	case tabCircuits:
-		if i := slices.IndexFunc(d.circuits, func(c api.Circuit) bool { return c.Name == key }); i >= 0 {
-			return m.circuitSheet(&d.circuits[i])
-		}
-	case tabSchedules:
-		if i := slices.IndexFunc(d.schedules.Items, func(s api.Scheduled) bool { return s.NotificationID == key }); i >= 0 {
-			return m.scheduleSheet(&d.schedules.Items[i])
-		}
-	}
-	return sheet{key: key, title: key}
 }
 
 func (m *model) when(t time.Time) string {
@@ -362,7 +343,7 @@ func (m *model) circuitSheet(c *api.Circuit) sheet {
 	if c.Pinned {
 		held = "yes, until it is reset"
 	}
-	row := m.circuitRow(c)
+	row := m.circuitCells(c)
 	s := sheet{key: c.Name, title: "circuit " + c.Name, lines: [][2]string{
 		{"state", row[1].text}, {"held by hand", held}, {"since", m.whenever(c.Since)}, {"why", c.Why()}, {"next try", row[4].text}, {"in flight", row[5].text}, {"queued", term.Count(c.Queued)},
 	}, next: []string{m.opt.Command("circuit", "ls")}}

@@ -302,10 +302,10 @@ const slot = time.Millisecond
 func (s *stepRun) slot(rec *recorder, body []byte, start time.Time, from, to int64) []byte {
 	sent := time.Since(start)
 	begin := time.Duration(s.begin.Load())
-	bodies := s.data.singles(body, uint64(s.first+s.global(from)), uint64(s.run.cfg.Segment.N))
 	for l := from; l < to; l++ {
 		g := s.global(l)
-		bodies.next(uint64(s.first+g), begin+sent)
+		n := uint64(s.first + g)
+		body = s.data.request(body[:0], n, n, 1, begin+sent)
 		if s.run.cfg.Segment.N > 1 {
 			s.sink.take(uint64(g), uint64(g)+1)
 		}
@@ -340,7 +340,7 @@ func (s *stepRun) slot(rec *recorder, body []byte, start time.Time, from, to int
 	w.requests += n
 	w.sent += n
 	w.acked += n
-	return bodies.body
+	return body
 }
 
 // again reports whether a request whose outcome is unknown may be repeated

@@ -277,8 +277,3 @@ func (w *watched) look(f figures, elapsed time.Duration, final bool) (changed bo
 	}
 	return changed
 }
-
-// Metrics lists what thresholds may speak of, for documentation.
-func Metrics() []string {
-	return slices.Concat(timeMetrics, stepMetrics, runMetrics, endMetrics)
-}

@@ -7,6 +7,8 @@ import (
 	"io"
 	"os"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -465,3 +467,25 @@ func TestRun(t *testing.T) {
 		t.Errorf("the other screen is not left: %.100q ... %.100q", s, s[max(0, len(s)-100):])
 	}
 }
+
+// Feed is a Source that a run fills. The zero value is not ready: use NewFeed.
+type Feed struct {
+	latest atomic.Pointer[load.Snapshot]
+	done   chan struct{}
+	once   sync.Once
+}
+
+// NewFeed returns a Feed without a snapshot.
+func NewFeed() *Feed { return &Feed{done: make(chan struct{})} }
+
+// Put shows a snapshot, which nobody may change any more. It never waits.
+func (f *Feed) Put(s *load.Snapshot) { f.latest.Store(s) }
+
+// End says that no snapshot will follow.
+func (f *Feed) End() { f.once.Do(func() { close(f.done) }) }
+
+// Latest is part of Source.
+func (f *Feed) Latest() *load.Snapshot { return f.latest.Load() }
+
+// Done is part of Source.
+func (f *Feed) Done() <-chan struct{} { return f.done }

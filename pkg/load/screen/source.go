@@ -1,8 +1,6 @@
 package screen
 
 import (
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/load"
@@ -41,25 +39,3 @@ type Player interface {
 	Speed(times float64) // of now: 2 doubles it
 	Rate() float64       // 1: as it was
 }
-
-// Feed is a Source that a run fills. The zero value is not ready: use NewFeed.
-type Feed struct {
-	latest atomic.Pointer[load.Snapshot]
-	done   chan struct{}
-	once   sync.Once
-}
-
-// NewFeed returns a Feed without a snapshot.
-func NewFeed() *Feed { return &Feed{done: make(chan struct{})} }
-
-// Put shows a snapshot, which nobody may change any more. It never waits.
-func (f *Feed) Put(s *load.Snapshot) { f.latest.Store(s) }
-
-// End says that no snapshot will follow.
-func (f *Feed) End() { f.once.Do(func() { close(f.done) }) }
-
-// Latest is part of Source.
-func (f *Feed) Latest() *load.Snapshot { return f.latest.Load() }
-
-// Done is part of Source.
-func (f *Feed) Done() <-chan struct{} { return f.done }

@@ -152,29 +152,3 @@ var retryWords = map[string]string{
 
 // RetryWords is Retry for people.
 func (e *Entry) RetryWords() string { return retryWords[e.Retry] }
-
-// Markdown is the catalogue as docs/errors.md.
-func Markdown() string {
-	var b strings.Builder
-	b.WriteString("# Codes\n\nEvery error code, state, class, verdict and exit code that notifyd and notifyctl print.\n" +
-		"`notifyctl explain CODE` prints one of them. This file is generated from\n`pkg/tool/codes/catalogue.txt`: `UPDATE_DOCS=1 go test ./pkg/tool/codes`.\n")
-	where := ""
-	for _, kind := range Kinds {
-		fmt.Fprintf(&b, "\n## %s\n", map[string]string{"error": "Error codes", "state": "States", "class": "Classes", "verdict": "Verdicts", "exit": "Exit codes"}[kind])
-		where = ""
-		for _, e := range All() {
-			if e.Kind != kind {
-				continue
-			}
-			if e.Where != where {
-				where = e.Where
-				fmt.Fprintf(&b, "\nPrinted in: %s.\n\n| code | meaning | what to do | trying again helps |\n|---|---|---|---|\n", where)
-			}
-			fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", e.Code, plain(e.Meaning), plain(e.Do), e.RetryWords())
-		}
-	}
-	return b.String()
-}
-
-// plain keeps Markdown from taking <ULID> for HTML.
-func plain(s string) string { return strings.NewReplacer("<", `\<`, ">", `\>`, "|", `\|`).Replace(s) }
