@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/binary"
 	"encoding/json"
-	"sync"
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -14,11 +13,8 @@ import (
 // prefs keeps one row a user and one row a user's latest change, so that the change
 // table is as long as there are users.
 type prefs struct {
-	rows rows.Rows
-
-	mu      sync.Mutex
-	read    bool   // durable was read from the rows, before the first put
-	durable uint64 // version up to which every change is durable
+	rows    rows.Rows
+	settled settled // version up to which every change is durable
 }
 
 func readProfile(r rows.Row) (p engine.Profile, err error) {
@@ -110,11 +106,7 @@ func (p *prefs) put(ctx context.Context, ps []engine.Profile, check bool) (given
 			binary.BigEndian.PutUint64(values[i], n)
 			return []rows.Row{{Key: keys[i], Value: values[i]}, {Key: "n" + num(n), Value: []byte(keys[i][1:])}}
 		}
-		c.Stored = func() {
-			p.mu.Lock()
-			defer p.mu.Unlock()
-			p.durable = given
-		}
+		c.Stored = func() { p.settled.set(given) }
 		won, err := p.rows.Swap(ctx, c)
 		switch {
 		case err != nil:
@@ -137,17 +129,13 @@ func (p *prefs) Changes(ctx context.Context, since uint64, max int) ([]engine.Ch
 
 // Version returns durable versions only: a loss of power cannot take them back.
 func (p *prefs) Version(ctx context.Context) (uint64, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.read {
-		return p.durable, nil
-	}
-	err := p.rows.Scan(ctx, tablePrefs, rows.Range{Prefix: "n", Back: true}, func(r rows.Row) (bool, error) {
-		p.durable = numberAt(r.Key)
-		return false, nil
+	return p.settled.get(func() (last uint64, err error) {
+		err = p.rows.Scan(ctx, tablePrefs, rows.Range{Prefix: "n", Back: true}, func(r rows.Row) (bool, error) {
+			last = numberAt(r.Key)
+			return false, nil
+		})
+		return last, err
 	})
-	p.read = err == nil
-	return p.durable, err
 }
 
 func (p *prefs) Scan(ctx context.Context, fn func(*engine.Profile) error) error {

@@ -37,7 +37,25 @@ func records() map[string]struct {
 		Owner: "owner", LeaseUntil: 8, Expires: 9, Done: true, Status: 201, Body: []byte("body"),
 	}
 	spilled := engine.Spilled{Topic: "topic", Key: []byte("key"), Part: -1, Value: []byte("value"), At: 10}
+	dead := engine.DeadLetter{
+		ID: notify.ID{Base: notify.Base{1}, Index: 2, Fan: true}, Epoch: 3, Seq: 1 << 63, Caller: "shop", Campaign: "cmp", Channel: "sms", Category: "otp",
+		User: "u", Template: "t", Class: "permanent", Code: "c", Provider: "p", Attempts: 4, FirstFailed: 5, LastFailed: 6, Expires: 7,
+		Chunk: notify.Chunk{Base: notify.Base{8}, Partition: 9, Block: 10}, Topic: "topic", Partition: 11, Offset: 12,
+		State: "dead", Job: "j", Until: 13, Trace: "trace", Extra: map[string]any{"region": "eu"},
+	}
+	packed, _ := PackLetter(&dead)
 	return map[string]entry{
+		"dead letter": {packed, dead, func(b []byte) (any, any, error) {
+			var first, second engine.DeadLetter
+			if err := UnpackLetter(b, &first); err != nil {
+				return nil, nil, err
+			}
+			packed, err := PackLetter(&first)
+			if err == nil {
+				err = UnpackLetter(packed, &second)
+			}
+			return first, second, err
+		}},
 		"reservation": {reservationRecord.Pack(&reservation), reservation, again(reservationRecord)},
 		"spilled":     {spilledRecord.Pack(&spilled), spilled, again(spilledRecord)},
 	}

@@ -12,6 +12,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"sync"
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -40,19 +41,23 @@ var (
 	// k, str caller, str route, key: reservation; e, expires, str caller, str route, key
 	tableIdem  = rows.Part{Table: 'i'}
 	tableSpill = rows.Part{Table: 'z'} // seq: spilled record
+	// i, id: Ord; o, Ord: dead letter; n: the last Ord; l, time of ^LastFailed, id;
+	// e, Until, id. Of the partitions of feedOf: Seq: id
+	tableLetters = rows.Part{Table: 'd'}
 )
 
 // Contracts are the contracts over rows.
 type Contracts struct {
-	rows   rows.Rows
-	prefs  *prefs
-	spill  *spill
-	status *status
+	rows    rows.Rows
+	prefs   *prefs
+	spill   *spill
+	letters *letters
+	status  *status
 }
 
 // Over returns the contracts over r.
 func Over(r rows.Rows) *Contracts {
-	return &Contracts{r, &prefs{rows: r}, &spill{rows: r}, newStatus(r)}
+	return &Contracts{r, &prefs{rows: r}, &spill{rows: r}, &letters{rows: r}, newStatus(r)}
 }
 
 // Rows returns what the contracts are over.
@@ -87,6 +92,9 @@ func (c *Contracts) Idem() engine.Idem { return idem{c.rows} }
 
 // Spill returns the contract of the spill buffer.
 func (c *Contracts) Spill() engine.Spill { return c.spill }
+
+// DeadLetters returns the contract of what failed for good.
+func (c *Contracts) DeadLetters() engine.DeadLetters { return c.letters }
 
 // Meta returns the table of identity and versions.
 func (c *Contracts) Meta() engine.Meta { return meta{c.rows} }
@@ -187,6 +195,33 @@ func list[V any](ctx context.Context, r rows.Rows, p rows.Part, in rows.Range, m
 // removals returns the changes that remove the rows of a range.
 func removals(ctx context.Context, r rows.Rows, p rows.Part, in rows.Range) ([]rows.Row, error) {
 	return list(ctx, r, p, in, math.MaxInt, func(row rows.Row) (rows.Row, error) { return rows.Row{Key: row.Key}, nil })
+}
+
+// settled is the number of the latest change of a partition that a loss of power cannot
+// take back. It is read before the first change, and set when one is stored.
+type settled struct {
+	mu     sync.Mutex
+	read   bool
+	number uint64
+}
+
+// get returns the number. It calls read at first.
+func (s *settled) get(read func() (uint64, error)) (_ uint64, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.read {
+		if s.number, err = read(); err != nil {
+			return 0, err
+		}
+		s.read = true
+	}
+	return s.number, nil
+}
+
+func (s *settled) set(n uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.number = n
 }
 
 // purge works off an index by time: rows of p whose keys are prefix, a time and a rest.

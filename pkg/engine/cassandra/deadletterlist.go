@@ -8,6 +8,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/store"
 )
 
 // List goes through the index by time. The cursor is the last place it looked at.
@@ -17,7 +18,7 @@ func (l deadLetters) List(ctx context.Context, f engine.DeadLetterFilter, cursor
 	}
 	behind := letterPlace{failed: math.MaxInt64}
 	if cursor != nil {
-		if len(cursor) != 8+letterIDLen {
+		if len(cursor) != 8+store.LetterIDLen {
 			return nil, nil, notify.Invalid("bad_cursor", "cursor", "this cursor is not from a listing of dead letters")
 		}
 		behind = letterPlace{int64(binary.BigEndian.Uint64(cursor)), cursor[8:]}
@@ -38,7 +39,7 @@ func (l deadLetters) List(ctx context.Context, f engine.DeadLetterFilter, cursor
 		for some := range slices.Chunk(keys, letterPage) {
 			ids := make([][]byte, len(some))
 			for i, key := range some {
-				if len(key) != 8+letterIDLen {
+				if len(key) != 8+store.LetterIDLen {
 					return false, corrupt("the list of dead letters")
 				}
 				ids[i] = placeOf(key).id

@@ -2,13 +2,11 @@ package cassandra
 
 import (
 	"context"
-	"encoding/binary"
-	"encoding/json"
 	"math"
 
-	"github.com/notifyd/notifyd/pkg/codec"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/store"
 )
 
 // DeadLetters returns the contract of what failed for good. A letter is a row,
@@ -27,53 +25,13 @@ type deadLetters struct {
 }
 
 const (
-	letterVersion = 1
-	letterIDLen   = 16 + 4 + 1 + 2
-	letterPage    = 200
+	letterPage = 200
 	// letterBatch is how many rows are appended to a log at a time.
 	letterBatch = 100
 
 	listLetters    = "dead_letters"
 	purgeOfLetters = "dead_letters_by_until"
 )
-
-func letterID(id notify.ID, epoch uint16) []byte {
-	b := append(make([]byte, 0, letterIDLen), id.Base[:]...)
-	b = binary.BigEndian.AppendUint32(b, id.Index)
-	fan := byte(0)
-	if id.Fan {
-		fan = 1
-	}
-	return binary.BigEndian.AppendUint16(append(b, fan), epoch)
-}
-
-func readLetterID(b []byte, d *engine.DeadLetter) bool {
-	if len(b) != letterIDLen {
-		return false
-	}
-	copy(d.ID.Base[:], b)
-	d.ID.Index, d.ID.Fan = binary.BigEndian.Uint32(b[16:]), b[20] == 1
-	d.Epoch = binary.BigEndian.Uint16(b[21:])
-	return true
-}
-
-// letter is everything but the key, the numbers and what Move changes.
-func letterFields(c *codec.Codec, d *engine.DeadLetter, extra *[]byte) {
-	for _, s := range []*string{&d.Caller, &d.Campaign, &d.Channel, &d.Category, &d.User, &d.Template, &d.Class, &d.Code, &d.Provider, &d.Topic, &d.Trace} {
-		c.Str(s)
-	}
-	c.Raw(d.Chunk.Base[:])
-	codec.Num(c, &d.Chunk.Partition)
-	codec.Num(c, &d.Chunk.Block)
-	codec.Num(c, &d.Partition)
-	codec.Num(c, &d.Offset)
-	codec.Num(c, &d.Attempts)
-	codec.Num(c, &d.FirstFailed)
-	codec.Num(c, &d.LastFailed)
-	codec.Num(c, &d.Expires)
-	codec.Num(c, &d.Until)
-	c.Bytes(extra)
-}
 
 const selectLetter = `SELECT ord, seq, state, job, writer, data FROM dead_letters WHERE id = ?`
 
@@ -83,37 +41,31 @@ type letterRow struct {
 	writer int64
 }
 
-func (l deadLetters) read(id []byte, get func(dest ...any) (bool, error)) (r letterRow, ok bool, err error) {
+func (l deadLetters) read(get func(dest ...any) (bool, error)) (r letterRow, ok bool, err error) {
 	var ord, seq int64
-	var data, extra []byte
-	ok, err = get(&ord, &seq, &r.State, &r.Job, &r.writer, &data)
+	var data []byte
+	var state, job string
+	ok, err = get(&ord, &seq, &state, &job, &r.writer, &data)
+	if err == nil && ok {
+		err = store.UnpackLetter(data, &r.DeadLetter)
+	}
 	if err != nil || !ok {
 		return letterRow{}, false, err
 	}
-	r.Ord, r.Seq = uint64(ord), uint64(seq)
-	d := &r.DeadLetter
-	if !readLetterID(id, d) {
-		return letterRow{}, false, corrupt("a dead letter")
-	}
-	if !codec.Unpack(data, letterVersion, func(c *codec.Codec) { letterFields(c, d, &extra) }) {
-		return letterRow{}, false, unread("a dead letter", data, letterVersion)
-	}
-	if extra != nil && json.Unmarshal(extra, &r.Extra) != nil {
-		return letterRow{}, false, corrupt("a dead letter")
-	}
+	r.Ord, r.Seq, r.State, r.Job = uint64(ord), uint64(seq), state, job // what the packed letter says of them is old
 	return r, true, nil
 }
 
 // serial reads a letter as of every swap answered before.
 func (l deadLetters) serial(ctx context.Context, id []byte) (letterRow, bool, error) {
-	return l.read(id, func(dest ...any) (bool, error) { return l.s.getSerial(ctx, selectLetter, []any{id}, dest...) })
+	return l.read(func(dest ...any) (bool, error) { return l.s.getSerial(ctx, selectLetter, []any{id}, dest...) })
 }
 
 // letters reads several for listings; one that is gone has no LastFailed row.
 func (l deadLetters) letters(ctx context.Context, ids [][]byte) ([]letterRow, []bool, error) {
 	out, have := make([]letterRow, len(ids)), make([]bool, len(ids))
 	err := parallel(len(ids), func(i int) (err error) {
-		out[i], have[i], err = l.read(ids[i], func(dest ...any) (bool, error) { return l.s.get(ctx, selectLetter, []any{ids[i]}, dest...) })
+		out[i], have[i], err = l.read(func(dest ...any) (bool, error) { return l.s.get(ctx, selectLetter, []any{ids[i]}, dest...) })
 		return err
 	})
 	return out, have, err
@@ -131,7 +83,7 @@ func (l deadLetters) Put(ctx context.Context, ds []engine.DeadLetter) error {
 	seen := map[string]bool{}
 	var all []*put
 	for i := range ds {
-		p := &put{id: letterID(ds[i].ID, ds[i].Epoch), in: &ds[i]}
+		p := &put{id: store.LetterID(ds[i].ID, ds[i].Epoch), in: &ds[i]}
 		if !seen[string(p.id)] {
 			seen[string(p.id)] = true
 			all = append(all, p)
@@ -209,12 +161,9 @@ func (l deadLetters) create(ctx context.Context, id []byte, d *engine.DeadLetter
 	if r, ok, err := l.serial(ctx, id); err != nil || ok {
 		return r, err
 	}
-	var extra []byte
-	if len(d.Extra) > 0 {
-		var err error
-		if extra, err = json.Marshal(d.Extra); err != nil {
-			return letterRow{}, notify.Invalid("bad_dead_letter", "extra", "the letter cannot be stored")
-		}
+	data, err := store.PackLetter(d)
+	if err != nil {
+		return letterRow{}, err
 	}
 	// Until when the row is looked for by Purge is said before it is there.
 	if err := l.s.purgeLater(ctx, purgeOfLetters, purgeEntry{d.Until, id}, 0); err != nil {
@@ -224,14 +173,14 @@ func (l deadLetters) create(ctx context.Context, id []byte, d *engine.DeadLetter
 		return letterRow{}, err
 	}
 	me := nonce()
-	_, err := l.s.settle(ctx, "a dead letter", func() (verdict, error) {
+	_, err = l.s.settle(ctx, "a dead letter", func() (verdict, error) {
 		if _, ok, err := l.serial(ctx, id); err != nil || !ok {
 			return undone, err
 		}
 		return done, nil
 	}, stmt{
 		`INSERT INTO dead_letters (id, ord, seq, state, job, writer, data) VALUES (?, 0, 0, ?, ?, ?, ?) IF NOT EXISTS`,
-		[]any{id, d.State, d.Job, me, codec.Pack(letterVersion, func(c *codec.Codec) { letterFields(c, d, &extra) })},
+		[]any{id, d.State, d.Job, me, data},
 	})
 	if err != nil {
 		return letterRow{}, err
@@ -245,7 +194,7 @@ func (l deadLetters) create(ctx context.Context, id []byte, d *engine.DeadLetter
 
 // Get reads at SERIAL. A letter whose Put is not done is not there yet.
 func (l deadLetters) Get(ctx context.Context, id notify.ID, epoch uint16) (engine.DeadLetter, error) {
-	r, ok, err := l.serial(ctx, letterID(id, epoch))
+	r, ok, err := l.serial(ctx, store.LetterID(id, epoch))
 	if err == nil && (!ok || r.Seq == 0) {
 		err = notify.NotFound("dead_letter")
 	}
@@ -321,7 +270,7 @@ func (l deadLetters) Move(ctx context.Context, ms []engine.LetterMove) ([]bool, 
 	last := map[string][]int{}
 	var ids []string
 	for i := range ms {
-		id := string(letterID(ms[i].ID, ms[i].Epoch))
+		id := string(store.LetterID(ms[i].ID, ms[i].Epoch))
 		if !seen[id] {
 			seen[id] = true
 			ids = append(ids, id)

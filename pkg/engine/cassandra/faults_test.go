@@ -16,6 +16,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/store"
 )
 
 // line is the way to the node. It can be cut, as by a node that died, and it can
@@ -417,7 +418,7 @@ func TestInterruptedPutOfADeadLetter(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := engine.DeadLetter{ID: notify.ID{Base: notify.NewBase(time.Now())}, Epoch: 1, Caller: fmt.Sprint("shop-", time.Now().UnixNano()), State: engine.LetterDead, LastFailed: time.Now().UnixMilli(), Until: time.Now().Add(time.Hour).UnixMilli()}
-	id := letterID(d.ID, d.Epoch)
+	id := store.LetterID(d.ID, d.Epoch)
 	if _, err := l.create(ctx, id, &d); err != nil {
 		t.Fatal(err)
 	}

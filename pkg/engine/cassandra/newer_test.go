@@ -24,12 +24,11 @@ func TestNewerValuesAreNotDamaged(t *testing.T) {
 		}
 	}
 	fine := codec.Pack(requestVersion, func(c *codec.Codec) { requestFields(c, new(engine.Trigger)) })
-	id := letterID(notify.ID{Base: notify.Base{1}}, 0)
 	read := map[string]func(v []byte) error{
 		"outcome row": func(v []byte) error { return status{s: s}.decode(new(notify.Row), notify.RowKey{}, 0, v) },
 		"timer":       func(v []byte) error { return readTimer(new(engine.Timer), v) },
 		"dead letter": func(v []byte) error {
-			_, _, err := deadLetters{s: s}.read(id, func(dest ...any) (bool, error) { return values(v)(nil, "", nil, dest...) })
+			_, _, err := deadLetters{s: s}.read(func(dest ...any) (bool, error) { return values(v)(nil, "", nil, dest...) })
 			return err
 		},
 		"request of a trigger": func(v []byte) error {

@@ -18,9 +18,6 @@ type Store struct {
 	mu        sync.Mutex
 	timers    map[timerKey]engine.Timer
 	shards    map[uint16]engine.ShardState
-	dead      map[letterKey]engine.DeadLetter
-	deadSeq   map[string]uint64
-	deadOrd   uint64
 	scheduled map[notify.Base]engine.Schedule
 	hints     map[engine.TimerPartition][]notify.Base
 	heads     map[notify.Base]engine.ScheduleHead
@@ -35,8 +32,6 @@ func New() *Store {
 		Contracts: store.Over(&partRows{parts: map[rows.Part]*part{}}),
 		timers:    map[timerKey]engine.Timer{},
 		shards:    map[uint16]engine.ShardState{},
-		dead:      map[letterKey]engine.DeadLetter{},
-		deadSeq:   map[string]uint64{},
 		scheduled: map[notify.Base]engine.Schedule{},
 		hints:     map[engine.TimerPartition][]notify.Base{},
 		heads:     map[notify.Base]engine.ScheduleHead{},
@@ -48,8 +43,7 @@ func New() *Store {
 
 // The contracts; those that are missing here are store.Contracts.
 
-func (s *Store) Timers() engine.Timers           { return timers{s} }
-func (s *Store) DeadLetters() engine.DeadLetters { return deadLetters{s} }
+func (s *Store) Timers() engine.Timers { return timers{s} }
 
 // check makes a context that has ended what it is in every engine.
 func check(ctx context.Context) error {

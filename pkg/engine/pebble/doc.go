@@ -14,21 +14,15 @@
 //
 // Keys begin with one byte that names the table. Integers are big-endian;
 // signed ones have their sign bit flipped, and ~x sorts descending. str is two
-// bytes of length and the bytes. dl is a dead letter's base, index, fan, epoch.
+// bytes of length and the bytes.
 //
 //	prefix  key                                              value
-//	d       dl                                               ord of a dead letter
-//	e       until, dl                                        -: dead letters by retention
-//	f       str caller, seq                                  dl: a caller's feed
 //	h       shard                                            shard state
-//	l       ~last failed, dl                                 -: dead letters, newest first
-//	n       str caller                                       last seq of the caller's feed
 //	o       table, str partition                             last number of a partition of r
 //	r       table, str partition, key                        row of pkg/store (rows.go)
 //	t       shard, fire at, id                               timer; written by merge, the oldest wins
 //	B       id                                               head of a large trigger, once it was swapped
 //	C       str caller, base                                 -: schedules of a caller
-//	D       ord                                              dead letter
 //	E       ended, id                                        -: triggers that are terminal
 //	F       fire at, base                                    -: schedules by last known fire time
 //	G       id                                               trigger
@@ -36,7 +30,6 @@
 //	I       shard, minute, base                              -: hint
 //	K       seq                                              ids that one swap claimed
 //	L       state, str caller, id                            -: triggers by state and caller; IN_FLIGHT among PENDING
-//	O                                                        last ord of a dead letter
 //	Q       str queue, seq                                   message: enqueued, visible, body
 //	R       base                                             schedule; written by merge, as t
 //	T       shard, fire at, id                               cold timer; as t

@@ -7,20 +7,14 @@ import (
 
 // Tables; doc.go describes their keys and values.
 const (
-	tFormat     = 0x00
-	tDead       = 'd'
-	tDeadUntil  = 'e'
-	tFeed       = 'f'
-	tShard      = 'h'
-	tDeadNewest = 'l'
-	tFeedSeq    = 'n'
-	tNumber     = 'o'
-	tRows       = 'r'
-	tTimer      = 't'
+	tFormat = 0x00
+	tShard  = 'h'
+	tNumber = 'o'
+	tRows   = 'r'
+	tTimer  = 't'
 
 	tScheduleCaller = 'C'
 	tTriggerHead    = 'B'
-	tDeadOrd        = 'D'
 	tTriggerEnded   = 'E'
 	tScheduleFire   = 'F'
 	tTrigger        = 'G'
@@ -29,7 +23,6 @@ const (
 	tFlight         = 'K'
 	tTriggerList    = 'L'
 	tMessage        = 'Q'
-	tDeadOrdSeq     = 'O'
 	tSchedule       = 'R'
 	tCold           = 'T'
 	tReceived       = 'V'

@@ -40,8 +40,6 @@ type Store struct {
 
 	*store.Contracts // over rows.go
 
-	dead deadLetters
-
 	schedules schedules
 	triggers  triggers
 	queues    queues
@@ -229,7 +227,6 @@ func (s *Store) load() error {
 		return err
 	}
 	for _, load := range []func(*Store) error{
-		s.dead.load,
 		s.schedules.load, s.triggers.load, s.queues.load,
 	} {
 		if err := load(s); err != nil {
