@@ -6,7 +6,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine/cassandra"
@@ -47,7 +46,7 @@ func (c *cluster) oneLost(ctx context.Context, server string) (r outcome) {
 	gone := time.Now()
 	c.kill(ctx, server)
 	// What is due later is registered meanwhile, too.
-	var later ask
+	var later counts
 	meanwhile := rig.Dues{}
 	for time.Since(gone) < c.o.down {
 		due, err := c.oneTrigger(ctx, time.Now().Add(10*time.Second))
@@ -110,10 +109,7 @@ func longestGap(at []time.Time, from, to time.Time) (gap time.Duration) {
 // deliveries are the moments of the first call for each id.
 func (c *cluster) deliveries(ctx context.Context, ids []string) []time.Time {
 	out := make([]time.Time, len(ids))
-	rig.Ok(atOnce(len(ids), func(i int) (err error) {
-		out[i], err = c.v.SentAt(ctx, ids[i])
-		return err
-	}))
+	rig.InSteps(ctx, len(ids), 1, 8, func(ctx context.Context, i, _ int) { out[i] = rig.Must(c.v.SentAt(ctx, ids[i])) })
 	return out
 }
 
@@ -121,60 +117,33 @@ func (c *cluster) deliveries(ctx context.Context, ids []string) []time.Time {
 // copies that are left.
 func (c *cluster) unended(ctx context.Context, ids []string) (n int64) {
 	states := make([]string, len(ids))
-	err := atOnce(len(ids), func(i int) error {
+	rig.InSteps(ctx, len(ids), 1, 8, func(ctx context.Context, i, _ int) {
 		var waited rig.Endurance
 		for {
 			st, err := c.cl.Notification(ctx, ids[i])
-			if k := notify.KindOf(err); err != nil && k != notify.KindUnavailable && k != notify.KindNotFound {
-				return err
+			if k := notify.KindOf(err); k != notify.KindUnavailable && k != notify.KindNotFound {
+				rig.Ok(err)
 			}
 			if states[i] = st.Status; ended(st.Status) || waited.Over() {
-				return nil
+				return
 			}
-			if err := rig.Pause(ctx, 100*time.Millisecond); err != nil {
-				return err
-			}
+			rig.Ok(rig.Pause(ctx, 100*time.Millisecond))
 		}
 	})
-	shown := 0
 	for i, s := range states {
 		if ended(s) {
 			continue
 		}
-		if n++; shown < 5 {
-			shown++
+		if n++; n <= 5 {
 			fmt.Printf("  without an end: %s %q\n", ids[i], s)
 		}
 	}
-	rig.Ok(err)
 	return n
 }
 
 func ended(status string) bool {
 	s, ok := notify.ParseState(status)
 	return ok && s.Terminal()
-}
-
-// atOnce calls f for 0 to n-1, some at once, and returns the first error.
-func atOnce(n int, f func(i int) error) (err error) {
-	var wg sync.WaitGroup
-	var once sync.Once
-	todo := make(chan int)
-	for range 8 {
-		wg.Go(func() {
-			for i := range todo {
-				if e := f(i); e != nil {
-					once.Do(func() { err = e })
-				}
-			}
-		})
-	}
-	for i := range n {
-		todo <- i
-	}
-	close(todo)
-	wg.Wait()
-	return err
 }
 
 // checkCopies fails unless topics and keyspace have as many copies as there are nodes,

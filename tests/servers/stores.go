@@ -10,27 +10,6 @@ import (
 	"github.com/notifyd/notifyd/tests/internal/rig"
 )
 
-// ask does something now and then, and counts what is answered to it.
-type ask struct {
-	accepted, refused, noRetry, other int64
-	example                           error
-}
-
-func (a *ask) note(err error) {
-	switch {
-	case err == nil:
-		a.accepted++
-	case notify.KindOf(err) == notify.KindUnavailable:
-		a.refused++
-		if notify.RetryAfterOf(err) <= 0 {
-			a.noRetry++
-		}
-	default:
-		a.other++
-		a.example = err
-	}
-}
-
 // cassandraStopped: while the only node is gone, what is due later is refused and
 // what is due now goes on being accepted; when it is back, everything that was
 // acknowledged is delivered once, and nothing of what was scheduled before early.
@@ -45,7 +24,7 @@ func cassandraStopped(ctx context.Context, c *cluster) (r outcome) {
 	rig.Ok(rig.Pause(ctx, warm+max(time.Until(from), 0)))
 	c.kill(ctx, "cassandra")
 	killed := time.Now()
-	var later ask
+	var later counts
 	for n := 0; time.Since(killed) < c.o.down; n++ {
 		at := time.Now().Add(time.Hour)
 		var err error
@@ -140,6 +119,12 @@ func (c *cluster) released(ctx context.Context) (n float64) {
 	return n
 }
 
+// putUser stores a user with the address that the load sends to.
+func (c *cluster) putUser(ctx context.Context, user string, optOut ...string) error {
+	_, err := c.cl.PutUser(ctx, api.User{UserID: user, Addresses: map[string][]string{"push": {rig.Address("push", user)}}, OptOut: optOut})
+	return err
+}
+
 // postgresStopped: while the server is gone, profiles that were read go on to hold,
 // and an opt-out is refused: it is never said to be taken. When it is back, an
 // opt-out is taken and binds.
@@ -149,10 +134,7 @@ func postgresStopped(ctx context.Context, c *cluster) (r outcome) {
 	known := stream{name: "known", categories: []string{"otp", "transactional"}, ordered: true, profiles: true}
 	for u := range max(int(c.o.rate*perUser.Seconds()), 1) {
 		user := fmt.Sprintf("%s-known-%d", name, u)
-		rig.Ok(rig.Insist(ctx, func() error {
-			_, err := c.cl.PutUser(ctx, api.User{UserID: user, Addresses: map[string][]string{"push": {rig.Address("push", user)}}})
-			return err
-		}))
+		rig.Ok(rig.Insist(ctx, func() error { return c.putUser(ctx, user) }))
 	}
 	one := name + "-known-0"
 	t := c.traffic(ctx, name, known)
@@ -161,10 +143,9 @@ func postgresStopped(ctx context.Context, c *cluster) (r outcome) {
 	c.kill(ctx, "postgres")
 	killed := time.Now()
 	delivered := rig.Must(c.v.Delivered(ctx))
-	var optOut ask
+	var optOut counts
 	for time.Since(killed) < c.o.down {
-		_, err := c.cl.PutUser(ctx, api.User{UserID: one, Addresses: map[string][]string{"push": {rig.Address("push", one)}}, OptOut: []string{"push"}})
-		optOut.note(err)
+		optOut.note(c.putUser(ctx, one, "push"))
 		rig.Ok(rig.Pause(ctx, 250*time.Millisecond))
 	}
 	back := time.Now()
@@ -175,10 +156,7 @@ func postgresStopped(ctx context.Context, c *cluster) (r outcome) {
 	ids := t.ids()
 	r.lost = c.delivered(ctx, ids)
 	ready := time.Now()
-	rig.Ok(rig.Insist(ctx, func() error {
-		_, err := c.cl.PutUser(ctx, api.User{UserID: one, Addresses: map[string][]string{"push": {rig.Address("push", one)}}, OptOut: []string{"push"}})
-		return err
-	}))
+	rig.Ok(rig.Insist(ctx, func() error { return c.putUser(ctx, one, "push") }))
 	again := time.Since(ready)
 	// A second is what an opt-out has to bind.
 	rig.Ok(rig.Pause(ctx, time.Second))
@@ -191,8 +169,7 @@ func postgresStopped(ctx context.Context, c *cluster) (r outcome) {
 			panic(err)
 		}
 		status = st.Status
-		s, _ := notify.ParseState(status)
-		return s.Terminal()
+		return ended(status)
 	})
 	after := c.totals(ctx)
 	r.accepted, r.duplicates = int64(len(ids)), after.Duplicates-before.Duplicates

@@ -39,7 +39,6 @@ type answer struct {
 	id     string // empty: refused, or without an answer
 	sent   time.Time
 	at     time.Time
-	wait   time.Duration // Retry-After of a refusal
 	err    error
 }
 
@@ -99,7 +98,7 @@ func (c *cluster) send(ctx context.Context, s stream, user string, seq int) answ
 	made, err := c.cl.Send(context.WithoutCancel(ctx), n, "")
 	a.at, a.id, a.err = time.Now(), made.NotificationID, err
 	if err != nil {
-		a.id, a.wait = "", notify.RetryAfterOf(err)
+		a.id = ""
 	}
 	return a
 }
@@ -126,6 +125,22 @@ type counts struct {
 	slowest           time.Duration
 }
 
+func (n *counts) note(err error) {
+	switch {
+	case err == nil:
+		n.accepted++
+	case notify.KindOf(err) == notify.KindUnavailable:
+		n.refused++
+		n.refusal = err
+		if notify.RetryAfterOf(err) <= 0 {
+			n.noRetry++
+		}
+	default:
+		n.other++
+		n.example = err
+	}
+}
+
 // count counts the answers of a stream to what was sent in [from, to).
 func (t *traffic) count(name string, from, to time.Time) (n counts) {
 	t.mu.Lock()
@@ -136,19 +151,7 @@ func (t *traffic) count(name string, from, to time.Time) (n counts) {
 			continue
 		}
 		n.slowest = max(n.slowest, a.at.Sub(a.sent))
-		switch {
-		case a.err == nil:
-			n.accepted++
-		case notify.KindOf(a.err) == notify.KindUnavailable:
-			n.refused++
-			n.refusal = a.err
-			if a.wait <= 0 {
-				n.noRetry++
-			}
-		default:
-			n.other++
-			n.example = a.err
-		}
+		n.note(a.err)
 	}
 	return n
 }

@@ -18,7 +18,7 @@ func TestCountsAnswers(t *testing.T) {
 		{stream: "critical", id: "before", sent: after(-1)},
 		{stream: "critical", id: "a", sent: after(0)},
 		{stream: "rest", id: "b", sent: after(1)},
-		{stream: "critical", sent: after(1), wait: time.Second, err: notify.Unavailable("log", time.Second, nil)},
+		{stream: "critical", sent: after(1), err: notify.Unavailable("log", time.Second, nil)},
 		{stream: "critical", sent: after(2), err: notify.Unavailable("log", 0, nil)},
 		{stream: "critical", sent: after(3), err: errors.New("connection reset")},
 		{stream: "critical", id: "c", sent: after(4)},

@@ -11,6 +11,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/engine/pebble"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/simulator"
 )
 
 // Result is what became of the promises, in receivers.
@@ -30,7 +31,8 @@ type Result struct {
 
 // Check waits until every promised id is terminal, and holds the states against
 // the ledger of the simulated providers.
-func (v *Victim) Check(ctx context.Context, p *Promises, limit time.Duration) (Result, error) {
+func (v *Victim) Check(ctx context.Context, p *Promises, limit time.Duration) (out Result, err error) {
+	defer Catch(&err)
 	var r Result
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -43,10 +45,7 @@ func (v *Victim) Check(ctx context.Context, p *Promises, limit time.Duration) (R
 	reached := map[string]bool{} // ids whose state says a provider took them
 	open := 0
 	for _, id := range p.ids {
-		state, err := v.terminal(ctx, id, deadline)
-		if err != nil {
-			return r, err
-		}
+		state := Must(v.terminal(ctx, id, deadline))
 		if s, _ := notify.ParseState(state); !s.Terminal() {
 			if open++; open <= 5 {
 				v.explainOpen(ctx, id, state)
@@ -58,10 +57,7 @@ func (v *Victim) Check(ctx context.Context, p *Promises, limit time.Duration) (R
 		}
 	}
 	for _, f := range p.fans {
-		counts, err := v.counts(ctx, notify.ID{Base: f.Base}.String(), int64(f.Count-f.Rejected), deadline)
-		if err != nil {
-			return r, err
-		}
+		counts := Must(v.counts(ctx, notify.ID{Base: f.Base}.String(), int64(f.Count-f.Rejected), deadline))
 		if terminalOf(counts) < int64(f.Count-f.Rejected) {
 			fmt.Fprintf(v.cfg.Out, "  fan-out %s of %d: %v\n", f.Base, f.Count-f.Rejected, counts)
 		}
@@ -72,16 +68,10 @@ func (v *Victim) Check(ctx context.Context, p *Promises, limit time.Duration) (R
 				took += n
 			}
 		}
-		ids, err := v.ledgerBase(ctx, f)
-		if err != nil {
-			return r, err
-		}
+		ids := Must(v.ledgerBase(ctx, f))
 		r.Lost += max(took-ids, 0) // said to be reached, and was not
 	}
-	missing, err := v.ledgerMissing(ctx, reached)
-	if err != nil {
-		return r, err
-	}
+	missing := Must(v.ledgerMissing(ctx, reached))
 	r.Lost += missing + r.Accepted - r.Terminal
 	err = v.ledgerTotals(ctx, &r) // before r is copied
 	return r, err
@@ -183,14 +173,8 @@ func (v *Victim) Rows(ctx context.Context, r *Result) error {
 // explainDuplicates prints the requests whose receivers were taken more often
 // than their rows know of.
 func (v *Victim) explainDuplicates(ctx context.Context, rows map[notify.Base][]notify.Row) error {
-	var out struct {
-		Recent []struct {
-			ID      string    `json:"id"`
-			At      time.Time `json:"at"`
-			FirstAt time.Time `json:"first_at"`
-		} `json:"recent"`
-	}
-	if err := v.get(ctx, v.control+"/ledger/duplicates?limit=1000", &out); err != nil {
+	var out struct{ Recent []simulator.Duplicate }
+	if err := v.get(ctx, "/ledger/duplicates?limit=1000", &out); err != nil {
 		return err
 	}
 	taken := map[notify.Base]int64{}

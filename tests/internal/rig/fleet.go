@@ -120,16 +120,11 @@ func (f *Fleet) RunBy(ctx context.Context, with Starter, name, role string, env 
 	return p, err
 }
 
-func (p *Process) start(ctx context.Context) error {
-	out, err := os.OpenFile(p.Log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
+func (p *Process) start(ctx context.Context) (err error) {
+	defer Catch(&err)
+	out := Must(os.OpenFile(p.Log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600))
 	defer out.Close()
-	before, err := out.Stat()
-	if err != nil {
-		return err
-	}
+	before := Must(out.Stat())
 	args := []string{"serve", "--config", p.f.Engines(), "--config", p.f.Beside(), "--role", p.Role}
 	for _, kv := range append([]string{
 		"api.listen=" + p.API, "api.admin=127.0.0.1:0", "logging.level=info", "logging.format=json",
@@ -140,17 +135,10 @@ func (p *Process) start(ctx context.Context) error {
 	c := DieWithStarter(exec.CommandContext(ctx, p.f.cfg.Bin, args...))
 	c.Env = append(os.Environ(), p.env...)
 	c.Stdout, c.Stderr = out, out
-	if p.Child, err = spawn(c, func() error { return p.with(c) }); err != nil {
-		return err
-	}
+	p.Child = Must(spawn(c, func() error { return p.with(c) }))
 	return Until(ctx, p.Name+" is ready", func() (bool, error) {
-		if err := p.Ended(); err != nil {
-			return false, err
-		}
-		b, err := os.ReadFile(p.Log)
-		if err != nil {
-			return false, err
-		}
+		Ok(p.Ended())
+		b := Must(os.ReadFile(p.Log))
 		for line := range bytes.Lines(b[before.Size():]) {
 			var said struct{ Msg, API, Admin string }
 			if json.Unmarshal(line, &said) == nil && said.Msg == "ready" {
@@ -205,19 +193,14 @@ func (p *Process) Metrics(ctx context.Context) (map[string]float64, error) {
 
 // Scrape reads the metrics at a URL, without those that have labels. It takes 10
 // seconds at most.
-func Scrape(ctx context.Context, url string) (map[string]float64, error) {
+func Scrape(ctx context.Context, url string) (out map[string]float64, err error) {
+	defer Catch(&err)
 	ctx, stop := context.WithTimeout(ctx, 10*time.Second)
 	defer stop()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return nil, err
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return nil, err
-	}
+	req := Must(http.NewRequestWithContext(ctx, http.MethodGet, url, nil))
+	resp := Must(http.DefaultClient.Do(req))
 	defer resp.Body.Close()
-	out := map[string]float64{}
+	out = map[string]float64{}
 	lines := bufio.NewScanner(resp.Body)
 	for lines.Scan() {
 		name, value, ok := strings.Cut(lines.Text(), " ")
@@ -232,17 +215,12 @@ func Scrape(ctx context.Context, url string) (map[string]float64, error) {
 func (f *Fleet) Processes() []*Process { return slices.Clone(f.procs) }
 
 // Logs returns all that every process said.
-func (f *Fleet) Logs() (string, error) {
-	all, err := filepath.Glob(filepath.Join(f.cfg.Dir, "*.log"))
-	if err != nil {
-		return "", err
-	}
+func (f *Fleet) Logs() (text string, err error) {
+	defer Catch(&err)
+	all := Must(filepath.Glob(filepath.Join(f.cfg.Dir, "*.log")))
 	var out strings.Builder
 	for _, name := range all {
-		b, err := os.ReadFile(name)
-		if err != nil {
-			return "", err
-		}
+		b := Must(os.ReadFile(name))
 		out.Write(b)
 	}
 	return out.String(), nil

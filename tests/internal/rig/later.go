@@ -176,7 +176,7 @@ func (l *laterWorker) single(ctx context.Context, key string) error {
 	// A repeat after a kill may find that it was stored long ago.
 	f := fate{due: made.FireAt.UnixMilli()}
 	l.into.put(l.into.triggers, made.TriggerID, f)
-	return l.change(ctx, made.TriggerID, f, l.rng.IntN(5))
+	return l.changeTrigger(ctx, made.TriggerID, f, l.rng.IntN(5))
 }
 
 func (l *laterWorker) many(ctx context.Context, key string) error {
@@ -203,40 +203,50 @@ func (l *laterWorker) many(ctx context.Context, key string) error {
 		if f.cancelled || f.refused {
 			continue
 		}
-		if err := l.change(ctx, made.Results[i].TriggerID, f, what); err != nil {
+		if err := l.changeTrigger(ctx, made.Results[i].TriggerID, f, what); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// change cancels a trigger (0), moves it (1), or leaves it.
-func (l *laterWorker) change(ctx context.Context, id string, f fate, what int) error {
+func (l *laterWorker) changeTrigger(ctx context.Context, id string, f fate, what int) error {
+	return l.change(ctx, l.into.triggers, id, f, what, func(ctx context.Context) (bool, error) {
+		_, err := l.v.client.CancelTrigger(ctx, id)
+		return true, err
+	}, func(ctx context.Context, to time.Time) error {
+		_, err := l.v.client.RescheduleTrigger(ctx, id, to)
+		return err
+	})
+}
+
+// change cancels what was promised (0), moves it (1), or leaves it. cancel reports
+// whether its answer is final.
+func (l *laterWorker) change(ctx context.Context, m map[string]fate, id string, f fate, what int,
+	cancel func(context.Context) (final bool, err error), move func(context.Context, time.Time) error,
+) (err error) {
 	switch what {
 	case 0:
-		err := insist(ctx, "cancel of "+id, func(ctx context.Context) error {
-			_, err := l.v.client.CancelTrigger(ctx, id)
-			return err
-		})
-		f.cancelled, f.refused = err == nil, notify.KindOf(err) == notify.KindConflict && err != nil
-		l.into.put(l.into.triggers, id, f)
-		return unlessConflict(err)
+		final := false
+		err = insist(ctx, "cancel of "+id, func(ctx context.Context) (err error) { final, err = cancel(ctx); return err })
+		f.cancelled, f.refused = err == nil && final, err != nil && notify.KindOf(err) == notify.KindConflict
 	case 1:
 		to := soon(l.rng)
-		err := insist(ctx, "move of "+id, func(ctx context.Context) error {
-			_, err := l.v.client.RescheduleTrigger(ctx, id, to)
-			return err
-		})
+		err = insist(ctx, "move of "+id, func(ctx context.Context) error { return move(ctx, to) })
 		// Not answered at first, it may have fired at either time.
 		if was := f.due; err != nil {
 			f.due = min(was, to.UnixMilli())
 		} else {
 			f.due = to.UnixMilli()
 		}
-		l.into.put(l.into.triggers, id, f)
-		return unlessConflict(err)
+	default:
+		return nil
 	}
-	return nil
+	l.into.put(m, id, f)
+	if notify.KindOf(err) == notify.KindConflict { // it fired, or is about to
+		return nil
+	}
+	return err
 }
 
 func (l *laterWorker) push(ctx context.Context, key string) error {
@@ -254,31 +264,13 @@ func (l *laterWorker) push(ctx context.Context, key string) error {
 	}
 	f := fate{due: at.UnixMilli()}
 	l.into.put(l.into.schedules, made.NotificationID, f)
-	switch l.rng.IntN(5) {
-	case 0:
-		var c api.Cancelled
-		err := insist(ctx, "cancel of "+made.NotificationID, func(ctx context.Context) (err error) {
-			c, err = l.v.client.Cancel(ctx, made.NotificationID)
-			return err
-		})
-		if err == nil && c.Final {
-			f.cancelled = true
-			l.into.put(l.into.schedules, made.NotificationID, f)
-		}
-		return unlessConflict(err)
-	case 1:
-		to := soon(l.rng)
-		err := insist(ctx, "move of "+made.NotificationID, func(ctx context.Context) error {
-			_, err := l.v.client.Reschedule(ctx, made.NotificationID, to)
-			return err
-		})
-		if f.due = to.UnixMilli(); err != nil {
-			f.due = min(f.due, at.UnixMilli())
-		}
-		l.into.put(l.into.schedules, made.NotificationID, f)
-		return unlessConflict(err)
-	}
-	return nil
+	return l.change(ctx, l.into.schedules, made.NotificationID, f, l.rng.IntN(5), func(ctx context.Context) (bool, error) {
+		c, err := l.v.client.Cancel(ctx, made.NotificationID)
+		return c.Final, err
+	}, func(ctx context.Context, to time.Time) error {
+		_, err := l.v.client.Reschedule(ctx, made.NotificationID, to)
+		return err
+	})
 }
 
 func soon(rng *rand.Rand) time.Time {
@@ -296,12 +288,4 @@ func (l *later) of(m map[string]fate, id string) fate {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return m[id]
-}
-
-// unlessConflict lets pass what is no failure: it fired, or is about to.
-func unlessConflict(err error) error {
-	if notify.KindOf(err) == notify.KindConflict {
-		return nil
-	}
-	return err
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/notify"
+	"github.com/notifyd/notifyd/pkg/simulator"
 )
 
 // LaterResult is what became of the promises about the future.
@@ -42,36 +43,25 @@ func endedTrigger(status string) bool {
 // CheckLater waits until everything has ended, and holds it against the
 // receiver's ledger.
 func (v *Victim) CheckLater(ctx context.Context, p *Promises, limit time.Duration) (r LaterResult, err error) {
+	defer Catch(&err)
 	l := &p.later
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	fmt.Fprintf(v.cfg.Out, "  promised %d triggers and %d scheduled pushes; waiting for their ends\n", len(l.triggers), len(l.schedules))
 	deadline := time.Now().Add(limit)
-	if err := v.awaitTriggers(ctx, deadline); err != nil {
-		return r, err
-	}
-	rows, err := v.allTriggers(ctx)
-	if err != nil {
-		return r, err
-	}
+	Ok(v.awaitTriggers(ctx, deadline))
+	rows := Must(v.allTriggers(ctx))
 	calls := map[string][]Call{}
-	if err := v.Calls(ctx, func(c Call) { calls[c.ID] = append(calls[c.ID], c) }); err != nil {
-		return r, err
-	}
+	Ok(v.Calls(ctx, func(c Call) { calls[c.ID] = append(calls[c.ID], c) }))
 	r.Triggers, r.Schedules = int64(len(l.triggers)), int64(len(l.schedules))
 	for id, f := range l.triggers {
 		r.trigger(v, rows[id], f, id, calls[id])
 	}
 	for id, f := range l.schedules {
-		if err := r.schedule(ctx, v, f, id, deadline); err != nil {
-			return r, err
-		}
+		Ok(r.schedule(ctx, v, f, id, deadline))
 	}
-	var sum struct {
-		Duplicates   int64 `json:"duplicates"`
-		BadSignature int64 `json:"bad_signature"`
-	}
-	err = v.get(ctx, v.control+"/callbacks/totals", &sum)
+	var sum simulator.CallTotals
+	err = v.get(ctx, "/callbacks/totals", &sum)
 	r.Duplicates, r.BadSignature = sum.Duplicates, sum.BadSignature
 	return r, err
 }
@@ -119,10 +109,8 @@ func (r *LaterResult) schedule(ctx context.Context, v *Victim, f fate, id string
 		return err
 	}
 	s, _ := notify.ParseState(state)
-	var ds []struct {
-		At time.Time `json:"at"`
-	}
-	lookErr := v.get(ctx, v.control+"/ledger?id="+id, &ds)
+	var ds []simulator.Delivery
+	lookErr := v.get(ctx, "/ledger?id="+id, &ds)
 	switch {
 	case !s.Terminal():
 		r.Nonterminal++

@@ -23,6 +23,7 @@ import (
 	"github.com/notifyd/notifyd/internal/freeport"
 	"github.com/notifyd/notifyd/pkg/api"
 	"github.com/notifyd/notifyd/pkg/load"
+	"github.com/notifyd/notifyd/pkg/simulator"
 )
 
 // Config of a Victim.
@@ -53,43 +54,34 @@ type Victim struct {
 }
 
 // New starts the simulators. End must be called, also after an error.
-func New(ctx context.Context, cfg Config) (*Victim, error) {
+func New(ctx context.Context, cfg Config) (v *Victim, err error) {
+	defer Catch(&err)
 	if cfg.Data == "" {
 		cfg.Data = filepath.Join(cfg.Dir, "dev")
 	}
 	if cfg.Out == nil {
 		cfg.Out = os.Stdout
 	}
-	v := &Victim{cfg: cfg}
-	var err error
+	v = &Victim{cfg: cfg}
 	// dev takes the API's port and the four behind it.
-	if v.port, err = freeport.Find(5); err != nil {
-		return v, err
-	}
-	if v.log, err = os.Create(filepath.Join(cfg.Dir, "notifyd.log")); err != nil {
-		return v, err
-	}
+	v.port = Must(freeport.Find(5))
+	v.log = Must(os.Create(filepath.Join(cfg.Dir, "notifyd.log")))
 	url := "http://127.0.0.1:" + strconv.Itoa(v.port)
 	simDir := filepath.Join(cfg.Dir, "simulator")
 	sims := exec.CommandContext(ctx, cfg.Bin, "simulate", "--dir", simDir, "--latency", "20ms", "--latency-p99", "600ms", "--sendgrid-webhook", url+"/v1/receipts/sendgrid")
 	sims.Stderr = v.log
-	if v.sims, err = Spawn(sims); err != nil {
-		return v, err
-	}
-	var s struct {
-		URLs struct{ Control string } `json:"urls"`
-	}
+	v.sims = Must(Spawn(sims))
+	var s struct{ URLs simulator.URLs }
 	err = eventually(ctx, Patience, func() error {
 		b, err := os.ReadFile(filepath.Join(simDir, "simulator.json"))
 		if err == nil {
 			err = json.Unmarshal(b, &s)
 		}
-		if err == nil {
-			err = v.get(ctx, s.URLs.Control+"/healthz", nil)
+		if v.control = s.URLs.Control; err == nil {
+			err = v.get(ctx, "/healthz", nil)
 		}
 		return err
 	})
-	v.control = s.URLs.Control
 	v.client = &api.Client{BaseURL: url, Token: v.token, HTTPClient: &http.Client{Transport: api.NewTransport(0), Timeout: time.Minute}}
 	return v, err
 }
@@ -202,26 +194,19 @@ func (v *Victim) End() {
 
 var httpClient = &http.Client{Timeout: 30 * time.Second}
 
-func (v *Victim) get(ctx context.Context, url string, out any) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return err
-	}
-	return v.do(req, out)
+// get asks the control of the simulators.
+func (v *Victim) get(ctx context.Context, path string, out any) error {
+	return v.ask(ctx, http.MethodGet, path, "", out)
 }
 
-func (v *Victim) do(req *http.Request, out any) error {
-	resp, err := httpClient.Do(req)
-	if err != nil {
-		return err
-	}
+func (v *Victim) ask(ctx context.Context, method, path, body string, out any) (err error) {
+	defer Catch(&err)
+	req := Must(http.NewRequestWithContext(ctx, method, v.control+path, strings.NewReader(body)))
+	resp := Must(httpClient.Do(req))
 	defer resp.Body.Close()
-	b, err := io.ReadAll(resp.Body)
-	if err != nil {
-		return err
-	}
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s: %s: %s", req.URL, resp.Status, b)
+	b := Must(io.ReadAll(resp.Body))
+	if resp.StatusCode/100 != 2 {
+		return fmt.Errorf("%s %s %.300s: %s %s", method, path, body, resp.Status, b)
 	}
 	if out == nil {
 		return nil
@@ -242,29 +227,14 @@ func (v *Victim) ledgerMissing(ctx context.Context, ids map[string]bool) (int64,
 
 // ledgerBase counts the receivers of a fan-out that a provider was sent.
 func (v *Victim) ledgerBase(ctx context.Context, f load.Ack) (int64, error) {
-	var out struct {
-		IDs int64 `json:"ids"`
-	}
-	err := v.get(ctx, fmt.Sprintf("%s/ledger/base?base=%s&expected=%d", v.control, f.Base, f.Count), &out)
-	return out.IDs, err
+	var out simulator.BaseReport
+	err := v.get(ctx, fmt.Sprintf("/ledger/base?base=%s&expected=%d", f.Base, f.Count), &out)
+	return int64(out.IDs), err
 }
 
 func (v *Victim) ledgerTotals(ctx context.Context, r *Result) error {
-	var out struct {
-		Duplicates int64 `json:"duplicates"`
-		Ambiguous  int64 `json:"ambiguous"`
-		NoID       int64 `json:"no_id"`
-		Order      struct {
-			Reordered int64 `json:"reordered_attempts"`
-			Examples  []struct {
-				User       string `json:"usr"`
-				Attempt    bool
-				ID         string
-				Seq, After uint64
-			} `json:"examples"`
-		} `json:"order"`
-	}
-	err := v.get(ctx, v.control+"/ledger/totals", &out)
+	var out simulator.Summary
+	err := v.get(ctx, "/ledger/totals", &out)
 	shown := 0
 	for _, x := range out.Order.Examples {
 		if x.Attempt && shown < 5 {
@@ -273,7 +243,7 @@ func (v *Victim) ledgerTotals(ctx context.Context, r *Result) error {
 			v.explain(ctx, x.ID)
 		}
 	}
-	r.Duplicates, r.Ambiguous, r.Reordered, r.NoID = out.Duplicates, out.Ambiguous, out.Order.Reordered, out.NoID
+	r.Duplicates, r.Ambiguous, r.Reordered, r.NoID = int64(out.Duplicates), int64(out.Ambiguous), int64(out.Order.ReorderedAttempts), int64(out.NoID)
 	return err
 }
 

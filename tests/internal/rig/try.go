@@ -33,19 +33,22 @@ func Must2[A, B any](a A, b B, err error) (A, B) {
 // Try calls f and returns the error that f was ended with: by Ok, or by a panic with an
 // error. A mistake of the program itself stays a panic.
 func Try(f func()) (err error) {
-	defer func() {
-		switch p := recover().(type) {
-		case nil:
-		case runtime.Error:
-			panic(p)
-		case error:
-			err = p
-		default:
-			panic(p)
-		}
-	}()
+	defer Catch(&err)
 	f()
 	return nil
+}
+
+// Catch, deferred, is Try of the function that defers it.
+func Catch(err *error) {
+	switch p := recover().(type) {
+	case nil:
+	case runtime.Error:
+		panic(p)
+	case error:
+		*err = p
+	default:
+		panic(p)
+	}
 }
 
 // Together calls f n times at once, and returns when all calls have ended. It ends the
