@@ -165,7 +165,7 @@ func (c *callbackServer) check(h http.Header, body []byte, now time.Time) Signat
 }
 
 func (c *callbackServer) controlRoutes(mux *http.ServeMux) {
-	mux.HandleFunc("GET /callbacks/totals", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, c.ledger.totals()) })
+	show(mux, "/callbacks/totals", func() any { return c.ledger.totals() })
 	mux.HandleFunc("GET /callbacks", func(w http.ResponseWriter, r *http.Request) {
 		calls := c.ledger.of(r.URL.Query().Get("id"))
 		if len(calls) == 0 {
@@ -175,18 +175,13 @@ func (c *callbackServer) controlRoutes(mux *http.ServeMux) {
 		writeJSON(w, http.StatusOK, calls)
 	})
 	mux.HandleFunc("GET /callbacks/dump", c.ledger.dump)
-	mux.HandleFunc("PUT /callbacks/secret", func(w http.ResponseWriter, r *http.Request) {
-		var v struct {
-			Secret string `json:"secret"`
-		}
-		if readJSON(w, r, &v) {
-			c.s.done(w, c.setSecret(v.Secret))
-		}
+	set(mux, "PUT /callbacks/secret", func(v struct {
+		Secret string `json:"secret"`
+	},
+	) error {
+		return c.setSecret(v.Secret)
 	})
-	mux.HandleFunc("DELETE /callbacks", func(w http.ResponseWriter, _ *http.Request) {
-		c.ledger.reset()
-		w.WriteHeader(http.StatusNoContent)
-	})
+	act(mux, "DELETE /callbacks", func(*http.Request) error { c.ledger.reset(); return nil })
 }
 
 // Callbacks returns the counts of calls of triggers.

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"encoding/json"
 	"errors"
+	"io"
 	"math"
 	"net"
 	"net/http"
@@ -47,17 +48,15 @@ import (
 func (s *Simulator) control() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /{$}", http.RedirectHandler("/inbox", http.StatusFound))
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
-		writeJSON(w, http.StatusOK, map[string]string{"status": "ok"})
-	})
 	mux.HandleFunc("GET /inbox", s.inboxPage)
 	mux.HandleFunc("GET /inbox.json", s.inboxJSON)
-	mux.HandleFunc("GET /urls.json", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, s.URLs()) })
-	mux.HandleFunc("GET /credentials.json", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, s.Credentials()) })
 	mux.HandleFunc("GET /ca.pem", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/x-pem-file")
 		_, _ = w.Write(s.ca.pem)
 	})
+	show(mux, "/healthz", func() any { return map[string]string{"status": "ok"} })
+	show(mux, "/urls.json", func() any { return s.URLs() })
+	show(mux, "/credentials.json", func() any { return s.Credentials() })
 	s.controlRoutes(mux)
 	s.ledgerRoutes(mux)
 	s.calls.controlRoutes(mux)
@@ -73,102 +72,101 @@ func (s *Simulator) control() http.Handler {
 	})
 }
 
-func (s *Simulator) controlRoutes(mux *http.ServeMux) {
-	mux.HandleFunc("GET /control/rules", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, s.Rules()) })
-	mux.HandleFunc("POST /control/rules", func(w http.ResponseWriter, r *http.Request) {
-		var rule Rule
-		if !readJSON(w, r, &rule) {
+// show serves what v returns.
+func show(mux *http.ServeMux, path string, v func() any) {
+	mux.HandleFunc("GET "+path, func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, v()) })
+}
+
+// act serves what do does; 204.
+func act(mux *http.ServeMux, pattern string, do func(r *http.Request) error) {
+	mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+		if err := do(r); err != nil {
+			writeError(w, err)
 			return
 		}
-		rule, err := s.AddRule(rule)
+		w.WriteHeader(http.StatusNoContent)
+	})
+}
+
+// set is act with the body of the request, in JSON.
+func set[T any](mux *http.ServeMux, pattern string, do func(v T) error) {
+	act(mux, pattern, func(r *http.Request) error {
+		var v T
+		if err := readJSON(r, &v); err != nil {
+			return err
+		}
+		return do(v)
+	})
+}
+
+func (s *Simulator) controlRoutes(mux *http.ServeMux) {
+	show(mux, "/control/rules", func() any { return s.Rules() })
+	mux.HandleFunc("POST /control/rules", func(w http.ResponseWriter, r *http.Request) {
+		var rule Rule
+		err := readJSON(r, &rule)
+		if err == nil {
+			rule, err = s.AddRule(rule)
+		}
 		if err != nil {
 			writeError(w, err)
 			return
 		}
 		writeJSON(w, http.StatusCreated, map[string]uint64{"number": rule.Number})
 	})
-	mux.HandleFunc("DELETE /control/rules/{number}", func(w http.ResponseWriter, r *http.Request) {
+	act(mux, "DELETE /control/rules/{number}", func(r *http.Request) error {
 		n, err := strconv.ParseUint(r.PathValue("number"), 10, 64)
 		if err != nil || !s.RemoveRule(n) {
-			writeError(w, notify.NotFound("rule"))
-			return
+			return notify.NotFound("rule")
 		}
-		w.WriteHeader(http.StatusNoContent)
+		return nil
 	})
-	mux.HandleFunc("GET /control/latency", func(w http.ResponseWriter, _ *http.Request) {
+	show(mux, "/control/latency", func() any {
 		out := map[string]Latency{}
 		for p := APNs; p <= allProviders; p++ {
 			out[p.String()] = s.Latency(p)
 		}
-		writeJSON(w, http.StatusOK, out)
+		return out
 	})
-	mux.HandleFunc("PUT /control/latency/{provider}", s.putLatency)
-	mux.HandleFunc("GET /control/apns", func(w http.ResponseWriter, _ *http.Request) {
+	act(mux, "PUT /control/latency/{provider}", s.putLatency)
+	show(mux, "/control/apns", func() any {
 		wire, stats := s.APNsWire()
-		writeJSON(w, http.StatusOK, struct {
+		return struct {
 			Wire
 			Stats WireStats `json:"stats"`
-		}{wire, stats})
+		}{wire, stats}
 	})
-	mux.HandleFunc("PUT /control/apns", func(w http.ResponseWriter, r *http.Request) {
-		var v Wire
-		if readJSON(w, r, &v) {
-			s.done(w, s.SetAPNsWire(v))
-		}
-	})
-	mux.HandleFunc("GET /control/receipts", func(w http.ResponseWriter, _ *http.Request) {
-		writeJSON(w, http.StatusOK, struct {
+	set(mux, "PUT /control/apns", s.SetAPNsWire)
+	show(mux, "/control/receipts", func() any {
+		return struct {
 			Receipts
 			Stats ReceiptStats `json:"stats"`
-		}{s.Receipts(), s.ReceiptStats()})
+		}{s.Receipts(), s.ReceiptStats()}
 	})
-	mux.HandleFunc("PUT /control/receipts", func(w http.ResponseWriter, r *http.Request) {
-		var v Receipts
-		if readJSON(w, r, &v) {
-			s.done(w, s.SetReceipts(v))
-		}
-	})
-	mux.HandleFunc("PUT /control/optouts/{phone}", func(w http.ResponseWriter, r *http.Request) {
-		s.OptOut(r.PathValue("phone"))
-		w.WriteHeader(http.StatusNoContent)
-	})
-	mux.HandleFunc("DELETE /control/optouts/{phone}", func(w http.ResponseWriter, r *http.Request) {
-		s.OptIn(r.PathValue("phone"))
-		w.WriteHeader(http.StatusNoContent)
-	})
-	mux.HandleFunc("POST /control/reset", func(w http.ResponseWriter, _ *http.Request) {
-		s.Reset()
-		w.WriteHeader(http.StatusNoContent)
-	})
+	set(mux, "PUT /control/receipts", s.SetReceipts)
+	act(mux, "PUT /control/optouts/{phone}", func(r *http.Request) error { s.OptOut(r.PathValue("phone")); return nil })
+	act(mux, "DELETE /control/optouts/{phone}", func(r *http.Request) error { s.OptIn(r.PathValue("phone")); return nil })
+	act(mux, "POST /control/reset", func(*http.Request) error { s.Reset(); return nil })
 }
 
-func (s *Simulator) putLatency(w http.ResponseWriter, r *http.Request) {
+func (s *Simulator) putLatency(r *http.Request) error {
 	var p Provider
 	if name := r.PathValue("provider"); name != "all" {
 		if err := p.UnmarshalText([]byte(name)); err != nil {
-			writeError(w, err)
-			return
+			return err
 		}
 	}
 	var l Latency
-	if readJSON(w, r, &l) {
-		s.done(w, s.SetLatency(p, l))
+	if err := readJSON(r, &l); err != nil {
+		return err
 	}
-}
-
-func (s *Simulator) done(w http.ResponseWriter, err error) {
-	if err != nil {
-		writeError(w, err)
-		return
-	}
-	w.WriteHeader(http.StatusNoContent)
+	return s.SetLatency(p, l)
 }
 
 func (s *Simulator) ledgerRoutes(mux *http.ServeMux) {
 	l := s.ledger
-	mux.HandleFunc("GET /ledger/totals", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, l.Summary()) })
-	mux.HandleFunc("GET /ledger/order", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, l.Order()) })
-	mux.HandleFunc("GET /ledger/bases", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, l.Bases()) })
+	show(mux, "/ledger/totals", func() any { return l.Summary() })
+	show(mux, "/ledger/order", func() any { return l.Order() })
+	show(mux, "/ledger/bases", func() any { return l.Bases() })
 	mux.HandleFunc("GET /ledger", func(w http.ResponseWriter, r *http.Request) {
 		found := l.Lookup(r.FormValue("id"))
 		if found == nil {
@@ -198,7 +196,7 @@ func (s *Simulator) ledgerRoutes(mux *http.ServeMux) {
 	})
 	mux.HandleFunc("GET /ledger/dump", l.dump)
 	mux.HandleFunc("POST /ledger/check", l.check)
-	mux.HandleFunc("DELETE /ledger", func(w http.ResponseWriter, _ *http.Request) { s.done(w, l.Reset()) })
+	act(mux, "DELETE /ledger", func(*http.Request) error { return l.Reset() })
 }
 
 func (l *Ledger) dump(w http.ResponseWriter, r *http.Request) {
@@ -262,17 +260,14 @@ func formUint(w http.ResponseWriter, r *http.Request, name string, def, most uin
 	return n, true
 }
 
-func readJSON(w http.ResponseWriter, r *http.Request, v any) bool {
-	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<20))
+func readJSON(r *http.Request, v any) error {
+	dec := json.NewDecoder(io.LimitReader(r.Body, 1<<20))
 	dec.DisallowUnknownFields()
-	if err := dec.Decode(v); err != nil {
-		if _, ok := errors.AsType[*notify.Error](err); !ok {
-			err = notify.Invalid("bad_json", "", err.Error())
-		}
-		writeError(w, err)
-		return false
+	err := dec.Decode(v)
+	if _, ok := errors.AsType[*notify.Error](err); err != nil && !ok {
+		return notify.Invalid("bad_json", "", err.Error())
 	}
-	return true
+	return err
 }
 
 func writeJSON(w http.ResponseWriter, status int, v any) {

@@ -43,9 +43,8 @@ type content struct {
 // inbox keeps the last messages.
 type inbox struct {
 	mu   sync.Mutex
-	ring []inboxEntry
-	next int // where the next one goes
-	full bool
+	size int
+	last []inboxEntry // oldest first
 }
 
 type inboxEntry struct {
@@ -57,39 +56,32 @@ type inboxEntry struct {
 	at       time.Time
 }
 
-func newInbox(size int) *inbox { return &inbox{ring: make([]inboxEntry, size)} }
+func newInbox(size int) *inbox { return &inbox{size: size} }
 
 func (b *inbox) add(c *call, status int, outcome Outcome, now time.Time) {
 	rs := c.receivers
-	rs = rs[max(0, len(rs)-len(b.ring)):]
+	rs = rs[max(0, len(rs)-b.size):]
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if over := len(b.last) + len(rs) - 2*b.size; over > 0 { // seldom: what is kept moves to the front
+		b.last = slices.Delete(b.last, 0, len(b.last)-b.size)
+	}
 	for _, r := range rs {
 		if r.own != nil {
 			own := *r.own // else it would hold those of the whole request
 			r.own = &own
 		}
-		b.ring[b.next] = inboxEntry{receiver: r, content: c.content, provider: c.provider, outcome: outcome, status: status, at: now}
-		if b.next++; b.next == len(b.ring) {
-			b.next, b.full = 0, true
-		}
+		b.last = append(b.last, inboxEntry{receiver: r, content: c.content, provider: c.provider, outcome: outcome, status: status, at: now})
 	}
 }
 
 // messages returns what is kept, newest first.
 func (b *inbox) messages() []Message {
 	b.mu.Lock()
-	n := b.next
-	if b.full {
-		n = len(b.ring)
-	}
-	kept := make([]inboxEntry, n)
-	for i := range kept {
-		kept[i] = b.ring[(b.next-1-i+len(b.ring))%len(b.ring)]
-	}
+	kept := slices.Clone(b.last[max(0, len(b.last)-b.size):])
 	b.mu.Unlock()
-
-	out := make([]Message, n)
+	slices.Reverse(kept)
+	out := make([]Message, len(kept))
 	for i, e := range kept {
 		title, body := e.text()
 		title, body = clip(title, clipped), clip(body, clipped)

@@ -67,7 +67,7 @@ func TestInboxLetsGoOfRequests(t *testing.T) {
 		c.receivers = append(c.receivers, receiver{own: &all[i]})
 	}
 	b.add(c, 202, Accepted, time.Now())
-	for _, e := range b.ring {
+	for _, e := range b.last {
 		for i := range all {
 			if e.own == &all[i] {
 				t.Fatalf("one of %d that came together is held with the others", len(all))

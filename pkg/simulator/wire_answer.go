@@ -56,10 +56,7 @@ func (c *wireConn) handle(ctx context.Context, s *wireStream) {
 			r.URL = u
 		case ":scheme":
 		default:
-			name, ok := canonical[f.Name]
-			if !ok {
-				name = http.CanonicalHeaderKey(f.Name)
-			}
+			name := http.CanonicalHeaderKey(f.Name)
 			r.Header[name] = append(r.Header[name], f.Value)
 		}
 	}

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"io"
 	"net"
-	"net/http"
 	"sync"
 	"time"
 
@@ -60,15 +59,6 @@ type wireStream struct {
 
 // maxWireBody is how much of a request's body is kept.
 const maxWireBody = 64 << 10
-
-// canonical are the names of the header fields we know, without an allocation.
-var canonical = func() map[string]string {
-	m := map[string]string{}
-	for _, n := range []string{"authorization", "apns-topic", "apns-push-type", "apns-priority", "apns-expiration", "apns-id", "apns-collapse-id", "content-type", "content-length", "user-agent", "traceparent", "tracestate"} {
-		m[n] = http.CanonicalHeaderKey(n)
-	}
-	return m
-}()
 
 func newWireConn(s *wireServer, nc *tls.Conn) *wireConn {
 	c := &wireConn{srv: s, nc: nc, wake: make(chan struct{}, 1), streams: map[uint32]*wireStream{}, window: 65535, initial: 65535, allowed: 65535, frameMax: 16384}

@@ -47,17 +47,11 @@ func urlTries(r *world) {
 		r.try("check "+quoted, "asks whether it may be called", "an answer of 4xx or 503, or of no address that is allowed", func(context.Context) string {
 			q := "/v1/ops/url-check?url=" + escape(u)
 			a := r.ask(request{url: q, token: r.keys.token("op", "observe")})
-			if a.status == 200 && strings.Contains(a.body, `"allowed":true`) {
-				return a.String()
-			}
-			return ""
+			return a.when(a.status == 200 && strings.Contains(a.body, `"allowed":true`))
 		})
 		r.try("trigger "+quoted, "has an operator admit it and calls it", "an answer of 4xx, or a call that connects to no address", func(ctx context.Context) string {
 			a := r.fire(ctx, u, u)
-			if strings.Contains(a.body, `"address":"`) {
-				return a.String()
-			}
-			return ""
+			return a.when(strings.Contains(a.body, `"address":"`))
 		})
 		if isName {
 			continue
@@ -66,10 +60,7 @@ func urlTries(r *world) {
 			body := rig.Must(json.Marshal(map[string]any{"callback_urls": []string{u}, "outcomes_url": u}))
 			name := "out-" + strconv.FormatInt(r.number.Add(1), 10)
 			a := r.ask(request{method: "PUT", url: "/v1/ops/callers/" + name, token: r.keys.token("op", "operate"), body: string(body)})
-			if a.status/100 != 4 {
-				return a.String()
-			}
-			return ""
+			return a.when(a.status/100 != 4)
 		})
 	}
 }
@@ -88,10 +79,7 @@ func addressTries(r *world) {
 			if strings.Contains(a.body, `"class":"ok"`) && !at.IsValid() {
 				return "" // it went to the public one of its addresses
 			}
-			if strings.Contains(a.body, `"class":"ok"`) {
-				return a.String()
-			}
-			return ""
+			return a.when(strings.Contains(a.body, `"class":"ok"`))
 		})
 	}
 	for _, a := range addrs {
@@ -105,10 +93,7 @@ func addressTries(r *world) {
 		denied(a+" and public", "resolves to both at once, the other one first", named(a, publicV4), netip.Addr{})
 		r.try("check of a name of "+a, "asks whether such a name may be called", "no address that is allowed", func(context.Context) string {
 			ans := r.ask(request{url: "/v1/ops/url-check?url=" + escape("https://"+named(a)+"/"), token: r.keys.token("op", "observe")})
-			if strings.Contains(ans.body, `"allowed":true`) {
-				return ans.String()
-			}
-			return ""
+			return ans.when(strings.Contains(ans.body, `"allowed":true`))
 		})
 	}
 	for _, status := range []string{"301", "302", "303", "307", "308"} {
@@ -151,7 +136,7 @@ func receiverTries(r *world) {
 			token := r.keys.token(caller, "trigger")
 			a := r.must(request{method: "POST", url: "/v1/triggers", token: token, body: triggerOf(url)})
 			a = r.called(ctx, a.field("trigger_id"), token, 10*time.Second)
-			return a.unless(func(a answer) bool { return strings.Contains(a.body, logged) })
+			return a.when(!strings.Contains(a.body, logged))
 		})
 	}
 }

@@ -106,8 +106,13 @@ func flood(ctx context.Context, n int, text string) (stop func(), err error) {
 
 // fileTries look at what the servers wrote.
 func (r *world) fileTries() {
-	secrets := func() map[string]string {
-		return map[string]string{"a text that was sent": "alices-secret-text", "a token": r.keys.token("op", "operate")[:60], "a signing secret": "whsec_", "an API key": "SG.attack"}
+	secretIn := func(text string) string {
+		for what, secret := range map[string]string{"a text that was sent": "alices-secret-text", "a token": r.keys.token("op", "operate")[:60], "a signing secret": "whsec_", "an API key": "SG.attack"} {
+			if strings.Contains(text, secret) {
+				return what
+			}
+		}
+		return ""
 	}
 	r.try("modes", "looks at the files of the data folder, which others may enter", "that others may neither read nor write any", func(context.Context) string {
 		n := 0
@@ -137,22 +142,14 @@ func (r *world) fileTries() {
 	r.try("logs", "looks for secrets in the logs, which are at level debug", "that none stands there", func(context.Context) string {
 		for name, p := range r.procs {
 			b := rig.Must(os.ReadFile(p.log))
-			for what, text := range secrets() {
-				if bytes.Contains(b, []byte(text)) {
-					return what + " in the log of " + name
-				}
+			if what := secretIn(string(b)); what != "" {
+				return what + " in the log of " + name
 			}
 		}
 		return ""
 	})
 	r.try("metrics", "looks for secrets and callers in the metrics", "that none stands there", func(context.Context) string {
-		a := r.must(request{url: "http://127.0.0.1:" + adminPort + "/metrics"})
-		for what, text := range secrets() {
-			if strings.Contains(a.body, text) {
-				return what
-			}
-		}
-		return ""
+		return secretIn(r.must(request{url: "http://127.0.0.1:" + adminPort + "/metrics"}).body)
 	})
 	r.try("arguments", "looks for secrets in the arguments of the processes", "that none stands there", func(context.Context) string {
 		for _, p := range r.procs {
@@ -164,12 +161,6 @@ func (r *world) fileTries() {
 		return ""
 	})
 	r.try("bundle", "takes what operators send when they ask for help", "that no secret stands there", func(context.Context) string {
-		a := r.must(request{url: "/v1/ops/debug", token: r.keys.token("op", "operate")})
-		for what, text := range secrets() {
-			if strings.Contains(a.body, text) {
-				return what
-			}
-		}
-		return ""
+		return secretIn(r.must(request{url: "/v1/ops/debug", token: r.keys.token("op", "operate")}).body)
 	})
 }

@@ -42,10 +42,9 @@ func raw(address, text string) (a answer, err error) {
 // success.
 func (r *world) unanswered(name, does, text string) {
 	r.try(name, does, "no answer below 400, but one that leads to the form to sign in", func(context.Context) string {
-		return rig.Must(raw(apiAddr, text)).unless(func(a answer) bool {
-			signIn := a.status == http.StatusSeeOther && strings.HasPrefix(a.header.Get("Location"), "/ui/sign-in")
-			return a.status == 0 || a.status >= 400 || signIn
-		})
+		a := rig.Must(raw(apiAddr, text))
+		signIn := a.status == http.StatusSeeOther && strings.HasPrefix(a.header.Get("Location"), "/ui/sign-in")
+		return a.when(a.status != 0 && a.status < 400 && !signIn)
 	})
 }
 

@@ -88,10 +88,7 @@ func ownerTries(r *world) {
 		before := r.must(request{url: path, token: alice})
 		r.try("change of "+path, "has tried to change or cancel it", "that it is not cancelled and due when it was", func(context.Context) string {
 			a := r.must(request{url: path, token: alice})
-			if strings.Contains(a.body, "CANCELLED") || a.field("fire_at") != before.field("fire_at") || a.field("scheduled_at") != before.field("scheduled_at") {
-				return a.String()
-			}
-			return ""
+			return a.when(strings.Contains(a.body, "CANCELLED") || a.field("fire_at") != before.field("fire_at") || a.field("scheduled_at") != before.field("scheduled_at"))
 		})
 	}
 }
@@ -100,18 +97,12 @@ func ownerTries(r *world) {
 func (r *world) keyTries(b belongings, mallory string) {
 	r.try("idempotency key", "sends under the key of another caller's request", "an answer without that caller's id", func(context.Context) string {
 		a := r.ask(request{method: "POST", url: "/v1/notifications", token: mallory, body: noteTo("alices-user", b.secret), header: map[string]string{"Idempotency-Key": b.key}})
-		if strings.Contains(a.body, b.note) || a.header.Get("Idempotency-Replayed") != "" {
-			return a.String()
-		}
-		return ""
+		return a.when(strings.Contains(a.body, b.note) || a.header.Get("Idempotency-Replayed") != "")
 	})
 	r.try("campaign part", "sends the part of another caller's campaign again", "an answer without that caller's id", func(context.Context) string {
 		body := fmt.Sprintf(`{"channel":"push","category":"marketing","content":{"title":"t","body":"x"},"campaign":%q,"part":0,"receivers":["alices-user"]}`, b.campaign)
 		a := r.ask(request{method: "POST", url: "/v1/notifications:fanout", token: mallory, body: body})
-		if strings.Contains(a.body, b.fan) {
-			return a.String()
-		}
-		return ""
+		return a.when(strings.Contains(a.body, b.fan))
 	})
 }
 
@@ -152,10 +143,7 @@ func namespaceTries(r *world) {
 		} {
 			r.try(fmt.Sprintf("%s with %q", body.kind, user), "sends to such a user among others", "an answer of 4xx, or one that takes only the other", func(context.Context) string {
 				a := r.ask(request{method: "POST", url: body.path, token: token, body: body.text})
-				if a.status/100 != 4 && !strings.Contains(a.body, `"accepted":1`) {
-					return a.String()
-				}
-				return ""
+				return a.when(a.status/100 != 4 && !strings.Contains(a.body, `"accepted":1`))
 			})
 		}
 	}

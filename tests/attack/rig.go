@@ -182,12 +182,12 @@ func (a answer) String() string {
 	return "answered " + strconv.Itoa(a.status) + " " + strings.TrimSpace(a.body[:min(len(a.body), 300)])
 }
 
-// unless says what was answered, unless it was a refusal.
-func (a answer) unless(refusal func(answer) bool) string {
-	if refusal(a) {
-		return ""
+// when says what was answered, if that got through.
+func (a answer) when(through bool) string {
+	if through {
+		return a.String()
 	}
-	return a.String()
+	return ""
 }
 
 // field is a text of a JSON answer.

@@ -123,7 +123,8 @@ func (r *world) try(name, does, refused string, run func(ctx context.Context) st
 // wants adds a try that is one request of the API: it is refused with one of the statuses.
 func (r *world) wants(name, does string, q request, statuses ...int) {
 	r.try(name, does, fmt.Sprint("an answer of ", statuses), func(context.Context) string {
-		return r.ask(q).unless(func(a answer) bool { return slices.Contains(statuses, a.status) })
+		a := r.ask(q)
+		return a.when(!slices.Contains(statuses, a.status))
 	})
 }
 
