@@ -99,8 +99,9 @@ var floors = []floor{
 		"pkg/load/screen": "load load/report notify term term/paint",            // term: how texts and numbers are written for people
 		"pkg/console":     "notify api term term/paint",
 	}},
-	{"duties of a process among others", map[string]string{
+	{"what a process does among others, and what it counts", map[string]string{
 		"pkg/cluster": "engine notify api internal/killpoint server trigger worker", // no technology of engines
+		"pkg/metrics": "engine notify api deadletter intake log server timer trigger worker",
 	}},
 	{"the process: the only place that knows more than one engine", map[string]string{
 		"pkg/app": everything("load", "load/report", "load/screen", "console", "engine/faulty", "engine/enginetest", "trace/tracetest"),

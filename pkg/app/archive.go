@@ -7,6 +7,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/archive"
 	"github.com/notifyd/notifyd/pkg/archive/s3"
 	"github.com/notifyd/notifyd/pkg/history"
+	"github.com/notifyd/notifyd/pkg/metrics"
 )
 
 // openBucket opens the bucket of the archive; nil where none is named.
@@ -37,8 +38,8 @@ func (n *Node) buildArchive(ctx context.Context) (err error) {
 		// The feeds would count as seen by their callers what is archived.
 		Dir: c.Dir, Letters: n.st.letters, Callers: n.feeds.Callers, History: n.own.history, Status: n.st.status, Meta: n.st.meta,
 		Every: c.Every, After: c.After, Wait: c.Wait, Bucket: bucket, Logger: n.log,
-		Written: func(kind string, lines int) { add(n.metrics.archiveLines, lines, kind) },
-		Failed:  func(error) { n.metrics.archiveFailures.Inc() },
+		Written: func(kind string, lines int) { metrics.Add(n.metrics.ArchiveLines, lines, kind) },
+		Failed:  func(error) { n.metrics.ArchiveFailures.Inc() },
 	})
 	return err
 }

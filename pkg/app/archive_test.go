@@ -53,7 +53,7 @@ func TestArchive(t *testing.T) {
 		return Finding{}
 	}
 	eventually(t, "a doctor that is content", func() bool { f := finding(); return f.Level == "ok" && strings.Contains(f.Detail, "1 files") })
-	families, err := l.metrics.registry.Gather()
+	families, err := l.metrics.Registry.Gather()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -231,7 +231,7 @@ func restoredHas(t *testing.T, a *life, ids []string) {
 // ends are those of the topics of first attempts.
 func ends(t *testing.T, l *life) map[log.TopicPartition]int64 {
 	t.Helper()
-	at, err := l.admin.EndOffsets(t.Context(), firstTopics()...)
+	at, err := l.admin.EndOffsets(t.Context(), notify.FirstTopics()...)
 	if err != nil {
 		t.Fatal(err)
 	}

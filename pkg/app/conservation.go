@@ -2,7 +2,6 @@ package app
 
 import (
 	"context"
-	"errors"
 	"sync/atomic"
 	"time"
 
@@ -26,8 +25,8 @@ func (n *Node) buildConservation() {
 		bodies = func(ctx context.Context, fn func([]byte) error) error { return n.st.bodies(ctx, triggerQueue, fn) }
 	}
 	n.conserve.auditor = conserve.New(conserve.Config{
-		Log: logToAudit{n}, History: n.st.audited, Status: n.st.status, Timers: n.st.timers, Cold: n.st.cold,
-		Spill: n.st.spill, Schedules: n.later.schedules, Shards: n.cfg.Timers.Shards, First: firstTopics(), Settle: n.seams.settle,
+		Log: conserve.OverLog{Admin: n.admin, Reader: n.reader, Gone: n.lostToDamage}, History: n.st.audited, Status: n.st.status, Timers: n.st.timers, Cold: n.st.cold,
+		Spill: n.st.spill, Schedules: n.later.schedules, Shards: n.cfg.Timers.Shards, First: notify.FirstTopics(), Settle: n.seams.settle,
 		Apart: n.own == nil, Born: time.Now(), Rows: n.st.triggers, Triggers: n.later.mender, Queue: bodies, Held: n.heldTriggers,
 		Waiting: n.later.census.Set, Producer: n.producer, Away: n.auditable, Logger: n.log, Hit: killpoint.Hit,
 	})
@@ -86,88 +85,12 @@ func (n *Node) auditEvery(ctx context.Context) error {
 	}
 }
 
-// logToAudit is the log of the topics that workers read.
-type logToAudit struct{ n *Node }
-
-func (l logToAudit) Bounds(ctx context.Context) (map[log.TopicPartition]conserve.Bounds, error) {
-	var topics []string
-	committed := map[log.TopicPartition]int64{}
-	for _, lane := range notify.Lanes() {
-		topics = append(topics, lane.Topic(), lane.DLQTopic())
-		for _, group := range []string{lane.Group(), lane.RetryGroup()} {
-			at, err := l.n.admin.Committed(ctx, group)
-			if err != nil {
-				return nil, err
-			}
-			for tp, offset := range at {
-				committed[tp] = offset
-			}
-		}
-	}
-	// The start before the end: else a partition could seem to end before it starts.
-	starts, err := l.n.admin.StartOffsets(ctx, topics...)
-	if err != nil {
-		return nil, err
-	}
-	ends, err := l.n.admin.EndOffsets(ctx, topics...)
-	if err != nil {
-		return nil, err
-	}
-	out := make(map[log.TopicPartition]conserve.Bounds, len(ends))
-	for tp, end := range ends {
-		out[tp] = conserve.Bounds{Start: starts[tp], Committed: committed[tp], End: end}
-	}
-	return out, nil
-}
-
-// errRead ends a read that has what it wanted.
-var errRead = errors.New("read to the end")
-
-func (l logToAudit) Read(ctx context.Context, from, to map[log.TopicPartition]int64, fn func(log.TopicPartition, *log.Record) error) error {
-	left := map[log.TopicPartition]bool{}
-	at := map[log.TopicPartition]int64{}
-	for tp, first := range from {
-		if first < to[tp] {
-			at[tp], left[tp] = first, true
-		}
-	}
-	if len(left) == 0 {
-		return nil
-	}
-	err := l.n.reader.Run(ctx, at, func(tp log.TopicPartition, recs []log.Record) error {
-		if !left[tp] {
-			return nil // of after the end
-		}
-		for i := range recs {
-			if recs[i].Offset < to[tp] {
-				if err := fn(tp, &recs[i]); err != nil {
-					return err
-				}
-			}
-			if recs[i].Offset >= to[tp]-1 {
-				delete(left, tp)
-				break
-			}
-		}
-		if len(left) == 0 {
-			return errRead
-		}
-		return nil
-	})
-	switch {
-	case errors.Is(err, errRead):
-		return nil
-	case err == nil:
-		return context.Cause(ctx) // Run ended because ctx did
-	}
-	return err
-}
-
-func (l logToAudit) Lost(tp log.TopicPartition, offset int64) bool {
-	if l.n.own == nil {
+// lostToDamage reports whether the embedded log has lost a record of its files.
+func (n *Node) lostToDamage(tp log.TopicPartition, offset int64) bool {
+	if n.own == nil {
 		return false
 	}
-	for _, x := range l.n.own.broker.Losses() {
+	for _, x := range n.own.broker.Losses() {
 		if x.Topic == tp.Topic && x.Partition == tp.Partition && x.From <= offset && offset < x.To {
 			return true
 		}

@@ -68,7 +68,7 @@ func (n *Node) debug(ctx context.Context) (any, error) {
 }
 
 func (n *Node) gather(b *bytes.Buffer) error {
-	families, err := n.metrics.registry.Gather()
+	families, err := n.metrics.Registry.Gather()
 	for _, f := range families {
 		if _, err := expfmt.MetricFamilyToText(b, f); err != nil {
 			return err

@@ -9,12 +9,10 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/cluster"
+	"github.com/notifyd/notifyd/pkg/history"
 	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
-
-// historyWait bounds how long a read waits for the history to catch up.
-const historyWait = 5 * time.Second
 
 // openDistributed opens the engines that are servers, which many processes
 // share. What they hold was made by Migrate.
@@ -87,8 +85,8 @@ func (n *Node) useServers(ctx context.Context) (err error) {
 	st.id = string(id)
 	st.partitions = func(topic string) int { return have[topic] }
 	st.jobLease = st.lease
-	h := &remembered{historian: n.servers.historian, admin: func() logAdmin { return n.admin }, retention: n.cfg.History.Retention, longest: historyWait}
-	st.history, st.audited, st.firstCopy = h, h, h.copyOf
+	h := &history.Remembered{Historian: n.servers.historian, Admin: n.admin, Retention: n.cfg.History.Retention}
+	st.history, st.audited, st.firstCopy = h, h, h.CopyOf
 	if n.servers.probe, err = log.NewProbe(log.ProbeConfig{Conn: st.conn}); err != nil {
 		return err
 	}

@@ -237,7 +237,7 @@ func (n *Node) losses() (out []loss) {
 		return nil
 	}
 	for _, l := range n.own.broker.Losses() {
-		out = append(out, loss{l, n.groupOf(l.Topic), slices.Contains(firstTopics(), l.Topic)})
+		out = append(out, loss{l, n.groupOf(l.Topic), slices.Contains(notify.FirstTopics(), l.Topic)})
 	}
 	return out
 }
@@ -323,7 +323,7 @@ type Lag struct {
 	LanePaused bool `json:"lane_paused,omitempty"`
 	// Deferred is what waits in the timer store to come to Topic again, the
 	// largest first; nil: this process has not counted it.
-	Deferred []Deferred `json:"deferred"`
+	Deferred []worker.Deferred `json:"deferred"`
 }
 
 // colon puts a reason behind a sentence, if there is one.
@@ -375,7 +375,7 @@ func (n *Node) lag(context.Context) (any, error) {
 	ls := n.lags()
 	for i := range ls {
 		ls[i].LanePaused = n.pausedGroup(ls[i].Group)
-		ls[i].Deferred = n.deferred.ofTopic(ls[i].Topic)
+		ls[i].Deferred = n.deferred.OfTopic(ls[i].Topic)
 	}
 	return ls, nil
 }

@@ -104,7 +104,7 @@ func (n *Node) openEmbedded(ctx context.Context) error {
 		return err
 	}
 	for _, l := range n.own.broker.Losses() {
-		if l.Kept < l.To && slices.Contains(firstTopics(), l.Topic) {
+		if l.Kept < l.To && slices.Contains(notify.FirstTopics(), l.Topic) {
 			n.own.history.Lost(l.After, l.Before)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/cluster"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/log"
+	"github.com/notifyd/notifyd/pkg/metrics"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/outcomehook"
 	"github.com/notifyd/notifyd/pkg/schedule"
@@ -62,7 +63,7 @@ func (n *Node) buildLater() error {
 		Publish:   n.tracedRelease(func(ctx context.Context, ts []engine.Timer) error { return handOn(ctx, ts, toLog, toQueue) }),
 		CaughtUp:  n.tracedRelease(func(ctx context.Context, ts []engine.Timer) error { return handOn(ctx, ts, toLog, toBacklog) }),
 		Cancelled: n.cancelledTimers,
-		Events:    timer.Events{Released: n.metrics.released},
+		Events:    timer.Events{Released: n.metrics.Released},
 	}
 	share := func(limit int) int { return limit }
 	if n.servers != nil {
@@ -98,7 +99,7 @@ func (n *Node) buildLater() error {
 		callers = users.NewCallers(callers)
 	}
 	l.census = trigger.NewCensus(n.st.triggers, n.servers != nil)
-	events := n.metrics.triggers()
+	events := n.metrics.Triggers()
 	if l.triggers, err = trigger.New(trigger.Config{
 		Triggers: n.st.triggers, Callers: callers, Idem: n.st.idem, Later: rows, Egress: l.egress, Census: l.census,
 		MaxDelay: cfg.Timers.MaxDelay, Jitter: cfg.Timers.Jitter, MaxPending: cfg.Triggers.MaxPending, Keep: cfg.Intake.Idempotency, Exclusive: n.st.exclusive,
@@ -116,7 +117,7 @@ func (n *Node) buildLater() error {
 	l.mender = trigger.Mender{Triggers: n.st.triggers, Later: rows, Dead: deadTriggers{n.producer}, Events: events}
 	l.teller, err = outcomehook.New(outcomehook.Config{
 		Letters: n.feeds, Callers: n.st.callers, Meta: n.st.meta, Triggers: l.triggers, Logger: n.log,
-		Told: func(k int) { n.metrics.outcomesTold.Add(float64(k)) }, Refused: func(code string) { add(n.metrics.outcomesRefused, 1, code) },
+		Told: func(k int) { n.metrics.OutcomesTold.Add(float64(k)) }, Refused: func(code string) { metrics.Add(n.metrics.OutcomesRefused, 1, code) },
 	})
 	return err
 }
@@ -231,7 +232,7 @@ func (c *Config) egress() (p trigger.EgressPolicy, err error) {
 // reconcile repairs, every hour, what no longer leads to triggers.
 func (n *Node) reconcile(ctx context.Context) error {
 	return n.conserve.auditor.MendTriggers(ctx, reconcileEvery, func(found, mended map[string]int, err error) {
-		n.metrics.reconciled(found, err)
+		n.metrics.Reconciled(found, err)
 		switch {
 		case err != nil:
 			n.log.Warn("reconcile", "err", err)

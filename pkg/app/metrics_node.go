@@ -99,7 +99,16 @@ func (c *nodeCollector) Collect(ch chan<- prometheus.Metric) {
 	for _, r := range n.health.Circuits(now) {
 		gauge(descCircuit, one(r.State == limit.Closed.String() && r.Blocked.IsZero()), r.Route)
 	}
-	n.collectDeferred(gauge, now)
+	for _, l := range notify.Lanes() {
+		reasons, at, ok := n.deferred.OfLane(l)
+		for reason, d := range reasons {
+			gauge(descDeferred, float64(d.Receivers), l.String(), reason)
+			gauge(descDeferAge, max(now.Sub(d.Oldest), 0).Seconds()*one(d.Receivers > 0), l.String(), reason)
+		}
+		if ok && l == notify.Lanes()[0] {
+			gauge(descCountAge, now.Sub(at).Seconds())
+		}
+	}
 	// A process tells of what it does: of the rest it knows nothing that is new.
 	if n.does(func(t cluster.Tasks) bool { return t.Scheduler }) {
 		n.collectTimers(ch, gauge)

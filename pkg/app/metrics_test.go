@@ -22,7 +22,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/conserve"
 	"github.com/notifyd/notifyd/pkg/deadletter"
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/engine/memory"
 	"github.com/notifyd/notifyd/pkg/log"
+	"github.com/notifyd/notifyd/pkg/metrics"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/server"
 	"github.com/notifyd/notifyd/pkg/timer"
@@ -43,17 +45,16 @@ func TestMetricsCatalogue(t *testing.T) {
 	want := catalogue(t)
 	n := runNode(t)
 	feed(n.metrics)
-	eventually(t, "the first count of what is deferred", func() bool { return n.deferred.last.Load() != nil })
-	n.deferred.last.Store(&deferredCount{at: time.Now(), topics: map[string][]Deferred{"notifications-push-dlq": {{Reason: "quiet_hours", Receivers: 1, Oldest: time.Now()}}}})
+	n.deferred = countedDeferral(t)
 	if _, err := n.Audit(t.Context(), time.Time{}); err != nil {
 		t.Fatal(err)
 	}
 
 	got := map[string]entry{}
-	for name, labels := range described(n.metrics.registry) {
+	for name, labels := range described(n.metrics.Registry) {
 		got[name] = entry{labels: labels}
 	}
-	families, err := n.metrics.registry.Gather()
+	families, err := n.metrics.Registry.Gather()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -181,12 +182,35 @@ func described(r *prometheus.Registry) map[string]string {
 	return out
 }
 
+// countedDeferral is a count of one receiver that waits for the end of quiet hours.
+func countedDeferral(t *testing.T) *worker.DeferredCounter {
+	t.Helper()
+	var w notify.ReceiverWriter
+	w.Append(notify.Receiver{User: []byte("ann")})
+	e := notify.Envelope{
+		Chunk: notify.Chunk{Base: notify.NewBase(time.Now())}, Channel: notify.Push, Category: notify.Alert, Caller: "shop", Accepted: time.Now().UnixMilli(),
+		Attempt: 1, Cause: "quiet_hours", Count: 1, Receivers: w.Bytes(),
+	}
+	c := &worker.DeferredCounter{Timers: memory.New().Timers(), Shards: 1}
+	err := c.Timers.Put(t.Context(), 1, []engine.Timer{{
+		FireAt: time.Now().Add(time.Minute).UnixMilli(), ID: []byte("row"), Kind: timer.KindEnvelope,
+		Target: notify.Lane{Channel: notify.Push}.DLQTopic(), Payload: notify.AppendEnvelope(nil, &e),
+	}})
+	if err == nil {
+		err = c.Count(t.Context(), time.Now())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
 // feed gives each hook an event, as the stages would: what the node did not
 // happen to do must still have a metric behind it.
-func feed(m *metrics) {
-	add(m.archiveLines, 1, "outcomes")
-	add(m.outcomesRefused, 1, "too_many_pending")
-	in, h := m.intake(), m.http()
+func feed(m *metrics.Metrics) {
+	metrics.Add(m.ArchiveLines, 1, "outcomes")
+	metrics.Add(m.OutcomesRefused, 1, "too_many_pending")
+	in, h := m.Intake(), m.HTTP()
 	in.Accepted(notify.Push, notify.Alert, "caller", 1)
 	in.Rejected("caller", "code", 1)
 	in.Refused("caller", "code")
@@ -199,7 +223,7 @@ func feed(m *metrics) {
 	h.Refused("reason")
 	h.Unguarded("POST /v1/notifications")
 	lane := notify.Lane{Channel: notify.Push}
-	w := m.worker(&deadletter.Tail[api.Event]{}, func(*notify.Envelope) {})
+	w := m.Worker(&deadletter.Tail[api.Event]{}, func(*notify.Envelope) {})
 	info := worker.SettledInfo{Lane: lane, Envelope: &notify.Envelope{}, Codes: map[string]int{"code": 1}, Called: time.Millisecond}
 	info.States[notify.Sent] = 1
 	w.Settled(info)
@@ -210,20 +234,20 @@ func feed(m *metrics) {
 	w.Poison("topic")
 	w.Damaged(lane)
 	w.Panic(lane, "value")
-	g := m.group(slog.New(slog.DiscardHandler))
+	g := m.Group(slog.New(slog.DiscardHandler))
 	g.Failed(log.TopicPartition{Topic: "topic"}, io.ErrUnexpectedEOF)
 	g.Reset(log.Reset{TP: log.TopicPartition{Topic: "topic"}})
-	tr := m.triggers()
+	tr := m.Triggers()
 	tr.Created("c", 1)
 	tr.Ended("c", engine.TriggerFired, "")
 	tr.Attempt("c", "ok", time.Second)
 	tr.Late("c", time.Second)
 	tr.Deferred(trigger.CauseBreaker, 1)
-	m.released(timer.OnTime, make([]engine.Timer, 1), time.Now())
-	m.stalled(0)
-	m.reconciled(map[string]int{conserve.Late: 1}, nil)
-	m.receipts(notify.SMS, 1)
-	add(m.spansDropped, 1, trace.QueueFull)
+	m.Released(timer.OnTime, make([]engine.Timer, 1), time.Now())
+	m.Stalled(0)
+	m.Reconciled(map[string]int{conserve.Late: 1}, nil)
+	m.ReceiptsStored(notify.SMS, 1)
+	metrics.Add(m.SpansDropped, 1, trace.QueueFull)
 }
 
 // runNode runs an embedded node whose providers accept everything, and sends

@@ -25,6 +25,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/history"
 	"github.com/notifyd/notifyd/pkg/intake"
 	"github.com/notifyd/notifyd/pkg/log"
+	"github.com/notifyd/notifyd/pkg/metrics"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/outcomehook"
 	"github.com/notifyd/notifyd/pkg/server"
@@ -62,8 +63,8 @@ type Node struct {
 	asked         *outcomehook.Asked // who is told of every end
 	groups        []*log.Group
 	groupNames    []string
-	metrics       *metrics
-	rates         *rates
+	metrics       *metrics.Metrics
+	rates         *metrics.Rates
 	tail          *deadletter.Tail[api.Event]
 	closers       []func() error // of engines and clients of the log, in the order they were opened
 	lock          *Lock          // of the data folder
@@ -82,7 +83,7 @@ type Node struct {
 	jobs          *deadletter.Manager
 	audit         *deadletter.AuditLog
 	conserve      conservation
-	deferred      deferredCounter
+	deferred      *worker.DeferredCounter
 	clock         *cluster.Clock // nil: there are no servers to compare with
 	lanes         *cluster.Lanes
 	campaigns     *cluster.CampaignHolds
@@ -140,8 +141,9 @@ func newNode(cfg Config, logger *slog.Logger, seams seams, opts ...Option) (_ *N
 	if err := n.sealCallers(context.Background()); err != nil {
 		return nil, err
 	}
-	n.metrics = newMetrics(n)
-	n.rates = newRates(n.metrics)
+	n.metrics = metrics.New()
+	n.metrics.Registry.MustRegister(&nodeCollector{n})
+	n.rates = metrics.NewRates(n.metrics)
 	if err := n.openTracer(); err != nil {
 		return nil, err
 	}
@@ -182,7 +184,7 @@ func (n *Node) build() error {
 		return err
 	}
 	n.solo = worker.NewSolo()
-	n.commit = worker.NewCommitter(worker.CommitterConfig{Put: n.st.status.Put, Logger: n.log, Stalled: n.metrics.stalled})
+	n.commit = worker.NewCommitter(worker.CommitterConfig{Put: n.st.status.Put, Logger: n.log, Stalled: n.metrics.Stalled})
 	if err := n.followOperators(context.Background()); err != nil {
 		return err
 	}
@@ -191,7 +193,7 @@ func (n *Node) build() error {
 			return err
 		}
 	}
-	if err := n.addGroup(log.GroupConfig{Group: deadletter.DeadLetterGroup}, &deadletter.Indexer{Store: n.later.teller.Watch(n.feeds), Logger: n.log, Decode: map[string]func([]byte) (engine.DeadLetter, error){trigger.TopicDLQ: triggerLetter}, Undecodable: func(topic string) { add(n.metrics.poison, 1, topic) }}); err != nil {
+	if err := n.addGroup(log.GroupConfig{Group: deadletter.DeadLetterGroup}, &deadletter.Indexer{Store: n.later.teller.Watch(n.feeds), Logger: n.log, Decode: map[string]func([]byte) (engine.DeadLetter, error){trigger.TopicDLQ: triggerLetter}, Undecodable: func(topic string) { metrics.Add(n.metrics.Poison, 1, topic) }}); err != nil {
 		return err
 	}
 	if err := n.buildOutcomes(); err != nil {
@@ -207,11 +209,12 @@ func (n *Node) build() error {
 	}, intake.Config{
 		MaxDelay: cfg.Timers.MaxDelay, Jitter: cfg.Timers.Jitter,
 		Refuse: refusals(cfg.Intake.Refuse), SMS: categories(cfg.Intake.SMS), Keep: cfg.Intake.Idempotency,
-		SpillBytes: int64(cfg.Intake.SpillMiB) << 20, Exclusive: n.st.exclusive, Events: n.metrics.intake(), Logger: n.log,
+		SpillBytes: int64(cfg.Intake.SpillMiB) << 20, Exclusive: n.st.exclusive, Events: n.metrics.Intake(), Logger: n.log,
 	})
 	if err != nil {
 		return err
 	}
+	n.deferred = &worker.DeferredCounter{Timers: n.st.timers, Shards: cfg.Timers.Shards, Pause: n.seams.recount, Logger: n.log}
 	n.buildConservation()
 	if err := n.buildJobs(); err != nil {
 		return err
@@ -234,7 +237,7 @@ func (n *Node) lane(l notify.Lane) error {
 			MaxRetries: n.cfg.Workers.MaxRetries, BatchAge: n.cfg.Workers.BatchAge, CallLimit: n.cfg.Workers.CallLimit,
 			Routes: n.provs.routes(l.Channel), Log: n.producer, Status: n.st.status, Committer: n.commit,
 			Prefs: preferences{n.prefs.Snapshot(), n.prefs}, Cancels: n.cancels, Parker: n.later.timers,
-			Provider: prov, Health: n.health, Gate: n.lanes.Gate(l), Campaigns: &n.held, Partitions: n.st.partitions(l.Topic()), Solo: n.solo, Events: n.metrics.worker(n.tail, n.observe), Logger: n.log, Seen: n.seen, Tells: n.asked.Tells, Tracer: n.tracer,
+			Provider: prov, Health: n.health, Gate: n.lanes.Gate(l), Campaigns: &n.held, Partitions: n.st.partitions(l.Topic()), Solo: n.solo, Events: n.metrics.Worker(n.tail, n.observe), Logger: n.log, Seen: n.seen, Tells: n.asked.Tells, Tracer: n.tracer,
 		})
 		group := l.Group()
 		if role == worker.Retries {
@@ -251,7 +254,7 @@ func (n *Node) lane(l notify.Lane) error {
 
 // addGroup makes a consumer group over the topics of its name.
 func (n *Node) addGroup(c log.GroupConfig, h log.Handler) error {
-	c.Conn, c.Topics, c.DrainTimeout, c.Events = n.st.conn, topicsOf(c.Group), n.cfg.Workers.Drain, n.metrics.group(n.log)
+	c.Conn, c.Topics, c.DrainTimeout, c.Events = n.st.conn, topicsOf(c.Group), n.cfg.Workers.Drain, n.metrics.Group(n.log)
 	g, err := log.NewGroup(c, h)
 	if err != nil {
 		return err
@@ -269,7 +272,7 @@ type preferences struct {
 
 // barrier returns the end of every first-attempt topic.
 func (n *Node) barrier(ctx context.Context) (map[history.Part]int64, error) {
-	ends, err := n.admin.EndOffsets(ctx, firstTopics()...)
+	ends, err := n.admin.EndOffsets(ctx, notify.FirstTopics()...)
 	if err != nil {
 		return nil, err
 	}
@@ -278,13 +281,6 @@ func (n *Node) barrier(ctx context.Context) (map[history.Part]int64, error) {
 		out[history.Part(tp)] = at
 	}
 	return out, nil
-}
-
-func firstTopics() (ts []string) {
-	for _, l := range notify.Lanes() {
-		ts = append(ts, l.Topic())
-	}
-	return ts
 }
 
 // followOperators reads what operators hold back, before the workers are made.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 
 	"github.com/notifyd/notifyd/pkg/log"
+	"github.com/notifyd/notifyd/pkg/metrics"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/outcomehook"
 )
@@ -13,7 +14,7 @@ import (
 func (n *Node) buildOutcomes() error {
 	follower, err := outcomehook.NewFollower(outcomehook.FollowConfig{
 		Callers: n.st.callers, Triggers: n.later.triggers, State: n.stateOf, Log: n.producer, Logger: n.log,
-		Told: func(k int) { n.metrics.outcomesTold.Add(float64(k)) }, Refused: func(code string) { add(n.metrics.outcomesRefused, 1, code) },
+		Told: func(k int) { n.metrics.OutcomesTold.Add(float64(k)) }, Refused: func(code string) { metrics.Add(n.metrics.OutcomesRefused, 1, code) },
 	})
 	if err != nil {
 		return err

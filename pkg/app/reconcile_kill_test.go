@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/conserve"
 	"github.com/notifyd/notifyd/pkg/deadletter"
 	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -55,7 +56,7 @@ func TestReconcileSurvivesKills(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "all is committed", func() bool {
-		b, err := logToAudit{l.Node}.Bounds(ctx)
+		b, err := conserve.OverLog{Admin: l.Node.admin, Reader: l.Node.reader}.Bounds(ctx)
 		for i := range rows {
 			if err != nil || b[log.TopicPartition{Topic: rows[i].Topic, Partition: rows[i].LogPart}].Committed <= rows[i].Offset {
 				return false

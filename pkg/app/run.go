@@ -120,7 +120,7 @@ type parts map[string]func(context.Context) error
 
 // innerParts are what the others need to their end.
 func (n *Node) innerParts(do cluster.Tasks) parts {
-	ps := parts{"callers": n.asked.Run, "preferences": n.prefs.Run, "cancels": n.cancels.Run, "committer": n.commit.Run, "rates": n.rates.run}
+	ps := parts{"callers": n.asked.Run, "preferences": n.prefs.Run, "cancels": n.cancels.Run, "committer": n.commit.Run, "rates": n.rates.Run}
 	for name, run := range n.provs.runs() {
 		ps[name] = run
 	}
@@ -147,8 +147,9 @@ func (n *Node) innerParts(do cluster.Tasks) parts {
 // middleParts are what does the work.
 func (n *Node) middleParts(do cluster.Tasks) parts {
 	ps := parts{}
-	if n.countsDeferred(do) {
-		ps["deferred"] = n.watchDeferred
+	// Where processes share a store not every process reads it to count.
+	if n.own != nil || do.Operator {
+		ps["deferred"] = n.deferred.Run
 	}
 	drainer := &intake.Drainer{Spill: n.st.spill, Log: n.producer, Logger: n.log}
 	if n.own != nil {
@@ -209,7 +210,7 @@ func (n *Node) watchStore(ctx context.Context) error {
 
 // pump follows the first-attempt topics into history.
 func (n *Node) pump(ctx context.Context) error {
-	starts, err := n.admin.StartOffsets(ctx, firstTopics()...)
+	starts, err := n.admin.StartOffsets(ctx, notify.FirstTopics()...)
 	if err != nil {
 		return err
 	}
@@ -226,7 +227,7 @@ func (n *Node) pump(ctx context.Context) error {
 		hs := make([]history.Record, 0, len(recs))
 		for i := range recs {
 			if !recs[i].Lost() {
-				hs = append(hs, history.Record{Topic: tp.Topic, Partition: tp.Partition, Offset: recs[i].Offset, Value: recs[i].Value, Time: recs[i].Time.UnixMilli()})
+				hs = append(hs, history.RecordOf(tp, &recs[i]))
 			}
 		}
 		if err := n.own.history.Append(ctx, hs...); err != nil {
@@ -262,7 +263,7 @@ func (n *Node) safe() map[string]map[int32]int64 {
 		}
 	}
 	sealed := n.own.history.Sealed()
-	first := firstTopics()
+	first := notify.FirstTopics()
 	for topic, parts := range out {
 		if !slices.Contains(first, topic) {
 			continue

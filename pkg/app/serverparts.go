@@ -9,6 +9,7 @@ import (
 
 	"github.com/notifyd/notifyd/pkg/cluster"
 	"github.com/notifyd/notifyd/pkg/deadletter"
+	"github.com/notifyd/notifyd/pkg/history"
 	"github.com/notifyd/notifyd/pkg/limit"
 	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -20,7 +21,7 @@ import (
 // servers is what a process over shared engines keeps beside its stages.
 type servers struct {
 	probe       *log.Probe // nil: the log says itself whether it is there
-	historian   historian
+	historian   history.Historian
 	dispatchers *cluster.Peers
 	standings   *cluster.Standings
 	lag         atomic.Pointer[[]Lag]
@@ -42,8 +43,8 @@ func (n *Node) buildServers() error {
 		return nil
 	}
 	return n.addGroup(log.GroupConfig{
-		Group: historyGroup, CommitEvery: 100 * time.Millisecond, MaxPollRecords: 2000, MaxInFlight: 4000,
-	}, remember{n.servers.historian})
+		Group: history.WritersGroup, CommitEvery: 100 * time.Millisecond, MaxPollRecords: 2000, MaxInFlight: 4000,
+	}, history.Writer{To: n.servers.historian})
 }
 
 // addServerParts adds the inner parts of a process whose engines are servers.
@@ -71,7 +72,7 @@ func (n *Node) addServerParts(ps parts, do cluster.Tasks) {
 		ps["clock"] = n.clock.Run
 	}
 	if do.Operator {
-		ps["group "+historyGroup] = n.group(historyGroup).Run
+		ps["group "+history.WritersGroup] = n.group(history.WritersGroup).Run
 		for name, run := range n.purges() {
 			ps[name] = n.alone(name, run)
 		}
@@ -111,8 +112,8 @@ func (n *Node) watchLags(ctx context.Context, groups []string) error {
 // topicsOf are the topics of a group.
 func topicsOf(group string) []string {
 	switch group {
-	case historyGroup:
-		return firstTopics()
+	case history.WritersGroup:
+		return notify.FirstTopics()
 	case outcomehook.FollowGroup:
 		return []string{notify.TopicOutcomes}
 	case deadletter.DeadLetterGroup:

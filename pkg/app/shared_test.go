@@ -89,7 +89,7 @@ func (r *recorded) Append(_ context.Context, recs ...history.Record) error {
 	return nil
 }
 
-func (r *recorded) Between(_ context.Context, offsets map[history.Part]Span, fn func(*engine.Found) error) error {
+func (r *recorded) Between(_ context.Context, offsets map[history.Part]history.Span, fn func(*engine.Found) error) error {
 	r.mu.Lock()
 	all := slices.Clone(r.chunks)
 	r.mu.Unlock()
@@ -107,11 +107,11 @@ func (r *recorded) Find(ctx context.Context, id notify.ID) (found engine.Found, 
 	err = r.Each(ctx, id.Base, func(f *engine.Found) error {
 		if f.ID == id {
 			found = *f
-			return errOne
+			return errFound
 		}
 		return nil
 	})
-	if errors.Is(err, errOne) {
+	if errors.Is(err, errFound) {
 		return found, nil
 	}
 	return found, notify.NotFound("notification")
@@ -339,3 +339,6 @@ func TestLagsOfAProcess(t *testing.T) {
 		t.Error("a process without groups reads lags")
 	}
 }
+
+// errFound ends a walk that has what it wanted.
+var errFound = errors.New("found")

@@ -12,6 +12,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/intake"
 	"github.com/notifyd/notifyd/pkg/log"
+	"github.com/notifyd/notifyd/pkg/metrics"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/secrets"
 	"github.com/notifyd/notifyd/pkg/timer"
@@ -33,8 +34,8 @@ func (n *Node) openTracer() error {
 	n.tracer, err = trace.New(trace.Config{
 		Endpoint: c.Endpoint, Sample: c.Sample, Headers: headers, Service: c.Service, Version: n.cfg.Version,
 		MaxQueue: n.seams.traceQueue, Every: n.seams.traceEvery,
-		Exported: func(k int) { m.spansExported.Add(float64(k)) },
-		Dropped:  func(reason string, k int) { add(m.spansDropped, k, reason) },
+		Exported: func(k int) { m.SpansExported.Add(float64(k)) },
+		Dropped:  func(reason string, k int) { metrics.Add(m.SpansDropped, k, reason) },
 		Logger:   n.log,
 	})
 	return err

@@ -394,7 +394,7 @@ func TestTraceWithoutCollector(t *testing.T) {
 		t.Errorf("the trace that was begun: %+v, %v", st, err)
 	}
 	eventually(t, "spans are counted as dropped", func() bool {
-		families, err := l.metrics.registry.Gather()
+		families, err := l.metrics.Registry.Gather()
 		if err != nil {
 			t.Fatal(err)
 		}

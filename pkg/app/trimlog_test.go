@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/api"
+	"github.com/notifyd/notifyd/pkg/history"
 	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
@@ -58,7 +59,7 @@ func TestTrimsOnlyWhatIsRead(t *testing.T) {
 		ids = append(ids, sent.NotificationID)
 	}
 	eventually(t, "the history has read what was sent", func() bool {
-		at, err := n.admin.Committed(ctx, historyGroup)
+		at, err := n.admin.Committed(ctx, history.WritersGroup)
 		return err == nil && sumOf(at, lane.Topic()) == 10
 	})
 	trim()
@@ -118,7 +119,7 @@ func TestAuditNamesWhatWasRemovedUnread(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "the history has read what was sent", func() bool {
-		at, err := n.admin.Committed(ctx, historyGroup)
+		at, err := n.admin.Committed(ctx, history.WritersGroup)
 		return err == nil && sumOf(at, lane.Topic()) == 6
 	})
 	if err := n.admin.DeleteRecords(ctx, ends); err != nil { // as a broker's retention does

@@ -107,6 +107,14 @@ func Lanes() []Lane {
 	return ls
 }
 
+// FirstTopics returns the topics of first attempts, one of each lane.
+func FirstTopics() (topics []string) {
+	for _, l := range Lanes() {
+		topics = append(topics, l.Topic())
+	}
+	return topics
+}
+
 // String is the lane's name in metrics and on the command line: "push", "push-bulk".
 func (l Lane) String() string {
 	if l.Bulk {

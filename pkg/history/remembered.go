@@ -1,4 +1,4 @@
-package app
+package history
 
 import (
 	"context"
@@ -7,45 +7,48 @@ import (
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/engine"
-	"github.com/notifyd/notifyd/pkg/history"
 	"github.com/notifyd/notifyd/pkg/log"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// historyGroup is the consumer group that writes who got what where the history
+// WritersGroup is the consumer group that writes who got what where the history
 // is a server's: one process at a time has a partition, and goes on where the
 // one before had stored and committed.
-const historyGroup = "history-writers"
+const WritersGroup = "history-writers"
 
-// historian is a history that somebody writes.
-type historian interface {
+// rememberedWait bounds how long a read waits for the history to catch up.
+const rememberedWait = 5 * time.Second
+
+// Historian is a history that somebody writes.
+type Historian interface {
 	engine.History
 	// Append stores the original chunks among records of the log, in the order of
 	// their offsets. The same again changes nothing; of copies of a chunk one is
 	// kept. Values may be reused after the return.
-	Append(ctx context.Context, recs ...history.Record) error
+	Append(ctx context.Context, recs ...Record) error
 	// Between calls fn with each original chunk that was appended from a record of
 	// these offsets. It reads all of the history.
-	Between(ctx context.Context, offsets map[history.Part]Span, fn func(*engine.Found) error) error
+	Between(ctx context.Context, offsets map[Part]Span, fn func(*engine.Found) error) error
 }
 
 // Span are the offsets of a partition that are at or above From and below Below.
 type Span struct{ From, Below int64 }
 
-// remember is the handler of historyGroup.
-type remember struct{ to historian }
+// Writer is the handler of WritersGroup.
+type Writer struct{ To Historian }
 
-func (r remember) Assigned(context.Context, log.TopicPartition) log.PartitionHandler { return r }
+// Assigned implements log.Handler.
+func (r Writer) Assigned(context.Context, log.TopicPartition) log.PartitionHandler { return r }
 
 // Handle stores what was accepted.
-func (r remember) Handle(ctx context.Context, msgs []*log.Msg) error {
-	recs := make([]history.Record, 0, len(msgs))
+func (r Writer) Handle(ctx context.Context, msgs []*log.Msg) error {
+	recs := make([]Record, 0, len(msgs))
 	for _, m := range msgs {
 		if !m.Lost() {
-			recs = append(recs, history.Record{Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, Value: m.Value, Time: m.Time.UnixMilli()})
+			recs = append(recs, RecordOf(log.TopicPartition{Topic: m.Topic, Partition: m.Partition}, &m.Record))
 		}
 	}
-	if err := r.to.Append(ctx, recs...); err != nil {
+	if err := r.To.Append(ctx, recs...); err != nil {
 		return err
 	}
 	for _, m := range msgs {
@@ -54,71 +57,75 @@ func (r remember) Handle(ctx context.Context, msgs []*log.Msg) error {
 	return nil
 }
 
-// logAdmin is what the history of servers asks of the log.
-type logAdmin interface {
+// RecordOf is a record of the log as a history takes it.
+func RecordOf(tp log.TopicPartition, r *log.Record) Record {
+	return Record{Topic: tp.Topic, Partition: tp.Partition, Offset: r.Offset, Value: r.Value, Time: r.Time.UnixMilli()}
+}
+
+// LogAdmin is what the history of servers asks of the log.
+type LogAdmin interface {
 	Committed(ctx context.Context, group string) (map[log.TopicPartition]int64, error)
 	StartOffsets(ctx context.Context, topics ...string) (map[log.TopicPartition]int64, error)
 	EndOffsets(ctx context.Context, topics ...string) (map[log.TopicPartition]int64, error)
 	OffsetsSince(ctx context.Context, at time.Time, topics ...string) (map[log.TopicPartition]int64, error)
 }
 
-// remembered is a history in a server: reads wait until what the log held when
+// Remembered is a history in a server: reads wait until what the log held when
 // they began was stored.
-type remembered struct {
-	historian
-	admin     func() logAdmin
-	retention time.Duration
-	longest   time.Duration // of a wait
+type Remembered struct {
+	Historian
+	Admin     LogAdmin
+	Retention time.Duration
 }
 
 // Find implements engine.History.
-func (h *remembered) Find(ctx context.Context, id notify.ID) (engine.Found, error) {
-	f, err := h.historian.Find(ctx, id)
+func (h *Remembered) Find(ctx context.Context, id notify.ID) (engine.Found, error) {
+	f, err := h.Historian.Find(ctx, id)
 	if notify.KindOf(err) != notify.KindNotFound {
 		return f, err
 	}
 	if err := h.await(ctx); err != nil {
 		return f, err
 	}
-	return h.historian.Find(ctx, id)
+	return h.Historian.Find(ctx, id)
 }
 
 // Each implements engine.History.
-func (h *remembered) Each(ctx context.Context, base notify.Base, fn func(*engine.Found) error) error {
+func (h *Remembered) Each(ctx context.Context, base notify.Base, fn func(*engine.Found) error) error {
 	if err := h.await(ctx); err != nil {
 		return err
 	}
-	return h.historian.Each(ctx, base, fn)
+	return h.Historian.Each(ctx, base, fn)
 }
 
 // User implements engine.History.
-func (h *remembered) User(ctx context.Context, q engine.HistoryQuery) ([]engine.Found, engine.HistoryCursor, error) {
+func (h *Remembered) User(ctx context.Context, q engine.HistoryQuery) ([]engine.Found, engine.HistoryCursor, error) {
 	if q.Before == nil {
 		if err := h.await(ctx); err != nil {
 			return nil, nil, err
 		}
 	}
-	return h.historian.User(ctx, q)
+	return h.Historian.User(ctx, q)
 }
 
-func (h *remembered) await(ctx context.Context) error {
-	ctx, stop := context.WithTimeout(ctx, h.longest)
+func (h *Remembered) await(ctx context.Context) error {
+	ctx, stop := context.WithTimeout(ctx, rememberedWait)
 	defer stop()
-	ends, err := h.admin().EndOffsets(ctx, firstTopics()...)
+	ends, err := h.Admin.EndOffsets(ctx, notify.FirstTopics()...)
 	if err != nil {
 		return err
 	}
-	to := make(map[history.Part]int64, len(ends))
+	to := make(map[Part]int64, len(ends))
 	for tp, at := range ends {
-		to[history.Part(tp)] = at
+		to[Part(tp)] = at
 	}
 	return h.Sync(ctx, to)
 }
 
 // Sync waits until the history holds the log up to these ends.
-func (h *remembered) Sync(ctx context.Context, ends map[history.Part]int64) error {
+func (h *Remembered) Sync(ctx context.Context, ends map[Part]int64) error {
 	for {
-		at, err := h.admin().Committed(ctx, historyGroup)
+		at, err := h.Admin.Committed(ctx, WritersGroup)
 		if err != nil {
 			return err
 		}
@@ -145,9 +152,9 @@ func (h *remembered) Sync(ctx context.Context, ends map[history.Part]int64) erro
 // the log does not hold any more: what was removed before its group had read it,
 // however old, and of the rest what was accepted since then. Of that there is nothing
 // where the log reaches back to since. It returns where in the log to go on.
-func (h *remembered) Chunks(ctx context.Context, from map[history.Part]int64, since int64, fn func(*engine.Found) error) (map[history.Part]int64, error) {
-	admin := h.admin()
-	starts, err := admin.StartOffsets(ctx, firstTopics()...)
+func (h *Remembered) Chunks(ctx context.Context, from map[Part]int64, since int64, fn func(*engine.Found) error) (map[Part]int64, error) {
+	admin := h.Admin
+	starts, err := admin.StartOffsets(ctx, notify.FirstTopics()...)
 	if err != nil {
 		return nil, err
 	}
@@ -155,11 +162,11 @@ func (h *remembered) Chunks(ctx context.Context, from map[history.Part]int64, si
 	// off a little.
 	young := starts
 	if at := time.UnixMilli(since).Add(-time.Minute); since > 0 {
-		if young, err = admin.OffsetsSince(ctx, at, firstTopics()...); err != nil {
+		if young, err = admin.OffsetsSince(ctx, at, notify.FirstTopics()...); err != nil {
 			return nil, err
 		}
 	}
-	gone, unread, next := map[history.Part]Span{}, map[history.Part]int64{}, map[history.Part]int64{}
+	gone, unread, next := map[Part]Span{}, map[Part]int64{}, map[Part]int64{}
 	for _, l := range notify.Lanes() {
 		committed, err := admin.Committed(ctx, l.Group())
 		if err != nil {
@@ -169,7 +176,7 @@ func (h *remembered) Chunks(ctx context.Context, from map[history.Part]int64, si
 			if tp.Topic != l.Topic() {
 				continue
 			}
-			p := history.Part(tp)
+			p := Part(tp)
 			next[p], unread[p] = max(start, young[tp], from[p]), committed[tp]
 			s := Span{from[p], start}
 			if young[tp] > start { // the log reaches back far enough
@@ -184,7 +191,7 @@ func (h *remembered) Chunks(ctx context.Context, from map[history.Part]int64, si
 		return next, nil
 	}
 	return next, h.Between(ctx, gone, func(f *engine.Found) error {
-		if f.Offset < unread[history.Part{Topic: f.Topic, Partition: f.LogPart}] && f.Envelope.Chunk.Base.Time().UnixMilli() < since {
+		if f.Offset < unread[Part{Topic: f.Topic, Partition: f.LogPart}] && f.Envelope.Chunk.Base.Time().UnixMilli() < since {
 			return nil
 		}
 		return fn(f)
@@ -192,18 +199,18 @@ func (h *remembered) Chunks(ctx context.Context, from map[history.Part]int64, si
 }
 
 // Unsealed names nothing: see Chunks.
-func (h *remembered) Unsealed(history.Part, int64, int64, func(*engine.Found) error) error {
+func (h *Remembered) Unsealed(Part, int64, int64, func(*engine.Found) error) error {
 	return nil
 }
 
 // Earlier implements conserve.History: of the copies of a chunk in the log the
 // history holds one, and the others are repeats of it.
-func (h *remembered) Earlier(f *engine.Found) (bool, error) {
+func (h *Remembered) Earlier(f *engine.Found) (bool, error) {
 	rd, r := notify.ReadReceivers(f.Envelope.Receivers), notify.Receiver{}
 	if !rd.Next(&r) {
 		return false, nil
 	}
-	kept, err := h.historian.Find(context.Background(), f.Envelope.ID(r.Index))
+	kept, err := h.Historian.Find(context.Background(), f.Envelope.ID(r.Index))
 	switch notify.KindOf(err) {
 	case notify.KindNotFound, notify.KindGone:
 		return false, nil
@@ -215,13 +222,13 @@ func (h *remembered) Earlier(f *engine.Found) (bool, error) {
 }
 
 // Of implements conserve.History.
-func (h *remembered) Of(base notify.Base) ([]history.Held, error) {
-	var out []history.Held
+func (h *Remembered) Of(base notify.Base) ([]Held, error) {
+	var out []Held
 	seen := map[notify.Chunk]bool{}
-	err := h.historian.Each(context.Background(), base, func(f *engine.Found) error {
+	err := h.Historian.Each(context.Background(), base, func(f *engine.Found) error {
 		if !seen[f.Envelope.Chunk] {
 			seen[f.Envelope.Chunk] = true
-			out = append(out, history.Held{Chunk: f.Envelope.Chunk, Count: f.Envelope.Count})
+			out = append(out, Held{Chunk: f.Envelope.Chunk, Count: f.Envelope.Count})
 		}
 		return nil
 	})
@@ -235,8 +242,8 @@ func (h *remembered) Of(base notify.Base) ([]history.Held, error) {
 var errOne = errors.New("one is enough")
 
 // Has implements conserve.History.
-func (h *remembered) Has(base notify.Base) (bool, error) {
-	err := h.historian.Each(context.Background(), base, func(*engine.Found) error { return errOne })
+func (h *Remembered) Has(base notify.Base) (bool, error) {
+	err := h.Historian.Each(context.Background(), base, func(*engine.Found) error { return errOne })
 	switch k := notify.KindOf(err); {
 	case errors.Is(err, errOne):
 		return true, nil
@@ -247,10 +254,10 @@ func (h *remembered) Has(base notify.Base) (bool, error) {
 }
 
 // Kept implements conserve.History.
-func (h *remembered) Kept(now time.Time) time.Time { return now.Add(-h.retention) }
+func (h *Remembered) Kept(now time.Time) time.Time { return now.Add(-h.Retention) }
 
-// copyOf is the first copy of a chunk with these receivers.
-func (h *remembered) copyOf(ctx context.Context, c notify.Chunk, digest uint64) (found engine.Found, err error) {
+// CopyOf returns the first copy of a chunk with these receivers.
+func (h *Remembered) CopyOf(ctx context.Context, c notify.Chunk, digest uint64) (found engine.Found, err error) {
 	err = h.Each(ctx, c.Base, func(f *engine.Found) error {
 		if f.Envelope.Chunk == c && notify.ColumnDigest(f.Envelope.Receivers) == digest {
 			found = *f

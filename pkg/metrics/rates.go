@@ -1,4 +1,4 @@
-package app
+package metrics
 
 import (
 	"context"
@@ -11,13 +11,12 @@ import (
 	dto "github.com/prometheus/client_model/go"
 
 	"github.com/notifyd/notifyd/pkg/api"
-	"github.com/notifyd/notifyd/pkg/limit"
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// rates keeps a few minutes of what the counters said, so that an operator without
+// Rates keeps a few minutes of what the counters said, so that an operator without
 // Prometheus sees what happens now.
-type rates struct {
+type Rates struct {
 	registry *prometheus.Registry // of the few metrics that count
 
 	mu      sync.Mutex
@@ -37,14 +36,15 @@ type sample struct {
 	late                            map[string]*dto.Histogram
 }
 
-func newRates(m *metrics) *rates {
-	r := &rates{registry: prometheus.NewRegistry()}
-	r.registry.MustRegister(m.accepted, m.outcomes, m.triggersCreated, m.triggersEnded, m.timerLate, m.triggerLate)
+// NewRates follows the counters of m while Run runs.
+func NewRates(m *Metrics) *Rates {
+	r := &Rates{registry: prometheus.NewRegistry()}
+	r.registry.MustRegister(m.Accepted, m.Outcomes, m.TriggersCreated, m.TriggersEnded, m.TimerLate, m.TriggerLate)
 	return r
 }
 
-// run takes a sample every 5 s until ctx ends.
-func (r *rates) run(ctx context.Context) error {
+// Run takes a sample every 5 s until ctx ends.
+func (r *Rates) Run(ctx context.Context) error {
 	t := time.NewTicker(rateStep)
 	defer t.Stop()
 	for {
@@ -59,7 +59,7 @@ func (r *rates) run(ctx context.Context) error {
 	}
 }
 
-func (r *rates) take(now time.Time) error {
+func (r *Rates) take(now time.Time) error {
 	s, err := r.read(now)
 	if err != nil {
 		return err
@@ -75,7 +75,7 @@ func (r *rates) take(now time.Time) error {
 // whatTrigger stands beside the names of channels.
 const whatTrigger = "trigger"
 
-func (r *rates) read(now time.Time) (sample, error) {
+func (r *Rates) read(now time.Time) (sample, error) {
 	s := sample{
 		at: now, accepted: map[string]float64{}, reached: map[string]float64{}, failed: map[string]float64{},
 		ends: map[string]float64{}, late: map[string]*dto.Histogram{},
@@ -119,8 +119,8 @@ func (s *sample) end(what, state string, n float64) {
 	}
 }
 
-// report says what happened in the last minute, and step by step before it.
-func (r *rates) report(context.Context) (any, error) {
+// Report says what happened in the last minute, and step by step before it.
+func (r *Rates) Report(context.Context) (any, error) {
 	now, err := r.read(time.Now())
 	if err != nil {
 		return nil, err
@@ -207,31 +207,4 @@ func lateness(what string, is, was *dto.Histogram) api.Lateness {
 	}
 	out.N, out.P50, out.P99 = n, quantile(.5), quantile(.99)
 	return out
-}
-
-// accounts of the providers that have some.
-func (n *Node) accounts(context.Context) (any, error) {
-	out := api.Accounts{Items: []api.Account{}}
-	add := func(provider string, list []limit.AccountStatus) {
-		for _, a := range list {
-			one := api.Account{Provider: provider, Account: a.Name, State: a.Breaker.State.String(), Room: a.Tokens}
-			if a.Breaker.State != limit.Closed {
-				one.Reason = a.Breaker.Reason.String()
-				if !a.Breaker.Until.IsZero() {
-					one.ProbeAt = &a.Breaker.Until
-				}
-			}
-			if !a.Blocked.IsZero() {
-				one.State, one.BlockedUntil = "blocked", &a.Blocked
-			}
-			out.Items = append(out.Items, one)
-		}
-	}
-	if p := n.provs.twilio; p != nil {
-		add("twilio", p.Accounts())
-	}
-	if p := n.provs.sendgrid; p != nil {
-		add("sendgrid", p.Accounts())
-	}
-	return out, nil
 }

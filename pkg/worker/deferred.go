@@ -1,20 +1,17 @@
-package app
+package worker
 
 import (
 	"cmp"
 	"context"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
-	"github.com/notifyd/notifyd/pkg/cluster"
 	"github.com/notifyd/notifyd/pkg/engine"
 	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/timer"
-	"github.com/notifyd/notifyd/pkg/worker"
 )
 
 const (
@@ -46,53 +43,46 @@ type Deferred struct {
 
 // deferredCount is what one count found. It is immutable.
 type deferredCount struct {
-	at     time.Time             // when the count began
-	topics map[string][]Deferred // the largest first
-	// zero holds by topic the reasons that an earlier count found and this one did
-	// not, so that their metrics go to 0 and do not end.
-	zero map[string][]string
+	at time.Time // when the count began
+	// topics holds the largest first. Behind them are reasons that an earlier count found
+	// and this one did not, of no receivers: their metrics go to 0 and do not end.
+	topics map[string][]Deferred
 }
 
-// deferredCounter counts deferred receivers from the rows of the timer store. Rows
+// DeferredCounter counts deferred receivers from the rows of the timer store. Rows
 // are the only place that every process, a restarted one as well, can count from.
-type deferredCounter struct {
+type DeferredCounter struct {
+	Timers engine.Timers
+	Shards int
+	Pause  time.Duration // between two counts; 0: 5 s
+	Logger *slog.Logger
+
 	last atomic.Pointer[deferredCount] // nil: nothing was counted yet
 }
 
-// countsDeferred reports whether a process with these tasks counts. Where processes
-// share a store only the role operator counts, so that not every process reads the store.
-func (n *Node) countsDeferred(do cluster.Tasks) bool { return n.own != nil || do.Operator }
-
-// watchDeferred counts until ctx ends. After an error the last count stands, and its
-// age grows.
-func (n *Node) watchDeferred(ctx context.Context) error {
+// Run counts until ctx ends. After an error the last count stands, and its age grows.
+func (d *DeferredCounter) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
-		c, err := n.countDeferred(ctx, time.Now())
-		switch {
-		case err == nil:
-			c.keepZero(n.deferred.last.Load())
-			n.deferred.last.Store(c)
-		case ctx.Err() == nil:
-			n.log.Warn("deferred notifications cannot be counted; trying again", "err", err)
+		if err := d.Count(ctx, time.Now()); err != nil && ctx.Err() == nil {
+			d.Logger.Warn("deferred notifications cannot be counted; trying again", "err", err)
 		}
-		notify.Sleep(ctx, cmp.Or(n.seams.recount, deferredEvery))
+		notify.Sleep(ctx, cmp.Or(d.Pause, deferredEvery))
 	}
 	return nil
 }
 
-// countDeferred reads every timer that is due at now or later and before
-// now + deferredAhead.
-func (n *Node) countDeferred(ctx context.Context, now time.Time) (*deferredCount, error) {
+// Count reads every timer that is due at now or later and before now + deferredAhead.
+func (d *DeferredCounter) Count(ctx context.Context, now time.Time) error {
 	sums := map[string]map[string]*Deferred{}
 	from := now.UnixMilli()
-	for shard := range n.cfg.Timers.Shards {
-		minutes, err := n.st.timers.Minutes(ctx, uint16(shard), from/60_000, now.Add(deferredAhead).UnixMilli()/60_000)
+	for shard := range d.Shards {
+		minutes, err := d.Timers.Minutes(ctx, uint16(shard), from/60_000, now.Add(deferredAhead).UnixMilli()/60_000)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		for _, m := range minutes {
-			if err := countMinute(ctx, n.st.timers, engine.TimerPartition{Minute: m, Shard: uint16(shard)}, from, sums); err != nil {
-				return nil, err
+			if err := countMinute(ctx, d.Timers, engine.TimerPartition{Minute: m, Shard: uint16(shard)}, from, sums); err != nil {
+				return err
 			}
 		}
 	}
@@ -100,7 +90,11 @@ func (n *Node) countDeferred(ctx context.Context, now time.Time) (*deferredCount
 	for topic, reasons := range sums {
 		c.topics[topic] = largest(reasons)
 	}
-	return c, nil
+	if was := d.last.Load(); was != nil {
+		c.keepZero(was)
+	}
+	d.last.Store(c)
+	return nil
 }
 
 // countMinute adds the deferred envelopes of one partition to sums, by topic and
@@ -148,7 +142,7 @@ func addDeferred(sums map[string]map[string]*Deferred, t *engine.Timer) {
 		sums[t.Target] = reasons
 	}
 	merge(reasons, Deferred{
-		Reason:    strings.Clone(cmp.Or(worker.DeferralCode(e.Cause), unknownReason)), // not of the payload, which is large
+		Reason:    strings.Clone(cmp.Or(DeferralCode(e.Cause), unknownReason)), // not of the payload, which is large
 		Receivers: int64(e.Count), Oldest: time.UnixMilli(e.Accepted).UTC(), Next: time.UnixMilli(t.FireAt).UTC(),
 	})
 }
@@ -192,59 +186,38 @@ func largest(reasons map[string]*Deferred) []Deferred {
 // keepZero notes the reasons of an earlier count that c has not. Beyond twice
 // deferredReasons of a topic the earlier ones end.
 func (c *deferredCount) keepZero(was *deferredCount) {
-	c.zero = map[string][]string{}
-	if was == nil {
-		return
-	}
-	for _, l := range notify.Lanes() {
-		for _, topic := range []string{l.Topic(), l.DLQTopic()} {
-			for _, d := range was.topics[topic] {
-				if !hasReason(c.topics[topic], d.Reason) {
-					c.zero[topic] = append(c.zero[topic], d.Reason)
-				}
-			}
-			for _, reason := range was.zero[topic] {
-				if !hasReason(c.topics[topic], reason) && len(c.zero[topic]) < deferredReasons {
-					c.zero[topic] = append(c.zero[topic], reason)
-				}
+	for topic, earlier := range was.topics {
+		for _, d := range earlier {
+			now := c.topics[topic]
+			if len(now) < 2*deferredReasons && !slices.ContainsFunc(now, func(n Deferred) bool { return n.Reason == d.Reason }) {
+				c.topics[topic] = append(now, Deferred{Reason: d.Reason, Oldest: c.at, Next: c.at})
 			}
 		}
 	}
 }
 
-func hasReason(ds []Deferred, reason string) bool {
-	return slices.ContainsFunc(ds, func(d Deferred) bool { return d.Reason == reason })
-}
-
-// ofTopic returns what is deferred of a topic; nil if that is not known.
-func (d *deferredCounter) ofTopic(topic string) []Deferred {
+// OfTopic returns what is deferred of a topic; nil if that is not known.
+func (d *DeferredCounter) OfTopic(topic string) []Deferred {
 	c := d.last.Load()
 	if c == nil {
 		return nil
 	}
-	return append([]Deferred{}, c.topics[topic]...)
+	return slices.DeleteFunc(append([]Deferred{}, c.topics[topic]...), func(d Deferred) bool { return d.Receivers == 0 })
 }
 
-// collectDeferred are the metrics of the last count. There are none before the first.
-func (n *Node) collectDeferred(gauge func(d *prometheus.Desc, v float64, labels ...string), now time.Time) {
-	c := n.deferred.last.Load()
+// OfLane returns what is deferred of a lane, by reason, and when the count began. It
+// returns reasons of no receivers too: see deferredCount. ok is false before the first
+// count.
+func (d *DeferredCounter) OfLane(l notify.Lane) (reasons map[string]*Deferred, at time.Time, ok bool) {
+	c := d.last.Load()
 	if c == nil {
-		return
+		return nil, at, false
 	}
-	gauge(descCountAge, now.Sub(c.at).Seconds())
-	for _, l := range notify.Lanes() {
-		reasons := map[string]*Deferred{}
-		for _, topic := range []string{l.Topic(), l.DLQTopic()} {
-			for _, d := range c.topics[topic] {
-				merge(reasons, d)
-			}
-			for _, reason := range c.zero[topic] {
-				merge(reasons, Deferred{Reason: reason, Oldest: now, Next: now})
-			}
-		}
-		for reason, d := range reasons {
-			gauge(descDeferred, float64(d.Receivers), l.String(), reason)
-			gauge(descDeferAge, max(now.Sub(d.Oldest), 0).Seconds(), l.String(), reason)
+	reasons = map[string]*Deferred{}
+	for _, topic := range []string{l.Topic(), l.DLQTopic()} {
+		for _, d := range c.topics[topic] {
+			merge(reasons, d)
 		}
 	}
+	return reasons, c.at, true
 }

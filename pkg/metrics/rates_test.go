@@ -1,4 +1,4 @@
-package app
+package metrics
 
 import (
 	"testing"
@@ -10,19 +10,19 @@ import (
 )
 
 // ratesOfMetrics are rates over counters of their own.
-func ratesOfMetrics() (*rates, *metrics) {
+func ratesOfMetrics() (*Rates, *Metrics) {
 	vec := func(name string, labels ...string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "notifyd_" + name}, labels)
 	}
 	late := func(name string) prometheus.Histogram {
 		return prometheus.NewHistogram(prometheus.HistogramOpts{Name: "notifyd_" + name, Buckets: []float64{.01, .1, 1}})
 	}
-	m := &metrics{
-		accepted: vec("accepted_receivers_total", "channel", "category"), outcomes: vec("outcomes_total", "lane", "state"),
-		triggersCreated: prometheus.NewCounter(prometheus.CounterOpts{Name: "notifyd_triggers_created_total"}),
-		triggersEnded:   vec("triggers_ended_total", "state"), timerLate: late("timer_late_seconds"), triggerLate: late("trigger_late_seconds"),
+	m := &Metrics{
+		Accepted: vec("accepted_receivers_total", "channel", "category"), Outcomes: vec("outcomes_total", "lane", "state"),
+		TriggersCreated: prometheus.NewCounter(prometheus.CounterOpts{Name: "notifyd_triggers_created_total"}),
+		TriggersEnded:   vec("triggers_ended_total", "state"), TimerLate: late("timer_late_seconds"), TriggerLate: late("trigger_late_seconds"),
 	}
-	return newRates(m), m
+	return NewRates(m), m
 }
 
 func TestRates(t *testing.T) {
@@ -30,27 +30,27 @@ func TestRates(t *testing.T) {
 	r, m := ratesOfMetrics()
 	at := time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
 	for range 100 { // of long ago, in no rate and no quantile
-		m.timerLate.Observe(.005)
+		m.TimerLate.Observe(.005)
 	}
-	add(m.outcomes, 1000, "push", "FAILED")
+	Add(m.Outcomes, 1000, "push", "FAILED")
 	for i := range 80 { // 400 s: more than are kept
 		if err := r.take(at.Add(time.Duration(i) * rateStep)); err != nil {
 			t.Fatal(err)
 		}
 		if i == 67 { // then 60 s and more are left
-			add(m.accepted, 600, "push", "alert")
-			add(m.accepted, 60, "email", "digest")
-			add(m.outcomes, 300, "push", "DELIVERED")
-			add(m.outcomes, 30, "push-bulk", "SENT")
-			add(m.outcomes, 6, "push", "FAILED")
-			add(m.outcomes, 3, "push", "DEFERRED")
-			m.triggersCreated.Add(120)
-			add(m.triggersEnded, 60, "FIRED")
+			Add(m.Accepted, 600, "push", "alert")
+			Add(m.Accepted, 60, "email", "digest")
+			Add(m.Outcomes, 300, "push", "DELIVERED")
+			Add(m.Outcomes, 30, "push-bulk", "SENT")
+			Add(m.Outcomes, 6, "push", "FAILED")
+			Add(m.Outcomes, 3, "push", "DEFERRED")
+			m.TriggersCreated.Add(120)
+			Add(m.TriggersEnded, 60, "FIRED")
 			for range 98 {
-				m.timerLate.Observe(.005)
+				m.TimerLate.Observe(.005)
 			}
-			m.timerLate.Observe(.05)
-			m.timerLate.Observe(.5)
+			m.TimerLate.Observe(.05)
+			m.TimerLate.Observe(.5)
 		}
 	}
 	now, err := r.read(at.Add(79 * rateStep))
@@ -91,7 +91,7 @@ func TestRatesAtTheStart(t *testing.T) {
 	t.Parallel()
 	r, m := ratesOfMetrics()
 	at := time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
-	add(m.accepted, 7, "sms", "otp")
+	Add(m.Accepted, 7, "sms", "otp")
 	now, err := r.read(at)
 	if err != nil {
 		t.Fatal(err)

@@ -1,0 +1,96 @@
+package conserve
+
+import (
+	"context"
+	"errors"
+
+	"github.com/notifyd/notifyd/pkg/log"
+	"github.com/notifyd/notifyd/pkg/notify"
+)
+
+// OverLog is the log of the topics that workers read, as an audit reads it.
+type OverLog struct {
+	Admin  *log.Admin
+	Reader *log.Reader
+	// Gone reports whether a record was lost to damage.
+	Gone func(tp log.TopicPartition, offset int64) bool
+}
+
+// Bounds implements Log.
+func (l OverLog) Bounds(ctx context.Context) (map[log.TopicPartition]Bounds, error) {
+	var topics []string
+	committed := map[log.TopicPartition]int64{}
+	for _, lane := range notify.Lanes() {
+		topics = append(topics, lane.Topic(), lane.DLQTopic())
+		for _, group := range []string{lane.Group(), lane.RetryGroup()} {
+			at, err := l.Admin.Committed(ctx, group)
+			if err != nil {
+				return nil, err
+			}
+			for tp, offset := range at {
+				committed[tp] = offset
+			}
+		}
+	}
+	// The start before the end: else a partition could seem to end before it starts.
+	starts, err := l.Admin.StartOffsets(ctx, topics...)
+	if err != nil {
+		return nil, err
+	}
+	ends, err := l.Admin.EndOffsets(ctx, topics...)
+	if err != nil {
+		return nil, err
+	}
+	out := make(map[log.TopicPartition]Bounds, len(ends))
+	for tp, end := range ends {
+		out[tp] = Bounds{Start: starts[tp], Committed: committed[tp], End: end}
+	}
+	return out, nil
+}
+
+// errRead ends a read that has what it wanted.
+var errRead = errors.New("read to the end")
+
+// Read implements Log.
+func (l OverLog) Read(ctx context.Context, from, to map[log.TopicPartition]int64, fn func(log.TopicPartition, *log.Record) error) error {
+	left := map[log.TopicPartition]bool{}
+	at := map[log.TopicPartition]int64{}
+	for tp, first := range from {
+		if first < to[tp] {
+			at[tp], left[tp] = first, true
+		}
+	}
+	if len(left) == 0 {
+		return nil
+	}
+	err := l.Reader.Run(ctx, at, func(tp log.TopicPartition, recs []log.Record) error {
+		if !left[tp] {
+			return nil // of after the end
+		}
+		for i := range recs {
+			if recs[i].Offset < to[tp] {
+				if err := fn(tp, &recs[i]); err != nil {
+					return err
+				}
+			}
+			if recs[i].Offset >= to[tp]-1 {
+				delete(left, tp)
+				break
+			}
+		}
+		if len(left) == 0 {
+			return errRead
+		}
+		return nil
+	})
+	switch {
+	case errors.Is(err, errRead):
+		return nil
+	case err == nil:
+		return context.Cause(ctx) // Run ended because ctx did
+	}
+	return err
+}
+
+// Lost implements Log.
+func (l OverLog) Lost(tp log.TopicPartition, offset int64) bool { return l.Gone(tp, offset) }
