@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -34,7 +35,7 @@ func (c *cassandraBench) schedules(ctx context.Context) {
 		bucket, base := s.Base.Time().UnixMilli()/bareListLength, s.Base[:]
 		shard := int16(base[15] % 16)
 		c.each(ctx, []insert{
-			{`INSERT INTO purges (index_name, hour, shard, at, id) VALUES ('schedules_by_fire', ?, ?, ?, ?) USING TTL ?`, []any{s.FireAt / 3_600_000, shard, s.FireAt, base, keepSeconds}},
+			{bareListing + ` USING TTL ?`, []any{"purge/schedules_by_fire", s.FireAt / bareListLength, shard, bareTimed(s.FireAt, base), keepSeconds}},
 			{bareListing + ` USING TTL ?`, []any{"schedules", bucket, shard, base, keepSeconds}},
 			{bareListing + ` USING TTL ?`, []any{"schedules/" + s.Caller, bucket, shard, base, keepSeconds}},
 		})
@@ -171,13 +172,18 @@ func (c *cassandraBench) bareCreate(ctx context.Context, t *engine.Trigger) {
 		t.ID, int64(1), time.Now().UnixMicro(), int16(t.State), t.Ended, int64(0), noise(bareRequest), noise(bareState))
 }
 
+// bareTimed is the key of an entry of a purge.
+func bareTimed(ms int64, id []byte) []byte {
+	return append(binary.BigEndian.AppendUint64(nil, uint64(ms)^1<<63), id...)
+}
+
 func (c *cassandraBench) bareSwap(ctx context.Context, t *engine.Trigger, old int64) {
 	now := time.Now().UnixMilli()
 	lists, bucket, shard := bareLists(t)
 	state, data := engine.TriggerInFlight, noise(bareState)
 	if old == 2 {
 		state, data = engine.TriggerFired, noise(bareEnd)
-		insert{`INSERT INTO purges (index_name, hour, shard, at, id) VALUES ('triggers_by_end', ?, ?, ?, ?)`, []any{now / 3_600_000, shard, now, []byte(t.ID)}}.run(ctx, c)
+		insert{bareListing, []any{"purge/triggers_by_end", now / bareListLength, shard, bareTimed(now, []byte(t.ID))}}.run(ctx, c)
 	}
 	c.condition(ctx, `UPDATE triggers SET version = ?, writer = ?, at = ?, state = ?, ended = ?, data = ? WHERE id = ? IF version = ?`,
 		old+1, int64(1), time.Now().UnixMicro(), int16(state), now, data, t.ID, old)

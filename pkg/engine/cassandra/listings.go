@@ -221,22 +221,15 @@ func (s *Store) walkBucket(ctx context.Context, list string, bucket int64, shard
 // advanceList reads the next keys of a partition. It forgets an empty partition whose
 // time is over.
 func (s *Store) advanceList(ctx context.Context, list string, bucket int64, c *listCursor, n int) error {
-	at, where, args := s.settled(), ``, []any{list, bucket, c.shard}
+	at, where, args := s.settled(), ``, []any(nil)
 	if c.last != nil {
-		where, args = ` AND id < ?`, append(args, c.last)
+		where, args = ` AND id < ?`, []any{c.last}
 	}
-	err := s.rows(ctx, func(scan func(...any) bool) error {
-		for {
-			var key []byte
-			if !scan(&key) {
-				return nil
-			}
-			c.ahead = append(c.ahead, key)
-		}
-	}, `SELECT id FROM listings WHERE list = ? AND bucket = ? AND shard = ?`+where+` LIMIT ?`, append(args, n)...)
+	ahead, err := s.listed(ctx, list, bucket, c.shard, where+` LIMIT ?`, append(args, n)...)
 	if err != nil {
 		return err
 	}
+	c.ahead = ahead
 	c.done = len(c.ahead) < n
 	part := bucket*listShards + int64(c.shard)
 	switch {
@@ -246,6 +239,21 @@ func (s *Store) advanceList(ctx context.Context, list string, bucket int64, c *l
 		return s.forgetAt(ctx, at, list, part)
 	}
 	return nil
+}
+
+// listed returns keys of a partition, highest first unless more says otherwise. more and
+// args say which.
+func (s *Store) listed(ctx context.Context, list string, bucket int64, shard int16, more string, args ...any) (keys [][]byte, err error) {
+	err = s.rows(ctx, func(scan func(...any) bool) error {
+		for {
+			var key []byte
+			if !scan(&key) {
+				return nil
+			}
+			keys = append(keys, key)
+		}
+	}, `SELECT id FROM listings WHERE list = ? AND bucket = ? AND shard = ?`+more, append([]any{list, bucket, shard}, args...)...)
+	return keys, err
 }
 
 // mergeLists takes keys from cursors, highest first, until one is empty that may

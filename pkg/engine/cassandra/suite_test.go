@@ -111,7 +111,7 @@ func suite[E any](t *testing.T, of func(*Store) E, tables ...string) enginetest.
 	s := shared.take(t)
 	t.Cleanup(func() { shared.give(s) })
 	return func(t enginetest.T) (E, func() E) {
-		for _, table := range append(tables, "buckets", "listings", "purges") {
+		for _, table := range append(tables, "buckets", "listings") {
 			if err := s.session.Query(`TRUNCATE ` + table).Consistency(gocql.All).Exec(); err != nil {
 				t.Fatalf("truncate %s: %v", table, err)
 			}
