@@ -218,10 +218,9 @@ func (cl *Client) Lag(ctx context.Context) (json.RawMessage, error) {
 
 // items returns the items of a list whose elements are the server's own.
 func (cl *Client) items(ctx context.Context, path string) (json.RawMessage, error) {
-	var out struct {
+	out, err := fetch[struct {
 		Items json.RawMessage `json:"items"`
-	}
-	err := cl.get(ctx, path, nil, &out)
+	}](ctx, cl, path, nil)
 	return out.Items, err
 }
 
@@ -240,19 +239,12 @@ func (cl *Client) Ready(ctx context.Context) error { return cl.get(ctx, "/readyz
 func (cl *Client) Tail(ctx context.Context, caller string, fn func(Event) error) error {
 	q := url.Values{}
 	set(q, "caller", caller)
-	resp, err := cl.roundTrip(ctx, call{method: http.MethodGet, path: "/v1/tail", query: q})
+	stream, err := cl.stream(ctx, "/v1/tail", q)
 	if err != nil {
 		return err
 	}
-	defer resp.Body.Close()
-	if resp.StatusCode >= 300 {
-		body, err := readBody(resp)
-		if err != nil {
-			return connError(ctx, err)
-		}
-		return problemOf(resp, body)
-	}
-	lines := bufio.NewScanner(resp.Body)
+	defer stream.Close()
+	lines := bufio.NewScanner(stream)
 	for lines.Scan() {
 		var e Event
 		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
@@ -262,10 +254,7 @@ func (cl *Client) Tail(ctx context.Context, caller string, fn func(Event) error)
 			return err
 		}
 	}
-	if err := lines.Err(); err != nil {
-		return connError(ctx, err)
-	}
-	return nil
+	return lines.Err()
 }
 
 // Backup writes everything the server keeps to w, in the form that "notifyd
@@ -273,30 +262,40 @@ func (cl *Client) Tail(ctx context.Context, caller string, fn func(Event) error)
 // have no overall timeout. A backup that broke off is an error here, and lacks
 // files that its manifest lists.
 func (cl *Client) Backup(ctx context.Context, w io.Writer) (int64, error) {
-	resp, err := cl.roundTrip(ctx, call{method: http.MethodGet, path: "/v1/ops/backup"})
+	stream, err := cl.stream(ctx, "/v1/ops/backup", nil)
 	if err != nil {
 		return 0, err
 	}
-	defer resp.Body.Close()
-	if resp.StatusCode >= 300 {
-		body, err := readBody(resp)
-		if err != nil {
-			return 0, connError(ctx, err)
-		}
-		return 0, problemOf(resp, body)
-	}
-	n, err := io.Copy(w, &answer{ctx, resp.Body})
+	defer stream.Close()
+	n, err := io.Copy(w, stream)
 	return n, err
+}
+
+// stream asks for an answer that is read as it comes. The caller closes it.
+func (cl *Client) stream(ctx context.Context, path string, q url.Values) (*answer, error) {
+	resp, err := cl.roundTrip(ctx, call{method: http.MethodGet, path: path, query: q})
+	if err != nil {
+		return nil, err
+	}
+	if resp.StatusCode < 300 {
+		return &answer{resp.Body, ctx}, nil
+	}
+	defer resp.Body.Close()
+	body, err := readBody(resp)
+	if err != nil {
+		return nil, connError(ctx, err)
+	}
+	return nil, problemOf(resp, body)
 }
 
 // answer tells errors of the connection from those of who takes the body.
 type answer struct {
+	io.ReadCloser
 	ctx context.Context
-	r   io.Reader
 }
 
 func (a *answer) Read(p []byte) (int, error) {
-	n, err := a.r.Read(p)
+	n, err := a.ReadCloser.Read(p)
 	if err != nil && !errors.Is(err, io.EOF) {
 		err = connError(a.ctx, err)
 	}

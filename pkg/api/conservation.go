@@ -78,8 +78,6 @@ const (
 // reads all of it.
 func (cl *Client) Conservation(ctx context.Context, since time.Time) (Conservation, error) {
 	q := url.Values{}
-	if !since.IsZero() {
-		q.Set("since", since.UTC().Format(time.RFC3339Nano))
-	}
+	setTime(q, "since", since)
 	return fetch[Conservation](ctx, cl, "/v1/ops/audit:run", q)
 }

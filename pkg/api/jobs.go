@@ -11,6 +11,89 @@ import (
 	"time"
 )
 
+// LetterFilter selects dead letters; empty fields select all. It is part of a plan's
+// digest, so the order of its fields and their names are fixed.
+type LetterFilter struct {
+	Channel  string   `json:"channel,omitempty"` // push, sms, email, trigger
+	Category string   `json:"category,omitempty"`
+	Class    string   `json:"class,omitempty"`
+	Code     string   `json:"code,omitempty"`
+	Provider string   `json:"provider,omitempty"` // stands for its accounts too: "twilio" for "twilio:AC1"
+	Caller   string   `json:"caller,omitempty"`
+	Template string   `json:"template,omitempty"`
+	State    string   `json:"state,omitempty"`    // dead, replayed, discarded
+	Since    int64    `json:"since_ms,omitempty"` // failed last in [Since, Until), ms since 1970
+	Until    int64    `json:"until_ms,omitempty"`
+	IDs      []string `json:"ids,omitempty"`      // at most 10,000; not in queries
+	Attempts string   `json:"attempts,omitempty"` // a number, or one behind >=, <=, > or <
+	Where    string   `json:"where,omitempty"`    // a jq expression over the letter's JSON that only selects; true does
+	All      bool     `json:"all,omitempty"`      // says that an empty filter is meant; not in queries
+}
+
+// letterPart is one part of a filter: a text, or a time.
+type letterPart struct {
+	name string
+	text *string
+	ms   *int64
+}
+
+// parts lists the parts of f under their names in queries, in flags of notifyctl and in
+// the console, in the order in which they are written.
+func (f *LetterFilter) parts() []letterPart {
+	return []letterPart{
+		{"channel", &f.Channel, nil}, {"category", &f.Category, nil}, {"provider", &f.Provider, nil}, {"class", &f.Class, nil},
+		{"code", &f.Code, nil}, {"caller", &f.Caller, nil}, {"template", &f.Template, nil}, {"state", &f.State, nil},
+		{"since", nil, &f.Since}, {"until", nil, &f.Until}, {"attempts", &f.Attempts, nil}, {"where", &f.Where, nil},
+	}
+}
+
+// LetterWords are the names of the parts of a filter.
+func LetterWords() (names []string) {
+	for _, p := range new(LetterFilter).parts() {
+		names = append(names, p.name)
+	}
+	return names
+}
+
+// ReadLetterFilter makes a filter of what text and ms return for the names of its parts.
+// ms returns times, in ms since 1970; nil: the filter has none.
+func ReadLetterFilter(text func(name string) string, ms func(name string) int64) (f LetterFilter) {
+	for _, p := range f.parts() {
+		switch {
+		case p.text != nil:
+			*p.text = text(p.name)
+		case ms != nil:
+			*p.ms = ms(p.name)
+		}
+	}
+	return f
+}
+
+// Words returns the name and the text of each part that selects, times in RFC 3339.
+func (f *LetterFilter) Words() (words [][2]string) {
+	for _, p := range f.parts() {
+		switch {
+		case p.text != nil && *p.text != "":
+			words = append(words, [2]string{p.name, *p.text})
+		case p.ms != nil && *p.ms != 0:
+			words = append(words, [2]string{p.name, time.UnixMilli(*p.ms).UTC().Format(time.RFC3339Nano)})
+		}
+	}
+	return words
+}
+
+// Query returns the filter as parameters.
+func (f *LetterFilter) Query() url.Values {
+	q := url.Values{}
+	for _, w := range f.Words() {
+		q.Set(w[0], w[1])
+	}
+	return q
+}
+
+// Empty reports whether f selects every dead letter.
+func (f *LetterFilter) Empty() bool { return len(f.Words()) == 0 && len(f.IDs) == 0 }
+
 // JobSpec is what a job is to do. Durations are in milliseconds.
 type JobSpec struct {
 	Kind        string       `json:"kind"`
@@ -210,15 +293,13 @@ type AuditCheck struct {
 }
 
 // Plan says what a job would do; it changes nothing.
-func (cl *Client) Plan(ctx context.Context, spec JobSpec) (out Plan, err error) {
-	err = cl.post(ctx, "/v1/ops/plans", spec, "", true, &out)
-	return out, err
+func (cl *Client) Plan(ctx context.Context, spec JobSpec) (Plan, error) {
+	return send[Plan](ctx, cl, http.MethodPost, "/v1/ops/plans", spec, true)
 }
 
 // StartJob carries a plan out. The same name again returns the job that has it.
-func (cl *Client) StartJob(ctx context.Context, r JobRequest) (out Job, err error) {
-	err = cl.post(ctx, "/v1/ops/jobs", r, "", true, &out)
-	return out, err
+func (cl *Client) StartJob(ctx context.Context, r JobRequest) (Job, error) {
+	return send[Job](ctx, cl, http.MethodPost, "/v1/ops/jobs", r, true)
 }
 
 // Job returns a job.
@@ -228,19 +309,15 @@ func (cl *Client) Job(ctx context.Context, id string) (Job, error) {
 
 // Jobs returns jobs, newest first.
 func (cl *Client) Jobs(ctx context.Context, limit int) ([]Job, error) {
-	var out struct {
-		Items []Job `json:"items"`
-	}
 	q := url.Values{}
 	setInt(q, "limit", int64(limit))
-	err := cl.get(ctx, "/v1/ops/jobs", q, &out)
-	return out.Items, err
+	list, err := fetch[List[Job]](ctx, cl, "/v1/ops/jobs", q)
+	return list.Items, err
 }
 
 // ChangeJob pauses, resumes, cancels or approves a job.
-func (cl *Client) ChangeJob(ctx context.Context, id, change string) (out Job, err error) {
-	err = cl.post(ctx, "/v1/ops/jobs/"+url.PathEscape(id), map[string]string{"change": change}, "", false, &out)
-	return out, err
+func (cl *Client) ChangeJob(ctx context.Context, id, change string) (Job, error) {
+	return send[Job](ctx, cl, http.MethodPost, "/v1/ops/jobs/"+url.PathEscape(id), map[string]string{"change": change}, false)
 }
 
 // JobReport calls fn with each line of a job's report.
@@ -279,16 +356,13 @@ func (cl *Client) TopDeadLetters(ctx context.Context, f LetterFilter, limit int)
 // Audit returns rows of the audit log behind after, oldest first; the latest
 // without one (nil).
 func (cl *Client) Audit(ctx context.Context, after *uint64, limit int) ([]AuditRow, error) {
-	var out struct {
-		Items []AuditRow `json:"items"`
-	}
 	q := url.Values{}
 	setInt(q, "limit", int64(limit))
 	if after != nil {
 		q.Set("after", strconv.FormatUint(*after, 10))
 	}
-	err := cl.get(ctx, "/v1/ops/audit", q, &out)
-	return out.Items, err
+	list, err := fetch[List[AuditRow]](ctx, cl, "/v1/ops/audit", q)
+	return list.Items, err
 }
 
 // VerifyAudit reads the whole audit log and checks its chain. expect,

@@ -28,11 +28,19 @@ const (
 	CodeRouteNotFound        = "route_not_found"
 )
 
-// StatusOf maps an error's kind to the HTTP status. It is the one place that
-// does; KindOf is its inverse.
+// kindStatus is the HTTP status of each kind of error. StatusOf and KindOf are the one
+// place that translates.
+var kindStatus = map[notify.Kind]int{
+	notify.KindInvalid: http.StatusUnprocessableEntity, notify.KindUnauthorized: http.StatusUnauthorized, notify.KindForbidden: http.StatusForbidden,
+	notify.KindNotFound: http.StatusNotFound, notify.KindGone: http.StatusGone, notify.KindConflict: http.StatusConflict,
+	notify.KindMismatch: http.StatusUnprocessableEntity, notify.KindTooLarge: http.StatusRequestEntityTooLarge,
+	notify.KindThrottled: http.StatusTooManyRequests, notify.KindUnavailable: http.StatusServiceUnavailable,
+	notify.KindPermanent: http.StatusBadGateway,
+}
+
+// StatusOf maps an error's kind to the HTTP status.
 func StatusOf(kind notify.Kind, code string) int {
-	switch kind {
-	case notify.KindInvalid:
+	if kind == notify.KindInvalid {
 		switch code {
 		case CodeUnsupportedMediaType:
 			return http.StatusUnsupportedMediaType
@@ -43,60 +51,27 @@ func StatusOf(kind notify.Kind, code string) int {
 		case CodeMalformed, "bad_json", "bad_utf8", "bad_protobuf", "bad_column":
 			return http.StatusBadRequest
 		}
-		return http.StatusUnprocessableEntity
-	case notify.KindUnauthorized:
-		return http.StatusUnauthorized
-	case notify.KindForbidden:
-		return http.StatusForbidden
-	case notify.KindNotFound:
-		return http.StatusNotFound
-	case notify.KindGone:
-		return http.StatusGone
-	case notify.KindConflict:
-		return http.StatusConflict
-	case notify.KindMismatch:
-		return http.StatusUnprocessableEntity
-	case notify.KindTooLarge:
-		return http.StatusRequestEntityTooLarge
-	case notify.KindThrottled:
-		return http.StatusTooManyRequests
-	case notify.KindUnavailable:
-		return http.StatusServiceUnavailable
-	case notify.KindPermanent:
-		return http.StatusBadGateway
+	}
+	if status, ok := kindStatus[kind]; ok {
+		return status
 	}
 	return http.StatusInternalServerError
 }
 
 // KindOf is the kind of an answer, from its status and its problem's code.
 func KindOf(status int, code string) notify.Kind {
-	switch status {
-	case http.StatusUnauthorized:
-		return notify.KindUnauthorized
-	case http.StatusForbidden:
-		return notify.KindForbidden
-	case http.StatusNotFound:
-		return notify.KindNotFound
-	case http.StatusGone:
-		return notify.KindGone
-	case http.StatusConflict:
-		return notify.KindConflict
-	case http.StatusRequestEntityTooLarge:
-		return notify.KindTooLarge
-	case http.StatusTooManyRequests:
-		return notify.KindThrottled
-	case http.StatusServiceUnavailable, http.StatusGatewayTimeout:
-		return notify.KindUnavailable
-	case http.StatusBadGateway:
-		if code == "" { // no problem of ours: a proxy that found nobody
-			return notify.KindUnavailable
-		}
-		return notify.KindPermanent
-	case http.StatusUnprocessableEntity:
-		if code == CodeMismatch {
-			return notify.KindMismatch
-		}
+	switch {
+	case status == http.StatusUnprocessableEntity && code == CodeMismatch:
+		return notify.KindMismatch
+	case status == http.StatusUnprocessableEntity:
 		return notify.KindInvalid
+	case status == http.StatusGatewayTimeout, status == http.StatusBadGateway && code == "": // no problem of ours: a proxy that found nobody
+		return notify.KindUnavailable
+	}
+	for kind, of := range kindStatus {
+		if of == status {
+			return kind
+		}
 	}
 	if status >= 400 && status < 500 {
 		return notify.KindInvalid

@@ -1,0 +1,231 @@
+package api
+
+import (
+	"context"
+	"net/http"
+	"net/url"
+	"time"
+)
+
+// Lane is one lane of the workers: "push", "push-bulk", "sms" and so on.
+type Lane struct {
+	Name     string     `json:"name"`
+	Paused   bool       `json:"paused"`
+	Since    *time.Time `json:"since,omitempty"`  // of the pause
+	By       string     `json:"by,omitempty"`     // who paused it
+	Reason   string     `json:"reason,omitempty"` // why
+	Lag      int64      `json:"lag"`              // records of the log not read yet, first attempts and retries
+	InFlight int        `json:"in_flight"`        // records read and not done
+	Stands   string     `json:"stands,omitempty"` // why no call can be made now, paused or not
+}
+
+// Lanes is the answer to GET /v1/ops/lanes.
+type Lanes = List[Lane]
+
+// Lanes lists the lanes.
+func (cl *Client) Lanes(ctx context.Context) (Lanes, error) {
+	return fetch[Lanes](ctx, cl, "/v1/ops/lanes", nil)
+}
+
+// LaneChange is the body of PUT /v1/ops/lanes/{name}: what a lane is set to.
+type LaneChange struct {
+	Paused *bool  `json:"paused"` // required
+	Reason string `json:"reason,omitempty"`
+}
+
+// SetLane pauses a lane, or lets it go on. The pause holds across restarts.
+func (cl *Client) SetLane(ctx context.Context, name string, paused bool, reason string) (Lane, error) {
+	return send[Lane](ctx, cl, http.MethodPut, "/v1/ops/lanes/"+url.PathEscape(name), LaneChange{&paused, reason}, true)
+}
+
+// CampaignHold is what holds a campaign back.
+type CampaignHold struct {
+	Paused bool      `json:"paused"`
+	Rate   float64   `json:"rate"` // receivers a second of each channel, over all processes; 0: no limit
+	Since  time.Time `json:"since,omitzero"`
+	By     string    `json:"by,omitempty"`
+	Reason string    `json:"reason,omitempty"`
+}
+
+// Campaign is a campaign in a list. GET /v1/campaigns/{id} counts its receivers by state.
+type Campaign struct {
+	CampaignID string        `json:"campaign_id"`
+	Caller     string        `json:"caller"`
+	CreatedAt  time.Time     `json:"created_at"`
+	Parts      int           `json:"parts"`
+	Accepted   int64         `json:"accepted"` // receivers, of all parts
+	Rejected   int64         `json:"rejected"`
+	Hold       *CampaignHold `json:"hold,omitempty"` // nil: nothing holds it back
+}
+
+// CampaignPage is a page of campaigns, the newest first.
+type CampaignPage = List[Campaign]
+
+// Campaigns lists campaigns, the newest first. caller is for operators; empty means
+// all that the token may see.
+func (cl *Client) Campaigns(ctx context.Context, caller string, p Page) (CampaignPage, error) {
+	q := url.Values{}
+	set(q, "caller", caller)
+	set(q, "cursor", p.After)
+	setInt(q, "limit", int64(p.Limit))
+	return fetch[CampaignPage](ctx, cl, "/v1/campaigns", q)
+}
+
+// CampaignChange changes a campaign's hold. A nil field keeps the stored value.
+type CampaignChange struct {
+	Paused *bool    `json:"paused,omitempty"`
+	Rate   *float64 `json:"rate,omitempty"` // receivers a second, 0.1 to 10,000,000; 0: no limit
+	Reason string   `json:"reason,omitempty"`
+}
+
+// SetCampaign pauses a campaign, lets it go on, or changes its rate. Receivers that
+// were put off are looked at again within a minute of a new rate, and within ten
+// minutes of the end of a pause. A hold survives restarts.
+func (cl *Client) SetCampaign(ctx context.Context, id string, to CampaignChange) (CampaignHold, error) {
+	return send[CampaignHold](ctx, cl, http.MethodPatch, "/v1/campaigns/"+url.PathEscape(id), to, true)
+}
+
+// Suppression is an address that nothing is sent to, whoever asks: a provider called
+// it dead.
+type Suppression struct {
+	UserID  string `json:"user_id"` // whose profile says so
+	Channel string `json:"channel"`
+	Address string `json:"address"`
+	Code    string `json:"code"` // what the provider said
+}
+
+// Suppressions is a page of the suppression list. It may be short, even empty, and
+// not be the last: that one has no cursor.
+type Suppressions = List[Suppression]
+
+// SuppressionFilter selects suppressions; an empty field selects all.
+type SuppressionFilter struct {
+	UserID, Channel, Address, Code string
+}
+
+// Query is the filter as parameters.
+func (f SuppressionFilter) Query() url.Values {
+	q := url.Values{}
+	for name, v := range map[string]string{"user_id": f.UserID, "channel": f.Channel, "address": f.Address, "code": f.Code} {
+		set(q, name, v)
+	}
+	return q
+}
+
+// SuppressionLift names an address to send to again.
+type SuppressionLift struct {
+	Address string `json:"address"`
+	UserID  string `json:"user_id,omitempty"` // off this profile alone; empty: off all
+}
+
+// SuppressionLifted is what became of it.
+type SuppressionLifted struct {
+	Address string `json:"address"`
+	Lifted  int    `json:"lifted"`     // profiles that listed it
+	Still   bool   `json:"suppressed"` // another profile lists it: it is still not sent to
+}
+
+// Suppressions lists addresses that nothing is sent to, by user and address. Scope
+// observe.
+func (cl *Client) Suppressions(ctx context.Context, f SuppressionFilter, cursor string, limit int) (Suppressions, error) {
+	q := f.Query()
+	set(q, "cursor", cursor)
+	setInt(q, "limit", int64(max(limit, 0)))
+	return fetch[Suppressions](ctx, cl, "/v1/ops/suppressions", q)
+}
+
+// LiftSuppression takes an address off the suppression list. Scope operate.
+func (cl *Client) LiftSuppression(ctx context.Context, in SuppressionLift) (SuppressionLifted, error) {
+	return send[SuppressionLifted](ctx, cl, http.MethodPost, "/v1/ops/suppressions:lift", in, false)
+}
+
+// ProviderTest is what a test of a provider found: a trial of the provider, or of each
+// of its accounts or pools.
+type ProviderTest struct {
+	Provider string          `json:"provider"`
+	DryRun   bool            `json:"dry_run"` // nothing was sent to anybody
+	OK       bool            `json:"ok"`      // each trial is
+	Items    []ProviderTrial `json:"items"`
+}
+
+// ProviderTrial is one call of a test.
+type ProviderTrial struct {
+	Account string `json:"account"` // "apns", "twilio:AC…"
+	Verdict string `json:"verdict"` // ok, refused, credentials_refused, wrong_project, throttled, unreachable, unavailable
+	Called  string `json:"called"`
+	Status  int    `json:"status"` // HTTP; 0: no answer came
+	Class   string `json:"class"`  // what a worker would make of the answer
+	Code    string `json:"code,omitempty"`
+	Detail  string `json:"detail,omitempty"` // what the provider or the network said
+	TookMS  int64  `json:"took_ms"`
+}
+
+// ProviderTestRequest says where a test sends one real message; empty: nowhere.
+type ProviderTestRequest struct {
+	To string `json:"to,omitempty"`
+}
+
+// TestProvider lets the process that answers call a provider once: its dry run, or one
+// real message. Only a dry run is repeated
+// when its answer is lost.
+func (cl *Client) TestProvider(ctx context.Context, name string, in ProviderTestRequest) (ProviderTest, error) {
+	return send[ProviderTest](ctx, cl, http.MethodPost, "/v1/ops/providers/"+url.PathEscape(name)+"/test", in, in.To == "")
+}
+
+// Rates is how much the answering process does now.
+type Rates struct {
+	OverSeconds float64     `json:"over_seconds"` // the rates and lateness are of this long; 0: it has just started
+	Rates       []Rate      `json:"rates"`
+	Late        []Lateness  `json:"late"`
+	Series      []RatePoint `json:"series"` // oldest first
+}
+
+// Rate is what became of receivers, or of triggers, per second.
+type Rate struct {
+	What     string  `json:"what"`     // push, sms, email, trigger
+	Accepted float64 `json:"accepted"` // made durable
+	Reached  float64 `json:"reached"`  // SENT or DELIVERED; FIRED
+	Failed   float64 `json:"failed"`
+	Other    float64 `json:"other"` // other outcomes: deferred, suppressed, expired, cancelled, unknown
+}
+
+// Lateness is how late what was due came. The quantiles are upper bounds, of the
+// buckets of a histogram; 0 where nothing came.
+type Lateness struct {
+	What string  `json:"what"` // timer, trigger
+	N    float64 `json:"n"`
+	P50  float64 `json:"p50_seconds"`
+	P99  float64 `json:"p99_seconds"`
+}
+
+// RatePoint is the sums of Rates at one time.
+type RatePoint struct {
+	At       time.Time `json:"at"` // the end of its span
+	Accepted float64   `json:"accepted"`
+	Ended    float64   `json:"ended"` // reached and failed
+}
+
+// Account is one of the accounts, or IP pools, a provider is reached through, as
+// the answering process sees it.
+type Account struct {
+	Provider     string     `json:"provider"`
+	Account      string     `json:"account"`
+	State        string     `json:"state"` // closed, open or half-open of its circuit; blocked: the provider asked to wait
+	BlockedUntil *time.Time `json:"blocked_until,omitempty"`
+	ProbeAt      *time.Time `json:"probe_at,omitempty"` // open: when the first call passes
+	Reason       string     `json:"reason,omitempty"`
+	Room         float64    `json:"room"` // messages it takes at once now
+}
+
+// Accounts is the answer to GET /v1/ops/accounts.
+type Accounts = List[Account]
+
+// Rates returns how much the answering process does now.
+func (cl *Client) Rates(ctx context.Context) (Rates, error) {
+	return fetch[Rates](ctx, cl, "/v1/ops/rates", nil)
+}
+
+// Accounts returns the accounts of providers, of the process that answers.
+func (cl *Client) Accounts(ctx context.Context) (Accounts, error) {
+	return fetch[Accounts](ctx, cl, "/v1/ops/accounts", nil)
+}
